@@ -1,0 +1,28 @@
+package argv
+
+import (
+	"flag"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+var update = flag.Bool("update", false, "write the golden files; the torch ones from $DLROVER_TEST_PYTHON")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// available returns the table with every option usable, to test the grammar of those that are not yet.
+func available() []Option {
+	opts := Options()
+	for i := range opts {
+		opts[i].Unavailable, opts[i].Check = "", nil
+	}
+	return opts
+}
+
+func lookup(env map[string]string) LookupEnv {
+	return func(name string) (string, bool) {
+		v, ok := env[name]
+		return v, ok
+	}
+}

@@ -1,0 +1,42 @@
+complete dlrover-run \
+  'n@--nnodes@x:N|MIN:MAX@' \
+  'n@--nproc-per-node@x:N|auto|gpu|cpu|xpu@' \
+  'n@--node-unit@x:N@' \
+  'n@--rdzv-backend@x:NAME@' \
+  'n@--rdzv-endpoint@x:HOST[:PORT]@' \
+  'n@--rdzv-id@x:ID@' \
+  'n@--rdzv-conf@x:KEY=VALUE,...@' \
+  'n@--node-rank@x:N@' \
+  'n@--master-addr@x:HOST@' \
+  'n@--master-port@x:PORT@' \
+  'n@--local-addr@x:HOST@' \
+  'n@--token-file@f@' 'c@--token-file=@f@' \
+  'n@--topology-file@f@' 'c@--topology-file=@f@' \
+  'n@--role@x:NAME@' \
+  'n@--start-method@(spawn fork forkserver)@' 'c@--start-method=@(spawn fork forkserver)@' \
+  'n@--numa-binding@(node socket exclusive core-complex)@' 'c@--numa-binding=@(node socket exclusive core-complex)@' \
+  'n@--preset@x:NAME@' \
+  'n@--max-restarts@x:N@' \
+  'n@--monitor-interval@x:SECONDS@' \
+  'n@--shutdown-timeout@x:SECONDS@' \
+  'n@--signals-to-handle@x:NAME,...@' \
+  'n@--restart-policy@(OnFailure Never Always ExitCode)@' 'c@--restart-policy=@(OnFailure Never Always ExitCode)@' \
+  'n@--retryable-exit-codes@x:CODE,...@' \
+  'n@--exit-code-policy@(torchrun reason)@' 'c@--exit-code-policy=@(torchrun reason)@' \
+  'n@--log-dir@f@' 'c@--log-dir=@f@' \
+  'n@--redirects@x:0-3|RANK:0-3,...@' \
+  'n@--tee@x:0-3|RANK:0-3,...@' \
+  'n@--log-line-prefix-template@x:TEXT@' \
+  'n@--local-ranks-filter@x:RANK,...@' \
+  'n@--duplicate-stdout-filters@x:TEXT,...@' \
+  'n@--duplicate-stderr-filters@x:TEXT,...@' \
+  'n@--log-rotate-size@x:SIZE@' \
+  'n@--log-rotate-count@x:N@' \
+  'n@--event-log-handler@x:null|console@' \
+  'n@--event-log@f@' 'c@--event-log=@f@' \
+  'n@--metrics-addr@x:HOST:PORT@' \
+  'n@--accelerator@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' 'c@--accelerator=@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' \
+  'n@--precheck@(0 1 2)@' 'c@--precheck=@(0 1 2)@' \
+  'n@--print-completion@(bash zsh tcsh)@' 'c@--print-completion=@(bash zsh tcsh)@' \
+  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count event-log-handler event-log metrics-addr accelerator precheck dry-run print-completion help version)@' \
+  'p@*@f@'
