@@ -1,0 +1,372 @@
+// Package tcpstore serves the protocol of PyTorch's TCPStore, the key-value store through which the workers of a job
+// find each other: generation A (PyTorch 1.8 to 2.0) and generation B (2.1 and later) on one port, told apart by the
+// first bytes of a connection.
+//
+// store.go is the data and wire.go the format, both without sockets; server.go, conn.go and split.go are the
+// connections, and client.go is a client of generation B. The package must not import other packages of this module: it
+// knows nothing of rounds or ranks. A Server runs one goroutine for each connection, and another for as long as it takes
+// to write an answer that a different connection caused; Close waits for all of them.
+package tcpstore
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Config limits what clients may do. Zero, or less, means the default. A connection that breaks a limit is closed, with
+// one line in the log that names limit, value and peer.
+type Config struct {
+	MaxKeyBytes       int   // 8 KiB, as PyTorch's own server
+	MaxValueBytes     int   // 8 MiB, as PyTorch's own server
+	MaxKeysPerRequest int   // 131,072, as PyTorch's own server
+	MaxRequestBytes   int64 // 64 MiB: all keys and values of one request
+	MaxStoreBytes     int64 // 1 GiB: keys, values and waits of all clients, and 128 bytes for each
+	MaxQueuedBytes    int64 // 256 MiB: answers that one client has not read; large values are counted, not copied
+	MaxSilent         int   // 65,536: connections that Split keeps before their first byte
+
+	// WriteTimeout (1 minute) is how long a client may refuse to take a piece of an answer.
+	WriteTimeout time.Duration
+
+	// Allow says whether a peer may use the store: nil is everyone. A refused peer is closed at once and counted.
+	Allow func(netip.Addr) bool
+
+	// Logger is silent when nil.
+	Logger *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	c.MaxKeyBytes = positive(c.MaxKeyBytes, 8<<10)
+	c.MaxValueBytes = positive(c.MaxValueBytes, 8<<20)
+	c.MaxKeysPerRequest = positive(c.MaxKeysPerRequest, 128<<10)
+	c.MaxRequestBytes = positive(c.MaxRequestBytes, 64<<20)
+	c.MaxStoreBytes = positive(c.MaxStoreBytes, 1<<30)
+	c.MaxQueuedBytes = positive(c.MaxQueuedBytes, 256<<20)
+	c.MaxSilent = positive(c.MaxSilent, 64<<10)
+	c.WriteTimeout = positive(c.WriteTimeout, time.Minute)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	return c
+}
+
+func positive[T cmp.Ordered](v, otherwise T) T {
+	var zero T
+	if v > zero {
+		return v
+	}
+	return otherwise
+}
+
+// Stats is a snapshot of a server. Connections, Keys and Bytes are of the present namespace, the rest since New.
+type Stats struct {
+	Connections int    // that speak to the store now
+	Keys        int    // queues not counted
+	Bytes       int64  // what MaxStoreBytes limits
+	Requests    uint64 // carried out, if not yet answered
+	Refused     uint64 // connections that Allow or MaxSilent turned away
+}
+
+// Server is a TCPStore server. Its methods may be called at the same time.
+type Server struct {
+	cfg      Config
+	requests atomic.Uint64
+	refused  atomic.Uint64
+
+	mu        sync.Mutex // never held together with a space's
+	closed    bool
+	space     *space
+	lastID    connID
+	listeners map[net.Listener]struct{}
+
+	wg sync.WaitGroup // connections and writers
+}
+
+// space is one namespace: a store and the connections that may touch it. Reset ends a space and starts another, so a
+// request of an old connection cannot reach the new data.
+type space struct {
+	mu    sync.Mutex // held for a request's work in memory, never for I/O; taken before conn.mu
+	ended bool
+	store *store
+	conns map[connID]*conn
+}
+
+// New returns a server with an empty store.
+func New(cfg Config) *Server {
+	cfg = cfg.withDefaults()
+	return &Server{cfg: cfg, space: newSpace(cfg), listeners: make(map[net.Listener]struct{})}
+}
+
+func newSpace(cfg Config) *space {
+	return &space{store: newStore(cfg.MaxStoreBytes), conns: make(map[connID]*conn)}
+}
+
+// Serve accepts connections from l until Close, which makes it return nil, or until l fails. It closes l.
+func (s *Server) Serve(l net.Listener) error {
+	defer l.Close()
+	s.mu.Lock()
+	if !s.closed {
+		s.listeners[l] = struct{}{}
+	}
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		return nil
+	}
+	err := acceptAll(l, s.cfg.Logger, func(nc net.Conn) {
+		if c := s.newConn(nc); s.admit(c) {
+			go s.serve(c)
+		}
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, l)
+	if s.closed {
+		return nil
+	}
+	return fmt.Errorf("tcpstore: accept on %s: %w", l.Addr(), err)
+}
+
+// acceptAll hands connections of l to take until l fails for good. Running out of file descriptors is not for good: it
+// passes when clients leave, and a job must not lose its store to it.
+func acceptAll(l net.Listener, log *slog.Logger, take func(net.Conn)) error {
+	for pause := time.Duration(0); ; {
+		nc, err := l.Accept()
+		if err == nil {
+			pause = 0
+			take(nc)
+			continue
+		}
+		if !isPassing(err) {
+			return err
+		}
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		log.Warn("store cannot accept a connection now", "addr", l.Addr().String(), "err", err, "retry_in", pause)
+		time.Sleep(pause)
+	}
+}
+
+func isPassing(err error) bool {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// ServeConn serves one connection until it ends, and closes it.
+func (s *Server) ServeConn(nc net.Conn) {
+	if c := s.newConn(nc); s.admit(c) {
+		s.serve(c)
+	}
+}
+
+// Reset starts an empty namespace and drops every connection of the old one. A connection that was accepted before
+// Reset belongs to the old one even if it has not sent a byte.
+func (s *Server) Reset() {
+	s.mu.Lock()
+	old := s.space
+	if !s.closed {
+		s.space = newSpace(s.cfg)
+	}
+	s.mu.Unlock()
+	old.end()
+}
+
+// Close ends all listeners and connections of the server and waits for its goroutines.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	listeners := s.listeners
+	s.listeners = make(map[net.Listener]struct{})
+	space := s.space
+	s.mu.Unlock()
+	var errs []error
+	for l := range listeners {
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	space.end()
+	s.wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Stats returns the present figures.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	space := s.space
+	s.mu.Unlock()
+	space.mu.Lock()
+	defer space.mu.Unlock()
+	st := Stats{Connections: len(space.conns), Requests: s.requests.Load(), Refused: s.refused.Load()}
+	if !space.ended {
+		st.Keys, st.Bytes = len(space.store.values), space.store.bytes
+	}
+	return st
+}
+
+func (sp *space) end() {
+	sp.mu.Lock()
+	conns := sp.conns
+	sp.ended, sp.conns, sp.store = true, nil, nil
+	sp.mu.Unlock()
+	for _, c := range conns {
+		c.nc.Close()
+	}
+}
+
+// newConn binds a connection to the present namespace without touching it.
+func (s *Server) newConn(nc net.Conn) *conn {
+	// The buffer holds a request without a long value, and is most of what an idle connection costs.
+	const readBuffer = 512
+	c := &conn{nc: nc, dec: decoder{r: bufio.NewReaderSize(nc, readBuffer), cfg: &s.cfg}}
+	if t, ok := nc.(*net.TCPConn); ok {
+		// A lost node's connections would stay for ever: generation A's callback connection never carries a byte.
+		_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4})
+		_ = t.SetNoDelay(true)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastID++
+	c.id, c.space = s.lastID, s.space
+	return c
+}
+
+// admit makes c a connection of its namespace, or closes it: serve must follow when it returns true.
+func (s *Server) admit(c *conn) bool {
+	if !s.allowed(c.nc.RemoteAddr()) {
+		s.refuse(c.nc, "peer is not allowed")
+		return false
+	}
+	if !s.join(c) {
+		c.nc.Close()
+		return false
+	}
+	return true
+}
+
+func (s *Server) allowed(addr net.Addr) bool {
+	if s.cfg.Allow == nil {
+		return true
+	}
+	peer, err := netip.ParseAddrPort(addr.String())
+	return err == nil && s.cfg.Allow(peer.Addr().Unmap().WithZone(""))
+}
+
+// refuse closes a connection that may not use the store. Such a client tries again and again: the log gets one line.
+func (s *Server) refuse(nc net.Conn, reason string, args ...any) {
+	level := slog.LevelDebug
+	if s.refused.Add(1) == 1 {
+		level = slog.LevelWarn
+	}
+	args = append(args, "peer", nc.RemoteAddr().String(), "reason", reason)
+	s.cfg.Logger.Log(context.Background(), level, "store refused a connection; further ones are only counted", args...)
+	nc.Close()
+}
+
+func (s *Server) join(c *conn) bool {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return false
+	}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	c.space.mu.Lock()
+	defer c.space.mu.Unlock()
+	if c.space.ended {
+		s.wg.Done()
+		return false
+	}
+	c.space.conns[c.id] = c
+	return true
+}
+
+// serve runs an admitted connection to its end.
+func (s *Server) serve(c *conn) {
+	defer s.wg.Done()
+	err := s.run(c)
+	c.space.leave(c)
+	c.nc.Close()
+	c.mu.Lock()
+	err = cmp.Or(c.cause, err)
+	c.mu.Unlock()
+	s.logEnd(c, err)
+}
+
+func (s *Server) logEnd(c *conn, err error) {
+	log := s.cfg.Logger.With("peer", c.nc.RemoteAddr().String())
+	var limit *LimitError
+	var network net.Error
+	switch {
+	case err == io.EOF || errors.Is(err, net.ErrClosed) || errors.Is(err, errEnded):
+	case errors.As(err, &limit):
+		log.Warn("store closed a connection over a limit", "limit", limit.Limit, "value", limit.Value, "max", limit.Max)
+	case err == io.ErrUnexpectedEOF || errors.As(err, &network) && !network.Timeout():
+		log.Debug("store connection broke", "err", err)
+	default:
+		log.Warn("store closed a connection", "err", err)
+	}
+}
+
+var errEnded = errors.New("tcpstore: namespace ended")
+
+func (s *Server) run(c *conn) error {
+	for {
+		req, err := c.dec.next()
+		if err != nil {
+			return err
+		}
+		if err := s.handle(c, req); err != nil {
+			return err
+		}
+	}
+}
+
+// handle carries out one request. The answers of one request are queued under the lock, so that the answer to a WAIT and
+// the answer to its CANCEL_WAIT arrive in order; they are written after it.
+func (s *Server) handle(c *conn, req request) error {
+	sp := c.space
+	sp.mu.Lock()
+	if sp.ended {
+		sp.mu.Unlock()
+		return errEnded
+	}
+	messages, err := sp.store.apply(c.id, req)
+	own := false
+	for _, m := range messages {
+		to := sp.conns[m.to]
+		if to == nil || !to.push(m.data, s.cfg.MaxQueuedBytes) {
+			continue
+		}
+		if own = own || to == c; to != c {
+			s.wg.Go(func() { to.write(s.cfg.WriteTimeout) })
+		}
+	}
+	sp.mu.Unlock()
+	s.requests.Add(1)
+	if own {
+		// The client takes the answer before its next request is read, which bounds its queue.
+		c.write(s.cfg.WriteTimeout)
+	}
+	return err
+}
+
+func (sp *space) leave(c *conn) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if !sp.ended {
+		sp.store.drop(c.id)
+		delete(sp.conns, c.id)
+	}
+}

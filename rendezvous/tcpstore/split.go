@@ -1,0 +1,142 @@
+package tcpstore
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"sync"
+)
+
+// Split serves the store traffic of l on s and hands every other connection to the returned listener, so that one port
+// carries the rendezvous API and the workers' store. The first byte decides: a store client begins with a byte of at most
+// 8, HTTP with an upper-case letter, TLS with 22. Config.Allow applies to store traffic alone.
+//
+// A connection that stays silent is kept, since the callback connection of PyTorch 1.x never sends; at most
+// Config.MaxSilent of them, after which new ones are closed and counted as refused. Store traffic on a connection
+// accepted before a Reset is closed at its first byte.
+//
+// Closing the returned listener closes l and the undecided connections and waits for the goroutines. Store connections
+// last until Close or Reset of s.
+func Split(l net.Listener, s *Server) net.Listener {
+	sp := &splitter{Listener: l, s: s, others: make(chan net.Conn), done: make(chan struct{}), silent: make(map[*conn]struct{})}
+	sp.wg.Go(func() {
+		err := acceptAll(l, s.cfg.Logger, sp.take)
+		sp.stop(fmt.Errorf("tcpstore: accept on %s: %w", l.Addr(), err))
+	})
+	return sp
+}
+
+type splitter struct {
+	net.Listener // the real one
+	s            *Server
+	others       chan net.Conn
+	done         chan struct{} // closed by stop
+
+	mu     sync.Mutex
+	err    error // why it stopped
+	silent map[*conn]struct{}
+
+	wg sync.WaitGroup // the accept loop and the undecided connections
+}
+
+// Accept returns the next connection that is not store traffic.
+func (sp *splitter) Accept() (net.Conn, error) {
+	select {
+	case nc := <-sp.others:
+		return nc, nil
+	case <-sp.done:
+		sp.mu.Lock()
+		defer sp.mu.Unlock()
+		return nil, sp.err
+	}
+}
+
+// Close stops listening, as Split says.
+func (sp *splitter) Close() error {
+	err := sp.Listener.Close()
+	sp.stop(net.ErrClosed)
+	sp.wg.Wait()
+	return err
+}
+
+func (sp *splitter) stop(cause error) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if sp.err != nil {
+		return
+	}
+	sp.err = cause
+	close(sp.done)
+	for c := range sp.silent {
+		c.nc.Close()
+	}
+}
+
+func (sp *splitter) take(nc net.Conn) {
+	c := sp.s.newConn(nc)
+	if !sp.add(c) {
+		return
+	}
+	sp.wg.Add(1)
+	go func() {
+		isStore := sp.sort(c) && sp.s.admit(c)
+		sp.wg.Done()
+		if isStore {
+			sp.s.serve(c)
+		}
+	}()
+}
+
+// add counts c among the silent connections, or closes it.
+func (sp *splitter) add(c *conn) bool {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	switch most := sp.s.cfg.MaxSilent; {
+	case sp.err != nil:
+		c.nc.Close()
+	case len(sp.silent) >= most:
+		sp.s.refuse(c.nc, "too many connections that have not sent a byte", "limit", "MaxSilent", "value", most+1, "max", most)
+	default:
+		sp.silent[c] = struct{}{}
+		return true
+	}
+	return false
+}
+
+// sort waits for the first byte and reports whether c is the store's; otherwise it has handed c over or closed it.
+func (sp *splitter) sort(c *conn) bool {
+	first, err := c.dec.r.Peek(1)
+	sp.mu.Lock()
+	delete(sp.silent, c)
+	sp.mu.Unlock()
+	if err == nil && first[0] <= lastByteA {
+		return true
+	}
+	if err == nil {
+		select {
+		case sp.others <- &peeked{Conn: c.nc, r: c.dec.r}:
+			return false
+		case <-sp.done:
+		}
+	}
+	c.nc.Close()
+	return false
+}
+
+// peeked is a connection whose first bytes lie in a buffer.
+type peeked struct {
+	net.Conn
+	r *bufio.Reader // nil when it was emptied
+}
+
+// Read returns the buffered bytes first.
+func (p *peeked) Read(b []byte) (int, error) {
+	if p.r == nil {
+		return p.Conn.Read(b)
+	}
+	n, err := p.r.Read(b[:min(len(b), p.r.Buffered())])
+	if p.r.Buffered() == 0 {
+		p.r = nil
+	}
+	return n, err
+}

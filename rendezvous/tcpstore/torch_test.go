@@ -1,0 +1,191 @@
+package tcpstore
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// python is an interpreter with PyTorch, and the generation that its TCPStore speaks.
+type python struct {
+	name, path string
+	gen        generation
+}
+
+// pythons are the system's interpreter, for generation A, and the one of a current PyTorch.
+func pythons() []python {
+	return []python{
+		{"system", "/usr/bin/python3", genA},
+		{"current", os.Getenv("DLROVER_TORCH2_PYTHON"), genB},
+	}
+}
+
+// require skips the test unless p can run it.
+func (p python) require(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: PyTorch takes seconds to import")
+	}
+	if p.path == "" {
+		t.Skip("DLROVER_TORCH2_PYTHON is not set: generation B was NOT tested with PyTorch's own client")
+	}
+	const probe = "import torch, torch.distributed as d; print(torch.__version__, 'B' if hasattr(d.TCPStore, 'append') else 'A')"
+	out, err := exec.CommandContext(testContext(t), p.path, "-c", probe).CombinedOutput()
+	if err != nil {
+		t.Skipf("%s cannot import PyTorch, the server was NOT tested with its client: %v\n%s", p.path, err, out)
+	}
+	if fields := strings.Fields(string(out)); fields[len(fields)-1] != p.gen.letter() {
+		t.Skipf("%s has PyTorch %s, this test is for a release that speaks generation %s", p.path, fields[0], p.gen.letter())
+	}
+}
+
+func (g generation) letter() string { return string("?AB"[g]) }
+
+// script runs a file of testdata to its end.
+func (p python) script(t *testing.T, env []string, args ...string) string {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, p.path, args...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
+}
+
+func hostPort(t *testing.T, addr string) (host, port string) {
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	return host, port
+}
+
+func TestPyTorchClient(t *testing.T) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			p.require(t)
+			var log logBuffer
+			s, addr := start(t, Config{Logger: log.logger()})
+			host, port := hostPort(t, addr)
+			out := p.script(t, nil, "testdata/client.py", host, port)
+			t.Log(strings.TrimSpace(out))
+			require.Contains(t, out, "ran basic waiting")
+			require.Equal(t, p.gen == genB, strings.Contains(out, "extended"))
+			require.Empty(t, log.String(), "a well-behaved client breaks no limit")
+			require.Eventually(t, func() bool { return s.Stats().Connections == 0 }, 10*time.Second, time.Millisecond)
+		})
+	}
+}
+
+// TestPyTorchJob runs two rounds of a job of four ranks, all of them clients, with a fresh namespace for the second.
+func TestPyTorchJob(t *testing.T) {
+	const world = 4
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			p.require(t)
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			s := New(Config{})
+			defer s.Close()
+			other := Split(l, s)
+			defer other.Close()
+			host, port := hostPort(t, l.Addr().String())
+			for round := range 2 {
+				outs := make(chan string, world)
+				for rank := range world {
+					go func() {
+						out, err := p.rank(t.Context(), host, port, rank, world, round)
+						outs <- fmt.Sprintf("%v %s", err, out)
+					}()
+				}
+				for range world {
+					require.Contains(t, <-outs, fmt.Sprintf("of %d done, restart %d", world, round))
+				}
+				require.Positive(t, s.Stats().Keys)
+				s.Reset()
+			}
+		})
+	}
+}
+
+func (p python) rank(ctx context.Context, host, port string, rank, world, round int) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, p.path, "testdata/gloo.py")
+	cmd.Env = append(os.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port, "TORCHELASTIC_USE_AGENT_STORE=True",
+		"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", fmt.Sprint("TORCHELASTIC_RESTART_COUNT=", round),
+		fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", world))
+	return cmd.CombinedOutput()
+}
+
+// TestConversationsWithPyTorch plays the conversations to PyTorch's server: it shows that the table tells the truth.
+func TestConversationsWithPyTorch(t *testing.T) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			p.require(t)
+			newServer := p.reference(t)
+			for _, tc := range conversations() {
+				if !tc.ours && tc.steps[0].conn[:1] == p.gen.letter() {
+					t.Run(tc.name, func(t *testing.T) { converse(t, newServer(t), tc.steps) })
+				}
+			}
+		})
+	}
+}
+
+// reference returns a function that starts a fresh server of PyTorch and returns its address.
+func (p python) reference(t *testing.T) func(*testing.T) string {
+	cmd := exec.Command(p.path, "testdata/server.py")
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		stdin.Close()
+		require.NoError(t, cmd.Wait())
+	})
+	ports := bufio.NewReader(stdout)
+	return func(t *testing.T) string {
+		_, err := io.WriteString(stdin, "\n")
+		require.NoError(t, err)
+		port, err := ports.ReadString('\n')
+		require.NoError(t, err)
+		return net.JoinHostPort("127.0.0.1", strings.TrimSpace(port))
+	}
+}
+
+// converse plays one conversation. Another process gives no sign that it is idle, so the absence of an answer is only
+// seen for a while; the tests of our own server prove it.
+func converse(t *testing.T, addr string, steps []step) {
+	const silence = 40 * time.Millisecond
+	conns := map[string]*net.TCPConn{}
+	for i, st := range steps {
+		nc := conns[st.conn]
+		if nc == nil {
+			nc = dialRaw(t, addr)
+			conns[st.conn] = nc
+			send(t, nc, hello(st.conn))
+		}
+		send(t, nc, st.send)
+		if st.want == closes {
+			_, err := io.Copy(io.Discard, nc)
+			require.False(t, os.IsTimeout(err), "step %d: still open", i)
+			continue
+		}
+		got := make([]byte, len(st.want))
+		_, err := io.ReadFull(nc, got)
+		require.NoError(t, err, "step %d", i)
+		require.Equal(t, st.want, string(got), "step %d", i)
+		require.NoError(t, nc.SetReadDeadline(time.Now().Add(silence)))
+		_, err = nc.Read(make([]byte, 1))
+		require.True(t, os.IsTimeout(err), "step %d: more than %x: %v", i, st.want, err)
+		require.NoError(t, nc.SetReadDeadline(time.Now().Add(10*time.Second)))
+	}
+}
