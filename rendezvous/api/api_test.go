@@ -1,0 +1,427 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/rendezvous"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// served is a Hub behind HTTP on loopback.
+type served struct {
+	hub    *Hub
+	client *Client
+	addr   string
+}
+
+func serveHub(t testing.TB, token string) served {
+	hub := NewHub(HubConfig{})
+	s := httptest.NewServer(Handler(hub, ServerConfig{Token: token}))
+	addr := s.Listener.Addr().String()
+	c := NewClient(addr, token)
+	t.Cleanup(func() { c.Close(); hub.Close(); s.CloseClientConnections(); s.Close() })
+	return served{hub, c, addr}
+}
+
+func joinOf(id string, p rendezvous.Params) rendezvous.Join {
+	return rendezvous.Join{Node: rendezvous.Node{ID: id, Name: id, Rank: -1, Slots: 2, Addr: "127.0.0.1"}, Params: p}
+}
+
+// Every Service obeys the same contract, in process and over HTTP.
+func TestServiceContract(t *testing.T) {
+	for name, open := range map[string]func(*testing.T) Service{
+		"hub":  func(t *testing.T) Service { h := NewHub(HubConfig{}); t.Cleanup(h.Close); return h },
+		"http": func(t *testing.T) Service { return serveHub(t, "0123456789abcdef").client },
+	} {
+		t.Run(name, func(t *testing.T) { contract(t, open(t)) })
+	}
+}
+
+func contract(t *testing.T, svc Service) {
+	ctx := t.Context()
+	p := rendezvous.Params{Min: 2, Max: 2}
+	_, err := svc.Watch(ctx, "r", "a", 0)
+	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
+	require.NoError(t, svc.Join(ctx, "r", joinOf("a", p)))
+	require.NoError(t, svc.Join(ctx, "r", joinOf("b", p)))
+	require.ErrorIs(t, svc.Join(ctx, "r", joinOf("c", rendezvous.Params{Min: 1, Max: 9})), rendezvous.ErrRefused)
+	lead, err := svc.Watch(ctx, "r", "a", 0)
+	require.NoError(t, err)
+	require.Equal(t, rendezvous.Lead, lead.Kind)
+
+	require.NoError(t, svc.Report(ctx, "r", rendezvous.Ready{ID: "a", Round: 1, Addr: "10.0.0.1", Port: 7}))
+	run, err := svc.Watch(ctx, "r", "b", 0)
+	require.NoError(t, err)
+	require.Equal(t, rendezvous.Run, run.Kind)
+	require.Equal(t, rendezvous.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4, RoleRankBase: 2, RoleWorldSize: 4, MasterAddr: "10.0.0.1", MasterPort: 7}, *run.Place)
+
+	world, err := svc.World(ctx, "r")
+	require.NoError(t, err)
+	require.Len(t, world, 2)
+
+	at := time.Now().Add(-time.Second)
+	require.NoError(t, svc.Report(ctx, "r", rendezvous.Failing{ID: "b", Round: 1, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{{Rank: 2, GroupRank: 1, Text: "boom", At: at, Detail: json.RawMessage(`{"x":1}`)}}}))
+	fail := until(t, svc, "a", rendezvous.Fail)
+	require.Equal(t, "boom", fail.Cause.Text)
+	ev, err := svc.Leave(ctx, "r", rendezvous.Leave{ID: "a", Reason: "bye"})
+	require.NoError(t, err)
+	require.Equal(t, rendezvous.Failed, ev.Outcome)
+	require.Len(t, ev.Failures, 1)
+	require.WithinDuration(t, at, ev.Failures[0].At, 200*time.Millisecond)
+	require.JSONEq(t, `{"x":1}`, string(ev.Failures[0].Detail))
+	_, err = svc.Leave(ctx, "r", rendezvous.Leave{ID: "a"})
+	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
+}
+
+// until watches until a directive of the kind arrives.
+func until(t testing.TB, svc Service, id string, kind rendezvous.Kind) rendezvous.Directive {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var after uint64
+	for {
+		d, err := svc.Watch(ctx, "r", id, after)
+		if errors.Is(err, ErrNothingNew) {
+			continue
+		}
+		require.NoError(t, err)
+		if d.Kind == kind {
+			return d
+		}
+		after = d.Seq
+	}
+}
+
+func TestTimesAreShiftedToTheDaemonsClock(t *testing.T) {
+	now := time.Unix(5000, 0)
+	sent := now.Add(-time.Hour) // a sender whose clock is an hour slow
+	fs := shift([]rendezvous.Failure{{At: sent.Add(-2 * time.Second)}}, sent, now)
+	require.Equal(t, now.Add(-2*time.Second), fs[0].At)
+}
+
+func TestToken(t *testing.T) {
+	s := serveHub(t, "the-right-token-0")
+	for name, c := range map[string]struct{ token, want string }{
+		"missing": {"", "carries none"},
+		"wrong":   {"the-wrong-token-0", "differs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := NewClient(s.addr, c.token)
+			defer client.Close()
+			err := client.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1}))
+			require.ErrorIs(t, err, ErrUnauthorized)
+			require.ErrorContains(t, err, c.want)
+			require.NotContains(t, err.Error(), "the-right-token")
+			_, err = client.Runs(t.Context())
+			require.ErrorIs(t, err, ErrUnauthorized)
+		})
+	}
+	resp, err := http.Get("http://" + s.addr + "/healthz")
+	require.NoError(t, err)
+	resp.Body.Close()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Empty(t, s.hub.Runs(false))
+}
+
+func TestBadRequests(t *testing.T) {
+	s := serveHub(t, "")
+	for name, c := range map[string]struct {
+		method, path, body string
+		status             int
+	}{
+		"not JSON":       {"POST", "/v1/runs/r/join", "nope", 400},
+		"huge":           {"POST", "/v1/runs/r/join", `{"node":{"name":"` + strings.Repeat("x", MaxBody) + `"}}`, 400},
+		"no number":      {"GET", "/v1/runs/r/watch?node=a&after=x", "", 400},
+		"control in run": {"POST", "/v1/runs/a%0Ab/join", "{}", 400},
+		"long run":       {"POST", "/v1/runs/" + strings.Repeat("r", 300) + "/join", "{}", 400},
+		"wrong method":   {"GET", "/v1/runs/r/join", "", 405},
+		"no such thing":  {"GET", "/v1/other", "", 404},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req, err := http.NewRequest(c.method, "http://"+s.addr+c.path, strings.NewReader(c.body))
+			require.NoError(t, err)
+			resp, err := http.DefaultClient.Do(req)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			require.Equal(t, c.status, resp.StatusCode)
+		})
+	}
+	http.DefaultClient.CloseIdleConnections()
+	require.Empty(t, s.hub.Runs(false))
+}
+
+func FuzzHandler(f *testing.F) {
+	f.Add("join", `{"node":{"id":"a","slots":1},"params":{"min":1,"max":1}}`)
+	f.Add("failing", `{"id":"a","round":1,"decision":"permanent","failures":[{"rank":1}]}`)
+	f.Add("ready", `{"id":"a","round":1,"epoch":-1}`)
+	f.Add("leave", `{"id":"a","sent_at":"2026-01-01T00:00:00Z"}`)
+	f.Add("join", `{"node":{"id":"b","slots":1},"params":{"min":1,"max":1},"resume":{"round":1,"place":{"group_world_size":3,"group_rank":2}}}`)
+	f.Fuzz(func(t *testing.T, verb, body string) {
+		hub := NewHub(HubConfig{})
+		defer hub.Close()
+		h := Handler(hub, ServerConfig{})
+		for range 2 {
+			req, err := http.NewRequest("POST", "http://x/v1/runs/r/"+strings.Map(letters, verb), strings.NewReader(body))
+			if err != nil {
+				return
+			}
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, req)
+			if w.Code == http.StatusInternalServerError {
+				t.Fatalf("%s %s: %s", verb, body, w.Body)
+			}
+		}
+	})
+}
+
+func letters(r rune) rune {
+	if r < 'a' || r > 'z' {
+		return -1
+	}
+	return r
+}
+
+// A client whose connection breaks is suspect at once, and lost soon.
+func TestBrokenConnectionIsALoss(t *testing.T) {
+	s := serveHub(t, "")
+	p := rendezvous.Params{Min: 1, Max: 2}
+	require.NoError(t, s.hub.Join(t.Context(), "r", joinOf("a", p)))
+	require.NoError(t, s.client.Join(t.Context(), "r", joinOf("b", p)))
+	ctx, die := context.WithCancel(t.Context())
+	watching := make(chan error)
+	go func() {
+		_, err := s.client.Watch(ctx, "r", "b", 99)
+		watching <- err
+	}()
+	require.NoError(t, s.hub.Report(t.Context(), "r", rendezvous.Ready{ID: "a", Round: 1}))
+	run := until(t, s.hub, "a", rendezvous.Run)
+	attached := func() bool { return s.hub.Runs(true)[0].Nodes[1].Connected }
+	require.Eventually(t, attached, 5*time.Second, time.Millisecond)
+	die()
+	require.Error(t, <-watching)
+	require.Eventually(t, func() bool { return s.hub.Runs(true)[0].Nodes[1].Suspect }, 5*time.Second, time.Millisecond)
+	start := time.Now()
+	d, err := s.hub.Watch(t.Context(), "r", "a", run.Seq)
+	require.NoError(t, err)
+	require.Equal(t, rendezvous.Stop, d.Kind)
+	require.Equal(t, rendezvous.CauseLoss, d.Cause.Kind)
+	require.InDelta(t, rendezvous.BrokenGrace.Seconds(), time.Since(start).Seconds(), 1.5)
+}
+
+func TestWatchIsHeldAndResumed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(HubConfig{})
+		defer h.Close()
+		require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
+		d, err := h.Watch(t.Context(), "r", "a", 0)
+		require.NoError(t, err)
+		start := time.Now()
+		_, err = h.Watch(t.Context(), "r", "a", d.Seq)
+		require.ErrorIs(t, err, ErrNothingNew)
+		require.Equal(t, hold(1), time.Since(start))
+	})
+}
+
+func TestHubForgetsAbandonedRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(HubConfig{})
+		defer h.Close()
+		require.NoError(t, h.Join(t.Context(), "old", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+		_, err := h.Leave(t.Context(), "old", rendezvous.Leave{ID: "a"})
+		require.NoError(t, err)
+		time.Sleep(2 * finishedRetention)
+		require.NoError(t, h.Join(t.Context(), "new", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+		require.Len(t, h.Runs(false), 1)
+	})
+}
+
+func TestHubBoundsItsRuns(t *testing.T) {
+	h := NewHub(HubConfig{})
+	defer h.Close()
+	p := rendezvous.Params{Min: 1, Max: 1}
+	for i := range MaxRuns {
+		require.NoError(t, h.Join(t.Context(), fmt.Sprint(i), joinOf("a", p)))
+	}
+	require.ErrorIs(t, h.Join(t.Context(), "one more", joinOf("a", p)), ErrTooManyRuns)
+}
+
+// obedient is a launcher that does what it is told and has no workers.
+func obedient(ctx context.Context, s *Session, runs chan<- rendezvous.Directive) error {
+	for {
+		select {
+		case d, ok := <-s.Directives():
+			if !ok {
+				return s.Err()
+			}
+			if err := obey(ctx, s, d, runs); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func obey(ctx context.Context, s *Session, d rendezvous.Directive, runs chan<- rendezvous.Directive) error {
+	switch d.Kind {
+	case rendezvous.Lead:
+		return s.Report(ctx, rendezvous.Ready{ID: s.ID(), Round: d.Round, Epoch: d.Epoch, Addr: "127.0.0.1", Port: 1})
+	case rendezvous.Run:
+		s.Running(&rendezvous.Resume{Round: d.Round, Epoch: d.Epoch, Place: *d.Place})
+		runs <- d
+	case rendezvous.Stop:
+		return s.Rejoin(ctx, nil)
+	}
+	return nil
+}
+
+func openSession(t testing.TB, svc Service, id string, p rendezvous.Params) *Session {
+	s, err := Open(t.Context(), svc, SessionConfig{Run: "r", Node: joinOf(id, p).Node, Params: p, Where: "test"})
+	require.NoError(t, err)
+	return s
+}
+
+// The daemon dies and comes back without memory: nobody is told to stop.
+func TestSessionSurvivesTheDaemon(t *testing.T) {
+	p := rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	hub, server := NewHub(HubConfig{}), &http.Server{}
+	server.Handler = Handler(hub, ServerConfig{})
+	go server.Serve(l)
+
+	var log strings.Builder
+	var logMu sync.Mutex
+	logger := slog.New(slog.NewTextHandler(lockedWriter{&logMu, &log}, nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	runs := make(chan rendezvous.Directive, 16)
+	var wg sync.WaitGroup
+	for _, id := range []string{"a", "b"} {
+		c := NewClient(addr, "")
+		s, err := Open(ctx, c, SessionConfig{Run: "r", Node: joinOf(id, p).Node, Params: p, Where: addr, Logger: logger})
+		require.NoError(t, err)
+		wg.Go(func() { defer c.Close(); defer s.Close(); _ = obedient(ctx, s, runs) })
+	}
+	first := []rendezvous.Directive{<-runs, <-runs}
+	require.Equal(t, 1, first[0].Round)
+	hub.Close()
+	server.Close()
+
+	require.Eventually(t, func() bool {
+		logMu.Lock()
+		defer logMu.Unlock()
+		return strings.Contains(log.String(), "cannot reach the rendezvous daemon")
+	}, 10*time.Second, 5*time.Millisecond)
+	l, err = net.Listen("tcp", addr)
+	require.NoError(t, err)
+	hub = NewHub(HubConfig{})
+	server = &http.Server{Handler: Handler(hub, ServerConfig{})}
+	go server.Serve(l)
+	again := []rendezvous.Directive{<-runs, <-runs}
+	for _, d := range again {
+		require.Equal(t, [2]int{1, 0}, [2]int{d.Round, d.Epoch}, "the same epoch goes on")
+	}
+	require.Eventually(t, func() bool { return hub.Runs(false)[0].Phase == "running" }, 10*time.Second, time.Millisecond)
+	cancel()
+	wg.Wait()
+	hub.Close()
+	server.Close()
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	w  io.Writer
+}
+
+func (l lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+func TestOpenFailsClearly(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	l.Close()
+	c := NewClient(addr, "")
+	defer c.Close()
+	p := rendezvous.Params{Min: 1, Max: 1}
+	_, err = Open(t.Context(), c, SessionConfig{Run: "r", Node: joinOf("a", p).Node, Params: p, Where: addr, ConnectTimeout: 50 * time.Millisecond})
+	require.ErrorContains(t, err, "no rendezvous daemon at "+addr)
+	require.ErrorContains(t, err, "refused")
+}
+
+func TestClientAgainstAnotherService(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }))
+	defer other.Close()
+	c := NewClient(other.Listener.Addr().String(), "")
+	defer c.Close()
+	_, err := c.Watch(t.Context(), "r", "a", 0)
+	require.ErrorContains(t, err, "another service on this port")
+}
+
+// Two hundred nodes, each with its own long-poll over a real connection, meet, lose a
+// member and meet again.
+func TestManyNodes(t *testing.T) {
+	const n = 200
+	s := serveHub(t, "")
+	p := rendezvous.Params{Min: 2, Max: n, LastCall: time.Minute}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	runs := make(chan rendezvous.Directive, 2*n)
+	var sessions [n]*Session
+	var opened atomic.Int64
+	for i := range n {
+		wg.Go(func() {
+			c := NewClient(s.addr, "")
+			defer c.Close()
+			var err error
+			sessions[i], err = Open(ctx, c, SessionConfig{Run: "r", Node: joinOf(fmt.Sprintf("n%04d", i), p).Node, Params: p, Where: s.addr})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer sessions[i].Close()
+			opened.Add(1)
+			if err := obedient(ctx, sessions[i], runs); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	ranks := map[int]bool{}
+	for range n {
+		d := <-runs
+		ranks[d.Place.GroupRank] = true
+		require.Equal(t, 2*n, d.Place.WorldSize)
+	}
+	require.Len(t, ranks, n)
+	require.EqualValues(t, n, opened.Load())
+	_, err := sessions[17].Leave(ctx, "test", nil)
+	require.NoError(t, err)
+	for range n - 1 {
+		require.Equal(t, 2*(n-1), (<-runs).Place.WorldSize)
+	}
+	cancel()
+	wg.Wait()
+}

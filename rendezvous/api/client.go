@@ -1,0 +1,141 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// requestTimeout bounds every request but Watch, and watchTimeout a Watch, which the
+// daemon holds for at most a minute.
+const (
+	requestTimeout = 10 * time.Second
+	watchTimeout   = 90 * time.Second
+)
+
+// Client speaks to the Hub of another process. It keeps one connection while only
+// Watch is under way, and a second one while something is reported.
+type Client struct {
+	addr  string
+	token string
+	hc    *http.Client
+}
+
+// NewClient returns a Client of the daemon at host:port. It connects on first use.
+func NewClient(addr, token string) *Client {
+	dial := &net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: keepAlive}
+	return &Client{addr: addr, token: token, hc: &http.Client{Transport: &http.Transport{
+		DialContext: dial.DialContext, MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true,
+		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
+	}}}
+}
+
+// Close ends the idle connections.
+func (c *Client) Close() { c.hc.CloseIdleConnections() }
+
+// Join implements Service.
+func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error {
+	return c.post(ctx, run, "join", joinBody{Node: ev.Node, Params: ev.Params, Failures: ev.Failures, Resume: ev.Resume, SentAt: time.Now()}, nil)
+}
+
+// Report implements Service.
+func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) error {
+	switch e := ev.(type) {
+	case rendezvous.Ready:
+		return c.post(ctx, run, "ready", reportBody{ID: e.ID, Round: e.Round, Epoch: e.Epoch, Addr: e.Addr, Port: e.Port}, nil)
+	case rendezvous.Success:
+		return c.post(ctx, run, "success", reportBody{ID: e.ID, Round: e.Round, Epoch: e.Epoch}, nil)
+	case rendezvous.Failing:
+		return c.post(ctx, run, "failing", reportBody{ID: e.ID, Round: e.Round, Epoch: e.Epoch, Decision: e.Decision, Failures: e.Failures, SentAt: time.Now()}, nil)
+	}
+	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
+}
+
+// Leave implements Service.
+func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e rendezvous.Evidence, err error) {
+	err = c.post(ctx, run, "leave", reportBody{ID: ev.ID, Reason: ev.Reason, Failures: ev.Failures, SentAt: time.Now()}, &e)
+	return e, err
+}
+
+// World implements Service.
+func (c *Client) World(ctx context.Context, run string) (ms []rendezvous.Member, err error) {
+	err = c.get(ctx, requestTimeout, "/v1/runs/"+url.PathEscape(run)+"/world", &ms)
+	return ms, err
+}
+
+// Watch implements Service.
+func (c *Client) Watch(ctx context.Context, run, id string, after uint64) (d rendezvous.Directive, err error) {
+	q := url.Values{"node": {id}, "after": {strconv.FormatUint(after, 10)}}
+	err = c.get(ctx, watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &d)
+	return d, err
+}
+
+// Runs describes every run of the daemon.
+func (c *Client) Runs(ctx context.Context) (rs []RunStatus, err error) {
+	err = c.get(ctx, requestTimeout, "/v1/runs", &rs)
+	return rs, err
+}
+
+func (c *Client) post(ctx context.Context, run, verb string, body, into any) error {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("%s run %q: %w", verb, run, err)
+	}
+	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+verb, data, into)
+}
+
+func (c *Client) get(ctx context.Context, timeout time.Duration, path string, into any) error {
+	return c.do(ctx, timeout, http.MethodGet, path, nil, into)
+}
+
+func (c *Client) do(ctx context.Context, timeout time.Duration, method, path string, body []byte, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("rendezvous at %s: %w", c.addr, err)
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.hc.Do(req)
+	if err != nil {
+		return err // a *url.Error, which names method and address
+	}
+	defer resp.Body.Close()
+	return readReply(resp, into)
+}
+
+// maxReply bounds what a client reads: the world table of MaxNodes nodes.
+const maxReply = 32 << 20
+
+func readReply(resp *http.Response, into any) error {
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
+	switch {
+	case err != nil:
+		return fmt.Errorf("read the daemon's reply: %w", err)
+	case resp.StatusCode == http.StatusNoContent:
+		return ErrNothingNew
+	case resp.StatusCode == http.StatusOK && into == nil:
+		return nil
+	case resp.StatusCode == http.StatusOK:
+		if err := json.Unmarshal(data, into); err != nil {
+			return fmt.Errorf("the daemon's reply is not ours (another service on this port?): %w", err)
+		}
+		return nil
+	}
+	var e errorBody
+	if json.Unmarshal(data, &e) != nil || e.Code == "" {
+		return fmt.Errorf("%w: HTTP %s: no rendezvous daemon answers here (another service on this port?)", ErrBadRequest, resp.Status)
+	}
+	return errorOf(e)
+}

@@ -1,0 +1,257 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// SessionConfig describes one launcher in one run.
+type SessionConfig struct {
+	Run    string
+	Node   rendezvous.Node
+	Params rendezvous.Params
+	// Where names the daemon in messages, such as host:port.
+	Where string
+	// Started is when this launcher process began; the zero value means now.
+	Started time.Time
+	// ConnectTimeout bounds the first contact with the daemon; 0 means a minute.
+	ConnectTimeout time.Duration
+	Logger         *slog.Logger
+}
+
+// Session keeps a launcher in its run: it joins, follows the directives, and comes
+// back after a broken connection or a daemon that was started again.
+type Session struct {
+	svc    Service
+	cfg    SessionConfig
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	dirs   chan rendezvous.Directive
+	err    error // why dirs is closed; read after it is
+	resume atomic.Pointer[rendezvous.Resume]
+	left   atomic.Bool // by Leave: being unknown is then as it should be
+}
+
+// Back-off between attempts to reach the daemon.
+const (
+	minBackoff = 10 * time.Millisecond
+	maxBackoff = 2 * time.Second
+)
+
+// Open joins the run and starts to follow its directives. It fails when the daemon
+// refuses the node, or cannot be reached within ConnectTimeout. Close must be called.
+func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error) {
+	if cfg.Started.IsZero() {
+		cfg.Started = time.Now()
+	}
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = time.Minute
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Session{svc: svc, cfg: cfg, dirs: make(chan rendezvous.Directive, 1)}
+	if err := s.connect(ctx); err != nil {
+		return nil, err
+	}
+	ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	s.wg.Go(func() { s.follow(ctx) })
+	return s, nil
+}
+
+// Close stops following. It does not leave the run.
+func (s *Session) Close() {
+	s.cancel()
+	s.wg.Wait()
+}
+
+// Directives delivers each new duty of this node; only the newest is kept for a slow
+// reader. The channel closes when the daemon will not have this node any more (Err).
+func (s *Session) Directives() <-chan rendezvous.Directive { return s.dirs }
+
+// Err is why Directives was closed.
+func (s *Session) Err() error { return s.err }
+
+// Running tells the session which epoch's workers run on this node, nil for none. It
+// is what a daemon without memory is told.
+func (s *Session) Running(r *rendezvous.Resume) { s.resume.Store(r) }
+
+// Rejoin asks for a place in the next world, after the workers have been stopped.
+func (s *Session) Rejoin(ctx context.Context, failures []rendezvous.Failure) error {
+	s.resume.Store(nil)
+	return s.persist(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
+}
+
+// Report delivers a Ready, Failing or Success, however long the daemon is away. A
+// daemon that was started again does not know the node until follow has introduced
+// it, so an unknown node is tried again a few times.
+func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
+	const patience = 8 // attempts, some three seconds
+	unknown := 0
+	return s.persist(ctx, "report", func(ctx context.Context) error {
+		err := s.svc.Report(ctx, s.cfg.Run, ev)
+		if unknown++; errors.Is(err, rendezvous.ErrUnknownNode) && unknown < patience {
+			return errNotIntroduced
+		}
+		return err
+	})
+}
+
+var errNotIntroduced = errors.New("api: the daemon does not know this node yet")
+
+// Leave takes the node out of the run and returns what is known about its end.
+func (s *Session) Leave(ctx context.Context, reason string, failures []rendezvous.Failure) (rendezvous.Evidence, error) {
+	s.left.Store(true)
+	return s.svc.Leave(ctx, s.cfg.Run, rendezvous.Leave{ID: s.cfg.Node.ID, Reason: reason, Failures: failures})
+}
+
+// World is the table of the newest sealed world.
+func (s *Session) World(ctx context.Context) ([]rendezvous.Member, error) {
+	return s.svc.World(ctx, s.cfg.Run)
+}
+
+func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error {
+	n := s.cfg.Node
+	n.Uptime = time.Since(s.cfg.Started)
+	return s.svc.Join(ctx, s.cfg.Run, rendezvous.Join{Node: n, Params: s.cfg.Params, Failures: failures, Resume: s.resume.Load()})
+}
+
+// connect makes the first Join, patiently: the daemon's pod may still be starting.
+func (s *Session) connect(ctx context.Context) error {
+	deadline, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
+	defer cancel()
+	err := s.persist(deadline, "join", func(ctx context.Context) error { return s.join(ctx, nil) })
+	if err != nil && ctx.Err() == nil && deadline.Err() != nil {
+		return fmt.Errorf("no rendezvous daemon at %s within %s: %w", s.cfg.Where, s.cfg.ConnectTimeout, err)
+	}
+	return err
+}
+
+// fatal are the errors that no repetition mends.
+func fatal(err error) bool {
+	return errors.Is(err, rendezvous.ErrRefused) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrBadRequest) || errors.Is(err, ErrClosed)
+}
+
+// persist repeats f until it succeeds, fails for good or ctx ends. Absence of the
+// daemon is said once, and so is its return.
+func (s *Session) persist(ctx context.Context, what string, f func(context.Context) error) error {
+	away := outage{s: s, what: what}
+	for {
+		err := f(ctx)
+		if err == nil || fatal(err) || errors.Is(err, rendezvous.ErrUnknownNode) {
+			away.over(err)
+			return err
+		}
+		if ctx.Err() != nil {
+			return errors.Join(context.Cause(ctx), away.last)
+		}
+		if !away.wait(ctx, err) {
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// follow watches until Close or a fatal error.
+func (s *Session) follow(ctx context.Context) {
+	defer close(s.dirs)
+	away := outage{s: s, what: "watch"}
+	var after uint64
+	for ctx.Err() == nil {
+		d, err := s.svc.Watch(ctx, s.cfg.Run, s.cfg.Node.ID, after)
+		switch {
+		case err == nil:
+			after = d.Seq
+			away.over(nil)
+			s.deliver(d)
+		case errors.Is(err, ErrNothingNew):
+			away.over(nil)
+		case s.left.Load():
+			<-ctx.Done()
+			return
+		case errors.Is(err, rendezvous.ErrUnknownNode):
+			after = 0
+			err = s.introduce(ctx, &away)
+		case !fatal(err) && ctx.Err() == nil:
+			away.wait(ctx, err)
+		}
+		if err != nil && fatal(err) && ctx.Err() == nil {
+			s.err = err
+			return
+		}
+	}
+}
+
+// introduce joins again at a daemon that does not know this node: it was started
+// again, or it has given this node up.
+func (s *Session) introduce(ctx context.Context, away *outage) error {
+	err := s.join(ctx, nil)
+	if err != nil && !fatal(err) {
+		away.wait(ctx, err)
+		return nil
+	}
+	if err == nil {
+		s.cfg.Logger.Warn("the rendezvous daemon did not know this node; joined again", "daemon", s.cfg.Where, "workers_running", s.resume.Load() != nil)
+	}
+	return err
+}
+
+// deliver replaces an undelivered directive by a newer one.
+func (s *Session) deliver(d rendezvous.Directive) {
+	select {
+	case <-s.dirs:
+	default:
+	}
+	s.dirs <- d // only follow sends, so there is room
+}
+
+// outage is the absence of the daemon as one caller sees it.
+type outage struct {
+	s     *Session
+	what  string
+	since time.Time
+	delay time.Duration
+	last  error
+	said  bool
+}
+
+// sayAfter keeps a daemon that is merely a moment late out of the log.
+const sayAfter = 500 * time.Millisecond
+
+// wait sleeps before the next attempt; it reports false when ctx ended meanwhile.
+func (o *outage) wait(ctx context.Context, err error) bool {
+	if o.since.IsZero() {
+		o.since, o.delay = time.Now(), minBackoff
+	}
+	o.last = err
+	if !o.said && time.Since(o.since) >= sayAfter {
+		o.said = true
+		o.s.cfg.Logger.Warn("cannot reach the rendezvous daemon; running workers keep running, trying again", "daemon", o.s.cfg.Where, "what", o.what, "err", err)
+	}
+	t := time.NewTimer(o.delay/2 + rand.N(o.delay))
+	defer t.Stop()
+	o.delay = min(2*o.delay, maxBackoff)
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (o *outage) over(err error) {
+	if o.said && err == nil {
+		o.s.cfg.Logger.Info("the rendezvous daemon is back", "daemon", o.s.cfg.Where, "after", time.Since(o.since).Round(time.Millisecond))
+	}
+	o.since, o.said = time.Time{}, false
+}
+
+// ID is this node's own id.
+func (s *Session) ID() string { return s.cfg.Node.ID }

@@ -1,0 +1,128 @@
+package rendezvous
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// choose picks the size nodes that form the next world: those of the last world
+// first, by rank, then by wished rank and arrival. The others stay as spares.
+func choose(ws []*node, size int) []*node {
+	slices.SortFunc(ws, func(a, b *node) int {
+		return cmp.Or(
+			cmp.Compare(order(a.rank), order(b.rank)),
+			cmp.Compare(order(a.Rank), order(b.Rank)),
+			cmp.Compare(a.arrival, b.arrival))
+	})
+	return ws[:size]
+}
+
+// order sorts "none" (-1) behind every rank.
+func order(rank int) int {
+	if rank < 0 {
+		return MaxNodes
+	}
+	return rank
+}
+
+// rank puts the chosen nodes into group rank order.
+//
+// When every node wishes for a rank of its own (NODE_RANK of a DLRover pod, which a
+// replacement inherits), the wishes decide. Otherwise a node keeps the rank it had,
+// if that still exists, and newcomers fill the gaps in order of arrival. With a
+// topology, nodes under one access switch become neighbours.
+func rank(chosen []*node, topo Topology, static bool) []*node {
+	ranked := slices.Clone(chosen)
+	if static || wishesDiffer(ranked) {
+		slices.SortFunc(ranked, func(a, b *node) int { return cmp.Compare(a.Rank, b.Rank) })
+	} else {
+		ranked = sticky(ranked)
+	}
+	if static || topo == nil {
+		return ranked
+	}
+	return topo.group(ranked)
+}
+
+func wishesDiffer(ns []*node) bool {
+	seen := make(map[int]bool, len(ns))
+	for _, n := range ns {
+		if n.Rank < 0 || seen[n.Rank] {
+			return false
+		}
+		seen[n.Rank] = true
+	}
+	return true
+}
+
+// sticky expects the order that choose made.
+func sticky(ns []*node) []*node {
+	ranked := make([]*node, len(ns))
+	var rest []*node
+	for _, n := range ns {
+		if n.rank >= 0 && n.rank < len(ns) && ranked[n.rank] == nil {
+			ranked[n.rank] = n
+		} else {
+			rest = append(rest, n)
+		}
+	}
+	for i := range ranked {
+		if ranked[i] == nil {
+			ranked[i], rest = rest[0], rest[1:]
+		}
+	}
+	return ranked
+}
+
+// Topology maps a node's IP to the name of its access switch. Nodes that it does not
+// know share one unnamed switch.
+type Topology map[string]string
+
+// group keeps the nodes of one access switch together: the switch of rank 0 first,
+// the others as they first appear, and the given order inside each. This is the
+// order of the node-topology-config that DLRover users on MetaX machines know.
+func (t Topology) group(ranked []*node) []*node {
+	var names []string
+	buckets := map[string][]*node{}
+	for _, n := range ranked {
+		asw := t[n.IP]
+		if _, ok := buckets[asw]; !ok {
+			names = append(names, asw)
+		}
+		buckets[asw] = append(buckets[asw], n)
+	}
+	out := make([]*node, 0, len(ranked))
+	for _, name := range names {
+		out = append(out, buckets[name]...)
+	}
+	return out
+}
+
+// ParseTopology reads lines of `asw psw ip`: access switch, pod switch, node IP.
+// Empty lines and lines that start with # are skipped; any other line that does not
+// have exactly three fields, or that gives an IP a second switch, is an error.
+func ParseTopology(rd io.Reader) (Topology, error) {
+	t := Topology{}
+	sc := bufio.NewScanner(rd)
+	for line := 1; sc.Scan(); line++ {
+		f := strings.Fields(sc.Text())
+		if len(f) == 0 || strings.HasPrefix(f[0], "#") {
+			continue
+		}
+		if len(f) != 3 {
+			return nil, fmt.Errorf("topology line %d: %q has %d fields; need three: asw psw ip", line, sc.Text(), len(f))
+		}
+		if old, ok := t[f[2]]; ok && old != f[0] {
+			return nil, fmt.Errorf("topology line %d: %s is already under switch %s, cannot be under %s too", line, f[2], old, f[0])
+		}
+		t[f[2]] = f[0]
+	}
+	if err := sc.Err(); err != nil {
+		return nil, fmt.Errorf("topology: %w", err)
+	}
+	return t, nil
+}

@@ -1,0 +1,704 @@
+package rendezvous
+
+import (
+	"fmt"
+	"math/rand"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sim drives a Round as the shell and well-behaved launchers do.
+type sim struct {
+	t    testing.TB
+	r    *Round
+	now  time.Time
+	p    Params
+	dirs map[string]Directive
+	runs map[string]Directive // nodes whose workers run
+	gone map[string]bool      // vanished: nobody there to obey
+}
+
+func newSim(t testing.TB, p Params) *sim {
+	return &sim{t: t, r: New(Config{}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}}
+}
+
+func (s *sim) step(ev Event) error {
+	acts, err := s.r.Step(s.now, ev)
+	for _, a := range acts {
+		if a.Note == nil && !s.gone[a.Node] {
+			s.dirs[a.Node] = *a.Directive
+		}
+	}
+	return err
+}
+
+func (s *sim) must(ev Event) { s.t.Helper(); require.NoError(s.t, s.step(ev)) }
+
+// join introduces nodes by name; the name is the ID, too.
+func (s *sim) join(ids ...string) {
+	s.t.Helper()
+	for _, id := range ids {
+		s.joinNode(Node{ID: id, Name: id, Rank: -1, Slots: 2})
+	}
+}
+
+func (s *sim) joinNode(n Node) {
+	s.t.Helper()
+	s.must(Join{Node: n, Params: s.p})
+	s.must(Attach{ID: n.ID})
+}
+
+// obey lets every node do what it was told until nothing changes.
+func (s *sim) obey() {
+	s.t.Helper()
+	for changed := true; changed; {
+		changed = false
+		for _, id := range sortedKeys(s.dirs) {
+			changed = s.obeyOne(id) || changed
+		}
+	}
+}
+
+func (s *sim) obeyOne(id string) bool {
+	s.t.Helper()
+	d := s.dirs[id]
+	switch d.Kind {
+	case Lead:
+		s.must(Ready{ID: id, Round: d.Round, Epoch: d.Epoch, Addr: id, Port: 1})
+	case Run:
+		if s.runs[id].Seq == d.Seq {
+			return false
+		}
+		s.runs[id] = d
+	case Stop:
+		delete(s.runs, id)
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p})
+	case Done, Fail:
+		delete(s.runs, id)
+		return false
+	default:
+		return false
+	}
+	return true
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	ks := make([]string, 0, len(m))
+	for k := range m {
+		ks = append(ks, k)
+	}
+	slices.Sort(ks)
+	return ks
+}
+
+// pass lets time go by, with a Tick whenever the Round asks for one.
+func (s *sim) pass(d time.Duration) {
+	s.t.Helper()
+	end := s.now.Add(d)
+	for n := 0; ; n++ {
+		require.Less(s.t, n, 1000, "the round asks for ticks without end")
+		next := s.r.Next()
+		if next.IsZero() || next.After(end) {
+			break
+		}
+		if next.After(s.now) {
+			s.now = next
+		}
+		s.must(Tick{})
+	}
+	s.now = end
+	s.must(Tick{})
+}
+
+func (s *sim) vanish(ids ...string) { // kill -9 of launcher and workers
+	for _, id := range ids {
+		delete(s.runs, id)
+		delete(s.dirs, id)
+		s.gone[id] = true
+		s.must(Detach{ID: id, Broken: true})
+	}
+}
+
+func (s *sim) fail(id string, d Decision) {
+	run := s.runs[id]
+	s.must(Failing{ID: id, Round: run.Round, Epoch: run.Epoch, Decision: d, Failures: []Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}}})
+}
+
+func (s *sim) succeed(ids ...string) {
+	for _, id := range ids {
+		s.must(Success{ID: id, Round: s.runs[id].Round, Epoch: s.runs[id].Epoch})
+	}
+}
+
+// order lists the running nodes by group rank.
+func (s *sim) order() string {
+	names := make([]string, len(s.runs))
+	for id, d := range s.runs {
+		names[d.Place.GroupRank] = id
+	}
+	return strings.Join(names, " ")
+}
+
+func nodes(n int) []string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("n%03d", i)
+	}
+	return ids
+}
+
+func TestSealing(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		p      Params
+		join   int
+		after  time.Duration
+		size   int
+		spares int
+	}{
+		{"max seals at once", Params{Min: 1, Max: 4}, 4, 0, 4, 0},
+		{"min waits for the last call", Params{Min: 2, Max: 4}, 3, DefaultLastCall - 1, 0, 3},
+		{"min seals after the last call", Params{Min: 2, Max: 4}, 3, DefaultLastCall, 3, 0},
+		{"below min never seals", Params{Min: 2, Max: 4}, 1, DefaultJoinTimeout - 1, 0, 1},
+		{"six joiners never exceed max four", Params{Min: 2, Max: 4}, 6, 0, 4, 2},
+		{"unit floors", Params{Min: 2, Max: 8, Unit: 4}, 6, DefaultLastCall, 4, 2},
+		{"unit never goes below min", Params{Min: 3, Max: 4, Unit: 2}, 3, DefaultLastCall, 0, 3},
+		{"unit above the joiners waits", Params{Min: 1, Max: 4, Unit: 4}, 3, DefaultLastCall, 0, 3},
+		{"one node", Params{Min: 1, Max: 1}, 1, 0, 1, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSim(t, c.p)
+			s.join(nodes(c.join)...)
+			s.pass(c.after)
+			s.obey()
+			require.Len(t, s.runs, c.size)
+			require.Equal(t, c.spares, s.r.joined)
+		})
+	}
+}
+
+func TestPlaces(t *testing.T) {
+	s := newSim(t, Params{Min: 3, Max: 3})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Role: "trainer"})
+	s.joinNode(Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Role: "ps"})
+	s.joinNode(Node{ID: "c", Name: "c", Rank: -1, Slots: 3, Role: "trainer"})
+	s.obey()
+	require.Equal(t, &Place{GroupRank: 2, GroupWorldSize: 3, RankBase: 3, WorldSize: 6, RoleRankBase: 1, RoleWorldSize: 4, MasterAddr: "a", MasterPort: 1}, s.runs["c"].Place)
+	require.Equal(t, &Place{GroupRank: 1, GroupWorldSize: 3, RankBase: 1, WorldSize: 6, RoleRankBase: 0, RoleWorldSize: 2, MasterAddr: "a", MasterPort: 1}, s.runs["b"].Place)
+}
+
+func TestNobodyRunsBeforeTheLeaderIsReady(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	require.Equal(t, Lead, s.dirs["a"].Kind)
+	require.Equal(t, Wait, s.dirs["b"].Kind)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
+func TestJoinTimeoutFailsWithTheNumbers(t *testing.T) {
+	s := newSim(t, Params{Min: 3, Max: 4, JoinTimeout: time.Minute})
+	s.join("a", "b")
+	s.pass(time.Minute)
+	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Contains(t, s.dirs["b"].Cause.Text, "2 nodes joined")
+	require.Contains(t, s.dirs["b"].Cause.Text, "need 3")
+}
+
+func TestRestartIsAnEpochOfTheSameRound(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 2})
+	s.join("a", "b")
+	s.obey()
+	s.fail("b", RestartCharged)
+	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, "b failed", s.dirs["a"].Cause.Text)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	require.Equal(t, 1, s.runs["a"].Round)
+	require.Equal(t, 1, s.runs["a"].Epoch)
+	for _, id := range []string{"a", "b"} {
+		require.Equal(t, 1, s.runs[id].Place.RestartCount, "the restart count is the same on all nodes")
+	}
+}
+
+func TestRestartBudgetIsTheRuns(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1})
+	s.join("a", "b")
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obey()
+	s.fail("b", RestartFree)
+	s.obey()
+	require.Equal(t, 1, s.runs["a"].Place.RestartCount, "a free restart is not charged")
+	s.fail("b", RestartCharged)
+	require.Equal(t, Stop, s.dirs["a"].Kind, "workers stop while the cause is being found")
+	s.pass(AttributionWindow)
+	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, Failed, s.r.Evidence().Outcome)
+	require.Equal(t, "b failed", s.r.Evidence().Failures[0].Text)
+}
+
+func TestPermanentFailureOfTheOnlyNodeEndsAtOnce(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1, MaxRestarts: 5})
+	s.join("a")
+	s.obey()
+	s.fail("a", Permanent)
+	require.Equal(t, Fail, s.dirs["a"].Kind)
+}
+
+func TestLossShrinksWithoutLastCallOrCharge(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 3})
+	s.join("a", "b", "c")
+	s.obey()
+	s.vanish("b")
+	s.pass(BrokenGrace)
+	s.obey()
+	require.Equal(t, "a c", s.order())
+	require.Equal(t, 2, s.runs["a"].Round)
+	require.Equal(t, 0, s.runs["a"].Place.RestartCount)
+	require.Equal(t, CauseLoss, s.runs["a"].Cause.Kind)
+}
+
+func TestLossIsQuickWhenTheSurvivorsFailToo(t *testing.T) {
+	for _, order := range []string{"loss first", "failure first"} {
+		t.Run(order, func(t *testing.T) {
+			s := newSim(t, Params{Min: 1, Max: 2, MaxRestarts: 0})
+			s.join("a", "b")
+			s.obey()
+			if order == "loss first" {
+				s.vanish("b")
+				s.now = s.now.Add(50 * time.Millisecond)
+				s.fail("a", RestartCharged)
+			} else {
+				s.fail("a", RestartCharged)
+				s.now = s.now.Add(50 * time.Millisecond)
+				s.vanish("b")
+			}
+			s.obey()
+			s.pass(BrokenGraceFailing)
+			s.obey()
+			require.Equal(t, "a", s.order(), "a node loss explains the failure, although no restart is left")
+			require.Equal(t, 0, s.runs["a"].Place.RestartCount)
+		})
+	}
+}
+
+func TestShortBreakOfAConnectionIsForgiven(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.must(Detach{ID: "b", Broken: true})
+	s.pass(BrokenGrace - 1)
+	s.must(Attach{ID: "b"})
+	s.pass(time.Hour)
+	require.Equal(t, "a b", s.order())
+	require.Equal(t, 1, s.runs["b"].Round)
+}
+
+func TestSilentNodeIsLost(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.must(Detach{ID: "b"})
+	s.pass(SilentGrace - 1)
+	require.Equal(t, Run, s.dirs["a"].Kind)
+	s.pass(1)
+	require.Equal(t, Stop, s.dirs["a"].Kind)
+}
+
+func TestMostNodesSuspectDoubtsTheDaemonsOwnNetwork(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 6})
+	s.join(nodes(6)...)
+	s.obey()
+	for _, id := range nodes(4) {
+		s.must(Detach{ID: id, Broken: true})
+	}
+	s.pass(SilentGrace - 1)
+	require.Equal(t, Run, s.dirs["n005"].Kind)
+	for _, id := range nodes(4) {
+		s.must(Attach{ID: id})
+	}
+	s.pass(time.Minute)
+	require.Len(t, s.runs, 6)
+}
+
+func TestSpareReplacesALostNodeInItsRank(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 3})
+	s.join("a", "b", "c", "spare")
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+	s.vanish("b")
+	s.pass(BrokenGrace)
+	s.obey()
+	require.Equal(t, "a spare c", s.order())
+}
+
+func TestGrowth(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 4})
+	s.join("a")
+	s.pass(DefaultLastCall)
+	s.obey()
+	require.Equal(t, "a", s.order())
+	s.join("b")
+	require.Equal(t, Run, s.dirs["a"].Kind, "newcomers are collected for a moment")
+	s.pass(DefaultGrowthDelay)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	s.join("c", "d")
+	require.Equal(t, Stop, s.dirs["a"].Kind, "a full world restarts at once")
+	s.obey()
+	require.Equal(t, "a b c d", s.order())
+	require.Equal(t, 0, s.runs["a"].Place.RestartCount)
+}
+
+func TestGrowthWaitsForAWholeUnit(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 6, Unit: 2})
+	s.join("a", "b", "c")
+	s.pass(DefaultLastCall)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	s.pass(time.Minute)
+	require.Equal(t, Run, s.dirs["a"].Kind)
+	s.join("d")
+	s.pass(DefaultGrowthDelay)
+	s.obey()
+	require.Equal(t, "a b c d", s.order())
+}
+
+// A late joiner used to wipe a world that had formed but that not all had fetched.
+func TestLateJoinerLeavesASealedWorldAlone(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	s.join("late")
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	require.Equal(t, Wait, s.dirs["late"].Kind)
+}
+
+// A replacement with the rank of a dead node that was still listed used to be ignored.
+func TestReplacementTakesThePlaceOfASuspect(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: 0, Slots: 2})
+	s.joinNode(Node{ID: "b", Name: "b", Rank: 1, Slots: 2})
+	s.obey()
+	s.vanish("a")
+	s.joinNode(Node{ID: "a2", Name: "a2", Rank: 0, Slots: 2})
+	s.obey()
+	require.Equal(t, "a2 b", s.order())
+	require.NotContains(t, s.r.nodes, "a")
+}
+
+func TestWishedRanksDecide(t *testing.T) {
+	s := newSim(t, Params{Min: 3, Max: 3})
+	for i, id := range []string{"c", "a", "b"} {
+		s.joinNode(Node{ID: id, Name: id, Rank: (i + 2) % 3, Slots: 2})
+	}
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+}
+
+func TestTopologyKeepsASwitchTogether(t *testing.T) {
+	var lines strings.Builder
+	for i := range 10 {
+		fmt.Fprintf(&lines, "asw%d psw0 192.168.0.%d\n", []int{0, 1, 2, 3, 0, 1, 2, 3, 0, 1}[i], i)
+	}
+	topo, err := ParseTopology(strings.NewReader(lines.String()))
+	require.NoError(t, err)
+	s := newSim(t, Params{Min: 10, Max: 10})
+	s.r = New(Config{Topology: topo})
+	for i := range 10 {
+		s.joinNode(Node{ID: fmt.Sprint(i), Name: fmt.Sprint(i), Rank: i, IP: fmt.Sprintf("192.168.0.%d", i), Slots: 1})
+	}
+	s.obey()
+	require.Equal(t, "0 4 8 1 5 9 2 6 3 7", s.order())
+}
+
+func TestParseTopologyErrors(t *testing.T) {
+	for in, want := range map[string]string{
+		"a b\n":               "line 1",
+		"a p 1\nb p 1\n":      "already under switch a",
+		"# x\n\na p 1 more\n": "line 3",
+	} {
+		_, err := ParseTopology(strings.NewReader(in))
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestLeave(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.must(Leave{ID: "a", Reason: "SIGTERM"})
+	delete(s.runs, "a")
+	delete(s.dirs, "a")
+	s.obey()
+	require.Equal(t, "b", s.order())
+	require.ErrorIs(t, s.step(Leave{ID: "a"}), ErrUnknownNode)
+}
+
+func TestSuccessNeedsEveryNode(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.succeed("a")
+	require.Equal(t, Run, s.dirs["a"].Kind)
+	s.succeed("b")
+	require.Equal(t, Done, s.dirs["a"].Kind)
+	require.Equal(t, Done, s.dirs["b"].Kind)
+}
+
+// One node done, the other failing used to dead-lock the exit barrier against the join.
+func TestSucceededNodeRestartsWithTheOthers(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1})
+	s.join("a", "b")
+	s.obey()
+	s.succeed("a")
+	s.fail("b", RestartCharged)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	s.succeed("a", "b")
+	require.Equal(t, Done, s.dirs["a"].Kind)
+}
+
+func TestLossOfASucceededNodeChangesNothing(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.succeed("a")
+	s.vanish("a")
+	s.pass(time.Minute)
+	require.Equal(t, Run, s.dirs["b"].Kind)
+	s.succeed("b")
+	require.Equal(t, Done, s.dirs["b"].Kind)
+}
+
+func TestStaleReportsAreIgnored(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1, MaxRestarts: 3})
+	s.join("a")
+	s.obey()
+	old := s.runs["a"]
+	s.fail("a", RestartCharged)
+	s.obey()
+	s.must(Failing{ID: "a", Round: old.Round, Epoch: old.Epoch, Decision: Permanent})
+	s.must(Success{ID: "a", Round: old.Round, Epoch: old.Epoch})
+	s.must(Ready{ID: "a", Round: old.Round, Epoch: old.Epoch})
+	require.Equal(t, "a", s.order())
+	require.Equal(t, running, s.r.phase)
+}
+
+func TestFinishedRun(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	s.join("a")
+	s.obey()
+	s.now = s.now.Add(time.Minute)
+	s.succeed("a")
+	late := Node{ID: "late", Name: "late", Rank: -1, Slots: 1, Uptime: time.Second}
+	s.now = s.now.Add(500 * time.Millisecond)
+	s.must(Join{Node: late, Params: s.p})
+	require.Equal(t, Done, s.dirs["late"].Kind, "a launcher that is older than the end belongs to the ended run")
+	next := Node{ID: "next", Name: "next", Rank: -1, Slots: 1}
+	require.ErrorIs(t, s.step(Join{Node: next, Params: s.p}), ErrFinishing)
+	s.must(Leave{ID: "a"})
+	s.must(Leave{ID: "late"})
+	s.must(Join{Node: next, Params: s.p})
+	require.Equal(t, Lead, s.dirs["next"].Kind, "the run starts anew")
+}
+
+func TestRefusals(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2, Static: false})
+	s.join("a")
+	for name, c := range map[string]struct {
+		e    Join
+		want string
+	}{
+		"other nnodes":     {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2}}, "nnodes differ"},
+		"other restarts":   {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 2, MaxRestarts: 9}}, "max-restarts differ"},
+		"no slots":         {Join{Node: Node{ID: "x"}, Params: s.p}, "slot"},
+		"unit without fit": {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 3, Unit: 4}}, "node unit 4"},
+		"min above max":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 3, Max: 2}}, "0 < MIN <= MAX"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := s.step(c.e)
+			require.ErrorIs(t, err, ErrRefused)
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+func TestStaticRanks(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, Static: true})
+	s.joinNode(Node{ID: "one", Name: "one", Rank: 1, Slots: 2})
+	require.ErrorContains(t, s.step(Join{Node: Node{ID: "x", Name: "x", Rank: 1, Slots: 2}, Params: s.p}), "already taken by one")
+	require.ErrorContains(t, s.step(Join{Node: Node{ID: "x", Name: "x", Rank: 2, Slots: 2}, Params: s.p}), "from 0 to 1")
+	s.joinNode(Node{ID: "zero", Name: "zero", Rank: 0, Slots: 2})
+	s.obey()
+	require.Equal(t, "zero one", s.order())
+}
+
+func TestAbandonedRunStartsAfresh(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1, MaxRestarts: 1})
+	s.join("a")
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obey()
+	s.vanish("a")
+	s.pass(SilentGrace)
+	s.p.MaxRestarts = 2
+	s.join("b")
+	s.obey()
+	require.Equal(t, 0, s.runs["b"].Place.RestartCount)
+}
+
+func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
+	old := newSim(t, Params{Min: 1, Max: 3, MaxRestarts: 3})
+	old.join("a", "b", "c")
+	old.obey()
+	old.fail("a", RestartCharged)
+	old.obey()
+	again := func(s *sim, id string) {
+		run := old.runs[id]
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Resume: &Resume{Round: run.Round, Epoch: run.Epoch, Place: *run.Place}})
+		s.must(Attach{ID: id})
+		s.runs[id] = s.dirs[id]
+	}
+	t.Run("complete", func(t *testing.T) {
+		s := newSim(t, old.p)
+		again(s, "b")
+		again(s, "a")
+		s.pass(time.Second)
+		again(s, "c")
+		s.obey()
+		require.Equal(t, "a b c", s.order())
+		require.Equal(t, old.runs["c"].Place, s.dirs["c"].Place)
+		require.Equal(t, [2]int{1, 1}, [2]int{s.dirs["a"].Round, s.dirs["a"].Epoch})
+		s.fail("c", RestartCharged)
+		s.obey()
+		require.Equal(t, 2, s.runs["a"].Place.RestartCount, "the restart budget is remembered")
+	})
+	t.Run("one missing", func(t *testing.T) {
+		s := newSim(t, old.p)
+		again(s, "c")
+		again(s, "a")
+		s.pass(resumeWindow)
+		s.obey()
+		require.Equal(t, "a c", s.order())
+		require.Equal(t, 2, s.runs["a"].Round)
+	})
+	t.Run("a foreign world is not adopted", func(t *testing.T) {
+		s := newSim(t, old.p)
+		s.join("x", "y", "z")
+		s.obey()
+		again(s, "a")
+		require.Equal(t, Wait, s.dirs["a"].Kind)
+	})
+}
+
+func TestEvidenceIsBounded(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	s.join("a")
+	s.obey()
+	fs := make([]Failure, 10_000)
+	for i := range fs {
+		fs[i].Rank = i
+	}
+	s.must(Failing{ID: "a", Round: 1, Decision: Permanent, Failures: fs})
+	require.Len(t, s.r.Evidence().Failures, 256)
+}
+
+// TestRandomHistories runs random clusters and holds the rules that no history may break.
+func TestRandomHistories(t *testing.T) {
+	for seed := range int64(300) {
+		history(t, rand.New(rand.NewSource(seed)), 200)
+	}
+}
+
+func FuzzHistory(f *testing.F) {
+	f.Add(int64(1), 50)
+	f.Fuzz(func(t *testing.T, seed int64, steps int) {
+		history(t, rand.New(rand.NewSource(seed)), min(max(steps, 0), 400))
+	})
+}
+
+func history(t testing.TB, rnd *rand.Rand, steps int) {
+	p := Params{Min: 1 + rnd.Intn(3), Unit: 1 + rnd.Intn(2), MaxRestarts: rnd.Intn(4)}
+	p.Max = p.Min + rnd.Intn(5)
+	if p.Validate() != nil {
+		return
+	}
+	s := newSim(t, p)
+	for i := range steps {
+		s.random(rnd, i)
+		s.check()
+	}
+}
+
+func (s *sim) random(rnd *rand.Rand, i int) {
+	ids := sortedKeys(s.dirs)
+	pick := func() string { return ids[rnd.Intn(len(ids))] }
+	switch k := rnd.Intn(12); {
+	case k < 3 && len(ids) < 12:
+		id := fmt.Sprintf("n%d", i)
+		if s.step(Join{Node: Node{ID: id, Name: id, Rank: rnd.Intn(4) - 1, Slots: 2}, Params: s.p}) == nil {
+			s.must(Attach{ID: id})
+		}
+	case k < 7 && len(ids) > 0:
+		if id := pick(); s.r.nodes[id] != nil {
+			s.obeyOne(id)
+		}
+	case k == 7 && len(s.runs) > 0:
+		s.fail(sortedKeys(s.runs)[rnd.Intn(len(s.runs))], []Decision{RestartCharged, RestartFree, Permanent}[min(rnd.Intn(8), 2)])
+	case k == 8 && len(ids) > 0:
+		if id := pick(); s.r.nodes[id] != nil {
+			s.vanish(id)
+		}
+	case k == 9 && len(ids) > 0:
+		if id := pick(); s.r.nodes[id] != nil {
+			s.must(Leave{ID: id})
+			delete(s.dirs, id)
+			delete(s.runs, id)
+		}
+	case k == 10 && len(s.runs) > 0:
+		if id := sortedKeys(s.runs)[rnd.Intn(len(s.runs))]; s.r.nodes[id] != nil {
+			s.succeed(id)
+		}
+	default:
+		s.pass(time.Duration(rnd.Int63n(int64(5 * time.Second))))
+	}
+	for id := range s.dirs { // what is lost does not listen any more
+		if s.r.nodes[id] == nil {
+			delete(s.dirs, id)
+			delete(s.runs, id)
+		}
+	}
+}
+
+func (s *sim) check() {
+	r := s.r
+	counts := map[nodeState]int{}
+	for _, n := range r.nodes {
+		counts[n.state]++
+	}
+	if r.phase != finished {
+		require.Equal(s.t, counts[pending], r.owing)
+		require.Equal(s.t, counts[waiting], r.joined)
+	}
+	if r.phase == running || r.phase == releasing {
+		size := len(r.world)
+		require.True(s.t, size >= s.p.Min && size <= s.p.Max && size%s.p.Unit == 0, "world of %d under %s", size, s.p)
+		for i, n := range r.world {
+			require.Equal(s.t, i, n.rank)
+		}
+	}
+	for id, d := range s.runs { // no worker of an older epoch runs beside a released one
+		if n := r.nodes[id]; n != nil && r.phase == running && n.state == member {
+			require.Equal(s.t, [2]int{r.round, r.epoch}, [2]int{d.Round, d.Epoch}, "node %s", id)
+		}
+	}
+}

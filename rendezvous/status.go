@@ -1,0 +1,109 @@
+package rendezvous
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Next is when the Round wants a Tick; zero when only an event can change it.
+func (r *Round) Next() time.Time {
+	next := r.liveAt
+	consider := func(at time.Time) {
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	switch r.phase {
+	case forming:
+		if r.resume != nil {
+			consider(r.resume.until)
+			break
+		}
+		consider(r.lastCallAt)
+		consider(r.doomAt)
+		if len(r.nodes) > 0 {
+			consider(r.formingAt.Add(r.params.JoinTimeout))
+		}
+	case running:
+		consider(r.growAt)
+	}
+	return next
+}
+
+// Directive is the present duty of a node.
+func (r *Round) Directive(id string) (Directive, error) {
+	n := r.nodes[id]
+	if n == nil {
+		return Directive{}, ErrUnknownNode
+	}
+	return n.dir, nil
+}
+
+// Size is the number of nodes that are here in any state.
+func (r *Round) Size() int { return len(r.nodes) }
+
+// Empty reports whether nothing is worth keeping: nobody is here and nothing runs.
+func (r *Round) Empty() bool { return len(r.nodes) == 0 }
+
+// World is the table of the newest sealed world, by group rank.
+func (r *Round) World() []Member {
+	ms := make([]Member, len(r.world))
+	for i, n := range r.world {
+		ms[i] = Member{GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase, Slots: n.Slots, Role: n.Role}
+	}
+	return ms
+}
+
+// Evidence is what is known about the end of the newest epoch.
+func (r *Round) Evidence() Evidence {
+	return Evidence{
+		Outcome: r.outcome, Cause: r.cause,
+		Failures: slices.Clone(r.failures), Losses: slices.Clone(r.losses),
+		Restarts: r.restarts, MaxRestarts: r.params.MaxRestarts, WorldSize: r.worldSize,
+	}
+}
+
+// Status is a picture of the run.
+func (r *Round) Status() Status {
+	return Status{
+		Phase: string(r.phase), Round: r.round, Epoch: r.epoch, Params: r.params, Restarts: r.restarts,
+		Members: len(r.nodes) - r.joined, Waiting: r.joined, WorldSize: r.worldSize,
+		Outcome: string(r.outcome), Cause: r.cause,
+	}
+}
+
+// Nodes lists the nodes for a status page: members by rank, then those waiting.
+func (r *Round) Nodes() []NodeStatus {
+	ns := make([]NodeStatus, 0, len(r.nodes))
+	for _, n := range r.nodes {
+		ns = append(ns, NodeStatus{Name: n.Name, State: string(n.state), GroupRank: n.rank, Addr: n.Addr, Slots: n.Slots, Connected: n.attached > 0, Suspect: n.suspect()})
+	}
+	slices.SortFunc(ns, func(a, b NodeStatus) int {
+		return cmp.Or(cmp.Compare(order(a.GroupRank), order(b.GroupRank)), cmp.Compare(a.Name, b.Name))
+	})
+	return ns
+}
+
+// String is the parameters as a user would type them.
+func (p Params) String() string {
+	return fmt.Sprintf("--nnodes=%d:%d node_unit=%d last_call=%s join_timeout=%s growth_delay=%s --max-restarts=%d static=%t",
+		p.Min, p.Max, p.Unit, p.LastCall, p.JoinTimeout, p.GrowthDelay, p.MaxRestarts, p.Static)
+}
+
+// diffParams names the first option in which two nodes of a run differ.
+func diffParams(a, b Params) string {
+	switch {
+	case a.Min != b.Min || a.Max != b.Max:
+		return "nnodes differ"
+	case a.Unit != b.Unit:
+		return "node_unit differs"
+	case a.MaxRestarts != b.MaxRestarts:
+		return "max-restarts differ"
+	case a.Static != b.Static:
+		return "rdzv-backend differs"
+	default:
+		return "rdzv-conf timeouts differ"
+	}
+}

@@ -1,0 +1,250 @@
+package rendezvous
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// Defaults of Params. LastCall and JoinTimeout are torchrun's.
+const (
+	DefaultLastCall    = 30 * time.Second
+	DefaultJoinTimeout = 600 * time.Second
+	DefaultGrowthDelay = time.Second
+)
+
+// MaxNodes bounds the world of one run.
+const MaxNodes = 100_000
+
+// Params are the rules of one run. Every node of a run must bring the same ones.
+type Params struct {
+	// Min and Max bound the number of nodes of a world (--nnodes MIN:MAX).
+	Min int `json:"min"`
+	Max int `json:"max"`
+	// Unit floors the world to a multiple of itself (--node_unit); 0 means 1.
+	Unit int `json:"unit,omitempty"`
+	// LastCall is how long a first world waits for more nodes once Min have joined.
+	LastCall time.Duration `json:"last_call,omitempty"`
+	// JoinTimeout bounds the forming of a world; then the run fails.
+	JoinTimeout time.Duration `json:"join_timeout,omitempty"`
+	// GrowthDelay collects newcomers before a running world is restarted for them.
+	// A world that reaches Max restarts at once.
+	GrowthDelay time.Duration `json:"growth_delay,omitempty"`
+	// MaxRestarts is how many worker failures the whole run may spend.
+	MaxRestarts int `json:"max_restarts"`
+	// Static fixes every node's group rank to its Node.Rank, as torchrun's static backend does.
+	Static bool `json:"static,omitempty"`
+}
+
+// WithDefaults returns p with zero values replaced by the defaults.
+func (p Params) WithDefaults() Params {
+	p.Unit = max(p.Unit, 1)
+	if p.LastCall == 0 {
+		p.LastCall = DefaultLastCall
+	}
+	if p.JoinTimeout == 0 {
+		p.JoinTimeout = DefaultJoinTimeout
+	}
+	if p.GrowthDelay == 0 {
+		p.GrowthDelay = DefaultGrowthDelay
+	}
+	return p
+}
+
+// Validate reports the first rule that p breaks.
+func (p Params) Validate() error {
+	p = p.WithDefaults()
+	switch {
+	case p.Min < 1 || p.Max < p.Min || p.Max > MaxNodes:
+		return fmt.Errorf("nnodes %d:%d: need 0 < MIN <= MAX <= %d", p.Min, p.Max, MaxNodes)
+	case p.floor(p.Max) < p.Min:
+		return fmt.Errorf("node unit %d: no multiple of it lies within nnodes %d:%d; change --node_unit or --nnodes", p.Unit, p.Min, p.Max)
+	case p.MaxRestarts < 0:
+		return fmt.Errorf("max restarts %d: must not be negative", p.MaxRestarts)
+	case p.LastCall < 0 || p.JoinTimeout < 0 || p.GrowthDelay < 0:
+		return fmt.Errorf("rendezvous timeouts must be positive (last call %s, join timeout %s, growth delay %s)", p.LastCall, p.JoinTimeout, p.GrowthDelay)
+	case p.Static && p.Min != p.Max:
+		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d", p.Min, p.Max, p.Max)
+	}
+	return nil
+}
+
+// floor is the largest world that n nodes can form under the unit.
+func (p Params) floor(n int) int { return n / p.Unit * p.Unit }
+
+// Node is one launcher as it introduces itself.
+type Node struct {
+	// ID is unique for every launcher process: a replacement on the same host has another one.
+	ID string `json:"id"`
+	// Name is what people call the node: pod name or host name.
+	Name string `json:"name"`
+	// Rank is the wished group rank (NODE_RANK, --node-rank), or -1 for none.
+	Rank int `json:"rank"`
+	// Addr is where other nodes reach this one, IP the key of the topology file.
+	Addr string `json:"addr,omitempty"`
+	IP   string `json:"ip,omitempty"`
+	// Addrs are all addresses of the node, at most MaxAddrs: its workers may come
+	// from any of them.
+	Addrs []string `json:"addrs,omitempty"`
+	// Slots is the number of workers on this node (nproc-per-node).
+	Slots int    `json:"slots"`
+	Role  string `json:"role,omitempty"`
+	// Uptime is the age of the launcher process when it joins. It tells a late
+	// node of a finished run from the first node of the next one.
+	Uptime time.Duration `json:"uptime,omitempty"`
+}
+
+// MaxAddrs bounds Node.Addrs, so that the world table stays small.
+const MaxAddrs = 16
+
+// Kind is what a node shall do now.
+type Kind string
+
+// The kinds of a Directive.
+const (
+	// Wait: joined; a world is forming, or this node is a hot spare.
+	Wait Kind = "wait"
+	// Lead: this node is rank 0 of a sealed world. It clears its store and reports
+	// Ready; only then is anyone told to Run, so that no worker ever meets the
+	// store of an earlier epoch.
+	Lead Kind = "lead"
+	// Run: start the workers of (Round, Epoch).
+	Run Kind = "run"
+	// Stop: end the workers of (Round, Epoch) and join again.
+	Stop Kind = "stop"
+	// Done: every node's workers succeeded.
+	Done Kind = "done"
+	// Fail: end the workers and leave; the run has failed for good.
+	Fail Kind = "fail"
+)
+
+// Directive is the present duty of one node. Only the newest one counts.
+type Directive struct {
+	Seq   uint64 `json:"seq"`
+	Kind  Kind   `json:"kind"`
+	Round int    `json:"round"`
+	Epoch int    `json:"epoch"`
+	// Place is set for Lead and Run.
+	Place *Place `json:"place,omitempty"`
+	// Cause says what led here: why a Stop, why this epoch follows another, why a Fail.
+	Cause *Cause `json:"cause,omitempty"`
+}
+
+// Place is a node's position in a sealed world. Its size does not depend on the world's.
+type Place struct {
+	GroupRank      int    `json:"group_rank"`
+	GroupWorldSize int    `json:"group_world_size"`
+	RankBase       int    `json:"rank_base"`
+	WorldSize      int    `json:"world_size"`
+	RoleRankBase   int    `json:"role_rank_base"`
+	RoleWorldSize  int    `json:"role_world_size"`
+	RestartCount   int    `json:"restart_count"`
+	MasterAddr     string `json:"master_addr,omitempty"`
+	MasterPort     int    `json:"master_port,omitempty"`
+}
+
+// CauseKind classifies what ended an epoch or a run.
+type CauseKind string
+
+// The kinds of a Cause.
+const (
+	CauseFailure CauseKind = "worker-failure"
+	CauseLoss    CauseKind = "node-loss"
+	CauseLeave   CauseKind = "node-leave"
+	CauseGrowth  CauseKind = "growth"
+	CauseTimeout CauseKind = "timeout"
+)
+
+// Cause says in one line what ended an epoch or a run.
+type Cause struct {
+	Kind CauseKind `json:"kind"`
+	Node string    `json:"node,omitempty"`
+	Text string    `json:"text"`
+}
+
+// Failure is one worker's end as a node reports it. Detail is the launcher's own
+// record; the rendezvous keeps it and never reads it.
+type Failure struct {
+	Rank      int             `json:"rank"`
+	GroupRank int             `json:"group_rank"`
+	Text      string          `json:"text"`
+	At        time.Time       `json:"at"`
+	Detail    json.RawMessage `json:"detail,omitempty"`
+}
+
+// Loss is a member that went away without finishing.
+type Loss struct {
+	Node      string    `json:"node"`
+	GroupRank int       `json:"group_rank"`
+	RankBase  int       `json:"rank_base"`
+	Slots     int       `json:"slots"`
+	Reason    string    `json:"reason"`
+	At        time.Time `json:"at"`
+}
+
+// Evidence is all that is known about the end of the newest epoch.
+type Evidence struct {
+	Outcome     Outcome   `json:"outcome"`
+	Cause       *Cause    `json:"cause,omitempty"`
+	Failures    []Failure `json:"failures,omitempty"`
+	Losses      []Loss    `json:"losses,omitempty"`
+	Restarts    int       `json:"restarts"`
+	MaxRestarts int       `json:"max_restarts"`
+	WorldSize   int       `json:"world_size"`
+}
+
+// Outcome is how a run ended.
+type Outcome string
+
+// The outcomes of a run; "" while it lives.
+const (
+	Succeeded Outcome = "succeeded"
+	Failed    Outcome = "failed"
+)
+
+// Decision is what a launcher's policy says about a worker's exit.
+type Decision string
+
+// The decisions. The budget of restarts is counted here, for the whole run.
+const (
+	RestartCharged Decision = "restart"
+	RestartFree    Decision = "restart-free"
+	Permanent      Decision = "permanent"
+)
+
+// Member is one row of the world table.
+type Member struct {
+	GroupRank int      `json:"group_rank"`
+	Node      string   `json:"node"`
+	Addr      string   `json:"addr,omitempty"`
+	Addrs     []string `json:"addrs,omitempty"`
+	RankBase  int      `json:"rank_base"`
+	Slots     int      `json:"slots"`
+	Role      string   `json:"role,omitempty"`
+}
+
+// NodeStatus is one row of the status page.
+type NodeStatus struct {
+	Name      string `json:"name"`
+	State     string `json:"state"`
+	GroupRank int    `json:"group_rank"`
+	Addr      string `json:"addr,omitempty"`
+	Slots     int    `json:"slots"`
+	// Connected: a request of the node is being held. Suspect: its connection broke.
+	Connected bool `json:"connected"`
+	Suspect   bool `json:"suspect,omitempty"`
+}
+
+// Status is a picture of a run for people and metrics.
+type Status struct {
+	Phase     string `json:"phase"`
+	Round     int    `json:"round"`
+	Epoch     int    `json:"epoch"`
+	Params    Params `json:"params"`
+	Restarts  int    `json:"restarts"`
+	Members   int    `json:"members"`
+	Waiting   int    `json:"waiting"`
+	WorldSize int    `json:"world_size"`
+	Outcome   string `json:"outcome,omitempty"`
+	Cause     *Cause `json:"cause,omitempty"`
+}
