@@ -4,15 +4,15 @@ _arguments -s -S -A '-*' \
   '*--nproc-per-node=[workers on this node\: a number, one per GPU, XPU or CPU, or auto for one per accelerator and without one per CPU (default 1)]:N|auto|gpu|cpu|xpu: ' \
   '*--auto-config[take the number of nodes from NODE_NUM and the number of workers from the GPUs of this node]' \
   '*--node-unit=[train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares (default 1)]:N: ' \
-  '*--rdzv-backend=[how nodes find each other\: static with fixed node ranks, c10d with ranks given out when the nodes meet (default static)]:NAME: ' \
+  '*--rdzv-backend=[how nodes find each other\: static with fixed node ranks, c10d with ranks given out when the nodes meet, dlrover-master with a daemon of its own (default static)]:NAME: ' \
   '*--rdzv-endpoint=[where the rendezvous is served, an IPv6 address as \[ADDRESS\]\:PORT; empty means the master address if static]:HOST\[\:PORT\]: ' \
   '*--rdzv-id=[name of the job, the same on all its nodes (default none)]:ID: ' \
-  '*--rdzv-conf=[settings of the rendezvous such as join_timeout, last_call_timeout and read_timeout, in whole seconds]:KEY=VALUE,...: ' \
+  '*--rdzv-conf=[settings of the rendezvous in seconds\: join_timeout (600), last_call_timeout (30), growth_delay (1), read_timeout (60), and is_host=true|false]:KEY=VALUE,...: ' \
   '*--standalone[one-node job with a rendezvous of its own on a free port; backend, endpoint and id are ignored]' \
-  '*--node-rank=[rank of this node, from 0; static rendezvous only (default 0)]:N: ' \
+  '*--node-rank=[rank of this node, from 0; the static rendezvous demands it, the others take it for a wish (default 0)]:N: ' \
   '*--master-addr=[host or address of node rank 0; static rendezvous only (default 127.0.0.1)]:HOST: ' \
   '*--master-port=[port on node rank 0, 0-65535, 29500 unless given; static rendezvous only]:PORT: ' \
-  '*--local-addr=[address under which the other nodes reach this one; its full host name unless given]:HOST: ' \
+  '*--local-addr=[address under which the other nodes reach this one; unless given the one that leads to the rendezvous]:HOST: ' \
   '*--token-file=[file with the secret that the nodes of the job share]:PATH:_files' \
   '*--insecure[serve and join a rendezvous on a network address without a secret]' \
   '*--topology-file=[lines of three words, asw psw ip, by which nodes under one switch get neighbouring ranks; read by the node that serves the rendezvous]:PATH:_files' \
@@ -23,10 +23,10 @@ _arguments -s -S -A '-*' \
   '*--role=[role of these workers, also in front of their lines on the console (default default)]:NAME: ' \
   '*--start-method=[how Python functions would be started\: spawn, fork or forkserver; of no effect on scripts, as in torchrun (default spawn)]:METHOD:(spawn fork forkserver)' \
   '*--virtual-local-rank[every worker gets LOCAL_RANK=0 and sees its own GPU only]' \
-  '*--numa-binding=[bind each worker to CPUs near its GPU\: node, socket, exclusive or core-complex; needs numactl]:MODE:(node socket exclusive core-complex)' \
+  '*--numa-binding=[bind each worker to CPUs near its GPU\: node, socket, exclusive or core-complex]:MODE:(node socket exclusive core-complex)' \
   '*--preset=[set of environment variables given to the workers (default torch)]:NAME: ' \
-  '*--max-restarts=[how many times the workers of this node are started again after a failure, >= 0 (default 0)]:N: ' \
-  '*--monitor-interval=[longest time between two looks at the workers, > 0 (default 0.1)]:SECONDS: ' \
+  '*--max-restarts=[how many worker failures the whole job may recover from, >= 0; lost and new nodes are not counted (default 0)]:N: ' \
+  '*--monitor-interval=[accepted for torchrun'\''s sake, > 0; the kernel tells when a worker ends, at once (default 0.1)]:SECONDS: ' \
   '*--shutdown-timeout=[time workers get between the signal and SIGKILL, >= 0; $TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30 unless given]:SECONDS: ' \
   '*--signals-to-handle=[signals that stop the job and are passed on to the workers (default SIGTERM,SIGINT,SIGHUP,SIGQUIT)]:NAME,...: ' \
   '*--restart-policy=[when workers are started again\: OnFailure, Never, Always, or ExitCode for the codes of --retryable-exit-codes (default OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
