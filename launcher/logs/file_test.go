@@ -1,0 +1,258 @@
+package logs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// joined is the content of path with its rotated files, oldest first, and the sizes in that order.
+func joined(t *testing.T, path string) (all string, parts []string) {
+	t.Helper()
+	for i := 100; i >= 0; i-- {
+		name := path
+		if i > 0 {
+			name = fmt.Sprintf("%s.%d", path, i)
+		}
+		if b, err := os.ReadFile(name); err == nil {
+			all += string(b)
+			parts = append(parts, string(b))
+		}
+	}
+	return all, parts
+}
+
+func TestRotation(t *testing.T) {
+	line := strings.Repeat("x", 99) + "\n"
+	for _, tc := range []struct {
+		name        string
+		size        int64
+		writes      []string
+		wantParts   int
+		wholeLines  bool
+		biggestPart int
+	}{
+		{"fits", 1000, []string{line, line}, 1, true, 200},
+		{"fits exactly", 200, []string{line, line}, 1, true, 200},
+		{"lines", 250, []string{line, line, line, line, line}, 3, true, 200},
+		{"one write over several files", 250, []string{strings.Repeat(line, 10)}, 5, true, 200},
+		{"line in pieces stays whole", 150, []string{line, line[:40], line[40:], line}, 2, true, 200},
+		{"line longer than a file, its end near", 50, []string{line, line}, 2, true, 100},
+		{"no line end at all", 10000, []string{strings.Repeat("y", 64<<10)}, 7, false, 10000},
+		{"no line end, small pieces", 10000, repeat("z", 30000), 3, false, 10000 + nearLineEnd},
+		{"one byte files", 1, []string{"a\nb\n", "c"}, 3, false, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "stdout.log")
+			f := &file{path: path, rotateSize: tc.size, rotateCount: 99, create: createLog,
+				failed: func(p string, err error) { t.Errorf("%s: %v", p, err) }}
+			for _, s := range tc.writes {
+				f.write([]byte(s))
+			}
+			f.close(slog.New(slog.DiscardHandler))
+			got, parts := joined(t, path)
+			require.Equal(t, strings.Join(tc.writes, ""), got)
+			require.Len(t, parts, tc.wantParts)
+			for _, p := range parts {
+				require.LessOrEqual(t, len(p), tc.biggestPart)
+				if tc.wholeLines {
+					require.True(t, strings.HasSuffix(p, "\n"), "%q", p)
+				}
+			}
+		})
+	}
+}
+
+func repeat(s string, n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = s
+	}
+	return out
+}
+
+func TestRotationKeepsTheNewest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "stdout.log")
+	f := &file{path: path, rotateSize: 2, rotateCount: 2, create: createLog, failed: func(string, error) {}}
+	for _, s := range []string{"1\n", "2\n", "3\n", "4\n", "5\n"} {
+		f.write([]byte(s))
+	}
+	f.closeFile()
+	_, parts := joined(t, path)
+	require.Equal(t, []string{"3\n", "4\n", "5\n"}, parts)
+}
+
+func TestRotationThatFailsLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "stdout.log")
+	errs, fail := 0, false
+	f := &file{path: path, rotateSize: 4, rotateCount: 9, failed: func(string, error) { errs++ }}
+	f.create = func(p string) (io.WriteCloser, int64, error) {
+		if fail {
+			return nil, 0, syscall.EMFILE
+		}
+		return createLog(p)
+	}
+	for i := range 9 {
+		fail = i >= 2 && i < 6
+		fmt.Fprintf(writerFunc(f.write), "ln%d\n", i)
+	}
+	f.closeFile()
+	got, _ := joined(t, path)
+	require.Equal(t, "ln0\nln1\nln2\nln3\nln4\nln5\nln6\nln7\nln8\n", got)
+	require.NotZero(t, errs)
+	require.Zero(t, f.lost)
+
+	// A directory in the way of the rename.
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "b.log.1", "x"), 0o755))
+	f = &file{path: filepath.Join(dir, "b.log"), rotateSize: 4, rotateCount: 1, create: createLog, failed: func(string, error) { errs++ }}
+	for range 3 {
+		f.write([]byte("abc\n"))
+	}
+	f.closeFile()
+	require.Equal(t, "abc\nabc\nabc\n", read(t, dir, "b.log"))
+}
+
+type writerFunc func([]byte)
+
+func (w writerFunc) Write(p []byte) (int, error) {
+	w(p)
+	return len(p), nil
+}
+
+// limited is a file on a disk with room for n bytes.
+type limited struct {
+	bytes.Buffer
+	n int
+}
+
+func (l *limited) Close() error { return nil }
+func (l *limited) Write(p []byte) (int, error) {
+	n := min(len(p), l.n)
+	l.n -= n
+	l.Buffer.Write(p[:n])
+	if n < len(p) {
+		return n, syscall.ENOSPC
+	}
+	return n, nil
+}
+
+func TestFileGoesOnWhenThereIsSpaceAgain(t *testing.T) {
+	disk := &limited{n: 6}
+	var openErr error = syscall.ENOSPC
+	var said []error
+	f := &file{path: "/logs/stdout.log", failed: func(_ string, err error) { said = append(said, err) }}
+	f.create = func(string) (io.WriteCloser, int64, error) { return disk, 0, openErr }
+
+	f.write([]byte("lost\n"))
+	openErr = nil
+	f.write([]byte("abcd\n"))
+	f.write([]byte("efgh\n"))
+	disk.n = 100
+	f.write([]byte("ijkl\n"))
+	require.Equal(t, "abcd\neijkl\n", disk.String())
+	require.Equal(t, int64(5+4), f.lost)
+	require.Len(t, said, 2)
+
+	var log bytes.Buffer
+	f.close(slog.New(slog.NewTextHandler(&log, nil)))
+	require.Contains(t, log.String(), "lost_bytes=9")
+	require.Contains(t, log.String(), "/logs/stdout.log")
+	require.Contains(t, log.String(), "no space left")
+	f.write([]byte("late"))
+	require.Equal(t, "abcd\neijkl\n", disk.String(), "closed for good")
+}
+
+func TestOpenLogFollowsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(dir, "victim")
+	require.NoError(t, os.WriteFile(victim, []byte("precious"), 0o644))
+	link := filepath.Join(dir, "stdout.log")
+	require.NoError(t, os.Symlink(victim, link))
+	_, _, err := openLog(link)
+	require.ErrorIs(t, err, syscall.ELOOP)
+	require.Equal(t, "precious", read(t, victim))
+}
+
+func TestTail(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		writes []string
+		want   string
+	}{
+		{"nothing", nil, ""},
+		{"less", []string{"abc"}, "abc"},
+		{"exactly", []string{"abcdefgh"}, "abcdefgh"},
+		{"more in one write", []string{"0123456789"}, "23456789"},
+		{"more in small writes", []string{"012", "345", "678", "9"}, "23456789"},
+		{"wraps twice", repeat("abc", 7), "bcabcabc"},
+		{"whole after wrap", []string{"012345678", "9", "ABCDEFGH", "I"}, "BCDEFGHI"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			ring := tail{max: 8}
+			for _, s := range tc.writes {
+				ring.write([]byte(s))
+			}
+			require.Equal(t, tc.want, string(ring.bytes()))
+
+			path := filepath.Join(t.TempDir(), "f")
+			require.NoError(t, os.WriteFile(path, []byte(strings.Join(tc.writes, "")), 0o600))
+			require.Equal(t, tc.want, string(fileTail(path, 8)))
+		})
+	}
+	require.Empty(t, fileTail(filepath.Join(t.TempDir(), "missing"), 8))
+}
+
+func TestOutput(t *testing.T) {
+	type put struct {
+		by   string // p, q: tee'd streams; r: raw
+		text string
+		cont bool
+	}
+	for _, tc := range []struct {
+		name string
+		puts []put
+		want string
+	}{
+		{"whole lines", []put{{"p", "[p]:a\n", false}, {"q", "[q]:b\n", false}}, "[p]:a\n[q]:b\n"},
+		{"prompt goes on", []put{{"p", "[p]:a", false}, {"p", "b\n", true}}, "[p]:ab\n"},
+		{"other stream between", []put{{"p", "[p]:a", false}, {"q", "[q]:b\n", false}, {"p", "c\n", true}}, "[p]:a\n[q]:b\n[p]:c\n"},
+		{"two prompts", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "c\n", true}, {"q", "d\n", true}}, "[p]:a\n[q]:b\n[p]:c\n[q]:d\n"},
+		{"only the end is left", []put{{"p", "[p]:a", false}, {"q", "[q]:b\n", false}, {"p", "\n", true}}, "[p]:a\n[q]:b\n"},
+		{"only the end is left, in another's line", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n", true}, {"q", "c\n", true}}, "[p]:a\n[q]:bc\n"},
+		{"end and more", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n[p]:c\n", true}}, "[p]:a\n[q]:b\n[p]:c\n"},
+		{"raw streams mix", []put{{"r", "a", false}, {"r", "b\n", true}, {"r", "\n", true}}, "ab\n\n"},
+		{"raw and tee do not", []put{{"r", "a", false}, {"p", "[p]:b", false}, {"r", "c\n", true}}, "a\n[p]:b\nc\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var got strings.Builder
+			o := &output{write: func(p []byte) (int, error) { return got.WriteString(string(p)) }}
+			streams := map[string]*lines{
+				"p": o.tee(lines{prefix: []byte("[p]:")}), "q": o.tee(lines{prefix: []byte("[q]:")}), "r": o.pass(),
+			}
+			for _, p := range tc.puts {
+				head := "\n" + string(streams[p.by].prefix)
+				streams[p.by].send([]byte(head+p.text), len(head), p.cont)
+			}
+			require.Equal(t, tc.want, got.String())
+		})
+	}
+}
+
+func TestOutputCountsWhatIsDropped(t *testing.T) {
+	said := 0
+	o := &output{write: func(p []byte) (int, error) { return 1, errors.New("gone") }, failed: func(error) { said++ }}
+	o.pass().send([]byte("\nabc\n"), 1, false)
+	o.pass().send([]byte("\nabc\n"), 1, false)
+	require.Equal(t, int64(6), o.dropped.Load())
+	require.Equal(t, 2, said)
+}

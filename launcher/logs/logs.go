@@ -1,0 +1,290 @@
+// Package logs owns the output of the workers of one node: a directory per attempt and rank, tee to the
+// launcher's console with a prefix, duplicate filters, rotation, and the last bytes of every stream for the
+// failure report.
+//
+// A stream that only goes to a file is the file itself: the worker writes without the launcher. Every other
+// stream is a pipe read by one goroutine, which its Attempt owns and waits for. Nothing here starts or waits for
+// processes, reads flags or the environment, or imports another package of this module.
+//
+// Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time; output.mu may be taken under Attempt.mu.
+package logs
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+const (
+	defaultTail   = 64 << 10
+	defaultPrefix = "[${role_name}${local_rank}]:"
+	// maxRunID keeps <run_id>_<8 chars> far below NAME_MAX (255) for any rendezvous id.
+	maxRunID = 128
+)
+
+// Std is a set of standard streams in torchrun's numbering: 0 none, 1 stdout, 2 stderr, 3 both.
+type Std uint8
+
+// The members of a Std set.
+const (
+	Stdout Std = 1 << iota
+	Stderr
+)
+
+// Config says where the output of the workers goes. The zero value writes no log file and passes everything to
+// os.Stdout and os.Stderr.
+type Config struct {
+	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin and removed by Close unless a
+	// non-empty file is in it. "/dev/null" makes no file at all; as with torchrun, redirected output then goes to the
+	// console.
+	Dir string
+	// RunID starts the name of the run's directory; what cannot be in a file name becomes '_'. Default "none".
+	RunID string
+	// Redirects and Tee name the streams of a local rank that go to a file, and to a file and the console. nil: none.
+	// What goes only to a file that does not rotate is written by the worker itself, which then also sees its errors.
+	Redirects, Tee func(localRank int) Std
+	// ConsoleRank says whether a local rank may use the console (--local-ranks-filter). nil: all. Files do not change.
+	ConsoleRank func(localRank int) bool
+	// StdoutFilters and StderrFilters: tee'd lines that contain any of them are also written, with their prefix, to
+	// filtered_stdout.log and filtered_stderr.log in the attempt's directory.
+	StdoutFilters, StderrFilters []string
+	// PrefixTemplate starts every tee'd line. Macros: ${role_name} ${local_rank} ${rank} ${hostname} ${node};
+	// $$ is a dollar sign. Default "[${role_name}${local_rank}]:", which is torchrun's.
+	PrefixTemplate string
+	// RotateSize (bytes) and RotateCount (old files kept: stdout.log.1 is the newest). Either 0: no rotation.
+	RotateSize  int64
+	RotateCount int
+	// Stdout and Stderr are the console of the launcher. Default os.Stdout and os.Stderr.
+	Stdout, Stderr io.Writer
+	// TailBytes is how much of the end of every stream Tail returns. Default 64 KiB.
+	TailBytes int
+	// Logger takes what the operator must know, such as a full disk. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// Logs is the output of all workers of one run on one node.
+type Logs struct {
+	cfg      Config
+	hostname string
+	console  [2]*output // stdout, stderr: the same one when both are one terminal, pipe or file
+	dups     []*os.File
+
+	mu       sync.Mutex
+	base     string // <dir>/<run_id>_<random>; "" before the first Begin with a temporary directory, and for /dev/null
+	temp     string // the temporary directory to remove
+	attempts map[*Attempt]struct{}
+	closed   bool
+
+	fileSaid, consoleSaid atomic.Bool
+}
+
+// New checks the configuration and makes the directory of the run, so that a wrong --log-dir is an error before
+// anything starts.
+func New(cfg Config) (*Logs, error) {
+	setDefaults(&cfg)
+	l := &Logs{cfg: cfg, attempts: map[*Attempt]struct{}{}}
+	if strings.Contains(cfg.PrefixTemplate, "hostname") {
+		name, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("host name for the log line prefix: %w", err)
+		}
+		l.hostname = name
+	}
+	if cfg.Dir != "" && cfg.Dir != os.DevNull {
+		if err := l.makeBase(cfg.Dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := l.openConsole(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func setDefaults(c *Config) {
+	none := func(int) Std { return 0 }
+	if c.Redirects == nil {
+		c.Redirects = none
+	}
+	if c.Tee == nil {
+		c.Tee = none
+	}
+	if c.ConsoleRank == nil {
+		c.ConsoleRank = func(int) bool { return true }
+	}
+	if c.PrefixTemplate == "" {
+		c.PrefixTemplate = defaultPrefix
+	}
+	if c.Stdout == nil {
+		c.Stdout = os.Stdout
+	}
+	if c.Stderr == nil {
+		c.Stderr = os.Stderr
+	}
+	if c.TailBytes <= 0 {
+		c.TailBytes = defaultTail
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+}
+
+// makeBase makes the run's directory in dir. Making it is also the only test of write permission that holds for
+// read-only mounts, quotas and root-squashed NFS.
+func (l *Logs) makeBase(dir string) error {
+	dir, err := filepath.Abs(dir) // workers may change their directory before they write error.json
+	if err != nil {
+		return fmt.Errorf("--log-dir %s: %w", l.cfg.Dir, err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		if errors.Is(err, syscall.ENOTDIR) {
+			return fmt.Errorf("--log-dir %s: a file is in the way, a directory is needed: remove it or give another path: %w", dir, err)
+		}
+		return fmt.Errorf("--log-dir %s: cannot be created: give a path that this user may write to: %w", dir, err)
+	}
+	for {
+		// A new name, made exclusively: in a directory that others can write to, nobody can have put a link there.
+		base := filepath.Join(dir, runName(l.cfg.RunID)+"_"+strings.ToLower(rand.Text()[:8]))
+		err := os.Mkdir(base, 0o755)
+		if err == nil {
+			l.base = base
+			return nil
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("--log-dir %s: nothing can be created in it: give a directory that this user may write to: %w", dir, err)
+		}
+	}
+}
+
+// runName is id as one path element: a rendezvous id may hold slashes, spaces or anything else.
+func runName(id string) string {
+	if id == "" {
+		return "none"
+	}
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', strings.ContainsRune("._-", r):
+			return r
+		}
+		return '_'
+	}, id)
+	return name[:min(len(name), maxRunID)]
+}
+
+// Begin makes the directory attempt_<restartCount> for the next start of the workers. After a membership change the
+// count is unchanged: the directory is then attempt_<n>.1, .2 and so on, so that no earlier output is erased.
+// A full disk is not an error here: the workers start, and files appear when there is space.
+func (l *Logs) Begin(restartCount int) (*Attempt, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, errors.New("logs: Begin after Close")
+	}
+	a := &Attempt{l: l}
+	if l.cfg.Dir != os.DevNull {
+		a.dirErr = l.tempBaseLocked()
+	}
+	if l.base != "" {
+		a.dir = l.attemptDirLocked(restartCount)
+	}
+	l.attempts[a] = struct{}{}
+	return a, nil
+}
+
+// tempBaseLocked makes the temporary directory of a run without --log-dir. A read-only root file system is no reason
+// to refuse a job that asked for no log file, so the error only counts once a file is needed.
+func (l *Logs) tempBaseLocked() error {
+	if l.base != "" {
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "torchelastic_*")
+	if err == nil {
+		l.temp = dir
+		err = l.makeBase(dir)
+	}
+	if err != nil {
+		err = fmt.Errorf("temporary log directory: %w", err)
+		l.cfg.Logger.Warn("no error files from workers: give --log-dir a directory that can be written", "err", err)
+	}
+	return err
+}
+
+func (l *Logs) attemptDirLocked(restartCount int) string {
+	first := filepath.Join(l.base, fmt.Sprintf("attempt_%d", restartCount))
+	dir := first
+	for i := 1; ; i++ {
+		err := os.Mkdir(dir, 0o755)
+		if errors.Is(err, fs.ErrExist) {
+			dir = fmt.Sprintf("%s.%d", first, i)
+			continue
+		}
+		if err != nil {
+			l.fileFailed(dir, err)
+		}
+		return dir
+	}
+}
+
+// fileFailed reports trouble with a log file once per run: a full disk hits every file of every rank. The rest is
+// counted, and reported when the attempt is closed.
+func (l *Logs) fileFailed(path string, err error) {
+	if l.fileSaid.CompareAndSwap(false, true) {
+		l.cfg.Logger.Warn("cannot write a log file: the workers go on, lost bytes are counted", "path", path, "err", err)
+	}
+}
+
+// Close closes the attempts that are still open, reports what the console did not take, and removes a temporary
+// directory that nothing was written to.
+func (l *Logs) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	open := make([]*Attempt, 0, len(l.attempts))
+	for a := range l.attempts {
+		open = append(open, a)
+	}
+	l.mu.Unlock()
+
+	var errs []error
+	for _, a := range open {
+		errs = append(errs, a.Close())
+	}
+	for _, c := range l.console {
+		if n := c.dropped.Swap(0); n > 0 {
+			l.cfg.Logger.Warn("output of workers did not reach the console", "bytes", n)
+		}
+	}
+	for _, f := range l.dups {
+		errs = append(errs, f.Close())
+	}
+	l.dups = nil
+	if l.temp != "" && !hasContent(l.temp) {
+		errs = append(errs, os.RemoveAll(l.temp))
+	}
+	return errors.Join(errs...)
+}
+
+// hasContent says whether a non-empty file is under dir, or may be.
+func hasContent(dir string) bool {
+	found := false
+	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && info.Size() > 0 {
+			found = true
+			return fs.SkipAll
+		}
+		return err
+	})
+	return found || err != nil
+}

@@ -1,0 +1,97 @@
+package verdict
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// consequences are parts, in lower case, of the errors that a worker gets when another process is gone, stuck or told to
+// stop. Those of gloo and TCPStore were seen with torch 1.13 and 2.15, the others read in libtorch 2.15 and NCCL 2.30.
+func consequences() []string {
+	return []string{
+		"connection closed by peer",                          // gloo; the peer ended normally
+		"connection reset by peer",                           // gloo and TCPStore; the peer was killed
+		"broken pipe",                                        // TCPStore before 2.x, writing to a store that is gone
+		"connection was likely closed",                       // TCPStore 2.x
+		"remote peer closed the connection",                  // c10d sockets
+		"socket timeout",                                     // TCPStore before 2.x: a key that nobody set
+		"wait timeout after",                                 // the same in 2.x
+		"socket has timed out after",                         // connecting to a store that is not there
+		"for recv operation to complete",                     // gloo: timed out waiting for a peer
+		"for send operation to complete",                     //
+		"remote process exited or there was a network error", // NCCL
+		"ncclremoteerror",                                    //
+		"connection closed by remote peer",                   //
+		"watchdog caught collective operation timeout",       // ProcessGroupNCCL: a peer did not join in
+		"nccl communicator was aborted",                      //
+		"is killed by signal: terminated",                    // DataLoader, when its worker got the stop signal first
+	}
+}
+
+// followed reports whether f ended by an error that is a known consequence: an exception, or a SIGABRT when it was
+// thrown in a C++ thread such as NCCL's watchdog. Other signals have causes of their own, whatever the output says.
+func followed(f Failure) bool {
+	if f.Message == "" && f.ExitCode <= 0 && f.ExitCode != -int(unix.SIGABRT) {
+		return false
+	}
+	text := strings.ToLower(cmp.Or(f.Message, cause(f), f.LastLines))
+	return slices.ContainsFunc(consequences(), func(c string) bool { return strings.Contains(text, c) })
+}
+
+// cause is the error that ended the worker, as the worker tells it: "ValueError: bad batch". It is "" if the worker said
+// nothing that can be recognised.
+func cause(f Failure) string {
+	if line := firstLine(f.Message); line != "" {
+		return line
+	}
+	for _, text := range []string{f.Traceback, f.LastLines} {
+		if e := pythonError(text); e != "" {
+			return e
+		}
+		if e := cppError(text); e != "" {
+			return e
+		}
+	}
+	return ""
+}
+
+// pythonError finds the line of the last Python traceback that names the error: the first one that is not indented.
+// Whatever stands before "Traceback" stands before every line, as in torch's "[rank0]: ".
+func pythonError(text string) string {
+	const mark = "Traceback (most recent call last):"
+	i := strings.LastIndex(text, mark)
+	if i < 0 {
+		return ""
+	}
+	prefix := text[strings.LastIndexByte(text[:i], '\n')+1 : i]
+	for line := range strings.Lines(text[i+len(mark):]) {
+		line = strings.TrimRight(strings.TrimPrefix(line, prefix), " \r\n")
+		if line != "" && line[0] != ' ' && line[0] != '\t' {
+			return line
+		}
+	}
+	return ""
+}
+
+// cppError finds what std::terminate prints about an exception that nobody caught.
+func cppError(text string) string {
+	if i := strings.LastIndex(text, "what():"); i >= 0 {
+		return firstLine(text[i+len("what():"):])
+	}
+	return ""
+}
+
+// firstLine is the first line of s with something in it.
+func firstLine(s string) string {
+	first, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return strings.TrimSpace(first)
+}
+
+// lastLine is the last line of s with something in it.
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return strings.TrimSpace(s[strings.LastIndexByte(s, '\n')+1:])
+}

@@ -1,0 +1,129 @@
+package verdict
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// MaxErrorFile is the largest error file, in bytes, that is read.
+const MaxErrorFile = 16 << 20
+
+// maxReport bounds the texts taken from an error file, in bytes.
+const maxReport = 64 << 10
+
+// ErrorReport is what a worker wrote about its own end.
+type ErrorReport struct {
+	Message   string    // "ValueError: bad batch"
+	Traceback string    // "" if the file has none
+	Time      time.Time // whole seconds; zero if the file has none
+	ExitCode  *int      // set in files that an inner launcher passed on
+}
+
+// ParseErrorFile reads an error file of torch's @record in either of its shapes:
+//
+//	{"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000"}, "errorCode": 1}}
+//	{"message": "...", "timestamp": 1700000000}
+//
+// Only "message" is required; torchrun fails on files that lack more. An error is to be shown beside the exit status:
+// a broken file, often one that its writer was killed over, never hides the failure itself.
+func ParseErrorFile(data []byte) (ErrorReport, error) {
+	top, err := errorObject(data)
+	if err != nil {
+		return ErrorReport{}, err
+	}
+	message, ok := top["message"]
+	if !ok {
+		return ErrorReport{}, errors.New(`error file has no "message"`)
+	}
+	inner, ok := object(message)
+	if !ok {
+		return ErrorReport{Message: head(text(message), maxReport), Time: timestamp(top["timestamp"])}, nil
+	}
+	extra, _ := object(inner["extraInfo"])
+	r := ErrorReport{
+		Message:   head(text(inner["message"]), maxReport),
+		Traceback: tail(text(extra["py_callstack"]), maxReport),
+		Time:      timestamp(extra["timestamp"]),
+	}
+	var code *int
+	if json.Unmarshal(inner["errorCode"], &code) == nil {
+		r.ExitCode = code
+	}
+	return r, nil
+}
+
+// AmendErrorFile returns the error file of the first failed worker as the launcher passes it on in its own
+// TORCHELASTIC_ERROR_FILE: with exitCode as "errorCode" inside "message". A file whose message is plain text, and exit
+// code 0, are passed on as they are, which is what torchrun does.
+func AmendErrorFile(data []byte, exitCode int) ([]byte, error) {
+	top, err := errorObject(data)
+	if err != nil {
+		return nil, err
+	}
+	inner, ok := object(top["message"])
+	if !ok || exitCode == 0 {
+		return bytes.Clone(data), nil
+	}
+	inner["errorCode"] = json.RawMessage(strconv.Itoa(exitCode))
+	if top["message"], err = encode(inner); err != nil {
+		return nil, err
+	}
+	return encode(top)
+}
+
+func errorObject(data []byte) (map[string]json.RawMessage, error) {
+	switch {
+	case len(bytes.TrimSpace(data)) == 0:
+		return nil, errors.New("error file is empty")
+	case len(data) > MaxErrorFile:
+		return nil, fmt.Errorf("error file has %d bytes; at most %d are read", len(data), MaxErrorFile)
+	}
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(data, &top); err != nil {
+		return nil, fmt.Errorf("error file is not a JSON object: %w", err)
+	}
+	if top == nil {
+		return nil, errors.New("error file is not a JSON object: null")
+	}
+	return top, nil
+}
+
+// object decodes a JSON object; false for anything else.
+func object(raw json.RawMessage) (map[string]json.RawMessage, bool) {
+	var m map[string]json.RawMessage
+	err := json.Unmarshal(raw, &m)
+	return m, err == nil && m != nil
+}
+
+// text is a JSON string's value, nothing for null and what is missing, and the JSON text of anything else.
+func text(raw json.RawMessage) string {
+	var s string
+	if len(raw) == 0 || json.Unmarshal(raw, &s) == nil {
+		return s
+	}
+	return string(raw)
+}
+
+// timestamp reads Unix seconds, written as a number or as a string. What cannot be a time is no time.
+func timestamp(raw json.RawMessage) time.Time {
+	seconds, err := strconv.ParseFloat(strings.TrimSpace(text(raw)), 64)
+	if err != nil || !(seconds >= 1 && seconds < 1<<36) { // negated so that NaN fails too
+		return time.Time{}
+	}
+	return time.Unix(int64(seconds), 0)
+}
+
+func encode(m map[string]json.RawMessage) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // tracebacks are full of < and >
+	if err := enc.Encode(m); err != nil {
+		return nil, fmt.Errorf("encode error file: %w", err)
+	}
+	return bytes.TrimSpace(b.Bytes()), nil
+}

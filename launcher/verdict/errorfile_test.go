@@ -1,0 +1,133 @@
+package verdict_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher/verdict"
+)
+
+const recorded = `{"message": {"message": "ValueError: <b>", "extraInfo": {"py_callstack": "Traceback\n  x\n", "timestamp": "1700000001"}}}`
+
+func TestParseErrorFile(t *testing.T) {
+	seven := 7
+	when := time.Unix(1700000001, 0)
+	for _, tt := range []struct {
+		name string
+		data string
+		want verdict.ErrorReport
+		err  string
+	}{
+		{"@record", recorded, verdict.ErrorReport{Message: "ValueError: <b>", Traceback: "Traceback\n  x\n", Time: when}, ""},
+		{"passed on by an inner launcher", `{"message": {"message": "E", "extraInfo": {"timestamp": 1700000001}, "errorCode": 7}}`,
+			verdict.ErrorReport{Message: "E", Time: when, ExitCode: &seven}, ""},
+		{"plain, number", `{"message": "E", "timestamp": 1700000001}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
+		{"plain, string", `{"message": "E", "timestamp": " 1700000001 "}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
+		{"plain, fraction", `{"message": "E", "timestamp": 1700000001.9}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
+		{"plain, no time", `{"message": "E"}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"a time that is none", `{"message": "E", "timestamp": "yesterday"}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"a time out of range", `{"message": "E", "timestamp": 1e30}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"a time before all times", `{"message": "E", "timestamp": -5}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"NaN as a string", `{"message": "E", "timestamp": "nan"}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"no extraInfo", `{"message": {"message": "E"}}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"extraInfo of another type", `{"message": {"message": "E", "extraInfo": []}}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"message of another type", `{"message": {"message": {"a": 1}}}`, verdict.ErrorReport{Message: `{"a": 1}`}, ""},
+		{"outer message of another type", `{"message": [1]}`, verdict.ErrorReport{Message: `[1]`}, ""},
+		{"null", `{"message": null}`, verdict.ErrorReport{}, ""},
+		{"exit code of another type", `{"message": {"message": "E", "errorCode": "x"}}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"lone surrogate", `{"message": "\ud800"}`, verdict.ErrorReport{Message: "\uFFFD"}, ""},
+
+		{"empty", " \n", verdict.ErrorReport{}, "error file is empty"},
+		{"cut off", recorded[:40], verdict.ErrorReport{}, "error file is not a JSON object"},
+		{"two files in one", recorded + recorded, verdict.ErrorReport{}, "error file is not a JSON object"},
+		{"array", `[]`, verdict.ErrorReport{}, "error file is not a JSON object"},
+		{"null file", `null`, verdict.ErrorReport{}, "error file is not a JSON object"},
+		{"no message", `{"Message": "E"}`, verdict.ErrorReport{}, `error file has no "message"`},
+		{"too large", strings.Repeat(" ", verdict.MaxErrorFile) + recorded, verdict.ErrorReport{}, "at most 16777216 are read"},
+		{"nested without end", `{"message":` + strings.Repeat("[", 1<<20), verdict.ErrorReport{}, "error file is not a JSON object"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := verdict.ParseErrorFile([]byte(tt.data))
+			if tt.err != "" {
+				require.ErrorContains(t, err, tt.err)
+			} else {
+				require.NoError(t, err)
+			}
+			require.Equal(t, tt.want, got)
+		})
+	}
+}
+
+func TestParseErrorFileIsBounded(t *testing.T) {
+	long := strings.Repeat("a", 1<<20)
+	got, err := verdict.ParseErrorFile([]byte(`{"message": {"message": "begin` + long + `", "extraInfo": {"py_callstack": "` + long + `end"}}}`))
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(got.Message), 64<<10)
+	require.LessOrEqual(t, len(got.Traceback), 64<<10)
+	require.True(t, strings.HasPrefix(got.Message, "begin"))
+	require.True(t, strings.HasSuffix(got.Traceback, "end"))
+}
+
+func TestAmendErrorFile(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		data string
+		code int
+		want string // JSON; "" = data unchanged
+	}{
+		{"adds the code", recorded, -11, `{"message": {"message": "ValueError: <b>", "errorCode": -11,
+			"extraInfo": {"py_callstack": "Traceback\n  x\n", "timestamp": "1700000001"}}}`},
+		{"replaces the code and keeps the rest", `{"message": {"message": "E", "errorCode": 1, "x": [1.50]}, "y": {"z": 1e400}}`, 3,
+			`{"message": {"message": "E", "errorCode": 3, "x": [1.50]}, "y": {"z": 1e400}}`},
+		{"plain message", `{"message": "E", "timestamp": 5}`, 3, ""},
+		{"no message", `{"a": 1}`, 3, ""},
+		{"code 0", recorded, 0, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := verdict.AmendErrorFile([]byte(tt.data), tt.code)
+			require.NoError(t, err)
+			if tt.want == "" {
+				require.Equal(t, tt.data, string(got))
+				return
+			}
+			if strings.Contains(tt.want, "1e400") { // not a float64, so not for JSONEq
+				require.Equal(t, `{"message":{"errorCode":3,"message":"E","x":[1.50]},"y":{"z":1e400}}`, string(got))
+				return
+			}
+			require.JSONEq(t, tt.want, string(got))
+			require.NotContains(t, string(got), `\u003c`)
+		})
+	}
+	_, err := verdict.AmendErrorFile([]byte("{"), 1)
+	require.ErrorContains(t, err, "error file is not a JSON object")
+}
+
+func FuzzErrorFile(f *testing.F) {
+	for _, s := range []string{recorded, `{"message": "E", "timestamp": "1"}`, `{"message": {"errorCode": 3}}`, `{}`, `null`, "", "{\"message\": \"\xff\"}"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		before := string(data)
+		report, err := verdict.ParseErrorFile(data)
+		if err != nil {
+			require.Equal(t, verdict.ErrorReport{}, report)
+		}
+		amended, amendErr := verdict.AmendErrorFile(data, 42)
+		require.Equal(t, before, string(data), "the input is left alone")
+		if amendErr != nil {
+			require.Error(t, err)
+			return
+		}
+		again, errAgain := verdict.ParseErrorFile(amended)
+		require.Equal(t, err == nil, errAgain == nil)
+		require.Equal(t, report.Message, again.Message)
+		require.Equal(t, report.Traceback, again.Traceback)
+		require.True(t, report.Time.Equal(again.Time))
+		if again.ExitCode != nil {
+			require.Equal(t, 42, *again.ExitCode)
+		}
+	})
+}

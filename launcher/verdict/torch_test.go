@@ -1,0 +1,163 @@
+package verdict_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher/verdict"
+)
+
+// torchPython is a Python with torch: $TORCH_PYTHON, else the system's.
+func torchPython(t *testing.T) string {
+	t.Helper()
+	for _, p := range []string{os.Getenv("TORCH_PYTHON"), "python3", "/usr/bin/python3"} {
+		if p != "" && exec.Command(p, "-c", "import torch").Run() == nil {
+			return p
+		}
+	}
+	t.Skip("SKIPPED: no Python with torch; set TORCH_PYTHON to compare with the real one")
+	return ""
+}
+
+// TestBlockIsTorchs compares Block with the text of torch's own exception.
+func TestBlockIsTorchs(t *testing.T) {
+	python := torchPython(t)
+	type failure struct {
+		Rank      int    `json:"rank"`
+		LocalRank int    `json:"local_rank"`
+		PID       int    `json:"pid"`
+		ExitCode  int    `json:"exit_code"`
+		Time      int64  `json:"time"`
+		File      string `json:"file"`
+		ErrorFile string `json:"error_file"`
+	}
+	type input struct {
+		Entrypoint string    `json:"entrypoint"`
+		Failures   []failure `json:"failures"`
+	}
+	const path = "/var/log/job/b2c8_x1/attempt_0/0/error.json"
+	recorded := `{"message": {"message": "ValueError: b", "extraInfo": {"py_callstack": "Traceback (most recent call last):\n` +
+		`  File \"train.py\", line 3, in <module>\nValueError: b\n", "timestamp": "1700000001"}}}`
+	plain := `{"message": "two\nlines and ünïcode", "timestamp": 1700000005}`
+	cases := map[string]input{
+		"exception first, then signals": {"train.py", []failure{
+			{8, 0, 31, 1, 0, recorded, path}, {9, 1, 32, -11, 1700000002, "", ""}, {10, 2, 33, -34, 1700000002, "", ""}}},
+		"same second: the first given": {"train.py", []failure{
+			{3, 3, 31, -9, 1700000001, "", ""}, {0, 0, 32, 1, 0, recorded, path}}},
+		"plain message": {"train.py", []failure{{0, 0, 31, 7, 0, plain, path}}},
+		"no error file": {"train.py", []failure{{0, 0, 31, 3, 1700000000, "", ""}}},
+		"narrow":        {"x", []failure{{0, 0, 1, -9, 1700000000, "", ""}}},
+		"wide title":    {"a-script-with-a-name-longer-than-its-failures.py", []failure{{0, 0, 1, -9, 1700000000, "", ""}}},
+	}
+	stdin, err := json.Marshal(cases)
+	require.NoError(t, err)
+	cmd := exec.Command(python, filepath.Join("testdata", "block.py"))
+	cmd.Env = append(os.Environ(), "TZ=UTC", "TMPDIR="+t.TempDir())
+	cmd.Stdin = bytes.NewReader(stdin)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	stdout, err := cmd.Output()
+	require.NoError(t, err, stderr.String())
+	var blocks map[string]string
+	require.NoError(t, json.Unmarshal(stdout, &blocks))
+
+	for name, in := range cases {
+		t.Run(name, func(t *testing.T) {
+			var failures []verdict.Failure
+			for _, f := range in.Failures {
+				ours := verdict.Failure{Host: "host-a.example.com", Rank: f.Rank, LocalRank: f.LocalRank, PID: f.PID,
+					ExitCode: f.ExitCode, ErrorFile: f.ErrorFile, At: time.Unix(f.Time, 0).UTC()}
+				if f.File != "" {
+					r, err := verdict.ParseErrorFile([]byte(f.File))
+					require.NoError(t, err)
+					ours.Message, ours.Traceback, ours.ErrorTime = r.Message, r.Traceback, r.Time.UTC()
+				}
+				failures = append(failures, ours)
+			}
+			want, got := blocks[name], verdict.Block(in.Entrypoint, failures, -1)
+			if !regexp.MustCompile(`\(pid: \d+\) `).MatchString(want) {
+				want, got = beforeSignalNames(want), beforeSignalNames(got)
+			}
+			require.Equal(t, want, got)
+		})
+	}
+}
+
+// beforeSignalNames is a block as torch before 2.11 printed it, without the width that follows from the longest line.
+func beforeSignalNames(block string) string {
+	block = regexp.MustCompile(`(\(pid: \d+\)) .*`).ReplaceAllString(block, "$1")
+	return regexp.MustCompile(`(?m)^[=-]+$`).ReplaceAllString(block, "--")
+}
+
+// TestJudgeOfARealJob lets rank 1 of a gloo job fail and collects what the peers then say.
+func TestJudgeOfARealJob(t *testing.T) {
+	python := torchPython(t)
+	for how, want := range map[string]string{
+		"raise": "rank 1 (node 1 host-b, local rank 0, pid 1001) failed first: ValueError: bad batch (exit code 1); " +
+			"2 ranks followed: 2 with exit code 1; restarts used 0 of 0",
+		"kill": "rank 1 (node 1 host-b, local rank 0, pid 1001) failed first: SIGKILL, not sent by the launcher; " +
+			"2 ranks followed: 2 with exit code 1; restarts used 0 of 0",
+	} {
+		t.Run(how, func(t *testing.T) {
+			dir := t.TempDir()
+			failures := make([]verdict.Failure, 3)
+			var wg sync.WaitGroup
+			for rank := range failures {
+				wg.Go(func() { failures[rank] = runRank(t, python, dir, rank, how) })
+			}
+			wg.Wait()
+
+			v := verdict.Judge(verdict.Evidence{Failures: failures, WorldSize: 3})
+			require.Equal(t, want, v.Line())
+
+			// Whatever is seen first, the cause is the same.
+			for i := range failures {
+				failures[i].At = failures[1].At.Add(time.Duration(i-1) * -time.Second)
+				failures[i].ErrorTime = time.Time{}
+			}
+			require.Equal(t, 1, verdict.Judge(verdict.Evidence{Failures: failures}).Root.Rank)
+
+			// The same without @record: only the output tells.
+			for i := range failures {
+				failures[i].Message, failures[i].Traceback = "", ""
+			}
+			require.Equal(t, 1, verdict.Judge(verdict.Evidence{Failures: failures}).Root.Rank)
+		})
+	}
+}
+
+func runRank(t *testing.T, python, dir string, rank int, how string) verdict.Failure {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	errorFile := filepath.Join(dir, strconv.Itoa(rank)+".json")
+	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "gloo.py"), strconv.Itoa(rank), filepath.Join(dir, "store"), how)
+	cmd.Env = append(os.Environ(), "TORCHELASTIC_ERROR_FILE="+errorFile, "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo")
+	output, err := cmd.CombinedOutput()
+	f := verdict.Failure{Node: rank, Host: "host-" + string(rune('a'+rank)), Rank: rank, PID: 1000 + rank, At: time.Now(), LastLines: string(output)}
+	if exit, ok := err.(*exec.ExitError); ok {
+		f.ExitCode = exit.ExitCode()
+		if f.ExitCode == -1 {
+			f.ExitCode = -9
+		}
+	}
+	if data, err := os.ReadFile(errorFile); err == nil {
+		r, err := verdict.ParseErrorFile(data)
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+		f.ErrorFile, f.Message, f.Traceback, f.ErrorTime = errorFile, r.Message, r.Traceback, r.Time
+	}
+	return f
+}

@@ -1,0 +1,245 @@
+// Package verdict says which worker of the whole job failed first and why: Judge chooses among the exits of all nodes,
+// Verdict.Line says it in one line, Block prints one node's failures as torchrun does, and ParseErrorFile reads what a
+// worker wrote about its own end.
+//
+// The package is pure: it must not read a clock, a file or the environment, and starts no goroutine. Times of different
+// nodes are compared as they are, so clocks that differ by more than LossGrace can change the order in which failures
+// on different nodes are seen; what ranks above time (see Judge) does not depend on it.
+package verdict
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// OOM is the kernel's report that it killed a process of the worker's cgroup for lack of memory.
+type OOM struct {
+	Limit int64 `json:"limit,omitempty"` // the cgroup's memory limit in bytes; 0 if unknown or none
+	Peak  int64 `json:"peak,omitempty"`  // the most it used, in bytes; 0 if unknown
+}
+
+// Failure is one worker that did not succeed.
+type Failure struct {
+	Node      int    `json:"node"` // group rank
+	NodeName  string `json:"node_name,omitempty"`
+	Host      string `json:"host,omitempty"`
+	Rank      int    `json:"rank"`
+	LocalRank int    `json:"local_rank"`
+	PID       int    `json:"pid"`
+	Role      string `json:"role,omitempty"`
+
+	ExitCode int       `json:"exit_code"`         // -n when signal n ended the worker
+	At       time.Time `json:"at"`                // when the worker was seen to have ended
+	Stopped  bool      `json:"stopped,omitempty"` // it ended after the launcher had told it to
+	OOM      *OOM      `json:"oom,omitempty"`
+
+	// What the worker wrote into its error file, see ParseErrorFile. All are empty, and ErrorTime zero, without one.
+	ErrorFile string    `json:"error_file,omitempty"`
+	Message   string    `json:"message,omitempty"`
+	Traceback string    `json:"traceback,omitempty"`
+	ErrorTime time.Time `json:"error_time,omitzero"` // whole seconds, rounded down
+
+	LastLines string `json:"last_lines,omitempty"` // the end of the worker's output
+}
+
+// Bytes that Compact leaves of the long fields.
+const (
+	maxMessage   = 1 << 10
+	maxTraceback = 4 << 10
+	maxLastLines = 2 << 10
+)
+
+// Compact returns f small enough to travel: at most 7 KiB of text. Messages keep their beginning, tracebacks and output
+// their end, which is where Python puts the cause.
+func (f Failure) Compact() Failure {
+	f.Message = head(f.Message, maxMessage)
+	f.Traceback = tail(f.Traceback, maxTraceback)
+	f.LastLines = tail(f.LastLines, maxLastLines)
+	return f
+}
+
+// Loss is a node that went away.
+type Loss struct {
+	Node     int       `json:"node"` // group rank
+	NodeName string    `json:"node_name,omitempty"`
+	Host     string    `json:"host,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+	At       time.Time `json:"at"` // when it was last known to be there, not when it was given up
+	Ranks    []int     `json:"ranks,omitempty"`
+}
+
+// Evidence is what is known at the end of one round.
+type Evidence struct {
+	Failures []Failure `json:"failures,omitempty"`
+	Losses   []Loss    `json:"losses,omitempty"`
+
+	RestartsUsed int `json:"restarts_used"`
+	MaxRestarts  int `json:"max_restarts"`
+	WorldSize    int `json:"world_size"`
+}
+
+// Rule is what decided a verdict.
+type Rule string
+
+// The rules.
+const (
+	NoCause     Rule = "no-cause"    // nothing ended by itself
+	FirstExit   Rule = "first-exit"  // the earliest exit that nothing else explains
+	OutOfMemory Rule = "oom"         // the kernel's OOM killer
+	NodeLost    Rule = "node-lost"   // a node went away
+	Consequence Rule = "consequence" // Root only followed; its cause was not reported
+)
+
+// Verdict names the cause of a job's end: Root or Loss, or neither under NoCause.
+type Verdict struct {
+	Rule      Rule      `json:"rule"`
+	Root      *Failure  `json:"root,omitempty"`
+	Loss      *Loss     `json:"loss,omitempty"`
+	Followers []Failure `json:"followers,omitempty"` // all other failures, the earliest first
+
+	OtherLosses  int `json:"other_losses,omitempty"` // nodes lost besides Loss
+	RestartsUsed int `json:"restarts_used"`
+	MaxRestarts  int `json:"max_restarts"`
+	WorldSize    int `json:"world_size"`
+}
+
+const (
+	// Window is how much later than the first exit a worker may end and still be its cause. A process closes its
+	// connections before it is gone: tearing down CUDA, NCCL and Python threads takes seconds, in which its peers fail
+	// and are seen to end first.
+	Window = 5 * time.Second
+
+	// LossGrace is how much later than a failure the loss of a node may be dated and still be its cause: a node that goes
+	// down kills its workers before its launcher.
+	LossGrace = 300 * time.Millisecond
+)
+
+// Judge finds the cause. Its rules:
+//
+//   - A worker that the launcher stopped is no cause, unless its error file is dated no later than the first end that
+//     the launcher did not ask for: a failed worker can hang in its teardown until it is stopped.
+//   - A failure happened when the worker was seen to have ended, or by the end of the second that its error file names if
+//     that is earlier.
+//   - Among the failures within Window of the earliest one, a kill by the OOM killer comes before other failures, and
+//     those come before errors that are known to be consequences, such as "connection closed by peer". Then the
+//     earliest counts, then the earliest error file, then the lowest rank.
+//   - The earliest loss of a node is the cause if it is dated before an OOM kill, or not later than LossGrace after any
+//     other failure. A known consequence always yields to a loss, because silent nodes are found late.
+func Judge(e Evidence) Verdict {
+	v := Verdict{
+		Rule: NoCause, RestartsUsed: e.RestartsUsed, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
+		Followers: slices.SortedStableFunc(slices.Values(e.Failures), func(a, b Failure) int {
+			return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Rank, b.Rank))
+		}),
+	}
+	losses := slices.SortedStableFunc(slices.Values(e.Losses), func(a, b Loss) int { return a.At.Compare(b.At) })
+	root, found := firstFailure(suspects(v.Followers, losses))
+	if len(losses) > 0 && (!found || root.yieldsTo(losses[0])) {
+		v.Rule, v.Loss, v.OtherLosses = NodeLost, &losses[0], len(losses)-1
+		return v
+	}
+	v.OtherLosses = len(losses)
+	if found {
+		f := v.Followers[root.index]
+		v.Rule, v.Root = root.class.rule(), &f
+		v.Followers = slices.Delete(v.Followers, root.index, root.index+1)
+	}
+	return v
+}
+
+// class ranks failures that end within Window of each other.
+type class int
+
+const (
+	follows class = iota // its error is a known consequence
+	plain
+	oom
+)
+
+func (c class) rule() Rule {
+	return [...]Rule{follows: Consequence, plain: FirstExit, oom: OutOfMemory}[c]
+}
+
+func classOf(f Failure) class {
+	switch {
+	case f.OOM != nil:
+		return oom
+	case followed(f):
+		return follows
+	}
+	return plain
+}
+
+// suspect is a failure that may be the cause.
+type suspect struct {
+	index     int // in the failures
+	class     class
+	at        time.Time // the latest time at which it can have failed
+	errorTime time.Time
+	rank      int
+}
+
+func (s suspect) yieldsTo(l Loss) bool {
+	switch s.class {
+	case follows:
+		return true
+	case oom:
+		return l.At.Before(s.at)
+	}
+	return !l.At.After(s.at.Add(LossGrace))
+}
+
+// suspects returns the failures, which are sorted by At, that the launcher did not cause.
+func suspects(failures []Failure, losses []Loss) []suspect {
+	var firstEnd time.Time // that the launcher did not ask for; zero = none
+	if i := slices.IndexFunc(failures, func(f Failure) bool { return !f.Stopped }); i >= 0 {
+		firstEnd = failures[i].At
+	}
+	if len(losses) > 0 && (firstEnd.IsZero() || losses[0].At.Before(firstEnd)) {
+		firstEnd = losses[0].At
+	}
+	var out []suspect
+	for i, f := range failures {
+		if f.Stopped && (f.ErrorTime.IsZero() || f.ErrorTime.After(firstEnd)) {
+			continue
+		}
+		out = append(out, suspect{i, classOf(f), failedBy(f), f.ErrorTime, f.Rank})
+	}
+	return out
+}
+
+// failedBy is the latest time at which f can have failed. Error files carry whole seconds, rounded down.
+func failedBy(f Failure) time.Time {
+	if reported := f.ErrorTime.Add(time.Second); !f.ErrorTime.IsZero() && reported.Before(f.At) {
+		return reported
+	}
+	return f.At
+}
+
+// firstFailure chooses among suspects; false if there are none.
+func firstFailure(all []suspect) (suspect, bool) {
+	if len(all) == 0 {
+		return suspect{}, false
+	}
+	first := slices.MinFunc(all, func(a, b suspect) int { return a.at.Compare(b.at) })
+	inWindow := slices.DeleteFunc(all, func(s suspect) bool { return s.at.After(first.at.Add(Window)) })
+	return slices.MinFunc(inWindow, func(a, b suspect) int {
+		return cmp.Or(
+			cmp.Compare(b.class, a.class),
+			a.at.Compare(b.at),
+			compareErrorTimes(a.errorTime, b.errorTime),
+			cmp.Compare(a.rank, b.rank))
+	}), true
+}
+
+// compareErrorTimes puts failures without an error file last.
+func compareErrorTimes(a, b time.Time) int {
+	if a.IsZero() != b.IsZero() {
+		if a.IsZero() {
+			return 1
+		}
+		return -1
+	}
+	return a.Compare(b)
+}
