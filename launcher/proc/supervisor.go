@@ -1,0 +1,186 @@
+package proc
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrClosed is returned by Start after Close.
+var ErrClosed = errors.New("proc: supervisor is closed")
+
+// Config configures a Supervisor. The zero value is usable.
+type Config struct {
+	// GuardPath is the executable started as the guard, with argv[0] set to
+	// [GuardName]; its main must call [GuardMain] then and nothing else.
+	// Default: this executable.
+	GuardPath string
+	// Logger receives what happens outside of a call: guard restarts, lost
+	// exit statuses, a cgroup that turned out unusable. Default: slog.Default().
+	Logger *slog.Logger
+	// NoCgroup leaves the workers in the launcher's own cgroup.
+	NoCgroup bool
+}
+
+// Supervisor starts and ends the children of this process. There must be at
+// most one in a process: it changes process-wide state (child subreaper) and
+// reaps every child that it does not know. Its methods may be called from any
+// goroutine.
+//
+// Lock order: mu, then guard.mu. Process.mu is a leaf.
+type Supervisor struct {
+	log    *slog.Logger
+	id     string // random; the job's mark in the environment of its processes
+	null   *os.File
+	thread *thread
+	guard  *guard
+	wake   chan struct{} // asks the reaper for another pass
+	quit   chan struct{} // closed once all workers are gone
+
+	// mu is held from fork to registration, and by whoever looks at the list of
+	// children, so that nobody ever meets a child that is not registered yet.
+	mu       sync.Mutex
+	closed   bool
+	cgroup   *cgroup // nil: none
+	children map[int]*Process
+
+	services sync.WaitGroup // reaper and guard keeper
+	waiters  sync.WaitGroup // one for each child
+	close    sync.Once
+	closeErr error
+}
+
+// New makes this process the supervisor of its children.
+func New(cfg Config) (*Supervisor, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("proc: become child subreaper: %w", err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("proc: %w", err)
+	}
+	hideInheritedFiles()
+	s := &Supervisor{
+		log:      cfg.Logger,
+		id:       randomID(),
+		null:     null,
+		wake:     make(chan struct{}, 1),
+		quit:     make(chan struct{}),
+		children: map[int]*Process{},
+	}
+	if !cfg.NoCgroup {
+		if s.cgroup, err = newCgroup("/proc", s.id); err != nil {
+			s.log.Debug("workers get no cgroup of their own", "reason", err)
+		}
+	}
+	s.guard = newGuard(s, cfg.GuardPath)
+	started := make(chan *Process, 1)
+	// The guard is forked first, so that there is no worker without one, and
+	// outside of New, so that the caller does not wait for it.
+	s.thread = newThread(func() { started <- s.guard.start() })
+	s.services.Go(func() { s.guard.keep(<-started) })
+	chld := make(chan os.Signal, 1)
+	signal.Notify(chld, unix.SIGCHLD)
+	s.services.Go(func() { s.reapLoop(chld) })
+	return s, nil
+}
+
+// Close kills all children, helpers included, ends the guard, removes the
+// cgroup and stops the goroutines. Its error names processes that could not be
+// killed; their goroutines are abandoned. Start fails from then on.
+func (s *Supervisor) Close() error {
+	s.close.Do(func() { s.closeErr = s.shutdown() })
+	return s.closeErr
+}
+
+func (s *Supervisor) shutdown() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	_, err := s.sweep(true)
+	close(s.quit)
+	s.services.Wait()
+	s.thread.stop()
+	if err == nil {
+		s.waiters.Wait()
+	}
+	if s.cgroup != nil {
+		err = errors.Join(err, s.cgroup.destroy())
+	}
+	return errors.Join(err, s.null.Close())
+}
+
+// hideInheritedFiles marks every open file above stderr close-on-exec. Go does
+// so for what it opens itself; this is for files that the launcher inherited.
+// Python's subprocess, which starts torchrun's workers, closes them as well.
+func hideInheritedFiles() {
+	if unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return
+	}
+	for _, fd := range numbersIn("/proc/self/fd") { // Linux < 5.11
+		if fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+}
+
+func randomID() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(b[:])
+}
+
+// thread runs functions on one OS thread. The kernel sends the parent death
+// signal when the thread that forked ends, not the process, and Go ends threads
+// as it sees fit; hence all children come from this one.
+type thread struct {
+	jobs chan func()
+	quit chan struct{}
+	done chan struct{}
+}
+
+func newThread(first func()) *thread {
+	t := &thread{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(t.done)
+		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
+		first()
+		for {
+			select {
+			case f := <-t.jobs:
+				f()
+			case <-t.quit:
+				return
+			}
+		}
+	}()
+	return t
+}
+
+// do runs f on the thread and reports false if the thread has been stopped.
+func (t *thread) do(f func()) bool {
+	done := make(chan struct{})
+	select {
+	case t.jobs <- func() { defer close(done); f() }:
+		<-done
+		return true
+	case <-t.quit:
+		return false
+	}
+}
+
+func (t *thread) stop() {
+	close(t.quit)
+	<-t.done
+}
