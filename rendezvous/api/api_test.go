@@ -293,12 +293,6 @@ func obey(ctx context.Context, s *Session, d rendezvous.Directive, runs chan<- r
 	return nil
 }
 
-func openSession(t testing.TB, svc Service, id string, p rendezvous.Params) *Session {
-	s, err := Open(t.Context(), svc, SessionConfig{Run: "r", Node: joinOf(id, p).Node, Params: p, Where: "test"})
-	require.NoError(t, err)
-	return s
-}
-
 // The daemon dies and comes back without memory: nobody is told to stop.
 func TestSessionSurvivesTheDaemon(t *testing.T) {
 	p := rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1}

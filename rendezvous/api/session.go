@@ -84,21 +84,32 @@ func (s *Session) Err() error { return s.err }
 // is what a daemon without memory is told.
 func (s *Session) Running(r *rendezvous.Resume) { s.resume.Store(r) }
 
+// patience is how long a node without workers waits for a daemon that is away. One
+// whose workers run waits for as long as they do.
+func (s *Session) patience() time.Duration { return s.cfg.Params.WithDefaults().JoinTimeout }
+
+// ErrAway: the daemon has been away for too long.
+var ErrAway = errors.New("api: the rendezvous daemon does not come back")
+
 // Rejoin asks for a place in the next world, after the workers have been stopped.
 func (s *Session) Rejoin(ctx context.Context, failures []rendezvous.Failure) error {
 	s.resume.Store(nil)
+	ctx, cancel := context.WithTimeoutCause(ctx, s.patience(), ErrAway)
+	defer cancel()
 	return s.persist(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
 }
 
-// Report delivers a Ready, Failing or Success, however long the daemon is away. A
+// Report delivers a Ready, Failing or Success; it waits for a daemon that is away. A
 // daemon that was started again does not know the node until follow has introduced
 // it, so an unknown node is tried again a few times.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
-	const patience = 8 // attempts, some three seconds
+	const attempts = 8 // some three seconds
 	unknown := 0
+	ctx, cancel := context.WithTimeoutCause(ctx, s.patience(), ErrAway)
+	defer cancel()
 	return s.persist(ctx, "report", func(ctx context.Context) error {
 		err := s.svc.Report(ctx, s.cfg.Run, ev)
-		if unknown++; errors.Is(err, rendezvous.ErrUnknownNode) && unknown < patience {
+		if unknown++; errors.Is(err, rendezvous.ErrUnknownNode) && unknown < attempts {
 			return errNotIntroduced
 		}
 		return err
@@ -181,6 +192,10 @@ func (s *Session) follow(ctx context.Context) {
 			err = s.introduce(ctx, &away)
 		case !fatal(err) && ctx.Err() == nil:
 			away.wait(ctx, err)
+			if s.resume.Load() == nil && time.Since(away.since) > s.patience() {
+				s.err = fmt.Errorf("%w: %s: %w", ErrAway, s.cfg.Where, err)
+				return
+			}
 		}
 		if err != nil && fatal(err) && ctx.Err() == nil {
 			s.err = err
@@ -233,7 +248,11 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 	o.last = err
 	if !o.said && time.Since(o.since) >= sayAfter {
 		o.said = true
-		o.s.cfg.Logger.Warn("cannot reach the rendezvous daemon; running workers keep running, trying again", "daemon", o.s.cfg.Where, "what", o.what, "err", err)
+		text := "cannot reach the rendezvous daemon; trying again"
+		if o.s.resume.Load() != nil {
+			text = "cannot reach the rendezvous daemon; running workers keep running, trying again"
+		}
+		o.s.cfg.Logger.Warn(text, "daemon", o.s.cfg.Where, "what", o.what, "err", err)
 	}
 	t := time.NewTimer(o.delay/2 + rand.N(o.delay))
 	defer t.Stop()
