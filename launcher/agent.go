@@ -1,0 +1,350 @@
+package launcher
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/verdict"
+)
+
+// leaveBudget bounds the good-bye: the daemon may be gone.
+const leaveBudget = 3 * time.Second
+
+// Agent runs one node's part of a job.
+type Agent struct {
+	cfg Config
+	log *slog.Logger
+
+	ctx    context.Context // ends with Run
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	over   chan struct{} // closed when the loop has ended
+	force  chan struct{} // closed by a second signal: no more grace
+
+	exits   chan exited
+	stopped chan stopResult
+	errs    chan error
+
+	group   *group     // nil when nothing of a group is left
+	pending *Directive // to be applied when the group is gone
+	fails   []verdict.Failure
+	signal  syscall.Signal // what told this node to end
+	success bool           // the workers of this epoch succeeded; the others are waited for
+	result  *Result
+}
+
+func now() time.Time { return time.Now() }
+
+// New returns an Agent that has not started anything.
+func New(cfg Config) (*Agent, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	a := &Agent{
+		cfg: cfg, log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
+		exits: make(chan exited), stopped: make(chan stopResult), errs: make(chan error),
+	}
+	return a, nil
+}
+
+// Run follows the rendezvous until the job or this node's part in it is over. On
+// return no worker is left. It may be called once.
+func (a *Agent) Run() Result {
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	for a.result == nil {
+		a.next()
+	}
+	a.cancel()
+	close(a.over)
+	a.wg.Wait()
+	a.result.Signal = a.signal
+	return *a.result
+}
+
+// next handles one thing that happened.
+func (a *Agent) next() {
+	select {
+	case d, ok := <-a.cfg.Rendezvous.Directives():
+		if !ok {
+			a.expelled(a.cfg.Rendezvous.Err())
+			return
+		}
+		a.onDirective(d)
+	case e := <-a.exits:
+		a.onExit(e)
+	case s := <-a.stopped:
+		a.onStopped(s)
+	case sig := <-a.cfg.Signals:
+		a.onSignal(sig)
+	case err := <-a.errs:
+		a.expelled(err)
+	}
+}
+
+// onDirective applies a duty, after the workers of another epoch have ended.
+func (a *Agent) onDirective(d Directive) {
+	if a.group != nil && d.Kind == Run && !a.group.stopping && same(d, a.group.d) {
+		return // a daemon that was started again confirms what runs
+	}
+	if a.group == nil {
+		a.apply(d)
+		return
+	}
+	a.pending = &d
+	if !a.group.stopping {
+		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", d.Cause)
+		a.stop(a.group, syscall.SIGTERM)
+	}
+}
+
+func same(a, b Directive) bool { return a.Round == b.Round && a.Epoch == b.Epoch }
+
+// onStopped: nothing of the group is left.
+func (a *Agent) onStopped(s stopResult) {
+	for s.err == nil && s.g.left > 0 {
+		a.onExit(<-a.exits) // all have ended; the news is on its way
+	}
+	a.fails = s.g.failures
+	a.group = nil
+	if s.g.attempt != nil {
+		if err := s.g.attempt.Close(); err != nil {
+			a.log.Warn("closing the workers' logs", "err", err)
+		}
+	}
+	if s.err != nil {
+		a.end(Result{Reason: policy.Unclassified, Err: fmt.Errorf("stop the workers: %w", s.err)})
+		return
+	}
+	a.event("workers-stopped", slog.Int("round", s.g.d.Round), slog.Int("epoch", s.g.d.Epoch))
+	if a.signal != 0 {
+		a.end(Result{Reason: policy.Signaled(int(a.signal))})
+		return
+	}
+	if d := a.pending; d != nil {
+		a.pending = nil
+		a.apply(*d)
+	}
+}
+
+// apply carries out a duty on a node without workers.
+func (a *Agent) apply(d Directive) {
+	switch d.Kind {
+	case Wait:
+		a.log.Debug("waiting for a world", "round", d.Round)
+	case Lead:
+		a.lead(d)
+	case Run:
+		a.run(d)
+	case Stop:
+		a.rejoin()
+	case Done:
+		a.leave(d, "done")
+	case Fail:
+		a.leave(d, "the job failed")
+	}
+}
+
+// lead makes the store fresh before anyone starts a worker.
+func (a *Agent) lead(d Directive) {
+	a.cfg.Store.Reset()
+	a.call("report ready", func() error {
+		return a.cfg.Rendezvous.Ready(a.ctx, d, a.cfg.Addr, a.cfg.Store.Port())
+	})
+}
+
+func (a *Agent) run(d Directive) {
+	a.fails, a.success = nil, false
+	p := d.Place
+	a.event("start", slog.Int("round", d.Round), slog.Int("epoch", d.Epoch), slog.Int("node", p.GroupRank), slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount), slog.String("cause", d.Cause), slog.String("cause_kind", d.CauseKind))
+	g, err := a.startGroup(d)
+	a.group = g
+	if err != nil {
+		g.failures = append(g.failures, a.cannotStart(g, err))
+		a.log.Error("cannot start a worker", "err", err)
+		a.report(g, policy.Fail)
+		a.stop(g, syscall.SIGTERM)
+		return
+	}
+	a.cfg.Rendezvous.Running(&d)
+	a.log.Info("workers started", "round", d.Round, "epoch", d.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
+		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "cause", d.Cause)
+}
+
+func (a *Agent) rejoin() {
+	fs := own(a.fails)
+	a.call("rejoin", func() error { return a.cfg.Rendezvous.Rejoin(a.ctx, fs) })
+}
+
+// leave says good-bye and ends with the job's verdict.
+func (a *Agent) leave(d Directive, reason string) {
+	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
+	defer cancel()
+	ev, err := a.cfg.Rendezvous.Leave(ctx, reason, own(a.fails))
+	if err != nil {
+		a.log.Debug("leave", "err", err)
+	}
+	if d.Kind == Done {
+		a.end(Result{Reason: policy.Success})
+		return
+	}
+	ev.Failures = merge(ev.Failures, a.fails)
+	v := verdict.Judge(ev)
+	res := Result{Reason: reasonOf(v, a.cfg.Policy, d.CauseKind), Verdict: v.Line(), Local: a.fails, Root: rootOf(a.fails, v)}
+	if v.Root == nil && v.Loss == nil {
+		res.Verdict = d.Cause
+	}
+	a.end(res)
+}
+
+// own are the failures that tell something: not the mere end of a worker that was
+// stopped, unless it had written down an error of its own before.
+func own(fs []verdict.Failure) []verdict.Failure {
+	var out []verdict.Failure
+	for _, f := range fs {
+		if !f.Stopped || !f.ErrorTime.IsZero() {
+			out = append(out, f.Compact())
+		}
+	}
+	return out
+}
+
+// merge adds to the job's failures those of this node that the daemon did not pass on.
+func merge(all, local []verdict.Failure) []verdict.Failure {
+	for _, f := range local {
+		if !slices.ContainsFunc(all, func(o verdict.Failure) bool { return o.Rank == f.Rank }) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// rootOf is the index of the local failure that torchrun's report calls the root.
+func rootOf(local []verdict.Failure, v verdict.Verdict) int {
+	best := 0
+	for i, f := range local {
+		if v.Root != nil && f.Rank == v.Root.Rank {
+			return i
+		}
+		if local[best].Stopped && !f.Stopped || local[best].Stopped == f.Stopped && f.At.Before(local[best].At) {
+			best = i
+		}
+	}
+	return best
+}
+
+// onSignal: the first terminating signal is passed on to the workers and ends this
+// node's part; the next one allows no more grace. Other signals go to the workers.
+func (a *Agent) onSignal(sig os.Signal) {
+	s, ok := sig.(syscall.Signal)
+	if !ok {
+		return
+	}
+	if !a.cfg.Terminate(sig) {
+		a.forward(s)
+		return
+	}
+	if a.signal != 0 {
+		a.event("signal-again", slog.String("signal", s.String()))
+		a.forceOnce()
+		return
+	}
+	a.signal = s
+	a.log.Warn("received a signal; stopping the workers", "signal", s.String(), "grace", a.cfg.ShutdownTimeout)
+	a.event("signal", slog.String("signal", s.String()))
+	a.goodbye("received " + s.String())
+	if a.group == nil {
+		a.end(Result{Reason: policy.Signaled(int(s))})
+		return
+	}
+	a.stop(a.group, s)
+}
+
+// goodbye tells the others at once, so that they need not wait for our workers' end.
+func (a *Agent) goodbye(reason string) {
+	a.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveBudget)
+		defer cancel()
+		if _, err := a.cfg.Rendezvous.Leave(ctx, reason, nil); err != nil {
+			a.log.Debug("leave", "err", err)
+		}
+	})
+}
+
+func (a *Agent) forceOnce() {
+	select {
+	case <-a.force:
+	default:
+		close(a.force)
+	}
+}
+
+func (a *Agent) forward(s syscall.Signal) {
+	if a.group == nil || a.group.stopping {
+		return
+	}
+	for _, w := range a.group.workers {
+		_ = w.proc.SignalOnly(s) // it may have exited
+	}
+}
+
+// expelled ends this node's part because the rendezvous will not go on with it.
+func (a *Agent) expelled(err error) {
+	res := Result{Reason: reasonOfErr(err), Err: err}
+	if a.success && res.Reason == policy.MasterUnreachable {
+		a.log.Warn("all workers of this node succeeded; how the others ended is not known", "err", err)
+		res = Result{Reason: policy.Success}
+	}
+	if a.group == nil {
+		a.end(res)
+		return
+	}
+	a.stop(a.group, syscall.SIGTERM)
+	for a.group != nil {
+		a.pending = nil
+		select {
+		case s := <-a.stopped:
+			a.onStopped(s)
+		case e := <-a.exits:
+			a.onExit(e)
+		case sig := <-a.cfg.Signals:
+			a.onSignal(sig)
+		}
+	}
+	a.result = &res
+}
+
+func (a *Agent) end(r Result) {
+	if a.result == nil {
+		a.result = &r
+	}
+}
+
+// call runs a request to the rendezvous beside the loop; a lasting error ends the agent.
+func (a *Agent) call(what string, f func() error) {
+	a.wg.Go(func() {
+		err := f()
+		if err == nil || a.ctx.Err() != nil {
+			return
+		}
+		select {
+		case a.errs <- fmt.Errorf("%s: %w", what, err):
+		case <-a.over:
+		}
+	})
+}
+
+func (a *Agent) event(name string, attrs ...slog.Attr) {
+	if a.cfg.Event != nil {
+		a.cfg.Event(name, attrs...)
+	}
+}

@@ -1,0 +1,161 @@
+package launcher
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+)
+
+// maxErrorFile bounds what is read of a worker's error file: a Python traceback is a
+// few KiB.
+const maxErrorFile = 1 << 20
+
+// lastLines is how much of a failed worker's standard error travels with its failure.
+const lastLines = 2 << 10
+
+// bare is a failure without evidence from files.
+func (a *Agent) bare(g *group, w *worker, exit proc.Exit) verdict.Failure {
+	return verdict.Failure{
+		Node: g.d.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
+		Rank: w.id.Rank, LocalRank: w.id.LocalRank, PID: w.proc.PID(), Role: w.id.Role,
+		ExitCode: exit.Code, At: exit.At, Stopped: g.stoppedIt(exit), ErrorFile: w.out.ErrorFile(),
+	}
+}
+
+// concurrent is how long after the first failure a sibling's own end can still be on
+// its way: no interpreter handles SIGTERM and exits within it.
+const concurrent = 2 * time.Millisecond
+
+// stoppedIt tells an end that our own signals caused from one that only coincided.
+func (g *group) stoppedIt(e proc.Exit) bool {
+	if !g.stopping {
+		return false
+	}
+	return e.Signal == g.stopSignal || e.Signal == syscall.SIGKILL || e.At.Sub(g.stoppingAt) > concurrent
+}
+
+// describe collects all that is known about why a worker ended.
+func (a *Agent) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
+	f := a.bare(g, w, exit)
+	if exit.Signal == syscall.SIGKILL {
+		f.OOM = a.oomSince(g.oomKills)
+	}
+	a.readErrorFile(&f)
+	_, stderr := w.out.Tail()
+	f.LastLines = tailText(stderr)
+	return f
+}
+
+func (a *Agent) readErrorFile(f *verdict.Failure) {
+	path := f.ErrorFile
+	data, err := readBounded(path, maxErrorFile)
+	if err != nil {
+		f.ErrorFile = "" // @record was not used, or the worker had no time to write
+		return
+	}
+	rep, err := verdict.ParseErrorFile(data)
+	if err != nil {
+		a.log.Warn("cannot read a worker's error file", "path", path, "err", err)
+		return
+	}
+	f.Message, f.Traceback, f.ErrorTime = rep.Message, rep.Traceback, rep.Time
+}
+
+// readBounded reads a regular file that must not be a link: the directory may be
+// shared with others.
+func readBounded(path string, limit int64) ([]byte, error) {
+	if path == "" {
+		return nil, os.ErrNotExist
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// tailText keeps whole last lines.
+func tailText(b []byte) string {
+	b = bytes.TrimRight(b, "\r\n\t ")
+	if len(b) > lastLines {
+		b = b[len(b)-lastLines:]
+		if i := bytes.IndexByte(b, '\n'); i >= 0 {
+			b = b[i+1:]
+		}
+	}
+	return strings.ToValidUTF8(string(b), "\uFFFD")
+}
+
+func (a *Agent) oomKills() int64 {
+	if a.cfg.Memory == nil {
+		return 0
+	}
+	s, err := a.cfg.Memory()
+	if err != nil {
+		return 0
+	}
+	return s.OOMKills
+}
+
+// oomSince tells whether the kernel killed for memory in this container since the
+// group started.
+func (a *Agent) oomSince(before int64) *verdict.OOM {
+	if a.cfg.Memory == nil {
+		return nil
+	}
+	s, err := a.cfg.Memory()
+	if err != nil || s.OOMKills <= before {
+		return nil
+	}
+	return &verdict.OOM{Limit: s.Limit, Peak: s.Peak}
+}
+
+// cannotStart is the failure of a worker that never ran.
+func (a *Agent) cannotStart(g *group, err error) verdict.Failure {
+	i := len(g.workers)
+	return verdict.Failure{
+		Node: g.d.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
+		Rank: g.d.Place.RankBase + i, LocalRank: i, Role: a.cfg.Role,
+		ExitCode: cannotStartCode, At: now(), Message: err.Error(),
+	}
+}
+
+// cannotStartCode is what a shell reports for a program that cannot be executed.
+const cannotStartCode = 126
+
+// reasonOf classifies the end of the job for --exit-code-policy=reason.
+func reasonOf(v verdict.Verdict, p policy.Config, causeKind string) policy.Reason {
+	switch {
+	case causeKind == "timeout":
+		return policy.RendezvousTimeout
+	case v.Loss != nil:
+		return policy.NodeLost
+	case v.Root == nil:
+		return policy.RendezvousClosed
+	case v.Root.OOM != nil:
+		return policy.OutOfMemory
+	case v.Root.PID == 0:
+		return policy.CannotExecute
+	case p.Decide(policy.Exit{Code: v.Root.ExitCode}) == policy.Fail:
+		return policy.WorkerPermanent
+	default:
+		return policy.WorkerFailed
+	}
+}
+
+func reasonOfErr(err error) policy.Reason {
+	var re *RendezvousError
+	if errors.As(err, &re) {
+		return re.Reason
+	}
+	return policy.Unclassified
+}

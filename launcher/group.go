@@ -1,0 +1,217 @@
+package launcher
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+)
+
+// group is the workers of one epoch on this node.
+type group struct {
+	d          Directive
+	attempt    *logs.Attempt
+	workers    []*worker
+	left       int // workers that have not exited
+	stopping   bool
+	stopSignal syscall.Signal
+	stoppingAt time.Time
+	oomKills   int64 // of this container when the group started
+	failures   []verdict.Failure
+}
+
+type worker struct {
+	id   logs.WorkerID
+	proc *proc.Process
+	out  *logs.Worker
+}
+
+// exited says that a worker of a group is gone.
+type exited struct {
+	g *group
+	w *worker
+}
+
+// startGroup starts the workers of d in rank order. When one cannot be started, the
+// error names it and the group holds those before it.
+func (a *Agent) startGroup(d Directive) (*group, error) {
+	g := &group{d: d, oomKills: a.oomKills()}
+	attempt, err := a.cfg.Logs.Begin(d.Place.RestartCount)
+	if err != nil {
+		return g, err
+	}
+	g.attempt = attempt
+	for i := range a.cfg.Slots {
+		if err := a.startWorker(g, i); err != nil {
+			return g, err
+		}
+	}
+	return g, nil
+}
+
+func (a *Agent) startWorker(g *group, i int) error {
+	w := &worker{id: logs.WorkerID{LocalRank: i, Rank: g.d.Place.RankBase + i, Node: g.d.Place.GroupRank, Role: a.cfg.Role}}
+	var err error
+	if w.out, err = g.attempt.Worker(w.id); err != nil {
+		return fmt.Errorf("logs of rank %d: %w", w.id.Rank, err)
+	}
+	spec, err := a.spec(g.d, w)
+	if err != nil {
+		w.out.Started()
+		return err
+	}
+	w.proc, err = a.cfg.Processes.Start(spec)
+	w.out.Started()
+	if err != nil {
+		return fmt.Errorf("start rank %d: %w", w.id.Rank, err)
+	}
+	g.workers = append(g.workers, w)
+	g.left++
+	a.watch(g, w)
+	return nil
+}
+
+func (a *Agent) spec(d Directive, w *worker) (proc.Spec, error) {
+	overlay, err := a.cfg.Preset.Environ(a.vars(d, w.id.LocalRank, w.out.ErrorFile()))
+	if err != nil {
+		return proc.Spec{}, err
+	}
+	s := proc.Spec{Path: a.cfg.Path, Args: a.cfg.ArgsOf(w.id.LocalRank), Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay), Stdin: a.cfg.Stdin, Stdout: w.out.Stdout(), Stderr: w.out.Stderr()}
+	if a.cfg.CPUs != nil {
+		s.CPUs = a.cfg.CPUs(w.id.LocalRank)
+	}
+	return s, nil
+}
+
+// ArgsOf is the argv of one worker.
+func (c *Config) ArgsOf(localRank int) []string {
+	args := slices.Clone(c.Args)
+	for i := range args {
+		args[i] = c.Substitute(args[i], localRank)
+	}
+	return args
+}
+
+func (a *Agent) vars(d Directive, localRank int, errorFile string) preset.Vars {
+	return a.cfg.Vars(d.Place, localRank, errorFile)
+}
+
+// Vars are the values that a worker's environment is made of.
+func (c *Config) Vars(p Place, localRank int, errorFile string) preset.Vars {
+	return preset.Vars{
+		LocalRank: localRank, LocalWorldSize: c.Slots,
+		Rank: p.RankBase + localRank, WorldSize: p.WorldSize,
+		GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
+		Role: c.Role, RoleRank: p.RoleRankBase + localRank, RoleWorldSize: p.RoleWorldSize,
+		MasterAddr: p.MasterAddr, MasterPort: p.MasterPort, AgentStore: true,
+		RestartCount: p.RestartCount, MaxRestarts: c.Policy.MaxRestarts, RunID: c.RunID,
+		ErrorFile: errorFile, VirtualLocalRank: c.VirtualLocalRank, Signals: c.SignalNames,
+		Parent: lookup(c.Env),
+	}
+}
+
+// lookup reads an environment block; the last of equal names wins, as in exec.
+func lookup(env []string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		for _, kv := range slices.Backward(env) {
+			if v, ok := strings.CutPrefix(kv, name+"="); ok {
+				return v, true
+			}
+		}
+		return "", false
+	}
+}
+
+// watch tells the loop when w is gone.
+func (a *Agent) watch(g *group, w *worker) {
+	a.wg.Go(func() {
+		<-w.proc.Done()
+		select {
+		case a.exits <- exited{g, w}:
+		case <-a.over:
+		}
+	})
+}
+
+// drainBudget is how long the output of a failed worker is waited for: it ends at
+// once unless a grandchild holds the pipe open.
+const drainBudget = 50 * time.Millisecond
+
+// onExit books one exit. The first one that is not a success decides the epoch.
+func (a *Agent) onExit(e exited) {
+	g, w := e.g, e.w
+	g.left--
+	exit := w.proc.Exit()
+	act := a.cfg.Policy.Decide(policy.Exit{Code: exit.Code})
+	a.event("worker-exit", slog.Int("rank", w.id.Rank), slog.Int("local_rank", w.id.LocalRank), slog.Int("pid", w.proc.PID()), slog.Int("exit_code", exit.Code), slog.Bool("stopped", g.stopping))
+	switch {
+	case g.stopping && act == policy.Succeed:
+	case g.stopping:
+		g.failures = append(g.failures, a.describe(g, w, exit))
+	case act == policy.Succeed && g.left == 0:
+		a.succeed(g)
+	case act == policy.Succeed:
+	default:
+		a.fail(g, w, exit, act)
+	}
+}
+
+// fail reports the first failure of the group and stops its siblings meanwhile.
+func (a *Agent) fail(g *group, w *worker, exit proc.Exit, act policy.Action) {
+	w.out.Drain(drainBudget)
+	f := a.describe(g, w, exit)
+	g.failures = append(g.failures, f)
+	a.log.Warn("worker failed", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason(), "then", act.String())
+	a.report(g, act)
+	a.stop(g, syscall.SIGTERM)
+}
+
+// report tells the rendezvous what has failed so far.
+func (a *Agent) report(g *group, act policy.Action) {
+	d, fs := g.d, own(g.failures)
+	a.call("report the failure", func() error { return a.cfg.Rendezvous.Failing(a.ctx, d, act, fs) })
+}
+
+func (a *Agent) succeed(g *group) {
+	a.success = true
+	a.event("workers-succeeded")
+	a.stop(g, syscall.SIGTERM) // nobody is left but perhaps orphans
+	d := g.d
+	a.call("report success", func() error { return a.cfg.Rendezvous.Success(a.ctx, d) })
+}
+
+// stop ends the group in the background; the loop hears of it through a.stopped.
+func (a *Agent) stop(g *group, sig syscall.Signal) {
+	if g.stopping {
+		return
+	}
+	g.stopping, g.stopSignal, g.stoppingAt = true, sig, now()
+	a.cfg.Rendezvous.Running(nil)
+	ps := make([]*proc.Process, len(g.workers))
+	for i, w := range g.workers {
+		ps[i] = w.proc
+	}
+	a.wg.Go(func() {
+		err := a.cfg.Processes.Stop(ps, sig, a.cfg.ShutdownTimeout, a.force)
+		for _, w := range g.workers {
+			w.out.Drain(drainBudget)
+		}
+		select {
+		case a.stopped <- stopResult{g, err}:
+		case <-a.over:
+		}
+	})
+}
+
+type stopResult struct {
+	g   *group
+	err error
+}

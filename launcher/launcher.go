@@ -1,0 +1,171 @@
+// Package launcher is the agent of one node: it follows the rendezvous, keeps the
+// node's worker group in the epoch it was told to run, and says why it ended.
+//
+// It knows the rendezvous, the workers' store and the event log only through the
+// small interfaces of this file; cmd/dlrover-run wires them. It must not import
+// rendezvous, netcheck, switchbox, checkpointd or hang, nor any command-line or
+// metrics library.
+//
+// Goroutines: Agent.Run owns one event loop and waits for everything it starts.
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+)
+
+// Kind is what the rendezvous tells this node to do.
+type Kind string
+
+// The kinds of a Directive.
+const (
+	Wait Kind = "wait" // joined; no world yet, or a hot spare
+	Lead Kind = "lead" // rank 0 of a sealed world: clear the store, report Ready
+	Run  Kind = "run"  // start the workers of (Round, Epoch)
+	Stop Kind = "stop" // end the workers and join again
+	Done Kind = "done" // the whole job succeeded
+	Fail Kind = "fail" // the whole job failed: end the workers and leave
+)
+
+// Directive is the present duty of this node.
+type Directive struct {
+	Kind         Kind
+	Round, Epoch int
+	Place        Place // for Lead and Run
+	// Cause says in one line why; CauseKind classifies it: worker-failure,
+	// node-loss, node-leave, growth, timeout or "".
+	Cause, CauseKind string
+}
+
+// Place is this node's position in the world.
+type Place struct {
+	GroupRank, GroupWorldSize   int
+	RankBase, WorldSize         int
+	RoleRankBase, RoleWorldSize int
+	RestartCount                int
+	MasterAddr                  string
+	MasterPort                  int
+}
+
+// Rendezvous is the node's seat in its run. Every method but Directives may block
+// while the daemon is away, until ctx ends.
+type Rendezvous interface {
+	// Directives closes when the daemon will not have this node any more (Err).
+	Directives() <-chan Directive
+	Err() error
+	// Running says which epoch's workers run here; nil for none.
+	Running(d *Directive)
+	Rejoin(ctx context.Context, failures []verdict.Failure) error
+	Ready(ctx context.Context, d Directive, addr string, port int) error
+	Failing(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure) error
+	Success(ctx context.Context, d Directive) error
+	Leave(ctx context.Context, reason string, failures []verdict.Failure) (verdict.Evidence, error)
+}
+
+// Store is the TCPStore that the workers meet at while this node is rank 0. Its port
+// is bound once, before the first rendezvous, and kept.
+type Store interface {
+	Reset() // a fresh namespace; drops every connection
+	Port() int
+}
+
+// Processes starts and ends the workers; proc.Supervisor is one.
+type Processes interface {
+	Start(proc.Spec) (*proc.Process, error)
+	Stop(ps []*proc.Process, sig syscall.Signal, grace time.Duration, force <-chan struct{}) error
+}
+
+// Config describes this node's part of a job.
+type Config struct {
+	RunID string
+	Role  string
+	// NodeName is what people call this node, Host its host name.
+	NodeName, Host string
+	// Addr is where other nodes reach this one.
+	Addr string
+	// Slots is the number of workers (nproc-per-node).
+	Slots int
+	// Command is a worker's argv; ${local_rank} is replaced in Args. Path is the
+	// executable.
+	Path string
+	Args []string
+	// Name is what the failure report calls the program.
+	Name             string
+	Dir              string
+	Env              []string
+	Stdin            *os.File // inherited by every worker; nil is /dev/null
+	Preset           preset.Preset
+	VirtualLocalRank bool
+	CPUs             func(localRank int) []int // CPU set of a worker; nil leaves it alone
+	Policy           policy.Config
+	// ShutdownTimeout is how long workers have between a signal and SIGKILL.
+	ShutdownTimeout time.Duration
+	// SignalNames goes to the workers as TORCHELASTIC_SIGNALS_TO_HANDLE.
+	SignalNames string
+	// Substitute replaces ${local_rank} in an argument.
+	Substitute func(arg string, localRank int) string
+
+	Rendezvous Rendezvous
+	Store      Store
+	Processes  Processes
+	Logs       *logs.Logs
+	// Memory reads the OOM kills of this container; nil when it cannot be read.
+	Memory func() (proc.MemoryState, error)
+	// Signals carries what the launcher received. Those of Terminate end the job
+	// on this node, all others are passed on to the workers.
+	Signals   <-chan os.Signal
+	Terminate func(os.Signal) bool
+	// Event receives every state change once; nil drops them.
+	Event  func(name string, attrs ...slog.Attr)
+	Logger *slog.Logger
+}
+
+// RendezvousError is an error of a Rendezvous that ends this node's part, with the
+// reason that the exit status shall give.
+type RendezvousError struct {
+	Reason policy.Reason
+	Err    error
+}
+
+func (e *RendezvousError) Error() string { return e.Err.Error() }
+func (e *RendezvousError) Unwrap() error { return e.Err }
+
+// Result is how this node's part of the job ended.
+type Result struct {
+	Reason policy.Reason
+	// Err is set when the launcher itself failed, not a worker.
+	Err error
+	// Verdict is set when the job failed: which rank failed first in the whole job and why.
+	Verdict string
+	// Local are this node's failed workers, and Root the index of the first of them.
+	Local []verdict.Failure
+	Root  int
+	// Signal is what ended the launcher, if a signal did.
+	Signal syscall.Signal
+}
+
+// Validate reports the first thing that is missing.
+func (c *Config) Validate() error {
+	switch {
+	case c.Slots < 1:
+		return fmt.Errorf("launcher: %d workers on this node; need at least 1", c.Slots)
+	case c.Path == "":
+		return errors.New("launcher: no program to run")
+	case c.ShutdownTimeout < 0:
+		return fmt.Errorf("launcher: shutdown timeout %s must not be negative", c.ShutdownTimeout)
+	case c.Rendezvous == nil || c.Store == nil || c.Processes == nil || c.Logs == nil:
+		return errors.New("launcher: Rendezvous, Store, Processes and Logs are required")
+	}
+	return c.Policy.Validate()
+}
