@@ -1,0 +1,16 @@
+# Static programs: one COPY puts them into any training image,
+#   COPY --from=dlrover-run /usr/local/bin/dlrover-run /usr/local/bin/
+#   ENTRYPOINT ["dlrover-run"]
+FROM golang:1.26-bookworm AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+ARG VERSION=dev
+RUN make build VERSION=${VERSION}
+
+FROM scratch
+COPY --from=build /src/bin/ /usr/local/bin/
+ENV PATH=/usr/local/bin
+USER 65534:65534
+ENTRYPOINT ["/usr/local/bin/dlrover-run"]

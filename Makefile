@@ -1,0 +1,61 @@
+# Needed: Go 1.26 and make. PyTorch, for /usr/bin/python3, is installed from Debian's
+# packages when it is missing and this is root on Debian or Ubuntu.
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+GOTAGS    := urfave_cli_no_docs
+LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
+BINARIES  := dlrover-run dlrover-master
+FUZZTIME  ?= 10s
+TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
+IMAGE     ?= dlrover-run:$(VERSION)
+
+.PHONY: help build demo test race lint fuzz bench e2e e2e-torch2 image clean torch
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-11s %s\n", t[1], $$2}'
+
+build: ## every program, static, into bin/
+	CGO_ENABLED=0 go build -trimpath -tags $(GOTAGS) -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
+
+demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
+	go run ./cmd/internal/demo $(DEMOFLAGS)
+
+test: torch build lint race ## everything that CI runs: lint, and all tests under the race detector with real PyTorch
+
+race: ## all tests under the race detector
+	go test -race -count=1 ./...
+
+lint: ## gofmt and go vet
+	@test -z "$$(gofmt -l cmd launcher rendezvous)" || { gofmt -d cmd launcher rendezvous; exit 1; }
+	go vet ./...
+
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	@go list ./... | while read p; do \
+	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+
+bench: torch build ## ours and torchrun, measured in one run
+	go run ./cmd/internal/bench $(BENCHFLAGS)
+
+e2e: torch ## the tests that start the real programs
+	go test -count=1 ./cmd/...
+
+e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
+	DLROVER_TORCH2_PYTHON=$(TORCH2)/bin/python go test -count=1 -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/...
+	DEMO_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
+
+$(TORCH2)/bin/python:
+	python3 -m venv $(TORCH2)
+	$(TORCH2)/bin/pip install --progress-bar off torch numpy || { rm -rf $(TORCH2); exit 1; }
+
+torch: # PyTorch for /usr/bin/python3
+	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip >/dev/null; } || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
+	    echo "PyTorch for /usr/bin/python3 is missing; as root: apt-get install python3-torch. Tests that need it will be skipped, loudly."; exit 0; }; \
+	  echo "installing python3-torch and iproute2 from the distribution's packages"; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch iproute2; }
+
+image: ## a container image with the programs in /usr/local/bin
+	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+
+clean: ## remove bin/
+	rm -rf bin

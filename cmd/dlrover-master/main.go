@@ -1,0 +1,188 @@
+// dlrover-master is the rendezvous daemon of training jobs as a process of its own:
+// it outlives every launcher, and running workers outlive it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/cmd/internal/help"
+	"dlrover-run/cmd/internal/token"
+	"dlrover-run/cmd/internal/version"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+const description = `Launchers find it through DLROVER_MASTER_ADDR=host:port or --rdzv-endpoint. Without
+a job token (--token-file, DLROVER_TOKEN_FILE, DLROVER_TOKEN) it serves loopback only.
+Workers that run keep running when it ends; a new one takes over.`
+
+func main() { os.Exit(run(os.Args, os.Stdout)) }
+
+func run(args []string, stdout io.Writer) int {
+	a := app(stdout)
+	if len(args) == 2 && (args[1] == "-h" || args[1] == "--help") {
+		help.Print(stdout, a, "[options]")
+		return 0
+	}
+	if len(args) == 2 && args[1] == "--version" {
+		fmt.Fprintln(stdout, "dlrover-master", version.Version)
+		return 0
+	}
+	err := a.Run(args)
+	if err == nil {
+		return 0
+	}
+	console.Complain(os.Stderr, "dlrover-master", err)
+	if _, ok := errors.AsType[*serveError](err); ok {
+		return 1
+	}
+	return 2
+}
+
+func app(stdout io.Writer) *cli.App {
+	return &cli.App{
+		Name: "dlrover-master", Usage: "rendezvous daemon of distributed training jobs", HideVersion: true,
+		Description: description, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard, Action: serve,
+		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
+		ExitErrHandler: func(*cli.Context, error) {},
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001", Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface (default 127.0.0.1:50001)"},
+			&cli.StringFlag{Name: "token-file", Category: "Options", Usage: "`PATH`: file with the job token"},
+			&cli.BoolFlag{Name: "insecure", Category: "Options", Usage: "serve a network address without a job token"},
+			&cli.StringFlag{Name: "topology-file", Category: "Options", Usage: "`PATH`: lines of three words, asw psw ip, by which nodes under one switch get neighbouring ranks"},
+			&cli.StringFlag{Name: "event-log", Category: "Options", Usage: "`PATH`: file to which every state change is added, one JSON object per line"},
+			&cli.BoolFlag{Name: "help", Category: "Options", Usage: "print this text, and exit"},
+			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
+		},
+	}
+}
+
+// serveError is a failure after the options have been accepted.
+type serveError struct{ error }
+
+func (e *serveError) Unwrap() error { return e.error }
+
+func serve(c *cli.Context) error {
+	if c.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: dlrover-master takes options only", c.Args().First())
+	}
+	d, err := newDaemon(c)
+	if err != nil {
+		return err
+	}
+	defer d.events.Close()
+	if err := d.serve(c.Context, c.String("listen")); err != nil {
+		return &serveError{err}
+	}
+	return nil
+}
+
+type daemon struct {
+	log     *slog.Logger
+	events  *eventlog.Log
+	hub     *api.Hub
+	handler http.Handler
+	metrics *metrics
+}
+
+func newDaemon(c *cli.Context) (*daemon, error) {
+	secret, err := token.Find(c.String("token-file"), os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
+		return nil, err
+	}
+	topology, err := loadTopology(c.String("topology-file"))
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master")}
+	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
+		return nil, err
+	}
+	if secret == "" {
+		d.log.Warn("no job token: any process that can reach the address may join and end jobs", "listen", c.String("listen"))
+	}
+	d.metrics = newMetrics()
+	d.hub = api.NewHub(api.HubConfig{Topology: topology, Observe: d.observe})
+	d.metrics.watch(d.hub)
+	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Extra: d.metrics.handler()})
+	return d, nil
+}
+
+// checkExposure: without a token the daemon binds loopback only.
+func checkExposure(listen string, hasToken, insecure bool) error {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return fmt.Errorf("--listen=%s: need host:port: %w", listen, err)
+	}
+	if hasToken || insecure || token.Loopback(host) {
+		return nil
+	}
+	return fmt.Errorf("--listen=%s is a network address and needs a job token: set DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file here and on every node; without one only loopback is served, and --insecure serves anyway", listen)
+}
+
+func loadTopology(path string) (rendezvous.Topology, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--topology-file: %w", err)
+	}
+	defer f.Close()
+	return rendezvous.ParseTopology(f)
+}
+
+func (d *daemon) observe(run string, n rendezvous.Note) {
+	d.metrics.note(n)
+	d.events.Event(n.Event, slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
+	level := slog.LevelInfo
+	if n.Event == "join" || n.Event == "node-succeeded" {
+		level = slog.LevelDebug // one for every node, which in a large run is a flood
+	}
+	d.log.Log(context.Background(), level, n.Event, "run_id", run, "round", n.Round, "epoch", n.Epoch, "node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
+}
+
+// serve answers until SIGTERM or SIGINT; running workers do not notice its end.
+func (d *daemon) serve(ctx context.Context, listen string) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	l, err := api.Listen(ctx, listen)
+	if err != nil {
+		return err
+	}
+	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid())
+	server := api.NewServer(d.handler)
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	d.log.Info("stopping; workers that run keep running")
+	d.hub.Close()
+	grace, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if server.Shutdown(grace) != nil {
+		_ = server.Close()
+	}
+	<-failed
+	return nil
+}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// metrics are the daemon's: counters of what happened, and gauges read from the hub
+// when they are asked for.
+type metrics struct {
+	reg    *prometheus.Registry
+	events *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		reg:    prometheus.NewRegistry(),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dlrover_rendezvous_events_total", Help: "State changes of all runs, by kind: join, seal, run, break, node-loss, node-leave, succeeded, failed and others."}, []string{"event"}),
+	}
+	m.reg.MustRegister(m.events, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *metrics) note(n rendezvous.Note) { m.events.WithLabelValues(n.Event).Inc() }
+
+func (m *metrics) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// watch adds the gauges of the hub's runs. The run's name is not a label: names come
+// from users, and every new one would be a new time series for ever.
+func (m *metrics) watch(h *api.Hub) {
+	gauge := func(name, help string, value func(api.RunStatus) int) {
+		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			sum := 0
+			for _, s := range h.Runs(false) {
+				sum += value(s)
+			}
+			return float64(sum)
+		}))
+	}
+	gauge("dlrover_rendezvous_runs", "Runs that this daemon keeps, finished ones included.", func(api.RunStatus) int { return 1 })
+	gauge("dlrover_rendezvous_members", "Nodes that are members of a world, over all runs.", func(s api.RunStatus) int { return s.Members })
+	gauge("dlrover_rendezvous_waiting", "Nodes that wait for a world or as spares, over all runs.", func(s api.RunStatus) int { return s.Waiting })
+	gauge("dlrover_rendezvous_restarts", "Restarts spent, over all runs.", func(s api.RunStatus) int { return s.Restarts })
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// list runs go list without cgo, as the programs are built.
+func list(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	return strings.Fields(string(out))
+}
+
+// Arrows point down: the libraries know neither each other nor the command line.
+func TestImportPolicy(t *testing.T) {
+	for _, c := range []struct{ pkgs, never, why string }{
+		{"dlrover-run/launcher/...", "dlrover-run/rendezvous", "the launcher declares the small interface that it needs"},
+		{"dlrover-run/rendezvous/...", "dlrover-run/launcher", "the rendezvous knows no workers"},
+		{"dlrover-run/launcher/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/rendezvous/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/launcher/...", "github.com/urfave/cli", "only cmd knows the command line"},
+		{"dlrover-run/launcher/...", "github.com/prometheus", "only cmd knows metrics"},
+		{"dlrover-run/rendezvous/...", "github.com/", "the rendezvous is the standard library's alone"},
+		{"dlrover-run/cmd/dlrover-run", "google.golang.org/grpc", "start-up time and size of the launcher"},
+		{"dlrover-run/cmd/dlrover-run", "runtime/cgo", "one static file for any image"},
+		{"dlrover-run/cmd/dlrover-master", "runtime/cgo", "one static file for any image"},
+	} {
+		for _, dep := range list(t, "-deps", c.pkgs) {
+			require.False(t, strings.HasPrefix(dep, c.never), "%s imports %s: %s", c.pkgs, dep, c.why)
+		}
+	}
+}
+
+// The decisions are pure: no clock is read, nothing is opened.
+func TestPurePackages(t *testing.T) {
+	for _, pkg := range []string{"rendezvous", "launcher/argv", "launcher/policy", "launcher/verdict", "launcher/preset"} {
+		imports := list(t, "-f", `{{join .Imports "\n"}}`, "dlrover-run/"+pkg)
+		for _, never := range []string{"os", "os/exec", "net", "net/http", "log/slog", "context", "sync"} {
+			require.False(t, slices.Contains(imports, never), "%s imports %s", pkg, never)
+		}
+	}
+}

@@ -1,0 +1,589 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/launcher/proc"
+)
+
+// binDir holds the two programs, built once for the whole test.
+var binDir string
+
+func TestMain(m *testing.M) {
+	if os.Args[0] == proc.GuardName {
+		os.Exit(proc.GuardMain())
+	}
+	dir, err := os.MkdirTemp("", "dlrover-e2e-")
+	if err == nil {
+		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		var out []byte
+		if out, err = build.CombinedOutput(); err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "build the programs:", err)
+		os.Exit(1)
+	}
+	binDir = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// launched is a running launcher or daemon.
+type launched struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	out    *buffer
+	err    *buffer
+	exited chan struct{}
+	code   int
+}
+
+// buffer is an io.Writer that others may read meanwhile.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// bench is a directory with the workers' marks, and the environment of the launchers.
+type bench struct {
+	t   *testing.T
+	dir string
+	env []string
+	tag string // in the environment of everything that is started
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{t: t, dir: t.TempDir()}
+	b.tag = "E2E_TAG=" + filepath.Base(filepath.Dir(b.dir)) + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	b.env = append(os.Environ(), "DIR="+b.dir, "PYTHON_EXEC=/bin/sh", "OMP_NUM_THREADS=1", b.tag)
+	t.Cleanup(func() { b.noneLeft() })
+	return b
+}
+
+func (b *bench) start(program string, env []string, args ...string) *launched {
+	b.t.Helper()
+	return b.startPath(filepath.Join(binDir, program), env, args...)
+}
+
+func (b *bench) startPath(path string, env []string, args ...string) *launched {
+	b.t.Helper()
+	l := &launched{t: b.t, cmd: exec.Command(path, args...), out: &buffer{}, err: &buffer{}, exited: make(chan struct{})}
+	l.cmd.Dir, l.cmd.Env = b.dir, append(append([]string{}, b.env...), env...)
+	l.cmd.Stdout, l.cmd.Stderr = l.out, l.err
+	l.cmd.WaitDelay = 5 * time.Second
+	require.NoError(b.t, l.cmd.Start())
+	go func() { _ = l.cmd.Wait(); l.code = l.cmd.ProcessState.ExitCode(); close(l.exited) }()
+	b.t.Cleanup(func() {
+		_ = l.cmd.Process.Kill()
+		<-l.exited
+		if b.t.Failed() {
+			b.t.Logf("%s %v\nexit code %d\nstdout:\n%s\nstderr:\n%s", path, args, l.code, l.out, l.err)
+		}
+	})
+	return l
+}
+
+func (b *bench) run(args ...string) *launched {
+	b.t.Helper()
+	return b.start("dlrover-run", nil, args...)
+}
+
+// sh is a job of shell workers in a program of its own.
+func (b *bench) sh(script string, opts ...string) []string {
+	path := filepath.Join(b.dir, fmt.Sprintf("worker%d.sh", len(script)))
+	require.NoError(b.t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	return append(opts, "--no-python", path)
+}
+
+func (l *launched) wait() int {
+	l.t.Helper()
+	select {
+	case <-l.exited:
+		return l.code
+	case <-time.After(60 * time.Second):
+		require.FailNow(l.t, "the launcher does not end")
+		return -1
+	}
+}
+
+func (l *launched) signal(sig syscall.Signal) { require.NoError(l.t, l.cmd.Process.Signal(sig)) }
+
+// eventually waits for what another process does; the bound is generous because test
+// machines are slow, and no test passes by it.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	require.Eventually(t, f, 45*time.Second, 5*time.Millisecond, what)
+}
+
+func (b *bench) exists(file string) func() bool {
+	return func() bool { _, err := os.Stat(filepath.Join(b.dir, file)); return err == nil }
+}
+
+func (b *bench) lines(file string) []string {
+	data, _ := os.ReadFile(filepath.Join(b.dir, file))
+	return strings.Fields(string(data))
+}
+
+// tagged lists the processes that this test started, directly or not.
+func (b *bench) tagged() (pids []int) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		env, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		if bytes.Contains(env, []byte(b.tag+"\x00")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func (b *bench) noneLeft() {
+	b.t.Helper()
+	for end := time.Now().Add(15 * time.Second); len(b.tagged()) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			for _, pid := range b.tagged() {
+				cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+				b.t.Errorf("process %d of the job is left: %q", pid, cmd)
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			return
+		}
+	}
+}
+
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+func (b *bench) c10d(nodes string, more ...string) []string {
+	return append([]string{"--nnodes=" + nodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:" + freePort(b.t), "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2"}, more...)
+}
+
+const hold = `echo $RANK/$WORLD_SIZE:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; : > $DIR/up.$WORLD_SIZE.$RANK; while [ ! -e $DIR/go ]; do sleep 0.02; done`
+
+func (b *bench) release() { require.NoError(b.t, os.WriteFile(filepath.Join(b.dir, "go"), nil, 0o600)) }
+
+func TestStandaloneJob(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`echo "rank $RANK of $WORLD_SIZE at $MASTER_ADDR arg $1"; echo err >&2`, "--standalone", "--nproc-per-node=2")...)
+	require.Equal(t, 0, l.wait())
+	require.Contains(t, l.out.String(), "rank 1 of 2 at 127.0.0.1 arg")
+	require.Contains(t, l.err.String(), "err\n")
+}
+
+func TestPythonScriptModuleAndRunPath(t *testing.T) {
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		t.Skip("no /usr/bin/python3 here, so how Python is started is not tested:", err)
+	}
+	b := newBench(t)
+	b.env = append(b.env, "PYTHON_EXEC="+python)
+	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "mod.py"), []byte("import sys; print(__name__, sys.argv[1:])\n"), 0o600))
+	for _, args := range [][]string{{"mod.py"}, {"-m", "mod"}, {"--run-path", "mod.py"}} {
+		l := b.run(append(args, "-h", "--x=1")...)
+		require.Equal(t, 0, l.wait())
+		require.Equal(t, "__main__ ['-h', '--x=1']\n", l.out.String())
+	}
+}
+
+func TestTwoNodesMeetAtTheSameCommandLine(t *testing.T) {
+	b := newBench(t)
+	args := b.sh(`echo $RANK $GROUP_RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR >> $DIR/seen`, b.c10d("2")...)
+	l1, l2 := b.run(args...), b.run(args...)
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+	data, err := os.ReadFile(filepath.Join(b.dir, "seen"))
+	require.NoError(t, err)
+	require.Len(t, strings.Split(strings.TrimSpace(string(data)), "\n"), 4)
+	require.Contains(t, string(data), "3 1 1 4 127.0.0.1\n")
+}
+
+func TestStaticRendezvous(t *testing.T) {
+	b := newBench(t)
+	args := func(rank string) []string {
+		return b.sh(`echo $RANK >> $DIR/$MASTER_PORT.$GROUP_RANK`, "--nnodes=2", "--nproc-per-node=1", "--master-port="+b.env[len(b.env)-1], "--node-rank="+rank)
+	}
+	port := freePort(t)
+	b.env = append(b.env, port)
+	l1 := b.run(args("1")...)
+	l0 := b.run(args("0")...)
+	require.Equal(t, 0, l0.wait())
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, []string{"1"}, b.lines(port+".1"))
+}
+
+func TestElasticLifeOfAJob(t *testing.T) {
+	b := newBench(t)
+	args := b.sh(hold, b.c10d("1:2", "--max-restarts=2")...)
+	host := b.run(args...)
+	eventually(t, "alone", b.exists("up.2.1"))
+	second := b.run(args...)
+	eventually(t, "grown", func() bool { return b.exists("up.4.0")() && b.exists("up.4.3")() })
+	second.signal(syscall.SIGKILL)
+	eventually(t, "shrunk", func() bool { return count(b.lines("starts"), "0/2:0") == 2 })
+	b.release()
+	require.Equal(t, 0, host.wait())
+	for _, s := range b.lines("starts") {
+		require.True(t, strings.HasSuffix(s, ":0"), "membership changes are not charged: %s", s)
+	}
+}
+
+func count(all []string, one string) (n int) {
+	for _, s := range all {
+		if s == one {
+			n++
+		}
+	}
+	return n
+}
+
+func TestWorkerFailureRestartsBothNodes(t *testing.T) {
+	b := newBench(t)
+	args := b.sh(`echo $RANK:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then [ $RANK = 3 ] && sleep 0.3 && exit 1; exec sleep 60; fi`, b.c10d("2", "--max-restarts=1")...)
+	l1, l2 := b.run(args...), b.run(args...)
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+	for r := range 4 {
+		require.Equal(t, 1, count(b.lines("starts"), fmt.Sprintf("%d:1", r)), "the restart count is the same on all nodes")
+	}
+}
+
+func TestVerdictNamesTheFirstRankOfTheWholeJob(t *testing.T) {
+	b := newBench(t)
+	args := b.sh(`: > $DIR/up.$RANK; if [ $RANK = 2 ]; then while [ ! -e $DIR/up.3 -o ! -e $DIR/up.0 ]; do sleep 0.01; done; echo "ValueError: bad batch" >&2; exit 7; fi; exec sleep 60`, b.c10d("2")...)
+	l1, l2 := b.run(args...), b.run(args...)
+	require.Equal(t, 1, l1.wait())
+	require.Equal(t, 1, l2.wait(), "the node without a failure leaves at once, too")
+	for _, l := range []*launched{l1, l2} {
+		require.Regexp(t, `dlrover-run: job job failed: rank 2 \(node 1 .*\) failed first: exit code 7, last output "ValueError: bad batch"`, l.err.String())
+	}
+	both := l1.err.String() + l2.err.String()
+	require.Equal(t, 1, strings.Count(both, "Root Cause (first observed failure):"), "only a node with a failure of its own prints torchrun's report")
+	require.Contains(t, both, "exitcode  : 7 (pid:")
+}
+
+func TestExitCodesByReason(t *testing.T) {
+	b := newBench(t)
+	for name, c := range map[string]struct {
+		args []string
+		code int
+	}{
+		"worker failed":     {b.sh("exit 3", "--exit-code-policy=reason"), 10},
+		"permanent":         {b.sh("exit 3 #x", "--exit-code-policy=reason", "--restart-policy=ExitCode", "--max-restarts=3"), 11},
+		"missing script":    {[]string{"--exit-code-policy=reason", "missing.py"}, 30},
+		"torchrun's one":    {b.sh("exit 3 #yy"), 1},
+		"log dir is a file": {b.sh("exit 0 #zzz", "--exit-code-policy=reason", "--log-dir="+os.Args[0]), 31},
+		"no master":         {b.sh("exit 0 #zzzz", "--exit-code-policy=reason", "--rdzv-backend=dlrover-master", "--rdzv-endpoint=127.0.0.1:"+freePort(t), "--rdzv-conf=read_timeout=0.2"), 22},
+		"too few nodes":     {b.sh("exit 0 #zzzzz", append(b.c10d("2"), "--exit-code-policy=reason", "--rdzv-conf=join_timeout=0.3")...), 20},
+		"usage":             {[]string{"--no-such-option", "x.py"}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := b.run(c.args...)
+			require.Equal(t, c.code, l.wait(), l.err.String())
+		})
+	}
+}
+
+func TestSignals(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+		t.Run(proc.SignalName(sig), func(t *testing.T) {
+			b := newBench(t)
+			l := b.run(b.sh(hold+"; sleep 30", "--standalone", "--nproc-per-node=2", "--exit-code-policy=reason")...)
+			eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+			l.signal(sig)
+			require.Equal(t, 128+int(sig), l.wait())
+			require.Contains(t, l.err.String(), "stopped by "+proc.SignalName(sig))
+		})
+	}
+}
+
+func TestSignalWhileWaitingForTheOthers(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh("exit 0", b.c10d("2")...)...)
+	eventually(t, "serving", func() bool { return strings.Contains(l.err.String(), "serving the rendezvous") })
+	l.signal(syscall.SIGTERM)
+	require.Equal(t, 1, l.wait())
+}
+
+// After kill -9 of the launcher nothing of the job is left: no worker, no child of a
+// worker, none that took a session of its own.
+func TestKilledLauncherLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`setsid sh -c 'sleep 300 & : > $DIR/orphan.'$RANK'; sleep 300' & (sleep 300 &) ; `+hold, "--standalone", "--nproc-per-node=2")...)
+	eventually(t, "up", func() bool {
+		return b.exists("up.2.0")() && b.exists("up.2.1")() && b.exists("orphan.0")() && b.exists("orphan.1")()
+	})
+	require.Greater(t, len(b.tagged()), 6)
+	l.signal(syscall.SIGKILL)
+	l.wait()
+	b.noneLeft()
+}
+
+func TestFinishedJobLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`setsid sleep 300 & exit 0`, "--standalone", "--nproc-per-node=2")...)
+	require.Equal(t, 0, l.wait())
+	require.Empty(t, b.tagged())
+}
+
+const testToken = "0123456789abcdef0123456789abcdef"
+
+// startDaemon starts dlrover-master and returns its address.
+func (b *bench) startDaemon(addr string, env ...string) (*launched, string) {
+	d := b.start("dlrover-master", env, "--listen="+addr, "--event-log="+filepath.Join(b.dir, "events.json"))
+	serving := regexp.MustCompile(`"msg":"serving".*"addr":"([^"]+)"`)
+	eventually(b.t, "daemon serving", func() bool { return serving.MatchString(d.err.String()) })
+	return d, serving.FindStringSubmatch(d.err.String())[1]
+}
+
+// The daemon dies while workers run; they keep running, and a new daemon on the same
+// address takes over without a restart.
+func TestWorkersOutliveTheDaemon(t *testing.T) {
+	b := newBench(t)
+	d, addr := b.startDaemon("127.0.0.1:0", "DLROVER_TOKEN="+testToken)
+	env := []string{"DLROVER_MASTER_ADDR=" + addr, "DLROVER_TOKEN=" + testToken}
+	args := b.sh(hold, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job")
+	l1, l2 := b.start("dlrover-run", env, args...), b.start("dlrover-run", env, args...)
+	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	for _, l := range []*launched{l1, l2} {
+		eventually(t, "said so", func() bool {
+			return strings.Contains(l.err.String(), "cannot reach the rendezvous daemon; running workers keep running")
+		})
+	}
+	b.startDaemon(addr, "DLROVER_TOKEN="+testToken)
+	for _, l := range []*launched{l1, l2} {
+		eventually(t, "reconnected", func() bool { return strings.Contains(l.err.String(), "did not know this node; joined again") })
+	}
+	b.release()
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+	require.Len(t, b.lines("starts"), 2, "no worker was restarted")
+}
+
+func TestDaemonServesManyRuns(t *testing.T) {
+	b := newBench(t)
+	_, addr := b.startDaemon("127.0.0.1:0")
+	env := []string{"DLROVER_MASTER_ADDR=" + addr}
+	var ls []*launched
+	for _, id := range []string{"blue", "red"} {
+		for range 2 {
+			ls = append(ls, b.start("dlrover-run", env, b.sh(`echo $RANK/$WORLD_SIZE >> $DIR/$TORCHELASTIC_RUN_ID`, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id="+id)...))
+		}
+	}
+	for _, l := range ls {
+		require.Equal(t, 0, l.wait())
+	}
+	require.ElementsMatch(t, []string{"0/2", "1/2"}, b.lines("blue"))
+	require.ElementsMatch(t, []string{"0/2", "1/2"}, b.lines("red"))
+	metrics := get(t, "http://"+addr+"/metrics")
+	require.Contains(t, metrics, `dlrover_rendezvous_events_total{event="succeeded"} 2`)
+	require.Equal(t, "ok\n", get(t, "http://"+addr+"/healthz"))
+	for _, line := range strings.Split(strings.TrimSpace(string(read(t, filepath.Join(b.dir, "events.json")))), "\n") {
+		require.True(t, json.Valid([]byte(line)), line)
+	}
+}
+
+func get(t *testing.T, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	require.NoError(t, err)
+	defer http.DefaultClient.CloseIdleConnections()
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(data)
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return data
+}
+
+func TestWrongTokenIsSaidAtOnce(t *testing.T) {
+	b := newBench(t)
+	_, addr := b.startDaemon("127.0.0.1:0", "DLROVER_TOKEN="+testToken)
+	for name, c := range map[string]struct{ token, want string }{
+		"missing": {"", "carries none"},
+		"wrong":   {"another-token-of-16+", "differs from the daemon's"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := b.start("dlrover-run", []string{"DLROVER_MASTER_ADDR=" + addr, "DLROVER_TOKEN=" + c.token}, b.sh("exit 0", "--exit-code-policy=reason")...)
+			require.Equal(t, 23, l.wait())
+			require.Contains(t, l.err.String(), c.want)
+			require.NotContains(t, l.err.String(), testToken)
+		})
+	}
+}
+
+func TestMetricsOfTheLauncher(t *testing.T) {
+	b := newBench(t)
+	addr := "127.0.0.1:" + freePort(t)
+	l := b.run(b.sh(hold, "--standalone", "--nproc-per-node=2", "--metrics-addr="+addr)...)
+	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	require.Contains(t, get(t, "http://"+addr+"/metrics"), "dlrover_world_size 2")
+	require.Equal(t, "ok\n", get(t, "http://"+addr+"/healthz"))
+	b.release()
+	require.Equal(t, 0, l.wait())
+}
+
+func TestPortTaken(t *testing.T) {
+	b := newBench(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	port := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
+	l := b.run(b.sh("exit 0", "--nnodes=1", "--master-port="+port)...)
+	require.Equal(t, 1, l.wait())
+	require.Contains(t, l.err.String(), "127.0.0.1:"+port)
+	require.Contains(t, l.err.String(), "address already in use")
+}
+
+func TestParentLauncherGetsTheErrorFile(t *testing.T) {
+	b := newBench(t)
+	b.env = append(b.env, "TORCHELASTIC_ERROR_FILE="+filepath.Join(b.dir, "reply.json"))
+	l := b.run(b.sh(`printf '{"message":{"message":"Boom: x","extraInfo":{"py_callstack":"tb","timestamp":"1700000000"}}}' > $TORCHELASTIC_ERROR_FILE; exit 5`, "--nproc-per-node=1")...)
+	require.Equal(t, 1, l.wait())
+	require.Contains(t, string(read(t, filepath.Join(b.dir, "reply.json"))), `"errorCode":5`)
+}
+
+func TestLogFlood(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`seq 1 250000`, "--standalone", "--nproc-per-node=4", "--tee=1", "--log-dir="+filepath.Join(b.dir, "logs"))...)
+	require.Equal(t, 0, l.wait())
+	next := map[string]int{}
+	for line := range strings.Lines(l.out.String()) {
+		prefix, number, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		require.True(t, ok, line)
+		next[prefix]++
+		require.Equal(t, strconv.Itoa(next[prefix]), number)
+	}
+	require.Equal(t, map[string]int{"[default0]": 250000, "[default1]": 250000, "[default2]": 250000, "[default3]": 250000}, next)
+	files, err := filepath.Glob(filepath.Join(b.dir, "logs/*/attempt_0/*/stdout.log"))
+	require.NoError(t, err)
+	require.Len(t, files, 4)
+	require.Equal(t, 250000, bytes.Count(read(t, files[3]), []byte("\n")))
+}
+
+func TestRealTorch(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	python := "/usr/bin/python3"
+	if p := os.Getenv("DLROVER_TORCH2_PYTHON"); p != "" {
+		python = p
+	}
+	if out, err := exec.CommandContext(ctx, python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
+		t.Skipf("%s has no PyTorch, so real process groups are NOT tested: %v %s", python, err, out)
+	}
+	b := newBench(t)
+	b.env = append(b.env, "PYTHON_EXEC="+python)
+	script, err := filepath.Abs("testdata/allreduce.py")
+	require.NoError(t, err)
+	args := append(b.c10d("1:2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=5"), script, b.dir)
+	l1, l2 := b.run(args...), b.run(args...)
+	eventually(t, "training on two nodes", b.exists("trained.4"))
+	l2.signal(syscall.SIGKILL)
+	eventually(t, "training on one node", b.exists("trained.2"))
+	l3 := b.run(args...)
+	eventually(t, "training on two nodes again", b.exists("trained.4.again"))
+	b.release()
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l3.wait())
+}
+
+func TestEveryDeadlySignalIsNamed(t *testing.T) {
+	b := newBench(t)
+	for _, sig := range []string{"ABRT", "BUS", "FPE", "ILL", "KILL", "SEGV", "SYS", "TERM", "USR1", "XCPU"} {
+		t.Run(sig, func(t *testing.T) {
+			l := b.run(b.sh("ulimit -c 0; kill -"+sig+" $$", "--nproc-per-node=1")...)
+			require.Equal(t, 1, l.wait())
+			require.Regexp(t, "failed first: .*SIG"+sig, l.err.String())
+			require.Contains(t, l.err.String(), "(SIG"+sig+")", "torchrun's block names it, too")
+		})
+	}
+}
+
+func TestWorkerThatIgnoresTERM(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`trap '' TERM; `+hold, "--nproc-per-node=2", "--standalone", "--shutdown-timeout=1")...)
+	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	start := time.Now()
+	l.signal(syscall.SIGTERM)
+	require.Equal(t, 1, l.wait())
+	require.Greater(t, time.Since(start), time.Second, "the grace period was granted")
+}
+
+// --shutdown-timeout holds on the restart path as well (torchrun keeps 30 s there).
+func TestShutdownTimeoutHoldsOnRestarts(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap '' TERM; : > $DIR/up.$RANK; while [ ! -e $DIR/up.0 -o ! -e $DIR/up.1 ]; do sleep 0.01; done; [ $RANK = 1 ] && exit 1; while :; do sleep 0.1; done`,
+		"--nproc-per-node=2", "--standalone", "--shutdown-timeout=1", "--max-restarts=1")...)
+	start := time.Now()
+	require.Equal(t, 0, l.wait())
+	require.Less(t, time.Since(start), 20*time.Second)
+}
+
+func TestPID1Duties(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a PID namespace needs root, so the duties of PID 1 are NOT tested")
+	}
+	b := newBench(t)
+	// The worker leaves orphans that end by themselves; PID 1 has to reap them.
+	script := b.sh(`for i in 1 2 3 4 5; do (sh -c 'exit 3' &); done; sleep 0.3; ps -eo stat | grep -c '^Z' > $DIR/zombies; exit 0`, "--nproc-per-node=1")
+	l := b.startPath("/usr/bin/unshare", nil, append([]string{"--pid", "--fork", "--mount-proc", filepath.Join(binDir, "dlrover-run")}, script...)...)
+	if l.wait() != 0 && strings.Contains(l.err.String(), "unshare failed") {
+		t.Skip("PID namespaces are not allowed here, so the duties of PID 1 are NOT tested: " + l.err.String())
+	}
+	require.Equal(t, 0, l.code)
+	require.Equal(t, []string{"0"}, b.lines("zombies"))
+}

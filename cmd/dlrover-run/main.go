@@ -1,0 +1,306 @@
+// dlrover-run launches the workers of a distributed training job on this node.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+func main() {
+	started := time.Now()
+	if os.Args[0] == proc.GuardName {
+		os.Exit(proc.GuardMain())
+	}
+	os.Exit(run(started, os.Args[1:], os.Stdout))
+}
+
+func run(started time.Time, args []string, stdout io.Writer) int {
+	c, err := parse(args, os.LookupEnv, stdout)
+	if err != nil {
+		usage(err)
+		return policy.Usage.Code(policy.TorchrunCodes)
+	}
+	if c == nil {
+		return 0
+	}
+	host := thisHost(os.LookupEnv)
+	s, err := resolve(c, os.LookupEnv, host)
+	if err != nil {
+		return refuse(err, s.codes)
+	}
+	if s.dryRun {
+		return printPlan(stdout, &s, host)
+	}
+	return launch(started, &s, host)
+}
+
+// refuse says why nothing was started.
+func refuse(err error, codes policy.CodePolicy) int {
+	var unusable *unusableError
+	if errors.As(err, &unusable) {
+		console.Complain(os.Stderr, "dlrover-run", err)
+		return policy.CannotExecute.Code(codes)
+	}
+	usage(err)
+	return policy.Usage.Code(codes)
+}
+
+// job is everything that launch opens, in the order of opening.
+type job struct {
+	s       *settings
+	log     *slog.Logger
+	events  *eventlog.Log
+	logs    *logs.Logs
+	procs   *proc.Supervisor
+	meeting *meeting
+	seat    *seat
+	metrics *metrics
+	signals chan os.Signal
+}
+
+// lingerBudget bounds how long the node that serves the rendezvous stays for the
+// others: a node that has died is noticed within it.
+const lingerBudget = 20 * time.Second
+
+func launch(started time.Time, s *settings, host hostFacts) int {
+	j := &job{s: s, log: console.Logger(os.Stderr, "dlrover-run").With("run_id", s.runID, "host", s.node.Name)}
+	for _, w := range s.warnings {
+		j.log.Warn(w)
+	}
+	if w := preset.OMPWarning(s.slots, os.LookupEnv); w != "" {
+		j.log.Warn(w)
+	}
+	j.catchSignals()
+	res, err := j.execute(started, host)
+	if err != nil {
+		res = launcher.Result{Reason: reasonOf(err), Err: err}
+	}
+	j.conclude(res)
+	j.close(res)
+	return res.Reason.Code(s.codes)
+}
+
+func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, err error) {
+	if err = j.open(host); err != nil {
+		return res, err
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	stop := j.interruptible(cancel)
+	session, err := api.Open(ctx, j.meeting.svc, j.sessionConfig(started))
+	stop()
+	if sig, ok := errors.AsType[*signalError](context.Cause(ctx)); ok {
+		if session != nil {
+			session.Close()
+		}
+		return launcher.Result{Reason: policy.Signaled(int(sig.sig)), Signal: sig.sig}, nil
+	}
+	if err != nil {
+		return res, classify(err)
+	}
+	j.seat = newSeat(session, j.meeting.guests)
+	agent, err := launcher.New(j.agentConfig(host))
+	if err != nil {
+		return res, err
+	}
+	return agent.Run(), nil
+}
+
+// open prepares all that can fail before anyone is contacted.
+func (j *job) open(host hostFacts) (err error) {
+	if j.events, err = j.openEvents(); err != nil {
+		return err
+	}
+	if j.logs, err = logs.New(j.logsConfig()); err != nil {
+		return &launcher.RendezvousError{Reason: policy.LogDir, Err: err}
+	}
+	if j.procs, err = proc.New(proc.Config{Logger: j.log}); err != nil {
+		return err
+	}
+	if j.metrics, err = serveMetrics(j.s.metrics); err != nil {
+		return err
+	}
+	j.meeting, err = meet(context.Background(), j.s, host, j.log, j.observe)
+	return err
+}
+
+func (j *job) openEvents() (*eventlog.Log, error) {
+	if j.s.console && j.s.eventLog == "" {
+		return eventlog.New(os.Stderr).With(slog.String("run_id", j.s.runID)), nil
+	}
+	l, err := eventlog.Open(j.s.eventLog)
+	return l.With(slog.String("run_id", j.s.runID), slog.String("host", j.s.node.Name)), err
+}
+
+func (j *job) observe(run string, n rendezvous.Note) {
+	j.events.Event("rendezvous-"+n.Event, slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("who", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes))
+	if n.Event == "last-call" || n.Event == "resume" {
+		j.log.Info("rendezvous: "+n.Event, "text", n.Text)
+	}
+}
+
+func (j *job) logsConfig() logs.Config {
+	l := &j.s.logs
+	cfg := logs.Config{
+		Dir: l.dir, RunID: j.s.runID, PrefixTemplate: l.prefix, StdoutFilters: l.outFilters, StderrFilters: l.errFilters,
+		Redirects: func(r int) logs.Std { return logs.Std(l.redirects.For(r)) }, Tee: func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
+		RotateSize: l.rotateSize, RotateCount: l.rotateCount, Stdout: os.Stdout, Stderr: os.Stderr, Logger: j.log,
+	}
+	if l.ranks != nil {
+		cfg.ConsoleRank = func(r int) bool { return l.ranks[r] }
+	}
+	return cfg
+}
+
+func (j *job) sessionConfig(started time.Time) api.SessionConfig {
+	return api.SessionConfig{Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.meeting.where, Started: started, ConnectTimeout: j.s.connect, Logger: j.log}
+}
+
+func (j *job) agentConfig(host hostFacts) launcher.Config {
+	cfg := j.s.agent(host)
+	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.seat, j.meeting, j.procs, j.logs
+	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
+	cfg.Event, cfg.Logger = j.event, j.log
+	if memory, err := proc.OwnMemory("/proc", "/sys/fs/cgroup"); err == nil {
+		cfg.Memory = memory.Read
+	}
+	return cfg
+}
+
+// agent is the part of the launcher's configuration that needs nothing opened.
+func (s *settings) agent(host hostFacts) launcher.Config {
+	return launcher.Config{
+		RunID: s.runID, Role: s.role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.slots,
+		Path: s.program.path, Args: s.program.args, Name: s.program.name, Env: os.Environ(), Stdin: os.Stdin, Preset: s.preset,
+		VirtualLocalRank: s.virtual, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
+		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank,
+	}
+}
+
+func (j *job) event(name string, attrs ...slog.Attr) {
+	j.events.Event(name, attrs...)
+	j.metrics.count(name, attrs)
+}
+
+// catchSignals takes the job's signals, and those that a PID 1 has to pass on.
+func (j *job) catchSignals() {
+	j.signals = make(chan os.Signal, 16)
+	for _, s := range j.s.signals {
+		signal.Notify(j.signals, s)
+	}
+	signal.Notify(j.signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
+	signal.Ignore(syscall.SIGPIPE) // a console that is gone must not end training
+}
+
+type signalError struct{ sig syscall.Signal }
+
+func (e *signalError) Error() string { return "received " + e.sig.String() }
+
+// interruptible cancels on a terminating signal until the returned function is called.
+func (j *job) interruptible(cancel context.CancelCauseFunc) (stop func()) {
+	quit, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		for {
+			select {
+			case s := <-j.signals:
+				if j.s.terminates(s) {
+					cancel(&signalError{s.(syscall.Signal)})
+					return
+				}
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() { close(quit); <-gone }
+}
+
+// conclude says how the job ended.
+func (j *job) conclude(res launcher.Result) {
+	j.events.Event("end", slog.String("reason", res.Reason.String()), slog.String("verdict", res.Verdict))
+	switch {
+	case res.Err != nil:
+		console.Complain(os.Stderr, "dlrover-run", res.Err)
+	case res.Verdict != "":
+		fmt.Fprintf(os.Stderr, "dlrover-run: job %s failed: %s\n", j.s.runID, res.Verdict)
+	case res.Signal != 0:
+		fmt.Fprintf(os.Stderr, "dlrover-run: job %s: stopped by %s\n", j.s.runID, proc.SignalName(res.Signal))
+	}
+	if res.Verdict != "" && slices.ContainsFunc(res.Local, func(f verdict.Failure) bool { return !f.Stopped }) {
+		fmt.Fprintln(os.Stderr, verdict.Block(j.s.program.name, res.Local, res.Root))
+		j.copyErrorFile(res.Local[res.Root])
+	}
+}
+
+// copyErrorFile hands the root cause to whoever launched this launcher, as torchrun does.
+func (j *job) copyErrorFile(f verdict.Failure) {
+	to := os.Getenv("TORCHELASTIC_ERROR_FILE")
+	if to == "" || f.ErrorFile == "" {
+		return
+	}
+	data, err := os.ReadFile(f.ErrorFile)
+	if err == nil {
+		data, err = verdict.AmendErrorFile(data, f.ExitCode)
+	}
+	if err == nil {
+		err = os.WriteFile(to, data, 0o644)
+	}
+	if err != nil {
+		j.log.Warn("cannot copy the error file for the parent launcher", "from", f.ErrorFile, "to", to, "err", err)
+	}
+}
+
+func (j *job) close(res launcher.Result) {
+	if j.procs != nil {
+		j.closing("end processes", j.procs.Close())
+	}
+	if j.meeting != nil {
+		if res.Signal == 0 {
+			j.meeting.linger(lingerBudget)
+		}
+	}
+	if j.seat != nil {
+		j.seat.close()
+	}
+	if j.meeting != nil {
+		j.meeting.close()
+	}
+	if j.logs != nil {
+		j.closing("close logs", j.logs.Close())
+	}
+	j.metrics.close()
+	j.closing("close the event log", j.events.Close())
+}
+
+func (j *job) closing(what string, err error) {
+	if err != nil {
+		j.log.Warn(what, "err", err)
+	}
+}
+
+func reasonOf(err error) policy.Reason {
+	if re, ok := errors.AsType[*launcher.RendezvousError](err); ok {
+		return re.Reason
+	}
+	return policy.Unclassified
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"dlrover-run/cmd/internal/token"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/tcpstore"
+)
+
+// meeting is this node's side of the rendezvous: the service to speak to, and the
+// workers' store. When this node serves the rendezvous for others, both share the
+// endpoint's port.
+type meeting struct {
+	svc    api.Service
+	where  string
+	store  *tcpstore.Server
+	port   int
+	hub    *api.Hub    // when it is served here
+	client *api.Client // when it is not
+	server *http.Server
+	done   chan error
+	guests *guests
+}
+
+// Reset and Port make a meeting the launcher's Store.
+func (m *meeting) Reset()    { m.store.Reset() }
+func (m *meeting) Port() int { return m.port }
+
+// meet binds what this node serves. Nothing is sent yet.
+func meet(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, observe func(string, rendezvous.Note)) (*meeting, error) {
+	g := newGuests(s.insecure)
+	m := &meeting{guests: g, store: tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow}), where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
+	var err error
+	if s.serves(h) {
+		err = m.serve(ctx, s, log, observe)
+		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
+			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", m.where)
+			s.host = reachable(s)
+			err = m.join(ctx, s)
+		}
+	} else {
+		err = m.join(ctx, s)
+	}
+	if err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// mayBeServedByAnother: a second launcher on the endpoint's host is a node like any
+// other, unless the user made this one the host.
+func (s *settings) mayBeServedByAnother() bool {
+	return s.backend == c10d && s.isHost == nil && s.params.Max > 1
+}
+
+// reachable is where a launcher on the same host serves.
+func reachable(s *settings) string {
+	if s.token == "" && !s.insecure && !token.Loopback(s.host) {
+		return "127.0.0.1" // a launcher without a token serves on loopback only
+	}
+	return s.host
+}
+
+func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, observe func(string, rendezvous.Note)) error {
+	topology, err := loadTopology(s.topology)
+	if err != nil {
+		return err
+	}
+	l, err := api.Listen(ctx, m.bindAddr(s))
+	if err != nil {
+		return fmt.Errorf("serve the rendezvous at %s: %w", m.where, err)
+	}
+	m.port = l.Addr().(*net.TCPAddr).Port
+	m.where = net.JoinHostPort(s.host, strconv.Itoa(m.port))
+	m.hub = api.NewHub(api.HubConfig{Topology: topology, Observe: observe})
+	m.svc = m.hub
+	if s.backend == local {
+		m.background(func() error { return m.store.Serve(l) })
+		return nil
+	}
+	m.server = api.NewServer(api.Handler(m.hub, api.ServerConfig{Token: s.token}))
+	m.background(func() error { return m.server.Serve(tcpstore.Split(l, m.store)) })
+	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
+	return nil
+}
+
+// bindAddr: without a token nothing but this machine may speak to us.
+func (m *meeting) bindAddr(s *settings) string {
+	host := ""
+	if s.backend == local || token.Loopback(s.host) || (s.token == "" && !s.insecure) {
+		host = "127.0.0.1"
+	}
+	if s.host == "::1" {
+		host = "::1"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(s.port))
+}
+
+// join prepares to speak to a rendezvous elsewhere; the workers' store gets a port
+// of its own, which the world uses while this node is rank 0.
+func (m *meeting) join(ctx context.Context, s *settings) error {
+	host := ""
+	if token.Loopback(s.node.Addr) {
+		host = s.node.Addr
+	}
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	l, err := api.Listen(ctx, net.JoinHostPort(host, "0"))
+	if err != nil {
+		return fmt.Errorf("bind a port for the workers' store: %w", err)
+	}
+	m.port = l.Addr().(*net.TCPAddr).Port
+	m.background(func() error { return m.store.Serve(l) })
+	m.where = net.JoinHostPort(s.host, strconv.Itoa(s.port))
+	m.client = api.NewClient(m.where, s.token)
+	m.svc = m.client
+	return nil
+}
+
+func (m *meeting) background(f func() error) {
+	m.done = make(chan error, 1)
+	go func() { m.done <- f() }() // close waits for it
+}
+
+// linger keeps serving until every other node has heard how the job ended.
+func (m *meeting) linger(budget time.Duration) {
+	if m.hub == nil {
+		return
+	}
+	const look = 5 * time.Millisecond
+	for end := time.Now().Add(budget); !m.hub.Idle() && time.Now().Before(end); {
+		time.Sleep(look)
+	}
+}
+
+func (m *meeting) close() {
+	if m.hub != nil {
+		m.hub.Close()
+	}
+	if m.server != nil {
+		_ = m.server.Close()
+	}
+	_ = m.store.Close()
+	if m.client != nil {
+		m.client.Close()
+	}
+	if m.done != nil {
+		<-m.done
+	}
+}
+
+func loadTopology(path string) (rendezvous.Topology, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--topology-file: %w", err)
+	}
+	defer f.Close()
+	return rendezvous.ParseTopology(f)
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/cmd/internal/token"
+	"dlrover-run/launcher/argv"
+)
+
+// rendezvous decides how and where the nodes meet.
+func (r *resolver) rendezvous() error {
+	conf, err := argv.ParseConf(r.c.String("rdzv-conf"))
+	if err != nil {
+		return err
+	}
+	if err := r.pickBackend(); err != nil {
+		return err
+	}
+	r.pickRunID()
+	if err := r.applyConf(conf); err != nil {
+		return err
+	}
+	r.s.params.Static = r.s.backend == static
+	if r.s.backend == static && r.s.node.Rank < 0 {
+		r.s.node.Rank = 0
+	}
+	if r.s.backend == static && r.s.node.Rank >= r.s.params.Max {
+		return fmt.Errorf("--node-rank=%d: with --nnodes=%d it must be from 0 to %d", r.s.node.Rank, r.s.params.Max, r.s.params.Max-1)
+	}
+	if r.s.backend == local && r.s.params.Min > 1 {
+		return fmt.Errorf("--standalone runs one node, but --nnodes=%s needs %d; leave out one of the two", r.c.String("nnodes"), r.s.params.Min)
+	}
+	r.s.node.Addr = r.address()
+	if r.s.backend != local {
+		r.s.node.Addrs = r.host.addrs()
+	}
+	if r.s.node.IP == "" {
+		r.s.node.IP = r.s.node.Addr
+	}
+	return nil
+}
+
+func (r *resolver) pickBackend() error {
+	name, endpoint := r.c.String("rdzv-backend"), r.c.String("rdzv-endpoint")
+	daemon := r.lookup("DLROVER_MASTER_ADDR")
+	switch {
+	case r.c.Bool("standalone"):
+		r.s.backend, r.s.host = local, "127.0.0.1"
+		return nil
+	case daemon != "" && !r.c.IsSet("rdzv-backend") && endpoint == "":
+		return r.endpoint(master, daemon, 0)
+	case name == "dlrover-master":
+		if endpoint == "" {
+			endpoint = daemon
+		}
+		return r.endpoint(master, endpoint, 0)
+	case name == "c10d":
+		return r.endpoint(c10d, endpoint, defaultC10dPort)
+	case name == "static":
+		return r.pickStatic(endpoint)
+	case name == "etcd" || name == "etcd-v2":
+		return fmt.Errorf("--rdzv-backend=%s is not available yet in this version; use c10d, static or dlrover-master", name)
+	}
+	return fmt.Errorf("--rdzv-backend=%s is unknown; use static, c10d or dlrover-master", name)
+}
+
+// pickStatic: one node without an address of its own needs no port, as in torchrun
+// 2.14, so that two jobs on one machine do not meet on 29500.
+func (r *resolver) pickStatic(endpoint string) error {
+	if endpoint != "" {
+		return r.endpoint(static, endpoint, defaultMasterPort)
+	}
+	port := defaultMasterPort
+	if r.c.IsSet("master-port") {
+		port = r.c.Int("master-port")
+	} else if r.s.params.Max == 1 {
+		r.s.backend, r.s.host = local, "127.0.0.1"
+		return nil
+	}
+	if port < 0 || port > 65535 {
+		return fmt.Errorf("--master-port=%d: need a port from 0 to 65535", port)
+	}
+	host := strings.Trim(r.c.String("master-addr"), "[]")
+	r.s.backend, r.s.host, r.s.port = static, host, port
+	if port == 0 && r.s.params.Max > 1 {
+		return fmt.Errorf("--master-port=0: several nodes need a fixed port")
+	}
+	return nil
+}
+
+func (r *resolver) endpoint(b backend, text string, port int) error {
+	if text == "" && b == master {
+		return fmt.Errorf("--rdzv-backend=dlrover-master needs the daemon's address: set DLROVER_MASTER_ADDR or --rdzv-endpoint to host:port")
+	}
+	host, port, err := argv.ParseEndpoint(text, port)
+	if err != nil {
+		return err
+	}
+	if port == 0 && (b == master || r.s.params.Max > 1) {
+		return fmt.Errorf("rendezvous endpoint %q: the nodes need one fixed port, such as %s", text, net.JoinHostPort(host, strconv.Itoa(defaultC10dPort)))
+	}
+	r.s.backend, r.s.host, r.s.port = b, host, port
+	return nil
+}
+
+func (r *resolver) pickRunID() {
+	r.s.runID = r.c.String("rdzv-id")
+	if job := r.lookup("ELASTIC_JOB_NAME"); job != "" && !r.c.IsSet("rdzv-id") {
+		r.s.runID = job
+	}
+	if r.s.backend == local && (r.c.Bool("standalone") || r.s.runID == "none") {
+		r.s.runID = r.host.id
+	}
+	if r.s.runID == "" {
+		r.s.runID = r.host.id
+		r.warn("--rdzv-id is empty: this node uses the random id %s; nodes meet only under the same id", r.s.runID)
+	}
+}
+
+// conf keys that mean something in torchrun but have nothing to govern here.
+func inert() []string {
+	return []string{"close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "use_libuv", "protocol", "rank", "pend_timeout"}
+}
+
+func (r *resolver) applyConf(conf map[string]string) error {
+	r.s.connect = time.Minute
+	for key, text := range conf {
+		if err := r.applyKey(key, text); err != nil {
+			return fmt.Errorf("--rdzv-conf %s=%s: %w", key, text, err)
+		}
+	}
+	return nil
+}
+
+func (r *resolver) applyKey(key, text string) (err error) {
+	p := &r.s.params
+	switch key {
+	case "join_timeout":
+		p.JoinTimeout, err = seconds(text)
+	case "timeout":
+		if p.JoinTimeout == 0 {
+			p.JoinTimeout, err = seconds(text)
+		}
+	case "last_call_timeout", "lastcall_timeout":
+		p.LastCall, err = seconds(text)
+	case "growth_delay":
+		p.GrowthDelay, err = seconds(text)
+	case "read_timeout":
+		r.s.connect, err = seconds(text)
+	case "node_unit":
+		if !r.c.IsSet("node-unit") {
+			if p.Unit, err = strconv.Atoi(text); err != nil || p.Unit < 1 {
+				err = fmt.Errorf("need a number from 1")
+			}
+		}
+	case "is_host":
+		var b bool
+		b, err = truth(text)
+		r.s.isHost = &b
+	case "store_type":
+		if text != "tcp" {
+			err = fmt.Errorf("only tcp can work here")
+		}
+	default:
+		if slices.Contains(inert(), key) {
+			r.warn("--rdzv-conf %s has no effect here", key)
+		} else {
+			r.warn("--rdzv-conf %s is not known and has no effect", key)
+		}
+	}
+	return err
+}
+
+// seconds reads a positive number of seconds; fractions are allowed.
+func seconds(text string) (time.Duration, error) {
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(f > 0) || f > 1e8 {
+		return 0, fmt.Errorf("need a positive number of seconds")
+	}
+	return time.Duration(f * float64(time.Second)), nil
+}
+
+func truth(text string) (bool, error) {
+	switch strings.ToLower(text) {
+	case "1", "true", "t", "yes", "y":
+		return true, nil
+	case "0", "false", "f", "no", "n":
+		return false, nil
+	}
+	return false, fmt.Errorf("need true or false")
+}
+
+// address is where the other nodes reach this one: what the user says, what the pod
+// says, or the address from which this host reaches the rendezvous. The host's name
+// is not used, for it often does not resolve elsewhere.
+func (r *resolver) address() string {
+	if a := r.c.String("local-addr"); a != "" {
+		return a
+	}
+	if r.s.host == "::1" {
+		return r.s.host
+	}
+	if r.s.backend == local || token.Loopback(r.s.host) {
+		return "127.0.0.1"
+	}
+	if ip := r.lookup("POD_IP"); ip != "" {
+		return ip
+	}
+	if r.s.backend == static && r.s.node.Rank == 0 {
+		return r.s.host
+	}
+	return r.host.route(r.s.host, r.s.port)
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// metrics are this launcher's own, served at --metrics-addr; a nil *metrics counts nothing.
+type metrics struct {
+	server *http.Server
+	done   chan struct{}
+	starts *prometheus.CounterVec
+	exits  *prometheus.CounterVec
+	world  prometheus.Gauge
+	spent  prometheus.Gauge
+}
+
+// serveMetrics serves /metrics and /healthz at addr; "" serves nothing.
+func serveMetrics(addr string) (*metrics, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-addr=%s: %w", addr, err)
+	}
+	m := newMetrics()
+	go func() {
+		defer close(m.done)
+		if err := m.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			slog.Default().Warn("metrics", "err", err)
+		}
+	}()
+	return m, nil
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		done:   make(chan struct{}),
+		starts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dlrover_worker_group_starts_total", Help: "Starts of this node's workers, by what ended the epoch before (empty for the first)."}, []string{"cause"}),
+		exits:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dlrover_worker_exits_total", Help: "Workers that ended, by exit code (-n for signal n) and whether the launcher had stopped them."}, []string{"exit_code", "stopped"}),
+		world:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "dlrover_world_size", Help: "Workers in the world that this node runs in."}),
+		spent:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "dlrover_restart_count", Help: "Restarts that the job has spent."}),
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(m.starts, m.exits, m.world, m.spent)
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	return m
+}
+
+// count derives the metrics from the events, so that both tell the same story.
+func (m *metrics) count(event string, attrs []slog.Attr) {
+	if m == nil {
+		return
+	}
+	v := map[string]slog.Value{}
+	for _, a := range attrs {
+		v[a.Key] = a.Value
+	}
+	switch event {
+	case "start":
+		m.starts.WithLabelValues(v["cause_kind"].String()).Inc()
+		m.world.Set(float64(v["world_size"].Int64()))
+		m.spent.Set(float64(v["restart_count"].Int64()))
+	case "worker-exit":
+		m.exits.WithLabelValues(strconv.FormatInt(v["exit_code"].Int64(), 10), strconv.FormatBool(v["stopped"].Bool())).Inc()
+	}
+}
+
+func (m *metrics) close() {
+	if m != nil {
+		_ = m.server.Close()
+		<-m.done
+	}
+}

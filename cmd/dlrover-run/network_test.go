@@ -1,0 +1,143 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// hosts are two network namespaces joined by a cable: two machines, as far as the
+// network goes. All traffic stays on the cable.
+type hosts struct {
+	*bench
+	names [2]string
+	addrs [2]string
+}
+
+func newHosts(t *testing.T) *hosts {
+	h := &hosts{bench: newBench(t), addrs: [2]string{"10.99.7.1", "10.99.7.2"}}
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root, so jobs across hosts are NOT tested")
+	}
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("no ip command (package iproute2), so jobs across hosts are NOT tested:", err)
+	}
+	for i := range h.names {
+		h.names[i] = fmt.Sprintf("dlr%d-%d", os.Getpid(), i)
+		if out, err := exec.Command("ip", "netns", "add", h.names[i]).CombinedOutput(); err != nil {
+			t.Skipf("network namespaces are not allowed here, so jobs across hosts are NOT tested: %v %s", err, out)
+		}
+		t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", h.names[i]).Run() })
+	}
+	h.ip("link", "add", "veth0", "netns", h.names[0], "type", "veth", "peer", "name", "veth1", "netns", h.names[1])
+	for i, name := range h.names {
+		dev := fmt.Sprintf("veth%d", i)
+		h.ip("-n", name, "addr", "add", h.addrs[i]+"/24", "dev", dev)
+		h.ip("-n", name, "link", "set", dev, "up")
+		h.ip("-n", name, "link", "set", "lo", "up")
+	}
+	return h
+}
+
+func (h *hosts) ip(args ...string) {
+	h.t.Helper()
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	require.NoError(h.t, err, "ip %v: %s", args, out)
+}
+
+// on starts a launcher on one of the hosts; exec keeps its pid.
+func (h *hosts) on(i int, env []string, args ...string) *launched {
+	h.t.Helper()
+	path := filepath.Join(binDir, "dlrover-run")
+	script := filepath.Join(h.dir, fmt.Sprintf("on%d.sh", i))
+	require.NoError(h.t, os.WriteFile(script, []byte("#!/bin/sh\nexec ip netns exec "+h.names[i]+" "+path+` "$@"`+"\n"), 0o755))
+	return h.startPath(script, env, args...)
+}
+
+func (h *hosts) job(more ...string) []string {
+	return append([]string{"--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=" + h.addrs[0] + ":29401", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=20"}, more...)
+}
+
+func TestJobAcrossHosts(t *testing.T) {
+	h := newHosts(t)
+	env := []string{"DLROVER_TOKEN=" + testToken, "PYTHON_EXEC=/usr/bin/python3"}
+	var args []string
+	if exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil {
+		script, err := filepath.Abs("testdata/allreduce.py")
+		require.NoError(t, err)
+		args = h.job("--max-restarts=3", script, h.dir)
+		h.release()
+	} else {
+		t.Log("no PyTorch for /usr/bin/python3: the workers' store is NOT tested across hosts")
+		args = h.sh(`echo $MASTER_ADDR >> $DIR/seen`, h.job()...)
+	}
+	// gloo would take the address of the host's name, which both namespaces share.
+	l0, l1 := h.on(0, append(env, "GLOO_SOCKET_IFNAME=veth0"), args...), h.on(1, append(env, "GLOO_SOCKET_IFNAME=veth1"), args...)
+	require.Equal(t, 0, l0.wait())
+	require.Equal(t, 0, l1.wait())
+}
+
+func TestNoTokenMeansNoNetwork(t *testing.T) {
+	h := newHosts(t)
+	args := h.sh("exit 0", h.job("--nnodes=2", "--rdzv-conf=join_timeout=5")...)
+	l0 := h.on(0, nil, args...)
+	eventually(t, "serving", func() bool { return strings.Contains(l0.err.String(), "serving the rendezvous") })
+	require.Contains(t, l0.err.String(), "served on loopback only")
+	require.Contains(t, l0.err.String(), `"addr":"127.0.0.1:29401"`)
+	l1 := h.on(1, nil, args...)
+	require.Equal(t, 2, l1.wait())
+	require.Contains(t, l1.err.String(), "needs a job token")
+	l0.signal(syscall.SIGTERM)
+	l0.wait()
+}
+
+// The cable is cut: no FIN, no RST. The kernel's keep-alive notices within 14 seconds.
+func TestSilentHostIsLost(t *testing.T) {
+	h := newHosts(t)
+	env := []string{"DLROVER_TOKEN=" + testToken}
+	args := h.sh(hold, h.job()...)
+	l0, l1 := h.on(0, env, args...), h.on(1, env, args...)
+	eventually(t, "together", func() bool { return h.exists("up.2.0")() && h.exists("up.2.1")() })
+	h.ip("-n", h.names[1], "link", "set", "veth1", "down")
+	eventually(t, "alone", h.exists("up.1.0"))
+	h.release()
+	require.Equal(t, 0, l0.wait())
+	l1.signal(syscall.SIGKILL)
+}
+
+func TestEndpointsThatCannotBeReached(t *testing.T) {
+	b := newBench(t)
+	for name, endpoint := range map[string]string{
+		"refused":      "127.0.0.1:" + freePort(t),
+		"no such name": "no-such-host.invalid:1",
+		"IPv6 refused": "[::1]:" + freePort(t),
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := b.start("dlrover-run", []string{"DLROVER_TOKEN=" + testToken}, b.sh("exit 0", "--rdzv-backend=dlrover-master", "--rdzv-endpoint="+endpoint, "--rdzv-conf=read_timeout=0.3", "--exit-code-policy=reason")...)
+			require.Equal(t, 22, l.wait())
+			require.Contains(t, l.err.String(), "no rendezvous daemon at "+endpoint+" within 300ms")
+		})
+	}
+}
+
+func TestIPv6Endpoint(t *testing.T) {
+	probe, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip("no IPv6 loopback here, so IPv6 endpoints are NOT tested:", err)
+	}
+	port := probe.Addr().(*net.TCPAddr).Port
+	probe.Close()
+	b := newBench(t)
+	args := b.sh(`echo $MASTER_ADDR >> $DIR/seen`, "--nnodes=2", "--rdzv-backend=c10d", fmt.Sprintf("--rdzv-endpoint=[::1]:%d", port))
+	l1, l2 := b.run(args...), b.run(args...)
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+	require.Len(t, b.lines("seen"), 2)
+}

@@ -1,0 +1,424 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/token"
+	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
+	"dlrover-run/rendezvous"
+)
+
+// backend is how the nodes of this job meet.
+type backend string
+
+const (
+	local  backend = "local"          // one node; the rendezvous stays inside this process
+	static backend = "static"         // node rank 0 serves it at the master's address and port
+	c10d   backend = "c10d"           // the node that owns the endpoint's host serves it
+	master backend = "dlrover-master" // a daemon of its own serves it
+)
+
+// Default ports, torchrun's.
+const (
+	defaultMasterPort = 29500
+	defaultC10dPort   = 29400
+)
+
+// settings is everything that the command line, the environment and the host decide,
+// checked, before anything is started.
+type settings struct {
+	backend    backend
+	host       string // of the rendezvous
+	port       int
+	isHost     *bool // rdzv-conf is_host
+	runID      string
+	role       string
+	params     rendezvous.Params
+	node       rendezvous.Node
+	slots      int
+	slotsWhy   string
+	connect    time.Duration
+	token      string
+	insecure   bool
+	topology   string
+	program    program
+	policy     policy.Config
+	codes      policy.CodePolicy
+	preset     preset.Preset
+	virtual    bool
+	signals    []syscall.Signal
+	signalText string
+	shutdown   time.Duration
+	logs       logSettings
+	cpus       func(localRank int) []int
+	eventLog   string
+	console    bool // --event-log-handler=console
+	metrics    string
+	dryRun     bool
+	warnings   []string
+}
+
+type logSettings struct {
+	dir            string
+	redirects, tee argv.StdMap
+	ranks          map[int]bool
+	outFilters     []string
+	errFilters     []string
+	prefix         string
+	rotateSize     int64
+	rotateCount    int
+}
+
+// resolver gathers settings; the first error wins and ends the resolution.
+type resolver struct {
+	c    *cli.Context
+	env  argv.LookupEnv
+	host hostFacts
+	s    settings
+}
+
+func resolve(c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
+	r := &resolver{c: c, env: env, host: host}
+	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.secret, r.restarts, r.shutdownLadder, r.logging, r.entrypoint, r.environment, r.binding} {
+		if err := step(); err != nil {
+			return r.s, err
+		}
+	}
+	return r.s, r.s.params.Validate()
+}
+
+func (r *resolver) warn(format string, args ...any) {
+	r.s.warnings = append(r.s.warnings, fmt.Sprintf(format, args...))
+}
+
+func (r *resolver) lookup(name string) string {
+	v, _ := r.env(name)
+	return v
+}
+
+// size decides the numbers of nodes and of workers.
+func (r *resolver) size() error {
+	lo, hi, err := argv.ParseNNodes(r.c.String("nnodes"))
+	if err != nil {
+		return err
+	}
+	if r.c.Bool("auto-config") {
+		if lo, hi, err = r.autoNodes(); err != nil {
+			return err
+		}
+	}
+	r.s.params.Min, r.s.params.Max = lo, hi
+	if r.s.params.Unit = r.c.Int("node-unit"); r.s.params.Unit < 1 {
+		return fmt.Errorf("--node_unit=%d: need a number of nodes from 1", r.s.params.Unit)
+	}
+	r.s.slots, r.s.slotsWhy, err = r.workers(r.c.String("nproc-per-node"))
+	return err
+}
+
+// autoNodes is --auto_config: the number of nodes comes from the pod's NODE_NUM.
+func (r *resolver) autoNodes() (int, int, error) {
+	n, err := strconv.Atoi(r.lookup("NODE_NUM"))
+	if err != nil || n < 1 {
+		return 0, 0, fmt.Errorf("--auto_config needs $NODE_NUM to be the number of nodes, got %q", r.lookup("NODE_NUM"))
+	}
+	return n, n, nil
+}
+
+func (r *resolver) workers(text string) (int, string, error) {
+	gpus, kind := r.host.gpus()
+	if want := accelerators[r.c.String("accelerator")]; r.c.IsSet("accelerator") && gpus > 0 && !slices.Contains(want, kind) {
+		return 0, "", fmt.Errorf("--accelerator=%s: the devices of this node are %s; leave the option out or name theirs", r.c.String("accelerator"), kind)
+	}
+	if r.c.Bool("auto-config") && gpus > 0 {
+		return gpus, kind + " of this node (--auto_config)", nil
+	}
+	switch text {
+	case "cpu":
+		return r.host.cpus(), "CPUs that this process may use", nil
+	case "auto":
+		if gpus > 0 {
+			return gpus, kind, nil
+		}
+		return r.host.cpus(), "no accelerator here, so CPUs that this process may use", nil
+	case "gpu":
+		if gpus == 0 {
+			return 0, "", fmt.Errorf("--nproc-per-node=gpu: no GPU is visible here (looked for device files and at the visibility variables); use auto, cpu or a number")
+		}
+		return gpus, kind, nil
+	case "xpu":
+		return 0, "", fmt.Errorf("--nproc-per-node=xpu: Intel XPUs cannot be counted here; give their number")
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(text))
+	if err != nil {
+		return 0, "", fmt.Errorf("--nproc-per-node=%s: unsupported nproc_per_node value; use a number, auto, cpu or gpu", text)
+	}
+	if n < 1 || n > 4096 {
+		return 0, "", fmt.Errorf("--nproc-per-node=%d: need 1 to 4096 workers", n)
+	}
+	return n, "--nproc-per-node", nil
+}
+
+// accelerators are the kinds of devices that go by DLRover's names.
+var accelerators = map[string][]string{
+	"nvidia.com/gpu":     {"cuda", "rocm", "metax"}, // all that answer to torch.cuda
+	"metax-tech.com/gpu": {"metax"},
+	"ascend-npu":         {"ascend"},
+	"mthreads.com/gpu":   {"musa"},
+}
+
+// identity is who this node is: DLRover's pods say it in the environment.
+func (r *resolver) identity() error {
+	r.s.role = r.c.String("role")
+	r.s.node = rendezvous.Node{ID: r.host.id, Name: r.host.name, Rank: -1, Slots: r.s.slots, Role: r.s.role}
+	if pod := r.lookup("POD_NAME"); pod != "" {
+		r.s.node.Name = pod
+	}
+	for _, name := range []string{"NODE_IP", "POD_IP"} {
+		if ip := r.lookup(name); ip != "" && r.s.node.IP == "" {
+			r.s.node.IP = ip
+		}
+	}
+	return r.nodeRank()
+}
+
+func (r *resolver) nodeRank() error {
+	if r.c.IsSet("node-rank") {
+		r.s.node.Rank = r.c.Int("node-rank")
+	} else {
+		for _, name := range []string{"NODE_RANK", "WORKER_RANK"} {
+			if text := r.lookup(name); text != "" && r.s.node.Rank < 0 {
+				n, err := strconv.Atoi(text)
+				if err != nil || n < 0 {
+					return fmt.Errorf("$%s=%q: need the rank of this node, a number from 0", name, text)
+				}
+				r.s.node.Rank = n
+			}
+		}
+	}
+	if r.s.node.Rank >= rendezvous.MaxNodes || r.c.IsSet("node-rank") && r.s.node.Rank < 0 {
+		return fmt.Errorf("--node-rank=%d: need a number from 0 to %d", r.s.node.Rank, rendezvous.MaxNodes-1)
+	}
+	return nil
+}
+
+// secret finds the job token and refuses what would cross a network without one.
+func (r *resolver) secret() (err error) {
+	s := &r.s
+	s.insecure = r.c.Bool("insecure")
+	s.topology = r.c.String("topology-file")
+	if s.token, err = token.Find(r.c.String("token-file"), r.env); err != nil {
+		return err
+	}
+	if s.backend == local || s.token != "" || s.insecure || token.Loopback(s.host) {
+		return nil
+	}
+	if s.serves(r.host) {
+		r.warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; give every node the same DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file")
+		return nil
+	}
+	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file; --insecure joins without", s.host, s.port)
+}
+
+// serves reports whether this node is the one to serve the rendezvous.
+func (s *settings) serves(h hostFacts) bool {
+	switch {
+	case s.backend == local:
+		return true
+	case s.backend == static:
+		return s.node.Rank == 0
+	case s.backend == master:
+		return false
+	case s.isHost != nil:
+		return *s.isHost
+	}
+	return h.owns(s.host)
+}
+
+func (r *resolver) restarts() error {
+	s := &r.s
+	s.params.MaxRestarts = r.c.Int("max-restarts")
+	s.codes = policy.CodePolicy(r.c.String("exit-code-policy"))
+	s.policy = policy.Config{Restart: policy.Restart(r.c.String("restart-policy")), MaxRestarts: s.params.MaxRestarts}
+	if r.c.IsSet("retryable-exit-codes") {
+		ranges, err := policy.ParseCodes(r.c.String("retryable-exit-codes"))
+		if err != nil {
+			return fmt.Errorf("--retryable-exit-codes: %w", err)
+		}
+		s.policy.Retryable = ranges
+	}
+	if v := r.c.Float64("monitor-interval"); !(v > 0) {
+		return fmt.Errorf("--monitor-interval=%v: must be greater than 0", v)
+	}
+	if err := s.codes.Validate(); err != nil {
+		return err
+	}
+	return s.policy.Validate()
+}
+
+// shutdownLadder: which signals end the job, and how long workers have then.
+func (r *resolver) shutdownLadder() error {
+	signals, warnings, err := argv.ParseSignals(r.c.String("signals-to-handle"))
+	if err != nil {
+		return err
+	}
+	r.s.signals, r.s.signalText = signals, r.c.String("signals-to-handle")
+	r.s.warnings = append(r.s.warnings, warnings...)
+	seconds, where := 30, "--shutdown-timeout"
+	if r.c.IsSet("shutdown-timeout") {
+		seconds = r.c.Int("shutdown-timeout")
+	} else if text := r.lookup("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"); text != "" {
+		where = "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+		if seconds, err = strconv.Atoi(text); err != nil {
+			return fmt.Errorf("%s=%q: need whole seconds", where, text)
+		}
+	}
+	if seconds < 0 || seconds > 1<<24 {
+		return fmt.Errorf("%s=%d: need seconds from 0", where, seconds)
+	}
+	r.s.shutdown = time.Duration(seconds) * time.Second
+	return nil
+}
+
+func (r *resolver) logging() (err error) {
+	l := &r.s.logs
+	l.dir = r.c.String("log-dir")
+	if l.redirects, err = argv.ParseStd("--redirects", r.c.String("redirects")); err != nil {
+		return err
+	}
+	if l.tee, err = argv.ParseStd("--tee", r.c.String("tee")); err != nil {
+		return err
+	}
+	if l.ranks, err = argv.ParseRanks(r.c.String("local-ranks-filter")); err != nil {
+		return err
+	}
+	l.outFilters = argv.ParseFilters(r.c.String("duplicate-stdout-filters"))
+	l.errFilters = argv.ParseFilters(r.c.String("duplicate-stderr-filters"))
+	if l.prefix = r.c.String("log-line-prefix-template"); l.prefix == "" {
+		l.prefix = r.lookup("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+	}
+	r.s.eventLog, r.s.console = r.c.String("event-log"), r.c.String("event-log-handler") == "console"
+	r.s.metrics, r.s.dryRun = r.c.String("metrics-addr"), r.c.Bool("dry-run")
+	return r.rotation()
+}
+
+func (r *resolver) rotation() (err error) {
+	l := &r.s.logs
+	if text := r.c.String("log-rotate-size"); text != "" {
+		if l.rotateSize, err = argv.ParseSize(text); err != nil {
+			return fmt.Errorf("--log-rotate-size: %w", err)
+		}
+	}
+	if l.rotateCount = r.c.Int("log-rotate-count"); l.rotateCount < 1 {
+		return fmt.Errorf("--log-rotate-count=%d: need at least 1", l.rotateCount)
+	}
+	return nil
+}
+
+func (r *resolver) environment() (err error) {
+	r.s.virtual = r.c.Bool("virtual-local-rank")
+	r.s.preset, err = preset.Lookup(r.c.String("preset"))
+	return err
+}
+
+// program is what a worker executes.
+type program struct {
+	path string
+	args []string // argv, [0] included
+	name string   // for the failure report
+}
+
+// entrypoint finds the interpreter and the script, and checks them now: a typo must
+// not cost a rendezvous.
+func (r *resolver) entrypoint() error {
+	args := r.c.Args().Slice()
+	script, rest := args[0], args[1:]
+	module, noPython, runPath := r.c.Bool("module"), r.c.Bool("no-python"), r.c.Bool("run-path")
+	switch {
+	case noPython && module:
+		return fmt.Errorf("--no-python and --module contradict each other: use one of them")
+	case noPython && !runPath:
+		return r.executable(script, rest)
+	}
+	python, err := r.python()
+	if err != nil {
+		return err
+	}
+	argv := []string{python, "-u"}
+	switch {
+	case runPath:
+		argv = append(argv, "-c", "import runpy,sys; sys.argv=sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')", script)
+	case module:
+		argv = append(argv, "-m", script)
+	default:
+		argv = append(argv, script)
+	}
+	if !module && !strings.Contains(script, "$") {
+		if err := checkScript(script); err != nil {
+			return err
+		}
+	}
+	r.s.program = program{path: python, args: append(argv, rest...), name: script}
+	return nil
+}
+
+func (r *resolver) executable(script string, rest []string) error {
+	path, err := r.host.lookPath(script)
+	if err != nil {
+		return &unusableError{fmt.Errorf("--no-python: cannot execute %q: %w", script, err)}
+	}
+	r.s.program = program{path: path, args: append([]string{script}, rest...), name: script}
+	return nil
+}
+
+// unusableError is a program that cannot be executed: not a usage error to argparse.
+type unusableError struct{ error }
+
+func (r *resolver) python() (string, error) {
+	if p := r.lookup("PYTHON_EXEC"); p != "" {
+		path, err := r.host.lookPath(p)
+		if err != nil {
+			return "", &unusableError{fmt.Errorf("$PYTHON_EXEC=%q cannot be executed: %w", p, err)}
+		}
+		return path, nil
+	}
+	for _, name := range []string{"python3", "python"} {
+		if path, err := r.host.lookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", &unusableError{fmt.Errorf("no python3 or python in PATH; set PYTHON_EXEC to the interpreter, or use --no-python")}
+}
+
+// checkScript opens the script as Python will. A directory or a zip file with a
+// __main__ is a script, too.
+func checkScript(script string) error {
+	f, err := os.Open(script)
+	if err != nil {
+		wd, _ := os.Getwd()
+		return &unusableError{fmt.Errorf("training script: %w (working directory %s)", err, wd)}
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err == nil && fi.IsDir() {
+		if _, err := os.Stat(filepath.Join(script, "__main__.py")); err != nil {
+			return &unusableError{fmt.Errorf("training script %s is a directory without a __main__.py", script)}
+		}
+	}
+	return nil
+}
+
+// terminates reports whether the signal ends the job.
+func (s *settings) terminates(sig os.Signal) bool {
+	n, ok := sig.(syscall.Signal)
+	return ok && slices.Contains(s.signals, n)
+}

@@ -1,0 +1,45 @@
+// Package help prints the options of an urfave/cli application in the order of its
+// flags, which is that of their use; urfave sorts by name.
+package help
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+)
+
+// Print writes name, usage line, description and options of app. arguments stands
+// behind the program's name in the usage line.
+func Print(w io.Writer, app *cli.App, arguments string) {
+	fmt.Fprintf(w, "%s - %s\n\nusage: %s %s\n\n%s\n", app.Name, app.Usage, app.Name, arguments, app.Description)
+	section := "none yet"
+	for _, f := range app.Flags {
+		if s := f.(cli.CategorizableFlag).GetCategory(); s != section {
+			section = s
+			fmt.Fprintf(w, "\n%s:\n", section)
+		}
+		meta, text := cutMeta(f.(cli.DocGenerationFlag).GetUsage())
+		fmt.Fprintf(w, "  %s%s\n        %s\n", spellings(f.Names()), meta, text)
+	}
+}
+
+// cutMeta splits "`META`: text", urfave's way to name a flag's value.
+func cutMeta(usage string) (meta, text string) {
+	if rest, ok := strings.CutPrefix(usage, "`"); ok {
+		if meta, text, ok = strings.Cut(rest, "`: "); ok {
+			return " " + meta, text
+		}
+	}
+	return "", usage
+}
+
+func spellings(names []string) string {
+	var out []string
+	for _, n := range slices.Backward(names) {
+		out = append(out, strings.Repeat("-", min(len(n), 2))+n)
+	}
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,52 @@
+// Package token finds the secret that the nodes of a job and their rendezvous daemon
+// share.
+package token
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+)
+
+// MinLength bounds a token from below, in bytes.
+const MinLength = 16
+
+// Find returns the token from the file, else from $DLROVER_TOKEN_FILE, else from
+// $DLROVER_TOKEN, else "". The error never holds the token.
+func Find(file string, env func(string) (string, bool)) (string, error) {
+	if file == "" {
+		file, _ = env("DLROVER_TOKEN_FILE")
+	}
+	if file != "" {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", fmt.Errorf("token file: %w", err)
+		}
+		return check(strings.TrimSpace(string(data)), "token file "+file)
+	}
+	if v, ok := env("DLROVER_TOKEN"); ok && v != "" {
+		return check(v, "$DLROVER_TOKEN")
+	}
+	return "", nil
+}
+
+func check(token, where string) (string, error) {
+	switch {
+	case len(token) < MinLength:
+		return "", fmt.Errorf("%s holds %d bytes; a job token needs at least %d, such as the output of: openssl rand -hex 16", where, len(token), MinLength)
+	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", errors.New(where + ": a job token consists of printable ASCII without spaces")
+	}
+	return token, nil
+}
+
+// Loopback reports whether host names this machine only.
+func Loopback(host string) bool {
+	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.IsLoopback()
+}
