@@ -26,7 +26,7 @@ func GuardMain() int {
 	signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT)
 	debug.SetGCPercent(10)
 	os.WriteFile("/proc/self/comm", []byte(GuardName), 0) // for ps; it would read "exe"
-	if len(os.Args) != 3 {
+	if len(os.Args) != 3 || os.Args[1] == "" {
 		fmt.Fprintf(os.Stderr, "%s: started by the launcher only, with a job id and a cgroup\n", GuardName)
 		return 2
 	}
@@ -100,13 +100,21 @@ func (l *leftovers) scan(killed map[int]bool) (found int) {
 		}
 		killCgroup(l.cgroup)
 	}
-	self := os.Getpid()
+	var others []int
 	for _, pid := range numbersIn("/proc") {
 		st, err := readStat(pid)
-		if err != nil || st.zombie() || pid == self {
-			continue
+		switch {
+		case err != nil || st.zombie() || pid == os.Getpid():
+		case l.sessions[st.session]:
+			hit(pid)
+		default:
+			others = append(others, pid)
 		}
-		if l.sessions[st.session] || l.marked(pid) {
+	}
+	// Last, because to read the environment of a process that hangs in the
+	// kernel may hang as well (mmap lock).
+	for _, pid := range others {
+		if l.marked(pid) {
 			hit(pid)
 		}
 	}

@@ -135,6 +135,7 @@ func (s *Supervisor) fork(p *Process, path string, args []string, attr *os.ProcA
 	attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(s.cgroup.dir.Fd())
 	op, err := os.StartProcess(path, args, attr)
 	if err == nil && !s.cgroup.proven && stillborn(op.Pid) {
+		op.Kill()
 		op.Wait()
 		err = fmt.Errorf("worker killed before it ran: %w", unix.EPERM)
 	}

@@ -558,6 +558,18 @@ func ignores(pid int, sig syscall.Signal) bool {
 	return mask>>(sig-1)&1 == 1
 }
 
+// Without an id every marked process of every job would match.
+func TestGuardNeedsID(t *testing.T) {
+	for _, args := range [][]string{{}, {"", ""}, {"id"}, {"id", "", "more"}} {
+		cmd := exec.Command("/proc/self/exe", args...)
+		cmd.Args[0] = GuardName
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Equal(t, 2, cmd.ProcessState.ExitCode())
+		require.Contains(t, string(out), "started by the launcher only")
+	}
+}
+
 func TestGuardMissing(t *testing.T) {
 	s := newSupervisor(t, Config{GuardPath: "/no/such/guard"})
 	e, _ := runSpec(t, s, sh("exit 6"))

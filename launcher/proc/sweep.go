@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sweepBound is how long killed processes may take to disappear. A process that
-// frees the memory of a GPU can need seconds; one in an uninterruptible wait
-// (D state) never ends.
-const sweepBound = 10 * time.Second
+// sweepBound is how long killed processes may take to disappear. To give back
+// hundreds of GB of pinned memory can take the kernel many seconds; a process in
+// an uninterruptible wait (D state) may never end.
+const sweepBound = 30 * time.Second
 
 // Stop ends the workers ps: it sends sig to their groups (and SIGCONT, so that
 // stopped ones can act on it), waits until all have ended, grace has passed or
