@@ -25,6 +25,12 @@ func (r *resolver) rendezvous() error {
 	if err := r.applyConf(conf); err != nil {
 		return err
 	}
+	if err := r.misplaced(); err != nil {
+		return err
+	}
+	if r.s.backend == local && r.s.params.Min == 1 {
+		r.s.params.Max = 1 // nobody else can join
+	}
 	r.s.params.Static = r.s.backend == static
 	if r.s.backend == static && r.s.node.Rank < 0 {
 		r.s.node.Rank = 0
@@ -41,6 +47,19 @@ func (r *resolver) rendezvous() error {
 	}
 	if r.s.node.IP == "" {
 		r.s.node.IP = r.s.node.Addr
+	}
+	return nil
+}
+
+// misplaced says which options cannot act with the chosen backend.
+func (r *resolver) misplaced() error {
+	if r.s.backend == master && r.c.IsSet("topology-file") {
+		return fmt.Errorf("--topology-file is read by whoever serves the rendezvous: give it to dlrover-master")
+	}
+	for _, name := range []string{"master-addr", "master-port"} {
+		if r.c.IsSet(name) && r.s.backend != static {
+			r.warn("--%s has no effect with the %s rendezvous", name, r.s.backend)
+		}
 	}
 	return nil
 }

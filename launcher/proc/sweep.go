@@ -73,7 +73,7 @@ func (s *Supervisor) sweep(all bool) (int, error) {
 			s.guard.forgetEnded()
 			return len(k.killed), nil
 		}
-		if k.hopeless(left) || time.Now().After(deadline) {
+		if hopeless := k.allDenied(left) && s.noCgroup(); hopeless || time.Now().After(deadline) {
 			return len(k.killed), survivors(left, k)
 		}
 		time.Sleep(pause)
@@ -119,6 +119,12 @@ func (s *Supervisor) renewCgroup() {
 	}
 }
 
+func (s *Supervisor) noCgroup() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cgroup == nil
+}
+
 // killer remembers what it has killed and what it may not kill.
 type killer struct{ killed, denied map[int]bool }
 
@@ -133,8 +139,9 @@ func (k *killer) kill(pids []int) {
 	}
 }
 
-// hopeless reports that only processes of other users are left.
-func (k *killer) hopeless(left []int) bool {
+// allDenied reports that only processes of other users are left, which nothing
+// but cgroup.kill can end.
+func (k *killer) allDenied(left []int) bool {
 	for _, pid := range left {
 		if !k.denied[pid] {
 			return false
