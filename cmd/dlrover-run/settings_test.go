@@ -113,6 +113,8 @@ func TestResolve(t *testing.T) {
 			require.True(t, s.terminates(syscall.SIGUSR2))
 			require.False(t, s.terminates(syscall.SIGINT))
 		}},
+		"a lonely range":   {"--standalone --nnodes=1:4 train.py", nil, func(t *testing.T, s settings) { require.Equal(t, 1, s.params.Max) }},
+		"misplaced master": {"--standalone --master-addr=h train.py", nil, func(t *testing.T, s settings) { require.Contains(t, s.warnings[0], "no effect") }},
 		"exit codes": {"--restart-policy=ExitCode --retryable-exit-codes=3,10-12 --max-restarts=1 train.py", nil, func(t *testing.T, s settings) {
 			require.Equal(t, policy.RestartCharged, s.policy.Decide(policy.Exit{Code: 11}))
 			require.Equal(t, policy.Fail, s.policy.Decide(policy.Exit{Code: 130}))
@@ -175,6 +177,7 @@ func TestResolveErrors(t *testing.T) {
 		"PET network check":     {"train.py", map[string]string{"PET_NETWORK_CHECK": "1"}, "PET_NETWORK_CHECK"},
 		"logs specs":            {"--logs-specs=x train.py", nil, "Python entry point"},
 		"master port":           {"--master-port=70000 train.py", nil, "0 to 65535"},
+		"misplaced topology":    {"--rdzv-backend=dlrover-master --rdzv-endpoint=localhost:1 --topology-file=x train.py", nil, "give it to dlrover-master"},
 		"no script":             {"--nnodes=1", nil, "training_script"},
 	} {
 		t.Run(name, func(t *testing.T) {
