@@ -17,7 +17,8 @@ build: ## every program, static, into bin/
 	CGO_ENABLED=0 go build -trimpath -tags $(GOTAGS) -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
 
 demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
-	go run ./cmd/internal/demo $(DEMOFLAGS)
+	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
+	bin/demo $(DEMOFLAGS)
 
 test: torch build lint race ## everything that CI runs: lint, and all tests under the race detector with real PyTorch
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
 )
 
@@ -165,7 +166,6 @@ func (a *Agent) lead(d Directive) {
 func (a *Agent) run(d Directive) {
 	a.fails, a.success = nil, false
 	p := d.Place
-	a.event("start", slog.Int("round", d.Round), slog.Int("epoch", d.Epoch), slog.Int("node", p.GroupRank), slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount), slog.String("cause", d.Cause), slog.String("cause_kind", d.CauseKind))
 	g, err := a.startGroup(d)
 	a.group = g
 	if err != nil {
@@ -176,6 +176,7 @@ func (a *Agent) run(d Directive) {
 		return
 	}
 	a.cfg.Rendezvous.Running(&d)
+	a.event("start", slog.Int("round", d.Round), slog.Int("epoch", d.Epoch), slog.Int("node", p.GroupRank), slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount), slog.String("cause", d.Cause), slog.String("cause_kind", d.CauseKind), slog.Any("pids", g.pids()))
 	a.log.Info("workers started", "round", d.Round, "epoch", d.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
 		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "cause", d.Cause)
 }
@@ -254,14 +255,14 @@ func (a *Agent) onSignal(sig os.Signal) {
 		return
 	}
 	if a.signal != 0 {
-		a.event("signal-again", slog.String("signal", s.String()))
+		a.event("signal-again", slog.String("signal", proc.SignalName(s)))
 		a.forceOnce()
 		return
 	}
 	a.signal = s
-	a.log.Warn("received a signal; stopping the workers", "signal", s.String(), "grace", a.cfg.ShutdownTimeout)
-	a.event("signal", slog.String("signal", s.String()))
-	a.goodbye("received " + s.String())
+	a.log.Warn("received a signal; stopping the workers", "signal", proc.SignalName(s), "grace", a.cfg.ShutdownTimeout.String())
+	a.event("signal", slog.String("signal", proc.SignalName(s)))
+	a.goodbye("received " + proc.SignalName(s))
 	if a.group == nil {
 		a.end(Result{Reason: policy.Signaled(int(s))})
 		return

@@ -293,7 +293,7 @@ func TestSignalIsForwarded(t *testing.T) {
 	require.Equal(t, syscall.SIGTERM, res.Signal)
 	require.Equal(t, "term\n", r.read(t, "got.0"))
 	require.Equal(t, "term\n", r.read(t, "got.1"))
-	require.Contains(t, r.seat.said(), "leave: received terminated", "the others hear at once")
+	require.Contains(t, r.seat.said(), "leave: received SIGTERM", "the others hear at once")
 }
 
 func TestSecondSignalForces(t *testing.T) {

@@ -34,6 +34,15 @@ type worker struct {
 	out  *logs.Worker
 }
 
+// pids lists the workers' process ids by local rank.
+func (g *group) pids() []int {
+	pids := make([]int, len(g.workers))
+	for i, w := range g.workers {
+		pids[i] = w.proc.PID()
+	}
+	return pids
+}
+
 // exited says that a worker of a group is gone.
 type exited struct {
 	g *group
@@ -169,7 +178,7 @@ func (a *Agent) fail(g *group, w *worker, exit proc.Exit, act policy.Action) {
 	w.out.Drain(drainBudget)
 	f := a.describe(g, w, exit)
 	g.failures = append(g.failures, f)
-	a.log.Warn("worker failed", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason(), "then", act.String())
+	a.log.Warn("worker failed", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason(), "policy", act.String())
 	a.report(g, act)
 	a.stop(g, syscall.SIGTERM)
 }

@@ -88,7 +88,7 @@ func launch(started time.Time, s *settings, host hostFacts) int {
 		j.log.Warn(w)
 	}
 	if w := preset.OMPWarning(s.slots, os.LookupEnv); w != "" {
-		j.log.Warn(w)
+		j.log.Info(w)
 	}
 	j.catchSignals()
 	res, err := j.execute(started, host)
@@ -242,14 +242,22 @@ func (j *job) conclude(res launcher.Result) {
 	case res.Err != nil:
 		console.Complain(os.Stderr, "dlrover-run", res.Err)
 	case res.Verdict != "":
-		fmt.Fprintf(os.Stderr, "dlrover-run: job %s failed: %s\n", j.s.runID, res.Verdict)
+		fmt.Fprintf(os.Stderr, "dlrover-run: %s failed: %s\n", j.s.jobName(), res.Verdict)
 	case res.Signal != 0:
-		fmt.Fprintf(os.Stderr, "dlrover-run: job %s: stopped by %s\n", j.s.runID, proc.SignalName(res.Signal))
+		fmt.Fprintf(os.Stderr, "dlrover-run: %s: stopped by %s\n", j.s.jobName(), proc.SignalName(res.Signal))
 	}
 	if res.Verdict != "" && slices.ContainsFunc(res.Local, func(f verdict.Failure) bool { return !f.Stopped }) {
 		fmt.Fprintln(os.Stderr, verdict.Block(j.s.program.name, res.Local, res.Root))
 		j.copyErrorFile(res.Local[res.Root])
 	}
+}
+
+// jobName is the job in messages; "none" is torchrun's default id, which names nothing.
+func (s *settings) jobName() string {
+	if s.runID == "none" {
+		return "the job"
+	}
+	return "job " + s.runID
 }
 
 // copyErrorFile hands the root cause to whoever launched this launcher, as torchrun does.

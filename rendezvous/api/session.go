@@ -141,7 +141,7 @@ func (s *Session) connect(ctx context.Context) error {
 	defer cancel()
 	err := s.persist(deadline, "join", func(ctx context.Context) error { return s.join(ctx, nil) })
 	if err != nil && ctx.Err() == nil && deadline.Err() != nil {
-		return fmt.Errorf("no rendezvous daemon at %s within %s: %w", s.cfg.Where, s.cfg.ConnectTimeout, err)
+		return fmt.Errorf("no rendezvous daemon at %s within %s; is it running, and is the address right? (%w)", s.cfg.Where, s.cfg.ConnectTimeout, err)
 	}
 	return err
 }
@@ -162,12 +162,20 @@ func (s *Session) persist(ctx context.Context, what string, f func(context.Conte
 			return err
 		}
 		if ctx.Err() != nil {
-			return errors.Join(context.Cause(ctx), away.last)
+			return ended(ctx, away.last)
 		}
 		if !away.wait(ctx, err) {
-			return errors.Join(context.Cause(ctx), err)
+			return ended(ctx, err)
 		}
 	}
+}
+
+// ended is why ctx ended, with the last error of what was tried meanwhile.
+func ended(ctx context.Context, last error) error {
+	if last == nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w; last attempt: %w", context.Cause(ctx), last)
 }
 
 // follow watches until Close or a fatal error.

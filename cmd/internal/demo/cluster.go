@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+)
+
+//go:embed train.py
+var trainPy []byte
+
+// cluster is the processes of the demo: one daemon and the launchers of some nodes,
+// each with files of its name in dir.
+type cluster struct {
+	dir     string // made here
+	bin     string // of dlrover-run and dlrover-master
+	python  string
+	train   []string // arguments of train.py
+	addr    string   // of the daemon
+	daemon  *child
+	nodes   map[string]*child
+	records chan record // what was seen, in that order
+	quit    chan struct{}
+	wg      sync.WaitGroup
+	open    []io.Closer
+}
+
+// child is a process that we started.
+type child struct {
+	name string
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+	code int           // valid then; -N for signal N
+}
+
+func newCluster(dir, bin, python string, train []string) (*cluster, error) {
+	c := &cluster{dir: dir, bin: bin, python: python, train: train, nodes: map[string]*child{}, records: make(chan record), quit: make(chan struct{})}
+	err := os.WriteFile(c.path("train.py"), trainPy, 0o644)
+	return c, errors.Join(err, os.WriteFile(c.path("token"), []byte(rand.Text()), 0o600))
+}
+
+func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }
+
+// start runs a program in a process group of its own, so that Ctrl-C reaches only us.
+func (c *cluster) start(name, program string, args, env []string, stdout *os.File) (*child, error) {
+	stderr, err := os.Create(c.path(name + ".stderr"))
+	if err != nil {
+		return nil, err
+	}
+	defer stderr.Close()
+	cmd := exec.Command(filepath.Join(c.bin, program), args...)
+	cmd.Env = append(append(environment(), "DLROVER_TOKEN_FILE="+c.path("token")), env...)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	ch := &child{name: name, cmd: cmd, done: make(chan struct{})}
+	c.wg.Go(func() {
+		_ = cmd.Wait() // the state says all
+		ws := cmd.ProcessState.Sys().(syscall.WaitStatus)
+		if ch.code = ws.ExitStatus(); ws.Signaled() {
+			ch.code = -int(ws.Signal())
+		}
+		close(ch.done)
+		c.see(record{Time: time.Now(), Event: evExit, From: name, ExitCode: ch.code})
+	})
+	return ch, nil
+}
+
+// see hands over what was seen.
+func (c *cluster) see(r record) {
+	select {
+	case c.records <- r:
+	case <-c.quit:
+	}
+}
+
+// startMaster starts the daemon and waits until it serves: it logs the port it took.
+func (c *cluster) startMaster(ctx context.Context) (err error) {
+	if c.daemon, err = c.start("master", "dlrover-master", []string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}, nil, nil); err != nil {
+		return err
+	}
+	const limit = 10 * time.Second
+	late := time.After(limit)
+	for {
+		if c.addr = servedAt(c.path("master.stderr")); c.addr != "" {
+			return nil
+		}
+		select {
+		case <-time.After(poll):
+		case <-c.daemon.done:
+			return fmt.Errorf("dlrover-master ended with code %d: %s", c.daemon.code, lastLineOf(c.path("master.stderr")))
+		case <-late:
+			return fmt.Errorf("dlrover-master does not serve within %s", limit)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// poll is how often a file that another process writes is looked at.
+const poll = 10 * time.Millisecond
+
+// servedAt finds the address in the daemon's log.
+func servedAt(log string) string {
+	data, _ := os.ReadFile(log)
+	for line := range bytes.Lines(data) {
+		var l struct{ Msg, Addr string }
+		if json.Unmarshal(line, &l) == nil && l.Msg == "serving" {
+			return l.Addr
+		}
+	}
+	return ""
+}
+
+// startNode starts the launcher of one node, as a pod would.
+func (c *cluster) startNode(name string) error {
+	out, err := c.workerOutput(name)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	args := append([]string{
+		"--rdzv-id=demo", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1",
+		"--log-dir=" + c.path(name+".logs"), "--event-log=" + c.path(name+".events"), c.path("train.py")}, c.train...)
+	env := []string{"POD_NAME=" + name, "DLROVER_MASTER_ADDR=" + c.addr, "PYTHON_EXEC=" + c.python, "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"}
+	node, err := c.start(name, "dlrover-run", args, env, out)
+	if err != nil {
+		return err
+	}
+	c.nodes[name] = node
+	c.wg.Go(func() { c.followEvents(node) })
+	return nil
+}
+
+// workerOutput returns a pipe for what the workers of a node print.
+func (c *cluster) workerOutput(name string) (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	keep, err := os.Create(c.path(name + ".stdout"))
+	if err != nil {
+		return nil, errors.Join(err, r.Close(), w.Close())
+	}
+	c.open = append(c.open, r, keep)
+	c.wg.Go(func() {
+		for lines := bufio.NewScanner(io.TeeReader(r, keep)); lines.Scan(); {
+			if rec, ok := parseRecord(lines.Bytes()); ok {
+				rec.Time, rec.From = time.Now(), name
+				c.see(rec)
+			}
+		}
+	})
+	return w, nil
+}
+
+// followEvents reads a launcher's event log while it grows, until its writer has ended.
+func (c *cluster) followEvents(n *child) {
+	var line []byte
+	var log *bufio.Reader
+	for ended := false; ; {
+		if log == nil {
+			if f, err := os.Open(c.path(n.name + ".events")); err == nil {
+				defer f.Close()
+				log = bufio.NewReader(f)
+			}
+		}
+		if log != nil {
+			line = c.readEvents(n.name, log, line)
+		}
+		if ended {
+			return
+		}
+		select {
+		case <-n.done:
+			ended = true // and read what it wrote last
+		case <-time.After(poll):
+		case <-c.quit:
+			return
+		}
+	}
+}
+
+// readEvents reads to the end of the file and returns the line that is not whole yet.
+func (c *cluster) readEvents(name string, log *bufio.Reader, line []byte) []byte {
+	for {
+		part, err := log.ReadBytes('\n')
+		line = append(line, part...)
+		if err != nil {
+			return line
+		}
+		if rec, ok := parseRecord(line); ok {
+			rec.From = name
+			c.see(rec)
+		}
+		line = nil
+	}
+}
+
+// close ends everything that was started, in order if it can.
+func (c *cluster) close() {
+	close(c.quit)
+	all := []*child{c.daemon}
+	for _, n := range c.nodes {
+		all = append(all, n)
+	}
+	for _, ch := range all {
+		if ch != nil && ch.running() {
+			_ = ch.cmd.Process.Signal(syscall.SIGTERM) // it may be ending right now
+		}
+	}
+	late, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	for _, ch := range all {
+		if ch != nil {
+			ch.wait(late)
+		}
+	}
+	leftovers(stopLimit, true)
+	for _, f := range c.open {
+		_ = f.Close()
+	}
+	c.wg.Wait()
+}
+
+// stopLimit bounds both the orderly end and the hard one.
+const stopLimit = 5 * time.Second
+
+func (ch *child) wait(ctx context.Context) {
+	select {
+	case <-ch.done:
+	case <-ctx.Done():
+	}
+}
+
+func (ch *child) running() bool {
+	select {
+	case <-ch.done:
+		return false
+	default:
+		return true
+	}
+}

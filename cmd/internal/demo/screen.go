@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"dlrover-run/cmd/internal/console"
+)
+
+// screen is where the story is told: lines, and on a terminal one more line at the
+// bottom that moves. It is used by one goroutine.
+type screen struct {
+	w      io.Writer
+	tty    bool
+	colour bool
+	began  time.Time
+}
+
+const clearLine = "\r\x1b[K"
+
+func newScreen(f *os.File) *screen {
+	tty := console.IsTerminal(f)
+	return &screen{w: f, tty: tty, colour: tty && os.Getenv("NO_COLOR") == "", began: time.Now()}
+}
+
+// line prints a line as it is.
+func (s *screen) line(format string, args ...any) {
+	if s.tty {
+		fmt.Fprint(s.w, clearLine)
+	}
+	fmt.Fprintf(s.w, format+"\n", args...)
+}
+
+// tell prints a line with the time at which it happened.
+func (s *screen) tell(at time.Time, format string, args ...any) {
+	s.line("%s  %s", s.clock(at), fmt.Sprintf(format, args...))
+}
+
+func (s *screen) clock(at time.Time) string {
+	return fmt.Sprintf("%6.2f s", at.Sub(s.began).Seconds())
+}
+
+// status replaces the moving line. It must fit a line of a terminal.
+func (s *screen) status(format string, args ...any) {
+	if s.tty {
+		fmt.Fprintf(s.w, clearLine+"%.78s", fmt.Sprintf(format, args...))
+	}
+}
+
+// clear removes the moving line.
+func (s *screen) clear() { s.status("") }
+
+// Colours of a terminal (SGR).
+const (
+	bold  = "1"
+	red   = "1;31"
+	green = "32"
+)
+
+func (s *screen) paint(colour, text string) string {
+	if !s.colour {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
