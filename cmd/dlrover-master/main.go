@@ -21,6 +21,7 @@ import (
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/cmd/internal/version"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -107,7 +108,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
 		return nil, err
 	}
-	topology, err := loadTopology(c.String("topology-file"))
+	topo, err := topology.Load(c.String("topology-file"))
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +120,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		d.log.Warn("no job token: any process that can reach the address may join and end jobs", "listen", c.String("listen"))
 	}
 	d.metrics = newMetrics()
-	d.hub = api.NewHub(api.HubConfig{Topology: topology, Observe: d.observe})
+	d.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: d.observe})
 	d.metrics.watch(d.hub)
 	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Extra: d.metrics.handler()})
 	return d, nil
@@ -135,18 +136,6 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 		return nil
 	}
 	return fmt.Errorf("--listen=%s is a network address and needs a job token: set DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file here and on every node; without one only loopback is served, and --insecure serves anyway", listen)
-}
-
-func loadTopology(path string) (rendezvous.Topology, error) {
-	if path == "" {
-		return nil, nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("--topology-file: %w", err)
-	}
-	defer f.Close()
-	return rendezvous.ParseTopology(f)
 }
 
 func (d *daemon) observe(run string, n rendezvous.Note) {

@@ -7,12 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"syscall"
 	"time"
 
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/tcpstore"
@@ -74,7 +74,7 @@ func reachable(s *settings) string {
 }
 
 func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, observe func(string, rendezvous.Note)) error {
-	topology, err := loadTopology(s.topology)
+	topo, err := topology.Load(s.topology)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, obse
 	}
 	m.port = l.Addr().(*net.TCPAddr).Port
 	m.where = net.JoinHostPort(s.host, strconv.Itoa(m.port))
-	m.hub = api.NewHub(api.HubConfig{Topology: topology, Observe: observe})
+	m.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: observe})
 	m.svc = m.hub
 	if s.backend == local {
 		m.background(func() error { return m.store.Serve(l) })
@@ -160,16 +160,4 @@ func (m *meeting) close() {
 	if m.done != nil {
 		<-m.done
 	}
-}
-
-func loadTopology(path string) (rendezvous.Topology, error) {
-	if path == "" {
-		return nil, nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("--topology-file: %w", err)
-	}
-	defer f.Close()
-	return rendezvous.ParseTopology(f)
 }

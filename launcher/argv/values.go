@@ -3,7 +3,6 @@ package argv
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -245,31 +244,6 @@ func ParseSize(s string) (int64, error) {
 		return 0, fmt.Errorf("size %s is not a whole number of bytes; write 4096, 64K, 10M or 1G", pyRepr(s))
 	}
 	return int64(n) << shift, nil
-}
-
-// ParseCodes reads --retryable-exit-codes: exit codes and ranges, "130,137" or "1-5,143". The result is sorted, each code
-// once; "" is none.
-func ParseCodes(s string) ([]int, error) {
-	if strings.TrimSpace(s) == "" {
-		return nil, nil
-	}
-	codes := map[int]bool{}
-	for part := range strings.SplitSeq(s, ",") {
-		low, high, isRange := strings.Cut(strings.TrimSpace(part), "-")
-		if !isRange {
-			high = low
-		}
-		first, errFirst := strconv.ParseUint(low, 10, 8)
-		last, errLast := strconv.ParseUint(high, 10, 8)
-		if errFirst != nil || errLast != nil || last < first {
-			return nil, fmt.Errorf("--retryable-exit-codes: %s in %s is not an exit code 0-255 or a range such as 1-5; write 130,137,143",
-				pyRepr(part), pyRepr(s))
-		}
-		for c := first; c <= last; c++ {
-			codes[int(c)] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(codes)), nil
 }
 
 // ParseEndpoint reads --rdzv-endpoint: HOST, HOST:PORT, [IPV6], [IPV6]:PORT or a bare IPv6 address; "" is localhost. Where

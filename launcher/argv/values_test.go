@@ -195,28 +195,6 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-func TestParseCodes(t *testing.T) {
-	for _, tc := range []struct {
-		in   string
-		want []int
-		err  string
-	}{
-		{in: ""},
-		{in: "143,130,137,130", want: []int{130, 137, 143}},
-		{in: "1-3, 2-4 ,255", want: []int{1, 2, 3, 4, 255}},
-		{in: "0", want: []int{0}},
-		{in: "1,256", err: "--retryable-exit-codes: '256' in '1,256' is not an exit code 0-255 or a range such as 1-5; write 130,137,143"},
-		{in: "-9", err: "is not an exit code"},
-		{in: "5-1", err: "is not an exit code"},
-		{in: "1-2-3", err: "is not an exit code"},
-		{in: "1,,2", err: "is not an exit code"},
-	} {
-		got, err := ParseCodes(tc.in)
-		requireError(t, tc.err, err, tc.in)
-		require.Equal(t, tc.want, got, tc.in)
-	}
-}
-
 func TestParseEndpoint(t *testing.T) {
 	for _, tc := range []struct {
 		in, host string
