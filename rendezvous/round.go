@@ -86,7 +86,7 @@ type Round struct {
 	round  int // rounds sealed so far; 0 before the first
 	epoch  int
 	nodes  map[string]*node
-	wishes map[int]*node // newest node by wished rank
+	wishes map[int]*node // newest node of each wished rank
 	world  []*node       // members of the newest sealed world by group rank; lost ones stay until the next seal
 	joined int           // nodes in state waiting
 	owing  int           // nodes in state pending
@@ -175,8 +175,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.arrive++
 	r.nodes[n.ID] = n
 	r.watchLiveness(now.Add(SilentGrace))
-	r.replaceSuspect(now, n)
-	r.wishes[n.Rank] = n
+	r.replace(now, n)
 	if !r.adopt(now, n, e.Resume) {
 		r.queue(n)
 	}
@@ -231,17 +230,19 @@ func (r *Round) admitStatic(n Node, size int) error {
 	if n.Rank < 0 || n.Rank >= size {
 		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d", n.Rank, size, size-1)
 	}
-	if o := r.wisher(n.Rank); o != nil && !o.suspect() {
+	if o := r.wisher(n.Rank); o != nil && !o.supersededBy(n) {
 		return fmt.Errorf("node rank %d is already taken by %s; give every node its own --node-rank", n.Rank, o.Name)
 	}
 	return nil
 }
 
-// replaceSuspect drops a node that is already suspect when its replacement arrives:
-// a pod that carries the same node rank is proof enough.
-func (r *Round) replaceSuspect(now time.Time, n *node) {
-	if o := r.wisher(n.Rank); o != nil && o.suspect() {
+// replace drops a dead node when its replacement arrives.
+func (r *Round) replace(now time.Time, n *node) {
+	if o := r.wisher(n.Rank); o != nil && o.supersededBy(n.Node) {
 		r.lose(now, o, "replaced by "+n.Name)
+	}
+	if o := r.wisher(n.Rank); o == nil || n.Generation >= o.Generation {
+		r.wishes[n.Rank] = n
 	}
 }
 
@@ -252,6 +253,12 @@ func (r *Round) wisher(rank int) *node {
 		return nil
 	}
 	return o
+}
+
+// supersededBy: a pod with the same node rank proves that a suspect is dead, and one
+// of a later generation that any is.
+func (o *node) supersededBy(n Node) bool {
+	return o.suspect() || o.Generation > 0 && n.Generation > o.Generation
 }
 
 func (n *node) suspect() bool { return n.attached == 0 && n.broken }

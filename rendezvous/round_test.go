@@ -395,6 +395,23 @@ func TestReplacementTakesThePlaceOfASuspect(t *testing.T) {
 	require.NotContains(t, s.r.nodes, "a")
 }
 
+// The older pod may still be connected, if only its network to the others is dead.
+func TestLaterGenerationTakesThePlace(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: 0, Slots: 2, Generation: 5})
+	s.joinNode(Node{ID: "b", Name: "b", Rank: 1, Slots: 2, Generation: 6})
+	s.obey()
+	s.joinNode(Node{ID: "older", Name: "older", Rank: 0, Slots: 2, Generation: 4})
+	require.Equal(t, Run, s.dirs["a"].Kind)
+	delete(s.dirs, "a")
+	delete(s.runs, "a")
+	s.joinNode(Node{ID: "a2", Name: "a2", Rank: 0, Slots: 2, Generation: 7})
+	delete(s.dirs, "a")
+	s.must(Leave{ID: "older"})
+	s.obey()
+	require.Equal(t, "a2 b", s.order())
+}
+
 func TestWishedRanksDecide(t *testing.T) {
 	s := newSim(t, Params{Min: 3, Max: 3})
 	for i, id := range []string{"c", "a", "b"} {

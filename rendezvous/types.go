@@ -80,6 +80,10 @@ type Node struct {
 	Name string `json:"name"`
 	// Rank is the wished group rank (NODE_RANK, --node-rank), or -1 for none.
 	Rank int `json:"rank"`
+	// Generation grows with every replacement of the node of one wished rank
+	// (NODE_ID of a DLRover pod): the newer one is right, the older one is dead.
+	// 0 is no generation.
+	Generation int `json:"generation,omitempty"`
 	// Addr is where other nodes reach this one, IP the key of the topology file.
 	Addr string `json:"addr,omitempty"`
 	IP   string `json:"ip,omitempty"`

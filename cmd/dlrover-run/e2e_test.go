@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"debug/elf"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := os.MkdirTemp("", "dlrover-e2e-")
 	if err == nil {
-		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master")
+		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {
@@ -553,6 +554,50 @@ func TestEveryDeadlySignalIsNamed(t *testing.T) {
 			require.Contains(t, l.err.String(), "(SIG"+sig+")", "torchrun's block names it, too")
 		})
 	}
+}
+
+// One COPY puts the programs into any image: they are static, and small.
+func TestProgramsAreStaticAndSmall(t *testing.T) {
+	for _, name := range []string{"dlrover-run", "dlrover-master"} {
+		path := filepath.Join(binDir, name)
+		f, err := elf.Open(path)
+		require.NoError(t, err)
+		defer f.Close()
+		libs, err := f.ImportedLibraries()
+		require.NoError(t, err)
+		require.Empty(t, libs)
+		for _, p := range f.Progs {
+			require.NotEqual(t, elf.PT_INTERP, p.Type, "%s needs a dynamic loader", name)
+		}
+		fi, err := os.Stat(path)
+		require.NoError(t, err)
+		require.Less(t, fi.Size(), int64(25_000_000))
+	}
+}
+
+func TestOutOfMemoryIsNamed(t *testing.T) {
+	group := filepath.Join("/sys/fs/cgroup/memory", fmt.Sprintf("dlrover-e2e-%d", os.Getpid()))
+	limit, procs := "memory.limit_in_bytes", "cgroup.procs"
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		group, limit = filepath.Join("/sys/fs/cgroup", filepath.Base(group)), "memory.max"
+	}
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skip("no memory cgroup can be made here, so the OOM verdict is NOT tested:", err)
+	}
+	t.Cleanup(func() {
+		require.Eventually(t, func() bool { return os.Remove(group) == nil }, 10*time.Second, 10*time.Millisecond)
+	})
+	if err := os.WriteFile(filepath.Join(group, limit), []byte("100663296"), 0o600); err != nil {
+		t.Skip("the memory limit cannot be set here, so the OOM verdict is NOT tested:", err)
+	}
+	b := newBench(t)
+	args := b.sh(`if [ $RANK = 1 ]; then exec tail /dev/zero; fi; exec sleep 60`, "--standalone", "--nproc-per-node=2", "--exit-code-policy=reason")
+	wrapper := filepath.Join(b.dir, "wrap.sh")
+	require.NoError(t, os.WriteFile(wrapper, []byte("#!/bin/sh\necho $$ > "+filepath.Join(group, procs)+" && exec "+filepath.Join(binDir, "dlrover-run")+` "$@"`+"\n"), 0o755))
+	l := b.startPath(wrapper, nil, args...)
+	require.Equal(t, 12, l.wait(), l.err.String())
+	require.Regexp(t, `rank 1 .* failed first: killed by the kernel's OOM killer \(SIGKILL\): the cgroup's limit is 96.0 MiB, peak 9\d\.\d MiB`, l.err.String())
+	b.noneLeft()
 }
 
 func TestWorkerThatIgnoresTERM(t *testing.T) {

@@ -189,6 +189,13 @@ func (r *resolver) identity() error {
 			r.s.node.IP = ip
 		}
 	}
+	if text := r.lookup("NODE_ID"); text != "" {
+		id, err := strconv.Atoi(text)
+		if err != nil || id < 0 {
+			return fmt.Errorf("$NODE_ID=%q: need a number from 0", text)
+		}
+		r.s.node.Generation = id + 1
+	}
 	return r.nodeRank()
 }
 

@@ -92,13 +92,14 @@ func TestResolve(t *testing.T) {
 			require.Equal(t, 1500*time.Millisecond, s.params.LastCall)
 			require.Equal(t, 7*time.Second, s.params.JoinTimeout)
 		}},
-		"a DLRover pod": {"--nnodes=2:4 --nproc-per-node=auto --node_unit=2 train.py", map[string]string{"DLROVER_MASTER_ADDR": "master:50001", "ELASTIC_JOB_NAME": "my-job", "POD_NAME": "my-job-worker-3", "POD_IP": "10.1.2.3", "NODE_IP": "192.168.0.3", "NODE_RANK": "3", "DLROVER_TOKEN": secret}, func(t *testing.T, s settings) {
+		"a DLRover pod": {"--nnodes=2:4 --nproc-per-node=auto --node_unit=2 train.py", map[string]string{"DLROVER_MASTER_ADDR": "master:50001", "ELASTIC_JOB_NAME": "my-job", "POD_NAME": "my-job-worker-3", "POD_IP": "10.1.2.3", "NODE_IP": "192.168.0.3", "NODE_RANK": "3", "NODE_ID": "7", "DLROVER_TOKEN": secret}, func(t *testing.T, s settings) {
 			require.Equal(t, master, s.backend)
 			require.Equal(t, "my-job", s.runID)
 			require.Equal(t, "my-job-worker-3", s.node.Name)
 			require.Equal(t, "10.1.2.3", s.node.Addr)
 			require.Equal(t, "192.168.0.3", s.node.IP)
 			require.Equal(t, 3, s.node.Rank)
+			require.Equal(t, 8, s.node.Generation)
 			require.Equal(t, 4, s.slots)
 			require.Equal(t, 2, s.params.Unit)
 		}},
