@@ -33,6 +33,7 @@ type Agent struct {
 	stopped chan stopResult
 	errs    chan error
 
+	last    Directive  // the newest epoch whose workers were started
 	group   *group     // nil when nothing of a group is left
 	pending *Directive // to be applied when the group is gone
 	fails   []verdict.Failure
@@ -94,8 +95,8 @@ func (a *Agent) next() {
 
 // onDirective applies a duty, after the workers of another epoch have ended.
 func (a *Agent) onDirective(d Directive) {
-	if a.group != nil && d.Kind == Run && !a.group.stopping && same(d, a.group.d) {
-		return // a daemon that was started again confirms what runs
+	if d.Kind == Run && same(d, a.last) {
+		return // a daemon that was started again confirms what runs, or has run
 	}
 	if a.group == nil {
 		a.apply(d)
@@ -108,7 +109,9 @@ func (a *Agent) onDirective(d Directive) {
 	}
 }
 
-func same(a, b Directive) bool { return a.Round == b.Round && a.Epoch == b.Epoch }
+func same(a, b Directive) bool {
+	return a.Term == b.Term && a.Round == b.Round && a.Epoch == b.Epoch
+}
 
 // onStopped: nothing of the group is left.
 func (a *Agent) onStopped(s stopResult) {
@@ -147,7 +150,7 @@ func (a *Agent) apply(d Directive) {
 	case Run:
 		a.run(d)
 	case Stop:
-		a.rejoin()
+		a.rejoin(d)
 	case Done:
 		a.leave(d, "done")
 	case Fail:
@@ -164,7 +167,7 @@ func (a *Agent) lead(d Directive) {
 }
 
 func (a *Agent) run(d Directive) {
-	a.fails, a.success = nil, false
+	a.last, a.fails, a.success = d, nil, false
 	p := d.Place
 	g, err := a.startGroup(d)
 	a.group = g
@@ -181,9 +184,10 @@ func (a *Agent) run(d Directive) {
 		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "cause", d.Cause)
 }
 
-func (a *Agent) rejoin() {
+func (a *Agent) rejoin(d Directive) {
 	fs := own(a.fails)
-	a.call("rejoin", func() error { return a.cfg.Rendezvous.Rejoin(a.ctx, fs) })
+	a.success = false
+	a.call("rejoin", func() error { return a.cfg.Rendezvous.Rejoin(a.ctx, d, fs) })
 }
 
 // leave says good-bye and ends with the job's verdict.
@@ -207,12 +211,15 @@ func (a *Agent) leave(d Directive, reason string) {
 	a.end(res)
 }
 
+// maxReported bounds the failures that one node reports.
+const maxReported = 128
+
 // own are the failures that tell something: not the mere end of a worker that was
 // stopped, unless it had written down an error of its own before.
 func own(fs []verdict.Failure) []verdict.Failure {
 	var out []verdict.Failure
 	for _, f := range fs {
-		if !f.Stopped || !f.ErrorTime.IsZero() {
+		if len(out) < maxReported && (!f.Stopped || !f.ErrorTime.IsZero()) {
 			out = append(out, f.Compact())
 		}
 	}

@@ -100,7 +100,7 @@ func (s *seat) Failing(_ context.Context, _ Directive, a policy.Action, fs []ver
 	return nil
 }
 
-func (s *seat) Rejoin(_ context.Context, fs []verdict.Failure) error {
+func (s *seat) Rejoin(_ context.Context, _ Directive, fs []verdict.Failure) error {
 	defer s.note("rejoin")()
 	s.failures = append(s.failures, fs...)
 	s.d.Epoch++
@@ -324,6 +324,19 @@ func TestConfirmationOfTheRunningEpochChangesNothing(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
 	})
 	require.Equal(t, policy.Success, r.run(t).Reason)
+	require.Equal(t, "x\n", r.read(t, "starts.0"))
+}
+
+// A daemon that was started again, or whose confirmation is late, says Run for an epoch
+// whose workers are being stopped or have ended.
+func TestAnEpochNeverRunsTwice(t *testing.T) {
+	r := newRig(t, `echo x >> $DIR/starts.$RANK; trap 'sleep 0.2; exit 0' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
+	r.whenUp(t, func() {
+		r.seat.order(Stop, "the world grows")
+		r.seat.order(Run, "late")
+		r.seat.order(Fail, "over")
+	})
+	r.run(t)
 	require.Equal(t, "x\n", r.read(t, "starts.0"))
 }
 

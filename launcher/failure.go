@@ -3,6 +3,7 @@ package launcher
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -14,9 +15,9 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// maxErrorFile bounds what is read of a worker's error file: a Python traceback is a
+// MaxErrorFile bounds what is read of a worker's error file: a Python traceback is a
 // few KiB.
-const maxErrorFile = 1 << 20
+const MaxErrorFile = 1 << 20
 
 // lastLines is how much of a failed worker's standard error travels with its failure.
 const lastLines = 2 << 10
@@ -56,7 +57,7 @@ func (a *Agent) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
 
 func (a *Agent) readErrorFile(f *verdict.Failure) {
 	path := f.ErrorFile
-	data, err := readBounded(path, maxErrorFile)
+	data, err := ReadBounded(path, MaxErrorFile)
 	if err != nil {
 		f.ErrorFile = "" // @record was not used, or the worker had no time to write
 		return
@@ -69,9 +70,9 @@ func (a *Agent) readErrorFile(f *verdict.Failure) {
 	f.Message, f.Traceback, f.ErrorTime = rep.Message, rep.Traceback, rep.Time
 }
 
-// readBounded reads a regular file that must not be a link: the directory may be
-// shared with others.
-func readBounded(path string, limit int64) ([]byte, error) {
+// ReadBounded reads at most limit bytes of a regular file that must not be a link:
+// the directory may be shared with others.
+func ReadBounded(path string, limit int64) ([]byte, error) {
 	if path == "" {
 		return nil, os.ErrNotExist
 	}
@@ -80,6 +81,9 @@ func readBounded(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
@@ -135,10 +139,10 @@ const cannotStartCode = 126
 // reasonOf classifies the end of the job for --exit-code-policy=reason.
 func reasonOf(v verdict.Verdict, p policy.Config, causeKind string) policy.Reason {
 	switch {
-	case causeKind == "timeout":
-		return policy.RendezvousTimeout
 	case v.Loss != nil:
 		return policy.NodeLost
+	case causeKind == "timeout":
+		return policy.RendezvousTimeout
 	case v.Root == nil:
 		return policy.RendezvousClosed
 	case v.Root.OOM != nil:

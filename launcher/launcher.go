@@ -40,7 +40,10 @@ const (
 
 // Directive is the present duty of this node.
 type Directive struct {
-	Kind         Kind
+	Kind Kind
+	// Term, Round and Epoch name an epoch; Term tells the histories of a daemon that
+	// was started again apart.
+	Term         uint64
 	Round, Epoch int
 	Place        Place // for Lead and Run
 	// Cause says in one line why; CauseKind classifies it: worker-failure,
@@ -66,7 +69,8 @@ type Rendezvous interface {
 	Err() error
 	// Running says which epoch's workers run here; nil for none.
 	Running(d *Directive)
-	Rejoin(ctx context.Context, failures []verdict.Failure) error
+	// Rejoin asks for a place in the next world, the workers of stopped having ended.
+	Rejoin(ctx context.Context, stopped Directive, failures []verdict.Failure) error
 	Ready(ctx context.Context, d Directive, addr string, port int) error
 	Failing(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure) error
 	Success(ctx context.Context, d Directive) error

@@ -11,7 +11,14 @@ type Join struct {
 	Params Params
 	// Failures are the workers of the ended epoch that failed before they were stopped.
 	Failures []Failure
-	// Resume is set when the node's workers are running.
+	// Stopped is the epoch whose workers the node has ended as it was told to.
+	Stopped EpochID
+	// Seen is the newest epoch that the node has heard of, and Restarts what the run
+	// had spent by then. They are for a daemon that was started again.
+	Seen     EpochID
+	Restarts int
+	// Resume is set when the node has workers, or had some whose end the daemon may
+	// not have heard of.
 	Resume *Resume
 }
 
@@ -27,24 +34,24 @@ type Detach struct {
 
 // Ready: rank 0 has cleared its store and serves it at Addr:Port.
 type Ready struct {
-	ID           string
-	Round, Epoch int
-	Addr         string
-	Port         int
+	ID string
+	EpochID
+	Addr string
+	Port int
 }
 
-// Failing: a worker of (Round, Epoch) ended and the node's policy decided.
+// Failing: a worker of the epoch ended and the node's policy decided.
 type Failing struct {
-	ID           string
-	Round, Epoch int
-	Decision     Decision
-	Failures     []Failure
+	ID string
+	EpochID
+	Decision Decision
+	Failures []Failure
 }
 
-// Success: all workers of the node's (Round, Epoch) exited with 0.
+// Success: all workers of the node's epoch exited with 0.
 type Success struct {
-	ID           string
-	Round, Epoch int
+	ID string
+	EpochID
 }
 
 // Leave: the launcher goes away on purpose.

@@ -9,43 +9,79 @@ import (
 // of a running world to introduce themselves again.
 const resumeWindow = SilentGrace
 
-// Resume is what a launcher with running workers tells a daemon that does not know
-// it: the epoch that runs and its own place in it. A daemon that was started again
+// Resume is what a launcher tells a daemon that does not know it: the epoch that its
+// workers run in, or have run in, and its own place. A daemon that was started again
 // rebuilds the world from all members' words, and no worker notices.
 type Resume struct {
-	Round int   `json:"round"`
-	Epoch int   `json:"epoch"`
+	EpochID
 	Place Place `json:"place"`
+	// Done: the workers have succeeded.
+	Done bool `json:"done,omitempty"`
+	// Decision and Failures: a worker has failed, and the daemon may not know.
+	Decision Decision  `json:"decision,omitempty"`
+	Failures []Failure `json:"failures,omitempty"`
 }
 
 // resume is a world being rebuilt.
 type resume struct {
-	round, epoch int
-	world        []*node // by group rank, nil where nobody has come yet
-	missing      int
-	until        time.Time
+	world   []*node // by group rank, nil where nobody has come yet
+	missing int
+	until   time.Time
+	failing []Failing // to be acted upon when the world is rebuilt
+	stopped []*node   // have ended their workers already, as the old daemon told them
 }
 
 // adopt gives a node its old place back. It reports false when this Round has a
 // history of its own, in which the node's world has no place.
-func (r *Round) adopt(now time.Time, n *node, e *Resume) bool {
-	if e == nil || r.phase != forming || (r.round > 0 && r.resume == nil) || !e.Place.plausible() {
+func (r *Round) adopt(now time.Time, n *node, join Join) bool {
+	e := join.Resume
+	if e == nil || r.phase != forming || (!r.fresh() && r.resume == nil) || !e.Place.plausible() {
 		return false
 	}
+	if w := r.resume; w != nil && w.onlyStopped() && e.newer(r.id) {
+		r.resume = nil // those who came first had been left out of this newer world
+		for _, s := range w.stopped {
+			r.queue(s)
+		}
+	}
 	if r.resume == nil {
-		r.resume = &resume{round: e.Round, epoch: e.Epoch, world: make([]*node, e.Place.GroupWorldSize), missing: e.Place.GroupWorldSize, until: now.Add(resumeWindow)}
-		r.round, r.epoch, r.restarts, r.worldSize = e.Round, e.Epoch, e.Place.RestartCount, e.Place.WorldSize
-		r.note("resume", n.Name, fmt.Sprintf("waiting for %d nodes of a running world", e.Place.GroupWorldSize))
+		size := e.Place.GroupWorldSize
+		r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
+		r.id, r.restarts, r.worldSize, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
+		r.seq = max(r.seq, r.id.Term)
+		r.note("resume", n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 	}
 	w := r.resume
-	if w.round != e.Round || w.epoch != e.Epoch || len(w.world) != e.Place.GroupWorldSize || w.world[e.Place.GroupRank] != nil {
+	if r.id != e.EpochID || len(w.world) != e.Place.GroupWorldSize || w.world[e.Place.GroupRank] != nil {
 		return false
 	}
 	w.world[e.Place.GroupRank] = n
 	w.missing--
 	n.state, n.rank, n.rankBase = member, e.Place.GroupRank, e.Place.RankBase
 	r.direct(n, Directive{Kind: Run, Place: &e.Place})
+	r.catchUp(n, e)
+	if join.Stopped == e.EpochID {
+		w.stopped = append(w.stopped, n)
+	}
 	return true
+}
+
+// onlyStopped: nobody has come back whose workers run.
+func (w *resume) onlyStopped() bool { return len(w.stopped) == len(w.world)-w.missing }
+
+func (e EpochID) newer(o EpochID) bool {
+	return e.Term == o.Term && (e.Round > o.Round || e.Round == o.Round && e.Epoch > o.Epoch)
+}
+
+// catchUp books what happened to a member's workers while there was no daemon.
+func (r *Round) catchUp(n *node, e *Resume) {
+	switch {
+	case e.Done:
+		r.succeed(n)
+	case e.Decision != "":
+		r.record(e.Failures)
+		r.resume.failing = append(r.resume.failing, Failing{ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures})
+	}
 }
 
 func (p Place) plausible() bool {
@@ -64,12 +100,25 @@ func (r *Round) settleResume(now time.Time) {
 			r.world = append(r.world, n)
 		}
 	}
-	if w.missing == 0 {
+	if w.missing > 0 {
+		r.elastic = true
+		r.breakWorld(now, Cause{Kind: CauseLoss, Text: fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again", w.missing, len(w.world))})
+	} else {
 		r.note("resumed", "", "the running world is complete again")
-		return
 	}
-	r.elastic = true
-	r.breakWorld(now, Cause{Kind: CauseLoss, Text: fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again", w.missing, len(w.world))})
+	for _, e := range w.failing {
+		_ = r.failing(now, e) // the node is here, or its loss has been booked
+	}
+	if len(w.stopped) > 0 && r.phase == running {
+		r.breakWorld(now, Cause{Kind: CauseFailure, Text: "the workers were being restarted when the rendezvous daemon was started again"})
+	}
+	for _, n := range w.stopped {
+		if r.nodes[n.ID] == n && n.state == pending {
+			r.owing--
+			r.queue(n)
+		}
+	}
+	r.checkDone(now)
 }
 
 // forgo takes a node out of a world that is being rebuilt.

@@ -34,6 +34,9 @@ const (
 
 // Config is what a Round knows beyond its events.
 type Config struct {
+	// Term is the first term, larger than that of any earlier daemon (such as its
+	// start in nanoseconds). Sequence numbers and later terms count up from it.
+	Term uint64
 	// Topology maps a node's IP to its access switch; nil leaves ranks in their own order.
 	Topology Topology
 }
@@ -74,6 +77,9 @@ var (
 	ErrUnknownNode = errors.New("rendezvous: unknown node")
 	// ErrFinishing: the run is over and its last nodes are still leaving; try again shortly.
 	ErrFinishing = errors.New("rendezvous: the run is finishing")
+	// ErrTaken: another node holds the wished rank of the static rendezvous; it may
+	// be dead, which shows within SilentGrace, so try again for a while.
+	ErrTaken = errors.New("rendezvous: node rank is taken")
 	// ErrRefused wraps every reason why a Join can never succeed.
 	ErrRefused = errors.New("rendezvous: join refused")
 )
@@ -83,8 +89,7 @@ type Round struct {
 	cfg    Config
 	params Params
 	phase  phase
-	round  int // rounds sealed so far; 0 before the first
-	epoch  int
+	id     EpochID // of the newest sealed world; Round is 0 before the first
 	nodes  map[string]*node
 	wishes map[int]*node // newest node of each wished rank
 	world  []*node       // members of the newest sealed world by group rank; lost ones stay until the next seal
@@ -105,11 +110,13 @@ type Round struct {
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
 	outcome    Outcome
 	finishedAt time.Time
+	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
 
 	formingAt  time.Time // join timeout runs from here
 	lastCallAt time.Time
 	growAt     time.Time
 	doomAt     time.Time // the run fails then, unless a node turns out to have died
+	holdAt     time.Time // no world is sealed before: members of an older history may come back
 	liveAt     time.Time // earliest liveness deadline, never too late
 
 	acts []Action
@@ -117,7 +124,7 @@ type Round struct {
 
 // New returns the Round of a run that nobody has joined.
 func New(cfg Config) *Round {
-	return &Round{cfg: cfg, phase: forming, nodes: map[string]*node{}, wishes: map[int]*node{}}
+	return &Round{cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term, nodes: map[string]*node{}, wishes: map[int]*node{}, left: map[string]bool{}}
 }
 
 // Step applies one event and returns what has to be done about it. An error refuses
@@ -165,9 +172,9 @@ func (r *Round) join(now time.Time, e Join) error {
 		return nil
 	}
 	if err := r.admit(e); err != nil {
-		return fmt.Errorf("%w: %w", ErrRefused, err)
+		return err
 	}
-	if len(r.nodes) == 0 && r.round == 0 {
+	if r.fresh() && len(r.nodes) == 0 {
 		r.params = e.Params.WithDefaults()
 		r.formingAt = now
 	}
@@ -176,20 +183,37 @@ func (r *Round) join(now time.Time, e Join) error {
 	r.nodes[n.ID] = n
 	r.watchLiveness(now.Add(SilentGrace))
 	r.replace(now, n)
-	if !r.adopt(now, n, e.Resume) {
+	r.remember(now, e)
+	if !r.adopt(now, n, e) {
 		r.queue(n)
 	}
 	r.note("join", n.Name, fmt.Sprintf("%d slots", n.Slots))
 	return nil
 }
 
-// rejoin is a Join of a node that is already here: after a Stop, or a repeated request.
-func (r *Round) rejoin(n *node, e Join) {
-	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
-	r.record(e.Failures)
-	if n.state != pending {
+// fresh reports whether this history has seen no world yet.
+func (r *Round) fresh() bool { return r.id.Round == 0 }
+
+// remember takes from a newcomer what a daemon that was started again has lost. A
+// spare that has heard of a world announces others that may still run in it.
+func (r *Round) remember(now time.Time, e Join) {
+	if !r.fresh() || e.Seen.Round == 0 {
 		return
 	}
+	r.restarts = max(r.restarts, e.Restarts)
+	if r.holdAt.IsZero() && e.Stopped.Round == 0 {
+		r.holdAt = now.Add(resumeWindow)
+	}
+}
+
+// rejoin is a Join of a node that is already here: after the Stop of the present
+// epoch, or else a repeated request that changes nothing.
+func (r *Round) rejoin(n *node, e Join) {
+	if n.state != pending || e.Stopped != r.id {
+		return
+	}
+	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
+	r.record(e.Failures)
 	r.owing--
 	r.queue(n)
 }
@@ -200,11 +224,27 @@ func (r *Round) queue(n *node) {
 	r.direct(n, Directive{Kind: Wait})
 }
 
-// admit holds a newcomer's parameters against the run's.
+// admit holds a newcomer against the run's rules.
 func (r *Round) admit(e Join) error {
+	if err := r.check(e); err != nil {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	if !r.params.Static || r.fresh() && len(r.nodes) == 0 {
+		return nil
+	}
+	if o := r.wisher(e.Node.Rank); o != nil && !o.supersededBy(e.Node) {
+		return fmt.Errorf("%w: %d by %s; give every node its own --node-rank", ErrTaken, e.Node.Rank, o.Name)
+	}
+	return nil
+}
+
+func (r *Round) check(e Join) error {
 	p := e.Params.WithDefaults()
 	if err := p.Validate(); err != nil {
 		return err
+	}
+	if r.left[e.Node.ID] {
+		return fmt.Errorf("node %q has left the run", e.Node.Name)
 	}
 	if e.Node.ID == "" || e.Node.Slots < 1 {
 		return fmt.Errorf("node %q needs an id and at least one slot, has %d", e.Node.Name, e.Node.Slots)
@@ -212,7 +252,7 @@ func (r *Round) admit(e Join) error {
 	if len(e.Node.Addrs) > MaxAddrs {
 		return fmt.Errorf("node %q brings %d addresses; at most %d are kept", e.Node.Name, len(e.Node.Addrs), MaxAddrs)
 	}
-	if len(r.nodes) > 0 || r.round > 0 {
+	if len(r.nodes) > 0 || !r.fresh() {
 		if p != r.params {
 			return fmt.Errorf("%s: this node wants %s, the run was opened with %s; use the same options on every node", diffParams(p, r.params), p, r.params)
 		}
@@ -220,18 +260,8 @@ func (r *Round) admit(e Join) error {
 	if len(r.nodes) >= 2*p.Max+1000 {
 		return fmt.Errorf("%d nodes are already here for at most %d", len(r.nodes), p.Max)
 	}
-	if p.Static {
-		return r.admitStatic(e.Node, p.Max)
-	}
-	return nil
-}
-
-func (r *Round) admitStatic(n Node, size int) error {
-	if n.Rank < 0 || n.Rank >= size {
-		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d", n.Rank, size, size-1)
-	}
-	if o := r.wisher(n.Rank); o != nil && !o.supersededBy(n) {
-		return fmt.Errorf("node rank %d is already taken by %s; give every node its own --node-rank", n.Rank, o.Name)
+	if rank := e.Node.Rank; p.Static && (rank < 0 || rank >= p.Max) {
+		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d", rank, p.Max, p.Max-1)
 	}
 	return nil
 }
@@ -269,10 +299,10 @@ func (r *Round) leave(now time.Time, e Leave) error {
 		return ErrUnknownNode
 	}
 	r.record(e.Failures)
-	if r.phase == finished {
-		delete(r.nodes, n.ID)
-		return nil
+	if len(r.left) > MaxNodes {
+		clear(r.left) // their requests have long ended
 	}
+	r.left[n.ID] = true
 	r.depart(now, n, CauseLeave, e.Reason)
 	return nil
 }
@@ -302,7 +332,9 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 		return
 	}
 	r.elastic = true
-	r.losses = append(r.losses, Loss{Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind)})
+	if len(r.losses) < maxKept {
+		r.losses = append(r.losses, Loss{Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind)})
+	}
 	r.breakWorld(now, Cause{Kind: kind, Node: n.Name, Text: fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)})
 }
 
@@ -320,6 +352,7 @@ func (r *Round) reopen(now time.Time, e Join) error {
 	if now.Add(-e.Node.Uptime).Before(r.finishedAt) {
 		n := &node{Node: e.Node, rank: -1, state: waiting, detached: now}
 		r.nodes[n.ID] = n
+		r.joined++
 		r.watchLiveness(now.Add(SilentGrace))
 		r.direct(n, r.verdict())
 		return nil
@@ -331,11 +364,12 @@ func (r *Round) reopen(now time.Time, e Join) error {
 	return nil
 }
 
-// reset makes r as New does, but for the sequence of directives.
+// reset makes r as New does, with a new term.
 func (r *Round) reset() {
-	seq, acts := r.seq, r.acts
+	left, acts := r.left, r.acts
+	r.cfg.Term = r.seq + 1
 	*r = *New(r.cfg)
-	r.seq, r.acts = seq, acts
+	r.left, r.acts = left, acts
 }
 
 // ---- liveness
@@ -360,6 +394,11 @@ func (r *Round) detach(now time.Time, e Detach) error {
 		return nil
 	}
 	n.detached, n.broken = now, e.Broken
+	if n.broken && n.state == waiting && r.phase != finished {
+		// It has no workers to lose: if it lives, it joins again at once.
+		r.lose(now, n, "its connection broke while it was waiting")
+		return nil
+	}
 	r.watchLiveness(now.Add(r.grace(n)))
 	return nil
 }
@@ -369,7 +408,7 @@ func (r *Round) grace(n *node) time.Duration {
 	switch {
 	case !n.broken:
 		return SilentGrace
-	case r.phase == forming && r.round > 0:
+	case r.phase == forming && !r.fresh():
 		return BrokenGraceFailing
 	default:
 		return BrokenGrace
@@ -427,7 +466,7 @@ func (r *Round) ready(e Ready) error {
 	if r.nodes[e.ID] == nil {
 		return ErrUnknownNode
 	}
-	if r.phase != releasing || !r.current(e.Round, e.Epoch) || r.world[0].ID != e.ID {
+	if r.phase != releasing || e.EpochID != r.id || r.world[0].ID != e.ID {
 		return nil // the world broke meanwhile; the leader gets a newer directive
 	}
 	r.phase = running
@@ -446,23 +485,37 @@ func (r *Round) failing(now time.Time, e Failing) error {
 	if n == nil {
 		return ErrUnknownNode
 	}
-	if !r.current(e.Round, e.Epoch) {
+	if e.EpochID != r.id {
 		return nil
 	}
 	r.record(e.Failures)
-	if r.phase != running || n.state != member {
+	switch {
+	case r.resume != nil:
+		r.resume.failing = append(r.resume.failing, e)
+		return nil
+	case r.phase == forming && e.Decision == Permanent && r.cause != nil && r.cause.Kind == CauseFailure:
+		r.doom(now)
+		return nil
+	case r.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
 	}
-	over := e.Decision == Permanent || (e.Decision == RestartCharged && r.restarts >= r.params.MaxRestarts)
 	r.charge = e.Decision == RestartCharged
-	if over {
-		r.doomAt = now
-		if len(r.world) > 1 {
-			r.doomAt = now.Add(AttributionWindow)
-		}
+	if e.Decision == Permanent || r.charge && r.restarts >= r.params.MaxRestarts {
+		r.doom(now)
 	}
 	r.breakWorld(now, Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
 	return nil
+}
+
+// doom lets the run fail soon, unless a node turns out to have died.
+func (r *Round) doom(now time.Time) {
+	if !r.doomAt.IsZero() {
+		return
+	}
+	r.doomAt = now
+	if len(r.world) > 1 {
+		r.doomAt = now.Add(AttributionWindow)
+	}
 }
 
 func firstText(fs []Failure, n *node) string {
@@ -477,26 +530,38 @@ func (r *Round) success(now time.Time, e Success) error {
 	if n == nil {
 		return ErrUnknownNode
 	}
-	if r.phase != running || !r.current(e.Round, e.Epoch) || n.state != member {
+	if e.EpochID != r.id || n.state != member || r.phase != running && r.resume == nil {
 		return nil
 	}
-	n.state = succeeded
-	r.done++
-	r.note("node-succeeded", n.Name, "")
-	if r.done == len(r.world) {
-		r.finish(now, Succeeded, nil)
-	}
+	r.succeed(n)
+	r.checkDone(now)
 	return nil
 }
 
-func (r *Round) current(round, epoch int) bool { return round == r.round && epoch == r.epoch }
+func (r *Round) succeed(n *node) {
+	n.state = succeeded
+	r.done++
+	r.note("node-succeeded", n.Name, "")
+}
+
+// checkDone ends the run when all members have succeeded, or starts it anew when
+// that is the policy and a restart is left.
+func (r *Round) checkDone(now time.Time) {
+	switch {
+	case r.phase != running || r.done < len(r.world):
+	case r.params.Always && r.restarts < r.params.MaxRestarts:
+		r.charge = true
+		r.breakWorld(now, Cause{Kind: CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
+	default:
+		r.finish(now, Succeeded, nil)
+	}
+}
 
 // record keeps the first failures of the newest epoch, at most one for a worker and
-// at most maxFailures, so that a world of any size costs the same.
+// at most maxKept, so that a world of any size costs the same.
 func (r *Round) record(fs []Failure) {
-	const maxFailures = 256
 	for _, f := range fs {
-		if len(r.failures) < maxFailures && !r.knows(f) {
+		if len(r.failures) < maxKept && !r.knows(f) {
 			r.failures = append(r.failures, f)
 		}
 	}
@@ -516,11 +581,15 @@ func (r *Round) knows(f Failure) bool {
 // breakWorld ends the current epoch: every member has to stop its workers and join
 // again. The first cause stands; a loss replaces a failure, which it explains.
 func (r *Round) breakWorld(now time.Time, c Cause) {
-	if r.phase == running || r.phase == releasing {
+	broken := r.phase == forming
+	if !broken {
 		r.enterForming(now)
 	}
 	if r.cause == nil || (c.Kind == CauseLoss && r.cause.Kind != CauseLoss) {
 		r.cause = &c
+	}
+	if broken {
+		return // everyone has been told
 	}
 	for _, n := range r.world {
 		if r.nodes[n.ID] != n || (n.state != member && n.state != succeeded) {
@@ -589,7 +658,7 @@ func (r *Round) judge(now time.Time) bool {
 }
 
 func (r *Round) trySeal(now time.Time) bool {
-	if r.owing > 0 {
+	if r.owing > 0 || now.Before(r.holdAt) {
 		return false
 	}
 	size := r.params.floor(min(r.joined, r.params.Max))
@@ -597,7 +666,7 @@ func (r *Round) trySeal(now time.Time) bool {
 		r.lastCallAt, r.short = time.Time{}, true
 		return false
 	}
-	if r.joined < r.params.Max && (r.round == 0 || r.short) && !r.lastCallOver(now) {
+	if r.joined < r.params.Max && (r.fresh() || r.short) && !r.lastCallOver(now) {
 		return false
 	}
 	r.seal(size)
@@ -618,10 +687,10 @@ func (r *Round) seal(size int) {
 	chosen := choose(r.waiters(), size)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
 	if !r.elastic && slices.Equal(r.world, ranked) {
-		r.epoch++
+		r.id.Epoch++
 	} else {
-		r.round++
-		r.epoch = 0
+		r.id.Round++
+		r.id.Epoch = 0
 	}
 	if r.charge && !r.elastic {
 		r.restarts++
@@ -643,7 +712,7 @@ func (r *Round) seal(size int) {
 func (r *Round) resetEpoch() {
 	r.charge, r.elastic, r.short = false, false, false
 	r.failures, r.losses = nil, nil
-	r.lastCallAt, r.growAt, r.doomAt = time.Time{}, time.Time{}, time.Time{}
+	r.lastCallAt, r.growAt, r.doomAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 }
 
 func (r *Round) places(ranked []*node) []Place {
@@ -689,11 +758,17 @@ func (r *Round) tryGrow(now time.Time) {
 	r.elastic = true
 }
 
+// checkJoinTimeout: the time that members take to stop their workers does not count;
+// their launchers bound it.
 func (r *Round) checkJoinTimeout(now time.Time) {
+	if r.owing > 0 {
+		r.formingAt = now
+		return
+	}
 	if now.Before(r.formingAt.Add(r.params.JoinTimeout)) {
 		return
 	}
-	text := fmt.Sprintf("no world within %s: %d nodes joined, %d still stopping, need %d", r.params.JoinTimeout, r.joined, r.owing, r.params.Min)
+	text := fmt.Sprintf("no world within %s: %d nodes joined, need %d", r.params.JoinTimeout, r.joined, r.params.Min)
 	if r.params.Unit > 1 {
 		text += fmt.Sprintf(" in multiples of %d", r.params.Unit)
 	}
@@ -722,11 +797,11 @@ func (r *Round) verdict() Directive {
 
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
-	d.Seq, d.Round, d.Epoch = r.seq, r.round, r.epoch
+	d.Seq, d.EpochID = r.seq, r.id
 	n.dir = d
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }
 
 func (r *Round) note(event, nodeName, text string) {
-	r.acts = append(r.acts, Action{Note: &Note{Event: event, Round: r.round, Epoch: r.epoch, Node: nodeName, Text: text, Nodes: len(r.nodes), World: r.worldSize}})
+	r.acts = append(r.acts, Action{Note: &Note{Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text, Nodes: len(r.nodes), World: r.worldSize}})
 }

@@ -26,7 +26,7 @@ type sim struct {
 }
 
 func newSim(t testing.TB, p Params) *sim {
-	return &sim{t: t, r: New(Config{}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}}
+	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}}
 }
 
 func (s *sim) step(ev Event) error {
@@ -71,7 +71,7 @@ func (s *sim) obeyOne(id string) bool {
 	d := s.dirs[id]
 	switch d.Kind {
 	case Lead:
-		s.must(Ready{ID: id, Round: d.Round, Epoch: d.Epoch, Addr: id, Port: 1})
+		s.must(Ready{ID: id, EpochID: d.EpochID, Addr: id, Port: 1})
 	case Run:
 		if s.runs[id].Seq == d.Seq {
 			return false
@@ -79,7 +79,7 @@ func (s *sim) obeyOne(id string) bool {
 		s.runs[id] = d
 	case Stop:
 		delete(s.runs, id)
-		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p})
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})
 	case Done, Fail:
 		delete(s.runs, id)
 		return false
@@ -128,12 +128,12 @@ func (s *sim) vanish(ids ...string) { // kill -9 of launcher and workers
 
 func (s *sim) fail(id string, d Decision) {
 	run := s.runs[id]
-	s.must(Failing{ID: id, Round: run.Round, Epoch: run.Epoch, Decision: d, Failures: []Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}}})
+	s.must(Failing{ID: id, EpochID: run.EpochID, Decision: d, Failures: []Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}}})
 }
 
 func (s *sim) succeed(ids ...string) {
 	for _, id := range ids {
-		s.must(Success{ID: id, Round: s.runs[id].Round, Epoch: s.runs[id].Epoch})
+		s.must(Success{ID: id, EpochID: s.runs[id].EpochID})
 	}
 }
 
@@ -210,6 +210,17 @@ func TestJoinTimeoutFailsWithTheNumbers(t *testing.T) {
 	require.Equal(t, Fail, s.dirs["a"].Kind)
 	require.Contains(t, s.dirs["b"].Cause.Text, "2 nodes joined")
 	require.Contains(t, s.dirs["b"].Cause.Text, "need 3")
+}
+
+func TestSlowStopIsNoJoinTimeout(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1, JoinTimeout: 5 * time.Second})
+	s.join("a", "b")
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	s.pass(30 * time.Second) // b's workers use their grace period
+	s.obey()
+	require.Equal(t, "a b", s.order())
 }
 
 func TestRestartIsAnEpochOfTheSameRound(t *testing.T) {
@@ -496,6 +507,91 @@ func TestLossOfASucceededNodeChangesNothing(t *testing.T) {
 	require.Equal(t, Done, s.dirs["b"].Kind)
 }
 
+func TestStaleJoinDoesNotCountAsAStop(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 3})
+	s.join("a", "b")
+	s.obey()
+	first := s.runs["b"].EpochID
+	s.fail("a", RestartCharged)
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Stopped: first})
+	require.Equal(t, Stop, s.dirs["b"].Kind)
+	require.Equal(t, Wait, s.dirs["a"].Kind, "b's workers still run")
+}
+
+func TestJoinThatArrivesAfterTheGoodbye(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.must(Leave{ID: "b"})
+	require.ErrorIs(t, s.step(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p}), ErrRefused)
+}
+
+func TestCrashLoopingNewcomerDoesNotDisturb(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 3})
+	s.join("a", "b")
+	s.pass(DefaultLastCall)
+	s.obey()
+	s.join("c")
+	require.Equal(t, Stop, s.dirs["a"].Kind)
+	s.obey()
+	s.vanish("c")
+	s.pass(BrokenGrace)
+	s.obey()
+	for i := range 5 {
+		id := fmt.Sprint("crash", i)
+		s.p.GrowthDelay = 0
+		s.joinNode(Node{ID: id, Name: id, Rank: -1, Slots: 2})
+		s.vanish(id)
+	}
+	require.Equal(t, "a b", s.order())
+	require.Zero(t, s.r.joined)
+}
+
+func TestAlwaysRestartsASucceededWorld(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1, Always: true})
+	s.join("a", "b")
+	s.obey()
+	s.succeed("a", "b")
+	s.obey()
+	require.Equal(t, 1, s.runs["a"].Place.RestartCount)
+	s.succeed("a", "b")
+	require.Equal(t, Done, s.dirs["a"].Kind)
+}
+
+func TestPermanentFailureWinsOverARestart(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 5})
+	s.join("a", "b")
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.fail("b", Permanent)
+	s.obey()
+	s.pass(AttributionWindow)
+	require.Equal(t, Fail, s.dirs["a"].Kind)
+}
+
+// Ten thousand nodes that leave at once cost a moment, not a square.
+func TestMassDeparture(t *testing.T) {
+	const n = 10_000
+	s := newSim(t, Params{Min: 1, Max: n})
+	for i := range n {
+		id := fmt.Sprint(i)
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1}, Params: s.p})
+		s.must(Attach{ID: id})
+	}
+	s.obeyOne(s.r.world[0].ID)
+	require.Equal(t, running, s.r.phase)
+	visits := 0
+	for i := range n - 1 {
+		acts, err := s.r.Step(s.now, Leave{ID: fmt.Sprint(i)})
+		require.NoError(t, err)
+		visits += len(acts)
+	}
+	require.Less(t, visits, 4*n)
+	require.Len(t, s.r.losses, maxKept)
+}
+
 func TestStaleReportsAreIgnored(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 1, MaxRestarts: 3})
 	s.join("a")
@@ -503,9 +599,9 @@ func TestStaleReportsAreIgnored(t *testing.T) {
 	old := s.runs["a"]
 	s.fail("a", RestartCharged)
 	s.obey()
-	s.must(Failing{ID: "a", Round: old.Round, Epoch: old.Epoch, Decision: Permanent})
-	s.must(Success{ID: "a", Round: old.Round, Epoch: old.Epoch})
-	s.must(Ready{ID: "a", Round: old.Round, Epoch: old.Epoch})
+	s.must(Failing{ID: "a", EpochID: old.EpochID, Decision: Permanent})
+	s.must(Success{ID: "a", EpochID: old.EpochID})
+	s.must(Ready{ID: "a", EpochID: old.EpochID})
 	require.Equal(t, "a", s.order())
 	require.Equal(t, running, s.r.phase)
 }
@@ -552,7 +648,9 @@ func TestRefusals(t *testing.T) {
 func TestStaticRanks(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2, Static: true})
 	s.joinNode(Node{ID: "one", Name: "one", Rank: 1, Slots: 2})
-	require.ErrorContains(t, s.step(Join{Node: Node{ID: "x", Name: "x", Rank: 1, Slots: 2}, Params: s.p}), "already taken by one")
+	err := s.step(Join{Node: Node{ID: "x", Name: "x", Rank: 1, Slots: 2}, Params: s.p})
+	require.ErrorIs(t, err, ErrTaken, "it may be dead, so the answer is not final")
+	require.ErrorContains(t, err, "by one")
 	require.ErrorContains(t, s.step(Join{Node: Node{ID: "x", Name: "x", Rank: 2, Slots: 2}, Params: s.p}), "from 0 to 1")
 	s.joinNode(Node{ID: "zero", Name: "zero", Rank: 0, Slots: 2})
 	s.obey()
@@ -579,9 +677,10 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 	old.obey()
 	old.fail("a", RestartCharged)
 	old.obey()
+	done := map[string]bool{}
 	again := func(s *sim, id string) {
 		run := old.runs[id]
-		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Resume: &Resume{Round: run.Round, Epoch: run.Epoch, Place: *run.Place}})
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Seen: run.EpochID, Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Done: done[id]}})
 		s.must(Attach{ID: id})
 		s.runs[id] = s.dirs[id]
 	}
@@ -608,6 +707,95 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		require.Equal(t, "a c", s.order())
 		require.Equal(t, 2, s.runs["a"].Round)
 	})
+	t.Run("one had succeeded meanwhile", func(t *testing.T) {
+		defer clear(done)
+		done["b"] = true
+		s := newSim(t, old.p)
+		for _, id := range []string{"a", "b", "c"} {
+			again(s, id)
+		}
+		s.succeed("a", "c")
+		require.Equal(t, Done, s.dirs["b"].Kind)
+	})
+	t.Run("all had succeeded meanwhile", func(t *testing.T) {
+		defer clear(done)
+		s := newSim(t, old.p)
+		for _, id := range []string{"a", "b", "c"} {
+			done[id] = true
+			again(s, id)
+		}
+		require.Equal(t, Done, s.dirs["a"].Kind)
+	})
+	t.Run("success while others are awaited", func(t *testing.T) {
+		s := newSim(t, old.p)
+		again(s, "a")
+		s.succeed("a")
+		again(s, "b")
+		again(s, "c")
+		s.succeed("b", "c")
+		require.Equal(t, Done, s.dirs["a"].Kind)
+	})
+	t.Run("failure while others are awaited", func(t *testing.T) {
+		s := newSim(t, old.p)
+		again(s, "a")
+		s.fail("a", Permanent)
+		again(s, "b")
+		again(s, "c")
+		s.pass(AttributionWindow)
+		require.Equal(t, Fail, s.dirs["c"].Kind)
+	})
+	t.Run("failure before", func(t *testing.T) {
+		s := newSim(t, old.p)
+		run := old.runs["a"]
+		s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}}}})
+		again(s, "b")
+		again(s, "c")
+		s.obey()
+		require.Equal(t, 2, s.runs["c"].Place.RestartCount, "it is charged")
+	})
+	t.Run("in the middle of a restart", func(t *testing.T) {
+		s := newSim(t, old.p)
+		run := old.runs["a"]
+		s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Stopped: run.EpochID, Seen: run.EpochID, Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}}}})
+		s.must(Attach{ID: "a"})
+		again(s, "b")
+		require.Equal(t, Run, s.dirs["a"].Kind)
+		again(s, "c")
+		require.Equal(t, Wait, s.dirs["a"].Kind, "it has stopped already")
+		require.Equal(t, Stop, s.dirs["b"].Kind)
+		s.obey()
+		require.Equal(t, 2, s.runs["a"].Place.RestartCount)
+		require.Equal(t, "a b c", s.order())
+	})
+	t.Run("a former member comes before the newer world", func(t *testing.T) {
+		s := newSim(t, old.p)
+		run := old.runs["a"]
+		former := EpochID{Term: run.Term, Round: run.Round}
+		place := Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4}
+		s.must(Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 2}, Params: s.p, Stopped: former, Seen: former, Resume: &Resume{EpochID: former, Place: place}})
+		s.must(Attach{ID: "x"})
+		for _, id := range []string{"a", "b", "c"} {
+			again(s, id)
+		}
+		require.Equal(t, "a b c", s.order())
+		require.Equal(t, Wait, s.dirs["x"].Kind)
+	})
+	t.Run("a report of the old history does not touch a new one", func(t *testing.T) {
+		s := newSim(t, Params{Min: 1, Max: 1})
+		s.join("a")
+		s.obey()
+		s.must(Success{ID: "a", EpochID: EpochID{Term: 7, Round: 1}})
+		require.Equal(t, Run, s.dirs["a"].Kind)
+	})
+	t.Run("a spare does not take the world's place", func(t *testing.T) {
+		s := newSim(t, Params{Min: 1, Max: 1})
+		s.must(Join{Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}, Restarts: 2})
+		s.must(Attach{ID: "spare"})
+		require.Equal(t, Wait, s.dirs["spare"].Kind)
+		s.pass(resumeWindow)
+		s.obey()
+		require.Equal(t, 2, s.runs["spare"].Place.RestartCount, "nobody came back; what was spent is remembered")
+	})
 	t.Run("a foreign world is not adopted", func(t *testing.T) {
 		s := newSim(t, old.p)
 		s.join("x", "y", "z")
@@ -625,8 +813,9 @@ func TestEvidenceIsBounded(t *testing.T) {
 	for i := range fs {
 		fs[i].Rank = i
 	}
-	s.must(Failing{ID: "a", Round: 1, Decision: Permanent, Failures: fs})
-	require.Len(t, s.r.Evidence().Failures, 256)
+	s.must(Failing{ID: "a", EpochID: s.runs["a"].EpochID, Decision: Permanent, Failures: fs})
+	require.Len(t, s.r.failures, maxKept)
+	require.Len(t, s.r.Evidence().Failures, maxTold)
 }
 
 // TestRandomHistories runs random clusters and holds the rules that no history may break.
@@ -715,7 +904,7 @@ func (s *sim) check() {
 	}
 	for id, d := range s.runs { // no worker of an older epoch runs beside a released one
 		if n := r.nodes[id]; n != nil && r.phase == running && n.state == member {
-			require.Equal(s.t, [2]int{r.round, r.epoch}, [2]int{d.Round, d.Epoch}, "node %s", id)
+			require.Equal(s.t, r.id, d.EpochID, "node %s", id)
 		}
 	}
 }

@@ -21,9 +21,13 @@ func (r *Round) Next() time.Time {
 			consider(r.resume.until)
 			break
 		}
-		consider(r.lastCallAt)
 		consider(r.doomAt)
-		if len(r.nodes) > 0 {
+		if !r.doomAt.IsZero() {
+			break // nothing else is decided before
+		}
+		consider(r.holdAt)
+		consider(r.lastCallAt)
+		if len(r.nodes) > 0 && r.owing == 0 {
 			consider(r.formingAt.Add(r.params.JoinTimeout))
 		}
 	case running:
@@ -56,11 +60,13 @@ func (r *Round) World() []Member {
 	return ms
 }
 
-// Evidence is what is known about the end of the newest epoch.
+// Evidence is what is known about the end of the newest epoch, the earliest first.
 func (r *Round) Evidence() Evidence {
+	failures := slices.SortedStableFunc(slices.Values(r.failures), func(a, b Failure) int { return a.At.Compare(b.At) })
+	losses := slices.SortedStableFunc(slices.Values(r.losses), func(a, b Loss) int { return a.At.Compare(b.At) })
 	return Evidence{
 		Outcome: r.outcome, Cause: r.cause,
-		Failures: slices.Clone(r.failures), Losses: slices.Clone(r.losses),
+		Failures: failures[:min(len(failures), maxTold)], Losses: losses[:min(len(losses), maxTold)],
 		Restarts: r.restarts, MaxRestarts: r.params.MaxRestarts, WorldSize: r.worldSize,
 	}
 }
@@ -68,7 +74,7 @@ func (r *Round) Evidence() Evidence {
 // Status is a picture of the run.
 func (r *Round) Status() Status {
 	return Status{
-		Phase: string(r.phase), Round: r.round, Epoch: r.epoch, Params: r.params, Restarts: r.restarts,
+		Phase: string(r.phase), Round: r.id.Round, Epoch: r.id.Epoch, Params: r.params, Restarts: r.restarts,
 		Members: len(r.nodes) - r.joined, Waiting: r.joined, WorldSize: r.worldSize,
 		Outcome: string(r.outcome), Cause: r.cause,
 	}

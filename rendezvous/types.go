@@ -32,6 +32,9 @@ type Params struct {
 	GrowthDelay time.Duration `json:"growth_delay,omitempty"`
 	// MaxRestarts is how many worker failures the whole run may spend.
 	MaxRestarts int `json:"max_restarts"`
+	// Always restarts a world that has succeeded while restarts are left
+	// (--restart-policy=Always).
+	Always bool `json:"always,omitempty"`
 	// Static fixes every node's group rank to its Node.Rank, as torchrun's static backend does.
 	Static bool `json:"static,omitempty"`
 }
@@ -122,12 +125,20 @@ const (
 	Fail Kind = "fail"
 )
 
-// Directive is the present duty of one node. Only the newest one counts.
-type Directive struct {
-	Seq   uint64 `json:"seq"`
-	Kind  Kind   `json:"kind"`
+// EpochID names one epoch of one history of a run. Term tells histories apart: a
+// daemon that was started again counts rounds from one, but never repeats a term.
+type EpochID struct {
+	Term  uint64 `json:"term"`
 	Round int    `json:"round"`
 	Epoch int    `json:"epoch"`
+}
+
+// Directive is the present duty of one node. Only the newest one counts.
+type Directive struct {
+	// Seq grows with every directive and differs between histories.
+	Seq  uint64 `json:"seq"`
+	Kind Kind   `json:"kind"`
+	EpochID
 	// Place is set for Lead and Run.
 	Place *Place `json:"place,omitempty"`
 	// Cause says what led here: why a Stop, why this epoch follows another, why a Fail.
@@ -196,6 +207,13 @@ type Evidence struct {
 	MaxRestarts int       `json:"max_restarts"`
 	WorldSize   int       `json:"world_size"`
 }
+
+// What is kept of one epoch's end, and how much of it a leaving node is told: in a
+// failed run of 10,000 nodes every one is.
+const (
+	maxKept = 256
+	maxTold = 16
+)
 
 // Outcome is how a run ended.
 type Outcome string

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -35,12 +36,8 @@ func main() { os.Exit(run(os.Args, os.Stdout)) }
 
 func run(args []string, stdout io.Writer) int {
 	a := app(stdout)
-	if len(args) == 2 && (args[1] == "-h" || args[1] == "--help") {
+	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help.Print(stdout, a, "[options]")
-		return 0
-	}
-	if len(args) == 2 && args[1] == "--version" {
-		fmt.Fprintln(stdout, "dlrover-master", version.Version)
 		return 0
 	}
 	err := a.Run(args)
@@ -57,7 +54,7 @@ func run(args []string, stdout io.Writer) int {
 func app(stdout io.Writer) *cli.App {
 	return &cli.App{
 		Name: "dlrover-master", Usage: "rendezvous daemon of distributed training jobs", HideVersion: true,
-		Description: description, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard, Action: serve,
+		Description: description, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard, Action: func(c *cli.Context) error { return serve(c, stdout) },
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
@@ -66,7 +63,7 @@ func app(stdout io.Writer) *cli.App {
 			&cli.BoolFlag{Name: "insecure", Category: "Options", Usage: "serve a network address without a job token"},
 			&cli.StringFlag{Name: "topology-file", Category: "Options", Usage: "`PATH`: lines of three words, asw psw ip, by which nodes under one switch get neighbouring ranks"},
 			&cli.StringFlag{Name: "event-log", Category: "Options", Usage: "`PATH`: file to which every state change is added, one JSON object per line"},
-			&cli.BoolFlag{Name: "help", Category: "Options", Usage: "print this text, and exit"},
+			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "print this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
 		},
 	}
@@ -77,7 +74,11 @@ type serveError struct{ error }
 
 func (e *serveError) Unwrap() error { return e.error }
 
-func serve(c *cli.Context) error {
+func serve(c *cli.Context, stdout io.Writer) error {
+	if c.Bool("version") {
+		fmt.Fprintln(stdout, "dlrover-master", version.Version)
+		return nil
+	}
 	if c.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: dlrover-master takes options only", c.Args().First())
 	}

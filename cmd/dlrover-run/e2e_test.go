@@ -410,6 +410,100 @@ func TestWorkersOutliveTheDaemon(t *testing.T) {
 	require.Len(t, b.lines("starts"), 2, "no worker was restarted")
 }
 
+// The workers end while no daemon is there: the new one is told, and nobody runs again.
+func TestSuccessDuringAnOutage(t *testing.T) {
+	b := newBench(t)
+	d, addr := b.startDaemon("127.0.0.1:0")
+	env := []string{"DLROVER_MASTER_ADDR=" + addr}
+	args := b.sh(hold, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job")
+	l1, l2 := b.start("dlrover-run", env, args...), b.start("dlrover-run", env, args...)
+	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	b.release()
+	for _, l := range []*launched{l1, l2} {
+		eventually(t, "noticed", func() bool { return strings.Contains(l.err.String(), `"what":"report"`) })
+	}
+	b.startDaemon(addr)
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+	require.Len(t, b.lines("starts"), 2, "no worker was started again")
+}
+
+// A daemon that dies while the workers are being stopped for a restart.
+func TestDaemonDiesDuringARestart(t *testing.T) {
+	b := newBench(t)
+	d, addr := b.startDaemon("127.0.0.1:0")
+	env := []string{"DLROVER_MASTER_ADDR=" + addr}
+	args := b.sh(`echo $RANK:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap 'sleep 1; exit 1' TERM; : > $DIR/up.$RANK; while [ ! -e $DIR/go ]; do sleep 0.02; done; [ $RANK = 0 ] && exit 1; while :; do sleep 0.02; done`, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job", "--max-restarts=1")
+	l1, l2 := b.start("dlrover-run", env, args...), b.start("dlrover-run", env, args...)
+	eventually(t, "up", func() bool { return b.exists("up.0")() && b.exists("up.1")() })
+	b.release()
+	for _, l := range []*launched{l1, l2} {
+		eventually(t, "stopping", func() bool {
+			return strings.Contains(l.err.String(), "stopping the workers") || strings.Contains(l.err.String(), "worker failed")
+		})
+	}
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	b.startDaemon(addr)
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+	require.ElementsMatch(t, []string{"0:0", "1:0", "0:1", "1:1"}, b.lines("starts"), "the restart is charged although the daemon has forgotten it")
+}
+
+func TestAlwaysPolicy(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`echo x >> $DIR/starts; exit 0`, "--restart-policy=Always", "--max-restarts=2", "--nproc-per-node=2")...)
+	require.Equal(t, 0, l.wait())
+	require.Len(t, b.lines("starts"), 6)
+}
+
+// The endpoint is one of our own addresses, and there is no token: everything stays on
+// loopback, the workers' store included.
+func TestOwnAddressWithoutAToken(t *testing.T) {
+	own := networkAddresses()
+	if len(own) == 0 {
+		t.Skip("this machine has no address but loopback, so an endpoint at its own address is NOT tested")
+	}
+	for name, args := range map[string][]string{
+		"static": {"--nnodes=1", "--master-addr=" + own[0], "--master-port=" + freePort(t)},
+		"c10d":   {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + net.JoinHostPort(own[0], freePort(t))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			line := b.sh(`echo $MASTER_ADDR >> $DIR/seen`, args...)
+			l1 := b.run(line...)
+			if name == "c10d" {
+				require.Equal(t, 0, b.run(line...).wait())
+			}
+			require.Equal(t, 0, l1.wait())
+			require.Equal(t, "127.0.0.1", b.lines("seen")[0])
+		})
+	}
+}
+
+// The same command again, while the launcher that served the first run still waits for
+// a node that does not answer.
+func TestSameJobAgainAtOnce(t *testing.T) {
+	b := newBench(t)
+	args := b.sh(`: > $DIR/up.$RANK; while [ ! -e $DIR/go ]; do sleep 0.02; done`, b.c10d("2", "--nproc-per-node=1")...)
+	l1 := b.run(args...)
+	eventually(t, "serving", func() bool { return strings.Contains(l1.err.String(), "serving the rendezvous") })
+	l2 := b.run(args...)
+	eventually(t, "up", func() bool { return b.exists("up.0")() && b.exists("up.1")() })
+	l2.signal(syscall.SIGSTOP)
+	b.release()
+	require.NoError(t, os.Remove(filepath.Join(b.dir, "up.0")))
+	eventually(t, "first launcher's workers are done", func() bool { return len(b.tagged()) <= 5 })
+	l3 := b.run(args...)
+	l2.signal(syscall.SIGKILL)
+	l4 := b.run(args...)
+	require.Equal(t, 0, l3.wait())
+	require.Equal(t, 0, l4.wait())
+	l1.wait()
+}
+
 func TestDaemonServesManyRuns(t *testing.T) {
 	b := newBench(t)
 	_, addr := b.startDaemon("127.0.0.1:0")

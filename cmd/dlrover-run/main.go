@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -101,12 +102,12 @@ func launch(started time.Time, s *settings, host hostFacts) int {
 }
 
 func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, err error) {
-	if err = j.open(host); err != nil {
+	if err = j.open(); err != nil {
 		return res, err
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := j.interruptible(cancel)
-	session, err := api.Open(ctx, j.meeting.svc, j.sessionConfig(started))
+	session, err := j.join(ctx, started, host)
 	stop()
 	if sig, ok := errors.AsType[*signalError](context.Cause(ctx)); ok {
 		if session != nil {
@@ -115,7 +116,7 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return launcher.Result{Reason: policy.Signaled(int(sig.sig)), Signal: sig.sig}, nil
 	}
 	if err != nil {
-		return res, classify(err)
+		return res, err
 	}
 	j.seat = newSeat(session, j.meeting.guests)
 	agent, err := launcher.New(j.agentConfig(host))
@@ -125,8 +126,32 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 	return agent.Run(), nil
 }
 
+// retryServing is how long a second launcher on the endpoint's host tries to join the
+// first before it tries to serve again: the first may be ending.
+const retryServing = 2 * time.Second
+
+// join binds what this node serves and introduces it to the rendezvous.
+func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api.Session, error) {
+	for begin := time.Now(); ; {
+		var err error
+		if j.meeting, err = meet(ctx, j.s, host, j.log, j.observe); err != nil {
+			return nil, err
+		}
+		cfg := j.sessionConfig(started)
+		if j.meeting.second {
+			cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)
+		}
+		session, err := api.Open(ctx, j.meeting.svc, cfg)
+		if err == nil || !j.meeting.second || ctx.Err() != nil || time.Since(begin) > j.s.connect {
+			return session, classify(err)
+		}
+		j.meeting.close()
+		j.meeting = nil
+	}
+}
+
 // open prepares all that can fail before anyone is contacted.
-func (j *job) open(host hostFacts) (err error) {
+func (j *job) open() (err error) {
 	if j.events, err = j.openEvents(); err != nil {
 		return err
 	}
@@ -136,10 +161,7 @@ func (j *job) open(host hostFacts) (err error) {
 	if j.procs, err = proc.New(proc.Config{Logger: j.log}); err != nil {
 		return err
 	}
-	if j.metrics, err = serveMetrics(j.s.metrics); err != nil {
-		return err
-	}
-	j.meeting, err = meet(context.Background(), j.s, host, j.log, j.observe)
+	j.metrics, err = serveMetrics(j.s.metrics)
 	return err
 }
 
@@ -190,10 +212,15 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 func (s *settings) agent(host hostFacts) launcher.Config {
 	return launcher.Config{
 		RunID: s.runID, Role: s.role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.slots,
-		Path: s.program.path, Args: s.program.args, Name: s.program.name, Env: os.Environ(), Stdin: os.Stdin, Preset: s.preset,
+		Path: s.program.path, Args: s.program.args, Name: s.program.name, Env: workerEnv(), Stdin: os.Stdin, Preset: s.preset,
 		VirtualLocalRank: s.virtual, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
 		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank,
 	}
+}
+
+// workerEnv is what workers inherit: all but the job token, which is for launchers.
+func workerEnv() []string {
+	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "DLROVER_TOKEN=") })
 }
 
 func (j *job) event(name string, attrs ...slog.Attr) {
@@ -266,7 +293,7 @@ func (j *job) copyErrorFile(f verdict.Failure) {
 	if to == "" || f.ErrorFile == "" {
 		return
 	}
-	data, err := os.ReadFile(f.ErrorFile)
+	data, err := launcher.ReadBounded(f.ErrorFile, launcher.MaxErrorFile)
 	if err == nil {
 		data, err = verdict.AmendErrorFile(data, f.ExitCode)
 	}
@@ -282,10 +309,13 @@ func (j *job) close(res launcher.Result) {
 	if j.procs != nil {
 		j.closing("end processes", j.procs.Close())
 	}
-	if j.meeting != nil {
-		if res.Signal == 0 {
-			j.meeting.linger(lingerBudget)
-		}
+	if j.seat != nil && res.Err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, _ = j.seat.Leave(ctx, res.Err.Error(), nil) // the daemon may be why we end
+		cancel()
+	}
+	if j.meeting != nil && res.Signal == 0 {
+		j.meeting.linger(lingerBudget, j.signals)
 	}
 	if j.seat != nil {
 		j.seat.close()

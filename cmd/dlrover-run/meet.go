@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -29,6 +30,7 @@ type meeting struct {
 	hub    *api.Hub    // when it is served here
 	client *api.Client // when it is not
 	server *http.Server
+	second bool // another launcher on this host serves it
 	done   chan error
 	guests *guests
 }
@@ -46,11 +48,11 @@ func meet(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, obser
 		err = m.serve(ctx, s, log, observe)
 		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
 			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", m.where)
-			s.host = reachable(s)
-			err = m.join(ctx, s)
+			m.second = true
+			err = m.join(ctx, s, reachable(s))
 		}
 	} else {
-		err = m.join(ctx, s)
+		err = m.join(ctx, s, s.host)
 	}
 	if err != nil {
 		m.close()
@@ -84,6 +86,9 @@ func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, obse
 	}
 	m.port = l.Addr().(*net.TCPAddr).Port
 	m.where = net.JoinHostPort(s.host, strconv.Itoa(m.port))
+	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
+		s.node.Addr = "127.0.0.1" // nobody reaches the workers' store by another address
+	}
 	m.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: observe})
 	m.svc = m.hub
 	if s.backend == local {
@@ -110,7 +115,10 @@ func (m *meeting) bindAddr(s *settings) string {
 
 // join prepares to speak to a rendezvous elsewhere; the workers' store gets a port
 // of its own, which the world uses while this node is rank 0.
-func (m *meeting) join(ctx context.Context, s *settings) error {
+func (m *meeting) join(ctx context.Context, s *settings, daemon string) error {
+	if token.Loopback(daemon) && !token.Loopback(s.node.Addr) && m.second {
+		s.node.Addr = "127.0.0.1"
+	}
 	host := ""
 	if token.Loopback(s.node.Addr) {
 		host = s.node.Addr
@@ -124,7 +132,7 @@ func (m *meeting) join(ctx context.Context, s *settings) error {
 	}
 	m.port = l.Addr().(*net.TCPAddr).Port
 	m.background(func() error { return m.store.Serve(l) })
-	m.where = net.JoinHostPort(s.host, strconv.Itoa(s.port))
+	m.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))
 	m.client = api.NewClient(m.where, s.token)
 	m.svc = m.client
 	return nil
@@ -135,14 +143,24 @@ func (m *meeting) background(f func() error) {
 	go func() { m.done <- f() }() // close waits for it
 }
 
-// linger keeps serving until every other node has heard how the job ended.
-func (m *meeting) linger(budget time.Duration) {
+// linger keeps serving until every other node has heard how the job ended, or a
+// signal says that it is enough.
+func (m *meeting) linger(budget time.Duration, enough <-chan os.Signal) {
 	if m.hub == nil {
 		return
 	}
-	const look = 5 * time.Millisecond
-	for end := time.Now().Add(budget); !m.hub.Idle() && time.Now().Before(end); {
-		time.Sleep(look)
+	end := time.NewTimer(budget)
+	defer end.Stop()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for !m.hub.Idle() {
+		select {
+		case <-look.C:
+		case <-end.C:
+			return
+		case <-enough:
+			return
+		}
 	}
 }
 

@@ -135,6 +135,9 @@ func (r *resolver) pickRunID() {
 	if r.s.backend == local && (r.c.Bool("standalone") || r.s.runID == "none") {
 		r.s.runID = r.host.id
 	}
+	if r.s.runID == "." || r.s.runID == ".." {
+		r.s.runID = "run" + r.s.runID // these two cannot be part of a URL
+	}
 	if r.s.runID == "" {
 		r.s.runID = r.host.id
 		r.warn("--rdzv-id is empty: this node uses the random id %s; nodes meet only under the same id", r.s.runID)

@@ -49,7 +49,7 @@ func (t *seat) translate() {
 }
 
 func directive(d rendezvous.Directive) launcher.Directive {
-	l := launcher.Directive{Kind: launcher.Kind(d.Kind), Round: d.Round, Epoch: d.Epoch}
+	l := launcher.Directive{Kind: launcher.Kind(d.Kind), Term: d.Term, Round: d.Round, Epoch: d.Epoch}
 	if d.Place != nil {
 		l.Place = launcher.Place(*d.Place)
 	}
@@ -57,6 +57,10 @@ func directive(d rendezvous.Directive) launcher.Directive {
 		l.Cause, l.CauseKind = d.Cause.Text, string(d.Cause.Kind)
 	}
 	return l
+}
+
+func epochOf(d launcher.Directive) rendezvous.EpochID {
+	return rendezvous.EpochID{Term: d.Term, Round: d.Round, Epoch: d.Epoch}
 }
 
 // Directives implements launcher.Rendezvous.
@@ -71,18 +75,21 @@ func (t *seat) Running(d *launcher.Directive) {
 		t.session.Running(nil)
 		return
 	}
-	t.session.Running(&rendezvous.Resume{Round: d.Round, Epoch: d.Epoch, Place: rendezvous.Place(d.Place)})
+	t.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: rendezvous.Place(d.Place)})
 }
 
 // Rejoin implements launcher.Rendezvous.
-func (t *seat) Rejoin(ctx context.Context, fs []verdict.Failure) error {
-	return classify(t.session.Rejoin(ctx, wireFailures(fs)))
+func (t *seat) Rejoin(ctx context.Context, stopped launcher.Directive, fs []verdict.Failure) error {
+	return classify(t.session.Rejoin(ctx, epochOf(stopped), wireFailures(fs)))
 }
 
 // Ready implements launcher.Rendezvous.
 func (t *seat) Ready(ctx context.Context, d launcher.Directive, addr string, port int) error {
 	if d.Place.GroupWorldSize > 1 { // the workers of one node come by loopback or from our own address
 		world, err := t.session.World(ctx)
+		if errors.Is(err, rendezvous.ErrUnknownNode) {
+			return nil // a new daemon without this world; its directives say how to go on
+		}
 		if err != nil {
 			return classify(err)
 		}
@@ -90,17 +97,17 @@ func (t *seat) Ready(ctx context.Context, d launcher.Directive, addr string, por
 	} else {
 		t.guests.admit([]rendezvous.Member{{Addr: addr}})
 	}
-	return t.report(ctx, rendezvous.Ready{ID: t.session.ID(), Round: d.Round, Epoch: d.Epoch, Addr: addr, Port: port})
+	return t.report(ctx, rendezvous.Ready{ID: t.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
 }
 
 // Failing implements launcher.Rendezvous.
 func (t *seat) Failing(ctx context.Context, d launcher.Directive, a policy.Action, fs []verdict.Failure) error {
-	return t.report(ctx, rendezvous.Failing{ID: t.session.ID(), Round: d.Round, Epoch: d.Epoch, Decision: decision(a), Failures: wireFailures(fs)})
+	return t.report(ctx, rendezvous.Failing{ID: t.session.ID(), EpochID: epochOf(d), Decision: decision(a), Failures: wireFailures(fs)})
 }
 
 // Success implements launcher.Rendezvous.
 func (t *seat) Success(ctx context.Context, d launcher.Directive) error {
-	return t.report(ctx, rendezvous.Success{ID: t.session.ID(), Round: d.Round, Epoch: d.Epoch})
+	return t.report(ctx, rendezvous.Success{ID: t.session.ID(), EpochID: epochOf(d)})
 }
 
 // report delivers; a daemon that does not know this node any more will say what to

@@ -257,6 +257,7 @@ func (r *resolver) restarts() error {
 	s.params.MaxRestarts = r.c.Int("max-restarts")
 	s.codes = policy.CodePolicy(r.c.String("exit-code-policy"))
 	s.policy = policy.Config{Restart: policy.Restart(r.c.String("restart-policy")), MaxRestarts: s.params.MaxRestarts}
+	s.params.Always = s.policy.Restart == policy.Always
 	if r.c.IsSet("retryable-exit-codes") {
 		ranges, err := policy.ParseCodes(r.c.String("retryable-exit-codes"))
 		if err != nil {

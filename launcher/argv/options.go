@@ -118,7 +118,7 @@ func restartOptions() []Option {
 			Default: "OnFailure", Meta: "POLICY", Category: restartSection, Extra: true,
 			Usage: "when workers are started again: OnFailure, Never, Always, or ExitCode for the codes of --retryable-exit-codes"}),
 		{Name: "retryable-exit-codes", Default: "130,137,143", Meta: "CODE,...", Category: restartSection, Extra: true,
-			Usage: "exit codes 0-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart"},
+			Usage: "exit codes 1-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart"},
 		choice(Option{Name: "exit-code-policy", Choices: []string{"torchrun", "reason"}, Default: "torchrun", Meta: "POLICY",
 			Category: restartSection, Extra: true,
 			Usage: "exit code when the job fails: torchrun, which is always 1, or reason, which tells what went wrong"}),

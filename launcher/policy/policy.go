@@ -2,7 +2,7 @@
 // (Reason.Code).
 //
 // Decide looks at one exit only. How many restarts the job has left is counted by the rendezvous, because every node
-// must agree on it; Spent is the answer once nothing is left. What Decide looks at is a struct and what it returns an
+// must agree on it. What Decide looks at is a struct and what it returns an
 // open enumeration, so that log rules, further signals and back-off extend them without a new call.
 //
 // The package is pure: it must not read a clock, a file or the environment, and starts no goroutine.
@@ -25,7 +25,8 @@ const (
 	OnFailure Restart = "OnFailure"
 	// Never restarts nothing.
 	Never Restart = "Never"
-	// Always restarts whatever the exit code, 0 included, until the restarts are used up; then 0 is a success.
+	// Always restarts whatever the exit code until the restarts are used up. A worker that exits with 0 is done for
+	// this time; the rendezvous starts the job anew when all are.
 	Always Restart = "Always"
 	// ExitCode restarts after retryable exit codes and after RestartMe. Every other failure is permanent.
 	ExitCode Restart = "ExitCode"
@@ -85,7 +86,7 @@ type Action int
 const (
 	Succeed        Action = iota // the worker is done
 	RestartFree                  // restart; not charged to --max-restarts
-	RestartCharged               // restart while the job has restarts left; Spent says what follows then
+	RestartCharged               // restart while the job has restarts left; then it fails
 	Fail                         // end the job, whatever restarts are left
 )
 
@@ -107,10 +108,10 @@ func (a Action) String() string {
 // Decide judges one exit.
 func (c Config) Decide(e Exit) Action {
 	switch {
-	case c.Restart == Always:
-		return RestartCharged
 	case e.Code == 0:
 		return Succeed
+	case c.Restart == Always:
+		return RestartCharged
 	case c.Restart == Never:
 		return Fail
 	case c.Restart == ExitCode:
@@ -129,14 +130,6 @@ func (c Config) decideByCode(code int) Action {
 		return RestartCharged
 	case code == RestartMe:
 		return RestartFree
-	}
-	return Fail
-}
-
-// Spent judges an exit that Decide would restart when the job has no restart left.
-func Spent(e Exit) Action {
-	if e.Code == 0 {
-		return Succeed
 	}
 	return Fail
 }

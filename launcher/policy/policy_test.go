@@ -36,7 +36,7 @@ func TestDecide(t *testing.T) {
 		{"Never fails on 1", never, 1, policy.Fail},
 		{"Never fails on SIGKILL", never, -9, policy.Fail},
 		{"Never fails on 138", never, 138, policy.Fail},
-		{"Always restarts after 0", always, 0, policy.RestartCharged},
+		{"Always leaves a success to the rendezvous", always, 0, policy.Succeed},
 		{"Always restarts after 1", always, 1, policy.RestartCharged},
 		{"ExitCode succeeds on 0", byCode, 0, policy.Succeed},
 		{"ExitCode fails on 1", byCode, 1, policy.Fail},
@@ -66,12 +66,6 @@ func TestDecide(t *testing.T) {
 			require.Equal(t, tt.want, tt.config.Decide(policy.Exit{Code: tt.code}))
 		})
 	}
-}
-
-func TestSpent(t *testing.T) {
-	require.Equal(t, policy.Succeed, policy.Spent(policy.Exit{}), "Always with no restart left")
-	require.Equal(t, policy.Fail, policy.Spent(policy.Exit{Code: 1}))
-	require.Equal(t, policy.Fail, policy.Spent(policy.Exit{Code: -9}))
 }
 
 // The largest action of a node's workers is the node's.

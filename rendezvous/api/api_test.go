@@ -67,7 +67,7 @@ func contract(t *testing.T, svc Service) {
 	require.NoError(t, err)
 	require.Equal(t, rendezvous.Lead, lead.Kind)
 
-	require.NoError(t, svc.Report(ctx, "r", rendezvous.Ready{ID: "a", Round: 1, Addr: "10.0.0.1", Port: 7}))
+	require.NoError(t, svc.Report(ctx, "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID, Addr: "10.0.0.1", Port: 7}))
 	run, err := svc.Watch(ctx, "r", "b", 0)
 	require.NoError(t, err)
 	require.Equal(t, rendezvous.Run, run.Kind)
@@ -78,7 +78,7 @@ func contract(t *testing.T, svc Service) {
 	require.Len(t, world, 2)
 
 	at := time.Now().Add(-time.Second)
-	require.NoError(t, svc.Report(ctx, "r", rendezvous.Failing{ID: "b", Round: 1, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{{Rank: 2, GroupRank: 1, Text: "boom", At: at, Detail: json.RawMessage(`{"x":1}`)}}}))
+	require.NoError(t, svc.Report(ctx, "r", rendezvous.Failing{ID: "b", EpochID: run.EpochID, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{{Rank: 2, GroupRank: 1, Text: "boom", At: at, Detail: json.RawMessage(`{"x":1}`)}}}))
 	fail := until(t, svc, "a", rendezvous.Fail)
 	require.Equal(t, "boom", fail.Cause.Text)
 	ev, err := svc.Leave(ctx, "r", rendezvous.Leave{ID: "a", Reason: "bye"})
@@ -151,6 +151,7 @@ func TestBadRequests(t *testing.T) {
 		"huge":           {"POST", "/v1/runs/r/join", `{"node":{"name":"` + strings.Repeat("x", MaxBody) + `"}}`, 400},
 		"no number":      {"GET", "/v1/runs/r/watch?node=a&after=x", "", 400},
 		"control in run": {"POST", "/v1/runs/a%0Ab/join", "{}", 400},
+		"dots":           {"POST", "/v1/runs/%2e%2e/join", "{}", 400},
 		"long run":       {"POST", "/v1/runs/" + strings.Repeat("r", 300) + "/join", "{}", 400},
 		"wrong method":   {"GET", "/v1/runs/r/join", "", 405},
 		"no such thing":  {"GET", "/v1/other", "", 404},
@@ -205,14 +206,15 @@ func TestBrokenConnectionIsALoss(t *testing.T) {
 	p := rendezvous.Params{Min: 1, Max: 2}
 	require.NoError(t, s.hub.Join(t.Context(), "r", joinOf("a", p)))
 	require.NoError(t, s.client.Join(t.Context(), "r", joinOf("b", p)))
+	require.NoError(t, s.hub.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: until(t, s.hub, "a", rendezvous.Lead).EpochID}))
+	run := until(t, s.hub, "a", rendezvous.Run)
+	last := until(t, s.client, "b", rendezvous.Run).Seq
 	ctx, die := context.WithCancel(t.Context())
 	watching := make(chan error)
 	go func() {
-		_, err := s.client.Watch(ctx, "r", "b", 99)
+		_, err := s.client.Watch(ctx, "r", "b", last)
 		watching <- err
 	}()
-	require.NoError(t, s.hub.Report(t.Context(), "r", rendezvous.Ready{ID: "a", Round: 1}))
-	run := until(t, s.hub, "a", rendezvous.Run)
 	attached := func() bool { return s.hub.Runs(true)[0].Nodes[1].Connected }
 	require.Eventually(t, attached, 5*time.Second, time.Millisecond)
 	die()
@@ -283,14 +285,122 @@ func obedient(ctx context.Context, s *Session, runs chan<- rendezvous.Directive)
 func obey(ctx context.Context, s *Session, d rendezvous.Directive, runs chan<- rendezvous.Directive) error {
 	switch d.Kind {
 	case rendezvous.Lead:
-		return s.Report(ctx, rendezvous.Ready{ID: s.ID(), Round: d.Round, Epoch: d.Epoch, Addr: "127.0.0.1", Port: 1})
+		return s.Report(ctx, rendezvous.Ready{ID: s.ID(), EpochID: d.EpochID, Addr: "127.0.0.1", Port: 1})
 	case rendezvous.Run:
-		s.Running(&rendezvous.Resume{Round: d.Round, Epoch: d.Epoch, Place: *d.Place})
+		s.Running(&rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place})
 		runs <- d
 	case rendezvous.Stop:
-		return s.Rejoin(ctx, nil)
+		s.Running(nil)
+		return s.Rejoin(ctx, d.EpochID, nil)
 	}
 	return nil
+}
+
+// swapped is a daemon that can be replaced by a new one without memory.
+type swapped struct{ hub atomic.Pointer[Hub] }
+
+func (s *swapped) Join(ctx context.Context, run string, ev rendezvous.Join) error {
+	return away(s.hub.Load().Join(ctx, run, ev))
+}
+
+func (s *swapped) Report(ctx context.Context, run string, ev rendezvous.Event) error {
+	return away(s.hub.Load().Report(ctx, run, ev))
+}
+
+func (s *swapped) Watch(ctx context.Context, run, id string, after uint64) (rendezvous.Directive, error) {
+	d, err := s.hub.Load().Watch(ctx, run, id, after)
+	return d, away(err)
+}
+
+func (s *swapped) Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+	return s.hub.Load().Leave(ctx, run, ev)
+}
+
+func (s *swapped) World(ctx context.Context, run string) ([]rendezvous.Member, error) {
+	ms, err := s.hub.Load().World(ctx, run)
+	return ms, away(err)
+}
+
+// away makes a closed hub a daemon that cannot be reached.
+func away(err error) error {
+	if errors.Is(err, ErrClosed) {
+		return errors.New("connection refused")
+	}
+	return err
+}
+
+// A node that joins again reaches the new daemon before its watch does: the watch
+// must not wait for the old daemon's sequence numbers.
+func TestRejoinReachesANewDaemonFirst(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			var svc swapped
+			svc.hub.Store(NewHub(HubConfig{}))
+			s := openSession(t, &svc, "a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 9})
+			defer s.Close()
+			runs := make(chan rendezvous.Directive, 9)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- obedient(ctx, s, runs) }()
+			for range 5 {
+				d := <-runs
+				require.NoError(t, s.Report(ctx, rendezvous.Failing{ID: "a", EpochID: d.EpochID, Decision: rendezvous.RestartCharged}))
+			}
+			first := <-runs
+			old := svc.hub.Load()
+			svc.hub.Store(NewHub(HubConfig{}))
+			s.Running(nil)
+			require.NoError(t, s.Rejoin(ctx, first.EpochID, nil))
+			old.Close()
+			again := <-runs
+			require.NotEqual(t, first.EpochID, again.EpochID)
+			require.Equal(t, 5, again.Place.RestartCount, "what was spent is remembered")
+			cancel()
+			require.NoError(t, <-done)
+			svc.hub.Load().Close()
+		})
+	}
+}
+
+// Success is reported while the daemon is away: nobody runs again.
+func TestSuccessDuringAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var svc swapped
+		svc.hub.Store(NewHub(HubConfig{}))
+		p := rendezvous.Params{Min: 2, Max: 2}
+		ctx, cancel := context.WithCancel(t.Context())
+		runs := make(chan rendezvous.Directive, 9)
+		sessions := map[string]*Session{}
+		var wg sync.WaitGroup
+		for _, id := range []string{"a", "b"} {
+			s := openSession(t, &svc, id, p)
+			sessions[id] = s
+			wg.Go(func() { _ = obedient(ctx, s, runs) })
+		}
+		epoch := (<-runs).EpochID
+		<-runs
+		svc.hub.Load().Close()
+		for id, s := range sessions {
+			s.Running(nil)
+			wg.Go(func() { require.NoError(t, s.Report(ctx, rendezvous.Success{ID: id, EpochID: epoch})) })
+		}
+		time.Sleep(time.Minute)
+		svc.hub.Store(NewHub(HubConfig{}))
+		time.Sleep(time.Minute)
+		require.Equal(t, string(rendezvous.Succeeded), svc.hub.Load().Runs(false)[0].Outcome)
+		cancel()
+		wg.Wait()
+		for _, s := range sessions {
+			s.Close()
+		}
+		svc.hub.Load().Close()
+	})
+}
+
+func openSession(t *testing.T, svc Service, id string, p rendezvous.Params) *Session {
+	s, err := Open(t.Context(), svc, SessionConfig{Run: "r", Node: joinOf(id, p).Node, Params: p, Where: "test"})
+	require.NoError(t, err)
+	return s
 }
 
 // The daemon dies and comes back without memory: nobody is told to stop.
@@ -332,7 +442,7 @@ func TestSessionSurvivesTheDaemon(t *testing.T) {
 	go server.Serve(l)
 	again := []rendezvous.Directive{<-runs, <-runs}
 	for _, d := range again {
-		require.Equal(t, [2]int{1, 0}, [2]int{d.Round, d.Epoch}, "the same epoch goes on")
+		require.Equal(t, first[0].EpochID, d.EpochID, "the same epoch goes on")
 	}
 	require.Eventually(t, func() bool { return hub.Runs(false)[0].Phase == "running" }, 10*time.Second, time.Millisecond)
 	cancel()

@@ -33,29 +33,35 @@ type Client struct {
 // NewClient returns a Client of the daemon at host:port. It connects on first use.
 func NewClient(addr, token string) *Client {
 	dial := &net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: keepAlive}
-	return &Client{addr: addr, token: token, hc: &http.Client{Transport: &http.Transport{
+	return &Client{addr: addr, token: token, hc: &http.Client{CheckRedirect: refuseRedirect, Transport: &http.Transport{
 		DialContext: dial.DialContext, MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true,
 		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
 	}}}
 }
+
+// refuseRedirect: the daemon never redirects, and the token is for nobody else.
+func refuseRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // Close ends the idle connections.
 func (c *Client) Close() { c.hc.CloseIdleConnections() }
 
 // Join implements Service.
 func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error {
-	return c.post(ctx, run, "join", joinBody{Node: ev.Node, Params: ev.Params, Failures: ev.Failures, Resume: ev.Resume, SentAt: time.Now()}, nil)
+	return c.post(ctx, run, "join", joinBody{
+		Node: ev.Node, Params: ev.Params, Failures: ev.Failures, Stopped: ev.Stopped,
+		Seen: ev.Seen, Restarts: ev.Restarts, Resume: ev.Resume, SentAt: time.Now(),
+	}, nil)
 }
 
 // Report implements Service.
 func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) error {
 	switch e := ev.(type) {
 	case rendezvous.Ready:
-		return c.post(ctx, run, "ready", reportBody{ID: e.ID, Round: e.Round, Epoch: e.Epoch, Addr: e.Addr, Port: e.Port}, nil)
+		return c.post(ctx, run, "ready", reportBody{ID: e.ID, EpochID: e.EpochID, Addr: e.Addr, Port: e.Port}, nil)
 	case rendezvous.Success:
-		return c.post(ctx, run, "success", reportBody{ID: e.ID, Round: e.Round, Epoch: e.Epoch}, nil)
+		return c.post(ctx, run, "success", reportBody{ID: e.ID, EpochID: e.EpochID}, nil)
 	case rendezvous.Failing:
-		return c.post(ctx, run, "failing", reportBody{ID: e.ID, Round: e.Round, Epoch: e.Epoch, Decision: e.Decision, Failures: e.Failures, SentAt: time.Now()}, nil)
+		return c.post(ctx, run, "failing", reportBody{ID: e.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, SentAt: time.Now()}, nil)
 	}
 	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
 }

@@ -23,7 +23,7 @@ import (
 type Service interface {
 	// Join asks for a place in the next world of run. It does not wait for one.
 	Join(ctx context.Context, run string, ev rendezvous.Join) error
-	// Watch waits for a directive newer than after. It returns ErrNothingNew when
+	// Watch waits for a directive other than the one of sequence number after. It returns ErrNothingNew when
 	// the service has held the request for long enough.
 	Watch(ctx context.Context, run, id string, after uint64) (rendezvous.Directive, error)
 	// Report delivers a Ready, Failing or Success.
@@ -115,7 +115,7 @@ func (h *Hub) find(id string, create bool) (*run, error) {
 	if len(h.runs) >= MaxRuns {
 		return nil, fmt.Errorf("%w: %d", ErrTooManyRuns, MaxRuns)
 	}
-	r := &run{id: id, cfg: &h.cfg, round: rendezvous.New(rendezvous.Config{Topology: h.cfg.Topology}), wake: map[string]chan struct{}{}, idle: time.Now()}
+	r := &run{id: id, cfg: &h.cfg, round: rendezvous.New(rendezvous.Config{Term: uint64(time.Now().UnixNano()), Topology: h.cfg.Topology}), wake: map[string]chan struct{}{}, idle: time.Now()}
 	h.runs[id] = r
 	return r, nil
 }
@@ -164,8 +164,10 @@ func (h *Hub) Leave(_ context.Context, id string, ev rendezvous.Leave) (rendezvo
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err = r.stepLocked(ev)
-	return r.round.Evidence(), err
+	if err = r.stepLocked(ev); err != nil || r.round.Status().Outcome == "" {
+		return rendezvous.Evidence{}, err // a good-bye in the middle needs none
+	}
+	return r.round.Evidence(), nil
 }
 
 // World implements Service.
@@ -195,10 +197,11 @@ func (h *Hub) Watch(ctx context.Context, id, node string, after uint64) (rendezv
 	return d, err
 }
 
-// hold is how long a Watch waits: ten seconds in a small run, a minute in a run of
-// ten thousand nodes, so that idle watching costs at most about 170 requests a second.
+// hold is how long a Watch waits: 20 seconds in a small run, a minute in a run of ten
+// thousand nodes, so that idle watching costs at most about 170 requests a second. It
+// is longer than keepAlive takes, so that a dead host shows as a broken connection.
 func hold(nodes int) time.Duration {
-	return min(10*time.Second+time.Duration(nodes)*5*time.Millisecond, time.Minute)
+	return min(20*time.Second+time.Duration(nodes)*4*time.Millisecond, time.Minute)
 }
 
 func (r *run) attach(node string) (time.Duration, error) {
@@ -210,8 +213,12 @@ func (r *run) attach(node string) (time.Duration, error) {
 func (r *run) detach(node string, broken bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.closed {
-		_ = r.stepLocked(rendezvous.Detach{ID: node, Broken: broken}) // a Detach is never refused
+	if r.closed {
+		return
+	}
+	_ = r.stepLocked(rendezvous.Detach{ID: node, Broken: broken}) // a Detach is never refused
+	if _, err := r.round.Directive(node); err != nil {
+		delete(r.wake, node)
 	}
 }
 
@@ -241,7 +248,7 @@ func (r *run) newer(node string, after uint64) (rendezvous.Directive, <-chan str
 		return rendezvous.Directive{}, nil, ErrClosed
 	}
 	d, err := r.round.Directive(node)
-	if err != nil || d.Seq > after {
+	if err != nil || d.Seq != after {
 		return d, nil, err
 	}
 	ch := r.wake[node]

@@ -70,6 +70,10 @@ type server struct {
 // wrap checks the token and turns the returned value or error into JSON.
 func (s *server) wrap(f func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
+		if req.Method == http.MethodPost {
+			// Until the next request net/http sets the deadline anew.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(requestTimeout))
+		}
 		v, err := any(nil), s.authorize(req)
 		if err == nil {
 			v, err = f(req)
@@ -111,8 +115,8 @@ const maxRunName = 256
 
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
-	if name == "" || len(name) > maxRunName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
-		return "", fmt.Errorf("%w: run id %.40q: need 1 to %d bytes without control characters", ErrBadRequest, name, maxRunName)
+	if name == "" || name == "." || name == ".." || len(name) > maxRunName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
+		return "", fmt.Errorf("%w: run id %.40q: need 1 to %d bytes without control characters, and not . or ..", ErrBadRequest, name, maxRunName)
 	}
 	return name, nil
 }
@@ -132,7 +136,11 @@ func (s *server) join(req *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	ev := rendezvous.Join{Node: b.Node, Params: b.Params, Failures: shift(b.Failures, b.SentAt, time.Now()), Resume: b.Resume}
+	now := time.Now()
+	ev := rendezvous.Join{Node: b.Node, Params: b.Params, Failures: shift(b.Failures, b.SentAt, now), Stopped: b.Stopped, Seen: b.Seen, Restarts: b.Restarts, Resume: b.Resume}
+	if b.Resume != nil {
+		shift(b.Resume.Failures, b.SentAt, now)
+	}
 	return struct{}{}, s.hub.Join(req.Context(), run, ev)
 }
 
@@ -160,11 +168,11 @@ func (s *server) report(req *http.Request) (any, error) {
 func eventOf(path string, b reportBody) rendezvous.Event {
 	switch path[strings.LastIndexByte(path, '/')+1:] {
 	case "ready":
-		return rendezvous.Ready{ID: b.ID, Round: b.Round, Epoch: b.Epoch, Addr: b.Addr, Port: b.Port}
+		return rendezvous.Ready{ID: b.ID, EpochID: b.EpochID, Addr: b.Addr, Port: b.Port}
 	case "success":
-		return rendezvous.Success{ID: b.ID, Round: b.Round, Epoch: b.Epoch}
+		return rendezvous.Success{ID: b.ID, EpochID: b.EpochID}
 	default:
-		return rendezvous.Failing{ID: b.ID, Round: b.Round, Epoch: b.Epoch, Decision: b.Decision, Failures: shift(b.Failures, b.SentAt, time.Now())}
+		return rendezvous.Failing{ID: b.ID, EpochID: b.EpochID, Decision: b.Decision, Failures: shift(b.Failures, b.SentAt, time.Now())}
 	}
 }
 

@@ -30,14 +30,20 @@ type SessionConfig struct {
 // Session keeps a launcher in its run: it joins, follows the directives, and comes
 // back after a broken connection or a daemon that was started again.
 type Session struct {
-	svc    Service
-	cfg    SessionConfig
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	dirs   chan rendezvous.Directive
-	err    error // why dirs is closed; read after it is
-	resume atomic.Pointer[rendezvous.Resume]
-	left   atomic.Bool // by Leave: being unknown is then as it should be
+	svc     Service
+	cfg     SessionConfig
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	dirs    chan rendezvous.Directive
+	err     error // why dirs is closed; read after it is
+	mu      sync.Mutex
+	resume  *rendezvous.Resume // the newest epoch that had workers here
+	stopped rendezvous.EpochID // the newest epoch whose workers have been stopped as told
+	works   bool               // workers run
+	idleAt  time.Time          // since when they do not
+	seen    rendezvous.EpochID // the newest epoch heard of
+	spent   int                // restarts the run had spent by then
+	left    atomic.Bool        // by Leave: being unknown is then as it should be
 }
 
 // Back-off between attempts to reach the daemon.
@@ -80,9 +86,53 @@ func (s *Session) Directives() <-chan rendezvous.Directive { return s.dirs }
 // Err is why Directives was closed.
 func (s *Session) Err() error { return s.err }
 
-// Running tells the session which epoch's workers run on this node, nil for none. It
-// is what a daemon without memory is told.
-func (s *Session) Running(r *rendezvous.Resume) { s.resume.Store(r) }
+// Running tells the session which epoch's workers run on this node, nil that none
+// do. It is what a daemon without memory is told, together with what was reported.
+func (s *Session) Running(r *rendezvous.Resume) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.works = r != nil
+	if r != nil {
+		s.resume = r
+	} else {
+		s.idleAt = time.Now()
+	}
+}
+
+// booked keeps what is being reported for a daemon that has lost its memory.
+func (s *Session) booked(ev rendezvous.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.resume == nil {
+		return
+	}
+	r := *s.resume
+	switch e := ev.(type) {
+	case rendezvous.Success:
+		r.Done = e.EpochID == r.EpochID
+	case rendezvous.Failing:
+		if e.EpochID == r.EpochID {
+			r.Decision, r.Failures = e.Decision, e.Failures
+		}
+	}
+	s.resume = &r
+}
+
+func (s *Session) working() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.works
+}
+
+// awaySince is the later of the beginning of an outage and of the end of the workers.
+func (s *Session) awaySince(outage time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.idleAt.After(outage) {
+		return s.idleAt
+	}
+	return outage
+}
 
 // patience is how long a node without workers waits for a daemon that is away. One
 // whose workers run waits for as long as they do.
@@ -91,26 +141,44 @@ func (s *Session) patience() time.Duration { return s.cfg.Params.WithDefaults().
 // ErrAway: the daemon has been away for too long.
 var ErrAway = errors.New("api: the rendezvous daemon does not come back")
 
-// Rejoin asks for a place in the next world, after the workers have been stopped.
-func (s *Session) Rejoin(ctx context.Context, failures []rendezvous.Failure) error {
-	s.resume.Store(nil)
+// Rejoin asks for a place in the next world, after the workers of stopped have ended.
+func (s *Session) Rejoin(ctx context.Context, stopped rendezvous.EpochID, failures []rendezvous.Failure) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.patience(), ErrAway)
 	defer cancel()
+	s.mu.Lock()
+	s.stopped = stopped
+	s.mu.Unlock()
 	return s.persist(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
 }
 
-// Report delivers a Ready, Failing or Success; it waits for a daemon that is away. A
-// daemon that was started again does not know the node until follow has introduced
-// it, so an unknown node is tried again a few times.
+// Report delivers a Ready, Failing or Success; it waits for a daemon that is away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
+	s.booked(ev)
+	return s.insist(ctx, "report", func(ctx context.Context) error { return s.svc.Report(ctx, s.cfg.Run, ev) })
+}
+
+// World is the table of the newest sealed world.
+func (s *Session) World(ctx context.Context) (ms []rendezvous.Member, err error) {
+	err = s.insist(ctx, "world", func(ctx context.Context) error {
+		ms, err = s.svc.World(ctx, s.cfg.Run)
+		return err
+	})
+	return ms, err
+}
+
+// insist is persist for requests of a node that the daemon should know: one that was
+// started again does not, until follow has introduced the node.
+func (s *Session) insist(ctx context.Context, what string, f func(context.Context) error) error {
 	const attempts = 8 // some three seconds
 	unknown := 0
 	ctx, cancel := context.WithTimeoutCause(ctx, s.patience(), ErrAway)
 	defer cancel()
-	return s.persist(ctx, "report", func(ctx context.Context) error {
-		err := s.svc.Report(ctx, s.cfg.Run, ev)
-		if unknown++; errors.Is(err, rendezvous.ErrUnknownNode) && unknown < attempts {
-			return errNotIntroduced
+	return s.persist(ctx, what, func(ctx context.Context) error {
+		err := f(ctx)
+		if errors.Is(err, rendezvous.ErrUnknownNode) {
+			if unknown++; unknown < attempts {
+				return errNotIntroduced
+			}
 		}
 		return err
 	})
@@ -124,15 +192,12 @@ func (s *Session) Leave(ctx context.Context, reason string, failures []rendezvou
 	return s.svc.Leave(ctx, s.cfg.Run, rendezvous.Leave{ID: s.cfg.Node.ID, Reason: reason, Failures: failures})
 }
 
-// World is the table of the newest sealed world.
-func (s *Session) World(ctx context.Context) ([]rendezvous.Member, error) {
-	return s.svc.World(ctx, s.cfg.Run)
-}
-
 func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error {
-	n := s.cfg.Node
-	n.Uptime = time.Since(s.cfg.Started)
-	return s.svc.Join(ctx, s.cfg.Run, rendezvous.Join{Node: n, Params: s.cfg.Params, Failures: failures, Resume: s.resume.Load()})
+	s.mu.Lock()
+	ev := rendezvous.Join{Node: s.cfg.Node, Params: s.cfg.Params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent, Resume: s.resume}
+	s.mu.Unlock()
+	ev.Node.Uptime = time.Since(s.cfg.Started)
+	return s.svc.Join(ctx, s.cfg.Run, ev)
 }
 
 // connect makes the first Join, patiently: the daemon's pod may still be starting.
@@ -200,7 +265,7 @@ func (s *Session) follow(ctx context.Context) {
 			err = s.introduce(ctx, &away)
 		case !fatal(err) && ctx.Err() == nil:
 			away.wait(ctx, err)
-			if s.resume.Load() == nil && time.Since(away.since) > s.patience() {
+			if !s.working() && time.Since(s.awaySince(away.since)) > s.patience() {
 				s.err = fmt.Errorf("%w: %s: %w", ErrAway, s.cfg.Where, err)
 				return
 			}
@@ -221,13 +286,19 @@ func (s *Session) introduce(ctx context.Context, away *outage) error {
 		return nil
 	}
 	if err == nil {
-		s.cfg.Logger.Warn("the rendezvous daemon did not know this node; joined again", "daemon", s.cfg.Where, "workers_running", s.resume.Load() != nil)
+		s.cfg.Logger.Warn("the rendezvous daemon did not know this node; joined again", "daemon", s.cfg.Where, "workers_running", s.working())
 	}
 	return err
 }
 
 // deliver replaces an undelivered directive by a newer one.
 func (s *Session) deliver(d rendezvous.Directive) {
+	s.mu.Lock()
+	s.seen = d.EpochID
+	if d.Place != nil {
+		s.spent = d.Place.RestartCount
+	}
+	s.mu.Unlock()
 	select {
 	case <-s.dirs:
 	default:
@@ -257,7 +328,7 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 	if !o.said && time.Since(o.since) >= sayAfter {
 		o.said = true
 		text := "cannot reach the rendezvous daemon; trying again"
-		if o.s.resume.Load() != nil {
+		if o.s.working() {
 			text = "cannot reach the rendezvous daemon; running workers keep running, trying again"
 		}
 		o.s.cfg.Logger.Warn(text, "daemon", o.s.cfg.Where, "what", o.what, "err", err)

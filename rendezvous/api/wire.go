@@ -8,9 +8,12 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// MaxBody bounds a request body: the largest is a Failing with the details of 256
-// workers at 4 KiB each.
-const MaxBody = 2 << 20
+// MaxBody bounds a request body: the largest is a Join with MaxFailures failures,
+// for which a launcher's records of 7 KiB leave room.
+const (
+	MaxBody     = 2 << 20
+	MaxFailures = 128
+)
 
 // The bodies of the requests. Times travel as the sender's clock together with the
 // moment of sending; the receiver shifts them to its own clock, so that skew between
@@ -19,14 +22,16 @@ type joinBody struct {
 	Node     rendezvous.Node      `json:"node"`
 	Params   rendezvous.Params    `json:"params"`
 	Failures []rendezvous.Failure `json:"failures,omitempty"`
+	Stopped  rendezvous.EpochID   `json:"stopped,omitzero"`
+	Seen     rendezvous.EpochID   `json:"seen,omitzero"`
+	Restarts int                  `json:"restarts,omitempty"`
 	Resume   *rendezvous.Resume   `json:"resume,omitempty"`
 	SentAt   time.Time            `json:"sent_at"`
 }
 
 type reportBody struct {
-	ID       string               `json:"id"`
-	Round    int                  `json:"round"`
-	Epoch    int                  `json:"epoch"`
+	ID string `json:"id"`
+	rendezvous.EpochID
 	Addr     string               `json:"addr,omitempty"`
 	Port     int                  `json:"port,omitempty"`
 	Decision rendezvous.Decision  `json:"decision,omitempty"`
@@ -60,6 +65,7 @@ var wireErrors = []struct {
 	{rendezvous.ErrUnknownNode, http.StatusNotFound, "unknown_node"},
 	{rendezvous.ErrRefused, http.StatusConflict, "refused"},
 	{rendezvous.ErrFinishing, http.StatusServiceUnavailable, "finishing"},
+	{rendezvous.ErrTaken, http.StatusServiceUnavailable, "taken"},
 	{ErrUnauthorized, http.StatusUnauthorized, "unauthorized"},
 	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
 	{ErrTooManyRuns, http.StatusTooManyRequests, "too_many_runs"},

@@ -30,7 +30,7 @@ _arguments -s -S -A '-*' \
   '*--shutdown-timeout=[time workers get between the signal and SIGKILL, >= 0; $TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30 unless given]:SECONDS: ' \
   '*--signals-to-handle=[signals that stop the job and are passed on to the workers (default SIGTERM,SIGINT,SIGHUP,SIGQUIT)]:NAME,...: ' \
   '*--restart-policy=[when workers are started again\: OnFailure, Never, Always, or ExitCode for the codes of --retryable-exit-codes (default OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
-  '*--retryable-exit-codes=[exit codes 0-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart (default 130,137,143)]:CODE,...: ' \
+  '*--retryable-exit-codes=[exit codes 1-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart (default 130,137,143)]:CODE,...: ' \
   '*--exit-code-policy=[exit code when the job fails\: torchrun, which is always 1, or reason, which tells what went wrong (default torchrun)]:POLICY:(torchrun reason)' \
   '*--log-dir=[directory for the workers'\'' logs, each run in a directory of its own; a new temporary one unless given, /dev/null for no files]:DIR:_files' \
   '*--redirects=[workers'\'' output that goes to files\: 0 none, 1 stdout, 2 stderr, 3 both, for all or by local rank (default 0)]:0-3|RANK\:0-3,...: ' \
