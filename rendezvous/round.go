@@ -18,8 +18,10 @@ import (
 // is alive dials again within milliseconds.
 const (
 	// BrokenGrace is how long a node with a broken connection may stay away while
-	// its world trains.
-	BrokenGrace = 3 * time.Second
+	// its world trains. A kernel that sends FIN or RST is alive, and a launcher on it
+	// would have dialled again within hundredths of a second, or a good second if the
+	// first SYN was lost.
+	BrokenGrace = 1500 * time.Millisecond
 	// BrokenGraceFailing replaces BrokenGrace when the world is broken anyway: the
 	// survivors' workers have failed, so nothing is gained by waiting longer.
 	BrokenGraceFailing = 500 * time.Millisecond
