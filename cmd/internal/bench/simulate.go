@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// simulation is some nodes of one run: each has a session and a connection of its
+// own, as a launcher has, and starts no workers.
+type simulation struct {
+	port     string
+	token    string
+	params   rendezvous.Params
+	count    int
+	waiting  chan int64 // when a node was told to wait
+	released chan int64 // when a node got its place
+	failed   chan error
+
+	mu       sync.Mutex
+	sessions []*api.Session
+	clients  []*api.Client
+	epoch    rendezvous.EpochID // of the newest Run; written before released
+	readers  sync.WaitGroup
+}
+
+// dialers bounds the nodes that join at the same time, so that the daemon's accept
+// queue holds them.
+const dialers = 64
+
+// daemonAddr spreads the nodes over the loopback addresses of one daemon. All of them
+// share one source address, and the kernel's search for a free port among the 28,000 of
+// one source and destination takes longer than all else once many are in use.
+func daemonAddr(node int, port string) string {
+	return fmt.Sprintf("127.0.0.%d:%s", 1+node%32, port)
+}
+
+// openNodes makes nodes from ... from+count-1 of a run of total nodes join.
+func openNodes(ctx context.Context, port, token string, total, from, count int) (*simulation, error) {
+	s := &simulation{
+		port: port, token: token, params: rendezvous.Params{Min: total, Max: total, MaxRestarts: 1}, count: count,
+		waiting: make(chan int64, 2*count), released: make(chan int64, 2*count), failed: make(chan error, 2*count),
+	}
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range min(dialers, count) {
+		wg.Go(func() {
+			for i := range next {
+				if err := s.open(ctx, i); err != nil {
+					s.failed <- fmt.Errorf("node %d: %w", i, err)
+				}
+			}
+		})
+	}
+	for i := range count {
+		next <- from + i
+	}
+	close(next)
+	wg.Wait()
+	select {
+	case err := <-s.failed:
+		s.close()
+		return nil, err
+	default:
+		return s, nil
+	}
+}
+
+func (s *simulation) open(ctx context.Context, i int) error {
+	addr := daemonAddr(i, s.port)
+	client := api.NewClient(addr, s.token)
+	node := rendezvous.Node{ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8, Role: "default"}
+	session, err := api.Open(ctx, client, api.SessionConfig{Run: "bench", Node: node, Params: s.params, Where: addr})
+	if err != nil {
+		client.Close()
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions, s.clients = append(s.sessions, session), append(s.clients, client)
+	s.readers.Go(func() { s.follow(ctx, session) })
+	return nil
+}
+
+// follow does what the directives ask for, until the session is closed.
+func (s *simulation) follow(ctx context.Context, session *api.Session) {
+	for d := range session.Directives() {
+		var err error
+		switch d.Kind {
+		case rendezvous.Wait:
+			s.waiting <- now()
+		case rendezvous.Lead:
+			err = session.Report(ctx, rendezvous.Ready{ID: session.ID(), EpochID: d.EpochID, Addr: "127.0.0.1", Port: 29500})
+		case rendezvous.Run:
+			at := now()
+			s.mu.Lock()
+			s.epoch = d.EpochID
+			s.mu.Unlock()
+			s.released <- at
+			if d.Place.GroupWorldSize != s.params.Max {
+				err = fmt.Errorf("a world of %d nodes", d.Place.GroupWorldSize)
+			}
+		case rendezvous.Stop:
+			err = session.Rejoin(ctx, d.EpochID, nil)
+		default:
+			err = fmt.Errorf("unexpected directive %q: %v", d.Kind, d.Cause)
+		}
+		if err != nil {
+			s.failed <- fmt.Errorf("node %s: %w", session.ID(), err)
+			return
+		}
+	}
+}
+
+// breakWorld reports the failure of a worker of the first node.
+func (s *simulation) breakWorld(ctx context.Context) error {
+	s.mu.Lock()
+	node, epoch := s.sessions[0], s.epoch
+	s.mu.Unlock()
+	return node.Report(ctx, rendezvous.Failing{ID: node.ID(), EpochID: epoch, Decision: rendezvous.RestartCharged})
+}
+
+// collect waits for all nodes and returns the time of the last one.
+func (s *simulation) collect(ctx context.Context, times <-chan int64) (at int64, err error) {
+	for range s.count {
+		select {
+		case t := <-times:
+			at = max(at, t)
+		case err := <-s.failed:
+			return 0, err
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+	}
+	return at, nil
+}
+
+func (s *simulation) close() {
+	for i := range s.sessions {
+		s.sessions[i].Close()
+		s.clients[i].Close()
+	}
+	s.readers.Wait()
+}
+
+// simulate is the main function of a process of simulated nodes, with the arguments
+// PORT TOTAL FROM COUNT. It says when all its nodes wait, when all have their places,
+// and when all have them again after a restart; it stays until it is ended.
+func simulate(args []string, out io.Writer) error {
+	if len(args) != 4 {
+		return errors.New("simulate: want PORT TOTAL FROM COUNT")
+	}
+	var n [3]int
+	for i := range n {
+		var err error
+		if n[i], err = strconv.Atoi(args[i+1]); err != nil {
+			return fmt.Errorf("simulate: %w", err)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	s, err := openNodes(ctx, args[0], os.Getenv("DLROVER_TOKEN"), n[0], n[1], n[2])
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	for _, step := range []struct {
+		name  string
+		times <-chan int64
+	}{{"joined", s.waiting}, {"released", s.released}, {"restarted", s.released}} {
+		at, err := s.collect(ctx, step.times)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(out, step.name, at)
+	}
+	select {
+	case err := <-s.failed:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
