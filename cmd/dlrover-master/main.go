@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
@@ -149,6 +150,16 @@ func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.log.Log(context.Background(), level, n.Event, "run_id", run, "round", n.Round, "epoch", n.Epoch, "node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 
+// maxOpenFiles bounds the nodes that can be connected; each takes one, for moments two.
+// Go has raised it to the hard limit at start.
+func maxOpenFiles() uint64 {
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
+		return 0
+	}
+	return lim.Cur
+}
+
 // serve answers until SIGTERM or SIGINT; running workers do not notice its end.
 func (d *daemon) serve(ctx context.Context, listen string) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
@@ -157,7 +168,7 @@ func (d *daemon) serve(ctx context.Context, listen string) error {
 	if err != nil {
 		return err
 	}
-	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid())
+	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", maxOpenFiles())
 	server := api.NewServer(d.handler)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()

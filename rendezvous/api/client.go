@@ -47,7 +47,8 @@ func (c *Client) Close() { c.hc.CloseIdleConnections() }
 
 // Join implements Service.
 func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error {
-	return c.post(ctx, run, "join", joinBody{
+	first := ev.Stopped.Round == 0 // the watch will take over its connection
+	return c.post(ctx, run, "join", !first, joinBody{
 		Node: ev.Node, Params: ev.Params, Failures: ev.Failures, Stopped: ev.Stopped,
 		Seen: ev.Seen, Restarts: ev.Restarts, Resume: ev.Resume, SentAt: time.Now(),
 	}, nil)
@@ -57,18 +58,18 @@ func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error
 func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) error {
 	switch e := ev.(type) {
 	case rendezvous.Ready:
-		return c.post(ctx, run, "ready", reportBody{ID: e.ID, EpochID: e.EpochID, Addr: e.Addr, Port: e.Port}, nil)
+		return c.post(ctx, run, "ready", true, reportBody{ID: e.ID, EpochID: e.EpochID, Addr: e.Addr, Port: e.Port}, nil)
 	case rendezvous.Success:
-		return c.post(ctx, run, "success", reportBody{ID: e.ID, EpochID: e.EpochID}, nil)
+		return c.post(ctx, run, "success", true, reportBody{ID: e.ID, EpochID: e.EpochID}, nil)
 	case rendezvous.Failing:
-		return c.post(ctx, run, "failing", reportBody{ID: e.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, SentAt: time.Now()}, nil)
+		return c.post(ctx, run, "failing", true, reportBody{ID: e.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, SentAt: time.Now()}, nil)
 	}
 	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
 }
 
 // Leave implements Service.
 func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e rendezvous.Evidence, err error) {
-	err = c.post(ctx, run, "leave", reportBody{ID: ev.ID, Reason: ev.Reason, Failures: ev.Failures, SentAt: time.Now()}, &e)
+	err = c.post(ctx, run, "leave", true, reportBody{ID: ev.ID, Reason: ev.Reason, Failures: ev.Failures, SentAt: time.Now()}, &e)
 	return e, err
 }
 
@@ -91,25 +92,29 @@ func (c *Client) Runs(ctx context.Context) (rs []RunStatus, err error) {
 	return rs, err
 }
 
-func (c *Client) post(ctx context.Context, run, verb string, body, into any) error {
+// post sends a body. once ends its connection afterwards: reports are rare, and a second
+// connection kept beside the watch's would double the daemon's open files when 10,000
+// nodes restart.
+func (c *Client) post(ctx context.Context, run, verb string, once bool, body, into any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("%s run %q: %w", verb, run, err)
 	}
-	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+verb, data, into)
+	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+verb, once, data, into)
 }
 
 func (c *Client) get(ctx context.Context, timeout time.Duration, path string, into any) error {
-	return c.do(ctx, timeout, http.MethodGet, path, nil, into)
+	return c.do(ctx, timeout, http.MethodGet, path, false, nil, into)
 }
 
-func (c *Client) do(ctx context.Context, timeout time.Duration, method, path string, body []byte, into any) error {
+func (c *Client) do(ctx context.Context, timeout time.Duration, method, path string, once bool, body []byte, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("rendezvous at %s: %w", c.addr, err)
 	}
+	req.Close = once
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}

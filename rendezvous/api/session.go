@@ -49,7 +49,7 @@ type Session struct {
 // Back-off between attempts to reach the daemon.
 const (
 	minBackoff = 10 * time.Millisecond
-	maxBackoff = 2 * time.Second
+	maxBackoff = time.Second
 )
 
 // Open joins the run and starts to follow its directives. It fails when the daemon
