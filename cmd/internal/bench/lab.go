@@ -90,7 +90,7 @@ func (l *lab) start(env []string, stdout *os.File, argv ...string) (*process, er
 	defer out.Close()
 	p := &process{cmd: exec.Command(argv[0], argv[1:]...), out: out.Name(), done: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = l.dir, out, out
-	p.cmd.Env = append(append(cleanEnv(), "OMP_NUM_THREADS=1"), env...)
+	p.cmd.Env = append(append(cleanEnv(), "OMP_NUM_THREADS=1", "TMPDIR="+l.dir), env...)
 	if stdout != nil {
 		p.cmd.Stdout = stdout
 	}
