@@ -843,6 +843,48 @@ func history(t testing.TB, rnd *rand.Rand, steps int) {
 		s.random(rnd, i)
 		s.check()
 	}
+	s.calmDown()
+}
+
+// calmDown stops all faults: the run must reach an end, or a running world, or lack
+// the nodes for one. Nobody may wait for nothing.
+func (s *sim) calmDown() {
+	for range 3 {
+		s.obey()
+		s.pass(DefaultLastCall + SilentGrace)
+		s.obey()
+	}
+	s.check()
+	r := s.r
+	switch r.phase {
+	case finished:
+	case forming:
+		require.Zero(s.t, r.owing, "someone is waited for")
+		require.Less(s.t, s.p.floor(r.joined), s.p.Min, "there are nodes for a world")
+	case running:
+		for _, n := range r.world {
+			if n.state == member {
+				require.Contains(s.t, s.runs, n.ID, "everyone in the world runs")
+			}
+		}
+	default:
+		require.Fail(s.t, "stuck", "phase %s", r.phase)
+	}
+}
+
+func FuzzParseTopology(f *testing.F) {
+	f.Add("asw0 psw0 10.0.0.1\n# comment\n\nasw1 psw0 10.0.0.2\n")
+	f.Add("a b\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		topo, err := ParseTopology(strings.NewReader(text))
+		if err != nil {
+			return
+		}
+		for ip, asw := range topo {
+			require.NotEmpty(t, asw)
+			require.Contains(t, text, ip)
+		}
+	})
 }
 
 func (s *sim) random(rnd *rand.Rand, i int) {
