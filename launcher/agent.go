@@ -144,7 +144,11 @@ func (a *Agent) onStopped(s stopResult) {
 func (a *Agent) apply(d Directive) {
 	switch d.Kind {
 	case Wait:
-		a.log.Debug("waiting for a world", "round", d.Round)
+		level := slog.LevelDebug
+		if a.last.Round == 0 {
+			level = slog.LevelInfo
+		}
+		a.log.Log(a.ctx, level, "waiting for the other nodes")
 	case Lead:
 		a.lead(d)
 	case Run:
@@ -180,8 +184,15 @@ func (a *Agent) run(d Directive) {
 	}
 	a.cfg.Rendezvous.Running(&d)
 	a.event("start", slog.Int("round", d.Round), slog.Int("epoch", d.Epoch), slog.Int("node", p.GroupRank), slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount), slog.String("cause", d.Cause), slog.String("cause_kind", d.CauseKind), slog.Any("pids", g.pids()))
-	a.log.Info("workers started", "round", d.Round, "epoch", d.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
-		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "cause", d.Cause)
+	attrs := []any{"round", d.Round, "epoch", d.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
+		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "program", a.cfg.Path}
+	if d.Cause != "" {
+		attrs = append(attrs, "cause", d.Cause)
+	}
+	if a.cfg.LogsKept {
+		attrs = append(attrs, "logs", g.attempt.Dir())
+	}
+	a.log.Info("workers started", attrs...)
 }
 
 func (a *Agent) rejoin(d Directive) {
@@ -267,7 +278,11 @@ func (a *Agent) onSignal(sig os.Signal) {
 		return
 	}
 	a.signal = s
-	a.log.Warn("received a signal; stopping the workers", "signal", proc.SignalName(s), "grace", a.cfg.ShutdownTimeout.String())
+	if a.group == nil {
+		a.log.Warn("received a signal; leaving", "signal", proc.SignalName(s))
+	} else {
+		a.log.Warn("received a signal; stopping the workers", "signal", proc.SignalName(s), "grace", a.cfg.ShutdownTimeout.String())
+	}
 	a.event("signal", slog.String("signal", proc.SignalName(s)))
 	a.goodbye("received " + proc.SignalName(s))
 	if a.group == nil {

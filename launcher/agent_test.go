@@ -342,7 +342,7 @@ func TestAnEpochNeverRunsTwice(t *testing.T) {
 
 func TestExpelledNodeEndsItsWorkers(t *testing.T) {
 	r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
-	r.seat.err = &RendezvousError{Reason: policy.TokenRefused, Err: errors.New("wrong token")}
+	r.seat.err = &ReasonError{Reason: policy.TokenRefused, Err: errors.New("wrong token")}
 	r.when(t, "up.1", r.seat.expel)
 	res := r.run(t)
 	require.Equal(t, policy.TokenRefused, res.Reason)
@@ -351,7 +351,7 @@ func TestExpelledNodeEndsItsWorkers(t *testing.T) {
 
 func TestSuccessIsNotLostWithTheDaemon(t *testing.T) {
 	r := newRig(t, `exit 0`, 0)
-	away := &RendezvousError{Reason: policy.MasterUnreachable, Err: errors.New("gone")}
+	away := &ReasonError{Reason: policy.MasterUnreachable, Err: errors.New("gone")}
 	r.cfg.Rendezvous = &deserted{seat: r.seat, err: away}
 	require.Equal(t, Result{Reason: policy.Success}, r.run(t))
 }

@@ -157,7 +157,7 @@ func reasonOf(v verdict.Verdict, p policy.Config, causeKind string) policy.Reaso
 }
 
 func reasonOfErr(err error) policy.Reason {
-	var re *RendezvousError
+	var re *ReasonError
 	if errors.As(err, &re) {
 		return re.Reason
 	}

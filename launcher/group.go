@@ -178,7 +178,7 @@ func (a *Agent) fail(g *group, w *worker, exit proc.Exit, act policy.Action) {
 	w.out.Drain(drainBudget)
 	f := a.describe(g, w, exit)
 	g.failures = append(g.failures, f)
-	a.log.Warn("worker failed", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason(), "policy", act.String())
+	a.log.Warn("worker failed", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason())
 	a.report(g, act)
 	a.stop(g, syscall.SIGTERM)
 }

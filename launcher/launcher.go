@@ -131,19 +131,21 @@ type Config struct {
 	Signals   <-chan os.Signal
 	Terminate func(os.Signal) bool
 	// Event receives every state change once; nil drops them.
-	Event  func(name string, attrs ...slog.Attr)
-	Logger *slog.Logger
+	Event func(name string, attrs ...slog.Attr)
+	// LogsKept says in the log where the workers' files are.
+	LogsKept bool
+	Logger   *slog.Logger
 }
 
-// RendezvousError is an error of a Rendezvous that ends this node's part, with the
-// reason that the exit status shall give.
-type RendezvousError struct {
+// ReasonError is an error that ends this node's part of the job, with the reason that
+// the exit status shall give.
+type ReasonError struct {
 	Reason policy.Reason
 	Err    error
 }
 
-func (e *RendezvousError) Error() string { return e.Err.Error() }
-func (e *RendezvousError) Unwrap() error { return e.Err }
+func (e *ReasonError) Error() string { return e.Err.Error() }
+func (e *ReasonError) Unwrap() error { return e.Err }
 
 // Result is how this node's part of the job ended.
 type Result struct {

@@ -121,6 +121,14 @@ func (r *Round) settleResume(now time.Time) {
 	r.checkDone(now)
 }
 
+// hurry waits no longer than a launcher's back-off for a world that has to be formed
+// anew in any case.
+func (w *resume) hurry(now time.Time) {
+	if soon := now.Add(BrokenGrace); soon.Before(w.until) {
+		w.until = soon
+	}
+}
+
 // forgo takes a node out of a world that is being rebuilt.
 func (w *resume) forgo(n *node) {
 	if w.world[n.rank] == n {

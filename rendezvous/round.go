@@ -81,9 +81,9 @@ var (
 	ErrFinishing = errors.New("rendezvous: the run is finishing")
 	// ErrTaken: another node holds the wished rank of the static rendezvous; it may
 	// be dead, which shows within SilentGrace, so try again for a while.
-	ErrTaken = errors.New("rendezvous: node rank is taken")
+	ErrTaken = errors.New("the node rank is taken")
 	// ErrRefused wraps every reason why a Join can never succeed.
-	ErrRefused = errors.New("rendezvous: join refused")
+	ErrRefused = errors.New("the rendezvous refuses this node")
 )
 
 // Round is the state of one run.
@@ -199,11 +199,11 @@ func (r *Round) fresh() bool { return r.id.Round == 0 }
 // remember takes from a newcomer what a daemon that was started again has lost. A
 // spare that has heard of a world announces others that may still run in it.
 func (r *Round) remember(now time.Time, e Join) {
-	if !r.fresh() || e.Seen.Round == 0 {
+	if e.Seen.Round == 0 || e.Seen.Term == r.id.Term {
 		return
 	}
 	r.restarts = max(r.restarts, e.Restarts)
-	if r.holdAt.IsZero() && e.Stopped.Round == 0 {
+	if r.fresh() && r.holdAt.IsZero() && e.Stopped.Round == 0 {
 		r.holdAt = now.Add(resumeWindow)
 	}
 }
@@ -331,6 +331,7 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	}
 	if r.resume != nil {
 		r.resume.forgo(n)
+		r.resume.hurry(now)
 		return
 	}
 	r.elastic = true
@@ -352,6 +353,9 @@ func lossTime(now time.Time, n *node, kind CauseKind) time.Time {
 // end belongs to that run; a later one opens the run anew.
 func (r *Round) reopen(now time.Time, e Join) error {
 	if now.Add(-e.Node.Uptime).Before(r.finishedAt) {
+		if p := e.Params.WithDefaults(); p != r.params {
+			return fmt.Errorf("%w: %s", ErrRefused, diffParams(p, r.params))
+		}
 		n := &node{Node: e.Node, rank: -1, state: waiting, detached: now}
 		r.nodes[n.ID] = n
 		r.joined++
@@ -494,6 +498,7 @@ func (r *Round) failing(now time.Time, e Failing) error {
 	switch {
 	case r.resume != nil:
 		r.resume.failing = append(r.resume.failing, e)
+		r.resume.hurry(now)
 		return nil
 	case r.phase == forming && e.Decision == Permanent && r.cause != nil && r.cause.Kind == CauseFailure:
 		r.doom(now)
@@ -799,7 +804,7 @@ func (r *Round) verdict() Directive {
 
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
-	d.Seq, d.EpochID = r.seq, r.id
+	d.Seq, d.EpochID, d.Restarts = r.seq, r.id, r.restarts
 	n.dir = d
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }

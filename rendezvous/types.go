@@ -141,6 +141,8 @@ type Directive struct {
 	EpochID
 	// Place is set for Lead and Run.
 	Place *Place `json:"place,omitempty"`
+	// Restarts is what the run has spent.
+	Restarts int `json:"restarts,omitempty"`
 	// Cause says what led here: why a Stop, why this epoch follows another, why a Fail.
 	Cause *Cause `json:"cause,omitempty"`
 }

@@ -323,6 +323,9 @@ func TestExitCodesByReason(t *testing.T) {
 		"log dir is a file": {b.sh("exit 0 #zzz", "--exit-code-policy=reason", "--log-dir="+os.Args[0]), 31},
 		"no master":         {b.sh("exit 0 #zzzz", "--exit-code-policy=reason", "--rdzv-backend=dlrover-master", "--rdzv-endpoint=127.0.0.1:"+freePort(t), "--rdzv-conf=read_timeout=0.2"), 22},
 		"too few nodes":     {b.sh("exit 0 #zzzzz", append(b.c10d("2"), "--exit-code-policy=reason", "--rdzv-conf=join_timeout=0.3")...), 20},
+		"metrics address":   {b.sh("exit 0 #zzzzzz", "--exit-code-policy=reason", "--metrics-addr=nonsense"), 2},
+		"event log":         {b.sh("exit 0 #zzzzzzz", "--exit-code-policy=reason", "--event-log=/nosuch/x"), 2},
+		"topology file":     {b.sh("exit 0 #zzzzzzzz", "--exit-code-policy=reason", "--topology-file=/nosuch"), 2},
 		"usage":             {[]string{"--no-such-option", "x.py"}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -559,6 +562,30 @@ func TestWrongTokenIsSaidAtOnce(t *testing.T) {
 			require.NotContains(t, l.err.String(), testToken)
 		})
 	}
+}
+
+// A second launcher on the endpoint's host that does not fit must end at once, and must
+// never take over the port when the first one ends.
+func TestSecondLauncherThatDoesNotFit(t *testing.T) {
+	b := newBench(t)
+	job := b.c10d("2", "--exit-code-policy=reason")
+	first := b.start("dlrover-run", []string{"DLROVER_TOKEN=" + testToken}, b.sh("exit 0", job...)...)
+	eventually(t, "serving", func() bool { return strings.Contains(first.err.String(), "serving the rendezvous") })
+	for name, c := range map[string]struct {
+		token string
+		more  []string
+		code  int
+	}{
+		"wrong token":   {"another-token-of-16+", nil, 23},
+		"other options": {testToken, []string{"--max-restarts=7"}, 21},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := b.start("dlrover-run", []string{"DLROVER_TOKEN=" + c.token}, b.sh("exit 0", append(job, c.more...)...)...)
+			require.Equal(t, c.code, l.wait(), l.err.String())
+		})
+	}
+	require.Equal(t, 0, b.start("dlrover-run", []string{"DLROVER_TOKEN=" + testToken}, b.sh("exit 0", job...)...).wait())
+	require.Equal(t, 0, first.wait())
 }
 
 func TestMetricsOfTheLauncher(t *testing.T) {

@@ -142,27 +142,36 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 			cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)
 		}
 		session, err := api.Open(ctx, j.meeting.svc, cfg)
-		if err == nil || !j.meeting.second || ctx.Err() != nil || time.Since(begin) > j.s.connect {
+		if err == nil || !j.meeting.second || api.Final(err) || ctx.Err() != nil || time.Since(begin) > j.s.connect {
 			return session, classify(err)
 		}
 		j.meeting.close()
 		j.meeting = nil
+		time.Sleep(50 * time.Millisecond) // the port is still held by one that is ending
 	}
 }
 
 // open prepares all that can fail before anyone is contacted.
 func (j *job) open() (err error) {
 	if j.events, err = j.openEvents(); err != nil {
-		return err
+		return unusableOption(err)
 	}
 	if j.logs, err = logs.New(j.logsConfig()); err != nil {
-		return &launcher.RendezvousError{Reason: policy.LogDir, Err: err}
+		return &launcher.ReasonError{Reason: policy.LogDir, Err: err}
 	}
 	if j.procs, err = proc.New(proc.Config{Logger: j.log}); err != nil {
 		return err
 	}
 	j.metrics, err = serveMetrics(j.s.metrics)
-	return err
+	return unusableOption(err)
+}
+
+// unusableOption gives an option that cannot be acted upon the status of a wrong one.
+func unusableOption(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &launcher.ReasonError{Reason: policy.Usage, Err: err}
 }
 
 func (j *job) openEvents() (*eventlog.Log, error) {
@@ -202,6 +211,9 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.seat, j.meeting, j.procs, j.logs
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Event, cfg.Logger = j.event, j.log
+	for i := range j.s.slots {
+		cfg.LogsKept = cfg.LogsKept || j.s.logs.redirects.For(i) != 0 || j.s.logs.tee.For(i) != 0
+	}
 	if memory, err := proc.OwnMemory("/proc", "/sys/fs/cgroup"); err == nil {
 		cfg.Memory = memory.Read
 	}
@@ -337,7 +349,7 @@ func (j *job) closing(what string, err error) {
 }
 
 func reasonOf(err error) policy.Reason {
-	if re, ok := errors.AsType[*launcher.RendezvousError](err); ok {
+	if re, ok := errors.AsType[*launcher.ReasonError](err); ok {
 		return re.Reason
 	}
 	return policy.Unclassified

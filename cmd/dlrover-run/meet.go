@@ -78,10 +78,13 @@ func reachable(s *settings) string {
 func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, observe func(string, rendezvous.Note)) error {
 	topo, err := topology.Load(s.topology)
 	if err != nil {
-		return err
+		return unusableOption(err)
 	}
 	l, err := api.Listen(ctx, m.bindAddr(s))
 	if err != nil {
+		if s.backend == static && s.params.Max > 1 {
+			return fmt.Errorf("serve the rendezvous at %s: %w (node rank 0 serves it; does another launcher here have --node-rank=0, too?)", m.where, err)
+		}
 		return fmt.Errorf("serve the rendezvous at %s: %w", m.where, err)
 	}
 	m.port = l.Addr().(*net.TCPAddr).Port

@@ -135,6 +135,9 @@ func (r *resolver) pickRunID() {
 	if r.s.backend == local && (r.c.Bool("standalone") || r.s.runID == "none") {
 		r.s.runID = r.host.id
 	}
+	if r.s.runID == "none" && r.s.backend == master {
+		r.warn("no --rdzv-id: all jobs without one share the run \"none\" of this daemon")
+	}
 	if r.s.runID == "." || r.s.runID == ".." {
 		r.s.runID = "run" + r.s.runID // these two cannot be part of a URL
 	}

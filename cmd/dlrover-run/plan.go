@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"dlrover-run/launcher"
@@ -131,7 +132,9 @@ var stdNames = [4]string{"none", "stdout", "stderr", "both"}
 
 // masked shows that the store's port is not known yet.
 func masked(env []string) []string {
-	return preset.MergeEnv(env, []string{"MASTER_PORT=" + fromRendezvous})
+	env = preset.MergeEnv(env, []string{"MASTER_PORT=" + fromRendezvous})
+	slices.Sort(env)
+	return env
 }
 
 func cpusOf(cfg launcher.Config, i int) []int {

@@ -192,5 +192,5 @@ func classify(err error) error {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, api.ErrAway):
 		reason = policy.MasterUnreachable
 	}
-	return &launcher.RendezvousError{Reason: reason, Err: err}
+	return &launcher.ReasonError{Reason: reason, Err: err}
 }

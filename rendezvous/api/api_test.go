@@ -329,6 +329,24 @@ func away(err error) error {
 	return err
 }
 
+// A second daemon without memory must not make a spare forget the world that the first
+// one had sealed.
+func TestSpareRemembersTheWorld(t *testing.T) {
+	s := &Session{dirs: make(chan rendezvous.Directive, 1)}
+	world := rendezvous.EpochID{Term: 7, Round: 3, Epoch: 1}
+	s.deliver(rendezvous.Directive{Kind: rendezvous.Wait, EpochID: world, Restarts: 2})
+	s.deliver(rendezvous.Directive{Kind: rendezvous.Wait, EpochID: rendezvous.EpochID{Term: 9}})
+	require.Equal(t, world, s.seen)
+	require.Equal(t, 2, s.spent)
+}
+
+func TestRefusedJoinLeavesNoRun(t *testing.T) {
+	h := NewHub(HubConfig{})
+	defer h.Close()
+	require.Error(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 3, Max: 2})))
+	require.Empty(t, h.Runs(false))
+}
+
 // A node that joins again reaches the new daemon before its watch does: the watch
 // must not wait for the old daemon's sequence numbers.
 func TestRejoinReachesANewDaemonFirst(t *testing.T) {

@@ -39,11 +39,11 @@ var (
 	// ErrNothingNew ends a Watch without news; watch again.
 	ErrNothingNew = errors.New("api: nothing new")
 	// ErrUnauthorized: the token is missing or wrong. Trying again is useless.
-	ErrUnauthorized = errors.New("api: the job token was not accepted")
+	ErrUnauthorized = errors.New("the job token was not accepted")
 	// ErrBadRequest: the service could not read the request. Trying again is useless.
-	ErrBadRequest = errors.New("api: bad request")
+	ErrBadRequest = errors.New("the rendezvous cannot be spoken to")
 	// ErrTooManyRuns: the daemon keeps MaxRuns runs already.
-	ErrTooManyRuns = errors.New("api: too many runs")
+	ErrTooManyRuns = errors.New("the rendezvous daemon keeps too many runs")
 	// ErrClosed: the Hub has shut down.
 	ErrClosed = errors.New("api: closed")
 )
@@ -144,7 +144,23 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 	if err != nil {
 		return err
 	}
-	return r.step(ev)
+	if err = r.step(ev); err != nil {
+		h.forgetUnused(r)
+	}
+	return err
+}
+
+// forgetUnused drops a run that was made for a node that it then refused.
+func (h *Hub) forgetUnused(r *run) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r.mu.Lock()
+	unused := r.round.Empty() && r.round.Status().Outcome == ""
+	r.mu.Unlock()
+	if unused && h.runs[r.id] == r {
+		r.close()
+		delete(h.runs, r.id)
+	}
 }
 
 // Report implements Service.

@@ -50,6 +50,10 @@ type Session struct {
 const (
 	minBackoff = 10 * time.Millisecond
 	maxBackoff = time.Second
+	// A daemon that was started again should hear of a running world before others
+	// found a new one.
+	eager        = 10 * time.Second
+	eagerBackoff = 250 * time.Millisecond
 )
 
 // Open joins the run and starts to follow its directives. It fails when the daemon
@@ -211,7 +215,9 @@ func (s *Session) connect(ctx context.Context) error {
 	return err
 }
 
-// fatal are the errors that no repetition mends.
+// Final reports whether no repetition mends the error: the node is refused.
+func Final(err error) bool { return fatal(err) }
+
 func fatal(err error) bool {
 	return errors.Is(err, rendezvous.ErrRefused) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrBadRequest) || errors.Is(err, ErrClosed)
 }
@@ -240,8 +246,14 @@ func ended(ctx context.Context, last error) error {
 	if last == nil {
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("%w; last attempt: %w", context.Cause(ctx), last)
+	return &awayError{context.Cause(ctx), last}
 }
+
+// awayError reads as the last attempt's error and is also what ended the attempts.
+type awayError struct{ cause, last error }
+
+func (e *awayError) Error() string   { return e.last.Error() }
+func (e *awayError) Unwrap() []error { return []error{e.cause, e.last} }
 
 // follow watches until Close or a fatal error.
 func (s *Session) follow(ctx context.Context) {
@@ -294,9 +306,8 @@ func (s *Session) introduce(ctx context.Context, away *outage) error {
 // deliver replaces an undelivered directive by a newer one.
 func (s *Session) deliver(d rendezvous.Directive) {
 	s.mu.Lock()
-	s.seen = d.EpochID
-	if d.Place != nil {
-		s.spent = d.Place.RestartCount
+	if d.Round > 0 { // a daemon without memory has nothing to tell
+		s.seen, s.spent = d.EpochID, d.Restarts
 	}
 	s.mu.Unlock()
 	select {
@@ -335,7 +346,11 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 	}
 	t := time.NewTimer(o.delay/2 + rand.N(o.delay))
 	defer t.Stop()
-	o.delay = min(2*o.delay, maxBackoff)
+	limit := maxBackoff
+	if time.Since(o.since) < eager {
+		limit = eagerBackoff
+	}
+	o.delay = min(2*o.delay, limit)
 	select {
 	case <-t.C:
 		return true
@@ -346,7 +361,7 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 
 func (o *outage) over(err error) {
 	if o.said && err == nil {
-		o.s.cfg.Logger.Info("the rendezvous daemon is back", "daemon", o.s.cfg.Where, "after", time.Since(o.since).Round(time.Millisecond))
+		o.s.cfg.Logger.Info("the rendezvous daemon is back", "daemon", o.s.cfg.Where, "after", time.Since(o.since).Round(time.Millisecond).String())
 	}
 	o.since, o.said = time.Time{}, false
 }
