@@ -116,7 +116,7 @@ const maxRunName = 256
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
 	if name == "" || name == "." || name == ".." || len(name) > maxRunName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
-		return "", fmt.Errorf("%w: run id %.40q: need 1 to %d bytes without control characters, and not . or ..", ErrBadRequest, name, maxRunName)
+		return "", fmt.Errorf("%w: run id %.40q: need 1 to %d bytes without control characters, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
 	}
 	return name, nil
 }
