@@ -110,7 +110,7 @@ func (r *Round) settleResume(now time.Time) {
 		_ = r.failing(now, e) // the node is here, or its loss has been booked
 	}
 	if len(w.stopped) > 0 && r.phase == running {
-		r.breakWorld(now, Cause{Kind: CauseFailure, Text: "the workers were being restarted when the rendezvous daemon was started again"})
+		r.breakWorld(now, restartedAcross())
 	}
 	for _, n := range w.stopped {
 		if r.nodes[n.ID] == n && n.state == pending {
@@ -119,6 +119,11 @@ func (r *Round) settleResume(now time.Time) {
 		}
 	}
 	r.checkDone(now)
+}
+
+// restartedAcross is the cause of an epoch that an earlier daemon had ended already.
+func restartedAcross() Cause {
+	return Cause{Kind: CauseFailure, Text: "the workers were being restarted when the rendezvous daemon was started again"}
 }
 
 // hurry waits no longer than a launcher's back-off for a world that has to be formed

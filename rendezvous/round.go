@@ -170,7 +170,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		}
 	}
 	if n := r.nodes[e.Node.ID]; n != nil {
-		r.rejoin(n, e)
+		r.rejoin(now, n, e)
 		return nil
 	}
 	if err := r.admit(e); err != nil {
@@ -210,9 +210,18 @@ func (r *Round) remember(now time.Time, e Join) {
 
 // rejoin is a Join of a node that is already here: after the Stop of the present
 // epoch, or else a repeated request that changes nothing.
-func (r *Round) rejoin(n *node, e Join) {
-	if n.state != pending || e.Stopped != r.id {
+func (r *Round) rejoin(now time.Time, n *node, e Join) {
+	if e.Stopped != r.id || n.state == waiting {
 		return
+	}
+	if w := r.resume; w != nil {
+		if !slices.Contains(w.stopped, n) {
+			w.stopped = append(w.stopped, n)
+		}
+		return
+	}
+	if n.state != pending { // an earlier daemon had told it to stop, and this one does not know
+		r.breakWorld(now, restartedAcross())
 	}
 	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
 	r.record(e.Failures)

@@ -767,6 +767,23 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		require.Equal(t, 2, s.runs["a"].Place.RestartCount)
 		require.Equal(t, "a b c", s.order())
 	})
+	t.Run("all were stopping", func(t *testing.T) {
+		for _, late := range []int{1, 3} { // how many have come back when the first has stopped
+			s := newSim(t, old.p)
+			ids := []string{"a", "b", "c"}
+			for i, id := range ids {
+				again(s, id)
+				if i+1 == late {
+					s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Stopped: old.runs["a"].EpochID})
+				}
+			}
+			require.Equal(t, Stop, s.dirs["b"].Kind)
+			require.Equal(t, Wait, s.dirs["a"].Kind)
+			s.obey()
+			require.Equal(t, "a b c", s.order())
+			require.Equal(t, 1, s.runs["b"].Place.RestartCount, "what the old daemon had decided is not charged twice")
+		}
+	})
 	t.Run("a former member comes before the newer world", func(t *testing.T) {
 		s := newSim(t, old.p)
 		run := old.runs["a"]
