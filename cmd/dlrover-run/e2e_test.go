@@ -458,6 +458,26 @@ func TestDaemonDiesDuringARestart(t *testing.T) {
 	require.ElementsMatch(t, []string{"0:0", "1:0", "0:1", "1:1"}, b.lines("starts"), "the restart is charged although the daemon has forgotten it")
 }
 
+// The same while the world grows: the new daemon hears of workers that run, which an
+// old daemon has told to stop.
+func TestDaemonDiesWhileTheWorldGrows(t *testing.T) {
+	b := newBench(t)
+	d, addr := b.startDaemon("127.0.0.1:0")
+	env := []string{"DLROVER_MASTER_ADDR=" + addr}
+	args := b.sh(`trap 'sleep 1; exit 1' TERM; `+hold, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2")
+	l1 := b.start("dlrover-run", env, args...)
+	eventually(t, "alone", b.exists("up.1.0"))
+	l2 := b.start("dlrover-run", env, args...)
+	eventually(t, "stopping", func() bool { return strings.Contains(l1.err.String(), "stopping the workers") })
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	b.startDaemon(addr)
+	eventually(t, "grown", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	b.release()
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
+}
+
 func TestAlwaysPolicy(t *testing.T) {
 	b := newBench(t)
 	l := b.run(b.sh(`echo x >> $DIR/starts; exit 0`, "--restart-policy=Always", "--max-restarts=2", "--nproc-per-node=2")...)
