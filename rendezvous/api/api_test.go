@@ -117,6 +117,16 @@ func TestTimesAreShiftedToTheDaemonsClock(t *testing.T) {
 	require.Equal(t, now.Add(-2*time.Second), fs[0].At)
 }
 
+func TestAgesSurviveTheWire(t *testing.T) {
+	failed := time.Now()
+	sent := failed.Add(3 * time.Second)
+	fs := []rendezvous.Failure{{At: failed}}
+	out := dated(fs, sent)
+	require.Equal(t, 3*time.Second, sent.Round(0).Sub(out[0].At))
+	require.Equal(t, failed, fs[0].At, "the caller's record is left alone")
+	require.NotContains(t, out[0].At.String(), "m=", "a wall time, as it is read on the other side")
+}
+
 func TestToken(t *testing.T) {
 	s := serveHub(t, "the-right-token-0")
 	for name, c := range map[string]struct{ token, want string }{

@@ -47,10 +47,16 @@ func (c *Client) Close() { c.hc.CloseIdleConnections() }
 
 // Join implements Service.
 func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error {
+	now := time.Now()
+	if ev.Resume != nil {
+		r := *ev.Resume
+		r.Failures = dated(r.Failures, now)
+		ev.Resume = &r
+	}
 	first := ev.Stopped.Round == 0 // the watch will take over its connection
 	return c.post(ctx, run, "join", !first, joinBody{
-		Node: ev.Node, Params: ev.Params, Failures: ev.Failures, Stopped: ev.Stopped,
-		Seen: ev.Seen, Restarts: ev.Restarts, Resume: ev.Resume, SentAt: time.Now(),
+		Node: ev.Node, Params: ev.Params, Failures: dated(ev.Failures, now), Stopped: ev.Stopped,
+		Seen: ev.Seen, Restarts: ev.Restarts, Resume: ev.Resume, SentAt: now,
 	}, nil)
 }
 
@@ -62,14 +68,16 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 	case rendezvous.Success:
 		return c.post(ctx, run, "success", true, reportBody{ID: e.ID, EpochID: e.EpochID}, nil)
 	case rendezvous.Failing:
-		return c.post(ctx, run, "failing", true, reportBody{ID: e.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, SentAt: time.Now()}, nil)
+		now := time.Now()
+		return c.post(ctx, run, "failing", true, reportBody{ID: e.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: dated(e.Failures, now), SentAt: now}, nil)
 	}
 	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
 }
 
 // Leave implements Service.
 func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e rendezvous.Evidence, err error) {
-	err = c.post(ctx, run, "leave", true, reportBody{ID: ev.ID, Reason: ev.Reason, Failures: ev.Failures, SentAt: time.Now()}, &e)
+	now := time.Now()
+	err = c.post(ctx, run, "leave", true, reportBody{ID: ev.ID, Reason: ev.Reason, Failures: dated(ev.Failures, now), SentAt: now}, &e)
 	return e, err
 }
 

@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"dlrover-run/rendezvous"
@@ -43,6 +44,16 @@ type reportBody struct {
 type errorBody struct {
 	Code  string `json:"code"`
 	Error string `json:"error"`
+}
+
+// dated expresses the times of fs in the wall clock of sentAt. Ages are taken from the
+// monotonic clock, so that a jump of the wall clock since a failure does not matter.
+func dated(fs []rendezvous.Failure, sentAt time.Time) []rendezvous.Failure {
+	out := slices.Clone(fs)
+	for i := range out {
+		out[i].At = sentAt.Round(0).Add(-sentAt.Sub(out[i].At))
+	}
+	return out
 }
 
 // shift moves the times of fs from the sender's clock to ours, in place.
