@@ -89,7 +89,7 @@ func (a *Agent) startWorker(g *group, i int) error {
 }
 
 func (a *Agent) spec(d Directive, w *worker) (proc.Spec, error) {
-	overlay, err := a.cfg.Preset.Environ(a.vars(d, w.id.LocalRank, w.out.ErrorFile()))
+	overlay, err := a.cfg.Preset.Environ(a.cfg.Vars(d.Place, w.id.LocalRank, w.out.ErrorFile()))
 	if err != nil {
 		return proc.Spec{}, err
 	}
@@ -107,10 +107,6 @@ func (c *Config) ArgsOf(localRank int) []string {
 		args[i] = c.Substitute(args[i], localRank)
 	}
 	return args
-}
-
-func (a *Agent) vars(d Directive, localRank int, errorFile string) preset.Vars {
-	return a.cfg.Vars(d.Place, localRank, errorFile)
 }
 
 // Vars are the values that a worker's environment is made of.

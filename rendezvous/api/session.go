@@ -216,9 +216,7 @@ func (s *Session) connect(ctx context.Context) error {
 }
 
 // Final reports whether no repetition mends the error: the node is refused.
-func Final(err error) bool { return fatal(err) }
-
-func fatal(err error) bool {
+func Final(err error) bool {
 	return errors.Is(err, rendezvous.ErrRefused) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrBadRequest) || errors.Is(err, ErrClosed)
 }
 
@@ -228,7 +226,7 @@ func (s *Session) persist(ctx context.Context, what string, f func(context.Conte
 	away := outage{s: s, what: what}
 	for {
 		err := f(ctx)
-		if err == nil || fatal(err) || errors.Is(err, rendezvous.ErrUnknownNode) {
+		if err == nil || Final(err) || errors.Is(err, rendezvous.ErrUnknownNode) {
 			away.over(err)
 			return err
 		}
@@ -275,14 +273,14 @@ func (s *Session) follow(ctx context.Context) {
 		case errors.Is(err, rendezvous.ErrUnknownNode):
 			after = 0
 			err = s.introduce(ctx, &away)
-		case !fatal(err) && ctx.Err() == nil:
+		case !Final(err) && ctx.Err() == nil:
 			away.wait(ctx, err)
 			if !s.working() && time.Since(s.awaySince(away.since)) > s.patience() {
 				s.err = fmt.Errorf("%w: %s: %w", ErrAway, s.cfg.Where, err)
 				return
 			}
 		}
-		if err != nil && fatal(err) && ctx.Err() == nil {
+		if err != nil && Final(err) && ctx.Err() == nil {
 			s.err = err
 			return
 		}
@@ -293,7 +291,7 @@ func (s *Session) follow(ctx context.Context) {
 // again, or it has given this node up.
 func (s *Session) introduce(ctx context.Context, away *outage) error {
 	err := s.join(ctx, nil)
-	if err != nil && !fatal(err) {
+	if err != nil && !Final(err) {
 		away.wait(ctx, err)
 		return nil
 	}
