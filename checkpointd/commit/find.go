@@ -1,0 +1,310 @@
+package commit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dlrover-run/checkpointd/fsx"
+)
+
+// Manifests returns the committed steps of a directory, the newest commit first. Damaged manifests are left out: Newest
+// names them. A directory that does not exist has none.
+func (t Store) Manifests(dir string) ([]Manifest, error) {
+	p, err := t.at(dir)
+	if err != nil {
+		return nil, err
+	}
+	ms, _, err := p.manifests()
+	return ms, err
+}
+
+func (p place) manifests() (ms []Manifest, damaged []Skipped, err error) {
+	es, err := p.list(p.meta())
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the checkpoints: %w", err)
+	}
+	for _, e := range es {
+		step, ok := numbered(e, ".json")
+		if !ok {
+			continue
+		}
+		m, found, err := p.read(p.manifest(step))
+		if err == nil && found && m.Step != step {
+			err = fmt.Errorf("%s: is of step %d", p.manifest(step), m.Step)
+		}
+		if err != nil {
+			damaged = append(damaged, Skipped{Step: step, Reason: err.Error()})
+		} else if found {
+			ms = append(ms, m)
+		}
+	}
+	slices.SortStableFunc(ms, func(a, b Manifest) int {
+		if c := b.Committed.Compare(a.Committed); c != 0 {
+			return c
+		}
+		return int(min(max(b.Step-a.Step, -1), 1))
+	})
+	return ms, damaged, nil
+}
+
+// numbered returns the step whose manifest an entry is.
+func numbered(e fsx.Entry, ext string) (int64, bool) {
+	name, ok := strings.CutSuffix(e.Name, ext)
+	if !ok || e.Dir {
+		return 0, false
+	}
+	step, err := strconv.ParseInt(name, 10, 64)
+	return step, err == nil && step >= 0 && strconv.FormatInt(step, 10) == name
+}
+
+// Tracked returns the step that dlrover_latest.txt names; ok is false when it names none.
+func (t Store) Tracked(dir string) (step int64, ok bool) {
+	p, err := t.at(dir)
+	if err != nil {
+		return 0, false
+	}
+	return p.tracked()
+}
+
+// Newest returns the step to load: the tracked one if its files are good, else the newest commit whose files are. The
+// files of the given shards (nil: all) are read, those of the others only measured. skipped says why other steps, tracked
+// or newer, cannot be used. ErrNone: there is none at all.
+func (t Store) Newest(ctx context.Context, dir string, shards []int) (m Manifest, skipped []Skipped, err error) {
+	p, err := t.at(dir)
+	if err != nil {
+		return Manifest{}, nil, err
+	}
+	ms, skipped, err := p.manifests()
+	if err != nil {
+		return Manifest{}, nil, err
+	}
+	if step, ok := p.tracked(); ok {
+		slices.SortStableFunc(ms, func(a, b Manifest) int { return first(b.Step == step) - first(a.Step == step) })
+	}
+	for _, m := range ms {
+		err := p.verify(ctx, m, shards)
+		if err == nil {
+			return m, skipped, nil
+		}
+		if ctx.Err() != nil {
+			return Manifest{}, skipped, err
+		}
+		skipped = append(skipped, Skipped{Step: m.Step, Reason: err.Error()})
+	}
+	return Manifest{}, skipped, fmt.Errorf("%s: %w", dir, ErrNone)
+}
+
+func first(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// Verify checks the files of a committed step in dir: the sizes of all, and the content of those of the given shards
+// (nil: all).
+func (t Store) Verify(ctx context.Context, dir string, m Manifest, shards []int) error {
+	p, err := t.at(dir)
+	if err != nil {
+		return err
+	}
+	return p.verify(ctx, m, shards)
+}
+
+func (p place) verify(ctx context.Context, m Manifest, shards []int) error {
+	finals, _, err := p.realFiles(m.Files, m.ID)
+	if err != nil {
+		return err
+	}
+	if err := p.expect(finals, m.Files); err != nil {
+		return err
+	}
+	for i, f := range m.Files {
+		if shards != nil && !slices.Contains(shards, f.Shard) {
+			continue
+		}
+		crc, _, err := p.fs.Checksum(ctx, finals[i])
+		if err != nil {
+			return err
+		}
+		if crc != f.CRC {
+			return fmt.Errorf("%s is damaged: its checksum is %08x instead of %08x", finals[i], crc, f.CRC)
+		}
+	}
+	return ctx.Err()
+}
+
+// named reports whether a tracker names this save.
+func (p place) named(m Manifest) bool {
+	return slices.ContainsFunc(withLatest(m.Trackers, m.Step), func(tr Tracker) bool {
+		b, err := p.fs.ReadFile(filepath.Join(p.root, tr.Path), trackerLimit)
+		return err == nil && strings.TrimSpace(string(b)) == strings.TrimSpace(tr.Text)
+	})
+}
+
+// Remove removes a committed step. It refuses (ErrKept) one that a tracker names, the only one, and one that is being
+// saved again. The manifest goes first, so that an interrupted removal leaves no step that looks complete; Recover ends
+// it. Files outside of the directory, and those that other steps have too, stay.
+func (t Store) Remove(ctx context.Context, dir string, step int64) error {
+	p, err := t.at(dir)
+	if err != nil {
+		return err
+	}
+	ms, _, err := p.manifests()
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(ms, func(m Manifest) bool { return m.Step == step })
+	if i < 0 {
+		return fmt.Errorf("remove step %d from %s: %w", step, dir, ErrNone)
+	}
+	intents, err := p.intents()
+	if err == nil {
+		err = ctx.Err()
+	}
+	again := slices.ContainsFunc(intents, func(m Manifest) bool { return m.Step == step })
+	if err == nil && (again || len(ms) == 1 || p.named(ms[i])) {
+		err = ErrKept
+	}
+	if err == nil {
+		err = p.remove(ms[i])
+	}
+	if err != nil {
+		return fmt.Errorf("remove step %d from %s: %w", step, dir, err)
+	}
+	return nil
+}
+
+func (p place) remove(m Manifest) error {
+	if err := p.fs.Rename(p.manifest(m.Step), p.gone(m.Step)); err != nil {
+		return err
+	}
+	if err := p.fs.SyncDir(p.meta()); err != nil {
+		return err
+	}
+	return p.removeStep(m)
+}
+
+// removeStep removes the files of a step whose manifest is gone, and then the last trace of that.
+func (p place) removeStep(m Manifest) error {
+	// The renaming may be that of a process that died before it was durable.
+	if err := p.fs.SyncDir(p.meta()); err != nil {
+		return err
+	}
+	if err := p.removeOthers(m, Manifest{}); err != nil {
+		return err
+	}
+	if err := p.fs.Remove(p.gone(m.Step)); err != nil {
+		return err
+	}
+	return p.fs.SyncDir(p.meta())
+}
+
+// removeOthers removes the files of old that nobody else has: neither its successor m, nor another step, nor a save whose
+// commit has begun.
+func (p place) removeOthers(old, m Manifest) error {
+	intents, err := p.intents()
+	if err != nil {
+		return err
+	}
+	ms, _, err := p.manifests()
+	if err != nil {
+		return err
+	}
+	kept := paths(m.Files)
+	for _, other := range append(ms, intents...) {
+		if other.ID != old.ID {
+			for _, f := range other.Files {
+				kept[f.Path] = true
+			}
+		}
+	}
+	var files []string
+	for _, f := range old.Files {
+		if !kept[f.Path] && !filepath.IsAbs(f.Path) {
+			files = append(files, filepath.Join(p.root, f.Path))
+		}
+	}
+	return p.removeFiles(files)
+}
+
+// Retain removes the steps that the policy of the newest commit does not keep, and returns them. Before it leaves a
+// single step it reads that one's files; of several it looks at the sizes, so that storage is not read after each save.
+// If what would stay is damaged, nothing is removed and the error says why.
+func (t Store) Retain(ctx context.Context, dir string) (removed []int64, err error) {
+	p, err := t.at(dir)
+	if err != nil {
+		return nil, err
+	}
+	ms, _, err := p.manifests()
+	if err != nil || len(ms) == 0 || ms[0].Retention == nil {
+		return nil, err
+	}
+	tracked, ok := p.tracked()
+	if !ok {
+		tracked = ms[0].Step
+	}
+	remove := KeepSteps(ms, *ms[0].Retention, tracked)
+	var keep []Manifest
+	for _, m := range ms {
+		if slices.Contains(remove, m.Step) && p.named(m) {
+			remove = slices.DeleteFunc(remove, func(step int64) bool { return step == m.Step })
+		}
+		if !slices.Contains(remove, m.Step) {
+			keep = append(keep, m)
+		}
+	}
+	if len(remove) == 0 {
+		return nil, nil
+	}
+	if err := p.good(ctx, keep); err != nil {
+		return nil, fmt.Errorf("old checkpoints stay in %s: %w", dir, err)
+	}
+	for _, step := range remove {
+		err := t.Remove(ctx, dir, step)
+		if errors.Is(err, ErrKept) {
+			continue
+		}
+		if err != nil {
+			return removed, err
+		}
+		removed = append(removed, step)
+	}
+	return removed, nil
+}
+
+// good fails when none of the steps can be relied on.
+func (p place) good(ctx context.Context, keep []Manifest) error {
+	shards := []int{} // measure only
+	if len(keep) == 1 {
+		shards = nil
+	}
+	var errs []error
+	for _, m := range keep {
+		err := p.verify(ctx, m, shards)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, fmt.Errorf("step %d: %w", m.Step, err))
+	}
+	return errors.Join(errs...)
+}
+
+// KeepSteps returns the steps that a policy removes, oldest commit first, given the committed ones. What one half of the
+// policy keeps stays; so do the tracked step and the newest commit.
+func KeepSteps(ms []Manifest, r Retention, tracked int64) (remove []int64) {
+	ms = slices.SortedStableFunc(slices.Values(ms), func(a, b Manifest) int { return b.Committed.Compare(a.Committed) })
+	for i, m := range ms {
+		stays := i == 0 || m.Step == tracked || i < r.KeepLatest || r.KeepInterval > 0 && m.Step%r.KeepInterval == 0
+		if !stays && (r.KeepLatest > 0 || r.KeepInterval > 0) {
+			remove = append(remove, m.Step)
+		}
+	}
+	slices.Reverse(remove)
+	return remove
+}

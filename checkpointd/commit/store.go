@@ -1,0 +1,398 @@
+package commit
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// Plan begins a shard of a save and returns the paths that its files, in the order of paths, are to be written to. They
+// are absolute and without links. The directories of the files are made.
+func (t Store) Plan(s Save, shard int, paths []string) ([]string, error) {
+	p, err := t.open(s, shard)
+	if err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
+	if err := p.notBegun(s.ID); err != nil {
+		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
+	}
+	files := make([]FileEntry, len(paths))
+	for i, path := range paths {
+		files[i] = FileEntry{Path: path, Shard: shard}
+	}
+	e, err := p.entry(Entry{Shard: shard, Files: files})
+	if err != nil {
+		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
+	}
+	finals, tmps, err := p.realFiles(e.Files, s.ID)
+	if err != nil {
+		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
+	}
+	named := make([]string, len(e.Files))
+	for i, f := range e.Files {
+		named[i] = temporary(f.Path, s.ID)
+	}
+	if err := p.plan(p.marker(s.ID, shard, "plan"), named, finals); err != nil {
+		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
+	}
+	return tmps, nil
+}
+
+// plan writes a plan, durably up to the root: it is how the files are found that take up the space. Then it makes the
+// directories of the files.
+func (p place) plan(marker string, tmps, finals []string) error {
+	if err := p.fs.MkdirAll(filepath.Dir(marker)); err != nil {
+		return err
+	}
+	if err := p.put(marker, tmps); err != nil {
+		return err
+	}
+	if err := p.syncDirs([]string{marker}); err != nil {
+		return err
+	}
+	for _, final := range finals {
+		if err := p.fs.MkdirAll(filepath.Dir(final)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// open checks what a caller says about a save.
+func (t Store) open(s Save, shard int) (place, error) {
+	if err := checkSave(s); err != nil {
+		return place{}, err
+	}
+	if shard < 0 || shard >= s.Shards {
+		return place{}, fmt.Errorf("save %s: shard %d of %d", s.ID, shard, s.Shards)
+	}
+	return t.at(s.Dir)
+}
+
+func (p place) notBegun(save string) error {
+	begun, err := p.exists(p.intent(save))
+	if begun {
+		err = ErrBegun
+	}
+	return err
+}
+
+// entry returns e with the paths by which this package knows the files.
+func (p place) entry(e Entry) (Entry, error) {
+	files := slices.Clone(e.Files)
+	for i, f := range files {
+		rel, err := p.relative(f.Path)
+		if err != nil {
+			return Entry{}, err
+		}
+		files[i].Path, files[i].Shard, files[i].Tmp = rel, e.Shard, ""
+	}
+	return Entry{Shard: e.Shard, Files: files}, checkFiles(files, e.Shard+1)
+}
+
+// Prepared says that the temporary files of a shard are complete. It makes their names durable; their content is.
+func (t Store) Prepared(s Save, e Entry) error {
+	p, err := t.open(s, e.Shard)
+	if err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	e, err = p.entry(e)
+	if err != nil {
+		return fmt.Errorf("prepare save %s: %w", s.ID, err)
+	}
+	_, tmps, err := p.realFiles(e.Files, s.ID)
+	if err == nil {
+		err = p.expect(tmps, e.Files)
+	}
+	if err == nil {
+		err = p.syncDirs(tmps)
+	}
+	if err == nil {
+		err = p.put(p.marker(s.ID, e.Shard, "prepared"), e)
+	}
+	if err != nil {
+		return fmt.Errorf("prepare save %s: %w", s.ID, err)
+	}
+	return nil
+}
+
+// Intent begins the commit: es has the entries of all shards, whose temporary files must be there. An earlier save of
+// the same files whose commit was interrupted is completed first.
+func (t Store) Intent(s Save, es []Entry) error {
+	p, err := t.open(s, 0)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	m, err := p.future(s, es)
+	if err == nil {
+		err = t.begin(p, m)
+	}
+	if err != nil {
+		return fmt.Errorf("begin the commit of save %s: %w", s.ID, err)
+	}
+	return nil
+}
+
+func (t Store) begin(p place, m Manifest) error {
+	if old, ok := p.committed(m.Step); ok && old.ID == m.ID {
+		return nil
+	}
+	if begun, err := p.exists(p.intent(m.ID)); begun || err != nil {
+		return err
+	}
+	_, tmps, err := p.realFiles(m.Files, m.ID)
+	if err != nil {
+		return err
+	}
+	if err := p.expect(tmps, m.Files); err != nil {
+		return err
+	}
+	others, err := p.intents()
+	if err != nil {
+		return err
+	}
+	for _, other := range others {
+		if overlap(other, m) {
+			if err := t.forward(p, other); err != nil {
+				return fmt.Errorf("complete save %s, which has the same files: %w", other.ID, err)
+			}
+		}
+	}
+	if err := p.notSuperseded(m); err != nil {
+		return err
+	}
+	return p.put(p.intent(m.ID), m) // the directories above it are durable since Plan
+}
+
+// notSuperseded fails when a save that was made later in the same epoch has put its files where those of m belong.
+func (p place) notSuperseded(m Manifest) error {
+	ms, _, err := p.manifests()
+	if err != nil {
+		return err
+	}
+	for _, other := range ms {
+		if other.Epoch == m.Epoch && other.Saved.After(m.Saved) && overlap(other, m) {
+			return fmt.Errorf("%w: save %s of step %d", ErrSuperseded, other.ID, other.Step)
+		}
+	}
+	return nil
+}
+
+// future makes the manifest of a save that is to be committed.
+func (p place) future(s Save, es []Entry) (Manifest, error) {
+	m := Manifest{Version: version, Save: s}
+	m.Dir, m.Trackers = p.root, withLatest(s.Trackers, s.Step)
+	es = slices.SortedFunc(slices.Values(es), func(a, b Entry) int { return a.Shard - b.Shard })
+	if len(es) != s.Shards {
+		return m, fmt.Errorf("%d shards instead of %d", len(es), s.Shards)
+	}
+	for i, e := range es {
+		if e.Shard != i {
+			return m, fmt.Errorf("shard %d is missing", i)
+		}
+		e, err := p.entry(e)
+		if err != nil {
+			return m, err
+		}
+		m.Files = append(m.Files, e.Files...)
+	}
+	if len(m.Files) == 0 {
+		return m, errors.New("no files")
+	}
+	return m, checkFiles(m.Files, s.Shards)
+}
+
+// overlap reports whether two saves have a step or a file in common.
+func overlap(a, b Manifest) bool {
+	has := paths(a.Files)
+	return a.Step == b.Step || slices.ContainsFunc(b.Files, func(f FileEntry) bool { return has[f.Path] })
+}
+
+func paths(files []FileEntry) map[string]bool {
+	set := make(map[string]bool, len(files))
+	for _, f := range files {
+		set[f.Path] = true
+	}
+	return set
+}
+
+// Place gives the files of a shard their final names, durably. The intent must have been written.
+func (t Store) Place(s Save, e Entry) error {
+	p, err := t.open(s, e.Shard)
+	if err != nil {
+		return fmt.Errorf("place: %w", err)
+	}
+	e, err = p.entry(e)
+	if err == nil {
+		err = p.place(e.Files, s.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("place the files of save %s: %w", s.ID, err)
+	}
+	return nil
+}
+
+// place renames what is not renamed yet. Others may be doing the same.
+func (p place) place(files []FileEntry, save string) error {
+	finals, tmps, err := p.realFiles(files, save)
+	if err != nil {
+		return err
+	}
+	for i := range files {
+		err := p.fs.Rename(tmps[i], finals[i])
+		if errors.Is(err, fs.ErrNotExist) {
+			err = p.expect(finals[i:i+1], files[i:i+1])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return p.syncDirs(finals)
+}
+
+// Placed notes that the files of a shard have their final names. After the commit it does nothing.
+func (t Store) Placed(s Save, shard int) error {
+	p, err := t.open(s, shard)
+	if err != nil {
+		return fmt.Errorf("placed: %w", err)
+	}
+	err = p.fs.WriteFile(p.marker(s.ID, shard, "placed"), nil)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("placed: %w", err)
+	}
+	return nil
+}
+
+// Publish ends the commit when all shards are placed: manifest, trackers, and the markers go. It returns the manifest
+// that the step has then: that of a later save of the step, if there is one. The trackers stay where they are when they
+// name a save of the same epoch that was made after this one.
+func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
+	p, err := t.open(s, 0)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("publish: %w", err)
+	}
+	m, err := p.future(s, es)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
+	}
+	begun, err := p.exists(p.intent(s.ID))
+	if err != nil {
+		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
+	}
+	old, exists := p.committed(s.Step)
+	if !begun && exists && (old.ID == s.ID || old.Saved.After(s.Saved)) {
+		return old, nil // by Recover, or by an earlier call
+	}
+	if !begun {
+		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, ErrNoIntent)
+	}
+	m, err = t.complete(p, m, false)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
+	}
+	return m, nil
+}
+
+// complete does what remains when all files of a save have their final names. A recovered save is one that others may
+// have overtaken, in whatever epoch: it does not move the trackers away from what was saved after it.
+func (t Store) complete(p place, m Manifest, recovered bool) (Manifest, error) {
+	finals, _, err := p.realFiles(m.Files, m.ID)
+	if err != nil {
+		return m, err
+	}
+	if err := p.expect(finals, m.Files); err != nil {
+		return m, err
+	}
+	if old, ok := p.committed(m.Step); ok && old.ID != m.ID {
+		if err := p.removeOthers(old, m); err != nil {
+			return m, err
+		}
+	}
+	moves := true
+	m.Committed = t.Now()
+	if last, ok := p.trackedSave(); ok {
+		moves = !m.Saved.Before(last.Saved) || !recovered && last.Epoch != m.Epoch
+		m.Committed = later(m.Committed, last.Committed)
+	}
+	// Somebody else may have completed it while we were held up, and the next save of the step begun.
+	if begun, err := p.exists(p.intent(m.ID)); !begun {
+		last, _ := p.committed(m.Step)
+		return last, err
+	}
+	if err := p.put(p.manifest(m.Step), m); err != nil {
+		return m, err
+	}
+	if moves {
+		if err := p.track(m.Trackers); err != nil {
+			return m, err
+		}
+	}
+	return m, p.clear(m.ID)
+}
+
+// later keeps the order of commits by nodes whose clocks differ.
+func later(now, last time.Time) time.Time {
+	if now.After(last) {
+		return now
+	}
+	return last.Add(1)
+}
+
+func (p place) track(trackers []Tracker) error {
+	for _, tr := range trackers {
+		path := filepath.Join(p.root, tr.Path)
+		if err := p.fs.MkdirAll(filepath.Dir(path)); err != nil {
+			return err
+		}
+		if err := p.fs.WriteFile(path, []byte(tr.Text)); err != nil {
+			return err
+		}
+		if err := p.syncDirs([]string{path}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Abandon removes what a shard has left of a save that will not be committed. It fails with ErrBegun after the intent.
+// Once a shard is prepared, only who knows that no intent is being written may call it.
+func (t Store) Abandon(s Save, shard int) error {
+	p, err := t.open(s, shard)
+	if err != nil {
+		return fmt.Errorf("abandon: %w", err)
+	}
+	err = p.notBegun(s.ID)
+	if err == nil {
+		err = p.abandon(s.ID, shard)
+	}
+	if err != nil {
+		return fmt.Errorf("abandon shard %d of save %s: %w", shard, s.ID, err)
+	}
+	return nil
+}
+
+// abandon removes the word that the shard is prepared, then its files, then the plan by which they are found.
+func (p place) abandon(save string, shard int) error {
+	plan := p.marker(save, shard, "plan")
+	known, err := p.exists(plan)
+	if err != nil || !known {
+		return err
+	}
+	if err := p.fs.Remove(p.marker(save, shard, "prepared")); err != nil {
+		return err
+	}
+	if err := p.fs.SyncDir(p.stage(save)); err != nil {
+		return err
+	}
+	if err := p.removePlanned(plan, save); err != nil {
+		return err
+	}
+	if err := p.fs.Remove(plan); err != nil {
+		return err
+	}
+	_ = p.fs.Remove(p.stage(save)) // if this was the last shard
+	return nil
+}
