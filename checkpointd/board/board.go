@@ -1,0 +1,227 @@
+// Package board is where the daemons of a job tell each other how far they are with a save.
+//
+// A Board answers four questions: may this node go on to the next phase of a save (Post), which save do the nodes
+// still hold together in memory (Agree), where are the others (Peers), and how old is what everybody has (Ages).
+// Ledger is the pure state machine behind the answers. Local keeps one in this process, for saves of one node; Hub
+// keeps one for every run of a master, and Client speaks to it; Markers needs no master, but storage that all share.
+//
+// A save is a two-phase commit, and the leader (the writer of shard 0) decides. A node that has posted Prepared must
+// keep its temporary files until a Post says ErrAborted, whatever else happens: the leader may be past the intent.
+//
+// Nothing here starts a goroutine.
+package board
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"dlrover-run/checkpointd/commit"
+)
+
+// Limits of one run. What goes beyond is refused with ErrLimit and changes nothing.
+const (
+	MaxSaves  = 64       // saves in flight
+	MaxKeys   = 64       // agreements, and as many exchanges of peers, remembered at a time
+	MaxShards = 100_000  // shards of a save, nodes of an agreement, ranks with ages
+	MaxBytes  = 64 << 20 // memory for entries, holdings and peers
+	MaxBody   = 2 << 20  // one request
+)
+
+// Forget is how long a save, an agreement, an exchange or an age is remembered after it was last heard of. Waiting
+// daemons repeat themselves far more often than that.
+const Forget = 10 * time.Minute
+
+// Errors of a Board.
+var (
+	// ErrAborted: a shard failed before the intent. The save is given up; remove its temporary files.
+	ErrAborted = errors.New("the save is given up")
+	// ErrDecided answers a Failed that comes too late: the leader may have written the intent. Keep the files, and go
+	// on with the save or leave it to recovery.
+	ErrDecided = errors.New("the save can no longer be given up")
+	// ErrStalled: a shard could not be put in place after the intent. Recovery completes the save.
+	ErrStalled = errors.New("the save is complete but not in place")
+	// ErrCommitted answers a Prepared of a save that is already published: there is nothing left to do for it.
+	ErrCommitted = errors.New("the save is already committed")
+	// ErrBadRequest: no board accepts this. Trying again is useless.
+	ErrBadRequest = errors.New("bad request")
+	// ErrLimit: one of the limits of a run is reached, or the hub keeps MaxRuns runs.
+	ErrLimit = errors.New("over the limit")
+)
+
+// Save names one save of all shards.
+type Save struct {
+	ID     string `json:"id"` // 1 to 64 letters, digits, '-' or '_': it becomes a file name
+	Step   int64  `json:"step"`
+	Shards int    `json:"shards"`        // 1 to MaxShards
+	Dir    string `json:"dir,omitempty"` // the checkpoint directory; Markers needs it
+}
+
+// Phase is how far a node is with its shards of a save.
+type Phase string
+
+// The phases in order, and Failed.
+const (
+	Prepared  Phase = "prepared"  // the temporary files are durable
+	Intent    Phase = "intent"    // the intent is durable: from here only forward (leader only)
+	Placed    Phase = "placed"    // the files have their final names, durably
+	Published Phase = "published" // the manifest is durable (leader only)
+	Failed    Phase = "failed"
+)
+
+// Report is what a node says about its shards of a save. Who reports shard 0 is the leader.
+type Report struct {
+	Save    Save           `json:"save"`
+	Phase   Phase          `json:"phase"`
+	Shards  []int          `json:"shards"`
+	Entries []commit.Entry `json:"entries,omitempty"` // Prepared: one for each of Shards; otherwise not looked at
+	Error   string         `json:"error,omitempty"`   // Failed: why; cut at 2 KiB
+}
+
+// Holding is one shard of a save in a node's memory.
+type Holding struct {
+	Save   string    `json:"save"`
+	Dir    string    `json:"dir"`
+	Step   int64     `json:"step"`
+	Saved  time.Time `json:"saved"`
+	Shard  int       `json:"shard"`
+	Shards int       `json:"shards"`
+	Copy   bool      `json:"copy,omitempty"` // a peer's copy, not the node's own
+}
+
+// Plan is what a node is to do after an agreement.
+type Plan struct {
+	Save   string `json:"save"`
+	Dir    string `json:"dir"`
+	Step   int64  `json:"step"`
+	Mine   []int  `json:"mine,omitempty"` // the shards that this node writes, ascending
+	Leader bool   `json:"leader,omitempty"`
+}
+
+// Peer is a node as others reach it. Switch may be empty.
+type Peer struct {
+	Node   int    `json:"node"`
+	Addr   string `json:"addr"`
+	Switch string `json:"switch,omitempty"`
+	Copies []Copy `json:"copies,omitempty"`
+}
+
+// Copy is a shard of another node that a peer keeps.
+type Copy struct {
+	Rank  int    `json:"rank"`
+	Shard int    `json:"shard"`
+	Save  string `json:"save"`
+	Step  int64  `json:"step"`
+}
+
+// Age says what would be left of a rank's work if it stopped now.
+type Age struct {
+	Rank        int       `json:"rank"`
+	MemoryStep  int64     `json:"memory_step"`
+	DurableStep int64     `json:"durable_step"`
+	MemoryAt    time.Time `json:"memory_at,omitzero"`
+	DurableAt   time.Time `json:"durable_at,omitzero"`
+}
+
+// Board connects the daemons of a run. Every method may be called concurrently, ends when ctx does, and may be called
+// again with the same arguments, also when the board has lost its memory meanwhile. Results must not be modified.
+type Board interface {
+	// Post says that this node has reached a phase with the shards of r, and returns when it may go on:
+	//   - Prepared: the leader when all shards are prepared, with all entries in order of shards; the others, with no
+	//     entries, when the leader has posted Intent.
+	//   - Placed: the leader when all shards are placed; the others when the leader has posted Published.
+	//   - Intent, Published and Failed: at once.
+	//
+	// A Prepared takes back an earlier Failed of the same shard, so that a save can be tried again; then every shard
+	// has to be posted again. Errors: ErrAborted, ErrDecided, ErrStalled, ErrCommitted, ErrBadRequest, ErrLimit, or
+	// that of ctx.
+	Post(ctx context.Context, r Report) ([]commit.Entry, error)
+	// Agree says what this node holds in memory. It waits until all nodes (numbered from 0) have done so under the
+	// key, but at most for patience from the first, and returns what Choose makes of it; false when there is nothing.
+	// Once anybody is answered the answer is the same for everyone, for as long as the key is remembered: use a new
+	// key for every agreement. An aborted save that is chosen may be written again.
+	Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error)
+	// Peers exchanges addresses and copies: it waits until all nodes (numbered from 0) are there, at most for patience
+	// from the first. Later calls return at once, with what is known by then. The result is in order of nodes.
+	Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error)
+	// Ages replaces what is known about the given ranks.
+	Ages(ctx context.Context, node int, ages []Age) error
+}
+
+func (s Save) check() error {
+	switch {
+	case !goodID(s.ID):
+		return fmt.Errorf("%w: save id %.80q: need 1 to 64 letters, digits, '-' or '_'", ErrBadRequest, s.ID)
+	case s.Shards < 1:
+		return fmt.Errorf("%w: save %s has %d shards", ErrBadRequest, s.ID, s.Shards)
+	case s.Shards > MaxShards:
+		return fmt.Errorf("%w: save %s has %d shards, at most %d are possible", ErrLimit, s.ID, s.Shards, MaxShards)
+	case len(s.Dir) > maxPath || s.Dir != "" && !filepath.IsAbs(s.Dir):
+		return fmt.Errorf("%w: checkpoint directory %.80q of save %s is not an absolute path", ErrBadRequest, s.Dir, s.ID)
+	}
+	return nil
+}
+
+// Text from outside is kept in memory and shown to people.
+const (
+	maxPath   = 4096
+	maxKey    = 256
+	maxReason = 2048
+)
+
+func goodID(id string) bool {
+	return id != "" && len(id) <= 64 && !strings.ContainsFunc(id, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_')
+	})
+}
+
+func (r Report) check() error {
+	if err := r.Save.check(); err != nil {
+		return err
+	}
+	switch r.Phase {
+	case Prepared, Placed, Failed:
+	case Intent, Published:
+		if !r.leads() {
+			return fmt.Errorf("%w: %s of save %s comes from the writer of shard 0 only", ErrBadRequest, r.Phase, r.Save.ID)
+		}
+	default:
+		return fmt.Errorf("%w: unknown phase %.40q", ErrBadRequest, r.Phase)
+	}
+	if len(r.Shards) == 0 {
+		return fmt.Errorf("%w: %s of save %s names no shard", ErrBadRequest, r.Phase, r.Save.ID)
+	}
+	for _, n := range r.Shards {
+		if n < 0 || n >= r.Save.Shards {
+			return fmt.Errorf("%w: shard %d of save %s, which has %d shards", ErrBadRequest, n, r.Save.ID, r.Save.Shards)
+		}
+	}
+	if r.Phase == Prepared {
+		return r.checkEntries()
+	}
+	return nil
+}
+
+// checkEntries makes sure that there is one entry for each shard.
+func (r Report) checkEntries() error {
+	missing := make(map[int]bool, len(r.Shards))
+	for _, n := range r.Shards {
+		missing[n] = true
+	}
+	for _, e := range r.Entries {
+		if !missing[e.Shard] {
+			return fmt.Errorf("%w: save %s: the entry of shard %d is there twice, or not for a shard of this report", ErrBadRequest, r.Save.ID, e.Shard)
+		}
+		delete(missing, e.Shard)
+	}
+	for n := range missing {
+		return fmt.Errorf("%w: save %s: no entry for shard %d", ErrBadRequest, r.Save.ID, n)
+	}
+	return nil
+}
+
+func (r Report) leads() bool { return slices.Contains(r.Shards, 0) }

@@ -1,0 +1,247 @@
+package board
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dlrover-run/checkpointd/commit"
+)
+
+const (
+	// requestTimeout bounds one request: a hub that is silent for longer than it holds requests is away.
+	requestTimeout = hold + 35*time.Second
+	// Pauses between tries while the hub is away. They are spread, so that it is not overrun when it is back.
+	firstPause, longestPause = 50 * time.Millisecond, time.Second
+	// maxReply bounds what a client reads: all entries that a hub keeps, and what JSON adds.
+	maxReply = 4 * MaxBytes
+	// leastPatience is what a waiting node allows others to repeat themselves to a hub without memory.
+	leastPatience = 2 * time.Second
+	// maxNotes bounds what is repeated to a new hub.
+	maxNotes = 32
+)
+
+var errAway = errors.New("the checkpoint board is away")
+
+// client is a Board on a Hub elsewhere. What a node waits for it repeats anyway; what it has been told for good, and
+// nobody else may know (a failure, a published save, an agreement), it notes and repeats when the hub is a new one.
+type client struct {
+	base, token string
+	hc          *http.Client
+
+	mu    sync.Mutex
+	term  string // of the hub that knows all notes
+	notes []note // oldest first
+}
+
+type note struct {
+	about, path string
+	at          time.Time
+	body        any
+}
+
+// Client returns the Board of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token is
+// sent as a bearer token. hc may be nil for the default one; it must not limit requests to less than a minute.
+// While the hub is away every method tries again, until its ctx ends.
+func Client(base, run, token string, hc *http.Client) Board {
+	if hc == nil {
+		hc = http.DefaultClient
+	}
+	return &client{base: strings.TrimRight(base, "/") + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/", token: token, hc: hc}
+}
+
+func (c *client) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	if r.Phase == Prepared {
+		c.forget(r.Save.ID) // a second attempt
+	} else {
+		r.Entries = nil
+	}
+	var reply reportReply
+	err := c.call(ctx, "reports", func() any { return reportBody{Report: r} }, &reply)
+	if err == nil && (r.Phase == Failed || r.Phase == Published) {
+		c.remember(note{about: r.Save.ID, path: "reports", body: reportBody{r, true}})
+	}
+	return reply.Entries, saying(err, r)
+}
+
+func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error) {
+	h := Held{Key: key, Node: node, Nodes: nodes, Holdings: hs}
+	left := remaining(patience)
+	var a Agreement
+	err := c.call(ctx, "agree", func() any { h.Patience = left(); return agreeBody{Held: h} }, &a)
+	if err != nil {
+		return Plan{}, false, fmt.Errorf("agree on the newest save in memory (%s): %w", key, err)
+	}
+	h.Answer, h.Patience = &a, min(patience, leastPatience)
+	c.remember(note{about: "agreement " + key, path: "agree", body: agreeBody{h, true}})
+	return a.Plan, a.Found, nil
+}
+
+func (c *client) Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error) {
+	left := remaining(patience)
+	var reply peersReply
+	err := c.call(ctx, "peers", func() any { return peersBody{key, self, nodes, left()} }, &reply)
+	if err != nil {
+		return nil, fmt.Errorf("find the peers of node %d (%s): %w", self.Node, key, err)
+	}
+	return reply.Peers, nil
+}
+
+func (c *client) Ages(ctx context.Context, node int, ages []Age) error {
+	if err := c.call(ctx, "ages", func() any { return agesBody{node, ages} }, &struct{}{}); err != nil {
+		return fmt.Errorf("report the ages of checkpoints: %w", err)
+	}
+	return nil
+}
+
+// remaining counts patience down over the repetitions of a request.
+func remaining(patience time.Duration) func() time.Duration {
+	end := time.Now().Add(patience)
+	return func() time.Duration { return max(time.Until(end), min(patience, leastPatience)) }
+}
+
+// call sends what body makes until there is an answer that is not "ask again".
+func (c *client) call(ctx context.Context, path string, body func() any, reply any) error {
+	var last error // why the hub could not be reached
+	for pause := firstPause; ; {
+		begin := time.Now()
+		err := c.send(ctx, path, body(), reply)
+		pending := errors.Is(err, errPending)
+		switch {
+		case ctx.Err() != nil && err != nil:
+			return ended(ctx, last)
+		case !pending && !errors.Is(err, errAway):
+			return err
+		case !pending:
+			last = err
+		case time.Since(begin) > firstPause: // else it is a proxy that does not hold requests
+			last, pause = nil, firstPause
+			continue
+		}
+		if !sleep(ctx, pause/2+rand.N(pause/2)) {
+			return ended(ctx, last)
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// ended is the error of a ctx that ended while the last try failed with last, which may be nil.
+func ended(ctx context.Context, last error) error {
+	if last == nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w; last: %w", context.Cause(ctx), last)
+}
+
+// sleep returns false when ctx has ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// send makes one request, and brings a new hub up to date; what cannot be delivered is left for the next time.
+func (c *client) send(ctx context.Context, path string, body, reply any) error {
+	term, err := c.exchange(ctx, path, body, reply)
+	for _, n := range c.unknown(term) {
+		if _, lost := c.exchange(ctx, n.path, n.body, &struct{}{}); errors.Is(lost, errAway) {
+			return err
+		}
+	}
+	c.settle(term)
+	return err
+}
+
+func (c *client) exchange(ctx context.Context, path string, body, reply any) (term string, err error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, bytes.NewReader(data))
+	if err != nil {
+		return "", fmt.Errorf("%w: checkpoint board: %w", ErrBadRequest, err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.hc.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errAway, err) // a *url.Error, which names method and address
+	}
+	defer resp.Body.Close()
+	return resp.Header.Get(termHeader), read(resp, reply)
+}
+
+func read(resp *http.Response, reply any) error {
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: read the reply: %w", errAway, err)
+	case resp.StatusCode == http.StatusNoContent:
+		return errPending
+	case resp.StatusCode != http.StatusOK:
+		return errorOf(resp.StatusCode, data)
+	}
+	if err := json.Unmarshal(data, reply); err != nil {
+		return fmt.Errorf("%w: the reply is not ours (another service on this port?): %w", ErrBadRequest, err)
+	}
+	return nil
+}
+
+// remember keeps a note for as long as a hub would.
+func (c *client) remember(n note) {
+	c.forget(n.about)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n.at = time.Now()
+	c.notes = append(c.notes, n)
+	if len(c.notes) > maxNotes {
+		c.notes = slices.Delete(c.notes, 0, 1)
+	}
+}
+
+func (c *client) forget(about string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.notes = slices.DeleteFunc(c.notes, func(n note) bool { return n.about == about || time.Since(n.at) > Forget })
+}
+
+// unknown returns what the hub of this term has not been told. "" is no hub.
+func (c *client) unknown(term string) []note {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if term == "" || term == c.term {
+		return nil
+	}
+	return slices.Clone(c.notes)
+}
+
+func (c *client) settle(term string) {
+	if term == "" {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.term = term
+}

@@ -1,0 +1,147 @@
+package board
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// bodyTime is how long a request may take to arrive.
+const bodyTime = 30 * time.Second
+
+// Handler serves the hub under /v1/runs/{run}/checkpoints. It does not look at tokens: whoever mounts it does.
+func (h *Hub) Handler() http.Handler {
+	const base = "/v1/runs/{run}/checkpoints"
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+base+"/reports", h.serve(h.reports))
+	mux.HandleFunc("POST "+base+"/agree", h.serve(h.agree))
+	mux.HandleFunc("POST "+base+"/peers", h.serve(h.peers))
+	mux.HandleFunc("POST "+base+"/ages", h.serve(h.ages))
+	mux.HandleFunc("GET "+base, h.serve(h.describe))
+	mux.HandleFunc("GET "+base+"/{$}", h.serve(h.describe))
+	return mux
+}
+
+// serve reads the body and turns the value or error of f into JSON.
+func (h *Hub) serve(f func(ctx context.Context, run string, body []byte) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set(termHeader, h.term)
+		var v any
+		run, err := runName(req)
+		var body []byte
+		if err == nil {
+			body, err = readBody(w, req)
+		}
+		if err == nil {
+			v, err = f(req.Context(), run, body)
+		}
+		switch {
+		case errors.Is(err, errPending):
+			w.WriteHeader(http.StatusNoContent)
+		case err != nil:
+			status, code := statusOf(err)
+			writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
+		default:
+			writeJSON(w, http.StatusOK, v)
+		}
+	}
+}
+
+// readBody takes no more than MaxBody and bodyTime. The deadline must not be left: it would end the request while it
+// is held. Not every connection has deadlines; then the server's own limits hold.
+func readBody(w http.ResponseWriter, req *http.Request) ([]byte, error) {
+	conn := http.NewResponseController(w)
+	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
+	data, err := io.ReadAll(http.MaxBytesReader(w, req.Body, MaxBody))
+	_ = conn.SetReadDeadline(time.Time{})
+	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+		return nil, fmt.Errorf("%w: the request has more than %d MiB", ErrLimit, MaxBody>>20)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: read the request: %w", ErrBadRequest, err)
+	}
+	return data, nil
+}
+
+// encoded is JSON already.
+type encoded []byte
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	if body, ok := v.(encoded); ok {
+		_, _ = w.Write(body)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(v) // the peer may be gone; it asks again
+}
+
+// maxRunName bounds a run id, which is any text without control characters.
+const maxRunName = 256
+
+func runName(req *http.Request) (string, error) {
+	name := req.PathValue("run")
+	if name == "" || name == "." || name == ".." || len(name) > maxRunName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
+		return "", fmt.Errorf("%w: run id %.40q: need 1 to %d bytes without control characters, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
+	}
+	return name, nil
+}
+
+// open decodes the body and returns the room for it. No room is made for what is refused.
+func open[B any](h *Hub, run string, data []byte, event func(B) Event) (r *room, body B, err error) {
+	if err = decode(data, &body); err == nil {
+		err = event(body).check()
+	}
+	if err == nil {
+		r, err = h.room(run)
+	}
+	return r, body, err
+}
+
+func (h *Hub) reports(ctx context.Context, run string, body []byte) (any, error) {
+	r, b, err := open(h, run, body, func(b reportBody) Event { return Posted{b.Report} })
+	switch {
+	case err != nil:
+		return nil, err
+	case b.Note:
+		return reportReply{}, r.tell(Posted{b.Report})
+	}
+	es, err := r.post(ctx, b.Report)
+	return reportReply{es}, err
+}
+
+func (h *Hub) agree(ctx context.Context, run string, body []byte) (any, error) {
+	r, b, err := open(h, run, body, func(b agreeBody) Event { return b.Held })
+	switch {
+	case err != nil:
+		return nil, err
+	case b.Note:
+		return Agreement{}, r.tell(b.Held)
+	}
+	return r.agree(ctx, b.Held)
+}
+
+func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
+	r, b, err := open(h, run, body, func(b peersBody) Event { return b })
+	if err != nil {
+		return nil, err
+	}
+	return r.peers(ctx, b)
+}
+
+func (h *Hub) ages(_ context.Context, run string, body []byte) (any, error) {
+	r, b, err := open(h, run, body, func(b agesBody) Event { return b })
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, r.tell(b)
+}
+
+func (h *Hub) describe(_ context.Context, run string, _ []byte) (any, error) {
+	return h.Summary(run), nil
+}

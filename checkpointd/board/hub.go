@@ -1,0 +1,87 @@
+package board
+
+import (
+	"crypto/rand"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// MaxRuns bounds the runs that one Hub keeps.
+const MaxRuns = 4096
+
+// Hub keeps the boards of all runs of a master. It has no memory on disk: when it comes back empty, the daemons tell
+// it everything again.
+type Hub struct {
+	term string // names this Hub, so that clients notice another one
+
+	mu     sync.Mutex // before room.mu, never after
+	rooms  map[string]*room
+	pruned time.Time // when empty rooms were last looked for
+	closed bool
+}
+
+// NewHub returns a Hub without runs.
+func NewHub() *Hub { return &Hub{term: rand.Text(), rooms: map[string]*room{}} }
+
+// Close ends every held request. Clients take the hub for one that is away, and go on trying.
+func (h *Hub) Close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for _, r := range h.rooms {
+		r.close()
+	}
+}
+
+// Summary describes a run; an unknown one is empty.
+func (h *Hub) Summary(run string) Summary {
+	h.mu.Lock()
+	r := h.rooms[run]
+	h.mu.Unlock()
+	if r == nil {
+		return NewLedger().Summary()
+	}
+	return r.summary()
+}
+
+// Runs are the names of the runs that have been heard of lately, in no order.
+func (h *Hub) Runs() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	names := make([]string, 0, len(h.rooms))
+	for name := range h.rooms {
+		names = append(names, name)
+	}
+	return names
+}
+
+// room returns that of a run, a new one if need be.
+func (h *Hub) room(run string) (*room, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, errClosed
+	}
+	if now := time.Now(); now.Sub(h.pruned) > time.Minute {
+		h.pruned = now
+		h.pruneLocked()
+	}
+	r := h.rooms[run]
+	if r == nil {
+		if len(h.rooms) >= MaxRuns {
+			return nil, fmt.Errorf("%w: the hub keeps %d runs already", ErrLimit, MaxRuns)
+		}
+		r = newRoom()
+		h.rooms[run] = r
+	}
+	return r, nil
+}
+
+func (h *Hub) pruneLocked() {
+	for name, r := range h.rooms {
+		if r.retire() {
+			delete(h.rooms, name)
+		}
+	}
+}

@@ -1,0 +1,452 @@
+package board
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// wire is an HTTP connection in memory to a hub that can be restarted: synctest knows no sockets.
+type wire struct {
+	hub     atomic.Pointer[Hub]
+	handler atomic.Pointer[http.Handler]
+	away    atomic.Bool
+	largest atomic.Int64 // reply
+	asked   atomic.Int64
+}
+
+func newWire(t *testing.T) *wire {
+	w := &wire{}
+	w.serve(NewHub())
+	t.Cleanup(func() { w.hub.Load().Close() })
+	return w
+}
+
+func (w *wire) serve(h *Hub) {
+	handler := h.Handler()
+	w.hub.Store(h)
+	w.handler.Store(&handler)
+}
+
+func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
+	if err := req.Context().Err(); err != nil {
+		return nil, err
+	}
+	if w.away.Load() {
+		return nil, errors.New("connection refused")
+	}
+	w.asked.Add(1)
+	rec := httptest.NewRecorder()
+	(*w.handler.Load()).ServeHTTP(rec, req)
+	if err := req.Context().Err(); err != nil {
+		return nil, err
+	}
+	if n := int64(rec.Body.Len()); n > w.largest.Load() {
+		w.largest.Store(n)
+	}
+	return rec.Result(), nil
+}
+
+func (w *wire) client() Board { return Client("http://hub", "r", "", &http.Client{Transport: w}) }
+
+// restart replaces the hub by one without memory, after an outage.
+func (w *wire) restart(outage time.Duration) {
+	w.away.Store(true)
+	w.hub.Load().Close()
+	time.Sleep(outage)
+	w.serve(NewHub())
+	w.away.Store(false)
+}
+
+// A hub that forgets everything, at any moment, stops no save.
+func TestHubRestarts(t *testing.T) {
+	steps := []string{"before anything", "while the follower waits for the intent", "after the leader knows all", "after the intent", "while the leader waits for the others", "after all are placed", "after the save is published"}
+	for at, name := range steps {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWire(t)
+				x := newWorld(t, [2]Board{w.client(), w.client()})
+				for _, b := range x.boards { // both know the first hub
+					require.NoError(t, b.Ages(t.Context(), 0, nil))
+				}
+				reached := func(step int) {
+					synctest.Wait()
+					if step == at {
+						w.restart(3 * time.Second)
+						synctest.Wait()
+					}
+				}
+				reached(0)
+				follower := x.post(Prepared, 1)
+				reached(1)
+				require.Len(t, x.now(Prepared, 0), 2)
+				reached(2)
+				x.now(Intent, 0)
+				reached(3)
+				leader := x.post(Placed, 0)
+				require.NoError(t, (<-follower).err)
+				reached(4)
+				follower = x.post(Placed, 1)
+				require.NoError(t, (<-leader).err)
+				reached(5)
+				x.now(Published, 0)
+				require.NoError(t, (<-follower).err)
+				reached(6)
+				require.NoError(t, x.boards[0].Ages(t.Context(), 0, nil)) // the leader's next word, whatever it is
+				x.now(Placed, 1)
+			})
+		})
+	}
+}
+
+func TestNewHubLearnsOfFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		x := newWorld(t, [2]Board{w.client(), w.client()})
+		x.now(Failed, 1)
+		w.restart(0)
+		leader := x.post(Prepared, 0)
+		synctest.Wait()
+		x.waits(leader)
+		require.NoError(t, x.boards[1].Ages(t.Context(), 1, nil))
+		require.ErrorIs(t, (<-leader).err, ErrAborted)
+	})
+}
+
+// A late node gets the answer that an earlier hub has given to the others.
+func TestNewHubKeepsAnAgreement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		a, b := w.client(), w.client()
+		p, ok, err := a.Agree(t.Context(), "k", 0, 2, []Holding{holding("old", 1, 1, 0, 1)}, time.Second)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, Plan{Save: "old", Dir: "/d", Step: 1, Mine: []int{0}, Leader: true}, p)
+		w.restart(0)
+		require.NoError(t, a.Ages(t.Context(), 0, nil))
+		p, ok, err = b.Agree(t.Context(), "k", 1, 2, []Holding{holding("new", 9, 9, 0, 1), holding("old", 1, 1, 0, 1)}, time.Second)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, Plan{Save: "old", Dir: "/d", Step: 1}, p)
+	})
+}
+
+func TestRequestsAreHeldAndRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		x := newWorld(t, [2]Board{w.client(), w.client()})
+		follower := x.post(Prepared, 1)
+		time.Sleep(4*hold + time.Second)
+		synctest.Wait()
+		require.EqualValues(t, 5, w.asked.Load())
+		require.Len(t, x.now(Prepared, 0), 2)
+		x.finish(follower)
+	})
+}
+
+func TestClientOutlastsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		w.away.Store(true)
+		b := w.client()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		done := make(chan error)
+		go func() { done <- b.Ages(ctx, 0, []Age{{Rank: 1}}) }()
+		time.Sleep(10 * time.Minute)
+		w.away.Store(false)
+		back := time.Now()
+		require.NoError(t, <-done)
+		require.LessOrEqual(t, time.Since(back), longestPause)
+
+		w.away.Store(true)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := b.Ages(ctx, 0, nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "connection refused")
+	})
+}
+
+func TestAgreements(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		b := w.client()
+		agree := func(key string, node int, hs ...Holding) (Plan, bool) {
+			p, ok, err := b.Agree(t.Context(), key, node, 3, hs, time.Minute)
+			require.NoError(t, err)
+			return p, ok
+		}
+		begin := time.Now()
+		plans := make(chan Plan, 2)
+		for node := range 2 {
+			go func() {
+				p, _ := agree("all", node, holding("s", 5, 5, node, 2))
+				plans <- p
+			}()
+		}
+		time.Sleep(time.Second)
+		p, ok := agree("all", 2, copied(holding("s", 5, 5, 1, 2)))
+		require.True(t, ok)
+		require.Equal(t, Plan{Save: "s", Dir: "/d", Step: 5}, p)
+		one, two := <-plans, <-plans
+		if two.Leader {
+			one, two = two, one
+		}
+		require.Equal(t, Plan{Save: "s", Dir: "/d", Step: 5, Mine: []int{0}, Leader: true}, one)
+		require.Equal(t, []int{1}, two.Mine)
+		require.Equal(t, time.Second, time.Since(begin))
+
+		begin = time.Now()
+		p, ok = agree("one", 0, holding("s", 5, 5, 0, 1))
+		require.True(t, ok)
+		require.Equal(t, time.Minute, time.Since(begin), "patience")
+		late, _ := agree("one", 1, holding("newer", 6, 6, 0, 1))
+		require.Equal(t, "s", late.Save, "frozen")
+		require.Empty(t, late.Mine)
+		again, _ := agree("one", 0)
+		require.Equal(t, p, again)
+		_, _, err := b.Agree(t.Context(), "one", 0, 4, nil, 0)
+		require.ErrorIs(t, err, ErrBadRequest)
+		_, ok, err = b.Agree(t.Context(), "nothing", 0, 1, nil, 0)
+		require.NoError(t, err)
+		require.False(t, ok)
+	})
+}
+
+func TestAgreementMakesAnotherAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		x := newWorld(t, [2]Board{w.client(), w.client()})
+		x.now(Failed, 1) // and that node is gone: node 0 has a copy
+		_, ok, err := x.boards[0].Agree(t.Context(), "k", 0, 1, []Holding{holding(x.save.ID, 20, 1, 0, 2), copied(holding(x.save.ID, 20, 1, 1, 2))}, 0)
+		require.NoError(t, err)
+		require.True(t, ok)
+		es, err := x.boards[0].Post(t.Context(), report(x.save, Prepared, 0, 1))
+		require.NoError(t, err)
+		require.Len(t, es, 2)
+	})
+}
+
+func TestPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		b := w.client()
+		first := Peer{Node: 0, Addr: "10.0.0.1:1", Switch: "s", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4}}}
+		got := make(chan []Peer)
+		go func() {
+			ps, err := b.Peers(t.Context(), "e", first, 2, time.Minute)
+			require.NoError(t, err)
+			got <- ps
+		}()
+		synctest.Wait()
+		second := Peer{Node: 1, Addr: "10.0.0.2:1"}
+		ps, err := b.Peers(t.Context(), "e", second, 2, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, []Peer{first, second}, ps)
+		require.Equal(t, ps, <-got)
+
+		second.Addr = "10.0.0.2:2" // its daemon was restarted
+		ps, err = b.Peers(t.Context(), "e", second, 2, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, []Peer{first, second}, ps)
+
+		begin := time.Now()
+		ps, err = b.Peers(t.Context(), "incomplete", first, 2, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, []Peer{first}, ps)
+		require.Equal(t, time.Minute, time.Since(begin))
+	})
+}
+
+func TestSummary(t *testing.T) {
+	w := newWire(t)
+	x := newWorld(t, [2]Board{w.client(), w.client()})
+	require.NoError(t, x.boards[0].Ages(t.Context(), 0, []Age{{Rank: 3, MemoryStep: 9}, {Rank: 1, MemoryStep: 8}}))
+	x.now(Failed, 1)
+	sum := w.hub.Load().Summary("r")
+	require.Equal(t, []Age{{Rank: 1, MemoryStep: 8}, {Rank: 3, MemoryStep: 9}}, sum.Ages)
+	require.Len(t, sum.Saves, 1)
+	require.Equal(t, Failed, sum.Saves[0].Phase)
+	require.Contains(t, sum.Saves[0].Error, "disk full")
+	require.Equal(t, []string{"r"}, w.hub.Load().Runs())
+	for _, path := range []string{"/v1/runs/r/checkpoints", "/v1/runs/r/checkpoints/"} {
+		rec := httptest.NewRecorder()
+		w.hub.Load().Handler().ServeHTTP(rec, httptest.NewRequest("GET", path, nil))
+		require.Equal(t, http.StatusOK, rec.Code)
+		require.Contains(t, rec.Body.String(), `"memory_step":8`)
+	}
+	require.Equal(t, Summary{Saves: []SaveStatus{}, Ages: []Age{}}, w.hub.Load().Summary("unknown"))
+}
+
+func TestHubForgetsRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		x := newWorld(t, [2]Board{w.client(), w.client()})
+		x.now(Failed, 1)
+		time.Sleep(Forget + time.Minute)
+		other := Client("http://hub", "other", "", &http.Client{Transport: w})
+		require.NoError(t, other.Ages(t.Context(), 0, []Age{{}}))
+		require.Equal(t, []string{"other"}, w.hub.Load().Runs())
+	})
+}
+
+func TestHubBoundsItsRuns(t *testing.T) {
+	w := newWire(t)
+	for i := range MaxRuns {
+		_, err := w.hub.Load().room(fmt.Sprint(i))
+		require.NoError(t, err)
+	}
+	require.ErrorIs(t, w.client().Ages(t.Context(), 0, nil), ErrLimit)
+}
+
+func TestBadRequests(t *testing.T) {
+	good := `{"save":{"id":"a","step":1,"shards":1},"phase":"placed","shards":[0]`
+	for name, c := range map[string]struct {
+		method, path, body string
+		status             int
+		code               string
+	}{
+		"not JSON":        {"POST", "r/checkpoints/reports", "nope", 400, "bad_request"},
+		"two values":      {"POST", "r/checkpoints/reports", good + "}{}", 400, "bad_request"},
+		"unknown field":   {"POST", "r/checkpoints/reports", good + `,"x":1}`, 400, "bad_request"},
+		"nothing":         {"POST", "r/checkpoints/reports", "", 400, "bad_request"},
+		"no shard":        {"POST", "r/checkpoints/reports", `{"save":{"id":"a","step":1,"shards":1},"phase":"placed"}`, 400, "bad_request"},
+		"huge":            {"POST", "r/checkpoints/reports", `{"error":"` + strings.Repeat("x", MaxBody) + `"}`, 429, "limit"},
+		"node of none":    {"POST", "r/checkpoints/agree", `{"key":"k","node":0,"nodes":0}`, 400, "bad_request"},
+		"no key":          {"POST", "r/checkpoints/peers", `{"nodes":1}`, 400, "bad_request"},
+		"negative rank":   {"POST", "r/checkpoints/ages", `{"ages":[{"rank":-1}]}`, 400, "bad_request"},
+		"control in run":  {"POST", "a%0Ab/checkpoints/ages", `{}`, 400, "bad_request"},
+		"too many shards": {"POST", "r/checkpoints/reports", `{"save":{"id":"a","step":1,"shards":100001},"phase":"placed","shards":[0]}`, 429, "limit"},
+		"wrong method":    {"GET", "r/checkpoints/reports", "", 405, ""},
+		"no such thing":   {"POST", "r/checkpoints/other", "", 404, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hub := NewHub()
+			rec := httptest.NewRecorder()
+			hub.Handler().ServeHTTP(rec, httptest.NewRequest(c.method, "http://hub/v1/runs/"+c.path, strings.NewReader(c.body)))
+			require.Equal(t, c.status, rec.Code)
+			if c.code != "" {
+				require.Contains(t, rec.Body.String(), `{"code":"`+c.code+`"`)
+			}
+			require.Empty(t, hub.Runs())
+		})
+	}
+}
+
+func TestClientAgainstAnotherService(t *testing.T) {
+	for name, c := range map[string]struct {
+		status     int
+		body, want string
+	}{
+		"a page":      {200, "<html>", "another service"},
+		"not found":   {404, "no", "another service"},
+		"a bad token": {401, `{"code":"unauthorized","error":"the token differs"}`, "the token differs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(c.status)
+				fmt.Fprint(w, c.body)
+			}))
+			defer s.Close()
+			transport := &http.Transport{}
+			defer transport.CloseIdleConnections()
+			b := Client(s.URL, "r", "t", &http.Client{Transport: transport})
+			require.ErrorContains(t, b.Ages(t.Context(), 0, nil), c.want)
+		})
+	}
+}
+
+// Two thousand nodes commit a save, each over its own client: only the leader is told much.
+func TestManyNodes(t *testing.T) {
+	const n = 2000
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		s := Save{ID: "big", Step: 1, Shards: n}
+		errs := make(chan error, n)
+		leader := Client("http://hub", "r", "", &http.Client{Transport: w})
+		for shard := 1; shard < n; shard++ {
+			go func() {
+				b := w.client()
+				_, err := b.Post(t.Context(), report(s, Prepared, shard))
+				if err == nil {
+					_, err = b.Post(t.Context(), report(s, Placed, shard))
+				}
+				errs <- err
+			}()
+		}
+		synctest.Wait()
+		require.Zero(t, w.largest.Load(), "nobody is told anything yet")
+		es, err := leader.Post(t.Context(), report(s, Prepared, 0))
+		require.NoError(t, err)
+		require.Len(t, es, n)
+		w.largest.Store(0)
+		for _, p := range []Phase{Intent, Placed, Published} {
+			_, err = leader.Post(t.Context(), report(s, p, 0))
+			require.NoError(t, err)
+		}
+		for range n - 1 {
+			require.NoError(t, <-errs)
+		}
+		require.Less(t, w.largest.Load(), int64(64))
+		require.EqualValues(t, 2*(n-1)+4, w.asked.Load(), "one request for each phase of each node")
+	})
+}
+
+func FuzzHandler(f *testing.F) {
+	f.Add("reports", `{"save":{"id":"a","step":1,"shards":1},"phase":"prepared","shards":[0],"entries":[{"shard":0,"files":[{"path":"p","size":1,"crc32":2,"shard":0}]}]}`)
+	f.Add("reports", `{"save":{"id":"a","step":1,"shards":2},"phase":"failed","shards":[1],"error":"x","note":true}`)
+	f.Add("agree", `{"key":"k","node":0,"nodes":1,"holdings":[{"save":"s","dir":"/d","step":1,"saved":"2026-01-01T00:00:00Z","shard":0,"shards":1}],"patience":5}`)
+	f.Add("agree", `{"key":"k","node":0,"nodes":2,"note":true,"patience":0,"answer":{"plan":{"save":"s","mine":[0,-1]},"found":true}}`)
+	f.Add("peers", `{"key":"k","self":{"node":0,"addr":"a"},"nodes":1,"patience":0}`)
+	f.Add("ages", `{"node":0,"ages":[{"rank":0,"memory_step":1}]}`)
+	f.Fuzz(func(t *testing.T, path, body string) {
+		hub := NewHub()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // waits for nothing
+		for range 2 {
+			req, err := http.NewRequestWithContext(ctx, "POST", "http://x/v1/runs/r/checkpoints/"+strings.Map(letters, path), strings.NewReader(body))
+			if err != nil {
+				return
+			}
+			rec := httptest.NewRecorder()
+			hub.Handler().ServeHTTP(rec, req)
+			require.NotEqual(t, http.StatusInternalServerError, rec.Code, rec.Body)
+		}
+		hub.Summary("r")
+	})
+}
+
+func letters(r rune) rune {
+	if r < 'a' || r > 'z' {
+		return -1
+	}
+	return r
+}
+
+func FuzzMarkers(f *testing.F) {
+	f.Add("shard-3.prepared", []byte(`{"shard":3,"files":[{"path":"p","size":1,"crc32":2,"shard":3,"tmp":"t"}]}`))
+	f.Add("shard-03.placed", []byte(`{"shard":3,"error":"disk full"}`))
+	f.Add("intent", []byte(`{"save":"a"}`))
+	f.Fuzz(func(t *testing.T, name string, data []byte) {
+		shard, kind, ok := parseMarker(name)
+		if ok {
+			require.Equal(t, name, marker(shard, kind))
+			require.GreaterOrEqual(t, shard, 0)
+		}
+		if e, err := parseEntry(data, shard); err == nil {
+			require.Equal(t, shard, e.Shard)
+		}
+		require.NotEmpty(t, parseFailure(data).Error)
+		manifestOf(data)
+	})
+}

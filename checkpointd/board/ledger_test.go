@@ -1,0 +1,273 @@
+package board
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd/commit"
+)
+
+var start = time.Unix(1_000_000, 0)
+
+func TestLedgerForgetsTheSilent(t *testing.T) {
+	l := NewLedger()
+	step := func(at time.Duration, ev Event) {
+		_, err := l.Step(start.Add(at), ev)
+		require.NoError(t, err)
+	}
+	s := Save{ID: "a", Step: 1, Shards: 2}
+	step(0, Posted{report(s, Prepared, 1)})
+	step(0, Held{Key: "k", Nodes: 2, Holdings: []Holding{holding("a", 1, 1, 0, 1)}, Patience: time.Hour})
+	step(0, Here{Key: "k", Nodes: 2})
+	step(0, Aged{0, []Age{{Rank: 1}}})
+	require.Positive(t, l.bytes)
+	step(Forget-time.Second, Posted{report(s, Prepared, 1)}) // its daemon still waits
+	step(Forget+sweepEvery, Tick{})
+	require.Len(t, l.saves, 1)
+	require.Empty(t, l.agreements)
+	require.Empty(t, l.exchanges)
+	require.Empty(t, l.ages)
+	step(2*Forget+sweepEvery, Tick{})
+	require.True(t, l.Empty())
+	require.Zero(t, l.bytes)
+}
+
+func TestLedgerLimits(t *testing.T) {
+	saves := func(n int) *Ledger {
+		l := NewLedger()
+		for i := range n {
+			_, err := l.Step(start, Posted{report(Save{ID: fmt.Sprint(i), Shards: 2}, Prepared, 1)})
+			require.NoError(t, err)
+		}
+		return l
+	}
+	fat := report(Save{ID: "fat", Shards: 9}, Prepared, 1)
+	fat.Entries[0].Files[0].Path = strings.Repeat("x", MaxBytes)
+	keys := NewLedger()
+	for i := range MaxKeys {
+		_, err := keys.Step(start, Held{Key: fmt.Sprint(i), Nodes: 2, Patience: time.Hour})
+		require.NoError(t, err)
+	}
+	for name, c := range map[string]struct {
+		l    *Ledger
+		ev   Event
+		want string
+	}{
+		"saves in flight": {saves(MaxSaves), Posted{report(Save{ID: "x", Shards: 2}, Prepared, 1)}, "64 saves are in flight"},
+		"bytes":           {NewLedger(), Posted{fat}, "64 MiB"},
+		"shards":          {NewLedger(), Posted{report(Save{ID: "x", Shards: MaxShards + 1}, Prepared, 1)}, "at most 100000"},
+		"keys":            {keys, Held{Key: "x", Nodes: 2}, "64 keys"},
+		"nodes":           {NewLedger(), Here{Key: "x", Nodes: MaxShards + 1}, "at most 100000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bytes, n := c.l.bytes, len(c.l.saves)+len(c.l.agreements)
+			_, err := c.l.Step(start, c.ev)
+			require.ErrorIs(t, err, ErrLimit)
+			require.ErrorContains(t, err, c.want)
+			require.Equal(t, bytes, c.l.bytes)
+			require.Equal(t, n, len(c.l.saves)+len(c.l.agreements))
+		})
+	}
+}
+
+// Saves that are over make room for others, and so do agreements that are answered.
+func TestLedgerDropsWhatIsOver(t *testing.T) {
+	l := NewLedger()
+	for i := range 20 * MaxSaves {
+		_, err := l.Step(start.Add(time.Duration(i)), Posted{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
+		require.NoError(t, err)
+		_, err = l.Step(start.Add(time.Duration(i)), Held{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
+		require.NoError(t, err)
+	}
+	require.Len(t, l.saves, 4*MaxSaves)
+	require.Len(t, l.agreements, MaxKeys)
+	require.NotNil(t, l.saves[fmt.Sprint(20*MaxSaves-1)])
+}
+
+func TestLedgerRefusesAnotherSaveOfTheName(t *testing.T) {
+	l := NewLedger()
+	_, err := l.Step(start, Posted{report(Save{ID: "a", Step: 1, Shards: 2}, Prepared, 1)})
+	require.NoError(t, err)
+	_, err = l.Step(start, Posted{report(Save{ID: "a", Step: 2, Shards: 2}, Prepared, 1)})
+	require.ErrorIs(t, err, ErrBadRequest)
+}
+
+// An empty ledger learns a later phase, and what it implies, from any node.
+func TestLedgerIsRebuilt(t *testing.T) {
+	s := Save{ID: "a", Step: 1, Shards: 2}
+	for name, c := range map[string]struct {
+		first, then Report
+		done        bool
+	}{
+		"intent of the leader":    {report(s, Intent, 0), report(s, Prepared, 1), true},
+		"placed of the leader":    {report(s, Placed, 0), report(s, Prepared, 1), true},
+		"placed of another":       {report(s, Placed, 1), report(s, Prepared, 1), true},
+		"placed is not published": {report(s, Placed, 0), report(s, Placed, 1), false},
+		"published":               {report(s, Published, 0), report(s, Placed, 1), true},
+		"prepared of the leader":  {report(s, Prepared, 0), report(s, Prepared, 1), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := NewLedger()
+			for _, r := range []Report{c.first, c.then} {
+				_, err := l.Step(start, Posted{r})
+				require.NoError(t, err)
+			}
+			_, done, err := l.Reply(c.then)
+			require.NoError(t, err)
+			require.Equal(t, c.done, done)
+		})
+	}
+}
+
+// Two thousand nodes with eight shards each save again and again: four wakings a save, and memory for what is in
+// flight only.
+func TestLedgerOfManyNodes(t *testing.T) {
+	const nodes, per, saves = 2000, 8, 5
+	l, now := NewLedger(), start
+	var most int64
+	for i := range saves {
+		s := Save{ID: fmt.Sprint(i), Step: int64(i), Shards: nodes * per}
+		var topics []Topic
+		all := func(p Phase) {
+			for node := nodes - 1; node >= 0; node-- {
+				r := Report{Save: s, Phase: p}
+				for k := range per {
+					r.Shards = append(r.Shards, node*per+k)
+					if p == Prepared {
+						r.Entries = append(r.Entries, entry(node*per+k))
+					}
+				}
+				now = now.Add(time.Millisecond)
+				ts, err := l.Step(now, Posted{r})
+				require.NoError(t, err)
+				topics = append(topics, ts...)
+			}
+		}
+		all(Prepared)
+		es, ok, err := l.Reply(report(s, Prepared, 0))
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Len(t, es, nodes*per)
+		most = max(most, l.bytes)
+		for _, p := range []Phase{Intent, Published} {
+			if p == Published {
+				all(Placed)
+			}
+			ts, err := l.Step(now, Posted{report(s, p, 0)})
+			require.NoError(t, err)
+			topics = append(topics, ts...)
+		}
+		require.Equal(t, []Topic{{AllPrepared, s.ID}, {HasIntent, s.ID}, {AllPlaced, s.ID}, {IsPublished, s.ID}}, topics)
+	}
+	require.Less(t, most, int64(8<<20), "one save at a time")
+	require.Zero(t, l.bytes)
+}
+
+// node is one daemon in a simulation: it repeats its report until it is answered.
+type node struct {
+	shard   int
+	phase   Phase
+	notes   []Report // what a new hub is told
+	aborted bool
+	done    bool
+}
+
+// Whatever is lost, repeated or reordered: nobody passes the intent before all are prepared, the outcome is the same
+// for all, and everybody gets there.
+func TestLedgerInARoughWorld(t *testing.T) {
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		s := Save{ID: "s", Step: 1, Shards: 1 + rng.IntN(5)}
+		nodes := make([]*node, s.Shards)
+		for i := range nodes {
+			nodes[i] = &node{shard: i, phase: "writing"}
+		}
+		failing := -1
+		if rng.IntN(2) == 0 {
+			failing = rng.IntN(s.Shards)
+		}
+		l := NewLedger()
+		for round := 0; ; round++ {
+			require.Less(t, round, 20000, "seed %d does not come to rest", seed)
+			if rng.IntN(20) == 0 && round < 2000 {
+				l = NewLedger()
+			}
+			nodes[rng.IntN(len(nodes))].act(t, rng, l, s, nodes, failing)
+			if over(nodes) {
+				break
+			}
+		}
+		for _, n := range nodes {
+			require.Equal(t, failing >= 0, n.aborted, "seed %d", seed)
+		}
+	}
+}
+
+func over(nodes []*node) bool {
+	for _, n := range nodes {
+		if !n.done {
+			return false
+		}
+	}
+	return true
+}
+
+// act is one request of the node, whose answer may be lost.
+func (n *node) act(t *testing.T, rng *rand.Rand, l *Ledger, s Save, nodes []*node, failing int) {
+	for _, r := range n.notes {
+		_, err := l.Step(start, Posted{r})
+		require.NoError(t, err)
+	}
+	if n.done {
+		return
+	}
+	if n.phase == "writing" {
+		n.phase = Prepared
+		if n.shard == failing {
+			n.phase = Failed
+		}
+	}
+	r := report(s, n.phase, n.shard)
+	_, err := l.Step(start, Posted{r})
+	require.NoError(t, err)
+	es, ok, err := l.Reply(r)
+	if !ok || rng.IntN(4) == 0 {
+		return
+	}
+	if err != nil {
+		require.ErrorIs(t, err, ErrAborted)
+		n.aborted, n.done = true, true
+		return
+	}
+	n.advance(t, r, es, nodes)
+}
+
+func (n *node) advance(t *testing.T, r Report, es []commit.Entry, nodes []*node) {
+	leads := n.shard == 0
+	switch n.phase {
+	case Failed:
+		n.aborted, n.done, n.notes = true, true, []Report{r}
+	case Prepared:
+		for _, o := range nodes {
+			require.Contains(t, []Phase{Prepared, Intent, Placed, Published}, o.phase, "past a shard that is not prepared")
+			require.False(t, o.aborted)
+		}
+		n.phase = Placed
+		if leads {
+			require.Len(t, es, len(nodes))
+			n.phase = Intent
+		}
+	case Intent:
+		n.phase = Placed
+	case Placed:
+		n.phase = Published
+		n.done = !leads
+	case Published:
+		n.done, n.notes = true, []Report{r}
+	}
+}

@@ -1,0 +1,329 @@
+package board
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Held is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a board without
+// memory although an earlier one has answered: that answer then holds for the others too.
+type Held struct {
+	Key      string        `json:"key"`
+	Node     int           `json:"node"`
+	Nodes    int           `json:"nodes"`
+	Holdings []Holding     `json:"holdings,omitempty"`
+	Patience time.Duration `json:"patience"` // ns
+	Answer   *Agreement    `json:"answer,omitempty"`
+}
+
+// Agreement is the answer to a Held.
+type Agreement struct {
+	Plan  Plan `json:"plan"`
+	Found bool `json:"found"`
+}
+
+// Here is a node that looks for its peers.
+type Here struct {
+	Key      string        `json:"key"`
+	Self     Peer          `json:"self"`
+	Nodes    int           `json:"nodes"`
+	Patience time.Duration `json:"patience"` // ns
+}
+
+// meeting is what agreements and exchanges have in common: nodes that wait for each other.
+type meeting struct {
+	nodes int
+	due   time.Time
+	heard time.Time
+	bytes int64
+	open  bool // the answer is there
+}
+
+type agreement struct {
+	meeting
+	held    map[int][]Holding // until the answer is there
+	answers map[int]Agreement // what nodes say that an earlier board has answered
+	choice  Choice
+	found   bool
+	plans   map[int]Plan // of the writers
+}
+
+type exchange struct {
+	meeting
+	peers  map[int]Peer
+	sorted []Peer // nil: to be made anew
+	wire   []byte // sorted as a reply: encoded once for all nodes
+}
+
+func checkMeeting(key string, node, nodes int, patience time.Duration) error {
+	switch {
+	case key == "" || len(key) > maxKey:
+		return fmt.Errorf("%w: key %.80q: need 1 to %d bytes", ErrBadRequest, key, maxKey)
+	case nodes > MaxShards:
+		return fmt.Errorf("%w: %d nodes, at most %d are possible", ErrLimit, nodes, MaxShards)
+	case node < 0 || node >= nodes:
+		return fmt.Errorf("%w: node %d of %d nodes", ErrBadRequest, node, nodes)
+	case patience < 0:
+		return fmt.Errorf("%w: patience %s", ErrBadRequest, patience)
+	}
+	return nil
+}
+
+func (h Held) check() error { return checkMeeting(h.Key, h.Node, h.Nodes, h.Patience) }
+func (h Here) check() error { return checkMeeting(h.Key, h.Self.Node, h.Nodes, h.Patience) }
+
+// attend notes that somebody is there.
+func (m *meeting) attend(key string, nodes int, now time.Time) error {
+	if m.nodes != nodes {
+		return fmt.Errorf("%w: %q is for %d nodes, not for %d", ErrBadRequest, key, m.nodes, nodes)
+	}
+	m.heard = now
+	return nil
+}
+
+// roomFor makes sure that one more key can be remembered, at the cost of the oldest that is answered.
+func roomFor[M any](l *Ledger, all map[string]M, of func(M) *meeting) error {
+	if len(all) < MaxKeys {
+		return nil
+	}
+	oldest := ""
+	for key, x := range all {
+		if m := of(x); m.open && (oldest == "" || cmp.Or(m.heard.Compare(of(all[oldest]).heard), cmp.Compare(key, oldest)) < 0) {
+			oldest = key
+		}
+	}
+	if oldest == "" {
+		return fmt.Errorf("%w: the nodes of the run wait for each other under %d keys already", ErrLimit, len(all))
+	}
+	l.bytes -= of(all[oldest]).bytes
+	delete(all, oldest)
+	return nil
+}
+
+func (h Held) step(l *Ledger, now time.Time) ([]Topic, error) {
+	a := l.agreements[h.Key]
+	if a == nil {
+		if err := roomFor(l, l.agreements, func(a *agreement) *meeting { return &a.meeting }); err != nil {
+			return nil, err
+		}
+		a = &agreement{meeting: meeting{nodes: h.Nodes, due: now.Add(h.Patience)}, held: map[int][]Holding{}, answers: map[int]Agreement{}}
+	}
+	if err := a.attend(h.Key, h.Nodes, now); err != nil {
+		return nil, err
+	}
+	if !a.open {
+		more := holdingBytes(h.Holdings)
+		if old, ok := a.held[h.Node]; ok {
+			more -= holdingBytes(old)
+		}
+		if err := l.reserve(more, "agreement "+h.Key); err != nil {
+			return nil, err
+		}
+		a.bytes += more
+		a.held[h.Node] = h.Holdings
+		if h.Answer != nil {
+			a.answers[h.Node] = *h.Answer
+		}
+	}
+	l.agreements[h.Key] = a
+	if a.open || len(a.held) < a.nodes && now.Before(a.due) {
+		return nil, nil
+	}
+	l.agree(a)
+	return []Topic{{Agreed, h.Key}}, nil
+}
+
+// holdingBytes estimates the memory of what one node holds.
+func holdingBytes(hs []Holding) int64 {
+	n := int64(128)
+	for _, h := range hs {
+		n += int64(96 + len(h.Save) + len(h.Dir))
+	}
+	return n
+}
+
+// agree freezes the answer.
+func (l *Ledger) agree(a *agreement) {
+	if len(a.answers) > 0 {
+		a.choice, a.found = a.remembered()
+	} else {
+		a.choice, a.found = Choose(a.held)
+	}
+	a.open = true
+	a.held, a.answers = nil, nil
+	l.bytes -= a.bytes
+	a.plans = plans(a.choice)
+	a.bytes = int64(48*len(a.choice.Writers) + 160*len(a.plans))
+	l.bytes += a.bytes // less than what was held
+	if s := l.saves[a.choice.Save]; a.found && s != nil && s.aborted() {
+		l.dropSave(a.choice.Save) // it will be written again
+	}
+}
+
+// remembered puts the answers of an earlier board together. The shards of nodes that it had not answered yet, or that
+// did not come back, are given to those that are here.
+func (a *agreement) remembered() (Choice, bool) {
+	first := a.answers[slices.Min(slices.Collect(maps.Keys(a.answers)))]
+	if !first.Found {
+		return Choice{}, false
+	}
+	c := Choice{Save: first.Plan.Save, Dir: first.Plan.Dir, Step: first.Plan.Step, Writers: map[int]int{}}
+	rest := map[int][]Holding{}
+	for node, hs := range a.held {
+		if _, answered := a.answers[node]; !answered {
+			rest[node] = hs
+		}
+	}
+	if again := candidates(rest)[c.Save]; again != nil {
+		c.Writers = again.Writers
+	}
+	for node, answer := range a.answers {
+		for _, shard := range answer.Plan.Mine {
+			if answer.Found && answer.Plan.Save == c.Save {
+				c.Writers[shard] = node
+			}
+		}
+	}
+	return c, true
+}
+
+// plans are the parts of all writers.
+func plans(c Choice) map[int]Plan {
+	all := map[int]Plan{}
+	for _, shard := range slices.Sorted(maps.Keys(c.Writers)) {
+		node := c.Writers[shard]
+		p := all[node]
+		p.Mine = append(p.Mine, shard)
+		all[node] = p
+	}
+	for node, p := range all {
+		all[node] = Plan{Save: c.Save, Dir: c.Dir, Step: c.Step, Mine: p.Mine, Leader: p.Mine[0] == 0}
+	}
+	return all
+}
+
+// Agreement is the answer to a node under the key; false as long as there is none.
+func (l *Ledger) Agreement(key string, node int) (Agreement, bool) {
+	a := l.agreements[key]
+	if a == nil || !a.open {
+		return Agreement{}, false
+	}
+	if !a.found {
+		return Agreement{}, true
+	}
+	p, writes := a.plans[node]
+	if !writes {
+		p = Plan{Save: a.choice.Save, Dir: a.choice.Dir, Step: a.choice.Step}
+	}
+	return Agreement{p, true}, true
+}
+
+func (h Here) step(l *Ledger, now time.Time) ([]Topic, error) {
+	x := l.exchanges[h.Key]
+	if x == nil {
+		if err := roomFor(l, l.exchanges, func(x *exchange) *meeting { return &x.meeting }); err != nil {
+			return nil, err
+		}
+		x = &exchange{meeting: meeting{nodes: h.Nodes, due: now.Add(h.Patience)}, peers: map[int]Peer{}}
+	}
+	if err := x.attend(h.Key, h.Nodes, now); err != nil {
+		return nil, err
+	}
+	old, again := x.peers[h.Self.Node]
+	if !again || !samePeer(old, h.Self) {
+		more := peerBytes(h.Self)
+		if again {
+			more -= peerBytes(old)
+		}
+		if err := l.reserve(more, "peers "+h.Key); err != nil {
+			return nil, err
+		}
+		x.bytes += more
+		x.peers[h.Self.Node] = h.Self
+		x.sorted, x.wire = nil, nil
+	}
+	l.exchanges[h.Key] = x
+	if x.open || len(x.peers) < x.nodes && now.Before(x.due) {
+		return nil, nil
+	}
+	x.open = true
+	return []Topic{{Met, h.Key}}, nil
+}
+
+func samePeer(a, b Peer) bool {
+	return a.Node == b.Node && a.Addr == b.Addr && a.Switch == b.Switch && slices.Equal(a.Copies, b.Copies)
+}
+
+func peerBytes(p Peer) int64 {
+	n := int64(160 + len(p.Addr) + len(p.Switch))
+	for _, c := range p.Copies {
+		n += int64(48 + len(c.Save))
+	}
+	return n
+}
+
+// Peers are those of an exchange, in order of nodes; false as long as they wait for each other.
+func (l *Ledger) Peers(key string) ([]Peer, bool) {
+	x := l.exchanges[key]
+	if x == nil || !x.open {
+		return nil, false
+	}
+	if x.sorted == nil {
+		for _, node := range slices.Sorted(maps.Keys(x.peers)) {
+			x.sorted = append(x.sorted, x.peers[node])
+		}
+	}
+	return x.sorted, true
+}
+
+// peersReply is Peers as the body of a reply.
+func (l *Ledger) peersReply(key string) ([]byte, bool, error) {
+	ps, ok := l.Peers(key)
+	if !ok {
+		return nil, false, nil
+	}
+	x := l.exchanges[key]
+	if x.wire == nil {
+		var err error
+		if x.wire, err = json.Marshal(peersReply{ps}); err != nil {
+			return nil, false, fmt.Errorf("peers %s: %w", key, err)
+		}
+	}
+	return x.wire, true, nil
+}
+
+// Due is when patience runs out under the topic's key; zero if nobody waits there. Step in a Tick then.
+func (l *Ledger) Due(t Topic) time.Time {
+	var m *meeting
+	if a := l.agreements[t.Key]; t.Kind == Agreed && a != nil {
+		m = &a.meeting
+	}
+	if x := l.exchanges[t.Key]; t.Kind == Met && x != nil {
+		m = &x.meeting
+	}
+	if m == nil || m.open {
+		return time.Time{}
+	}
+	return m.due
+}
+
+// expire answers those whose patience has run out.
+func (l *Ledger) expire(now time.Time) (topics []Topic) {
+	for key, a := range l.agreements {
+		if !a.open && !now.Before(a.due) {
+			l.agree(a)
+			topics = append(topics, Topic{Agreed, key})
+		}
+	}
+	for key, x := range l.exchanges {
+		if !x.open && !now.Before(x.due) {
+			x.open = true
+			topics = append(topics, Topic{Met, key})
+		}
+	}
+	return topics
+}
