@@ -1,0 +1,119 @@
+package shm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// justMade is how long a directory without a lock file may wait for its owner.
+const justMade = time.Minute
+
+// plainKey is the key of a run that has no launcher: the process that started the workers, and when it started, in
+// clock ticks since the boot.
+var plainKey = regexp.MustCompile(`^t([0-9]+)-([0-9]+)$`)
+
+// Dead returns the runtime directories of this user below base whose run has ended. What does not look like a runtime
+// directory, or is not ours, is left out.
+func Dead(base string) ([]*Dir, error) {
+	top := userDir(base)
+	if err := private(top); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(top)
+	if err != nil {
+		return nil, fmt.Errorf("list runtime directories: %w", err)
+	}
+	var dead []*Dir
+	for _, e := range entries {
+		d := &Dir{path: filepath.Join(top, e.Name())}
+		if private(d.path) == nil && d.dead() {
+			dead = append(dead, d)
+		}
+	}
+	return dead, nil
+}
+
+func (d *Dir) dead() bool {
+	if m := plainKey.FindStringSubmatch(filepath.Base(d.path)); m != nil {
+		if startTime(m[1]) == m[2] {
+			return false
+		}
+	} else if _, err := os.Lstat(filepath.Join(d.path, ownerFile)); errors.Is(err, fs.ErrNotExist) {
+		return d.Age() > justMade
+	}
+	return d.unowned()
+}
+
+// startTime is the start time of a process in clock ticks, "" if there is none.
+func startTime(pid string) string {
+	b, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return ""
+	}
+	const after = 19 // fields between the name, which may hold anything, and the start time
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	if len(fields) <= after {
+		return ""
+	}
+	return fields[after]
+}
+
+// unowned says whether nobody holds the lock. It takes it for a moment: there is no other way to ask.
+func (d *Dir) unowned() bool {
+	f, err := os.OpenFile(filepath.Join(d.path, ownerFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil
+}
+
+// Age is the time since the directory was last used: owned, changed, or saved into.
+func (d *Dir) Age() time.Duration {
+	var last time.Time
+	_ = filepath.WalkDir(d.path, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // it is being removed
+		}
+		if fi, err := e.Info(); err == nil && fi.ModTime().After(last) {
+			last = fi.ModTime()
+		}
+		if saved := savedAt(path, e); saved.After(last) {
+			last = saved
+		}
+		return nil
+	})
+	return max(0, time.Since(last))
+}
+
+// savedAt is the time of the last save in a segment. Writing to mapped memory leaves no other trace.
+func savedAt(path string, e fs.DirEntry) time.Time {
+	if !e.Type().IsRegular() || !strings.HasSuffix(path, ".seg") {
+		return time.Time{}
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return time.Time{}
+	}
+	defer f.Close()
+	var b [8]byte
+	if _, err := f.ReadAt(b[:], offSaved); err != nil {
+		return time.Time{}
+	}
+	saved := time.Unix(0, int64(binary.LittleEndian.Uint64(b[:])))
+	if saved.After(time.Now()) {
+		return time.Time{}
+	}
+	return saved
+}

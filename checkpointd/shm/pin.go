@@ -1,0 +1,145 @@
+package shm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pinned is a complete save in a segment, held against its writer by a shared lock until Release.
+type Pinned struct {
+	Header Header
+	Meta   Meta // read only: shared
+
+	s       *Segment
+	mem     []byte
+	fixes   [][]fix // by file
+	release sync.Once
+}
+
+// Pin holds the save that is in the segment. A segment may be pinned several times; the lock goes with the last
+// release. ErrBusy: the worker is writing, or about to. ErrIncomplete: there is no complete save. ErrDamaged: its
+// description contradicts itself. ErrClosed: the segment is closed.
+func (s *Segment) Pin() (*Pinned, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, s.failed("pin", ErrClosed)
+	}
+	if err := s.retainLocked(); err != nil {
+		return nil, s.failed("pin", err)
+	}
+	p := &Pinned{s: s, mem: s.mem}
+	if err := guard(p.read); err != nil {
+		s.dropLocked()
+		return nil, s.failed("pin", err)
+	}
+	return p, nil
+}
+
+// retainLocked counts a user of the shared lock, and takes it for the first one. The lock belongs to the open file, so
+// it excludes the record locks of all processes, and nothing but dropLocked or our death gives it up.
+func (s *Segment) retainLocked() error {
+	if s.taken {
+		return ErrBusy // a lock of our own is no obstacle to another, but would be changed by it
+	}
+	if s.pins == 0 {
+		if err := s.setLock(unix.F_RDLCK); err != nil {
+			return err
+		}
+	}
+	s.pins++
+	return nil
+}
+
+func (s *Segment) dropLocked() {
+	if s.pins--; s.pins == 0 {
+		_ = s.setLock(unix.F_UNLCK) // cannot fail on a valid descriptor
+		_ = s.unmapLocked()
+	}
+}
+
+func (s *Segment) drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropLocked()
+}
+
+// setLock changes our lock of the whole file. ErrBusy: somebody else's is in the way.
+func (s *Segment) setLock(kind int16) error {
+	err := unix.FcntlFlock(uintptr(s.fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind})
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return ErrBusy
+	}
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+	return nil
+}
+
+func (p *Pinned) read() (err error) {
+	if _, err := p.s.stat(); err != nil {
+		return err
+	}
+	if p.Header, err = p.s.header(); err != nil {
+		return err
+	}
+	if p.Header.State != Complete {
+		return ErrIncomplete
+	}
+	if err := p.check(); err != nil {
+		return err
+	}
+	if p.s.load(offSeq) != p.Header.Seq || State(p.s.load(offState)) != Complete {
+		return ErrBusy // its writer does not heed the lock
+	}
+	return nil
+}
+
+func (s *Segment) stat() (st unix.Stat_t, err error) {
+	if err = unix.Fstat(s.fd, &st); err == nil && st.Size < s.size {
+		err = errShrunk
+	}
+	return st, err
+}
+
+// check checks what the header describes. It takes copies of all that, so that what was checked cannot change.
+func (p *Pinned) check() (err error) {
+	h := &p.Header
+	if h.used() > p.s.size {
+		return fmt.Errorf("%w: %d bytes used in a file of %d", ErrDamaged, h.used(), p.s.size)
+	}
+	meta := bytes.Clone(p.mem[h.MetaOff : h.MetaOff+h.MetaLen])
+	if crc32.ChecksumIEEE(meta) != h.MetaCRC {
+		return fmt.Errorf("%w: checksum of the description differs", ErrDamaged)
+	}
+	if p.Meta, err = ParseMeta(meta); err != nil {
+		return err
+	}
+	if p.Meta.Step != h.Step {
+		return fmt.Errorf("%w: step %d in the header, %d in the description", ErrDamaged, h.Step, p.Meta.Step)
+	}
+	table := bytes.Clone(p.mem[h.FixOff : h.FixOff+h.FixCount*fixSize])
+	p.fixes, err = parseFixes(table, p.Meta.Files, h.ImageLen)
+	return err
+}
+
+// File returns the bytes of a file. They start at a page, and the capacity reaches to the end of the last one. Some of
+// them may change until the file is sealed.
+func (p *Pinned) File(i int) []byte {
+	f := p.Meta.Files[i]
+	start := p.Header.ImageOff + f.Off
+	return p.mem[start : start+f.Len : start+roundUp(f.Len)]
+}
+
+// Used returns the segment from its start to the end of what is used. Seal all files before you make checksums of it,
+// and copy the header first: Settled and Durable change at any time.
+func (p *Pinned) Used() []byte { return p.mem[:p.Header.used():p.Header.used()] }
+
+// Release lets the writer have the segment again. The bytes must not be used any more. A Sealing that is still at work
+// keeps the lock until it ends, so end its context first.
+func (p *Pinned) Release() { p.release.Do(p.s.drop) }
