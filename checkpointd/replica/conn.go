@@ -1,0 +1,245 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// conn is a connection whose deadlines move with the bytes, and that ends with its context. One goroutine uses it.
+type conn struct {
+	net.Conn
+	ctx   context.Context
+	stop  func() bool
+	moved *atomic.Int64 // when a byte moved last, ns since 1970; shared by the connections of a transfer
+	pace  *limiter      // nil: none
+	bulk  bool          // this end is sending chunks: a message would be taken for one
+}
+
+func newConn(ctx context.Context, nc net.Conn) *conn {
+	c := &conn{Conn: nc, stop: func() bool { return true }}
+	c.bind(ctx, new(atomic.Int64), nil)
+	return c
+}
+
+// bind makes the connection end with ctx from now on, and live as long as bytes move anywhere in the transfer.
+func (c *conn) bind(ctx context.Context, moved *atomic.Int64, pace *limiter) {
+	c.stop()
+	moved.Store(time.Now().UnixNano())
+	c.ctx, c.moved, c.pace = ctx, moved, pace
+	c.stop = context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+}
+
+func (c *conn) Close() error {
+	c.stop()
+	return c.Conn.Close()
+}
+
+// Read fills all of b. Not one byte of it is io.EOF, less than all is io.ErrUnexpectedEOF.
+func (c *conn) Read(b []byte) (int, error) {
+	return c.move(len(b), func(done int) (int, error) { return c.Conn.Read(b[done:]) })
+}
+
+// Write writes all of b.
+func (c *conn) Write(b []byte) (int, error) {
+	return c.move(len(b), func(done int) (int, error) { return c.Conn.Write(b[done:]) })
+}
+
+// writeChunk writes both at the pace that was asked for, and begins with one packet, not two.
+func (c *conn) writeChunk(head, data []byte) error {
+	n := c.pace.piece(len(data))
+	if err := c.pace.wait(c.ctx, n); err != nil {
+		return err
+	}
+	parts := net.Buffers{head, data[:n]}
+	_, err := c.move(len(head)+n, func(int) (int, error) {
+		n, err := parts.WriteTo(c.Conn) // takes what it has written from parts
+		return int(n), err
+	})
+	if err != nil {
+		return err
+	}
+	return c.paced(c.Write, data[n:])
+}
+
+// paced is Read or Write of bulk bytes, at the pace that was asked for.
+func (c *conn) paced(op func([]byte) (int, error), b []byte) error {
+	for len(b) > 0 {
+		n := c.pace.piece(len(b))
+		if err := c.pace.wait(c.ctx, n); err != nil {
+			return err
+		}
+		if _, err := op(b[:n]); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// move repeats op, which is told how many bytes are done, until all are. It gives up when nothing has moved for
+// idleTime, or with the context.
+func (c *conn) move(all int, op func(done int) (int, error)) (done int, err error) {
+	for done < all {
+		c.SetDeadline(time.Now().Add(idleTime))
+		if c.ctx.Err() != nil { // after SetDeadline: the context may have set its own before
+			return done, context.Cause(c.ctx)
+		}
+		n, err := op(done)
+		if done += n; n > 0 {
+			c.moved.Store(time.Now().UnixNano())
+		}
+		if err = c.fatal(err); err != nil && done < all {
+			if err == io.EOF && done > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// fatal returns nil for a deadline that passed while bytes moved elsewhere in the transfer.
+func (c *conn) fatal(err error) error {
+	if err != nil && c.ctx.Err() != nil {
+		return context.Cause(c.ctx)
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	if time.Since(time.Unix(0, c.moved.Load())) < idleTime {
+		return nil
+	}
+	return fmt.Errorf("peer has been silent for %v: %w", idleTime, err)
+}
+
+func (c *conn) send(m message) error {
+	b, err := m.bytes()
+	if err != nil {
+		return err
+	}
+	_, err = c.Write(b)
+	return err
+}
+
+// receive returns the next message that is more than a sign of life.
+func (c *conn) receive() (message, error) {
+	for {
+		m, err := readMessage(c)
+		if err != nil || !m.Busy {
+			return m, err
+		}
+	}
+}
+
+// answer is the reply to a request; an error of the peer is our error.
+func (c *conn) answer() (message, error) {
+	m, err := c.receive()
+	if err != nil || m.OK {
+		return m, err
+	}
+	said := &peerError{text: m.Error}
+	for _, k := range codes {
+		if k.code == m.Code {
+			said.kind = k.err
+		}
+	}
+	return m, said
+}
+
+// refuse tells the peer why it gets nothing more.
+func (c *conn) refuse(err error) {
+	if c.bulk {
+		return
+	}
+	m := message{Error: fmt.Sprintf("%.1000v", err)}
+	for _, k := range codes {
+		if errors.Is(err, k.err) {
+			m.Code = k.code
+			break
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lastWordTime)
+	defer cancel()
+	c.bind(ctx, c.moved, nil)
+	c.send(m) // the peer may be gone
+}
+
+// reason is err, or what the peer says about it if it still can: it broke off because of something it knows.
+func (c *conn) reason(err error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), lastWordTime)
+	defer cancel()
+	c.bind(ctx, c.moved, nil)
+	var said *peerError
+	if _, last := c.answer(); errors.As(last, &said) {
+		return said
+	}
+	return err
+}
+
+// during runs f, which may take long, and keeps telling the peer that this end is alive.
+func (c *conn) during(f func() error) error {
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(beat)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				if c.send(message{Busy: true}) != nil {
+					return // the next use of the connection says why
+				}
+			}
+		}
+	})
+	err := f()
+	close(done)
+	wg.Wait()
+	return err
+}
+
+// limiter spreads bytes evenly over time, for all transfers of a client together.
+type limiter struct {
+	rate int64 // bytes per second
+	mu   sync.Mutex
+	next time.Time
+}
+
+// piece is how much of n bytes may go at once: not so much that the peer waits long for the next ones.
+func (l *limiter) piece(n int) int {
+	if l == nil {
+		return n
+	}
+	return int(min(int64(n), max(1, l.rate/8), 1<<20))
+}
+
+func (l *limiter) wait(ctx context.Context, n int) error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	now := time.Now()
+	if l.next.Before(now) {
+		l.next = now
+	}
+	at := l.next
+	l.next = at.Add(time.Duration(float64(n) / float64(l.rate) * float64(time.Second)))
+	l.mu.Unlock()
+	t := time.NewTimer(at.Sub(now))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,48 @@
+// Package replica keeps copies of shards in the memory of other nodes.
+//
+// Partners says which nodes keep the copies of a node. A Client pushes a pinned segment to the Server of a partner, or
+// fetches a copy back; both ends map the bytes and move them between the mapping and the socket without a buffer.
+//
+// Both ends of a connection prove that they know the token of the job, which is never sent. Every byte is covered by a
+// checksum, and a copy becomes visible only when all of it has arrived. The bytes are not encrypted, and a checksum is
+// no protection against somebody who can change packets on the way: use a network that only the job's nodes share.
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+const (
+	handshakeTime = 5 * time.Second
+	// idleTime is how long nothing may move in either direction before the other end counts as dead.
+	idleTime = 30 * time.Second
+	// beat is how often an end that is busy says so.
+	beat = 5 * time.Second
+	// lastWordTime is how long an end waits to hear, or to say, why a transfer failed.
+	lastWordTime = time.Second
+	// lateTime is how long a finished transfer waits for a connection that still is in its handshake.
+	lateTime = 250 * time.Millisecond
+
+	defaultConns = 2
+	maxConns     = 4 // for one transfer
+)
+
+var (
+	// ErrToken says that the other end does not know the token, or does not believe that we do.
+	ErrToken = errors.New("the tokens differ")
+	// ErrVersion says that the other end speaks another version of the protocol.
+	ErrVersion = errors.New("protocol version differs")
+	// ErrRefused says that the receiver does not want the copy: no memory, or it has a newer one.
+	ErrRefused = errors.New("peer refuses the copy")
+	// ErrMissing says that the peer does not hold the copy.
+	ErrMissing = errors.New("peer does not hold the copy")
+	// ErrDamaged says that bytes changed on the way, or contradict each other.
+	ErrDamaged = errors.New("transfer is damaged")
+	// ErrClosed says that the server was closed.
+	ErrClosed = errors.New("replica server is closed")
+
+	errOver       = errors.New("no such transfer, it is over, or it has enough connections")
+	errSuperseded = fmt.Errorf("%w: its owner has begun to push another one", ErrRefused)
+)
