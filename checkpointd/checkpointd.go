@@ -1,0 +1,247 @@
+// Package checkpointd is the daemon of one node that makes checkpoints in shared memory
+// durable: it writes them to storage, commits them together with the daemons of the
+// other nodes, keeps copies of other nodes' shards, and offers what it has to workers
+// that load.
+//
+// It never parses what it stores: workers lay out the final bytes of each file in a
+// segment (package shm), the daemon copies them (fsx), under names that become visible
+// only with the whole step (commit, board).
+//
+// A Daemon keeps nothing that it could not find again: segments say themselves what
+// they hold and whether the disk still needs it, the stage on storage says how far a
+// commit has come. So it may be killed at any moment and started again.
+package checkpointd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/shm"
+)
+
+// Config of a Daemon. Dir is required, the rest has defaults.
+type Config struct {
+	// Dir is the runtime directory of the run on this node.
+	Dir *shm.Dir
+	// FS is the storage. Default: fsx.OS.
+	FS fsx.FS
+	// Remote speaks with the daemons of the other nodes through a master. Default:
+	// marks on the storage that the nodes share.
+	Remote board.Board
+	// Writers is how many files are written at a time. Default 2.
+	Writers int
+	// Replicas is the number of nodes that hold each shard, this one included; 0 and 1
+	// are no copies unless a checkpoint asks for them. Copies need Remote.
+	Replicas int
+	// Addr is where other daemons reach this one, host without port; Token is what they
+	// prove to know.
+	Addr, Token string
+	// Switch is the switch that this node hangs on, if known.
+	Switch string
+	// Rate bounds what goes to peers, in bytes per second; 0 is no bound.
+	Rate int64
+	// Orphaned is called when the launcher has died, or never came, and its memory has
+	// been saved as far as possible; left is the number of saves that were not. nil: the
+	// daemon has no launcher.
+	Orphaned func(left int)
+	// Logger receives at most one line for each change of state. Default: none.
+	Logger *slog.Logger
+}
+
+// Times and limits of the daemon.
+const (
+	agreePatience = 5 * time.Second  // for the holdings of nodes that may be dead
+	peersPatience = 30 * time.Second // for the addresses of nodes that may be starting
+	agesEvery     = 10 * time.Second
+	retryFirst    = time.Second // of a write that failed; doubles up to retryMost
+	retryMost     = 30 * time.Second
+	refuseBudget  = 5 * time.Second  // to tell that a save failed
+	leadPatience  = 30 * time.Second // for a launcher that has just started the daemon
+	orphanGrace   = 500 * time.Millisecond
+	defaultSave   = 600 * time.Second // a save that names no timeout
+	progressEvery = 5 * time.Second   // between two lines about a long write
+	maxRemembered = 256               // finished saves that wait can still be told of
+)
+
+// World is the epoch that the launcher last started workers of.
+type World struct {
+	Term           uint64 `json:"term"`
+	Round          int    `json:"round"`
+	Epoch          int    `json:"epoch"`
+	GroupRank      int    `json:"group_rank"`
+	GroupWorldSize int    `json:"group_world_size"`
+	RankBase       int    `json:"rank_base"`
+	WorldSize      int    `json:"world_size"`
+	LocalWorldSize int    `json:"local_world_size"`
+}
+
+// Key names the epoch in messages between daemons.
+func (w World) Key() string { return fmt.Sprintf("%d.%d.%d", w.Term, w.Round, w.Epoch) }
+
+// String is what ParseWorld reads.
+func (w World) String() string {
+	return fmt.Sprintf("%d,%d,%d,%d,%d,%d,%d,%d", w.Term, w.Round, w.Epoch, w.GroupRank, w.GroupWorldSize, w.RankBase, w.WorldSize, w.LocalWorldSize)
+}
+
+// ParseWorld reads eight numbers with commas between them.
+func ParseWorld(text string) (w World, err error) {
+	n, err := fmt.Sscanf(text, "%d,%d,%d,%d,%d,%d,%d,%d", &w.Term, &w.Round, &w.Epoch, &w.GroupRank, &w.GroupWorldSize, &w.RankBase, &w.WorldSize, &w.LocalWorldSize)
+	if err != nil {
+		return w, fmt.Errorf("%q: %d of 8 numbers: %w", text, n, err)
+	}
+	return w, nil
+}
+
+// Daemon serves one run on one node.
+type Daemon struct {
+	cfg   Config
+	log   *slog.Logger
+	store commit.Store
+	local board.Board
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	slots  chan struct{} // one for each file that may be written now
+	scans  chan struct{} // asks for another look at the segments
+
+	scanning sync.Mutex // held by whoever looks at the segments; before mu
+
+	mu       sync.Mutex
+	world    World
+	segs     map[string]*segment
+	saves    []*save       // newest last; bounded by maxRemembered
+	changed  chan struct{} // closed and replaced whenever something above changes
+	note     string        // what is wrong with the storage now
+	count    Counters
+	peers    *peers // nil until copies are wanted
+	conns    map[net.Conn]struct{}
+	leads    int                   // connections of launchers so far
+	breaking int                   // breakpoint saves that have not been decided
+	durable  map[int]SegmentStatus // newest committed save of each rank
+	mended   map[string]bool       // directories recovered since the world last changed
+}
+
+// Counters only ever grow.
+type Counters struct {
+	Flushes       int64         `json:"flushes"`
+	FlushedBytes  int64         `json:"flushed_bytes"`
+	WriteTime     time.Duration `json:"write_ns"`
+	Commits       int64         `json:"commits"`
+	Failures      int64         `json:"failures"`
+	Superseded    int64         `json:"superseded"`
+	Retries       int64         `json:"retries"`
+	CopiesSent    int64         `json:"copies_sent"`
+	CopiedBytes   int64         `json:"copied_bytes"`
+	CopiesFailed  int64         `json:"copies_failed"`
+	CopiesFetched int64         `json:"copies_fetched"`
+	Breakpoints   int64         `json:"breakpoints"`
+}
+
+// New returns a Daemon that has found the segments of its directory; Serve makes it
+// work.
+func New(cfg Config) (*Daemon, error) {
+	if cfg.Dir == nil {
+		return nil, errors.New("checkpointd: no runtime directory")
+	}
+	if cfg.Writers == 0 {
+		cfg.Writers = 2
+	}
+	if cfg.Writers < 0 || cfg.Replicas < 0 || cfg.Rate < 0 {
+		return nil, fmt.Errorf("checkpointd: %d writers, %d replicas, rate %d: none may be negative", cfg.Writers, cfg.Replicas, cfg.Rate)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.FS == nil {
+		cfg.FS = fsx.OS{}
+	}
+	d := &Daemon{
+		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now},
+		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, durable: map[int]SegmentStatus{},
+		world: World{GroupWorldSize: 1}, // until a launcher tells
+	}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	return d, nil
+}
+
+// Serve answers on ln until ctx ends or Close is called. It first takes over what an
+// earlier daemon left.
+func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
+	stop := context.AfterFunc(ctx, d.cancel)
+	defer stop()
+	quiet := context.AfterFunc(d.ctx, func() { _ = ln.Close() })
+	defer quiet()
+	d.adopt()
+	d.wg.Go(d.scanLoop)
+	d.wg.Go(d.tellAges)
+	d.awaitLauncher(0, leadPatience)
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			if d.ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("checkpointd: accept: %w", err)
+		}
+		d.serve(c)
+	}
+}
+
+// Close ends everything that is under way and waits for it. What was not committed is
+// found again by the next daemon.
+func (d *Daemon) Close() {
+	d.cancel()
+	d.mu.Lock()
+	for c := range d.conns {
+		_ = c.Close()
+	}
+	p := d.peers
+	d.mu.Unlock()
+	if p != nil {
+		p.close()
+	}
+	d.wg.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.segs {
+		_ = s.seg.Close()
+	}
+	d.segs = map[string]*segment{}
+}
+
+// changedLocked wakes everybody who waits for news.
+func (d *Daemon) changedLocked() {
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+// until waits for cond, which is called with the lock held, or for ctx.
+func (d *Daemon) until(ctx context.Context, cond func() bool) error {
+	for {
+		d.mu.Lock()
+		ok, news := cond(), d.changed
+		d.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.ctx.Done():
+			return errClosed
+		}
+	}
+}
+
+var errClosed = errors.New("the checkpoint daemon is ending")

@@ -1,0 +1,99 @@
+package checkpointd
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// Control is a connection to a daemon. Its calls may be made from several goroutines;
+// they are answered one after the other.
+type Control struct {
+	mu   sync.Mutex
+	conn net.Conn
+	in   *bufio.Reader
+}
+
+// Dial connects to the daemon behind the socket at path.
+func Dial(ctx context.Context, path string) (*Control, error) {
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("reach the checkpoint daemon: %w", err)
+	}
+	return &Control{conn: c, in: bufio.NewReaderSize(c, 4096)}, nil
+}
+
+// Close ends the connection.
+func (c *Control) Close() error { return c.conn.Close() }
+
+// call sends a request and reads its reply into out, which may be nil. After an error
+// of the connection it is of no more use.
+func (c *Control) call(ctx context.Context, req map[string]any, out any) error {
+	line, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := c.conn.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("%v: %w", req["op"], err)
+	}
+	if line, err = c.in.ReadBytes('\n'); err != nil {
+		return fmt.Errorf("%v: %w", req["op"], err)
+	}
+	var head struct {
+		OK    bool   `json:"ok"`
+		Error string `json:"error"`
+	}
+	if err := json.Unmarshal(line, &head); err != nil {
+		return fmt.Errorf("%v: %w", req["op"], err)
+	}
+	if !head.OK {
+		return errors.New(head.Error)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(line, out)
+}
+
+// Lead makes this the launcher's connection: when it breaks without End, the daemon
+// saves what is in memory and ends.
+func (c *Control) Lead(ctx context.Context) error {
+	return c.call(ctx, map[string]any{"op": "lead"}, nil)
+}
+
+// World tells the daemon of a new epoch.
+func (c *Control) World(ctx context.Context, w World) error {
+	return c.call(ctx, map[string]any{"op": "world", "world": w}, nil)
+}
+
+// Breakpoint asks for what is in memory to be saved, in the background; early says that
+// workers still run.
+func (c *Control) Breakpoint(ctx context.Context, reason string, early bool) error {
+	return c.call(ctx, map[string]any{"op": "flush", "reason": reason, "early": early}, nil)
+}
+
+// End waits until nothing is on its way to the disk, at most for timeout, and then
+// removes the run's memory. It returns how many saves are still under way; if there are
+// any, nothing is removed.
+func (c *Control) End(ctx context.Context, timeout time.Duration) (left int, err error) {
+	var res struct{ Left int }
+	err = c.call(ctx, map[string]any{"op": "end", "timeout_ms": timeout.Milliseconds()}, &res)
+	return res.Left, err
+}
+
+// Status reads what the daemon knows.
+func (c *Control) Status(ctx context.Context) (Status, error) {
+	var res struct{ Status Status }
+	err := c.call(ctx, map[string]any{"op": "status"}, &res)
+	return res.Status, err
+}

@@ -1,0 +1,585 @@
+package checkpointd_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/checkpointd/shm/shmtest"
+)
+
+const patience = 20 * time.Second
+
+// node is a daemon on a directory of its own, with storage that nodes may share.
+type node struct {
+	t    *testing.T
+	dir  *shm.Dir
+	sock string
+	cfg  checkpointd.Config
+	stop func()
+}
+
+func newNode(t *testing.T, change ...func(*checkpointd.Config)) *node {
+	t.Helper()
+	dir, err := shm.Create(t.TempDir(), "job")
+	require.NoError(t, err)
+	n := &node{t: t, dir: dir, sock: filepath.Join(dir.Path(), "sock"), cfg: checkpointd.Config{Dir: dir}}
+	for _, f := range change {
+		f(&n.cfg)
+	}
+	n.start()
+	t.Cleanup(func() { n.stop() })
+	return n
+}
+
+// start runs a daemon; stop ends it as abruptly as a goroutine can be ended.
+func (n *node) start() {
+	n.t.Helper()
+	ln, err := checkpointd.Listen(n.sock)
+	require.NoError(n.t, err)
+	d, err := checkpointd.New(n.cfg)
+	require.NoError(n.t, err)
+	served := make(chan error, 1)
+	go func() { served <- d.Serve(context.Background(), ln) }()
+	n.stop = sync.OnceFunc(func() {
+		d.Close()
+		require.NoError(n.t, <-served)
+	})
+}
+
+// ask sends one request on a connection of its own.
+func (n *node) ask(req map[string]any) map[string]any {
+	n.t.Helper()
+	c, err := net.Dial("unix", n.sock)
+	require.NoError(n.t, err)
+	defer c.Close()
+	require.NoError(n.t, c.SetDeadline(time.Now().Add(patience)))
+	require.NoError(n.t, json.NewEncoder(c).Encode(req))
+	var res map[string]any
+	require.NoError(n.t, json.NewDecoder(c).Decode(&res))
+	return res
+}
+
+func (n *node) wait(dir string, step int64) map[string]any {
+	n.t.Helper()
+	return n.ask(map[string]any{"op": "wait", "dir": dir, "step": step, "timeout_ms": patience.Milliseconds()})
+}
+
+func (n *node) control() *checkpointd.Control {
+	n.t.Helper()
+	c, err := checkpointd.Dial(n.t.Context(), n.sock)
+	require.NoError(n.t, err)
+	n.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// shard describes a save of one rank among several.
+func shard(dir string, step int64, rank, ranks, local int) shmtest.Save {
+	m := shmtest.Meta(dir, step)
+	m.Rank, m.Shard, m.Shards, m.WorldSize, m.LocalWorldSize, m.Resize = rank, rank, ranks, ranks, local, "same"
+	m.Trackers = []shm.Tracker{{Path: "dlrover_latest.txt", Text: fmt.Sprint(step)}}
+	return shmtest.Save{Meta: m, Disk: true, Files: []shmtest.File{{Path: fmt.Sprintf("%d/rank_%d.pt", step, rank), Kind: "raw", Data: content(step, rank)}}}
+}
+
+func content(step int64, rank int) []byte {
+	return bytes.Repeat(fmt.Appendf(nil, "step %d of rank %d.", step, rank), 5000)
+}
+
+func single(dir string, step int64) shmtest.Save { return shard(dir, step, 0, 1, 1) }
+
+// put writes the save into a worker's segment and tells the daemon.
+func (n *node) put(s shmtest.Save, name string) {
+	n.t.Helper()
+	s.Write(n.t, n.dir, name)
+	require.Equal(n.t, true, n.ask(map[string]any{"op": "saved", "seg": name})["ok"])
+}
+
+func requireStep(t *testing.T, dir string, step int64, ranks int) {
+	t.Helper()
+	latest, err := os.ReadFile(filepath.Join(dir, "dlrover_latest.txt"))
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(step), strings.TrimSpace(string(latest)))
+	for r := range ranks {
+		got, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(step), fmt.Sprintf("rank_%d.pt", r)))
+		require.NoError(t, err)
+		require.Equal(t, content(step, r), got)
+	}
+	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
+	m, skipped, err := store.Newest(t.Context(), dir, nil)
+	require.NoError(t, err)
+	require.Empty(t, skipped)
+	require.Equal(t, step, m.Step)
+	require.Len(t, m.Files, ranks)
+}
+
+// requireNoLeftovers: nothing temporary is left beside the checkpoints.
+func requireNoLeftovers(t *testing.T, dir string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		require.NotContains(t, path, ".tmp")
+		return err
+	}))
+	stages, err := filepath.Glob(filepath.Join(dir, ".dlrover/stage/*"))
+	require.NoError(t, err)
+	require.Empty(t, stages)
+}
+
+func TestSaveIsCommitted(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	n.put(single(dir, 20), "seg/l0-0.seg")
+	require.Equal(t, map[string]any{"ok": true, "committed": 20.0}, n.wait(dir, 20))
+	requireStep(t, dir, 20, 1)
+	requireNoLeftovers(t, dir)
+}
+
+func TestChecksumsAreFilledIn(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	s := single(dir, 1)
+	data := append(make([]byte, 8), content(1, 0)...)
+	s.Files[0].Data = bytes.Clone(data)
+	s.Fixups = []shmtest.Fixup{{Off: 8, Len: int64(len(data) - 8), First: 4}}
+	n.put(s, "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 1)["ok"])
+	got, err := os.ReadFile(filepath.Join(dir, "1/rank_0.pt"))
+	require.NoError(t, err)
+	require.Equal(t, crc32.ChecksumIEEE(data[8:]), binary.LittleEndian.Uint32(got[4:]))
+	require.Equal(t, data[8:], got[8:])
+}
+
+func TestMemorySaveStaysInMemory(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	s := single(dir, 3)
+	s.Disk = false
+	n.put(s, "seg/l0-0.seg")
+	res := n.ask(map[string]any{"op": "offers", "rank": 0, "dir": dir})
+	offers := res["offers"].([]any)
+	require.Len(t, offers, 1)
+	require.Equal(t, 3.0, offers[0].(map[string]any)["step"])
+	require.NoFileExists(t, filepath.Join(dir, "dlrover_latest.txt"))
+}
+
+func TestOffersAreForTheRankThatAsks(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	s := shard(dir, 3, 1, 2, 2)
+	s.Disk = false
+	n.put(s, "seg/l1-0.seg")
+	require.Empty(t, n.ask(map[string]any{"op": "offers", "rank": 0, "dir": dir})["offers"])
+	require.Len(t, n.ask(map[string]any{"op": "offers", "rank": 1, "dir": dir})["offers"], 1)
+	require.Empty(t, n.ask(map[string]any{"op": "offers", "rank": 1, "dir": dir + "/other"})["offers"])
+}
+
+func TestAllShardsOfANodeAreCommittedTogether(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	for r := range 3 {
+		require.NoFileExists(t, filepath.Join(dir, "dlrover_latest.txt"))
+		n.put(shard(dir, 7, r, 3, 3), fmt.Sprintf("seg/l%d-0.seg", r))
+	}
+	require.Equal(t, true, n.wait(dir, 7)["ok"])
+	requireStep(t, dir, 7, 3)
+}
+
+// A breakpoint save takes the newest step that every shard is held of.
+func TestBreakpoint(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	for r := range 2 {
+		s := shard(dir, 10, r, 2, 2)
+		s.Disk = false
+		n.put(s, fmt.Sprintf("seg/l%d-0.seg", r))
+	}
+	newer := shard(dir, 15, 0, 2, 2)
+	newer.Disk = false
+	n.put(newer, "seg/l0-1.seg")
+	c := n.control()
+	require.NoError(t, c.Breakpoint(t.Context(), "test", false))
+	left, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.Zero(t, left)
+	requireStep(t, dir, 10, 2)
+	names, err := n.dir.Names()
+	require.NoError(t, err)
+	require.Empty(t, names, "End removes the memory once all is on disk")
+}
+
+func TestBreakpointWithoutCompleteStep(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	s := shard(dir, 10, 0, 2, 2)
+	s.Disk = false
+	n.put(s, "seg/l0-0.seg")
+	c := n.control()
+	require.NoError(t, c.Breakpoint(t.Context(), "test", false))
+	_, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.NoFileExists(t, filepath.Join(dir, "dlrover_latest.txt"))
+}
+
+func TestBreakpointOfWhatTheDiskHas(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	n.put(single(dir, 20), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	before, err := os.Stat(filepath.Join(dir, "20/rank_0.pt"))
+	require.NoError(t, err)
+	c := n.control()
+	require.NoError(t, c.Breakpoint(t.Context(), "test", false))
+	_, err = c.End(t.Context(), patience)
+	require.NoError(t, err)
+	after, err := os.Stat(filepath.Join(dir, "20/rank_0.pt"))
+	require.NoError(t, err)
+	require.True(t, os.SameFile(before, after), "it was written again")
+}
+
+// torn is a segment whose worker died while it was copying.
+func torn(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(shm.Writing)), 16)
+	require.NoError(t, err)
+}
+
+func TestTornSaveIsNeverWritten(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	torn(t, single(dir, 15).Write(t, n.dir, "seg/l0-1.seg"))
+	c := n.control()
+	require.NoError(t, c.Breakpoint(t.Context(), "the worker died", false))
+	_, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	requireStep(t, dir, 10, 1)
+}
+
+// The next daemon finds in the headers alone what is to be done.
+func TestDaemonTakesOver(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	n.stop()
+	single(dir, 30).Write(t, n.dir, "seg/l0-0.seg")
+	n.start()
+	require.Equal(t, true, n.wait(dir, 30)["ok"])
+	requireStep(t, dir, 30, 1)
+	n.stop()
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, "30"))) // to see whether it is written again
+	n.start()
+	require.Len(t, n.ask(map[string]any{"op": "offers", "rank": 0, "dir": dir, "timeout_ms": 1000})["offers"], 1)
+	require.NoDirExists(t, filepath.Join(dir, "30"), "a committed save is not written again")
+}
+
+// A worker that dies after it has completed a save but before it has told anybody.
+func TestSaveWithoutAWord(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	c, err := net.Dial("unix", n.sock)
+	require.NoError(t, err)
+	require.NoError(t, json.NewEncoder(c).Encode(map[string]any{"op": "hello", "v": 1, "rank": 0}))
+	_, err = bufio.NewReader(c).ReadString('\n')
+	require.NoError(t, err)
+	single(dir, 5).Write(t, n.dir, "seg/l0-0.seg")
+	require.NoError(t, c.Close())
+	require.Equal(t, true, n.wait(dir, 5)["ok"])
+}
+
+// faulty fails writes while a condition holds.
+type faulty struct {
+	fsx.FS
+	mu  sync.Mutex
+	err error
+	hit chan struct{}
+}
+
+func (f *faulty) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+func (f *faulty) WriteFrom(ctx context.Context, path string, src fsx.Source) error {
+	f.mu.Lock()
+	err := f.err
+	f.mu.Unlock()
+	if err != nil {
+		select {
+		case f.hit <- struct{}{}:
+		default:
+		}
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return f.FS.WriteFrom(ctx, path, src)
+}
+
+func withFS(f fsx.FS) func(*checkpointd.Config) {
+	return func(c *checkpointd.Config) { c.FS = f }
+}
+
+func TestFullDisk(t *testing.T) {
+	disk := &faulty{FS: fsx.OS{}, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk)), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	disk.fail(syscall.ENOSPC)
+	n.put(single(dir, 20), "seg/l0-1.seg")
+	<-disk.hit
+	require.Eventually(t, func() bool {
+		res := n.ask(map[string]any{"op": "saved", "seg": "seg/l0-1.seg"})
+		return res["behind"] == 1.0 && strings.Contains(res["note"].(string), "storage is full")
+	}, patience, time.Millisecond)
+	requireStep(t, dir, 10, 1)
+	disk.fail(nil)
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	requireStep(t, dir, 20, 1)
+	requireNoLeftovers(t, dir)
+}
+
+func TestForbiddenDirectoryFailsAtOnce(t *testing.T) {
+	disk := &faulty{FS: fsx.OS{}, err: syscall.EACCES, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk)), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	res := n.wait(dir, 10)
+	require.Equal(t, false, res["ok"])
+	require.Contains(t, res["error"], "permission denied")
+}
+
+// A save that waits for the disk and is overwritten by a newer one is not lost silently.
+func TestSupersededSave(t *testing.T) {
+	disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk)), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	<-disk.hit
+	newer := single(dir, 20)
+	newer.Seq = 2
+	n.put(newer, "seg/l0-0.seg")
+	disk.fail(nil)
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	requireStep(t, dir, 20, 1)
+}
+
+func TestDamageIsReported(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	verify := map[string]any{"op": "verify", "dir": dir, "step": 10}
+	require.Equal(t, true, n.ask(verify)["good"])
+	path := filepath.Join(dir, "10/rank_0.pt")
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	data[100] ^= 1
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	res := n.ask(verify)
+	require.Equal(t, false, res["good"])
+	require.Contains(t, res["reason"], "rank_0.pt")
+}
+
+func TestRequests(t *testing.T) {
+	n := newNode(t)
+	for _, c := range []struct{ name, line, want string }{
+		{"garbage", "not json", "not a request"},
+		{"unknown operation", `{"op":"dance"}`, `operation "dance" is unknown`},
+		{"another version", `{"op":"hello","v":7}`, "version 7"},
+		{"timeout", `{"op":"wait","dir":"/nowhere","step":3,"timeout_ms":1}`, "step 3 was not committed within 1ms"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn, err := net.Dial("unix", n.sock)
+			require.NoError(t, err)
+			defer conn.Close()
+			_, err = fmt.Fprintln(conn, c.line)
+			require.NoError(t, err)
+			reply, err := bufio.NewReader(conn).ReadString('\n')
+			require.NoError(t, err)
+			require.Contains(t, reply, `"ok":false`)
+			var res map[string]any
+			require.NoError(t, json.Unmarshal([]byte(reply), &res))
+			require.Contains(t, res["error"], c.want)
+		})
+	}
+}
+
+// A peer that sends half a line and closes its side must not keep anybody busy.
+func TestHalfClosedPeer(t *testing.T) {
+	n := newNode(t)
+	c, err := net.Dial("unix", n.sock)
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.Write([]byte(`{"op":`))
+	require.NoError(t, err)
+	require.NoError(t, c.(*net.UnixConn).CloseWrite())
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	_, err = bufio.NewReader(c).ReadString('\n')
+	require.NoError(t, err, "half a line is answered as what it is")
+}
+
+// nodes are daemons of one run that meet at a master.
+func nodes(t *testing.T, n int, change ...func(*checkpointd.Config)) []*node {
+	t.Helper()
+	hub := httptest.NewServer(board.NewHub().Handler())
+	t.Cleanup(hub.Close)
+	client := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(client.CloseIdleConnections)
+	out := make([]*node, n)
+	for i := range out {
+		out[i] = newNode(t, append(change, func(c *checkpointd.Config) {
+			c.Remote, c.Addr, c.Token = board.Client(hub.URL, "run", "", client), "127.0.0.1", "secret"
+		})...)
+		w := checkpointd.World{Round: 1, GroupRank: i, GroupWorldSize: n, RankBase: i, WorldSize: n, LocalWorldSize: 1}
+		require.NoError(t, out[i].control().World(t.Context(), w))
+	}
+	return out
+}
+
+func TestCommitAcrossNodes(t *testing.T) {
+	ns, dir := nodes(t, 2), t.TempDir()
+	ns[1].put(shard(dir, 7, 1, 2, 1), "seg/l0-0.seg")
+	ns[0].put(shard(dir, 7, 0, 2, 1), "seg/l0-0.seg")
+	for _, n := range ns {
+		require.Equal(t, true, n.wait(dir, 7)["ok"])
+	}
+	requireStep(t, dir, 7, 2)
+	requireNoLeftovers(t, dir)
+}
+
+func TestBreakpointAcrossNodes(t *testing.T) {
+	ns, dir := nodes(t, 2), t.TempDir()
+	for i, n := range ns {
+		for k, step := range []int64{10, 15} {
+			if i == 1 && step == 15 {
+				continue // its worker died before
+			}
+			s := shard(dir, step, i, 2, 1)
+			s.Disk = false
+			n.put(s, fmt.Sprintf("seg/l0-%d.seg", k))
+		}
+	}
+	for _, n := range ns {
+		require.NoError(t, n.control().Breakpoint(t.Context(), "test", false))
+	}
+	for _, n := range ns {
+		require.Equal(t, true, n.wait(dir, 10)["ok"])
+	}
+	requireStep(t, dir, 10, 2)
+}
+
+// The full state that every node holds is written by one of them, also when the node
+// that usually writes it is dead.
+func TestBreakpointOfAFullStateWithoutItsWriter(t *testing.T) {
+	ns, dir := nodes(t, 2), t.TempDir()
+	for i, n := range ns {
+		s := single(dir, 10)
+		s.Disk, s.Meta.Resize, s.Meta.WorldSize, s.Meta.Rank, s.Meta.Primary = false, "any", 2, i, i == 0
+		n.put(s, "seg/l0-0.seg")
+	}
+	ns[0].stop()
+	require.NoError(t, ns[1].control().Breakpoint(t.Context(), "node lost", false))
+	require.Equal(t, true, ns[1].wait(dir, 10)["ok"])
+	requireStep(t, dir, 10, 1)
+}
+
+// A node that is replaced finds its shard on its peer, byte for byte, and nobody's own
+// shard is touched.
+func TestShardComesBackFromItsPeer(t *testing.T) {
+	ns, dir := nodes(t, 2, func(c *checkpointd.Config) { c.Replicas = 2 }), t.TempDir()
+	for i, n := range ns {
+		s := shard(dir, 10, i, 2, 1)
+		s.Disk = false
+		n.put(s, "seg/l0-0.seg")
+	}
+	for i, n := range ns {
+		require.Eventually(t, func() bool {
+			names, err := n.dir.Names()
+			require.NoError(t, err)
+			return len(names) == 2 && strings.HasPrefix(names[0], fmt.Sprintf("peer/r%d", 1-i))
+		}, patience, 10*time.Millisecond, "node %d keeps a copy of the other", i)
+	}
+	ns[1].stop()
+	require.NoError(t, os.RemoveAll(filepath.Join(ns[1].dir.Path(), "seg", "l0-0.seg")))
+	require.NoError(t, os.RemoveAll(filepath.Join(ns[1].dir.Path(), "peer")))
+	require.NoError(t, os.Mkdir(filepath.Join(ns[1].dir.Path(), "peer"), 0o700))
+	ns[1].start()
+	for i, n := range ns {
+		w := checkpointd.World{Round: 2, GroupRank: i, GroupWorldSize: 2, RankBase: i, WorldSize: 2, LocalWorldSize: 1}
+		require.NoError(t, n.control().World(t.Context(), w))
+	}
+	res := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": dir, "timeout_ms": patience.Milliseconds()})
+	offers := res["offers"].([]any)
+	require.Len(t, offers, 1)
+	got, err := os.ReadFile(filepath.Join(ns[1].dir.Path(), offers[0].(map[string]any)["seg"].(string)))
+	require.NoError(t, err)
+	require.Equal(t, content(10, 1), got[4096:4096+len(content(10, 1))])
+	own := ns[0].ask(map[string]any{"op": "offers", "rank": 0, "dir": dir})["offers"].([]any)
+	require.Len(t, own, 1)
+	require.Equal(t, "seg/l0-0.seg", own[0].(map[string]any)["seg"])
+}
+
+// When the launcher dies, what is in memory goes to disk, and then the daemon ends.
+func TestOrphanedDaemonSaves(t *testing.T) {
+	gone := make(chan int, 1)
+	n, dir := newNode(t, func(c *checkpointd.Config) { c.Orphaned = func(left int) { gone <- left } }), t.TempDir()
+	s := single(dir, 10)
+	s.Disk = false
+	n.put(s, "seg/l0-0.seg")
+	c := n.control()
+	require.NoError(t, c.Lead(t.Context()))
+	require.NoError(t, c.Close())
+	require.Zero(t, <-gone)
+	requireStep(t, dir, 10, 1)
+}
+
+// The launcher that comes back in time finds its daemon at work.
+func TestLauncherConnectsAnew(t *testing.T) {
+	n := newNode(t, func(c *checkpointd.Config) { c.Orphaned = func(int) { t.Error("the daemon gave up its launcher") } })
+	first := n.control()
+	require.NoError(t, first.Lead(t.Context()))
+	second := n.control()
+	require.NoError(t, second.Lead(t.Context()))
+	require.NoError(t, first.Close())
+	require.NoError(t, second.Breakpoint(t.Context(), "test", true))
+	left, err := second.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.Zero(t, left)
+}
+
+func TestStatus(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	st, err := n.control().Status(t.Context())
+	require.NoError(t, err)
+	require.Len(t, st.Segments, 1)
+	require.True(t, st.Segments[0].Durable)
+	require.EqualValues(t, 10, st.Segments[0].Step)
+	require.EqualValues(t, 1, st.Counters.Commits)
+	require.EqualValues(t, len(content(10, 0)), st.Counters.FlushedBytes)
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	_, err := checkpointd.New(checkpointd.Config{})
+	require.Error(t, err)
+	_, err = checkpointd.New(checkpointd.Config{Dir: &shm.Dir{}, Writers: -1})
+	require.Error(t, err)
+}
+
+func TestParseWorld(t *testing.T) {
+	w := checkpointd.World{Term: 7, Round: 1, Epoch: 2, GroupRank: 3, GroupWorldSize: 4, RankBase: 5, WorldSize: 6, LocalWorldSize: 8}
+	got, err := checkpointd.ParseWorld(w.String())
+	require.NoError(t, err)
+	require.Equal(t, w, got)
+	_, err = checkpointd.ParseWorld("1,2")
+	require.Error(t, err)
+}

@@ -1,0 +1,464 @@
+package checkpointd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/shm"
+)
+
+// phase is how far this node is with its shard of a save.
+type phase string
+
+const (
+	waiting    phase = "waiting"  // for a writer
+	writing    phase = "writing"  // to temporary files
+	prepared   phase = "prepared" // durable here; the other shards are waited for
+	committed  phase = "committed"
+	superseded phase = "superseded" // overwritten by a newer save before it was written
+	failed     phase = "failed"
+)
+
+func (p phase) over() bool { return p == committed || p == superseded || p == failed }
+
+// save is one shard of a save on its way to the disk.
+type save struct {
+	seg   *segment
+	seq   uint64
+	saved time.Time
+	meta  shm.Meta
+	begun time.Time
+
+	// Guarded by Daemon.mu.
+	phase       phase
+	err         error
+	bytes, done int64
+}
+
+var errSuperseded = errors.New("overwritten by a newer save before it could be written")
+
+// start puts a shard on its way to the disk, unless it is there or on the way.
+func (d *Daemon) start(s *segment, h shm.Header, m shm.Meta) *save {
+	j := &save{seg: s, seq: h.Seq, saved: h.Saved, meta: m, begun: time.Now(), phase: waiting}
+	for _, f := range m.Files {
+		j.bytes += f.Len
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, o := range d.saves {
+		if o.meta.Save == m.Save && o.meta.Shard == m.Shard && (o.phase == committed || !o.phase.over()) {
+			return o
+		}
+	}
+	d.saves = append(d.saves, j)
+	d.trimLocked()
+	d.changedLocked()
+	d.wg.Go(func() { d.run(j) })
+	return j
+}
+
+// trimLocked forgets the oldest saves that are over.
+func (d *Daemon) trimLocked() {
+	for i := 0; len(d.saves) > maxRemembered && i < len(d.saves); {
+		if d.saves[i].phase.over() {
+			d.saves = append(d.saves[:i], d.saves[i+1:]...)
+			continue
+		}
+		i++
+	}
+}
+
+// run takes one shard from memory to a committed step.
+func (d *Daemon) run(j *save) {
+	ctx, cancel := context.WithTimeoutCause(d.ctx, timeoutOf(j.meta), fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
+	defer cancel()
+	stop := d.progress(j)
+	defer stop()
+	if d.already(j) { // an earlier daemon committed it, and may not have said so
+		if j.meta.Shard == 0 {
+			_, _ = d.boardOf(j.meta).Post(ctx, reportOf(j, board.Published, commit.Entry{}))
+		}
+		d.finish(j, committed, nil)
+		return
+	}
+	entry, err := d.prepare(ctx, j)
+	if err == nil {
+		j.seg.seg.Settle(j.seq)
+		d.move(j, prepared)
+		err = d.commit(ctx, j, entry)
+	}
+	switch {
+	case d.ctx.Err() != nil && err != nil: // the next daemon goes on
+	case err == nil, errors.Is(err, board.ErrCommitted), d.already(j):
+		d.finish(j, committed, nil)
+	case errors.Is(err, errSuperseded), errors.Is(err, commit.ErrSuperseded):
+		d.giveUp(j, err)
+		d.finish(j, superseded, err)
+	default:
+		if cause := context.Cause(ctx); cause != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w; last: %w", cause, err)
+		}
+		d.giveUp(j, err)
+		d.finish(j, failed, err)
+	}
+}
+
+func timeoutOf(m shm.Meta) time.Duration {
+	if m.TimeoutS <= 0 {
+		return defaultSave
+	}
+	return time.Duration(m.TimeoutS) * time.Second
+}
+
+// already reports whether an earlier daemon committed this very save.
+func (d *Daemon) already(j *save) bool {
+	ms, err := d.store.Manifests(j.meta.Dir)
+	if err != nil {
+		return false
+	}
+	for _, m := range ms {
+		if m.ID == j.meta.Save {
+			return true
+		}
+	}
+	return false
+}
+
+func saveOf(j *save) commit.Save {
+	m := j.meta
+	s := commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step, Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved}
+	for _, t := range m.Trackers {
+		s.Trackers = append(s.Trackers, commit.Tracker(t))
+	}
+	if m.Retention != nil {
+		r := commit.Retention(*m.Retention)
+		s.Retention = &r
+	}
+	return s
+}
+
+// prepare writes the shard's files under temporary names, unless a newer save has
+// taken the segment.
+func (d *Daemon) prepare(ctx context.Context, j *save) (entry commit.Entry, err error) {
+	err = d.persist(ctx, j, func() error {
+		entry, err = d.attempt(ctx, j)
+		return err
+	})
+	return entry, err
+}
+
+// persist repeats a step on storage until it works or the save's time is over.
+func (d *Daemon) persist(ctx context.Context, j *save, step func() error) error {
+	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
+		err := step()
+		if err == nil {
+			d.setNote("")
+			return nil
+		}
+		if errors.Is(err, errSuperseded) || hopeless(err) || ctx.Err() != nil {
+			return err
+		}
+		d.trouble(ctx, j, err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// hopeless tells errors that waiting does not mend.
+func hopeless(err error) bool {
+	return errors.Is(err, commit.ErrSuperseded) || errors.Is(err, commit.ErrBegun) || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ELOOP)
+}
+
+// trouble books a failed write, and makes room when the storage is full.
+func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
+	note := "storage: " + err.Error()
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		note = "storage is full: " + err.Error()
+		if removed, err := d.store.Retain(ctx, j.meta.Dir); err == nil && len(removed) > 0 {
+			d.log.Info("removed old checkpoints to make room", "dir", j.meta.Dir, "steps", removed)
+		}
+	}
+	if d.setNote(note) {
+		d.log.Warn("cannot write a checkpoint, trying again", "step", j.meta.Step, "shard", j.meta.Shard, "err", err)
+	}
+	d.mu.Lock()
+	d.count.Retries++
+	j.done = 0
+	d.mu.Unlock()
+}
+
+// setNote reports whether the note is another one than before.
+func (d *Daemon) setNote(note string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was := d.note
+	d.note = note
+	return was != note
+}
+
+// attempt writes all files of the shard once. The segment is pinned meanwhile.
+func (d *Daemon) attempt(ctx context.Context, j *save) (commit.Entry, error) {
+	p, err := j.seg.seg.Pin()
+	if err != nil {
+		return commit.Entry{}, fmt.Errorf("%w (%w)", errSuperseded, err)
+	}
+	defer p.Release()
+	if p.Header.Seq != j.seq {
+		return commit.Entry{}, errSuperseded
+	}
+	select {
+	case d.slots <- struct{}{}:
+		defer func() { <-d.slots }()
+	case <-ctx.Done():
+		return commit.Entry{}, ctx.Err()
+	}
+	d.move(j, writing)
+	return d.write(ctx, j, p)
+}
+
+func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entry, error) {
+	s, entry := saveOf(j), commit.Entry{Shard: j.meta.Shard}
+	paths := make([]string, len(j.meta.Files))
+	for i, f := range j.meta.Files {
+		paths[i] = f.Path
+	}
+	tmps, err := d.store.Plan(s, j.meta.Shard, paths)
+	if err != nil {
+		return entry, err
+	}
+	begin := time.Now()
+	for i, f := range j.meta.Files {
+		crc, err := d.writeFile(ctx, j, p, i, tmps[i])
+		if err != nil {
+			return entry, fmt.Errorf("write %s: %w", absolute(j.meta.Dir, f.Path), err)
+		}
+		entry.Files = append(entry.Files, commit.FileEntry{Path: f.Path, Size: f.Len, CRC: crc, Shard: j.meta.Shard, Tmp: tmps[i]})
+	}
+	if err := d.store.Prepared(s, entry); err != nil {
+		return entry, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.count.Flushes++
+	d.count.FlushedBytes += j.bytes
+	d.count.WriteTime += time.Since(begin)
+	return entry, nil
+}
+
+func absolute(dir, path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
+}
+
+// writeFile writes file i of p; what follows on CPU (checksums) runs ahead of what
+// follows on the disk.
+func (d *Daemon) writeFile(ctx context.Context, j *save, p *shm.Pinned, i int, tmp string) (uint32, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sealing := p.Seal(ctx, i)
+	defer sealing.Sum() // it uses the pin
+	src := &source{bytes: p.File(i), ready: sealing.Ready, passed: func(n int64) { d.advance(j, n) }}
+	if err := d.cfg.FS.WriteFrom(ctx, tmp, src); err != nil {
+		cancel()
+		return 0, err
+	}
+	return sealing.Sum()
+}
+
+// source is a file's image as fsx wants it, counting what has been asked for.
+type source struct {
+	bytes  []byte
+	ready  func(context.Context, int64) error
+	passed func(int64)
+	at     int64
+}
+
+func (s *source) Len() int64    { return int64(len(s.bytes)) }
+func (s *source) Bytes() []byte { return s.bytes }
+
+func (s *source) Ready(ctx context.Context, end int64) error {
+	if err := s.ready(ctx, end); err != nil {
+		return err
+	}
+	s.passed(end - s.at)
+	s.at = end
+	return nil
+}
+
+func (d *Daemon) advance(j *save, n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	j.done += n
+}
+
+// commit makes the step visible together with the writers of the other shards. The
+// writer of shard 0 leads.
+func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error {
+	s, b := saveOf(j), d.boardOf(j.meta)
+	post := func(ph board.Phase) ([]commit.Entry, error) {
+		return b.Post(ctx, reportOf(j, ph, entry))
+	}
+	all, err := post(board.Prepared)
+	if err != nil {
+		return err
+	}
+	if entry.Shard == 0 {
+		if err := d.persist(ctx, j, func() error { return d.store.Intent(s, all) }); err != nil {
+			return err
+		}
+		if _, err := post(board.Intent); err != nil {
+			return err
+		}
+	}
+	if err := d.persist(ctx, j, func() error { return d.place(s, entry) }); err != nil {
+		return err
+	}
+	if _, err := post(board.Placed); err != nil || entry.Shard != 0 {
+		return err
+	}
+	if err := d.persist(ctx, j, func() error { return d.publish(ctx, s, all) }); err != nil {
+		return err
+	}
+	_, err = post(board.Published)
+	return err
+}
+
+func reportOf(j *save, ph board.Phase, entry commit.Entry) board.Report {
+	m := j.meta
+	r := board.Report{Save: board.Save{ID: m.Save, Step: m.Step, Shards: m.Shards, Dir: m.Dir}, Phase: ph, Shards: []int{m.Shard}}
+	if ph == board.Prepared {
+		r.Entries = []commit.Entry{entry}
+	}
+	return r
+}
+
+func (d *Daemon) place(s commit.Save, e commit.Entry) error {
+	if err := d.store.Place(s, e); err != nil {
+		return err
+	}
+	return d.store.Placed(s, e.Shard)
+}
+
+// publish is the leader's last part on storage.
+func (d *Daemon) publish(ctx context.Context, s commit.Save, all []commit.Entry) error {
+	m, err := d.store.Publish(s, all)
+	if err != nil {
+		return err
+	}
+	var bytes int64
+	for _, f := range m.Files {
+		bytes += f.Size
+	}
+	d.log.Info("checkpoint committed", "step", s.Step, "dir", s.Dir, "files", len(m.Files), "bytes", bytes, "after", m.Committed.Sub(s.Saved).Round(time.Millisecond).String())
+	removed, err := d.store.Retain(ctx, s.Dir)
+	if err != nil {
+		d.log.Warn("cannot remove old checkpoints", "dir", s.Dir, "err", err)
+	}
+	if len(removed) > 0 {
+		d.log.Debug("removed old checkpoints", "dir", s.Dir, "steps", removed)
+	}
+	return nil
+}
+
+// boardOf is where the writers of a save meet: in this process when they are all here.
+func (d *Daemon) boardOf(m shm.Meta) board.Board {
+	switch {
+	case m.Shards == 1 || m.WorldSize == m.LocalWorldSize:
+		return d.local
+	case d.cfg.Remote != nil:
+		return d.cfg.Remote
+	}
+	return board.Markers(d.cfg.FS)
+}
+
+// giveUp tells the other shards that this save will not be complete, and removes what
+// was written of ours. When the leader may be past its intent, the files stay: recovery
+// completes the save.
+func (d *Daemon) giveUp(j *save, cause error) {
+	if errors.Is(cause, board.ErrStalled) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, refuseBudget)
+	defer cancel()
+	report := reportOf(j, board.Failed, commit.Entry{})
+	report.Error = cause.Error()
+	if _, err := d.boardOf(j.meta).Post(ctx, report); err != nil && !errors.Is(err, board.ErrAborted) {
+		d.log.Debug("a failed save stays for recovery", "step", j.meta.Step, "err", err)
+		return
+	}
+	if err := d.store.Abandon(saveOf(j), j.meta.Shard); err != nil {
+		d.log.Debug("clean up after a failed save", "step", j.meta.Step, "err", err)
+	}
+}
+
+func (d *Daemon) move(j *save, to phase) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	j.phase = to
+	d.changedLocked()
+}
+
+// finish books the end of a save and lets its segment go.
+func (d *Daemon) finish(j *save, to phase, err error) {
+	switch to {
+	case committed:
+		j.seg.seg.SetDurable(j.seq)
+	case superseded:
+		d.log.Warn("a checkpoint was not written: a newer one came first", "step", j.meta.Step, "shard", j.meta.Shard)
+	case failed:
+		d.log.Error("a checkpoint was not committed", "step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir, "err", err)
+	}
+	j.seg.seg.Settle(j.seq)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	j.phase, j.err = to, err
+	switch to {
+	case committed:
+		d.count.Commits++
+		d.durable[j.meta.Rank] = SegmentStatus{Rank: j.meta.Rank, Step: j.meta.Step, Saved: j.saved, Durable: true}
+	case superseded:
+		d.count.Superseded++
+	case failed:
+		d.count.Failures++
+	}
+	d.changedLocked()
+}
+
+// progress writes a line about a long write now and then.
+func (d *Daemon) progress(j *save) (stop func()) {
+	quit, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		t := time.NewTicker(progressEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				d.tell(j)
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() { close(quit); <-gone }
+}
+
+func (d *Daemon) tell(j *save) {
+	d.mu.Lock()
+	ph, done := j.phase, j.done
+	d.mu.Unlock()
+	took := time.Since(j.begun)
+	d.log.Info("checkpoint under way", "step", j.meta.Step, "shard", j.meta.Shard, "phase", string(ph), "percent", 100*done/max(j.bytes, 1), "bytes", done, "of", j.bytes, "for", took.Round(time.Second).String())
+}

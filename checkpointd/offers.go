@@ -1,0 +1,95 @@
+package checkpointd
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"dlrover-run/checkpointd/shm"
+)
+
+// Offer is a save in memory that a rank may load.
+type Offer struct {
+	Seg       string `json:"seg"`
+	Seq       uint64 `json:"seq"`
+	Step      int64  `json:"step"`
+	Save      string `json:"save"`
+	Rank      int    `json:"rank"`
+	Shard     int    `json:"shard"`
+	Shards    int    `json:"shards"`
+	WorldSize int    `json:"world_size"`
+	Layout    string `json:"layout"`
+	Resize    string `json:"resize"`
+	SavedNS   int64  `json:"saved_ns"`
+	Framework string `json:"framework"`
+}
+
+// adopt takes over what an earlier daemon left: saves that the disk still waits for,
+// and commits that were under way.
+func (d *Daemon) adopt() {
+	dirs := map[string]bool{}
+	d.held(func(_ string, _ *segment, p *shm.Pinned) { dirs[p.Meta.Dir] = true })
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
+		d.mend(d.ctx, dir)
+	}
+	d.scan()
+}
+
+// mend finishes or removes what interrupted commits left in dir.
+func (d *Daemon) mend(ctx context.Context, dir string) {
+	d.mu.Lock()
+	done := d.mended[dir]
+	d.mended[dir] = true
+	d.mu.Unlock()
+	if done {
+		return
+	}
+	res, err := d.store.Recover(ctx, dir, d.working)
+	if err != nil {
+		d.log.Warn("cannot finish interrupted commits", "dir", dir, "err", err)
+	}
+	if len(res.Forward) > 0 {
+		d.log.Info("finished interrupted commits", "dir", dir, "saves", res.Forward)
+	}
+}
+
+// working reports whether a save is on its way through this daemon.
+func (d *Daemon) working(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == id && !j.phase.over() })
+}
+
+// offers lists what the asking rank may load from memory. With a timeout it first lets
+// the writes for that directory end and fetches copies from peers.
+func (d *Daemon) offers(ctx context.Context, r request) (reply, error) {
+	d.scan()
+	if r.timeout() > 0 {
+		ctx, cancel := context.WithTimeout(ctx, r.timeout())
+		defer cancel()
+		d.settled(ctx, r.Dir)
+		d.fetch(ctx, r)
+	}
+	d.mend(ctx, r.Dir)
+	return reply{"offers": d.offered(r)}, nil
+}
+
+// settled waits until nothing of dir is on its way to the disk.
+func (d *Daemon) settled(ctx context.Context, dir string) {
+	_ = d.until(ctx, func() bool { // after the timeout what is committed counts
+		return d.breaking == 0 && !slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Dir == dir && !j.phase.over() })
+	})
+}
+
+func (d *Daemon) offered(r request) []Offer {
+	out := []Offer{}
+	d.held(func(name string, _ *segment, p *shm.Pinned) {
+		m := p.Meta
+		if m.Dir != r.Dir || m.Rank != r.Rank && m.Resize != "any" {
+			return
+		}
+		out = append(out, Offer{Seg: name, Seq: p.Header.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard, Shards: m.Shards,
+			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: p.Header.Saved.UnixNano(), Framework: m.Framework})
+	})
+	return out
+}

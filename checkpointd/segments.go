@@ -1,0 +1,132 @@
+package checkpointd
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+
+	"dlrover-run/checkpointd/shm"
+)
+
+// segment is a file of the runtime directory that this daemon has open.
+type segment struct {
+	seg *shm.Segment
+	// seen is the newest seq that was given to the writers and to the peers. Guarded
+	// by Daemon.scanning.
+	seen uint64
+}
+
+// ours tells a worker's segment from a copy of another node's.
+func ours(name string) bool { return strings.HasPrefix(name, "seg/") }
+
+// rescan asks for another look at the segments; it never blocks.
+func (d *Daemon) rescan() {
+	select {
+	case d.scans <- struct{}{}:
+	default:
+	}
+}
+
+func (d *Daemon) scanLoop() {
+	for {
+		select {
+		case <-d.scans:
+			d.scan()
+		case <-d.ctx.Done():
+			return
+		}
+	}
+}
+
+// scan opens new segments, forgets removed ones and queues what the disk and the
+// peers wait for.
+func (d *Daemon) scan() {
+	d.scanning.Lock()
+	defer d.scanning.Unlock()
+	names, err := d.cfg.Dir.Names()
+	if err != nil {
+		d.log.Warn("cannot list the segments", "err", err)
+		return
+	}
+	present := map[string]bool{}
+	for _, name := range names {
+		present[name] = true
+		s, err := d.open(name)
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				d.log.Warn("cannot use a segment", "segment", name, "err", err)
+			}
+			continue
+		}
+		if ours(name) {
+			d.queue(s)
+		}
+	}
+	d.forget(present)
+}
+
+// open returns the segment of that name, opened anew when the worker has replaced it.
+func (d *Daemon) open(name string) (*segment, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.segs[name]
+	if s != nil && !s.seg.Replaced() {
+		return s, nil
+	}
+	seg, err := d.cfg.Dir.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	if s != nil {
+		_ = s.seg.Close() // pins of it stay valid until they are released
+	}
+	s = &segment{seg: seg}
+	d.segs[name] = s
+	return s, nil
+}
+
+func (d *Daemon) forget(present map[string]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name, s := range d.segs {
+		if !present[name] {
+			_ = s.seg.Close()
+			delete(d.segs, name)
+		}
+	}
+}
+
+// queue gives a new complete save to the writers, if the disk wants it, and to the peers.
+func (d *Daemon) queue(s *segment) {
+	h, err := s.seg.Header()
+	if err != nil || h.State != shm.Complete || s.seen >= h.Seq {
+		return
+	}
+	p, err := s.seg.Pin()
+	if err != nil {
+		return // being written anew; its worker will tell
+	}
+	defer p.Release()
+	s.seen = p.Header.Seq
+	if p.Header.Disk && p.Header.Durable < p.Header.Seq {
+		d.start(s, p.Header, p.Meta)
+	}
+	d.replicate(s, p.Meta)
+}
+
+// held calls f with every complete segment, pinned.
+func (d *Daemon) held(f func(name string, s *segment, p *shm.Pinned)) {
+	names, _ := d.cfg.Dir.Names() // none is as good as an error: nothing is held
+	for _, name := range names {
+		s, err := d.open(name)
+		if err != nil {
+			continue
+		}
+		p, err := s.seg.Pin()
+		if err != nil {
+			continue
+		}
+		f(name, s, p)
+		p.Release()
+	}
+}

@@ -1,0 +1,365 @@
+package checkpointd
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxLine bounds one request or reply on the control socket, in bytes.
+const maxLine = 1 << 20
+
+// maxWait bounds every timeout_ms of a request.
+const maxWait = 24 * time.Hour
+
+// request is one line from a worker, a launcher or a person. Op decides which fields
+// count.
+type request struct {
+	Op        string `json:"op"`
+	V         int    `json:"v"`
+	Rank      int    `json:"rank"`
+	LocalRank int    `json:"local_rank"`
+	PID       int    `json:"pid"`
+	Seg       string `json:"seg"`
+	Seq       uint64 `json:"seq"`
+	Step      int64  `json:"step"`
+	Save      string `json:"save"`
+	Dir       string `json:"dir"`
+	Shards    []int  `json:"shards"`
+	Replicas  int    `json:"replicas"`
+	Early     bool   `json:"early"`
+	Reason    string `json:"reason"`
+	TimeoutMS int64  `json:"timeout_ms"`
+	World     World  `json:"world"`
+}
+
+func (r *request) timeout() time.Duration {
+	return min(max(time.Duration(r.TimeoutMS)*time.Millisecond, 0), maxWait)
+}
+
+// reply carries {"ok":true} and the fields of a result, or {"ok":false,"error":…}.
+type reply map[string]any
+
+// session is one connection.
+type session struct {
+	d    *Daemon
+	lead bool // the launcher's; its end without a good-bye is the launcher's death
+}
+
+// serve answers one connection, if it comes from our own user or from root.
+func (d *Daemon) serve(c net.Conn) {
+	if err := peerAllowed(c); err != nil {
+		d.log.Warn("refused a connection to the control socket", "err", err)
+		_ = c.Close()
+		return
+	}
+	d.mu.Lock()
+	d.conns[c] = struct{}{}
+	d.mu.Unlock()
+	d.wg.Go(func() {
+		defer func() {
+			d.mu.Lock()
+			delete(d.conns, c)
+			d.mu.Unlock()
+			_ = c.Close()
+			d.rescan() // a worker that died may have completed a save without a word
+		}()
+		s := &session{d: d}
+		s.answer(c)
+		if s.lead {
+			d.orphaned()
+		}
+	})
+}
+
+func peerAllowed(c net.Conn) error {
+	uc, ok := c.(*net.UnixConn)
+	if !ok {
+		return errors.New("not a unix socket")
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var inner error
+	if err = raw.Control(func(fd uintptr) { cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err == nil {
+		err = inner
+	}
+	if err != nil {
+		return fmt.Errorf("peer credentials: %w", err)
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("the peer has uid %d, this daemon %d", cred.Uid, os.Geteuid())
+	}
+	return nil
+}
+
+func (s *session) answer(c net.Conn) {
+	in := bufio.NewScanner(c)
+	in.Buffer(make([]byte, 4096), maxLine)
+	out := json.NewEncoder(c)
+	ctx, cancel := context.WithCancel(s.d.ctx)
+	defer cancel()
+	for in.Scan() {
+		var r request
+		var res reply
+		err := json.Unmarshal(in.Bytes(), &r)
+		if err != nil {
+			err = fmt.Errorf("not a request: %w", err)
+		} else {
+			res, err = s.do(ctx, r)
+		}
+		if res == nil {
+			res = reply{}
+		}
+		res["ok"] = err == nil
+		if err != nil {
+			res["error"] = err.Error()
+		}
+		if out.Encode(res) != nil {
+			return
+		}
+	}
+}
+
+func (s *session) do(ctx context.Context, r request) (reply, error) {
+	d := s.d
+	switch r.Op {
+	case "hello":
+		return s.hello(r)
+	case "saved":
+		d.rescan()
+		return d.pressure(), nil
+	case "wait":
+		step, err := d.wait(ctx, r)
+		return reply{"committed": step}, err
+	case "offers":
+		return d.offers(ctx, r)
+	case "verify":
+		return d.verify(ctx, r)
+	case "flush":
+		d.Breakpoint(r.Reason, r.Early)
+		return nil, nil
+	case "drain":
+		return reply{"left": d.Drain(ctx, r.timeout())}, nil
+	case "world":
+		d.SetWorld(r.World)
+		return nil, nil
+	case "status":
+		return reply{"status": d.Status()}, nil
+	case "lead":
+		s.lead = true
+		d.led()
+		return nil, nil
+	case "end":
+		s.lead = false
+		return d.end(ctx, r)
+	}
+	return nil, fmt.Errorf("operation %q is unknown to this version", r.Op)
+}
+
+// protocolVersion is what hello agrees on.
+const protocolVersion = 1
+
+func (s *session) hello(r request) (reply, error) {
+	if r.V != protocolVersion {
+		return nil, fmt.Errorf("the client speaks version %d of the protocol, this daemon version %d: use the client that came with the launcher", r.V, protocolVersion)
+	}
+	s.d.wantCopies(r.Replicas)
+	s.d.rescan()
+	return reply{"v": protocolVersion, "pid": os.Getpid()}, nil
+}
+
+// pressure is what a worker learns after each save.
+func (d *Daemon) pressure() reply {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return reply{"behind": d.pendingLocked(), "note": d.note}
+}
+
+func (d *Daemon) pendingLocked() int {
+	n := 0
+	for _, j := range d.saves {
+		if !j.phase.over() {
+			n++
+		}
+	}
+	return n
+}
+
+// Drain waits until no save is on its way to the disk and returns how many still are
+// after the timeout.
+func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
+	d.scan()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	_ = d.until(ctx, func() bool { return d.breaking == 0 && d.pendingLocked() == 0 }) // what is left is counted
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.breaking + d.pendingLocked()
+}
+
+// end is the launcher's good-bye: drain, then remove the run's memory.
+func (d *Daemon) end(ctx context.Context, r request) (reply, error) {
+	left := d.Drain(ctx, r.timeout())
+	if left == 0 {
+		d.removeSegments()
+	}
+	return reply{"left": left}, nil
+}
+
+// led counts the launcher's connections.
+func (d *Daemon) led() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.leads++
+	d.changedLocked()
+}
+
+// orphaned follows the end of the launcher's connection: a launcher that lives connects
+// anew within orphanGrace.
+func (d *Daemon) orphaned() {
+	d.mu.Lock()
+	seen := d.leads
+	d.mu.Unlock()
+	d.awaitLauncher(seen, orphanGrace)
+}
+
+// awaitLauncher waits for a connection of the launcher after the first seen ones.
+// Without one it saves what is in memory, and is done.
+func (d *Daemon) awaitLauncher(seen int, patience time.Duration) {
+	if d.cfg.Orphaned == nil || d.ctx.Err() != nil {
+		return
+	}
+	d.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, patience)
+		defer cancel()
+		if d.until(ctx, func() bool { return d.leads > seen }) == nil || d.ctx.Err() != nil {
+			return
+		}
+		d.log.Warn("the launcher is gone; saving what is in memory")
+		d.Breakpoint("the launcher is gone", false)
+		d.cfg.Orphaned(d.Drain(d.ctx, defaultSave))
+	})
+}
+
+func (d *Daemon) removeSegments() {
+	names, err := d.cfg.Dir.Names()
+	for _, name := range names {
+		err = errors.Join(err, d.cfg.Dir.Remove(name))
+	}
+	if err != nil {
+		d.log.Warn("cannot remove the segments", "err", err)
+	}
+}
+
+// wait answers when the save is committed, or says why it will not be.
+func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(), fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))
+	defer cancel()
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		d.mu.Lock()
+		news := d.changed
+		j := d.newestLocked(r)
+		var ph phase
+		var err error
+		if j != nil {
+			ph, err = j.phase, j.err
+		}
+		d.mu.Unlock()
+		switch {
+		case ph == committed:
+			return r.Step, nil
+		case ph.over():
+			return 0, fmt.Errorf("step %d is not on disk: %w", r.Step, err)
+		case j == nil: // committed by another node, or by an earlier daemon
+			if step, ok := d.onDisk(r); ok {
+				return step, nil
+			}
+		}
+		select {
+		case <-news:
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return 0, d.lateness(ctx)
+		}
+	}
+}
+
+func (d *Daemon) lateness(ctx context.Context) error {
+	err := context.Cause(ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.note != "" {
+		err = fmt.Errorf("%w (%s)", err, d.note)
+	}
+	return err
+}
+
+// newestLocked finds what is asked for among the saves that went through this daemon.
+func (d *Daemon) newestLocked(r request) *save {
+	for _, j := range slices.Backward(d.saves) {
+		if j.meta.Dir == r.Dir && j.meta.Step == r.Step && (r.Save == "" || j.meta.Save == r.Save) {
+			return j
+		}
+	}
+	return nil
+}
+
+func (d *Daemon) onDisk(r request) (int64, bool) {
+	ms, err := d.store.Manifests(r.Dir)
+	if err != nil {
+		return 0, false
+	}
+	for _, m := range ms {
+		if m.Step >= r.Step && (r.Save == "" || r.Save == m.ID) {
+			return m.Step, true
+		}
+	}
+	return 0, false
+}
+
+// verify reads a committed step's files against their checksums.
+func (d *Daemon) verify(ctx context.Context, r request) (reply, error) {
+	ms, err := d.store.Manifests(r.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range ms {
+		if m.Step != r.Step {
+			continue
+		}
+		if err := d.store.Verify(ctx, r.Dir, m, r.Shards); err != nil {
+			return reply{"good": false, "reason": err.Error()}, nil
+		}
+		return reply{"good": true, "reason": ""}, nil
+	}
+	return reply{"good": false, "reason": fmt.Sprintf("step %d has no manifest in %s", r.Step, r.Dir)}, nil
+}
+
+// Listen makes the control socket at path, for our own user alone. A socket that a dead
+// daemon left is replaced; path must be in a directory that only we can write to.
+func Listen(path string) (*net.UnixListener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("checkpointd: replace the old socket: %w", err)
+	}
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if errors.Is(err, syscall.EINVAL) {
+		err = fmt.Errorf("%w: the path is longer than a socket's may be (107 bytes)", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checkpointd: %w", err)
+	}
+	ln.SetUnlinkOnClose(false) // it may have been handed to the next daemon
+	return ln, os.Chmod(path, 0o600)
+}

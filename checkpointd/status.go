@@ -1,0 +1,107 @@
+package checkpointd
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/shm"
+)
+
+// Status is what the daemon knows now.
+type Status struct {
+	World    World           `json:"world"`
+	Note     string          `json:"note,omitempty"`
+	Segments []SegmentStatus `json:"segments"`
+	Ranks    []board.Age     `json:"ranks"` // of this node, ascending
+	Saves    []SaveStatus    `json:"saves"` // under way
+	Counters Counters        `json:"counters"`
+}
+
+// SegmentStatus is one file of shared memory.
+type SegmentStatus struct {
+	Name    string    `json:"name"`
+	Rank    int       `json:"rank"`
+	Step    int64     `json:"step"`
+	Saved   time.Time `json:"saved"`
+	Bytes   int64     `json:"bytes"`
+	Durable bool      `json:"durable"`
+	Copy    bool      `json:"copy"`
+	Dir     string    `json:"dir"`
+}
+
+// SaveStatus is one shard on its way to the disk.
+type SaveStatus struct {
+	Step  int64     `json:"step"`
+	Shard int       `json:"shard"`
+	Phase string    `json:"phase"`
+	Bytes int64     `json:"bytes"`
+	Done  int64     `json:"done"`
+	Since time.Time `json:"since"`
+}
+
+// Status reads it all; it is meant for people and metrics, not for every save.
+func (d *Daemon) Status() Status {
+	st := Status{Segments: []SegmentStatus{}, Saves: []SaveStatus{}}
+	d.held(func(name string, _ *segment, p *shm.Pinned) {
+		st.Segments = append(st.Segments, SegmentStatus{Name: name, Rank: p.Meta.Rank, Step: p.Meta.Step, Saved: p.Header.Saved,
+			Bytes: int64(len(p.Used())), Durable: p.Header.Durable >= p.Header.Seq, Copy: !ours(name), Dir: p.Meta.Dir})
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st.World, st.Note, st.Counters, st.Ranks = d.world, d.note, d.count, d.agesLocked(st.Segments)
+	for _, j := range d.saves {
+		if !j.phase.over() {
+			st.Saves = append(st.Saves, SaveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase), Bytes: j.bytes, Done: j.done, Since: j.begun})
+		}
+	}
+	return st
+}
+
+// agesLocked says, by rank, which of its saves are in memory and on disk.
+func (d *Daemon) agesLocked(segs []SegmentStatus) []board.Age {
+	ranks := map[int]board.Age{}
+	for rank, s := range d.durable {
+		ranks[rank] = board.Age{Rank: rank, MemoryStep: -1, DurableStep: s.Step, DurableAt: s.Saved}
+	}
+	for _, s := range segs {
+		if s.Copy {
+			continue
+		}
+		a, ok := ranks[s.Rank]
+		if !ok {
+			a = board.Age{Rank: s.Rank, MemoryStep: -1, DurableStep: -1}
+		}
+		if s.Saved.After(a.MemoryAt) {
+			a.MemoryStep, a.MemoryAt = s.Step, s.Saved
+		}
+		if s.Durable && s.Saved.After(a.DurableAt) {
+			a.DurableStep, a.DurableAt = s.Step, s.Saved
+		}
+		ranks[s.Rank] = a
+	}
+	return slices.SortedFunc(maps.Values(ranks), func(a, b board.Age) int { return a.Rank - b.Rank })
+}
+
+// tellAges reports the ages to the master now and then.
+func (d *Daemon) tellAges() {
+	if d.cfg.Remote == nil {
+		return
+	}
+	t := time.NewTicker(agesEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			if st := d.Status(); len(st.Ranks) > 0 {
+				ctx, cancel := context.WithTimeout(d.ctx, agesEvery)
+				_ = d.cfg.Remote.Ages(ctx, st.World.GroupRank, st.Ranks) // told again soon
+				cancel()
+			}
+		case <-d.ctx.Done():
+			return
+		}
+	}
+}
