@@ -1,0 +1,26 @@
+"""What all checkpointers have in common."""
+
+from __future__ import annotations
+
+from abc import ABCMeta, abstractmethod
+
+from dlrover_ckpt.engine import StorageType
+
+__all__ = ["Checkpointer", "StorageType"]
+
+
+class Checkpointer(metaclass=ABCMeta):
+    """Saves the state of a training job into shared memory or to disk, and loads the newest of both."""
+
+    @abstractmethod
+    def save_checkpoint(self, step, state_dict, path="", storage_type=StorageType.DISK):
+        """Saves a state dict.
+
+        step          the iteration; a later load returns the newest
+        path          where the file will be; default: a place under the checkpoint directory
+        storage_type  MEMORY: survives the process. DISK: written to disk as well, in the background
+        """
+
+    @abstractmethod
+    def load_checkpoint(self, resume_path=""):
+        """Returns the newest state dict, from memory if it is there, else from disk; {} when there is none."""

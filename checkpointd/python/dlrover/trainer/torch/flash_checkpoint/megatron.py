@@ -1,0 +1,223 @@
+"""Flash checkpoints for Megatron-LM 0.4.0 and later, in its ``torch`` checkpoint format.
+
+save_checkpoint and load_checkpoint call Megatron's own functions, so that the files are Megatron's to the last name,
+those of the distributed optimizer included. Megatron offers no hook for the writing itself. For the duration of a
+call, and for the calling thread alone, the global name ``torch`` of Megatron's checkpointing module, and of the modules
+that define the optimizer, is therefore bound to a view of torch whose save or load is ours. The torch module stays as
+it is, and code elsewhere does not notice.
+
+Megatron's tracker, latest_checkpointed_iteration.txt, moves when the checkpoint is committed and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import tempfile
+import types
+from typing import Any, Dict, Iterator, List, Optional
+
+from dlrover.python.common.storage import KeepStepIntervalStrategy, deletion_strategy_of
+from dlrover_ckpt.adapter import (Capture, Checkpointer, Found, check_storage_type, module_with, names_replaced)
+from dlrover_ckpt.engine import StorageType
+
+__all__ = ["StorageType", "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint"]
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+
+_checkpointers: Dict[str, Checkpointer] = {}  # by directory; Megatron's interface has no object that could keep them
+
+
+def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far=0,
+                    storage_type=StorageType.DISK, storage=None, comm_backend="", save_timeout=600, replica_count=0,
+                    **megatron_args):
+    """Saves a checkpoint to memory, or to memory and then to disk in the background; all ranks call it.
+
+    The arguments up to num_floating_point_operations_so_far, and megatron_args, are those of Megatron's
+    save_checkpoint. Arguments that this version of Megatron does not know yet are not passed on.
+    storage        None, PosixDiskStorage or PosixStorageWithDeletion
+    comm_backend   accepted for compatibility; the backend is chosen by what is to be sent
+    save_timeout   seconds after which a save to disk that not all ranks have finished is given up
+    replica_count  on how many nodes a checkpoint in memory is kept; 0 and 1: on its own only
+
+    Returns False when the save was skipped; the log says why. Raises ValueError for another checkpoint format than
+    torch, and whatever Megatron raises.
+    """
+    return save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, storage_type,
+                megatron_args, deletion_strategy=deletion_strategy_of(storage),
+                save_timeout=save_timeout, replica_count=replica_count)
+
+
+def load_checkpoint(model, optimizer, opt_param_scheduler, load_arg="load", strict=True, storage=None,
+                    comm_backend="", save_timeout=600, replica_count=0, **megatron_args):
+    """Loads the newest checkpoint, from memory if it is there, and returns what Megatron's load_checkpoint returns.
+
+    All ranks call it. The arguments are those of Megatron's load_checkpoint and of save_checkpoint. Checkpoints that
+    were written without this module are loaded as Megatron does it.
+    """
+    return load(model, optimizer, opt_param_scheduler, load_arg, strict, megatron_args,
+                deletion_strategy=deletion_strategy_of(storage), save_timeout=save_timeout,
+                replica_count=replica_count)
+
+
+def wait_latest_checkpoint(timeout=1800):
+    """Waits until the newest checkpoint that was saved to disk is committed.
+
+    timeout is in seconds. Raises with the reason when it cannot be committed, or is not by then.
+    """
+    checkpointing = checkpointing_module()
+    return _checkpointer(checkpointing.get_args().save).engine.wait(timeout=timeout)
+
+
+def save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, storage_type,
+         megatron_args, **settings):
+    """save_checkpoint without the defaults; settings are those of the engine."""
+    check_storage_type(storage_type)
+    checkpointing = checkpointing_module()
+    args = checkpointing.get_args()
+    _check_format(args)
+    _check_kind(megatron_args)
+    settings["deletion_strategy"] = settings["deletion_strategy"] or _retain_interval(args)
+    checkpointer = _checkpointer(args.save, **settings)
+    checkpointer.adjust(**settings)
+    if "num_floating_point_operations_so_far" in inspect.signature(checkpointing.save_checkpoint).parameters:
+        megatron_args = dict(megatron_args, num_floating_point_operations_so_far=num_floating_point_operations_so_far)
+    capture = Capture(args.save)
+    with _saves_captured(checkpointing, optimizer, capture):
+        checkpointing.save_checkpoint(iteration, model, optimizer, opt_param_scheduler, **megatron_args)
+    return checkpointer.save(int(iteration), capture.files, storage_type, [(TRACKER_FILE, str(int(iteration)))])
+
+
+def load(model, optimizer, opt_param_scheduler, load_arg, strict, megatron_args, **settings):
+    """load_checkpoint without the defaults; settings are those of the engine."""
+    checkpointing = checkpointing_module()
+    args = checkpointing.get_args()
+    found = _find(checkpointing, args, load_arg, settings)
+    if found is None:
+        return checkpointing.load_checkpoint(model, optimizer, opt_param_scheduler, load_arg, strict, **megatron_args)
+    step = str(found.loaded.step)
+    with found.shown({TRACKER_FILE: step}) as directory, _attribute(args, load_arg, directory), \
+            _loads_answered(checkpointing, optimizer, found):
+        return checkpointing.load_checkpoint(model, optimizer, opt_param_scheduler, load_arg, strict, **megatron_args)
+
+
+def checkpointing_module() -> types.ModuleType:
+    """Megatron's checkpointing module: megatron.training.checkpointing, before 0.6 megatron.checkpointing."""
+    for name in ("megatron.training.checkpointing", "megatron.checkpointing"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as e:
+            if e.name is None or not (name + ".").startswith(e.name + "."):
+                raise
+    raise ImportError("Megatron-LM cannot be imported: put its directory on PYTHONPATH")
+
+
+def _checkpointer(directory: Optional[str], **settings: Any) -> Checkpointer:
+    if not directory:
+        raise ValueError("Megatron has no checkpoint directory: pass --save")
+    key = os.path.realpath(directory)
+    if key not in _checkpointers:
+        _checkpointers[key] = Checkpointer(directory, "megatron", **settings)
+    return _checkpointers[key]
+
+
+def _check_format(args: Any) -> None:
+    if getattr(args, "use_dist_ckpt", False) or getattr(args, "ckpt_format", "torch") != "torch":
+        raise ValueError("flash checkpoints of Megatron are made in its torch format: pass --ckpt-format torch, and "
+                         "neither --use-dist-ckpt nor --async-save")
+
+
+def _check_kind(megatron_args: Dict[str, Any]) -> None:
+    for name in ("non_persistent_ckpt", "release"):
+        if megatron_args.get(name):
+            raise ValueError("save_checkpoint was called with %s: use Megatron's own save_checkpoint for it" % name)
+
+
+def _retain_interval(args: Any) -> Optional[KeepStepIntervalStrategy]:
+    """Megatron's --save-retain-interval. Megatron would delete before the new checkpoint is durable."""
+    interval = getattr(args, "save_retain_interval", None)
+    return KeepStepIntervalStrategy(interval, args.save) if interval else None
+
+
+def _optimizer_modules(optimizer: Any) -> List[types.ModuleType]:
+    """The modules that define an optimizer, and the optimizers that it is made of."""
+    parts = [optimizer] + list(getattr(optimizer, "chained_optimizers", ()))
+    names = {cls.__module__ for part in parts for cls in type(part).__mro__}
+    return [sys.modules[name] for name in sorted(names) if name.split(".")[0] not in ("builtins", "torch", "abc")]
+
+
+@contextlib.contextmanager
+def _saves_captured(checkpointing: types.ModuleType, optimizer: Any, capture: Capture) -> Iterator[None]:
+    """Megatron's files go to capture, its tracker to a scratch directory, and it makes no directories for them."""
+    with tempfile.TemporaryDirectory(prefix="dlrover-save-") as scratch:
+        def tracker_name(original):
+            def name(path):
+                return os.path.join(scratch, TRACKER_FILE) if capture.path_in(path) == "." else original(path)
+            return name
+
+        def ensure_directory(original):
+            def ensure(filename, *args, **kwargs):
+                if capture.path_in(filename) is None:
+                    original(filename, *args, **kwargs)
+            return ensure
+
+        names = {"torch": lambda torch: module_with(torch, save=capture.save),
+                 "get_checkpoint_tracker_filename": tracker_name, "ensure_directory_exists": ensure_directory}
+        with names_replaced([checkpointing], names), \
+                names_replaced(_optimizer_modules(optimizer), {"torch": names["torch"]}):
+            yield
+
+
+@contextlib.contextmanager
+def _loads_answered(checkpointing: types.ModuleType, optimizer: Any, found: Found) -> Iterator[None]:
+    modules = [checkpointing] + [m for m in _optimizer_modules(optimizer) if m is not checkpointing]
+    with names_replaced(modules, {"torch": lambda torch: module_with(torch, load=found.load)}):
+        yield
+
+
+@contextlib.contextmanager
+def _attribute(obj: Any, name: str, value: Any) -> Iterator[None]:
+    old = getattr(obj, name)
+    setattr(obj, name, value)
+    try:
+        yield
+    finally:
+        setattr(obj, name, old)
+
+
+def _find(checkpointing: types.ModuleType, args: Any, load_arg: str, settings: Dict[str, Any]) -> Optional[Found]:
+    """The checkpoint to load in Megatron's place; None: Megatron finds it by itself."""
+    load_dir = getattr(args, load_arg, None)
+    if not args.save or getattr(args, "ckpt_step", None):
+        return None
+    elsewhere = not load_dir or os.path.realpath(load_dir) != os.path.realpath(args.save)
+    if elsewhere and getattr(args, "finetune", False):
+        return None
+    checkpointer = _checkpointer(args.save, **settings)
+
+    def want(step, names):
+        return None if getattr(args, "auto_detect_ckpt_format", False) else [
+            checkpointing.get_checkpoint_name("", step)]
+
+    # Only the interrupted run itself has a checkpoint in memory: it goes on, wherever it was loaded from at first.
+    found = checkpointer.find(want, "memory" if elsewhere else "memory-first")
+    if found is not None and found.loaded.source == "disk" and _foreign(load_dir):
+        return None
+    return found
+
+
+def _foreign(directory: str) -> bool:
+    """Whether Megatron's tracker names a checkpoint that was written without us."""
+    try:
+        with open(os.path.join(directory, TRACKER_FILE)) as f:
+            text = f.read().strip()
+    except OSError:
+        return False
+    if not text.isdigit():
+        return text == "release"
+    step = "%d" % int(text)
+    files = os.path.join(directory, "iter_%07d" % int(text))
+    return os.path.isdir(files) and not os.path.exists(os.path.join(directory, ".dlrover", step + ".json"))

@@ -1,0 +1,1 @@
+"""The engine behind the public ``dlrover`` package: checkpoints in shared memory."""

@@ -1,0 +1,79 @@
+"""Which save to load: decisions that every rank makes alike, from what all ranks have said."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+_SLACK_NS = 5 * 10**9  # the tracker is written right after the manifest
+
+
+class Offer(NamedTuple):
+    """A complete save in memory that this rank could load."""
+
+    save: str
+    step: int
+    saved_ns: int
+    world_size: int
+    resize: str
+    seg: str  # file name below the runtime directory
+
+
+class Commit(NamedTuple):
+    """A committed save on disk, as one rank sees it."""
+
+    step: int
+    save: str
+    committed_ns: int
+
+
+class Disk(NamedTuple):
+    """What one rank sees on disk."""
+
+    commits: List[Commit]
+    tracked: Optional[int]
+    moved_ns: int  # when the tracker was set by hand to what it says, 0 = it was not
+
+
+def newest_in_memory(ranks: Sequence[Sequence[Offer]], world_size: int) -> Optional[Tuple[str, int, int]]:
+    """(save, step, when) of the newest save that every rank can load."""
+    common = set.intersection(*({o.save for o in offers} for offers in ranks)) if ranks else set()
+    best: Optional[Tuple[str, int, int]] = None
+    for save in sorted(common):
+        same = [o for offers in ranks for o in offers if o.save == save]
+        if any(o.resize != "any" and o.world_size != world_size for o in same):
+            continue
+        when = max(o.saved_ns for o in same)
+        if best is None or (when, same[0].step) > (best[2], best[1]):
+            best = (save, same[0].step, when)
+    return best
+
+
+def on_disk(ranks: Sequence[Disk]) -> List[Commit]:
+    """The commits that every rank sees, in the order in which they are tried: what the tracker was set to by hand and
+    older ones, else the newest first."""
+    common = set.intersection(*({(c.step, c.save) for c in d.commits} for d in ranks)) if ranks else set()
+    out = sorted((c for c in ranks[0].commits if (c.step, c.save) in common), key=lambda c: (-c.committed_ns, -c.step))
+    named = [c for c in out if c.step == ranks[0].tracked]
+    if named and ranks[0].moved_ns:
+        older = [c for c in out if c.committed_ns <= named[0].committed_ns and c is not named[0]]
+        return named + older
+    return out
+
+
+def distrust(disk: Disk, step: int, saved_ns: int) -> str:
+    """Why a save in memory must not be used, "" = it may: somebody has gone back on disk since."""
+    if disk.tracked is not None and disk.moved_ns > saved_ns and disk.tracked < step:
+        return "the tracker was set to step %d after step %d was saved in memory" % (disk.tracked, step)
+    return ""
+
+
+def moved(tracked: Optional[int], tracker_ns: int, manifest_ns: int) -> int:
+    """When the tracker was set by hand, 0 = it was not: modification times of the tracker and of the manifest of the
+    step that it names (0 = there is none)."""
+    if tracked is None or (manifest_ns and tracker_ns <= manifest_ns + _SLACK_NS):
+        return 0
+    return tracker_ns
+
+
+def prefer_memory(memory: Optional[Tuple[str, int, int]], disk: Sequence[Commit]) -> bool:
+    return memory is not None and (not disk or memory[1] >= disk[0].step)

@@ -1,0 +1,138 @@
+package python
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// tree returns the contents of the files below root by their slash-separated names.
+func tree(t *testing.T, fsys fs.FS, root string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	require.NoError(t, fs.WalkDir(fsys, root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(fsys, name)
+		all[name] = string(data)
+		return err
+	}))
+	return all
+}
+
+func TestEmbedsEveryModuleAndNothingElse(t *testing.T) {
+	want := map[string]string{}
+	for _, pkg := range []string{"dlrover", "dlrover_ckpt"} {
+		for name, data := range tree(t, os.DirFS("."), pkg) {
+			if strings.HasSuffix(name, ".py") {
+				want[name] = data
+			}
+		}
+	}
+	require.Contains(t, want, "dlrover/trainer/torch/flash_checkpoint/__init__.py")
+	require.Equal(t, want, tree(t, files, "."))
+}
+
+func TestSumIsThatOfTheContent(t *testing.T) {
+	require.Regexp(t, "^[0-9a-f]{64}$", Sum())
+	require.Equal(t, Sum(), Sum())
+}
+
+func TestExtract(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "python")
+	require.NoError(t, Extract(dir))
+	require.Equal(t, tree(t, files, "."), tree(t, os.DirFS(dir), "."))
+	require.NoError(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		info, err := d.Info()
+		require.NoError(t, err)
+		want := fs.FileMode(0o600)
+		if d.IsDir() {
+			want = fs.ModeDir | 0o700
+		}
+		require.Equal(t, want, info.Mode(), name)
+		return nil
+	}))
+}
+
+func TestExtractRepairsWhatIsThere(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "python")
+	require.NoError(t, Extract(dir))
+	changed := filepath.Join(dir, "dlrover", "__init__.py")
+	require.NoError(t, os.WriteFile(changed, []byte("raise SystemExit"), 0o600))
+	open := filepath.Join(dir, "dlrover_ckpt", "engine.py")
+	require.NoError(t, os.Chmod(open, 0o666))
+	require.NoError(t, os.Chmod(filepath.Join(dir, "dlrover_ckpt"), 0o777))
+	kept, err := os.Lstat(filepath.Join(dir, "dlrover_ckpt", "image.py"))
+	require.NoError(t, err)
+
+	require.NoError(t, Extract(dir))
+
+	require.Equal(t, tree(t, files, "."), tree(t, os.DirFS(dir), "."))
+	for name, mode := range map[string]fs.FileMode{open: 0o600, filepath.Dir(open): fs.ModeDir | 0o700} {
+		info, err := os.Lstat(name)
+		require.NoError(t, err)
+		require.Equal(t, mode, info.Mode(), name)
+	}
+	now, err := os.Lstat(filepath.Join(dir, "dlrover_ckpt", "image.py"))
+	require.NoError(t, err)
+	require.True(t, os.SameFile(kept, now), "an unchanged file is left alone")
+}
+
+func TestExtractAtTheSameTime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "python")
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() { errs[i] = Extract(dir) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	require.Equal(t, tree(t, files, "."), tree(t, os.DirFS(dir), "."), "and no temporary file is left")
+}
+
+func TestExtractThroughNoLink(t *testing.T) {
+	for name, at := range map[string]string{"the directory itself": ".", "a directory below": "dlrover/python"} {
+		t.Run(name, func(t *testing.T) {
+			elsewhere, dir := t.TempDir(), filepath.Join(t.TempDir(), "python")
+			require.NoError(t, Extract(dir))
+			link := filepath.Join(dir, at)
+			require.NoError(t, os.RemoveAll(link))
+			require.NoError(t, os.Symlink(elsewhere, link))
+
+			require.ErrorContains(t, Extract(dir), link+" is not a directory of ours")
+			require.Empty(t, tree(t, os.DirFS(elsewhere), "."))
+		})
+	}
+	t.Run("a file is replaced, not followed", func(t *testing.T) {
+		dir, target := filepath.Join(t.TempDir(), "python"), filepath.Join(t.TempDir(), "target")
+		require.NoError(t, Extract(dir))
+		require.NoError(t, os.WriteFile(target, []byte("mine"), 0o600))
+		link := filepath.Join(dir, "dlrover_ckpt", "engine.py")
+		require.NoError(t, os.Remove(link))
+		require.NoError(t, os.Symlink(target, link))
+
+		require.NoError(t, Extract(dir))
+		info, err := os.Lstat(link)
+		require.NoError(t, err)
+		require.True(t, info.Mode().IsRegular())
+		data, err := os.ReadFile(target)
+		require.NoError(t, err)
+		require.Equal(t, "mine", string(data))
+	})
+}
+
+func TestExtractNeedsTheParent(t *testing.T) {
+	require.ErrorIs(t, Extract(filepath.Join(t.TempDir(), "missing", "python")), fs.ErrNotExist)
+}

@@ -1,0 +1,81 @@
+package python
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	systemPython = "/usr/bin/python3"
+	// moduleTimeout is far more than any module of tests needs on a busy machine.
+	moduleTimeout = 5 * time.Minute
+	shownBytes    = 16 << 10
+)
+
+// TestPython runs the tests of the client with the system's Python.
+func TestPython(t *testing.T) {
+	if out, err := python(t, systemPython, "-c", "import torch"); err != nil {
+		t.Skipf("THE PYTHON CLIENT IS NOT TESTED: %s cannot import torch (apt-get install python3-torch): %v\n%s",
+			systemPython, err, out)
+	}
+	runModules(t, systemPython)
+}
+
+// TestPythonTorch2 runs them with the newest torch, in the Python that DLROVER_TORCH2_PYTHON names.
+func TestPythonTorch2(t *testing.T) {
+	interpreter := os.Getenv("DLROVER_TORCH2_PYTHON")
+	if interpreter == "" {
+		t.Skip("DLROVER_TORCH2_PYTHON is not set")
+	}
+	out, err := python(t, interpreter, "-c", "import torch; assert int(torch.__version__.split('.')[0]) >= 2")
+	require.NoError(t, err, out)
+	runModules(t, interpreter)
+}
+
+// runModules runs each module in a process of its own: they replace modules and change the environment.
+func runModules(t *testing.T, interpreter string) {
+	modules, err := filepath.Glob("tests/test_*.py")
+	require.NoError(t, err)
+	require.NotEmpty(t, modules)
+	for _, module := range modules {
+		name := strings.TrimSuffix(filepath.Base(module), ".py")
+		t.Run(name, func(t *testing.T) {
+			out, err := python(t, interpreter, "-m", "unittest", "-v", "tests."+name)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, tail(out))
+			}
+		})
+	}
+}
+
+// python runs an interpreter that finds the client, and returns what it prints.
+func python(t *testing.T, interpreter string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), moduleTimeout)
+	defer cancel()
+	here, err := filepath.Abs(".")
+	require.NoError(t, err)
+	cmd := exec.CommandContext(ctx, interpreter, args...)
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+here+":"+filepath.Join(here, "tests"), "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = 10 * time.Second // children may hold the pipe
+	err = cmd.Run()
+	return out.String(), err
+}
+
+// tail returns the end of what unittest prints: the failures and the summary.
+func tail(out string) string {
+	if len(out) > shownBytes {
+		return "[...]" + out[len(out)-shownBytes:]
+	}
+	return out
+}

@@ -1,0 +1,1 @@
+"""Stands for Megatron-LM with megatron.training: as much of it as checkpoints need."""

@@ -1,0 +1,1 @@
+"""Stands for Megatron-LM 0.4: as much of it as checkpoints need."""

@@ -1,0 +1,91 @@
+"""Decisions without files: which buffer, which save, which steps go."""
+
+import unittest
+
+import core_help  # noqa: F401  (finds the package)
+
+from dlrover_ckpt import find, sync
+from dlrover_ckpt.find import Commit, Disk, Offer
+from dlrover_ckpt.pool import Slot, choose, how_many
+
+
+def slot(index, saved=0, complete=True, pending=False, lent=False):
+    return Slot(index, complete, saved, pending, lent)
+
+
+class Buffers(unittest.TestCase):
+    def test_choice(self):
+        cases = {
+            "an unused one first": ([slot(0, 5), slot(1, 0, False)], False, [(1, False), (0, True)]),
+            "the older one": ([slot(0, 5), slot(1, 4), slot(2, 3)], False, [(2, False), (1, False), (0, True)]),
+            "views are spared": ([slot(0, 9), slot(1, 2, lent=True), slot(2, 3)], False,
+                                 [(2, False), (1, False), (0, True)]),
+            "memory never takes what waits for the disk": ([slot(0, 5, pending=True)], False, []),
+            "disk takes the oldest that waits": ([slot(0, 5, pending=True), slot(1, 4, pending=True)], True,
+                                                 [(1, True), (0, True)]),
+            "disk prefers what does not wait": ([slot(0, 5, pending=True), slot(1, 4)], True, [(1, False), (0, True)]),
+        }
+        for name, (slots, disk, expected) in cases.items():
+            with self.subTest(name):
+                self.assertEqual(choose(slots, disk), expected)
+
+    def test_number(self):
+        for free, expected in ((0, 0), (99, 0), (100, 1), (333, 1), (334, 2), (500, 3)):
+            self.assertEqual(how_many(100, free), expected, free)
+
+
+def offer(save, step, when, world=2, resize="same"):
+    return Offer(save, step, when, world, resize, "seg/l0-0.seg")
+
+
+class Memory(unittest.TestCase):
+    def test_newest(self):
+        a, b = offer("a", 1, 10), offer("b", 2, 20)
+        cases = {
+            "the newest that all have": ([[a, b], [a, b]], 2, ("b", 2, 20)),
+            "not what one lacks": ([[a, b], [a]], 2, ("a", 1, 10)),
+            "nothing in common": ([[a], [b]], 2, None),
+            "nothing at all": ([[], []], 2, None),
+            "another world size": ([[a], [a]], 3, None),
+            "any world size": ([[offer("c", 1, 1, 4, "any")]], 1, ("c", 1, 1)),
+            "the last saved, after going back": ([[offer("c", 20, 5), offer("d", 12, 6)]] * 2, 2, ("d", 12, 6)),
+        }
+        for name, (ranks, world, expected) in cases.items():
+            with self.subTest(name):
+                self.assertEqual(find.newest_in_memory(ranks, world), expected)
+
+
+class OnDisk(unittest.TestCase):
+    def test_order(self):
+        c = [Commit(30, "c", 300), Commit(20, "b", 200), Commit(10, "a", 100)]
+        for name, disk, expected in (("newest first", Disk(c, 30, 0), [30, 20, 10]),
+                                     ("a tracker that lags", Disk(c, 20, 0), [30, 20, 10]),
+                                     ("a tracker set by hand", Disk(c, 20, 999), [20, 10]),
+                                     ("set to what is not there", Disk(c, 5, 999), [30, 20, 10])):
+            with self.subTest(name):
+                self.assertEqual([x.step for x in find.on_disk([disk])], expected)
+        self.assertEqual([x.step for x in find.on_disk([Disk(c, 30, 0), Disk(c[1:], 20, 0)])], [20, 10])
+
+    def test_distrust(self):
+        moved = Disk([], 10, 500)
+        self.assertTrue(find.distrust(moved, 20, 400))
+        self.assertFalse(find.distrust(moved, 20, 600))
+        self.assertFalse(find.distrust(moved, 10, 400))
+        self.assertFalse(find.distrust(Disk([], 10, 0), 20, 400))
+
+    def test_moved(self):
+        second = 10**9
+        self.assertEqual(find.moved(10, 100 * second, 99 * second), 0)
+        self.assertEqual(find.moved(10, 200 * second, 99 * second), 200 * second)
+        self.assertEqual(find.moved(10, 200, 0), 200)
+        self.assertEqual(find.moved(None, 200, 0), 0)
+
+    def test_retention(self):
+        ms = [{"step": s} for s in (50, 40, 30, 20, 10)]
+        for policy, tracked, expected in (({}, 50, []), ({"keep_latest": 2}, 50, [30, 20, 10]),
+                                          ({"keep_latest": 2}, 20, [30, 10]), ({"keep_interval": 20}, 50, [30, 10])):
+            self.assertEqual(sync.drop(ms, policy, tracked), expected)
+
+
+if __name__ == "__main__":
+    unittest.main()
