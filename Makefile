@@ -3,7 +3,8 @@
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GOTAGS    := urfave_cli_no_docs
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
-BINARIES  := dlrover-run dlrover-master
+BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
+FOLDERS   := cmd launcher rendezvous checkpointd
 FUZZTIME  ?= 10s
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 IMAGE     ?= dlrover-run:$(VERSION)
@@ -26,7 +27,7 @@ race: ## all tests under the race detector
 	go test -race -count=1 ./...
 
 lint: ## gofmt and go vet
-	@test -z "$$(gofmt -l cmd launcher rendezvous)" || { gofmt -d cmd launcher rendezvous; exit 1; }
+	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
 	go vet ./...
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
@@ -41,12 +42,12 @@ e2e: torch ## the tests that start the real programs
 	go test -count=1 ./cmd/...
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
-	DLROVER_TORCH2_PYTHON=$(TORCH2)/bin/python go test -count=1 -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/...
+	DLROVER_TORCH2_PYTHON=$(TORCH2)/bin/python go test -count=1 -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
 	DEMO_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
 
 $(TORCH2)/bin/python:
 	python3 -m venv $(TORCH2)
-	$(TORCH2)/bin/pip install --progress-bar off torch numpy || { rm -rf $(TORCH2); exit 1; }
+	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate || { rm -rf $(TORCH2); exit 1; }
 
 torch: # PyTorch for /usr/bin/python3
 	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip >/dev/null; } || { \

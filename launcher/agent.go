@@ -125,6 +125,9 @@ func (a *Agent) onStopped(s stopResult) {
 			a.log.Warn("closing the workers' logs", "err", err)
 		}
 	}
+	if a.cfg.Checkpoints != nil && !a.success {
+		a.cfg.Checkpoints.Breakpoint(a.whyStopped(), false)
+	}
 	if s.err != nil {
 		a.end(Result{Reason: policy.Unclassified, Err: fmt.Errorf("stop the workers: %w", s.err)})
 		return
@@ -138,6 +141,17 @@ func (a *Agent) onStopped(s stopResult) {
 		a.pending = nil
 		a.apply(*d)
 	}
+}
+
+// whyStopped says in a few words why the workers have ended without success.
+func (a *Agent) whyStopped() string {
+	switch {
+	case a.signal != 0:
+		return "received " + proc.SignalName(a.signal)
+	case a.pending != nil && a.pending.Cause != "":
+		return a.pending.Cause
+	}
+	return "a worker failed"
 }
 
 // apply carries out a duty on a node without workers.
@@ -173,6 +187,9 @@ func (a *Agent) lead(d Directive) {
 func (a *Agent) run(d Directive) {
 	a.last, a.fails, a.success = d, nil, false
 	p := d.Place
+	if a.cfg.Checkpoints != nil {
+		a.cfg.Checkpoints.World(d)
+	}
 	g, err := a.startGroup(d)
 	a.group = g
 	if err != nil {
@@ -288,6 +305,9 @@ func (a *Agent) onSignal(sig os.Signal) {
 	if a.group == nil {
 		a.end(Result{Reason: policy.Signaled(int(s))})
 		return
+	}
+	if a.cfg.Checkpoints != nil && !a.success {
+		a.cfg.Checkpoints.Breakpoint(a.whyStopped(), true) // time is short
 	}
 	a.stop(a.group, s)
 }

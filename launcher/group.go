@@ -93,6 +93,9 @@ func (a *Agent) spec(d Directive, w *worker) (proc.Spec, error) {
 	if err != nil {
 		return proc.Spec{}, err
 	}
+	if a.cfg.Checkpoints != nil {
+		overlay = append(overlay, a.cfg.Checkpoints.Environ(d)...)
+	}
 	s := proc.Spec{Path: a.cfg.Path, Args: a.cfg.ArgsOf(w.id.LocalRank), Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay), Stdin: a.cfg.Stdin, Stdout: w.out.Stdout(), Stderr: w.out.Stderr()}
 	if a.cfg.CPUs != nil {
 		s.CPUs = a.cfg.CPUs(w.id.LocalRank)

@@ -90,6 +90,18 @@ type Processes interface {
 	Stop(ps []*proc.Process, sig syscall.Signal, grace time.Duration, force <-chan struct{}) error
 }
 
+// Checkpoints keeps what the workers save in memory. Its methods do not block.
+type Checkpoints interface {
+	// Environ is laid over the environment of the workers of an epoch.
+	Environ(d Directive) []string
+	// World says which epoch's workers are about to start.
+	World(d Directive)
+	// Breakpoint says that the workers of an epoch have ended without success, or
+	// (early) are being told to end by a signal: what they left in memory is to be
+	// saved. reason is for people.
+	Breakpoint(reason string, early bool)
+}
+
 // Config describes this node's part of a job.
 type Config struct {
 	RunID string
@@ -124,6 +136,8 @@ type Config struct {
 	Store      Store
 	Processes  Processes
 	Logs       *logs.Logs
+	// Checkpoints may be nil.
+	Checkpoints Checkpoints
 	// Memory reads the OOM kills of this container; nil when it cannot be read.
 	Memory func() (proc.MemoryState, error)
 	// Signals carries what the launcher received. Those of Terminate end the job

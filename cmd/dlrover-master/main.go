@@ -19,6 +19,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/checkpointd/board"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/help"
@@ -98,6 +99,7 @@ type daemon struct {
 	log     *slog.Logger
 	events  *eventlog.Log
 	hub     *api.Hub
+	boards  *board.Hub // of the checkpoints
 	handler http.Handler
 	metrics *metrics
 }
@@ -124,7 +126,9 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	d.metrics = newMetrics()
 	d.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: d.observe})
 	d.metrics.watch(d.hub)
-	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Extra: d.metrics.handler()})
+	d.boards = board.NewHub()
+	d.metrics.watchCheckpoints(d.boards)
+	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Checkpoints: d.boards.Handler(), Extra: d.metrics.handler()})
 	return d, nil
 }
 
@@ -179,6 +183,7 @@ func (d *daemon) serve(ctx context.Context, listen string) error {
 	}
 	d.log.Info("stopping; workers that run keep running")
 	d.hub.Close()
+	d.boards.Close()
 	grace, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	if server.Shutdown(grace) != nil {

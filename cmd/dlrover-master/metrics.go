@@ -2,11 +2,13 @@ package main
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"dlrover-run/checkpointd/board"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -51,4 +53,24 @@ func (m *metrics) watch(h *api.Hub) {
 	gauge("dlrover_rendezvous_members", "Nodes that are members of a world, over all runs.", func(s api.RunStatus) int { return s.Members })
 	gauge("dlrover_rendezvous_waiting", "Nodes that wait for a world or as spares, over all runs.", func(s api.RunStatus) int { return s.Waiting })
 	gauge("dlrover_rendezvous_restarts", "Restarts spent, over all runs.", func(s api.RunStatus) int { return s.Restarts })
+}
+
+// watchCheckpoints adds how old the checkpoints of the runs are that report them: the
+// oldest of all ranks, for that is what would be lost.
+func (m *metrics) watchCheckpoints(h *board.Hub) {
+	oldest := func(name, help string, at func(board.Age) time.Time) {
+		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			now, age := time.Now(), 0.0
+			for _, run := range h.Runs() {
+				for _, a := range h.Summary(run).Ages {
+					if t := at(a); !t.IsZero() {
+						age = max(age, now.Sub(t).Seconds())
+					}
+				}
+			}
+			return age
+		}))
+	}
+	oldest("dlrover_checkpoint_memory_age_seconds", "Age of the oldest rank's newest checkpoint in memory, over all runs; 0 without any.", func(a board.Age) time.Time { return a.MemoryAt })
+	oldest("dlrover_checkpoint_disk_age_seconds", "Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.", func(a board.Age) time.Time { return a.DurableAt })
 }

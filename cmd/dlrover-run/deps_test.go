@@ -28,9 +28,17 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/rendezvous/...", "dlrover-run/cmd", "libraries do not import mains"},
 		{"dlrover-run/launcher/...", "github.com/urfave/cli", "only cmd knows the command line"},
 		{"dlrover-run/launcher/...", "github.com/prometheus", "only cmd knows metrics"},
+		{"dlrover-run/checkpointd/...", "dlrover-run/launcher", "checkpoints know no launcher"},
+		{"dlrover-run/checkpointd/...", "dlrover-run/rendezvous", "the daemons meet through a Board"},
+		{"dlrover-run/checkpointd/...", "dlrover-run/cmd", "libraries do not import mains"},
+		{"dlrover-run/checkpointd/...", "github.com/", "checkpoints are the standard library's alone"},
+		{"dlrover-run/launcher/...", "dlrover-run/checkpointd", "the launcher declares the small interface that it needs"},
+		{"dlrover-run/rendezvous/...", "dlrover-run/checkpointd", "cmd joins them"},
 		{"dlrover-run/rendezvous/...", "github.com/", "the rendezvous is the standard library's alone"},
 		{"dlrover-run/cmd/dlrover-run", "google.golang.org/grpc", "start-up time and size of the launcher"},
 		{"dlrover-run/cmd/dlrover-run", "runtime/cgo", "one static file for any image"},
+		{"dlrover-run/cmd/checkpointd", "runtime/cgo", "one static file for any image"},
+		{"dlrover-run/cmd/dlroverctl", "runtime/cgo", "one static file for any image"},
 		{"dlrover-run/cmd/dlrover-master", "runtime/cgo", "one static file for any image"},
 	} {
 		for _, dep := range list(t, "-deps", c.pkgs) {

@@ -26,7 +26,7 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// binDir holds the two programs, built once for the whole test.
+// binDir holds the programs, built once for the whole test.
 var binDir string
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := os.MkdirTemp("", "dlrover-e2e-")
 	if err == nil {
-		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master")
+		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl", "dlrover-run/cmd/checkpointd")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {
@@ -702,7 +702,7 @@ func TestEveryDeadlySignalIsNamed(t *testing.T) {
 
 // One COPY puts the programs into any image: they are static, and small.
 func TestProgramsAreStaticAndSmall(t *testing.T) {
-	for _, name := range []string{"dlrover-run", "dlrover-master"} {
+	for _, name := range []string{"dlrover-run", "dlrover-master", "checkpointd", "dlroverctl"} {
 		path := filepath.Join(binDir, name)
 		f, err := elf.Open(path)
 		require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/launcher"
@@ -31,6 +32,9 @@ func main() {
 	started := time.Now()
 	if os.Args[0] == proc.GuardName {
 		os.Exit(proc.GuardMain())
+	}
+	if os.Args[0] == ckptd.Name {
+		os.Exit(ckptd.Main(os.Args[1:], os.Stdout))
 	}
 	os.Exit(run(started, os.Args[1:], os.Stdout))
 }
@@ -76,6 +80,7 @@ type job struct {
 	meeting *meeting
 	seat    *seat
 	metrics *metrics
+	keeper  *keeper
 	signals chan os.Signal
 }
 
@@ -119,6 +124,10 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	j.seat = newSeat(session, j.meeting.guests)
+	if j.keeper, err = keep(j.s, j.log, j.procs, j.meeting.daemons(j.s)); err != nil {
+		return res, err
+	}
+	j.metrics.checkpoints(j.keeper)
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
 		return res, err
@@ -209,6 +218,7 @@ func (j *job) sessionConfig(started time.Time) api.SessionConfig {
 func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.seat, j.meeting, j.procs, j.logs
+	cfg.Checkpoints, cfg.Env = j.keeper, j.keeper.pythonPath(cfg.Env)
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Event, cfg.Logger = j.event, j.log
 	for i := range j.s.slots {
@@ -318,9 +328,11 @@ func (j *job) copyErrorFile(f verdict.Failure) {
 }
 
 func (j *job) close(res launcher.Result) {
+	j.keeper.end(j.drainBudget(res), j.signals)
 	if j.procs != nil {
 		j.closing("end processes", j.procs.Close())
 	}
+	j.keeper.close()
 	if j.seat != nil && res.Err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, _ = j.seat.Leave(ctx, res.Err.Error(), nil) // the daemon may be why we end
@@ -340,6 +352,18 @@ func (j *job) close(res launcher.Result) {
 	}
 	j.metrics.close()
 	j.closing("close the event log", j.events.Close())
+}
+
+// maxDrain bounds the wait for the last checkpoints of a job that was not told to end.
+const maxDrain = 10 * time.Minute
+
+// drainBudget is how long the last checkpoints may take: a signal, such as that of a
+// pod's eviction, leaves as long as the workers had.
+func (j *job) drainBudget(res launcher.Result) time.Duration {
+	if res.Signal != 0 {
+		return j.s.shutdown
+	}
+	return maxDrain
 }
 
 func (j *job) closing(what string, err error) {

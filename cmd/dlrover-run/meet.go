@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/checkpointd/board"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/rendezvous"
@@ -28,6 +29,7 @@ type meeting struct {
 	store  *tcpstore.Server
 	port   int
 	hub    *api.Hub    // when it is served here
+	boards *board.Hub  // where checkpoint daemons meet, when other nodes are served here
 	client *api.Client // when it is not
 	server *http.Server
 	second bool // another launcher on this host serves it
@@ -98,7 +100,8 @@ func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, obse
 		m.background(func() error { return m.store.Serve(l) })
 		return nil
 	}
-	m.server = api.NewServer(api.Handler(m.hub, api.ServerConfig{Token: s.token}))
+	m.boards = board.NewHub()
+	m.server = api.NewServer(api.Handler(m.hub, api.ServerConfig{Token: s.token, Checkpoints: m.boards.Handler()}))
 	m.background(func() error { return m.server.Serve(tcpstore.Split(l, m.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
 	return nil
@@ -141,6 +144,18 @@ func (m *meeting) join(ctx context.Context, s *settings, daemon string) error {
 	return nil
 }
 
+// daemons is the rendezvous by which the checkpoint daemons of several nodes meet, ""
+// for one node.
+func (m *meeting) daemons(s *settings) string {
+	switch {
+	case s.backend == local:
+		return ""
+	case m.hub != nil: // served here
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port))
+	}
+	return m.where
+}
+
 func (m *meeting) background(f func() error) {
 	m.done = make(chan error, 1)
 	go func() { m.done <- f() }() // close waits for it
@@ -170,6 +185,9 @@ func (m *meeting) linger(budget time.Duration, enough <-chan os.Signal) {
 func (m *meeting) close() {
 	if m.hub != nil {
 		m.hub.Close()
+	}
+	if m.boards != nil {
+		m.boards.Close()
 	}
 	if m.server != nil {
 		_ = m.server.Close()

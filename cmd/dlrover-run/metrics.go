@@ -17,6 +17,7 @@ import (
 type metrics struct {
 	server *http.Server
 	done   chan struct{}
+	reg    *prometheus.Registry
 	starts *prometheus.CounterVec
 	exits  *prometheus.CounterVec
 	world  prometheus.Gauge
@@ -50,10 +51,10 @@ func newMetrics() *metrics {
 		world:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "dlrover_world_size", Help: "Workers in the world that this node runs in."}),
 		spent:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "dlrover_restart_count", Help: "Restarts that the job has spent."}),
 	}
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(m.starts, m.exits, m.world, m.spent)
+	m.reg = prometheus.NewRegistry()
+	m.reg.MustRegister(m.starts, m.exits, m.world, m.spent)
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics", promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	return m
@@ -75,6 +76,13 @@ func (m *metrics) count(event string, attrs []slog.Attr) {
 		m.spent.Set(float64(v["restart_count"].Int64()))
 	case "worker-exit":
 		m.exits.WithLabelValues(strconv.FormatInt(v["exit_code"].Int64(), 10), strconv.FormatBool(v["stopped"].Bool())).Inc()
+	}
+}
+
+// checkpoints adds what the checkpoint daemon knows.
+func (m *metrics) checkpoints(k *keeper) {
+	if m != nil {
+		m.reg.MustRegister(ckptCollector{k})
 	}
 }
 

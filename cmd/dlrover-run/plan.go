@@ -19,6 +19,8 @@ type plan struct {
 	Node       planNode       `json:"node"`
 	Restarts   planRestarts   `json:"restarts"`
 	Logs       planLogs       `json:"logs"`
+	// Checkpoints is left out when no daemon is wanted.
+	Checkpoints *planCheckpoints `json:"checkpoints,omitempty"`
 	// Assumed says what only the rendezvous decides.
 	Assumed  string       `json:"assumed"`
 	Workers  []planWorker `json:"workers"`
@@ -55,6 +57,14 @@ type planRestarts struct {
 type planLogs struct {
 	Dir        string `json:"dir"`
 	RotateSize int64  `json:"rotate_size_bytes,omitempty"`
+}
+
+type planCheckpoints struct {
+	ShmDir           string `json:"shm_dir"`
+	Sidecar          string `json:"sidecar,omitempty"`
+	SaveAtBreakpoint bool   `json:"save_at_breakpoint"`
+	Replicas         int    `json:"replicas"`
+	WriteRate        string `json:"write_rate,omitempty"`
 }
 
 type planWorker struct {
@@ -97,6 +107,9 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Node:     planNode{Name: s.node.Name, Addr: s.node.Addr, Slots: s.slots, Why: s.slotsWhy},
 		Restarts: planRestarts{Max: params.MaxRestarts, Policy: string(s.policy.Restart), ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), Signals: s.signalText},
 		Logs:     planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
+	}
+	if k := s.ckpt; !k.off {
+		p.Checkpoints = &planCheckpoints{ShmDir: k.shmDir, Sidecar: k.sidecar, SaveAtBreakpoint: k.breakpoint, Replicas: k.replicas, WriteRate: k.writeRate}
 	}
 	if s.backend != local {
 		p.Rendezvous.Endpoint = fmt.Sprintf("%s:%d", s.host, s.port)

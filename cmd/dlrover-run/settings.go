@@ -61,6 +61,7 @@ type settings struct {
 	signalText string
 	shutdown   time.Duration
 	logs       logSettings
+	ckpt       ckptSettings
 	cpus       func(localRank int) []int
 	eventLog   string
 	console    bool // --event-log-handler=console
@@ -80,6 +81,15 @@ type logSettings struct {
 	rotateCount    int
 }
 
+type ckptSettings struct {
+	off        bool
+	breakpoint bool // save when workers fail
+	replicas   int
+	shmDir     string
+	writeRate  string
+	sidecar    string
+}
+
 // resolver gathers settings; the first error wins and ends the resolution.
 type resolver struct {
 	c    *cli.Context
@@ -90,7 +100,7 @@ type resolver struct {
 
 func resolve(c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
 	r := &resolver{c: c, env: env, host: host}
-	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.secret, r.restarts, r.shutdownLadder, r.logging, r.entrypoint, r.environment, r.binding} {
+	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.secret, r.restarts, r.shutdownLadder, r.logging, r.checkpoints, r.entrypoint, r.environment, r.binding} {
 		if err := step(); err != nil {
 			return r.s, err
 		}
@@ -332,6 +342,34 @@ func (r *resolver) rotation() (err error) {
 	}
 	return nil
 }
+
+func (r *resolver) checkpoints() error {
+	k := &r.s.ckpt
+	k.off, k.breakpoint = r.c.String("ckpt-daemon") == "off", !r.c.Bool("no-save-at-breakpoint")
+	k.replicas, k.shmDir, k.sidecar, k.writeRate = r.c.Int("ckpt-replicas"), r.c.String("ckpt-shm-dir"), r.c.String("ckpt-sidecar"), r.c.String("ckpt-write-rate")
+	switch {
+	case !k.breakpoint && r.c.Bool("save-at-breakpoint"):
+		return fmt.Errorf("--save-at-breakpoint and --no-save-at-breakpoint contradict each other: use one of them")
+	case k.replicas < 0 || k.replicas > maxReplicas:
+		return fmt.Errorf("--ckpt-replicas=%d: need 0 to %d nodes", k.replicas, maxReplicas)
+	case k.replicas > 1 && r.s.backend == local:
+		return fmt.Errorf("--ckpt-replicas=%d: this job has one node; leave the option out", k.replicas)
+	case !filepath.IsAbs(k.shmDir):
+		return fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", k.shmDir)
+	case k.off && k.sidecar != "":
+		return fmt.Errorf("--ckpt-daemon=off and --ckpt-sidecar contradict each other: use one of them")
+	}
+	if k.writeRate == "" {
+		return nil
+	}
+	if n, err := argv.ParseSize(k.writeRate); err != nil || n == 0 {
+		return fmt.Errorf("--ckpt-write-rate=%s: need bytes a second, such as 500M", k.writeRate)
+	}
+	return nil
+}
+
+// maxReplicas bounds the nodes that hold a shard: more than a few only cost memory.
+const maxReplicas = 16
 
 func (r *resolver) environment() (err error) {
 	r.s.virtual = r.c.Bool("virtual-local-rank")

@@ -13,6 +13,7 @@ const (
 	rdzvSection    = "Rendezvous"
 	workerSection  = "Workers"
 	restartSection = "Failures and restarts"
+	ckptSection    = "Checkpoints"
 	logSection     = "Logs and events"
 	checkSection   = "Devices and health checks"
 	otherSection   = "Launcher"
@@ -23,12 +24,12 @@ const notYet = "is not available yet in this version; remove it"
 // Options returns the table of all options in the order of the help text, as a fresh slice: torchrun's from 1.13 to
 // 2.15, DLRover's and its MetaX fork's, and our own.
 func Options() []Option {
-	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(), logOptions(),
+	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(), checkpointOptions(), logOptions(),
 		checkOptions(), otherOptions())
 	for i := range opts {
 		o := &opts[i]
 		switch o.Name {
-		case "logs-specs", "numa-binding", "print-completion", "box-pairs", "token-file", "help", "version":
+		case "logs-specs", "numa-binding", "print-completion", "box-pairs", "token-file", "no-save-at-breakpoint", "help", "version":
 		default:
 			o.Env = "PET_" + strings.ToUpper(strings.ReplaceAll(o.Name, "-", "_"))
 		}
@@ -122,8 +123,25 @@ func restartOptions() []Option {
 		choice(Option{Name: "exit-code-policy", Choices: []string{"torchrun", "reason"}, Default: "torchrun", Meta: "POLICY",
 			Category: restartSection, Extra: true,
 			Usage: "exit code when the job fails: torchrun, which is always 1, or reason, which tells what went wrong"}),
-		{Name: "save-at-breakpoint", Kind: Flag, Category: restartSection, Extra: true, Unavailable: notYet,
-			Usage: "write the checkpoint in memory to storage when a worker fails or the membership changes"},
+	}
+}
+
+func checkpointOptions() []Option {
+	return []Option{
+		{Name: "save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
+			Usage: "write the newest checkpoint in memory to storage when workers fail or the membership changes; this is so unless --no-save-at-breakpoint"},
+		{Name: "no-save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
+			Usage: "leave it in memory, except when a signal ends the job"},
+		{Name: "ckpt-replicas", Type: Int, Default: "0", Meta: "N", Category: ckptSection, Extra: true,
+			Usage: "nodes that hold each checkpoint shard in memory, this one included; 0 leaves it to the training script's replica_count"},
+		{Name: "ckpt-shm-dir", Default: "/dev/shm", Meta: "DIR", Category: ckptSection, Extra: true,
+			Usage: "directory in memory for checkpoints"},
+		{Name: "ckpt-write-rate", Meta: "SIZE", Category: ckptSection, Extra: true,
+			Usage: "bytes a second, K, M or G, that checkpoints are written to storage with at most; no limit unless given"},
+		{Name: "ckpt-sidecar", Meta: "NAME", Category: ckptSection, Extra: true,
+			Usage: "checkpoints are kept by a checkpointd --job=NAME in another container of this pod"},
+		choice(Option{Name: "ckpt-daemon", Choices: []string{"auto", "off"}, Default: "auto", Meta: "auto|off", Category: ckptSection, Extra: true,
+			Usage: "auto starts the checkpoint daemon when a worker first needs it, off leaves checkpoints to the workers"}),
 	}
 }
 

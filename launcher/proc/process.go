@@ -36,6 +36,9 @@ type Spec struct {
 	// Helper marks a process that serves the launcher and is no worker: it
 	// stays out of the workers' cgroup and Sweep spares it and its children.
 	Helper bool
+	// Survives marks a helper that lives on when the launcher is killed, to end
+	// its work by itself. Close kills it like any other.
+	Survives bool
 }
 
 // Exit says how a process ended.
@@ -55,16 +58,18 @@ type Process struct {
 	pid    int
 	os     *os.Process
 	helper bool
-	guard  bool
-	done   chan struct{}
-	exit   Exit // written before done is closed
+	// survives the launcher: the guard does not hear of it.
+	survives bool
+	guard    bool
+	done     chan struct{}
+	exit     Exit // written before done is closed
 
 	mu        sync.Mutex
 	collected bool // from here on the kernel may give pid to another process
 }
 
 // Start starts a process in a session of its own. It is killed when the
-// launcher dies. The error text names the path and what is wrong with it.
+// launcher dies, unless it is to survive. The error text names the path and what is wrong with it.
 func (s *Supervisor) Start(spec Spec) (*Process, error) {
 	if spec.Env == nil {
 		spec.Env = os.Environ()
@@ -82,7 +87,10 @@ func (s *Supervisor) Start(spec Spec) (*Process, error) {
 		Files: s.files(spec.Stdin, spec.Stdout, spec.Stderr),
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	}
-	p := &Process{helper: spec.Helper}
+	if spec.Survives {
+		attr.Env, attr.Sys.Pdeathsig = spec.Env, 0
+	}
+	p := &Process{helper: spec.Helper || spec.Survives, survives: spec.Survives}
 	if !s.thread.do(func() { err = s.startOn(spec.CPUs, p, path, spec.Args, attr) }) {
 		return nil, ErrClosed
 	}
@@ -104,7 +112,9 @@ func (s *Supervisor) startOn(cpus []int, p *Process, path string, args []string,
 	if err := s.spawn(p, path, args, attr); err != nil {
 		return err
 	}
-	s.guard.add(p.pid)
+	if !p.survives {
+		s.guard.add(p.pid)
+	}
 	return nil
 }
 

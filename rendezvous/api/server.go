@@ -20,6 +20,9 @@ type ServerConfig struct {
 	// Token, when not empty, must come as "Authorization: Bearer <token>" with every
 	// request but /healthz and those of Extra.
 	Token string
+	// Checkpoints serves what is below /v1/runs/{run}/checkpoints, with the token
+	// checked; nil serves nothing.
+	Checkpoints http.Handler
 	// Extra serves what is not part of the API, such as /metrics; nil serves nothing.
 	Extra http.Handler
 }
@@ -36,6 +39,10 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	api.HandleFunc("POST /v1/runs/{run}/leave", s.wrap(s.leave))
 	api.HandleFunc("GET /v1/runs/{run}/world", s.wrap(s.world))
 	api.HandleFunc("GET /v1/runs", s.wrap(s.runs))
+	if cfg.Checkpoints != nil {
+		api.HandleFunc("/v1/runs/{run}/checkpoints/", s.checkpoints)
+		api.HandleFunc("/v1/runs/{run}/checkpoints", s.checkpoints)
+	}
 	top := http.NewServeMux()
 	top.Handle("/v1/", api)
 	top.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -129,6 +136,16 @@ func decode[T any](req *http.Request) (run string, body T, err error) {
 		err = fmt.Errorf("%w: %s %s: %w", ErrBadRequest, req.Method, req.URL.Path, err)
 	}
 	return run, body, err
+}
+
+// checkpoints passes on what the rendezvous does not understand.
+func (s *server) checkpoints(w http.ResponseWriter, req *http.Request) {
+	if err := s.authorize(req); err != nil {
+		status, code := statusOf(err)
+		writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
+		return
+	}
+	s.cfg.Checkpoints.ServeHTTP(w, req)
 }
 
 func (s *server) join(req *http.Request) (any, error) {

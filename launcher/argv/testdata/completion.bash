@@ -7,7 +7,7 @@ _dlrover_run() {
     case $w in
     [=:]*) opt=${opt:-:}; continue ;;
     --) compopt -o default; return ;;
-    --nnodes|--nproc-per-node|--nproc_per_node|--node-unit|--node_unit|--rdzv-backend|--rdzv_backend|--rdzv-endpoint|--rdzv_endpoint|--rdzv-id|--rdzv_id|--rdzv-conf|--rdzv_conf|--node-rank|--node_rank|--master-addr|--master_addr|--master-port|--master_port|--local-addr|--local_addr|--token-file|--token_file|--topology-file|--topology_file|--role|--start-method|--start_method|--numa-binding|--numa_binding|--preset|--max-restarts|--max_restarts|--monitor-interval|--monitor_interval|--shutdown-timeout|--shutdown_timeout|--signals-to-handle|--signals_to_handle|--restart-policy|--restart_policy|--retryable-exit-codes|--retryable_exit_codes|--exit-code-policy|--exit_code_policy|--log-dir|--log_dir|--redirects|-r|--tee|-t|--log-line-prefix-template|--log_line_prefix_template|--local-ranks-filter|--local_ranks_filter|--duplicate-stdout-filters|--duplicate_stdout_filters|--duplicate-stderr-filters|--duplicate_stderr_filters|--log-rotate-size|--log_rotate_size|--log-rotate-count|--log_rotate_count|--event-log-handler|--event_log_handler|--event-log|--event_log|--metrics-addr|--metrics_addr|--accelerator|--precheck|--print-completion|--print_completion) opt=$w; continue ;;
+    --nnodes|--nproc-per-node|--nproc_per_node|--node-unit|--node_unit|--rdzv-backend|--rdzv_backend|--rdzv-endpoint|--rdzv_endpoint|--rdzv-id|--rdzv_id|--rdzv-conf|--rdzv_conf|--node-rank|--node_rank|--master-addr|--master_addr|--master-port|--master_port|--local-addr|--local_addr|--token-file|--token_file|--topology-file|--topology_file|--role|--start-method|--start_method|--numa-binding|--numa_binding|--preset|--max-restarts|--max_restarts|--monitor-interval|--monitor_interval|--shutdown-timeout|--shutdown_timeout|--signals-to-handle|--signals_to_handle|--restart-policy|--restart_policy|--retryable-exit-codes|--retryable_exit_codes|--exit-code-policy|--exit_code_policy|--ckpt-replicas|--ckpt_replicas|--ckpt-shm-dir|--ckpt_shm_dir|--ckpt-write-rate|--ckpt_write_rate|--ckpt-sidecar|--ckpt_sidecar|--ckpt-daemon|--ckpt_daemon|--log-dir|--log_dir|--redirects|-r|--tee|-t|--log-line-prefix-template|--log_line_prefix_template|--local-ranks-filter|--local_ranks_filter|--duplicate-stdout-filters|--duplicate_stdout_filters|--duplicate-stderr-filters|--duplicate_stderr_filters|--log-rotate-size|--log_rotate_size|--log-rotate-count|--log_rotate_count|--event-log-handler|--event_log_handler|--event-log|--event_log|--metrics-addr|--metrics_addr|--accelerator|--precheck|--print-completion|--print_completion) opt=$w; continue ;;
     -*) opt= ;;
     *) [[ -n $opt ]] || { compopt -o default; return; }; opt= ;;
     esac
@@ -20,6 +20,8 @@ _dlrover_run() {
     --numa-binding|--numa_binding) COMPREPLY=($(compgen -W 'node socket exclusive core-complex' -- "$cur")); return ;;
     --restart-policy|--restart_policy) COMPREPLY=($(compgen -W 'OnFailure Never Always ExitCode' -- "$cur")); return ;;
     --exit-code-policy|--exit_code_policy) COMPREPLY=($(compgen -W 'torchrun reason' -- "$cur")); return ;;
+    --ckpt-shm-dir|--ckpt_shm_dir) compopt -o default; return ;;
+    --ckpt-daemon|--ckpt_daemon) COMPREPLY=($(compgen -W 'auto off' -- "$cur")); return ;;
     --log-dir|--log_dir) compopt -o default; return ;;
     --event-log|--event_log) compopt -o default; return ;;
     --accelerator) COMPREPLY=($(compgen -W 'nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu' -- "$cur")); return ;;
@@ -28,7 +30,7 @@ _dlrover_run() {
     ?*) return ;;
   esac
   if [[ $cur == -* ]]; then
-    COMPREPLY=($(compgen -W '--nnodes --nproc-per-node --auto-config --node-unit --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --token-file --insecure --topology-file --module -m --no-python --run-path --role --start-method --virtual-local-rank --numa-binding --preset --max-restarts --monitor-interval --shutdown-timeout --signals-to-handle --restart-policy --retryable-exit-codes --exit-code-policy --log-dir --redirects -r --tee -t --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --log-rotate-size --log-rotate-count --event-log-handler --event-log --metrics-addr --accelerator --precheck --dry-run --print-completion --help -h --version' -- "$cur"))
+    COMPREPLY=($(compgen -W '--nnodes --nproc-per-node --auto-config --node-unit --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --token-file --insecure --topology-file --module -m --no-python --run-path --role --start-method --virtual-local-rank --numa-binding --preset --max-restarts --monitor-interval --shutdown-timeout --signals-to-handle --restart-policy --retryable-exit-codes --exit-code-policy --save-at-breakpoint --no-save-at-breakpoint --ckpt-replicas --ckpt-shm-dir --ckpt-write-rate --ckpt-sidecar --ckpt-daemon --log-dir --redirects -r --tee -t --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --log-rotate-size --log-rotate-count --event-log-handler --event-log --metrics-addr --accelerator --precheck --dry-run --print-completion --help -h --version' -- "$cur"))
   else
     compopt -o default
   fi

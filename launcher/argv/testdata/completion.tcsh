@@ -23,6 +23,11 @@ complete dlrover-run \
   'n@--restart-policy@(OnFailure Never Always ExitCode)@' 'c@--restart-policy=@(OnFailure Never Always ExitCode)@' \
   'n@--retryable-exit-codes@x:CODE,...@' \
   'n@--exit-code-policy@(torchrun reason)@' 'c@--exit-code-policy=@(torchrun reason)@' \
+  'n@--ckpt-replicas@x:N@' \
+  'n@--ckpt-shm-dir@f@' 'c@--ckpt-shm-dir=@f@' \
+  'n@--ckpt-write-rate@x:SIZE@' \
+  'n@--ckpt-sidecar@x:NAME@' \
+  'n@--ckpt-daemon@(auto off)@' 'c@--ckpt-daemon=@(auto off)@' \
   'n@--log-dir@f@' 'c@--log-dir=@f@' \
   'n@--redirects@x:0-3|RANK:0-3,...@' \
   'n@--tee@x:0-3|RANK:0-3,...@' \
@@ -38,5 +43,5 @@ complete dlrover-run \
   'n@--accelerator@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' 'c@--accelerator=@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' \
   'n@--precheck@(0 1 2)@' 'c@--precheck=@(0 1 2)@' \
   'n@--print-completion@(bash zsh tcsh)@' 'c@--print-completion=@(bash zsh tcsh)@' \
-  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count event-log-handler event-log metrics-addr accelerator precheck dry-run print-completion help version)@' \
+  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count event-log-handler event-log metrics-addr accelerator precheck dry-run print-completion help version)@' \
   'p@*@f@'

@@ -32,6 +32,13 @@ _arguments -s -S -A '-*' \
   '*--restart-policy=[when workers are started again\: OnFailure, Never, Always, or ExitCode for the codes of --retryable-exit-codes (default OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
   '*--retryable-exit-codes=[exit codes 1-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart (default 130,137,143)]:CODE,...: ' \
   '*--exit-code-policy=[exit code when the job fails\: torchrun, which is always 1, or reason, which tells what went wrong (default torchrun)]:POLICY:(torchrun reason)' \
+  '*--save-at-breakpoint[write the newest checkpoint in memory to storage when workers fail or the membership changes; this is so unless --no-save-at-breakpoint]' \
+  '*--no-save-at-breakpoint[leave it in memory, except when a signal ends the job]' \
+  '*--ckpt-replicas=[nodes that hold each checkpoint shard in memory, this one included; 0 leaves it to the training script'\''s replica_count (default 0)]:N: ' \
+  '*--ckpt-shm-dir=[directory in memory for checkpoints (default /dev/shm)]:DIR:_files' \
+  '*--ckpt-write-rate=[bytes a second, K, M or G, that checkpoints are written to storage with at most; no limit unless given]:SIZE: ' \
+  '*--ckpt-sidecar=[checkpoints are kept by a checkpointd --job=NAME in another container of this pod]:NAME: ' \
+  '*--ckpt-daemon=[auto starts the checkpoint daemon when a worker first needs it, off leaves checkpoints to the workers (default auto)]:auto|off:(auto off)' \
   '*--log-dir=[directory for the workers'\'' logs, each run in a directory of its own; a new temporary one unless given, /dev/null for no files]:DIR:_files' \
   '*--redirects=[workers'\'' output that goes to files\: 0 none, 1 stdout, 2 stderr, 3 both, for all or by local rank (default 0)]:0-3|RANK\:0-3,...: ' \
   '*-r+[workers'\'' output that goes to files\: 0 none, 1 stdout, 2 stderr, 3 both, for all or by local rank (default 0)]:0-3|RANK\:0-3,...: ' \

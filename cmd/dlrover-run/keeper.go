@@ -1,0 +1,453 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/python"
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/proc"
+)
+
+// keeper keeps a checkpoint daemon for the workers of this node: it listens on the
+// daemon's socket, starts the daemon when the first worker calls, starts it again when
+// it dies, and tells it of epochs and failures. A nil *keeper has nothing to end.
+type keeper struct {
+	s      *settings
+	log    *slog.Logger
+	procs  *proc.Supervisor
+	master string // of the daemons of all nodes; "" for one node
+
+	client    string   // what goes on PYTHONPATH
+	temporary string   // holds client when there is no dir
+	dir       *shm.Dir // nil: no daemon
+	release   func() error
+	ln        *net.UnixListener
+	file      *os.File // ln's, for the daemon
+	watch     *os.File // ln's, to see the first call
+	quit      chan struct{}
+	wg        sync.WaitGroup
+	orders    chan func()
+	signaled  bool // the job was told to end; belongs to the launcher\'s loop
+
+	mu      sync.Mutex
+	world   checkpointd.World
+	started bool                 // a daemon is there, or will be again
+	control *checkpointd.Control // to the daemon that runs, if one does
+}
+
+// Times of the keeper. A worker that calls meanwhile waits in the socket's queue.
+const (
+	orderBudget = 10 * time.Second
+	startPause  = 100 * time.Millisecond // before a daemon that died is started again; doubles
+	startPauses = 5 * time.Second        // up to this
+	staleAfter  = 10 * time.Minute       // until the memory of a dead job is removed
+)
+
+// keep prepares the runtime directory and the client that workers import. Without a
+// runtime directory there is no daemon, and workers save by themselves.
+func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) (*keeper, error) {
+	k := &keeper{s: s, log: log, procs: procs, master: master, quit: make(chan struct{}), orders: make(chan func(), 64)}
+	err := k.open()
+	if err != nil {
+		log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
+		k.drop()
+	}
+	if err := k.extract(); err != nil {
+		k.drop()
+		return nil, fmt.Errorf("put the checkpoint client into place: %w", err)
+	}
+	k.wg.Go(k.deliver)
+	if k.ln != nil {
+		k.wg.Go(k.serve)
+		k.wg.Go(func() { removeStale(s.ckpt.shmDir, k.dir, log) })
+	}
+	return k, nil
+}
+
+// extract writes the client into the runtime directory, or a temporary one.
+func (k *keeper) extract() (err error) {
+	if k.dir != nil {
+		k.client = filepath.Join(k.dir.Path(), "python")
+		return python.Extract(k.client)
+	}
+	if k.temporary, err = os.MkdirTemp("", "dlrover-ckpt-"); err != nil {
+		return err
+	}
+	k.client = filepath.Join(k.temporary, "python")
+	return python.Extract(k.client)
+}
+
+// maxNamesakes bounds the launchers of one run on one machine.
+const maxNamesakes = 1024
+
+// open takes the first free directory of the run: that of a launcher that died has its
+// memory, another that lives has its own.
+func (k *keeper) open() (err error) {
+	if k.s.ckpt.off {
+		return nil
+	}
+	if k.s.ckpt.sidecar != "" {
+		k.dir, err = shm.Create(k.s.ckpt.shmDir, k.s.ckpt.sidecar)
+		return err
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", k.s.runID, k.s.backend, k.s.host, k.s.port))
+	for i := range maxNamesakes {
+		if k.dir, err = shm.Create(k.s.ckpt.shmDir, fmt.Sprintf("%s-%d", hex.EncodeToString(sum[:6]), i)); err != nil {
+			return err
+		}
+		if k.release, err = k.dir.Own(); err == nil {
+			break
+		}
+		if !errors.Is(err, shm.ErrOwned) {
+			return err
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if k.ln, err = checkpointd.Listen(filepath.Join(k.dir.Path(), ckptd.Socket)); err != nil {
+		return err
+	}
+	if k.file, err = k.ln.File(); err != nil {
+		return err
+	}
+	k.watch, err = pollable(k.file)
+	return err
+}
+
+// pollable returns another descriptor of f that the runtime's poller waits for.
+func pollable(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.SetNonblock(fd, true) // os.NewFile gives only such files to the poller
+	return os.NewFile(uintptr(fd), f.Name()), err
+}
+
+// removeStale removes the memory of jobs that died some time ago.
+func removeStale(base string, own *shm.Dir, log *slog.Logger) {
+	dead, err := shm.Dead(base)
+	if err != nil {
+		log.Debug("look for the memory of dead jobs", "err", err)
+	}
+	for _, d := range dead {
+		if d.Path() == own.Path() || d.Age() < staleAfter {
+			continue
+		}
+		err := d.RemoveAll()
+		log.Info("removed the checkpoint memory of a job that is dead", "dir", d.Path(), "age", d.Age().Round(time.Second).String(), "err", err)
+	}
+}
+
+// serve runs daemons one after the other.
+func (k *keeper) serve() {
+	names, _ := k.dir.Names()
+	needed := len(names) > 0 // what a dead launcher left may wait for the disk
+	for pause := startPause; ; pause = min(2*pause, startPauses) {
+		if !needed && !k.called() {
+			return
+		}
+		k.mu.Lock()
+		k.started = true
+		k.mu.Unlock()
+		begun := time.Now()
+		if !k.daemon() {
+			return
+		}
+		if time.Since(begun) > startPauses {
+			pause = startPause
+		}
+		needed = true
+		select {
+		case <-time.After(pause):
+		case <-k.quit:
+			return
+		}
+	}
+}
+
+// called waits for a worker's first connection; false when the job is over.
+func (k *keeper) called() bool {
+	rc, err := k.watch.SyscallConn()
+	if err != nil {
+		return false
+	}
+	return rc.Read(func(fd uintptr) bool {
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0
+	}) == nil
+}
+
+// daemon runs one daemon until it dies; false when the job is over.
+func (k *keeper) daemon() bool {
+	k.mu.Lock()
+	w := k.world
+	k.mu.Unlock()
+	p, err := k.procs.Start(proc.Spec{
+		Path: "/proc/self/exe", Survives: true, Dir: "/", Stdin: k.file, Stderr: os.Stderr, Env: k.environ(),
+		Args: ckptd.Args(k.dir.Path(), k.master, k.s.runID, k.s.ckpt.replicas, k.s.node.Addr, k.s.ckpt.writeRate, w),
+	})
+	if err != nil {
+		if errors.Is(err, proc.ErrClosed) {
+			return false
+		}
+		k.log.Warn("cannot start the checkpoint daemon, trying again", "err", err)
+		return true
+	}
+	k.connect(p)
+	select {
+	case <-p.Done():
+	case <-k.quit:
+		return false // Close of the supervisor ends it
+	}
+	k.disconnect(nil)
+	k.log.Warn("the checkpoint daemon died, starting another; nothing in memory is lost", "pid", p.PID(), "code", p.Exit().Code)
+	return true
+}
+
+// environ is what the daemon needs of ours; its memory limit keeps the heap small.
+func (k *keeper) environ() []string {
+	env := []string{"GOMEMLIMIT=64MiB", "PATH=" + os.Getenv("PATH"), "TZ=" + os.Getenv("TZ"), "LOGLEVEL=" + os.Getenv("LOGLEVEL")}
+	if k.s.token != "" {
+		env = append(env, "DLROVER_TOKEN="+k.s.token)
+	}
+	return env
+}
+
+// connect makes the launcher known to the daemon p.
+func (k *keeper) connect(p *proc.Process) {
+	ctx, cancel := context.WithTimeout(context.Background(), orderBudget)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { // a daemon that dies at once never answers
+		select {
+		case <-p.Done():
+			cancel()
+		case <-stop:
+		}
+	}()
+	c, err := checkpointd.Dial(ctx, filepath.Join(k.dir.Path(), ckptd.Socket))
+	if err == nil {
+		err = c.Lead(ctx)
+	}
+	if err != nil {
+		k.log.Warn("the checkpoint daemon does not answer", "err", err)
+		return
+	}
+	k.mu.Lock()
+	w := k.world
+	k.control = c
+	k.mu.Unlock()
+	if err := c.World(ctx, w); err != nil {
+		k.log.Warn("tell the checkpoint daemon of the epoch", "err", err)
+	}
+}
+
+// disconnect forgets the connection c, or whatever is there if c is nil.
+func (k *keeper) disconnect(c *checkpointd.Control) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.control != nil && (c == nil || c == k.control) {
+		_ = k.control.Close()
+		k.control = nil
+	}
+}
+
+// deliver carries out orders one after the other, beside the launcher's loop.
+func (k *keeper) deliver() {
+	for {
+		select {
+		case o := <-k.orders:
+			o()
+		case <-k.quit:
+			return
+		}
+	}
+}
+
+// send queues something to tell the daemon.
+func (k *keeper) send(tell func(ctx context.Context, c *checkpointd.Control) error) {
+	order := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), orderBudget)
+		defer cancel()
+		if err := k.carryOut(ctx, tell); err != nil {
+			k.log.Warn("cannot tell the checkpoint daemon", "err", err)
+		}
+	}
+	select {
+	case k.orders <- order:
+	case <-k.quit:
+	}
+}
+
+// carryOut tells the daemon, or the next one if it dies meanwhile. Without a daemon no
+// worker has anything to keep, and nothing is told.
+func (k *keeper) carryOut(ctx context.Context, tell func(ctx context.Context, c *checkpointd.Control) error) error {
+	for {
+		c, expected := k.daemonNow()
+		if !expected {
+			return nil
+		}
+		err := errors.New("it does not run")
+		if c != nil {
+			if err = tell(ctx, c); err == nil {
+				return nil
+			}
+			k.disconnect(c)
+		}
+		select {
+		case <-time.After(startPause):
+		case <-ctx.Done():
+			return err
+		case <-k.quit:
+			return err
+		}
+	}
+}
+
+// daemonNow is the connection to the daemon, if there is one now; expected says whether
+// there should be.
+func (k *keeper) daemonNow() (c *checkpointd.Control, expected bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.control != nil || k.s.ckpt.sidecar == "" {
+		return k.control, k.started
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), orderBudget)
+	defer cancel()
+	c, err := checkpointd.Dial(ctx, filepath.Join(k.dir.Path(), ckptd.Socket))
+	if err != nil {
+		return nil, true
+	}
+	k.control = c
+	return c, true
+}
+
+// Environ implements launcher.Checkpoints.
+func (k *keeper) Environ(d launcher.Directive) []string {
+	env := []string{fmt.Sprintf("DLROVER_CKPT_EPOCH=%d.%d.%d", d.Term, d.Round, d.Epoch)}
+	if k.dir != nil {
+		env = append(env, "DLROVER_CKPT_RUNTIME="+k.dir.Path())
+	}
+	return env
+}
+
+// pythonPath puts the client before what the user's PYTHONPATH says.
+func (k *keeper) pythonPath(env []string) []string {
+	path := k.client
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "PYTHONPATH="); ok && v != "" {
+			path = k.client + string(os.PathListSeparator) + v
+		}
+	}
+	return append(env, "PYTHONPATH="+path)
+}
+
+// World implements launcher.Checkpoints.
+func (k *keeper) World(d launcher.Directive) {
+	w := checkpointd.World{Term: d.Term, Round: d.Round, Epoch: d.Epoch, GroupRank: d.Place.GroupRank, GroupWorldSize: d.Place.GroupWorldSize,
+		RankBase: d.Place.RankBase, WorldSize: d.Place.WorldSize, LocalWorldSize: k.s.slots}
+	k.mu.Lock()
+	k.world = w
+	k.mu.Unlock()
+	k.send(func(ctx context.Context, c *checkpointd.Control) error { return c.World(ctx, w) })
+}
+
+// Breakpoint implements launcher.Checkpoints. A signal is not a failure that the next
+// workers recover from, so --no-save-at-breakpoint does not count.
+func (k *keeper) Breakpoint(reason string, early bool) {
+	k.signaled = k.signaled || early
+	if k.s.ckpt.breakpoint || k.signaled {
+		k.send(func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, reason, early) })
+	}
+}
+
+// end waits, for at most budget or until enough, for what is on its way to the disk,
+// and removes the run's memory if all of it got there. After it the daemon may be ended.
+func (k *keeper) end(budget time.Duration, enough <-chan os.Signal) {
+	if k == nil {
+		return
+	}
+	defer close(k.quit)
+	ctx, cancel := context.WithTimeout(context.Background(), budget)
+	defer cancel()
+	done := make(chan struct{})
+	k.orders <- func() { // behind the last Breakpoint
+		defer close(done)
+		err := k.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) error {
+			left, err := c.End(ctx, budget)
+			if err == nil && left > 0 {
+				err = fmt.Errorf("%d saves are still on their way", left)
+			}
+			return err
+		})
+		if err != nil {
+			k.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher of this run", "dir", k.dir.Path(), "err", err)
+		}
+	}
+	select {
+	case <-done:
+	case <-enough:
+	}
+}
+
+// close follows end, after the supervisor has ended the daemon.
+func (k *keeper) close() {
+	if k == nil {
+		return
+	}
+	if k.watch != nil {
+		_ = k.watch.SetReadDeadline(time.Unix(1, 0)) // ends called
+	}
+	k.wg.Wait()
+	k.disconnect(nil)
+	k.drop()
+}
+
+// drop gives the directory back; without segments in it, it goes.
+func (k *keeper) drop() {
+	if k.ln != nil {
+		_ = k.ln.Close()
+		k.ln = nil
+	}
+	for _, f := range []*os.File{k.file, k.watch} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	if k.temporary != "" {
+		_ = os.RemoveAll(k.temporary)
+	}
+	if k.dir == nil || k.s.ckpt.sidecar != "" {
+		return
+	}
+	defer func() { k.dir = nil }()
+	names, err := k.dir.Names()
+	if err == nil && len(names) == 0 {
+		err = k.dir.RemoveAll()
+	}
+	if k.release != nil {
+		err = errors.Join(err, k.release())
+	}
+	if err != nil {
+		k.log.Debug("remove the runtime directory", "err", err)
+	}
+}

@@ -1,0 +1,189 @@
+// dlroverctl is for people: it shows and tends what the other programs keep.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/help"
+	"dlrover-run/cmd/internal/version"
+)
+
+const description = `checkpoints ls DIR            the committed steps of a checkpoint directory
+checkpoints verify DIR [STEP]  reads every file of a step, or of all, against its checksums
+checkpoints rm DIR STEP        removes a step; not the one that the tracker names`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	os.Exit(run(ctx, os.Args, os.Stdout))
+}
+
+// errDamaged is exit status 1: the command worked, and found damage.
+var errDamaged = errors.New("damaged checkpoints")
+
+func run(ctx context.Context, args []string, stdout io.Writer) int {
+	a := app(stdout)
+	if len(args) < 2 || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
+		help.Print(stdout, a, "checkpoints ls|verify|rm DIR [STEP]")
+		return 0
+	}
+	err := a.RunContext(ctx, args)
+	if err == nil {
+		return 0
+	}
+	console.Complain(os.Stderr, "dlroverctl", err)
+	if errors.Is(err, errDamaged) {
+		return 1
+	}
+	return 2
+}
+
+func app(stdout io.Writer) *cli.App {
+	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
+	command := func(name, usage string, least, most int, f func(ctx context.Context, args []string) error) *cli.Command {
+		return &cli.Command{Name: name, Usage: usage, HideHelp: true, Action: func(c *cli.Context) error {
+			if c.NArg() < least || c.NArg() > most {
+				return fmt.Errorf("checkpoints %s takes %s", name, usage)
+			}
+			return f(c.Context, c.Args().Slice())
+		}}
+	}
+	t := &tender{store: store, out: stdout}
+	return &cli.App{
+		Name: "dlroverctl", Usage: "shows and tends checkpoints", Description: description,
+		HideHelp: true, HideHelpCommand: true, HideVersion: true, Writer: io.Discard, ErrWriter: io.Discard,
+		ExitErrHandler: func(*cli.Context, error) {},
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "print this text, and exit"},
+			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
+		},
+		Action: func(c *cli.Context) error {
+			if c.Bool("version") {
+				fmt.Fprintln(stdout, "dlroverctl", version.Version)
+				return nil
+			}
+			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
+		},
+		Commands: []*cli.Command{{Name: "checkpoints", HideHelp: true, Subcommands: []*cli.Command{
+			command("ls", "DIR", 1, 1, t.list), command("verify", "DIR [STEP]", 1, 2, t.verify), command("rm", "DIR STEP", 2, 2, t.remove),
+		}, Action: func(c *cli.Context) error {
+			return fmt.Errorf("checkpoints %q is unknown: use ls, verify or rm", c.Args().First())
+		}}},
+	}
+}
+
+// tender carries out the commands on one store.
+type tender struct {
+	store commit.Store
+	out   io.Writer
+}
+
+func (t *tender) list(_ context.Context, args []string) error {
+	ms, err := t.manifests(args[0])
+	if err != nil {
+		return err
+	}
+	tracked, ok := t.store.Tracked(args[0])
+	w := tabwriter.NewWriter(t.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "STEP\tSAVED\tCOMMITTED AFTER\tSHARDS\tFILES\tSIZE\tFRAMEWORK\tTRACKED")
+	for _, m := range ms {
+		mark := ""
+		if ok && m.Step == tracked {
+			mark = "yes"
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), m.Framework, mark)
+	}
+	return w.Flush()
+}
+
+// manifests fails when there is nothing to work on.
+func (t *tender) manifests(dir string) ([]commit.Manifest, error) {
+	if _, err := os.Stat(dir); err != nil {
+		return nil, err
+	}
+	ms, err := t.store.Manifests(dir)
+	if err == nil && len(ms) == 0 {
+		err = fmt.Errorf("%s has no committed checkpoint (looked in .dlrover)", dir)
+	}
+	return ms, err
+}
+
+func size(m commit.Manifest) string {
+	var n int64
+	for _, f := range m.Files {
+		n += f.Size
+	}
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	v, u := float64(n), 0
+	for v >= 1024 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	if u == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", v, units[u])
+}
+
+func (t *tender) verify(ctx context.Context, args []string) error {
+	ms, err := t.manifests(args[0])
+	if err != nil {
+		return err
+	}
+	if len(args) == 2 {
+		step, err := parseStep(args[1])
+		if err != nil {
+			return err
+		}
+		ms = slices.DeleteFunc(ms, func(m commit.Manifest) bool { return m.Step != step })
+		if len(ms) == 0 {
+			return fmt.Errorf("step %d is not committed in %s", step, args[0])
+		}
+	}
+	bad := 0
+	for _, m := range ms {
+		if err := t.store.Verify(ctx, args[0], m, nil); err != nil {
+			bad++
+			fmt.Fprintf(t.out, "step %d: damaged: %v\n", m.Step, err)
+			continue
+		}
+		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), size(m))
+	}
+	if bad > 0 {
+		return fmt.Errorf("%d of %d steps: %w", bad, len(ms), errDamaged)
+	}
+	return nil
+}
+
+func (t *tender) remove(ctx context.Context, args []string) error {
+	step, err := parseStep(args[1])
+	if err != nil {
+		return err
+	}
+	if _, err := t.manifests(args[0]); err != nil {
+		return err
+	}
+	return t.store.Remove(ctx, args[0], step)
+}
+
+func parseStep(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("step %q: need a number from 0", text)
+	}
+	return n, nil
+}

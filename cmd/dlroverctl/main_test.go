@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/fsx"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// committed makes a checkpoint directory with two steps.
+func committed(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
+	for i, step := range []int64{10, 20} {
+		text := strconv.FormatInt(step, 10)
+		s := commit.Save{ID: "000000000000000" + strconv.Itoa(i), Epoch: "0", Dir: dir, Framework: "ddp", Layout: "00", Step: step, Shards: 1, WorldSize: 1, Saved: time.Now(), Trackers: []commit.Tracker{{Path: commit.Latest, Text: text}}}
+		tmps, err := store.Plan(s, 0, []string{text + "/rank_0.pt"})
+		require.NoError(t, err)
+		require.NoError(t, fsx.OS{}.WriteFile(tmps[0], []byte("weights")))
+		e := commit.Entry{Files: []commit.FileEntry{{Path: text + "/rank_0.pt", Size: 7, Tmp: tmps[0]}}}
+		e.Files[0].CRC, _, err = fsx.OS{}.Checksum(t.Context(), tmps[0])
+		require.NoError(t, err)
+		require.NoError(t, store.Prepared(s, e))
+		require.NoError(t, store.Intent(s, []commit.Entry{e}))
+		require.NoError(t, store.Place(s, e))
+		require.NoError(t, store.Placed(s, 0))
+		_, err = store.Publish(s, []commit.Entry{e})
+		require.NoError(t, err)
+	}
+	return dir
+}
+
+func TestCheckpoints(t *testing.T) {
+	dir := committed(t)
+	damaged := committed(t)
+	require.NoError(t, os.WriteFile(filepath.Join(damaged, "10/rank_0.pt"), []byte("weight?"), 0o600))
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		out  string
+	}{
+		{"ls", []string{"ls", dir}, 0, `(?m)^20 .* 7 B .*ddp +yes$`},
+		{"ls of the older step", []string{"ls", dir}, 0, `(?m)^10 .* 7 B .*ddp *$`},
+		{"verify one", []string{"verify", dir, "10"}, 0, `^step 10: 1 files, 7 B, good\n$`},
+		{"verify all", []string{"verify", dir}, 0, `step 20: 1 files, 7 B, good`},
+		{"verify damage", []string{"verify", damaged}, 1, `step 10: damaged: .*rank_0.pt`},
+		{"verify another step", []string{"verify", dir, "30"}, 2, `^$`},
+		{"rm the tracked step", []string{"rm", dir, "20"}, 2, `^$`},
+		{"rm nothing", []string{"rm", dir, "30"}, 2, `^$`},
+		{"rm", []string{"rm", dir, "10"}, 0, `^$`},
+		{"no step", []string{"rm", dir, "ten"}, 2, `^$`},
+		{"too few arguments", []string{"rm", dir}, 2, `^$`},
+		{"no such directory", []string{"ls", dir + "/nowhere"}, 2, `^$`},
+		{"empty directory", []string{"ls", t.TempDir()}, 2, `^$`},
+		{"unknown", []string{"mv", dir}, 2, `^$`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out bytes.Buffer
+			require.Equal(t, c.code, run(context.Background(), append([]string{"dlroverctl", "checkpoints"}, c.args...), &out))
+			require.Regexp(t, c.out, out.String())
+		})
+	}
+	require.NoFileExists(t, filepath.Join(dir, "10/rank_0.pt"))
+	require.FileExists(t, filepath.Join(dir, "20/rank_0.pt"))
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	for _, c := range []struct {
+		arg, want string
+		code      int
+	}{{"--help", "checkpoints verify", 0}, {"--version", "dlroverctl", 0}, {"dance", "", 2}} {
+		var out bytes.Buffer
+		require.Equal(t, c.code, run(context.Background(), []string{"dlroverctl", c.arg}, &out))
+		require.Contains(t, out.String(), c.want)
+	}
+}

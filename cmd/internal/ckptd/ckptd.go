@@ -1,0 +1,249 @@
+// Package ckptd is the main program of the checkpoint daemon. It is a binary of its own,
+// and dlrover-run runs itself as it.
+package ckptd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/help"
+	"dlrover-run/cmd/internal/token"
+	"dlrover-run/cmd/internal/version"
+	"dlrover-run/launcher/argv"
+)
+
+// Name is argv[0] when dlrover-run runs itself as the daemon.
+const Name = "checkpointd"
+
+// Socket is the name of the control socket in the runtime directory.
+const Socket = "sock"
+
+// DefaultShm is where memory is shared.
+const DefaultShm = "/dev/shm"
+
+const description = `dlrover-run starts it by itself. As a sidecar container it shares --shm-dir (a volume
+in memory) and the user id with the training container, whose launcher is told
+--ckpt-sidecar=NAME.`
+
+// Main runs the daemon and returns the exit status.
+func Main(args []string, stdout io.Writer) int {
+	a := app(stdout)
+	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
+		help.Print(stdout, a, "--job NAME [options]")
+		return 0
+	}
+	err := a.Run(append([]string{Name}, args...))
+	if err == nil {
+		return 0
+	}
+	console.Complain(os.Stderr, Name, err)
+	if _, ok := errors.AsType[*runError](err); ok {
+		return 1
+	}
+	return 2
+}
+
+// runError is a failure after the options have been accepted.
+type runError struct{ error }
+
+func (e *runError) Unwrap() error { return e.error }
+
+func app(stdout io.Writer) *cli.App {
+	const category = "Options"
+	return &cli.App{
+		Name: Name, Usage: "keeps and flushes the checkpoints that workers save in memory", Description: description,
+		HideVersion: true, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard,
+		Action:         func(c *cli.Context) error { return serve(c, stdout) },
+		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
+		ExitErrHandler: func(*cli.Context, error) {},
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "job", Category: category, Usage: "`NAME`: what the launcher's --ckpt-sidecar says, letters, digits and ._-"},
+			&cli.StringFlag{Name: "shm-dir", Category: category, Value: DefaultShm, Usage: "`DIR`: directory in memory that this daemon and the workers share (default " + DefaultShm + ")"},
+			&cli.StringFlag{Name: "master", Category: category, Usage: "`HOST:PORT`: the rendezvous that the nodes of the run share; without it they meet by marks on the checkpoint's storage"},
+			&cli.StringFlag{Name: "run", Category: category, Usage: "`ID`: name of the run, with --master"},
+			&cli.StringFlag{Name: "token-file", Category: category, Usage: "`PATH`: file with the job token; else DLROVER_TOKEN_FILE or DLROVER_TOKEN"},
+			&cli.IntFlag{Name: "replicas", Category: category, Usage: "`N`: nodes that hold each shard in memory, this one included; 0 leaves it to the checkpoints"},
+			&cli.StringFlag{Name: "addr", Category: category, Usage: "`HOST`: where the daemons of other nodes reach this one, for copies"},
+			&cli.StringFlag{Name: "switch", Category: category, Usage: "`NAME`: switch of this node; copies go to nodes on other switches"},
+			&cli.StringFlag{Name: "write-rate", Category: category, Usage: "`SIZE`: bytes a second, K, M or G, that are written to storage at most"},
+			&cli.StringFlag{Name: "runtime", Hidden: true},
+			&cli.StringFlag{Name: "world", Hidden: true},
+			&cli.BoolFlag{Name: "inherit", Hidden: true},
+			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: category, Usage: "print this text, and exit"},
+			&cli.BoolFlag{Name: "version", Category: category, Usage: "print the version, and exit"},
+		},
+	}
+}
+
+// maxThreads bounds the CPUs that a daemon may use at a time: the rest is the trainers'.
+const maxThreads = 4
+
+func serve(c *cli.Context, stdout io.Writer) error {
+	if c.Bool("version") {
+		fmt.Fprintln(stdout, Name, version.Version)
+		return nil
+	}
+	if c.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: %s takes options only", c.Args().First(), Name)
+	}
+	runtime.GOMAXPROCS(min(maxThreads, runtime.GOMAXPROCS(0)))
+	cfg, err := config(c)
+	if err != nil {
+		return err
+	}
+	ln, err := listener(c, cfg.Dir)
+	if err != nil {
+		return &runError{err}
+	}
+	alone, err := exclude(cfg.Dir)
+	if err != nil {
+		return &runError{err}
+	}
+	defer alone.Close()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if c.Bool("inherit") {
+		cfg.Orphaned = func(left int) { abandon(cfg.Dir, left); cancel() }
+	}
+	d, err := checkpointd.New(cfg)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := world(c, d); err != nil {
+		return err
+	}
+	if err := d.Serve(ctx, ln); err != nil {
+		return &runError{err}
+	}
+	return nil
+}
+
+// exclude waits until no other daemon works on the directory: one whose launcher was
+// killed may still be saving what the workers of the next launcher found there.
+func exclude(dir *shm.Dir) (io.Closer, error) {
+	f, err := os.OpenFile(filepath.Join(dir.Path(), "daemon"), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	return f, err
+}
+
+// abandon removes the directory of a launcher that is dead, unless something in it is
+// not on disk; then it stays for the next launcher of the run.
+func abandon(dir *shm.Dir, left int) {
+	if left > 0 {
+		return
+	}
+	release, err := dir.Own()
+	if err != nil {
+		return // a new launcher has it
+	}
+	_ = dir.RemoveAll() // what is left is found as stale later
+	_ = release()
+}
+
+func config(c *cli.Context) (checkpointd.Config, error) {
+	cfg := checkpointd.Config{Replicas: c.Int("replicas"), Addr: c.String("addr"), Switch: c.String("switch"), Logger: console.Logger(os.Stderr, Name)}
+	if c.String("runtime") == "" && c.String("job") == "" {
+		return cfg, errors.New("--job is required: the name that the launcher's --ckpt-sidecar says")
+	}
+	var err error
+	if cfg.Token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
+		return cfg, err
+	}
+	if cfg.Dir, err = openDir(c); err != nil {
+		return cfg, &runError{err}
+	}
+	storage := fsx.OS{}
+	if text := c.String("write-rate"); text != "" {
+		rate, err := argv.ParseSize(text)
+		if err != nil {
+			return cfg, fmt.Errorf("--write-rate: %w", err)
+		}
+		storage.Rate = fsx.NewLimiter(rate)
+	}
+	cfg.FS = storage
+	if master := c.String("master"); master != "" {
+		if c.String("run") == "" {
+			return cfg, errors.New("--master needs --run, the name of the run")
+		}
+		cfg.Remote = board.Client("http://"+master, c.String("run"), cfg.Token, &http.Client{})
+	}
+	return cfg, nil
+}
+
+// openDir makes the directory of a sidecar, which owns it until it ends; that of a
+// launcher is there, and the launcher's.
+func openDir(c *cli.Context) (*shm.Dir, error) {
+	if c.Bool("inherit") {
+		return shm.OpenDir(c.String("runtime"))
+	}
+	dir, err := shm.Create(c.String("shm-dir"), c.String("job"))
+	if err != nil {
+		return nil, err
+	}
+	_, err = dir.Own()
+	return dir, err
+}
+
+// listener is the launcher's socket, inherited as standard input, or a new one.
+func listener(c *cli.Context, dir *shm.Dir) (net.Listener, error) {
+	if c.Bool("inherit") {
+		ln, err := net.FileListener(os.Stdin)
+		if err != nil {
+			return nil, fmt.Errorf("the launcher's socket: %w", err)
+		}
+		return ln, nil
+	}
+	return checkpointd.Listen(filepath.Join(dir.Path(), Socket))
+}
+
+// world reads the epoch that the launcher has told, as comma-separated numbers.
+func world(c *cli.Context, d *checkpointd.Daemon) error {
+	if c.String("world") == "" {
+		return nil
+	}
+	w, err := checkpointd.ParseWorld(c.String("world"))
+	if err != nil {
+		return fmt.Errorf("--world: %w", err)
+	}
+	d.SetWorld(w)
+	return nil
+}
+
+// Args is the command line by which a launcher starts the daemon.
+func Args(dir, master, run string, replicas int, addr, writeRate string, w checkpointd.World) []string {
+	args := []string{Name, "--inherit", "--runtime", dir, "--replicas", strconv.Itoa(replicas), "--addr", addr, "--world", w.String()}
+	if master != "" {
+		args = append(args, "--master", master, "--run", run)
+	}
+	if writeRate != "" {
+		args = append(args, "--write-rate", writeRate)
+	}
+	return args
+}
