@@ -184,11 +184,12 @@ class Engine:
         alone = world > 1 and not self._distributed()
         if alone and want != "disk":
             notes.append("memory is not used, because torch.distributed is not initialised and the ranks cannot agree")
-        offers, in_order = ([], False) if want == "disk" or alone else self._offers(notes)
-        disk = self._look(in_order, notes)
-        offers = self._trusted(offers, disk, notes)
-        everyone = self._gather((offers, disk))
+        in_memory = want != "disk" and not alone
+        offers, everyone = self._survey(in_memory, 0.0 if in_memory else _OFFER_PATIENCE, notes)
         memory = find.newest_in_memory([e[0] for e in everyone], world)
+        if memory is None and in_memory:  # only now it is worth waiting for what is on its way to the disk or here
+            offers, everyone = self._survey(in_memory, _OFFER_PATIENCE, notes)
+            memory = find.newest_in_memory([e[0] for e in everyone], world)
         commits = find.on_disk([e[1] for e in everyone]) if want != "memory" else []
         found = self._load_memory(memory, offers, notes) if find.prefer_memory(memory, commits) else None
         if found is None and want != "memory":
@@ -240,7 +241,7 @@ class Engine:
             return
         if self._launched:
             hello = {"rank": p.rank, "local_rank": p.local_rank, "world_size": p.world_size, "pid": os.getpid(),
-                     "run": p.run, "epoch": p.epoch}
+                     "run": p.run, "epoch": p.epoch, "replicas": self._replicas}
             self._daemon = Daemon(os.path.join(self._runtime, "sock"), hello)
         if self._pool is not None:
             self._guessing = threading.Thread(target=self._guess, name="dlrover-ckpt-guess", daemon=True)
@@ -451,8 +452,16 @@ class Engine:
     # Loading
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _offers(self, notes: List[str]) -> Tuple[List[find.Offer], bool]:
-        """What lies in memory for this rank, and whether the daemon has put the directory in order."""
+    def _survey(self, in_memory: bool, patience: float, notes: List[str]) -> Tuple[List[find.Offer], List[Any]]:
+        """What this rank can load from memory, and what every rank can load from where."""
+        offers, in_order = self._offers(patience, notes)
+        disk = self._look(in_order, notes)
+        offers = self._trusted(offers, disk, notes) if in_memory else []
+        return offers, self._gather((offers, disk))
+
+    def _offers(self, patience: float, notes: List[str]) -> Tuple[List[find.Offer], bool]:
+        """What lies in memory for this rank, and whether the daemon has put the directory in order. With patience the
+        daemon first ends what is on its way to the disk, and fetches copies from other nodes."""
         if not self._runtime:
             return [], False
         p = self._place
@@ -461,7 +470,7 @@ class Engine:
             try:
                 reply = self._daemon.call({"op": "offers", "rank": p.rank, "local_rank": p.local_rank,
                                            "world_size": p.world_size, "dir": self.dir,
-                                           "timeout_ms": int(_OFFER_PATIENCE * 1000)}, _OFFER_PATIENCE + 10)
+                                           "timeout_ms": int(patience * 1000)}, patience + 30)
                 names = [str(o["seg"]) for o in reply.get("offers") or []]
             except (OSError, ValueError, KeyError, Refused) as e:
                 log.debug("the checkpoint daemon offers nothing: %s", e)
@@ -600,6 +609,36 @@ class Engine:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class _Borrowed:
+    """Segments of others that this process has open, by device and inode. There is one descriptor of each: closing
+    another one of the same file would drop the lock that the first one holds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: Dict[Tuple[int, int], List[int]] = {}  # -> [descriptor, users]
+
+    def take(self, path: str) -> Tuple[int, Tuple[int, int]]:
+        with self._lock:
+            st = os.stat(path, follow_symlinks=False)
+            key = (st.st_dev, st.st_ino)
+            if key not in self._users:
+                fd = segment.open_segment(path)
+                st = os.fstat(fd)
+                key = (st.st_dev, st.st_ino)
+                self._users.setdefault(key, [fd, 0])
+            self._users[key][1] += 1
+            return self._users[key][0], key
+
+    def give_back(self, key: Tuple[int, int]) -> None:
+        with self._lock:
+            self._users[key][1] -= 1
+            if self._users[key][1] == 0:
+                os.close(self._users.pop(key)[0])
+
+
+_borrowed = _Borrowed()
+
+
 class _Reader:
     """A segment open for reading. Our own are read through their one descriptor, and lent views keep them out of
     use; those of others stay locked while views live, for a while."""
@@ -608,33 +647,22 @@ class _Reader:
         parts = name.split("/")
         if len(parts) != 2 or parts[0] not in ("seg", "peer") or parts[1].startswith("."):
             raise Damaged("%r is no name of a segment" % name)
-        self._path = os.path.join(runtime, name)
-        self._pool = own if parts[0] == "seg" else None
-        self._own: Optional[Buffer] = None
+        self._own = own.by_name(parts[1]) if own is not None and parts[0] == "seg" else None
+        self._key = (0, 0)
+        if self._own is not None:
+            self.fd = self._own.fd
+        else:
+            self.fd, self._key = _borrowed.take(os.path.join(runtime, name))
         self._keep = False
-        self.fd = -1
 
     def __enter__(self) -> "_Reader":
-        if self._pool is not None:
-            self._pool.guard.acquire()  # the preparation must not put another file in its place
-        try:
-            self._own = self._pool.by_name(self._path) if self._pool is not None else None
-            self.fd = self._own.fd if self._own is not None else segment.open_segment(self._path)
-        except BaseException:
-            self._release()
-            raise
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self._own is not None:
             segment.unlock(self.fd)
         elif not self._keep:
-            os.close(self.fd)
-        self._release()
-
-    def _release(self) -> None:
-        if self._pool is not None:
-            self._pool.guard.release()
+            _borrowed.give_back(self._key)
 
     def lend(self, m: Mapping) -> None:
         loan = Loan(m)
@@ -642,17 +670,17 @@ class _Reader:
             self._own.loans.append(loan)
             return
         self._keep = True
-        threading.Thread(target=_give_back, args=(self.fd, loan), name="dlrover-ckpt-views", daemon=True).start()
+        threading.Thread(target=_give_back, args=(self._key, loan), name="dlrover-ckpt-views", daemon=True).start()
 
 
-def _give_back(fd: int, loan: Loan) -> None:
+def _give_back(key: Tuple[int, int], loan: Loan) -> None:
     """Unlocks another worker's segment when its views are gone, or have been made independent of it."""
     deadline = time.monotonic() + _VIEW_PATIENCE
     while not loan.free() and time.monotonic() < deadline:
         time.sleep(0.2)
     while not loan.detach():
         time.sleep(5.0)
-    os.close(fd)
+    _borrowed.give_back(key)
 
 
 def _lock_shared(r: _Reader) -> None:

@@ -108,6 +108,8 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
     paths = [_inside(dir, i.path) for i in images]
     stage = _stage(dir, save)
     _write_json(os.path.join(stage, "shard-%d.plan" % shard), [temporary(p, save) for p in paths])
+    for d in (os.path.dirname(stage), os.path.join(dir, _OWN), dir):  # without these names nobody finds the plan
+        _sync_dir(d)
     files = []
     for image, path in zip(images, paths):
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -63,7 +63,8 @@ class Case(unittest.TestCase):
         """Runs code in processes that form a gloo group; returns what they print."""
         port = str(_free_port())
         head = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
-        ps = [self.child(head + textwrap.dedent(code), RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(ranks),
+        tail = "\nsys.stdout.flush()\nsys.stderr.flush()\nos._exit(0)\n"  # gloo's threads may abort a normal exit
+        ps = [self.child(head + textwrap.dedent(code) + tail, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(ranks),
                          LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1",
                          GLOO_SOCKET_IFNAME="lo", DLROVER_CKPT_EPOCH=env.get("DLROVER_CKPT_EPOCH", "e"))
               for r in range(ranks)]

@@ -46,8 +46,7 @@ class DdpCheckpointer(Checkpointer):
         The default path is <checkpoint_dir>/<step>/rank_<r>.pt, r being the rank that writes it.
         ValueError: the storage type is none.
         """
-        target = os.fspath(path) or os.path.join(str(step), "rank_%d.pt" % self._engine.shard)
-        target = self._relative(target)
+        target = self._inside(os.fspath(path)) if path else os.path.join(str(step), "rank_%d.pt" % self._engine.shard)
         self._engine.save(step, lambda: [torch_zip(target, state_dict, self._cache)], storage_type)
 
     def load_checkpoint(self, resume_path=""):
@@ -68,11 +67,10 @@ class DdpCheckpointer(Checkpointer):
         """Waits until the newest DISK save is on disk. TimeoutError; RuntimeError: it never will be, and why."""
         self._engine.wait(timeout=timeout)
 
-    def _relative(self, path: str) -> str:
-        """Files below the checkpoint directory are named by their place in it, so that it can be moved."""
-        top = self._engine.dir
-        full = os.path.normpath(os.path.join(top, path) if not os.path.isabs(path) else path)
-        inside = os.path.relpath(full, top)
+    def _inside(self, path: str) -> str:
+        """A file below the checkpoint directory is named by its place in it, so that the directory can be moved."""
+        full = os.path.abspath(path)
+        inside = os.path.relpath(full, self._engine.dir)
         return full if inside.startswith("..") else inside
 
 
