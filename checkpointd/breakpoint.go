@@ -54,12 +54,11 @@ func (d *Daemon) Breakpoint(reason string, early bool) {
 // holdings lists, by checkpoint directory, the saves that this node has in memory.
 func (d *Daemon) holdings(w World) map[string][]board.Holding {
 	out := map[string][]board.Holding{}
-	d.held(func(name string, _ *segment, p *shm.Pinned) {
-		m := p.Meta
+	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if w.GroupWorldSize > 1 && d.cfg.Remote == nil && !m.Primary {
 			return // without a master nobody would settle which of several holders writes
 		}
-		out[m.Dir] = append(out[m.Dir], board.Holding{Save: m.Save, Dir: m.Dir, Step: m.Step, Saved: p.Header.Saved, Shard: m.Shard, Shards: m.Shards, Copy: !ours(name)})
+		out[m.Dir] = append(out[m.Dir], board.Holding{Save: m.Save, Dir: m.Dir, Step: m.Step, Saved: h.Saved, Shard: m.Shard, Shards: m.Shards, Copy: !ours(name)})
 	})
 	return out
 }
@@ -116,10 +115,10 @@ func (d *Daemon) onDiskAlready(plan board.Plan, hs []board.Holding) bool {
 // startHeld writes a shard from whatever segment has it.
 func (d *Daemon) startHeld(id string, shard int) bool {
 	found := false
-	d.held(func(_ string, s *segment, p *shm.Pinned) {
-		if !found && p.Meta.Save == id && p.Meta.Shard == shard {
+	d.held(func(_ string, s *segment, h shm.Header, m shm.Meta) {
+		if !found && m.Save == id && m.Shard == shard {
 			found = true
-			d.start(s, p.Header, p.Meta)
+			d.start(s, h, m)
 		}
 	})
 	return found

@@ -28,7 +28,7 @@ type Offer struct {
 // and commits that were under way.
 func (d *Daemon) adopt() {
 	dirs := map[string]bool{}
-	d.held(func(_ string, _ *segment, p *shm.Pinned) { dirs[p.Meta.Dir] = true })
+	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir] = true })
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
 		d.mend(d.ctx, dir)
 	}
@@ -83,13 +83,12 @@ func (d *Daemon) settled(ctx context.Context, dir string) {
 
 func (d *Daemon) offered(r request) []Offer {
 	out := []Offer{}
-	d.held(func(name string, _ *segment, p *shm.Pinned) {
-		m := p.Meta
+	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if m.Dir != r.Dir || m.Rank != r.Rank && m.Resize != "any" {
 			return
 		}
-		out = append(out, Offer{Seg: name, Seq: p.Header.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard, Shards: m.Shards,
-			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: p.Header.Saved.UnixNano(), Framework: m.Framework})
+		out = append(out, Offer{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard, Shards: m.Shards,
+			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: h.Saved.UnixNano(), Framework: m.Framework})
 	})
 	return out
 }

@@ -120,9 +120,9 @@ func (p *peers) nudge() {
 // holds lists what this node could give to others.
 func (d *Daemon) holds() []board.Copy {
 	var out []board.Copy
-	d.held(func(_ string, _ *segment, p *shm.Pinned) {
-		c := board.Copy{Rank: p.Meta.Rank, Shard: p.Meta.Shard, Save: p.Meta.Save, Step: p.Meta.Step}
-		if p.Meta.Resize == "any" {
+	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) {
+		c := board.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step}
+		if m.Resize == "any" {
 			c.Rank = anyRank
 		}
 		if !slices.Contains(out, c) {

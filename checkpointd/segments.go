@@ -102,31 +102,28 @@ func (d *Daemon) queue(s *segment) {
 	if err != nil || h.State != shm.Complete || s.seen >= h.Seq {
 		return
 	}
-	p, err := s.seg.Pin()
+	h, m, err := s.seg.Peek()
 	if err != nil {
 		return // being written anew; its worker will tell
 	}
-	defer p.Release()
-	s.seen = p.Header.Seq
-	if p.Header.Disk && p.Header.Durable < p.Header.Seq {
-		d.start(s, p.Header, p.Meta)
+	s.seen = h.Seq
+	if h.Disk && h.Durable < h.Seq {
+		d.start(s, h, m)
 	}
-	d.replicate(s, p.Meta)
+	d.replicate(s, m)
 }
 
-// held calls f with every complete segment, pinned.
-func (d *Daemon) held(f func(name string, s *segment, p *shm.Pinned)) {
+// held calls f with every complete save. It keeps no writer away, so the save may be
+// another one by the time it is used.
+func (d *Daemon) held(f func(name string, s *segment, h shm.Header, m shm.Meta)) {
 	names, _ := d.cfg.Dir.Names() // none is as good as an error: nothing is held
 	for _, name := range names {
 		s, err := d.open(name)
 		if err != nil {
 			continue
 		}
-		p, err := s.seg.Pin()
-		if err != nil {
-			continue
+		if h, m, err := s.seg.Peek(); err == nil {
+			f(name, s, h, m)
 		}
-		f(name, s, p)
-		p.Release()
 	}
 }

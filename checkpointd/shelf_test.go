@@ -69,7 +69,7 @@ func (s shelved) pin(c shmtest.Save) *shm.Pinned {
 
 // steps are those of the complete copies, in the order of their names.
 func (s shelved) steps() (steps []int64) {
-	s.d.held(func(_ string, _ *segment, p *shm.Pinned) { steps = append(steps, p.Meta.Step) })
+	s.d.held(func(_ string, _ *segment, h shm.Header, m shm.Meta) { steps = append(steps, m.Step) })
 	return steps
 }
 

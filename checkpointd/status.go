@@ -45,9 +45,9 @@ type SaveStatus struct {
 // Status reads it all; it is meant for people and metrics, not for every save.
 func (d *Daemon) Status() Status {
 	st := Status{Segments: []SegmentStatus{}, Saves: []SaveStatus{}}
-	d.held(func(name string, _ *segment, p *shm.Pinned) {
-		st.Segments = append(st.Segments, SegmentStatus{Name: name, Rank: p.Meta.Rank, Step: p.Meta.Step, Saved: p.Header.Saved,
-			Bytes: int64(len(p.Used())), Durable: p.Header.Durable >= p.Header.Seq, Copy: !ours(name), Dir: p.Meta.Dir})
+	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+		st.Segments = append(st.Segments, SegmentStatus{Name: name, Rank: m.Rank, Step: m.Step, Saved: h.Saved,
+			Bytes: h.ImageLen, Durable: h.Durable >= h.Seq, Copy: !ours(name), Dir: m.Dir})
 	})
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -41,6 +41,28 @@ func (s *Segment) Pin() (*Pinned, error) {
 	return p, nil
 }
 
+// Peek reads what is in the segment without keeping its writer away: by the time it returns there may be something
+// else. Errors as for Pin.
+func (s *Segment) Peek() (Header, Meta, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return Header{}, Meta{}, s.failed("look at", ErrClosed)
+	}
+	p := &Pinned{s: s, mem: s.mem}
+	err := guard(func() error {
+		err := p.read()
+		if errors.Is(err, ErrDamaged) && (s.load(offSeq) != p.Header.Seq || State(s.load(offState)) != Complete) {
+			err = ErrBusy // its writer began meanwhile: what looks wrong is only half new
+		}
+		return err
+	})
+	if err != nil {
+		return Header{}, Meta{}, s.failed("look at", err)
+	}
+	return p.Header, p.Meta, nil
+}
+
 // retainLocked counts a user of the shared lock, and takes it for the first one. The lock belongs to the open file, so
 // it excludes the record locks of all processes, and nothing but dropLocked or our death gives it up.
 func (s *Segment) retainLocked() error {

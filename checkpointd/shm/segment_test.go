@@ -62,6 +62,20 @@ func TestPin(t *testing.T) {
 	require.NoError(t, seg.Close())
 }
 
+// Peek reads what Pin reads, and its writer need not wait for it.
+func TestPeek(t *testing.T) {
+	seg := opened(t, simple(7))
+	h, m, err := seg.Peek()
+	require.NoError(t, err)
+	p, err := seg.Pin()
+	require.NoError(t, err)
+	require.Equal(t, []any{p.Header, p.Meta}, []any{h, m})
+	p.Release()
+	require.NoError(t, seg.Close())
+	_, _, err = seg.Peek()
+	require.ErrorIs(t, err, shm.ErrClosed)
+}
+
 func TestPinRefuses(t *testing.T) {
 	good := simple(7)
 	good.Files[0].Data = make([]byte, 3*4096)

@@ -16,6 +16,7 @@ log = logging.getLogger("dlrover.ckpt")
 
 _SHARE = 0.6  # of the free memory, at most, for all buffers
 _GRAIN = 2 << 20
+_GLANCE = 0.01  # seconds that a save waits for a segment when none is free
 
 
 class NoRoom(Exception):
@@ -100,6 +101,7 @@ class Pool:
     def acquire(self, need: int, disk: bool) -> Optional[Buffer]:
         """A buffer of at least `need` bytes, locked; None: all are in use. NoRoom: there is no memory for it.
         To be given back with release()."""
+        deadline = time.monotonic() + _GLANCE
         while True:
             self._stop.set()  # the preparation lets go of the buffers
             self.guard.acquire()
@@ -113,7 +115,10 @@ class Pool:
                 return b
             self.guard.release()
             if making is None:
-                return None
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(_GLANCE / 10)  # a reader may hold a lock for a moment
+                continue
             with making.making:  # its memory is being allocated: nothing may be lost meanwhile
                 pass
 
