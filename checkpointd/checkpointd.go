@@ -65,6 +65,7 @@ const (
 	retryMost     = 30 * time.Second
 	refuseBudget  = 5 * time.Second  // to tell that a save failed
 	leadPatience  = 30 * time.Second // for a launcher that has just started the daemon
+	stuckGrace    = time.Second      // for storage to answer after a save's time is over
 	orphanGrace   = 500 * time.Millisecond
 	defaultSave   = 600 * time.Second // a save that names no timeout
 	progressEvery = 5 * time.Second   // between two lines about a long write
@@ -116,6 +117,7 @@ type Daemon struct {
 	scanning sync.Mutex // held by whoever looks at the segments; before mu
 
 	mu       sync.Mutex
+	served   chan struct{} // closed when Serve has ended; nil before it
 	world    World
 	segs     map[string]*segment
 	saves    []*save       // newest last; bounded by maxRemembered
@@ -177,6 +179,11 @@ func New(cfg Config) (*Daemon, error) {
 // Serve answers on ln until ctx ends or Close is called. It first takes over what an
 // earlier daemon left.
 func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
+	served := make(chan struct{})
+	defer close(served)
+	d.mu.Lock()
+	d.served = served
+	d.mu.Unlock()
 	stop := context.AfterFunc(ctx, d.cancel)
 	defer stop()
 	quiet := context.AfterFunc(d.ctx, func() { _ = ln.Close() })
@@ -201,6 +208,12 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 // found again by the next daemon.
 func (d *Daemon) Close() {
 	d.cancel()
+	d.mu.Lock()
+	served := d.served
+	d.mu.Unlock()
+	if served != nil {
+		<-served // from here on nothing is started
+	}
 	d.mu.Lock()
 	for c := range d.conns {
 		_ = c.Close()

@@ -349,6 +349,41 @@ func TestFullDisk(t *testing.T) {
 	requireNoLeftovers(t, dir)
 }
 
+// hanging storage never answers below one directory, as NFS without its server.
+type hanging struct {
+	fsx.FS
+	dir  string
+	hit  chan struct{}
+	free chan struct{}
+}
+
+func (h *hanging) WriteFrom(ctx context.Context, path string, src fsx.Source) error {
+	if strings.HasPrefix(path, h.dir) {
+		h.hit <- struct{}{}
+		<-h.free
+	}
+	return h.FS.WriteFrom(ctx, path, src)
+}
+
+// Storage that hangs costs its own saves, and nobody else's.
+func TestHangingStorage(t *testing.T) {
+	stuck, good := t.TempDir(), t.TempDir()
+	disk := &hanging{FS: fsx.OS{}, dir: stuck, hit: make(chan struct{}, 4), free: make(chan struct{})}
+	n := newNode(t, withFS(disk), func(c *checkpointd.Config) { c.Writers = 1 })
+	s := single(stuck, 10)
+	s.Meta.TimeoutS = 1
+	n.put(s, "seg/l0-0.seg")
+	<-disk.hit
+	n.put(single(good, 20), "seg/l0-1.seg")
+	res := n.wait(stuck, 10)
+	require.Equal(t, false, res["ok"])
+	require.Contains(t, res["error"], "storage does not answer")
+	require.Equal(t, true, n.wait(good, 20)["ok"])
+	requireStep(t, good, 20, 1)
+	require.Len(t, n.ask(map[string]any{"op": "offers", "rank": 0, "dir": stuck})["offers"], 1, "it is still in memory")
+	close(disk.free)
+}
+
 func TestForbiddenDirectoryFailsAtOnce(t *testing.T) {
 	disk := &faulty{FS: fsx.OS{}, err: syscall.EACCES, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk)), t.TempDir()

@@ -119,7 +119,9 @@ func timeoutOf(m shm.Meta) time.Duration {
 
 // already reports whether an earlier daemon committed this very save.
 func (d *Daemon) already(j *save) bool {
-	ms, err := d.store.Manifests(j.meta.Dir)
+	ctx, cancel := context.WithTimeout(d.ctx, refuseBudget)
+	defer cancel()
+	ms, err := bounded(ctx, func() ([]commit.Manifest, error) { return d.store.Manifests(j.meta.Dir) })
 	if err != nil {
 		return false
 	}
@@ -147,15 +149,23 @@ func saveOf(j *save) commit.Save {
 // prepare writes the shard's files under temporary names, unless a newer save has
 // taken the segment.
 func (d *Daemon) prepare(ctx context.Context, j *save) (entry commit.Entry, err error) {
-	err = d.persist(ctx, j, func() error {
+	err = d.again(ctx, j, func() error {
 		entry, err = d.attempt(ctx, j)
 		return err
 	})
 	return entry, err
 }
 
-// persist repeats a step on storage until it works or the save's time is over.
+// persist is again for a step on storage, which may hang.
 func (d *Daemon) persist(ctx context.Context, j *save, step func() error) error {
+	return d.again(ctx, j, func() error {
+		_, err := bounded(ctx, func() (any, error) { return nil, step() })
+		return err
+	})
+}
+
+// again repeats a step until it works or the save's time is over.
+func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := step()
 		if err == nil {
@@ -212,18 +222,49 @@ func (d *Daemon) attempt(ctx context.Context, j *save) (commit.Entry, error) {
 	if err != nil {
 		return commit.Entry{}, fmt.Errorf("%w (%w)", errSuperseded, err)
 	}
-	defer p.Release()
 	if p.Header.Seq != j.seq {
+		p.Release()
 		return commit.Entry{}, errSuperseded
 	}
 	select {
 	case d.slots <- struct{}{}:
 		defer func() { <-d.slots }()
 	case <-ctx.Done():
+		p.Release()
 		return commit.Entry{}, ctx.Err()
 	}
 	d.move(j, writing)
-	return d.write(ctx, j, p)
+	return bounded(ctx, func() (commit.Entry, error) {
+		defer p.Release()
+		return d.write(ctx, j, p)
+	})
+}
+
+// bounded runs a step on storage. When its time is over and storage does not answer, the
+// step is left to itself: a call that hangs in the kernel cannot be ended, and must not
+// keep saves to other storage waiting.
+func bounded[T any](ctx context.Context, step func() (T, error)) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		v, err := step()
+		done <- result{v, err}
+	}()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-ctx.Done():
+	}
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-time.After(stuckGrace):
+		var none T
+		return none, fmt.Errorf("storage does not answer: %w", context.Cause(ctx))
+	}
 }
 
 func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entry, error) {
@@ -398,7 +439,7 @@ func (d *Daemon) giveUp(j *save, cause error) {
 		d.log.Debug("a failed save stays for recovery", "step", j.meta.Step, "err", err)
 		return
 	}
-	if err := d.store.Abandon(saveOf(j), j.meta.Shard); err != nil {
+	if _, err := bounded(ctx, func() (any, error) { return nil, d.store.Abandon(saveOf(j), j.meta.Shard) }); err != nil {
 		d.log.Debug("clean up after a failed save", "step", j.meta.Step, "err", err)
 	}
 }

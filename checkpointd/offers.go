@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -44,7 +45,7 @@ func (d *Daemon) mend(ctx context.Context, dir string) {
 	if done {
 		return
 	}
-	res, err := d.store.Recover(ctx, dir, d.working)
+	res, err := bounded(ctx, func() (commit.Recovered, error) { return d.store.Recover(ctx, dir, d.working) })
 	if err != nil {
 		d.log.Warn("cannot finish interrupted commits", "dir", dir, "err", err)
 	}
