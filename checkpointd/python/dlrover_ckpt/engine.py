@@ -647,30 +647,45 @@ class _Reader:
         parts = name.split("/")
         if len(parts) != 2 or parts[0] not in ("seg", "peer") or parts[1].startswith("."):
             raise Damaged("%r is no name of a segment" % name)
-        self._own = own.by_name(parts[1]) if own is not None and parts[0] == "seg" else None
-        self._key = (0, 0)
-        if self._own is not None:
-            self.fd = self._own.fd
-        else:
-            self.fd, self._key = _borrowed.take(os.path.join(runtime, name))
-        self._keep = False
+        self._path = os.path.join(runtime, name)
+        self._pool = own if parts[0] == "seg" else None
+        self._own: Optional[Buffer] = None
+        self._key: Optional[Tuple[int, int]] = None  # of a borrowed one
+        self.fd = -1
 
     def __enter__(self) -> "_Reader":
+        if self._pool is not None:
+            self._pool.hold()  # the preparation must not put another file in its place
+        try:
+            self._own = self._pool.by_name(self._path) if self._pool is not None else None
+            if self._own is not None:
+                self.fd = self._own.fd
+            else:
+                self.fd, self._key = _borrowed.take(self._path)
+        except BaseException:
+            self._release()
+            raise
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self._own is not None:
             segment.unlock(self.fd)
-        elif not self._keep:
+        if self._key is not None:
             _borrowed.give_back(self._key)
+        self._release()
+
+    def _release(self) -> None:
+        if self._pool is not None:
+            self._pool.guard.release()
 
     def lend(self, m: Mapping) -> None:
         loan = Loan(m)
         if self._own is not None:
             self._own.loans.append(loan)
             return
-        self._keep = True
+        assert self._key is not None
         threading.Thread(target=_give_back, args=(self._key, loan), name="dlrover-ckpt-views", daemon=True).start()
+        self._key = None  # the thread gives it back
 
 
 def _give_back(key: Tuple[int, int], loan: Loan) -> None:

@@ -103,9 +103,7 @@ class Pool:
         To be given back with release()."""
         deadline = time.monotonic() + _GLANCE
         while True:
-            self._stop.set()  # the preparation lets go of the buffers
-            self.guard.acquire()
-            self._stop.clear()
+            self.hold()
             try:
                 b, making = self._find(need, disk)
             except BaseException:
@@ -121,6 +119,12 @@ class Pool:
                 continue
             with making.making:  # its memory is being allocated: nothing may be lost meanwhile
                 pass
+
+    def hold(self) -> None:
+        """Takes the guard from the preparation, which lets go of it soon."""
+        self._stop.set()
+        self.guard.acquire()
+        self._stop.clear()
 
     def _find(self, need: int, disk: bool) -> Tuple[Optional[Buffer], Optional[Buffer]]:
         """A locked buffer, or one to wait for."""

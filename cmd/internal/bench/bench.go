@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	_ "embed"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,7 +40,10 @@ type bench struct {
 	master     string
 	allreduce  string
 	handlers   string
+	ckpt       string
 	ours, peer side
+	byHand     side   // torch.save and fsync, under our launcher
+	dlrover    side   // DLRover's own checkpoints
 	torch      string // version, "" without
 	token      string // of the daemon that has to listen beyond 127.0.0.1
 }
@@ -86,14 +90,14 @@ func (b *bench) prepare(ctx context.Context) error {
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the worker (run in the root of the repository): %w\n%s", err, out)
 	}
-	b.allreduce, b.handlers = filepath.Join(b.dir, "allreduce.py"), filepath.Join(b.dir, "handlers.py")
-	if err := os.WriteFile(b.allreduce, allreduceScript, 0o600); err != nil {
-		return err
-	}
-	if err := os.WriteFile(b.handlers, handlersScript, 0o600); err != nil {
-		return err
+	b.allreduce, b.handlers, b.ckpt = filepath.Join(b.dir, "allreduce.py"), filepath.Join(b.dir, "handlers.py"), filepath.Join(b.dir, "ckpt.py")
+	for path, script := range map[string][]byte{b.allreduce: allreduceScript, b.handlers: handlersScript, b.ckpt: ckptScript} {
+		if err := os.WriteFile(path, script, 0o600); err != nil {
+			return err
+		}
 	}
 	b.findPeer(ctx)
+	b.findCkptPeers()
 	return nil
 }
 
@@ -116,17 +120,25 @@ func (b *bench) findPeer(ctx context.Context) {
 
 func (b *bench) close() { _ = os.RemoveAll(b.dir) }
 
-// measure runs a row: ours and the peer in turns.
+// sides are ours and the peers of a row.
+func (b *bench) sides(r row) []side {
+	if r.ckpt {
+		return []side{b.ours, b.byHand, b.dlrover}
+	}
+	return []side{b.ours, b.peer}
+}
+
+// measure runs a row: ours and the peers in turns.
 func (b *bench) measure(ctx context.Context, r row) []result {
-	sides := []side{b.ours, b.peer}
+	sides := b.sides(r)
 	cells := make([][]cell, len(sides))
 	for i, s := range sides {
 		cells[i] = make([]cell, len(r.lines))
 		for l := range cells[i] {
-			cells[i][l].Missing = r.missing(b, s, l)
+			cells[i][l] = cell{Side: s.name, Missing: r.missing(b, s, l)}
 		}
 	}
-	for rep := range max(b.ours.reps, b.peer.reps) {
+	for rep := range max(b.ours.reps, b.peer.reps) { // no side has more
 		for i, s := range sides {
 			if rep < r.reps(s) && r.missing(b, s, 0) == "" && ctx.Err() == nil {
 				b.sample(ctx, r, s, cells[i])
@@ -135,7 +147,10 @@ func (b *bench) measure(ctx context.Context, r row) []result {
 	}
 	var out []result
 	for l, ln := range r.lines {
-		res := result{ID: r.id, What: ln.what, Unit: ln.unit, Goal: ln.goal, Ours: cells[0][l], Peer: cells[1][l]}
+		res := result{ID: r.id, What: ln.what, Unit: ln.unit, Goal: ln.goal, Ours: cells[0][l]}
+		for _, c := range cells[1:] {
+			res.Peers = append(res.Peers, c[l])
+		}
 		res.finish()
 		out = append(out, res)
 	}
@@ -178,7 +193,11 @@ func progress(lines []line, values []float64, err error) string {
 	}
 	texts := make([]string, 0, len(values))
 	for i, v := range values {
-		texts = append(texts, lines[i].unit.format(v))
+		if math.IsNaN(v) {
+			texts = append(texts, "-")
+		} else {
+			texts = append(texts, lines[i].unit.format(v))
+		}
 	}
 	return strings.Join(texts, ", ")
 }

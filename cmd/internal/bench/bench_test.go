@@ -32,8 +32,8 @@ func TestMeasureTakesTurns(t *testing.T) {
 	got := testBench(t).measure(t.Context(), r)
 	require.Equal(t, []string{"dlrover-run", "torchrun", "dlrover-run", "torchrun", "dlrover-run"}, order)
 	require.Equal(t, []float64{1, 3, 5}, got[0].Ours.Values)
-	require.Equal(t, []float64{2, 4}, got[0].Peer.Values)
-	require.Equal(t, cell{Missing: "has none"}, got[1].Peer)
+	require.Equal(t, []float64{2, 4}, got[0].Peers[0].Values)
+	require.Equal(t, []cell{{Side: "torchrun", Missing: "has none"}}, got[1].Peers)
 }
 
 func TestMeasureKeepsErrors(t *testing.T) {
@@ -47,7 +47,7 @@ func TestMeasureKeepsErrors(t *testing.T) {
 	got := testBench(t).measure(t.Context(), r)
 	require.Equal(t, []float64{1, 1}, got[0].Ours.Values)
 	require.Equal(t, []string{"lost"}, got[0].Ours.Errors)
-	require.Equal(t, "no counterpart", got[0].Peer.Missing)
+	require.Equal(t, "no counterpart", got[0].Peers[0].Missing)
 }
 
 func TestMissing(t *testing.T) {

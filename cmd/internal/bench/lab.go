@@ -32,6 +32,8 @@ type lab struct {
 	stamps string // file of stamp lines
 	procs  []*process
 	files  []*os.File
+	// garbage are patterns of paths that close removes
+	garbage []string
 }
 
 // process is a child of this program.
@@ -77,7 +79,12 @@ func (l *lab) close() {
 	for _, f := range l.files {
 		_ = f.Close()
 	}
-	_ = os.RemoveAll(l.dir)
+	for _, pattern := range append(l.garbage, l.dir) {
+		paths, _ := filepath.Glob(pattern) // the pattern is good
+		for _, path := range paths {
+			_ = os.RemoveAll(path)
+		}
+	}
 }
 
 // start runs a program with its output in a file of the lab, its standard output in

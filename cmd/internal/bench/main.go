@@ -1,6 +1,8 @@
 // bench measures dlrover-run and its peer, torchrun, side by side: for every row it
 // runs one of ours, one of the peer's and so on, so that a change of the machine's load
-// meets both. The workers are the same program for both (see stamp).
+// meets both. The workers are the same program for both (see stamp). The peers of our
+// checkpoints are torch.save with fsync and, if BENCH_DLROVER_PYTHON names an
+// interpreter that has it, DLRover.
 //
 //	go run ./cmd/internal/bench [-rows start,restart] [-json] [-quick] [-slow]
 //
@@ -50,6 +52,8 @@ type options struct {
 	python      string
 	idle        time.Duration // over which idle CPU is measured
 	daemonless  time.Duration // how long workers must survive without a daemon
+	state       int64         // of a checkpoint, MiB
+	inner       int           // repetitions within one worker that saves checkpoints
 }
 
 func parse(args []string) (o options, err error) {
@@ -57,7 +61,7 @@ func parse(args []string) (o options, err error) {
 	fs.StringVar(&o.rows, "rows", "", "measure only these, separated by commas: "+strings.Join(rowIDs(), ", "))
 	fs.IntVar(&o.n, "n", 7, "`repetitions`; slow rows have fewer")
 	fs.IntVar(&o.peerN, "peer-n", 3, "`repetitions` of the peer, 0 leaves it out")
-	fs.BoolVar(&o.quick, "quick", false, "two repetitions, one of the peer, at most 1000 simulated nodes")
+	fs.BoolVar(&o.quick, "quick", false, "two repetitions, one of the peers, at most 1000 simulated nodes")
 	fs.BoolVar(&o.slow, "slow", false, "also measure what takes the peer minutes")
 	fs.BoolVar(&o.json, "json", false, "print JSON after the table")
 	fs.StringVar(&o.bin, "bin", "bin", "`directory` of dlrover-run and dlrover-master")
@@ -68,9 +72,9 @@ func parse(args []string) (o options, err error) {
 	if fs.NArg() > 0 || o.n < 1 || o.peerN < 0 {
 		return o, fmt.Errorf("want options only, -n from 1 and -peer-n from 0; see -help")
 	}
-	o.idle, o.daemonless = 20*time.Second, 5*time.Second
+	o.idle, o.daemonless, o.state, o.inner = 20*time.Second, 5*time.Second, 1024, 3
 	if o.quick {
-		o.n, o.peerN, o.idle, o.daemonless = 2, min(o.peerN, 1), 3*time.Second, time.Second
+		o.n, o.peerN, o.idle, o.daemonless, o.inner = 2, min(o.peerN, 1), 3*time.Second, time.Second, 1
 	}
 	return o, nil
 }

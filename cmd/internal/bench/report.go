@@ -22,7 +22,16 @@ const (
 	size     unit = "bytes"
 	percent  unit = "percent"
 	yesno    unit = "yes" // 1 is yes, 0 is no
+	speed    unit = "GiB/s"
+	share    unit = "share" // percent of what is possible
+	count    unit = "count"
 )
+
+// more says whether a larger value is the better one.
+func (u unit) more() bool { return u == speed || u == share || u == yesno }
+
+// compares says whether the values of two sides have a ratio.
+func (u unit) compares() bool { return u != yesno && u != count }
 
 func (u unit) format(v float64) string {
 	switch {
@@ -32,6 +41,12 @@ func (u unit) format(v float64) string {
 		return "no"
 	case u == yesno:
 		return fmt.Sprintf("%.0f %% yes", 100*v)
+	case u == speed:
+		return fmt.Sprintf("%.3g GiB/s", v)
+	case u == share:
+		return fmt.Sprintf("%.1f %%", v)
+	case u == count:
+		return fmt.Sprintf("%.3g", v)
 	case u == percent:
 		return fmt.Sprintf("%.3f %%", v)
 	case u == size && v >= 1e6:
@@ -49,12 +64,14 @@ func (u unit) format(v float64) string {
 
 // cell is one side's values in a line of a row.
 type cell struct {
+	Side    string    `json:"side"`
 	Values  []float64 `json:"values,omitempty"`
 	Median  float64   `json:"median"`
 	Min     float64   `json:"min"`
 	Max     float64   `json:"max"`
 	Missing string    `json:"missing,omitempty"` // why there are no values
 	Errors  []string  `json:"errors,omitempty"`  // repetitions that failed
+	Ratio   float64   `json:"ratio,omitempty"`   // of a peer: how many times better ours is
 }
 
 // add keeps a value; NaN stands for one that could not be taken.
@@ -72,8 +89,7 @@ type result struct {
 	Goal  float64 `json:"goal,omitempty"`
 	Met   *bool   `json:"met,omitempty"` // nil without a goal or a value
 	Ours  cell    `json:"dlrover_run"`
-	Peer  cell    `json:"torchrun"`
-	Ratio float64 `json:"ratio,omitempty"` // peer / ours
+	Peers []cell  `json:"peers"`
 }
 
 type machine struct {
@@ -103,21 +119,32 @@ func median(sorted []float64) float64 {
 
 // finish computes what follows from the values.
 func (r *result) finish() {
-	for _, c := range []*cell{&r.Ours, &r.Peer} {
-		if len(c.Values) > 0 {
-			sorted := slices.Sorted(slices.Values(c.Values))
-			c.Median, c.Min, c.Max = median(sorted), sorted[0], sorted[len(sorted)-1]
+	r.Ours.finish()
+	for i := range r.Peers {
+		c := &r.Peers[i]
+		c.finish()
+		if len(r.Ours.Values) > 0 && len(c.Values) > 0 && r.Unit.compares() && r.Ours.Median > 0 && c.Median > 0 {
+			if c.Ratio = c.Median / r.Ours.Median; r.Unit.more() {
+				c.Ratio = 1 / c.Ratio
+			}
 		}
-	}
-	if len(r.Ours.Values) > 0 && len(r.Peer.Values) > 0 && r.Unit != yesno && r.Ours.Median > 0 {
-		r.Ratio = r.Peer.Median / r.Ours.Median
 	}
 	if r.Goal != 0 && len(r.Ours.Values) > 0 {
 		met := r.Ours.Median <= r.Goal
-		if r.Unit == yesno {
+		switch {
+		case r.Unit == yesno:
 			met = r.Ours.Min >= r.Goal
+		case r.Unit.more():
+			met = r.Ours.Median >= r.Goal
 		}
 		r.Met = &met
+	}
+}
+
+func (c *cell) finish() {
+	if len(c.Values) > 0 {
+		sorted := slices.Sorted(slices.Values(c.Values))
+		c.Median, c.Min, c.Max = median(sorted), sorted[0], sorted[len(sorted)-1]
 	}
 }
 
@@ -154,7 +181,11 @@ func (r *result) goal() string {
 		return ""
 	}
 	text := r.Unit.format(r.Goal)
-	if r.Unit != yesno {
+	switch {
+	case r.Unit == yesno:
+	case r.Unit.more():
+		text = ">= " + text
+	default:
 		text = "<= " + text
 	}
 	switch {
@@ -168,10 +199,35 @@ func (r *result) goal() string {
 }
 
 func (r *result) ratio() string {
-	if r.Ratio == 0 {
-		return ""
+	var texts []string
+	for _, c := range r.Peers {
+		if c.Ratio != 0 {
+			texts = append(texts, fmt.Sprintf("%.3gx", c.Ratio))
+		}
 	}
-	return fmt.Sprintf("%.3gx", r.Ratio)
+	return strings.Join(texts, ", ")
+}
+
+// cells are those of all sides.
+func (r *result) cells() []cell { return append([]cell{r.Ours}, r.Peers...) }
+
+// tableRow is a line of a table with these in the columns.
+func tableRow(columns ...string) string { return "| " + strings.Join(columns, " | ") + " |\n" }
+
+func (r *result) head() string {
+	columns := []string{"row", "what", "goal"}
+	for _, c := range r.cells() {
+		columns = append(columns, c.Side)
+	}
+	return tableRow(append(columns, "ratio")...) + strings.Repeat("|---", len(columns)+1) + "|\n"
+}
+
+func (r *result) markdown() string {
+	columns := []string{r.ID, r.What, r.goal()}
+	for _, c := range r.cells() {
+		columns = append(columns, c.text(r.Unit))
+	}
+	return tableRow(append(columns, r.ratio())...)
 }
 
 func (rep *report) markdown() string {
@@ -179,14 +235,19 @@ func (rep *report) markdown() string {
 	m := rep.Machine
 	fmt.Fprintf(&b, "%d cores of %s, %.0f GiB, ulimit -n %d, Linux %s; %s; %s; PyTorch %s; load average %s at the start, %s at the end; %s.\n\n",
 		m.Cores, m.CPU, m.MemoryGiB, m.OpenFiles, m.Kernel, m.Go, m.Launcher, m.Torch, m.LoadAtStart, m.LoadAtEnd, m.Date.Format(time.DateOnly))
-	b.WriteString("Medians (minimum to maximum, n repetitions).\n\n| row | what | goal | dlrover-run | torchrun | ratio |\n|---|---|---|---|---|---|\n")
+	b.WriteString("Medians (minimum to maximum, n repetitions).\n")
+	head := ""
 	for _, r := range rep.Results {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.ID, r.What, r.goal(), r.Ours.text(r.Unit), r.Peer.text(r.Unit), r.ratio())
+		if h := r.head(); h != head { // other peers: another table
+			head = h
+			b.WriteString("\n" + head)
+		}
+		b.WriteString(r.markdown())
 	}
 	for _, r := range rep.Results {
-		for i, c := range []cell{r.Ours, r.Peer} {
+		for _, c := range r.cells() {
 			for _, e := range c.Errors {
-				fmt.Fprintf(&b, "\nfailed: %s, %s: %s\n", r.ID, []string{"dlrover-run", "torchrun"}[i], e)
+				fmt.Fprintf(&b, "\nfailed: %s, %s: %s\n", r.ID, c.Side, e)
 			}
 		}
 	}

@@ -26,6 +26,10 @@ func TestFormat(t *testing.T) {
 		{yesno, 1, "yes"},
 		{yesno, 0, "no"},
 		{yesno, 0.5, "50 % yes"},
+		{speed, 18.236, "18.2 GiB/s"},
+		{share, 92.4, "92.4 %"},
+		{count, 0, "0"},
+		{count, 2.5, "2.5"},
 	} {
 		t.Run(tt.want, func(t *testing.T) { require.Equal(t, tt.want, tt.unit.format(tt.value)) })
 	}
@@ -49,14 +53,26 @@ func testReport() report {
 	rep := report{
 		Machine: machine{Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), CPU: "a CPU", Cores: 2, MemoryGiB: 24, OpenFiles: 1024, Kernel: "6.1", Go: "go1.26", Launcher: "dlrover-run v1", Torch: "1.13", LoadAtStart: "0.10", LoadAtEnd: "0.20"},
 		Results: []result{
-			{ID: "start", What: "both have values", Unit: duration, Goal: 0.025, Ours: cell{Values: []float64{0.030, 0.010, 0.020}}, Peer: cell{Values: []float64{1, 2}}},
-			{ID: "slow", What: "goal missed, peer not run", Unit: duration, Goal: 0.010, Ours: cell{Values: []float64{0.011}}, Peer: cell{Missing: "not run (-slow)"}},
-			{ID: "daemon", What: "one no among the yes", Unit: yesno, Goal: 1, Ours: cell{Values: []float64{1, 0}}, Peer: cell{Values: []float64{0}}},
-			{ID: "broken", What: "no value", Unit: size, Goal: 1e6, Ours: cell{Errors: []string{"no such process\n  and its output"}}},
+			{ID: "start", What: "both have values", Unit: duration, Goal: 0.025, Ours: cell{Values: []float64{0.030, 0.010, 0.020}}, Peers: []cell{{Values: []float64{1, 2}}}},
+			{ID: "slow", What: "goal missed, peer not run", Unit: duration, Goal: 0.010, Ours: cell{Values: []float64{0.011}}, Peers: []cell{{Missing: "not run (-slow)"}}},
+			{ID: "daemon", What: "one no among the yes", Unit: yesno, Goal: 1, Ours: cell{Values: []float64{1, 0}}, Peers: []cell{{Values: []float64{0}}}},
+			{ID: "broken", What: "no value", Unit: size, Goal: 1e6, Ours: cell{Errors: []string{"no such process\n  and its output"}}, Peers: []cell{{}}},
+			{ID: "ckpt", What: "more is better, two peers", Unit: speed, Goal: 24, Ours: cell{Values: []float64{25}}, Peers: []cell{{Values: []float64{0.5}}, {Values: []float64{50}}}},
+			{ID: "ckpt", What: "too little", Unit: share, Goal: 90, Ours: cell{Values: []float64{89.9}}, Peers: []cell{{}, {}}},
+			{ID: "ckpt", What: "counts have no ratio", Unit: count, Ours: cell{Values: []float64{6}}, Peers: []cell{{}, {Values: []float64{2}}}},
 		},
 	}
 	for i := range rep.Results {
-		rep.Results[i].finish()
+		r := &rep.Results[i]
+		r.Ours.Side = "dlrover-run"
+		names := []string{"torchrun"}
+		if r.ID == "ckpt" {
+			names = []string{handSide, dlroverSide}
+		}
+		for i, name := range names {
+			r.Peers[i].Side = name
+		}
+		r.finish()
 	}
 	return rep
 }
@@ -83,6 +99,6 @@ func TestReportIsJSON(t *testing.T) {
 func TestFailedNamesOurRowsOnly(t *testing.T) {
 	rep := testReport()
 	require.EqualError(t, rep.failed(), "row broken: 1 repetitions failed")
-	rep.Results[3].Ours.Errors, rep.Results[3].Peer.Errors = nil, []string{"the peer's"}
+	rep.Results[3].Ours.Errors, rep.Results[3].Peers[0].Errors = nil, []string{"the peer's"}
 	require.NoError(t, rep.failed())
 }

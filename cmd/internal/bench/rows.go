@@ -31,9 +31,13 @@ type row struct {
 	slowPeer bool
 	// files is how many the daemon has to open.
 	files int
+	// ckpt: of checkpoints, which have peers of their own; memory is how many bytes of
+	// shared memory and of the worker's own it needs.
+	ckpt   bool
+	memory int64
 }
 
-// line is one value of a row. Smaller is better, but for yesno.
+// line is one value of a row.
 type line struct {
 	what string
 	unit unit
@@ -65,7 +69,7 @@ func rows(o options) []row {
 			{what: "a new daemon re-adopts them, none is restarted", unit: yesno, goal: 1, oursOnly: "cannot"},
 			{what: "exec of the new daemon to the world being whole", unit: duration, oursOnly: "cannot"}}},
 	}
-	return append(all, scaleRows(o)...)
+	return slices.Concat(all, scaleRows(o), ckptRows(o))
 }
 
 func rowIDs() (ids []string) {
@@ -122,6 +126,8 @@ func (r *row) missing(b *bench, s side, ln int) string {
 	switch {
 	case openFiles() < uint64(r.files):
 		return fmt.Sprintf("needs %d open files, the limit is %d (ulimit -n)", r.files, openFiles())
+	case r.memory > 0 && freeMemory() < r.memory:
+		return fmt.Sprintf("needs %d MiB of memory, %s has %d", r.memory>>20, sharedMemory, freeMemory()>>20)
 	case r.torch && b.torch == "":
 		return b.peer.missing
 	case !s.peer:
