@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
+	"unsafe"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -46,6 +47,7 @@ in memory) and the user id with the training container, whose launcher is told
 
 // Main runs the daemon and returns the exit status.
 func Main(args []string, stdout io.Writer) int {
+	yield(args)
 	a := app(stdout)
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help.Print(stdout, a, "--job NAME [options]")
@@ -60,6 +62,27 @@ func Main(args []string, stdout io.Writer) int {
 		return 1
 	}
 	return 2
+}
+
+// background is the niceness of the daemon, which must not take the CPU from trainers.
+const background = 10
+
+// yield gives the whole process that niceness. The kernel keeps it by thread, and this
+// process has several; the threads of a program executed anew inherit the one that
+// executes it.
+func yield(args []string) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil || before != 20 { // 20 less the niceness, as the system call has it
+		if name, err := unix.BytePtrFromString(Name); err == nil {
+			_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0) // for ps and top
+		}
+		return
+	}
+	if unix.Setpriority(unix.PRIO_PROCESS, 0, background) == nil {
+		_ = unix.Exec("/proc/self/exe", append([]string{Name}, args...), os.Environ()) // else it stays one thread's
+	}
 }
 
 // runError is a failure after the options have been accepted.
