@@ -70,7 +70,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 func (w *resume) onlyStopped() bool { return len(w.stopped) == len(w.world)-w.missing }
 
 func (e EpochID) newer(o EpochID) bool {
-	return e.Term == o.Term && (e.Round > o.Round || e.Round == o.Round && e.Epoch > o.Epoch)
+	return e.Term > o.Term || e.Term == o.Term && (e.Round > o.Round || e.Round == o.Round && e.Epoch > o.Epoch)
 }
 
 // catchUp books what happened to a member's workers while there was no daemon.
@@ -94,7 +94,7 @@ func (r *Round) settleResume(now time.Time) {
 	if w.missing > 0 && now.Before(w.until) {
 		return
 	}
-	r.resume, r.phase = nil, running
+	r.resume, r.resumed, r.phase = nil, true, running
 	for _, n := range w.world {
 		if n != nil {
 			r.world = append(r.world, n)

@@ -110,6 +110,7 @@ type Round struct {
 	failures   []Failure
 	losses     []Loss
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
+	resumed    bool    // such a world was rebuilt, and no epoch has been sealed since
 	outcome    Outcome
 	finishedAt time.Time
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
@@ -702,6 +703,9 @@ func (r *Round) lastCallOver(now time.Time) bool {
 func (r *Round) seal(size int) {
 	chosen := choose(r.waiters(), size)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
+	if r.resumed { // an earlier daemon may have announced an epoch that would have the same name
+		r.id.Term, r.resumed = max(r.cfg.Term, r.id.Term+1), false
+	}
 	if !r.elastic && slices.Equal(r.world, ranked) {
 		r.id.Epoch++
 	} else {

@@ -784,6 +784,21 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 			require.Equal(t, 1, s.runs["b"].Place.RestartCount, "what the old daemon had decided is not charged twice")
 		}
 	})
+	t.Run("the next epoch has a name of its own", func(t *testing.T) {
+		s := newSim(t, old.p)
+		for _, id := range []string{"a", "b", "c"} {
+			again(s, id)
+		}
+		before := old.runs["a"].EpochID
+		s.must(Failing{ID: "a", EpochID: before, Decision: RestartCharged})
+		s.obey()
+		after := s.runs["a"].EpochID
+		require.NotEqual(t, before.Term, after.Term, "the daemon that died may have announced the next epoch of its own term")
+		require.True(t, after.newer(before))
+		s.must(Failing{ID: "a", EpochID: after, Decision: RestartCharged})
+		s.obey()
+		require.Equal(t, after.Term, s.runs["a"].Term)
+	})
 	t.Run("a former member comes before the newer world", func(t *testing.T) {
 		s := newSim(t, old.p)
 		run := old.runs["a"]

@@ -84,12 +84,7 @@ func (t Store) orphans(ctx context.Context, p place, live func(string) bool) (re
 	if err != nil {
 		return nil, err
 	}
-	var last time.Time // of a commit, by the clock that stamps the files
-	for _, e := range metas {
-		if _, ok := numbered(e, ".json"); ok && e.ModTime.After(last) {
-			last = e.ModTime
-		}
-	}
+	last := lastCommit(metas)
 	var errs []error
 	for _, e := range stages {
 		if !e.Dir || checkID(e.Name) != nil || live(e.Name) || ctx.Err() != nil {
@@ -105,6 +100,16 @@ func (t Store) orphans(ctx context.Context, p place, live func(string) bool) (re
 		errs = append(errs, err)
 	}
 	return removed, errors.Join(append(errs, ctx.Err())...)
+}
+
+// lastCommit is the time of the newest manifest, by the clock that stamps the files.
+func lastCommit(metas []fsx.Entry) (last time.Time) {
+	for _, e := range metas {
+		if _, ok := numbered(e, ".json"); ok && e.ModTime.After(last) {
+			last = e.ModTime
+		}
+	}
+	return last
 }
 
 // orphan reports whether a stage has no intent and has been quiet since the last commit, or for an hour.
@@ -243,18 +248,20 @@ func (t Store) sweep(ctx context.Context, p place) error {
 		errs = append(errs, err)
 	}
 	for _, dir := range []string{p.root, p.meta()} {
-		errs = append(errs, t.sweepDir(p, dir))
+		errs = append(errs, t.sweepDir(p, dir, lastCommit(metas)))
 	}
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-func (t Store) sweepDir(p place, dir string) error {
+// sweepDir removes the temporary files of small ones that are older than the last commit:
+// a writer that is only slow begins again.
+func (t Store) sweepDir(p place, dir string, last time.Time) error {
 	es, err := p.list(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range es {
-		if fsx.Temporary(e.Name) && !e.Dir && t.Now().Sub(e.ModTime) > orphanAge {
+		if fsx.Temporary(e.Name) && !e.Dir && (e.ModTime.Before(last) || t.Now().Sub(e.ModTime) > orphanAge) {
 			if err := p.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
 				return err
 			}

@@ -315,7 +315,11 @@ func (t Store) complete(p place, m Manifest, recovered bool) (Manifest, error) {
 	m.Committed = t.Now()
 	if last, ok := p.trackedSave(); ok {
 		moves = !m.Saved.Before(last.Saved) || !recovered && last.Epoch != m.Epoch
-		m.Committed = later(m.Committed, last.Committed)
+		if moves {
+			m.Committed = later(m.Committed, last.Committed)
+		} else { // it is no newer than what the tracker names, whenever it is completed
+			m.Committed = last.Committed.Add(-1)
+		}
 	}
 	// Somebody else may have completed it while we were held up, and the next save of the step begun.
 	if begun, err := p.exists(p.intent(m.ID)); !begun {
