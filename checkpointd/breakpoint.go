@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"dlrover-run/checkpointd/board"
@@ -15,6 +16,9 @@ import (
 // SetWorld tells the daemon which epoch the launcher is about to start workers of.
 func (d *Daemon) SetWorld(w World) {
 	d.mu.Lock()
+	if d.world != w {
+		d.over[d.world.Key()] = true
+	}
 	d.world = w
 	d.mended = map[string]bool{}
 	d.changedLocked()
@@ -25,6 +29,30 @@ func (d *Daemon) SetWorld(w World) {
 	} else {
 		p.exchange(w)
 	}
+	d.rescan() // for what the workers before have left
+}
+
+// dropHalves gives up the saves of this node alone whose other shards cannot come
+// any more, because the workers of their epoch have ended.
+func (d *Daemon) dropHalves() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.breaking > 0 { // it may be about to start the others
+		return
+	}
+	shards := map[string]map[int]bool{}
+	for _, j := range d.saves {
+		if shards[j.meta.Save] == nil {
+			shards[j.meta.Save] = map[int]bool{}
+		}
+		shards[j.meta.Save][j.meta.Shard] = true
+	}
+	for _, j := range d.saves {
+		m := j.meta
+		if !j.phase.over() && d.over[m.Epoch] && d.boardOf(m) == d.local && len(shards[m.Save]) < m.Shards {
+			d.drop(j, errHalf)
+		}
+	}
 }
 
 // Breakpoint saves, in the background, the newest step that all shards are held of in
@@ -32,15 +60,26 @@ func (d *Daemon) SetWorld(w World) {
 // workers of an epoch have ended without success; early is for one that has been told to
 // end while its workers still run.
 func (d *Daemon) Breakpoint(reason string, early bool) {
+	d.breakpointOf(World{}, reason, early)
+}
+
+// breakpointOf is Breakpoint for the epoch w, or for the present one if w is zero.
+func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 	d.scan()
 	d.mu.Lock()
-	w := d.world
+	if w == (World{}) {
+		w = d.world
+	}
+	later := ""
+	if w.Key() != d.world.Key() {
+		later = d.world.Key()
+	}
 	d.breaking++
 	d.count.Breakpoints++
 	d.mu.Unlock()
 	d.wg.Go(func() {
-		for dir, hs := range d.holdings(w) {
-			if err := d.breakpoint(w, dir, hs, reason, early); err != nil && d.ctx.Err() == nil {
+		for dir, hs := range d.holdings(w, later) {
+			if err := d.breakpoint(w, later, dir, hs, reason, early); err != nil && d.ctx.Err() == nil {
 				d.log.Warn("cannot save what is in memory", "dir", dir, "err", err)
 			}
 		}
@@ -48,13 +87,18 @@ func (d *Daemon) Breakpoint(reason string, early bool) {
 		defer d.mu.Unlock()
 		d.breaking--
 		d.changedLocked()
+		d.rescan()
 	})
 }
 
-// holdings lists, by checkpoint directory, the saves that this node has in memory.
-func (d *Daemon) holdings(w World) map[string][]board.Holding {
+// holdings lists, by checkpoint directory, the saves that this node has in memory but
+// those of the epoch later.
+func (d *Daemon) holdings(w World, later string) map[string][]board.Holding {
 	out := map[string][]board.Holding{}
 	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+		if later != "" && m.Epoch == later {
+			return
+		}
 		if w.GroupWorldSize > 1 && d.cfg.Remote == nil && !m.Primary {
 			return // without a master nobody would settle which of several holders writes
 		}
@@ -63,7 +107,7 @@ func (d *Daemon) holdings(w World) map[string][]board.Holding {
 	return out
 }
 
-func (d *Daemon) breakpoint(w World, dir string, hs []board.Holding, reason string, early bool) error {
+func (d *Daemon) breakpoint(w World, later, dir string, hs []board.Holding, reason string, early bool) error {
 	b := d.local
 	if w.GroupWorldSize > 1 {
 		b = d.shared()
@@ -79,16 +123,47 @@ func (d *Daemon) breakpoint(w World, dir string, hs []board.Holding, reason stri
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, 2*agreePatience)
 	defer cancel()
+	d.mu.Lock()
+	flying := slices.DeleteFunc(d.flyingLocked(dir), func(j *save) bool { return later != "" && j.meta.Epoch == later })
+	d.mu.Unlock()
 	plan, ok, err := b.Agree(ctx, key, node, nodes, hs, agreePatience)
-	if err != nil || !ok || d.onDiskAlready(plan, hs) {
+	if err != nil {
 		return err
+	}
+	d.dropIncomplete(flying, plan, ok)
+	if !ok || d.onDiskAlready(plan, hs) {
+		return nil
 	}
 	d.log.Info("saving what is in memory", "step", plan.Step, "dir", dir, "reason", reason)
 	for _, shard := range plan.Mine {
 		if !d.startHeld(plan.Save, shard) {
-			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step))
+			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step), d.refuse(ctx, b, plan, hs, shard))
 		}
 	}
+	return err
+}
+
+var errIncomplete = errors.New("not all of its shards are left in memory")
+
+// dropIncomplete drops the saves that are newer than the newest one of which all shards
+// are left.
+func (d *Daemon) dropIncomplete(flying []*save, plan board.Plan, ok bool) {
+	for _, j := range flying {
+		if !ok || j.meta.Step > plan.Step {
+			d.drop(j, errIncomplete)
+		}
+	}
+}
+
+// refuse tells the writers of the other shards that one is lost.
+func (d *Daemon) refuse(ctx context.Context, b board.Board, plan board.Plan, hs []board.Holding, shard int) error {
+	shards := 0
+	for _, h := range hs {
+		if h.Save == plan.Save {
+			shards = h.Shards
+		}
+	}
+	_, err := b.Post(ctx, board.Report{Save: board.Save{ID: plan.Save, Step: plan.Step, Shards: shards, Dir: plan.Dir}, Phase: board.Failed, Shards: []int{shard}, Error: errIncomplete.Error()})
 	return err
 }
 
@@ -100,11 +175,7 @@ func (d *Daemon) onDiskAlready(plan board.Plan, hs []board.Holding) bool {
 			saved = h.Saved
 		}
 	}
-	ms, err := d.store.Manifests(plan.Dir)
-	if err != nil {
-		return false
-	}
-	for _, m := range ms {
+	for _, m := range d.manifests(plan.Dir) {
 		if m.ID == plan.Save || !saved.IsZero() && m.Saved.After(saved) {
 			return true
 		}

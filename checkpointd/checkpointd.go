@@ -67,6 +67,10 @@ const (
 	leadPatience  = 30 * time.Second // for a launcher that has just started the daemon
 	stuckGrace    = time.Second      // for storage to answer after a save's time is over
 	orphanGrace   = 500 * time.Millisecond
+	yieldEvery    = 50 * time.Millisecond // look for a new launcher
+	dropGrace     = 10 * time.Second      // of a save that only its leader can still end
+	lookFirst     = time.Second           // look at storage, while other shards are waited for
+	lookMost      = 8 * time.Second
 	defaultSave   = 600 * time.Second // a save that names no timeout
 	progressEvery = 5 * time.Second   // between two lines about a long write
 	maxRemembered = 256               // finished saves that wait can still be told of
@@ -130,6 +134,7 @@ type Daemon struct {
 	breaking int                   // breakpoint saves that have not been decided
 	durable  map[int]SegmentStatus // newest committed save of each rank
 	mended   map[string]bool       // directories recovered since the world last changed
+	over     map[string]bool       // epochs whose workers have ended
 }
 
 // Counters only ever grow.
@@ -169,7 +174,7 @@ func New(cfg Config) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now},
 		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, durable: map[int]SegmentStatus{},
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, over: map[string]bool{}, durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())

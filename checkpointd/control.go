@@ -76,10 +76,10 @@ func (c *Control) World(ctx context.Context, w World) error {
 	return c.call(ctx, map[string]any{"op": "world", "world": w}, nil)
 }
 
-// Breakpoint asks for what is in memory to be saved, in the background; early says that
-// workers still run.
-func (c *Control) Breakpoint(ctx context.Context, reason string, early bool) error {
-	return c.call(ctx, map[string]any{"op": "flush", "reason": reason, "early": early}, nil)
+// Breakpoint asks for what the workers of w have in memory to be saved, in the
+// background; early says that they still run. The zero World is the present one.
+func (c *Control) Breakpoint(ctx context.Context, w World, reason string, early bool) error {
+	return c.call(ctx, map[string]any{"op": "flush", "world": w, "reason": reason, "early": early}, nil)
 }
 
 // End waits until nothing is on its way to the disk, at most for timeout, and then

@@ -211,7 +211,7 @@ func TestBreakpoint(t *testing.T) {
 	newer.Disk = false
 	n.put(newer, "seg/l0-1.seg")
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
 	left, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)
@@ -227,7 +227,7 @@ func TestBreakpointWithoutCompleteStep(t *testing.T) {
 	s.Disk = false
 	n.put(s, "seg/l0-0.seg")
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
 	_, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.NoFileExists(t, filepath.Join(dir, "dlrover_latest.txt"))
@@ -240,7 +240,7 @@ func TestBreakpointOfWhatTheDiskHas(t *testing.T) {
 	before, err := os.Stat(filepath.Join(dir, "20/rank_0.pt"))
 	require.NoError(t, err)
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), "test", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
 	_, err = c.End(t.Context(), patience)
 	require.NoError(t, err)
 	after, err := os.Stat(filepath.Join(dir, "20/rank_0.pt"))
@@ -264,7 +264,7 @@ func TestTornSaveIsNeverWritten(t *testing.T) {
 	require.Equal(t, true, n.wait(dir, 10)["ok"])
 	torn(t, single(dir, 15).Write(t, n.dir, "seg/l0-1.seg"))
 	c := n.control()
-	require.NoError(t, c.Breakpoint(t.Context(), "the worker died", false))
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "the worker died", false))
 	_, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	requireStep(t, dir, 10, 1)
@@ -503,11 +503,31 @@ func TestBreakpointAcrossNodes(t *testing.T) {
 		}
 	}
 	for _, n := range ns {
-		require.NoError(t, n.control().Breakpoint(t.Context(), "test", false))
+		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
 	}
 	for _, n := range ns {
 		require.Equal(t, true, n.wait(dir, 10)["ok"])
 	}
+	requireStep(t, dir, 10, 2)
+}
+
+// A DISK save one shard of which died with its worker is given up when the nodes agree
+// on an older step: nobody waits for it.
+func TestHalfSaveIsGivenUp(t *testing.T) {
+	ns, dir := nodes(t, 2), t.TempDir()
+	for i, n := range ns {
+		s := shard(dir, 10, i, 2, 1)
+		s.Disk = false
+		n.put(s, "seg/l0-0.seg")
+	}
+	ns[0].put(shard(dir, 20, 0, 2, 1), "seg/l0-1.seg")
+	for _, n := range ns {
+		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	}
+	res := ns[0].wait(dir, 20)
+	require.Equal(t, false, res["ok"])
+	require.Contains(t, res["error"], "not all of its shards are left in memory")
+	require.Equal(t, true, ns[1].wait(dir, 10)["ok"])
 	requireStep(t, dir, 10, 2)
 }
 
@@ -521,7 +541,7 @@ func TestBreakpointOfAFullStateWithoutItsWriter(t *testing.T) {
 		n.put(s, "seg/l0-0.seg")
 	}
 	ns[0].stop()
-	require.NoError(t, ns[1].control().Breakpoint(t.Context(), "node lost", false))
+	require.NoError(t, ns[1].control().Breakpoint(t.Context(), checkpointd.World{}, "node lost", false))
 	require.Equal(t, true, ns[1].wait(dir, 10)["ok"])
 	requireStep(t, dir, 10, 1)
 }
@@ -584,7 +604,7 @@ func TestLauncherConnectsAnew(t *testing.T) {
 	second := n.control()
 	require.NoError(t, second.Lead(t.Context()))
 	require.NoError(t, first.Close())
-	require.NoError(t, second.Breakpoint(t.Context(), "test", true))
+	require.NoError(t, second.Breakpoint(t.Context(), checkpointd.World{}, "test", true))
 	left, err := second.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -35,14 +36,22 @@ type save struct {
 	saved time.Time
 	meta  shm.Meta
 	begun time.Time
+	ctx   context.Context         // of all that is done for it
+	quit  context.CancelCauseFunc // ends ctx
+	waits context.Context         // ends when it is of no use to wait for the other shards
+	give  context.CancelCauseFunc // ends waits
 
 	// Guarded by Daemon.mu.
 	phase       phase
 	err         error
 	bytes, done int64
+	stuck       bool // has waited for other shards for long: nobody should wait for it
 }
 
-var errSuperseded = errors.New("overwritten by a newer save before it could be written")
+var (
+	errSuperseded = errors.New("overwritten by a newer save before it could be written")
+	errHalf       = errors.New("a worker ended before it had saved its shard")
+)
 
 // start puts a shard on its way to the disk, unless it is there or on the way.
 func (d *Daemon) start(s *segment, h shm.Header, m shm.Meta) *save {
@@ -57,11 +66,22 @@ func (d *Daemon) start(s *segment, h shm.Header, m shm.Meta) *save {
 			return o
 		}
 	}
+	j.ctx, j.quit = context.WithCancelCause(d.ctx)
+	j.waits, j.give = context.WithCancelCause(j.ctx)
 	d.saves = append(d.saves, j)
 	d.trimLocked()
 	d.changedLocked()
 	d.wg.Go(func() { d.run(j) })
 	return j
+}
+
+// drop ends a save that will not be complete any more. If the leader may have decided
+// otherwise already, it has a while to go on.
+func (d *Daemon) drop(j *save, why error) {
+	if j.waits.Err() == nil {
+		j.give(why)
+		time.AfterFunc(dropGrace, func() { j.quit(why) })
+	}
 }
 
 // trimLocked forgets the oldest saves that are over.
@@ -77,7 +97,8 @@ func (d *Daemon) trimLocked() {
 
 // run takes one shard from memory to a committed step.
 func (d *Daemon) run(j *save) {
-	ctx, cancel := context.WithTimeoutCause(d.ctx, timeoutOf(j.meta), fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
+	defer j.quit(nil)
+	ctx, cancel := context.WithTimeoutCause(j.ctx, timeoutOf(j.meta), fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
 	defer cancel()
 	stop := d.progress(j)
 	defer stop()
@@ -92,7 +113,9 @@ func (d *Daemon) run(j *save) {
 	if err == nil {
 		j.seg.seg.Settle(j.seq)
 		d.move(j, prepared)
+		gone := d.look(j)
 		err = d.commit(ctx, j, entry)
+		gone()
 	}
 	switch {
 	case d.ctx.Err() != nil && err != nil: // the next daemon goes on
@@ -110,6 +133,46 @@ func (d *Daemon) run(j *save) {
 	}
 }
 
+var (
+	errElsewhere = errors.New("another daemon has committed it")
+	errOutdated  = errors.New("workers that were started later have saved a newer step")
+)
+
+// look ends a wait for other shards when storage shows that it is of no use: others may
+// have completed the save, or gone on without it, and be dead.
+func (d *Daemon) look(j *save) (stop func()) {
+	ctx, cancel := context.WithCancel(j.ctx)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		for pause := lookFirst; ; pause = min(2*pause, lookMost) {
+			select {
+			case <-time.After(pause):
+				d.lookOnce(j)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() { cancel(); <-gone }
+}
+
+func (d *Daemon) lookOnce(j *save) {
+	for _, m := range d.manifests(j.meta.Dir) {
+		if m.ID == j.meta.Save {
+			j.quit(errElsewhere)
+		} else if m.Epoch != j.meta.Epoch && m.Saved.After(j.saved) {
+			d.drop(j, errOutdated)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !j.stuck && time.Since(j.begun) > agreePatience {
+		j.stuck = true
+		d.changedLocked()
+	}
+}
+
 func timeoutOf(m shm.Meta) time.Duration {
 	if m.TimeoutS <= 0 {
 		return defaultSave
@@ -119,18 +182,18 @@ func timeoutOf(m shm.Meta) time.Duration {
 
 // already reports whether an earlier daemon committed this very save.
 func (d *Daemon) already(j *save) bool {
+	return slices.ContainsFunc(d.manifests(j.meta.Dir), func(m commit.Manifest) bool { return m.ID == j.meta.Save })
+}
+
+// manifests are those of dir, or none when storage does not answer.
+func (d *Daemon) manifests(dir string) []commit.Manifest {
 	ctx, cancel := context.WithTimeout(d.ctx, refuseBudget)
 	defer cancel()
-	ms, err := bounded(ctx, func() ([]commit.Manifest, error) { return d.store.Manifests(j.meta.Dir) })
+	ms, err := bounded(ctx, func() ([]commit.Manifest, error) { return d.store.Manifests(dir) })
 	if err != nil {
-		return false
+		return nil
 	}
-	for _, m := range ms {
-		if m.ID == j.meta.Save {
-			return true
-		}
-	}
-	return false
+	return ms
 }
 
 func saveOf(j *save) commit.Save {
@@ -348,10 +411,10 @@ func (d *Daemon) advance(j *save, n int64) {
 // writer of shard 0 leads.
 func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error {
 	s, b := saveOf(j), d.boardOf(j.meta)
-	post := func(ph board.Phase) ([]commit.Entry, error) {
+	post := func(ctx context.Context, ph board.Phase) ([]commit.Entry, error) {
 		return b.Post(ctx, reportOf(j, ph, entry))
 	}
-	all, err := post(board.Prepared)
+	all, err := d.together(ctx, j, post)
 	if err != nil {
 		return err
 	}
@@ -359,21 +422,37 @@ func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error 
 		if err := d.persist(ctx, j, func() error { return d.store.Intent(s, all) }); err != nil {
 			return err
 		}
-		if _, err := post(board.Intent); err != nil {
+		if _, err := post(ctx, board.Intent); err != nil {
 			return err
 		}
 	}
 	if err := d.persist(ctx, j, func() error { return d.place(s, entry) }); err != nil {
 		return err
 	}
-	if _, err := post(board.Placed); err != nil || entry.Shard != 0 {
+	if _, err := post(ctx, board.Placed); err != nil || entry.Shard != 0 {
 		return err
 	}
 	if err := d.persist(ctx, j, func() error { return d.publish(ctx, s, all) }); err != nil {
 		return err
 	}
-	_, err = post(board.Published)
+	_, err = post(ctx, board.Published)
 	return err
+}
+
+// together waits for the other shards, or until j is dropped and may be.
+func (d *Daemon) together(ctx context.Context, j *save, post func(context.Context, board.Phase) ([]commit.Entry, error)) ([]commit.Entry, error) {
+	waits, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(j.waits, func() { cancel(context.Cause(j.waits)) })
+	defer stop()
+	all, err := post(waits, board.Prepared)
+	if err == nil || waits.Err() == nil || ctx.Err() != nil {
+		return all, err
+	}
+	if _, err := post(ctx, board.Failed); errors.Is(err, board.ErrDecided) {
+		return post(ctx, board.Prepared)
+	}
+	return nil, context.Cause(waits)
 }
 
 func reportOf(j *save, ph board.Phase, entry commit.Entry) board.Report {

@@ -78,7 +78,7 @@ func (d *Daemon) offers(ctx context.Context, r request) (reply, error) {
 // settled waits until nothing of dir is on its way to the disk.
 func (d *Daemon) settled(ctx context.Context, dir string) {
 	_ = d.until(ctx, func() bool { // after the timeout what is committed counts
-		return d.breaking == 0 && !slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Dir == dir && !j.phase.over() })
+		return d.breaking == 0 && !slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Dir == dir && !j.phase.over() && !j.stuck })
 	})
 }
 

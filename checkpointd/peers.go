@@ -1,6 +1,7 @@
 package checkpointd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,13 @@ type peers struct {
 	key      string       // of the epoch that known belongs to
 	known    []board.Peer // all nodes of the epoch
 	partners []replica.Peer
-	pending  map[int]*segment // newest save to be copied, by rank
+	pending  map[int]awaiting // newest save to be copied, by rank
+}
+
+// awaiting is a save that is to be copied.
+type awaiting struct {
+	seg   *segment
+	saved time.Time
 }
 
 // wantCopies starts keeping copies on nodes nodes, this one included.
@@ -62,7 +69,7 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
-	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[int]*segment{},
+	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[int]awaiting{},
 		client: &replica.Client{Token: d.cfg.Token, Rate: d.cfg.Rate}}
 	p.server = replica.NewServer(d.cfg.Token, shelf{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
@@ -79,6 +86,9 @@ func (p *peers) close() {
 
 // exchange learns, in the background, who else is in the epoch and what they hold.
 func (p *peers) exchange(w World) {
+	p.mu.Lock()
+	p.key, p.known, p.partners = "", nil, nil // those of another epoch
+	p.mu.Unlock()
 	if w.GroupWorldSize < 2 || p.ctx.Err() != nil {
 		return
 	}
@@ -101,12 +111,15 @@ func (p *peers) meet(w World, all []board.Peer) {
 		as[i] = replica.Peer{Node: a.Node, Addr: a.Addr, Switch: a.Switch}
 	}
 	partners := replica.Partners(w.GroupRank, as, p.nodes-1)
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if p.d.world != w {
+		return // the answer came late: there is another epoch
+	}
 	p.mu.Lock()
 	p.key, p.known, p.partners = w.Key(), all, partners
 	p.mu.Unlock()
-	p.d.mu.Lock()
 	p.d.changedLocked()
-	p.d.mu.Unlock()
 	p.nudge()
 }
 
@@ -134,7 +147,7 @@ func (d *Daemon) holds() []board.Copy {
 
 // replicate gives a new save to the pusher. Of a rank only the newest waits. A state
 // that every node holds anyway needs no copies.
-func (d *Daemon) replicate(s *segment, m shm.Meta) {
+func (d *Daemon) replicate(s *segment, saved time.Time, m shm.Meta) {
 	d.wantCopies(m.Replicas)
 	d.mu.Lock()
 	p := d.peers
@@ -143,7 +156,9 @@ func (d *Daemon) replicate(s *segment, m shm.Meta) {
 		return
 	}
 	p.mu.Lock()
-	p.pending[m.Rank] = s
+	if old, ok := p.pending[m.Rank]; !ok || !saved.Before(old.saved) {
+		p.pending[m.Rank] = awaiting{s, saved}
+	}
 	p.mu.Unlock()
 	p.nudge()
 }
@@ -168,9 +183,9 @@ func (p *peers) next() (*segment, []replica.Peer) {
 	if len(p.partners) == 0 || p.ctx.Err() != nil {
 		return nil, nil
 	}
-	for rank, s := range p.pending {
+	for rank, a := range p.pending {
 		delete(p.pending, rank)
-		return s, p.partners
+		return a.seg, p.partners
 	}
 	return nil, nil
 }
@@ -231,20 +246,28 @@ type holder struct {
 	copy board.Copy
 }
 
-// holders are the nodes that have something newer than step have for rank, the newest
-// first.
+// holders are the nodes that have something newer than step have for rank: first the
+// saves of which the most shards are left, for only whole ones can be loaded, and the
+// newest of these.
 func (p *peers) holders(self, rank int, have int64) []holder {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []holder
+	shards := map[string]map[int]bool{}
 	for _, peer := range p.known {
 		for _, c := range peer.Copies {
+			if shards[c.Save] == nil {
+				shards[c.Save] = map[int]bool{}
+			}
+			shards[c.Save][c.Shard] = true
 			if peer.Node != self && (c.Rank == rank || c.Rank == anyRank) && c.Step > have {
 				out = append(out, holder{peer.Node, peer.Addr, c})
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b holder) int { return int(b.copy.Step - a.copy.Step) })
+	slices.SortStableFunc(out, func(a, b holder) int {
+		return cmp.Or(len(shards[b.copy.Save])-len(shards[a.copy.Save]), cmp.Compare(b.copy.Step, a.copy.Step))
+	})
 	return out
 }
 

@@ -32,6 +32,7 @@ func (d *Daemon) scanLoop() {
 		select {
 		case <-d.scans:
 			d.scan()
+			d.dropHalves()
 		case <-d.ctx.Done():
 			return
 		}
@@ -110,7 +111,7 @@ func (d *Daemon) queue(s *segment) {
 	if h.Disk && h.Durable < h.Seq {
 		d.start(s, h, m)
 	}
-	d.replicate(s, m)
+	d.replicate(s, h.Saved, m)
 }
 
 // held calls f with every complete save. It keeps no writer away, so the save may be

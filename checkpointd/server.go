@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -148,7 +149,7 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 	case "verify":
 		return d.verify(ctx, r)
 	case "flush":
-		d.Breakpoint(r.Reason, r.Early)
+		d.breakpointOf(r.World, r.Reason, r.Early)
 		return nil, nil
 	case "drain":
 		return reply{"left": d.Drain(ctx, r.timeout())}, nil
@@ -187,18 +188,20 @@ func (d *Daemon) pressure() reply {
 	return reply{"behind": d.pendingLocked(), "note": d.note}
 }
 
-func (d *Daemon) pendingLocked() int {
-	n := 0
+func (d *Daemon) pendingLocked() int { return len(d.flyingLocked("")) }
+
+// flyingLocked lists the saves of dir, "" for all, that are on their way to the disk.
+func (d *Daemon) flyingLocked(dir string) (out []*save) {
 	for _, j := range d.saves {
-		if !j.phase.over() {
-			n++
+		if !j.phase.over() && (dir == "" || j.meta.Dir == dir) {
+			out = append(out, j)
 		}
 	}
-	return n
+	return out
 }
 
-// Drain waits until no save is on its way to the disk and returns how many still are
-// after the timeout.
+// Drain waits until no save is on its way to the disk and returns how many are not on
+// disk then: still on their way after the timeout, or given up.
 func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	d.scan()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -206,12 +209,45 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	_ = d.until(ctx, func() bool { return d.breaking == 0 && d.pendingLocked() == 0 }) // what is left is counted
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.breaking + d.pendingLocked()
+	return d.breaking + d.pendingLocked() + d.lostLocked()
+}
+
+// lostLocked counts the shards whose newest save was given up: it is in memory only.
+func (d *Daemon) lostLocked() int {
+	type place struct {
+		dir   string
+		shard int
+	}
+	newest := map[place]*save{}
+	for _, j := range d.saves {
+		at := place{j.meta.Dir, j.meta.Shard}
+		if o := newest[at]; o == nil || !j.saved.Before(o.saved) {
+			newest[at] = j
+		}
+	}
+	n := 0
+	for _, j := range newest {
+		half := errors.Is(j.err, errHalf) || errors.Is(j.err, errIncomplete) || errors.Is(j.err, errOutdated)
+		if j.phase == failed && !half { // halves are of no use
+			n++
+		}
+	}
+	return n
 }
 
 // end is the launcher's good-bye: drain, then remove the run's memory.
 func (d *Daemon) end(ctx context.Context, r request) (reply, error) {
 	left := d.Drain(ctx, r.timeout())
+	d.mu.Lock()
+	dirs := map[string]bool{}
+	for _, j := range d.saves {
+		dirs[j.meta.Dir] = true
+	}
+	d.mended = map[string]bool{}
+	d.mu.Unlock()
+	for dir := range dirs { // what is left of workers and daemons that died
+		d.mend(ctx, dir)
+	}
 	if left == 0 {
 		d.removeSegments()
 	}
@@ -242,15 +278,52 @@ func (d *Daemon) awaitLauncher(seen int, patience time.Duration) {
 		return
 	}
 	d.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(d.ctx, patience)
+		ctx, cancel := context.WithCancel(d.ctx)
 		defer cancel()
-		if d.until(ctx, func() bool { return d.leads > seen }) == nil || d.ctx.Err() != nil {
+		if seen > 0 {
+			d.wg.Go(func() { d.yield(ctx, cancel) })
+		}
+		grace, stop := context.WithTimeout(ctx, patience)
+		defer stop()
+		if d.until(grace, func() bool { return d.leads > seen }) == nil || ctx.Err() != nil {
 			return
 		}
 		d.log.Warn("the launcher is gone; saving what is in memory")
 		d.Breakpoint("the launcher is gone", false)
-		d.cfg.Orphaned(d.Drain(d.ctx, defaultSave))
+		if left := d.Drain(ctx, defaultSave); ctx.Err() == nil {
+			d.cfg.Orphaned(left)
+		}
 	})
+}
+
+// yield ends this daemon when another launcher has taken the directory over: the
+// daemon of that one waits for this one's end, and goes on with what is there.
+func (d *Daemon) yield(ctx context.Context, end context.CancelFunc) {
+	t := time.NewTicker(yieldEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			if locked(filepath.Join(d.cfg.Dir.Path(), "owner")) {
+				end()
+				d.log.Info("another launcher has taken over")
+				d.cfg.Orphaned(1)
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// locked reports whether another process has locked a file.
+func locked(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
 func (d *Daemon) removeSegments() {
@@ -317,11 +390,7 @@ func (d *Daemon) newestLocked(r request) *save {
 }
 
 func (d *Daemon) onDisk(r request) (int64, bool) {
-	ms, err := d.store.Manifests(r.Dir)
-	if err != nil {
-		return 0, false
-	}
-	for _, m := range ms {
+	for _, m := range d.manifests(r.Dir) {
 		if m.Step >= r.Step && (r.Save == "" || r.Save == m.ID) {
 			return m.Step, true
 		}

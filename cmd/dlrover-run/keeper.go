@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -43,17 +44,21 @@ type keeper struct {
 	quit      chan struct{}
 	wg        sync.WaitGroup
 	orders    chan func()
-	signaled  bool // the job was told to end; belongs to the launcher\'s loop
+	lost      chan struct{} // the connection to the daemon was given up
+	signaled  bool          // the job was told to end; belongs to the launcher\'s loop
 
-	mu      sync.Mutex
-	world   checkpointd.World
-	started bool                 // a daemon is there, or will be again
-	control *checkpointd.Control // to the daemon that runs, if one does
+	mu         sync.Mutex
+	world      checkpointd.World
+	started    bool                                              // a daemon is there, or will be again
+	control    *checkpointd.Control                              // to the daemon that runs, if one does
+	again      func(context.Context, *checkpointd.Control) error // the last breakpoint
+	againUntil time.Time
 }
 
 // Times of the keeper. A worker that calls meanwhile waits in the socket's queue.
 const (
 	orderBudget = 10 * time.Second
+	againFor    = time.Minute            // a breakpoint is told again to a new daemon
 	startPause  = 100 * time.Millisecond // before a daemon that died is started again; doubles
 	startPauses = 5 * time.Second        // up to this
 	staleAfter  = 10 * time.Minute       // until the memory of a dead job is removed
@@ -62,7 +67,7 @@ const (
 // keep prepares the runtime directory and the client that workers import. Without a
 // runtime directory there is no daemon, and workers save by themselves.
 func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) (*keeper, error) {
-	k := &keeper{s: s, log: log, procs: procs, master: master, quit: make(chan struct{}), orders: make(chan func(), 64)}
+	k := &keeper{s: s, log: log, procs: procs, master: master, quit: make(chan struct{}), orders: make(chan func(), 64), lost: make(chan struct{}, 1)}
 	err := k.open()
 	if err != nil {
 		log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
@@ -80,11 +85,16 @@ func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) 
 	return k, nil
 }
 
-// extract writes the client into the runtime directory, or a temporary one.
+// extract writes the client into the runtime directory, or, where there is none or no
+// room in it, into a temporary one.
 func (k *keeper) extract() (err error) {
 	if k.dir != nil {
 		k.client = filepath.Join(k.dir.Path(), "python")
-		return python.Extract(k.client)
+		if err = python.Extract(k.client); err == nil {
+			return nil
+		}
+		k.log.Warn("no room for the checkpoint client in shared memory", "dir", k.client, "err", err)
+		_ = os.RemoveAll(k.client)
 	}
 	if k.temporary, err = os.MkdirTemp("", "dlrover-ckpt-"); err != nil {
 		return err
@@ -107,16 +117,9 @@ func (k *keeper) open() (err error) {
 		return err
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", k.s.runID, k.s.backend, k.s.host, k.s.port))
-	for i := range maxNamesakes {
-		if k.dir, err = shm.Create(k.s.ckpt.shmDir, fmt.Sprintf("%s-%d", hex.EncodeToString(sum[:6]), i)); err != nil {
-			return err
-		}
-		if k.release, err = k.dir.Own(); err == nil {
-			break
-		}
-		if !errors.Is(err, shm.ErrOwned) {
-			return err
-		}
+	err = shm.ErrOwned
+	for i := 0; i < maxNamesakes && errors.Is(err, shm.ErrOwned); i++ {
+		err = k.take(fmt.Sprintf("%s-%d", hex.EncodeToString(sum[:6]), i))
 	}
 	if err != nil {
 		return err
@@ -128,6 +131,20 @@ func (k *keeper) open() (err error) {
 		return err
 	}
 	k.watch, err = pollable(k.file)
+	return err
+}
+
+// take makes a directory ours. The daemon of a launcher that was killed may remove the
+// directory at this very moment; then a new one is made.
+func (k *keeper) take(key string) (err error) {
+	for range maxNamesakes {
+		if k.dir, err = shm.Create(k.s.ckpt.shmDir, key); err == nil {
+			k.release, err = k.dir.Own()
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
 	return err
 }
 
@@ -211,11 +228,15 @@ func (k *keeper) daemon() bool {
 		k.log.Warn("cannot start the checkpoint daemon, trying again", "err", err)
 		return true
 	}
-	k.connect(p)
-	select {
-	case <-p.Done():
-	case <-k.quit:
-		return false // Close of the supervisor ends it
+	for ended := false; !ended; {
+		k.connect(p)
+		select {
+		case <-p.Done():
+			ended = true
+		case <-k.lost:
+		case <-k.quit:
+			return false // Close of the supervisor ends it
+		}
 	}
 	k.disconnect(nil)
 	k.log.Warn("the checkpoint daemon died, starting another; nothing in memory is lost", "pid", p.PID(), "code", p.Exit().Code)
@@ -231,43 +252,70 @@ func (k *keeper) environ() []string {
 	return env
 }
 
-// connect makes the launcher known to the daemon p.
+// connect makes the launcher known to the daemon p. It takes as long as p needs to serve:
+// the daemon of a launcher that was killed may still be saving.
 func (k *keeper) connect(p *proc.Process) {
-	ctx, cancel := context.WithTimeout(context.Background(), orderBudget)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() { // a daemon that dies at once never answers
+	late := time.AfterFunc(orderBudget, func() { k.log.Warn("the checkpoint daemon does not answer yet", "pid", p.PID()) })
+	defer late.Stop()
+	go func() {
 		select {
-		case <-p.Done():
-			cancel()
-		case <-stop:
+		case <-p.Done(): // it never answers
+		case <-k.quit:
+		case <-ctx.Done():
 		}
+		cancel()
 	}()
 	c, err := checkpointd.Dial(ctx, filepath.Join(k.dir.Path(), ckptd.Socket))
 	if err == nil {
 		err = c.Lead(ctx)
 	}
 	if err != nil {
-		k.log.Warn("the checkpoint daemon does not answer", "err", err)
+		if c != nil {
+			_ = c.Close()
+		}
+		if ctx.Err() == nil {
+			k.log.Warn("the checkpoint daemon cannot be reached", "err", err)
+		}
 		return
 	}
 	k.mu.Lock()
 	w := k.world
 	k.control = c
 	k.mu.Unlock()
-	if err := c.World(ctx, w); err != nil {
+	err = c.World(ctx, w)
+	if again := k.unfinished(); err == nil && again != nil {
+		err = again(ctx, c)
+	}
+	if err != nil && ctx.Err() == nil {
 		k.log.Warn("tell the checkpoint daemon of the epoch", "err", err)
 	}
+}
+
+// unfinished is the last breakpoint, if the daemon before may have died over it: the
+// others wait for its part.
+func (k *keeper) unfinished() func(context.Context, *checkpointd.Control) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if time.Now().After(k.againUntil) {
+		return nil
+	}
+	return k.again
 }
 
 // disconnect forgets the connection c, or whatever is there if c is nil.
 func (k *keeper) disconnect(c *checkpointd.Control) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.control != nil && (c == nil || c == k.control) {
-		_ = k.control.Close()
-		k.control = nil
+	if k.control == nil || c != nil && c != k.control {
+		return
+	}
+	_ = k.control.Close()
+	k.control = nil
+	select {
+	case k.lost <- struct{}{}:
+	default:
 	}
 }
 
@@ -375,9 +423,15 @@ func (k *keeper) World(d launcher.Directive) {
 // workers recover from, so --no-save-at-breakpoint does not count.
 func (k *keeper) Breakpoint(reason string, early bool) {
 	k.signaled = k.signaled || early
-	if k.s.ckpt.breakpoint || k.signaled {
-		k.send(func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, reason, early) })
+	if !k.s.ckpt.breakpoint && !k.signaled {
+		return
 	}
+	k.mu.Lock()
+	w := k.world // a daemon that has to be started again hears of the next one first
+	tell := func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, w, reason, early) }
+	k.again, k.againUntil = tell, time.Now().Add(againFor)
+	k.mu.Unlock()
+	k.send(tell)
 }
 
 // end waits, for at most budget or until enough, for what is on its way to the disk,
@@ -395,7 +449,7 @@ func (k *keeper) end(budget time.Duration, enough <-chan os.Signal) {
 		err := k.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) error {
 			left, err := c.End(ctx, budget)
 			if err == nil && left > 0 {
-				err = fmt.Errorf("%d saves are still on their way", left)
+				err = fmt.Errorf("%d saves are not there", left)
 			}
 			return err
 		})

@@ -134,6 +134,7 @@ class Engine:
         self._disk_step: Optional[int] = None  # the newest DISK save
         self._saved: Dict[int, str] = {}  # step -> id of the newest DISK save of it
         self._tracked: Optional[int] = None
+        self._life = ""  # rank 0's word for this incarnation of the workers, when there was one
         self._excuse = ""  # what the daemon said last when it was asked to wait
         self._runtime = ""
         self._launched = False
@@ -310,7 +311,7 @@ class Engine:
 
         p = self._place
         count = _saves[(self._pid, p.epoch, step)] = _saves.get((self._pid, p.epoch, step), 0) + 1
-        save = hashlib.sha256(("%s|%s|%d|%d" % (p.run, p.epoch, step, count)).encode()).hexdigest()[:16]
+        save = hashlib.sha256(("%s|%s%s|%d|%d" % (p.run, p.epoch, self._life, step, count)).encode()).hexdigest()[:16]
         named = [(path, text) for path, text in trackers if path != sync.LATEST] + [(sync.LATEST, str(step))]
         return {"run": p.run, "epoch": p.epoch, "save": save, "step": step, "rank": p.rank,
                 "local_rank": p.local_rank, "world_size": p.world_size, "local_world_size": p.local_world_size,
@@ -353,6 +354,7 @@ class Engine:
             try:
                 copying.fill(b, plans, bases, self.threads)
                 b.publish(meta["step"], wanted, length, fix, text)
+                b.dir = self.dir
             except BaseException:
                 b.abort()
                 raise
@@ -457,7 +459,10 @@ class Engine:
         offers, in_order = self._offers(patience, notes)
         disk = self._look(in_order, notes)
         offers = self._trusted(offers, disk, notes) if in_memory else []
-        return offers, self._gather((offers, disk))
+        everyone = self._gather((offers, disk, os.urandom(8).hex()))
+        if self._place.world_size == 1 or self._distributed():
+            self._life = everyone[0][2]  # torchrun starts workers again under the same names
+        return offers, everyone
 
     def _offers(self, patience: float, notes: List[str]) -> Tuple[List[find.Offer], bool]:
         """What lies in memory for this rank, and whether the daemon has put the directory in order. With patience the

@@ -31,17 +31,21 @@ class Slot(NamedTuple):
     saved_ns: int
     pending: bool  # the disk still wants it
     lent: bool  # views of a load need it
+    dir: str = ""  # the checkpoint directory that the save belongs to
 
 
 def choose(slots: Sequence[Slot], disk: bool) -> List[Tuple[int, bool]]:
     """The buffers that the next save may go to, the best first, and whether that loses something: the newest complete
-    save, or (for a save that goes to the disk itself) one that waits for the disk. Locks are not known here."""
-    newest = max((s for s in slots if s.complete), key=lambda s: s.saved_ns, default=None)
+    save of a directory, or (for a save that goes to the disk itself) one that waits for the disk. Locks are not known here."""
+    newest: Dict[str, Slot] = {}
+    for s in slots:
+        if s.complete and (s.dir not in newest or s.saved_ns > newest[s.dir].saved_ns):
+            newest[s.dir] = s
 
     def cost(s: Slot) -> Tuple[int, int]:
         if s.pending:
             return 4, s.saved_ns
-        if s is newest:
+        if s is newest.get(s.dir):
             return 3, s.saved_ns
         return (2 if s.lent else 1 if s.complete else 0), s.saved_ns
 
@@ -80,8 +84,9 @@ class Pool:
             try:
                 if not b.open():
                     break
-                b.header()
-            except (OSError, Damaged) as e:
+                meta = segment.read_save(b.fd)[1]
+                b.dir = str(meta.get("dir")) if meta else ""
+            except (OSError, Damaged, ValueError) as e:
                 log.warning("segment %s is not used: %s", b.path, e)
                 b.close()
             self.buffers.append(b)
@@ -174,7 +179,7 @@ class Pool:
             if h is None:
                 out.append(Slot(k, False, 0, False, b.lent()))
             else:
-                out.append(Slot(k, h.state == segment.COMPLETE, h.saved_ns, h.pending, b.lent()))
+                out.append(Slot(k, h.state == segment.COMPLETE, h.saved_ns, h.pending, b.lent(), b.dir))
         return out
 
     def _fit(self, need: int) -> None:

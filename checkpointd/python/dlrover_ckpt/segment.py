@@ -215,6 +215,7 @@ class Buffer:
         self.capacity = 0
         self.mapping: Optional[Mapping] = None
         self.loans: List[Loan] = []
+        self.dir = ""  # the checkpoint directory of the save in it
         self.filled_by: Any = None  # whose `fresh` bytes lie in it, and where
         self.populated = 0  # bytes that are faulted in
         self.ready = False  # nothing is left to prepare

@@ -264,11 +264,13 @@ def place(dir: str, files: Iterable[Dict[str, Any]]) -> None:
 
 def publish(dir: str, m: Dict[str, Any]) -> None:
     """Manifest, trackers, and the end of the stage. The trackers stay when they name a newer save of this epoch."""
-    m = dict(m, committed_ns=time.time_ns(), files=[{k: v for k, v in f.items() if k != "tmp"} for f in m["files"]])
+    m = dict(m, files=[{k: v for k, v in f.items() if k != "tmp"} for f in m["files"]])
     step = tracked(dir)
     newer = manifest(dir, step) if step is not None else None
+    moves = newer is None or newer["epoch"] != m["epoch"] or newer["saved_ns"] <= m["saved_ns"]
+    m["committed_ns"] = time.time_ns() if moves else newer["committed_ns"] - 1
     _write_json(os.path.join(dir, _OWN, "%d.json" % m["step"]), m)
-    if newer is None or newer["epoch"] != m["epoch"] or newer["saved_ns"] <= m["saved_ns"]:
+    if moves:
         for t in m["trackers"]:
             write_small(_inside(dir, t["path"]), t["text"].encode())
     _remove_stage(dir, m["save"])

@@ -17,7 +17,8 @@ class Refused(Exception):
 class Daemon:
     """What the daemon of this node is asked. It may be absent, or die and come back, at any time.
 
-    notify() keeps one connection and never waits; call() makes its own.
+    notify() keeps one connection and never waits, not even for the answer to hello: a daemon that is being started
+    hears of everything later. call() makes its own.
     """
 
     def __init__(self, path: str, hello: Dict[str, Any]) -> None:
@@ -32,7 +33,8 @@ class Daemon:
         return self._notifier() is not None
 
     def notify(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Sends a request. Returns the newest reply to an earlier one, or {}. Without a daemon nothing happens."""
+        """Sends a request. Returns the newest reply to an earlier one, or {}; one that says no has "note" for why.
+        Without a daemon nothing happens."""
         for _ in range(2):  # the second time with a new connection, when the daemon was started again
             conn = self._notifier()
             if conn is None:
@@ -73,19 +75,27 @@ class Daemon:
             self._conn, self._pid = None, os.getpid()
         if self._conn is None:
             try:
-                self._conn = self._connect(2.0)
-                self._conn.setblocking(False)  # with a timeout, even MSG_DONTWAIT waits for data first
-            except (OSError, Refused, ValueError):
+                self._conn = self._dial(0.0)  # with a timeout, even MSG_DONTWAIT waits for data first
+            except OSError:
                 return None
             self._replies = b""
         return self._conn
 
-    def _connect(self, timeout: float) -> socket.socket:
+    def _dial(self, timeout: float) -> socket.socket:
+        """A connection on which hello was said."""
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             conn.settimeout(timeout)
             conn.connect(self._path)
             conn.sendall(_encode(self._hello))
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    def _connect(self, timeout: float) -> socket.socket:
+        conn = self._dial(timeout)
+        try:
             reply = _read(conn)
             if not reply.get("ok"):
                 raise Refused(str(reply.get("error", "no reason given")))
@@ -95,7 +105,9 @@ class Daemon:
         return conn
 
     def _drain(self, conn: socket.socket) -> Optional[Dict[str, Any]]:
-        """The newest reply that has arrived; None: the connection is gone."""
+        """The newest reply that has arrived, or the last that says no; None: the connection is gone."""
+        newest: Dict[str, Any] = {}
+        refused: Dict[str, Any] = {}
         while True:
             try:
                 got = conn.recv(65536, socket.MSG_DONTWAIT)
@@ -107,11 +119,18 @@ class Daemon:
                 self.close()
                 return None
             self._replies = (self._replies + got)[-_MAX_LINE:]
-        done, sep, self._replies = self._replies.rpartition(b"\n")
-        try:
-            return json.loads(done.rpartition(b"\n")[2]) if sep else {}
-        except ValueError:
-            return {}
+        lines = self._replies.split(b"\n")
+        self._replies = lines.pop()
+        for line in lines:
+            try:
+                reply = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(reply, dict) and reply.get("ok"):
+                newest = reply
+            elif isinstance(reply, dict):
+                refused = {"note": str(reply.get("error", "no reason given"))}
+        return refused or newest
 
 
 def _encode(request: Dict[str, Any]) -> bytes:
