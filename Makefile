@@ -6,10 +6,11 @@ LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
 FOLDERS   := cmd launcher rendezvous checkpointd
 FUZZTIME  ?= 10s
+CHAOS_ROUNDS ?= 500
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 IMAGE     ?= dlrover-run:$(VERSION)
 
-.PHONY: help build demo test race lint fuzz bench e2e e2e-torch2 image clean torch
+.PHONY: help build demo test race lint fuzz bench chaos e2e e2e-torch2 image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-11s %s\n", t[1], $$2}'
@@ -37,6 +38,9 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 
 bench: torch build ## ours and torchrun, measured in one run
 	go run ./cmd/internal/bench $(BENCHFLAGS)
+
+chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./cmd/dlrover-run
 
 e2e: torch ## the tests that start the real programs
 	go test -count=1 ./cmd/...
