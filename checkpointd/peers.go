@@ -36,7 +36,13 @@ type peers struct {
 	key      string       // of the epoch that known belongs to
 	known    []board.Peer // all nodes of the epoch
 	partners []replica.Peer
-	pending  map[int]awaiting // newest save to be copied, by rank
+	pending  map[origin]awaiting // newest save to be copied
+}
+
+// origin is what the saves of a rank into a directory have in common.
+type origin struct {
+	rank int
+	dir  string
 }
 
 // awaiting is a save that is to be copied.
@@ -69,7 +75,7 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
-	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[int]awaiting{},
+	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]awaiting{},
 		client: &replica.Client{Token: d.cfg.Token, Rate: d.cfg.Rate}}
 	p.server = replica.NewServer(d.cfg.Token, shelf{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
@@ -156,8 +162,9 @@ func (d *Daemon) replicate(s *segment, saved time.Time, m shm.Meta) {
 		return
 	}
 	p.mu.Lock()
-	if old, ok := p.pending[m.Rank]; !ok || !saved.Before(old.saved) {
-		p.pending[m.Rank] = awaiting{s, saved}
+	from := origin{m.Rank, m.Dir}
+	if old, ok := p.pending[from]; !ok || !saved.Before(old.saved) {
+		p.pending[from] = awaiting{s, saved}
 	}
 	p.mu.Unlock()
 	p.nudge()
@@ -183,8 +190,8 @@ func (p *peers) next() (*segment, []replica.Peer) {
 	if len(p.partners) == 0 || p.ctx.Err() != nil {
 		return nil, nil
 	}
-	for rank, a := range p.pending {
-		delete(p.pending, rank)
+	for from, a := range p.pending {
+		delete(p.pending, from)
 		return a.seg, p.partners
 	}
 	return nil, nil
@@ -307,6 +314,7 @@ type slot struct {
 	saved time.Time // zero: cannot be read
 	step  int64
 	epoch string
+	dir   string
 	err   error // why it cannot be read
 }
 
@@ -314,7 +322,7 @@ type slot struct {
 func (s shelf) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 	a, b := s.slot(m.Rank, 0), s.slot(m.Rank, 1)
 	for _, have := range []slot{a, b} {
-		if have.err == nil && have.epoch == m.Epoch && have.step > m.Step {
+		if have.err == nil && have.dir == m.Dir && have.epoch == m.Epoch && have.step > m.Step {
 			return nil, fmt.Errorf("rank %d: step %d is older than step %d, which is here", m.Rank, m.Step, have.step)
 		}
 	}
@@ -369,7 +377,7 @@ func (s shelf) slot(rank, k int) slot {
 		return out
 	}
 	defer p.Release()
-	out.saved, out.step, out.epoch = p.Header.Saved, p.Meta.Step, p.Meta.Epoch
+	out.saved, out.step, out.epoch, out.dir = p.Header.Saved, p.Meta.Step, p.Meta.Epoch, p.Meta.Dir
 	return out
 }
 
