@@ -20,7 +20,7 @@ func (d *Daemon) SetWorld(w World) {
 		d.over[d.world.Key()] = true
 	}
 	d.world = w
-	d.mended = map[string]bool{}
+	d.mended, d.said = map[string]bool{}, map[string]bool{}
 	d.changedLocked()
 	p := d.peers
 	d.mu.Unlock()
@@ -175,12 +175,11 @@ func (d *Daemon) onDiskAlready(plan board.Plan, hs []board.Holding) bool {
 			saved = h.Saved
 		}
 	}
-	for _, m := range d.manifests(plan.Dir) {
-		if m.ID == plan.Save || !saved.IsZero() && m.Saved.After(saved) {
-			return true
-		}
+	if m, ok := d.committedAt(plan.Dir, plan.Step); ok && m.ID == plan.Save {
+		return true
 	}
-	return false
+	m, ok := d.tracked(plan.Dir)
+	return ok && !saved.IsZero() && m.Saved.After(saved)
 }
 
 // startHeld writes a shard from whatever segment has it.

@@ -48,9 +48,11 @@ type Config struct {
 	Switch string
 	// Rate bounds what goes to peers, in bytes per second; 0 is no bound.
 	Rate int64
+	// Spawned says that a launcher has started this daemon and must connect soon.
+	Spawned bool
 	// Orphaned is called when the launcher has died, or never came, and its memory has
-	// been saved as far as possible; left is the number of saves that were not. nil: the
-	// daemon has no launcher.
+	// been saved as far as possible; left is the number of saves that were not. nil:
+	// launchers may come and go, and nothing is done about it.
 	Orphaned func(left int)
 	// Logger receives at most one line for each change of state. Default: none.
 	Logger *slog.Logger
@@ -133,6 +135,7 @@ type Daemon struct {
 	leads    int                   // connections of launchers so far
 	breaking int                   // breakpoint saves that have not been decided
 	durable  map[int]SegmentStatus // newest committed save of each rank
+	said     map[string]bool       // loads that were told of since the world last changed
 	mended   map[string]bool       // directories recovered since the world last changed
 	over     map[string]bool       // epochs whose workers have ended
 }
@@ -174,7 +177,7 @@ func New(cfg Config) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now},
 		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, over: map[string]bool{}, durable: map[int]SegmentStatus{},
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
@@ -196,7 +199,9 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	d.adopt()
 	d.wg.Go(d.scanLoop)
 	d.wg.Go(d.tellAges)
-	d.awaitLauncher(0, leadPatience)
+	if d.cfg.Spawned {
+		d.awaitLauncher(0, leadPatience)
+	}
 	for {
 		c, err := ln.Accept()
 		if err != nil {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -158,12 +156,12 @@ func (d *Daemon) look(j *save) (stop func()) {
 }
 
 func (d *Daemon) lookOnce(j *save) {
-	for _, m := range d.manifests(j.meta.Dir) {
-		if m.ID == j.meta.Save {
-			j.quit(errElsewhere)
-		} else if m.Epoch != j.meta.Epoch && m.Saved.After(j.saved) {
-			d.drop(j, errOutdated)
-		}
+	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
+	if ok && m.ID == j.meta.Save {
+		j.quit(errElsewhere)
+	}
+	if m, ok = d.tracked(j.meta.Dir); ok && m.Epoch != j.meta.Epoch && m.Saved.After(j.saved) {
+		d.drop(j, errOutdated)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -182,18 +180,37 @@ func timeoutOf(m shm.Meta) time.Duration {
 
 // already reports whether an earlier daemon committed this very save.
 func (d *Daemon) already(j *save) bool {
-	return slices.ContainsFunc(d.manifests(j.meta.Dir), func(m commit.Manifest) bool { return m.ID == j.meta.Save })
+	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
+	return ok && m.ID == j.meta.Save
 }
 
-// manifests are those of dir, or none when storage does not answer.
-func (d *Daemon) manifests(dir string) []commit.Manifest {
+// committedAt is the manifest of a step; none when storage does not answer.
+func (d *Daemon) committedAt(dir string, step int64) (commit.Manifest, bool) {
 	ctx, cancel := context.WithTimeout(d.ctx, refuseBudget)
 	defer cancel()
-	ms, err := bounded(ctx, func() ([]commit.Manifest, error) { return d.store.Manifests(dir) })
+	m, err := bounded(ctx, func() (commit.Manifest, error) {
+		if m, ok := d.store.Committed(dir, step); ok {
+			return m, nil
+		}
+		return commit.Manifest{}, commit.ErrNone
+	})
+	return m, err == nil
+}
+
+// tracked is the manifest of the step that the tracker names.
+func (d *Daemon) tracked(dir string) (commit.Manifest, bool) {
+	ctx, cancel := context.WithTimeout(d.ctx, refuseBudget)
+	defer cancel()
+	step, err := bounded(ctx, func() (int64, error) {
+		if step, ok := d.store.Tracked(dir); ok {
+			return step, nil
+		}
+		return 0, commit.ErrNone
+	})
 	if err != nil {
-		return nil
+		return commit.Manifest{}, false
 	}
-	return ms
+	return d.committedAt(dir, step)
 }
 
 func saveOf(j *save) commit.Save {
@@ -344,7 +361,7 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	for i, f := range j.meta.Files {
 		crc, err := d.writeFile(ctx, j, p, i, tmps[i])
 		if err != nil {
-			return entry, fmt.Errorf("write %s: %w", absolute(j.meta.Dir, f.Path), err)
+			return entry, err
 		}
 		entry.Files = append(entry.Files, commit.FileEntry{Path: f.Path, Size: f.Len, CRC: crc, Shard: j.meta.Shard, Tmp: tmps[i]})
 	}
@@ -357,13 +374,6 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	d.count.FlushedBytes += j.bytes
 	d.count.WriteTime += time.Since(begin)
 	return entry, nil
-}
-
-func absolute(dir, path string) string {
-	if filepath.IsAbs(path) {
-		return path
-	}
-	return filepath.Join(dir, path)
 }
 
 // writeFile writes file i of p; what follows on CPU (checksums) runs ahead of what

@@ -39,6 +39,7 @@ type request struct {
 	Replicas  int    `json:"replicas"`
 	Early     bool   `json:"early"`
 	Reason    string `json:"reason"`
+	Source    string `json:"source"`
 	TimeoutMS int64  `json:"timeout_ms"`
 	World     World  `json:"world"`
 }
@@ -138,6 +139,9 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 	switch r.Op {
 	case "hello":
 		return s.hello(r)
+	case "loaded":
+		d.loaded(r)
+		return nil, nil
 	case "saved":
 		d.rescan()
 		return d.pressure(), nil
@@ -280,7 +284,7 @@ func (d *Daemon) awaitLauncher(seen int, patience time.Duration) {
 	d.wg.Go(func() {
 		ctx, cancel := context.WithCancel(d.ctx)
 		defer cancel()
-		if seen > 0 {
+		if d.cfg.Spawned && seen > 0 {
 			d.wg.Go(func() { d.yield(ctx, cancel) })
 		}
 		grace, stop := context.WithTimeout(ctx, patience)
@@ -389,31 +393,37 @@ func (d *Daemon) newestLocked(r request) *save {
 	return nil
 }
 
+// onDisk looks for the step, or for the one that the tracker names if that is later.
 func (d *Daemon) onDisk(r request) (int64, bool) {
-	for _, m := range d.manifests(r.Dir) {
-		if m.Step >= r.Step && (r.Save == "" || r.Save == m.ID) {
-			return m.Step, true
-		}
+	if m, ok := d.committedAt(r.Dir, r.Step); ok && (r.Save == "" || r.Save == m.ID) {
+		return m.Step, true
 	}
-	return 0, false
+	m, ok := d.tracked(r.Dir)
+	return m.Step, ok && r.Save == "" && m.Step >= r.Step
 }
 
 // verify reads a committed step's files against their checksums.
 func (d *Daemon) verify(ctx context.Context, r request) (reply, error) {
-	ms, err := d.store.Manifests(r.Dir)
-	if err != nil {
-		return nil, err
+	m, ok := d.committedAt(r.Dir, r.Step)
+	if !ok {
+		return reply{"good": false, "reason": fmt.Sprintf("step %d has no manifest in %s", r.Step, r.Dir)}, nil
 	}
-	for _, m := range ms {
-		if m.Step != r.Step {
-			continue
-		}
-		if err := d.store.Verify(ctx, r.Dir, m, r.Shards); err != nil {
-			return reply{"good": false, "reason": err.Error()}, nil
-		}
-		return reply{"good": true, "reason": ""}, nil
+	if err := d.store.Verify(ctx, r.Dir, m, r.Shards); err != nil {
+		return reply{"good": false, "reason": err.Error()}, nil
 	}
-	return reply{"good": false, "reason": fmt.Sprintf("step %d has no manifest in %s", r.Step, r.Dir)}, nil
+	return reply{"good": true, "reason": ""}, nil
+}
+
+// loaded says once for each epoch of this node what its workers go on from.
+func (d *Daemon) loaded(r request) {
+	d.mu.Lock()
+	key := fmt.Sprint(d.world.Key(), r.Dir, r.Step, r.Source)
+	said := d.said[key]
+	d.said[key] = true
+	d.mu.Unlock()
+	if !said {
+		d.log.Info("checkpoint loaded", "step", r.Step, "from", r.Source, "dir", r.Dir)
+	}
 }
 
 // Listen makes the control socket at path, for our own user alone. A socket that a dead

@@ -125,7 +125,7 @@ func (a *Agent) onStopped(s stopResult) {
 			a.log.Warn("closing the workers' logs", "err", err)
 		}
 	}
-	if a.cfg.Checkpoints != nil && !a.success {
+	if a.cfg.Checkpoints != nil {
 		a.cfg.Checkpoints.Breakpoint(a.whyStopped(), false)
 	}
 	if s.err != nil {
@@ -143,9 +143,11 @@ func (a *Agent) onStopped(s stopResult) {
 	}
 }
 
-// whyStopped says in a few words why the workers have ended without success.
+// whyStopped says in a few words why the workers have ended.
 func (a *Agent) whyStopped() string {
 	switch {
+	case a.success:
+		return "the workers have ended"
 	case a.signal != 0:
 		return "received " + proc.SignalName(a.signal)
 	case a.pending != nil && a.pending.Cause != "":
@@ -202,7 +204,7 @@ func (a *Agent) run(d Directive) {
 	a.cfg.Rendezvous.Running(&d)
 	a.event("start", slog.Int("round", d.Round), slog.Int("epoch", d.Epoch), slog.Int("node", p.GroupRank), slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount), slog.String("cause", d.Cause), slog.String("cause_kind", d.CauseKind), slog.Any("pids", g.pids()))
 	attrs := []any{"round", d.Round, "epoch", d.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
-		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "program", a.cfg.Path}
+		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "executable", a.cfg.Path}
 	if d.Cause != "" {
 		attrs = append(attrs, "cause", d.Cause)
 	}

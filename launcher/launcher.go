@@ -96,9 +96,9 @@ type Checkpoints interface {
 	Environ(d Directive) []string
 	// World says which epoch's workers are about to start.
 	World(d Directive)
-	// Breakpoint says that the workers of an epoch have ended without success, or
-	// (early) are being told to end by a signal: what they left in memory is to be
-	// saved. reason is for people.
+	// Breakpoint says that the workers of an epoch have ended, or (early) are being
+	// told to end by a signal: what they left in memory is to be saved. reason is for
+	// people.
 	Breakpoint(reason string, early bool)
 }
 

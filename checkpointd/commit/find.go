@@ -62,6 +62,15 @@ func numbered(e fsx.Entry, ext string) (int64, bool) {
 	return step, err == nil && step >= 0 && strconv.FormatInt(step, 10) == name
 }
 
+// Committed returns the manifest of a step. A damaged one counts as none.
+func (t Store) Committed(dir string, step int64) (Manifest, bool) {
+	p, err := t.at(dir)
+	if err != nil {
+		return Manifest{}, false
+	}
+	return p.committed(step)
+}
+
 // Tracked returns the step that dlrover_latest.txt names; ok is false when it names none.
 func (t Store) Tracked(dir string) (step int64, ok bool) {
 	p, err := t.at(dir)

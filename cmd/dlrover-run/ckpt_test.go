@@ -260,6 +260,8 @@ func TestCheckpointOptions(t *testing.T) {
 		{"negative replicas", "--ckpt-replicas=-1", "--ckpt-replicas=-1: need 0 to 16 nodes"},
 		{"relative directory", "--ckpt-shm-dir=here", "absolute path"},
 		{"rate", "--ckpt-write-rate=fast", "--ckpt-write-rate=fast"},
+		{"missing directory", "--ckpt-shm-dir=/no/such/directory", "there is no such directory"},
+		{"sidecar's name", "--ckpt-sidecar=a/b", "--ckpt-sidecar=a/b: need letters"},
 		{"sidecar and off", "--ckpt-daemon=off --ckpt-sidecar=x", "contradict"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -281,13 +283,46 @@ func TestTorchCheckpointSidecar(t *testing.T) {
 	side := b.start("checkpointd", nil, "--job=side", "--shm-dir="+b.shm)
 	socket := filepath.Join(b.shm, fmt.Sprintf("dlrover-%d", os.Getuid()), "side", "sock")
 	eventually(t, "the sidecar's socket", func() bool { _, err := os.Stat(socket); return err == nil })
-	l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--ckpt-sidecar=side"}, 5)...)
+	args := b.args([]string{"--standalone", "--nproc-per-node=2", "--ckpt-sidecar=side"}, 5)
+	l := b.run(args...)
 	require.Equal(t, 0, l.wait(), l.err.String())
 	require.Equal(t, 20, b.latest())
 	require.Contains(t, side.err.String(), "checkpoint committed")
 	require.NotContains(t, l.err.String(), "checkpoint committed")
+
+	require.NoError(t, os.RemoveAll(b.ckpts))
+	b.steps = 100000
+	args = b.args([]string{"--standalone", "--nproc-per-node=2", "--max-restarts=3", "--ckpt-sidecar=side"}, 1000000)
+	n := b.trained()
+	l = b.run(args...)
+	eventually(t, "training", func() bool { return b.trained() >= n+10 })
+	require.NoError(t, syscall.Kill(b.workers()[0], syscall.SIGKILL))
+	eventually(t, "the breakpoint save", func() bool { return b.latest() >= 8 })
+	before, n := b.latest(), b.trained()
+	eventually(t, "training again", func() bool { return b.trained() >= n+10 })
+	l.signal(syscall.SIGKILL)
+	l.wait()
+	eventually(t, "the save after the launcher's death", func() bool { return b.latest() >= before+8 })
+	require.Contains(t, side.err.String(), `"msg":"checkpoint loaded"`)
 	side.signal(syscall.SIGTERM)
 	require.Equal(t, 0, side.wait())
+}
+
+// A sidecar that is not there costs a warning, not the job.
+func TestTorchCheckpointNoSidecar(t *testing.T) {
+	b := newTraining(t, 10)
+	l := b.run(b.args([]string{"--standalone", "--nproc-per-node=2", "--ckpt-sidecar=nobody"}, 5)...)
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Equal(t, 10, b.latest())
+}
+
+// What is in memory at a good end goes to disk as well.
+func TestTorchCheckpointGoodEnd(t *testing.T) {
+	b := newTraining(t, 13)
+	l := b.run(b.standalone(5)...)
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Equal(t, 13, b.latest())
+	b.requireMemoryIsGone()
 }
 
 // Without a daemon the workers write to disk by themselves.

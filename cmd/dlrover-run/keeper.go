@@ -78,6 +78,9 @@ func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) 
 		return nil, fmt.Errorf("put the checkpoint client into place: %w", err)
 	}
 	k.wg.Go(k.deliver)
+	if k.s.ckpt.sidecar != "" && k.dir != nil {
+		k.wg.Go(k.attend)
+	}
 	if k.ln != nil {
 		k.wg.Go(k.serve)
 		k.wg.Go(func() { removeStale(s.ckpt.shmDir, k.dir, log) })
@@ -165,11 +168,15 @@ func removeStale(base string, own *shm.Dir, log *slog.Logger) {
 		log.Debug("look for the memory of dead jobs", "err", err)
 	}
 	for _, d := range dead {
-		if d.Path() == own.Path() || d.Age() < staleAfter {
+		age := d.Age()
+		if d.Path() == own.Path() || age < staleAfter {
 			continue
 		}
-		err := d.RemoveAll()
-		log.Info("removed the checkpoint memory of a job that is dead", "dir", d.Path(), "age", d.Age().Round(time.Second).String(), "err", err)
+		if err := d.RemoveAll(); err != nil {
+			log.Debug("remove the checkpoint memory of a job that is dead", "dir", d.Path(), "err", err)
+			continue
+		}
+		log.Info("removed the checkpoint memory of a job that is dead", "dir", d.Path(), "age", age.Round(time.Second).String())
 	}
 }
 
@@ -267,29 +274,55 @@ func (k *keeper) connect(p *proc.Process) {
 		}
 		cancel()
 	}()
-	c, err := checkpointd.Dial(ctx, filepath.Join(k.dir.Path(), ckptd.Socket))
-	if err == nil {
-		err = c.Lead(ctx)
+	if err := k.introduce(ctx); err != nil && ctx.Err() == nil {
+		k.log.Warn("the checkpoint daemon cannot be reached", "err", err)
 	}
+}
+
+// introduce makes the launcher known to whoever serves the socket, and tells it what it
+// has to know.
+func (k *keeper) introduce(ctx context.Context) error {
+	c, err := checkpointd.Dial(ctx, filepath.Join(k.dir.Path(), ckptd.Socket))
 	if err != nil {
-		if c != nil {
-			_ = c.Close()
-		}
-		if ctx.Err() == nil {
-			k.log.Warn("the checkpoint daemon cannot be reached", "err", err)
-		}
-		return
+		return err
+	}
+	if err := c.Lead(ctx); err != nil {
+		return errors.Join(err, c.Close())
 	}
 	k.mu.Lock()
 	w := k.world
-	k.control = c
+	k.control, k.started = c, true
 	k.mu.Unlock()
 	err = c.World(ctx, w)
 	if again := k.unfinished(); err == nil && again != nil {
 		err = again(ctx, c)
 	}
-	if err != nil && ctx.Err() == nil {
-		k.log.Warn("tell the checkpoint daemon of the epoch", "err", err)
+	return err
+}
+
+// attend keeps the connection to a sidecar's daemon.
+func (k *keeper) attend() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	late := time.AfterFunc(orderBudget, func() {
+		k.log.Warn("the sidecar of --ckpt-sidecar is not there: workers save by themselves until a checkpointd --job="+k.s.ckpt.sidecar+" serves the socket", "socket", filepath.Join(k.dir.Path(), ckptd.Socket))
+	})
+	defer late.Stop()
+	go func() { <-k.quit; cancel() }()
+	for {
+		if k.introduce(ctx) == nil {
+			late.Stop()
+			select {
+			case <-k.lost:
+			case <-k.quit:
+				return
+			}
+		}
+		select {
+		case <-time.After(startPause):
+		case <-k.quit:
+			return
+		}
 	}
 }
 
@@ -349,12 +382,15 @@ func (k *keeper) send(tell func(ctx context.Context, c *checkpointd.Control) err
 // carryOut tells the daemon, or the next one if it dies meanwhile. Without a daemon no
 // worker has anything to keep, and nothing is told.
 func (k *keeper) carryOut(ctx context.Context, tell func(ctx context.Context, c *checkpointd.Control) error) error {
-	for {
+	for begun := time.Now(); ; {
 		c, expected := k.daemonNow()
 		if !expected {
 			return nil
 		}
 		err := errors.New("it does not run")
+		if c == nil && k.s.ckpt.sidecar != "" && time.Since(begun) > orderBudget {
+			return err // nobody here starts it again
+		}
 		if c != nil {
 			if err = tell(ctx, c); err == nil {
 				return nil
@@ -376,17 +412,7 @@ func (k *keeper) carryOut(ctx context.Context, tell func(ctx context.Context, c 
 func (k *keeper) daemonNow() (c *checkpointd.Control, expected bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.control != nil || k.s.ckpt.sidecar == "" {
-		return k.control, k.started
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), orderBudget)
-	defer cancel()
-	c, err := checkpointd.Dial(ctx, filepath.Join(k.dir.Path(), ckptd.Socket))
-	if err != nil {
-		return nil, true
-	}
-	k.control = c
-	return c, true
+	return k.control, k.started
 }
 
 // Environ implements launcher.Checkpoints.
@@ -441,7 +467,7 @@ func (k *keeper) end(budget time.Duration, enough <-chan os.Signal) {
 		return
 	}
 	defer close(k.quit)
-	ctx, cancel := context.WithTimeout(context.Background(), budget)
+	ctx, cancel := context.WithTimeout(context.Background(), budget+orderBudget)
 	defer cancel()
 	done := make(chan struct{})
 	k.orders <- func() { // behind the last Breakpoint
@@ -454,7 +480,7 @@ func (k *keeper) end(budget time.Duration, enough <-chan os.Signal) {
 			return err
 		})
 		if err != nil {
-			k.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher of this run", "dir", k.dir.Path(), "err", err)
+			k.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher with the same --rdzv-id and endpoint on this machine", "dir", k.dir.Path(), "err", err)
 		}
 	}
 	select {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -356,6 +357,10 @@ func (r *resolver) checkpoints() error {
 		return fmt.Errorf("--ckpt-replicas=%d: this job has one node; leave the option out", k.replicas)
 	case !filepath.IsAbs(k.shmDir):
 		return fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", k.shmDir)
+	case r.c.IsSet("ckpt-shm-dir") && !isDir(k.shmDir):
+		return fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", k.shmDir)
+	case k.sidecar != "" && !sidecarName.MatchString(k.sidecar):
+		return fmt.Errorf("--ckpt-sidecar=%s: need letters, digits and ._- only", k.sidecar)
 	case k.off && k.sidecar != "":
 		return fmt.Errorf("--ckpt-daemon=off and --ckpt-sidecar contradict each other: use one of them")
 	}
@@ -366,6 +371,14 @@ func (r *resolver) checkpoints() error {
 		return fmt.Errorf("--ckpt-write-rate=%s: need bytes a second, such as 500M", k.writeRate)
 	}
 	return nil
+}
+
+// sidecarName is what can be a directory of shared memory.
+var sidecarName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
+
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
 }
 
 // maxReplicas bounds the nodes that hold a shard: more than a few only cost memory.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -60,7 +61,12 @@ func app(stdout io.Writer) *cli.App {
 			if c.NArg() < least || c.NArg() > most {
 				return fmt.Errorf("checkpoints %s takes %s", name, usage)
 			}
-			return f(c.Context, c.Args().Slice())
+			args := c.Args().Slice()
+			dir, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			return f(c.Context, append([]string{dir}, args[1:]...))
 		}}
 	}
 	t := &tender{store: store, out: stdout}
@@ -100,15 +106,33 @@ func (t *tender) list(_ context.Context, args []string) error {
 	}
 	tracked, ok := t.store.Tracked(args[0])
 	w := tabwriter.NewWriter(t.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "STEP\tSAVED\tCOMMITTED AFTER\tSHARDS\tFILES\tSIZE\tFRAMEWORK\tTRACKED")
+	fmt.Fprintln(w, "STEP\tSAVED\tCOMMITTED AFTER\tSHARDS\tFILES\tSIZE\tFRAMEWORK\tSTATE")
 	for _, m := range ms {
-		mark := ""
+		state := t.state(args[0], m)
 		if ok && m.Step == tracked {
-			mark = "yes"
+			state += ", tracked"
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), m.Framework, mark)
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), m.Framework, state)
 	}
 	return w.Flush()
+}
+
+// state is what can be told of a step without reading its files.
+func (t *tender) state(dir string, m commit.Manifest) string {
+	missing := 0
+	for _, f := range m.Files {
+		path := f.Path
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(dir, path)
+		}
+		if fi, err := os.Lstat(path); err != nil || fi.Size() != f.Size {
+			missing++
+		}
+	}
+	if missing > 0 {
+		return fmt.Sprintf("DAMAGED: %d files are missing or have another size", missing)
+	}
+	return "complete"
 }
 
 // manifests fails when there is nothing to work on.
@@ -151,7 +175,7 @@ func (t *tender) verify(ctx context.Context, args []string) error {
 		}
 		ms = slices.DeleteFunc(ms, func(m commit.Manifest) bool { return m.Step != step })
 		if len(ms) == 0 {
-			return fmt.Errorf("step %d is not committed in %s", step, args[0])
+			return notCommitted(step, args[0])
 		}
 	}
 	bad := 0
@@ -177,7 +201,18 @@ func (t *tender) remove(ctx context.Context, args []string) error {
 	if _, err := t.manifests(args[0]); err != nil {
 		return err
 	}
-	return t.store.Remove(ctx, args[0], step)
+	err = t.store.Remove(ctx, args[0], step)
+	switch {
+	case errors.Is(err, commit.ErrKept):
+		return fmt.Errorf("step %d stays: it is what a tracker names, or it is being saved again (%w)", step, err)
+	case errors.Is(err, commit.ErrNone):
+		return notCommitted(step, args[0])
+	}
+	return err
+}
+
+func notCommitted(step int64, dir string) error {
+	return fmt.Errorf("step %d is not committed in %s", step, dir)
 }
 
 func parseStep(text string) (int64, error) {

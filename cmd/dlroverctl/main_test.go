@@ -52,8 +52,8 @@ func TestCheckpoints(t *testing.T) {
 		code int
 		out  string
 	}{
-		{"ls", []string{"ls", dir}, 0, `(?m)^20 .* 7 B .*ddp +yes$`},
-		{"ls of the older step", []string{"ls", dir}, 0, `(?m)^10 .* 7 B .*ddp *$`},
+		{"ls", []string{"ls", dir}, 0, `(?m)^20 .* 7 B .*ddp +complete, tracked$`},
+		{"ls of the older step", []string{"ls", dir}, 0, `(?m)^10 .* 7 B .*ddp +complete$`},
 		{"verify one", []string{"verify", dir, "10"}, 0, `^step 10: 1 files, 7 B, good\n$`},
 		{"verify all", []string{"verify", dir}, 0, `step 20: 1 files, 7 B, good`},
 		{"verify damage", []string{"verify", damaged}, 1, `step 10: damaged: .*rank_0.pt`},

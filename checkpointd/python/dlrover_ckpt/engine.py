@@ -28,6 +28,10 @@ _OFFER_PATIENCE = 120.0  # seconds that the daemon may take for writes that are 
 _VERIFY_PATIENCE = 3600.0
 
 
+_ALONE = ("there is no checkpoint daemon (dlrover-run starts one): DISK saves are written while training waits, and "
+          "MEMORY saves last only as long as torchrun, or whoever started this process, lives")
+
+
 class StorageType(Enum):
     """Where a save goes: MEMORY survives the training process, DISK survives the node as well."""
 
@@ -135,6 +139,7 @@ class Engine:
         self._saved: Dict[int, str] = {}  # step -> id of the newest DISK save of it
         self._tracked: Optional[int] = None
         self._life = ""  # rank 0's word for this incarnation of the workers, when there was one
+        self._note = ""  # what the daemon said last about the storage
         self._excuse = ""  # what the daemon said last when it was asked to wait
         self._runtime = ""
         self._launched = False
@@ -236,7 +241,7 @@ class Engine:
         try:
             self._runtime, self._launched = segment.runtime_dir(dict(os.environ))
             if self.holder:
-                self._pool = pool(self._runtime, p.local_rank, min(p.local_world_size, self.shards))
+                self._pool = pool(self._runtime, p.local_rank, min(p.local_world_size, self.shards), self._launched)
         except OSError as e:
             _once.warn("shared memory cannot be used, checkpoints go to disk only: %s", e)
             return
@@ -377,21 +382,21 @@ class Engine:
     def _announce(self, b: Buffer, seq: int, step: int, disk: bool) -> None:
         """Tells the daemon. It finds the save without that, only later."""
         if self._daemon is None:
-            _once.warn("checkpoints in memory are kept by this machine alone: run under dlrover-run to have them "
-                       "written to disk in the background")
+            _once.warn(_ALONE)
             return
         reply = self._daemon.notify({"op": "saved", "seg": os.path.basename(b.path), "seq": seq, "step": step,
                                      "disk": disk})
-        if reply.get("note"):
-            log.warning("checkpoint daemon: %s", reply["note"])
+        note = reply.get("note", self._note)
+        if note and note != self._note:
+            log.warning("checkpoint daemon: %s", note)
+        self._note = note
 
     def _to_disk(self, meta: Dict[str, Any], images: Sequence[Image]) -> None:
         """Writes a save here and now."""
         if not self.primary and not self._together(True):
             return
         if self._daemon is None:
-            _once.warn("checkpoints are written to disk while training waits, because there is no checkpoint daemon: "
-                       "run under dlrover-run")
+            _once.warn(_ALONE)
         else:
             log.warning("step %d is written to disk while training waits: it could not be left to the checkpoint "
                         "daemon", meta["step"])
@@ -600,7 +605,9 @@ class Engine:
         said = "; ".join(dict.fromkeys(notes))
         if found is not None:
             self.latest_step = found.step
-            level = logging.WARNING if notes else logging.INFO
+            if self._daemon is not None:
+                self._daemon.notify({"op": "loaded", "step": found.step, "source": found.source, "dir": self.dir})
+            level = logging.WARNING if notes and not self._place.local_rank else logging.INFO  # one of a node is enough
             log.log(level, "checkpoint of step %d is loaded from %s%s", found.step, found.source,
                     " (%s)" % said if said else "")
         elif said:

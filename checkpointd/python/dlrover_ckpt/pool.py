@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import os
+import sys
 import threading
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -233,6 +235,19 @@ class Pool:
         for b in self.buffers:
             b.close()
 
+    def remove(self) -> None:
+        """Removes the segments, and the directory if it was the last that used it. Follows close()."""
+        for b in self.buffers:
+            try:
+                os.unlink(b.path)
+            except OSError:
+                pass  # there was none
+        for d in (self._seg, os.path.dirname(self._seg)):
+            try:
+                os.rmdir(d)
+            except OSError:
+                return  # others use it
+
     def _prepare(self, need: int) -> None:
         try:
             for b in list(self.buffers):
@@ -270,14 +285,23 @@ def _rounded(need: int) -> int:
 
 
 _pools: Dict[Tuple[int, str, int], Pool] = {}  # of this process: see Pool
+def _tidy(pid: int, p: Pool) -> None:
+    """Nobody else removes the memory of a job without a launcher. After an exception a new process may need it."""
+    if os.getpid() == pid and getattr(sys, "last_value", None) is None:
+        p.close()
+        p.remove()
+
+
 _pools_guard = threading.Lock()
 
 
-def pool(runtime: str, local_rank: int, holders: int) -> Pool:
-    """The process's pool of this local rank."""
+def pool(runtime: str, local_rank: int, holders: int, keep: bool = True) -> Pool:
+    """The process's pool of this local rank. Without keep its segments are removed when the process ends well."""
     key = (os.getpid(), runtime, local_rank)
     with _pools_guard:
         got = _pools.get(key)
         if got is None:
             got = _pools[key] = Pool(runtime, local_rank, holders, segment.free_bytes)
+            if not keep:
+                atexit.register(_tidy, os.getpid(), got)
         return got

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/urfave/cli/v2"
@@ -143,12 +145,13 @@ func serve(c *cli.Context, stdout io.Writer) error {
 		return &runError{err}
 	}
 	defer alone.Close()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	if c.Bool("inherit") {
+	if cfg.Spawned = c.Bool("inherit"); cfg.Spawned {
 		cfg.Orphaned = func(left int) { abandon(cfg.Dir, left); cancel() }
+	} else {
+		cfg.Orphaned = func(left int) { cfg.Logger.Info("waiting for the next launcher", "saves_in_memory_only", left) }
+		cfg.Logger.Info("serving", "dir", cfg.Dir.Path())
 	}
 	d, err := checkpointd.New(cfg)
 	if err != nil {
@@ -158,10 +161,42 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if err := world(c, d); err != nil {
 		return err
 	}
+	go lastWords(ctx, cancel, d, cfg.Logger)
 	if err := d.Serve(ctx, ln); err != nil {
 		return &runError{err}
 	}
 	return nil
+}
+
+// maxLastWords bounds how long a daemon that is told to end saves what is in memory.
+const maxLastWords = 10 * time.Minute
+
+// lastWords waits for a signal, saves what is in memory, and ends the daemon; a second
+// signal ends it at once.
+func lastWords(ctx context.Context, end func(), d *checkpointd.Daemon, log *slog.Logger) {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+	defer end()
+	select {
+	case sig := <-signals:
+		log.Info("saving what is in memory before the end", "signal", sig.String())
+	case <-ctx.Done():
+		return
+	}
+	d.Breakpoint("the daemon is told to end", true)
+	saving, stop := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-signals:
+			stop()
+		case <-saving.Done():
+		}
+	}()
+	if left := d.Drain(saving, maxLastWords); left > 0 {
+		log.Warn("not everything in memory is on disk", "left", left)
+	}
+	stop()
 }
 
 // exclude waits until no other daemon works on the directory: one whose launcher was
@@ -192,7 +227,7 @@ func abandon(dir *shm.Dir, left int) {
 }
 
 func config(c *cli.Context) (checkpointd.Config, error) {
-	cfg := checkpointd.Config{Replicas: c.Int("replicas"), Addr: c.String("addr"), Switch: c.String("switch"), Logger: console.Logger(os.Stderr, Name)}
+	cfg := checkpointd.Config{Replicas: c.Int("replicas"), Addr: c.String("addr"), Switch: c.String("switch"), Logger: console.Logger(os.Stderr, Name).With("run_id", runName(c))}
 	if c.String("runtime") == "" && c.String("job") == "" {
 		return cfg, errors.New("--job is required: the name that the launcher's --ckpt-sidecar says")
 	}
@@ -219,6 +254,14 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 		cfg.Remote = board.Client("http://"+master, c.String("run"), cfg.Token, &http.Client{})
 	}
 	return cfg, nil
+}
+
+// runName is what the log calls the run.
+func runName(c *cli.Context) string {
+	if c.String("run") != "" {
+		return c.String("run")
+	}
+	return c.String("job")
 }
 
 // openDir makes the directory of a sidecar, which owns it until it ends; that of a
@@ -262,9 +305,9 @@ func world(c *cli.Context, d *checkpointd.Daemon) error {
 
 // Args is the command line by which a launcher starts the daemon.
 func Args(dir, master, run string, replicas int, addr, writeRate string, w checkpointd.World) []string {
-	args := []string{Name, "--inherit", "--runtime", dir, "--replicas", strconv.Itoa(replicas), "--addr", addr, "--world", w.String()}
+	args := []string{Name, "--inherit", "--runtime", dir, "--replicas", strconv.Itoa(replicas), "--addr", addr, "--world", w.String(), "--run", run}
 	if master != "" {
-		args = append(args, "--master", master, "--run", run)
+		args = append(args, "--master", master)
 	}
 	if writeRate != "" {
 		args = append(args, "--write-rate", writeRate)

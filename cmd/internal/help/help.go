@@ -17,6 +17,9 @@ func Print(w io.Writer, app *cli.App, arguments string) {
 	fmt.Fprintf(w, "%s - %s\n\nusage: %s %s\n\n%s\n", app.Name, app.Usage, app.Name, arguments, app.Description)
 	section := "none yet"
 	for _, f := range app.Flags {
+		if v, ok := f.(cli.VisibleFlag); ok && !v.IsVisible() {
+			continue
+		}
 		if s := f.(cli.CategorizableFlag).GetCategory(); s != section {
 			section = s
 			fmt.Fprintf(w, "\n%s:\n", section)
