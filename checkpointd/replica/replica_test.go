@@ -130,6 +130,7 @@ func TestPushThatBreaks(t *testing.T) {
 		name  string
 		write func(c net.Conn, conn int, off int64, b []byte) ([]byte, error)
 		want  error // nil: any, for either end may see it first
+		conns int   // 0: the default
 	}{
 		{"damaged chunk", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == chunkSize {
@@ -137,53 +138,53 @@ func TestPushThatBreaks(t *testing.T) {
 				b[len(b)/2] ^= 1
 			}
 			return b, nil
-		}, ErrDamaged},
+		}, ErrDamaged, 0},
 		{"chunk in the wrong place", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == 16 && b[0] == 1 {
 				b = bytes.Clone(b)
 				b[0] = 2
 			}
 			return b, nil
-		}, ErrDamaged},
+		}, ErrDamaged, 0},
 		{"chunk that does not exist", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == 16 && b[0] == 1 {
 				b = bytes.Clone(b)
 				b[5] = 1
 			}
 			return b, nil
-		}, ErrDamaged},
+		}, ErrDamaged, 0},
 		{"damaged header", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == headerSize {
 				b = bytes.Clone(b)
 				b[32] ^= 1
 			}
 			return b, nil
-		}, ErrDamaged},
+		}, ErrDamaged, 0},
 		{"primary dies", func(_ net.Conn, conn int, off int64, b []byte) ([]byte, error) {
 			if conn == 0 && off > late {
 				return nil, dead
 			}
 			return b, nil
-		}, nil},
+		}, nil, 1}, // else the other connection may carry nearly all
 		{"truncated in a chunk", func(c net.Conn, conn int, off int64, b []byte) ([]byte, error) {
 			if len(b) == chunkSize && off > late {
 				c.Write(b[:1000])
 				return nil, dead
 			}
 			return b, nil
-		}, nil},
+		}, nil, 0},
 		{"ends early", func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
 			if len(b) == 16 {
 				end := newChunkHead(endOfChunks, nil)
 				b = end[:]
 			}
 			return b, nil
-		}, nil},
+		}, nil, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			owner, partner := newMemory(t), serve(t, token)
 			p := owner.saved(t, 0, 20, 40<<20, false)
-			err := (&Client{Token: token, Dial: (&tap{write: tc.write}).dial}).Push(t.Context(), partner.addr, p)
+			err := (&Client{Token: token, Conns: tc.conns, Dial: (&tap{write: tc.write}).dial}).Push(t.Context(), partner.addr, p)
 			require.Error(t, err)
 			if tc.want != nil {
 				require.ErrorIs(t, err, tc.want)

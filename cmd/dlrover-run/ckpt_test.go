@@ -274,7 +274,7 @@ func TestCheckpointOptions(t *testing.T) {
 	require.Equal(t, 0, l.wait())
 	var p struct{ Checkpoints map[string]any }
 	require.NoError(t, json.Unmarshal([]byte(l.out.String()), &p))
-	require.Equal(t, map[string]any{"shm_dir": "/dev/shm", "save_at_breakpoint": true, "replicas": 0.0, "write_rate": "500M"}, p.Checkpoints)
+	require.Equal(t, map[string]any{"shm_dir": b.dir, "save_at_breakpoint": true, "replicas": 0.0, "write_rate": "500M"}, p.Checkpoints)
 }
 
 // A sidecar container keeps the daemon; the launcher only speaks to it.

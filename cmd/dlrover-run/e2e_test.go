@@ -97,7 +97,7 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, dir: t.TempDir()}
 	b.tag = "E2E_TAG=" + filepath.Base(filepath.Dir(b.dir)) + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
-	b.env = append(os.Environ(), "DIR="+b.dir, "TMPDIR="+b.dir, "PYTHON_EXEC=/bin/sh", "OMP_NUM_THREADS=1", b.tag)
+	b.env = append(os.Environ(), "DIR="+b.dir, "TMPDIR="+b.dir, "PYTHON_EXEC=/bin/sh", "OMP_NUM_THREADS=1", "PET_CKPT_SHM_DIR="+b.dir, b.tag)
 	t.Cleanup(func() { b.noneLeft() })
 	return b
 }

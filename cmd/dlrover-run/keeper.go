@@ -161,7 +161,8 @@ func pollable(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), err
 }
 
-// removeStale removes the memory of jobs that died some time ago.
+// removeStale removes the memory of jobs that died some time ago, and at once what holds
+// no checkpoint.
 func removeStale(base string, own *shm.Dir, log *slog.Logger) {
 	dead, err := shm.Dead(base)
 	if err != nil {
@@ -169,11 +170,15 @@ func removeStale(base string, own *shm.Dir, log *slog.Logger) {
 	}
 	for _, d := range dead {
 		age := d.Age()
-		if d.Path() == own.Path() || age < staleAfter {
+		names, _ := d.Names()
+		if d.Path() == own.Path() || len(names) > 0 && age < staleAfter {
 			continue
 		}
 		if err := d.RemoveAll(); err != nil {
 			log.Debug("remove the checkpoint memory of a job that is dead", "dir", d.Path(), "err", err)
+			continue
+		}
+		if len(names) == 0 {
 			continue
 		}
 		log.Info("removed the checkpoint memory of a job that is dead", "dir", d.Path(), "age", age.Round(time.Second).String())

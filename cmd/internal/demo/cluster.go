@@ -61,7 +61,7 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 	}
 	defer stderr.Close()
 	cmd := exec.Command(filepath.Join(c.bin, program), args...)
-	cmd.Env = append(append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path("")), env...)
+	cmd.Env = append(append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path(""), "PET_CKPT_SHM_DIR="+filepath.Clean(c.path(""))), env...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
