@@ -240,6 +240,35 @@ func TestTorchCheckpointNodeReplaced(t *testing.T) {
 	l3.wait()
 }
 
+// Two nodes with the full state and default arguments: rank 0 alone writes, every step
+// asked for gets to the disk, and a node that dies costs nothing.
+func TestTorchCheckpointTwoNodes(t *testing.T) {
+	b := newTraining(t, 40)
+	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
+	args := b.args(b.c10d("2:2", "--max-restarts=10"), 5)
+	l1 := b.run(args...)
+	eventually(t, "serving", func() bool { return strings.Contains(l1.err.String(), "serving the rendezvous") })
+	l2 := b.run(args...)
+	eventually(t, "a committed step", func() bool { return b.latest() >= 10 })
+	l2.signal(syscall.SIGKILL)
+	l2.wait()
+	l3 := b.run(args...)
+	require.Equal(t, 0, l1.wait(), l1.err.String())
+	require.Equal(t, 0, l3.wait(), l3.err.String())
+	require.Equal(t, 40, b.latest())
+	for _, step := range b.starts()[4:] {
+		require.GreaterOrEqual(t, step, 10, "the new node has the state from the disk or from the other node")
+	}
+	files, err := filepath.Glob(filepath.Join(b.ckpts, "*/rank_*.pt"))
+	require.NoError(t, err)
+	for _, f := range files {
+		require.Equal(t, "rank_0.pt", filepath.Base(f))
+	}
+	out, err := exec.Command(filepath.Join(binDir, "dlroverctl"), "checkpoints", "verify", b.ckpts).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	b.requireMemoryIsGone()
+}
+
 func TestCheckpointMetrics(t *testing.T) {
 	b := newTraining(t, 100000)
 	addr := "127.0.0.1:" + freePort(t)
