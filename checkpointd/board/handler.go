@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -130,6 +131,9 @@ func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
 	r, b, err := open(h, run, body, func(b peersBody) Event { return b })
 	if err != nil {
 		return nil, err
+	}
+	if host, _, err := net.SplitHostPort(b.Self.Addr); err == nil && b.Self.Switch == "" {
+		b.Self.Switch = h.Switches[host]
 	}
 	return r.peers(ctx, b)
 }

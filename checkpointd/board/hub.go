@@ -15,6 +15,10 @@ const MaxRuns = 4096
 type Hub struct {
 	term string // names this Hub, so that clients notice another one
 
+	// Switches tells, by the address of a node without port, the switch that it hangs
+	// on, for peers that do not know it themselves. It is not changed once the hub serves.
+	Switches map[string]string
+
 	mu     sync.Mutex // before room.mu, never after
 	rooms  map[string]*room
 	pruned time.Time // when empty rooms were last looked for

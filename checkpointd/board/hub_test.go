@@ -268,6 +268,20 @@ func TestPeers(t *testing.T) {
 	})
 }
 
+// The master knows the topology; the nodes need not.
+func TestPeersLearnTheirSwitch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		w.hub.Load().Switches = map[string]string{"10.0.0.1": "asw1", "10.0.0.2": "asw2"}
+		ps, err := w.client().Peers(t.Context(), "e", Peer{Addr: "10.0.0.1:1"}, 1, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, []Peer{{Addr: "10.0.0.1:1", Switch: "asw1"}}, ps)
+		ps, err = w.client().Peers(t.Context(), "f", Peer{Addr: "10.0.0.2:1", Switch: "own word"}, 1, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, "own word", ps[0].Switch)
+	})
+}
+
 func TestSummary(t *testing.T) {
 	w := newWire(t)
 	x := newWorld(t, [2]Board{w.client(), w.client()})

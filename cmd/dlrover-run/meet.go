@@ -101,6 +101,7 @@ func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, obse
 		return nil
 	}
 	m.boards = board.NewHub()
+	m.boards.Switches = topo
 	m.server = api.NewServer(api.Handler(m.hub, api.ServerConfig{Token: s.token, Checkpoints: m.boards.Handler()}))
 	m.background(func() error { return m.server.Serve(tcpstore.Split(l, m.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")

@@ -7,6 +7,7 @@ gathers one full state dict. Both can be loaded without this package.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -57,8 +58,9 @@ class _FsdpCheckpointer(Checkpointer):
         """Waits, at most timeout seconds, until the newest DISK save is on disk. Raises with the reason if not."""
         self._engine.wait(timeout=timeout)
 
+    @abstractmethod
     def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> None:
-        raise NotImplementedError
+        """Saves what was collected; an empty path is the default one."""
 
     def _relative(self, path: str) -> str:
         """Files below the checkpoint directory are named by their place in it, so that it can be moved."""
