@@ -57,8 +57,8 @@ func (d *Daemon) dropHalves() {
 
 // Breakpoint saves, in the background, the newest step that all shards are held of in
 // memory, unless the disk has it or a newer one. Launchers of all nodes call it when the
-// workers of an epoch have ended without success; early is for one that has been told to
-// end while its workers still run.
+// workers of an epoch have ended; early is for one that has been told to end while its
+// workers still run.
 func (d *Daemon) Breakpoint(reason string, early bool) {
 	d.breakpointOf(World{}, reason, early)
 }

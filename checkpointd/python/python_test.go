@@ -33,7 +33,7 @@ func TestPython(t *testing.T) {
 func TestPythonTorch2(t *testing.T) {
 	interpreter := os.Getenv("DLROVER_TORCH2_PYTHON")
 	if interpreter == "" {
-		t.Skip("DLROVER_TORCH2_PYTHON is not set")
+		t.Skip("FSDP, SAFETENSORS AND HUGGING FACE ARE NOT TESTED: DLROVER_TORCH2_PYTHON names no Python with torch 2 (make e2e-torch2 does)")
 	}
 	out, err := python(t, interpreter, "-c", "import torch; assert int(torch.__version__.split('.')[0]) >= 2")
 	require.NoError(t, err, out)

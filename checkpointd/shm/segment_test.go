@@ -251,7 +251,7 @@ type worker struct {
 func startWorker(t *testing.T, path string) *worker {
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("no python3")
+		t.Skip("no python3, so segments that a worker in Python writes are NOT tested")
 	}
 	cmd := exec.Command(python, "testdata/writer.py", path)
 	cmd.Stderr = os.Stderr

@@ -45,7 +45,7 @@ type keeper struct {
 	wg        sync.WaitGroup
 	orders    chan func()
 	lost      chan struct{} // the connection to the daemon was given up
-	signaled  bool          // the job was told to end; belongs to the launcher\'s loop
+	signaled  bool          // the job was told to end; belongs to the launcher's loop
 
 	mu         sync.Mutex
 	world      checkpointd.World

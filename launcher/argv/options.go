@@ -129,7 +129,7 @@ func restartOptions() []Option {
 func checkpointOptions() []Option {
 	return []Option{
 		{Name: "save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
-			Usage: "write the newest checkpoint in memory to storage when workers fail or the membership changes; this is so unless --no-save-at-breakpoint"},
+			Usage: "write the newest checkpoint in memory to storage when workers fail or end or the membership changes; this is so unless --no-save-at-breakpoint"},
 		{Name: "no-save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
 			Usage: "leave it in memory, except when a signal ends the job"},
 		{Name: "ckpt-replicas", Type: Int, Default: "0", Meta: "N", Category: ckptSection, Extra: true,

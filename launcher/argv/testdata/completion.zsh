@@ -32,7 +32,7 @@ _arguments -s -S -A '-*' \
   '*--restart-policy=[when workers are started again\: OnFailure, Never, Always, or ExitCode for the codes of --retryable-exit-codes (default OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
   '*--retryable-exit-codes=[exit codes 1-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart (default 130,137,143)]:CODE,...: ' \
   '*--exit-code-policy=[exit code when the job fails\: torchrun, which is always 1, or reason, which tells what went wrong (default torchrun)]:POLICY:(torchrun reason)' \
-  '*--save-at-breakpoint[write the newest checkpoint in memory to storage when workers fail or the membership changes; this is so unless --no-save-at-breakpoint]' \
+  '*--save-at-breakpoint[write the newest checkpoint in memory to storage when workers fail or end or the membership changes; this is so unless --no-save-at-breakpoint]' \
   '*--no-save-at-breakpoint[leave it in memory, except when a signal ends the job]' \
   '*--ckpt-replicas=[nodes that hold each checkpoint shard in memory, this one included; 0 leaves it to the training script'\''s replica_count (default 0)]:N: ' \
   '*--ckpt-shm-dir=[directory in memory for checkpoints (default /dev/shm)]:DIR:_files' \
