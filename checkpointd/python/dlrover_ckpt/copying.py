@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import threading
 from array import array
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
 
+from . import stream
 from .image import Fixup, Plan
-from .segment import HEADER, PAGE, Buffer
+from .segment import HEADER, PAGE, Buffer, Mapping
 
 log = logging.getLogger("dlrover.ckpt")
 
 _SMALL = 256 << 10  # up to this size a copy is not worth a switch of the GIL
-_CHUNK = 32 << 20  # larger ones are cut, to be shared among threads
+_CHUNK = 8 << 20  # bytes that a thread copies at a time, about
+
+Row = Tuple[int, int, int]  # destination, source, bytes
 
 
 # All addresses, so that a view of some costs one slice instead of a new ctypes object.
@@ -53,30 +57,76 @@ def _rows(fixups: Sequence[Fixup], base: int) -> bytes:
 
 
 class Copies:
-    """The copies that fill one buffer from one layout; made once and used again while the layout is the same."""
+    """The copies that fill one buffer from one layout; made once and used again while the layout is the same.
+
+    moves: what several threads may call at the same time, each of them once; together they copy everything
+    """
 
     def __init__(self, plans: Sequence[Plan], bases: Sequence[int], b: Buffer) -> None:
-        m = b.map()
-        view = m.view
         self.keys = [p.key for p in plans]
         self.bases = list(bases)
-        memory = memoryview(_Everything.from_address(0)).cast("B")
-        self.small: List[Tuple[memoryview, memoryview]] = []
-        self.large: List[Tuple[int, int, int]] = []
-        for plan, base in zip(plans, bases):
-            start = HEADER + base
-            for off, n, addr, storage in plan.sources:
-                if storage is not None:
-                    continue
-                at = start + off
-                if n <= _SMALL:
-                    self.small.append((view[at:at + n], memory[addr:addr + n]))
-                else:
-                    self.large.append((m.addr + at, addr, n))
+        m = b.map()
+        rows = ((m.addr + HEADER + base + off, addr, n) for plan, base in zip(plans, bases)
+                for off, n, addr, storage in plan.sources if storage is None)
+        self.moves = _moves(_cut(rows), m)
 
     def serves(self, plans: Sequence[Plan], bases: Sequence[int]) -> bool:
         return (self.bases == list(bases) and len(self.keys) == len(plans)
                 and all(k is not None and k is p.key for k, p in zip(self.keys, plans)))
+
+
+def _cut(rows: Iterable[Row]) -> Iterator[Row]:
+    for dst, src, n in rows:
+        for at in range(0, n, _CHUNK):
+            yield dst + at, src + at, min(_CHUNK, n - at)
+
+
+def _moves(rows: Iterable[Row], m: Mapping) -> List[Callable[[], Any]]:
+    copy = stream.copier()
+    if copy is None:
+        return _plain_moves(rows, m)
+    table, others = array("Q"), []
+    for row in rows:
+        if row[0] % stream.ALIGN:
+            others.append(row)
+        else:
+            table.extend(row)
+    return _streamed(copy, table) + _plain_moves(others, m)
+
+
+def _streamed(copy: Callable[[int, int], Any], table: "array[int]") -> List[Callable[[], Any]]:
+    """Calls that copy a few MiB each: threads that share them end at about the same time."""
+    moves: List[Callable[[], Any]] = []
+    start = nbytes = 0
+    for end in range(3, len(table) + 1, 3):
+        nbytes += table[end - 1]
+        if nbytes >= _CHUNK or end == len(table):
+            part = table[start:end]
+            moves.append(functools.partial(_copy_rows, copy, part))
+            start, nbytes = end, 0
+    return moves
+
+
+def _copy_rows(copy: Callable[[int, int], Any], rows: "array[int]") -> None:
+    copy(rows.buffer_info()[0], len(rows) // 3)
+
+
+def _plain_moves(rows: Iterable[Row], m: Mapping) -> List[Callable[[], Any]]:
+    """memmove without the GIL for large rows. For small ones a switch of the GIL costs more than their copy."""
+    view, memory = m.view, memoryview(_Everything.from_address(0)).cast("B")
+    moves: List[Callable[[], Any]] = []
+    small: List[Tuple[memoryview, memoryview]] = []
+    for dst, src, n in rows:
+        if n > _SMALL:
+            moves.append(functools.partial(ctypes.memmove, dst, src, n))
+        else:
+            small.append((view[dst - m.addr:dst - m.addr + n], memory[src:src + n]))
+    return moves + ([functools.partial(_assign, small)] if small else [])
+
+
+def _assign(pairs: Sequence[Tuple[memoryview, memoryview]]) -> None:
+    for dst, src in pairs:
+        dst[:] = src
 
 
 def fill(b: Buffer, plans: Sequence[Plan], bases: Sequence[int], threads: int) -> None:
@@ -95,9 +145,7 @@ def fill(b: Buffer, plans: Sequence[Plan], bases: Sequence[int], threads: int) -
     on_device = [(HEADER + base + s[0], s[1], s[3]) for p, base in zip(plans, bases) for s in p.on_device()]
     finish = start_device_copies(b, on_device) if on_device else None
     try:
-        _copy_large(copies.large, threads)
-        for dst, src in copies.small:
-            dst[:] = src
+        _run(copies.moves, threads)
         for plan, base in zip(plans, bases):
             _write(view, plan.pieces, HEADER + base)
     finally:
@@ -121,16 +169,15 @@ def default_threads() -> int:
     return 2 if len(os.sched_getaffinity(0)) >= 2 else 1
 
 
-def _copy_large(copies: Sequence[Tuple[int, int, int]], threads: int) -> None:
-    """memmove without the GIL, by several threads that take a piece each."""
-    if not copies:
-        return
-    work = [(dst + o, src + o, min(_CHUNK, n - o)) for dst, src, n in copies for o in range(0, n, _CHUNK)]
-    left = iter(work)  # taking from a list's iterator is atomic
+def _run(moves: Sequence[Callable[[], Any]], threads: int) -> None:
+    """Several threads take a move each, until none is left."""
+    left = iter(moves)  # taking from a list's iterator is atomic
+
     def run() -> None:
-        for dst, src, n in left:
-            ctypes.memmove(dst, src, n)
-    helpers = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(work)) - 1)]
+        for move in left:
+            move()
+
+    helpers = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(moves)) - 1)]
     for t in helpers:
         t.start()
     try:

@@ -94,7 +94,28 @@ class _Once:
 
 
 _once = _Once()
-_saves: Dict[Tuple[int, str, int], int] = {}  # (process, epoch, step) -> how often it was saved: part of the save's id
+_REMEMBERED = 1000  # steps
+
+
+class _Counts:
+    """How often each step was saved: part of the save's id. Of steps that were saved long ago it knows only how often
+    at most, so that one that is saved again gets a new id."""
+
+    def __init__(self) -> None:
+        self._counts: Dict[int, int] = {}
+        self._forgotten = -1  # the highest such step
+        self._most = 0  # how often one of them was saved
+
+    def next(self, step: int) -> int:
+        n = self._counts.pop(step, self._most if step <= self._forgotten else 0) + 1
+        self._counts[step] = n
+        if len(self._counts) > _REMEMBERED:
+            old = next(iter(self._counts))
+            self._forgotten, self._most = max(self._forgotten, old), max(self._most, self._counts.pop(old))
+        return n
+
+
+_saves: Dict[Tuple[int, str], _Counts] = {}  # of each process and epoch
 
 
 class Engine:
@@ -172,6 +193,8 @@ class Engine:
             return stored
         self._disk_step = int(step)
         self._saved[int(step)] = meta["save"]
+        if len(self._saved) > _REMEMBERED:
+            del self._saved[next(iter(self._saved))]
         if not by_daemon:
             self._to_disk(meta, made)
         self._clean_up()
@@ -315,7 +338,7 @@ class Engine:
         import torch
 
         p = self._place
-        count = _saves[(self._pid, p.epoch, step)] = _saves.get((self._pid, p.epoch, step), 0) + 1
+        count = _saves.setdefault((self._pid, p.epoch), _Counts()).next(step)
         save = hashlib.sha256(("%s|%s%s|%d|%d" % (p.run, p.epoch, self._life, step, count)).encode()).hexdigest()[:16]
         named = [(path, text) for path, text in trackers if path != sync.LATEST] + [(sync.LATEST, str(step))]
         return {"run": p.run, "epoch": p.epoch, "save": save, "step": step, "rank": p.rank,
@@ -383,6 +406,7 @@ class Engine:
         """Tells the daemon. It finds the save without that, only later."""
         if self._daemon is None:
             _once.warn(_ALONE)
+            os.utime(self._runtime)  # its age says how long it has been of no use
             return
         reply = self._daemon.notify({"op": "saved", "seg": os.path.basename(b.path), "seq": seq, "step": step,
                                      "disk": disk})

@@ -356,6 +356,14 @@ def _dtype_names() -> Dict[Any, str]:
 
 _DTYPES: Dict[str, Any] = {}
 _own_attributes = attrgetter("__dict__")
+_PART = 256  # tensors
+
+
+def _questions() -> List[Any]:
+    import torch
+
+    return [torch.Tensor.data_ptr, torch.Tensor.is_contiguous, attrgetter("dtype"), attrgetter("requires_grad"),
+            attrgetter("shape")]
 
 
 class _Facts:
@@ -367,8 +375,8 @@ class _Facts:
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._types = list(map(type, tensors))
-        self._columns = ([t.data_ptr() for t in tensors], [t.shape for t in tensors], [t.stride() for t in tensors],
-                         [t.dtype for t in tensors], [t.requires_grad for t in tensors])
+        self._columns = [(ask, list(map(ask, tensors))) for ask in _questions()]
+        self._strides = {i: t.stride() for i, t in enumerate(tensors) if not t.is_contiguous()}
         self._special = [i for i, t in enumerate(tensors) if not _fills(t)]
         self._storages = self._storage_facts(tensors)
 
@@ -380,12 +388,14 @@ class _Facts:
             return False  # a kind of tensor without address or strides
 
     def _same_columns(self, tensors: Sequence[Any]) -> bool:
-        # One loop: each tensor is brought into the CPU's cache once.
-        for t, address, shape, stride, dtype, grad in zip(tensors, *self._columns):
-            if (t.data_ptr() != address or t.shape != shape or t.stride() != stride or t.dtype is not dtype
-                    or t.requires_grad is not grad):
-                return False
-        return True
+        # In parts, because each tensor should be brought into the CPU's cache once. Shape and contiguity stand for the
+        # strides, which take longer to ask for.
+        for at in range(0, len(tensors), _PART):
+            part = tensors[at:at + _PART]
+            for ask, column in self._columns:
+                if list(map(ask, part)) != column[at:at + _PART]:
+                    return False
+        return all(tensors[i].stride() == s for i, s in self._strides.items())
 
     def _storage_facts(self, tensors: Sequence[Any]) -> list:
         out = []

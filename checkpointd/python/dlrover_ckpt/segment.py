@@ -8,6 +8,7 @@ import fcntl
 import json
 import mmap
 import os
+import shutil
 import stat
 import struct
 import threading
@@ -344,7 +345,11 @@ def _unlink(path: str) -> None:
 
 def runtime_dir(environ: Dict[str, str]) -> Tuple[str, bool]:
     """(runtime directory, whether a launcher gave it). Without a launcher it is made here, named after the parent
-    process, so that workers that are started again by the same parent find it; those of dead parents are removed."""
+    process, so that workers that are started again by the same parent find it; those of dead parents are removed.
+
+    Containers may share the place and not the process numbers: whether a parent in another PID namespace lives cannot be
+    seen from here. Its directory goes when no worker has it open and the last one started more than _FOREIGN_AGE ago.
+    """
     given = environ.get("DLROVER_CKPT_RUNTIME")
     if given:
         _private_dir(given)
@@ -352,12 +357,27 @@ def runtime_dir(environ: Dict[str, str]) -> Tuple[str, bool]:
         return given, True
     base = os.path.join(environ.get("DLROVER_CKPT_SHM", "/dev/shm"), "dlrover-%d" % os.getuid())
     _private_dir(base)
-    _remove_dead(base)
+    namespace = _pid_namespace()
+    _remove_dead(base, namespace)
     ppid = os.getppid()
-    own = os.path.join(base, "t%d-%s" % (ppid, _start_time(ppid) or "0"))
+    own = os.path.join(base, "t%d-%s-%s" % (ppid, _start_time(ppid) or "0", namespace))
     for d in (own, os.path.join(own, "seg")):
         _private_dir(d)
+    _occupy(own)
     return own, False
+
+
+_FOREIGN_AGE = 3600.0  # seconds; more than a launcher takes to start workers again
+
+_occupied: Dict[str, int] = {}  # directory -> the descriptor whose shared lock shows that a worker lives
+
+
+def _occupy(path: str) -> None:
+    if path not in _occupied:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        _occupied[path] = fd
+    os.utime(path)
 
 
 def _private_dir(path: str) -> None:
@@ -381,13 +401,36 @@ def _start_time(pid: int) -> Optional[str]:
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
-def _remove_dead(base: str) -> None:
-    import shutil
+def _pid_namespace() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "0"
 
+
+def _remove_dead(base: str, namespace: str) -> None:
     for name in os.listdir(base):
-        pid, _, start = name[1:].partition("-")
-        if name[:1] == "t" and pid.isdigit() and start and _start_time(int(pid)) != start:
-            shutil.rmtree(os.path.join(base, name), ignore_errors=True)
+        parts = name[1:].split("-")
+        if name[:1] != "t" or len(parts) != 3 or not parts[0].isdigit():
+            continue
+        path = os.path.join(base, name)
+        if _abandoned(path) if parts[2] != namespace else _start_time(int(parts[0])) != parts[1]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _abandoned(path: str) -> bool:
+    """Whether no worker has had the directory open for long."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return time.time() - os.fstat(fd).st_mtime > _FOREIGN_AGE
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def free_bytes(shm: str) -> int:

@@ -13,7 +13,7 @@ from core_help import Case
 
 import torch
 
-from dlrover_ckpt import segment, sync
+from dlrover_ckpt import engine, segment, sync
 from dlrover_ckpt.engine import Engine, StorageType
 from dlrover_ckpt.image import raw, torch_load, torch_zip
 from dlrover_ckpt.sync import SaveFailed
@@ -82,6 +82,17 @@ class Memory(One):
         got["w"].fill_(0)
         self.assertEqual(self.loaded(e), ("memory", 8, 8.0))
 
+    def test_a_step_that_is_saved_again_has_another_id(self):
+        counts = engine._Counts()
+        with mock.patch("dlrover_ckpt.engine._REMEMBERED", 10):
+            seen = set()
+            for step in list(range(30)) + [29, 28, 3] + list(range(4, 60)) + [3]:
+                once = step, counts.next(step)
+                self.assertNotIn(once, seen)
+                seen.add(once)
+            self.assertEqual(len(counts._counts), 10)
+            self.assertEqual(counts.next(100), 1)
+
     def test_bad_type(self):
         with self.assertRaises(ValueError):
             self.engine().save(1, [], 2)
@@ -91,7 +102,7 @@ class Memory(One):
     def test_a_failed_copy_leaves_the_last_save(self):
         e = self.engine()
         self.save(e, 1)
-        with mock.patch("dlrover_ckpt.copying._copy_large", side_effect=RuntimeError("boom")):
+        with mock.patch("dlrover_ckpt.copying._run", side_effect=RuntimeError("boom")):
             with self.assertRaises(RuntimeError):
                 self.save(e, 2)
         self.assertEqual(self.loaded(e), ("memory", 1, 1.0))
@@ -312,7 +323,7 @@ class Processes(One):
         def stuck(*_):
             print("copying", flush=True)
             sys.stdin.read()
-        copying._copy_large = stuck
+        copying._run = stuck
         save(3)
         """)
         self.assertEqual(p.stdout.readline().strip(), "copying")
@@ -332,7 +343,7 @@ class Processes(One):
     def test_a_fork_while_saving(self):
         out = self.finish(self.child(self.SAVE + """
         from dlrover_ckpt import copying
-        real = copying._copy_large
+        real = copying._run
         def fork(*args):
             pid = os.fork()
             if pid == 0:
@@ -354,7 +365,7 @@ class Processes(One):
             print(subprocess.check_output([sys.executable, "-c", code, path]).decode().strip())
             return real(*args)
         save(1)
-        copying._copy_large = fork
+        copying._run = fork
         print(save(2))
         """))
         self.assertEqual(out.split(), ["locked", "True"])

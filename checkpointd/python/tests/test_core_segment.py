@@ -1,8 +1,10 @@
 """Segment files: the format, the locks, the space."""
 
 import errno
+import fcntl
 import os
 import random
+import time
 import unittest
 import zlib
 from unittest import mock
@@ -100,11 +102,27 @@ class Directory(Case):
         env = {"DLROVER_CKPT_SHM": self.shm}
         path, launched = segment.runtime_dir(env)
         self.assertFalse(launched)
-        self.assertEqual(os.path.basename(path).split("-")[0], "t%d" % os.getppid())
-        dead = os.path.join(os.path.dirname(path), "t%d-1" % os.getpid())
+        parent, _, namespace = os.path.basename(path).split("-")
+        self.assertEqual(parent, "t%d" % os.getppid())
+        dead = os.path.join(os.path.dirname(path), "t%d-1-%s" % (os.getpid(), namespace))
         os.mkdir(dead)
         self.assertEqual(segment.runtime_dir(env)[0], path)
         self.assertFalse(os.path.exists(dead))
+
+    def test_workers_of_another_pid_namespace(self):
+        env = {"DLROVER_CKPT_SHM": self.shm}
+        base = os.path.dirname(segment.runtime_dir(env)[0])
+        old = time.time() - 7200
+        cases = {"t1-1-7": None, "t2-1-7": old, "t3-1-7": old}  # just started, over, and at work for long
+        for name, when in cases.items():
+            os.mkdir(os.path.join(base, name))
+            if when:
+                os.utime(os.path.join(base, name), (when, when))
+        worker = os.open(os.path.join(base, "t3-1-7"), os.O_RDONLY)
+        self.addCleanup(os.close, worker)
+        fcntl.flock(worker, fcntl.LOCK_SH)
+        segment.runtime_dir(env)
+        self.assertEqual([n for n in sorted(os.listdir(base)) if n in cases], ["t1-1-7", "t3-1-7"])
 
     def test_what_others_could_write_is_refused(self):
         base = os.path.join(self.shm, "dlrover-%d" % os.getuid())
