@@ -29,7 +29,7 @@ func (p phase) over() bool { return p == committed || p == superseded || p == fa
 
 // save is one shard of a save on its way to the disk.
 type save struct {
-	seg   *segment
+	seg   *segment // nil: it holds a newer save by now
 	seq   uint64
 	saved time.Time
 	meta  shm.Meta
@@ -38,6 +38,9 @@ type save struct {
 	quit  context.CancelCauseFunc // ends ctx
 	waits context.Context         // ends when it is of no use to wait for the other shards
 	give  context.CancelCauseFunc // ends waits
+
+	entry   *commit.Entry // what is durable; nil: nothing yet
+	resumed bool          // entry is an earlier daemon's work
 
 	// Guarded by Daemon.mu.
 	phase       phase
@@ -53,14 +56,23 @@ var (
 
 // start puts a shard on its way to the disk, unless it is there or on the way.
 func (d *Daemon) start(s *segment, h shm.Header, m shm.Meta) *save {
-	j := &save{seg: s, seq: h.Seq, saved: h.Saved, meta: m, begun: time.Now(), phase: waiting}
+	return d.launch(newSave(s, h.Seq, h.Saved, m))
+}
+
+func newSave(s *segment, seq uint64, saved time.Time, m shm.Meta) *save {
+	j := &save{seg: s, seq: seq, saved: saved, meta: m, begun: time.Now(), phase: waiting}
 	for _, f := range m.Files {
 		j.bytes += f.Len
 	}
+	return j
+}
+
+// launch runs j, unless the same shard is on its way or was committed.
+func (d *Daemon) launch(j *save) *save {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, o := range d.saves {
-		if o.meta.Save == m.Save && o.meta.Shard == m.Shard && (o.phase == committed || !o.phase.over()) {
+		if o.meta.Save == j.meta.Save && o.meta.Shard == j.meta.Shard && (o.phase == committed || !o.phase.over()) {
 			return o
 		}
 	}
@@ -107,13 +119,10 @@ func (d *Daemon) run(j *save) {
 		d.finish(j, committed, nil)
 		return
 	}
-	entry, err := d.prepare(ctx, j)
-	if err == nil {
-		j.seg.seg.Settle(j.seq)
-		d.move(j, prepared)
-		gone := d.look(j)
-		err = d.commit(ctx, j, entry)
-		gone()
+	err := d.flush(ctx, j)
+	if j.lost(err) {
+		j.entry, j.resumed = nil, false
+		err = d.flush(ctx, j)
 	}
 	switch {
 	case d.ctx.Err() != nil && err != nil: // the next daemon goes on
@@ -129,6 +138,31 @@ func (d *Daemon) run(j *save) {
 		d.giveUp(j, err)
 		d.finish(j, failed, err)
 	}
+}
+
+// lost reports whether somebody has removed what an earlier daemon had written, and
+// memory still has it.
+func (j *save) lost(err error) bool {
+	return j.resumed && j.seg != nil && errors.Is(err, fs.ErrNotExist)
+}
+
+// flush makes the shard durable, lets its segment go, and commits it.
+func (d *Daemon) flush(ctx context.Context, j *save) error {
+	if j.entry == nil {
+		entry, err := d.prepare(ctx, j)
+		if err != nil {
+			return err
+		}
+		if err := d.keepNote(j, entry); err != nil {
+			d.log.Debug("a segment stays in use until its save is committed", "err", err)
+		} else {
+			j.seg.seg.Settle(j.seq)
+		}
+		j.entry = &entry
+	}
+	d.move(j, prepared)
+	defer d.look(j)()
+	return d.commit(ctx, j, *j.entry)
 }
 
 var (
@@ -252,7 +286,7 @@ func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
 			d.setNote("")
 			return nil
 		}
-		if errors.Is(err, errSuperseded) || hopeless(err) || ctx.Err() != nil {
+		if errors.Is(err, errSuperseded) || j.lost(err) || hopeless(err) || ctx.Err() != nil {
 			return err
 		}
 		d.trouble(ctx, j, err)
@@ -544,13 +578,18 @@ func (d *Daemon) move(j *save, to phase) {
 func (d *Daemon) finish(j *save, to phase, err error) {
 	switch to {
 	case committed:
-		j.seg.seg.SetDurable(j.seq)
+		if j.seg != nil {
+			j.seg.seg.SetDurable(j.seq)
+		}
 	case superseded:
 		d.log.Warn("a checkpoint was not written: a newer one came first", "step", j.meta.Step, "shard", j.meta.Shard)
 	case failed:
 		d.log.Error("a checkpoint was not committed", "step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir, "err", err)
 	}
-	j.seg.seg.Settle(j.seq)
+	if j.seg != nil {
+		j.seg.seg.Settle(j.seq)
+	}
+	d.dropNote(j)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	j.phase, j.err = to, err

@@ -28,6 +28,7 @@ type Offer struct {
 // adopt takes over what an earlier daemon left: saves that the disk still waits for,
 // and commits that were under way.
 func (d *Daemon) adopt() {
+	d.resume() // first: what it goes on with is not an interrupted commit
 	dirs := map[string]bool{}
 	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir] = true })
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {

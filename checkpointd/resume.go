@@ -1,0 +1,115 @@
+package checkpointd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/shm"
+)
+
+// A note stands for a shard that is durable and not committed. When its segment is
+// settled the worker may save over it, so a daemon that is killed then would have left
+// nothing by which the next one could go on: that one finds the note, in the runtime
+// directory.
+type note struct {
+	Segment string          `json:"segment"` // that held it, and may still
+	Seq     uint64          `json:"seq"`
+	Saved   time.Time       `json:"saved"`
+	Meta    json.RawMessage `json:"meta"`
+	Entry   commit.Entry    `json:"entry"`
+}
+
+// notesDir is below the runtime directory.
+const notesDir = "prepared"
+
+func (d *Daemon) notes() string { return filepath.Join(d.cfg.Dir.Path(), notesDir) }
+
+func (d *Daemon) noteOf(j *save) string {
+	return filepath.Join(d.notes(), j.meta.Save+"."+strconv.Itoa(j.meta.Shard))
+}
+
+// keepNote writes a note. It need not outlive the machine: then there is no segment either.
+func (d *Daemon) keepNote(j *save, e commit.Entry) error {
+	meta, err := json.Marshal(j.meta)
+	if err != nil {
+		return fmt.Errorf("note save %s: %w", j.meta.Save, err)
+	}
+	b, err := json.Marshal(note{Segment: j.seg.seg.Name(), Seq: j.seq, Saved: j.saved, Meta: meta, Entry: e})
+	if err != nil {
+		return fmt.Errorf("note save %s: %w", j.meta.Save, err)
+	}
+	if err := os.Mkdir(d.notes(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("note save %s: %w", j.meta.Save, err)
+	}
+	tmp := d.noteOf(j) + ".new"
+	err = os.WriteFile(tmp, b, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, d.noteOf(j))
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		return fmt.Errorf("note save %s: %w", j.meta.Save, err)
+	}
+	return nil
+}
+
+func (d *Daemon) dropNote(j *save) { _ = os.Remove(d.noteOf(j)) }
+
+// resume goes on with the shards that an earlier daemon had made durable.
+func (d *Daemon) resume() {
+	entries, err := os.ReadDir(d.notes())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.log.Warn("cannot look for saves to be committed", "err", err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(d.notes(), e.Name())
+		j, err := d.readNote(path)
+		if err != nil {
+			d.log.Warn("a save cannot be gone on with", "note", path, "err", err)
+			_ = os.Remove(path)
+			continue
+		}
+		d.launch(j)
+	}
+}
+
+func (d *Daemon) readNote(path string) (*save, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	n, m, err := parseNote(b)
+	if err != nil {
+		return nil, err
+	}
+	j := newSave(nil, n.Seq, n.Saved, m)
+	j.entry, j.resumed = &n.Entry, true
+	if s, err := d.open(n.Segment); err == nil {
+		if h, err := s.seg.Header(); err == nil && h.Seq == n.Seq && h.State == shm.Complete {
+			j.seg = s
+		}
+	}
+	return j, nil
+}
+
+func parseNote(b []byte) (note, shm.Meta, error) {
+	var n note
+	if err := json.Unmarshal(b, &n); err != nil {
+		return n, shm.Meta{}, fmt.Errorf("note of a prepared shard: %w", err)
+	}
+	m, err := shm.ParseMeta(n.Meta)
+	if err != nil {
+		return n, m, fmt.Errorf("note of a prepared shard: %w", err)
+	}
+	if n.Entry.Shard != m.Shard {
+		return n, m, fmt.Errorf("note of a prepared shard: of shard %d in a save of shard %d", n.Entry.Shard, m.Shard)
+	}
+	return n, m, nil
+}
