@@ -63,9 +63,9 @@ func newSegment(d *Dir, name string, fd int) (*Segment, error) {
 	case st.Size < headerSize || st.Size > math.MaxInt-pageSize:
 		return nil, fmt.Errorf("%w: file of %d bytes", ErrDamaged, st.Size)
 	}
-	mem, err := unix.Mmap(fd, 0, int(roundUp(st.Size)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mem, err := mapFile(fd, roundUp(st.Size))
 	if err != nil {
-		return nil, fmt.Errorf("map it: %w", err)
+		return nil, err
 	}
 	return &Segment{dir: d, name: name, size: st.Size, ino: st.Ino, fd: fd, mem: mem}, nil
 }
@@ -189,5 +189,5 @@ func (s *Segment) unmapLocked() error {
 	}
 	mem := s.mem
 	s.mem = nil
-	return errors.Join(unix.Munmap(mem), unix.Close(s.fd))
+	return errors.Join(unmap(mem), unix.Close(s.fd))
 }

@@ -27,6 +27,10 @@ _FIELDS = struct.Struct("<8sIIQQqqQQQIIQQQQQQ")  # up to and with `durable`
 _CHUNK = 64 << 20  # bytes that are allocated at a time
 _STEP = 16 << 20  # bytes that are faulted in at a time: a save waits for one step
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
+_MAP_FIXED = 0x10
+_HUGE = 2 << 20
+_HUGE_PATIENCE = 0.3  # seconds for a _CHUNK in huge pages: more, and the kernel is clearing memory for them
 
 
 class Damaged(Exception):
@@ -109,10 +113,7 @@ class Mapping:
     """Bytes of a file in memory. `view` keeps them mapped, for as long as anything made from it lives."""
 
     def __init__(self, fd: int, length: int, private: bool = False) -> None:
-        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-        addr = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-        if addr in (None, ctypes.c_void_p(-1).value):
-            raise OSError(ctypes.get_errno(), "map a segment of %d bytes" % length)
+        addr = _map(fd, length, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
         self.addr: int = addr
         self.length = length
         holder = (ctypes.c_ubyte * length).from_address(addr)
@@ -134,6 +135,34 @@ class Mapping:
         """Faults pages in for writing, without changing them. False: the kernel cannot. Releases the GIL."""
         start -= start % PAGE
         return not _libc.madvise(self.addr + start, end - start, _POPULATE_WRITE)
+
+
+    def collapse(self, start: int, nbytes: int) -> bool:
+        """Makes huge pages of a range that has some pages. False: the kernel does not."""
+        return not _libc.madvise(self.addr + start, nbytes, _COLLAPSE)
+
+
+def _map(fd: int, length: int, flags: int) -> int:
+    """Maps a file where its huge pages can be mapped as such: the address is a multiple of their size."""
+    length = -(-length // PAGE) * PAGE
+    room = _mmap(None, length + _HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    addr = -(-room // _HUGE) * _HUGE
+    try:
+        _mmap(addr, length, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd)
+    except OSError:
+        _libc.munmap(room, length + _HUGE)
+        raise
+    for start, end in ((room, addr), (addr + length, room + length + _HUGE)):
+        if start < end:
+            _libc.munmap(start, end - start)
+    return addr
+
+
+def _mmap(addr: Optional[int], length: int, protection: int, flags: int, fd: int) -> int:
+    got = _libc.mmap(addr, length, protection, flags, fd, 0)
+    if got in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), "map a segment of %d bytes" % length)
+    return int(got)
 
 
 def _unmap(addr: int, length: int, before: List[Any]) -> None:
@@ -241,8 +270,12 @@ class Buffer:
         _unlink(tmp)
         fd = os.open(tmp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
+            os.ftruncate(fd, size)
+            m, huge = Mapping(fd, size), True
             for at in range(0, size, _CHUNK):  # in steps, because a step cannot be interrupted
-                os.posix_fallocate(fd, at, min(_CHUNK, size - at))
+                n = min(_CHUNK, size - at)
+                huge = huge and _take_huge(fd, m, at, n)
+                os.posix_fallocate(fd, at, n)
             os.pwrite(fd, _FIELDS.pack(_MAGIC, 1, HEADER, FREE, seq, *([0] * 11), seq, seq), 0)
         except BaseException:
             os.close(fd)
@@ -324,6 +357,17 @@ class Buffer:
         if self.fd >= 0:
             os.close(self.fd)
         self.fd, self.capacity = -1, 0
+
+
+def _take_huge(fd: int, m: Mapping, start: int, nbytes: int) -> bool:
+    """Takes memory in huge pages, whatever the system's default for shared memory is: they make copies, page faults, and
+    the daemon's writes with O_DIRECT cheaper. False: there are none to be had, or not quickly. OSError(ENOSPC): there is
+    no memory at all."""
+    nbytes -= nbytes % _HUGE
+    for at in range(start, start + nbytes, _HUGE):
+        os.pwrite(fd, b"\0", at)  # the kernel makes huge pages only of what has a page
+    begin = time.monotonic()
+    return not nbytes or m.collapse(start, nbytes) and time.monotonic() - begin < _HUGE_PATIENCE
 
 
 def room(image_len: int, fixups: int, meta: int) -> int:

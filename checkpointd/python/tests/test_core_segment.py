@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import random
+import re
 import time
 import unittest
 import zlib
@@ -95,6 +96,63 @@ class Format(Case):
         self.assertEqual(bytes(view[4096:4099]), b"old")
         del view
         self.assertTrue(loan.free())
+
+
+class HugePages(Case):
+    SIZE = 9 << 20
+
+    def setUp(self):
+        super().setUp()
+        self.path = "/dev/shm/dlrover-test-%d.seg" % os.getpid()
+
+    def buffer(self):
+        b = Buffer(self.path)
+        self.addCleanup(b.remove)
+        b.take(b.make(self.SIZE, 0), self.SIZE)
+        return b
+
+    def huge(self, b):
+        """KiB of the buffer that are mapped in huge pages."""
+        start, out = "%x-" % b.map().addr, 0
+        with open("/proc/self/smaps") as f:
+            mine = False
+            for line in f:
+                if "-" in line.split()[0]:
+                    mine = line.startswith(start)
+                elif mine and line.split()[0] in ("ShmemPmdMapped:", "FilePmdMapped:"):
+                    out += int(line.split()[1])
+        return out
+
+    def test_a_segment_is_made_of_them(self):
+        version = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
+        if version < (6, 1) or not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+            self.skipTest("NO HUGE PAGES TO TEST: Linux %d.%d is too old, or without them" % version)
+        with mock.patch("dlrover_ckpt.segment._HUGE_PATIENCE", 60):
+            b = self.buffer()
+        self.assertTrue(b.populate(lambda: False))
+        self.assertEqual(self.huge(b), 8 << 10)
+        self.assertEqual(os.stat(self.path).st_blocks * 512, self.SIZE)
+
+    def test_without_them_it_is_whole_as_well(self):
+        for refuse in (mock.patch.object(Mapping, "collapse", return_value=False),
+                       mock.patch("dlrover_ckpt.segment._HUGE_PATIENCE", 0)):
+            with refuse:
+                b = self.buffer()
+            self.assertEqual(os.stat(self.path).st_blocks * 512, self.SIZE)
+            b.remove()
+
+    def test_no_memory(self):
+        with mock.patch("os.pwrite", side_effect=OSError(errno.ENOSPC, "full")):
+            with self.assertRaises(OSError):
+                Buffer(self.path).make(self.SIZE, 0)
+        self.assertFalse(os.path.exists(self.path + ".new"))
+
+    def test_every_mapping_starts_at_one(self):
+        b = self.buffer()
+        for private in (False, True):
+            m = Mapping(b.fd, self.SIZE, private)
+            self.assertEqual(m.addr % (2 << 20), 0)
+            self.assertEqual(len(m.view), self.SIZE)
 
 
 class Directory(Case):
