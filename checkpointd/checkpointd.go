@@ -175,7 +175,7 @@ func New(cfg Config) (*Daemon, error) {
 		cfg.FS = fsx.OS{}
 	}
 	d := &Daemon{
-		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now},
+		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
 		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
 		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells

@@ -82,10 +82,12 @@ type Skipped struct {
 	Reason string
 }
 
-// Store works on checkpoint directories. It has no state of its own and may be used concurrently.
+// Store works on checkpoint directories. It has no state of its own, but for what a Cache spares it to read again, and may
+// be used concurrently.
 type Store struct {
-	FS  fsx.FS
-	Now func() time.Time // on the clock that stamps files, more or less
+	FS    fsx.FS
+	Now   func() time.Time // on the clock that stamps files, more or less
+	Cache *Cache           // for who commits often; nil: manifests are read each time
 }
 
 // StageDir is where the markers of a save are. dir must be without links: see fsx.FS.Resolve.

@@ -1,9 +1,11 @@
 package commit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -43,13 +45,13 @@ func (p place) manifests() (ms []Manifest, damaged []Skipped, err error) {
 			ms = append(ms, m)
 		}
 	}
-	slices.SortStableFunc(ms, func(a, b Manifest) int {
-		if c := b.Committed.Compare(a.Committed); c != 0 {
-			return c
-		}
-		return int(min(max(b.Step-a.Step, -1), 1))
-	})
+	slices.SortStableFunc(ms, newestFirst)
 	return ms, damaged, nil
+}
+
+// newestFirst orders committed steps.
+func newestFirst(a, b Manifest) int {
+	return cmp.Or(b.Committed.Compare(a.Committed), cmp.Compare(b.Step, a.Step))
 }
 
 // numbered returns the step whose manifest an entry is.
@@ -164,12 +166,12 @@ func (t Store) Remove(ctx context.Context, dir string, step int64) error {
 	if err != nil {
 		return err
 	}
-	ms, _, err := p.manifests()
+	bs, err := p.briefs()
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(ms, func(m Manifest) bool { return m.Step == step })
-	if i < 0 {
+	m, ok := p.committed(step)
+	if !ok {
 		return fmt.Errorf("remove step %d from %s: %w", step, dir, ErrNone)
 	}
 	intents, err := p.intents()
@@ -177,11 +179,12 @@ func (t Store) Remove(ctx context.Context, dir string, step int64) error {
 		err = ctx.Err()
 	}
 	again := slices.ContainsFunc(intents, func(m Manifest) bool { return m.Step == step })
-	if err == nil && (again || len(ms) == 1 || p.named(ms[i])) {
+	others := slices.ContainsFunc(bs, func(b *brief) bool { return b.Step != step })
+	if err == nil && (again || !others || p.named(m)) {
 		err = ErrKept
 	}
 	if err == nil {
-		err = p.remove(ms[i])
+		err = p.remove(m)
 	}
 	if err != nil {
 		return fmt.Errorf("remove step %d from %s: %w", step, dir, err)
@@ -221,21 +224,23 @@ func (p place) removeOthers(old, m Manifest) error {
 	if err != nil {
 		return err
 	}
-	ms, _, err := p.manifests()
+	bs, err := p.briefs()
 	if err != nil {
 		return err
 	}
 	kept := paths(m.Files)
-	for _, other := range append(ms, intents...) {
+	for _, other := range intents {
 		if other.ID != old.ID {
-			for _, f := range other.Files {
-				kept[f.Path] = true
-			}
+			maps.Copy(kept, paths(other.Files))
 		}
 	}
+	of := briefOf(old)
+	bs = slices.DeleteFunc(bs, func(b *brief) bool { return b.ID == old.ID || !b.meets(of) })
 	var files []string
 	for _, f := range old.Files {
-		if !kept[f.Path] && !filepath.IsAbs(f.Path) {
+		sum := pathSum(f.Path)
+		shared := kept[f.Path] || slices.ContainsFunc(bs, func(b *brief) bool { return b.has(sum) })
+		if !shared && !filepath.IsAbs(f.Path) {
 			files = append(files, filepath.Join(p.root, f.Path))
 		}
 	}
@@ -250,33 +255,45 @@ func (t Store) Retain(ctx context.Context, dir string) (removed []int64, err err
 	if err != nil {
 		return nil, err
 	}
-	ms, _, err := p.manifests()
-	if err != nil || len(ms) == 0 || ms[0].Retention == nil {
+	bs, err := p.briefs()
+	if err != nil || len(bs) == 0 || bs[0].Retention == nil {
 		return nil, err
 	}
-	tracked, ok := p.tracked()
-	if !ok {
-		tracked = ms[0].Step
+	return t.retain(ctx, p, bs, KeepSteps(manifestsOf(bs), *bs[0].Retention, p.trackedOf(bs)))
+}
+
+func manifestsOf(bs []*brief) []Manifest {
+	ms := make([]Manifest, len(bs))
+	for i, b := range bs {
+		ms[i] = b.Manifest
 	}
-	remove := KeepSteps(ms, *ms[0].Retention, tracked)
-	var keep []Manifest
-	for _, m := range ms {
-		if slices.Contains(remove, m.Step) && p.named(m) {
-			remove = slices.DeleteFunc(remove, func(step int64) bool { return step == m.Step })
-		}
-		if !slices.Contains(remove, m.Step) {
-			keep = append(keep, m)
-		}
+	return ms
+}
+
+// trackedOf returns the step that the tracker names, or else the newest.
+func (p place) trackedOf(bs []*brief) int64 {
+	if step, ok := p.tracked(); ok {
+		return step
 	}
+	return bs[0].Step
+}
+
+// retain removes steps if what stays then can be relied on.
+func (t Store) retain(ctx context.Context, p place, bs []*brief, remove []int64) (removed []int64, err error) {
+	remove = slices.DeleteFunc(remove, func(step int64) bool {
+		m, ok := p.committed(step)
+		return ok && p.named(m)
+	})
 	if len(remove) == 0 {
 		return nil, nil
 	}
-	if err := p.good(ctx, keep); err != nil {
-		return nil, fmt.Errorf("old checkpoints stay in %s: %w", dir, err)
+	bs = slices.DeleteFunc(bs, func(b *brief) bool { return slices.Contains(remove, b.Step) })
+	if err := p.good(ctx, bs); err != nil {
+		return nil, fmt.Errorf("old checkpoints stay in %s: %w", p.root, err)
 	}
 	for _, step := range remove {
-		err := t.Remove(ctx, dir, step)
-		if errors.Is(err, ErrKept) {
+		err := t.Remove(ctx, p.root, step)
+		if errors.Is(err, ErrKept) || errors.Is(err, ErrNone) {
 			continue
 		}
 		if err != nil {
@@ -288,18 +305,21 @@ func (t Store) Retain(ctx context.Context, dir string) (removed []int64, err err
 }
 
 // good fails when none of the steps can be relied on.
-func (p place) good(ctx context.Context, keep []Manifest) error {
+func (p place) good(ctx context.Context, keep []*brief) error {
 	shards := []int{} // measure only
 	if len(keep) == 1 {
 		shards = nil
 	}
 	var errs []error
-	for _, m := range keep {
-		err := p.verify(ctx, m, shards)
+	for _, b := range keep {
+		err := errors.New("its manifest is damaged or gone")
+		if m, ok := p.committed(b.Step); ok {
+			err = p.verify(ctx, m, shards)
+		}
 		if err == nil {
 			return nil
 		}
-		errs = append(errs, fmt.Errorf("step %d: %w", m.Step, err))
+		errs = append(errs, fmt.Errorf("step %d: %w", b.Step, err))
 	}
 	return errors.Join(errs...)
 }

@@ -126,7 +126,7 @@ func modelStore() (*crashfs.FS, Store) {
 
 // storeOn has a clock that hardly moves, so that two recoveries of the same write the same.
 func storeOn(fs *crashfs.FS) Store {
-	return Store{FS: fs, Now: func() time.Time { return fs.Now().Truncate(time.Hour) }}
+	return Store{FS: fs, Now: func() time.Time { return fs.Now().Truncate(time.Hour) }, Cache: new(Cache)}
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }

@@ -15,13 +15,14 @@ import (
 
 // place is one checkpoint directory.
 type place struct {
-	fs   fsx.FS
-	root string // without links
+	fs    fsx.FS
+	root  string // without links
+	cache *Cache
 }
 
 func (t Store) at(dir string) (place, error) {
 	root, err := t.FS.Resolve(dir)
-	return place{fs: t.FS, root: root}, err
+	return place{fs: t.FS, root: root, cache: t.Cache}, err
 }
 
 func (p place) meta() string           { return filepath.Join(p.root, metaDir) }

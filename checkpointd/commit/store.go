@@ -169,12 +169,15 @@ func (t Store) begin(p place, m Manifest) error {
 
 // notSuperseded fails when a save that was made later in the same epoch has put its files where those of m belong.
 func (p place) notSuperseded(m Manifest) error {
-	ms, _, err := p.manifests()
+	bs, err := p.briefs()
 	if err != nil {
 		return err
 	}
-	for _, other := range ms {
-		if other.Epoch == m.Epoch && other.Saved.After(m.Saved) && overlap(other, m) {
+	same := func(b *brief) bool {
+		return b.Step == m.Step || slices.ContainsFunc(m.Files, func(f FileEntry) bool { return b.has(pathSum(f.Path)) })
+	}
+	for _, other := range bs {
+		if other.Epoch == m.Epoch && other.Saved.After(m.Saved) && same(other) {
 			return fmt.Errorf("%w: save %s of step %d", ErrSuperseded, other.ID, other.Step)
 		}
 	}

@@ -25,6 +25,8 @@ type Entry struct {
 	Name    string
 	Dir     bool
 	ModTime time.Time
+	Size    int64
+	Inode   uint64 // 0 where there are none
 }
 
 // FS is a file system. Paths are absolute and clean. No operation follows a symbolic link, neither in the directories

@@ -194,7 +194,7 @@ func (OS) List(dir string) ([]Entry, error) {
 		if err != nil {
 			return nil, pathError("stat", filepath.Join(dir, name), err)
 		}
-		es = append(es, Entry{Name: name, Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, ModTime: time.Unix(st.Mtim.Unix())})
+		es = append(es, Entry{Name: name, Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, ModTime: time.Unix(st.Mtim.Unix()), Size: st.Size, Inode: st.Ino})
 	}
 	return es, nil
 }
