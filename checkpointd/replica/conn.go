@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // conn is a connection whose deadlines move with the bytes, and that ends with its context. One goroutine uses it.
@@ -23,9 +25,32 @@ type conn struct {
 }
 
 func newConn(ctx context.Context, nc net.Conn) *conn {
+	unpace(nc)
 	c := &conn{Conn: nc, stop: func() bool { return true }}
 	c.bind(ctx, new(atomic.Int64), nil)
 	return c
+}
+
+// unpace gives a connection within this machine a congestion control that does not pace: there is nothing to congest,
+// and pacing, as BBR does it, costs a timer for every 64 KiB. Between machines the system's choice stays.
+func unpace(nc net.Conn) {
+	t, ok := nc.(*net.TCPConn)
+	if !ok || !sameHost(t.LocalAddr(), t.RemoteAddr()) {
+		return
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { // without it, it is only slower; every kernel has reno, and lets everybody use it
+		_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
+	})
+}
+
+func sameHost(a, b net.Addr) bool {
+	x, ok := a.(*net.TCPAddr)
+	y, both := b.(*net.TCPAddr)
+	return ok && both && x.IP.Equal(y.IP)
 }
 
 // bind makes the connection end with ctx from now on, and live as long as bytes move anywhere in the transfer.

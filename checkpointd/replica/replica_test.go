@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/checkpointd/shm"
 )
@@ -586,6 +589,32 @@ func TestLimiter(t *testing.T) {
 		require.NoError(t, c.paced(c.Write, make([]byte, 10_000)))
 		require.InDelta(t, 10, time.Since(start).Seconds(), 0.2)
 	})
+}
+
+// TestPacing: connections within a machine are not paced, and others keep the system's choice.
+func TestPacing(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	choice, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
+	require.NoError(t, err)
+	for from, want := range map[string]string{"127.0.0.1": "reno", "127.0.0.2": strings.TrimSpace(string(choice))} {
+		ours, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", ln.Addr().String())
+		require.NoError(t, err)
+		theirs, err := ln.Accept()
+		require.NoError(t, err)
+		for _, nc := range []net.Conn{ours, theirs} {
+			c := newConn(t.Context(), nc)
+			defer c.Close()
+			raw, err := nc.(*net.TCPConn).SyscallConn()
+			require.NoError(t, err)
+			require.NoError(t, raw.Control(func(fd uintptr) {
+				got, err := unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+				require.NoError(t, err)
+				require.Equal(t, want, got, "from %s", from)
+			}))
+		}
+	}
 }
 
 func benchmark(b *testing.B, size int, fixups bool, conns int) {
