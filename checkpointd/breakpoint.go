@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -78,7 +79,11 @@ func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 	d.count.Breakpoints++
 	d.mu.Unlock()
 	d.wg.Go(func() {
-		for dir, hs := range d.holdings(w, later) {
+		all := d.holdings(w, later)
+		if !early {
+			d.wg.Go(func() { d.announce(w, slices.Collect(maps.Keys(all))) })
+		}
+		for dir, hs := range all {
 			if err := d.breakpoint(w, later, dir, hs, reason, early); err != nil && d.ctx.Err() == nil {
 				d.log.Warn("cannot save what is in memory", "dir", dir, "err", err)
 			}
@@ -89,6 +94,32 @@ func (d *Daemon) breakpointOf(w World, reason string, early bool) {
 		d.changedLocked()
 		d.rescan()
 	})
+}
+
+// announce spares the others the wait for what this node, which may have just replaced another, has nothing of.
+func (d *Daemon) announce(w World, dirs []string) {
+	if w.GroupWorldSize < 2 {
+		return
+	}
+	s := board.Speaks{Of: w.Key(), Node: w.GroupRank}
+	for _, dir := range dirs {
+		s.Keys = append(s.Keys, breakpointKey(w, dir, false))
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, agreePatience) // then nobody waits any more
+	defer cancel()
+	if err := d.shared().Speaks(ctx, s); err != nil {
+		d.log.Debug("the other nodes have to wait", "err", err)
+	}
+}
+
+// breakpointKey names the agreement of an epoch about a directory.
+func breakpointKey(w World, dir string, early bool) string {
+	sum := sha256.Sum256([]byte(dir))
+	key := "breakpoint." + w.Key() + "." + hex.EncodeToString(sum[:8])
+	if early {
+		key += ".early"
+	}
+	return key
 }
 
 // holdings lists, by checkpoint directory, the saves that this node has in memory but
@@ -112,11 +143,6 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []board.Holding, reas
 	if w.GroupWorldSize > 1 {
 		b = d.shared()
 	}
-	sum := sha256.Sum256([]byte(dir))
-	key := "breakpoint." + w.Key() + "." + hex.EncodeToString(sum[:8])
-	if early {
-		key += ".early"
-	}
 	node, nodes := w.GroupRank, w.GroupWorldSize
 	if nodes == 1 {
 		node = 0
@@ -126,7 +152,7 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []board.Holding, reas
 	d.mu.Lock()
 	flying := slices.DeleteFunc(d.flyingLocked(dir), func(j *save) bool { return later != "" && j.meta.Epoch == later })
 	d.mu.Unlock()
-	plan, ok, err := b.Agree(ctx, key, node, nodes, hs, agreePatience)
+	plan, ok, err := b.Agree(ctx, breakpointKey(w, dir, early), node, nodes, hs, agreePatience)
 	if err != nil {
 		return err
 	}

@@ -464,7 +464,12 @@ func TestHalfClosedPeer(t *testing.T) {
 // nodes are daemons of one run that meet at a master.
 func nodes(t *testing.T, n int, change ...func(*checkpointd.Config)) []*node {
 	t.Helper()
-	hub := httptest.NewServer(board.NewHub().Handler())
+	return nodesOf(t, board.NewHub(), n, change...)
+}
+
+func nodesOf(t *testing.T, h *board.Hub, n int, change ...func(*checkpointd.Config)) []*node {
+	t.Helper()
+	hub := httptest.NewServer(h.Handler())
 	t.Cleanup(hub.Close)
 	client := &http.Client{Transport: &http.Transport{}}
 	t.Cleanup(client.CloseIdleConnections)
@@ -473,10 +478,16 @@ func nodes(t *testing.T, n int, change ...func(*checkpointd.Config)) []*node {
 		out[i] = newNode(t, append(change, func(c *checkpointd.Config) {
 			c.Remote, c.Addr, c.Token = board.Client(hub.URL, "run", "", client), "127.0.0.1", "secret"
 		})...)
-		w := checkpointd.World{Round: 1, GroupRank: i, GroupWorldSize: n, RankBase: i, WorldSize: n, LocalWorldSize: 1}
-		require.NoError(t, out[i].control().World(t.Context(), w))
+		out[i].join(1, i, n)
 	}
 	return out
+}
+
+// join tells the daemon that it is node i of n in a round, with one worker.
+func (n *node) join(round, i, nodes int) {
+	n.t.Helper()
+	w := checkpointd.World{Term: 7, Round: round, GroupRank: i, GroupWorldSize: nodes, RankBase: i, WorldSize: nodes, LocalWorldSize: 1}
+	require.NoError(n.t, n.control().World(n.t.Context(), w))
 }
 
 func TestCommitAcrossNodes(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -19,6 +20,15 @@ import (
 
 // anyRank stands for a save whose every holder has the full state.
 const anyRank = -1
+
+// Times for nodes whose daemon is away: it may be started again and listen elsewhere.
+const (
+	awayFirst     = 250 * time.Millisecond // until a copy is tried again; doubles
+	awayMost      = 8 * time.Second        // up to this
+	fetchFirst    = 100 * time.Millisecond // until a fetch is tried again; doubles
+	fetchMost     = 800 * time.Millisecond // up to this, then it is given up
+	renewPatience = 2 * time.Second        // for a board that has lost its memory
+)
 
 // peers keeps copies of our shards on other nodes, and theirs here.
 type peers struct {
@@ -37,6 +47,8 @@ type peers struct {
 	known    []board.Peer // all nodes of the epoch
 	partners []replica.Peer
 	pending  map[origin]awaiting // newest save to be copied
+	away     map[int]absence     // partners that could not be reached, by node
+	asking   context.CancelFunc  // ends the exchange of the epoch
 }
 
 // origin is what the saves of a rank into a directory have in common.
@@ -48,7 +60,15 @@ type origin struct {
 // awaiting is a save that is to be copied.
 type awaiting struct {
 	seg   *segment
+	save  string
 	saved time.Time
+	done  map[int]bool // partners that have it, by node
+}
+
+// absence is when to try a partner again that could not be reached.
+type absence struct {
+	until time.Time
+	pause time.Duration
 }
 
 // wantCopies starts keeping copies on nodes nodes, this one included.
@@ -75,7 +95,7 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
-	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]awaiting{},
+	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]awaiting{}, away: map[int]absence{}, asking: func() {},
 		client: &replica.Client{Token: d.cfg.Token, Rate: d.cfg.Rate}}
 	p.server = replica.NewServer(d.cfg.Token, shelf{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
@@ -94,15 +114,21 @@ func (p *peers) close() {
 func (p *peers) exchange(w World) {
 	p.mu.Lock()
 	p.key, p.known, p.partners = "", nil, nil // those of another epoch
+	clear(p.away)
+	for _, a := range p.pending {
+		clear(a.done)
+	}
+	p.asking()
+	ctx, cancel := context.WithCancel(p.ctx)
+	p.asking = cancel
 	p.mu.Unlock()
 	if w.GroupWorldSize < 2 || p.ctx.Err() != nil {
 		return
 	}
 	p.wg.Go(func() {
-		self := board.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)), Switch: p.d.cfg.Switch, Copies: p.d.holds()}
-		all, err := p.d.cfg.Remote.Peers(p.ctx, w.Key(), self, w.GroupWorldSize, peersPatience)
+		all, err := p.ask(ctx, w, peersPatience)
 		if err != nil {
-			if p.ctx.Err() == nil {
+			if ctx.Err() == nil {
 				p.d.log.Warn("cannot learn the addresses of the other nodes: no copies in this epoch", "err", err)
 			}
 			return
@@ -111,7 +137,20 @@ func (p *peers) exchange(w World) {
 	})
 }
 
+// ask tells the board where this node is and what it holds, and learns the same of the others.
+func (p *peers) ask(ctx context.Context, w World, patience time.Duration) ([]board.Peer, error) {
+	self := board.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)), Switch: p.d.cfg.Switch, Copies: p.d.holds()}
+	return p.d.cfg.Remote.Peers(ctx, w.Key(), self, w.GroupWorldSize, patience)
+}
+
+// meet takes in what the board knows. Nodes that it does not know any more, because it has lost its memory, are where
+// they were.
 func (p *peers) meet(w World, all []board.Peer) {
+	p.mu.Lock()
+	if p.key == w.Key() {
+		all = update(p.known, all)
+	}
+	p.mu.Unlock()
 	as := make([]replica.Peer, len(all))
 	for i, a := range all {
 		as[i] = replica.Peer{Node: a.Node, Addr: a.Addr, Switch: a.Switch}
@@ -129,6 +168,15 @@ func (p *peers) meet(w World, all []board.Peer) {
 	p.nudge()
 }
 
+// update returns the nodes of known and news, in order, as the latter has them.
+func update(known, news []board.Peer) []board.Peer {
+	byNode := map[int]board.Peer{}
+	for _, peer := range slices.Concat(known, news) {
+		byNode[peer.Node] = peer
+	}
+	return slices.SortedFunc(maps.Values(byNode), func(a, b board.Peer) int { return a.Node - b.Node })
+}
+
 func (p *peers) nudge() {
 	select {
 	case p.wake <- struct{}{}:
@@ -139,8 +187,8 @@ func (p *peers) nudge() {
 // holds lists what this node could give to others.
 func (d *Daemon) holds() []board.Copy {
 	var out []board.Copy
-	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) {
-		c := board.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step}
+	d.held(func(_ string, _ *segment, h shm.Header, m shm.Meta) {
+		c := board.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step, Dir: m.Dir, SavedNS: h.Saved.UnixNano(), Shards: m.Shards}
 		if m.Resize == "any" {
 			c.Rank = anyRank
 		}
@@ -151,7 +199,7 @@ func (d *Daemon) holds() []board.Copy {
 	return out
 }
 
-// replicate gives a new save to the pusher. Of a rank only the newest waits. A state
+// replicate gives a new save to the pusher. Of a rank and directory only the newest waits. A state
 // that every node holds anyway needs no copies.
 func (d *Daemon) replicate(s *segment, saved time.Time, m shm.Meta) {
 	d.wantCopies(m.Replicas)
@@ -164,47 +212,87 @@ func (d *Daemon) replicate(s *segment, saved time.Time, m shm.Meta) {
 	p.mu.Lock()
 	from := origin{m.Rank, m.Dir}
 	if old, ok := p.pending[from]; !ok || !saved.Before(old.saved) {
-		p.pending[from] = awaiting{s, saved}
+		p.pending[from] = awaiting{s, m.Save, saved, map[int]bool{}}
 	}
 	p.mu.Unlock()
 	p.nudge()
 }
 
+// push copies what is pending, and tries again when a partner was away.
 func (p *peers) push() {
-	for {
+	for p.ctx.Err() == nil {
+		e, due := p.next(time.Now())
+		if e.seg != nil {
+			p.copyTo(e)
+			continue
+		}
+		var again <-chan time.Time
+		if !due.IsZero() {
+			again = time.After(time.Until(due))
+		}
 		select {
 		case <-p.wake:
+		case <-again:
 		case <-p.ctx.Done():
-			return
-		}
-		for s, to := p.next(); s != nil; s, to = p.next() {
-			p.copyTo(s, to)
 		}
 	}
 }
 
-// next takes a pending save, once the partners are known.
-func (p *peers) next() (*segment, []replica.Peer) {
+// errand is a pending save and the partners to try now.
+type errand struct {
+	awaiting
+	from origin
+	key  string // of the epoch
+	to   []replica.Peer
+}
+
+// next finds a pending save for partners that are not known to be away. If there is none, due is when to look for
+// those that are; zero if nobody waits for them.
+func (p *peers) next(now time.Time) (e errand, due time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.partners) == 0 || p.ctx.Err() != nil {
-		return nil, nil
-	}
 	for from, a := range p.pending {
-		delete(p.pending, from)
-		return a.seg, p.partners
+		owed := len(p.partners) == 0 // they are not known yet
+		for _, peer := range p.partners {
+			if a.done[peer.Node] {
+				continue
+			}
+			owed = true
+			if until := p.away[peer.Node].until; !until.After(now) {
+				e.to = append(e.to, peer)
+			} else if due.IsZero() || until.Before(due) {
+				due = until
+			}
+		}
+		if len(e.to) > 0 {
+			slices.SortStableFunc(e.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
+				return cmp.Compare(p.away[a.Node].pause, p.away[b.Node].pause)
+			})
+			e.awaiting, e.from, e.key = a, from, p.key
+			return e, due
+		}
+		if !owed {
+			delete(p.pending, from)
+		}
 	}
-	return nil, nil
+	return errand{}, due
 }
 
-func (p *peers) copyTo(s *segment, to []replica.Peer) {
-	pin, err := s.seg.Pin()
-	if err != nil {
-		return // a newer save is on its way
+func (p *peers) copyTo(e errand) {
+	pin, err := e.seg.seg.Pin()
+	if err != nil || pin.Meta.Save != e.save { // a newer save is on its way
+		if err == nil {
+			pin.Release()
+		}
+		p.forget(e)
+		return
 	}
 	defer pin.Release()
-	for _, peer := range to {
-		err := p.client.Push(p.ctx, peer.Addr, pin)
+	for _, peer := range e.to {
+		err := p.give(peer, pin)
+		if p.ctx.Err() != nil {
+			return
+		}
 		p.d.mu.Lock()
 		if err == nil {
 			p.d.count.CopiesSent++
@@ -213,11 +301,83 @@ func (p *peers) copyTo(s *segment, to []replica.Peer) {
 			p.d.count.CopiesFailed++
 		}
 		p.d.mu.Unlock()
-		if err != nil && p.ctx.Err() == nil {
-			p.d.log.Warn("cannot copy a checkpoint to another node", "step", pin.Meta.Step, "rank", pin.Meta.Rank, "node", peer.Node, "err", err)
+		was, is := p.book(e, peer.Node, err)
+		log := p.d.log.With("step", pin.Meta.Step, "rank", pin.Meta.Rank, "node", peer.Node)
+		switch {
+		case err != nil && !(was && is):
+			log.Warn("cannot copy a checkpoint to another node", "again", is, "err", err)
+		case err == nil && was:
+			log.Info("a checkpoint is copied to another node again")
 		}
 	}
 }
+
+func (p *peers) forget(e errand) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pending[e.from].save == e.save {
+		delete(p.pending, e.from)
+	}
+}
+
+// give copies a save to a partner, also when that has moved.
+func (p *peers) give(to replica.Peer, pin *shm.Pinned) error {
+	err := p.client.Push(p.ctx, to.Addr, pin)
+	if !absent(err) || p.ctx.Err() != nil {
+		return err
+	}
+	if addr := p.renew(p.ctx, to.Node); addr != "" && addr != to.Addr {
+		err = p.client.Push(p.ctx, addr, pin)
+	}
+	return err
+}
+
+// book notes how an errand to a node went, and returns whether the node was away before and is now.
+func (p *peers) book(e errand, node int, err error) (was, is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.key != e.key {
+		return false, false // nodes have other numbers now
+	}
+	old, was := p.away[node]
+	if absent(err) {
+		pause := min(max(2*old.pause, awayFirst), awayMost)
+		p.away[node] = absence{time.Now().Add(pause), pause}
+		return was, true
+	}
+	delete(p.away, node)
+	if a := p.pending[e.from]; a.save == e.save {
+		a.done[node] = true // or it does not want it
+	}
+	return was, false
+}
+
+// absent tells that a node could not be reached from what it, or this node, does not want.
+func absent(err error) bool {
+	return err != nil && !errors.Is(err, replica.ErrRefused) && !errors.Is(err, replica.ErrMissing) && !errors.Is(err, errUnwanted)
+}
+
+// renew asks the board where the nodes of the epoch are now, and returns the address of one; "" if it is not known.
+func (p *peers) renew(ctx context.Context, node int) string {
+	p.d.mu.Lock()
+	w := p.d.world
+	p.d.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, 2*renewPatience)
+	defer cancel()
+	if all, err := p.ask(ctx, w, renewPatience); err == nil {
+		p.meet(w, all)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, peer := range p.known {
+		if peer.Node == node && p.key == w.Key() {
+			return peer.Addr
+		}
+	}
+	return ""
+}
+
+var errUnwanted = errors.New("not for this node")
 
 // fetch brings a rank's newest shard from another node, if that has a newer one than
 // this node.
@@ -236,14 +396,17 @@ func (d *Daemon) fetch(ctx context.Context, r request) {
 	if d.until(ctx, known) != nil {
 		return // nobody answered in time: what is here counts
 	}
-	have := int64(-1)
-	for _, o := range d.offered(r) {
-		have = max(have, o.Step)
-	}
-	for _, h := range p.holders(w.GroupRank, r.Rank, have) {
-		if p.fetchOne(ctx, h) {
+	gone := map[int]bool{}
+	for _, h := range p.holders(w.GroupRank, r, d.offered(r)) {
+		if gone[h.node] {
+			continue
+		}
+		err := p.fetchFrom(ctx, h, r.Dir)
+		if err == nil {
 			return
 		}
+		gone[h.node] = absent(err)
+		d.log.Warn("cannot fetch a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node, "err", err)
 	}
 }
 
@@ -253,50 +416,106 @@ type holder struct {
 	copy board.Copy
 }
 
-// holders are the nodes that have something newer than step have for rank: first the
-// saves of which the most shards are left, for only whole ones can be loaded, and the
-// newest of these.
-func (p *peers) holders(self, rank int, have int64) []holder {
+// holders are the nodes that have something newer for the rank and directory of r than what is here: first the saves
+// that are whole, then those of which the most shards are left, for only whole ones can be loaded, and the newest of
+// these.
+func (p *peers) holders(self int, r request, have []Offer) []holder {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []holder
 	shards := map[string]map[int]bool{}
 	for _, peer := range p.known {
 		for _, c := range peer.Copies {
+			if c.Dir != "" && c.Dir != r.Dir {
+				continue
+			}
 			if shards[c.Save] == nil {
 				shards[c.Save] = map[int]bool{}
 			}
 			shards[c.Save][c.Shard] = true
-			if peer.Node != self && (c.Rank == rank || c.Rank == anyRank) && c.Step > have {
+			if peer.Node != self && (c.Rank == r.Rank || c.Rank == anyRank) && newer(c, have) {
 				out = append(out, holder{peer.Node, peer.Addr, c})
 			}
 		}
 	}
+	whole := func(c board.Copy) int {
+		if c.Shards > 0 && len(shards[c.Save]) == c.Shards {
+			return 1
+		}
+		return 0
+	}
 	slices.SortStableFunc(out, func(a, b holder) int {
-		return cmp.Or(len(shards[b.copy.Save])-len(shards[a.copy.Save]), cmp.Compare(b.copy.Step, a.copy.Step))
+		return cmp.Or(whole(b.copy)-whole(a.copy), len(shards[b.copy.Save])-len(shards[a.copy.Save]), compareAge(b.copy, a.copy))
 	})
 	return out
 }
 
-func (p *peers) fetchOne(ctx context.Context, h holder) bool {
-	if _, err := (shelf{p.d}).Copy(h.copy.Rank, h.copy.Save); err == nil {
-		return true // another local rank has fetched it
+func newer(c board.Copy, have []Offer) bool {
+	return !slices.ContainsFunc(have, func(o Offer) bool {
+		return o.Save == c.Save || compareAge(c, board.Copy{Step: o.Step, SavedNS: o.SavedNS}) <= 0
+	})
+}
+
+// compareAge is positive if a is newer. Not every node says when something was saved.
+func compareAge(a, b board.Copy) int {
+	if a.SavedNS != 0 && b.SavedNS != 0 {
+		return cmp.Or(cmp.Compare(a.SavedNS, b.SavedNS), cmp.Compare(a.Step, b.Step))
 	}
-	seg, err := p.client.Fetch(ctx, h.addr, h.copy.Rank, h.copy.Save, shelf{p.d}.Incoming)
+	return cmp.Compare(a.Step, b.Step)
+}
+
+// fetchFrom waits a little for a node whose daemon is being started again.
+func (p *peers) fetchFrom(ctx context.Context, h holder, dir string) error {
+	for pause := fetchFirst; ; pause *= 2 {
+		err := p.fetchOne(ctx, h, dir)
+		if !absent(err) || ctx.Err() != nil {
+			return err
+		}
+		addr := p.renew(ctx, h.node)
+		if addr != "" && addr != h.addr {
+			h.addr = addr
+			continue
+		}
+		if pause > fetchMost {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
+	if pin, err := (shelf{p.d}).Copy(h.copy.Rank, h.copy.Save); err == nil {
+		pin.Release()
+		return nil // another local rank has fetched it
+	}
+	into := func(m shm.Meta, size int64) (*shm.Incoming, error) {
+		if m.Dir != dir {
+			return nil, fmt.Errorf("%w: it is of %s", errUnwanted, m.Dir)
+		}
+		in, err := (shelf{p.d}).Incoming(m, size)
+		if err != nil {
+			err = fmt.Errorf("%w: %w", errUnwanted, err)
+		}
+		return in, err
+	}
+	seg, err := p.client.Fetch(ctx, h.addr, h.copy.Rank, h.copy.Save, into)
 	if err != nil {
-		p.d.log.Warn("cannot fetch a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node, "err", err)
-		return false
+		return err
 	}
 	p.d.log.Info("fetched a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node)
 	shelf{p.d}.Published(seg)
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	p.d.count.CopiesFetched++
-	return true
+	return nil
 }
 
-// shelf is where copies lie: two for each owner. The newest complete one is never touched; the next copy goes into the
-// memory of the other, or takes its place.
+// shelf is where copies lie: for each owner one more than it has checkpoint directories, at least two. The newest
+// complete one of a directory is never touched; the next copy goes into the memory of another, or takes its place.
 type shelf struct{ d *Daemon }
 
 const (
@@ -304,9 +523,11 @@ const (
 	// and is not waited for.
 	reuseTries = 5
 	reusePause = 10 * time.Millisecond
+	// maxSlots bounds the copies of an owner, fewSlots is what it has in any case.
+	maxSlots, fewSlots = 4, 2
 )
 
-// slot is one of the two places of an owner.
+// slot is one of the places of an owner.
 type slot struct {
 	name  string
 	seg   *shm.Segment // nil: cannot be opened
@@ -320,19 +541,20 @@ type slot struct {
 
 // Incoming implements replica.Store.
 func (s shelf) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
-	a, b := s.slot(m.Rank, 0), s.slot(m.Rank, 1)
-	for _, have := range []slot{a, b} {
+	slots := make([]slot, maxSlots)
+	for k := range slots {
+		slots[k] = s.slot(m.Rank, k)
+	}
+	for _, have := range slots {
 		if have.err == nil && have.dir == m.Dir && have.epoch == m.Epoch && have.step > m.Step {
 			return nil, fmt.Errorf("rank %d: step %d is older than step %d, which is here", m.Rank, m.Step, have.step)
 		}
 	}
-	if b.before(a) {
-		a = b
-	}
+	free, err := shm.Free(s.d.cfg.Dir.Path())
+	a := place(slots, m.Dir, err == nil && size <= free)
 	if in := a.reuse(size); in != nil {
 		return in, nil
 	}
-	free, err := shm.Free(s.d.cfg.Dir.Path())
 	if err != nil {
 		return nil, err
 	}
@@ -342,14 +564,42 @@ func (s shelf) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 	return s.d.cfg.Dir.Incoming(a.name, size)
 }
 
-func (a slot) before(b slot) bool {
-	if c := a.saved.Compare(b.saved); c != 0 {
-		return c < 0
+// place picks the slot for the next copy of dir: the oldest that is not the newest of its directory, else, if there is
+// room for it, one more, else the oldest of another directory.
+func place(slots []slot, dir string, room bool) slot {
+	newest := map[string]slot{}
+	for _, s := range slots {
+		if n, ok := newest[s.dir]; s.err == nil && (!ok || n.compare(s) < 0) {
+			newest[s.dir] = s
+		}
 	}
-	if a.empty() != b.empty() {
-		return a.empty()
+	class := map[string]int{}
+	for k, s := range slots {
+		extra := k >= fewSlots && errors.Is(s.err, fs.ErrNotExist)
+		switch {
+		case extra && room:
+			class[s.name] = 1
+		case extra:
+			class[s.name] = 3
+		case s.err != nil || newest[s.dir].name != s.name: // class 0
+		case s.dir == dir:
+			class[s.name] = 3
+		default:
+			class[s.name] = 2
+		}
 	}
-	return a.step < b.step
+	return slices.MinFunc(slots, func(a, b slot) int { return cmp.Or(class[a.name]-class[b.name], a.compare(b)) })
+}
+
+// compare is negative for what is to be given up first.
+func (a slot) compare(b slot) int {
+	if a.empty() != b.empty() && a.saved.Equal(b.saved) {
+		if a.empty() {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(a.saved.Compare(b.saved), cmp.Compare(a.step, b.step))
 }
 
 // empty says that there is nothing to lose. What cannot be read for another reason may be the newest copy.

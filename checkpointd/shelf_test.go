@@ -2,6 +2,7 @@ package checkpointd
 
 import (
 	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/checkpointd/board"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
 )
@@ -155,6 +157,110 @@ func TestShelfWithTwoThatComeIn(t *testing.T) {
 	require.ErrorIs(t, err, shm.ErrUnfit)
 	in.Abort()
 	require.Equal(t, []int64{3, 5}, s.steps())
+}
+
+// A directory that is saved to more often does not push out the only copy of another; one place more is enough, and an
+// owner has no more than four.
+func TestShelfKeepsTheNewestOfEachDirectory(t *testing.T) {
+	s := newShelf(t)
+	in := func(dir string, step int64) shmtest.Save {
+		c := copyOf(step, "0", step, 100)
+		c.Meta.Dir = dir
+		return c
+	}
+	for _, c := range []struct {
+		dir  string
+		step int64
+		want []int64
+	}{
+		{"/a", 1, []int64{1}}, {"/a", 2, []int64{1, 2}}, {"/b", 3, []int64{3, 2}}, {"/a", 4, []int64{3, 2, 4}}, {"/a", 5, []int64{3, 5, 4}},
+		{"/a", 6, []int64{3, 5, 6}}, {"/b", 7, []int64{3, 7, 6}}, {"/c", 8, []int64{8, 7, 6}}, {"/d", 9, []int64{8, 7, 6, 9}}, {"/d", 10, []int64{8, 7, 10, 9}},
+	} {
+		s.put(in(c.dir, c.step))
+		require.Equal(t, c.want, s.steps(), "after step %d of %s", c.step, c.dir)
+	}
+}
+
+// Without room for one more place the oldest copy of another directory makes way.
+func TestPlaceWithoutRoom(t *testing.T) {
+	slots := []slot{
+		{name: "0", saved: time.Unix(1, 0), dir: "/a"}, {name: "1", saved: time.Unix(2, 0), dir: "/b"}, {name: "2", saved: time.Unix(3, 0), dir: "/c"},
+		{name: "3", step: -1, err: fs.ErrNotExist},
+	}
+	require.Equal(t, "3", place(slots, "/a", true).name)
+	require.Equal(t, "1", place(slots, "/a", false).name)
+	require.Equal(t, "0", place(slots, "/b", false).name)
+}
+
+// What another rank of the node has fetched is not fetched again, and is not held for ever.
+func TestFetchedBefore(t *testing.T) {
+	s := newShelf(t)
+	s.put(copyOf(1, "0", 1, 100))
+	s.put(copyOf(2, "0", 2, 100))
+	before := s.inode("0")
+	p := &peers{d: s.d}
+	require.NoError(t, p.fetchOne(t.Context(), holder{copy: board.Copy{Rank: 3, Save: copyOf(1, "0", 1, 1).Meta.Save}}, "/ckpt"))
+	s.put(copyOf(3, "0", 3, 100))
+	require.True(t, os.SameFile(before, s.inode("0")))
+}
+
+// A board that has lost its memory does not know all nodes any more: the others are where they were.
+func TestAddressesOutliveTheBoard(t *testing.T) {
+	d := newShelf(t).d
+	w := World{Round: 1, GroupWorldSize: 2}
+	d.SetWorld(w)
+	p := &peers{d: d, nodes: 2, wake: make(chan struct{}, 1)}
+	partner := func() string {
+		require.Len(t, p.partners, 1)
+		return p.partners[0].Addr
+	}
+	p.meet(w, []board.Peer{{Node: 0, Addr: "a:1"}, {Node: 1, Addr: "b:1"}})
+	require.Equal(t, "b:1", partner())
+	p.meet(w, []board.Peer{{Node: 0, Addr: "a:1"}})
+	require.Equal(t, "b:1", partner())
+	p.meet(w, []board.Peer{{Node: 1, Addr: "b:2"}})
+	require.Equal(t, "b:2", partner())
+	w.Round++
+	d.SetWorld(w)
+	p.meet(w, []board.Peer{{Node: 0, Addr: "a:1"}})
+	require.Empty(t, p.partners, "of another epoch")
+}
+
+// Whole saves come first, then the newest, whatever its step: the line of saves may have gone back.
+func TestHolders(t *testing.T) {
+	c := func(rank, of int, save string, step, at int64) board.Copy {
+		return board.Copy{Rank: rank, Shard: max(rank, 0), Shards: of, Save: save, Step: step, Dir: "/a", SavedNS: at}
+	}
+	other := c(1, 2, "x", 99, 99)
+	other.Dir = "/b"
+	for name, tc := range map[string]struct {
+		copies []board.Copy // of node 1
+		mine   []board.Copy
+		have   []Offer
+		want   []string
+	}{
+		"nothing":                     {},
+		"newest first":                {copies: []board.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, want: []string{"b", "a"}},
+		"by time after a rollback":    {copies: []board.Copy{c(1, 2, "a", 30, 10), c(1, 2, "b", 12, 20)}, want: []string{"b", "a"}},
+		"whole before newer":          {copies: []board.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, mine: []board.Copy{c(0, 2, "a", 1, 10)}, want: []string{"a", "b"}},
+		"whole before many":           {copies: []board.Copy{c(1, 2, "a", 1, 10), c(1, 4, "b", 2, 20), c(2, 4, "b", 2, 20)}, mine: []board.Copy{c(0, 2, "a", 1, 10), c(3, 4, "b", 2, 20)}, want: []string{"a", "b"}},
+		"another rank, directory":     {copies: []board.Copy{c(2, 4, "a", 1, 10), other}},
+		"the state that all have":     {copies: []board.Copy{c(anyRank, 1, "a", 1, 10)}, want: []string{"a"}},
+		"what is here":                {copies: []board.Copy{c(1, 2, "a", 1, 11), c(1, 2, "b", 2, 20)}, have: []Offer{{Save: "a", Step: 1, SavedNS: 10}}, want: []string{"b"}},
+		"older than what is here":     {copies: []board.Copy{c(1, 2, "a", 30, 10)}, have: []Offer{{Save: "b", Step: 12, SavedNS: 20}}},
+		"by step where no time is":    {copies: []board.Copy{c(1, 2, "a", 30, 0), c(1, 2, "b", 12, 0)}, have: []Offer{{Save: "c", Step: 20, SavedNS: 5}}, want: []string{"a"}},
+		"this node is not a stranger": {mine: []board.Copy{c(1, 2, "a", 1, 10)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &peers{known: []board.Peer{{Node: 0, Copies: tc.mine}, {Node: 1, Copies: tc.copies}}}
+			var got []string
+			for _, h := range p.holders(0, request{Rank: 1, Dir: "/a"}, tc.have) {
+				require.Equal(t, 1, h.node)
+				got = append(got, h.copy.Save)
+			}
+			require.Equal(t, tc.want, got)
+		})
+	}
 }
 
 // A copy that cannot be read may be the newest one: it is replaced when the next one is complete, not written over.

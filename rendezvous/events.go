@@ -90,4 +90,7 @@ type Note struct {
 	Text  string `json:"text,omitempty"`
 	Nodes int    `json:"nodes,omitempty"`
 	World int    `json:"world_size,omitempty"`
+	// Term and Rank tell which member of the round's world departs; Rank is -1 in every other note.
+	Term uint64 `json:"-"`
+	Rank int    `json:"-"`
 }

@@ -326,7 +326,10 @@ func (r *Round) lose(now time.Time, n *node, reason string) {
 // depart removes a node. A member that departs before it is done breaks the world.
 func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	delete(r.nodes, n.ID)
-	r.note(string(kind), n.Name, reason)
+	note := r.note(string(kind), n.Name, reason)
+	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
+		note.Rank = n.rank
+	}
 	switch n.state {
 	case waiting:
 		r.joined--
@@ -822,6 +825,8 @@ func (r *Round) direct(n *node, d Directive) {
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }
 
-func (r *Round) note(event, nodeName, text string) {
-	r.acts = append(r.acts, Action{Note: &Note{Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text, Nodes: len(r.nodes), World: r.worldSize}})
+func (r *Round) note(event, nodeName, text string) *Note {
+	n := &Note{Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text, Nodes: len(r.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1}
+	r.acts = append(r.acts, Action{Note: n})
+	return n
 }

@@ -8,7 +8,7 @@
 // A save is a two-phase commit, and the leader (the writer of shard 0) decides. A node that has posted Prepared must
 // keep its temporary files until a Post says ErrAborted, whatever else happens: the leader may be past the intent.
 //
-// Nothing here starts a goroutine.
+// Nothing here starts a goroutine, but for the timer of Hub.Lost.
 package board
 
 import (
@@ -33,7 +33,7 @@ const (
 )
 
 // Forget is how long a save, an agreement, an exchange or an age is remembered after it was last heard of. Waiting
-// daemons repeat themselves far more often than that.
+// daemons repeat themselves far more often than that. The newest exchange is remembered for as long as ages come.
 const Forget = 10 * time.Minute
 
 // Errors of a Board.
@@ -110,12 +110,16 @@ type Peer struct {
 	Copies []Copy `json:"copies,omitempty"`
 }
 
-// Copy is a shard of another node that a peer keeps.
+// Copy is a shard of a save that a node can give to others. Boards of earlier releases know nothing of the fields after
+// Step: their zero values say that it may be any.
 type Copy struct {
-	Rank  int    `json:"rank"`
-	Shard int    `json:"shard"`
-	Save  string `json:"save"`
-	Step  int64  `json:"step"`
+	Rank    int    `json:"rank"`
+	Shard   int    `json:"shard"`
+	Save    string `json:"save"`
+	Step    int64  `json:"step"`
+	Dir     string `json:"dir,omitempty"`      // the checkpoint directory
+	SavedNS int64  `json:"saved_ns,omitempty"` // since 1970; after a rollback lower steps are newer
+	Shards  int    `json:"shards,omitempty"`   // of the whole save
 }
 
 // Age says what would be left of a rank's work if it stopped now.
@@ -143,10 +147,15 @@ type Board interface {
 	// Agree says what this node holds in memory. It waits until all nodes (numbered from 0) have done so under the
 	// key, but at most for patience from the first, and returns what Choose makes of it; false when there is nothing.
 	// Once anybody is answered the answer is the same for everyone, for as long as the key is remembered: use a new
-	// key for every agreement. An aborted save that is chosen may be written again.
+	// key for every agreement, such as "word.term.round.epoch.more": nodes that are dead in the round are not waited
+	// for. An aborted save that is chosen may be written again.
 	Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error)
+	// Speaks says under which keys this node will call Agree, so that others do not wait for it under another. Boards of
+	// earlier releases do not know it; then their patience has to do.
+	Speaks(ctx context.Context, s Speaks) error
 	// Peers exchanges addresses and copies: it waits until all nodes (numbered from 0) are there, at most for patience
-	// from the first. Later calls return at once, with what is known by then. The result is in order of nodes.
+	// from the first. Later calls return at once, with what is known by then; what a node says of itself replaces what
+	// it said before. The result is in order of nodes. A board that has lost its memory may not know all of them.
 	Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error)
 	// Ages replaces what is known about the given ranks.
 	Ages(ctx context.Context, node int, ages []Age) error

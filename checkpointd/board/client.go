@@ -34,7 +34,8 @@ const (
 var errAway = errors.New("the checkpoint board is away")
 
 // client is a Board on a Hub elsewhere. What a node waits for it repeats anyway; what it has been told for good, and
-// nobody else may know (a failure, a published save, an agreement), it notes and repeats when the hub is a new one.
+// nobody else may know (a failure, a published save, an agreement, its own address), it notes and repeats when the hub is
+// a new one.
 type client struct {
 	base, token string
 	hc          *http.Client
@@ -48,6 +49,7 @@ type note struct {
 	about, path string
 	at          time.Time
 	body        any
+	lasting     bool // while nothing else is said about it
 }
 
 // Client returns the Board of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token is
@@ -90,14 +92,41 @@ func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Ho
 	return a.Plan, a.Found, nil
 }
 
+func (c *client) Speaks(ctx context.Context, s Speaks) error {
+	if err := c.call(ctx, "speaks", func() any { return s }, &struct{}{}); err != nil {
+		return fmt.Errorf("say what node %d agrees on (%s): %w", s.Node, s.Of, err)
+	}
+	c.remember(note{about: "agreements of " + s.Of, path: "speaks", body: s})
+	return nil
+}
+
 func (c *client) Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error) {
 	left := remaining(patience)
+	h := Here{Key: key, Self: self, Nodes: nodes}
 	var reply peersReply
-	err := c.call(ctx, "peers", func() any { return peersBody{key, self, nodes, left()} }, &reply)
+	ask := func() error {
+		return c.call(ctx, "peers", func() any { h.Patience = left(); return peersBody{Here: h} }, &reply)
+	}
+	err := ask()
+	if errors.Is(err, ErrBadRequest) { // perhaps a hub of an earlier release, which refuses what it does not know
+		h.Self.Copies = plain(self.Copies)
+		err = ask()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the peers of node %d (%s): %w", self.Node, key, err)
 	}
+	h.Patience = min(patience, leastPatience)
+	c.remember(note{about: "peers", path: "peers", body: peersBody{h, true}, lasting: true})
 	return reply.Peers, nil
+}
+
+// plain leaves of copies what every release knows.
+func plain(cs []Copy) []Copy {
+	out := make([]Copy, len(cs))
+	for i, c := range cs {
+		out[i] = Copy{Rank: c.Rank, Shard: c.Shard, Save: c.Save, Step: c.Step}
+	}
+	return out
 }
 
 func (c *client) Ages(ctx context.Context, node int, ages []Age) error {
@@ -217,14 +246,15 @@ func (c *client) remember(n note) {
 	n.at = time.Now()
 	c.notes = append(c.notes, n)
 	if len(c.notes) > maxNotes {
-		c.notes = slices.Delete(c.notes, 0, 1)
+		oldest := slices.IndexFunc(c.notes, func(n note) bool { return !n.lasting })
+		c.notes = slices.Delete(c.notes, oldest, oldest+1)
 	}
 }
 
 func (c *client) forget(about string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.notes = slices.DeleteFunc(c.notes, func(n note) bool { return n.about == about || time.Since(n.at) > Forget })
+	c.notes = slices.DeleteFunc(c.notes, func(n note) bool { return n.about == about || !n.lasting && time.Since(n.at) > Forget })
 }
 
 // unknown returns what the hub of this term has not been told. "" is no hub.

@@ -21,6 +21,7 @@ func (h *Hub) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+base+"/reports", h.serve(h.reports))
 	mux.HandleFunc("POST "+base+"/agree", h.serve(h.agree))
+	mux.HandleFunc("POST "+base+"/speaks", h.serve(h.speaks))
 	mux.HandleFunc("POST "+base+"/peers", h.serve(h.peers))
 	mux.HandleFunc("POST "+base+"/ages", h.serve(h.ages))
 	mux.HandleFunc("GET "+base, h.serve(h.describe))
@@ -127,15 +128,26 @@ func (h *Hub) agree(ctx context.Context, run string, body []byte) (any, error) {
 	return r.agree(ctx, b.Held)
 }
 
+func (h *Hub) speaks(_ context.Context, run string, body []byte) (any, error) {
+	r, b, err := open(h, run, body, func(b Speaks) Event { return b })
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, r.tell(b)
+}
+
 func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b peersBody) Event { return b })
+	r, b, err := open(h, run, body, func(b peersBody) Event { return b.Here })
 	if err != nil {
 		return nil, err
 	}
 	if host, _, err := net.SplitHostPort(b.Self.Addr); err == nil && b.Self.Switch == "" {
 		b.Self.Switch = h.Switches[host]
 	}
-	return r.peers(ctx, b)
+	if b.Note {
+		return peersReply{}, r.tell(b.Here)
+	}
+	return r.peers(ctx, b.Here)
 }
 
 func (h *Hub) ages(_ context.Context, run string, body []byte) (any, error) {

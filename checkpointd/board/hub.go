@@ -38,6 +38,20 @@ func (h *Hub) Close() {
 	}
 }
 
+// lostGrace is what the daemon of a launcher that has died needs to notice, and to say what it holds.
+const lostGrace = time.Second
+
+// Lost says that a node, by its number in the world of a round, is dead: in a moment, which its daemon has if it alone
+// lives, agreements of the round do not wait for it any more. Not for a node that has merely left: its daemon still
+// speaks when its workers have ended. Lost does not block, and is of no use to a hub that is closed or full.
+func (h *Hub) Lost(run string, term uint64, round, node int) {
+	time.AfterFunc(lostGrace, func() {
+		if r, err := h.room(run); err == nil {
+			_ = r.tell(Speaks{Of: fmt.Sprintf("%d.%d", term, round), Node: node}) // else patience does it
+		}
+	})
+}
+
 // Summary describes a run; an unknown one is empty.
 func (h *Hub) Summary(run string) Summary {
 	h.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -268,6 +269,204 @@ func TestPeers(t *testing.T) {
 	})
 }
 
+// A hub that has lost its memory hears again where everybody is, from whoever next says anything.
+func TestNewHubLearnsOfPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		bs := []Board{w.client(), w.client()}
+		found := make(chan []Peer, 2)
+		for node, b := range bs {
+			go func() {
+				ps, err := b.Peers(t.Context(), "e", Peer{Node: node, Addr: fmt.Sprint("10.0.0.1:", node)}, 2, time.Minute)
+				require.NoError(t, err)
+				found <- ps
+			}()
+		}
+		require.Equal(t, <-found, <-found)
+		w.restart(time.Second)
+		begin := time.Now()
+		require.NoError(t, bs[0].Ages(t.Context(), 0, nil))
+		require.Zero(t, time.Since(begin), "it does not wait for the others")
+		moved := Peer{Node: 1, Addr: "10.0.0.1:9"}
+		ps, err := w.client().Peers(t.Context(), "e", moved, 2, time.Minute) // a new daemon
+		require.NoError(t, err)
+		require.Equal(t, []Peer{{Node: 0, Addr: "10.0.0.1:0"}, moved}, ps)
+		ps, err = bs[0].Peers(t.Context(), "e", Peer{Node: 0, Addr: "10.0.0.1:0"}, 2, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, moved, ps[1])
+	})
+}
+
+// An epoch may last for days: where everybody is is not forgotten meanwhile, neither by the hub nor for the next one.
+func TestPeersAreRememberedWhileTheEpochRuns(t *testing.T) {
+	for name, restart := range map[string]bool{"the same hub": false, "a new hub": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWire(t)
+				b := w.client()
+				_, err := b.Peers(t.Context(), "e", Peer{Addr: "10.0.0.1:1"}, 2, time.Second)
+				require.NoError(t, err)
+				for i := range 2 * maxNotes {
+					time.Sleep(Forget / maxNotes)
+					require.NoError(t, b.Ages(t.Context(), 0, []Age{{Rank: 0}}))
+					_, err := b.Post(t.Context(), report(Save{ID: fmt.Sprint(i), Step: 1, Shards: 1}, Published, 0))
+					require.NoError(t, err)
+				}
+				if restart {
+					w.restart(time.Second)
+					require.NoError(t, b.Ages(t.Context(), 0, nil))
+				}
+				begin := time.Now()
+				ps, err := w.client().Peers(t.Context(), "e", Peer{Node: 1, Addr: "10.0.0.1:2"}, 2, time.Minute) // a new daemon
+				require.NoError(t, err)
+				require.Len(t, ps, 2)
+				require.Less(t, time.Since(begin), 3*time.Second)
+				require.Equal(t, "10.0.0.1:1", ps[0].Addr)
+			})
+		})
+	}
+}
+
+// A hub of an earlier release refuses fields that it does not know: what it knows is enough.
+func TestPeersAtAnEarlierHub(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		type copyBefore struct {
+			Rank  int    `json:"rank"`
+			Shard int    `json:"shard"`
+			Save  string `json:"save"`
+			Step  int64  `json:"step"`
+		}
+		var old http.Handler = http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+			data, err := io.ReadAll(req.Body)
+			require.NoError(t, err)
+			var body struct {
+				Key  string `json:"key"`
+				Self struct {
+					Node   int          `json:"node"`
+					Addr   string       `json:"addr"`
+					Copies []copyBefore `json:"copies"`
+				} `json:"self"`
+				Nodes    int           `json:"nodes"`
+				Patience time.Duration `json:"patience"`
+			}
+			if err := decode(data, &body); err != nil {
+				writeJSON(rw, http.StatusBadRequest, errorBody{"bad_request", err.Error()})
+				return
+			}
+			writeJSON(rw, http.StatusOK, map[string]any{"peers": []any{body.Self}})
+		})
+		w.handler.Store(&old)
+		b := w.client()
+		self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5, Shards: 2}}}
+		for range 2 {
+			ps, err := b.Peers(t.Context(), "e", self, 1, time.Minute)
+			require.NoError(t, err)
+			require.Equal(t, []Peer{{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4}}}}, ps)
+		}
+	})
+}
+
+// The copies of a node are told with all that tells them apart.
+func TestPeersTellWhatTheirCopiesAre(t *testing.T) {
+	self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5, Shards: 2}, {Save: "y"}}}
+	ps, err := newWire(t).client().Peers(t.Context(), "e", self, 1, 0)
+	require.NoError(t, err)
+	require.Equal(t, []Peer{self}, ps)
+}
+
+// The daemon of a launcher that has died still says what it holds.
+func TestLostLauncherWithADaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		found := make(chan bool)
+		agree := func(node int) {
+			_, ok, err := w.client().Agree(t.Context(), "breakpoint.7.2.0.abc", node, 2, []Holding{holding("s", 5, 5, node, 2)}, time.Minute)
+			require.NoError(t, err)
+			found <- ok
+		}
+		go agree(0)
+		synctest.Wait()
+		w.hub.Load().Lost("r", 7, 2, 1)
+		time.Sleep(lostGrace * 3 / 4)
+		go agree(1)
+		require.True(t, <-found)
+		require.True(t, <-found)
+	})
+}
+
+func TestNewHubLearnsWhoDoesNotSpeak(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire(t)
+		a, b := w.client(), w.client()
+		require.NoError(t, b.Speaks(t.Context(), Speaks{Of: "7.2.0", Node: 1}))
+		w.restart(time.Second)
+		require.NoError(t, b.Ages(t.Context(), 1, nil))
+		begin := time.Now()
+		_, ok, err := a.Agree(t.Context(), "breakpoint.7.2.0.abc", 0, 2, []Holding{holding("s", 5, 5, 0, 1)}, time.Minute)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Zero(t, time.Since(begin))
+	})
+}
+
+func says(t *testing.T, h *Hub, of string, node int, keys ...string) {
+	t.Helper()
+	w := &wire{}
+	w.serve(h)
+	require.NoError(t, w.client().Speaks(t.Context(), Speaks{of, node, keys}))
+}
+
+// The dead of a round are not waited for, whether the hub hears of them before, meanwhile or never.
+func TestAgreementsWithoutTheDead(t *testing.T) {
+	const key = "breakpoint.7.2.0.abc"
+	for name, c := range map[string]struct {
+		before, meanwhile func(*testing.T, *Hub)
+		want              time.Duration
+	}{
+		"nobody knows":         {want: time.Minute},
+		"before":               {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 2) }, want: time.Second},
+		"meanwhile":            {meanwhile: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 2) }, want: 3*time.Second + lostGrace},
+		"another round":        {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 1, 2); h.Lost("r", 6, 2, 2) }, want: time.Minute},
+		"another run":          {before: func(t *testing.T, h *Hub) { h.Lost("other", 7, 2, 2) }, want: time.Minute},
+		"it has spoken before": {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 0) }, want: time.Minute},
+		"it had spoken":        {meanwhile: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 0) }, want: time.Minute},
+		"meanwhile elsewhere":  {meanwhile: func(t *testing.T, h *Hub) { h.Lost("r", 7, 1, 2); says(t, h, "7.2.1", 2) }, want: time.Minute},
+		"it speaks elsewhere":  {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2, "breakpoint.7.2.0.def") }, want: time.Second},
+		"it says so meanwhile": {meanwhile: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2) }, want: 3 * time.Second},
+		"it is going to speak": {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2, "breakpoint.7.2.0.def", key) }, want: time.Minute},
+		"it changes its mind":  {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2); says(t, h, "7.2.0", 2, key) }, want: time.Minute},
+		"another epoch":        {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.1", 2) }, want: time.Minute},
+		"dead before it spoke": {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2, key); h.Lost("r", 7, 2, 2) }, want: time.Second},
+		"no such node":         {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 3); h.Lost("r", 7, 2, -1) }, want: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWire(t)
+				if c.before != nil {
+					c.before(t, w.hub.Load())
+				}
+				begin, took := time.Now(), make(chan time.Duration, 2)
+				for node := range 2 {
+					go func() {
+						time.Sleep(time.Duration(node) * time.Second)
+						p, ok, err := w.client().Agree(t.Context(), key, node, 3, []Holding{holding("s", 5, 5, node, 2)}, time.Minute)
+						require.NoError(t, err)
+						require.True(t, ok)
+						require.Equal(t, []int{node}, p.Mine)
+						took <- time.Since(begin)
+					}()
+				}
+				time.Sleep(3 * time.Second)
+				if c.meanwhile != nil {
+					c.meanwhile(t, w.hub.Load())
+				}
+				require.Equal(t, [2]time.Duration{c.want, c.want}, [2]time.Duration{<-took, <-took})
+			})
+		})
+	}
+}
+
 // The master knows the topology; the nodes need not.
 func TestPeersLearnTheirSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -338,6 +537,9 @@ func TestBadRequests(t *testing.T) {
 		"huge":            {"POST", "r/checkpoints/reports", `{"error":"` + strings.Repeat("x", MaxBody) + `"}`, 429, "limit"},
 		"node of none":    {"POST", "r/checkpoints/agree", `{"key":"k","node":0,"nodes":0}`, 400, "bad_request"},
 		"no key":          {"POST", "r/checkpoints/peers", `{"nodes":1}`, 400, "bad_request"},
+		"speaks of none":  {"POST", "r/checkpoints/speaks", `{"node":1}`, 400, "bad_request"},
+		"speaks a lot":    {"POST", "r/checkpoints/speaks", `{"of":"k","keys":["` + strings.Repeat(`a","`, MaxKeys) + `"]}`, 429, "limit"},
+		"relative copy":   {"POST", "r/checkpoints/peers", `{"key":"k","nodes":1,"self":{"copies":[{"dir":"d"}]}}`, 400, "bad_request"},
 		"negative rank":   {"POST", "r/checkpoints/ages", `{"ages":[{"rank":-1}]}`, 400, "bad_request"},
 		"control in run":  {"POST", "a%0Ab/checkpoints/ages", `{}`, 400, "bad_request"},
 		"too many shards": {"POST", "r/checkpoints/reports", `{"save":{"id":"a","step":1,"shards":100001},"phase":"placed","shards":[0]}`, 429, "limit"},
@@ -422,6 +624,9 @@ func FuzzHandler(f *testing.F) {
 	f.Add("agree", `{"key":"k","node":0,"nodes":1,"holdings":[{"save":"s","dir":"/d","step":1,"saved":"2026-01-01T00:00:00Z","shard":0,"shards":1}],"patience":5}`)
 	f.Add("agree", `{"key":"k","node":0,"nodes":2,"note":true,"patience":0,"answer":{"plan":{"save":"s","mine":[0,-1]},"found":true}}`)
 	f.Add("peers", `{"key":"k","self":{"node":0,"addr":"a"},"nodes":1,"patience":0}`)
+	f.Add("speaks", `{"of":"7.2.0","node":1,"keys":["breakpoint.7.2.0.abc"]}`)
+	f.Add("agree", `{"key":"breakpoint.7.2.0.abc","node":0,"nodes":2}`)
+	f.Add("peers", `{"key":"k","self":{"node":0,"copies":[{"rank":-1,"save":"s","dir":"/d","saved_ns":5,"shards":2}]},"nodes":1,"note":true}`)
 	f.Add("ages", `{"node":0,"ages":[{"rank":0,"memory_step":1}]}`)
 	f.Fuzz(func(t *testing.T, path, body string) {
 		hub := NewHub()

@@ -20,13 +20,14 @@ type Ledger struct {
 	agreements map[string]*agreement
 	exchanges  map[string]*exchange
 	ages       map[int]age
-	bytes      int64 // of entries, holdings and peers
+	rolls      map[string]*roll // by round or epoch
+	bytes      int64            // of entries, holdings and peers
 	swept      time.Time
 }
 
 // NewLedger returns a Ledger that knows nothing.
 func NewLedger() *Ledger {
-	return &Ledger{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{}, ages: map[int]age{}}
+	return &Ledger{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{}, ages: map[int]age{}, rolls: map[string]*roll{}}
 }
 
 // Topic is something that waiting nodes want to know.
@@ -48,7 +49,7 @@ const (
 	Met
 )
 
-// Event is what Step takes: Posted, Held, Here, Aged or Tick.
+// Event is what Step takes: Posted, Held, Here, Aged, Speaks or Tick.
 type Event interface {
 	check() error
 	step(l *Ledger, now time.Time) ([]Topic, error)
@@ -96,24 +97,27 @@ func (l *Ledger) sweep(now time.Time) {
 			l.dropSave(id)
 		}
 	}
-	for key, a := range l.agreements {
-		if old(a.heard) {
-			l.bytes -= a.bytes
-			delete(l.agreements, key)
-		}
-	}
-	for key, x := range l.exchanges {
-		if old(x.heard) {
-			l.bytes -= x.bytes
-			delete(l.exchanges, key)
-		}
-	}
 	maps.DeleteFunc(l.ages, func(_ int, a age) bool { return old(a.heard) })
+	if len(l.ages) > 0 && len(l.exchanges) > 0 { // its epoch may still run
+		slices.MaxFunc(slices.Collect(maps.Values(l.exchanges)), func(a, b *exchange) int { return a.heard.Compare(b.heard) }).heard = now
+	}
+	forget(l, l.agreements, old)
+	forget(l, l.exchanges, old)
+	forget(l, l.rolls, old)
+}
+
+func forget[M interface{ met() *meeting }](l *Ledger, all map[string]M, old func(time.Time) bool) {
+	for key, x := range all {
+		if m := x.met(); old(m.heard) {
+			l.bytes -= m.bytes
+			delete(all, key)
+		}
+	}
 }
 
 // Empty reports whether there is nothing to remember.
 func (l *Ledger) Empty() bool {
-	return len(l.saves)+len(l.agreements)+len(l.exchanges)+len(l.ages) == 0
+	return len(l.saves)+len(l.agreements)+len(l.exchanges)+len(l.ages)+len(l.rolls) == 0
 }
 
 // reserve takes n bytes more (or fewer) from the run's budget.

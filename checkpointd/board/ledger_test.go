@@ -25,13 +25,15 @@ func TestLedgerForgetsTheSilent(t *testing.T) {
 	step(0, Held{Key: "k", Nodes: 2, Holdings: []Holding{holding("a", 1, 1, 0, 1)}, Patience: time.Hour})
 	step(0, Here{Key: "k", Nodes: 2})
 	step(0, Aged{0, []Age{{Rank: 1}}})
+	step(0, Speaks{"7.1", 3, []string{"k"}})
 	require.Positive(t, l.bytes)
 	step(Forget-time.Second, Posted{report(s, Prepared, 1)}) // its daemon still waits
 	step(Forget+sweepEvery, Tick{})
 	require.Len(t, l.saves, 1)
 	require.Empty(t, l.agreements)
-	require.Empty(t, l.exchanges)
+	require.Len(t, l.exchanges, 1, "when there last were ages it was")
 	require.Empty(t, l.ages)
+	require.Empty(t, l.rolls)
 	step(2*Forget+sweepEvery, Tick{})
 	require.True(t, l.Empty())
 	require.Zero(t, l.bytes)
@@ -73,6 +75,21 @@ func TestLedgerLimits(t *testing.T) {
 			require.Equal(t, n, len(c.l.saves)+len(c.l.agreements))
 		})
 	}
+}
+
+// Who speaks is remembered of the newest rounds and epochs only.
+func TestLedgerForgetsOldRounds(t *testing.T) {
+	l := NewLedger()
+	for i := range 2 * MaxKeys {
+		for range 2 {
+			_, err := l.Step(start.Add(time.Duration(i)), Speaks{Of: fmt.Sprint("7.", i), Node: 1})
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, MaxKeys, len(l.rolls))
+	require.Contains(t, l.rolls, fmt.Sprint("7.", 2*MaxKeys-1))
+	require.NotContains(t, l.rolls, "7.0")
+	require.EqualValues(t, MaxKeys*64, l.bytes)
 }
 
 // Saves that are over make room for others, and so do agreements that are answered.

@@ -41,6 +41,8 @@ func (b *local) Agree(_ context.Context, _ string, _, _ int, hs []Holding, _ tim
 	return p, ok, nil
 }
 
+func (b *local) Speaks(context.Context, Speaks) error { return nil }
+
 func (b *local) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Duration) ([]Peer, error) {
 	return []Peer{self}, nil
 }

@@ -40,6 +40,8 @@ func (b markers) Agree(_ context.Context, _ string, node, _ int, hs []Holding, _
 	return p, ok, nil
 }
 
+func (b markers) Speaks(context.Context, Speaks) error { return nil }
+
 func (b markers) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Duration) ([]Peer, error) {
 	return []Peer{self}, nil
 }

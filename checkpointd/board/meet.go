@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"time"
 )
@@ -45,6 +46,9 @@ type meeting struct {
 
 type agreement struct {
 	meeting
+	key     string
+	of      [2]string         // its round and its epoch; see Speaks
+	silent  map[int]bool      // nodes that will not speak
 	held    map[int][]Holding // until the answer is there
 	answers map[int]Agreement // what nodes say that an earlier board has answered
 	choice  Choice
@@ -74,7 +78,17 @@ func checkMeeting(key string, node, nodes int, patience time.Duration) error {
 }
 
 func (h Held) check() error { return checkMeeting(h.Key, h.Node, h.Nodes, h.Patience) }
-func (h Here) check() error { return checkMeeting(h.Key, h.Self.Node, h.Nodes, h.Patience) }
+
+func (h Here) check() error {
+	for _, c := range h.Self.Copies {
+		if len(c.Dir) > maxPath || c.Dir != "" && !filepath.IsAbs(c.Dir) {
+			return fmt.Errorf("%w: checkpoint directory %.80q of a copy of save %.64q is not an absolute path", ErrBadRequest, c.Dir, c.Save)
+		}
+	}
+	return checkMeeting(h.Key, h.Self.Node, h.Nodes, h.Patience)
+}
+
+func (m *meeting) met() *meeting { return m }
 
 // attend notes that somebody is there.
 func (m *meeting) attend(key string, nodes int, now time.Time) error {
@@ -86,20 +100,20 @@ func (m *meeting) attend(key string, nodes int, now time.Time) error {
 }
 
 // roomFor makes sure that one more key can be remembered, at the cost of the oldest that is answered.
-func roomFor[M any](l *Ledger, all map[string]M, of func(M) *meeting) error {
+func roomFor[M interface{ met() *meeting }](l *Ledger, all map[string]M) error {
 	if len(all) < MaxKeys {
 		return nil
 	}
 	oldest := ""
 	for key, x := range all {
-		if m := of(x); m.open && (oldest == "" || cmp.Or(m.heard.Compare(of(all[oldest]).heard), cmp.Compare(key, oldest)) < 0) {
+		if m := x.met(); m.open && (oldest == "" || cmp.Or(m.heard.Compare(all[oldest].met().heard), cmp.Compare(key, oldest)) < 0) {
 			oldest = key
 		}
 	}
 	if oldest == "" {
 		return fmt.Errorf("%w: the nodes of the run wait for each other under %d keys already", ErrLimit, len(all))
 	}
-	l.bytes -= of(all[oldest]).bytes
+	l.bytes -= all[oldest].met().bytes
 	delete(all, oldest)
 	return nil
 }
@@ -107,10 +121,11 @@ func roomFor[M any](l *Ledger, all map[string]M, of func(M) *meeting) error {
 func (h Held) step(l *Ledger, now time.Time) ([]Topic, error) {
 	a := l.agreements[h.Key]
 	if a == nil {
-		if err := roomFor(l, l.agreements, func(a *agreement) *meeting { return &a.meeting }); err != nil {
+		if err := roomFor(l, l.agreements); err != nil {
 			return nil, err
 		}
-		a = &agreement{meeting: meeting{nodes: h.Nodes, due: now.Add(h.Patience)}, held: map[int][]Holding{}, answers: map[int]Agreement{}}
+		a = &agreement{meeting: meeting{nodes: h.Nodes, due: now.Add(h.Patience)}, key: h.Key, of: roundAndEpoch(h.Key), silent: map[int]bool{}, held: map[int][]Holding{}, answers: map[int]Agreement{}}
+		l.callRoll(a)
 	}
 	if err := a.attend(h.Key, h.Nodes, now); err != nil {
 		return nil, err
@@ -125,17 +140,21 @@ func (h Held) step(l *Ledger, now time.Time) ([]Topic, error) {
 		}
 		a.bytes += more
 		a.held[h.Node] = h.Holdings
+		delete(a.silent, h.Node)
 		if h.Answer != nil {
 			a.answers[h.Node] = *h.Answer
 		}
 	}
 	l.agreements[h.Key] = a
-	if a.open || len(a.held) < a.nodes && now.Before(a.due) {
+	if a.open || !a.complete() && now.Before(a.due) {
 		return nil, nil
 	}
 	l.agree(a)
 	return []Topic{{Agreed, h.Key}}, nil
 }
+
+// complete reports whether everybody has spoken who will.
+func (a *agreement) complete() bool { return len(a.held)+len(a.silent) >= a.nodes }
 
 // holdingBytes estimates the memory of what one node holds.
 func holdingBytes(hs []Holding) int64 {
@@ -154,7 +173,7 @@ func (l *Ledger) agree(a *agreement) {
 		a.choice, a.found = Choose(a.held)
 	}
 	a.open = true
-	a.held, a.answers = nil, nil
+	a.held, a.answers, a.silent = nil, nil, nil
 	l.bytes -= a.bytes
 	a.plans = plans(a.choice)
 	a.bytes = int64(48*len(a.choice.Writers) + 160*len(a.plans))
@@ -225,7 +244,7 @@ func (l *Ledger) Agreement(key string, node int) (Agreement, bool) {
 func (h Here) step(l *Ledger, now time.Time) ([]Topic, error) {
 	x := l.exchanges[h.Key]
 	if x == nil {
-		if err := roomFor(l, l.exchanges, func(x *exchange) *meeting { return &x.meeting }); err != nil {
+		if err := roomFor(l, l.exchanges); err != nil {
 			return nil, err
 		}
 		x = &exchange{meeting: meeting{nodes: h.Nodes, due: now.Add(h.Patience)}, peers: map[int]Peer{}}
@@ -233,6 +252,7 @@ func (h Here) step(l *Ledger, now time.Time) ([]Topic, error) {
 	if err := x.attend(h.Key, h.Nodes, now); err != nil {
 		return nil, err
 	}
+	share(h.Self.Copies)
 	old, again := x.peers[h.Self.Node]
 	if !again || !samePeer(old, h.Self) {
 		more := peerBytes(h.Self)
@@ -258,10 +278,22 @@ func samePeer(a, b Peer) bool {
 	return a.Node == b.Node && a.Addr == b.Addr && a.Switch == b.Switch && slices.Equal(a.Copies, b.Copies)
 }
 
+// share keeps one string for the directory of several copies, as peerBytes counts them.
+func share(cs []Copy) {
+	for i := 1; i < len(cs); i++ {
+		if cs[i].Dir == cs[i-1].Dir {
+			cs[i].Dir = cs[i-1].Dir
+		}
+	}
+}
+
 func peerBytes(p Peer) int64 {
 	n := int64(160 + len(p.Addr) + len(p.Switch))
-	for _, c := range p.Copies {
-		n += int64(48 + len(c.Save))
+	for i, c := range p.Copies {
+		n += int64(80 + len(c.Save))
+		if i == 0 || c.Dir != p.Copies[i-1].Dir {
+			n += int64(len(c.Dir))
+		}
 	}
 	return n
 }

@@ -25,8 +25,11 @@ type (
 		Held
 		Note bool `json:"note,omitempty"`
 	}
-	peersBody = Here
-	agesBody  = Aged
+	peersBody struct {
+		Here
+		Note bool `json:"note,omitempty"`
+	}
+	agesBody = Aged
 
 	reportReply struct {
 		Entries []commit.Entry `json:"entries,omitempty"`

@@ -124,10 +124,10 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		d.log.Warn("no job token: any process that can reach the address may join and end jobs", "listen", c.String("listen"))
 	}
 	d.metrics = newMetrics()
-	d.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: d.observe})
-	d.metrics.watch(d.hub)
 	d.boards = board.NewHub()
 	d.boards.Switches = topo
+	d.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: d.observe})
+	d.metrics.watch(d.hub)
 	d.metrics.watchCheckpoints(d.boards)
 	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Checkpoints: d.boards.Handler(), Extra: d.metrics.handler()})
 	return d, nil
@@ -147,6 +147,9 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 
 func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.metrics.note(n)
+	if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
+		d.boards.Lost(run, n.Term, n.Round, n.Rank)
+	}
 	d.events.Event(n.Event, slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
 	level := slog.LevelInfo
 	if n.Event == "join" || n.Event == "node-succeeded" {

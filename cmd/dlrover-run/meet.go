@@ -94,14 +94,19 @@ func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, obse
 	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
 		s.node.Addr = "127.0.0.1" // nobody reaches the workers' store by another address
 	}
-	m.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: observe})
+	m.boards = board.NewHub()
+	m.boards.Switches = topo
+	m.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: func(run string, n rendezvous.Note) {
+		if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
+			m.boards.Lost(run, n.Term, n.Round, n.Rank)
+		}
+		observe(run, n)
+	}})
 	m.svc = m.hub
 	if s.backend == local {
 		m.background(func() error { return m.store.Serve(l) })
 		return nil
 	}
-	m.boards = board.NewHub()
-	m.boards.Switches = topo
 	m.server = api.NewServer(api.Handler(m.hub, api.ServerConfig{Token: s.token, Checkpoints: m.boards.Handler()}))
 	m.background(func() error { return m.server.Serve(tcpstore.Split(l, m.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")

@@ -1,0 +1,103 @@
+package board
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Speaks says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under these
+// keys only: others do not wait for it. A node that is dead speaks under none. What it says all the same counts.
+type Speaks struct {
+	Of   string   `json:"of"`
+	Node int      `json:"node"`
+	Keys []string `json:"keys"`
+}
+
+// roll is what is known of the nodes of a round or an epoch.
+type roll struct {
+	meeting
+	keys map[int][]string
+}
+
+func (s Speaks) check() error {
+	long := func(key string) bool { return len(key) > maxKey }
+	switch {
+	case s.Of == "" || long(s.Of) || slices.ContainsFunc(s.Keys, long):
+		return fmt.Errorf("%w: keys of %.80q: need 1 to %d bytes", ErrBadRequest, s.Of, maxKey)
+	case len(s.Keys) > MaxKeys:
+		return fmt.Errorf("%w: node %d speaks under %d keys, at most %d are possible", ErrLimit, s.Node, len(s.Keys), MaxKeys)
+	case s.Node < 0 || s.Node >= MaxShards:
+		return fmt.Errorf("%w: node %d: need 0 to %d", ErrBadRequest, s.Node, MaxShards-1)
+	}
+	return nil
+}
+
+func (s Speaks) step(l *Ledger, now time.Time) (topics []Topic, _ error) {
+	r := l.rolls[s.Of]
+	if r == nil {
+		if err := roomFor(l, l.rolls); err != nil {
+			return nil, err
+		}
+		r = &roll{meeting: meeting{open: true}, keys: map[int][]string{}}
+	}
+	more := keyBytes(s.Keys)
+	if old, again := r.keys[s.Node]; again {
+		more -= keyBytes(old)
+	}
+	if err := l.reserve(more, "agreements of "+s.Of); err != nil {
+		return nil, err
+	}
+	r.bytes += more
+	r.keys[s.Node], r.heard = s.Keys, now
+	l.rolls[s.Of] = r
+	for key, a := range l.agreements {
+		if a.open || !slices.Contains(a.of[:], s.Of) {
+			continue
+		}
+		if a.expect(s.Node, s.Keys); a.complete() {
+			l.agree(a)
+			topics = append(topics, Topic{Agreed, key})
+		}
+	}
+	return topics, nil
+}
+
+func keyBytes(keys []string) int64 {
+	n := int64(64)
+	for _, key := range keys {
+		n += int64(16 + len(key))
+	}
+	return n
+}
+
+// expect notes whether a node will speak that speaks under these keys.
+func (a *agreement) expect(node int, keys []string) {
+	if _, spoke := a.held[node]; spoke || node >= a.nodes || slices.Contains(keys, a.key) {
+		delete(a.silent, node)
+		return
+	}
+	a.silent[node] = true
+}
+
+// callRoll finds out who will not speak in a new agreement.
+func (l *Ledger) callRoll(a *agreement) {
+	for _, of := range []string{a.of[1], a.of[0]} { // who is dead in the round does not speak in the epoch
+		if r := l.rolls[of]; r != nil {
+			for node, keys := range r.keys {
+				a.expect(node, keys)
+			}
+		}
+	}
+}
+
+// roundAndEpoch takes the key of an agreement apart, which is a word, the epoch and what else there is to say, with dots
+// between. Other keys have neither.
+func roundAndEpoch(key string) (of [2]string) {
+	if parts := strings.SplitN(key, ".", 5); len(parts) > 3 {
+		of[0] = parts[1] + "." + parts[2]
+		of[1] = of[0] + "." + parts[3]
+	}
+	return of
+}
