@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -87,14 +88,17 @@ func undisturbed(t *testing.T, steps int, opts ...string) map[string]string {
 
 func (b *training) trained() int { return len(b.rows("losses")) }
 
-func (b *training) starts() (steps []int) {
-	for _, line := range b.rows("starts") {
-		var rank, size, step int
-		_, err := fmt.Sscan(line, &rank, &size, &step)
+// starts and sizes are the step and the size of the world at each start of a rank.
+func (b *training) starts() []int { return b.column("starts", 2) }
+func (b *training) sizes() []int  { return b.column("starts", 1) }
+
+func (b *training) column(file string, i int) (values []int) {
+	for _, line := range b.rows(file) {
+		n, err := strconv.Atoi(strings.Fields(line)[i])
 		require.NoError(b.t, err)
-		steps = append(steps, step)
+		values = append(values, n)
 	}
-	return steps
+	return values
 }
 
 // requireMemoryIsGone: a job that ended well leaves nothing in shared memory.
@@ -267,6 +271,34 @@ func TestTorchCheckpointTwoNodes(t *testing.T) {
 	out, err := exec.Command(filepath.Join(binDir, "dlroverctl"), "checkpoints", "verify", b.ckpts).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	b.requireMemoryIsGone()
+}
+
+// A job loses a node, goes on without it, and grows again: from memory alone, with the
+// losses of a job to which nothing happens.
+func TestTorchCheckpointElasticResize(t *testing.T) {
+	b := newTraining(t, 60)
+	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
+	args := b.args(b.c10d("1:2", "--max-restarts=10", "--rdzv-conf=last_call_timeout=3"), 1000000, "equal")
+	l1 := b.run(args...)
+	eventually(t, "serving", func() bool { return strings.Contains(l1.err.String(), "serving the rendezvous") })
+	l2 := b.run(args...)
+	eventually(t, "two nodes", func() bool { return slices.Contains(b.sizes(), 4) && b.trained() >= 10 })
+	l2.signal(syscall.SIGKILL)
+	l2.wait()
+	before, starts := b.trained(), len(b.starts())
+	eventually(t, "one node", func() bool { return len(b.starts()) >= starts+2 && b.trained() > before+2 })
+	require.Equal(t, 2, b.sizes()[starts])
+	l3 := b.run(args...)
+	require.Equal(t, 0, l1.wait(), l1.err.String())
+	require.Equal(t, 0, l3.wait(), l3.err.String())
+	require.Equal(t, 4, b.sizes()[len(b.sizes())-1])
+	for _, step := range b.starts()[starts:] {
+		require.GreaterOrEqual(t, step, before-2, "from memory")
+	}
+	quiet := newTraining(t, 60)
+	l := quiet.run(quiet.args([]string{"--standalone", "--nproc-per-node=1"}, 1000000, "equal")...)
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Equal(t, quiet.curve(), b.curve())
 }
 
 func TestCheckpointMetrics(t *testing.T) {

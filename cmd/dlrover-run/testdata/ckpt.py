@@ -1,10 +1,11 @@
 """Trains a small model with DDP over gloo and saves it at every step.
 
-ckpt.py MARKS CHECKPOINTS STEPS DISK_EVERY [sharded]
+ckpt.py MARKS CHECKPOINTS STEPS DISK_EVERY [sharded] [equal]
 
 Every step goes to memory, every DISK_EVERY-th to disk. Rank 0 adds "<step> <loss>" to MARKS/losses for each step, and
 each start of a rank "<rank> <world size> <step> <source>" to MARKS/starts. With "sharded" each rank also has a state
-of its own, which must come back to it.
+of its own, which must come back to it. With "equal" all ranks see the same data, so that the losses are those of one
+rank alone, however many there are.
 """
 
 import logging
@@ -50,13 +51,13 @@ def main():
     add_line(os.path.join(marks, "starts"), "%d %d %d" % (rank, size, step))
     while step < steps:
         step += 1
-        x, y = batch(step, rank % 2)
+        x, y = batch(step, 0 if "equal" in sys.argv[5:] else rank % 2)
         loss = torch.nn.functional.mse_loss(ddp(x), y)
         opt.zero_grad()
         loss.backward()
         opt.step()
         total = loss.detach().clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, dist.ReduceOp.MAX if "equal" in sys.argv[5:] else dist.ReduceOp.SUM)
         if rank == 0:
             add_line(os.path.join(marks, "losses"), "%d %s" % (step, total.item().hex()))
         state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "step": step, "own": torch.tensor([float(step), float(rank)])}
