@@ -39,11 +39,14 @@ func (d *Dir) Incoming(name string, size int64) (*Incoming, error) {
 		if err != nil {
 			return fmt.Errorf("receive segment %s: %w", name, err)
 		}
-		if err = allocate(fd, capacity(size)); err == nil {
+		if err = unix.Ftruncate(fd, capacity(size)); err == nil {
 			in.s, err = newSegment(d, name, fd)
 		}
 		if err != nil {
 			return errors.Join(fmt.Errorf("receive segment %s: %w", name, err), unix.Close(fd), unix.Unlinkat(dirfd, in.tmp, 0))
+		}
+		if err = allocate(fd, in.s.mem); err != nil {
+			return errors.Join(fmt.Errorf("receive segment %s: %w", name, err), in.s.Close(), unix.Unlinkat(dirfd, in.tmp, 0))
 		}
 		return nil
 	})
@@ -121,23 +124,6 @@ func (s *Segment) takeLocked(size int64, seq uint64) error {
 func (s *Segment) named() bool {
 	st, err := s.stat()
 	return err == nil && st.Nlink == 1 && !s.Replaced()
-}
-
-// allocate takes the memory piece by piece: a signal, of which the Go runtime sends many, makes the kernel undo the
-// piece it is at.
-func allocate(fd int, size int64) error {
-	const piece = 64 << 20
-	for at := int64(0); at < size; {
-		n := min(piece, size-at)
-		switch err := unix.Fallocate(fd, 0, at, n); {
-		case errors.Is(err, unix.EINTR):
-		case err != nil:
-			return fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
-		default:
-			at += n
-		}
-	}
-	return nil
 }
 
 // Bytes is the copy, as long as was asked for. Its first page is for Publish to write. It must not be used after

@@ -1,14 +1,20 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// hugeSize is the size of a huge page.
-const hugeSize = 2 << 20
+const (
+	hugeSize = 2 << 20 // of a huge page
+	piece    = 64 << 20
+	// hugePatience is for a piece in huge pages. If it takes longer, the kernel is clearing memory for them.
+	hugePatience = 300 * time.Millisecond
+)
 
 // mapFile maps the first n bytes of a file, a multiple of the page size, to read and write. The address is a multiple of
 // hugeSize: only then are the file's huge pages mapped as such, at a small part of the page faults.
@@ -31,3 +37,34 @@ func mapFile(fd int, n int64) ([]byte, error) {
 }
 
 func unmap(mem []byte) error { return unix.MunmapPtr(unsafe.Pointer(&mem[0]), uintptr(len(mem))) }
+
+// allocate takes the memory of a file that is mapped, piece by piece: a signal, of which the Go runtime sends many, makes
+// the kernel undo the piece it is at.
+func allocate(fd int, mem []byte) error {
+	size, huge := int64(len(mem)), true
+	for at := int64(0); at < size; {
+		n := min(piece, size-at)
+		huge = huge && takeHuge(fd, mem, at, n)
+		switch err := unix.Fallocate(fd, 0, at, n); {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
+		default:
+			at += n
+		}
+	}
+	return nil
+}
+
+// takeHuge takes memory in huge pages, whatever the system's default for shared memory is. False: there are none to be
+// had, or not quickly.
+func takeHuge(fd int, mem []byte, at, n int64) bool {
+	n -= n % hugeSize
+	for o := at; o < at+n; o += hugeSize {
+		if _, err := unix.Pwrite(fd, []byte{0}, o); err != nil { // the kernel makes them only of what has a page
+			return false
+		}
+	}
+	begin := time.Now()
+	return n == 0 || unix.Madvise(mem[at:at+n], unix.MADV_COLLAPSE) == nil && time.Since(begin) < hugePatience
+}
