@@ -11,9 +11,9 @@ import (
 
 const (
 	hugeSize = 2 << 20 // of a huge page
-	piece    = 64 << 20
-	// hugePatience is for a piece in huge pages. If it takes longer, the kernel is clearing memory for them.
-	hugePatience = 300 * time.Millisecond
+	piece    = 16 << 20
+	// hugePatience is for a piece in huge pages. If it takes longer, small ones are there sooner.
+	hugePatience = 30 * time.Millisecond
 )
 
 // mapFile maps the first n bytes of a file, a multiple of the page size, to read and write. The address is a multiple of

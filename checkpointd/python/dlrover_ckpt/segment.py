@@ -24,13 +24,13 @@ DISK = 1  # flag
 MAX_META = 16 << 20
 _MAGIC = b"DLRSEG01"
 _FIELDS = struct.Struct("<8sIIQQqqQQQIIQQQQQQ")  # up to and with `durable`
-_CHUNK = 64 << 20  # bytes that are allocated at a time
+_CHUNK = 16 << 20  # bytes that are allocated at a time
 _STEP = 16 << 20  # bytes that are faulted in at a time: a save waits for one step
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
 _MAP_FIXED = 0x10
 _HUGE = 2 << 20
-_HUGE_PATIENCE = 0.3  # seconds for a _CHUNK in huge pages: more, and the kernel is clearing memory for them
+_HUGE_PATIENCE = 0.03  # seconds for a _CHUNK in huge pages: more, and small ones are there sooner
 
 
 class Damaged(Exception):
