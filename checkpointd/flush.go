@@ -120,7 +120,7 @@ func (d *Daemon) run(j *save) {
 		return
 	}
 	err := d.flush(ctx, j)
-	if j.lost(err) {
+	if j.lost(err) && j.seg != nil {
 		j.entry, j.resumed = nil, false
 		err = d.flush(ctx, j)
 	}
@@ -140,11 +140,9 @@ func (d *Daemon) run(j *save) {
 	}
 }
 
-// lost reports whether somebody has removed what an earlier daemon had written, and
-// memory still has it.
-func (j *save) lost(err error) bool {
-	return j.resumed && j.seg != nil && errors.Is(err, fs.ErrNotExist)
-}
+// lost reports whether somebody has removed what an earlier daemon had written. Memory
+// may still have it.
+func (j *save) lost(err error) bool { return j.resumed && errors.Is(err, fs.ErrNotExist) }
 
 // flush makes the shard durable, lets its segment go, and commits it.
 func (d *Daemon) flush(ctx context.Context, j *save) error {

@@ -92,7 +92,7 @@ func (d *Daemon) readNote(path string) (*save, error) {
 	j := newSave(nil, n.Seq, n.Saved, m)
 	j.entry, j.resumed = &n.Entry, true
 	if s, err := d.open(n.Segment); err == nil {
-		if h, err := s.seg.Header(); err == nil && h.Seq == n.Seq && h.State == shm.Complete {
+		if h, held, err := s.seg.Peek(); err == nil && h.Seq == n.Seq && held.Save == m.Save && held.Shard == m.Shard {
 			j.seg = s
 		}
 	}

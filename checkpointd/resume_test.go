@@ -59,17 +59,34 @@ func TestPreparedShardIsWrittenOnce(t *testing.T) {
 	require.EqualValues(t, 1, st.Counters.Flushes, "shard 0 was durable")
 }
 
-func TestPreparedFilesThatAreGoneAreWrittenAgain(t *testing.T) {
-	n, dir := prepared(t)
+// clean removes the temporary files.
+func clean(t *testing.T, dir string) {
 	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() && strings.Contains(path, ".tmp") {
 			err = os.Remove(path)
 		}
 		return err
 	}))
+}
+
+func TestPreparedFilesThatAreGoneAreWrittenAgain(t *testing.T) {
+	n, dir := prepared(t)
+	clean(t, dir)
 	n.start()
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
 	n.requireCommitted(dir)
+}
+
+func TestPreparedFilesThatAreGoneForGood(t *testing.T) {
+	n, dir := prepared(t)
+	clean(t, dir)
+	inMemory(shard(dir, 2, 0, 2, 2)).Write(t, n.dir, "seg/l0-0.seg")
+	n.start()
+	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
+	res := n.wait(dir, 1)
+	require.Contains(t, res["error"], "no such file", res)
+	require.Eventually(t, func() bool { return len(n.notes()) == 0 }, patience, 5*time.Millisecond)
+	requireNoLeftovers(t, dir)
 }
 
 func TestDamagedNoteIsDropped(t *testing.T) {
