@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd/shm"
 )
 
 const (
@@ -27,6 +29,20 @@ func TestPython(t *testing.T) {
 			systemPython, err, out)
 	}
 	runModules(t, systemPython)
+}
+
+// TestPlainDirectory: what a worker without a launcher makes, Go takes for what it is.
+func TestPlainDirectory(t *testing.T) {
+	base := t.TempDir()
+	out, err := python(t, systemPython, "-c", "import sys; from dlrover_ckpt import segment; print(segment.runtime_dir({'DLROVER_CKPT_SHM': sys.argv[1]})[0])", base)
+	require.NoError(t, err, out)
+	old := time.Now().Add(-2 * time.Hour)
+	for _, dir := range []string{"seg", ""} {
+		require.NoError(t, os.Chtimes(filepath.Join(strings.TrimSpace(out), dir), old, old))
+	}
+	dead, err := shm.Dead(base)
+	require.NoError(t, err)
+	require.Empty(t, dead, "its parent, this process, lives")
 }
 
 // TestPythonTorch2 runs them with the newest torch, in the Python that DLROVER_TORCH2_PYTHON names.

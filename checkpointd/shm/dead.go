@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,9 +18,13 @@ import (
 // justMade is how long a directory without a lock file may wait for its owner.
 const justMade = time.Minute
 
-// plainKey is the key of a run that has no launcher: the process that started the workers, and when it started, in
-// clock ticks since the boot.
-var plainKey = regexp.MustCompile(`^t([0-9]+)-([0-9]+)$`)
+// foreignAge is how long a plain run of another PID namespace may be without a worker: whether it goes on cannot be seen
+// from here.
+const foreignAge = time.Hour
+
+// plainKey is the key of a run that has no launcher: the process that started the workers, when it started, in clock
+// ticks since the boot, and its PID namespace.
+var plainKey = regexp.MustCompile(`^t([0-9]+)-([0-9]+)-([0-9]+)$`)
 
 // Dead returns the runtime directories of this user below base whose run has ended. What does not look like a runtime
 // directory, or is not ours, is left out.
@@ -46,6 +51,9 @@ func Dead(base string) ([]*Dir, error) {
 
 func (d *Dir) dead() bool {
 	if m := plainKey.FindStringSubmatch(filepath.Base(d.path)); m != nil {
+		if m[3] != pidNamespace() {
+			return d.vacant() && d.Age() > foreignAge
+		}
 		if startTime(m[1]) == m[2] {
 			return false
 		}
@@ -67,6 +75,25 @@ func startTime(pid string) string {
 		return ""
 	}
 	return fields[after]
+}
+
+// pidNamespace names ours as the client does.
+func pidNamespace() string {
+	var st unix.Stat_t
+	if unix.Stat("/proc/self/ns/pid", &st) != nil {
+		return "0"
+	}
+	return strconv.FormatUint(st.Ino, 10)
+}
+
+// vacant says whether no plain worker has the directory open: each holds a shared lock on it.
+func (d *Dir) vacant() bool {
+	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
 // unowned says whether nobody holds the lock. It takes it for a moment: there is no other way to ask.

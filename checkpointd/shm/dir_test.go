@@ -193,9 +193,20 @@ func TestDead(t *testing.T) {
 
 	gone := exec.Command("true")
 	require.NoError(t, gone.Run())
-	create(fmt.Sprintf("t%d-1", gone.Process.Pid))
-	create(fmt.Sprintf("t%d-1", os.Getpid())) // another process had our id
-	create(fmt.Sprintf("t%d-%s", os.Getpid(), startTime(t)))
+	var ns syscall.Stat_t
+	require.NoError(t, syscall.Stat("/proc/self/ns/pid", &ns))
+	create(fmt.Sprintf("t%d-1-%d", gone.Process.Pid, ns.Ino))
+	create(fmt.Sprintf("t%d-1-%d", os.Getpid(), ns.Ino)) // another process had our id
+	create(fmt.Sprintf("t%d-%s-%d", os.Getpid(), startTime(t), ns.Ino))
+	create("t1-1-7") // of another PID namespace: as old as one that lives may be
+	old = old.Add(-time.Minute)
+	age(create("t2-1-7"))
+	atWork := create("t3-1-7")
+	age(atWork)
+	worker, err := os.Open(atWork.Path())
+	require.NoError(t, err)
+	defer worker.Close()
+	require.NoError(t, syscall.Flock(int(worker.Fd()), syscall.LOCK_SH))
 	require.NoError(t, os.Symlink(endedDir.Path(), filepath.Join(top(base), "link")))
 	require.NoError(t, os.WriteFile(filepath.Join(top(base), "file"), nil, 0o600))
 	require.NoError(t, os.Mkdir(filepath.Join(top(base), "open"), 0o755))
@@ -206,7 +217,7 @@ func TestDead(t *testing.T) {
 	for _, d := range dead {
 		keys = append(keys, filepath.Base(d.Path()))
 	}
-	require.ElementsMatch(t, []string{"ended", "never-owned", fmt.Sprintf("t%d-1", gone.Process.Pid), fmt.Sprintf("t%d-1", os.Getpid())}, keys)
+	require.ElementsMatch(t, []string{"ended", "never-owned", fmt.Sprintf("t%d-1-%d", gone.Process.Pid, ns.Ino), fmt.Sprintf("t%d-1-%d", os.Getpid(), ns.Ino), "t2-1-7"}, keys)
 
 	t.Run("age", func(t *testing.T) {
 		d := create("aged")

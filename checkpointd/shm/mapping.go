@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 	"unsafe"
 
@@ -19,20 +20,20 @@ const (
 // mapFile maps the first n bytes of a file, a multiple of the page size, to read and write. The address is a multiple of
 // hugeSize: only then are the file's huge pages mapped as such, at a small part of the page faults.
 func mapFile(fd int, n int64) ([]byte, error) {
-	room, err := unix.MmapPtr(-1, 0, nil, uintptr(n)+hugeSize, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	size := uintptr(n+int64(os.Getpagesize())-1) &^ uintptr(os.Getpagesize()-1) // larger than ours on some processors
+	room, err := unix.MmapPtr(-1, 0, nil, size+hugeSize, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("reserve addresses: %w", err)
 	}
 	before := -uintptr(room) % hugeSize
 	start := unsafe.Add(room, before)
 	if _, err := unix.MmapPtr(fd, 0, start, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		_ = unix.MunmapPtr(room, uintptr(n)+hugeSize)
-		return nil, fmt.Errorf("map it: %w", err)
+		return nil, fmt.Errorf("map it: %w", err) // the addresses stay reserved: some may be others' by now
 	}
 	if before > 0 {
 		_ = unix.MunmapPtr(room, before) // what is left over does no harm
 	}
-	_ = unix.MunmapPtr(unsafe.Add(start, n), hugeSize-before)
+	_ = unix.MunmapPtr(unsafe.Add(start, size), hugeSize-before)
 	return unsafe.Slice((*byte)(start), n), nil
 }
 

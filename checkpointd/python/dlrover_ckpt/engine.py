@@ -192,6 +192,7 @@ class Engine:
         if not disk:
             return stored
         self._disk_step = int(step)
+        self._saved.pop(int(step), None)  # the newest come last
         self._saved[int(step)] = meta["save"]
         if len(self._saved) > _REMEMBERED:
             del self._saved[next(iter(self._saved))]
@@ -406,7 +407,7 @@ class Engine:
         """Tells the daemon. It finds the save without that, only later."""
         if self._daemon is None:
             _once.warn(_ALONE)
-            os.utime(self._runtime)  # its age says how long it has been of no use
+            segment.touch(self._runtime)
             return
         reply = self._daemon.notify({"op": "saved", "seg": os.path.basename(b.path), "seq": seq, "step": step,
                                      "disk": disk})

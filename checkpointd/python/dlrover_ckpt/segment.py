@@ -144,14 +144,11 @@ class Mapping:
 
 def _map(fd: int, length: int, flags: int) -> int:
     """Maps a file where its huge pages can be mapped as such: the address is a multiple of their size."""
-    length = -(-length // PAGE) * PAGE
+    length = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
     room = _mmap(None, length + _HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     addr = -(-room // _HUGE) * _HUGE
-    try:
-        _mmap(addr, length, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd)
-    except OSError:
-        _libc.munmap(room, length + _HUGE)
-        raise
+    # If this fails the addresses stay reserved: some of them may be another thread's by now.
+    _mmap(addr, length, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd)
     for start, end in ((room, addr), (addr + length, room + length + _HUGE)):
         if start < end:
             _libc.munmap(start, end - start)
@@ -405,9 +402,10 @@ def runtime_dir(environ: Dict[str, str]) -> Tuple[str, bool]:
     _remove_dead(base, namespace)
     ppid = os.getppid()
     own = os.path.join(base, "t%d-%s-%s" % (ppid, _start_time(ppid) or "0", namespace))
-    for d in (own, os.path.join(own, "seg")):
-        _private_dir(d)
-    _occupy(own)
+    _private_dir(own)
+    while not _occupy(own):  # it has just been removed
+        _private_dir(own)
+    _private_dir(os.path.join(own, "seg"))
     return own, False
 
 
@@ -416,12 +414,33 @@ _FOREIGN_AGE = 3600.0  # seconds; more than a launcher takes to start workers ag
 _occupied: Dict[str, int] = {}  # directory -> the descriptor whose shared lock shows that a worker lives
 
 
-def _occupy(path: str) -> None:
-    if path not in _occupied:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        _occupied[path] = fd
-    os.utime(path)
+def _occupy(path: str) -> bool:
+    """False: the directory is not there."""
+    try:
+        if path not in _occupied:
+            fd = _open_dir(path)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            _occupied[path] = fd
+        if os.path.samestat(os.stat(path), os.fstat(_occupied[path])):
+            os.utime(path)
+            return True
+    except FileNotFoundError:
+        pass
+    if path in _occupied:
+        os.close(_occupied.pop(path))
+    return False
+
+
+def touch(path: str) -> None:
+    """Says that the directory is of use: its age is how long it has been of none."""
+    try:
+        os.utime(path)
+    except OSError:
+        pass  # it is only a hint
+
+
+def _open_dir(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _private_dir(path: str) -> None:
@@ -458,21 +477,26 @@ def _remove_dead(base: str, namespace: str) -> None:
         if name[:1] != "t" or len(parts) != 3 or not parts[0].isdigit():
             continue
         path = os.path.join(base, name)
-        if _abandoned(path) if parts[2] != namespace else _start_time(int(parts[0])) != parts[1]:
+        if parts[2] != namespace:
+            _remove_abandoned(path)
+        elif _start_time(int(parts[0])) != parts[1]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _abandoned(path: str) -> bool:
-    """Whether no worker has had the directory open for long."""
+def _remove_abandoned(path: str) -> None:
+    """Removes a directory that no worker has had open for long."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = _open_dir(path)
     except OSError:
-        return False
+        return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return time.time() - os.fstat(fd).st_mtime > _FOREIGN_AGE
+        if time.time() - os.fstat(fd).st_mtime > _FOREIGN_AGE:
+            gone = "%s.gone" % path
+            os.rename(path, gone)  # whoever waits for the lock finds another directory, or none, under the name
+            shutil.rmtree(gone, ignore_errors=True)
     except OSError:
-        return False
+        pass
     finally:
         os.close(fd)
 

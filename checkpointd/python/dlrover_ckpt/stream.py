@@ -13,6 +13,7 @@ import functools
 import logging
 import mmap
 import platform
+import sys
 from typing import Any, Callable, Optional
 
 log = logging.getLogger("dlrover.ckpt")
@@ -60,7 +61,7 @@ def copier() -> Optional[Callable[[int, int], Any]]:
 
     Source and destination of a row must not overlap, and its destination is a multiple of ALIGN.
     """
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() not in ("x86_64", "AMD64") or sys.maxsize <= 1 << 32:
         return None
     try:
         memory = _executable(_X86_64)
