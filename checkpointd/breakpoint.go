@@ -103,7 +103,7 @@ func (d *Daemon) announce(w World, dirs []string) {
 	}
 	s := board.Speaks{Of: w.Key(), Node: w.GroupRank}
 	for _, dir := range dirs {
-		s.Keys = append(s.Keys, breakpointKey(w, dir, false))
+		s.Keys = append(s.Keys, breakpointKey(w, dir, false), breakpointKey(w, dir, true))
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, agreePatience) // then nobody waits any more
 	defer cancel()

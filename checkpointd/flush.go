@@ -112,6 +112,11 @@ func (d *Daemon) run(j *save) {
 	defer cancel()
 	stop := d.progress(j)
 	defer stop()
+	if time.Since(j.saved) > lookFirst && d.outdated(j) { // an earlier daemon should have written it
+		d.giveUp(j, errOutdated)
+		d.finish(j, failed, errOutdated)
+		return
+	}
 	if d.already(j) { // an earlier daemon committed it, and may not have said so
 		if j.meta.Shard == 0 {
 			_, _ = d.boardOf(j.meta).Post(ctx, reportOf(j, board.Published, commit.Entry{}))
@@ -120,7 +125,7 @@ func (d *Daemon) run(j *save) {
 		return
 	}
 	err := d.flush(ctx, j)
-	if j.lost(err) && j.seg != nil {
+	if j.seg != nil && d.gone(ctx, j, err) {
 		j.entry, j.resumed = nil, false
 		err = d.flush(ctx, j)
 	}
@@ -140,9 +145,15 @@ func (d *Daemon) run(j *save) {
 	}
 }
 
-// lost reports whether somebody has removed what an earlier daemon had written. Memory
+// gone reports whether somebody has removed what an earlier daemon had written. Memory
 // may still have it.
-func (j *save) lost(err error) bool { return j.resumed && errors.Is(err, fs.ErrNotExist) }
+func (d *Daemon) gone(ctx context.Context, j *save, err error) bool {
+	if !j.resumed || !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	gone, err := bounded(ctx, func() (bool, error) { return d.store.Gone(saveOf(j), *j.entry), nil })
+	return gone && err == nil
+}
 
 // flush makes the shard durable, lets its segment go, and commits it.
 func (d *Daemon) flush(ctx context.Context, j *save) error {
@@ -192,7 +203,7 @@ func (d *Daemon) lookOnce(j *save) {
 	if ok && m.ID == j.meta.Save {
 		j.quit(errElsewhere)
 	}
-	if m, ok = d.tracked(j.meta.Dir); ok && m.Epoch != j.meta.Epoch && m.Saved.After(j.saved) {
+	if d.outdated(j) {
 		d.drop(j, errOutdated)
 	}
 	d.mu.Lock()
@@ -201,6 +212,17 @@ func (d *Daemon) lookOnce(j *save) {
 		j.stuck = true
 		d.changedLocked()
 	}
+}
+
+// outdated reports whether workers that were started later have gone on from another
+// state, or have saved the same step.
+func (d *Daemon) outdated(j *save) bool {
+	later := func(m commit.Manifest) bool { return m.Epoch != j.meta.Epoch && m.Saved.After(j.saved) }
+	if m, ok := d.tracked(j.meta.Dir); ok && later(m) {
+		return true
+	}
+	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
+	return ok && m.ID != j.meta.Save && later(m)
 }
 
 func timeoutOf(m shm.Meta) time.Duration {
@@ -247,7 +269,7 @@ func (d *Daemon) tracked(dir string) (commit.Manifest, bool) {
 
 func saveOf(j *save) commit.Save {
 	m := j.meta
-	s := commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step, Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved}
+	s := commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step, Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved, Late: j.resumed}
 	for _, t := range m.Trackers {
 		s.Trackers = append(s.Trackers, commit.Tracker(t))
 	}
@@ -284,7 +306,7 @@ func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
 			d.setNote("")
 			return nil
 		}
-		if errors.Is(err, errSuperseded) || j.lost(err) || hopeless(err) || ctx.Err() != nil {
+		if errors.Is(err, errSuperseded) || hopeless(err) || ctx.Err() != nil || d.gone(ctx, j, err) {
 			return err
 		}
 		d.trouble(ctx, j, err)

@@ -28,17 +28,23 @@ type Offer struct {
 // adopt takes over what an earlier daemon left: saves that the disk still waits for,
 // and commits that were under way.
 func (d *Daemon) adopt() {
-	d.resume() // first: what it goes on with is not an interrupted commit
-	dirs := map[string]bool{}
+	noted, dirs := d.noted(), map[string]bool{}
 	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir] = true })
+	for _, j := range noted {
+		dirs[j.meta.Dir] = true
+	}
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
-		d.mend(d.ctx, dir)
+		d.mend(d.ctx, dir, noted...)
+	}
+	for _, j := range noted {
+		d.launch(j)
 	}
 	d.scan()
 }
 
-// mend finishes or removes what interrupted commits left in dir.
-func (d *Daemon) mend(ctx context.Context, dir string) {
+// mend finishes or removes what interrupted commits left in dir, but for what is to be
+// gone on with.
+func (d *Daemon) mend(ctx context.Context, dir string, noted ...*save) {
 	d.mu.Lock()
 	done := d.mended[dir]
 	d.mended[dir] = true
@@ -46,13 +52,22 @@ func (d *Daemon) mend(ctx context.Context, dir string) {
 	if done {
 		return
 	}
-	res, err := bounded(ctx, func() (commit.Recovered, error) { return d.store.Recover(ctx, dir, d.working) })
+	live := func(id string) bool {
+		return d.working(id) || slices.ContainsFunc(noted, func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
+	}
+	res, err := bounded(ctx, func() (commit.Recovered, error) { return d.store.Recover(ctx, dir, live) })
 	if err != nil {
 		d.log.Warn("cannot finish interrupted commits", "dir", dir, "err", err)
 	}
 	if len(res.Forward) > 0 {
 		d.log.Info("finished interrupted commits", "dir", dir, "saves", res.Forward)
 	}
+}
+
+// begun reports whether a save can only be completed.
+func (d *Daemon) begun(j *save) bool {
+	begun, err := d.store.Begun(j.meta.Dir, j.meta.Save)
+	return begun && err == nil
 }
 
 // working reports whether a save is on its way through this daemon.

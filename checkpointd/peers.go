@@ -59,7 +59,6 @@ type origin struct {
 
 // awaiting is a save that is to be copied.
 type awaiting struct {
-	seg   *segment
 	save  string
 	saved time.Time
 	done  map[int]bool // partners that have it, by node
@@ -157,14 +156,23 @@ func (p *peers) meet(w World, all []board.Peer) {
 	}
 	partners := replica.Partners(w.GroupRank, as, p.nodes-1)
 	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
 	if p.d.world != w {
+		p.d.mu.Unlock()
 		return // the answer came late: there is another epoch
 	}
 	p.mu.Lock()
+	first := p.key != w.Key()
 	p.key, p.known, p.partners = w.Key(), all, partners
 	p.mu.Unlock()
 	p.d.changedLocked()
+	p.d.mu.Unlock()
+	if first { // the partners may be others
+		p.d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+			if ours(name) {
+				p.want(h.Saved, m)
+			}
+		})
+	}
 	p.nudge()
 }
 
@@ -201,28 +209,40 @@ func (d *Daemon) holds() []board.Copy {
 
 // replicate gives a new save to the pusher. Of a rank and directory only the newest waits. A state
 // that every node holds anyway needs no copies.
-func (d *Daemon) replicate(s *segment, saved time.Time, m shm.Meta) {
+func (d *Daemon) replicate(saved time.Time, m shm.Meta) {
 	d.wantCopies(m.Replicas)
 	d.mu.Lock()
 	p := d.peers
 	d.mu.Unlock()
-	if p == nil || m.Resize == "any" {
+	if p != nil {
+		p.want(saved, m)
+		p.nudge()
+	}
+}
+
+// want has a save copied to the partners that do not have it.
+func (p *peers) want(saved time.Time, m shm.Meta) {
+	if m.Resize == "any" {
 		return
 	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	from := origin{m.Rank, m.Dir}
-	if old, ok := p.pending[from]; !ok || !saved.Before(old.saved) {
-		p.pending[from] = awaiting{s, m.Save, saved, map[int]bool{}}
+	if old, ok := p.pending[from]; ok && saved.Before(old.saved) {
+		return
 	}
-	p.mu.Unlock()
-	p.nudge()
+	done := map[int]bool{}
+	for _, peer := range p.known {
+		done[peer.Node] = slices.ContainsFunc(peer.Copies, func(c board.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
+	}
+	p.pending[from] = awaiting{m.Save, saved, done}
 }
 
 // push copies what is pending, and tries again when a partner was away.
 func (p *peers) push() {
 	for p.ctx.Err() == nil {
 		e, due := p.next(time.Now())
-		if e.seg != nil {
+		if len(e.to) > 0 {
 			p.copyTo(e)
 			continue
 		}
@@ -279,11 +299,11 @@ func (p *peers) next(now time.Time) (e errand, due time.Time) {
 }
 
 func (p *peers) copyTo(e errand) {
-	pin, err := e.seg.seg.Pin()
-	if err != nil || pin.Meta.Save != e.save { // a newer save is on its way
-		if err == nil {
-			pin.Release()
-		}
+	if e.to = p.reachable(e); len(e.to) == 0 {
+		return
+	}
+	pin := p.d.pinned(e.from, e.save)
+	if pin == nil { // a newer save is on its way
 		p.forget(e)
 		return
 	}
@@ -310,6 +330,57 @@ func (p *peers) copyTo(e errand) {
 			log.Info("a checkpoint is copied to another node again")
 		}
 	}
+}
+
+// pinned pins a save of ours, nil if it is no longer here.
+func (d *Daemon) pinned(of origin, save string) (pin *shm.Pinned) {
+	d.held(func(name string, s *segment, _ shm.Header, m shm.Meta) {
+		if pin != nil || !ours(name) || m.Save != save || m.Rank != of.rank || m.Dir != of.dir {
+			return
+		}
+		p, err := s.seg.Pin()
+		if err == nil && p.Meta.Save == save {
+			pin = p
+		} else if err == nil {
+			p.Release()
+		}
+	})
+	return pin
+}
+
+// reachable returns the partners of an errand without those that are still away: to find that out must not keep the
+// segment from its worker.
+func (p *peers) reachable(e errand) (to []replica.Peer) {
+	for _, peer := range e.to {
+		p.mu.Lock()
+		_, away := p.away[peer.Node]
+		p.mu.Unlock()
+		if away && !p.reach(&peer) {
+			p.book(e, peer.Node, errAway)
+			p.d.mu.Lock()
+			p.d.count.CopiesFailed++
+			p.d.mu.Unlock()
+			continue
+		}
+		to = append(to, peer)
+	}
+	return to
+}
+
+var errAway = errors.New("it is still away")
+
+// reach tries a node, also when that has moved.
+func (p *peers) reach(peer *replica.Peer) bool {
+	err := p.client.Reach(p.ctx, peer.Addr)
+	if err == nil || p.ctx.Err() != nil {
+		return err == nil
+	}
+	addr := p.renew(p.ctx, peer.Node)
+	if addr == "" || addr == peer.Addr {
+		return false
+	}
+	peer.Addr = addr
+	return p.client.Reach(p.ctx, addr) == nil
 }
 
 func (p *peers) forget(e errand) {

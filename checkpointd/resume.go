@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"dlrover-run/checkpointd/commit"
@@ -62,22 +63,27 @@ func (d *Daemon) keepNote(j *save, e commit.Entry) error {
 
 func (d *Daemon) dropNote(j *save) { _ = os.Remove(d.noteOf(j)) }
 
-// resume goes on with the shards that an earlier daemon had made durable.
-func (d *Daemon) resume() {
+// noted lists the shards that an earlier daemon had made durable.
+func (d *Daemon) noted() (saves []*save) {
 	entries, err := os.ReadDir(d.notes())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		d.log.Warn("cannot look for saves to be committed", "err", err)
 	}
 	for _, e := range entries {
 		path := filepath.Join(d.notes(), e.Name())
+		if strings.HasSuffix(path, ".new") { // half written
+			_ = os.Remove(path)
+			continue
+		}
 		j, err := d.readNote(path)
 		if err != nil {
 			d.log.Warn("a save cannot be gone on with", "note", path, "err", err)
 			_ = os.Remove(path)
 			continue
 		}
-		d.launch(j)
+		saves = append(saves, j)
 	}
+	return saves
 }
 
 func (d *Daemon) readNote(path string) (*save, error) {
@@ -91,6 +97,9 @@ func (d *Daemon) readNote(path string) (*save, error) {
 	}
 	j := newSave(nil, n.Seq, n.Saved, m)
 	j.entry, j.resumed = &n.Entry, true
+	if path != d.noteOf(j) {
+		return nil, errors.New("it has the name of another save")
+	}
 	if s, err := d.open(n.Segment); err == nil {
 		if h, held, err := s.seg.Peek(); err == nil && h.Seq == n.Seq && held.Save == m.Save && held.Shard == m.Shard {
 			j.seg = s

@@ -1,6 +1,7 @@
 package checkpointd_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -9,6 +10,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/shm"
 )
 
 func (n *node) notes() (names []string) {
@@ -94,5 +99,102 @@ func TestDamagedNoteIsDropped(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(n.dir.Path(), "prepared", n.notes()[0]), []byte("{"), 0o600))
 	n.start()
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
+	n.requireCommitted(dir)
+}
+
+// bothPrepared leaves the notes of both shards of step 1, whose segments hold step 2.
+func bothPrepared(t *testing.T) (n *node, dir string) {
+	n, dir = prepared(t)
+	note := filepath.Join(n.dir.Path(), "prepared", n.notes()[0])
+	text, err := os.ReadFile(note)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(note))
+	require.NoError(t, os.Remove(filepath.Join(n.dir.Path(), "seg/l0-0.seg")))
+	n.start()
+	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
+	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, 5*time.Millisecond)
+	n.stop()
+	require.NoError(t, os.WriteFile(note, text, 0o600))
+	for r := range 2 {
+		s := inMemory(shard(dir, 2, r, 2, 2))
+		s.Seq = 2
+		s.Write(t, n.dir, fmt.Sprintf("seg/l%d-0.seg", r))
+	}
+	return n, dir
+}
+
+// elsewhere commits a step of a later epoch from another node.
+func elsewhere(t *testing.T, dir string, step int64) string {
+	n, s := newNode(t), single(dir, step)
+	s.Meta.Epoch, s.Saved, s.Meta.Save = "9.1.0", time.Now(), fmt.Sprintf("%016x", 0xabc000+step)
+	s.Meta.Retention = &shm.Retention{KeepLatest: 1}
+	n.put(s, "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, step)["ok"])
+	n.stop()
+	return s.Meta.Save
+}
+
+func TestPreparedSaveThatWasOvertaken(t *testing.T) {
+	for _, step := range []int64{1, 5000} {
+		t.Run(fmt.Sprint("by step ", step), func(t *testing.T) {
+			n, dir := bothPrepared(t)
+			id := elsewhere(t, dir, step)
+			n.start()
+			require.Eventually(t, func() bool { return len(n.notes()) == 0 }, patience, 5*time.Millisecond)
+			store := commit.Store{FS: fsx.OS{}, Now: time.Now}
+			m, _, err := store.Newest(t.Context(), dir, nil)
+			require.NoError(t, err)
+			require.Equal(t, id, m.ID)
+			tracked, _ := store.Tracked(dir)
+			require.Equal(t, step, tracked)
+			requireNoLeftovers(t, dir)
+		})
+	}
+}
+
+func TestPreparedSaveOnStorageThatComesLate(t *testing.T) {
+	n, dir := bothPrepared(t)
+	require.NoError(t, os.Rename(dir, dir+".away"))
+	n.start()
+	require.Eventually(t, func() bool { return n.ask(map[string]any{"op": "saved", "seg": "seg/l0-0.seg"})["note"] != "" }, patience, 5*time.Millisecond)
+	_ = os.RemoveAll(dir)
+	require.NoError(t, os.Rename(dir+".away", dir))
+	n.requireCommitted(dir)
+}
+
+func TestHalfWrittenNoteIsRemoved(t *testing.T) {
+	n, dir := prepared(t)
+	note := filepath.Join(n.dir.Path(), "prepared", n.notes()[0])
+	require.NoError(t, os.Rename(note, note+".new"))
+	n.start()
+	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
+	n.requireCommitted(dir)
+}
+
+// The leader has died after the intent, and whoever would answer: the save can be completed from storage alone.
+func TestPreparedSaveWithAnIntent(t *testing.T) {
+	n, dir := nodes(t, 2)[0], t.TempDir()
+	s := shard(dir, 1, 0, 2, 1)
+	n.put(s, "seg/l0-0.seg")
+	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, 5*time.Millisecond)
+	n.stop()
+	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
+	save := commit.Save{ID: s.Meta.Save, Epoch: s.Meta.Epoch, Dir: dir, Framework: "ddp", Layout: "00", Step: 1, Shards: 2, WorldSize: 2, Saved: time.Now()}
+	var entries []commit.Entry
+	for r := range 2 {
+		path := fmt.Sprintf("1/rank_%d.pt", r)
+		tmps, err := store.Plan(save, r, []string{path})
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(tmps[0], content(1, r), 0o600))
+		crc, size, err := fsx.OS{}.Checksum(t.Context(), tmps[0])
+		require.NoError(t, err)
+		e := commit.Entry{Shard: r, Files: []commit.FileEntry{{Path: path, Size: size, CRC: crc, Shard: r}}}
+		require.NoError(t, store.Prepared(save, e))
+		entries = append(entries, e)
+	}
+	require.NoError(t, store.Intent(save, entries))
+	n.cfg.Remote = nodes(t, 1)[0].cfg.Remote // a new master, without memory
+	n.start()
+	n.ask(map[string]any{"op": "offers", "rank": 0, "dir": dir, "timeout_ms": 1})
 	n.requireCommitted(dir)
 }

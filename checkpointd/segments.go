@@ -111,7 +111,7 @@ func (d *Daemon) queue(s *segment) {
 	if h.Disk && h.Durable < h.Seq {
 		d.start(s, h, m)
 	}
-	d.replicate(s, h.Saved, m)
+	d.replicate(h.Saved, m)
 }
 
 // held calls f with every complete save. It keeps no writer away, so the save may be

@@ -167,7 +167,8 @@ func (t Store) begin(p place, m Manifest) error {
 	return p.put(p.intent(m.ID), m) // the directories above it are durable since Plan
 }
 
-// notSuperseded fails when a save that was made later in the same epoch has put its files where those of m belong.
+// notSuperseded fails when a save that was made later, in the same epoch unless m is late, has put its files where those
+// of m belong.
 func (p place) notSuperseded(m Manifest) error {
 	bs, err := p.briefs()
 	if err != nil {
@@ -177,7 +178,7 @@ func (p place) notSuperseded(m Manifest) error {
 		return b.Step == m.Step || slices.ContainsFunc(m.Files, func(f FileEntry) bool { return b.has(pathSum(f.Path)) })
 	}
 	for _, other := range bs {
-		if other.Epoch == m.Epoch && other.Saved.After(m.Saved) && same(other) {
+		if (other.Epoch == m.Epoch || m.Late) && other.Saved.After(m.Saved) && same(other) {
 			return fmt.Errorf("%w: save %s of step %d", ErrSuperseded, other.ID, other.Step)
 		}
 	}
@@ -220,6 +221,37 @@ func paths(files []FileEntry) map[string]bool {
 		set[f.Path] = true
 	}
 	return set
+}
+
+// Begun reports whether a save has an intent: it can only be completed.
+func (t Store) Begun(dir, save string) (bool, error) {
+	p, err := t.at(dir)
+	if err != nil {
+		return false, fmt.Errorf("look for the intent of save %s: %w", save, err)
+	}
+	return p.exists(p.intent(save))
+}
+
+// Gone reports whether the storage is there, and a file of a prepared shard is not, under either of its names.
+func (t Store) Gone(s Save, e Entry) bool {
+	p, err := t.open(s, e.Shard)
+	if err != nil || p.missing(p.meta()) {
+		return false
+	}
+	e, err = p.entry(e)
+	if err != nil {
+		return false
+	}
+	finals, tmps, err := p.realFiles(e.Files, s.ID)
+	if err != nil {
+		return false
+	}
+	for i := range finals {
+		if p.missing(tmps[i]) && p.missing(finals[i]) {
+			return true
+		}
+	}
+	return false
 }
 
 // Place gives the files of a shard their final names, durably. The intent must have been written.
@@ -292,7 +324,7 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 	if !begun {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, ErrNoIntent)
 	}
-	m, err = t.complete(p, m, false)
+	m, err = t.complete(p, m, s.Late)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}

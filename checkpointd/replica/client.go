@@ -82,6 +82,15 @@ func (cl *Client) push(ctx context.Context, addr string, p *shm.Pinned) error {
 	return cl.reason(ctx, c, t.end(err))
 }
 
+// Reach reports whether the Server at addr can be reached, and knows the token.
+func (cl *Client) Reach(ctx context.Context, addr string) error {
+	c, err := cl.dial(ctx, addr)
+	if err != nil {
+		return fmt.Errorf("reach %s: %w", addr, err)
+	}
+	return c.Close()
+}
+
 // Fetch gets the copy of a rank's save from the Server at addr, into the file that `into` makes for it, and publishes
 // it there. ErrMissing: the peer does not hold it. After any error the file is aborted.
 func (cl *Client) Fetch(ctx context.Context, addr string, rank int, save string, into func(shm.Meta, int64) (*shm.Incoming, error)) (*shm.Segment, error) {
