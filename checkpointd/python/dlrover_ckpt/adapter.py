@@ -14,11 +14,13 @@ import threading
 import types
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+from .dcp import host_group
 from .engine import Engine, Loaded, StorageType
 from .image import torch_load, torch_zip
 
 Want = Callable[[int, List[str]], Optional[List[str]]]
 
+_PATIENCE = 1800  # seconds that a rank waits for another
 _CHUNK = 16 << 20  # bytes per message when a file goes from rank to rank
 _swapping = threading.RLock()  # one replacement of module names at a time
 
@@ -94,6 +96,7 @@ class Checkpointer:
         self.framework = framework
         self.settings = settings
         self.engine = self._engine()
+        self._group: Any = None
         self._caches: Dict[str, dict] = {}
 
     def adjust(self, **settings: Any) -> None:
@@ -125,13 +128,23 @@ class Checkpointer:
         """
         loaded = self.engine.load(mode)
         if loaded is not None and loaded.source == "memory":
-            names = _borrow(loaded.files, lambda names: want(loaded.step, names))
+            names = _borrow(loaded.files, lambda names: want(loaded.step, names), self._gloo())
             if names is not None:
                 return Found(loaded, names)
             loaded = self.engine.load("disk") if mode != "memory" else None
         if loaded is None:
             return None
         return Found(loaded, [f["path"] for f in loaded.manifest["files"]])
+
+    def _gloo(self) -> Any:
+        """A group of all ranks that can send from the host's memory.
+
+        It is never destroyed: torch 2.1 then waits for the group's threads while it holds the interpreter's lock, for
+        which a thread that lets go of a tensor may be waiting.
+        """
+        if self._group is None:
+            self._group = host_group(_PATIENCE)
+        return self._group
 
 
 def check_storage_type(storage_type: Any) -> None:
@@ -222,19 +235,19 @@ def _rank_and_world() -> Tuple[int, int]:
     return 0, 1
 
 
-def _borrow(files: Dict[str, memoryview], want: Callable[[List[str]], Optional[List[str]]]) -> Optional[List[str]]:
+def _borrow(files: Dict[str, memoryview], want: Callable[[List[str]], Optional[List[str]]],
+            group: Any) -> Optional[List[str]]:
     """Adds to files those wanted ones that only other ranks have; all ranks call it together.
 
     Returns the names of the files of all ranks; None, on every rank, when a file is nowhere or a rank wants None.
     """
     rank, world = _rank_and_world()
-    with _gloo(world) as group:
-        have = _gather({path: len(view) for path, view in files.items()}, world, group)
-        names = sorted({path for one in have for path in one})
-        lacking = _lacking(have, _gather(want(names), world, group))
-        for path, owner, takers in lacking or ():
-            if rank == owner or rank in takers:
-                files[path] = _pass_on(files.get(path), have[owner][path], [owner] + takers, rank, group)
+    have = _gather({path: len(view) for path, view in files.items()}, world, group)
+    names = sorted({path for one in have for path in one})
+    lacking = _lacking(have, _gather(want(names), world, group))
+    for path, owner, takers in lacking or ():
+        if rank == owner or rank in takers:
+            files[path] = _pass_on(files.get(path), have[owner][path], [owner] + takers, rank, group)
     return None if lacking is None else names
 
 
@@ -249,21 +262,6 @@ def _lacking(have: List[dict], want: List[Optional[List[str]]]) -> Optional[List
             if path not in have[rank]:
                 takers.setdefault(path, []).append(rank)
     return [(path, owners[path], takers[path]) for path in sorted(takers)]
-
-
-@contextlib.contextmanager
-def _gloo(world: int) -> Iterator[Any]:
-    """A group of all ranks that can send from the host's memory."""
-    import torch.distributed as dist
-
-    if world == 1:
-        yield None
-        return
-    group = dist.new_group(backend="gloo")
-    try:
-        yield group
-    finally:
-        dist.destroy_process_group(group)
 
 
 def _gather(value: Any, world: int, group: Any) -> List[Any]:

@@ -621,4 +621,6 @@ def load(state_dict: Dict[str, Any], storage_reader: Any) -> None:
     import torch.distributed.checkpoint as checkpoint
 
     load_ = getattr(checkpoint, "load", None) or checkpoint.load_state_dict
-    load_(state_dict, storage_reader=storage_reader)
+    planner = checkpoint.DefaultLoadPlanner()
+    load_(state_dict, storage_reader=storage_reader, planner=planner)
+    state_dict.update(planner.original_state_dict)  # torch 2.3 forgets objects at the top

@@ -8,6 +8,7 @@ written in place, and no link is followed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import posixpath
@@ -33,10 +34,14 @@ class SaveFailed(RuntimeError):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _sync_dir(path: str) -> None:
+def sync_dir(path: str) -> None:
+    """Makes the names in a directory durable. Network file systems that refuse that do it by themselves."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(fd)
 
@@ -65,7 +70,7 @@ def write_small(path: str, data: bytes) -> None:
     finally:
         os.close(fd)
     os.rename(tmp, path)
-    _sync_dir(head)
+    sync_dir(head)
 
 
 def _write_json(path: str, value: Any) -> None:
@@ -109,7 +114,7 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
     stage = _stage(dir, save)
     _write_json(os.path.join(stage, "shard-%d.plan" % shard), [temporary(p, save) for p in paths])
     for d in (os.path.dirname(stage), os.path.join(dir, _OWN), dir):  # without these names nobody finds the plan
-        _sync_dir(d)
+        sync_dir(d)
     files = []
     for image, path in zip(images, paths):
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -117,7 +122,7 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
         crc = write_image(tmp, image)
         files.append({"path": image.path, "size": image.length, "crc32": crc, "shard": shard, "tmp": tmp})
     for d in sorted({os.path.dirname(p) for p in paths}):
-        _sync_dir(d)
+        sync_dir(d)
     _write_json(os.path.join(stage, "shard-%d.prepared" % shard), {"shard": shard, "files": files})
     return files
 
@@ -127,8 +132,7 @@ def write_image(path: str, image: Image) -> int:
     plan = image.plan()
     fd = _new_file(path)
     try:
-        if image.length:
-            os.posix_fallocate(fd, 0, image.length)
+        os.ftruncate(fd, image.length)  # not posix_fallocate: without support for it, that is one write for each block
         for off, data in list(plan.fresh) + list(plan.pieces):
             _pwrite(fd, memoryview(data), off)
         for off, n, addr, storage in plan.sources:
@@ -259,7 +263,7 @@ def place(dir: str, files: Iterable[Dict[str, Any]]) -> None:
                 raise SaveFailed("%s is neither under its temporary nor under its final name" % path) from None
         dirs.add(os.path.dirname(path))
     for d in sorted(dirs):
-        _sync_dir(d)
+        sync_dir(d)
 
 
 def publish(dir: str, m: Dict[str, Any]) -> None:
@@ -458,7 +462,7 @@ def remove(dir: str, step: int) -> None:
     _unlink(os.path.join(dir, _OWN, "%d.json" % step))
     if m is None:
         return
-    _sync_dir(os.path.join(dir, _OWN))
+    sync_dir(os.path.join(dir, _OWN))
     others = {f["path"] for x in manifests(dir)[0] for f in x["files"]}  # a path may be the same for every step
     dirs = set()
     for f in m["files"]:

@@ -1,10 +1,12 @@
 """The engine in one process, and what survives the process."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import socket
+import stat
 import threading
 import time
 from unittest import mock
@@ -163,6 +165,21 @@ class Disk(One):
         self.assertEqual(open(self.dir + "/latest").read() + open(self.dir + "/dlrover_latest.txt").read(), "step55")
         self.assertEqual(sorted(os.listdir(self.dir + "/5")), ["note", "rank_0.pt"])
         self.assertEqual(os.listdir(self.dir + "/.dlrover/stage"), [])
+
+    def test_a_file_system_that_cannot_sync_directories(self):
+        def fsync(fd, real=os.fsync):
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                raise OSError(refused, "refused")
+            real(fd)
+
+        e = self.engine()
+        with mock.patch("os.fsync", fsync):
+            for step, refused in enumerate((errno.EINVAL, errno.ENOTSUP), 1):
+                self.save(e, step, DISK)
+            refused = errno.EIO
+            with self.assertRaisesRegex(SaveFailed, "refused"):
+                self.save(e, 3, DISK)
+        self.assertEqual(self.loaded(e, "disk"), ("disk", 2, 2.0))
 
     def test_newest_of_memory_and_disk(self):
         e = self.engine()
@@ -356,7 +373,7 @@ class Processes(One):
                         pass
                 e.__dict__.clear(); gc.collect()
                 os._exit(0)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert os.waitpid(pid, 0)[1] == 0
             import subprocess
             code = ("import fcntl, sys\\nf = open(sys.argv[1], 'rb')\\ntry:\\n"
                     "    fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB)\\n    print('free')\\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import pickle
@@ -20,14 +21,22 @@ def setUpModule() -> None:
     ranks.need()
 
 
+def _sharding() -> Any:
+    """Replicate, Shard, distribute_tensor and a mesh of all ranks; before torch 2.5 they were private."""
+    import torch.distributed as dist
+
+    tensor = importlib.import_module("torch.distributed.tensor")
+    if not hasattr(tensor, "distribute_tensor"):
+        tensor = importlib.import_module("torch.distributed._tensor")
+    mesh = tensor.DeviceMesh("cpu", list(range(dist.get_world_size())))
+    return tensor.Replicate, tensor.Shard, tensor.distribute_tensor, mesh
+
+
 def _state(step: int, fill: float, tied: bool = True) -> Dict[str, Any]:
     """Shards that do not divide evenly, ties, views, odd dtypes and objects; equal on all ranks for equal `fill`."""
     import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    Replicate, Shard, distribute_tensor, mesh = _sharding()
     make = torch.Generator().manual_seed(7)
 
     def random(*shape: int) -> Any:
@@ -38,7 +47,7 @@ def _state(step: int, fill: float, tied: bool = True) -> Dict[str, Any]:
     block = random(40)
     return {
         "model": {"big": big, "tied": big if tied else random(7, 5), "half": distribute_tensor(
-            random(5, 3).to(torch.bfloat16), mesh, [Shard(0)]), "columns": distribute_tensor(
+            random(5, 3), mesh, [Shard(0)]).to(torch.bfloat16), "columns": distribute_tensor(
             random(4, 9), mesh, [Shard(1)]), "copy": distribute_tensor(random(3), mesh, [Replicate()])},
         "plain": {"strided": strided, "view": block[4:24], "every_second": block[::2], "scalar": torch.tensor(fill),
                   "empty": torch.empty(0, 7), "bits": random(4).to(torch.int8),
@@ -66,8 +75,7 @@ def _differences(a: Dict[str, Any], b: Dict[str, Any]) -> List[str]:
     for key in sorted(set(a) & set(b)):
         x, y = a[key], b[key]
         if isinstance(x, torch.Tensor):
-            x = x.full_tensor() if hasattr(x, "full_tensor") else x
-            y = y.full_tensor() if hasattr(y, "full_tensor") else y
+            x, y = (t.to_local() if hasattr(t, "to_local") else t for t in (x, y))
             if not ranks.same(x, y):
                 wrong.append(key)
         elif x != y or type(x) is not type(y):
@@ -89,7 +97,7 @@ def save_and_load(directory: str) -> Dict[str, Any]:
         mine = ranks.write(images, directory)
         dist.barrier()
         target = _state(step, 0.0)
-        stock.load(target, storage_reader=stock.FileSystemReader(os.path.join(directory, str(step))))
+        dcp.load(target, stock.FileSystemReader(os.path.join(directory, str(step))))
         out[note + " stock"] = _differences(_state(step, float(step)), target)
         target = _state(step, 0.0)
         loaded = type("L", (), {"source": "memory", "files": mine, "step": step})()
@@ -99,7 +107,7 @@ def save_and_load(directory: str) -> Dict[str, Any]:
     ranks.write(saver.images(_state(9, 9.0, tied=False), "9"), directory)
     dist.barrier()
     target = _state(9, 0.0, tied=False)
-    stock.load(target, storage_reader=stock.FileSystemReader(os.path.join(directory, "9")))
+    dcp.load(target, stock.FileSystemReader(os.path.join(directory, "9")))
     out["structure changed"] = _differences(_state(9, 9.0, tied=False), target)
     return out
 
@@ -108,7 +116,7 @@ def load_elsewhere(directory: str) -> List[str]:
     import torch.distributed.checkpoint as stock
 
     target = _state(301, 0.0)
-    stock.load(target, storage_reader=stock.FileSystemReader(os.path.join(directory, "301")))
+    dcp.load(target, stock.FileSystemReader(os.path.join(directory, "301")))
     return _differences(_state(301, 301.0), target)
 
 
@@ -122,11 +130,21 @@ def keys_of_one_rank(directory: str) -> List[str]:
         ranks.write(saver.images({me: "x" * size, "all": size}, "own"), directory)
         dist.barrier()
         target = {me: "", "all": 0}
-        stock.load(target, storage_reader=stock.FileSystemReader(os.path.join(directory, "own")))
+        dcp.load(target, stock.FileSystemReader(os.path.join(directory, "own")))
         if target != {me: "x" * size, "all": size}:
             return [str(size)]
         dist.barrier()
     return []
+
+
+def _unpicklable() -> Any:
+    import torch
+
+    class Unpicklable(torch.Tensor):
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise pickle.PicklingError("on purpose")
+
+    return torch.ones(3).as_subclass(Unpicklable)
 
 
 def one_rank_fails(directory: str) -> str:
@@ -136,7 +154,7 @@ def one_rank_fails(directory: str) -> str:
     broken = {"w": torch.ones(3)}
     if dist.get_rank() == 1:
         broken["w"] = torch.ones(3, device="meta")[:0]
-        broken["object"] = lambda: 0  # cannot be pickled
+        broken["mine"] = _unpicklable()
     try:
         dcp.Saver(dcp.host_group()).images(broken, "broken")
     except Exception as error:
@@ -146,11 +164,8 @@ def one_rank_fails(directory: str) -> str:
 
 def repeated(directory: str) -> Dict[str, float]:
     import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-    import torch.distributed as dist
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    _, Shard, distribute_tensor, mesh = _sharding()
     state = {"p%d.%s" % (i, k): distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
              for i in range(400) for k in ("w", "exp_avg", "exp_avg_sq")}
     state.update({"p%d.lr" % i: 0.1 for i in range(400)})
@@ -195,6 +210,8 @@ class Dcp(unittest.TestCase):
             self.assertEqual({k: v for k, v in result.items() if v}, {})
 
     def test_objects_of_other_ranks_may_grow(self) -> None:
+        if not dcp._planner({"object": 1}, coordinator=False).create_local_plan().items:
+            self.skipTest("this torch stores objects of rank 0 alone")
         self.assertEqual(self.run_ranks("keys_of_one_rank", 2), [[], []])
 
     def test_an_error_reaches_everyone(self) -> None:

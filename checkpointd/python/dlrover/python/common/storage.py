@@ -14,6 +14,8 @@ from abc import ABCMeta, abstractmethod
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional
 
+from dlrover_ckpt.sync import sync_dir
+
 TRACKER_FILE = "dlrover_latest.txt"
 
 logger = logging.getLogger("dlrover")
@@ -280,7 +282,7 @@ def _replace(path, write: Callable[[str], Any]) -> None:
     except BaseException:
         os.unlink(tmp)
         raise
-    _sync(os.path.dirname(path))
+    sync_dir(os.path.dirname(path))
 
 
 def _write_bytes(path: str, data) -> None:

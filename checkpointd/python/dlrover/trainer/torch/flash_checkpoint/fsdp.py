@@ -121,9 +121,9 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
         if optimizer is not None and has_optimizer:
             state["optim"] = _optimizer_state(model, optimizer)
         dcp.load(state, reader)
-        _set_model_state(model, state.pop("model"))
-        if "optim" in state:
+        if "optim" in state:  # before the model: some versions of torch make a step to prepare the optimizer for it
             _set_optimizer_state(model, optimizer, state.pop("optim"))
+        _set_model_state(model, state.pop("model"))
         return state
 
 
@@ -166,9 +166,9 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
         if from_rank0:
             torch.distributed.broadcast_object_list(box, src=0, group=self._group)
         extra, has_optimizer = box[0]
-        _set_model_state(model, state.get("model", {}), full=True)
-        if optimizer is not None and has_optimizer:
+        if optimizer is not None and has_optimizer:  # before the model: see FsdpShardCheckpointer
             _set_optimizer_state(model, optimizer, state.get("optimizer", {}), full=True)
+        _set_model_state(model, state.get("model", {}), full=True)
         return extra
 
     def _find(self, resume_path: str) -> Optional[Callable[[], Dict[str, Any]]]:
@@ -238,9 +238,21 @@ def _model_state(model: Any) -> Dict[str, Any]:
 def _optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
     if _states() is not None:
         return _states().get_optimizer_state_dict(model, optimizer)
+    if not optimizer.state:
+        _make_state(optimizer)
     fsdp, sharded = _old_fsdp(model)
     with sharded:
         return fsdp.optim_state_dict(model, optimizer)
+
+
+def _make_state(optimizer: Any) -> None:
+    """Gives a fresh optimizer a state that can be loaded into. The parameters may change."""
+    import torch
+
+    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _set_model_state(model: Any, state: Dict[str, Any], full: bool = False) -> None:
@@ -254,7 +266,7 @@ def _set_model_state(model: Any, state: Dict[str, Any], full: bool = False) -> N
 
 def _set_optimizer_state(model: Any, optimizer: Any, state: Dict[str, Any], full: bool = False) -> None:
     if _states() is not None:
-        _states().set_optimizer_state_dict(model, optimizer, state, options=_options(full))
+        _states().set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=_options(full))
         return
     fsdp, kind = _old_fsdp(model, full)
     with kind:
@@ -309,6 +321,11 @@ def _gathered(value: Any, group: Any, keep: bool) -> Any:
         return type(value)(_gathered(v, group, keep) for v in value)
     if hasattr(value, "full_tensor"):
         value = value.full_tensor()
+    elif hasattr(value, "placements"):  # torch 2.1
+        from torch.distributed._tensor import Replicate
+
+        whole = value.redistribute(placements=[Replicate()] * len(value.placements))
+        value = whole.to_local().clone()  # until then it may be one that a collective is still filling
     elif hasattr(value, "local_shards"):
         value = _whole(value, group)
     if not isinstance(value, torch.Tensor):

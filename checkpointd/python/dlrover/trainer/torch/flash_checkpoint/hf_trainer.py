@@ -222,8 +222,9 @@ class _Caught:
             engine.checkpoint_engine = own
 
     def images(self) -> List[Image]:
-        weights = [safetensors_image(path, tensors, notes) for path, (tensors, notes) in sorted(self._weights.items())]
-        objects = [torch_zip(path, obj) for path, obj in sorted(self._objects.files.items())]
+        weights = [safetensors_image(_final(path), tensors, notes)
+                   for path, (tensors, notes) in sorted(self._weights.items())]
+        objects = [torch_zip(_final(path), obj) for path, obj in sorted(self._objects.files.items())]
         return weights + objects + list(self._files())
 
     def _files(self) -> Iterator[Image]:
@@ -231,7 +232,12 @@ class _Caught:
             for name in sorted(names):
                 path = os.path.join(directory, name)
                 with open(path, "rb") as f:
-                    yield raw(os.path.relpath(path, self._stage), f.read())
+                    yield raw(_final(os.path.relpath(path, self._stage)), f.read())
+
+
+def _final(path: str) -> str:
+    """The name of a file in the checkpoint; transformers 4.37 and 4.38 write to a tmp-checkpoint-<step> first."""
+    return path[len("tmp-"):] if path.startswith("tmp-" + _PREFIX) else path
 
 
 class _KeepBest(CheckpointDeletionStrategy):
