@@ -181,23 +181,28 @@ class _Keep:
 
 def _layout(obj: Any, cache: dict) -> Tuple["_Zip", bytes, str, _Keep]:
     """The layout comes from the cache when nothing but contents and plain values has changed."""
-    scan = _Scan()
-    outer = scan.dump(obj)
     known = cache.get("zip")
-    if known is None or scan.storages or scan.repeats or not known.facts.same(scan.tensors):
-        return _fresh_layout(obj, scan, outer, cache)
+    if known is None:
+        return _fresh_layout(obj, cache)
+    scan = _Scan(hasty=True)
+    outer = scan.dump(obj)
+    repeats = len(set(map(id, scan.tensors))) < len(scan.tensors)
+    if scan.storages or repeats or not known.facts.same(scan.tensors):
+        return _fresh_layout(obj, cache)
     if outer != known.outer:
         pickled = _splice(outer, known.fragments)
         if len(pickled) > known.zip.room:
-            return _fresh_layout(obj, scan, outer, cache)
+            return _fresh_layout(obj, cache)
         known.outer, known.pickled = outer, pickled
         if scan.names != known.names:
             known.names, known.layout = scan.names, _digest(scan.names, known.fragments)
     return known.zip, known.pickled, known.layout, _Keep(scan.tensors)
 
 
-def _fresh_layout(obj: Any, scan: "_Scan", outer: bytes, cache: dict) -> Tuple["_Zip", bytes, str, _Keep]:
+def _fresh_layout(obj: Any, cache: dict) -> Tuple["_Zip", bytes, str, _Keep]:
     cache.pop("zip", None)
+    scan = _Scan()
+    outer = scan.dump(obj)
     odd = not all(map(_plain, scan.tensors))
     if odd:  # those are pickled by their own __reduce_ex__
         scan = _Scan(odd=True)
@@ -234,9 +239,10 @@ class _Known:
         self.layout = layout
 
 
-# Tensors are left out of the pickle: each leaves this mark, and its own bytes are put there afterwards. Nobody else's
-# data can contain the mark, because it is drawn at random in this process.
-_MARK = int.from_bytes(os.urandom(16) + b"\x5a", "little")
+# Tensors are left out of the pickle: each leaves this mark, and its own bytes are put there afterwards. It is drawn at
+# random in this process, and short because it is written for each tensor. Should other data contain it, the number of
+# marks is wrong, and torch.save does the work.
+_MARK = int.from_bytes(os.urandom(4), "little") >> 2 | 1 << 30
 _MARK_BYTES = pickle.dumps(_MARK, 2)[2:-1] + pickle.BINPERSID
 
 # Memo slots below this number belong to the tensors' bytes; the pickler counts from here.
@@ -245,9 +251,13 @@ _SLOT_HOLDERS = tuple(object() for _ in range(_RESERVED))
 
 
 class _Scan:
-    """One pickling (protocol 2, as torch.save) of an object with its tensors left out."""
+    """One pickling (protocol 2, as torch.save) of an object with its tensors left out.
 
-    def __init__(self, odd: bool = False) -> None:
+    odd     only plain tensors are left out
+    hasty   repeats are not looked for: a tensor that occurs again is listed again
+    """
+
+    def __init__(self, odd: bool = False, hasty: bool = False) -> None:
         self.tensors: List[Any] = []  # distinct and in order
         self.repeats: Dict[int, int] = {}  # position of a mark -> index of the tensor that it repeats
         self.storages: List[Any] = []  # those that were met outside of tensors
@@ -255,6 +265,7 @@ class _Scan:
         self.memo_size = 0
         self.book = _Book()
         self._odd = odd
+        self._hasty = hasty
         self._seen: Dict[int, int] = {}
 
     def dump(self, obj: Any) -> bytes:
@@ -270,16 +281,20 @@ class _Scan:
         import torch
 
         tensor, parameter, storage_types = torch.Tensor, torch.nn.Parameter, _storage_types()
-        add_name, on_tensor, on_storage = self.names.append, self._on_tensor, self._on_storage
+        add_name, add_tensor, on_storage = self.names.append, self.tensors.append, self._on_storage
+        on_tensor = None if self._hasty else self._on_tensor
 
         class Pickler(pickle.Pickler):
             def persistent_id(self, o: Any) -> Any:  # called for every object: the common kinds first
                 t = type(o)
                 if t is str:
-                    add_name(o)
-                elif t is tensor or t is parameter:
-                    return on_tensor(o)
-                elif isinstance(o, storage_types):
+                    return add_name(o)
+                if t is tensor or t is parameter:
+                    if on_tensor is not None:
+                        return on_tensor(o)
+                    add_tensor(o)
+                    return _MARK
+                if isinstance(o, storage_types):
                     return on_storage(o)
                 return None
 
