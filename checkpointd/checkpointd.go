@@ -138,6 +138,7 @@ type Daemon struct {
 	said     map[string]bool       // loads that were told of since the world last changed
 	mended   map[string]bool       // directories recovered since the world last changed
 	over     map[string]bool       // epochs whose workers have ended
+	used     map[string]bool       // directories that were committed to
 }
 
 // Counters only ever grow.
@@ -177,7 +178,7 @@ func New(cfg Config) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
 		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, durable: map[int]SegmentStatus{},
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, used: map[string]bool{}, durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())

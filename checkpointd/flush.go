@@ -407,6 +407,9 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	for i, f := range j.meta.Files {
 		paths[i] = f.Path
 	}
+	if err := d.vanished(j.meta.Dir); err != nil {
+		return entry, err
+	}
 	tmps, err := d.store.Plan(s, j.meta.Shard, paths)
 	if err != nil {
 		return entry, err
@@ -428,6 +431,18 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	d.count.FlushedBytes += j.bytes
 	d.count.WriteTime += time.Since(begin)
 	return entry, nil
+}
+
+// vanished fails when a directory that this daemon has committed to is without a trace of
+// that: what was mounted there is not, and what is written now would be lost when it is.
+func (d *Daemon) vanished(dir string) error {
+	d.mu.Lock()
+	known := d.used[dir]
+	d.mu.Unlock()
+	if !known || d.store.Used(dir) {
+		return nil
+	}
+	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew", dir, commit.MetaDir(dir))
 }
 
 // writeFile writes file i of p; what follows on CPU (checksums) runs ahead of what
@@ -616,6 +631,7 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 	switch to {
 	case committed:
 		d.count.Commits++
+		d.used[j.meta.Dir] = true
 		d.durable[j.meta.Rank] = SegmentStatus{Rank: j.meta.Rank, Step: j.meta.Step, Saved: j.saved, Durable: true}
 	case superseded:
 		d.count.Superseded++

@@ -270,3 +270,31 @@ func TestTwoDirectoriesAreCopied(t *testing.T) {
 		}, patience, 10*time.Millisecond)
 	}
 }
+
+// Storage that vanishes under a running job, so that its mount point is left: nothing is written there.
+func TestVanishedStorage(t *testing.T) {
+	n, dir := newNode(t), filepath.Join(t.TempDir(), "ckpts")
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	require.NoError(t, os.Rename(dir, dir+".away"))
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	lost := single(dir, 20)
+	lost.Meta.TimeoutS = 2
+	n.put(lost, "seg/l0-1.seg")
+	require.Contains(t, n.wait(dir, 20)["error"], "mount it, or make")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+
+	n.put(single(dir, 30), "seg/l0-2.seg") // tried again until the storage is back
+	require.NoError(t, os.Remove(dir))
+	require.NoError(t, os.Rename(dir+".away", dir))
+	require.Equal(t, true, n.wait(dir, 30)["ok"])
+	requireStep(t, dir, 30, 1)
+
+	require.NoError(t, os.RemoveAll(dir)) // somebody begins anew
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, ".dlrover"), 0o755))
+	n.put(single(dir, 40), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 40)["ok"])
+	requireStep(t, dir, 40, 1)
+}

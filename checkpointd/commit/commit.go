@@ -91,6 +91,9 @@ type Store struct {
 	Cache *Cache           // for who commits often; nil: manifests are read each time
 }
 
+// MetaDir is where manifests and markers are.
+func MetaDir(dir string) string { return filepath.Join(dir, metaDir) }
+
 // StageDir is where the markers of a save are. dir must be without links: see fsx.FS.Resolve.
 func StageDir(dir, save string) string { return filepath.Join(dir, metaDir, "stage", save) }
 

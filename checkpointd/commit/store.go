@@ -232,6 +232,12 @@ func (t Store) Begun(dir, save string) (bool, error) {
 	return p.exists(p.intent(save))
 }
 
+// Used reports whether a directory is there and has been saved to.
+func (t Store) Used(dir string) bool {
+	p, err := t.at(dir)
+	return err == nil && !p.missing(p.meta())
+}
+
 // Gone reports whether the storage is there, and a file of a prepared shard is not, under either of its names.
 func (t Store) Gone(s Save, e Entry) bool {
 	p, err := t.open(s, e.Shard)
