@@ -159,6 +159,7 @@ class Engine:
         self._disk_step: Optional[int] = None  # the newest DISK save
         self._saved: Dict[int, str] = {}  # step -> id of the newest DISK save of it
         self._tracked: Optional[int] = None
+        self._used = False  # whether a save was committed from here
         self._life = ""  # rank 0's word for this incarnation of the workers, when there was one
         self._note = ""  # what the daemon said last about the storage
         self._excuse = ""  # what the daemon said last when it was asked to wait
@@ -429,10 +430,13 @@ class Engine:
         error = ""
         if self.primary:
             try:
+                if self._used:
+                    sync.still_there(self.dir)
                 files = sync.write_shard(meta, images)
             except (OSError, ValueError) as e:
                 error = "rank %d: %s" % (meta["rank"], e)
         self._commit(meta, files, error)
+        self._used = True
 
     def _commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str) -> None:
         agree = self._gather if self._together(True) else None

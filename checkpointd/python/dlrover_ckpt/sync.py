@@ -107,6 +107,14 @@ def temporary(path: str, save: str) -> str:
     return os.path.join(head, ".%s.%s.tmp" % (base, save))
 
 
+def still_there(dir: str) -> None:
+    """OSError: what was committed to the directory is gone, as when its storage is no longer mounted."""
+    own = os.path.join(dir, _OWN)
+    if not os.path.isdir(own):
+        raise OSError(errno.ENOENT, "%s has none of the checkpoints that were committed to it: mount it, or make %s to "
+                                    "begin anew" % (dir, own))
+
+
 def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str, Any]]:
     """Makes this shard's files durable under temporary names, and says so. Returns the file entries."""
     dir, save, shard = meta["dir"], meta["save"], meta["shard"]

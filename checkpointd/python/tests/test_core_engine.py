@@ -154,6 +154,19 @@ class Memory(One):
 
 
 class Disk(One):
+    def test_vanished_storage(self):
+        e = self.engine()
+        self.save(e, 1, DISK)
+        os.rename(self.dir, self.dir + ".away")
+        os.mkdir(self.dir)
+        with self.assertRaisesRegex(SaveFailed, "mount it, or make"):
+            self.save(e, 2, DISK)
+        self.assertEqual(os.listdir(self.dir), [])
+        os.rmdir(self.dir)
+        os.rename(self.dir + ".away", self.dir)
+        self.save(e, 3, DISK)
+        self.assertEqual(e.wait(3, 10), 3)
+
     def test_commit(self):
         e = self.engine()
         e.save(5, [torch_zip("5/rank_0.pt", {"w": torch.ones(3)}), raw("5/note", b"hi")], DISK,
