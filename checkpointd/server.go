@@ -258,11 +258,12 @@ func (d *Daemon) end(ctx context.Context, r request) (reply, error) {
 	return reply{"left": left}, nil
 }
 
-// led counts the launcher's connections.
+// led counts the launcher's connections. Another job may have emptied its directory.
 func (d *Daemon) led() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.leads++
+	clear(d.used)
 	d.changedLocked()
 }
 
