@@ -353,7 +353,7 @@ func TestBreakpointAfterANodeWasReplaced(t *testing.T) {
 // A process of another user that gets hold of the socket is not spoken to, whatever the mode of the socket.
 func TestAnotherUserIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root can be somebody else")
+		t.Skip("only root can be somebody else, so a request of another user is NOT tested")
 	}
 	open, err := os.MkdirTemp("", "sock")
 	require.NoError(t, err)

@@ -55,7 +55,7 @@ func TestCreate(t *testing.T) {
 		},
 		"of another user": func(t *testing.T, base string) {
 			if os.Getuid() != 0 {
-				t.Skip("only root can give a directory away")
+				t.Skip("only root can give a directory away, so that of another user is NOT tested")
 			}
 			require.NoError(t, os.Mkdir(top(base), 0o700))
 			require.NoError(t, os.Chown(top(base), 12345, 12345))
@@ -135,7 +135,7 @@ func TestOpenRefuses(t *testing.T) {
 		"short":     func(t *testing.T, path string) { require.NoError(t, os.WriteFile(path, []byte{1}, 0o600)) },
 		"of another user": func(t *testing.T, path string) {
 			if os.Getuid() != 0 {
-				t.Skip("only root can give a file away")
+				t.Skip("only root can give a file away, so that of another user is NOT tested")
 			}
 			require.NoError(t, os.WriteFile(path, simple(1).Bytes(t), 0o666))
 			require.NoError(t, os.Chown(path, 12345, 12345))

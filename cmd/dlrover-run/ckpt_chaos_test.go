@@ -244,7 +244,7 @@ func (c *ckptChaos) act() (what string, light bool) {
 
 // dawdle is how long a person or a scheduler takes to start something again.
 func (c *ckptChaos) dawdle() {
-	time.Sleep(time.Duration(c.rnd.Intn(4)*c.rnd.Intn(100)) * time.Millisecond)
+	time.Sleep(time.Duration(c.rnd.Intn(4)*c.rnd.Intn(100)) * time.Millisecond) // it is the delay that is tried
 }
 
 func (c *ckptChaos) killWorker() {
@@ -297,7 +297,7 @@ func (c *ckptChaos) awaitTraining(what string, begun time.Time, kept int) {
 			return
 		}
 		require.Less(c.t, time.Since(begun), chaosPatience, "no training after the death of %s: %s", what, c.describe())
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // files of workers and the tracker have no other notice
 	}
 }
 
@@ -437,7 +437,7 @@ func (c *ckptChaos) tracked() int {
 }
 
 // checkDisk: the tracker names a whole step, and none older than before. What is being
-// saved again, or has been removed since the tracker moved on, is looked at once more.
+// saved again, or has been removed since the tracker moved on, is looked at once more, a moment later: nothing says when.
 func (c *ckptChaos) checkDisk() {
 	for end := time.Now().Add(chaosPatience); ; time.Sleep(5 * time.Millisecond) {
 		step := c.tracked()

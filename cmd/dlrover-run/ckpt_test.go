@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -229,7 +228,17 @@ func TestTorchCheckpointNodeReplaced(t *testing.T) {
 	eventually(t, "serving", func() bool { return strings.Contains(l1.err.String(), "serving the rendezvous") })
 	l2 := b.run(args...)
 	eventually(t, "training", func() bool { return b.trained() >= 10 })
-	time.Sleep(time.Second) // copies follow saves within milliseconds
+	eventually(t, "a copy of each shard", func() bool {
+		copies, err := filepath.Glob(filepath.Join(b.shm, "*", "*", "peer", "r*.seg"))
+		require.NoError(t, err)
+		ranks := map[string]bool{}
+		for _, path := range copies {
+			ranks[strings.Split(filepath.Base(path), "-")[0]] = true
+		}
+		return len(ranks) == 4
+	})
+	copied := b.trained()
+	eventually(t, "copies of later steps", func() bool { return b.trained() >= copied+10 })
 	l2.signal(syscall.SIGKILL)
 	l2.wait()
 	before, n := b.trained(), len(b.starts())

@@ -187,7 +187,7 @@ func (b *bench) tagged() (pids []int) {
 
 func (b *bench) noneLeft() {
 	b.t.Helper()
-	for end := time.Now().Add(15 * time.Second); len(b.tagged()) > 0; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(15 * time.Second); len(b.tagged()) > 0; time.Sleep(10 * time.Millisecond) { // they are no children of ours to wait for
 		if time.Now().After(end) {
 			for _, pid := range b.tagged() {
 				cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

@@ -32,7 +32,7 @@ func pythons() []python {
 // require skips the test unless p can run it.
 func (p python) require(t *testing.T) {
 	if testing.Short() {
-		t.Skip("-short: PyTorch takes seconds to import")
+		t.Skip("PyTorch takes seconds to import, so the server is NOT tested with its client with -short")
 	}
 	if p.path == "" {
 		t.Skip("DLROVER_TORCH2_PYTHON is not set: generation B was NOT tested with PyTorch's own client")

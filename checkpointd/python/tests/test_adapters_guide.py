@@ -108,7 +108,7 @@ class Guide(JobCase):
         import torch
 
         if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 2):
-            self.skipTest("FSDP checkpoints need torch 2.1, and FSDP without a GPU needs torch 2.2")
+            self.skipTest("THE FSDP EXAMPLE IS NOT TESTED: FSDP without a GPU needs torch 2.2")
         __import__("torch.distributed.fsdp")  # here, and not in each process
         saved: List[Any] = self.start(fsdp, self.dir, ranks=2)
         self.assertEqual(saved, self.start(fsdp_again, self.dir, ranks=2), self.log)

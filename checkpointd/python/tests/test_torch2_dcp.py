@@ -211,7 +211,7 @@ class Dcp(unittest.TestCase):
 
     def test_objects_of_other_ranks_may_grow(self) -> None:
         if not dcp._planner({"object": 1}, coordinator=False).create_local_plan().items:
-            self.skipTest("this torch stores objects of rank 0 alone")
+            self.skipTest("OBJECTS OF OTHER RANKS ARE NOT TESTED: this torch stores those of rank 0 alone")
         self.assertEqual(self.run_ranks("keys_of_one_rank", 2), [[], []])
 
     def test_an_error_reaches_everyone(self) -> None:

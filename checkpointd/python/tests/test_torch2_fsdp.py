@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import unittest
 from typing import Any, Dict, List
+from unittest import mock
 
 from tests import torch2_ranks as ranks
 
@@ -204,6 +206,21 @@ class Fsdp(unittest.TestCase):
 
     def test_fully_sharded_data_parallel_full_state(self) -> None:
         self.check_curves(kinds=["fsdp1"], names=["FsdpFullCheckpointer"])
+
+    def test_a_save_changes_nothing_with_an_old_torch(self) -> None:
+        import torch
+
+        from dlrover.trainer.torch.flash_checkpoint import fsdp
+
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        old = mock.Mock(optim_state_dict=lambda m, o: o.state_dict())
+        with mock.patch.object(fsdp, "_states", return_value=None), \
+                mock.patch.object(fsdp, "_old_fsdp", return_value=(old, contextlib.nullcontext())):
+            fsdp._optimizer_state(model, optimizer)
+        self.assertFalse(optimizer.state)
+        self.assertTrue(all(torch.equal(v, before[k]) for k, v in model.state_dict().items()))
 
     def test_another_world_size_loads_from_disk(self) -> None:
         self.need("fsdp2")

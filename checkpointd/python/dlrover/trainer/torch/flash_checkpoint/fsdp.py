@@ -119,6 +119,8 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
         has_optimizer = any(path[0] == "optim" for path in _paths(metadata).values())
         state = dict(_extras(metadata, ("model", "optim")), model=_model_state(model))
         if optimizer is not None and has_optimizer:
+            if _states() is None and not optimizer.state:
+                _make_state(optimizer)
             state["optim"] = _optimizer_state(model, optimizer)
         dcp.load(state, reader)
         if "optim" in state:  # before the model: some versions of torch make a step to prepare the optimizer for it
@@ -238,8 +240,6 @@ def _model_state(model: Any) -> Dict[str, Any]:
 def _optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
     if _states() is not None:
         return _states().get_optimizer_state_dict(model, optimizer)
-    if not optimizer.state:
-        _make_state(optimizer)
     fsdp, sharded = _old_fsdp(model)
     with sharded:
         return fsdp.optim_state_dict(model, optimizer)
