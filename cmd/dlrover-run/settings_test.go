@@ -26,6 +26,7 @@ func testHost() hostFacts {
 		owns:  func(host string) bool { return host == "host-a" || host == "localhost" || host == "127.0.0.1" },
 		addrs: func() []string { return []string{"10.0.0.1"} },
 		route: func(string, int) string { return "10.0.0.1" },
+		venvs: func() []string { return nil },
 		lookPath: func(f string) (string, error) {
 			if strings.Contains(f, "missing") {
 				return "", errors.New("executable file not found in $PATH")
@@ -114,6 +115,7 @@ func TestResolve(t *testing.T) {
 			require.True(t, s.terminates(syscall.SIGUSR2))
 			require.False(t, s.terminates(syscall.SIGINT))
 		}},
+		"logs specs":       {"--logs-specs=default train.py", nil, func(*testing.T, settings) {}},
 		"a lonely range":   {"--standalone --nnodes=1:4 train.py", nil, func(t *testing.T, s settings) { require.Equal(t, 1, s.params.Max) }},
 		"misplaced master": {"--standalone --master-addr=h train.py", nil, func(t *testing.T, s settings) { require.Contains(t, s.warnings[0], "no effect") }},
 		"exit codes": {"--restart-policy=ExitCode --retryable-exit-codes=3,10-12 --max-restarts=1 train.py", nil, func(t *testing.T, s settings) {

@@ -126,7 +126,7 @@ func TestNormalizeRefuses(t *testing.T) {
 			"which is not available yet in this version; use 0 or remove it"},
 		{name: "precheck by variable", argv: "s", env: "PET_PRECHECK=2", want: "environment variable PET_PRECHECK='2', " +
 			"default of --precheck: 2 asks for a network check, which is not available yet in this version; use 0 or remove it"},
-		{name: "logs specs", argv: "--logs-specs mine s", want: "--logs-specs names a Python entry point, " +
+		{name: "logs specs", argv: "--logs-specs mine s", want: "argument --logs-specs/--logs_specs: 'mine' would be a Python entry point, " +
 			"which this launcher cannot load; remove it and use --log-dir, --redirects and --tee"},
 		{name: "Python event handler", argv: "--event-log-handler mine s",
 			want: "argument --event-log-handler/--event_log_handler: 'mine' would be a Python handler, " +

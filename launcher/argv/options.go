@@ -165,9 +165,8 @@ func logOptions() []Option {
 			Usage: "start a new log file beyond this size in bytes, K, M or G; never unless given"},
 		{Name: "log-rotate-count", Type: Int, Default: "5", Meta: "N", Category: logSection, Extra: true,
 			Usage: "full log files kept for each stream with --log-rotate-size, >= 1"},
-		{Name: "logs-specs", Meta: "NAME", Category: logSection,
-			Unavailable: "names a Python entry point, which this launcher cannot load; remove it and use --log-dir, --redirects and --tee",
-			Usage:       "Python entry point that handles the logs"},
+		{Name: "logs-specs", Meta: "default", Category: logSection, Check: checkLogsSpecs,
+			Usage: "how logs are kept: default is --log-dir, --redirects and --tee"},
 		{Name: "event-log-handler", Default: "null", Meta: "null|console", Category: logSection, Check: checkEventLogHandler,
 			Usage: "where torchrun's events go: null for nowhere, console for stderr"},
 		{Name: "event-log", Meta: "PATH", Category: logSection, Extra: true,
@@ -233,6 +232,14 @@ func choice(o Option) Option {
 func checkPrecheck(value string) error {
 	if value != "0" {
 		return fmt.Errorf("%s asks for a network check, which is not available yet in this version; use 0 or remove it", value)
+	}
+	return nil
+}
+
+func checkLogsSpecs(value string) error {
+	if value != "default" {
+		return errors.New(pyRepr(value) +
+			" would be a Python entry point, which this launcher cannot load; remove it and use --log-dir, --redirects and --tee")
 	}
 	return nil
 }

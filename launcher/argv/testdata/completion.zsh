@@ -50,6 +50,7 @@ _arguments -s -S -A '-*' \
   '*--duplicate-stderr-filters=[copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; ,, is a comma within a text]:TEXT,...: ' \
   '*--log-rotate-size=[start a new log file beyond this size in bytes, K, M or G; never unless given]:SIZE: ' \
   '*--log-rotate-count=[full log files kept for each stream with --log-rotate-size, >= 1 (default 5)]:N: ' \
+  '*--logs-specs=[how logs are kept\: default is --log-dir, --redirects and --tee]:default: ' \
   '*--event-log-handler=[where torchrun'\''s events go\: null for nowhere, console for stderr (default null)]:null|console: ' \
   '*--event-log=[file to which events are added, one JSON object per line]:PATH:_files' \
   '*--metrics-addr=[address on which Prometheus metrics are served; none unless given]:HOST\:PORT: ' \
