@@ -121,7 +121,7 @@ func (c *Config) Vars(p Place, localRank int, errorFile string) preset.Vars {
 		Role: c.Role, RoleRank: p.RoleRankBase + localRank, RoleWorldSize: p.RoleWorldSize,
 		MasterAddr: p.MasterAddr, MasterPort: p.MasterPort, AgentStore: true,
 		RestartCount: p.RestartCount, MaxRestarts: c.Policy.MaxRestarts, RunID: c.RunID,
-		ErrorFile: errorFile, VirtualLocalRank: c.VirtualLocalRank, Signals: c.SignalNames,
+		ErrorFile: errorFile, VirtualLocalRank: c.VirtualLocalRank, OldTorch: c.OldTorch, Signals: c.SignalNames,
 		Parent: lookup(c.Env),
 	}
 }

@@ -123,6 +123,7 @@ type Config struct {
 	Stdin            *os.File // inherited by every worker; nil is /dev/null
 	Preset           preset.Preset
 	VirtualLocalRank bool
+	OldTorch         bool                      // see preset.Vars
 	CPUs             func(localRank int) []int // CPU set of a worker; nil leaves it alone
 	Policy           policy.Config
 	// ShutdownTimeout is how long workers have between a signal and SIGKILL.

@@ -29,6 +29,7 @@ type hostFacts struct {
 	addrs    func() []string        // of this machine's interfaces, loopback left out
 	route    func(host string, port int) string
 	lookPath func(file string) (string, error)
+	venvs    func() []string // bin directories of the venvs that the launcher lies in
 }
 
 func thisHost(env func(string) (string, bool)) hostFacts {
@@ -38,8 +39,9 @@ func thisHost(env func(string) (string, bool)) hostFacts {
 	}
 	return hostFacts{
 		id: randomID(), name: name, root: os.DirFS("/"), owns: ownsHost, addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
-		cpus: func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
-		gpus: func() (int, string) { return proc.GPUCount("/", env) },
+		cpus:  func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
+		gpus:  func() (int, string) { return proc.GPUCount("/", env) },
+		venvs: func() []string { return launcherVenvs(os.Args[0]) },
 	}
 }
 

@@ -235,7 +235,7 @@ func (s *settings) agent(host hostFacts) launcher.Config {
 	return launcher.Config{
 		RunID: s.runID, Role: s.role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.slots,
 		Path: s.program.path, Args: s.program.args, Name: s.program.name, Env: workerEnv(), Stdin: os.Stdin, Preset: s.preset,
-		VirtualLocalRank: s.virtual, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
+		VirtualLocalRank: s.virtual, OldTorch: s.oldTorch, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
 		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank,
 	}
 }

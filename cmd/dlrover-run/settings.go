@@ -58,6 +58,7 @@ type settings struct {
 	codes      policy.CodePolicy
 	preset     preset.Preset
 	virtual    bool
+	oldTorch   bool // the workers' torch is older than 2.2
 	signals    []syscall.Signal
 	signalText string
 	shutdown   time.Duration
@@ -386,8 +387,17 @@ const maxReplicas = 16
 
 func (r *resolver) environment() (err error) {
 	r.s.virtual = r.c.Bool("virtual-local-rank")
-	r.s.preset, err = preset.Lookup(r.c.String("preset"))
-	return err
+	if r.s.preset, err = preset.Lookup(r.c.String("preset")); err != nil {
+		return err
+	}
+	python := r.s.program.path
+	if r.c.Bool("no-python") && !strings.HasPrefix(filepath.Base(python), "python") {
+		python, _ = r.python() // the one that a shell script would start
+	}
+	if major, minor, ok := torchRelease(python, r.env); ok {
+		r.s.oldTorch = major < 2 || major == 2 && minor < 2
+	}
+	return nil
 }
 
 // program is what a worker executes.
@@ -442,22 +452,6 @@ func (r *resolver) executable(script string, rest []string) error {
 
 // unusableError is a program that cannot be executed: not a usage error to argparse.
 type unusableError struct{ error }
-
-func (r *resolver) python() (string, error) {
-	if p := r.lookup("PYTHON_EXEC"); p != "" {
-		path, err := r.host.lookPath(p)
-		if err != nil {
-			return "", &unusableError{fmt.Errorf("$PYTHON_EXEC=%q cannot be executed: %w", p, err)}
-		}
-		return path, nil
-	}
-	for _, name := range []string{"python3", "python"} {
-		if path, err := r.host.lookPath(name); err == nil {
-			return path, nil
-		}
-	}
-	return "", &unusableError{fmt.Errorf("no python3 or python in PATH; set PYTHON_EXEC to the interpreter, or use --no-python")}
-}
 
 // checkScript opens the script as Python will. A directory or a zip file with a
 // __main__ is a script, too.

@@ -34,6 +34,7 @@ type Vars struct {
 	AgentStore                                               bool      // the launcher serves the store at MasterAddr:MasterPort; no rank hosts it
 	ErrorFile                                                string    // where the worker writes its error; "" = nowhere
 	VirtualLocalRank                                         bool      // every worker is local rank 0 and sees one device
+	OldTorch                                                 bool      // the workers' torch is older than 2.2
 	Signals                                                  string    // --signals-to-handle
 	Parent                                                   LookupEnv // the launcher's own environment, which workers inherit
 }
@@ -115,6 +116,16 @@ func text(name string, get func(Vars) string) variable {
 
 func number(name string, get func(Vars) int) variable {
 	return text(name, func(v Vars) string { return strconv.Itoa(get(v)) })
+}
+
+// only is row for workers of which when says so.
+func only(when func(Vars) bool, row variable) variable {
+	return variable{row.name, func(v Vars) (string, bool, error) {
+		if !when(v) {
+			return "", false, nil
+		}
+		return row.value(v)
+	}}
 }
 
 // inherited is value, unless the variable is inherited, even if empty.

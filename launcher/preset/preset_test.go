@@ -28,6 +28,7 @@ var workers = []struct {
 		"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "OMP_NUM_THREADS": "", "PYTHONUNBUFFERED": "",
 		"PYTHONFAULTHANDLER": "", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "RANK": "77", "MASTER_ADDR": "elsewhere", "LOCAL_RANK": "9",
 	}, func(*preset.Vars) {}},
+	{"torch before 2.2", nil, func(v *preset.Vars) { v.OldTorch = true }},
 	{"one worker on the node", nil, func(v *preset.Vars) { v.LocalWorldSize = 1 }},
 	{"no agent store, no error file", nil, func(v *preset.Vars) { v.AgentStore, v.ErrorFile = false, "" }},
 	{"virtual local rank", nil, func(v *preset.Vars) { v.VirtualLocalRank = true }},

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// torch is the environment that torchrun gives to workers, of all versions at once: 1.x reads
-// NCCL_ASYNC_ERROR_HANDLING, 2.2 and later TORCH_NCCL_ASYNC_ERROR_HANDLING. The two PYTHON variables are ours: output
-// is not lost with the process that buffered it, and a crash leaves a stack.
+// torch is the environment that the torchrun of the workers' torch gives to them. The two PYTHON variables are ours:
+// output is not lost with the process that buffered it, and a crash leaves a stack.
 func torch() Preset {
 	return Preset{Name: "torch", vars: []variable{
 		number("LOCAL_RANK", torchLocalRank),
@@ -31,8 +30,9 @@ func torch() Preset {
 		text("TORCHELASTIC_ERROR_FILE", func(v Vars) string { return v.ErrorFile }),
 		text("TORCHELASTIC_SIGNALS_TO_HANDLE", func(v Vars) string { return v.Signals }),
 
-		inherited("NCCL_ASYNC_ERROR_HANDLING", "1"),
-		inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+		// The present name is harmless in every torch; the old one makes each rank of a newer torch warn.
+		only(func(v Vars) bool { return v.OldTorch }, inherited("NCCL_ASYNC_ERROR_HANDLING", "1")),
+		only(func(v Vars) bool { return !v.OldTorch }, inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")),
 		inherited("PYTHONUNBUFFERED", "1"),
 		inherited("PYTHONFAULTHANDLER", "1"),
 		{"OMP_NUM_THREADS", func(v Vars) (string, bool, error) { return "1", ompDefaulted(v.LocalWorldSize, v.Parent), nil }},

@@ -15,10 +15,10 @@ import (
 	"dlrover-run/launcher/preset"
 )
 
-// torchPython is a Python with torch: $TORCH_PYTHON, else the system's.
+// torchPython is a Python with torch: $TORCH_PYTHON, $DLROVER_TORCH2_PYTHON, else the system's.
 func torchPython(t *testing.T) string {
 	t.Helper()
-	for _, p := range []string{os.Getenv("TORCH_PYTHON"), "python3", "/usr/bin/python3"} {
+	for _, p := range []string{os.Getenv("TORCH_PYTHON"), os.Getenv("DLROVER_TORCH2_PYTHON"), "python3", "/usr/bin/python3"} {
 		if p != "" && exec.Command(p, "-c", "import torch").Run() == nil {
 			return p
 		}
@@ -27,9 +27,18 @@ func torchPython(t *testing.T) string {
 	return ""
 }
 
-// TestTorchIsTorchruns has the real torchrun start two workers and demands every variable that it gave them.
+// oldTorch tells which of the two generations python has.
+func oldTorch(t *testing.T, python string) bool {
+	out, err := exec.Command(python, "-c", "import torch; print(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 2))").Output()
+	require.NoError(t, err)
+	return strings.TrimSpace(string(out)) == "True"
+}
+
+// TestTorchIsTorchruns has the real torchrun start two workers and demands every variable that it gave them, and no
+// others but those that docs/torchrun.md names.
 func TestTorchIsTorchruns(t *testing.T) {
 	python := torchPython(t)
+	old := oldTorch(t, python)
 	for _, tt := range []struct {
 		name   string
 		option string
@@ -56,6 +65,7 @@ func TestTorchIsTorchruns(t *testing.T) {
 			}
 			for rank, theirs := range runTorchrun(t, python, parent, tt.option) {
 				v := tt.want
+				v.OldTorch = old
 				v.LocalRank, v.Rank, v.RoleRank = rank, rank, rank
 				v.LocalWorldSize, v.WorldSize, v.RoleWorldSize, v.GroupWorldSize = 2, 2, 2, 1
 				v.Parent = lookupIn(parent)
@@ -66,14 +76,14 @@ func TestTorchIsTorchruns(t *testing.T) {
 				var err error
 				v.MasterPort, err = strconv.Atoi(theirs["MASTER_PORT"])
 				require.NoError(t, err)
-				requireCovers(t, parent, v, theirs)
+				requireEqual(t, parent, v, theirs)
 			}
 		})
 	}
 }
 
-// requireCovers demands that v's environment holds all of theirs.
-func requireCovers(t *testing.T, parent map[string]string, v preset.Vars, theirs map[string]string) {
+// requireEqual demands that v's environment is theirs and the documented additions.
+func requireEqual(t *testing.T, parent map[string]string, v preset.Vars, theirs map[string]string) {
 	t.Helper()
 	p, err := preset.Lookup("torch")
 	require.NoError(t, err)
@@ -90,6 +100,14 @@ func requireCovers(t *testing.T, parent map[string]string, v preset.Vars, theirs
 		case "_", "PWD", "OLDPWD", "SHLVL": // the shell's
 		default:
 			require.Equal(t, value, ours[name], "rank %d: %s", v.Rank, name)
+		}
+	}
+	for name := range ours {
+		switch name {
+		case "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER":
+		case "TORCHELASTIC_SIGNALS_TO_HANDLE": // since torch 2.9
+		default:
+			require.Contains(t, theirs, name, "rank %d", v.Rank)
 		}
 	}
 }
