@@ -88,6 +88,10 @@ func (a *Agent) next() {
 		a.onStopped(s)
 	case sig := <-a.cfg.Signals:
 		a.onSignal(sig)
+	case r := <-a.cfg.Timers:
+		a.onTimer(r)
+	case <-a.alarm():
+		a.onAlarm()
 	case err := <-a.errs:
 		a.expelled(err)
 	}

@@ -46,7 +46,8 @@ func (g *group) stoppedIt(e proc.Exit) bool {
 // describe collects all that is known about why a worker ended.
 func (a *Agent) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
 	f := a.bare(g, w, exit)
-	if exit.Signal == syscall.SIGKILL {
+	f.Timer = w.timer
+	if exit.Signal == syscall.SIGKILL && f.Timer == "" {
 		f.OOM = a.oomSince(g.oomKills)
 	}
 	a.readErrorFile(&f)

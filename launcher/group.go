@@ -26,12 +26,14 @@ type group struct {
 	stoppingAt time.Time
 	oomKills   int64 // of this container when the group started
 	failures   []verdict.Failure
+	timers     timers
 }
 
 type worker struct {
-	id   logs.WorkerID
-	proc *proc.Process
-	out  *logs.Worker
+	id    logs.WorkerID
+	proc  *proc.Process
+	out   *logs.Worker
+	timer string // the file timer that it was killed for
 }
 
 // pids lists the workers' process ids by local rank.
@@ -202,6 +204,7 @@ func (a *Agent) stop(g *group, sig syscall.Signal) {
 		return
 	}
 	g.stopping, g.stopSignal, g.stoppingAt = true, sig, now()
+	g.timers.end()
 	a.cfg.Rendezvous.Running(nil)
 	ps := make([]*proc.Process, len(g.workers))
 	for i, w := range g.workers {

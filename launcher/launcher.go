@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/launcher/filetimer"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -145,6 +146,8 @@ type Config struct {
 	// on this node, all others are passed on to the workers.
 	Signals   <-chan os.Signal
 	Terminate func(os.Signal) bool
+	// Timers carries the workers' requests to the file timer; nil without one.
+	Timers <-chan filetimer.Request
 	// Event receives every state change once; nil drops them.
 	Event func(name string, attrs ...slog.Attr)
 	// LogsKept says in the log where the workers' files are.

@@ -19,6 +19,7 @@ import (
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/filetimer"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -81,6 +82,7 @@ type job struct {
 	seat    *seat
 	metrics *metrics
 	keeper  *keeper
+	timers  *filetimer.FIFO // nil: not asked for
 	signals chan os.Signal
 }
 
@@ -171,8 +173,24 @@ func (j *job) open() (err error) {
 	if j.procs, err = proc.New(proc.Config{Logger: j.log}); err != nil {
 		return err
 	}
-	j.metrics, err = serveMetrics(j.s.metrics)
-	return unusableOption(err)
+	if j.metrics, err = serveMetrics(j.s.metrics); err != nil {
+		return unusableOption(err)
+	}
+	return unusableOption(j.openTimers())
+}
+
+// openTimers serves the file timer to workers. A path that is served already is that of a launcher around this one, or
+// of another node on this machine; workers find ours in their environment.
+func (j *job) openTimers() (err error) {
+	if !j.s.fileTimer {
+		return nil
+	}
+	j.timers, err = filetimer.Listen(j.s.timerFile, j.log)
+	if errors.Is(err, filetimer.ErrServed) {
+		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path", "path", j.s.timerFile)
+		j.timers, err = filetimer.Listen("", j.log)
+	}
+	return err
 }
 
 // unusableOption gives an option that cannot be acted upon the status of a wrong one.
@@ -219,6 +237,9 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.seat, j.meeting, j.procs, j.logs
 	cfg.Checkpoints, cfg.Env = j.keeper, j.keeper.pythonPath(cfg.Env)
+	if j.timers != nil {
+		cfg.Timers, cfg.Env = j.timers.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+j.timers.Path())
+	}
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Event, cfg.Logger = j.event, j.log
 	for i := range j.s.slots {
@@ -349,6 +370,9 @@ func (j *job) close(res launcher.Result) {
 	}
 	if j.logs != nil {
 		j.closing("close logs", j.logs.Close())
+	}
+	if j.timers != nil {
+		j.closing("remove the file timer", j.timers.Close())
 	}
 	j.metrics.close()
 	j.closing("close the event log", j.events.Close())

@@ -65,6 +65,8 @@ type settings struct {
 	logs       logSettings
 	ckpt       ckptSettings
 	cpus       func(localRank int) []int
+	fileTimer  bool
+	timerFile  string // "": one of our own
 	eventLog   string
 	console    bool // --event-log-handler=console
 	metrics    string
@@ -397,7 +399,30 @@ func (r *resolver) environment() (err error) {
 	if major, minor, ok := torchRelease(python, r.env); ok {
 		r.s.oldTorch = major < 2 || major == 2 && minor < 2
 	}
+	r.agentVariables()
 	return nil
+}
+
+// agentVariables reads the variables that torchrun's agent takes and no option stands for.
+func (r *resolver) agentVariables() {
+	const enable = "TORCHELASTIC_ENABLE_FILE_TIMER"
+	switch on := r.lookup(enable); on {
+	case "1":
+		r.s.fileTimer, r.s.timerFile = true, r.lookup("TORCHELASTIC_TIMER_FILE")
+	case "", "0":
+	default:
+		r.warn("$%s=%q starts no file timer; as in torchrun only 1 does", enable, on)
+	}
+	for _, v := range [][2]string{
+		{"TORCHELASTIC_HEALTH_CHECK_PORT", "PyTorch's health check does not exist outside of Meta; --metrics-addr serves /healthz"},
+		{"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "workers that the kernel does not interrupt are waited for"},
+		{"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT", "a node whose workers succeeded waits for the others without a limit"},
+		{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "the launcher of rank 0 always serves the workers' store, empty after every restart"},
+	} {
+		if value := r.lookup(v[0]); value != "" && value != "0" {
+			r.warn("$%s=%q has no effect: %s", v[0], value, v[1])
+		}
+	}
 }
 
 // program is what a worker executes.

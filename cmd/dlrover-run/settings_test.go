@@ -115,7 +115,12 @@ func TestResolve(t *testing.T) {
 			require.True(t, s.terminates(syscall.SIGUSR2))
 			require.False(t, s.terminates(syscall.SIGINT))
 		}},
-		"logs specs":       {"--logs-specs=default train.py", nil, func(*testing.T, settings) {}},
+		"logs specs": {"--logs-specs=default train.py", nil, func(*testing.T, settings) {}},
+		"torchrun's other variables": {"train.py", map[string]string{"TORCHELASTIC_HEALTH_CHECK_PORT": "8080", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+			"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT": "9", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0", "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}, func(t *testing.T, s settings) {
+			require.Len(t, s.warnings, 3)
+			require.Contains(t, s.warnings[0], `$TORCHELASTIC_HEALTH_CHECK_PORT="8080" has no effect`)
+		}},
 		"a lonely range":   {"--standalone --nnodes=1:4 train.py", nil, func(t *testing.T, s settings) { require.Equal(t, 1, s.params.Max) }},
 		"misplaced master": {"--standalone --master-addr=h train.py", nil, func(t *testing.T, s settings) { require.Contains(t, s.warnings[0], "no effect") }},
 		"exit codes": {"--restart-policy=ExitCode --retryable-exit-codes=3,10-12 --max-restarts=1 train.py", nil, func(t *testing.T, s settings) {

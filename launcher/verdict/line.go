@@ -90,6 +90,9 @@ func why(f Failure) string {
 		return "killed by the kernel's OOM killer (SIGKILL)" + f.OOM.sizes(": ")
 	}
 	s := ended(f.ExitCode)
+	if f.Timer != "" && f.ExitCode < 0 && !f.Stopped {
+		return clean(f.Timer, maxCause) + " (" + s + ")"
+	}
 	if f.Stopped {
 		s = "then stopped by the launcher"
 	}
@@ -99,6 +102,8 @@ func why(f Failure) string {
 		s += `, last output "` + clean(last, maxOutput) + `"`
 	}
 	switch {
+	case f.Timer != "":
+		s += ", after " + clean(f.Timer, maxOutput)
 	case f.OOM != nil:
 		s += ", after the kernel's OOM killer had killed a process of its cgroup" + f.OOM.sizes(": ")
 	case !f.Stopped && (f.ExitCode == -int(unix.SIGKILL) || f.ExitCode == -int(unix.SIGTERM)):

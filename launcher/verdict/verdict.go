@@ -33,6 +33,7 @@ type Failure struct {
 	At       time.Time `json:"at"`                // when the worker was seen to have ended
 	Stopped  bool      `json:"stopped,omitempty"` // it ended after the launcher had told it to
 	OOM      *OOM      `json:"oom,omitempty"`
+	Timer    string    `json:"timer,omitempty"` // the launcher killed it, or a process of it, because of this
 
 	// What the worker wrote into its error file, see ParseErrorFile. All are empty, and ErrorTime zero, without one.
 	ErrorFile string    `json:"error_file,omitempty"`
@@ -53,7 +54,7 @@ const (
 // Compact returns f small enough to travel: at most 7 KiB of text. Messages keep their beginning, tracebacks and output
 // their end, which is where Python puts the cause.
 func (f Failure) Compact() Failure {
-	f.Message = head(f.Message, maxMessage)
+	f.Message, f.Timer = head(f.Message, maxMessage), head(f.Timer, maxCause)
 	f.Traceback = tail(f.Traceback, maxTraceback)
 	f.LastLines = tail(f.LastLines, maxLastLines)
 	return f

@@ -206,6 +206,11 @@ func TestLine(t *testing.T) {
 		{"a signal without a name", verdict.Evidence{Failures: as(func(f *verdict.Failure) { f.ExitCode = -35 }), WorldSize: 8}, who + "signal 35" + none},
 		{"a kill from outside", verdict.Evidence{Failures: as(func(f *verdict.Failure) { f.ExitCode = -9 }), WorldSize: 8},
 			who + "SIGKILL, not sent by the launcher" + none},
+		{"a timer", verdict.Evidence{Failures: as(func(f *verdict.Failure) { f.ExitCode, f.Timer = -9, `timer "a" of 2s expired` }), WorldSize: 8},
+			who + `timer "a" of 2s expired (SIGKILL)` + none},
+		{"a timer and an error", verdict.Evidence{Failures: as(func(f *verdict.Failure) {
+			f.Message, f.Timer = "KeyboardInterrupt", `timer "a" of 2s expired`
+		}), WorldSize: 8}, who + `KeyboardInterrupt (exit code 1), after timer "a" of 2s expired` + none},
 		{"stopped in its teardown", verdict.Evidence{Failures: append(
 			as(func(f *verdict.Failure) { *f = stopped(raised(*f, "ValueError: a", 0)); f.ExitCode = -15 }), raised(exit(0, 1, 0.5), peerGone, 0)), WorldSize: 8},
 			who + "ValueError: a (then stopped by the launcher); 1 rank followed: 1 with exit code 1; restarts used 0 of 0"},
@@ -278,7 +283,9 @@ func TestLineIsBounded(t *testing.T) {
 		Role: long, ExitCode: math.MaxInt, Message: long, OOM: &verdict.OOM{Limit: math.MaxInt64, Peak: math.MaxInt64}, At: at(0)}
 	quiet := f
 	quiet.Message, quiet.LastLines = "", long
-	for _, root := range []verdict.Failure{f, quiet} {
+	timed := f
+	timed.Timer = long
+	for _, root := range []verdict.Failure{f, quiet, timed} {
 		e := verdict.Evidence{Failures: []verdict.Failure{root}, RestartsUsed: math.MaxInt, MaxRestarts: math.MaxInt, WorldSize: math.MaxInt}
 		for i := range 100 {
 			e.Failures = append(e.Failures, exit(i, 1_000_000+i, 100), stopped(exit(i, -15, 100)))

@@ -1,0 +1,188 @@
+package launcher
+
+import (
+	"fmt"
+	"log/slog"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/filetimer"
+	"dlrover-run/launcher/proc"
+)
+
+// timers are the file timers of one group's processes. They end with the group.
+type timers struct {
+	table   filetimer.Table
+	alarm   *time.Timer // for the earliest deadline
+	at      time.Time   // when it goes off; zero: never
+	targets map[int]target
+	refused bool // a request was; the next ones are not reported
+}
+
+// target is a process that a timer may kill: a worker, or one of its session.
+type target struct {
+	w  *worker
+	fd int // pidfd; -1 for the worker itself
+}
+
+// maxTargets bounds the descriptors that are held for processes that are no workers.
+const maxTargets = 256
+
+// alarm is the channel of the group's next deadline; nil, which is never ready, if there is none.
+func (a *Agent) alarm() <-chan time.Time {
+	if a.group == nil || a.group.timers.alarm == nil {
+		return nil
+	}
+	return a.group.timers.alarm.C
+}
+
+// onTimer starts or ends a timer. Those of workers that are being stopped do not count any more.
+func (a *Agent) onTimer(r filetimer.Request) {
+	g := a.group
+	switch {
+	case g == nil || g.stopping:
+	case r.Release:
+		g.timers.table.Release(r.PID, r.Scope)
+	default:
+		if err := g.setTimer(r, now()); err != nil && !g.timers.refused {
+			g.timers.refused = true
+			a.log.Warn("a timer is refused; more of them are not reported", "pid", r.PID, "scope", r.Scope, "err", err)
+		}
+	}
+}
+
+func (g *group) setTimer(r filetimer.Request, now time.Time) error {
+	if err := g.admit(r.PID); err != nil {
+		return err
+	}
+	timer, err := g.timers.table.Set(r, now)
+	if err == nil && (g.timers.at.IsZero() || timer.Deadline.Before(g.timers.at)) {
+		g.timers.set(timer.Deadline, now)
+	}
+	return err
+}
+
+func (t *timers) set(at, now time.Time) {
+	t.at = at
+	if t.alarm == nil {
+		t.alarm = time.NewTimer(at.Sub(now))
+	} else {
+		t.alarm.Reset(at.Sub(now))
+	}
+}
+
+// admit finds out whose process pid is. The number comes from whoever can write to the pipe, so only a worker or a
+// process of a worker's session will do; the pidfd keeps a later process of that number safe.
+func (g *group) admit(pid int) error {
+	if t, found := g.timers.targets[pid]; found && t.alive() {
+		return nil
+	}
+	g.timers.forget(pid)
+	t, err := g.find(pid)
+	if err != nil {
+		return err
+	}
+	if len(g.timers.targets) >= maxTargets+len(g.workers) {
+		unix.Close(t.fd)
+		return fmt.Errorf("more than %d processes that are no workers have timers", maxTargets)
+	}
+	if g.timers.targets == nil {
+		g.timers.targets = map[int]target{}
+	}
+	g.timers.targets[pid] = t
+	return nil
+}
+
+func (g *group) find(pid int) (target, error) {
+	for _, w := range g.workers {
+		if w.proc.PID() == pid {
+			return target{w, -1}, nil
+		}
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return target{}, fmt.Errorf("process %d: %w", pid, err)
+	}
+	session, err := unix.Getsid(pid)
+	for _, w := range g.workers {
+		if err == nil && w.proc.PID() == session && (target{w, fd}).alive() {
+			return target{w, fd}, nil
+		}
+	}
+	unix.Close(fd)
+	return target{}, fmt.Errorf("process %d is none of this node's workers, nor of a worker's session", pid)
+}
+
+func (t target) alive() bool { return t.signal(0) == nil }
+
+func (t target) signal(sig syscall.Signal) error {
+	if t.fd < 0 {
+		return t.w.proc.SignalOnly(sig)
+	}
+	return unix.PidfdSendSignal(t.fd, sig, nil, 0)
+}
+
+// forget ends what is known of a process that is gone.
+func (t *timers) forget(pid int) {
+	t.table.Drop(pid)
+	if target, found := t.targets[pid]; found && target.fd >= 0 {
+		unix.Close(target.fd)
+	}
+	delete(t.targets, pid)
+}
+
+// end forgets all timers.
+func (t *timers) end() {
+	if t.alarm != nil {
+		t.alarm.Stop()
+	}
+	for pid := range t.targets {
+		t.forget(pid)
+	}
+	*t = timers{}
+}
+
+// onAlarm kills the processes whose timers have expired.
+func (a *Agent) onAlarm() {
+	g, at := a.group, now()
+	for _, timer := range g.timers.table.Expire(at) {
+		a.expire(g.timers.targets[timer.PID], timer)
+		g.timers.forget(timer.PID)
+	}
+	g.timers.at = time.Time{}
+	if next, ok := g.timers.table.Next(); ok {
+		g.timers.set(next, at)
+	}
+}
+
+func (a *Agent) expire(t target, timer filetimer.Timer) {
+	what := fmt.Sprintf("timer %s of %s expired", strconv.Quote(timer.Scope), rounded(timer.After))
+	attrs := []any{"rank", t.w.id.Rank, "local_rank", t.w.id.LocalRank, "pid", timer.PID}
+	if timer.Signal == 0 {
+		a.log.Warn(what+"; it asks for no signal", attrs...)
+		return
+	}
+	if err := t.signal(timer.Signal); err != nil {
+		a.log.Debug(what+", but its process has ended", append(attrs, "err", err)...)
+		return
+	}
+	name := proc.SignalName(timer.Signal)
+	t.w.timer = what
+	if t.fd >= 0 {
+		t.w.timer += fmt.Sprintf(" in its process %d", timer.PID)
+	}
+	a.log.Warn(what+", sent "+name, attrs...)
+	a.event("timer-expired", slog.Int("rank", t.w.id.Rank), slog.Int("local_rank", t.w.id.LocalRank), slog.Int("pid", timer.PID),
+		slog.String("scope", timer.Scope), slog.Duration("timeout", timer.After), slog.String("signal", name))
+}
+
+// rounded hides the time that the request was on its way.
+func rounded(d time.Duration) time.Duration {
+	if d < time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(100 * time.Millisecond)
+}
