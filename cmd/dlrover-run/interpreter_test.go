@@ -121,6 +121,27 @@ func TestOnlyTheGenerationsNCCLVariable(t *testing.T) {
 	}
 }
 
+// TestVariablesThatAreNotTorchrunsAreDocumented looks at what a worker has and the launcher has not. That torchrun's own are
+// the same is a test of package preset.
+func TestVariablesThatAreNotTorchrunsAreDocumented(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/torchrun.md")
+	require.NoError(t, err)
+	b := newBench(t)
+	l := b.start("dlrover-run", nil, b.sh(`env`)...)
+	require.Zero(t, l.wait())
+	torchruns := strings.Fields(`RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE
+		MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE`)
+	for line := range strings.Lines(l.out.String()) {
+		name, _, _ := strings.Cut(line, "=")
+		switch {
+		case slices.ContainsFunc(b.env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") }), slices.Contains(torchruns, name):
+		case name == "PWD" || name == "_" || name == "DLROVER_GUARD_ID": // the shell's; the mark of a job's processes
+		default:
+			require.Contains(t, string(docs), "`"+name, "a variable that no user is told of")
+		}
+	}
+}
+
 // TestTheVenvOfTheLauncherComesFirst runs the launcher from a venv's bin: as a file, as a link, by path and by name.
 func TestTheVenvOfTheLauncherComesFirst(t *testing.T) {
 	b := newBench(t)
