@@ -18,7 +18,9 @@ type timers struct {
 	table   filetimer.Table
 	alarm   *time.Timer // for the earliest deadline
 	at      time.Time   // when it goes off; zero: never
+	late    bool        // it went off late and was put off once
 	targets map[int]target
+	others  int  // targets that are no workers
 	refused bool // a request was; the next ones are not reported
 }
 
@@ -28,8 +30,12 @@ type target struct {
 	fd int // pidfd; -1 for the worker itself
 }
 
-// maxTargets bounds the descriptors that are held for processes that are no workers.
-const maxTargets = 256
+// maxOthers bounds the descriptors that are held for processes that are no workers.
+const maxOthers = 256
+
+// slack is how long after its deadline a timer expires: a release that was written in time may still be in the pipe.
+// torchrun looks every 0.1 s.
+const slack = 100 * time.Millisecond
 
 // alarm is the channel of the group's next deadline; nil, which is never ready, if there is none.
 func (a *Agent) alarm() <-chan time.Time {
@@ -59,8 +65,8 @@ func (g *group) setTimer(r filetimer.Request, now time.Time) error {
 		return err
 	}
 	timer, err := g.timers.table.Set(r, now)
-	if err == nil && (g.timers.at.IsZero() || timer.Deadline.Before(g.timers.at)) {
-		g.timers.set(timer.Deadline, now)
+	if at := timer.Deadline.Add(slack); err == nil && (g.timers.at.IsZero() || at.Before(g.timers.at)) {
+		g.timers.set(at, now)
 	}
 	return err
 }
@@ -85,15 +91,34 @@ func (g *group) admit(pid int) error {
 	if err != nil {
 		return err
 	}
-	if len(g.timers.targets) >= maxTargets+len(g.workers) {
+	if t.fd >= 0 && !g.timers.room() {
 		unix.Close(t.fd)
-		return fmt.Errorf("more than %d processes that are no workers have timers", maxTargets)
+		return fmt.Errorf("more than %d processes that are no workers have timers", maxOthers)
 	}
-	if g.timers.targets == nil {
-		g.timers.targets = map[int]target{}
-	}
-	g.timers.targets[pid] = t
+	g.timers.add(pid, t)
 	return nil
+}
+
+func (t *timers) add(pid int, p target) {
+	if t.targets == nil {
+		t.targets = map[int]target{}
+	}
+	if t.targets[pid] = p; p.fd >= 0 {
+		t.others++
+	}
+}
+
+// room makes room for one more process that is no worker, if it can.
+func (t *timers) room() bool {
+	if t.others < maxOthers {
+		return true
+	}
+	for pid, target := range t.targets {
+		if !target.alive() {
+			t.forget(pid)
+		}
+	}
+	return t.others < maxOthers
 }
 
 func (g *group) find(pid int) (target, error) {
@@ -130,6 +155,7 @@ func (t *timers) forget(pid int) {
 	t.table.Drop(pid)
 	if target, found := t.targets[pid]; found && target.fd >= 0 {
 		unix.Close(target.fd)
+		t.others--
 	}
 	delete(t.targets, pid)
 }
@@ -145,16 +171,22 @@ func (t *timers) end() {
 	*t = timers{}
 }
 
-// onAlarm kills the processes whose timers have expired.
+// onAlarm kills the processes whose timers have expired. When the alarm itself is late, the launcher had no time for
+// requests either; it takes them first.
 func (a *Agent) onAlarm() {
-	g, at := a.group, now()
-	for _, timer := range g.timers.table.Expire(at) {
-		a.expire(g.timers.targets[timer.PID], timer)
-		g.timers.forget(timer.PID)
+	t, at := &a.group.timers, now()
+	if at.Sub(t.at) > slack && !t.late {
+		t.late = true
+		t.set(at.Add(slack), at)
+		return
 	}
-	g.timers.at = time.Time{}
-	if next, ok := g.timers.table.Next(); ok {
-		g.timers.set(next, at)
+	for _, timer := range t.table.Expire(at.Add(-slack)) {
+		a.expire(t.targets[timer.PID], timer)
+		t.forget(timer.PID)
+	}
+	t.at, t.late = time.Time{}, false
+	if next, ok := t.table.Next(); ok {
+		t.set(next.Add(slack), at)
 	}
 }
 
@@ -176,13 +208,13 @@ func (a *Agent) expire(t target, timer filetimer.Timer) {
 	}
 	a.log.Warn(what+", sent "+name, attrs...)
 	a.event("timer-expired", slog.Int("rank", t.w.id.Rank), slog.Int("local_rank", t.w.id.LocalRank), slog.Int("pid", timer.PID),
-		slog.String("scope", timer.Scope), slog.Duration("timeout", timer.After), slog.String("signal", name))
+		slog.String("scope", timer.Scope), slog.String("timeout", rounded(timer.After).String()), slog.String("signal", name))
 }
 
 // rounded hides the time that the request was on its way.
 func rounded(d time.Duration) time.Duration {
 	if d < time.Second {
-		return d.Round(time.Millisecond)
+		return d.Round(10 * time.Millisecond)
 	}
 	return d.Round(100 * time.Millisecond)
 }

@@ -125,7 +125,32 @@ func TestManyTimersOfOneProcessCostOneDescriptor(t *testing.T) {
 	}
 	require.Len(t, g.timers.targets, 2)
 	require.Equal(t, -1, g.timers.targets[p.PID()].fd, "workers need none")
+	require.Equal(t, 1, g.timers.others)
 	g.timers.end()
 	require.Empty(t, g.timers.targets)
 	require.Nil(t, g.timers.alarm)
+}
+
+// A launcher that had no time finds the releases of its workers behind the alarm.
+func TestLateAlarmTakesRequestsFirst(t *testing.T) {
+	a := &Agent{group: &group{}, log: slog.New(slog.DiscardHandler)}
+	ts := &a.group.timers
+	w := &worker{}
+	ts.add(7, target{w, -1})
+	_, err := ts.table.Set(filetimer.Request{PID: 7, Scope: "s"}, now().Add(-time.Minute))
+	require.NoError(t, err)
+	ts.set(now().Add(-time.Minute), now())
+	a.onAlarm()
+	a.onTimer(filetimer.Request{PID: 7, Scope: "s", Release: true})
+	a.onAlarm()
+	require.True(t, ts.at.IsZero())
+
+	_, err = ts.table.Set(filetimer.Request{PID: 7, Scope: "quiet"}, now().Add(-time.Minute))
+	require.NoError(t, err)
+	ts.set(now().Add(-time.Minute), now())
+	a.onAlarm()
+	require.NotEmpty(t, ts.targets)
+	ts.at = now().Add(-time.Minute) // late again
+	a.onAlarm()
+	require.Empty(t, ts.targets, "put off once")
 }
