@@ -1,7 +1,8 @@
 """DLRover's checkpoint API, served by dlrover_ckpt.
 
-The modules here take the place of those of an installed ``dlrover``; its other modules stay importable. With
-DLROVER_CKPT_CLIENT=upstream in the environment this package steps aside and the installed one is used as it is.
+The modules here take the place of those of an installed DLRover; its other modules stay importable. With
+DLROVER_CKPT_CLIENT=upstream in the environment this package gives way to the installed one. To a ``dlrover`` that is not
+DLRover, but a package or module of the user's own, it gives way by itself: then it was on the path for nothing.
 """
 
 from __future__ import annotations
@@ -13,34 +14,77 @@ from importlib.util import module_from_spec
 from pkgutil import extend_path
 
 
-def _step_aside(others):
-    """Puts the installed package in our place."""
-    spec = PathFinder.find_spec("dlrover", [os.path.dirname(path) for path in others])
-    if spec is None:
-        raise ImportError("DLROVER_CKPT_CLIENT=upstream, but no other dlrover is installed: "
-                          "install it (pip install dlrover) or unset DLROVER_CKPT_CLIENT")
+def _ours(path):
+    """Whether a directory of sys.path has this package, or a copy of it."""
+    return isinstance(path, str) and os.path.isfile(os.path.join(path, "dlrover_ckpt", "__init__.py"))
+
+
+def _other():
+    """The spec of the dlrover that would be imported without us; None: there is none, or a directory without code."""
+    path = [p for p in sys.path if not _ours(p)]
+    for finder in sys.meta_path:  # editable installations have finders of their own
+        find = getattr(finder, "find_spec", None)
+        spec = find and find("dlrover", path if finder is PathFinder else None)
+        if spec is not None and spec.has_location and not _ours(os.path.dirname(os.path.dirname(spec.origin))):
+            return spec
+    return None
+
+
+def _is_upstream(spec):
+    inside = spec.submodule_search_locations
+    return inside is not None and all(PathFinder.find_spec("dlrover." + p, inside) for p in ("python", "trainer"))
+
+
+def _give_way(spec):
+    """Puts another package or module in our place. From now on nothing finds us on sys.path either."""
+    sys.path = [p for p in sys.path if not _ours(p)]
     module = module_from_spec(spec)
     sys.modules["dlrover"] = module
-    if spec.loader is not None:
+    spec._initializing = True  # other threads that import it wait until it is complete
+    try:
         spec.loader.exec_module(module)
+    finally:
+        spec._initializing = False
 
 
-def _tell(others):
+def _tell(where):
     if os.environ.get("RANK", "0") == "0":
         import logging
 
         logging.getLogger("dlrover").warning(
             "flash checkpoints are served by dlrover_ckpt, not by the dlrover in %s "
-            "(DLROVER_CKPT_CLIENT=upstream selects that one)", os.path.dirname(others[0]))
+            "(DLROVER_CKPT_CLIENT=upstream selects that one)", os.path.dirname(where))
 
 
-def _others(path):
-    own = os.path.realpath(os.path.dirname(__file__))
-    return [p for p in path if os.path.realpath(p) != own]
+class _Missing:
+    """The last finder, where no DLRover is installed: says what the modules need that are not here."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.startswith("dlrover."):
+            # By the name of what is not installed. With that of the module, "from package import module" would
+            # replace the text.
+            raise ModuleNotFoundError("No module named %r: dlrover-run brings DLRover's checkpoint modules only; the "
+                                      "others need pip install dlrover" % name, name="dlrover")
+        return None
+
+
+def _begin():
+    other = _other()
+    if os.environ.get("DLROVER_CKPT_CLIENT") == "upstream":
+        if other is None:
+            raise ImportError("DLROVER_CKPT_CLIENT=upstream, but no other dlrover is installed: "
+                              "install it (pip install dlrover) or unset DLROVER_CKPT_CLIENT")
+        _give_way(other)
+    elif other is None:
+        sys.meta_path.append(_Missing)
+    elif _is_upstream(other):
+        where = list(other.submodule_search_locations)
+        __path__.extend(p for p in where if p not in __path__)
+        _tell(where[0])
+    else:
+        _give_way(other)
 
 
 __path__ = extend_path(__path__, __name__)
-if os.environ.get("DLROVER_CKPT_CLIENT") == "upstream":
-    _step_aside(_others(__path__))
-elif _others(__path__):
-    _tell(_others(__path__))
+_begin()
