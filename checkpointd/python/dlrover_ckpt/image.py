@@ -468,7 +468,7 @@ class _Book:
             cls, dtype, numel = torch.UntypedStorage, torch.uint8, s.nbytes()
         else:
             name = getattr(o, "_pickle_storage_type", None) or o.pickle_storage_type
-            cls, dtype, numel = getattr(torch, name()), o.dtype, s.nbytes() // o.element_size()
+            cls, dtype, numel = getattr(torch, name()), o.dtype, s.nbytes() // torch._utils._element_size(o.dtype)
         k = self.key(s, dtype)
         return ("storage", cls, str(k), self.tags[k], numel)
 

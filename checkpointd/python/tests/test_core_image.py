@@ -3,10 +3,11 @@
 import argparse
 import collections
 import io
+import os
 import unittest
 import zipfile
 
-from core_help import Case, render
+from core_help import ROOT, Case, render
 
 import torch
 
@@ -38,6 +39,30 @@ class Fidelity(Case):
         with zipfile.ZipFile(io.BytesIO(data)) as z:
             self.assertIsNone(z.testzip())
         return torch_load(data), reload(data)
+
+    def test_torch_finds_nothing_deprecated(self):
+        """Tensors with attributes, as those of ZeRO 3, are pickled with typed storages, of which torch 2 warns."""
+        code = """
+            import torch, warnings
+            from core_help import render
+            from dlrover_ckpt.image import torch_load, torch_zip
+
+            class Own(torch.Tensor):
+                pass
+
+            warnings.simplefilter("error")  # torch warns once in a process
+            tensor, parameter = torch.arange(4.0), torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+            tensor.ds_id = parameter.ds_id = 1
+            own = torch.ones(2).as_subclass(Own)
+            own.mark = 1
+            state, cache = {"tensor": tensor, "parameter": parameter, "own": own, "plain": torch.ones(2)}, {}
+            for _ in range(2):
+                image = torch_zip("x", state, cache)
+                again = torch_load(render(image))
+                print(type(image).__name__, again["tensor"].tolist(), again["parameter"].tolist(), again["own"].mark)
+        """
+        out = self.finish(self.child(code, PYTHONPATH=os.path.join(ROOT, "tests")))
+        self.assertEqual(out.splitlines(), ["_ZipImage [0.0, 1.0, 2.0, 3.0] [1.0, 1.0, 1.0] 1"] * 2)
 
     def test_kinds_of_objects_come_back(self):
         base = torch.arange(12.0)
