@@ -11,14 +11,25 @@ import os
 import shutil
 import tempfile
 from abc import ABCMeta, abstractmethod
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional
 
 from dlrover_ckpt.sync import sync_dir
 
-TRACKER_FILE = "dlrover_latest.txt"
+from .constants import CheckpointConstant
+
+TRACKER_FILE = CheckpointConstant.TRACER_FILE_NAME
 
 logger = logging.getLogger("dlrover")
+
+
+@dataclass
+class ClassMeta:
+    """Names a class and the arguments that make an equal object."""
+
+    module_path: str = ""
+    class_name: str = ""
+    kwargs: Dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointStorage(metaclass=ABCMeta):
@@ -67,6 +78,13 @@ class CheckpointStorage(metaclass=ABCMeta):
     @abstractmethod
     def listdir(self, path: str):
         """Returns the names in a directory."""
+
+    def get_class_meta(self) -> ClassMeta:
+        """Names the class and the arguments that make an equal storage."""
+        return ClassMeta(module_path=type(self).__module__, class_name=type(self).__name__, kwargs=self._arguments())
+
+    def _arguments(self) -> Dict[str, Any]:
+        return {}
 
 
 class PosixDiskStorage(CheckpointStorage):
@@ -122,14 +140,6 @@ class PosixDiskStorage(CheckpointStorage):
 
     def listdir(self, path: str):
         return os.listdir(path)
-
-    def get_class_meta(self):
-        """Names the class and the arguments that make an equal storage."""
-        return SimpleNamespace(module_path=type(self).__module__, class_name=type(self).__name__,
-                               kwargs=self._arguments())
-
-    def _arguments(self) -> Dict[str, Any]:
-        return {}
 
 
 class CheckpointDeletionStrategy(metaclass=ABCMeta):

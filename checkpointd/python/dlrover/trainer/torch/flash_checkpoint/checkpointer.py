@@ -22,5 +22,8 @@ class Checkpointer(metaclass=ABCMeta):
         """
 
     @abstractmethod
-    def load_checkpoint(self, resume_path=""):
-        """Returns the newest state dict, from memory if it is there, else from disk; {} when there is none."""
+    def load_checkpoint(self, resuming_path=None):
+        """Returns the newest state dict, from memory if it is there, else from disk; {} when there is none.
+
+        resuming_path  the checkpoint to load; default: the newest. The checkpointers call it resume_path.
+        """

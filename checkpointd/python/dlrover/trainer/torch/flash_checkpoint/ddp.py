@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any, Dict
 
+from dlrover.python.common.constants import CheckpointConstant
+from dlrover.python.common.storage import get_checkpoint_storage
 from dlrover_ckpt.engine import Engine
 from dlrover_ckpt.image import torch_load, torch_zip
 
 from .checkpointer import Checkpointer, StorageType
+from .full_ckpt_engine import FullCheckpointEngine
 
-__all__ = ["DdpCheckpointer", "StorageType"]
+__all__ = ["DdpCheckpointer", "StorageType", "FullCheckpointEngine", "CheckpointConstant", "get_checkpoint_storage"]
 
 
 class DdpCheckpointer(Checkpointer):
@@ -30,6 +33,8 @@ class DdpCheckpointer(Checkpointer):
     def __init__(self, checkpoint_dir, local_shard_num=1, global_shard_num=1, comm_backend="", deletion_strategy=None,
                  save_timeout=600, replica_count=0):
         self.checkpoint_dir = os.fspath(checkpoint_dir)
+        self.storage = get_checkpoint_storage(deletion_strategy)
+        global_shard_num = max(global_shard_num, local_shard_num)
         rank = int(os.environ.get("RANK", "0"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         sharded = global_shard_num > 1
@@ -44,10 +49,10 @@ class DdpCheckpointer(Checkpointer):
         """Saves a state dict; to be called by all ranks.
 
         The default path is <checkpoint_dir>/<step>/rank_<r>.pt, r being the rank that writes it.
-        ValueError: the storage type is none.
+        False: it was skipped, the log says why. ValueError: the storage type is none.
         """
         target = self._inside(os.fspath(path)) if path else os.path.join(str(step), "rank_%d.pt" % self._engine.shard)
-        self._engine.save(step, lambda: [torch_zip(target, state_dict, self._cache)], storage_type)
+        return self._engine.save(step, lambda: [torch_zip(target, state_dict, self._cache)], storage_type)
 
     def load_checkpoint(self, resume_path=""):
         """Returns the newest state dict, or that of the file resume_path, on the CPU; {} when there is none."""

@@ -11,14 +11,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import Any, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
+from dlrover.python.common.constants import CheckpointConstant
+from dlrover.python.common.storage import CheckpointStorage, get_checkpoint_storage
 from dlrover_ckpt.adapter import Capture, Checkpointer, Found, check_storage_type
 
+from ._lacking import lacking
 from .checkpointer import Checkpointer as _Interface
 from .checkpointer import StorageType
+from .deepspeed_engine import DeepSpeedCheckpointEngine
+from .engine import name_of
 
-__all__ = ["StorageType", "DeepSpeedCheckpointer"]
+__all__ = ["StorageType", "DeepSpeedCheckpointer", "AsyncCheckpointAgent", "DeepSpeedCheckpointEngine",
+           "CheckpointConstant", "CheckpointStorage", "get_checkpoint_storage"]
+
+__getattr__ = lacking(__name__, {"torch_native_save": "use torch.save, which is never replaced",
+                                 "torch_native_load": "use torch.load, which is never replaced"})
 
 TRACKER_FILE = "latest"
 
@@ -45,6 +54,7 @@ class DeepSpeedCheckpointer(_Interface):
             raise ValueError("this DeepSpeed has no checkpoint engines: version 0.7 or later is needed")
         self.engine = engine
         self.checkpoint_dir = checkpoint_dir
+        self.storage = get_checkpoint_storage(deletion_strategy)
         self._checkpointer = Checkpointer(checkpoint_dir, "deepspeed", deletion_strategy=deletion_strategy,
                                           save_timeout=save_timeout, replica_count=replica_count)
 
@@ -134,6 +144,74 @@ class DeepSpeedCheckpointer(_Interface):
         if model[1:] not in names:
             return None
         return [path[1:] for path in layers + [model] if path[1:] in names]  # a layer without state has no file
+
+
+class AsyncCheckpointAgent:
+    """A checkpoint engine of DeepSpeed's that keeps what it is to save, for an engine to save it.
+
+    state_dict  {name: what was saved}
+    paths       {name: the path of its file}
+
+    The name is that of the kind, CheckpointConstant.MODEL_STATES_NAME or OPTIM_STATES_NAME, else that of the file. What
+    DeepSpeed is to load from memory is put into state_dict. DeepSpeedCheckpointer does without.
+    """
+
+    def __init__(self, storage):
+        self.state_dict: Dict[str, Any] = {}
+        self.paths: Dict[str, str] = {}
+        self.storage = storage
+        self.name = "AsyncCheckpointAgent"
+
+    def create(self, tag):
+        pass
+
+    def makedirs(self, path, exist_ok=False):
+        os.makedirs(path, exist_ok=exist_ok)
+
+    def save(self, state_dict, path, *args, **kwargs):
+        """Keeps a state dict. What is not for the path of a file is written by torch.save."""
+        if not isinstance(path, str):
+            import torch
+
+            torch.save(state_dict, path, *args, **kwargs)
+            return
+        name = name_of(path)
+        if name:
+            self.state_dict[name] = state_dict
+            self.paths[name] = path
+
+    def load(self, path, map_location=None):
+        """What state_dict has of this kind, else the file; {} when there is none."""
+        import torch
+
+        name = name_of(path)
+        if name in self.state_dict and name != os.path.basename(path):
+            return self.state_dict[name]
+        return self.storage.read_state_dict(path, lambda path: torch.load(path, map_location, weights_only=False))
+
+    def commit(self, tag):
+        return True
+
+    def wait(self):
+        pass
+
+    def cleanup(self):
+        pass
+
+    def set_commit_info(self, info):
+        pass
+
+    def get_commit_info(self):
+        return None
+
+    def is_data_parallel_writer(self, dp_rank):
+        return dp_rank == 0
+
+    def is_decoupled(self):
+        return False
+
+    def preserves_storage_sharing(self):
+        return True
 
 
 class _Between:

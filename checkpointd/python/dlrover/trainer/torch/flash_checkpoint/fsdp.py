@@ -11,13 +11,18 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from dlrover.python.common.constants import CheckpointConstant
+from dlrover.python.common.storage import get_checkpoint_storage
 from dlrover_ckpt import dcp
 from dlrover_ckpt.engine import Engine
 from dlrover_ckpt.image import torch_load, torch_zip
 
 from .checkpointer import Checkpointer, StorageType
+from .fsdp_engine import FsdpCheckpointEngine
+from .full_ckpt_engine import FullCheckpointEngine
 
-__all__ = ["FsdpShardCheckpointer", "FsdpFullCheckpointer", "StorageType"]
+__all__ = ["FsdpShardCheckpointer", "FsdpFullCheckpointer", "StorageType", "FsdpCheckpointEngine",
+           "FullCheckpointEngine", "CheckpointConstant", "get_checkpoint_storage"]
 
 
 class _FsdpCheckpointer(Checkpointer):
@@ -25,9 +30,10 @@ class _FsdpCheckpointer(Checkpointer):
 
     _optimizer_key = ""
 
-    def __init__(self, checkpoint_dir: Any, save_timeout: float) -> None:
+    def __init__(self, checkpoint_dir: Any, save_timeout: float, deletion_strategy: Any) -> None:
         dcp.require_torch()
         self.checkpoint_dir = os.fspath(checkpoint_dir)
+        self.storage = get_checkpoint_storage(deletion_strategy)
         self._group = dcp.host_group(save_timeout)
         self._engine: Engine
 
@@ -38,7 +44,8 @@ class _FsdpCheckpointer(Checkpointer):
         save_checkpoint(step, model, optimizer, extra_sd, path, storage_type): extra_sd holds further entries.
         save_checkpoint(step, state_dict, path, storage_type): the state dict as it is.
 
-        path is where the checkpoint will be. ValueError: the storage type is none.
+        path is where the checkpoint will be. False: it was skipped, the log says why. ValueError: the storage type is
+        none.
         """
         if isinstance(model, Mapping):
             model, state_dict = None, model
@@ -52,14 +59,14 @@ class _FsdpCheckpointer(Checkpointer):
             if optimizer is not None and optimizer.state:  # asking for a state that is not there would make one
                 state_dict[self._optimizer_key] = _optimizer_state(model, optimizer)
             state_dict.update(extra_sd or {})
-        self._save(int(step), state_dict, os.fspath(path), storage_type)
+        return self._save(int(step), state_dict, os.fspath(path or ""), storage_type)
 
     def wait_latest_checkpoint(self, timeout=1800):
         """Waits, at most timeout seconds, until the newest DISK save is on disk. Raises with the reason if not."""
         self._engine.wait(timeout=timeout)
 
     @abstractmethod
-    def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> None:
+    def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> bool:
         """Saves what was collected; an empty path is the default one."""
 
     def _relative(self, path: str) -> str:
@@ -84,16 +91,16 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
     _optimizer_key = "optim"
 
     def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0):
-        super().__init__(checkpoint_dir, save_timeout)
+        super().__init__(checkpoint_dir, save_timeout, deletion_strategy)
         rank, world = _rank_and_world()
         self._saver = dcp.Saver(self._group)
         self._engine = Engine(checkpoint_dir, "fsdp", shard=rank, shards=world, primary=True,
                               deletion_strategy=deletion_strategy, save_timeout=save_timeout,
                               replica_count=replica_count, group=self._group)
 
-    def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> None:
+    def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> bool:
         directory = self._relative(path or os.path.join(self._engine.dir, str(step)))
-        self._engine.save(step, lambda: self._saver.images(state_dict, directory), storage_type)
+        return self._engine.save(step, lambda: self._saver.images(state_dict, directory), storage_type)
 
     def get_storage_reader(self, resume_path=""):
         """The StorageReader for torch.distributed.checkpoint.load; None when there is nothing to load.
@@ -139,7 +146,7 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
     _optimizer_key = "optimizer"
 
     def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0):
-        super().__init__(checkpoint_dir, save_timeout)
+        super().__init__(checkpoint_dir, save_timeout, deletion_strategy)
         self._rank = _rank_and_world()[0]
         self._holder = self._rank == 0 or int(os.environ.get("LOCAL_RANK", self._rank)) == 0
         self._cache: Dict[str, Any] = {}
@@ -147,10 +154,10 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
                               holder=self._holder, resize="any", deletion_strategy=deletion_strategy,
                               save_timeout=save_timeout, replica_count=replica_count, group=self._group)
 
-    def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> None:
+    def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> bool:
         target = self._relative(path or os.path.join(self._engine.dir, str(step), "rank_0.pt"))
         full = _gathered(state_dict, self._group, self._holder)
-        self._engine.save(step, lambda: [torch_zip(target, full, self._cache)], storage_type)
+        return self._engine.save(step, lambda: [torch_zip(target, full, self._cache)], storage_type)
 
     def load_checkpoint(self, model, optimizer=None, resume_path=""):
         """Loads the newest checkpoint, or that in the file resume_path, into model and optimizer.
@@ -159,7 +166,7 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
         """
         import torch
 
-        read = self._find(os.fspath(resume_path))
+        read = self._find(os.fspath(resume_path or ""))
         if read is None:
             return {}
         from_rank0 = _can_broadcast() and self._group is not None

@@ -17,16 +17,26 @@ from dlrover_ckpt.adapter import Capture, Checkpointer, Found, module_with, name
 from dlrover_ckpt.engine import StorageType
 from dlrover_ckpt.image import Image, raw, torch_zip
 from dlrover_ckpt.safetensors_image import safetensors_image
-from dlrover.python.common.storage import CheckpointDeletionStrategy, KeepLatestStepStrategy
+from dlrover.python.common.storage import CheckpointDeletionStrategy, KeepLatestStepStrategy, PosixDiskStorage
 
-__all__ = ["FlashCkptTrainer", "StorageType"]
+from ._lacking import lacking
+from .deepspeed import AsyncCheckpointAgent
+from .deepspeed_engine import DeepSpeedCheckpointEngine
+from .engine import CheckpointEngine
+from .full_ckpt_engine import FullCheckpointEngine
+
+__all__ = ["FlashCkptTrainer", "StorageType", "HfFlashCheckpointer", "HfDdpCheckpointer", "HfDeepSpeedCheckpointer",
+           "AsyncCheckpointAgent", "CheckpointEngine", "DeepSpeedCheckpointEngine", "FullCheckpointEngine",
+           "PosixDiskStorage"]
 
 _PREFIX = "checkpoint-"  # what transformers calls its checkpoints
+_others = lacking(__name__, {"torch_native_save": "use torch.save, which is never replaced",
+                             "torch_native_load": "use torch.load, which is never replaced"})
 
 
 def __getattr__(name: str) -> Any:
     if name != "FlashCkptTrainer":
-        raise AttributeError("module %s has no attribute %s" % (__name__, name))
+        return _others(name)
     from transformers import Trainer, TrainerCallback
 
     class FlashCkptTrainer(_FlashCkptTrainer, Trainer):
@@ -167,6 +177,66 @@ class _FlashCkptTrainer:
         if found.loaded.source == "memory" and not _everyone(_room_for(found)):
             found = checkpointer.find(lambda step, names: [], "disk")
         return found
+
+
+class _HfEngine(CheckpointEngine):
+    framework = "hf"
+
+
+class HfFlashCheckpointer:
+    """Saves what a trainer of the caller's own gives to ckpt_agent.save, one checkpoint at a time.
+
+        checkpointer.ckpt_agent.save(model.state_dict(), os.path.join(directory, "checkpoint-5", "pytorch_model.bin"))
+        checkpointer.save_checkpoint_to_storage(5)
+
+    All ranks make one, and all make the same calls. FlashCkptTrainer does without.
+    """
+
+    def __init__(self, checkpoint_dir, storage=None):
+        self.checkpoint_dir = checkpoint_dir
+        self.storage = storage or PosixDiskStorage()
+        self.ckpt_agent = AsyncCheckpointAgent(self.storage)
+        self.async_save_engine: Optional[CheckpointEngine] = None
+
+    def save_checkpoint_to_memory(self, step):
+        """Saves to memory. False: it was skipped, the log says why."""
+        return self._engine().save_to_memory(step, *self._of(step))
+
+    def save_checkpoint_to_storage(self, step):
+        """Saves to memory and then to disk in the background. False: it was skipped, the log says why."""
+        return self._engine().save_to_storage(step, *self._of(step))
+
+    def _engine(self) -> CheckpointEngine:
+        if self.async_save_engine is None:
+            raise ValueError("HfFlashCheckpointer has no engine: use HfDdpCheckpointer or HfDeepSpeedCheckpointer")
+        return self.async_save_engine
+
+    def _of(self, step: int) -> Any:
+        """What the agent has of this step. A file that only an earlier step had is still there under its old path."""
+        agent, top = self.ckpt_agent, "%s%d" % (_PREFIX, step)
+        stale = [name for name, path in agent.paths.items() if re.search("/%s[0-9]+/" % _PREFIX, path)
+                 and "/%s/" % top not in path]
+        for name in stale:
+            agent.state_dict.pop(name, None)
+            del agent.paths[name]
+        return agent.state_dict, agent.paths
+
+
+class HfDdpCheckpointer(HfFlashCheckpointer):
+    """For models whose every rank has the full state."""
+
+    def __init__(self, checkpoint_dir, storage=None, comm_backend=""):
+        super().__init__(checkpoint_dir, storage)
+        self.async_save_engine = _HfEngine(checkpoint_dir, self.storage, comm_backend)
+
+
+class HfDeepSpeedCheckpointer(HfFlashCheckpointer):
+    """For a DeepSpeedEngine."""
+
+    def __init__(self, engine, checkpoint_dir, storage=None, comm_backend=""):
+        super().__init__(checkpoint_dir, storage)
+        self.engine = engine
+        self.async_save_engine = _HfEngine(checkpoint_dir, self.storage, comm_backend)
 
 
 class _Caught:

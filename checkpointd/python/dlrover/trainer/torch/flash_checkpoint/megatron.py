@@ -17,18 +17,27 @@ import inspect
 import os
 import sys
 import tempfile
+import threading
 import types
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
 
-from dlrover.python.common.storage import KeepStepIntervalStrategy, deletion_strategy_of
-from dlrover_ckpt.adapter import (Capture, Checkpointer, Found, check_storage_type, module_with, names_replaced)
+from dlrover.python.common.constants import CheckpointConstant
+from dlrover.python.common.storage import KeepStepIntervalStrategy, PosixDiskStorage, deletion_strategy_of
+from dlrover_ckpt.adapter import Capture, Found, check_storage_type, module_with, names_replaced
 from dlrover_ckpt.engine import StorageType
+from dlrover_ckpt.image import torch_load
 
-__all__ = ["StorageType", "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint"]
+from ._lacking import lacking
+from .engine import MODEL_STATES, OPTIM_STATES, name_of
+from .megatron_engine import TRACKER_FILE, MegatronCheckpointEngine, checkpointer_of
 
-TRACKER_FILE = "latest_checkpointed_iteration.txt"
+__all__ = ["StorageType", "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint", "MegatronCheckpointer",
+           "MegatronCheckpointEngine", "CheckpointConstant", "PosixDiskStorage"]
 
-_checkpointers: Dict[str, Checkpointer] = {}  # by directory; Megatron's interface has no object that could keep them
+__getattr__ = lacking(__name__, {
+    "torch_native_save": "use torch.save, which is never replaced",
+    "torch_native_load": "use torch.load, which is never replaced",
+    **dict.fromkeys(["get_args", "megatron_save", "megatron_load"], "import it from Megatron")})
 
 
 def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far=0,
@@ -69,7 +78,7 @@ def wait_latest_checkpoint(timeout=1800):
     timeout is in seconds. Raises with the reason when it cannot be committed, or is not by then.
     """
     checkpointing = checkpointing_module()
-    return _checkpointer(checkpointing.get_args().save).engine.wait(timeout=timeout)
+    return checkpointer_of(checkpointing.get_args().save).engine.wait(timeout=timeout)
 
 
 def save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, storage_type,
@@ -81,7 +90,7 @@ def save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_op
     _check_format(args)
     _check_kind(megatron_args)
     settings["deletion_strategy"] = settings["deletion_strategy"] or _retain_interval(args)
-    checkpointer = _checkpointer(args.save, **settings)
+    checkpointer = checkpointer_of(args.save, **settings)
     checkpointer.adjust(**settings)
     if "num_floating_point_operations_so_far" in inspect.signature(checkpointing.save_checkpoint).parameters:
         megatron_args = dict(megatron_args, num_floating_point_operations_so_far=num_floating_point_operations_so_far)
@@ -104,6 +113,111 @@ def load(model, optimizer, opt_param_scheduler, load_arg, strict, megatron_args,
         return checkpointing.load_checkpoint(model, optimizer, opt_param_scheduler, load_arg, strict, **megatron_args)
 
 
+class Singleton:
+    """A class of which singleton_instance makes one object, with the arguments of the first call."""
+
+    _instance: Any = None
+    _making = threading.Lock()
+
+    @classmethod
+    def singleton_instance(cls, *args: Any, **kwargs: Any) -> Any:
+        with cls._making:
+            if cls._instance is None:
+                cls._instance = cls(*args, **kwargs)
+        return cls._instance
+
+
+class MegatronCheckpointer(Singleton):
+    """Catches what a program of its own saves in Megatron's way, and answers what it loads.
+
+        checkpointer.save(state_dict, path)     # in the place of torch.save, for Megatron's two kinds of files
+        checkpointer.update_tracer_file(step)   # if Megatron has moved its tracker meanwhile
+        checkpointer.engine.save_to_memory(step, checkpointer.state_dict, checkpointer.paths)   # or save_to_storage
+        checkpointer.state_dict.clear()
+
+    The arguments are those of save_checkpoint. save_checkpoint and load_checkpoint do without.
+    """
+
+    def __init__(self, checkpoint_dir, storage=None, comm_backend="", save_timeout=600, replica_count=0):
+        self.state_dict: Dict[str, Any] = {}
+        self.paths: Dict[str, str] = {}
+        self.checkpoint_dir = checkpoint_dir
+        self.storage = storage or PosixDiskStorage()
+        self.engine = MegatronCheckpointEngine(checkpoint_dir, self.storage, comm_backend, save_timeout, replica_count)
+        self._found: Optional[Found] = None
+        self._unanswered: Set[str] = set()
+
+    def save(self, state_dict, path, *args, **kwargs):
+        """Keeps a state dict in state_dict, and its path in paths. What is not for a path goes to torch.save."""
+        if not isinstance(path, str):
+            import torch
+
+            torch.save(state_dict, path, *args, **kwargs)
+            return
+        name = name_of(path)
+        if name not in (MODEL_STATES, OPTIM_STATES):
+            raise ValueError("the path is %s, it must end with model_optim_rng.pt or distrib_optim.pt" % path)
+        self.state_dict[name] = state_dict
+        self.paths[name] = path
+
+    def load(self, path, **kwargs):
+        """The file in memory that has this place in the newest checkpoint, else the file; {} when there is none.
+
+        All ranks load the model, and by that agree on the checkpoint. Then each may load the optimizer's file.
+        kwargs are those of torch.load.
+        """
+        import torch
+
+        if isinstance(path, str) and Capture(self.checkpoint_dir).path_in(path) is not None:
+            found = self._find(path)
+            if found is not None and found.loaded.source == "memory":
+                same = self._alike(path, found.loaded.files)
+                if not same:
+                    raise FileNotFoundError("there is no %s of step %d in the memory of this rank"
+                                            % (os.path.basename(path), found.loaded.step))
+                return torch_load(found.loaded.files[same[0]])
+        kwargs = dict(dict(map_location="cpu", weights_only=False), **kwargs)
+        if not isinstance(path, str):
+            return torch.load(path, **kwargs)
+        return self.storage.read_state_dict(path, lambda path: torch.load(path, **kwargs))
+
+    def _find(self, path: str) -> Optional[Found]:
+        """The newest checkpoint, for one load of each kind of file."""
+        name = name_of(path)
+        if name not in self._unanswered:
+            self._found = self.engine.find(lambda step, names: self._alike(path, names) or None)
+            self._unanswered = {MODEL_STATES, OPTIM_STATES}
+        self._unanswered.discard(name)
+        return self._found
+
+    def _alike(self, path: str, names: Iterable[str]) -> List[str]:
+        """Those names that differ from a path in the iteration alone."""
+        def place(name: str) -> str:
+            return name.partition("/")[2]
+
+        wanted = place(Capture(self.checkpoint_dir).path_in(path) or "")
+        return [name for name in names if place(name) == wanted]
+
+    def update_tracer_file(self, iteration: int):
+        """Takes back what Megatron does for a save that is not on disk yet: its tracker says again what is committed,
+        and the empty directories of the iteration go. A file is never removed."""
+        top = os.path.join(self.checkpoint_dir, "iter_%07d" % iteration)
+        for directory, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(directory)
+        megatrons = os.path.join(self.checkpoint_dir, TRACKER_FILE)
+        ours = os.path.join(self.checkpoint_dir, CheckpointConstant.TRACER_FILE_NAME)
+        committed = None
+        if self.storage.read(megatrons).strip() != str(iteration):
+            return
+        while committed != self.storage.read(ours):  # it may be committed at this moment
+            committed = self.storage.read(ours)
+            if committed:
+                self.storage.write(committed, megatrons)
+            else:
+                self.storage.safe_remove(megatrons)
+
+
 def checkpointing_module() -> types.ModuleType:
     """Megatron's checkpointing module: megatron.training.checkpointing, before 0.6 megatron.checkpointing."""
     for name in ("megatron.training.checkpointing", "megatron.checkpointing"):
@@ -113,15 +227,6 @@ def checkpointing_module() -> types.ModuleType:
             if e.name is None or not (name + ".").startswith(e.name + "."):
                 raise
     raise ImportError("Megatron-LM cannot be imported: put its directory on PYTHONPATH")
-
-
-def _checkpointer(directory: Optional[str], **settings: Any) -> Checkpointer:
-    if not directory:
-        raise ValueError("Megatron has no checkpoint directory: pass --save")
-    key = os.path.realpath(directory)
-    if key not in _checkpointers:
-        _checkpointers[key] = Checkpointer(directory, "megatron", **settings)
-    return _checkpointers[key]
 
 
 def _check_format(args: Any) -> None:
@@ -196,7 +301,7 @@ def _find(checkpointing: types.ModuleType, args: Any, load_arg: str, settings: D
     elsewhere = not load_dir or os.path.realpath(load_dir) != os.path.realpath(args.save)
     if elsewhere and getattr(args, "finetune", False):
         return None
-    checkpointer = _checkpointer(args.save, **settings)
+    checkpointer = checkpointer_of(args.save, **settings)
 
     def want(step, names):
         return None if getattr(args, "auto_detect_ckpt_format", False) else [

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import os
 
+from typing import Any, Dict, Iterator, List, Tuple
+
 from dlrover.python.common import storage as _storage
-from dlrover.python.common.storage import get_checkpoint_storage
+from dlrover.python.common.constants import CheckpointConstant
+from dlrover.python.common.storage import (CheckpointDeletionStrategy, PosixDiskStorage, PosixStorageWithDeletion,
+                                           get_checkpoint_storage)
 from dlrover_ckpt.engine import StorageType
 
 from . import megatron
+from .megatron_engine import MegatronCheckpointEngine, MegatronDistCheckpointEngine
 
 __all__ = ["StorageType", "KeepLatestStepStrategy", "KeepStepIntervalStrategy", "get_checkpoint_storage",
-           "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint"]
+           "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint", "MegatronDistCheckpointer",
+           "get_dist_optimizer_checkpoint_name", "get_parameter_state", "get_chained_optimizer_parameter_state",
+           "load_parameter_state_from_state_dict", "load_chained_optimizer_parameter_state", "CheckpointConstant",
+           "CheckpointDeletionStrategy", "PosixDiskStorage", "PosixStorageWithDeletion", "MegatronCheckpointEngine",
+           "MegatronDistCheckpointEngine"]
 
 wait_latest_checkpoint = megatron.wait_latest_checkpoint
 
@@ -58,3 +67,85 @@ def load_checkpoint(model, optimizer, opt_param_scheduler, load_arg="load", stri
                            deletion_strategy=deletion_strategy or _storage.deletion_strategy_of(storage),
                            save_timeout=save_timeout, replica_count=replica_count)
     return result if isinstance(result, tuple) else (result, 0)
+
+
+class MegatronDistCheckpointer(megatron.Singleton):
+    """The engine of a program that makes Megatron's state dicts by itself.
+
+    use_distributed_optimizer says whether each rank has a part of the optimizer; the other arguments are those of
+    save_checkpoint, which does without this class.
+    """
+
+    def __init__(self, checkpoint_dir, storage=None, comm_backend="", use_distributed_optimizer=False,
+                 save_timeout=600):
+        self.storage = storage or PosixDiskStorage()
+        engine = MegatronDistCheckpointEngine if use_distributed_optimizer else MegatronCheckpointEngine
+        self.engine = engine(checkpoint_dir, self.storage, comm_backend, save_timeout)
+
+
+def get_dist_optimizer_checkpoint_name(checkpoints_path, iteration, release=False):
+    """Where this rank's part of a distributed optimizer is saved, in the layout of DLRover."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    directory = "release" if release else "iter_%07d" % iteration
+    return os.path.join(checkpoints_path, directory, "rank_%05d" % rank, "distrib_optim.pt")
+
+
+def get_parameter_state(dist_optimizer):
+    """This rank's part of a distributed optimizer: {bucket: {group: {place in the group: {name: tensor}}}}.
+
+    The names are "param" and those of the optimizer's state. The tensors are the optimizer's own, not copies.
+    """
+    state: Dict[int, Dict[int, Dict[int, Dict[str, Any]]]] = {}
+    for bucket, group, place, tensors in _own_part(dist_optimizer):
+        state.setdefault(bucket, {}).setdefault(group, {})[place] = tensors
+    return state
+
+
+def get_chained_optimizer_parameter_state(chained_optimizer):
+    """get_parameter_state of each optimizer in a chain; None for one that is not distributed."""
+    return [get_parameter_state(optimizer) if _distributed(optimizer) else None
+            for optimizer in chained_optimizer.chained_optimizers]
+
+
+def load_parameter_state_from_state_dict(dist_optimizer, state_dict):
+    """Copies what get_parameter_state returned into the optimizer. KeyError: the state is that of another one."""
+    for bucket, group, place, tensors in _own_part(dist_optimizer):
+        try:
+            saved = state_dict[bucket][group][place]
+            missing = sorted(set(tensors) - set(saved))
+        except KeyError:
+            missing = ["any state"]
+        if missing:
+            raise KeyError("no %s for parameter %d of group %d in bucket %d: it was saved with other parameters, or "
+                           "another world size" % (", ".join(missing), place, group, bucket))
+        for name, tensor in tensors.items():
+            tensor.data.copy_(saved[name])
+
+
+def load_chained_optimizer_parameter_state(chained_optimizer, states):
+    """Copies what get_chained_optimizer_parameter_state returned into the optimizers of a chain."""
+    optimizers = chained_optimizer.chained_optimizers
+    if len(states or ()) != len(optimizers):
+        raise ValueError("there are states of %d optimizers for a chain of %d" % (len(states or ()), len(optimizers)))
+    for optimizer, state in zip(optimizers, states):
+        if _distributed(optimizer):
+            load_parameter_state_from_state_dict(optimizer, state)
+
+
+def _distributed(optimizer: Any) -> bool:
+    return hasattr(optimizer, "gbuf_ranges")
+
+
+def _own_part(dist_optimizer: Any) -> Iterator[Tuple[int, int, int, Dict[str, Any]]]:
+    """(bucket, group, place in the group, tensors by name) of each parameter of which this rank has a part."""
+    inner = dist_optimizer.optimizer
+    buckets: List[Tuple[int, Any]] = [
+        (number, bucket) for by_type in dist_optimizer.gbuf_ranges for of_type in by_type.values()
+        for number, bucket in enumerate(of_type)]
+    for number, bucket in buckets:
+        for parameter in bucket["param_map"]:
+            group, place = dist_optimizer.model_param_group_index_map[parameter]
+            main = inner.param_groups[group]["params"][place]
+            yield number, group, place, dict(inner.state[main], param=main)

@@ -1,0 +1,51 @@
+"""DLRover's engines for Megatron-LM; see the module engine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Optional
+
+from dlrover_ckpt.adapter import Checkpointer
+
+from .engine import CheckpointEngine
+
+__all__ = ["MegatronCheckpointEngine", "MegatronDistCheckpointEngine"]
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+
+_checkpointers: Dict[str, Checkpointer] = {}  # by directory; Megatron's interface has no object that could keep them
+
+
+def checkpointer_of(directory: Optional[str], **settings: Any) -> Checkpointer:
+    """The checkpointer of a directory, the same for all who ask; settings count for the first."""
+    if not directory:
+        raise ValueError("Megatron has no checkpoint directory: pass --save")
+    key = os.path.realpath(directory)
+    if key not in _checkpointers:
+        _checkpointers[key] = Checkpointer(directory, "megatron", **settings)
+    return _checkpointers[key]
+
+
+class MegatronCheckpointEngine(CheckpointEngine):
+    """Saves the files of Megatron; its tracker moves when the checkpoint is committed."""
+
+    framework = "megatron"
+
+    def _make(self, **settings: Any) -> Any:
+        checkpointer = checkpointer_of(self.checkpoint_dir, **settings)
+        checkpointer.adjust(**settings)
+        return checkpointer
+
+    def _trackers(self, step, files):
+        return [(TRACKER_FILE, str(step))]
+
+    def load(self, resume_path=""):
+        """(iteration, {name: state dict}) in memory; (0, {}) when there is none."""
+        return self.get_state_dict_from_memory()
+
+
+class MegatronDistCheckpointEngine(MegatronCheckpointEngine):
+    """The same: each rank contributes what it has, be it the optimizer of all ranks or its part."""
+
+    def __init__(self, checkpoint_dir, storage, comm_backend="", save_timeout=600) -> None:
+        super().__init__(checkpoint_dir, storage, comm_backend, save_timeout)
