@@ -17,7 +17,7 @@ from dlrover.python.common.constants import CheckpointConstant
 from dlrover.python.common.storage import CheckpointStorage, get_checkpoint_storage
 from dlrover_ckpt.adapter import Capture, Checkpointer, Found, check_storage_type
 
-from ._lacking import lacking
+from ._lacking import lacking, with_native
 from .checkpointer import Checkpointer as _Interface
 from .checkpointer import StorageType
 from .deepspeed_engine import DeepSpeedCheckpointEngine
@@ -26,8 +26,7 @@ from .engine import name_of
 __all__ = ["StorageType", "DeepSpeedCheckpointer", "AsyncCheckpointAgent", "DeepSpeedCheckpointEngine",
            "CheckpointConstant", "CheckpointStorage", "get_checkpoint_storage"]
 
-__getattr__ = lacking(__name__, {"torch_native_save": "use torch.save, which is never replaced",
-                                 "torch_native_load": "use torch.load, which is never replaced"})
+__getattr__ = with_native(lacking(__name__, {}))
 
 TRACKER_FILE = "latest"
 
@@ -171,9 +170,9 @@ class AsyncCheckpointAgent:
     def save(self, state_dict, path, *args, **kwargs):
         """Keeps a state dict. What is not for the path of a file is written by torch.save."""
         if not isinstance(path, str):
-            import torch
+            from torch.serialization import save  # torch.save may be this very function
 
-            torch.save(state_dict, path, *args, **kwargs)
+            save(state_dict, path, *args, **kwargs)
             return
         name = name_of(path)
         if name:
@@ -182,12 +181,12 @@ class AsyncCheckpointAgent:
 
     def load(self, path, map_location=None):
         """What state_dict has of this kind, else the file; {} when there is none."""
-        import torch
+        from torch.serialization import load
 
         name = name_of(path)
         if name in self.state_dict and name != os.path.basename(path):
             return self.state_dict[name]
-        return self.storage.read_state_dict(path, lambda path: torch.load(path, map_location, weights_only=False))
+        return self.storage.read_state_dict(path, lambda path: load(path, map_location, weights_only=False))
 
     def commit(self, tag):
         return True

@@ -19,7 +19,7 @@ from dlrover_ckpt.image import Image, raw, torch_zip
 from dlrover_ckpt.safetensors_image import safetensors_image
 from dlrover.python.common.storage import CheckpointDeletionStrategy, KeepLatestStepStrategy, PosixDiskStorage
 
-from ._lacking import lacking
+from ._lacking import lacking, with_native
 from .deepspeed import AsyncCheckpointAgent
 from .deepspeed_engine import DeepSpeedCheckpointEngine
 from .engine import CheckpointEngine
@@ -30,8 +30,7 @@ __all__ = ["FlashCkptTrainer", "StorageType", "HfFlashCheckpointer", "HfDdpCheck
            "PosixDiskStorage"]
 
 _PREFIX = "checkpoint-"  # what transformers calls its checkpoints
-_others = lacking(__name__, {"torch_native_save": "use torch.save, which is never replaced",
-                             "torch_native_load": "use torch.load, which is never replaced"})
+_others = with_native(lacking(__name__, {}))
 
 
 def __getattr__(name: str) -> Any:

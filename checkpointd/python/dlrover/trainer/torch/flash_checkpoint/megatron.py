@@ -27,17 +27,15 @@ from dlrover_ckpt.adapter import Capture, Found, check_storage_type, module_with
 from dlrover_ckpt.engine import StorageType
 from dlrover_ckpt.image import torch_load
 
-from ._lacking import lacking
+from ._lacking import lacking, with_native
 from .engine import MODEL_STATES, OPTIM_STATES, name_of
 from .megatron_engine import TRACKER_FILE, MegatronCheckpointEngine, checkpointer_of
 
 __all__ = ["StorageType", "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint", "MegatronCheckpointer",
            "MegatronCheckpointEngine", "CheckpointConstant", "PosixDiskStorage"]
 
-__getattr__ = lacking(__name__, {
-    "torch_native_save": "use torch.save, which is never replaced",
-    "torch_native_load": "use torch.load, which is never replaced",
-    **dict.fromkeys(["get_args", "megatron_save", "megatron_load"], "import it from Megatron")})
+__getattr__ = with_native(lacking(__name__, dict.fromkeys(["get_args", "megatron_save", "megatron_load"],
+                                                          "import it from Megatron")))
 
 
 def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far=0,
@@ -150,9 +148,9 @@ class MegatronCheckpointer(Singleton):
     def save(self, state_dict, path, *args, **kwargs):
         """Keeps a state dict in state_dict, and its path in paths. What is not for a path goes to torch.save."""
         if not isinstance(path, str):
-            import torch
+            from torch.serialization import save  # torch.save may be this very function
 
-            torch.save(state_dict, path, *args, **kwargs)
+            save(state_dict, path, *args, **kwargs)
             return
         name = name_of(path)
         if name not in (MODEL_STATES, OPTIM_STATES):
@@ -166,7 +164,7 @@ class MegatronCheckpointer(Singleton):
         All ranks load the model, and by that agree on the checkpoint. Then each may load the optimizer's file.
         kwargs are those of torch.load.
         """
-        import torch
+        from torch.serialization import load
 
         if isinstance(path, str) and Capture(self.checkpoint_dir).path_in(path) is not None:
             found = self._find(path)
@@ -178,8 +176,8 @@ class MegatronCheckpointer(Singleton):
                 return torch_load(found.loaded.files[same[0]])
         kwargs = dict(dict(map_location="cpu", weights_only=False), **kwargs)
         if not isinstance(path, str):
-            return torch.load(path, **kwargs)
-        return self.storage.read_state_dict(path, lambda path: torch.load(path, **kwargs))
+            return load(path, **kwargs)
+        return self.storage.read_state_dict(path, lambda path: load(path, **kwargs))
 
     def _find(self, path: str) -> Optional[Found]:
         """The newest checkpoint, for one load of each kind of file."""
