@@ -169,6 +169,30 @@ def guide(directory: str) -> Dict[str, Any]:
     return out
 
 
+def engine(directory: str) -> Dict[str, Any]:
+    """DLRover's engine by itself: memory, disk, and None for a path."""
+    import torch.distributed.checkpoint as stock
+
+    from dlrover.trainer.torch.flash_checkpoint.fsdp import FsdpCheckpointEngine, get_checkpoint_storage
+
+    job = _job("fsdp2")
+    flash = FsdpCheckpointEngine(directory, get_checkpoint_storage())
+    out: Dict[str, Any] = {"nothing": flash.load() is None, "shards": flash.get_global_shard_num()}
+    for step, save in ((1, flash.save_to_storage), (2, flash.save_to_memory)):
+        _train(job, step, step)
+        state_dict = {"model": job[0].state_dict(), "step": step}
+        assert save(step, state_dict, {"model_states": os.path.join(directory, str(step))})
+        flash.wait_latest_checkpoint(60)
+        target = {"model": _job("fsdp2")[0].state_dict(), "step": 0}
+        stock.load(target, storage_reader=flash.load(None))
+        out["step %d" % step] = target["step"] == step == flash.latest_step and all(
+            ranks.same(a.full_tensor(), b.full_tensor())
+            for a, b in zip(target["model"].values(), state_dict["model"].values()))
+    full = _checkpointer("FsdpFullCheckpointer", os.path.join(directory, "full"))
+    out["none"] = full.load_checkpoint(*job[:2], resume_path=None) == {}
+    return out
+
+
 class Fsdp(unittest.TestCase):
     def setUp(self) -> None:
         self.directory = tempfile.mkdtemp(prefix="fsdp-")
@@ -234,6 +258,11 @@ class Fsdp(unittest.TestCase):
         for result in self.run_ranks("guide", 2):
             self.assertEqual(result, {"nothing": True, "MEMORY": True, "DISK": True, "again": True, "tracker": "2",
                                       "bad type": "ValueError"})
+
+    def test_engine(self) -> None:
+        self.need("fsdp2")
+        for result in self.run_ranks("engine", 2):
+            self.assertEqual(result, {"nothing": True, "shards": 2, "step 1": True, "step 2": True, "none": True})
 
 
 if __name__ == "__main__":
