@@ -2,15 +2,15 @@
 
 The modules here take the place of those of an installed DLRover; its other modules stay importable. With
 DLROVER_CKPT_CLIENT=upstream in the environment this package gives way to the installed one. To a ``dlrover`` that is not
-DLRover, but a package or module of the user's own, it gives way by itself: then it was on the path for nothing.
+DLRover, but a package or module of the user's own, it gives way by itself.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 from pkgutil import extend_path
 
 
@@ -35,16 +35,12 @@ def _is_upstream(spec):
     return inside is not None and all(PathFinder.find_spec("dlrover." + p, inside) for p in ("python", "trainer"))
 
 
-def _give_way(spec):
-    """Puts another package or module in our place. From now on nothing finds us on sys.path either."""
+def _give_way():
+    """Puts the other one in our place, as if we had never been on sys.path. Whoever imports us gets what is in
+    sys.modules afterwards; the lock of the import is this thread's already."""
     sys.path = [p for p in sys.path if not _ours(p)]
-    module = module_from_spec(spec)
-    sys.modules["dlrover"] = module
-    spec._initializing = True  # other threads that import it wait until it is complete
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        spec._initializing = False
+    del sys.modules["dlrover"]
+    import_module("dlrover")
 
 
 def _tell(where):
@@ -75,7 +71,7 @@ def _begin():
         if other is None:
             raise ImportError("DLROVER_CKPT_CLIENT=upstream, but no other dlrover is installed: "
                               "install it (pip install dlrover) or unset DLROVER_CKPT_CLIENT")
-        _give_way(other)
+        _give_way()
     elif other is None:
         sys.meta_path.append(_Missing)
     elif _is_upstream(other):
@@ -83,7 +79,7 @@ def _begin():
         __path__.extend(p for p in where if p not in __path__)
         _tell(where[0])
     else:
-        _give_way(other)
+        _give_way()
 
 
 __path__ = extend_path(__path__, __name__)

@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from dlrover_ckpt.engine import StorageType
+from dlrover_ckpt.image import torch_load
 
-from .engine import CheckpointEngine
+from .engine import MODEL_STATES, CheckpointEngine
 
 __all__ = ["FullCheckpointEngine"]
 
@@ -37,12 +38,10 @@ class FullCheckpointEngine(CheckpointEngine):
         return self._checkpointer.save_checkpoint(step, state, paths[name], storage_type)
 
     def get_state_dict_from_memory(self):
-        from dlrover_ckpt.image import torch_load
-
         loaded = self._checkpointer._engine.load()
         if loaded is None or loaded.source != "memory":
             return 0, {}
-        return loaded.step, {"model_states": torch_load(view) for view in loaded.files.values()}
+        return loaded.step, {MODEL_STATES: torch_load(view) for view in loaded.files.values()}
 
     def load(self, resume_path=""):
         """The newest state dict, or that of the file resume_path; {} when there is none."""
