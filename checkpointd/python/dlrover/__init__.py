@@ -1,8 +1,8 @@
 """DLRover's checkpoint API, served by dlrover_ckpt.
 
 The modules here take the place of those of an installed DLRover; its other modules stay importable. With
-DLROVER_CKPT_CLIENT=upstream in the environment this package gives way to the installed one. To a ``dlrover`` that is not
-DLRover, but a package or module of the user's own, it gives way by itself.
+DLROVER_CKPT_CLIENT=upstream in the environment this package gives way to the installed one. It gives way by itself to a
+``dlrover`` that is not DLRover, but a package or module of the user's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The names that programs written for DLRover import, and how they call them.
 
-dlrover_names.txt has those of DLRover 0.6.1: for each public module of the checkpoint package its classes, functions and
-re-exports, with the names of the parameters; an "=" marks those with a default.
+dlrover_names.txt has those of DLRover 0.6.1: the classes, functions and re-exports of each module of its checkpoint
+package, with the names of the parameters; an "=" marks those with a default.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class _Case(unittest.TestCase):
             os.makedirs(path, exist_ok=True)
             with open(os.path.join(path, "__init__.py"), "w") as f:
                 f.write("INSTALLED = True\n")
-        for module in ("python/common/storage", "python/common/env_utils", "python/master/main"):
+        for module in ("python/common/storage", "python/common/env_utils", "python/common/constants",
+                       "python/master/main"):
             with open(os.path.join(self.installed, "dlrover", module + ".py"), "w") as f:
                 f.write("WHERE = 'installed'\n")
 
@@ -47,11 +48,11 @@ class Installed(_Case):
         self.install()
         script = """
             import dlrover.python.common.storage as storage, dlrover.python.common.env_utils as env_utils
-            import dlrover.python.master.main as main
-            print(hasattr(storage, "KeepLatestStepStrategy"), env_utils.WHERE, main.WHERE)
+            import dlrover.python.master.main as main, dlrover.python.common.constants as constants
+            print(hasattr(storage, "KeepLatestStepStrategy"), env_utils.WHERE, main.WHERE, constants.WHERE)
         """
         done = self.run_python(script, PYTHON, self.installed)
-        self.assertEqual("True installed installed", done.stdout.strip(), done.stderr)
+        self.assertEqual("True installed installed installed", done.stdout.strip(), done.stderr)
         self.assertEqual(1, done.stderr.count(SAID), done.stderr)
         self.assertEqual("", self.run_python(script, PYTHON, self.installed, RANK="1").stderr)
 
@@ -62,9 +63,11 @@ class Installed(_Case):
             import dlrover.trainer.torch.flash_checkpoint.megatron
             import dlrover.trainer.torch.flash_checkpoint.megatron_dist_ckpt
             import dlrover.trainer.torch.flash_checkpoint.deepspeed
-            print(sorted({"torch", "numpy", "megatron", "deepspeed"} & set(sys.modules)))
+            from dlrover.python.common.constants import CheckpointConstant
+            print(sorted({"torch", "numpy", "megatron", "deepspeed"} & set(sys.modules)),
+                  CheckpointConstant.SAVE_TIMEOUT)
         """, PYTHON)
-        self.assertEqual(("[]", ""), (done.stdout.strip(), done.stderr))
+        self.assertEqual(("[] 600", ""), (done.stdout.strip(), done.stderr))
 
     def test_steps_aside(self) -> None:
         self.install()
@@ -93,10 +96,11 @@ class Installed(_Case):
 
     def test_what_is_missing_says_what_to_do(self) -> None:
         for script in ("import dlrover.trainer.torch.elastic.sampler", "from dlrover.trainer.torch import elastic",
-                       "from dlrover.python.common.log import default_logger"):
+                       "from dlrover.python.common.log import default_logger",
+                       "from dlrover.python.common.constants import NodeEnv"):
             done = self.run_python(script, PYTHON)
             last = done.stderr.splitlines()[-1]
-            self.assertIn("ModuleNotFoundError: No module named 'dlrover.", last)
+            self.assertRegex(last, "^(ModuleNotFoundError: No module named 'dlrover.|ImportError: .*NodeEnv: )")
             self.assertIn("pip install dlrover", last)
 
     def test_an_editable_installation_is_found(self) -> None:

@@ -99,15 +99,16 @@ class Megatron(JobCase):
         self.assertEqual(["iter_0000010", TRACKER], self.visible())
         self.assertEqual("10", self.text(TRACKER))
         self.start(megatron_saves, self.dir, 20, "memory", path=NEW)
-        self.assertEqual((["iter_0000010", TRACKER], "10"), (self.visible(), self.text(TRACKER)), "it moves at the commit")
-        self.assertEqual([[[20, 140], [20.0] * 2 + [20, 0.0, 20]]], self.start(megatron_loads, self.dir, path=NEW), self.log)
+        self.assertEqual((["iter_0000010", TRACKER], "10"), (self.visible(), self.text(TRACKER)), "as it was")
+        self.assertEqual([[[20, 140], [20.0] * 2 + [20, 0.0, 20]]], self.start(megatron_loads, self.dir, path=NEW),
+                         self.log)
 
     def test_disk(self) -> None:
         self.start(megatron_saves, self.dir, 10, "storage", True, path=NEW)
         for name in os.listdir(os.path.join(self.runtime, "seg")):
             os.unlink(os.path.join(self.runtime, "seg", name))
-        self.assertEqual([[[10, 70], [10.0] * 2 + [10, 10.0, 10]]], self.start(megatron_loads, self.dir, True, path=NEW),
-                         self.log)
+        self.assertEqual([[[10, 70], [10.0] * 2 + [10, 10.0, 10]]],
+                         self.start(megatron_loads, self.dir, True, path=NEW), self.log)
 
     def test_the_optimizer_is_loaded_by_the_rank_that_saved_it(self) -> None:
         """Rank 1 has no files of its own; only rank 0 asks for the optimizer, which must not wait for the other."""
@@ -229,7 +230,8 @@ def hf_saves(directory: str, step: int, to: str) -> Any:
     for at in (step - 1, step):
         where = os.path.join(directory, "checkpoint-%d" % at)
         if rank == 0:
-            checkpointer.ckpt_agent.save({"weight": torch.full((3,), float(at))}, os.path.join(where, "pytorch_model.bin"))
+            weights = {"weight": torch.full((3,), float(at))}
+            checkpointer.ckpt_agent.save(weights, os.path.join(where, "pytorch_model.bin"))
         if rank == 0 and at < step:
             checkpointer.ckpt_agent.save([at], os.path.join(where, "once.pt"))
         checkpointer.ckpt_agent.save({"rank": rank}, os.path.join(where, "rng_state_%d.pth" % rank))
@@ -293,7 +295,8 @@ def full(directory: str) -> Any:
     before = [engine.load(), engine.get_saving_ranks()]
     for step in (1, 2):
         path = os.path.join(directory, str(step), "model.pt")
-        assert engine.save_to_storage(step, {"model_states": {"w": torch.full((2,), float(step))}}, {"model_states": path})
+        state = {"w": torch.full((2,), float(step))}
+        assert engine.save_to_storage(step, {"model_states": state}, {"model_states": path})
         engine.wait_latest_checkpoint(60)
     engine.save_to_memory(3, {"model_states": {"w": torch.full((2,), 3.0)}}, {"model_states": path})
     try:
@@ -341,7 +344,8 @@ class Others(JobCase):
                          self.start(hf_loads, self.dir, ranks=2), self.log)
 
     def test_deepspeed(self) -> None:
-        self.assertEqual([[True, ["model_states", "optim_states"]]], self.start(deepspeed_saves, self.dir, 10, "storage"))
+        self.assertEqual([[True, ["model_states", "optim_states"]]],
+                         self.start(deepspeed_saves, self.dir, 10, "storage"))
         self.assertEqual("10", self.text("latest"))
         loaded, = self.start(deepspeed_loads, self.dir)
         self.assertEqual([10.5, "mp_rank_00_model_states.pt"], [loaded[0]["value"], loaded[0]["of"]])

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from dlrover_ckpt.sync import sync_dir
 
-from .constants import CheckpointConstant
+from .unless_installed.constants import CheckpointConstant
 
 TRACKER_FILE = CheckpointConstant.TRACER_FILE_NAME
 

@@ -16,7 +16,7 @@ def lacking(module: str, names: Dict[str, str]) -> Callable[[str], Any]:
 
 
 def with_native(others: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A module's __getattr__ that has torch's own save and load: programs put ours in their place and take that back."""
+    """A module's __getattr__ that has torch's own save and load: programs put ours in their place, and take it back."""
     def get(name: str) -> Any:
         if name not in ("torch_native_save", "torch_native_load"):
             return others(name)

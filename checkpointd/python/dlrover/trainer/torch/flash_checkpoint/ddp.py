@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict
 
-from dlrover.python.common.constants import CheckpointConstant
-from dlrover.python.common.storage import get_checkpoint_storage
+from dlrover.python.common.storage import CheckpointConstant, get_checkpoint_storage
 from dlrover_ckpt.engine import Engine
 from dlrover_ckpt.image import torch_load, torch_zip
 

@@ -13,8 +13,7 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Optional
 
-from dlrover.python.common.constants import CheckpointConstant
-from dlrover.python.common.storage import CheckpointStorage, get_checkpoint_storage
+from dlrover.python.common.storage import CheckpointConstant, CheckpointStorage, get_checkpoint_storage
 from dlrover_ckpt.adapter import Capture, Checkpointer, Found, check_storage_type
 
 from ._lacking import lacking, with_native

@@ -11,8 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from dlrover.python.common.constants import CheckpointConstant
-from dlrover.python.common.storage import get_checkpoint_storage
+from dlrover.python.common.storage import CheckpointConstant, get_checkpoint_storage
 from dlrover_ckpt import dcp
 from dlrover_ckpt.engine import Engine
 from dlrover_ckpt.image import torch_load, torch_zip

@@ -21,8 +21,8 @@ import threading
 import types
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
 
-from dlrover.python.common.constants import CheckpointConstant
-from dlrover.python.common.storage import KeepStepIntervalStrategy, PosixDiskStorage, deletion_strategy_of
+from dlrover.python.common.storage import (CheckpointConstant, KeepStepIntervalStrategy, PosixDiskStorage,
+                                           deletion_strategy_of)
 from dlrover_ckpt.adapter import Capture, Found, check_storage_type, module_with, names_replaced
 from dlrover_ckpt.engine import StorageType
 from dlrover_ckpt.image import torch_load
@@ -111,6 +111,9 @@ def load(model, optimizer, opt_param_scheduler, load_arg, strict, megatron_args,
         return checkpointing.load_checkpoint(model, optimizer, opt_param_scheduler, load_arg, strict, **megatron_args)
 
 
+_KINDS = (MODEL_STATES, OPTIM_STATES)
+
+
 class Singleton:
     """A class of which singleton_instance makes one object, with the arguments of the first call."""
 
@@ -153,7 +156,8 @@ class MegatronCheckpointer(Singleton):
             save(state_dict, path, *args, **kwargs)
             return
         name = name_of(path)
-        if name not in (MODEL_STATES, OPTIM_STATES):
+        self._found, self._unanswered = None, set()  # its memory is needed
+        if name not in _KINDS:
             raise ValueError("the path is %s, it must end with model_optim_rng.pt or distrib_optim.pt" % path)
         self.state_dict[name] = state_dict
         self.paths[name] = path
@@ -166,7 +170,7 @@ class MegatronCheckpointer(Singleton):
         """
         from torch.serialization import load
 
-        if isinstance(path, str) and Capture(self.checkpoint_dir).path_in(path) is not None:
+        if isinstance(path, str) and Capture(self.checkpoint_dir).path_in(path) and name_of(path) in _KINDS:
             found = self._find(path)
             if found is not None and found.loaded.source == "memory":
                 same = self._alike(path, found.loaded.files)
@@ -184,7 +188,7 @@ class MegatronCheckpointer(Singleton):
         name = name_of(path)
         if name not in self._unanswered:
             self._found = self.engine.find(lambda step, names: self._alike(path, names) or None)
-            self._unanswered = {MODEL_STATES, OPTIM_STATES}
+            self._unanswered = set(_KINDS)
         self._unanswered.discard(name)
         return self._found
 
@@ -205,9 +209,9 @@ class MegatronCheckpointer(Singleton):
                 os.rmdir(directory)
         megatrons = os.path.join(self.checkpoint_dir, TRACKER_FILE)
         ours = os.path.join(self.checkpoint_dir, CheckpointConstant.TRACER_FILE_NAME)
-        committed = None
         if self.storage.read(megatrons).strip() != str(iteration):
             return
+        committed = None
         while committed != self.storage.read(ours):  # it may be committed at this moment
             committed = self.storage.read(ours)
             if committed:

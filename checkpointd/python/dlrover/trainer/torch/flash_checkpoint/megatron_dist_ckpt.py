@@ -11,9 +11,8 @@ import os
 from typing import Any, Dict, Iterator, List, Tuple
 
 from dlrover.python.common import storage as _storage
-from dlrover.python.common.constants import CheckpointConstant
-from dlrover.python.common.storage import (CheckpointDeletionStrategy, PosixDiskStorage, PosixStorageWithDeletion,
-                                           get_checkpoint_storage)
+from dlrover.python.common.storage import (CheckpointConstant, CheckpointDeletionStrategy, PosixDiskStorage,
+                                           PosixStorageWithDeletion, get_checkpoint_storage)
 from dlrover_ckpt.engine import StorageType
 
 from . import megatron
