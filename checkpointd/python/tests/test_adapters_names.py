@@ -1,7 +1,7 @@
 """The names that programs written for DLRover import, and how they call them.
 
 dlrover_names.txt has those of DLRover 0.6.1: the classes, functions and re-exports of each module of its checkpoint
-package, with the names of the parameters; an "=" marks those with a default.
+package, with the names of the parameters; an "=" marks those with a default, and "self" what objects have.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import unittest
 from typing import Any, Iterator, List, Set
@@ -36,7 +37,8 @@ LACKING = {
 # Of the parts of DLRover that are not about checkpoints, or of the classes that its savers are.
 FOREIGN = {"CheckpointConfig", "DLROVER_CKPT_CONFIG_KEY", "DeepSpeedCheckpointSaver", "MegatronCheckpointSaver",
            "SharedMemoryHandler", "Singleton", "env_utils", "logger"}
-UNUSED = {"get_saver_class", "saver_proc"}  # of the engines: there are no savers in Python
+# Of the engines: there are no savers in Python. Of FlashCkptTrainer: it has wait_latest_checkpoint itself.
+UNUSED = {"get_saver_class", "saver_proc", "local_shard_id", "flash_checkpointer"}
 
 
 def _parameters(function: Any) -> str:
@@ -46,6 +48,17 @@ def _parameters(function: Any) -> str:
     return ", ".join(name + "=" * (i >= required) for i, name in enumerate(names))
 
 
+def _attributes(node: ast.ClassDef) -> Set[str]:
+    """The public attributes that a class gives its objects."""
+    found = [n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    return {n.attr for n in found if isinstance(n.value, ast.Name) and n.value.id == "self" and n.attr[0] != "_"}
+
+
+def _has(cls: Any, attribute: str) -> bool:
+    return hasattr(cls, attribute) or any(
+        re.search(r"self\.%s(: [^=]+)? = " % attribute, inspect.getsource(c)) for c in cls.__mro__[:-1])
+
+
 def _declared(path: str, module: str) -> Iterator[str]:
     """What a source file declares, one line each; nothing is imported."""
     with open(path) as f:
@@ -53,6 +66,8 @@ def _declared(path: str, module: str) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.ClassDef) and node.name[0] != "_" and (module != "constants" or node.name == CONSTANTS):
             yield "%s %s" % (module, node.name)
+            for name in sorted(_attributes(node)):
+                yield "%s %s.%s self" % (module, node.name, name)
             for member in node.body:
                 if isinstance(member, ast.FunctionDef) and (member.name == "__init__" or member.name[0] != "_"):
                     yield "%s %s.%s(%s)" % (module, node.name, member.name, _parameters(member))
@@ -113,7 +128,11 @@ class Names(unittest.TestCase):
         if first == "FlashCkptTrainer" and not importlib.util.find_spec("transformers"):
             return
         found = getattr(importlib.import_module(where + "." + module), first)
+        method, _, attribute = method.partition(" ")
         if method in UNUSED:
+            return
+        if attribute:
+            self.assertTrue(_has(found, method), "%s objects have no %s" % (first, method))
             return
         if method:
             found = getattr(found, method)
