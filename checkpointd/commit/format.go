@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -139,10 +138,11 @@ func temporary(path, save string) string {
 	return dir + "." + base + "." + save + ".tmp"
 }
 
-var idPattern = regexp.MustCompile(`^[0-9A-Za-z_-]{1,64}$`)
-
 func checkID(id string) error {
-	if !idPattern.MatchString(id) {
+	odd := strings.ContainsFunc(id, func(c rune) bool {
+		return !('0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' || c == '_' || c == '-')
+	})
+	if odd || id == "" || len(id) > 64 {
 		return fmt.Errorf("save id %q: want 1 to 64 letters, digits, - and _", id)
 	}
 	return nil

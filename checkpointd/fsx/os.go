@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -223,14 +222,19 @@ func (OS) Checksum(ctx context.Context, path string) (crc uint32, size int64, er
 	}
 }
 
-var temporary = regexp.MustCompile(`^\..+\.w[0-9a-f]{16}\.tmp$`)
-
 // Temporary reports whether name is that of a file that WriteFile left behind in a crash, or is writing just now.
-func Temporary(name string) bool { return temporary.MatchString(name) }
+func Temporary(name string) bool {
+	name, tmp := strings.CutSuffix(name, ".tmp")
+	i := len(name) - 2*randomBytes
+	return tmp && i > len("..w") && name[0] == '.' && name[i-2:i] == ".w" && strings.Trim(name[i:], "0123456789abcdef") == ""
+}
+
+// randomBytes make a temporary name unique.
+const randomBytes = 8
 
 // temporaryName is different each time: several nodes may write the same file at once.
 func temporaryName(base string) string {
-	var b [8]byte
+	var b [randomBytes]byte
 	rand.Read(b[:]) // never fails
 	return "." + base + ".w" + hex.EncodeToString(b[:]) + ".tmp"
 }

@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,9 +22,16 @@ const justMade = time.Minute
 // from here.
 const foreignAge = time.Hour
 
-// plainKey is the key of a run that has no launcher: the process that started the workers, when it started, in clock
-// ticks since the boot, and its PID namespace.
-var plainKey = regexp.MustCompile(`^t([0-9]+)-([0-9]+)-([0-9]+)$`)
+// plainKey reads the key of a run that has no launcher, t<pid>-<started>-<namespace>: the process that started the
+// workers, when it started, in clock ticks since the boot, and its PID namespace.
+func plainKey(key string) (pid, started, namespace string, ok bool) {
+	key, t := strings.CutPrefix(key, "t")
+	p := strings.Split(key, "-")
+	if !t || len(p) != 3 || slices.ContainsFunc(p, func(s string) bool { return !digits(s, len(s)) }) {
+		return "", "", "", false
+	}
+	return p[0], p[1], p[2], true
+}
 
 // Dead returns the runtime directories of this user below base whose run has ended. What does not look like a runtime
 // directory, or is not ours, is left out.
@@ -50,11 +57,11 @@ func Dead(base string) ([]*Dir, error) {
 }
 
 func (d *Dir) dead() bool {
-	if m := plainKey.FindStringSubmatch(filepath.Base(d.path)); m != nil {
-		if m[3] != pidNamespace() {
+	if pid, started, namespace, ok := plainKey(filepath.Base(d.path)); ok {
+		if namespace != pidNamespace() {
 			return d.vacant() && d.Age() > foreignAge
 		}
-		if startTime(m[1]) == m[2] {
+		if startTime(pid) == started {
 			return false
 		}
 	} else if _, err := os.Lstat(filepath.Join(d.path, ownerFile)); errors.Is(err, fs.ErrNotExist) {

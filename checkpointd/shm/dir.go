@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -22,10 +21,35 @@ const (
 	peerDir   = "peer"
 )
 
-var (
-	keyPattern  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
-	namePattern = regexp.MustCompile(`^(seg/l|peer/r)[0-9]{1,9}-[0-9]{1,9}\.seg$`)
-)
+// ValidKey says whether key can be the name of a runtime directory: 1 to 128 letters, digits and ._- that begin with
+// a letter, a digit or _.
+func ValidKey(key string) bool {
+	if key == "" || len(key) > 128 || key[0] == '.' || key[0] == '-' {
+		return false
+	}
+	for _, c := range []byte(key) {
+		if !('0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' || c == '.' || c == '_' || c == '-') {
+			return false
+		}
+	}
+	return true
+}
+
+// validName says whether name is that of a segment: seg/l<rank>-<k>.seg or peer/r<rank>-<k>.seg.
+func validName(name string) bool {
+	rest, ok := strings.CutPrefix(name, ownDir+"/l")
+	if !ok {
+		rest, ok = strings.CutPrefix(name, peerDir+"/r")
+	}
+	rest, seg := strings.CutSuffix(rest, ".seg")
+	rank, k, both := strings.Cut(rest, "-")
+	return ok && seg && both && digits(rank, 9) && digits(k, 9)
+}
+
+// digits says whether s is 1 to most decimal digits.
+func digits(s string, most int) bool {
+	return s != "" && len(s) <= most && strings.Trim(s, "0123456789") == ""
+}
 
 // Dir is the runtime directory of one run: its segments, and the lock that says that the run is alive. Its methods may
 // be called from several goroutines.
@@ -39,7 +63,7 @@ type Dir struct {
 // Create makes the runtime directory <base>/dlrover-<uid>/<key>, or takes the one that is there. It refuses directories
 // that are links, belong to someone else, or are open to others.
 func Create(base, key string) (*Dir, error) {
-	if !keyPattern.MatchString(key) {
+	if !ValidKey(key) {
 		return nil, fmt.Errorf("runtime directory: bad name %q: use letters, digits, and ._-", key)
 	}
 	top := userDir(base)
@@ -174,7 +198,7 @@ func (d *Dir) Names() ([]string, error) {
 			return nil, fmt.Errorf("list segments: %w", err)
 		}
 		for _, e := range entries {
-			if name := sub + "/" + e.Name(); e.Type().IsRegular() && namePattern.MatchString(name) {
+			if name := sub + "/" + e.Name(); e.Type().IsRegular() && validName(name) {
 				names = append(names, name)
 			}
 		}
@@ -220,7 +244,7 @@ func (d *Dir) RemoveAll() error {
 
 // at runs f with the open directory of the segment of that name. No link is followed below the runtime directory.
 func (d *Dir) at(name string, f func(dirfd int, base string) error) error {
-	if !namePattern.MatchString(name) {
+	if !validName(name) {
 		return fmt.Errorf("segment: bad name %q", name)
 	}
 	sub, base, _ := strings.Cut(name, "/")

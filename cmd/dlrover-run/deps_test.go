@@ -1,7 +1,12 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -55,4 +60,41 @@ func TestPurePackages(t *testing.T) {
 			require.False(t, slices.Contains(imports, never), "%s imports %s", pkg, never)
 		}
 	}
+}
+
+// Every exec of every program, guard and daemon included, would pay for it.
+func TestNoPatternIsCompiledInAnInit(t *testing.T) {
+	files := 0
+	require.NoError(t, filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		files++
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		require.NoError(t, err)
+		for _, d := range f.Decls {
+			if v, ok := d.(*ast.GenDecl); ok {
+				require.False(t, compiles(v), "%s: compile the pattern at its first use (sync.OnceValue), or check by hand", path)
+			}
+		}
+		return nil
+	}))
+	require.Greater(t, files, 100)
+}
+
+// compiles says whether n calls something of package regexp, other than in a function that somebody may call later.
+func compiles(n ast.Node) (found bool) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncLit:
+			return false
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.SelectorExpr); ok {
+				pkg, _ := f.X.(*ast.Ident)
+				found = found || pkg != nil && pkg.Name == "regexp"
+			}
+		}
+		return true
+	})
+	return found
 }

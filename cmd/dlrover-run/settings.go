@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
@@ -362,7 +362,7 @@ func (r *resolver) checkpoints() error {
 		return fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", k.shmDir)
 	case r.c.IsSet("ckpt-shm-dir") && !isDir(k.shmDir):
 		return fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", k.shmDir)
-	case k.sidecar != "" && !sidecarName.MatchString(k.sidecar):
+	case k.sidecar != "" && !shm.ValidKey(k.sidecar):
 		return fmt.Errorf("--ckpt-sidecar=%s: need letters, digits and ._- only", k.sidecar)
 	case k.off && k.sidecar != "":
 		return fmt.Errorf("--ckpt-daemon=off and --ckpt-sidecar contradict each other: use one of them")
@@ -375,9 +375,6 @@ func (r *resolver) checkpoints() error {
 	}
 	return nil
 }
-
-// sidecarName is what can be a directory of shared memory.
-var sidecarName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
 
 func isDir(path string) bool {
 	fi, err := os.Stat(path)
