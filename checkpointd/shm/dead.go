@@ -76,12 +76,12 @@ func startTime(pid string) string {
 	if err != nil {
 		return ""
 	}
-	const after = 19 // fields between the name, which may hold anything, and the start time
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(fields) <= after {
+	const started = 19
+	fields := statFields(string(b))
+	if len(fields) <= started {
 		return ""
 	}
-	return fields[after]
+	return fields[started]
 }
 
 // pidNamespace names ours as the client does.

@@ -141,39 +141,6 @@ func (d *Dir) Own() (release func() error, err error) {
 	}), nil
 }
 
-// lockOwner takes the lock of a directory. Someone who only looks whether it is free holds it for a moment, so a lock
-// that is taken is tried again for a while.
-func lockOwner(dir string) (*os.File, error) {
-	const tries, pause = 10, 10 * time.Millisecond
-	path := filepath.Join(dir, ownerFile)
-	for try := 1; ; try++ {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil && sameFile(f, path) {
-			_ = os.Chtimes(path, time.Time{}, time.Now()) // for Age, and only that
-			return f, nil
-		}
-		_ = f.Close()
-		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		if try == tries {
-			return nil, ErrOwned
-		}
-		time.Sleep(pause)
-	}
-}
-
-// sameFile says whether path still names the file: the directory may have been removed before the lock was ours.
-func sameFile(f *os.File, path string) bool {
-	a, errA := f.Stat()
-	b, errB := os.Lstat(path)
-	return errA == nil && errB == nil && os.SameFile(a, b)
-}
-
 // removePartial removes copies that were being received when their receiver died.
 func (d *Dir) removePartial() error {
 	peers := filepath.Join(d.path, peerDir)
