@@ -23,10 +23,11 @@ var files embed.FS
 // Sum returns the SHA-256 of the names and contents of all files, in hexadecimal.
 func Sum() string {
 	h := sha256.New()
-	_ = each(func(name string, data []byte) error {
-		fmt.Fprintf(h, "%s %d\n", name, len(data))
+	_ = each(func(name string, size int64) error {
+		data, err := files.ReadFile(name)
+		fmt.Fprintf(h, "%s %d\n", name, size)
 		h.Write(data)
-		return nil
+		return err
 	})
 	return hex.EncodeToString(h.Sum(nil))
 }
@@ -40,27 +41,31 @@ func Extract(dir string) error {
 	if err := mkdir(dir); err != nil {
 		return err
 	}
-	return each(func(name string, data []byte) error {
+	return each(func(name string, _ int64) error {
 		for parent := range parents(name) {
 			if err := mkdir(filepath.Join(dir, parent)); err != nil {
 				return err
 			}
+		}
+		data, err := files.ReadFile(name)
+		if err != nil {
+			return fmt.Errorf("embedded file: %w", err)
 		}
 		return write(filepath.Join(dir, name), data)
 	})
 }
 
 // each calls f with every file, in the order of their names.
-func each(f func(name string, data []byte) error) error {
+func each(f func(name string, size int64) error) error {
 	return fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		data, err := files.ReadFile(name)
+		info, err := d.Info()
 		if err != nil {
 			return fmt.Errorf("embedded file: %w", err)
 		}
-		return f(name, data)
+		return f(name, info.Size())
 	})
 }
 

@@ -6,10 +6,14 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -135,4 +139,116 @@ func TestExtractThroughNoLink(t *testing.T) {
 
 func TestExtractNeedsTheParent(t *testing.T) {
 	require.ErrorIs(t, Extract(filepath.Join(t.TempDir(), "missing", "python")), fs.ErrNotExist)
+}
+
+// changes are the times at which anything below dir was last changed.
+func changes(t *testing.T, dir string) map[string]syscall.Timespec {
+	t.Helper()
+	all := map[string]syscall.Timespec{}
+	require.NoError(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		info, err := d.Info()
+		all[name] = info.Sys().(*syscall.Stat_t).Ctim
+		return err
+	}))
+	return all
+}
+
+func taken(t *testing.T, base string) *Tree {
+	t.Helper()
+	tree, err := Take(base)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tree.Release() })
+	return tree
+}
+
+func TestTakeWritesNothingWhenTheTreeIsThere(t *testing.T) {
+	base := t.TempDir()
+	first := taken(t, base)
+	require.Equal(t, tree(t, files, "."), tree(t, os.DirFS(first.Dir()), "."))
+	require.NoError(t, first.Release())
+	require.NoError(t, os.Mkdir(filepath.Join(first.Dir(), "dlrover", "__pycache__"), 0o755), "Python compiles")
+	before := changes(t, base)
+	require.Equal(t, first.Dir(), taken(t, base).Dir())
+	require.Equal(t, before, changes(t, base))
+}
+
+func TestTakeRepairs(t *testing.T) {
+	base := t.TempDir()
+	dir := taken(t, base).Dir()
+	require.NoError(t, os.Remove(filepath.Join(dir, "dlrover", "__init__.py")))
+	require.NoError(t, os.Truncate(filepath.Join(dir, "dlrover_ckpt", "engine.py"), 0))
+	require.NoError(t, os.Chmod(filepath.Join(dir, "dlrover_ckpt", "image.py"), 0o666))
+	require.Equal(t, dir, taken(t, base).Dir())
+	require.Equal(t, tree(t, files, "."), tree(t, os.DirFS(dir), "."))
+	require.True(t, whole(dir))
+}
+
+func TestTakeAtTheSameTime(t *testing.T) {
+	base := t.TempDir()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 20 {
+				tree, err := Take(base)
+				if assert.NoError(t, err) {
+					assert.True(t, whole(tree.Dir()))
+					assert.NoError(t, tree.Release())
+					assert.NoError(t, discard(tree.Dir()))
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestTakeRefusesALink(t *testing.T) {
+	base, elsewhere := t.TempDir(), t.TempDir()
+	require.NoError(t, os.Symlink(elsewhere, filepath.Join(base, treePrefix+version())))
+	_, err := Take(base)
+	require.ErrorContains(t, err, "not a directory of ours")
+	require.Empty(t, tree(t, os.DirFS(elsewhere), "."))
+}
+
+func TestTakeLeavesNoHalfOfATree(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can mount a small file system, so that a full one is NOT tested")
+	}
+	base := t.TempDir()
+	require.NoError(t, syscall.Mount("tmpfs", base, "tmpfs", 0, "size=64k"))
+	defer func() { require.NoError(t, syscall.Unmount(base, 0)) }()
+	_, err := Take(base)
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	entries, err := os.ReadDir(base)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestTidy(t *testing.T) {
+	base := t.TempDir()
+	own := taken(t, base)
+	old := time.Now().Add(-time.Hour)
+	other := func(name string, at time.Time) string {
+		dir := filepath.Join(base, treePrefix+name)
+		require.NoError(t, Extract(dir))
+		require.NoError(t, os.Chtimes(dir, at, at))
+		return dir
+	}
+	unused, fresh, used := other("1", old), other("2", time.Now()), other("3", old)
+	held, err := lock(used, unix.LOCK_SH)
+	require.NoError(t, err)
+	defer held.Close()
+	require.NoError(t, os.Chtimes(own.Dir(), old, old))
+	require.NoError(t, os.Mkdir(filepath.Join(base, "run"), 0o700))
+
+	require.NoError(t, Tidy(base, time.Minute))
+	require.NoDirExists(t, unused)
+	for _, dir := range []string{own.Dir(), fresh, used, filepath.Join(base, "run")} {
+		require.DirExists(t, dir)
+	}
+}
+
+func TestVersionIsTheLinkersId(t *testing.T) {
+	require.NotEmpty(t, buildID())
+	require.Len(t, version(), 16)
 }

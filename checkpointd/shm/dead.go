@@ -49,7 +49,7 @@ func Dead(base string) ([]*Dir, error) {
 	var dead []*Dir
 	for _, e := range entries {
 		d := &Dir{path: filepath.Join(top, e.Name())}
-		if private(d.path) == nil && d.dead() {
+		if ValidKey(e.Name()) && private(d.path) == nil && d.dead() {
 			dead = append(dead, d)
 		}
 	}

@@ -66,17 +66,31 @@ func Create(base, key string) (*Dir, error) {
 	if !ValidKey(key) {
 		return nil, fmt.Errorf("runtime directory: bad name %q: use letters, digits, and ._-", key)
 	}
-	top := userDir(base)
+	top, err := UserDir(base)
+	if err != nil {
+		return nil, err
+	}
 	path := filepath.Join(top, key)
-	for _, p := range []string{top, path, filepath.Join(path, ownDir), filepath.Join(path, peerDir)} {
-		if err := os.Mkdir(p, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, fmt.Errorf("make the runtime directory: %w", err)
-		}
-		if err := private(p); err != nil {
+	for _, p := range []string{path, filepath.Join(path, ownDir), filepath.Join(path, peerDir)} {
+		if err := makePrivate(p); err != nil {
 			return nil, err
 		}
 	}
 	return &Dir{path: path}, nil
+}
+
+// UserDir makes <base>/dlrover-<uid>, which has the runtime directories of this user, or takes the one that is there,
+// with the checks of Create.
+func UserDir(base string) (string, error) {
+	top := userDir(base)
+	return top, makePrivate(top)
+}
+
+func makePrivate(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the runtime directory: %w", err)
+	}
+	return private(path)
 }
 
 // OpenDir opens a runtime directory that exists, with the checks of Create.

@@ -34,9 +34,10 @@ type keeper struct {
 	procs  *proc.Supervisor
 	master string // of the daemons of all nodes; "" for one node
 
-	client    string   // what goes on PYTHONPATH
-	temporary string   // holds client when there is no dir
-	dir       *shm.Dir // nil: no daemon
+	client    string       // what goes on PYTHONPATH; "" if there is no place for it
+	tree      *python.Tree // has client, for all launchers of this user
+	temporary string       // has client instead
+	dir       *shm.Dir     // nil: no daemon
 	release   func() error
 	ln        *net.UnixListener
 	file      *os.File // ln's, for the daemon
@@ -66,17 +67,13 @@ const (
 
 // keep prepares the runtime directory and the client that workers import. Without a
 // runtime directory there is no daemon, and workers save by themselves.
-func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) (*keeper, error) {
+func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) *keeper {
 	k := &keeper{s: s, log: log, procs: procs, master: master, quit: make(chan struct{}), orders: make(chan func(), 64), lost: make(chan struct{}, 1)}
-	err := k.open()
-	if err != nil {
+	if err := k.open(); err != nil {
 		log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
 		k.drop()
 	}
-	if err := k.extract(); err != nil {
-		k.drop()
-		return nil, fmt.Errorf("put the checkpoint client into place: %w", err)
-	}
+	k.place()
 	k.wg.Go(k.deliver)
 	if k.s.ckpt.sidecar != "" && k.dir != nil {
 		k.wg.Go(k.attend)
@@ -85,25 +82,31 @@ func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) 
 		k.wg.Go(k.serve)
 		k.wg.Go(func() { removeStale(s.ckpt.shmDir, k.dir, log) })
 	}
-	return k, nil
+	return k
 }
 
-// extract writes the client into the runtime directory, or, where there is none or no
-// room in it, into a temporary one.
-func (k *keeper) extract() (err error) {
+// place puts the client where all launchers of this user have it, or, where there is no
+// room, into a temporary directory. Workers may never import it.
+func (k *keeper) place() {
+	base, err := shm.UserDir(k.s.ckpt.shmDir)
+	if err == nil {
+		k.tree, err = python.Take(base)
+	}
+	if err == nil {
+		k.client = k.tree.Dir()
+		return
+	}
 	if k.dir != nil {
-		k.client = filepath.Join(k.dir.Path(), "python")
-		if err = python.Extract(k.client); err == nil {
-			return nil
-		}
-		k.log.Warn("no room for the checkpoint client in shared memory", "dir", k.client, "err", err)
-		_ = os.RemoveAll(k.client)
+		k.log.Warn("no room for the checkpoint client in shared memory", "shm_dir", k.s.ckpt.shmDir, "err", err)
 	}
-	if k.temporary, err = os.MkdirTemp("", "dlrover-ckpt-"); err != nil {
-		return err
+	if k.temporary, err = os.MkdirTemp("", "dlrover-ckpt-"); err == nil {
+		k.client = filepath.Join(k.temporary, "python")
+		err = python.Extract(k.client)
 	}
-	k.client = filepath.Join(k.temporary, "python")
-	return python.Extract(k.client)
+	if err != nil {
+		k.client = ""
+		k.log.Warn("no place for the checkpoint client: workers cannot import dlrover", "shm_dir", k.s.ckpt.shmDir, "err", err)
+	}
 }
 
 // maxNamesakes bounds the launchers of one run on one machine.
@@ -167,6 +170,9 @@ func removeStale(base string, own *shm.Dir, log *slog.Logger) {
 	dead, err := shm.Dead(base)
 	if err != nil {
 		log.Debug("look for the memory of dead jobs", "err", err)
+	}
+	if err := python.Tidy(filepath.Dir(own.Path()), staleAfter); err != nil {
+		log.Debug("remove the checkpoint clients of other versions", "err", err)
 	}
 	for _, d := range dead {
 		age := d.Age()
@@ -431,6 +437,9 @@ func (k *keeper) Environ(d launcher.Directive) []string {
 
 // pythonPath puts the client before what the user's PYTHONPATH says.
 func (k *keeper) pythonPath(env []string) []string {
+	if k.client == "" {
+		return env
+	}
 	path := k.client
 	for _, kv := range env {
 		if v, ok := strings.CutPrefix(kv, "PYTHONPATH="); ok && v != "" {
@@ -517,6 +526,9 @@ func (k *keeper) drop() {
 		if f != nil {
 			_ = f.Close()
 		}
+	}
+	if k.tree != nil {
+		_ = k.tree.Release()
 	}
 	if k.temporary != "" {
 		_ = os.RemoveAll(k.temporary)

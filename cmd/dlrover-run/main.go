@@ -126,9 +126,7 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	j.seat = newSeat(session, j.meeting.guests)
-	if j.keeper, err = keep(j.s, j.log, j.procs, j.meeting.daemons(j.s)); err != nil {
-		return res, err
-	}
+	j.keeper = keep(j.s, j.log, j.procs, j.meeting.daemons(j.s))
 	j.metrics.checkpoints(j.keeper)
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
