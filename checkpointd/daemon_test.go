@@ -29,7 +29,8 @@ import (
 	"dlrover-run/checkpointd/shm/shmtest"
 )
 
-const patience = 20 * time.Second
+// patience is longer than the daemon waits for anything itself (30 s for the other nodes), on a loaded machine, too.
+const patience = 90 * time.Second
 
 // node is a daemon on a directory of its own, with storage that nodes may share.
 type node struct {

@@ -47,6 +47,7 @@ type peers struct {
 	known    []board.Peer // all nodes of the epoch
 	partners []replica.Peer
 	pending  map[origin]awaiting // newest save to be copied
+	given    map[origin]awaiting // newest save that all partners have, or do not want
 	away     map[int]absence     // partners that could not be reached, by node
 	asking   context.CancelFunc  // ends the exchange of the epoch
 }
@@ -94,7 +95,7 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
-	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]awaiting{}, away: map[int]absence{}, asking: func() {},
+	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]awaiting{}, given: map[origin]awaiting{}, away: map[int]absence{}, asking: func() {},
 		client: &replica.Client{Token: d.cfg.Token, Rate: d.cfg.Rate}}
 	p.server = replica.NewServer(d.cfg.Token, shelf{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
@@ -114,6 +115,7 @@ func (p *peers) exchange(w World) {
 	p.mu.Lock()
 	p.key, p.known, p.partners = "", nil, nil // those of another epoch
 	clear(p.away)
+	clear(p.given)
 	for _, a := range p.pending {
 		clear(a.done)
 	}
@@ -220,7 +222,8 @@ func (d *Daemon) replicate(saved time.Time, m shm.Meta) {
 	}
 }
 
-// want has a save copied to the partners that do not have it.
+// want has a save copied to the partners that do not have it. It may be told of one save twice: by the worker, and when
+// the partners are known.
 func (p *peers) want(saved time.Time, m shm.Meta) {
 	if m.Resize == "any" {
 		return
@@ -228,12 +231,18 @@ func (p *peers) want(saved time.Time, m shm.Meta) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	from := origin{m.Rank, m.Dir}
-	if old, ok := p.pending[from]; ok && saved.Before(old.saved) {
+	olds := []awaiting{p.given[from], p.pending[from]}
+	if slices.ContainsFunc(olds, func(old awaiting) bool { return saved.Before(old.saved) }) {
 		return
 	}
 	done := map[int]bool{}
 	for _, peer := range p.known {
 		done[peer.Node] = slices.ContainsFunc(peer.Copies, func(c board.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
+	}
+	for _, old := range olds {
+		for node, has := range old.done {
+			done[node] = done[node] || has && old.save == m.Save
+		}
 	}
 	p.pending[from] = awaiting{m.Save, saved, done}
 }
@@ -292,6 +301,7 @@ func (p *peers) next(now time.Time) (e errand, due time.Time) {
 			return e, due
 		}
 		if !owed {
+			p.given[from] = a
 			delete(p.pending, from)
 		}
 	}

@@ -1,0 +1,37 @@
+package checkpointd
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/replica"
+	"dlrover-run/checkpointd/shm"
+)
+
+// A worker tells of a save, and so does the exchange of addresses: the partner gets one copy, not two.
+func TestASaveIsCopiedOnce(t *testing.T) {
+	now := time.Now()
+	p := &peers{pending: map[origin]awaiting{}, given: map[origin]awaiting{}, away: map[int]absence{}, key: "1.0.0",
+		known: []board.Peer{{Node: 0}, {Node: 1}}, partners: []replica.Peer{{Node: 1}}}
+	due := func() int {
+		e, _ := p.next(now)
+		for _, to := range e.to {
+			p.book(e, to.Node, nil)
+		}
+		return len(e.to)
+	}
+	first, second := shm.Meta{Save: "1", Dir: "/ckpt"}, shm.Meta{Save: "2", Dir: "/ckpt"}
+	p.want(now, first)
+	require.Equal(t, 1, due())
+	p.want(now, first) // before it is known that all have it
+	require.Zero(t, due())
+	p.want(now, first) // and after
+	require.Zero(t, due())
+	p.want(now.Add(-1), second)
+	require.Zero(t, due(), "an older one")
+	p.want(now.Add(1), second)
+	require.Equal(t, 1, due())
+}
