@@ -622,6 +622,18 @@ func TestMetricsOfTheLauncher(t *testing.T) {
 	require.Equal(t, 0, l.wait())
 }
 
+// Nothing can be made in /proc, not even by root.
+func TestNoPlaceForTheCheckpointClient(t *testing.T) {
+	for name, opts := range map[string][]string{"daemon": nil, "no daemon": {"--ckpt-daemon=off"}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			l := b.start("dlrover-run", []string{"PET_CKPT_SHM_DIR=/proc", "TMPDIR=/proc"}, b.sh("exit 0", append(opts, "--standalone")...)...)
+			require.Equal(t, 0, l.wait(), l.err.String())
+			require.Contains(t, l.err.String(), "no place for the checkpoint client")
+		})
+	}
+}
+
 func TestPortTaken(t *testing.T) {
 	b := newBench(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
