@@ -50,18 +50,18 @@ const ms = 1e-3
 
 func rows(o options) []row {
 	all := []row{
-		{id: "start", run: start, lines: []line{{what: "exec of the launcher to its first worker's first instruction, 2 workers", unit: duration, goal: 25 * ms}}},
+		{id: "start", run: start, lines: []line{{what: "exec of the launcher to its first worker's first instruction, 2 workers", unit: duration, goal: 10 * ms}}},
 		{id: "exit", run: trivialJob, lines: []line{{what: "exec to exit, job of 2 workers that do nothing", unit: duration}}},
 		{id: "help", run: help, lines: []line{{what: "`--help`", unit: duration}}},
 		{id: "restart", run: restart, lines: []line{{what: "worker exits 1 to its replacement's first instruction, 1 node of 2 workers", unit: duration, goal: 25 * ms}}},
 		{id: "restart2", run: restartTwoNodes, lines: []line{{what: "worker exits 1 to the first instruction of both new workers, 2 nodes of 1 worker", unit: duration, goal: 60 * ms}}},
 		{id: "loss", run: nodeLoss, torch: true, maxPeerReps: 2, limit: 90 * time.Second,
 			lines: []line{{what: "one node's processes are killed, 1:2 nodes in gloo all_reduce, to the survivor's new worker; last_call_timeout=1, which is kind to torchrun", unit: duration, goal: 1}}},
-		{id: "join", run: scaleUp, lines: []line{{what: "second launcher of a running 1:2 job: its exec to the first instruction of both new workers", unit: duration, goal: 200 * ms}}},
+		{id: "join", run: scaleUp, lines: []line{{what: "second launcher of a running 1:2 job: its exec to the first instruction of both new workers", unit: duration, goal: 15 * ms}}},
 		{id: "fail", run: finalFailure, slowPeer: true, peerLimit: 330 * time.Second, maxPeerReps: 1,
 			lines: []line{{what: "worker fails for good on one of 2 nodes, to the other launcher's exit", unit: duration, goal: 1}}},
 		{id: "footprint", run: footprint, maxReps: 3, maxPeerReps: 1, limit: o.idle + time.Minute, lines: []line{
-			{what: "resident memory of the launcher, 2 sleeping workers", unit: size, goal: 25e6},
+			{what: "resident memory of the launcher, 2 sleeping workers", unit: size, goal: 13e6},
 			{what: "and of its guard", unit: size, oursOnly: "has none"},
 			{what: fmt.Sprintf("both, processor time of one core over %s without events", o.idle), unit: percent, goal: 0.05}}},
 		{id: "daemon", run: daemonDeath, maxReps: 3, maxPeerReps: 1, limit: 90 * time.Second, lines: []line{
