@@ -616,7 +616,7 @@ func TestMetricsOfTheLauncher(t *testing.T) {
 	addr := "127.0.0.1:" + freePort(t)
 	l := b.run(b.sh(hold, "--standalone", "--nproc-per-node=2", "--metrics-addr="+addr)...)
 	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
-	require.Contains(t, get(t, "http://"+addr+"/metrics"), "dlrover_world_size 2")
+	eventually(t, "the start is counted", func() bool { return strings.Contains(get(t, "http://"+addr+"/metrics"), "dlrover_world_size 2") })
 	require.Equal(t, "ok\n", get(t, "http://"+addr+"/healthz"))
 	b.release()
 	require.Equal(t, 0, l.wait())
