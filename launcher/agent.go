@@ -198,6 +198,10 @@ func (a *Agent) run(d Directive) {
 	}
 	g, err := a.startGroup(d)
 	a.group = g
+	if outOfFiles(err) {
+		a.expelled(noFiles(err))
+		return
+	}
 	if err != nil {
 		g.failures = append(g.failures, a.cannotStart(g, err))
 		a.log.Error("cannot start a worker", "err", err)

@@ -60,18 +60,20 @@ func (a *Agent) startGroup(d Directive) (*group, error) {
 		return g, err
 	}
 	g.attempt = attempt
+	patience := now().Add(filesPatience)
 	for i := range a.cfg.Slots {
-		if err := a.startWorker(g, i); err != nil {
+		if err := a.startWorker(g, i, patience); err != nil {
 			return g, err
 		}
 	}
 	return g, nil
 }
 
-func (a *Agent) startWorker(g *group, i int) error {
+// startWorker waits until patience for file descriptors.
+func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
 	w := &worker{id: logs.WorkerID{LocalRank: i, Rank: g.d.Place.RankBase + i, Node: g.d.Place.GroupRank, Role: a.cfg.Role}}
-	var err error
-	if w.out, err = g.attempt.Worker(w.id); err != nil {
+	err := withFiles(patience, func() (err error) { w.out, err = g.attempt.Worker(w.id); return err })
+	if err != nil {
 		return fmt.Errorf("logs of rank %d: %w", w.id.Rank, err)
 	}
 	spec, err := a.spec(g.d, w)
@@ -79,7 +81,7 @@ func (a *Agent) startWorker(g *group, i int) error {
 		w.out.Started()
 		return err
 	}
-	w.proc, err = a.cfg.Processes.Start(spec)
+	err = withFiles(patience, func() (err error) { w.proc, err = a.cfg.Processes.Start(spec); return err })
 	w.out.Started()
 	if err != nil {
 		return fmt.Errorf("start rank %d: %w", w.id.Rank, err)

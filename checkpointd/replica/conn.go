@@ -34,6 +34,9 @@ func newConn(ctx context.Context, nc net.Conn) *conn {
 // unpace gives a connection within this machine a congestion control that does not pace: there is nothing to congest,
 // and pacing, as BBR does it, costs a timer for every 64 KiB. Between machines the system's choice stays.
 func unpace(nc net.Conn) {
+	if u, ok := nc.(interface{ NetConn() net.Conn }); ok {
+		nc = u.NetConn()
+	}
 	t, ok := nc.(*net.TCPConn)
 	if !ok || !sameHost(t.LocalAddr(), t.RemoteAddr()) {
 		return

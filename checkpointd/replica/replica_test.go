@@ -548,32 +548,23 @@ func TestHalfClosedPeer(t *testing.T) {
 
 func TestConnectionLimits(t *testing.T) {
 	partner := serve(t, token)
-	var conns []net.Conn
-	defer func() {
-		for _, c := range conns {
-			c.Close()
-		}
-	}()
-	for range freshConns {
+	member, err := (&Client{Token: token}).dial(t.Context(), partner.addr)
+	require.NoError(t, err)
+	defer member.Close()
+	var first net.Conn
+	for i := range 2 * freshConns {
 		c, err := net.Dial("tcp", partner.addr)
 		require.NoError(t, err)
-		conns = append(conns, c)
-	}
-	c, err := net.Dial("tcp", partner.addr)
-	require.NoError(t, err)
-	defer c.Close()
-	_, err = c.Read(make([]byte, 1))
-	require.Error(t, err, "one too many is closed at once")
-	for _, c := range conns {
-		c.Close()
-	}
-	require.Eventually(t, func() bool {
-		c, err := (&Client{Token: token}).dial(t.Context(), partner.addr)
-		if err == nil {
-			c.Close()
+		defer c.Close()
+		if i == 0 {
+			first = c
 		}
-		return err == nil
-	}, 5*time.Second, 5*time.Millisecond, "they make room again")
+	}
+	_, err = first.Read(make([]byte, 1))
+	require.Error(t, err, "the oldest makes room")
+	late, err := (&Client{Token: token}).dial(t.Context(), partner.addr)
+	require.NoError(t, err, "strangers keep no member out")
+	late.Close()
 	require.Equal(t, 1, partner.log.count("handshake failed"), "strangers do not fill the log")
 }
 

@@ -11,12 +11,13 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/checkpointd/conns"
 	"dlrover-run/checkpointd/shm"
 )
 
 const (
 	serverConns = 128 // connections at once
-	freshConns  = 32  // of them without proof yet
+	freshConns  = 32  // of them without proof yet; a further one takes the place of the oldest
 	// acceptPause is the pause after an error of Accept, such as no free file descriptor.
 	acceptPause = 100 * time.Millisecond
 	// strangerPause is how often the log tells of failed handshakes.
@@ -43,9 +44,7 @@ type Server struct {
 	cancel context.CancelCauseFunc
 
 	mu        sync.Mutex
-	wg        sync.WaitGroup // connections; grows under mu and before ctx ends only
-	conns     int
-	fresh     int
+	wg        sync.WaitGroup       // connections; grows under mu and before ctx ends only
 	stranger  time.Time            // when the log last told of one
 	transfers map[string]*transfer // by id: those that further connections may join
 	receiving map[int]*receiving   // by rank
@@ -74,6 +73,7 @@ func (s *Server) Close() {
 
 // Serve accepts connections until Close, and then returns nil. It closes ln.
 func (s *Server) Serve(ln net.Listener) error {
+	ln = conns.Listen(ln, conns.Limits{Total: serverConns, Unproven: freshConns}, s.log)
 	defer ln.Close()
 	if s.token == "" && !loopback(ln.Addr()) {
 		return fmt.Errorf("serve replicas at %v: a token is needed beyond this machine: give the job one", ln.Addr())
@@ -99,13 +99,10 @@ func (s *Server) Serve(ln net.Listener) error {
 	}
 }
 
-// accepted serves a connection, if there are not too many.
 func (s *Server) accepted(nc net.Conn) {
 	s.mu.Lock()
-	ok := s.ctx.Err() == nil && s.conns < serverConns && s.fresh < freshConns
+	ok := s.ctx.Err() == nil
 	if ok {
-		s.conns++
-		s.fresh++
 		s.wg.Add(1)
 	}
 	s.mu.Unlock()
@@ -117,23 +114,15 @@ func (s *Server) accepted(nc net.Conn) {
 		defer s.wg.Done()
 		s.serve(nc)
 		nc.Close()
-		s.count(&s.conns)
 	}()
 }
 
-func (s *Server) count(n *int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	*n--
-}
-
 func (s *Server) serve(nc net.Conn) {
-	err := handshake(s.ctx, nc, welcome, s.token)
-	s.count(&s.fresh)
-	if err != nil {
+	if err := handshake(s.ctx, nc, welcome, s.token); err != nil {
 		s.strange(nc, err)
 		return
 	}
+	nc.(*conns.Conn).Prove(true)
 	c := newConn(s.ctx, nc)
 	defer c.Close()
 	m, err := c.receive()

@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/sys/unix"
 
 	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/conns"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/help"
@@ -158,15 +158,8 @@ func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.log.Log(context.Background(), level, n.Event, "run_id", run, "round", n.Round, "epoch", n.Epoch, "node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 
-// maxOpenFiles bounds the nodes that can be connected; each takes one, for moments two.
-// Go has raised it to the hard limit at start.
-func maxOpenFiles() uint64 {
-	var lim unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
-		return 0
-	}
-	return lim.Cur
-}
+// reservedFiles are the descriptors that connections leave to everything else.
+const reservedFiles = 64
 
 // serve answers until SIGTERM or SIGINT; running workers do not notice its end.
 func (d *daemon) serve(ctx context.Context, listen string) error {
@@ -176,7 +169,10 @@ func (d *daemon) serve(ctx context.Context, listen string) error {
 	if err != nil {
 		return err
 	}
-	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", maxOpenFiles())
+	// The limit bounds the nodes that can be connected; each takes one, for moments two.
+	files := conns.OpenFiles()
+	l = conns.Listen(l, conns.Below(files, reservedFiles), d.log)
+	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", files)
 	server := api.NewServer(d.handler)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()

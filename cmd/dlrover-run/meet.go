@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/conns"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/rendezvous"
@@ -43,18 +44,18 @@ func (m *meeting) Port() int { return m.port }
 
 // meet binds what this node serves. Nothing is sent yet.
 func meet(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, observe func(string, rendezvous.Note)) (*meeting, error) {
-	g := newGuests(s.insecure)
-	m := &meeting{guests: g, store: tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow}), where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
+	g := newGuests(s.insecure, s.slots)
+	m := &meeting{guests: g, store: tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent}), where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
 	var err error
 	if s.serves(h) {
 		err = m.serve(ctx, s, log, observe)
 		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
 			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", m.where)
 			m.second = true
-			err = m.join(ctx, s, reachable(s))
+			err = m.join(ctx, s, reachable(s), log)
 		}
 	} else {
-		err = m.join(ctx, s, s.host)
+		err = m.join(ctx, s, s.host, log)
 	}
 	if err != nil {
 		m.close()
@@ -89,6 +90,7 @@ func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, obse
 		}
 		return fmt.Errorf("serve the rendezvous at %s: %w", m.where, err)
 	}
+	l = m.limit(l, s, log)
 	m.port = l.Addr().(*net.TCPAddr).Port
 	m.where = net.JoinHostPort(s.host, strconv.Itoa(m.port))
 	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
@@ -113,6 +115,17 @@ func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, obse
 	return nil
 }
 
+// Descriptors that connections leave to everything else: what a launcher has open, and what it needs for a worker.
+const (
+	reservedFiles  = 128
+	filesForWorker = 16
+)
+
+// limit keeps connections from taking the descriptors with which workers are started.
+func (m *meeting) limit(l net.Listener, s *settings, log *slog.Logger) net.Listener {
+	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots), log)
+}
+
 // bindAddr: without a token nothing but this machine may speak to us.
 func (m *meeting) bindAddr(s *settings) string {
 	host := ""
@@ -127,7 +140,7 @@ func (m *meeting) bindAddr(s *settings) string {
 
 // join prepares to speak to a rendezvous elsewhere; the workers' store gets a port
 // of its own, which the world uses while this node is rank 0.
-func (m *meeting) join(ctx context.Context, s *settings, daemon string) error {
+func (m *meeting) join(ctx context.Context, s *settings, daemon string, log *slog.Logger) error {
 	if token.Loopback(daemon) && !token.Loopback(s.node.Addr) && m.second {
 		s.node.Addr = "127.0.0.1"
 	}
@@ -142,6 +155,7 @@ func (m *meeting) join(ctx context.Context, s *settings, daemon string) error {
 	if err != nil {
 		return fmt.Errorf("bind a port for the workers' store: %w", err)
 	}
+	l = m.limit(l, s, log)
 	m.port = l.Addr().(*net.TCPAddr).Port
 	m.background(func() error { return m.store.Serve(l) })
 	m.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))

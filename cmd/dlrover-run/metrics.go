@@ -11,6 +11,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"dlrover-run/checkpointd/conns"
 )
 
 // metrics are this launcher's own, served at --metrics-addr; a nil *metrics counts nothing.
@@ -24,6 +26,9 @@ type metrics struct {
 	spent  prometheus.Gauge
 }
 
+// scrapers bounds the connections at --metrics-addr, which asks nobody who he is.
+const scrapers = 64
+
 // serveMetrics serves /metrics and /healthz at addr; "" serves nothing.
 func serveMetrics(addr string) (*metrics, error) {
 	if addr == "" {
@@ -33,6 +38,7 @@ func serveMetrics(addr string) (*metrics, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-addr=%s: %w", addr, err)
 	}
+	l = conns.Listen(l, conns.Limits{Total: scrapers, Unproven: scrapers}, slog.Default())
 	m := newMetrics()
 	go func() {
 		defer close(m.done)
@@ -56,7 +62,7 @@ func newMetrics() *metrics {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	m.server = &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 3 * time.Minute}
 	return m
 }
 

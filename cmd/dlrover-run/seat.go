@@ -95,7 +95,7 @@ func (t *seat) Ready(ctx context.Context, d launcher.Directive, addr string, por
 		}
 		t.guests.admit(world)
 	} else {
-		t.guests.admit([]rendezvous.Member{{Addr: addr}})
+		t.guests.admit([]rendezvous.Member{{Addr: addr, Slots: t.guests.slots}})
 	}
 	return t.report(ctx, rendezvous.Ready{ID: t.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
 }

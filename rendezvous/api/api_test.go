@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -556,4 +557,54 @@ func TestManyNodes(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
+}
+
+// provable is a listener whose connections record whether they have been proved.
+type provable struct {
+	net.Listener
+	proved chan bool
+}
+
+type provableConn struct {
+	net.Conn
+	l *provable
+}
+
+func (p *provable) Accept() (net.Conn, error) {
+	nc, err := p.Listener.Accept()
+	return &provableConn{nc, p}, err
+}
+
+func (c *provableConn) Prove(ok bool) { c.l.proved <- ok }
+
+// Only the right token makes a connection known; another ends it, and no body is waited for.
+func TestTokenProvesAConnection(t *testing.T) {
+	hub := NewHub(HubConfig{})
+	l, err := Listen(t.Context(), "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &provable{l, make(chan bool, 10)}
+	s := NewServer(Handler(hub, ServerConfig{Token: "0123456789abcdef"}))
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(p) }()
+	defer func() { require.NoError(t, s.Close()); <-done; hub.Close() }()
+	for token, proves := range map[string]bool{"": false, "another": false, "0123456789abcdef": true} {
+		nc, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		defer nc.Close()
+		_, err = fmt.Fprintf(nc, "GET /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", token)
+		require.NoError(t, err)
+		r := bufio.NewReader(nc)
+		resp, err := http.ReadResponse(r, nil)
+		require.NoError(t, err)
+		require.Equal(t, !proves, resp.Close)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, err)
+		if proves {
+			require.True(t, <-p.proved)
+			continue
+		}
+		_, err = r.ReadByte()
+		require.ErrorIs(t, err, io.EOF)
+		require.Empty(t, p.proved)
+	}
 }

@@ -45,19 +45,46 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	}
 	top := http.NewServeMux()
 	top.Handle("/v1/", api)
-	top.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
 	if cfg.Extra != nil {
-		top.Handle("/", cfg.Extra)
+		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
 	}
 	return top
 }
 
+// brief bounds how long a body is read that nobody asked for.
+func brief(f http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		limitBody(w)
+		f(w, req)
+	}
+}
+
+// limitBody bounds the reading of this request; net/http sets the deadline anew for the next one.
+func limitBody(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(requestTimeout))
+}
+
 // NewServer returns an http.Server with timeouts that suit long-polls: a peer must
 // send its header promptly, may then wait for as long as a Watch is held, and an
-// idle connection outlives the pause between two polls.
+// idle connection outlives the pause between two polls. A connection that has a method
+// Prove(bool) hears when its peer has shown the token.
 func NewServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute, MaxHeaderBytes: 16 << 10}
+	return &http.Server{
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
+			if p, ok := nc.(prover); ok {
+				ctx = context.WithValue(ctx, proverKey{}, p)
+			}
+			return ctx
+		},
+	}
 }
+
+type (
+	prover    interface{ Prove(bool) }
+	proverKey struct{}
+)
 
 // keepAlive makes the kernel notice a peer that is gone without a word after 14
 // seconds: five of silence and three unanswered probes.
@@ -78,10 +105,9 @@ type server struct {
 func (s *server) wrap(f func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		if req.Method == http.MethodPost {
-			// Until the next request net/http sets the deadline anew.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(requestTimeout))
+			limitBody(w)
 		}
-		v, err := any(nil), s.authorize(req)
+		v, err := any(nil), s.authorize(w, req)
 		if err == nil {
 			v, err = f(req)
 		}
@@ -103,7 +129,19 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the peer may be gone; it asks again
 }
 
-func (s *server) authorize(req *http.Request) error {
+// authorize checks the token. A connection that showed the right one is known from then on, and any other ends.
+func (s *server) authorize(w http.ResponseWriter, req *http.Request) error {
+	err := s.checkToken(req)
+	if err != nil {
+		w.Header().Set("Connection", "close")
+		limitBody(w)
+	} else if p, ok := req.Context().Value(proverKey{}).(prover); ok {
+		p.Prove(true)
+	}
+	return err
+}
+
+func (s *server) checkToken(req *http.Request) error {
 	if s.cfg.Token == "" {
 		return nil
 	}
@@ -140,7 +178,7 @@ func decode[T any](req *http.Request) (run string, body T, err error) {
 
 // checkpoints passes on what the rendezvous does not understand.
 func (s *server) checkpoints(w http.ResponseWriter, req *http.Request) {
-	if err := s.authorize(req); err != nil {
+	if err := s.authorize(w, req); err != nil {
 		status, code := statusOf(err)
 		writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
 		return

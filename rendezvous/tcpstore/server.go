@@ -33,7 +33,12 @@ type Config struct {
 	MaxRequestBytes   int64 // 64 MiB: all keys and values of one request
 	MaxStoreBytes     int64 // 1 GiB: keys, values and waits of all clients, and 128 bytes for each
 	MaxQueuedBytes    int64 // 256 MiB: answers that one client has not read; large values are counted, not copied
-	MaxSilent         int   // 65,536: connections that Split keeps before their first byte
+
+	// FirstByte (10 seconds) is how long a connection may be silent at first, unless its address has a place for silent
+	// ones: those stay, since the callback connection of PyTorch 1.x never sends unless a key is watched. Silent says how
+	// many places an address has; nil is no limit.
+	FirstByte time.Duration
+	Silent    func(netip.Addr) int
 
 	// WriteTimeout (1 minute) is how long a client may refuse to take a piece of an answer.
 	WriteTimeout time.Duration
@@ -52,7 +57,7 @@ func (c Config) withDefaults() Config {
 	c.MaxRequestBytes = positive(c.MaxRequestBytes, 64<<20)
 	c.MaxStoreBytes = positive(c.MaxStoreBytes, 1<<30)
 	c.MaxQueuedBytes = positive(c.MaxQueuedBytes, 256<<20)
-	c.MaxSilent = positive(c.MaxSilent, 64<<10)
+	c.FirstByte = positive(c.FirstByte, 10*time.Second)
 	c.WriteTimeout = positive(c.WriteTimeout, time.Minute)
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return c
@@ -72,7 +77,7 @@ type Stats struct {
 	Keys        int    // queues not counted
 	Bytes       int64  // what MaxStoreBytes limits
 	Requests    uint64 // carried out, if not yet answered
-	Refused     uint64 // connections that Allow or MaxSilent turned away
+	Refused     uint64 // connections that Allow or FirstByte turned away
 }
 
 // Server is a TCPStore server. Its methods may be called at the same time.
@@ -80,6 +85,7 @@ type Server struct {
 	cfg      Config
 	requests atomic.Uint64
 	refused  atomic.Uint64
+	silent   silent
 
 	mu        sync.Mutex // never held together with a space's
 	closed    bool
@@ -171,7 +177,7 @@ func (s *Server) ServeConn(nc net.Conn) {
 }
 
 // Reset starts an empty namespace and drops every connection of the old one. A connection that was accepted before
-// Reset belongs to the old one even if it has not sent a byte.
+// Reset belongs to the old one even if it has not sent a byte; the places of silent ones are free again.
 func (s *Server) Reset() {
 	s.mu.Lock()
 	old := s.space
@@ -180,6 +186,7 @@ func (s *Server) Reset() {
 	}
 	s.mu.Unlock()
 	old.end()
+	s.silent.evict(s.cfg.FirstByte)
 }
 
 // Close ends all listeners and connections of the server and waits for its goroutines.
@@ -230,6 +237,9 @@ func (s *Server) newConn(nc net.Conn) *conn {
 	// The buffer holds a request without a long value, and is most of what an idle connection costs.
 	const readBuffer = 512
 	c := &conn{nc: nc, dec: decoder{r: bufio.NewReaderSize(nc, readBuffer), cfg: &s.cfg}}
+	if u, ok := nc.(interface{ NetConn() net.Conn }); ok {
+		nc = u.NetConn()
+	}
 	if t, ok := nc.(*net.TCPConn); ok {
 		// A lost node's connections would stay for ever: generation A's callback connection never carries a byte.
 		_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4})
@@ -252,6 +262,7 @@ func (s *Server) admit(c *conn) bool {
 		c.nc.Close()
 		return false
 	}
+	prove(c.nc, true)
 	return true
 }
 
@@ -259,8 +270,13 @@ func (s *Server) allowed(addr net.Addr) bool {
 	if s.cfg.Allow == nil {
 		return true
 	}
+	peer, ok := address(addr)
+	return ok && s.cfg.Allow(peer)
+}
+
+func address(addr net.Addr) (netip.Addr, bool) {
 	peer, err := netip.ParseAddrPort(addr.String())
-	return err == nil && s.cfg.Allow(peer.Addr().Unmap().WithZone(""))
+	return peer.Addr().Unmap().WithZone(""), err == nil
 }
 
 // refuse closes a connection that may not use the store. Such a client tries again and again: the log gets one line.
@@ -309,7 +325,7 @@ func (s *Server) logEnd(c *conn, err error) {
 	var limit *LimitError
 	var network net.Error
 	switch {
-	case err == io.EOF || errors.Is(err, net.ErrClosed) || errors.Is(err, errEnded):
+	case err == io.EOF || errors.Is(err, net.ErrClosed) || errors.Is(err, errEnded) || err == errSilent:
 	case errors.As(err, &limit):
 		log.Warn("store closed a connection over a limit", "limit", limit.Limit, "value", limit.Value, "max", limit.Max)
 	case err == io.ErrUnexpectedEOF || errors.As(err, &network) && !network.Timeout():
@@ -322,6 +338,9 @@ func (s *Server) logEnd(c *conn, err error) {
 var errEnded = errors.New("tcpstore: namespace ended")
 
 func (s *Server) run(c *conn) error {
+	if _, err := s.firstByte(c); err != nil {
+		return err
+	}
 	for {
 		req, err := c.dec.next()
 		if err != nil {

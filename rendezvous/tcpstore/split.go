@@ -11,9 +11,9 @@ import (
 // carries the rendezvous API and the workers' store. The first byte decides: a store client begins with a byte of at most
 // 8, HTTP with an upper-case letter, TLS with 22. Config.Allow applies to store traffic alone.
 //
-// A connection that stays silent is kept, since the callback connection of PyTorch 1.x never sends; at most
-// Config.MaxSilent of them, after which new ones are closed and counted as refused. Store traffic on a connection
-// accepted before a Reset is closed at its first byte.
+// Config.Silent and Config.FirstByte bound connections that send nothing. Store traffic on a connection accepted before a
+// Reset is closed at its first byte. When the connections of l have a method Prove(bool), it hears whether the peer of a
+// connection is known: by an allowed address, or a place for a silent one; what is handed on is unknown.
 //
 // Closing the returned listener closes l and the undecided connections and waits for the goroutines. Store connections
 // last until Close or Reset of s.
@@ -87,32 +87,29 @@ func (sp *splitter) take(nc net.Conn) {
 	}()
 }
 
-// add counts c among the silent connections, or closes it.
+// add notes c for stop, or closes it.
 func (sp *splitter) add(c *conn) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	switch most := sp.s.cfg.MaxSilent; {
-	case sp.err != nil:
+	if sp.err != nil {
 		c.nc.Close()
-	case len(sp.silent) >= most:
-		sp.s.refuse(c.nc, "too many connections that have not sent a byte", "limit", "MaxSilent", "value", most+1, "max", most)
-	default:
-		sp.silent[c] = struct{}{}
-		return true
+		return false
 	}
-	return false
+	sp.silent[c] = struct{}{}
+	return true
 }
 
 // sort waits for the first byte and reports whether c is the store's; otherwise it has handed c over or closed it.
 func (sp *splitter) sort(c *conn) bool {
-	first, err := c.dec.r.Peek(1)
+	first, err := sp.s.firstByte(c)
 	sp.mu.Lock()
 	delete(sp.silent, c)
 	sp.mu.Unlock()
-	if err == nil && first[0] <= lastByteA {
+	if err == nil && first <= lastByteA {
 		return true
 	}
 	if err == nil {
+		prove(c.nc, false)
 		select {
 		case sp.others <- &peeked{Conn: c.nc, r: c.dec.r}:
 			return false
@@ -128,6 +125,9 @@ type peeked struct {
 	net.Conn
 	r *bufio.Reader // nil when it was emptied
 }
+
+// Prove tells the connection below.
+func (p *peeked) Prove(ok bool) { prove(p.Conn, ok) }
 
 // Read returns the buffered bytes first.
 func (p *peeked) Read(b []byte) (int, error) {

@@ -94,23 +94,6 @@ func TestSplitAllowIsForTheStore(t *testing.T) {
 	require.NoError(t, got.Close())
 }
 
-func TestSplitKeepsSomeSilentConnections(t *testing.T) {
-	s, l := split(t, Config{MaxSilent: 2})
-	kept := []*net.TCPConn{dialRaw(t, l.Addr().String()), dialRaw(t, l.Addr().String())}
-	third := dialRaw(t, l.Addr().String())
-	_, err := third.Read(make([]byte, 1))
-	require.Error(t, err)
-	require.Equal(t, uint64(1), s.Stats().Refused)
-	for _, nc := range kept {
-		send(t, nc, greeting+ping)
-		got := make([]byte, len(nonce))
-		_, err := io.ReadFull(nc, got)
-		require.NoError(t, err)
-		require.Equal(t, nonce, string(got))
-	}
-	require.NoError(t, dial(t, l.Addr().String()).Ping(testContext(t)), "their places are free again")
-}
-
 func TestSplitConnectionOfBeforeReset(t *testing.T) {
 	s, l := split(t, Config{})
 	old := dialRaw(t, l.Addr().String())

@@ -1,0 +1,197 @@
+// Package conns bounds what peers that have not proved who they are may take of a process: its connections, each of
+// which is a file descriptor that is missing when the next worker is to be started.
+package conns
+
+import (
+	"container/list"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Limits of the connections that a Listener has open at a time.
+type Limits struct {
+	Total    int // all of them; further ones are closed at once
+	Unproven int // those whose peer has not proved who it is; a further one takes the place of the oldest
+}
+
+// The share of unproven connections, and the most of them: each costs some 20 KiB once it speaks HTTP.
+const (
+	share        = 4
+	mostUnproven = 4096
+)
+
+// OpenFiles is the limit of this process on open files. Go has raised it to the hard limit at start, and gives the one
+// from before to every process that it starts.
+func OpenFiles() uint64 {
+	var lim syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim) != nil {
+		return 0
+	}
+	return lim.Cur
+}
+
+// Below leaves reserve of files descriptors to others, and a half of them when they are few.
+func Below(files uint64, reserve int) Limits {
+	n := int(min(files, 1<<30))
+	total := max(n-reserve, n/2)
+	return Limits{Total: total, Unproven: min(max(total/share, 1), mostUnproven)}
+}
+
+// patience is how long an unproven connection keeps its place however many others come: a peer that has a proof has
+// sent it by then. Meanwhile the next ones wait in the kernel.
+const patience = 100 * time.Millisecond
+
+// Listener is a net.Listener whose connections are *Conn.
+type Listener struct {
+	net.Listener
+	limits Limits
+	log    *slog.Logger
+	closed chan struct{} // by Close
+	once   sync.Once
+	room   chan struct{} // holds one when a place has become free
+
+	mu       sync.Mutex
+	open     int
+	unproven *list.List // of *Conn, the oldest first
+	said     bool       // that a limit was reached
+}
+
+// Listen bounds the connections of l.
+func Listen(l net.Listener, limits Limits, log *slog.Logger) *Listener {
+	return &Listener{Listener: l, limits: limits, log: log, closed: make(chan struct{}), room: make(chan struct{}, 1), unproven: list.New()}
+}
+
+// Accept returns the next connection, which is unproven.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		nc, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &Conn{Conn: nc, l: l}
+		if l.add(c) {
+			return c, nil
+		}
+		_ = nc.Close()
+	}
+}
+
+// Close stops listening; the connections stay.
+func (l *Listener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+// add makes room for c. It reports false when there is none.
+func (l *Listener) add(c *Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.unproven.Len() > 0 && (l.unproven.Len() >= l.limits.Unproven || l.open >= l.limits.Total) {
+		oldest := l.unproven.Front().Value.(*Conn)
+		if rest := patience - time.Since(oldest.since); rest > 0 {
+			if !l.await(rest) {
+				return false
+			}
+			continue
+		}
+		l.say("too many connections of peers that have not proved who they are: the oldest are closed", oldest)
+		_ = oldest.closeLocked()
+	}
+	if l.open >= l.limits.Total {
+		l.say("too many connections: new ones are closed", c)
+		return false
+	}
+	l.open++
+	c.since = time.Now()
+	c.place = l.unproven.PushBack(c)
+	return true
+}
+
+// await unlocks l until a place may be free, or time is up. It reports false when the listener was closed meanwhile.
+func (l *Listener) await(most time.Duration) bool {
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	up := time.NewTimer(most)
+	defer up.Stop()
+	select {
+	case <-l.room:
+	case <-up.C:
+	case <-l.closed:
+		return false
+	}
+	return true
+}
+
+// say tells once that a limit was reached: whoever floods a listener must not flood the log.
+func (l *Listener) say(what string, c *Conn) {
+	if !l.said {
+		l.said = true
+		l.log.Warn(what+"; this is said once", "addr", l.Addr().String(), "open", l.open, "limit", l.limits.Total,
+			"unproven", l.unproven.Len(), "unproven_limit", l.limits.Unproven, "peer", c.RemoteAddr().String())
+	}
+}
+
+// Counts returns how many connections are open, and how many of them are unproven.
+func (l *Listener) Counts() (open, unproven int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.open, l.unproven.Len()
+}
+
+// Conn is a connection of a Listener.
+type Conn struct {
+	net.Conn
+	l     *Listener
+	since time.Time // when it became unproven
+
+	// Guarded by l.mu.
+	place *list.Element // among the unproven
+	gone  bool
+}
+
+// Prove says whether the peer has proved who it is. A connection may become unproven again.
+func (c *Conn) Prove(ok bool) {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	switch {
+	case c.gone || ok == (c.place == nil):
+	case ok:
+		c.forgetLocked()
+	default:
+		c.since = time.Now()
+		c.place = c.l.unproven.PushBack(c)
+	}
+}
+
+// NetConn is the connection below.
+func (c *Conn) NetConn() net.Conn { return c.Conn }
+
+// Close ends the connection and gives its place back.
+func (c *Conn) Close() error {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	return c.closeLocked()
+}
+
+func (c *Conn) closeLocked() error {
+	if !c.gone {
+		c.gone = true
+		c.l.open--
+		c.forgetLocked()
+	}
+	return c.Conn.Close()
+}
+
+func (c *Conn) forgetLocked() {
+	if c.place != nil {
+		c.l.unproven.Remove(c.place)
+		c.place = nil
+	}
+	select {
+	case c.l.room <- struct{}{}:
+	default:
+	}
+}
