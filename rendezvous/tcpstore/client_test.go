@@ -2,8 +2,10 @@ package tcpstore
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sort"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,6 +107,98 @@ func TestClientFailsForGood(t *testing.T) {
 	require.ErrorContains(t, c.Ping(ctx), "earlier failure")
 	_, err := Dial(ended, addr)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// popOnce is what PyTorch's blocking queue_pop sends; unlike our client's it does not try again.
+func popOnce(ctx context.Context, c *Client, key string) (item []byte, err error) {
+	if err := c.Wait(ctx, key); err != nil {
+		return nil, err
+	}
+	err = c.do(ctx, request{op: opQueuePop, keys: []string{key}}, func() error {
+		n, err := c.uint64()
+		if err == nil && n == 0 {
+			err = errors.New("the queue is empty")
+		}
+		if err == nil {
+			err = c.read(&item)
+		}
+		return err
+	})
+	return item, err
+}
+
+// TestBlockingPopNeverFindsNothing is PyTorch's queue_pop of 8 clients, who got QueueEmptyError when they raced.
+func TestBlockingPopNeverFindsNothing(t *testing.T) {
+	const items, workers = 200, 8
+	ctx := testContext(t)
+	for range 20 {
+		_, addr := start(t, Config{})
+		errs := make(chan error, workers)
+		var popped atomic.Int64
+		for range workers {
+			c := dial(t, addr)
+			go func() {
+				for range items / workers {
+					if _, err := popOnce(ctx, c, "/q"); err != nil {
+						errs <- err
+						return
+					}
+					popped.Add(1)
+				}
+				errs <- nil
+			}()
+		}
+		c := dial(t, addr)
+		for i := range items {
+			require.NoError(t, c.QueuePush(ctx, "/q", []byte{byte(i)}))
+		}
+		for range workers {
+			require.NoError(t, <-errs)
+		}
+		require.Equal(t, int64(items), popped.Load())
+		n, err := c.QueueLen(ctx, "/q")
+		require.NoError(t, err)
+		require.Zero(t, n)
+	}
+}
+
+// TestKeptItemGoesOn: one that was woken and does not pop, or is gone, must not keep an item from those who do.
+func TestKeptItemGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{})
+		idle, waiter, third := record(pipe(t, s)), record(pipe(t, s)), record(pipe(t, s))
+		send(t, idle.nc, greeting+"\x06"+strs("q"))
+		synctest.Wait()
+		send(t, waiter.nc, greeting+"\x06"+strs("q"))
+		synctest.Wait()
+		send(t, third.nc, greeting+"\x0e"+str("q")+str("1"))
+		synctest.Wait()
+		got, _ := idle.take()
+		require.Equal(t, "\x00", got)
+		time.Sleep(keepTime - time.Millisecond)
+		got, _ = waiter.take()
+		require.Empty(t, got)
+		time.Sleep(keepTime + 2*time.Millisecond)
+		synctest.Wait()
+		got, _ = waiter.take()
+		require.Equal(t, "\x00", got, "the first had its time")
+
+		send(t, third.nc, "\x06"+strs("q"))
+		synctest.Wait()
+		require.NoError(t, waiter.nc.Close())
+		synctest.Wait()
+		got, _ = third.take()
+		require.Equal(t, "\x00", got, "the second is gone")
+		send(t, third.nc, "\x0f"+str("q"))
+		synctest.Wait()
+		got, _ = third.take()
+		require.Equal(t, u64(1)+str("1"), got)
+		send(t, idle.nc, "\x0f"+str("q"))
+		synctest.Wait()
+		got, _ = idle.take()
+		require.Equal(t, u64(0), got)
+		require.NoError(t, s.Close())
+	})
 }
 
 func TestQueuePopHasOneWinner(t *testing.T) {

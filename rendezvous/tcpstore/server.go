@@ -103,7 +103,11 @@ type space struct {
 	ended bool
 	store *store
 	conns map[connID]*conn
+	lapse *time.Timer // runs while the store keeps items for connections
 }
+
+// keepTime is how long an item of a queue is kept at least, twice that at most.
+const keepTime = 500 * time.Millisecond
 
 // New returns a server with an empty store.
 func New(cfg Config) *Server {
@@ -185,7 +189,7 @@ func (s *Server) Reset() {
 		s.space = newSpace(s.cfg)
 	}
 	s.mu.Unlock()
-	old.end()
+	s.end(old)
 	s.silent.evict(s.cfg.FirstByte)
 }
 
@@ -203,7 +207,7 @@ func (s *Server) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	space.end()
+	s.end(space)
 	s.wg.Wait()
 	return errors.Join(errs...)
 }
@@ -222,8 +226,11 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-func (sp *space) end() {
+func (s *Server) end(sp *space) {
 	sp.mu.Lock()
+	if sp.lapse != nil && sp.lapse.Stop() {
+		s.wg.Done()
+	}
 	conns := sp.conns
 	sp.ended, sp.conns, sp.store = true, nil, nil
 	sp.mu.Unlock()
@@ -312,7 +319,7 @@ func (s *Server) join(c *conn) bool {
 func (s *Server) serve(c *conn) {
 	defer s.wg.Done()
 	err := s.run(c)
-	c.space.leave(c)
+	s.leave(c)
 	c.nc.Close()
 	c.mu.Lock()
 	err = cmp.Or(c.cause, err)
@@ -362,15 +369,10 @@ func (s *Server) handle(c *conn, req request) error {
 		return errEnded
 	}
 	messages, err := sp.store.apply(c.id, req)
-	own := false
-	for _, m := range messages {
-		to := sp.conns[m.to]
-		if to == nil || !to.push(m.data, s.cfg.MaxQueuedBytes) {
-			continue
-		}
-		if own = own || to == c; to != c {
-			s.wg.Go(func() { to.write(s.cfg.WriteTimeout) })
-		}
+	own := s.deliverLocked(sp, messages, c)
+	if len(sp.store.holds) > 0 && sp.lapse == nil {
+		s.wg.Add(1)
+		sp.lapse = time.AfterFunc(keepTime, func() { s.lapse(sp) })
 	}
 	sp.mu.Unlock()
 	s.requests.Add(1)
@@ -381,11 +383,44 @@ func (s *Server) handle(c *conn, req request) error {
 	return err
 }
 
-func (sp *space) leave(c *conn) {
+// deliverLocked queues messages, and starts the writing of those to other connections than c. It reports whether c has
+// something to write.
+func (s *Server) deliverLocked(sp *space, messages []message, c *conn) (own bool) {
+	for _, m := range messages {
+		to := sp.conns[m.to]
+		if to == nil || !to.push(m.data, s.cfg.MaxQueuedBytes) {
+			continue
+		}
+		if own = own || to == c; to != c {
+			s.wg.Go(func() { to.write(s.cfg.WriteTimeout) })
+		}
+	}
+	return own
+}
+
+// lapse gives items back that were kept for too long, and comes again while others are.
+func (s *Server) lapse(sp *space) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	if !sp.ended {
-		sp.store.drop(c.id)
+		messages, more := sp.store.lapse()
+		s.deliverLocked(sp, messages, nil)
+		if more {
+			sp.lapse.Reset(keepTime)
+			return
+		}
+		sp.lapse = nil
+	}
+	s.wg.Done()
+}
+
+func (s *Server) leave(c *conn) {
+	sp := c.space
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if !sp.ended {
+		messages := sp.store.drop(c.id)
 		delete(sp.conns, c.id)
+		s.deliverLocked(sp, messages, nil)
 	}
 }

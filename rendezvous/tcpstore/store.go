@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -33,7 +34,8 @@ type store struct {
 	limit    int64 // of bytes
 	bytes    int64 // keys, values and entryCost of all that is stored or waited for
 	values   map[string][]byte
-	queues   map[string][][]byte            // never empty ones
+	queues   map[string][]item              // never empty ones
+	holds    map[connID]*hold               // items that are kept for a connection
 	waiters  map[string]*list.List          // of *wait, the oldest first
 	waits    map[connID]*wait               // what a connection waits for
 	watchers map[string]map[connID]struct{} // of a key: generation A's callback connections
@@ -55,11 +57,26 @@ type place struct {
 	elem *list.Element // nil once the key was seen
 }
 
+// item is one value in a queue.
+type item struct {
+	value []byte
+	owner connID // the connection that it is kept for, or 0
+}
+
+// hold keeps an item for a connection whose WAIT it has answered: PyTorch's blocking queue_pop is a WAIT and then a
+// QUEUE_POP, and raises an error when somebody else pops in between. Whoever waits for another reason must not keep the
+// item from others for ever: any other request gives it back, and so does lapse.
+type hold struct {
+	key string
+	old bool // seen by lapse
+}
+
 func newStore(limit int64) *store {
 	return &store{
 		limit:    limit,
 		values:   make(map[string][]byte),
-		queues:   make(map[string][][]byte),
+		queues:   make(map[string][]item),
+		holds:    make(map[connID]*hold),
 		waiters:  make(map[string]*list.List),
 		waits:    make(map[connID]*wait),
 		watchers: make(map[string]map[connID]struct{}),
@@ -75,6 +92,9 @@ func (s *store) apply(id connID, r request) ([]message, error) {
 	// that silently after a timeout; an answer to the wait would then be read as the answer to this request. (A key that
 	// is set between the timeout and the next request still does that, as with PyTorch's server: nobody can know.)
 	s.forget(id)
+	if h := s.holds[id]; h != nil && (r.op != opQueuePop || r.keys[0] != h.key) {
+		s.giveBack(id, h)
+	}
 	err := s.run(id, r)
 	return s.out, err
 }
@@ -234,25 +254,71 @@ func (s *store) push(key string, value []byte) error {
 	if err := s.charge(cost); err != nil {
 		return err
 	}
-	s.queues[key] = append(s.queues[key], value)
-	s.wakeOne(key)
+	s.queues[key] = append(s.queues[key], item{value: value})
+	s.wakeFree(key)
 	return nil
 }
 
-// pop answers with the length before popping, and the oldest item if there is one.
+// pop answers with the length before popping, and the item that is kept for the connection or the oldest free one. When
+// there is neither, the queue is empty for this connection.
 func (s *store) pop(answer *reply, key string) {
+	owner := connID(0)
+	if s.holds[answer.to] != nil {
+		owner = answer.to
+		delete(s.holds, answer.to)
+	}
 	queue := s.queues[key]
-	answer.int(int64(len(queue)))
-	if len(queue) == 0 {
+	i := indexOf(queue, owner)
+	if i < 0 {
+		answer.int(0)
 		return
 	}
-	answer.bytes(queue[0])
-	s.bytes -= int64(len(queue[0]) + entryCost)
-	queue[0] = nil
+	answer.int(int64(len(queue)))
+	answer.bytes(queue[i].value)
+	s.bytes -= int64(len(queue[i].value) + entryCost)
+	copy(queue[1:i+1], queue[:i]) // the few that are kept for others
+	queue[0] = item{}
 	if s.queues[key] = queue[1:]; len(queue) == 1 {
 		delete(s.queues, key)
 		s.bytes -= int64(len(key) + entryCost)
 	}
+}
+
+// indexOf returns where the first item of owner is, or -1.
+func indexOf(queue []item, owner connID) int {
+	return slices.IndexFunc(queue, func(it item) bool { return it.owner == owner })
+}
+
+// keep keeps the oldest free item of a queue for a connection. It reports false when there is none.
+func (s *store) keep(id connID, key string) bool {
+	i := indexOf(s.queues[key], 0)
+	if i >= 0 {
+		s.queues[key][i].owner = id
+		s.holds[id] = &hold{key: key}
+	}
+	return i >= 0
+}
+
+// giveBack offers the item of a hold to the next who waits.
+func (s *store) giveBack(id connID, h *hold) {
+	delete(s.holds, id)
+	queue := s.queues[h.key]
+	queue[indexOf(queue, id)].owner = 0
+	s.wakeFree(h.key)
+}
+
+// lapse gives back what has been kept since the last lapse, and reports whether more is kept.
+func (s *store) lapse() ([]message, bool) {
+	s.out = s.out[:0]
+	for id, h := range s.holds {
+		if h.old {
+			s.giveBack(id, h)
+		}
+	}
+	for _, h := range s.holds {
+		h.old = true
+	}
+	return s.out, len(s.holds) > 0
 }
 
 func (s *store) has(key string) bool {
@@ -272,7 +338,8 @@ func (s *store) check(keys []string) byte {
 func (s *store) wait(answer *reply, keys []string) error {
 	missing := make([]string, 0, len(keys))
 	for _, k := range keys {
-		if !s.has(k) {
+		_, set := s.values[k]
+		if !set && len(keys) == 1 && !s.keep(answer.to, k) || !s.has(k) {
 			missing = append(missing, k)
 		}
 	}
@@ -331,26 +398,26 @@ func (s *store) wakeAll(key string) {
 	}
 }
 
-// wakeOne marks key as seen in the oldest waits, up to the first that is over with it: an item of a queue serves one.
-func (s *store) wakeOne(key string) {
-	for queue := s.waiters[key]; queue != nil && queue.Len() > 0; {
-		if s.seen(queue) {
-			return
-		}
+// wakeFree marks key as seen in the oldest waits while its queue has a free item: a wait for nothing else takes one.
+func (s *store) wakeFree(key string) {
+	for queue := s.waiters[key]; queue != nil && queue.Len() > 0 && indexOf(s.queues[key], 0) >= 0; {
+		s.seen(queue)
 	}
 }
 
-// seen marks the key of queue as seen in its oldest wait, and reports whether that wait is over.
-func (s *store) seen(queue *list.List) bool {
+// seen marks the key of queue as seen in its oldest wait.
+func (s *store) seen(queue *list.List) {
 	p := queue.Front().Value.(*place)
 	s.leave(p)
 	w := p.wait
 	if w.missing--; w.missing > 0 {
-		return false
+		return
 	}
 	delete(s.waits, w.conn)
 	s.send(w.conn, []byte{stopWaiting})
-	return true
+	if _, ok := s.values[p.key]; !ok && len(w.places) == 1 {
+		s.keep(w.conn, p.key)
+	}
 }
 
 // forget drops the wait of a connection.
@@ -409,8 +476,12 @@ func (s *store) notify(event byte, key string, old, value []byte) {
 }
 
 // drop forgets a connection that ended.
-func (s *store) drop(id connID) {
+func (s *store) drop(id connID) []message {
+	s.out = s.out[:0]
 	s.forget(id)
+	if h := s.holds[id]; h != nil {
+		s.giveBack(id, h)
+	}
 	for _, key := range s.watched[id] {
 		s.bytes -= int64(len(key) + entryCost)
 		if delete(s.watchers[key], id); len(s.watchers[key]) == 0 {
@@ -418,6 +489,7 @@ func (s *store) drop(id connID) {
 		}
 	}
 	delete(s.watched, id)
+	return s.out
 }
 
 // charge accounts for memory before it is used.

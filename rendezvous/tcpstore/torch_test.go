@@ -83,6 +83,14 @@ func TestPyTorchClient(t *testing.T) {
 	}
 }
 
+func TestPyTorchQueue(t *testing.T) {
+	p := pythons()[1]
+	p.require(t)
+	_, addr := start(t, Config{})
+	host, port := hostPort(t, addr)
+	require.Contains(t, p.script(t, nil, "testdata/pop.py", host, port, "50"), "popped 10000")
+}
+
 // TestPyTorchJob runs two rounds of a job of four ranks, all of them clients, with a fresh namespace for the second.
 func TestPyTorchJob(t *testing.T) {
 	const world = 4
