@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -390,7 +391,7 @@ func hello(conn string) string {
 
 func countRequests(t *testing.T, data string) (n uint64) {
 	cfg := Config{}.withDefaults()
-	d := decoder{r: bufio.NewReader(strings.NewReader(data)), cfg: &cfg}
+	d := decoder{r: bufio.NewReader(strings.NewReader(data)), cfg: &cfg, receiving: new(atomic.Int64)}
 	for {
 		_, err := d.next()
 		if err == io.EOF {

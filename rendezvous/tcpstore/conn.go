@@ -30,7 +30,7 @@ func (c *conn) push(data []byte, most int64) bool {
 		return false
 	}
 	if c.queued += int64(len(data)); c.queued > most {
-		c.giveUpLocked(&LimitError{"MaxQueuedBytes", uint64(c.queued), uint64(most)})
+		c.giveUpLocked(&LimitError{"bytes of answers that were not read", uint64(c.queued), uint64(most)})
 		return false
 	}
 	c.queue = append(c.queue, data)
@@ -68,7 +68,7 @@ func (c *conn) write(timeout time.Duration) {
 		c.mu.Lock()
 		c.queued -= sent
 		if err != nil {
-			c.giveUpLocked(fmt.Errorf("tcpstore: write an answer (limit WriteTimeout %s): %w", timeout, err))
+			c.giveUpLocked(fmt.Errorf("tcpstore: write an answer (nothing was read for %s): %w", timeout, err))
 		}
 		c.mu.Unlock()
 	}

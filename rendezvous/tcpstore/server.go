@@ -28,9 +28,10 @@ import (
 // one line in the log that names limit, value and peer.
 type Config struct {
 	MaxKeyBytes       int   // 8 KiB, as PyTorch's own server
-	MaxValueBytes     int   // 8 MiB, as PyTorch's own server
+	MaxValueBytes     int   // 64 MiB, as PyTorch's own server without libuv
 	MaxKeysPerRequest int   // 131,072, as PyTorch's own server
-	MaxRequestBytes   int64 // 64 MiB: all keys and values of one request
+	MaxRequestBytes   int64 // 256 MiB: all keys and values of one request
+	MaxReceivingBytes int64 // 1 GiB: what has arrived of unfinished requests, beyond the first 64 KiB of each
 	MaxStoreBytes     int64 // 1 GiB: keys, values and waits of all clients, and 128 bytes for each
 	MaxQueuedBytes    int64 // 256 MiB: answers that one client has not read; large values are counted, not copied
 
@@ -52,9 +53,10 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c.MaxKeyBytes = positive(c.MaxKeyBytes, 8<<10)
-	c.MaxValueBytes = positive(c.MaxValueBytes, 8<<20)
+	c.MaxValueBytes = positive(c.MaxValueBytes, 64<<20)
 	c.MaxKeysPerRequest = positive(c.MaxKeysPerRequest, 128<<10)
-	c.MaxRequestBytes = positive(c.MaxRequestBytes, 64<<20)
+	c.MaxRequestBytes = positive(c.MaxRequestBytes, 256<<20)
+	c.MaxReceivingBytes = positive(c.MaxReceivingBytes, 1<<30)
 	c.MaxStoreBytes = positive(c.MaxStoreBytes, 1<<30)
 	c.MaxQueuedBytes = positive(c.MaxQueuedBytes, 256<<20)
 	c.FirstByte = positive(c.FirstByte, 10*time.Second)
@@ -86,6 +88,8 @@ type Server struct {
 	requests atomic.Uint64
 	refused  atomic.Uint64
 	silent   silent
+
+	receiving atomic.Int64 // of MaxReceivingBytes
 
 	mu        sync.Mutex // never held together with a space's
 	closed    bool
@@ -243,7 +247,7 @@ func (s *Server) end(sp *space) {
 func (s *Server) newConn(nc net.Conn) *conn {
 	// The buffer holds a request without a long value, and is most of what an idle connection costs.
 	const readBuffer = 512
-	c := &conn{nc: nc, dec: decoder{r: bufio.NewReaderSize(nc, readBuffer), cfg: &s.cfg}}
+	c := &conn{nc: nc, dec: decoder{r: bufio.NewReaderSize(nc, readBuffer), cfg: &s.cfg, receiving: &s.receiving}}
 	if u, ok := nc.(interface{ NetConn() net.Conn }); ok {
 		nc = u.NetConn()
 	}
@@ -319,6 +323,7 @@ func (s *Server) join(c *conn) bool {
 func (s *Server) serve(c *conn) {
 	defer s.wg.Done()
 	err := s.run(c)
+	c.dec.done()
 	s.leave(c)
 	c.nc.Close()
 	c.mu.Lock()
@@ -334,7 +339,7 @@ func (s *Server) logEnd(c *conn, err error) {
 	switch {
 	case err == io.EOF || errors.Is(err, net.ErrClosed) || errors.Is(err, errEnded) || err == errSilent:
 	case errors.As(err, &limit):
-		log.Warn("store closed a connection over a limit", "limit", limit.Limit, "value", limit.Value, "max", limit.Max)
+		log.Warn("store closed a connection over a limit", "what", limit.What, "value", limit.Value, "max", limit.Max)
 	case err == io.ErrUnexpectedEOF || errors.As(err, &network) && !network.Timeout():
 		log.Debug("store connection broke", "err", err)
 	default:
@@ -353,7 +358,9 @@ func (s *Server) run(c *conn) error {
 		if err != nil {
 			return err
 		}
-		if err := s.handle(c, req); err != nil {
+		err = s.handle(c, req)
+		c.dec.done()
+		if err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package tcpstore
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -206,19 +207,19 @@ func TestLimitsCloseWithOneLine(t *testing.T) {
 	for _, tc := range []struct {
 		name, data, log string
 	}{
-		{"key", "\x03" + str("123456789"), `"limit":"MaxKeyBytes","value":9,"max":8`},
-		{"value", "\x01" + str("k") + u64(1001), `"limit":"MaxValueBytes","value":1001,"max":1000`},
-		{"keys", "\x06" + u64(5), `"limit":"MaxKeysPerRequest","value":5,"max":4`},
+		{"key", "\x03" + str("123456789"), `"what":"bytes in one key","value":9,"max":8`},
+		{"value", "\x01" + str("k") + u64(1001), `"what":"bytes in one value","value":1001,"max":1000`},
+		{"keys", "\x06" + u64(5), `"what":"keys in one request","value":5,"max":4`},
 		{"request", "\x0b" + u64(3) + strings.Repeat(str("k")+str(strings.Repeat("v", 1000)), 3),
-			`"limit":"MaxRequestBytes","value":2034,"max":2000`},
+			`"what":"bytes in one request","value":2034,"max":2000`},
 		{"store by set", strings.Repeat("\x01"+str("k")+str("v")+"\x01"+str("l")+str(strings.Repeat("v", 1000)), 2) +
-			"\x01" + str("m") + str(strings.Repeat("v", 1000)), `"limit":"MaxStoreBytes","value":2388,"max":2000`},
-		{"store by append", strings.Repeat("\x09"+str("k")+str(strings.Repeat("v", 500)), 4), `"limit":"MaxStoreBytes","value":2129,"max":2000`},
-		{"store by push", strings.Repeat("\x0e"+str("q")+str(strings.Repeat("v", 500)), 4), `"limit":"MaxStoreBytes","value":2013,"max":2000`},
-		{"store by add", addKeys(20), `"limit":"MaxStoreBytes"`},
-		{"store by barrier", strings.ReplaceAll(addKeys(20), "\x04\x01", "\x12\x01"), `"limit":"MaxStoreBytes"`},
+			"\x01" + str("m") + str(strings.Repeat("v", 1000)), `"what":"bytes in the store","value":2388,"max":2000`},
+		{"store by append", strings.Repeat("\x09"+str("k")+str(strings.Repeat("v", 500)), 4), `"what":"bytes in the store","value":2129,"max":2000`},
+		{"store by push", strings.Repeat("\x0e"+str("q")+str(strings.Repeat("v", 500)), 4), `"what":"bytes in the store","value":2013,"max":2000`},
+		{"store by add", addKeys(20), `"what":"bytes in the store"`},
+		{"store by barrier", strings.ReplaceAll(addKeys(20), "\x04\x01", "\x12\x01"), `"what":"bytes in the store"`},
 		{"answers", "\x01" + str("k") + str(strings.Repeat("v", 1000)) + "\x0a" + strs("k", "k", "k", "k"),
-			`"limit":"MaxQueuedBytes","value":4032,"max":4000`},
+			`"what":"bytes of answers that were not read","value":4032,"max":4000`},
 		{"text", "\x01" + str("k") + str("text") + "\x04" + str("k") + u64(1), `not a decimal number of 64 bits: key \"k\" holds \"text\"`},
 		{"query", "\x13", `first byte 0x13`},
 	} {
@@ -317,7 +318,7 @@ func TestSlowReader(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.Equal(t, 1, s.Stats().Connections)
-		require.Contains(t, log.String(), "WriteTimeout 1m0s")
+		require.Contains(t, log.String(), "nothing was read for 1m0s")
 		require.NoError(t, s.Close())
 	})
 }
@@ -337,7 +338,7 @@ func TestSlowWatcher(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Equal(t, 1, s.Stats().Connections)
-		require.Equal(t, 1, strings.Count(log.String(), "MaxQueuedBytes"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "answers that were not read"), log.String())
 		require.NoError(t, s.Close())
 	})
 }
@@ -444,4 +445,46 @@ func feed(s *Server, data []byte) (ended chan struct{}) {
 		client.Close()
 	}()
 	return ended
+}
+
+// TestLargeValues stores what PyTorch's server without libuv takes.
+func TestLargeValues(t *testing.T) {
+	ctx := testContext(t)
+	var log logBuffer
+	s, addr := start(t, Config{Logger: log.logger()})
+	c := dial(t, addr)
+	value := bytes.Repeat([]byte("0123456789abcdef"), 4<<20)
+	require.NoError(t, c.Set(ctx, "/k", value))
+	got, err := c.CompareSet(ctx, "/k", value, value)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(value, got))
+	require.Zero(t, s.receiving.Load())
+	_ = c.Set(ctx, "/k", append(value, 'x')) // the server may close before all was sent
+	require.Error(t, c.Ping(ctx))
+	require.Contains(t, log.String(), `"what":"bytes in one value","value":67108865,"max":67108864`)
+}
+
+// TestUnfinishedRequestsAreBounded has clients that announce much and send half of it.
+func TestUnfinishedRequestsAreBounded(t *testing.T) {
+	ctx := testContext(t)
+	var log logBuffer
+	s, addr := start(t, Config{Logger: log.logger(), MaxReceivingBytes: 1 << 20})
+	half := greeting + "\x01" + str("k") + u64(64<<20) + strings.Repeat("v", 300<<10)
+	var clients []net.Conn
+	for range 20 {
+		nc := dialRaw(t, addr)
+		_, _ = io.WriteString(nc, half) // the later ones are closed meanwhile
+		clients = append(clients, nc)
+	}
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "bytes of unfinished requests of all clients") }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.receiving.Load() <= 1<<20 }, 10*time.Second, time.Millisecond)
+	c := dial(t, addr)
+	require.NoError(t, c.Set(ctx, "/small", make([]byte, 60<<10)), "small requests pass whatever others send")
+	require.NoError(t, c.Ping(ctx))
+	for _, nc := range clients {
+		nc.Close()
+	}
+	require.Eventually(t, func() bool { return s.receiving.Load() == 0 }, 10*time.Second, time.Millisecond)
+	require.NoError(t, c.Set(ctx, "/large", make([]byte, 1<<20)))
+	require.NoError(t, c.Ping(ctx))
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 )
 
 // The wire format is that of torch/csrc/distributed/c10d/TCPStore.cpp: no framing, a query number and its arguments,
@@ -136,12 +137,12 @@ func appendString[S string | []byte](b []byte, s S) []byte {
 
 // LimitError says which limit of Config a connection went over.
 type LimitError struct {
-	Limit      string // field of Config
+	What       string // in plain words: users cannot set the limits
 	Value, Max uint64
 }
 
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("tcpstore: %d is over %s, %d; raise that limit if the job needs it", e.Value, e.Limit, e.Max)
+	return fmt.Sprintf("tcpstore: %s: %d, the most is %d", e.What, e.Value, e.Max)
 }
 
 var errUnknownQuery = errors.New("tcpstore: not a TCPStore query")
@@ -153,6 +154,9 @@ type decoder struct {
 	cfg  *Config
 	gen  generation // 0 until the first bytes told
 	left uint64     // bytes that the current request may still take
+
+	receiving *atomic.Int64 // what all decoders of a server hold of requests beyond the first bytes of each
+	held      int64         // what this one holds of its request
 }
 
 // next returns io.EOF when the stream ends between two requests, and io.ErrUnexpectedEOF inside one.
@@ -232,7 +236,7 @@ func (d *decoder) list(r *request) error {
 		return err
 	}
 	if limit := uint64(d.cfg.MaxKeysPerRequest); n > limit {
-		return &LimitError{"MaxKeysPerRequest", n, limit}
+		return &LimitError{"keys in one request", n, limit}
 	}
 	values := 0
 	if r.op == opMultiSet {
@@ -255,7 +259,7 @@ func (d *decoder) fields(r *request, keys, values int) error {
 		r.keys = append(r.keys, k)
 	}
 	for range values {
-		n, err := d.length("MaxValueBytes", d.cfg.MaxValueBytes)
+		n, err := d.length("bytes in one value", d.cfg.MaxValueBytes)
 		if err != nil {
 			return err
 		}
@@ -269,7 +273,7 @@ func (d *decoder) fields(r *request, keys, values int) error {
 }
 
 func (d *decoder) key() (string, error) {
-	n, err := d.length("MaxKeyBytes", d.cfg.MaxKeyBytes)
+	n, err := d.length("bytes in one key", d.cfg.MaxKeyBytes)
 	if err != nil {
 		return "", err
 	}
@@ -278,6 +282,9 @@ func (d *decoder) key() (string, error) {
 		return string(b), err
 	}
 	b, err := d.r.Peek(n)
+	if err == nil {
+		err = d.hold(n)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -287,16 +294,16 @@ func (d *decoder) key() (string, error) {
 }
 
 // length reads the length of a string and checks it against the limit of its kind and of the whole request.
-func (d *decoder) length(limit string, most int) (int, error) {
+func (d *decoder) length(what string, most int) (int, error) {
 	n, err := d.uint(8)
 	switch {
 	case err != nil:
 		return 0, err
 	case n > uint64(most):
-		return 0, &LimitError{limit, n, uint64(most)}
+		return 0, &LimitError{what, n, uint64(most)}
 	case n+8 > d.left:
 		total := uint64(d.cfg.MaxRequestBytes)
-		return 0, &LimitError{"MaxRequestBytes", total - d.left + n + 8, total}
+		return 0, &LimitError{"bytes in one request", total - d.left + n + 8, total}
 	}
 	d.left -= n + 8
 	return int(n), nil
@@ -305,15 +312,38 @@ func (d *decoder) length(limit string, most int) (int, error) {
 // bytes reads n bytes into a slice of its own, which grows as they arrive.
 func (d *decoder) bytes(n int) ([]byte, error) {
 	const first = 4 << 10
-	buf := make([]byte, min(n, first))
-	for read := 0; ; {
-		m, err := io.ReadFull(d.r, buf[read:])
-		if read += m; err != nil || read == n {
+	var buf []byte
+	for size := min(n, first); ; size = min(n, 2*size) {
+		if err := d.hold(size - len(buf)); err != nil {
+			return nil, err
+		}
+		read := len(buf)
+		buf = append(make([]byte, 0, size), buf...)[:size]
+		if _, err := io.ReadFull(d.r, buf[read:]); err != nil || size == n {
 			return buf, err
 		}
-		buf = append(make([]byte, 0, min(n, 2*read)), buf...)
-		buf = buf[:cap(buf)]
 	}
+}
+
+// freeBytes of a request are not counted, so that small requests pass whatever others send.
+const freeBytes = 64 << 10
+
+// hold counts n more bytes of the request.
+func (d *decoder) hold(n int) error {
+	counted := d.counted()
+	d.held += int64(n)
+	if all := d.receiving.Add(d.counted() - counted); all > d.cfg.MaxReceivingBytes && d.counted() > 0 {
+		return &LimitError{"bytes of unfinished requests of all clients", uint64(all), uint64(d.cfg.MaxReceivingBytes)}
+	}
+	return nil
+}
+
+func (d *decoder) counted() int64 { return max(d.held-freeBytes, 0) }
+
+// done says that the request is carried out or given up.
+func (d *decoder) done() {
+	d.receiving.Add(-d.counted())
+	d.held = 0
 }
 
 // uint reads an unsigned integer of size bytes.
