@@ -164,6 +164,10 @@ func (a *Agent) whyStopped() string {
 func (a *Agent) apply(d Directive) {
 	switch d.Kind {
 	case Wait:
+		if d.Cause != "" {
+			a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
+			return
+		}
 		level := slog.LevelDebug
 		if a.last.Round == 0 {
 			level = slog.LevelInfo

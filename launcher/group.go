@@ -93,7 +93,9 @@ func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
 }
 
 func (a *Agent) spec(d Directive, w *worker) (proc.Spec, error) {
-	overlay, err := a.cfg.Preset.Environ(a.cfg.Vars(d.Place, w.id.LocalRank, w.out.ErrorFile()))
+	vars := a.cfg.Vars(d.Place, w.id.LocalRank, w.out.ErrorFile())
+	vars.MaxRestarts = d.MaxRestarts
+	overlay, err := a.cfg.Preset.Environ(vars)
 	if err != nil {
 		return proc.Spec{}, err
 	}

@@ -47,8 +47,9 @@ type Directive struct {
 	Term         uint64
 	Round, Epoch int
 	Place        Place // for Lead and Run
+	MaxRestarts  int   // of the whole job
 	// Cause says in one line why; CauseKind classifies it: worker-failure,
-	// node-loss, node-leave, growth, timeout or "".
+	// node-loss, node-leave, growth, timeout, refusal (of another node, with Wait) or "".
 	Cause, CauseKind string
 }
 

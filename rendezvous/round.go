@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -71,6 +72,7 @@ type node struct {
 	detached time.Time
 	broken   bool
 	dir      Directive
+	differs  bool // its Params are not the run's
 }
 
 // Errors of Step that a launcher can act upon.
@@ -114,6 +116,7 @@ type Round struct {
 	outcome    Outcome
 	finishedAt time.Time
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
+	refused    map[string]bool // nodes and reasons that those who wait have heard of
 
 	formingAt  time.Time // join timeout runs from here
 	lastCallAt time.Time
@@ -127,11 +130,12 @@ type Round struct {
 
 // New returns the Round of a run that nobody has joined.
 func New(cfg Config) *Round {
-	return &Round{cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term, nodes: map[string]*node{}, wishes: map[int]*node{}, left: map[string]bool{}}
+	return &Round{cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term, nodes: map[string]*node{}, wishes: map[int]*node{}, left: map[string]bool{}, refused: map[string]bool{}}
 }
 
 // Step applies one event and returns what has to be done about it. An error refuses
-// the event and leaves the state unchanged but for the passing of time.
+// the event and leaves the state unchanged but for the passing of time; nodes that wait
+// hear of a Join that was refused.
 func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 	r.acts = nil
 	err := r.apply(now, ev)
@@ -175,13 +179,14 @@ func (r *Round) join(now time.Time, e Join) error {
 		return nil
 	}
 	if err := r.admit(e); err != nil {
+		r.tellWaiting(e.Node, err)
 		return err
 	}
 	if r.fresh() && len(r.nodes) == 0 {
 		r.params = e.Params.WithDefaults()
 		r.formingAt = now
 	}
-	n := &node{Node: e.Node, rank: -1, arrival: r.arrive, detached: now}
+	n := &node{Node: e.Node, rank: -1, arrival: r.arrive, detached: now, differs: e.Params.WithDefaults() != r.params}
 	r.arrive++
 	r.nodes[n.ID] = n
 	r.watchLiveness(now.Add(SilentGrace))
@@ -192,6 +197,22 @@ func (r *Round) join(now time.Time, e Join) error {
 	}
 	r.note("join", n.Name, fmt.Sprintf("%d slots", n.Slots))
 	return nil
+}
+
+// maxRefused bounds the refusals of one run that are told.
+const maxRefused = 64
+
+// tellWaiting tells those who wait for nodes, once, that and why one will not come.
+func (r *Round) tellWaiting(refused Node, err error) {
+	text := fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": "))
+	if r.joined == 0 || r.refused[text] || len(r.refused) >= maxRefused {
+		return
+	}
+	r.refused[text] = true
+	r.note("refused", refused.Name, text)
+	for _, n := range r.waiters() {
+		r.direct(n, Directive{Kind: Wait, Cause: &Cause{Kind: CauseRefusal, Node: refused.Name, Text: text}})
+	}
 }
 
 // fresh reports whether this history has seen no world yet.
@@ -265,8 +286,8 @@ func (r *Round) check(e Join) error {
 		return fmt.Errorf("node %q brings %d addresses; at most %d are kept", e.Node.Name, len(e.Node.Addrs), MaxAddrs)
 	}
 	if len(r.nodes) > 0 || !r.fresh() {
-		if p != r.params {
-			return fmt.Errorf("%s: this node wants %s, the run was opened with %s; use the same options on every node", diffParams(p, r.params), p, r.params)
+		if err := p.conflict(r.params); err != nil {
+			return err
 		}
 	}
 	if len(r.nodes) >= 2*p.Max+1000 {
@@ -366,8 +387,8 @@ func lossTime(now time.Time, n *node, kind CauseKind) time.Time {
 // end belongs to that run; a later one opens the run anew.
 func (r *Round) reopen(now time.Time, e Join) error {
 	if now.Add(-e.Node.Uptime).Before(r.finishedAt) {
-		if p := e.Params.WithDefaults(); p != r.params {
-			return fmt.Errorf("%w: %s", ErrRefused, diffParams(p, r.params))
+		if err := e.Params.WithDefaults().conflict(r.params); err != nil {
+			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
 		n := &node{Node: e.Node, rank: -1, state: waiting, detached: now}
 		r.nodes[n.ID] = n
@@ -821,6 +842,10 @@ func (r *Round) verdict() Directive {
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
 	d.Seq, d.EpochID, d.Restarts = r.seq, r.id, r.restarts
+	if n.differs {
+		p := r.params
+		d.Params = &p
+	}
 	n.dir = d
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }

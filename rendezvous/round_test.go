@@ -631,8 +631,9 @@ func TestRefusals(t *testing.T) {
 		e    Join
 		want string
 	}{
-		"other nnodes":     {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2}}, "nnodes differ"},
-		"other restarts":   {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 2, MaxRestarts: 9}}, "max-restarts differ"},
+		"other nnodes":     {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2}}, "--nnodes=2:2, but the run was opened with --nnodes=1:2"},
+		"other unit":       {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 2, Unit: 2}}, "--node-unit=2"},
+		"other backend":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2, Static: true}}, "--nnodes"},
 		"no slots":         {Join{Node: Node{ID: "x"}, Params: s.p}, "slot"},
 		"unit without fit": {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 3, Unit: 4}}, "node unit 4"},
 		"min above max":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 3, Max: 2}}, "0 < MIN <= MAX"},
@@ -643,6 +644,64 @@ func TestRefusals(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
+}
+
+// TestTheFirstNodesWordCounts has nodes that differ in what a run has one value of.
+func TestTheFirstNodesWordCounts(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1, LastCall: time.Minute})
+	s.join("a")
+	other := Params{Min: 2, Max: 2, MaxRestarts: 5, JoinTimeout: time.Minute, Always: true}
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: other})
+	s.must(Attach{ID: "b"})
+	s.obey()
+	require.Equal(t, Run, s.dirs["b"].Kind)
+	require.Equal(t, s.p.WithDefaults(), *s.dirs["b"].Params)
+	require.Nil(t, s.dirs["a"].Params, "it has brought them")
+	own, theirs := other.Differences(*s.dirs["b"].Params)
+	require.Equal(t, "--max-restarts=5 --restart-policy=Always: true join_timeout=60 last_call_timeout=30", own)
+	require.Equal(t, "--max-restarts=1 --restart-policy=Always: false join_timeout=600 last_call_timeout=60", theirs)
+	for range 2 {
+		s.fail("b", RestartCharged)
+		s.obey()
+		s.pass(time.Second)
+		s.obey()
+	}
+	require.Equal(t, Fail, s.dirs["a"].Kind, "one restart was the first node's word")
+
+	// The node comes back with another value, and then opens the next run of the name.
+	late := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1})
+	late.join("a", "b")
+	late.obey()
+	late.vanish("a")
+	late.pass(time.Minute)
+	late.must(Join{Node: Node{ID: "a2", Name: "a", Rank: -1, Slots: 2}, Params: Params{Min: 2, Max: 2, MaxRestarts: 9}})
+	late.obey()
+	require.Equal(t, Run, late.dirs["a2"].Kind)
+	require.Equal(t, 1, late.dirs["a2"].Params.MaxRestarts)
+}
+
+// TestThoseWhoWaitHearOfARefusal, each of one node and reason once.
+func TestThoseWhoWaitHearOfARefusal(t *testing.T) {
+	s := newSim(t, Params{Min: 3, Max: 3})
+	s.join("a", "b")
+	before := s.dirs["a"].Seq
+	for range 3 {
+		require.ErrorIs(t, s.step(Join{Node: Node{ID: "x", Name: "x", Slots: 1}, Params: Params{Min: 2, Max: 2}}), ErrRefused)
+	}
+	for _, id := range []string{"a", "b"} {
+		d := s.dirs[id]
+		require.Equal(t, Wait, d.Kind)
+		require.Equal(t, &Cause{CauseRefusal, "x", `node "x" was refused: --nnodes=2:2, but the run was opened with --nnodes=3:3; use the same option on every node`}, d.Cause)
+	}
+	require.Equal(t, before+3, max(s.dirs["a"].Seq, s.dirs["b"].Seq), "the arrival of b, and once for each")
+	require.ErrorIs(t, s.step(Join{Node: Node{ID: "x", Name: "x"}, Params: s.p}), ErrRefused)
+	require.Contains(t, s.dirs["a"].Cause.Text, "slot", "another reason")
+	s.join("c")
+	s.obey()
+	require.Equal(t, Run, s.dirs["a"].Kind)
+	seq := s.dirs["a"].Seq
+	require.Error(t, s.step(Join{Node: Node{ID: "y", Name: "y", Slots: 1}, Params: Params{Min: 2, Max: 2}}))
+	require.Equal(t, seq, s.dirs["a"].Seq, "nobody waits")
 }
 
 func TestStaticRanks(t *testing.T) {

@@ -16,7 +16,8 @@ const (
 // MaxNodes bounds the world of one run.
 const MaxNodes = 100_000
 
-// Params are the rules of one run. Every node of a run must bring the same ones.
+// Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit and Static; of all others
+// the run has one value, that of the node that opened it.
 type Params struct {
 	// Min and Max bound the number of nodes of a world (--nnodes MIN:MAX).
 	Min int `json:"min"`
@@ -145,6 +146,8 @@ type Directive struct {
 	Restarts int `json:"restarts,omitempty"`
 	// Cause says what led here: why a Stop, why this epoch follows another, why a Fail.
 	Cause *Cause `json:"cause,omitempty"`
+	// Params are the run's, when this node brought others.
+	Params *Params `json:"params,omitempty"`
 }
 
 // Place is a node's position in a sealed world. Its size does not depend on the world's.
@@ -170,6 +173,8 @@ const (
 	CauseLeave   CauseKind = "node-leave"
 	CauseGrowth  CauseKind = "growth"
 	CauseTimeout CauseKind = "timeout"
+	// CauseRefusal comes with a Wait: another node was refused.
+	CauseRefusal CauseKind = "refusal"
 )
 
 // Cause says in one line what ended an epoch or a run.

@@ -600,7 +600,7 @@ func TestSecondLauncherThatDoesNotFit(t *testing.T) {
 		code  int
 	}{
 		"wrong token":   {"another-token-of-16+", nil, 23},
-		"other options": {testToken, []string{"--max-restarts=7"}, 21},
+		"other options": {testToken, []string{"--nnodes=3"}, 21},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := b.start("dlrover-run", []string{"DLROVER_TOKEN=" + c.token}, b.sh("exit 0", append(job, c.more...)...)...)
@@ -609,6 +609,27 @@ func TestSecondLauncherThatDoesNotFit(t *testing.T) {
 	}
 	require.Equal(t, 0, b.start("dlrover-run", []string{"DLROVER_TOKEN=" + testToken}, b.sh("exit 0", job...)...).wait())
 	require.Equal(t, 0, first.wait())
+}
+
+// Nodes that differ in what a job has one value of run together, and those that wait hear of one that cannot.
+func TestNodesWithOtherOptions(t *testing.T) {
+	b := newBench(t)
+	job := b.c10d("2", "--max-restarts=1")
+	script := `echo $TORCHELASTIC_MAX_RESTARTS >> $DIR/max`
+	first := b.run(b.sh(script, job...)...)
+	eventually(t, "serving", func() bool { return strings.Contains(first.err.String(), "waiting for the other nodes") })
+	wrong := b.run(b.sh(script, append(job, "--nnodes=1:3")...)...)
+	require.NotEqual(t, 0, wrong.wait())
+	require.Contains(t, wrong.err.String(), "--nnodes=1:3, but the run was opened with --nnodes=2:2; use the same option on every node")
+	eventually(t, "told", func() bool { return strings.Contains(first.err.String(), "still waiting") })
+	require.Contains(t, first.err.String(), `was refused: --nnodes=1:3, but the run was opened with --nnodes=2:2`)
+	second := b.run(b.sh(script, append(job, "--max-restarts=5", "--rdzv-conf=join_timeout=50,last_call_timeout=0.2")...)...)
+	require.Equal(t, 0, first.wait())
+	require.Equal(t, 0, second.wait())
+	require.Equal(t, []string{"1", "1", "1", "1"}, b.lines("max"))
+	require.Equal(t, 1, strings.Count(second.err.String(), "options of this node differ"), second.err.String())
+	require.Contains(t, second.err.String(), `"here":"--max-restarts=5 join_timeout=50","run":"--max-restarts=1 join_timeout=600"`)
+	require.NotContains(t, first.err.String(), "options of this node differ")
 }
 
 func TestMetricsOfTheLauncher(t *testing.T) {

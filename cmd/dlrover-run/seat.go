@@ -41,15 +41,15 @@ func (t *seat) translate() {
 	defer close(t.out)
 	for d := range t.session.Directives() {
 		select {
-		case t.out <- directive(d):
+		case t.out <- directive(d, t.session.Params()):
 		case <-t.end:
 			return
 		}
 	}
 }
 
-func directive(d rendezvous.Directive) launcher.Directive {
-	l := launcher.Directive{Kind: launcher.Kind(d.Kind), Term: d.Term, Round: d.Round, Epoch: d.Epoch}
+func directive(d rendezvous.Directive, p rendezvous.Params) launcher.Directive {
+	l := launcher.Directive{Kind: launcher.Kind(d.Kind), Term: d.Term, Round: d.Round, Epoch: d.Epoch, MaxRestarts: p.MaxRestarts}
 	if d.Place != nil {
 		l.Place = launcher.Place(*d.Place)
 	}

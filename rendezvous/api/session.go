@@ -43,6 +43,7 @@ type Session struct {
 	idleAt  time.Time          // since when they do not
 	seen    rendezvous.EpochID // the newest epoch heard of
 	spent   int                // restarts the run had spent by then
+	params  rendezvous.Params  // the run's, as far as is known
 	left    atomic.Bool        // by Leave: being unknown is then as it should be
 }
 
@@ -68,7 +69,7 @@ func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Session{svc: svc, cfg: cfg, dirs: make(chan rendezvous.Directive, 1)}
+	s := &Session{svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(), dirs: make(chan rendezvous.Directive, 1)}
 	if err := s.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -140,7 +141,30 @@ func (s *Session) awaySince(outage time.Time) time.Time {
 
 // patience is how long a node without workers waits for a daemon that is away. One
 // whose workers run waits for as long as they do.
-func (s *Session) patience() time.Duration { return s.cfg.Params.WithDefaults().JoinTimeout }
+func (s *Session) patience() time.Duration { return s.Params().JoinTimeout }
+
+// Params are the run's, which may differ from those that this node brought.
+func (s *Session) Params() rendezvous.Params {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.params
+}
+
+// heed takes the run's parameters from a directive, and tells of those that are not ours.
+func (s *Session) heed(d rendezvous.Directive) {
+	run := s.cfg.Params.WithDefaults()
+	if d.Params != nil {
+		run = *d.Params
+	}
+	s.mu.Lock()
+	news := run != s.params
+	s.params = run
+	s.mu.Unlock()
+	if news && d.Params != nil {
+		own, theirs := s.cfg.Params.Differences(run)
+		s.cfg.Logger.Warn("options of this node differ from those of the node that opened the run, and the run's count", "here", own, "run", theirs)
+	}
+}
 
 // ErrAway: the daemon has been away for too long.
 var ErrAway = errors.New("api: the rendezvous daemon does not come back")
@@ -303,6 +327,7 @@ func (s *Session) introduce(ctx context.Context, away *outage) error {
 
 // deliver replaces an undelivered directive by a newer one.
 func (s *Session) deliver(d rendezvous.Directive) {
+	s.heed(d)
 	s.mu.Lock()
 	if d.Round > 0 { // a daemon without memory has nothing to tell
 		s.seen, s.spent = d.EpochID, d.Restarts
