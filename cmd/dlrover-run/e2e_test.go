@@ -693,6 +693,26 @@ func TestLogFlood(t *testing.T) {
 	require.Equal(t, 250000, bytes.Count(read(t, files[3]), []byte("\n")))
 }
 
+// TestProcessGroupsInTurn holds what docs/torchrun.md tells those to do who make several process groups in one job.
+func TestProcessGroupsInTurn(t *testing.T) {
+	script, err := filepath.Abs("testdata/groups.py")
+	require.NoError(t, err)
+	for name, python := range map[string]string{"system": "/usr/bin/python3", "current": os.Getenv("DLROVER_TORCH2_PYTHON")} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if out, err := exec.CommandContext(ctx, python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
+				t.Skipf("%q has no PyTorch, so process groups in turn are NOT tested: %v %s", python, err, out)
+			}
+			b := newBench(t)
+			b.env = append(b.env, "PYTHON_EXEC="+python, "GLOO_SOCKET_IFNAME=lo")
+			l := b.run("--standalone", "--nproc-per-node=3", script, "20")
+			require.Equal(t, 0, l.wait())
+			require.Equal(t, 3, strings.Count(l.out.String(), "all of them"))
+		})
+	}
+}
+
 func TestRealTorch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
