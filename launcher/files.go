@@ -13,9 +13,10 @@ const (
 	filesPause    = 20 * time.Millisecond
 )
 
-// outOfFiles reports whether err is a lack of descriptors: the launcher's own trouble, not a worker's.
+// outOfFiles reports whether err is a lack of descriptors: the launcher's own trouble, not a worker's. EBADF is the
+// kernel's word for a number at the limit, onto which a child would move a descriptor before exec.
 func outOfFiles(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.EBADF)
 }
 
 // withFiles repeats f until end while there is no descriptor for it.

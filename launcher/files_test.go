@@ -46,5 +46,6 @@ func TestNoDescriptorsIsNoWorkersFailure(t *testing.T) {
 func TestWithFiles(t *testing.T) {
 	other := errors.New("other")
 	require.Equal(t, other, withFiles(now().Add(time.Hour), func() error { return other }), "at once")
+	require.True(t, outOfFiles(fmt.Errorf("fork/exec: %w", syscall.EBADF)))
 	require.Equal(t, syscall.ENFILE, withFiles(now(), func() error { return syscall.ENFILE }))
 }
