@@ -101,7 +101,7 @@ func (l *Listener) add(c *Conn) bool {
 		_ = oldest.closeLocked()
 	}
 	if l.open >= l.limits.Total {
-		l.say("too many connections: new ones are closed", c)
+		l.say("too many connections: new ones are closed; a job of this size may need a higher ulimit -Hn", c)
 		return false
 	}
 	l.open++
