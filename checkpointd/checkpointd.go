@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"dlrover-run/checkpointd/board"
@@ -209,10 +210,29 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 			if d.ctx.Err() != nil {
 				return nil
 			}
+			if d.outlives(err) {
+				continue
+			}
 			return fmt.Errorf("checkpointd: accept: %w", err)
 		}
 		d.serve(c)
 	}
+}
+
+// acceptPause is the pause after an Accept that found no file descriptor.
+const acceptPause = 500 * time.Millisecond
+
+// outlives waits after an error of Accept that passes, as a lack of descriptors does.
+func (d *Daemon) outlives(err error) bool {
+	if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) {
+		return false
+	}
+	d.log.Warn("cannot accept a connection of a worker now", "err", err, "retry_in", acceptPause.String())
+	select {
+	case <-time.After(acceptPause):
+	case <-d.ctx.Done():
+	}
+	return true
 }
 
 // Close ends everything that is under way and waits for it. What was not committed is
