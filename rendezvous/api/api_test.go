@@ -608,3 +608,20 @@ func TestTokenProvesAConnection(t *testing.T) {
 		require.Empty(t, p.proved)
 	}
 }
+
+// A daemon that was started again hears the run's parameters, whoever introduces itself first.
+func TestRunsParametersOutliveTheDaemon(t *testing.T) {
+	svc := &swapped{}
+	svc.hub.Store(NewHub(HubConfig{}))
+	p := rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1, LastCall: time.Minute}
+	require.NoError(t, svc.Join(t.Context(), "r", joinOf("a", p)))
+	p.MaxRestarts, p.LastCall = 7, 0
+	b := openSession(t, svc, "b", p)
+	defer b.Close()
+	require.Eventually(t, func() bool { return b.Params().MaxRestarts == 1 }, 10*time.Second, time.Millisecond)
+	old := svc.hub.Swap(NewHub(HubConfig{}))
+	old.Close()
+	require.Eventually(t, func() bool { return len(svc.hub.Load().Runs(false)) == 1 }, 10*time.Second, time.Millisecond)
+	require.Equal(t, rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1, LastCall: time.Minute}.WithDefaults(), svc.hub.Load().Runs(false)[0].Params)
+	svc.hub.Load().Close()
+}

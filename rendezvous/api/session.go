@@ -43,7 +43,7 @@ type Session struct {
 	idleAt  time.Time          // since when they do not
 	seen    rendezvous.EpochID // the newest epoch heard of
 	spent   int                // restarts the run had spent by then
-	params  rendezvous.Params  // the run's, as far as is known
+	params  rendezvous.Params  // the run's, as far as is known; a daemon that was started again is told these
 	left    atomic.Bool        // by Leave: being unknown is then as it should be
 }
 
@@ -152,16 +152,15 @@ func (s *Session) Params() rendezvous.Params {
 
 // heed takes the run's parameters from a directive, and tells of those that are not ours.
 func (s *Session) heed(d rendezvous.Directive) {
-	run := s.cfg.Params.WithDefaults()
-	if d.Params != nil {
-		run = *d.Params
+	if d.Params == nil {
+		return // they are those that we have sent
 	}
 	s.mu.Lock()
-	news := run != s.params
-	s.params = run
+	news := *d.Params != s.params
+	s.params = *d.Params
 	s.mu.Unlock()
-	if news && d.Params != nil {
-		own, theirs := s.cfg.Params.Differences(run)
+	if news {
+		own, theirs := s.cfg.Params.Differences(*d.Params)
 		s.cfg.Logger.Warn("options of this node differ from those of the node that opened the run, and the run's count", "here", own, "run", theirs)
 	}
 }
@@ -222,7 +221,7 @@ func (s *Session) Leave(ctx context.Context, reason string, failures []rendezvou
 
 func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error {
 	s.mu.Lock()
-	ev := rendezvous.Join{Node: s.cfg.Node, Params: s.cfg.Params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent, Resume: s.resume}
+	ev := rendezvous.Join{Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent, Resume: s.resume}
 	s.mu.Unlock()
 	ev.Node.Uptime = time.Since(s.cfg.Started)
 	return s.svc.Join(ctx, s.cfg.Run, ev)
