@@ -26,9 +26,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Args[0] == proc.GuardName {
-		os.Exit(proc.GuardMain())
-	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -75,9 +75,9 @@ func (c *chaos) act() {
 		c.daemon, _ = c.startDaemon(c.addr, "DLROVER_TOKEN="+testToken)
 	case 6:
 		l := c.launchers[c.rnd.Intn(len(c.launchers))]
-		l.signal(syscall.SIGSTOP)
+		l.freeze()
 		time.Sleep(100 * time.Millisecond) // how long it is frozen
-		l.signal(syscall.SIGCONT)
+		l.thaw()
 	}
 }
 

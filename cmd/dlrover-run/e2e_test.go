@@ -30,9 +30,6 @@ import (
 var binDir string
 
 func TestMain(m *testing.M) {
-	if os.Args[0] == proc.GuardName {
-		os.Exit(proc.GuardMain())
-	}
 	dir, err := os.MkdirTemp("", "dlrover-e2e-")
 	if err == nil {
 		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl", "dlrover-run/cmd/checkpointd")
@@ -152,6 +149,22 @@ func (l *launched) wait() int {
 }
 
 func (l *launched) signal(sig syscall.Signal) { require.NoError(l.t, l.cmd.Process.Signal(sig)) }
+
+// launcher is the pid of the launcher below the guard, which is what was started.
+func (l *launched) launcher() (pid int) {
+	l.t.Helper()
+	eventually(l.t, "a launcher below the guard", func() bool {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", l.cmd.Process.Pid))
+		_, err := fmt.Sscan(string(text), &pid)
+		return err == nil
+	})
+	return pid
+}
+
+// freeze stops the launcher itself; to stop the guard stops no job.
+func (l *launched) freeze() { require.NoError(l.t, syscall.Kill(l.launcher(), syscall.SIGSTOP)) }
+
+func (l *launched) thaw() { require.NoError(l.t, syscall.Kill(l.launcher(), syscall.SIGCONT)) }
 
 // eventually waits for what another process does; the bound is generous because test
 // machines are slow, and no test passes by it.
@@ -518,7 +531,7 @@ func TestSameJobAgainAtOnce(t *testing.T) {
 	eventually(t, "serving", func() bool { return strings.Contains(l1.err.String(), "serving the rendezvous") })
 	l2 := b.run(args...)
 	eventually(t, "up", func() bool { return b.exists("up.0")() && b.exists("up.1")() })
-	l2.signal(syscall.SIGSTOP)
+	l2.freeze()
 	b.release()
 	require.NoError(t, os.Remove(filepath.Join(b.dir, "up.0")))
 	eventually(t, "first launcher's workers are done", func() bool { return len(b.tagged()) <= 5 })

@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,6 +16,7 @@ import (
 	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/filetimer"
@@ -24,6 +24,7 @@ import (
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/proc/guard"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -31,16 +32,21 @@ import (
 
 func main() {
 	started := time.Now()
-	if os.Args[0] == proc.GuardName {
-		os.Exit(proc.GuardMain())
-	}
 	if os.Args[0] == ckptd.Name {
 		os.Exit(ckptd.Main(os.Args[1:], os.Stdout))
 	}
-	os.Exit(run(started, os.Args[1:], os.Stdout))
+	link, watch, err := guarded.Role()
+	if watch != nil {
+		proc.EndRemains(watch, os.Stderr)
+		os.Exit(watch.Follow())
+	}
+	os.Exit(run(started, os.Args[1:], os.Stdout, link, err))
 }
 
-func run(started time.Time, args []string, stdout io.Writer) int {
+// run has the link to its guard, or why there is none.
+func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, unguarded error) int {
+	in := newInbox(link)
+	defer in.close()
 	c, err := parse(args, os.LookupEnv, stdout)
 	if err != nil {
 		usage(err)
@@ -57,7 +63,10 @@ func run(started time.Time, args []string, stdout io.Writer) int {
 	if s.dryRun {
 		return printPlan(stdout, &s, host)
 	}
-	return launch(started, &s, host)
+	if unguarded != nil {
+		s.warnings = append(s.warnings, "no guard: whatever workers start lives on if this launcher is killed: "+unguarded.Error())
+	}
+	return launch(started, &s, host, in)
 }
 
 // refuse says why nothing was started.
@@ -83,6 +92,7 @@ type job struct {
 	metrics *metrics
 	keeper  *keeper
 	timers  *filetimer.FIFO // nil: not asked for
+	inbox   *inbox
 	signals chan os.Signal
 }
 
@@ -90,8 +100,8 @@ type job struct {
 // others: a node that has died is noticed within it.
 const lingerBudget = 20 * time.Second
 
-func launch(started time.Time, s *settings, host hostFacts) int {
-	j := &job{s: s, log: console.Logger(os.Stderr, "dlrover-run").With("run_id", s.runID, "host", s.node.Name)}
+func launch(started time.Time, s *settings, host hostFacts, in *inbox) int {
+	j := &job{s: s, inbox: in, log: console.Logger(os.Stderr, "dlrover-run").With("run_id", s.runID, "host", s.node.Name)}
 	for _, w := range s.warnings {
 		j.log.Warn(w)
 	}
@@ -168,9 +178,14 @@ func (j *job) open() (err error) {
 	if j.logs, err = logs.New(j.logsConfig()); err != nil {
 		return &launcher.ReasonError{Reason: policy.LogDir, Err: err}
 	}
-	if j.procs, err = proc.New(proc.Config{Logger: j.log}); err != nil {
+	cfg := proc.Config{Logger: j.log}
+	if j.inbox.link != nil {
+		cfg.Bequeath = j.inbox.link.Bequeath
+	}
+	if j.procs, err = proc.New(cfg); err != nil {
 		return err
 	}
+	j.inbox.whenOrphaned(func() { _ = j.procs.Abandon() }) // nobody is left to be told
 	if j.metrics, err = serveMetrics(j.s.metrics); err != nil {
 		return unusableOption(err)
 	}
@@ -272,11 +287,9 @@ func (j *job) event(name string, attrs ...slog.Attr) {
 // catchSignals takes the job's signals, and those that a PID 1 has to pass on.
 func (j *job) catchSignals() {
 	j.signals = make(chan os.Signal, 16)
-	for _, s := range j.s.signals {
-		signal.Notify(j.signals, s)
-	}
-	signal.Notify(j.signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
-	signal.Ignore(syscall.SIGPIPE) // a console that is gone must not end training
+	j.inbox.catch(j.signals, j.s.signals...)
+	j.inbox.catch(j.signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
+	console.OutliveReaders() // a console that is gone must not end training
 }
 
 type signalError struct{ sig syscall.Signal }

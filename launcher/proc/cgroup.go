@@ -2,8 +2,6 @@ package proc
 
 import (
 	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc/family"
 )
 
 // cgroup is a v2 directory of the launcher with one directory in it for the
@@ -23,7 +23,7 @@ import (
 // new one after each kill.
 type cgroup struct {
 	path   string
-	lock   *os.File // path, locked: not stale as long as launcher or guard live
+	lock   *os.File // path, locked: not stale as long as the launcher lives
 	number int
 	dir    *os.File // of the present workers
 	proven bool     // a worker has started in dir
@@ -67,8 +67,9 @@ func newCgroup(procRoot, id string) (*cgroup, error) {
 // directory, not locked yet, for a stale one.
 const staleAge = time.Minute
 
-// removeStale removes the empty directories of launchers that were killed
-// together with their guards. One with processes in it is left alone.
+// removeStale ends what launchers have left that were killed together with their
+// guards, and removes their directories; one with processes that are still ending goes
+// the next time.
 func removeStale(parent string) {
 	entries, _ := os.ReadDir(parent)
 	for _, e := range entries {
@@ -81,7 +82,8 @@ func removeStale(parent string) {
 			continue
 		}
 		if unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			removeCgroupTree(dir.Name())
+			family.KillCgroup(dir.Name())
+			family.RemoveCgroupTree(dir.Name())
 		}
 		dir.Close()
 	}
@@ -92,7 +94,7 @@ func removeStale(parent string) {
 func (c *cgroup) renew() error {
 	if c.dir != nil {
 		c.dir.Close()
-		removeCgroupTree(c.dir.Name())
+		family.RemoveCgroupTree(c.dir.Name())
 	}
 	c.number++
 	path := filepath.Join(c.path, strconv.Itoa(c.number))
@@ -106,8 +108,8 @@ func (c *cgroup) renew() error {
 
 // kill kills the workers and returns who they were.
 func (c *cgroup) kill() []int {
-	pids := cgroupPIDs(c.dir.Name())
-	killCgroup(c.dir.Name())
+	pids := family.Members(c.dir.Name())
+	family.KillCgroup(c.dir.Name())
 	c.used = true
 	return pids
 }
@@ -116,64 +118,6 @@ func (c *cgroup) kill() []int {
 func (c *cgroup) destroy() error {
 	c.dir.Close() // nil is fine
 	c.lock.Close()
-	killCgroup(c.path)
-	return removeCgroup(c.path, time.Second)
-}
-
-// cgroupPIDs returns the members, those of nested cgroups included.
-func cgroupPIDs(path string) (pids []int) {
-	filepath.WalkDir(path, func(file string, e fs.DirEntry, err error) error {
-		if err != nil || e.Name() != "cgroup.procs" {
-			return nil // a cgroup that disappears has no members
-		}
-		text, _ := os.ReadFile(file)
-		for f := range strings.FieldsSeq(string(text)) {
-			if pid, err := strconv.Atoi(f); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-		return nil
-	})
-	return pids
-}
-
-// killCgroup kills all members at once, nested cgroups included.
-func killCgroup(path string) error {
-	f, err := os.OpenFile(filepath.Join(path, "cgroup.kill"), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString("1")
-	return errors.Join(err, f.Close())
-}
-
-// removeCgroup removes a cgroup and the ones that workers made in it. The kernel
-// refuses while a member is still exiting, so it tries again until bound.
-func removeCgroup(path string, bound time.Duration) error {
-	deadline := time.Now().Add(bound)
-	for {
-		err := removeCgroupTree(path)
-		if err == nil || !exists(path) {
-			return nil
-		}
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
-			return fmt.Errorf("remove cgroup %s: %w", path, err)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
-func removeCgroupTree(path string) error {
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			if err := removeCgroupTree(filepath.Join(path, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return unix.Rmdir(path)
+	family.KillCgroup(c.path)
+	return family.RemoveCgroup(c.path, time.Second)
 }

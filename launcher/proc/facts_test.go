@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"bufio"
 	"fmt"
 	"maps"
 	"os"
@@ -239,48 +238,6 @@ func TestSignalNames(t *testing.T) {
 	require.Equal(t, "signal 99", SignalName(99))
 }
 
-func TestParseStat(t *testing.T) {
-	tests := []struct {
-		text string
-		want procStat
-	}{
-		{"12 (sh) S 1 12 10 0 -1 64 9", procStat{pid: 12, ppid: 1, session: 10, flags: 64, comm: "sh", state: 'S'}},
-		{"7 (a) R 9 (b\n) Z 3 4 5 0 -1 0 9", procStat{pid: 7, ppid: 3, session: 5, comm: "a) R 9 (b\n", state: 'Z'}},
-	}
-	for _, tt := range tests {
-		got, err := parseStat(tt.text)
-		require.NoError(t, err)
-		require.Equal(t, tt.want, got)
-	}
-	for _, bad := range []string{"", "12", "12 (sh", ") (", "12 (sh) S", "x (sh) S 1 2 3 4 5 6 7",
-		"12 (sh) S x 2 3 4 5 6 7", "12 (sh) S 1 2 3 4 5 x 7", "12 (sh) SS 1 2 3 4 5 6 7"} {
-		_, err := parseStat(bad)
-		require.ErrorContains(t, err, "parse process status", bad)
-	}
-	self, err := readStat(os.Getpid())
-	require.NoError(t, err)
-	require.Equal(t, os.Getppid(), self.ppid)
-}
-
-// Both ways to list the children have to agree; many kernels offer one only.
-func TestDirectChildren(t *testing.T) {
-	s := newSupervisor(t, Config{})
-	p, _ := startReady(t, s, "echo; exec sleep 1000")
-	probed := probedChildren()
-	require.ElementsMatch(t, []int{p.PID(), guardOf(os.Getpid())}, probed)
-	if listed, ok := listedChildren(); ok {
-		require.ElementsMatch(t, probed, listed)
-	}
-	require.Equal(t, []int{p.PID()}, descendants(os.Getpid(), func(pid int) bool { return pid == guardOf(os.Getpid()) }))
-}
-
-func TestDescribe(t *testing.T) {
-	require.Contains(t, describe(os.Getpid()), fmt.Sprintf("pid %d (", os.Getpid()))
-	err := survivors([]int{os.Getpid()}, &killer{denied: map[int]bool{os.Getpid(): true}})
-	require.ErrorContains(t, err, "1 processes survived SIGKILL: pid ")
-	require.ErrorContains(t, err, "belongs to another user")
-}
-
 func TestParseMountinfo(t *testing.T) {
 	got := parseMountinfo(mountsV1 + `50 1 0:9 /a\040b /mnt/c\134d rw master:1 - cgroup2 none rw` + "\nbad line\n- cgroup2\n")
 	require.Equal(t, []cgroupMount{
@@ -312,30 +269,8 @@ func TestCgroupDirs(t *testing.T) {
 	}
 }
 
-func TestReadSessions(t *testing.T) {
-	got := readSessions(strings.NewReader("+12\n+13\n-12\n+14\n-99\n+1\n+0\n+-5\nx\n\n+15"))
-	require.Equal(t, []int{13, 14, 15}, slices.Sorted(maps.Keys(got)))
-}
-
-func TestMark(t *testing.T) {
-	env := mark(mark([]string{"A=1", "B=x=y", "A=2"}, "outer"), "inner")
-	require.Equal(t, []string{"A=2", "B=x=y", GuardEnv + "=outer:inner"}, env)
-	environ := []byte(strings.Join(env, "\x00") + "\x00")
-	require.True(t, hasMark(environ, "outer"))
-	require.True(t, hasMark(environ, "inner"))
-	require.False(t, hasMark(environ, "other"))
-	require.False(t, hasMark([]byte("X"+GuardEnv+"=outer\x00A=outer\x00"), "outer"))
-}
-
-func FuzzParseStat(f *testing.F) {
-	f.Add("12 (sh) S 1 12 10 0 -1 64 9")
-	f.Add("7 (a) R 9 (b) Z 3 4 5 0 -1 0 9")
-	f.Fuzz(func(t *testing.T, text string) {
-		st, err := parseStat(text)
-		if err == nil {
-			require.Contains(t, text, "("+st.comm+")")
-		}
-	})
+func TestUnique(t *testing.T) {
+	require.Equal(t, []string{"A=2", "B=x=y", "C"}, unique([]string{"A=1", "B=x=y", "C", "A=2"}))
 }
 
 func FuzzCgroups(f *testing.F) {
@@ -354,19 +289,6 @@ func FuzzCgroups(f *testing.F) {
 	})
 }
 
-func FuzzSessions(f *testing.F) {
-	f.Add("+12\n-12\n+13\n")
-	f.Fuzz(func(t *testing.T, lines string) {
-		sessions := map[int]bool{}
-		for sc := bufio.NewScanner(strings.NewReader(lines)); sc.Scan(); {
-			applySession(sessions, sc.Text())
-		}
-		for sid := range sessions {
-			require.Greater(t, sid, 1)
-		}
-	})
-}
-
 func FuzzSelected(f *testing.F) {
 	f.Add("0,1,2", 4)
 	f.Add("GPU-1,GPU-2", 1)
@@ -375,15 +297,6 @@ func FuzzSelected(f *testing.F) {
 		n = max(n, 0) % 64
 		got := selected(list, n)
 		require.True(t, got >= 0 && got <= max(n, 1))
-	})
-}
-
-func FuzzHasMark(f *testing.F) {
-	f.Add([]byte(GuardEnv+"=a:b\x00"), "a")
-	f.Fuzz(func(t *testing.T, environ []byte, id string) {
-		if hasMark(environ, id) {
-			require.Contains(t, string(environ), GuardEnv+"=")
-		}
 	})
 }
 

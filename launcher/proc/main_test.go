@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc/family"
+	"dlrover-run/launcher/proc/guard"
 )
 
 // patience bounds waits for things that normally take milliseconds.
@@ -25,12 +28,9 @@ const patience = 20 * time.Second
 const helperEnv = "PROC_TEST_HELPER"
 
 func TestMain(m *testing.M) {
-	if os.Args[0] == GuardName {
-		os.Exit(GuardMain())
-	}
 	switch os.Getenv(helperEnv) {
 	case "launcher":
-		os.Exit(helperLauncher())
+		os.Exit(helperGuard())
 	case "oom":
 		os.Exit(helperOOM())
 	case "eat":
@@ -77,7 +77,7 @@ func waitDone(t testing.TB, p *Process) Exit {
 	select {
 	case <-p.Done():
 	case <-time.After(patience):
-		require.FailNow(t, "process did not end", "%s", describe(p.PID()))
+		require.FailNow(t, "process did not end", "%s", family.Describe(p.PID()))
 	}
 	return p.Exit()
 }
@@ -104,10 +104,10 @@ func token(n int) string { return fmt.Sprintf("86400.%d%03d", os.Getpid(), n) }
 
 // alive returns the living processes with a token among their arguments.
 func alive(token string) (pids []int) {
-	for _, pid := range numbersIn("/proc") {
+	for _, pid := range family.Numbers("/proc") {
 		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		st, err := readStat(pid)
-		if err == nil && !st.zombie() && st.comm == "sleep" && strings.Contains(string(args), "\x00"+token+"\x00") {
+		st, err := family.ReadStat(pid)
+		if err == nil && !st.Ended() && st.Comm == "sleep" && strings.Contains(string(args), "\x00"+token+"\x00") {
 			pids = append(pids, pid)
 		}
 	}
@@ -125,20 +125,8 @@ func requireGone(t testing.TB, token string) {
 }
 
 func inState(pid int, state byte) bool {
-	st, err := readStat(pid)
-	return err == nil && st.state == state
-}
-
-// guardOf returns the guard process among the children of parent; 0 if none.
-func guardOf(parent int) int {
-	for _, pid := range numbersIn("/proc") {
-		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		st, err := readStat(pid)
-		if err == nil && st.ppid == parent && !st.zombie() && strings.HasPrefix(string(args), GuardName+"\x00") {
-			return pid
-		}
-	}
-	return 0
+	st, err := family.ReadStat(pid)
+	return err == nil && st.State == state
 }
 
 func haveCgroup(t testing.TB) {
@@ -150,24 +138,39 @@ func haveCgroup(t testing.TB) {
 	require.NoError(t, c.destroy())
 }
 
-// launcherCommand runs the test binary as a launcher; see helperLauncher.
-func launcherCommand(env ...string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), append(env, helperEnv+"=launcher")...)
-	cmd.Stderr = os.Stderr
-	return cmd
+// The main thread starts the launcher: see package guarded.
+func init() {
+	if os.Getenv(helperEnv) == "launcher" {
+		runtime.LockOSThread()
+	}
 }
 
-// helperLauncher supervises one worker that runs $SCRIPT. It prints its cgroup
-// when the worker has printed a line, then waits to be killed; with KILL=now it kills
-// itself as soon as the worker is started, with KILL=guard it kills its guard
-// and prints the line when the next one runs.
-func helperLauncher() int {
-	s, err := New(Config{NoCgroup: os.Getenv("NOCGROUP") != "", Logger: quiet()})
+// helperGuard is a guarded launcher that runs $SCRIPT as its worker. When that has printed a
+// line, the launcher prints its pid and its cgroup, and waits. Arguments are of no
+// consequence.
+func helperGuard() int {
+	link, watch, err := guard.Divide()
+	switch {
+	case watch != nil:
+		EndRemains(watch, os.Stderr)
+		return watch.Follow()
+	case link == nil:
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	s, err := New(Config{NoCgroup: os.Getenv("NOCGROUP") != "", Logger: quiet(), Bequeath: link.Bequeath})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	link.Follow(func(sig syscall.Signal) { unix.Kill(os.Getpid(), sig) }, func() {
+		s.Abandon()
+		unix.Kill(os.Getpid(), unix.SIGKILL)
+	})
+	return helperLauncher(s)
+}
+
+func helperLauncher(s *Supervisor) int {
 	r, w, _ := os.Pipe()
 	spec := sh(os.Getenv("SCRIPT"))
 	spec.Stdout = w
@@ -175,23 +178,28 @@ func helperLauncher() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	kill := os.Getenv("KILL")
-	if kill == "now" {
-		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	if heir := os.Getenv("HEIR"); heir != "" {
+		spec := sh(heir)
+		spec.Survives = true
+		if _, err := s.Start(spec); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	if os.Getenv("KILL") == "now" {
+		unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
 	w.Close()
 	bufio.NewReader(r).ReadString('\n')
-	if kill == "guard" {
-		old := guardOf(os.Getpid())
-		syscall.Kill(old, syscall.SIGKILL)
-		for g := 0; g == 0 || g == old; g = guardOf(os.Getpid()) {
-			unix.Poll(nil, 1)
-		}
-	}
+	path := ""
 	if s.cgroup != nil {
-		fmt.Println(s.cgroup.path)
-	} else {
-		fmt.Println()
+		path = s.cgroup.path
+	}
+	fmt.Println(os.Getpid(), path)
+	if os.Getenv("KILL") == "end" {
+		s.Close()
+		code, _ := strconv.Atoi(os.Getenv("CODE"))
+		return code
 	}
 	select {}
 }

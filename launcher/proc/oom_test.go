@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc/family"
 )
 
 // TestOOMKill lets the kernel kill a worker in a cgroup of 64 MiB.
@@ -24,7 +26,7 @@ func TestOOMKill(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Skipf("SKIPPED: needs a writable memory cgroup: %v", err)
 	}
-	t.Cleanup(func() { require.NoError(t, removeCgroup(dir, patience)) })
+	t.Cleanup(func() { require.NoError(t, family.RemoveCgroup(dir, patience)) })
 	limit := filepath.Join(dir, "memory.limit_in_bytes")
 	if own.v2 {
 		limit = filepath.Join(dir, "memory.max")

@@ -11,13 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// GuardEnv is the environment variable that marks every process of a job. Its
-// value is a colon-separated list of ids, one for each launcher above the
-// process, so that the guard of an outer launcher recognises the workers of a
-// launcher that runs as its worker.
-const GuardEnv = "DLROVER_GUARD_ID"
+	"dlrover-run/launcher/proc/family"
+)
 
 // maxCPUs bounds the CPU numbers of an affinity mask; the kernel's own limit.
 const maxCPUs = 8192
@@ -55,12 +51,10 @@ type Exit struct {
 
 // Process is a started child.
 type Process struct {
-	pid    int
-	os     *os.Process
-	helper bool
-	// survives the launcher: the guard does not hear of it.
-	survives bool
-	guard    bool
+	pid      int
+	os       *os.Process
+	helper   bool
+	survives bool // the launcher
 	done     chan struct{}
 	exit     Exit // written before done is closed
 
@@ -83,12 +77,12 @@ func (s *Supervisor) Start(spec Spec) (*Process, error) {
 	}
 	attr := &os.ProcAttr{
 		Dir:   spec.Dir,
-		Env:   mark(spec.Env, s.id),
+		Env:   unique(spec.Env),
 		Files: s.files(spec.Stdin, spec.Stdout, spec.Stderr),
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	}
 	if spec.Survives {
-		attr.Env, attr.Sys.Pdeathsig = spec.Env, 0
+		attr.Sys.Pdeathsig = 0
 	}
 	p := &Process{helper: spec.Helper || spec.Survives, survives: spec.Survives}
 	if !s.thread.do(func() { err = s.startOn(spec.CPUs, p, path, spec.Args, attr) }) {
@@ -109,13 +103,7 @@ func (s *Supervisor) startOn(cpus []int, p *Process, path string, args []string,
 		}
 		defer restore()
 	}
-	if err := s.spawn(p, path, args, attr); err != nil {
-		return err
-	}
-	if !p.survives {
-		s.guard.add(p.pid)
-	}
-	return nil
+	return s.spawn(p, path, args, attr)
 }
 
 // spawn forks, registers and watches p.
@@ -131,6 +119,9 @@ func (s *Supervisor) spawn(p *Process, path string, args []string, attr *os.Proc
 	}
 	p.pid, p.done = p.os.Pid, make(chan struct{})
 	s.children[p.pid] = p
+	if p.survives {
+		s.bequeath() // a launcher that is killed between the fork and here takes p with it
+	}
 	s.waiters.Go(func() { s.wait(p) })
 	return nil
 }
@@ -139,7 +130,7 @@ func (s *Supervisor) spawn(p *Process, path string, args []string, attr *os.Proc
 // shows only here (seccomp without clone3, threaded cgroup, missing rights): if
 // it works without, there is no cgroup from then on.
 func (s *Supervisor) fork(p *Process, path string, args []string, attr *os.ProcAttr) (*os.Process, error) {
-	if s.cgroup == nil || p.helper || p.guard {
+	if s.cgroup == nil || p.helper {
 		return os.StartProcess(path, args, attr)
 	}
 	attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(s.cgroup.dir.Fd())
@@ -157,8 +148,7 @@ func (s *Supervisor) fork(p *Process, path string, args []string, attr *os.ProcA
 	op, retryErr := os.StartProcess(path, args, attr)
 	if retryErr == nil {
 		s.log.Debug("workers get no cgroup of their own", "reason", err)
-		s.cgroup.destroy()
-		s.cgroup = nil
+		s.dropCgroup()
 	}
 	return op, retryErr
 }
@@ -168,8 +158,8 @@ func (s *Supervisor) fork(p *Process, path string, args []string, attr *os.ProcA
 // the launcher's own one was once killed through cgroup.kill; see cgroup.
 func stillborn(pid int) bool {
 	const forkedNoExec = 0x40 // PF_FORKNOEXEC, include/linux/sched.h
-	st, err := readStat(pid)
-	return err == nil && st.flags&forkedNoExec != 0
+	st, err := family.ReadStat(pid)
+	return err == nil && st.Flags&forkedNoExec != 0
 }
 
 func cgroupMayCause(err error) bool {
@@ -188,17 +178,13 @@ func (s *Supervisor) files(fs ...*os.File) []*os.File {
 	return fs
 }
 
-// mark returns env with id added to the ids in GuardEnv. Of a variable that is
-// given twice it keeps the last, as os/exec does; libc would take the first.
-func mark(env []string, id string) []string {
-	out := make([]string, 0, len(env)+1)
+// unique returns env with the last of each variable that is given twice, as
+// os/exec does; libc would take the first.
+func unique(env []string) []string {
+	out := make([]string, 0, len(env))
 	index := make(map[string]int, len(env))
 	for _, kv := range env {
-		name, value, _ := strings.Cut(kv, "=")
-		if name == GuardEnv {
-			id = value + ":" + id
-			continue
-		}
+		name, _, _ := strings.Cut(kv, "=")
 		if i, twice := index[name]; twice {
 			out[i] = kv
 			continue
@@ -206,7 +192,7 @@ func mark(env []string, id string) []string {
 		index[name] = len(out)
 		out = append(out, kv)
 	}
-	return append(out, GuardEnv+"="+id)
+	return out
 }
 
 // pinThread limits the calling thread to cpus until restore is called.
@@ -233,6 +219,9 @@ func (s *Supervisor) wait(p *Process) {
 		blockUntilExit(p.pid) // no pidfd: costs one OS thread
 	}
 	at := time.Now()
+	if p.survives {
+		s.disinherit(p)
+	}
 	p.mu.Lock()
 	st, err := p.os.Wait() // does not block
 	p.collected = true

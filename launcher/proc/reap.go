@@ -3,9 +3,10 @@ package proc
 import (
 	"os"
 	"os/signal"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc/family"
 )
 
 // reapLoop collects orphans, the children of dead workers that the kernel hands
@@ -42,31 +43,10 @@ func (s *Supervisor) reapOrphans() {
 func (s *Supervisor) reapOrphan() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	pid := endedChild()
+	pid := family.Ended()
 	if pid == 0 || s.children[pid] != nil {
 		return false
 	}
 	got, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil)
 	return got == pid
-}
-
-// endedChild returns the pid of an ended child and leaves its status in place;
-// 0 means none.
-func endedChild() int {
-	var si unix.Siginfo
-	for {
-		switch unix.Waitid(unix.P_ALL, 0, &si, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) {
-		case nil:
-			return siginfoPID(&si)
-		case unix.EINTR:
-		default:
-			return 0
-		}
-	}
-}
-
-// siginfoPID reads si_pid, which x/sys does not export: offset 16 of siginfo_t
-// on every 64-bit Linux.
-func siginfoPID(si *unix.Siginfo) int {
-	return int(*(*int32)(unsafe.Add(unsafe.Pointer(si), 16)))
 }

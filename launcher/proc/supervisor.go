@@ -12,6 +12,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc/family"
 )
 
 // ErrClosed is returned by Start after Close.
@@ -19,12 +21,11 @@ var ErrClosed = errors.New("proc: supervisor is closed")
 
 // Config configures a Supervisor. The zero value is usable.
 type Config struct {
-	// GuardPath is the executable started as the guard, with argv[0] set to
-	// [GuardName]; its main must call [GuardMain] then and nothing else.
-	// Default: this executable.
-	GuardPath string
-	// Logger receives what happens outside of a call: guard restarts, lost
-	// exit statuses, a cgroup that turned out unusable. Default: slog.Default().
+	// Bequeath, if not nil, is told what the guard has to do when this process dies:
+	// kill and remove the cgroup ("": none), and leave the heirs, which survive it, alone.
+	Bequeath func(cgroup string, heirs []int)
+	// Logger receives what happens outside of a call: lost exit statuses, a cgroup
+	// that turned out unusable. Default: slog.Default().
 	Logger *slog.Logger
 	// NoCgroup leaves the workers in the launcher's own cgroup.
 	NoCgroup bool
@@ -35,13 +36,12 @@ type Config struct {
 // reaps every child that it does not know. Its methods may be called from any
 // goroutine.
 //
-// Lock order: mu, then guard.mu. Process.mu is a leaf.
+// Process.mu is a leaf.
 type Supervisor struct {
+	cfg    Config
 	log    *slog.Logger
-	id     string // random; the job's mark in the environment of its processes
 	null   *os.File
 	thread *thread
-	guard  *guard
 	wake   chan struct{} // asks the reaper for another pass
 	quit   chan struct{} // closed once all workers are gone
 
@@ -52,7 +52,7 @@ type Supervisor struct {
 	cgroup   *cgroup // nil: none
 	children map[int]*Process
 
-	services sync.WaitGroup // reaper and guard keeper
+	services sync.WaitGroup // the reaper
 	waiters  sync.WaitGroup // one for each child
 	close    sync.Once
 	closeErr error
@@ -72,31 +72,75 @@ func New(cfg Config) (*Supervisor, error) {
 	}
 	hideInheritedFiles()
 	s := &Supervisor{
+		cfg:      cfg,
 		log:      cfg.Logger,
-		id:       randomID(),
 		null:     null,
+		thread:   newThread(),
 		wake:     make(chan struct{}, 1),
 		quit:     make(chan struct{}),
 		children: map[int]*Process{},
 	}
 	if !cfg.NoCgroup {
-		if s.cgroup, err = newCgroup("/proc", s.id); err != nil {
+		if s.cgroup, err = newCgroup("/proc", randomID()); err != nil {
 			s.log.Debug("workers get no cgroup of their own", "reason", err)
 		}
 	}
-	s.guard = newGuard(s, cfg.GuardPath)
-	started := make(chan *Process, 1)
-	// The guard is forked first, so that there is no worker without one, and
-	// outside of New, so that the caller does not wait for it.
-	s.thread = newThread(func() { started <- s.guard.start() })
-	s.services.Go(func() { s.guard.keep(<-started) })
+	s.bequeath()
 	chld := make(chan os.Signal, 1)
 	signal.Notify(chld, unix.SIGCHLD)
 	s.services.Go(func() { s.reapLoop(chld) })
 	return s, nil
 }
 
-// Close kills all children, helpers included, ends the guard, removes the
+// bequeath tells the guard what it has to know. mu is held, or s is not shared yet.
+func (s *Supervisor) bequeath() {
+	if s.cfg.Bequeath == nil {
+		return
+	}
+	var heirs []int
+	for pid, p := range s.children {
+		if p.survives {
+			heirs = append(heirs, pid)
+		}
+	}
+	path := ""
+	if s.cgroup != nil {
+		path = s.cgroup.path
+	}
+	s.cfg.Bequeath(path, heirs)
+}
+
+// disinherit is called before p is collected and its pid may be given to another.
+func (s *Supervisor) disinherit(p *Process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.survives = false
+	s.bequeath()
+}
+
+// dropCgroup goes on without one. mu is held.
+func (s *Supervisor) dropCgroup() {
+	s.cgroup.destroy()
+	s.cgroup = nil
+	s.bequeath()
+}
+
+// Abandon is for a launcher whose guard is dead and that has to end at once: it kills
+// all but what survives the launcher, and removes the cgroup. Start fails from then on.
+func (s *Supervisor) Abandon() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	_, err := s.sweep(func(p *Process) bool { return p.survives })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cgroup != nil {
+		err = errors.Join(err, s.cgroup.destroy())
+	}
+	return err
+}
+
+// Close kills all children, helpers included, removes the
 // cgroup and stops the goroutines. Its error names processes that could not be
 // killed; their goroutines are abandoned. Start fails from then on.
 func (s *Supervisor) Close() error {
@@ -108,16 +152,20 @@ func (s *Supervisor) shutdown() error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	_, err := s.sweep(true)
+	_, err := s.sweep(func(*Process) bool { return false })
 	close(s.quit)
 	s.services.Wait()
 	s.thread.stop()
 	if err == nil {
 		s.waiters.Wait()
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.cgroup != nil {
 		err = errors.Join(err, s.cgroup.destroy())
+		s.cgroup = nil
 	}
+	s.bequeath()
 	return errors.Join(err, s.null.Close())
 }
 
@@ -128,7 +176,7 @@ func hideInheritedFiles() {
 	if unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}
-	for _, fd := range numbersIn("/proc/self/fd") { // Linux < 5.11
+	for _, fd := range family.Numbers("/proc/self/fd") { // Linux < 5.11
 		if fd > 2 {
 			unix.CloseOnExec(fd)
 		}
@@ -150,12 +198,11 @@ type thread struct {
 	done chan struct{}
 }
 
-func newThread(first func()) *thread {
+func newThread() *thread {
 	t := &thread{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
 		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
-		first()
 		for {
 			select {
 			case f := <-t.jobs:

@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc/family"
 )
 
 func TestExit(t *testing.T) {
@@ -61,13 +62,13 @@ func TestExitCPUTime(t *testing.T) {
 
 func TestWaitingTakesNoThread(t *testing.T) {
 	s := newSupervisor(t, Config{})
-	before := len(numbersIn("/proc/self/task"))
+	before := len(family.Numbers("/proc/self/task"))
 	var ps []*Process
 	for range 32 {
 		p, _ := startReady(t, s, "echo ready; exec sleep 1000")
 		ps = append(ps, p)
 	}
-	require.Less(t, len(numbersIn("/proc/self/task")), before+16)
+	require.Less(t, len(family.Numbers("/proc/self/task")), before+16)
 	require.NoError(t, s.Stop(ps, unix.SIGTERM, patience, nil))
 }
 
@@ -83,10 +84,9 @@ func TestWaitWithoutPidfd(t *testing.T) {
 func TestStartEnvironment(t *testing.T) {
 	s := newSupervisor(t, Config{})
 	t.Run("given", func(t *testing.T) {
-		spec := sh("echo $A-$" + GuardEnv)
-		spec.Env = []string{"A=b", GuardEnv + "=outer"}
+		spec := Spec{Path: "/usr/bin/env", Env: []string{"A=a", "B=c", "A=b"}}
 		_, out := runSpec(t, s, spec)
-		require.Equal(t, "b-outer:"+s.id, out)
+		require.Equal(t, "A=b\nB=c", out, "nothing is added")
 	})
 	t.Run("inherited", func(t *testing.T) {
 		t.Setenv("PROC_TEST_VALUE", "v")
@@ -107,9 +107,9 @@ func TestStartEnvironment(t *testing.T) {
 	})
 	t.Run("own session", func(t *testing.T) {
 		p, _ := startReady(t, s, "echo; exec sleep 1000")
-		st, err := readStat(p.PID())
+		st, err := family.ReadStat(p.PID())
 		require.NoError(t, err)
-		require.Equal(t, p.PID(), st.session)
+		require.Equal(t, p.PID(), st.Session)
 		require.NoError(t, p.SignalOnly(unix.SIGKILL))
 		waitDone(t, p)
 	})
@@ -305,7 +305,7 @@ func TestSweepForkingTree(t *testing.T) {
 	waitDone(t, p)
 	_, err := s.Sweep()
 	require.NoError(t, err)
-	require.Equal(t, []int{guardOf(os.Getpid())}, directChildren())
+	require.Empty(t, family.Children())
 }
 
 func TestSweepSparesHelpers(t *testing.T) {
@@ -347,33 +347,17 @@ func TestReapOrphansKeepsOwnStatuses(t *testing.T) {
 	for i, code := range codes {
 		require.Equal(t, i, code)
 	}
-	guard := guardOf(os.Getpid())
-	require.Eventually(t, func() bool { c := directChildren(); return len(c) == 1 && c[0] == guard },
-		patience, time.Millisecond, "orphans are left as zombies")
-}
-
-func TestSiginfoPID(t *testing.T) {
-	cmd := exec.Command("/bin/true")
-	require.NoError(t, cmd.Start())
-	var si unix.Siginfo
-	require.NoError(t, unix.Waitid(unix.P_PID, cmd.Process.Pid, &si, unix.WEXITED|unix.WNOWAIT, nil))
-	require.Equal(t, cmd.Process.Pid, siginfoPID(&si))
-	require.NoError(t, cmd.Wait())
+	require.Eventually(t, func() bool { return len(family.Children()) == 0 }, patience, time.Millisecond, "orphans are left as zombies")
 }
 
 func TestClose(t *testing.T) {
 	s, err := New(Config{Logger: quiet()})
 	require.NoError(t, err)
 	p, _ := startReady(t, s, "trap '' TERM; sleep "+token(1)+" & echo; wait")
-	guard := guardOf(os.Getpid())
 	require.NoError(t, s.Close())
 	require.Equal(t, -int(unix.SIGKILL), waitDone(t, p).Code)
 	require.Empty(t, alive(token(1)))
-	require.False(t, exists(fmt.Sprintf("/proc/%d", guard)), "the guard is still there")
-	require.Empty(t, directChildren())
-	if s.cgroup != nil {
-		require.NoDirExists(t, s.cgroup.path)
-	}
+	require.Empty(t, family.Children())
 	require.NoError(t, s.Close())
 	_, err = s.Start(sh("exit 0"))
 	require.ErrorIs(t, err, ErrClosed)
@@ -383,7 +367,7 @@ func TestCgroupHoldsWorkers(t *testing.T) {
 	haveCgroup(t)
 	s := newSupervisor(t, Config{})
 	p, _ := startReady(t, s, "echo; exec sleep 1000")
-	require.Equal(t, []int{p.PID()}, cgroupPIDs(s.cgroup.dir.Name()))
+	require.Equal(t, []int{p.PID()}, family.Members(s.cgroup.dir.Name()))
 	nested := filepath.Join(s.cgroup.dir.Name(), "made-by-worker")
 	require.NoError(t, os.Mkdir(nested, 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(nested, "cgroup.procs"), []byte(fmt.Sprint(p.PID())), 0))
@@ -411,7 +395,7 @@ func TestCgroupRefusedByKernel(t *testing.T) {
 func TestCgroupKilledBefore(t *testing.T) {
 	haveCgroup(t)
 	s := newSupervisor(t, Config{})
-	require.NoError(t, killCgroup(s.cgroup.dir.Name()))
+	require.NoError(t, family.KillCgroup(s.cgroup.dir.Name()))
 	e, _ := runSpec(t, s, sh("exit 4"))
 	require.Equal(t, 4, e.Code)
 }
@@ -436,16 +420,24 @@ func TestRemoveStaleCgroups(t *testing.T) {
 	}
 }
 
-// The guard keeps the lock when the launcher has died.
-func TestCgroupLocked(t *testing.T) {
+// What a launcher and its guard have left that were killed at the same moment ends when
+// the next launcher starts.
+func TestStaleCgroupIsKilled(t *testing.T) {
 	haveCgroup(t)
-	s := newSupervisor(t, Config{})
-	waitDone(t, func() *Process { p, _ := startReady(t, s, "echo"); return p }()) // the guard is started
-	require.NoError(t, s.cgroup.lock.Close())
-	dir, err := os.Open(s.cgroup.path)
+	c, err := newCgroup("/proc", fmt.Sprintf("stale-%d", os.Getpid()))
 	require.NoError(t, err)
-	defer dir.Close()
-	require.ErrorIs(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+	cmd := exec.Command("/bin/sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(c.dir.Fd())}
+	require.NoError(t, cmd.Start())
+	hour := time.Now().Add(-time.Hour)
+	require.NoError(t, os.Chtimes(c.path, hour, hour))
+	removeStale(filepath.Dir(c.path))
+	require.DirExists(t, c.path, "its launcher lives")
+	require.NoError(t, c.lock.Close())
+	removeStale(filepath.Dir(c.path))
+	require.Error(t, cmd.Wait())
+	removeStale(filepath.Dir(c.path))
+	require.NoDirExists(t, c.path)
 }
 
 // Every generation of workers has to be in a cgroup, not only the first.
@@ -454,126 +446,9 @@ func TestCgroupAfterSweep(t *testing.T) {
 	s := newSupervisor(t, Config{})
 	for range 3 {
 		p, _ := startReady(t, s, "echo; exec sleep 1000")
-		require.Equal(t, []int{p.PID()}, cgroupPIDs(s.cgroup.dir.Name()))
+		require.Equal(t, []int{p.PID()}, family.Members(s.cgroup.dir.Name()))
 		require.NoError(t, s.Stop([]*Process{p}, unix.SIGTERM, 0, nil))
 	}
-}
-
-// killedLauncher starts a launcher with a worker, kills it when the worker is
-// ready and waits until its death is complete. It returns the launcher's cgroup.
-func killedLauncher(t *testing.T, env ...string) string {
-	t.Helper()
-	cmd := launcherCommand(env...)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	line, _ := bufio.NewReader(out).ReadString('\n') // nothing with KILL=now
-	cmd.Process.Kill()
-	cmd.Wait()
-	return strings.TrimSpace(line)
-}
-
-func TestLauncherKilled(t *testing.T) {
-	script := strings.Join([]string{
-		"sleep " + token(0) + " &",
-		"(setsid sh -c 'sleep " + token(1) + " & exit' &);", // marker
-		"env -i sleep " + token(2) + " &",                   // session
-		"sleep " + token(3) + " & until grep -q sleep /proc/$!/comm; do :; done; kill -STOP $!;",
-		"trap '' TERM; echo; sleep " + token(4),
-	}, " ")
-	tests := []struct {
-		name string
-		env  []string
-	}{
-		{"cgroup", nil},
-		{"no cgroup", []string{"NOCGROUP=1"}},
-		{"at once", []string{"KILL=now"}},
-		{"at once without cgroup", []string{"KILL=now", "NOCGROUP=1"}},
-		{"second guard without cgroup", []string{"KILL=guard", "NOCGROUP=1"}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			killedLauncher(t, append(tt.env, "SCRIPT="+script)...)
-			for i := range 5 {
-				requireGone(t, token(i))
-			}
-			requireNoGuard(t)
-		})
-	}
-}
-
-// Neither session nor environment nor parent lead to this process.
-func TestLauncherKilledOnlyCgroupKnows(t *testing.T) {
-	haveCgroup(t)
-	path := killedLauncher(t, "SCRIPT=setsid env -i sleep "+token(0)+" & echo; wait")
-	requireGone(t, token(0))
-	requireNoGuard(t)
-	require.NotEmpty(t, path)
-	require.NoDirExists(t, path)
-}
-
-// requireNoGuard waits until the guards of dead launchers have ended.
-func requireNoGuard(t *testing.T) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		for _, pid := range numbersIn("/proc") {
-			exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-			if self, _ := os.Executable(); exe == self && pid != os.Getpid() {
-				return false
-			}
-		}
-		return true
-	}, patience, 5*time.Millisecond, "a guard outlives its job")
-}
-
-func TestGuardRestarts(t *testing.T) {
-	s := newSupervisor(t, Config{})
-	_ = s
-	guard := 0
-	find := func() bool {
-		g := guardOf(os.Getpid())
-		found := g != 0 && g != guard
-		if found {
-			guard = g
-		}
-		return found
-	}
-	require.Eventually(t, find, patience, time.Millisecond)
-	for _, sig := range []syscall.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGKILL} {
-		require.Eventually(t, func() bool { return ignores(guard, sig) || sig == unix.SIGKILL }, patience, time.Millisecond)
-		require.NoError(t, unix.Kill(guard, sig))
-	}
-	require.Eventually(t, find, patience, time.Millisecond, "no second guard")
-	p, err := s.Start(sh("exit 0"))
-	require.NoError(t, err)
-	waitDone(t, p)
-}
-
-// ignores reports whether a process ignores a signal.
-func ignores(pid int, sig syscall.Signal) bool {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	_, rest, _ := strings.Cut(string(text), "SigIgn:\t")
-	var mask uint64
-	fmt.Sscanf(rest, "%x", &mask)
-	return mask>>(sig-1)&1 == 1
-}
-
-// Without an id every marked process of every job would match.
-func TestGuardNeedsID(t *testing.T) {
-	for _, args := range [][]string{{}, {"", ""}, {"id"}, {"id", "", "more"}} {
-		cmd := exec.Command("/proc/self/exe", args...)
-		cmd.Args[0] = GuardName
-		out, err := cmd.CombinedOutput()
-		require.Error(t, err)
-		require.Equal(t, 2, cmd.ProcessState.ExitCode())
-		require.Contains(t, string(out), "started by the launcher only")
-	}
-}
-
-func TestGuardMissing(t *testing.T) {
-	s := newSupervisor(t, Config{GuardPath: "/no/such/guard"})
-	e, _ := runSpec(t, s, sh("exit 6"))
-	require.Equal(t, 6, e.Code, "workers run without a guard")
 }
 
 func BenchmarkStart(b *testing.B) {

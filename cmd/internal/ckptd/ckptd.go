@@ -139,7 +139,7 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if err != nil {
 		return &runError{err}
 	}
-	signal.Ignore(syscall.SIGPIPE) // who read the launcher's log may have died with it
+	console.OutliveReaders() // who read the launcher's log may have died with it
 	alone, err := exclude(cfg.Dir)
 	if err != nil {
 		return &runError{err}

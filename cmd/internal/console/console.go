@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -44,3 +45,8 @@ func IsTerminal(f *os.File) bool {
 func Complain(w io.Writer, program string, err error) {
 	fmt.Fprintf(w, "%s: error: %s\n", program, err)
 }
+
+// OutliveReaders lets the program live on when whoever reads its output is gone: a write
+// fails then. SIGPIPE is caught, not ignored, because what is ignored is so in
+// the programs that are started, too, and exec resets only what is caught.
+func OutliveReaders() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/proc/guard"
+)
+
+// inbox gathers the signals of the job: those that its guard passes on, which come to
+// the process that was executed, and those sent to this one. systemd, for
+// one, signals every process of a unit: what comes both ways within sameSignal is one
+// signal, or a first SIGTERM would count as a second.
+type inbox struct {
+	link   *guard.Link
+	direct chan os.Signal
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	caught  map[syscall.Signal]chan<- os.Signal
+	echoes  map[echo][]time.Time // that are still to come
+	abandon func()
+}
+
+// echo is a signal by the other way.
+type echo struct {
+	sig    syscall.Signal
+	passed bool // by the guard
+}
+
+// sameSignal is generous: on a busy machine the guard waits for its turn.
+const sameSignal = 5 * time.Second
+
+// newInbox follows the guard at once. Until a signal is caught, it does to the launcher what it does by default.
+func newInbox(link *guard.Link) *inbox {
+	in := &inbox{link: link, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{}, abandon: func() {}}
+	in.wg.Go(func() {
+		for s := range in.direct {
+			in.deliver(s.(syscall.Signal), false)
+		}
+	})
+	if link != nil {
+		link.Follow(func(s syscall.Signal) { in.deliver(s, true) }, in.orphaned)
+	}
+	return in
+}
+
+// catch sends signals to out from now on; like those of signal.Notify, they are dropped where out is full.
+func (in *inbox) catch(out chan<- os.Signal, signals ...syscall.Signal) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, s := range signals {
+		in.caught[s] = out
+		signal.Notify(in.direct, s)
+	}
+}
+
+func (in *inbox) deliver(s syscall.Signal, passed bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	out := in.caught[s]
+	if out == nil {
+		_ = syscall.Kill(os.Getpid(), s)
+		return
+	}
+	now := time.Now()
+	if in.isEcho(echo{s, passed}, now) {
+		return
+	}
+	if in.link != nil {
+		in.echoes[echo{s, !passed}] = append(in.echoes[echo{s, !passed}], now)
+	}
+	select {
+	case out <- s:
+	default:
+	}
+}
+
+// isEcho reports, once for each, whether the signal has come the other way.
+func (in *inbox) isEcho(e echo, now time.Time) bool {
+	expected := in.echoes[e]
+	for len(expected) > 0 && now.Sub(expected[0]) > sameSignal {
+		expected = expected[1:]
+	}
+	found := len(expected) > 0
+	if found {
+		expected = expected[1:]
+	}
+	in.echoes[e] = expected
+	return found
+}
+
+// whenOrphaned says what is to be done when the guard has died, before the launcher dies as well.
+func (in *inbox) whenOrphaned(abandon func()) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.abandon = abandon
+}
+
+// orphaned: whoever killed the guard meant the job, and its pid is the one that users know.
+func (in *inbox) orphaned() {
+	in.mu.Lock()
+	abandon := in.abandon
+	in.mu.Unlock()
+	abandon()
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+}
+
+func (in *inbox) close() {
+	signal.Stop(in.direct)
+	close(in.direct)
+	in.wg.Wait()
+	if in.link != nil {
+		in.link.Close()
+	}
+}

@@ -1,0 +1,56 @@
+// Package guarded divides dlrover-run into guard and launcher before the other
+// packages of the program are initialised. Only its main imports it.
+//
+// This is the one init function of the module that does work. In the guard it lasts
+// as long as the job. The guard waits; it needs none of the program's packages, whose
+// initialisation would take milliseconds before the launcher is started, and memory as
+// long as the job runs. Go initialises packages in the order of their import paths
+// as soon as their imports are ready, so this one, with few imports, comes
+// before net/http, Prometheus and the rest. Besides, init functions run on the main
+// thread, which lives as long as the process: the kernel sends a parent-death signal
+// when the thread ends that forked.
+package guarded
+
+import (
+	"os"
+
+	"dlrover-run/launcher/proc/guard"
+)
+
+// Daemon is argv[0] of the checkpoint daemon, which is the same file.
+const Daemon = "checkpointd"
+
+var (
+	link    *guard.Link
+	watch   *guard.Watch
+	problem error
+)
+
+func init() {
+	if exempt(os.Args) {
+		return
+	}
+	link, watch, problem = guard.Divide()
+	if watch != nil && !watch.Remains() {
+		os.Exit(watch.Follow())
+	}
+}
+
+// Role says what this process is: a launcher with a link to its guard, or a guard
+// whose launcher has ended and left something. With neither it is something that needs
+// no guard, or, with the reason, a launcher that could not be given one.
+func Role() (*guard.Link, *guard.Watch, error) { return link, watch, problem }
+
+// exempt: what starts no workers needs no guard. A test binary is no launcher, although it
+// may contain one.
+func exempt(args []string) bool {
+	if len(args) == 0 || args[0] == Daemon || hasSuffix(args[0], ".test") {
+		return true
+	}
+	return len(args) > 1 && (args[1] == "--help" || args[1] == "-h" || args[1] == "--version" || args[1] == "--dry-run")
+}
+
+// hasSuffix is that of package strings, which is not ready yet.
+func hasSuffix(s, suffix string) bool {
+	return len(s) >= len(suffix) && s[len(s)-len(suffix):] == suffix
+}

@@ -1,0 +1,125 @@
+package guard
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"syscall"
+	"unsafe"
+)
+
+// willSize is the size of the will and the offset of the arguments: a page, which is
+// written at one go even if the writer is killed.
+const willSize = 4096
+
+// magic precedes the arguments: the memfd is ours.
+const magic = "arguments of a guarded launcher"
+
+// newWill makes the memfd, with an empty will and the arguments. Programs that are executed inherit it.
+func newWill(args []string) (int, error) {
+	name := append([]byte(Name), 0)
+	r, _, errno := syscall.RawSyscall(sysMemfdCreate(), uintptr(unsafe.Pointer(&name[0])), 0, 0)
+	if errno != 0 {
+		return -1, os.NewSyscallError("memfd_create", errno)
+	}
+	fd := int(r)
+	text := []byte(magic)
+	for _, a := range args {
+		text = append(append(text, 0), a...)
+	}
+	for at := int64(willSize); len(text) > 0; {
+		n, err := syscall.Pwrite(fd, text, at)
+		if err != nil {
+			syscall.Close(fd)
+			return -1, os.NewSyscallError("pwrite", err)
+		}
+		at, text = at+int64(n), text[n:]
+	}
+	return fd, nil
+}
+
+// sysMemfdCreate is the number of the system call, which package syscall lacks.
+func sysMemfdCreate() uintptr {
+	switch runtime.GOARCH {
+	case "amd64":
+		return 319
+	case "ppc64", "ppc64le":
+		return 360
+	case "s390x":
+		return 350
+	default: // arm64 and all younger ones
+		return 279
+	}
+}
+
+var errForeign = errors.New("not from a guard")
+
+func readArguments(fd int) ([]string, error) {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Size <= willSize {
+		return nil, errForeign
+	}
+	b := make([]byte, st.Size-willSize)
+	for n := 0; n < len(b); {
+		m, err := syscall.Pread(fd, b[n:], willSize+int64(n))
+		if err != nil || m == 0 {
+			return nil, errForeign
+		}
+		n += m
+	}
+	words := split(b)
+	if words[0] != magic {
+		return nil, errForeign
+	}
+	return words[1:], nil
+}
+
+// split splits at NULs.
+func split(b []byte) (words []string) {
+	from := 0
+	for i, c := range b {
+		if c == 0 {
+			words, from = append(words, string(b[from:i])), i+1
+		}
+	}
+	return append(words, string(b[from:]))
+}
+
+// numbers returns the decimal numbers in a text.
+func numbers(text []byte) (ns []int) {
+	for from, i := 0, 0; i <= len(text); i++ {
+		if i < len(text) && text[i] >= '0' && text[i] <= '9' {
+			continue
+		}
+		if n, err := strconv.Atoi(string(text[from:i])); err == nil {
+			ns = append(ns, n)
+		}
+		from = i + 1
+	}
+	return ns
+}
+
+func readWill(fd int) (cgroup string, heirs map[int]bool) {
+	b := make([]byte, willSize)
+	n, _ := syscall.Pread(fd, b, 0)
+	words := append(split(b[:max(n, 0)]), "")
+	heirs = map[int]bool{}
+	for _, pid := range numbers([]byte(words[1])) {
+		heirs[pid] = true
+	}
+	return words[0], heirs
+}
+
+func writeWill(fd int, cgroup string, heirs []int) {
+	text := append([]byte(cgroup), 0)
+	for _, pid := range heirs {
+		text = append(strconv.AppendInt(text, int64(pid), 10), ' ')
+	}
+	if len(text) < willSize {
+		_, _ = syscall.Pwrite(fd, append(text, make([]byte, willSize-len(text))...), 0) // into memory that is there
+	}
+}

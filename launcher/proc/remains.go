@@ -1,0 +1,74 @@
+package proc
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc/family"
+	"dlrover-run/launcher/proc/guard"
+)
+
+// After the launcher's end.
+const (
+	// secondSweep is the patience with what a launcher could not end that had the time
+	// to try.
+	secondSweep = 5 * time.Second
+	// lastSaves is how long PID 1 stays for those that survive the launcher, as the
+	// checkpoint daemon does by itself: its container ends with it.
+	lastSaves = 10 * time.Minute
+)
+
+// EndRemains is the guard's work after the launcher has ended: it kills what that has
+// left, and says so to stderr.
+func EndRemains(w *guard.Watch, stderr io.Writer) {
+	patience := secondSweep
+	if w.Status.Signaled() {
+		patience = family.Patience
+	}
+	killed, err := (&family.Sweep{
+		Spared: func(pid int) bool { return w.Spared[pid] },
+		Cgroup: func() ([]int, bool) { return killMembers(w.Cgroup) },
+		Reap:   w.Reap,
+	}).Run(patience)
+	if w.Cgroup != "" {
+		killMembers(w.Cgroup)
+		_ = family.RemoveCgroup(w.Cgroup, time.Second) // the next launcher tries again
+	}
+	switch {
+	case err != nil:
+		fmt.Fprintln(stderr, "dlrover-run: the launcher has ended, but", err)
+	case killed > 0:
+		fmt.Fprintf(stderr, "dlrover-run: the launcher died; killed %d of its processes\n", killed)
+	}
+	if os.Getpid() == 1 {
+		awaitHeirs(w)
+	}
+}
+
+func killMembers(cgroup string) (members []int, ok bool) {
+	if cgroup == "" {
+		return nil, false
+	}
+	members = family.Members(cgroup)
+	return members, family.KillCgroup(cgroup) == nil
+}
+
+// awaitHeirs returns early when someone wants the job to end.
+func awaitHeirs(w *guard.Watch) {
+	late := time.After(lastSaves)
+	for w.Reap(); len(w.Heirs) > 0; w.Reap() {
+		select {
+		case <-w.Child:
+		case s := <-w.Signals:
+			if s == unix.SIGTERM || s == unix.SIGINT || s == unix.SIGHUP || s == unix.SIGQUIT {
+				return
+			}
+		case <-late:
+			return
+		}
+	}
+}
