@@ -844,3 +844,89 @@ func TestPID1Duties(t *testing.T) {
 	require.Equal(t, 0, l.code)
 	require.Equal(t, []string{"0"}, b.lines("zombies"))
 }
+
+// What is ignored in the launcher would be so in its workers: a pipeline in one ends as
+// in any shell.
+func TestWorkersDoNotIgnoreSIGPIPE(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`grep -E 'Sig(Ign|Blk)' /proc/self/status > $DIR/signals`, "--nproc-per-node=1")...)
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Equal(t, []string{"SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000"}, b.lines("signals"))
+}
+
+// systemd, for one, signals every process of a unit. Guard and launcher get one
+// SIGTERM each then, which is one for the job: a second one would end the grace period.
+func TestSignalToGuardAndLauncherIsOne(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`trap 'sleep 0.5; : > $DIR/saved.$RANK; exit 0' TERM; `+hold, "--nproc-per-node=2", "--standalone")...)
+	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	launcher := l.launcher()
+	l.signal(syscall.SIGTERM)
+	require.NoError(t, syscall.Kill(launcher, syscall.SIGTERM))
+	require.Equal(t, 1, l.wait())
+	require.True(t, b.exists("saved.0")() && b.exists("saved.1")(), "the grace period was granted")
+}
+
+// To kill either ends the job; no word of the job's is on the launcher's command line,
+// so that pkill -f does not find both.
+func TestKilledGuardOrLauncher(t *testing.T) {
+	for _, name := range []string{"launcher", "guard"} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			l := b.run(b.sh(`env -i setsid sleep 300 & : > $DIR/orphan.$RANK; `+hold, "--standalone", "--nproc-per-node=2")...)
+			eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+			launcher := l.launcher()
+			line := string(read(t, fmt.Sprintf("/proc/%d/cmdline", launcher)))
+			require.Regexp(t, "^launcher\x00[0-9,]+\x00$", line)
+			require.Equal(t, "launcher\n", string(read(t, fmt.Sprintf("/proc/%d/comm", launcher))))
+			left := descendants(launcher)
+			require.Greater(t, len(left), 4)
+			if name == "launcher" {
+				require.NoError(t, syscall.Kill(launcher, syscall.SIGKILL))
+			} else {
+				l.signal(syscall.SIGKILL)
+			}
+			require.Equal(t, -1, l.wait(), "killed")
+			for _, pid := range append(left, launcher) {
+				eventually(t, "its end", func() bool { return syscall.Kill(pid, 0) != nil })
+			}
+		})
+	}
+}
+
+// descendants are the pids below root.
+func descendants(root int) (pids []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", root))
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		for _, f := range strings.Fields(string(text)) {
+			pid, _ := strconv.Atoi(f)
+			pids = append(append(pids, pid), descendants(pid)...)
+		}
+	}
+	return pids
+}
+
+// A launcher that runs as a worker has a guard of its own; its job ends with the outer one.
+func TestNestedLauncher(t *testing.T) {
+	b := newBench(t)
+	inner := filepath.Join(binDir, "dlrover-run") + " --standalone --nproc-per-node=1 " + strings.Join(b.sh(`env -i setsid sleep 300 & `+hold), " ")
+	l := b.run(b.sh("exec "+inner, "--standalone", "--nproc-per-node=2")...)
+	eventually(t, "up", func() bool { return len(b.lines("starts")) == 2 })
+	left := descendants(l.launcher())
+	l.signal(syscall.SIGKILL)
+	l.wait()
+	for _, pid := range left {
+		eventually(t, "its end", func() bool { return syscall.Kill(pid, 0) != nil })
+	}
+}
+
+// nohup is for hangups: they stay ignored. Without it they end the job, as torchrun has it.
+func TestNohup(t *testing.T) {
+	b := newBench(t)
+	l := b.startPath("/bin/sh", nil, append([]string{"-c", `trap '' HUP; exec "$@"`, "sh", filepath.Join(binDir, "dlrover-run")}, b.sh(hold, "--standalone", "--nproc-per-node=1")...)...)
+	eventually(t, "up", b.exists("up.1.0"))
+	l.signal(syscall.SIGHUP)
+	b.release()
+	require.Equal(t, 0, l.wait(), l.err.String())
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -61,6 +62,15 @@ func startGuarded(t testing.TB, prepare func(*exec.Cmd), env ...string) *guarded
 	return g
 }
 
+// publicDir is a directory that any user may write to.
+func publicDir(t testing.TB) string {
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		require.NoError(t, os.Chmod(d, 0o777))
+	}
+	return dir
+}
+
 // kills are the ways in which a job is killed.
 var kills = []struct {
 	name string
@@ -98,10 +108,7 @@ func TestKilledJobLeavesNothing(t *testing.T) {
 		for _, noCgroup := range []string{"", "1"} {
 			for _, k := range kills {
 				t.Run(fmt.Sprintf("%s/NOCGROUP=%s/%s", user, noCgroup, k.name), func(t *testing.T) {
-					dir := t.TempDir()
-					for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
-						require.NoError(t, os.Chmod(d, 0o777))
-					}
+					dir := publicDir(t)
 					copied := filepath.Join(dir, "hide.py")
 					require.NoError(t, os.WriteFile(copied, text, 0o644))
 					prepare := func(cmd *exec.Cmd) {
@@ -240,4 +247,36 @@ func TestGuardPassesSignalsOn(t *testing.T) {
 		g.cmd.Wait()
 		requireEnded(t, g)
 	}
+}
+
+// With hidepid, /proc shows no process that is not dumpable to others than root: the
+// kernel's list of children has it, and it is killed at once.
+func TestSweepWithHiddenChildren(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root can mount a /proc that hides processes: A SWEEP THERE IS NOT TESTED")
+	}
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		t.Skip("SKIPPED: HIDDEN PROCESSES ARE NOT TESTED without /usr/bin/python3:", err)
+	}
+	dir := publicDir(t)
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	program := filepath.Join(dir, "proc.test")
+	require.NoError(t, os.WriteFile(program, self, 0o755))
+	const hide = "import ctypes,fcntl,os,sys,time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_SH); ctypes.CDLL(None).prctl(4, 0); print(flush=True); time.sleep(1000)"
+	lock := filepath.Join(dir, "lock")
+	cmd := exec.Command("/usr/bin/unshare", "--mount", "--fork", "sh", "-c", "mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid=65534 --regid=65534 --clear-groups "+program)
+	cmd.Env = append(os.Environ(), helperEnv+"=launcher", "KILL=end", "NOCGROUP=1", `SCRIPT=`+python+` -c "`+hide+`" `+lock+` & wait`)
+	began := time.Now()
+	out, err := cmd.CombinedOutput()
+	if strings.Contains(string(out), "unshare") || strings.Contains(string(out), "mount:") {
+		t.Skipf("SKIPPED: A SWEEP UNDER hidepid IS NOT TESTED: %s", out)
+	}
+	require.NoError(t, err, "%s", out)
+	require.Less(t, time.Since(began), patience)
+	f, err := os.Open(lock)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), "it lives on")
 }

@@ -197,7 +197,10 @@ func helperLauncher(s *Supervisor) int {
 	}
 	fmt.Println(os.Getpid(), path)
 	if os.Getenv("KILL") == "end" {
-		s.Close()
+		if err := s.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 99
+		}
 		code, _ := strconv.Atoi(os.Getenv("CODE"))
 		return code
 	}

@@ -225,9 +225,15 @@ func started(after int64) func(stamp) bool {
 	return func(s stamp) bool { return s.event == "start" && s.at > after }
 }
 
-// startedBy matches starts by one launcher.
+// startedBy matches starts by one launcher, which is p or, below its guard, p's child.
 func startedBy(p *process, after int64) func(stamp) bool {
-	return func(s stamp) bool { return s.event == "start" && s.at > after && s.ppid == p.cmd.Process.Pid }
+	return func(s stamp) bool {
+		if s.event != "start" || s.at <= after {
+			return false
+		}
+		guard, _ := parentOf(s.ppid)
+		return s.ppid == p.cmd.Process.Pid || guard == p.cmd.Process.Pid
+	}
 }
 
 func first(ss []stamp) int64 {

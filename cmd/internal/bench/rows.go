@@ -363,12 +363,15 @@ func footprint(ctx context.Context, l *lab) ([]float64, error) {
 		return nil, err
 	}
 	busy := 100 * (after - before) / seconds(began, now())
-	own, err := rss(pids[0])
+	executed, err := rss(pids[0])
 	if err != nil {
 		return nil, err
 	}
-	helpers, err := sum(pids[1:], rss)
-	return []float64{own, helpers, busy}, err
+	below, err := sum(pids[1:], rss)
+	if l.side.peer {
+		return []float64{executed, below, busy}, err
+	}
+	return []float64{below, executed, busy}, err // what is executed is the guard
 }
 
 func sum(pids []int, f func(int) (float64, error)) (total float64, err error) {
