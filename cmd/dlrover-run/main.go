@@ -45,6 +45,10 @@ func main() {
 
 // run has the link to its guard, or why there is none.
 func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, unguarded error) int {
+	if errors.Is(unguarded, guard.ErrNoRoom) {
+		console.Complain(os.Stderr, "dlrover-run", unguarded)
+		return policy.CannotExecute.Code(policy.TorchrunCodes)
+	}
 	in := newInbox(link)
 	defer in.close()
 	c, err := parse(args, os.LookupEnv, stdout)

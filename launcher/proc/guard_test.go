@@ -280,3 +280,33 @@ func TestSweepWithHiddenChildren(t *testing.T) {
 	defer f.Close()
 	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), "it lives on")
 }
+
+// A limit on processes is said in one line, where the Go runtime would end with a trace;
+// under one that is merely low the launcher starts fewer threads, and workers do
+// not see how.
+func TestLowProcessLimit(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: the limit is on a user's processes, of which only root can have a new one: A LOW ulimit -u IS NOT TESTED")
+	}
+	const nproc = 6 // RLIMIT_NPROC
+	dir := publicDir(t)
+	run := func(limit uint64) *guarded {
+		var before unix.Rlimit
+		require.NoError(t, unix.Getrlimit(nproc, &before))
+		require.NoError(t, unix.Setrlimit(nproc, &unix.Rlimit{Cur: limit, Max: before.Max}))
+		defer unix.Setrlimit(nproc, &before)
+		g := startGuarded(t, func(cmd *exec.Cmd) {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 64123, Gid: 64123}}
+		}, "KILL=end", "SCRIPT=echo procs=$GOMAXPROCS. > "+dir+"/env; echo")
+		g.cmd.Wait()
+		return g
+	}
+	g := run(10)
+	require.Equal(t, 1, g.cmd.ProcessState.ExitCode())
+	require.Regexp(t, `^the limit of 10 processes and threads .*\(ulimit -u\) is too small: others take 0, .*: raise it\n$`, g.said())
+	g = run(500)
+	require.Equal(t, 0, g.cmd.ProcessState.ExitCode(), g.said())
+	text, err := os.ReadFile(dir + "/env")
+	require.NoError(t, err)
+	require.Equal(t, "procs=.\n", string(text))
+}

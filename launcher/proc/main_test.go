@@ -149,7 +149,7 @@ func init() {
 // line, the launcher prints its pid and its cgroup, and waits. Arguments are of no
 // consequence.
 func helperGuard() int {
-	link, watch, err := guard.Divide()
+	link, watch, err := guard.Divide(func(string) {})
 	switch {
 	case watch != nil:
 		EndRemains(watch, os.Stderr)

@@ -34,6 +34,9 @@ import (
 // Name is argv[0] and the command name of the launcher below a guard.
 const Name = "launcher"
 
+// maxProcs is how many CPUs the Go runtime uses; its threads follow from that.
+const maxProcs = "GOMAXPROCS"
+
 // lastSignal is SIGRTMAX.
 const lastSignal = syscall.Signal(64)
 
@@ -73,17 +76,22 @@ type Watch struct {
 // to be killed, if anything [Watch.Remains], before the guard ends by [Watch.Follow].
 //
 // With neither, no launcher could be started below a guard, for the reason given;
-// the program may go on without.
-func Divide() (*Link, *Watch, error) {
+// the program may go on without, unless that is [ErrNoRoom]. warn is told of limits under
+// which the launcher may die without a word of its own.
+func Divide(warn func(string)) (*Link, *Watch, error) {
 	if link := inherited(os.Args); link != nil {
 		return link, nil, nil
+	}
+	thrifty, err := limits(warn)
+	if err != nil {
+		return nil, nil, err
 	}
 	w := &Watch{}
 	w.noteChildren()
 	if err := prctl(prSetChildSubreaper, 1); err != nil {
 		return nil, nil, os.NewSyscallError("become child subreaper", err)
 	}
-	if err := w.start(os.Args); err != nil {
+	if err := w.start(os.Args, thrifty); err != nil {
 		return nil, nil, err
 	}
 	w.watch()
@@ -112,8 +120,14 @@ func anyChild() bool {
 // start starts the launcher in a session of its own, so that a terminal signals the
 // guard alone. If the guard dies, SIGCONT sees to it that even a stopped launcher
 // notices.
-func (w *Watch) start(args []string) (err error) {
-	if w.will, err = newWill(args); err != nil {
+func (w *Watch) start(args []string, thrifty bool) (err error) {
+	env := os.Environ()
+	if _, given := os.LookupEnv(maxProcs); thrifty && !given {
+		env = append(env, maxProcs+"=1")
+	} else {
+		thrifty = false
+	}
+	if w.will, err = newWill(args, thrifty); err != nil {
 		return err
 	}
 	var p [2]int
@@ -126,11 +140,14 @@ func (w *Watch) start(args []string) (err error) {
 	w.pipe = p[1]
 	w.catchDeadly()
 	w.launcher, err = syscall.ForkExec("/proc/self/exe", []string{Name, strconv.Itoa(w.will) + "," + strconv.Itoa(p[0])}, &syscall.ProcAttr{
-		Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}})
+		Env: env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}})
 	if err != nil {
 		signal.Reset()
 		syscall.Close(w.pipe)
 		syscall.Close(w.will)
+		if err == syscall.EAGAIN || err == syscall.ENOMEM {
+			return &noRoom{"cannot start the launcher: " + err.Error() + ": a limit on processes (ulimit -u, or pids.max of the cgroup) or on memory is reached"}
+		}
 		return os.NewSyscallError("start the launcher", err)
 	}
 	setCloseOnExec(w.will, true)

@@ -13,11 +13,15 @@ import (
 // written at one go even if the writer is killed.
 const willSize = 4096
 
-// magic precedes the arguments: the memfd is ours.
-const magic = "arguments of a guarded launcher"
+// What precedes the arguments: the memfd is ours. The second says that GOMAXPROCS in the environment
+// is not the user's.
+const (
+	magic  = "arguments of a guarded launcher"
+	frugal = "arguments of a guarded launcher, who needs few threads"
+)
 
 // newWill makes the memfd, with an empty will and the arguments. Programs that are executed inherit it.
-func newWill(args []string) (int, error) {
+func newWill(args []string, thrifty bool) (int, error) {
 	name := append([]byte(Name), 0)
 	r, _, errno := syscall.RawSyscall(sysMemfdCreate(), uintptr(unsafe.Pointer(&name[0])), 0, 0)
 	if errno != 0 {
@@ -25,6 +29,9 @@ func newWill(args []string) (int, error) {
 	}
 	fd := int(r)
 	text := []byte(magic)
+	if thrifty {
+		text = []byte(frugal)
+	}
 	for _, a := range args {
 		text = append(append(text, 0), a...)
 	}
@@ -72,7 +79,11 @@ func readArguments(fd int) ([]string, error) {
 		n += m
 	}
 	words := split(b)
-	if words[0] != magic {
+	switch words[0] {
+	case magic:
+	case frugal:
+		_ = os.Unsetenv(maxProcs)
+	default:
 		return nil, errForeign
 	}
 	return words[1:], nil
