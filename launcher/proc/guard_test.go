@@ -310,3 +310,21 @@ func TestLowProcessLimit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "procs=.\n", string(text))
 }
+
+// PID 1 ends with its container, so it stays until those have ended that survive the
+// launcher, and it says by its status how that ended.
+func TestPID1StaysForHeirs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: a PID namespace needs root: A KILLED LAUNCHER BELOW PID 1 IS NOT TESTED")
+	}
+	dir := t.TempDir()
+	cmd := exec.Command("/usr/bin/unshare", "--pid", "--fork", "--mount-proc", os.Args[0])
+	cmd.Env = append(os.Environ(), helperEnv+"=launcher", "KILL=now", "NOCGROUP=1", "SCRIPT=setsid sleep "+token(0)+" & wait", "HEIR=sleep 0.5; : > "+dir+"/saved")
+	out, err := cmd.CombinedOutput()
+	if strings.Contains(string(out), "unshare") {
+		t.Skipf("SKIPPED: A KILLED LAUNCHER BELOW PID 1 IS NOT TESTED: %s", out)
+	}
+	require.Error(t, err)
+	require.Equal(t, 128+int(unix.SIGKILL), cmd.ProcessState.ExitCode(), "%s", out)
+	require.FileExists(t, dir+"/saved")
+}

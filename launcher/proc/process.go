@@ -88,6 +88,9 @@ func (s *Supervisor) Start(spec Spec) (*Process, error) {
 	if !s.thread.do(func() { err = s.startOn(spec.CPUs, p, path, spec.Args, attr) }) {
 		return nil, ErrClosed
 	}
+	if err == ErrClosed && s.isAbandoned() {
+		select {} // the process ends
+	}
 	if err != nil {
 		return nil, explainStart(err, path, spec.Args, attr)
 	}
@@ -232,9 +235,12 @@ func (s *Supervisor) wait(p *Process) {
 	}
 	s.mu.Lock()
 	delete(s.children, p.pid)
+	abandoned := s.abandoned
 	s.mu.Unlock()
 	s.wakeReaper() // orphans may have hidden behind p in the kernel's list
-	close(p.done)
+	if !abandoned {
+		close(p.done)
+	}
 }
 
 // parkUntilExit returns true once p has ended. It waits for the pidfd in the

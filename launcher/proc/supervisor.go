@@ -47,10 +47,11 @@ type Supervisor struct {
 
 	// mu is held from fork to registration, and by whoever looks at the list of
 	// children, so that nobody ever meets a child that is not registered yet.
-	mu       sync.Mutex
-	closed   bool
-	cgroup   *cgroup // nil: none
-	children map[int]*Process
+	mu        sync.Mutex
+	closed    bool
+	abandoned bool    // nobody is told of anything any more
+	cgroup    *cgroup // nil: none
+	children  map[int]*Process
 
 	services sync.WaitGroup // the reaper
 	waiters  sync.WaitGroup // one for each child
@@ -125,11 +126,13 @@ func (s *Supervisor) dropCgroup() {
 	s.bequeath()
 }
 
-// Abandon is for a launcher whose guard is dead and that has to end at once: it kills
-// all but what survives the launcher, and removes the cgroup. Start fails from then on.
+// Abandon is for a launcher that has to end at once, as if it were killed: it kills
+// all but what survives the launcher, and removes the cgroup. Nobody hears of the ends of
+// the workers, and Start does not return any more, so that the rest of the launcher does
+// not take the last moments for a failure of the job.
 func (s *Supervisor) Abandon() error {
 	s.mu.Lock()
-	s.closed = true
+	s.closed, s.abandoned = true, true
 	s.mu.Unlock()
 	_, err := s.sweep(func(p *Process) bool { return p.survives })
 	s.mu.Lock()
@@ -138,6 +141,12 @@ func (s *Supervisor) Abandon() error {
 		err = errors.Join(err, s.cgroup.destroy())
 	}
 	return err
+}
+
+func (s *Supervisor) isAbandoned() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.abandoned
 }
 
 // Close kills all children, helpers included, removes the

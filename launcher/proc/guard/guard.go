@@ -25,6 +25,7 @@ package guard
 import (
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"syscall"
 	"time"
@@ -86,6 +87,7 @@ func Divide(warn func(string)) (*Link, *Watch, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	runtime.GOMAXPROCS(1) // two threads fewer
 	w := &Watch{}
 	w.noteChildren()
 	if err := prctl(prSetChildSubreaper, 1); err != nil {
@@ -178,7 +180,7 @@ func (w *Watch) catchOthers() {
 
 // settled is when the signals are caught that nobody sends to a job that starts: it takes
 // half a millisecond, which the launcher needs then.
-const settled = 100 * time.Millisecond
+const settled = time.Second
 
 // watch passes signals on until the launcher has ended. As PID 1 of a container it
 // reaps all orphans meanwhile.
