@@ -19,6 +19,8 @@ type inbox struct {
 	direct chan os.Signal
 	wg     sync.WaitGroup
 
+	twoWays bool
+
 	mu      sync.Mutex
 	caught  map[syscall.Signal]chan<- os.Signal
 	echoes  map[echo][]time.Time // that are still to come
@@ -34,9 +36,10 @@ type echo struct {
 // sameSignal is generous: on a busy machine the guard waits for its turn.
 const sameSignal = 5 * time.Second
 
-// newInbox follows the guard at once. Until a signal is caught, it does to the launcher what it does by default.
+// newInbox follows the guard at once. A signal that is not caught does to the launcher what
+// it does by default.
 func newInbox(link *guard.Link) *inbox {
-	in := &inbox{link: link, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{}, abandon: func() {}}
+	in := &inbox{link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{}, abandon: func() {}}
 	in.wg.Go(func() {
 		for s := range in.direct {
 			in.deliver(s.(syscall.Signal), false)
@@ -70,7 +73,7 @@ func (in *inbox) deliver(s syscall.Signal, passed bool) {
 	if in.isEcho(echo{s, passed}, now) {
 		return
 	}
-	if in.link != nil {
+	if in.twoWays {
 		in.echoes[echo{s, !passed}] = append(in.echoes[echo{s, !passed}], now)
 	}
 	select {

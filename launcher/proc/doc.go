@@ -3,19 +3,19 @@
 //
 // A [Supervisor] is the parent of every worker and, as child subreaper, of
 // every process that a worker leaves behind. Each worker leads its own session
-// and process group, dies with the launcher (parent death signal), runs in a
-// cgroup v2 directory of the launcher where one can be made, and carries a
-// marker in its environment. A small guard process, the same binary started
-// again, sees the launcher die even by SIGKILL and ends what is left.
+// and process group, dies with the launcher (parent death signal) and runs in a
+// cgroup v2 directory of the launcher where one can be made. The launcher's parent,
+// the guard of package guard, sees the launcher die even by SIGKILL and ends what is
+// left; when the guard dies, [Supervisor.Abandon] does.
 //
 // The package also answers what the launcher asks the kernel about its machine:
 // memory cgroup, CPUs, GPU device files, signal names.
 //
 // It knows nothing of ranks, restarts or rendezvous and imports no other
-// package of this module. Every child of the process has to be started through
+// package of this module but those below it. Every child of the process has to be started through
 // [Supervisor.Start]: any other child is taken for an orphan, reaped and swept.
 //
 // Goroutines: a Supervisor owns one on a locked thread that starts all
-// children, one that reaps orphans, one that keeps the guard alive and one for
+// children, one that reaps orphans and one for
 // each running child, parked on its pidfd. [Supervisor.Close] ends them all.
 package proc
