@@ -135,7 +135,7 @@ func TestVariablesThatAreNotTorchrunsAreDocumented(t *testing.T) {
 		name, _, _ := strings.Cut(line, "=")
 		switch {
 		case slices.ContainsFunc(b.env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") }), slices.Contains(torchruns, name):
-		case name == "PWD" || name == "_" || name == "DLROVER_GUARD_ID": // the shell's; the mark of a job's processes
+		case name == "PWD" || name == "_": // the shell's
 		default:
 			require.Contains(t, string(docs), "`"+name, "a variable that no user is told of")
 		}
