@@ -171,7 +171,7 @@ func TestLauncherKilledAtOnce(t *testing.T) {
 }
 
 func TestManyGrandchildren(t *testing.T) {
-	g := startGuarded(t, nil, "NOCGROUP=1", "SCRIPT=i=0; while [ $i -lt 500 ]; do setsid sh -c 'sleep "+token(0)+" & sleep "+token(0)+" & wait' & i=$((i+1)); done; echo; wait")
+	g := startGuarded(t, nil, "NOCGROUP=1", "SCRIPT=i=0; while [ $i -lt 700 ]; do setsid sh -c 'sleep "+token(0)+" & sleep "+token(0)+" & wait' & i=$((i+1)); done; echo; wait")
 	require.NotZero(t, g.launcher)
 	require.NoError(t, unix.Kill(g.launcher, unix.SIGKILL))
 	g.cmd.Wait()
