@@ -532,7 +532,7 @@ func (c *ckptChaos) finish() {
 	for _, n := range c.nodes {
 		require.Empty(c.t, n.processes())
 	}
-	memory, err := filepath.Glob(filepath.Join(c.shm, "*/[^.]*/*"))
+	memory, err := filepath.Glob(filepath.Join(c.shm, "*/*/[^.]*"))
 	require.NoError(c.t, err)
 	require.Empty(c.t, memory, "something is left in shared memory")
 	require.Empty(c.t, c.leftovers(), "temporary files are left")
