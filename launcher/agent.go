@@ -349,6 +349,9 @@ func (a *Agent) forward(s syscall.Signal) {
 	if a.group == nil || a.group.stopping {
 		return
 	}
+	if s == syscall.SIGWINCH {
+		a.cfg.Logs.Resize()
+	}
 	for _, w := range a.group.workers {
 		_ = w.proc.SignalOnly(s) // it may have exited
 	}

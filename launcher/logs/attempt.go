@@ -112,7 +112,7 @@ func (a *Attempt) streamLocked(id WorkerID, i int, dir string) (*stream, error) 
 		}
 		a.l.fileFailed(path, err) // a pump tries again
 	}
-	p, child, err := newPipe(cfg.TailBytes)
+	p, child, err := a.l.source(i, toConsole && !toFile && !tee)
 	if err != nil {
 		return nil, err
 	}
@@ -132,6 +132,19 @@ func (a *Attempt) streamLocked(id WorkerID, i int, dir string) (*stream, error) 
 	return &stream{child: child, pump: p}, nil
 }
 
+// source returns the pump of stream i and the worker's end: of a pseudo-terminal if the console itself, which is all
+// that the stream goes to, is a terminal; else of a pipe.
+func (l *Logs) source(i int, consoleOnly bool) (*pump, *os.File, error) {
+	if terminal := l.console[i].terminal; terminal != nil && consoleOnly {
+		p, child, err := newPTY(l.ptmx, l.cfg.TailBytes, terminal)
+		if err == nil {
+			return p, child, nil
+		}
+		l.cfg.Logger.Debug("no pseudo-terminal for a worker: its output is a pipe", "err", err)
+	}
+	return newPipe(l.cfg.TailBytes)
+}
+
 func (l *Logs) newFile(path string) *file {
 	return &file{
 		path:       path,
@@ -145,7 +158,7 @@ func (a *Attempt) filterLocked(i int, prefix []byte, filters []string) *lines {
 	if a.filtered[i] == nil {
 		f := a.l.newFile(filepath.Join(a.dir, [2]string{"filtered_stdout.log", "filtered_stderr.log"}[i]))
 		a.files[i] = f
-		a.filtered[i] = &output{write: func(p []byte) (int, error) { f.write(p); return len(p), nil }}
+		a.filtered[i] = &output{now: time.Now, write: func(p []byte) (int, error) { f.write(p); return len(p), nil }}
 	}
 	match := make([][]byte, len(filters))
 	for i, s := range filters {

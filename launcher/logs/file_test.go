@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -230,17 +231,19 @@ func TestOutput(t *testing.T) {
 		{"only the end is left", []put{{"p", "[p]:a", false}, {"q", "[q]:b\n", false}, {"p", "\n", true}}, "[p]:a\n[q]:b\n"},
 		{"only the end is left, in another's line", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n", true}, {"q", "c\n", true}}, "[p]:a\n[q]:bc\n"},
 		{"end and more", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n[p]:c\n", true}}, "[p]:a\n[q]:b\n[p]:c\n"},
-		{"raw streams mix", []put{{"r", "a", false}, {"r", "b\n", true}, {"r", "\n", true}}, "ab\n\n"},
+		{"raw", []put{{"r", "a", false}, {"r", "b\n", true}, {"r", "\n", false}}, "ab\n\n"},
 		{"raw and tee do not", []put{{"r", "a", false}, {"p", "[p]:b", false}, {"r", "c\n", true}}, "a\n[p]:b\nc\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var got strings.Builder
-			o := &output{write: func(p []byte) (int, error) { return got.WriteString(string(p)) }}
+			clock := time.Unix(1e9, 0)
+			tick := func() time.Time { clock = clock.Add(patience); return clock } // nobody waits for anybody
+			o := &output{now: tick, write: func(p []byte) (int, error) { return got.WriteString(string(p)) }}
 			streams := map[string]*lines{
 				"p": o.tee(lines{prefix: []byte("[p]:")}), "q": o.tee(lines{prefix: []byte("[q]:")}), "r": o.pass(),
 			}
 			for _, p := range tc.puts {
-				head := "\n" + string(streams[p.by].prefix)
+				head := eraseLine + string(streams[p.by].prefix)
 				streams[p.by].send([]byte(head+p.text), len(head), p.cont)
 			}
 			require.Equal(t, tc.want, got.String())
@@ -250,9 +253,9 @@ func TestOutput(t *testing.T) {
 
 func TestOutputCountsWhatIsDropped(t *testing.T) {
 	said := 0
-	o := &output{write: func(p []byte) (int, error) { return 1, errors.New("gone") }, failed: func(error) { said++ }}
-	o.pass().send([]byte("\nabc\n"), 1, false)
-	o.pass().send([]byte("\nabc\n"), 1, false)
+	o := &output{now: time.Now, write: func(p []byte) (int, error) { return 1, errors.New("gone") }, failed: func(error) { said++ }}
+	o.pass().send([]byte(eraseLine+"abc\n"), gap, false)
+	o.pass().send([]byte(eraseLine+"abc\n"), gap, false)
 	require.Equal(t, int64(6), o.dropped.Load())
 	require.Equal(t, 2, said)
 }

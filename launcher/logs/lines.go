@@ -12,6 +12,9 @@ const (
 	maxOut = 128 << 10
 	// partialDelay is how long a tee'd line without its end is held back: prompts appear, ordinary lines stay whole.
 	partialDelay = time.Second
+	// rawDelay is how long a raw line without its end is held back when nobody else writes: a line that is written in
+	// pieces stays whole, and nobody sees the delay of a prompt.
+	rawDelay = 20 * time.Millisecond
 	// foldEvery is how often a progress bar shows a state that is overwritten later.
 	foldEvery = 5 * time.Second
 )
@@ -22,11 +25,14 @@ const (
 type lines struct {
 	prefix []byte
 	fold   bool
+	raw    bool                                  // a last line without its end stays without
 	match  [][]byte                              // when not nil: only lines that contain one of these
 	hold   time.Duration                         // how long an unfinished line is held back
+	quiet  func() time.Time                      // see output.quiet
 	send   func(out []byte, head int, cont bool) // see output.put
+	leave  func()                                // nothing follows
 
-	out  []byte // a newline and the prefix as scratch space for send, then the output
+	out  []byte // a gap and the prefix as scratch space for send, then the output
 	cont bool   // out goes on with a line sent before
 
 	pend   []byte    // of the current line, what is not in out yet; no \r in it when folding
@@ -119,7 +125,7 @@ func (l *lines) show() {
 
 func (l *lines) begin() {
 	if len(l.out) == 0 {
-		l.out = append(append(l.out, '\n'), l.prefix...)
+		l.out = append(append(l.out, eraseLine...), l.prefix...)
 		l.cont = l.shown
 	}
 	if !l.shown {
@@ -181,9 +187,12 @@ func (l *lines) due() time.Time {
 	if len(l.pend) == 0 {
 		return time.Time{}
 	}
-	due := l.born.Add(l.hold)
-	if next := l.stated.Add(foldEvery); l.over && next.After(due) {
-		due = next
+	if !l.fold && bytes.IndexByte(l.pend[:len(l.pend)-1], '\r') >= 0 {
+		return l.born // a bar, drawn as a whole
+	}
+	due := later(l.born.Add(l.hold), earlier(l.quiet(), l.born.Add(partialDelay)))
+	if l.over {
+		due = later(due, l.stated.Add(foldEvery))
 	}
 	return due
 }
@@ -196,19 +205,20 @@ func (l *lines) partial(now time.Time) {
 	}
 }
 
-// finish is the end of the stream. A last line without its end gets one, except in raw output (hold 0).
+// finish is the end of the stream. A last line without its end gets one, except in raw output.
 func (l *lines) finish(now time.Time) {
 	l.partial(now)
-	if l.shown && l.hold > 0 {
+	if l.shown && !l.raw {
 		l.end(nil)
 	}
 	l.flush()
+	l.leave()
 }
 
 // flush sends the collected output.
 func (l *lines) flush() {
 	if len(l.out) > 0 {
-		l.send(l.out, 1+len(l.prefix), l.cont)
+		l.send(l.out, gap+len(l.prefix), l.cont)
 		l.out = l.out[:0]
 	}
 }

@@ -20,16 +20,11 @@ type scope struct {
 
 func newScope(l lines) *scope {
 	s := &scope{now: time.Unix(1e9, 0)}
-	out := &output{write: func(p []byte) (int, error) {
+	out := &output{now: func() time.Time { return s.now }, write: func(p []byte) (int, error) {
 		s.sent = max(s.sent, len(p))
 		return s.got.Write(p)
 	}}
-	if l.hold > 0 {
-		s.lines = out.tee(l)
-	} else {
-		s.lines = out.pass()
-		s.fold = l.fold
-	}
+	s.lines = out.tee(l)
 	return s
 }
 
@@ -57,8 +52,8 @@ func (s *scope) after(d time.Duration) {
 
 func TestLines(t *testing.T) {
 	tee := lines{prefix: []byte("[p]:"), fold: true, hold: partialDelay}
-	rawPipe := lines{fold: true}
-	rawTerminal := lines{}
+	rawPipe := lines{raw: true, fold: true, hold: rawDelay}
+	rawTerminal := lines{raw: true, hold: rawDelay}
 	type step struct {
 		text  string
 		after time.Duration
@@ -100,7 +95,7 @@ func TestLines(t *testing.T) {
 
 		{"raw to a pipe", rawPipe, say("a", "b\n", "c"), "ab\nc"},
 		{"raw bar to a pipe", rawPipe, say("\r0%", "\r50%", "\r100%", "\nend"), "100%\nend"},
-		{"raw text, then a bar over it, to a pipe", rawPipe, say("run ", "\r1%", "\r2%\n"), "run \n2%\n"},
+		{"raw text, then a bar over it, to a pipe", rawPipe, []step{{"run ", time.Second}, {"\r1%", 0}, {"\r2%\n", 0}}, "run \n2%\n"},
 		{"raw to a terminal", rawTerminal, say("a", "\r0%", "\r50%", "\r\n"), "a\r0%\r50%\r\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -122,13 +117,19 @@ func TestLinesAreHeldBack(t *testing.T) {
 	s.after(partialDelay)
 	require.Equal(t, "[p]:no end yet", s.got.String())
 
-	s = newScope(lines{fold: true})
+	s = newScope(lines{raw: true, fold: true, hold: rawDelay})
 	s.say("(Pdb) ")
+	require.Empty(t, s.got.String())
+	s.after(rawDelay)
 	require.Equal(t, "(Pdb) ", s.got.String(), "raw output is prompt")
+
+	s = newScope(lines{raw: true, hold: rawDelay})
+	s.say("\r 10%|#")
+	require.Equal(t, "\r 10%|#", s.got.String(), "a bar on a terminal at once")
 }
 
 func TestRawKeepsLinesTogetherInAFlood(t *testing.T) {
-	s := newScope(lines{})
+	s := newScope(lines{raw: true, hold: rawDelay})
 	s.feed([]byte("one\ntw"), s.now) // a read that filled the buffer: the pump does not ask for the rest at once
 	s.flush()
 	require.Equal(t, "one\n", s.got.String())
@@ -143,8 +144,8 @@ func TestLongLine(t *testing.T) {
 		want  func(string) string
 	}{
 		{"tee", lines{prefix: []byte("[p]:"), fold: true, hold: partialDelay}, func(s string) string { return "[p]:" + s + "\n" }},
-		{"raw", lines{}, func(s string) string { return s }},
-		{"raw folded", lines{fold: true}, func(s string) string { return s }},
+		{"raw", lines{raw: true, hold: rawDelay}, func(s string) string { return s }},
+		{"raw folded", lines{raw: true, fold: true, hold: rawDelay}, func(s string) string { return s }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newScope(tc.lines)

@@ -3,10 +3,12 @@
 // failure report.
 //
 // A stream that only goes to a file is the file itself: the worker writes without the launcher. Every other
-// stream is a pipe read by one goroutine, which its Attempt owns and waits for. Nothing here starts or waits for
+// stream is a pipe, or a pseudo-terminal where the worker would have a terminal without the launcher, read by one
+// goroutine, which its Attempt owns and waits for. Lines of different streams do not cut each other (see output). Nothing here starts or waits for
 // processes, reads flags or the environment, or imports another package of this module.
 //
-// Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time; output.mu may be taken under Attempt.mu.
+// Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time; output.mu may be taken under Attempt.mu. Only
+// the timer of an output runs beside the pumps; Logs.Close stops it.
 package logs
 
 import (
@@ -77,6 +79,7 @@ type Logs struct {
 	hostname string
 	console  [2]*output // stdout, stderr: the same one when both are one terminal, pipe or file
 	dups     []*os.File
+	ptmx     string // makes pseudo-terminals
 
 	mu       sync.Mutex
 	base     string // <dir>/<run_id>_<random>; "" before the first Begin with a temporary directory, and for /dev/null
@@ -91,7 +94,7 @@ type Logs struct {
 // anything starts.
 func New(cfg Config) (*Logs, error) {
 	setDefaults(&cfg)
-	l := &Logs{cfg: cfg, attempts: map[*Attempt]struct{}{}}
+	l := &Logs{cfg: cfg, ptmx: "/dev/ptmx", attempts: map[*Attempt]struct{}{}}
 	if strings.Contains(cfg.PrefixTemplate, "hostname") {
 		name, err := os.Hostname()
 		if err != nil {
@@ -258,6 +261,7 @@ func (l *Logs) Close() error {
 		errs = append(errs, a.Close())
 	}
 	for _, c := range l.console {
+		c.close()
 		if n := c.dropped.Swap(0); n > 0 {
 			l.cfg.Logger.Warn("output of workers did not reach the console", "bytes", n)
 		}

@@ -28,6 +28,8 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m)
 	case "flood":
 		helperFlood()
+	case "parts":
+		helperParts()
 	case "launcher":
 		helperLauncher()
 	}
@@ -46,6 +48,23 @@ func helperFlood() {
 		w.WriteByte('\n')
 	}
 	w.Flush()
+}
+
+// helperParts writes argv[2] numbered lines with argv[1] in them to stdout and to stderr at the same time, each line in
+// four writes.
+func helperParts() {
+	n, _ := strconv.Atoi(os.Args[2])
+	var wg sync.WaitGroup
+	for f, tag := range map[*os.File]string{os.Stdout: "o", os.Stderr: "e"} {
+		wg.Go(func() {
+			for i := range n {
+				for _, part := range []string{os.Args[1] + tag, " ", strconv.Itoa(i), "\n"} {
+					f.WriteString(part)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func helper(name string, args ...string) *exec.Cmd {

@@ -1,82 +1,230 @@
 package logs
 
 import (
+	"bytes"
 	"io"
 	"os"
 	"reflect"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// owner names a stream that writes to an output. All raw streams are one: their bytes mix as if inherited.
+// owner names a stream that writes to an output.
 type owner uint32
 
+const nobody owner = 0
+
 const (
-	nobody owner = iota
-	raw
+	// patience is how long an unfinished line that is on an output already keeps the others from writing.
+	patience = time.Second
+	// maxHeld is how many bytes of the others wait for its end, or patience.
+	maxHeld = 1 << 20
+	// gap is scratch space in front of what is sent, for what has to end the line of another stream.
+	gap = len(eraseLine)
+
+	newline   = "\n"
+	eraseLine = "\x1b[2K"
+	eraseRest = "\x1b[K"
 )
 
-// output is where the lines of several streams meet: the console, or a filtered_*.log. Each write is whole, and an
-// unfinished line of one stream is never continued by another.
+// output is where the lines of several streams meet: the console, or a filtered_*.log. Each write is whole, and a line
+// is not cut by another stream: whoever comes while an unfinished one is on the output waits until it ends, its stream
+// does, or patience is over, and then begins on a new line.
 type output struct {
 	write    func(p []byte) (int, error)
-	terminal bool
+	now      func() time.Time
+	terminal *os.File // nil: it is none
 	failed   func(err error)
 	dropped  atomic.Int64 // bytes
 
-	mu   sync.Mutex
-	next owner // the last one given
-	open owner // whose unfinished line is last, else nobody
+	mu        sync.Mutex
+	next      owner     // the last one given
+	open      owner     // whose unfinished line is last, else nobody
+	bar       bool      // a \r was on that line, so that it is drawn again as a whole
+	column0   bool      // it ends with \r
+	yields    time.Time // until when others wait for its end
+	last      time.Time // of the last write
+	held      []piece   // what waits, in the order of coming
+	heldBytes int
+	timer     *time.Timer // for yields, once something was held
 }
 
-// tee adds a stream whose lines have an owner of their own.
+// piece is what a stream sends at a time. text[:head] is scratch space: a gap, then the prefix of the stream. cont says
+// that the text goes on with a line that is on the output already; if another stream came between, that line was ended
+// there, and the rest gets a prefix of its own.
+type piece struct {
+	by   owner
+	text []byte
+	head int
+	cont bool
+}
+
+// tee adds a stream of its own.
 func (o *output) tee(l lines) *lines {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.next = max(o.next, raw) + 1
+	o.next++
 	by := o.next
-	l.send = func(out []byte, head int, cont bool) { o.put(by, out, head, cont) }
+	l.send = func(out []byte, head int, cont bool) { o.put(piece{by, out, head, cont}) }
+	l.quiet = func() time.Time { return o.quiet(by) }
+	l.leave = func() { o.leave(by) }
 	return &l
 }
 
-// pass adds a raw stream.
+// pass adds a raw stream: what it says stays as it is, except that progress bars are folded for who is no terminal.
 func (o *output) pass() *lines {
-	return &lines{
-		fold: !o.terminal,
-		send: func(out []byte, head int, cont bool) { o.put(raw, out, head, cont) },
+	return o.tee(lines{raw: true, hold: rawDelay, fold: o.terminal == nil})
+}
+
+// put writes p, or keeps a copy of it until it may be written.
+func (o *output) put(p piece) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.putLocked(p, o.now())
+}
+
+func (o *output) putLocked(p piece, now time.Time) {
+	if len(o.held) > 0 && o.open != p.by && !now.Before(o.yields) {
+		o.releaseLocked(now) // they came first
+	}
+	if o.open == nobody || o.open == p.by || !now.Before(o.yields) {
+		o.emitLocked(p, now)
+		return
+	}
+	p.text = bytes.Clone(p.text)
+	o.held = append(o.held, p)
+	if o.heldBytes += len(p.text); o.heldBytes > maxHeld {
+		o.yieldLocked(now)
+	} else if len(o.held) == 1 {
+		o.wakeLocked(o.yields.Sub(now))
 	}
 }
 
-// put writes the text out[head:] of stream by. out[:head] is scratch space that holds a newline and the prefix of the
-// stream. cont says that the text goes on with a line that is on the output already; if another stream came between,
-// that line was ended there, and the rest gets a prefix of its own.
-func (o *output) put(by owner, out []byte, head int, cont bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if by != raw && cont && o.open != by {
-		if out[head] == '\n' {
-			head++
+// emitLocked writes p now.
+func (o *output) emitLocked(p piece, now time.Time) {
+	if p.cont && o.open != p.by {
+		if p.text[p.head] == '\n' {
+			p.head++ // it was ended by whoever came between
 		} else {
-			head = 1
+			p.head = gap
 		}
 	}
-	if head == len(out) {
+	if p.head == len(p.text) {
 		return
 	}
-	if o.open != nobody && o.open != by {
-		head--
-		out[head] = '\n'
+	if o.open != nobody && o.open != p.by {
+		end := o.lineEndLocked(p)
+		p.head -= len(end)
+		copy(p.text[p.head:], end)
 	}
-	text := out[head:]
-	o.open = nobody
-	if text[len(text)-1] != '\n' {
-		o.open = by
-	}
-	if n, err := o.write(text); err != nil {
-		o.dropped.Add(int64(len(text) - n))
+	out := p.text[p.head:]
+	o.last = now
+	if n, err := o.write(out); err != nil {
+		o.dropped.Add(int64(len(out) - n))
 		o.failed(err)
+	}
+	o.endsLocked(p.by, out, now)
+}
+
+// lineEndLocked is what has to come between the open line and p of another stream. On a terminal, where cursor and bar
+// are known, the next bar or line takes the place of a bar.
+func (o *output) lineEndLocked(p piece) string {
+	switch {
+	case o.terminal == nil || !o.bar:
+		return newline
+	case o.column0:
+		return eraseRest
+	case p.text[p.head] == '\r':
+		return eraseLine
+	}
+	return newline
+}
+
+// endsLocked notes how out, which by has just written, leaves the last line.
+func (o *output) endsLocked(by owner, out []byte, now time.Time) {
+	rest := out[bytes.LastIndexByte(out, '\n')+1:]
+	if len(rest) == 0 {
+		o.open = nobody
+		o.releaseLocked(now)
+		return
+	}
+	if o.open != by || len(rest) < len(out) {
+		o.open, o.bar, o.yields = by, false, now.Add(patience)
+	}
+	o.column0 = rest[len(rest)-1] == '\r'
+	if o.bar = o.bar || bytes.IndexByte(rest, '\r') >= 0; o.bar {
+		o.yields = now
+	}
+}
+
+// releaseLocked writes what may be written now, and holds the rest again.
+func (o *output) releaseLocked(now time.Time) {
+	held := o.held
+	o.held, o.heldBytes = nil, 0
+	for _, p := range held {
+		o.putLocked(p, now)
+	}
+}
+
+// yieldLocked ends the wait for the line that is open.
+func (o *output) yieldLocked(now time.Time) {
+	o.yields = now
+	o.releaseLocked(now)
+}
+
+// wakeLocked writes what is held after d, if the line has not ended by then.
+func (o *output) wakeLocked(d time.Duration) {
+	if o.timer == nil {
+		o.timer = time.AfterFunc(d, o.woken)
+		return
+	}
+	o.timer.Reset(d)
+}
+
+func (o *output) woken() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now := o.now(); len(o.held) > 0 && now.Before(o.yields) {
+		o.wakeLocked(o.yields.Sub(now)) // another line has been opened meanwhile
+	} else {
+		o.releaseLocked(now)
+	}
+}
+
+// quiet returns from when on an unfinished line of by would disturb nobody, if nobody writes until then.
+func (o *output) quiet(by owner) time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t := o.last.Add(rawDelay)
+	if o.open != nobody && o.open != by {
+		t = later(t, o.yields)
+	}
+	return t
+}
+
+// leave is the end of a stream: nobody waits for the end of its line.
+func (o *output) leave(by owner) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.open == by {
+		o.yieldLocked(o.now())
+	}
+}
+
+// close writes what is held. An output that is blocked is left alone.
+func (o *output) close() {
+	if !o.mu.TryLock() {
+		return
+	}
+	defer o.mu.Unlock()
+	for len(o.held) > 0 {
+		o.yieldLocked(o.now())
+	}
+	if o.timer != nil {
+		o.timer.Stop()
 	}
 }
 
@@ -95,16 +243,17 @@ func (l *Logs) openConsole() error {
 }
 
 func (l *Logs) newConsole(w io.Writer) (*output, error) {
-	o := &output{failed: l.consoleFailed}
+	o := &output{now: time.Now, failed: l.consoleFailed}
 	if f, ok := w.(*os.File); ok {
 		// Go ends the program on EPIPE from descriptors 1 and 2 (os/signal, "SIGPIPE"); a copy returns the error.
 		fd, err := dupFile(f)
 		if err != nil {
 			return nil, os.NewSyscallError("dup the console "+f.Name(), err)
 		}
-		_, err = unix.IoctlGetTermios(fd, unix.TCGETS)
-		o.terminal = err == nil
 		dup := os.NewFile(uintptr(fd), f.Name())
+		if _, err = unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {
+			o.terminal = dup
+		}
 		l.dups = append(l.dups, dup)
 		w = dup
 	}

@@ -24,17 +24,18 @@ const (
 	pace = time.Millisecond
 )
 
-// pump is the one goroutine that reads the pipe of a stream. Tail, file and console are fed in this order, so that a
-// blocked console, which blocks the worker as an inherited one would, hides nothing from the other two.
+// pump is the one goroutine that reads the pipe or pseudo-terminal of a stream. Tail, file and console are fed in this
+// order, so that a blocked console, which blocks the worker as an inherited one would, hides nothing from the other two.
 type pump struct {
-	r       *os.File
-	conn    syscall.RawConn
-	buf     []byte
-	tail    *tail
-	file    *file  // nil: none
-	filter  *lines // nil: none
-	console *lines // nil: none
-	done    chan struct{}
+	r        *os.File
+	conn     syscall.RawConn
+	terminal *os.File // the console, when r is a pseudo-terminal
+	buf      []byte
+	tail     *tail
+	file     *file  // nil: none
+	filter   *lines // nil: none
+	console  *lines // nil: none
+	done     chan struct{}
 
 	mu     sync.Mutex // guards what follows, and the deadline of r
 	armed  time.Time  // the deadline of r; may be earlier than needed
@@ -55,8 +56,13 @@ func newPipe(tailBytes int) (*pump, *os.File, error) {
 		unix.Close(fd[1])
 		return nil, nil, os.NewSyscallError("fcntl", err)
 	}
+	return newPump(fd[0], fd[1], tailBytes)
+}
+
+// newPump returns a pump that reads the non-blocking descriptor in, and the worker's end. It owns both, in any case.
+func newPump(in, out, tailBytes int) (*pump, *os.File, error) {
 	// Being non-blocking, the read end goes to the netpoller: it has deadlines, and takes no thread.
-	r, w := os.NewFile(uintptr(fd[0]), "worker output"), os.NewFile(uintptr(fd[1]), "worker output")
+	r, w := os.NewFile(uintptr(in), "worker output"), os.NewFile(uintptr(out), "worker output")
 	conn, err := r.SyscallConn()
 	if err != nil {
 		r.Close()
@@ -72,7 +78,7 @@ func newPipe(tailBytes int) (*pump, *os.File, error) {
 	}, w, nil
 }
 
-// run reads until every writer has closed the pipe, or until a stop.
+// run reads until every writer has closed the pipe (of a terminal, that is EIO), or until a stop.
 func (p *pump) run() {
 	defer close(p.done)
 	var last time.Time
@@ -83,6 +89,9 @@ func (p *pump) run() {
 				break
 			}
 			continue
+		}
+		if p.terminal != nil && err == nil {
+			n = p.fill(n)
 		}
 		now := time.Now()
 		p.consume(p.buf[:n], now)
@@ -132,6 +141,13 @@ func (p *pump) consume(b []byte, now time.Time) {
 
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
 		return a
 	}
 	return b
