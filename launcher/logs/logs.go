@@ -4,8 +4,8 @@
 //
 // A stream that only goes to a file is the file itself: the worker writes without the launcher. Every other
 // stream is a pipe, or a pseudo-terminal where the worker would have a terminal without the launcher, read by one
-// goroutine, which its Attempt owns and waits for. Lines of different streams do not cut each other (see output). Nothing here starts or waits for
-// processes, reads flags or the environment, or imports another package of this module.
+// goroutine, which its Attempt owns and waits for. Lines of different streams do not cut each other (see output).
+// Nothing here starts or waits for processes, reads flags or the environment, or imports another package of this module.
 //
 // Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time; output.mu may be taken under Attempt.mu. Only
 // the timer of an output runs beside the pumps; Logs.Close stops it.
