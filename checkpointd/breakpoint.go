@@ -17,9 +17,11 @@ import (
 // SetWorld tells the daemon which epoch the launcher is about to start workers of.
 func (d *Daemon) SetWorld(w World) {
 	d.mu.Lock()
-	if d.world != w {
-		d.over[d.world.Key()] = true
+	for _, epoch := range append(d.found, d.world.Key()) {
+		d.over[epoch] = true
 	}
+	d.found = nil
+	delete(d.over, w.Key())
 	d.world = w
 	d.mended, d.said = map[string]bool{}, map[string]bool{}
 	d.changedLocked()
@@ -33,27 +35,71 @@ func (d *Daemon) SetWorld(w World) {
 	d.rescan() // for what the workers before have left
 }
 
-// dropHalves gives up the saves of this node alone whose other shards cannot come
-// any more, because the workers of their epoch have ended.
+// dropHalves gives up the saves whose other shards cannot come any more: a worker of this node has saved over its shard,
+// or (of saves of this node alone) the workers of their epoch have ended.
 func (d *Daemon) dropHalves() {
+	d.mu.Lock()
+	whole := !slices.ContainsFunc(d.flyingLocked(""), func(j *save) bool { return j.meta.Shards > 1 })
+	d.mu.Unlock()
+	if whole {
+		return
+	}
+	latest, here := d.latestOrders(), map[part]bool{} // in this order: what was passed was here before
+	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { here[part{m.Save, m.Shard}] = true })
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.breaking > 0 { // it may be about to start the others
 		return
 	}
-	shards := map[string]map[int]bool{}
+	tried := map[string]int{}
 	for _, j := range d.saves {
-		if shards[j.meta.Save] == nil {
-			shards[j.meta.Save] = map[int]bool{}
+		if p := (part{j.meta.Save, j.meta.Shard}); !j.second {
+			here[p] = true
+			tried[p.save]++
 		}
-		shards[j.meta.Save][j.meta.Shard] = true
 	}
-	for _, j := range d.saves {
-		m := j.meta
-		if !j.phase.over() && d.over[m.Epoch] && d.boardOf(m) == d.local && len(shards[m.Save]) < m.Shards {
+	for _, j := range d.flyingLocked("") {
+		ended := d.over[j.meta.Epoch] && d.boardOf(j.meta) == d.local
+		if ended && tried[j.meta.Save] < j.meta.Shards || latest.passed(j.meta, here) {
 			d.drop(j, errHalf)
 		}
 	}
+}
+
+// part is a shard of a save.
+type part struct {
+	save  string
+	shard int
+}
+
+// stream is what the saves of one shard have in common. They are made one after the other.
+type stream struct {
+	epoch, dir    string
+	shard, shards int
+}
+
+// orders are the latest saves of the streams of this node.
+type orders map[stream]int64
+
+func (d *Daemon) latestOrders() orders {
+	latest := orders{}
+	d.held(func(name string, _ *segment, _ shm.Header, m shm.Meta) {
+		if at := (stream{m.Epoch, m.Dir, m.Shard, m.Shards}); ours(name) && m.Primary {
+			latest[at] = max(latest[at], m.Order)
+		}
+	})
+	return latest
+}
+
+// passed reports whether a worker of this node has made a later save and its shard of m is gone.
+func (o orders) passed(m shm.Meta, here map[part]bool) bool {
+	for at, order := range o {
+		of := stream{m.Epoch, m.Dir, at.shard, m.Shards}
+		if at == of && m.Order > 0 && order > m.Order && !here[part{m.Save, at.shard}] {
+			return true
+		}
+	}
+	return false
 }
 
 // Breakpoint saves, in the background, the newest step that all shards are held of in
@@ -156,40 +202,79 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []board.Holding, reas
 	if err != nil {
 		return err
 	}
-	d.dropIncomplete(flying, plan, ok)
+	d.dropIncomplete(flying, plan, hs, ok)
 	if !ok || d.onDiskAlready(plan, hs) {
 		return nil
 	}
-	d.log.Info("saving what is in memory", "step", plan.Step, "dir", dir, "reason", reason)
+	if !d.triedTwice(plan) {
+		d.log.Info("saving what is in memory", "step", plan.Step, "dir", dir, "reason", reason)
+	}
 	for _, shard := range plan.Mine {
-		if !d.startHeld(plan.Save, shard) {
-			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step), d.refuse(ctx, b, plan, hs, shard))
+		switch j := d.startHeld(plan.Save, shard); {
+		case j == nil:
+			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step), d.refuse(ctx, b, plan, hs, shard, errIncomplete))
+		case d.stays(j):
+			err = errors.Join(err, d.refuse(ctx, b, plan, hs, shard, errGivenUp))
 		}
 	}
 	return err
 }
 
+// triedTwice reports whether this node has given a save up for good.
+func (d *Daemon) triedTwice(plan board.Plan) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == plan.Save && j.second && j.gaveUp() })
+}
+
+// stays reports whether j was given up for good.
+func (d *Daemon) stays(j *save) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return j.gaveUp()
+}
+
+var errGivenUp = errors.New("it was given up before")
+
 var errIncomplete = errors.New("not all of its shards are left in memory")
 
-// dropIncomplete drops the saves that are newer than the newest one of which all shards
+// dropIncomplete drops the saves that were made after the newest one of which all shards
 // are left.
-func (d *Daemon) dropIncomplete(flying []*save, plan board.Plan, ok bool) {
+func (d *Daemon) dropIncomplete(flying []*save, plan board.Plan, hs []board.Holding, ok bool) {
 	for _, j := range flying {
-		if !ok || j.meta.Step > plan.Step {
+		if !ok || madeAfter(j, plan, hs) {
 			d.drop(j, errIncomplete)
 		}
 	}
 }
 
-// refuse tells the writers of the other shards that one is lost.
-func (d *Daemon) refuse(ctx context.Context, b board.Board, plan board.Plan, hs []board.Holding, shard int) error {
+// madeAfter reports whether j was made after the planned save. Steps may go back, and only the saves of one shard are
+// certain to come one after the other.
+func madeAfter(j *save, plan board.Plan, hs []board.Holding) bool {
+	var last time.Time
+	for _, h := range hs {
+		if h.Save == plan.Save && h.Shard == j.meta.Shard {
+			return j.saved.After(h.Saved)
+		}
+		if h.Save == plan.Save && h.Saved.After(last) {
+			last = h.Saved
+		}
+	}
+	if last.IsZero() { // nothing of it is here
+		return j.meta.Step > plan.Step
+	}
+	return j.saved.After(last)
+}
+
+// refuse tells the writers of the other shards that one will not come.
+func (d *Daemon) refuse(ctx context.Context, b board.Board, plan board.Plan, hs []board.Holding, shard int, why error) error {
 	shards := 0
 	for _, h := range hs {
 		if h.Save == plan.Save {
 			shards = h.Shards
 		}
 	}
-	_, err := b.Post(ctx, board.Report{Save: board.Save{ID: plan.Save, Step: plan.Step, Shards: shards, Dir: plan.Dir}, Phase: board.Failed, Shards: []int{shard}, Error: errIncomplete.Error()})
+	_, err := b.Post(ctx, board.Report{Save: board.Save{ID: plan.Save, Step: plan.Step, Shards: shards, Dir: plan.Dir}, Phase: board.Failed, Shards: []int{shard}, Error: why.Error()})
 	return err
 }
 
@@ -208,16 +293,22 @@ func (d *Daemon) onDiskAlready(plan board.Plan, hs []board.Holding) bool {
 	return ok && !saved.IsZero() && m.Saved.After(saved)
 }
 
-// startHeld writes a shard from whatever segment has it.
-func (d *Daemon) startHeld(id string, shard int) bool {
-	found := false
+// startHeld writes a shard from whatever segment has it, a second time if it was given up. nil: none has it.
+func (d *Daemon) startHeld(id string, shard int) (started *save) {
 	d.held(func(_ string, s *segment, h shm.Header, m shm.Meta) {
-		if !found && m.Save == id && m.Shard == shard {
-			found = true
-			d.start(s, h, m)
+		if started == nil && m.Save == id && m.Shard == shard {
+			j := newSave(s, h.Seq, h.Saved, m)
+			j.second = d.tried(id, shard)
+			started = d.launch(j)
 		}
 	})
-	return found
+	return started
+}
+
+func (d *Daemon) tried(id string, shard int) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.latestLocked(id, shard) != nil
 }
 
 // shared is the board of all nodes.

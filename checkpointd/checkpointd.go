@@ -66,9 +66,11 @@ const (
 	agesEvery     = 10 * time.Second
 	retryFirst    = time.Second // of a write that failed; doubles up to retryMost
 	retryMost     = 30 * time.Second
-	refuseBudget  = 5 * time.Second  // to tell that a save failed
-	leadPatience  = 30 * time.Second // for a launcher that has just started the daemon
-	stuckGrace    = time.Second      // for storage to answer after a save's time is over
+	refuseBudget  = 5 * time.Second        // to tell that a save failed
+	leadPatience  = 30 * time.Second       // for a launcher that has just started the daemon
+	busyFirst     = time.Millisecond       // look again at a segment that its writer is about to unlock; doubles
+	busyMost      = 100 * time.Millisecond // up to this
+	stuckGrace    = time.Second            // for storage to answer after a save's time is over
 	orphanGrace   = 500 * time.Millisecond
 	yieldEvery    = 50 * time.Millisecond // look for a new launcher
 	dropGrace     = 10 * time.Second      // of a save that only its leader can still end
@@ -139,6 +141,7 @@ type Daemon struct {
 	said     map[string]bool       // loads that were told of since the world last changed
 	mended   map[string]bool       // directories recovered since the world last changed
 	over     map[string]bool       // epochs whose workers have ended
+	found    []string              // epochs of what an earlier daemon left, until the world is told
 	used     map[string]bool       // directories that were committed to
 }
 

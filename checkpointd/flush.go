@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"slices"
 	"syscall"
 	"time"
 
@@ -45,16 +47,18 @@ type save struct {
 	// Guarded by Daemon.mu.
 	phase       phase
 	err         error
+	second      bool // a breakpoint's: it was given up before
+	said        bool // why it was given up
 	bytes, done int64
 	stuck       bool // has waited for other shards for long: nobody should wait for it
 }
 
 var (
 	errSuperseded = errors.New("overwritten by a newer save before it could be written")
-	errHalf       = errors.New("a worker ended before it had saved its shard")
+	errHalf       = errors.New("a worker of this node has ended without its shard, or has saved over it")
 )
 
-// start puts a shard on its way to the disk, unless it is there or on the way.
+// start puts a shard on its way to the disk, unless it is there or on the way, or was given up.
 func (d *Daemon) start(s *segment, h shm.Header, m shm.Meta) *save {
 	return d.launch(newSave(s, h.Seq, h.Saved, m))
 }
@@ -67,14 +71,13 @@ func newSave(s *segment, seq uint64, saved time.Time, m shm.Meta) *save {
 	return j
 }
 
-// launch runs j, unless the same shard is on its way or was committed.
+// launch runs j, unless the same shard was launched before: a save that was given up stays given up, for all its shards
+// alike, but for the second attempt that a breakpoint may make.
 func (d *Daemon) launch(j *save) *save {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, o := range d.saves {
-		if o.meta.Save == j.meta.Save && o.meta.Shard == j.meta.Shard && (o.phase == committed || !o.phase.over()) {
-			return o
-		}
+	if o := d.latestLocked(j.meta.Save, j.meta.Shard); o != nil && (!o.gaveUp() || !j.second || o.second) {
+		return o
 	}
 	j.ctx, j.quit = context.WithCancelCause(d.ctx)
 	j.waits, j.give = context.WithCancelCause(j.ctx)
@@ -84,6 +87,19 @@ func (d *Daemon) launch(j *save) *save {
 	d.wg.Go(func() { d.run(j) })
 	return j
 }
+
+// latestLocked is the last attempt at a shard of a save, nil if there was none.
+func (d *Daemon) latestLocked(id string, shard int) *save {
+	for _, j := range slices.Backward(d.saves) {
+		if j.meta.Save == id && j.meta.Shard == shard {
+			return j
+		}
+	}
+	return nil
+}
+
+// gaveUp reports whether j is over and not on disk. The lock is held.
+func (j *save) gaveUp() bool { return j.phase == failed || j.phase == superseded }
 
 // drop ends a save that will not be complete any more. If the leader may have decided
 // otherwise already, it has a while to go on.
@@ -306,7 +322,7 @@ func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
 			d.setNote("")
 			return nil
 		}
-		if errors.Is(err, errSuperseded) || hopeless(err) || ctx.Err() != nil || d.gone(ctx, j, err) {
+		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || hopeless(err) || ctx.Err() != nil || d.gone(ctx, j, err) {
 			return err
 		}
 		d.trouble(ctx, j, err)
@@ -352,13 +368,9 @@ func (d *Daemon) setNote(note string) bool {
 
 // attempt writes all files of the shard once. The segment is pinned meanwhile.
 func (d *Daemon) attempt(ctx context.Context, j *save) (commit.Entry, error) {
-	p, err := j.seg.seg.Pin()
+	p, err := j.seg.pin(ctx, j.seq)
 	if err != nil {
-		return commit.Entry{}, fmt.Errorf("%w (%w)", errSuperseded, err)
-	}
-	if p.Header.Seq != j.seq {
-		p.Release()
-		return commit.Entry{}, errSuperseded
+		return commit.Entry{}, err
 	}
 	select {
 	case d.slots <- struct{}{}:
@@ -617,9 +629,9 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 			j.seg.seg.SetDurable(j.seq)
 		}
 	case superseded:
-		d.log.Warn("a checkpoint was not written: a newer one came first", "step", j.meta.Step, "shard", j.meta.Shard)
+		d.sayOnce(j, slog.LevelWarn, "a checkpoint was not written: a newer one came first")
 	case failed:
-		d.log.Error("a checkpoint was not committed", "step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir, "err", err)
+		d.sayOnce(j, slog.LevelError, "a checkpoint was not committed", "err", err)
 	}
 	if j.seg != nil {
 		j.seg.seg.Settle(j.seq)
@@ -632,13 +644,27 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 	case committed:
 		d.count.Commits++
 		d.used[j.meta.Dir] = true
-		d.durable[j.meta.Rank] = SegmentStatus{Rank: j.meta.Rank, Step: j.meta.Step, Saved: j.saved, Durable: true}
+		if !j.saved.Before(d.durable[j.meta.Rank].Saved) {
+			d.durable[j.meta.Rank] = SegmentStatus{Rank: j.meta.Rank, Step: j.meta.Step, Saved: j.saved, Durable: true}
+		}
 	case superseded:
 		d.count.Superseded++
 	case failed:
 		d.count.Failures++
 	}
 	d.changedLocked()
+}
+
+// sayOnce says why a save was given up, in one line for all its shards on this node: the first to know tells the others.
+func (d *Daemon) sayOnce(j *save, level slog.Level, text string, more ...any) {
+	d.mu.Lock()
+	said := slices.ContainsFunc(d.saves, func(o *save) bool { return o.meta.Save == j.meta.Save && o.said })
+	j.said = true
+	d.mu.Unlock()
+	if said {
+		level = slog.LevelDebug
+	}
+	d.log.Log(d.ctx, level, text, append([]any{"step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir}, more...)...)
 }
 
 // progress writes a line about a long write now and then.

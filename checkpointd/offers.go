@@ -28,17 +28,25 @@ type Offer struct {
 // adopt takes over what an earlier daemon left: saves that the disk still waits for,
 // and commits that were under way.
 func (d *Daemon) adopt() {
-	noted, dirs := d.noted(), map[string]bool{}
-	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir] = true })
+	noted, dirs, epochs := d.noted(), map[string]bool{}, map[string]bool{}
+	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir], epochs[m.Epoch] = true, true })
 	for _, j := range noted {
-		dirs[j.meta.Dir] = true
+		dirs[j.meta.Dir], epochs[j.meta.Epoch] = true, true
 	}
+	d.mu.Lock()
+	d.found = slices.Collect(maps.Keys(epochs))
+	d.mu.Unlock()
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
 		d.mend(d.ctx, dir, noted...)
 	}
 	for _, j := range noted {
 		d.launch(j)
 	}
+	d.held(func(_ string, s *segment, h shm.Header, m shm.Meta) { // the other shards of an interrupted breakpoint save
+		if m.Primary && slices.ContainsFunc(noted, func(j *save) bool { return j.meta.Save == m.Save }) {
+			d.start(s, h, m)
+		}
+	})
 	d.scan()
 }
 

@@ -28,6 +28,7 @@ const (
 	fetchFirst    = 100 * time.Millisecond // until a fetch is tried again; doubles
 	fetchMost     = 800 * time.Millisecond // up to this, then it is given up
 	renewPatience = 2 * time.Second        // for a board that has lost its memory
+	pinPatience   = time.Second            // for a writer that is about to unlock its segment
 )
 
 // peers keeps copies of our shards on other nodes, and theirs here.
@@ -312,7 +313,7 @@ func (p *peers) copyTo(e errand) {
 	if e.to = p.reachable(e); len(e.to) == 0 {
 		return
 	}
-	pin := p.d.pinned(e.from, e.save)
+	pin := p.d.pinned(p.ctx, e.from, e.save)
 	if pin == nil { // a newer save is on its way
 		p.forget(e)
 		return
@@ -343,16 +344,12 @@ func (p *peers) copyTo(e errand) {
 }
 
 // pinned pins a save of ours, nil if it is no longer here.
-func (d *Daemon) pinned(of origin, save string) (pin *shm.Pinned) {
-	d.held(func(name string, s *segment, _ shm.Header, m shm.Meta) {
-		if pin != nil || !ours(name) || m.Save != save || m.Rank != of.rank || m.Dir != of.dir {
-			return
-		}
-		p, err := s.seg.Pin()
-		if err == nil && p.Meta.Save == save {
-			pin = p
-		} else if err == nil {
-			p.Release()
+func (d *Daemon) pinned(ctx context.Context, of origin, save string) (pin *shm.Pinned) {
+	ctx, cancel := context.WithTimeout(ctx, pinPatience)
+	defer cancel()
+	d.held(func(name string, s *segment, h shm.Header, m shm.Meta) {
+		if pin == nil && ours(name) && m.Save == save && m.Rank == of.rank && m.Dir == of.dir {
+			pin, _ = s.pin(ctx, h.Seq) // nil: it is gone
 		}
 	})
 	return pin
@@ -605,7 +602,7 @@ const (
 	reuseTries = 5
 	reusePause = 10 * time.Millisecond
 	// maxSlots bounds the copies of an owner, fewSlots is what it has in any case.
-	maxSlots, fewSlots = 4, 2
+	maxSlots, fewSlots = 16, 2
 )
 
 // slot is one of the places of an owner.
@@ -614,6 +611,7 @@ type slot struct {
 	seg   *shm.Segment // nil: cannot be opened
 	seq   uint64
 	saved time.Time // zero: cannot be read
+	made  int64     // shm.Meta.SavedNS
 	step  int64
 	epoch string
 	dir   string
@@ -627,7 +625,7 @@ func (s shelf) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 		slots[k] = s.slot(m.Rank, k)
 	}
 	for _, have := range slots {
-		if have.err == nil && have.dir == m.Dir && have.epoch == m.Epoch && have.step > m.Step {
+		if have.err == nil && have.dir == m.Dir && have.epoch == m.Epoch && have.after(m) {
 			return nil, fmt.Errorf("rank %d: step %d is older than step %d, which is here", m.Rank, m.Step, have.step)
 		}
 	}
@@ -672,6 +670,14 @@ func place(slots []slot, dir string, room bool) slot {
 	return slices.MinFunc(slots, func(a, b slot) int { return cmp.Or(class[a.name]-class[b.name], a.compare(b)) })
 }
 
+// after reports whether the copy was saved after m, by the same rank. Steps may go back.
+func (a slot) after(m shm.Meta) bool {
+	if a.made != 0 && m.SavedNS != 0 {
+		return a.made > m.SavedNS
+	}
+	return a.step > m.Step
+}
+
 // compare is negative for what is to be given up first.
 func (a slot) compare(b slot) int {
 	if a.empty() != b.empty() && a.saved.Equal(b.saved) {
@@ -708,7 +714,7 @@ func (s shelf) slot(rank, k int) slot {
 		return out
 	}
 	defer p.Release()
-	out.saved, out.step, out.epoch, out.dir = p.Header.Saved, p.Meta.Step, p.Meta.Epoch, p.Meta.Dir
+	out.saved, out.made, out.step, out.epoch, out.dir = p.Header.Saved, p.Meta.SavedNS, p.Meta.Step, p.Meta.Epoch, p.Meta.Dir
 	return out
 }
 

@@ -1,9 +1,12 @@
 package checkpointd
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
+	"time"
 
 	"dlrover-run/checkpointd/shm"
 )
@@ -14,6 +17,32 @@ type segment struct {
 	// seen is the newest seq that was given to the writers and to the peers. Guarded
 	// by Daemon.scanning.
 	seen uint64
+}
+
+// pin holds the save seq against its writer. A writer publishes before it unlocks and may lose the CPU between: as long
+// as a busy segment has the same seq the save is there, and is waited for until ctx ends. errSuperseded: it is gone.
+func (s *segment) pin(ctx context.Context, seq uint64) (*shm.Pinned, error) {
+	for pause := busyFirst; ; pause = min(2*pause, busyMost) {
+		p, err := s.seg.Pin()
+		if err == nil && p.Header.Seq == seq {
+			return p, nil
+		}
+		if err == nil {
+			p.Release()
+			return nil, errSuperseded
+		}
+		if h, again := s.seg.Header(); errors.Is(err, shm.ErrClosed) || errors.Is(err, shm.ErrIncomplete) || again == nil && h.Seq != seq {
+			return nil, fmt.Errorf("%w (%w)", errSuperseded, err)
+		}
+		if !errors.Is(err, shm.ErrBusy) {
+			return nil, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w; %w", context.Cause(ctx), err)
+		}
+	}
 }
 
 // ours tells a worker's segment from a copy of another node's.

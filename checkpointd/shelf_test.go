@@ -132,6 +132,20 @@ func TestShelfKeepsTheNewestSave(t *testing.T) {
 	require.Equal(t, []int64{15, 16}, s.steps())
 }
 
+func TestShelfFollowsWorkersThatGoBack(t *testing.T) {
+	s := newShelf(t)
+	for i, step := range []int64{10, 5, 3} {
+		c := copyOf(step, "0", int64(i+1), 100)
+		c.Meta.SavedNS = int64(i + 1)
+		s.put(c)
+	}
+	require.Equal(t, []int64{3, 5}, s.steps())
+	late := copyOf(20, "0", 1, 100).Meta
+	late.SavedNS = 1
+	_, err := s.Incoming(late, 8192)
+	require.ErrorContains(t, err, "older")
+}
+
 // Two copies of a rank may come in at once: one that was looked at before the other was published does not take that
 // over.
 func TestShelfWithTwoThatComeIn(t *testing.T) {
@@ -159,8 +173,7 @@ func TestShelfWithTwoThatComeIn(t *testing.T) {
 	require.Equal(t, []int64{3, 5}, s.steps())
 }
 
-// A directory that is saved to more often does not push out the only copy of another; one place more is enough, and an
-// owner has no more than four.
+// A directory that is saved to more often does not push out the only copy of another; one place more is enough.
 func TestShelfKeepsTheNewestOfEachDirectory(t *testing.T) {
 	s := newShelf(t)
 	in := func(dir string, step int64) shmtest.Save {
@@ -174,7 +187,8 @@ func TestShelfKeepsTheNewestOfEachDirectory(t *testing.T) {
 		want []int64
 	}{
 		{"/a", 1, []int64{1}}, {"/a", 2, []int64{1, 2}}, {"/b", 3, []int64{3, 2}}, {"/a", 4, []int64{3, 2, 4}}, {"/a", 5, []int64{3, 5, 4}},
-		{"/a", 6, []int64{3, 5, 6}}, {"/b", 7, []int64{3, 7, 6}}, {"/c", 8, []int64{8, 7, 6}}, {"/d", 9, []int64{8, 7, 6, 9}}, {"/d", 10, []int64{8, 7, 10, 9}},
+		{"/a", 6, []int64{3, 5, 6}}, {"/b", 7, []int64{3, 7, 6}}, {"/c", 8, []int64{8, 7, 6}}, {"/d", 9, []int64{8, 7, 6, 9}}, {"/d", 10, []int64{8, 7, 6, 9, 10}},
+		{"/a", 11, []int64{8, 7, 6, 11, 10}}, {"/a", 12, []int64{8, 7, 12, 11, 10}},
 	} {
 		s.put(in(c.dir, c.step))
 		require.Equal(t, c.want, s.steps(), "after step %d of %s", c.step, c.dir)

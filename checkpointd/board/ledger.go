@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"dlrover-run/checkpointd/commit"
@@ -391,8 +392,14 @@ func (s *save) failure(is error) error {
 	return failureError(is, s.Save, shard, s.failures[shard])
 }
 
+// failureError names the shard that failed. A shard that only followed another has that one's reason in its own, and
+// must not wrap it again.
 func failureError(is error, s Save, shard int, reason string) error {
-	return fmt.Errorf("%w: save %s of step %d: shard %d: %s", is, s.ID, s.Step, shard, reason)
+	head := fmt.Sprintf("save %s of step %d: shard ", s.ID, s.Step)
+	if at := strings.LastIndex(reason, head); at >= 0 {
+		return fmt.Errorf("%w: %s", is, reason[at:])
+	}
+	return fmt.Errorf("%w: %s%d: %s", is, head, shard, reason)
 }
 
 func (s *save) sorted() []commit.Entry {

@@ -38,6 +38,9 @@ func saying(err error, r Report) error {
 
 func (b *local) Agree(_ context.Context, _ string, _, _ int, hs []Holding, _ time.Duration) (Plan, bool, error) {
 	p, ok := alone(b.node, hs)
+	if ok {
+		b.room.again(p.Save)
+	}
 	return p, ok, nil
 }
 

@@ -178,8 +178,15 @@ func (l *Ledger) agree(a *agreement) {
 	a.plans = plans(a.choice)
 	a.bytes = int64(48*len(a.choice.Writers) + 160*len(a.plans))
 	l.bytes += a.bytes // less than what was held
-	if s := l.saves[a.choice.Save]; a.found && s != nil && s.aborted() {
-		l.dropSave(a.choice.Save) // it will be written again
+	if a.found {
+		l.again(a.choice.Save)
+	}
+}
+
+// again forgets that a save was given up: it will be written once more.
+func (l *Ledger) again(id string) {
+	if s := l.saves[id]; s != nil && s.aborted() {
+		l.dropSave(id)
 	}
 }
 

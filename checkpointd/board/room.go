@@ -142,6 +142,13 @@ func (r *room) peers(ctx context.Context, h Here) (body encoded, err error) {
 	return body, err
 }
 
+// again forgets that a save was given up: it is to be written once more.
+func (r *room) again(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ledger.again(id)
+}
+
 func (r *room) summary() Summary {
 	r.mu.Lock()
 	defer r.mu.Unlock()

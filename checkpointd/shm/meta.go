@@ -35,6 +35,8 @@ type Meta struct {
 	Epoch          string     `json:"epoch"`
 	Save           string     `json:"save"` // id, equal on all ranks: 16 hex digits
 	Step           int64      `json:"step"`
+	SavedNS        int64      `json:"saved_ns"` // when its rank began to save it
+	Order          int64      `json:"order"`    // counts the saves of the epoch into Dir, alike on all ranks; 0: not known
 	Rank           int        `json:"rank"`
 	LocalRank      int        `json:"local_rank"`
 	WorldSize      int        `json:"world_size"`

@@ -486,13 +486,14 @@ func (k *keeper) end(budget time.Duration, enough <-chan os.Signal) {
 	done := make(chan struct{})
 	k.orders <- func() { // behind the last Breakpoint
 		defer close(done)
-		err := k.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) error {
-			left, err := c.End(ctx, budget)
-			if err == nil && left > 0 {
-				err = fmt.Errorf("%d saves are not there", left)
-			}
+		var left int
+		err := k.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) (err error) {
+			left, err = c.End(ctx, budget)
 			return err
 		})
+		if err == nil && left > 0 { // its answer, which asking again does not change
+			err = fmt.Errorf("%d saves are not there", left)
+		}
 		if err != nil {
 			k.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher with the same --rdzv-id and endpoint on this machine", "dir", k.dir.Path(), "err", err)
 		}

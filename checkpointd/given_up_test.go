@@ -1,0 +1,216 @@
+package checkpointd_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/fsx"
+)
+
+// busy locks a segment as its writer does, until release is called.
+func (n *node) busy(name string) (release func()) {
+	n.t.Helper()
+	f, err := os.OpenFile(n.dir.Path()+"/"+name, os.O_RDWR, 0)
+	require.NoError(n.t, err)
+	release = sync.OnceFunc(func() { f.Close() })
+	n.t.Cleanup(release)
+	require.NoError(n.t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+	return release
+}
+
+// A worker publishes its shard and loses the CPU before it unlocks, while another's word makes the daemon look.
+func TestABusySegmentIsLookedAtAgain(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	shard(dir, 7, 1, 2, 2).Write(t, n.dir, "seg/l1-0.seg")
+	release := n.busy("seg/l1-0.seg")
+	n.put(shard(dir, 7, 0, 2, 2), "seg/l0-0.seg")
+	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, time.Millisecond, "shard 0 is written")
+	res := n.ask(map[string]any{"op": "wait", "dir": dir, "step": 7, "timeout_ms": 50})
+	require.Contains(t, res["error"], "not committed within")
+	release()
+	require.Equal(t, true, n.wait(dir, 7)["ok"])
+	requireStep(t, dir, 7, 2)
+}
+
+// A writer that has begun the next save is another matter.
+func TestABusySegmentWithANewerSaveIsSuperseded(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	single(dir, 7).Write(t, n.dir, "seg/l0-0.seg")
+	release := n.busy("seg/l0-0.seg")
+	n.ask(map[string]any{"op": "saved", "seg": "seg/l0-0.seg"})
+	require.Eventually(t, func() bool {
+		st, err := n.control().Status(t.Context())
+		require.NoError(t, err)
+		return len(st.Saves) == 1
+	}, patience, time.Millisecond)
+	f, err := os.OpenFile(n.dir.Path()+"/seg/l0-0.seg", os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte{1, 0, 0, 0, 0, 0, 0, 0, 2}, 16) // state and seq
+	require.NoError(t, err)
+	require.Contains(t, n.wait(dir, 7)["error"], "overwritten by a newer save")
+	release()
+}
+
+// lines is a log.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+// with returns the lines that contain text.
+func (l *lines) with(text string) (out []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.buf.String()) {
+		if strings.Contains(line, text) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// logged is a node whose log is kept, with storage that fails.
+func logged(t *testing.T, fail error) (*node, *faulty, *lines) {
+	log, disk := new(lines), &faulty{FS: fsx.OS{}, err: fail, hit: make(chan struct{}, 1)}
+	return newNode(t, withFS(disk), func(c *checkpointd.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }), disk, log
+}
+
+// A save that was given up is tried once more by a breakpoint, and then it stays given up: one line, whose reason is that
+// of the first, and nobody waits.
+func TestASaveThatIsGivenUp(t *testing.T) {
+	n, _, log := logged(t, syscall.EACCES)
+	dir := t.TempDir()
+	for r := range 3 {
+		n.put(shard(dir, 7, r, 3, 3), fmt.Sprintf("seg/l%d-0.seg", r))
+	}
+	require.Contains(t, n.wait(dir, 7)["error"], "permission denied")
+	c := n.control()
+	for range 3 {
+		require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		left, err := c.End(ctx, time.Hour)
+		cancel()
+		require.NoError(t, err)
+		require.Equal(t, 3, left)
+	}
+	require.Len(t, log.with("level=ERROR"), 1)
+	require.Equal(t, 1, strings.Count(log.with("level=ERROR")[0], "permission denied"))
+	require.Len(t, log.with("saving what is in memory"), 1)
+	for r := range 3 {
+		require.LessOrEqual(t, strings.Count(n.ask(map[string]any{"op": "wait", "dir": dir, "step": 7, "timeout_ms": 1000})["error"].(string), "shard"), 1, "shard %d", r)
+	}
+}
+
+// The second attempt gets to disk what is still there, of all shards.
+func TestASaveThatWasGivenUpIsTriedOnceMore(t *testing.T) {
+	n, disk, _ := logged(t, syscall.EACCES)
+	dir := t.TempDir()
+	for r := range 3 {
+		n.put(shard(dir, 7, r, 3, 3), fmt.Sprintf("seg/l%d-0.seg", r))
+	}
+	require.Equal(t, false, n.wait(dir, 7)["ok"])
+	n.ask(map[string]any{"op": "drain", "timeout_ms": patience.Milliseconds()})
+	disk.fail(nil)
+	c := n.control()
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	left, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.Zero(t, left)
+	requireStep(t, dir, 7, 3)
+	requireNoLeftovers(t, dir)
+}
+
+// What an earlier run left half does not hold the end of this one.
+func TestAnEarlierRunsHalfSaveIsOver(t *testing.T) {
+	n, dir := prepared(t)
+	for r := range 2 {
+		inMemory(shard(dir, 2, r, 2, 2)).Write(t, n.dir, fmt.Sprintf("seg/l%d-0.seg", r))
+	}
+	n.start()
+	c := n.control()
+	require.NoError(t, c.World(t.Context(), checkpointd.World{Term: 1, Round: 1, GroupWorldSize: 1, WorldSize: 2, LocalWorldSize: 2}))
+	left, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.Zero(t, left)
+	requireNoLeftovers(t, dir)
+	require.Empty(t, n.notes())
+}
+
+// Nor does one of the running workers of which a shard was saved over.
+func TestASaveWhoseOtherShardIsGoneIsOver(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	s := shard(dir, 1, 0, 2, 2)
+	s.Meta.Order = 1
+	n.put(s, "seg/l0-0.seg")
+	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, time.Millisecond)
+	next := inMemory(shard(dir, 2, 1, 2, 2))
+	next.Meta.Order = 2
+	n.put(next, "seg/l1-0.seg")
+	require.Contains(t, n.wait(dir, 1)["error"], "has saved over it")
+	left, err := n.control().End(t.Context(), patience)
+	require.NoError(t, err)
+	require.Zero(t, left)
+	requireNoLeftovers(t, dir)
+}
+
+// A breakpoint save that was interrupted between two shards goes on.
+func TestAnInterruptedBreakpointSaveGoesOn(t *testing.T) {
+	n, dir := prepared(t)
+	inMemory(shard(dir, 1, 1, 2, 2)).Write(t, n.dir, "seg/l1-0.seg")
+	n.start()
+	n.requireCommitted(dir)
+}
+
+// What is in memory is the latest, whatever its step: a save that is on its way is not dropped for a lower one.
+func TestABreakpointGoesByTime(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	for _, step := range []int64{10, 5} {
+		n.put(single(dir, step), fmt.Sprintf("seg/l0-%d.seg", step))
+		require.Equal(t, true, n.wait(dir, step)["ok"])
+	}
+	n.put(inMemory(single(dir, 3)), "seg/l0-3.seg")
+	c := n.control()
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	left, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.Zero(t, left)
+	requireStep(t, dir, 3, 1)
+}
+
+func TestASaveUnderWayIsNotDroppedForALaterLowerStep(t *testing.T) {
+	n, disk, _ := logged(t, syscall.EIO)
+	dir := t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	<-disk.hit
+	n.put(inMemory(single(dir, 3)), "seg/l0-1.seg")
+	c := n.control()
+	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.EqualValues(t, 2, n.ask(map[string]any{"op": "drain", "timeout_ms": 50})["left"])
+	disk.fail(nil)
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	require.Equal(t, true, n.wait(dir, 3)["ok"])
+	left, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.Zero(t, left)
+	requireStep(t, dir, 3, 1)
+	require.FileExists(t, dir+"/10/rank_0.pt")
+}
