@@ -15,7 +15,7 @@ import types
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from .dcp import host_group
-from .engine import Engine, Loaded, StorageType
+from .engine import Engine, Loaded, StorageType, checked_dir
 from .image import torch_load, torch_zip
 
 Want = Callable[[int, List[str]], Optional[List[str]]]
@@ -92,7 +92,7 @@ class Checkpointer:
     """The checkpoints of one directory, to which every rank contributes the files that it would write itself."""
 
     def __init__(self, directory: str, framework: str, **settings: Any) -> None:
-        self.directory = os.path.abspath(directory)
+        self.directory = checked_dir(directory)
         self.framework = framework
         self.settings = settings
         self.engine = self._engine()

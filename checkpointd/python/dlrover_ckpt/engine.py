@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import logging
+import numbers
 import os
 import shutil
 import threading
@@ -26,6 +27,9 @@ _LOCK_PATIENCE = 10.0  # seconds; a worker that is being killed may hold a segme
 _VIEW_PATIENCE = 30.0  # seconds that views may keep another worker's segment out of use
 _OFFER_PATIENCE = 120.0  # seconds that the daemon may take for writes that are under way and copies from peers
 _VERIFY_PATIENCE = 3600.0
+_TOGETHER_PATIENCE = 300.0  # seconds that a rank may keep the others waiting at most: NCCL ends a job after 600
+_LONG = 0.05  # seconds that a save may wait without a word
+_WAIT_LINES = 10.0  # seconds between two lines about saves that waited for the disk
 
 
 _ALONE = ("there is no checkpoint daemon (dlrover-run starts one): DISK saves are written while training waits, and "
@@ -81,16 +85,51 @@ class _Place:
                                                                  env.get("MASTER_PORT", ""))
 
 
+def checked_step(step: Any) -> int:
+    """The number of a step. TypeError: it is no integer. ValueError: it is out of range."""
+    if not isinstance(step, numbers.Integral) or isinstance(step, bool):
+        raise TypeError("step must be an integer, not %r (%s)" % (step, type(step).__name__))
+    if not 0 <= step < 1 << 63:
+        raise ValueError("step must be from 0 to 2**63 - 1, not %d" % step)
+    return int(step)
+
+
+def checked_dir(directory: Any) -> str:
+    """The absolute path of a checkpoint directory; ~ is the home directory. ValueError: it is empty."""
+    path = os.fspath(directory)
+    if not path:
+        raise ValueError("checkpoint_dir is empty: name the directory for the checkpoints (\".\" is the current one)")
+    return os.path.abspath(os.path.expanduser(path))
+
+
 class _Once:
-    """Warnings that are given once in a process."""
+    """Warnings that are given once in a process, or once for each `about`."""
 
     def __init__(self) -> None:
         self._given: set = set()
 
-    def warn(self, text: str, *args: Any) -> None:
-        if text not in self._given:
-            self._given.add(text)
+    def warn(self, text: str, *args: Any, about: str = "") -> None:
+        if (text, about) not in self._given:
+            self._given.add((text, about))
             log.warning(text, *args)
+
+
+class _Waits:
+    """How long saves have waited for the disk. There is a line about the first, and then now and then."""
+
+    def __init__(self) -> None:
+        self._number, self._seconds = 0, 0.0
+        self._said = -_WAIT_LINES
+
+    def add(self, step: int, seconds: float) -> None:
+        self._number += 1
+        self._seconds += seconds
+        now = time.monotonic()
+        if now - self._said >= _WAIT_LINES:
+            self._said = now
+            log.warning("step %d waited %.3f s for the disk, because shared memory is full of DISK saves (%d saves have "
+                        "waited %.3f s so far): save less often, or with drop_superseded=True", step, seconds,
+                        self._number, self._seconds)
 
 
 _once = _Once()
@@ -116,6 +155,7 @@ class _Counts:
 
 
 _saves: Dict[Tuple[int, str], _Counts] = {}  # of each process and epoch
+_orders: Dict[Tuple[int, str, str], int] = {}  # saves of each process and epoch into a directory
 
 
 class Engine:
@@ -129,6 +169,9 @@ class Engine:
     save_timeout       seconds after which a save that not all ranks have finished is given up
     replica_count      copies of a shard in the memory of other nodes, 0 or 1 = none
     group              the torch.distributed group of all ranks, None = the default one
+    drop_superseded    whether a DISK save takes the place of an older one that still waits for the disk, when there is
+                       no room for both; else training waits, at most for save_timeout (several ranks: half of it, and
+                       at most 300 s), and the save is written here and now
 
     In a child that was forked from the process, save and load raise RuntimeError.
     """
@@ -137,10 +180,10 @@ class Engine:
 
     def __init__(self, checkpoint_dir: str, framework: str, *, shard: int, shards: int, primary: bool,
                  holder: bool = True, resize: str = "same", deletion_strategy: Any = None, save_timeout: int = 600,
-                 replica_count: int = 0, group: Any = None) -> None:
+                 replica_count: int = 0, group: Any = None, drop_superseded: bool = False) -> None:
         if not 0 <= shard < shards:
             raise ValueError("shard %d of %d" % (shard, shards))
-        self.dir = os.path.abspath(os.fspath(checkpoint_dir))
+        self.dir = checked_dir(checkpoint_dir)
         self.framework = framework
         self.shard = shard
         self.shards = shards
@@ -154,6 +197,8 @@ class Engine:
         self._timeout = save_timeout
         self._replicas = replica_count
         self._group = group
+        self._drop = drop_superseded
+        self._waits = _Waits()
         self._pid = os.getpid()
         self._place = _Place(dict(os.environ))
         self._disk_step: Optional[int] = None  # the newest DISK save
@@ -179,22 +224,23 @@ class Engine:
         """Saves images (a list, or a function that returns it, called on holders only). False: skipped, see the log.
 
         trackers: [(path relative to the checkpoint directory, text)]; dlrover_latest.txt is always added.
-        ValueError: the storage type is none. sync.SaveFailed or OSError: a save that goes to disk here, because there
+        ValueError, TypeError: the storage type or the step is none. sync.SaveFailed or OSError: a save that goes to disk here, because there
         is no daemon or no room in shared memory, failed.
         """
         if not isinstance(storage_type, StorageType):
             raise ValueError("storage_type must be StorageType.MEMORY or StorageType.DISK, not %r" % (storage_type,))
         self._check_process()
         disk = storage_type is StorageType.DISK
-        meta = self._meta(int(step), trackers)
+        step = checked_step(step)
+        meta = self._meta(step, trackers)
         made = self._made(images, meta, disk)
         stored, by_daemon = self._to_memory(meta, made, disk) if self.holder else (True, self._by_daemon(disk, True))
-        self.latest_step = int(step)
+        self.latest_step = step
         if not disk:
             return stored
-        self._disk_step = int(step)
-        self._saved.pop(int(step), None)  # the newest come last
-        self._saved[int(step)] = meta["save"]
+        self._disk_step = step
+        self._saved.pop(step, None)  # the newest come last
+        self._saved[step] = meta["save"]
         if len(self._saved) > _REMEMBERED:
             del self._saved[next(iter(self._saved))]
         if not by_daemon:
@@ -232,7 +278,7 @@ class Engine:
         """Waits until a step is committed (default: the newest DISK save) and returns it; raises with the reason:
         TimeoutError, or sync.SaveFailed when the step will not be committed any more."""
         self._check_process()
-        step = self._disk_step if step is None else int(step)
+        step = self._disk_step if step is None else checked_step(step)
         if step is None:
             return self.latest_step  # nothing was asked for
         deadline = time.monotonic() + timeout
@@ -255,7 +301,7 @@ class Engine:
         """Allocates and faults in segments for saves of nbytes, in the background."""
         self._check_process()
         if self.holder and self._pool is not None:
-            self._pool.prepare(segment.room(nbytes + nbytes // 50, 0, 1 << 20))
+            self._pool.prepare(segment.room(nbytes + nbytes // 50, 0, 1 << 20), self.dir)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Start
@@ -282,8 +328,9 @@ class Engine:
         """Prepares memory for the first save without being told its size. It is only a hint."""
         try:
             assert self._pool is not None
-            if self._pool.capacity:  # the segments of an earlier incarnation
-                self._pool.prepare(self._pool.capacity)
+            capacity = self._pool.capacity(self.dir)
+            if capacity:  # the segments of an earlier incarnation
+                self._pool.prepare(capacity, self.dir)
                 return
             size = estimate.from_disk(self.dir, self.shard, self.shards)
             if not size and self.shards == 1:
@@ -342,6 +389,7 @@ class Engine:
         p = self._place
         count = _saves.setdefault((self._pid, p.epoch), _Counts()).next(step)
         save = hashlib.sha256(("%s|%s%s|%d|%d" % (p.run, p.epoch, self._life, step, count)).encode()).hexdigest()[:16]
+        _orders[self._pid, p.epoch, self.dir] = order = _orders.get((self._pid, p.epoch, self.dir), 0) + 1
         named = [(path, text) for path, text in trackers if path != sync.LATEST] + [(sync.LATEST, str(step))]
         return {"run": p.run, "epoch": p.epoch, "save": save, "step": step, "rank": p.rank,
                 "local_rank": p.local_rank, "world_size": p.world_size, "local_world_size": p.local_world_size,
@@ -349,7 +397,7 @@ class Engine:
                 "dir": self.dir, "dir_id": _identity(self.dir), "framework": self.framework, "layout": "",
                 "resize": self.resize, "files": [], "trackers": [{"path": a, "text": b} for a, b in named],
                 "retention": self._retention, "timeout_s": int(self._timeout), "replicas": self._replicas,
-                "torch": torch.__version__, "saved_ns": time.time_ns()}
+                "torch": torch.__version__, "saved_ns": time.time_ns(), "order": order}
 
     def _made(self, images: Any, meta: Dict[str, Any], disk: bool) -> List[Image]:
         if not self.holder:
@@ -384,25 +432,39 @@ class Engine:
             try:
                 copying.fill(b, plans, bases, self.threads)
                 b.publish(meta["step"], wanted, length, fix, text)
-                b.dir = self.dir
             except BaseException:
                 b.abort()
                 raise
         finally:
             self._pool.release(b)
-        self._pool.prepare(need)
+        self._pool.prepare(need, self.dir)
         self._announce(b, seq, meta["step"], wanted)
         return True, by_daemon
 
     def _acquire(self, need: int, step: int, disk: bool) -> Optional[Buffer]:
-        try:
-            b = self._pool.acquire(need, disk) if self._pool is not None else None
-        except NoRoom as e:
-            _once.warn("%s. Give the container more with --shm-size; until then checkpoints go to disk only", e)
+        if self._pool is None:
             return None
-        if b is None and self._pool is not None and not disk:
+        alone = self._place.world_size == 1
+        patience = self._timeout if alone else min(self._timeout / 2, _TOGETHER_PATIENCE)
+        try:
+            b = self._pool.acquire(need, disk, self.dir, self._drop, patience, self._has_daemon)
+        except NoRoom as e:
+            _once.warn("%s. Give the container more with --shm-size; until then checkpoints go to %s on disk only", e,
+                       self.dir, about=self.dir)
+            return None
+        if self._pool.waited > _LONG:
+            self._waits.add(step, self._pool.waited)
+        if b is None and not disk:
             log.warning("step %d is not saved in memory: every segment is still being written to disk", step)
+        if b is not None and disk and self._drop:
+            self._name_dropped(b, step)
         return b
+
+    def _name_dropped(self, b: Buffer, step: int) -> None:
+        h = b.header()
+        if h.pending:
+            log.warning("step %d is dropped before it was on disk: step %d takes its place, and drop_superseded is set",
+                        h.step, step)
 
     def _announce(self, b: Buffer, seq: int, step: int, disk: bool) -> None:
         """Tells the daemon. It finds the save without that, only later."""

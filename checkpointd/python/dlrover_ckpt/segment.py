@@ -28,6 +28,7 @@ _CHUNK = 16 << 20  # bytes that are allocated at a time
 _STEP = 16 << 20  # bytes that are faulted in at a time: a save waits for one step
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _MAP_FIXED = 0x10
 _HUGE = 2 << 20
 _HUGE_PATIENCE = 0.03  # seconds for a _CHUNK in huge pages: more, and small ones are there sooner
@@ -102,6 +103,8 @@ class _Libc:
         self.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
         self.munmap = lib.munmap
         self.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self.fallocate = lib.fallocate
+        self.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
         self.madvise = lib.madvise
         self.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -242,7 +245,6 @@ class Buffer:
         self.capacity = 0
         self.mapping: Optional[Mapping] = None
         self.loans: List[Loan] = []
-        self.dir = ""  # the checkpoint directory of the save in it
         self.filled_by: Any = None  # whose `fresh` bytes lie in it, and where
         self.populated = 0  # bytes that are faulted in
         self.ready = False  # nothing is left to prepare
@@ -342,8 +344,12 @@ class Buffer:
         return self.map().view[:HEADER].cast("Q")
 
     def remove(self) -> None:
+        """Gives the memory back. The daemon may have the file mapped for a while: its pages go at once, unless somebody
+        reads them."""
         if self.fd >= 0:
             _unlink(self.path)
+            if not self.lent() and lock(self.fd, True):
+                _libc.fallocate(self.fd, _PUNCH_HOLE, 0, self.capacity)
         self.close()
 
     def close(self) -> None:

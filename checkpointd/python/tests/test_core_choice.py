@@ -20,10 +20,10 @@ class Buffers(unittest.TestCase):
             "the older one": ([slot(0, 5), slot(1, 4), slot(2, 3)], False, [(2, False), (1, False), (0, True)]),
             "views are spared": ([slot(0, 9), slot(1, 2, lent=True), slot(2, 3)], False,
                                  [(2, False), (1, False), (0, True)]),
-            "memory never takes what waits for the disk": ([slot(0, 5, pending=True)], False, []),
-            "disk takes the oldest that waits": ([slot(0, 5, pending=True), slot(1, 4, pending=True)], True,
+            "what waits for the disk stays": ([slot(0, 5, pending=True)], False, []),
+            "with drop, the oldest that waits": ([slot(0, 5, pending=True), slot(1, 4, pending=True)], True,
                                                  [(1, True), (0, True)]),
-            "disk prefers what does not wait": ([slot(0, 5, pending=True), slot(1, 4)], True, [(1, False), (0, True)]),
+            "even then what does not wait is preferred": ([slot(0, 5, pending=True), slot(1, 4)], True, [(1, False), (0, True)]),
         }
         for name, (slots, disk, expected) in cases.items():
             with self.subTest(name):

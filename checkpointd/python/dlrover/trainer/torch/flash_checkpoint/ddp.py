@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict
 
 from dlrover.python.common.storage import CheckpointConstant, get_checkpoint_storage
-from dlrover_ckpt.engine import Engine
+from dlrover_ckpt.engine import Engine, checked_dir
 from dlrover_ckpt.image import torch_load, torch_zip
 
 from .checkpointer import Checkpointer, StorageType
@@ -25,13 +25,15 @@ class DdpCheckpointer(Checkpointer):
     deletion_strategy  which old checkpoints are deleted, from dlrover.python.common.storage
     save_timeout       seconds after which a save that was not finished is given up
     replica_count      on how many nodes a copy of a shard is kept in memory, 0 = no further node
+    drop_superseded    whether a DISK save may take the place of an older one that waits for the disk, when there is no
+                       room for both; else training waits
 
     With one shard, local rank 0 of every node keeps the state in memory, and rank 0 writes it to disk.
     """
 
     def __init__(self, checkpoint_dir, local_shard_num=1, global_shard_num=1, comm_backend="", deletion_strategy=None,
-                 save_timeout=600, replica_count=0):
-        self.checkpoint_dir = os.fspath(checkpoint_dir)
+                 save_timeout=600, replica_count=0, drop_superseded=False):
+        self.checkpoint_dir = checked_dir(checkpoint_dir)
         self.storage = get_checkpoint_storage(deletion_strategy)
         global_shard_num = max(global_shard_num, local_shard_num)
         rank = int(os.environ.get("RANK", "0"))
@@ -41,7 +43,7 @@ class DdpCheckpointer(Checkpointer):
         self._engine = Engine(checkpoint_dir, "ddp", shard=shard, shards=global_shard_num,
                               primary=rank < global_shard_num, holder=sharded or local_rank < local_shard_num,
                               resize="same" if sharded else "any", deletion_strategy=deletion_strategy,
-                              save_timeout=save_timeout, replica_count=replica_count)
+                              save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded)
         self._cache: Dict[str, Any] = {}
 
     def save_checkpoint(self, step, state_dict, path="", storage_type=StorageType.DISK):
@@ -56,7 +58,7 @@ class DdpCheckpointer(Checkpointer):
     def load_checkpoint(self, resume_path=""):
         """Returns the newest state dict, or that of the file resume_path, on the CPU; {} when there is none."""
         if resume_path:
-            return _load_file(os.fspath(resume_path))
+            return _load_file(os.path.expanduser(os.fspath(resume_path)))
         loaded = self._engine.load()
         if loaded is None:
             return {}
@@ -73,7 +75,7 @@ class DdpCheckpointer(Checkpointer):
 
     def _inside(self, path: str) -> str:
         """A file below the checkpoint directory is named by its place in it, so that the directory can be moved."""
-        full = os.path.abspath(path)
+        full = os.path.abspath(os.path.expanduser(path))
         inside = os.path.relpath(full, self._engine.dir)
         return full if inside.startswith("..") else inside
 

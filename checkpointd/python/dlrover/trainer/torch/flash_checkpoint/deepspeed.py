@@ -39,12 +39,14 @@ class DeepSpeedCheckpointer(_Interface):
     deletion_strategy  a CheckpointDeletionStrategy; None keeps all checkpoints
     save_timeout       seconds after which a save to disk that not all ranks have finished is given up
     replica_count      on how many nodes a checkpoint in memory is kept; 0 and 1: on its own only
+    drop_superseded    whether a save to disk may take the place of an older one that waits for the disk, when there is
+                       no room for both; else training waits
 
     Raises ValueError when optimizer states are on NVMe: DeepSpeed copies those files past its checkpoint engine.
     """
 
     def __init__(self, engine, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600,
-                 replica_count=0) -> None:
+                 replica_count=0, drop_superseded=False) -> None:
         if _is(engine, "zero_nvme_offload_optimizer"):
             raise ValueError("flash checkpoints cannot hold optimizer states on NVMe: use DeepSpeed's own "
                              "save_checkpoint, or set offload_optimizer.device to cpu or none")
@@ -54,7 +56,8 @@ class DeepSpeedCheckpointer(_Interface):
         self.checkpoint_dir = checkpoint_dir
         self.storage = get_checkpoint_storage(deletion_strategy)
         self._checkpointer = Checkpointer(checkpoint_dir, "deepspeed", deletion_strategy=deletion_strategy,
-                                          save_timeout=save_timeout, replica_count=replica_count)
+                                          save_timeout=save_timeout, replica_count=replica_count,
+                                          drop_superseded=drop_superseded)
 
     def save_checkpoint(self, save_dir, tag=None, client_state={}, save_latest=True, storage_type=StorageType.DISK,
                         **deepspeed_args):

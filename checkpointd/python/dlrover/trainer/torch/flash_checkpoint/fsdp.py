@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from dlrover.python.common.storage import CheckpointConstant, get_checkpoint_storage
 from dlrover_ckpt import dcp
-from dlrover_ckpt.engine import Engine
+from dlrover_ckpt.engine import Engine, checked_dir, checked_step
 from dlrover_ckpt.image import torch_load, torch_zip
 
 from .checkpointer import Checkpointer, StorageType
@@ -31,7 +31,7 @@ class _FsdpCheckpointer(Checkpointer):
 
     def __init__(self, checkpoint_dir: Any, save_timeout: float, deletion_strategy: Any) -> None:
         dcp.require_torch()
-        self.checkpoint_dir = os.fspath(checkpoint_dir)
+        self.checkpoint_dir = checked_dir(checkpoint_dir)
         self.storage = get_checkpoint_storage(deletion_strategy)
         self._group = dcp.host_group(save_timeout)
         self._engine: Engine
@@ -46,6 +46,7 @@ class _FsdpCheckpointer(Checkpointer):
         path is where the checkpoint will be. False: it was skipped, the log says why. ValueError: the storage type is
         none.
         """
+        step = checked_step(step)
         if isinstance(model, Mapping):
             model, state_dict = None, model
         if state_dict is not None:
@@ -58,7 +59,7 @@ class _FsdpCheckpointer(Checkpointer):
             if optimizer is not None and optimizer.state:  # asking for a state that is not there would make one
                 state_dict[self._optimizer_key] = _optimizer_state(model, optimizer)
             state_dict.update(extra_sd or {})
-        return self._save(int(step), state_dict, os.fspath(path or ""), storage_type)
+        return self._save(step, state_dict, os.fspath(path or ""), storage_type)
 
     def wait_latest_checkpoint(self, timeout=1800):
         """Waits, at most timeout seconds, until the newest DISK save is on disk. Raises with the reason if not."""
@@ -70,7 +71,7 @@ class _FsdpCheckpointer(Checkpointer):
 
     def _relative(self, path: str) -> str:
         """Files below the checkpoint directory are named by their place in it, so that it can be moved."""
-        full = os.path.abspath(path)
+        full = os.path.abspath(os.path.expanduser(path))
         inside = os.path.relpath(full, self._engine.dir)
         return full if inside == ".." or inside.startswith("../") else inside
 
@@ -83,19 +84,23 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
     deletion_strategy  which old checkpoints are deleted, from dlrover.python.common.storage
     save_timeout       seconds after which a save that not all ranks have finished is given up
     replica_count      on how many nodes a checkpoint in memory is kept; 0 and 1: on its own only
+    drop_superseded    whether a DISK save may take the place of an older one that waits for the disk, when there is no
+                       room for both; else training waits
 
     A world of another size loads from disk. The state dict has the entries "model", "optim" and those of extra_sd.
     """
 
     _optimizer_key = "optim"
 
-    def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0):
+    def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0,
+                 drop_superseded=False):
         super().__init__(checkpoint_dir, save_timeout, deletion_strategy)
         rank, world = _rank_and_world()
         self._saver = dcp.Saver(self._group)
         self._engine = Engine(checkpoint_dir, "fsdp", shard=rank, shards=world, primary=True,
                               deletion_strategy=deletion_strategy, save_timeout=save_timeout,
-                              replica_count=replica_count, group=self._group)
+                              replica_count=replica_count, group=self._group,
+                              drop_superseded=drop_superseded)
 
     def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> bool:
         directory = self._relative(path or os.path.join(self._engine.dir, str(step)))
@@ -109,7 +114,7 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
         if resume_path:
             from torch.distributed.checkpoint import FileSystemReader
 
-            return FileSystemReader(os.fspath(resume_path))
+            return FileSystemReader(os.path.expanduser(os.fspath(resume_path)))
         loaded = self._engine.load()
         return None if loaded is None else dcp.reader(loaded, self._group)
 
@@ -144,14 +149,16 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
 
     _optimizer_key = "optimizer"
 
-    def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0):
+    def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0,
+                 drop_superseded=False):
         super().__init__(checkpoint_dir, save_timeout, deletion_strategy)
         self._rank = _rank_and_world()[0]
         self._holder = self._rank == 0 or int(os.environ.get("LOCAL_RANK", self._rank)) == 0
         self._cache: Dict[str, Any] = {}
         self._engine = Engine(checkpoint_dir, "fsdp_full", shard=0, shards=1, primary=self._rank == 0,
                               holder=self._holder, resize="any", deletion_strategy=deletion_strategy,
-                              save_timeout=save_timeout, replica_count=replica_count, group=self._group)
+                              save_timeout=save_timeout, replica_count=replica_count, group=self._group,
+                              drop_superseded=drop_superseded)
 
     def _save(self, step: int, state_dict: Any, path: str, storage_type: StorageType) -> bool:
         target = self._relative(path or os.path.join(self._engine.dir, str(step), "rank_0.pt"))
@@ -165,7 +172,7 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
         """
         import torch
 
-        read = self._find(os.fspath(resume_path or ""))
+        read = self._find(os.path.expanduser(os.fspath(resume_path or "")))
         if read is None:
             return {}
         from_rank0 = _can_broadcast() and self._group is not None

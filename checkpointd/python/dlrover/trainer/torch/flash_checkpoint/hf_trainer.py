@@ -58,8 +58,12 @@ class _FlashCkptTrainer:
 
     resume_from_checkpoint=True resumes from the newest checkpoint, from memory if it is there. With save_total_limit,
     old checkpoints are deleted when a newer one is committed. With push_to_hub, training waits for the files as well.
+
+    drop_superseded = True, set in a subclass or before train(): a save may take the place of an older one that waits for
+    the disk, when there is no room for both; else training waits.
     """
 
+    drop_superseded = False
     _after_step: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +132,8 @@ class _FlashCkptTrainer:
 
     def _checkpointer(self, run_dir: str) -> Checkpointer:
         if run_dir not in self._flash:
-            self._flash[run_dir] = Checkpointer(run_dir, "hf", deletion_strategy=self._rotation(run_dir))
+            self._flash[run_dir] = Checkpointer(run_dir, "hf", deletion_strategy=self._rotation(run_dir),
+                                                drop_superseded=self.drop_superseded)
         return self._flash[run_dir]
 
     def _rotation(self, run_dir: str) -> Optional[CheckpointDeletionStrategy]:

@@ -24,7 +24,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
 from dlrover.python.common.storage import (CheckpointConstant, KeepStepIntervalStrategy, PosixDiskStorage,
                                            deletion_strategy_of)
 from dlrover_ckpt.adapter import Capture, Found, check_storage_type, module_with, names_replaced
-from dlrover_ckpt.engine import StorageType
+from dlrover_ckpt.engine import StorageType, checked_step
 from dlrover_ckpt.image import torch_load
 
 from ._lacking import lacking, with_native
@@ -40,7 +40,7 @@ __getattr__ = with_native(lacking(__name__, dict.fromkeys(["get_args", "megatron
 
 def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far=0,
                     storage_type=StorageType.DISK, storage=None, comm_backend="", save_timeout=600, replica_count=0,
-                    **megatron_args):
+                    drop_superseded=False, **megatron_args):
     """Saves a checkpoint to memory, or to memory and then to disk in the background; all ranks call it.
 
     The arguments up to num_floating_point_operations_so_far, and megatron_args, are those of Megatron's
@@ -49,13 +49,15 @@ def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floati
     comm_backend   accepted for compatibility; the backend is chosen by what is to be sent
     save_timeout   seconds after which a save to disk that not all ranks have finished is given up
     replica_count  on how many nodes a checkpoint in memory is kept; 0 and 1: on its own only
+    drop_superseded  whether a save to disk may take the place of an older one that waits for the disk, when there is no
+                   room for both; else training waits
 
     Returns False when the save was skipped; the log says why. Raises ValueError for another checkpoint format than
     torch, and whatever Megatron raises.
     """
     return save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, storage_type,
                 megatron_args, deletion_strategy=deletion_strategy_of(storage),
-                save_timeout=save_timeout, replica_count=replica_count)
+                save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded)
 
 
 def load_checkpoint(model, optimizer, opt_param_scheduler, load_arg="load", strict=True, storage=None,
@@ -83,6 +85,7 @@ def save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_op
          megatron_args, **settings):
     """save_checkpoint without the defaults; settings are those of the engine."""
     check_storage_type(storage_type)
+    iteration = checked_step(iteration)
     checkpointing = checkpointing_module()
     args = checkpointing.get_args()
     _check_format(args)
@@ -95,7 +98,7 @@ def save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_op
     capture = Capture(args.save)
     with _saves_captured(checkpointing, optimizer, capture):
         checkpointing.save_checkpoint(iteration, model, optimizer, opt_param_scheduler, **megatron_args)
-    return checkpointer.save(int(iteration), capture.files, storage_type, [(TRACKER_FILE, str(int(iteration)))])
+    return checkpointer.save(iteration, capture.files, storage_type, [(TRACKER_FILE, str(iteration))])
 
 
 def load(model, optimizer, opt_param_scheduler, load_arg, strict, megatron_args, **settings):

@@ -44,7 +44,7 @@ class KeepLatestStepStrategy(_storage.KeepLatestStepStrategy):
 
 def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far=0,
                     storage_type=StorageType.DISK, comm_backend="", deletion_strategy=None, save_timeout=600,
-                    replica_count=0, storage=None, **megatron_args):
+                    replica_count=0, storage=None, drop_superseded=False, **megatron_args):
     """Saves a checkpoint to memory, or to memory and then to disk in the background; all ranks call it.
 
     deletion_strategy is a CheckpointDeletionStrategy; the one of storage is used when it is None. The rest is as
@@ -53,7 +53,7 @@ def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floati
     return megatron.save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far,
                          storage_type, megatron_args,
                          deletion_strategy=deletion_strategy or _storage.deletion_strategy_of(storage),
-                         save_timeout=save_timeout, replica_count=replica_count)
+                         save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded)
 
 
 def load_checkpoint(model, optimizer, opt_param_scheduler, load_arg="load", strict=True, comm_backend="",
