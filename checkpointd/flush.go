@@ -503,7 +503,7 @@ func (d *Daemon) advance(j *save, n int64) {
 func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error {
 	s, b := saveOf(j), d.boardOf(j.meta)
 	post := func(ctx context.Context, ph board.Phase) ([]commit.Entry, error) {
-		return b.Post(ctx, reportOf(j, ph, entry))
+		return d.post(ctx, b, reportOf(j, ph, entry))
 	}
 	all, err := d.together(ctx, j, post)
 	if err != nil {
@@ -528,6 +528,21 @@ func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error 
 	}
 	_, err = post(ctx, board.Published)
 	return err
+}
+
+// post posts a report, again when the board has to get other saves out of the way first.
+func (d *Daemon) post(ctx context.Context, b board.Board, r board.Report) ([]commit.Entry, error) {
+	for {
+		all, err := b.Post(ctx, r)
+		if !errors.Is(err, board.ErrLimit) {
+			return all, err
+		}
+		select {
+		case <-time.After(retryFirst):
+		case <-ctx.Done():
+			return all, err
+		}
+	}
 }
 
 // together waits for the other shards, or until j is dropped and may be.

@@ -49,9 +49,9 @@ func (p place) manifests() (ms []Manifest, damaged []Skipped, err error) {
 	return ms, damaged, nil
 }
 
-// newestFirst orders committed steps.
+// newestFirst orders committed steps. Several that were overtaken by one have the same time of commit.
 func newestFirst(a, b Manifest) int {
-	return cmp.Or(b.Committed.Compare(a.Committed), cmp.Compare(b.Step, a.Step))
+	return cmp.Or(b.Committed.Compare(a.Committed), b.Saved.Compare(a.Saved), cmp.Compare(b.Step, a.Step))
 }
 
 // numbered returns the step whose manifest an entry is.
@@ -327,7 +327,7 @@ func (p place) good(ctx context.Context, keep []*brief) error {
 // KeepSteps returns the steps that a policy removes, oldest commit first, given the committed ones. What one half of the
 // policy keeps stays; so do the tracked step and the newest commit.
 func KeepSteps(ms []Manifest, r Retention, tracked int64) (remove []int64) {
-	ms = slices.SortedStableFunc(slices.Values(ms), func(a, b Manifest) int { return b.Committed.Compare(a.Committed) })
+	ms = slices.SortedStableFunc(slices.Values(ms), newestFirst)
 	for i, m := range ms {
 		stays := i == 0 || m.Step == tracked || i < r.KeepLatest || r.KeepInterval > 0 && m.Step%r.KeepInterval == 0
 		if !stays && (r.KeepLatest > 0 || r.KeepInterval > 0) {

@@ -156,6 +156,7 @@ class _Counts:
 
 _saves: Dict[Tuple[int, str], _Counts] = {}  # of each process and epoch
 _orders: Dict[Tuple[int, str, str], int] = {}  # saves of each process and epoch into a directory
+_latest: Dict[Tuple[int, str], int] = {}  # when the latest save was made that each process knows of a directory
 
 
 class Engine:
@@ -268,7 +269,9 @@ class Engine:
             offers, everyone = self._survey(in_memory, _OFFER_PATIENCE, notes)
             memory = find.newest_in_memory([e[0] for e in everyone], world)
         commits = find.on_disk([e[1] for e in everyone]) if want != "memory" else []
-        found = self._load_memory(memory, offers, notes) if find.prefer_memory(memory, commits) else None
+        self._note_time([o.saved_ns for e in everyone for o in e[0]] + [c.saved_ns for c in everyone[0][1].commits])
+        prefer = find.prefer_memory(memory, commits, [e[0] for e in everyone])
+        found = self._load_memory(memory, offers, notes) if prefer else None
         if found is None and want != "memory":
             found = self._load_disk(commits, notes) or self._load_foreign(everyone[0][1].tracked, notes)
         self._report(found, notes)
@@ -389,6 +392,7 @@ class Engine:
         p = self._place
         count = _saves.setdefault((self._pid, p.epoch), _Counts()).next(step)
         save = hashlib.sha256(("%s|%s%s|%d|%d" % (p.run, p.epoch, self._life, step, count)).encode()).hexdigest()[:16]
+        begun = max(time.time_ns(), _latest.get((self._pid, self.dir), 0) + 1)  # the clock may have been another node's
         _orders[self._pid, p.epoch, self.dir] = order = _orders.get((self._pid, p.epoch, self.dir), 0) + 1
         named = [(path, text) for path, text in trackers if path != sync.LATEST] + [(sync.LATEST, str(step))]
         return {"run": p.run, "epoch": p.epoch, "save": save, "step": step, "rank": p.rank,
@@ -397,7 +401,7 @@ class Engine:
                 "dir": self.dir, "dir_id": _identity(self.dir), "framework": self.framework, "layout": "",
                 "resize": self.resize, "files": [], "trackers": [{"path": a, "text": b} for a, b in named],
                 "retention": self._retention, "timeout_s": int(self._timeout), "replicas": self._replicas,
-                "torch": torch.__version__, "saved_ns": time.time_ns(), "order": order}
+                "torch": torch.__version__, "saved_ns": begun, "order": order}
 
     def _made(self, images: Any, meta: Dict[str, Any], disk: bool) -> List[Image]:
         if not self.holder:
@@ -431,7 +435,7 @@ class Engine:
             seq = b.begin()
             try:
                 copying.fill(b, plans, bases, self.threads)
-                b.publish(meta["step"], wanted, length, fix, text)
+                _latest[self._pid, self.dir] = b.publish(meta["step"], wanted, length, fix, text, meta["saved_ns"])
             except BaseException:
                 b.abort()
                 raise
@@ -622,8 +626,13 @@ class Engine:
         notes.extend(bad)
         tracked = sync.tracked(self.dir)
         when = sync.manifest_mtime_ns(self.dir, tracked) if tracked is not None else 0
-        return find.Disk([find.Commit(m["step"], m["save"], m["committed_ns"]) for m in ms], tracked,
+        return find.Disk([find.Commit(m["step"], m["save"], m["committed_ns"], m["saved_ns"]) for m in ms], tracked,
                          find.moved(tracked, sync.tracker_mtime_ns(self.dir), when))
+
+    def _note_time(self, saved_ns: List[int]) -> None:
+        """What is saved from now on comes after what was found, whatever the clock says."""
+        key = self._pid, self.dir
+        _latest[key] = max(saved_ns + [_latest.get(key, 0)])
 
     def _load_memory(self, chosen: Optional[Tuple[str, int, int]], offers: Sequence[find.Offer],
                      notes: List[str]) -> Optional[Loaded]:

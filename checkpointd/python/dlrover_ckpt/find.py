@@ -24,6 +24,7 @@ class Commit(NamedTuple):
     step: int
     save: str
     committed_ns: int
+    saved_ns: int
 
 
 class Disk(NamedTuple):
@@ -52,17 +53,18 @@ def on_disk(ranks: Sequence[Disk]) -> List[Commit]:
     """The commits that every rank sees, in the order in which they are tried: what the tracker was set to by hand and
     older ones, else the newest first."""
     common = set.intersection(*({(c.step, c.save) for c in d.commits} for d in ranks)) if ranks else set()
-    out = sorted((c for c in ranks[0].commits if (c.step, c.save) in common), key=lambda c: (-c.committed_ns, -c.step))
+    out = [c for c in ranks[0].commits if (c.step, c.save) in common]
+    out.sort(key=lambda c: (-c.committed_ns, -c.saved_ns, -c.step))
     named = [c for c in out if c.step == ranks[0].tracked]
     if named and ranks[0].moved_ns:
-        older = [c for c in out if c.committed_ns <= named[0].committed_ns and c is not named[0]]
+        older = out[out.index(named[0]) + 1:]
         return named + older
     return out
 
 
 def distrust(disk: Disk, step: int, saved_ns: int) -> str:
-    """Why a save in memory must not be used, "" = it may: somebody has gone back on disk since."""
-    if disk.tracked is not None and disk.moved_ns > saved_ns and disk.tracked < step:
+    """Why a save in memory must not be used, "" = it may: somebody has chosen another step on disk since."""
+    if disk.tracked is not None and disk.moved_ns > saved_ns and disk.tracked != step:
         return "the tracker was set to step %d after step %d was saved in memory" % (disk.tracked, step)
     return ""
 
@@ -75,5 +77,12 @@ def moved(tracked: Optional[int], tracker_ns: int, manifest_ns: int) -> int:
     return tracker_ns
 
 
-def prefer_memory(memory: Optional[Tuple[str, int, int]], disk: Sequence[Commit]) -> bool:
-    return memory is not None and (not disk or memory[1] >= disk[0].step)
+def prefer_memory(memory: Optional[Tuple[str, int, int]], disk: Sequence[Commit], ranks: Sequence[Sequence[Offer]]) -> bool:
+    """Whether the save in memory is that on disk, or was made after it; steps may go back. The time of a save on disk is
+    that of its first shard, so what counts of the one in memory is what rank 0 has; the clocks of others may differ."""
+    if memory is None or not disk:
+        return memory is not None
+    if any(c.save == memory[0] for c in disk):
+        return memory[0] == disk[0].save
+    first = min((o.saved_ns for o in ranks[0] if o.save == memory[0]), default=memory[2])
+    return first > disk[0].saved_ns

@@ -209,7 +209,7 @@ class Pool:
                 b = s.buffers[-1]
             if not b.making.locked() and not (loses and making) and self._take(s, b, need):
                 return b, None
-        if not drop and not making and self._more(s, need) and self._take(s, s.buffers[-1], need):
+        if not making and self._more(s, need) and self._take(s, s.buffers[-1], need):
             return s.buffers[-1], None
         return None, making
 

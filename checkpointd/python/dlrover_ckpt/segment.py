@@ -325,17 +325,20 @@ class Buffer:
         words[3] += 1
         return words[3]
 
-    def publish(self, step: int, disk: bool, image_len: int, fix: bytes, meta: bytes) -> None:
-        """Writes the tables behind the image, then the header, and then declares it complete."""
+    def publish(self, step: int, disk: bool, image_len: int, fix: bytes, meta: bytes, begun_ns: int = 0) -> int:
+        """Writes the tables behind the image, then the header, and then declares it complete. Returns the time of the save,
+        which is not before begun_ns."""
+        saved_ns = max(begun_ns, time.time_ns())
         view = self.map().view
         fix_off = HEADER + -(-image_len // 8) * 8
         meta_off = fix_off + len(fix)
         view[fix_off:fix_off + len(fix)] = fix
         view[meta_off:meta_off + len(meta)] = meta
-        struct.pack_into("<qqQQQIIQQQQ", view, 32, step, time.time_ns(), DISK if disk else 0, meta_off, len(meta),
+        struct.pack_into("<qqQQQIIQQQQ", view, 32, step, saved_ns, DISK if disk else 0, meta_off, len(meta),
                          zlib.crc32(meta), 0, fix_off, len(fix) // 32, HEADER, image_len)
         struct.pack_into("<I", view, 128, _header_crc(view))
         self._words()[2] = COMPLETE
+        return saved_ns
 
     def abort(self) -> None:
         self._words()[2] = FREE

@@ -408,7 +408,12 @@ def manifests(dir: str) -> Tuple[List[Dict[str, Any]], List[str]]:
             good.append(_checked(_read_json(os.path.join(dir, _OWN, name)), int(stem)))
         except (OSError, ValueError) as e:
             bad.append("step %s: its manifest is damaged (%s)" % (stem, e))
-    return sorted(good, key=lambda m: (-m["committed_ns"], -m["step"])), bad
+    return sorted(good, key=_newest_first), bad
+
+
+def _newest_first(m: Dict[str, Any]) -> Tuple[int, int, int]:
+    """Several saves that were overtaken by one have the same time of commit."""
+    return -m["committed_ns"], -m["saved_ns"], -m["step"]
 
 
 def _checked(m: Any, step: int) -> Dict[str, Any]:

@@ -57,7 +57,7 @@ class Memory(unittest.TestCase):
 
 class OnDisk(unittest.TestCase):
     def test_order(self):
-        c = [Commit(30, "c", 300), Commit(20, "b", 200), Commit(10, "a", 100)]
+        c = [Commit(30, "c", 300, 299), Commit(20, "b", 200, 199), Commit(10, "a", 100, 99)]
         for name, disk, expected in (("newest first", Disk(c, 30, 0), [30, 20, 10]),
                                      ("a tracker that lags", Disk(c, 20, 0), [30, 20, 10]),
                                      ("a tracker set by hand", Disk(c, 20, 999), [20, 10]),
@@ -66,11 +66,31 @@ class OnDisk(unittest.TestCase):
                 self.assertEqual([x.step for x in find.on_disk([disk])], expected)
         self.assertEqual([x.step for x in find.on_disk([Disk(c, 30, 0), Disk(c[1:], 20, 0)])], [20, 10])
 
+    def test_overtaken(self):
+        c = [Commit(5, "c", 300, 299), Commit(9, "a", 299, 80), Commit(7, "b", 299, 90)]
+        self.assertEqual([x.save for x in find.on_disk([Disk(c, 5, 0)])], ["c", "b", "a"])
+
+    def test_memory_or_disk(self):
+        disk = [Commit(5, "d", 200, 100), Commit(10, "e", 90, 80)]
+        cases = {
+            "saved later, with a lower step": ([[offer("m", 3, 101)]], ("m", 3, 101), True),
+            "saved before, with a higher step": ([[offer("m", 7, 99)]], ("m", 7, 99), False),
+            "the same": ([[offer("d", 5, 99)]], ("d", 5, 99), True),
+            "one that is older on disk": ([[offer("e", 10, 120)]], ("e", 10, 120), False),
+            "a clock that is ahead": ([[offer("m", 7, 99)], [offer("m", 7, 150)]], ("m", 7, 150), False),
+            "none": ([[]], None, False),
+        }
+        for name, (ranks, memory, expected) in cases.items():
+            with self.subTest(name):
+                self.assertEqual(find.prefer_memory(memory, disk, ranks), expected)
+        self.assertTrue(find.prefer_memory(("m", 3, 1), [], [[]]))
+
     def test_distrust(self):
         moved = Disk([], 10, 500)
         self.assertTrue(find.distrust(moved, 20, 400))
         self.assertFalse(find.distrust(moved, 20, 600))
         self.assertFalse(find.distrust(moved, 10, 400))
+        self.assertTrue(find.distrust(moved, 5, 400))
         self.assertFalse(find.distrust(Disk([], 10, 0), 20, 400))
 
     def test_moved(self):

@@ -15,7 +15,7 @@ from core_help import Case
 
 import torch
 
-from dlrover_ckpt import engine, segment, sync
+from dlrover_ckpt import engine, pool, segment, sync
 from dlrover_ckpt.engine import Engine, StorageType
 from dlrover_ckpt.image import raw, torch_load, torch_zip
 from dlrover_ckpt.sync import SaveFailed
@@ -202,6 +202,27 @@ class Disk(One):
         self.assertEqual(self.loaded(e, "disk"), ("disk", 2, 2.0))
         self.save(e, 3)
         self.assertEqual(self.loaded(e), ("memory", 3, 3.0))
+
+    def test_the_latest_counts_not_the_highest(self):
+        e = self.engine()
+        self.save(e, 10, DISK)
+        self.save(e, 5, DISK)
+        self.assertEqual(self.loaded(e, "disk"), ("disk", 5, 5.0))
+        self.save(e, 3)
+        self.assertEqual(self.loaded(e), ("memory", 3, 3.0))
+        self.assertEqual(self.loaded(self.engine()), ("memory", 3, 3.0))
+
+    def test_a_clock_that_is_behind(self):
+        ahead = time.time_ns() + 3600 * 10**9
+        with mock.patch("time.time_ns", return_value=ahead):  # that of another node
+            self.save(self.engine(), 1, DISK)
+        for b in list(pool._pools.values())[-1].buffers:
+            b.remove()
+        engine._latest.clear()
+        e = self.engine()
+        self.assertEqual(self.loaded(e), ("disk", 1, 1.0))
+        self.save(e, 2)
+        self.assertEqual(self.loaded(e), ("memory", 2, 2.0))
 
     def test_a_damaged_step_is_passed_over(self):
         e = self.engine()
