@@ -125,24 +125,25 @@ type Daemon struct {
 
 	scanning sync.Mutex // held by whoever looks at the segments; before mu
 
-	mu       sync.Mutex
-	served   chan struct{} // closed when Serve has ended; nil before it
-	world    World
-	segs     map[string]*segment
-	saves    []*save       // newest last; bounded by maxRemembered
-	changed  chan struct{} // closed and replaced whenever something above changes
-	note     string        // what is wrong with the storage now
-	count    Counters
-	peers    *peers // nil until copies are wanted
-	conns    map[net.Conn]struct{}
-	leads    int                   // connections of launchers so far
-	breaking int                   // breakpoint saves that have not been decided
-	durable  map[int]SegmentStatus // newest committed save of each rank
-	said     map[string]bool       // loads that were told of since the world last changed
-	mended   map[string]bool       // directories recovered since the world last changed
-	over     map[string]bool       // epochs whose workers have ended
-	found    []string              // epochs of what an earlier daemon left, until the world is told
-	used     map[string]bool       // directories that were committed to
+	mu         sync.Mutex
+	served     chan struct{} // closed when Serve has ended; nil before it
+	world      World
+	segs       map[string]*segment
+	saves      []*save       // newest last; bounded by maxRemembered
+	changed    chan struct{} // closed and replaced whenever something above changes
+	note       string        // what is wrong with the storage now
+	count      Counters
+	peers      *peers // nil until copies are wanted
+	conns      map[net.Conn]struct{}
+	leads      int                    // connections of launchers so far
+	breaking   int                    // breakpoint saves that have not been decided
+	durable    map[int]SegmentStatus  // newest committed save of each rank
+	said       map[string]bool        // loads that were told of since the world last changed
+	mended     map[string]bool        // directories recovered since the world last changed
+	over       map[string]bool        // epochs whose workers have ended
+	completing map[string]*sync.Mutex // by directory
+	found      []string               // epochs of what an earlier daemon left, until the world is told
+	used       map[string]bool        // directories that were committed to
 }
 
 // Counters only ever grow.
@@ -182,7 +183,7 @@ func New(cfg Config) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
 		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, used: map[string]bool{}, durable: map[int]SegmentStatus{},
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, used: map[string]bool{}, completing: map[string]*sync.Mutex{}, durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -577,8 +578,22 @@ func (d *Daemon) place(s commit.Save, e commit.Entry) error {
 	return d.store.Placed(s, e.Shard)
 }
 
+// turn waits until no other save of a directory is being completed here: each looks at what the trackers name, and may then
+// move them.
+func (d *Daemon) turn(dir string) (done func()) {
+	d.mu.Lock()
+	if d.completing[dir] == nil {
+		d.completing[dir] = new(sync.Mutex)
+	}
+	turn := d.completing[dir]
+	d.mu.Unlock()
+	turn.Lock()
+	return turn.Unlock
+}
+
 // publish is the leader's last part on storage.
 func (d *Daemon) publish(ctx context.Context, s commit.Save, all []commit.Entry) error {
+	defer d.turn(s.Dir)()
 	m, err := d.store.Publish(s, all)
 	if err != nil {
 		return err

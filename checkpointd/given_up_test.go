@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
 )
 
@@ -213,4 +215,26 @@ func TestASaveUnderWayIsNotDroppedForALaterLowerStep(t *testing.T) {
 	require.Zero(t, left)
 	requireStep(t, dir, 3, 1)
 	require.FileExists(t, dir+"/10/rank_0.pt")
+}
+
+// Saves that are written at the same time leave the trackers where the latest is, in whatever order they get there.
+func TestSavesAtTheSameTimeKeepTheirOrder(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	begin := time.Now()
+	steps := []int64{10, 9, 8, 7, 6, 5, 4, 3}
+	for round := range int64(5) {
+		for i, step := range steps {
+			s := single(dir, 10*round+step)
+			s.Saved = begin.Add(time.Duration(10*int(round)+i) * time.Microsecond)
+			s.Write(t, n.dir, fmt.Sprintf("seg/l0-%d.seg", 10*round+int64(i)))
+		}
+		n.ask(map[string]any{"op": "saved"})
+		n.ask(map[string]any{"op": "drain", "timeout_ms": patience.Milliseconds()})
+		requireStep(t, dir, 10*round+3, 1)
+	}
+	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
+	ms, err := store.Manifests(dir)
+	require.NoError(t, err)
+	require.Len(t, ms, 40)
+	require.True(t, slices.IsSortedFunc(ms, func(a, b commit.Manifest) int { return b.Saved.Compare(a.Saved) }), "the newest first")
 }

@@ -63,7 +63,10 @@ func (d *Daemon) mend(ctx context.Context, dir string, noted ...*save) {
 	live := func(id string) bool {
 		return d.working(id) || slices.ContainsFunc(noted, func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
 	}
-	res, err := bounded(ctx, func() (commit.Recovered, error) { return d.store.Recover(ctx, dir, live) })
+	res, err := bounded(ctx, func() (commit.Recovered, error) {
+		defer d.turn(dir)()
+		return d.store.Recover(ctx, dir, live)
+	})
 	if err != nil {
 		d.log.Warn("cannot finish interrupted commits", "dir", dir, "err", err)
 	}

@@ -358,8 +358,8 @@ func (t Store) complete(p place, m Manifest, recovered bool) (Manifest, error) {
 		moves = !m.Saved.Before(last.Saved) || !recovered && last.Epoch != m.Epoch
 		if moves {
 			m.Committed = later(m.Committed, last.Committed)
-		} else { // it is no newer than what the tracker names, whenever it is completed
-			m.Committed = last.Committed.Add(-1)
+		} else if m.Committed, err = p.overtaken(m, last); err != nil {
+			return m, err
 		}
 	}
 	// Somebody else may have completed it while we were held up, and the next save of the step begun.
@@ -376,6 +376,19 @@ func (t Store) complete(p place, m Manifest, recovered bool) (Manifest, error) {
 		}
 	}
 	return m, p.clear(m.ID)
+}
+
+// overtaken is the time of commit of a save that is older than what the tracker names, whenever it is completed: that of
+// the first save of its epoch that was made after it. Of the same time the one that was made last is the newest.
+func (p place) overtaken(m, by Manifest) (time.Time, error) {
+	at := by.Committed
+	bs, err := p.briefs()
+	for _, b := range bs {
+		if b.Epoch == m.Epoch && b.ID != m.ID && b.Saved.After(m.Saved) && b.Committed.Before(at) {
+			at = b.Committed
+		}
+	}
+	return at, err
 }
 
 // later keeps the order of commits by nodes whose clocks differ.

@@ -280,7 +280,10 @@ def publish(dir: str, m: Dict[str, Any]) -> None:
     step = tracked(dir)
     newer = manifest(dir, step) if step is not None else None
     moves = newer is None or newer["epoch"] != m["epoch"] or newer["saved_ns"] <= m["saved_ns"]
-    m["committed_ns"] = time.time_ns() if moves else newer["committed_ns"] - 1
+    m["committed_ns"] = time.time_ns()
+    if not moves:  # of the same time, what was made last is the newest
+        later = [x["committed_ns"] for x in manifests(dir)[0] if x["epoch"] == m["epoch"] and x["saved_ns"] > m["saved_ns"]]
+        m["committed_ns"] = min(later + [newer["committed_ns"]])
     _write_json(os.path.join(dir, _OWN, "%d.json" % m["step"]), m)
     if moves:
         for t in m["trackers"]:

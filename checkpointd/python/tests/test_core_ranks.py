@@ -114,7 +114,7 @@ class Sharded(Case):
         out = self.world(SHARDED + """
     e._has_daemon = lambda: True
     if rank == 1:
-        e._pool.acquire = lambda need, disk: None
+        e._pool.acquire = lambda *_: None
     print(save(1, StorageType.DISK), load("disk"))
     """)
         self.assertEqual(out, ["True disk 1\n"] * 2)
