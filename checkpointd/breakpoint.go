@@ -60,7 +60,7 @@ func (d *Daemon) dropHalves() {
 	}
 	for _, j := range d.flyingLocked("") {
 		ended := d.over[j.meta.Epoch] && d.boardOf(j.meta) == d.local
-		if ended && tried[j.meta.Save] < j.meta.Shards || latest.passed(j.meta, here) {
+		if ended && tried[j.meta.Save] < j.meta.Shards || latest.passed(j, here) {
 			d.drop(j, errHalf)
 		}
 	}
@@ -79,23 +79,30 @@ type stream struct {
 }
 
 // orders are the latest saves of the streams of this node.
-type orders map[stream]int64
+type orders map[stream]struct {
+	saved time.Time
+	order int64
+}
 
 func (d *Daemon) latestOrders() orders {
 	latest := orders{}
-	d.held(func(name string, _ *segment, _ shm.Header, m shm.Meta) {
-		if at := (stream{m.Epoch, m.Dir, m.Shard, m.Shards}); ours(name) && m.Primary {
-			latest[at] = max(latest[at], m.Order)
+	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+		if at := (stream{m.Epoch, m.Dir, m.Shard, m.Shards}); ours(name) && m.Primary && h.Saved.After(latest[at].saved) {
+			l := latest[at]
+			l.saved, l.order = h.Saved, m.Order
+			latest[at] = l
 		}
 	})
 	return latest
 }
 
-// passed reports whether a worker of this node has made a later save and its shard of m is gone.
-func (o orders) passed(m shm.Meta, here map[part]bool) bool {
-	for at, order := range o {
-		of := stream{m.Epoch, m.Dir, at.shard, m.Shards}
-		if at == of && m.Order > 0 && order > m.Order && !here[part{m.Save, at.shard}] {
+// passed reports whether a worker of this node has made a later save and its shard of j is gone. Workers may count anew
+// within an epoch, so the time counts as well.
+func (o orders) passed(j *save, here map[part]bool) bool {
+	m := j.meta
+	for at, last := range o {
+		same := at == stream{m.Epoch, m.Dir, at.shard, m.Shards}
+		if same && m.Order > 0 && last.order > m.Order && last.saved.After(j.saved) && !here[part{m.Save, at.shard}] {
 			return true
 		}
 	}
