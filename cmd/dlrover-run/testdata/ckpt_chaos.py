@@ -91,7 +91,7 @@ def main():
             kind = StorageType.MEMORY if step % 7 else StorageType.DISK
             done = engine.save(step, [raw("%d/rank_%d.bin" % (step, rank), content(step, rank, world))], kind)
             with engine._pool.guard:
-                pending = sum(s.pending for s in engine._pool._slots())
+                pending = sum(s.pending for s in engine._pool._slots(engine._pool.use(engine.dir)))
             say("saved", rank, step, int(done), pending, world)
             time.sleep(pause)
         step += 1
