@@ -118,8 +118,10 @@ class Pool:
                 meta = segment.read_save(b.fd)[1]
                 dir = str(meta.get("dir") or "") if meta else ""
             except (OSError, Damaged, ValueError) as e:
-                log.warning("segment %s is not used: %s", b.path, e)
+                log.warning("segment %s is removed: %s", b.path, e)
                 b.close()
+                _unlink(b.path)
+                continue
             (self._set(dir).buffers if dir else self._idle).append(b)
         self._next = max(found, default=-1) + 1
         for s in self._sets.values():

@@ -91,6 +91,16 @@ class Pools(Case):
         new = set(os.listdir(os.path.join(self.top, "r", "seg"))) - set(names)
         self.assertEqual(new, {"l0-5.seg"}, "a name of its own")
 
+    def test_what_is_damaged_goes(self):
+        p = self.pool()
+        b = self.save(p)
+        with open(b.path, "r+b") as f:
+            f.write(b"nonsense")
+        p.close()
+        with self.assertLogs("dlrover.ckpt", "WARNING"):
+            q = self.pool()
+        self.assertEqual((q.buffers, os.path.exists(b.path)), ([], False))
+
     def test_a_torn_save_is_free_for_any(self):
         p = self.pool()
         self.save(p, "/a")
