@@ -49,6 +49,17 @@ func TestTorchCheckpointSlowUnlock(t *testing.T) {
 	require.NotContains(t, l.err.String(), "a newer one came first")
 }
 
+// A save that was given up does not hold the end of the job, and there is one line about it.
+func TestTorchCheckpointGivenUp(t *testing.T) {
+	b := newTraining(t, 0)
+	l := b.saves([]string{"--nproc-per-node=2"}, "refused")
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Equal(t, 1, strings.Count(l.err.String(), "a checkpoint was not committed"), l.err.String())
+	require.LessOrEqual(t, strings.Count(l.err.String(), "saving what is in memory"), 1)
+	require.Equal(t, 1, strings.Count(l.err.String(), "not all checkpoints are on disk"))
+	require.Len(t, b.rows("found"), 2)
+}
+
 // The newest save of a directory is there at once and for the next process, whatever was saved to others since.
 func TestTorchCheckpointSeveralDirectories(t *testing.T) {
 	b := newTraining(t, 0)

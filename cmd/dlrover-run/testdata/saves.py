@@ -3,6 +3,7 @@
 burst BYTES N  N quick DISK saves
 unlock         each rank loses the CPU between the end of its save and the release of its segment
 several        four checkpoint directories, saved in turn in memory; then the process dies, and starts again
+refused        a DISK save to storage that takes nothing
 back           DISK 10, DISK 5, MEMORY 3; then the process dies, and starts again
 """
 
@@ -50,6 +51,16 @@ def unlock():
     c.save_checkpoint(1, {"w": torch.ones(1000)})
     c.wait_latest_checkpoint(60)
     dist.barrier()
+
+
+def refused():
+    c = DdpCheckpointer(top, local_shard_num=world, global_shard_num=world, save_timeout=1)
+    open(os.path.join(top, ".dlrover"), "a").close()  # where the checkpoints' own directory has to be
+    c.save_checkpoint(1, {"w": torch.ones(1000)})
+    try:
+        c.wait_latest_checkpoint(60)
+    except RuntimeError as e:
+        found("error", str(e).count("step 1"))
 
 
 def several():
