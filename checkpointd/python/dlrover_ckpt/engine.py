@@ -225,8 +225,8 @@ class Engine:
         """Saves images (a list, or a function that returns it, called on holders only). False: skipped, see the log.
 
         trackers: [(path relative to the checkpoint directory, text)]; dlrover_latest.txt is always added.
-        ValueError, TypeError: the storage type or the step is none. sync.SaveFailed or OSError: a save that goes to disk here, because there
-        is no daemon or no room in shared memory, failed.
+        ValueError, TypeError: the storage type or the step is none. sync.SaveFailed or OSError: a save that goes to disk
+        here, because there is no daemon or no room in shared memory, failed.
         """
         if not isinstance(storage_type, StorageType):
             raise ValueError("storage_type must be StorageType.MEMORY or StorageType.DISK, not %r" % (storage_type,))
@@ -465,7 +465,10 @@ class Engine:
         return b
 
     def _name_dropped(self, b: Buffer, step: int) -> None:
-        h = b.header()
+        try:
+            h = b.header()
+        except Damaged:
+            return
         if h.pending:
             log.warning("step %d is dropped before it was on disk: step %d takes its place, and drop_superseded is set",
                         h.step, step)

@@ -77,7 +77,8 @@ def moved(tracked: Optional[int], tracker_ns: int, manifest_ns: int) -> int:
     return tracker_ns
 
 
-def prefer_memory(memory: Optional[Tuple[str, int, int]], disk: Sequence[Commit], ranks: Sequence[Sequence[Offer]]) -> bool:
+def prefer_memory(memory: Optional[Tuple[str, int, int]], disk: Sequence[Commit],
+                  ranks: Sequence[Sequence[Offer]]) -> bool:
     """Whether the save in memory is that on disk, or was made after it; steps may go back. The time of a save on disk is
     that of its first shard, so what counts of the one in memory is what rank 0 has; the clocks of others may differ."""
     if memory is None or not disk:
