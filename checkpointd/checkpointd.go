@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -51,6 +52,9 @@ type Config struct {
 	Rate int64
 	// Spawned says that a launcher has started this daemon and must connect soon.
 	Spawned bool
+	// Gone is closed when the launcher that has started this daemon has died; then it does
+	// not matter who still holds its connections. nil: they alone tell.
+	Gone <-chan struct{}
 	// Orphaned is called when the launcher has died, or never came, and its memory has
 	// been saved as far as possible; left is the number of saves that were not. nil:
 	// launchers may come and go, and nothing is done about it.
@@ -72,6 +76,7 @@ const (
 	busyMost      = 100 * time.Millisecond // up to this
 	stuckGrace    = time.Second            // for storage to answer after a save's time is over
 	orphanGrace   = 500 * time.Millisecond
+	orphanSaves   = 590 * time.Second     // without a launcher; who runs the daemon ends it after MaxOrphan
 	yieldEvery    = 50 * time.Millisecond // look for a new launcher
 	dropGrace     = 10 * time.Second      // of a save that only its leader can still end
 	lookFirst     = time.Second           // look at storage, while other shards are waited for
@@ -80,6 +85,9 @@ const (
 	progressEvery = 5 * time.Second   // between two lines about a long write
 	maxRemembered = 256               // finished saves that wait can still be told of
 )
+
+// MaxOrphan is how long a daemon may outlive the launcher that has started it.
+const MaxOrphan = 600 * time.Second
 
 // World is the epoch that the launcher last started workers of.
 type World struct {
@@ -135,15 +143,20 @@ type Daemon struct {
 	count      Counters
 	peers      *peers // nil until copies are wanted
 	conns      map[net.Conn]struct{}
-	leads      int                    // connections of launchers so far
+	adopted    chan struct{}          // closed when what an earlier daemon left has been taken over
+	home       os.FileInfo            // the runtime directory as it was found
+	leaders    map[*session]struct{}  // connections of launchers
+	wasLed     bool                   // there was one
+	launcher   string                 // the last one that led
+	orphan     bool                   // somebody waits for a launcher
 	breaking   int                    // breakpoint saves that have not been decided
 	durable    map[int]SegmentStatus  // newest committed save of each rank
 	said       map[string]bool        // loads that were told of since the world last changed
 	mended     map[string]bool        // directories recovered since the world last changed
 	over       map[string]bool        // epochs whose workers have ended
+	used       map[string]ground      // directories that were committed to, by this launcher's job
 	completing map[string]*sync.Mutex // by directory
 	found      []string               // epochs of what an earlier daemon left, until the world is told
-	used       map[string]bool        // directories that were committed to
 }
 
 // Counters only ever grow.
@@ -183,9 +196,11 @@ func New(cfg Config) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
 		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, used: map[string]bool{}, completing: map[string]*sync.Mutex{}, durable: map[int]SegmentStatus{},
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, completing: map[string]*sync.Mutex{}, leaders: map[*session]struct{}{}, adopted: make(chan struct{}), durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells
 	}
+	d.home, _ = os.Lstat(cfg.Dir.Path())
+	d.launcher, d.used = d.readUsed()
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d, nil
 }
@@ -202,11 +217,17 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	defer stop()
 	quiet := context.AfterFunc(d.ctx, func() { _ = ln.Close() })
 	defer quiet()
-	d.adopt()
-	d.wg.Go(d.scanLoop)
+	d.wg.Go(func() {
+		d.adopt()
+		close(d.adopted)
+		d.scanLoop()
+	})
 	d.wg.Go(d.tellAges)
+	if d.cfg.Gone != nil {
+		d.wg.Go(d.bereaved)
+	}
 	if d.cfg.Spawned {
-		d.awaitLauncher(0, leadPatience)
+		d.awaitLauncher(leadPatience, false)
 	}
 	for {
 		c, err := ln.Accept()

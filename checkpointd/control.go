@@ -65,10 +65,10 @@ func (c *Control) call(ctx context.Context, req map[string]any, out any) error {
 	return json.Unmarshal(line, out)
 }
 
-// Lead makes this the launcher's connection: when it breaks without End, the daemon
-// saves what is in memory and ends.
-func (c *Control) Lead(ctx context.Context) error {
-	return c.call(ctx, map[string]any{"op": "lead"}, nil)
+// Lead makes this the connection of a launcher, which has a name of its own: when it
+// breaks without End, the daemon saves what is in memory and ends.
+func (c *Control) Lead(ctx context.Context, launcher string) error {
+	return c.call(ctx, map[string]any{"op": "lead", "launcher": launcher}, nil)
 }
 
 // World tells the daemon of a new epoch.

@@ -602,19 +602,75 @@ func TestOrphanedDaemonSaves(t *testing.T) {
 	s.Disk = false
 	n.put(s, "seg/l0-0.seg")
 	c := n.control()
-	require.NoError(t, c.Lead(t.Context()))
+	require.NoError(t, c.Lead(t.Context(), "a"))
 	require.NoError(t, c.Close())
 	require.Zero(t, <-gone)
 	requireStep(t, dir, 10, 1)
+}
+
+// A launcher that is killed while it waits for its last checkpoints is missed like any other, and so is one whose end
+// of the connection somebody else holds.
+func TestOrphanedAtTheEndOfTheJob(t *testing.T) {
+	for name, die := range map[string]func(c net.Conn, dead chan struct{}){
+		"its connection ends": func(c net.Conn, _ chan struct{}) { _ = c.Close() },
+		"it is dead":          func(_ net.Conn, dead chan struct{}) { close(dead) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			gone, dead := make(chan int, 1), make(chan struct{})
+			disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
+			n, dir := newNode(t, withFS(disk), func(c *checkpointd.Config) {
+				c.Orphaned, c.Gone, c.Spawned = func(left int) { gone <- left }, dead, true
+			}), t.TempDir()
+			c, err := net.Dial("unix", n.sock)
+			require.NoError(t, err)
+			defer c.Close()
+			_, err = fmt.Fprintln(c, `{"op":"lead"}`)
+			require.NoError(t, err)
+			n.put(single(dir, 10), "seg/l0-0.seg")
+			<-disk.hit
+			_, err = fmt.Fprintln(c, `{"op":"end","timeout_ms":600000}`)
+			require.NoError(t, err)
+			die(c, dead)
+			disk.fail(nil)
+			require.Zero(t, <-gone)
+			requireStep(t, dir, 10, 1)
+		})
+	}
+}
+
+// A launcher that dies between its good-bye and the end of its daemon.
+func TestOrphanedAfterTheGoodBye(t *testing.T) {
+	gone := make(chan int, 1)
+	n := newNode(t, func(c *checkpointd.Config) { c.Orphaned, c.Spawned = func(left int) { gone <- left }, true })
+	c := n.control()
+	require.NoError(t, c.Lead(t.Context(), "a"))
+	_, err := c.End(t.Context(), patience)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.Zero(t, <-gone)
+}
+
+// Nobody can find what a daemon holds whose runtime directory was removed: without a launcher it ends, whatever is left.
+func TestOrphanWithoutItsDirectory(t *testing.T) {
+	gone := make(chan int, 1)
+	disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk), func(c *checkpointd.Config) { c.Orphaned, c.Spawned = func(left int) { gone <- left }, true }), t.TempDir()
+	c := n.control()
+	require.NoError(t, c.Lead(t.Context(), "a"))
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	<-disk.hit
+	require.NoError(t, n.dir.RemoveAll())
+	require.NoError(t, c.Close())
+	require.Equal(t, 1, <-gone)
 }
 
 // The launcher that comes back in time finds its daemon at work.
 func TestLauncherConnectsAnew(t *testing.T) {
 	n := newNode(t, func(c *checkpointd.Config) { c.Orphaned = func(int) { t.Error("the daemon gave up its launcher") } })
 	first := n.control()
-	require.NoError(t, first.Lead(t.Context()))
+	require.NoError(t, first.Lead(t.Context(), "a"))
 	second := n.control()
-	require.NoError(t, second.Lead(t.Context()))
+	require.NoError(t, second.Lead(t.Context(), "b"))
 	require.NoError(t, first.Close())
 	require.NoError(t, second.Breakpoint(t.Context(), checkpointd.World{}, "test", true))
 	left, err := second.End(t.Context(), patience)

@@ -51,6 +51,7 @@ type save struct {
 	second      bool // a breakpoint's: it was given up before
 	said        bool // why it was given up
 	bytes, done int64
+	ground      ground
 	stuck       bool // has waited for other shards for long: nobody should wait for it
 }
 
@@ -427,6 +428,7 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	if err != nil {
 		return entry, err
 	}
+	d.standOn(j)
 	begin := time.Now()
 	for i, f := range j.meta.Files {
 		crc, err := d.writeFile(ctx, j, p, i, tmps[i])
@@ -444,18 +446,6 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	d.count.FlushedBytes += j.bytes
 	d.count.WriteTime += time.Since(begin)
 	return entry, nil
-}
-
-// vanished fails when a directory that this daemon has committed to is without a trace of
-// that: what was mounted there is not, and what is written now would be lost when it is.
-func (d *Daemon) vanished(dir string) error {
-	d.mu.Lock()
-	known := d.used[dir]
-	d.mu.Unlock()
-	if !known || d.store.Used(dir) {
-		return nil
-	}
-	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew", dir, commit.MetaDir(dir))
 }
 
 // writeFile writes file i of p; what follows on CPU (checksums) runs ahead of what
@@ -673,7 +663,7 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 	switch to {
 	case committed:
 		d.count.Commits++
-		d.used[j.meta.Dir] = true
+		d.useLocked(j)
 		if !j.saved.Before(d.durable[j.meta.Rank].Saved) {
 			d.durable[j.meta.Rank] = SegmentStatus{Rank: j.meta.Rank, Step: j.meta.Step, Saved: j.saved, Durable: true}
 		}

@@ -2,6 +2,7 @@ package checkpointd
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -42,6 +44,7 @@ type request struct {
 	Source    string `json:"source"`
 	TimeoutMS int64  `json:"timeout_ms"`
 	World     World  `json:"world"`
+	Launcher  string `json:"launcher"`
 }
 
 func (r *request) timeout() time.Duration {
@@ -51,10 +54,16 @@ func (r *request) timeout() time.Duration {
 // reply carries {"ok":true} and the fields of a result, or {"ok":false,"error":…}.
 type reply map[string]any
 
+// maxAhead is how many requests of one connection are read before they are carried out: so
+// its end is seen while one of them takes its time.
+const maxAhead = 64
+
 // session is one connection.
 type session struct {
 	d    *Daemon
 	lead bool // the launcher's; its end without a good-bye is the launcher's death
+	bye  bool // its good-bye was answered,
+	left int  // with so many saves that are not on disk
 }
 
 // serve answers one connection, if it comes from our own user or from root.
@@ -78,7 +87,7 @@ func (d *Daemon) serve(c net.Conn) {
 		s := &session{d: d}
 		s.answer(c)
 		if s.lead {
-			d.orphaned()
+			d.orphaned(s)
 		}
 	})
 }
@@ -106,16 +115,22 @@ func peerAllowed(c net.Conn) error {
 	return nil
 }
 
+// answer carries out the requests one after the other. Those that wait for something are
+// of no use any more when the connection ends.
 func (s *session) answer(c net.Conn) {
-	in := bufio.NewScanner(c)
-	in.Buffer(make([]byte, 4096), maxLine)
 	out := json.NewEncoder(c)
 	ctx, cancel := context.WithCancel(s.d.ctx)
 	defer cancel()
-	for in.Scan() {
+	lines := make(chan []byte, maxAhead)
+	s.d.wg.Go(func() {
+		defer cancel()
+		defer close(lines)
+		read(ctx, c, lines)
+	})
+	for line := range lines {
 		var r request
 		var res reply
-		err := json.Unmarshal(in.Bytes(), &r)
+		err := json.Unmarshal(line, &r)
 		if err != nil {
 			err = fmt.Errorf("not a request: %w", err)
 		} else {
@@ -134,8 +149,31 @@ func (s *session) answer(c net.Conn) {
 	}
 }
 
+// read passes lines on until the connection or ctx ends.
+func read(ctx context.Context, c net.Conn, lines chan<- []byte) {
+	in := bufio.NewScanner(c)
+	in.Buffer(make([]byte, 4096), maxLine)
+	for in.Scan() {
+		select {
+		case lines <- bytes.Clone(in.Bytes()):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 func (s *session) do(ctx context.Context, r request) (reply, error) {
 	d := s.d
+	if r.Op == "lead" { // the end of a launcher is to be seen while storage does not answer
+		s.lead = true
+		d.led(s, r.Launcher)
+		return nil, nil
+	}
+	select {
+	case <-d.adopted:
+	case <-d.ctx.Done():
+		return nil, errClosed
+	}
 	switch r.Op {
 	case "hello":
 		return s.hello(r)
@@ -162,13 +200,10 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 		return nil, nil
 	case "status":
 		return reply{"status": d.Status()}, nil
-	case "lead":
-		s.lead = true
-		d.led()
-		return nil, nil
 	case "end":
-		s.lead = false
-		return d.end(ctx, r)
+		left, err := d.end(ctx, r)
+		s.bye, s.left = err == nil, left
+		return reply{"left": left}, err
 	}
 	return nil, fmt.Errorf("operation %q is unknown to this version", r.Op)
 }
@@ -240,8 +275,11 @@ func (d *Daemon) lostLocked() int {
 }
 
 // end is the launcher's good-bye: drain, then remove the run's memory.
-func (d *Daemon) end(ctx context.Context, r request) (reply, error) {
-	left := d.Drain(ctx, r.timeout())
+func (d *Daemon) end(ctx context.Context, r request) (left int, err error) {
+	left = d.Drain(ctx, r.timeout())
+	if ctx.Err() != nil {
+		return left, ctx.Err() // it has died over it
+	}
 	d.mu.Lock()
 	dirs := map[string]bool{}
 	for _, j := range d.saves {
@@ -255,67 +293,131 @@ func (d *Daemon) end(ctx context.Context, r request) (reply, error) {
 	if left == 0 {
 		d.removeSegments()
 	}
-	return reply{"left": left}, nil
+	return left, nil
 }
 
-// led counts the launcher's connections. Another job may have emptied its directory.
-func (d *Daemon) led() {
+// led books the launcher's connection. Another launcher's job may have emptied its
+// directory; the same one has only connected anew.
+func (d *Daemon) led(s *session, launcher string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.leads++
-	clear(d.used)
+	d.leaders[s] = struct{}{}
+	d.wasLed = true
+	if launcher == "" || launcher != d.launcher {
+		d.launcher = launcher
+		clear(d.used)
+		d.keepUsedLocked()
+	}
 	d.changedLocked()
 }
 
-// orphaned follows the end of the launcher's connection: a launcher that lives connects
+// orphaned follows the end of a launcher's connection: a launcher that lives connects
 // anew within orphanGrace.
-func (d *Daemon) orphaned() {
+func (d *Daemon) orphaned(s *session) {
 	d.mu.Lock()
-	seen := d.leads
+	delete(d.leaders, s)
 	d.mu.Unlock()
-	d.awaitLauncher(seen, orphanGrace)
+	if !s.bye {
+		d.awaitLauncher(orphanGrace, false)
+	} else if d.cfg.Spawned && d.cfg.Orphaned != nil && d.ctx.Err() == nil {
+		d.cfg.Orphaned(s.left) // it was about to end this daemon
+	}
 }
 
-// awaitLauncher waits for a connection of the launcher after the first seen ones.
-// Without one it saves what is in memory, and is done.
-func (d *Daemon) awaitLauncher(seen int, patience time.Duration) {
-	if d.cfg.Orphaned == nil || d.ctx.Err() != nil {
+// bereaved waits for the death of the launcher, whoever still holds its connections.
+func (d *Daemon) bereaved() {
+	select {
+	case <-d.cfg.Gone:
+	case <-d.ctx.Done():
+		return
+	}
+	d.mu.Lock()
+	clear(d.leaders)
+	d.changedLocked()
+	d.mu.Unlock()
+	d.awaitLauncher(0, true)
+}
+
+// awaitLauncher waits for a connection of a launcher. Without one it saves what is in
+// memory, and is done. dead says that the one that started this daemon cannot come back.
+func (d *Daemon) awaitLauncher(patience time.Duration, dead bool) {
+	d.mu.Lock()
+	waits := d.orphan
+	d.orphan = d.orphan || d.cfg.Orphaned != nil
+	taken := d.cfg.Spawned && (dead || d.wasLed)
+	d.mu.Unlock()
+	if waits || d.cfg.Orphaned == nil || d.ctx.Err() != nil {
 		return
 	}
 	d.wg.Go(func() {
-		ctx, cancel := context.WithCancel(d.ctx)
-		defer cancel()
-		if d.cfg.Spawned && seen > 0 {
-			d.wg.Go(func() { d.yield(ctx, cancel) })
-		}
-		grace, stop := context.WithTimeout(ctx, patience)
-		defer stop()
-		if d.until(grace, func() bool { return d.leads > seen }) == nil || ctx.Err() != nil {
-			return
-		}
-		d.log.Warn("the launcher is gone; saving what is in memory")
-		d.Breakpoint("the launcher is gone", false)
-		if left := d.Drain(ctx, defaultSave); ctx.Err() == nil {
+		if left, done := d.alone(patience, taken); done {
 			d.cfg.Orphaned(left)
 		}
 	})
 }
 
-// yield ends this daemon when another launcher has taken the directory over: the
-// daemon of that one waits for this one's end, and goes on with what is there.
-func (d *Daemon) yield(ctx context.Context, end context.CancelFunc) {
+// alone is what a daemon without a launcher does; done is false when one came, or the
+// daemon ends. taken says that another launcher may have taken the directory over.
+func (d *Daemon) alone(patience time.Duration, taken bool) (left int, done bool) {
+	ctx, cancel := context.WithTimeout(d.ctx, orphanSaves)
+	defer cancel()
+	var moved atomic.Bool
+	if d.cfg.Spawned {
+		d.wg.Go(func() { d.yield(ctx, taken, func() { moved.Store(true); cancel() }) })
+	}
+	grace, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	here := func() bool { return len(d.leaders) > 0 }
+	if d.until(grace, here) != nil && ctx.Err() == nil {
+		d.wg.Go(func() { // saving stops when one comes
+			if d.until(ctx, here) == nil {
+				cancel()
+			}
+		})
+		d.log.Warn("the launcher is gone; saving what is in memory")
+		left = d.saveAll(ctx)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.orphan = false
+	if moved.Load() {
+		return max(left, 1), true
+	}
+	return left, !here() && d.ctx.Err() == nil
+}
+
+// saveAll writes what is in memory, after what an earlier daemon has left, until ctx ends.
+func (d *Daemon) saveAll(ctx context.Context) (left int) {
+	select {
+	case <-d.adopted:
+	case <-ctx.Done():
+		return 1
+	}
+	d.Breakpoint("the launcher is gone", false)
+	return d.Drain(ctx, orphanSaves)
+}
+
+// yield calls end when another launcher has taken the directory over: the daemon of that
+// one waits for this one's end, and goes on with what is there. So it does when the
+// directory is gone: nobody can find what this daemon holds.
+func (d *Daemon) yield(ctx context.Context, taken bool, end func()) {
 	t := time.NewTicker(yieldEvery)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-			if locked(filepath.Join(d.cfg.Dir.Path(), "owner")) {
-				end()
-				d.log.Info("another launcher has taken over")
-				d.cfg.Orphaned(1)
-				return
-			}
 		case <-ctx.Done():
+			return
+		}
+		now, err := os.Lstat(d.cfg.Dir.Path())
+		switch {
+		case errors.Is(err, os.ErrNotExist), err == nil && d.home != nil && !os.SameFile(now, d.home):
+			d.log.Warn("the runtime directory is gone, and with it what was not written", "dir", d.cfg.Dir.Path())
+			end()
+			return
+		case taken && locked(filepath.Join(d.cfg.Dir.Path(), "owner")):
+			d.log.Info("another launcher has taken over")
+			end()
 			return
 		}
 	}

@@ -286,9 +286,8 @@ func TestVanishedStorage(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left)
 
-	n.put(single(dir, 30), "seg/l0-2.seg") // tried again until the storage is back
-	require.NoError(t, os.Remove(dir))
-	require.NoError(t, os.Rename(dir+".away", dir))
+	n.put(single(dir, 30), "seg/l0-2.seg")               // tried again until the storage is back
+	require.NoError(t, syscall.Rename(dir+".away", dir)) // in one go: a directory that is not there is one that was deleted
 	require.Equal(t, true, n.wait(dir, 30)["ok"])
 	requireStep(t, dir, 30, 1)
 

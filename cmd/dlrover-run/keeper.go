@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -33,6 +34,7 @@ type keeper struct {
 	log    *slog.Logger
 	procs  *proc.Supervisor
 	master string // of the daemons of all nodes; "" for one node
+	name   string // by which a daemon knows this launcher from the next one
 
 	client    string       // what goes on PYTHONPATH; "" if there is no place for it
 	tree      *python.Tree // has client, for all launchers of this user
@@ -68,7 +70,7 @@ const (
 // keep prepares the runtime directory and the client that workers import. Without a
 // runtime directory there is no daemon, and workers save by themselves.
 func keep(s *settings, log *slog.Logger, procs *proc.Supervisor, master string) *keeper {
-	k := &keeper{s: s, log: log, procs: procs, master: master, quit: make(chan struct{}), orders: make(chan func(), 64), lost: make(chan struct{}, 1)}
+	k := &keeper{s: s, log: log, procs: procs, master: master, name: rand.Text(), quit: make(chan struct{}), orders: make(chan func(), 64), lost: make(chan struct{}, 1)}
 	if err := k.open(); err != nil {
 		log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
 		k.drop()
@@ -297,7 +299,7 @@ func (k *keeper) introduce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.Lead(ctx); err != nil {
+	if err := c.Lead(ctx, k.name); err != nil {
 		return errors.Join(err, c.Close())
 	}
 	k.mu.Lock()

@@ -113,6 +113,7 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "runtime", Hidden: true},
 			&cli.StringFlag{Name: "world", Hidden: true},
 			&cli.BoolFlag{Name: "inherit", Hidden: true},
+			&cli.IntFlag{Name: "launcher", Hidden: true},
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: category, Usage: "print this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: category, Usage: "print the version, and exit"},
 		},
@@ -135,6 +136,13 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Spawned = c.Bool("inherit"); cfg.Spawned {
+		cfg.Gone = gone(c.Int("launcher"))
+		go func() {
+			<-cfg.Gone
+			endAfter(checkpointd.MaxOrphan, cfg.Logger)
+		}()
+	}
 	ln, err := listener(c, cfg.Dir)
 	if err != nil {
 		return &runError{err}
@@ -147,7 +155,8 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	defer alone.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	if cfg.Spawned = c.Bool("inherit"); cfg.Spawned {
+	context.AfterFunc(ctx, func() { endAfter(closing, cfg.Logger) })
+	if cfg.Spawned {
 		cfg.Orphaned = func(left int) { abandon(cfg.Dir, left); cancel() }
 	} else {
 		cfg.Orphaned = func(left int) { cfg.Logger.Info("waiting for the next launcher", "saves_in_memory_only", left) }
@@ -303,9 +312,9 @@ func world(c *cli.Context, d *checkpointd.Daemon) error {
 	return nil
 }
 
-// Args is the command line by which a launcher starts the daemon.
+// Args is the command line by which the launcher, this process, starts the daemon.
 func Args(dir, master, run string, replicas int, addr, writeRate string, w checkpointd.World) []string {
-	args := []string{Name, "--inherit", "--runtime", dir, "--replicas", strconv.Itoa(replicas), "--addr", addr, "--world", w.String(), "--run", run}
+	args := []string{Name, "--inherit", "--launcher", strconv.Itoa(os.Getpid()), "--runtime", dir, "--replicas", strconv.Itoa(replicas), "--addr", addr, "--world", w.String(), "--run", run}
 	if master != "" {
 		args = append(args, "--master", master)
 	}

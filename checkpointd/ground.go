@@ -1,0 +1,138 @@
+package checkpointd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"dlrover-run/checkpointd/commit"
+)
+
+// ground is what a directory stood on when it was committed to: the inodes of it and of the
+// directories above it, by path. A directory that somebody has deleted still stands on the
+// same ground; when storage is no longer mounted there is another one below its path.
+type ground map[string]inode
+
+type inode struct {
+	Dev uint64 `json:"dev"`
+	Ino uint64 `json:"ino"`
+}
+
+func inodeOf(path string) (inode, error) {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return inode{}, err
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return inode{}, errors.ErrUnsupported
+	}
+	return inode{uint64(st.Dev), st.Ino}, nil
+}
+
+// groundOf returns the ground of a directory without links. What cannot be seen is left out.
+func groundOf(dir string) ground {
+	g := ground{}
+	for path := dir; ; path = filepath.Dir(path) {
+		if id, err := inodeOf(path); err == nil {
+			g[path] = id
+		}
+		if path == filepath.Dir(path) {
+			return g
+		}
+	}
+}
+
+// bears reports whether what is left of dir and of the directories above it is what it was.
+func (g ground) bears(dir string) bool {
+	for path := dir; ; path = filepath.Dir(path) {
+		id, err := inodeOf(path)
+		if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
+			was, known := g[path]
+			return err == nil && known && was == id
+		}
+	}
+}
+
+// vanished fails when a directory that was committed to is without a trace of that, and
+// something else is in its place: what was mounted there is not, and what is written now would
+// be lost when it is. One that was deleted is made anew.
+func (d *Daemon) vanished(dir string) error {
+	d.mu.Lock()
+	g, known := d.used[dir]
+	d.mu.Unlock()
+	if !known || d.store.Used(dir) {
+		return nil
+	}
+	if root, err := d.cfg.FS.Resolve(dir); err == nil && g.bears(root) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.used, dir) // until the next commit
+		d.keepUsedLocked()
+		d.log.Warn("the checkpoint directory was deleted, making it anew", "dir", dir)
+		return nil
+	}
+	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew", dir, commit.MetaDir(dir))
+}
+
+// standOn notes what the directory of j stands on while j is written: after the commit it may
+// be something else.
+func (d *Daemon) standOn(j *save) {
+	root, err := d.cfg.FS.Resolve(j.meta.Dir)
+	if err != nil {
+		return // then nothing bears it
+	}
+	g := groundOf(root)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	j.ground = g
+}
+
+// useLocked notes that the directory of j was committed to.
+func (d *Daemon) useLocked(j *save) {
+	if g, known := d.used[j.meta.Dir]; !known || len(g) == 0 {
+		d.used[j.meta.Dir] = j.ground
+		d.keepUsedLocked()
+	}
+}
+
+// usedNote is the file of the runtime directory by which the next daemon of the same launcher
+// knows the directories that were committed to.
+const usedNote = "used"
+
+type usedJSON struct {
+	Launcher string            `json:"launcher"`
+	Dirs     map[string]ground `json:"dirs"`
+}
+
+// keepUsedLocked writes the note, or removes it when there is nothing to note.
+func (d *Daemon) keepUsedLocked() {
+	path := filepath.Join(d.cfg.Dir.Path(), usedNote)
+	if len(d.used) == 0 {
+		_ = os.Remove(path)
+		return
+	}
+	b, err := json.Marshal(usedJSON{d.launcher, d.used})
+	if err == nil {
+		err = os.WriteFile(path+".new", b, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		d.log.Debug("the next daemon will not know what was committed to", "err", err)
+	}
+}
+
+func (d *Daemon) readUsed() (launcher string, used map[string]ground) {
+	var n usedJSON
+	b, err := os.ReadFile(filepath.Join(d.cfg.Dir.Path(), usedNote))
+	if err != nil || json.Unmarshal(b, &n) != nil || n.Dirs == nil {
+		return "", map[string]ground{}
+	}
+	return n.Launcher, n.Dirs
+}
