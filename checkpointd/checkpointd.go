@@ -201,6 +201,9 @@ func New(cfg Config) (*Daemon, error) {
 	}
 	d.home, _ = os.Lstat(cfg.Dir.Path())
 	d.launcher, d.used = d.readUsed()
+	d.store.Aside = func(path string, why error) {
+		d.log.Error("an interrupted commit is damaged and can never be completed; it is set aside", "path", path, "err", why)
+	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d, nil
 }

@@ -283,6 +283,9 @@ func (s stage) entries() (*answer, error) {
 	for n := range es {
 		path := s.path(marker(n, "prepared"))
 		data, err := s.files.ReadFile(path, maxMarker)
+		if unfit(err) {
+			return &answer{err: err}, nil
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -353,14 +356,19 @@ func exists(files fsx.FS, path string) (bool, error) {
 
 // published reports whether the manifest of the step is that of this save.
 func (s stage) published() (bool, error) {
-	if there, err := exists(s.files, s.manifest); !there {
-		return false, err
-	}
 	data, err := s.files.ReadFile(s.manifest, maxManifest)
+	if errors.Is(err, fs.ErrNotExist) || unfit(err) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}
 	return manifestOf(data) == s.r.Save.ID, nil
+}
+
+// unfit says of what should be a small file that it is none, which waiting does not mend.
+func unfit(err error) bool {
+	return errors.Is(err, fsx.ErrNotRegular) || errors.Is(err, fsx.ErrTooLong)
 }
 
 // manifestOf returns the save of a manifest; "" of a damaged one.

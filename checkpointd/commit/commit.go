@@ -89,6 +89,9 @@ type Store struct {
 	FS    fsx.FS
 	Now   func() time.Time // on the clock that stamps files, more or less
 	Cache *Cache           // for who commits often; nil: manifests are read each time
+	// Aside is told of each interrupted commit, or removal, that was set aside because it can never be completed: where
+	// what is left of it is now, and why. nil: nobody is.
+	Aside func(path string, why error)
 }
 
 // MetaDir is where manifests and markers are.
@@ -104,6 +107,8 @@ var (
 	ErrBegun = errors.New("the commit of this save has begun")
 	// ErrSuperseded is the refusal to begin the commit of a save after that of a later one of the same step or files.
 	ErrSuperseded = errors.New("a later save is committed")
+	// ErrDamaged says of a file of this package that its content makes no sense.
+	ErrDamaged = errors.New("damaged")
 	// ErrKept is the refusal to remove a step that is still needed.
 	ErrKept = errors.New("this step must stay")
 	// ErrNone says that a directory has no checkpoint that can be used.

@@ -279,8 +279,9 @@ func (r *run) checkBefore(t *testing.T, where string) {
 		_, ok := p.committed(step)
 		require.True(t, ok, where)
 	}
-	intents, err := p.intents()
+	intents, damaged, err := p.intents()
 	require.NoError(t, err, where)
+	require.Empty(t, damaged, where)
 	if r.committed.ID == "" || len(intents) > 0 {
 		return
 	}

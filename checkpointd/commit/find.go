@@ -174,7 +174,7 @@ func (t Store) Remove(ctx context.Context, dir string, step int64) error {
 	if !ok {
 		return fmt.Errorf("remove step %d from %s: %w", step, dir, ErrNone)
 	}
-	intents, err := p.intents()
+	intents, _, err := p.intents()
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -220,7 +220,7 @@ func (p place) removeStep(m Manifest) error {
 // removeOthers removes the files of old that nobody else has: neither its successor m, nor another step, nor a save whose
 // commit has begun.
 func (p place) removeOthers(old, m Manifest) error {
-	intents, err := p.intents()
+	intents, _, err := p.intents()
 	if err != nil {
 		return err
 	}

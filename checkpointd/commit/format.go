@@ -15,8 +15,8 @@ import (
 const (
 	metaDir = ".dlrover"
 	version = 1
-	// readLimit is the most that is read of a manifest, an entry or a plan: a million files.
-	readLimit    = 256 << 20
+	// readLimit is the most that is written and read of a manifest, an entry or a plan: 10,000 shards of 40 files.
+	readLimit    = 64 << 20
 	trackerLimit = 4 << 10
 )
 
@@ -77,18 +77,25 @@ func fromNanos(ns int64) time.Time {
 func ParseManifest(b []byte) (Manifest, error) {
 	var m Manifest
 	if err := json.Unmarshal(b, &m); err != nil {
-		return Manifest{}, fmt.Errorf("manifest: %w", err)
+		return Manifest{}, fmt.Errorf("manifest: %w: %w", ErrDamaged, err)
 	}
-	if m.Version != version {
+	if m.Version > version { // it may be sound
 		return Manifest{}, fmt.Errorf("manifest: version %d is not known", m.Version)
 	}
-	if err := errors.Join(checkSave(m.Save), checkFiles(m.Files, m.Shards)); err != nil {
-		return Manifest{}, fmt.Errorf("manifest: %w", err)
-	}
-	if len(m.Files) == 0 {
-		return Manifest{}, errors.New("manifest: no files")
+	if err := checkManifest(m); err != nil {
+		return Manifest{}, fmt.Errorf("manifest: %w: %w", ErrDamaged, err)
 	}
 	return m, nil
+}
+
+func checkManifest(m Manifest) error {
+	if m.Version != version {
+		return fmt.Errorf("version %d", m.Version)
+	}
+	if len(m.Files) == 0 {
+		return errors.New("no files")
+	}
+	return errors.Join(checkSave(m.Save), checkFiles(m.Files, m.Shards))
 }
 
 // ParseEntry reads what one shard contributes and checks all of it.

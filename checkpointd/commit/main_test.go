@@ -126,7 +126,8 @@ func modelStore() (*crashfs.FS, Store) {
 
 // storeOn has a clock that hardly moves, so that two recoveries of the same write the same.
 func storeOn(fs *crashfs.FS) Store {
-	return Store{FS: fs, Now: func() time.Time { return fs.Now().Truncate(time.Hour) }, Cache: new(Cache)}
+	aside := func(path string, why error) { panic(path + " is set aside: " + why.Error()) } // a crash damages nothing
+	return Store{FS: fs, Now: func() time.Time { return fs.Now().Truncate(time.Hour) }, Cache: new(Cache), Aside: aside}
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }

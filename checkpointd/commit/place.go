@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"dlrover-run/checkpointd/fsx"
 )
@@ -90,7 +92,7 @@ func (p place) expect(paths []string, files []FileEntry) error {
 			return err
 		}
 		if size != files[i].Size {
-			return fmt.Errorf("%s has %d bytes instead of %d", path, size, files[i].Size)
+			return fmt.Errorf("%s: %w: %d bytes instead of %d", path, ErrDamaged, size, files[i].Size)
 		}
 	}
 	return nil
@@ -117,6 +119,9 @@ func (p place) syncDirs(files []string) error {
 // put writes a small JSON file.
 func (p place) put(path string, v any) error {
 	b, err := json.Marshal(v)
+	if err == nil && len(b) > readLimit {
+		err = fmt.Errorf("%w: %d bytes, at most %d are read again: save in fewer files", fsx.ErrTooLong, len(b), readLimit)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
@@ -158,35 +163,113 @@ func (p place) read(path string) (m Manifest, found bool, err error) {
 	return m, true, nil
 }
 
+// damaged tells what is wrong with a file from what is wrong with the storage, which may be mended.
+func damaged(err error) bool {
+	return slices.ContainsFunc([]error{ErrDamaged, fsx.ErrNotRegular, fsx.ErrTooLong, syscall.ELOOP}, func(e error) bool { return errors.Is(err, e) })
+}
+
 // committed returns the manifest of a step. A damaged one counts as none.
 func (p place) committed(step int64) (Manifest, bool) {
 	m, found, err := p.read(p.manifest(step))
 	return m, found && err == nil && m.Step == step
 }
 
-// intents returns the saves that can only be completed, in the order in which they were saved.
-func (p place) intents() ([]Manifest, error) {
+// intents returns the saves that can only be completed, in the order in which they were saved, and by id what is wrong
+// with damaged intents.
+func (p place) intents() (ms []Manifest, bad map[string]error, err error) {
 	stages, err := p.list(p.stages())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var ms []Manifest
+	bad = map[string]error{}
 	for _, e := range stages {
 		if !e.Dir || checkID(e.Name) != nil {
 			continue
 		}
 		m, found, rerr := p.read(p.intent(e.Name))
 		if rerr == nil && found && m.ID != e.Name {
-			rerr = fmt.Errorf("%s: is of save %s", p.intent(e.Name), m.ID)
+			rerr = fmt.Errorf("%s: %w: is of save %s", p.intent(e.Name), ErrDamaged, m.ID)
 		}
-		if rerr != nil {
+		switch {
+		case damaged(rerr):
+			bad[e.Name] = rerr
+		case rerr != nil:
 			err = errors.Join(err, rerr)
-		} else if found {
+		case found:
 			ms = append(ms, m)
 		}
 	}
 	slices.SortStableFunc(ms, func(a, b Manifest) int { return a.Saved.Compare(b.Saved) })
+	return ms, bad, err
+}
+
+// intents returns the saves that can only be completed. Those whose intents are damaged are set aside.
+func (t Store) intents(p place) ([]Manifest, error) {
+	ms, bad, err := p.intents()
+	for _, id := range slices.Sorted(maps.Keys(bad)) {
+		err = errors.Join(err, t.setAside(p, p.stage(id), bad[id]))
+	}
 	return ms, err
+}
+
+// asideExt is behind the name of what is out of the way: it is that of a stage or of a step no more.
+const asideExt = ".damaged"
+
+// setAside takes what nobody can go on with out of the way, with all that may tell a person more: the stage of a save
+// that can never be completed, or what names the files of a removed step.
+func (t Store) setAside(p place, path string, why error) error {
+	to := path + asideExt
+	err := p.fs.Rename(path, to)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // another recovery was faster
+	}
+	if err == nil {
+		err = p.fs.SyncDir(filepath.Dir(path))
+	}
+	if err != nil {
+		return fmt.Errorf("set %s aside (%w): %w", path, why, err)
+	}
+	if t.Aside != nil {
+		t.Aside(to, why)
+	}
+	return nil
+}
+
+// lost says what is wrong with a save whose intent is there when it can never be completed: a file of it is under neither
+// of its names. Those outside of the directory may be on storage that is only not there now.
+func (p place) lost(m Manifest) error {
+	for _, f := range m.Files {
+		final := filepath.Join(p.root, f.Path)
+		if filepath.IsAbs(f.Path) || p.whole(temporary(final, m.ID), f) || p.whole(final, f) {
+			continue
+		}
+		// A network file system may remember that there was no such name until the directory is opened.
+		if err := p.fs.SyncDir(filepath.Dir(final)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		wrong := p.expect([]string{final}, []FileEntry{f})
+		if wrong == nil || p.whole(temporary(final, m.ID), f) || p.missing(p.intent(m.ID)) {
+			continue
+		}
+		if errors.Is(wrong, fs.ErrNotExist) || damaged(wrong) {
+			return fmt.Errorf("a file of save %s of step %d is lost: %w", m.ID, m.Step, wrong)
+		}
+	}
+	return nil
+}
+
+func (p place) whole(path string, f FileEntry) bool {
+	return p.expect([]string{path}, []FileEntry{f}) == nil
+}
+
+// free fails when something that a save is to write is a directory, over which nothing can be renamed.
+func (p place) free(paths []string) error {
+	for _, path := range paths {
+		if _, err := p.fs.List(path); err == nil {
+			return &fs.PathError{Op: "save to", Path: path, Err: syscall.EISDIR}
+		}
+	}
+	return nil
 }
 
 // tracked reads dlrover_latest.txt.

@@ -1,6 +1,7 @@
 package commit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 
 	"dlrover-run/checkpointd/fsx"
 )
+
+var errAside = errors.New("it can never be completed")
 
 // orphanAge is how long a save without an intent may be quiet before it counts as dead.
 const orphanAge = time.Hour
@@ -29,7 +32,7 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 	if live == nil {
 		live = func(string) bool { return false }
 	}
-	intents, err := p.intents()
+	intents, err := t.intents(p)
 	errs := []error{err}
 	for _, m := range intents {
 		if live(m.ID) {
@@ -40,7 +43,7 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 			err = t.forward(p, m)
 		}
 		if err != nil && p.missing(p.intent(m.ID)) {
-			continue // another recovery was faster
+			continue // another recovery was faster, or it is set aside
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("complete save %s of step %d: %w", m.ID, m.Step, err))
@@ -62,10 +65,14 @@ func (p place) missing(file string) bool {
 }
 
 // forward completes a save whose intent can be seen. It makes the intent durable first: who wrote it may have died just
-// before, and half of its files without it would destroy the older save of the step.
+// before, and half of its files without it would destroy the older save of the step. One that can never be completed is
+// set aside.
 func (t Store) forward(p place, m Manifest) error {
 	if err := p.syncDirs([]string{p.intent(m.ID)}); err != nil {
 		return err
+	}
+	if why := p.lost(m); why != nil {
+		return cmp.Or(t.setAside(p, p.stage(m.ID), why), errAside)
 	}
 	if err := p.place(m.Files, m.ID); err != nil {
 		return err
@@ -160,7 +167,7 @@ func (p place) discard(save string) error {
 // cannot be understood names none.
 func (p place) removePlanned(plan, save string) error {
 	b, err := p.fs.ReadFile(plan, readLimit)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || damaged(err) {
 		return nil
 	}
 	if err != nil {
@@ -240,9 +247,12 @@ func (t Store) sweep(ctx context.Context, p place) error {
 		}
 		m, found, err := p.read(p.gone(step))
 		if err == nil && found && m.Step != step {
-			err = fmt.Errorf("%s: is of step %d", p.gone(step), m.Step)
+			err = fmt.Errorf("%s: %w: is of step %d", p.gone(step), ErrDamaged, m.Step)
 		}
-		if err == nil && found {
+		switch {
+		case damaged(err):
+			err = t.setAside(p, p.gone(step), err)
+		case err == nil && found:
 			err = p.removeStep(m)
 		}
 		errs = append(errs, err)

@@ -31,6 +31,9 @@ func (t Store) Plan(s Save, shard int, paths []string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
+	if err := p.free(finals); err != nil {
+		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
+	}
 	named := make([]string, len(e.Files))
 	for i, f := range e.Files {
 		named[i] = temporary(f.Path, s.ID)
@@ -150,13 +153,18 @@ func (t Store) begin(p place, m Manifest) error {
 	if err := p.expect(tmps, m.Files); err != nil {
 		return err
 	}
-	others, err := p.intents()
+	for _, tr := range m.Trackers {
+		if err := p.free([]string{filepath.Join(p.root, tr.Path)}); err != nil {
+			return err
+		}
+	}
+	others, err := t.intents(p)
 	if err != nil {
 		return err
 	}
 	for _, other := range others {
 		if overlap(other, m) {
-			if err := t.forward(p, other); err != nil {
+			if err := t.forward(p, other); err != nil && !errors.Is(err, errAside) {
 				return fmt.Errorf("complete save %s, which has the same files: %w", other.ID, err)
 			}
 		}

@@ -6,7 +6,15 @@ package fsx
 
 import (
 	"context"
+	"errors"
 	"time"
+)
+
+var (
+	// ErrNotRegular is the refusal to read a pipe, a device or a directory.
+	ErrNotRegular = errors.New("not a regular file")
+	// ErrTooLong is the refusal to read a file that is longer than it may be.
+	ErrTooLong = errors.New("too long")
 )
 
 // Source is the content of a file to be written: bytes in shared memory of which some are still being completed.
@@ -51,7 +59,7 @@ type FS interface {
 	SyncDir(dir string) error
 	// Remove removes a file or an empty directory; a missing one is no error. It is durable after SyncDir.
 	Remove(path string) error
-	// ReadFile returns the content of a file of at most limit bytes.
+	// ReadFile returns the content of a file of at most limit bytes; of a longer one it reads nothing (ErrTooLong).
 	ReadFile(path string, limit int64) ([]byte, error)
 	// Size returns the size of a file.
 	Size(path string) (int64, error)

@@ -147,17 +147,19 @@ func (OS) Remove(path string) error {
 
 // ReadFile implements FS.
 func (OS) ReadFile(path string, limit int64) ([]byte, error) {
-	f, _, err := openFile(path)
+	f, size, err := openFile(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, err
+	var b []byte
+	if size <= limit {
+		if b, err = io.ReadAll(io.LimitReader(f, limit+1)); err != nil {
+			return nil, err
+		}
 	}
-	if int64(len(b)) > limit {
-		return nil, fmt.Errorf("read %s: more than %d bytes", path, limit)
+	if size = max(size, int64(len(b))); size > limit {
+		return nil, fmt.Errorf("read %s: %w: %d bytes, at most %d are expected", path, ErrTooLong, size, limit)
 	}
 	return b, nil
 }
@@ -258,7 +260,7 @@ func openFile(path string) (*os.File, int64, error) {
 	}
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
-		err = pathError("open", path, errors.New("not a regular file"))
+		err = pathError("open", path, ErrNotRegular)
 	}
 	if err != nil {
 		f.Close()

@@ -195,7 +195,8 @@ func TestWriteFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "20", string(b))
 	_, err = OS{}.ReadFile(path, 1)
-	require.ErrorContains(t, err, "more than 1 bytes")
+	require.ErrorIs(t, err, ErrTooLong)
+	require.ErrorContains(t, err, "2 bytes, at most 1")
 	require.Equal(t, []string{"tracker"}, names(t, dir))
 	require.ErrorIs(t, OS{}.WriteFile(filepath.Join(dir, "no", "tracker"), nil), fs.ErrNotExist)
 }
@@ -315,7 +316,7 @@ func TestNotARegularFile(t *testing.T) {
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
 	_, err := OS{}.ReadFile(fifo, 1) // at once, although nobody writes to it
-	require.ErrorContains(t, err, "not a regular file")
+	require.ErrorIs(t, err, ErrNotRegular)
 	_, _, err = OS{}.Checksum(t.Context(), dir)
 	require.ErrorContains(t, err, "not a regular file")
 }

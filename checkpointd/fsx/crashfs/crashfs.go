@@ -449,8 +449,11 @@ func (f *FS) read(kind, path string, dir bool, use func(*inode)) error {
 	if err != nil {
 		return err
 	}
+	if n.dir && !dir {
+		return pathError(kind, path, fsx.ErrNotRegular)
+	}
 	if n.dir != dir {
-		return pathError(kind, path, syscall.EINVAL)
+		return pathError(kind, path, syscall.ENOTDIR)
 	}
 	use(n)
 	return nil
@@ -460,7 +463,7 @@ func (f *FS) read(kind, path string, dir bool, use func(*inode)) error {
 func (f *FS) ReadFile(path string, limit int64) (b []byte, err error) {
 	err = f.read("read", path, false, func(n *inode) { b = slices.Clone(n.data) })
 	if int64(len(b)) > limit {
-		return nil, pathError("read", path, syscall.EFBIG)
+		return nil, pathError("read", path, fsx.ErrTooLong)
 	}
 	return b, err
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"dlrover-run/checkpointd/fsx"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -168,7 +170,7 @@ func TestErrors(t *testing.T) {
 	_, err := f.ReadFile("/d/none", 1)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = f.ReadFile("/d/x", 2)
-	require.ErrorIs(t, err, syscall.EFBIG)
+	require.ErrorIs(t, err, fsx.ErrTooLong)
 	_, err = f.List("/d/x")
 	require.Error(t, err)
 	require.ErrorIs(t, f.Remove("/d"), syscall.ENOTEMPTY)

@@ -205,7 +205,7 @@ class Engine:
         self._disk_step: Optional[int] = None  # the newest DISK save
         self._saved: Dict[int, str] = {}  # step -> id of the newest DISK save of it
         self._tracked: Optional[int] = None
-        self._used = False  # whether a save was committed from here
+        self._ground: Optional[Dict[str, Tuple[int, int]]] = None  # of the directory, once a save was committed from here
         self._life = ""  # rank 0's word for this incarnation of the workers, when there was one
         self._note = ""  # what the daemon said last about the storage
         self._excuse = ""  # what the daemon said last when it was asked to wait
@@ -496,16 +496,17 @@ class Engine:
             log.warning("step %d is written to disk while training waits: it could not be left to the checkpoint "
                         "daemon", meta["step"])
         files: List[Dict[str, Any]] = []
-        error = ""
+        error, ground = "", self._ground
         if self.primary:
             try:
-                if self._used:
-                    sync.still_there(self.dir)
+                if self._ground is not None:
+                    sync.still_there(self.dir, self._ground)
                 files = sync.write_shard(meta, images)
+                ground = sync.ground(self.dir)
             except (OSError, ValueError) as e:
                 error = "rank %d: %s" % (meta["rank"], e)
         self._commit(meta, files, error)
-        self._used = True
+        self._ground = ground
 
     def _commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str) -> None:
         agree = self._gather if self._together(True) else None
@@ -627,7 +628,9 @@ class Engine:
             self._gather(None)  # the others look when it is done
         ms, bad = sync.manifests(self.dir)
         notes.extend(bad)
-        tracked = sync.tracked(self.dir)
+        tracked, wrong = sync.tracker(self.dir)
+        if wrong:
+            notes.append(wrong)
         when = sync.manifest_mtime_ns(self.dir, tracked) if tracked is not None else 0
         return find.Disk([find.Commit(m["step"], m["save"], m["committed_ns"], m["saved_ns"]) for m in ms], tracked,
                          find.moved(tracked, sync.tracker_mtime_ns(self.dir), when))
@@ -699,6 +702,7 @@ class Engine:
             if not os.path.isdir(top):
                 continue
             files = [os.path.join(d, f) for d, _, names in os.walk(top) for f in names]
+            files = [f for f in files if os.path.isfile(f)]
             listed = [{"path": os.path.relpath(f, self.dir), "size": os.path.getsize(f)} for f in sorted(files)]
             notes.append("step %d has no manifest, its files are not verified" % tracked)
             return Loaded("disk", tracked, self._place.world_size, {}, {"step": tracked, "files": listed}, self.dir)

@@ -12,6 +12,8 @@ import errno
 import json
 import os
 import posixpath
+import re
+import stat
 import struct
 import time
 import zlib
@@ -22,6 +24,9 @@ from .image import Image
 LATEST = "dlrover_latest.txt"
 _OWN = ".dlrover"
 _BLOCK = 8 << 20  # bytes that are written or checked at a time
+_LARGEST = 64 << 20  # bytes of a manifest that are read: 10,000 shards of 40 files
+_LONGEST = 4 << 10  # of a tracker
+_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _STALE = 3600  # seconds after which nobody works on a stage any more
 
 
@@ -77,10 +82,30 @@ def _write_json(path: str, value: Any) -> None:
     write_small(path, json.dumps(value).encode())
 
 
+def _open_regular(path: str) -> int:
+    """A descriptor for reading. ValueError: it is a pipe or the like, for which nobody should wait."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise ValueError("it is not a regular file")
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """ValueError: it is longer than that, or not a regular file."""
+    with os.fdopen(_open_regular(path), "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        data = f.read(limit + 1) if size <= limit else b""
+    if max(size, len(data)) > limit:
+        raise ValueError("it has %d bytes, at most %d are expected" % (max(size, len(data)), limit))
+    return data
+
+
 def _read_json(path: str) -> Any:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as f:
-        return json.loads(f.read().decode())
+    try:
+        return json.loads(read_small(path, _LARGEST).decode())
+    except RecursionError:
+        raise ValueError("its JSON is too deep") from None
 
 
 def _list(path: str) -> List[str]:
@@ -107,10 +132,29 @@ def temporary(path: str, save: str) -> str:
     return os.path.join(head, ".%s.%s.tmp" % (base, save))
 
 
-def still_there(dir: str) -> None:
-    """OSError: what was committed to the directory is gone, as when its storage is no longer mounted."""
+def ground(dir: str) -> Dict[str, Tuple[int, int]]:
+    """What a directory stands on: the inodes of it and of the directories above it, by path."""
+    out: Dict[str, Tuple[int, int]] = {}
+    path = os.path.realpath(dir)
+    while path not in out:
+        try:
+            st = os.lstat(path)
+            out[path] = (st.st_dev, st.st_ino)
+        except FileNotFoundError:
+            pass
+        if path == "/":
+            break
+        path = os.path.dirname(path)
+    return out
+
+
+def still_there(dir: str, before: Dict[str, Tuple[int, int]]) -> None:
+    """OSError: what was committed to the directory is gone, and another one is in its place, as when its storage is no
+    longer mounted. One that was deleted is made anew: what is left of the path is what it was before."""
     own = os.path.join(dir, _OWN)
-    if not os.path.isdir(own):
+    now = ground(dir)
+    nearest = max(now, key=len)
+    if not os.path.isdir(own) and before.get(nearest) != now[nearest]:
         raise OSError(errno.ENOENT, "%s has none of the checkpoints that were committed to it: mount it, or make %s to "
                                     "begin anew" % (dir, own))
 
@@ -119,6 +163,9 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
     """Makes this shard's files durable under temporary names, and says so. Returns the file entries."""
     dir, save, shard = meta["dir"], meta["save"], meta["shard"]
     paths = [_inside(dir, i.path) for i in images]
+    for path in paths:
+        if os.path.isdir(path):  # found out before there is no way back
+            raise OSError(errno.EISDIR, "%s is a directory" % path)
     stage = _stage(dir, save)
     _write_json(os.path.join(stage, "shard-%d.plan" % shard), [temporary(p, save) for p in paths])
     for d in (os.path.dirname(stage), os.path.join(dir, _OWN), dir):  # without these names nobody finds the plan
@@ -219,7 +266,7 @@ def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
     if agree is not None or (writer and not lead):
         meet("intent", False)
     if writer:
-        place(dir, files)
+        place(dir, save, files)
         _write_json(os.path.join(stage, "shard-%d.placed" % meta["shard"]), {})
     if agree is not None or lead:
         if agree is not None or meta["shards"] > 1:
@@ -259,13 +306,13 @@ def _stage(dir: str, save: str) -> str:
     return os.path.join(dir, _OWN, "stage", save)
 
 
-def place(dir: str, files: Iterable[Dict[str, Any]]) -> None:
+def place(dir: str, save: str, files: Iterable[Dict[str, Any]]) -> None:
     """Gives files their final names, durably. SaveFailed: neither the temporary file nor a final one of that size."""
     dirs = set()
     for f in files:
         path = _inside(dir, f["path"])
         try:
-            os.rename(f["tmp"], path)
+            os.rename(temporary(path, save), path)
         except FileNotFoundError:
             if not os.path.isfile(path) or os.path.getsize(path) != f["size"]:
                 raise SaveFailed("%s is neither under its temporary nor under its final name" % path) from None
@@ -286,7 +333,7 @@ def publish(dir: str, m: Dict[str, Any]) -> None:
         m["committed_ns"] = min(later + [newer["committed_ns"]])
     _write_json(os.path.join(dir, _OWN, "%d.json" % m["step"]), m)
     if moves:
-        for t in m["trackers"]:
+        for t in m.get("trackers") or []:
             write_small(_inside(dir, t["path"]), t["text"].encode())
     _remove_stage(dir, m["save"])
 
@@ -337,21 +384,55 @@ def recover(dir: str) -> List[str]:
     root = os.path.join(dir, _OWN, "stage")
     newest = max((m["saved_ns"] for m in manifests(dir)[0]), default=0)
     for save in _list(root):
-        stage = os.path.join(root, save)
+        if not _ID.fullmatch(save):
+            continue  # set aside
         try:
-            m = _read_json(os.path.join(stage, "intent"))
+            m = _checked(_read_json(os.path.join(root, save, "intent")))
+            if m["save"] != save:
+                raise ValueError("it is that of save %s" % m["save"])
+            _not_lost(dir, m)
         except FileNotFoundError:
             _remove_abandoned(dir, save, newest)
             continue
+        except _Newer as e:
+            problems.append("save %s cannot be completed: %s" % (save, e))
+            continue
         except (OSError, ValueError) as e:
-            problems.append("the intent of save %s cannot be read: %s" % (save, e))
+            problems.append(_set_aside(os.path.join(root, save), e))
             continue
         try:
-            place(dir, m["files"])
+            place(dir, save, m["files"])
             publish(dir, m)
-        except (OSError, ValueError, KeyError, SaveFailed) as e:
-            problems.append("step %s cannot be completed: %s" % (m.get("step"), e))
+        except (OSError, ValueError, SaveFailed) as e:
+            problems.append("step %s cannot be completed: %s" % (m["step"], e))
     return problems
+
+
+def _set_aside(stage: str, why: Exception) -> str:
+    """Takes a save that can never be completed out of the way, with all that may tell a person more."""
+    if isinstance(why, OSError) and why.errno not in (errno.ELOOP, errno.ENXIO):
+        return "%s cannot be read: %s" % (stage, why)
+    try:
+        os.rename(stage, stage + ".damaged")
+    except OSError as e:
+        return "%s is damaged (%s) and cannot be set aside: %s" % (stage, why, e)
+    return "an interrupted commit is damaged and can never be completed; it is set aside in %s.damaged: %s" % (stage, why)
+
+
+def _not_lost(dir: str, m: Dict[str, Any]) -> None:
+    """ValueError: a file of a save with an intent is under neither of its names. What lies elsewhere may be on storage
+    that is only not there now."""
+    for f in m["files"]:
+        path = _inside(dir, f["path"])
+        if not os.path.isabs(f["path"]) and f["size"] not in (_size(temporary(path, m["save"])), _size(path)):
+            raise ValueError("%s of step %d is lost" % (f["path"], m["step"]))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
 
 
 def _remove_abandoned(dir: str, save: str, newest_ns: int) -> None:
@@ -371,11 +452,25 @@ def _remove_abandoned(dir: str, save: str, newest_ns: int) -> None:
 
 def tracked(dir: str) -> Optional[int]:
     """The step that the tracker names."""
+    return tracker(dir)[0]
+
+
+def read_tracker(path: str) -> str:
+    """The text of a tracker. FileNotFoundError: there is none; OSError, ValueError: it cannot be one."""
+    return read_small(path, _LONGEST).decode().strip()
+
+
+def tracker(dir: str) -> Tuple[Optional[int], str]:
+    """The step that the tracker names, and what is wrong with one that names none."""
     try:
-        with open(os.path.join(dir, LATEST)) as f:
-            return int(f.read(64).strip())
-    except (OSError, ValueError):
-        return None
+        text = read_tracker(os.path.join(dir, LATEST))
+        if not (text.isascii() and text.isdigit()) or int(text) >= 1 << 63:
+            raise ValueError("it names no step")
+        return int(text), ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as e:
+        return None, "%s is not used: %s" % (LATEST, e)
 
 
 def tracker_mtime_ns(dir: str) -> int:
@@ -419,11 +514,33 @@ def _newest_first(m: Dict[str, Any]) -> Tuple[int, int, int]:
     return -m["committed_ns"], -m["saved_ns"], -m["step"]
 
 
-def _checked(m: Any, step: int) -> Dict[str, Any]:
-    kinds = (("version", int), ("step", int), ("save", str), ("epoch", str), ("shards", int), ("world_size", int),
+class _Newer(ValueError):
+    """It is of a later version, and may be sound."""
+
+
+_MANIFEST = (("version", int), ("step", int), ("save", str), ("epoch", str), ("shards", int), ("world_size", int),
              ("saved_ns", int), ("committed_ns", int), ("files", list))
-    if not isinstance(m, dict) or any(not isinstance(m.get(k), t) for k, t in kinds) or m["step"] != step:
-        raise ValueError("not a manifest of step %d" % step)
+_FILE = (("path", str), ("size", int), ("crc32", int), ("shard", int))
+_TRACKER = (("path", str), ("text", str))
+
+
+def _fits(value: Any, kinds: Sequence[Tuple[str, type]]) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in kinds)
+
+
+def _checked(m: Any, step: Optional[int] = None) -> Dict[str, Any]:
+    """A manifest, or an intent. What it names is in the directory, but for the files that a save has put elsewhere."""
+    if not _fits(m, _MANIFEST) or step not in (None, m["step"]):
+        raise ValueError("it is not a manifest" + ("" if step is None else " of step %d" % step))
+    if m["version"] > 1:
+        raise _Newer("its version %d is not known" % m["version"])
+    trackers = m.get("trackers") or []
+    if not all(_fits(f, _FILE) for f in m["files"]) or not all(_fits(t, _TRACKER) for t in trackers):
+        raise ValueError("it is not a manifest")
+    for path in [f["path"] for f in m["files"]] + [t["path"] for t in trackers]:
+        _inside("", path)
+    if any(t["path"].startswith("/") for t in trackers):
+        raise ValueError("it names a tracker elsewhere")
     return m
 
 
@@ -434,7 +551,7 @@ def verify(dir: str, m: Dict[str, Any], shards: Optional[Sequence[int]] = None) 
             continue
         try:
             path = _inside(dir, f["path"])
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _open_regular(path)
         except (OSError, ValueError) as e:
             return "%s: %s" % (f["path"], e)
         try:

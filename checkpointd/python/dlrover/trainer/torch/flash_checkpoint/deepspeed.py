@@ -14,6 +14,7 @@ import re
 from typing import Any, Dict, Iterator, List, Optional
 
 from dlrover.python.common.storage import CheckpointConstant, CheckpointStorage, get_checkpoint_storage
+from dlrover_ckpt import sync
 from dlrover_ckpt.adapter import Capture, Checkpointer, Found, check_storage_type
 
 from ._lacking import lacking, with_native
@@ -271,9 +272,8 @@ def _tag(names: List[str]) -> str:
 def _foreign(directory: str, tag: str) -> bool:
     """Whether DeepSpeed's tracker names a checkpoint that was written without us."""
     try:
-        with open(os.path.join(directory, TRACKER_FILE)) as f:
-            text = f.read().strip()
-    except OSError:
+        text = sync.read_tracker(os.path.join(directory, TRACKER_FILE))
+    except (OSError, ValueError):
         return False
     digits = re.search(r"\d+$", text)
     manifest = os.path.join(directory, ".dlrover", "%d.json" % int(digits.group())) if digits else ""

@@ -23,6 +23,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
 
 from dlrover.python.common.storage import (CheckpointConstant, KeepStepIntervalStrategy, PosixDiskStorage,
                                            deletion_strategy_of)
+from dlrover_ckpt import sync
 from dlrover_ckpt.adapter import Capture, Found, check_storage_type, module_with, names_replaced
 from dlrover_ckpt.engine import StorageType, checked_step
 from dlrover_ckpt.image import torch_load
@@ -322,9 +323,8 @@ def _find(checkpointing: types.ModuleType, args: Any, load_arg: str, settings: D
 def _foreign(directory: str) -> bool:
     """Whether Megatron's tracker names a checkpoint that was written without us."""
     try:
-        with open(os.path.join(directory, TRACKER_FILE)) as f:
-            text = f.read().strip()
-    except OSError:
+        text = sync.read_tracker(os.path.join(directory, TRACKER_FILE))
+    except (OSError, ValueError):
         return False
     if not text.isdigit():
         return text == "release"
