@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -80,6 +81,34 @@ func (t Store) Tracked(dir string) (step int64, ok bool) {
 		return 0, false
 	}
 	return p.tracked()
+}
+
+// NoStep is the Step of a Skipped that is about the tracker itself.
+const NoStep = -1
+
+// Untrue returns what a directory says about its steps and does not keep: manifests that are damaged, a tracker that
+// cannot be read, and one that names a step without a manifest.
+func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
+	p, err := t.at(dir)
+	if err != nil {
+		return nil, err
+	}
+	ms, wrong, err := p.manifests()
+	if err != nil {
+		return nil, err
+	}
+	step, err := p.tracker()
+	if errors.Is(err, fs.ErrNotExist) {
+		return wrong, nil
+	}
+	if err != nil {
+		return append(wrong, Skipped{NoStep, err.Error()}), nil
+	}
+	has := func(s Skipped) bool { return s.Step == step }
+	if !slices.ContainsFunc(ms, func(m Manifest) bool { return m.Step == step }) && !slices.ContainsFunc(wrong, has) {
+		wrong = append(wrong, Skipped{step, p.manifest(step) + " is missing"})
+	}
+	return wrong, nil
 }
 
 // Newest returns the step to load: the tracked one if its files are good, else the newest commit whose files are. The

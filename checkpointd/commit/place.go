@@ -274,11 +274,21 @@ func (p place) free(paths []string) error {
 
 // tracked reads dlrover_latest.txt.
 func (p place) tracked() (int64, bool) {
+	step, err := p.tracker()
+	return step, err == nil
+}
+
+// tracker says why dlrover_latest.txt names no step.
+func (p place) tracker() (int64, error) {
 	b, err := p.fs.ReadFile(filepath.Join(p.root, Latest), trackerLimit)
 	if err != nil {
-		return 0, false
+		return 0, err
 	}
-	return parseStep(b)
+	step, ok := parseStep(b)
+	if !ok {
+		return 0, fmt.Errorf("%.20q is no step", b)
+	}
+	return step, nil
 }
 
 // trackedSave returns the manifest of the step that dlrover_latest.txt names.

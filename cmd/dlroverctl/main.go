@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -100,7 +101,7 @@ type tender struct {
 }
 
 func (t *tender) list(_ context.Context, args []string) error {
-	ms, err := t.manifests(args[0])
+	ms, wrong, err := t.manifests(args[0])
 	if err != nil {
 		return err
 	}
@@ -114,7 +115,21 @@ func (t *tender) list(_ context.Context, args []string) error {
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), m.Framework, state)
 	}
+	for _, s := range wrong {
+		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n", strings.TrimPrefix(name(s.Step, tracked, ok), "step "), s.Reason)
+	}
 	return w.Flush()
+}
+
+// name is how a step is called that cannot be used, or the tracker itself.
+func name(step, tracked int64, ok bool) string {
+	switch {
+	case step == commit.NoStep:
+		return commit.Latest
+	case ok && step == tracked:
+		return fmt.Sprintf("step %d (tracked)", step)
+	}
+	return fmt.Sprintf("step %d", step)
 }
 
 // state is what can be told of a step without reading its files.
@@ -136,15 +151,17 @@ func (t *tender) state(dir string, m commit.Manifest) string {
 }
 
 // manifests fails when there is nothing to work on.
-func (t *tender) manifests(dir string) ([]commit.Manifest, error) {
-	if _, err := os.Stat(dir); err != nil {
-		return nil, err
+func (t *tender) manifests(dir string) (ms []commit.Manifest, wrong []commit.Skipped, err error) {
+	if _, err = os.Stat(dir); err == nil {
+		ms, err = t.store.Manifests(dir)
 	}
-	ms, err := t.store.Manifests(dir)
-	if err == nil && len(ms) == 0 {
+	if err == nil {
+		wrong, err = t.store.Untrue(dir)
+	}
+	if err == nil && len(ms)+len(wrong) == 0 {
 		err = fmt.Errorf("%s has no committed checkpoint (looked in .dlrover)", dir)
 	}
-	return ms, err
+	return ms, wrong, err
 }
 
 func size(m commit.Manifest) string {
@@ -164,7 +181,7 @@ func size(m commit.Manifest) string {
 }
 
 func (t *tender) verify(ctx context.Context, args []string) error {
-	ms, err := t.manifests(args[0])
+	ms, wrong, err := t.manifests(args[0])
 	if err != nil {
 		return err
 	}
@@ -174,21 +191,26 @@ func (t *tender) verify(ctx context.Context, args []string) error {
 			return err
 		}
 		ms = slices.DeleteFunc(ms, func(m commit.Manifest) bool { return m.Step != step })
-		if len(ms) == 0 {
+		wrong = slices.DeleteFunc(wrong, func(s commit.Skipped) bool { return s.Step != step })
+		if len(ms)+len(wrong) == 0 {
 			return notCommitted(step, args[0])
 		}
 	}
-	bad := 0
+	tracked, ok := t.store.Tracked(args[0])
+	for _, s := range wrong {
+		fmt.Fprintf(t.out, "%s: damaged: %s\n", name(s.Step, tracked, ok), s.Reason)
+	}
+	bad := len(wrong)
 	for _, m := range ms {
 		if err := t.store.Verify(ctx, args[0], m, nil); err != nil {
 			bad++
-			fmt.Fprintf(t.out, "step %d: damaged: %v\n", m.Step, err)
+			fmt.Fprintf(t.out, "%s: damaged: %v\n", name(m.Step, tracked, ok), err)
 			continue
 		}
 		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), size(m))
 	}
 	if bad > 0 {
-		return fmt.Errorf("%d of %d steps: %w", bad, len(ms), errDamaged)
+		return fmt.Errorf("%d of %d: %w", bad, len(ms)+len(wrong), errDamaged)
 	}
 	return nil
 }
@@ -198,7 +220,7 @@ func (t *tender) remove(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := t.manifests(args[0]); err != nil {
+	if _, _, err := t.manifests(args[0]); err != nil {
 		return err
 	}
 	err = t.store.Remove(ctx, args[0], step)

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -75,6 +77,61 @@ func TestCheckpoints(t *testing.T) {
 	}
 	require.NoFileExists(t, filepath.Join(dir, "10/rank_0.pt"))
 	require.FileExists(t, filepath.Join(dir, "20/rank_0.pt"))
+}
+
+// What a directory says and does not keep is damage, and named: without its manifest the tracked step cannot be loaded.
+func TestVerifyTheTrackedStep(t *testing.T) {
+	manifest := func(dir string) string { return filepath.Join(dir, ".dlrover/20.json") }
+	tracker := func(dir string) string { return filepath.Join(dir, commit.Latest) }
+	replace := func(path string, text string) error {
+		return errors.Join(os.Remove(path), os.WriteFile(path, []byte(text), 0o600))
+	}
+	for name, c := range map[string]struct {
+		damage func(dir string) error
+		out    string
+		step   string // "": it is not about the step
+	}{
+		"manifest missing": {func(dir string) error { return os.Remove(manifest(dir)) }, `step 20 \(tracked\): damaged: .*20\.json is missing`, "20"},
+		"manifest empty":   {func(dir string) error { return replace(manifest(dir), "") }, `step 20 \(tracked\): damaged: .*20\.json`, "20"},
+		"manifest garbage": {func(dir string) error { return replace(manifest(dir), "{\x00") }, `step 20 \(tracked\): damaged: .*20\.json`, "20"},
+		"manifest of another step": {func(dir string) error {
+			return errors.Join(os.Remove(manifest(dir)), os.Link(filepath.Join(dir, ".dlrover/10.json"), manifest(dir)))
+		}, `step 20 \(tracked\): damaged: .*is of step 10`, "20"},
+		"manifest a pipe": {func(dir string) error {
+			return errors.Join(os.Remove(manifest(dir)), syscall.Mkfifo(manifest(dir), 0o600))
+		}, `step 20 \(tracked\): damaged: .*not a regular file`, "20"},
+		"manifest too long": {func(dir string) error { return os.Truncate(manifest(dir), 1<<30) }, `step 20 \(tracked\): damaged: .*too long`, "20"},
+		"files missing":     {func(dir string) error { return os.RemoveAll(filepath.Join(dir, "20")) }, `step 20 \(tracked\): damaged: .*rank_0\.pt`, "20"},
+		"names a step that is not there": {func(dir string) error { return replace(tracker(dir), "30") },
+			`step 30 \(tracked\): damaged: .*30\.json is missing`, "30"},
+		"an older manifest is damaged": {func(dir string) error { return replace(filepath.Join(dir, ".dlrover/10.json"), "") }, `step 10: damaged: .*10\.json`, "10"},
+		"tracker garbage":              {func(dir string) error { return replace(tracker(dir), "twenty") }, `dlrover_latest\.txt: damaged: "twenty" is no step`, ""},
+		"tracker a pipe": {func(dir string) error {
+			return errors.Join(os.Remove(tracker(dir)), syscall.Mkfifo(tracker(dir), 0o600))
+		},
+			`dlrover_latest\.txt: damaged: .*not a regular file`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := committed(t)
+			require.NoError(t, c.damage(dir))
+			ctl := func(args ...string) (int, string) {
+				var out bytes.Buffer
+				code := run(context.Background(), append([]string{"dlroverctl", "checkpoints"}, args...), &out)
+				return code, out.String()
+			}
+			code, out := ctl("verify", dir)
+			require.Equal(t, 1, code, out)
+			require.Regexp(t, c.out, out)
+			if c.step != "" {
+				code, out = ctl("verify", dir, c.step)
+				require.Equal(t, 1, code, out)
+				require.Regexp(t, c.out, out)
+			}
+			code, out = ctl("ls", dir)
+			require.Zero(t, code, out)
+			require.Contains(t, out, "DAMAGED")
+		})
+	}
 }
 
 func TestHelpAndVersion(t *testing.T) {
