@@ -13,6 +13,7 @@ import (
 
 	"dlrover-run/checkpointd/board"
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -57,6 +58,7 @@ type save struct {
 
 var (
 	errSuperseded = errors.New("overwritten by a newer save before it could be written")
+	errLost       = errors.New("somebody has removed what was written")
 	errHalf       = errors.New("a worker of this node has ended without its shard, or has saved over it")
 )
 
@@ -163,13 +165,13 @@ func (d *Daemon) run(j *save) {
 	}
 }
 
-// gone reports whether somebody has removed what an earlier daemon had written. Memory
-// may still have it.
+// gone reports whether somebody has removed what was written, by an earlier daemon perhaps.
+// Memory may still have it.
 func (d *Daemon) gone(ctx context.Context, j *save, err error) bool {
-	if !j.resumed || !errors.Is(err, fs.ErrNotExist) {
+	if j.entry == nil || !errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	gone, err := bounded(ctx, func() (bool, error) { return d.store.Gone(saveOf(j), *j.entry), nil })
+	gone, err := bounded(ctx, func() (bool, error) { return d.store.Gone(saveOf(j), *j.entry) || d.deleted(j), nil })
 	return gone && err == nil
 }
 
@@ -327,18 +329,66 @@ func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
 		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || hopeless(err) || ctx.Err() != nil || d.gone(ctx, j, err) {
 			return err
 		}
-		d.trouble(ctx, j, err)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		step, ok := d.overtaken(j)
+		if !ok {
+			d.trouble(ctx, j, err)
+			step, ok = d.rest(ctx, j, pause)
+		}
+		if ok {
+			d.setNote("")
+			return fmt.Errorf("%w: step %d; %w", commit.ErrSuperseded, step, err)
+		}
+		if ctx.Err() != nil {
 			return err
 		}
 	}
 }
 
-// hopeless tells errors that waiting does not mend.
+// rest waits before the next try of j, at most until a later save is committed: its step.
+func (d *Daemon) rest(ctx context.Context, j *save, pause time.Duration) (step int64, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, pause)
+	defer cancel()
+	_ = d.until(ctx, func() bool { // the next try comes then
+		step, ok = d.laterLocked(j)
+		return ok
+	})
+	return step, ok
+}
+
+// laterLocked returns the step of a committed save of the same shard and directory that was
+// made after j, of which nothing is durable. Later by the clock of one node: steps may go back.
+func (d *Daemon) laterLocked(j *save) (step int64, ok bool) {
+	if j.entry != nil {
+		return 0, false
+	}
+	i := slices.IndexFunc(d.saves, func(o *save) bool {
+		return o.phase == committed && o.meta.Dir == j.meta.Dir && o.meta.Shard == j.meta.Shard && o.saved.After(j.saved)
+	})
+	if i < 0 {
+		return 0, false
+	}
+	return d.saves[i].meta.Step, true
+}
+
+// overtaken is laterLocked for what is on disk, too. Clocks of several nodes may differ, so
+// in one epoch the step must be a later one as well.
+func (d *Daemon) overtaken(j *save) (step int64, ok bool) {
+	d.mu.Lock()
+	step, ok = d.laterLocked(j)
+	d.mu.Unlock()
+	if ok || j.entry != nil {
+		return step, ok
+	}
+	m, ok := d.tracked(j.meta.Dir)
+	return m.Step, ok && m.Saved.After(j.saved) && (m.Epoch != j.meta.Epoch || m.Step > j.meta.Step)
+}
+
+// hopeless tells errors that waiting does not mend. A device that is gone may come back.
 func hopeless(err error) bool {
-	return errors.Is(err, commit.ErrSuperseded) || errors.Is(err, commit.ErrBegun) || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ELOOP)
+	return slices.ContainsFunc([]error{
+		commit.ErrSuperseded, commit.ErrBegun, errLost, fsx.ErrNotRegular, fsx.ErrTooLong, fs.ErrPermission, fs.ErrInvalid, syscall.EINVAL,
+		syscall.EISDIR, syscall.ENOTDIR, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.EROFS, syscall.EFBIG,
+	}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // trouble books a failed write, and makes room when the storage is full.
@@ -501,7 +551,7 @@ func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error 
 		return err
 	}
 	if entry.Shard == 0 {
-		if err := d.persist(ctx, j, func() error { return d.store.Intent(s, all) }); err != nil {
+		if err := d.persist(ctx, j, func() error { return d.begin(s, all) }); err != nil {
 			return err
 		}
 		if _, err := post(ctx, board.Intent); err != nil {
@@ -559,6 +609,15 @@ func reportOf(j *save, ph board.Phase, entry commit.Entry) board.Report {
 		r.Entries = []commit.Entry{entry}
 	}
 	return r
+}
+
+// begin writes the intent.
+func (d *Daemon) begin(s commit.Save, all []commit.Entry) error {
+	err := d.store.Intent(s, all)
+	if errors.Is(err, fs.ErrNotExist) && slices.ContainsFunc(all, func(e commit.Entry) bool { return d.store.Gone(s, e) }) {
+		err = fmt.Errorf("%w: %w", errLost, err)
+	}
+	return err
 }
 
 func (d *Daemon) place(s commit.Save, e commit.Entry) error {
@@ -649,7 +708,7 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 			j.seg.seg.SetDurable(j.seq)
 		}
 	case superseded:
-		d.sayOnce(j, slog.LevelWarn, "a checkpoint was not written: a newer one came first")
+		d.sayOnce(j, slog.LevelWarn, "a checkpoint was not written: a newer one came first", "err", err)
 	case failed:
 		d.sayOnce(j, slog.LevelError, "a checkpoint was not committed", "err", err)
 	}

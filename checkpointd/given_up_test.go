@@ -90,10 +90,18 @@ func (l *lines) with(text string) (out []string) {
 	return out
 }
 
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+func (l *lines) config(c *checkpointd.Config) { c.Logger = slog.New(slog.NewTextHandler(l, nil)) }
+
 // logged is a node whose log is kept, with storage that fails.
 func logged(t *testing.T, fail error) (*node, *faulty, *lines) {
 	log, disk := new(lines), &faulty{FS: fsx.OS{}, err: fail, hit: make(chan struct{}, 1)}
-	return newNode(t, withFS(disk), func(c *checkpointd.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }), disk, log
+	return newNode(t, withFS(disk), log.config), disk, log
 }
 
 // A save that was given up is tried once more by a breakpoint, and then it stays given up: one line, whose reason is that

@@ -92,6 +92,15 @@ func (d *Daemon) standOn(j *save) {
 	j.ground = g
 }
 
+// deleted reports whether the directory of j was deleted since j was written.
+func (d *Daemon) deleted(j *save) bool {
+	d.mu.Lock()
+	g := j.ground
+	d.mu.Unlock()
+	root, err := d.cfg.FS.Resolve(j.meta.Dir)
+	return err == nil && !d.store.Used(j.meta.Dir) && g.bears(root)
+}
+
 // useLocked notes that the directory of j was committed to.
 func (d *Daemon) useLocked(j *save) {
 	if g, known := d.used[j.meta.Dir]; !known || len(g) == 0 {

@@ -1,0 +1,151 @@
+package checkpointd_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd/fsx"
+)
+
+// picky fails to write what belongs to one step.
+type picky struct {
+	fsx.FS
+	step string
+	err  error
+	hit  chan struct{}
+}
+
+func (f *picky) WriteFrom(ctx context.Context, path string, src fsx.Source) error {
+	if strings.Contains(path, "/"+f.step+"/") {
+		select {
+		case f.hit <- struct{}{}:
+		default:
+		}
+		return fmt.Errorf("write %s: %w", path, f.err)
+	}
+	return f.FS.WriteFrom(ctx, path, src)
+}
+
+// A save that cannot be written is dropped when a later one is committed, whatever the numbers of their steps are, and
+// the end of the job does not wait for it.
+func TestOvertakenSaveIsDropped(t *testing.T) {
+	for later, step := range map[string]int64{"a later step": 20, "back to an earlier step": 5} {
+		t.Run(later, func(t *testing.T) {
+			var log lines
+			disk := &picky{FS: fsx.OS{}, step: "10", err: syscall.ENOSPC, hit: make(chan struct{}, 1)}
+			n, dir := newNode(t, withFS(disk), log.config), t.TempDir()
+			n.put(single(dir, 10), "seg/l0-0.seg")
+			<-disk.hit
+			next := single(dir, step)
+			next.Saved = time.Now().Add(time.Second)
+			n.put(next, "seg/l0-1.seg")
+			require.Equal(t, true, n.wait(dir, step)["ok"])
+			left, err := n.control().End(t.Context(), patience)
+			require.NoError(t, err)
+			require.Zero(t, left)
+			requireStep(t, dir, step, 1)
+			require.Contains(t, n.wait(dir, 10)["error"], fmt.Sprintf("a later save is committed: step %d", step))
+			lines := strings.Split(log.String(), "\n")
+			dropped := 0
+			for _, line := range lines {
+				if strings.Contains(line, "step=10") && strings.Contains(line, fmt.Sprintf("step %d;", step)) {
+					dropped++
+				}
+			}
+			require.Equal(t, 1, dropped, log.String())
+		})
+	}
+}
+
+// The next daemon finds the save in memory, and the later one on disk.
+func TestOvertakenSaveOfAnEarlierDaemon(t *testing.T) {
+	disk := &picky{FS: fsx.OS{}, step: "10", err: syscall.ENOSPC, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk)), t.TempDir()
+	next := single(dir, 20)
+	next.Saved = time.Now().Add(time.Second)
+	n.put(next, "seg/l0-1.seg")
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	n.stop()
+	single(dir, 10).Write(t, n.dir, "seg/l0-0.seg")
+	n.start()
+	<-disk.hit
+	require.Contains(t, n.wait(dir, 10)["error"], "a later save is committed: step 20")
+}
+
+// A full disk, and an earlier commit: space may be freed, so it is tried again.
+func TestFullDiskIsTriedAgain(t *testing.T) {
+	disk := &faulty{FS: fsx.OS{}, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk)), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	disk.fail(syscall.ENOSPC)
+	n.put(single(dir, 20), "seg/l0-1.seg")
+	<-disk.hit
+	disk.fail(nil)
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	requireStep(t, dir, 20, 1)
+}
+
+// What waiting does not mend is final at once.
+func TestFinalErrors(t *testing.T) {
+	for _, final := range []syscall.Errno{
+		syscall.EISDIR, syscall.ENOTDIR, syscall.EINVAL, syscall.ENAMETOOLONG, syscall.EROFS, syscall.ELOOP, syscall.EACCES, syscall.EPERM, syscall.EFBIG,
+	} {
+		t.Run(final.Error(), func(t *testing.T) {
+			t.Parallel()
+			disk := &faulty{FS: fsx.OS{}, err: final, hit: make(chan struct{}, 1)}
+			n, dir := newNode(t, withFS(disk)), t.TempDir()
+			n.put(single(dir, 10), "seg/l0-0.seg")
+			require.Contains(t, n.wait(dir, 10)["error"], final.Error())
+			st, err := n.control().Status(t.Context())
+			require.NoError(t, err)
+			require.Zero(t, st.Counters.Retries)
+			require.Empty(t, st.Saves)
+		})
+	}
+}
+
+// A directory where a file is to be.
+func TestPathOfADirectory(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "10/rank_0.pt"), 0o755))
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Contains(t, n.wait(dir, 10)["error"], "is a directory")
+	n.put(single(dir, 20), "seg/l0-1.seg")
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	requireStep(t, dir, 20, 1)
+	requireNoLeftovers(t, dir)
+}
+
+// deleting removes the directory once, between the writing of a save and its commit.
+type deleting struct {
+	fsx.FS
+	dir  string
+	once sync.Once
+}
+
+func (f *deleting) WriteFile(path string, data []byte) error {
+	if filepath.Base(path) == "intent" {
+		f.once.Do(func() { _ = os.RemoveAll(f.dir) })
+	}
+	return f.FS.WriteFile(path, data)
+}
+
+// A directory that is deleted under a save that is written and not committed: memory still has it.
+func TestDirectoryDeletedUnderASave(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ckpts")
+	n := newNode(t, withFS(&deleting{FS: fsx.OS{}, dir: dir}))
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	requireStep(t, dir, 10, 1)
+	requireNoLeftovers(t, dir)
+}
