@@ -9,17 +9,19 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
-// unmount swaps the checkpoint directory for an empty one, as when its storage is no longer mounted.
+// unmount swaps the checkpoint directory for an empty one, as when its storage is no longer mounted; mount swaps it back.
 func (b *training) unmount() (mount func()) {
 	b.t.Helper()
-	require.NoError(b.t, os.Rename(b.ckpts, b.ckpts+".away"))
-	require.NoError(b.t, os.Mkdir(b.ckpts, 0o755))
-	return func() {
-		require.NoError(b.t, os.Remove(b.ckpts))
-		require.NoError(b.t, os.Rename(b.ckpts+".away", b.ckpts))
+	away := b.ckpts + ".away"
+	require.NoError(b.t, os.Mkdir(away, 0o755))
+	swap := func() {
+		require.NoError(b.t, unix.Renameat2(unix.AT_FDCWD, b.ckpts, unix.AT_FDCWD, away, unix.RENAME_EXCHANGE))
 	}
+	swap()
+	return swap
 }
 
 // The storage vanishes while the job saves, then the job is told to end: nothing is written to the mount point.
