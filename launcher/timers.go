@@ -182,7 +182,9 @@ func (a *Agent) onAlarm() {
 	}
 	for _, timer := range t.table.Expire(at.Add(-slack)) {
 		a.expire(t.targets[timer.PID], timer)
-		t.forget(timer.PID)
+		if !t.table.Runs(timer.PID) {
+			t.forget(timer.PID)
+		}
 	}
 	t.at, t.late = time.Time{}, false
 	if next, ok := t.table.Next(); ok {

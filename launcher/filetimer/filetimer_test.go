@@ -118,6 +118,14 @@ func TestTable(t *testing.T) {
 	require.Equal(t, []string{"3 early 15", "4 silent 0"}, scopes(tb.Expire(noon.Add(5 * time.Second)))[0:2:2])
 	next, _ = tb.Next()
 	require.Equal(t, noon.Add(time.Minute), next)
+
+	set(t, &tb, 6, "silent", time.Second, 0)
+	set(t, &tb, 6, "silent again", 2*time.Second, 0)
+	set(t, &tb, 6, "loud", 3*time.Second, 9)
+	require.Equal(t, []string{"6 silent 0"}, scopes(tb.Expire(noon.Add(2*time.Second))), "a timer without a signal ends no other")
+	require.True(t, tb.Runs(6))
+	require.Equal(t, []string{"6 loud 9"}, scopes(tb.Expire(noon.Add(3*time.Second))))
+	require.False(t, tb.Runs(6))
 }
 
 func TestTableIsBounded(t *testing.T) {

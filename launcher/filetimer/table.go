@@ -3,6 +3,7 @@ package filetimer
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -52,6 +53,16 @@ func (t *Table) Drop(pid int) {
 	}
 }
 
+// Runs reports whether a process has a timer.
+func (t *Table) Runs(pid int) bool {
+	for n := range t.timers {
+		if n.pid == pid {
+			return true
+		}
+	}
+	return false
+}
+
 // Next is the earliest deadline; false if no timer runs.
 func (t *Table) Next() (next time.Time, ok bool) {
 	for _, timer := range t.timers {
@@ -62,8 +73,8 @@ func (t *Table) Next() (next time.Time, ok bool) {
 	return next, ok
 }
 
-// Expire returns for each process with an expired timer the one that counts, and ends all timers of those processes:
-// as in torchrun the earliest that asks for a signal, or the earliest at all.
+// Expire returns for each process with an expired timer the one that counts: as in torchrun the earliest that asks for
+// a signal, or the earliest at all. It ends all timers of a process that gets a signal, else those that have expired.
 func (t *Table) Expire(now time.Time) (expired []Timer) {
 	first := map[int]Timer{}
 	for _, timer := range t.timers {
@@ -75,7 +86,9 @@ func (t *Table) Expire(now time.Time) (expired []Timer) {
 		}
 	}
 	for pid, timer := range first {
-		t.Drop(pid)
+		maps.DeleteFunc(t.timers, func(n name, o Timer) bool {
+			return n.pid == pid && (timer.Signal > 0 || !o.Deadline.After(now))
+		})
 		expired = append(expired, timer)
 	}
 	slices.SortFunc(expired, func(a, b Timer) int { return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.PID, b.PID)) })
