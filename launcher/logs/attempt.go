@@ -23,6 +23,8 @@ type Attempt struct {
 	l      *Logs
 	dir    string // "": no files
 	dirErr error  // why there is no dir although there should be one
+	// temporary: nobody asked for dir, so that Close removes it if nothing is in it.
+	temporary bool
 
 	mu       sync.Mutex
 	workers  []*Worker
@@ -264,7 +266,8 @@ func (s *stream) abandon() {
 
 // Close reads what is in the pipes, ends the goroutines, closes the files and reports what could not be written to
 // them. It is called when the workers are gone: a process that still writes gets SIGPIPE. It waits at most two seconds
-// for a console that takes nothing; the goroutines it then leaves end when the console does.
+// for a console that takes nothing; the goroutines it then leaves end when the console does. The directory of an
+// attempt that nothing was written to goes if it is a temporary one: a job that restarts for days would leave thousands.
 func (a *Attempt) Close() error {
 	a.mu.Lock()
 	workers, closed := a.workers, a.closed
@@ -304,6 +307,9 @@ func (a *Attempt) Close() error {
 	a.l.mu.Unlock()
 	if stuck > 0 {
 		return fmt.Errorf("the console takes no output: the end of %d streams of the workers is not on it", stuck)
+	}
+	if a.dir != "" && a.temporary {
+		a.l.trash.put(a.dir)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,9 +46,9 @@ const (
 // Config says where the output of the workers goes. The zero value writes no log file and passes everything to
 // os.Stdout and os.Stderr.
 type Config struct {
-	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin and removed by Close unless a
-	// non-empty file is in it. "/dev/null" makes no file at all; as with torchrun, redirected output then goes to the
-	// console.
+	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin. An attempt in it goes at its end
+	// unless a non-empty file is in it, and Close removes it if no attempt is left. "/dev/null" makes no file at all; as
+	// with torchrun, redirected output then goes to the console.
 	Dir string
 	// RunID starts the name of the run's directory; what cannot be in a file name becomes '_'. Default "none".
 	RunID string
@@ -84,10 +85,14 @@ type Logs struct {
 	mu       sync.Mutex
 	base     string // <dir>/<run_id>_<random>; "" before the first Begin with a temporary directory, and for /dev/null
 	temp     string // the temporary directory to remove
+	count    int    // restart count of the last attempt, and
+	again    int    // the suffix that its next start takes; 0: none
 	attempts map[*Attempt]struct{}
 	closed   bool
 
-	fileSaid, consoleSaid atomic.Bool
+	trash trash
+
+	fileSaid, tempSaid, consoleSaid atomic.Bool
 }
 
 // New checks the configuration and makes the directory of the run, so that a wrong --log-dir is an error before
@@ -95,6 +100,7 @@ type Logs struct {
 func New(cfg Config) (*Logs, error) {
 	setDefaults(&cfg)
 	l := &Logs{cfg: cfg, ptmx: "/dev/ptmx", attempts: map[*Attempt]struct{}{}}
+	l.trash = trash{remove: os.RemoveAll, log: cfg.Logger}
 	if strings.Contains(cfg.PrefixTemplate, "hostname") {
 		name, err := os.Hostname()
 		if err != nil {
@@ -197,7 +203,7 @@ func (l *Logs) Begin(restartCount int) (*Attempt, error) {
 		a.dirErr = l.tempBaseLocked()
 	}
 	if l.base != "" {
-		a.dir = l.attemptDirLocked(restartCount)
+		a.dir, a.temporary = l.attemptDirLocked(restartCount), l.temp != ""
 	}
 	l.attempts[a] = struct{}{}
 	return a, nil
@@ -211,23 +217,33 @@ func (l *Logs) tempBaseLocked() error {
 	}
 	dir, err := os.MkdirTemp("", "torchelastic_*")
 	if err == nil {
-		l.temp = dir
-		err = l.makeBase(dir)
+		if err = l.makeBase(dir); err == nil {
+			l.temp = dir
+			return nil
+		}
+		_ = os.Remove(dir) // the next Begin tries again
 	}
-	if err != nil {
-		err = fmt.Errorf("temporary log directory: %w", err)
+	err = fmt.Errorf("temporary log directory: %w", err)
+	if l.tempSaid.CompareAndSwap(false, true) {
 		l.cfg.Logger.Warn("no error files from workers: give --log-dir a directory that can be written", "err", err)
 	}
 	return err
 }
 
+// attemptDirLocked goes on where the last attempt of the same count ended: after thousands of starts, trying every
+// suffix takes longer than the start.
 func (l *Logs) attemptDirLocked(restartCount int) string {
-	first := filepath.Join(l.base, fmt.Sprintf("attempt_%d", restartCount))
-	dir := first
-	for i := 1; ; i++ {
+	if restartCount != l.count {
+		l.count, l.again = restartCount, 0
+	}
+	for {
+		dir := filepath.Join(l.base, fmt.Sprintf("attempt_%d", restartCount))
+		if l.again > 0 {
+			dir += "." + strconv.Itoa(l.again)
+		}
+		l.again++
 		err := os.Mkdir(dir, 0o755)
 		if errors.Is(err, fs.ErrExist) {
-			dir = fmt.Sprintf("%s.%d", first, i)
 			continue
 		}
 		if err != nil {
@@ -246,7 +262,7 @@ func (l *Logs) fileFailed(path string, err error) {
 }
 
 // Close closes the attempts that are still open, reports what the console did not take, and removes a temporary
-// directory that nothing was written to.
+// directory that nothing was written to, unless that takes long.
 func (l *Logs) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -270,25 +286,9 @@ func (l *Logs) Close() error {
 		errs = append(errs, f.Close())
 	}
 	l.dups = nil
-	if l.temp != "" && !hasContent(l.temp) {
-		errs = append(errs, os.RemoveAll(l.temp))
+	if l.temp != "" {
+		l.trash.put(l.temp)
+		l.trash.empty()
 	}
 	return errors.Join(errs...)
-}
-
-// hasContent says whether a non-empty file is under dir, or may be.
-func hasContent(dir string) bool {
-	found := false
-	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		info, err := d.Info()
-		if err == nil && info.Size() > 0 {
-			found = true
-			return fs.SkipAll
-		}
-		return err
-	})
-	return found || err != nil
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -124,6 +125,66 @@ func TestTempDir(t *testing.T) {
 			require.Len(t, found(), map[bool]int{true: 1}[tc.keep])
 		})
 	}
+}
+
+func TestManyStartsLeaveNoPile(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	r := newRig(t, Config{})
+	var withError string
+	for i := range 3000 {
+		a := r.begin(t)
+		w := worker(t, a, 0)
+		if i == 7 {
+			withError = w.ErrorFile()
+			require.NoError(t, os.WriteFile(withError, []byte("{}"), 0o644))
+		}
+		require.NoError(t, a.Close())
+	}
+	left, err := filepath.Glob(filepath.Join(tmp, "torchelastic_*", "*", "*"))
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(left), 2, "the one with an error file, and the last, which is being removed")
+	require.NoError(t, r.Close())
+	require.FileExists(t, withError)
+}
+
+func TestAttemptsOfTheUsersDirectoryStay(t *testing.T) {
+	dir := t.TempDir()
+	r := newRig(t, Config{Dir: dir})
+	for i := range 100 {
+		a := r.begin(t)
+		worker(t, a, 0)
+		require.NoError(t, a.Close())
+		require.DirExists(t, a.Dir())
+		if i == 50 {
+			require.NoError(t, os.RemoveAll(a.Dir()))
+		}
+	}
+	require.Equal(t, "attempt_0.100", filepath.Base(r.begin(t).Dir()), "not every suffix is tried again")
+	a, err := r.Begin(1)
+	require.NoError(t, err)
+	require.Equal(t, "attempt_1", filepath.Base(a.Dir()))
+	a, err = r.Begin(0)
+	require.NoError(t, err)
+	require.Equal(t, "attempt_0.50", filepath.Base(a.Dir()), "a count that comes back finds a free name")
+}
+
+func TestASlowRemovalHoldsNothing(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	r := newRig(t, Config{})
+	var removals atomic.Int32
+	answer := make(chan struct{})
+	r.trash.remove = func(string) error { removals.Add(1); <-answer; return nil }
+	for range 50 { // each would wait
+		a := r.begin(t)
+		worker(t, a, 0)
+		require.NoError(t, a.Close())
+	}
+	require.NoError(t, r.Close())
+	require.EqualValues(t, 1, removals.Load())
+	require.Equal(t, 1, strings.Count(r.log.String(), "takes too long"), r.log.String())
+	close(answer)
+	<-r.trash.gone
 }
 
 func TestNoTempDir(t *testing.T) {
