@@ -657,13 +657,34 @@ func TestMetricsOfTheLauncher(t *testing.T) {
 }
 
 // Nothing can be made in /proc, not even by root.
-func TestNoPlaceForTheCheckpointClient(t *testing.T) {
-	for name, opts := range map[string][]string{"daemon": nil, "no daemon": {"--ckpt-daemon=off"}} {
+// TestNothingCanBeWritten: a job that asked for no file runs where no directory can be made, and one that did is refused.
+func TestNothingCanBeWritten(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts, env []string
+		code      int
+		say       []string
+	}{
+		"plain":     {nil, nil, 0, []string{"no place for the checkpoint client", "no error files from workers"}},
+		"no daemon": {[]string{"--ckpt-daemon=off"}, nil, 0, []string{"no place for the checkpoint client", "no error files from workers"}},
+		"restarts":  {[]string{"--ckpt-daemon=off", "--max-restarts=2"}, []string{"CODE=3"}, 1, []string{"no error files from workers", "restarts used 2 of 2"}},
+		"redirects": {[]string{"--redirects=0:2"}, nil, 1, []string{"error: --redirects and --tee: no place for the log files: give --log-dir"}},
+		"tee":       {[]string{"--tee=3"}, nil, 1, []string{"error: --redirects and --tee: no place for the log files: give --log-dir"}},
+		"to nobody": {[]string{"--tee=7:3", "--nproc-per-node=1"}, nil, 0, []string{"no error files from workers"}},
+		"no files":  {[]string{"--tee=3", "--log-dir=/dev/null"}, nil, 0, nil},
+		"log dir":   {[]string{"--log-dir=/proc/x"}, nil, 1, []string{"error: --log-dir /proc/x: cannot be created: give a path"}},
+		"timer":     {nil, []string{"TORCHELASTIC_ENABLE_FILE_TIMER=1"}, 2, []string{"error: $TORCHELASTIC_ENABLE_FILE_TIMER=1: file timer in /proc: ", "set TORCHELASTIC_TIMER_FILE"}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			l := b.start("dlrover-run", []string{"PET_CKPT_SHM_DIR=/proc", "TMPDIR=/proc"}, b.sh("exit 0", append(opts, "--standalone")...)...)
-			require.Equal(t, 0, l.wait(), l.err.String())
-			require.Contains(t, l.err.String(), "no place for the checkpoint client")
+			env := append([]string{"PET_CKPT_SHM_DIR=/proc", "TMPDIR=/proc", "PYTHONPATH=", "CODE=0"}, c.env...)
+			l := b.start("dlrover-run", env, b.sh(`echo "<$PYTHONPATH$TORCHELASTIC_ERROR_FILE>"; exit $CODE`, append(c.opts, "--standalone")...)...)
+			require.Equal(t, c.code, l.wait(), l.err.String())
+			for _, text := range c.say {
+				require.Equal(t, 1, strings.Count(l.err.String(), text), "%s\n%s", text, l.err.String())
+			}
+			if c.code == 0 {
+				require.Contains(t, l.out.String(), "<>")
+			}
 		})
 	}
 }

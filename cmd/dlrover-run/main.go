@@ -207,6 +207,9 @@ func (j *job) openTimers() (err error) {
 		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path", "path", j.s.timerFile)
 		j.timers, err = filetimer.Listen("", j.log)
 	}
+	if err != nil {
+		err = fmt.Errorf("$TORCHELASTIC_ENABLE_FILE_TIMER=1: %w; set TORCHELASTIC_TIMER_FILE to a path that this user may write to, or leave the timer out", err)
+	}
 	return err
 }
 
@@ -236,7 +239,7 @@ func (j *job) observe(run string, n rendezvous.Note) {
 func (j *job) logsConfig() logs.Config {
 	l := &j.s.logs
 	cfg := logs.Config{
-		Dir: l.dir, RunID: j.s.runID, PrefixTemplate: l.prefix, StdoutFilters: l.outFilters, StderrFilters: l.errFilters,
+		Dir: l.dir, RunID: j.s.runID, Files: l.files(j.s.slots), PrefixTemplate: l.prefix, StdoutFilters: l.outFilters, StderrFilters: l.errFilters,
 		Redirects: func(r int) logs.Std { return logs.Std(l.redirects.For(r)) }, Tee: func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
 		RotateSize: l.rotateSize, RotateCount: l.rotateCount, Stdout: os.Stdout, Stderr: os.Stderr, Logger: j.log,
 	}
@@ -259,9 +262,7 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	}
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Event, cfg.Logger = j.event, j.log
-	for i := range j.s.slots {
-		cfg.LogsKept = cfg.LogsKept || j.s.logs.redirects.For(i) != 0 || j.s.logs.tee.For(i) != 0
-	}
+	cfg.LogsKept = j.s.logs.files(j.s.slots)
 	if memory, err := proc.OwnMemory("/proc", "/sys/fs/cgroup"); err == nil {
 		cfg.Memory = memory.Read
 	}

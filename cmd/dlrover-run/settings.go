@@ -85,6 +85,16 @@ type logSettings struct {
 	rotateCount    int
 }
 
+// files reports whether output of any of the workers goes to a file.
+func (l *logSettings) files(workers int) bool {
+	for i := range workers {
+		if l.redirects.For(i) != 0 || l.tee.For(i) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 type ckptSettings struct {
 	off        bool
 	breakpoint bool // save when workers fail

@@ -3,6 +3,7 @@ package filetimer
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ type FIFO struct {
 func Listen(path string, log *slog.Logger) (*FIFO, error) {
 	f := &FIFO{path: path, log: log, requests: make(chan Request), quit: make(chan struct{}), done: make(chan struct{})}
 	if err := f.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("file timer %s: %w", f.path, err), f.remove())
+		return nil, errors.Join(fmt.Errorf("file timer %s: %w", cmp.Or(f.path, "in "+os.TempDir()), err), f.remove())
 	}
 	go f.serve()
 	return f, nil

@@ -46,7 +46,7 @@ const (
 // Config says where the output of the workers goes. The zero value writes no log file and passes everything to
 // os.Stdout and os.Stderr.
 type Config struct {
-	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin. An attempt in it goes at its end
+	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin (with Files, by New). An attempt in it goes at its end
 	// unless a non-empty file is in it, and Close removes it if no attempt is left. "/dev/null" makes no file at all; as
 	// with torchrun, redirected output then goes to the console.
 	Dir string
@@ -55,6 +55,8 @@ type Config struct {
 	// Redirects and Tee name the streams of a local rank that go to a file, and to a file and the console. nil: none.
 	// What goes only to a file that does not rotate is written by the worker itself, which then also sees its errors.
 	Redirects, Tee func(localRank int) Std
+	// Files says that Redirects or Tee will name a stream: without a place for the files New then fails.
+	Files bool
 	// ConsoleRank says whether a local rank may use the console (--local-ranks-filter). nil: all. Files do not change.
 	ConsoleRank func(localRank int) bool
 	// StdoutFilters and StderrFilters: tee'd lines that contain any of them are also written, with their prefix, to
@@ -111,6 +113,11 @@ func New(cfg Config) (*Logs, error) {
 	if cfg.Dir != "" && cfg.Dir != os.DevNull {
 		if err := l.makeBase(cfg.Dir); err != nil {
 			return nil, err
+		}
+	}
+	if cfg.Dir == "" && cfg.Files {
+		if err := l.makeTemp(); err != nil {
+			return nil, fmt.Errorf("--redirects and --tee: no place for the log files: give --log-dir a directory that this user may write to: %w", err)
 		}
 	}
 	if err := l.openConsole(); err != nil {
@@ -215,19 +222,23 @@ func (l *Logs) tempBaseLocked() error {
 	if l.base != "" {
 		return nil
 	}
-	dir, err := os.MkdirTemp("", "torchelastic_*")
-	if err == nil {
-		if err = l.makeBase(dir); err == nil {
-			l.temp = dir
-			return nil
-		}
-		_ = os.Remove(dir) // the next Begin tries again
-	}
-	err = fmt.Errorf("temporary log directory: %w", err)
-	if l.tempSaid.CompareAndSwap(false, true) {
+	err := l.makeTemp()
+	if err != nil && l.tempSaid.CompareAndSwap(false, true) {
 		l.cfg.Logger.Warn("no error files from workers: give --log-dir a directory that can be written", "err", err)
 	}
 	return err
+}
+
+func (l *Logs) makeTemp() error {
+	dir, err := os.MkdirTemp("", "torchelastic_*")
+	if err != nil {
+		return fmt.Errorf("temporary log directory: %w", err)
+	}
+	if err := l.makeBase(dir); err != nil {
+		return fmt.Errorf("temporary log directory: %w", errors.Join(err, os.Remove(dir)))
+	}
+	l.temp = dir
+	return nil
 }
 
 // attemptDirLocked goes on where the last attempt of the same count ended: after thousands of starts, trying every

@@ -199,6 +199,14 @@ func TestNoTempDir(t *testing.T) {
 	_, err := a.Worker(WorkerID{LocalRank: 1})
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "temporary log directory")
+
+	b, err := r.Begin(1)
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	require.Equal(t, 1, strings.Count(r.log.String(), "give --log-dir"), "said once")
+	_, err = New(Config{Files: true})
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "give --log-dir a directory")
 }
 
 func TestDevNull(t *testing.T) {
