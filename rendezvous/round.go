@@ -282,6 +282,11 @@ func (r *Round) check(e Join) error {
 	if e.Node.ID == "" || e.Node.Slots < 1 {
 		return fmt.Errorf("node %q needs an id and at least one slot, has %d", e.Node.Name, e.Node.Slots)
 	}
+	for _, name := range []string{e.Node.ID, e.Node.Name, e.Node.Role} {
+		if !Printable(name) {
+			return fmt.Errorf("the id, name or role %.100q of a node: %s", name, PrintableRule)
+		}
+	}
 	if len(e.Node.Addrs) > MaxAddrs {
 		return fmt.Errorf("node %q brings %d addresses; at most %d are kept", e.Node.Name, len(e.Node.Addrs), MaxAddrs)
 	}

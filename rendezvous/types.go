@@ -3,7 +3,10 @@ package rendezvous
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Defaults of Params. LastCall and JoinTimeout are torchrun's.
@@ -277,3 +280,13 @@ type Status struct {
 	Outcome   string `json:"outcome,omitempty"`
 	Cause     *Cause `json:"cause,omitempty"`
 }
+
+// Printable reports whether s can be the name of something: valid UTF-8 that acts on no terminal.
+func Printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
+		return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
+	})
+}
+
+// PrintableRule says in an error what Printable asks for.
+const PrintableRule = "need UTF-8 without control characters and without marks of the direction of writing"

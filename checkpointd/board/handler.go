@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // bodyTime is how long a request may take to arrive.
@@ -83,15 +85,22 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the peer may be gone; it asks again
 }
 
-// maxRunName bounds a run id, which is any text without control characters.
+// maxRunName bounds a run id, which is any text that acts on no terminal.
 const maxRunName = 256
 
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
-	if name == "" || name == "." || name == ".." || len(name) > maxRunName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
-		return "", fmt.Errorf("%w: run id %.40q: need 1 to %d bytes without control characters, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
+	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !printable(name) {
+		return "", fmt.Errorf("%w: run id %.40q: need UTF-8 without control characters and without marks of the direction of writing, 1 to %d bytes, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
 	}
 	return name, nil
+}
+
+// printable is rendezvous.Printable.
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
+		return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
+	})
 }
 
 // open decodes the body and returns the room for it. No room is made for what is refused.

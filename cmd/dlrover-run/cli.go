@@ -11,6 +11,7 @@ import (
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/version"
 	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/printable"
 )
 
 const description = `Starts --nproc-per-node copies of a training script on this node, meets the other
@@ -95,5 +96,5 @@ func decimal(s string) (f float64) {
 
 // usage prints an error of the command line as argparse does.
 func usage(err error) {
-	fmt.Fprintf(os.Stderr, "usage: dlrover-run [options] [--] training_script [script arguments]\ndlrover-run: error: %s\nSee dlrover-run --help.\n", err)
+	fmt.Fprintf(os.Stderr, "usage: dlrover-run [options] [--] training_script [script arguments]\ndlrover-run: error: %s\nSee dlrover-run --help.\n", printable.Text(err.Error()))
 }

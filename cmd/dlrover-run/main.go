@@ -23,6 +23,7 @@ import (
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/proc/guard"
 	"dlrover-run/launcher/verdict"
@@ -328,12 +329,12 @@ func (j *job) conclude(res launcher.Result) {
 	case res.Err != nil:
 		console.Complain(os.Stderr, "dlrover-run", res.Err)
 	case res.Verdict != "":
-		fmt.Fprintf(os.Stderr, "dlrover-run: %s failed: %s\n", j.s.jobName(), res.Verdict)
+		fmt.Fprintf(os.Stderr, "dlrover-run: %s failed: %s\n", j.s.jobName(), printable.Line(res.Verdict))
 	case res.Signal != 0:
 		fmt.Fprintf(os.Stderr, "dlrover-run: %s: stopped by %s\n", j.s.jobName(), proc.SignalName(res.Signal))
 	}
 	if res.Verdict != "" && slices.ContainsFunc(res.Local, func(f verdict.Failure) bool { return !f.Stopped }) {
-		fmt.Fprintln(os.Stderr, verdict.Block(j.s.program.name, res.Local, res.Root))
+		fmt.Fprintln(os.Stderr, printable.Text(verdict.Block(j.s.program.name, res.Local, res.Root)))
 		j.copyErrorFile(res.Local[res.Root])
 	}
 }

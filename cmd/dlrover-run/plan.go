@@ -8,8 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"dlrover-run/cmd/internal/console"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/printable"
 )
 
 // plan is what --dry-run prints: all that would be done, as JSON.
@@ -85,11 +87,11 @@ func printPlan(w io.Writer, s *settings, h hostFacts) int {
 	if err != nil {
 		return refuse(err, s.codes)
 	}
-	enc := json.NewEncoder(w)
+	enc := json.NewEncoder(printable.JSON(w))
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(p); err != nil {
-		fmt.Fprintln(os.Stderr, "dlrover-run: print the plan:", err)
+		console.Complain(os.Stderr, "dlrover-run", fmt.Errorf("print the plan: %w", err))
 		return 1
 	}
 	return 0

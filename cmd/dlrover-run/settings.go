@@ -17,6 +17,7 @@ import (
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/printable"
 	"dlrover-run/rendezvous"
 )
 
@@ -114,12 +115,26 @@ type resolver struct {
 
 func resolve(c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
 	r := &resolver{c: c, env: env, host: host}
-	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.secret, r.restarts, r.shutdownLadder, r.logging, r.checkpoints, r.entrypoint, r.environment, r.binding} {
+	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder, r.logging, r.checkpoints, r.entrypoint, r.environment, r.binding} {
 		if err := step(); err != nil {
 			return r.s, err
 		}
 	}
 	return r.s, r.s.params.Validate()
+}
+
+// names refuses what would be shown to people on every node.
+func (r *resolver) names() error {
+	node := "host name"
+	if r.lookup("POD_NAME") != "" {
+		node = "$POD_NAME"
+	}
+	for _, n := range [][2]string{{"run id (--rdzv-id)", r.s.runID}, {"--role", r.s.role}, {node, r.s.node.Name}} {
+		if !printable.Name(n[1]) {
+			return fmt.Errorf("%s %.100q: %s", n[0], n[1], printable.NameRule)
+		}
+	}
+	return nil
 }
 
 func (r *resolver) warn(format string, args ...any) {

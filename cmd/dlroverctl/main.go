@@ -23,6 +23,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/version"
+	"dlrover-run/launcher/printable"
 )
 
 const description = `checkpoints ls DIR            the committed steps of a checkpoint directory
@@ -113,10 +114,10 @@ func (t *tender) list(_ context.Context, args []string) error {
 		if ok && m.Step == tracked {
 			state += ", tracked"
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), m.Framework, state)
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), printable.Line(m.Framework), state)
 	}
 	for _, s := range wrong {
-		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n", strings.TrimPrefix(name(s.Step, tracked, ok), "step "), s.Reason)
+		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n", strings.TrimPrefix(name(s.Step, tracked, ok), "step "), printable.Line(s.Reason))
 	}
 	return w.Flush()
 }
@@ -198,13 +199,13 @@ func (t *tender) verify(ctx context.Context, args []string) error {
 	}
 	tracked, ok := t.store.Tracked(args[0])
 	for _, s := range wrong {
-		fmt.Fprintf(t.out, "%s: damaged: %s\n", name(s.Step, tracked, ok), s.Reason)
+		fmt.Fprintf(t.out, "%s: damaged: %s\n", name(s.Step, tracked, ok), printable.Line(s.Reason))
 	}
 	bad := len(wrong)
 	for _, m := range ms {
 		if err := t.store.Verify(ctx, args[0], m, nil); err != nil {
 			bad++
-			fmt.Fprintf(t.out, "%s: damaged: %v\n", name(m.Step, tracked, ok), err)
+			fmt.Fprintf(t.out, "%s: damaged: %s\n", name(m.Step, tracked, ok), printable.Line(err.Error()))
 			continue
 		}
 		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), size(m))

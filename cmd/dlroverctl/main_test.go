@@ -21,13 +21,13 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // committed makes a checkpoint directory with two steps.
-func committed(t *testing.T) string {
+func committed(t *testing.T, framework string) string {
 	t.Helper()
 	dir := t.TempDir()
 	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
 	for i, step := range []int64{10, 20} {
 		text := strconv.FormatInt(step, 10)
-		s := commit.Save{ID: "000000000000000" + strconv.Itoa(i), Epoch: "0", Dir: dir, Framework: "ddp", Layout: "00", Step: step, Shards: 1, WorldSize: 1, Saved: time.Now(), Trackers: []commit.Tracker{{Path: commit.Latest, Text: text}}}
+		s := commit.Save{ID: "000000000000000" + strconv.Itoa(i), Epoch: "0", Dir: dir, Framework: framework, Layout: "00", Step: step, Shards: 1, WorldSize: 1, Saved: time.Now(), Trackers: []commit.Tracker{{Path: commit.Latest, Text: text}}}
 		tmps, err := store.Plan(s, 0, []string{text + "/rank_0.pt"})
 		require.NoError(t, err)
 		require.NoError(t, fsx.OS{}.WriteFile(tmps[0], []byte("weights")))
@@ -45,8 +45,8 @@ func committed(t *testing.T) string {
 }
 
 func TestCheckpoints(t *testing.T) {
-	dir := committed(t)
-	damaged := committed(t)
+	dir := committed(t, "ddp")
+	damaged := committed(t, "ddp")
 	require.NoError(t, os.WriteFile(filepath.Join(damaged, "10/rank_0.pt"), []byte("weight?"), 0o600))
 	for _, c := range []struct {
 		name string
@@ -112,7 +112,7 @@ func TestVerifyTheTrackedStep(t *testing.T) {
 			`dlrover_latest\.txt: damaged: .*not a regular file`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := committed(t)
+			dir := committed(t, "ddp")
 			require.NoError(t, c.damage(dir))
 			ctl := func(args ...string) (int, string) {
 				var out bytes.Buffer
@@ -132,6 +132,12 @@ func TestVerifyTheTrackedStep(t *testing.T) {
 			require.Contains(t, out, "DAMAGED")
 		})
 	}
+}
+
+func TestHostileManifest(t *testing.T) {
+	var out bytes.Buffer
+	require.Equal(t, 0, run(context.Background(), []string{"dlroverctl", "checkpoints", "ls", committed(t, "a\x1b[2J\t\u202e\x7f\n")}, &out))
+	require.Contains(t, out.String(), `a\x1b[2J\t\u202e\x7f\n  complete`)
 }
 
 func TestHelpAndVersion(t *testing.T) {

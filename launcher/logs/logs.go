@@ -5,7 +5,7 @@
 // A stream that only goes to a file is the file itself: the worker writes without the launcher. Every other
 // stream is a pipe, or a pseudo-terminal where the worker would have a terminal without the launcher, read by one
 // goroutine, which its Attempt owns and waits for. Lines of different streams do not cut each other (see output).
-// Nothing here starts or waits for processes, reads flags or the environment, or imports another package of this module.
+// Nothing here starts or waits for processes, or reads flags or the environment.
 //
 // Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time; output.mu may be taken under Attempt.mu. Only
 // the timer of an output runs beside the pumps; Logs.Close stops it.
@@ -25,6 +25,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"dlrover-run/launcher/printable"
 )
 
 const (
@@ -108,7 +110,7 @@ func New(cfg Config) (*Logs, error) {
 		if err != nil {
 			return nil, fmt.Errorf("host name for the log line prefix: %w", err)
 		}
-		l.hostname = name
+		l.hostname = printable.Line(name)
 	}
 	if cfg.Dir != "" && cfg.Dir != os.DevNull {
 		if err := l.makeBase(cfg.Dir); err != nil {

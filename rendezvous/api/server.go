@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"crypto/subtle"
+	"dlrover-run/rendezvous"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"dlrover-run/rendezvous"
 )
 
 // ServerConfig describes the HTTP side of a Hub.
@@ -155,13 +154,13 @@ func (s *server) checkToken(req *http.Request) error {
 	return nil
 }
 
-// maxRunName bounds a run id, which is any text without control characters.
+// maxRunName bounds a run id, which is any text that rendezvous.Printable takes.
 const maxRunName = 256
 
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
-	if name == "" || name == "." || name == ".." || len(name) > maxRunName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
-		return "", fmt.Errorf("%w: run id %.40q: need 1 to %d bytes without control characters, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
+	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !rendezvous.Printable(name) {
+		return "", fmt.Errorf("%w: run id %.40q: %s, 1 to %d bytes, and neither \".\" nor \"..\" alone", ErrBadRequest, name, rendezvous.PrintableRule, maxRunName)
 	}
 	return name, nil
 }

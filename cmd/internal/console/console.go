@@ -11,16 +11,18 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/printable"
 )
 
-// Logger writes to w from the level that $LOGLEVEL names (torchrun's variable:
+// Logger writes to w, for a terminal's safety without raw control characters, from the level that $LOGLEVEL names (torchrun's variable:
 // DEBUG, INFO, WARNING, ERROR, CRITICAL; INFO unless set).
 func Logger(w *os.File, program string) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level(os.Getenv("LOGLEVEL"))}
 	if IsTerminal(w) {
-		return slog.New(slog.NewTextHandler(w, opts)).With("program", program)
+		return slog.New(slog.NewTextHandler(printable.JSON(w), opts)).With("program", program)
 	}
-	return slog.New(slog.NewJSONHandler(w, opts)).With("program", program)
+	return slog.New(slog.NewJSONHandler(printable.JSON(w), opts)).With("program", program)
 }
 
 func level(name string) slog.Level {
@@ -43,7 +45,7 @@ func IsTerminal(f *os.File) bool {
 
 // Complain writes an error for people: one line that starts with the program's name.
 func Complain(w io.Writer, program string, err error) {
-	fmt.Fprintf(w, "%s: error: %s\n", program, err)
+	fmt.Fprintf(w, "%s: error: %s\n", program, printable.Text(err.Error()))
 }
 
 // OutliveReaders lets the program live on when whoever reads its output is gone: a write

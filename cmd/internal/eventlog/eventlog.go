@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"os"
 	"syscall"
+
+	"dlrover-run/launcher/printable"
 )
 
 // Log is an event log; a nil *Log drops every event.
@@ -31,7 +33,7 @@ func Open(path string) (*Log, error) {
 
 // New writes to w, which is not closed.
 func New(w io.Writer) *Log {
-	return &Log{handler: slog.NewJSONHandler(w, &slog.HandlerOptions{ReplaceAttr: replace})}
+	return &Log{handler: slog.NewJSONHandler(printable.JSON(w), &slog.HandlerOptions{ReplaceAttr: replace})}
 }
 
 // replace calls the message "event" and drops the level.

@@ -1,0 +1,75 @@
+// Package printable keeps what others wrote from commanding a terminal: names, arguments and messages may hold escape
+// sequences, or characters that reverse the direction of writing. Text is escaped at the edge where it reaches people.
+package printable
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// unfit reports whether r acts on a terminal: the C0 and C1 controls and DEL, marks and overrides of the direction of
+// writing, and the separators that some take for the end of a line.
+func unfit(r rune) bool {
+	return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
+}
+
+// Name reports whether s can be the name of something: valid UTF-8 in which everything is fit for a terminal's line.
+func Name(s string) bool { return utf8.ValidString(s) && !strings.ContainsFunc(s, unfit) }
+
+// NameRule says in an error what Name asks for.
+const NameRule = "need UTF-8 without control characters and without marks of the direction of writing"
+
+// Text is s with what is unfit, except tabs and the ends of lines, escaped as in Go source.
+func Text(s string) string { return escape(s, "\t\n") }
+
+// Line is Text on one line.
+func Line(s string) string { return escape(s, "") }
+
+func escape(s, keep string) string {
+	if Name(s) {
+		return s
+	}
+	var b strings.Builder
+	for i, r := range s {
+		switch n := utf8.RuneLen(r); {
+		case r == utf8.RuneError && !strings.HasPrefix(s[i:], string(r)): // a byte that is no UTF-8
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case unfit(r) && !strings.ContainsRune(keep, r):
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		default:
+			b.WriteString(s[i : i+n])
+		}
+	}
+	return b.String()
+}
+
+// JSON escapes in what is written through it the unfit characters that encoding/json and log/slog leave as they are.
+// Every Write must hold whole characters of JSON, or of slog's text, whose own ends of lines stay.
+func JSON(w io.Writer) io.Writer { return jsonWriter{w} }
+
+type jsonWriter struct{ w io.Writer }
+
+func (j jsonWriter) Write(p []byte) (int, error) {
+	raw := func(r rune) bool { return r >= 0x7f && unfit(r) }
+	if !strings.ContainsFunc(string(p), raw) {
+		return j.w.Write(p)
+	}
+	out := make([]byte, 0, len(p)+32)
+	for rest := p; len(rest) > 0; {
+		r, n := utf8.DecodeRune(rest)
+		if raw(r) {
+			out = fmt.Appendf(out, `\u%04x`, r)
+		} else {
+			out = append(out, rest[:n]...)
+		}
+		rest = rest[n:]
+	}
+	if _, err := j.w.Write(out); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
