@@ -48,9 +48,9 @@ const (
 // Config says where the output of the workers goes. The zero value writes no log file and passes everything to
 // os.Stdout and os.Stderr.
 type Config struct {
-	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin (with Files, by New). An attempt in it goes at its end
-	// unless a non-empty file is in it, and Close removes it if no attempt is left. "/dev/null" makes no file at all; as
-	// with torchrun, redirected output then goes to the console.
+	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin (with Files, by New). An attempt in
+	// it goes at its end unless a non-empty file is in it, and Close removes it if no attempt is left. "/dev/null" makes
+	// no file at all; as with torchrun, redirected output then goes to the console.
 	Dir string
 	// RunID starts the name of the run's directory; what cannot be in a file name becomes '_'. Default "none".
 	RunID string

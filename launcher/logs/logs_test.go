@@ -132,7 +132,7 @@ func TestManyStartsLeaveNoPile(t *testing.T) {
 	t.Setenv("TMPDIR", tmp)
 	r := newRig(t, Config{})
 	var withError string
-	for i := range 3000 {
+	for i := range 1000 {
 		a := r.begin(t)
 		w := worker(t, a, 0)
 		if i == 7 {

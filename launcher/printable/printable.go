@@ -3,6 +3,7 @@
 package printable
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strconv"
@@ -55,7 +56,7 @@ type jsonWriter struct{ w io.Writer }
 
 func (j jsonWriter) Write(p []byte) (int, error) {
 	raw := func(r rune) bool { return r >= 0x7f && unfit(r) }
-	if !strings.ContainsFunc(string(p), raw) {
+	if !bytes.ContainsFunc(p, raw) {
 		return j.w.Write(p)
 	}
 	out := make([]byte, 0, len(p)+32)

@@ -15,8 +15,9 @@ import (
 	"dlrover-run/launcher/printable"
 )
 
-// Logger writes to w, for a terminal's safety without raw control characters, from the level that $LOGLEVEL names (torchrun's variable:
-// DEBUG, INFO, WARNING, ERROR, CRITICAL; INFO unless set).
+// Logger writes to w from the level that $LOGLEVEL names (torchrun's variable:
+// DEBUG, INFO, WARNING, ERROR, CRITICAL; INFO unless set). Nothing in a record reaches w
+// that could act on a terminal.
 func Logger(w *os.File, program string) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level(os.Getenv("LOGLEVEL"))}
 	if IsTerminal(w) {
