@@ -1,7 +1,6 @@
 package launcher
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -88,16 +87,17 @@ func ReadBounded(path string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// tailText keeps whole last lines.
+// tailText keeps whole last lines. On a terminal, Python 3.13 and later colour tracebacks.
 func tailText(b []byte) string {
-	b = bytes.TrimRight(b, "\r\n\t ")
-	if len(b) > lastLines {
-		b = b[len(b)-lastLines:]
-		if i := bytes.IndexByte(b, '\n'); i >= 0 {
-			b = b[i+1:]
+	s := strings.TrimRight(verdict.Plain(b), "\n\t ")
+	if len(s) > lastLines {
+		s = s[len(s)-lastLines:]
+		if i := strings.IndexByte(s, '\n'); i >= 0 {
+			s = s[i+1:]
 		}
+		s = strings.ToValidUTF8(s, "\uFFFD")
 	}
-	return strings.ToValidUTF8(string(b), "\uFFFD")
+	return s
 }
 
 func (a *Agent) oomKills() int64 {

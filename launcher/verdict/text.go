@@ -1,6 +1,7 @@
 package verdict
 
 import (
+	"bytes"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -46,4 +47,72 @@ func tail(s string, limit int) string {
 		return s
 	}
 	return ellipsis + strings.ToValidUTF8(s[len(s)-limit+len(ellipsis):], "")
+}
+
+// Plain is what a person reads of the output of a program that may have written for a terminal: without escape
+// sequences, of a line that was overwritten with \r the last state, and U+FFFD for what is no UTF-8.
+func Plain(output []byte) string {
+	var b strings.Builder
+	b.Grow(len(output))
+	for line := range bytes.Lines(output) {
+		text, ended := bytes.CutSuffix(line, []byte("\n"))
+		text = bytes.TrimRight(unescaped(text), "\r")
+		b.Write(text[bytes.LastIndexByte(text, '\r')+1:])
+		if ended {
+			b.WriteByte('\n')
+		}
+	}
+	return strings.ToValidUTF8(b.String(), "\uFFFD")
+}
+
+// unescaped returns line without terminal commands.
+func unescaped(line []byte) []byte {
+	i := bytes.IndexByte(line, esc)
+	if i < 0 {
+		return line
+	}
+	var out []byte
+	for ; i >= 0; i = bytes.IndexByte(line, esc) {
+		out = append(out, line[:i]...)
+		line = line[i+1:]
+		line = line[escapeLen(line):]
+	}
+	return append(out, line...)
+}
+
+const esc = '\x1b'
+
+// escapeLen is the length of the escape sequence (ECMA-48) whose ESC was before s. A string such as a window title that
+// does not end in its line was none: what looks like it could be the error.
+func escapeLen(s []byte) int {
+	if len(s) == 0 {
+		return 0
+	}
+	switch s[0] {
+	case '[':
+		i := 1 + span(s[1:], '0', '?')
+		i += span(s[i:], ' ', '/')
+		return i + min(1, span(s[i:], '@', '~'))
+	case ']', 'P', 'X', '^', '_':
+		end := bytes.IndexAny(s, "\x1b\a")
+		switch {
+		case end < 0:
+			return 1
+		case s[end] == esc && end+1 < len(s) && s[end+1] == '\\':
+			return end + 2
+		case s[end] == esc:
+			return end
+		}
+		return end + 1
+	}
+	i := span(s, ' ', '/')
+	return i + min(1, span(s[i:], '0', '~'))
+}
+
+// span is how many bytes at the beginning of s are in first to last.
+func span(s []byte, first, last byte) (n int) {
+	for n < len(s) && s[n] >= first && s[n] <= last {
+		n++
+	}
+	return n
 }
