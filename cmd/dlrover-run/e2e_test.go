@@ -109,6 +109,13 @@ func (b *bench) startPath(path string, env []string, args ...string) *launched {
 	l := &launched{t: b.t, cmd: exec.Command(path, args...), out: &buffer{}, err: &buffer{}, exited: make(chan struct{})}
 	l.cmd.Dir, l.cmd.Env = b.dir, append(append([]string{}, b.env...), env...)
 	l.cmd.Stdout, l.cmd.Stderr = l.out, l.err
+	b.follow(l)
+	return l
+}
+
+// follow starts it and waits for its end.
+func (b *bench) follow(l *launched) {
+	b.t.Helper()
 	l.cmd.WaitDelay = 5 * time.Second
 	require.NoError(b.t, l.cmd.Start())
 	go func() { _ = l.cmd.Wait(); l.code = l.cmd.ProcessState.ExitCode(); close(l.exited) }()
@@ -116,10 +123,9 @@ func (b *bench) startPath(path string, env []string, args ...string) *launched {
 		_ = l.cmd.Process.Kill()
 		<-l.exited
 		if b.t.Failed() {
-			b.t.Logf("%s %v\nexit code %d\nstdout:\n%s\nstderr:\n%s", path, args, l.code, l.out, l.err)
+			b.t.Logf("%v\nexit code %d\nstdout:\n%s\nstderr:\n%s", l.cmd.Args, l.code, l.out, l.err)
 		}
 	})
-	return l
 }
 
 func (b *bench) run(args ...string) *launched {
