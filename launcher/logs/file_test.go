@@ -244,7 +244,8 @@ func TestOutput(t *testing.T) {
 			}
 			for _, p := range tc.puts {
 				head := eraseLine + string(streams[p.by].prefix)
-				streams[p.by].send([]byte(head+p.text), len(head), p.cont)
+				s := streams[p.by]
+				s.send(piece{s.by, []byte(head + p.text), len(head), p.cont}, tick())
 			}
 			require.Equal(t, tc.want, got.String())
 		})
@@ -254,8 +255,9 @@ func TestOutput(t *testing.T) {
 func TestOutputCountsWhatIsDropped(t *testing.T) {
 	said := 0
 	o := &output{now: time.Now, write: func(p []byte) (int, error) { return 1, errors.New("gone") }, failed: func(error) { said++ }}
-	o.pass().send([]byte(eraseLine+"abc\n"), gap, false)
-	o.pass().send([]byte(eraseLine+"abc\n"), gap, false)
+	for by := range owner(2) {
+		o.put(piece{by + 1, []byte(eraseLine + "abc\n"), gap, false}, o.now())
+	}
 	require.Equal(t, int64(6), o.dropped.Load())
 	require.Equal(t, 2, said)
 }

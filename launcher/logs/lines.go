@@ -25,12 +25,15 @@ const (
 type lines struct {
 	prefix []byte
 	fold   bool
-	raw    bool                                  // a last line without its end stays without
-	match  [][]byte                              // when not nil: only lines that contain one of these
-	hold   time.Duration                         // how long an unfinished line is held back
-	quiet  func() time.Time                      // see output.quiet
-	send   func(out []byte, head int, cont bool) // see output.put
-	leave  func()                                // nothing follows
+	raw    bool             // a last line without its end stays without
+	match  [][]byte         // when not nil: only lines that contain one of these
+	hold   time.Duration    // how long an unfinished line is held back
+	by     owner            // see output.put
+	quiet  func() time.Time // see output.quiet
+	send   func(piece, time.Time)
+	leave  func() // nothing follows
+
+	now time.Time // of the last call
 
 	out  []byte // a gap and the prefix as scratch space for send, then the output
 	cont bool   // out goes on with a line sent before
@@ -45,6 +48,7 @@ type lines struct {
 
 // feed takes the next bytes of the stream.
 func (l *lines) feed(b []byte, now time.Time) {
+	l.now = now
 	if len(l.prefix) == 0 && !l.fold && l.match == nil {
 		l.pass(b, now)
 		return
@@ -199,6 +203,7 @@ func (l *lines) due() time.Time {
 
 // partial shows the unfinished line.
 func (l *lines) partial(now time.Time) {
+	l.now = now
 	if len(l.pend) > 0 {
 		l.show()
 		l.stated = now
@@ -218,7 +223,7 @@ func (l *lines) finish(now time.Time) {
 // flush sends the collected output.
 func (l *lines) flush() {
 	if len(l.out) > 0 {
-		l.send(l.out, gap+len(l.prefix), l.cont)
+		l.send(piece{l.by, l.out, gap + len(l.prefix), l.cont}, l.now)
 		l.out = l.out[:0]
 	}
 }

@@ -68,7 +68,7 @@ func (o *output) tee(l lines) *lines {
 	defer o.mu.Unlock()
 	o.next++
 	by := o.next
-	l.send = func(out []byte, head int, cont bool) { o.put(piece{by, out, head, cont}) }
+	l.by, l.send = by, o.put
 	l.quiet = func() time.Time { return o.quiet(by) }
 	l.leave = func() { o.leave(by) }
 	return &l
@@ -79,10 +79,14 @@ func (o *output) pass() *lines {
 	return o.tee(lines{raw: true, hold: rawDelay, fold: o.terminal == nil})
 }
 
-// put writes p, or keeps a copy of it until it may be written.
-func (o *output) put(p piece) {
+// put writes p, or keeps a copy of it until it may be written. p was read at now; a blocked console makes it long ago.
+func (o *output) put(p piece, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.open == nobody || o.open == p.by {
+		o.emitLocked(&p, now)
+		return
+	}
 	o.putLocked(p, o.now())
 }
 
@@ -91,7 +95,7 @@ func (o *output) putLocked(p piece, now time.Time) {
 		o.releaseLocked(now) // they came first
 	}
 	if o.open == nobody || o.open == p.by || !now.Before(o.yields) {
-		o.emitLocked(p, now)
+		o.emitLocked(&p, now)
 		return
 	}
 	p.text = bytes.Clone(p.text)
@@ -104,7 +108,7 @@ func (o *output) putLocked(p piece, now time.Time) {
 }
 
 // emitLocked writes p now.
-func (o *output) emitLocked(p piece, now time.Time) {
+func (o *output) emitLocked(p *piece, now time.Time) {
 	if p.cont && o.open != p.by {
 		if p.text[p.head] == '\n' {
 			p.head++ // it was ended by whoever came between
@@ -131,7 +135,7 @@ func (o *output) emitLocked(p piece, now time.Time) {
 
 // lineEndLocked is what has to come between the open line and p of another stream. On a terminal, where cursor and bar
 // are known, the next bar or line takes the place of a bar.
-func (o *output) lineEndLocked(p piece) string {
+func (o *output) lineEndLocked(p *piece) string {
 	switch {
 	case o.terminal == nil || !o.bar:
 		return newline
@@ -152,7 +156,7 @@ func (o *output) endsLocked(by owner, out []byte, now time.Time) {
 		return
 	}
 	if o.open != by || len(rest) < len(out) {
-		o.open, o.bar, o.yields = by, false, now.Add(patience)
+		o.open, o.bar, o.yields = by, false, o.now().Add(patience)
 	}
 	o.column0 = rest[len(rest)-1] == '\r'
 	if o.bar = o.bar || bytes.IndexByte(rest, '\r') >= 0; o.bar {
