@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -187,4 +188,46 @@ func TestVerdictOfARankOnATerminal(t *testing.T) {
 	l, s := b.onTerminal(nil, "--standalone", "--nproc-per-node=2", path)
 	require.Equal(t, 1, l.wait())
 	s.shows("failed first: ValueError: bad batch 7 (exit code 1)")
+}
+
+// Four ranks write each line in four pieces; on a pipe, in a file and on a terminal all are whole and in order.
+func TestLinesOfRanksStayWhole(t *testing.T) {
+	const ranks, perRank = 4, 500
+	for _, console := range []string{"pipe", "file", "terminal"} {
+		t.Run(console, func(t *testing.T) {
+			b := newBench(t)
+			args := b.sh(fmt.Sprintf(`i=0; while [ $i -lt %d ]; do printf $RANK; printf ' line '; printf $i; printf '\n'; i=$((i+1)); done`, perRank),
+				"--standalone", fmt.Sprintf("--nproc-per-node=%d", ranks))
+			text := func() string { return "" }
+			var l *launched
+			switch console {
+			case "pipe":
+				l = b.run(args...)
+				text = l.out.String
+			case "file":
+				path := filepath.Join(b.dir, "console")
+				l = b.startPath("/bin/sh", nil, append([]string{"-c", `exec "$@" > console`, "sh", filepath.Join(binDir, "dlrover-run")}, args...)...)
+				text = func() string { return string(read(t, path)) }
+			case "terminal":
+				l, _ = b.onTerminal(nil, args...)
+				text = func() string { return strings.ReplaceAll(l.out.String(), "\r\n", "\n") }
+			}
+			require.Equal(t, 0, l.wait())
+			var next [ranks]int
+			for rank := range next {
+				last := fmt.Sprintf("%d line %d\n", rank, perRank-1)
+				eventually(t, last, func() bool { return strings.Contains(text(), last) })
+			}
+			for line := range strings.Lines(text()) {
+				if strings.HasPrefix(line, "time=") { // the launcher's
+					continue
+				}
+				rank := int(line[0] - '0')
+				require.Contains(t, []int{0, 1, 2, 3}, rank, "%q", line)
+				require.Equal(t, fmt.Sprintf("%d line %d\n", rank, next[rank]), line)
+				next[rank]++
+			}
+			require.Equal(t, [ranks]int{perRank, perRank, perRank, perRank}, next)
+		})
+	}
 }
