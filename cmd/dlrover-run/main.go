@@ -88,6 +88,7 @@ func refuse(err error, codes policy.CodePolicy) int {
 // job is everything that launch opens, in the order of opening.
 type job struct {
 	s       *settings
+	stderr  *console.Relay
 	log     *slog.Logger
 	events  *eventlog.Log
 	logs    *logs.Logs
@@ -106,7 +107,8 @@ type job struct {
 const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox) int {
-	j := &job{s: s, inbox: in, log: console.Logger(os.Stderr, "dlrover-run").With("run_id", s.runID, "host", s.node.Name)}
+	j := &job{s: s, inbox: in, stderr: console.NewRelay(os.Stderr)}
+	j.log = console.Logger(j.stderr, "dlrover-run").With("run_id", s.runID, "host", s.node.Name)
 	for _, w := range s.warnings {
 		j.log.Warn(w)
 	}
@@ -117,6 +119,9 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox) int {
 	res, err := j.execute(started, host)
 	if err != nil {
 		res = launcher.Result{Reason: reasonOf(err), Err: err}
+	}
+	if j.logs != nil {
+		j.logs.Stderr().FreshLine()
 	}
 	j.conclude(res)
 	j.close(res)
@@ -183,6 +188,7 @@ func (j *job) open() (err error) {
 	if j.logs, err = logs.New(j.logsConfig()); err != nil {
 		return &launcher.ReasonError{Reason: policy.LogDir, Err: err}
 	}
+	j.stderr.Through(j.logs.Stderr())
 	cfg := proc.Config{Logger: j.log}
 	if j.inbox.link != nil {
 		cfg.Bequeath = j.inbox.link.Bequeath
@@ -224,7 +230,7 @@ func unusableOption(err error) error {
 
 func (j *job) openEvents() (*eventlog.Log, error) {
 	if j.s.console && j.s.eventLog == "" {
-		return eventlog.New(os.Stderr).With(slog.String("run_id", j.s.runID)), nil
+		return eventlog.New(j.stderr).With(slog.String("run_id", j.s.runID)), nil
 	}
 	l, err := eventlog.Open(j.s.eventLog)
 	return l.With(slog.String("run_id", j.s.runID), slog.String("host", j.s.node.Name)), err
@@ -385,6 +391,7 @@ func (j *job) close(res launcher.Result) {
 	if j.meeting != nil {
 		j.meeting.close()
 	}
+	j.stderr.Through(nil)
 	if j.logs != nil {
 		j.closing("close logs", j.logs.Close())
 	}

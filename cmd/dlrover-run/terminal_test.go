@@ -175,6 +175,18 @@ func TestCtrlC(t *testing.T) {
 	}
 }
 
+// The launcher's own lines do not go on with a worker's.
+func TestLaunchersLinesOnATerminal(t *testing.T) {
+	b := newBench(t)
+	l, s := b.onTerminal(nil, b.sh(`trap 'printf "no end"; exit 3' INT; printf 'prompt> '; `+hold, "--standalone")...)
+	s.shows("prompt> ")
+	eventually(t, "up", b.exists("up.1.0"))
+	s.types("\x03")
+	l.wait()
+	s.shows("prompt> ^C\r\ntime=")
+	s.shows("\r\nno end\r\ndlrover-run: ")
+}
+
 func TestVerdictOfARankOnATerminal(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

@@ -7,8 +7,9 @@
 // goroutine, which its Attempt owns and waits for. Lines of different streams do not cut each other (see output).
 // Nothing here starts or waits for processes, or reads flags or the environment.
 //
-// Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time; output.mu may be taken under Attempt.mu. Only
-// the timer of an output runs beside the pumps; Logs.Close stops it.
+// Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time. The logger may write to an output (see Stderr):
+// output.mu may be taken under all of them, and nothing is logged under that of a console. Only the timer of an output
+// runs beside the pumps; Logs.Close stops it.
 package logs
 
 import (
@@ -127,6 +128,10 @@ func New(cfg Config) (*Logs, error) {
 	}
 	return l, nil
 }
+
+// Stderr returns what the launcher is to write its own lines to until Close, instead of Config.Stderr: they do not go on
+// with a worker's. What cannot be written is counted with the workers' output.
+func (l *Logs) Stderr() Own { return Own{l.console[1]} }
 
 func setDefaults(c *Config) {
 	none := func(int) Std { return 0 }

@@ -15,7 +15,10 @@ import (
 // owner names a stream that writes to an output.
 type owner uint32
 
-const nobody owner = 0
+const (
+	nobody   owner = 0
+	launcher owner = ^nobody
+)
 
 const (
 	// patience is how long an unfinished line that is on an output already keeps the others from writing.
@@ -50,6 +53,7 @@ type output struct {
 	held      []piece   // what waits, in the order of coming
 	heldBytes int
 	timer     *time.Timer // for yields, once something was held
+	err       error       // of a write, to be told by unlock
 }
 
 // piece is what a stream sends at a time. text[:head] is scratch space: a gap, then the prefix of the stream. cont says
@@ -79,10 +83,48 @@ func (o *output) pass() *lines {
 	return o.tee(lines{raw: true, hold: rawDelay, fold: o.terminal == nil})
 }
 
+// unlock tells of a failed write without the lock: what it leads to may be a line of the launcher's on this output.
+func (o *output) unlock() {
+	err := o.err
+	o.err = nil
+	o.mu.Unlock()
+	if err != nil {
+		o.failed(err)
+	}
+}
+
+// Own is the stream of the launcher's own lines, which wait for nobody: an unfinished line is ended for them.
+type Own struct{ o *output }
+
+// Write returns the error and tells nobody else: the writer may be the logger that would be told, with its lock.
+func (w Own) Write(p []byte) (int, error) {
+	w.o.mu.Lock()
+	defer w.o.mu.Unlock()
+	return len(p), w.o.ownLocked(string(p))
+}
+
+// FreshLine ends the unfinished line of a worker. It does not wait for a console that is blocked.
+func (w Own) FreshLine() {
+	if w.o.mu.TryLock() {
+		defer w.o.mu.Unlock()
+		if w.o.open != nobody {
+			w.o.open = launcher
+			_ = w.o.ownLocked(newline)
+		}
+	}
+}
+
+func (o *output) ownLocked(text string) error {
+	o.emitLocked(&piece{launcher, []byte(eraseLine + text), gap, false}, o.now())
+	err := o.err
+	o.err = nil
+	return err
+}
+
 // put writes p, or keeps a copy of it until it may be written. p was read at now; a blocked console makes it long ago.
 func (o *output) put(p piece, now time.Time) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	defer o.unlock()
 	if o.open == nobody || o.open == p.by {
 		o.emitLocked(&p, now)
 		return
@@ -128,7 +170,7 @@ func (o *output) emitLocked(p *piece, now time.Time) {
 	o.last = now
 	if n, err := o.write(out); err != nil {
 		o.dropped.Add(int64(len(out) - n))
-		o.failed(err)
+		o.err = err
 	}
 	o.endsLocked(p.by, out, now)
 }
@@ -190,7 +232,7 @@ func (o *output) wakeLocked(d time.Duration) {
 
 func (o *output) woken() {
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	defer o.unlock()
 	if now := o.now(); len(o.held) > 0 && now.Before(o.yields) {
 		o.wakeLocked(o.yields.Sub(now)) // another line has been opened meanwhile
 	} else {
@@ -201,7 +243,7 @@ func (o *output) woken() {
 // quiet returns from when on an unfinished line of by would disturb nobody, if nobody writes until then.
 func (o *output) quiet(by owner) time.Time {
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	defer o.unlock()
 	t := o.last.Add(rawDelay)
 	if o.open != nobody && o.open != by {
 		t = later(t, o.yields)
@@ -212,7 +254,7 @@ func (o *output) quiet(by owner) time.Time {
 // leave is the end of a stream: nobody waits for the end of its line.
 func (o *output) leave(by owner) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	defer o.unlock()
 	if o.open == by {
 		o.yieldLocked(o.now())
 	}
@@ -223,7 +265,7 @@ func (o *output) close() {
 	if !o.mu.TryLock() {
 		return
 	}
-	defer o.mu.Unlock()
+	defer o.unlock()
 	for len(o.held) > 0 {
 		o.yieldLocked(o.now())
 	}

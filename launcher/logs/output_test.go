@@ -2,6 +2,7 @@ package logs
 
 import (
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -152,6 +153,45 @@ func TestLinesDoNotCutEachOther(t *testing.T) {
 			m.close()
 		})
 	}
+}
+
+func TestTheLaunchersOwnLines(t *testing.T) {
+	m := newMeetingPoint(true, "")
+	l := &Logs{console: [2]*output{1: m.output}}
+	own := l.Stderr()
+	say := func(text string) {
+		n, err := own.Write([]byte(text))
+		require.NoError(t, err)
+		require.Equal(t, len(text), n)
+	}
+	say("first\n")
+	m.say(0, "prompt> ")
+	m.after(rawDelay)
+	m.say(1, "waits\n")
+	say("at once\n")
+	m.say(0, "answer\n")
+	own.FreshLine()
+	m.say(0, "\r10%|#")
+	say("line\n")
+	m.say(0, "no end")
+	m.after(rawDelay)
+	own.FreshLine()
+	own.FreshLine()
+	require.Equal(t, "first\nprompt> \nat once\nwaits\nanswer\n\r10%|#\nline\nno end\n", m.got.String())
+	m.close()
+}
+
+// TestALoggerOnAConsoleThatIsGone: the warning about a console is written to that console, by a logger that may be
+// writing to it.
+func TestALoggerOnAConsoleThatIsGone(t *testing.T) {
+	r := newRig(t, Config{Dir: os.DevNull})
+	_, gone := pipe(t)
+	require.NoError(t, gone.Close())
+	r.console[1].write = gone.Write
+	r.cfg.Logger = slog.New(slog.NewTextHandler(r.Stderr(), nil))
+	r.cfg.Logger.Info("lost, too")
+	run(t, worker(t, r.begin(t), 0), sh("echo lost >&2"))
+	require.Greater(t, r.console[1].dropped.Load(), int64(len("lost\n")))
 }
 
 // TestWhatWaitsIsBounded: and it goes out in order.

@@ -9,16 +9,52 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/launcher/printable"
 )
 
+// File is an open file to write to.
+type File interface {
+	io.Writer
+	Fd() uintptr
+}
+
+// Relay is a file that somebody else may write to, too, who then has to see to it that lines do not mix.
+type Relay struct {
+	file    *os.File
+	through atomic.Pointer[io.Writer]
+}
+
+// NewRelay returns f.
+func NewRelay(f *os.File) *Relay { return &Relay{file: f} }
+
+// Through makes w write to the file from now on; nil: the relay itself.
+func (r *Relay) Through(w io.Writer) {
+	if w == nil {
+		r.through.Store(nil)
+		return
+	}
+	r.through.Store(&w)
+}
+
+// Write writes p to the file.
+func (r *Relay) Write(p []byte) (int, error) {
+	if w := r.through.Load(); w != nil {
+		return (*w).Write(p)
+	}
+	return r.file.Write(p)
+}
+
+// Fd returns the descriptor of the file.
+func (r *Relay) Fd() uintptr { return r.file.Fd() }
+
 // Logger writes to w from the level that $LOGLEVEL names (torchrun's variable:
 // DEBUG, INFO, WARNING, ERROR, CRITICAL; INFO unless set). Nothing in a record reaches w
 // that could act on a terminal.
-func Logger(w *os.File, program string) *slog.Logger {
+func Logger(w File, program string) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level(os.Getenv("LOGLEVEL"))}
 	if IsTerminal(w) {
 		return slog.New(slog.NewTextHandler(printable.JSON(w), opts)).With("program", program)
@@ -39,7 +75,7 @@ func level(name string) slog.Level {
 }
 
 // IsTerminal reports whether f is a terminal.
-func IsTerminal(f *os.File) bool {
+func IsTerminal(f File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
 }
