@@ -515,10 +515,9 @@ func (r *Round) ready(e Ready) error {
 		return nil // the world broke meanwhile; the leader gets a newer directive
 	}
 	r.phase = running
-	for i, n := range r.world {
-		p := *n.dir.Place
+	for i, p := range r.places(r.world) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = e.Addr, e.Port
-		r.direct(r.world[i], Directive{Kind: Run, Place: &p, Cause: n.dir.Cause})
+		r.direct(r.world[i], Directive{Kind: Run, Place: &p, Cause: r.cause})
 	}
 	r.cause = nil
 	r.note("run", "", fmt.Sprintf("store at %s:%d", e.Addr, e.Port))
@@ -750,7 +749,6 @@ func (r *Round) seal(size int) {
 	places := r.places(ranked)
 	for i, n := range ranked {
 		n.state, n.rank, n.rankBase = member, i, places[i].RankBase
-		n.dir.Place, n.dir.Cause = &places[i], r.cause
 	}
 	r.resetEpoch()
 	r.direct(ranked[0], Directive{Kind: Lead, Place: &places[0], Cause: r.cause})

@@ -704,6 +704,28 @@ func TestThoseWhoWaitHearOfARefusal(t *testing.T) {
 	require.Equal(t, seq, s.dirs["a"].Seq, "nobody waits")
 }
 
+// A node whose world is sealed waits for its store with the directive that it had: the cause of a Wait is a refusal.
+func TestWaitInASealedWorldHasNoCause(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1})
+	s.join("a", "b")
+	s.obey()
+	s.fail("a", RestartCharged)
+	for _, id := range []string{"a", "b"} {
+		s.obeyOne(id)
+	}
+	require.Equal(t, releasing, s.r.phase)
+	for _, id := range []string{"a", "b"} {
+		if d, err := s.r.Directive(id); d.Kind == Wait {
+			require.NoError(t, err)
+			require.Nil(t, d.Cause)
+			s.obey()
+			require.Equal(t, CauseFailure, s.dirs[id].Cause.Kind)
+			return
+		}
+	}
+	require.Fail(t, "nobody waits for the leader")
+}
+
 func TestStaticRanks(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2, Static: true})
 	s.joinNode(Node{ID: "one", Name: "one", Rank: 1, Slots: 2})
