@@ -39,17 +39,14 @@ func (r *resolver) python() (string, error) {
 	return "", &unusableError{fmt.Errorf("no python3 or python in PATH; set PYTHON_EXEC to the interpreter, or use --no-python")}
 }
 
-// launcherVenvs returns the bin directories of the venvs that the launcher lies in: that of the path by which it was
-// called, which may be a link in a venv to a file elsewhere, then that of the file itself.
+// launcherVenvs returns the bin directories of the venvs that the launcher lies in: those of the path by which it was
+// called and of the links from there to the file, any of which may be a venv's, then that of the file itself.
 func launcherVenvs(arg0 string) (bins []string) {
 	file, err := os.Executable()
 	if err != nil {
 		return nil // no /proc; PATH decides
 	}
-	for _, path := range []string{calledAs(arg0, file), file} {
-		if path == "" {
-			continue
-		}
+	for _, path := range append(hops(calledAs(arg0, file)), file) {
 		bin := filepath.Dir(path)
 		if filepath.Base(bin) == "bin" && isFile(filepath.Join(filepath.Dir(bin), "pyvenv.cfg")) {
 			bins = append(bins, bin)
@@ -69,6 +66,30 @@ func calledAs(arg0, file string) string {
 		return ""
 	}
 	return path
+}
+
+// maxLinks is how many links to a file the kernel follows.
+const maxLinks = 40
+
+// hops are path, unless it is "", and the files that it leads to, link by link.
+func hops(path string) (paths []string) {
+	for path != "" && len(paths) <= maxLinks {
+		paths = append(paths, path)
+		next, err := os.Readlink(path)
+		if err != nil {
+			break
+		}
+		if !filepath.IsAbs(next) {
+			// The kernel follows links in the directory's path before "..".
+			dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+			if err != nil {
+				break
+			}
+			next = filepath.Join(dir, next)
+		}
+		path = next
+	}
+	return paths
 }
 
 func sameFile(a, b string) bool {

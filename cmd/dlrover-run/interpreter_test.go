@@ -151,6 +151,7 @@ func TestTheVenvOfTheLauncherComesFirst(t *testing.T) {
 		"two/pyvenv.cfg": "", "two/bin/python": python,
 		"none/bin/python3": python, "none/bin/dlrover-run->": filepath.Join(binDir, "dlrover-run"),
 		"path/python3": python, "other/python3": python,
+		"home/bin/dlrover-run->": "deep/er", "home/bin/deep->": "ROOT/far/away", "far/away/er->": "../../link/bin/dlrover-run",
 	})
 	text, err := os.ReadFile(filepath.Join(binDir, "dlrover-run"))
 	require.NoError(t, err)
@@ -166,6 +167,7 @@ func TestTheVenvOfTheLauncherComesFirst(t *testing.T) {
 		"a link":                    {"link/bin/dlrover-run", "", []string{"PATH=" + path}, "link/bin/python3"},
 		"a file, and only python":   {"two/bin/dlrover-run", "", []string{"PATH=" + path}, "two/bin/python"},
 		"a link of another name":    {"link/bin/torchrun", "", []string{"PATH=" + path}, "link/bin/python3"},
+		"links to a link in a venv": {"home/bin/dlrover-run", "", []string{"PATH=" + path}, "link/bin/python3"},
 		"found in PATH":             {"link/bin/dlrover-run", "dlrover-run", []string{"PATH=" + dir + "/other:" + dir + "/link/bin"}, "link/bin/python3"},
 		"no venv":                   {"none/bin/dlrover-run", "", []string{"PATH=" + path}, "path/python3"},
 		"PYTHON_EXEC wins":          {"link/bin/dlrover-run", "", []string{"PATH=" + path, "PYTHON_EXEC=" + dir + "/other/python3"}, "other/python3"},
