@@ -163,7 +163,7 @@ func acceptAll(l net.Listener, log *slog.Logger, take func(net.Conn)) error {
 			return err
 		}
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-		log.Warn("store cannot accept a connection now", "addr", l.Addr().String(), "err", err, "retry_in", pause)
+		log.Warn("store cannot accept a connection now", "addr", l.Addr().String(), "err", err, "retry_in", pause.String())
 		time.Sleep(pause)
 	}
 }
