@@ -50,10 +50,11 @@ type Config struct {
 	Switch string
 	// Rate bounds what goes to peers, in bytes per second; 0 is no bound.
 	Rate int64
-	// Spawned says that a launcher has started this daemon and must connect soon.
+	// Spawned says that a launcher has started this daemon, which ends with it.
 	Spawned bool
 	// Gone is closed when the launcher that has started this daemon has died; then it does
-	// not matter who still holds its connections. nil: they alone tell.
+	// not matter who still holds its connections, and until then not whether there are any.
+	// nil: they alone tell.
 	Gone <-chan struct{}
 	// Orphaned is called when the launcher has died, or never came, and its memory has
 	// been saved as far as possible; left is the number of saves that were not. nil:
@@ -71,7 +72,6 @@ const (
 	retryFirst    = time.Second // of a write that failed; doubles up to retryMost
 	retryMost     = 30 * time.Second
 	refuseBudget  = 5 * time.Second        // to tell that a save failed
-	leadPatience  = 30 * time.Second       // for a launcher that has just started the daemon
 	busyFirst     = time.Millisecond       // look again at a segment that its writer is about to unlock; doubles
 	busyMost      = 100 * time.Millisecond // up to this
 	stuckGrace    = time.Second            // for storage to answer after a save's time is over
@@ -146,7 +146,6 @@ type Daemon struct {
 	adopted    chan struct{}          // closed when what an earlier daemon left has been taken over
 	home       os.FileInfo            // the runtime directory as it was found
 	leaders    map[*session]struct{}  // connections of launchers
-	wasLed     bool                   // there was one
 	launcher   string                 // the last one that led
 	orphan     bool                   // somebody waits for a launcher
 	breaking   int                    // breakpoint saves that have not been decided
@@ -228,9 +227,6 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	d.wg.Go(d.tellAges)
 	if d.cfg.Gone != nil {
 		d.wg.Go(d.bereaved)
-	}
-	if d.cfg.Spawned {
-		d.awaitLauncher(leadPatience, false)
 	}
 	for {
 		c, err := ln.Accept()

@@ -619,7 +619,10 @@ func TestOrphanedAtTheEndOfTheJob(t *testing.T) {
 			gone, dead := make(chan int, 1), make(chan struct{})
 			disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
 			n, dir := newNode(t, withFS(disk), func(c *checkpointd.Config) {
-				c.Orphaned, c.Gone, c.Spawned = func(left int) { gone <- left }, dead, true
+				c.Orphaned, c.Spawned = func(left int) { gone <- left }, true
+				if name == "it is dead" {
+					c.Gone = dead
+				}
 			}), t.TempDir()
 			c, err := net.Dial("unix", n.sock)
 			require.NoError(t, err)
@@ -662,6 +665,45 @@ func TestOrphanWithoutItsDirectory(t *testing.T) {
 	require.NoError(t, n.dir.RemoveAll())
 	require.NoError(t, c.Close())
 	require.Equal(t, 1, <-gone)
+}
+
+// A launcher that lives has locked the directory, and may take its time to connect anew: nobody has taken over.
+func TestDaemonStaysWithALauncherThatLives(t *testing.T) {
+	gone, dead := make(chan int, 1), make(chan struct{})
+	n, dir := newNode(t, func(c *checkpointd.Config) {
+		c.Orphaned, c.Gone, c.Spawned = func(left int) { gone <- left }, dead, true
+	}), t.TempDir()
+	release, err := n.dir.Own()
+	require.NoError(t, err)
+	c := n.control()
+	require.NoError(t, c.Lead(t.Context(), "a"))
+	require.NoError(t, c.Close())
+	select {
+	case <-gone:
+		t.Fatal("the daemon has ended, and its launcher lives")
+	case <-time.After(time.Second): // twice the patience where nothing tells of a launcher's death
+	}
+	n.put(inMemory(single(dir, 10)), "seg/l0-0.seg")
+	require.NoError(t, release())
+	close(dead)
+	require.Zero(t, <-gone)
+	requireStep(t, dir, 10, 1)
+}
+
+// What a launcher has sent before its death may be read after it, and keeps nobody alive.
+func TestDeadLauncherIsHeardLate(t *testing.T) {
+	gone, dead := make(chan int, 1), make(chan struct{})
+	disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk), func(c *checkpointd.Config) {
+		c.Orphaned, c.Gone, c.Spawned = func(left int) { gone <- left }, dead, true
+	}), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	<-disk.hit
+	close(dead)
+	require.NoError(t, n.control().Lead(t.Context(), "a"))
+	disk.fail(nil)
+	require.Zero(t, <-gone)
+	requireStep(t, dir, 10, 1)
 }
 
 // The launcher that comes back in time finds its daemon at work.

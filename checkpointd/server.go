@@ -302,7 +302,6 @@ func (d *Daemon) led(s *session, launcher string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.leaders[s] = struct{}{}
-	d.wasLed = true
 	if launcher == "" || launcher != d.launcher {
 		d.launcher = launcher
 		clear(d.used)
@@ -312,14 +311,15 @@ func (d *Daemon) led(s *session, launcher string) {
 }
 
 // orphaned follows the end of a launcher's connection: a launcher that lives connects
-// anew within orphanGrace.
+// anew, within orphanGrace where nothing else tells of its death.
 func (d *Daemon) orphaned(s *session) {
 	d.mu.Lock()
 	delete(d.leaders, s)
 	d.mu.Unlock()
-	if !s.bye {
-		d.awaitLauncher(orphanGrace, false)
-	} else if d.cfg.Spawned && d.cfg.Orphaned != nil && d.ctx.Err() == nil {
+	switch {
+	case !s.bye && d.cfg.Gone == nil:
+		d.awaitLauncher(orphanGrace)
+	case s.bye && d.cfg.Spawned && d.cfg.Orphaned != nil && d.ctx.Err() == nil:
 		d.cfg.Orphaned(s.left) // it was about to end this daemon
 	}
 }
@@ -328,62 +328,75 @@ func (d *Daemon) orphaned(s *session) {
 func (d *Daemon) bereaved() {
 	select {
 	case <-d.cfg.Gone:
+		d.awaitLauncher(0)
 	case <-d.ctx.Done():
-		return
 	}
-	d.mu.Lock()
-	clear(d.leaders)
-	d.changedLocked()
-	d.mu.Unlock()
-	d.awaitLauncher(0, true)
+}
+
+// hereLocked reports whether a launcher is connected. What one that is dead has sent may be read late.
+func (d *Daemon) hereLocked() bool {
+	select {
+	case <-d.cfg.Gone:
+		return false
+	default:
+		return len(d.leaders) > 0
+	}
 }
 
 // awaitLauncher waits for a connection of a launcher. Without one it saves what is in
-// memory, and is done. dead says that the one that started this daemon cannot come back.
-func (d *Daemon) awaitLauncher(patience time.Duration, dead bool) {
+// memory, and is done.
+func (d *Daemon) awaitLauncher(patience time.Duration) {
 	d.mu.Lock()
-	waits := d.orphan
-	d.orphan = d.orphan || d.cfg.Orphaned != nil
-	taken := d.cfg.Spawned && (dead || d.wasLed)
-	d.mu.Unlock()
-	if waits || d.cfg.Orphaned == nil || d.ctx.Err() != nil {
+	defer d.mu.Unlock()
+	if d.orphan || d.cfg.Orphaned == nil || d.ctx.Err() != nil {
 		return
 	}
+	d.orphan = true
 	d.wg.Go(func() {
-		if left, done := d.alone(patience, taken); done {
-			d.cfg.Orphaned(left)
+		for {
+			left, saved := d.alone(patience)
+			d.mu.Lock()
+			here := d.hereLocked()
+			if saved || here || d.ctx.Err() != nil {
+				d.orphan = false
+				d.mu.Unlock()
+				if saved && !here && d.ctx.Err() == nil {
+					d.cfg.Orphaned(left)
+				}
+				return
+			}
+			d.mu.Unlock() // one came and is gone again
 		}
 	})
 }
 
-// alone is what a daemon without a launcher does; done is false when one came, or the
-// daemon ends. taken says that another launcher may have taken the directory over.
-func (d *Daemon) alone(patience time.Duration, taken bool) (left int, done bool) {
+// alone is what a daemon without a launcher does; saved is false when one came before everything was saved.
+func (d *Daemon) alone(patience time.Duration) (left int, saved bool) {
 	ctx, cancel := context.WithTimeout(d.ctx, orphanSaves)
 	defer cancel()
-	var moved atomic.Bool
+	var moved, came atomic.Bool
 	if d.cfg.Spawned {
-		d.wg.Go(func() { d.yield(ctx, taken, func() { moved.Store(true); cancel() }) })
+		d.wg.Go(func() { d.yield(ctx, func() { moved.Store(true); cancel() }) })
 	}
 	grace, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	here := func() bool { return len(d.leaders) > 0 }
-	if d.until(grace, here) != nil && ctx.Err() == nil {
-		d.wg.Go(func() { // saving stops when one comes
-			if d.until(ctx, here) == nil {
-				cancel()
-			}
-		})
+	if d.until(grace, d.hereLocked) == nil {
+		return 0, false
+	}
+	d.wg.Go(func() { // saving stops when one comes
+		if d.until(ctx, d.hereLocked) == nil {
+			came.Store(true)
+			cancel()
+		}
+	})
+	if ctx.Err() == nil {
 		d.log.Warn("the launcher is gone; saving what is in memory")
 		left = d.saveAll(ctx)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.orphan = false
 	if moved.Load() {
-		return max(left, 1), true
+		left = max(left, 1)
 	}
-	return left, !here() && d.ctx.Err() == nil
+	return left, !came.Load()
 }
 
 // saveAll writes what is in memory, after what an earlier daemon has left, until ctx ends.
@@ -400,7 +413,7 @@ func (d *Daemon) saveAll(ctx context.Context) (left int) {
 // yield calls end when another launcher has taken the directory over: the daemon of that
 // one waits for this one's end, and goes on with what is there. So it does when the
 // directory is gone: nobody can find what this daemon holds.
-func (d *Daemon) yield(ctx context.Context, taken bool, end func()) {
+func (d *Daemon) yield(ctx context.Context, end func()) {
 	t := time.NewTicker(yieldEvery)
 	defer t.Stop()
 	for {
@@ -415,7 +428,7 @@ func (d *Daemon) yield(ctx context.Context, taken bool, end func()) {
 			d.log.Warn("the runtime directory is gone, and with it what was not written", "dir", d.cfg.Dir.Path())
 			end()
 			return
-		case taken && locked(filepath.Join(d.cfg.Dir.Path(), "owner")):
+		case locked(filepath.Join(d.cfg.Dir.Path(), "owner")):
 			d.log.Info("another launcher has taken over")
 			end()
 			return

@@ -259,6 +259,10 @@ func (k *keeper) daemon() bool {
 		}
 	}
 	k.disconnect(nil)
+	select {
+	case <-k.lost: // the connection to this one, not to the next
+	default:
+	}
 	k.log.Warn("the checkpoint daemon died, starting another; nothing in memory is lost", "pid", p.PID(), "code", p.Exit().Code)
 	return true
 }
