@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
@@ -625,19 +624,6 @@ func (d *Daemon) place(s commit.Save, e commit.Entry) error {
 		return err
 	}
 	return d.store.Placed(s, e.Shard)
-}
-
-// turn waits until no other save of a directory is being completed here: each looks at what the trackers name, and may then
-// move them.
-func (d *Daemon) turn(dir string) (done func()) {
-	d.mu.Lock()
-	if d.completing[dir] == nil {
-		d.completing[dir] = new(sync.Mutex)
-	}
-	turn := d.completing[dir]
-	d.mu.Unlock()
-	turn.Lock()
-	return turn.Unlock
 }
 
 // publish is the leader's last part on storage.

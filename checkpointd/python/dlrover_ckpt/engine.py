@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import hashlib
@@ -13,7 +14,7 @@ import shutil
 import threading
 import time
 from enum import Enum
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import copying, estimate, find, segment, sync
 from .image import Image
@@ -28,6 +29,7 @@ _VIEW_PATIENCE = 30.0  # seconds that views may keep another worker's segment ou
 _OFFER_PATIENCE = 120.0  # seconds that the daemon may take for writes that are under way and copies from peers
 _VERIFY_PATIENCE = 3600.0
 _TOGETHER_PATIENCE = 300.0  # seconds that a rank may keep the others waiting at most: NCCL ends a job after 600
+_TURN_PATIENCE = 30.0  # seconds that the daemon may take to complete another save of the directory
 _LONG = 0.05  # seconds that a save may wait without a word
 _WAIT_LINES = 10.0  # seconds between two lines about saves that waited for the disk
 
@@ -510,7 +512,30 @@ class Engine:
 
     def _commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str) -> None:
         agree = self._gather if self._together(True) else None
-        sync.commit(meta, files, error, agree, time.monotonic() + self._timeout)
+        sync.commit(meta, files, error, agree, time.monotonic() + self._timeout, self._turn)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Nobody else on this node completes a save of the directory: each looks at what the trackers name, and may
+        then move them. Whoever dies gives the turn up; one that is stopped is waited for only so long."""
+        if self._daemon is None:  # then rank 0 alone completes saves
+            yield
+            return
+        name = "turn-" + hashlib.sha256(self.dir.encode()).hexdigest()[:16]
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(os.path.join(self._runtime, name), flags, 0o600)
+        except OSError as e:
+            log.debug("a save is completed out of turn: %s", e)
+            yield
+            return
+        try:
+            deadline = time.monotonic() + _TURN_PATIENCE
+            while not _flocked(fd) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield
+        finally:
+            os.close(fd)
 
     def _clean_up(self) -> None:
         """Asks a strategy that is not plain data which old step goes; it is told of each committed step once."""
@@ -624,7 +649,8 @@ class Engine:
         """What is on disk, after interrupted commits are completed (in_order: the daemon has done that)."""
         if not self._all(in_order):
             if self._place.rank == 0:
-                notes.extend(sync.recover(self.dir))
+                with self._turn():
+                    notes.extend(sync.recover(self.dir))
             self._gather(None)  # the others look when it is done
         ms, bad = sync.manifests(self.dir)
         notes.extend(bad)
@@ -832,6 +858,14 @@ def _identity(dir: str) -> Optional[str]:
     except OSError:
         return None
     return "%d:%d" % (st.st_dev, st.st_ino)
+
+
+def _flocked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
 
 
 def _owned(runtime: str) -> bool:

@@ -7,6 +7,7 @@ written in place, and no link is followed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -17,7 +18,7 @@ import stat
 import struct
 import time
 import zlib
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from .image import Image
 
@@ -230,12 +231,14 @@ def _crc(fd: int, off: int, n: int) -> int:
 
 
 def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
-           agree: Optional[Callable[[Any], List[Any]]], deadline: float) -> None:
+           agree: Optional[Callable[[Any], List[Any]]], deadline: float,
+           turn: Callable[[], ContextManager[Any]] = contextlib.nullcontext) -> None:
     """Takes a written shard to its final name and, as shard 0, publishes the save. SaveFailed: it is given up.
 
     files: this shard's entries, empty for a process that writes no shard.
     write_error: why they could not be written, "" = they are.
     agree: gathers a value from all processes; None: the marker files are watched until the deadline.
+    turn: nobody else on this node publishes a save of the directory meanwhile.
     """
     dir, save = meta["dir"], meta["save"]
     writer = meta["primary"]
@@ -272,8 +275,9 @@ def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
         if agree is not None or meta["shards"] > 1:
             meet("placed", True)
     if lead:
-        publish(dir, _read_json(os.path.join(stage, "intent")))
-        retain(dir)
+        with turn():
+            publish(dir, _read_json(os.path.join(stage, "intent")))
+            retain(dir)
     if agree is not None:
         agree(None)
 

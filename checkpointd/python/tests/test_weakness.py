@@ -1,9 +1,12 @@
 """What other checkpoint engines are known to do wrong."""
 
+import fcntl
+import hashlib
 import os
 import socket
 import time
 import unittest
+from unittest import mock
 
 from core_help import Case
 import test_core_engine as core
@@ -11,7 +14,7 @@ import test_core_ranks as ranks
 
 import torch
 
-from dlrover_ckpt import segment
+from dlrover_ckpt import segment, sync
 from dlrover_ckpt.engine import Engine
 from dlrover_ckpt.image import torch_load, torch_zip
 
@@ -71,6 +74,30 @@ class Directories(core.One):
             self.save(b, step)
         self.assertEqual(self.loaded(b), ("memory", 7, 7.0))
         self.assertEqual(self.loaded(a), ("memory", 1, 1.0))
+
+
+class Turns(core.One):
+    def test_the_daemon_waits_while_a_worker_publishes(self):
+        """Both look at what the tracker names, and may then move it: one at a time, or it goes back."""
+        runtime = self.launched()
+        e = self.engine()
+        with open(os.path.join(runtime, "turn-" + hashlib.sha256(self.dir.encode()).hexdigest()[:16]), "w") as f:
+            publish, kept = sync.publish, []
+
+            def watched(*args):
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    kept.append(True)
+                publish(*args)
+
+            with mock.patch.object(sync, "publish", watched), self.assertLogs("dlrover.ckpt", "WARNING"):
+                self.save(e, 1, DISK)
+            self.assertEqual(kept, [True])
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)  # and then it has its turn
+            with mock.patch("dlrover_ckpt.engine._TURN_PATIENCE", 0.1), self.assertLogs("dlrover.ckpt", "WARNING"):
+                self.save(e, 2, DISK)
+        self.assertEqual(sync.tracked(self.dir), 2, "one that is stopped is waited for only so long")
 
 
 class Histories(Case):
