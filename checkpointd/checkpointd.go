@@ -137,9 +137,10 @@ type Daemon struct {
 	served     chan struct{} // closed when Serve has ended; nil before it
 	world      World
 	segs       map[string]*segment
-	saves      []*save       // newest last; bounded by maxRemembered
-	changed    chan struct{} // closed and replaced whenever something above changes
-	note       string        // what is wrong with the storage now
+	saves      []*save           // newest last; bounded by maxRemembered
+	changed    chan struct{}     // closed and replaced whenever something above changes
+	note       string            // what is wrong with the storage now
+	troubles   map[string]string // the same by directory, in short
 	count      Counters
 	peers      *peers // nil until copies are wanted
 	conns      map[net.Conn]struct{}
@@ -195,7 +196,7 @@ func New(cfg Config) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
 		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, completing: map[string]*sync.Mutex{}, leaders: map[*session]struct{}{}, adopted: make(chan struct{}), durable: map[int]SegmentStatus{},
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, troubles: map[string]string{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, completing: map[string]*sync.Mutex{}, leaders: map[*session]struct{}{}, adopted: make(chan struct{}), durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells
 	}
 	d.home, _ = os.Lstat(cfg.Dir.Path())

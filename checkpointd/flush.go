@@ -322,7 +322,7 @@ func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := step()
 		if err == nil {
-			d.setNote("")
+			d.works(j)
 			return nil
 		}
 		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || hopeless(err) || ctx.Err() != nil || d.gone(ctx, j, err) {
@@ -334,7 +334,7 @@ func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
 			step, ok = d.rest(ctx, j, pause)
 		}
 		if ok {
-			d.setNote("")
+			d.works(j)
 			return fmt.Errorf("%w: step %d; %w", commit.ErrSuperseded, step, err)
 		}
 		if ctx.Err() != nil {
@@ -399,7 +399,7 @@ func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
 			d.log.Info("removed old checkpoints to make room", "dir", j.meta.Dir, "steps", removed)
 		}
 	}
-	if d.setNote(note) {
+	if d.worse(j, err, note) {
 		d.log.Warn("cannot write a checkpoint, trying again", "step", j.meta.Step, "shard", j.meta.Shard, "err", err)
 	}
 	d.mu.Lock()
@@ -408,13 +408,30 @@ func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
 	d.mu.Unlock()
 }
 
-// setNote reports whether the note is another one than before.
-func (d *Daemon) setNote(note string) bool {
+// worse books what is wrong with the storage of j, and reports whether that is news: all saves of a directory have the
+// same trouble, and each of them many times.
+func (d *Daemon) worse(j *save, err error, note string) bool {
+	cause := err.Error()
+	if no, ok := errors.AsType[syscall.Errno](err); ok {
+		cause = no.Error()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	was := d.note
-	d.note = note
-	return was != note
+	if d.troubles[j.meta.Dir] == cause {
+		return false
+	}
+	d.troubles[j.meta.Dir], d.note = cause, note
+	return true
+}
+
+// works books that the storage of j does what it is told, or that nobody waits for it.
+func (d *Daemon) works(j *save) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.troubles, j.meta.Dir)
+	if len(d.troubles) == 0 {
+		d.note = ""
+	}
 }
 
 // attempt writes all files of the shard once. The segment is pinned meanwhile.
@@ -732,29 +749,33 @@ func (d *Daemon) sayOnce(j *save, level slog.Level, text string, more ...any) {
 	d.log.Log(d.ctx, level, text, append([]any{"step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir}, more...)...)
 }
 
-// progress writes a line about a long write now and then.
+// progress writes a line about a long write now and then, and ever more seldom while nothing moves.
 func (d *Daemon) progress(j *save) (stop func()) {
 	quit, gone := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(gone)
-		t := time.NewTicker(progressEvery)
-		defer t.Stop()
+		last, pause := int64(-1), progressEvery
 		for {
 			select {
-			case <-t.C:
-				d.tell(j)
+			case <-time.After(pause):
 			case <-quit:
 				return
+			}
+			if done := d.tell(j); done > last {
+				last, pause = done, progressEvery
+			} else {
+				pause *= 2
 			}
 		}
 	}()
 	return func() { close(quit); <-gone }
 }
 
-func (d *Daemon) tell(j *save) {
+func (d *Daemon) tell(j *save) (done int64) {
 	d.mu.Lock()
 	ph, done := j.phase, j.done
 	d.mu.Unlock()
 	took := time.Since(j.begun)
 	d.log.Info("checkpoint under way", "step", j.meta.Step, "shard", j.meta.Shard, "phase", string(ph), "percent", 100*done/max(j.bytes, 1), "bytes", done, "of", j.bytes, "for", took.Round(time.Second).String())
+	return done
 }

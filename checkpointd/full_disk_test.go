@@ -122,3 +122,27 @@ func stepsIn(t *testing.T, dir string) (steps []int64) {
 	}
 	return steps
 }
+
+// Many saves wait for a disk that is full, and each is tried again and again: that is one event.
+func TestTroubleIsToldOnceADirectory(t *testing.T) {
+	var log lines
+	disk := &faulty{FS: fsx.OS{}, err: syscall.ENOSPC, hit: make(chan struct{}, 1)}
+	n, dir := newNode(t, withFS(disk), log.config), t.TempDir()
+	for i := range int64(3) {
+		n.put(single(dir, 10+i), fmt.Sprintf("seg/l0-%d.seg", i))
+	}
+	require.Eventually(t, func() bool {
+		st, err := n.control().Status(t.Context())
+		return err == nil && st.Counters.Retries >= 6
+	}, patience, 50*time.Millisecond)
+	require.Len(t, log.with("cannot write a checkpoint, trying again"), 1)
+	disk.fail(nil)
+	for i := range int64(3) {
+		require.Equal(t, true, n.wait(dir, 10+i)["ok"])
+	}
+	disk.fail(syscall.ENOSPC)
+	n.put(single(dir, 20), "seg/l0-3.seg")
+	require.Eventually(t, func() bool { return len(log.with("cannot write a checkpoint, trying again")) == 2 }, patience, 10*time.Millisecond, "another one")
+	disk.fail(nil)
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+}
