@@ -98,7 +98,7 @@ def checked_step(step: Any) -> int:
 
 def checked_dir(directory: Any) -> str:
     """The absolute path of a checkpoint directory; ~ is the home directory. ValueError: it is empty."""
-    path = os.fspath(directory)
+    path = os.fsdecode(directory)
     if not path:
         raise ValueError("checkpoint_dir is empty: name the directory for the checkpoints (\".\" is the current one)")
     return os.path.abspath(os.path.expanduser(path))
@@ -658,6 +658,8 @@ class Engine:
         if wrong:
             notes.append(wrong)
         when = sync.manifest_mtime_ns(self.dir, tracked) if tracked is not None else 0
+        if tracked is not None and not when:
+            notes.append("%s names step %d, which has no manifest" % (sync.LATEST, tracked))
         return find.Disk([find.Commit(m["step"], m["save"], m["committed_ns"], m["saved_ns"]) for m in ms], tracked,
                          find.moved(tracked, sync.tracker_mtime_ns(self.dir), when))
 
@@ -730,7 +732,7 @@ class Engine:
             files = [os.path.join(d, f) for d, _, names in os.walk(top) for f in names]
             files = [f for f in files if os.path.isfile(f)]
             listed = [{"path": os.path.relpath(f, self.dir), "size": os.path.getsize(f)} for f in sorted(files)]
-            notes.append("step %d has no manifest, its files are not verified" % tracked)
+            notes.append("the files of step %d are not verified" % tracked)
             return Loaded("disk", tracked, self._place.world_size, {}, {"step": tracked, "files": listed}, self.dir)
         return None
 

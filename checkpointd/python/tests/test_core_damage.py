@@ -53,6 +53,16 @@ class Readers(core.One):
                     self.assertEqual(found[1], 2 if name == sync.LATEST else 1)
                     self.assertIn(why, logs.output[-1])
 
+    def test_a_manifest_that_is_gone(self):
+        """An older step is loaded, and the log says why."""
+        e = self.engine()
+        self.save(e, 1, DISK)
+        self.save(e, 2, DISK)
+        os.unlink(os.path.join(self.dir, ".dlrover/2.json"))
+        with self.assertLogs("dlrover.ckpt", "WARNING") as logs:
+            self.assertEqual(self.loaded(e, "disk"), ("disk", 1, 1.0))
+        self.assertIn("names step 2, which has no manifest", logs.output[-1])
+
     def test_a_fifo_for_a_file(self):
         e = self.engine()
         self.save(e, 1, DISK)
@@ -152,6 +162,13 @@ class Intents(core.One):
 
 
 class Directories(core.One):
+    def test_named_in_bytes(self):
+        """As the functions of os take them."""
+        self.dir = os.fsencode(self.dir)
+        e = self.engine()
+        self.save(e, 1, DISK)
+        self.assertEqual(self.loaded(e, "disk"), ("disk", 1, 1.0))
+
     def test_deleted(self):
         """Without a daemon, too, it is made anew, with what is above it."""
         self.dir = os.path.join(self.dir, "run", "ckpts")
