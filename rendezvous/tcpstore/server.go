@@ -87,6 +87,7 @@ type Server struct {
 	cfg      Config
 	requests atomic.Uint64
 	refused  atomic.Uint64
+	warned   atomic.Uint64 // of connections that broke the rules
 	silent   silent
 
 	receiving atomic.Int64 // of MaxReceivingBytes
@@ -332,19 +333,33 @@ func (s *Server) serve(c *conn) {
 	s.logEnd(c, err)
 }
 
+// maxEndLines bounds the warnings about connections that break the rules: who opens one after the other must not fill
+// the log.
+const maxEndLines = 32
+
 func (s *Server) logEnd(c *conn, err error) {
-	log := s.cfg.Logger.With("peer", c.nc.RemoteAddr().String())
 	var limit *LimitError
 	var network net.Error
 	switch {
 	case err == io.EOF || errors.Is(err, net.ErrClosed) || errors.Is(err, errEnded) || err == errSilent:
 	case errors.As(err, &limit):
-		log.Warn("store closed a connection over a limit", "what", limit.What, "value", limit.Value, "max", limit.Max)
+		s.warn(c, "store closed a connection over a limit", "what", limit.What, "value", limit.Value, "max", limit.Max)
 	case err == io.ErrUnexpectedEOF || errors.As(err, &network) && !network.Timeout():
-		log.Debug("store connection broke", "err", err)
+		s.cfg.Logger.Debug("store connection broke", "peer", c.nc.RemoteAddr().String(), "err", err)
 	default:
-		log.Warn("store closed a connection", "err", err)
+		s.warn(c, "store closed a connection", "err", err)
 	}
+}
+
+func (s *Server) warn(c *conn, text string, args ...any) {
+	level := slog.LevelDebug
+	switch n := s.warned.Add(1); {
+	case n < maxEndLines:
+		level = slog.LevelWarn
+	case n == maxEndLines:
+		level, text = slog.LevelWarn, text+"; the next ones are not reported"
+	}
+	s.cfg.Logger.Log(context.Background(), level, text, append(args, "peer", c.nc.RemoteAddr().String())...)
 }
 
 var errEnded = errors.New("tcpstore: namespace ended")

@@ -458,10 +458,26 @@ func TestLargeValues(t *testing.T) {
 	got, err := c.CompareSet(ctx, "/k", value, value)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(value, got))
-	require.Zero(t, s.receiving.Load())
+	require.Eventually(t, func() bool { return s.receiving.Load() == 0 }, 10*time.Second, time.Millisecond)
 	_ = c.Set(ctx, "/k", append(value, 'x')) // the server may close before all was sent
 	require.Error(t, c.Ping(ctx))
-	require.Contains(t, log.String(), `"what":"bytes in one value","value":67108865,"max":67108864`)
+	require.Eventually(t, func() bool {
+		return strings.Contains(log.String(), `"what":"bytes in one value","value":67108865,"max":67108864`)
+	}, 10*time.Second, time.Millisecond)
+}
+
+// TestBrokenRulesDoNotFillTheLog has a client that comes again and again.
+func TestBrokenRulesDoNotFillTheLog(t *testing.T) {
+	var log logBuffer
+	_, addr := start(t, Config{Logger: log.logger()})
+	for range 2 * maxEndLines {
+		nc := dialRaw(t, addr)
+		_, _ = io.WriteString(nc, greeting+"\x01"+u64(1<<60))
+		_, _ = io.Copy(io.Discard, nc)
+		nc.Close()
+	}
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "not reported") }, 10*time.Second, time.Millisecond)
+	require.Equal(t, maxEndLines, strings.Count(log.String(), "\"WARN\""))
 }
 
 // TestUnfinishedRequestsAreBounded has clients that announce much and send half of it.
