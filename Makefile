@@ -25,7 +25,7 @@ demo: build ## an elastic PyTorch job on this machine that loses a worker, loses
 test: torch build lint race ## everything that CI runs: lint, and all tests under the race detector with real PyTorch
 
 race: ## all tests under the race detector
-	go test -race -count=1 ./...
+	go test -race -count=1 -timeout 20m ./cmd/dlrover-run ./... # the longest first
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
@@ -43,10 +43,10 @@ chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves che
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./cmd/dlrover-run
 
 e2e: torch ## the tests that start the real programs
-	go test -count=1 ./cmd/...
+	go test -count=1 -timeout 20m ./cmd/...
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
-	DLROVER_TORCH2_PYTHON=$(TORCH2)/bin/python go test -count=1 -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
+	DLROVER_TORCH2_PYTHON=$(TORCH2)/bin/python go test -count=1 -timeout 20m -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
 	DEMO_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
 
 $(TORCH2)/bin/python:
