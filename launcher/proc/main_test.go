@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -36,6 +37,7 @@ func TestMain(m *testing.M) {
 	case "eat":
 		helperEat()
 	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup, too, what tests start has its default
 	goleak.VerifyTestMain(m)
 }
 
