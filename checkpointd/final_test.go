@@ -149,3 +149,25 @@ func TestDirectoryDeletedUnderASave(t *testing.T) {
 	requireStep(t, dir, 10, 1)
 	requireNoLeftovers(t, dir)
 }
+
+// stageless is storage on which others end a save while it is written.
+type stageless struct{ fsx.FS }
+
+func (f stageless) WriteFrom(ctx context.Context, path string, src fsx.Source) error {
+	err := f.FS.WriteFrom(ctx, path, src)
+	stages, _ := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(path)), ".dlrover/stage/*"))
+	for _, stage := range stages {
+		_ = os.RemoveAll(stage)
+	}
+	return err
+}
+
+func TestASaveThatOthersHaveEndedLeavesNoFile(t *testing.T) {
+	n, dir := newNode(t, withFS(stageless{fsx.OS{}})), t.TempDir()
+	n.put(short(dir, 7), "seg/l0-0.seg")
+	require.Equal(t, false, n.wait(dir, 7)["ok"])
+	n.ask(map[string]any{"op": "drain", "timeout_ms": patience.Milliseconds()})
+	left, err := filepath.Glob(filepath.Join(dir, "7/.*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}

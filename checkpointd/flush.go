@@ -481,8 +481,9 @@ func bounded[T any](ctx context.Context, step func() (T, error)) (T, error) {
 	}
 }
 
-func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entry, error) {
-	s, entry := saveOf(j), commit.Entry{Shard: j.meta.Shard}
+func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (entry commit.Entry, err error) {
+	s := saveOf(j)
+	entry.Shard = j.meta.Shard
 	paths := make([]string, len(j.meta.Files))
 	for i, f := range j.meta.Files {
 		paths[i] = f.Path
@@ -494,6 +495,11 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	if err != nil {
 		return entry, err
 	}
+	defer func() {
+		if errors.Is(err, fs.ErrNotExist) { // others have ended the save, and removed the plan that lists these
+			err = errors.Join(err, d.remove(tmps))
+		}
+	}()
 	d.standOn(j)
 	begin := time.Now()
 	for i, f := range j.meta.Files {
@@ -512,6 +518,13 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (commit.Entr
 	d.count.FlushedBytes += j.bytes
 	d.count.WriteTime += time.Since(begin)
 	return entry, nil
+}
+
+func (d *Daemon) remove(paths []string) (err error) {
+	for _, path := range paths {
+		err = errors.Join(err, d.cfg.FS.Remove(path))
+	}
+	return err
 }
 
 // writeFile writes file i of p; what follows on CPU (checksums) runs ahead of what
