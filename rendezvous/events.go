@@ -1,7 +1,9 @@
 package rendezvous
 
+import "time"
+
 // Event is something that happened to a run. The events are Join, Attach, Detach,
-// Ready, Failing, Success, Leave and Tick.
+// Ready, Failing, Success, Leave, Cleared, Barred, Order, Rewire and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member
@@ -20,6 +22,9 @@ type Join struct {
 	// Resume is set when the node has workers, or had some whose end the daemon may
 	// not have heard of.
 	Resume *Resume
+	// Paused and Barred are what an earlier daemon had told the node.
+	Paused *Cause
+	Barred *Cause
 }
 
 // Attach: a request of the node has arrived and is being held open.
@@ -61,6 +66,46 @@ type Leave struct {
 	Failures []Failure
 }
 
+// Cleared: the check of a node has passed. It counts until Until, for as long as this launcher lives if that is zero.
+type Cleared struct {
+	ID    string
+	Until time.Time
+}
+
+// Barred: the check of a node has failed. The bar ends with a check that passes.
+type Barred struct {
+	ID     string
+	Reason string
+}
+
+// OrderKind is what an Order does.
+type OrderKind string
+
+// The kinds of an Order.
+const (
+	OrderRestart OrderKind = "restart" // stop the workers of the world and start them anew
+	OrderStop    OrderKind = "stop"    // end the run as failed
+	OrderBar     OrderKind = "bar"     // no workers on the nodes of one name
+	OrderUnbar   OrderKind = "unbar"   // end the bar of a name
+	OrderPause   OrderKind = "pause"   // stop the workers; the launchers stay
+	OrderResume  OrderKind = "resume"  // end a pause
+)
+
+// Order comes from outside of the run: from an operator, or from what watches over it.
+type Order struct {
+	Kind OrderKind
+	// Node is the name of a node, for OrderBar and OrderUnbar.
+	Node string
+	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline and CauseNoStep; Text says more.
+	Cause CauseKind
+	Text  string
+	// Charge: a restart spends one of the run's restarts; without one left the run fails.
+	Charge bool
+}
+
+// Rewire: the topology has changed. It counts from the next seal.
+type Rewire struct{ Topology Topology }
+
 // Tick: time has passed; due when Round.Next says so.
 type Tick struct{}
 
@@ -71,14 +116,29 @@ func (Ready) event()   {}
 func (Failing) event() {}
 func (Success) event() {}
 func (Leave) event()   {}
+func (Cleared) event() {}
+func (Barred) event()  {}
+func (Order) event()   {}
+func (Rewire) event()  {}
 func (Tick) event()    {}
 
-// Action is what the shell around a Round must carry out: either a new Directive
-// for a node, or a Note for the log.
+// Action is what the shell around a Round must carry out: a new Directive for a node, a Note for the log, nodes to be
+// checked, or what is known about an epoch that has ended.
 type Action struct {
 	Node      string
 	Directive *Directive
 	Note      *Note
+	// Gate are the IDs of nodes that have just been told to Check; every one has to be answered with Cleared or Barred,
+	// by the node itself or by the shell.
+	Gate []string
+	// Ended is the evidence of an epoch that is over, once for each.
+	Ended *EpochEvidence
+}
+
+// EpochEvidence is all that is known about the end of one epoch.
+type EpochEvidence struct {
+	EpochID
+	Evidence
 }
 
 // Note is one line of the event log.
@@ -93,4 +153,6 @@ type Note struct {
 	// Term and Rank tell which member of the round's world departs; Rank is -1 in every other note.
 	Term uint64 `json:"-"`
 	Rank int    `json:"-"`
+	// Members is the world by rank, in the note of its seal.
+	Members []Member `json:"-"`
 }

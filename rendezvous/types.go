@@ -14,6 +14,7 @@ const (
 	DefaultLastCall    = 30 * time.Second
 	DefaultJoinTimeout = 600 * time.Second
 	DefaultGrowthDelay = time.Second
+	DefaultGateTimeout = 5 * time.Minute
 )
 
 // MaxNodes bounds the world of one run.
@@ -41,6 +42,11 @@ type Params struct {
 	Always bool `json:"always,omitempty"`
 	// Static fixes every node's group rank to its Node.Rank, as torchrun's static backend does.
 	Static bool `json:"static,omitempty"`
+	// Gate holds back every node until a check has cleared it.
+	Gate bool `json:"gate,omitempty"`
+	// GateTimeout is how long a world that could be sealed waits for the checks of its nodes; then it is sealed without
+	// their answers.
+	GateTimeout time.Duration `json:"gate_timeout,omitempty"`
 }
 
 // WithDefaults returns p with zero values replaced by the defaults.
@@ -54,6 +60,9 @@ func (p Params) WithDefaults() Params {
 	}
 	if p.GrowthDelay == 0 {
 		p.GrowthDelay = DefaultGrowthDelay
+	}
+	if p.GateTimeout == 0 {
+		p.GateTimeout = DefaultGateTimeout
 	}
 	return p
 }
@@ -103,10 +112,30 @@ type Node struct {
 	// Uptime is the age of the launcher process when it joins. It tells a late
 	// node of a finished run from the first node of the next one.
 	Uptime time.Duration `json:"uptime,omitempty"`
+	// Ports are free TCP ports of the node, at most MaxPorts, that its workers may listen on: the whole world is told.
+	Ports []int `json:"ports,omitempty"`
+	// Can lists what the launcher understands beyond the first version of the protocol, at most MaxAbilities.
+	Can []Ability `json:"can,omitempty"`
 }
 
-// MaxAddrs bounds Node.Addrs, so that the world table stays small.
-const MaxAddrs = 16
+// Ability is something that not every version of the launcher understands. A daemon never asks for what a launcher
+// cannot do.
+type Ability string
+
+// The abilities of a launcher.
+const (
+	// CanGate: it knows the directives Check and Bar.
+	CanGate Ability = "gate"
+	// CanNotice: it reads the notices that come beside a directive.
+	CanNotice Ability = "notices"
+)
+
+// Bounds of a Node, so that the world table stays small.
+const (
+	MaxAddrs     = 16
+	MaxPorts     = 256
+	MaxAbilities = 16
+)
 
 // Kind is what a node shall do now.
 type Kind string
@@ -127,6 +156,10 @@ const (
 	Done Kind = "done"
 	// Fail: end the workers and leave; the run has failed for good.
 	Fail Kind = "fail"
+	// Check: examine this node and report Cleared or Barred. Any newer directive ends the examination.
+	Check Kind = "check"
+	// Bar: stay without workers; Cause says why. A later Check or Wait ends it.
+	Bar Kind = "bar"
 )
 
 // EpochID names one epoch of one history of a run. Term tells histories apart: a
@@ -151,6 +184,8 @@ type Directive struct {
 	Cause *Cause `json:"cause,omitempty"`
 	// Params are the run's, when this node brought others.
 	Params *Params `json:"params,omitempty"`
+	// Paused is set while the run is paused, with who paused it and why: no limit on waiting counts meanwhile.
+	Paused *Cause `json:"paused,omitempty"`
 }
 
 // Place is a node's position in a sealed world. Its size does not depend on the world's.
@@ -178,6 +213,13 @@ const (
 	CauseTimeout CauseKind = "timeout"
 	// CauseRefusal comes with a Wait: another node was refused.
 	CauseRefusal CauseKind = "refusal"
+	// Causes of an Order, and of the bars that it leaves.
+	CauseHang     CauseKind = "hang"
+	CauseCheck    CauseKind = "check"
+	CauseOperator CauseKind = "operator"
+	// CauseDeadline and CauseNoStep end a run: it took too long, or made no first step in time.
+	CauseDeadline CauseKind = "deadline"
+	CauseNoStep   CauseKind = "no-first-step"
 )
 
 // Cause says in one line what ended an epoch or a run.
@@ -253,6 +295,7 @@ type Member struct {
 	RankBase  int      `json:"rank_base"`
 	Slots     int      `json:"slots"`
 	Role      string   `json:"role,omitempty"`
+	Ports     []int    `json:"ports,omitempty"`
 }
 
 // NodeStatus is one row of the status page.
@@ -265,6 +308,8 @@ type NodeStatus struct {
 	// Connected: a request of the node is being held. Suspect: its connection broke.
 	Connected bool `json:"connected"`
 	Suspect   bool `json:"suspect,omitempty"`
+	// Barred says why the node gets no workers.
+	Barred *Cause `json:"barred,omitempty"`
 }
 
 // Status is a picture of a run for people and metrics.
@@ -279,6 +324,9 @@ type Status struct {
 	WorldSize int    `json:"world_size"`
 	Outcome   string `json:"outcome,omitempty"`
 	Cause     *Cause `json:"cause,omitempty"`
+	// Paused says who paused the run, and Bars which names of nodes get no workers.
+	Paused *Cause           `json:"paused,omitempty"`
+	Bars   map[string]Cause `json:"bars,omitempty"`
 }
 
 // Printable reports whether s can be the name of something: valid UTF-8 that acts on no terminal.
