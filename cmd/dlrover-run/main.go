@@ -87,19 +87,19 @@ func refuse(err error, codes policy.CodePolicy) int {
 
 // job is everything that launch opens, in the order of opening.
 type job struct {
-	s       *settings
-	stderr  *console.Relay
-	log     *slog.Logger
-	events  *eventlog.Log
-	logs    *logs.Logs
-	procs   *proc.Supervisor
-	meeting *meeting
-	seat    *seat
-	metrics *metrics
-	keeper  *keeper
-	timers  *filetimer.FIFO // nil: not asked for
-	inbox   *inbox
-	signals chan os.Signal
+	s        *settings
+	stderr   *console.Relay
+	log      *slog.Logger
+	events   *eventlog.Log
+	logs     *logs.Logs
+	procs    *proc.Supervisor
+	endpoint *endpoint
+	adapter  *adapter
+	metrics  *metrics
+	keeper   *keeper
+	timers   *filetimer.FIFO // nil: not asked for
+	inbox    *inbox
+	signals  chan os.Signal
 }
 
 // lingerBudget bounds how long the node that serves the rendezvous stays for the
@@ -145,8 +145,8 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 	if err != nil {
 		return res, err
 	}
-	j.seat = newSeat(session, j.meeting.guests)
-	j.keeper = keep(j.s, j.log, j.procs, j.meeting.daemons(j.s))
+	j.adapter = newAdapter(session, j.endpoint.acl)
+	j.keeper = keep(j.s, j.log, j.procs, j.endpoint.daemons(j.s))
 	j.metrics.checkpoints(j.keeper)
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
@@ -163,19 +163,19 @@ const retryServing = 2 * time.Second
 func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api.Session, error) {
 	for begin := time.Now(); ; {
 		var err error
-		if j.meeting, err = meet(ctx, j.s, host, j.log, j.observe); err != nil {
+		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.observe); err != nil {
 			return nil, err
 		}
 		cfg := j.sessionConfig(started)
-		if j.meeting.second {
+		if j.endpoint.second {
 			cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)
 		}
-		session, err := api.Open(ctx, j.meeting.svc, cfg)
-		if err == nil || !j.meeting.second || api.Final(err) || ctx.Err() != nil || time.Since(begin) > j.s.connect {
+		session, err := api.Open(ctx, j.endpoint.svc, cfg)
+		if err == nil || !j.endpoint.second || api.Final(err) || ctx.Err() != nil || time.Since(begin) > j.s.connect {
 			return session, classify(err)
 		}
-		j.meeting.close()
-		j.meeting = nil
+		j.endpoint.close()
+		j.endpoint = nil
 		time.Sleep(50 * time.Millisecond) // the port is still held by one that is ending
 	}
 }
@@ -257,12 +257,12 @@ func (j *job) logsConfig() logs.Config {
 }
 
 func (j *job) sessionConfig(started time.Time) api.SessionConfig {
-	return api.SessionConfig{Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.meeting.where, Started: started, ConnectTimeout: j.s.connect, Logger: j.log}
+	return api.SessionConfig{Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started, ConnectTimeout: j.s.connect, Logger: j.log}
 }
 
 func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
-	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.seat, j.meeting, j.procs, j.logs
+	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
 	cfg.Checkpoints, cfg.Env = j.keeper, j.keeper.pythonPath(cfg.Env)
 	if j.timers != nil {
 		cfg.Timers, cfg.Env = j.timers.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+j.timers.Path())
@@ -377,19 +377,19 @@ func (j *job) close(res launcher.Result) {
 		j.closing("end processes", j.procs.Close())
 	}
 	j.keeper.close()
-	if j.seat != nil && res.Err != nil {
+	if j.adapter != nil && res.Err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		_, _ = j.seat.Leave(ctx, res.Err.Error(), nil) // the daemon may be why we end
+		_, _ = j.adapter.Leave(ctx, res.Err.Error(), nil) // the daemon may be why we end
 		cancel()
 	}
-	if j.meeting != nil && res.Signal == 0 {
-		j.meeting.linger(lingerBudget, j.signals)
+	if j.endpoint != nil && res.Signal == 0 {
+		j.endpoint.linger(lingerBudget, j.signals)
 	}
-	if j.seat != nil {
-		j.seat.close()
+	if j.adapter != nil {
+		j.adapter.close()
 	}
-	if j.meeting != nil {
-		j.meeting.close()
+	if j.endpoint != nil {
+		j.endpoint.close()
 	}
 	j.stderr.Through(nil)
 	if j.logs != nil {

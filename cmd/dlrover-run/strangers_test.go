@@ -18,7 +18,7 @@ import (
 )
 
 func TestGuestsSilentPlaces(t *testing.T) {
-	g := newGuests(false, 2)
+	g := newStoreACL(false, 2)
 	at := func(s string) int { return g.silent(netip.MustParseAddr(s)) }
 	require.Equal(t, []int{8, 0}, []int{at("127.0.0.1"), at("10.0.0.1")}, "before there is a world")
 	g.admit([]rendezvous.Member{{Addr: "10.0.0.1", Addrs: []string{"10.0.0.1", "10.1.0.1"}, Slots: 2}, {Addr: "10.0.0.2", Slots: 3}})

@@ -14,35 +14,35 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// seat makes an api.Session the launcher's Rendezvous: the two packages do not know
+// adapter makes an api.Session the launcher's Rendezvous: the two packages do not know
 // each other.
-type seat struct {
+type adapter struct {
 	session *api.Session
 	out     chan launcher.Directive
 	end     chan struct{}
 	wg      sync.WaitGroup
-	guests  *guests
+	acl     *storeACL
 }
 
-func newSeat(s *api.Session, g *guests) *seat {
-	t := &seat{session: s, out: make(chan launcher.Directive), end: make(chan struct{}), guests: g}
-	t.wg.Go(t.translate)
-	return t
+func newAdapter(s *api.Session, g *storeACL) *adapter {
+	a := &adapter{session: s, out: make(chan launcher.Directive), end: make(chan struct{}), acl: g}
+	a.wg.Go(a.translate)
+	return a
 }
 
 // close stops the session. It does not leave the run.
-func (t *seat) close() {
-	close(t.end)
-	t.session.Close()
-	t.wg.Wait()
+func (a *adapter) close() {
+	close(a.end)
+	a.session.Close()
+	a.wg.Wait()
 }
 
-func (t *seat) translate() {
-	defer close(t.out)
-	for d := range t.session.Directives() {
+func (a *adapter) translate() {
+	defer close(a.out)
+	for d := range a.session.Directives() {
 		select {
-		case t.out <- directive(d, t.session.Params()):
-		case <-t.end:
+		case a.out <- directive(d, a.session.Params()):
+		case <-a.end:
 			return
 		}
 	}
@@ -64,56 +64,56 @@ func epochOf(d launcher.Directive) rendezvous.EpochID {
 }
 
 // Directives implements launcher.Rendezvous.
-func (t *seat) Directives() <-chan launcher.Directive { return t.out }
+func (a *adapter) Directives() <-chan launcher.Directive { return a.out }
 
 // Err implements launcher.Rendezvous.
-func (t *seat) Err() error { return classify(t.session.Err()) }
+func (a *adapter) Err() error { return classify(a.session.Err()) }
 
 // Running implements launcher.Rendezvous.
-func (t *seat) Running(d *launcher.Directive) {
+func (a *adapter) Running(d *launcher.Directive) {
 	if d == nil {
-		t.session.Running(nil)
+		a.session.Running(nil)
 		return
 	}
-	t.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: rendezvous.Place(d.Place)})
+	a.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: rendezvous.Place(d.Place)})
 }
 
 // Rejoin implements launcher.Rendezvous.
-func (t *seat) Rejoin(ctx context.Context, stopped launcher.Directive, fs []verdict.Failure) error {
-	return classify(t.session.Rejoin(ctx, epochOf(stopped), wireFailures(fs)))
+func (a *adapter) Rejoin(ctx context.Context, stopped launcher.Directive, fs []verdict.Failure) error {
+	return classify(a.session.Rejoin(ctx, epochOf(stopped), wireFailures(fs)))
 }
 
 // Ready implements launcher.Rendezvous.
-func (t *seat) Ready(ctx context.Context, d launcher.Directive, addr string, port int) error {
+func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, port int) error {
 	if d.Place.GroupWorldSize > 1 { // the workers of one node come by loopback or from our own address
-		world, err := t.session.World(ctx)
+		world, err := a.session.World(ctx)
 		if errors.Is(err, rendezvous.ErrUnknownNode) {
 			return nil // a new daemon without this world; its directives say how to go on
 		}
 		if err != nil {
 			return classify(err)
 		}
-		t.guests.admit(world)
+		a.acl.admit(world)
 	} else {
-		t.guests.admit([]rendezvous.Member{{Addr: addr, Slots: t.guests.slots}})
+		a.acl.admit([]rendezvous.Member{{Addr: addr, Slots: a.acl.slots}})
 	}
-	return t.report(ctx, rendezvous.Ready{ID: t.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
+	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
 }
 
 // Failing implements launcher.Rendezvous.
-func (t *seat) Failing(ctx context.Context, d launcher.Directive, a policy.Action, fs []verdict.Failure) error {
-	return t.report(ctx, rendezvous.Failing{ID: t.session.ID(), EpochID: epochOf(d), Decision: decision(a), Failures: wireFailures(fs)})
+func (a *adapter) Failing(ctx context.Context, d launcher.Directive, act policy.Action, fs []verdict.Failure) error {
+	return a.report(ctx, rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act), Failures: wireFailures(fs)})
 }
 
 // Success implements launcher.Rendezvous.
-func (t *seat) Success(ctx context.Context, d launcher.Directive) error {
-	return t.report(ctx, rendezvous.Success{ID: t.session.ID(), EpochID: epochOf(d)})
+func (a *adapter) Success(ctx context.Context, d launcher.Directive) error {
+	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: epochOf(d)})
 }
 
 // report delivers; a daemon that does not know this node any more will say what to
 // do through the directives, so that is no error.
-func (t *seat) report(ctx context.Context, ev rendezvous.Event) error {
-	err := t.session.Report(ctx, ev)
+func (a *adapter) report(ctx context.Context, ev rendezvous.Event) error {
+	err := a.session.Report(ctx, ev)
 	if errors.Is(err, rendezvous.ErrUnknownNode) {
 		return nil
 	}
@@ -131,8 +131,8 @@ func decision(a policy.Action) rendezvous.Decision {
 }
 
 // Leave implements launcher.Rendezvous.
-func (t *seat) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
-	e, err := t.session.Leave(ctx, reason, wireFailures(fs))
+func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
+	e, err := a.session.Leave(ctx, reason, wireFailures(fs))
 	return evidence(e), classify(err)
 }
 

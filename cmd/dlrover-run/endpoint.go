@@ -21,10 +21,10 @@ import (
 	"dlrover-run/rendezvous/tcpstore"
 )
 
-// meeting is this node's side of the rendezvous: the service to speak to, and the
+// endpoint is this node's side of the rendezvous: the service to speak to, and the
 // workers' store. When this node serves the rendezvous for others, both share the
 // endpoint's port.
-type meeting struct {
+type endpoint struct {
 	svc    api.Service
 	where  string
 	store  *tcpstore.Server
@@ -35,33 +35,33 @@ type meeting struct {
 	server *http.Server
 	second bool // another launcher on this host serves it
 	done   chan error
-	guests *guests
+	acl    *storeACL
 }
 
-// Reset and Port make a meeting the launcher's Store.
-func (m *meeting) Reset()    { m.store.Reset() }
-func (m *meeting) Port() int { return m.port }
+// Reset and Port make an endpoint the launcher's Store.
+func (e *endpoint) Reset()    { e.store.Reset() }
+func (e *endpoint) Port() int { return e.port }
 
-// meet binds what this node serves. Nothing is sent yet.
-func meet(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, observe func(string, rendezvous.Note)) (*meeting, error) {
-	g := newGuests(s.insecure, s.slots)
-	m := &meeting{guests: g, store: tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent}), where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
+// openEndpoint binds what this node serves. Nothing is sent yet.
+func openEndpoint(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, observe func(string, rendezvous.Note)) (*endpoint, error) {
+	g := newStoreACL(s.insecure, s.slots)
+	e := &endpoint{acl: g, store: tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent}), where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
 	var err error
 	if s.serves(h) {
-		err = m.serve(ctx, s, log, observe)
+		err = e.serve(ctx, s, log, observe)
 		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
-			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", m.where)
-			m.second = true
-			err = m.join(ctx, s, reachable(s), log)
+			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", e.where)
+			e.second = true
+			err = e.join(ctx, s, reachable(s), log)
 		}
 	} else {
-		err = m.join(ctx, s, s.host, log)
+		err = e.join(ctx, s, s.host, log)
 	}
 	if err != nil {
-		m.close()
+		e.close()
 		return nil, err
 	}
-	return m, nil
+	return e, nil
 }
 
 // mayBeServedByAnother: a second launcher on the endpoint's host is a node like any
@@ -78,39 +78,39 @@ func reachable(s *settings) string {
 	return s.host
 }
 
-func (m *meeting) serve(ctx context.Context, s *settings, log *slog.Logger, observe func(string, rendezvous.Note)) error {
+func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, observe func(string, rendezvous.Note)) error {
 	topo, err := topology.Load(s.topology)
 	if err != nil {
 		return unusableOption(err)
 	}
-	l, err := api.Listen(ctx, m.bindAddr(s))
+	l, err := api.Listen(ctx, e.bindAddr(s))
 	if err != nil {
 		if s.backend == static && s.params.Max > 1 {
-			return fmt.Errorf("serve the rendezvous at %s: %w (node rank 0 serves it; does another launcher here have --node-rank=0, too?)", m.where, err)
+			return fmt.Errorf("serve the rendezvous at %s: %w (node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
 		}
-		return fmt.Errorf("serve the rendezvous at %s: %w", m.where, err)
+		return fmt.Errorf("serve the rendezvous at %s: %w", e.where, err)
 	}
-	l = m.limit(l, s, log)
-	m.port = l.Addr().(*net.TCPAddr).Port
-	m.where = net.JoinHostPort(s.host, strconv.Itoa(m.port))
+	l = e.limit(l, s, log)
+	e.port = l.Addr().(*net.TCPAddr).Port
+	e.where = net.JoinHostPort(s.host, strconv.Itoa(e.port))
 	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
 		s.node.Addr = "127.0.0.1" // nobody reaches the workers' store by another address
 	}
-	m.boards = board.NewHub()
-	m.boards.Switches = topo
-	m.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: func(run string, n rendezvous.Note) {
+	e.boards = board.NewHub()
+	e.boards.Switches = topo
+	e.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: func(run string, n rendezvous.Note) {
 		if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
-			m.boards.Lost(run, n.Term, n.Round, n.Rank)
+			e.boards.Lost(run, n.Term, n.Round, n.Rank)
 		}
 		observe(run, n)
 	}})
-	m.svc = m.hub
+	e.svc = e.hub
 	if s.backend == local {
-		m.background(func() error { return m.store.Serve(l) })
+		e.background(func() error { return e.store.Serve(l) })
 		return nil
 	}
-	m.server = api.NewServer(api.Handler(m.hub, api.ServerConfig{Token: s.token, Checkpoints: m.boards.Handler()}))
-	m.background(func() error { return m.server.Serve(tcpstore.Split(l, m.store)) })
+	e.server = api.NewServer(api.Handler(e.hub, api.ServerConfig{Token: s.token, Checkpoints: e.boards.Handler()}))
+	e.background(func() error { return e.server.Serve(tcpstore.Split(l, e.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
 	return nil
 }
@@ -122,12 +122,12 @@ const (
 )
 
 // limit keeps connections from taking the descriptors with which workers are started.
-func (m *meeting) limit(l net.Listener, s *settings, log *slog.Logger) net.Listener {
+func (e *endpoint) limit(l net.Listener, s *settings, log *slog.Logger) net.Listener {
 	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots), log)
 }
 
 // bindAddr: without a token nothing but this machine may speak to us.
-func (m *meeting) bindAddr(s *settings) string {
+func (e *endpoint) bindAddr(s *settings) string {
 	host := ""
 	if s.backend == local || token.Loopback(s.host) || (s.token == "" && !s.insecure) {
 		host = "127.0.0.1"
@@ -140,8 +140,8 @@ func (m *meeting) bindAddr(s *settings) string {
 
 // join prepares to speak to a rendezvous elsewhere; the workers' store gets a port
 // of its own, which the world uses while this node is rank 0.
-func (m *meeting) join(ctx context.Context, s *settings, daemon string, log *slog.Logger) error {
-	if token.Loopback(daemon) && !token.Loopback(s.node.Addr) && m.second {
+func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *slog.Logger) error {
+	if token.Loopback(daemon) && !token.Loopback(s.node.Addr) && e.second {
 		s.node.Addr = "127.0.0.1"
 	}
 	host := ""
@@ -155,43 +155,43 @@ func (m *meeting) join(ctx context.Context, s *settings, daemon string, log *slo
 	if err != nil {
 		return fmt.Errorf("bind a port for the workers' store: %w", err)
 	}
-	l = m.limit(l, s, log)
-	m.port = l.Addr().(*net.TCPAddr).Port
-	m.background(func() error { return m.store.Serve(l) })
-	m.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))
-	m.client = api.NewClient(m.where, s.token)
-	m.svc = m.client
+	l = e.limit(l, s, log)
+	e.port = l.Addr().(*net.TCPAddr).Port
+	e.background(func() error { return e.store.Serve(l) })
+	e.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))
+	e.client = api.NewClient(e.where, s.token)
+	e.svc = e.client
 	return nil
 }
 
 // daemons is the rendezvous by which the checkpoint daemons of several nodes meet, ""
 // for one node.
-func (m *meeting) daemons(s *settings) string {
+func (e *endpoint) daemons(s *settings) string {
 	switch {
 	case s.backend == local:
 		return ""
-	case m.hub != nil: // served here
-		return net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port))
+	case e.hub != nil: // served here
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
 	}
-	return m.where
+	return e.where
 }
 
-func (m *meeting) background(f func() error) {
-	m.done = make(chan error, 1)
-	go func() { m.done <- f() }() // close waits for it
+func (e *endpoint) background(f func() error) {
+	e.done = make(chan error, 1)
+	go func() { e.done <- f() }() // close waits for it
 }
 
 // linger keeps serving until every other node has heard how the job ended, or a
 // signal says that it is enough.
-func (m *meeting) linger(budget time.Duration, enough <-chan os.Signal) {
-	if m.hub == nil {
+func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
+	if e.hub == nil {
 		return
 	}
 	end := time.NewTimer(budget)
 	defer end.Stop()
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
-	for !m.hub.Idle() {
+	for !e.hub.Idle() {
 		select {
 		case <-look.C:
 		case <-end.C:
@@ -202,21 +202,21 @@ func (m *meeting) linger(budget time.Duration, enough <-chan os.Signal) {
 	}
 }
 
-func (m *meeting) close() {
-	if m.hub != nil {
-		m.hub.Close()
+func (e *endpoint) close() {
+	if e.hub != nil {
+		e.hub.Close()
 	}
-	if m.boards != nil {
-		m.boards.Close()
+	if e.boards != nil {
+		e.boards.Close()
 	}
-	if m.server != nil {
-		_ = m.server.Close()
+	if e.server != nil {
+		_ = e.server.Close()
 	}
-	_ = m.store.Close()
-	if m.client != nil {
-		m.client.Close()
+	_ = e.store.Close()
+	if e.client != nil {
+		e.client.Close()
 	}
-	if m.done != nil {
-		<-m.done
+	if e.done != nil {
+		<-e.done
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// guests are those who may speak to the workers' store. PyTorch's protocol knows no
+// storeACL is those who may speak to the workers' store. PyTorch's protocol knows no
 // password, so a connection has to come from this machine or from an address of a
 // node of the present world; --insecure lets everyone in.
-type guests struct {
+type storeACL struct {
 	open  bool
 	slots int // of this node
 	world atomic.Pointer[world]
@@ -22,13 +22,13 @@ type world struct {
 	all   int
 }
 
-func newGuests(open bool, slots int) *guests { return &guests{open: open, slots: slots} }
+func newStoreACL(open bool, slots int) *storeACL { return &storeACL{open: open, slots: slots} }
 
-func (g *guests) allow(a netip.Addr) bool {
-	if g.open || a.IsLoopback() {
+func (l *storeACL) allow(a netip.Addr) bool {
+	if l.open || a.IsLoopback() {
 		return true
 	}
-	w := g.world.Load()
+	w := l.world.Load()
 	return w != nil && w.slots[a] > 0
 }
 
@@ -36,21 +36,21 @@ func (g *guests) allow(a netip.Addr) bool {
 const callbacks = 4
 
 // silent is how many silent connections an address may have. Several nodes may share this machine.
-func (g *guests) silent(a netip.Addr) int {
-	w := g.world.Load()
+func (l *storeACL) silent(a netip.Addr) int {
+	w := l.world.Load()
 	switch {
 	case w == nil && a.IsLoopback():
-		return callbacks * g.slots
+		return callbacks * l.slots
 	case w == nil:
 		return 0
-	case g.open || a.IsLoopback():
+	case l.open || a.IsLoopback():
 		return callbacks * w.all
 	}
 	return callbacks * w.slots[a]
 }
 
 // admit replaces the world.
-func (g *guests) admit(members []rendezvous.Member) {
+func (l *storeACL) admit(members []rendezvous.Member) {
 	w := world{slots: map[netip.Addr]int{}}
 	for _, m := range members {
 		w.all += m.Slots
@@ -58,7 +58,7 @@ func (g *guests) admit(members []rendezvous.Member) {
 			w.slots[a] += m.Slots
 		}
 	}
-	g.world.Store(&w)
+	l.world.Store(&w)
 }
 
 // addresses are a member's, each once.
