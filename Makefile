@@ -1,7 +1,7 @@
 # Needed: Go 1.26 and make. PyTorch, for /usr/bin/python3, is installed from Debian's
 # packages when it is missing and this is root on Debian or Ubuntu.
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-GOTAGS    := urfave_cli_no_docs
+GOTAGS    := urfave_cli_no_docs,nethttpomithttp2
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
 FOLDERS   := cmd launcher rendezvous checkpointd
