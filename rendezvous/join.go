@@ -1,0 +1,212 @@
+package rendezvous
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+func (r *Round) join(now time.Time, e Join) error {
+	if r.phase == finished {
+		if err := r.reopen(now, e); err != nil || r.phase == finished {
+			return err
+		}
+	}
+	if n := r.nodes[e.Node.ID]; n != nil {
+		r.rejoin(now, n, e)
+		return nil
+	}
+	if err := r.admit(e); err != nil {
+		r.tellWaiting(e.Node, err)
+		return err
+	}
+	if r.fresh() && len(r.nodes) == 0 {
+		r.params = e.Params.WithDefaults()
+		r.formingAt = now
+	}
+	n := &node{Node: e.Node, rank: -1, arrival: r.arrive, detached: now, differs: e.Params.WithDefaults() != r.params}
+	r.arrive++
+	r.nodes[n.ID] = n
+	r.watchLiveness(now.Add(SilentGrace))
+	r.replace(now, n)
+	r.remember(now, e)
+	if !r.adopt(now, n, e) {
+		r.queue(n)
+	}
+	r.note("join", n.Name, fmt.Sprintf("%d slots", n.Slots))
+	return nil
+}
+
+// maxRefused bounds the refusals of one run that are told.
+const maxRefused = 64
+
+// tellWaiting tells those who wait for nodes, once, that and why one will not come.
+func (r *Round) tellWaiting(refused Node, err error) {
+	text := fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": "))
+	if r.joined == 0 || r.refused[text] || len(r.refused) >= maxRefused {
+		return
+	}
+	r.refused[text] = true
+	r.note("refused", refused.Name, text)
+	for _, n := range r.waiters() {
+		r.direct(n, Directive{Kind: Wait, Cause: &Cause{Kind: CauseRefusal, Node: refused.Name, Text: text}})
+	}
+}
+
+// fresh reports whether this history has seen no world yet.
+func (r *Round) fresh() bool { return r.id.Round == 0 }
+
+// remember takes from a newcomer what a daemon that was started again has lost. A
+// spare that has heard of a world announces others that may still run in it.
+func (r *Round) remember(now time.Time, e Join) {
+	if e.Seen.Round == 0 || e.Seen.Term == r.id.Term {
+		return
+	}
+	r.restarts = max(r.restarts, e.Restarts)
+	if r.fresh() && r.holdAt.IsZero() && e.Stopped.Round == 0 {
+		r.holdAt = now.Add(resumeWindow)
+	}
+}
+
+// rejoin is a Join of a node that is already here: after the Stop of the present
+// epoch, or else a repeated request that changes nothing.
+func (r *Round) rejoin(now time.Time, n *node, e Join) {
+	if e.Stopped != r.id || n.state == waiting {
+		return
+	}
+	if w := r.resume; w != nil {
+		if !slices.Contains(w.stopped, n) {
+			w.stopped = append(w.stopped, n)
+		}
+		return
+	}
+	if n.state != pending { // an earlier daemon had told it to stop, and this one does not know
+		r.breakWorld(now, restartedAcross())
+	}
+	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
+	r.record(e.Failures)
+	r.owing--
+	r.queue(n)
+}
+
+func (r *Round) queue(n *node) {
+	n.state = waiting
+	r.joined++
+	r.direct(n, Directive{Kind: Wait})
+}
+
+// admit holds a newcomer against the run's rules.
+func (r *Round) admit(e Join) error {
+	if err := r.check(e); err != nil {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	if !r.params.Static || r.fresh() && len(r.nodes) == 0 {
+		return nil
+	}
+	if o := r.wisher(e.Node.Rank); o != nil && !o.supersededBy(e.Node) {
+		return fmt.Errorf("%w: %d by %s; give every node its own --node-rank", ErrTaken, e.Node.Rank, o.Name)
+	}
+	return nil
+}
+
+func (r *Round) check(e Join) error {
+	p := e.Params.WithDefaults()
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	if r.left[e.Node.ID] {
+		return fmt.Errorf("node %q has left the run", e.Node.Name)
+	}
+	if e.Node.ID == "" || e.Node.Slots < 1 {
+		return fmt.Errorf("node %q needs an id and at least one slot, has %d", e.Node.Name, e.Node.Slots)
+	}
+	for _, name := range []string{e.Node.ID, e.Node.Name, e.Node.Role} {
+		if !Printable(name) {
+			return fmt.Errorf("the id, name or role %.100q of a node: %s", name, PrintableRule)
+		}
+	}
+	if len(e.Node.Addrs) > MaxAddrs {
+		return fmt.Errorf("node %q brings %d addresses; at most %d are kept", e.Node.Name, len(e.Node.Addrs), MaxAddrs)
+	}
+	if len(r.nodes) > 0 || !r.fresh() {
+		if err := p.conflict(r.params); err != nil {
+			return err
+		}
+	}
+	if len(r.nodes) >= 2*p.Max+1000 {
+		return fmt.Errorf("%d nodes are already here for at most %d", len(r.nodes), p.Max)
+	}
+	if rank := e.Node.Rank; p.Static && (rank < 0 || rank >= p.Max) {
+		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d", rank, p.Max, p.Max-1)
+	}
+	return nil
+}
+
+// replace drops a dead node when its replacement arrives.
+func (r *Round) replace(now time.Time, n *node) {
+	if o := r.wisher(n.Rank); o != nil && o.supersededBy(n.Node) {
+		r.lose(now, o, "replaced by "+n.Name)
+	}
+	if o := r.wisher(n.Rank); o == nil || n.Generation >= o.Generation {
+		r.wishes[n.Rank] = n
+	}
+}
+
+// wisher is the newest node that wished for the rank, if it is still here.
+func (r *Round) wisher(rank int) *node {
+	o := r.wishes[rank]
+	if rank < 0 || o == nil || r.nodes[o.ID] != o {
+		return nil
+	}
+	return o
+}
+
+// supersededBy: a pod with the same node rank proves that a suspect is dead, and one
+// of a later generation that any is.
+func (o *node) supersededBy(n Node) bool {
+	return o.suspect() || o.Generation > 0 && n.Generation > o.Generation
+}
+
+func (r *Round) leave(now time.Time, e Leave) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	r.record(e.Failures)
+	if len(r.left) > MaxNodes {
+		clear(r.left) // their requests have long ended
+	}
+	r.left[n.ID] = true
+	r.depart(now, n, CauseLeave, e.Reason)
+	return nil
+}
+
+// reopen answers a Join to a finished run: a launcher that was started before the
+// end belongs to that run; a later one opens the run anew.
+func (r *Round) reopen(now time.Time, e Join) error {
+	if now.Add(-e.Node.Uptime).Before(r.finishedAt) {
+		if err := e.Params.WithDefaults().conflict(r.params); err != nil {
+			return fmt.Errorf("%w: %w", ErrRefused, err)
+		}
+		n := &node{Node: e.Node, rank: -1, state: waiting, detached: now}
+		r.nodes[n.ID] = n
+		r.joined++
+		r.watchLiveness(now.Add(SilentGrace))
+		r.direct(n, r.verdict())
+		return nil
+	}
+	if len(r.nodes) > 0 {
+		return ErrFinishing
+	}
+	r.reset()
+	return nil
+}
+
+// reset makes r as New does, with a new term.
+func (r *Round) reset() {
+	left, acts := r.left, r.acts
+	r.cfg.Term = r.seq + 1
+	*r = *New(r.cfg)
+	r.left, r.acts = left, acts
+}

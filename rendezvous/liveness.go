@@ -1,0 +1,157 @@
+package rendezvous
+
+import (
+	"fmt"
+	"time"
+)
+
+// Liveness rules. A node whose connection broke is suspect at once; a launcher that
+// is alive dials again within milliseconds.
+const (
+	// BrokenGrace is how long a node with a broken connection may stay away while
+	// its world trains. A kernel that sends FIN or RST is alive, and a launcher on it
+	// would have dialled again within hundredths of a second, or a good second if the
+	// first SYN was lost.
+	BrokenGrace = 1500 * time.Millisecond
+	// BrokenGraceFailing replaces BrokenGrace when the world is broken anyway: the
+	// survivors' workers have failed, so nothing is gained by waiting longer.
+	BrokenGraceFailing = 500 * time.Millisecond
+	// SilentGrace is how long a node may have no request open without its
+	// connection having broken. It also replaces BrokenGrace when most nodes are
+	// suspect at once: then it is the daemon's own network that is in doubt.
+	SilentGrace = 15 * time.Second
+	// AttributionWindow is how long a failure that would end the run waits for the
+	// news that a node has died: workers notice a dead peer as fast as we do.
+	AttributionWindow = 300 * time.Millisecond
+)
+
+func (n *node) suspect() bool { return n.attached == 0 && n.broken }
+
+func (r *Round) lose(now time.Time, n *node, reason string) {
+	r.depart(now, n, CauseLoss, reason)
+}
+
+// depart removes a node. A member that departs before it is done breaks the world.
+func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
+	delete(r.nodes, n.ID)
+	note := r.note(string(kind), n.Name, reason)
+	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
+		note.Rank = n.rank
+	}
+	switch n.state {
+	case waiting:
+		r.joined--
+		return
+	case succeeded:
+		return // its work is done; the world does not need it any more
+	case pending:
+		r.owing--
+	}
+	if r.phase == finished {
+		return
+	}
+	if r.resume != nil {
+		r.resume.forgo(n)
+		r.resume.hurry(now)
+		return
+	}
+	r.elastic = true
+	if len(r.losses) < maxKept {
+		r.losses = append(r.losses, Loss{Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind)})
+	}
+	r.breakWorld(now, Cause{Kind: kind, Node: n.Name, Text: fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)})
+}
+
+// lossTime is when the node went away, not when patience ran out.
+func lossTime(now time.Time, n *node, kind CauseKind) time.Time {
+	if kind == CauseLoss && n.attached == 0 {
+		return n.detached
+	}
+	return now
+}
+
+func (r *Round) attach(e Attach) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	n.attached++
+	n.broken = false
+	return nil
+}
+
+func (r *Round) detach(now time.Time, e Detach) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return nil // it has left while its request was open
+	}
+	n.attached = max(n.attached-1, 0)
+	if n.attached > 0 {
+		return nil
+	}
+	n.detached, n.broken = now, e.Broken
+	if n.broken && n.state == waiting && r.phase != finished {
+		// It has no workers to lose: if it lives, it joins again at once.
+		r.lose(now, n, "its connection broke while it was waiting")
+		return nil
+	}
+	r.watchLiveness(now.Add(r.grace(n)))
+	return nil
+}
+
+// grace is how long the detached node n may stay away.
+func (r *Round) grace(n *node) time.Duration {
+	switch {
+	case !n.broken:
+		return SilentGrace
+	case r.phase == forming && !r.fresh():
+		return BrokenGraceFailing
+	default:
+		return BrokenGrace
+	}
+}
+
+func (r *Round) watchLiveness(at time.Time) {
+	if r.liveAt.IsZero() || at.Before(r.liveAt) {
+		r.liveAt = at
+	}
+}
+
+// expire drops the nodes that stayed away for too long. It scans the nodes only
+// when the earliest deadline has passed, so that its cost is not paid per event.
+func (r *Round) expire(now time.Time) {
+	if r.liveAt.IsZero() || now.Before(r.liveAt) {
+		return
+	}
+	r.liveAt = time.Time{}
+	var away []*node
+	broken := 0
+	for _, n := range r.nodes {
+		if n.attached == 0 {
+			away = append(away, n)
+			if n.broken {
+				broken++
+			}
+		}
+	}
+	doubt := len(r.nodes) >= 4 && 2*broken > len(r.nodes)
+	for _, n := range away {
+		r.expireNode(now, n, doubt)
+	}
+}
+
+func (r *Round) expireNode(now time.Time, n *node, doubt bool) {
+	grace := r.grace(n)
+	if doubt {
+		grace = SilentGrace
+	}
+	if due := n.detached.Add(grace); now.Before(due) {
+		r.watchLiveness(due)
+		return
+	}
+	if n.broken {
+		r.lose(now, n, fmt.Sprintf("its connection broke and it did not come back within %s", grace))
+		return
+	}
+	r.lose(now, n, fmt.Sprintf("silent for %s", grace))
+}
