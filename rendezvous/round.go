@@ -66,6 +66,18 @@ var (
 	ErrRefused = errors.New("the rendezvous refuses this node")
 )
 
+// Errors of Step with an Order.
+var (
+	// ErrNotRunning: no world is sealed, so nothing can be started anew.
+	ErrNotRunning = errors.New("rendezvous: no workers run")
+	// ErrNotPaused: there is no pause to end.
+	ErrNotPaused = errors.New("rendezvous: the run is not paused")
+	// ErrFinished: the run has ended; nothing can be ordered any more.
+	ErrFinished = errors.New("rendezvous: the run has ended")
+	// ErrBadOrder wraps what is wrong with an order itself.
+	ErrBadOrder = errors.New("rendezvous: bad order")
+)
+
 // Round is the state of one run.
 type Round struct {
 	cfg    Config
