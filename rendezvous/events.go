@@ -9,22 +9,22 @@ type Event interface{ event() }
 // Join: a launcher has no workers and wants to be part of the next world. A member
 // that was told to Stop joins again with the same ID.
 type Join struct {
-	Node   Node
-	Params Params
+	Node   Node   `json:"node"`
+	Params Params `json:"params"`
 	// Failures are the workers of the ended epoch that failed before they were stopped.
-	Failures []Failure
+	Failures []Failure `json:"failures,omitempty"`
 	// Stopped is the epoch whose workers the node has ended as it was told to.
-	Stopped EpochID
+	Stopped EpochID `json:"stopped,omitzero"`
 	// Seen is the newest epoch that the node has heard of, and Restarts what the run
 	// had spent by then. They are for a daemon that was started again.
-	Seen     EpochID
-	Restarts int
+	Seen     EpochID `json:"seen,omitzero"`
+	Restarts int     `json:"restarts,omitempty"`
 	// Resume is set when the node has workers, or had some whose end the daemon may
 	// not have heard of.
-	Resume *Resume
+	Resume *Resume `json:"resume,omitempty"`
 	// Paused and Barred are what an earlier daemon had told the node.
-	Paused *Cause
-	Barred *Cause
+	Paused *Cause `json:"paused,omitempty"`
+	Barred *Cause `json:"barred,omitempty"`
 }
 
 // Attach: a request of the node has arrived and is being held open.
@@ -39,43 +39,43 @@ type Detach struct {
 
 // Ready: rank 0 has cleared its store and serves it at Addr:Port.
 type Ready struct {
-	ID string
+	ID string `json:"id"`
 	EpochID
-	Addr string
-	Port int
+	Addr string `json:"addr,omitempty"`
+	Port int    `json:"port,omitempty"`
 }
 
 // Failing: a worker of the epoch ended and the node's policy decided.
 type Failing struct {
-	ID string
+	ID string `json:"id"`
 	EpochID
-	Decision Decision
-	Failures []Failure
+	Decision Decision  `json:"decision,omitempty"`
+	Failures []Failure `json:"failures,omitempty"`
 }
 
 // Success: all workers of the node's epoch exited with 0.
 type Success struct {
-	ID string
+	ID string `json:"id"`
 	EpochID
 }
 
 // Leave: the launcher goes away on purpose.
 type Leave struct {
-	ID       string
-	Reason   string
-	Failures []Failure
+	ID       string    `json:"id"`
+	Reason   string    `json:"reason,omitempty"`
+	Failures []Failure `json:"failures,omitempty"`
 }
 
 // Cleared: the check of a node has passed. It counts until Until, for as long as this launcher lives if that is zero.
 type Cleared struct {
-	ID    string
-	Until time.Time
+	ID    string    `json:"id"`
+	Until time.Time `json:"until,omitzero"`
 }
 
 // Barred: the check of a node has failed. The bar ends with a check that passes.
 type Barred struct {
-	ID     string
-	Reason string
+	ID     string `json:"id"`
+	Reason string `json:"reason,omitempty"`
 }
 
 // OrderKind is what an Order does.
@@ -93,14 +93,14 @@ const (
 
 // Order comes from outside of the run: from an operator, or from what watches over it.
 type Order struct {
-	Kind OrderKind
+	Kind OrderKind `json:"kind"`
 	// Node is the name of a node, for OrderBar and OrderUnbar.
-	Node string
+	Node string `json:"node,omitempty"`
 	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline and CauseNoStep; Text says more.
-	Cause CauseKind
-	Text  string
+	Cause CauseKind `json:"cause,omitempty"`
+	Text  string    `json:"text,omitempty"`
 	// Charge: a restart spends one of the run's restarts; without one left the run fails.
-	Charge bool
+	Charge bool `json:"charge,omitempty"`
 }
 
 // Rewire: the topology has changed. It counts from the next seal.

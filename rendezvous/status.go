@@ -46,6 +46,26 @@ func (r *Round) Directive(id string) (Directive, error) {
 	return n.dir, nil
 }
 
+// Node is a node as it introduced itself.
+func (r *Round) Node(id string) (Node, error) {
+	n := r.nodes[id]
+	if n == nil {
+		return Node{}, ErrUnknownNode
+	}
+	return n.Node, nil
+}
+
+// Named are the nodes of one name: more than one while a launcher that was started again and the one before it are here.
+func (r *Round) Named(name string) (ns []Node) {
+	for _, n := range r.nodes {
+		if n.Name == name {
+			ns = append(ns, n.Node)
+		}
+	}
+	slices.SortFunc(ns, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
+	return ns
+}
+
 // Size is the number of nodes that are here in any state.
 func (r *Round) Size() int { return len(r.nodes) }
 
