@@ -129,7 +129,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	d.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: d.observe})
 	d.metrics.watch(d.hub)
 	d.metrics.watchCheckpoints(d.boards)
-	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Checkpoints: d.boards.Handler(), Extra: d.metrics.handler()})
+	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Mounts: map[string]http.Handler{"checkpoints": d.boards.Handler()}, Extra: d.metrics.handler()})
 	return d, nil
 }
 

@@ -109,7 +109,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, obs
 		e.background(func() error { return e.store.Serve(l) })
 		return nil
 	}
-	e.server = api.NewServer(api.Handler(e.hub, api.ServerConfig{Token: s.token, Checkpoints: e.boards.Handler()}))
+	e.server = api.NewServer(api.Handler(e.hub, api.ServerConfig{Token: s.token, Mounts: map[string]http.Handler{"checkpoints": e.boards.Handler()}}))
 	e.background(func() error { return e.server.Serve(tcpstore.Split(l, e.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
 	return nil

@@ -120,9 +120,11 @@ func TestHostileNode(t *testing.T) {
 		b.sh(`exec sleep 60`, "--nnodes=2", "--nproc-per-node=1", "--node-rank=0", "--rdzv-id=job")...)
 	var d rendezvous.Directive
 	for d.Kind != rendezvous.Run {
-		d, err = c.Watch(ctx, "job", "other", d.Seq)
+		var n api.News
+		n, err = c.Watch(ctx, "job", "other", api.Cursor{Directive: d.Seq})
 		if !errors.Is(err, api.ErrNothingNew) {
 			require.NoError(t, err)
+			d = n.Directive
 		}
 	}
 	require.NoError(t, c.Report(ctx, "job", rendezvous.Failing{ID: "other", EpochID: d.EpochID, Decision: rendezvous.Permanent,

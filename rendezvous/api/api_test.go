@@ -59,17 +59,17 @@ func TestServiceContract(t *testing.T) {
 func contract(t *testing.T, svc Service) {
 	ctx := t.Context()
 	p := rendezvous.Params{Min: 2, Max: 2}
-	_, err := svc.Watch(ctx, "r", "a", 0)
+	_, err := svc.Watch(ctx, "r", "a", Cursor{})
 	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
 	require.NoError(t, svc.Join(ctx, "r", joinOf("a", p)))
 	require.NoError(t, svc.Join(ctx, "r", joinOf("b", p)))
 	require.ErrorIs(t, svc.Join(ctx, "r", joinOf("c", rendezvous.Params{Min: 1, Max: 9})), rendezvous.ErrRefused)
-	lead, err := svc.Watch(ctx, "r", "a", 0)
+	lead, err := svc.Watch(ctx, "r", "a", Cursor{})
 	require.NoError(t, err)
 	require.Equal(t, rendezvous.Lead, lead.Kind)
 
 	require.NoError(t, svc.Report(ctx, "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID, Addr: "10.0.0.1", Port: 7}))
-	run, err := svc.Watch(ctx, "r", "b", 0)
+	run, err := svc.Watch(ctx, "r", "b", Cursor{})
 	require.NoError(t, err)
 	require.Equal(t, rendezvous.Run, run.Kind)
 	require.Equal(t, rendezvous.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4, RoleRankBase: 2, RoleWorldSize: 4, MasterAddr: "10.0.0.1", MasterPort: 7}, *run.Place)
@@ -99,13 +99,13 @@ func until(t testing.TB, svc Service, id string, kind rendezvous.Kind) rendezvou
 	defer cancel()
 	var after uint64
 	for {
-		d, err := svc.Watch(ctx, "r", id, after)
+		d, err := svc.Watch(ctx, "r", id, Cursor{Directive: after})
 		if errors.Is(err, ErrNothingNew) {
 			continue
 		}
 		require.NoError(t, err)
 		if d.Kind == kind {
-			return d
+			return d.Directive
 		}
 		after = d.Seq
 	}
@@ -114,7 +114,8 @@ func until(t testing.TB, svc Service, id string, kind rendezvous.Kind) rendezvou
 func TestTimesAreShiftedToTheDaemonsClock(t *testing.T) {
 	now := time.Unix(5000, 0)
 	sent := now.Add(-time.Hour) // a sender whose clock is an hour slow
-	fs := shift([]rendezvous.Failure{{At: sent.Add(-2 * time.Second)}}, sent, now)
+	fs := []rendezvous.Failure{{At: sent.Add(-2 * time.Second)}}
+	shift(fs, sent, now)
 	require.Equal(t, now.Add(-2*time.Second), fs[0].At)
 }
 
@@ -231,7 +232,7 @@ func TestBrokenConnectionIsALoss(t *testing.T) {
 	ctx, die := context.WithCancel(t.Context())
 	watching := make(chan error)
 	go func() {
-		_, err := s.client.Watch(ctx, "r", "b", last)
+		_, err := s.client.Watch(ctx, "r", "b", Cursor{Directive: last})
 		watching <- err
 	}()
 	attached := func() bool { return s.hub.Runs(true)[0].Nodes[1].Connected }
@@ -240,7 +241,7 @@ func TestBrokenConnectionIsALoss(t *testing.T) {
 	require.Error(t, <-watching)
 	require.Eventually(t, func() bool { return s.hub.Runs(true)[0].Nodes[1].Suspect }, 5*time.Second, time.Millisecond)
 	start := time.Now()
-	d, err := s.hub.Watch(t.Context(), "r", "a", run.Seq)
+	d, err := s.hub.Watch(t.Context(), "r", "a", Cursor{Directive: run.Seq})
 	require.NoError(t, err)
 	require.Equal(t, rendezvous.Stop, d.Kind)
 	require.Equal(t, rendezvous.CauseLoss, d.Cause.Kind)
@@ -252,10 +253,10 @@ func TestWatchIsHeldAndResumed(t *testing.T) {
 		h := NewHub(HubConfig{})
 		defer h.Close()
 		require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
-		d, err := h.Watch(t.Context(), "r", "a", 0)
+		d, err := h.Watch(t.Context(), "r", "a", Cursor{})
 		require.NoError(t, err)
 		start := time.Now()
-		_, err = h.Watch(t.Context(), "r", "a", d.Seq)
+		_, err = h.Watch(t.Context(), "r", "a", Cursor{Directive: d.Seq})
 		require.ErrorIs(t, err, ErrNothingNew)
 		require.Equal(t, hold(1), time.Since(start))
 	})
@@ -326,7 +327,7 @@ func (s *swapped) Report(ctx context.Context, run string, ev rendezvous.Event) e
 	return away(s.hub.Load().Report(ctx, run, ev))
 }
 
-func (s *swapped) Watch(ctx context.Context, run, id string, after uint64) (rendezvous.Directive, error) {
+func (s *swapped) Watch(ctx context.Context, run, id string, after Cursor) (News, error) {
 	d, err := s.hub.Load().Watch(ctx, run, id, after)
 	return d, away(err)
 }
@@ -517,7 +518,7 @@ func TestClientAgainstAnotherService(t *testing.T) {
 	defer other.Close()
 	c := NewClient(other.Listener.Addr().String(), "")
 	defer c.Close()
-	_, err := c.Watch(t.Context(), "r", "a", 0)
+	_, err := c.Watch(t.Context(), "r", "a", Cursor{})
 	require.ErrorContains(t, err, "another service on this port")
 }
 

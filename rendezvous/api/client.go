@@ -54,22 +54,25 @@ func (c *Client) Join(ctx context.Context, run string, ev rendezvous.Join) error
 		ev.Resume = &r
 	}
 	first := ev.Stopped.Round == 0 // the watch will take over its connection
-	return c.post(ctx, run, "join", !first, joinBody{
-		Node: ev.Node, Params: ev.Params, Failures: dated(ev.Failures, now), Stopped: ev.Stopped,
-		Seen: ev.Seen, Restarts: ev.Restarts, Resume: ev.Resume, SentAt: now,
-	}, nil)
+	ev.Failures = dated(ev.Failures, now)
+	return c.post(ctx, run, "join", !first, joinBody{ev, sent{now}}, nil)
 }
 
 // Report implements Service.
 func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) error {
 	switch e := ev.(type) {
 	case rendezvous.Ready:
-		return c.post(ctx, run, "ready", true, reportBody{ID: e.ID, EpochID: e.EpochID, Addr: e.Addr, Port: e.Port}, nil)
+		return c.post(ctx, run, "ready", true, readyBody{Ready: e}, nil)
 	case rendezvous.Success:
-		return c.post(ctx, run, "success", true, reportBody{ID: e.ID, EpochID: e.EpochID}, nil)
+		return c.post(ctx, run, "success", true, successBody{Success: e}, nil)
 	case rendezvous.Failing:
 		now := time.Now()
-		return c.post(ctx, run, "failing", true, reportBody{ID: e.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: dated(e.Failures, now), SentAt: now}, nil)
+		e.Failures = dated(e.Failures, now)
+		return c.post(ctx, run, "failing", true, failingBody{e, sent{now}}, nil)
+	case rendezvous.Cleared:
+		return c.post(ctx, run, "cleared", true, clearedBody{e, sent{time.Now()}}, nil)
+	case rendezvous.Barred:
+		return c.post(ctx, run, "barred", true, e, nil)
 	}
 	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
 }
@@ -77,7 +80,8 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 // Leave implements Service.
 func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e rendezvous.Evidence, err error) {
 	now := time.Now()
-	err = c.post(ctx, run, "leave", true, reportBody{ID: ev.ID, Reason: ev.Reason, Failures: dated(ev.Failures, now), SentAt: now}, &e)
+	ev.Failures = dated(ev.Failures, now)
+	err = c.post(ctx, run, "leave", true, leaveBody{ev, sent{now}}, &e)
 	return e, err
 }
 
@@ -88,10 +92,29 @@ func (c *Client) World(ctx context.Context, run string) (ms []rendezvous.Member,
 }
 
 // Watch implements Service.
-func (c *Client) Watch(ctx context.Context, run, id string, after uint64) (d rendezvous.Directive, err error) {
-	q := url.Values{"node": {id}, "after": {strconv.FormatUint(after, 10)}}
-	err = c.get(ctx, watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &d)
-	return d, err
+func (c *Client) Watch(ctx context.Context, run, id string, after Cursor) (n News, err error) {
+	q := url.Values{"node": {id}, "after": {strconv.FormatUint(after.Directive, 10)}}
+	if after.WithNotices {
+		q.Set("notices", strconv.FormatUint(after.Notices, 10))
+	}
+	err = c.get(ctx, watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &n)
+	return n, err
+}
+
+// Order does as Hub.Order.
+func (c *Client) Order(ctx context.Context, run string, o rendezvous.Order) error {
+	return c.post(ctx, run, "orders", true, o, nil)
+}
+
+// Notify does as Hub.Notify.
+func (c *Client) Notify(ctx context.Context, run, node, topic, body string) error {
+	return c.post(ctx, run, "notices", true, noticeBody{node, topic, body}, nil)
+}
+
+// Events does as Hub.Events.
+func (c *Client) Events(ctx context.Context, run string, after uint64) (es Events, err error) {
+	err = c.get(ctx, watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/events?after="+strconv.FormatUint(after, 10), &es)
+	return es, err
 }
 
 // Runs describes every run of the daemon.
@@ -154,7 +177,7 @@ func readReply(resp *http.Response, into any) error {
 	}
 	var e errorBody
 	if json.Unmarshal(data, &e) != nil || e.Code == "" {
-		return fmt.Errorf("%w: HTTP %s: no rendezvous daemon answers here (another service on this port?)", ErrBadRequest, resp.Status)
+		return fmt.Errorf("%w: HTTP %s: no rendezvous daemon answers here (another service on this port, or an older version?)", ErrBadRequest, resp.Status)
 	}
 	return errorOf(e)
 }

@@ -12,6 +12,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,10 +25,10 @@ import (
 type Service interface {
 	// Join asks for a place in the next world of run. It does not wait for one.
 	Join(ctx context.Context, run string, ev rendezvous.Join) error
-	// Watch waits for a directive other than the one of sequence number after. It returns ErrNothingNew when
-	// the service has held the request for long enough.
-	Watch(ctx context.Context, run, id string, after uint64) (rendezvous.Directive, error)
-	// Report delivers a Ready, Failing or Success.
+	// Watch waits for a directive other than the one that after names or, for who asks, for notices; the answer has the
+	// present directive in either case. It returns ErrNothingNew when the service has held the request for long enough.
+	Watch(ctx context.Context, run, id string, after Cursor) (News, error)
+	// Report delivers a Ready, Failing, Success, Cleared or Barred.
 	Report(ctx context.Context, run string, ev rendezvous.Event) error
 	// Leave takes the node out of the run and returns what is known about its end.
 	Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error)
@@ -46,6 +48,12 @@ var (
 	ErrTooManyRuns = errors.New("the rendezvous daemon keeps too many runs")
 	// ErrClosed: the Hub has shut down.
 	ErrClosed = errors.New("api: closed")
+	// ErrUnknownRun answers who is no node of the run: an order, a notice, or a question for its events.
+	ErrUnknownRun = errors.New("the rendezvous daemon has no such run")
+	// ErrNoNotices: the launchers of the node do not read notices.
+	ErrNoNotices = errors.New("the node's launcher is of a version without notices")
+	// ErrNotFound: the service has nothing under this path. Trying again is useless.
+	ErrNotFound = fmt.Errorf("%w: not found", ErrBadRequest)
 )
 
 // MaxRuns bounds the runs that one Hub keeps, finished ones included.
@@ -56,10 +64,15 @@ const finishedRetention = 10 * time.Minute
 
 // HubConfig is what a Hub knows beyond its requests.
 type HubConfig struct {
+	// Topology is the first one; SetTopology replaces it.
 	Topology rendezvous.Topology
 	// Observe receives every note of every run in order, with the run locked: it
 	// must be quick and must not call the Hub. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
+	// Gate receives the IDs of nodes of a run that have just been told to check themselves, in order and one call at a time
+	// for each run. It may call the Hub, and must be quick: the request that led here waits. With nil the nodes alone
+	// answer.
+	Gate func(run string, ids []string)
 }
 
 // Hub keeps the Rounds of all runs of one daemon.
@@ -67,6 +80,7 @@ type Hub struct {
 	cfg    HubConfig
 	mu     sync.Mutex // before run.mu, never after
 	runs   map[string]*run
+	lines  *archive
 	pruned time.Time // when abandoned runs were last looked for
 	closed bool
 }
@@ -74,18 +88,25 @@ type Hub struct {
 type run struct {
 	id     string
 	cfg    *HubConfig
+	line   *timeline
 	mu     sync.Mutex
 	round  *rendezvous.Round
-	wake   map[string]chan struct{} // closed when the node has a new directive
+	wake   map[string]chan struct{} // closed when the node has a new directive or a notice
 	timer  *time.Timer
 	due    time.Time
 	idle   time.Time // since when nobody is here
-	closed bool
+	closed error     // why nothing is done any more, or nil
+
+	notices   ring[addressed]
+	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
+
+	gates   [][]string // IDs for cfg.Gate, to be told when the lock is released
+	telling bool       // somebody is telling them
 }
 
 // NewHub returns a Hub without runs.
 func NewHub(cfg HubConfig) *Hub {
-	return &Hub{cfg: cfg, runs: map[string]*run{}}
+	return &Hub{cfg: cfg, runs: map[string]*run{}, lines: newArchive(maxLines)}
 }
 
 // Close ends every held request and every timer.
@@ -94,7 +115,7 @@ func (h *Hub) Close() {
 	defer h.mu.Unlock()
 	h.closed = true
 	for _, r := range h.runs {
-		r.close()
+		r.close(ErrClosed)
 	}
 }
 
@@ -115,19 +136,41 @@ func (h *Hub) find(id string, create bool) (*run, error) {
 	if len(h.runs) >= MaxRuns {
 		return nil, fmt.Errorf("%w: %d", ErrTooManyRuns, MaxRuns)
 	}
-	r := &run{id: id, cfg: &h.cfg, round: rendezvous.New(rendezvous.Config{Term: uint64(time.Now().UnixNano()), Topology: h.cfg.Topology}), wake: map[string]chan struct{}{}, idle: time.Now()}
+	r := h.newRun(id)
 	h.runs[id] = r
 	return r, nil
+}
+
+// newRun makes a run whose numbers are larger than those of any that had its name before.
+func (h *Hub) newRun(id string) *run {
+	now := time.Now()
+	base := uint64(now.UnixNano())
+	return &run{
+		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{},
+		round:     rendezvous.New(rendezvous.Config{Term: base, Topology: h.cfg.Topology}),
+		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
+	}
 }
 
 func (h *Hub) pruneLocked(now time.Time) {
 	for id, r := range h.runs {
 		if r.abandoned(now) {
-			r.close()
+			r.close(unknownRun(id))
 			delete(h.runs, id)
 		}
 	}
 }
+
+// existing returns a run that exists, or ErrUnknownRun.
+func (h *Hub) existing(id string) (*run, error) {
+	r, err := h.find(id, false)
+	if err == nil && r == nil {
+		err = unknownRun(id)
+	}
+	return r, err
+}
+
+func unknownRun(id string) error { return fmt.Errorf("%w: %q", ErrUnknownRun, id) }
 
 // member returns a run that exists, or ErrUnknownNode.
 func (h *Hub) member(id string) (*run, error) {
@@ -158,7 +201,7 @@ func (h *Hub) forgetUnused(r *run) {
 	unused := r.round.Empty() && r.round.Status().Outcome == ""
 	r.mu.Unlock()
 	if unused && h.runs[r.id] == r {
-		r.close()
+		r.close(unknownRun(r.id)) // who comes for it at this moment tries again
 		delete(h.runs, r.id)
 	}
 }
@@ -179,7 +222,7 @@ func (h *Hub) Leave(_ context.Context, id string, ev rendezvous.Leave) (rendezvo
 		return rendezvous.Evidence{}, err
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
 	if err = r.stepLocked(ev); err != nil || r.round.Status().Outcome == "" {
 		return rendezvous.Evidence{}, err // a good-bye in the middle needs none
 	}
@@ -197,20 +240,47 @@ func (h *Hub) World(_ context.Context, id string) ([]rendezvous.Member, error) {
 	return r.round.World(), nil
 }
 
+// Order gives an order to a run. An order without a cause is an operator's. Beside the errors of the Round there are
+// ErrUnknownRun, ErrBadRequest and ErrClosed.
+func (h *Hub) Order(id string, o rendezvous.Order) error {
+	if o.Cause == "" {
+		o.Cause = rendezvous.CauseOperator
+	}
+	if err := validateOrder(o); err != nil {
+		return err
+	}
+	r, err := h.existing(id)
+	if err != nil {
+		return err
+	}
+	return r.step(o)
+}
+
+// SetTopology replaces the topology of every run, from its next seal on, and of those to come.
+func (h *Hub) SetTopology(t rendezvous.Topology) {
+	h.mu.Lock()
+	h.cfg.Topology = t
+	runs := slices.Collect(maps.Values(h.runs))
+	h.mu.Unlock()
+	for _, r := range runs {
+		_ = r.step(rendezvous.Rewire{Topology: t}) // only a run that has ended meanwhile refuses
+	}
+}
+
 // Watch implements Service. While it waits the node counts as present; when ctx ends
 // it counts as suspect.
-func (h *Hub) Watch(ctx context.Context, id, node string, after uint64) (rendezvous.Directive, error) {
+func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, error) {
 	r, err := h.member(id)
 	if err != nil {
-		return rendezvous.Directive{}, err
+		return News{}, err
 	}
-	hold, err := r.attach(node)
+	hold, err := r.attach(node, &after)
 	if err != nil {
-		return rendezvous.Directive{}, err
+		return News{}, err
 	}
-	d, err := r.await(ctx, node, after, hold)
+	n, err := r.await(ctx, node, after, hold)
 	r.detach(node, err != nil && ctx.Err() != nil)
-	return d, err
+	return n, err
 }
 
 // hold is how long a Watch waits: 20 seconds in a small run, a minute in a run of ten
@@ -220,16 +290,20 @@ func hold(nodes int) time.Duration {
 	return min(20*time.Second+time.Duration(nodes)*4*time.Millisecond, time.Minute)
 }
 
-func (r *run) attach(node string) (time.Duration, error) {
+// attach begins a Watch. Notices "from now on" are those after the present one.
+func (r *run) attach(node string, after *Cursor) (time.Duration, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
+	if after.Notices == 0 {
+		after.Notices = r.noticeSeq
+	}
 	return hold(r.round.Size()), r.stepLocked(rendezvous.Attach{ID: node})
 }
 
 func (r *run) detach(node string, broken bool) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+	defer r.unlock()
+	if r.closed != nil {
 		return
 	}
 	_ = r.stepLocked(rendezvous.Detach{ID: node, Broken: broken}) // a Detach is never refused
@@ -238,57 +312,62 @@ func (r *run) detach(node string, broken bool) {
 	}
 }
 
-func (r *run) await(ctx context.Context, node string, after uint64, hold time.Duration) (rendezvous.Directive, error) {
+func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Duration) (News, error) {
 	expired := time.NewTimer(hold)
 	defer expired.Stop()
 	for {
-		d, news, err := r.newer(node, after)
-		if err != nil || news == nil {
-			return d, err
+		n, wake, err := r.newer(node, after)
+		if err != nil || wake == nil {
+			return n, err
 		}
 		select {
-		case <-news:
+		case <-wake:
 		case <-expired.C:
-			return rendezvous.Directive{}, ErrNothingNew
+			return News{}, ErrNothingNew
 		case <-ctx.Done():
-			return rendezvous.Directive{}, context.Cause(ctx)
+			return News{}, context.Cause(ctx)
 		}
 	}
 }
 
-// newer returns a directive after the given one, or a channel that closes with the next.
-func (r *run) newer(node string, after uint64) (rendezvous.Directive, <-chan struct{}, error) {
+// newer returns what is new after the cursor, or a channel that closes when something may be.
+func (r *run) newer(node string, after Cursor) (n News, wake <-chan struct{}, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return rendezvous.Directive{}, nil, ErrClosed
+	if r.closed != nil {
+		return n, nil, r.closed
 	}
-	d, err := r.round.Directive(node)
-	if err != nil || d.Seq != after {
-		return d, nil, err
+	if n.Directive, err = r.round.Directive(node); err != nil {
+		return n, nil, err
+	}
+	if after.WithNotices {
+		n.Notices, n.NoticeSeq = r.noticesLocked(node, after.Notices), r.noticeSeq
+	}
+	if n.Directive.Seq != after.Directive || len(n.Notices) > 0 {
+		return n, nil, nil
 	}
 	ch := r.wake[node]
 	if ch == nil {
 		ch = make(chan struct{})
 		r.wake[node] = ch
 	}
-	return d, ch, nil
+	return n, ch, nil
 }
 
 func (r *run) step(ev rendezvous.Event) error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
 	return r.stepLocked(ev)
 }
 
 func (r *run) stepLocked(ev rendezvous.Event) error {
-	if r.closed {
-		return ErrClosed
+	if r.closed != nil {
+		return r.closed
 	}
 	now := time.Now()
 	acts, err := r.round.Step(now, ev)
 	for _, a := range acts {
-		r.performLocked(a)
+		r.performLocked(now, a)
 	}
 	if !r.round.Empty() {
 		r.idle = time.Time{}
@@ -300,16 +379,47 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 	return err
 }
 
-func (r *run) performLocked(a rendezvous.Action) {
+func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 	if a.Note != nil {
+		r.line.note(now, *a.Note)
 		if r.cfg.Observe != nil {
 			r.cfg.Observe(r.id, *a.Note)
 		}
+	}
+	if a.Ended != nil {
+		r.line.end(now, *a.Ended)
+	}
+	if len(a.Gate) > 0 && r.cfg.Gate != nil {
+		r.gates = append(r.gates, a.Gate)
+	}
+	if a.Directive != nil {
+		r.wakeLocked(a.Node)
+	}
+}
+
+// unlock releases the run after a step, and then tells cfg.Gate whom to check. Who finds another telling leaves it to
+// that one, so that the order of the steps is kept; so does a step that cfg.Gate itself makes.
+func (r *run) unlock() {
+	if r.telling || len(r.gates) == 0 {
+		r.mu.Unlock()
 		return
 	}
-	if ch := r.wake[a.Node]; ch != nil {
+	r.telling = true
+	for len(r.gates) > 0 && r.closed == nil {
+		ids := r.gates[0]
+		r.gates = r.gates[1:]
+		r.mu.Unlock()
+		r.cfg.Gate(r.id, ids)
+		r.mu.Lock()
+	}
+	r.telling = false
+	r.mu.Unlock()
+}
+
+func (r *run) wakeLocked(node string) {
+	if ch := r.wake[node]; ch != nil {
 		close(ch)
-		delete(r.wake, a.Node)
+		delete(r.wake, node)
 	}
 }
 
@@ -337,18 +447,20 @@ func (r *run) armLocked(now time.Time) {
 
 func (r *run) tick() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+	defer r.unlock()
+	if r.closed != nil {
 		return
 	}
 	r.due = time.Time{} // the timer is spent
 	_ = r.stepLocked(rendezvous.Tick{})
 }
 
-func (r *run) close() {
+// close ends every held request with err, and forgets the timeline.
+func (r *run) close(err error) {
+	r.line.close(err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.closed = true
+	r.closed = err
 	if r.timer != nil {
 		r.timer.Stop()
 	}

@@ -3,15 +3,17 @@ package api
 import (
 	"context"
 	"crypto/subtle"
-	"dlrover-run/rendezvous"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/rendezvous"
 )
 
 // ServerConfig describes the HTTP side of a Hub.
@@ -19,31 +21,60 @@ type ServerConfig struct {
 	// Token, when not empty, must come as "Authorization: Bearer <token>" with every
 	// request but /healthz and those of Extra.
 	Token string
-	// Checkpoints serves what is below /v1/runs/{run}/checkpoints, with the token
-	// checked; nil serves nothing.
-	Checkpoints http.Handler
+	// Mounts serve /v1/runs/{run}/NAME and what is below, with the token and the run's id checked: a handler finds the id as
+	// PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME is one
+	// segment of a path, and not one of the API's own.
+	Mounts map[string]http.Handler
 	// Extra serves what is not part of the API, such as /metrics; nil serves nothing.
 	Extra http.Handler
 }
 
-// Handler serves h over HTTP.
+// route is one request that the API knows.
+type route struct {
+	method, path string
+	serve        http.HandlerFunc
+}
+
+const runPath = "/v1/runs/{run}/"
+
+func (s *server) routes() []route {
+	return []route{
+		{http.MethodPost, runPath + "join", s.answer(s.join)},
+		{http.MethodGet, runPath + "watch", s.answer(s.watch)},
+		{http.MethodPost, runPath + "ready", s.answer(s.ready)},
+		{http.MethodPost, runPath + "failing", s.answer(s.failing)},
+		{http.MethodPost, runPath + "success", s.answer(s.success)},
+		{http.MethodPost, runPath + "cleared", s.answer(s.cleared)},
+		{http.MethodPost, runPath + "barred", s.answer(s.barred)},
+		{http.MethodPost, runPath + "leave", s.answer(s.leave)},
+		{http.MethodGet, runPath + "world", s.answer(s.world)},
+		{http.MethodGet, runPath + "events", s.events},
+		{http.MethodPost, runPath + "orders", s.answer(s.order)},
+		{http.MethodPost, runPath + "notices", s.answer(s.notify)},
+		{http.MethodGet, "/v1/runs", s.answer(s.runs)},
+	}
+}
+
+// Handler serves h over HTTP. It panics when a name of cfg.Mounts cannot be one.
 func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	s := &server{hub: h, cfg: cfg}
 	api := http.NewServeMux()
-	api.HandleFunc("POST /v1/runs/{run}/join", s.wrap(s.join))
-	api.HandleFunc("GET /v1/runs/{run}/watch", s.wrap(s.watch))
-	api.HandleFunc("POST /v1/runs/{run}/ready", s.wrap(s.report))
-	api.HandleFunc("POST /v1/runs/{run}/failing", s.wrap(s.report))
-	api.HandleFunc("POST /v1/runs/{run}/success", s.wrap(s.report))
-	api.HandleFunc("POST /v1/runs/{run}/leave", s.wrap(s.leave))
-	api.HandleFunc("GET /v1/runs/{run}/world", s.wrap(s.world))
-	api.HandleFunc("GET /v1/runs", s.wrap(s.runs))
-	if cfg.Checkpoints != nil {
-		api.HandleFunc("/v1/runs/{run}/checkpoints/", s.checkpoints)
-		api.HandleFunc("/v1/runs/{run}/checkpoints", s.checkpoints)
+	for _, r := range s.routes() {
+		api.HandleFunc(r.method+" "+r.path, r.serve)
+		api.HandleFunc(r.path, s.wrongMethod(r.method))
 	}
+	for name, m := range cfg.Mounts {
+		if name == "" || strings.ContainsAny(name, "/{} \t") {
+			panic(fmt.Sprintf("api: mount %q: need one segment of a path", name))
+		}
+		api.HandleFunc(runPath+name, s.mounted(m))
+		api.HandleFunc(runPath+name+"/", s.mounted(m))
+	}
+	api.HandleFunc("/", s.answer(func(req *http.Request) (any, error) {
+		return nil, fmt.Errorf("%w: %s %s", ErrNotFound, req.Method, req.URL.Path)
+	}))
 	top := http.NewServeMux()
-	top.Handle("/v1/", api)
+	top.HandleFunc("/v1/", s.guard(api))
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
 	if cfg.Extra != nil {
 		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
@@ -100,44 +131,74 @@ type server struct {
 	cfg ServerConfig
 }
 
-// wrap checks the token and turns the returned value or error into JSON.
-func (s *server) wrap(f func(*http.Request) (any, error)) http.HandlerFunc {
+// guard is the one place where the token is checked. A connection that showed the right one is known from then on, and
+// any other ends.
+func (s *server) guard(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
-		if req.Method == http.MethodPost {
+		if err := s.checkToken(req); err != nil {
+			w.Header().Set("Connection", "close")
+			limitBody(w)
+			writeError(w, err)
+			return
+		}
+		if p, ok := req.Context().Value(proverKey{}).(prover); ok {
+			p.Prove(true)
+		}
+		next.ServeHTTP(w, req)
+	}
+}
+
+// answer turns the returned value or error into JSON.
+func (s *server) answer(f func(*http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		if req.Method != http.MethodGet && req.Method != http.MethodHead { // which may be held
 			limitBody(w)
 		}
-		v, err := any(nil), s.authorize(w, req)
-		if err == nil {
-			v, err = f(req)
-		}
-		switch {
-		case errors.Is(err, ErrNothingNew):
-			w.WriteHeader(http.StatusNoContent)
-		case err != nil:
-			status, code := statusOf(err)
-			writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
-		default:
-			writeJSON(w, http.StatusOK, v)
-		}
+		v, err := f(req)
+		writeAnswer(w, v, err)
 	}
+}
+
+func (s *server) wrongMethod(right string) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		limitBody(w)
+		w.Header().Set("Allow", right)
+		writeError(w, fmt.Errorf("%w: %s %s: need %s", errMethod, req.Method, req.URL.Path, right))
+	}
+}
+
+// mounted passes on what the rendezvous does not understand.
+func (s *server) mounted(next http.Handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		if _, err := runName(req); err != nil {
+			limitBody(w)
+			writeError(w, err)
+			return
+		}
+		next.ServeHTTP(w, req)
+	}
+}
+
+func writeAnswer(w http.ResponseWriter, v any, err error) {
+	switch {
+	case errors.Is(err, ErrNothingNew):
+		w.WriteHeader(http.StatusNoContent)
+	case err != nil:
+		writeError(w, err)
+	default:
+		writeJSON(w, http.StatusOK, v)
+	}
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	status, code := statusOf(err)
+	writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v) // the peer may be gone; it asks again
-}
-
-// authorize checks the token. A connection that showed the right one is known from then on, and any other ends.
-func (s *server) authorize(w http.ResponseWriter, req *http.Request) error {
-	err := s.checkToken(req)
-	if err != nil {
-		w.Header().Set("Connection", "close")
-		limitBody(w)
-	} else if p, ok := req.Context().Value(proverKey{}).(prover); ok {
-		p.Prove(true)
-	}
-	return err
 }
 
 func (s *server) checkToken(req *http.Request) error {
@@ -175,14 +236,16 @@ func decode[T any](req *http.Request) (run string, body T, err error) {
 	return run, body, err
 }
 
-// checkpoints passes on what the rendezvous does not understand.
-func (s *server) checkpoints(w http.ResponseWriter, req *http.Request) {
-	if err := s.authorize(w, req); err != nil {
-		status, code := statusOf(err)
-		writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
-		return
+// number reads a sequence number from a query. An absent one is 0 if that is allowed.
+func number(q url.Values, name string, optional bool) (uint64, error) {
+	if optional && !q.Has(name) {
+		return 0, nil
 	}
-	s.cfg.Checkpoints.ServeHTTP(w, req)
+	n, err := strconv.ParseUint(q.Get(name), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %s=%.40q: need a number", ErrBadRequest, name, q.Get(name))
+	}
+	return n, nil
 }
 
 func (s *server) join(req *http.Request) (any, error) {
@@ -191,11 +254,11 @@ func (s *server) join(req *http.Request) (any, error) {
 		return nil, err
 	}
 	now := time.Now()
-	ev := rendezvous.Join{Node: b.Node, Params: b.Params, Failures: shift(b.Failures, b.SentAt, now), Stopped: b.Stopped, Seen: b.Seen, Restarts: b.Restarts, Resume: b.Resume}
+	shift(b.Failures, b.SentAt, now)
 	if b.Resume != nil {
 		shift(b.Resume.Failures, b.SentAt, now)
 	}
-	return struct{}{}, s.hub.Join(req.Context(), run, ev)
+	return struct{}{}, s.hub.Join(req.Context(), run, b.Join)
 }
 
 func (s *server) watch(req *http.Request) (any, error) {
@@ -204,38 +267,59 @@ func (s *server) watch(req *http.Request) (any, error) {
 		return nil, err
 	}
 	q := req.URL.Query()
-	after, err := strconv.ParseUint(q.Get("after"), 10, 64)
-	if err != nil {
-		return nil, fmt.Errorf("%w: after=%q: need a number", ErrBadRequest, q.Get("after"))
+	var c Cursor
+	if c.Directive, err = number(q, "after", false); err != nil {
+		return nil, err
 	}
-	return s.hub.Watch(req.Context(), run, q.Get("node"), after)
+	c.WithNotices = q.Has("notices")
+	if c.Notices, err = number(q, "notices", true); err != nil {
+		return nil, err
+	}
+	return s.hub.Watch(req.Context(), run, q.Get("node"), c)
 }
 
-func (s *server) report(req *http.Request) (any, error) {
-	run, b, err := decode[reportBody](req)
+// report decodes a body and reports the event that is in it.
+func report[B any](s *server, req *http.Request, event func(B) rendezvous.Event) (any, error) {
+	run, b, err := decode[B](req)
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, s.hub.Report(req.Context(), run, eventOf(req.URL.Path, b))
+	return struct{}{}, s.hub.Report(req.Context(), run, event(b))
 }
 
-func eventOf(path string, b reportBody) rendezvous.Event {
-	switch path[strings.LastIndexByte(path, '/')+1:] {
-	case "ready":
-		return rendezvous.Ready{ID: b.ID, EpochID: b.EpochID, Addr: b.Addr, Port: b.Port}
-	case "success":
-		return rendezvous.Success{ID: b.ID, EpochID: b.EpochID}
-	default:
-		return rendezvous.Failing{ID: b.ID, EpochID: b.EpochID, Decision: b.Decision, Failures: shift(b.Failures, b.SentAt, time.Now())}
-	}
+func (s *server) ready(req *http.Request) (any, error) {
+	return report(s, req, func(b readyBody) rendezvous.Event { return b.Ready })
+}
+
+func (s *server) success(req *http.Request) (any, error) {
+	return report(s, req, func(b successBody) rendezvous.Event { return b.Success })
+}
+
+func (s *server) failing(req *http.Request) (any, error) {
+	return report(s, req, func(b failingBody) rendezvous.Event {
+		shift(b.Failures, b.SentAt, time.Now())
+		return b.Failing
+	})
+}
+
+func (s *server) cleared(req *http.Request) (any, error) {
+	return report(s, req, func(b clearedBody) rendezvous.Event {
+		b.Until = shifted(b.Until, b.SentAt, time.Now())
+		return b.Cleared
+	})
+}
+
+func (s *server) barred(req *http.Request) (any, error) {
+	return report(s, req, func(b rendezvous.Barred) rendezvous.Event { return b })
 }
 
 func (s *server) leave(req *http.Request) (any, error) {
-	run, b, err := decode[reportBody](req)
+	run, b, err := decode[leaveBody](req)
 	if err != nil {
 		return nil, err
 	}
-	return s.hub.Leave(req.Context(), run, rendezvous.Leave{ID: b.ID, Reason: b.Reason, Failures: shift(b.Failures, b.SentAt, time.Now())})
+	shift(b.Failures, b.SentAt, time.Now())
+	return s.hub.Leave(req.Context(), run, b.Leave)
 }
 
 func (s *server) world(req *http.Request) (any, error) {
@@ -244,6 +328,22 @@ func (s *server) world(req *http.Request) (any, error) {
 		return nil, err
 	}
 	return s.hub.World(req.Context(), run)
+}
+
+func (s *server) order(req *http.Request) (any, error) {
+	run, o, err := decode[rendezvous.Order](req)
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, s.hub.Order(run, o)
+}
+
+func (s *server) notify(req *http.Request) (any, error) {
+	run, b, err := decode[noticeBody](req)
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, s.hub.Notify(run, b.Node, b.Topic, b.Body)
 }
 
 func (s *server) runs(*http.Request) (any, error) { return s.hub.Runs(true), nil }

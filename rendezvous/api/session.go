@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +35,8 @@ type Session struct {
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	dirs    chan rendezvous.Directive
+	notices chan Notice
+	flooded bool  // of follow: it has said that notices were dropped
 	err     error // why dirs is closed; read after it is
 	mu      sync.Mutex
 	resume  *rendezvous.Resume // the newest epoch that had workers here
@@ -44,18 +46,10 @@ type Session struct {
 	seen    rendezvous.EpochID // the newest epoch heard of
 	spent   int                // restarts the run had spent by then
 	params  rendezvous.Params  // the run's, as far as is known; a daemon that was started again is told these
+	paused  *rendezvous.Cause  // the newest directive said so
+	barred  *rendezvous.Cause  // the newest directive is a Bar
 	left    atomic.Bool        // by Leave: being unknown is then as it should be
 }
-
-// Back-off between attempts to reach the daemon.
-const (
-	minBackoff = 10 * time.Millisecond
-	maxBackoff = time.Second
-	// A daemon that was started again should hear of a running world before others
-	// found a new one.
-	eager        = 10 * time.Second
-	eagerBackoff = 250 * time.Millisecond
-)
 
 // Open joins the run and starts to follow its directives. It fails when the daemon
 // refuses the node, or cannot be reached within ConnectTimeout. Close must be called.
@@ -69,7 +63,7 @@ func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Session{svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(), dirs: make(chan rendezvous.Directive, 1)}
+	s := &Session{svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(), dirs: make(chan rendezvous.Directive, 1), notices: make(chan Notice, maxNotices)}
 	if err := s.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -87,6 +81,10 @@ func (s *Session) Close() {
 // Directives delivers each new duty of this node; only the newest is kept for a slow
 // reader. The channel closes when the daemon will not have this node any more (Err).
 func (s *Session) Directives() <-chan rendezvous.Directive { return s.dirs }
+
+// Notices delivers what is told beside the directives, if the node can read notices. Of those that are not read in time
+// the oldest of more than 64 are dropped. The channel closes with Directives.
+func (s *Session) Notices() <-chan Notice { return s.notices }
 
 // Err is why Directives was closed.
 func (s *Session) Err() error { return s.err }
@@ -140,8 +138,21 @@ func (s *Session) awaySince(outage time.Time) time.Time {
 }
 
 // patience is how long a node without workers waits for a daemon that is away. One
-// whose workers run waits for as long as they do.
-func (s *Session) patience() time.Duration { return s.Params().JoinTimeout }
+// whose workers run waits for as long as they do, and one of a paused run without end.
+func (s *Session) patience() (limit time.Duration, endless bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.params.JoinTimeout, s.paused != nil
+}
+
+// patient ends ctx, with ErrAway, when patience is over.
+func (s *Session) patient(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit, endless := s.patience()
+	if endless {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, limit, ErrAway)
+}
 
 // Params are the run's, which may differ from those that this node brought.
 func (s *Session) Params() rendezvous.Params {
@@ -170,48 +181,28 @@ var ErrAway = errors.New("api: the rendezvous daemon does not come back")
 
 // Rejoin asks for a place in the next world, after the workers of stopped have ended.
 func (s *Session) Rejoin(ctx context.Context, stopped rendezvous.EpochID, failures []rendezvous.Failure) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, s.patience(), ErrAway)
+	ctx, cancel := s.patient(ctx)
 	defer cancel()
 	s.mu.Lock()
 	s.stopped = stopped
 	s.mu.Unlock()
-	return s.persist(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
+	return s.retry(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
 }
 
-// Report delivers a Ready, Failing or Success; it waits for a daemon that is away.
+// Report delivers a Ready, Failing, Success, Cleared or Barred; it waits for a daemon that is away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 	s.booked(ev)
-	return s.insist(ctx, "report", func(ctx context.Context) error { return s.svc.Report(ctx, s.cfg.Run, ev) })
+	return s.retryKnown(ctx, "report", func(ctx context.Context) error { return s.svc.Report(ctx, s.cfg.Run, ev) })
 }
 
 // World is the table of the newest sealed world.
 func (s *Session) World(ctx context.Context) (ms []rendezvous.Member, err error) {
-	err = s.insist(ctx, "world", func(ctx context.Context) error {
+	err = s.retryKnown(ctx, "world", func(ctx context.Context) error {
 		ms, err = s.svc.World(ctx, s.cfg.Run)
 		return err
 	})
 	return ms, err
 }
-
-// insist is persist for requests of a node that the daemon should know: one that was
-// started again does not, until follow has introduced the node.
-func (s *Session) insist(ctx context.Context, what string, f func(context.Context) error) error {
-	const attempts = 8 // some three seconds
-	unknown := 0
-	ctx, cancel := context.WithTimeoutCause(ctx, s.patience(), ErrAway)
-	defer cancel()
-	return s.persist(ctx, what, func(ctx context.Context) error {
-		err := f(ctx)
-		if errors.Is(err, rendezvous.ErrUnknownNode) {
-			if unknown++; unknown < attempts {
-				return errNotIntroduced
-			}
-		}
-		return err
-	})
-}
-
-var errNotIntroduced = errors.New("api: the daemon does not know this node yet")
 
 // Leave takes the node out of the run and returns what is known about its end.
 func (s *Session) Leave(ctx context.Context, reason string, failures []rendezvous.Failure) (rendezvous.Evidence, error) {
@@ -221,7 +212,10 @@ func (s *Session) Leave(ctx context.Context, reason string, failures []rendezvou
 
 func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error {
 	s.mu.Lock()
-	ev := rendezvous.Join{Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent, Resume: s.resume}
+	ev := rendezvous.Join{
+		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
+		Resume: s.resume, Paused: s.paused, Barred: s.barred,
+	}
 	s.mu.Unlock()
 	ev.Node.Uptime = time.Since(s.cfg.Started)
 	return s.svc.Join(ctx, s.cfg.Run, ev)
@@ -231,74 +225,36 @@ func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error
 func (s *Session) connect(ctx context.Context) error {
 	deadline, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
-	err := s.persist(deadline, "join", func(ctx context.Context) error { return s.join(ctx, nil) })
+	err := s.retry(deadline, "join", func(ctx context.Context) error { return s.join(ctx, nil) })
 	if err != nil && ctx.Err() == nil && deadline.Err() != nil {
 		return fmt.Errorf("no rendezvous daemon at %s within %s; is it running, and is the address right? (%w)", s.cfg.Where, s.cfg.ConnectTimeout, err)
 	}
 	return err
 }
 
-// Final reports whether no repetition mends the error: the node is refused.
-func Final(err error) bool {
-	return errors.Is(err, rendezvous.ErrRefused) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrBadRequest) || errors.Is(err, ErrClosed)
-}
-
-// persist repeats f until it succeeds, fails for good or ctx ends. Absence of the
-// daemon is said once, and so is its return.
-func (s *Session) persist(ctx context.Context, what string, f func(context.Context) error) error {
-	away := outage{s: s, what: what}
-	for {
-		err := f(ctx)
-		if err == nil || Final(err) || errors.Is(err, rendezvous.ErrUnknownNode) {
-			away.over(err)
-			return err
-		}
-		if ctx.Err() != nil {
-			return ended(ctx, away.last)
-		}
-		if !away.wait(ctx, err) {
-			return ended(ctx, err)
-		}
-	}
-}
-
-// ended is why ctx ended, with the last error of what was tried meanwhile.
-func ended(ctx context.Context, last error) error {
-	if last == nil {
-		return context.Cause(ctx)
-	}
-	return &awayError{context.Cause(ctx), last}
-}
-
-// awayError reads as the last attempt's error and is also what ended the attempts.
-type awayError struct{ cause, last error }
-
-func (e *awayError) Error() string   { return e.last.Error() }
-func (e *awayError) Unwrap() []error { return []error{e.cause, e.last} }
-
 // follow watches until Close or a fatal error.
 func (s *Session) follow(ctx context.Context) {
+	defer close(s.notices)
 	defer close(s.dirs)
 	away := outage{s: s, what: "watch"}
-	var after uint64
+	after := Cursor{WithNotices: slices.Contains(s.cfg.Node.Can, rendezvous.CanNotice)}
 	for ctx.Err() == nil {
-		d, err := s.svc.Watch(ctx, s.cfg.Run, s.cfg.Node.ID, after)
+		n, err := s.svc.Watch(ctx, s.cfg.Run, s.cfg.Node.ID, after)
 		switch {
 		case err == nil:
-			after = d.Seq
 			away.over(nil)
-			s.deliver(d)
+			s.take(n, &after)
 		case errors.Is(err, ErrNothingNew):
 			away.over(nil)
 		case s.left.Load():
 			<-ctx.Done()
 			return
 		case errors.Is(err, rendezvous.ErrUnknownNode):
-			after = 0
+			after.Directive = 0
 			err = s.introduce(ctx, &away)
 		case !Final(err) && ctx.Err() == nil:
 			away.wait(ctx, err)
-			if !s.working() && time.Since(s.awaySince(away.since)) > s.patience() {
+			if s.outOfPatience(away.since) {
 				s.err = fmt.Errorf("%w: %s: %w", ErrAway, s.cfg.Where, err)
 				return
 			}
@@ -308,6 +264,43 @@ func (s *Session) follow(ctx context.Context) {
 			return
 		}
 	}
+}
+
+func (s *Session) outOfPatience(outage time.Time) bool {
+	limit, endless := s.patience()
+	return !endless && !s.working() && time.Since(s.awaySince(outage)) > limit
+}
+
+// take delivers what is new in the answer of a Watch, and moves the cursor.
+func (s *Session) take(n News, after *Cursor) {
+	if n.Directive.Seq != after.Directive {
+		s.deliver(n.Directive)
+	}
+	for _, notice := range n.Notices {
+		s.queue(notice)
+	}
+	after.Directive = n.Directive.Seq
+	if n.NoticeSeq != 0 { // a daemon of an older version has none
+		after.Notices = n.NoticeSeq
+	}
+}
+
+// queue hands a notice to a reader who may be slow, or missing.
+func (s *Session) queue(n Notice) {
+	select {
+	case s.notices <- n:
+		return
+	default:
+	}
+	if !s.flooded {
+		s.flooded = true
+		s.cfg.Logger.Warn("notices of the rendezvous daemon are not read in time; the oldest are dropped", "topic", n.Topic)
+	}
+	select {
+	case <-s.notices:
+	default:
+	}
+	s.notices <- n // only follow sends, so there is room
 }
 
 // introduce joins again at a daemon that does not know this node: it was started
@@ -331,61 +324,16 @@ func (s *Session) deliver(d rendezvous.Directive) {
 	if d.Round > 0 { // a daemon without memory has nothing to tell
 		s.seen, s.spent = d.EpochID, d.Restarts
 	}
+	s.paused, s.barred = d.Paused, nil
+	if d.Kind == rendezvous.Bar {
+		s.barred = d.Cause
+	}
 	s.mu.Unlock()
 	select {
 	case <-s.dirs:
 	default:
 	}
 	s.dirs <- d // only follow sends, so there is room
-}
-
-// outage is the absence of the daemon as one caller sees it.
-type outage struct {
-	s     *Session
-	what  string
-	since time.Time
-	delay time.Duration
-	last  error
-	said  bool
-}
-
-// sayAfter keeps a daemon that is merely a moment late out of the log.
-const sayAfter = 500 * time.Millisecond
-
-// wait sleeps before the next attempt; it reports false when ctx ended meanwhile.
-func (o *outage) wait(ctx context.Context, err error) bool {
-	if o.since.IsZero() {
-		o.since, o.delay = time.Now(), minBackoff
-	}
-	o.last = err
-	if !o.said && time.Since(o.since) >= sayAfter {
-		o.said = true
-		text := "cannot reach the rendezvous daemon; trying again"
-		if o.s.working() {
-			text = "cannot reach the rendezvous daemon; running workers keep running, trying again"
-		}
-		o.s.cfg.Logger.Warn(text, "daemon", o.s.cfg.Where, "what", o.what, "err", err)
-	}
-	t := time.NewTimer(o.delay/2 + rand.N(o.delay))
-	defer t.Stop()
-	limit := maxBackoff
-	if time.Since(o.since) < eager {
-		limit = eagerBackoff
-	}
-	o.delay = min(2*o.delay, limit)
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func (o *outage) over(err error) {
-	if o.said && err == nil {
-		o.s.cfg.Logger.Info("the rendezvous daemon is back", "daemon", o.s.cfg.Where, "after", time.Since(o.since).Round(time.Millisecond).String())
-	}
-	o.since, o.said = time.Time{}, false
 }
 
 // ID is this node's own id.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"time"
@@ -16,30 +17,43 @@ const (
 	MaxFailures = 128
 )
 
-// The bodies of the requests. Times travel as the sender's clock together with the
-// moment of sending; the receiver shifts them to its own clock, so that skew between
-// hosts cannot reorder failures.
-type joinBody struct {
-	Node     rendezvous.Node      `json:"node"`
-	Params   rendezvous.Params    `json:"params"`
-	Failures []rendezvous.Failure `json:"failures,omitempty"`
-	Stopped  rendezvous.EpochID   `json:"stopped,omitzero"`
-	Seen     rendezvous.EpochID   `json:"seen,omitzero"`
-	Restarts int                  `json:"restarts,omitempty"`
-	Resume   *rendezvous.Resume   `json:"resume,omitempty"`
-	SentAt   time.Time            `json:"sent_at"`
+// The bodies of the requests are events and the moment of sending, if times travel with them: those are of the sender's
+// clock, and the receiver shifts them to its own, so that skew between hosts cannot reorder failures.
+type sent struct {
+	SentAt time.Time `json:"sent_at"`
 }
 
-type reportBody struct {
-	ID string `json:"id"`
-	rendezvous.EpochID
-	Addr     string               `json:"addr,omitempty"`
-	Port     int                  `json:"port,omitempty"`
-	Decision rendezvous.Decision  `json:"decision,omitempty"`
-	Reason   string               `json:"reason,omitempty"`
-	Failures []rendezvous.Failure `json:"failures,omitempty"`
-	SentAt   time.Time            `json:"sent_at"`
-}
+type (
+	joinBody struct {
+		rendezvous.Join
+		sent
+	}
+	readyBody struct {
+		rendezvous.Ready
+		sent
+	}
+	failingBody struct {
+		rendezvous.Failing
+		sent
+	}
+	successBody struct {
+		rendezvous.Success
+		sent
+	}
+	leaveBody struct {
+		rendezvous.Leave
+		sent
+	}
+	clearedBody struct {
+		rendezvous.Cleared
+		sent
+	}
+	noticeBody struct {
+		Node  string `json:"node,omitempty"`
+		Topic string `json:"topic"`
+		Body  string `json:"body,omitempty"`
+	}
+)
 
 type errorBody struct {
 	Code  string `json:"code"`
@@ -57,14 +71,21 @@ func dated(fs []rendezvous.Failure, sentAt time.Time) []rendezvous.Failure {
 }
 
 // shift moves the times of fs from the sender's clock to ours, in place.
-func shift(fs []rendezvous.Failure, sentAt, now time.Time) []rendezvous.Failure {
+func shift(fs []rendezvous.Failure, sentAt, now time.Time) {
 	if sentAt.IsZero() {
-		return fs
+		return
 	}
 	for i := range fs {
 		fs[i].At = fs[i].At.Add(now.Sub(sentAt))
 	}
-	return fs
+}
+
+// shifted is a time of the sender's clock by ours; no time stays none.
+func shifted(at, sentAt, now time.Time) time.Time {
+	if at.IsZero() || sentAt.IsZero() {
+		return at
+	}
+	return at.Add(now.Sub(sentAt))
 }
 
 // wireErrors maps the errors that a launcher acts upon to a status and a stable code.
@@ -78,10 +99,17 @@ var wireErrors = []struct {
 	{rendezvous.ErrFinishing, http.StatusServiceUnavailable, "finishing"},
 	{rendezvous.ErrTaken, http.StatusServiceUnavailable, "taken"},
 	{ErrUnauthorized, http.StatusUnauthorized, "unauthorized"},
+	{ErrUnknownRun, http.StatusNotFound, "unknown_run"},
+	{ErrNoNotices, http.StatusConflict, "no_notices"},
+	{errMethod, http.StatusMethodNotAllowed, "method_not_allowed"},
+	{ErrNotFound, http.StatusNotFound, "not_found"}, // before ErrBadRequest, which it is, too
 	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
 	{ErrTooManyRuns, http.StatusTooManyRequests, "too_many_runs"},
 	{ErrClosed, http.StatusServiceUnavailable, "closed"},
 }
+
+// errMethod: the path exists, and the method does not.
+var errMethod = fmt.Errorf("%w: wrong method", ErrBadRequest)
 
 func statusOf(err error) (int, string) {
 	for _, w := range wireErrors {
@@ -112,4 +140,38 @@ func errorOf(b errorBody) error {
 		}
 	}
 	return errors.New(b.Error)
+}
+
+// Bounds of the words of an Order, in bytes.
+const (
+	maxOrderNode = 256
+	maxOrderText = 4 << 10
+)
+
+var (
+	orderKinds = []rendezvous.OrderKind{
+		rendezvous.OrderRestart, rendezvous.OrderStop, rendezvous.OrderBar, rendezvous.OrderUnbar, rendezvous.OrderPause, rendezvous.OrderResume,
+	}
+	orderCauses = []rendezvous.CauseKind{
+		rendezvous.CauseHang, rendezvous.CauseCheck, rendezvous.CauseOperator, rendezvous.CauseDeadline, rendezvous.CauseNoStep,
+	}
+)
+
+// validateOrder holds an order from outside against what any run could be told.
+func validateOrder(o rendezvous.Order) error {
+	named := o.Kind == rendezvous.OrderBar || o.Kind == rendezvous.OrderUnbar
+	switch {
+	case !slices.Contains(orderKinds, o.Kind):
+		return fmt.Errorf("%w: order %.40q: need one of %q", ErrBadRequest, o.Kind, orderKinds)
+	case !slices.Contains(orderCauses, o.Cause):
+		return fmt.Errorf("%w: cause %.40q of an order: need one of %q", ErrBadRequest, o.Cause, orderCauses)
+	case named == (o.Node == ""):
+		return fmt.Errorf("%w: order %q with node %.40q: %q and %q need a node's name, and no other order takes one",
+			ErrBadRequest, o.Kind, o.Node, rendezvous.OrderBar, rendezvous.OrderUnbar)
+	case len(o.Node) > maxOrderNode || !rendezvous.Printable(o.Node):
+		return fmt.Errorf("%w: node %.80q of an order: %s, at most %d bytes", ErrBadRequest, o.Node, rendezvous.PrintableRule, maxOrderNode)
+	case len(o.Text) > maxOrderText || !rendezvous.Printable(o.Text):
+		return fmt.Errorf("%w: text %.80q of an order: %s, at most %d bytes", ErrBadRequest, o.Text, rendezvous.PrintableRule, maxOrderText)
+	}
+	return nil
 }

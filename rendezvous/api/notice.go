@@ -1,0 +1,138 @@
+package api
+
+import (
+	"fmt"
+	"unicode/utf8"
+
+	"dlrover-run/rendezvous"
+)
+
+// Bounds of a Notice, in bytes, and of those that a run keeps for nodes that are slow to ask.
+const (
+	MaxTopic   = 64
+	MaxNotice  = 4 << 10
+	maxNotices = 64
+)
+
+// Notice is a short message for a node or for all of a run, beside the directives: it asks for nothing that the run
+// depends on, and it may be lost when more than 64 come while a node is away.
+type Notice struct {
+	// Seq grows with every notice of a run, also from one daemon to the next.
+	Seq uint64 `json:"seq"`
+	// Topic says who is meant to read Body, such as "log-level".
+	Topic string `json:"topic"`
+	Body  string `json:"body,omitempty"`
+}
+
+// News is the answer of a Watch: the present directive and what has been told beside it.
+type News struct {
+	rendezvous.Directive
+	// Notices are those after the Cursor's, and NoticeSeq is where to go on; both only for who asked.
+	Notices   []Notice `json:"notices,omitempty"`
+	NoticeSeq uint64   `json:"notice_seq,omitempty"`
+}
+
+// Cursor is what the caller of a Watch has heard already.
+type Cursor struct {
+	// Directive is the sequence number of the newest directive, 0 for none.
+	Directive uint64
+	// WithNotices asks for notices after number Notices; after 0 come those from now on.
+	WithNotices bool
+	Notices     uint64
+}
+
+// addressed is a Notice for the nodes of a name, "" for all.
+type addressed struct {
+	Notice
+	node string
+}
+
+func (n Notice) validate() error {
+	switch {
+	case n.Topic == "" || len(n.Topic) > MaxTopic || !rendezvous.Printable(n.Topic):
+		return fmt.Errorf("%w: the topic %.80q of a notice: %s, 1 to %d bytes", ErrBadRequest, n.Topic, rendezvous.PrintableRule, MaxTopic)
+	case len(n.Body) > MaxNotice:
+		return fmt.Errorf("%w: the body of a notice has %d bytes; at most %d are taken", ErrBadRequest, len(n.Body), MaxNotice)
+	case !utf8.ValidString(n.Body):
+		return fmt.Errorf("%w: the body of a notice is not UTF-8", ErrBadRequest)
+	}
+	return nil
+}
+
+// Notify tells the nodes of one name, or all if node is "", something beside their directives. Nodes that do not ask for
+// notices hear nothing; ErrNoNotices says so of a single one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are the
+// other errors.
+func (h *Hub) Notify(id, node, topic, body string) error {
+	n := Notice{Topic: topic, Body: body}
+	if err := n.validate(); err != nil {
+		return err
+	}
+	r, err := h.existing(id)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.notifyLocked(node, n)
+}
+
+func (r *run) notifyLocked(node string, n Notice) error {
+	if r.closed != nil {
+		return r.closed
+	}
+	if node == "" {
+		r.keepLocked(node, n)
+		r.wakeAllLocked()
+		return nil
+	}
+	named := r.round.Named(node)
+	if len(named) == 0 {
+		return fmt.Errorf("%w: run %q has no node %q", rendezvous.ErrUnknownNode, r.id, node)
+	}
+	if !anyCan(named, rendezvous.CanNotice) {
+		return fmt.Errorf("%w: node %q", ErrNoNotices, node)
+	}
+	r.keepLocked(node, n)
+	for _, m := range named {
+		r.wakeLocked(m.ID)
+	}
+	return nil
+}
+
+func (r *run) keepLocked(node string, n Notice) {
+	r.noticeSeq++
+	n.Seq = r.noticeSeq
+	r.notices.push(addressed{n, node})
+}
+
+// noticesLocked are the notices for a node after the given one. A number of the future is that of a daemon whose clock
+// was ahead of ours: whatever is here is new then.
+func (r *run) noticesLocked(id string, after uint64) (ns []Notice) {
+	if after == r.noticeSeq || r.notices.count == 0 {
+		return nil
+	}
+	if after > r.noticeSeq {
+		after = 0
+	}
+	node, err := r.round.Node(id)
+	if err != nil {
+		return nil
+	}
+	for i := range r.notices.count {
+		if n := r.notices.at(i); n.Seq > after && (n.node == "" || n.node == node.Name) {
+			ns = append(ns, n.Notice)
+		}
+	}
+	return ns
+}
+
+func anyCan(ns []rendezvous.Node, a rendezvous.Ability) bool {
+	for _, n := range ns {
+		for _, c := range n.Can {
+			if c == a {
+				return true
+			}
+		}
+	}
+	return false
+}

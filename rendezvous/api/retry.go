@@ -1,0 +1,137 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// Final reports whether no repetition mends the error: the node is refused.
+func Final(err error) bool {
+	return errors.Is(err, rendezvous.ErrRefused) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrBadRequest) || errors.Is(err, ErrClosed)
+}
+
+// retry repeats f until it succeeds, fails for good or ctx ends. Absence of the
+// daemon is said once, and so is its return.
+func (s *Session) retry(ctx context.Context, what string, f func(context.Context) error) error {
+	away := outage{s: s, what: what}
+	for {
+		err := f(ctx)
+		if err == nil || Final(err) || errors.Is(err, rendezvous.ErrUnknownNode) {
+			away.over(err)
+			return err
+		}
+		if ctx.Err() != nil {
+			return ended(ctx, away.last)
+		}
+		if !away.wait(ctx, err) {
+			return ended(ctx, err)
+		}
+	}
+}
+
+// ended is why ctx ended, with the last error of what was tried meanwhile.
+func ended(ctx context.Context, last error) error {
+	if last == nil {
+		return context.Cause(ctx)
+	}
+	return &awayError{context.Cause(ctx), last}
+}
+
+// awayError reads as the last attempt's error and is also what ended the attempts.
+type awayError struct{ cause, last error }
+
+func (e *awayError) Error() string   { return e.last.Error() }
+func (e *awayError) Unwrap() []error { return []error{e.cause, e.last} }
+
+// retryKnown is retry for requests of a node that the daemon should know: one that was
+// started again does not, until follow has introduced the node.
+func (s *Session) retryKnown(ctx context.Context, what string, f func(context.Context) error) error {
+	const attempts = 8 // some three seconds
+	unknown := 0
+	ctx, cancel := s.patient(ctx)
+	defer cancel()
+	return s.retry(ctx, what, func(ctx context.Context) error {
+		err := f(ctx)
+		if errors.Is(err, rendezvous.ErrUnknownNode) {
+			if unknown++; unknown < attempts {
+				return errNotIntroduced
+			}
+		}
+		return err
+	})
+}
+
+var errNotIntroduced = errors.New("api: the daemon does not know this node yet")
+
+// outage is the absence of the daemon as one caller sees it.
+type outage struct {
+	s     *Session
+	what  string
+	since time.Time
+	pause backoff
+	last  error
+	said  bool
+}
+
+// sayAfter keeps a daemon that is merely a moment late out of the log.
+const sayAfter = 500 * time.Millisecond
+
+// wait sleeps before the next attempt; it reports false when ctx ended meanwhile.
+func (o *outage) wait(ctx context.Context, err error) bool {
+	if o.since.IsZero() {
+		o.since, o.pause = time.Now(), backoff{}
+	}
+	o.last = err
+	if !o.said && time.Since(o.since) >= sayAfter {
+		o.said = true
+		text := "cannot reach the rendezvous daemon; trying again"
+		if o.s.working() {
+			text = "cannot reach the rendezvous daemon; running workers keep running, trying again"
+		}
+		o.s.cfg.Logger.Warn(text, "daemon", o.s.cfg.Where, "what", o.what, "err", err)
+	}
+	limit := maxBackoff
+	if time.Since(o.since) < eager {
+		limit = eagerBackoff
+	}
+	return o.pause.sleep(ctx, limit)
+}
+
+func (o *outage) over(err error) {
+	if o.said && err == nil {
+		o.s.cfg.Logger.Info("the rendezvous daemon is back", "daemon", o.s.cfg.Where, "after", time.Since(o.since).Round(time.Millisecond).String())
+	}
+	o.since, o.said = time.Time{}, false
+}
+
+// Back-off between attempts to reach the daemon.
+const (
+	minBackoff = 10 * time.Millisecond
+	maxBackoff = time.Second
+	// A daemon that was started again should hear of a running world before others
+	// found a new one.
+	eager        = 10 * time.Second
+	eagerBackoff = 250 * time.Millisecond
+)
+
+// backoff is the pause before the next attempt, which doubles from minBackoff on.
+type backoff struct{ delay time.Duration }
+
+// sleep pauses for half to one and a half of the delay, so that nodes do not come at the same moment, and doubles it up
+// to limit. It reports false when ctx ended meanwhile.
+func (b *backoff) sleep(ctx context.Context, limit time.Duration) bool {
+	delay := max(b.delay, minBackoff)
+	b.delay = min(2*delay, limit)
+	t := time.NewTimer(delay/2 + rand.N(delay))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,57 @@
+package api
+
+// ring is a queue that grows up to a limit; beyond that, what is pushed takes the place of the oldest.
+type ring[T any] struct {
+	limit int
+	items []T // a circle from head
+	head  int
+	count int
+}
+
+// firstRing is the room of a ring that has just been used for the first time.
+const firstRing = 16
+
+// at is the i-th oldest item, 0 <= i < count.
+func (q *ring[T]) at(i int) *T { return &q.items[(q.head+i)%len(q.items)] }
+
+// push appends v. In a full ring it drops the oldest item, which it returns.
+func (q *ring[T]) push(v T) (dropped T, full bool) {
+	if full = q.count == q.limit; full {
+		dropped = q.pop()
+	}
+	if q.count == len(q.items) {
+		q.grow()
+	}
+	q.count++
+	*q.at(q.count - 1) = v
+	return dropped, full
+}
+
+// pop removes the oldest item of a ring that is not empty.
+func (q *ring[T]) pop() T {
+	v, none := *q.at(0), *new(T)
+	*q.at(0) = none
+	q.head = (q.head + 1) % len(q.items)
+	q.count--
+	return v
+}
+
+func (q *ring[T]) grow() {
+	items := make([]T, min(max(2*len(q.items), firstRing), q.limit))
+	for i := range q.count {
+		items[i] = *q.at(i)
+	}
+	q.items, q.head = items, 0
+}
+
+// from copies the items from the i-th oldest on.
+func (q *ring[T]) from(i int) []T {
+	if i >= q.count {
+		return nil
+	}
+	out := make([]T, 0, q.count-i)
+	for ; i < q.count; i++ {
+		out = append(out, *q.at(i))
+	}
+	return out
+}
