@@ -20,8 +20,9 @@ const leaveBudget = 3 * time.Second
 
 // Agent runs one node's part of a job.
 type Agent struct {
-	cfg Config
-	log *slog.Logger
+	cfg   Config
+	parts parts
+	log   *slog.Logger
 
 	ctx    context.Context // ends with Run
 	cancel context.CancelFunc
@@ -53,7 +54,7 @@ func New(cfg Config) (*Agent, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Agent{
-		cfg: cfg, log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
+		cfg: cfg, parts: sortParts(cfg.Parts), log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
 		exits: make(chan exited), stopped: make(chan stopResult), errs: make(chan error),
 	}
 	return a, nil
@@ -129,14 +130,13 @@ func (a *Agent) onStopped(s stopResult) {
 			a.log.Warn("closing the workers' logs", "err", err)
 		}
 	}
-	if a.cfg.Checkpoints != nil {
-		a.cfg.Checkpoints.Breakpoint(a.whyStopped(), false)
-	}
+	stopped := a.stopInfo(s.g, false)
+	a.tellStopped(stopped)
 	if s.err != nil {
 		a.end(Result{Reason: policy.Unclassified, Err: fmt.Errorf("stop the workers: %w", s.err)})
 		return
 	}
-	a.event("workers-stopped", slog.Int("round", s.g.d.Round), slog.Int("epoch", s.g.d.Epoch))
+	a.observe(func(o Observer) { o.Stopped(stopped) })
 	if a.signal != 0 {
 		a.end(Result{Reason: policy.Signaled(int(a.signal))})
 		return
@@ -144,6 +144,20 @@ func (a *Agent) onStopped(s stopResult) {
 	if d := a.pending; d != nil {
 		a.pending = nil
 		a.apply(*d)
+	}
+}
+
+func (a *Agent) stopInfo(g *group, early bool) StopInfo {
+	info := StopInfo{Epoch: g.epoch, Reason: a.whyStopped(), Early: early}
+	if a.pending != nil {
+		info.CauseKind = a.pending.CauseKind
+	}
+	return info
+}
+
+func (a *Agent) tellStopped(why StopInfo) {
+	for _, s := range a.parts.stoppers {
+		s.Stopped(why)
 	}
 }
 
@@ -196,11 +210,15 @@ func (a *Agent) lead(d Directive) {
 
 func (a *Agent) run(d Directive) {
 	a.last, a.fails, a.success = d, nil, false
-	p := d.Place
-	if a.cfg.Checkpoints != nil {
-		a.cfg.Checkpoints.World(d)
+	a.begin(Epoch{Directive: d})
+}
+
+// begin starts the workers of an epoch.
+func (a *Agent) begin(e Epoch) {
+	for _, s := range a.parts.starters {
+		s.Starting(e)
 	}
-	g, err := a.startGroup(d)
+	g, err := a.startGroup(e)
 	a.group = g
 	if outOfFiles(err) {
 		a.expelled(noFiles(err))
@@ -213,12 +231,17 @@ func (a *Agent) run(d Directive) {
 		a.stop(g, syscall.SIGTERM)
 		return
 	}
-	a.cfg.Rendezvous.Running(&d)
-	a.event("start", slog.Int("round", d.Round), slog.Int("epoch", d.Epoch), slog.Int("node", p.GroupRank), slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount), slog.String("cause", d.Cause), slog.String("cause_kind", d.CauseKind), slog.Any("pids", g.pids()))
-	attrs := []any{"round", d.Round, "epoch", d.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
+	a.cfg.Rendezvous.Running(&e.Directive)
+	a.observe(func(o Observer) { o.Started(StartInfo{Epoch: e, PIDs: g.pids()}) })
+	a.logStart(g)
+}
+
+func (a *Agent) logStart(g *group) {
+	e, p := g.epoch, g.epoch.Place
+	attrs := []any{"round", e.Round, "epoch", e.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
 		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "executable", a.cfg.Path}
-	if d.Cause != "" {
-		attrs = append(attrs, "cause", d.Cause)
+	if e.Cause != "" {
+		attrs = append(attrs, "cause", e.Cause)
 	}
 	if a.cfg.LogsKept {
 		attrs = append(attrs, "logs", g.attempt.Dir())
@@ -304,7 +327,7 @@ func (a *Agent) onSignal(sig os.Signal) {
 		return
 	}
 	if a.signal != 0 {
-		a.event("signal-again", slog.String("signal", proc.SignalName(s)))
+		a.observe(func(o Observer) { o.Signaled(SignalInfo{Signal: s, Again: true}) })
 		a.forceOnce()
 		return
 	}
@@ -314,14 +337,14 @@ func (a *Agent) onSignal(sig os.Signal) {
 	} else {
 		a.log.Warn("received a signal; stopping the workers", "signal", proc.SignalName(s), "grace", a.cfg.ShutdownTimeout.String())
 	}
-	a.event("signal", slog.String("signal", proc.SignalName(s)))
+	a.observe(func(o Observer) { o.Signaled(SignalInfo{Signal: s}) })
 	a.goodbye("received " + proc.SignalName(s))
 	if a.group == nil {
 		a.end(Result{Reason: policy.Signaled(int(s))})
 		return
 	}
-	if a.cfg.Checkpoints != nil && !a.success {
-		a.cfg.Checkpoints.Breakpoint(a.whyStopped(), true) // time is short
+	if !a.success {
+		a.tellStopped(a.stopInfo(a.group, true))
 	}
 	a.stop(a.group, s)
 }
@@ -401,10 +424,4 @@ func (a *Agent) call(what string, f func() error) {
 		case <-a.over:
 		}
 	})
-}
-
-func (a *Agent) event(name string, attrs ...slog.Attr) {
-	if a.cfg.Event != nil {
-		a.cfg.Event(name, attrs...)
-	}
 }

@@ -32,8 +32,11 @@ func TestMain(m *testing.M) {
 // seat is a rendezvous of one node: it releases at once, restarts while restarts are
 // left, and records what it is told.
 type seat struct {
-	dirs chan Directive
-	err  error
+	dirs     chan Directive
+	err      error
+	notices  chan Notice
+	world    []Member
+	worldErr error
 
 	mu       sync.Mutex
 	d        Directive
@@ -116,6 +119,23 @@ func (s *seat) Leave(_ context.Context, reason string, fs []verdict.Failure) (ve
 	defer s.note("leave: %s", reason)()
 	return verdict.Evidence{Failures: fs, WorldSize: 2, RestartsUsed: s.d.Place.RestartCount, MaxRestarts: s.max}, nil
 }
+
+func (s *seat) Cleared(context.Context, time.Time) error {
+	defer s.note("cleared")()
+	return nil
+}
+
+func (s *seat) Barred(_ context.Context, reason string) error {
+	defer s.note("barred: %s", reason)()
+	return nil
+}
+
+func (s *seat) World(context.Context) ([]Member, error) {
+	defer s.note("world")()
+	return s.world, s.worldErr
+}
+
+func (s *seat) Notices() <-chan Notice { return s.notices }
 
 func (s *seat) said() []string {
 	s.mu.Lock()

@@ -24,7 +24,7 @@ const lastLines = 2 << 10
 // bare is a failure without evidence from files.
 func (a *Agent) bare(g *group, w *worker, exit proc.Exit) verdict.Failure {
 	return verdict.Failure{
-		Node: g.d.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
+		Node: g.epoch.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
 		Rank: w.id.Rank, LocalRank: w.id.LocalRank, PID: w.proc.PID(), Role: w.id.Role,
 		ExitCode: exit.Code, At: exit.At, Stopped: g.stoppedIt(exit), ErrorFile: w.out.ErrorFile(),
 	}
@@ -128,8 +128,8 @@ func (a *Agent) oomSince(before int64) *verdict.OOM {
 func (a *Agent) cannotStart(g *group, err error) verdict.Failure {
 	i := len(g.workers)
 	return verdict.Failure{
-		Node: g.d.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
-		Rank: g.d.Place.RankBase + i, LocalRank: i, Role: a.cfg.Role,
+		Node: g.epoch.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host,
+		Rank: g.epoch.Place.RankBase + i, LocalRank: i, Role: a.cfg.Role,
 		ExitCode: cannotStartCode, At: now(), Message: err.Error(),
 	}
 }

@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,7 +16,7 @@ import (
 
 // group is the workers of one epoch on this node.
 type group struct {
-	d          Directive
+	epoch      Epoch
 	attempt    *logs.Attempt
 	workers    []*worker
 	left       int // workers that have not exited
@@ -51,11 +50,11 @@ type exited struct {
 	w *worker
 }
 
-// startGroup starts the workers of d in rank order. When one cannot be started, the
+// startGroup starts the workers of e in rank order. When one cannot be started, the
 // error names it and the group holds those before it.
-func (a *Agent) startGroup(d Directive) (*group, error) {
-	g := &group{d: d, oomKills: a.oomKills()}
-	attempt, err := a.cfg.Logs.Begin(d.Place.RestartCount)
+func (a *Agent) startGroup(e Epoch) (*group, error) {
+	g := &group{epoch: e, oomKills: a.oomKills()}
+	attempt, err := a.cfg.Logs.Begin(e.Place.RestartCount)
 	if err != nil {
 		return g, err
 	}
@@ -71,12 +70,12 @@ func (a *Agent) startGroup(d Directive) (*group, error) {
 
 // startWorker waits until patience for file descriptors.
 func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
-	w := &worker{id: logs.WorkerID{LocalRank: i, Rank: g.d.Place.RankBase + i, Node: g.d.Place.GroupRank, Role: a.cfg.Role}}
+	w := &worker{id: logs.WorkerID{LocalRank: i, Rank: g.epoch.Place.RankBase + i, Node: g.epoch.Place.GroupRank, Role: a.cfg.Role}}
 	err := withFiles(patience, func() (err error) { w.out, err = g.attempt.Worker(w.id); return err })
 	if err != nil {
 		return fmt.Errorf("logs of rank %d: %w", w.id.Rank, err)
 	}
-	spec, err := a.spec(g.d, w)
+	spec, err := a.spec(g.epoch, w)
 	if err != nil {
 		w.out.Started()
 		return err
@@ -92,15 +91,15 @@ func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
 	return nil
 }
 
-func (a *Agent) spec(d Directive, w *worker) (proc.Spec, error) {
-	vars := a.cfg.Vars(d.Place, w.id.LocalRank, w.out.ErrorFile())
-	vars.MaxRestarts = d.MaxRestarts
+func (a *Agent) spec(e Epoch, w *worker) (proc.Spec, error) {
+	vars := a.cfg.Vars(e.Place, w.id.LocalRank, w.out.ErrorFile())
+	vars.MaxRestarts = e.MaxRestarts
 	overlay, err := a.cfg.Preset.Environ(vars)
 	if err != nil {
 		return proc.Spec{}, err
 	}
-	if a.cfg.Checkpoints != nil {
-		overlay = append(overlay, a.cfg.Checkpoints.Environ(d)...)
+	for _, p := range a.parts.environers {
+		overlay = append(overlay, p.Environ(e, w.id.LocalRank)...)
 	}
 	s := proc.Spec{Path: a.cfg.Path, Args: a.cfg.ArgsOf(w.id.LocalRank), Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay), Stdin: a.cfg.Stdin, Stdout: w.out.Stdout(), Stderr: w.out.Stderr()}
 	if a.cfg.CPUs != nil {
@@ -165,7 +164,8 @@ func (a *Agent) onExit(e exited) {
 	g.left--
 	exit := w.proc.Exit()
 	act := a.cfg.Policy.Decide(policy.Exit{Code: exit.Code})
-	a.event("worker-exit", slog.Int("rank", w.id.Rank), slog.Int("local_rank", w.id.LocalRank), slog.Int("pid", w.proc.PID()), slog.Int("exit_code", exit.Code), slog.Bool("stopped", g.stopping))
+	info := ExitInfo{Worker: w.id, PID: w.proc.PID(), ExitCode: exit.Code, Stopped: g.stopping}
+	a.observe(func(o Observer) { o.Exited(info) })
 	switch {
 	case g.stopping && act == policy.Succeed:
 	case g.stopping:
@@ -190,15 +190,15 @@ func (a *Agent) fail(g *group, w *worker, exit proc.Exit, act policy.Action) {
 
 // report tells the rendezvous what has failed so far.
 func (a *Agent) report(g *group, act policy.Action) {
-	d, fs := g.d, own(g.failures)
+	d, fs := g.epoch.Directive, own(g.failures)
 	a.call("report the failure", func() error { return a.cfg.Rendezvous.Failing(a.ctx, d, act, fs) })
 }
 
 func (a *Agent) succeed(g *group) {
 	a.success = true
-	a.event("workers-succeeded")
+	a.observe(func(o Observer) { o.Succeeded(SuccessInfo{g.epoch}) })
 	a.stop(g, syscall.SIGTERM) // nobody is left but perhaps orphans
-	d := g.d
+	d := g.epoch.Directive
 	a.call("report success", func() error { return a.cfg.Rendezvous.Success(a.ctx, d) })
 }
 

@@ -37,6 +37,9 @@ const (
 	Stop Kind = "stop" // end the workers and join again
 	Done Kind = "done" // the whole job succeeded
 	Fail Kind = "fail" // the whole job failed: end the workers and leave
+	// Check: examine this node and answer with Cleared or Barred; any newer directive ends it.
+	Check Kind = "check"
+	Bar   Kind = "bar" // stay without workers until there is another directive
 )
 
 // Directive is the present duty of this node.
@@ -76,6 +79,14 @@ type Rendezvous interface {
 	Ready(ctx context.Context, d Directive, addr string, port int) error
 	Failing(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure) error
 	Success(ctx context.Context, d Directive) error
+	// Cleared and Barred answer a Check: this node may get workers until then (zero: for this launcher's life), or it
+	// must not, and why.
+	Cleared(ctx context.Context, until time.Time) error
+	Barred(ctx context.Context, reason string) error
+	// World is the newest world that was sealed, by group rank.
+	World(ctx context.Context) ([]Member, error)
+	// Notices carries messages beside the directives; nil if nobody reads them.
+	Notices() <-chan Notice
 	Leave(ctx context.Context, reason string, failures []verdict.Failure) (verdict.Evidence, error)
 }
 
@@ -90,18 +101,6 @@ type Store interface {
 type Processes interface {
 	Start(proc.Spec) (*proc.Process, error)
 	Stop(ps []*proc.Process, sig syscall.Signal, grace time.Duration, force <-chan struct{}) error
-}
-
-// Checkpoints keeps what the workers save in memory. Its methods do not block.
-type Checkpoints interface {
-	// Environ is laid over the environment of the workers of an epoch.
-	Environ(d Directive) []string
-	// World says which epoch's workers are about to start.
-	World(d Directive)
-	// Breakpoint says that the workers of an epoch have ended, or (early) are being
-	// told to end by a signal: what they left in memory is to be saved. reason is for
-	// people.
-	Breakpoint(reason string, early bool)
 }
 
 // Config describes this node's part of a job.
@@ -139,8 +138,10 @@ type Config struct {
 	Store      Store
 	Processes  Processes
 	Logs       *logs.Logs
-	// Checkpoints may be nil.
-	Checkpoints Checkpoints
+	// Parts take part in the workers' life, in this order.
+	Parts []Part
+	// Observers are told what happens.
+	Observers []Observer
 	// Memory reads the OOM kills of this container; nil when it cannot be read.
 	Memory func() (proc.MemoryState, error)
 	// Signals carries what the launcher received. Those of Terminate end the job
@@ -149,8 +150,6 @@ type Config struct {
 	Terminate func(os.Signal) bool
 	// Timers carries the workers' requests to the file timer; nil without one.
 	Timers <-chan filetimer.Request
-	// Event receives every state change once; nil drops them.
-	Event func(name string, attrs ...slog.Attr)
 	// LogsKept says in the log where the workers' files are.
 	LogsKept bool
 	Logger   *slog.Logger
@@ -192,5 +191,5 @@ func (c *Config) Validate() error {
 	case c.Rendezvous == nil || c.Store == nil || c.Processes == nil || c.Logs == nil:
 		return errors.New("launcher: Rendezvous, Store, Processes and Logs are required")
 	}
-	return c.Policy.Validate()
+	return errors.Join(validateParts(c.Parts), c.Policy.Validate())
 }

@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"fmt"
-	"log/slog"
 	"strconv"
 	"syscall"
 	"time"
@@ -209,8 +208,8 @@ func (a *Agent) expire(t target, timer filetimer.Timer) {
 		t.w.timer += fmt.Sprintf(" in its process %d", timer.PID)
 	}
 	a.log.Warn(what+", sent "+name, attrs...)
-	a.event("timer-expired", slog.Int("rank", t.w.id.Rank), slog.Int("local_rank", t.w.id.LocalRank), slog.Int("pid", timer.PID),
-		slog.String("scope", timer.Scope), slog.String("timeout", rounded(timer.After).String()), slog.String("signal", name))
+	info := TimerInfo{Worker: t.w.id, PID: timer.PID, Scope: timer.Scope, After: rounded(timer.After), Signal: timer.Signal}
+	a.observe(func(o Observer) { o.TimerExpired(info) })
 }
 
 // rounded hides the time that the request was on its way.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
@@ -129,6 +130,33 @@ func decision(a policy.Action) rendezvous.Decision {
 	}
 	return rendezvous.Permanent
 }
+
+// Cleared implements launcher.Rendezvous.
+func (a *adapter) Cleared(ctx context.Context, until time.Time) error {
+	return a.report(ctx, rendezvous.Cleared{ID: a.session.ID(), Until: until})
+}
+
+// Barred implements launcher.Rendezvous.
+func (a *adapter) Barred(ctx context.Context, reason string) error {
+	return a.report(ctx, rendezvous.Barred{ID: a.session.ID(), Reason: reason})
+}
+
+// World implements launcher.Rendezvous.
+func (a *adapter) World(ctx context.Context) ([]launcher.Member, error) {
+	world, err := a.session.World(ctx)
+	if err != nil {
+		return nil, classify(err)
+	}
+	members := make([]launcher.Member, len(world))
+	for i, m := range world {
+		members[i] = launcher.Member{GroupRank: m.GroupRank, Node: m.Node, Addr: m.Addr, RankBase: m.RankBase,
+			Slots: m.Slots, Role: m.Role, Ports: m.Ports}
+	}
+	return members, nil
+}
+
+// Notices implements launcher.Rendezvous.
+func (a *adapter) Notices() <-chan launcher.Notice { return nil }
 
 // Leave implements launcher.Rendezvous.
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {

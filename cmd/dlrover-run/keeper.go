@@ -432,9 +432,12 @@ func (k *keeper) daemonNow() (c *checkpointd.Control, expected bool) {
 	return k.control, k.started
 }
 
-// Environ implements launcher.Checkpoints.
-func (k *keeper) Environ(d launcher.Directive) []string {
-	env := []string{fmt.Sprintf("DLROVER_CKPT_EPOCH=%d.%d.%d", d.Term, d.Round, d.Epoch)}
+// Name implements launcher.Part.
+func (k *keeper) Name() string { return "checkpoints" }
+
+// Environ implements launcher.Environer.
+func (k *keeper) Environ(e launcher.Epoch, _ int) []string {
+	env := []string{fmt.Sprintf("DLROVER_CKPT_EPOCH=%d.%d.%d", e.Term, e.Round, e.Epoch)}
 	if k.dir != nil {
 		env = append(env, "DLROVER_CKPT_RUNTIME="+k.dir.Path())
 	}
@@ -455,46 +458,45 @@ func (k *keeper) pythonPath(env []string) []string {
 	return append(env, "PYTHONPATH="+path)
 }
 
-// World implements launcher.Checkpoints.
-func (k *keeper) World(d launcher.Directive) {
-	w := checkpointd.World{Term: d.Term, Round: d.Round, Epoch: d.Epoch, GroupRank: d.Place.GroupRank, GroupWorldSize: d.Place.GroupWorldSize,
-		RankBase: d.Place.RankBase, WorldSize: d.Place.WorldSize, LocalWorldSize: k.s.slots}
+// Starting implements launcher.Starter.
+func (k *keeper) Starting(e launcher.Epoch) {
+	w := checkpointd.World{Term: e.Term, Round: e.Round, Epoch: e.Epoch, GroupRank: e.Place.GroupRank, GroupWorldSize: e.Place.GroupWorldSize,
+		RankBase: e.Place.RankBase, WorldSize: e.Place.WorldSize, LocalWorldSize: k.s.slots}
 	k.mu.Lock()
 	k.world = w
 	k.mu.Unlock()
 	k.send(func(ctx context.Context, c *checkpointd.Control) error { return c.World(ctx, w) })
 }
 
-// Breakpoint implements launcher.Checkpoints. A signal is not a failure that the next
-// workers recover from, so --no-save-at-breakpoint does not count.
-func (k *keeper) Breakpoint(reason string, early bool) {
-	k.signaled = k.signaled || early
+// Stopped implements launcher.Stopper: what the workers left in memory is to be saved. A signal is not a failure that
+// the next workers recover from, so --no-save-at-breakpoint does not count.
+func (k *keeper) Stopped(why launcher.StopInfo) {
+	k.signaled = k.signaled || why.Early
 	if !k.s.ckpt.breakpoint && !k.signaled {
 		return
 	}
 	k.mu.Lock()
 	w := k.world // a daemon that has to be started again hears of the next one first
-	tell := func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, w, reason, early) }
+	tell := func(ctx context.Context, c *checkpointd.Control) error {
+		return c.Breakpoint(ctx, w, why.Reason, why.Early)
+	}
 	k.again, k.againUntil = tell, time.Now().Add(againFor)
 	k.mu.Unlock()
 	k.send(tell)
 }
 
-// end waits, for at most budget or until enough, for what is on its way to the disk,
-// and removes the run's memory if all of it got there. After it the daemon may be ended.
-func (k *keeper) end(budget time.Duration, enough <-chan os.Signal) {
-	if k == nil {
-		return
-	}
+// End implements launcher.Ender: it waits for what is on its way to the disk, and removes the run's memory if all of it
+// got there. After it the daemon may be ended.
+func (k *keeper) End(e launcher.Ending) {
 	defer close(k.quit)
-	ctx, cancel := context.WithTimeout(context.Background(), budget+orderBudget)
+	ctx, cancel := context.WithTimeout(context.Background(), e.Budget+orderBudget)
 	defer cancel()
 	done := make(chan struct{})
 	k.orders <- func() { // behind the last Breakpoint
 		defer close(done)
 		var left int
 		err := k.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) (err error) {
-			left, err = c.End(ctx, budget)
+			left, err = c.End(ctx, e.Budget)
 			return err
 		})
 		if err == nil && left > 0 { // its answer, which asking again does not change
@@ -506,7 +508,7 @@ func (k *keeper) end(budget time.Duration, enough <-chan os.Signal) {
 	}
 	select {
 	case <-done:
-	case <-enough:
+	case <-e.Enough:
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -97,6 +98,7 @@ type job struct {
 	adapter  *adapter
 	metrics  *metrics
 	keeper   *keeper
+	parts    []launcher.Part
 	timers   *filetimer.FIFO // nil: not asked for
 	inbox    *inbox
 	signals  chan os.Signal
@@ -147,6 +149,7 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 	}
 	j.adapter = newAdapter(session, j.endpoint.acl)
 	j.keeper = keep(j.s, j.log, j.procs, j.endpoint.daemons(j.s))
+	j.parts = append(j.parts, j.keeper)
 	j.metrics.checkpoints(j.keeper)
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
@@ -237,7 +240,7 @@ func (j *job) openEvents() (*eventlog.Log, error) {
 }
 
 func (j *job) observe(run string, n rendezvous.Note) {
-	j.events.Event("rendezvous-"+n.Event, slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("who", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes))
+	eventWriter{j.events}.rendezvous(n)
 	if n.Event == "last-call" || n.Event == "resume" {
 		j.log.Info("rendezvous: "+n.Event, "text", n.Text)
 	}
@@ -263,12 +266,12 @@ func (j *job) sessionConfig(started time.Time) api.SessionConfig {
 func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
-	cfg.Checkpoints, cfg.Env = j.keeper, j.keeper.pythonPath(cfg.Env)
+	cfg.Parts, cfg.Env = j.parts, j.keeper.pythonPath(cfg.Env)
 	if j.timers != nil {
 		cfg.Timers, cfg.Env = j.timers.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+j.timers.Path())
 	}
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
-	cfg.Event, cfg.Logger = j.event, j.log
+	cfg.Observers, cfg.Logger = j.observers(), j.log
 	cfg.LogsKept = j.s.logs.files(j.s.slots)
 	if memory, err := proc.OwnMemory("/proc", "/sys/fs/cgroup"); err == nil {
 		cfg.Memory = memory.Read
@@ -291,9 +294,15 @@ func workerEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "DLROVER_TOKEN=") })
 }
 
-func (j *job) event(name string, attrs ...slog.Attr) {
-	j.events.Event(name, attrs...)
-	j.metrics.count(name, attrs)
+// observers are those that were asked for.
+func (j *job) observers() (list []launcher.Observer) {
+	if j.events != nil {
+		list = append(list, eventWriter{j.events})
+	}
+	if j.metrics != nil {
+		list = append(list, j.metrics)
+	}
+	return list
 }
 
 // catchSignals takes the job's signals, and those that a PID 1 has to pass on.
@@ -330,7 +339,7 @@ func (j *job) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 
 // conclude says how the job ended.
 func (j *job) conclude(res launcher.Result) {
-	j.events.Event("end", slog.String("reason", res.Reason.String()), slog.String("verdict", res.Verdict))
+	eventWriter{j.events}.ended(res)
 	switch {
 	case res.Err != nil:
 		console.Complain(os.Stderr, "dlrover-run", res.Err)
@@ -372,7 +381,7 @@ func (j *job) copyErrorFile(f verdict.Failure) {
 }
 
 func (j *job) close(res launcher.Result) {
-	j.keeper.end(j.drainBudget(res), j.signals)
+	j.endParts(res)
 	if j.procs != nil {
 		j.closing("end processes", j.procs.Close())
 	}
@@ -400,6 +409,25 @@ func (j *job) close(res launcher.Result) {
 	}
 	j.metrics.close()
 	j.closing("close the event log", j.events.Close())
+}
+
+// endParts gives the parts the time that the job's end leaves; the next signal ends it.
+func (j *job) endParts(res launcher.Result) {
+	if len(j.parts) == 0 {
+		return
+	}
+	enough, done := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-j.signals:
+			close(enough)
+		case <-done:
+		}
+	})
+	launcher.EndParts(j.parts, launcher.Ending{Result: res, Budget: j.drainBudget(res), Enough: enough})
+	close(done)
+	wg.Wait()
 }
 
 // maxDrain bounds the wait for the last checkpoints of a job that was not told to end.

@@ -13,10 +13,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"dlrover-run/checkpointd/conns"
+	"dlrover-run/launcher"
 )
 
 // metrics are this launcher's own, served at --metrics-addr; a nil *metrics counts nothing.
 type metrics struct {
+	launcher.NopObserver
+
 	server *http.Server
 	done   chan struct{}
 	reg    *prometheus.Registry
@@ -66,23 +69,16 @@ func newMetrics() *metrics {
 	return m
 }
 
-// count derives the metrics from the events, so that both tell the same story.
-func (m *metrics) count(event string, attrs []slog.Attr) {
-	if m == nil {
-		return
-	}
-	v := map[string]slog.Value{}
-	for _, a := range attrs {
-		v[a.Key] = a.Value
-	}
-	switch event {
-	case "start":
-		m.starts.WithLabelValues(v["cause_kind"].String()).Inc()
-		m.world.Set(float64(v["world_size"].Int64()))
-		m.spent.Set(float64(v["restart_count"].Int64()))
-	case "worker-exit":
-		m.exits.WithLabelValues(strconv.FormatInt(v["exit_code"].Int64(), 10), strconv.FormatBool(v["stopped"].Bool())).Inc()
-	}
+// Started implements launcher.Observer.
+func (m *metrics) Started(i launcher.StartInfo) {
+	m.starts.WithLabelValues(i.Epoch.CauseKind).Inc()
+	m.world.Set(float64(i.Epoch.Place.WorldSize))
+	m.spent.Set(float64(i.Epoch.Place.RestartCount))
+}
+
+// Exited implements launcher.Observer.
+func (m *metrics) Exited(i launcher.ExitInfo) {
+	m.exits.WithLabelValues(strconv.Itoa(i.ExitCode), strconv.FormatBool(i.Stopped)).Inc()
 }
 
 // checkpoints adds what the checkpoint daemon knows.

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"log/slog"
+
+	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/rendezvous"
+)
+
+// eventWriter writes what happens on this node into the event log; docs/events.md has the names and fields.
+type eventWriter struct{ log *eventlog.Log }
+
+// Started implements launcher.Observer.
+func (w eventWriter) Started(i launcher.StartInfo) {
+	e, p := i.Epoch, i.Epoch.Place
+	w.log.Event("start", slog.Int("round", e.Round), slog.Int("epoch", e.Epoch), slog.Int("node", p.GroupRank),
+		slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount),
+		slog.String("cause", e.Cause), slog.String("cause_kind", e.CauseKind), slog.Any("pids", i.PIDs))
+}
+
+// Exited implements launcher.Observer.
+func (w eventWriter) Exited(i launcher.ExitInfo) {
+	w.log.Event("worker-exit", slog.Int("rank", i.Worker.Rank), slog.Int("local_rank", i.Worker.LocalRank),
+		slog.Int("pid", i.PID), slog.Int("exit_code", i.ExitCode), slog.Bool("stopped", i.Stopped))
+}
+
+// Succeeded implements launcher.Observer.
+func (w eventWriter) Succeeded(launcher.SuccessInfo) { w.log.Event("workers-succeeded") }
+
+// Stopped implements launcher.Observer.
+func (w eventWriter) Stopped(i launcher.StopInfo) {
+	w.log.Event("workers-stopped", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch))
+}
+
+// Signaled implements launcher.Observer.
+func (w eventWriter) Signaled(i launcher.SignalInfo) {
+	name := "signal"
+	if i.Again {
+		name = "signal-again"
+	}
+	w.log.Event(name, slog.String("signal", proc.SignalName(i.Signal)))
+}
+
+// TimerExpired implements launcher.Observer.
+func (w eventWriter) TimerExpired(i launcher.TimerInfo) {
+	w.log.Event("timer-expired", slog.Int("rank", i.Worker.Rank), slog.Int("local_rank", i.Worker.LocalRank),
+		slog.Int("pid", i.PID), slog.String("scope", i.Scope), slog.String("timeout", i.After.String()),
+		slog.String("signal", proc.SignalName(i.Signal)))
+}
+
+// Checked implements launcher.Observer.
+func (w eventWriter) Checked(i launcher.CheckInfo) {
+	attrs := []slog.Attr{slog.Bool("passed", i.Passed), slog.String("check", i.Part), slog.String("reason", i.Reason),
+		slog.Float64("took", i.Took.Seconds())}
+	if !i.Until.IsZero() {
+		attrs = append(attrs, slog.Time("until", i.Until))
+	}
+	w.log.Event("check", attrs...)
+}
+
+// Barred implements launcher.Observer.
+func (w eventWriter) Barred(i launcher.BarInfo) {
+	w.log.Event("barred", slog.String("cause", i.Cause), slog.String("cause_kind", i.CauseKind))
+}
+
+// Faulted implements launcher.Observer.
+func (w eventWriter) Faulted(i launcher.FaultInfo) {
+	w.log.Event("fault", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch), slog.String("part", i.Part),
+		slog.Int("rank", i.Failure.Rank), slog.Int("local_rank", i.Failure.LocalRank), slog.Int("pid", i.Failure.PID),
+		slog.String("why", i.Failure.Reason()), slog.String("action", i.Action.String()))
+}
+
+// rendezvous writes what happens in the rendezvous that this node serves.
+func (w eventWriter) rendezvous(n rendezvous.Note) {
+	w.log.Event("rendezvous-"+n.Event, slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("who", n.Node),
+		slog.String("text", n.Text), slog.Int("nodes", n.Nodes))
+}
+
+// ended writes how the job ended for this node.
+func (w eventWriter) ended(res launcher.Result) {
+	w.log.Event("end", slog.String("reason", res.Reason.String()), slog.String("verdict", res.Verdict))
+}

@@ -1,0 +1,121 @@
+package launcher
+
+import (
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/verdict"
+)
+
+// Observer is told what happens on this node, each thing once and in order, by the agent's loop: it must return soon.
+// Embed NopObserver to implement a part of it.
+type Observer interface {
+	// Started: all workers of an epoch have been started.
+	Started(StartInfo)
+	// Exited: a worker has ended.
+	Exited(ExitInfo)
+	// Succeeded: all workers of this node have exited with 0.
+	Succeeded(SuccessInfo)
+	// Stopped: nothing is left of an epoch's workers.
+	Stopped(StopInfo)
+	// Signaled: the launcher has received a signal that ends this node's part of the job.
+	Signaled(SignalInfo)
+	// TimerExpired: a process is killed because it did not release its timer in time.
+	TimerExpired(TimerInfo)
+	// Checked: a check of this node has given an answer that counts.
+	Checked(CheckInfo)
+	// Barred: this node was told to stay without workers.
+	Barred(BarInfo)
+	// Faulted: a part of the launcher has ended the epoch as failed.
+	Faulted(FaultInfo)
+}
+
+// StartInfo tells of the start of an epoch's workers.
+type StartInfo struct {
+	Epoch Epoch
+	PIDs  []int // by local rank
+}
+
+// ExitInfo tells of the end of one worker.
+type ExitInfo struct {
+	Worker   logs.WorkerID
+	PID      int
+	ExitCode int  // -n: ended by signal n
+	Stopped  bool // the launcher was stopping the workers
+}
+
+// SuccessInfo tells of the success of this node's workers.
+type SuccessInfo struct{ Epoch Epoch }
+
+// StopInfo tells of the end of an epoch's workers.
+type StopInfo struct {
+	Epoch     Epoch
+	Reason    string // why they have ended, in a few words
+	CauseKind string // of the directive that stopped them; "" if none did
+	Early     bool   // they have not ended: a signal is about to end them
+}
+
+// SignalInfo tells of a signal that ends this node's part.
+type SignalInfo struct {
+	Signal syscall.Signal
+	Again  bool // not the first one: the workers get no more grace
+}
+
+// TimerInfo tells of a timer that has expired.
+type TimerInfo struct {
+	Worker logs.WorkerID
+	PID    int // of the worker or of a process of its session
+	Scope  string
+	After  time.Duration // what the timer was set to, rounded
+	Signal syscall.Signal
+}
+
+// CheckInfo tells of the answer of this node's check.
+type CheckInfo struct {
+	Part string // that did not pass; "" if all have
+	CheckResult
+	Took time.Duration
+}
+
+// BarInfo tells why this node gets no workers.
+type BarInfo struct{ Cause, CauseKind string }
+
+// FaultInfo tells of a failure that a part has found.
+type FaultInfo struct {
+	Epoch   Epoch
+	Part    string
+	Failure verdict.Failure
+	Action  policy.Action
+}
+
+// NopObserver is an Observer that does nothing.
+type NopObserver struct{}
+
+// Started implements Observer.
+func (NopObserver) Started(StartInfo) {}
+
+// Exited implements Observer.
+func (NopObserver) Exited(ExitInfo) {}
+
+// Succeeded implements Observer.
+func (NopObserver) Succeeded(SuccessInfo) {}
+
+// Stopped implements Observer.
+func (NopObserver) Stopped(StopInfo) {}
+
+// Signaled implements Observer.
+func (NopObserver) Signaled(SignalInfo) {}
+
+// TimerExpired implements Observer.
+func (NopObserver) TimerExpired(TimerInfo) {}
+
+// Checked implements Observer.
+func (NopObserver) Checked(CheckInfo) {}
+
+// Barred implements Observer.
+func (NopObserver) Barred(BarInfo) {}
+
+// Faulted implements Observer.
+func (NopObserver) Faulted(FaultInfo) {}

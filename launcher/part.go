@@ -1,0 +1,129 @@
+package launcher
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+)
+
+// Part takes part in the life of a node's workers. What it takes part in is said by the optional interfaces below that
+// it implements as well. The agent calls the parts in the order of Config.Parts, EndParts in the reverse order.
+//
+// Methods are called by the agent's loop and must return soon, except for Check, Watch and End.
+type Part interface {
+	// Name is what messages call the part; no two parts of one launcher have the same.
+	Name() string
+}
+
+// Checker examines this node before it gets workers. One Checker is asked after the other, until one does not pass.
+type Checker interface {
+	// Check returns soon after ctx ends, which it does when anything else is to be done: its answer does not count any
+	// more then. An error says that the node could not be examined, which bars it as a check that did not pass.
+	Check(ctx context.Context, d Directive) (CheckResult, error)
+}
+
+// CheckResult is the answer of a Checker.
+type CheckResult struct {
+	Passed bool
+	Reason string    // why not, in one line
+	Until  time.Time // how long a pass holds; zero: for this launcher's life
+}
+
+// Environer sets variables of the workers' environment.
+type Environer interface {
+	// Environ is laid over what the preset sets for the worker of an epoch, as KEY=VALUE.
+	Environ(e Epoch, localRank int) []string
+}
+
+// Starter hears of an epoch before its first worker is started.
+type Starter interface {
+	Starting(e Epoch)
+}
+
+// Watcher watches over running workers.
+type Watcher interface {
+	// Watch has a goroutine of its own for every epoch. pids are the workers' by local rank. It returns soon after ctx
+	// ends, which it does when the workers have ended or are being stopped.
+	Watch(ctx context.Context, e Epoch, pids []int, c Control)
+}
+
+// Control is how a Watcher acts on the epoch that it watches. Its methods do not block and may be called by any
+// goroutine.
+type Control interface {
+	// Fail ends the epoch as the failure of a worker does that act is the answer to; policy.Succeed counts as
+	// policy.RestartCharged. Of f, Rank, LocalRank, PID and Message are the caller's to set; what it leaves out of
+	// the rest is filled in. Only the first failure of an epoch counts, and none of an epoch that is over.
+	Fail(f verdict.Failure, act policy.Action)
+}
+
+// Stopper hears of the end of an epoch's workers.
+type Stopper interface {
+	// Stopped is called when all workers have ended. Before that it is called with why.Early if a signal is about to
+	// end them: time is short then.
+	Stopped(why StopInfo)
+}
+
+// Spawner starts the workers instead of Config.Processes. At most one part is a Spawner.
+type Spawner interface {
+	// Spawn returns a process that Config.Processes can stop.
+	Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error)
+}
+
+// Noticer gets every notice that the rendezvous sends to this node.
+type Noticer interface {
+	Notice(topic, body string)
+}
+
+// WorldNeeder says whether Epoch.World is to be filled in.
+type WorldNeeder interface {
+	NeedsWorld() bool
+}
+
+// Ender finishes what the part has begun; see EndParts.
+type Ender interface {
+	// End may take e.Budget, or until e.Enough is closed.
+	End(e Ending)
+}
+
+// Ending is the time that is left after the verdict.
+type Ending struct {
+	Result Result
+	Budget time.Duration   // of all parts together, when EndParts is called; what is left of it, when End is
+	Enough <-chan struct{} // closed by a signal: no more patience
+}
+
+// Epoch is what the workers of one start have in common on this node.
+type Epoch struct {
+	Directive // of kind Run
+	// World is every node by group rank, this one included; nil unless a WorldNeeder asks for it.
+	World []Member
+}
+
+// Member is one node of a world.
+type Member struct {
+	GroupRank       int
+	Node            string // what people call it
+	Addr            string // where other nodes reach it
+	RankBase, Slots int    // its workers have the ranks from RankBase to RankBase+Slots-1
+	Role            string
+	Ports           []int // free TCP ports that its workers may listen on
+}
+
+// Notice is a short message of the rendezvous beside the directives.
+type Notice struct{ Topic, Body string }
+
+// EndParts ends the parts, the last one first, after the job's verdict has been told.
+func EndParts(parts []Part, e Ending) {
+	deadline := now().Add(e.Budget)
+	for _, p := range slices.Backward(parts) {
+		if ender, ok := p.(Ender); ok {
+			e.Budget = max(0, time.Until(deadline))
+			ender.End(e)
+		}
+	}
+}
