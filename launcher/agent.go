@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -32,15 +33,24 @@ type Agent struct {
 
 	exits   chan exited
 	stopped chan stopResult
+	checked chan *check
+	worlds  chan *fetch
+	notices <-chan Notice // nil if no part wants them
 	errs    chan error
 
 	last    Directive  // the newest epoch whose workers were started
 	group   *group     // nil when nothing of a group is left
-	pending *Directive // to be applied when the group is gone
+	check   *check     // nil when none is under way; without a group
+	fetch   *fetch     // nil when none is under way; without a group
+	pending *Directive // to be applied when the group is gone or the check is over
 	fails   []verdict.Failure
 	signal  syscall.Signal // what told this node to end
 	success bool           // the workers of this epoch succeeded; the others are waited for
 	result  *Result
+
+	barred      *BarInfo // the Bar that counts
+	failedCheck string   // why this node has not passed its newest check
+	unknown     []Kind   // of directives, that have been logged
 }
 
 func now() time.Time { return time.Now() }
@@ -56,6 +66,10 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, parts: sortParts(cfg.Parts), log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
 		exits: make(chan exited), stopped: make(chan stopResult), errs: make(chan error),
+		checked: make(chan *check), worlds: make(chan *fetch),
+	}
+	if len(a.parts.noticers) > 0 {
+		a.notices = cfg.Rendezvous.Notices()
 	}
 	return a, nil
 }
@@ -93,22 +107,33 @@ func (a *Agent) next() {
 		a.onTimer(r)
 	case <-a.alarm():
 		a.onAlarm()
+	case f := <-a.faults():
+		a.onFault(f)
+	case c := <-a.checked:
+		a.onChecked(c)
+	case f := <-a.worlds:
+		a.onWorld(f)
+	case n, ok := <-a.notices:
+		a.onNotice(n, ok)
 	case err := <-a.errs:
 		a.expelled(err)
 	}
 }
 
-// onDirective applies a duty, after the workers of another epoch have ended.
+// onDirective applies a duty, after the workers of another epoch have ended, or the check of this node.
 func (a *Agent) onDirective(d Directive) {
-	if d.Kind == Run && same(d, a.last) {
+	if a.strange(d.Kind) || d.Kind == Run && same(d, a.last) {
 		return // a daemon that was started again confirms what runs, or has run
 	}
-	if a.group == nil {
+	if a.group == nil && a.check == nil {
 		a.apply(d)
 		return
 	}
 	a.pending = &d
-	if !a.group.stopping {
+	switch {
+	case a.check != nil:
+		a.check.cancel()
+	case !a.group.stopping:
 		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", d.Cause)
 		a.stop(a.group, syscall.SIGTERM)
 	}
@@ -148,7 +173,7 @@ func (a *Agent) onStopped(s stopResult) {
 }
 
 func (a *Agent) stopInfo(g *group, early bool) StopInfo {
-	info := StopInfo{Epoch: g.epoch, Reason: a.whyStopped(), Early: early}
+	info := StopInfo{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early}
 	if a.pending != nil {
 		info.CauseKind = a.pending.CauseKind
 	}
@@ -162,7 +187,7 @@ func (a *Agent) tellStopped(why StopInfo) {
 }
 
 // whyStopped says in a few words why the workers have ended.
-func (a *Agent) whyStopped() string {
+func (a *Agent) whyStopped(g *group) string {
 	switch {
 	case a.success:
 		return "the workers have ended"
@@ -170,27 +195,26 @@ func (a *Agent) whyStopped() string {
 		return "received " + proc.SignalName(a.signal)
 	case a.pending != nil && a.pending.Cause != "":
 		return a.pending.Cause
+	case g.fault != "":
+		return g.fault
 	}
 	return "a worker failed"
 }
 
 // apply carries out a duty on a node without workers.
 func (a *Agent) apply(d Directive) {
+	a.dropFetch()
 	switch d.Kind {
 	case Wait:
-		if d.Cause != "" {
-			a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
-			return
-		}
-		level := slog.LevelDebug
-		if a.last.Round == 0 {
-			level = slog.LevelInfo
-		}
-		a.log.Log(a.ctx, level, "waiting for the other nodes")
+		a.wait(d)
 	case Lead:
 		a.lead(d)
 	case Run:
 		a.run(d)
+	case Check:
+		a.startCheck(d)
+	case Bar:
+		a.bar(d)
 	case Stop:
 		a.rejoin(d)
 	case Done:
@@ -200,8 +224,22 @@ func (a *Agent) apply(d Directive) {
 	}
 }
 
+func (a *Agent) wait(d Directive) {
+	a.unbar()
+	if d.Cause != "" {
+		a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
+		return
+	}
+	level := slog.LevelDebug
+	if a.last.Round == 0 {
+		level = slog.LevelInfo
+	}
+	a.log.Log(a.ctx, level, "waiting for the other nodes")
+}
+
 // lead makes the store fresh before anyone starts a worker.
 func (a *Agent) lead(d Directive) {
+	a.unbar()
 	a.cfg.Store.Reset()
 	a.call("report ready", func() error {
 		return a.cfg.Rendezvous.Ready(a.ctx, d, a.cfg.Addr, a.cfg.Store.Port())
@@ -209,7 +247,12 @@ func (a *Agent) lead(d Directive) {
 }
 
 func (a *Agent) run(d Directive) {
+	a.unbar()
 	a.last, a.fails, a.success = d, nil, false
+	if a.needsWorld() {
+		a.fetchWorld(d)
+		return
+	}
 	a.begin(Epoch{Directive: d})
 }
 
@@ -234,6 +277,7 @@ func (a *Agent) begin(e Epoch) {
 	a.cfg.Rendezvous.Running(&e.Directive)
 	a.observe(func(o Observer) { o.Started(StartInfo{Epoch: e, PIDs: g.pids()}) })
 	a.logStart(g)
+	a.watchGroup(g)
 }
 
 func (a *Agent) logStart(g *group) {
@@ -268,12 +312,23 @@ func (a *Agent) leave(d Directive, reason string) {
 		return
 	}
 	ev.Failures = merge(ev.Failures, a.fails)
-	v := verdict.Judge(ev)
+	a.end(a.failed(d, verdict.Judge(ev)))
+}
+
+// failed is the result of a job that failed as d says.
+func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 	res := Result{Reason: reasonOf(v, a.cfg.Policy, d.CauseKind), Verdict: v.Line(), Local: a.fails, Root: rootOf(a.fails, v)}
-	if v.Root == nil && v.Loss == nil {
+	if _, ordered := orderReason(d.CauseKind); ordered && d.Cause != "" || v.Root == nil && v.Loss == nil {
 		res.Verdict = d.Cause
 	}
-	a.end(res)
+	if a.failedCheck == "" {
+		return res
+	}
+	res.Reason = policy.NodeCheckFailed
+	if !strings.Contains(res.Verdict, a.failedCheck) {
+		res.Verdict += "; this node had not passed its check: " + a.failedCheck
+	}
+	return res
 }
 
 // maxReported bounds the failures that one node reports.

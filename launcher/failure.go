@@ -139,22 +139,42 @@ const cannotStartCode = 126
 
 // reasonOf classifies the end of the job for --exit-code-policy=reason.
 func reasonOf(v verdict.Verdict, p policy.Config, causeKind string) policy.Reason {
+	if r, ordered := orderReason(causeKind); ordered {
+		return r
+	}
 	switch {
 	case v.Loss != nil:
 		return policy.NodeLost
-	case causeKind == "timeout":
+	case causeKind == CauseTimeout:
 		return policy.RendezvousTimeout
 	case v.Root == nil:
 		return policy.RendezvousClosed
 	case v.Root.OOM != nil:
 		return policy.OutOfMemory
-	case v.Root.PID == 0:
+	case v.Root.PID == 0 && v.Root.ExitCode == cannotStartCode:
 		return policy.CannotExecute
 	case p.Decide(policy.Exit{Code: v.Root.ExitCode}) == policy.Fail:
 		return policy.WorkerPermanent
 	default:
 		return policy.WorkerFailed
 	}
+}
+
+// orderReason is the reason of a job that something outside of it has ended; false if its own nodes and workers did.
+func orderReason(causeKind string) (policy.Reason, bool) {
+	switch causeKind {
+	case CauseCheck:
+		return policy.TooFewPassed, true
+	case CauseHang:
+		return policy.Hung, true
+	case CauseDeadline:
+		return policy.Deadline, true
+	case CauseNoStep:
+		return policy.NoFirstStep, true
+	case CauseOperator:
+		return policy.OperatorStop, true
+	}
+	return 0, false
 }
 
 func reasonOfErr(err error) policy.Reason {

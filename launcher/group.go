@@ -1,9 +1,11 @@
 package launcher
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -26,6 +28,11 @@ type group struct {
 	oomKills   int64 // of this container when the group started
 	failures   []verdict.Failure
 	timers     timers
+
+	endWatch context.CancelFunc // of the watchers; nil without any
+	watchers sync.WaitGroup
+	faults   chan fault // what they find
+	fault    string     // what a part has ended the epoch for
 }
 
 type worker struct {
@@ -80,7 +87,7 @@ func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
 		w.out.Started()
 		return err
 	}
-	err = withFiles(patience, func() (err error) { w.proc, err = a.cfg.Processes.Start(spec); return err })
+	err = withFiles(patience, func() (err error) { w.proc, err = a.spawn(spec, w.id); return err })
 	w.out.Started()
 	if err != nil {
 		return fmt.Errorf("start rank %d: %w", w.id.Rank, err)
@@ -89,6 +96,13 @@ func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
 	g.left++
 	a.watch(g, w)
 	return nil
+}
+
+func (a *Agent) spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
+	if a.parts.spawner != nil {
+		return a.parts.spawner.Spawn(s, id)
+	}
+	return a.cfg.Processes.Start(s)
 }
 
 func (a *Agent) spec(e Epoch, w *worker) (proc.Spec, error) {
@@ -169,7 +183,9 @@ func (a *Agent) onExit(e exited) {
 	switch {
 	case g.stopping && act == policy.Succeed:
 	case g.stopping:
-		g.failures = append(g.failures, a.describe(g, w, exit))
+		if f := a.describe(g, w, exit); !g.blamed(f) {
+			g.failures = append(g.failures, f)
+		}
 	case act == policy.Succeed && g.left == 0:
 		a.succeed(g)
 	case act == policy.Succeed:
@@ -209,6 +225,9 @@ func (a *Agent) stop(g *group, sig syscall.Signal) {
 	}
 	g.stopping, g.stopSignal, g.stoppingAt = true, sig, now()
 	g.timers.end()
+	if g.endWatch != nil {
+		g.endWatch()
+	}
 	a.cfg.Rendezvous.Running(nil)
 	ps := make([]*proc.Process, len(g.workers))
 	for i, w := range g.workers {
@@ -219,6 +238,7 @@ func (a *Agent) stop(g *group, sig syscall.Signal) {
 		for _, w := range g.workers {
 			w.out.Drain(drainBudget)
 		}
+		g.watchers.Wait()
 		select {
 		case a.stopped <- stopResult{g, err}:
 		case <-a.over:

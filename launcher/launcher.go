@@ -51,10 +51,20 @@ type Directive struct {
 	Round, Epoch int
 	Place        Place // for Lead and Run
 	MaxRestarts  int   // of the whole job
-	// Cause says in one line why; CauseKind classifies it: worker-failure,
-	// node-loss, node-leave, growth, timeout, refusal (of another node, with Wait) or "".
+	// Cause says in one line why; CauseKind classifies it: worker-failure, node-loss, node-leave, growth, refusal (of
+	// another node, with Wait), one of the kinds below, or "".
 	Cause, CauseKind string
 }
+
+// The kinds of causes that decide about the exit status.
+const (
+	CauseTimeout  = "timeout"       // too few nodes in time
+	CauseCheck    = "check"         // checks of nodes that did not pass
+	CauseHang     = "hang"          // workers that made no progress
+	CauseDeadline = "deadline"      // the job has taken too long
+	CauseNoStep   = "no-first-step" // the job has not begun to train in time
+	CauseOperator = "operator"      // somebody's order
+)
 
 // Place is this node's position in the world.
 type Place struct {

@@ -7,17 +7,36 @@ import (
 
 // parts are Config.Parts by what they take part in.
 type parts struct {
-	environers []Environer
-	starters   []Starter
-	stoppers   []Stopper
+	checkers     []named[Checker]
+	environers   []Environer
+	starters     []Starter
+	watchers     []named[Watcher]
+	stoppers     []Stopper
+	spawner      Spawner // nil: Config.Processes starts the workers
+	noticers     []Noticer
+	worldNeeders []WorldNeeder
+}
+
+// named is a part of which messages may have to speak.
+type named[T any] struct {
+	name string
+	part T
 }
 
 func sortParts(list []Part) parts {
-	return parts{
-		environers: only[Environer](list),
-		starters:   only[Starter](list),
-		stoppers:   only[Stopper](list),
+	p := parts{
+		checkers:     withNames[Checker](list),
+		environers:   only[Environer](list),
+		starters:     only[Starter](list),
+		watchers:     withNames[Watcher](list),
+		stoppers:     only[Stopper](list),
+		noticers:     only[Noticer](list),
+		worldNeeders: only[WorldNeeder](list),
 	}
+	if s := only[Spawner](list); len(s) > 0 {
+		p.spawner = s[0]
+	}
+	return p
 }
 
 // only returns the parts that implement T, in order.
@@ -25,6 +44,15 @@ func only[T any](list []Part) (found []T) {
 	for _, p := range list {
 		if t, ok := p.(T); ok {
 			found = append(found, t)
+		}
+	}
+	return found
+}
+
+func withNames[T any](list []Part) (found []named[T]) {
+	for _, p := range list {
+		if t, ok := p.(T); ok {
+			found = append(found, named[T]{p.Name(), t})
 		}
 	}
 	return found
@@ -55,5 +83,16 @@ func validateParts(list []Part) error {
 func (a *Agent) observe(tell func(Observer)) {
 	for _, o := range a.cfg.Observers {
 		tell(o)
+	}
+}
+
+// onNotice passes a notice on; the channel closes with the directives'.
+func (a *Agent) onNotice(n Notice, ok bool) {
+	if !ok {
+		a.notices = nil
+		return
+	}
+	for _, p := range a.parts.noticers {
+		p.Notice(n.Topic, n.Body)
 	}
 }

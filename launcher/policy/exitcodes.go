@@ -55,6 +55,13 @@ const (
 
 	CannotExecute Reason = 30 // the script or its interpreter cannot be started
 	LogDir        Reason = 31 // the log directory cannot be written
+
+	NodeCheckFailed Reason = 40 // this node has not passed its check
+	TooFewPassed    Reason = 41 // too few nodes have passed their checks
+	Hung            Reason = 42 // the workers made no progress and the restarts are used up
+	Deadline        Reason = 43 // the job was not done in time
+	NoFirstStep     Reason = 44 // the job did not make its first step in time
+	OperatorStop    Reason = 45 // an operator has stopped the job
 )
 
 // Signaled is the reason of a launcher that stops because it received signal n.
@@ -63,7 +70,8 @@ func Signaled(n int) Reason { return Reason(128 + n) }
 // Reasons lists all reasons except the Signaled ones, in order of their codes.
 func Reasons() []Reason {
 	return []Reason{Success, Unclassified, Usage, WorkerFailed, WorkerPermanent, OutOfMemory, NodeLost,
-		RendezvousTimeout, RendezvousClosed, MasterUnreachable, TokenRefused, CannotExecute, LogDir}
+		RendezvousTimeout, RendezvousClosed, MasterUnreachable, TokenRefused, CannotExecute, LogDir,
+		NodeCheckFailed, TooFewPassed, Hung, Deadline, NoFirstStep, OperatorStop}
 }
 
 // Code is the launcher's exit status.
@@ -104,6 +112,18 @@ func (r Reason) String() string {
 		return "the worker's command cannot be started"
 	case LogDir:
 		return "the log directory cannot be written"
+	case NodeCheckFailed:
+		return "this node has not passed its check"
+	case TooFewPassed:
+		return "too few nodes have passed their checks"
+	case Hung:
+		return "the workers hung and no restart was left"
+	case Deadline:
+		return "the job was not done in time"
+	case NoFirstStep:
+		return "the job did not make its first step in time"
+	case OperatorStop:
+		return "an operator stopped the job"
 	}
 	if name := unix.SignalName(syscall.Signal(r - 128)); name != "" {
 		return "ended by " + name

@@ -2,7 +2,10 @@ package policy_test
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -181,4 +184,27 @@ func TestReasonCodes(t *testing.T) {
 	}
 	require.NoError(t, policy.ReasonCodes.Validate())
 	require.ErrorContains(t, policy.CodePolicy("shell").Validate(), `exit code policy "shell" is unknown: use torchrun or reason`)
+}
+
+func TestReasonsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/exit-codes.md")
+	require.NoError(t, err)
+	var listed, known []string
+	for _, row := range regexp.MustCompile(`(?m)^\| (\d+) \|`).FindAllStringSubmatch(string(doc), -1) {
+		listed = append(listed, row[1])
+	}
+	for _, r := range policy.Reasons() {
+		known = append(known, strconv.Itoa(int(r)))
+	}
+	require.Equal(t, known, listed)
+}
+
+// The statuses are an interface: this list only grows.
+func TestReasonsKeepTheirCodes(t *testing.T) {
+	var codes []int
+	for _, r := range policy.Reasons() {
+		codes = append(codes, int(r))
+	}
+	require.Equal(t, []int{0, 1, 2, 10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 40, 41, 42, 43, 44, 45}, codes)
+	require.Equal(t, "an operator stopped the job", policy.OperatorStop.String())
 }

@@ -1,0 +1,698 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+)
+
+// diary is what parts and observers were told, in order.
+type diary struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (d *diary) write(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lines = append(d.lines, fmt.Sprintf(format, args...))
+}
+
+func (d *diary) read() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.lines)
+}
+
+// everything is a part that takes part in all there is and starts the workers by itself.
+type everything struct {
+	diary
+	name  string
+	procs Processes
+	watch func(ctx context.Context, e Epoch, pids []int, c Control)
+}
+
+func (p *everything) Name() string     { return p.name }
+func (p *everything) Starting(e Epoch) { p.write("starting %d", e.Epoch) }
+func (p *everything) NeedsWorld() bool { return true }
+func (p *everything) End(e Ending)     { p.write("end %s within %s", e.Result.Reason, e.Budget) }
+
+func (p *everything) Environ(e Epoch, localRank int) []string {
+	return []string{fmt.Sprintf("FROM_PART=%s %d of %d", e.World[0].Node, localRank, e.Place.WorldSize), "TORCHELASTIC_RUN_ID=over"}
+}
+
+func (p *everything) Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
+	p.write("spawn %d", id.LocalRank)
+	return p.procs.Start(s)
+}
+
+func (p *everything) Watch(ctx context.Context, e Epoch, pids []int, c Control) {
+	p.write("watch %d pids of %d", len(pids), e.Epoch)
+	if p.watch != nil {
+		p.watch(ctx, e, pids, c)
+	}
+	<-ctx.Done()
+	p.write("watched")
+}
+
+func (p *everything) Stopped(why StopInfo) {
+	p.write("stopped %d: %s (%s) %t", why.Epoch.Epoch, why.Reason, why.CauseKind, why.Early)
+}
+
+func TestPartsAreCalledInOrder(t *testing.T) {
+	r := newRig(t, `echo "$FROM_PART $TORCHELASTIC_RUN_ID" > $DIR/$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
+	p := &everything{name: "all", procs: r.cfg.Processes}
+	r.cfg.Parts = []Part{p}
+	r.seat.world = []Member{{Node: "node-x", Slots: 2}}
+	r.whenUp(t, func() { r.seat.order(Stop, "the world grows") })
+	res := r.run(t)
+	require.Equal(t, policy.Success, res.Reason)
+	EndParts(r.cfg.Parts, Ending{Result: res})
+	require.Equal(t, []string{
+		"starting 0", "spawn 0", "spawn 1", "watch 2 pids of 0", "watched", "stopped 0: the world grows () false",
+		"starting 1", "spawn 0", "spawn 1", "watch 2 pids of 1", "watched", "stopped 1: the workers have ended () false",
+		"end success within 0s",
+	}, p.read())
+	require.Equal(t, "node-x 1 of 2 over\n", r.read(t, "1"))
+	require.Equal(t, []string{"ready", "world", "rejoin", "ready", "world", "success", "leave: done"}, r.seat.said())
+}
+
+func TestSignalIsToldEarly(t *testing.T) {
+	r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
+	p := &stopper{}
+	r.cfg.Parts = []Part{p}
+	r.whenUp(t, func() { r.signals <- syscall.SIGTERM })
+	r.run(t)
+	require.Equal(t, []string{"received SIGTERM true", "received SIGTERM false"}, p.read())
+}
+
+type stopper struct{ diary }
+
+func (p *stopper) Name() string         { return "stopper" }
+func (p *stopper) Stopped(why StopInfo) { p.write("%s %t", why.Reason, why.Early) }
+
+func TestStopSaysItsCause(t *testing.T) {
+	a := &Agent{pending: &Directive{Kind: Stop, Cause: "scaled", CauseKind: CauseOperator}}
+	info := a.stopInfo(&group{epoch: Epoch{Directive: Directive{Round: 3}}}, false)
+	require.Equal(t, StopInfo{Epoch: Epoch{Directive: Directive{Round: 3}}, Reason: "scaled", CauseKind: CauseOperator}, info)
+}
+
+// watcher is a part that does one thing as soon as workers run.
+type watcher func(ctx context.Context, e Epoch, pids []int, c Control)
+
+func (w watcher) Name() string { return "watcher" }
+
+func (w watcher) Watch(ctx context.Context, e Epoch, pids []int, c Control) { w(ctx, e, pids, c) }
+
+func TestFailureFromOutsideRestarts(t *testing.T) {
+	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; exec sleep 60`, 1)
+	why := &stopper{}
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, e Epoch, pids []int, c Control) {
+		if e.Epoch == 0 {
+			c.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: pids[1], Message: "no progress for 600 s"}, policy.RestartFree)
+			c.Fail(verdict.Failure{Message: "too late"}, policy.Fail)
+		}
+		<-ctx.Done()
+	}), why}
+	seen := &observed{}
+	r.cfg.Observers = []Observer{seen}
+	require.Equal(t, policy.Success, r.run(t).Reason)
+	require.Equal(t, "failing: restart, not charged", r.seat.said()[1])
+	f := r.seat.failures[0]
+	require.Equal(t, []any{"no progress for 600 s", "node-x", "host-x", "default", 1, false}, []any{f.Message, f.NodeName, f.Host, f.Role, f.ExitCode, f.At.IsZero()})
+	require.Len(t, r.seat.failures, 2, "reported, and told again with the request to rejoin: %v", r.seat.failures)
+	require.Equal(t, "no progress for 600 s (exit code 1) false", why.read()[0])
+	require.Contains(t, seen.read(), "faulted watcher rank 1: restart, not charged")
+}
+
+func TestFailureFromOutsideForGood(t *testing.T) {
+	r := newRig(t, `exec sleep 60`, 5)
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, _ Epoch, pids []int, c Control) {
+		c.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: pids[1], Message: "the GPU is gone"}, policy.Fail)
+	})}
+	res := r.run(t)
+	require.Equal(t, "failing: fail", r.seat.said()[1])
+	require.Regexp(t, `^rank 1 .*pid [1-9].* failed first: the GPU is gone`, res.Verdict)
+	require.Equal(t, 1, res.Local[res.Root].Rank)
+	require.Len(t, res.Local, 2, "the worker that was blamed is listed once")
+}
+
+func TestFailureThatAsksForSuccessRestarts(t *testing.T) {
+	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; exec sleep 60`, 1)
+	r.cfg.Parts = []Part{watcher(func(_ context.Context, e Epoch, _ []int, c Control) {
+		if e.Epoch == 0 {
+			c.Fail(verdict.Failure{Message: "x", ExitCode: -6, Role: "r", At: time.Unix(9, 0)}, policy.Succeed)
+		}
+	})}
+	require.Equal(t, policy.Success, r.run(t).Reason)
+	require.Equal(t, "failing: restart", r.seat.said()[1])
+	require.Equal(t, []any{-6, "r", time.Unix(9, 0)}, []any{r.seat.failures[0].ExitCode, r.seat.failures[0].Role, r.seat.failures[0].At})
+}
+
+// The failure of an epoch that is over is nobody's, whenever it is found.
+func TestFailureAfterTheEnd(t *testing.T) {
+	r := newRig(t, `exit 0`, 1)
+	log := &lockedBuffer{}
+	r.cfg.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var c Control
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, _ Epoch, _ []int, control Control) {
+		<-ctx.Done()
+		c = control
+		c.Fail(verdict.Failure{Message: "while stopping"}, policy.Fail)
+	})}
+	require.Equal(t, policy.Success, r.run(t).Reason)
+	c.Fail(verdict.Failure{Message: "after it"}, policy.Fail)
+	require.Contains(t, log.String(), `is over, or has failed before, is ignored" part=watcher why="while stopping"`)
+	require.Contains(t, log.String(), `why="after it"`)
+	require.Empty(t, r.seat.failures)
+}
+
+func TestFaultOfAGroupThatIsBeingStoppedDoesNotCount(t *testing.T) {
+	g := &group{stopping: true, faults: make(chan fault, 1)}
+	log := &lockedBuffer{}
+	a := &Agent{group: g, log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	g.faults <- fault{part: "p", failure: verdict.Failure{Message: "late"}}
+	a.onFault(<-a.faults())
+	require.Empty(t, g.failures)
+	require.Contains(t, log.String(), "why=late")
+	a.group = nil
+	require.Nil(t, a.faults())
+}
+
+func TestWatcherThatDoesNotReturnIsLeftBehind(t *testing.T) {
+	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
+	log, block := &lockedBuffer{}, make(chan struct{})
+	defer close(block)
+	r.cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	r.cfg.Parts = []Part{watcher(func(_ context.Context, e Epoch, _ []int, _ Control) {
+		if e.Epoch == 0 {
+			<-block
+		}
+	})}
+	r.whenUp(t, func() { r.seat.order(Stop, "the world grows") })
+	begun := time.Now()
+	require.Equal(t, policy.Success, r.run(t).Reason)
+	require.GreaterOrEqual(t, time.Since(begun), partGrace)
+	require.Equal(t, 1, strings.Count(log.String(), "a part of the launcher does not return"))
+	require.Contains(t, log.String(), "part=watcher")
+}
+
+// observed writes down what an Observer is told.
+type observed struct{ diary }
+
+func (o *observed) Started(i StartInfo) {
+	o.write("started %d with %d pids", i.Epoch.Epoch, len(i.PIDs))
+}
+func (o *observed) Exited(i ExitInfo) {
+	o.write("exited %d with %d %t", i.Worker.LocalRank, i.ExitCode, i.Stopped)
+}
+func (o *observed) Succeeded(i SuccessInfo) { o.write("succeeded %d", i.Epoch.Epoch) }
+func (o *observed) Stopped(i StopInfo)      { o.write("stopped %d", i.Epoch.Epoch) }
+func (o *observed) Signaled(i SignalInfo)   { o.write("%s %t", i.Signal, i.Again) }
+func (o *observed) TimerExpired(i TimerInfo) {
+	o.write("timer %s of %d after %s: %s", i.Scope, i.Worker.Rank, i.After, i.Signal)
+}
+func (o *observed) Checked(i CheckInfo) { o.write("checked %q %t %s", i.Part, i.Passed, i.Reason) }
+func (o *observed) Barred(i BarInfo)    { o.write("barred %s: %s", i.CauseKind, i.Cause) }
+func (o *observed) Faulted(i FaultInfo) {
+	o.write("faulted %s rank %d: %s", i.Part, i.Failure.Rank, i.Action)
+}
+
+func TestObserversHearEverythingOnce(t *testing.T) {
+	r := newRig(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; [ $RANK = 1 ] && exec sleep 60; exit 7`, 1)
+	one, other := &observed{}, &observed{}
+	r.cfg.Observers = []Observer{one, NopObserver{}, other}
+	require.Equal(t, policy.Success, r.run(t).Reason)
+	lines := one.read()
+	require.Equal(t, lines, other.read())
+	require.Equal(t, []string{"started 0 with 2 pids", "exited 0 with 7 false", "exited 1 with -15 true", "stopped 0", "started 1 with 2 pids"}, lines[:5])
+	require.ElementsMatch(t, []string{"exited 0 with 0 false", "exited 1 with 0 false"}, lines[5:7])
+	require.Equal(t, []string{"succeeded 1", "stopped 1"}, lines[7:])
+}
+
+func TestObserversHearOfSignals(t *testing.T) {
+	r := newRig(t, `trap '' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
+	seen := &observed{}
+	r.cfg.Observers = []Observer{seen}
+	r.whenUp(t, func() { r.signals <- syscall.SIGTERM; r.signals <- syscall.SIGTERM })
+	r.run(t)
+	require.Equal(t, []string{"terminated false", "terminated true"}, seen.read()[1:3])
+}
+
+func TestNobodyToTellCostsNothing(t *testing.T) {
+	a := &Agent{log: slog.New(slog.DiscardHandler)}
+	g := &group{epoch: Epoch{Directive: Directive{Round: 1}}}
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		a.observe(func(o Observer) { o.Started(StartInfo{Epoch: g.epoch, PIDs: g.pids()}) })
+		a.tellStopped(StopInfo{Epoch: g.epoch})
+		a.watchGroup(g)
+	}))
+	require.Nil(t, g.faults)
+	require.False(t, a.needsWorld())
+}
+
+// ender takes some time of the end.
+type ender struct {
+	*diary
+	name string
+	took time.Duration
+}
+
+func (p ender) Name() string { return p.name }
+
+func (p ender) End(e Ending) {
+	p.write("%s may take %s", p.name, e.Budget)
+	time.Sleep(p.took)
+}
+
+func TestPartsEndInReverseOrderWithinOneBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &diary{}
+		EndParts([]Part{ender{d, "first", 0}, &stopper{}, ender{d, "second", time.Hour}, ender{d, "third", 4 * time.Second}},
+			Ending{Budget: 10 * time.Second})
+		require.Equal(t, []string{"third may take 10s", "second may take 6s", "first may take 0s"}, d.read())
+	})
+}
+
+// bare is an agent in a bubble that gets no workers.
+type bare struct {
+	*seat
+	cfg  Config
+	log  *lockedBuffer
+	done chan Result
+}
+
+func newBare(parts ...Part) *bare {
+	b := &bare{seat: &seat{dirs: make(chan Directive, 8)}, log: &lockedBuffer{}, done: make(chan Result, 1)}
+	b.cfg = Config{
+		Slots: 2, Path: "/bin/false", Rendezvous: b, Store: &store{}, Logs: &logs.Logs{}, Parts: parts,
+		Processes: struct{ Processes }{}, // nothing is started
+		Logger:    slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	return b
+}
+
+// tell gives directives, and each the time to be handled.
+func (b *bare) tell(ds ...Directive) {
+	for _, d := range ds {
+		b.dirs <- d
+		synctest.Wait()
+	}
+}
+
+func (b *bare) begin(t *testing.T, ds ...Directive) {
+	t.Helper()
+	a, err := New(b.cfg)
+	require.NoError(t, err)
+	go func() { b.done <- a.Run() }()
+	b.tell(ds...)
+}
+
+// checker is a part whose Check is a function.
+type checker struct {
+	name  string
+	check func(ctx context.Context) (CheckResult, error)
+}
+
+func (c checker) Name() string { return c.name }
+
+func (c checker) Check(ctx context.Context, _ Directive) (CheckResult, error) { return c.check(ctx) }
+
+func says(name string, res CheckResult, err error) checker {
+	return checker{name, func(context.Context) (CheckResult, error) { return res, err }}
+}
+
+// bubble is a synctest bubble for a test of an agent without workers.
+func bubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
+
+func TestChecksAreAnswered(t *testing.T) {
+	soon, later := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC)
+	pass := CheckResult{Passed: true}
+	for name, tt := range map[string]struct {
+		parts []Part
+		want  string // what the rendezvous is told
+		seen  []string
+	}{
+		"no checker": {nil, "cleared until 0001", nil},
+		"one":        {[]Part{says("a", pass, nil)}, "cleared until 0001", []string{`checked "" true `}},
+		"the earliest end counts": {
+			[]Part{says("a", CheckResult{Passed: true, Until: later}, nil), says("b", CheckResult{Passed: true, Until: soon}, nil), says("c", pass, nil)},
+			"cleared until 2030", []string{`checked "" true `}},
+		"the first that does not pass decides": {
+			[]Part{says("a", pass, nil), says("b", CheckResult{Reason: "GPU 3 is\n slow"}, nil), says("c", CheckResult{Reason: "not asked"}, nil)},
+			"barred: b: GPU 3 is slow", []string{"checked \"b\" false GPU 3 is\n slow"}},
+		"no reason": {[]Part{says("a", CheckResult{}, nil)}, "barred: a: it does not say why", []string{`checked "a" false `}},
+		"an error": {
+			[]Part{says("a", pass, errors.New("no such device"))},
+			"barred: a: could not check: no such device", []string{`checked "a" false could not check: no such device`}},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			b, seen := newBare(tt.parts...), &observed{}
+			b.cfg.Observers = []Observer{seen}
+			b.begin(t, Directive{Kind: Check})
+			require.Equal(t, []string{tt.want}, b.said())
+			require.Equal(t, tt.seen, seen.read())
+			b.tell(Directive{Kind: Done})
+			require.Equal(t, Result{Reason: policy.Success}, <-b.done)
+		})
+	}
+}
+
+func (b *bare) Cleared(_ context.Context, until time.Time) error {
+	defer b.note("cleared until %s", until.Format("2006"))()
+	return nil
+}
+
+func TestReasonOfACheckIsBounded(t *testing.T) {
+	reason := CheckInfo{Part: "p", CheckResult: CheckResult{Reason: strings.Repeat("é", maxReason)}}.reason()
+	require.LessOrEqual(t, len(reason), maxReason)
+	require.Greater(t, len(reason), maxReason-2)
+	require.True(t, strings.HasSuffix(reason, "é"))
+}
+
+func TestNewerDirectiveEndsACheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBare(checker{"polite", func(ctx context.Context) (CheckResult, error) {
+			<-ctx.Done()
+			return CheckResult{}, ctx.Err()
+		}})
+		b.begin(t, Directive{Kind: Check}, Directive{Kind: Wait, Cause: "a spare"})
+		require.Contains(t, b.log.String(), "a spare")
+		require.Empty(t, b.said(), "its answer does not count")
+		b.tell(Directive{Kind: Done})
+		<-b.done
+		require.NotContains(t, b.log.String(), "does not return")
+	})
+}
+
+func TestCheckThatDoesNotEndIsLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		block := make(chan struct{})
+		b := newBare(checker{"stubborn", func(context.Context) (CheckResult, error) {
+			<-block
+			return CheckResult{Passed: true}, nil
+		}}, says("next", CheckResult{Reason: "never asked"}, nil))
+		b.begin(t, Directive{Kind: Check}, Directive{Kind: Wait}, Directive{Kind: Wait, Cause: "the newest"})
+		require.NotContains(t, b.log.String(), "the newest")
+		time.Sleep(partGrace)
+		synctest.Wait()
+		require.Contains(t, b.log.String(), "the newest")
+		close(block)
+		synctest.Wait()
+		require.Empty(t, b.said(), "a late answer does not count")
+		require.Equal(t, 1, strings.Count(b.log.String(), "does not return"))
+		require.Contains(t, b.log.String(), "part=stubborn")
+		b.tell(Directive{Kind: Done})
+		<-b.done
+	})
+}
+
+func TestSignalEndsACheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBare(checker{"polite", func(ctx context.Context) (CheckResult, error) {
+			<-ctx.Done()
+			return CheckResult{}, ctx.Err()
+		}})
+		signals := make(chan os.Signal, 1)
+		b.cfg.Signals, b.cfg.Terminate = signals, func(os.Signal) bool { return true }
+		b.begin(t, Directive{Kind: Check})
+		signals <- syscall.SIGTERM
+		require.Equal(t, policy.Signaled(15), (<-b.done).Reason)
+		require.Equal(t, []string{"leave: received SIGTERM"}, b.said())
+	})
+}
+
+func TestBarIsSaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, seen := newBare(), &observed{}
+		b.cfg.Observers = []Observer{seen}
+		bar := Directive{Kind: Bar, Cause: "disk full", CauseKind: CauseOperator}
+		b.begin(t, bar, bar, Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}, Directive{Kind: Wait}, bar)
+		require.Equal(t, []string{"barred operator: disk full", "barred check: node-x: slow", "barred operator: disk full"}, seen.read())
+		require.Equal(t, 3, strings.Count(b.log.String(), "this node gets no workers"))
+		b.tell(Directive{Kind: Done})
+		<-b.done
+	})
+}
+
+// gated is a seat that bars its node first and gives it workers once it is cleared.
+type gated struct{ *seat }
+
+func (g *gated) Cleared(context.Context, time.Time) error {
+	defer g.note("cleared")()
+	g.tell(Lead, "")
+	return nil
+}
+
+func TestBarredNodeThatPassesGetsWorkers(t *testing.T) {
+	r := newRig(t, `exit 0`, 0)
+	lead := <-r.seat.dirs
+	require.Equal(t, Lead, lead.Kind)
+	r.seat.dirs <- Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}
+	r.seat.dirs <- Directive{Kind: Check}
+	r.cfg.Rendezvous, r.cfg.Parts = &gated{r.seat}, []Part{says("speed", CheckResult{Passed: true}, nil)}
+	require.Equal(t, Result{Reason: policy.Success}, r.run(t))
+	require.Equal(t, []string{"cleared", "ready", "success", "leave: done"}, r.seat.said())
+}
+
+func TestUnknownDirectiveIsSaidOnceAndChangesNothing(t *testing.T) {
+	r := newRig(t, `: > $DIR/up.$RANK; while [ ! -e $DIR/go ]; do sleep 0.01; done`, 0)
+	log := &lockedBuffer{}
+	r.cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	r.whenUp(t, func() {
+		r.seat.order("ponder", "")
+		r.seat.order("ponder", "")
+		r.seat.order("muse", "")
+		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
+	})
+	require.Equal(t, policy.Success, r.run(t).Reason)
+	require.Equal(t, 1, strings.Count(log.String(), "directive=ponder"))
+	require.Equal(t, 1, strings.Count(log.String(), "directive=muse"))
+}
+
+func TestUnknownDirectivesAreBounded(t *testing.T) {
+	a := &Agent{log: slog.New(slog.DiscardHandler)}
+	for i := range 1000 {
+		require.True(t, a.strange(Kind(fmt.Sprint(i))))
+	}
+	require.Len(t, a.unknown, maxStrange)
+	for _, k := range []Kind{Wait, Lead, Run, Stop, Done, Fail, Check, Bar} {
+		require.False(t, a.strange(k))
+	}
+}
+
+func TestReasonsOfFailure(t *testing.T) {
+	fail := func(kind string) Directive { return Directive{Kind: Fail, Cause: "because", CauseKind: kind} }
+	bar := Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}
+	for name, tt := range map[string]struct {
+		told    []Directive
+		parts   []Part
+		want    policy.Reason
+		verdict string
+	}{
+		"timeout":   {[]Directive{fail(CauseTimeout)}, nil, policy.RendezvousTimeout, "because"},
+		"check":     {[]Directive{fail(CauseCheck)}, nil, policy.TooFewPassed, "because"},
+		"hang":      {[]Directive{fail(CauseHang)}, nil, policy.Hung, "because"},
+		"deadline":  {[]Directive{fail(CauseDeadline)}, nil, policy.Deadline, "because"},
+		"no step":   {[]Directive{fail(CauseNoStep)}, nil, policy.NoFirstStep, "because"},
+		"operator":  {[]Directive{fail(CauseOperator)}, nil, policy.OperatorStop, "because"},
+		"elsewhere": {[]Directive{fail("worker-failure")}, nil, policy.RendezvousClosed, "because"},
+		"barred by a check": {[]Directive{bar, fail(CauseCheck)}, nil, policy.NodeCheckFailed,
+			"because; this node had not passed its check: node-x: slow"},
+		"barred by an operator": {[]Directive{{Kind: Bar, CauseKind: CauseOperator}, fail(CauseHang)}, nil, policy.Hung, "because"},
+		"not barred any more":   {[]Directive{bar, {Kind: Wait}, fail(CauseHang)}, nil, policy.Hung, "because"},
+		"passed after a bar":    {[]Directive{bar, {Kind: Check}, fail(CauseHang)}, nil, policy.Hung, "because"},
+		"own check": {[]Directive{{Kind: Check}, bar, fail(CauseOperator)}, []Part{says("speed", CheckResult{Reason: "slow"}, nil)}, policy.NodeCheckFailed,
+			"because; this node had not passed its check: speed: slow"},
+		"the cause says it": {[]Directive{bar, {Kind: Fail, Cause: "of 2 nodes 1 passed: node-x: slow", CauseKind: CauseCheck}}, nil, policy.NodeCheckFailed,
+			"of 2 nodes 1 passed: node-x: slow"},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			b := newBare(tt.parts...)
+			b.begin(t, tt.told...)
+			res := <-b.done
+			require.Equal(t, tt.want, res.Reason)
+			require.Equal(t, tt.verdict, res.Verdict)
+		})
+	}
+}
+
+// An order's cause counts for more than what the workers did when they were stopped; a loss counts for nothing then.
+func TestOrderExplainsTheEndOfAJob(t *testing.T) {
+	a := &Agent{}
+	v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{{Rank: 1, ExitCode: 1, PID: 7}}})
+	res := a.failed(Directive{Cause: "alice: wrong data", CauseKind: CauseOperator}, v)
+	require.Equal(t, policy.OperatorStop, res.Reason)
+	require.Equal(t, "alice: wrong data", res.Verdict)
+	require.Contains(t, a.failed(Directive{CauseKind: CauseHang}, v).Verdict, "rank 1", "an order that does not say why")
+	require.Contains(t, a.failed(Directive{Cause: "c", CauseKind: "worker-failure"}, v).Verdict, "rank 1")
+	v = verdict.Judge(verdict.Evidence{Losses: []verdict.Loss{{}}})
+	require.Equal(t, policy.Hung, a.failed(Directive{CauseKind: CauseHang}, v).Reason)
+}
+
+// noticer is a part that gets notices.
+type noticer struct{ diary }
+
+func (p *noticer) Name() string              { return "noticer" }
+func (p *noticer) Notice(topic, body string) { p.write("%s: %s", topic, body) }
+
+func TestNoticesReachTheirParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &noticer{}
+		b := newBare(p)
+		b.notices = make(chan Notice, 2)
+		b.notices <- Notice{"stacks", "now"}
+		b.notices <- Notice{"log-level", "debug"}
+		b.begin(t, Directive{Kind: Wait})
+		require.Equal(t, []string{"stacks: now", "log-level: debug"}, p.read())
+		close(b.notices)
+		b.tell(Directive{Kind: Done})
+		<-b.done
+	})
+}
+
+func TestNoticesAreOnlyAskedForWhenWanted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBare()
+		b.notices = make(chan Notice, 1)
+		b.notices <- Notice{}
+		b.begin(t, Directive{Kind: Done})
+		<-b.done
+		require.Len(t, b.notices, 1)
+	})
+}
+
+// mapped is a part that needs the world.
+type mapped struct{ diary }
+
+func (p *mapped) Name() string     { return "mapped" }
+func (p *mapped) NeedsWorld() bool { return true }
+func (p *mapped) Starting(e Epoch) { p.write("starting with %d nodes", len(e.World)) }
+
+func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
+	good := []Member{{GroupRank: 0, Slots: 4}, {GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
+	spoil := func(f func(ms []Member)) []Member {
+		ms := slices.Clone(good)
+		f(ms)
+		return ms
+	}
+	for name, tt := range map[string]struct {
+		world []Member
+		err   error
+		want  string
+	}{
+		"an error":          {nil, errors.New("gone"), "gone"},
+		"another size":      {good[:1], nil, "it has 1 nodes instead of 2: another world has been sealed meanwhile"},
+		"another order":     {spoil(func(ms []Member) { ms[0].GroupRank = 1 }), nil, "its node 0 () has rank 1"},
+		"another base":      {spoil(func(ms []Member) { ms[1].RankBase = 2 }), nil, "its node 1 (b) has rank 1 and 2 workers from rank 2 on"},
+		"another node":      {spoil(func(ms []Member) { ms[1].Slots = 3 }), nil, "its node 1 (b) has rank 1 and 3 workers"},
+		"others may differ": {spoil(func(ms []Member) { ms[0].Slots, ms[0].RankBase = 9, 9 }), nil, ""},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			e := Epoch{Directive: Directive{Place: Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 4}}, World: tt.world}
+			if tt.want == "" {
+				require.NoError(t, e.checkWorld(2))
+				return
+			}
+			p := &mapped{}
+			b := newBare(p)
+			b.world, b.worldErr, b.max = tt.world, tt.err, 1
+			b.begin(t, Directive{Kind: Run, Round: 7, Epoch: 2, Place: e.Place})
+			require.Equal(t, []string{"world", "failing: restart", "rejoin", "ready", "world"}, b.said()[:5], "%s", b.log)
+			require.Contains(t, b.failures[0].Message, "cannot fetch the world of round 7, epoch 2 from the rendezvous: "+tt.want)
+			require.Equal(t, 4, b.failures[0].Rank)
+			require.Empty(t, p.read(), "nothing is started")
+			require.Equal(t, policy.WorkerFailed, (<-b.done).Reason)
+		})
+	}
+}
+
+// silent is a rendezvous that does not tell the world until ctx ends.
+type silent struct{ *bare }
+
+func (s silent) World(ctx context.Context) ([]Member, error) {
+	<-ctx.Done()
+	s.note("gave up")()
+	return nil, ctx.Err()
+}
+
+func TestNewerDirectiveDropsTheFetchOfAWorld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBare(&mapped{})
+		b.cfg.Rendezvous = silent{b}
+		run := Directive{Kind: Run, Round: 1, Place: Place{GroupWorldSize: 1}}
+		b.begin(t, run, run)
+		require.Empty(t, b.said(), "a confirmation changes nothing")
+		b.tell(Directive{Kind: Wait})
+		require.Equal(t, []string{"gave up"}, b.said())
+		b.tell(Directive{Kind: Fail, Cause: "over"})
+		require.Equal(t, "over", (<-b.done).Verdict)
+	})
+}
+
+func TestSignalEndsTheFetchOfAWorld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBare(&mapped{})
+		b.cfg.Rendezvous = silent{b}
+		signals := make(chan os.Signal, 1)
+		b.cfg.Signals, b.cfg.Terminate = signals, func(os.Signal) bool { return true }
+		b.begin(t, Directive{Kind: Run, Round: 1})
+		signals <- syscall.SIGINT
+		require.Equal(t, policy.Signaled(2), (<-b.done).Reason)
+	})
+}
+
+func TestOldAnswerOfAFetchIsDropped(t *testing.T) {
+	a := &Agent{}
+	a.onWorld(&fetch{cancel: func() { t.Error("not ours") }})
+}
+
+// spawner is a part that starts workers.
+type spawner struct{ name string }
+
+func (s spawner) Name() string { return s.name }
+
+func (s spawner) Spawn(proc.Spec, logs.WorkerID) (*proc.Process, error) {
+	return nil, errors.New("no room")
+}
+
+func TestSpawnerThatCannotStartAWorker(t *testing.T) {
+	r := newRig(t, "", 3)
+	r.cfg.Parts = []Part{spawner{"warm"}}
+	res := r.run(t)
+	require.Equal(t, policy.CannotExecute, res.Reason)
+	require.Contains(t, res.Verdict, "no room")
+}
+
+func TestPartsThatCannotGoTogether(t *testing.T) {
+	good := newRig(t, "", 0).cfg
+	for want, parts := range map[string][]Part{
+		`a part is nil`:                        {nil},
+		`two parts are called "noticer"`:       {&noticer{}, &noticer{}},
+		`"warm" and "cold" both start workers`: {spawner{"warm"}, spawner{"cold"}},
+	} {
+		good.Parts = parts
+		_, err := New(good)
+		require.ErrorContains(t, err, want)
+	}
+}

@@ -1,0 +1,125 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/verdict"
+)
+
+// partGrace is how long a part may take to return after its context has ended.
+const partGrace = time.Second
+
+// attend calls f in a goroutine of its own and waits for it. An f that has not returned partGrace after ctx ended is
+// left behind: it can hold up neither the workers nor the end of the launcher.
+func (a *Agent) attend(ctx context.Context, part string, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+		return
+	case <-ctx.Done():
+	}
+	late := time.NewTimer(partGrace)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+		a.log.Warn("a part of the launcher does not return when it is told to; going on without it", "part", part)
+	}
+}
+
+// watchGroup starts the watchers of a group whose workers run. They end when it is stopped.
+func (a *Agent) watchGroup(g *group) {
+	if len(a.parts.watchers) == 0 {
+		return
+	}
+	ctx, cancel := context.WithCancel(a.ctx)
+	g.endWatch, g.faults = cancel, make(chan fault, 1)
+	for _, w := range a.parts.watchers {
+		c := &control{agent: a, ctx: ctx, part: w.name, faults: g.faults}
+		g.watchers.Go(func() {
+			a.attend(ctx, w.name, func() { w.part.Watch(ctx, g.epoch, g.pids(), c) })
+		})
+	}
+}
+
+// fault is a failure that a part has found.
+type fault struct {
+	part    string
+	failure verdict.Failure
+	action  policy.Action
+}
+
+// control is the Control of one watcher in one epoch.
+type control struct {
+	agent  *Agent
+	ctx    context.Context // ends with the epoch
+	part   string
+	faults chan<- fault // of the group, with room for the one that counts
+}
+
+// Fail implements Control.
+func (c *control) Fail(f verdict.Failure, act policy.Action) {
+	if c.ctx.Err() == nil {
+		select {
+		case c.faults <- fault{c.part, f, act}:
+			return
+		default:
+		}
+	}
+	c.agent.ignoreFault(fault{c.part, f, act})
+}
+
+func (a *Agent) ignoreFault(f fault) {
+	a.log.Debug("a failure of an epoch that is over, or has failed before, is ignored", "part", f.part, "why", f.failure.Message)
+}
+
+// faults carries what the watchers of the present group find; nil, which is never ready, without any.
+func (a *Agent) faults() <-chan fault {
+	if a.group == nil {
+		return nil
+	}
+	return a.group.faults
+}
+
+// onFault handles a failure from outside as the failure of a worker.
+func (a *Agent) onFault(f fault) {
+	g := a.group
+	if g.stopping {
+		a.ignoreFault(f)
+		return
+	}
+	if f.action == policy.Succeed {
+		f.action = policy.RestartCharged
+	}
+	a.complete(g, &f.failure)
+	g.failures, g.fault = append(g.failures, f.failure), f.failure.Reason()
+	a.log.Warn("ending the epoch as failed", "part", f.part, "rank", f.failure.Rank, "local_rank", f.failure.LocalRank,
+		"pid", f.failure.PID, "why", g.fault, "action", f.action.String())
+	a.observe(func(o Observer) { o.Faulted(FaultInfo{g.epoch, f.part, f.failure, f.action}) })
+	a.report(g, f.action)
+	a.stop(g, syscall.SIGTERM)
+}
+
+// complete fills in what a failure from outside leaves out.
+func (a *Agent) complete(g *group, f *verdict.Failure) {
+	f.Node, f.NodeName, f.Host = g.epoch.Place.GroupRank, a.cfg.NodeName, a.cfg.Host
+	f.Role = cmp.Or(f.Role, a.cfg.Role)
+	f.ExitCode = cmp.Or(f.ExitCode, 1)
+	if f.At.IsZero() {
+		f.At = now()
+	}
+}
+
+// blamed reports whether f is only the end of a worker that was stopped because a part had found it to have failed.
+func (g *group) blamed(f verdict.Failure) bool {
+	return f.Stopped && g.fault != "" && slices.ContainsFunc(g.failures, func(o verdict.Failure) bool { return o.Rank == f.Rank })
+}
