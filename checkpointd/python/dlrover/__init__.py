@@ -53,16 +53,26 @@ def _tell(where):
 
 
 class _Missing:
-    """The last finder, where no DLRover is installed: says what the modules need that are not here."""
+    """The last finder, where no DLRover is installed: says what the modules need that are not here. Who only asks
+    whether there is a module, as importlib.util.find_spec does, is told as ever that there is none."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name.startswith("dlrover."):
+        if name.startswith("dlrover.") and _importing():
             # By the name of what is not installed. With that of the module, "from package import module" would
             # replace the text.
             raise ModuleNotFoundError("No module named %r: dlrover-run brings DLRover's checkpoint modules only; the "
                                       "others need pip install dlrover" % name, name="dlrover")
         return None
+
+
+def _importing():
+    """Whether an import statement, or import_module, has asked the finder that calls this."""
+    try:
+        caller = sys._getframe(3)  # below it: the search of sys.meta_path, the finder, this function
+    except (AttributeError, ValueError):  # another Python, or nobody
+        return False
+    return caller.f_code.co_name == "_find_and_load_unlocked"
 
 
 def _begin():

@@ -103,6 +103,21 @@ class Installed(_Case):
             self.assertRegex(last, "^(ModuleNotFoundError: No module named 'dlrover.|ImportError: .*NodeEnv: )")
             self.assertIn("pip install dlrover", last)
 
+    def test_whoever_asks_for_a_missing_module_is_told_that_there_is_none(self) -> None:
+        done = self.run_python("""
+            import importlib.util, pkgutil
+            for name in ("dlrover.x", "dlrover.trainer.x", "dlrover.trainer.torch.elastic", "dlrover_ckpt.x"):
+                print(importlib.util.find_spec(name))
+            print(importlib.util.find_spec("dlrover.trainer").name)
+            try:
+                importlib.import_module("dlrover.x")
+            except ModuleNotFoundError as e:
+                print(e)
+        """, PYTHON)
+        lines = done.stdout.splitlines()
+        self.assertEqual(["None"] * 4 + ["dlrover.trainer"], lines[:5], done.stderr)
+        self.assertIn("pip install dlrover", lines[5])
+
     def test_an_editable_installation_is_found(self) -> None:
         self.install()
         done = self.run_python(EDITABLE % os.path.join(self.installed, "dlrover") + textwrap.dedent("""
