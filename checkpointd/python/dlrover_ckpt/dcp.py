@@ -220,7 +220,8 @@ class _RankFile:
 
     def _read_objects(self, planner: Any) -> List[bytes]:
         """The record of each object; equal plain values are serialised once, and not again in the next save."""
-        bodies, memo = [], {}
+        bodies: List[bytes] = []
+        memo: Dict[bytes, bytes] = {}
         for item in self._objects:
             value = planner.lookup_object(item.index) if _is_bytes(item) else None
             key = pickle.dumps(value, 2) if _is_bytes(item) and _is_plain(value) else b""
@@ -364,7 +365,7 @@ def _objects_to_lowest(plans: List[Any]) -> List[Any]:
 def _is_bytes(item: Any) -> bool:
     from torch.distributed.checkpoint.planner import WriteItemType
 
-    return item.type == WriteItemType.BYTE_IO
+    return bool(item.type == WriteItemType.BYTE_IO)
 
 
 def _tensor(planner: Any, item: Any) -> Any:
@@ -403,7 +404,7 @@ def _record(planner: Any, item: Any) -> bytes:
         buffer = io.BytesIO()
         torch.save(data.detach().cpu(), buffer)
         data = buffer
-    return data.getvalue()
+    return bytes(data.getvalue())
 
 
 def _room(length: int) -> int:

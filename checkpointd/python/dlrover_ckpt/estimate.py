@@ -39,7 +39,7 @@ def from_modules() -> int:
 def _nbytes(t: Any) -> int:
     t = getattr(t, "_local_tensor", t)
     try:
-        return t.numel() * t.element_size()
+        return int(t.numel() * t.element_size())
     except (RuntimeError, ValueError):  # not yet materialised
         return 0
 

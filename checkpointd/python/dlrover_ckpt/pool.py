@@ -12,7 +12,7 @@ import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import segment
-from .segment import Buffer, Damaged
+from .segment import Buffer, Damaged, Pending
 
 log = logging.getLogger("dlrover.ckpt")
 
@@ -33,7 +33,7 @@ class NoRoom(Exception):
 class Slot(NamedTuple):
     """What the choice of a buffer depends on."""
 
-    index: int
+    number: int  # of the buffer in its set
     complete: bool
     saved_ns: int
     pending: bool  # the disk still wants it
@@ -53,7 +53,7 @@ def choose(slots: Sequence[Slot], drop: bool) -> List[Tuple[int, bool]]:
             return 3, s.saved_ns
         return (2 if s.lent else 1 if s.complete else 0), s.saved_ns
 
-    return [(s.index, cost(s)[0] > 2) for s in sorted(slots, key=cost) if drop or not s.pending]
+    return [(s.number, cost(s)[0] > 2) for s in sorted(slots, key=cost) if drop or not s.pending]
 
 
 def how_many(size: int, free: int) -> int:
@@ -96,21 +96,22 @@ class Pool:
         self._sets: Dict[str, _Set] = {}
         self._idle: List[Buffer] = []  # without a save that anybody wants: for any directory
         self.waited = 0.0  # seconds that the last acquire() has waited for the disk
+        self.displaced: Optional[Pending] = None  # what the last acquire() has lost: its file was too small
         self._next = 0  # numbers are not used again: a name that was removed never means another save
         self._adopt()
 
     def _adopt(self) -> None:
         """Takes over the segments of an earlier process with this local rank."""
         prefix = "l%d-" % self._local_rank
-        found = []
+        numbers: List[int] = []
         for name in os.listdir(self._seg):
             k, dot, ext = name[len(prefix):].partition(".")
             if name.startswith(prefix) and k.isdigit() and ext == "seg":
-                found.append(int(k))
+                numbers.append(int(k))
             elif name.startswith(prefix) and k.isdigit() and ext == "seg.new":
                 _unlink(os.path.join(self._seg, name))  # of a process that was killed while it made it
-        for k in sorted(found):
-            b = Buffer(self._path(k))
+        for number in sorted(numbers):
+            b = Buffer(self._path(number))
             dir = ""
             try:
                 if not b.open():
@@ -123,7 +124,7 @@ class Pool:
                 _unlink(b.path)
                 continue
             (self._set(dir).buffers if dir else self._idle).append(b)
-        self._next = max(found, default=-1) + 1
+        self._next = max(numbers, default=-1) + 1
         for s in self._sets.values():
             if len(s.buffers) >= _USUAL:  # else there may be room for more by now
                 s.size = min(b.capacity for b in s.buffers)
@@ -159,11 +160,12 @@ class Pool:
         """A buffer of at least `need` bytes, locked; None: all are in use. NoRoom: there is no memory for it.
         To be given back with release().
 
-        drop      a save that goes to disk may take the place of an older one that still waits for the disk
+        drop      a save that goes to disk may take the place of an older one that still waits for the disk. It is in the
+                  buffer until the caller overwrites it, or else in `displaced`
         patience  else it waits so many seconds for the disk to be done with one, as long as served() says that
                   somebody sees to that
         """
-        self.waited, begin = 0.0, time.monotonic()
+        self.waited, self.displaced, begin = 0.0, None, time.monotonic()
         ask = begin + _GLANCE
         pause = _GLANCE / 10  # a reader may hold a lock for a moment
         while True:
@@ -235,7 +237,11 @@ class Pool:
         """A new file in the place of the old one; views of a load keep the old one."""
         try:
             size = _rounded(max(need, s.size))
-            b.take(b.make(size, b.seq()), size)
+            fd = b.make(size, b.seq())
+            self.displaced = b.pending()
+            if self.displaced is not None:
+                b.discard()  # the daemon may have the old file open, and would still commit it
+            b.take(fd, size)
         except OSError as e:
             if b.fd >= 0:
                 segment.unlock(b.fd)
@@ -317,7 +323,7 @@ class Pool:
 
     def _slim(self, s: _Set, most: int, newer_ones: int) -> List[Buffer]:
         """Takes buffers that nobody misses from a set, the oldest first, until it has `most`."""
-        order = [s.buffers[x.index] for x in sorted(self._slots(s), key=lambda x: (x.complete, x.saved_ns))]
+        order = [s.buffers[x.number] for x in sorted(self._slots(s), key=lambda x: (x.complete, x.saved_ns))]
         out = []
         for b in order:
             if len(s.buffers) > most and not b.making.locked() and self._spare(s, b, newer_ones):
@@ -462,14 +468,14 @@ def _rounded(need: int) -> int:
 
 
 _pools: Dict[Tuple[int, str, int], Pool] = {}  # of this process: see Pool
+_pools_guard = threading.Lock()
+
+
 def _tidy(pid: int, p: Pool) -> None:
     """Nobody else removes the memory of a job without a launcher. After an exception a new process may need it."""
     if os.getpid() == pid and getattr(sys, "last_value", None) is None:
         p.close()
         p.remove()
-
-
-_pools_guard = threading.Lock()
 
 
 def pool(runtime: str, local_rank: int, holders: int, keep: bool = True) -> Pool:

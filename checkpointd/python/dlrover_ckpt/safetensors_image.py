@@ -88,9 +88,10 @@ def shared(tensors: Mapping[str, Any]) -> List[List[str]]:
         nbytes = t.numel() * t.element_size()
         if nbytes and t.device.type != "meta":
             spans.setdefault((t.device, untyped(t).data_ptr()), []).append((t.data_ptr(), t.data_ptr() + nbytes, name))
-    groups = []
+    groups: List[List[str]] = []
     for span in spans.values():
-        group, end = [], 0
+        group: List[str] = []
+        end = 0
         for start, stop, name in sorted(span):
             if start >= end:
                 groups.append(group)

@@ -38,6 +38,13 @@ class Damaged(Exception):
     """A segment that is not what it says."""
 
 
+class Pending(NamedTuple):
+    """A save that the disk still wants."""
+
+    save: str  # its id
+    step: int
+
+
 class Header(NamedTuple):
     state: int
     seq: int
@@ -64,7 +71,7 @@ def parse_header(b: Any) -> Header:
     """The header of a segment file, from its first 4096 bytes. A file of zeros is free."""
     f = _FIELDS.unpack_from(b, 0)
     if f[0] == bytes(8):
-        return Header(FREE, *([0] * 13))
+        return Header(FREE, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     if f[0] != _MAGIC or f[1] != 1 or f[2] != HEADER or f[3] > COMPLETE:
         raise Damaged("not a segment of version 1")
     if f[3] == COMPLETE and struct.unpack_from("<I", b, 128)[0] != _header_crc(b):
@@ -138,7 +145,6 @@ class Mapping:
         """Faults pages in for writing, without changing them. False: the kernel cannot. Releases the GIL."""
         start -= start % PAGE
         return not _libc.madvise(self.addr + start, end - start, _POPULATE_WRITE)
-
 
     def collapse(self, start: int, nbytes: int) -> bool:
         """Makes huge pages of a range that has some pages. False: the kernel does not."""
@@ -307,6 +313,16 @@ class Buffer:
     def header(self) -> Header:
         return read_header(self.fd)
 
+    def pending(self) -> Optional[Pending]:
+        """The save in it that the disk still wants; None: there is none. To be called with the lock."""
+        try:
+            if self.fd < 0 or not self.header().pending:
+                return None
+            h, meta = read_save(self.fd)
+        except (OSError, Damaged, ValueError):
+            return None
+        return Pending(meta["save"], h.step) if meta is not None else None
+
     def lent(self) -> bool:
         """Whether views of a load still need the bytes."""
         self.loans = [x for x in self.loans if not x.free()]
@@ -342,6 +358,10 @@ class Buffer:
 
     def abort(self) -> None:
         self._words()[2] = FREE
+
+    def discard(self) -> None:
+        """What it held is gone for everyone who has the file open, too. To be called with the lock."""
+        os.pwrite(self.fd, struct.pack("<Q", FREE), 16)
 
     def _words(self) -> memoryview:
         return self.map().view[:HEADER].cast("Q")

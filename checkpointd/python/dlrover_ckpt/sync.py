@@ -209,7 +209,7 @@ def _bytes_of(n: int, addr: int, storage: Any) -> memoryview:
     if storage is not None:  # on a device
         copy = storage.cpu()
         data = (ctypes.c_ubyte * n).from_address(copy.data_ptr())
-        data.keep = copy
+        setattr(data, "keep", copy)  # for as long as the view lives
         return memoryview(data).cast("B")
     return memoryview((ctypes.c_ubyte * n).from_address(addr)).cast("B")
 
@@ -332,8 +332,9 @@ def publish(dir: str, m: Dict[str, Any]) -> None:
     newer = manifest(dir, step) if step is not None else None
     moves = newer is None or newer["epoch"] != m["epoch"] or newer["saved_ns"] <= m["saved_ns"]
     m["committed_ns"] = time.time_ns()
-    if not moves:  # of the same time, what was made last is the newest
-        later = [x["committed_ns"] for x in manifests(dir)[0] if x["epoch"] == m["epoch"] and x["saved_ns"] > m["saved_ns"]]
+    if newer is not None and not moves:  # of the same time, what was made last is the newest
+        later = [x["committed_ns"] for x in manifests(dir)[0]
+                 if x["epoch"] == m["epoch"] and x["saved_ns"] > m["saved_ns"]]
         m["committed_ns"] = min(later + [newer["committed_ns"]])
     _write_json(os.path.join(dir, _OWN, "%d.json" % m["step"]), m)
     if moves:

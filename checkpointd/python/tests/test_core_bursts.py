@@ -1,5 +1,6 @@
 """Many saves at once, and several checkpoint directories in one process."""
 
+import logging
 import os
 import struct
 import threading
@@ -12,8 +13,9 @@ import test_core_engine as core
 from core_help import Case
 
 from dlrover_ckpt import pool, segment
-from dlrover_ckpt.engine import Engine
+from dlrover_ckpt.engine import Engine, StorageType
 from dlrover_ckpt.image import raw
+from dlrover_ckpt.notices import Dropped
 from dlrover_ckpt.pool import NoRoom, Pool
 
 MEMORY, DISK = core.MEMORY, core.DISK
@@ -231,9 +233,66 @@ class Engines(core.One):
         with self.assertLogs("dlrover.ckpt", "WARNING") as logs:
             for step in range(1, 8):
                 self.save(e, step, DISK)
-        named = [line.split("step ")[1].split()[0] for line in logs.output if "dropped" in line]
-        self.assertEqual(named, ["1", "2", "3", "4"])
+        self.assertEqual(self.named(logs), ["1", "2", "3", "4"])
         self.assertEqual(sorted(h.step for h in self.headers().values()), [5, 6, 7])
+
+    def named(self, logs):
+        return [line.split("step ")[1].split()[0] for line in logs.output if "dropped" in line]
+
+    def test_what_is_dropped_for_a_larger_save_is_named(self):
+        """Its file makes way for a larger one; the daemon, which may have it open, finds no save in it any more."""
+        self.daemon()
+        e = self.engine(drop_superseded=True)
+        for step in (1, 2, 3):
+            self.save(e, step, DISK)
+        oldest = os.open(os.path.join(self.runtime, "seg", "l0-0.seg"), os.O_RDONLY)
+        self.addCleanup(os.close, oldest)
+        with self.assertLogs("dlrover.ckpt", "WARNING") as logs:
+            e.save(4, [raw("4/x", bytes(2 * GRAIN))], StorageType.DISK)
+        self.assertEqual(self.named(logs), ["1"])
+        self.assertEqual(segment.read_header(oldest).state, segment.FREE)
+
+    def test_what_is_not_dropped_in_the_end_is_not_named(self):
+        """Only what is overwritten: the daemon commits the rest. And nothing is named twice."""
+        self.daemon()
+        e = self.engine(drop_superseded=True)
+        for step in (1, 2, 3):
+            self.save(e, step, DISK)
+        with self.assertLogs("dlrover.ckpt", "WARNING") as logs:
+            with mock.patch.object(e, "_has_daemon", side_effect=RuntimeError("a rank has died")):
+                self.assertRaises(RuntimeError, self.save, e, 4, DISK)
+            self.assertEqual(self.named(logs), [])
+            self.assertTrue(self.headers()["l0-0.seg"].pending)
+            with mock.patch("dlrover_ckpt.copying._run", side_effect=RuntimeError("boom")):
+                self.assertRaises(RuntimeError, self.save, e, 5, DISK)
+            self.save(e, 6, DISK)
+            self.save(e, 7, DISK)
+        self.assertEqual(self.named(logs), ["1", "2"])
+
+    def test_a_job_names_each_dropped_save_once(self):
+        out = self.world("""
+            import logging
+            from dlrover_ckpt.engine import Engine, StorageType
+            from dlrover_ckpt.image import raw
+            logging.basicConfig(stream=sys.stdout, format="%(message)s")
+            e = Engine(dir, "x", shard=rank, shards=2, primary=True, drop_superseded=True)
+            e._has_daemon = lambda: True
+            for step in (1, 2, 3, 4, 5):
+                e.save(step, [raw("%d/%d" % (step, rank), b"x" * 100)], StorageType.DISK)
+            dist.barrier()
+        """)
+        lines = [line for text in out for line in text.splitlines() if "dropped" in line]
+        self.assertEqual([line.split()[1] for line in lines], ["1", "2"], out)
+
+    def test_ranks_that_drop_a_save_one_after_the_other(self):
+        save = segment.Pending("0123", 7)
+        for rank, lines in ((0, 0), (1, 1)):
+            dropped = Dropped(rank)
+            with self.assertLogs("dlrover.ckpt", "WARNING") as logs:
+                logging.getLogger("dlrover.ckpt").warning("of the test")
+                dropped.name([(1, save)], 8)
+                dropped.name([(0, save), (1, save)], 9)
+            self.assertEqual(len(logs.output) - 1, lines)
 
     def test_no_room_is_said_once_for_each_directory(self):
         e = self.engine()

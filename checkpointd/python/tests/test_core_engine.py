@@ -15,7 +15,7 @@ from core_help import Case
 
 import torch
 
-from dlrover_ckpt import engine, pool, segment, sync
+from dlrover_ckpt import pool, saveid, segment, sync
 from dlrover_ckpt.engine import Engine, StorageType
 from dlrover_ckpt.image import raw, torch_load, torch_zip
 from dlrover_ckpt.sync import SaveFailed
@@ -85,8 +85,8 @@ class Memory(One):
         self.assertEqual(self.loaded(e), ("memory", 8, 8.0))
 
     def test_a_step_that_is_saved_again_has_another_id(self):
-        counts = engine._Counts()
-        with mock.patch("dlrover_ckpt.engine._REMEMBERED", 10):
+        counts = saveid.StepCounts()
+        with mock.patch("dlrover_ckpt.saveid._REMEMBERED", 10):
             seen = set()
             for step in list(range(30)) + [29, 28, 3] + list(range(4, 60)) + [3]:
                 once = step, counts.next(step)
@@ -218,7 +218,7 @@ class Disk(One):
             self.save(self.engine(), 1, DISK)
         for b in list(pool._pools.values())[-1].buffers:
             b.remove()
-        engine._latest.clear()
+        saveid._latest.clear()
         e = self.engine()
         self.assertEqual(self.loaded(e), ("disk", 1, 1.0))
         self.save(e, 2)

@@ -1,0 +1,107 @@
+"""Saves that the worker itself writes to disk, because there is no daemon, or no room in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from . import sync
+from .image import Image
+
+log = logging.getLogger("dlrover.ckpt")
+
+_TURN_PATIENCE = 30.0  # seconds that the daemon may take to complete another save of the directory
+
+Gather = Callable[[Any], List[Any]]
+
+
+class InlineWriter:
+    """Writes this rank's shards into one checkpoint directory, and commits them."""
+
+    def __init__(self, dir: str, runtime: str, timeout: float) -> None:
+        """runtime: the daemon's directory, "" without a daemon. timeout: seconds that a commit may take."""
+        self._dir = dir
+        self._runtime = runtime
+        self._timeout = timeout
+        self._ground: Optional[Dict[str, Tuple[int, int]]] = None  # of the directory, once a save was committed
+
+    def write(self, meta: Dict[str, Any], images: Sequence[Image], gather: Optional[Gather]) -> None:
+        """Returns when the save is committed: durable, and named by the trackers. Raises sync.SaveFailed otherwise.
+
+        gather: the collective of all ranks when all write together; None: other writers are met by files on disk.
+        """
+        files: List[Dict[str, Any]] = []
+        error, ground = "", self._ground
+        if meta["primary"]:
+            try:
+                if self._ground is not None:
+                    sync.still_there(self._dir, self._ground)
+                files = sync.write_shard(meta, images)
+                ground = sync.ground(self._dir)
+            except (OSError, ValueError) as e:
+                error = "rank %d: %s" % (meta["rank"], e)
+        self.commit(meta, files, error, gather)
+        self._ground = ground
+
+    def commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str, gather: Optional[Gather]) -> None:
+        """Commits what is written. error: why it is not, "" = it is. Raises sync.SaveFailed."""
+        sync.commit(meta, files, error, gather, time.monotonic() + self._timeout, self.turn)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Nobody else on this node completes a save of the directory: each looks at what the trackers name, and may
+        then move them. Whoever dies gives the turn up; one that is stopped is waited for only so long."""
+        if not self._runtime:  # then rank 0 alone completes saves
+            yield
+            return
+        name = "turn-" + hashlib.sha256(self._dir.encode()).hexdigest()[:16]
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(os.path.join(self._runtime, name), flags, 0o600)
+        except OSError as e:
+            log.debug("a save is completed out of turn: %s", e)
+            yield
+            return
+        try:
+            deadline = time.monotonic() + _TURN_PATIENCE
+            while not _locked(fd) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield
+        finally:
+            os.close(fd)
+
+
+class Cleaner:
+    """Asks a deletion strategy that is not plain data which old steps go; it is told of each committed step once."""
+
+    def __init__(self, dir: str, strategy: Any) -> None:
+        self._dir = dir
+        self._strategy = strategy
+        self._tracked: Optional[int] = None
+
+    def clean_up(self) -> None:
+        now = sync.tracked(self._dir)
+        if now != self._tracked and self._tracked is not None:
+            self._strategy.clean_up(self._tracked, self._delete)
+        self._tracked = now
+
+    def _delete(self, path: str) -> None:
+        inside = os.path.abspath(path) + os.sep
+        for m in sync.manifests(self._dir)[0]:
+            if any(os.path.join(self._dir, f["path"]).startswith(inside) for f in m["files"]):
+                sync.remove(self._dir, m["step"])
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
