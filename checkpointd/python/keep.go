@@ -2,6 +2,7 @@ package python
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -127,7 +128,7 @@ func discard(dir string) error {
 	if f == nil {
 		return err
 	}
-	gone := fmt.Sprintf("%s.gone-%d", dir, os.Getpid())
+	gone := dir + ".gone-" + rand.Text()               // several may be on their way out at a time
 	err = errors.Join(os.Rename(dir, gone), f.Close()) // who takes it from now on makes another
 	return errors.Join(err, os.RemoveAll(gone))
 }
