@@ -60,12 +60,13 @@ func app(stdout io.Writer) *cli.App {
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001", Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface (default 127.0.0.1:50001)"},
-			&cli.StringFlag{Name: "token-file", Category: "Options", Usage: "`PATH`: file with the job token"},
+			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001", Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface (default: 127.0.0.1:50001)"},
+			&cli.StringFlag{Name: "token-file", Category: "Options", Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.BoolFlag{Name: "insecure", Category: "Options", Usage: "serve a network address without a job token"},
-			&cli.StringFlag{Name: "topology-file", Category: "Options", Usage: "`PATH`: lines of three words, asw psw ip, by which nodes under one switch get neighbouring ranks"},
-			&cli.StringFlag{Name: "event-log", Category: "Options", Usage: "`PATH`: file to which every state change is added, one JSON object per line"},
-			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "print this text, and exit"},
+			&cli.StringFlag{Name: "topology-file", Category: "Options", Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks"},
+			&cli.StringFlag{Name: "event-log", Category: "Options", Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
+			&cli.StringFlag{Name: "log-format", Category: "Options", EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
+			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
 		},
 	}
@@ -116,7 +117,11 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master")}
+	format, err := console.ParseFormat(c.String("log-format"))
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level())}
 	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
 		return nil, err
 	}

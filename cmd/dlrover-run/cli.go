@@ -86,9 +86,6 @@ func short(o argv.Option) []string {
 
 func flag(o argv.Option) cli.Flag {
 	usage := o.Usage
-	if o.Unavailable != "" {
-		usage += " [not available]"
-	}
 	if o.Meta != "" {
 		usage = "`" + o.Meta + "`: " + usage
 	}

@@ -22,6 +22,7 @@ import (
 	"dlrover-run/checkpointd/python"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/cmd/internal/console"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/proc"
 )
@@ -269,7 +270,7 @@ func (k *keeper) daemon() bool {
 
 // environ is what the daemon needs of ours; its memory limit keeps the heap small.
 func (k *keeper) environ() []string {
-	env := []string{"GOMEMLIMIT=64MiB", "PATH=" + os.Getenv("PATH"), "TZ=" + os.Getenv("TZ"), "LOGLEVEL=" + os.Getenv("LOGLEVEL")}
+	env := []string{"GOMEMLIMIT=64MiB", "PATH=" + os.Getenv("PATH"), "TZ=" + os.Getenv("TZ"), "LOGLEVEL=" + os.Getenv("LOGLEVEL"), console.FormatVariable + "=" + string(k.s.logs.format)}
 	if k.s.token != "" {
 		env = append(env, "DLROVER_TOKEN="+k.s.token)
 	}

@@ -110,7 +110,7 @@ const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox) int {
 	j := &job{s: s, inbox: in, stderr: console.NewRelay(os.Stderr)}
-	j.log = console.Logger(j.stderr, "dlrover-run").With("run_id", s.runID, "host", s.node.Name)
+	j.log = console.Logger(j.stderr, "dlrover-run", s.logs.format, console.Level()).With("run_id", s.runID, "host", s.node.Name)
 	for _, w := range s.warnings {
 		j.log.Warn(w)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
@@ -76,6 +77,7 @@ type settings struct {
 }
 
 type logSettings struct {
+	format         console.Format // of the launcher's own lines
 	dir            string
 	redirects, tee argv.StdMap
 	ranks          map[int]bool
@@ -353,6 +355,9 @@ func (r *resolver) logging() (err error) {
 	l.errFilters = argv.ParseFilters(r.c.String("duplicate-stderr-filters"))
 	if l.prefix = r.c.String("log-line-prefix-template"); l.prefix == "" {
 		l.prefix = r.lookup("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+	}
+	if l.format, err = console.ParseFormat(r.c.String("log-format")); err != nil {
+		return err
 	}
 	r.s.eventLog, r.s.console = r.c.String("event-log"), r.c.String("event-log-handler") == "console"
 	r.s.metrics, r.s.dryRun = r.c.String("metrics-addr"), r.c.Bool("dry-run")

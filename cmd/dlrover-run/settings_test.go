@@ -220,7 +220,7 @@ func TestHelpNamesEveryOption(t *testing.T) {
 	c, err := parse([]string{"--help"}, func(string) (string, bool) { return "", false }, &out)
 	require.NoError(t, err)
 	require.Nil(t, c)
-	for _, want := range []string{"--nnodes N|MIN:MAX", "-r, --redirects", "--network-check", "[not available]", "(default 1:1)", "--help"} {
+	for _, want := range []string{"--nnodes N|MIN:MAX", "-r, --redirects", "--network-check", "\nNot available in this version:\n", "(default: 1:1)", "--help"} {
 		require.Contains(t, out.String(), want)
 	}
 }

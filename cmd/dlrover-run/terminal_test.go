@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -184,8 +185,50 @@ func TestLaunchersLinesOnATerminal(t *testing.T) {
 	eventually(t, "up", b.exists("up.1.0"))
 	s.types("\x03")
 	l.wait()
-	s.shows("prompt> ^C\r\ntime=")
+	eventually(t, "a line of its own", func() bool {
+		_, line, _ := strings.Cut(s.text.String(), "prompt> ^C\r\n")
+		return ownLine.MatchString(line)
+	})
 	s.shows("\r\nno end\r\ndlrover-run: ")
+}
+
+// ownLine matches a line of the launcher on a terminal.
+var ownLine = regexp.MustCompile(`^\d\d:\d\d:\d\d\.\d\d\d (INFO |WARN |ERROR) \S+: `)
+
+func TestLogFormat(t *testing.T) {
+	const text, json = ` INFO  \S+: workers started `, `{"time":.*"msg":"workers started"`
+	for _, tc := range []struct {
+		name, opt, env string
+		terminal, pipe string // what there is
+	}{
+		{"by default", "--log-format=auto", "", text, json},
+		{"text", "--log-format=text", "", text, text},
+		{"json", "--log-format=json", "", json, json},
+		{"variable", "--role=default", "PET_LOG_FORMAT=json", json, json},
+		{"the option wins", "--log-format=text", "PET_LOG_FORMAT=json", text, text},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := newBench(t)
+			b.env = append(b.env, tc.env)
+			args := b.sh(":", "--standalone", tc.opt)
+			l, _ := b.onTerminal(nil, args...)
+			require.Zero(t, l.wait())
+			require.Regexp(t, tc.terminal, l.err.String())
+			l = b.run(args...)
+			require.Zero(t, l.wait())
+			require.Regexp(t, tc.pipe, l.err.String())
+		})
+	}
+	for program, args := range map[string][]string{"dlrover-run": {"train.py"}, "dlrover-master": nil, "checkpointd": {"--job=x"}} {
+		b := newBench(t)
+		for _, l := range []*launched{
+			b.start(program, nil, append([]string{"--log-format=xml"}, args...)...),
+			b.start(program, []string{"PET_LOG_FORMAT=xml"}, args...),
+		} {
+			require.Equal(t, 2, l.wait(), program)
+			require.Regexp(t, `error: .*(log-format|PET_LOG_FORMAT).*xml.*auto.*text.*json`, l.err.String())
+		}
+	}
 }
 
 func TestVerdictOfARankOnATerminal(t *testing.T) {
@@ -232,7 +275,7 @@ func TestLinesOfRanksStayWhole(t *testing.T) {
 				eventually(t, last, func() bool { return strings.Contains(text(), last) })
 			}
 			for line := range strings.Lines(text()) {
-				if strings.HasPrefix(line, "time=") { // the launcher's
+				if ownLine.MatchString(line) {
 					continue
 				}
 				rank := int(line[0] - '0')

@@ -17,12 +17,14 @@ const (
 	logSection     = "Logs and events"
 	checkSection   = "Devices and health checks"
 	otherSection   = "Launcher"
+
+	unavailableSection = "Not available in this version"
 )
 
 const notYet = "is not available yet in this version; remove it"
 
 // Options returns the table of all options in the order of the help text, as a fresh slice: torchrun's from 1.13 to
-// 2.15, DLRover's and its MetaX fork's, and our own.
+// 2.15, DLRover's and its MetaX fork's, and our own. Those that are not available come last.
 func Options() []Option {
 	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(), checkpointOptions(), logOptions(),
 		checkOptions(), otherOptions())
@@ -34,20 +36,32 @@ func Options() []Option {
 			o.Env = "PET_" + strings.ToUpper(strings.ReplaceAll(o.Name, "-", "_"))
 		}
 		if o.Default != "" {
-			o.Usage += " (default " + o.Default + ")"
+			o.Usage += " (default: " + o.Default + ")"
+		}
+		if o.Unavailable != "" {
+			o.Category = unavailableSection
 		}
 	}
+	slices.SortStableFunc(opts, func(a, b Option) int { return rank(a) - rank(b) })
 	return opts
+}
+
+// rank puts the options that are not available behind the others.
+func rank(o Option) int {
+	if o.Unavailable != "" {
+		return 1
+	}
+	return 0
 }
 
 func sizeOptions() []Option {
 	return []Option{
 		{Name: "nnodes", Default: "1:1", Meta: "N|MIN:MAX", Category: sizeSection,
-			Usage: "nodes in the job, as a fixed number or as a range within which nodes may come and go"},
+			Usage: "number of nodes: a fixed number, or a range within which nodes may leave and join while the job runs"},
 		{Name: "nproc-per-node", Default: "1", Meta: "N|auto|gpu|cpu|xpu", Category: sizeSection,
-			Usage: "workers on this node: a number, one per GPU, XPU or CPU, or auto for one per accelerator and without one per CPU"},
+			Usage: "workers on this node: a number, gpu, xpu or cpu for one per device of that kind, or auto for one per accelerator (without one, per CPU)"},
 		{Name: "auto-config", Kind: Flag, Category: sizeSection, Extra: true,
-			Usage: "take the number of nodes from NODE_NUM and the number of workers from the GPUs of this node"},
+			Usage: "take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node"},
 		{Name: "node-unit", Type: Int, Default: "1", Meta: "N", Category: sizeSection, Extra: true,
 			Usage: "train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares"},
 	}
@@ -56,50 +70,50 @@ func sizeOptions() []Option {
 func rendezvousOptions() []Option {
 	return []Option{
 		{Name: "rdzv-backend", Default: "static", Meta: "NAME", Category: rdzvSection,
-			Usage: "how nodes find each other: static with fixed node ranks, c10d with ranks given out when the nodes meet, dlrover-master with a daemon of its own"},
+			Usage: "how nodes find each other: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it)"},
 		{Name: "rdzv-endpoint", Meta: "HOST[:PORT]", Category: rdzvSection,
-			Usage: "where the rendezvous is served, an IPv6 address as [ADDRESS]:PORT; empty means the master address if static"},
+			Usage: "address of the rendezvous, IPv6 as [ADDRESS]:PORT (default with static: --master-addr and --master-port)"},
 		{Name: "rdzv-id", Default: "none", Meta: "ID", Category: rdzvSection,
-			Usage: "name of the job, the same on all its nodes"},
+			Usage: "id of the job, the same on all its nodes"},
 		{Name: "rdzv-conf", Meta: "KEY=VALUE,...", Category: rdzvSection,
-			Usage: "settings of the rendezvous in seconds: join_timeout (600), last_call_timeout (30), growth_delay (1), read_timeout (60), and is_host=true|false"},
+			Usage: "rendezvous settings, times in seconds: join_timeout (default: 600), last_call_timeout (30), growth_delay (1), read_timeout (60), is_host=true|false"},
 		{Name: "standalone", Kind: Flag, Category: rdzvSection,
-			Usage: "one-node job with a rendezvous of its own on a free port; backend, endpoint and id are ignored"},
+			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored"},
 		{Name: "node-rank", Type: Int, Default: "0", Meta: "N", Category: rdzvSection,
-			Usage: "rank of this node, from 0; the static rendezvous demands it, the others take it for a wish"},
+			Usage: "rank of this node, >= 0; required by static, a preference for other backends"},
 		{Name: "master-addr", Default: "127.0.0.1", Meta: "HOST", Category: rdzvSection,
-			Usage: "host or address of node rank 0; static rendezvous only"},
+			Usage: "host name or address of the node with rank 0; static only"},
 		{Name: "master-port", Type: Int, Meta: "PORT", Category: rdzvSection,
-			Usage: "port on node rank 0, 0-65535, 29500 unless given; static rendezvous only"},
+			Usage: "port on the node with rank 0, 0-65535; static only (default: 29500)"},
 		{Name: "local-addr", Meta: "HOST", Category: rdzvSection,
-			Usage: "address under which the other nodes reach this one; unless given the one that leads to the rendezvous"},
+			Usage: "address at which the other nodes reach this one (default: the one that leads to the rendezvous)"},
 		{Name: "token-file", Meta: "PATH", Category: rdzvSection, Extra: true,
-			Usage: "file with the secret that the nodes of the job share"},
+			Usage: "file with the job token, a secret that all nodes of the job share (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 		{Name: "insecure", Kind: Flag, Category: rdzvSection, Extra: true,
-			Usage: "serve and join a rendezvous on a network address without a secret"},
+			Usage: "serve and join a rendezvous on a network address without a job token"},
 		{Name: "topology-file", Meta: "PATH", Category: rdzvSection, Extra: true,
-			Usage: "lines of three words, asw psw ip, by which nodes under one switch get neighbouring ranks; read by the node that serves the rendezvous"},
+			Usage: "file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; read by the node that serves the rendezvous"},
 	}
 }
 
 func workerOptions() []Option {
 	return []Option{
 		{Name: "module", Short: 'm', Kind: Flag, Category: workerSection,
-			Usage: "the script is the name of a Python module, run as python -m does"},
+			Usage: "run the script as a Python module, as python -m does"},
 		{Name: "no-python", Kind: Flag, Category: workerSection,
-			Usage: "execute the script itself and not Python with it; not together with --module"},
+			Usage: "execute the script itself instead of passing it to Python; cannot be combined with --module"},
 		{Name: "run-path", Kind: Flag, Category: workerSection,
-			Usage: "run the script as runpy.run_path does; wins over --no-python"},
+			Usage: "run the script with runpy.run_path; takes precedence over --no-python"},
 		{Name: "role", Default: "default", Meta: "NAME", Category: workerSection,
-			Usage: "role of these workers, also in front of their lines on the console"},
+			Usage: "role of the workers, also part of the prefix of their console lines"},
 		{Name: "start-method", Choices: []string{"spawn", "fork", "forkserver"}, Default: "spawn", Meta: "METHOD",
 			Category: workerSection,
-			Usage:    "how Python functions would be started: spawn, fork or forkserver; of no effect on scripts, as in torchrun"},
+			Usage:    "accepted for compatibility, ignored; as in torchrun it concerns Python functions only: spawn, fork or forkserver"},
 		{Name: "virtual-local-rank", Kind: Flag, Category: workerSection,
-			Usage: "every worker gets LOCAL_RANK=0 and sees its own GPU only"},
+			Usage: "give every worker LOCAL_RANK=0 and make only its own GPU visible to it"},
 		{Name: "numa-binding", Choices: []string{"node", "socket", "exclusive", "core-complex"}, Meta: "MODE",
 			Category: workerSection,
-			Usage:    "bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex"},
+			Usage:    "bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex (default: no binding)"},
 		{Name: "preset", Default: "torch", Meta: "NAME", Category: workerSection, Extra: true,
 			Usage: "set of environment variables given to the workers"},
 	}
@@ -108,71 +122,74 @@ func workerOptions() []Option {
 func restartOptions() []Option {
 	return []Option{
 		{Name: "max-restarts", Type: Int, Default: "0", Meta: "N", Category: restartSection,
-			Usage: "how many worker failures the whole job may recover from, >= 0; lost and new nodes are not counted"},
+			Usage: "worker failures that the whole job may recover from, >= 0; lost and new nodes are not counted"},
 		{Name: "monitor-interval", Type: Float, Default: "0.1", Meta: "SECONDS", Category: restartSection,
-			Usage: "accepted for torchrun's sake, > 0; the kernel tells when a worker ends, at once"},
+			Usage: "accepted for compatibility, ignored (must be > 0): the kernel reports the end of a worker at once"},
 		{Name: "shutdown-timeout", Type: Int, Meta: "SECONDS", Category: restartSection,
-			Usage: "time workers get between the signal and SIGKILL, >= 0; $TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30 unless given"},
+			Usage: "time between the stop signal and SIGKILL, >= 0 (default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)"},
 		{Name: "signals-to-handle", Default: "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Meta: "NAME,...", Category: restartSection,
-			Usage: "signals that stop the job and are passed on to the workers"},
+			Usage: "signals that stop the job; they are forwarded to the workers"},
 		choice(Option{Name: "restart-policy", Choices: []string{"OnFailure", "Never", "Always", "ExitCode"},
 			Default: "OnFailure", Meta: "POLICY", Category: restartSection, Extra: true,
-			Usage: "when workers are started again: OnFailure, Never, Always, or ExitCode for the codes of --retryable-exit-codes"}),
+			Usage: "when workers are restarted: OnFailure, Never, Always, or ExitCode for --retryable-exit-codes only"}),
 		{Name: "retryable-exit-codes", Default: "130,137,143", Meta: "CODE,...", Category: restartSection, Extra: true,
-			Usage: "exit codes 1-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart"},
+			Usage: "exit codes from 1 to 255, and ranges such as 1-5, that are retried with --restart-policy=ExitCode"},
 		choice(Option{Name: "exit-code-policy", Choices: []string{"torchrun", "reason"}, Default: "torchrun", Meta: "POLICY",
 			Category: restartSection, Extra: true,
-			Usage: "exit code when the job fails: torchrun, which is always 1, or reason, which tells what went wrong"}),
+			Usage: "exit status when the job fails: torchrun (always 1) or reason (one status for each cause)"}),
 	}
 }
 
 func checkpointOptions() []Option {
 	return []Option{
 		{Name: "save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
-			Usage: "write the newest checkpoint in memory to storage when workers fail or end or the membership changes; this is so unless --no-save-at-breakpoint"},
+			Usage: "write the newest checkpoint in memory to storage when workers fail or end or the membership changes (default: on)"},
 		{Name: "no-save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
 			Usage: "leave it in memory, except when a signal ends the job"},
 		{Name: "ckpt-replicas", Type: Int, Default: "0", Meta: "N", Category: ckptSection, Extra: true,
-			Usage: "nodes that hold each checkpoint shard in memory, this one included; 0 leaves it to the training script's replica_count"},
+			Usage: "nodes that hold each checkpoint shard in memory, including this one; 0 leaves it to replica_count in the training script"},
 		{Name: "ckpt-shm-dir", Default: "/dev/shm", Meta: "DIR", Category: ckptSection, Extra: true,
 			Usage: "directory in memory for checkpoints"},
 		{Name: "ckpt-write-rate", Meta: "SIZE", Category: ckptSection, Extra: true,
-			Usage: "bytes a second, K, M or G, that checkpoints are written to storage with at most; no limit unless given"},
+			Usage: "limit for writing checkpoints to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
 		{Name: "ckpt-sidecar", Meta: "NAME", Category: ckptSection, Extra: true,
-			Usage: "checkpoints are kept by a checkpointd --job=NAME in another container of this pod"},
+			Usage: "the checkpoint daemon is checkpointd --job=NAME in another container of this pod"},
 		choice(Option{Name: "ckpt-daemon", Choices: []string{"auto", "off"}, Default: "auto", Meta: "auto|off", Category: ckptSection, Extra: true,
-			Usage: "auto starts the checkpoint daemon when a worker first needs it, off leaves checkpoints to the workers"}),
+			Usage: "auto starts the checkpoint daemon when a worker first needs it; off leaves checkpoints to the workers"}),
 	}
 }
 
 func logOptions() []Option {
 	return []Option{
 		{Name: "log-dir", Meta: "DIR", Category: logSection,
-			Usage: "directory for the workers' logs, each run in a directory of its own; a new temporary one unless given, /dev/null for no files"},
+			Usage: "directory for the workers' logs, one subdirectory per run; /dev/null for no files (default: a new temporary directory)"},
 		{Name: "redirects", Short: 'r', Default: "0", Meta: "0-3|RANK:0-3,...", Category: logSection,
-			Usage: "workers' output that goes to files: 0 none, 1 stdout, 2 stderr, 3 both, for all or by local rank"},
+			Usage: "worker output that goes to files: 0 none, 1 stdout, 2 stderr, 3 both, for all workers or by local rank"},
 		{Name: "tee", Short: 't', Default: "0", Meta: "0-3|RANK:0-3,...", Category: logSection,
-			Usage: "workers' output that goes to files and to the console, in the form of --redirects"},
+			Usage: "worker output that goes to files and to the console, in the format of --redirects"},
 		{Name: "log-line-prefix-template", Meta: "TEXT", Category: logSection,
-			Usage: "text in front of each line of --tee with ${role_name}, ${local_rank}, ${rank}, ${hostname}; [${role_name}${local_rank}]: unless given"},
+			Usage: "prefix of each line printed by --tee, with ${role_name}, ${local_rank}, ${rank}, ${hostname} (default: [${role_name}${local_rank}]:)"},
 		{Name: "local-ranks-filter", Meta: "RANK,...", Category: logSection,
-			Usage: "local ranks whose output reaches the console, all unless given; files are not affected"},
+			Usage: "local ranks whose output is shown on the console; files are not affected (default: all)"},
 		{Name: "duplicate-stdout-filters", Meta: "TEXT,...", Category: logSection,
-			Usage: "copy lines of --tee stdout that contain one of the texts to filtered_stdout.log; ,, is a comma within a text"},
+			Usage: "copy lines of --tee stdout that contain one of the texts to filtered_stdout.log; write ,, for a comma within a text"},
 		{Name: "duplicate-stderr-filters", Meta: "TEXT,...", Category: logSection,
-			Usage: "copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; ,, is a comma within a text"},
+			Usage: "copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; write ,, for a comma within a text"},
 		{Name: "log-rotate-size", Meta: "SIZE", Category: logSection, Extra: true,
-			Usage: "start a new log file beyond this size in bytes, K, M or G; never unless given"},
+			Usage: "start a new log file beyond this size in bytes, with K, M or G if wanted (default: never)"},
 		{Name: "log-rotate-count", Type: Int, Default: "5", Meta: "N", Category: logSection, Extra: true,
 			Usage: "full log files kept for each stream with --log-rotate-size, >= 1"},
+		choice(Option{Name: "log-format", Choices: []string{"auto", "text", "json"}, Default: "auto", Meta: "auto|text|json",
+			Category: logSection, Extra: true,
+			Usage: "format of the launcher's own log lines: text, json, or auto for text on a terminal and json otherwise"}),
 		{Name: "logs-specs", Meta: "default", Category: logSection, Check: checkLogsSpecs,
-			Usage: "how logs are kept: default is --log-dir, --redirects and --tee"},
+			Usage: "accepted for compatibility; only default, which stands for --log-dir, --redirects and --tee"},
 		{Name: "event-log-handler", Default: "null", Meta: "null|console", Category: logSection, Check: checkEventLogHandler,
-			Usage: "where torchrun's events go: null for nowhere, console for stderr"},
+			Usage: "where torchrun's events go: null (nowhere) or console (stderr)"},
 		{Name: "event-log", Meta: "PATH", Category: logSection, Extra: true,
-			Usage: "file to which events are added, one JSON object per line"},
+			Usage: "file to which events are appended, one JSON object per line (default: none)"},
 		{Name: "metrics-addr", Meta: "HOST:PORT", Category: logSection, Extra: true,
-			Usage: "address on which Prometheus metrics are served; none unless given"},
+			Usage: "address at which Prometheus metrics and /healthz are served (default: none)"},
 	}
 }
 
@@ -180,24 +197,24 @@ func checkOptions() []Option {
 	return []Option{
 		choice(Option{Name: "accelerator", Default: "nvidia.com/gpu", Meta: "NAME", Category: checkSection, Extra: true,
 			Choices: []string{"nvidia.com/gpu", "ascend-npu", "mthreads.com/gpu", "metax-tech.com/gpu"},
-			Usage:   "kind of device: nvidia.com/gpu, ascend-npu, mthreads.com/gpu or metax-tech.com/gpu"}),
+			Usage:   "kind of accelerator: nvidia.com/gpu, ascend-npu, mthreads.com/gpu or metax-tech.com/gpu"}),
 		{Name: "precheck", Type: Int, Choices: []string{"0", "1", "2"}, Default: "0", Meta: "0|1|2", Category: checkSection,
 			Extra: true, Check: checkPrecheck,
-			Usage: "test before training: 0 none, 1 network, 2 network and its speed"},
+			Usage: "check before training: 0 none; 1 network and 2 network and its speed are not available yet"},
 		{Name: "network-check", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "test devices and network of all nodes before the workers start"},
+			Usage: "check devices and network of all nodes before the workers start"},
 		{Name: "comm-perf-test", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
 			Usage: "measure the network's speed after --network-check"},
 		{Name: "exclude-straggler", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "leave the job when --network-check finds this node slow"},
+			Usage: "leave the job if --network-check finds this node slow"},
 		{Name: "switchbox-check", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "test the links between the MetaX devices of this node"},
+			Usage: "check the links between the MetaX devices of this node"},
 		{Name: "box-pairs", Kind: Pairs, Meta: "A:B", Category: checkSection, Extra: true, Unavailable: notYet,
 			Default: "0:1,2:4,3:5,6:7", Usage: "pairs of devices that --switchbox-check tests, separated by spaces or commas"},
 		{Name: "min-bandwidth", Type: Int, Default: "10000", Meta: "MB/S", Category: checkSection, Extra: true,
-			Unavailable: notYet, Usage: "speed in MB/s above which a pair passes --switchbox-check"},
+			Unavailable: notYet, Usage: "bandwidth in MB/s that a pair needs to pass --switchbox-check"},
 		{Name: "min-channels", Type: Int, Default: "2", Meta: "N", Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "pairs that must pass --switchbox-check"},
+			Usage: "number of pairs that must pass --switchbox-check"},
 		{Name: "numa-affinity", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
 			Usage: "run each worker on the NUMA node of its GPU"},
 		{Name: "membind-policy", Default: "preferred", Meta: "POLICY", Category: checkSection, Extra: true,
@@ -214,10 +231,10 @@ func checkOptions() []Option {
 func otherOptions() []Option {
 	return []Option{
 		{Name: "dry-run", Kind: Flag, Category: otherSection, Extra: true,
-			Usage: "print what would be run, and exit"},
+			Usage: "print what would be run as JSON, and exit"},
 		{Name: "print-completion", Choices: []string{"bash", "zsh", "tcsh"}, Meta: "SHELL", Category: otherSection,
 			Usage: "print a completion script for bash, zsh or tcsh, and exit"},
-		{Name: "help", Short: 'h', Kind: Flag, Category: otherSection, Usage: "print this text, and exit"},
+		{Name: "help", Short: 'h', Kind: Flag, Category: otherSection, Usage: "show this text, and exit"},
 		{Name: "version", Kind: Flag, Category: otherSection, Extra: true, Usage: "print the version, and exit"},
 	}
 }

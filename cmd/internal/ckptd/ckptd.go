@@ -101,20 +101,21 @@ func app(stdout io.Writer) *cli.App {
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "job", Category: category, Usage: "`NAME`: what the launcher's --ckpt-sidecar says, letters, digits and ._-"},
-			&cli.StringFlag{Name: "shm-dir", Category: category, Value: DefaultShm, Usage: "`DIR`: directory in memory that this daemon and the workers share (default " + DefaultShm + ")"},
-			&cli.StringFlag{Name: "master", Category: category, Usage: "`HOST:PORT`: the rendezvous that the nodes of the run share; without it they meet by marks on the checkpoint's storage"},
+			&cli.StringFlag{Name: "job", Category: category, Usage: "`NAME`: the name that --ckpt-sidecar gives to the launcher: letters, digits and ._-"},
+			&cli.StringFlag{Name: "shm-dir", Category: category, Value: DefaultShm, Usage: "`DIR`: directory in memory that this daemon and the workers share (default: " + DefaultShm + ")"},
+			&cli.StringFlag{Name: "master", Category: category, Usage: "`HOST:PORT`: the rendezvous that the nodes of the run share; without it they meet through files on the checkpoint's storage"},
 			&cli.StringFlag{Name: "run", Category: category, Usage: "`ID`: name of the run, with --master"},
-			&cli.StringFlag{Name: "token-file", Category: category, Usage: "`PATH`: file with the job token; else DLROVER_TOKEN_FILE or DLROVER_TOKEN"},
+			&cli.StringFlag{Name: "token-file", Category: category, Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.IntFlag{Name: "replicas", Category: category, Usage: "`N`: nodes that hold each shard in memory, this one included; 0 leaves it to the checkpoints"},
 			&cli.StringFlag{Name: "addr", Category: category, Usage: "`HOST`: where the daemons of other nodes reach this one, for copies"},
 			&cli.StringFlag{Name: "switch", Category: category, Usage: "`NAME`: switch of this node; copies go to nodes on other switches"},
-			&cli.StringFlag{Name: "write-rate", Category: category, Usage: "`SIZE`: bytes a second, K, M or G, that are written to storage at most"},
+			&cli.StringFlag{Name: "write-rate", Category: category, Usage: "`SIZE`: limit for writing to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
+			&cli.StringFlag{Name: "log-format", Category: category, EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
 			&cli.StringFlag{Name: "runtime", Hidden: true},
 			&cli.StringFlag{Name: "world", Hidden: true},
 			&cli.BoolFlag{Name: "inherit", Hidden: true},
 			&cli.IntFlag{Name: "launcher", Hidden: true},
-			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: category, Usage: "print this text, and exit"},
+			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: category, Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: category, Usage: "print the version, and exit"},
 		},
 	}
@@ -236,11 +237,15 @@ func abandon(dir *shm.Dir, left int) {
 }
 
 func config(c *cli.Context) (checkpointd.Config, error) {
-	cfg := checkpointd.Config{Replicas: c.Int("replicas"), Addr: c.String("addr"), Switch: c.String("switch"), Logger: console.Logger(os.Stderr, Name).With("run_id", runName(c))}
+	cfg := checkpointd.Config{Replicas: c.Int("replicas"), Addr: c.String("addr"), Switch: c.String("switch")}
+	format, err := console.ParseFormat(c.String("log-format"))
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Logger = console.Logger(os.Stderr, Name, format, console.Level()).With("run_id", runName(c))
 	if c.String("runtime") == "" && c.String("job") == "" {
 		return cfg, errors.New("--job is required: the name that the launcher's --ckpt-sidecar says")
 	}
-	var err error
 	if cfg.Token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
 		return cfg, err
 	}

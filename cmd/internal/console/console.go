@@ -1,14 +1,12 @@
-// Package console sets up what the mains write to standard error: log lines as text
-// on a terminal and as JSON otherwise.
+// Package console sets up what the mains write to standard error: log lines as short text on a terminal and as JSON
+// otherwise, and errors for people.
 package console
 
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -50,29 +48,6 @@ func (r *Relay) Write(p []byte) (int, error) {
 
 // Fd returns the descriptor of the file.
 func (r *Relay) Fd() uintptr { return r.file.Fd() }
-
-// Logger writes to w from the level that $LOGLEVEL names (torchrun's variable:
-// DEBUG, INFO, WARNING, ERROR, CRITICAL; INFO unless set). Nothing in a record reaches w
-// that could act on a terminal.
-func Logger(w File, program string) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: level(os.Getenv("LOGLEVEL"))}
-	if IsTerminal(w) {
-		return slog.New(slog.NewTextHandler(printable.JSON(w), opts)).With("program", program)
-	}
-	return slog.New(slog.NewJSONHandler(printable.JSON(w), opts)).With("program", program)
-}
-
-func level(name string) slog.Level {
-	switch strings.ToUpper(name) {
-	case "DEBUG", "NOTSET":
-		return slog.LevelDebug
-	case "WARNING", "WARN":
-		return slog.LevelWarn
-	case "ERROR", "CRITICAL", "FATAL":
-		return slog.LevelError
-	}
-	return slog.LevelInfo
-}
 
 // IsTerminal reports whether f is a terminal.
 func IsTerminal(f File) bool {

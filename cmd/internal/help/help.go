@@ -25,8 +25,29 @@ func Print(w io.Writer, app *cli.App, arguments string) {
 			fmt.Fprintf(w, "\n%s:\n", section)
 		}
 		meta, text := cutMeta(f.(cli.DocGenerationFlag).GetUsage())
-		fmt.Fprintf(w, "  %s%s\n        %s\n", spellings(f.Names()), meta, text)
+		fmt.Fprintf(w, "  %s%s\n%s", spellings(f.Names()), meta, wrap(text))
 	}
+}
+
+// width is how many columns a line of a flag's text has at most, unless a word is longer.
+const width = 100
+
+// wrap indents text and breaks it into lines.
+func wrap(text string) string {
+	const indent = "        "
+	var b strings.Builder
+	line := indent
+	for _, word := range strings.Fields(text) {
+		if len(line)+1+len(word) > width && line != indent {
+			b.WriteString(line + "\n")
+			line = indent
+		}
+		if line != indent {
+			line += " "
+		}
+		line += word
+	}
+	return b.String() + line + "\n"
 }
 
 // cutMeta splits "`META`: text", urfave's way to name a flag's value.

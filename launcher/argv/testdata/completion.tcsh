@@ -37,6 +37,7 @@ complete dlrover-run \
   'n@--duplicate-stderr-filters@x:TEXT,...@' \
   'n@--log-rotate-size@x:SIZE@' \
   'n@--log-rotate-count@x:N@' \
+  'n@--log-format@(auto text json)@' 'c@--log-format=@(auto text json)@' \
   'n@--logs-specs@x:default@' \
   'n@--event-log-handler@x:null|console@' \
   'n@--event-log@f@' 'c@--event-log=@f@' \
@@ -44,5 +45,5 @@ complete dlrover-run \
   'n@--accelerator@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' 'c@--accelerator=@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' \
   'n@--precheck@(0 1 2)@' 'c@--precheck=@(0 1 2)@' \
   'n@--print-completion@(bash zsh tcsh)@' 'c@--print-completion=@(bash zsh tcsh)@' \
-  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count logs-specs event-log-handler event-log metrics-addr accelerator precheck dry-run print-completion help version)@' \
+  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log metrics-addr accelerator precheck dry-run print-completion help version)@' \
   'p@*@f@'

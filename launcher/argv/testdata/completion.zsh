@@ -1,64 +1,65 @@
 #compdef dlrover-run
 _arguments -s -S -A '-*' \
-  '*--nnodes=[nodes in the job, as a fixed number or as a range within which nodes may come and go (default 1\:1)]:N|MIN\:MAX: ' \
-  '*--nproc-per-node=[workers on this node\: a number, one per GPU, XPU or CPU, or auto for one per accelerator and without one per CPU (default 1)]:N|auto|gpu|cpu|xpu: ' \
-  '*--auto-config[take the number of nodes from NODE_NUM and the number of workers from the GPUs of this node]' \
-  '*--node-unit=[train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares (default 1)]:N: ' \
-  '*--rdzv-backend=[how nodes find each other\: static with fixed node ranks, c10d with ranks given out when the nodes meet, dlrover-master with a daemon of its own (default static)]:NAME: ' \
-  '*--rdzv-endpoint=[where the rendezvous is served, an IPv6 address as \[ADDRESS\]\:PORT; empty means the master address if static]:HOST\[\:PORT\]: ' \
-  '*--rdzv-id=[name of the job, the same on all its nodes (default none)]:ID: ' \
-  '*--rdzv-conf=[settings of the rendezvous in seconds\: join_timeout (600), last_call_timeout (30), growth_delay (1), read_timeout (60), and is_host=true|false]:KEY=VALUE,...: ' \
-  '*--standalone[one-node job with a rendezvous of its own on a free port; backend, endpoint and id are ignored]' \
-  '*--node-rank=[rank of this node, from 0; the static rendezvous demands it, the others take it for a wish (default 0)]:N: ' \
-  '*--master-addr=[host or address of node rank 0; static rendezvous only (default 127.0.0.1)]:HOST: ' \
-  '*--master-port=[port on node rank 0, 0-65535, 29500 unless given; static rendezvous only]:PORT: ' \
-  '*--local-addr=[address under which the other nodes reach this one; unless given the one that leads to the rendezvous]:HOST: ' \
-  '*--token-file=[file with the secret that the nodes of the job share]:PATH:_files' \
-  '*--insecure[serve and join a rendezvous on a network address without a secret]' \
-  '*--topology-file=[lines of three words, asw psw ip, by which nodes under one switch get neighbouring ranks; read by the node that serves the rendezvous]:PATH:_files' \
-  '*--module[the script is the name of a Python module, run as python -m does]' \
-  '*-m[the script is the name of a Python module, run as python -m does]' \
-  '*--no-python[execute the script itself and not Python with it; not together with --module]' \
-  '*--run-path[run the script as runpy.run_path does; wins over --no-python]' \
-  '*--role=[role of these workers, also in front of their lines on the console (default default)]:NAME: ' \
-  '*--start-method=[how Python functions would be started\: spawn, fork or forkserver; of no effect on scripts, as in torchrun (default spawn)]:METHOD:(spawn fork forkserver)' \
-  '*--virtual-local-rank[every worker gets LOCAL_RANK=0 and sees its own GPU only]' \
-  '*--numa-binding=[bind each worker to CPUs near its GPU\: node, socket, exclusive or core-complex]:MODE:(node socket exclusive core-complex)' \
-  '*--preset=[set of environment variables given to the workers (default torch)]:NAME: ' \
-  '*--max-restarts=[how many worker failures the whole job may recover from, >= 0; lost and new nodes are not counted (default 0)]:N: ' \
-  '*--monitor-interval=[accepted for torchrun'\''s sake, > 0; the kernel tells when a worker ends, at once (default 0.1)]:SECONDS: ' \
-  '*--shutdown-timeout=[time workers get between the signal and SIGKILL, >= 0; $TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30 unless given]:SECONDS: ' \
-  '*--signals-to-handle=[signals that stop the job and are passed on to the workers (default SIGTERM,SIGINT,SIGHUP,SIGQUIT)]:NAME,...: ' \
-  '*--restart-policy=[when workers are started again\: OnFailure, Never, Always, or ExitCode for the codes of --retryable-exit-codes (default OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
-  '*--retryable-exit-codes=[exit codes 1-255 and ranges such as 1-5 that --restart-policy=ExitCode answers with a restart (default 130,137,143)]:CODE,...: ' \
-  '*--exit-code-policy=[exit code when the job fails\: torchrun, which is always 1, or reason, which tells what went wrong (default torchrun)]:POLICY:(torchrun reason)' \
-  '*--save-at-breakpoint[write the newest checkpoint in memory to storage when workers fail or end or the membership changes; this is so unless --no-save-at-breakpoint]' \
+  '*--nnodes=[number of nodes\: a fixed number, or a range within which nodes may leave and join while the job runs (default\: 1\:1)]:N|MIN\:MAX: ' \
+  '*--nproc-per-node=[workers on this node\: a number, gpu, xpu or cpu for one per device of that kind, or auto for one per accelerator (without one, per CPU) (default\: 1)]:N|auto|gpu|cpu|xpu: ' \
+  '*--auto-config[take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node]' \
+  '*--node-unit=[train on a multiple of N nodes only, N >= 1; surplus nodes wait as spares (default\: 1)]:N: ' \
+  '*--rdzv-backend=[how nodes find each other\: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it) (default\: static)]:NAME: ' \
+  '*--rdzv-endpoint=[address of the rendezvous, IPv6 as \[ADDRESS\]\:PORT (default with static\: --master-addr and --master-port)]:HOST\[\:PORT\]: ' \
+  '*--rdzv-id=[id of the job, the same on all its nodes (default\: none)]:ID: ' \
+  '*--rdzv-conf=[rendezvous settings, times in seconds\: join_timeout (default\: 600), last_call_timeout (30), growth_delay (1), read_timeout (60), is_host=true|false]:KEY=VALUE,...: ' \
+  '*--standalone[run a one-node job with its own rendezvous on a free port; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored]' \
+  '*--node-rank=[rank of this node, >= 0; required by static, a preference for other backends (default\: 0)]:N: ' \
+  '*--master-addr=[host name or address of the node with rank 0; static only (default\: 127.0.0.1)]:HOST: ' \
+  '*--master-port=[port on the node with rank 0, 0-65535; static only (default\: 29500)]:PORT: ' \
+  '*--local-addr=[address at which the other nodes reach this one (default\: the one that leads to the rendezvous)]:HOST: ' \
+  '*--token-file=[file with the job token, a secret that all nodes of the job share (default\: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)]:PATH:_files' \
+  '*--insecure[serve and join a rendezvous on a network address without a job token]' \
+  '*--topology-file=[file with lines of three words, asw psw ip\: nodes under the same switch get adjacent ranks; read by the node that serves the rendezvous]:PATH:_files' \
+  '*--module[run the script as a Python module, as python -m does]' \
+  '*-m[run the script as a Python module, as python -m does]' \
+  '*--no-python[execute the script itself instead of passing it to Python; cannot be combined with --module]' \
+  '*--run-path[run the script with runpy.run_path; takes precedence over --no-python]' \
+  '*--role=[role of the workers, also part of the prefix of their console lines (default\: default)]:NAME: ' \
+  '*--start-method=[accepted for compatibility, ignored; as in torchrun it concerns Python functions only\: spawn, fork or forkserver (default\: spawn)]:METHOD:(spawn fork forkserver)' \
+  '*--virtual-local-rank[give every worker LOCAL_RANK=0 and make only its own GPU visible to it]' \
+  '*--numa-binding=[bind each worker to CPUs near its GPU\: node, socket, exclusive or core-complex (default\: no binding)]:MODE:(node socket exclusive core-complex)' \
+  '*--preset=[set of environment variables given to the workers (default\: torch)]:NAME: ' \
+  '*--max-restarts=[worker failures that the whole job may recover from, >= 0; lost and new nodes are not counted (default\: 0)]:N: ' \
+  '*--monitor-interval=[accepted for compatibility, ignored (must be > 0)\: the kernel reports the end of a worker at once (default\: 0.1)]:SECONDS: ' \
+  '*--shutdown-timeout=[time between the stop signal and SIGKILL, >= 0 (default\: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)]:SECONDS: ' \
+  '*--signals-to-handle=[signals that stop the job; they are forwarded to the workers (default\: SIGTERM,SIGINT,SIGHUP,SIGQUIT)]:NAME,...: ' \
+  '*--restart-policy=[when workers are restarted\: OnFailure, Never, Always, or ExitCode for --retryable-exit-codes only (default\: OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
+  '*--retryable-exit-codes=[exit codes from 1 to 255, and ranges such as 1-5, that are retried with --restart-policy=ExitCode (default\: 130,137,143)]:CODE,...: ' \
+  '*--exit-code-policy=[exit status when the job fails\: torchrun (always 1) or reason (one status for each cause) (default\: torchrun)]:POLICY:(torchrun reason)' \
+  '*--save-at-breakpoint[write the newest checkpoint in memory to storage when workers fail or end or the membership changes (default\: on)]' \
   '*--no-save-at-breakpoint[leave it in memory, except when a signal ends the job]' \
-  '*--ckpt-replicas=[nodes that hold each checkpoint shard in memory, this one included; 0 leaves it to the training script'\''s replica_count (default 0)]:N: ' \
-  '*--ckpt-shm-dir=[directory in memory for checkpoints (default /dev/shm)]:DIR:_files' \
-  '*--ckpt-write-rate=[bytes a second, K, M or G, that checkpoints are written to storage with at most; no limit unless given]:SIZE: ' \
-  '*--ckpt-sidecar=[checkpoints are kept by a checkpointd --job=NAME in another container of this pod]:NAME: ' \
-  '*--ckpt-daemon=[auto starts the checkpoint daemon when a worker first needs it, off leaves checkpoints to the workers (default auto)]:auto|off:(auto off)' \
-  '*--log-dir=[directory for the workers'\'' logs, each run in a directory of its own; a new temporary one unless given, /dev/null for no files]:DIR:_files' \
-  '*--redirects=[workers'\'' output that goes to files\: 0 none, 1 stdout, 2 stderr, 3 both, for all or by local rank (default 0)]:0-3|RANK\:0-3,...: ' \
-  '*-r+[workers'\'' output that goes to files\: 0 none, 1 stdout, 2 stderr, 3 both, for all or by local rank (default 0)]:0-3|RANK\:0-3,...: ' \
-  '*--tee=[workers'\'' output that goes to files and to the console, in the form of --redirects (default 0)]:0-3|RANK\:0-3,...: ' \
-  '*-t+[workers'\'' output that goes to files and to the console, in the form of --redirects (default 0)]:0-3|RANK\:0-3,...: ' \
-  '*--log-line-prefix-template=[text in front of each line of --tee with ${role_name}, ${local_rank}, ${rank}, ${hostname}; \[${role_name}${local_rank}\]\: unless given]:TEXT: ' \
-  '*--local-ranks-filter=[local ranks whose output reaches the console, all unless given; files are not affected]:RANK,...: ' \
-  '*--duplicate-stdout-filters=[copy lines of --tee stdout that contain one of the texts to filtered_stdout.log; ,, is a comma within a text]:TEXT,...: ' \
-  '*--duplicate-stderr-filters=[copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; ,, is a comma within a text]:TEXT,...: ' \
-  '*--log-rotate-size=[start a new log file beyond this size in bytes, K, M or G; never unless given]:SIZE: ' \
-  '*--log-rotate-count=[full log files kept for each stream with --log-rotate-size, >= 1 (default 5)]:N: ' \
-  '*--logs-specs=[how logs are kept\: default is --log-dir, --redirects and --tee]:default: ' \
-  '*--event-log-handler=[where torchrun'\''s events go\: null for nowhere, console for stderr (default null)]:null|console: ' \
-  '*--event-log=[file to which events are added, one JSON object per line]:PATH:_files' \
-  '*--metrics-addr=[address on which Prometheus metrics are served; none unless given]:HOST\:PORT: ' \
-  '*--accelerator=[kind of device\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu or metax-tech.com/gpu (default nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)' \
-  '*--precheck=[test before training\: 0 none, 1 network, 2 network and its speed (default 0)]:0|1|2:(0 1 2)' \
-  '*--dry-run[print what would be run, and exit]' \
+  '*--ckpt-replicas=[nodes that hold each checkpoint shard in memory, including this one; 0 leaves it to replica_count in the training script (default\: 0)]:N: ' \
+  '*--ckpt-shm-dir=[directory in memory for checkpoints (default\: /dev/shm)]:DIR:_files' \
+  '*--ckpt-write-rate=[limit for writing checkpoints to storage in bytes per second, with K, M or G if wanted (default\: no limit)]:SIZE: ' \
+  '*--ckpt-sidecar=[the checkpoint daemon is checkpointd --job=NAME in another container of this pod]:NAME: ' \
+  '*--ckpt-daemon=[auto starts the checkpoint daemon when a worker first needs it; off leaves checkpoints to the workers (default\: auto)]:auto|off:(auto off)' \
+  '*--log-dir=[directory for the workers'\'' logs, one subdirectory per run; /dev/null for no files (default\: a new temporary directory)]:DIR:_files' \
+  '*--redirects=[worker output that goes to files\: 0 none, 1 stdout, 2 stderr, 3 both, for all workers or by local rank (default\: 0)]:0-3|RANK\:0-3,...: ' \
+  '*-r+[worker output that goes to files\: 0 none, 1 stdout, 2 stderr, 3 both, for all workers or by local rank (default\: 0)]:0-3|RANK\:0-3,...: ' \
+  '*--tee=[worker output that goes to files and to the console, in the format of --redirects (default\: 0)]:0-3|RANK\:0-3,...: ' \
+  '*-t+[worker output that goes to files and to the console, in the format of --redirects (default\: 0)]:0-3|RANK\:0-3,...: ' \
+  '*--log-line-prefix-template=[prefix of each line printed by --tee, with ${role_name}, ${local_rank}, ${rank}, ${hostname} (default\: \[${role_name}${local_rank}\]\:)]:TEXT: ' \
+  '*--local-ranks-filter=[local ranks whose output is shown on the console; files are not affected (default\: all)]:RANK,...: ' \
+  '*--duplicate-stdout-filters=[copy lines of --tee stdout that contain one of the texts to filtered_stdout.log; write ,, for a comma within a text]:TEXT,...: ' \
+  '*--duplicate-stderr-filters=[copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; write ,, for a comma within a text]:TEXT,...: ' \
+  '*--log-rotate-size=[start a new log file beyond this size in bytes, with K, M or G if wanted (default\: never)]:SIZE: ' \
+  '*--log-rotate-count=[full log files kept for each stream with --log-rotate-size, >= 1 (default\: 5)]:N: ' \
+  '*--log-format=[format of the launcher'\''s own log lines\: text, json, or auto for text on a terminal and json otherwise (default\: auto)]:auto|text|json:(auto text json)' \
+  '*--logs-specs=[accepted for compatibility; only default, which stands for --log-dir, --redirects and --tee]:default: ' \
+  '*--event-log-handler=[where torchrun'\''s events go\: null (nowhere) or console (stderr) (default\: null)]:null|console: ' \
+  '*--event-log=[file to which events are appended, one JSON object per line (default\: none)]:PATH:_files' \
+  '*--metrics-addr=[address at which Prometheus metrics and /healthz are served (default\: none)]:HOST\:PORT: ' \
+  '*--accelerator=[kind of accelerator\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu or metax-tech.com/gpu (default\: nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)' \
+  '*--precheck=[check before training\: 0 none; 1 network and 2 network and its speed are not available yet (default\: 0)]:0|1|2:(0 1 2)' \
+  '*--dry-run[print what would be run as JSON, and exit]' \
   '*--print-completion=[print a completion script for bash, zsh or tcsh, and exit]:SHELL:(bash zsh tcsh)' \
-  '*--help[print this text, and exit]' \
-  '*-h[print this text, and exit]' \
+  '*--help[show this text, and exit]' \
+  '*-h[show this text, and exit]' \
   '*--version[print the version, and exit]' \
   '1:script:_files' '*::arguments:_files'
