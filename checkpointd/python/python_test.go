@@ -13,10 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/torchpython"
 )
 
 const (
-	systemPython = "/usr/bin/python3"
+	systemPython = torchpython.System
 	// moduleTimeout is far more than any module of tests needs on a busy machine.
 	moduleTimeout = 5 * time.Minute
 	shownBytes    = 16 << 10
@@ -25,7 +26,7 @@ const (
 // TestPython runs the tests of the client with the system's Python.
 func TestPython(t *testing.T) {
 	if out, err := python(t, systemPython, "-c", "import torch"); err != nil {
-		t.Skipf("THE PYTHON CLIENT IS NOT TESTED: %s cannot import torch (apt-get install python3-torch): %v\n%s",
+		t.Skipf("SKIPPED: THE PYTHON CLIENT IS NOT TESTED: %s cannot import torch (apt-get install python3-torch): %v\n%s",
 			systemPython, err, out)
 	}
 	runModules(t, systemPython)
@@ -45,11 +46,11 @@ func TestPlainDirectory(t *testing.T) {
 	require.Empty(t, dead, "its parent, this process, lives")
 }
 
-// TestPythonTorch2 runs them with the newest torch, in the Python that DLROVER_TORCH2_PYTHON names.
+// TestPythonTorch2 runs them with PyTorch 2, in the Python that TORCH_PYTHON names.
 func TestPythonTorch2(t *testing.T) {
-	interpreter := os.Getenv("DLROVER_TORCH2_PYTHON")
+	interpreter := torchpython.Chosen()
 	if interpreter == "" {
-		t.Skip("FSDP, SAFETENSORS AND HUGGING FACE ARE NOT TESTED: DLROVER_TORCH2_PYTHON names no Python with torch 2 (make e2e-torch2 does)")
+		t.Skip("SKIPPED: FSDP, SAFETENSORS AND HUGGING FACE ARE NOT TESTED: TORCH_PYTHON names no Python (make e2e-torch2 does)")
 	}
 	out, err := python(t, interpreter, "-c", "import torch; assert int(torch.__version__.split('.')[0]) >= 2")
 	require.NoError(t, err, out)

@@ -27,9 +27,7 @@ type chaos struct {
 // TestChaos kills workers, launchers and the daemon at random. When that stops, the
 // job must come back to a running world, and end well when it is told to.
 func TestChaos(t *testing.T) {
-	if testing.Short() {
-		t.Skip("chaos takes half a minute and is NOT run with -short")
-	}
+	long(t)
 	seed := time.Now().UnixNano()
 	if text := os.Getenv("CHAOS_SEED"); text != "" {
 		var err error

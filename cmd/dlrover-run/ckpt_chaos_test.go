@@ -79,9 +79,7 @@ type trainSaves struct{ lines, step, pending int }
 // step older than the last committed one, and the death of a worker, a daemon or the
 // master costs at most the step that was being saved.
 func TestCheckpointChaos(t *testing.T) {
-	if testing.Short() {
-		t.Skip("chaos takes half a minute, and checkpoints under chaos are NOT tested with -short")
-	}
+	long(t)
 	seed, rounds, budget := time.Now().UnixNano(), 25, chaosBudget
 	if text := os.Getenv("CHAOS_SEED"); text != "" {
 		var err error

@@ -67,6 +67,7 @@ func (b *training) killWorker() {
 // Two jobs with one run id on one node, each with its checkpoint directory: what happens to one is nothing to the
 // memory of the other.
 func TestTorchCheckpointTwoJobsWithOneRunID(t *testing.T) {
+	long(t)
 	for name, id := range map[string][]string{
 		"standalone, which has an id of its own": {"--standalone", "--rdzv-id=job"},
 		"the same id":                            {"--rdzv-id=job"},
@@ -110,6 +111,7 @@ func TestTorchCheckpointTwoJobsWithOneRunID(t *testing.T) {
 // Two jobs with one run id and one checkpoint directory share what is on disk, as two runs one after the other would,
 // and not what is in memory. The directory is never a mixture.
 func TestTorchCheckpointTwoJobsWithOneDirectory(t *testing.T) {
+	long(t)
 	a, b := twoJobs(t, 100000)
 	b.ckpts = a.ckpts
 	id := []string{"--rdzv-id=job"}

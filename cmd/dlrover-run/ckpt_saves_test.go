@@ -70,6 +70,7 @@ func TestTorchCheckpointSeveralDirectories(t *testing.T) {
 
 // After going back the latest save counts, not the one with the highest step.
 func TestTorchCheckpointGoesBack(t *testing.T) {
+	long(t)
 	for _, c := range []struct{ option, next string }{{"--save-at-breakpoint", "3"}, {"--no-save-at-breakpoint", "5"}} {
 		t.Run(c.option, func(t *testing.T) {
 			b := newTraining(t, 0)

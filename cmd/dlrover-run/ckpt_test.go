@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/torchpython"
 )
 
 // training is a real PyTorch job that saves at every step.
@@ -22,24 +24,12 @@ type training struct {
 	steps      int
 }
 
-func torchPython(t *testing.T) string {
-	t.Helper()
-	python := "/usr/bin/python3"
-	if p := os.Getenv("DLROVER_TORCH2_PYTHON"); p != "" {
-		python = p
-	}
-	if out, err := exec.CommandContext(t.Context(), python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
-		t.Skipf("%s has no PyTorch, so checkpoints of real training are NOT tested: %v %s", python, err, out)
-	}
-	return python
-}
-
 func newTraining(t *testing.T, steps int) *training {
 	b := newBench(t)
 	shm, err := os.MkdirTemp("/dev/shm", "dlrover-e2e-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(shm)) })
-	b.env = append(b.env, "PYTHON_EXEC="+torchPython(t))
+	b.env = append(b.env, "PYTHON_EXEC="+torchpython.Require(t, "CHECKPOINTS OF REAL TRAINING ARE"))
 	return &training{bench: b, ckpts: filepath.Join(b.dir, "ckpts"), shm: shm, steps: steps}
 }
 
@@ -188,6 +178,7 @@ func TestTorchCheckpointDaemonKilled(t *testing.T) {
 // The launcher is killed: what was in memory is on disk before the daemon ends, and the
 // next run goes on from there.
 func TestTorchCheckpointLauncherKilled(t *testing.T) {
+	long(t)
 	const steps = 40
 	want := undisturbed(t, steps)
 	b := newTraining(t, steps)
@@ -221,6 +212,7 @@ func TestTorchCheckpointSIGTERM(t *testing.T) {
 // Each rank has a shard of its own on two nodes; a node is killed and replaced. Its
 // shard comes back from the other node's memory.
 func TestTorchCheckpointNodeReplaced(t *testing.T) {
+	long(t)
 	b := newTraining(t, 100000)
 	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
 	args := b.args(b.c10d("2:2", "--max-restarts=10", "--ckpt-replicas=2", "--rdzv-conf=last_call_timeout=5"), 1000000, "sharded")
@@ -285,6 +277,7 @@ func TestTorchCheckpointTwoNodes(t *testing.T) {
 // A job loses a node, goes on without it, and grows again: from memory alone, with the
 // losses of a job to which nothing happens.
 func TestTorchCheckpointElasticResize(t *testing.T) {
+	long(t)
 	b := newTraining(t, 60)
 	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
 	args := b.args(b.c10d("1:2", "--max-restarts=10", "--rdzv-conf=last_call_timeout=3"), 1000000, "equal")

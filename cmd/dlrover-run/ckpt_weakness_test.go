@@ -28,6 +28,7 @@ func smallMemory(t *testing.T, bytes int) string {
 // A container with a small /dev/shm: that is said, with the remedy, checkpoints go to disk all the same, and nobody
 // dies of SIGBUS.
 func TestTorchCheckpointSmallMemory(t *testing.T) {
+	long(t)
 	for _, c := range []struct {
 		name, want string
 		bytes      int
@@ -55,6 +56,7 @@ func TestTorchCheckpointSmallMemory(t *testing.T) {
 // A launcher is killed while its daemon cannot get on with saving, and the next one starts at once: its daemon has to
 // wait for that one, but the workers do not, and the end of the job does not wait longer.
 func TestTorchCheckpointNextLauncherComesEarly(t *testing.T) {
+	long(t)
 	b := newTraining(t, 100000)
 	opts := b.c10d("1:1")
 	l := b.run(b.args(opts, 1000000)...)

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/torchpython"
 	"dlrover-run/launcher/proc"
 )
 
@@ -55,6 +56,14 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// long leaves a test of more than ten seconds to those who have the time.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skipf("SKIPPED: %s IS NOT RUN with -short (make e2e does)", t.Name())
+	}
 }
 
 // launched is a running launcher or daemon.
@@ -739,12 +748,12 @@ func TestLogFlood(t *testing.T) {
 func TestProcessGroupsInTurn(t *testing.T) {
 	script, err := filepath.Abs("testdata/groups.py")
 	require.NoError(t, err)
-	for name, python := range map[string]string{"system": "/usr/bin/python3", "current": os.Getenv("DLROVER_TORCH2_PYTHON")} {
+	for name, python := range map[string]string{"system": "/usr/bin/python3", "chosen": torchpython.Chosen()} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if out, err := exec.CommandContext(ctx, python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
-				t.Skipf("%q has no PyTorch, so process groups in turn are NOT tested: %v %s", python, err, out)
+				t.Skipf("SKIPPED: PROCESS GROUPS IN TURN ARE NOT TESTED with the %s Python: %q imports no torch: %v %s", name, python, err, out)
 			}
 			b := newBench(t)
 			b.env = append(b.env, "PYTHON_EXEC="+python, "GLOO_SOCKET_IFNAME=lo")
@@ -756,15 +765,7 @@ func TestProcessGroupsInTurn(t *testing.T) {
 }
 
 func TestRealTorch(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	python := "/usr/bin/python3"
-	if p := os.Getenv("DLROVER_TORCH2_PYTHON"); p != "" {
-		python = p
-	}
-	if out, err := exec.CommandContext(ctx, python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
-		t.Skipf("%s has no PyTorch, so real process groups are NOT tested: %v %s", python, err, out)
-	}
+	python := torchpython.Require(t, "REAL PROCESS GROUPS ARE")
 	b := newBench(t)
 	b.env = append(b.env, "PYTHON_EXEC="+python)
 	script, err := filepath.Abs("testdata/allreduce.py")

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/torchpython"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,7 +31,7 @@ if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 func TestTorchFileTimer(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "timed.py"), []byte(timed), 0o600))
-	l := b.start("dlrover-run", []string{"PYTHON_EXEC=" + torchPython(t), "TORCHELASTIC_ENABLE_FILE_TIMER=1"},
+	l := b.start("dlrover-run", []string{"PYTHON_EXEC=" + torchpython.Require(t, "THE FILE TIMER OF PYTORCH IS"), "TORCHELASTIC_ENABLE_FILE_TIMER=1"},
 		"--nproc-per-node=2", "--max-restarts=1", "--event-log="+filepath.Join(b.dir, "events"), "timed.py")
 	require.Zero(t, l.wait())
 	require.Regexp(t, `"msg":"timer \\"all_reduce\\" of [0-9]+ms expired, sent SIGKILL".*"rank":1`, l.err.String())

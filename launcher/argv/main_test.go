@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-var update = flag.Bool("update", false, "write the golden files; the torch ones from $DLROVER_TEST_PYTHON")
+var update = flag.Bool("update", false, "write the golden files; the torch ones from $TORCH_PYTHON")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

@@ -18,6 +18,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/torchpython"
 )
 
 // request and answer are the lines of testdata/oracle.py, which asks the torchrun of an installed PyTorch.
@@ -40,10 +42,10 @@ type versions struct {
 	Python string `json:"python"`
 }
 
-// askTorch sends requests to the PyTorch of $DLROVER_TEST_PYTHON or /usr/bin/python3 and skips the test without one.
+// askTorch sends requests to PyTorch and skips the test without one.
 func askTorch(t *testing.T, requests []request) (versions, []answer) {
 	t.Helper()
-	python := cmp.Or(os.Getenv("DLROVER_TEST_PYTHON"), "/usr/bin/python3")
+	python := torchpython.Require(t, "THE COMMAND LINE AGAINST TORCHRUN'S IS")
 	var in, stderr bytes.Buffer
 	enc := json.NewEncoder(&in)
 	for _, r := range requests {
@@ -52,10 +54,6 @@ func askTorch(t *testing.T, requests []request) (versions, []answer) {
 	cmd := exec.CommandContext(t.Context(), python, filepath.Join("testdata", "oracle.py"))
 	cmd.Stdin, cmd.Stderr = &in, &stderr
 	out, err := cmd.Output()
-	if err != nil && os.Getenv("DLROVER_TEST_PYTHON") == "" && (errors.Is(err, os.ErrNotExist) ||
-		strings.Contains(stderr.String(), "ModuleNotFoundError")) {
-		t.Skipf("SKIPPED, nothing was compared with torchrun: %s has no PyTorch (%v); name one with $DLROVER_TEST_PYTHON", python, err)
-	}
 	require.NoError(t, err, stderr.String())
 
 	dec := json.NewDecoder(bytes.NewReader(out))

@@ -12,20 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/torchpython"
 	"dlrover-run/launcher/preset"
 )
-
-// torchPython is a Python with torch: $TORCH_PYTHON, $DLROVER_TORCH2_PYTHON, else the system's.
-func torchPython(t *testing.T) string {
-	t.Helper()
-	for _, p := range []string{os.Getenv("TORCH_PYTHON"), os.Getenv("DLROVER_TORCH2_PYTHON"), "python3", "/usr/bin/python3"} {
-		if p != "" && exec.Command(p, "-c", "import torch").Run() == nil {
-			return p
-		}
-	}
-	t.Skip("SKIPPED: no Python with torch; set TORCH_PYTHON to compare with the real torchrun")
-	return ""
-}
 
 // oldTorch tells which of the two generations python has.
 func oldTorch(t *testing.T, python string) bool {
@@ -37,7 +26,7 @@ func oldTorch(t *testing.T, python string) bool {
 // TestTorchIsTorchruns has the real torchrun start two workers and demands every variable that it gave them, and no
 // others but those that docs/torchrun.md names.
 func TestTorchIsTorchruns(t *testing.T) {
-	python := torchPython(t)
+	python := torchpython.Require(t, "THE WORKERS' ENVIRONMENT AGAINST TORCHRUN'S IS")
 	old := oldTorch(t, python)
 	for _, tt := range []struct {
 		name   string

@@ -16,24 +16,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/torchpython"
 	"dlrover-run/launcher/verdict"
 )
 
-// torchPython is a Python with torch: $TORCH_PYTHON, else the system's.
-func torchPython(t *testing.T) string {
-	t.Helper()
-	for _, p := range []string{os.Getenv("TORCH_PYTHON"), "python3", "/usr/bin/python3"} {
-		if p != "" && exec.Command(p, "-c", "import torch").Run() == nil {
-			return p
-		}
-	}
-	t.Skip("SKIPPED: no Python with torch; set TORCH_PYTHON to compare with the real one")
-	return ""
-}
-
 // TestBlockIsTorchs compares Block with the text of torch's own exception.
 func TestBlockIsTorchs(t *testing.T) {
-	python := torchPython(t)
+	python := torchpython.Require(t, "THE FAILURE REPORT AGAINST TORCH'S IS")
 	type failure struct {
 		Rank      int    `json:"rank"`
 		LocalRank int    `json:"local_rank"`
@@ -103,7 +92,7 @@ func beforeSignalNames(block string) string {
 
 // TestJudgeOfARealJob lets rank 1 of a gloo job fail and collects what the peers then say.
 func TestJudgeOfARealJob(t *testing.T) {
-	python := torchPython(t)
+	python := torchpython.Require(t, "THE FAILURE REPORT AGAINST TORCH'S IS")
 	for how, want := range map[string]string{
 		"raise": "rank 1 (node 1 host-b, local rank 0, pid 1001) failed first: ValueError: bad batch (exit code 1); " +
 			"2 ranks followed: 2 with exit code 1; restarts used 0 of 0",

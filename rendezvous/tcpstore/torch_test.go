@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/torchpython"
 )
 
 // python is an interpreter with PyTorch, and the generation that its TCPStore speaks.
@@ -21,29 +23,26 @@ type python struct {
 	gen        generation
 }
 
-// pythons are the system's interpreter, for generation A, and the one of a current PyTorch.
+// pythons are the system's interpreter, for generation A, and the chosen one, for generation B.
 func pythons() []python {
 	return []python{
-		{"system", "/usr/bin/python3", genA},
-		{"current", os.Getenv("DLROVER_TORCH2_PYTHON"), genB},
+		{"system", torchpython.System, genA},
+		{"chosen", torchpython.Chosen(), genB},
 	}
 }
 
 // require skips the test unless p can run it.
 func (p python) require(t *testing.T) {
-	if testing.Short() {
-		t.Skip("PyTorch takes seconds to import, so the server is NOT tested with its client with -short")
-	}
 	if p.path == "" {
-		t.Skip("DLROVER_TORCH2_PYTHON is not set: generation B was NOT tested with PyTorch's own client")
+		t.Skip("SKIPPED: GENERATION B OF THE STORE IS NOT TESTED with PyTorch's own client: TORCH_PYTHON names no Python (make e2e-torch2 does)")
 	}
 	const probe = "import torch, torch.distributed as d; print(torch.__version__, 'B' if hasattr(d.TCPStore, 'append') else 'A')"
 	out, err := exec.CommandContext(testContext(t), p.path, "-c", probe).CombinedOutput()
 	if err != nil {
-		t.Skipf("%s cannot import PyTorch, the server was NOT tested with its client: %v\n%s", p.path, err, out)
+		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s cannot import torch: %v\n%s", p.gen.letter(), p.path, err, out)
 	}
 	if fields := strings.Fields(string(out)); fields[len(fields)-1] != p.gen.letter() {
-		t.Skipf("%s has PyTorch %s, this test is for a release that speaks generation %s", p.path, fields[0], p.gen.letter())
+		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s has PyTorch %s, which speaks another", p.gen.letter(), p.path, fields[0])
 	}
 }
 

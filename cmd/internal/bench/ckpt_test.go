@@ -7,9 +7,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/torchpython"
 )
 
-const python = "/usr/bin/python3"
+var python = torchpython.Path()
 
 // TestCheckpointRows runs the real programs with a small state; ours must have a value
 // in every line, torch.save one in each row.

@@ -29,7 +29,7 @@ const debianPython = "/usr/bin/python3"
 func findPython(ctx context.Context, s *screen, dir string) (python, error) {
 	s.status("looking for a Python with PyTorch ...")
 	candidates := []string{"python3", debianPython}
-	chosen := os.Getenv("DEMO_PYTHON")
+	chosen := os.Getenv("TORCH_PYTHON")
 	if chosen != "" {
 		candidates = []string{chosen}
 	}
@@ -45,7 +45,7 @@ func findPython(ctx context.Context, s *screen, dir string) (python, error) {
 		return python{}, context.Cause(ctx)
 	}
 	if chosen != "" {
-		return python{}, fmt.Errorf("$DEMO_PYTHON=%s cannot run the training: %s", chosen, tried[0])
+		return python{}, fmt.Errorf("$TORCH_PYTHON=%s cannot run the training: %s", chosen, tried[0])
 	}
 	if os.Geteuid() == 0 && hasApt() {
 		if err := installTorch(ctx, s, dir+"/apt.log"); err != nil {
@@ -53,7 +53,7 @@ func findPython(ctx context.Context, s *screen, dir string) (python, error) {
 		}
 		return probePython(ctx, debianPython)
 	}
-	return python{}, fmt.Errorf("no Python with PyTorch (%s); install it with 'apt-get install python3-torch' as root on Debian or Ubuntu, or with 'pip install torch' in a virtual environment whose interpreter you name in DEMO_PYTHON", strings.Join(tried, "; "))
+	return python{}, fmt.Errorf("no Python with PyTorch (%s); install it with 'apt-get install python3-torch' as root on Debian or Ubuntu, or with 'pip install torch' in a virtual environment whose interpreter you name in TORCH_PYTHON", strings.Join(tried, "; "))
 }
 
 func probePython(ctx context.Context, name string) (python, error) {
@@ -128,7 +128,7 @@ func installTorch(ctx context.Context, s *screen, logPath string) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			return fmt.Errorf("apt-get %s: %w: %s; install PyTorch yourself ('pip install torch' in a virtual environment) and name its interpreter in DEMO_PYTHON", strings.Join(args, " "), err, lastLineOf(logPath))
+			return fmt.Errorf("apt-get %s: %w: %s; install PyTorch yourself ('pip install torch' in a virtual environment) and name its interpreter in TORCH_PYTHON", strings.Join(args, " "), err, lastLineOf(logPath))
 		}
 	}
 	s.line("installed python3-torch in %.0f s", time.Since(began).Seconds())

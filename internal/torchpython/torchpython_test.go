@@ -1,0 +1,39 @@
+package torchpython
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestRequire asks in a process of its own what becomes of a test.
+func TestRequire(t *testing.T) {
+	if os.Getenv("TORCH_PYTHON_CHILD") != "" {
+		require.Equal(t, os.Getenv(Variable), Require(t, "NOTHING IS"))
+		return
+	}
+	dir := t.TempDir()
+	good, bad := filepath.Join(dir, "good"), filepath.Join(dir, "bad")
+	require.NoError(t, os.WriteFile(good, []byte("#!/bin/sh\nexit 0\n"), 0o755))
+	require.NoError(t, os.WriteFile(bad, []byte("#!/bin/sh\necho No module named torch\nexit 1\n"), 0o755))
+	for path, want := range map[string]string{
+		good: "--- PASS", bad: "$TORCH_PYTHON=" + bad + ": " + bad + " cannot import torch: exit status 1 No module named torch",
+		"/nowhere/python": "$TORCH_PYTHON=/nowhere/python: ",
+	} {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestRequire$", "-test.v")
+		cmd.Env = append(os.Environ(), "TORCH_PYTHON_CHILD=1", Variable+"="+path)
+		out, err := cmd.CombinedOutput()
+		require.Equal(t, path == good, err == nil, "%s", out)
+		require.Contains(t, string(out), want)
+	}
+}
+
+func TestPath(t *testing.T) {
+	t.Setenv(Variable, "")
+	require.Equal(t, System, Path())
+	t.Setenv(Variable, "/venv/bin/python")
+	require.Equal(t, "/venv/bin/python", Path())
+}
