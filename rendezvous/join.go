@@ -25,17 +25,24 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.params = e.Params.WithDefaults()
 		r.formingAt = now
 	}
-	n := &node{Node: e.Node, rank: -1, arrival: r.arrive, detached: now, differs: e.Params.WithDefaults() != r.params}
-	r.arrive++
-	r.nodes[n.ID] = n
-	r.watchLiveness(now.Add(SilentGrace))
+	n := r.arrived(now, e.Node)
+	n.differs = e.Params.WithDefaults() != r.params
 	r.replace(now, n)
 	r.remember(now, e)
+	r.recall(now, n, e)
 	if !r.adopt(now, n, e) {
-		r.queue(n)
+		r.queue(now, n)
 	}
 	r.note("join", n.Name, fmt.Sprintf("%d slots", n.Slots))
 	return nil
+}
+
+func (r *Round) arrived(now time.Time, who Node) *node {
+	n := &node{Node: who, rank: -1, arrival: r.arrive, detached: now}
+	r.arrive++
+	r.nodes[n.ID] = n
+	r.watchLiveness(now.Add(SilentGrace))
+	return n
 }
 
 // maxRefused bounds the refusals of one run that are told.
@@ -49,7 +56,7 @@ func (r *Round) tellWaiting(refused Node, err error) {
 	}
 	r.refused[text] = true
 	r.note("refused", refused.Name, text)
-	for _, n := range r.waiters() {
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting }) {
 		r.direct(n, Directive{Kind: Wait, Cause: &Cause{Kind: CauseRefusal, Node: refused.Name, Text: text}})
 	}
 }
@@ -64,15 +71,15 @@ func (r *Round) remember(now time.Time, e Join) {
 		return
 	}
 	r.restarts = max(r.restarts, e.Restarts)
-	if r.fresh() && r.holdAt.IsZero() && e.Stopped.Round == 0 {
-		r.holdAt = now.Add(resumeWindow)
+	if r.fresh() && !r.held && e.Stopped.Round == 0 {
+		r.held, r.holdAt = true, now.Add(resumeWindow)
 	}
 }
 
 // rejoin is a Join of a node that is already here: after the Stop of the present
 // epoch, or else a repeated request that changes nothing.
 func (r *Round) rejoin(now time.Time, n *node, e Join) {
-	if e.Stopped != r.id || n.state == waiting {
+	if e.Stopped != r.id || n.idle() {
 		return
 	}
 	if w := r.resume; w != nil {
@@ -84,16 +91,9 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	if n.state != pending { // an earlier daemon had told it to stop, and this one does not know
 		r.breakWorld(now, restartedAcross())
 	}
-	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
+	n.Slots, n.Addr, n.Addrs, n.Ports = e.Node.Slots, e.Node.Addr, e.Node.Addrs, e.Node.Ports
 	r.record(e.Failures)
-	r.owing--
-	r.queue(n)
-}
-
-func (r *Round) queue(n *node) {
-	n.state = waiting
-	r.joined++
-	r.direct(n, Directive{Kind: Wait})
+	r.queue(now, n)
 }
 
 // admit holds a newcomer against the run's rules.
@@ -126,6 +126,9 @@ func (r *Round) check(e Join) error {
 			return fmt.Errorf("the id, name or role %.100q of a node: %s", name, PrintableRule)
 		}
 	}
+	if err := e.Node.checkOffers(); err != nil {
+		return err
+	}
 	if len(e.Node.Addrs) > MaxAddrs {
 		return fmt.Errorf("node %q brings %d addresses; at most %d are kept", e.Node.Name, len(e.Node.Addrs), MaxAddrs)
 	}
@@ -139,6 +142,22 @@ func (r *Round) check(e Join) error {
 	}
 	if rank := e.Node.Rank; p.Static && (rank < 0 || rank >= p.Max) {
 		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d", rank, p.Max, p.Max-1)
+	}
+	return nil
+}
+
+// checkOffers holds what a node offers beyond its slots against the bounds.
+func (n Node) checkOffers() error {
+	if len(n.Ports) > MaxPorts {
+		return fmt.Errorf("node %q brings %d ports; at most %d are kept", n.Name, len(n.Ports), MaxPorts)
+	}
+	for _, p := range n.Ports {
+		if p < 1 || p > 65535 {
+			return fmt.Errorf("node %q brings port %d; need 1 to 65535", n.Name, p)
+		}
+	}
+	if len(n.Can) > MaxAbilities {
+		return fmt.Errorf("node %q brings %d abilities; at most %d are kept", n.Name, len(n.Can), MaxAbilities)
 	}
 	return nil
 }
@@ -189,10 +208,11 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		if err := e.Params.WithDefaults().conflict(r.params); err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
-		n := &node{Node: e.Node, rank: -1, state: waiting, detached: now}
-		r.nodes[n.ID] = n
-		r.joined++
-		r.watchLiveness(now.Add(SilentGrace))
+		if o := r.nodes[e.Node.ID]; o != nil {
+			r.count(o, -1)
+		}
+		n := r.arrived(now, e.Node)
+		r.become(n, waiting)
 		r.direct(n, r.verdict())
 		return nil
 	}
@@ -203,10 +223,17 @@ func (r *Round) reopen(now time.Time, e Join) error {
 	return nil
 }
 
-// reset makes r as New does, with a new term.
+// reset makes r as New does, with a new term. Bars are of names and stay, and so does a pause of a run that has not
+// finished.
 func (r *Round) reset() {
-	left, acts := r.left, r.acts
+	if r.phase != finished {
+		r.tellEnded()
+	}
 	r.cfg.Term = r.seq + 1
-	*r = *New(r.cfg)
-	r.left, r.acts = left, acts
+	next := New(r.cfg)
+	next.left, next.acts, next.told, next.bars = r.left, r.acts, r.told, r.bars
+	if r.phase != finished {
+		next.paused, next.pausedIn, next.unpaused = r.paused, r.pausedIn, r.unpaused
+	}
+	*r = *next
 }

@@ -38,17 +38,9 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
 		note.Rank = n.rank
 	}
-	switch n.state {
-	case waiting:
-		r.joined--
-		return
-	case succeeded:
-		return // its work is done; the world does not need it any more
-	case pending:
-		r.owing--
-	}
-	if r.phase == finished {
-		return
+	r.count(n, -1)
+	if n.idle() || n.state == succeeded || r.phase == finished {
+		return // it has no work to do; the world does not need it any more
 	}
 	if r.resume != nil {
 		r.resume.forgo(n)
@@ -124,14 +116,11 @@ func (r *Round) expire(now time.Time) {
 		return
 	}
 	r.liveAt = time.Time{}
-	var away []*node
+	away := r.sorted(func(n *node) bool { return n.attached == 0 })
 	broken := 0
-	for _, n := range r.nodes {
-		if n.attached == 0 {
-			away = append(away, n)
-			if n.broken {
-				broken++
-			}
+	for _, n := range away {
+		if n.broken {
+			broken++
 		}
 	}
 	doubt := len(r.nodes) >= 4 && 2*broken > len(r.nodes)

@@ -9,16 +9,28 @@ import (
 	"strings"
 )
 
-// choose picks the size nodes that form the next world: those of the last world
-// first, by rank, then by wished rank and arrival. The others stay as spares.
+// choose picks the size nodes that form the next world, and puts them in order: those of the last world first, by
+// rank, then by wished rank and arrival. Who still owes the answer of a check is picked last. The others stay as spares.
 func choose(ws []*node, size int) []*node {
-	slices.SortFunc(ws, func(a, b *node) int {
-		return cmp.Or(
-			cmp.Compare(order(a.rank), order(b.rank)),
-			cmp.Compare(order(a.Rank), order(b.Rank)),
-			cmp.Compare(a.arrival, b.arrival))
-	})
+	slices.SortFunc(ws, seniority)
+	slices.SortStableFunc(ws, func(a, b *node) int { return cmp.Compare(a.owesAnswer(), b.owesAnswer()) })
+	slices.SortFunc(ws[:size], seniority)
 	return ws[:size]
+}
+
+func seniority(a, b *node) int {
+	return cmp.Or(
+		cmp.Compare(order(a.rank), order(b.rank)),
+		cmp.Compare(order(a.Rank), order(b.Rank)),
+		cmp.Compare(a.arrival, b.arrival))
+}
+
+// owesAnswer is 1 for a node whose check the gate did not wait for any longer, and 0 for others.
+func (n *node) owesAnswer() int {
+	if n.state == checking {
+		return 1
+	}
+	return 0
 }
 
 // order sorts "none" (-1) behind every rank.

@@ -29,21 +29,26 @@ type resume struct {
 	until   time.Time
 	failing []Failing // to be acted upon when the world is rebuilt
 	stopped []*node   // have ended their workers already, as the old daemon told them
+	restart *Order    // to be carried out when the world is rebuilt
 }
 
 // adopt gives a node its old place back. It reports false when this Round has a
 // history of its own, in which the node's world has no place.
 func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	e := join.Resume
-	if e == nil || r.phase != forming || (!r.fresh() && r.resume == nil) || !e.Place.plausible() {
+	if e == nil || !r.collecting() || (!r.fresh() && r.resume == nil) || !e.Place.plausible() {
 		return false
 	}
 	if w := r.resume; w != nil && w.onlyStopped() && e.newer(r.id) {
 		r.resume = nil // those who came first had been left out of this newer world
 		for _, s := range w.stopped {
-			r.queue(s)
+			if r.nodes[s.ID] == s {
+				r.queue(now, s)
+			}
 		}
 	}
+	r.outlived(now, e.EpochID)
+	r.leaveGate(now)
 	if r.resume == nil {
 		size := e.Place.GroupWorldSize
 		r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
@@ -57,7 +62,8 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	}
 	w.world[e.Place.GroupRank] = n
 	w.missing--
-	n.state, n.rank, n.rankBase = member, e.Place.GroupRank, e.Place.RankBase
+	r.become(n, member)
+	n.rank, n.rankBase = e.Place.GroupRank, e.Place.RankBase
 	r.direct(n, Directive{Kind: Run, Place: &e.Place})
 	r.catchUp(n, e)
 	if join.Stopped == e.EpochID {
@@ -109,14 +115,20 @@ func (r *Round) settleResume(now time.Time) {
 	for _, e := range w.failing {
 		_ = r.failing(now, e) // the node is here, or its loss has been booked
 	}
+	if w.restart != nil && r.phase == running {
+		r.restart(now, *w.restart)
+	}
+	r.enforce(now)
 	if len(w.stopped) > 0 && r.phase == running {
 		r.breakWorld(now, restartedAcross())
 	}
 	for _, n := range w.stopped {
 		if r.nodes[n.ID] == n && n.state == pending {
-			r.owing--
-			r.queue(n)
+			r.queue(now, n)
 		}
+	}
+	if r.phase == running {
+		r.askAll(now)
 	}
 	r.checkDone(now)
 }

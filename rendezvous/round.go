@@ -26,6 +26,7 @@ type phase string
 
 const (
 	forming   phase = "forming"   // collecting joins
+	gating    phase = "gating"    // a world could be sealed; the checks of its nodes are awaited
 	releasing phase = "releasing" // sealed; rank 0 is clearing its store
 	running   phase = "running"
 	finished  phase = "finished"
@@ -35,6 +36,8 @@ type nodeState string
 
 const (
 	waiting   nodeState = "waiting"   // joined, not in the world
+	checking  nodeState = "checking"  // as waiting, but a check has to clear it first
+	barred    nodeState = "barred"    // joined, and gets no workers
 	pending   nodeState = "stopping"  // member of a broken epoch that has not joined again
 	member    nodeState = "member"    // in the world that is releasing or running
 	succeeded nodeState = "succeeded" // member whose workers all exited with 0
@@ -51,6 +54,11 @@ type node struct {
 	broken   bool
 	dir      Directive
 	differs  bool // its Params are not the run's
+
+	cleared bool      // its newest check has passed
+	until   time.Time // and counts until then; zero: for good
+	bar     *Cause    // a check has failed, and none has passed since
+	again   bool      // the next gate may check it again, although it is barred
 }
 
 // Errors of Step that a launcher can act upon.
@@ -88,6 +96,9 @@ type Round struct {
 	wishes map[int]*node // newest node of each wished rank
 	world  []*node       // members of the newest sealed world by group rank; lost ones stay until the next seal
 	joined int           // nodes in state waiting
+	asked  int           // nodes in state checking
+	again  int           // nodes under a check's bar that the gate checks again, or may
+	out    int           // other nodes in state barred
 	owing  int           // nodes in state pending
 	done   int           // members that succeeded
 	seq    uint64
@@ -108,19 +119,32 @@ type Round struct {
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
 	refused    map[string]bool // nodes and reasons that those who wait have heard of
 
+	bars     map[string]*Cause // by name of nodes; nil: it was barred once
+	paused   *Cause
+	pausedIn *EpochID // the newest epoch that those had seen who brought the pause from an earlier daemon; nil: ordered
+	unpaused bool     // a pause was ended by an order; what nodes bring is older
+
 	formingAt  time.Time // join timeout runs from here
+	gateSince  time.Time // when the phase gating began
+	gateAt     time.Time // it ends then without the missing answers
 	lastCallAt time.Time
 	growAt     time.Time
 	doomAt     time.Time // the run fails then, unless a node turns out to have died
 	holdAt     time.Time // no world is sealed before: members of an older history may come back
+	held       bool      // that was waited for
 	liveAt     time.Time // earliest liveness deadline, never too late
 
 	acts []Action
+	told []*node // to Check, in this step
 }
 
 // New returns the Round of a run that nobody has joined.
 func New(cfg Config) *Round {
-	return &Round{cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term, nodes: map[string]*node{}, wishes: map[int]*node{}, left: map[string]bool{}, refused: map[string]bool{}}
+	return &Round{
+		cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term,
+		nodes: map[string]*node{}, wishes: map[int]*node{},
+		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{},
+	}
 }
 
 // Step applies one event and returns what has to be done about it. An error refuses
@@ -131,6 +155,7 @@ func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 	err := r.apply(now, ev)
 	r.expire(now)
 	r.settle(now)
+	r.tellGate()
 	return r.acts, err
 }
 
@@ -150,6 +175,16 @@ func (r *Round) apply(now time.Time, ev Event) error {
 		return r.failing(now, e)
 	case Success:
 		return r.success(now, e)
+	case Cleared:
+		return r.clear(e)
+	case Barred:
+		return r.bar(e)
+	case Order:
+		return r.order(now, e)
+	case Rewire:
+		r.cfg.Topology = e.Topology
+		r.note("topology", "", fmt.Sprintf("%d nodes; it counts from the next seal", len(e.Topology)))
+		return nil
 	case Tick:
 		return nil
 	}
@@ -187,17 +222,14 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		r.resume.failing = append(r.resume.failing, e)
 		r.resume.hurry(now)
 		return nil
-	case r.phase == forming && e.Decision == Permanent && r.cause != nil && r.cause.Kind == CauseFailure:
+	case r.collecting() && e.Decision == Permanent && r.cause != nil && r.cause.Kind == CauseFailure:
 		r.doom(now)
 		return nil
 	case r.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
 	}
-	r.charge = e.Decision == RestartCharged
-	if e.Decision == Permanent || r.charge && r.restarts >= r.params.MaxRestarts {
-		r.doom(now)
-	}
-	r.breakWorld(now, Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
+	c := Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)}
+	r.breakCharged(now, c, e.Decision == RestartCharged, e.Decision == Permanent)
 	return nil
 }
 
@@ -206,6 +238,7 @@ func (r *Round) doom(now time.Time) {
 	if !r.doomAt.IsZero() {
 		return
 	}
+	r.leaveGate(now)
 	r.doomAt = now
 	if len(r.world) > 1 {
 		r.doomAt = now.Add(AttributionWindow)
@@ -233,7 +266,7 @@ func (r *Round) success(now time.Time, e Success) error {
 }
 
 func (r *Round) succeed(n *node) {
-	n.state = succeeded
+	r.become(n, succeeded)
 	r.done++
 	r.note("node-succeeded", n.Name, "")
 }
@@ -273,7 +306,7 @@ func (r *Round) knows(f Failure) bool {
 // breakWorld ends the current epoch: every member has to stop its workers and join
 // again. The first cause stands; a loss replaces a failure, which it explains.
 func (r *Round) breakWorld(now time.Time, c Cause) {
-	broken := r.phase == forming
+	broken := r.collecting()
 	if !broken {
 		r.enterForming(now)
 	}
@@ -287,8 +320,7 @@ func (r *Round) breakWorld(now time.Time, c Cause) {
 		if r.nodes[n.ID] != n || (n.state != member && n.state != succeeded) {
 			continue
 		}
-		n.state = pending
-		r.owing++
+		r.become(n, pending)
 		r.direct(n, Directive{Kind: Stop, Cause: r.cause})
 		if n.suspect() {
 			r.watchLiveness(n.detached.Add(r.grace(n)))
@@ -302,13 +334,14 @@ func (r *Round) enterForming(now time.Time) {
 	r.cause = nil
 	r.done = 0
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
+	r.barsAge()
 	r.note("break", "", "")
 }
 
 // settle makes the time-dependent decisions of the present phase.
 func (r *Round) settle(now time.Time) {
 	switch r.phase {
-	case forming:
+	case forming, gating:
 		if len(r.nodes) == 0 {
 			r.reset() // abandoned: whoever comes next starts afresh
 			return
@@ -351,8 +384,9 @@ func (r *Round) judge(now time.Time) bool {
 
 func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
 	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
+	r.paused, r.resume = nil, nil
 	r.doomAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
-	for _, n := range r.nodes {
+	for _, n := range r.sorted(func(*node) bool { return true }) {
 		r.direct(n, r.verdict())
 	}
 	text := ""
@@ -360,6 +394,7 @@ func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
 		text = c.Text
 	}
 	r.note(string(o), "", text)
+	r.tellEnded()
 }
 
 func (r *Round) verdict() Directive {
@@ -371,7 +406,7 @@ func (r *Round) verdict() Directive {
 
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
-	d.Seq, d.EpochID, d.Restarts = r.seq, r.id, r.restarts
+	d.Seq, d.EpochID, d.Restarts, d.Paused = r.seq, r.id, r.restarts, r.paused
 	if n.differs {
 		p := r.params
 		d.Params = &p
@@ -381,7 +416,10 @@ func (r *Round) direct(n *node, d Directive) {
 }
 
 func (r *Round) note(event, nodeName, text string) *Note {
-	n := &Note{Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text, Nodes: len(r.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1}
+	n := &Note{
+		Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text,
+		Nodes: len(r.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1,
+	}
 	r.acts = append(r.acts, Action{Note: n})
 	return n
 }

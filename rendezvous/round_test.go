@@ -23,16 +23,26 @@ type sim struct {
 	dirs map[string]Directive
 	runs map[string]Directive // nodes whose workers run
 	gone map[string]bool      // vanished: nobody there to obey
+
+	can      []Ability               // of the nodes that join
+	health   map[string]checkOutcome // what the checks of nodes say, by ID
+	answered map[string]uint64       // the newest Check that a node has answered
+	acts     []Action                // of the last step
+	opened   bool                    // the newest gate has opened without all answers
+	ended    []EpochEvidence
 }
 
 func newSim(t testing.TB, p Params) *sim {
-	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}}
+	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{}, answered: map[string]uint64{}}
 }
 
 func (s *sim) step(ev Event) error {
+	s.t.Helper()
 	acts, err := s.r.Step(s.now, ev)
+	s.acts = acts
+	s.holdActions()
 	for _, a := range acts {
-		if a.Note == nil && !s.gone[a.Node] {
+		if a.Directive != nil && !s.gone[a.Node] {
 			s.dirs[a.Node] = *a.Directive
 		}
 	}
@@ -45,7 +55,7 @@ func (s *sim) must(ev Event) { s.t.Helper(); require.NoError(s.t, s.step(ev)) }
 func (s *sim) join(ids ...string) {
 	s.t.Helper()
 	for _, id := range ids {
-		s.joinNode(Node{ID: id, Name: id, Rank: -1, Slots: 2})
+		s.joinNode(Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: s.can})
 	}
 }
 
@@ -80,6 +90,8 @@ func (s *sim) obeyOne(id string) bool {
 	case Stop:
 		delete(s.runs, id)
 		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})
+	case Check:
+		return s.answer(id)
 	case Done, Fail:
 		delete(s.runs, id)
 		return false

@@ -7,33 +7,46 @@ import (
 )
 
 func (r *Round) trySeal(now time.Time) bool {
-	if r.owing > 0 || now.Before(r.holdAt) {
+	if !now.Before(r.holdAt) {
+		r.holdAt = time.Time{}
+	}
+	if r.owing > 0 || !r.holdAt.IsZero() || r.paused != nil {
+		r.leaveGate(now)
 		return false
 	}
-	size := r.params.floor(min(r.joined, r.params.Max))
-	if size < r.params.Min {
+	r.endSecondOpinions(now)
+	candidates := r.joined + r.asked + r.again
+	if r.fit(candidates) < r.params.Min {
 		r.lastCallAt, r.short = time.Time{}, true
+		r.leaveGate(now)
 		return false
 	}
-	if r.joined < r.params.Max && (r.fresh() || r.short) && !r.lastCallOver(now) {
+	if r.phase != gating && candidates < r.params.Max && (r.fresh() || r.short) && !r.lastCallOver(now, candidates) {
 		return false
 	}
-	r.seal(size)
-	return true
+	size, open := r.passGate(now)
+	if open {
+		r.seal(size)
+	}
+	return open
 }
+
+// fit is the size of the largest world of n nodes.
+func (r *Round) fit(n int) int { return r.params.floor(min(n, r.params.Max)) }
 
 // lastCallOver starts the last call when the world first could be sealed. A world
 // that merely lost nodes skips it: everyone who is known is here.
-func (r *Round) lastCallOver(now time.Time) bool {
+func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 	if r.lastCallAt.IsZero() {
 		r.lastCallAt = now.Add(r.params.LastCall)
-		r.note("last-call", "", fmt.Sprintf("%d of %d:%d nodes; sealing in %s", r.joined, r.params.Min, r.params.Max, r.params.LastCall))
+		r.note("last-call", "", fmt.Sprintf("%d of %d:%d nodes; sealing in %s", candidates, r.params.Min, r.params.Max, r.params.LastCall))
 	}
 	return !now.Before(r.lastCallAt)
 }
 
 func (r *Round) seal(size int) {
-	chosen := choose(r.waiters(), size)
+	r.tellEnded()
+	chosen := choose(r.candidates(size), size)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
 	if r.resumed { // an earlier daemon may have announced an epoch that would have the same name
 		r.id.Term, r.resumed = max(r.cfg.Term, r.id.Term+1), false
@@ -48,15 +61,23 @@ func (r *Round) seal(size int) {
 		r.restarts++
 	}
 	r.world = ranked
-	r.joined -= size
 	r.phase = releasing
 	places := r.places(ranked)
 	for i, n := range ranked {
-		n.state, n.rank, n.rankBase = member, i, places[i].RankBase
+		r.become(n, member)
+		n.rank, n.rankBase = i, places[i].RankBase
 	}
 	r.resetEpoch()
 	r.direct(ranked[0], Directive{Kind: Lead, Place: &places[0], Cause: r.cause})
-	r.note("seal", ranked[0].Name, "")
+	r.endChecks()
+	r.note("seal", ranked[0].Name, "").Members = r.World()
+}
+
+// tellEnded hands out what is known about the end of the newest epoch, before it is forgotten.
+func (r *Round) tellEnded() {
+	if !r.fresh() || r.phase == finished {
+		r.acts = append(r.acts, Action{Ended: &EpochEvidence{EpochID: r.id, Evidence: r.Evidence()}})
+	}
 }
 
 // resetEpoch forgets what was collected about the epoch before.
@@ -82,19 +103,22 @@ func (r *Round) places(ranked []*node) []Place {
 	return ps
 }
 
-func (r *Round) waiters() []*node {
-	var ws []*node
+// candidates are the nodes that a world of the size may be chosen from: where the gate has opened without all
+// answers, those who owe one, too.
+func (r *Round) candidates(size int) []*node {
+	opened := size > r.joined
+	var ns []*node
 	for _, n := range r.nodes {
-		if n.state == waiting {
-			ws = append(ws, n)
+		if n.state == waiting || opened && n.state == checking && n.bar == nil {
+			ns = append(ns, n)
 		}
 	}
-	return ws
+	return ns
 }
 
 // tryGrow restarts a running world for newcomers when they make it larger.
 func (r *Round) tryGrow(now time.Time) {
-	size := r.params.floor(min(len(r.world)+r.joined, r.params.Max))
+	size := r.fit(len(r.world) + r.joined)
 	if r.joined == 0 || size <= len(r.world) || r.done > 0 {
 		r.growAt = time.Time{}
 		return
@@ -105,23 +129,22 @@ func (r *Round) tryGrow(now time.Time) {
 	if size < r.params.Max && now.Before(r.growAt) {
 		return
 	}
+	if r.askAll(now) > 0 {
+		r.growAt = time.Time{} // a clearance has run out meanwhile
+		return
+	}
 	r.breakWorld(now, Cause{Kind: CauseGrowth, Text: fmt.Sprintf("the world grows from %d to %d nodes", len(r.world), size)})
 	r.elastic = true
 }
 
-// checkJoinTimeout: the time that members take to stop their workers does not count;
-// their launchers bound it.
+// checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
+// does a pause, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
-	if r.owing > 0 {
+	if r.owing > 0 || r.paused != nil {
 		r.formingAt = now
 		return
 	}
-	if now.Before(r.formingAt.Add(r.params.JoinTimeout)) {
-		return
+	if r.phase == forming && !now.Before(r.formingAt.Add(r.params.JoinTimeout)) {
+		r.finish(now, Failed, r.shortage())
 	}
-	text := fmt.Sprintf("no world within %s: %d nodes joined, need %d", r.params.JoinTimeout, r.joined, r.params.Min)
-	if r.params.Unit > 1 {
-		text += fmt.Sprintf(" in multiples of %d", r.params.Unit)
-	}
-	r.finish(now, Failed, &Cause{Kind: CauseTimeout, Text: text})
 }

@@ -17,24 +17,40 @@ func (r *Round) Next() time.Time {
 		}
 	}
 	switch r.phase {
-	case forming:
-		if r.resume != nil {
-			consider(r.resume.until)
-			break
-		}
-		consider(r.doomAt)
-		if !r.doomAt.IsZero() {
-			break // nothing else is decided before
-		}
-		consider(r.holdAt)
-		consider(r.lastCallAt)
-		if len(r.nodes) > 0 && r.owing == 0 {
-			consider(r.formingAt.Add(r.params.JoinTimeout))
-		}
+	case forming, gating:
+		consider(r.nextDecision())
 	case running:
 		consider(r.growAt)
 	}
 	return next
+}
+
+// nextDecision is when time alone changes what happens to a world that is not sealed; zero when it never does.
+func (r *Round) nextDecision() time.Time {
+	switch {
+	case r.resume != nil:
+		return r.resume.until
+	case !r.doomAt.IsZero():
+		return r.doomAt
+	case r.phase == gating:
+		return r.gateAt
+	case r.paused != nil || r.owing > 0 || len(r.nodes) == 0:
+		return time.Time{}
+	}
+	at := r.formingAt.Add(r.params.JoinTimeout)
+	for _, t := range []time.Time{r.holdAt, r.lastCallAt} {
+		if !t.IsZero() {
+			return earlier(t, at)
+		}
+	}
+	return at
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // Directive is the present duty of a node.
@@ -76,7 +92,7 @@ func (r *Round) Empty() bool { return len(r.nodes) == 0 }
 func (r *Round) World() []Member {
 	ms := make([]Member, len(r.world))
 	for i, n := range r.world {
-		ms[i] = Member{GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase, Slots: n.Slots, Role: n.Role}
+		ms[i] = Member{GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase, Slots: n.Slots, Role: n.Role, Ports: n.Ports}
 	}
 	return ms
 }
@@ -94,20 +110,34 @@ func (r *Round) Evidence() Evidence {
 
 // Status is a picture of the run.
 func (r *Round) Status() Status {
-	return Status{
+	idle := r.joined + r.asked + r.again + r.out
+	s := Status{
 		Phase: string(r.phase), Round: r.id.Round, Epoch: r.id.Epoch, Params: r.params, Restarts: r.restarts,
-		Members: len(r.nodes) - r.joined, Waiting: r.joined, WorldSize: r.worldSize,
-		Outcome: string(r.outcome), Cause: r.cause,
+		Members: len(r.nodes) - idle, Waiting: idle, WorldSize: r.worldSize,
+		Outcome: string(r.outcome), Cause: r.cause, Paused: r.paused,
 	}
+	for name, c := range r.bars {
+		if c == nil {
+			continue
+		}
+		if s.Bars == nil {
+			s.Bars = map[string]Cause{}
+		}
+		s.Bars[name] = *c
+	}
+	return s
 }
 
 // Nodes lists the nodes for a status page: members by rank, then those waiting.
 func (r *Round) Nodes() []NodeStatus {
 	ns := make([]NodeStatus, 0, len(r.nodes))
-	for _, n := range r.nodes {
-		ns = append(ns, NodeStatus{Name: n.Name, State: string(n.state), GroupRank: n.rank, Addr: n.Addr, Slots: n.Slots, Connected: n.attached > 0, Suspect: n.suspect()})
+	for _, n := range r.sorted(func(*node) bool { return true }) {
+		ns = append(ns, NodeStatus{
+			Name: n.Name, State: string(n.state), GroupRank: n.rank, Addr: n.Addr, Slots: n.Slots,
+			Connected: n.attached > 0, Suspect: n.suspect(), Barred: cmp.Or(r.bars[n.Name], n.bar),
+		})
 	}
-	slices.SortFunc(ns, func(a, b NodeStatus) int {
+	slices.SortStableFunc(ns, func(a, b NodeStatus) int {
 		return cmp.Or(cmp.Compare(order(a.GroupRank), order(b.GroupRank)), cmp.Compare(a.Name, b.Name))
 	})
 	return ns

@@ -1,0 +1,279 @@
+package rendezvous
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The gate. With Params.Gate no node gets workers before a check has cleared it. When a world could be sealed, the
+// Round enters the phase gating: whoever still needs it is told to Check, and the world is sealed as soon as further
+// answers cannot make it larger. Whoever waits beside a sealed world is checked when it arrives, so that growth and
+// replacement find cleared nodes. What holds at any time:
+//
+//   - A node whose launcher cannot gate counts as cleared, and is never told to Check or Bar.
+//   - A check's bar ends with a check that passes, and one that is barred is checked again when the next world forms.
+//     Nobody waits for that second opinion unless there is no world without it, and without it the bar stands.
+//   - In gating nobody has workers (owing is 0), and every node that waits has been cleared, or cannot gate.
+
+// maxReason bounds the reason of a failed check, in bytes.
+const maxReason = 1024
+
+func (n *node) can(a Ability) bool { return slices.Contains(n.Can, a) }
+
+// idle: it has no workers, and none that it would have to stop.
+func (n *node) idle() bool { return n.state == waiting || n.state == checking || n.state == barred }
+
+// collecting: no world is sealed.
+func (r *Round) collecting() bool { return r.phase == forming || r.phase == gating }
+
+// become moves n to another state.
+func (r *Round) become(n *node, s nodeState) {
+	r.count(n, -1)
+	n.state = s
+	r.count(n, 1)
+}
+
+// setBar gives n a check's bar or, with nil, takes it away; again says that the next gate may check it again.
+func (r *Round) setBar(n *node, bar *Cause, again bool) {
+	r.count(n, -1)
+	n.bar, n.again = bar, again
+	r.count(n, 1)
+}
+
+// count keeps the numbers of nodes by state, so that no decision has to look at all of them.
+func (r *Round) count(n *node, by int) {
+	switch {
+	case n.state == waiting:
+		r.joined += by
+	case n.state == pending:
+		r.owing += by
+	case n.state == checking && n.bar == nil:
+		r.asked += by
+	case n.state == checking || n.state == barred && n.again:
+		r.again += by
+	case n.state == barred:
+		r.out += by
+	}
+}
+
+// mustCheck reports whether n needs a check before it may have workers.
+func (r *Round) mustCheck(now time.Time, n *node) bool {
+	valid := n.cleared && (n.until.IsZero() || now.Before(n.until))
+	return r.params.Gate && n.can(CanGate) && !valid
+}
+
+// queue lets a node without workers wait for the next world, and tells it how.
+func (r *Round) queue(now time.Time, n *node) {
+	switch {
+	case r.bars[n.Name] != nil:
+		r.exclude(n)
+	case r.mustCheck(now, n) && r.phase != forming && r.phase != finished:
+		r.ask(n)
+	case n.bar != nil:
+		r.setBar(n, n.bar, true)
+		r.exclude(n)
+	default:
+		r.become(n, waiting)
+		r.direct(n, Directive{Kind: Wait, Cause: r.paused})
+	}
+}
+
+// exclude keeps n without workers because of its name's bar, or else its own.
+func (r *Round) exclude(n *node) {
+	d := Directive{Kind: Bar, Cause: cmp.Or(r.bars[n.Name], n.bar)}
+	if !n.can(CanGate) {
+		d.Kind = Wait
+	}
+	r.become(n, barred)
+	r.direct(n, d)
+}
+
+func (r *Round) ask(n *node) {
+	r.become(n, checking)
+	r.direct(n, Directive{Kind: Check})
+	r.told = append(r.told, n)
+}
+
+// askAll tells whoever waits without being cleared to Check, and reports how many there are.
+func (r *Round) askAll(now time.Time) int {
+	if !r.params.Gate {
+		return 0
+	}
+	ns := r.sorted(func(n *node) bool {
+		return n.state == waiting && r.mustCheck(now, n) || n.state == barred && n.again
+	})
+	for _, n := range ns {
+		r.ask(n)
+	}
+	return len(ns)
+}
+
+// tellGate names those who were told to Check in this step, unless they have been told something else since.
+func (r *Round) tellGate() {
+	var ids []string
+	for _, n := range r.told {
+		if r.nodes[n.ID] == n && n.dir.Kind == Check {
+			ids = append(ids, n.ID)
+		}
+	}
+	if len(ids) > 0 {
+		r.acts = append(r.acts, Action{Gate: ids})
+	}
+	r.told = nil
+}
+
+// sorted lists the nodes that f picks, in order of arrival: no order of a map decides anything.
+func (r *Round) sorted(f func(*node) bool) []*node {
+	var ns []*node
+	for _, n := range r.nodes {
+		if f(n) {
+			ns = append(ns, n)
+		}
+	}
+	slices.SortFunc(ns, func(a, b *node) int { return cmp.Compare(a.arrival, b.arrival) })
+	return ns
+}
+
+// passGate reports whether the world may be sealed, and with how many nodes: trySeal has found that it could be.
+func (r *Round) passGate(now time.Time) (size int, open bool) {
+	if !r.params.Gate {
+		return r.fit(r.joined), true
+	}
+	if r.phase != gating {
+		r.enterGate(now)
+	}
+	sure, possible := r.fit(r.joined), r.fit(r.joined+r.asked)
+	if sure == possible {
+		return sure, sure >= r.params.Min
+	}
+	if now.Before(r.gateAt) {
+		return 0, false
+	}
+	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared", r.asked, r.joined+r.asked, r.params.GateTimeout)
+	r.note("gate-opened", "", text)
+	return possible, true
+}
+
+func (r *Round) enterGate(now time.Time) {
+	r.phase, r.gateSince, r.gateAt = gating, now, now.Add(r.params.GateTimeout)
+	r.askAll(now)
+	if open := r.asked + r.again; open > 0 {
+		r.note("gate", "", fmt.Sprintf("checking %d of %d nodes", open, open+r.joined))
+	}
+}
+
+// leaveGate goes on collecting nodes. The time in the gate does not count against the join timeout.
+func (r *Round) leaveGate(now time.Time) {
+	if r.phase != gating {
+		return
+	}
+	r.phase = forming
+	r.formingAt = r.formingAt.Add(now.Sub(r.gateSince))
+	r.endChecks()
+}
+
+// endChecks tells those who wait that their check is over. While the gate is closed nobody tells a node that is
+// cleared to Wait: nearly always it is told to Run next.
+func (r *Round) endChecks() {
+	if !r.params.Gate {
+		return
+	}
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == Check }) {
+		r.direct(n, Directive{Kind: Wait})
+	}
+}
+
+// endSecondOpinions lets the bars stand of those who have not answered within the gate's time.
+func (r *Round) endSecondOpinions(now time.Time) {
+	if r.phase != gating || r.again == 0 || now.Before(r.gateAt) {
+		return
+	}
+	for _, n := range r.sorted(func(n *node) bool { return n.state == checking && n.bar != nil }) {
+		r.setBar(n, n.bar, false)
+		r.exclude(n)
+	}
+}
+
+// barsAge lets the gate of the next world check those again whose check has failed before.
+func (r *Round) barsAge() {
+	if r.out == 0 {
+		return
+	}
+	for _, n := range r.nodes {
+		if n.state == barred && n.bar != nil && r.bars[n.Name] == nil {
+			r.setBar(n, n.bar, true)
+		}
+	}
+}
+
+func (r *Round) clear(e Cleared) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	n.cleared, n.until = true, e.Until
+	if n.bar != nil {
+		r.setBar(n, nil, false)
+		r.note("cleared", n.Name, "its check has passed")
+	}
+	if r.phase == finished || n.state != checking && (n.state != barred || r.bars[n.Name] != nil) {
+		return nil
+	}
+	r.become(n, waiting)
+	if r.phase != gating || n.dir.Kind != Check {
+		r.direct(n, Directive{Kind: Wait, Cause: r.paused})
+	}
+	return nil
+}
+
+func (r *Round) bar(e Barred) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	if r.phase == finished || !r.params.Gate || !n.can(CanGate) || n.state == barred {
+		return nil
+	}
+	n.cleared = false
+	reason := strings.ToValidUTF8(e.Reason[:min(len(e.Reason), maxReason)], "")
+	if !n.idle() { // the gate had opened without this answer
+		r.note("late-check", n.Name, reason+"; it is checked again before the next world")
+		return nil
+	}
+	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, false)
+	r.exclude(n)
+	r.note("barred", n.Name, reason)
+	return nil
+}
+
+// maxNamed bounds the nodes that an error names.
+const maxNamed = 4
+
+// shortage is why no world has formed in time: too few have joined, or too few of them may have workers.
+func (r *Round) shortage() *Cause {
+	joined := r.joined + r.asked
+	c := &Cause{Kind: CauseTimeout}
+	c.Text = fmt.Sprintf("no world within %s: %d nodes joined, need %d", r.params.JoinTimeout, joined, r.params.Min)
+	if r.params.Unit > 1 {
+		c.Text += fmt.Sprintf(" in multiples of %d", r.params.Unit)
+	}
+	out := r.sorted(func(n *node) bool { return n.state == barred || n.bar != nil })
+	failed := slices.ContainsFunc(out, func(n *node) bool { return n.bar != nil })
+	if failed && r.fit(joined+r.again+r.out) >= r.params.Min {
+		c.Kind = CauseCheck
+	}
+	for i, n := range out {
+		if i == maxNamed {
+			c.Text += fmt.Sprintf(" and %d more", len(out)-i)
+			break
+		}
+		c.Text += fmt.Sprintf("; %s is barred: %s", n.Name, cmp.Or(r.bars[n.Name], n.bar).Text)
+	}
+	if len(out) == 1 {
+		c.Node = out[0].Name
+	}
+	return c
+}

@@ -1,0 +1,665 @@
+package rendezvous
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// checkOutcome is what a node in a sim says when it is told to Check; by default its check passes.
+type checkOutcome int
+
+const (
+	healthy checkOutcome = iota
+	broken
+	mute
+)
+
+// answer lets a node answer its newest Check. It reports whether it said something.
+func (s *sim) answer(id string) bool {
+	s.t.Helper()
+	if s.answered[id] == s.dirs[id].Seq || s.health[id] == mute {
+		return false
+	}
+	s.answered[id] = s.dirs[id].Seq
+	if s.health[id] == broken {
+		s.must(Barred{ID: id, Reason: "gpu 3 is gone"})
+	} else {
+		s.must(Cleared{ID: id})
+	}
+	return true
+}
+
+// holdActions holds the rules of the actions of one step.
+func (s *sim) holdActions() {
+	s.t.Helper()
+	var gate, told []string
+	newest := map[string]Directive{}
+	var ids []string
+	for _, a := range s.acts {
+		gate = append(gate, a.Gate...)
+		if d := a.Directive; d != nil {
+			ids, newest[a.Node] = append(ids, a.Node), *d
+			if n := s.r.nodes[a.Node]; n != nil && !n.can(CanGate) {
+				require.NotContains(s.t, []Kind{Check, Bar}, d.Kind, "node %s does not know it", a.Node)
+			}
+		}
+		if a.Ended != nil {
+			s.ended = append(s.ended, *a.Ended)
+		}
+		if a.Note != nil && a.Note.Event == "gate-opened" {
+			s.opened = true
+		}
+		if a.Note != nil && a.Note.Event == "break" {
+			s.opened = false
+		}
+	}
+	slices.Sort(ids)
+	for _, id := range slices.Compact(ids) {
+		if newest[id].Kind == Check && s.r.nodes[id] != nil {
+			told = append(told, id)
+		}
+	}
+	slices.Sort(gate)
+	require.Equal(s.t, told, gate, "the shell hears of exactly those who have been told to check")
+}
+
+// gated is a sim whose run has a gate and whose nodes know it.
+func gated(t testing.TB, p Params) *sim {
+	p.Gate = true
+	s := newSim(t, p)
+	s.can = []Ability{CanGate}
+	return s
+}
+
+// kinds lists what the nodes have been told: "a:check b:wait".
+func (s *sim) kinds() string {
+	var out []string
+	for _, id := range sortedKeys(s.dirs) {
+		out = append(out, fmt.Sprintf("%s:%s", id, s.dirs[id].Kind))
+	}
+	return strings.Join(out, " ")
+}
+
+func (s *sim) clear(ids ...string) {
+	s.t.Helper()
+	for _, id := range ids {
+		s.must(Cleared{ID: id})
+	}
+}
+
+func (s *sim) notes(event string) (ns []Note) {
+	for _, a := range s.acts {
+		if a.Note != nil && a.Note.Event == event {
+			ns = append(ns, *a.Note)
+		}
+	}
+	return ns
+}
+
+func TestGateOpensWhenAllAreCleared(t *testing.T) {
+	s := gated(t, Params{Min: 3, Max: 3})
+	s.join("a", "b")
+	require.Equal(t, "a:wait b:wait", s.kinds(), "there is no world yet that could be sealed")
+	s.join("c")
+	require.Equal(t, "a:check b:check c:check", s.kinds())
+	require.Equal(t, "gating", s.r.Status().Phase)
+	require.Equal(t, 3, s.r.Status().Waiting)
+	require.Equal(t, 0, s.r.Status().Members)
+	s.clear("a", "c")
+	require.Equal(t, "a:check b:check c:check", s.kinds(), "a cleared node is told to run soon, and nothing before")
+	s.clear("b")
+	require.Equal(t, "a:lead b:check c:check", s.kinds())
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+
+	s.p.MaxRestarts = 0
+	s.fail("a", RestartFree)
+	s.obey()
+	require.Equal(t, "a b c", s.order(), "a clearance holds; nobody is checked for an epoch")
+	require.Equal(t, 1, s.runs["a"].Epoch)
+}
+
+func TestWithoutAGateNobodyIsChecked(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.can = []Ability{CanGate}
+	s.join("a", "b")
+	s.must(Barred{ID: "b", Reason: "nobody has asked"})
+	s.must(Cleared{ID: "a"})
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
+func TestNodesThatCannotGateCountAsCleared(t *testing.T) {
+	s := gated(t, Params{Min: 3, Max: 3})
+	s.join("a", "b")
+	s.can = nil
+	s.join("old")
+	require.Equal(t, "a:check b:check old:wait", s.kinds())
+	s.must(Barred{ID: "old", Reason: "who says so?"})
+	s.clear("a", "b")
+	s.obey()
+	require.Equal(t, "a b old", s.order())
+}
+
+func TestOneBarredSpareReplacesIt(t *testing.T) {
+	s := gated(t, Params{Min: 3, Max: 3})
+	s.health["b"] = broken
+	s.join("a", "b", "c", "spare")
+	require.Equal(t, "a:check b:check c:check spare:check", s.kinds(), "who comes while the gate is closed is checked, too")
+	s.must(Barred{ID: "b", Reason: "gpu 3 is gone"})
+	require.Equal(t, Bar, s.dirs["b"].Kind)
+	require.Equal(t, &Cause{CauseCheck, "b", "gpu 3 is gone"}, s.dirs["b"].Cause)
+	require.Equal(t, "barred", s.notes("barred")[0].Event)
+	s.clear("a", "c", "spare")
+	s.obey()
+	require.Equal(t, "a c spare", s.order())
+	require.Equal(t, Bar, s.dirs["b"].Kind)
+	for _, n := range s.r.Nodes() {
+		if n.Name == "b" {
+			require.Equal(t, "barred", n.State)
+			require.Equal(t, CauseCheck, n.Barred.Kind)
+		}
+	}
+}
+
+// The smaller world is sealed as soon as no answer can make it larger; nobody is stopped for a node that is barred.
+func TestElasticWorldGoesWithoutTheBarred(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 4})
+	s.health["b"] = broken
+	s.join("a", "b", "c", "d")
+	s.clear("a", "c")
+	require.Equal(t, gating, s.r.phase, "b and d may make it larger")
+	s.obey()
+	require.Equal(t, "a c d", s.order())
+	s.clear("b") // somebody has mended it
+	require.Equal(t, Wait, s.dirs["b"].Kind)
+	s.pass(DefaultGrowthDelay)
+	s.obey()
+	require.Len(t, s.runs, 4)
+}
+
+func TestUnitsAtTheGate(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 4, Unit: 2})
+	s.join("a", "b", "c", "d")
+	s.health["b"] = broken
+	s.clear("c", "d")
+	require.Equal(t, gating, s.r.phase)
+	s.must(Barred{ID: "b"})
+	require.Equal(t, releasing, s.r.phase, "a cannot make two units any more")
+	s.obey()
+	require.Equal(t, "c d", s.order())
+	require.Equal(t, "a:wait b:bar c:run d:run", s.kinds(), "a goes on with its check, as a spare")
+}
+
+func TestTooFewPass(t *testing.T) {
+	s := gated(t, Params{Min: 3, Max: 3, JoinTimeout: time.Minute, GateTimeout: time.Hour})
+	s.health["c"] = broken
+	s.pass(time.Second)
+	s.join("a", "b", "c")
+	s.pass(30 * time.Minute) // what the checks take does not count
+	s.obey()
+	require.Equal(t, "a:wait b:wait c:bar", s.kinds())
+	require.Equal(t, forming, s.r.phase)
+	s.pass(time.Minute - 1)
+	require.Equal(t, Wait, s.dirs["a"].Kind)
+	s.pass(1)
+	require.Equal(t, &Cause{CauseCheck, "c", "no world within 1m0s: 2 nodes joined, need 3; c is barred: gpu 3 is gone"}, s.dirs["a"].Cause)
+	require.Equal(t, Fail, s.dirs["c"].Kind)
+	require.Equal(t, CauseCheck, s.ended[0].Cause.Kind)
+}
+
+func TestShortageThatBarsDoNotExplain(t *testing.T) {
+	for name, c := range map[string]struct {
+		join   int
+		broken int
+		barred int
+		kind   CauseKind
+		text   string
+	}{
+		"a node is missing beside the barred": {2, 1, 0, CauseTimeout, "1 nodes joined, need 3; n000 is barred"},
+		"an operator's bar":                   {3, 0, 1, CauseTimeout, "2 nodes joined, need 3; n002 is barred: faulty"},
+		"both bars":                           {3, 1, 1, CauseCheck, "1 nodes joined, need 3; n000 is barred: gpu 3 is gone; n002 is barred: faulty"},
+		"many":                                {9, 8, 0, CauseCheck, "n003 is barred: gpu 3 is gone and 4 more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := gated(t, Params{Min: 3, Max: 10, JoinTimeout: time.Minute, LastCall: time.Second})
+			ids := nodes(c.join)
+			for _, id := range ids[:c.broken] {
+				s.health[id] = broken
+			}
+			s.join(ids...)
+			for _, id := range ids[:c.broken] {
+				if c.join < 3 {
+					s.must(Barred{ID: id, Reason: "gpu 3 is gone"})
+				}
+			}
+			s.pass(time.Second)
+			s.obey()
+			for _, id := range ids[len(ids)-c.barred:] {
+				delete(s.runs, id)
+				s.must(Order{Kind: OrderBar, Node: id, Text: "faulty"})
+			}
+			s.obey()
+			s.pass(time.Minute)
+			require.Equal(t, Fail, s.dirs[ids[0]].Kind)
+			require.Equal(t, c.kind, s.dirs[ids[0]].Cause.Kind)
+			require.Contains(t, s.dirs[ids[0]].Cause.Text, c.text)
+		})
+	}
+}
+
+func TestUnansweredGateOpens(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 3, GateTimeout: time.Minute, MaxRestarts: 5})
+	s.health["b"] = mute
+	s.join("a", "b", "c")
+	s.obey()
+	s.pass(time.Minute - 1)
+	require.Equal(t, "a:check b:check c:check", s.kinds())
+	s.pass(1)
+	require.True(t, s.opened)
+	s.obey()
+	require.Equal(t, "a b c", s.order(), "b counts as cleared")
+	s.must(Barred{ID: "b", Reason: "at last"})
+	require.Equal(t, Run, s.dirs["b"].Kind, "nobody is stopped for a late answer")
+	require.Equal(t, "at last; it is checked again before the next world", s.notes("late-check")[0].Text)
+
+	s.fail("a", RestartCharged)
+	s.obey()
+	require.Equal(t, "a:wait b:check c:wait", s.kinds(), "it is checked before the next epoch")
+	s.pass(time.Minute)
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+	s.fail("a", RestartCharged)
+	s.health["b"] = healthy
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	s.obeyOne("b")
+	require.Equal(t, "a:wait b:wait c:stop", s.kinds())
+}
+
+// Who is cleared goes before who has not answered, whatever the ranks were.
+func TestOpenedGatePrefersTheCleared(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2, GateTimeout: time.Minute})
+	s.health["a"], s.health["b"] = mute, mute
+	s.join("a", "b", "c")
+	s.obey()
+	s.pass(time.Minute)
+	s.obey()
+	require.Equal(t, "a c", s.order())
+	require.Equal(t, Check, s.dirs["b"].Kind, "its check goes on")
+	s.pass(time.Hour)
+	require.Equal(t, Check, s.dirs["b"].Kind)
+}
+
+func TestNodeDepartsWhileGating(t *testing.T) {
+	for name, depart := range map[string]func(*sim){
+		"leaves": func(s *sim) { s.must(Leave{ID: "b"}); delete(s.dirs, "b") },
+		"dies":   func(s *sim) { s.vanish("b"); s.pass(BrokenGrace) },
+		"is silent": func(s *sim) {
+			s.must(Detach{ID: "b"})
+			s.pass(SilentGrace)
+			delete(s.dirs, "b")
+		},
+	} {
+		t.Run("elastic, "+name, func(t *testing.T) {
+			s := gated(t, Params{Min: 2, Max: 3})
+			s.join("a", "b", "c")
+			s.clear("a", "c")
+			depart(s)
+			s.obey()
+			require.Equal(t, "a c", s.order(), "nothing else is waited for")
+		})
+		t.Run("fixed, "+name, func(t *testing.T) {
+			s := gated(t, Params{Min: 3, Max: 3})
+			s.join("a", "b", "c")
+			s.clear("a")
+			depart(s)
+			require.Equal(t, "a:wait c:check", s.kinds())
+			require.Equal(t, forming, s.r.phase)
+			s.clear("c")
+			require.Equal(t, "a:wait c:wait", s.kinds())
+			s.join("d")
+			require.Equal(t, "a:wait c:wait d:check", s.kinds())
+			s.obey()
+			require.Equal(t, "a c d", s.order())
+		})
+	}
+}
+
+// The check of a node whose connection breaks for a moment goes on.
+func TestShortBreakDoesNotEndACheck(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	s.must(Detach{ID: "b", Broken: true})
+	s.pass(BrokenGrace - 1)
+	s.must(Attach{ID: "b"})
+	seq := s.dirs["b"].Seq
+	s.pass(time.Minute)
+	require.Equal(t, seq, s.dirs["b"].Seq)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
+func TestRepeatedJoinWhileGatingChangesNothing(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	seq := s.dirs["b"].Seq
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.id})
+	require.Equal(t, seq, s.dirs["b"].Seq)
+	s.health["b"] = broken
+	s.obey()
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.id})
+	require.Equal(t, Bar, s.dirs["b"].Kind)
+	require.Equal(t, 1, s.r.out)
+}
+
+func TestReplacementWhileGating(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: 0, Slots: 2, Can: s.can, Generation: 1})
+	s.joinNode(Node{ID: "b", Name: "b", Rank: 1, Slots: 2, Can: s.can, Generation: 1})
+	s.clear("b")
+	s.joinNode(Node{ID: "a2", Name: "a2", Rank: 0, Slots: 2, Can: s.can, Generation: 2})
+	delete(s.dirs, "a")
+	require.Equal(t, "a2:check b:check", s.kinds())
+	s.obey()
+	require.Equal(t, "a2 b", s.order())
+}
+
+func TestSpareIsCheckedBesideARunningWorld(t *testing.T) {
+	s := gated(t, Params{Min: 1, Max: 3, LastCall: time.Second})
+	s.join("a")
+	s.pass(time.Second)
+	s.obey()
+	require.Equal(t, "a", s.order())
+	s.health["bad"] = broken
+	s.join("bad", "b")
+	require.Equal(t, "a:run b:check bad:check", s.kinds())
+	s.pass(time.Minute)
+	require.Equal(t, "a", s.order(), "growth counts the cleared only")
+	s.must(Barred{ID: "bad", Reason: "slow link"})
+	s.clear("b")
+	require.Equal(t, Wait, s.dirs["b"].Kind)
+	s.pass(DefaultGrowthDelay)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	require.Equal(t, Bar, s.dirs["bad"].Kind, "it was given another chance and failed again")
+	s.vanish("b")
+	s.health["bad"] = healthy
+	s.pass(BrokenGrace)
+	s.obey()
+	s.pass(DefaultGrowthDelay)
+	s.obey()
+	require.Equal(t, "a bad", s.order(), "the next world forms: it was checked again")
+}
+
+// One that has failed its check is checked again, but waited for only where there is no world without it.
+func TestSecondOpinion(t *testing.T) {
+	start := func(t *testing.T, minimum int) *sim {
+		s := gated(t, Params{Min: minimum, Max: 3, GateTimeout: time.Minute, JoinTimeout: time.Hour, MaxRestarts: 9})
+		s.health["b"] = broken
+		s.join("a", "b", "c")
+		if minimum == 3 {
+			s.join("d")
+		}
+		s.obey()
+		require.Contains(t, []string{"a c", "a c d"}, s.order())
+		s.health["b"] = mute
+		return s
+	}
+	t.Run("not needed", func(t *testing.T) {
+		s := start(t, 2)
+		s.fail("a", RestartCharged)
+		s.obey()
+		require.Equal(t, "a c", s.order())
+		require.Equal(t, 1, s.runs["a"].Epoch)
+		require.Equal(t, Check, s.dirs["b"].Kind)
+		s.clear("b")
+		s.obey()
+		require.Equal(t, "a c b", s.order(), "it has passed, and the world grows")
+	})
+	t.Run("needed and passed", func(t *testing.T) {
+		s := start(t, 3)
+		s.vanish("d")
+		s.pass(BrokenGrace)
+		s.obey()
+		require.Equal(t, "a:check b:check c:check", strings.ReplaceAll(s.kinds(), "wait", "check"))
+		require.Equal(t, gating, s.r.phase)
+		s.clear("b")
+		require.Equal(t, "its check has passed", s.notes("cleared")[0].Text)
+		s.obey()
+		require.Equal(t, "a c b", s.order())
+	})
+	t.Run("needed and failed", func(t *testing.T) {
+		s := start(t, 3)
+		s.vanish("d")
+		s.pass(BrokenGrace)
+		s.obey()
+		s.must(Barred{ID: "b", Reason: "still"})
+		require.Equal(t, "a:wait b:bar c:wait", s.kinds())
+		require.Equal(t, forming, s.r.phase)
+		s.pass(time.Hour)
+		require.Equal(t, CauseCheck, s.dirs["a"].Cause.Kind)
+	})
+	t.Run("needed and silent", func(t *testing.T) {
+		s := start(t, 3)
+		s.vanish("d")
+		s.pass(BrokenGrace)
+		s.obey()
+		s.pass(time.Minute - 1)
+		require.Equal(t, gating, s.r.phase)
+		s.pass(1)
+		require.Equal(t, "a:wait b:bar c:wait", s.kinds(), "without an answer the bar stands")
+		require.Equal(t, forming, s.r.phase)
+		s.join("e")
+		s.obey()
+		require.Equal(t, "a c e", s.order())
+	})
+	t.Run("it departs", func(t *testing.T) {
+		s := start(t, 3)
+		s.vanish("d")
+		s.pass(BrokenGrace)
+		s.obey()
+		s.must(Leave{ID: "b"})
+		require.Zero(t, s.r.again)
+		require.Equal(t, forming, s.r.phase)
+	})
+}
+
+func TestClearanceRunsOut(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2, MaxRestarts: 3})
+	s.join("a", "b", "spare")
+	until := s.now.Add(time.Minute)
+	for _, id := range []string{"a", "b", "spare"} {
+		s.must(Cleared{ID: id, Until: until})
+	}
+	s.obey()
+	s.pass(time.Minute - 1)
+	s.fail("a", RestartCharged)
+	s.obey()
+	require.Equal(t, 1, s.runs["a"].Epoch, "it still holds")
+	s.pass(1)
+	require.Equal(t, Run, s.dirs["a"].Kind, "it counts when a world forms, not while it runs")
+	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	s.obeyOne("b")
+	require.Equal(t, "a:check b:check spare:check", s.kinds())
+	s.health["b"] = broken
+	s.obey()
+	require.Equal(t, "a spare", s.order())
+}
+
+// A world is not broken for a spare whose clearance has run out: it is checked first.
+func TestGrowthChecksAgain(t *testing.T) {
+	s := gated(t, Params{Min: 1, Max: 3, Unit: 1, LastCall: time.Second, GrowthDelay: time.Minute})
+	s.join("a")
+	s.pass(time.Second)
+	s.obey()
+	s.join("b")
+	s.must(Cleared{ID: "b", Until: s.now.Add(time.Second)})
+	s.pass(time.Minute)
+	require.Equal(t, "a:run b:check", s.kinds())
+	s.must(Barred{ID: "b", Reason: "ecc"})
+	s.pass(time.Hour)
+	require.Equal(t, "a:run b:bar", s.kinds())
+	s.clear("b")
+	s.pass(time.Minute)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
+func TestLastCallComesBeforeTheGate(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 4})
+	s.join("a", "b", "c")
+	s.pass(DefaultLastCall - 1)
+	require.Equal(t, "a:wait b:wait c:wait", s.kinds())
+	s.pass(1)
+	require.Equal(t, "a:check b:check c:check", s.kinds())
+	s.obey()
+	require.Equal(t, "a b c", s.order(), "and is not made again after it")
+}
+
+// A failure for good that is reported late ends the run from the gate, too.
+func TestPermanentFailureWhileGating(t *testing.T) {
+	for _, loss := range []bool{false, true} {
+		s := gated(t, Params{Min: 2, Max: 2, MaxRestarts: 5})
+		s.join("a", "b")
+		for _, id := range []string{"a", "b"} {
+			s.must(Cleared{ID: id, Until: s.now.Add(time.Second)})
+		}
+		s.obey()
+		s.pass(2 * time.Second)
+		s.fail("a", RestartCharged)
+		first := s.r.id
+		s.obeyOne("a")
+		s.obeyOne("b")
+		require.Equal(t, gating, s.r.phase)
+		s.must(Failing{ID: "b", EpochID: first, Decision: Permanent})
+		require.Equal(t, forming, s.r.phase)
+		s.clear("a", "b")
+		require.Equal(t, "a:wait b:wait", s.kinds(), "the run is about to fail: nothing is sealed")
+		if loss {
+			s.r.elastic = true // a member had died, as is known now
+		}
+		s.pass(AttributionWindow)
+		s.obey()
+		require.Equal(t, loss, s.dirs["a"].Kind == Run)
+		require.Equal(t, !loss, s.dirs["a"].Kind == Fail)
+	}
+}
+
+func TestUnknownNodesAndFinishedRunsAtTheGate(t *testing.T) {
+	s := gated(t, Params{Min: 1, Max: 1})
+	require.ErrorIs(t, s.step(Cleared{ID: "x"}), ErrUnknownNode)
+	require.ErrorIs(t, s.step(Barred{ID: "x"}), ErrUnknownNode)
+	s.join("a", "b")
+	s.must(Order{Kind: OrderStop, Text: "enough"})
+	seq := s.dirs["b"].Seq
+	s.must(Cleared{ID: "b"})
+	s.must(Barred{ID: "a"})
+	require.Equal(t, seq, s.dirs["b"].Seq)
+	require.Equal(t, "a:fail b:fail", s.kinds())
+}
+
+func TestLongReasonIsCut(t *testing.T) {
+	s := gated(t, Params{Min: 1, Max: 1})
+	s.join("a")
+	s.must(Barred{ID: "a", Reason: strings.Repeat("é", 2*maxReason)})
+	require.Equal(t, strings.Repeat("é", maxReason/2), s.dirs["a"].Cause.Text)
+	s.clear("a")
+	s.must(Order{Kind: OrderRestart})
+	s.obey()
+	require.Equal(t, "a", s.order())
+}
+
+// A daemon that was started again knows no clearance; the checks begin again.
+func TestDaemonDiesWhileGating(t *testing.T) {
+	old := gated(t, Params{Min: 2, Max: 2})
+	old.join("a", "b", "spare")
+	for _, id := range []string{"a", "b", "spare"} {
+		old.must(Cleared{ID: id, Until: old.now.Add(time.Second)})
+	}
+	old.obey()
+	run := old.runs
+	old.pass(2 * time.Second)
+	old.fail("a", RestartCharged)
+	epoch := old.r.id
+
+	s := gated(t, old.p)
+	s.r = New(Config{Term: epoch.Term + 1000})
+	again := func(id string, barred *Cause) {
+		j := Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: epoch, Barred: barred}
+		if d, ok := run[id]; ok {
+			j.Stopped, j.Resume = epoch, &Resume{EpochID: epoch, Place: *d.Place}
+		}
+		s.must(j)
+		s.must(Attach{ID: id})
+	}
+	again("spare", &Cause{CauseCheck, "spare", "gpu 3 is gone"})
+	require.Equal(t, "spare:bar", s.kinds(), "a node's own bar survives the daemon")
+	again("a", nil)
+	again("b", nil)
+	require.Equal(t, "a:check b:check spare:check", s.kinds(), "and its second opinion is asked for")
+	s.clear("a", "b")
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
+// Members of a running world that come while the gate of a new one is closed are given their world back.
+func TestOldWorldComesBackWhileGating(t *testing.T) {
+	old := gated(t, Params{Min: 1, Max: 2, LastCall: time.Second})
+	old.join("a", "b")
+	old.obey()
+	require.Equal(t, "a b", old.order())
+
+	s := gated(t, old.p)
+	s.join("stranger")
+	s.pass(time.Second)
+	require.Equal(t, gating, s.r.phase)
+	for _, id := range []string{"a", "b"} {
+		d := old.runs[id]
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: d.EpochID, Resume: &Resume{EpochID: d.EpochID, Place: *d.Place}})
+		s.must(Attach{ID: id})
+	}
+	require.Equal(t, running, s.r.phase)
+	require.Equal(t, "a:run b:run stranger:check", s.kinds())
+}
+
+// A spare that comes back before the members is checked when their world is complete.
+func TestSpareOfARebuiltWorldIsChecked(t *testing.T) {
+	old := gated(t, Params{Min: 1, Max: 1})
+	old.join("a")
+	old.obey()
+	s := gated(t, old.p)
+	s.must(Join{Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: old.r.id})
+	require.Equal(t, "spare:wait", s.kinds())
+	d := old.runs["a"]
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: d.EpochID, Resume: &Resume{EpochID: d.EpochID, Place: *d.Place}})
+	require.Equal(t, "a:run spare:check", s.kinds())
+}
+
+func TestGateCostsNothingPerNode(t *testing.T) {
+	const n = 10_000
+	s := gated(t, Params{Min: n, Max: n})
+	for i := range n {
+		id := fmt.Sprint(i)
+		_, err := s.r.Step(s.now, Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1, Can: s.can}, Params: s.p})
+		require.NoError(t, err)
+	}
+	require.Equal(t, n, s.r.asked)
+	visits := 0
+	for i := range n {
+		acts, err := s.r.Step(s.now, Cleared{ID: fmt.Sprint(i)})
+		require.NoError(t, err)
+		visits += len(acts)
+	}
+	require.Equal(t, releasing, s.r.phase)
+	require.Less(t, visits, 10, "who is cleared is told to run next, and nothing before")
+}
+

@@ -1,0 +1,228 @@
+package rendezvous
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Orders come from outside of the run. A bar holds for a name, not for a launcher: whoever comes under that name gets
+// no workers until the name is unbarred. A pause stops all workers and holds the sealing; the launchers stay, and no
+// limit on waiting counts. Both outlive an abandoned history of the run, bars also the run; of a daemon that was
+// started again the nodes tell (recall).
+
+// Bounds of what orders leave behind.
+const (
+	maxBars      = 4096 // names
+	maxOrderText = 1024 // bytes
+)
+
+// orderCauses are the causes that an order may give.
+var orderCauses = []CauseKind{CauseHang, CauseCheck, CauseOperator, CauseDeadline, CauseNoStep}
+
+// cause is what o says about itself, CauseOperator unless it names another.
+func (o Order) cause() *Cause {
+	c := &Cause{Kind: o.Cause, Node: o.Node, Text: o.Text}
+	if c.Kind == "" {
+		c.Kind = CauseOperator
+	}
+	if c.Text == "" {
+		c.Text = fmt.Sprintf("%s ordered (%s)", o.Kind, c.Kind)
+	}
+	return c
+}
+
+// validate reports what is wrong with o, whatever the state of a run.
+func (o Order) validate() error {
+	kinds := []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume}
+	switch {
+	case !slices.Contains(kinds, o.Kind):
+		return fmt.Errorf("%w: kind %.100q; need one of %q", ErrBadOrder, o.Kind, kinds)
+	case o.Cause != "" && !slices.Contains(orderCauses, o.Cause):
+		return fmt.Errorf("%w: cause %.100q; need one of %q", ErrBadOrder, o.Cause, orderCauses)
+	case len(o.Text) > maxOrderText || !Printable(o.Text):
+		return fmt.Errorf("%w: text %.100q: %s, at most %d bytes", ErrBadOrder, o.Text, PrintableRule, maxOrderText)
+	case !Printable(o.Node):
+		return fmt.Errorf("%w: node %.100q: %s", ErrBadOrder, o.Node, PrintableRule)
+	case o.Node == "" && (o.Kind == OrderBar || o.Kind == OrderUnbar):
+		return fmt.Errorf("%w: %s which node? Give its name", ErrBadOrder, o.Kind)
+	}
+	return nil
+}
+
+// refusal is why o cannot be carried out now.
+func (r *Round) refusal(o Order) error {
+	switch {
+	case r.phase == finished:
+		return ErrFinished
+	case o.Kind == OrderRestart && r.collecting() && r.resume == nil:
+		return ErrNotRunning
+	case o.Kind == OrderResume && r.paused == nil:
+		return ErrNotPaused
+	case o.Kind == OrderBar && !r.roomForBar(o.Node):
+		return fmt.Errorf("%w: %d names are barred already; unbar some", ErrBadOrder, maxBars)
+	case o.Kind == OrderUnbar && r.bars[o.Node] == nil && len(r.barredAs(o.Node)) == 0:
+		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, o.Node)
+	}
+	return nil
+}
+
+func (r *Round) order(now time.Time, o Order) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	if err := r.refusal(o); err != nil {
+		return err
+	}
+	c := o.cause()
+	r.note("order", o.Node, fmt.Sprintf("%s: %s", o.Kind, c.Text))
+	switch o.Kind {
+	case OrderRestart:
+		r.restart(now, o)
+	case OrderStop:
+		r.finish(now, Failed, c)
+	case OrderBar:
+		r.barName(now, o.Node, c)
+	case OrderUnbar:
+		r.unbarName(now, o.Node)
+	case OrderPause:
+		r.pause(now, c)
+	case OrderResume:
+		r.unpause(now)
+	}
+	return nil
+}
+
+// restart has the sealed world stopped and sealed again, or one that is being rebuilt as soon as it is complete.
+func (r *Round) restart(now time.Time, o Order) {
+	if r.resume != nil {
+		r.resume.restart = &o
+		return
+	}
+	r.breakCharged(now, *o.cause(), o.Charge, false)
+}
+
+// breakCharged ends the epoch, at the cost of a restart if charge is set. The run fails if final is set or none is
+// left, unless a node turns out to have died.
+func (r *Round) breakCharged(now time.Time, c Cause, charge, final bool) {
+	r.charge = charge
+	if final || charge && r.restarts >= r.params.MaxRestarts {
+		r.doom(now)
+	}
+	r.breakWorld(now, c)
+}
+
+// barName keeps every node of the name without workers, those to come, too. The world goes on without it.
+func (r *Round) barName(now time.Time, name string, c *Cause) {
+	r.bars[name] = c
+	for _, n := range r.sorted(func(n *node) bool { return n.Name == name && n.idle() }) {
+		r.setBar(n, n.bar, false)
+		r.exclude(n)
+	}
+	r.enforce(now)
+}
+
+// roomForBar forgets which names were unbarred when there is no room for another one that is barred.
+func (r *Round) roomForBar(name string) bool {
+	if r.bars[name] == nil && len(r.bars) >= maxBars {
+		maps.DeleteFunc(r.bars, func(_ string, c *Cause) bool { return c == nil })
+	}
+	return r.bars[name] != nil || len(r.bars) < maxBars
+}
+
+// barredAs lists the nodes of the name that are barred, by name or by a check.
+func (r *Round) barredAs(name string) []*node {
+	return r.sorted(func(n *node) bool { return n.Name == name && (n.state == barred || n.bar != nil) })
+}
+
+// unbarName ends the bar of the name, and checks' bars of its nodes: these are checked once more. The entry stays, as
+// nil: a node that has not heard of it may still bring its bar (recall).
+func (r *Round) unbarName(now time.Time, name string) {
+	r.bars[name] = nil
+	for _, n := range r.barredAs(name) {
+		r.setBar(n, nil, false)
+		if n.state == barred {
+			r.queue(now, n)
+		}
+	}
+}
+
+// enforce breaks a sealed world in which someone is barred, or that is paused.
+func (r *Round) enforce(now time.Time) {
+	if r.collecting() || r.phase == finished {
+		return
+	}
+	for _, n := range r.world {
+		if c := r.bars[n.Name]; c != nil && n.state == member && r.nodes[n.ID] == n {
+			r.breakWorld(now, *c)
+			r.elastic = true
+			return
+		}
+	}
+	if r.paused != nil {
+		r.breakWorld(now, *r.paused)
+	}
+}
+
+func (r *Round) pause(now time.Time, c *Cause) {
+	if r.paused != nil {
+		return
+	}
+	r.paused, r.pausedIn, r.lastCallAt = c, nil, time.Time{}
+	r.leaveGate(now)
+	r.enforce(now)
+	r.tellIdle(now)
+}
+
+func (r *Round) unpause(now time.Time) {
+	r.paused, r.pausedIn, r.unpaused, r.formingAt = nil, nil, true, now
+	r.tellIdle(now)
+}
+
+// tellIdle gives all nodes without workers a new directive. A check that a pause has ended begins again at the gate.
+func (r *Round) tellIdle(now time.Time) {
+	for _, n := range r.sorted((*node).idle) {
+		r.queue(now, n)
+	}
+}
+
+// recall takes over what an earlier daemon had told the node that joins, unless this history knows better: orders of
+// its own, or a newer world than the pause.
+func (r *Round) recall(now time.Time, n *node, e Join) {
+	if e.Paused != nil {
+		r.recallPause(now, n, e)
+	}
+	if e.Barred == nil {
+		return
+	}
+	if e.Barred.Kind == CauseCheck {
+		if r.mustCheck(now, n) {
+			n.bar = e.Barred
+		}
+		return
+	}
+	if _, known := r.bars[n.Name]; !known && r.roomForBar(n.Name) {
+		r.barName(now, n.Name, e.Barred)
+	}
+}
+
+func (r *Round) recallPause(now time.Time, n *node, e Join) {
+	switch {
+	case r.pausedIn != nil && e.Seen.newer(*r.pausedIn):
+		r.pausedIn = &e.Seen
+	case r.paused != nil || r.unpaused || !r.collecting():
+	case r.fresh() || r.resume != nil && !r.id.newer(e.Seen):
+		r.note("order", n.Name, "pause: it was ordered before the rendezvous daemon was started again")
+		r.pause(now, e.Paused)
+		r.pausedIn = &e.Seen
+	}
+}
+
+// outlived ends a pause that a node has brought when a member of a newer world comes: the pause had ended before.
+func (r *Round) outlived(now time.Time, e EpochID) {
+	if r.pausedIn != nil && e.newer(*r.pausedIn) {
+		r.paused, r.pausedIn = nil, nil
+		r.tellIdle(now)
+	}
+}
