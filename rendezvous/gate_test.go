@@ -662,4 +662,3 @@ func TestGateCostsNothingPerNode(t *testing.T) {
 	require.Equal(t, releasing, s.r.phase)
 	require.Less(t, visits, 10, "who is cleared is told to run next, and nothing before")
 }
-

@@ -29,11 +29,12 @@ type sim struct {
 	answered map[string]uint64       // the newest Check that a node has answered
 	acts     []Action                // of the last step
 	opened   bool                    // the newest gate has opened without all answers
+	worked   map[string]Directive    // the newest epoch that had workers here
 	ended    []EpochEvidence
 }
 
 func newSim(t testing.TB, p Params) *sim {
-	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{}, answered: map[string]uint64{}}
+	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{}, answered: map[string]uint64{}, worked: map[string]Directive{}}
 }
 
 func (s *sim) step(ev Event) error {
@@ -86,7 +87,7 @@ func (s *sim) obeyOne(id string) bool {
 		if s.runs[id].Seq == d.Seq {
 			return false
 		}
-		s.runs[id] = d
+		s.runs[id], s.worked[id] = d, d
 	case Stop:
 		delete(s.runs, id)
 		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})

@@ -1,0 +1,833 @@
+package rendezvous
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func (s *sim) ordered(kind OrderKind, node string) {
+	s.t.Helper()
+	s.must(Order{Kind: kind, Node: node, Text: "by hand"})
+}
+
+// world is a sim whose nodes run, all of them able to gate.
+func world(t testing.TB, p Params, ids ...string) *sim {
+	s := newSim(t, p)
+	s.can = []Ability{CanGate}
+	s.join(ids...)
+	s.pass(s.p.WithDefaults().LastCall)
+	s.obey()
+	return s
+}
+
+func TestOrderedRestart(t *testing.T) {
+	for name, c := range map[string]struct {
+		charge   bool
+		restarts int
+		lost     bool
+		spent    int
+		end      Kind
+	}{
+		"free":                           {false, 0, false, 0, Run},
+		"charged":                        {true, 2, false, 1, Run},
+		"charged without one left":       {true, 0, false, 0, Fail},
+		"a node has died, nothing spent": {true, 0, true, 0, Run},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world(t, Params{Min: 1, Max: 2, MaxRestarts: c.restarts}, "a", "b")
+			s.must(Order{Kind: OrderRestart, Node: "b", Cause: CauseHang, Text: "no step for 300s", Charge: c.charge})
+			require.Equal(t, "restart: no step for 300s", s.notes("order")[0].Text)
+			cause := &Cause{CauseHang, "b", "no step for 300s"}
+			require.Equal(t, Stop, s.dirs["a"].Kind)
+			require.Equal(t, cause, s.dirs["a"].Cause)
+			if c.lost {
+				s.vanish("b")
+			}
+			s.obey()
+			s.pass(SilentGrace)
+			s.obey()
+			require.Equal(t, c.end, s.dirs["a"].Kind)
+			require.Equal(t, c.spent, s.dirs["a"].Restarts)
+			if !c.lost {
+				require.Equal(t, cause, s.dirs["a"].Cause)
+			}
+			require.Equal(t, c.end == Run, s.r.Evidence().Outcome == "")
+			require.Len(t, s.ended, 1)
+			require.Equal(t, 1, s.ended[0].Round)
+		})
+	}
+}
+
+func TestOrderedRestartBeforeTheStoreIsReady(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a", "b")
+	require.Equal(t, releasing, s.r.phase)
+	s.ordered(OrderRestart, "")
+	require.Equal(t, "a:stop b:stop", s.kinds())
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
+func TestOrderedStop(t *testing.T) {
+	for name, bring := range map[string]func(*sim){
+		"forming":   func(s *sim) { s.join("a") },
+		"releasing": func(s *sim) { s.join("a", "b") },
+		"running":   func(s *sim) { s.join("a", "b"); s.obey() },
+		"paused":    func(s *sim) { s.join("a", "b"); s.obey(); s.ordered(OrderPause, "") },
+		"gating": func(s *sim) {
+			s.p.Gate, s.can = true, []Ability{CanGate}
+			s.join("a", "b")
+			require.Equal(s.t, Check, s.dirs["a"].Kind)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 5})
+			bring(s)
+			s.must(Order{Kind: OrderStop, Cause: CauseDeadline, Text: "longer than 2h"})
+			for id, d := range s.dirs {
+				require.Equal(t, Fail, d.Kind, id)
+				require.Equal(t, &Cause{CauseDeadline, "", "longer than 2h"}, d.Cause)
+				require.Nil(t, d.Paused)
+			}
+			require.Equal(t, Failed, s.r.Evidence().Outcome)
+			require.Equal(t, Failed, s.ended[0].Outcome)
+			require.Equal(t, CauseDeadline, s.ended[0].Cause.Kind)
+			require.LessOrEqual(t, s.r.Next().Sub(s.now), SilentGrace, "nothing but the last good-byes")
+			for _, kind := range []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume} {
+				require.ErrorIs(t, s.step(Order{Kind: kind, Node: "a"}), ErrFinished)
+			}
+			for id := range s.dirs {
+				s.must(Leave{ID: id})
+			}
+			s.now = s.now.Add(time.Hour)
+			s.join("next", "one")
+			s.obey()
+			require.Len(t, s.ended, 1, "once for each")
+			require.Equal(t, Run, s.dirs["next"].Kind)
+		})
+	}
+}
+
+func TestBadOrders(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	for want, o := range map[string]Order{
+		`kind "dance"; need one of`:              {Kind: "dance"},
+		`kind ""`:                                {},
+		`cause "mood"; need one of ["hang"`:      {Kind: OrderStop, Cause: "mood"},
+		`cause "node-loss"`:                      {Kind: OrderStop, Cause: CauseLoss},
+		`text "\x1b[31m": need UTF-8`:            {Kind: OrderStop, Text: "\x1b[31m"},
+		"at most 1024 bytes":                     {Kind: OrderStop, Text: strings.Repeat("x", 1025)},
+		`node "a\n": need UTF-8`:                 {Kind: OrderBar, Node: "a\n"},
+		"bar which node? Give its name":          {Kind: OrderBar},
+		"unbar which node? Give its name":        {Kind: OrderUnbar},
+		ErrNotRunning.Error():                    {Kind: OrderRestart},
+		ErrNotPaused.Error():                     {Kind: OrderResume},
+		`unknown node: no node named "x" is bar`: {Kind: OrderUnbar, Node: "x"},
+	} {
+		require.ErrorContains(t, s.step(o), want)
+	}
+	require.ErrorIs(t, s.step(Order{Kind: "dance"}), ErrBadOrder)
+	require.ErrorIs(t, s.step(Order{Kind: OrderUnbar, Node: "x"}), ErrUnknownNode)
+	s.must(Order{Kind: OrderStop, Text: strings.Repeat("x", maxOrderText)})
+}
+
+func TestDefaultTextOfAnOrder(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 1}, "a")
+	s.must(Order{Kind: OrderRestart})
+	require.Equal(t, &Cause{CauseOperator, "", "restart ordered (operator)"}, s.dirs["a"].Cause)
+}
+
+func TestBarByName(t *testing.T) {
+	p := Params{Min: 2, Max: 2, MaxRestarts: 3}
+	t.Run("a member, and a spare takes its rank", func(t *testing.T) {
+		s := world(t, p, "a", "b", "spare")
+		s.ordered(OrderBar, "b")
+		cause := &Cause{CauseOperator, "b", "by hand"}
+		require.Equal(t, Stop, s.dirs["a"].Kind)
+		require.Equal(t, cause, s.dirs["a"].Cause)
+		s.obey()
+		require.Equal(t, "a spare", s.order())
+		require.Equal(t, Bar, s.dirs["b"].Kind)
+		require.Equal(t, cause, s.dirs["b"].Cause)
+		require.Equal(t, 2, s.runs["a"].Round, "another world, at no cost")
+		require.Equal(t, 0, s.runs["a"].Place.RestartCount)
+		require.Equal(t, map[string]Cause{"b": *cause}, s.r.Status().Bars)
+		s.pass(time.Hour)
+		require.Equal(t, "a spare", s.order())
+	})
+	t.Run("a failure meanwhile is not charged", func(t *testing.T) {
+		s := world(t, p, "a", "b", "spare")
+		s.fail("a", RestartCharged)
+		s.obeyOne("a")
+		s.ordered(OrderBar, "b")
+		require.Equal(t, CauseFailure, s.dirs["b"].Cause.Kind, "it is being stopped already")
+		s.obey()
+		require.Equal(t, "a spare", s.order())
+	})
+	t.Run("before the store is ready", func(t *testing.T) {
+		s := newSim(t, p)
+		s.can = []Ability{CanGate}
+		s.join("a", "b", "spare")
+		require.Equal(t, releasing, s.r.phase)
+		s.ordered(OrderBar, "a")
+		s.obey()
+		require.Equal(t, "spare b", s.order())
+	})
+	t.Run("a spare", func(t *testing.T) {
+		s := world(t, p, "a", "b", "spare")
+		s.ordered(OrderBar, "spare")
+		require.Equal(t, "a:run b:run spare:bar", s.kinds())
+		require.Equal(t, []int{2, 1}, []int{s.r.Status().Members, s.r.Status().Waiting})
+		s.vanish("b")
+		s.pass(BrokenGrace)
+		s.obey()
+		require.Equal(t, "a:wait spare:bar", s.kinds())
+	})
+	t.Run("a node that has succeeded", func(t *testing.T) {
+		s := world(t, p, "a", "b", "spare")
+		s.succeed("a")
+		s.ordered(OrderBar, "a")
+		require.Equal(t, Run, s.dirs["b"].Kind, "it has no workers that could harm")
+		s.fail("b", RestartCharged)
+		s.obey()
+		require.Equal(t, "spare b", s.order())
+	})
+	t.Run("a name that is not here", func(t *testing.T) {
+		s := newSim(t, p)
+		s.can = []Ability{CanGate}
+		s.ordered(OrderBar, "b")
+		s.join("a", "b", "c")
+		s.obey()
+		require.Equal(t, "a:run b:bar c:run", s.kinds())
+	})
+	t.Run("a launcher that was replaced", func(t *testing.T) {
+		s := world(t, p, "a", "b", "spare")
+		s.ordered(OrderBar, "b")
+		s.must(Leave{ID: "b"})
+		delete(s.dirs, "b")
+		delete(s.runs, "b")
+		s.obey()
+		s.joinNode(Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: s.can})
+		require.Equal(t, "a:run b2:bar spare:run", s.kinds())
+		s.ordered(OrderUnbar, "b")
+		require.Equal(t, "a:run b2:wait spare:run", s.kinds())
+		require.Nil(t, s.r.Status().Bars)
+	})
+	t.Run("a launcher that knows no bars", func(t *testing.T) {
+		s := newSim(t, p)
+		s.join("a", "b", "spare")
+		s.obey()
+		s.ordered(OrderBar, "b")
+		s.obey()
+		require.Equal(t, "a spare", s.order())
+		require.Equal(t, Wait, s.dirs["b"].Kind)
+		require.Equal(t, &Cause{CauseOperator, "b", "by hand"}, s.dirs["b"].Cause)
+	})
+	t.Run("while it is checked, and unbarred again", func(t *testing.T) {
+		s := gated(t, p)
+		s.join("a", "b")
+		s.ordered(OrderBar, "b")
+		require.Equal(t, "a:wait b:bar", strings.Replace(s.kinds(), "a:check", "a:wait", 1))
+		s.must(Cleared{ID: "b"})
+		require.Equal(t, Bar, s.dirs["b"].Kind, "a check does not end the bar of the name")
+		s.ordered(OrderUnbar, "b")
+		require.Equal(t, Wait, s.dirs["b"].Kind)
+		s.obey()
+		require.Equal(t, "a b", s.order())
+	})
+	t.Run("unbar ends a check's bar, too", func(t *testing.T) {
+		s := gated(t, p)
+		s.join("a", "b")
+		s.must(Barred{ID: "b"})
+		s.ordered(OrderBar, "b")
+		require.Equal(t, CauseOperator, s.dirs["b"].Cause.Kind)
+		s.ordered(OrderUnbar, "b")
+		require.Equal(t, "a:check b:check", s.kinds())
+		s.must(Barred{ID: "b"})
+		s.ordered(OrderUnbar, "b")
+		require.Equal(t, "a:check b:check", s.kinds())
+		s.obey()
+		require.Equal(t, "a b", s.order())
+	})
+	t.Run("barred by name while its second opinion is awaited", func(t *testing.T) {
+		s := gated(t, p)
+		s.join("a", "b", "c")
+		s.must(Barred{ID: "c"})
+		s.obey()
+		s.fail("a", RestartCharged)
+		s.ordered(OrderBar, "c")
+		require.Equal(t, []int{0, 1}, []int{s.r.again, s.r.out})
+		s.obey()
+		require.Equal(t, "a b", s.order())
+		require.Equal(t, Bar, s.dirs["c"].Kind)
+	})
+	t.Run("beside a running world, unbarred to be checked", func(t *testing.T) {
+		s := gated(t, p)
+		s.ordered(OrderBar, "c")
+		s.join("a", "b", "c")
+		s.obey()
+		require.Equal(t, "a:run b:run c:bar", s.kinds())
+		s.ordered(OrderUnbar, "c")
+		require.Equal(t, "a:run b:run c:check", s.kinds())
+	})
+}
+
+// Bars are of names: they outlive launchers, and the run itself.
+func TestBarOutlivesTheRun(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 1}, "a")
+	s.ordered(OrderBar, "b")
+	s.vanish("a")
+	s.pass(SilentGrace)
+	s.join("b")
+	require.Equal(t, Bar, s.dirs["b"].Kind, "nobody was left")
+	s.join("a")
+	s.obey()
+	s.succeed("a")
+	for _, id := range []string{"a", "b"} {
+		s.must(Leave{ID: id})
+		delete(s.dirs, id)
+	}
+	s.now = s.now.Add(time.Hour)
+	s.joinNode(Node{ID: "b2", Name: "b", Rank: -1, Slots: 1, Can: s.can})
+	require.Equal(t, "b2:bar", s.kinds(), "the run has been opened anew")
+}
+
+func TestBarsAreBounded(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	for i := range maxBars {
+		_, err := s.r.Step(s.now, Order{Kind: OrderBar, Node: fmt.Sprint(i)})
+		require.NoError(t, err)
+	}
+	err := s.step(Order{Kind: OrderBar, Node: "one more"})
+	require.ErrorIs(t, err, ErrBadOrder)
+	require.ErrorContains(t, err, "4096 names are barred already; unbar some")
+	s.ordered(OrderBar, "7")
+	s.ordered(OrderUnbar, "7")
+	s.ordered(OrderBar, "one more")
+	require.Len(t, s.r.bars, maxBars)
+	s.can = []Ability{CanGate}
+	s.must(Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseOperator}})
+	require.Len(t, s.r.bars, maxBars)
+}
+
+func TestPause(t *testing.T) {
+	p := Params{Min: 2, Max: 3, MaxRestarts: 3, JoinTimeout: time.Minute, LastCall: time.Second}
+	cause := &Cause{CauseOperator, "", "by hand"}
+	held := func(t *testing.T, s *sim) {
+		t.Helper()
+		s.obey()
+		for range 3 {
+			s.pass(time.Hour)
+			s.obey()
+		}
+		require.Empty(t, s.runs)
+		for id, d := range s.dirs {
+			require.Contains(t, []Kind{Wait, Bar}, d.Kind, id)
+			require.Equal(t, cause, d.Paused, id)
+			if d.Kind == Wait {
+				require.Equal(t, cause, d.Cause, id)
+			}
+		}
+		require.Equal(t, cause, s.r.Status().Paused)
+		seq := s.r.seq
+		s.ordered(OrderPause, "")
+		require.Equal(t, seq, s.r.seq, "it is paused already")
+	}
+	resumed := func(t *testing.T, s *sim) {
+		t.Helper()
+		s.must(Order{Kind: OrderResume})
+		require.Nil(t, s.r.Status().Paused)
+		for id, d := range s.dirs {
+			require.Nil(t, d.Paused, id)
+		}
+		require.ErrorIs(t, s.step(Order{Kind: OrderResume}), ErrNotPaused)
+	}
+	t.Run("running", func(t *testing.T) {
+		s := world(t, p, "a", "b", "c", "spare")
+		s.ordered(OrderPause, "")
+		require.Equal(t, "a:stop b:stop c:stop spare:wait", s.kinds())
+		require.Equal(t, cause, s.dirs["a"].Cause)
+		require.Equal(t, cause, s.dirs["a"].Paused)
+		held(t, s)
+		require.ErrorIs(t, s.step(Order{Kind: OrderRestart}), ErrNotRunning)
+		resumed(t, s)
+		s.obey()
+		require.Equal(t, "a b c", s.order())
+		require.Equal(t, [2]int{1, 1}, [2]int{s.runs["a"].Round, s.runs["a"].Epoch}, "the same members, at no cost")
+		require.Equal(t, 0, s.runs["a"].Place.RestartCount)
+	})
+	t.Run("releasing", func(t *testing.T) {
+		s := newSim(t, p)
+		s.join("a", "b", "c")
+		s.ordered(OrderPause, "")
+		held(t, s)
+		resumed(t, s)
+		s.obey()
+		require.Equal(t, "a b c", s.order())
+	})
+	t.Run("forming, in its last call", func(t *testing.T) {
+		s := newSim(t, p)
+		s.join("a", "b")
+		s.ordered(OrderPause, "")
+		held(t, s)
+		resumed(t, s)
+		require.Equal(t, "a:wait b:wait", s.kinds(), "the last call is made again")
+		s.pass(time.Second)
+		s.obey()
+		require.Equal(t, "a b", s.order())
+	})
+	t.Run("forming, with too few", func(t *testing.T) {
+		s := newSim(t, p)
+		s.join("a")
+		s.pass(time.Minute - 1)
+		s.ordered(OrderPause, "")
+		held(t, s)
+		resumed(t, s)
+		s.pass(time.Minute - 1)
+		require.Equal(t, Wait, s.dirs["a"].Kind)
+		s.pass(1)
+		require.Equal(t, Fail, s.dirs["a"].Kind)
+	})
+	t.Run("gating", func(t *testing.T) {
+		s := gated(t, p)
+		s.join("a", "b", "c")
+		s.clear("a")
+		s.must(Barred{ID: "b", Reason: "link"})
+		s.ordered(OrderPause, "")
+		require.Equal(t, "a:wait b:bar c:wait", s.kinds(), "the checks end")
+		held(t, s)
+		s.clear("c") // it had just been done
+		require.Equal(t, cause, s.dirs["c"].Paused)
+		s.join("d")
+		require.Equal(t, Wait, s.dirs["d"].Kind)
+		resumed(t, s)
+		require.Equal(t, "a:wait b:check c:wait d:check", s.kinds())
+		require.Equal(t, s.now.Add(DefaultGateTimeout), s.r.nextDecision(), "its time begins again")
+		s.clear("d")
+		s.obey()
+		require.Equal(t, "a c d", s.order())
+	})
+	t.Run("stopping for a failure", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.fail("a", RestartCharged)
+		s.ordered(OrderPause, "")
+		require.Equal(t, CauseFailure, s.dirs["a"].Cause.Kind)
+		held(t, s)
+		resumed(t, s)
+		s.obey()
+		require.Equal(t, 1, s.runs["a"].Place.RestartCount)
+	})
+	t.Run("failing for good", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.fail("a", Permanent)
+		s.ordered(OrderPause, "")
+		s.obey()
+		s.pass(AttributionWindow)
+		require.Equal(t, Fail, s.dirs["a"].Kind, "what was decided stands")
+		require.Nil(t, s.dirs["a"].Paused)
+	})
+	t.Run("some had succeeded", func(t *testing.T) {
+		s := world(t, p, "a", "b", "c")
+		s.succeed("a")
+		s.ordered(OrderPause, "")
+		held(t, s)
+		resumed(t, s)
+		s.obey()
+		require.Equal(t, "a b c", s.order())
+	})
+	t.Run("one is lost meanwhile", func(t *testing.T) {
+		s := world(t, p, "a", "b", "c")
+		s.ordered(OrderPause, "")
+		s.obey()
+		s.vanish("b")
+		held(t, s)
+		resumed(t, s)
+		s.obey()
+		require.Equal(t, "a c", s.order())
+	})
+	t.Run("all are replaced meanwhile", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.ordered(OrderPause, "")
+		s.vanish("a", "b")
+		s.pass(SilentGrace)
+		require.Zero(t, s.r.Next(), "nobody waits")
+		s.join("c", "d", "e")
+		held(t, s)
+		resumed(t, s)
+		s.obey()
+		require.Equal(t, "c d e", s.order())
+	})
+	t.Run("an ended run is not paused", func(t *testing.T) {
+		s := world(t, p, "a", "b")
+		s.ordered(OrderPause, "")
+		s.ordered(OrderStop, "")
+		s.must(Leave{ID: "a"})
+		s.must(Leave{ID: "b"})
+		s.now = s.now.Add(time.Hour)
+		s.join("c", "d", "e")
+		s.obey()
+		require.Equal(t, "c d e", s.order())
+	})
+	t.Run("bar and unbar", func(t *testing.T) {
+		s := world(t, p, "a", "b", "c")
+		s.ordered(OrderPause, "")
+		s.obey()
+		s.ordered(OrderBar, "b")
+		require.Equal(t, Bar, s.dirs["b"].Kind)
+		held(t, s)
+		s.ordered(OrderUnbar, "b")
+		s.ordered(OrderBar, "c")
+		resumed(t, s)
+		s.pass(time.Second)
+		s.obey()
+		require.Equal(t, "a b", s.order())
+		require.Equal(t, Bar, s.dirs["c"].Kind)
+	})
+}
+
+// revived is a sim with a new daemon for the nodes of an old one, each of which brings what it knows.
+type revived struct {
+	*sim
+	old *sim
+}
+
+func (s *sim) revive() *revived {
+	n := newSim(s.t, s.p)
+	n.r, n.now, n.can = New(Config{Term: s.r.seq + 1000}), s.now, s.can
+	return &revived{sim: n, old: s}
+}
+
+// comeBack lets nodes of the old daemon introduce themselves as Session does.
+func (v *revived) comeBack(ids ...string) {
+	v.t.Helper()
+	for _, id := range ids {
+		d := v.old.dirs[id]
+		n := *v.old.r.nodes[id]
+		j := Join{Node: n.Node, Params: v.p, Restarts: d.Restarts, Paused: d.Paused}
+		if d.Round > 0 {
+			j.Seen = d.EpochID
+		}
+		if d.Kind == Bar {
+			j.Barred = d.Cause
+		}
+		_, works := v.old.runs[id]
+		if run, ok := v.old.worked[id]; ok {
+			j.Resume = &Resume{EpochID: run.EpochID, Place: *run.Place}
+			if !works {
+				j.Stopped = run.EpochID
+			}
+		}
+		v.must(j)
+		v.must(Attach{ID: id})
+		if works && v.dirs[id].Kind == Run {
+			v.runs[id] = v.dirs[id]
+		}
+	}
+}
+
+func TestPauseSurvivesTheDaemon(t *testing.T) {
+	paused := func(t *testing.T, ids ...string) *sim {
+		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, ids...)
+		s.ordered(OrderPause, "")
+		s.obey()
+		return s
+	}
+	quiet := func(t *testing.T, v *revived) {
+		t.Helper()
+		v.obey()
+		v.pass(time.Hour)
+		v.obey()
+		require.Empty(t, v.runs)
+		require.Equal(t, "by hand", v.r.Status().Paused.Text)
+	}
+	t.Run("all have stopped", func(t *testing.T) {
+		v := paused(t, "a", "b", "spare").revive()
+		v.comeBack("spare", "b", "a")
+		quiet(t, v)
+		require.Equal(t, "by hand", v.dirs["a"].Paused.Text)
+		v.must(Order{Kind: OrderResume})
+		v.obey()
+		require.Equal(t, "a b", v.order())
+	})
+	t.Run("before the first world", func(t *testing.T) {
+		s := newSim(t, Params{Min: 2, Max: 2})
+		s.join("a")
+		s.ordered(OrderPause, "")
+		v := s.revive()
+		v.comeBack("a")
+		v.join("b")
+		quiet(t, v)
+		v.must(Order{Kind: OrderResume})
+		v.obey()
+		require.Equal(t, "a b", v.order())
+	})
+	t.Run("some still run", func(t *testing.T) {
+		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b", "spare")
+		s.ordered(OrderPause, "")
+		s.runs["b"] = s.worked["b"]
+		for _, order := range [][]string{{"spare", "a", "b"}, {"b", "a", "spare"}} {
+			v := s.revive()
+			v.comeBack(order...)
+			quiet(t, v)
+			require.ErrorIs(t, v.step(Order{Kind: OrderRestart}), ErrNotRunning)
+			v.must(Order{Kind: OrderResume})
+			v.obey()
+			require.Equal(t, "a b", v.order())
+			require.Equal(t, 0, v.runs["a"].Place.RestartCount)
+		}
+	})
+	t.Run("a newer world shows that it had ended", func(t *testing.T) {
+		for _, first := range []string{"spare", "a"} {
+			s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
+			s.ordered(OrderPause, "")
+			s.obey()
+			stale := s.dirs["spare"]
+			s.must(Order{Kind: OrderResume})
+			s.obey()
+			s.dirs["spare"] = stale // it had not heard of it when the daemon died
+			v := s.revive()
+			if first == "spare" {
+				v.comeBack("spare", "a", "b")
+			} else {
+				v.comeBack("a", "spare", "b")
+			}
+			require.Equal(t, "a:run b:run spare:wait", v.kinds())
+			require.Nil(t, v.dirs["spare"].Paused)
+			require.Nil(t, v.r.Status().Paused)
+		}
+	})
+	t.Run("the newest of those who bring it counts", func(t *testing.T) {
+		s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
+		stale := s.dirs["spare"]
+		stale.Paused, stale.EpochID = &Cause{CauseOperator, "", "by hand"}, s.r.id
+		s.ordered(OrderRestart, "")
+		s.obey()
+		s.ordered(OrderPause, "")
+		s.obey()
+		s.dirs["spare"] = stale
+		v := s.revive()
+		v.comeBack("spare", "a", "b")
+		quiet(t, v)
+	})
+	t.Run("an order of this daemon counts more", func(t *testing.T) {
+		s := paused(t, "a", "b", "spare")
+		v := s.revive()
+		v.comeBack("spare")
+		v.must(Order{Kind: OrderResume})
+		v.comeBack("a", "b")
+		v.obey()
+		require.Equal(t, "a b", v.order(), "what they bring is older")
+		v.ordered(OrderPause, "")
+		quiet(t, v)
+	})
+	t.Run("paused while the world is being rebuilt", func(t *testing.T) {
+		v := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare").revive()
+		v.comeBack("a", "spare")
+		v.ordered(OrderPause, "")
+		require.Equal(t, "a:run spare:wait", v.kinds(), "it is not clear yet what runs")
+		v.comeBack("b")
+		require.Equal(t, "a:stop b:stop spare:wait", v.kinds())
+		quiet(t, v)
+	})
+}
+
+func TestBarSurvivesTheDaemon(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2}, "a", "b", "c")
+	s.ordered(OrderBar, "b")
+	s.obey()
+	require.Equal(t, "a c", s.order())
+	v := s.revive()
+	v.comeBack("b", "a", "c")
+	require.Equal(t, "a:run b:bar c:run", v.kinds())
+	require.Equal(t, "by hand", v.r.Status().Bars["b"].Text)
+
+	v.ordered(OrderUnbar, "b")
+	require.Equal(t, "a:run b:wait c:run", v.kinds())
+	v.must(Leave{ID: "b"})
+	v.must(Join{Node: Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: v.can}, Params: v.p, Barred: &Cause{CauseOperator, "b", "by hand"}})
+	require.Equal(t, Wait, v.dirs["b2"].Kind, "it has not heard that it was unbarred")
+
+	v = s.revive()
+	v.ordered(OrderUnbar, v.barred("b"))
+	v.comeBack("b")
+	require.Empty(t, v.r.Status().Bars, "an operator of this daemon has unbarred it")
+}
+
+// barred bars a name so that it can be unbarred.
+func (s *sim) barred(name string) string {
+	s.ordered(OrderBar, name)
+	return name
+}
+
+// A node that brings a bar of its name bars those of the name that are here already.
+func TestBroughtBarBreaksTheWorld(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 1}, "a", "spare")
+	s.must(Join{Node: Node{ID: "a2", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{CauseHang, "a", "twice"}})
+	require.Equal(t, Stop, s.dirs["a"].Kind)
+	s.obey()
+	require.Equal(t, "a:bar a2:bar spare:run", s.kinds())
+}
+
+func TestBroughtChecksBar(t *testing.T) {
+	bar := &Cause{CauseCheck, "b", "gpu 3"}
+	join := func(s *sim, can []Ability) {
+		s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: can}, Params: s.p, Barred: bar})
+	}
+	s := gated(t, Params{Min: 2, Max: 2})
+	join(s, s.can)
+	require.Equal(t, "b:bar", s.kinds())
+	require.Equal(t, bar, s.dirs["b"].Cause)
+	require.Empty(t, s.r.Status().Bars, "it is not the name's")
+	s.joinNode(Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: s.can})
+	require.Equal(t, "b:check b2:check", s.kinds(), "another launcher is checked")
+	s.obey()
+	require.Equal(t, running, s.r.phase)
+
+	s = newSim(t, Params{Min: 2, Max: 2})
+	join(s, []Ability{CanGate})
+	require.Equal(t, "b:wait", s.kinds(), "this run has no gate")
+
+	s = gated(t, Params{Min: 2, Max: 2})
+	join(s, nil)
+	require.Equal(t, "b:wait", s.kinds())
+
+	s = gated(t, Params{Min: 1, Max: 1})
+	s.join("a")
+	s.obey()
+	join(s, s.can)
+	require.Equal(t, "a:run b:check", s.kinds())
+	require.Equal(t, 1, s.r.again)
+}
+
+func TestOrdersWhileAWorldIsRebuilt(t *testing.T) {
+	p := Params{Min: 2, Max: 2, MaxRestarts: 1}
+	t.Run("restart", func(t *testing.T) {
+		v := world(t, p, "a", "b").revive()
+		v.comeBack("a")
+		v.must(Order{Kind: OrderRestart, Charge: true, Text: "now"})
+		require.Equal(t, Run, v.dirs["a"].Kind)
+		v.comeBack("b")
+		require.Equal(t, "a:stop b:stop", v.kinds())
+		require.Equal(t, "now", v.dirs["a"].Cause.Text)
+		v.obey()
+		require.Equal(t, 1, v.runs["b"].Place.RestartCount)
+	})
+	t.Run("restart, and a member fails for good", func(t *testing.T) {
+		v := world(t, p, "a", "b").revive()
+		v.comeBack("a")
+		v.must(Order{Kind: OrderRestart})
+		v.fail("a", Permanent)
+		v.comeBack("b")
+		v.obey()
+		v.pass(AttributionWindow)
+		require.Equal(t, CauseFailure, v.dirs["b"].Cause.Kind)
+		require.Equal(t, Fail, v.dirs["b"].Kind)
+	})
+	t.Run("stop", func(t *testing.T) {
+		v := world(t, p, "a", "b").revive()
+		v.comeBack("a")
+		v.ordered(OrderStop, "")
+		require.Equal(t, Fail, v.dirs["a"].Kind)
+		v.must(Leave{ID: "a"})
+		v.pass(time.Hour)
+		require.Zero(t, v.r.Next())
+	})
+	t.Run("bar of a member", func(t *testing.T) {
+		v := world(t, p, "a", "b", "spare").revive()
+		v.comeBack("a", "spare")
+		v.ordered(OrderBar, "a")
+		require.Equal(t, "a:run spare:wait", v.kinds())
+		v.comeBack("b")
+		require.Equal(t, "a:stop b:stop spare:wait", v.kinds())
+		v.obey()
+		require.Equal(t, "spare b", v.order())
+	})
+}
+
+func TestChangedTopologyCountsFromTheNextSeal(t *testing.T) {
+	s := newSim(t, Params{Min: 4, Max: 4})
+	for _, id := range []string{"a", "b", "c", "d"} {
+		s.joinNode(Node{ID: id, Name: id, Rank: -1, Slots: 2, IP: id})
+	}
+	s.obey()
+	s.must(Rewire{Topology: Topology{"a": "x", "b": "y", "c": "x", "d": "y"}})
+	require.Equal(t, "4 nodes; it counts from the next seal", s.notes("topology")[0].Text)
+	require.Equal(t, "a b c d", s.order())
+	s.ordered(OrderRestart, "")
+	s.obey()
+	require.Equal(t, "a c b d", s.order())
+}
+
+func TestStaticRanksIgnoreTheTopology(t *testing.T) {
+	s := newSim(t, Params{Min: 3, Max: 3, Static: true})
+	s.must(Rewire{Topology: Topology{"a": "x", "b": "y", "c": "x"}})
+	for i, id := range []string{"a", "b", "c"} {
+		s.joinNode(Node{ID: id, Name: id, Rank: i, Slots: 2, IP: id})
+	}
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+}
+
+func TestEvidenceOfEveryEpochIsHandedOutOnce(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 1, MaxRestarts: 1}, "a")
+	s.fail("a", RestartCharged)
+	require.Empty(t, s.ended, "more may become known until the next seal")
+	s.obey()
+	require.Len(t, s.ended, 1)
+	require.Equal(t, EpochID{Term: s.r.id.Term, Round: 1}, s.ended[0].EpochID)
+	require.Equal(t, "a failed", s.ended[0].Failures[0].Text)
+	require.Equal(t, CauseFailure, s.ended[0].Cause.Kind)
+	require.Empty(t, s.ended[0].Outcome)
+	s.fail("a", RestartCharged)
+	require.Len(t, s.ended, 2)
+	require.Equal(t, EpochID{Term: s.r.id.Term, Round: 1, Epoch: 1}, s.ended[1].EpochID)
+	require.Equal(t, Failed, s.ended[1].Outcome)
+	s.pass(time.Hour)
+	require.Len(t, s.ended, 2)
+
+	s = world(t, Params{Min: 1, Max: 1}, "a")
+	s.vanish("a")
+	s.pass(SilentGrace)
+	require.Len(t, s.ended, 1, "nobody is left")
+	require.Equal(t, "a", s.ended[0].Losses[0].Node)
+	s.pass(time.Hour)
+	require.Len(t, s.ended, 1)
+
+	s = newSim(t, Params{Min: 2, Max: 2, JoinTimeout: time.Second})
+	s.join("a")
+	s.pass(time.Second)
+	require.Equal(t, CauseTimeout, s.ended[0].Cause.Kind, "a run that had no epoch")
+}
+
+func TestPortsAreToldToTheWorld(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{4001, 4002}}, Params: s.p})
+	require.Equal(t, []int{4001, 4002}, s.notes("seal")[0].Members[0].Ports)
+	s.must(Attach{ID: "a"})
+	s.obey()
+	s.ordered(OrderRestart, "")
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{5001}}, Params: s.p, Stopped: s.r.id})
+	require.Equal(t, []int{5001}, s.r.World()[0].Ports)
+	for want, n := range map[string]Node{
+		"257 ports; at most 256":        {Ports: make([]int, 257)},
+		"port 0; need 1 to 65535":       {Ports: []int{80, 0}},
+		"port 65536":                    {Ports: []int{65536}},
+		"17 abilities; at most 16 are":  {Can: make([]Ability, 17)},
+		"17 addresses; at most 16 are ": {Addrs: make([]string, 17)},
+	} {
+		n.ID, n.Name, n.Slots, n.Rank = "x", "x", 1, -1
+		err := s.step(Join{Node: n, Params: s.p})
+		require.ErrorIs(t, err, ErrRefused)
+		require.ErrorContains(t, err, want)
+	}
+	full := Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Addrs: make([]string, MaxAddrs), Can: make([]Ability, MaxAbilities)}
+	for range MaxPorts {
+		full.Ports = append(full.Ports, 65535)
+	}
+	full.Ports[0] = 1
+	s.must(Join{Node: full, Params: s.p})
+}
