@@ -193,6 +193,10 @@ func FuzzHandler(f *testing.F) {
 	f.Add("join", `{"node":{"id":"a","slots":1},"params":{"min":1,"max":1}}`)
 	f.Add("failing", `{"id":"a","round":1,"decision":"permanent","failures":[{"rank":1}]}`)
 	f.Add("ready", `{"id":"a","round":1,"epoch":-1}`)
+	f.Add("cleared", `{"id":"a","until":"2026-01-01T00:00:00Z","sent_at":"2026-01-01T00:00:00Z"}`)
+	f.Add("barred", `{"id":"a","reason":"x"}`)
+	f.Add("orders", `{"kind":"bar","node":"a","cause":"hang"}`)
+	f.Add("notices", `{"node":"a","topic":"t","body":"b"}`)
 	f.Add("leave", `{"id":"a","sent_at":"2026-01-01T00:00:00Z"}`)
 	f.Add("join", `{"node":{"id":"b","slots":1},"params":{"min":1,"max":1},"resume":{"round":1,"place":{"group_world_size":3,"group_rank":2}}}`)
 	f.Fuzz(func(t *testing.T, verb, body string) {

@@ -1,0 +1,149 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const testToken = "0123456789abcdef"
+
+// mountedHub serves a hub with the mounts "checks" and "hang", which answer with what they were asked.
+func mountedHub(t *testing.T) http.Handler {
+	hub := NewHub(HubConfig{})
+	t.Cleanup(hub.Close)
+	echo := func(name string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			fmt.Fprintf(w, "%s %s %s %s", name, req.Method, req.PathValue("run"), req.URL.Path)
+		})
+	}
+	return Handler(hub, ServerConfig{Token: testToken, Mounts: map[string]http.Handler{"checks": echo("checks"), "hang": echo("hang")}})
+}
+
+func ask(h http.Handler, method, path, token string) *httptest.ResponseRecorder {
+	req := httptest.NewRequest(method, path, strings.NewReader(""))
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, req)
+	return w
+}
+
+func TestMounts(t *testing.T) {
+	h := mountedHub(t)
+	for _, c := range []struct {
+		method, path string
+		status       int
+		want         string // the answer, or the code of an error
+	}{
+		{"GET", "/v1/runs/job/checks", 200, "checks GET job /v1/runs/job/checks"},
+		{"POST", "/v1/runs/job/checks/", 200, "checks POST job /v1/runs/job/checks/"},
+		{"DELETE", "/v1/runs/a%20b/hang/x/y", 200, "hang DELETE a b /v1/runs/a b/hang/x/y"},
+		{"GET", "/v1/runs/job/other", 404, "not_found"},
+		{"GET", "/v1/runs/job/other/x", 404, "not_found"},
+		{"GET", "/v1/runs/job/checksum", 404, "not_found"},
+		{"GET", "/v1/runs/job", 404, "not_found"},
+		{"GET", "/v1/runs/job/join/x", 404, "not_found"},
+		{"GET", "/v1/", 404, "not_found"},
+		{"GET", "/v1/other", 404, "not_found"},
+		{"GET", "/v1/runs/a%1b/checks", 400, "bad_request"},
+		{"GET", "/v1/runs/" + strings.Repeat("r", maxRunName+1) + "/checks", 400, "bad_request"},
+	} {
+		t.Run(c.method+" "+c.path[:min(len(c.path), 40)], func(t *testing.T) {
+			w := ask(h, c.method, c.path, testToken)
+			require.Equal(t, c.status, w.Code)
+			if c.status == http.StatusOK {
+				require.Equal(t, c.want, w.Body.String())
+				return
+			}
+			var e errorBody
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &e))
+			require.Equal(t, c.want, e.Code)
+			require.NotEmpty(t, e.Error)
+		})
+	}
+}
+
+// Every path below /v1, known or not, asks a stranger for the token first, whatever the method.
+func TestStrangersAreRefusedEverywhere(t *testing.T) {
+	h := mountedHub(t)
+	paths := []string{"/v1/", "/v1/other", "/v1/runs/job", "/v1/runs/job/checks", "/v1/runs/job/checks/x", "/v1/runs/job/nothing"}
+	for _, r := range (&server{}).routes() {
+		paths = append(paths, strings.ReplaceAll(r.path, "{run}", "job"))
+	}
+	for _, path := range paths {
+		for _, method := range []string{"GET", "POST", "PUT", "HEAD", "OPTIONS"} {
+			for _, token := range []string{"", "another"} {
+				w := ask(h, method, path, token)
+				require.Equal(t, http.StatusUnauthorized, w.Code, "%s %s", method, path)
+				require.Equal(t, "close", w.Header().Get("Connection"))
+			}
+		}
+	}
+}
+
+func TestOtherMethodsAreRefused(t *testing.T) {
+	h := mountedHub(t)
+	for _, r := range (&server{}).routes() {
+		path := strings.ReplaceAll(r.path, "{run}", "job")
+		for _, method := range []string{"GET", "POST", "PUT", "DELETE", "PATCH"} {
+			if method == r.method {
+				continue
+			}
+			w := ask(h, method, path, testToken)
+			require.Equal(t, http.StatusMethodNotAllowed, w.Code, "%s %s", method, path)
+			require.Equal(t, r.method, w.Header().Get("Allow"))
+			require.Contains(t, w.Body.String(), `"code":"method_not_allowed"`)
+		}
+	}
+}
+
+func TestMountNames(t *testing.T) {
+	hub := NewHub(HubConfig{})
+	defer hub.Close()
+	for _, name := range []string{"", "a/b", "{x}", "a b", "join", "events"} {
+		require.Panics(t, func() { Handler(hub, ServerConfig{Mounts: map[string]http.Handler{name: http.NotFoundHandler()}}) }, name)
+	}
+}
+
+// Unknown paths of a daemon are an error that is not tried again, and one that tells what to do.
+func TestClientAgainstAnOlderDaemon(t *testing.T) {
+	old := httptest.NewServer(http.NotFoundHandler())
+	defer old.Close()
+	c := NewClient(old.Listener.Addr().String(), "")
+	defer c.Close()
+	_, err := c.Events(t.Context(), "r", 0)
+	require.ErrorIs(t, err, ErrBadRequest)
+	require.ErrorContains(t, err, "an older version")
+	require.True(t, Final(ErrNotFound))
+}
+
+// Every error that is acted upon arrives as itself; those of the first version keep their codes.
+func TestErrorsOnTheWire(t *testing.T) {
+	for _, w := range wireErrors {
+		t.Run(w.code, func(t *testing.T) {
+			rec := httptest.NewRecorder()
+			writeError(rec, fmt.Errorf("%w: in other words", w.err))
+			resp := rec.Result()
+			defer resp.Body.Close()
+			require.Equal(t, w.status, resp.StatusCode)
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			var e errorBody
+			require.NoError(t, json.Unmarshal(body, &e))
+			require.Equal(t, w.code, e.Code)
+			if w.err == ErrClosed {
+				return // a daemon that shuts down is merely away
+			}
+			require.ErrorIs(t, errorOf(e), w.err)
+			require.ErrorContains(t, errorOf(e), "in other words")
+		})
+	}
+}

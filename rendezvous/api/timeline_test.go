@@ -1,0 +1,264 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous"
+)
+
+const testBase = 1000
+
+func testLine(limit int) *timeline { return newArchive(limit).open(testBase) }
+
+func noteOf(text string) rendezvous.Note {
+	return rendezvous.Note{Event: "join", Node: "n", Text: text, Members: []rendezvous.Member{{}}}
+}
+
+func numbers(es Events) (ns []uint64) {
+	for _, e := range es.Events {
+		ns = append(ns, e.Seq-testBase)
+	}
+	return ns
+}
+
+func TestTimelineSince(t *testing.T) {
+	line := testLine(maxLines)
+	for i := range 3 {
+		line.note(time.Unix(int64(i), 0), noteOf(fmt.Sprint(i)))
+	}
+	for name, c := range map[string]struct {
+		after   uint64
+		want    []uint64
+		dropped bool
+	}{
+		"from the beginning":                   {0, []uint64{1, 2, 3}, false},
+		"from the number before the first":     {testBase, []uint64{1, 2, 3}, false},
+		"in the middle":                        {testBase + 2, []uint64{3}, false},
+		"at the end":                           {testBase + 3, nil, false},
+		"of an earlier daemon":                 {7, []uint64{1, 2, 3}, true},
+		"of a daemon whose clock was ahead":    {testBase + 4, []uint64{1, 2, 3}, true},
+		"the largest number that there can be": {1<<64 - 1, []uint64{1, 2, 3}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			es, news, err := line.since(c.after)
+			require.NoError(t, err)
+			require.Equal(t, c.want, numbers(es))
+			require.Equal(t, c.dropped, es.Dropped)
+			require.EqualValues(t, testBase+3, es.Next)
+			require.Equal(t, c.want == nil, news != nil)
+		})
+	}
+}
+
+func TestTimelineKeepsTheNewest(t *testing.T) {
+	line := testLine(maxLines)
+	for range maxEvents + 5 {
+		line.note(time.Now(), noteOf(""))
+	}
+	es, _, err := line.since(0)
+	require.NoError(t, err)
+	require.Len(t, es.Events, maxEvents)
+	require.EqualValues(t, 6, es.Events[0].Seq-testBase)
+	require.True(t, es.Dropped)
+	es, _, _ = line.since(testBase + 5)
+	require.False(t, es.Dropped, "nothing is missing between 5 and 6")
+	es, _, _ = line.since(testBase + 4)
+	require.True(t, es.Dropped)
+	require.Nil(t, es.Events[0].Members, "a world of 10,000 nodes is not kept with every seal")
+}
+
+func TestTimelineKeepsEvidence(t *testing.T) {
+	line := testLine(maxLines)
+	for i := range maxEnded + 2 {
+		line.end(time.Now(), rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: []rendezvous.Failure{{Text: "x"}}}})
+	}
+	got := line.evidences()
+	require.Len(t, got, maxEnded)
+	require.Equal(t, 2, got[0].Epoch)
+	require.Equal(t, maxEnded+1, got[maxEnded-1].Epoch)
+}
+
+// One run has a limit in bytes, too, whatever it is filled with; the oldest goes first.
+func TestTimelineIsBounded(t *testing.T) {
+	line := testLine(maxLines)
+	at := time.Unix(0, 0)
+	for i := range 3 * maxEnded {
+		at = at.Add(time.Second)
+		line.note(at, noteOf(strings.Repeat("x", 10*maxText)))
+		var fs []rendezvous.Failure
+		for range 16 {
+			fs = append(fs, rendezvous.Failure{Text: "t", Detail: make(json.RawMessage, 7<<10)})
+		}
+		line.end(at, rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: fs}})
+	}
+	require.LessOrEqual(t, line.size, maxLine)
+	require.Equal(t, line.size, line.of.used)
+	got := line.evidences()
+	require.Equal(t, 3*maxEnded-1, got[len(got)-1].Epoch)
+	require.Len(t, got[0].Failures, 16)
+	es, _, err := line.since(0)
+	require.NoError(t, err)
+	require.Less(t, len(es.Events[0].Text), maxText+10)
+	line.close(ErrClosed)
+	require.Zero(t, line.of.used)
+}
+
+func TestEvidenceIsBounded(t *testing.T) {
+	huge := rendezvous.Failure{Text: strings.Repeat("ä", maxText), Detail: make(json.RawMessage, maxDetail+1)}
+	in := rendezvous.EpochEvidence{Evidence: rendezvous.Evidence{Cause: &rendezvous.Cause{Text: huge.Text}, Failures: []rendezvous.Failure{huge}}}
+	for range 300 {
+		in.Losses = append(in.Losses, rendezvous.Loss{Reason: strings.Repeat("r", 2000)})
+	}
+	out := bounded(in)
+	require.LessOrEqual(t, endedAt{EpochEvidence: out}.size(), maxProof+maxText+10)
+	require.Nil(t, out.Failures[0].Detail)
+	require.Less(t, len(out.Failures[0].Text), maxText+10)
+	require.NotEmpty(t, out.Losses)
+	require.Less(t, len(out.Losses), 300)
+	require.NotNil(t, in.Failures[0].Detail, "the Round's own is left alone")
+	require.Equal(t, huge.Text, in.Cause.Text)
+}
+
+// All runs of a daemon share a limit. What is oldest goes, whosever it is.
+func TestArchiveIsBounded(t *testing.T) {
+	a := newArchive(4 * evictStep)
+	old, young := a.open(testBase), a.open(testBase)
+	at := time.Unix(0, 0)
+	for a.used < a.limit*3/4 {
+		at = at.Add(time.Second)
+		old.note(at, noteOf("old"))
+	}
+	before := old.size
+	for range 300 {
+		at = at.Add(time.Second)
+		young.note(at, noteOf("young"))
+		require.LessOrEqual(t, a.used, a.limit)
+		require.Equal(t, a.used, old.size+young.size)
+	}
+	require.Less(t, old.size, before)
+	require.Equal(t, 300, young.events.count, "the younger run keeps all of its own")
+	for range 1000 {
+		at = at.Add(time.Second)
+		young.note(at, noteOf(strings.Repeat("y", 1000)))
+		require.LessOrEqual(t, a.used, a.limit)
+	}
+	require.Zero(t, old.size)
+	es, _, err := old.since(testBase + 1)
+	require.NoError(t, err)
+	require.Empty(t, es.Events)
+	old.note(at, noteOf("again"))
+	es, _, _ = old.since(testBase + 1)
+	require.True(t, es.Dropped)
+	require.Len(t, es.Events, 1)
+}
+
+// A note that nobody reads costs no memory once the timeline is full.
+func TestNotesAreCheap(t *testing.T) {
+	line := testLine(maxLines)
+	n, now := noteOf("2 slots"), time.Now()
+	for range maxEvents {
+		line.note(now, n)
+	}
+	require.Zero(t, testing.AllocsPerRun(1000, func() { line.note(now, n) }))
+}
+
+func BenchmarkNote(b *testing.B) {
+	line := testLine(maxLines)
+	n, now := noteOf("2 slots"), time.Now()
+	for b.Loop() {
+		line.note(now, n)
+	}
+}
+
+func TestEventsAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(HubConfig{})
+		defer h.Close()
+		_, err := h.Events(t.Context(), "r", 0)
+		require.ErrorIs(t, err, ErrUnknownRun)
+		require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
+		_, err = h.Leave(t.Context(), "r", rendezvous.Leave{ID: "a"}) // nothing happens by itself from here on
+		require.NoError(t, err)
+		es, err := h.Events(t.Context(), "r", 0)
+		require.NoError(t, err)
+		require.Len(t, es.Events, 2)
+		require.Equal(t, "join", es.Events[0].Event)
+		require.Equal(t, time.Now().UTC(), es.Events[0].At)
+
+		start := time.Now()
+		_, err = h.Events(t.Context(), "r", es.Next)
+		require.ErrorIs(t, err, ErrNothingNew)
+		require.Equal(t, hold(0), time.Since(start))
+
+		go func() {
+			time.Sleep(5 * time.Second)
+			_ = h.Join(t.Context(), "r", joinOf("b", rendezvous.Params{Min: 2, Max: 2}))
+		}()
+		start = time.Now()
+		es, err = h.Events(t.Context(), "r", es.Next)
+		require.NoError(t, err)
+		require.Equal(t, 5*time.Second, time.Since(start))
+		require.Equal(t, "b", es.Events[0].Node)
+	})
+}
+
+// Whoever waits for events hears when the hub closes, and when the run is forgotten.
+func TestHeldEventsEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(t *testing.T, h *Hub)
+		want error
+	}{
+		"hub closed": {func(_ *testing.T, h *Hub) { h.Close() }, ErrClosed},
+		"run forgotten": {func(t *testing.T, h *Hub) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.pruneLocked(time.Now().Add(time.Hour))
+			require.Empty(t, h.runs)
+		}, ErrUnknownRun},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := NewHub(HubConfig{})
+				defer h.Close()
+				require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+				_, err := h.Leave(t.Context(), "r", rendezvous.Leave{ID: "a"})
+				require.NoError(t, err)
+				es, err := h.Events(t.Context(), "r", 0)
+				require.NoError(t, err)
+				held := make(chan error)
+				go func() {
+					_, err := h.Events(t.Context(), "r", es.Next)
+					held <- err
+				}()
+				synctest.Wait()
+				c.end(t, h)
+				require.ErrorIs(t, <-held, c.want)
+				require.Zero(t, h.lines.used)
+				require.Empty(t, h.lines.lines)
+			})
+		})
+	}
+}
+
+func TestHubKeepsEvidence(t *testing.T) {
+	h := NewHub(HubConfig{})
+	defer h.Close()
+	_, err := h.Evidences("r")
+	require.ErrorIs(t, err, ErrUnknownRun)
+	require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+	r, err := h.existing("r")
+	require.NoError(t, err)
+	r.mu.Lock()
+	r.performLocked(time.Now(), rendezvous.Action{Ended: &rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Round: 4}}})
+	r.unlock()
+	es, err := h.Evidences("r")
+	require.NoError(t, err)
+	require.Equal(t, 4, es[len(es)-1].Round)
+}
