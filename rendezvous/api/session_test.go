@@ -1,0 +1,262 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous"
+)
+
+// script is a Service whose answers a test writes.
+type script struct {
+	news  chan any // a News or an error, for the next Watch
+	joins chan rendezvous.Join
+	asked chan Cursor
+
+	mu   sync.Mutex
+	fail error // of everything but Watch
+}
+
+func newScript() *script {
+	return &script{news: make(chan any), joins: make(chan rendezvous.Join, 100), asked: make(chan Cursor, 1000)}
+}
+
+func (s *script) failing() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fail
+}
+
+func (s *script) setFailing(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = err
+}
+
+func (s *script) Join(_ context.Context, _ string, ev rendezvous.Join) error {
+	if err := s.failing(); err != nil {
+		return err
+	}
+	s.joins <- ev
+	return nil
+}
+
+func (s *script) Watch(ctx context.Context, _, _ string, after Cursor) (News, error) {
+	s.asked <- after
+	select {
+	case v := <-s.news:
+		if err, ok := v.(error); ok {
+			return News{}, err
+		}
+		return v.(News), nil
+	case <-ctx.Done():
+		return News{}, ctx.Err()
+	}
+}
+
+func (s *script) Report(context.Context, string, rendezvous.Event) error { return s.failing() }
+
+func (s *script) Leave(context.Context, string, rendezvous.Leave) (rendezvous.Evidence, error) {
+	return rendezvous.Evidence{}, nil
+}
+
+func (s *script) World(context.Context, string) ([]rendezvous.Member, error) { return nil, s.failing() }
+
+func openScript(t *testing.T, svc Service, log *strings.Builder, can ...rendezvous.Ability) *Session {
+	p := rendezvous.Params{Min: 1, Max: 1}
+	node := joinOf("a", p).Node
+	node.Can = can
+	s, err := Open(t.Context(), svc, SessionConfig{Run: "r", Node: node, Params: p, Where: "test", Logger: slog.New(slog.NewTextHandler(log, nil))})
+	require.NoError(t, err)
+	return s
+}
+
+func newsOf(seq uint64, kind rendezvous.Kind) News {
+	return News{Directive: rendezvous.Directive{Seq: seq, Kind: kind, EpochID: rendezvous.EpochID{Term: 1, Round: 1}}}
+}
+
+// Notices that nobody reads hold no directive back; the newest 64 are kept, and one line says so.
+func TestNoticesDoNotBlockDirectives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc, log := newScript(), &strings.Builder{}
+		s := openScript(t, svc, log, rendezvous.CanNotice)
+		n := newsOf(5, rendezvous.Wait)
+		for i := range maxNotices + 10 {
+			n.Notices, n.NoticeSeq = []Notice{{Seq: uint64(i + 1), Topic: fmt.Sprint(i)}}, uint64(i+1)
+			svc.news <- n
+		}
+		svc.news <- newsOf(6, rendezvous.Stop)
+		synctest.Wait()
+		require.Equal(t, rendezvous.Stop, (<-s.Directives()).Kind)
+		for i := range maxNotices {
+			require.Equal(t, fmt.Sprint(i+10), (<-s.Notices()).Topic)
+		}
+		require.Equal(t, 1, strings.Count(log.String(), "notices of the rendezvous daemon are not read in time"))
+		s.Close()
+		_, open := <-s.Notices()
+		require.False(t, open)
+	})
+}
+
+// A directive is delivered once, however many notices come beside it, and the cursor moves with what was heard.
+func TestNoticeRepeatsNoDirective(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{}, rendezvous.CanNotice)
+		defer s.Close()
+		require.Equal(t, Cursor{WithNotices: true}, <-svc.asked)
+		n := newsOf(5, rendezvous.Wait)
+		n.NoticeSeq = 100
+		svc.news <- n
+		require.Equal(t, Cursor{Directive: 5, WithNotices: true, Notices: 100}, <-svc.asked)
+		require.Equal(t, rendezvous.Wait, (<-s.Directives()).Kind)
+		n.Notices, n.NoticeSeq = []Notice{{Seq: 101, Topic: "t"}}, 101
+		svc.news <- n
+		require.Equal(t, Cursor{Directive: 5, WithNotices: true, Notices: 101}, <-svc.asked)
+		synctest.Wait()
+		require.Empty(t, s.Directives())
+		require.Equal(t, "t", (<-s.Notices()).Topic)
+		svc.news <- ErrNothingNew
+		require.Equal(t, Cursor{Directive: 5, WithNotices: true, Notices: 101}, <-svc.asked)
+		svc.news <- rendezvous.ErrUnknownNode // a daemon that was started again
+		require.Equal(t, Cursor{WithNotices: true, Notices: 101}, <-svc.asked, "no notice in between is missed")
+	})
+}
+
+// A node that does not read notices does not ask; nor is it troubled by a daemon that knows none.
+func TestOnlyListenersAskForNotices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{}, rendezvous.CanGate)
+		defer s.Close()
+		require.Equal(t, Cursor{}, <-svc.asked)
+		svc.news <- newsOf(5, rendezvous.Wait)
+		require.Equal(t, Cursor{Directive: 5}, <-svc.asked)
+	})
+}
+
+// The next daemon hears from the node that it was paused, or barred, until a directive has said otherwise.
+func TestSessionRemembersPauseAndBar(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{})
+		defer s.Close()
+		<-svc.joins
+		join := func(n News) rendezvous.Join {
+			svc.news <- n
+			svc.news <- rendezvous.ErrUnknownNode
+			return <-svc.joins
+		}
+		pause := &rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "maintenance"}
+		bar := &rendezvous.Cause{Kind: rendezvous.CauseCheck, Text: "slow link"}
+		n := newsOf(1, rendezvous.Stop)
+		n.Paused = pause
+		got := join(n)
+		require.Equal(t, pause, got.Paused)
+		require.Nil(t, got.Barred)
+		n = newsOf(2, rendezvous.Bar)
+		n.Cause = bar
+		got = join(n)
+		require.Nil(t, got.Paused)
+		require.Equal(t, bar, got.Barred)
+		n = newsOf(3, rendezvous.Check)
+		n.Cause = bar
+		got = join(n)
+		require.Nil(t, got.Paused)
+		require.Nil(t, got.Barred)
+	})
+}
+
+// While a run is paused its nodes wait for the daemon without end, and otherwise for the join timeout.
+func TestPatienceWhilePaused(t *testing.T) {
+	gone := errors.New("connection refused")
+	for name, paused := range map[string]*rendezvous.Cause{"running": nil, "paused": {Kind: rendezvous.CauseOperator}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				svc := newScript()
+				s := openScript(t, svc, &strings.Builder{})
+				n := newsOf(1, rendezvous.Stop)
+				n.Paused = paused
+				svc.news <- n
+				require.Equal(t, rendezvous.Stop, (<-s.Directives()).Kind)
+				svc.setFailing(gone)
+				rejoined := make(chan error, 1)
+				go func() { rejoined <- s.Rejoin(t.Context(), rendezvous.EpochID{}, nil) }()
+				time.Sleep(10 * rendezvous.DefaultJoinTimeout)
+				if paused == nil {
+					require.ErrorIs(t, <-rejoined, ErrAway)
+				} else {
+					require.Empty(t, rejoined)
+				}
+				svc.setFailing(nil)
+				time.Sleep(time.Minute)
+				if paused != nil {
+					require.NoError(t, <-rejoined)
+				}
+				s.Close()
+			})
+		})
+	}
+}
+
+// The same of the watch itself.
+func TestWatchIsPatientWhilePaused(t *testing.T) {
+	for name, paused := range map[string]*rendezvous.Cause{"running": nil, "paused": {Kind: rendezvous.CauseOperator}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				svc := newScript()
+				s := openScript(t, svc, &strings.Builder{})
+				n := newsOf(1, rendezvous.Wait)
+				n.Paused = paused
+				svc.news <- n
+				<-s.Directives()
+				ctx, cancel := context.WithCancel(t.Context())
+				go func() {
+					for {
+						select {
+						case svc.news <- errors.New("connection refused"):
+						case <-svc.asked:
+						case <-ctx.Done():
+							return
+						}
+					}
+				}()
+				time.Sleep(2 * rendezvous.DefaultJoinTimeout)
+				synctest.Wait()
+				if paused != nil {
+					require.Empty(t, s.Directives())
+					require.NoError(t, s.Err())
+				} else {
+					_, open := <-s.Directives()
+					require.False(t, open)
+					require.ErrorIs(t, s.Err(), ErrAway)
+				}
+				s.Close()
+				cancel()
+			})
+		})
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b backoff
+		for _, want := range []time.Duration{10, 20, 40, 80, 160, 250, 250} {
+			start := time.Now()
+			require.True(t, b.sleep(t.Context(), eagerBackoff))
+			require.InDelta(t, want*time.Millisecond, time.Since(start), float64(want*time.Millisecond/2))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.False(t, b.sleep(ctx, eagerBackoff))
+	})
+}
