@@ -273,7 +273,7 @@ func TestHubForgetsAbandonedRuns(t *testing.T) {
 		require.NoError(t, h.Join(t.Context(), "old", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
 		_, err := h.Leave(t.Context(), "old", rendezvous.Leave{ID: "a"})
 		require.NoError(t, err)
-		time.Sleep(2 * finishedRetention)
+		time.Sleep(2 * retention)
 		require.NoError(t, h.Join(t.Context(), "new", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
 		require.Len(t, h.Runs(false), 1)
 	})

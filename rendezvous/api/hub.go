@@ -59,8 +59,8 @@ var (
 // MaxRuns bounds the runs that one Hub keeps, finished ones included.
 const MaxRuns = 4096
 
-// finishedRetention is how long a finished run is kept for launchers that come late.
-const finishedRetention = 10 * time.Minute
+// retention is how long a run that has ended, is paused or has barred nodes is kept for launchers that come late.
+const retention = 10 * time.Minute
 
 // HubConfig is what a Hub knows beyond its requests.
 type HubConfig struct {
@@ -95,6 +95,7 @@ type run struct {
 	timer  *time.Timer
 	due    time.Time
 	idle   time.Time // since when nobody is here
+	used   bool      // somebody has been
 	closed error     // why nothing is done any more, or nil
 
 	notices   ring[addressed]
@@ -193,12 +194,12 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 	return err
 }
 
-// forgetUnused drops a run that was made for a node that it then refused.
+// forgetUnused drops a run that was made for a node that it then refused. One that had nodes before keeps what is known.
 func (h *Hub) forgetUnused(r *run) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r.mu.Lock()
-	unused := r.round.Empty() && r.round.Status().Outcome == ""
+	unused := !r.used
 	r.mu.Unlock()
 	if unused && h.runs[r.id] == r {
 		r.close(unknownRun(r.id)) // who comes for it at this moment tries again
@@ -240,15 +241,8 @@ func (h *Hub) World(_ context.Context, id string) ([]rendezvous.Member, error) {
 	return r.round.World(), nil
 }
 
-// Order gives an order to a run. An order without a cause is an operator's. Beside the errors of the Round there are
-// ErrUnknownRun, ErrBadRequest and ErrClosed.
+// Order gives an order to a run. Beside the errors of the Round there are ErrUnknownRun and ErrClosed.
 func (h *Hub) Order(id string, o rendezvous.Order) error {
-	if o.Cause == "" {
-		o.Cause = rendezvous.CauseOperator
-	}
-	if err := validateOrder(o); err != nil {
-		return err
-	}
 	r, err := h.existing(id)
 	if err != nil {
 		return err
@@ -370,7 +364,7 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 		r.performLocked(now, a)
 	}
 	if !r.round.Empty() {
-		r.idle = time.Time{}
+		r.idle, r.used = time.Time{}, true
 	} else if r.idle.IsZero() {
 		r.idle = now
 		r.wakeAllLocked()
@@ -467,15 +461,19 @@ func (r *run) close(err error) {
 	r.wakeAllLocked()
 }
 
-// abandoned reports whether the run may be forgotten: nobody is here, and it has
-// either never finished or finished long ago.
+// abandoned reports whether the run may be forgotten: nobody is here, and there is either nothing to tell to who comes
+// late, or there has been for long enough.
 func (r *run) abandoned(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.idle.IsZero() {
 		return false
 	}
-	return r.round.Status().Outcome == "" && now.Sub(r.idle) > time.Minute || now.Sub(r.idle) > finishedRetention
+	s := r.round.Status()
+	if s.Outcome == "" && s.Paused == nil && len(s.Bars) == 0 {
+		return now.Sub(r.idle) > time.Minute
+	}
+	return now.Sub(r.idle) > retention
 }
 
 // RunStatus is a run for the status page and for metrics.

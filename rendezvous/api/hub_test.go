@@ -2,6 +2,8 @@ package api
 
 import (
 	"fmt"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -76,39 +78,181 @@ func TestClosedHubTellsNoGate(t *testing.T) {
 	require.Equal(t, 1, told)
 }
 
-
-func TestOrderRules(t *testing.T) {
-	h := NewHub(HubConfig{})
-	defer h.Close()
+// Orders arrive at the Round, and what is wrong with them comes back as itself.
+func TestOrders(t *testing.T) {
+	served := serveHub(t, testToken)
+	inside := NewHub(HubConfig{})
+	defer inside.Close()
 	for name, c := range map[string]struct {
-		order rendezvous.Order
-		want  string
+		svc   Service
+		order func(rendezvous.Order) error
 	}{
-		"no kind":         {rendezvous.Order{}, "need one of"},
-		"unknown kind":    {rendezvous.Order{Kind: "explode"}, `"explode"`},
-		"unknown cause":   {rendezvous.Order{Kind: rendezvous.OrderStop, Cause: "node-loss"}, `"node-loss"`},
-		"bar of nobody":   {rendezvous.Order{Kind: rendezvous.OrderBar}, "need a node's name"},
-		"unbar of nobody": {rendezvous.Order{Kind: rendezvous.OrderUnbar}, "need a node's name"},
-		"pause of a node": {rendezvous.Order{Kind: rendezvous.OrderPause, Node: "a"}, "no other order takes one"},
-		"hostile node":    {rendezvous.Order{Kind: rendezvous.OrderBar, Node: "\x1b[2J"}, "control characters"},
-		"long node":       {rendezvous.Order{Kind: rendezvous.OrderBar, Node: strings.Repeat("n", maxOrderNode+1)}, "at most 256 bytes"},
-		"hostile text":    {rendezvous.Order{Kind: rendezvous.OrderStop, Text: "a\nb"}, "control characters"},
-		"long text":       {rendezvous.Order{Kind: rendezvous.OrderStop, Text: strings.Repeat("x", maxOrderText+1)}, "at most 4096 bytes"},
+		"hub":  {inside, func(o rendezvous.Order) error { return inside.Order("r", o) }},
+		"http": {served.client, func(o rendezvous.Order) error { return served.client.Order(t.Context(), "r", o) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := h.Order("r", c.order)
-			require.ErrorIs(t, err, ErrBadRequest)
-			require.ErrorContains(t, err, c.want)
+			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderStop}), ErrUnknownRun)
+			require.NoError(t, c.svc.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+			lead := until(t, c.svc, "a", rendezvous.Lead)
+			for _, step := range []struct {
+				order rendezvous.Order
+				want  error
+			}{
+				{rendezvous.Order{Kind: "explode"}, rendezvous.ErrBadOrder},
+				{rendezvous.Order{Kind: rendezvous.OrderBar}, rendezvous.ErrBadOrder},
+				{rendezvous.Order{Kind: rendezvous.OrderUnbar, Node: "a"}, rendezvous.ErrUnknownNode},
+				{rendezvous.Order{Kind: rendezvous.OrderResume}, rendezvous.ErrNotPaused},
+				{rendezvous.Order{Kind: rendezvous.OrderPause, Text: "maintenance"}, nil},
+			} {
+				err := c.order(step.order)
+				require.ErrorIs(t, err, step.want)
+				require.Equal(t, step.want == nil, err == nil)
+			}
+			stop := until(t, c.svc, "a", rendezvous.Stop)
+			require.Equal(t, "maintenance", stop.Paused.Text)
+			require.Equal(t, rendezvous.CauseOperator, stop.Paused.Kind)
+			j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
+			j.Stopped = lead.EpochID
+			require.NoError(t, c.svc.Join(t.Context(), "r", j))
+			require.NotNil(t, until(t, c.svc, "a", rendezvous.Wait).Paused)
+			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderRestart}), rendezvous.ErrNotRunning)
+			require.NoError(t, c.order(rendezvous.Order{Kind: rendezvous.OrderResume}))
+			until(t, c.svc, "a", rendezvous.Lead)
+			require.NoError(t, c.order(rendezvous.Order{Kind: rendezvous.OrderStop, Cause: rendezvous.CauseDeadline, Text: "24 h are over"}))
+			fail := until(t, c.svc, "a", rendezvous.Fail)
+			require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseDeadline, Text: "24 h are over"}, *fail.Cause)
+			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderPause}), rendezvous.ErrFinished)
 		})
 	}
-	for _, kind := range orderKinds {
-		o := rendezvous.Order{Kind: kind}
-		if kind == rendezvous.OrderBar || kind == rendezvous.OrderUnbar {
-			o.Node = "a"
-		}
-		err := h.Order("no such", o)
-		require.ErrorIs(t, err, ErrUnknownRun, kind)
-		require.ErrorContains(t, err, `"no such"`)
+}
+
+// gated is a node of a run with a gate.
+func gated(id string) rendezvous.Join {
+	j := joinOf(id, rendezvous.Params{Min: 2, Max: 2, Gate: true})
+	j.Node.Can = []rendezvous.Ability{rendezvous.CanGate}
+	return j
+}
+
+// Nodes of a run with a gate are named to who checks them, and the answers may come from the nodes or from there.
+func TestGate(t *testing.T) {
+	asked := make(chan string, 9)
+	hub := NewHub(HubConfig{Gate: func(run string, ids []string) { asked <- run + ":" + strings.Join(ids, ",") }})
+	server := httptest.NewServer(Handler(hub, ServerConfig{}))
+	c := NewClient(server.Listener.Addr().String(), "")
+	defer func() { c.Close(); hub.Close(); server.CloseClientConnections(); server.Close() }()
+	require.NoError(t, c.Join(t.Context(), "r", gated("a")))
+	require.NoError(t, c.Join(t.Context(), "r", gated("b")))
+	require.Equal(t, "r:a,b", <-asked)
+	until(t, c, "a", rendezvous.Check)
+	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Cleared{ID: "a", Until: time.Now().Add(time.Hour)}))
+	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Barred{ID: "b", Reason: "slow link"}))
+	bar := until(t, c, "b", rendezvous.Bar)
+	require.Equal(t, rendezvous.CauseCheck, bar.Cause.Kind)
+	require.Contains(t, bar.Cause.Text, "slow link")
+	require.NoError(t, hub.Join(t.Context(), "r", gated("c")))
+	require.NoError(t, hub.Report(t.Context(), "r", rendezvous.Cleared{ID: "c"}))
+	until(t, c, "a", rendezvous.Lead)
+	rs, err := c.Runs(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, rs[0].Nodes[2].Barred.Text, "slow link")
+}
+
+// A clearance is for a length of time, whatever the clock of the node says.
+func TestClearanceIsShifted(t *testing.T) {
+	now := time.Unix(5000, 0)
+	for name, c := range map[string]struct{ until, sent, want time.Time }{
+		"slow clock":   {now.Add(-59 * time.Minute), now.Add(-time.Hour), now.Add(time.Minute)},
+		"same clock":   {now.Add(time.Minute), now, now.Add(time.Minute)},
+		"for good":     {time.Time{}, now.Add(-time.Hour), time.Time{}},
+		"no send time": {now.Add(time.Minute), time.Time{}, now.Add(time.Minute)},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, shifted(c.until, c.sent, now)) })
 	}
-	require.Empty(t, h.Runs(false), "no run is made for an order")
+}
+
+// A topology counts for runs that are here from their next seal on, and for those to come.
+func TestSetTopology(t *testing.T) {
+	h := NewHub(HubConfig{Topology: rendezvous.Topology{"1": "x", "2": "y", "3": "x"}})
+	defer h.Close()
+	join := func(run, id string, stopped rendezvous.EpochID) {
+		j := joinOf(id, rendezvous.Params{Min: 3, Max: 3, MaxRestarts: 1})
+		j.Node.IP, j.Stopped = id, stopped
+		require.NoError(t, h.Join(t.Context(), run, j))
+	}
+	world := func(run string) (names []string) {
+		ms, err := h.World(t.Context(), run)
+		require.NoError(t, err)
+		for _, m := range ms {
+			names = append(names, m.Node)
+		}
+		return names
+	}
+	ids := []string{"1", "2", "3"}
+	for _, id := range ids {
+		join("r", id, rendezvous.EpochID{})
+	}
+	require.Equal(t, []string{"1", "3", "2"}, world("r"))
+	h.SetTopology(rendezvous.Topology{"1": "x", "2": "x", "3": "y"})
+	require.Equal(t, []string{"1", "3", "2"}, world("r"), "a sealed world stays")
+	require.NoError(t, h.Order("r", rendezvous.Order{Kind: rendezvous.OrderRestart}))
+	stop, err := h.Watch(t.Context(), "r", "1", Cursor{})
+	require.NoError(t, err)
+	for _, id := range ids {
+		join("r", id, stop.EpochID)
+		join("new", id, rendezvous.EpochID{})
+	}
+	want := []string{"1", "2", "3"}
+	require.ElementsMatch(t, want[:2], world("r")[:2])
+	require.Equal(t, want, world("new"))
+}
+
+// What ended an epoch is kept, and what happened is in the timeline.
+func TestHubKeepsWhatHappened(t *testing.T) {
+	h := NewHub(HubConfig{})
+	defer h.Close()
+	_, err := h.Evidences("r")
+	require.ErrorIs(t, err, ErrUnknownRun)
+	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 3})
+	require.NoError(t, h.Join(t.Context(), "r", j))
+	for i := range 2 {
+		lead := until(t, h, "a", rendezvous.Lead)
+		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID}))
+		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Failing{
+			ID: "a", EpochID: lead.EpochID, Decision: rendezvous.RestartCharged, Failures: []rendezvous.Failure{{Text: fmt.Sprint("boom ", i)}},
+		}))
+		j.Stopped = lead.EpochID
+		require.NoError(t, h.Join(t.Context(), "r", j))
+	}
+	got, err := h.Evidences("r")
+	require.NoError(t, err)
+	require.Len(t, got, 2)
+	for i, e := range got {
+		require.Equal(t, i, e.Epoch)
+		require.Equal(t, fmt.Sprint("boom ", i), e.Failures[0].Text)
+	}
+	es, err := h.Events(t.Context(), "r", 0)
+	require.NoError(t, err)
+	var names []string
+	for _, e := range es.Events {
+		names = append(names, e.Event)
+	}
+	require.Equal(t, []string{"join", "seal", "run", "break", "seal", "run", "break", "seal"}, names)
+}
+
+// A node that is refused takes no run away from the others, nor what an order has left in it.
+func TestRefusalKeepsTheRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(HubConfig{})
+		defer h.Close()
+		require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+		require.NoError(t, h.Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "x"}))
+		_, err := h.Leave(t.Context(), "r", rendezvous.Leave{ID: "a"})
+		require.NoError(t, err)
+		require.Error(t, h.Join(t.Context(), "r", joinOf("b", rendezvous.Params{Min: 3, Max: 2})))
+		time.Sleep(retention / 2)
+		require.NoError(t, h.Join(t.Context(), "other", joinOf("a", rendezvous.Params{Min: 1, Max: 1}))) // prunes
+		i := slices.IndexFunc(h.Runs(false), func(s RunStatus) bool { return s.Run == "r" })
+		require.GreaterOrEqual(t, i, 0)
+		require.Contains(t, h.Runs(false)[i].Bars, "x")
+	})
 }

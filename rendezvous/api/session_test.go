@@ -176,6 +176,44 @@ func TestSessionRemembersPauseAndBar(t *testing.T) {
 	})
 }
 
+// A pause and a bar outlive the daemon: the nodes tell the next one.
+func TestPauseAndBarSurviveTheDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := &swapped{}
+		svc.hub.Store(NewHub(HubConfig{}))
+		p := rendezvous.Params{Min: 1, Max: 2}
+		runs := make(chan rendezvous.Directive, 9)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for _, id := range []string{"a", "b"} {
+			node := joinOf(id, p).Node
+			node.Can = []rendezvous.Ability{rendezvous.CanGate}
+			s, err := Open(t.Context(), svc, SessionConfig{Run: "r", Node: node, Params: p, Where: "test"})
+			require.NoError(t, err)
+			wg.Go(func() { defer s.Close(); _ = obedient(ctx, s, runs) })
+		}
+		first := (<-runs).EpochID
+		<-runs
+		require.NoError(t, svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderPause, Text: "maintenance"}))
+		require.NoError(t, svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "b", Cause: rendezvous.CauseHang}))
+		time.Sleep(time.Minute)
+		old := svc.hub.Swap(NewHub(HubConfig{}))
+		old.Close()
+		time.Sleep(2 * rendezvous.DefaultJoinTimeout)
+		got := svc.hub.Load().Runs(true)[0]
+		require.Equal(t, "maintenance", got.Paused.Text)
+		require.Equal(t, rendezvous.CauseHang, got.Bars["b"].Kind)
+		for len(runs) > 0 {
+			require.Equal(t, first, (<-runs).EpochID, "no epoch but the one that they know has ended")
+		}
+		require.NoError(t, svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderResume}))
+		require.Equal(t, 1, (<-runs).Place.GroupWorldSize)
+		cancel()
+		wg.Wait()
+		svc.hub.Load().Close()
+	})
+}
+
 // While a run is paused its nodes wait for the daemon without end, and otherwise for the join timeout.
 func TestPatienceWhilePaused(t *testing.T) {
 	gone := errors.New("connection refused")

@@ -246,19 +246,3 @@ func TestHeldEventsEnd(t *testing.T) {
 		})
 	}
 }
-
-func TestHubKeepsEvidence(t *testing.T) {
-	h := NewHub(HubConfig{})
-	defer h.Close()
-	_, err := h.Evidences("r")
-	require.ErrorIs(t, err, ErrUnknownRun)
-	require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
-	r, err := h.existing("r")
-	require.NoError(t, err)
-	r.mu.Lock()
-	r.performLocked(time.Now(), rendezvous.Action{Ended: &rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Round: 4}}})
-	r.unlock()
-	es, err := h.Evidences("r")
-	require.NoError(t, err)
-	require.Equal(t, 4, es[len(es)-1].Round)
-}

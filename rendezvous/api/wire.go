@@ -145,37 +145,3 @@ func errorOf(b errorBody) error {
 	}
 	return errors.New(b.Error)
 }
-
-// Bounds of the words of an Order, in bytes.
-const (
-	maxOrderNode = 256
-	maxOrderText = 4 << 10
-)
-
-var (
-	orderKinds = []rendezvous.OrderKind{
-		rendezvous.OrderRestart, rendezvous.OrderStop, rendezvous.OrderBar, rendezvous.OrderUnbar, rendezvous.OrderPause, rendezvous.OrderResume,
-	}
-	orderCauses = []rendezvous.CauseKind{
-		rendezvous.CauseHang, rendezvous.CauseCheck, rendezvous.CauseOperator, rendezvous.CauseDeadline, rendezvous.CauseNoStep,
-	}
-)
-
-// validateOrder holds an order from outside against what any run could be told.
-func validateOrder(o rendezvous.Order) error {
-	named := o.Kind == rendezvous.OrderBar || o.Kind == rendezvous.OrderUnbar
-	switch {
-	case !slices.Contains(orderKinds, o.Kind):
-		return fmt.Errorf("%w: order %.40q: need one of %q", ErrBadRequest, o.Kind, orderKinds)
-	case !slices.Contains(orderCauses, o.Cause):
-		return fmt.Errorf("%w: cause %.40q of an order: need one of %q", ErrBadRequest, o.Cause, orderCauses)
-	case named == (o.Node == ""):
-		return fmt.Errorf("%w: order %q with node %.40q: %q and %q need a node's name, and no other order takes one",
-			ErrBadRequest, o.Kind, o.Node, rendezvous.OrderBar, rendezvous.OrderUnbar)
-	case len(o.Node) > maxOrderNode || !rendezvous.Printable(o.Node):
-		return fmt.Errorf("%w: node %.80q of an order: %s, at most %d bytes", ErrBadRequest, o.Node, rendezvous.PrintableRule, maxOrderNode)
-	case len(o.Text) > maxOrderText || !rendezvous.Printable(o.Text):
-		return fmt.Errorf("%w: text %.80q of an order: %s, at most %d bytes", ErrBadRequest, o.Text, rendezvous.PrintableRule, maxOrderText)
-	}
-	return nil
-}
