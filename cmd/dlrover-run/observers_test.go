@@ -1,0 +1,212 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous"
+)
+
+// told has every method of an Observer called, by name, with values that tell their types in JSON.
+var told = map[string]func(launcher.Observer){
+	"Started": func(o launcher.Observer) {
+		p := launcher.Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4, RestartCount: 3}
+		d := launcher.Directive{Round: 5, Epoch: 6, Place: p, Cause: "exit code 1", CauseKind: "worker-failure"}
+		o.Started(launcher.StartInfo{Epoch: launcher.Epoch{Directive: d}, PIDs: []int{7, 8}})
+	},
+	"Exited": func(o launcher.Observer) {
+		o.Exited(launcher.ExitInfo{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 8, ExitCode: -9, Stopped: true})
+	},
+	"Succeeded": func(o launcher.Observer) { o.Succeeded(launcher.SuccessInfo{}) },
+	"Stopped": func(o launcher.Observer) {
+		o.Stopped(launcher.StopInfo{Epoch: launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}}})
+	},
+	"Signaled": func(o launcher.Observer) {
+		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGTERM})
+		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGINT, Again: true})
+	},
+	"TimerExpired": func(o launcher.Observer) {
+		o.TimerExpired(launcher.TimerInfo{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 9, Scope: "step", After: 90 * time.Second, Signal: syscall.SIGKILL})
+	},
+	"Checked": func(o launcher.Observer) {
+		until := time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)
+		o.Checked(launcher.CheckInfo{Part: "speed", CheckResult: launcher.CheckResult{Reason: "slow", Until: until}, Took: 1500 * time.Millisecond})
+		o.Checked(launcher.CheckInfo{CheckResult: launcher.CheckResult{Passed: true}, Took: 1500 * time.Millisecond})
+	},
+	"Barred": func(o launcher.Observer) { o.Barred(launcher.BarInfo{Cause: "slow", CauseKind: launcher.CauseCheck}) },
+	"Faulted": func(o launcher.Observer) {
+		f := verdict.Failure{Rank: 3, LocalRank: 1, PID: 8, Message: "no progress", ExitCode: 1}
+		o.Faulted(launcher.FaultInfo{Epoch: launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}}, Part: "hang", Failure: f, Action: policy.RestartCharged})
+	},
+}
+
+// everyEvent has w write every event that there is.
+func everyEvent(t *testing.T, w eventWriter) {
+	t.Helper()
+	methods := reflect.TypeFor[launcher.Observer]()
+	for i := range methods.NumMethod() {
+		tell := told[methods.Method(i).Name]
+		require.NotNil(t, tell, "add Observer.%s to the map above", methods.Method(i).Name)
+		tell(w)
+	}
+	w.rendezvous(rendezvous.Note{Event: "NAME", Round: 5, Epoch: 6, Node: "a", Text: "t", Nodes: 2})
+	w.ended(launcher.Result{Reason: policy.Success, Verdict: "rank 3 failed first"})
+}
+
+// Names, fields and their order are what people's tools read.
+func TestEventLogIsStable(t *testing.T) {
+	var b bytes.Buffer
+	everyEvent(t, eventWriter{eventlog.New(&b)})
+	lines := strings.Split(strings.TrimSpace(regexp.MustCompile(`"time":"[^"]*",`).ReplaceAllString(b.String(), "")), "\n")
+	slices.Sort(lines)
+	require.Equal(t, []string{
+		`{"event":"barred","cause":"slow","cause_kind":"check"}`,
+		`{"event":"check","passed":false,"check":"speed","reason":"slow","took":1.5,"until":"2030-01-02T03:04:05.000000006Z"}`,
+		`{"event":"check","passed":true,"check":"","reason":"","took":1.5}`,
+		`{"event":"end","reason":"success","verdict":"rank 3 failed first"}`,
+		`{"event":"fault","round":5,"epoch":6,"part":"hang","rank":3,"local_rank":1,"pid":8,"why":"no progress (exit code 1)","action":"restart"}`,
+		`{"event":"rendezvous-NAME","round":5,"epoch":6,"who":"a","text":"t","nodes":2}`,
+		`{"event":"signal","signal":"SIGTERM"}`,
+		`{"event":"signal-again","signal":"SIGINT"}`,
+		`{"event":"start","round":5,"epoch":6,"node":1,"nodes":2,"world_size":4,"restart_count":3,"cause":"exit code 1","cause_kind":"worker-failure","pids":[7,8]}`,
+		`{"event":"timer-expired","rank":3,"local_rank":1,"pid":9,"scope":"step","timeout":"1m30s","signal":"SIGKILL"}`,
+		`{"event":"worker-exit","rank":3,"local_rank":1,"pid":8,"exit_code":-9,"stopped":true}`,
+		`{"event":"workers-stopped","round":5,"epoch":6}`,
+		`{"event":"workers-succeeded"}`,
+	}, lines)
+}
+
+// eventDoc is docs/events.md: the type of every field by event, and the names of the rendezvous' events.
+type eventDoc struct {
+	fields     map[string]map[string]string
+	rendezvous []string
+}
+
+func readEventDoc(t *testing.T) eventDoc {
+	t.Helper()
+	data, err := os.ReadFile("../../docs/events.md")
+	require.NoError(t, err)
+	doc := eventDoc{fields: map[string]map[string]string{}}
+	event, field, name := "", regexp.MustCompile("^\\| `([a-z_]+)` \\| ([a-z]+\\??) \\|"), regexp.MustCompile("^\\| `([a-z-]+)` \\| ")
+	for line := range strings.Lines(string(data)) {
+		switch {
+		case strings.HasPrefix(line, "## "):
+			event = ""
+		case strings.HasPrefix(line, "### `"):
+			event = strings.Trim(line, "#` \n")
+			doc.fields[event] = map[string]string{}
+		case field.MatchString(line) && event != "":
+			m := field.FindStringSubmatch(line)
+			doc.fields[event][m[1]] = m[2]
+		case name.MatchString(line) && !field.MatchString(line):
+			doc.rendezvous = append(doc.rendezvous, name.FindStringSubmatch(line)[1])
+		}
+	}
+	return doc
+}
+
+// typeOf is how docs/events.md calls the type of a JSON value.
+func typeOf(v any) string {
+	switch v := v.(type) {
+	case bool:
+		return "bool"
+	case []any:
+		return "ints"
+	case json.Number:
+		if strings.Contains(v.String(), ".") {
+			return "float"
+		}
+		return "int"
+	}
+	return "string"
+}
+
+func TestEventsAreDocumented(t *testing.T) {
+	doc, seen := readEventDoc(t), map[string]bool{}
+	var b bytes.Buffer
+	everyEvent(t, eventWriter{eventlog.New(&b)})
+	dec := json.NewDecoder(&b)
+	dec.UseNumber()
+	for dec.More() {
+		var e map[string]any
+		require.NoError(t, dec.Decode(&e))
+		event := e["event"].(string)
+		fields := doc.fields[event]
+		require.NotNil(t, fields, "docs/events.md does not list the event %s", event)
+		seen[event] = true
+		delete(e, "event")
+		delete(e, "time")
+		for name, v := range e {
+			want := strings.TrimSuffix(fields[name], "?")
+			if want == "time" {
+				_, err := time.Parse(time.RFC3339Nano, v.(string))
+				require.NoError(t, err)
+				want = "string"
+			}
+			require.Equal(t, want, typeOf(v), "%s: field %s", event, name)
+		}
+		for name, typ := range fields {
+			require.True(t, strings.HasSuffix(typ, "?") || e[name] != nil, "%s: there is no field %s", event, name)
+		}
+	}
+	for event := range doc.fields {
+		require.True(t, seen[event], "nobody writes the event %s", event)
+	}
+}
+
+// The notes of a Round are named where they are made.
+func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
+	doc := readEventDoc(t).rendezvous
+	files, err := filepath.Glob("../../rendezvous/*.go")
+	require.NoError(t, err)
+	names := []string{string(rendezvous.CauseLoss), string(rendezvous.CauseLeave), string(rendezvous.Succeeded), string(rendezvous.Failed)}
+	for _, file := range files {
+		src, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`\.note\("([^"]+)"`).FindAllStringSubmatch(string(src), -1) {
+			names = append(names, m[1])
+		}
+	}
+	require.Greater(t, len(names), 10)
+	for _, name := range names {
+		require.Contains(t, doc, name, "docs/events.md does not list it")
+	}
+}
+
+func TestMetricsObserve(t *testing.T) {
+	m := newMetrics()
+	for _, tell := range told {
+		tell(m)
+	}
+	rec := httptest.NewRecorder()
+	m.server.Handler.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for _, want := range []string{
+		`dlrover_worker_group_starts_total{cause="worker-failure"} 1`,
+		`dlrover_worker_exits_total{exit_code="-9",stopped="true"} 1`,
+		`dlrover_world_size 4`,
+		`dlrover_restart_count 3`,
+	} {
+		require.Contains(t, rec.Body.String(), want+"\n")
+	}
+}
