@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"slices"
@@ -18,13 +17,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/checkpointd/board"
 	"dlrover-run/checkpointd/conns"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/help"
+	"dlrover-run/cmd/internal/service"
 	"dlrover-run/cmd/internal/token"
-	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/cmd/internal/version"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -89,7 +87,7 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer d.events.Close()
+	defer d.close()
 	if err := d.serve(c.Context, c.String("listen")); err != nil {
 		return &serveError{err}
 	}
@@ -99,10 +97,8 @@ func serve(c *cli.Context, stdout io.Writer) error {
 type daemon struct {
 	log     *slog.Logger
 	events  *eventlog.Log
-	hub     *api.Hub
-	boards  *board.Hub // of the checkpoints
-	handler http.Handler
 	metrics *metrics
+	service *service.Service
 }
 
 func newDaemon(c *cli.Context) (*daemon, error) {
@@ -113,28 +109,26 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
 		return nil, err
 	}
-	topo, err := topology.Load(c.String("topology-file"))
-	if err != nil {
-		return nil, err
-	}
 	format, err := console.ParseFormat(c.String("log-format"))
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level())}
+	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
+	d.service, err = service.New(service.Config{
+		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe, Extra: d.metrics.handler(), Log: d.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.metrics.watch(d.service.Hub)
+	d.metrics.watchCheckpoints(d.service.Boards)
 	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
+		d.service.Close(0)
 		return nil, err
 	}
 	if secret == "" {
 		d.log.Warn("no job token: any process that can reach the address may join and end jobs", "listen", c.String("listen"))
 	}
-	d.metrics = newMetrics()
-	d.boards = board.NewHub()
-	d.boards.Switches = topo
-	d.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: d.observe})
-	d.metrics.watch(d.hub)
-	d.metrics.watchCheckpoints(d.boards)
-	d.handler = api.Handler(d.hub, api.ServerConfig{Token: secret, Mounts: map[string]http.Handler{"checkpoints": d.boards.Handler()}, Extra: d.metrics.handler()})
 	return d, nil
 }
 
@@ -152,9 +146,6 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 
 func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.metrics.note(n)
-	if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
-		d.boards.Lost(run, n.Term, n.Round, n.Rank)
-	}
 	d.events.Event(n.Event, slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
 	level := slog.LevelInfo
 	if n.Event == "join" || n.Event == "node-succeeded" {
@@ -163,10 +154,15 @@ func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.log.Log(context.Background(), level, n.Event, "run_id", run, "round", n.Round, "epoch", n.Epoch, "node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 
+func (d *daemon) close() {
+	d.service.Close(2 * time.Second)
+	_ = d.events.Close() // nothing is left to be written
+}
+
 // reservedFiles are the descriptors that connections leave to everything else.
 const reservedFiles = 64
 
-// serve answers until SIGTERM or SIGINT; running workers do not notice its end.
+// serve answers until SIGTERM or SIGINT.
 func (d *daemon) serve(ctx context.Context, listen string) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -178,22 +174,13 @@ func (d *daemon) serve(ctx context.Context, listen string) error {
 	files := conns.OpenFiles()
 	l = conns.Listen(l, conns.Below(files, reservedFiles), d.log)
 	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", files)
-	server := api.NewServer(d.handler)
 	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(l) }()
+	go func() { failed <- d.service.Serve(l) }()
 	select {
 	case err := <-failed:
 		return err
 	case <-ctx.Done():
 	}
 	d.log.Info("stopping; workers that run keep running")
-	d.hub.Close()
-	d.boards.Close()
-	grace, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	if server.Shutdown(grace) != nil {
-		_ = server.Close()
-	}
-	<-failed
 	return nil
 }

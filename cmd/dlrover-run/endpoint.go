@@ -6,16 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"strconv"
 	"syscall"
 	"time"
 
-	"dlrover-run/checkpointd/board"
 	"dlrover-run/checkpointd/conns"
+	"dlrover-run/cmd/internal/service"
 	"dlrover-run/cmd/internal/token"
-	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/tcpstore"
@@ -29,11 +27,9 @@ type endpoint struct {
 	where  string
 	store  *tcpstore.Server
 	port   int
-	hub    *api.Hub    // when it is served here
-	boards *board.Hub  // where checkpoint daemons meet, when other nodes are served here
-	client *api.Client // when it is not
-	server *http.Server
-	second bool // another launcher on this host serves it
+	served *service.Service // when it is served here
+	client *api.Client      // when it is not
+	second bool             // another launcher on this host serves it
 	done   chan error
 	acl    *storeACL
 }
@@ -79,12 +75,13 @@ func reachable(s *settings) string {
 }
 
 func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, observe func(string, rendezvous.Note)) error {
-	topo, err := topology.Load(s.topology)
+	served, err := service.New(service.Config{Token: s.token, TopologyFile: s.topology, Observe: observe, Log: log})
 	if err != nil {
 		return unusableOption(err)
 	}
 	l, err := api.Listen(ctx, e.bindAddr(s))
 	if err != nil {
+		served.Close(0)
 		if s.backend == static && s.params.Max > 1 {
 			return fmt.Errorf("serve the rendezvous at %s: %w (node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
 		}
@@ -96,21 +93,12 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, obs
 	if l.Addr().(*net.TCPAddr).IP.IsLoopback() && !token.Loopback(s.node.Addr) {
 		s.node.Addr = "127.0.0.1" // nobody reaches the workers' store by another address
 	}
-	e.boards = board.NewHub()
-	e.boards.Switches = topo
-	e.hub = api.NewHub(api.HubConfig{Topology: topo, Observe: func(run string, n rendezvous.Note) {
-		if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
-			e.boards.Lost(run, n.Term, n.Round, n.Rank)
-		}
-		observe(run, n)
-	}})
-	e.svc = e.hub
+	e.served, e.svc = served, served.Hub
 	if s.backend == local {
 		e.background(func() error { return e.store.Serve(l) })
 		return nil
 	}
-	e.server = api.NewServer(api.Handler(e.hub, api.ServerConfig{Token: s.token, Mounts: map[string]http.Handler{"checkpoints": e.boards.Handler()}}))
-	e.background(func() error { return e.server.Serve(tcpstore.Split(l, e.store)) })
+	e.background(func() error { return e.served.Serve(tcpstore.Split(l, e.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
 	return nil
 }
@@ -170,7 +158,7 @@ func (e *endpoint) daemons(s *settings) string {
 	switch {
 	case s.backend == local:
 		return ""
-	case e.hub != nil: // served here
+	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
 	}
 	return e.where
@@ -184,14 +172,14 @@ func (e *endpoint) background(f func() error) {
 // linger keeps serving until every other node has heard how the job ended, or a
 // signal says that it is enough.
 func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
-	if e.hub == nil {
+	if e.served == nil {
 		return
 	}
 	end := time.NewTimer(budget)
 	defer end.Stop()
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
-	for !e.hub.Idle() {
+	for !e.served.Hub.Idle() {
 		select {
 		case <-look.C:
 		case <-end.C:
@@ -203,14 +191,8 @@ func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
 }
 
 func (e *endpoint) close() {
-	if e.hub != nil {
-		e.hub.Close()
-	}
-	if e.boards != nil {
-		e.boards.Close()
-	}
-	if e.server != nil {
-		_ = e.server.Close()
+	if e.served != nil {
+		e.served.Close(0)
 	}
 	_ = e.store.Close()
 	if e.client != nil {

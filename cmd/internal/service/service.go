@@ -1,0 +1,89 @@
+// Package service puts together what serves a rendezvous: the rounds of all runs, the place where their checkpoint
+// daemons meet, the topology of the network, and what is served beside them. dlrover-master and a launcher that serves
+// the other nodes of its job are the same service.
+//
+// Goroutines: one for the topology file, if there is one, until Close; those of the HTTP server are Serve's.
+package service
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/cmd/internal/topology"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// Config is what differs between those who serve.
+type Config struct {
+	// Token, when not empty, must come with every request below /v1.
+	Token string
+	// TopologyFile is the path of --topology-file; "" for none.
+	TopologyFile string
+	// Observe receives every note of every run in order, with the run locked: it must be quick and must not call the
+	// service. Nil drops them.
+	Observe func(run string, n rendezvous.Note)
+	// Extra serves what is not below /v1, such as /metrics, without a token; nil serves nothing.
+	Extra http.Handler
+	Log   *slog.Logger
+}
+
+// Service is a rendezvous with all that belongs to it. Close ends it.
+type Service struct {
+	Hub    *api.Hub
+	Boards *board.Hub
+
+	cfg    Config
+	server *http.Server
+	stop   context.CancelFunc // ends what runs in the background
+	wg     sync.WaitGroup
+}
+
+// New returns a Service without runs. It fails only for a topology file that cannot be used.
+func New(cfg Config) (*Service, error) {
+	topo, err := topology.Load(cfg.TopologyFile)
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{cfg: cfg, Boards: board.NewHub()}
+	s.Boards.Switches = topo
+	s.Hub = api.NewHub(api.HubConfig{Topology: topo, Observe: s.observe})
+	s.server = api.NewServer(api.Handler(s.Hub, api.ServerConfig{
+		Token: cfg.Token, Extra: cfg.Extra,
+		Mounts: map[string]http.Handler{"checkpoints": s.Boards.Handler()},
+	}))
+	_, s.stop = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Serve answers requests on l until Close, which makes it return http.ErrServerClosed. It closes l.
+func (s *Service) Serve(l net.Listener) error { return s.server.Serve(l) }
+
+// Close ends the service. Requests that are held are answered at once; others have grace to come to their end, before
+// their connections are closed.
+func (s *Service) Close(grace time.Duration) {
+	s.stop()
+	s.wg.Wait()
+	s.Hub.Close()
+	s.Boards.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if grace <= 0 || s.server.Shutdown(ctx) != nil {
+		_ = s.server.Close()
+	}
+}
+
+// observe has the run locked.
+func (s *Service) observe(run string, n rendezvous.Note) {
+	if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
+		s.Boards.Lost(run, n.Term, n.Round, n.Rank)
+	}
+	if s.cfg.Observe != nil {
+		s.cfg.Observe(run, n)
+	}
+}
