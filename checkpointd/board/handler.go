@@ -151,7 +151,7 @@ func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
 		return nil, err
 	}
 	if host, _, err := net.SplitHostPort(b.Self.Addr); err == nil && b.Self.Switch == "" {
-		b.Self.Switch = h.Switches[host]
+		b.Self.Switch = h.switchOf(host)
 	}
 	if b.Note {
 		return peersReply{}, r.tell(b.Here)

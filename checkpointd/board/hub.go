@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,9 +16,7 @@ const MaxRuns = 4096
 type Hub struct {
 	term string // names this Hub, so that clients notice another one
 
-	// Switches tells, by the address of a node without port, the switch that it hangs
-	// on, for peers that do not know it themselves. It is not changed once the hub serves.
-	Switches map[string]string
+	switches atomic.Pointer[map[string]string]
 
 	mu     sync.Mutex // before room.mu, never after
 	rooms  map[string]*room
@@ -27,6 +26,19 @@ type Hub struct {
 
 // NewHub returns a Hub without runs.
 func NewHub() *Hub { return &Hub{term: rand.Text(), rooms: map[string]*room{}} }
+
+// SetSwitches tells, by the address of a node without port, the switch that it hangs on, for peers that do not know it
+// themselves. It counts for whoever says from then on that it is here. The map is not changed afterwards.
+func (h *Hub) SetSwitches(m map[string]string) { h.switches.Store(&m) }
+
+// switchOf is "" for an address that is not known.
+func (h *Hub) switchOf(host string) string {
+	m := h.switches.Load()
+	if m == nil {
+		return ""
+	}
+	return (*m)[host]
+}
 
 // Close ends every held request. Clients take the hub for one that is away, and go on trying.
 func (h *Hub) Close() {

@@ -471,7 +471,7 @@ func TestAgreementsWithoutTheDead(t *testing.T) {
 func TestPeersLearnTheirSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
-		w.hub.Load().Switches = map[string]string{"10.0.0.1": "asw1", "10.0.0.2": "asw2"}
+		w.hub.Load().SetSwitches(map[string]string{"10.0.0.1": "asw1", "10.0.0.2": "asw2"})
 		ps, err := w.client().Peers(t.Context(), "e", Peer{Addr: "10.0.0.1:1"}, 1, time.Minute)
 		require.NoError(t, err)
 		require.Equal(t, []Peer{{Addr: "10.0.0.1:1", Switch: "asw1"}}, ps)

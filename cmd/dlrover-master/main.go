@@ -61,7 +61,7 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001", Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface (default: 127.0.0.1:50001)"},
 			&cli.StringFlag{Name: "token-file", Category: "Options", Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.BoolFlag{Name: "insecure", Category: "Options", Usage: "serve a network address without a job token"},
-			&cli.StringFlag{Name: "topology-file", Category: "Options", Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks"},
+			&cli.StringFlag{Name: "topology-file", Category: "Options", Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; read again when it changes"},
 			&cli.StringFlag{Name: "event-log", Category: "Options", Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
 			&cli.StringFlag{Name: "log-format", Category: "Options", EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},

@@ -46,19 +46,29 @@ type Service struct {
 
 // New returns a Service without runs. It fails only for a topology file that cannot be used.
 func New(cfg Config) (*Service, error) {
-	topo, err := topology.Load(cfg.TopologyFile)
+	file, err := topology.Open(cfg.TopologyFile)
 	if err != nil {
 		return nil, err
 	}
 	s := &Service{cfg: cfg, Boards: board.NewHub()}
-	s.Boards.Switches = topo
-	s.Hub = api.NewHub(api.HubConfig{Topology: topo, Observe: s.observe})
+	s.Hub = api.NewHub(api.HubConfig{Topology: file.First(), Observe: s.observe})
+	s.Boards.SetSwitches(file.First())
 	s.server = api.NewServer(api.Handler(s.Hub, api.ServerConfig{
 		Token: cfg.Token, Extra: cfg.Extra,
 		Mounts: map[string]http.Handler{"checkpoints": s.Boards.Handler()},
 	}))
-	_, s.stop = context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	if file != nil {
+		s.wg.Go(func() { file.Follow(ctx, cfg.Log, s.rewire) })
+	}
 	return s, nil
+}
+
+// rewire makes a new topology count: for the ranks of the next world, and for the partners that its checkpoint daemons
+// then choose.
+func (s *Service) rewire(topo rendezvous.Topology) {
+	s.Boards.SetSwitches(topo)
 }
 
 // Serve answers requests on l until Close, which makes it return http.ErrServerClosed. It closes l.

@@ -1,22 +1,128 @@
-// Package topology loads the file of --topology-file.
+// Package topology keeps what the file of --topology-file says: lines of `asw psw ip`. The file may change while jobs
+// run, by being written, replaced, or reached through another link, as the files of a Kubernetes ConfigMap are.
 package topology
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"os"
+	"syscall"
+	"time"
 
 	"dlrover-run/rendezvous"
 )
 
-// Load reads lines of `asw psw ip`; the path "" is no topology.
-func Load(path string) (rendezvous.Topology, error) {
+// Interval is how often the file is looked at. A change counts when it has been the same twice, so that a file is not
+// read while it is being written.
+const Interval = 2 * time.Second
+
+// File is a topology file that has been read. A nil *File is no topology.
+type File struct {
+	path  string
+	first rendezvous.Topology
+	tried stamp // of the file when it was last read, whether it could be used or not
+	fixed bool  // a pipe, which can be read once
+}
+
+// Open reads the file at path; "" gives a nil File.
+func Open(path string) (*File, error) {
 	if path == "" {
 		return nil, nil
 	}
-	f, err := os.Open(path)
+	f := &File{path: path, tried: stampOf(path)}
+	if fi, err := os.Stat(path); err == nil {
+		f.fixed = !fi.Mode().IsRegular()
+	}
+	var err error
+	f.first, err = f.read()
+	return f, err
+}
+
+// First is what Open has read.
+func (f *File) First() rendezvous.Topology {
+	if f == nil {
+		return nil
+	}
+	return f.first
+}
+
+// Follow calls changed with what the file says whenever that may be something else, until ctx ends. A file that cannot
+// be used changes nothing: log is told once for each change of it.
+func (f *File) Follow(ctx context.Context, log *slog.Logger, changed func(rendezvous.Topology)) {
+	if f == nil || f.fixed {
+		return
+	}
+	look := time.NewTicker(Interval)
+	defer look.Stop()
+	for last := f.tried; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		now := stampOf(f.path)
+		if now == last && now != f.tried {
+			f.tried = now
+			f.reload(log, changed)
+		}
+		last = now
+	}
+}
+
+func (f *File) reload(log *slog.Logger, changed func(rendezvous.Topology)) {
+	topo, err := f.read()
+	if err != nil {
+		log.Warn("the topology file has changed and cannot be used; what it said before stays", "err", err)
+		return
+	}
+	log.Info("the topology file was read again; it counts for the next world that is sealed", "path", f.path, "nodes", len(topo))
+	changed(topo)
+}
+
+func (f *File) read() (rendezvous.Topology, error) {
+	in, err := f.open()
 	if err != nil {
 		return nil, fmt.Errorf("--topology-file: %w", err)
 	}
-	defer f.Close()
-	return rendezvous.ParseTopology(f)
+	defer in.Close()
+	topo, err := rendezvous.ParseTopology(in)
+	if err != nil {
+		return nil, fmt.Errorf("--topology-file %s: %w", f.path, err)
+	}
+	return topo, nil
+}
+
+// open never waits for the other end of a pipe that has taken the place of a file.
+func (f *File) open() (*os.File, error) {
+	if f.fixed {
+		return os.Open(f.path)
+	}
+	in, err := os.OpenFile(f.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if fi, err := in.Stat(); err == nil && !fi.Mode().IsRegular() {
+		_ = in.Close()
+		return nil, fmt.Errorf("%s is not a regular file any more", f.path)
+	}
+	return in, nil
+}
+
+// stamp is equal as long as a path leads to the same content. The time of change catches what keeps its time of
+// modification, such as a copy by rsync; the inode, a link that leads elsewhere.
+type stamp struct {
+	ino           uint64
+	size          int64
+	mtime, change syscall.Timespec
+	err           string // why there is nothing
+}
+
+func stampOf(path string) stamp {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return stamp{err: err.Error()}
+	}
+	st := fi.Sys().(*syscall.Stat_t)
+	return stamp{ino: st.Ino, size: st.Size, mtime: st.Mtim, change: st.Ctim}
 }

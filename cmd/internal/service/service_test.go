@@ -1,0 +1,153 @@
+package service
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/checkpointd/board"
+	"dlrover-run/cmd/internal/topology"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const secret = "0123456789abcdef"
+
+// serve serves on a port of this machine and returns its address.
+func serve(t *testing.T, s *Service) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Close(time.Second)
+		require.ErrorIs(t, <-done, http.ErrServerClosed)
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return l.Addr().String()
+}
+
+func get(t *testing.T, url, token string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodGet, url, nil)
+	require.NoError(t, err)
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, string(body)
+}
+
+func TestWhatIsServedAndWhoMaySeeIt(t *testing.T) {
+	extra := http.NewServeMux()
+	extra.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "numbers") })
+	s, err := New(Config{Token: secret, Extra: extra, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	at := "http://" + serve(t, s)
+	for _, c := range []struct {
+		path, token string
+		status      int
+		want        string
+	}{
+		{"/healthz", "", 200, "ok"},
+		{"/metrics", "", 200, "numbers"},
+		{"/v1/runs", "", 401, "unauthorized"},
+		{"/v1/runs", secret, 200, "[]"},
+		{"/v1/runs/r/checkpoints", "", 401, "unauthorized"},
+		{"/v1/runs/r/checkpoints", secret, 200, "saves"},
+	} {
+		status, body := get(t, at+c.path, c.token)
+		require.Equal(t, c.status, status, c.path)
+		require.Contains(t, body, c.want, c.path)
+	}
+}
+
+// Whoever waits for something hears of the end at once, whatever the grace.
+func TestCloseAnswersWhoWaits(t *testing.T) {
+	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	require.NoError(t, s.Hub.Join(t.Context(), "r", joining("n0", "10.0.0.1")))
+	waits := make(chan error, 1)
+	d, err := s.Hub.Watch(t.Context(), "r", "n0", 0)
+	require.NoError(t, err)
+	go func() { _, err := s.Hub.Watch(context.Background(), "r", "n0", d.Seq); waits <- err }()
+	s.Close(time.Hour)
+	require.ErrorIs(t, <-waits, api.ErrClosed)
+	require.ErrorIs(t, s.Serve(closedListener(t)), http.ErrServerClosed)
+}
+
+func closedListener(t *testing.T) net.Listener {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return l
+}
+
+func TestNoTopologyNoGoroutine(t *testing.T) {
+	before := runtime.NumGoroutine()
+	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	require.Equal(t, before, runtime.NumGoroutine())
+	s.Close(0)
+}
+
+func TestAnUnusableTopologyFile(t *testing.T) {
+	_, err := New(Config{TopologyFile: "/nowhere"})
+	require.ErrorContains(t, err, "--topology-file")
+}
+
+// joining is a node of worlds of two.
+func joining(id, ip string) rendezvous.Join {
+	return rendezvous.Join{Node: rendezvous.Node{ID: id, Name: id, Rank: -1, Addr: ip, IP: ip, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2}}
+}
+
+// switches asks, as a checkpoint daemon does, under which switch its node is.
+func switches(t *testing.T, s *Service, epoch, ip string) string {
+	t.Helper()
+	client := board.Client("http://service", "r", "", &http.Client{Transport: inProcess{s.server.Handler}})
+	ps, err := client.Peers(t.Context(), epoch, board.Peer{Addr: ip + ":1"}, 1, time.Minute)
+	require.NoError(t, err)
+	return ps[0].Switch
+}
+
+func TestAChangedTopologyReachesTheCheckpoints(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "topology")
+	require.NoError(t, os.WriteFile(path, []byte("a p 10.0.0.1\n"), 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Config{TopologyFile: path, Log: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		defer s.Close(0)
+		require.Equal(t, "a", switches(t, s, "1", "10.0.0.1"))
+		require.NoError(t, os.WriteFile(path, []byte("other p 10.0.0.1\n"), 0o600))
+		time.Sleep(3 * topology.Interval)
+		synctest.Wait()
+		require.Equal(t, "other", switches(t, s, "2", "10.0.0.1"))
+	})
+}
+
+// inProcess answers requests without a network.
+type inProcess struct{ h http.Handler }
+
+func (p inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
+	rec := httptest.NewRecorder()
+	p.h.ServeHTTP(rec, req)
+	return rec.Result(), nil
+}
