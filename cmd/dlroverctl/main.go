@@ -8,72 +8,64 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/checkpointd/commit"
-	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/version"
-	"dlrover-run/launcher/printable"
 )
 
-const description = `checkpoints ls DIR            the committed steps of a checkpoint directory
-checkpoints verify DIR [STEP]  reads every file of a step, or of all, against its checksums
-checkpoints rm DIR STEP        removes a step; not the one that the tracker names`
+const description = `A checkpoint directory:
+  checkpoints ls DIR             the committed steps
+  checkpoints verify DIR [STEP]  read every file of a step, or of all, against its checksums
+  checkpoints rm DIR STEP        remove a step; not the one that the tracker names
+`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	os.Exit(run(ctx, os.Args, os.Stdout))
+	p := &program{stdout: os.Stdout, stderr: os.Stderr, env: os.LookupEnv, now: time.Now}
+	os.Exit(p.run(ctx, os.Args))
 }
 
-// errDamaged is exit status 1: the command worked, and found damage.
-var errDamaged = errors.New("damaged checkpoints")
+// program is dlroverctl and what it uses of the process that it is.
+type program struct {
+	stdout, stderr io.Writer
+	env            func(string) (string, bool)
+	now            func() time.Time
+}
 
-func run(ctx context.Context, args []string, stdout io.Writer) int {
-	a := app(stdout)
+// foundError is exit status 1: the command was understood, and this is how it ended. Every other error is one of the
+// command line.
+type foundError struct{ error }
+
+func (e *foundError) Unwrap() error { return e.error }
+
+func (p *program) run(ctx context.Context, args []string) int {
+	a := p.app()
 	if len(args) < 2 || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
-		help.Print(stdout, a, "checkpoints ls|verify|rm DIR [STEP]")
+		help.Print(p.stdout, a, "COMMAND ARGUMENTS [options]")
 		return 0
 	}
-	err := a.RunContext(ctx, args)
+	err := a.RunContext(ctx, arrange(a, args))
 	if err == nil {
 		return 0
 	}
-	console.Complain(os.Stderr, "dlroverctl", err)
-	if errors.Is(err, errDamaged) {
+	console.Complain(p.stderr, "dlroverctl", err)
+	if _, ok := errors.AsType[*foundError](err); ok {
 		return 1
 	}
 	return 2
 }
 
-func app(stdout io.Writer) *cli.App {
-	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
-	command := func(name, usage string, least, most int, f func(ctx context.Context, args []string) error) *cli.Command {
-		return &cli.Command{Name: name, Usage: usage, HideHelp: true, Action: func(c *cli.Context) error {
-			if c.NArg() < least || c.NArg() > most {
-				return fmt.Errorf("checkpoints %s takes %s", name, usage)
-			}
-			args := c.Args().Slice()
-			dir, err := filepath.Abs(args[0])
-			if err != nil {
-				return err
-			}
-			return f(c.Context, append([]string{dir}, args[1:]...))
-		}}
-	}
-	t := &tender{store: store, out: stdout}
+func (p *program) app() *cli.App {
 	return &cli.App{
-		Name: "dlroverctl", Usage: "shows and tends checkpoints", Description: description,
+		Name: "dlroverctl", Usage: "shows and tends training jobs and their checkpoints", Description: description,
 		HideHelp: true, HideHelpCommand: true, HideVersion: true, Writer: io.Discard, ErrWriter: io.Discard,
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
@@ -82,166 +74,52 @@ func app(stdout io.Writer) *cli.App {
 		},
 		Action: func(c *cli.Context) error {
 			if c.Bool("version") {
-				fmt.Fprintln(stdout, "dlroverctl", version.Version)
+				fmt.Fprintln(p.stdout, "dlroverctl", version.Version)
 				return nil
 			}
 			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
 		},
-		Commands: []*cli.Command{{Name: "checkpoints", HideHelp: true, Subcommands: []*cli.Command{
-			command("ls", "DIR", 1, 1, t.list), command("verify", "DIR [STEP]", 1, 2, t.verify), command("rm", "DIR STEP", 2, 2, t.remove),
-		}, Action: func(c *cli.Context) error {
-			return fmt.Errorf("checkpoints %q is unknown: use ls, verify or rm", c.Args().First())
-		}}},
+		Commands: []*cli.Command{p.checkpoints()},
 	}
 }
 
-// tender carries out the commands on one store.
-type tender struct {
-	store commit.Store
-	out   io.Writer
-}
-
-func (t *tender) list(_ context.Context, args []string) error {
-	ms, wrong, err := t.manifests(args[0])
-	if err != nil {
-		return err
-	}
-	tracked, ok := t.store.Tracked(args[0])
-	w := tabwriter.NewWriter(t.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "STEP\tSAVED\tCOMMITTED AFTER\tSHARDS\tFILES\tSIZE\tFRAMEWORK\tSTATE")
-	for _, m := range ms {
-		state := t.state(args[0], m)
-		if ok && m.Step == tracked {
-			state += ", tracked"
-		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), printable.Line(m.Framework), state)
-	}
-	for _, s := range wrong {
-		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n", strings.TrimPrefix(name(s.Step, tracked, ok), "step "), printable.Line(s.Reason))
-	}
-	return w.Flush()
-}
-
-// name is how a step is called that cannot be used, or the tracker itself.
-func name(step, tracked int64, ok bool) string {
-	switch {
-	case step == commit.NoStep:
-		return commit.Latest
-	case ok && step == tracked:
-		return fmt.Sprintf("step %d (tracked)", step)
-	}
-	return fmt.Sprintf("step %d", step)
-}
-
-// state is what can be told of a step without reading its files.
-func (t *tender) state(dir string, m commit.Manifest) string {
-	missing := 0
-	for _, f := range m.Files {
-		path := f.Path
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(dir, path)
-		}
-		if fi, err := os.Lstat(path); err != nil || fi.Size() != f.Size {
-			missing++
+// arrange puts the options between the names of the commands and their arguments, where the flag package looks for
+// them: people write them anywhere.
+func arrange(app *cli.App, args []string) []string {
+	var options, words []string
+	for rest := args[1:]; len(rest) > 0; {
+		word := rest[0]
+		rest = rest[1:]
+		switch {
+		case word == "--":
+			words, rest = append(words, rest...), nil
+		case len(word) < 2 || word[0] != '-':
+			words = append(words, word)
+		default:
+			options = append(options, word)
+			if takesValue(app, word) && len(rest) > 0 {
+				options, rest = append(options, rest[0]), rest[1:]
+			}
 		}
 	}
-	if missing > 0 {
-		return fmt.Sprintf("DAMAGED: %d files are missing or have another size", missing)
-	}
-	return "complete"
-}
-
-// manifests fails when there is nothing to work on.
-func (t *tender) manifests(dir string) (ms []commit.Manifest, wrong []commit.Skipped, err error) {
-	if _, err = os.Stat(dir); err == nil {
-		ms, err = t.store.Manifests(dir)
-	}
-	if err == nil {
-		wrong, err = t.store.Untrue(dir)
-	}
-	if err == nil && len(ms)+len(wrong) == 0 {
-		err = fmt.Errorf("%s has no committed checkpoint (looked in .dlrover)", dir)
-	}
-	return ms, wrong, err
-}
-
-func size(m commit.Manifest) string {
-	var n int64
-	for _, f := range m.Files {
-		n += f.Size
-	}
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	v, u := float64(n), 0
-	for v >= 1024 && u < len(units)-1 {
-		v, u = v/1024, u+1
-	}
-	if u == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", v, units[u])
-}
-
-func (t *tender) verify(ctx context.Context, args []string) error {
-	ms, wrong, err := t.manifests(args[0])
-	if err != nil {
-		return err
-	}
-	if len(args) == 2 {
-		step, err := parseStep(args[1])
-		if err != nil {
-			return err
+	names := 0
+	for commands := app.Commands; names < len(words); names++ {
+		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.Name == words[names] })
+		if i < 0 {
+			break
 		}
-		ms = slices.DeleteFunc(ms, func(m commit.Manifest) bool { return m.Step != step })
-		wrong = slices.DeleteFunc(wrong, func(s commit.Skipped) bool { return s.Step != step })
-		if len(ms)+len(wrong) == 0 {
-			return notCommitted(step, args[0])
+		commands = commands[i].Subcommands
+	}
+	return slices.Concat(args[:1], words[:names], options, []string{"--"}, words[names:])
+}
+
+// takesValue says whether the value of an option is the next word. The application knows the options of all commands.
+func takesValue(app *cli.App, option string) bool {
+	for _, f := range app.Flags {
+		if slices.Contains(f.Names(), strings.TrimLeft(option, "-")) {
+			_, flag := f.(*cli.BoolFlag)
+			return !flag
 		}
 	}
-	tracked, ok := t.store.Tracked(args[0])
-	for _, s := range wrong {
-		fmt.Fprintf(t.out, "%s: damaged: %s\n", name(s.Step, tracked, ok), printable.Line(s.Reason))
-	}
-	bad := len(wrong)
-	for _, m := range ms {
-		if err := t.store.Verify(ctx, args[0], m, nil); err != nil {
-			bad++
-			fmt.Fprintf(t.out, "%s: damaged: %s\n", name(m.Step, tracked, ok), printable.Line(err.Error()))
-			continue
-		}
-		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), size(m))
-	}
-	if bad > 0 {
-		return fmt.Errorf("%d of %d: %w", bad, len(ms)+len(wrong), errDamaged)
-	}
-	return nil
-}
-
-func (t *tender) remove(ctx context.Context, args []string) error {
-	step, err := parseStep(args[1])
-	if err != nil {
-		return err
-	}
-	if _, _, err := t.manifests(args[0]); err != nil {
-		return err
-	}
-	err = t.store.Remove(ctx, args[0], step)
-	switch {
-	case errors.Is(err, commit.ErrKept):
-		return fmt.Errorf("step %d stays: it is what a tracker names, or it is being saved again (%w)", step, err)
-	case errors.Is(err, commit.ErrNone):
-		return notCommitted(step, args[0])
-	}
-	return err
-}
-
-func notCommitted(step int64, dir string) error {
-	return fmt.Errorf("step %d is not committed in %s", step, dir)
-}
-
-func parseStep(text string) (int64, error) {
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("step %q: need a number from 0", text)
-	}
-	return n, nil
+	return false
 }
