@@ -96,4 +96,5 @@ func (s *Service) observe(run string, n rendezvous.Note) {
 	if s.cfg.Observe != nil {
 		s.cfg.Observe(run, n)
 	}
+	logWorld(s.cfg.Log, run, n)
 }

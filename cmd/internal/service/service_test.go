@@ -1,7 +1,10 @@
 package service
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -10,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -150,4 +154,40 @@ func (p inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
 	rec := httptest.NewRecorder()
 	p.h.ServeHTTP(rec, req)
 	return rec.Result(), nil
+}
+
+func TestASealIsLoggedByRankAHundredNodesALine(t *testing.T) {
+	var out bytes.Buffer
+	note := rendezvous.Note{Event: "seal", Round: 2, Epoch: 1}
+	for i := range 250 {
+		note.Members = append(note.Members, rendezvous.Member{GroupRank: i, Node: fmt.Sprintf("n%d", i), Addr: "10.0.0.1", Slots: 8, Ports: []int{4000, 4001}})
+	}
+	logWorld(slog.New(slog.NewJSONHandler(&out, nil)), "job", note)
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	require.Len(t, lines, 3)
+	next := 0
+	for _, l := range lines {
+		var got struct {
+			Run     string `json:"run_id"`
+			Nodes   int
+			Members []row
+		}
+		require.NoError(t, json.Unmarshal([]byte(l), &got))
+		require.Equal(t, "job", got.Run)
+		require.Equal(t, 250, got.Nodes)
+		require.LessOrEqual(t, len(got.Members), 100)
+		for _, m := range got.Members {
+			require.Equal(t, row{next, fmt.Sprintf("n%d", next), "10.0.0.1", 8, []int{4000, 4001}}, m)
+			next++
+		}
+	}
+	require.Equal(t, 250, next)
+
+	out.Reset()
+	note.Members = note.Members[:1]
+	logWorld(slog.New(slog.NewTextHandler(&out, nil)), "job", note)
+	require.Contains(t, out.String(), `members="[0=n0@10.0.0.1*8:4000,4001]"`)
+	out.Reset()
+	logWorld(slog.New(slog.NewTextHandler(&out, nil)), "job", rendezvous.Note{Event: "break"})
+	require.Empty(t, out.String())
 }

@@ -1,0 +1,53 @@
+// Package evidence turns what a launcher knows of its workers' ends into what the rendezvous keeps, and back: neither of
+// the two packages knows the other.
+package evidence
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous"
+)
+
+// Pack makes the launcher's records travel with the rendezvous, which keeps them unread.
+func Pack(fs []verdict.Failure) []rendezvous.Failure {
+	out := make([]rendezvous.Failure, 0, len(fs))
+	for _, f := range fs {
+		detail, err := json.Marshal(f)
+		if err != nil { // a Failure holds nothing that JSON cannot
+			detail = nil
+		}
+		out = append(out, rendezvous.Failure{Rank: f.Rank, GroupRank: f.Node, At: f.At, Detail: detail,
+			Text: fmt.Sprintf("rank %d (node %d %s, local rank %d) failed: %s", f.Rank, f.Node, f.NodeName, f.LocalRank, f.Reason())})
+	}
+	return out
+}
+
+// Unpack reads them again. The daemon's clock, to which it has shifted every node's times, replaces each node's own.
+func Unpack(e rendezvous.Evidence) verdict.Evidence {
+	v := verdict.Evidence{RestartsUsed: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize}
+	for _, f := range e.Failures {
+		v.Failures = append(v.Failures, failure(f))
+	}
+	for _, l := range e.Losses {
+		loss := verdict.Loss{Node: l.GroupRank, NodeName: l.Node, Reason: l.Reason, At: l.At}
+		for i := range l.Slots {
+			loss.Ranks = append(loss.Ranks, l.RankBase+i)
+		}
+		v.Losses = append(v.Losses, loss)
+	}
+	return v
+}
+
+func failure(f rendezvous.Failure) verdict.Failure {
+	var v verdict.Failure
+	if json.Unmarshal(f.Detail, &v) != nil {
+		return verdict.Failure{Rank: f.Rank, Node: f.GroupRank, Message: f.Text, At: f.At, ExitCode: 1}
+	}
+	if !v.ErrorTime.IsZero() {
+		v.ErrorTime = v.ErrorTime.Add(f.At.Sub(v.At))
+	}
+	v.At = f.At
+	return v
+}

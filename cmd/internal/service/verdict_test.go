@@ -1,0 +1,96 @@
+package service
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous"
+)
+
+var noon = time.Unix(1700000000, 0).UTC()
+
+func epoch(n int, e rendezvous.Evidence) rendezvous.EpochEvidence {
+	e.MaxRestarts, e.WorldSize = 3, 4
+	return rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Term: 1, Round: 1, Epoch: n}, Evidence: e}
+}
+
+func failed(rank int, output string) rendezvous.Evidence {
+	return rendezvous.Evidence{
+		Cause:    &rendezvous.Cause{Kind: rendezvous.CauseFailure, Text: "a rank failed"},
+		Failures: evidence.Pack([]verdict.Failure{{Node: 1, NodeName: "gpu-07", Rank: rank, PID: 42, ExitCode: 7, At: noon, LastLines: output}}),
+	}
+}
+
+func grown() rendezvous.Evidence {
+	return rendezvous.Evidence{Cause: &rendezvous.Cause{Kind: rendezvous.CauseGrowth, Text: "a node joined"}}
+}
+
+func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
+	three := 3
+	for name, c := range map[string]struct {
+		epochs []rendezvous.EpochEvidence
+		want   Verdict
+	}{
+		"the newest": {[]rendezvous.EpochEvidence{epoch(0, failed(1, "old")), epoch(1, failed(3, "bad batch"))}, Verdict{
+			Epoch: 1, Rule: verdict.FirstExit, RootRank: &three, RootNode: "gpu-07", Failures: 1,
+			Line: `rank 3 (node 1 gpu-07, local rank 0, pid 42) failed first: exit code 7, last output "bad batch"; no other rank of 4 failed; restarts used 0 of 3`,
+		}},
+		"before a growth": {[]rendezvous.EpochEvidence{epoch(0, failed(3, "bad batch")), epoch(1, grown())}, Verdict{
+			Epoch: 0, Rule: verdict.FirstExit, RootRank: &three, RootNode: "gpu-07", Failures: 1,
+			Line: `rank 3 (node 1 gpu-07, local rank 0, pid 42) failed first: exit code 7, last output "bad batch"; no other rank of 4 failed; restarts used 0 of 3`,
+		}},
+		"nothing but growths": {[]rendezvous.EpochEvidence{epoch(0, grown()), epoch(1, grown())}, Verdict{
+			Epoch: 1, Rule: verdict.NoCause, Line: "a node joined; no worker failed by itself; restarts used 0 of 3",
+		}},
+		"stopped": {[]rendezvous.EpochEvidence{epoch(0, failed(3, "old")), epoch(1, rendezvous.Evidence{
+			Outcome: rendezvous.Failed, Cause: &rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "stopped by hand"}})},
+			Verdict{Epoch: 1, Outcome: rendezvous.Failed, Rule: verdict.NoCause, Line: "stopped by hand; no worker failed by itself; restarts used 0 of 3"}},
+		"a lost node": {[]rendezvous.EpochEvidence{epoch(0, rendezvous.Evidence{Losses: []rendezvous.Loss{{Node: "gpu-09", GroupRank: 1, RankBase: 2, Slots: 2, Reason: "silent", At: noon}}})},
+			Verdict{Rule: verdict.NodeLost, RootNode: "gpu-09", Losses: 1, Line: "node 1 gpu-09 went away first: silent; it ran ranks 2-3; restarts used 0 of 3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, ok := judge(c.epochs)
+			require.True(t, ok)
+			c.want.Round, c.want.MaxRestarts, c.want.WorldSize = 1, 3, 4
+			got.Cause = nil
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+func TestVerdictsAreServed(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.Handle("/v1/runs/{run}/verdict", verdicts(func(run string) ([]rendezvous.EpochEvidence, error) {
+		switch run {
+		case "failed":
+			return []rendezvous.EpochEvidence{epoch(0, failed(3, "bad batch"))}, nil
+		case "young":
+			return nil, nil
+		}
+		return nil, rendezvous.ErrUnknownNode
+	}))
+	get := func(run string) (*httptest.ResponseRecorder, map[string]any) {
+		rec, body := httptest.NewRecorder(), map[string]any{}
+		mux.ServeHTTP(rec, httptest.NewRequest("GET", "/v1/runs/"+run+"/verdict", nil))
+		if rec.Body.Len() > 0 {
+			require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &body))
+		}
+		return rec, body
+	}
+	rec, body := get("failed")
+	require.Equal(t, http.StatusOK, rec.Code)
+	require.InDelta(t, 3, body["root_rank"], 0)
+	require.Equal(t, "first-exit", body["rule"])
+	rec, _ = get("young")
+	require.Equal(t, http.StatusNoContent, rec.Code)
+	rec, body = get("none")
+	require.Equal(t, http.StatusNotFound, rec.Code)
+	require.Equal(t, "unknown_node", body["code"])
+}
