@@ -55,7 +55,7 @@ func New(cfg Config) (*Service, error) {
 	s.Boards.SetSwitches(file.First())
 	s.server = api.NewServer(api.Handler(s.Hub, api.ServerConfig{
 		Token: cfg.Token, Extra: cfg.Extra,
-		Mounts: map[string]http.Handler{"checkpoints": s.Boards.Handler()},
+		Mounts: map[string]http.Handler{"checkpoints": s.Boards.Handler(), "verdict": api.Answer(s.verdict)},
 	}))
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -69,6 +69,7 @@ func New(cfg Config) (*Service, error) {
 // then choose.
 func (s *Service) rewire(topo rendezvous.Topology) {
 	s.Boards.SetSwitches(topo)
+	s.Hub.SetTopology(topo)
 }
 
 // Serve answers requests on l until Close, which makes it return http.ErrServerClosed. It closes l.

@@ -91,9 +91,12 @@ func TestCloseAnswersWhoWaits(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Hub.Join(t.Context(), "r", joining("n0", "10.0.0.1")))
 	waits := make(chan error, 1)
-	d, err := s.Hub.Watch(t.Context(), "r", "n0", 0)
+	d, err := s.Hub.Watch(t.Context(), "r", "n0", api.Cursor{})
 	require.NoError(t, err)
-	go func() { _, err := s.Hub.Watch(context.Background(), "r", "n0", d.Seq); waits <- err }()
+	go func() {
+		_, err := s.Hub.Watch(context.Background(), "r", "n0", api.Cursor{Directive: d.Seq})
+		waits <- err
+	}()
 	s.Close(time.Hour)
 	require.ErrorIs(t, <-waits, api.ErrClosed)
 	require.ErrorIs(t, s.Serve(closedListener(t)), http.ErrServerClosed)
@@ -144,6 +147,43 @@ func TestAChangedTopologyReachesTheCheckpoints(t *testing.T) {
 		time.Sleep(3 * topology.Interval)
 		synctest.Wait()
 		require.Equal(t, "other", switches(t, s, "2", "10.0.0.1"))
+	})
+}
+
+// The nodes of the next world have other ranks; the world that runs is left alone.
+func TestAChangedTopologyReachesTheRanks(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "topology")
+	require.NoError(t, os.WriteFile(path, []byte("a p 10.0.0.0\na p 10.0.0.1\nb p 10.0.0.2\n"), 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Config{TopologyFile: path, Log: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		defer s.Close(0)
+		var e rendezvous.EpochID
+		seal := func() (names []string) {
+			for i := range 3 {
+				j := joining(fmt.Sprintf("n%d", i), fmt.Sprintf("10.0.0.%d", i))
+				j.Params, j.Stopped = rendezvous.Params{Min: 3, Max: 3, MaxRestarts: 1}, e
+				require.NoError(t, s.Hub.Join(t.Context(), "r", j))
+			}
+			lead, err := s.Hub.Watch(t.Context(), "r", "n0", api.Cursor{})
+			require.NoError(t, err)
+			require.Equal(t, rendezvous.Lead, lead.Kind)
+			e = lead.EpochID
+			require.NoError(t, s.Hub.Report(t.Context(), "r", rendezvous.Ready{ID: "n0", EpochID: e, Addr: "10.0.0.0", Port: 1}))
+			world, err := s.Hub.World(t.Context(), "r")
+			require.NoError(t, err)
+			for _, m := range world {
+				names = append(names, m.Node)
+			}
+			return names
+		}
+		require.Equal(t, []string{"n0", "n1", "n2"}, seal())
+		require.NoError(t, os.WriteFile(path, []byte("a p 10.0.0.0\nother p 10.0.0.1\na p 10.0.0.2\n"), 0o600))
+		time.Sleep(3 * topology.Interval)
+		synctest.Wait()
+		require.Equal(t, "running", s.Hub.Runs(false)[0].Phase)
+		require.NoError(t, s.Hub.Report(t.Context(), "r", rendezvous.Failing{ID: "n1", EpochID: e, Decision: rendezvous.RestartFree}))
+		require.Equal(t, []string{"n0", "n2", "n1"}, seal())
 	})
 }
 

@@ -1,12 +1,12 @@
 package service
 
 import (
-	"encoding/json"
 	"net/http"
 
 	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
 )
 
 // Verdict says why an epoch of a run ended. GET /v1/runs/{run}/verdict answers with that of the newest one whose end
@@ -66,24 +66,15 @@ func judgeEpoch(e rendezvous.EpochEvidence) Verdict {
 	return v
 }
 
-// verdicts serves the verdict of each run.
-func verdicts(evidences func(run string) ([]rendezvous.EpochEvidence, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		epochs, err := evidences(req.PathValue("run"))
-		v, ok := judge(epochs)
-		switch {
-		case err != nil:
-			answer(w, http.StatusNotFound, map[string]string{"code": "unknown_node", "error": err.Error()})
-		case !ok:
-			w.WriteHeader(http.StatusNoContent)
-		default:
-			answer(w, http.StatusOK, v)
-		}
-	})
-}
-
-func answer(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the peer may be gone
+// verdict answers with the Verdict of a run, or with nothing before an epoch has ended.
+func (s *Service) verdict(req *http.Request) (any, error) {
+	epochs, err := s.Hub.Evidences(req.PathValue("run"))
+	if err != nil {
+		return nil, err
+	}
+	v, ok := judge(epochs)
+	if !ok {
+		return nil, api.ErrNothingNew
+	}
+	return v, nil
 }

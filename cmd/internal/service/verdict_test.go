@@ -1,9 +1,8 @@
 package service
 
 import (
-	"encoding/json"
+	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -66,31 +65,19 @@ func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
 }
 
 func TestVerdictsAreServed(t *testing.T) {
-	mux := http.NewServeMux()
-	mux.Handle("/v1/runs/{run}/verdict", verdicts(func(run string) ([]rendezvous.EpochEvidence, error) {
-		switch run {
-		case "failed":
-			return []rendezvous.EpochEvidence{epoch(0, failed(3, "bad batch"))}, nil
-		case "young":
-			return nil, nil
-		}
-		return nil, rendezvous.ErrUnknownNode
-	}))
-	get := func(run string) (*httptest.ResponseRecorder, map[string]any) {
-		rec, body := httptest.NewRecorder(), map[string]any{}
-		mux.ServeHTTP(rec, httptest.NewRequest("GET", "/v1/runs/"+run+"/verdict", nil))
-		if rec.Body.Len() > 0 {
-			require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &body))
-		}
-		return rec, body
-	}
-	rec, body := get("failed")
-	require.Equal(t, http.StatusOK, rec.Code)
-	require.InDelta(t, 3, body["root_rank"], 0)
-	require.Equal(t, "first-exit", body["rule"])
-	rec, _ = get("young")
-	require.Equal(t, http.StatusNoContent, rec.Code)
-	rec, body = get("none")
-	require.Equal(t, http.StatusNotFound, rec.Code)
-	require.Equal(t, "unknown_node", body["code"])
+	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	at := "http://" + serve(t, s) + "/v1/runs/r/verdict"
+	status, body := get(t, at, "")
+	require.Equal(t, http.StatusNotFound, status)
+	require.Contains(t, body, "unknown_run")
+
+	require.NoError(t, s.Hub.Join(t.Context(), "r", joining("n0", "10.0.0.1")))
+	status, _ = get(t, at, "")
+	require.Equal(t, http.StatusNoContent, status)
+
+	resp, err := http.Post(at, "", nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusMethodNotAllowed, resp.StatusCode)
 }
