@@ -65,7 +65,7 @@ func (t *tender) list(_ context.Context, args []string) error {
 		if ok && m.Step == tracked {
 			state += ", tracked"
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), size(m), printable.Line(m.Framework), state)
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), bytesOf(m), printable.Line(m.Framework), state)
 	}
 	for _, s := range wrong {
 		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n", strings.TrimPrefix(name(s.Step, tracked, ok), "step "), printable.Line(s.Reason))
@@ -116,7 +116,7 @@ func (t *tender) manifests(dir string) (ms []commit.Manifest, wrong []commit.Ski
 	return ms, wrong, err
 }
 
-func size(m commit.Manifest) string {
+func bytesOf(m commit.Manifest) string {
 	var n int64
 	for _, f := range m.Files {
 		n += f.Size
@@ -159,7 +159,7 @@ func (t *tender) verify(ctx context.Context, args []string) error {
 			fmt.Fprintf(t.out, "%s: damaged: %s\n", name(m.Step, tracked, ok), printable.Line(err.Error()))
 			continue
 		}
-		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), size(m))
+		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), bytesOf(m))
 	}
 	if bad > 0 {
 		return fmt.Errorf("%d of %d: %w", bad, len(ms)+len(wrong), errDamaged)

@@ -20,11 +20,26 @@ import (
 	"dlrover-run/cmd/internal/version"
 )
 
-const description = `A checkpoint directory:
+const description = `A running job, which its --rdzv-id names:
+  runs                           what the daemon keeps
+  status RUN                     what the run and its nodes are doing, and how old its checkpoints are
+  events RUN [-f]                what has happened lately; -f: and what happens until the run ends
+  verdict RUN                    who failed first when workers were last stopped, and why
+  restart RUN                    stop all workers and start them anew
+  stop RUN                       end the run as failed
+  pause RUN                      stop all workers; the launchers stay
+  resume RUN                     end a pause
+  bar RUN NODE                   no workers on the nodes of this name
+  unbar RUN NODE                 end a bar
+  log-level RUN LEVEL            what its launchers log from now on: debug, info, warn or error
+
+A checkpoint directory:
   checkpoints ls DIR             the committed steps
   checkpoints verify DIR [STEP]  read every file of a step, or of all, against its checksums
   checkpoints rm DIR STEP        remove a step; not the one that the tracker names
-`
+
+Exit status: 0 done; 1 the daemon refuses, is not there, or has nothing of that name, or a checkpoint is damaged;
+2 the command line is wrong, or there are no such checkpoints.`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -68,10 +83,10 @@ func (p *program) app() *cli.App {
 		Name: "dlroverctl", Usage: "shows and tends training jobs and their checkpoints", Description: description,
 		HideHelp: true, HideHelpCommand: true, HideVersion: true, Writer: io.Discard, ErrWriter: io.Discard,
 		ExitErrHandler: func(*cli.Context, error) {},
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "print this text, and exit"},
+		Flags: append(append(connection(), jsonOption(), followOption(), reasonOption(), chargeOption(), nodeOption()),
+			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
-		},
+		),
 		Action: func(c *cli.Context) error {
 			if c.Bool("version") {
 				fmt.Fprintln(p.stdout, "dlroverctl", version.Version)
@@ -79,7 +94,7 @@ func (p *program) app() *cli.App {
 			}
 			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
 		},
-		Commands: []*cli.Command{p.checkpoints()},
+		Commands: slices.Concat(p.runs(), p.orders(), []*cli.Command{p.checkpoints()}),
 	}
 }
 

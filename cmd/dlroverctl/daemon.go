@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/token"
+	"dlrover-run/launcher/printable"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// Options of the commands that speak to a daemon.
+func connection() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "master", Category: "Options of a running job", Usage: "`HOST:PORT`: dlrover-master, or the node that serves the rendezvous of the job (default: $DLROVER_MASTER_ADDR)"},
+		&cli.StringFlag{Name: "token-file", Category: "Options of a running job", Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
+	}
+}
+
+func jsonOption() cli.Flag {
+	return &cli.BoolFlag{Name: "json", Category: "Options of a running job", Usage: "runs, status, events, verdict: print JSON, events one a line"}
+}
+
+// call is a command on its way to a daemon.
+type call struct {
+	*program
+	context.Context
+	args   *cli.Context
+	client *api.Client
+	addr   string
+}
+
+// run is the first argument, which names the run in all commands but runs.
+func (c *call) run() string { return c.args.Args().First() }
+
+// node is the second argument.
+func (c *call) node() string { return c.args.Args().Get(1) }
+
+// onDaemon is a command with that many arguments and its own options beside those of the connection.
+func (p *program) onDaemon(name, arguments string, f func(*call) error, options ...cli.Flag) *cli.Command {
+	return &cli.Command{
+		Name: name, HideHelp: true, Flags: append(connection(), options...),
+		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+			return fmt.Errorf("%s: %w; see dlroverctl --help", name, err)
+		},
+		Action: func(args *cli.Context) error {
+			if args.NArg() != len(strings.Fields(arguments)) || slices.Contains(args.Args().Slice(), "") {
+				return fmt.Errorf("usage: dlroverctl %s [options]; see dlroverctl --help", strings.TrimSpace(name+" "+arguments))
+			}
+			return p.call(args, f)
+		},
+	}
+}
+
+// call connects and calls f, whose errors are what the daemon, or the lack of one, has to say.
+func (p *program) call(args *cli.Context, f func(*call) error) error {
+	addr, err := p.master(args.String("master"))
+	if err != nil {
+		return err
+	}
+	secret, err := token.Find(args.String("token-file"), p.env)
+	if err != nil {
+		return err
+	}
+	c := &call{program: p, Context: args.Context, args: args, client: api.NewClient(addr, secret), addr: addr}
+	defer c.client.Close()
+	return c.explain(f(c))
+}
+
+// master is the address of the daemon that the options or the environment name.
+func (p *program) master(option string) (string, error) {
+	addr, from := option, "--master"
+	if addr == "" {
+		addr, _ = p.env("DLROVER_MASTER_ADDR")
+		from = "DLROVER_MASTER_ADDR"
+	}
+	if addr == "" {
+		return "", errors.New("no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR to the address of dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
+	}
+	host, port, err := net.SplitHostPort(strings.TrimSpace(addr))
+	if err != nil || host == "" || port == "" {
+		return "", fmt.Errorf("%s=%s: need host and port, such as node0:29400 or [::1]:50001", from, addr)
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// usageError is found out while a command runs, and one of the command line all the same.
+type usageError struct{ error }
+
+// explain says what to do about an error of the daemon.
+func (c *call) explain(err error) error {
+	var netErr *url.Error
+	var usage *usageError
+	var found *foundError
+	switch {
+	case err == nil, errors.As(err, &usage), errors.As(err, &found):
+		return err
+	case errors.Is(err, api.ErrUnknownRun):
+		err = c.unknownRun()
+	case errors.Is(err, rendezvous.ErrUnknownNode):
+		err = c.unknownNode(c.args.String("node"))
+	case errors.Is(err, context.Canceled):
+		err = errors.New("interrupted")
+	case errors.As(err, &netErr):
+		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, running there?", c.addr, netErr.Err)
+	default:
+		err = fmt.Errorf("the daemon at %s: %w", c.addr, err)
+	}
+	return &foundError{err}
+}
+
+// unknownRun says which runs there are.
+func (c *call) unknownRun() error {
+	runs, err := c.client.Runs(c)
+	if err != nil {
+		return fmt.Errorf("the daemon at %s keeps no run %q", c.addr, c.run())
+	}
+	var names []string
+	for _, r := range runs {
+		names = append(names, r.Run)
+	}
+	return fmt.Errorf("the daemon at %s keeps no run %q; it keeps %s", c.addr, c.run(), several(names))
+}
+
+// unknownNode says which nodes there are.
+func (c *call) unknownNode(name string) error {
+	s, err := c.status()
+	if err != nil {
+		return fmt.Errorf("run %q has no node %q", c.run(), name)
+	}
+	var names []string
+	for _, n := range s.Nodes {
+		names = append(names, n.Name)
+	}
+	return fmt.Errorf("run %q has no node %q; it has %s", c.run(), name, several(names))
+}
+
+// maxNamed is how many names an error lists.
+const maxNamed = 20
+
+// several lists names, or the first of them by the alphabet.
+func several(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	slices.Sort(names)
+	more := ""
+	if n := len(names) - maxNamed; n > 0 {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
+	}
+	return printable.Line(strings.Join(names, ", ")) + more
+}
+
+// status is that of the run, with its nodes.
+func (c *call) status() (api.RunStatus, error) {
+	runs, err := c.client.Runs(c)
+	if err != nil {
+		return api.RunStatus{}, err
+	}
+	i := slices.IndexFunc(runs, func(r api.RunStatus) bool { return r.Run == c.run() })
+	if i < 0 {
+		return api.RunStatus{}, api.ErrUnknownRun
+	}
+	return runs[i], nil
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/launcher/printable"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+func followOption() cli.Flag {
+	return &cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Category: "Options of a running job", Usage: "events: go on until the run has ended"}
+}
+
+const (
+	// noEvents is how long a run without any event is waited for: the daemon holds the question for longer.
+	noEvents = 2 * time.Second
+	// awayFor is how long a daemon that was there may be away, and askAgain how often it is looked for.
+	awayFor  = time.Minute
+	askAgain = 500 * time.Millisecond
+)
+
+// showEvents prints what the daemon remembers of a run and, to who follows, what happens from then on.
+func (c *call) showEvents() error {
+	if c.args.Bool("follow") {
+		return c.followEvents()
+	}
+	es, err := c.kept()
+	c.printEvents(es)
+	return err
+}
+
+// kept are the events that the daemon remembers.
+func (c *call) kept() (api.Events, error) {
+	ctx, cancel := context.WithTimeout(c, noEvents)
+	defer cancel()
+	es, err := c.client.Events(ctx, c.run(), 0)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return api.Events{}, nil
+	}
+	return es, err
+}
+
+// followEvents ends with the run, or with the daemon that has kept it.
+func (c *call) followEvents() error {
+	var lost time.Time // when the daemon was first found to be away
+	var after uint64
+	for {
+		es, err := c.client.Events(c, c.run(), after)
+		switch {
+		case err == nil:
+			c.printEvents(es)
+			if after = es.Next; ended(es.Events) {
+				return nil
+			}
+		case errors.Is(err, api.ErrNothingNew):
+		case c.Err() != nil:
+			return nil // enough
+		case after == 0 || !c.mayComeBack(err, &lost):
+			return err
+		}
+		if err == nil || errors.Is(err, api.ErrNothingNew) {
+			lost = time.Time{}
+		}
+	}
+}
+
+// mayComeBack waits a little for a daemon that was here.
+func (c *call) mayComeBack(err error, lost *time.Time) bool {
+	var away *url.Error
+	if !errors.As(err, &away) || c.Err() != nil {
+		return false
+	}
+	if lost.IsZero() {
+		*lost = time.Now()
+		fmt.Fprintf(c.stderr, "dlroverctl: no daemon answers at %s; waiting for it\n", c.addr)
+	}
+	select {
+	case <-time.After(askAgain):
+	case <-c.Done():
+	}
+	return time.Since(*lost) < awayFor
+}
+
+// ended says whether the last thing that happened to a run was its end.
+func ended(es []api.Event) (end bool) {
+	for _, e := range es {
+		switch e.Event {
+		case string(rendezvous.Succeeded), string(rendezvous.Failed):
+			end = true
+		case "join", "seal":
+			end = false
+		}
+	}
+	return end
+}
+
+func (c *call) printEvents(es api.Events) {
+	if es.Dropped {
+		fmt.Fprintln(c.stderr, "dlroverctl: older events are not kept any more")
+	}
+	for _, e := range es.Events {
+		if c.args.Bool("json") {
+			_ = c.json(e)
+			continue
+		}
+		fmt.Fprintf(c.stdout, "%s  %3d.%-3d %-14s  %s\n", e.At.Local().Format(time.DateTime), e.Round, e.Epoch, printable.Line(e.Event), printable.Line(eventText(e)))
+	}
+}
+
+// eventText is what an event says, and about whom.
+func eventText(e api.Event) string {
+	text := e.Text
+	if e.Event == "seal" {
+		text = fmt.Sprintf("%d nodes, %d workers", e.Nodes, e.World)
+	}
+	switch {
+	case e.Node == "":
+		return text
+	case text == "":
+		return e.Node
+	}
+	return e.Node + ": " + text
+}

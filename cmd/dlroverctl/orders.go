@@ -1,0 +1,159 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/launcher/printable"
+	"dlrover-run/rendezvous"
+)
+
+func reasonOption() cli.Flag {
+	return &cli.StringFlag{Name: "reason", Category: "Options of a running job", Usage: "`TEXT`: restart, stop, pause, resume, bar, unbar: why; shown in the log, the status and the verdict of the run"}
+}
+
+func chargeOption() cli.Flag {
+	return &cli.BoolFlag{Name: "charge", Category: "Options of a running job", Usage: "restart: spend one of the run's --max-restarts; with none left the run fails"}
+}
+
+func nodeOption() cli.Flag {
+	return &cli.StringFlag{Name: "node", Category: "Options of a running job", Usage: "`NAME`: log-level: of this node only"}
+}
+
+// orders are the commands that act on a run. None asks back: scripts use them.
+func (p *program) orders() []*cli.Command {
+	run := func(name string, kind rendezvous.OrderKind, done string, options ...cli.Flag) *cli.Command {
+		return p.onDaemon(name, "RUN", func(c *call) error {
+			return c.order(rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge")}, done)
+		}, append(options, reasonOption())...)
+	}
+	node := func(name string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {
+		return p.onDaemon(name, "RUN NODE", func(c *call) error {
+			return c.order(rendezvous.Order{Kind: kind, Node: c.node()}, done(c))
+		}, reasonOption())
+	}
+	return []*cli.Command{
+		run("restart", rendezvous.OrderRestart, "its workers are stopped and started anew", chargeOption()),
+		run("stop", rendezvous.OrderStop, "stopped; its workers and launchers end"),
+		run("pause", rendezvous.OrderPause, "paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN"),
+		run("resume", rendezvous.OrderResume, "goes on"),
+		node("bar", rendezvous.OrderBar, (*call).barred),
+		node("unbar", rendezvous.OrderUnbar, func(c *call) string { return "node " + printable.Line(c.node()) + " may get workers again" }),
+		p.onDaemon("log-level", "RUN LEVEL", (*call).logLevel, nodeOption()),
+	}
+}
+
+// order gives an order and says what it has done.
+func (c *call) order(o rendezvous.Order, done string) error {
+	o.Cause, o.Text = rendezvous.CauseOperator, c.reason()
+	if err := c.client.Order(c, c.run(), o); err != nil {
+		return c.refused(o, err)
+	}
+	name := printable.Line(c.run())
+	fmt.Fprintf(c.stdout, "run %s: %s\n", name, strings.ReplaceAll(done, "RUN", name))
+	return nil
+}
+
+// barred says what a bar does, and whether it concerns anybody who is here.
+func (c *call) barred() string {
+	text := fmt.Sprintf("node %s gets no workers any more", printable.Line(c.node()))
+	if s, err := c.status(); err == nil && !slices.ContainsFunc(s.Nodes, func(n rendezvous.NodeStatus) bool { return n.Name == c.node() }) {
+		text += "; no node of that name is here now"
+	}
+	return text + "; to end it: dlroverctl unbar RUN " + printable.Line(c.node())
+}
+
+// reason is what the operator says, and who that is.
+func (c *call) reason() string {
+	by := "by dlroverctl"
+	if host, err := os.Hostname(); err == nil {
+		by += " on " + printable.Line(host)
+	}
+	if user, ok := c.env("USER"); ok && user != "" {
+		by += " as " + printable.Line(user)
+	}
+	if text := c.args.String("reason"); text != "" {
+		return text + " (" + by + ")"
+	}
+	return by
+}
+
+// refused says why an order has no effect.
+func (c *call) refused(o rendezvous.Order, err error) error {
+	reasons := []struct {
+		is   error
+		text string
+	}{
+		{rendezvous.ErrNotRunning, "has no workers that could be started anew"},
+		{rendezvous.ErrNotPaused, "is not paused: there is nothing to resume"},
+		{rendezvous.ErrFinished, "has ended: " + string(o.Kind) + " does nothing any more"},
+		{rendezvous.ErrUnknownNode, fmt.Sprintf("does not bar node %q; it bars %s", o.Node, c.bars())},
+	}
+	for _, r := range reasons {
+		if errors.Is(err, r.is) {
+			return &foundError{fmt.Errorf("run %q %s%s", c.run(), r.text, c.present())}
+		}
+	}
+	return err
+}
+
+// bars names the nodes that get no workers.
+func (c *call) bars() string {
+	s, err := c.status()
+	if err != nil {
+		return "others"
+	}
+	names := slices.Collect(maps.Keys(s.Bars))
+	for _, n := range s.Nodes {
+		if n.Barred != nil && !slices.Contains(names, n.Name) {
+			names = append(names, n.Name)
+		}
+	}
+	return several(names)
+}
+
+// present is what the run is doing instead, for an error.
+func (c *call) present() string {
+	s, err := c.status()
+	if err != nil {
+		return ""
+	}
+	return " (it is now: " + phase(s.Status) + ")"
+}
+
+// levels are what launchers understand.
+func levels() []string { return []string{"debug", "info", "warn", "error"} }
+
+// logLevel tells launchers how much to log. They forget it when they end.
+func (c *call) logLevel() error {
+	word, node := c.args.Args().Get(1), c.args.String("node")
+	level := strings.ToLower(word)
+	if level == "warning" {
+		level = "warn" // as $LOGLEVEL has it
+	}
+	if !slices.Contains(levels(), level) {
+		return &usageError{fmt.Errorf("log-level %q: need one of %s", word, strings.Join(levels(), ", "))}
+	}
+	s, err := c.status()
+	if err == nil && s.Outcome != "" {
+		return &foundError{fmt.Errorf("run %q has ended%s", c.run(), c.present())}
+	}
+	if err == nil {
+		err = c.client.Notify(c, c.run(), node, "log-level", level)
+	}
+	if err != nil {
+		return err
+	}
+	whom := "all launchers of the run are"
+	if node != "" {
+		whom = "the launcher of node " + printable.Line(node) + " is"
+	}
+	fmt.Fprintf(c.stdout, "run %s: %s told to log from level %s on\n", printable.Line(c.run()), whom, level)
+	return nil
+}

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/service"
+	"dlrover-run/launcher/printable"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// runs are the commands that show what a daemon keeps.
+func (p *program) runs() []*cli.Command {
+	return []*cli.Command{
+		p.onDaemon("runs", "", (*call).listRuns, jsonOption()),
+		p.onDaemon("status", "RUN", (*call).showStatus, jsonOption()),
+		p.onDaemon("verdict", "RUN", (*call).showVerdict, jsonOption()),
+		p.onDaemon("events", "RUN", (*call).showEvents, jsonOption(), followOption()),
+	}
+}
+
+// table is for people; whatever is written to a cell fits on its line.
+type table struct{ w *tabwriter.Writer }
+
+func newTable(w io.Writer) table { return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)} }
+
+func (t table) row(cells ...string) {
+	for i, c := range cells {
+		cells[i] = printable.Line(c)
+	}
+	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+}
+
+// json prints v on a line.
+func (c *call) json(v any) error {
+	enc := json.NewEncoder(printable.JSON(c.stdout))
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+func (c *call) listRuns() error {
+	runs, err := c.client.Runs(c)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(runs, func(a, b api.RunStatus) int { return cmp.Compare(a.Run, b.Run) })
+	if c.args.Bool("json") {
+		return c.json(runs)
+	}
+	if len(runs) == 0 {
+		fmt.Fprintf(c.stdout, "the daemon at %s keeps no run\n", c.addr)
+		return nil
+	}
+	t := newTable(c.stdout)
+	t.row("RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")
+	for _, r := range runs {
+		t.row(r.Run, strconv.Itoa(r.Members+r.Waiting), size(r.Params), strconv.Itoa(workers(r.Status)), strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), restarts(r.Status), phase(r.Status))
+	}
+	return t.w.Flush()
+}
+
+// size is what --nnodes says.
+func size(p rendezvous.Params) string {
+	if p.Min == p.Max {
+		return strconv.Itoa(p.Min)
+	}
+	return fmt.Sprintf("%d to %d", p.Min, p.Max)
+}
+
+func restarts(s rendezvous.Status) string {
+	return fmt.Sprintf("%d of %d", s.Restarts, s.Params.MaxRestarts)
+}
+
+// workers is how many run, or are being started.
+func workers(s rendezvous.Status) int {
+	if s.Phase == "running" || s.Phase == "releasing" {
+		return s.WorldSize
+	}
+	return 0
+}
+
+// phase says what a run is doing.
+func phase(s rendezvous.Status) string {
+	switch {
+	case s.Outcome != "" && s.Cause != nil:
+		return s.Outcome + ": " + s.Cause.Text
+	case s.Outcome != "":
+		return s.Outcome
+	case s.Paused != nil:
+		return "paused: " + s.Paused.Text
+	}
+	switch s.Phase {
+	case "forming":
+		return "waiting for nodes"
+	case "gating":
+		return "checking nodes"
+	case "releasing":
+		return "starting"
+	}
+	return s.Phase
+}
+
+// runStatus is the answer of status --json.
+type runStatus struct {
+	api.RunStatus
+	Checkpoint *checkpoint `json:"checkpoint,omitempty"`
+}
+
+func (c *call) showStatus() error {
+	s, err := c.status()
+	if err != nil {
+		return err
+	}
+	saved, err := c.checkpoint()
+	if err != nil {
+		return err
+	}
+	if c.args.Bool("json") {
+		return c.json(runStatus{s, saved})
+	}
+	es, err := c.kept()
+	if err != nil {
+		return err
+	}
+	c.describe(s, saved, es.Events)
+	c.listNodes(s.Nodes)
+	return nil
+}
+
+func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
+	t := newTable(c.stdout)
+	t.row("run", s.Run)
+	t.row("state", phase(s.Status))
+	t.row("nodes", fmt.Sprintf("%d in the world, %d waiting; it wants %s", s.Members, s.Waiting, size(s.Params)))
+	t.row("workers", strconv.Itoa(workers(s.Status)))
+	t.row("round", fmt.Sprintf("%d, epoch %d", s.Round, s.Epoch))
+	t.row("restarts", restarts(s.Status))
+	if saved != nil {
+		t.row("checkpoint", saved.describe(c.now()))
+	}
+	if s.Cause != nil && s.Outcome == "" && s.Paused == nil {
+		t.row("last stop", s.Cause.Text)
+	}
+	if len(es) > 0 {
+		e := es[len(es)-1]
+		t.row("last event", fmt.Sprintf("%s ago: %s %s", age(c.now().Sub(e.At)), e.Event, eventText(e)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Bars)) {
+		t.row("barred", name+": "+s.Bars[name].Text)
+	}
+	_ = t.w.Flush()
+}
+
+func (c *call) listNodes(nodes []rendezvous.NodeStatus) {
+	if len(nodes) == 0 {
+		return
+	}
+	fmt.Fprintln(c.stdout)
+	t := newTable(c.stdout)
+	t.row("RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
+	for _, n := range nodes {
+		rank := "-"
+		if n.GroupRank >= 0 {
+			rank = strconv.Itoa(n.GroupRank)
+		}
+		t.row(rank, n.Name, n.Addr, strconv.Itoa(n.Slots), nodeState(n))
+	}
+	_ = t.w.Flush()
+}
+
+func nodeState(n rendezvous.NodeStatus) string {
+	switch {
+	case n.Barred != nil && n.State == "barred":
+		return "barred: " + n.Barred.Text
+	case n.Barred != nil:
+		return n.State + ", barred: " + n.Barred.Text
+	case n.Suspect:
+		return n.State + ", silent"
+	}
+	return n.State
+}
+
+// checkpoint is how much of a run's work would be left: the oldest of what the ranks have.
+type checkpoint struct {
+	MemoryStep int64     `json:"memory_step"`
+	MemoryAt   time.Time `json:"memory_at,omitzero"`
+	DiskStep   int64     `json:"disk_step"`
+	DiskAt     time.Time `json:"disk_at,omitzero"`
+}
+
+// checkpoint is nil for a run that saves nothing.
+func (c *call) checkpoint() (*checkpoint, error) {
+	var sum struct {
+		Ages []struct {
+			MemoryStep int64     `json:"memory_step"`
+			DiskStep   int64     `json:"durable_step"`
+			MemoryAt   time.Time `json:"memory_at"`
+			DiskAt     time.Time `json:"durable_at"`
+		} `json:"ages"`
+	}
+	if err := c.client.Mounted(c, c.run(), "checkpoints", &sum); err != nil || len(sum.Ages) == 0 {
+		return nil, err
+	}
+	first := sum.Ages[0]
+	out := &checkpoint{first.MemoryStep, first.MemoryAt, first.DiskStep, first.DiskAt}
+	for _, a := range sum.Ages[1:] {
+		if a.MemoryAt.Before(out.MemoryAt) {
+			out.MemoryStep, out.MemoryAt = a.MemoryStep, a.MemoryAt
+		}
+		if a.DiskAt.Before(out.DiskAt) {
+			out.DiskStep, out.DiskAt = a.DiskStep, a.DiskAt
+		}
+	}
+	return out, nil
+}
+
+func (s *checkpoint) describe(now time.Time) string {
+	part := func(where string, step int64, at time.Time) string {
+		if at.IsZero() {
+			return "none " + where
+		}
+		return fmt.Sprintf("step %d %s, %s old", step, where, age(now.Sub(at)))
+	}
+	return part("in memory", s.MemoryStep, s.MemoryAt) + "; " + part("on disk", s.DiskStep, s.DiskAt)
+}
+
+// age writes a duration in its two largest units.
+func age(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+func (c *call) showVerdict() error {
+	var v service.Verdict
+	err := c.client.Mounted(c, c.run(), "verdict", &v)
+	if errors.Is(err, api.ErrNothingNew) {
+		return &foundError{fmt.Errorf("run %q has no verdict: none of its epochs has ended", c.run())}
+	}
+	if err != nil {
+		return err
+	}
+	if c.args.Bool("json") {
+		return c.json(v)
+	}
+	fmt.Fprintf(c.stdout, "round %d, epoch %d: %s\n", v.Round, v.Epoch, printable.Line(v.Line))
+	return nil
+}
