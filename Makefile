@@ -1,16 +1,19 @@
-# Needed: Go 1.26 and make. PyTorch, for /usr/bin/python3, is installed from Debian's
-# packages when it is missing and this is root on Debian or Ubuntu.
+# Needed: Go 1.26 and make. PyTorch, for /usr/bin/python3, is installed from Debian's packages when it is missing and
+# this is root on Debian or Ubuntu. TORCH_PYTHON names another Python with PyTorch for tests, demo and bench.
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GOTAGS    := urfave_cli_no_docs,nethttpomithttp2
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
-FOLDERS   := cmd launcher rendezvous checkpointd
+FOLDERS   := cmd internal launcher rendezvous checkpointd
 FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
+SOAK_COUNT ?= 10
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 IMAGE     ?= dlrover-run:$(VERSION)
+REFERENCES := ./cmd/internal/reference ./cmd/dlrover-run ./cmd/dlrover-master ./cmd/internal/ckptd ./cmd/dlroverctl
+TESTLOG   := go run ./cmd/internal/testlog
 
-.PHONY: help build demo test race lint fuzz bench chaos e2e e2e-torch2 image clean torch
+.PHONY: help build demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-11s %s\n", t[1], $$2}'
@@ -22,14 +25,17 @@ demo: build ## an elastic PyTorch job on this machine that loses a worker, loses
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
 	bin/demo $(DEMOFLAGS)
 
-test: torch build lint race ## everything that CI runs: lint, and all tests under the race detector with real PyTorch
+test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
 
-race: ## all tests under the race detector
-	go test -race -count=1 -timeout 20m ./cmd/dlrover-run ./... # the longest first
+race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
+	go test -race -short -count=1 -timeout 20m -json ./cmd/dlrover-run ./... | $(TESTLOG) # the longest first
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
 	go vet ./...
+
+docs: ## write docs/reference.md from the tables in the code
+	go test -count=1 -p 1 -run '^TestReference' $(REFERENCES) -args -update
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@go list ./... | while read p; do \
@@ -42,12 +48,15 @@ bench: torch build ## ours and torchrun, measured in one run
 chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves checkpoints
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./cmd/dlrover-run
 
-e2e: torch ## the tests that start the real programs
-	go test -count=1 -timeout 20m ./cmd/...
+soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
+	go test -count=$(SOAK_COUNT) -timeout 5h -failfast -json ./cmd/dlrover-run | $(TESTLOG)
+
+e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included
+	go test -count=1 -timeout 30m -json ./cmd/... | $(TESTLOG)
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
-	DLROVER_TORCH2_PYTHON=$(TORCH2)/bin/python go test -count=1 -timeout 20m -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
-	DEMO_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
+	TORCH_PYTHON=$(TORCH2)/bin/python go test -count=1 -timeout 30m -json -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/... | $(TESTLOG)
+	TORCH_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
 
 $(TORCH2)/bin/python:
 	python3 -m venv $(TORCH2)
