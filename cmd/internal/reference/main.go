@@ -1,0 +1,171 @@
+// reference writes docs/reference.md from the tables in the code: the options of every program, the environment
+// variables and the metrics. It runs in the repository's root.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"dlrover-run/launcher/argv"
+)
+
+// Path is the file below the root.
+const Path = "docs/reference.md"
+
+func main() {
+	text, err := generate(".")
+	if err == nil {
+		err = os.WriteFile(Path, text, 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "reference:", err)
+		os.Exit(1)
+	}
+}
+
+const introduction = `# Reference
+
+Written by ` + "`make docs`" + ` from the tables in the code; do not edit.
+
+[dlrover-run](#dlrover-run) · [dlrover-master](#dlrover-master) · [checkpointd](#checkpointd) · [dlroverctl](#dlroverctl) ·
+[environment](#environment) · [metrics](#metrics) · [exit status](#exit-status) · [events](#events)
+`
+
+// generate returns the text of the file; root is the folder of the repository.
+func generate(root string) ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString(introduction)
+	launcherOptions(&b)
+	dir, err := os.MkdirTemp("", "reference-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	for _, program := range []string{"dlrover-master", "checkpointd", "dlroverctl"} {
+		help, err := helpOf(root, dir, program)
+		if err != nil {
+			return nil, err
+		}
+		programOptions(&b, program, help)
+	}
+	environment(&b)
+	if err := metrics(&b, root); err != nil {
+		return nil, err
+	}
+	pointers(&b)
+	return b.Bytes(), nil
+}
+
+// heading begins a section with a table.
+func heading(b *bytes.Buffer, title, text string, columns ...string) {
+	fmt.Fprintf(b, "\n%s\n\n%s", title, text)
+	if text != "" {
+		b.WriteString("\n")
+	}
+	row(b, columns...)
+	b.WriteString(strings.Repeat("|---", len(columns)) + "|\n")
+}
+
+// row writes a line of a table; what would end a cell is escaped.
+func row(b *bytes.Buffer, cells ...string) {
+	for _, c := range cells {
+		b.WriteString(strings.TrimRight("| "+strings.ReplaceAll(c, "|", `\|`), " ") + " ")
+	}
+	b.WriteString("|\n")
+}
+
+func code(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "`" + s + "`"
+}
+
+const launcherText = "`dlrover-run [options] [--] training_script [script arguments]`. Underscores may take the place of dashes, and\n" +
+	"unique abbreviations are understood. `PET_<OPTION>` in the environment gives an option's default, 0 or 1 that of one\n" +
+	"without a value; options marked * have no variable. Torchrun has those without + as well.\n"
+
+func launcherOptions(b *bytes.Buffer) {
+	section := ""
+	fmt.Fprintf(b, "\n## dlrover-run\n\n%s", launcherText)
+	for _, o := range argv.Options() {
+		if o.Category != section {
+			section = o.Category
+			heading(b, "### "+section, "", "option", "default", "what it does")
+		}
+		name := code(strings.TrimSpace("--" + o.Name + " " + o.Meta))
+		if o.Short != 0 {
+			name = code("-"+string(o.Short)) + ", " + name
+		}
+		if o.Extra {
+			name += " +"
+		}
+		if o.Env == "" {
+			name += " *"
+		}
+		row(b, name, code(o.Default), strings.TrimSuffix(o.Usage, " (default: "+o.Default+")"))
+	}
+}
+
+// helpOf builds a program and asks it for its help text.
+func helpOf(root, dir, program string) (string, error) {
+	bin := filepath.Join(dir, program)
+	build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-o", bin, "./cmd/"+program)
+	build.Dir = root
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w: %s", program, err, out)
+	}
+	out, err := exec.Command(bin, "--help").Output()
+	return string(out), err
+}
+
+// firstOption matches where the options begin, with the title of a section.
+const firstOption = `(?m)^\S.*:\n  -`
+
+// programOptions writes what a help text says; it relies on package help.
+func programOptions(b *bytes.Buffer, program, help string) {
+	begin := regexp.MustCompile(firstOption).FindStringIndex(help)
+	if begin == nil {
+		begin = []int{len(help)}
+	}
+	head, options := help[:begin[0]], help[begin[0]:]
+	fmt.Fprintf(b, "\n## %s\n\n```\n%s\n```\n", program, strings.TrimSpace(head))
+	heading(b, "### Options of "+program, "", "option", "what it does")
+	name, text := "", ""
+	end := func() {
+		if name != "" {
+			row(b, code(name), text)
+		}
+		name, text = "", ""
+	}
+	for line := range strings.Lines(options) {
+		word := strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "   "):
+			text = strings.TrimSpace(text + " " + word)
+		case strings.HasPrefix(line, "  -"):
+			end()
+			name = word
+		}
+	}
+	end()
+}
+
+func environment(b *bytes.Buffer) {
+	heading(b, "## Environment", "What the programs read. What workers get: [torchrun.md](torchrun.md#the-workers-environment).\n",
+		"variable", "read by", "meaning")
+	for _, v := range variables {
+		row(b, code(v.name), v.reader, v.meaning)
+	}
+}
+
+func pointers(b *bytes.Buffer) {
+	b.WriteString("\n## Exit status\n\nOf every program, by policy: [exit-codes.md](exit-codes.md).\n" +
+		"\n## Events\n\nWhat `--event-log` writes and the rendezvous tells: [events.md](events.md).\n")
+}

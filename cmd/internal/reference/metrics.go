@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// metric is one that a program serves, as its source describes it.
+type metric struct{ name, help string }
+
+func metrics(b *bytes.Buffer, root string) error {
+	for _, s := range []struct{ folder, title, text string }{
+		{"cmd/dlrover-run", "## Metrics", "Those of `dlrover-run --metrics-addr=HOST:PORT`, of this node. `/healthz` answers there, too.\n"},
+		{"cmd/dlrover-master", "### Metrics of dlrover-master", "At `/metrics` of its address, without a token, beside those of the Go runtime.\n"},
+	} {
+		found, err := described(filepath.Join(root, s.folder))
+		if err != nil {
+			return err
+		}
+		heading(b, s.title, s.text, "metric", "kind", "meaning")
+		for _, m := range found {
+			kind := "gauge"
+			if strings.HasSuffix(m.name, "_total") {
+				kind = "counter"
+			}
+			row(b, code(m.name), kind, m.help)
+		}
+	}
+	return nil
+}
+
+// described returns what the Go files of a folder describe: a name and then, as the next argument or element, a
+// sentence. A name without dlrover_ in front gets the prefix that the file gives to prometheus.NewDesc.
+func described(folder string) (found []metric, err error) {
+	err = filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err == nil {
+			found = append(found, inFile(f)...)
+		}
+		return err
+	})
+	slices.SortFunc(found, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
+	return slices.Compact(found), err
+}
+
+func inFile(f *ast.File) (found []metric) {
+	prefix := ""
+	name, sentence := regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`), regexp.MustCompile(`^[A-Z1].* .*\.$`)
+	pair := func(list []ast.Expr) {
+		if len(list) < 2 {
+			return
+		}
+		n, help := text(list[0]), text(list[1])
+		if name.MatchString(n) && sentence.MatchString(help) {
+			found = append(found, metric{n, help})
+		}
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			pair(n.Args)
+		case *ast.CompositeLit:
+			pair(n.Elts)
+		case *ast.BinaryExpr:
+			if t := text(n.X); n.Op == token.ADD && strings.HasPrefix(t, "dlrover_") {
+				prefix = t
+			}
+		}
+		return true
+	})
+	for i := range found {
+		if !strings.HasPrefix(found[i].name, "dlrover_") {
+			found[i].name = prefix + found[i].name
+		}
+	}
+	return found
+}
+
+// text is the value of a string in the source, also of one behind a field's name; "" for anything else.
+func text(e ast.Expr) string {
+	if kv, ok := e.(*ast.KeyValueExpr); ok {
+		e = kv.Value
+	}
+	lit, ok := e.(*ast.BasicLit)
+	if !ok || lit.Kind != token.STRING {
+		return ""
+	}
+	s, _ := strconv.Unquote(lit.Value) // the parser has accepted it
+	return s
+}

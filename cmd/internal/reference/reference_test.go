@@ -1,0 +1,148 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher/policy"
+)
+
+var update = flag.Bool("update", false, "write docs/reference.md")
+
+const root = "../../.."
+
+func file(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, path))
+	require.NoError(t, err)
+	return string(data)
+}
+
+func TestReferenceIsFresh(t *testing.T) {
+	want, err := generate(root)
+	require.NoError(t, err)
+	if *update {
+		require.NoError(t, os.WriteFile(filepath.Join(root, Path), want, 0o644))
+	}
+	require.Equal(t, string(want), file(t, Path), "docs/reference.md is stale: make docs")
+}
+
+// sources visits what programs are made of: Go files without tests, and the client in Python.
+func sources(t *testing.T, visit func(path, ext string)) {
+	t.Helper()
+	for _, folder := range []string{"cmd", "launcher", "rendezvous", "checkpointd"} {
+		require.NoError(t, filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
+			if d.IsDir() && slices.Contains([]string{"bench", "demo", "reference", "testlog", "tests", "testdata"}, d.Name()) {
+				return fs.SkipDir
+			}
+			if ext := filepath.Ext(path); err == nil && (ext == ".go" && !strings.HasSuffix(path, "_test.go") || ext == ".py") {
+				visit(path, ext)
+			}
+			return err
+		}))
+	}
+}
+
+// readVariables are the names by which the sources ask for variables.
+func readVariables(t *testing.T) (names []string) {
+	t.Helper()
+	python := regexp.MustCompile(`environ(?:\.get\(|\[)"([A-Z_0-9]+)"`)
+	sources(t, func(path, ext string) {
+		if ext == ".py" {
+			data, err := os.ReadFile(path)
+			require.NoError(t, err)
+			for _, m := range python.FindAllStringSubmatch(string(data), -1) {
+				names = append(names, m[1])
+			}
+			return
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		require.NoError(t, err)
+		ast.Inspect(f, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok && asks(call) {
+				names = append(names, text(call.Args[len(call.Args)-1]))
+			}
+			return true
+		})
+	})
+	names = slices.DeleteFunc(names, func(s string) bool { return s == "" })
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// asks reports whether a call looks a variable up.
+func asks(call *ast.CallExpr) bool {
+	name := ""
+	switch f := call.Fun.(type) {
+	case *ast.Ident:
+		name = f.Name
+	case *ast.SelectorExpr:
+		name = f.Sel.Name
+	}
+	return len(call.Args) > 0 && slices.Contains([]string{"Getenv", "LookupEnv", "env", "lookup", "visible"}, name)
+}
+
+func TestEveryVariableIsExplained(t *testing.T) {
+	// What every program of its kind reads, and what a launcher gives to workers.
+	known := strings.Fields(`HOME PATH TZ PYTHONNOUSERSITE PYTHONUSERBASE RANK LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE`)
+	names := readVariables(t)
+	require.Greater(t, len(names), 15)
+	docs := file(t, Path) + file(t, "docs/torchrun.md")
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			require.Contains(t, docs, "`"+name, "add %s to variables.go", name)
+		}
+	}
+}
+
+func TestNoVariableIsInvented(t *testing.T) {
+	var all strings.Builder
+	sources(t, func(path, _ string) {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		all.Write(data)
+	})
+	for _, v := range variables {
+		if v.reader != "make" && v.name != "PET_<OPTION>" && v.name != "TMPDIR" { // os.TempDir
+			require.Contains(t, all.String(), `"`+v.name+`"`, "nothing reads it")
+		}
+	}
+}
+
+func TestEveryMetricIsDescribed(t *testing.T) {
+	docs, full := file(t, Path), regexp.MustCompile(`"(dlrover_[a-z_]*[a-z])"`)
+	sources(t, func(path, _ string) {
+		if filepath.Base(filepath.Dir(path)) != "dlrover-run" && filepath.Base(filepath.Dir(path)) != "dlrover-master" {
+			return
+		}
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, m := range full.FindAllStringSubmatch(string(data), -1) {
+			require.Contains(t, docs, "`"+m[1]+"`", path)
+		}
+	})
+}
+
+func TestExitStatusesAreThoseOfTheCode(t *testing.T) {
+	var want, got []string
+	for _, r := range policy.Reasons() {
+		want = append(want, fmt.Sprint(int(r)))
+	}
+	table := regexp.MustCompile(`(?m)^\| (\d+) \|`)
+	for _, m := range table.FindAllStringSubmatch(file(t, "docs/exit-codes.md"), -1) {
+		got = append(got, m[1])
+	}
+	require.Equal(t, want, got, "docs/exit-codes.md")
+}

@@ -1,0 +1,50 @@
+package main
+
+const (
+	launcher = "dlrover-run"
+	every    = "every program"
+	client   = "workers"
+)
+
+// variable is an environment variable that a program reads.
+type variable struct{ name, reader, meaning string }
+
+var variables = []variable{
+	{"PET_<OPTION>", launcher, "default of an option, as in torchrun: `PET_NNODES=2:4`"},
+	{"PET_LOG_FORMAT", every, "default of `--log-format`"},
+	{"LOGLEVEL", every, "least level of their own log lines, as in torchrun: `DEBUG`, `INFO` (default), `WARNING`, `ERROR`, `CRITICAL`"},
+	{"DLROVER_TOKEN", every, "the job token, at least 16 bytes; not passed on to workers"},
+	{"DLROVER_TOKEN_FILE", every, "file with the job token; before `DLROVER_TOKEN`, after `--token-file`"},
+	{"DLROVER_MASTER_ADDR", launcher + ", dlroverctl", "`HOST:PORT` of the daemon; makes `dlrover-master` the backend unless one is given"},
+	{"PYTHON_EXEC", launcher, "the workers' Python"},
+	{"POD_NAME", launcher, "name of this node; in DLRover's pods"},
+	{"POD_IP", launcher, "address of this node for the others, unless `--local-addr` is given"},
+	{"NODE_IP", launcher, "address by which `--topology-file` knows this node; else `POD_IP`"},
+	{"NODE_ID", launcher, "which incarnation of the node this pod is, from 0: a higher one takes the place of a lower one"},
+	{"NODE_RANK", launcher, "default of `--node-rank`"},
+	{"WORKER_RANK", launcher, "the same, after `NODE_RANK`"},
+	{"NODE_NUM", launcher, "number of nodes, with `--auto-config`"},
+	{"ELASTIC_JOB_NAME", launcher, "run id, unless `--rdzv-id` is given"},
+	{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", launcher, "default of `--shutdown-timeout`"},
+	{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", launcher, "default of `--log-line-prefix-template`"},
+	{"TORCHELASTIC_ENABLE_FILE_TIMER", launcher, "1: serve PyTorch's file timer to the workers"},
+	{"TORCHELASTIC_TIMER_FILE", launcher, "where: path of its pipe"},
+	{"TORCHELASTIC_ERROR_FILE", launcher, "file to which the root cause is copied, for a launcher around this one"},
+	{"OMP_NUM_THREADS", launcher, "passed on; 1 for each of several workers if it is not set"},
+	{"CUDA_VISIBLE_DEVICES", launcher, "devices that `--nproc-per-node=auto` counts, and of `--virtual-local-rank`"},
+	{"HIP_VISIBLE_DEVICES", launcher, "the same on ROCm"},
+	{"ROCR_VISIBLE_DEVICES", launcher, "the same on ROCm"},
+	{"ASCEND_RT_VISIBLE_DEVICES", launcher, "the same on Ascend"},
+	{"MACA_VISIBLE_DEVICES", launcher, "the same on MetaX"},
+	{"NCCL_ASYNC_ERROR_HANDLING", launcher, "passed on; see [torchrun.md](torchrun.md#the-workers-environment)"},
+	{"TORCH_NCCL_ASYNC_ERROR_HANDLING", launcher, "the same"},
+	{"TORCHELASTIC_HEALTH_CHECK_PORT", launcher, "no effect, which the launcher says"},
+	{"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", launcher, "no effect, which the launcher says"},
+	{"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT", launcher, "no effect, which the launcher says"},
+	{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", launcher, "no effect, which the launcher says"},
+	{"PYTHONPATH", launcher, "passed on behind a directory of the launcher's; also where it looks for the version of PyTorch"},
+	{"TMPDIR", launcher, "where the workers' logs go without `--log-dir` (default: `/tmp`)"},
+	{"DLROVER_CKPT_CLIENT", client, "`upstream`: import the installed DLRover's checkpoint modules, not ours"},
+	{"DLROVER_CKPT_SHM", client, "directory in memory for checkpoints of workers without a launcher (default: `/dev/shm`)"},
+	{"TORCH_PYTHON", "make", "the Python with PyTorch for tests, demo and bench (default: `/usr/bin/python3`)"},
+}
