@@ -85,9 +85,10 @@ func newLines(w io.Writer, program string, level slog.Leveler) *lines {
 	return &lines{out, program, slog.NewTextHandler(&out.attrs, &slog.HandlerOptions{Level: level, ReplaceAttr: dropHead})}
 }
 
-// dropHead leaves the record's own fields to Handle.
+// dropHead leaves the record's own fields to Handle, and what is empty out.
 func dropHead(groups []string, a slog.Attr) slog.Attr {
-	if len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey) {
+	head := len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey)
+	if head || a.Value.Kind() == slog.KindString && a.Value.String() == "" {
 		return slog.Attr{}
 	}
 	return a

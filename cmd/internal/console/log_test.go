@@ -89,6 +89,7 @@ func TestTextLines(t *testing.T) {
 		"attributes of the logger":  {func(l *slog.Logger) { l.With("rank", 3).Warn("slow", "s", 1.5) }, "WARN  prog: slow rank=3 s=1.5\n"},
 		"groups":                    {func(l *slog.Logger) { l.WithGroup("g").Info("x", "host", "h") }, "INFO  prog: x g.host=h\n"},
 		"one line":                  {func(l *slog.Logger) { l.Info("a\nb\x1b[2J", "k", "c\nd\u202e") }, `INFO  prog: a\nb\x1b[2J k="c\nd\u202e"` + "\n"},
+		"what is empty":             {func(l *slog.Logger) { l.Info("x", "node", "", "n", 0) }, "INFO  prog: x n=0\n"},
 		"below the level":           {func(l *slog.Logger) { l.Debug("not shown"); l.Info("shown") }, "INFO  prog: shown\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
