@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/ckptd"
 )
 
 // smallMemory mounts a file system in memory of that many bytes.
@@ -71,7 +73,7 @@ func TestTorchCheckpointNextLauncherComesEarly(t *testing.T) {
 	l = b.run(b.args(opts, 1000000)...)
 	eventually(t, "the training goes on", func() bool { return b.trained() == trained+30 })
 	require.GreaterOrEqual(t, b.starts()[before], trained-2, "from memory")
-	time.Sleep(orderBudget + time.Second) // longer than the launcher waits for an answer otherwise
+	time.Sleep(ckptd.OrderBudget + time.Second) // longer than the launcher waits for an answer otherwise
 	require.Contains(t, b.daemons(), first)
 	require.NoError(t, syscall.Kill(first, syscall.SIGCONT))
 	require.Equal(t, 0, l.wait(), l.err.String())

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"dlrover-run/checkpointd"
+	"dlrover-run/cmd/internal/ckptd"
 )
 
 // scrapeBudget bounds how long a scrape waits for the checkpoint daemon.
@@ -15,7 +16,7 @@ const scrapeBudget = time.Second
 
 // ckptCollector asks the checkpoint daemon at every scrape. Without a daemon there is
 // nothing to tell.
-type ckptCollector struct{ keeper *keeper }
+type ckptCollector struct{ daemon *ckptd.Supervisor }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("dlrover_checkpoint_"+name, help, labels, nil)
@@ -28,16 +29,12 @@ func (c ckptCollector) Describe(chan<- *prometheus.Desc) {}
 func (c ckptCollector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeBudget)
 	defer cancel()
-	control, _ := c.keeper.daemonNow()
-	if control == nil {
-		return
-	}
-	st, err := control.Status(ctx)
-	if err != nil {
-		return // it is being started again
+	st, err := c.daemon.Status(ctx)
+	if err != nil || st == nil {
+		return // it is being started, or nobody has needed it
 	}
 	c.counters(out, st.Counters)
-	c.ranks(out, st, time.Now())
+	c.ranks(out, *st, time.Now())
 	gauge(out, desc("saves_pending", "Shards on their way to the disk."), float64(len(st.Saves)))
 	full := 0.0
 	if st.Note != "" {

@@ -97,7 +97,8 @@ type job struct {
 	endpoint *endpoint
 	adapter  *adapter
 	metrics  *metrics
-	keeper   *keeper
+	python   *pythonPath
+	ckpt     *checkpoints
 	parts    []launcher.Part
 	timers   *filetimer.FIFO // nil: not asked for
 	inbox    *inbox
@@ -111,6 +112,7 @@ const lingerBudget = 20 * time.Second
 func launch(started time.Time, s *settings, host hostFacts, in *inbox) int {
 	j := &job{s: s, inbox: in, stderr: console.NewRelay(os.Stderr)}
 	j.log = console.Logger(j.stderr, "dlrover-run", s.logs.format, console.Level()).With("run_id", s.runID, "host", s.node.Name)
+	j.python = &pythonPath{shmDir: s.ckpt.shmDir, log: j.log}
 	for _, w := range s.warnings {
 		j.log.Warn(w)
 	}
@@ -148,9 +150,10 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	j.adapter = newAdapter(session, j.endpoint.acl)
-	j.keeper = keep(j.s, j.log, j.procs, j.endpoint.daemons(j.s))
-	j.parts = append(j.parts, j.keeper)
-	j.metrics.checkpoints(j.keeper)
+	j.ckpt = openCheckpoints(j)
+	j.ckpt.serve(j.endpoint)
+	j.parts = append(j.parts, j.ckpt)
+	j.metrics.checkpoints(j.ckpt.daemon)
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
 		return res, err
@@ -266,7 +269,7 @@ func (j *job) sessionConfig(started time.Time) api.SessionConfig {
 func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
-	cfg.Parts, cfg.Env = j.parts, j.keeper.pythonPath(cfg.Env)
+	cfg.Parts, cfg.Env = j.parts, j.python.environ(cfg.Env)
 	if j.timers != nil {
 		cfg.Timers, cfg.Env = j.timers.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+j.timers.Path())
 	}
@@ -385,7 +388,8 @@ func (j *job) close(res launcher.Result) {
 	if j.procs != nil {
 		j.closing("end processes", j.procs.Close())
 	}
-	j.keeper.close()
+	j.ckpt.close()
+	j.python.close()
 	if j.adapter != nil && res.Err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, _ = j.adapter.Leave(ctx, res.Err.Error(), nil) // the daemon may be why we end

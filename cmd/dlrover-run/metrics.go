@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"dlrover-run/checkpointd/conns"
+	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/launcher"
 )
 
@@ -82,9 +83,9 @@ func (m *metrics) Exited(i launcher.ExitInfo) {
 }
 
 // checkpoints adds what the checkpoint daemon knows.
-func (m *metrics) checkpoints(k *keeper) {
-	if m != nil {
-		m.reg.MustRegister(ckptCollector{k})
+func (m *metrics) checkpoints(d *ckptd.Supervisor) {
+	if m != nil && d != nil {
+		m.reg.MustRegister(ckptCollector{d})
 	}
 }
 

@@ -1,4 +1,4 @@
-package python
+package pytree
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,39 +21,43 @@ import (
 const (
 	treePrefix = ".python-"  // no runtime directory has such a name
 	touchAfter = time.Minute // the time of a tree says to the minute when it was last taken
-	treeTries  = 100         // of a tree that is being removed; a removal takes microseconds
+	treeTries  = 100         // of a tree that is being removed
+	treePause  = time.Millisecond
 )
 
-// Tree is a directory with the client that this process uses.
+// Tree is a directory with the packages of a Source that this process uses.
 type Tree struct {
 	dir  string
 	lock *os.File // shared, on the directory: nobody removes it
 }
 
-// Take puts the client into a directory below base that all processes of this program share, unless it is there
+// Take puts the tree into a directory below base that all processes of this program share, unless it is there
 // already. base must be a directory of this user that nobody else may enter. The tree stays for the next process, with
 // what Python has compiled in it, and is removed by Tidy when another version has taken its place.
-func Take(base string) (*Tree, error) {
-	dir := filepath.Join(base, treePrefix+version())
+func (s Source) Take(base string) (*Tree, error) {
+	dir := filepath.Join(base, s.treeName())
 	for range treeTries {
 		lock, err := take(dir)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("extract %s: %w", s.Name, err)
 		}
 		if lock == nil {
+			time.Sleep(treePause) // a removal takes microseconds
 			continue
 		}
 		t := &Tree{dir: dir, lock: lock}
-		if whole(dir) {
+		if s.whole(dir) {
 			return t, t.touch()
 		}
-		if err := Extract(dir); err != nil {
+		if err := s.Extract(dir); err != nil {
 			return nil, errors.Join(err, lock.Close(), discard(dir)) // no half of one, if nobody else has a whole
 		}
 		return t, nil
 	}
-	return nil, fmt.Errorf("extract checkpoint client: %s is being removed all the time", dir)
+	return nil, fmt.Errorf("extract %s: %s is being removed all the time", s.Name, dir)
 }
+
+func (s Source) treeName() string { return treePrefix + s.Name + "-" + s.version() }
 
 // Dir goes on PYTHONPATH.
 func (t *Tree) Dir() string { return t.dir }
@@ -70,7 +75,11 @@ func (t *Tree) touch() error {
 
 // take makes the directory and locks it; nil: it is being removed.
 func take(dir string) (*os.File, error) {
-	if err := mkdir(dir); err != nil {
+	err := mkdir(dir)
+	if errors.Is(err, errGone) {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	return lock(dir, unix.LOCK_SH)
@@ -83,7 +92,7 @@ func lock(dir string, how int) (*os.File, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint client: %w", err)
+		return nil, err
 	}
 	err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
@@ -99,8 +108,8 @@ func lock(dir string, how int) (*os.File, error) {
 
 // whole says whether all files are there. Each got its name when it was complete, and the directory's name tells of
 // the content; the sizes are for file systems that lose content in a crash, and for people who edit.
-func whole(dir string) bool {
-	return each(func(name string, size int64) error {
+func (s Source) whole(dir string) bool {
+	return s.each(func(name string, size int64) error {
 		info, err := os.Lstat(filepath.Join(dir, name))
 		if err == nil && (info.Mode() != 0o600 || info.Size() != size) {
 			err = fs.ErrInvalid
@@ -114,7 +123,7 @@ func Tidy(base string, age time.Duration) error {
 	trees, err := filepath.Glob(filepath.Join(base, treePrefix+"*"))
 	for _, dir := range trees {
 		info, e := os.Lstat(dir)
-		if e != nil || time.Since(info.ModTime()) < age || filepath.Base(dir) == treePrefix+version() {
+		if e != nil || time.Since(info.ModTime()) < age || strings.HasSuffix(dir, "-"+programID()) {
 			continue
 		}
 		err = errors.Join(err, discard(dir))
@@ -128,17 +137,25 @@ func discard(dir string) error {
 	if f == nil {
 		return err
 	}
-	gone := dir + ".gone-" + rand.Text()               // several may be on their way out at a time
+	gone := dir + ".gone-" + rand.Text()
 	err = errors.Join(os.Rename(dir, gone), f.Close()) // who takes it from now on makes another
 	return errors.Join(err, os.RemoveAll(gone))
 }
 
 // version names the content. To read all of it takes as long as to write it, so this is the linker's id of the program
 // that the content is a part of.
-var version = sync.OnceValue(func() string {
+func (s Source) version() string {
+	if id := programID(); id != "" {
+		return id
+	}
+	return s.Sum()[:16]
+}
+
+// programID is a digest of buildID; "" if there is none.
+var programID = sync.OnceValue(func() string {
 	id := buildID()
 	if id == "" {
-		return Sum()[:16]
+		return ""
 	}
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:8])

@@ -1,0 +1,178 @@
+package ckptd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/cmd/internal/console"
+)
+
+// supervise runs daemons one after the other.
+func (s *Supervisor) supervise() {
+	names, _ := s.dir.Names()
+	needed := len(names) > 0 // what a dead launcher left may wait for the disk
+	for pause := startPause; ; pause = min(2*pause, startPauses) {
+		if !needed && !s.dir.called() {
+			return
+		}
+		s.mu.Lock()
+		s.started = true
+		s.mu.Unlock()
+		begun := time.Now()
+		if !s.runDaemon() {
+			return
+		}
+		if time.Since(begun) > startPauses {
+			pause = startPause
+		}
+		needed = true
+		if !s.wait(pause) {
+			return
+		}
+	}
+}
+
+// wait waits; false when the job is over.
+func (s *Supervisor) wait(pause time.Duration) bool {
+	select {
+	case <-time.After(pause):
+		return true
+	case <-s.quit:
+		return false
+	}
+}
+
+// runDaemon runs one daemon until it dies; false when the job is over.
+func (s *Supervisor) runDaemon() bool {
+	p, err := s.cfg.Start(s.command())
+	if errors.Is(err, ErrClosed) {
+		return false
+	}
+	if err != nil {
+		s.log.Warn("cannot start the checkpoint daemon, trying again", "err", err)
+		return true
+	}
+	for ended := false; !ended; {
+		s.connect(p)
+		select {
+		case <-p.Done():
+			ended = true
+		case <-s.lost:
+		case <-s.quit:
+			return false // whoever started it ends it
+		}
+	}
+	s.disconnect(nil)
+	select {
+	case <-s.lost: // the connection to this one, not to the next
+	default:
+	}
+	s.log.Warn("the checkpoint daemon died, starting another; nothing in memory is lost", "pid", p.PID(), "code", p.Code())
+	return true
+}
+
+func (s *Supervisor) command() Command {
+	s.mu.Lock()
+	w := s.world
+	s.mu.Unlock()
+	c := &s.cfg
+	return Command{
+		Args:  Args(s.dir.Path(), s.net.Master, c.Run, c.Replicas, s.net.Addr, c.WriteRate, w),
+		Env:   s.environ(),
+		Stdin: s.dir.socket,
+	}
+}
+
+// environ is what the daemon needs of ours; its memory limit keeps the heap small.
+func (s *Supervisor) environ() []string {
+	env := []string{"GOMEMLIMIT=64MiB", console.FormatVariable + "=" + string(s.cfg.LogFormat)}
+	for _, name := range []string{"PATH", "TZ", "LOGLEVEL"} {
+		env = append(env, name+"="+os.Getenv(name))
+	}
+	if s.cfg.Token != "" {
+		env = append(env, "DLROVER_TOKEN="+s.cfg.Token)
+	}
+	return env
+}
+
+// connect makes the launcher known to the daemon p. It takes as long as p needs to serve: the daemon of a launcher that
+// was killed may still be saving.
+func (s *Supervisor) connect(p Process) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	late := time.AfterFunc(OrderBudget, func() { s.log.Warn("the checkpoint daemon does not answer yet", "pid", p.PID()) })
+	defer late.Stop()
+	go func() {
+		select {
+		case <-p.Done(): // it never answers
+		case <-s.quit:
+		case <-ctx.Done():
+		}
+		cancel()
+	}()
+	if err := s.introduce(ctx); err != nil && ctx.Err() == nil {
+		s.log.Warn("the checkpoint daemon cannot be reached", "err", err)
+	}
+}
+
+// introduce makes the launcher known to whoever serves the socket, and tells it what it has to know.
+func (s *Supervisor) introduce(ctx context.Context) error {
+	c, err := checkpointd.Dial(ctx, s.dir.socketPath())
+	if err != nil {
+		return err
+	}
+	if err := c.Lead(ctx, s.name); err != nil {
+		return errors.Join(err, c.Close())
+	}
+	s.mu.Lock()
+	w := s.world
+	s.control, s.started = c, true
+	s.mu.Unlock()
+	err = c.World(ctx, w)
+	if again := s.unfinished(); err == nil && again != nil {
+		err = again(ctx, c)
+	}
+	return err
+}
+
+// disconnect forgets the connection c, or whatever is there if c is nil.
+func (s *Supervisor) disconnect(c *checkpointd.Control) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.control == nil || c != nil && c != s.control {
+		return
+	}
+	_ = s.control.Close()
+	s.control = nil
+	select {
+	case s.lost <- struct{}{}:
+	default:
+	}
+}
+
+// attend keeps the connection to a sidecar's daemon.
+func (s *Supervisor) attend() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	late := time.AfterFunc(OrderBudget, func() {
+		s.log.Warn("the sidecar of --ckpt-sidecar is not there: workers save by themselves until a checkpointd --job="+s.cfg.Sidecar+" serves the socket", "socket", s.dir.socketPath())
+	})
+	defer late.Stop()
+	go func() { <-s.quit; cancel() }()
+	for {
+		if s.introduce(ctx) == nil {
+			late.Stop()
+			select {
+			case <-s.lost:
+			case <-s.quit:
+				return
+			}
+		}
+		if !s.wait(startPause) {
+			return
+		}
+	}
+}

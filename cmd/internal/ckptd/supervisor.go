@@ -1,0 +1,202 @@
+package ckptd
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/cmd/internal/console"
+)
+
+// ErrClosed is what SupervisorConfig.Start returns once no more processes may be started.
+var ErrClosed = errors.New("ckptd: no more processes are started")
+
+// Process is a daemon that was started.
+type Process interface {
+	PID() int
+	// Done is closed when the process has ended; then Code has its exit code, -n for signal n.
+	Done() <-chan struct{}
+	Code() int
+}
+
+// Command is how a daemon is started. The program is this one, the working directory /.
+type Command struct {
+	Args, Env []string // argv, [0] included, and the whole environment
+	Stdin     *os.File // the socket; it stays the supervisor's
+}
+
+// SupervisorConfig describes the daemon of one launcher.
+type SupervisorConfig struct {
+	// ShmDir is where memory is shared, an absolute path.
+	ShmDir string
+	// Key names the run on this machine: what the launcher of a run leaves in memory, the next one with the same key
+	// finds. See shm.ValidKey.
+	Key string
+	// Sidecar is the key of a daemon that somebody else runs. No other is started then.
+	Sidecar string
+	// Run is the run's id, and Token its job token or "".
+	Run, Token string
+	// Replicas is how many nodes hold each shard; 0 leaves it to the checkpoints.
+	Replicas int
+	// WriteRate bounds the bytes that are written to storage in a second, as text; "" does not.
+	WriteRate string
+	// LogFormat is how the daemon writes its log.
+	LogFormat console.Format
+	// Start starts a process that survives this one. Required without a Sidecar.
+	Start func(Command) (Process, error)
+	// Logger is required.
+	Logger *slog.Logger
+}
+
+// Network is how the daemons of several nodes reach each other. It is known later than the rest.
+type Network struct {
+	Master string // HOST:PORT of their rendezvous; "" for one node
+	Addr   string // where the others reach this one
+}
+
+// Supervisor keeps a checkpoint daemon for the workers of this node: it listens on the daemon's socket, starts the
+// daemon when the first worker calls, starts it again when it dies, and tells it of epochs and failures. Its methods
+// may be called from any goroutine; End and Close once, in this order.
+//
+// Three parts work side by side: supervision (daemon.go) has the daemon's process and the connection to it, delivery
+// (orders.go) tells the daemon one thing after the other, and the caller goes on meanwhile. mu guards what they share
+// and is held for no call to anyone.
+type Supervisor struct {
+	cfg    SupervisorConfig
+	log    *slog.Logger
+	name   string // by which a daemon knows this launcher from the next one
+	dir    *runDir
+	net    Network
+	quit   chan struct{} // closed by End
+	wg     sync.WaitGroup
+	orders chan func()
+	lost   chan struct{} // the connection to the daemon was given up
+
+	mu         sync.Mutex
+	world      checkpointd.World
+	started    bool                 // a daemon is there, or will be again
+	control    *checkpointd.Control // to the daemon that runs, if one does
+	again      tell                 // the last breakpoint
+	againUntil time.Time
+}
+
+// OrderBudget is how long the daemon may take to hear of something, a new one that takes its place included.
+const OrderBudget = 10 * time.Second
+
+// Times of the supervisor. A worker that calls meanwhile waits in the socket's queue.
+const (
+	againFor    = time.Minute            // a breakpoint is told again to a new daemon
+	startPause  = 100 * time.Millisecond // before a daemon that died is started again; doubles
+	startPauses = 5 * time.Second        // up to this
+)
+
+// NewSupervisor takes the runtime directory of the run, with its socket. Nothing is supervised before Serve.
+func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
+	dir, err := openRunDir(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Supervisor{
+		cfg: cfg, log: cfg.Logger, name: rand.Text(), dir: dir,
+		quit: make(chan struct{}), orders: make(chan func(), 64), lost: make(chan struct{}, 1),
+	}, nil
+}
+
+// Serve begins to supervise, in the background.
+func (s *Supervisor) Serve(n Network) {
+	s.net = n
+	s.wg.Go(s.deliver)
+	if s.cfg.Sidecar != "" {
+		s.wg.Go(s.attend)
+		return
+	}
+	s.wg.Go(s.supervise)
+}
+
+// RemoveStale removes, in the background, the memory of jobs of this user that died some time ago. That of a sidecar is
+// left to whoever runs it.
+func (s *Supervisor) RemoveStale() {
+	if s.cfg.Sidecar != "" {
+		return
+	}
+	s.wg.Go(func() { removeStale(s.cfg.ShmDir, s.dir.Path(), s.log) })
+}
+
+// Dir is the runtime directory, for workers.
+func (s *Supervisor) Dir() string { return s.dir.Path() }
+
+// Status asks the daemon what it knows; nil without an error when none runs.
+func (s *Supervisor) Status(ctx context.Context) (*checkpointd.Status, error) {
+	c, _ := s.daemonNow()
+	if c == nil {
+		return nil, nil
+	}
+	st, err := c.Status(ctx)
+	return &st, err
+}
+
+// World says which epoch's workers are about to start. It does not wait for the daemon.
+func (s *Supervisor) World(w checkpointd.World) {
+	s.mu.Lock()
+	s.world = w
+	s.mu.Unlock()
+	s.send(func(ctx context.Context, c *checkpointd.Control) error { return c.World(ctx, w) })
+}
+
+// Breakpoint says that the workers of the present epoch have ended, or (early) are told to end: what they left in
+// memory is to be saved. It does not wait for the daemon.
+func (s *Supervisor) Breakpoint(reason string, early bool) {
+	s.mu.Lock()
+	w := s.world // a daemon that has to be started again hears of the next one first
+	order := func(ctx context.Context, c *checkpointd.Control) error { return c.Breakpoint(ctx, w, reason, early) }
+	s.again, s.againUntil = order, time.Now().Add(againFor)
+	s.mu.Unlock()
+	s.send(order)
+}
+
+// End waits, for at most budget or until enough, for what is on its way to the disk, and removes the run's memory if
+// all of it got there. After it the daemon may be ended.
+func (s *Supervisor) End(budget time.Duration, enough <-chan struct{}) {
+	defer close(s.quit)
+	ctx, cancel := context.WithTimeout(context.Background(), budget+OrderBudget)
+	defer cancel()
+	done := make(chan struct{})
+	s.orders <- func() { // behind the last Breakpoint
+		defer close(done)
+		s.endDaemon(ctx, budget)
+	}
+	select {
+	case <-done:
+	case <-enough:
+	}
+}
+
+func (s *Supervisor) endDaemon(ctx context.Context, budget time.Duration) {
+	var left int
+	err := s.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) (err error) {
+		left, err = c.End(ctx, budget)
+		return err
+	})
+	if err == nil && left > 0 { // its answer, which asking again does not change
+		err = fmt.Errorf("%d saves are not there", left)
+	}
+	if err != nil {
+		s.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher with the same --rdzv-id and endpoint on this machine", "dir", s.dir.Path(), "err", err)
+	}
+}
+
+// Close gives the directory back; without segments in it, it goes. It follows End, after the daemon has been ended.
+func (s *Supervisor) Close() {
+	s.dir.interrupt()
+	s.wg.Wait()
+	s.disconnect(nil)
+	if err := s.dir.close(); err != nil {
+		s.log.Debug("remove the runtime directory", "err", err)
+	}
+}
