@@ -128,11 +128,11 @@ func (s *Supervisor) introduce(ctx context.Context) error {
 		return errors.Join(err, c.Close())
 	}
 	s.mu.Lock()
-	w := s.world
+	w, again := s.world, s.unfinished() // what comes later is delivered through control
 	s.control, s.started = c, true
 	s.mu.Unlock()
 	err = c.World(ctx, w)
-	if again := s.unfinished(); err == nil && again != nil {
+	if err == nil && again != nil {
 		err = again(ctx, c)
 	}
 	return err

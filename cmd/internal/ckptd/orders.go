@@ -73,10 +73,9 @@ func (s *Supervisor) daemonNow() (c *checkpointd.Control, expected bool) {
 	return s.control, s.started
 }
 
-// unfinished is the last breakpoint, if the daemon before may have died over it: the others wait for its part.
+// unfinished is the last breakpoint, if the daemon before may have died over it: the others wait for its part. mu is
+// held.
 func (s *Supervisor) unfinished() tell {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if time.Now().After(s.againUntil) {
 		return nil
 	}
