@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -23,7 +23,7 @@ func (d *Daemon) SetWorld(w World) {
 	d.found = nil
 	delete(d.over, w.Key())
 	d.world = w
-	d.mended, d.said = map[string]bool{}, map[string]bool{}
+	d.recovered, d.said = map[string]bool{}, map[string]bool{}
 	d.changedLocked()
 	p := d.peers
 	d.mu.Unlock()
@@ -44,8 +44,8 @@ func (d *Daemon) dropHalves() {
 	if whole {
 		return
 	}
-	latest, here := d.latestOrders(), map[part]bool{} // in this order: what was passed was here before
-	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { here[part{m.Save, m.Shard}] = true })
+	latest, here := d.latestOrders(), map[shardOf]bool{} // in this order: what was passed was here before
+	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { here[shardOf{m.Save, m.Shard}] = true })
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.breaking > 0 { // it may be about to start the others
@@ -53,13 +53,13 @@ func (d *Daemon) dropHalves() {
 	}
 	tried := map[string]int{}
 	for _, j := range d.saves {
-		if p := (part{j.meta.Save, j.meta.Shard}); !j.second {
+		if p := (shardOf{j.meta.Save, j.meta.Shard}); !j.second {
 			here[p] = true
 			tried[p.save]++
 		}
 	}
 	for _, j := range d.flyingLocked("") {
-		ended := d.over[j.meta.Epoch] && d.boardOf(j.meta) == d.local
+		ended := d.over[j.meta.Epoch] && d.coordinatorOf(j.meta) == d.local
 		if ended && tried[j.meta.Save] < j.meta.Shards || latest.passed(j, here) {
 			d.drop(j, errHalf)
 		}
@@ -67,7 +67,7 @@ func (d *Daemon) dropHalves() {
 }
 
 // part is a shard of a save.
-type part struct {
+type shardOf struct {
 	save  string
 	shard int
 }
@@ -98,11 +98,11 @@ func (d *Daemon) latestOrders() orders {
 
 // passed reports whether a worker of this node has made a later save and its shard of j is gone. Workers may count anew
 // within an epoch, so the time counts as well.
-func (o orders) passed(j *save, here map[part]bool) bool {
+func (o orders) passed(j *save, here map[shardOf]bool) bool {
 	m := j.meta
 	for at, last := range o {
 		same := at == stream{m.Epoch, m.Dir, at.shard, m.Shards}
-		if same && m.Order > 0 && last.order > m.Order && last.saved.After(j.saved) && !here[part{m.Save, at.shard}] {
+		if same && m.Order > 0 && last.order > m.Order && last.saved.After(j.saved) && !here[shardOf{m.Save, at.shard}] {
 			return true
 		}
 	}
@@ -154,13 +154,13 @@ func (d *Daemon) announce(w World, dirs []string) {
 	if w.GroupWorldSize < 2 {
 		return
 	}
-	s := board.Speaks{Of: w.Key(), Node: w.GroupRank}
+	s := coordinator.Attendance{Of: w.Key(), Node: w.GroupRank}
 	for _, dir := range dirs {
 		s.Keys = append(s.Keys, breakpointKey(w, dir, false), breakpointKey(w, dir, true))
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, agreePatience) // then nobody waits any more
 	defer cancel()
-	if err := d.shared().Speaks(ctx, s); err != nil {
+	if err := d.shared().Attend(ctx, s); err != nil {
 		d.log.Debug("the other nodes have to wait", "err", err)
 	}
 }
@@ -177,8 +177,8 @@ func breakpointKey(w World, dir string, early bool) string {
 
 // holdings lists, by checkpoint directory, the saves that this node has in memory but
 // those of the epoch later.
-func (d *Daemon) holdings(w World, later string) map[string][]board.Holding {
-	out := map[string][]board.Holding{}
+func (d *Daemon) holdings(w World, later string) map[string][]coordinator.Holding {
+	out := map[string][]coordinator.Holding{}
 	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if later != "" && m.Epoch == later {
 			return
@@ -186,15 +186,15 @@ func (d *Daemon) holdings(w World, later string) map[string][]board.Holding {
 		if w.GroupWorldSize > 1 && d.cfg.Remote == nil && !m.Primary {
 			return // without a master nobody would settle which of several holders writes
 		}
-		out[m.Dir] = append(out[m.Dir], board.Holding{Save: m.Save, Dir: m.Dir, Step: m.Step, Saved: h.Saved, Shard: m.Shard, Shards: m.Shards, Copy: !ours(name)})
+		out[m.Dir] = append(out[m.Dir], coordinator.Holding{Save: m.Save, Dir: m.Dir, Step: m.Step, Saved: h.Saved, Shard: m.Shard, Shards: m.Shards, Copy: !ours(name)})
 	})
 	return out
 }
 
-func (d *Daemon) breakpoint(w World, later, dir string, hs []board.Holding, reason string, early bool) error {
-	b := d.local
+func (d *Daemon) breakpoint(w World, later, dir string, hs []coordinator.Holding, reason string, early bool) error {
+	c := d.local
 	if w.GroupWorldSize > 1 {
-		b = d.shared()
+		c = d.shared()
 	}
 	node, nodes := w.GroupRank, w.GroupWorldSize
 	if nodes == 1 {
@@ -205,7 +205,7 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []board.Holding, reas
 	d.mu.Lock()
 	flying := slices.DeleteFunc(d.flyingLocked(dir), func(j *save) bool { return later != "" && j.meta.Epoch == later })
 	d.mu.Unlock()
-	plan, ok, err := b.Agree(ctx, breakpointKey(w, dir, early), node, nodes, hs, agreePatience)
+	plan, ok, err := c.Agree(ctx, breakpointKey(w, dir, early), node, nodes, hs, agreePatience)
 	if err != nil {
 		return err
 	}
@@ -219,16 +219,16 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []board.Holding, reas
 	for _, shard := range plan.Mine {
 		switch j := d.startHeld(plan.Save, shard); {
 		case j == nil:
-			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step), d.refuse(ctx, b, plan, hs, shard, errIncomplete))
+			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step), d.refuse(ctx, c, plan, hs, shard, errIncomplete))
 		case d.stays(j):
-			err = errors.Join(err, d.refuse(ctx, b, plan, hs, shard, errGivenUp))
+			err = errors.Join(err, d.refuse(ctx, c, plan, hs, shard, errGivenUp))
 		}
 	}
 	return err
 }
 
 // triedTwice reports whether this node has given a save up for good.
-func (d *Daemon) triedTwice(plan board.Plan) bool {
+func (d *Daemon) triedTwice(plan coordinator.Plan) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == plan.Save && j.second && j.gaveUp() })
@@ -247,7 +247,7 @@ var errIncomplete = errors.New("not all of its shards are left in memory")
 
 // dropIncomplete drops the saves that were made after the newest one of which all shards
 // are left.
-func (d *Daemon) dropIncomplete(flying []*save, plan board.Plan, hs []board.Holding, ok bool) {
+func (d *Daemon) dropIncomplete(flying []*save, plan coordinator.Plan, hs []coordinator.Holding, ok bool) {
 	for _, j := range flying {
 		if !ok || madeAfter(j, plan, hs) {
 			d.drop(j, errIncomplete)
@@ -257,7 +257,7 @@ func (d *Daemon) dropIncomplete(flying []*save, plan board.Plan, hs []board.Hold
 
 // madeAfter reports whether j was made after the planned save. Steps may go back, and only the saves of one shard are
 // certain to come one after the other.
-func madeAfter(j *save, plan board.Plan, hs []board.Holding) bool {
+func madeAfter(j *save, plan coordinator.Plan, hs []coordinator.Holding) bool {
 	var last time.Time
 	for _, h := range hs {
 		if h.Save == plan.Save && h.Shard == j.meta.Shard {
@@ -274,19 +274,19 @@ func madeAfter(j *save, plan board.Plan, hs []board.Holding) bool {
 }
 
 // refuse tells the writers of the other shards that one will not come.
-func (d *Daemon) refuse(ctx context.Context, b board.Board, plan board.Plan, hs []board.Holding, shard int, why error) error {
+func (d *Daemon) refuse(ctx context.Context, c coordinator.Coordinator, plan coordinator.Plan, hs []coordinator.Holding, shard int, why error) error {
 	shards := 0
 	for _, h := range hs {
 		if h.Save == plan.Save {
 			shards = h.Shards
 		}
 	}
-	_, err := b.Post(ctx, board.Report{Save: board.Save{ID: plan.Save, Step: plan.Step, Shards: shards, Dir: plan.Dir}, Phase: board.Failed, Shards: []int{shard}, Error: why.Error()})
+	_, err := c.Post(ctx, coordinator.Report{Save: coordinator.Save{ID: plan.Save, Step: plan.Step, Shards: shards, Dir: plan.Dir}, Phase: coordinator.Failed, Shards: []int{shard}, Error: why.Error()})
 	return err
 }
 
 // onDiskAlready reports whether storage has the planned save or a later one.
-func (d *Daemon) onDiskAlready(plan board.Plan, hs []board.Holding) bool {
+func (d *Daemon) onDiskAlready(plan coordinator.Plan, hs []coordinator.Holding) bool {
 	var saved time.Time
 	for _, h := range hs {
 		if h.Save == plan.Save && h.Saved.After(saved) {
@@ -318,10 +318,10 @@ func (d *Daemon) tried(id string, shard int) bool {
 	return d.latestLocked(id, shard) != nil
 }
 
-// shared is the board of all nodes.
-func (d *Daemon) shared() board.Board {
+// shared is the coordinator of all nodes.
+func (d *Daemon) shared() coordinator.Coordinator {
 	if d.cfg.Remote != nil {
 		return d.cfg.Remote
 	}
-	return board.Markers(d.cfg.FS)
+	return coordinator.Files(d.cfg.FS)
 }

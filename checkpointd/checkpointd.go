@@ -5,7 +5,7 @@
 //
 // It never parses what it stores: workers lay out the final bytes of each file in a
 // segment (package shm), the daemon copies them (fsx), under names that become visible
-// only with the whole step (commit, board).
+// only with the whole step (commit, coordinator).
 //
 // A Daemon keeps nothing that it could not find again: segments say themselves what
 // they hold and whether the disk still needs it, the stage on storage says how far a
@@ -23,8 +23,8 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/checkpointd/board"
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
 )
@@ -37,7 +37,7 @@ type Config struct {
 	FS fsx.FS
 	// Remote speaks with the daemons of the other nodes through a master. Default:
 	// marks on the storage that the nodes share.
-	Remote board.Board
+	Remote coordinator.Coordinator
 	// Writers is how many files are written at a time. Default 2.
 	Writers int
 	// Replicas is the number of nodes that hold each shard, this one included; 0 and 1
@@ -123,40 +123,40 @@ type Daemon struct {
 	cfg   Config
 	log   *slog.Logger
 	store commit.Store
-	local board.Board
+	local coordinator.Coordinator
 
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	slots  chan struct{} // one for each file that may be written now
-	scans  chan struct{} // asks for another look at the segments
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	writeSem chan struct{} // one for each file that may be written now
+	scans    chan struct{} // asks for another look at the segments
 
 	scanning sync.Mutex // held by whoever looks at the segments; before mu
 
-	mu         sync.Mutex
-	served     chan struct{} // closed when Serve has ended; nil before it
-	world      World
-	segs       map[string]*segment
-	saves      []*save           // newest last; bounded by maxRemembered
-	changed    chan struct{}     // closed and replaced whenever something above changes
-	note       string            // what is wrong with the storage now
-	troubles   map[string]string // the same by directory, in short
-	count      Counters
-	peers      *peers // nil until copies are wanted
-	conns      map[net.Conn]struct{}
-	adopted    chan struct{}          // closed when what an earlier daemon left has been taken over
-	home       os.FileInfo            // the runtime directory as it was found
-	leaders    map[*session]struct{}  // connections of launchers
-	launcher   string                 // the last one that led
-	orphan     bool                   // somebody waits for a launcher
-	breaking   int                    // breakpoint saves that have not been decided
-	durable    map[int]SegmentStatus  // newest committed save of each rank
-	said       map[string]bool        // loads that were told of since the world last changed
-	mended     map[string]bool        // directories recovered since the world last changed
-	over       map[string]bool        // epochs whose workers have ended
-	used       map[string]ground      // directories that were committed to, by this launcher's job
-	completing map[string]*sync.Mutex // by directory
-	found      []string               // epochs of what an earlier daemon left, until the world is told
+	mu             sync.Mutex
+	served         chan struct{} // closed when Serve has ended; nil before it
+	world          World
+	segs           map[string]*segment
+	saves          []*save           // newest last; bounded by maxRemembered
+	changed        chan struct{}     // closed and replaced whenever something above changes
+	storageTrouble string            // what is wrong with the storage now
+	troubles       map[string]string // the same by directory, in short
+	count          Counters
+	peers          *peers // nil until copies are wanted
+	conns          map[net.Conn]struct{}
+	takenOver      chan struct{}          // closed when what an earlier daemon left has been taken over
+	home           os.FileInfo            // the runtime directory as it was found
+	leaders        map[*session]struct{}  // connections of launchers
+	launcher       string                 // the last one that led
+	orphan         bool                   // somebody waits for a launcher
+	breaking       int                    // breakpoint saves that have not been decided
+	durable        map[int]SegmentStatus  // newest committed save of each rank
+	said           map[string]bool        // loads that were told of since the world last changed
+	recovered      map[string]bool        // directories recovered since the world last changed
+	over           map[string]bool        // epochs whose workers have ended
+	used           map[string]ground      // directories that were committed to, by this launcher's job
+	completing     map[string]*sync.Mutex // by directory
+	found          []string               // epochs of what an earlier daemon left, until the world is told
 }
 
 // Counters only ever grow.
@@ -194,9 +194,9 @@ func New(cfg Config) (*Daemon, error) {
 		cfg.FS = fsx.OS{}
 	}
 	d := &Daemon{
-		cfg: cfg, log: cfg.Logger, local: board.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
-		slots: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, troubles: map[string]string{}, mended: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, completing: map[string]*sync.Mutex{}, leaders: map[*session]struct{}{}, adopted: make(chan struct{}), durable: map[int]SegmentStatus{},
+		cfg: cfg, log: cfg.Logger, local: coordinator.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
+		writeSem: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
+		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, troubles: map[string]string{}, recovered: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, completing: map[string]*sync.Mutex{}, leaders: map[*session]struct{}{}, takenOver: make(chan struct{}), durable: map[int]SegmentStatus{},
 		world: World{GroupWorldSize: 1}, // until a launcher tells
 	}
 	d.home, _ = os.Lstat(cfg.Dir.Path())
@@ -221,8 +221,8 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	quiet := context.AfterFunc(d.ctx, func() { _ = ln.Close() })
 	defer quiet()
 	d.wg.Go(func() {
-		d.adopt()
-		close(d.adopted)
+		d.takeOver()
+		close(d.takenOver)
 		d.scanLoop()
 	})
 	d.wg.Go(d.tellAges)

@@ -22,8 +22,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/checkpointd/board"
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
@@ -465,10 +465,10 @@ func TestHalfClosedPeer(t *testing.T) {
 // nodes are daemons of one run that meet at a master.
 func nodes(t *testing.T, n int, change ...func(*checkpointd.Config)) []*node {
 	t.Helper()
-	return nodesOf(t, board.NewHub(), n, change...)
+	return nodesOf(t, coordinator.NewHub(), n, change...)
 }
 
-func nodesOf(t *testing.T, h *board.Hub, n int, change ...func(*checkpointd.Config)) []*node {
+func nodesOf(t *testing.T, h *coordinator.Hub, n int, change ...func(*checkpointd.Config)) []*node {
 	t.Helper()
 	hub := httptest.NewServer(h.Handler())
 	t.Cleanup(hub.Close)
@@ -477,7 +477,7 @@ func nodesOf(t *testing.T, h *board.Hub, n int, change ...func(*checkpointd.Conf
 	out := make([]*node, n)
 	for i := range out {
 		out[i] = newNode(t, append(change, func(c *checkpointd.Config) {
-			c.Remote, c.Addr, c.Token = board.Client(hub.URL, "run", "", client), "127.0.0.1", "secret"
+			c.Remote, c.Addr, c.Token = coordinator.Client(hub.URL, "run", "", client), "127.0.0.1", "secret"
 		})...)
 		out[i].join(1, i, n)
 	}

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/checkpointd/board"
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
 )
@@ -138,7 +138,7 @@ func (d *Daemon) run(j *save) {
 	}
 	if d.already(j) { // an earlier daemon committed it, and may not have said so
 		if j.meta.Shard == 0 {
-			_, _ = d.boardOf(j.meta).Post(ctx, reportOf(j, board.Published, commit.Entry{}))
+			_, _ = d.coordinatorOf(j.meta).Post(ctx, reportOf(j, coordinator.Published, commit.Entry{}))
 		}
 		d.finish(j, committed, nil)
 		return
@@ -150,7 +150,7 @@ func (d *Daemon) run(j *save) {
 	}
 	switch {
 	case d.ctx.Err() != nil && err != nil: // the next daemon goes on
-	case err == nil, errors.Is(err, board.ErrCommitted), d.already(j):
+	case err == nil, errors.Is(err, coordinator.ErrCommitted), d.already(j):
 		d.finish(j, committed, nil)
 	case errors.Is(err, errSuperseded), errors.Is(err, commit.ErrSuperseded):
 		d.giveUp(j, err)
@@ -181,7 +181,7 @@ func (d *Daemon) flush(ctx context.Context, j *save) error {
 		if err != nil {
 			return err
 		}
-		if err := d.keepNote(j, entry); err != nil {
+		if err := d.keepPrepared(j, entry); err != nil {
 			d.log.Debug("a segment stays in use until its save is committed", "err", err)
 		} else {
 			j.seg.seg.Settle(j.seq)
@@ -302,23 +302,23 @@ func saveOf(j *save) commit.Save {
 // prepare writes the shard's files under temporary names, unless a newer save has
 // taken the segment.
 func (d *Daemon) prepare(ctx context.Context, j *save) (entry commit.Entry, err error) {
-	err = d.again(ctx, j, func() error {
+	err = d.retry(ctx, j, func() error {
 		entry, err = d.attempt(ctx, j)
 		return err
 	})
 	return entry, err
 }
 
-// persist is again for a step on storage, which may hang.
-func (d *Daemon) persist(ctx context.Context, j *save, step func() error) error {
-	return d.again(ctx, j, func() error {
+// retryStorage is retry for a step on storage, which may hang.
+func (d *Daemon) retryStorage(ctx context.Context, j *save, step func() error) error {
+	return d.retry(ctx, j, func() error {
 		_, err := bounded(ctx, func() (any, error) { return nil, step() })
 		return err
 	})
 }
 
-// again repeats a step until it works or the save's time is over.
-func (d *Daemon) again(ctx context.Context, j *save, step func() error) error {
+// retry repeats a step until it works or the save's time is over.
+func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := step()
 		if err == nil {
@@ -392,14 +392,14 @@ func hopeless(err error) bool {
 
 // trouble books a failed write, and makes room when the storage is full.
 func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
-	note := "storage: " + err.Error()
+	text := "storage: " + err.Error()
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		note = "storage is full: " + err.Error()
+		text = "storage is full: " + err.Error()
 		if removed, err := d.store.Retain(ctx, j.meta.Dir); err == nil && len(removed) > 0 {
 			d.log.Info("removed old checkpoints to make room", "dir", j.meta.Dir, "steps", removed)
 		}
 	}
-	if d.worse(j, err, note) {
+	if d.worse(j, err, text) {
 		d.log.Warn("cannot write a checkpoint, trying again", "step", j.meta.Step, "shard", j.meta.Shard, "err", err)
 	}
 	d.mu.Lock()
@@ -410,7 +410,7 @@ func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
 
 // worse books what is wrong with the storage of j, and reports whether that is news: all saves of a directory have the
 // same trouble, and each of them many times.
-func (d *Daemon) worse(j *save, err error, note string) bool {
+func (d *Daemon) worse(j *save, err error, text string) bool {
 	cause := err.Error()
 	if no, ok := errors.AsType[syscall.Errno](err); ok {
 		cause = no.Error()
@@ -420,7 +420,7 @@ func (d *Daemon) worse(j *save, err error, note string) bool {
 	if d.troubles[j.meta.Dir] == cause {
 		return false
 	}
-	d.troubles[j.meta.Dir], d.note = cause, note
+	d.troubles[j.meta.Dir], d.storageTrouble = cause, text
 	return true
 }
 
@@ -430,7 +430,7 @@ func (d *Daemon) works(j *save) {
 	defer d.mu.Unlock()
 	delete(d.troubles, j.meta.Dir)
 	if len(d.troubles) == 0 {
-		d.note = ""
+		d.storageTrouble = ""
 	}
 }
 
@@ -441,8 +441,8 @@ func (d *Daemon) attempt(ctx context.Context, j *save) (commit.Entry, error) {
 		return commit.Entry{}, err
 	}
 	select {
-	case d.slots <- struct{}{}:
-		defer func() { <-d.slots }()
+	case d.writeSem <- struct{}{}:
+		defer func() { <-d.writeSem }()
 	case <-ctx.Done():
 		p.Release()
 		return commit.Entry{}, ctx.Err()
@@ -571,40 +571,40 @@ func (d *Daemon) advance(j *save, n int64) {
 // commit makes the step visible together with the writers of the other shards. The
 // writer of shard 0 leads.
 func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error {
-	s, b := saveOf(j), d.boardOf(j.meta)
-	post := func(ctx context.Context, ph board.Phase) ([]commit.Entry, error) {
-		return d.post(ctx, b, reportOf(j, ph, entry))
+	s, c := saveOf(j), d.coordinatorOf(j.meta)
+	post := func(ctx context.Context, ph coordinator.Phase) ([]commit.Entry, error) {
+		return d.post(ctx, c, reportOf(j, ph, entry))
 	}
 	all, err := d.together(ctx, j, post)
 	if err != nil {
 		return err
 	}
 	if entry.Shard == 0 {
-		if err := d.persist(ctx, j, func() error { return d.begin(s, all) }); err != nil {
+		if err := d.retryStorage(ctx, j, func() error { return d.begin(s, all) }); err != nil {
 			return err
 		}
-		if _, err := post(ctx, board.Intent); err != nil {
+		if _, err := post(ctx, coordinator.Intent); err != nil {
 			return err
 		}
 	}
-	if err := d.persist(ctx, j, func() error { return d.place(s, entry) }); err != nil {
+	if err := d.retryStorage(ctx, j, func() error { return d.place(s, entry) }); err != nil {
 		return err
 	}
-	if _, err := post(ctx, board.Placed); err != nil || entry.Shard != 0 {
+	if _, err := post(ctx, coordinator.Placed); err != nil || entry.Shard != 0 {
 		return err
 	}
-	if err := d.persist(ctx, j, func() error { return d.publish(ctx, s, all) }); err != nil {
+	if err := d.retryStorage(ctx, j, func() error { return d.publish(ctx, s, all) }); err != nil {
 		return err
 	}
-	_, err = post(ctx, board.Published)
+	_, err = post(ctx, coordinator.Published)
 	return err
 }
 
-// post posts a report, again when the board has to get other saves out of the way first.
-func (d *Daemon) post(ctx context.Context, b board.Board, r board.Report) ([]commit.Entry, error) {
+// post posts a report, again when the coordinator has to get other saves out of the way first.
+func (d *Daemon) post(ctx context.Context, c coordinator.Coordinator, r coordinator.Report) ([]commit.Entry, error) {
 	for {
-		all, err := b.Post(ctx, r)
-		if !errors.Is(err, board.ErrLimit) {
+		all, err := c.Post(ctx, r)
+		if !errors.Is(err, coordinator.ErrLimit) {
 			return all, err
 		}
 		select {
@@ -616,25 +616,25 @@ func (d *Daemon) post(ctx context.Context, b board.Board, r board.Report) ([]com
 }
 
 // together waits for the other shards, or until j is dropped and may be.
-func (d *Daemon) together(ctx context.Context, j *save, post func(context.Context, board.Phase) ([]commit.Entry, error)) ([]commit.Entry, error) {
+func (d *Daemon) together(ctx context.Context, j *save, post func(context.Context, coordinator.Phase) ([]commit.Entry, error)) ([]commit.Entry, error) {
 	waits, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := context.AfterFunc(j.waits, func() { cancel(context.Cause(j.waits)) })
 	defer stop()
-	all, err := post(waits, board.Prepared)
+	all, err := post(waits, coordinator.Prepared)
 	if err == nil || waits.Err() == nil || ctx.Err() != nil {
 		return all, err
 	}
-	if _, err := post(ctx, board.Failed); errors.Is(err, board.ErrDecided) {
-		return post(ctx, board.Prepared)
+	if _, err := post(ctx, coordinator.Failed); errors.Is(err, coordinator.ErrDecided) {
+		return post(ctx, coordinator.Prepared)
 	}
 	return nil, context.Cause(waits)
 }
 
-func reportOf(j *save, ph board.Phase, entry commit.Entry) board.Report {
+func reportOf(j *save, ph coordinator.Phase, entry commit.Entry) coordinator.Report {
 	m := j.meta
-	r := board.Report{Save: board.Save{ID: m.Save, Step: m.Step, Shards: m.Shards, Dir: m.Dir}, Phase: ph, Shards: []int{m.Shard}}
-	if ph == board.Prepared {
+	r := coordinator.Report{Save: coordinator.Save{ID: m.Save, Step: m.Step, Shards: m.Shards, Dir: m.Dir}, Phase: ph, Shards: []int{m.Shard}}
+	if ph == coordinator.Prepared {
 		r.Entries = []commit.Entry{entry}
 	}
 	return r
@@ -678,29 +678,29 @@ func (d *Daemon) publish(ctx context.Context, s commit.Save, all []commit.Entry)
 	return nil
 }
 
-// boardOf is where the writers of a save meet: in this process when they are all here.
-func (d *Daemon) boardOf(m shm.Meta) board.Board {
+// coordinatorOf is where the writers of a save meet: in this process when they are all here.
+func (d *Daemon) coordinatorOf(m shm.Meta) coordinator.Coordinator {
 	switch {
 	case m.Shards == 1 || m.WorldSize == m.LocalWorldSize:
 		return d.local
 	case d.cfg.Remote != nil:
 		return d.cfg.Remote
 	}
-	return board.Markers(d.cfg.FS)
+	return coordinator.Files(d.cfg.FS)
 }
 
 // giveUp tells the other shards that this save will not be complete, and removes what
 // was written of ours. When the leader may be past its intent, the files stay: recovery
 // completes the save.
 func (d *Daemon) giveUp(j *save, cause error) {
-	if errors.Is(cause, board.ErrStalled) {
+	if errors.Is(cause, coordinator.ErrStalled) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, refuseBudget)
 	defer cancel()
-	report := reportOf(j, board.Failed, commit.Entry{})
+	report := reportOf(j, coordinator.Failed, commit.Entry{})
 	report.Error = cause.Error()
-	if _, err := d.boardOf(j.meta).Post(ctx, report); err != nil && !errors.Is(err, board.ErrAborted) {
+	if _, err := d.coordinatorOf(j.meta).Post(ctx, report); err != nil && !errors.Is(err, coordinator.ErrAborted) {
 		d.log.Debug("a failed save stays for recovery", "step", j.meta.Step, "err", err)
 		return
 	}
@@ -731,7 +731,7 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 	if j.seg != nil {
 		j.seg.seg.Settle(j.seq)
 	}
-	d.dropNote(j)
+	d.dropPrepared(j)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	j.phase, j.err = to, err

@@ -38,7 +38,7 @@ func TestABusySegmentIsLookedAtAgain(t *testing.T) {
 	shard(dir, 7, 1, 2, 2).Write(t, n.dir, "seg/l1-0.seg")
 	release := n.busy("seg/l1-0.seg")
 	n.put(shard(dir, 7, 0, 2, 2), "seg/l0-0.seg")
-	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, time.Millisecond, "shard 0 is written")
+	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, time.Millisecond, "shard 0 is written")
 	res := n.ask(map[string]any{"op": "wait", "dir": dir, "step": 7, "timeout_ms": 50})
 	require.Contains(t, res["error"], "not committed within")
 	release()
@@ -162,7 +162,7 @@ func TestAnEarlierRunsHalfSaveIsOver(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, left)
 	requireNoLeftovers(t, dir)
-	require.Empty(t, n.notes())
+	require.Empty(t, n.preparedRecords())
 }
 
 // Nor does one of the running workers of which a shard was saved over.
@@ -171,7 +171,7 @@ func TestASaveWhoseOtherShardIsGoneIsOver(t *testing.T) {
 	s := shard(dir, 1, 0, 2, 2)
 	s.Meta.Order = 1
 	n.put(s, "seg/l0-0.seg")
-	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, time.Millisecond)
 	next := inMemory(shard(dir, 2, 1, 2, 2))
 	next.Meta.Order = 2
 	n.put(next, "seg/l1-0.seg")

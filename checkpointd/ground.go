@@ -79,7 +79,7 @@ func (d *Daemon) vanished(dir string) error {
 	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew", dir, commit.MetaDir(dir))
 }
 
-// standOn notes what the directory of j stands on while j is written: after the commit it may
+// standOn records what the directory of j stands on while j is written: after the commit it may
 // be something else.
 func (d *Daemon) standOn(j *save) {
 	root, err := d.cfg.FS.Resolve(j.meta.Dir)
@@ -101,7 +101,7 @@ func (d *Daemon) deleted(j *save) bool {
 	return err == nil && !d.store.Used(j.meta.Dir) && g.bears(root)
 }
 
-// useLocked notes that the directory of j was committed to.
+// useLocked records that the directory of j was committed to.
 func (d *Daemon) useLocked(j *save) {
 	if g, known := d.used[j.meta.Dir]; !known || len(g) == 0 {
 		d.used[j.meta.Dir] = j.ground
@@ -109,18 +109,18 @@ func (d *Daemon) useLocked(j *save) {
 	}
 }
 
-// usedNote is the file of the runtime directory by which the next daemon of the same launcher
+// usedFile is the file of the runtime directory by which the next daemon of the same launcher
 // knows the directories that were committed to.
-const usedNote = "used"
+const usedFile = "used"
 
 type usedJSON struct {
 	Launcher string            `json:"launcher"`
 	Dirs     map[string]ground `json:"dirs"`
 }
 
-// keepUsedLocked writes the note, or removes it when there is nothing to note.
+// keepUsedLocked writes the file, or removes it when there is nothing to record.
 func (d *Daemon) keepUsedLocked() {
-	path := filepath.Join(d.cfg.Dir.Path(), usedNote)
+	path := filepath.Join(d.cfg.Dir.Path(), usedFile)
 	if len(d.used) == 0 {
 		_ = os.Remove(path)
 		return
@@ -139,7 +139,7 @@ func (d *Daemon) keepUsedLocked() {
 
 func (d *Daemon) readUsed() (launcher string, used map[string]ground) {
 	var n usedJSON
-	b, err := os.ReadFile(filepath.Join(d.cfg.Dir.Path(), usedNote))
+	b, err := os.ReadFile(filepath.Join(d.cfg.Dir.Path(), usedFile))
 	if err != nil || json.Unmarshal(b, &n) != nil || n.Dirs == nil {
 		return "", map[string]ground{}
 	}

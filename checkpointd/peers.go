@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
 )
@@ -27,7 +27,7 @@ const (
 	awayMost      = 8 * time.Second        // up to this
 	fetchFirst    = 100 * time.Millisecond // until a fetch is tried again; doubles
 	fetchMost     = 800 * time.Millisecond // up to this, then it is given up
-	renewPatience = 2 * time.Second        // for a board that has lost its memory
+	renewPatience = 2 * time.Second        // for a coordinator that has lost its memory
 	pinPatience   = time.Second            // for a writer that is about to unlock its segment
 )
 
@@ -44,13 +44,13 @@ type peers struct {
 	wake   chan struct{}
 
 	mu       sync.Mutex
-	key      string       // of the epoch that known belongs to
-	known    []board.Peer // all nodes of the epoch
+	key      string             // of the epoch that known belongs to
+	known    []coordinator.Peer // all nodes of the epoch
 	partners []replica.Peer
-	pending  map[origin]awaiting // newest save to be copied
-	given    map[origin]awaiting // newest save that all partners have, or do not want
-	away     map[int]absence     // partners that could not be reached, by node
-	asking   context.CancelFunc  // ends the exchange of the epoch
+	pending  map[origin]pendingCopy // newest save to be copied
+	given    map[origin]pendingCopy // newest save that all partners have, or do not want
+	away     map[int]backoff        // partners that could not be reached, by node
+	asking   context.CancelFunc     // ends the exchange of the epoch
 }
 
 // origin is what the saves of a rank into a directory have in common.
@@ -59,15 +59,15 @@ type origin struct {
 	dir  string
 }
 
-// awaiting is a save that is to be copied.
-type awaiting struct {
+// pendingCopy is a save that is to be copied.
+type pendingCopy struct {
 	save  string
 	saved time.Time
 	done  map[int]bool // partners that have it, by node
 }
 
-// absence is when to try a partner again that could not be reached.
-type absence struct {
+// backoff is when to try a partner again that could not be reached.
+type backoff struct {
 	until time.Time
 	pause time.Duration
 }
@@ -96,9 +96,9 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
-	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]awaiting{}, given: map[origin]awaiting{}, away: map[int]absence{}, asking: func() {},
+	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, asking: func() {},
 		client: &replica.Client{Token: d.cfg.Token, Rate: d.cfg.Rate}}
-	p.server = replica.NewServer(d.cfg.Token, shelf{d}, d.log)
+	p.server = replica.NewServer(d.cfg.Token, replicaStore{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
 	p.wg.Go(func() { _ = p.server.Serve(ln) }) // ends with Close
 	p.wg.Go(p.push)
@@ -139,15 +139,15 @@ func (p *peers) exchange(w World) {
 	})
 }
 
-// ask tells the board where this node is and what it holds, and learns the same of the others.
-func (p *peers) ask(ctx context.Context, w World, patience time.Duration) ([]board.Peer, error) {
-	self := board.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)), Switch: p.d.cfg.Switch, Copies: p.d.holds()}
+// ask tells the coordinator where this node is and what it holds, and learns the same of the others.
+func (p *peers) ask(ctx context.Context, w World, patience time.Duration) ([]coordinator.Peer, error) {
+	self := coordinator.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)), Switch: p.d.cfg.Switch, Copies: p.d.holds()}
 	return p.d.cfg.Remote.Peers(ctx, w.Key(), self, w.GroupWorldSize, patience)
 }
 
-// meet takes in what the board knows. Nodes that it does not know any more, because it has lost its memory, are where
+// meet takes in what the coordinator knows. Nodes that it does not know any more, because it has lost its memory, are where
 // they were.
-func (p *peers) meet(w World, all []board.Peer) {
+func (p *peers) meet(w World, all []coordinator.Peer) {
 	p.mu.Lock()
 	if p.key == w.Key() {
 		all = update(p.known, all)
@@ -180,12 +180,12 @@ func (p *peers) meet(w World, all []board.Peer) {
 }
 
 // update returns the nodes of known and news, in order, as the latter has them.
-func update(known, news []board.Peer) []board.Peer {
-	byNode := map[int]board.Peer{}
+func update(known, news []coordinator.Peer) []coordinator.Peer {
+	byNode := map[int]coordinator.Peer{}
 	for _, peer := range slices.Concat(known, news) {
 		byNode[peer.Node] = peer
 	}
-	return slices.SortedFunc(maps.Values(byNode), func(a, b board.Peer) int { return a.Node - b.Node })
+	return slices.SortedFunc(maps.Values(byNode), func(a, b coordinator.Peer) int { return a.Node - b.Node })
 }
 
 func (p *peers) nudge() {
@@ -196,10 +196,10 @@ func (p *peers) nudge() {
 }
 
 // holds lists what this node could give to others.
-func (d *Daemon) holds() []board.Copy {
-	var out []board.Copy
+func (d *Daemon) holds() []coordinator.Copy {
+	var out []coordinator.Copy
 	d.held(func(_ string, _ *segment, h shm.Header, m shm.Meta) {
-		c := board.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step, Dir: m.Dir, SavedNS: h.Saved.UnixNano(), Shards: m.Shards}
+		c := coordinator.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step, Dir: m.Dir, SavedNS: h.Saved.UnixNano(), Shards: m.Shards}
 		if m.Resize == "any" {
 			c.Rank = anyRank
 		}
@@ -232,28 +232,28 @@ func (p *peers) want(saved time.Time, m shm.Meta) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	from := origin{m.Rank, m.Dir}
-	olds := []awaiting{p.given[from], p.pending[from]}
-	if slices.ContainsFunc(olds, func(old awaiting) bool { return saved.Before(old.saved) }) {
+	olds := []pendingCopy{p.given[from], p.pending[from]}
+	if slices.ContainsFunc(olds, func(old pendingCopy) bool { return saved.Before(old.saved) }) {
 		return
 	}
 	done := map[int]bool{}
 	for _, peer := range p.known {
-		done[peer.Node] = slices.ContainsFunc(peer.Copies, func(c board.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
+		done[peer.Node] = slices.ContainsFunc(peer.Copies, func(c coordinator.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
 	}
 	for _, old := range olds {
 		for node, has := range old.done {
 			done[node] = done[node] || has && old.save == m.Save
 		}
 	}
-	p.pending[from] = awaiting{m.Save, saved, done}
+	p.pending[from] = pendingCopy{m.Save, saved, done}
 }
 
 // push copies what is pending, and tries again when a partner was away.
 func (p *peers) push() {
 	for p.ctx.Err() == nil {
-		e, due := p.next(time.Now())
-		if len(e.to) > 0 {
-			p.copyTo(e)
+		t, due := p.next(time.Now())
+		if len(t.to) > 0 {
+			p.copyTo(t)
 			continue
 		}
 		var again <-chan time.Time
@@ -268,9 +268,9 @@ func (p *peers) push() {
 	}
 }
 
-// errand is a pending save and the partners to try now.
-type errand struct {
-	awaiting
+// copyTask is a pending save and the partners to try now.
+type copyTask struct {
+	pendingCopy
 	from origin
 	key  string // of the epoch
 	to   []replica.Peer
@@ -278,7 +278,7 @@ type errand struct {
 
 // next finds a pending save for partners that are not known to be away. If there is none, due is when to look for
 // those that are; zero if nobody waits for them.
-func (p *peers) next(now time.Time) (e errand, due time.Time) {
+func (p *peers) next(now time.Time) (t copyTask, due time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for from, a := range p.pending {
@@ -289,37 +289,37 @@ func (p *peers) next(now time.Time) (e errand, due time.Time) {
 			}
 			owed = true
 			if until := p.away[peer.Node].until; !until.After(now) {
-				e.to = append(e.to, peer)
+				t.to = append(t.to, peer)
 			} else if due.IsZero() || until.Before(due) {
 				due = until
 			}
 		}
-		if len(e.to) > 0 {
-			slices.SortStableFunc(e.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
+		if len(t.to) > 0 {
+			slices.SortStableFunc(t.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
 				return cmp.Compare(p.away[a.Node].pause, p.away[b.Node].pause)
 			})
-			e.awaiting, e.from, e.key = a, from, p.key
-			return e, due
+			t.pendingCopy, t.from, t.key = a, from, p.key
+			return t, due
 		}
 		if !owed {
 			p.given[from] = a
 			delete(p.pending, from)
 		}
 	}
-	return errand{}, due
+	return copyTask{}, due
 }
 
-func (p *peers) copyTo(e errand) {
-	if e.to = p.reachable(e); len(e.to) == 0 {
+func (p *peers) copyTo(t copyTask) {
+	if t.to = p.reachable(t); len(t.to) == 0 {
 		return
 	}
-	pin := p.d.pinned(p.ctx, e.from, e.save)
+	pin := p.d.pinned(p.ctx, t.from, t.save)
 	if pin == nil { // a newer save is on its way
-		p.forget(e)
+		p.forget(t)
 		return
 	}
 	defer pin.Release()
-	for _, peer := range e.to {
+	for _, peer := range t.to {
 		err := p.give(peer, pin)
 		if p.ctx.Err() != nil {
 			return
@@ -332,7 +332,7 @@ func (p *peers) copyTo(e errand) {
 			p.d.count.CopiesFailed++
 		}
 		p.d.mu.Unlock()
-		was, is := p.book(e, peer.Node, err)
+		was, is := p.book(t, peer.Node, err)
 		log := p.d.log.With("step", pin.Meta.Step, "rank", pin.Meta.Rank, "node", peer.Node)
 		switch {
 		case err != nil && !(was && is):
@@ -355,15 +355,15 @@ func (d *Daemon) pinned(ctx context.Context, of origin, save string) (pin *shm.P
 	return pin
 }
 
-// reachable returns the partners of an errand without those that are still away: to find that out must not keep the
+// reachable returns the partners of a task without those that are still away: to find that out must not keep the
 // segment from its worker.
-func (p *peers) reachable(e errand) (to []replica.Peer) {
-	for _, peer := range e.to {
+func (p *peers) reachable(t copyTask) (to []replica.Peer) {
+	for _, peer := range t.to {
 		p.mu.Lock()
 		_, away := p.away[peer.Node]
 		p.mu.Unlock()
 		if away && !p.reach(&peer) {
-			p.book(e, peer.Node, errAway)
+			p.book(t, peer.Node, errAway)
 			p.d.mu.Lock()
 			p.d.count.CopiesFailed++
 			p.d.mu.Unlock()
@@ -390,11 +390,11 @@ func (p *peers) reach(peer *replica.Peer) bool {
 	return p.client.Reach(p.ctx, addr) == nil
 }
 
-func (p *peers) forget(e errand) {
+func (p *peers) forget(t copyTask) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.pending[e.from].save == e.save {
-		delete(p.pending, e.from)
+	if p.pending[t.from].save == t.save {
+		delete(p.pending, t.from)
 	}
 }
 
@@ -410,21 +410,21 @@ func (p *peers) give(to replica.Peer, pin *shm.Pinned) error {
 	return err
 }
 
-// book notes how an errand to a node went, and returns whether the node was away before and is now.
-func (p *peers) book(e errand, node int, err error) (was, is bool) {
+// book records how a task for a node went, and returns whether the node was away before and is now.
+func (p *peers) book(t copyTask, node int, err error) (was, is bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.key != e.key {
+	if p.key != t.key {
 		return false, false // nodes have other numbers now
 	}
 	old, was := p.away[node]
 	if absent(err) {
 		pause := min(max(2*old.pause, awayFirst), awayMost)
-		p.away[node] = absence{time.Now().Add(pause), pause}
+		p.away[node] = backoff{time.Now().Add(pause), pause}
 		return was, true
 	}
 	delete(p.away, node)
-	if a := p.pending[e.from]; a.save == e.save {
+	if a := p.pending[t.from]; a.save == t.save {
 		a.done[node] = true // or it does not want it
 	}
 	return was, false
@@ -435,7 +435,7 @@ func absent(err error) bool {
 	return err != nil && !errors.Is(err, replica.ErrRefused) && !errors.Is(err, replica.ErrMissing) && !errors.Is(err, errUnwanted)
 }
 
-// renew asks the board where the nodes of the epoch are now, and returns the address of one; "" if it is not known.
+// renew asks the coordinator where the nodes of the epoch are now, and returns the address of one; "" if it is not known.
 func (p *peers) renew(ctx context.Context, node int) string {
 	p.d.mu.Lock()
 	w := p.d.world
@@ -475,7 +475,7 @@ func (d *Daemon) fetch(ctx context.Context, r request) {
 		return // nobody answered in time: what is here counts
 	}
 	gone := map[int]bool{}
-	for _, h := range p.holders(w.GroupRank, r, d.offered(r)) {
+	for _, h := range p.holders(w.GroupRank, r, d.restorable(r)) {
 		if gone[h.node] {
 			continue
 		}
@@ -491,13 +491,13 @@ func (d *Daemon) fetch(ctx context.Context, r request) {
 type holder struct {
 	node int
 	addr string
-	copy board.Copy
+	copy coordinator.Copy
 }
 
 // holders are the nodes that have something newer for the rank and directory of r than what is here: first the saves
 // that are whole, then those of which the most shards are left, for only whole ones can be loaded, and the newest of
 // these.
-func (p *peers) holders(self int, r request, have []Offer) []holder {
+func (p *peers) holders(self int, r request, have []Restorable) []holder {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []holder
@@ -516,7 +516,7 @@ func (p *peers) holders(self int, r request, have []Offer) []holder {
 			}
 		}
 	}
-	whole := func(c board.Copy) int {
+	whole := func(c coordinator.Copy) int {
 		if c.Shards > 0 && len(shards[c.Save]) == c.Shards {
 			return 1
 		}
@@ -528,14 +528,14 @@ func (p *peers) holders(self int, r request, have []Offer) []holder {
 	return out
 }
 
-func newer(c board.Copy, have []Offer) bool {
-	return !slices.ContainsFunc(have, func(o Offer) bool {
-		return o.Save == c.Save || compareAge(c, board.Copy{Step: o.Step, SavedNS: o.SavedNS}) <= 0
+func newer(c coordinator.Copy, have []Restorable) bool {
+	return !slices.ContainsFunc(have, func(o Restorable) bool {
+		return o.Save == c.Save || compareAge(c, coordinator.Copy{Step: o.Step, SavedNS: o.SavedNS}) <= 0
 	})
 }
 
 // compareAge is positive if a is newer. Not every node says when something was saved.
-func compareAge(a, b board.Copy) int {
+func compareAge(a, b coordinator.Copy) int {
 	if a.SavedNS != 0 && b.SavedNS != 0 {
 		return cmp.Or(cmp.Compare(a.SavedNS, b.SavedNS), cmp.Compare(a.Step, b.Step))
 	}
@@ -566,7 +566,7 @@ func (p *peers) fetchFrom(ctx context.Context, h holder, dir string) error {
 }
 
 func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
-	if pin, err := (shelf{p.d}).Copy(h.copy.Rank, h.copy.Save); err == nil {
+	if pin, err := (replicaStore{p.d}).Copy(h.copy.Rank, h.copy.Save); err == nil {
 		pin.Release()
 		return nil // another local rank has fetched it
 	}
@@ -574,7 +574,7 @@ func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
 		if m.Dir != dir {
 			return nil, fmt.Errorf("%w: it is of %s", errUnwanted, m.Dir)
 		}
-		in, err := (shelf{p.d}).Incoming(m, size)
+		in, err := (replicaStore{p.d}).Incoming(m, size)
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errUnwanted, err)
 		}
@@ -585,16 +585,16 @@ func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
 		return err
 	}
 	p.d.log.Info("fetched a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node)
-	shelf{p.d}.Published(seg)
+	replicaStore{p.d}.Published(seg)
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	p.d.count.CopiesFetched++
 	return nil
 }
 
-// shelf is where copies lie: for each owner one more than it has checkpoint directories, at least two. The newest
+// replicaStore is where copies lie: for each owner one more than it has checkpoint directories, at least two. The newest
 // complete one of a directory is never touched; the next copy goes into the memory of another, or takes its place.
-type shelf struct{ d *Daemon }
+type replicaStore struct{ d *Daemon }
 
 const (
 	// reuseTries and reusePause bound the wait for those who look at a copy for a moment. One that loads it takes longer,
@@ -605,8 +605,8 @@ const (
 	maxSlots, fewSlots = 16, 2
 )
 
-// slot is one of the places of an owner.
-type slot struct {
+// replicaSlot is one of the segments of an owner.
+type replicaSlot struct {
 	name  string
 	seg   *shm.Segment // nil: cannot be opened
 	seq   uint64
@@ -619,8 +619,8 @@ type slot struct {
 }
 
 // Incoming implements replica.Store.
-func (s shelf) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
-	slots := make([]slot, maxSlots)
+func (s replicaStore) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
+	slots := make([]replicaSlot, maxSlots)
 	for k := range slots {
 		slots[k] = s.slot(m.Rank, k)
 	}
@@ -630,7 +630,7 @@ func (s shelf) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 		}
 	}
 	free, err := shm.Free(s.d.cfg.Dir.Path())
-	a := place(slots, m.Dir, err == nil && size <= free)
+	a := pickSlot(slots, m.Dir, err == nil && size <= free)
 	if in := a.reuse(size); in != nil {
 		return in, nil
 	}
@@ -643,10 +643,10 @@ func (s shelf) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 	return s.d.cfg.Dir.Incoming(a.name, size)
 }
 
-// place picks the slot for the next copy of dir: the oldest that is not the newest of its directory, else, if there is
+// pickSlot picks the slot for the next copy of dir: the oldest that is not the newest of its directory, else, if there is
 // room for it, one more, else the oldest of another directory.
-func place(slots []slot, dir string, room bool) slot {
-	newest := map[string]slot{}
+func pickSlot(slots []replicaSlot, dir string, room bool) replicaSlot {
+	newest := map[string]replicaSlot{}
 	for _, s := range slots {
 		if n, ok := newest[s.dir]; s.err == nil && (!ok || n.compare(s) < 0) {
 			newest[s.dir] = s
@@ -667,11 +667,11 @@ func place(slots []slot, dir string, room bool) slot {
 			class[s.name] = 2
 		}
 	}
-	return slices.MinFunc(slots, func(a, b slot) int { return cmp.Or(class[a.name]-class[b.name], a.compare(b)) })
+	return slices.MinFunc(slots, func(a, b replicaSlot) int { return cmp.Or(class[a.name]-class[b.name], a.compare(b)) })
 }
 
 // after reports whether the copy was saved after m, by the same rank. Steps may go back.
-func (a slot) after(m shm.Meta) bool {
+func (a replicaSlot) after(m shm.Meta) bool {
 	if a.made != 0 && m.SavedNS != 0 {
 		return a.made > m.SavedNS
 	}
@@ -679,7 +679,7 @@ func (a slot) after(m shm.Meta) bool {
 }
 
 // compare is negative for what is to be given up first.
-func (a slot) compare(b slot) int {
+func (a replicaSlot) compare(b replicaSlot) int {
 	if a.empty() != b.empty() && a.saved.Equal(b.saved) {
 		if a.empty() {
 			return -1
@@ -690,12 +690,12 @@ func (a slot) compare(b slot) int {
 }
 
 // empty says that there is nothing to lose. What cannot be read for another reason may be the newest copy.
-func (a slot) empty() bool {
+func (a replicaSlot) empty() bool {
 	return errors.Is(a.err, shm.ErrIncomplete) || errors.Is(a.err, fs.ErrNotExist)
 }
 
-func (s shelf) slot(rank, k int) slot {
-	out := slot{name: fmt.Sprintf("peer/r%d-%d.seg", rank, k), step: -1}
+func (s replicaStore) slot(rank, k int) replicaSlot {
+	out := replicaSlot{name: fmt.Sprintf("peer/r%d-%d.seg", rank, k), step: -1}
 	opened, err := s.d.open(out.name)
 	if err != nil {
 		out.err = err
@@ -719,7 +719,7 @@ func (s shelf) slot(rank, k int) slot {
 }
 
 // reuse returns nil if a new file is needed. A complete copy that is taken over is the older of two.
-func (old slot) reuse(size int64) *shm.Incoming {
+func (old replicaSlot) reuse(size int64) *shm.Incoming {
 	if old.seg == nil || old.err != nil && !old.empty() {
 		return nil
 	}
@@ -736,7 +736,7 @@ func (old slot) reuse(size int64) *shm.Incoming {
 }
 
 // Published implements replica.Store. The daemon keeps the segment open: its memory is mapped already.
-func (s shelf) Published(seg *shm.Segment) {
+func (s replicaStore) Published(seg *shm.Segment) {
 	s.d.mu.Lock()
 	old := s.d.segs[seg.Name()]
 	if old == nil || old.seg != seg {
@@ -750,7 +750,7 @@ func (s shelf) Published(seg *shm.Segment) {
 }
 
 // Copy implements replica.Store.
-func (s shelf) Copy(rank int, save string) (*shm.Pinned, error) {
+func (s replicaStore) Copy(rank int, save string) (*shm.Pinned, error) {
 	names, err := s.d.cfg.Dir.Names()
 	if err != nil {
 		return nil, err

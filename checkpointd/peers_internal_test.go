@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
 )
@@ -14,14 +14,14 @@ import (
 // A worker tells of a save, and so does the exchange of addresses: the partner gets one copy, not two.
 func TestASaveIsCopiedOnce(t *testing.T) {
 	now := time.Now()
-	p := &peers{pending: map[origin]awaiting{}, given: map[origin]awaiting{}, away: map[int]absence{}, key: "1.0.0",
-		known: []board.Peer{{Node: 0}, {Node: 1}}, partners: []replica.Peer{{Node: 1}}}
+	p := &peers{pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, key: "1.0.0",
+		known: []coordinator.Peer{{Node: 0}, {Node: 1}}, partners: []replica.Peer{{Node: 1}}}
 	due := func() int {
-		e, _ := p.next(now)
-		for _, to := range e.to {
-			p.book(e, to.Node, nil)
+		t, _ := p.next(now)
+		for _, to := range t.to {
+			p.book(t, to.Node, nil)
 		}
-		return len(e.to)
+		return len(t.to)
 	}
 	first, second := shm.Meta{Save: "1", Dir: "/ckpt"}, shm.Meta{Save: "2", Dir: "/ckpt"}
 	p.want(now, first)

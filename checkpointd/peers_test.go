@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/shm/shmtest"
 )
 
@@ -102,23 +102,23 @@ func TestNewPartnersGetTheNewestCopy(t *testing.T) {
 
 // counting counts how often a daemon asks for the addresses.
 type counting struct {
-	board.Board
+	coordinator.Coordinator
 	asked atomic.Int64
 }
 
-func (b *counting) Peers(ctx context.Context, key string, self board.Peer, nodes int, patience time.Duration) ([]board.Peer, error) {
+func (b *counting) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int, patience time.Duration) ([]coordinator.Peer, error) {
 	b.asked.Add(1)
-	return b.Board.Peers(ctx, key, self, nodes, patience)
+	return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 }
 
 // Nobody asks for addresses while all is well, and a partner that is away is not asked for without end.
 func TestAddressesAreAskedForWhenNeeded(t *testing.T) {
-	var boards []*counting
+	var coordinators []*counting
 	ns, dir := nodes(t, 2, twice), t.TempDir()
 	for i, n := range ns { // once more, counted
 		n.stop()
-		b := &counting{Board: n.cfg.Remote}
-		boards = append(boards, b)
+		b := &counting{Coordinator: n.cfg.Remote}
+		coordinators = append(coordinators, b)
 		n.cfg.Remote = b
 		n.start()
 		n.join(2, i, 2)
@@ -127,15 +127,15 @@ func TestAddressesAreAskedForWhenNeeded(t *testing.T) {
 		ns[0].saves(dir, step, 0, 2, int(step%3))
 		require.Eventually(t, func() bool { return strings.Contains(fmt.Sprint(ns[1].copies(dir)), fmt.Sprint(step)) }, patience, time.Millisecond)
 	}
-	for _, b := range boards {
+	for _, b := range coordinators {
 		require.EqualValues(t, 1, b.asked.Load())
 	}
 	ns[1].stop()
 	for step := int64(8); step < 28; step++ {
 		ns[0].saves(dir, step, 0, 2, int(step%3))
 	}
-	require.Eventually(t, func() bool { return boards[0].asked.Load() > 1 }, patience, time.Millisecond)
-	require.LessOrEqual(t, boards[0].asked.Load(), int64(5), "after 0, 250, 750 and 1750 ms")
+	require.Eventually(t, func() bool { return coordinators[0].asked.Load() > 1 }, patience, time.Millisecond)
+	require.LessOrEqual(t, coordinators[0].asked.Load(), int64(5), "after 0, 250, 750 and 1750 ms")
 }
 
 // What a worker loads comes from where its holder is now, also when that is still being started.
@@ -194,15 +194,15 @@ func TestFetchIsForTheDirectory(t *testing.T) {
 	}
 }
 
-// forgetful is a board between daemons of which one does not tell directories.
-type forgetful struct{ board.Board }
+// forgetful is a coordinator between daemons of which one does not tell directories.
+type forgetful struct{ coordinator.Coordinator }
 
-func (b forgetful) Peers(ctx context.Context, key string, self board.Peer, nodes int, patience time.Duration) ([]board.Peer, error) {
+func (b forgetful) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int, patience time.Duration) ([]coordinator.Peer, error) {
 	for i := range self.Copies {
 		c := &self.Copies[i]
 		c.Dir, c.SavedNS, c.Shards = "", 0, 0
 	}
-	return b.Board.Peers(ctx, key, self, nodes, patience)
+	return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 }
 
 // A node that does not say which directory its copies belong to may be asked for any, and what is not wanted stays there.
@@ -232,7 +232,7 @@ func TestFetchFromANodeWithoutDirectories(t *testing.T) {
 func TestBreakpointDoesNotWaitForTheDead(t *testing.T) {
 	for name, before := range map[string]bool{"lost before": true, "lost meanwhile": false} {
 		t.Run(name, func(t *testing.T) {
-			hub, dir := board.NewHub(), t.TempDir()
+			hub, dir := coordinator.NewHub(), t.TempDir()
 			ns := nodesOf(t, hub, 3, twice)
 			for i, n := range ns {
 				n.saves(dir, 10, i, 3, 0)
@@ -272,25 +272,25 @@ func TestBreakpointDoesNotWaitForTheDead(t *testing.T) {
 
 // listed remembers what a daemon says that it agrees on, and what it does agree on.
 type listed struct {
-	board.Board
-	spoken  chan board.Speaks
+	coordinator.Coordinator
+	spoken  chan coordinator.Attendance
 	agreeds chan string
 }
 
-func (b listed) Speaks(_ context.Context, s board.Speaks) error {
+func (b listed) Attend(_ context.Context, s coordinator.Attendance) error {
 	b.spoken <- s
 	return nil
 }
 
-func (b listed) Agree(_ context.Context, key string, _, _ int, _ []board.Holding, _ time.Duration) (board.Plan, bool, error) {
+func (b listed) Agree(_ context.Context, key string, _, _ int, _ []coordinator.Holding, _ time.Duration) (coordinator.Plan, bool, error) {
 	b.agreeds <- key
-	return board.Plan{}, false, nil
+	return coordinator.Plan{}, false, nil
 }
 
 // A daemon says beforehand which agreements it takes part in, those of a launcher that is told to end among them: it may
 // be told so later.
 func TestBreakpointIsAnnounced(t *testing.T) {
-	b := listed{board.Local(1), make(chan board.Speaks, 2), make(chan string, 4)}
+	b := listed{coordinator.Local(1), make(chan coordinator.Attendance, 2), make(chan string, 4)}
 	n, one, two := newNode(t, func(c *checkpointd.Config) { c.Remote = b }), t.TempDir(), t.TempDir()
 	n.join(3, 1, 2)
 	n.saves(one, 10, 1, 2, 0)

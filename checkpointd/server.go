@@ -170,7 +170,7 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 		return nil, nil
 	}
 	select {
-	case <-d.adopted:
+	case <-d.takenOver:
 	case <-d.ctx.Done():
 		return nil, errClosed
 	}
@@ -187,7 +187,7 @@ func (s *session) do(ctx context.Context, r request) (reply, error) {
 		step, err := d.wait(ctx, r)
 		return reply{"committed": step}, err
 	case "offers":
-		return d.offers(ctx, r)
+		return d.restorables(ctx, r)
 	case "verify":
 		return d.verify(ctx, r)
 	case "flush":
@@ -224,7 +224,7 @@ func (s *session) hello(r request) (reply, error) {
 func (d *Daemon) pressure() reply {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return reply{"behind": d.pendingLocked(), "note": d.note}
+	return reply{"behind": d.pendingLocked(), "note": d.storageTrouble}
 }
 
 func (d *Daemon) pendingLocked() int { return len(d.flyingLocked("")) }
@@ -253,13 +253,13 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 
 // lostLocked counts the shards whose newest save was given up: it is in memory only.
 func (d *Daemon) lostLocked() int {
-	type place struct {
+	type key struct {
 		dir   string
 		shard int
 	}
-	newest := map[place]*save{}
+	newest := map[key]*save{}
 	for _, j := range d.saves {
-		at := place{j.meta.Dir, j.meta.Shard}
+		at := key{j.meta.Dir, j.meta.Shard}
 		if o := newest[at]; o == nil || !j.saved.Before(o.saved) {
 			newest[at] = j
 		}
@@ -285,10 +285,10 @@ func (d *Daemon) end(ctx context.Context, r request) (left int, err error) {
 	for _, j := range d.saves {
 		dirs[j.meta.Dir] = true
 	}
-	d.mended = map[string]bool{}
+	d.recovered = map[string]bool{}
 	d.mu.Unlock()
 	for dir := range dirs { // what is left of workers and daemons that died
-		d.mend(ctx, dir)
+		d.recoverDir(ctx, dir)
 	}
 	if left == 0 {
 		d.removeSegments()
@@ -402,7 +402,7 @@ func (d *Daemon) alone(patience time.Duration) (left int, saved bool) {
 // saveAll writes what is in memory, after what an earlier daemon has left, until ctx ends.
 func (d *Daemon) saveAll(ctx context.Context) (left int) {
 	select {
-	case <-d.adopted:
+	case <-d.takenOver:
 	case <-ctx.Done():
 		return 1
 	}
@@ -493,8 +493,8 @@ func (d *Daemon) lateness(ctx context.Context) error {
 	err := context.Cause(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.note != "" {
-		err = fmt.Errorf("%w (%s)", err, d.note)
+	if d.storageTrouble != "" {
+		err = fmt.Errorf("%w (%s)", err, d.storageTrouble)
 	}
 	return err
 }

@@ -6,18 +6,18 @@ import (
 	"slices"
 	"time"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/shm"
 )
 
 // Status is what the daemon knows now.
 type Status struct {
-	World    World           `json:"world"`
-	Note     string          `json:"note,omitempty"`
-	Segments []SegmentStatus `json:"segments"`
-	Ranks    []board.Age     `json:"ranks"` // of this node, ascending
-	Saves    []SaveStatus    `json:"saves"` // under way
-	Counters Counters        `json:"counters"`
+	World    World             `json:"world"`
+	Trouble  string            `json:"note,omitempty"`
+	Segments []SegmentStatus   `json:"segments"`
+	Ranks    []coordinator.Age `json:"ranks"` // of this node, ascending
+	Saves    []SaveStatus      `json:"saves"` // under way
+	Counters Counters          `json:"counters"`
 }
 
 // SegmentStatus is one file of shared memory.
@@ -51,7 +51,7 @@ func (d *Daemon) Status() Status {
 	})
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	st.World, st.Note, st.Counters, st.Ranks = d.world, d.note, d.count, d.agesLocked(st.Segments)
+	st.World, st.Trouble, st.Counters, st.Ranks = d.world, d.storageTrouble, d.count, d.agesLocked(st.Segments)
 	for _, j := range d.saves {
 		if !j.phase.over() {
 			st.Saves = append(st.Saves, SaveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase), Bytes: j.bytes, Done: j.done, Since: j.begun})
@@ -61,10 +61,10 @@ func (d *Daemon) Status() Status {
 }
 
 // agesLocked says, by rank, which of its saves are in memory and on disk.
-func (d *Daemon) agesLocked(segs []SegmentStatus) []board.Age {
-	ranks := map[int]board.Age{}
+func (d *Daemon) agesLocked(segs []SegmentStatus) []coordinator.Age {
+	ranks := map[int]coordinator.Age{}
 	for rank, s := range d.durable {
-		ranks[rank] = board.Age{Rank: rank, MemoryStep: -1, DurableStep: s.Step, DurableAt: s.Saved}
+		ranks[rank] = coordinator.Age{Rank: rank, MemoryStep: -1, DurableStep: s.Step, DurableAt: s.Saved}
 	}
 	for _, s := range segs {
 		if s.Copy {
@@ -72,7 +72,7 @@ func (d *Daemon) agesLocked(segs []SegmentStatus) []board.Age {
 		}
 		a, ok := ranks[s.Rank]
 		if !ok {
-			a = board.Age{Rank: s.Rank, MemoryStep: -1, DurableStep: -1}
+			a = coordinator.Age{Rank: s.Rank, MemoryStep: -1, DurableStep: -1}
 		}
 		if s.Saved.After(a.MemoryAt) {
 			a.MemoryStep, a.MemoryAt = s.Step, s.Saved
@@ -82,7 +82,7 @@ func (d *Daemon) agesLocked(segs []SegmentStatus) []board.Age {
 		}
 		ranks[s.Rank] = a
 	}
-	return slices.SortedFunc(maps.Values(ranks), func(a, b board.Age) int { return a.Rank - b.Rank })
+	return slices.SortedFunc(maps.Values(ranks), func(a, b coordinator.Age) int { return a.Rank - b.Rank })
 }
 
 // tellAges reports the ages to the master now and then.

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm/shmtest"
 )
@@ -84,33 +84,33 @@ func TestBreakpointSaveOutlivesItsEpoch(t *testing.T) {
 	requireStep(t, dir, 20, 2)
 }
 
-// late is a board that answers one exchange of addresses only when it is told to.
+// late is a coordinator that answers one exchange of addresses only when it is told to.
 type late struct {
-	board.Board
+	coordinator.Coordinator
 	key  string
 	wait chan struct{}
 	gone chan struct{}
 }
 
-func (b *late) Peers(ctx context.Context, key string, self board.Peer, nodes int, patience time.Duration) ([]board.Peer, error) {
+func (b *late) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int, patience time.Duration) ([]coordinator.Peer, error) {
 	if key != b.key {
-		return b.Board.Peers(ctx, key, self, nodes, patience)
+		return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 	}
 	defer close(b.gone)
 	<-b.wait
-	return []board.Peer{self, {Node: 1, Addr: "127.0.0.1:1"}}, nil
+	return []coordinator.Peer{self, {Node: 1, Addr: "127.0.0.1:1"}}, nil
 }
 
 // The addresses of an epoch that is over do not replace those of the next.
 func TestLateAddressesAreOld(t *testing.T) {
-	hub := httptest.NewServer(board.NewHub().Handler())
+	hub := httptest.NewServer(coordinator.NewHub().Handler())
 	defer hub.Close()
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	w := checkpointd.World{Round: 1, GroupWorldSize: 2, WorldSize: 2, LocalWorldSize: 1}
-	slow := &late{Board: board.Client(hub.URL, "run", "", client), key: w.Key(), wait: make(chan struct{}), gone: make(chan struct{})}
+	slow := &late{Coordinator: coordinator.Client(hub.URL, "run", "", client), key: w.Key(), wait: make(chan struct{}), gone: make(chan struct{})}
 	common := func(c *checkpointd.Config) {
-		c.Remote, c.Addr, c.Token, c.Replicas = board.Client(hub.URL, "run", "", client), "127.0.0.1", "secret", 2
+		c.Remote, c.Addr, c.Token, c.Replicas = coordinator.Client(hub.URL, "run", "", client), "127.0.0.1", "secret", 2
 	}
 	a, b, dir := newNode(t, common, func(c *checkpointd.Config) { c.Remote = slow }), newNode(t, common), t.TempDir()
 	require.NoError(t, a.control().World(t.Context(), w))

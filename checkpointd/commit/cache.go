@@ -116,15 +116,15 @@ func (c *Cache) remember(dir string, now memory) {
 
 // briefs returns the committed steps of the directory, the newest commit first. It reads the manifests that the cache
 // does not know. Damaged ones are left out.
-func (p place) briefs() ([]*brief, error) {
-	es, err := p.list(p.meta())
+func (d directory) briefs() ([]*brief, error) {
+	es, err := d.list(d.meta())
 	if err != nil {
 		return nil, fmt.Errorf("list the checkpoints: %w", err)
 	}
 	// Who replaces a manifest after this listing stamps it no earlier than the newest one in the listing. What has an
 	// older stamp, by enough to tell, will have another one then.
 	settled := lastCommit(es).Add(-stampGrain)
-	known, now := p.cache.known(p.root), memory{}
+	known, now := d.cache.known(d.root), memory{}
 	var all []*brief
 	for _, e := range es {
 		step, ok := numbered(e, ".json")
@@ -133,7 +133,7 @@ func (p place) briefs() ([]*brief, error) {
 		}
 		b, ok := known[e]
 		if !ok {
-			m, ok := p.committed(step)
+			m, ok := d.committed(step)
 			if !ok {
 				continue
 			}
@@ -144,7 +144,7 @@ func (p place) briefs() ([]*brief, error) {
 			now[e] = b
 		}
 	}
-	p.cache.remember(p.root, now)
+	d.cache.remember(d.root, now)
 	slices.SortFunc(all, func(a, b *brief) int { return newestFirst(a.Manifest, b.Manifest) })
 	return all, nil
 }

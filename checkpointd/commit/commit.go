@@ -1,7 +1,7 @@
 // Package commit makes the files of a save appear on disk all together or not at all, and finds them again.
 //
 // It has no state and no network: everything is in the checkpoint directory, and who may go on to the next phase is
-// decided elsewhere (package board). The writer of a shard calls
+// decided elsewhere (package coordinator). The writer of a shard calls
 //
 //	Plan, (writes the files), Prepared, (waits for the intent), Place, Placed
 //

@@ -273,13 +273,13 @@ func (r *run) cut(visit func(crashfs.Op, crashfs.Choice, *run), choices ...crash
 // checkBefore checks what a reader finds that does not recover first. The tracker names a step with a manifest, and
 // until an intent is written that is the last committed save, whole.
 func (r *run) checkBefore(t *testing.T, where string) {
-	p, err := r.store.at(dir)
+	d, err := r.store.at(dir)
 	require.NoError(t, err, where)
-	if step, ok := p.tracked(); ok {
-		_, ok := p.committed(step)
+	if step, ok := d.tracked(); ok {
+		_, ok := d.committed(step)
 		require.True(t, ok, where)
 	}
-	intents, damaged, err := p.intents()
+	intents, damaged, err := d.intents()
 	require.NoError(t, err, where)
 	require.Empty(t, damaged, where)
 	if r.committed.ID == "" || len(intents) > 0 {

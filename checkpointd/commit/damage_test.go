@@ -120,7 +120,7 @@ func TestIntentWithAFileElsewhere(t *testing.T) {
 	require.ErrorContains(t, err, "complete save s1")
 }
 
-// The note of a removal that makes no sense is set aside as well.
+// The record of a removal that makes no sense is set aside as well.
 func TestDamagedRemoval(t *testing.T) {
 	fs, store := modelStore()
 	mustWrite(t, store, saveOf(1, "0", 10, 1))

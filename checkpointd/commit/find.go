@@ -18,16 +18,16 @@ import (
 // Manifests returns the committed steps of a directory, the newest commit first. Damaged manifests are left out: Newest
 // names them. A directory that does not exist has none.
 func (t Store) Manifests(dir string) ([]Manifest, error) {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return nil, err
 	}
-	ms, _, err := p.manifests()
+	ms, _, err := d.manifests()
 	return ms, err
 }
 
-func (p place) manifests() (ms []Manifest, damaged []Skipped, err error) {
-	es, err := p.list(p.meta())
+func (d directory) manifests() (ms []Manifest, damaged []Skipped, err error) {
+	es, err := d.list(d.meta())
 	if err != nil {
 		return nil, nil, fmt.Errorf("list the checkpoints: %w", err)
 	}
@@ -36,9 +36,9 @@ func (p place) manifests() (ms []Manifest, damaged []Skipped, err error) {
 		if !ok {
 			continue
 		}
-		m, found, err := p.read(p.manifest(step))
+		m, found, err := d.read(d.manifest(step))
 		if err == nil && found && m.Step != step {
-			err = fmt.Errorf("%s: is of step %d", p.manifest(step), m.Step)
+			err = fmt.Errorf("%s: is of step %d", d.manifest(step), m.Step)
 		}
 		if err != nil {
 			damaged = append(damaged, Skipped{Step: step, Reason: err.Error()})
@@ -67,20 +67,20 @@ func numbered(e fsx.Entry, ext string) (int64, bool) {
 
 // Committed returns the manifest of a step. A damaged one counts as none.
 func (t Store) Committed(dir string, step int64) (Manifest, bool) {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return Manifest{}, false
 	}
-	return p.committed(step)
+	return d.committed(step)
 }
 
 // Tracked returns the step that dlrover_latest.txt names; ok is false when it names none.
 func (t Store) Tracked(dir string) (step int64, ok bool) {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return 0, false
 	}
-	return p.tracked()
+	return d.tracked()
 }
 
 // NoStep is the Step of a Skipped that is about the tracker itself.
@@ -89,15 +89,15 @@ const NoStep = -1
 // Untrue returns what a directory says about its steps and does not keep: manifests that are damaged, a tracker that
 // cannot be read, and one that names a step without a manifest.
 func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return nil, err
 	}
-	ms, wrong, err := p.manifests()
+	ms, wrong, err := d.manifests()
 	if err != nil {
 		return nil, err
 	}
-	step, err := p.tracker()
+	step, err := d.tracker()
 	if errors.Is(err, fs.ErrNotExist) {
 		return wrong, nil
 	}
@@ -106,7 +106,7 @@ func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 	}
 	has := func(s Skipped) bool { return s.Step == step }
 	if !slices.ContainsFunc(ms, func(m Manifest) bool { return m.Step == step }) && !slices.ContainsFunc(wrong, has) {
-		wrong = append(wrong, Skipped{step, p.manifest(step) + " is missing"})
+		wrong = append(wrong, Skipped{step, d.manifest(step) + " is missing"})
 	}
 	return wrong, nil
 }
@@ -115,19 +115,19 @@ func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 // files of the given shards (nil: all) are read, those of the others only measured. skipped says why other steps, tracked
 // or newer, cannot be used. ErrNone: there is none at all.
 func (t Store) Newest(ctx context.Context, dir string, shards []int) (m Manifest, skipped []Skipped, err error) {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return Manifest{}, nil, err
 	}
-	ms, skipped, err := p.manifests()
+	ms, skipped, err := d.manifests()
 	if err != nil {
 		return Manifest{}, nil, err
 	}
-	if step, ok := p.tracked(); ok {
+	if step, ok := d.tracked(); ok {
 		slices.SortStableFunc(ms, func(a, b Manifest) int { return first(b.Step == step) - first(a.Step == step) })
 	}
 	for _, m := range ms {
-		err := p.verify(ctx, m, shards)
+		err := d.verify(ctx, m, shards)
 		if err == nil {
 			return m, skipped, nil
 		}
@@ -149,26 +149,26 @@ func first(yes bool) int {
 // Verify checks the files of a committed step in dir: the sizes of all, and the content of those of the given shards
 // (nil: all).
 func (t Store) Verify(ctx context.Context, dir string, m Manifest, shards []int) error {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return err
 	}
-	return p.verify(ctx, m, shards)
+	return d.verify(ctx, m, shards)
 }
 
-func (p place) verify(ctx context.Context, m Manifest, shards []int) error {
-	finals, _, err := p.realFiles(m.Files, m.ID)
+func (d directory) verify(ctx context.Context, m Manifest, shards []int) error {
+	finals, _, err := d.realFiles(m.Files, m.ID)
 	if err != nil {
 		return err
 	}
-	if err := p.expect(finals, m.Files); err != nil {
+	if err := d.expect(finals, m.Files); err != nil {
 		return err
 	}
 	for i, f := range m.Files {
 		if shards != nil && !slices.Contains(shards, f.Shard) {
 			continue
 		}
-		crc, _, err := p.fs.Checksum(ctx, finals[i])
+		crc, _, err := d.fs.Checksum(ctx, finals[i])
 		if err != nil {
 			return err
 		}
@@ -180,9 +180,9 @@ func (p place) verify(ctx context.Context, m Manifest, shards []int) error {
 }
 
 // named reports whether a tracker names this save.
-func (p place) named(m Manifest) bool {
+func (d directory) named(m Manifest) bool {
 	return slices.ContainsFunc(withLatest(m.Trackers, m.Step), func(tr Tracker) bool {
-		b, err := p.fs.ReadFile(filepath.Join(p.root, tr.Path), trackerLimit)
+		b, err := d.fs.ReadFile(filepath.Join(d.root, tr.Path), trackerLimit)
 		return err == nil && strings.TrimSpace(string(b)) == strings.TrimSpace(tr.Text)
 	})
 }
@@ -191,29 +191,29 @@ func (p place) named(m Manifest) bool {
 // saved again. The manifest goes first, so that an interrupted removal leaves no step that looks complete; Recover ends
 // it. Files outside of the directory, and those that other steps have too, stay.
 func (t Store) Remove(ctx context.Context, dir string, step int64) error {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return err
 	}
-	bs, err := p.briefs()
+	bs, err := d.briefs()
 	if err != nil {
 		return err
 	}
-	m, ok := p.committed(step)
+	m, ok := d.committed(step)
 	if !ok {
 		return fmt.Errorf("remove step %d from %s: %w", step, dir, ErrNone)
 	}
-	intents, _, err := p.intents()
+	intents, _, err := d.intents()
 	if err == nil {
 		err = ctx.Err()
 	}
 	again := slices.ContainsFunc(intents, func(m Manifest) bool { return m.Step == step })
 	others := slices.ContainsFunc(bs, func(b *brief) bool { return b.Step != step })
-	if err == nil && (again || !others || p.named(m)) {
+	if err == nil && (again || !others || d.named(m)) {
 		err = ErrKept
 	}
 	if err == nil {
-		err = p.remove(m)
+		err = d.remove(m)
 	}
 	if err != nil {
 		return fmt.Errorf("remove step %d from %s: %w", step, dir, err)
@@ -221,39 +221,39 @@ func (t Store) Remove(ctx context.Context, dir string, step int64) error {
 	return nil
 }
 
-func (p place) remove(m Manifest) error {
-	if err := p.fs.Rename(p.manifest(m.Step), p.gone(m.Step)); err != nil {
+func (d directory) remove(m Manifest) error {
+	if err := d.fs.Rename(d.manifest(m.Step), d.gone(m.Step)); err != nil {
 		return err
 	}
-	if err := p.fs.SyncDir(p.meta()); err != nil {
+	if err := d.fs.SyncDir(d.meta()); err != nil {
 		return err
 	}
-	return p.removeStep(m)
+	return d.removeStep(m)
 }
 
 // removeStep removes the files of a step whose manifest is gone, and then the last trace of that.
-func (p place) removeStep(m Manifest) error {
+func (d directory) removeStep(m Manifest) error {
 	// The renaming may be that of a process that died before it was durable.
-	if err := p.fs.SyncDir(p.meta()); err != nil {
+	if err := d.fs.SyncDir(d.meta()); err != nil {
 		return err
 	}
-	if err := p.removeOthers(m, Manifest{}); err != nil {
+	if err := d.removeOthers(m, Manifest{}); err != nil {
 		return err
 	}
-	if err := p.fs.Remove(p.gone(m.Step)); err != nil {
+	if err := d.fs.Remove(d.gone(m.Step)); err != nil {
 		return err
 	}
-	return p.fs.SyncDir(p.meta())
+	return d.fs.SyncDir(d.meta())
 }
 
 // removeOthers removes the files of old that nobody else has: neither its successor m, nor another step, nor a save whose
 // commit has begun.
-func (p place) removeOthers(old, m Manifest) error {
-	intents, _, err := p.intents()
+func (d directory) removeOthers(old, m Manifest) error {
+	intents, _, err := d.intents()
 	if err != nil {
 		return err
 	}
-	bs, err := p.briefs()
+	bs, err := d.briefs()
 	if err != nil {
 		return err
 	}
@@ -270,25 +270,25 @@ func (p place) removeOthers(old, m Manifest) error {
 		sum := pathSum(f.Path)
 		shared := kept[f.Path] || slices.ContainsFunc(bs, func(b *brief) bool { return b.has(sum) })
 		if !shared && !filepath.IsAbs(f.Path) {
-			files = append(files, filepath.Join(p.root, f.Path))
+			files = append(files, filepath.Join(d.root, f.Path))
 		}
 	}
-	return p.removeFiles(files)
+	return d.removeFiles(files)
 }
 
 // Retain removes the steps that the policy of the newest commit does not keep, and returns them. Before it leaves a
 // single step it reads that one's files; of several it looks at the sizes, so that storage is not read after each save.
 // If what would stay is damaged, nothing is removed and the error says why.
 func (t Store) Retain(ctx context.Context, dir string) (removed []int64, err error) {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return nil, err
 	}
-	bs, err := p.briefs()
+	bs, err := d.briefs()
 	if err != nil || len(bs) == 0 || bs[0].Retention == nil {
 		return nil, err
 	}
-	return t.retain(ctx, p, bs, KeepSteps(manifestsOf(bs), *bs[0].Retention, p.trackedOf(bs)))
+	return t.retain(ctx, d, bs, KeepSteps(manifestsOf(bs), *bs[0].Retention, d.trackedOf(bs)))
 }
 
 func manifestsOf(bs []*brief) []Manifest {
@@ -300,28 +300,28 @@ func manifestsOf(bs []*brief) []Manifest {
 }
 
 // trackedOf returns the step that the tracker names, or else the newest.
-func (p place) trackedOf(bs []*brief) int64 {
-	if step, ok := p.tracked(); ok {
+func (d directory) trackedOf(bs []*brief) int64 {
+	if step, ok := d.tracked(); ok {
 		return step
 	}
 	return bs[0].Step
 }
 
 // retain removes steps if what stays then can be relied on.
-func (t Store) retain(ctx context.Context, p place, bs []*brief, remove []int64) (removed []int64, err error) {
+func (t Store) retain(ctx context.Context, d directory, bs []*brief, remove []int64) (removed []int64, err error) {
 	remove = slices.DeleteFunc(remove, func(step int64) bool {
-		m, ok := p.committed(step)
-		return ok && p.named(m)
+		m, ok := d.committed(step)
+		return ok && d.named(m)
 	})
 	if len(remove) == 0 {
 		return nil, nil
 	}
 	bs = slices.DeleteFunc(bs, func(b *brief) bool { return slices.Contains(remove, b.Step) })
-	if err := p.good(ctx, bs); err != nil {
-		return nil, fmt.Errorf("old checkpoints stay in %s: %w", p.root, err)
+	if err := d.good(ctx, bs); err != nil {
+		return nil, fmt.Errorf("old checkpoints stay in %s: %w", d.root, err)
 	}
 	for _, step := range remove {
-		err := t.Remove(ctx, p.root, step)
+		err := t.Remove(ctx, d.root, step)
 		if errors.Is(err, ErrKept) || errors.Is(err, ErrNone) {
 			continue
 		}
@@ -334,7 +334,7 @@ func (t Store) retain(ctx context.Context, p place, bs []*brief, remove []int64)
 }
 
 // good fails when none of the steps can be relied on.
-func (p place) good(ctx context.Context, keep []*brief) error {
+func (d directory) good(ctx context.Context, keep []*brief) error {
 	shards := []int{} // measure only
 	if len(keep) == 1 {
 		shards = nil
@@ -342,8 +342,8 @@ func (p place) good(ctx context.Context, keep []*brief) error {
 	var errs []error
 	for _, b := range keep {
 		err := errors.New("its manifest is damaged or gone")
-		if m, ok := p.committed(b.Step); ok {
-			err = p.verify(ctx, m, shards)
+		if m, ok := d.committed(b.Step); ok {
+			err = d.verify(ctx, m, shards)
 		}
 		if err == nil {
 			return nil

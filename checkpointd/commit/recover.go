@@ -25,14 +25,14 @@ const orphanAge = time.Hour
 // several nodes at once, and it goes on after an error: what could not be ended stays for the next time.
 func (t Store) Recover(ctx context.Context, dir string, live func(save string) bool) (Recovered, error) {
 	var r Recovered
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return r, fmt.Errorf("recover: %w", err)
 	}
 	if live == nil {
 		live = func(string) bool { return false }
 	}
-	intents, err := t.intents(p)
+	intents, err := t.intents(d)
 	errs := []error{err}
 	for _, m := range intents {
 		if live(m.ID) {
@@ -40,9 +40,9 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 		}
 		err := ctx.Err()
 		if err == nil {
-			err = t.forward(p, m)
+			err = t.forward(d, m)
 		}
-		if err != nil && p.missing(p.intent(m.ID)) {
+		if err != nil && d.missing(d.intent(m.ID)) {
 			continue // another recovery was faster, or it is set aside
 		}
 		if err != nil {
@@ -51,43 +51,43 @@ func (t Store) Recover(ctx context.Context, dir string, live func(save string) b
 			r.Forward = append(r.Forward, m.ID)
 		}
 	}
-	r.Removed, err = t.orphans(ctx, p, live)
-	errs = append(errs, err, t.sweep(ctx, p))
+	r.Removed, err = t.orphans(ctx, d, live)
+	errs = append(errs, err, t.sweep(ctx, d))
 	if err := errors.Join(errs...); err != nil {
 		return r, fmt.Errorf("recover %s: %w", dir, err)
 	}
 	return r, nil
 }
 
-func (p place) missing(file string) bool {
-	_, err := p.fs.Size(file)
+func (d directory) missing(file string) bool {
+	_, err := d.fs.Size(file)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
 // forward completes a save whose intent can be seen. It makes the intent durable first: who wrote it may have died just
 // before, and half of its files without it would destroy the older save of the step. One that can never be completed is
 // set aside.
-func (t Store) forward(p place, m Manifest) error {
-	if err := p.syncDirs([]string{p.intent(m.ID)}); err != nil {
+func (t Store) forward(d directory, m Manifest) error {
+	if err := d.syncDirs([]string{d.intent(m.ID)}); err != nil {
 		return err
 	}
-	if why := p.lost(m); why != nil {
-		return cmp.Or(t.setAside(p, p.stage(m.ID), why), errAside)
+	if why := d.lost(m); why != nil {
+		return cmp.Or(t.setAside(d, d.stage(m.ID), why), errAside)
 	}
-	if err := p.place(m.Files, m.ID); err != nil {
+	if err := d.place(m.Files, m.ID); err != nil {
 		return err
 	}
-	_, err := t.complete(p, m, true)
+	_, err := t.complete(d, m, true)
 	return err
 }
 
 // orphans removes the saves that nobody will commit.
-func (t Store) orphans(ctx context.Context, p place, live func(string) bool) (removed []string, err error) {
-	stages, err := p.list(p.stages())
+func (t Store) orphans(ctx context.Context, d directory, live func(string) bool) (removed []string, err error) {
+	stages, err := d.list(d.stages())
 	if err != nil || len(stages) == 0 {
 		return nil, err
 	}
-	metas, err := p.list(p.meta())
+	metas, err := d.list(d.meta())
 	if err != nil {
 		return nil, err
 	}
@@ -97,9 +97,9 @@ func (t Store) orphans(ctx context.Context, p place, live func(string) bool) (re
 		if !e.Dir || checkID(e.Name) != nil || live(e.Name) || ctx.Err() != nil {
 			continue
 		}
-		dead, err := t.orphan(p, e, last)
+		dead, err := t.orphan(d, e, last)
 		if err == nil && dead {
-			err = p.discard(e.Name)
+			err = d.discard(e.Name)
 		}
 		if err == nil && dead {
 			removed = append(removed, e.Name)
@@ -120,8 +120,8 @@ func lastCommit(metas []fsx.Entry) (last time.Time) {
 }
 
 // orphan reports whether a stage has no intent and has been quiet since the last commit, or for an hour.
-func (t Store) orphan(p place, stage fsx.Entry, last time.Time) (bool, error) {
-	es, err := p.list(p.stage(stage.Name))
+func (t Store) orphan(d directory, stage fsx.Entry, last time.Time) (bool, error) {
+	es, err := d.list(d.stage(stage.Name))
 	if err != nil {
 		return false, err
 	}
@@ -141,32 +141,32 @@ func (t Store) orphan(p place, stage fsx.Entry, last time.Time) (bool, error) {
 }
 
 // discard removes a save with its temporary files.
-func (p place) discard(save string) error {
-	es, err := p.list(p.stage(save))
+func (d directory) discard(save string) error {
+	es, err := d.list(d.stage(save))
 	if err != nil {
 		return err
 	}
 	for _, e := range es {
 		if strings.HasSuffix(e.Name, ".prepared") { // before the files go
-			if err := p.fs.Remove(filepath.Join(p.stage(save), e.Name)); err != nil {
+			if err := d.fs.Remove(filepath.Join(d.stage(save), e.Name)); err != nil {
 				return err
 			}
 		}
 	}
 	for _, e := range es {
 		if strings.HasSuffix(e.Name, ".plan") {
-			if err := p.removePlanned(filepath.Join(p.stage(save), e.Name), save); err != nil {
+			if err := d.removePlanned(filepath.Join(d.stage(save), e.Name), save); err != nil {
 				return err
 			}
 		}
 	}
-	return p.clear(save)
+	return d.clear(save)
 }
 
 // removePlanned removes the files that a plan names, and the directories that are empty without them. A plan that
 // cannot be understood names none.
-func (p place) removePlanned(plan, save string) error {
-	b, err := p.fs.ReadFile(plan, readLimit)
+func (d directory) removePlanned(plan, save string) error {
+	b, err := d.fs.ReadFile(plan, readLimit)
 	if errors.Is(err, fs.ErrNotExist) || damaged(err) {
 		return nil
 	}
@@ -178,55 +178,55 @@ func (p place) removePlanned(plan, save string) error {
 		return nil
 	}
 	for i, tmp := range tmps {
-		if tmps[i], err = p.real(tmp); err != nil {
+		if tmps[i], err = d.real(tmp); err != nil {
 			return err
 		}
 	}
-	return p.removeFiles(tmps)
+	return d.removeFiles(tmps)
 }
 
 // clear removes the markers of a save that is over. The intent goes first and durably: were it found again after a
 // later save of the step, it would claim that one's files.
-func (p place) clear(save string) error {
-	dir := p.stage(save)
-	es, err := p.list(dir)
+func (d directory) clear(save string) error {
+	dir := d.stage(save)
+	es, err := d.list(dir)
 	if err != nil {
 		return err
 	}
-	if err := p.fs.Remove(p.intent(save)); err != nil {
+	if err := d.fs.Remove(d.intent(save)); err != nil {
 		return err
 	}
-	if err := p.fs.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := d.fs.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	for _, e := range es {
-		if err := p.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
+		if err := d.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
 			return err
 		}
 	}
-	if err := p.fs.Remove(dir); err != nil {
+	if err := d.fs.Remove(dir); err != nil {
 		return err
 	}
-	if err := p.fs.SyncDir(p.stages()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := d.fs.SyncDir(d.stages()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
 // removeFiles removes files, then the directories below the root that are empty without them, durably.
-func (p place) removeFiles(files []string) error {
+func (d directory) removeFiles(files []string) error {
 	dirs := map[string]bool{}
 	for _, file := range files {
-		if err := p.fs.Remove(file); err != nil {
+		if err := d.fs.Remove(file); err != nil {
 			return err
 		}
 		dirs[filepath.Dir(file)] = true
 	}
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
-		for strings.HasPrefix(dir, p.root+"/") && p.fs.Remove(dir) == nil {
+		for strings.HasPrefix(dir, d.root+"/") && d.fs.Remove(dir) == nil {
 			dir = filepath.Dir(dir)
 		}
-		if err := p.fs.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := d.fs.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
@@ -234,8 +234,8 @@ func (p place) removeFiles(files []string) error {
 }
 
 // sweep ends the removal of steps, and removes what WriteFile has left behind.
-func (t Store) sweep(ctx context.Context, p place) error {
-	metas, err := p.list(p.meta())
+func (t Store) sweep(ctx context.Context, d directory) error {
+	metas, err := d.list(d.meta())
 	if err != nil {
 		return err
 	}
@@ -245,34 +245,34 @@ func (t Store) sweep(ctx context.Context, p place) error {
 		if !ok || ctx.Err() != nil {
 			continue
 		}
-		m, found, err := p.read(p.gone(step))
+		m, found, err := d.read(d.gone(step))
 		if err == nil && found && m.Step != step {
-			err = fmt.Errorf("%s: %w: is of step %d", p.gone(step), ErrDamaged, m.Step)
+			err = fmt.Errorf("%s: %w: is of step %d", d.gone(step), ErrDamaged, m.Step)
 		}
 		switch {
 		case damaged(err):
-			err = t.setAside(p, p.gone(step), err)
+			err = t.setAside(d, d.gone(step), err)
 		case err == nil && found:
-			err = p.removeStep(m)
+			err = d.removeStep(m)
 		}
 		errs = append(errs, err)
 	}
-	for _, dir := range []string{p.root, p.meta()} {
-		errs = append(errs, t.sweepDir(p, dir, lastCommit(metas)))
+	for _, dir := range []string{d.root, d.meta()} {
+		errs = append(errs, t.sweepDir(d, dir, lastCommit(metas)))
 	}
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
 // sweepDir removes the temporary files of small ones that are older than the last commit:
 // a writer that is only slow begins again.
-func (t Store) sweepDir(p place, dir string, last time.Time) error {
-	es, err := p.list(dir)
+func (t Store) sweepDir(d directory, dir string, last time.Time) error {
+	es, err := d.list(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range es {
 		if fsx.Temporary(e.Name) && !e.Dir && (e.ModTime.Before(last) || t.Now().Sub(e.ModTime) > orphanAge) {
-			if err := p.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
+			if err := d.fs.Remove(filepath.Join(dir, e.Name)); err != nil {
 				return err
 			}
 		}

@@ -12,33 +12,33 @@ import (
 // Plan begins a shard of a save and returns the paths that its files, in the order of paths, are to be written to. They
 // are absolute and without links. The directories of the files are made.
 func (t Store) Plan(s Save, shard int, paths []string) ([]string, error) {
-	p, err := t.open(s, shard)
+	d, err := t.open(s, shard)
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
 	}
-	if err := p.notBegun(s.ID); err != nil {
+	if err := d.notBegun(s.ID); err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
 	files := make([]FileEntry, len(paths))
 	for i, path := range paths {
 		files[i] = FileEntry{Path: path, Shard: shard}
 	}
-	e, err := p.entry(Entry{Shard: shard, Files: files})
+	e, err := d.entry(Entry{Shard: shard, Files: files})
 	if err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
-	finals, tmps, err := p.realFiles(e.Files, s.ID)
+	finals, tmps, err := d.realFiles(e.Files, s.ID)
 	if err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
-	if err := p.free(finals); err != nil {
+	if err := d.free(finals); err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
 	named := make([]string, len(e.Files))
 	for i, f := range e.Files {
 		named[i] = temporary(f.Path, s.ID)
 	}
-	if err := p.plan(p.marker(s.ID, shard, "plan"), named, finals); err != nil {
+	if err := d.plan(d.marker(s.ID, shard, "plan"), named, finals); err != nil {
 		return nil, fmt.Errorf("plan save %s: %w", s.ID, err)
 	}
 	return tmps, nil
@@ -46,18 +46,18 @@ func (t Store) Plan(s Save, shard int, paths []string) ([]string, error) {
 
 // plan writes a plan, durably up to the root: it is how the files are found that take up the space. Then it makes the
 // directories of the files.
-func (p place) plan(marker string, tmps, finals []string) error {
-	if err := p.fs.MkdirAll(filepath.Dir(marker)); err != nil {
+func (d directory) plan(marker string, tmps, finals []string) error {
+	if err := d.fs.MkdirAll(filepath.Dir(marker)); err != nil {
 		return err
 	}
-	if err := p.put(marker, tmps); err != nil {
+	if err := d.put(marker, tmps); err != nil {
 		return err
 	}
-	if err := p.syncDirs([]string{marker}); err != nil {
+	if err := d.syncDirs([]string{marker}); err != nil {
 		return err
 	}
 	for _, final := range finals {
-		if err := p.fs.MkdirAll(filepath.Dir(final)); err != nil {
+		if err := d.fs.MkdirAll(filepath.Dir(final)); err != nil {
 			return err
 		}
 	}
@@ -65,18 +65,18 @@ func (p place) plan(marker string, tmps, finals []string) error {
 }
 
 // open checks what a caller says about a save.
-func (t Store) open(s Save, shard int) (place, error) {
+func (t Store) open(s Save, shard int) (directory, error) {
 	if err := checkSave(s); err != nil {
-		return place{}, err
+		return directory{}, err
 	}
 	if shard < 0 || shard >= s.Shards {
-		return place{}, fmt.Errorf("save %s: shard %d of %d", s.ID, shard, s.Shards)
+		return directory{}, fmt.Errorf("save %s: shard %d of %d", s.ID, shard, s.Shards)
 	}
 	return t.at(s.Dir)
 }
 
-func (p place) notBegun(save string) error {
-	begun, err := p.exists(p.intent(save))
+func (d directory) notBegun(save string) error {
+	begun, err := d.exists(d.intent(save))
 	if begun {
 		err = ErrBegun
 	}
@@ -84,10 +84,10 @@ func (p place) notBegun(save string) error {
 }
 
 // entry returns e with the paths by which this package knows the files.
-func (p place) entry(e Entry) (Entry, error) {
+func (d directory) entry(e Entry) (Entry, error) {
 	files := slices.Clone(e.Files)
 	for i, f := range files {
-		rel, err := p.relative(f.Path)
+		rel, err := d.relative(f.Path)
 		if err != nil {
 			return Entry{}, err
 		}
@@ -98,23 +98,23 @@ func (p place) entry(e Entry) (Entry, error) {
 
 // Prepared says that the temporary files of a shard are complete. It makes their names durable; their content is.
 func (t Store) Prepared(s Save, e Entry) error {
-	p, err := t.open(s, e.Shard)
+	d, err := t.open(s, e.Shard)
 	if err != nil {
 		return fmt.Errorf("prepare: %w", err)
 	}
-	e, err = p.entry(e)
+	e, err = d.entry(e)
 	if err != nil {
 		return fmt.Errorf("prepare save %s: %w", s.ID, err)
 	}
-	_, tmps, err := p.realFiles(e.Files, s.ID)
+	_, tmps, err := d.realFiles(e.Files, s.ID)
 	if err == nil {
-		err = p.expect(tmps, e.Files)
+		err = d.expect(tmps, e.Files)
 	}
 	if err == nil {
-		err = p.syncDirs(tmps)
+		err = d.syncDirs(tmps)
 	}
 	if err == nil {
-		err = p.put(p.marker(s.ID, e.Shard, "prepared"), e)
+		err = d.put(d.marker(s.ID, e.Shard, "prepared"), e)
 	}
 	if err != nil {
 		return fmt.Errorf("prepare save %s: %w", s.ID, err)
@@ -125,13 +125,13 @@ func (t Store) Prepared(s Save, e Entry) error {
 // Intent begins the commit: es has the entries of all shards, whose temporary files must be there. An earlier save of
 // the same files whose commit was interrupted is completed first.
 func (t Store) Intent(s Save, es []Entry) error {
-	p, err := t.open(s, 0)
+	d, err := t.open(s, 0)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	m, err := p.future(s, es)
+	m, err := d.future(s, es)
 	if err == nil {
-		err = t.begin(p, m)
+		err = t.begin(d, m)
 	}
 	if err != nil {
 		return fmt.Errorf("begin the commit of save %s: %w", s.ID, err)
@@ -139,46 +139,46 @@ func (t Store) Intent(s Save, es []Entry) error {
 	return nil
 }
 
-func (t Store) begin(p place, m Manifest) error {
-	if old, ok := p.committed(m.Step); ok && old.ID == m.ID {
+func (t Store) begin(d directory, m Manifest) error {
+	if old, ok := d.committed(m.Step); ok && old.ID == m.ID {
 		return nil
 	}
-	if begun, err := p.exists(p.intent(m.ID)); begun || err != nil {
+	if begun, err := d.exists(d.intent(m.ID)); begun || err != nil {
 		return err
 	}
-	_, tmps, err := p.realFiles(m.Files, m.ID)
+	_, tmps, err := d.realFiles(m.Files, m.ID)
 	if err != nil {
 		return err
 	}
-	if err := p.expect(tmps, m.Files); err != nil {
+	if err := d.expect(tmps, m.Files); err != nil {
 		return err
 	}
 	for _, tr := range m.Trackers {
-		if err := p.free([]string{filepath.Join(p.root, tr.Path)}); err != nil {
+		if err := d.free([]string{filepath.Join(d.root, tr.Path)}); err != nil {
 			return err
 		}
 	}
-	others, err := t.intents(p)
+	others, err := t.intents(d)
 	if err != nil {
 		return err
 	}
 	for _, other := range others {
 		if overlap(other, m) {
-			if err := t.forward(p, other); err != nil && !errors.Is(err, errAside) {
+			if err := t.forward(d, other); err != nil && !errors.Is(err, errAside) {
 				return fmt.Errorf("complete save %s, which has the same files: %w", other.ID, err)
 			}
 		}
 	}
-	if err := p.notSuperseded(m); err != nil {
+	if err := d.notSuperseded(m); err != nil {
 		return err
 	}
-	return p.put(p.intent(m.ID), m) // the directories above it are durable since Plan
+	return d.put(d.intent(m.ID), m) // the directories above it are durable since Plan
 }
 
 // notSuperseded fails when a save that was made later, in the same epoch unless m is late, has put its files where those
 // of m belong.
-func (p place) notSuperseded(m Manifest) error {
-	bs, err := p.briefs()
+func (d directory) notSuperseded(m Manifest) error {
+	bs, err := d.briefs()
 	if err != nil {
 		return err
 	}
@@ -194,9 +194,9 @@ func (p place) notSuperseded(m Manifest) error {
 }
 
 // future makes the manifest of a save that is to be committed.
-func (p place) future(s Save, es []Entry) (Manifest, error) {
+func (d directory) future(s Save, es []Entry) (Manifest, error) {
 	m := Manifest{Version: version, Save: s}
-	m.Dir, m.Trackers = p.root, withLatest(s.Trackers, s.Step)
+	m.Dir, m.Trackers = d.root, withLatest(s.Trackers, s.Step)
 	es = slices.SortedFunc(slices.Values(es), func(a, b Entry) int { return a.Shard - b.Shard })
 	if len(es) != s.Shards {
 		return m, fmt.Errorf("%d shards instead of %d", len(es), s.Shards)
@@ -205,7 +205,7 @@ func (p place) future(s Save, es []Entry) (Manifest, error) {
 		if e.Shard != i {
 			return m, fmt.Errorf("shard %d is missing", i)
 		}
-		e, err := p.entry(e)
+		e, err := d.entry(e)
 		if err != nil {
 			return m, err
 		}
@@ -233,35 +233,35 @@ func paths(files []FileEntry) map[string]bool {
 
 // Begun reports whether a save has an intent: it can only be completed.
 func (t Store) Begun(dir, save string) (bool, error) {
-	p, err := t.at(dir)
+	d, err := t.at(dir)
 	if err != nil {
 		return false, fmt.Errorf("look for the intent of save %s: %w", save, err)
 	}
-	return p.exists(p.intent(save))
+	return d.exists(d.intent(save))
 }
 
 // Used reports whether a directory is there and has been saved to.
 func (t Store) Used(dir string) bool {
-	p, err := t.at(dir)
-	return err == nil && !p.missing(p.meta())
+	d, err := t.at(dir)
+	return err == nil && !d.missing(d.meta())
 }
 
 // Gone reports whether the storage is there, and a file of a prepared shard is not, under either of its names.
 func (t Store) Gone(s Save, e Entry) bool {
-	p, err := t.open(s, e.Shard)
-	if err != nil || p.missing(p.meta()) {
+	d, err := t.open(s, e.Shard)
+	if err != nil || d.missing(d.meta()) {
 		return false
 	}
-	e, err = p.entry(e)
+	e, err = d.entry(e)
 	if err != nil {
 		return false
 	}
-	finals, tmps, err := p.realFiles(e.Files, s.ID)
+	finals, tmps, err := d.realFiles(e.Files, s.ID)
 	if err != nil {
 		return false
 	}
 	for i := range finals {
-		if p.missing(tmps[i]) && p.missing(finals[i]) {
+		if d.missing(tmps[i]) && d.missing(finals[i]) {
 			return true
 		}
 	}
@@ -270,13 +270,13 @@ func (t Store) Gone(s Save, e Entry) bool {
 
 // Place gives the files of a shard their final names, durably. The intent must have been written.
 func (t Store) Place(s Save, e Entry) error {
-	p, err := t.open(s, e.Shard)
+	d, err := t.open(s, e.Shard)
 	if err != nil {
 		return fmt.Errorf("place: %w", err)
 	}
-	e, err = p.entry(e)
+	e, err = d.entry(e)
 	if err == nil {
-		err = p.place(e.Files, s.ID)
+		err = d.place(e.Files, s.ID)
 	}
 	if err != nil {
 		return fmt.Errorf("place the files of save %s: %w", s.ID, err)
@@ -285,30 +285,30 @@ func (t Store) Place(s Save, e Entry) error {
 }
 
 // place renames what is not renamed yet. Others may be doing the same.
-func (p place) place(files []FileEntry, save string) error {
-	finals, tmps, err := p.realFiles(files, save)
+func (d directory) place(files []FileEntry, save string) error {
+	finals, tmps, err := d.realFiles(files, save)
 	if err != nil {
 		return err
 	}
 	for i := range files {
-		err := p.fs.Rename(tmps[i], finals[i])
+		err := d.fs.Rename(tmps[i], finals[i])
 		if errors.Is(err, fs.ErrNotExist) {
-			err = p.expect(finals[i:i+1], files[i:i+1])
+			err = d.expect(finals[i:i+1], files[i:i+1])
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return p.syncDirs(finals)
+	return d.syncDirs(finals)
 }
 
-// Placed notes that the files of a shard have their final names. After the commit it does nothing.
+// Placed records that the files of a shard have their final names. After the commit it does nothing.
 func (t Store) Placed(s Save, shard int) error {
-	p, err := t.open(s, shard)
+	d, err := t.open(s, shard)
 	if err != nil {
 		return fmt.Errorf("placed: %w", err)
 	}
-	err = p.fs.WriteFile(p.marker(s.ID, shard, "placed"), nil)
+	err = d.fs.WriteFile(d.marker(s.ID, shard, "placed"), nil)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("placed: %w", err)
 	}
@@ -319,26 +319,26 @@ func (t Store) Placed(s Save, shard int) error {
 // that the step has then: that of a later save of the step, if there is one. The trackers stay where they are when they
 // name a save of the same epoch that was made after this one.
 func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
-	p, err := t.open(s, 0)
+	d, err := t.open(s, 0)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish: %w", err)
 	}
-	m, err := p.future(s, es)
+	m, err := d.future(s, es)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}
-	begun, err := p.exists(p.intent(s.ID))
+	begun, err := d.exists(d.intent(s.ID))
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}
-	old, exists := p.committed(s.Step)
+	old, exists := d.committed(s.Step)
 	if !begun && exists && (old.ID == s.ID || old.Saved.After(s.Saved)) {
 		return old, nil // by Recover, or by an earlier call
 	}
 	if !begun {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, ErrNoIntent)
 	}
-	m, err = t.complete(p, m, s.Late)
+	m, err = t.complete(d, m, s.Late)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("publish save %s: %w", s.ID, err)
 	}
@@ -347,50 +347,50 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 
 // complete does what remains when all files of a save have their final names. A recovered save is one that others may
 // have overtaken, in whatever epoch: it does not move the trackers away from what was saved after it.
-func (t Store) complete(p place, m Manifest, recovered bool) (Manifest, error) {
-	finals, _, err := p.realFiles(m.Files, m.ID)
+func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, error) {
+	finals, _, err := d.realFiles(m.Files, m.ID)
 	if err != nil {
 		return m, err
 	}
-	if err := p.expect(finals, m.Files); err != nil {
+	if err := d.expect(finals, m.Files); err != nil {
 		return m, err
 	}
-	if old, ok := p.committed(m.Step); ok && old.ID != m.ID {
-		if err := p.removeOthers(old, m); err != nil {
+	if old, ok := d.committed(m.Step); ok && old.ID != m.ID {
+		if err := d.removeOthers(old, m); err != nil {
 			return m, err
 		}
 	}
 	moves := true
 	m.Committed = t.Now()
-	if last, ok := p.trackedSave(); ok {
+	if last, ok := d.trackedSave(); ok {
 		moves = !m.Saved.Before(last.Saved) || !recovered && last.Epoch != m.Epoch
 		if moves {
 			m.Committed = later(m.Committed, last.Committed)
-		} else if m.Committed, err = p.overtaken(m, last); err != nil {
+		} else if m.Committed, err = d.overtaken(m, last); err != nil {
 			return m, err
 		}
 	}
 	// Somebody else may have completed it while we were held up, and the next save of the step begun.
-	if begun, err := p.exists(p.intent(m.ID)); !begun {
-		last, _ := p.committed(m.Step)
+	if begun, err := d.exists(d.intent(m.ID)); !begun {
+		last, _ := d.committed(m.Step)
 		return last, err
 	}
-	if err := p.put(p.manifest(m.Step), m); err != nil {
+	if err := d.put(d.manifest(m.Step), m); err != nil {
 		return m, err
 	}
 	if moves {
-		if err := p.track(m.Trackers); err != nil {
+		if err := d.track(m.Trackers); err != nil {
 			return m, err
 		}
 	}
-	return m, p.clear(m.ID)
+	return m, d.clear(m.ID)
 }
 
 // overtaken is the time of commit of a save that is older than what the tracker names, whenever it is completed: that of
 // the first save of its epoch that was made after it. Of the same time the one that was made last is the newest.
-func (p place) overtaken(m, by Manifest) (time.Time, error) {
+func (d directory) overtaken(m, by Manifest) (time.Time, error) {
 	at := by.Committed
-	bs, err := p.briefs()
+	bs, err := d.briefs()
 	for _, b := range bs {
 		if b.Epoch == m.Epoch && b.ID != m.ID && b.Saved.After(m.Saved) && b.Committed.Before(at) {
 			at = b.Committed
@@ -407,16 +407,16 @@ func later(now, last time.Time) time.Time {
 	return last.Add(1)
 }
 
-func (p place) track(trackers []Tracker) error {
+func (d directory) track(trackers []Tracker) error {
 	for _, tr := range trackers {
-		path := filepath.Join(p.root, tr.Path)
-		if err := p.fs.MkdirAll(filepath.Dir(path)); err != nil {
+		path := filepath.Join(d.root, tr.Path)
+		if err := d.fs.MkdirAll(filepath.Dir(path)); err != nil {
 			return err
 		}
-		if err := p.fs.WriteFile(path, []byte(tr.Text)); err != nil {
+		if err := d.fs.WriteFile(path, []byte(tr.Text)); err != nil {
 			return err
 		}
-		if err := p.syncDirs([]string{path}); err != nil {
+		if err := d.syncDirs([]string{path}); err != nil {
 			return err
 		}
 	}
@@ -426,13 +426,13 @@ func (p place) track(trackers []Tracker) error {
 // Abandon removes what a shard has left of a save that will not be committed. It fails with ErrBegun after the intent.
 // Once a shard is prepared, only who knows that no intent is being written may call it.
 func (t Store) Abandon(s Save, shard int) error {
-	p, err := t.open(s, shard)
+	d, err := t.open(s, shard)
 	if err != nil {
 		return fmt.Errorf("abandon: %w", err)
 	}
-	err = p.notBegun(s.ID)
+	err = d.notBegun(s.ID)
 	if err == nil {
-		err = p.abandon(s.ID, shard)
+		err = d.abandon(s.ID, shard)
 	}
 	if err != nil {
 		return fmt.Errorf("abandon shard %d of save %s: %w", shard, s.ID, err)
@@ -441,24 +441,24 @@ func (t Store) Abandon(s Save, shard int) error {
 }
 
 // abandon removes the word that the shard is prepared, then its files, then the plan by which they are found.
-func (p place) abandon(save string, shard int) error {
-	plan := p.marker(save, shard, "plan")
-	known, err := p.exists(plan)
+func (d directory) abandon(save string, shard int) error {
+	plan := d.marker(save, shard, "plan")
+	known, err := d.exists(plan)
 	if err != nil || !known {
 		return err
 	}
-	if err := p.fs.Remove(p.marker(save, shard, "prepared")); err != nil {
+	if err := d.fs.Remove(d.marker(save, shard, "prepared")); err != nil {
 		return err
 	}
-	if err := p.fs.SyncDir(p.stage(save)); err != nil {
+	if err := d.fs.SyncDir(d.stage(save)); err != nil {
 		return err
 	}
-	if err := p.removePlanned(plan, save); err != nil {
+	if err := d.removePlanned(plan, save); err != nil {
 		return err
 	}
-	if err := p.fs.Remove(plan); err != nil {
+	if err := d.fs.Remove(plan); err != nil {
 		return err
 	}
-	_ = p.fs.Remove(p.stage(save)) // if this was the last shard
+	_ = d.fs.Remove(d.stage(save)) // if this was the last shard
 	return nil
 }

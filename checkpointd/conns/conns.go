@@ -40,7 +40,7 @@ func Below(files uint64, reserve int) Limits {
 	return Limits{Total: total, Unproven: min(max(total/share, 1), mostUnproven)}
 }
 
-// patience is how long an unproven connection keeps its place however many others come: a peer that has a proof has
+// patience is how long an unproven connection stays however many others come: a peer that has a proof has
 // sent it by then. Meanwhile the next ones wait in the kernel.
 const patience = 100 * time.Millisecond
 
@@ -51,7 +51,7 @@ type Listener struct {
 	log    *slog.Logger
 	closed chan struct{} // by Close
 	once   sync.Once
-	room   chan struct{} // holds one when a place has become free
+	room   chan struct{} // holds one when one may be added
 
 	mu       sync.Mutex
 	open     int
@@ -106,11 +106,11 @@ func (l *Listener) add(c *Conn) bool {
 	}
 	l.open++
 	c.since = time.Now()
-	c.place = l.unproven.PushBack(c)
+	c.queued = l.unproven.PushBack(c)
 	return true
 }
 
-// await unlocks l until a place may be free, or time is up. It reports false when the listener was closed meanwhile.
+// await unlocks l until one may be added, or time is up. It reports false when the listener was closed meanwhile.
 func (l *Listener) await(most time.Duration) bool {
 	l.mu.Unlock()
 	defer l.mu.Lock()
@@ -148,8 +148,8 @@ type Conn struct {
 	since time.Time // when it became unproven
 
 	// Guarded by l.mu.
-	place *list.Element // among the unproven
-	gone  bool
+	queued *list.Element // among the unproven
+	gone   bool
 }
 
 // Prove says whether the peer has proved who it is. A connection may become unproven again.
@@ -157,19 +157,19 @@ func (c *Conn) Prove(ok bool) {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
 	switch {
-	case c.gone || ok == (c.place == nil):
+	case c.gone || ok == (c.queued == nil):
 	case ok:
 		c.forgetLocked()
 	default:
 		c.since = time.Now()
-		c.place = c.l.unproven.PushBack(c)
+		c.queued = c.l.unproven.PushBack(c)
 	}
 }
 
 // NetConn is the connection below.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// Close ends the connection and gives its place back.
+// Close ends the connection and makes way for another.
 func (c *Conn) Close() error {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
@@ -186,9 +186,9 @@ func (c *Conn) closeLocked() error {
 }
 
 func (c *Conn) forgetLocked() {
-	if c.place != nil {
-		c.l.unproven.Remove(c.place)
-		c.place = nil
+	if c.queued != nil {
+		c.l.unproven.Remove(c.queued)
+		c.queued = nil
 	}
 	select {
 	case c.l.room <- struct{}{}:

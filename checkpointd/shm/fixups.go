@@ -8,7 +8,7 @@ import (
 	"sort"
 )
 
-// fix asks for the CRC-32 of a payload to be stored in two places. Offsets are from the start of the file that all of
+// fix asks for the CRC-32 of a payload to be stored twice. Offsets are from the start of the file that all of
 // it lies in.
 type fix struct {
 	off, len int64
@@ -47,7 +47,7 @@ func parseFixes(b []byte, files []File, imageLen int64) ([][]fix, error) {
 			return nil, fmt.Errorf("%w: payload of fix-up %d overlaps or leaves the image", ErrDamaged, i/fixSize)
 		}
 		payloads = append(payloads, f)
-		at, ok := place(&f, files, order)
+		at, ok := fileOf(&f, files, order)
 		if !ok {
 			return nil, fmt.Errorf("%w: fix-up %d does not lie in one file", ErrDamaged, i/fixSize)
 		}
@@ -76,8 +76,8 @@ func fileOrder(files []File) []int {
 	return order
 }
 
-// place finds the file of a fix-up by its targets and makes the offsets relative to it; -1: it has no target.
-func place(f *fix, files []File, order []int) (at int, ok bool) {
+// fileOf finds the file of a fix-up by its targets and makes the offsets relative to it; -1: it has no target.
+func fileOf(f *fix, files []File, order []int) (at int, ok bool) {
 	at = -1
 	for k, d := range f.dst {
 		if d == 0 {

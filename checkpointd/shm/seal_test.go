@@ -24,14 +24,14 @@ func randomSave(r *rand.Rand, rows, payload, gap int) shmtest.Save {
 		}
 		return int64(at)
 	}
-	type place struct{ off, len, dst int64 }
-	var places []place
+	type chunk struct{ off, len, dst int64 }
+	var chunks []chunk
 	for range rows {
 		dst := literal(4 + r.IntN(gap+1))
 		n := r.IntN(payload + 1)
-		places = append(places, place{literal(n), int64(n), dst})
+		chunks = append(chunks, chunk{literal(n), int64(n), dst})
 	}
-	for i, p := range places {
+	for i, p := range chunks {
 		f := shmtest.Fixup{Off: p.off, Len: p.len, First: p.dst}
 		if p.dst == 0 || i%2 == 1 { // as the directory at the end of a zip
 			f.Second = literal(4)

@@ -121,7 +121,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		return nil, err
 	}
 	d.metrics.watch(d.service.Hub)
-	d.metrics.watchCheckpoints(d.service.Boards)
+	d.metrics.watchCheckpoints(d.service.Checkpoints)
 	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
 		d.service.Close(0)
 		return nil, err

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -57,8 +57,8 @@ func (m *metrics) watch(h *api.Hub) {
 
 // watchCheckpoints adds how old the checkpoints of the runs are that report them: the
 // oldest of all ranks, for that is what would be lost.
-func (m *metrics) watchCheckpoints(h *board.Hub) {
-	oldest := func(name, help string, at func(board.Age) time.Time) {
+func (m *metrics) watchCheckpoints(h *coordinator.Hub) {
+	oldest := func(name, help string, at func(coordinator.Age) time.Time) {
 		m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
 			now, age := time.Now(), 0.0
 			for _, run := range h.Runs() {
@@ -71,6 +71,6 @@ func (m *metrics) watchCheckpoints(h *board.Hub) {
 			return age
 		}))
 	}
-	oldest("dlrover_checkpoint_memory_age_seconds", "Age of the oldest rank's newest checkpoint in memory, over all runs; 0 without any.", func(a board.Age) time.Time { return a.MemoryAt })
-	oldest("dlrover_checkpoint_disk_age_seconds", "Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.", func(a board.Age) time.Time { return a.DurableAt })
+	oldest("dlrover_checkpoint_memory_age_seconds", "Age of the oldest rank's newest checkpoint in memory, over all runs; 0 without any.", func(a coordinator.Age) time.Time { return a.MemoryAt })
+	oldest("dlrover_checkpoint_disk_age_seconds", "Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.", func(a coordinator.Age) time.Time { return a.DurableAt })
 }

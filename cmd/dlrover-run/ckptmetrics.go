@@ -37,7 +37,7 @@ func (c ckptCollector) Collect(out chan<- prometheus.Metric) {
 	c.ranks(out, *st, time.Now())
 	gauge(out, desc("saves_pending", "Shards on their way to the disk."), float64(len(st.Saves)))
 	full := 0.0
-	if st.Note != "" {
+	if st.Trouble != "" {
 		full = 1
 	}
 	gauge(out, desc("storage_trouble", "1 while writing to storage fails and is tried again."), full)

@@ -34,7 +34,7 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/launcher/...", "github.com/urfave/cli", "only cmd knows the command line"},
 		{"dlrover-run/launcher/...", "github.com/prometheus", "only cmd knows metrics"},
 		{"dlrover-run/checkpointd/...", "dlrover-run/launcher", "checkpoints know no launcher"},
-		{"dlrover-run/checkpointd/...", "dlrover-run/rendezvous", "the daemons meet through a Board"},
+		{"dlrover-run/checkpointd/...", "dlrover-run/rendezvous", "the daemons meet through a Coordinator"},
 		{"dlrover-run/checkpointd/...", "dlrover-run/cmd", "libraries do not import mains"},
 		{"dlrover-run/checkpointd", "github.com/", "checkpoints are the standard library's alone"},
 		{"dlrover-run/launcher/...", "dlrover-run/checkpointd", "the launcher declares the small interface that it needs"},

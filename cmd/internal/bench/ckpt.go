@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
 )
@@ -231,7 +231,7 @@ func (l *lab) copyTarget(ctx context.Context, memory string) (string, int, error
 	}
 	hc := &http.Client{Transport: &http.Transport{}}
 	defer hc.CloseIdleConnections()
-	peers, err := board.Client("http://"+addr, copyKey, l.token, hc).Peers(ctx, w.Key(), board.Peer{Addr: "127.0.0.1:1"}, w.GroupWorldSize, 30*time.Second)
+	peers, err := coordinator.Client("http://"+addr, copyKey, l.token, hc).Peers(ctx, w.Key(), coordinator.Peer{Addr: "127.0.0.1:1"}, w.GroupWorldSize, 30*time.Second)
 	if err != nil {
 		return "", 0, err
 	}

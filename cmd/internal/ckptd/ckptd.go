@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/checkpointd"
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/console"
@@ -265,7 +265,7 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 		if c.String("run") == "" {
 			return cfg, errors.New("--master needs --run, the name of the run")
 		}
-		cfg.Remote = board.Client("http://"+master, c.String("run"), cfg.Token, &http.Client{})
+		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), cfg.Token, &http.Client{})
 	}
 	return cfg, nil
 }

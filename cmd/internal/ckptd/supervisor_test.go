@@ -233,7 +233,9 @@ func segment(t *testing.T, dir string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "seg", "l0-0.seg"), []byte("a save"), 0o600))
 }
 
-func epoch(n int) checkpointd.World { return checkpointd.World{Term: 1, Round: 1, Epoch: n, WorldSize: 2} }
+func epoch(n int) checkpointd.World {
+	return checkpointd.World{Term: 1, Round: 1, Epoch: n, WorldSize: 2}
+}
 
 func TestNoDaemonBeforeAWorkerCalls(t *testing.T) {
 	r := newRig(t, nil)
@@ -268,7 +270,7 @@ func TestTheFirstCallStartsADaemon(t *testing.T) {
 	d.hears("lead", "world 3", "world 4", "flush 4 a worker failed false")
 	st, err := r.Status(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, "full", st.Note)
+	require.Equal(t, "full", st.Trouble)
 	r.finish()
 	require.NotContains(t, r.log.String(), "level=WARN")
 }

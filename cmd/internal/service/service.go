@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -36,7 +36,7 @@ type Config struct {
 // Service is a rendezvous with all that belongs to it. Close ends it.
 type Service struct {
 	Hub    *api.Hub
-	Boards *board.Hub
+	Checkpoints *coordinator.Hub
 
 	cfg    Config
 	server *http.Server
@@ -50,12 +50,12 @@ func New(cfg Config) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{cfg: cfg, Boards: board.NewHub()}
+	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
 	s.Hub = api.NewHub(api.HubConfig{Topology: file.First(), Observe: s.observe})
-	s.Boards.SetSwitches(file.First())
+	s.Checkpoints.SetSwitches(file.First())
 	s.server = api.NewServer(api.Handler(s.Hub, api.ServerConfig{
 		Token: cfg.Token, Extra: cfg.Extra,
-		Mounts: map[string]http.Handler{"checkpoints": s.Boards.Handler(), "verdict": api.Answer(s.verdict)},
+		Mounts: map[string]http.Handler{"checkpoints": s.Checkpoints.Handler(), "verdict": api.Answer(s.verdict)},
 	}))
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -68,7 +68,7 @@ func New(cfg Config) (*Service, error) {
 // rewire makes a new topology count: for the ranks of the next world, and for the partners that its checkpoint daemons
 // then choose.
 func (s *Service) rewire(topo rendezvous.Topology) {
-	s.Boards.SetSwitches(topo)
+	s.Checkpoints.SetSwitches(topo)
 	s.Hub.SetTopology(topo)
 }
 
@@ -81,7 +81,7 @@ func (s *Service) Close(grace time.Duration) {
 	s.stop()
 	s.wg.Wait()
 	s.Hub.Close()
-	s.Boards.Close()
+	s.Checkpoints.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	if grace <= 0 || s.server.Shutdown(ctx) != nil {
@@ -92,7 +92,7 @@ func (s *Service) Close(grace time.Duration) {
 // observe has the run locked.
 func (s *Service) observe(run string, n rendezvous.Note) {
 	if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
-		s.Boards.Lost(run, n.Term, n.Round, n.Rank)
+		s.Checkpoints.Lost(run, n.Term, n.Round, n.Rank)
 	}
 	if s.cfg.Observe != nil {
 		s.cfg.Observe(run, n)

@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -129,8 +129,8 @@ func joining(id, ip string) rendezvous.Join {
 // switches asks, as a checkpoint daemon does, under which switch its node is.
 func switches(t *testing.T, s *Service, epoch, ip string) string {
 	t.Helper()
-	client := board.Client("http://service", "r", "", &http.Client{Transport: inProcess{s.server.Handler}})
-	ps, err := client.Peers(t.Context(), epoch, board.Peer{Addr: ip + ":1"}, 1, time.Minute)
+	client := coordinator.Client("http://service", "r", "", &http.Client{Transport: inProcess{s.server.Handler}})
+	ps, err := client.Peers(t.Context(), epoch, coordinator.Peer{Addr: ip + ":1"}, 1, time.Minute)
 	require.NoError(t, err)
 	return ps[0].Switch
 }

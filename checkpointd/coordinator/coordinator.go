@@ -1,15 +1,15 @@
-// Package board is where the daemons of a job tell each other how far they are with a save.
+// Package coordinator is where the daemons of a job tell each other how far they are with a save.
 //
-// A Board answers four questions: may this node go on to the next phase of a save (Post), which save do the nodes
+// A Coordinator answers four questions: may this node go on to the next phase of a save (Post), which save do the nodes
 // still hold together in memory (Agree), where are the others (Peers), and how old is what everybody has (Ages).
-// Ledger is the pure state machine behind the answers. Local keeps one in this process, for saves of one node; Hub
-// keeps one for every run of a master, and Client speaks to it; Markers needs no master, but storage that all share.
+// State is the pure state machine behind the answers. Local keeps one in this process, for saves of one node; Hub
+// keeps one for every run of a master, and Client speaks to it; Files needs no master, but storage that all share.
 //
 // A save is a two-phase commit, and the leader (the writer of shard 0) decides. A node that has posted Prepared must
 // keep its temporary files until a Post says ErrAborted, whatever else happens: the leader may be past the intent.
 //
 // Nothing here starts a goroutine, but for the timer of Hub.Lost.
-package board
+package coordinator
 
 import (
 	"context"
@@ -36,7 +36,7 @@ const (
 // daemons repeat themselves far more often than that. The newest exchange is remembered for as long as ages come.
 const Forget = 10 * time.Minute
 
-// Errors of a Board.
+// Errors of a Coordinator.
 var (
 	// ErrAborted: a shard failed before the intent. The save is given up; remove its temporary files.
 	ErrAborted = errors.New("the save is given up")
@@ -47,7 +47,7 @@ var (
 	ErrStalled = errors.New("the save is complete but not in place")
 	// ErrCommitted answers a Prepared of a save that is already published: there is nothing left to do for it.
 	ErrCommitted = errors.New("the save is already committed")
-	// ErrBadRequest: no board accepts this. Trying again is useless.
+	// ErrBadRequest: no coordinator accepts this. Trying again is useless.
 	ErrBadRequest = errors.New("bad request")
 	// ErrLimit: one of the limits of a run is reached, or the hub keeps MaxRuns runs.
 	ErrLimit = errors.New("over the limit")
@@ -58,7 +58,7 @@ type Save struct {
 	ID     string `json:"id"` // 1 to 64 letters, digits, '-' or '_': it becomes a file name
 	Step   int64  `json:"step"`
 	Shards int    `json:"shards"`        // 1 to MaxShards
-	Dir    string `json:"dir,omitempty"` // the checkpoint directory; Markers needs it
+	Dir    string `json:"dir,omitempty"` // the checkpoint directory; Files needs it
 }
 
 // Phase is how far a node is with its shards of a save.
@@ -110,7 +110,7 @@ type Peer struct {
 	Copies []Copy `json:"copies,omitempty"`
 }
 
-// Copy is a shard of a save that a node can give to others. Boards of earlier releases know nothing of the fields after
+// Copy is a shard of a save that a node can give to others. Coordinators of earlier releases know nothing of the fields after
 // Step: their zero values say that it may be any.
 type Copy struct {
 	Rank    int    `json:"rank"`
@@ -131,9 +131,9 @@ type Age struct {
 	DurableAt   time.Time `json:"durable_at,omitzero"`
 }
 
-// Board connects the daemons of a run. Every method may be called concurrently, ends when ctx does, and may be called
-// again with the same arguments, also when the board has lost its memory meanwhile. Results must not be modified.
-type Board interface {
+// Coordinator connects the daemons of a run. Every method may be called concurrently, ends when ctx does, and may be called
+// again with the same arguments, also when the coordinator has lost its memory meanwhile. Results must not be modified.
+type Coordinator interface {
 	// Post says that this node has reached a phase with the shards of r, and returns when it may go on:
 	//   - Prepared: the leader when all shards are prepared, with all entries in order of shards; the others, with no
 	//     entries, when the leader has posted Intent.
@@ -150,12 +150,12 @@ type Board interface {
 	// key for every agreement, such as "word.term.round.epoch.more": nodes that are dead in the round are not waited
 	// for. An aborted save that is chosen may be written again.
 	Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error)
-	// Speaks says under which keys this node will call Agree, so that others do not wait for it under another. Boards of
-	// earlier releases do not know it; then their patience has to do.
-	Speaks(ctx context.Context, s Speaks) error
+	// Attend says under which keys this node will call Agree, so that others do not wait for it under another.
+	// Coordinators of earlier releases do not know it; then their patience has to do.
+	Attend(ctx context.Context, s Attendance) error
 	// Peers exchanges addresses and copies: it waits until all nodes (numbered from 0) are there, at most for patience
 	// from the first. Later calls return at once, with what is known by then; what a node says of itself replaces what
-	// it said before. The result is in order of nodes. A board that has lost its memory may not know all of them.
+	// it said before. The result is in order of nodes. A coordinator that has lost its memory may not know all of them.
 	Peers(ctx context.Context, key string, self Peer, nodes int, patience time.Duration) ([]Peer, error)
 	// Ages replaces what is known about the given ranks.
 	Ages(ctx context.Context, node int, ages []Age) error

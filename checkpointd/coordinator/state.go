@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"cmp"
@@ -11,24 +11,24 @@ import (
 	"dlrover-run/checkpointd/commit"
 )
 
-// Ledger is what one run knows about its saves, agreements, peers and ages. It has no clock and does no I/O: time
+// State is what one run knows about its saves, agreements, peers and ages. It has no clock and does no I/O: time
 // comes with every Step and must not go back. It may be started empty at any time, for everything comes again:
 // waiting daemons repeat their last report, and a later phase implies the earlier ones.
 //
-// A Ledger keeps the slices that it is given and hands out its own: neither may be modified.
-type Ledger struct {
+// A State keeps the slices that it is given and hands out its own: neither may be modified.
+type State struct {
 	saves      map[string]*save
 	agreements map[string]*agreement
 	exchanges  map[string]*exchange
 	ages       map[int]age
-	rolls      map[string]*roll // by round or epoch
-	bytes      int64            // of entries, holdings and peers
+	rosters    map[string]*roster // by round or epoch
+	bytes      int64              // of entries, holdings and peers
 	swept      time.Time
 }
 
-// NewLedger returns a Ledger that knows nothing.
-func NewLedger() *Ledger {
-	return &Ledger{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{}, ages: map[int]age{}, rolls: map[string]*roll{}}
+// NewState returns a State that knows nothing.
+func NewState() *State {
+	return &State{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{}, ages: map[int]age{}, rosters: map[string]*roster{}}
 }
 
 // Topic is something that waiting nodes want to know.
@@ -47,13 +47,13 @@ const (
 	AllPlaced                         // for the leader
 	IsPublished                       // for the others
 	Agreed
-	Met
+	PeersKnown
 )
 
-// Event is what Step takes: Posted, Held, Here, Aged, Speaks or Tick.
+// Event is what Step takes: Posted, Held, Here, Aged, Attendance or Tick.
 type Event interface {
 	check() error
-	step(l *Ledger, now time.Time) ([]Topic, error)
+	step(st *State, now time.Time) ([]Topic, error)
 }
 
 // Posted is a Report of a node.
@@ -73,60 +73,60 @@ const sweepEvery = 10 * time.Second
 
 // Step takes an event in and returns the topics about which there is something to say now. An event that is
 // refused changes nothing but time; errors wrap ErrBadRequest, ErrLimit or ErrDecided.
-func (l *Ledger) Step(now time.Time, ev Event) ([]Topic, error) {
+func (st *State) Step(now time.Time, ev Event) ([]Topic, error) {
 	if err := ev.check(); err != nil {
 		return nil, err
 	}
-	if now.Sub(l.swept) >= sweepEvery {
-		l.sweep(now)
+	if now.Sub(st.swept) >= sweepEvery {
+		st.sweep(now)
 	}
-	due := l.expire(now)
-	topics, err := ev.step(l, now)
+	due := st.expire(now)
+	topics, err := ev.step(st, now)
 	return append(due, topics...), err
 }
 
 func (Tick) check() error                                       { return nil }
-func (Tick) step(*Ledger, time.Time) ([]Topic, error)           { return nil, nil }
-func (p Posted) step(l *Ledger, now time.Time) ([]Topic, error) { return l.report(now, p.Report) }
+func (Tick) step(*State, time.Time) ([]Topic, error)            { return nil, nil }
+func (p Posted) step(st *State, now time.Time) ([]Topic, error) { return st.report(now, p.Report) }
 
 // sweep forgets what has not been heard of for Forget.
-func (l *Ledger) sweep(now time.Time) {
-	l.swept = now
+func (st *State) sweep(now time.Time) {
+	st.swept = now
 	old := func(heard time.Time) bool { return now.Sub(heard) >= Forget }
-	for id, s := range l.saves {
+	for id, s := range st.saves {
 		if old(s.heard) {
-			l.dropSave(id)
+			st.dropSave(id)
 		}
 	}
-	maps.DeleteFunc(l.ages, func(_ int, a age) bool { return old(a.heard) })
-	if len(l.ages) > 0 && len(l.exchanges) > 0 { // its epoch may still run
-		slices.MaxFunc(slices.Collect(maps.Values(l.exchanges)), func(a, b *exchange) int { return a.heard.Compare(b.heard) }).heard = now
+	maps.DeleteFunc(st.ages, func(_ int, a age) bool { return old(a.heard) })
+	if len(st.ages) > 0 && len(st.exchanges) > 0 { // its epoch may still run
+		slices.MaxFunc(slices.Collect(maps.Values(st.exchanges)), func(a, b *exchange) int { return a.heard.Compare(b.heard) }).heard = now
 	}
-	forget(l, l.agreements, old)
-	forget(l, l.exchanges, old)
-	forget(l, l.rolls, old)
+	forget(st, st.agreements, old)
+	forget(st, st.exchanges, old)
+	forget(st, st.rosters, old)
 }
 
-func forget[M interface{ met() *meeting }](l *Ledger, all map[string]M, old func(time.Time) bool) {
+func forget[M interface{ asBarrier() *barrier }](st *State, all map[string]M, old func(time.Time) bool) {
 	for key, x := range all {
-		if m := x.met(); old(m.heard) {
-			l.bytes -= m.bytes
+		if b := x.asBarrier(); old(b.heard) {
+			st.bytes -= b.bytes
 			delete(all, key)
 		}
 	}
 }
 
 // Empty reports whether there is nothing to remember.
-func (l *Ledger) Empty() bool {
-	return len(l.saves)+len(l.agreements)+len(l.exchanges)+len(l.ages)+len(l.rolls) == 0
+func (st *State) Empty() bool {
+	return len(st.saves)+len(st.agreements)+len(st.exchanges)+len(st.ages)+len(st.rosters) == 0
 }
 
 // reserve takes n bytes more (or fewer) from the run's budget.
-func (l *Ledger) reserve(n int64, what string) error {
-	if n > 0 && l.bytes+n > MaxBytes {
+func (st *State) reserve(n int64, what string) error {
+	if n > 0 && st.bytes+n > MaxBytes {
 		return fmt.Errorf("%w: %s: the run would keep more than %d MiB of entries, holdings and peers; save less often or in fewer files", ErrLimit, what, MaxBytes>>20)
 	}
-	l.bytes += n
+	st.bytes += n
 	return nil
 }
 
@@ -151,29 +151,29 @@ func (s *save) over() bool        { return s.published || s.aborted() }
 
 // known are the topics about which the waiting nodes have an answer.
 func (s *save) known() (k TopicKind) {
-	note := func(kind TopicKind, yes bool) {
+	add := func(kind TopicKind, yes bool) {
 		if yes {
 			k |= kind
 		}
 	}
-	note(AllPrepared, s.aborted() || s.published || s.allPrepared())
-	note(HasIntent, s.aborted() || s.intent)
-	note(AllPlaced, s.stalled() || s.published || s.placed.n == s.Shards)
-	note(IsPublished, s.stalled() || s.published)
+	add(AllPrepared, s.aborted() || s.published || s.allPrepared())
+	add(HasIntent, s.aborted() || s.intent)
+	add(AllPlaced, s.stalled() || s.published || s.placed.n == s.Shards)
+	add(IsPublished, s.stalled() || s.published)
 	return k
 }
 
-func (l *Ledger) report(now time.Time, r Report) ([]Topic, error) {
-	s, err := l.find(r.Save)
+func (st *State) report(now time.Time, r Report) ([]Topic, error) {
+	s, err := st.find(r.Save)
 	if err != nil {
 		return nil, err
 	}
 	before := s.known()
-	if err := l.apply(s, r); err != nil {
+	if err := st.apply(s, r); err != nil {
 		return nil, err
 	}
 	s.heard = now
-	l.saves[r.Save.ID] = s
+	st.saves[r.Save.ID] = s
 	var topics []Topic
 	news := s.known() &^ before
 	for _, kind := range []TopicKind{AllPrepared, HasIntent, AllPlaced, IsPublished} {
@@ -184,16 +184,16 @@ func (l *Ledger) report(now time.Time, r Report) ([]Topic, error) {
 	return topics, nil
 }
 
-// find returns the save, a new one if need be. A new one is not in the ledger yet.
-func (l *Ledger) find(id Save) (*save, error) {
-	if s := l.saves[id.ID]; s != nil {
+// find returns the save, a new one if need be. A new one is not in the state yet.
+func (st *State) find(id Save) (*save, error) {
+	if s := st.saves[id.ID]; s != nil {
 		if s.Step != id.Step || s.Shards != id.Shards {
 			return nil, fmt.Errorf("%w: save %s is known as step %d with %d shards, not step %d with %d shards", ErrBadRequest, id.ID, s.Step, s.Shards, id.Step, id.Shards)
 		}
 		return s, nil
 	}
 	flying := 0
-	for _, s := range l.saves {
+	for _, s := range st.saves {
 		if !s.over() {
 			flying++
 		}
@@ -201,43 +201,43 @@ func (l *Ledger) find(id Save) (*save, error) {
 	if flying >= MaxSaves {
 		return nil, fmt.Errorf("%w: %d saves are in flight already; save %s has to wait for one of them", ErrLimit, flying, id.ID)
 	}
-	if len(l.saves)-flying >= 4*MaxSaves {
-		l.dropOldestOver()
+	if len(st.saves)-flying >= 4*MaxSaves {
+		st.dropOldestOver()
 	}
 	return &save{Save: id, entries: map[int]commit.Entry{}, placed: newSet(id.Shards), failures: map[int]string{}}, nil
 }
 
-func (l *Ledger) dropOldestOver() {
+func (st *State) dropOldestOver() {
 	oldest := ""
-	for id, s := range l.saves {
-		if s.over() && (oldest == "" || s.heard.Before(l.saves[oldest].heard) || s.heard.Equal(l.saves[oldest].heard) && id < oldest) {
+	for id, s := range st.saves {
+		if s.over() && (oldest == "" || s.heard.Before(st.saves[oldest].heard) || s.heard.Equal(st.saves[oldest].heard) && id < oldest) {
 			oldest = id
 		}
 	}
-	l.dropSave(oldest)
+	st.dropSave(oldest)
 }
 
-func (l *Ledger) dropSave(id string) {
-	l.dropEntries(l.saves[id])
-	delete(l.saves, id)
+func (st *State) dropSave(id string) {
+	st.dropEntries(st.saves[id])
+	delete(st.saves, id)
 }
 
-func (l *Ledger) dropEntries(s *save) {
-	l.bytes -= s.bytes
+func (st *State) dropEntries(s *save) {
+	st.bytes -= s.bytes
 	s.bytes = 0
 	s.entries = map[int]commit.Entry{} // a cleared map would keep its memory
 }
 
-func (l *Ledger) apply(s *save, r Report) error {
+func (st *State) apply(s *save, r Report) error {
 	if s.published && r.Phase != Failed {
 		return nil
 	}
 	switch r.Phase {
 	case Prepared:
-		return l.prepare(s, r)
+		return st.prepare(s, r)
 	case Intent:
 		s.intent = true
-	case Placed: // only after the intent, of which an empty ledger may not know
+	case Placed: // only after the intent, of which an empty state may not know
 		s.intent = true
 		for _, n := range r.Shards {
 			s.placed.add(n)
@@ -245,11 +245,11 @@ func (l *Ledger) apply(s *save, r Report) error {
 		}
 	case Published:
 		s.intent, s.published = true, true
-		l.dropEntries(s)
+		st.dropEntries(s)
 		s.placed = set{}
 		clear(s.failures)
 	case Failed:
-		return l.fail(s, r)
+		return st.fail(s, r)
 	}
 	return nil
 }
@@ -257,7 +257,7 @@ func (l *Ledger) apply(s *save, r Report) error {
 // prepare books the entries and takes back the failures of the same shards. Once there are the entries of all shards
 // they stay as they are: the leader may have them. Nothing is booked while another failure stands: the sender learns
 // of it and removes its files.
-func (l *Ledger) prepare(s *save, r Report) error {
+func (st *State) prepare(s *save, r Report) error {
 	failures := maps.Clone(s.failures)
 	for _, n := range r.Shards {
 		delete(failures, n)
@@ -270,7 +270,7 @@ func (l *Ledger) prepare(s *save, r Report) error {
 				more -= entryBytes(old)
 			}
 		}
-		if err := l.reserve(more, "save "+s.ID); err != nil {
+		if err := st.reserve(more, "save "+s.ID); err != nil {
 			return err
 		}
 		s.bytes += more
@@ -284,7 +284,7 @@ func (l *Ledger) prepare(s *save, r Report) error {
 
 // fail books a failure. The leader may give up until it has posted the intent; the others only as long as the leader
 // cannot have written it.
-func (l *Ledger) fail(s *save, r Report) error {
+func (st *State) fail(s *save, r Report) error {
 	if !s.intent && s.allPrepared() && !r.leads() {
 		return fmt.Errorf("%w: save %s: all shards are prepared and the leader may have gone on; keep the files", ErrDecided, s.ID)
 	}
@@ -294,7 +294,7 @@ func (l *Ledger) fail(s *save, r Report) error {
 		}
 	}
 	if s.aborted() {
-		l.dropEntries(s) // whoever learns of it removes its files, and has to prepare again
+		st.dropEntries(s) // whoever learns of it removes its files, and has to prepare again
 	}
 	return nil
 }
@@ -361,8 +361,8 @@ func (r Report) topic() Topic {
 }
 
 // Reply is the answer to a Report that was stepped in; false as long as there is none.
-func (l *Ledger) Reply(r Report) ([]commit.Entry, bool, error) {
-	s := l.saves[r.Save.ID]
+func (st *State) Reply(r Report) ([]commit.Entry, bool, error) {
+	s := st.saves[r.Save.ID]
 	if s == nil {
 		return nil, false, nil
 	}
@@ -425,9 +425,9 @@ func (a Aged) check() error {
 	return nil
 }
 
-func (a Aged) step(l *Ledger, now time.Time) ([]Topic, error) {
+func (a Aged) step(st *State, now time.Time) ([]Topic, error) {
 	for _, x := range a.Ages {
-		l.ages[x.Rank] = age{x, a.Node, now}
+		st.ages[x.Rank] = age{x, a.Node, now}
 	}
 	return nil, nil
 }
@@ -449,14 +449,14 @@ type SaveStatus struct {
 }
 
 // Summary describes the run as it is.
-func (l *Ledger) Summary() Summary {
-	sum := Summary{Saves: make([]SaveStatus, 0, len(l.saves)), Ages: make([]Age, 0, len(l.ages))}
-	for _, s := range l.saves {
+func (st *State) Summary() Summary {
+	sum := Summary{Saves: make([]SaveStatus, 0, len(st.saves)), Ages: make([]Age, 0, len(st.ages))}
+	for _, s := range st.saves {
 		sum.Saves = append(sum.Saves, s.status())
 	}
 	slices.SortFunc(sum.Saves, func(a, b SaveStatus) int { return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.ID, b.ID)) })
-	for _, rank := range slices.Sorted(maps.Keys(l.ages)) {
-		sum.Ages = append(sum.Ages, l.ages[rank].Age)
+	for _, rank := range slices.Sorted(maps.Keys(st.ages)) {
+		sum.Ages = append(sum.Ages, st.ages[rank].Age)
 	}
 	return sum
 }

@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"context"
@@ -13,14 +13,14 @@ import (
 const hold = 25 * time.Second
 
 var (
-	errPending = errors.New("board: no answer yet") // after hold
-	errClosed  = errors.New("the checkpoint board is shutting down")
+	errPending = errors.New("coordinator: no answer yet") // after hold
+	errClosed  = errors.New("the checkpoint coordinator is shutting down")
 )
 
-// room is a Ledger with a clock and with those who wait for it.
-type room struct {
+// run is a State with a clock and with those who wait for it.
+type run struct {
 	mu      sync.Mutex
-	ledger  *Ledger
+	state   *State
 	waiting map[Topic]*waiters
 	closed  bool
 }
@@ -31,10 +31,10 @@ type waiters struct {
 	n    int
 }
 
-func newRoom() *room { return &room{ledger: NewLedger(), waiting: map[Topic]*waiters{}} }
+func newRun() *run { return &run{state: NewState(), waiting: map[Topic]*waiters{}} }
 
 // ask steps ev in until answer says that it is done, at most for hold.
-func (r *room) ask(ctx context.Context, ev Event, t Topic, answer func(*Ledger) (bool, error)) error {
+func (r *run) ask(ctx context.Context, ev Event, t Topic, answer func(*State) (bool, error)) error {
 	expired := time.NewTimer(hold)
 	defer expired.Stop()
 	for {
@@ -51,13 +51,13 @@ func (r *room) ask(ctx context.Context, ev Event, t Topic, answer func(*Ledger) 
 }
 
 // try returns what to wait for and until when (zero: as long as possible), or nil when there is an answer.
-func (r *room) try(ev Event, t Topic, answer func(*Ledger) (bool, error)) (*waiters, time.Time, error) {
+func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiters, time.Time, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.stepLocked(ev); err != nil {
 		return nil, time.Time{}, err
 	}
-	if done, err := answer(r.ledger); done || err != nil {
+	if done, err := answer(r.state); done || err != nil {
 		return nil, time.Time{}, err
 	}
 	w := r.waiting[t]
@@ -66,14 +66,14 @@ func (r *room) try(ev Event, t Topic, answer func(*Ledger) (bool, error)) (*wait
 		r.waiting[t] = w
 	}
 	w.n++
-	return w, r.ledger.Due(t), nil
+	return w, r.state.Due(t), nil
 }
 
-func (r *room) stepLocked(ev Event) error {
+func (r *run) stepLocked(ev Event) error {
 	if r.closed {
 		return errClosed
 	}
-	topics, err := r.ledger.Step(time.Now(), ev)
+	topics, err := r.state.Step(time.Now(), ev)
 	for _, t := range topics {
 		if w := r.waiting[t]; w != nil {
 			close(w.news)
@@ -103,7 +103,7 @@ func (w *waiters) wait(ctx context.Context, expired <-chan time.Time, due time.T
 	}
 }
 
-func (r *room) leave(t Topic, w *waiters) {
+func (r *run) leave(t Topic, w *waiters) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if w.n--; w.n == 0 && r.waiting[t] == w {
@@ -112,57 +112,57 @@ func (r *room) leave(t Topic, w *waiters) {
 }
 
 // tell steps ev in and waits for nothing.
-func (r *room) tell(ev Event) error {
+func (r *run) tell(ev Event) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stepLocked(ev)
 }
 
-func (r *room) post(ctx context.Context, rep Report) (es []commit.Entry, err error) {
-	err = r.ask(ctx, Posted{rep}, rep.topic(), func(l *Ledger) (done bool, err error) {
-		es, done, err = l.Reply(rep)
+func (r *run) post(ctx context.Context, rep Report) (es []commit.Entry, err error) {
+	err = r.ask(ctx, Posted{rep}, rep.topic(), func(st *State) (done bool, err error) {
+		es, done, err = st.Reply(rep)
 		return done, err
 	})
 	return es, err
 }
 
-func (r *room) agree(ctx context.Context, h Held) (a Agreement, err error) {
-	err = r.ask(ctx, h, Topic{Agreed, h.Key}, func(l *Ledger) (done bool, _ error) {
-		a, done = l.Agreement(h.Key, h.Node)
+func (r *run) agree(ctx context.Context, h Held) (a Agreement, err error) {
+	err = r.ask(ctx, h, Topic{Agreed, h.Key}, func(st *State) (done bool, _ error) {
+		a, done = st.Agreement(h.Key, h.Node)
 		return done, nil
 	})
 	return a, err
 }
 
-func (r *room) peers(ctx context.Context, h Here) (body encoded, err error) {
-	err = r.ask(ctx, h, Topic{Met, h.Key}, func(l *Ledger) (done bool, err error) {
-		body, done, err = l.peersReply(h.Key)
+func (r *run) peers(ctx context.Context, h Here) (body encoded, err error) {
+	err = r.ask(ctx, h, Topic{PeersKnown, h.Key}, func(st *State) (done bool, err error) {
+		body, done, err = st.peersReply(h.Key)
 		return done, err
 	})
 	return body, err
 }
 
-// again forgets that a save was given up: it is to be written once more.
-func (r *room) again(id string) {
+// reopen forgets that a save was given up: it is to be written once more.
+func (r *run) reopen(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ledger.again(id)
+	r.state.reopen(id)
 }
 
-func (r *room) summary() Summary {
+func (r *run) summary() Summary {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.ledger.Summary()
+	return r.state.Summary()
 }
 
 // close ends every request, present and future.
-func (r *room) close() {
+func (r *run) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closeLocked()
 }
 
-func (r *room) closeLocked() {
+func (r *run) closeLocked() {
 	r.closed = true
 	for t, w := range r.waiting {
 		close(w.news)
@@ -170,11 +170,11 @@ func (r *room) closeLocked() {
 	}
 }
 
-// retire closes the room if there is nothing in it.
-func (r *room) retire() bool {
+// retire closes the run if there is nothing in it.
+func (r *run) retire() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.stepLocked(Tick{}); err != nil || !r.ledger.Empty() || len(r.waiting) > 0 {
+	if err := r.stepLocked(Tick{}); err != nil || !r.state.Empty() || len(r.waiting) > 0 {
 		return r.closed
 	}
 	r.closeLocked()

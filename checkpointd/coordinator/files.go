@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"context"
@@ -26,40 +26,40 @@ const (
 	failedName = "failed"
 )
 
-// markers is a Board of files on storage that all nodes share.
-type markers struct{ files fsx.FS }
+// fileCoordinator is a Coordinator of marker files on storage that all nodes share.
+type fileCoordinator struct{ files fsx.FS }
 
-// Markers returns a Board that needs no master: it looks at the marker files that commit.Store writes, on storage that
-// all nodes share. Save.Dir must be set, and a phase must be posted only after the Store has written its file. A shard
+// Files returns a Coordinator that needs no master: it looks at the marker files that commit.Store writes, on storage
+// that all nodes share. Save.Dir must be set, and a phase must be posted only after the Store has written its file. A shard
 // that fails leaves shard-<n>.failed in the stage; the leader, who alone decides, then writes "failed", so that the
 // others look at two names only. Agree and Peers answer at once, from this node alone; Ages does nothing.
-func Markers(files fsx.FS) Board { return markers{files} }
+func Files(files fsx.FS) Coordinator { return fileCoordinator{files} }
 
-func (b markers) Agree(_ context.Context, _ string, node, _ int, hs []Holding, _ time.Duration) (Plan, bool, error) {
+func (c fileCoordinator) Agree(_ context.Context, _ string, node, _ int, hs []Holding, _ time.Duration) (Plan, bool, error) {
 	p, ok := alone(node, hs)
 	return p, ok, nil
 }
 
-func (b markers) Speaks(context.Context, Speaks) error { return nil }
+func (c fileCoordinator) Attend(context.Context, Attendance) error { return nil }
 
-func (b markers) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Duration) ([]Peer, error) {
+func (c fileCoordinator) Peers(_ context.Context, _ string, self Peer, _ int, _ time.Duration) ([]Peer, error) {
 	return []Peer{self}, nil
 }
 
-func (b markers) Ages(context.Context, int, []Age) error { return nil }
+func (c fileCoordinator) Ages(context.Context, int, []Age) error { return nil }
 
-func (b markers) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
+func (c fileCoordinator) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
 	if r.Save.Dir == "" {
 		return nil, fmt.Errorf("%w: save %s has no checkpoint directory", ErrBadRequest, r.Save.ID)
 	}
-	dir, err := b.files.Resolve(r.Save.Dir)
+	dir, err := c.files.Resolve(r.Save.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint directory %s: %w", r.Save.Dir, err)
 	}
-	s := stage{b.files, r, commit.StageDir(dir, r.Save.ID), filepath.Join(dir, ".dlrover", strconv.FormatInt(r.Save.Step, 10)+".json")}
+	s := stage{c.files, r, commit.StageDir(dir, r.Save.ID), filepath.Join(dir, ".dlrover", strconv.FormatInt(r.Save.Step, 10)+".json")}
 	switch r.Phase {
 	case Prepared:
 		return s.poll(ctx, s.lookPrepared)

@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"context"
@@ -37,23 +37,23 @@ func report(s Save, p Phase, shards ...int) Report {
 	return r
 }
 
-// world is the boards of two nodes, which write shards 0 and 1.
+// world is the coordinators of two nodes, which write shards 0 and 1.
 type world struct {
-	t      *testing.T
-	boards [2]Board
-	save   Save
-	store  bool // whoever posts leaves the files that commit.Store would
+	t            *testing.T
+	coordinators [2]Coordinator
+	save         Save
+	store        bool // whoever posts leaves the files that commit.Store would
 }
 
-func newWorld(t *testing.T, boards [2]Board) world {
-	return world{t: t, boards: boards, save: Save{ID: "0123456789abcdef", Step: 20, Shards: 2, Dir: t.TempDir()}}
+func newWorld(t *testing.T, coordinators [2]Coordinator) world {
+	return world{t: t, coordinators: coordinators, save: Save{ID: "0123456789abcdef", Step: 20, Shards: 2, Dir: t.TempDir()}}
 }
 
-// worlds are all implementations of Board.
+// worlds are all implementations of Coordinator.
 var worlds = map[string]func(*testing.T) world{
-	"local": func(t *testing.T) world { b := Local(0); return newWorld(t, [2]Board{b, b}) },
+	"local": func(t *testing.T) world { b := Local(0); return newWorld(t, [2]Coordinator{b, b}) },
 	"markers": func(t *testing.T) world {
-		w := newWorld(t, [2]Board{Markers(fsx.OS{}), Markers(fsx.OS{})})
+		w := newWorld(t, [2]Coordinator{Files(fsx.OS{}), Files(fsx.OS{})})
 		w.store = true
 		return w
 	},
@@ -63,7 +63,7 @@ var worlds = map[string]func(*testing.T) world{
 		transport := &http.Transport{}
 		t.Cleanup(func() { hub.Close(); transport.CloseIdleConnections(); s.Close() })
 		hc := &http.Client{Transport: transport}
-		return newWorld(t, [2]Board{Client(s.URL, "a run", "token", hc), Client(s.URL+"/", "a run", "token", hc)})
+		return newWorld(t, [2]Coordinator{Client(s.URL, "a run", "token", hc), Client(s.URL+"/", "a run", "token", hc)})
 	},
 }
 
@@ -77,10 +77,10 @@ func (w world) post(p Phase, shard int) <-chan result {
 	if w.store {
 		w.leave(p, shard)
 	}
-	return posting(w.t.Context(), w.boards[shard], report(w.save, p, shard))
+	return posting(w.t.Context(), w.coordinators[shard], report(w.save, p, shard))
 }
 
-func posting(ctx context.Context, b Board, r Report) <-chan result {
+func posting(ctx context.Context, b Coordinator, r Report) <-chan result {
 	done := make(chan result, 1)
 	go func() {
 		es, err := b.Post(ctx, r)
@@ -152,7 +152,7 @@ func (w world) finish(follower <-chan result) {
 	require.NoError(w.t, (<-follower).err)
 }
 
-// Every Board obeys the same contract.
+// Every Coordinator obeys the same contract.
 func TestBoards(t *testing.T) {
 	for name, open := range worlds {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +235,7 @@ var contract = map[string]func(world){
 	"a save that is committed": func(w world) {
 		w.finish(w.prepare())
 		if w.store {
-			r := <-posting(w.t.Context(), w.boards[1], report(w.save, Prepared, 1))
+			r := <-posting(w.t.Context(), w.coordinators[1], report(w.save, Prepared, 1))
 			require.ErrorIs(w.t, r.err, ErrCommitted)
 			return
 		}
@@ -245,7 +245,7 @@ var contract = map[string]func(world){
 	"patience ends": func(w world) {
 		ctx, cancel := context.WithTimeout(w.t.Context(), 50*time.Millisecond)
 		defer cancel()
-		_, err := w.boards[1].Post(ctx, report(w.save, Prepared, 1))
+		_, err := w.coordinators[1].Post(ctx, report(w.save, Prepared, 1))
 		require.ErrorIs(w.t, err, context.DeadlineExceeded)
 		require.ErrorContains(w.t, err, w.save.ID)
 	},
@@ -265,7 +265,7 @@ var contract = map[string]func(world){
 			"a foreign entry":   {Save: s, Phase: Prepared, Shards: []int{1}, Entries: []commit.Entry{entry(0)}},
 			"an entry too many": {Save: s, Phase: Prepared, Shards: []int{1}, Entries: []commit.Entry{entry(1), entry(1)}},
 		} {
-			_, err := w.boards[1].Post(w.t.Context(), r)
+			_, err := w.coordinators[1].Post(w.t.Context(), r)
 			require.Error(w.t, err, name)
 			if r.Save.Shards > MaxShards {
 				require.ErrorIs(w.t, err, ErrLimit, name)
@@ -277,29 +277,29 @@ var contract = map[string]func(world){
 	"alone": func(w world) {
 		saved := time.Unix(1000, 0)
 		hs := []Holding{{Save: "s", Dir: "/d", Step: 5, Saved: saved, Shard: 0, Shards: 1}, {Save: "old", Dir: "/d", Step: 4, Saved: saved.Add(-time.Second), Shards: 1}}
-		p, ok, err := w.boards[0].Agree(w.t.Context(), "k", 0, 1, hs, time.Minute)
+		p, ok, err := w.coordinators[0].Agree(w.t.Context(), "k", 0, 1, hs, time.Minute)
 		require.NoError(w.t, err)
 		require.True(w.t, ok)
 		require.Equal(w.t, Plan{Save: "s", Dir: "/d", Step: 5, Mine: []int{0}, Leader: true}, p)
-		_, ok, err = w.boards[0].Agree(w.t.Context(), "k2", 0, 1, nil, time.Minute)
+		_, ok, err = w.coordinators[0].Agree(w.t.Context(), "k2", 0, 1, nil, time.Minute)
 		require.NoError(w.t, err)
 		require.False(w.t, ok)
 		self := Peer{Node: 0, Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 3, Save: "s"}}}
-		ps, err := w.boards[0].Peers(w.t.Context(), "k", self, 1, time.Minute)
+		ps, err := w.coordinators[0].Peers(w.t.Context(), "k", self, 1, time.Minute)
 		require.NoError(w.t, err)
 		require.Equal(w.t, []Peer{self}, ps)
-		require.NoError(w.t, w.boards[0].Ages(w.t.Context(), 0, []Age{{Rank: 1, MemoryStep: 3}}))
+		require.NoError(w.t, w.coordinators[0].Ages(w.t.Context(), 0, []Age{{Rank: 1, MemoryStep: 3}}))
 	},
 }
 
-// The files of a real store are those that Markers waits for, from the first to the last.
-func TestMarkersWithAStore(t *testing.T) {
+// The files of a real store are those that Files waits for, from the first to the last.
+func TestFilesWithAStore(t *testing.T) {
 	dir := t.TempDir()
 	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
 	s := commit.Save{ID: "feed", Dir: dir, Step: 7, Shards: 2, WorldSize: 2, Saved: time.Now()}
 	done := make(chan error, 2)
 	for shard := range 2 {
-		go func() { done <- commitShard(t.Context(), Markers(fsx.OS{}), store, s, shard) }()
+		go func() { done <- commitShard(t.Context(), Files(fsx.OS{}), store, s, shard) }()
 	}
 	require.NoError(t, <-done)
 	require.NoError(t, <-done)
@@ -312,7 +312,7 @@ func TestMarkersWithAStore(t *testing.T) {
 	require.NoDirExists(t, commit.StageDir(dir, "feed"))
 }
 
-func commitShard(ctx context.Context, b Board, store commit.Store, s commit.Save, shard int) error {
+func commitShard(ctx context.Context, b Coordinator, store commit.Store, s commit.Save, shard int) error {
 	path := fmt.Sprintf("7/rank_%d.pt", shard)
 	tmps, err := store.Plan(s, shard, []string{path})
 	if err != nil {

@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"bytes"
@@ -27,35 +27,35 @@ const (
 	maxReply = 4 * MaxBytes
 	// leastPatience is what a waiting node allows others to repeat themselves to a hub without memory.
 	leastPatience = 2 * time.Second
-	// maxNotes bounds what is repeated to a new hub.
-	maxNotes = 32
+	// maxReplays bounds what is repeated to a new hub.
+	maxReplays = 32
 )
 
-var errAway = errors.New("the checkpoint board is away")
+var errAway = errors.New("the checkpoint coordinator is away")
 
-// client is a Board on a Hub elsewhere. What a node waits for it repeats anyway; what it has been told for good, and
-// nobody else may know (a failure, a published save, an agreement, its own address), it notes and repeats when the hub is
+// client is a Coordinator on a Hub elsewhere. What a node waits for it repeats anyway; what it has been told for good, and
+// nobody else may know (a failure, a published save, an agreement, its own address), it keeps and repeats when the hub is
 // a new one.
 type client struct {
 	base, token string
 	hc          *http.Client
 
-	mu    sync.Mutex
-	term  string // of the hub that knows all notes
-	notes []note // oldest first
+	mu      sync.Mutex
+	term    string   // of the hub that knows all replays
+	replays []replay // oldest first
 }
 
-type note struct {
+type replay struct {
 	about, path string
 	at          time.Time
 	body        any
 	lasting     bool // while nothing else is said about it
 }
 
-// Client returns the Board of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token is
+// Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token is
 // sent as a bearer token. hc may be nil for the default one; it must not limit requests to less than a minute.
 // While the hub is away every method tries again, until its ctx ends.
-func Client(base, run, token string, hc *http.Client) Board {
+func Client(base, run, token string, hc *http.Client) Coordinator {
 	if hc == nil {
 		hc = http.DefaultClient
 	}
@@ -74,7 +74,7 @@ func (c *client) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 	var reply reportReply
 	err := c.call(ctx, "reports", func() any { return reportBody{Report: r} }, &reply)
 	if err == nil && (r.Phase == Failed || r.Phase == Published) {
-		c.remember(note{about: r.Save.ID, path: "reports", body: reportBody{r, true}})
+		c.remember(replay{about: r.Save.ID, path: "reports", body: reportBody{r, true}})
 	}
 	return reply.Entries, saying(err, r)
 }
@@ -88,15 +88,15 @@ func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Ho
 		return Plan{}, false, fmt.Errorf("agree on the newest save in memory (%s): %w", key, err)
 	}
 	h.Answer, h.Patience = &a, min(patience, leastPatience)
-	c.remember(note{about: "agreement " + key, path: "agree", body: agreeBody{h, true}})
+	c.remember(replay{about: "agreement " + key, path: "agree", body: agreeBody{h, true}})
 	return a.Plan, a.Found, nil
 }
 
-func (c *client) Speaks(ctx context.Context, s Speaks) error {
+func (c *client) Attend(ctx context.Context, s Attendance) error {
 	if err := c.call(ctx, "speaks", func() any { return s }, &struct{}{}); err != nil {
 		return fmt.Errorf("say what node %d agrees on (%s): %w", s.Node, s.Of, err)
 	}
-	c.remember(note{about: "agreements of " + s.Of, path: "speaks", body: s})
+	c.remember(replay{about: "agreements of " + s.Of, path: "speaks", body: s})
 	return nil
 }
 
@@ -116,7 +116,7 @@ func (c *client) Peers(ctx context.Context, key string, self Peer, nodes int, pa
 		return nil, fmt.Errorf("find the peers of node %d (%s): %w", self.Node, key, err)
 	}
 	h.Patience = min(patience, leastPatience)
-	c.remember(note{about: "peers", path: "peers", body: peersBody{h, true}, lasting: true})
+	c.remember(replay{about: "peers", path: "peers", body: peersBody{h, true}, lasting: true})
 	return reply.Peers, nil
 }
 
@@ -208,7 +208,7 @@ func (c *client) exchange(ctx context.Context, path string, body, reply any) (te
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, bytes.NewReader(data))
 	if err != nil {
-		return "", fmt.Errorf("%w: checkpoint board: %w", ErrBadRequest, err)
+		return "", fmt.Errorf("%w: checkpoint coordinator: %w", ErrBadRequest, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if c.token != "" {
@@ -238,33 +238,33 @@ func read(resp *http.Response, reply any) error {
 	return nil
 }
 
-// remember keeps a note for as long as a hub would.
-func (c *client) remember(n note) {
+// remember keeps a replay for as long as a hub would.
+func (c *client) remember(n replay) {
 	c.forget(n.about)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n.at = time.Now()
-	c.notes = append(c.notes, n)
-	if len(c.notes) > maxNotes {
-		oldest := slices.IndexFunc(c.notes, func(n note) bool { return !n.lasting })
-		c.notes = slices.Delete(c.notes, oldest, oldest+1)
+	c.replays = append(c.replays, n)
+	if len(c.replays) > maxReplays {
+		oldest := slices.IndexFunc(c.replays, func(n replay) bool { return !n.lasting })
+		c.replays = slices.Delete(c.replays, oldest, oldest+1)
 	}
 }
 
 func (c *client) forget(about string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.notes = slices.DeleteFunc(c.notes, func(n note) bool { return n.about == about || !n.lasting && time.Since(n.at) > Forget })
+	c.replays = slices.DeleteFunc(c.replays, func(n replay) bool { return n.about == about || !n.lasting && time.Since(n.at) > Forget })
 }
 
 // unknown returns what the hub of this term has not been told. "" is no hub.
-func (c *client) unknown(term string) []note {
+func (c *client) unknown(term string) []replay {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if term == "" || term == c.term {
 		return nil
 	}
-	return slices.Clone(c.notes)
+	return slices.Clone(c.replays)
 }
 
 func (c *client) settle(term string) {

@@ -16,7 +16,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-func (n *node) notes() (names []string) {
+func (n *node) preparedRecords() (names []string) {
 	entries, err := os.ReadDir(filepath.Join(n.dir.Path(), "prepared"))
 	if err != nil {
 		require.ErrorIs(n.t, err, fs.ErrNotExist)
@@ -32,9 +32,9 @@ func prepared(t *testing.T) (n *node, dir string) {
 	t.Helper()
 	n, dir = newNode(t), t.TempDir()
 	n.put(shard(dir, 1, 0, 2, 2), "seg/l0-0.seg")
-	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, 5*time.Millisecond)
 	n.stop()
-	require.Len(t, n.notes(), 1)
+	require.Len(t, n.preparedRecords(), 1)
 	return n, dir
 }
 
@@ -43,7 +43,7 @@ func (n *node) requireCommitted(dir string) {
 	require.Equal(n.t, true, n.wait(dir, 1)["ok"])
 	requireStep(n.t, dir, 1, 2)
 	requireNoLeftovers(n.t, dir)
-	require.Eventually(n.t, func() bool { return len(n.notes()) == 0 }, patience, 5*time.Millisecond)
+	require.Eventually(n.t, func() bool { return len(n.preparedRecords()) == 0 }, patience, 5*time.Millisecond)
 }
 
 func TestPreparedShardOutlivesDaemonAndSegment(t *testing.T) {
@@ -90,31 +90,31 @@ func TestPreparedFilesThatAreGoneForGood(t *testing.T) {
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
 	res := n.wait(dir, 1)
 	require.Contains(t, res["error"], "no such file", res)
-	require.Eventually(t, func() bool { return len(n.notes()) == 0 }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 0 }, patience, 5*time.Millisecond)
 	requireNoLeftovers(t, dir)
 }
 
-func TestDamagedNoteIsDropped(t *testing.T) {
+func TestDamagedPreparedRecordIsDropped(t *testing.T) {
 	n, dir := prepared(t)
-	require.NoError(t, os.WriteFile(filepath.Join(n.dir.Path(), "prepared", n.notes()[0]), []byte("{"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(n.dir.Path(), "prepared", n.preparedRecords()[0]), []byte("{"), 0o600))
 	n.start()
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
 	n.requireCommitted(dir)
 }
 
-// bothPrepared leaves the notes of both shards of step 1, whose segments hold step 2.
+// bothPrepared leaves the records of both shards of step 1, whose segments hold step 2.
 func bothPrepared(t *testing.T) (n *node, dir string) {
 	n, dir = prepared(t)
-	note := filepath.Join(n.dir.Path(), "prepared", n.notes()[0])
-	text, err := os.ReadFile(note)
+	record := filepath.Join(n.dir.Path(), "prepared", n.preparedRecords()[0])
+	text, err := os.ReadFile(record)
 	require.NoError(t, err)
-	require.NoError(t, os.Remove(note))
+	require.NoError(t, os.Remove(record))
 	require.NoError(t, os.Remove(filepath.Join(n.dir.Path(), "seg/l0-0.seg")))
 	n.start()
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
-	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, 5*time.Millisecond)
 	n.stop()
-	require.NoError(t, os.WriteFile(note, text, 0o600))
+	require.NoError(t, os.WriteFile(record, text, 0o600))
 	for r := range 2 {
 		s := inMemory(shard(dir, 2, r, 2, 2))
 		s.Seq = 2
@@ -140,7 +140,7 @@ func TestPreparedSaveThatWasOvertaken(t *testing.T) {
 			n, dir := bothPrepared(t)
 			id := elsewhere(t, dir, step)
 			n.start()
-			require.Eventually(t, func() bool { return len(n.notes()) == 0 }, patience, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return len(n.preparedRecords()) == 0 }, patience, 5*time.Millisecond)
 			store := commit.Store{FS: fsx.OS{}, Now: time.Now}
 			m, _, err := store.Newest(t.Context(), dir, nil)
 			require.NoError(t, err)
@@ -162,10 +162,10 @@ func TestPreparedSaveOnStorageThatComesLate(t *testing.T) {
 	n.requireCommitted(dir)
 }
 
-func TestHalfWrittenNoteIsRemoved(t *testing.T) {
+func TestHalfWrittenPreparedRecordIsRemoved(t *testing.T) {
 	n, dir := prepared(t)
-	note := filepath.Join(n.dir.Path(), "prepared", n.notes()[0])
-	require.NoError(t, os.Rename(note, note+".new"))
+	record := filepath.Join(n.dir.Path(), "prepared", n.preparedRecords()[0])
+	require.NoError(t, os.Rename(record, record+".new"))
 	n.start()
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
 	n.requireCommitted(dir)
@@ -176,7 +176,7 @@ func TestPreparedSaveWithAnIntent(t *testing.T) {
 	n, dir := nodes(t, 2)[0], t.TempDir()
 	s := shard(dir, 1, 0, 2, 1)
 	n.put(s, "seg/l0-0.seg")
-	require.Eventually(t, func() bool { return len(n.notes()) == 1 }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, 5*time.Millisecond)
 	n.stop()
 	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
 	save := commit.Save{ID: s.Meta.Save, Epoch: s.Meta.Epoch, Dir: dir, Framework: "ddp", Layout: "00", Step: 1, Shards: 2, WorldSize: 2, Saved: time.Now()}

@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"bytes"
@@ -15,19 +15,19 @@ import (
 // termHeader of a reply names the Hub. A client that sees it change repeats what the new one cannot know.
 const termHeader = "Checkpoint-Term"
 
-// The bodies of requests and replies. Note: take it in and do not wait.
+// The bodies of requests and replies. NoWait: take it in and answer at once.
 type (
 	reportBody struct {
 		Report
-		Note bool `json:"note,omitempty"`
+		NoWait bool `json:"note,omitempty"`
 	}
 	agreeBody struct {
 		Held
-		Note bool `json:"note,omitempty"`
+		NoWait bool `json:"note,omitempty"`
 	}
 	peersBody struct {
 		Here
-		Note bool `json:"note,omitempty"`
+		NoWait bool `json:"note,omitempty"`
 	}
 	agesBody = Aged
 
@@ -43,7 +43,7 @@ type (
 	}
 )
 
-// wireErrors maps the errors of a Board to a status and a stable code.
+// wireErrors maps the errors of a Coordinator to a status and a stable code.
 var wireErrors = []struct {
 	err    error
 	status int
@@ -84,7 +84,7 @@ func errorOf(status int, body []byte) error {
 		if status >= 500 {
 			return fmt.Errorf("%w: HTTP status %d", errAway, status)
 		}
-		return fmt.Errorf("%w: HTTP status %d: no checkpoint board answers here (another service on this port?)", ErrBadRequest, status)
+		return fmt.Errorf("%w: HTTP status %d: no checkpoint coordinator answers here (another service on this port?)", ErrBadRequest, status)
 	}
 	if e.Code == "closed" {
 		return fmt.Errorf("%w: %s", errAway, e.Error)

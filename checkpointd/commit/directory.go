@@ -15,47 +15,47 @@ import (
 	"dlrover-run/checkpointd/fsx"
 )
 
-// place is one checkpoint directory.
-type place struct {
+// directory is one checkpoint directory.
+type directory struct {
 	fs    fsx.FS
 	root  string // without links
 	cache *Cache
 }
 
-func (t Store) at(dir string) (place, error) {
+func (t Store) at(dir string) (directory, error) {
 	root, err := t.FS.Resolve(dir)
-	return place{fs: t.FS, root: root, cache: t.Cache}, err
+	return directory{fs: t.FS, root: root, cache: t.Cache}, err
 }
 
-func (p place) meta() string           { return filepath.Join(p.root, metaDir) }
-func (p place) stages() string         { return filepath.Join(p.meta(), "stage") }
-func (p place) stage(id string) string { return StageDir(p.root, id) }
-func (p place) intent(id string) string {
-	return filepath.Join(p.stage(id), "intent")
+func (d directory) meta() string           { return filepath.Join(d.root, metaDir) }
+func (d directory) stages() string         { return filepath.Join(d.meta(), "stage") }
+func (d directory) stage(id string) string { return StageDir(d.root, id) }
+func (d directory) intent(id string) string {
+	return filepath.Join(d.stage(id), "intent")
 }
 
 // marker is a file by which the writer of a shard tells of a phase: "plan", "prepared" or "placed".
-func (p place) marker(id string, shard int, phase string) string {
-	return filepath.Join(p.stage(id), "shard-"+strconv.Itoa(shard)+"."+phase)
+func (d directory) marker(id string, shard int, phase string) string {
+	return filepath.Join(d.stage(id), "shard-"+strconv.Itoa(shard)+"."+phase)
 }
 
 // manifest is where the manifest of a step is; gone is where it is while the files of the step are being removed.
-func (p place) manifest(step int64) string { return p.numbered(step, ".json") }
-func (p place) gone(step int64) string     { return p.numbered(step, ".gone") }
-func (p place) numbered(step int64, ext string) string {
-	return filepath.Join(p.meta(), strconv.FormatInt(step, 10)+ext)
+func (d directory) manifest(step int64) string { return d.numbered(step, ".json") }
+func (d directory) gone(step int64) string     { return d.numbered(step, ".gone") }
+func (d directory) numbered(step int64, ext string) string {
+	return filepath.Join(d.meta(), strconv.FormatInt(step, 10)+ext)
 }
 
 // relative returns the path by which this package knows a file that a save has named: relative when it lies in the
 // directory, however it was named.
-func (p place) relative(path string) (string, error) {
+func (d directory) relative(path string) (string, error) {
 	if filepath.IsAbs(path) {
-		real, err := p.real(filepath.Clean(path))
+		real, err := d.real(filepath.Clean(path))
 		if err != nil {
 			return "", err
 		}
 		path = real
-		if rel, err := filepath.Rel(p.root, real); err == nil && filepath.IsLocal(rel) {
+		if rel, err := filepath.Rel(d.root, real); err == nil && filepath.IsLocal(rel) {
 			path = rel
 		}
 	}
@@ -64,18 +64,18 @@ func (p place) relative(path string) (string, error) {
 
 // real returns where the file of a checked path is. The directory of an absolute path was named by a person, so it may
 // be reached through links.
-func (p place) real(path string) (string, error) {
+func (d directory) real(path string) (string, error) {
 	if !filepath.IsAbs(path) {
-		return filepath.Join(p.root, path), nil
+		return filepath.Join(d.root, path), nil
 	}
-	dir, err := p.fs.Resolve(filepath.Dir(path))
+	dir, err := d.fs.Resolve(filepath.Dir(path))
 	return filepath.Join(dir, filepath.Base(path)), err
 }
 
 // realFiles returns where files are, and their temporary names.
-func (p place) realFiles(files []FileEntry, save string) (finals, tmps []string, err error) {
+func (d directory) realFiles(files []FileEntry, save string) (finals, tmps []string, err error) {
 	for _, f := range files {
-		real, err := p.real(f.Path)
+		real, err := d.real(f.Path)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -85,9 +85,9 @@ func (p place) realFiles(files []FileEntry, save string) (finals, tmps []string,
 }
 
 // expect fails unless all files have the size that their entries name.
-func (p place) expect(paths []string, files []FileEntry) error {
+func (d directory) expect(paths []string, files []FileEntry) error {
 	for i, path := range paths {
-		size, err := p.fs.Size(path)
+		size, err := d.fs.Size(path)
 		if err != nil {
 			return err
 		}
@@ -100,15 +100,15 @@ func (p place) expect(paths []string, files []FileEntry) error {
 
 // syncDirs makes the names of files durable, and those of the directories that lead to them from the root. Whoever made
 // such a directory may have died before its name was durable.
-func (p place) syncDirs(files []string) error {
+func (d directory) syncDirs(files []string) error {
 	done := map[string]bool{}
 	for _, file := range files {
 		for dir := filepath.Dir(file); !done[dir]; dir = filepath.Dir(dir) {
 			done[dir] = true
-			if err := p.fs.SyncDir(dir); err != nil {
+			if err := d.fs.SyncDir(dir); err != nil {
 				return err
 			}
-			if dir == p.root || !strings.HasPrefix(dir, p.root+"/") {
+			if dir == d.root || !strings.HasPrefix(dir, d.root+"/") {
 				break
 			}
 		}
@@ -117,7 +117,7 @@ func (p place) syncDirs(files []string) error {
 }
 
 // put writes a small JSON file.
-func (p place) put(path string, v any) error {
+func (d directory) put(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err == nil && len(b) > readLimit {
 		err = fmt.Errorf("%w: %d bytes, at most %d are read again: save in fewer files", fsx.ErrTooLong, len(b), readLimit)
@@ -125,12 +125,12 @@ func (p place) put(path string, v any) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return p.fs.WriteFile(path, b)
+	return d.fs.WriteFile(path, b)
 }
 
 // exists takes an unreadable file for an error.
-func (p place) exists(path string) (bool, error) {
-	_, err := p.fs.Size(path)
+func (d directory) exists(path string) (bool, error) {
+	_, err := d.fs.Size(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -138,8 +138,8 @@ func (p place) exists(path string) (bool, error) {
 }
 
 // list returns nothing for a directory that does not exist.
-func (p place) list(dir string) ([]fsx.Entry, error) {
-	es, err := p.fs.List(dir)
+func (d directory) list(dir string) ([]fsx.Entry, error) {
+	es, err := d.fs.List(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -147,8 +147,8 @@ func (p place) list(dir string) ([]fsx.Entry, error) {
 }
 
 // read returns the manifest in a file; found is false when there is none.
-func (p place) read(path string) (m Manifest, found bool, err error) {
-	b, err := p.fs.ReadFile(path, readLimit)
+func (d directory) read(path string) (m Manifest, found bool, err error) {
+	b, err := d.fs.ReadFile(path, readLimit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Manifest{}, false, nil
 	}
@@ -156,7 +156,7 @@ func (p place) read(path string) (m Manifest, found bool, err error) {
 		return Manifest{}, false, err
 	}
 	m, err = ParseManifest(b)
-	m.Dir = p.root
+	m.Dir = d.root
 	if err != nil {
 		return m, true, fmt.Errorf("%s: %w", path, err)
 	}
@@ -169,15 +169,15 @@ func damaged(err error) bool {
 }
 
 // committed returns the manifest of a step. A damaged one counts as none.
-func (p place) committed(step int64) (Manifest, bool) {
-	m, found, err := p.read(p.manifest(step))
+func (d directory) committed(step int64) (Manifest, bool) {
+	m, found, err := d.read(d.manifest(step))
 	return m, found && err == nil && m.Step == step
 }
 
 // intents returns the saves that can only be completed, in the order in which they were saved, and by id what is wrong
 // with damaged intents.
-func (p place) intents() (ms []Manifest, bad map[string]error, err error) {
-	stages, err := p.list(p.stages())
+func (d directory) intents() (ms []Manifest, bad map[string]error, err error) {
+	stages, err := d.list(d.stages())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -186,9 +186,9 @@ func (p place) intents() (ms []Manifest, bad map[string]error, err error) {
 		if !e.Dir || checkID(e.Name) != nil {
 			continue
 		}
-		m, found, rerr := p.read(p.intent(e.Name))
+		m, found, rerr := d.read(d.intent(e.Name))
 		if rerr == nil && found && m.ID != e.Name {
-			rerr = fmt.Errorf("%s: %w: is of save %s", p.intent(e.Name), ErrDamaged, m.ID)
+			rerr = fmt.Errorf("%s: %w: is of save %s", d.intent(e.Name), ErrDamaged, m.ID)
 		}
 		switch {
 		case damaged(rerr):
@@ -204,10 +204,10 @@ func (p place) intents() (ms []Manifest, bad map[string]error, err error) {
 }
 
 // intents returns the saves that can only be completed. Those whose intents are damaged are set aside.
-func (t Store) intents(p place) ([]Manifest, error) {
-	ms, bad, err := p.intents()
+func (t Store) intents(d directory) ([]Manifest, error) {
+	ms, bad, err := d.intents()
 	for _, id := range slices.Sorted(maps.Keys(bad)) {
-		err = errors.Join(err, t.setAside(p, p.stage(id), bad[id]))
+		err = errors.Join(err, t.setAside(d, d.stage(id), bad[id]))
 	}
 	return ms, err
 }
@@ -217,14 +217,14 @@ const asideExt = ".damaged"
 
 // setAside takes what nobody can go on with out of the way, with all that may tell a person more: the stage of a save
 // that can never be completed, or what names the files of a removed step.
-func (t Store) setAside(p place, path string, why error) error {
+func (t Store) setAside(d directory, path string, why error) error {
 	to := path + asideExt
-	err := p.fs.Rename(path, to)
+	err := d.fs.Rename(path, to)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // another recovery was faster
 	}
 	if err == nil {
-		err = p.fs.SyncDir(filepath.Dir(path))
+		err = d.fs.SyncDir(filepath.Dir(path))
 	}
 	if err != nil {
 		return fmt.Errorf("set %s aside (%w): %w", path, why, err)
@@ -237,18 +237,18 @@ func (t Store) setAside(p place, path string, why error) error {
 
 // lost says what is wrong with a save whose intent is there when it can never be completed: a file of it is under neither
 // of its names. Those outside of the directory may be on storage that is only not there now.
-func (p place) lost(m Manifest) error {
+func (d directory) lost(m Manifest) error {
 	for _, f := range m.Files {
-		final := filepath.Join(p.root, f.Path)
-		if filepath.IsAbs(f.Path) || p.whole(temporary(final, m.ID), f) || p.whole(final, f) {
+		final := filepath.Join(d.root, f.Path)
+		if filepath.IsAbs(f.Path) || d.whole(temporary(final, m.ID), f) || d.whole(final, f) {
 			continue
 		}
 		// A network file system may remember that there was no such name until the directory is opened.
-		if err := p.fs.SyncDir(filepath.Dir(final)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := d.fs.SyncDir(filepath.Dir(final)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		wrong := p.expect([]string{final}, []FileEntry{f})
-		if wrong == nil || p.whole(temporary(final, m.ID), f) || p.missing(p.intent(m.ID)) {
+		wrong := d.expect([]string{final}, []FileEntry{f})
+		if wrong == nil || d.whole(temporary(final, m.ID), f) || d.missing(d.intent(m.ID)) {
 			continue
 		}
 		if errors.Is(wrong, fs.ErrNotExist) || damaged(wrong) {
@@ -258,14 +258,14 @@ func (p place) lost(m Manifest) error {
 	return nil
 }
 
-func (p place) whole(path string, f FileEntry) bool {
-	return p.expect([]string{path}, []FileEntry{f}) == nil
+func (d directory) whole(path string, f FileEntry) bool {
+	return d.expect([]string{path}, []FileEntry{f}) == nil
 }
 
 // free fails when something that a save is to write is a directory, over which nothing can be renamed.
-func (p place) free(paths []string) error {
+func (d directory) free(paths []string) error {
 	for _, path := range paths {
-		if _, err := p.fs.List(path); err == nil {
+		if _, err := d.fs.List(path); err == nil {
 			return &fs.PathError{Op: "save to", Path: path, Err: syscall.EISDIR}
 		}
 	}
@@ -273,14 +273,14 @@ func (p place) free(paths []string) error {
 }
 
 // tracked reads dlrover_latest.txt.
-func (p place) tracked() (int64, bool) {
-	step, err := p.tracker()
+func (d directory) tracked() (int64, bool) {
+	step, err := d.tracker()
 	return step, err == nil
 }
 
 // tracker says why dlrover_latest.txt names no step.
-func (p place) tracker() (int64, error) {
-	b, err := p.fs.ReadFile(filepath.Join(p.root, Latest), trackerLimit)
+func (d directory) tracker() (int64, error) {
+	b, err := d.fs.ReadFile(filepath.Join(d.root, Latest), trackerLimit)
 	if err != nil {
 		return 0, err
 	}
@@ -292,10 +292,10 @@ func (p place) tracker() (int64, error) {
 }
 
 // trackedSave returns the manifest of the step that dlrover_latest.txt names.
-func (p place) trackedSave() (Manifest, bool) {
-	step, ok := p.tracked()
+func (d directory) trackedSave() (Manifest, bool) {
+	step, ok := d.tracked()
 	if !ok {
 		return Manifest{}, false
 	}
-	return p.committed(step)
+	return d.committed(step)
 }

@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"context"
@@ -23,7 +23,7 @@ func (h *Hub) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+base+"/reports", h.serve(h.reports))
 	mux.HandleFunc("POST "+base+"/agree", h.serve(h.agree))
-	mux.HandleFunc("POST "+base+"/speaks", h.serve(h.speaks))
+	mux.HandleFunc("POST "+base+"/speaks", h.serve(h.attend))
 	mux.HandleFunc("POST "+base+"/peers", h.serve(h.peers))
 	mux.HandleFunc("POST "+base+"/ages", h.serve(h.ages))
 	mux.HandleFunc("GET "+base, h.serve(h.describe))
@@ -103,13 +103,13 @@ func printable(s string) bool {
 	})
 }
 
-// open decodes the body and returns the room for it. No room is made for what is refused.
-func open[B any](h *Hub, run string, data []byte, event func(B) Event) (r *room, body B, err error) {
+// open decodes the body and returns the run that it is for. No run is made for what is refused.
+func open[B any](h *Hub, run string, data []byte, event func(B) Event) (r *run, body B, err error) {
 	if err = decode(data, &body); err == nil {
 		err = event(body).check()
 	}
 	if err == nil {
-		r, err = h.room(run)
+		r, err = h.run(run)
 	}
 	return r, body, err
 }
@@ -119,7 +119,7 @@ func (h *Hub) reports(ctx context.Context, run string, body []byte) (any, error)
 	switch {
 	case err != nil:
 		return nil, err
-	case b.Note:
+	case b.NoWait:
 		return reportReply{}, r.tell(Posted{b.Report})
 	}
 	es, err := r.post(ctx, b.Report)
@@ -131,14 +131,14 @@ func (h *Hub) agree(ctx context.Context, run string, body []byte) (any, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case b.Note:
+	case b.NoWait:
 		return Agreement{}, r.tell(b.Held)
 	}
 	return r.agree(ctx, b.Held)
 }
 
-func (h *Hub) speaks(_ context.Context, run string, body []byte) (any, error) {
-	r, b, err := open(h, run, body, func(b Speaks) Event { return b })
+func (h *Hub) attend(_ context.Context, run string, body []byte) (any, error) {
+	r, b, err := open(h, run, body, func(b Attendance) Event { return b })
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ func (h *Hub) peers(ctx context.Context, run string, body []byte) (any, error) {
 	if host, _, err := net.SplitHostPort(b.Self.Addr); err == nil && b.Self.Switch == "" {
 		b.Self.Switch = h.switchOf(host)
 	}
-	if b.Note {
+	if b.NoWait {
 		return peersReply{}, r.tell(b.Here)
 	}
 	return r.peers(ctx, b.Here)

@@ -10,25 +10,25 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/checkpointd/board"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/checkpointd/shm/shmtest"
 )
 
-// shelved is a shelf of a daemon that does nothing else.
-type shelved struct {
-	shelf
+// testStore is a replicaStore of a daemon that does nothing else.
+type testStore struct {
+	replicaStore
 	t *testing.T
 }
 
-func newShelf(t *testing.T) shelved {
+func newTestStore(t *testing.T) testStore {
 	t.Helper()
 	dir, err := shm.Create(t.TempDir(), "job")
 	require.NoError(t, err)
 	d, err := New(Config{Dir: dir})
 	require.NoError(t, err)
 	t.Cleanup(d.Close)
-	return shelved{shelf{d}, t}
+	return testStore{replicaStore{d}, t}
 }
 
 // copyOf is what rank 3 saved in the given second.
@@ -40,7 +40,7 @@ func copyOf(step int64, epoch string, second int64, kib int) shmtest.Save {
 	}}
 }
 
-func (s shelved) begin(c shmtest.Save) (*shm.Incoming, []byte) {
+func (s testStore) begin(c shmtest.Save) (*shm.Incoming, []byte) {
 	s.t.Helper()
 	b := c.Bytes(s.t)
 	in, err := s.Incoming(c.Meta, int64(len(b)))
@@ -49,7 +49,7 @@ func (s shelved) begin(c shmtest.Save) (*shm.Incoming, []byte) {
 	return in, b
 }
 
-func (s shelved) put(c shmtest.Save) {
+func (s testStore) put(c shmtest.Save) {
 	s.t.Helper()
 	in, b := s.begin(c)
 	h, err := shm.ParseHeader(b)
@@ -62,7 +62,7 @@ func (s shelved) put(c shmtest.Save) {
 	require.Equal(s.t, c.Files[0].Data, p.File(0))
 }
 
-func (s shelved) pin(c shmtest.Save) *shm.Pinned {
+func (s testStore) pin(c shmtest.Save) *shm.Pinned {
 	s.t.Helper()
 	p, err := s.Copy(3, c.Meta.Save)
 	require.NoError(s.t, err)
@@ -70,20 +70,20 @@ func (s shelved) pin(c shmtest.Save) *shm.Pinned {
 }
 
 // steps are those of the complete copies, in the order of their names.
-func (s shelved) steps() (steps []int64) {
+func (s testStore) steps() (steps []int64) {
 	s.d.held(func(_ string, _ *segment, h shm.Header, m shm.Meta) { steps = append(steps, m.Step) })
 	return steps
 }
 
-func (s shelved) inode(k string) os.FileInfo {
+func (s testStore) inode(k string) os.FileInfo {
 	s.t.Helper()
 	fi, err := os.Lstat(filepath.Join(s.d.cfg.Dir.Path(), "peer", "r3-"+k+".seg"))
 	require.NoError(s.t, err)
 	return fi
 }
 
-func TestShelfTurnsInPlace(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreTurnsInPlace(t *testing.T) {
+	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))
 	a, b := s.inode("0"), s.inode("1")
@@ -106,8 +106,8 @@ func TestShelfTurnsInPlace(t *testing.T) {
 	require.Equal(t, []int64{9, 8}, s.steps())
 }
 
-func TestShelfLeavesAPinnedCopy(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreLeavesAPinnedCopy(t *testing.T) {
+	s := newTestStore(t)
 	old := copyOf(1, "0", 1, 100)
 	s.put(old)
 	s.put(copyOf(2, "0", 2, 100))
@@ -118,8 +118,8 @@ func TestShelfLeavesAPinnedCopy(t *testing.T) {
 	p.Release()
 }
 
-func TestShelfKeepsTheNewestSave(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreKeepsTheNewestSave(t *testing.T) {
+	s := newTestStore(t)
 	s.put(copyOf(20, "0", 1, 100))
 	s.put(copyOf(30, "0", 2, 100))
 	_, err := s.Incoming(copyOf(25, "0", 3, 100).Meta, 8192)
@@ -132,8 +132,8 @@ func TestShelfKeepsTheNewestSave(t *testing.T) {
 	require.Equal(t, []int64{15, 16}, s.steps())
 }
 
-func TestShelfFollowsWorkersThatGoBack(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreFollowsWorkersThatGoBack(t *testing.T) {
+	s := newTestStore(t)
 	for i, step := range []int64{10, 5, 3} {
 		c := copyOf(step, "0", int64(i+1), 100)
 		c.Meta.SavedNS = int64(i + 1)
@@ -148,8 +148,8 @@ func TestShelfFollowsWorkersThatGoBack(t *testing.T) {
 
 // Two copies of a rank may come in at once: one that was looked at before the other was published does not take that
 // over.
-func TestShelfWithTwoThatComeIn(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreWithTwoThatComeIn(t *testing.T) {
+	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))
 	stale := s.slot(3, 0)
@@ -174,8 +174,8 @@ func TestShelfWithTwoThatComeIn(t *testing.T) {
 }
 
 // A directory that is saved to more often does not push out the only copy of another; one place more is enough.
-func TestShelfKeepsTheNewestOfEachDirectory(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreKeepsTheNewestOfEachDirectory(t *testing.T) {
+	s := newTestStore(t)
 	in := func(dir string, step int64) shmtest.Save {
 		c := copyOf(step, "0", step, 100)
 		c.Meta.Dir = dir
@@ -195,32 +195,32 @@ func TestShelfKeepsTheNewestOfEachDirectory(t *testing.T) {
 	}
 }
 
-// Without room for one more place the oldest copy of another directory makes way.
+// Without room for one more slot the oldest copy of another directory makes way.
 func TestPlaceWithoutRoom(t *testing.T) {
-	slots := []slot{
+	slots := []replicaSlot{
 		{name: "0", saved: time.Unix(1, 0), dir: "/a"}, {name: "1", saved: time.Unix(2, 0), dir: "/b"}, {name: "2", saved: time.Unix(3, 0), dir: "/c"},
 		{name: "3", step: -1, err: fs.ErrNotExist},
 	}
-	require.Equal(t, "3", place(slots, "/a", true).name)
-	require.Equal(t, "1", place(slots, "/a", false).name)
-	require.Equal(t, "0", place(slots, "/b", false).name)
+	require.Equal(t, "3", pickSlot(slots, "/a", true).name)
+	require.Equal(t, "1", pickSlot(slots, "/a", false).name)
+	require.Equal(t, "0", pickSlot(slots, "/b", false).name)
 }
 
 // What another rank of the node has fetched is not fetched again, and is not held for ever.
 func TestFetchedBefore(t *testing.T) {
-	s := newShelf(t)
+	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))
 	before := s.inode("0")
 	p := &peers{d: s.d}
-	require.NoError(t, p.fetchOne(t.Context(), holder{copy: board.Copy{Rank: 3, Save: copyOf(1, "0", 1, 1).Meta.Save}}, "/ckpt"))
+	require.NoError(t, p.fetchOne(t.Context(), holder{copy: coordinator.Copy{Rank: 3, Save: copyOf(1, "0", 1, 1).Meta.Save}}, "/ckpt"))
 	s.put(copyOf(3, "0", 3, 100))
 	require.True(t, os.SameFile(before, s.inode("0")))
 }
 
-// A board that has lost its memory does not know all nodes any more: the others are where they were.
+// A coordinator that has lost its memory does not know all nodes any more: the others are where they were.
 func TestAddressesOutliveTheBoard(t *testing.T) {
-	d := newShelf(t).d
+	d := newTestStore(t).d
 	w := World{Round: 1, GroupWorldSize: 2}
 	d.SetWorld(w)
 	p := &peers{d: d, nodes: 2, wake: make(chan struct{}, 1)}
@@ -228,45 +228,45 @@ func TestAddressesOutliveTheBoard(t *testing.T) {
 		require.Len(t, p.partners, 1)
 		return p.partners[0].Addr
 	}
-	p.meet(w, []board.Peer{{Node: 0, Addr: "a:1"}, {Node: 1, Addr: "b:1"}})
+	p.meet(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}, {Node: 1, Addr: "b:1"}})
 	require.Equal(t, "b:1", partner())
-	p.meet(w, []board.Peer{{Node: 0, Addr: "a:1"}})
+	p.meet(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}})
 	require.Equal(t, "b:1", partner())
-	p.meet(w, []board.Peer{{Node: 1, Addr: "b:2"}})
+	p.meet(w, []coordinator.Peer{{Node: 1, Addr: "b:2"}})
 	require.Equal(t, "b:2", partner())
 	w.Round++
 	d.SetWorld(w)
-	p.meet(w, []board.Peer{{Node: 0, Addr: "a:1"}})
+	p.meet(w, []coordinator.Peer{{Node: 0, Addr: "a:1"}})
 	require.Empty(t, p.partners, "of another epoch")
 }
 
 // Whole saves come first, then the newest, whatever its step: the line of saves may have gone back.
 func TestHolders(t *testing.T) {
-	c := func(rank, of int, save string, step, at int64) board.Copy {
-		return board.Copy{Rank: rank, Shard: max(rank, 0), Shards: of, Save: save, Step: step, Dir: "/a", SavedNS: at}
+	c := func(rank, of int, save string, step, at int64) coordinator.Copy {
+		return coordinator.Copy{Rank: rank, Shard: max(rank, 0), Shards: of, Save: save, Step: step, Dir: "/a", SavedNS: at}
 	}
 	other := c(1, 2, "x", 99, 99)
 	other.Dir = "/b"
 	for name, tc := range map[string]struct {
-		copies []board.Copy // of node 1
-		mine   []board.Copy
-		have   []Offer
+		copies []coordinator.Copy // of node 1
+		mine   []coordinator.Copy
+		have   []Restorable
 		want   []string
 	}{
 		"nothing":                     {},
-		"newest first":                {copies: []board.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, want: []string{"b", "a"}},
-		"by time after a rollback":    {copies: []board.Copy{c(1, 2, "a", 30, 10), c(1, 2, "b", 12, 20)}, want: []string{"b", "a"}},
-		"whole before newer":          {copies: []board.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, mine: []board.Copy{c(0, 2, "a", 1, 10)}, want: []string{"a", "b"}},
-		"whole before many":           {copies: []board.Copy{c(1, 2, "a", 1, 10), c(1, 4, "b", 2, 20), c(2, 4, "b", 2, 20)}, mine: []board.Copy{c(0, 2, "a", 1, 10), c(3, 4, "b", 2, 20)}, want: []string{"a", "b"}},
-		"another rank, directory":     {copies: []board.Copy{c(2, 4, "a", 1, 10), other}},
-		"the state that all have":     {copies: []board.Copy{c(anyRank, 1, "a", 1, 10)}, want: []string{"a"}},
-		"what is here":                {copies: []board.Copy{c(1, 2, "a", 1, 11), c(1, 2, "b", 2, 20)}, have: []Offer{{Save: "a", Step: 1, SavedNS: 10}}, want: []string{"b"}},
-		"older than what is here":     {copies: []board.Copy{c(1, 2, "a", 30, 10)}, have: []Offer{{Save: "b", Step: 12, SavedNS: 20}}},
-		"by step where no time is":    {copies: []board.Copy{c(1, 2, "a", 30, 0), c(1, 2, "b", 12, 0)}, have: []Offer{{Save: "c", Step: 20, SavedNS: 5}}, want: []string{"a"}},
-		"this node is not a stranger": {mine: []board.Copy{c(1, 2, "a", 1, 10)}},
+		"newest first":                {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, want: []string{"b", "a"}},
+		"by time after a rollback":    {copies: []coordinator.Copy{c(1, 2, "a", 30, 10), c(1, 2, "b", 12, 20)}, want: []string{"b", "a"}},
+		"whole before newer":          {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, mine: []coordinator.Copy{c(0, 2, "a", 1, 10)}, want: []string{"a", "b"}},
+		"whole before many":           {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 4, "b", 2, 20), c(2, 4, "b", 2, 20)}, mine: []coordinator.Copy{c(0, 2, "a", 1, 10), c(3, 4, "b", 2, 20)}, want: []string{"a", "b"}},
+		"another rank, directory":     {copies: []coordinator.Copy{c(2, 4, "a", 1, 10), other}},
+		"the state that all have":     {copies: []coordinator.Copy{c(anyRank, 1, "a", 1, 10)}, want: []string{"a"}},
+		"what is here":                {copies: []coordinator.Copy{c(1, 2, "a", 1, 11), c(1, 2, "b", 2, 20)}, have: []Restorable{{Save: "a", Step: 1, SavedNS: 10}}, want: []string{"b"}},
+		"older than what is here":     {copies: []coordinator.Copy{c(1, 2, "a", 30, 10)}, have: []Restorable{{Save: "b", Step: 12, SavedNS: 20}}},
+		"by step where no time is":    {copies: []coordinator.Copy{c(1, 2, "a", 30, 0), c(1, 2, "b", 12, 0)}, have: []Restorable{{Save: "c", Step: 20, SavedNS: 5}}, want: []string{"a"}},
+		"this node is not a stranger": {mine: []coordinator.Copy{c(1, 2, "a", 1, 10)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &peers{known: []board.Peer{{Node: 0, Copies: tc.mine}, {Node: 1, Copies: tc.copies}}}
+			p := &peers{known: []coordinator.Peer{{Node: 0, Copies: tc.mine}, {Node: 1, Copies: tc.copies}}}
 			var got []string
 			for _, h := range p.holders(0, request{Rank: 1, Dir: "/a"}, tc.have) {
 				require.Equal(t, 1, h.node)
@@ -278,8 +278,8 @@ func TestHolders(t *testing.T) {
 }
 
 // A copy that cannot be read may be the newest one: it is replaced when the next one is complete, not written over.
-func TestShelfWithWhatCannotBeRead(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreWithWhatCannotBeRead(t *testing.T) {
+	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	s.put(copyOf(2, "0", 2, 100))
 	path := filepath.Join(s.d.cfg.Dir.Path(), "peer", "r3-1.seg")
@@ -301,8 +301,8 @@ func TestShelfWithWhatCannotBeRead(t *testing.T) {
 }
 
 // A link under the name of a copy is neither followed nor written to; the next copy takes its place.
-func TestShelfRefusesLinks(t *testing.T) {
-	s := newShelf(t)
+func TestReplicaStoreRefusesLinks(t *testing.T) {
+	s := newTestStore(t)
 	s.put(copyOf(1, "0", 1, 100))
 	target := filepath.Join(t.TempDir(), "target")
 	content := copyOf(0, "0", 0, 100).Bytes(t)

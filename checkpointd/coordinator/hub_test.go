@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"context"
@@ -57,7 +57,7 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	return rec.Result(), nil
 }
 
-func (w *wire) client() Board { return Client("http://hub", "r", "", &http.Client{Transport: w}) }
+func (w *wire) client() Coordinator { return Client("http://hub", "r", "", &http.Client{Transport: w}) }
 
 // restart replaces the hub by one without memory, after an outage.
 func (w *wire) restart(outage time.Duration) {
@@ -75,8 +75,8 @@ func TestHubRestarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWire(t)
-				x := newWorld(t, [2]Board{w.client(), w.client()})
-				for _, b := range x.boards { // both know the first hub
+				x := newWorld(t, [2]Coordinator{w.client(), w.client()})
+				for _, b := range x.coordinators { // both know the first hub
 					require.NoError(t, b.Ages(t.Context(), 0, nil))
 				}
 				reached := func(step int) {
@@ -102,7 +102,7 @@ func TestHubRestarts(t *testing.T) {
 				x.now(Published, 0)
 				require.NoError(t, (<-follower).err)
 				reached(6)
-				require.NoError(t, x.boards[0].Ages(t.Context(), 0, nil)) // the leader's next word, whatever it is
+				require.NoError(t, x.coordinators[0].Ages(t.Context(), 0, nil)) // the leader's next word, whatever it is
 				x.now(Placed, 1)
 			})
 		})
@@ -112,13 +112,13 @@ func TestHubRestarts(t *testing.T) {
 func TestNewHubLearnsOfFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
-		x := newWorld(t, [2]Board{w.client(), w.client()})
+		x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 		x.now(Failed, 1)
 		w.restart(0)
 		leader := x.post(Prepared, 0)
 		synctest.Wait()
 		x.waits(leader)
-		require.NoError(t, x.boards[1].Ages(t.Context(), 1, nil))
+		require.NoError(t, x.coordinators[1].Ages(t.Context(), 1, nil))
 		require.ErrorIs(t, (<-leader).err, ErrAborted)
 	})
 }
@@ -144,7 +144,7 @@ func TestNewHubKeepsAnAgreement(t *testing.T) {
 func TestRequestsAreHeldAndRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
-		x := newWorld(t, [2]Board{w.client(), w.client()})
+		x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 		follower := x.post(Prepared, 1)
 		time.Sleep(4*hold + time.Second)
 		synctest.Wait()
@@ -227,12 +227,12 @@ func TestAgreements(t *testing.T) {
 func TestAgreementMakesAnotherAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
-		x := newWorld(t, [2]Board{w.client(), w.client()})
+		x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 		x.now(Failed, 1) // and that node is gone: node 0 has a copy
-		_, ok, err := x.boards[0].Agree(t.Context(), "k", 0, 1, []Holding{holding(x.save.ID, 20, 1, 0, 2), copied(holding(x.save.ID, 20, 1, 1, 2))}, 0)
+		_, ok, err := x.coordinators[0].Agree(t.Context(), "k", 0, 1, []Holding{holding(x.save.ID, 20, 1, 0, 2), copied(holding(x.save.ID, 20, 1, 1, 2))}, 0)
 		require.NoError(t, err)
 		require.True(t, ok)
-		es, err := x.boards[0].Post(t.Context(), report(x.save, Prepared, 0, 1))
+		es, err := x.coordinators[0].Post(t.Context(), report(x.save, Prepared, 0, 1))
 		require.NoError(t, err)
 		require.Len(t, es, 2)
 	})
@@ -273,7 +273,7 @@ func TestPeers(t *testing.T) {
 func TestNewHubLearnsOfPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
-		bs := []Board{w.client(), w.client()}
+		bs := []Coordinator{w.client(), w.client()}
 		found := make(chan []Peer, 2)
 		for node, b := range bs {
 			go func() {
@@ -306,8 +306,8 @@ func TestPeersAreRememberedWhileTheEpochRuns(t *testing.T) {
 				b := w.client()
 				_, err := b.Peers(t.Context(), "e", Peer{Addr: "10.0.0.1:1"}, 2, time.Second)
 				require.NoError(t, err)
-				for i := range 2 * maxNotes {
-					time.Sleep(Forget / maxNotes)
+				for i := range 2 * maxReplays {
+					time.Sleep(Forget / maxReplays)
 					require.NoError(t, b.Ages(t.Context(), 0, []Age{{Rank: 0}}))
 					_, err := b.Post(t.Context(), report(Save{ID: fmt.Sprint(i), Step: 1, Shards: 1}, Published, 0))
 					require.NoError(t, err)
@@ -399,7 +399,7 @@ func TestNewHubLearnsWhoDoesNotSpeak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
 		a, b := w.client(), w.client()
-		require.NoError(t, b.Speaks(t.Context(), Speaks{Of: "7.2.0", Node: 1}))
+		require.NoError(t, b.Attend(t.Context(), Attendance{Of: "7.2.0", Node: 1}))
 		w.restart(time.Second)
 		require.NoError(t, b.Ages(t.Context(), 1, nil))
 		begin := time.Now()
@@ -414,7 +414,7 @@ func says(t *testing.T, h *Hub, of string, node int, keys ...string) {
 	t.Helper()
 	w := &wire{}
 	w.serve(h)
-	require.NoError(t, w.client().Speaks(t.Context(), Speaks{of, node, keys}))
+	require.NoError(t, w.client().Attend(t.Context(), Attendance{of, node, keys}))
 }
 
 // The dead of a round are not waited for, whether the hub hears of them before, meanwhile or never.
@@ -483,8 +483,8 @@ func TestPeersLearnTheirSwitch(t *testing.T) {
 
 func TestSummary(t *testing.T) {
 	w := newWire(t)
-	x := newWorld(t, [2]Board{w.client(), w.client()})
-	require.NoError(t, x.boards[0].Ages(t.Context(), 0, []Age{{Rank: 3, MemoryStep: 9}, {Rank: 1, MemoryStep: 8}}))
+	x := newWorld(t, [2]Coordinator{w.client(), w.client()})
+	require.NoError(t, x.coordinators[0].Ages(t.Context(), 0, []Age{{Rank: 3, MemoryStep: 9}, {Rank: 1, MemoryStep: 8}}))
 	x.now(Failed, 1)
 	sum := w.hub.Load().Summary("r")
 	require.Equal(t, []Age{{Rank: 1, MemoryStep: 8}, {Rank: 3, MemoryStep: 9}}, sum.Ages)
@@ -504,7 +504,7 @@ func TestSummary(t *testing.T) {
 func TestHubForgetsRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWire(t)
-		x := newWorld(t, [2]Board{w.client(), w.client()})
+		x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 		x.now(Failed, 1)
 		time.Sleep(Forget + time.Minute)
 		other := Client("http://hub", "other", "", &http.Client{Transport: w})
@@ -516,7 +516,7 @@ func TestHubForgetsRuns(t *testing.T) {
 func TestHubBoundsItsRuns(t *testing.T) {
 	w := newWire(t)
 	for i := range MaxRuns {
-		_, err := w.hub.Load().room(fmt.Sprint(i))
+		_, err := w.hub.Load().run(fmt.Sprint(i))
 		require.NoError(t, err)
 	}
 	require.ErrorIs(t, w.client().Ages(t.Context(), 0, nil), ErrLimit)
@@ -655,7 +655,7 @@ func letters(r rune) rune {
 	return r
 }
 
-func FuzzMarkers(f *testing.F) {
+func FuzzFiles(f *testing.F) {
 	f.Add("shard-3.prepared", []byte(`{"shard":3,"files":[{"path":"p","size":1,"crc32":2,"shard":3,"tmp":"t"}]}`))
 	f.Add("shard-03.placed", []byte(`{"shard":3,"error":"disk full"}`))
 	f.Add("intent", []byte(`{"save":"a"}`))

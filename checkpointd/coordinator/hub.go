@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"crypto/rand"
@@ -11,21 +11,21 @@ import (
 // MaxRuns bounds the runs that one Hub keeps.
 const MaxRuns = 4096
 
-// Hub keeps the boards of all runs of a master. It has no memory on disk: when it comes back empty, the daemons tell
+// Hub keeps the coordinators of all runs of a master. It has no memory on disk: when it comes back empty, the daemons tell
 // it everything again.
 type Hub struct {
 	term string // names this Hub, so that clients notice another one
 
 	switches atomic.Pointer[map[string]string]
 
-	mu     sync.Mutex // before room.mu, never after
-	rooms  map[string]*room
-	pruned time.Time // when empty rooms were last looked for
+	mu     sync.Mutex // before run.mu, never after
+	runs   map[string]*run
+	pruned time.Time // when empty runs were last looked for
 	closed bool
 }
 
 // NewHub returns a Hub without runs.
-func NewHub() *Hub { return &Hub{term: rand.Text(), rooms: map[string]*room{}} }
+func NewHub() *Hub { return &Hub{term: rand.Text(), runs: map[string]*run{}} }
 
 // SetSwitches tells, by the address of a node without port, the switch that it hangs on, for peers that do not know it
 // themselves. It counts for whoever says from then on that it is here. The map is not changed afterwards.
@@ -45,7 +45,7 @@ func (h *Hub) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
-	for _, r := range h.rooms {
+	for _, r := range h.runs {
 		r.close()
 	}
 }
@@ -58,8 +58,8 @@ const lostGrace = time.Second
 // speaks when its workers have ended. Lost does not block, and is of no use to a hub that is closed or full.
 func (h *Hub) Lost(run string, term uint64, round, node int) {
 	time.AfterFunc(lostGrace, func() {
-		if r, err := h.room(run); err == nil {
-			_ = r.tell(Speaks{Of: fmt.Sprintf("%d.%d", term, round), Node: node}) // else patience does it
+		if r, err := h.run(run); err == nil {
+			_ = r.tell(Attendance{Of: fmt.Sprintf("%d.%d", term, round), Node: node}) // else patience does it
 		}
 	})
 }
@@ -67,10 +67,10 @@ func (h *Hub) Lost(run string, term uint64, round, node int) {
 // Summary describes a run; an unknown one is empty.
 func (h *Hub) Summary(run string) Summary {
 	h.mu.Lock()
-	r := h.rooms[run]
+	r := h.runs[run]
 	h.mu.Unlock()
 	if r == nil {
-		return NewLedger().Summary()
+		return NewState().Summary()
 	}
 	return r.summary()
 }
@@ -79,15 +79,15 @@ func (h *Hub) Summary(run string) Summary {
 func (h *Hub) Runs() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	names := make([]string, 0, len(h.rooms))
-	for name := range h.rooms {
+	names := make([]string, 0, len(h.runs))
+	for name := range h.runs {
 		names = append(names, name)
 	}
 	return names
 }
 
-// room returns that of a run, a new one if need be.
-func (h *Hub) room(run string) (*room, error) {
+// run returns that of a name, a new one if need be.
+func (h *Hub) run(run string) (*run, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -97,21 +97,21 @@ func (h *Hub) room(run string) (*room, error) {
 		h.pruned = now
 		h.pruneLocked()
 	}
-	r := h.rooms[run]
+	r := h.runs[run]
 	if r == nil {
-		if len(h.rooms) >= MaxRuns {
+		if len(h.runs) >= MaxRuns {
 			return nil, fmt.Errorf("%w: the hub keeps %d runs already", ErrLimit, MaxRuns)
 		}
-		r = newRoom()
-		h.rooms[run] = r
+		r = newRun()
+		h.runs[run] = r
 	}
 	return r, nil
 }
 
 func (h *Hub) pruneLocked() {
-	for name, r := range h.rooms {
+	for name, r := range h.runs {
 		if r.retire() {
-			delete(h.rooms, name)
+			delete(h.runs, name)
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// Offer is a save in memory that a rank may load.
-type Offer struct {
+// Restorable is a save in memory that a rank may load.
+type Restorable struct {
 	Seg       string `json:"seg"`
 	Seq       uint64 `json:"seq"`
 	Step      int64  `json:"step"`
@@ -25,43 +25,43 @@ type Offer struct {
 	Framework string `json:"framework"`
 }
 
-// adopt takes over what an earlier daemon left: saves that the disk still waits for,
+// takeOver takes over what an earlier daemon left: saves that the disk still waits for,
 // and commits that were under way.
-func (d *Daemon) adopt() {
-	noted, dirs, epochs := d.noted(), map[string]bool{}, map[string]bool{}
+func (d *Daemon) takeOver() {
+	resumed, dirs, epochs := d.loadPrepared(), map[string]bool{}, map[string]bool{}
 	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir], epochs[m.Epoch] = true, true })
-	for _, j := range noted {
+	for _, j := range resumed {
 		dirs[j.meta.Dir], epochs[j.meta.Epoch] = true, true
 	}
 	d.mu.Lock()
 	d.found = slices.Collect(maps.Keys(epochs))
 	d.mu.Unlock()
 	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
-		d.mend(d.ctx, dir, noted...)
+		d.recoverDir(d.ctx, dir, resumed...)
 	}
-	for _, j := range noted {
+	for _, j := range resumed {
 		d.launch(j)
 	}
 	d.held(func(_ string, s *segment, h shm.Header, m shm.Meta) { // the other shards of an interrupted breakpoint save
-		if m.Primary && slices.ContainsFunc(noted, func(j *save) bool { return j.meta.Save == m.Save }) {
+		if m.Primary && slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == m.Save }) {
 			d.start(s, h, m)
 		}
 	})
 	d.scan()
 }
 
-// mend finishes or removes what interrupted commits left in dir, but for what is to be
+// recoverDir finishes or removes what interrupted commits left in dir, but for what is to be
 // gone on with.
-func (d *Daemon) mend(ctx context.Context, dir string, noted ...*save) {
+func (d *Daemon) recoverDir(ctx context.Context, dir string, resumed ...*save) {
 	d.mu.Lock()
-	done := d.mended[dir]
-	d.mended[dir] = true
+	done := d.recovered[dir]
+	d.recovered[dir] = true
 	d.mu.Unlock()
 	if done {
 		return
 	}
 	live := func(id string) bool {
-		return d.working(id) || slices.ContainsFunc(noted, func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
+		return d.working(id) || slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
 	}
 	res, err := bounded(ctx, func() (commit.Recovered, error) {
 		defer d.turn(dir)()
@@ -88,9 +88,9 @@ func (d *Daemon) working(id string) bool {
 	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == id && !j.phase.over() })
 }
 
-// offers lists what the asking rank may load from memory. With a timeout it first lets
+// restorables lists what the asking rank may load from memory. With a timeout it first lets
 // the writes for that directory end and fetches copies from peers.
-func (d *Daemon) offers(ctx context.Context, r request) (reply, error) {
+func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 	d.scan()
 	if r.timeout() > 0 {
 		ctx, cancel := context.WithTimeout(ctx, r.timeout())
@@ -98,8 +98,8 @@ func (d *Daemon) offers(ctx context.Context, r request) (reply, error) {
 		d.settled(ctx, r.Dir)
 		d.fetch(ctx, r)
 	}
-	d.mend(ctx, r.Dir)
-	return reply{"offers": d.offered(r)}, nil
+	d.recoverDir(ctx, r.Dir)
+	return reply{"offers": d.restorable(r)}, nil
 }
 
 // settled waits until nothing of dir is on its way to the disk.
@@ -109,13 +109,13 @@ func (d *Daemon) settled(ctx context.Context, dir string) {
 	})
 }
 
-func (d *Daemon) offered(r request) []Offer {
-	out := []Offer{}
+func (d *Daemon) restorable(r request) []Restorable {
+	out := []Restorable{}
 	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if m.Dir != r.Dir || m.Rank != r.Rank && m.Resize != "any" {
 			return
 		}
-		out = append(out, Offer{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard, Shards: m.Shards,
+		out = append(out, Restorable{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard, Shards: m.Shards,
 			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: h.Saved.UnixNano(), Framework: m.Framework})
 	})
 	return out

@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"cmp"
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Held is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a board without
+// Held is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a coordinator without
 // memory although an earlier one has answered: that answer then holds for the others too.
 type Held struct {
 	Key      string        `json:"key"`
@@ -35,8 +35,8 @@ type Here struct {
 	Patience time.Duration `json:"patience"` // ns
 }
 
-// meeting is what agreements and exchanges have in common: nodes that wait for each other.
-type meeting struct {
+// barrier is what agreements and exchanges have in common: nodes that wait for each other.
+type barrier struct {
 	nodes int
 	due   time.Time
 	heard time.Time
@@ -45,25 +45,25 @@ type meeting struct {
 }
 
 type agreement struct {
-	meeting
+	barrier
 	key     string
 	of      [2]string         // its round and its epoch; see Speaks
-	silent  map[int]bool      // nodes that will not speak
+	absent  map[int]bool      // nodes that will not speak
 	held    map[int][]Holding // until the answer is there
-	answers map[int]Agreement // what nodes say that an earlier board has answered
+	answers map[int]Agreement // what nodes say that an earlier coordinator has answered
 	choice  Choice
 	found   bool
 	plans   map[int]Plan // of the writers
 }
 
 type exchange struct {
-	meeting
+	barrier
 	peers  map[int]Peer
 	sorted []Peer // nil: to be made anew
 	wire   []byte // sorted as a reply: encoded once for all nodes
 }
 
-func checkMeeting(key string, node, nodes int, patience time.Duration) error {
+func checkBarrier(key string, node, nodes int, patience time.Duration) error {
 	switch {
 	case key == "" || len(key) > maxKey:
 		return fmt.Errorf("%w: key %.80q: need 1 to %d bytes", ErrBadRequest, key, maxKey)
@@ -77,7 +77,7 @@ func checkMeeting(key string, node, nodes int, patience time.Duration) error {
 	return nil
 }
 
-func (h Held) check() error { return checkMeeting(h.Key, h.Node, h.Nodes, h.Patience) }
+func (h Held) check() error { return checkBarrier(h.Key, h.Node, h.Nodes, h.Patience) }
 
 func (h Here) check() error {
 	for _, c := range h.Self.Copies {
@@ -85,49 +85,49 @@ func (h Here) check() error {
 			return fmt.Errorf("%w: checkpoint directory %.80q of a copy of save %.64q is not an absolute path", ErrBadRequest, c.Dir, c.Save)
 		}
 	}
-	return checkMeeting(h.Key, h.Self.Node, h.Nodes, h.Patience)
+	return checkBarrier(h.Key, h.Self.Node, h.Nodes, h.Patience)
 }
 
-func (m *meeting) met() *meeting { return m }
+func (b *barrier) asBarrier() *barrier { return b }
 
-// attend notes that somebody is there.
-func (m *meeting) attend(key string, nodes int, now time.Time) error {
-	if m.nodes != nodes {
-		return fmt.Errorf("%w: %q is for %d nodes, not for %d", ErrBadRequest, key, m.nodes, nodes)
+// arrive books that somebody is there.
+func (b *barrier) arrive(key string, nodes int, now time.Time) error {
+	if b.nodes != nodes {
+		return fmt.Errorf("%w: %q is for %d nodes, not for %d", ErrBadRequest, key, b.nodes, nodes)
 	}
-	m.heard = now
+	b.heard = now
 	return nil
 }
 
-// roomFor makes sure that one more key can be remembered, at the cost of the oldest that is answered.
-func roomFor[M interface{ met() *meeting }](l *Ledger, all map[string]M) error {
+// evictFor makes sure that one more key can be remembered, at the cost of the oldest that is answered.
+func evictFor[M interface{ asBarrier() *barrier }](st *State, all map[string]M) error {
 	if len(all) < MaxKeys {
 		return nil
 	}
 	oldest := ""
 	for key, x := range all {
-		if m := x.met(); m.open && (oldest == "" || cmp.Or(m.heard.Compare(all[oldest].met().heard), cmp.Compare(key, oldest)) < 0) {
+		if b := x.asBarrier(); b.open && (oldest == "" || cmp.Or(b.heard.Compare(all[oldest].asBarrier().heard), cmp.Compare(key, oldest)) < 0) {
 			oldest = key
 		}
 	}
 	if oldest == "" {
 		return fmt.Errorf("%w: the nodes of the run wait for each other under %d keys already", ErrLimit, len(all))
 	}
-	l.bytes -= all[oldest].met().bytes
+	st.bytes -= all[oldest].asBarrier().bytes
 	delete(all, oldest)
 	return nil
 }
 
-func (h Held) step(l *Ledger, now time.Time) ([]Topic, error) {
-	a := l.agreements[h.Key]
+func (h Held) step(st *State, now time.Time) ([]Topic, error) {
+	a := st.agreements[h.Key]
 	if a == nil {
-		if err := roomFor(l, l.agreements); err != nil {
+		if err := evictFor(st, st.agreements); err != nil {
 			return nil, err
 		}
-		a = &agreement{meeting: meeting{nodes: h.Nodes, due: now.Add(h.Patience)}, key: h.Key, of: roundAndEpoch(h.Key), silent: map[int]bool{}, held: map[int][]Holding{}, answers: map[int]Agreement{}}
-		l.callRoll(a)
+		a = &agreement{barrier: barrier{nodes: h.Nodes, due: now.Add(h.Patience)}, key: h.Key, of: roundAndEpoch(h.Key), absent: map[int]bool{}, held: map[int][]Holding{}, answers: map[int]Agreement{}}
+		st.takeAttendance(a)
 	}
-	if err := a.attend(h.Key, h.Nodes, now); err != nil {
+	if err := a.arrive(h.Key, h.Nodes, now); err != nil {
 		return nil, err
 	}
 	if !a.open {
@@ -135,26 +135,26 @@ func (h Held) step(l *Ledger, now time.Time) ([]Topic, error) {
 		if old, ok := a.held[h.Node]; ok {
 			more -= holdingBytes(old)
 		}
-		if err := l.reserve(more, "agreement "+h.Key); err != nil {
+		if err := st.reserve(more, "agreement "+h.Key); err != nil {
 			return nil, err
 		}
 		a.bytes += more
 		a.held[h.Node] = h.Holdings
-		delete(a.silent, h.Node)
+		delete(a.absent, h.Node)
 		if h.Answer != nil {
 			a.answers[h.Node] = *h.Answer
 		}
 	}
-	l.agreements[h.Key] = a
+	st.agreements[h.Key] = a
 	if a.open || !a.complete() && now.Before(a.due) {
 		return nil, nil
 	}
-	l.agree(a)
+	st.agree(a)
 	return []Topic{{Agreed, h.Key}}, nil
 }
 
 // complete reports whether everybody has spoken who will.
-func (a *agreement) complete() bool { return len(a.held)+len(a.silent) >= a.nodes }
+func (a *agreement) complete() bool { return len(a.held)+len(a.absent) >= a.nodes }
 
 // holdingBytes estimates the memory of what one node holds.
 func holdingBytes(hs []Holding) int64 {
@@ -166,31 +166,31 @@ func holdingBytes(hs []Holding) int64 {
 }
 
 // agree freezes the answer.
-func (l *Ledger) agree(a *agreement) {
+func (st *State) agree(a *agreement) {
 	if len(a.answers) > 0 {
 		a.choice, a.found = a.remembered()
 	} else {
 		a.choice, a.found = Choose(a.held)
 	}
 	a.open = true
-	a.held, a.answers, a.silent = nil, nil, nil
-	l.bytes -= a.bytes
+	a.held, a.answers, a.absent = nil, nil, nil
+	st.bytes -= a.bytes
 	a.plans = plans(a.choice)
 	a.bytes = int64(48*len(a.choice.Writers) + 160*len(a.plans))
-	l.bytes += a.bytes // less than what was held
+	st.bytes += a.bytes // less than what was held
 	if a.found {
-		l.again(a.choice.Save)
+		st.reopen(a.choice.Save)
 	}
 }
 
-// again forgets that a save was given up: it will be written once more.
-func (l *Ledger) again(id string) {
-	if s := l.saves[id]; s != nil && s.aborted() {
-		l.dropSave(id)
+// reopen forgets that a save was given up: it will be written once more.
+func (st *State) reopen(id string) {
+	if s := st.saves[id]; s != nil && s.aborted() {
+		st.dropSave(id)
 	}
 }
 
-// remembered puts the answers of an earlier board together. The shards of nodes that it had not answered yet, or that
+// remembered puts the answers of an earlier coordinator together. The shards of nodes that it had not answered yet, or that
 // did not come back, are given to those that are here.
 func (a *agreement) remembered() (Choice, bool) {
 	first := a.answers[slices.Min(slices.Collect(maps.Keys(a.answers)))]
@@ -233,8 +233,8 @@ func plans(c Choice) map[int]Plan {
 }
 
 // Agreement is the answer to a node under the key; false as long as there is none.
-func (l *Ledger) Agreement(key string, node int) (Agreement, bool) {
-	a := l.agreements[key]
+func (st *State) Agreement(key string, node int) (Agreement, bool) {
+	a := st.agreements[key]
 	if a == nil || !a.open {
 		return Agreement{}, false
 	}
@@ -248,15 +248,15 @@ func (l *Ledger) Agreement(key string, node int) (Agreement, bool) {
 	return Agreement{p, true}, true
 }
 
-func (h Here) step(l *Ledger, now time.Time) ([]Topic, error) {
-	x := l.exchanges[h.Key]
+func (h Here) step(st *State, now time.Time) ([]Topic, error) {
+	x := st.exchanges[h.Key]
 	if x == nil {
-		if err := roomFor(l, l.exchanges); err != nil {
+		if err := evictFor(st, st.exchanges); err != nil {
 			return nil, err
 		}
-		x = &exchange{meeting: meeting{nodes: h.Nodes, due: now.Add(h.Patience)}, peers: map[int]Peer{}}
+		x = &exchange{barrier: barrier{nodes: h.Nodes, due: now.Add(h.Patience)}, peers: map[int]Peer{}}
 	}
-	if err := x.attend(h.Key, h.Nodes, now); err != nil {
+	if err := x.arrive(h.Key, h.Nodes, now); err != nil {
 		return nil, err
 	}
 	share(h.Self.Copies)
@@ -266,19 +266,19 @@ func (h Here) step(l *Ledger, now time.Time) ([]Topic, error) {
 		if again {
 			more -= peerBytes(old)
 		}
-		if err := l.reserve(more, "peers "+h.Key); err != nil {
+		if err := st.reserve(more, "peers "+h.Key); err != nil {
 			return nil, err
 		}
 		x.bytes += more
 		x.peers[h.Self.Node] = h.Self
 		x.sorted, x.wire = nil, nil
 	}
-	l.exchanges[h.Key] = x
+	st.exchanges[h.Key] = x
 	if x.open || len(x.peers) < x.nodes && now.Before(x.due) {
 		return nil, nil
 	}
 	x.open = true
-	return []Topic{{Met, h.Key}}, nil
+	return []Topic{{PeersKnown, h.Key}}, nil
 }
 
 func samePeer(a, b Peer) bool {
@@ -306,8 +306,8 @@ func peerBytes(p Peer) int64 {
 }
 
 // Peers are those of an exchange, in order of nodes; false as long as they wait for each other.
-func (l *Ledger) Peers(key string) ([]Peer, bool) {
-	x := l.exchanges[key]
+func (st *State) Peers(key string) ([]Peer, bool) {
+	x := st.exchanges[key]
 	if x == nil || !x.open {
 		return nil, false
 	}
@@ -320,12 +320,12 @@ func (l *Ledger) Peers(key string) ([]Peer, bool) {
 }
 
 // peersReply is Peers as the body of a reply.
-func (l *Ledger) peersReply(key string) ([]byte, bool, error) {
-	ps, ok := l.Peers(key)
+func (st *State) peersReply(key string) ([]byte, bool, error) {
+	ps, ok := st.Peers(key)
 	if !ok {
 		return nil, false, nil
 	}
-	x := l.exchanges[key]
+	x := st.exchanges[key]
 	if x.wire == nil {
 		var err error
 		if x.wire, err = json.Marshal(peersReply{ps}); err != nil {
@@ -336,32 +336,32 @@ func (l *Ledger) peersReply(key string) ([]byte, bool, error) {
 }
 
 // Due is when patience runs out under the topic's key; zero if nobody waits there. Step in a Tick then.
-func (l *Ledger) Due(t Topic) time.Time {
-	var m *meeting
-	if a := l.agreements[t.Key]; t.Kind == Agreed && a != nil {
-		m = &a.meeting
+func (st *State) Due(t Topic) time.Time {
+	var b *barrier
+	if a := st.agreements[t.Key]; t.Kind == Agreed && a != nil {
+		b = &a.barrier
 	}
-	if x := l.exchanges[t.Key]; t.Kind == Met && x != nil {
-		m = &x.meeting
+	if x := st.exchanges[t.Key]; t.Kind == PeersKnown && x != nil {
+		b = &x.barrier
 	}
-	if m == nil || m.open {
+	if b == nil || b.open {
 		return time.Time{}
 	}
-	return m.due
+	return b.due
 }
 
 // expire answers those whose patience has run out.
-func (l *Ledger) expire(now time.Time) (topics []Topic) {
-	for key, a := range l.agreements {
+func (st *State) expire(now time.Time) (topics []Topic) {
+	for key, a := range st.agreements {
 		if !a.open && !now.Before(a.due) {
-			l.agree(a)
+			st.agree(a)
 			topics = append(topics, Topic{Agreed, key})
 		}
 	}
-	for key, x := range l.exchanges {
+	for key, x := range st.exchanges {
 		if !x.open && !now.Before(x.due) {
 			x.open = true
-			topics = append(topics, Topic{Met, key})
+			topics = append(topics, Topic{PeersKnown, key})
 		}
 	}
 	return topics

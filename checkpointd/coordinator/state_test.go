@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"fmt"
@@ -14,10 +14,10 @@ import (
 
 var start = time.Unix(1_000_000, 0)
 
-func TestLedgerForgetsTheSilent(t *testing.T) {
-	l := NewLedger()
+func TestStateForgetsTheSilent(t *testing.T) {
+	st := NewState()
 	step := func(at time.Duration, ev Event) {
-		_, err := l.Step(start.Add(at), ev)
+		_, err := st.Step(start.Add(at), ev)
 		require.NoError(t, err)
 	}
 	s := Save{ID: "a", Step: 1, Shards: 2}
@@ -25,46 +25,46 @@ func TestLedgerForgetsTheSilent(t *testing.T) {
 	step(0, Held{Key: "k", Nodes: 2, Holdings: []Holding{holding("a", 1, 1, 0, 1)}, Patience: time.Hour})
 	step(0, Here{Key: "k", Nodes: 2})
 	step(0, Aged{0, []Age{{Rank: 1}}})
-	step(0, Speaks{"7.1", 3, []string{"k"}})
-	require.Positive(t, l.bytes)
+	step(0, Attendance{"7.1", 3, []string{"k"}})
+	require.Positive(t, st.bytes)
 	step(Forget-time.Second, Posted{report(s, Prepared, 1)}) // its daemon still waits
 	step(Forget+sweepEvery, Tick{})
-	require.Len(t, l.saves, 1)
-	require.Empty(t, l.agreements)
-	require.Len(t, l.exchanges, 1, "when there last were ages it was")
-	require.Empty(t, l.ages)
-	require.Empty(t, l.rolls)
+	require.Len(t, st.saves, 1)
+	require.Empty(t, st.agreements)
+	require.Len(t, st.exchanges, 1, "when there last were ages it was")
+	require.Empty(t, st.ages)
+	require.Empty(t, st.rosters)
 	step(2*Forget+sweepEvery, Tick{})
-	require.True(t, l.Empty())
-	require.Zero(t, l.bytes)
+	require.True(t, st.Empty())
+	require.Zero(t, st.bytes)
 }
 
-func TestLedgerLimits(t *testing.T) {
-	saves := func(n int) *Ledger {
-		l := NewLedger()
+func TestStateLimits(t *testing.T) {
+	saves := func(n int) *State {
+		st := NewState()
 		for i := range n {
-			_, err := l.Step(start, Posted{report(Save{ID: fmt.Sprint(i), Shards: 2}, Prepared, 1)})
+			_, err := st.Step(start, Posted{report(Save{ID: fmt.Sprint(i), Shards: 2}, Prepared, 1)})
 			require.NoError(t, err)
 		}
-		return l
+		return st
 	}
 	fat := report(Save{ID: "fat", Shards: 9}, Prepared, 1)
 	fat.Entries[0].Files[0].Path = strings.Repeat("x", MaxBytes)
-	keys := NewLedger()
+	keys := NewState()
 	for i := range MaxKeys {
 		_, err := keys.Step(start, Held{Key: fmt.Sprint(i), Nodes: 2, Patience: time.Hour})
 		require.NoError(t, err)
 	}
 	for name, c := range map[string]struct {
-		l    *Ledger
+		l    *State
 		ev   Event
 		want string
 	}{
 		"saves in flight": {saves(MaxSaves), Posted{report(Save{ID: "x", Shards: 2}, Prepared, 1)}, "64 saves are in flight"},
-		"bytes":           {NewLedger(), Posted{fat}, "64 MiB"},
-		"shards":          {NewLedger(), Posted{report(Save{ID: "x", Shards: MaxShards + 1}, Prepared, 1)}, "at most 100000"},
+		"bytes":           {NewState(), Posted{fat}, "64 MiB"},
+		"shards":          {NewState(), Posted{report(Save{ID: "x", Shards: MaxShards + 1}, Prepared, 1)}, "at most 100000"},
 		"keys":            {keys, Held{Key: "x", Nodes: 2}, "64 keys"},
-		"nodes":           {NewLedger(), Here{Key: "x", Nodes: MaxShards + 1}, "at most 100000"},
+		"nodes":           {NewState(), Here{Key: "x", Nodes: MaxShards + 1}, "at most 100000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bytes, n := c.l.bytes, len(c.l.saves)+len(c.l.agreements)
@@ -78,44 +78,44 @@ func TestLedgerLimits(t *testing.T) {
 }
 
 // Who speaks is remembered of the newest rounds and epochs only.
-func TestLedgerForgetsOldRounds(t *testing.T) {
-	l := NewLedger()
+func TestStateForgetsOldRounds(t *testing.T) {
+	st := NewState()
 	for i := range 2 * MaxKeys {
 		for range 2 {
-			_, err := l.Step(start.Add(time.Duration(i)), Speaks{Of: fmt.Sprint("7.", i), Node: 1})
+			_, err := st.Step(start.Add(time.Duration(i)), Attendance{Of: fmt.Sprint("7.", i), Node: 1})
 			require.NoError(t, err)
 		}
 	}
-	require.Equal(t, MaxKeys, len(l.rolls))
-	require.Contains(t, l.rolls, fmt.Sprint("7.", 2*MaxKeys-1))
-	require.NotContains(t, l.rolls, "7.0")
-	require.EqualValues(t, MaxKeys*64, l.bytes)
+	require.Equal(t, MaxKeys, len(st.rosters))
+	require.Contains(t, st.rosters, fmt.Sprint("7.", 2*MaxKeys-1))
+	require.NotContains(t, st.rosters, "7.0")
+	require.EqualValues(t, MaxKeys*64, st.bytes)
 }
 
 // Saves that are over make room for others, and so do agreements that are answered.
-func TestLedgerDropsWhatIsOver(t *testing.T) {
-	l := NewLedger()
+func TestStateDropsWhatIsOver(t *testing.T) {
+	st := NewState()
 	for i := range 20 * MaxSaves {
-		_, err := l.Step(start.Add(time.Duration(i)), Posted{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
+		_, err := st.Step(start.Add(time.Duration(i)), Posted{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
 		require.NoError(t, err)
-		_, err = l.Step(start.Add(time.Duration(i)), Held{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
+		_, err = st.Step(start.Add(time.Duration(i)), Held{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
 		require.NoError(t, err)
 	}
-	require.Len(t, l.saves, 4*MaxSaves)
-	require.Len(t, l.agreements, MaxKeys)
-	require.NotNil(t, l.saves[fmt.Sprint(20*MaxSaves-1)])
+	require.Len(t, st.saves, 4*MaxSaves)
+	require.Len(t, st.agreements, MaxKeys)
+	require.NotNil(t, st.saves[fmt.Sprint(20*MaxSaves-1)])
 }
 
-func TestLedgerRefusesAnotherSaveOfTheName(t *testing.T) {
-	l := NewLedger()
-	_, err := l.Step(start, Posted{report(Save{ID: "a", Step: 1, Shards: 2}, Prepared, 1)})
+func TestStateRefusesAnotherSaveOfTheName(t *testing.T) {
+	st := NewState()
+	_, err := st.Step(start, Posted{report(Save{ID: "a", Step: 1, Shards: 2}, Prepared, 1)})
 	require.NoError(t, err)
-	_, err = l.Step(start, Posted{report(Save{ID: "a", Step: 2, Shards: 2}, Prepared, 1)})
+	_, err = st.Step(start, Posted{report(Save{ID: "a", Step: 2, Shards: 2}, Prepared, 1)})
 	require.ErrorIs(t, err, ErrBadRequest)
 }
 
-// An empty ledger learns a later phase, and what it implies, from any node.
-func TestLedgerIsRebuilt(t *testing.T) {
+// An empty state learns a later phase, and what it implies, from any node.
+func TestStateIsRebuilt(t *testing.T) {
 	s := Save{ID: "a", Step: 1, Shards: 2}
 	for name, c := range map[string]struct {
 		first, then Report
@@ -129,12 +129,12 @@ func TestLedgerIsRebuilt(t *testing.T) {
 		"prepared of the leader":  {report(s, Prepared, 0), report(s, Prepared, 1), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := NewLedger()
+			st := NewState()
 			for _, r := range []Report{c.first, c.then} {
-				_, err := l.Step(start, Posted{r})
+				_, err := st.Step(start, Posted{r})
 				require.NoError(t, err)
 			}
-			_, done, err := l.Reply(c.then)
+			_, done, err := st.Reply(c.then)
 			require.NoError(t, err)
 			require.Equal(t, c.done, done)
 		})
@@ -143,9 +143,9 @@ func TestLedgerIsRebuilt(t *testing.T) {
 
 // Two thousand nodes with eight shards each save again and again: four wakings a save, and memory for what is in
 // flight only.
-func TestLedgerOfManyNodes(t *testing.T) {
+func TestStateOfManyNodes(t *testing.T) {
 	const nodes, per, saves = 2000, 8, 5
-	l, now := NewLedger(), start
+	st, now := NewState(), start
 	var most int64
 	for i := range saves {
 		s := Save{ID: fmt.Sprint(i), Step: int64(i), Shards: nodes * per}
@@ -160,43 +160,43 @@ func TestLedgerOfManyNodes(t *testing.T) {
 					}
 				}
 				now = now.Add(time.Millisecond)
-				ts, err := l.Step(now, Posted{r})
+				ts, err := st.Step(now, Posted{r})
 				require.NoError(t, err)
 				topics = append(topics, ts...)
 			}
 		}
 		all(Prepared)
-		es, ok, err := l.Reply(report(s, Prepared, 0))
+		es, ok, err := st.Reply(report(s, Prepared, 0))
 		require.NoError(t, err)
 		require.True(t, ok)
 		require.Len(t, es, nodes*per)
-		most = max(most, l.bytes)
+		most = max(most, st.bytes)
 		for _, p := range []Phase{Intent, Published} {
 			if p == Published {
 				all(Placed)
 			}
-			ts, err := l.Step(now, Posted{report(s, p, 0)})
+			ts, err := st.Step(now, Posted{report(s, p, 0)})
 			require.NoError(t, err)
 			topics = append(topics, ts...)
 		}
 		require.Equal(t, []Topic{{AllPrepared, s.ID}, {HasIntent, s.ID}, {AllPlaced, s.ID}, {IsPublished, s.ID}}, topics)
 	}
 	require.Less(t, most, int64(8<<20), "one save at a time")
-	require.Zero(t, l.bytes)
+	require.Zero(t, st.bytes)
 }
 
 // node is one daemon in a simulation: it repeats its report until it is answered.
 type node struct {
 	shard   int
 	phase   Phase
-	notes   []Report // what a new hub is told
+	retold  []Report // what a new hub is told
 	aborted bool
 	done    bool
 }
 
 // Whatever is lost, repeated or reordered: nobody passes the intent before all are prepared, the outcome is the same
 // for all, and everybody gets there.
-func TestLedgerInARoughWorld(t *testing.T) {
+func TestStateInARoughWorld(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		s := Save{ID: "s", Step: 1, Shards: 1 + rng.IntN(5)}
@@ -208,13 +208,13 @@ func TestLedgerInARoughWorld(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			failing = rng.IntN(s.Shards)
 		}
-		l := NewLedger()
+		st := NewState()
 		for round := 0; ; round++ {
 			require.Less(t, round, 20000, "seed %d does not come to rest", seed)
 			if rng.IntN(20) == 0 && round < 2000 {
-				l = NewLedger()
+				st = NewState()
 			}
-			nodes[rng.IntN(len(nodes))].act(t, rng, l, s, nodes, failing)
+			nodes[rng.IntN(len(nodes))].act(t, rng, st, s, nodes, failing)
 			if over(nodes) {
 				break
 			}
@@ -235,9 +235,9 @@ func over(nodes []*node) bool {
 }
 
 // act is one request of the node, whose answer may be lost.
-func (n *node) act(t *testing.T, rng *rand.Rand, l *Ledger, s Save, nodes []*node, failing int) {
-	for _, r := range n.notes {
-		_, err := l.Step(start, Posted{r})
+func (n *node) act(t *testing.T, rng *rand.Rand, st *State, s Save, nodes []*node, failing int) {
+	for _, r := range n.retold {
+		_, err := st.Step(start, Posted{r})
 		require.NoError(t, err)
 	}
 	if n.done {
@@ -250,9 +250,9 @@ func (n *node) act(t *testing.T, rng *rand.Rand, l *Ledger, s Save, nodes []*nod
 		}
 	}
 	r := report(s, n.phase, n.shard)
-	_, err := l.Step(start, Posted{r})
+	_, err := st.Step(start, Posted{r})
 	require.NoError(t, err)
-	es, ok, err := l.Reply(r)
+	es, ok, err := st.Reply(r)
 	if !ok || rng.IntN(4) == 0 {
 		return
 	}
@@ -268,7 +268,7 @@ func (n *node) advance(t *testing.T, r Report, es []commit.Entry, nodes []*node)
 	leads := n.shard == 0
 	switch n.phase {
 	case Failed:
-		n.aborted, n.done, n.notes = true, true, []Report{r}
+		n.aborted, n.done, n.retold = true, true, []Report{r}
 	case Prepared:
 		for _, o := range nodes {
 			require.Contains(t, []Phase{Prepared, Intent, Placed, Published}, o.phase, "past a shard that is not prepared")
@@ -285,6 +285,6 @@ func (n *node) advance(t *testing.T, r Report, es []commit.Entry, nodes []*node)
 		n.phase = Published
 		n.done = !leads
 	case Published:
-		n.done, n.notes = true, []Report{r}
+		n.done, n.retold = true, []Report{r}
 	}
 }

@@ -1,4 +1,4 @@
-package board
+package coordinator
 
 import (
 	"fmt"
@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Speaks says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under these
+// Attendance says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under these
 // keys only: others do not wait for it. A node that is dead speaks under none. What it says all the same counts.
-type Speaks struct {
+type Attendance struct {
 	Of   string   `json:"of"`
 	Node int      `json:"node"`
 	Keys []string `json:"keys"`
 }
 
-// roll is what is known of the nodes of a round or an epoch.
-type roll struct {
-	meeting
+// roster is what is known of the nodes of a round or an epoch.
+type roster struct {
+	barrier
 	keys map[int][]string
 }
 
-func (s Speaks) check() error {
+func (s Attendance) check() error {
 	long := func(key string) bool { return len(key) > maxKey }
 	switch {
 	case s.Of == "" || long(s.Of) || slices.ContainsFunc(s.Keys, long):
@@ -34,30 +34,30 @@ func (s Speaks) check() error {
 	return nil
 }
 
-func (s Speaks) step(l *Ledger, now time.Time) (topics []Topic, _ error) {
-	r := l.rolls[s.Of]
+func (s Attendance) step(st *State, now time.Time) (topics []Topic, _ error) {
+	r := st.rosters[s.Of]
 	if r == nil {
-		if err := roomFor(l, l.rolls); err != nil {
+		if err := evictFor(st, st.rosters); err != nil {
 			return nil, err
 		}
-		r = &roll{meeting: meeting{open: true}, keys: map[int][]string{}}
+		r = &roster{barrier: barrier{open: true}, keys: map[int][]string{}}
 	}
 	more := keyBytes(s.Keys)
 	if old, again := r.keys[s.Node]; again {
 		more -= keyBytes(old)
 	}
-	if err := l.reserve(more, "agreements of "+s.Of); err != nil {
+	if err := st.reserve(more, "agreements of "+s.Of); err != nil {
 		return nil, err
 	}
 	r.bytes += more
 	r.keys[s.Node], r.heard = s.Keys, now
-	l.rolls[s.Of] = r
-	for key, a := range l.agreements {
+	st.rosters[s.Of] = r
+	for key, a := range st.agreements {
 		if a.open || !slices.Contains(a.of[:], s.Of) {
 			continue
 		}
 		if a.expect(s.Node, s.Keys); a.complete() {
-			l.agree(a)
+			st.agree(a)
 			topics = append(topics, Topic{Agreed, key})
 		}
 	}
@@ -72,19 +72,19 @@ func keyBytes(keys []string) int64 {
 	return n
 }
 
-// expect notes whether a node will speak that speaks under these keys.
+// expect books whether a node will speak that speaks under these keys.
 func (a *agreement) expect(node int, keys []string) {
 	if _, spoke := a.held[node]; spoke || node >= a.nodes || slices.Contains(keys, a.key) {
-		delete(a.silent, node)
+		delete(a.absent, node)
 		return
 	}
-	a.silent[node] = true
+	a.absent[node] = true
 }
 
-// callRoll finds out who will not speak in a new agreement.
-func (l *Ledger) callRoll(a *agreement) {
+// takeAttendance finds out who will not speak in a new agreement.
+func (st *State) takeAttendance(a *agreement) {
 	for _, of := range []string{a.of[1], a.of[0]} { // who is dead in the round does not speak in the epoch
-		if r := l.rolls[of]; r != nil {
+		if r := st.rosters[of]; r != nil {
 			for node, keys := range r.keys {
 				a.expect(node, keys)
 			}

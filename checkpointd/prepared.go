@@ -1,0 +1,123 @@
+package checkpointd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/shm"
+)
+
+// A preparedRecord stands for a shard that is durable and not committed. When its segment is settled the worker may
+// save over it, so a daemon that is killed then would have left nothing by which the next one could go on: that one
+// finds the record, in the runtime directory.
+type preparedRecord struct {
+	Segment string          `json:"segment"` // that held it, and may still
+	Seq     uint64          `json:"seq"`
+	Saved   time.Time       `json:"saved"`
+	Meta    json.RawMessage `json:"meta"`
+	Entry   commit.Entry    `json:"entry"`
+}
+
+// preparedName is below the runtime directory.
+const preparedName = "prepared"
+
+func (d *Daemon) preparedDir() string { return filepath.Join(d.cfg.Dir.Path(), preparedName) }
+
+func (d *Daemon) preparedPath(j *save) string {
+	return filepath.Join(d.preparedDir(), j.meta.Save+"."+strconv.Itoa(j.meta.Shard))
+}
+
+// keepPrepared writes a record. It need not outlive the machine: then there is no segment either.
+func (d *Daemon) keepPrepared(j *save, e commit.Entry) error {
+	meta, err := json.Marshal(j.meta)
+	if err != nil {
+		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
+	}
+	b, err := json.Marshal(preparedRecord{Segment: j.seg.seg.Name(), Seq: j.seq, Saved: j.saved, Meta: meta, Entry: e})
+	if err != nil {
+		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
+	}
+	if err := os.Mkdir(d.preparedDir(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
+	}
+	tmp := d.preparedPath(j) + ".new"
+	err = os.WriteFile(tmp, b, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, d.preparedPath(j))
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
+	}
+	return nil
+}
+
+func (d *Daemon) dropPrepared(j *save) { _ = os.Remove(d.preparedPath(j)) }
+
+// loadPrepared lists the shards that an earlier daemon had made durable.
+func (d *Daemon) loadPrepared() (saves []*save) {
+	entries, err := os.ReadDir(d.preparedDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.log.Warn("cannot look for saves to be committed", "err", err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(d.preparedDir(), e.Name())
+		if strings.HasSuffix(path, ".new") { // half written
+			_ = os.Remove(path)
+			continue
+		}
+		j, err := d.readPrepared(path)
+		if err != nil {
+			d.log.Warn("a save cannot be gone on with", "note", path, "err", err)
+			_ = os.Remove(path)
+			continue
+		}
+		saves = append(saves, j)
+	}
+	return saves
+}
+
+func (d *Daemon) readPrepared(path string) (*save, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	n, m, err := parsePrepared(b)
+	if err != nil {
+		return nil, err
+	}
+	j := newSave(nil, n.Seq, n.Saved, m)
+	j.entry, j.resumed = &n.Entry, true
+	if path != d.preparedPath(j) {
+		return nil, errors.New("it has the name of another save")
+	}
+	if s, err := d.open(n.Segment); err == nil {
+		if h, held, err := s.seg.Peek(); err == nil && h.Seq == n.Seq && held.Save == m.Save && held.Shard == m.Shard {
+			j.seg = s
+		}
+	}
+	return j, nil
+}
+
+func parsePrepared(b []byte) (preparedRecord, shm.Meta, error) {
+	var n preparedRecord
+	if err := json.Unmarshal(b, &n); err != nil {
+		return n, shm.Meta{}, fmt.Errorf("record of a prepared shard: %w", err)
+	}
+	m, err := shm.ParseMeta(n.Meta)
+	if err != nil {
+		return n, m, fmt.Errorf("record of a prepared shard: %w", err)
+	}
+	if n.Entry.Shard != m.Shard {
+		return n, m, fmt.Errorf("record of a prepared shard: of shard %d in a save of shard %d", n.Entry.Shard, m.Shard)
+	}
+	return n, m, nil
+}
