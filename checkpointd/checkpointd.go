@@ -48,8 +48,6 @@ type Config struct {
 	Addr, Token string
 	// Switch is the switch that this node hangs on, if known.
 	Switch string
-	// Rate bounds what goes to peers, in bytes per second; 0 is no bound.
-	Rate int64
 	// Spawned says that a launcher has started this daemon, which ends with it.
 	Spawned bool
 	// Gone is closed when the launcher that has started this daemon has died; then it does
@@ -184,8 +182,8 @@ func New(cfg Config) (*Daemon, error) {
 	if cfg.Writers == 0 {
 		cfg.Writers = 2
 	}
-	if cfg.Writers < 0 || cfg.Replicas < 0 || cfg.Rate < 0 {
-		return nil, fmt.Errorf("checkpointd: %d writers, %d replicas, rate %d: none may be negative", cfg.Writers, cfg.Replicas, cfg.Rate)
+	if cfg.Writers < 0 || cfg.Replicas < 0 {
+		return nil, fmt.Errorf("checkpointd: %d writers, %d replicas: neither may be negative", cfg.Writers, cfg.Replicas)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

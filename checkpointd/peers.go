@@ -97,7 +97,7 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
 	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, asking: func() {},
-		client: &replica.Client{Token: d.cfg.Token, Rate: d.cfg.Rate}}
+		client: &replica.Client{Token: d.cfg.Token}}
 	p.server = replica.NewServer(d.cfg.Token, replicaStore{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
 	p.wg.Go(func() { _ = p.server.Serve(ln) }) // ends with Close

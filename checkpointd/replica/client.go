@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 
 	"dlrover-run/checkpointd/shm"
 )
@@ -13,15 +12,10 @@ import (
 // Client pushes copies to Servers, and fetches them. Safe for concurrent use; the fields are set before the first use.
 type Client struct {
 	Token string // of the job; empty only for loopback addresses
-	// Rate limits all transfers of the client together, in bytes per second; 0: no limit.
-	Rate int64
 	// Conns is how many connections one transfer uses, at most 4; 0: two.
 	Conns int
 	// Dial opens a connection; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-
-	once sync.Once
-	pace *limiter
 }
 
 // Push sends the save in p to the Server at addr, and returns when the copy is complete there. ErrRefused: the peer
@@ -51,7 +45,7 @@ func (cl *Client) push(ctx context.Context, addr string, p *shm.Pinned) error {
 	if err != nil {
 		return err
 	}
-	t := newTransfer(ctx, cl.limiter())
+	t := newTransfer(ctx)
 	out := newOutgoing(t.ctx, p)
 	defer out.close()
 	t.part = func(c *conn) error {
@@ -65,7 +59,7 @@ func (cl *Client) push(ctx context.Context, addr string, p *shm.Pinned) error {
 		return err
 	}
 	cl.gather(t, addr, m.ID, o.size)
-	c.bind(t.ctx, &t.moved, t.pace)
+	c.bind(t.ctx, &t.moved)
 	err = out.send(c)
 	if err == nil {
 		err = t.wait()
@@ -138,9 +132,9 @@ func (cl *Client) fill(ctx context.Context, c *conn, addr, id string, file *shm.
 	if err != nil {
 		return nil, err
 	}
-	t := newTransfer(ctx, cl.limiter())
+	t := newTransfer(ctx)
 	t.part = in.receive
-	c.bind(t.ctx, &t.moved, t.pace)
+	c.bind(t.ctx, &t.moved)
 	if err := c.send(message{Op: "go"}); err != nil {
 		return nil, t.end(err)
 	}
@@ -186,7 +180,7 @@ func (cl *Client) join(t *transfer, addr, id string) (*conn, error) {
 		c.Close()
 		return nil, errOver
 	}
-	c.bind(t.ctx, &t.moved, t.pace)
+	c.bind(t.ctx, &t.moved)
 	if err = c.send(message{Op: "join", ID: id}); err == nil {
 		_, err = c.answer()
 	}
@@ -227,13 +221,4 @@ func (cl *Client) reason(ctx context.Context, c *conn, err error) error {
 		return context.Cause(ctx)
 	}
 	return c.reason(err)
-}
-
-func (cl *Client) limiter() *limiter {
-	cl.once.Do(func() {
-		if cl.Rate > 0 {
-			cl.pace = &limiter{rate: cl.Rate}
-		}
-	})
-	return cl.pace
 }

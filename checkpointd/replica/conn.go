@@ -20,14 +20,13 @@ type conn struct {
 	ctx   context.Context
 	stop  func() bool
 	moved *atomic.Int64 // when a byte moved last, ns since 1970; shared by the connections of a transfer
-	pace  *limiter      // nil: none
 	bulk  bool          // this end is sending chunks: a message would be taken for one
 }
 
 func newConn(ctx context.Context, nc net.Conn) *conn {
 	unpace(nc)
 	c := &conn{Conn: nc, stop: func() bool { return true }}
-	c.bind(ctx, new(atomic.Int64), nil)
+	c.bind(ctx, new(atomic.Int64))
 	return c
 }
 
@@ -57,10 +56,10 @@ func sameHost(a, b net.Addr) bool {
 }
 
 // bind makes the connection end with ctx from now on, and live as long as bytes move anywhere in the transfer.
-func (c *conn) bind(ctx context.Context, moved *atomic.Int64, pace *limiter) {
+func (c *conn) bind(ctx context.Context, moved *atomic.Int64) {
 	c.stop()
 	moved.Store(time.Now().UnixNano())
-	c.ctx, c.moved, c.pace = ctx, moved, pace
+	c.ctx, c.moved = ctx, moved
 	c.stop = context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
 }
 
@@ -79,36 +78,14 @@ func (c *conn) Write(b []byte) (int, error) {
 	return c.move(len(b), func(done int) (int, error) { return c.Conn.Write(b[done:]) })
 }
 
-// writeChunk writes both at the pace that was asked for, and begins with one packet, not two.
+// writeChunk writes both, and begins with one packet, not two.
 func (c *conn) writeChunk(head, data []byte) error {
-	n := c.pace.piece(len(data))
-	if err := c.pace.wait(c.ctx, n); err != nil {
-		return err
-	}
-	parts := net.Buffers{head, data[:n]}
-	_, err := c.move(len(head)+n, func(int) (int, error) {
+	parts := net.Buffers{head, data}
+	_, err := c.move(len(head)+len(data), func(int) (int, error) {
 		n, err := parts.WriteTo(c.Conn) // takes what it has written from parts
 		return int(n), err
 	})
-	if err != nil {
-		return err
-	}
-	return c.paced(c.Write, data[n:])
-}
-
-// paced is Read or Write of bulk bytes, at the pace that was asked for.
-func (c *conn) paced(op func([]byte) (int, error), b []byte) error {
-	for len(b) > 0 {
-		n := c.pace.piece(len(b))
-		if err := c.pace.wait(c.ctx, n); err != nil {
-			return err
-		}
-		if _, err := op(b[:n]); err != nil {
-			return err
-		}
-		b = b[n:]
-	}
-	return nil
+	return err
 }
 
 // move repeats op, which is told how many bytes are done, until all are. It gives up when nothing has moved for
@@ -195,7 +172,7 @@ func (c *conn) refuse(err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lastWordTime)
 	defer cancel()
-	c.bind(ctx, c.moved, nil)
+	c.bind(ctx, c.moved)
 	c.send(m) // the peer may be gone
 }
 
@@ -203,7 +180,7 @@ func (c *conn) refuse(err error) {
 func (c *conn) reason(err error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), lastWordTime)
 	defer cancel()
-	c.bind(ctx, c.moved, nil)
+	c.bind(ctx, c.moved)
 	var said *peerError
 	if _, last := c.answer(); errors.As(last, &said) {
 		return said
@@ -233,41 +210,4 @@ func (c *conn) during(f func() error) error {
 	close(done)
 	wg.Wait()
 	return err
-}
-
-// limiter spreads bytes evenly over time, for all transfers of a client together.
-type limiter struct {
-	rate int64 // bytes per second
-	mu   sync.Mutex
-	next time.Time
-}
-
-// piece is how much of n bytes may go at once: not so much that the peer waits long for the next ones.
-func (l *limiter) piece(n int) int {
-	if l == nil {
-		return n
-	}
-	return int(min(int64(n), max(1, l.rate/8), 1<<20))
-}
-
-func (l *limiter) wait(ctx context.Context, n int) error {
-	if l == nil {
-		return nil
-	}
-	l.mu.Lock()
-	now := time.Now()
-	if l.next.Before(now) {
-		l.next = now
-	}
-	at := l.next
-	l.next = at.Add(time.Duration(float64(n) / float64(l.rate) * float64(time.Second)))
-	l.mu.Unlock()
-	t := time.NewTimer(at.Sub(now))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

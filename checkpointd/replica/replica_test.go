@@ -28,20 +28,18 @@ func TestPushAndFetch(t *testing.T) {
 		size   int
 		fixups bool
 		conns  int
-		rate   int64
 	}{
-		{"one byte", 1, false, 0, 0},
-		{"a chunk and a byte", chunkSize - headerSize + 1, false, 0, 0},
-		{"many chunks", 33<<20 + 5, false, 0, 0},
-		{"one connection", 17 << 20, false, 1, 0},
-		{"more connections than allowed", 33 << 20, false, 99, 0},
-		{"open checksums", 33 << 20, true, 4, 0},
-		{"limited", 3 << 20, false, 0, 64 << 20},
+		{"one byte", 1, false, 0},
+		{"a chunk and a byte", chunkSize - headerSize + 1, false, 0},
+		{"many chunks", 33<<20 + 5, false, 0},
+		{"one connection", 17 << 20, false, 1},
+		{"more connections than allowed", 33 << 20, false, 99},
+		{"open checksums", 33 << 20, true, 4},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			owner, partner, restored := newMemory(t), serve(t, token), newMemory(t)
 			p := owner.saved(t, 3, 20, tc.size, tc.fixups)
-			cl := &Client{Token: token, Conns: tc.conns, Rate: tc.rate}
+			cl := &Client{Token: token, Conns: tc.conns}
 			require.NoError(t, cl.Push(t.Context(), partner.addr, p))
 			require.Equal(t, []string{"r3-0.seg"}, partner.files(t))
 			got, err := partner.Copy(3, p.Meta.Save)
@@ -120,7 +118,7 @@ func TestRefusals(t *testing.T) {
 		require.ErrorContains(t, err, `unknown request "dance"`)
 	})
 	t.Run("unknown transfer", func(t *testing.T) {
-		_, err := (&Client{Token: token}).join(newTransfer(t.Context(), nil), serve(t, token).addr, "AAAA")
+		_, err := (&Client{Token: token}).join(newTransfer(t.Context()), serve(t, token).addr, "AAAA")
 		require.ErrorContains(t, err, "no such transfer")
 	})
 }
@@ -566,20 +564,6 @@ func TestConnectionLimits(t *testing.T) {
 	require.NoError(t, err, "strangers keep no member out")
 	late.Close()
 	require.Equal(t, 1, partner.log.count("handshake failed"), "strangers do not fill the log")
-}
-
-func TestLimiter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, b := net.Pipe()
-		go io.Copy(io.Discard, a)
-		start := time.Now()
-		c := newConn(t.Context(), b)
-		defer a.Close()
-		defer c.Close()
-		c.pace = &limiter{rate: 1000}
-		require.NoError(t, c.paced(c.Write, make([]byte, 10_000)))
-		require.InDelta(t, 10, time.Since(start).Seconds(), 0.2)
-	})
 }
 
 // TestPacing: connections within a machine are not paced, and others keep the system's choice.

@@ -166,7 +166,7 @@ func (s *Server) push(c *conn, m message) error {
 	if err != nil {
 		return err
 	}
-	t := newTransfer(s.ctx, nil)
+	t := newTransfer(s.ctx)
 	var file *shm.Incoming
 	err = c.during(func() (err error) {
 		s.begin(o.meta.Rank, t)
@@ -184,7 +184,7 @@ func (s *Server) push(c *conn, m message) error {
 		file.Abort()
 		return err
 	}
-	c.bind(s.ctx, &t.moved, nil) // the transfer's context has ended
+	c.bind(s.ctx, &t.moved) // the transfer's context has ended
 	return c.send(message{OK: true})
 }
 
@@ -202,7 +202,7 @@ func (s *Server) fill(c *conn, t *transfer, file *shm.Incoming, o offer) error {
 	}
 	id := s.open(t)
 	defer s.shut(id)
-	c.bind(t.ctx, &t.moved, nil)
+	c.bind(t.ctx, &t.moved)
 	if err := c.send(message{OK: true, ID: id}); err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func (s *Server) fetch(c *conn, m message) error {
 	if err != nil {
 		return err
 	}
-	t := newTransfer(s.ctx, nil)
+	t := newTransfer(s.ctx)
 	out := newOutgoing(t.ctx, p)
 	defer out.close()
 	t.part = func(c *conn) error {
@@ -257,7 +257,7 @@ func (s *Server) give(c *conn, t *transfer, out *outgoing, o offer, id string) e
 	if m.Op != "go" {
 		return fmt.Errorf("request %q instead of go", m.Op)
 	}
-	c.bind(t.ctx, &t.moved, nil)
+	c.bind(t.ctx, &t.moved)
 	if err := out.send(c); err != nil {
 		return err
 	}

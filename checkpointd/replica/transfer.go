@@ -19,7 +19,6 @@ type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	moved  atomic.Int64
-	pace   *limiter
 	part   func(*conn) error // what a further connection does
 	early  context.Context   // ends soon after no more connections are admitted
 	late   context.CancelFunc
@@ -30,8 +29,8 @@ type transfer struct {
 	wg     sync.WaitGroup // the further connections
 }
 
-func newTransfer(ctx context.Context, pace *limiter) *transfer {
-	t := &transfer{pace: pace}
+func newTransfer(ctx context.Context) *transfer {
+	t := &transfer{}
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
 	t.early, t.late = context.WithCancel(t.ctx)
 	return t
@@ -52,7 +51,7 @@ func (t *transfer) join() bool {
 // help does a further connection's part.
 func (t *transfer) help(c *conn) error {
 	defer t.wg.Done()
-	c.bind(t.ctx, &t.moved, t.pace)
+	c.bind(t.ctx, &t.moved)
 	err := t.part(c)
 	if err != nil {
 		t.cancel(err)
@@ -220,7 +219,7 @@ func (in *incoming) receive(c *conn) error {
 			// One call makes the pages writable that would fault one by one: a fifth less CPU. Old kernels do not know it.
 			_ = unix.Madvise(b, unix.MADV_POPULATE_WRITE)
 		}
-		if err := c.paced(c.Read, b); err != nil {
+		if _, err := c.Read(b); err != nil {
 			return err
 		}
 		good := false
