@@ -7,5 +7,5 @@ import "embed"
 //
 // The patterns name files, not directories: a directory would leave out __init__.py and take in what lies beside it.
 //
-//go:embed dlrover/*.py dlrover/*/*.py dlrover/*/*/*.py dlrover/*/*/*/*.py dlrover_ckpt/*.py
+//go:embed dlrover/*.py dlrover/*/*.py dlrover/*/*/*.py dlrover/*/*/*/*.py dlrover_ckpt/*.py dlrover/py.typed dlrover_ckpt/py.typed
 var Files embed.FS

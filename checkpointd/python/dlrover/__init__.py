@@ -13,13 +13,17 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pkgutil import extend_path
 
+TYPE_CHECKING = False  # typing takes longer to import than this package
+if TYPE_CHECKING:
+    from typing import Any
 
-def _ours(path):
+
+def _ours(path: Any) -> bool:
     """Whether a directory of sys.path has this package, or a copy of it."""
     return isinstance(path, str) and os.path.isfile(os.path.join(path, "dlrover_ckpt", "__init__.py"))
 
 
-def _other():
+def _other() -> Any:
     """The spec of the dlrover that would be imported without us; None: there is none, or a directory without code."""
     path = [p for p in sys.path if not _ours(p)]
     for finder in sys.meta_path:  # editable installations have finders of their own
@@ -30,12 +34,12 @@ def _other():
     return None
 
 
-def _is_upstream(spec):
+def _is_upstream(spec: Any) -> bool:
     inside = spec.submodule_search_locations
     return inside is not None and all(PathFinder.find_spec("dlrover." + p, inside) for p in ("python", "trainer"))
 
 
-def _give_way():
+def _give_way() -> None:
     """Puts the other one in our place, as if we had never been on sys.path. Whoever imports us gets what is in
     sys.modules afterwards; the lock of the import is this thread's already."""
     sys.path = [p for p in sys.path if not _ours(p)]
@@ -43,7 +47,7 @@ def _give_way():
     import_module("dlrover")
 
 
-def _tell(where):
+def _tell(where: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         import logging
 
@@ -57,7 +61,7 @@ class _Missing:
     whether there is a module, as importlib.util.find_spec does, is told as ever that there is none."""
 
     @staticmethod
-    def find_spec(name, path=None, target=None):
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if name.startswith("dlrover.") and _importing():
             # By the name of what is not installed. With that of the module, "from package import module" would
             # replace the text.
@@ -66,7 +70,7 @@ class _Missing:
         return None
 
 
-def _importing():
+def _importing() -> bool:
     """Whether an import statement, or import_module, has asked the finder that calls this."""
     try:
         caller = sys._getframe(3)  # below it: the search of sys.meta_path, the finder, this function
@@ -75,7 +79,7 @@ def _importing():
     return caller.f_code.co_name == "_find_and_load_unlocked"
 
 
-def _begin():
+def _begin() -> None:
     other = _other()
     if os.environ.get("DLROVER_CKPT_CLIENT") == "upstream":
         if other is None:

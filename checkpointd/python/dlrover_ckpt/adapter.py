@@ -12,11 +12,11 @@ import os
 import tempfile
 import threading
 import types
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from .dcp import host_group
 from .engine import Engine, Loaded, StorageType, checked_dir
-from .image import torch_load, torch_zip
+from .image import Image, torch_load, torch_zip
 
 Want = Callable[[int, List[str]], Optional[List[str]]]
 
@@ -28,7 +28,7 @@ _swapping = threading.RLock()  # one replacement of module names at a time
 class Capture:
     """The files below a directory that a framework saves during a call. Nothing is written."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: Union[str, "os.PathLike[str]"]) -> None:
         self.directory = os.path.abspath(directory)
         self.files: Dict[str, Any] = {}
 
@@ -91,7 +91,7 @@ class Found:
 class Checkpointer:
     """The checkpoints of one directory, to which every rank contributes the files that it would write itself."""
 
-    def __init__(self, directory: str, framework: str, **settings: Any) -> None:
+    def __init__(self, directory: Union[str, "os.PathLike[str]"], framework: str, **settings: Any) -> None:
         self.directory = checked_dir(directory)
         self.framework = framework
         self.settings = settings
@@ -113,7 +113,7 @@ class Checkpointer:
     def save(self, step: int, files: Dict[str, Any], storage_type: StorageType,
              trackers: Sequence[Tuple[str, str]]) -> bool:
         """Saves objects under their paths. All ranks call it, also those without files."""
-        def images():
+        def images() -> List[Image]:
             return [torch_zip(path, obj, self._caches.setdefault(os.path.basename(path), {}))
                     for path, obj in sorted(files.items())]
 
@@ -128,7 +128,8 @@ class Checkpointer:
         """
         loaded = self.engine.load(mode)
         if loaded is not None and loaded.source == "memory":
-            names = _borrow(loaded.files, lambda names: want(loaded.step, names), self._gloo())
+            step = loaded.step
+            names = _borrow(loaded.files, lambda names: want(step, names), self._gloo())
             if names is not None:
                 return Found(loaded, names)
             loaded = self.engine.load("disk") if mode != "memory" else None
@@ -216,7 +217,7 @@ def _for_this_thread(old: Any, new: Any) -> Any:
 def _comparable(settings: Dict[str, Any]) -> Dict[str, Any]:
     """Settings with what a deletion strategy does in place of the object, of which each call may bring a new one."""
     strategy = settings.get("deletion_strategy")
-    rule = strategy.retention() if hasattr(strategy, "retention") else None
+    rule = strategy.retention() if strategy is not None and hasattr(strategy, "retention") else None
     return dict(settings, deletion_strategy=rule or type(strategy))
 
 

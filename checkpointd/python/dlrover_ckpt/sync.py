@@ -546,7 +546,8 @@ def _checked(m: Any, step: Optional[int] = None) -> Dict[str, Any]:
         _inside("", path)
     if any(t["path"].startswith("/") for t in trackers):
         raise ValueError("it names a tracker elsewhere")
-    return m
+    checked: Dict[str, Any] = m
+    return checked
 
 
 def verify(dir: str, m: Dict[str, Any], shards: Optional[Sequence[int]] = None) -> str:

@@ -35,7 +35,7 @@ type Config struct {
 
 // Service is a rendezvous with all that belongs to it. Close ends it.
 type Service struct {
-	Hub    *api.Hub
+	Hub         *api.Hub
 	Checkpoints *coordinator.Hub
 
 	cfg    Config

@@ -12,15 +12,17 @@ import shutil
 import tempfile
 from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from dlrover_ckpt.sync import sync_dir
 
-from .unless_installed.constants import CheckpointConstant
+from .unless_installed.constants import CheckpointConstant as CheckpointConstant  # part of this module, too
 
 TRACKER_FILE = CheckpointConstant.TRACER_FILE_NAME
 
 logger = logging.getLogger("dlrover")
+
+Path = Union[str, "os.PathLike[str]"]
 
 
 @dataclass
@@ -36,47 +38,47 @@ class CheckpointStorage(metaclass=ABCMeta):
     """What a storage can do. Paths are strings or path objects."""
 
     @abstractmethod
-    def write(self, content, path):
+    def write(self, content: Union[str, bytes], path: Path) -> None:
         """Writes a string or bytes."""
 
     @abstractmethod
-    def write_state_dict(self, state_dict, path, write_func):
+    def write_state_dict(self, state_dict: Any, path: Path, write_func: Callable[[Any, str], Any]) -> None:
         """Calls write_func(state_dict, path) to write a state dict."""
 
     @abstractmethod
-    def read(self, path):
+    def read(self, path: Path) -> Any:
         """Returns the content as a string; "" when there is no such file."""
 
     @abstractmethod
-    def read_state_dict(self, path, read_func):
+    def read_state_dict(self, path: Path, read_func: Optional[Callable[[Path], Any]]) -> Any:
         """Returns read_func(path); {} when there is no such file."""
 
     @abstractmethod
-    def safe_rmtree(self, dir):
+    def safe_rmtree(self, dir: Path) -> None:
         """Removes a directory; a missing one is no error."""
 
     @abstractmethod
-    def safe_remove(self, path):
+    def safe_remove(self, path: Path) -> None:
         """Removes a file; a missing one is no error."""
 
     @abstractmethod
-    def safe_makedirs(self, dir):
+    def safe_makedirs(self, dir: Path) -> None:
         """Makes a directory and its parents."""
 
     @abstractmethod
-    def safe_move(self, src_path, dst_path):
+    def safe_move(self, src_path: Path, dst_path: Path) -> None:
         """Moves a file or directory unless the target exists."""
 
     @abstractmethod
-    def commit(self, step: int, success: bool):
+    def commit(self, step: int, success: bool) -> None:
         """Says that a step was saved, or that it failed."""
 
     @abstractmethod
-    def exists(self, path: str):
+    def exists(self, path: Path) -> bool:
         """Tells whether a file or directory exists."""
 
     @abstractmethod
-    def listdir(self, path: str):
+    def listdir(self, path: Path) -> List[str]:
         """Returns the names in a directory."""
 
     def get_class_meta(self) -> ClassMeta:
@@ -90,55 +92,56 @@ class CheckpointStorage(metaclass=ABCMeta):
 class PosixDiskStorage(CheckpointStorage):
     """Files on a local or mounted file system. Nothing is ever written in place."""
 
-    def write(self, content, path):
+    def write(self, content: Union[str, bytes], path: Path) -> None:
         """Writes a string or bytes, durably: after a crash the old content is there, or the new one.
 
-        Raises OSError when the directory does not exist.
+        Raises OSError when the directory does not exist. A string is written in UTF-8.
         """
         data = content.encode() if isinstance(content, str) else content
         _replace(path, lambda tmp: _write_bytes(tmp, data))
 
-    def write_state_dict(self, state_dict, path, write_func=None):
+    def write_state_dict(self, state_dict: Any, path: Path,
+                         write_func: Optional[Callable[[Any, str], Any]] = None) -> None:
         """Writes a file with write_func(state_dict, path), durably; the directory is made."""
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         if write_func is not None:
             _replace(path, lambda tmp: write_func(state_dict, tmp))
 
-    def read(self, path, mode="r"):
+    def read(self, path: Path, mode: str = "r") -> Any:
         try:
             with open(path, mode) as stream:
                 return stream.read()
         except FileNotFoundError:
             return ""
 
-    def read_state_dict(self, path, read_func):
+    def read_state_dict(self, path: Path, read_func: Optional[Callable[[Path], Any]]) -> Any:
         if read_func is None or not os.path.exists(path):
             return {}
         return read_func(path)
 
-    def safe_rmtree(self, dir):
+    def safe_rmtree(self, dir: Path) -> None:
         shutil.rmtree(dir, ignore_errors=True)
 
-    def safe_remove(self, path):
+    def safe_remove(self, path: Path) -> None:
         try:
             os.remove(path)
         except FileNotFoundError:
             pass
 
-    def safe_makedirs(self, dir):
+    def safe_makedirs(self, dir: Path) -> None:
         os.makedirs(dir, exist_ok=True)
 
-    def safe_move(self, src_path, dst_path):
+    def safe_move(self, src_path: Path, dst_path: Path) -> None:
         if os.path.exists(src_path) and not os.path.exists(dst_path):
             shutil.move(src_path, dst_path)
 
-    def commit(self, step, success):
+    def commit(self, step: int, success: bool) -> None:
         logger.info("checkpoint of step %s %s", step, "is saved" if success else "was not saved")
 
-    def exists(self, path: str):
+    def exists(self, path: Path) -> bool:
         return os.path.exists(path)
 
-    def listdir(self, path: str):
+    def listdir(self, path: Path) -> List[str]:
         return os.listdir(path)
 
 
@@ -172,11 +175,11 @@ class KeepStepIntervalStrategy(CheckpointDeletionStrategy):
         self._keep_interval = keep_interval
         self._checkpoint_dir = checkpoint_dir
 
-    def clean_up(self, step, delete_func):
+    def clean_up(self, step: int, delete_func: Callable[[str], None]) -> None:
         if step % self._keep_interval:
             _delete(self._path(step), delete_func)
 
-    def retention(self):
+    def retention(self) -> Optional[Dict[str, int]]:
         if _own(self, KeepStepIntervalStrategy):
             return {"keep_interval": self._keep_interval}
         return None
@@ -196,12 +199,12 @@ class KeepLatestStepStrategy(CheckpointDeletionStrategy):
         self._checkpoint_dir = checkpoint_dir
         self._steps: List[int] = []
 
-    def clean_up(self, step, delete_func):
+    def clean_up(self, step: int, delete_func: Callable[[str], None]) -> None:
         self._steps.append(step)
         if len(self._steps) >= self._max_to_keep:
             _delete(self._path(self._steps.pop(0)), delete_func)
 
-    def retention(self):
+    def retention(self) -> Optional[Dict[str, int]]:
         if _own(self, KeepLatestStepStrategy):
             return {"keep_latest": self._max_to_keep}
         return None
@@ -223,43 +226,43 @@ class PosixStorageWithDeletion(PosixDiskStorage):
     def deletion_strategy(self) -> CheckpointDeletionStrategy:
         return self._deletion_strategy
 
-    def write(self, content, path):
+    def write(self, content: Union[str, bytes], path: Path) -> None:
         if os.path.basename(str(path)) == os.path.basename(self._tracker_file):
             self._pre_step = _step(self.read(path), self._pre_step)
         super().write(content, path)
 
-    def commit(self, step, success):
+    def commit(self, step: int, success: bool) -> None:
         super().commit(step, success)
         if success and self._pre_step not in (0, step):
             self._deletion_strategy.clean_up(self._pre_step, shutil.rmtree)
 
-    def _arguments(self):
+    def _arguments(self) -> Dict[str, Any]:
         return {"tracker_file": self._tracker_file, "deletion_strategy": self._deletion_strategy}
 
 
-def get_checkpoint_storage(deletion_strategy=None):
+def get_checkpoint_storage(deletion_strategy: Optional[CheckpointDeletionStrategy] = None) -> PosixDiskStorage:
     """Returns the storage for a deletion strategy, or the plain one."""
     if deletion_strategy is None:
         return PosixDiskStorage()
     return PosixStorageWithDeletion(TRACKER_FILE, deletion_strategy)
 
 
-def deletion_strategy_of(storage):
+def deletion_strategy_of(storage: Optional[CheckpointStorage]) -> Optional[CheckpointDeletionStrategy]:
     """The deletion strategy of a storage that the engine can stand in for; None: it has none.
 
     Raises TypeError for a storage of the caller's own, whose files would end up elsewhere than its author meant.
     """
     if storage is None or type(storage) is PosixDiskStorage:
         return None
-    if type(storage) is PosixStorageWithDeletion:
+    if isinstance(storage, PosixStorageWithDeletion) and type(storage) is PosixStorageWithDeletion:
         return storage.deletion_strategy
     raise TypeError("checkpoints cannot be written through %s: mount that storage as a file system, and pass "
                     "a deletion strategy or PosixStorageWithDeletion" % type(storage).__name__)
 
 
-def _own(strategy, cls) -> bool:
+def _own(strategy: CheckpointDeletionStrategy, cls: Any) -> bool:
     """Whether clean_up is the one of cls, not one that a subclass has put in its place."""
-    return type(strategy).clean_up is cls.clean_up
+    return bool(type(strategy).clean_up is cls.clean_up)
 
 
 def _delete(path: str, delete_func: Callable[[str], None]) -> None:
@@ -279,7 +282,7 @@ def _step(text: str, otherwise: int) -> int:
         return otherwise
 
 
-def _replace(path, write: Callable[[str], Any]) -> None:
+def _replace(path: Path, write: Callable[[str], Any]) -> None:
     """Has a file written beside path, then gives it that name."""
     path = os.path.abspath(path)
     fd, tmp = tempfile.mkstemp(prefix=".%s." % os.path.basename(path), suffix=".tmp", dir=os.path.dirname(path))
@@ -295,7 +298,7 @@ def _replace(path, write: Callable[[str], Any]) -> None:
     sync_dir(os.path.dirname(path))
 
 
-def _write_bytes(path: str, data) -> None:
+def _write_bytes(path: str, data: bytes) -> None:
     with open(path, "wb") as stream:
         stream.write(data)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CheckpointConstant:
     TRACER_FILE_NAME = "dlrover_latest.txt"
@@ -10,7 +12,7 @@ class CheckpointConstant:
     SAVE_TIMEOUT = 600  # seconds
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
     raise ImportError("%s.%s: dlrover-run brings CheckpointConstant only; the other constants need pip install dlrover"

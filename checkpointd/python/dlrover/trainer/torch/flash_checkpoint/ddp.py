@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from dlrover.python.common.storage import CheckpointConstant, get_checkpoint_storage
+from dlrover.python.common.storage import (CheckpointConstant, CheckpointDeletionStrategy, CheckpointStorage,
+                                           get_checkpoint_storage)
 from dlrover_ckpt.engine import Engine, checked_dir
 from dlrover_ckpt.image import torch_load, torch_zip
 
 from .checkpointer import Checkpointer, StorageType
 from .full_ckpt_engine import FullCheckpointEngine
+
+if TYPE_CHECKING:
+    from ._types import Loaded, Path, StateDict
 
 __all__ = ["DdpCheckpointer", "StorageType", "FullCheckpointEngine", "CheckpointConstant", "get_checkpoint_storage"]
 
@@ -18,7 +22,7 @@ __all__ = ["DdpCheckpointer", "StorageType", "FullCheckpointEngine", "Checkpoint
 class DdpCheckpointer(Checkpointer):
     """Checkpoints of a model whose every rank has the full state.
 
-    checkpoint_dir     where checkpoints are, the same for all ranks
+    checkpoint_dir     where checkpoints are, the same for all ranks; it is made if need be
     local_shard_num    how many ranks of a node keep a shard of the state; 1 = the state is not sharded
     global_shard_num   how many shards the state has in all; 1 = it is not sharded
     comm_backend       accepted for compatibility: the default process group is used
@@ -29,10 +33,16 @@ class DdpCheckpointer(Checkpointer):
                        room for both; else training waits
 
     With one shard, local rank 0 of every node keeps the state in memory, and rank 0 writes it to disk.
+    Every rank makes one, and all make the same calls with the same steps. ValueError: checkpoint_dir is empty. OSError:
+    it cannot be made.
     """
 
-    def __init__(self, checkpoint_dir, local_shard_num=1, global_shard_num=1, comm_backend="", deletion_strategy=None,
-                 save_timeout=600, replica_count=0, drop_superseded=False):
+    checkpoint_dir: str  # absolute
+    storage: CheckpointStorage  # for small files of the caller's own
+
+    def __init__(self, checkpoint_dir: Path, local_shard_num: int = 1, global_shard_num: int = 1,
+                 comm_backend: str = "", deletion_strategy: Optional[CheckpointDeletionStrategy] = None,
+                 save_timeout: float = 600, replica_count: int = 0, drop_superseded: bool = False) -> None:
         self.checkpoint_dir = checked_dir(checkpoint_dir)
         self.storage = get_checkpoint_storage(deletion_strategy)
         global_shard_num = max(global_shard_num, local_shard_num)
@@ -46,31 +56,48 @@ class DdpCheckpointer(Checkpointer):
                               save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded)
         self._cache: Dict[str, Any] = {}
 
-    def save_checkpoint(self, step, state_dict, path="", storage_type=StorageType.DISK):
+    def save_checkpoint(self, step: int, state_dict: StateDict, path: Path = "",
+                        storage_type: StorageType = StorageType.DISK) -> bool:
         """Saves a state dict; to be called by all ranks.
 
-        The default path is <checkpoint_dir>/<step>/rank_<r>.pt, r being the rank that writes it.
-        False: it was skipped, the log says why. ValueError: the storage type is none.
+        step          from 0 to 2**63 - 1; it may go back
+        state_dict    whatever torch.save takes; tensors may be on any device
+        path          the file; default: <checkpoint_dir>/<step>/rank_<r>.pt, r being the rank that writes it
+        storage_type  MEMORY: when this returns, the save is in shared memory and survives the process. DISK: that, and
+                      it is on its way to the disk; wait_latest_checkpoint() returns when it is there
+
+        When it returns, the tensors may change. False: it was skipped, the log says why. ValueError, TypeError: the
+        storage type or the step is none. Without a daemon, or without room in shared memory, a DISK save is written
+        before this returns: then it is durable, or there is RuntimeError or OSError with the reason.
         """
         target = self._inside(os.fspath(path)) if path else os.path.join(str(step), "rank_%d.pt" % self._engine.shard)
         return self._engine.save(step, lambda: [torch_zip(target, state_dict, self._cache)], storage_type)
 
-    def load_checkpoint(self, resume_path=""):
-        """Returns the newest state dict, or that of the file resume_path, on the CPU; {} when there is none."""
+    def load_checkpoint(self, resume_path: Optional[Path] = "") -> Loaded:
+        """Returns the newest state dict, or that of the file resume_path, on the CPU; {} when there is none.
+
+        To be called by all ranks, after init_process_group: they load the same save. The tensors are views of private
+        memory, and may be changed. A damaged save is passed over for an older one, and the log says so. With
+        resume_path the errors are those of open and torch.load.
+        """
         if resume_path:
             return _load_file(os.path.expanduser(os.fspath(resume_path)))
         loaded = self._engine.load()
         if loaded is None:
             return {}
         for view in loaded.files.values():
-            return torch_load(view)
+            state: Loaded = torch_load(view)
+            return state
         files = [f["path"] for f in loaded.manifest["files"] if f.get("shard") in (None, self._engine.shard)]
         wanted = "rank_%d.pt" % self._engine.shard
         files.sort(key=lambda p: os.path.basename(p) != wanted)
         return _load_file(os.path.join(loaded.dir, files[0])) if files else {}
 
-    def wait_latest_checkpoint(self, timeout=1800):
-        """Waits until the newest DISK save is on disk. TimeoutError; RuntimeError: it never will be, and why."""
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> None:
+        """Waits until the newest DISK save is durable: fsynced under its final name, and named by the tracker.
+
+        timeout: seconds. TimeoutError: it is not by then. RuntimeError: it never will be, and why.
+        """
         self._engine.wait(timeout=timeout)
 
     def _inside(self, path: str) -> str:
@@ -80,13 +107,15 @@ class DdpCheckpointer(Checkpointer):
         return full if inside.startswith("..") else inside
 
 
-def _load_file(path: str) -> Any:
+def _load_file(path: str) -> Loaded:
     import torch
 
-    options = {"map_location": "cpu"}
+    options: Dict[str, Any] = {"map_location": "cpu"}
     if tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 1):
         options["mmap"] = True
+    state: Loaded
     try:
-        return torch.load(path, **options, weights_only=False)
+        state = torch.load(path, **options, weights_only=False)
     except (TypeError, RuntimeError):  # an old torch, or a file in the old format, which cannot be mapped
-        return torch.load(path, map_location="cpu")
+        state = torch.load(path, map_location="cpu")
+    return state

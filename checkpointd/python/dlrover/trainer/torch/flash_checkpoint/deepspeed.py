@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import Any, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from dlrover.python.common.storage import CheckpointConstant, CheckpointStorage, get_checkpoint_storage
+from dlrover.python.common.storage import (CheckpointConstant, CheckpointDeletionStrategy, CheckpointStorage,
+                                           get_checkpoint_storage)
 from dlrover_ckpt import sync
 from dlrover_ckpt.adapter import Capture, Checkpointer, Found, check_storage_type
 
@@ -22,6 +23,9 @@ from .checkpointer import Checkpointer as _Interface
 from .checkpointer import StorageType
 from .deepspeed_engine import DeepSpeedCheckpointEngine
 from .engine import name_of
+
+if TYPE_CHECKING:
+    from ._types import Path, StateDict
 
 __all__ = ["StorageType", "DeepSpeedCheckpointer", "AsyncCheckpointAgent", "DeepSpeedCheckpointEngine",
            "CheckpointConstant", "CheckpointStorage", "get_checkpoint_storage"]
@@ -43,11 +47,17 @@ class DeepSpeedCheckpointer(_Interface):
     drop_superseded    whether a save to disk may take the place of an older one that waits for the disk, when there is
                        no room for both; else training waits
 
-    Raises ValueError when optimizer states are on NVMe: DeepSpeed copies those files past its checkpoint engine.
+    Raises ValueError when optimizer states are on NVMe: DeepSpeed copies those files past its checkpoint engine; and
+    when DeepSpeed is older than 0.7, or checkpoint_dir is empty. OSError: the directory cannot be made.
     """
 
-    def __init__(self, engine, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600,
-                 replica_count=0, drop_superseded=False) -> None:
+    engine: Any  # DeepSpeedEngine
+    checkpoint_dir: Path
+    storage: CheckpointStorage  # for small files of the caller's own
+
+    def __init__(self, engine: Any, checkpoint_dir: Path, comm_backend: str = "",
+                 deletion_strategy: Optional[CheckpointDeletionStrategy] = None, save_timeout: float = 600,
+                 replica_count: int = 0, drop_superseded: bool = False) -> None:
         if _is(engine, "zero_nvme_offload_optimizer"):
             raise ValueError("flash checkpoints cannot hold optimizer states on NVMe: use DeepSpeed's own "
                              "save_checkpoint, or set offload_optimizer.device to cpu or none")
@@ -60,15 +70,19 @@ class DeepSpeedCheckpointer(_Interface):
                                           save_timeout=save_timeout, replica_count=replica_count,
                                           drop_superseded=drop_superseded)
 
-    def save_checkpoint(self, save_dir, tag=None, client_state={}, save_latest=True, storage_type=StorageType.DISK,
-                        **deepspeed_args):
+    def save_checkpoint(self, save_dir: Path, tag: Any = None,  # type: ignore[override]
+                        client_state: Mapping[str, Any] = {}, save_latest: bool = True,
+                        storage_type: StorageType = StorageType.DISK, **deepspeed_args: Any) -> bool:
         """Saves to memory, or to memory and then to disk in the background; all ranks call it.
 
         tag            the step, or a name that ends with it; None: global_step<engine.global_steps>
         save_latest    whether ``latest`` names this checkpoint once it is committed
         The rest is as in DeepSpeedEngine.save_checkpoint. save_dir must be the directory of this checkpointer.
 
-        Returns False when the save was skipped; the log says why.
+        When it returns, the save is in shared memory and survives the process, and training may go on; with
+        StorageType.DISK, wait_latest_checkpoint() returns when it is durable. False: it was skipped, the log says why.
+        ValueError: another directory, or no storage type. Without a daemon, or without room in shared memory, a DISK
+        save is written before this returns: then it is durable, or there is RuntimeError or OSError with the reason.
         """
         check_storage_type(storage_type)
         if os.path.realpath(save_dir) != os.path.realpath(self.checkpoint_dir):
@@ -81,8 +95,11 @@ class DeepSpeedCheckpointer(_Interface):
         trackers = [(TRACKER_FILE, tag)] if save_latest else []
         return self._checkpointer.save(self._step(tag), capture.files, storage_type, trackers)
 
-    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
-                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
+    def load_checkpoint(self, load_dir: Path, tag: Any = None,  # type: ignore[override]
+                        load_module_strict: bool = True, load_optimizer_states: bool = True,
+                        load_lr_scheduler_states: bool = True, load_module_only: bool = False,
+                        custom_load_fn: Optional[Callable[..., Any]] = None
+                        ) -> Tuple[Optional[str], Optional[Dict[str, Any]]]:
         """Loads the newest checkpoint, or that of tag, from memory if it is there; all ranks call it.
 
         The arguments and the result (path, client state) are those of DeepSpeedEngine.load_checkpoint. Checkpoints
@@ -93,15 +110,17 @@ class DeepSpeedCheckpointer(_Interface):
                          custom_load_fn=custom_load_fn)
         found = self._find(load_dir, tag)
         if found is None:
-            return self.engine.load_checkpoint(load_dir, tag, **arguments)
+            result: Tuple[Optional[str], Optional[Dict[str, Any]]]
+            result = self.engine.load_checkpoint(load_dir, tag, **arguments)
+            return result
         with found.shown({}) as directory, self._answering(_Loading(self.engine.checkpoint_engine, found)):
             path, state = self.engine.load_checkpoint(directory, _tag(found.names), **arguments)
         return path and os.path.join(str(load_dir), os.path.relpath(path, directory)), state
 
-    def wait_latest_checkpoint(self, timeout=1800):
-        """Waits until the newest checkpoint that was saved to disk is committed.
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> int:
+        """Waits until the newest checkpoint that was saved to disk is durable, and returns its step.
 
-        timeout is in seconds. Raises with the reason when it cannot be committed, or is not by then.
+        timeout is in seconds. TimeoutError: it is not by then. RuntimeError: it never will be, and why.
         """
         return self._checkpointer.engine.wait(timeout=timeout)
 
@@ -158,19 +177,19 @@ class AsyncCheckpointAgent:
     DeepSpeed is to load from memory is put into state_dict. DeepSpeedCheckpointer does without.
     """
 
-    def __init__(self, storage):
+    def __init__(self, storage: CheckpointStorage) -> None:
         self.state_dict: Dict[str, Any] = {}
         self.paths: Dict[str, str] = {}
         self.storage = storage
         self.name = "AsyncCheckpointAgent"
 
-    def create(self, tag):
+    def create(self, tag: Any) -> None:
         pass
 
-    def makedirs(self, path, exist_ok=False):
+    def makedirs(self, path: Path, exist_ok: bool = False) -> None:
         os.makedirs(path, exist_ok=exist_ok)
 
-    def save(self, state_dict, path, *args, **kwargs):
+    def save(self, state_dict: StateDict, path: Any, *args: Any, **kwargs: Any) -> None:
         """Keeps a state dict. What is not for the path of a file is written by torch.save."""
         if not isinstance(path, str):
             from torch.serialization import save  # torch.save may be this very function
@@ -182,7 +201,7 @@ class AsyncCheckpointAgent:
             self.state_dict[name] = state_dict
             self.paths[name] = path
 
-    def load(self, path, map_location=None):
+    def load(self, path: Any, map_location: Any = None) -> Any:
         """What state_dict has of this kind, else the file; {} when there is none."""
         from torch.serialization import load
 
@@ -191,28 +210,28 @@ class AsyncCheckpointAgent:
             return self.state_dict[name]
         return self.storage.read_state_dict(path, lambda path: load(path, map_location, weights_only=False))
 
-    def commit(self, tag):
+    def commit(self, tag: Any) -> bool:
         return True
 
-    def wait(self):
+    def wait(self) -> None:
         pass
 
-    def cleanup(self):
+    def cleanup(self) -> None:
         pass
 
-    def set_commit_info(self, info):
+    def set_commit_info(self, info: Any) -> None:
         pass
 
-    def get_commit_info(self):
+    def get_commit_info(self) -> Any:
         return None
 
-    def is_data_parallel_writer(self, dp_rank):
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
         return dp_rank == 0
 
-    def is_decoupled(self):
+    def is_decoupled(self) -> bool:
         return False
 
-    def preserves_storage_sharing(self):
+    def preserves_storage_sharing(self) -> bool:
         return True
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union, overload
 
-from dlrover.python.common.storage import CheckpointConstant, get_checkpoint_storage
+from dlrover.python.common.storage import (CheckpointConstant, CheckpointDeletionStrategy, CheckpointStorage,
+                                           get_checkpoint_storage)
 from dlrover_ckpt import dcp
 from dlrover_ckpt.engine import Engine, checked_dir, checked_step
 from dlrover_ckpt.image import torch_load, torch_zip
@@ -19,6 +20,13 @@ from dlrover_ckpt.image import torch_load, torch_zip
 from .checkpointer import Checkpointer, StorageType
 from .fsdp_engine import FsdpCheckpointEngine
 from .full_ckpt_engine import FullCheckpointEngine
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import StorageReader
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from ._types import Loaded, Path, StateDict
 
 __all__ = ["FsdpShardCheckpointer", "FsdpFullCheckpointer", "StorageType", "FsdpCheckpointEngine",
            "FullCheckpointEngine", "CheckpointConstant", "get_checkpoint_storage"]
@@ -28,23 +36,41 @@ class _FsdpCheckpointer(Checkpointer):
     """What both have in common. All ranks make one, and all make the same calls."""
 
     _optimizer_key = ""
+    checkpoint_dir: str  # absolute
+    storage: CheckpointStorage  # for small files of the caller's own
 
-    def __init__(self, checkpoint_dir: Any, save_timeout: float, deletion_strategy: Any) -> None:
+    def __init__(self, checkpoint_dir: Path, save_timeout: float,
+                 deletion_strategy: Optional[CheckpointDeletionStrategy]) -> None:
         dcp.require_torch()
         self.checkpoint_dir = checked_dir(checkpoint_dir)
         self.storage = get_checkpoint_storage(deletion_strategy)
         self._group = dcp.host_group(save_timeout)
         self._engine: Engine
 
-    def save_checkpoint(self, step, model=None, optimizer=None, extra_sd=None, path="", storage_type=StorageType.DISK,
-                        state_dict=None):
-        """Saves a model and its optimizer, or a state dict that the caller made.
+    @overload  # type: ignore[override]  # more than the state dict of other checkpointers
+    def save_checkpoint(self, step: int, model: Optional[Module] = ..., optimizer: Optional[Optimizer] = ...,
+                        extra_sd: Optional[StateDict] = ..., path: Path = ..., storage_type: StorageType = ...,
+                        state_dict: Optional[StateDict] = ...) -> bool: ...
+
+    @overload
+    def save_checkpoint(self, step: int, model: StateDict, optimizer: Path = ..., extra_sd: StorageType = ...,
+                        *, path: Path = ..., storage_type: StorageType = ...) -> bool: ...
+
+    def save_checkpoint(self, step: int, model: Any = None, optimizer: Any = None, extra_sd: Any = None,
+                        path: Path = "", storage_type: StorageType = StorageType.DISK,
+                        state_dict: Optional[StateDict] = None) -> bool:
+        """Saves a model and its optimizer, or a state dict that the caller made. All ranks call it.
 
         save_checkpoint(step, model, optimizer, extra_sd, path, storage_type): extra_sd holds further entries.
         save_checkpoint(step, state_dict, path, storage_type): the state dict as it is.
 
-        path is where the checkpoint will be. False: it was skipped, the log says why. ValueError: the storage type is
-        none.
+        step is from 0 to 2**63 - 1; it may go back. path is where the checkpoint will be. When it returns, the tensors
+        may change, and the save survives the process; with StorageType.DISK it is on its way to the disk as well, and
+        wait_latest_checkpoint() returns when it is there.
+
+        False: it was skipped, the log says why. ValueError, TypeError: the storage type or the step is none. Without a
+        daemon, or without room in shared memory, a DISK save is written before this returns: then it is durable, or
+        there is RuntimeError or OSError with the reason.
         """
         step = checked_step(step)
         if isinstance(model, Mapping):
@@ -61,8 +87,11 @@ class _FsdpCheckpointer(Checkpointer):
             state_dict.update(extra_sd or {})
         return self._save(step, state_dict, os.fspath(path or ""), storage_type)
 
-    def wait_latest_checkpoint(self, timeout=1800):
-        """Waits, at most timeout seconds, until the newest DISK save is on disk. Raises with the reason if not."""
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> None:
+        """Waits until the newest DISK save is durable: all shards are fsynced in place, and the tracker names it.
+
+        timeout: seconds. TimeoutError: it is not by then. RuntimeError: it never will be, and why.
+        """
         self._engine.wait(timeout=timeout)
 
     @abstractmethod
@@ -88,12 +117,15 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
                        room for both; else training waits
 
     A world of another size loads from disk. The state dict has the entries "model", "optim" and those of extra_sd.
+    All ranks make one after init_process_group. RuntimeError: torch is older than 2.1. ValueError: checkpoint_dir is
+    empty. OSError: it cannot be made.
     """
 
     _optimizer_key = "optim"
 
-    def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0,
-                 drop_superseded=False):
+    def __init__(self, checkpoint_dir: Path, comm_backend: str = "",
+                 deletion_strategy: Optional[CheckpointDeletionStrategy] = None, save_timeout: float = 600,
+                 replica_count: int = 0, drop_superseded: bool = False) -> None:
         super().__init__(checkpoint_dir, save_timeout, deletion_strategy)
         rank, world = _rank_and_world()
         self._saver = dcp.Saver(self._group)
@@ -106,22 +138,26 @@ class FsdpShardCheckpointer(_FsdpCheckpointer):
         directory = self._relative(path or os.path.join(self._engine.dir, str(step)))
         return self._engine.save(step, lambda: self._saver.images(state_dict, directory), storage_type)
 
-    def get_storage_reader(self, resume_path=""):
+    def get_storage_reader(self, resume_path: Optional[Path] = "") -> Optional[StorageReader]:
         """The StorageReader for torch.distributed.checkpoint.load; None when there is nothing to load.
 
-        It reads the newest checkpoint, from memory if it is there; or that in the directory resume_path.
+        It reads the newest checkpoint, from memory if it is there; or that in the directory resume_path. All ranks call
+        it. What is in memory stays as it is for as long as the reader lives.
         """
         if resume_path:
-            from torch.distributed.checkpoint import FileSystemReader
+            from torch.distributed.checkpoint.filesystem import FileSystemReader
 
             return FileSystemReader(os.path.expanduser(os.fspath(resume_path)))
         loaded = self._engine.load()
         return None if loaded is None else dcp.reader(loaded, self._group)
 
-    def load_checkpoint(self, model, optimizer=None, resume_path=""):
+    def load_checkpoint(self, model: Module, optimizer: Optional[Optimizer] = None,  # type: ignore[override]
+                        resume_path: Optional[Path] = "") -> Loaded:
         """Loads the newest checkpoint, or that in the directory resume_path, into model and optimizer.
 
-        Returns the entries that extra_sd had; {} as well when there is no checkpoint.
+        Returns the entries that extra_sd had; {} as well when there is no checkpoint. All ranks call it. A save that is
+        damaged on any rank is passed over for an older one. What torch raises for a state of other names or shapes is
+        passed on.
         """
         reader = self.get_storage_reader(resume_path)
         if reader is None:
@@ -149,8 +185,9 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
 
     _optimizer_key = "optimizer"
 
-    def __init__(self, checkpoint_dir, comm_backend="", deletion_strategy=None, save_timeout=600, replica_count=0,
-                 drop_superseded=False):
+    def __init__(self, checkpoint_dir: Path, comm_backend: str = "",
+                 deletion_strategy: Optional[CheckpointDeletionStrategy] = None, save_timeout: float = 600,
+                 replica_count: int = 0, drop_superseded: bool = False) -> None:
         super().__init__(checkpoint_dir, save_timeout, deletion_strategy)
         self._rank = _rank_and_world()[0]
         self._holder = self._rank == 0 or int(os.environ.get("LOCAL_RANK", self._rank)) == 0
@@ -165,10 +202,12 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
         full = _gathered(state_dict, self._group, self._holder)
         return self._engine.save(step, lambda: [torch_zip(target, full, self._cache)], storage_type)
 
-    def load_checkpoint(self, model, optimizer=None, resume_path=""):
+    def load_checkpoint(self, model: Module, optimizer: Optional[Optimizer] = None,  # type: ignore[override]
+                        resume_path: Optional[Path] = "") -> Loaded:
         """Loads the newest checkpoint, or that in the file resume_path, into model and optimizer.
 
-        Returns the entries that extra_sd had; {} as well when there is no checkpoint.
+        Returns the entries that extra_sd had; {} as well when there is no checkpoint. All ranks call it; rank 0 alone
+        reads, where this torch can broadcast.
         """
         import torch
 
@@ -177,7 +216,7 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
             return {}
         from_rank0 = _can_broadcast() and self._group is not None
         state = read() if self._rank == 0 or not from_rank0 else {}
-        box = [({k: v for k, v in state.items() if k not in ("model", "optimizer")}, "optimizer" in state)]
+        box: List[Tuple[Loaded, bool]] = [({k: v for k, v in state.items() if k not in ("model", "optimizer")}, "optimizer" in state)]
         if from_rank0:
             torch.distributed.broadcast_object_list(box, src=0, group=self._group)
         extra, has_optimizer = box[0]
@@ -229,7 +268,7 @@ def _can_broadcast() -> bool:
 
 
 def _options(full: bool) -> Any:
-    options = {"full_state_dict": True} if full else {}
+    options: Dict[str, bool] = {"full_state_dict": True} if full else {}
     if full and _can_broadcast() and _rank_and_world()[1] > 1:
         options["broadcast_from_rank0"] = True
     return _states().StateDictOptions(**options)
@@ -242,7 +281,7 @@ def _old_fsdp(model: Any, full: bool = False) -> Any:
     return FullyShardedDataParallel, FullyShardedDataParallel.state_dict_type(model, kind)
 
 
-def _model_state(model: Any) -> Dict[str, Any]:
+def _model_state(model: Any) -> Any:
     if _states() is not None:
         return _states().get_model_state_dict(model)
     _, sharded = _old_fsdp(model)
@@ -250,7 +289,7 @@ def _model_state(model: Any) -> Dict[str, Any]:
         return model.state_dict()
 
 
-def _optimizer_state(model: Any, optimizer: Any) -> Dict[str, Any]:
+def _optimizer_state(model: Any, optimizer: Any) -> Any:
     if _states() is not None:
         return _states().get_optimizer_state_dict(model, optimizer)
     fsdp, sharded = _old_fsdp(model)
@@ -335,7 +374,7 @@ def _gathered(value: Any, group: Any, keep: bool) -> Any:
     if hasattr(value, "full_tensor"):
         value = value.full_tensor()
     elif hasattr(value, "placements"):  # torch 2.1
-        from torch.distributed._tensor import Replicate
+        from torch.distributed._tensor.placement_types import Replicate
 
         whole = value.redistribute(placements=[Replicate()] * len(value.placements))
         value = whole.to_local().clone()  # until then it may be one that a collective is still filling

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
 from dlrover_ckpt.engine import StorageType
 
 from ._lacking import lacking
 from .engine import CheckpointEngine
+
+if TYPE_CHECKING:
+    from ._types import Path, StateDict
 
 __all__ = ["FsdpCheckpointEngine"]
 
@@ -28,21 +31,22 @@ class FsdpCheckpointEngine(CheckpointEngine):
 
     @property
     def latest_step(self) -> int:
-        return self._checkpointer._engine.latest_step
+        return int(self._checkpointer._engine.latest_step)
 
-    def _save(self, step, state_dict, paths, storage_type: StorageType) -> bool:
-        return self._checkpointer.save_checkpoint(step, state_dict=state_dict, path=next(iter(paths.values()), ""),
-                                                  storage_type=storage_type)
+    def _save(self, step: int, state_dict: StateDict, paths: Mapping[str, Path], storage_type: StorageType) -> bool:
+        return bool(self._checkpointer.save_checkpoint(
+            step, state_dict=state_dict, path=next(iter(paths.values()), ""), storage_type=storage_type))
 
-    def get_state_dict_from_memory(self):
+    def get_state_dict_from_memory(self) -> Tuple[int, Dict[str, Any]]:
+        """NotImplementedError."""
         raise NotImplementedError("shards have no state dict of their own: use load(), which returns a StorageReader")
 
-    def load(self, resume_path=""):
+    def load(self, resume_path: Path = "") -> Any:
         """The StorageReader for torch.distributed.checkpoint.load; None when there is nothing to load."""
         return self._checkpointer.get_storage_reader(resume_path)
 
-    def wait_latest_checkpoint(self, timeout=1800):
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> Any:
         return self._checkpointer.wait_latest_checkpoint(timeout)
 
-    def get_global_shard_num(self):
-        return self._checkpointer._engine.shards
+    def get_global_shard_num(self) -> int:
+        return int(self._checkpointer._engine.shards)

@@ -10,20 +10,28 @@ import os
 import re
 import shutil
 import tempfile
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from dlrover.python.common.storage import (CheckpointDeletionStrategy, CheckpointStorage, KeepLatestStepStrategy,
+                                           PosixDiskStorage)
 from dlrover_ckpt import sync
 from dlrover_ckpt.adapter import Capture, Checkpointer, Found, module_with, names_replaced
 from dlrover_ckpt.engine import StorageType
 from dlrover_ckpt.image import Image, raw, torch_zip
 from dlrover_ckpt.safetensors_image import safetensors_image
-from dlrover.python.common.storage import CheckpointDeletionStrategy, KeepLatestStepStrategy, PosixDiskStorage
 
 from ._lacking import lacking, with_native
 from .deepspeed import AsyncCheckpointAgent
 from .deepspeed_engine import DeepSpeedCheckpointEngine
 from .engine import CheckpointEngine
 from .full_ckpt_engine import FullCheckpointEngine
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+
+    from ._types import Path
+else:
+    _Trainer = object  # until FlashCkptTrainer is made
 
 __all__ = ["FlashCkptTrainer", "StorageType", "HfFlashCheckpointer", "HfDdpCheckpointer", "HfDeepSpeedCheckpointer",
            "AsyncCheckpointAgent", "CheckpointEngine", "DeepSpeedCheckpointEngine", "FullCheckpointEngine",
@@ -49,7 +57,7 @@ def __getattr__(name: str) -> Any:
     return globals().setdefault(name, FlashCkptTrainer)
 
 
-class _FlashCkptTrainer:
+class _FlashCkptTrainer(_Trainer):
     """A transformers.Trainer that saves its checkpoints into shared memory and from there to disk.
 
     A checkpoint-<step> directory is what Trainer would have written, and it appears complete or not at all. Training
@@ -81,8 +89,8 @@ class _FlashCkptTrainer:
             return super().train(directory, *args, **kwargs)
 
     def get_last_checkpoint(self) -> Any:
-        """The directory of the newest complete checkpoint; False if there is none."""
-        top = self.args.output_dir
+        """The directory of the newest complete checkpoint on disk, a string; False if there is none."""
+        top = str(self.args.output_dir)
         steps = [sync.tracked(top)] + [m["step"] for m in sync.manifests(top)[0]]
         for step in steps:  # Trainer itself may have deleted the newest, after it has loaded the best
             directory = os.path.join(top, "%s%d" % (_PREFIX, step or 0))
@@ -91,7 +99,8 @@ class _FlashCkptTrainer:
         return False
 
     def wait_latest_checkpoint(self, timeout: float = 1800) -> None:
-        """Waits, at most timeout seconds, until the newest save is on disk. Raises with the reason if it is not."""
+        """Waits, at most timeout seconds, until the newest save is durable. TimeoutError: it is not by then.
+        RuntimeError: it never will be, and why."""
         for checkpointer in self._flash.values():
             checkpointer.engine.wait(timeout=timeout)
 
@@ -170,7 +179,7 @@ class _FlashCkptTrainer:
 
     def _find(self, asked: Any) -> Optional[Found]:
         """What resume_from_checkpoint=asked means; None: what Trainer makes of it."""
-        run_dir = os.path.abspath(self.args.output_dir)
+        run_dir = os.path.abspath(str(self.args.output_dir))
         name = os.path.relpath(os.path.abspath(asked), run_dir) if asked is not True else ""
         if name and not re.fullmatch(_PREFIX + r"\d+", name):
             return None
@@ -181,6 +190,10 @@ class _FlashCkptTrainer:
         if found.loaded.source == "memory" and not _everyone(_room_for(found)):
             found = checkpointer.find(lambda step, names: [], "disk")
         return found
+
+
+if TYPE_CHECKING:
+    FlashCkptTrainer = _FlashCkptTrainer
 
 
 class _HfEngine(CheckpointEngine):
@@ -196,17 +209,17 @@ class HfFlashCheckpointer:
     All ranks make one, and all make the same calls. FlashCkptTrainer does without.
     """
 
-    def __init__(self, checkpoint_dir, storage=None):
+    def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None) -> None:
         self.checkpoint_dir = checkpoint_dir
         self.storage = storage or PosixDiskStorage()
         self.ckpt_agent = AsyncCheckpointAgent(self.storage)
         self.async_save_engine: Optional[CheckpointEngine] = None
 
-    def save_checkpoint_to_memory(self, step):
-        """Saves to memory. False: it was skipped, the log says why."""
+    def save_checkpoint_to_memory(self, step: int) -> bool:
+        """Saves to memory: when it returns, the save survives the process. False: it was skipped, the log says why."""
         return self._engine().save_to_memory(step, *self._of(step))
 
-    def save_checkpoint_to_storage(self, step):
+    def save_checkpoint_to_storage(self, step: int) -> bool:
         """Saves to memory and then to disk in the background. False: it was skipped, the log says why."""
         return self._engine().save_to_storage(step, *self._of(step))
 
@@ -215,7 +228,7 @@ class HfFlashCheckpointer:
             raise ValueError("HfFlashCheckpointer has no engine: use HfDdpCheckpointer or HfDeepSpeedCheckpointer")
         return self.async_save_engine
 
-    def _of(self, step: int) -> Any:
+    def _of(self, step: int) -> Tuple[Dict[str, Any], Dict[str, str]]:
         """What the agent has of this step. A file that only an earlier step had is still there under its old path."""
         agent, top = self.ckpt_agent, "%s%d" % (_PREFIX, step)
         stale = [name for name, path in agent.paths.items() if re.search("/%s[0-9]+/" % _PREFIX, path)
@@ -229,7 +242,8 @@ class HfFlashCheckpointer:
 class HfDdpCheckpointer(HfFlashCheckpointer):
     """For models whose every rank has the full state."""
 
-    def __init__(self, checkpoint_dir, storage=None, comm_backend=""):
+    def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None,
+                 comm_backend: str = "") -> None:
         super().__init__(checkpoint_dir, storage)
         self.async_save_engine = _HfEngine(checkpoint_dir, self.storage, comm_backend)
 
@@ -237,7 +251,8 @@ class HfDdpCheckpointer(HfFlashCheckpointer):
 class HfDeepSpeedCheckpointer(HfFlashCheckpointer):
     """For a DeepSpeedEngine."""
 
-    def __init__(self, engine, checkpoint_dir, storage=None, comm_backend=""):
+    def __init__(self, engine: Any, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None,
+                 comm_backend: str = "") -> None:
         super().__init__(checkpoint_dir, storage)
         self.engine = engine
         self.async_save_engine = _HfEngine(checkpoint_dir, self.storage, comm_backend)
@@ -262,7 +277,7 @@ class _Caught:
         modules = [sys.modules[name] for name in (
             "transformers.trainer", "transformers.modeling_utils", "peft.peft_model", "peft.utils.save_and_load")
             if name in sys.modules]
-        replaced = {
+        replaced: Dict[str, Callable[[Any], Any]] = {
             "torch": lambda torch: module_with(torch, save=self._objects.save),
             "safe_save_file": self._catch,
             "safetensors": lambda package: module_with(
@@ -270,7 +285,7 @@ class _Caught:
         with names_replaced(modules, replaced), self._deepspeed(trainer):
             yield
 
-    def _catch(self, save_file: Callable) -> Callable:
+    def _catch(self, save_file: Callable[..., Any]) -> Callable[..., None]:
         def caught(tensors: Dict[str, Any], filename: Any, metadata: Any = None) -> None:
             path = self._objects.path_in(filename)
             if path is None:
@@ -384,7 +399,7 @@ def _remove(directory: str) -> None:
 def _distributed() -> bool:
     import torch.distributed as dist
 
-    return dist.is_available() and dist.is_initialized()
+    return bool(dist.is_available() and dist.is_initialized())
 
 
 def _rank() -> int:

@@ -19,10 +19,10 @@ import sys
 import tempfile
 import threading
 import types
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
-from dlrover.python.common.storage import (CheckpointConstant, KeepStepIntervalStrategy, PosixDiskStorage,
-                                           deletion_strategy_of)
+from dlrover.python.common.storage import (CheckpointConstant, CheckpointStorage, KeepStepIntervalStrategy,
+                                           PosixDiskStorage, deletion_strategy_of)
 from dlrover_ckpt import sync
 from dlrover_ckpt.adapter import Capture, Found, check_storage_type, module_with, names_replaced
 from dlrover_ckpt.engine import StorageType, checked_step
@@ -32,6 +32,9 @@ from ._lacking import lacking, with_native
 from .engine import MODEL_STATES, OPTIM_STATES, name_of
 from .megatron_engine import TRACKER_FILE, MegatronCheckpointEngine, checkpointer_of
 
+if TYPE_CHECKING:
+    from ._types import Path, StateDict
+
 __all__ = ["StorageType", "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint", "MegatronCheckpointer",
            "MegatronCheckpointEngine", "CheckpointConstant", "PosixDiskStorage"]
 
@@ -39,9 +42,10 @@ __getattr__ = with_native(lacking(__name__, dict.fromkeys(["get_args", "megatron
                                                           "import it from Megatron")))
 
 
-def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far=0,
-                    storage_type=StorageType.DISK, storage=None, comm_backend="", save_timeout=600, replica_count=0,
-                    drop_superseded=False, **megatron_args):
+def save_checkpoint(iteration: int, model: Any, optimizer: Any, opt_param_scheduler: Any,
+                    num_floating_point_operations_so_far: float = 0, storage_type: StorageType = StorageType.DISK,
+                    storage: Optional[CheckpointStorage] = None, comm_backend: str = "", save_timeout: float = 600,
+                    replica_count: int = 0, drop_superseded: bool = False, **megatron_args: Any) -> bool:
     """Saves a checkpoint to memory, or to memory and then to disk in the background; all ranks call it.
 
     The arguments up to num_floating_point_operations_so_far, and megatron_args, are those of Megatron's
@@ -53,16 +57,21 @@ def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floati
     drop_superseded  whether a save to disk may take the place of an older one that waits for the disk, when there is no
                    room for both; else training waits
 
+    When it returns, the save is in shared memory and survives the process, and training may go on; with
+    StorageType.DISK, wait_latest_checkpoint() returns when it is durable. Without a daemon, or without room in shared
+    memory, a DISK save is written before this returns: then it is durable, or there is RuntimeError or OSError.
+
     Returns False when the save was skipped; the log says why. Raises ValueError for another checkpoint format than
-    torch, and whatever Megatron raises.
+    torch, TypeError for another storage, and whatever Megatron raises.
     """
     return save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, storage_type,
                 megatron_args, deletion_strategy=deletion_strategy_of(storage),
                 save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded)
 
 
-def load_checkpoint(model, optimizer, opt_param_scheduler, load_arg="load", strict=True, storage=None,
-                    comm_backend="", save_timeout=600, replica_count=0, **megatron_args):
+def load_checkpoint(model: Any, optimizer: Any, opt_param_scheduler: Any, load_arg: str = "load", strict: bool = True,
+                    storage: Optional[CheckpointStorage] = None, comm_backend: str = "", save_timeout: float = 600,
+                    replica_count: int = 0, **megatron_args: Any) -> Any:
     """Loads the newest checkpoint, from memory if it is there, and returns what Megatron's load_checkpoint returns.
 
     All ranks call it. The arguments are those of Megatron's load_checkpoint and of save_checkpoint. Checkpoints that
@@ -73,17 +82,18 @@ def load_checkpoint(model, optimizer, opt_param_scheduler, load_arg="load", stri
                 replica_count=replica_count)
 
 
-def wait_latest_checkpoint(timeout=1800):
-    """Waits until the newest checkpoint that was saved to disk is committed.
+def wait_latest_checkpoint(timeout: float = 1800) -> int:
+    """Waits until the newest checkpoint that was saved to disk is durable, and returns its iteration.
 
-    timeout is in seconds. Raises with the reason when it cannot be committed, or is not by then.
+    timeout is in seconds. TimeoutError: it is not by then. RuntimeError: it never will be, and why.
     """
     checkpointing = checkpointing_module()
     return checkpointer_of(checkpointing.get_args().save).engine.wait(timeout=timeout)
 
 
-def save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, storage_type,
-         megatron_args, **settings):
+def save(iteration: int, model: Any, optimizer: Any, opt_param_scheduler: Any,
+         num_floating_point_operations_so_far: float, storage_type: StorageType, megatron_args: Dict[str, Any],
+         **settings: Any) -> bool:
     """save_checkpoint without the defaults; settings are those of the engine."""
     check_storage_type(storage_type)
     iteration = checked_step(iteration)
@@ -102,7 +112,8 @@ def save(iteration, model, optimizer, opt_param_scheduler, num_floating_point_op
     return checkpointer.save(iteration, capture.files, storage_type, [(TRACKER_FILE, str(iteration))])
 
 
-def load(model, optimizer, opt_param_scheduler, load_arg, strict, megatron_args, **settings):
+def load(model: Any, optimizer: Any, opt_param_scheduler: Any, load_arg: str, strict: bool,
+         megatron_args: Dict[str, Any], **settings: Any) -> Any:
     """load_checkpoint without the defaults; settings are those of the engine."""
     checkpointing = checkpointing_module()
     args = checkpointing.get_args()
@@ -143,7 +154,8 @@ class MegatronCheckpointer(Singleton):
     The arguments are those of save_checkpoint. save_checkpoint and load_checkpoint do without.
     """
 
-    def __init__(self, checkpoint_dir, storage=None, comm_backend="", save_timeout=600, replica_count=0):
+    def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None, comm_backend: str = "",
+                 save_timeout: float = 600, replica_count: int = 0) -> None:
         self.state_dict: Dict[str, Any] = {}
         self.paths: Dict[str, str] = {}
         self.checkpoint_dir = checkpoint_dir
@@ -152,8 +164,11 @@ class MegatronCheckpointer(Singleton):
         self._found: Optional[Found] = None
         self._unanswered: Set[str] = set()
 
-    def save(self, state_dict, path, *args, **kwargs):
-        """Keeps a state dict in state_dict, and its path in paths. What is not for a path goes to torch.save."""
+    def save(self, state_dict: StateDict, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Keeps a state dict in state_dict, and its path in paths. What is not for a path goes to torch.save.
+
+        ValueError: the path is that of neither kind.
+        """
         if not isinstance(path, str):
             from torch.serialization import save  # torch.save may be this very function
 
@@ -166,7 +181,7 @@ class MegatronCheckpointer(Singleton):
         self.state_dict[name] = state_dict
         self.paths[name] = path
 
-    def load(self, path, **kwargs):
+    def load(self, path: Any, **kwargs: Any) -> Any:
         """The file in memory that has this place in the newest checkpoint, else the file; {} when there is none.
 
         All ranks load the model, and by that agree on the checkpoint. Then each may load the optimizer's file.
@@ -204,7 +219,7 @@ class MegatronCheckpointer(Singleton):
         wanted = place(Capture(self.checkpoint_dir).path_in(path) or "")
         return [name for name in names if place(name) == wanted]
 
-    def update_tracer_file(self, iteration: int):
+    def update_tracer_file(self, iteration: int) -> None:
         """Takes back what Megatron does for a save that is not on disk yet: its tracker says again what is committed,
         and the empty directories of the iteration go. A file is never removed."""
         top = os.path.join(self.checkpoint_dir, "iter_%07d" % iteration)
@@ -264,13 +279,13 @@ def _optimizer_modules(optimizer: Any) -> List[types.ModuleType]:
 def _saves_captured(checkpointing: types.ModuleType, optimizer: Any, capture: Capture) -> Iterator[None]:
     """Megatron's files go to capture, its tracker to a scratch directory, and it makes no directories for them."""
     with tempfile.TemporaryDirectory(prefix="dlrover-save-") as scratch:
-        def tracker_name(original):
-            def name(path):
+        def tracker_name(original: Any) -> Any:
+            def name(path: Any) -> Any:
                 return os.path.join(scratch, TRACKER_FILE) if capture.path_in(path) == "." else original(path)
             return name
 
-        def ensure_directory(original):
-            def ensure(filename, *args, **kwargs):
+        def ensure_directory(original: Any) -> Any:
+            def ensure(filename: Any, *args: Any, **kwargs: Any) -> None:
                 if capture.path_in(filename) is None:
                     original(filename, *args, **kwargs)
             return ensure
@@ -309,7 +324,7 @@ def _find(checkpointing: types.ModuleType, args: Any, load_arg: str, settings: D
         return None
     checkpointer = checkpointer_of(args.save, **settings)
 
-    def want(step, names):
+    def want(step: int, names: List[str]) -> Optional[List[str]]:
         return None if getattr(args, "auto_detect_ckpt_format", False) else [
             checkpointing.get_checkpoint_name("", step)]
 
@@ -320,8 +335,10 @@ def _find(checkpointing: types.ModuleType, args: Any, load_arg: str, settings: D
     return found
 
 
-def _foreign(directory: str) -> bool:
+def _foreign(directory: Optional[str]) -> bool:
     """Whether Megatron's tracker names a checkpoint that was written without us."""
+    if not directory:
+        return False
     try:
         text = sync.read_tracker(os.path.join(directory, TRACKER_FILE))
     except (OSError, ValueError):

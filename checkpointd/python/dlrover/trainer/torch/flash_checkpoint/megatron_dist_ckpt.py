@@ -7,16 +7,20 @@ The functions differ from those of the module megatron in their arguments, and i
 from __future__ import annotations
 
 import os
-
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from dlrover.python.common import storage as _storage
-from dlrover.python.common.storage import (CheckpointConstant, CheckpointDeletionStrategy, PosixDiskStorage,
-                                           PosixStorageWithDeletion, get_checkpoint_storage)
+from dlrover.python.common.storage import (CheckpointConstant, CheckpointDeletionStrategy, CheckpointStorage,
+                                           PosixDiskStorage, PosixStorageWithDeletion, get_checkpoint_storage)
 from dlrover_ckpt.engine import StorageType
 
 from . import megatron
 from .megatron_engine import MegatronCheckpointEngine, MegatronDistCheckpointEngine
+
+if TYPE_CHECKING:
+    from ._types import Path
+
+    ParameterState = Dict[int, Dict[int, Dict[int, Dict[str, Any]]]]  # bucket, group, place in the group, name
 
 __all__ = ["StorageType", "KeepLatestStepStrategy", "KeepStepIntervalStrategy", "get_checkpoint_storage",
            "save_checkpoint", "load_checkpoint", "wait_latest_checkpoint", "MegatronDistCheckpointer",
@@ -31,20 +35,22 @@ wait_latest_checkpoint = megatron.wait_latest_checkpoint
 class KeepStepIntervalStrategy(_storage.KeepStepIntervalStrategy):
     """Keeps the newest checkpoint and those whose iteration is a multiple of keep_interval."""
 
-    def _path(self, step):
+    def _path(self, step: int) -> str:
         return os.path.join(self._checkpoint_dir, "iter_%07d" % step)
 
 
 class KeepLatestStepStrategy(_storage.KeepLatestStepStrategy):
     """Keeps the newest max_to_keep checkpoints, at least one."""
 
-    def _path(self, step):
+    def _path(self, step: int) -> str:
         return os.path.join(self._checkpoint_dir, "iter_%07d" % step)
 
 
-def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far=0,
-                    storage_type=StorageType.DISK, comm_backend="", deletion_strategy=None, save_timeout=600,
-                    replica_count=0, storage=None, drop_superseded=False, **megatron_args):
+def save_checkpoint(iteration: int, model: Any, optimizer: Any, opt_param_scheduler: Any,
+                    num_floating_point_operations_so_far: float = 0, storage_type: StorageType = StorageType.DISK,
+                    comm_backend: str = "", deletion_strategy: Optional[CheckpointDeletionStrategy] = None,
+                    save_timeout: float = 600, replica_count: int = 0, storage: Optional[CheckpointStorage] = None,
+                    drop_superseded: bool = False, **megatron_args: Any) -> bool:
     """Saves a checkpoint to memory, or to memory and then to disk in the background; all ranks call it.
 
     deletion_strategy is a CheckpointDeletionStrategy; the one of storage is used when it is None. The rest is as
@@ -56,8 +62,10 @@ def save_checkpoint(iteration, model, optimizer, opt_param_scheduler, num_floati
                          save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded)
 
 
-def load_checkpoint(model, optimizer, opt_param_scheduler, load_arg="load", strict=True, comm_backend="",
-                    deletion_strategy=None, save_timeout=600, replica_count=0, storage=None, **megatron_args):
+def load_checkpoint(model: Any, optimizer: Any, opt_param_scheduler: Any, load_arg: str = "load", strict: bool = True,
+                    comm_backend: str = "", deletion_strategy: Optional[CheckpointDeletionStrategy] = None,
+                    save_timeout: float = 600, replica_count: int = 0, storage: Optional[CheckpointStorage] = None,
+                    **megatron_args: Any) -> Tuple[int, float]:
     """Loads the newest checkpoint, from memory if it is there; all ranks call it.
 
     Returns (iteration, num_floating_point_operations_so_far), with 0 for what this version of Megatron does not count.
@@ -75,14 +83,14 @@ class MegatronDistCheckpointer(megatron.Singleton):
     save_checkpoint, which does without this class.
     """
 
-    def __init__(self, checkpoint_dir, storage=None, comm_backend="", use_distributed_optimizer=False,
-                 save_timeout=600):
+    def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage] = None, comm_backend: str = "",
+                 use_distributed_optimizer: bool = False, save_timeout: float = 600) -> None:
         self.storage = storage or PosixDiskStorage()
         engine = MegatronDistCheckpointEngine if use_distributed_optimizer else MegatronCheckpointEngine
         self.engine = engine(checkpoint_dir, self.storage, comm_backend, save_timeout)
 
 
-def get_dist_optimizer_checkpoint_name(checkpoints_path, iteration, release=False):
+def get_dist_optimizer_checkpoint_name(checkpoints_path: Path, iteration: int, release: bool = False) -> str:
     """Where this rank's part of a distributed optimizer is saved, in the layout of DLRover."""
     import torch.distributed as dist
 
@@ -91,24 +99,24 @@ def get_dist_optimizer_checkpoint_name(checkpoints_path, iteration, release=Fals
     return os.path.join(checkpoints_path, directory, "rank_%05d" % rank, "distrib_optim.pt")
 
 
-def get_parameter_state(dist_optimizer):
+def get_parameter_state(dist_optimizer: Any) -> ParameterState:
     """This rank's part of a distributed optimizer: {bucket: {group: {place in the group: {name: tensor}}}}.
 
     The names are "param" and those of the optimizer's state. The tensors are the optimizer's own, not copies.
     """
-    state: Dict[int, Dict[int, Dict[int, Dict[str, Any]]]] = {}
+    state: ParameterState = {}
     for bucket, group, place, tensors in _own_part(dist_optimizer):
         state.setdefault(bucket, {}).setdefault(group, {})[place] = tensors
     return state
 
 
-def get_chained_optimizer_parameter_state(chained_optimizer):
+def get_chained_optimizer_parameter_state(chained_optimizer: Any) -> List[Optional[ParameterState]]:
     """get_parameter_state of each optimizer in a chain; None for one that is not distributed."""
     return [get_parameter_state(optimizer) if _distributed(optimizer) else None
             for optimizer in chained_optimizer.chained_optimizers]
 
 
-def load_parameter_state_from_state_dict(dist_optimizer, state_dict):
+def load_parameter_state_from_state_dict(dist_optimizer: Any, state_dict: ParameterState) -> None:
     """Copies what get_parameter_state returned into the optimizer. KeyError: the state is that of another one."""
     for bucket, group, place, tensors in _own_part(dist_optimizer):
         try:
@@ -123,14 +131,16 @@ def load_parameter_state_from_state_dict(dist_optimizer, state_dict):
             tensor.data.copy_(saved[name])
 
 
-def load_chained_optimizer_parameter_state(chained_optimizer, states):
-    """Copies what get_chained_optimizer_parameter_state returned into the optimizers of a chain."""
+def load_chained_optimizer_parameter_state(chained_optimizer: Any,
+                                           states: Optional[Sequence[Optional[ParameterState]]]) -> None:
+    """Copies what get_chained_optimizer_parameter_state returned into the optimizers of a chain. ValueError, KeyError:
+    it is that of another chain."""
     optimizers = chained_optimizer.chained_optimizers
     if len(states or ()) != len(optimizers):
         raise ValueError("there are states of %d optimizers for a chain of %d" % (len(states or ()), len(optimizers)))
-    for optimizer, state in zip(optimizers, states):
+    for optimizer, state in zip(optimizers, states or ()):
         if _distributed(optimizer):
-            load_parameter_state_from_state_dict(optimizer, state)
+            load_parameter_state_from_state_dict(optimizer, state or {})
 
 
 def _distributed(optimizer: Any) -> bool:

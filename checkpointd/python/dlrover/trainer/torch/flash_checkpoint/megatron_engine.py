@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
+from dlrover.python.common.storage import CheckpointStorage
 from dlrover_ckpt.adapter import Checkpointer
 
 from .engine import CheckpointEngine
+
+if TYPE_CHECKING:
+    from ._types import Path
 
 __all__ = ["MegatronCheckpointEngine", "MegatronDistCheckpointEngine"]
 
@@ -16,7 +20,7 @@ TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _checkpointers: Dict[str, Checkpointer] = {}  # by directory; Megatron's interface has no object that could keep them
 
 
-def checkpointer_of(directory: Optional[str], **settings: Any) -> Checkpointer:
+def checkpointer_of(directory: Optional[Path], **settings: Any) -> Checkpointer:
     """The checkpointer of a directory, the same for all who ask; settings count for the first."""
     if not directory:
         raise ValueError("Megatron has no checkpoint directory: pass --save")
@@ -36,10 +40,10 @@ class MegatronCheckpointEngine(CheckpointEngine):
         checkpointer.adjust(**settings)
         return checkpointer
 
-    def _trackers(self, step, files):
+    def _trackers(self, step: int, files: List[str]) -> List[Tuple[str, str]]:
         return [(TRACKER_FILE, str(step))]
 
-    def load(self, resume_path=""):
+    def load(self, resume_path: Path = "") -> Tuple[int, Dict[str, Any]]:
         """(iteration, {name: state dict}) in memory; (0, {}) when there is none."""
         return self.get_state_dict_from_memory()
 
@@ -47,5 +51,6 @@ class MegatronCheckpointEngine(CheckpointEngine):
 class MegatronDistCheckpointEngine(MegatronCheckpointEngine):
     """The same: each rank contributes what it has, be it the optimizer of all ranks or its part."""
 
-    def __init__(self, checkpoint_dir, storage, comm_backend="", save_timeout=600) -> None:
+    def __init__(self, checkpoint_dir: Path, storage: Optional[CheckpointStorage], comm_backend: str = "",
+                 save_timeout: float = 600) -> None:
         super().__init__(checkpoint_dir, storage, comm_backend, save_timeout)
