@@ -168,7 +168,7 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
         if os.path.isdir(path):  # found out before there is no way back
             raise OSError(errno.EISDIR, "%s is a directory" % path)
     stage = _stage(dir, save)
-    _write_json(os.path.join(stage, "shard-%d.plan" % shard), [temporary(p, save) for p in paths])
+    _write_json(os.path.join(stage, "shard-%d.plan" % shard), [temporary(i.path, save) for i in images])
     for d in (os.path.dirname(stage), os.path.join(dir, _OWN), dir):  # without these names nobody finds the plan
         sync_dir(d)
     files = []
@@ -176,7 +176,7 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
         os.makedirs(os.path.dirname(path), exist_ok=True)
         tmp = temporary(path, save)
         crc = write_image(tmp, image)
-        files.append({"path": image.path, "size": image.length, "crc32": crc, "shard": shard, "tmp": tmp})
+        files.append({"path": image.path, "size": image.length, "crc32": crc, "shard": shard})
     for d in sorted({os.path.dirname(p) for p in paths}):
         sync_dir(d)
     _write_json(os.path.join(stage, "shard-%d.prepared" % shard), {"shard": shard, "files": files})
@@ -325,17 +325,20 @@ def place(dir: str, save: str, files: Iterable[Dict[str, Any]]) -> None:
         sync_dir(d)
 
 
-def publish(dir: str, m: Dict[str, Any]) -> None:
-    """Manifest, trackers, and the end of the stage. The trackers stay when they name a newer save of this epoch."""
-    m = dict(m, files=[{k: v for k, v in f.items() if k != "tmp"} for f in m["files"]])
+def publish(dir: str, m: Dict[str, Any], recovered: bool = False) -> None:
+    """Manifest, trackers, and the end of the stage. The trackers stay when they name a newer save of this epoch; those
+    of any epoch when the save is recovered, because others may have gone on from another state."""
+    m = dict(m, files=[{k: v for k, v in f.items() if k != "tmp"} for f in m["files"]])  # of an earlier version
     step = tracked(dir)
-    newer = manifest(dir, step) if step is not None else None
-    moves = newer is None or newer["epoch"] != m["epoch"] or newer["saved_ns"] <= m["saved_ns"]
+    last = manifest(dir, step) if step is not None else None
+    moves = True
     m["committed_ns"] = time.time_ns()
-    if newer is not None and not moves:  # of the same time, what was made last is the newest
-        later = [x["committed_ns"] for x in manifests(dir)[0]
-                 if x["epoch"] == m["epoch"] and x["saved_ns"] > m["saved_ns"]]
-        m["committed_ns"] = min(later + [newer["committed_ns"]])
+    if last is not None:
+        moves = last["saved_ns"] <= m["saved_ns"] or not recovered and last["epoch"] != m["epoch"]
+        if moves:  # the clock may have been another node's
+            m["committed_ns"] = max(m["committed_ns"], last["committed_ns"] + 1)
+        else:
+            m["committed_ns"] = _overtaken(dir, m, last)
     _write_json(os.path.join(dir, _OWN, "%d.json" % m["step"]), m)
     if moves:
         for t in m.get("trackers") or []:
@@ -343,24 +346,37 @@ def publish(dir: str, m: Dict[str, Any]) -> None:
     _remove_stage(dir, m["save"])
 
 
+def _overtaken(dir: str, m: Dict[str, Any], by: Dict[str, Any]) -> int:
+    """When a save counts as committed that is older than what the tracker names: with the first save of its epoch that
+    was made after it. Of the same time, what was made last is the newest."""
+    later = [x["committed_ns"] for x in manifests(dir)[0]
+             if x["epoch"] == m["epoch"] and x["save"] != m["save"] and x["saved_ns"] > m["saved_ns"]]
+    return min(later + [by["committed_ns"]])
+
+
 def abandon(dir: str, save: str, shard: int) -> None:
     """Removes what a shard has written so far."""
     stage = _stage(dir, save)
     plan = os.path.join(stage, "shard-%d.plan" % shard)
-    for tmp in _planned(plan, save):
+    for tmp in _planned(dir, plan, save):
         _unlink(tmp)
     for name in ("prepared", "plan"):
         _unlink(os.path.join(stage, "shard-%d.%s" % (shard, name)))
     _rmdir(stage)
 
 
-def _planned(plan: str, save: str) -> List[str]:
-    """The temporary files of a plan; only such as carry the name of the save."""
+def _planned(dir: str, plan: str, save: str) -> List[str]:
+    """The temporary files of a plan. What it names will be removed: one with any other name counts for nothing."""
     try:
         tmps = _read_json(plan)
+        if not isinstance(tmps, list) or not all(isinstance(t, str) for t in tmps):
+            raise ValueError("it is not a plan")
+        for base in map(os.path.basename, tmps):
+            if not base.startswith(".") or not base.endswith(".%s.tmp" % save):
+                raise ValueError("%r is not a temporary file of save %s" % (base, save))
+        return [_inside(dir, t) for t in tmps]
     except (OSError, ValueError):
         return []
-    return [t for t in tmps if isinstance(t, str) and os.path.basename(t).endswith(".%s.tmp" % save)]
 
 
 def _remove_stage(dir: str, save: str) -> None:
@@ -383,11 +399,27 @@ def _rmdir(path: str) -> None:
 
 
 def recover(dir: str) -> List[str]:
-    """Completes saves that were interrupted after their intent, and removes old ones that were before it.
-    Returns what could not be completed, as sentences."""
-    problems = []
+    """Completes saves that were interrupted after their intent, in the order in which they were made, and removes those
+    before it that nobody will commit. Returns what could not be completed, as sentences."""
+    intents, orphans, problems = _stages(dir)
+    for m in sorted(intents, key=lambda m: m["saved_ns"]):
+        try:
+            place(dir, m["save"], m["files"])
+            publish(dir, m, recovered=True)
+        except (OSError, ValueError, SaveFailed) as e:
+            problems.append("step %s cannot be completed: %s" % (m["step"], e))
+    own = os.path.join(dir, _OWN)
+    last = max((_mtime_ns(os.path.join(own, n)) for n in _list(own) if n.endswith(".json")), default=0)
+    for save in orphans:
+        _remove_orphan(dir, save, last)
+    return problems
+
+
+def _stages(dir: str) -> Tuple[List[Dict[str, Any]], List[str], List[str]]:
+    """The intents of saves that can be completed, the saves without an intent, and what is wrong with others. What can
+    never be completed is set aside."""
+    intents, orphans, problems = [], [], []
     root = os.path.join(dir, _OWN, "stage")
-    newest = max((m["saved_ns"] for m in manifests(dir)[0]), default=0)
     for save in _list(root):
         if not _ID.fullmatch(save):
             continue  # set aside
@@ -396,21 +428,14 @@ def recover(dir: str) -> List[str]:
             if m["save"] != save:
                 raise ValueError("it is that of save %s" % m["save"])
             _not_lost(dir, m)
+            intents.append(m)
         except FileNotFoundError:
-            _remove_abandoned(dir, save, newest)
-            continue
+            orphans.append(save)
         except _Newer as e:
             problems.append("save %s cannot be completed: %s" % (save, e))
-            continue
         except (OSError, ValueError) as e:
             problems.append(_set_aside(os.path.join(root, save), e))
-            continue
-        try:
-            place(dir, save, m["files"])
-            publish(dir, m)
-        except (OSError, ValueError, SaveFailed) as e:
-            problems.append("step %s cannot be completed: %s" % (m["step"], e))
-    return problems
+    return intents, orphans, problems
 
 
 def _set_aside(stage: str, why: Exception) -> str:
@@ -440,19 +465,26 @@ def _size(path: str) -> int:
         return -1
 
 
-def _remove_abandoned(dir: str, save: str, newest_ns: int) -> None:
+def _remove_orphan(dir: str, save: str, last_ns: int) -> None:
+    """Removes a save without an intent that was quiet since the last commit, or for long: nobody will commit it."""
     stage = _stage(dir, save)
-    try:
-        mtime = os.stat(stage).st_mtime
-    except FileNotFoundError:
-        return
-    if mtime > time.time() - _STALE and mtime * 1e9 >= newest_ns:
+    names = _list(stage)
+    active = max((_mtime_ns(os.path.join(stage, n)) for n in names), default=_mtime_ns(stage))
+    if "intent" in names or active >= last_ns and active > time.time_ns() - _STALE * 10**9:
         return  # perhaps somebody is writing it right now
-    for name in _list(stage):
+    for name in names:
         if name.endswith(".plan"):
-            for tmp in _planned(os.path.join(stage, name), save):
+            for tmp in _planned(dir, os.path.join(stage, name), save):
                 _unlink(tmp)
+                _remove_empty(dir, os.path.dirname(tmp))
     _remove_stage(dir, save)
+
+
+def _mtime_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def tracked(dir: str) -> Optional[int]:
@@ -479,17 +511,13 @@ def tracker(dir: str) -> Tuple[Optional[int], str]:
 
 
 def tracker_mtime_ns(dir: str) -> int:
-    try:
-        return os.stat(os.path.join(dir, LATEST)).st_mtime_ns
-    except OSError:
-        return 0
+    """When the tracker was written, 0 = there is none."""
+    return _mtime_ns(os.path.join(dir, LATEST))
 
 
 def manifest_mtime_ns(dir: str, step: int) -> int:
-    try:
-        return os.stat(os.path.join(dir, _OWN, "%d.json" % step)).st_mtime_ns
-    except OSError:
-        return 0
+    """When the manifest of a step was written, 0 = there is none."""
+    return _mtime_ns(os.path.join(dir, _OWN, "%d.json" % step))
 
 
 def manifest(dir: str, step: int) -> Optional[Dict[str, Any]]:
@@ -610,6 +638,11 @@ def remove(dir: str, step: int) -> None:
             _unlink(path)
             dirs.add(os.path.dirname(path))
     for d in sorted(dirs, key=len, reverse=True):
-        while d.startswith(dir.rstrip("/") + "/"):
-            _rmdir(d)
-            d = os.path.dirname(d)
+        _remove_empty(dir, d)
+
+
+def _remove_empty(top: str, path: str) -> None:
+    """Removes a directory below top, and those above it, that are empty."""
+    while path.startswith(top.rstrip("/") + "/"):
+        _rmdir(path)
+        path = os.path.dirname(path)

@@ -96,14 +96,15 @@ class Intents(core.One):
         self.assertEqual(sync.recover(self.dir), [])
         self.assertEqual(sync.tracked(self.dir), 1)
 
-    def test_without_temporary_names(self):
-        """As the daemon writes them."""
+    def test_with_temporary_names(self):
+        """As an earlier version wrote them; the manifest has none."""
         stage = self.begun(1)
         for f in self.m["files"]:
-            del f["tmp"]
+            f["tmp"] = "/elsewhere"
         sync._write_json(os.path.join(stage, "intent"), self.m)
         self.assertEqual(sync.recover(self.dir), [])
         self.assertEqual(sync.tracked(self.dir), 1)
+        self.assertNotIn("tmp", sync.manifest(self.dir, 1)["files"][0])
 
     def test_damaged(self):
         """It is set aside and told of once, and nothing outside is touched."""
