@@ -4,7 +4,7 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 GOTAGS    := urfave_cli_no_docs,nethttpomithttp2
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
-FOLDERS   := cmd internal launcher rendezvous checkpointd
+FOLDERS   := cmd launcher rendezvous checkpointd
 FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
 SOAK_COUNT ?= 10

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/checkpointd/shm"
-	"dlrover-run/internal/torchpython"
+	"dlrover-run/launcher/torchpython"
 )
 
 const (

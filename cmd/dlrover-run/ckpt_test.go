@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
+	"dlrover-run/launcher/torchpython"
 )
 
 // training is a real PyTorch job that saves at every step.

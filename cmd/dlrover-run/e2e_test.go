@@ -24,8 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"dlrover-run/internal/torchpython"
 	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/torchpython"
 )
 
 // binDir holds the programs, built once for the whole test.

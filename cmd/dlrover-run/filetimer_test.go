@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
+	"dlrover-run/launcher/torchpython"
 	"golang.org/x/sys/unix"
 )
 

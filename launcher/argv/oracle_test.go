@@ -19,7 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
+	"dlrover-run/launcher/torchpython"
 )
 
 // request and answer are the lines of testdata/oracle.py, which asks the torchrun of an installed PyTorch.

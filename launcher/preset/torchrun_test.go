@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
 	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/torchpython"
 )
 
 // oldTorch tells which of the two generations python has.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
+	"dlrover-run/launcher/torchpython"
 	"dlrover-run/launcher/verdict"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
+	"dlrover-run/launcher/torchpython"
 )
 
 // python is an interpreter with PyTorch, and the generation that its TCPStore speaks.

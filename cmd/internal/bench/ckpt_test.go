@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
+	"dlrover-run/launcher/torchpython"
 )
 
 var python = torchpython.Path()
