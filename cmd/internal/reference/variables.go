@@ -16,6 +16,7 @@ var variables = []variable{
 	{"DLROVER_TOKEN", every, "the job token, at least 16 bytes; not passed on to workers"},
 	{"DLROVER_TOKEN_FILE", every, "file with the job token; before `DLROVER_TOKEN`, after `--token-file`"},
 	{"DLROVER_MASTER_ADDR", launcher + ", dlroverctl", "`HOST:PORT` of the daemon; makes `dlrover-master` the backend unless one is given"},
+	{"USER", "dlroverctl", "who gives an order, in the reason that the run is told"},
 	{"PYTHON_EXEC", launcher, "the workers' Python"},
 	{"POD_NAME", launcher, "name of this node; in DLRover's pods"},
 	{"POD_IP", launcher, "address of this node for the others, unless `--local-addr` is given"},
