@@ -523,6 +523,7 @@ func (v *revived) comeBack(ids ...string) {
 		}
 		v.must(j)
 		v.must(Attach{ID: id})
+		delete(v.runs, id) // told to wait, it ends its workers
 		if works && v.dirs[id].Kind == Run {
 			v.runs[id] = v.dirs[id]
 		}

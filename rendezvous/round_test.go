@@ -1,7 +1,9 @@
 package rendezvous
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand"
 	"slices"
 	"strings"
@@ -27,21 +29,27 @@ type sim struct {
 	can      []Ability               // of the nodes that join
 	health   map[string]checkOutcome // what the checks of nodes say, by ID
 	answered map[string]uint64       // the newest Check that a node has answered
-	acts     []Action                // of the last step
-	opened   bool                    // the newest gate has opened without all answers
-	worked   map[string]Directive    // the newest epoch that had workers here
+	log      []Note
+	opened   bool                 // the newest gate has opened without all answers
+	worked   map[string]Directive // the newest epoch that had workers here
+	twin     *Round               // restored from a Snapshot; it has to do whatever r does
 	ended    []EpochEvidence
 }
 
 func newSim(t testing.TB, p Params) *sim {
-	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{}, answered: map[string]uint64{}, worked: map[string]Directive{}}
+	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0).UTC(), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{}, answered: map[string]uint64{}, worked: map[string]Directive{}}
 }
 
 func (s *sim) step(ev Event) error {
 	s.t.Helper()
 	acts, err := s.r.Step(s.now, ev)
-	s.acts = acts
-	s.holdActions()
+	if s.twin != nil {
+		same, twinErr := s.twin.Step(s.now, ev)
+		require.Equal(s.t, acts, same)
+		require.Equal(s.t, err, twinErr)
+		require.Equal(s.t, s.r.Next(), s.twin.Next())
+	}
+	s.holdActions(acts)
 	for _, a := range acts {
 		if a.Directive != nil && !s.gone[a.Node] {
 			s.dirs[a.Node] = *a.Directive
@@ -84,15 +92,20 @@ func (s *sim) obeyOne(id string) bool {
 	case Lead:
 		s.must(Ready{ID: id, EpochID: d.EpochID, Addr: id, Port: 1})
 	case Run:
-		if s.runs[id].Seq == d.Seq {
-			return false
+		_, works := s.runs[id]
+		if s.runs[id].Seq == d.Seq || !works && s.worked[id].EpochID == d.EpochID {
+			return false // nobody starts an epoch twice
 		}
 		s.runs[id], s.worked[id] = d, d
 	case Stop:
 		delete(s.runs, id)
 		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})
 	case Check:
+		delete(s.runs, id)
 		return s.answer(id)
+	case Wait, Bar:
+		delete(s.runs, id)
+		return false
 	case Done, Fail:
 		delete(s.runs, id)
 		return false
@@ -980,22 +993,49 @@ func FuzzHistory(f *testing.F) {
 }
 
 func history(t testing.TB, rnd *rand.Rand, steps int) {
-	p := Params{Min: 1 + rnd.Intn(3), Unit: 1 + rnd.Intn(2), MaxRestarts: rnd.Intn(4)}
+	p := Params{
+		Min: 1 + rnd.Intn(3), Unit: 1 + rnd.Intn(2), MaxRestarts: rnd.Intn(4),
+		Gate: rnd.Intn(2) == 0, GateTimeout: 20 * time.Second,
+	}
 	p.Max = p.Min + rnd.Intn(5)
 	if p.Validate() != nil {
 		return
 	}
 	s := newSim(t, p)
 	for i := range steps {
+		if rnd.Intn(40) == 0 {
+			s.restore()
+		}
 		s.random(rnd, i)
 		s.check()
 	}
 	s.calmDown()
+	if s.twin != nil {
+		require.Equal(t, s.r.Snapshot(), s.twin.Snapshot())
+	}
+}
+
+// restore lets a copy run beside the Round from now on.
+func (s *sim) restore() {
+	text, err := json.Marshal(s.r.Snapshot())
+	require.NoError(s.t, err)
+	var snap Snapshot
+	require.NoError(s.t, json.Unmarshal(text, &snap))
+	s.twin, err = Restore(snap)
+	require.NoError(s.t, err)
+	again, err := json.Marshal(s.twin.Snapshot())
+	require.NoError(s.t, err)
+	require.Equal(s.t, string(text), string(again))
 }
 
 // calmDown stops all faults: the run must reach an end, or a running world, or lack
 // the nodes for one. Nobody may wait for nothing.
 func (s *sim) calmDown() {
+	clear(s.health)
+	_ = s.step(Order{Kind: OrderResume})
+	for _, name := range sortedKeys(s.r.bars) {
+		_ = s.step(Order{Kind: OrderUnbar, Node: name})
+	}
 	for range 3 {
 		s.obey()
 		s.pass(DefaultLastCall + SilentGrace)
@@ -1007,7 +1047,7 @@ func (s *sim) calmDown() {
 	case finished:
 	case forming:
 		require.Zero(s.t, r.owing, "someone is waited for")
-		require.Less(s.t, s.p.floor(r.joined), s.p.Min, "there are nodes for a world")
+		require.Less(s.t, s.p.floor(r.joined+r.asked+r.again), s.p.Min, "there are nodes for a world")
 	case running:
 		for _, n := range r.world {
 			if n.state == member {
@@ -1037,12 +1077,15 @@ func FuzzParseTopology(f *testing.F) {
 func (s *sim) random(rnd *rand.Rand, i int) {
 	ids := sortedKeys(s.dirs)
 	pick := func() string { return ids[rnd.Intn(len(ids))] }
-	switch k := rnd.Intn(12); {
+	switch k := rnd.Intn(15); {
 	case k < 3 && len(ids) < 12:
-		id := fmt.Sprintf("n%d", i)
-		if s.step(Join{Node: Node{ID: id, Name: id, Rank: rnd.Intn(4) - 1, Slots: 2}, Params: s.p}) == nil {
-			s.must(Attach{ID: id})
-		}
+		s.randomJoin(rnd, i)
+	case k == 12:
+		s.randomOrder(rnd)
+	case k == 13 && len(ids) > 0:
+		s.randomAnswer(rnd, pick())
+	case k == 14 && rnd.Intn(10) == 0:
+		s.newDaemon(rnd)
 	case k < 7 && len(ids) > 0:
 		if id := pick(); s.r.nodes[id] != nil {
 			s.obeyOne(id)
@@ -1074,19 +1117,85 @@ func (s *sim) random(rnd *rand.Rand, i int) {
 	}
 }
 
+// randomJoin brings a node with one of a few names, so that names are replaced, and repeated.
+func (s *sim) randomJoin(rnd *rand.Rand, i int) {
+	n := Node{ID: fmt.Sprintf("n%d", i), Name: fmt.Sprint("name", rnd.Intn(20)), Rank: rnd.Intn(4) - 1, Slots: 2}
+	if rnd.Intn(4) > 0 {
+		n.Can = []Ability{CanGate}
+	}
+	s.health[n.ID] = checkOutcome(max(rnd.Intn(6)-3, 0))
+	if s.step(Join{Node: n, Params: s.p}) == nil {
+		s.must(Attach{ID: n.ID})
+	}
+}
+
+func (s *sim) randomOrder(rnd *rand.Rand) {
+	kinds := []OrderKind{OrderRestart, OrderBar, OrderUnbar, OrderUnbar, OrderPause, OrderResume, OrderResume}
+	o := Order{Kind: kinds[rnd.Intn(len(kinds))], Charge: rnd.Intn(2) == 0}
+	if rnd.Intn(50) == 0 {
+		o.Kind = OrderStop
+	}
+	if o.Kind == OrderBar || o.Kind == OrderUnbar {
+		o.Node = fmt.Sprint("name", rnd.Intn(20))
+	}
+	_ = s.step(o) // some are refused
+}
+
+// randomAnswer answers a check that was perhaps never asked for.
+func (s *sim) randomAnswer(rnd *rand.Rand, id string) {
+	switch {
+	case s.r.nodes[id] == nil:
+	case rnd.Intn(3) == 0:
+		s.must(Barred{ID: id, Reason: "at random"})
+	default:
+		s.must(Cleared{ID: id, Until: s.now.Add(time.Duration(rnd.Int63n(int64(20 * time.Second))))})
+	}
+}
+
+// newDaemon starts the daemon again; most nodes come back, in any order.
+func (s *sim) newDaemon(rnd *rand.Rand) {
+	v := &revived{sim: s, old: &sim{r: s.r, dirs: s.dirs, runs: maps.Clone(s.runs), worked: s.worked}}
+	s.r, s.twin, s.dirs = New(Config{Term: s.r.seq + 1000}), nil, map[string]Directive{}
+	ids := sortedKeys(v.old.dirs)
+	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+	for _, id := range ids {
+		if k := v.old.dirs[id].Kind; v.old.r.nodes[id] == nil || k == Done || k == Fail || rnd.Intn(10) == 0 {
+			delete(s.runs, id)
+			continue
+		}
+		v.comeBack(id)
+		s.check()
+	}
+}
+
+// check holds the rules between two events.
 func (s *sim) check() {
 	r := s.r
 	counts := map[nodeState]int{}
+	seconds := 0
 	for _, n := range r.nodes {
 		counts[n.state]++
+		if n.state == checking && n.bar != nil || n.state == barred && n.again {
+			seconds++
+		}
+		s.checkNode(n)
 	}
 	if r.phase != finished {
 		require.Equal(s.t, counts[pending], r.owing)
 		require.Equal(s.t, counts[waiting], r.joined)
+		require.Equal(s.t, seconds, r.again)
+		require.Equal(s.t, counts[checking]+counts[barred], r.asked+r.again+r.out)
+	}
+	if r.phase == gating {
+		require.Zero(s.t, r.owing)
+		require.NotZero(s.t, r.asked+r.again, "somebody's answer is awaited")
+	}
+	if r.paused != nil {
+		require.Equal(s.t, forming, r.phase)
 	}
 	if r.phase == running || r.phase == releasing {
 		size := len(r.world)
-		require.True(s.t, size >= s.p.Min && size <= s.p.Max && size%s.p.Unit == 0, "world of %d under %s", size, s.p)
+		require.True(s.t, size >= s.p.Min && size <= s.p.Max && size%s.p.Unit == 0, "world of %d under %+v", size, s.p)
 		for i, n := range r.world {
 			require.Equal(s.t, i, n.rank)
 		}
@@ -1095,5 +1204,25 @@ func (s *sim) check() {
 		if n := r.nodes[id]; n != nil && r.phase == running && n.state == member {
 			require.Equal(s.t, r.id, d.EpochID, "node %s", id)
 		}
+	}
+}
+
+func (s *sim) checkNode(n *node) {
+	r := s.r
+	if r.resume != nil || r.phase == finished {
+		return
+	}
+	out := r.bars[n.Name] != nil || n.bar != nil
+	if n.state == member || n.state == waiting {
+		require.False(s.t, out, "node %s is barred, and %s", n.ID, n.state)
+	}
+	if n.state == barred {
+		require.True(s.t, out, "node %s is barred by nobody", n.ID)
+	}
+	if r.paused != nil {
+		require.NotContains(s.t, []Kind{Run, Lead, Check}, n.dir.Kind, "the run is paused")
+	}
+	if !s.p.Gate {
+		require.NotEqual(s.t, checking, n.state)
 	}
 }

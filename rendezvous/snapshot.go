@@ -1,0 +1,244 @@
+package rendezvous
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Snapshot is the whole state of a Round between two Steps. It survives JSON; the times in it are of the wall clock.
+// Nodes are referred to by their index in Nodes, -1 being none.
+type Snapshot struct {
+	Term      uint64   `json:"term"`
+	Topology  Topology `json:"topology,omitempty"`
+	Params    Params   `json:"params"`
+	Phase     string   `json:"phase"`
+	ID        EpochID  `json:"id"`
+	Seq       uint64   `json:"seq"`
+	Arrive    int      `json:"arrive"`
+	Done      int      `json:"done,omitempty"`
+	Restarts  int      `json:"restarts,omitempty"`
+	WorldSize int      `json:"world_size,omitempty"`
+
+	// Nodes are those that are here, in order of arrival, and then those of the world that are not.
+	Nodes  []NodeSnapshot  `json:"nodes"`
+	Here   int             `json:"here"`
+	World  []int           `json:"world,omitempty"`
+	Wishes map[int]int     `json:"wishes,omitempty"`
+	Resume *ResumeSnapshot `json:"resume,omitempty"`
+
+	Charge   bool      `json:"charge,omitempty"`
+	Elastic  bool      `json:"elastic,omitempty"`
+	Short    bool      `json:"short,omitempty"`
+	Resumed  bool      `json:"resumed,omitempty"`
+	Held     bool      `json:"held,omitempty"`
+	Cause    *Cause    `json:"cause,omitempty"`
+	Failures []Failure `json:"failures,omitempty"`
+	Losses   []Loss    `json:"losses,omitempty"`
+	Outcome  Outcome   `json:"outcome,omitempty"`
+	Left     []string  `json:"left,omitempty"`
+	Refused  []string  `json:"refused,omitempty"`
+
+	Bars     map[string]*Cause `json:"bars,omitempty"`
+	Paused   *Cause            `json:"paused,omitempty"`
+	PausedIn *EpochID          `json:"paused_in,omitempty"`
+	Unpaused bool              `json:"unpaused,omitempty"`
+
+	FinishedAt time.Time `json:"finished_at,omitzero"`
+	FormingAt  time.Time `json:"forming_at,omitzero"`
+	GateSince  time.Time `json:"gate_since,omitzero"`
+	GateAt     time.Time `json:"gate_at,omitzero"`
+	LastCallAt time.Time `json:"last_call_at,omitzero"`
+	GrowAt     time.Time `json:"grow_at,omitzero"`
+	DoomAt     time.Time `json:"doom_at,omitzero"`
+	HoldAt     time.Time `json:"hold_at,omitzero"`
+	LiveAt     time.Time `json:"live_at,omitzero"`
+}
+
+// NodeSnapshot is the state of one node.
+type NodeSnapshot struct {
+	Node      Node      `json:"node"`
+	State     string    `json:"state"`
+	GroupRank int       `json:"group_rank"`
+	RankBase  int       `json:"rank_base"`
+	Arrival   int       `json:"arrival"`
+	Attached  int       `json:"attached,omitempty"`
+	Detached  time.Time `json:"detached,omitzero"`
+	Broken    bool      `json:"broken,omitempty"`
+	Directive Directive `json:"directive"`
+	Differs   bool      `json:"differs,omitempty"`
+	Cleared   bool      `json:"cleared,omitempty"`
+	Until     time.Time `json:"until,omitzero"`
+	Bar       *Cause    `json:"bar,omitempty"`
+	Again     bool      `json:"again,omitempty"`
+}
+
+// ResumeSnapshot is the state of a world that is being rebuilt.
+type ResumeSnapshot struct {
+	World   []int     `json:"world"`
+	Missing int       `json:"missing"`
+	Until   time.Time `json:"until"`
+	Failing []Failing `json:"failing,omitempty"`
+	Stopped []int     `json:"stopped,omitempty"`
+	Restart *Order    `json:"restart,omitempty"`
+}
+
+// Snapshot returns the state of r. It shares memory with r: use it before the next Step.
+func (r *Round) Snapshot() Snapshot {
+	s := Snapshot{
+		Term: r.cfg.Term, Topology: r.cfg.Topology, Params: r.params, Phase: string(r.phase), ID: r.id,
+		Seq: r.seq, Arrive: r.arrive, Done: r.done, Restarts: r.restarts, WorldSize: r.worldSize,
+		Charge: r.charge, Elastic: r.elastic, Short: r.short, Resumed: r.resumed, Held: r.held,
+		Cause: r.cause, Failures: r.failures, Losses: r.losses, Outcome: r.outcome,
+		Left: slices.Sorted(maps.Keys(r.left)), Refused: slices.Sorted(maps.Keys(r.refused)),
+		Bars: r.bars, Paused: r.paused, PausedIn: r.pausedIn, Unpaused: r.unpaused,
+		FinishedAt: r.finishedAt, FormingAt: r.formingAt, GateSince: r.gateSince, GateAt: r.gateAt,
+		LastCallAt: r.lastCallAt, GrowAt: r.growAt, DoomAt: r.doomAt, HoldAt: r.holdAt, LiveAt: r.liveAt,
+	}
+	ns := r.sorted(func(*node) bool { return true })
+	s.Here = len(ns)
+	index := map[*node]int{}
+	refer := func(n *node) int {
+		if n == nil {
+			return -1
+		}
+		i, ok := index[n]
+		if !ok {
+			i = len(s.Nodes)
+			index[n] = i
+			s.Nodes = append(s.Nodes, n.snapshot())
+		}
+		return i
+	}
+	for _, n := range ns {
+		refer(n)
+	}
+	s.World = mapped(r.world, refer)
+	s.Wishes = map[int]int{}
+	for rank := range r.wishes {
+		if n := r.wisher(rank); n != nil {
+			s.Wishes[rank] = refer(n)
+		}
+	}
+	if w := r.resume; w != nil {
+		s.Resume = &ResumeSnapshot{
+			World: mapped(w.world, refer), Missing: w.missing, Until: w.until,
+			Failing: w.failing, Stopped: mapped(w.stopped, refer), Restart: w.restart,
+		}
+	}
+	return s
+}
+
+func (n *node) snapshot() NodeSnapshot {
+	return NodeSnapshot{
+		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
+		Attached: n.attached, Detached: n.detached, Broken: n.broken, Directive: n.dir, Differs: n.differs,
+		Cleared: n.cleared, Until: n.until, Bar: n.bar, Again: n.again,
+	}
+}
+
+// Restore returns the Round whose state s is. It goes on as the one that s was taken of.
+func Restore(s Snapshot) (*Round, error) {
+	if err := s.validate(); err != nil {
+		return nil, fmt.Errorf("rendezvous: bad snapshot: %w", err)
+	}
+	r := New(Config{Term: s.Term, Topology: s.Topology})
+	r.params, r.phase, r.id = s.Params, phase(s.Phase), s.ID
+	r.seq, r.arrive, r.done, r.restarts, r.worldSize = s.Seq, s.Arrive, s.Done, s.Restarts, s.WorldSize
+	r.charge, r.elastic, r.short, r.resumed, r.held = s.Charge, s.Elastic, s.Short, s.Resumed, s.Held
+	r.cause, r.failures, r.losses, r.outcome = s.Cause, slices.Clone(s.Failures), slices.Clone(s.Losses), s.Outcome
+	r.paused, r.pausedIn, r.unpaused = s.Paused, s.PausedIn, s.Unpaused
+	r.finishedAt, r.formingAt, r.gateSince, r.gateAt = s.FinishedAt, s.FormingAt, s.GateSince, s.GateAt
+	r.lastCallAt, r.growAt, r.doomAt, r.holdAt, r.liveAt = s.LastCallAt, s.GrowAt, s.DoomAt, s.HoldAt, s.LiveAt
+	maps.Copy(r.bars, s.Bars)
+	for _, id := range s.Left {
+		r.left[id] = true
+	}
+	for _, text := range s.Refused {
+		r.refused[text] = true
+	}
+	r.restoreNodes(s)
+	return r, nil
+}
+
+func (r *Round) restoreNodes(s Snapshot) {
+	ns := make([]*node, len(s.Nodes))
+	for i, n := range s.Nodes {
+		ns[i] = n.restore()
+		if i < s.Here {
+			r.nodes[n.Node.ID] = ns[i]
+			r.count(ns[i], 1)
+		}
+	}
+	at := func(i int) *node {
+		if i < 0 {
+			return nil
+		}
+		return ns[i]
+	}
+	r.world = mapped(s.World, at)
+	for rank, i := range s.Wishes {
+		r.wishes[rank] = at(i)
+	}
+	if w := s.Resume; w != nil {
+		r.resume = &resume{
+			world: mapped(w.World, at), missing: w.Missing, until: w.Until,
+			failing: slices.Clone(w.Failing), stopped: mapped(w.Stopped, at), restart: w.Restart,
+		}
+	}
+}
+
+func (n NodeSnapshot) restore() *node {
+	return &node{
+		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
+		attached: n.Attached, detached: n.Detached, broken: n.Broken, dir: n.Directive, differs: n.Differs,
+		cleared: n.Cleared, until: n.Until, bar: n.Bar, again: n.Again,
+	}
+}
+
+// validate holds the references between the parts of s against each other.
+func (s Snapshot) validate() error {
+	switch phase(s.Phase) {
+	case forming, gating, releasing, running, finished:
+	default:
+		return fmt.Errorf("phase %.100q is unknown", s.Phase)
+	}
+	if s.Here < 0 || s.Here > len(s.Nodes) {
+		return fmt.Errorf("%d nodes are here, of %d", s.Here, len(s.Nodes))
+	}
+	if err := refersTo(s.World, 0, len(s.Nodes)); err != nil {
+		return fmt.Errorf("world: %w", err)
+	}
+	if err := refersTo(slices.Collect(maps.Values(s.Wishes)), 0, s.Here); err != nil {
+		return fmt.Errorf("wishes: %w", err)
+	}
+	if s.Resume == nil {
+		return nil
+	}
+	if err := refersTo(s.Resume.World, -1, len(s.Nodes)); err != nil {
+		return fmt.Errorf("world being rebuilt: %w", err)
+	}
+	if err := refersTo(s.Resume.Stopped, 0, len(s.Nodes)); err != nil {
+		return fmt.Errorf("nodes that have stopped: %w", err)
+	}
+	return nil
+}
+
+func refersTo(indexes []int, low, high int) error {
+	for _, i := range indexes {
+		if i < low || i >= high {
+			return fmt.Errorf("node %d is not between %d and %d", i, low, high-1)
+		}
+	}
+	return nil
+}
+
+// mapped is f of every element, nil of none.
+func mapped[A, B any](as []A, f func(A) B) []B {
+	var bs []B
+	for _, a := range as {
+		bs = append(bs, f(a))
+	}
+	return bs
+}
