@@ -36,7 +36,6 @@ func (s *sim) answer(id string) bool {
 
 // holdActions holds the rules of the actions of one step.
 func (s *sim) holdActions(acts []Action) {
-	s.t.Helper()
 	var gate, told []string
 	newest := map[string]Directive{}
 	var ids []string
@@ -69,7 +68,6 @@ func (s *sim) holdActions(acts []Action) {
 // holdSeal: in the world of a run with a gate everyone is cleared or cannot gate, unless the gate has just opened
 // without all answers; and nobody in it is barred.
 func (s *sim) holdSeal(n Note) {
-	s.t.Helper()
 	s.opened = s.opened && n.Event != "gate" || n.Event == "gate-opened"
 	if n.Event != "seal" {
 		return

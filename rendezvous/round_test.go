@@ -41,7 +41,6 @@ func newSim(t testing.TB, p Params) *sim {
 }
 
 func (s *sim) step(ev Event) error {
-	s.t.Helper()
 	acts, err := s.r.Step(s.now, ev)
 	if s.twin != nil {
 		same, twinErr := s.twin.Step(s.now, ev)

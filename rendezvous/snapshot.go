@@ -199,10 +199,18 @@ func (n NodeSnapshot) restore() *node {
 
 // validate holds the references between the parts of s against each other.
 func (s Snapshot) validate() error {
-	switch phase(s.Phase) {
-	case forming, gating, releasing, running, finished:
-	default:
+	p := phase(s.Phase)
+	if !slices.Contains([]phase{forming, gating, releasing, running, finished}, p) {
 		return fmt.Errorf("phase %.100q is unknown", s.Phase)
+	}
+	for _, n := range s.Nodes {
+		states := []nodeState{waiting, checking, barred, pending, member, succeeded}
+		if !slices.Contains(states, nodeState(n.State)) {
+			return fmt.Errorf("node %.100q: state %.100q is unknown", n.Node.ID, n.State)
+		}
+	}
+	if (p == releasing || p == running) && len(s.World) == 0 {
+		return fmt.Errorf("world: nobody is in it, but the phase is %s", p)
 	}
 	if s.Here < 0 || s.Here > len(s.Nodes) {
 		return fmt.Errorf("%d nodes are here, of %d", s.Here, len(s.Nodes))

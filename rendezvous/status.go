@@ -2,9 +2,7 @@ package rendezvous
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -141,43 +139,4 @@ func (r *Round) Nodes() []NodeStatus {
 		return cmp.Or(cmp.Compare(order(a.GroupRank), order(b.GroupRank)), cmp.Compare(a.Name, b.Name))
 	})
 	return ns
-}
-
-// conflict says in which option, of those that all nodes must share, p differs from the run's.
-func (p Params) conflict(run Params) error {
-	const fix = "use the same option on every node"
-	switch {
-	case p.Min != run.Min || p.Max != run.Max:
-		return fmt.Errorf("--nnodes=%d:%d, but the run was opened with --nnodes=%d:%d; %s", p.Min, p.Max, run.Min, run.Max, fix)
-	case p.Unit != run.Unit:
-		return fmt.Errorf("--node-unit=%d, but the run was opened with --node-unit=%d; %s", p.Unit, run.Unit, fix)
-	case p.Static != run.Static:
-		return fmt.Errorf("the %s rendezvous, but the run was opened with the %s one; use the same --rdzv-backend on every node", p.kind(), run.kind())
-	}
-	return nil
-}
-
-func (p Params) kind() string {
-	if p.Static {
-		return "static"
-	}
-	return "dynamic"
-}
-
-// Differences lists the options in which p differs from those of the run that it joined: p's and the run's, as a user
-// would type them.
-func (p Params) Differences(run Params) (own, others string) {
-	p, run = p.WithDefaults(), run.WithDefaults()
-	var a, b []string
-	add := func(format string, mine, theirs any) {
-		if mine != theirs {
-			a, b = append(a, fmt.Sprintf(format, mine)), append(b, fmt.Sprintf(format, theirs))
-		}
-	}
-	add("--max-restarts=%v", p.MaxRestarts, run.MaxRestarts)
-	add("--restart-policy=Always: %v", p.Always, run.Always)
-	add("join_timeout=%v", p.JoinTimeout.Seconds(), run.JoinTimeout.Seconds())
-	add("last_call_timeout=%v", p.LastCall.Seconds(), run.LastCall.Seconds())
-	add("growth_delay=%v", p.GrowthDelay.Seconds(), run.GrowthDelay.Seconds())
-	return strings.Join(a, " "), strings.Join(b, " ")
 }

@@ -74,13 +74,16 @@ func (p Params) Validate() error {
 	case p.Min < 1 || p.Max < p.Min || p.Max > MaxNodes:
 		return fmt.Errorf("nnodes %d:%d: need 0 < MIN <= MAX <= %d", p.Min, p.Max, MaxNodes)
 	case p.floor(p.Max) < p.Min:
-		return fmt.Errorf("node unit %d: no multiple of it lies within nnodes %d:%d; change --node_unit or --nnodes", p.Unit, p.Min, p.Max)
+		return fmt.Errorf("node unit %d: no multiple of it lies within nnodes %d:%d; change --node_unit or --nnodes",
+			p.Unit, p.Min, p.Max)
 	case p.MaxRestarts < 0:
 		return fmt.Errorf("max restarts %d: must not be negative", p.MaxRestarts)
-	case p.LastCall < 0 || p.JoinTimeout < 0 || p.GrowthDelay < 0:
-		return fmt.Errorf("rendezvous timeouts must be positive (last call %s, join timeout %s, growth delay %s)", p.LastCall, p.JoinTimeout, p.GrowthDelay)
+	case min(p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout) < 0:
+		return fmt.Errorf("rendezvous timeouts must be positive (last call %s, join timeout %s, growth delay %s, gate timeout %s)",
+			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout)
 	case p.Static && p.Min != p.Max:
-		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d", p.Min, p.Max, p.Max)
+		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
+			p.Min, p.Max, p.Max)
 	}
 	return nil
 }

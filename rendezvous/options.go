@@ -1,0 +1,72 @@
+package rendezvous
+
+import (
+	"fmt"
+	"strings"
+)
+
+// option is one field of Params, or two that are typed together, as a user would type it.
+type option struct {
+	text string
+	// shared: every node of a run must bring the same; how says what to use for that.
+	shared bool
+	how    string
+}
+
+// options lists all of p, in one order.
+func (p Params) options() []option {
+	const same = "use the same option on every node"
+	p = p.WithDefaults()
+	return []option{
+		{fmt.Sprintf("--nnodes=%d:%d", p.Min, p.Max), true, same},
+		{fmt.Sprintf("--node-unit=%d", p.Unit), true, same},
+		{fmt.Sprintf("the %s rendezvous", p.kind()), true, "use the same --rdzv-backend on every node"},
+		{text: fmt.Sprintf("--max-restarts=%d", p.MaxRestarts)},
+		{text: fmt.Sprintf("--restart-policy=Always: %v", p.Always)},
+		{text: fmt.Sprintf("join_timeout=%v", p.JoinTimeout.Seconds())},
+		{text: fmt.Sprintf("last_call_timeout=%v", p.LastCall.Seconds())},
+		{text: fmt.Sprintf("growth_delay=%v", p.GrowthDelay.Seconds())},
+		{text: fmt.Sprintf("gate=%v", p.Gate)},
+		{text: fmt.Sprintf("gate_timeout=%v", p.GateTimeout.Seconds())},
+	}
+}
+
+func (p Params) kind() string {
+	if p.Static {
+		return "static"
+	}
+	return "dynamic"
+}
+
+// String lists all options, as a user would type them.
+func (p Params) String() string {
+	var texts []string
+	for _, o := range p.options() {
+		texts = append(texts, o.text)
+	}
+	return strings.Join(texts, " ")
+}
+
+// conflict says in which option, of those that all nodes must share, p differs from the run's.
+func (p Params) conflict(run Params) error {
+	theirs := run.options()
+	for i, o := range p.options() {
+		if o.shared && o.text != theirs[i].text {
+			return fmt.Errorf("%s, but the run was opened with %s; %s", o.text, theirs[i].text, o.how)
+		}
+	}
+	return nil
+}
+
+// Differences lists the options in which p differs from those of the run that it joined: p's and the run's, as a user
+// would type them.
+func (p Params) Differences(run Params) (own, others string) {
+	var a, b []string
+	theirs := run.options()
+	for i, o := range p.options() {
+		if o.text != theirs[i].text {
+			a, b = append(a, o.text), append(b, theirs[i].text)
+		}
+	}
+	return strings.Join(a, " "), strings.Join(b, " ")
+}

@@ -1,0 +1,69 @@
+package rendezvous
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestEveryFieldOfParamsIsNamed changes each field once: two nodes that differ in it are told so.
+func TestEveryFieldOfParamsIsNamed(t *testing.T) {
+	run := Params{Min: 2, Max: 2}.WithDefaults()
+	shared := []string{"Min", "Max", "Unit", "Static"}
+	for i := range reflect.TypeFor[Params]().NumField() {
+		name := reflect.TypeFor[Params]().Field(i).Name
+		t.Run(name, func(t *testing.T) {
+			p := run
+			switch f := reflect.ValueOf(&p).Elem().Field(i); f.Kind() {
+			case reflect.Bool:
+				f.SetBool(!f.Bool())
+			default:
+				f.SetInt(f.Int() + 1_000_000_000)
+			}
+			require.NotEqual(t, run.String(), p.String())
+			own, theirs := p.Differences(run)
+			require.NotEmpty(t, own)
+			require.NotEqual(t, own, theirs)
+			require.Contains(t, p.String(), own)
+			require.Contains(t, run.String(), theirs)
+			err := p.conflict(run)
+			require.Equal(t, err != nil, slices.Contains(shared, name))
+			if err != nil {
+				require.ErrorContains(t, err, own+", but the run was opened with "+theirs+"; use the same ")
+			}
+		})
+	}
+}
+
+func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
+	p := Params{Min: 1, Max: 4, MaxRestarts: 3, Gate: true}
+	require.Equal(t, "--nnodes=1:4 --node-unit=1 the dynamic rendezvous --max-restarts=3 --restart-policy=Always: false "+
+		"join_timeout=600 last_call_timeout=30 growth_delay=1 gate=true gate_timeout=300", p.String())
+	own, theirs := p.Differences(p.WithDefaults())
+	require.Empty(t, own+theirs, "a default is no difference")
+}
+
+func TestParamsValidate(t *testing.T) {
+	good := Params{Min: 2, Max: 4}
+	for want, change := range map[string]func(*Params){
+		"nnodes 0:4":                        func(p *Params) { p.Min = 0 },
+		"nnodes 2:1":                        func(p *Params) { p.Max = 1 },
+		"nnodes 2:100001":                   func(p *Params) { p.Max = MaxNodes + 1 },
+		"node unit 5: no multiple":          func(p *Params) { p.Unit = 5 },
+		"max restarts -1: must not":         func(p *Params) { p.MaxRestarts = -1 },
+		"last call -1ns":                    func(p *Params) { p.LastCall = -1 },
+		"join timeout -1ns":                 func(p *Params) { p.JoinTimeout = -1 },
+		"growth delay -1ns":                 func(p *Params) { p.GrowthDelay = -1 },
+		"gate timeout -1ns":                 func(p *Params) { p.GateTimeout = -1 },
+		"nnodes 2:4: the static rendezvous": func(p *Params) { p.Static = true },
+	} {
+		p := good
+		change(&p)
+		require.ErrorContains(t, p.Validate(), want)
+	}
+	for _, p := range []Params{good, {Min: 1, Max: MaxNodes}, {Min: 4, Max: 4, Unit: 4, Static: true}, {Min: 4, Max: 5, Unit: 4}} {
+		require.NoError(t, p.Validate(), p.String())
+	}
+}
