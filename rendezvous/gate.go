@@ -70,7 +70,7 @@ func (r *Round) queue(now time.Time, n *node) {
 	switch {
 	case r.bars[n.Name] != nil:
 		r.exclude(n)
-	case r.mustCheck(now, n) && r.phase != forming && r.phase != finished:
+	case r.mustCheck(now, n) && r.phase != forming:
 		r.ask(n)
 	case n.bar != nil:
 		r.setBar(n, n.bar, true)
@@ -178,9 +178,6 @@ func (r *Round) leaveGate(now time.Time) {
 // endChecks tells those who wait that their check is over. While the gate is closed nobody tells a node that is
 // cleared to Wait: nearly always it is told to Run next.
 func (r *Round) endChecks() {
-	if !r.params.Gate {
-		return
-	}
 	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == Check }) {
 		r.direct(n, Directive{Kind: Wait})
 	}
@@ -188,7 +185,7 @@ func (r *Round) endChecks() {
 
 // endSecondOpinions lets the bars stand of those who have not answered within the gate's time.
 func (r *Round) endSecondOpinions(now time.Time) {
-	if r.phase != gating || r.again == 0 || now.Before(r.gateAt) {
+	if r.phase != gating || now.Before(r.gateAt) {
 		return
 	}
 	for _, n := range r.sorted(func(n *node) bool { return n.state == checking && n.bar != nil }) {

@@ -168,7 +168,10 @@ func TestOneBarredSpareReplacesIt(t *testing.T) {
 	s.must(Barred{ID: "b", Reason: "gpu 3 is gone"})
 	require.Equal(t, Bar, s.dirs["b"].Kind)
 	require.Equal(t, &Cause{CauseCheck, "b", "gpu 3 is gone"}, s.dirs["b"].Cause)
-	require.Equal(t, "barred", s.notes("barred")[0].Event)
+	require.Len(t, s.notes("barred"), 1)
+	seq := s.r.seq
+	s.must(Barred{ID: "b", Reason: "gpu 4, too"})
+	require.Equal(t, seq, s.r.seq, "it is barred already")
 	s.clear("a", "c", "spare")
 	s.obey()
 	require.Equal(t, "a c spare", s.order())
@@ -434,6 +437,12 @@ func TestSecondOpinion(t *testing.T) {
 		require.Equal(t, "a c", s.order())
 		require.Equal(t, 1, s.runs["a"].Epoch)
 		require.Equal(t, Check, s.dirs["b"].Kind)
+		seq := s.dirs["b"].Seq
+		s.pass(time.Hour)
+		s.fail("a", RestartCharged)
+		s.obey()
+		require.Equal(t, "a c", s.order())
+		require.Equal(t, seq, s.dirs["b"].Seq, "its check goes on, whatever becomes of worlds")
 		s.clear("b")
 		s.obey()
 		require.Equal(t, "a c b", s.order(), "it has passed, and the world grows")
@@ -675,4 +684,16 @@ func TestGateCostsNothingPerNode(t *testing.T) {
 	}
 	require.Equal(t, releasing, s.r.phase)
 	require.Less(t, visits, 10, "who is cleared is told to run next, and nothing before")
+}
+
+func TestClearedWhileBarredAtTheGate(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 3})
+	s.join("a", "b", "c")
+	s.must(Barred{ID: "b"})
+	s.clear("b")
+	require.Equal(t, "a:check b:wait c:check", s.kinds(), "its newest directive must not be the bar")
+	require.Equal(t, []int{1, 2, 0, 0}, []int{s.r.joined, s.r.asked, s.r.again, s.r.out})
+	s.clear("a", "c")
+	s.obey()
+	require.Equal(t, "a b c", s.order())
 }

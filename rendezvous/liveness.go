@@ -25,7 +25,8 @@ const (
 	AttributionWindow = 300 * time.Millisecond
 )
 
-func (n *node) suspect() bool { return n.attached == 0 && n.broken }
+// suspect: its connection broke, and it has not come back.
+func (n *node) suspect() bool { return n.broken }
 
 func (r *Round) lose(now time.Time, n *node, reason string) {
 	r.depart(now, n, CauseLoss, reason)

@@ -150,11 +150,11 @@ func (r *Round) unbarName(now time.Time, name string) {
 
 // enforce breaks a sealed world in which someone is barred, or that is paused.
 func (r *Round) enforce(now time.Time) {
-	if r.collecting() || r.phase == finished {
+	if r.collecting() {
 		return
 	}
 	for _, n := range r.world {
-		if c := r.bars[n.Name]; c != nil && n.state == member && r.nodes[n.ID] == n {
+		if c := r.bars[n.Name]; c != nil && n.state == member {
 			r.breakWorld(now, *c)
 			r.elastic = true
 			return

@@ -264,6 +264,15 @@ func TestBarByName(t *testing.T) {
 		s.obey()
 		require.Equal(t, "a b", s.order())
 		require.Equal(t, Bar, s.dirs["c"].Kind)
+		seq := s.dirs["c"].Seq
+		s.ordered(OrderRestart, "")
+		s.obey()
+		require.Equal(t, seq, s.dirs["c"].Seq, "whose name is barred is not checked")
+		s.vanish("b")
+		s.pass(BrokenGrace)
+		s.obey()
+		require.Equal(t, "a:wait c:bar", s.kinds())
+		require.Equal(t, forming, s.r.phase)
 	})
 	t.Run("beside a running world, unbarred to be checked", func(t *testing.T) {
 		s := gated(t, p)
@@ -649,6 +658,7 @@ func TestBarSurvivesTheDaemon(t *testing.T) {
 	v.ordered(OrderUnbar, "b")
 	require.Equal(t, "a:run b:wait c:run", v.kinds())
 	v.must(Leave{ID: "b"})
+	v.ordered(OrderBar, "another")
 	v.must(Join{Node: Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: v.can}, Params: v.p, Barred: &Cause{CauseOperator, "b", "by hand"}})
 	require.Equal(t, Wait, v.dirs["b2"].Kind, "it has not heard that it was unbarred")
 

@@ -977,6 +977,78 @@ func TestEvidenceIsBounded(t *testing.T) {
 	require.Len(t, s.r.Evidence().Failures, maxTold)
 }
 
+// The first cause of an end stands; but a loss explains whatever else was seen first.
+func TestCauseOfAnEnd(t *testing.T) {
+	failure := func(s *sim) { s.fail("a", RestartFree) }
+	leave := func(s *sim) { s.must(Leave{ID: "c", Reason: "drained"}) }
+	loss := func(id string) func(*sim) {
+		return func(s *sim) {
+			s.vanish(id)
+			s.pass(BrokenGrace)
+		}
+	}
+	for name, c := range map[string]struct {
+		events []func(*sim)
+		kind   CauseKind
+		node   string
+	}{
+		"failure":                       {[]func(*sim){failure}, CauseFailure, "a"},
+		"a loss explains the failure":   {[]func(*sim){failure, loss("b")}, CauseLoss, "b"},
+		"the first loss stands":         {[]func(*sim){loss("c"), loss("b")}, CauseLoss, "c"},
+		"a loss needs no explanation":   {[]func(*sim){loss("b"), leave}, CauseLoss, "b"},
+		"a departure explains nothing":  {[]func(*sim){failure, leave}, CauseFailure, "a"},
+		"the first departure stands":    {[]func(*sim){leave, failure}, CauseLeave, "c"},
+		"a loss explains a departure":   {[]func(*sim){leave, loss("b")}, CauseLoss, "b"},
+		"failure, departure, then loss": {[]func(*sim){failure, leave, loss("b")}, CauseLoss, "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, Params{Min: 1, Max: 4})
+			s.join("a", "b", "c", "d")
+			s.obey()
+			for _, event := range c.events {
+				event(s)
+			}
+			require.Equal(t, forming, s.r.phase)
+			require.Equal(t, c.kind, s.r.cause.Kind)
+			require.Equal(t, c.node, s.r.cause.Node)
+		})
+	}
+}
+
+// A node that has only just joined, or is silent for a moment, holds its rank.
+func TestSilentNodeKeepsItsRank(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, Static: true})
+	zero := func(id string) Join { return Join{Node: Node{ID: id, Name: id, Rank: 0, Slots: 2}, Params: s.p} }
+	s.must(zero("a"))
+	require.ErrorIs(t, s.step(zero("b")), ErrTaken)
+	s.must(Attach{ID: "a"})
+	s.must(Detach{ID: "a"})
+	require.ErrorIs(t, s.step(zero("b")), ErrTaken)
+}
+
+// A hold that is over is not named again by Next, nor is a last call that ends within it.
+func TestNextNeverNamesThePast(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 4, LastCall: time.Minute})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}})
+	s.must(Attach{ID: "a"})
+	s.pass(resumeWindow)
+	require.Equal(t, s.now.Add(DefaultJoinTimeout-resumeWindow), s.r.Next())
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}})
+	s.must(Attach{ID: "b"})
+	require.Zero(t, s.r.holdAt, "held once")
+
+	s = newSim(t, Params{Min: 1, Max: 4, LastCall: time.Minute})
+	s.join("a")
+	s.pass(time.Minute - time.Second)
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}})
+	s.must(Attach{ID: "b"})
+	s.pass(time.Second)
+	require.Equal(t, s.now.Add(resumeWindow-time.Second), s.r.Next())
+	s.pass(resumeWindow)
+	s.obey()
+	require.Equal(t, "a b", s.order())
+}
+
 // TestRandomHistories runs random clusters and holds the rules that no history may break.
 func TestRandomHistories(t *testing.T) {
 	for seed := range int64(300) {
@@ -1212,16 +1284,14 @@ func (s *sim) checkNode(n *node) {
 		return
 	}
 	out := r.bars[n.Name] != nil || n.bar != nil
-	if n.state == member || n.state == waiting {
-		require.False(s.t, out, "node %s is barred, and %s", n.ID, n.state)
-	}
-	if n.state == barred {
-		require.True(s.t, out, "node %s is barred by nobody", n.ID)
-	}
-	if r.paused != nil {
-		require.NotContains(s.t, []Kind{Run, Lead, Check}, n.dir.Kind, "the run is paused")
-	}
-	if !s.p.Gate {
-		require.NotEqual(s.t, checking, n.state)
+	switch {
+	case out && (n.state == member || n.state == waiting):
+		require.Fail(s.t, "a barred node has workers, or may get some", "%s: %s", n.ID, n.state)
+	case !out && n.state == barred:
+		require.Fail(s.t, "a node is barred by nobody", n.ID)
+	case r.paused != nil && (n.dir.Kind == Run || n.dir.Kind == Lead || n.dir.Kind == Check):
+		require.Fail(s.t, "the run is paused", "%s: %s", n.ID, n.dir.Kind)
+	case !s.p.Gate && n.state == checking:
+		require.Fail(s.t, "the run has no gate", n.ID)
 	}
 }
