@@ -483,13 +483,13 @@ type RunStatus struct {
 	Nodes []rendezvous.NodeStatus `json:"nodes,omitempty"`
 }
 
-// Runs describes every run; with nodes, every node of each.
+// Runs describes every run, by name; with nodes, every node of each.
 func (h *Hub) Runs(nodes bool) []RunStatus {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := make([]RunStatus, 0, len(h.runs))
-	for _, r := range h.runs {
-		out = append(out, r.status(nodes))
+	for _, id := range slices.Sorted(maps.Keys(h.runs)) {
+		out = append(out, h.runs[id].status(nodes))
 	}
 	return out
 }
