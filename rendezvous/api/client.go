@@ -15,8 +15,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// requestTimeout bounds every request but Watch, and watchTimeout a Watch, which the
-// daemon holds for at most a minute.
+// requestTimeout bounds every request but Watch and Events, and watchTimeout those, which
+// the daemon holds for at most a minute.
 const (
 	requestTimeout = 10 * time.Second
 	watchTimeout   = 90 * time.Second
@@ -113,7 +113,8 @@ func (c *Client) Notify(ctx context.Context, run, node, topic, body string) erro
 
 // Events does as Hub.Events.
 func (c *Client) Events(ctx context.Context, run string, after uint64) (es Events, err error) {
-	err = c.get(ctx, watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/events?after="+strconv.FormatUint(after, 10), &es)
+	query := "?after=" + strconv.FormatUint(after, 10)
+	err = c.get(ctx, watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/events"+query, &es)
 	return es, err
 }
 
@@ -138,7 +139,9 @@ func (c *Client) get(ctx context.Context, timeout time.Duration, path string, in
 	return c.do(ctx, timeout, http.MethodGet, path, false, nil, into)
 }
 
-func (c *Client) do(ctx context.Context, timeout time.Duration, method, path string, once bool, body []byte, into any) error {
+func (c *Client) do(
+	ctx context.Context, timeout time.Duration, method, path string, once bool, body []byte, into any,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, bytes.NewReader(body))
@@ -177,7 +180,8 @@ func readReply(resp *http.Response, into any) error {
 	}
 	var e errorBody
 	if json.Unmarshal(data, &e) != nil || e.Code == "" {
-		return fmt.Errorf("%w: HTTP %s: no rendezvous daemon answers here (another service on this port, or an older version?)", ErrBadRequest, resp.Status)
+		const who = "no rendezvous daemon answers here (another service on this port, or an older version?)"
+		return fmt.Errorf("%w: HTTP %s: %s", ErrBadRequest, resp.Status, who)
 	}
 	return errorOf(e)
 }

@@ -25,8 +25,9 @@ import (
 type Service interface {
 	// Join asks for a place in the next world of run. It does not wait for one.
 	Join(ctx context.Context, run string, ev rendezvous.Join) error
-	// Watch waits for a directive other than the one that after names or, for who asks, for notices; the answer has the
-	// present directive in either case. It returns ErrNothingNew when the service has held the request for long enough.
+	// Watch waits for a directive other than the one that after names or, for who asks, for notices; the answer has
+	// the present directive in either case. It returns ErrNothingNew when the service has held the request for long
+	// enough.
 	Watch(ctx context.Context, run, id string, after Cursor) (News, error)
 	// Report delivers a Ready, Failing, Success, Cleared or Barred.
 	Report(ctx context.Context, run string, ev rendezvous.Event) error
@@ -69,9 +70,9 @@ type HubConfig struct {
 	// Observe receives every note of every run in order, with the run locked: it
 	// must be quick and must not call the Hub. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
-	// Gate receives the IDs of nodes of a run that have just been told to check themselves, in order and one call at a time
-	// for each run. It may call the Hub, and must be quick: the request that led here waits. With nil the nodes alone
-	// answer.
+	// Gate receives the IDs of nodes of a run that have just been told to check themselves, in order and one call at
+	// a time for each run. It may call the Hub, and must be quick: the request that led here waits. With nil the nodes
+	// alone answer.
 	Gate func(run string, ids []string)
 }
 
@@ -83,26 +84,6 @@ type Hub struct {
 	lines  *archive
 	pruned time.Time // when abandoned runs were last looked for
 	closed bool
-}
-
-type run struct {
-	id     string
-	cfg    *HubConfig
-	line   *timeline
-	mu     sync.Mutex
-	round  *rendezvous.Round
-	wake   map[string]chan struct{} // closed when the node has a new directive or a notice
-	timer  *time.Timer
-	due    time.Time
-	idle   time.Time // since when nobody is here
-	used   bool      // somebody has been
-	closed error     // why nothing is done any more, or nil
-
-	notices   ring[addressed]
-	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
-
-	gates   [][]string // IDs for cfg.Gate, to be told when the lock is released
-	telling bool       // somebody is telling them
 }
 
 // NewHub returns a Hub without runs.
@@ -142,17 +123,6 @@ func (h *Hub) find(id string, create bool) (*run, error) {
 	return r, nil
 }
 
-// newRun makes a run whose numbers are larger than those of any that had its name before.
-func (h *Hub) newRun(id string) *run {
-	now := time.Now()
-	base := uint64(now.UnixNano())
-	return &run{
-		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{},
-		round:     rendezvous.New(rendezvous.Config{Term: base, Topology: h.cfg.Topology}),
-		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
-	}
-}
-
 func (h *Hub) pruneLocked(now time.Time) {
 	for id, r := range h.runs {
 		if r.abandoned(now) {
@@ -162,6 +132,8 @@ func (h *Hub) pruneLocked(now time.Time) {
 	}
 }
 
+func unknownRun(id string) error { return fmt.Errorf("%w: %q", ErrUnknownRun, id) }
+
 // existing returns a run that exists, or ErrUnknownRun.
 func (h *Hub) existing(id string) (*run, error) {
 	r, err := h.find(id, false)
@@ -170,8 +142,6 @@ func (h *Hub) existing(id string) (*run, error) {
 	}
 	return r, err
 }
-
-func unknownRun(id string) error { return fmt.Errorf("%w: %q", ErrUnknownRun, id) }
 
 // member returns a run that exists, or ErrUnknownNode.
 func (h *Hub) member(id string) (*run, error) {
@@ -194,7 +164,7 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 	return err
 }
 
-// forgetUnused drops a run that was made for a node that it then refused. One that had nodes before keeps what is known.
+// forgetUnused drops a run that was made for a node that it then refused. One that has had nodes keeps what is known.
 func (h *Hub) forgetUnused(r *run) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -277,205 +247,6 @@ func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, e
 	return n, err
 }
 
-// hold is how long a Watch waits: 20 seconds in a small run, a minute in a run of ten
-// thousand nodes, so that idle watching costs at most about 170 requests a second. It
-// is longer than keepAlive takes, so that a dead host shows as a broken connection.
-func hold(nodes int) time.Duration {
-	return min(20*time.Second+time.Duration(nodes)*4*time.Millisecond, time.Minute)
-}
-
-// attach begins a Watch. Notices "from now on" are those after the present one.
-func (r *run) attach(node string, after *Cursor) (time.Duration, error) {
-	r.mu.Lock()
-	defer r.unlock()
-	if after.Notices == 0 {
-		after.Notices = r.noticeSeq
-	}
-	return hold(r.round.Size()), r.stepLocked(rendezvous.Attach{ID: node})
-}
-
-func (r *run) detach(node string, broken bool) {
-	r.mu.Lock()
-	defer r.unlock()
-	if r.closed != nil {
-		return
-	}
-	_ = r.stepLocked(rendezvous.Detach{ID: node, Broken: broken}) // a Detach is never refused
-	if _, err := r.round.Directive(node); err != nil {
-		delete(r.wake, node)
-	}
-}
-
-func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Duration) (News, error) {
-	expired := time.NewTimer(hold)
-	defer expired.Stop()
-	for {
-		n, wake, err := r.newer(node, after)
-		if err != nil || wake == nil {
-			return n, err
-		}
-		select {
-		case <-wake:
-		case <-expired.C:
-			return News{}, ErrNothingNew
-		case <-ctx.Done():
-			return News{}, context.Cause(ctx)
-		}
-	}
-}
-
-// newer returns what is new after the cursor, or a channel that closes when something may be.
-func (r *run) newer(node string, after Cursor) (n News, wake <-chan struct{}, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return n, nil, r.closed
-	}
-	if n.Directive, err = r.round.Directive(node); err != nil {
-		return n, nil, err
-	}
-	if after.WithNotices {
-		n.Notices, n.NoticeSeq = r.noticesLocked(node, after.Notices), r.noticeSeq
-	}
-	if n.Directive.Seq != after.Directive || len(n.Notices) > 0 {
-		return n, nil, nil
-	}
-	ch := r.wake[node]
-	if ch == nil {
-		ch = make(chan struct{})
-		r.wake[node] = ch
-	}
-	return n, ch, nil
-}
-
-func (r *run) step(ev rendezvous.Event) error {
-	r.mu.Lock()
-	defer r.unlock()
-	return r.stepLocked(ev)
-}
-
-func (r *run) stepLocked(ev rendezvous.Event) error {
-	if r.closed != nil {
-		return r.closed
-	}
-	now := time.Now()
-	acts, err := r.round.Step(now, ev)
-	for _, a := range acts {
-		r.performLocked(now, a)
-	}
-	if !r.round.Empty() {
-		r.idle, r.used = time.Time{}, true
-	} else if r.idle.IsZero() {
-		r.idle = now
-		r.wakeAllLocked()
-	}
-	r.armLocked(now)
-	return err
-}
-
-func (r *run) performLocked(now time.Time, a rendezvous.Action) {
-	if a.Note != nil {
-		r.line.note(now, *a.Note)
-		if r.cfg.Observe != nil {
-			r.cfg.Observe(r.id, *a.Note)
-		}
-	}
-	if a.Ended != nil {
-		r.line.end(now, *a.Ended)
-	}
-	if len(a.Gate) > 0 && r.cfg.Gate != nil {
-		r.gates = append(r.gates, a.Gate)
-	}
-	if a.Directive != nil {
-		r.wakeLocked(a.Node)
-	}
-}
-
-// unlock releases the run after a step, and then tells cfg.Gate whom to check. Who finds another telling leaves it to
-// that one, so that the order of the steps is kept; so does a step that cfg.Gate itself makes.
-func (r *run) unlock() {
-	if r.telling || len(r.gates) == 0 {
-		r.mu.Unlock()
-		return
-	}
-	r.telling = true
-	for len(r.gates) > 0 && r.closed == nil {
-		ids := r.gates[0]
-		r.gates = r.gates[1:]
-		r.mu.Unlock()
-		r.cfg.Gate(r.id, ids)
-		r.mu.Lock()
-	}
-	r.telling = false
-	r.mu.Unlock()
-}
-
-func (r *run) wakeLocked(node string) {
-	if ch := r.wake[node]; ch != nil {
-		close(ch)
-		delete(r.wake, node)
-	}
-}
-
-func (r *run) wakeAllLocked() {
-	for _, ch := range r.wake {
-		close(ch)
-	}
-	clear(r.wake)
-}
-
-// armLocked sets the one timer of the run to when the Round next wants to be asked.
-func (r *run) armLocked(now time.Time) {
-	next := r.round.Next()
-	if next.Equal(r.due) {
-		return
-	}
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	r.due = next
-	if !next.IsZero() {
-		r.timer = time.AfterFunc(max(next.Sub(now), 0), r.tick)
-	}
-}
-
-func (r *run) tick() {
-	r.mu.Lock()
-	defer r.unlock()
-	if r.closed != nil {
-		return
-	}
-	r.due = time.Time{} // the timer is spent
-	_ = r.stepLocked(rendezvous.Tick{})
-}
-
-// close ends every held request with err, and forgets the timeline.
-func (r *run) close(err error) {
-	r.line.close(err)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = err
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	r.wakeAllLocked()
-}
-
-// abandoned reports whether the run may be forgotten: nobody is here, and there is either nothing to tell to who comes
-// late, or there has been for long enough.
-func (r *run) abandoned(now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.idle.IsZero() {
-		return false
-	}
-	s := r.round.Status()
-	if s.Outcome == "" && s.Paused == nil && len(s.Bars) == 0 {
-		return now.Sub(r.idle) > time.Minute
-	}
-	return now.Sub(r.idle) > retention
-}
-
 // RunStatus is a run for the status page and for metrics.
 type RunStatus struct {
 	Run string `json:"run"`
@@ -492,16 +263,6 @@ func (h *Hub) Runs(nodes bool) []RunStatus {
 		out = append(out, h.runs[id].status(nodes))
 	}
 	return out
-}
-
-func (r *run) status(nodes bool) RunStatus {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := RunStatus{Run: r.id, Status: r.round.Status()}
-	if nodes {
-		s.Nodes = r.round.Nodes()
-	}
-	return s
 }
 
 // Idle reports whether no node is in any run: a launcher that serves the rendezvous

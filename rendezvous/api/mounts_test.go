@@ -105,6 +105,12 @@ func TestOtherMethodsAreRefused(t *testing.T) {
 	}
 }
 
+func TestHealthIsForEveryone(t *testing.T) {
+	h := mountedHub(t)
+	require.Equal(t, http.StatusOK, ask(h, "GET", "/healthz", "").Code)
+	require.Equal(t, http.StatusMethodNotAllowed, ask(h, "POST", "/healthz", "").Code)
+}
+
 func TestMountNames(t *testing.T) {
 	hub := NewHub(HubConfig{})
 	defer hub.Close()

@@ -50,18 +50,20 @@ type addressed struct {
 func (n Notice) validate() error {
 	switch {
 	case n.Topic == "" || len(n.Topic) > MaxTopic || !rendezvous.Printable(n.Topic):
-		return fmt.Errorf("%w: the topic %.80q of a notice: %s, 1 to %d bytes", ErrBadRequest, n.Topic, rendezvous.PrintableRule, MaxTopic)
+		return fmt.Errorf("%w: the topic %.80q of a notice: %s, 1 to %d bytes",
+			ErrBadRequest, n.Topic, rendezvous.PrintableRule, MaxTopic)
 	case len(n.Body) > MaxNotice:
-		return fmt.Errorf("%w: the body of a notice has %d bytes; at most %d are taken", ErrBadRequest, len(n.Body), MaxNotice)
+		return fmt.Errorf("%w: the body of a notice has %d bytes; at most %d are taken",
+			ErrBadRequest, len(n.Body), MaxNotice)
 	case !utf8.ValidString(n.Body):
 		return fmt.Errorf("%w: the body of a notice is not UTF-8", ErrBadRequest)
 	}
 	return nil
 }
 
-// Notify tells the nodes of one name, or all if node is "", something beside their directives. Nodes that do not ask for
-// notices hear nothing; ErrNoNotices says so of a single one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are the
-// other errors.
+// Notify tells the nodes of one name, or all if node is "", something beside their directives. Nodes that do not ask
+// for notices hear nothing; ErrNoNotices says so of a single one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are
+// the other errors.
 func (h *Hub) Notify(id, node, topic, body string) error {
 	n := Notice{Topic: topic, Body: body}
 	if err := n.validate(); err != nil {

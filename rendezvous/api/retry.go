@@ -11,7 +11,12 @@ import (
 
 // Final reports whether no repetition mends the error: the node is refused.
 func Final(err error) bool {
-	return errors.Is(err, rendezvous.ErrRefused) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrBadRequest) || errors.Is(err, ErrClosed)
+	for _, final := range []error{rendezvous.ErrRefused, ErrUnauthorized, ErrBadRequest, ErrClosed} {
+		if errors.Is(err, final) {
+			return true
+		}
+	}
+	return false
 }
 
 // retry repeats f until it succeeds, fails for good or ctx ends. Absence of the
@@ -103,7 +108,8 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 
 func (o *outage) over(err error) {
 	if o.said && err == nil {
-		o.s.cfg.Logger.Info("the rendezvous daemon is back", "daemon", o.s.cfg.Where, "after", time.Since(o.since).Round(time.Millisecond).String())
+		after := time.Since(o.since).Round(time.Millisecond)
+		o.s.cfg.Logger.Info("the rendezvous daemon is back", "daemon", o.s.cfg.Where, "after", after.String())
 	}
 	o.since, o.said = time.Time{}, false
 }

@@ -21,9 +21,9 @@ type ServerConfig struct {
 	// Token, when not empty, must come as "Authorization: Bearer <token>" with every
 	// request but /healthz and those of Extra.
 	Token string
-	// Mounts serve /v1/runs/{run}/NAME and what is below, with the token and the run's id checked: a handler finds the id as
-	// PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME is one
-	// segment of a path, and not one of the API's own.
+	// Mounts serve /v1/runs/{run}/NAME and what is below, with the token and the run's id checked: a handler finds the
+	// id as PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME
+	// is one segment of a path, and not one of the API's own.
 	Mounts map[string]http.Handler
 	// Extra serves what is not part of the API, such as /metrics; nil serves nothing.
 	Extra http.Handler
@@ -75,6 +75,7 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	}))
 	top := http.NewServeMux()
 	top.HandleFunc("/v1/", s.guard(api))
+	top.HandleFunc("/healthz", s.wrongMethod(http.MethodGet))
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
 	if cfg.Extra != nil {
 		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
@@ -207,7 +208,8 @@ func (s *server) checkToken(req *http.Request) error {
 	}
 	got, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
 	if !ok {
-		return fmt.Errorf("%w: the request carries none; set DLROVER_TOKEN, DLROVER_TOKEN_FILE or --token-file on every node", ErrUnauthorized)
+		const fix = "set DLROVER_TOKEN, DLROVER_TOKEN_FILE or --token-file on every node"
+		return fmt.Errorf("%w: the request carries none; %s", ErrUnauthorized, fix)
 	}
 	if subtle.ConstantTimeCompare([]byte(got), []byte(s.cfg.Token)) != 1 {
 		return fmt.Errorf("%w: it differs from the daemon's; use the same token on every node", ErrUnauthorized)
@@ -221,7 +223,8 @@ const maxRunName = 256
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
 	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !rendezvous.Printable(name) {
-		return "", fmt.Errorf("%w: run id %.40q: %s, 1 to %d bytes, and neither \".\" nor \"..\" alone", ErrBadRequest, name, rendezvous.PrintableRule, maxRunName)
+		return "", fmt.Errorf("%w: run id %.40q: %s, 1 to %d bytes, and neither \".\" nor \"..\" alone",
+			ErrBadRequest, name, rendezvous.PrintableRule, maxRunName)
 	}
 	return name, nil
 }

@@ -63,7 +63,10 @@ func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Session{svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(), dirs: make(chan rendezvous.Directive, 1), notices: make(chan Notice, maxNotices)}
+	s := &Session{
+		svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(),
+		dirs: make(chan rendezvous.Directive, 1), notices: make(chan Notice, maxNotices),
+	}
 	if err := s.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -172,7 +175,8 @@ func (s *Session) heed(d rendezvous.Directive) {
 	s.mu.Unlock()
 	if news {
 		own, theirs := s.cfg.Params.Differences(*d.Params)
-		s.cfg.Logger.Warn("options of this node differ from those of the node that opened the run, and the run's count", "here", own, "run", theirs)
+		s.cfg.Logger.Warn("options of this node differ from those of the node that opened the run, and the run's count",
+			"here", own, "run", theirs)
 	}
 }
 
@@ -192,7 +196,9 @@ func (s *Session) Rejoin(ctx context.Context, stopped rendezvous.EpochID, failur
 // Report delivers a Ready, Failing, Success, Cleared or Barred; it waits for a daemon that is away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 	s.booked(ev)
-	return s.retryKnown(ctx, "report", func(ctx context.Context) error { return s.svc.Report(ctx, s.cfg.Run, ev) })
+	return s.retryKnown(ctx, "report", func(ctx context.Context) error {
+		return s.svc.Report(ctx, s.cfg.Run, ev)
+	})
 }
 
 // World is the table of the newest sealed world.
@@ -205,9 +211,9 @@ func (s *Session) World(ctx context.Context) (ms []rendezvous.Member, err error)
 }
 
 // Leave takes the node out of the run and returns what is known about its end.
-func (s *Session) Leave(ctx context.Context, reason string, failures []rendezvous.Failure) (rendezvous.Evidence, error) {
+func (s *Session) Leave(ctx context.Context, reason string, fs []rendezvous.Failure) (rendezvous.Evidence, error) {
 	s.left.Store(true)
-	return s.svc.Leave(ctx, s.cfg.Run, rendezvous.Leave{ID: s.cfg.Node.ID, Reason: reason, Failures: failures})
+	return s.svc.Leave(ctx, s.cfg.Run, rendezvous.Leave{ID: s.cfg.Node.ID, Reason: reason, Failures: fs})
 }
 
 func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error {
@@ -227,7 +233,8 @@ func (s *Session) connect(ctx context.Context) error {
 	defer cancel()
 	err := s.retry(deadline, "join", func(ctx context.Context) error { return s.join(ctx, nil) })
 	if err != nil && ctx.Err() == nil && deadline.Err() != nil {
-		return fmt.Errorf("no rendezvous daemon at %s within %s; is it running, and is the address right? (%w)", s.cfg.Where, s.cfg.ConnectTimeout, err)
+		return fmt.Errorf("no rendezvous daemon at %s within %s; is it running, and is the address right? (%w)",
+			s.cfg.Where, s.cfg.ConnectTimeout, err)
 	}
 	return err
 }
@@ -312,7 +319,8 @@ func (s *Session) introduce(ctx context.Context, away *outage) error {
 		return nil
 	}
 	if err == nil {
-		s.cfg.Logger.Warn("the rendezvous daemon did not know this node; joined again", "daemon", s.cfg.Where, "workers_running", s.working())
+		s.cfg.Logger.Warn("the rendezvous daemon did not know this node; joined again",
+			"daemon", s.cfg.Where, "workers_running", s.working())
 	}
 	return err
 }

@@ -68,7 +68,8 @@ func newArchive(limit int) *archive { return &archive{limit: limit, lines: map[*
 
 // open returns the timeline of a new run, whose numbers begin after base.
 func (a *archive) open(base uint64) *timeline {
-	t := &timeline{of: a, base: base, seq: base, events: ring[Event]{limit: maxEvents}, ended: ring[endedAt]{limit: maxEnded}}
+	t := &timeline{of: a, base: base, seq: base}
+	t.events.limit, t.ended.limit = maxEvents, maxEnded
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.lines[t] = struct{}{}
