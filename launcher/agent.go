@@ -226,6 +226,10 @@ func (a *Agent) apply(d Directive) {
 
 func (a *Agent) wait(d Directive) {
 	a.unbar()
+	if _, ordered := orderReason(d.CauseKind); ordered {
+		a.log.Warn("waiting; no workers are started for now", "cause", d.Cause, "kind", d.CauseKind)
+		return
+	}
 	if d.Cause != "" {
 		a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
 		return

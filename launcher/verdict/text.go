@@ -98,9 +98,7 @@ func escapeLen(s []byte) int {
 		switch {
 		case end < 0:
 			return 1
-		case s[end] == esc && end+1 < len(s) && s[end+1] == '\\':
-			return end + 2
-		case s[end] == esc:
+		case s[end] == esc: // of the sequence ESC \ that ends the string, or of another one
 			return end
 		}
 		return end + 1

@@ -18,6 +18,7 @@ func TestPlain(t *testing.T) {
 		{"colours", "\x1b[1;35mValueError\x1b[0m: \x1b[38:5:196mbad\x1b[m\n", "ValueError: bad\n"},
 		{"cursor", "\x1b[2K\x1b[1A\x1b[?25la\x1b[ q\x1b7\x1b(Bb\x1b=", "ab"},
 		{"title and link", "\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b\x1b]8;;\x1b\\c", "abc"},
+		{"title, then a backslash", "\x1b]0;title\x07\\n\x1b]0;title\x1b\\\\n", `\n\n`},
 		{"string without its end", "\x1b]0;title\nValueError: a\n", "0;title\nValueError: a\n"},
 		{"cut in a sequence", "a\x1b[31\nb\x1b", "a\nb"},
 		{"sequence in a sequence", "\x1b\x1b[31ma\x1b[3\x1b[0mb\x1b]x\x1b[0mc", "abc"},
