@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+// toldDaemon is an api.Service that says what the test wants and writes down what it is told.
+type toldDaemon struct {
+	news  chan api.News
+	world []rendezvous.Member
+	err   error // of reports and World
+
+	mu   sync.Mutex
+	told []rendezvous.Event
+}
+
+func (d *toldDaemon) tell(ev rendezvous.Event) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.told = append(d.told, ev)
+	return d.err
+}
+
+func (d *toldDaemon) Join(_ context.Context, _ string, ev rendezvous.Join) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ev.Node.Uptime = 0
+	d.told = append(d.told, ev)
+	return nil
+}
+
+func (d *toldDaemon) Watch(ctx context.Context, _, _ string, _ api.Cursor) (api.News, error) {
+	select {
+	case n := <-d.news:
+		return n, nil
+	case <-ctx.Done():
+		return api.News{}, ctx.Err()
+	}
+}
+
+func (d *toldDaemon) Report(_ context.Context, _ string, ev rendezvous.Event) error {
+	return d.tell(ev)
+}
+
+func (d *toldDaemon) Leave(_ context.Context, _ string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+	return rendezvous.Evidence{Restarts: 2, Failures: ev.Failures}, d.tell(ev)
+}
+
+func (d *toldDaemon) World(context.Context, string) ([]rendezvous.Member, error) {
+	return d.world, d.err
+}
+
+// newest is what the daemon was told last.
+func (d *toldDaemon) newest() rendezvous.Event {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.told[len(d.told)-1]
+}
+
+// adapted calls f in a bubble with the adapter of a node "id" that has joined at the daemon.
+func adapted(t *testing.T, f func(t *testing.T, a *adapter, d *toldDaemon)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		d := &toldDaemon{news: make(chan api.News)}
+		s, err := api.Open(t.Context(), d, api.SessionConfig{Run: "run", Node: rendezvous.Node{ID: "id"}, Params: rendezvous.Params{MaxRestarts: 3}})
+		require.NoError(t, err)
+		a := newAdapter(s, newStoreACL(false, 2))
+		defer a.close()
+		f(t, a, d)
+	})
+}
+
+func TestAdapterTranslatesDirectives(t *testing.T) {
+	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
+		id := rendezvous.EpochID{Term: 7, Round: 2, Epoch: 1}
+		place := rendezvous.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6, MasterAddr: "a", MasterPort: 9}
+		d.news <- api.News{Directive: rendezvous.Directive{Seq: 1, Kind: rendezvous.Run, EpochID: id, Place: &place}}
+		require.Equal(t, launcher.Directive{
+			Kind: launcher.Run, Term: 7, Round: 2, Epoch: 1, MaxRestarts: 3,
+			Place: launcher.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6, MasterAddr: "a", MasterPort: 9},
+		}, <-a.Directives())
+		d.news <- api.News{Directive: rendezvous.Directive{Seq: 2, Kind: rendezvous.Bar, Cause: &rendezvous.Cause{Kind: rendezvous.CauseHang, Text: "stuck"}}}
+		require.Equal(t, launcher.Directive{Kind: launcher.Bar, Cause: "stuck", CauseKind: launcher.CauseHang, MaxRestarts: 3}, <-a.Directives())
+	})
+}
+
+// The launcher names the kinds of directives and causes itself; they are the rendezvous'.
+func TestKindsAreThoseOfTheRendezvous(t *testing.T) {
+	for k, want := range map[launcher.Kind]rendezvous.Kind{
+		launcher.Wait: rendezvous.Wait, launcher.Lead: rendezvous.Lead, launcher.Run: rendezvous.Run, launcher.Stop: rendezvous.Stop,
+		launcher.Done: rendezvous.Done, launcher.Fail: rendezvous.Fail, launcher.Check: rendezvous.Check, launcher.Bar: rendezvous.Bar,
+	} {
+		require.Equal(t, string(want), string(k))
+	}
+	for c, want := range map[string]rendezvous.CauseKind{
+		launcher.CauseTimeout: rendezvous.CauseTimeout, launcher.CauseCheck: rendezvous.CauseCheck, launcher.CauseHang: rendezvous.CauseHang,
+		launcher.CauseDeadline: rendezvous.CauseDeadline, launcher.CauseNoStep: rendezvous.CauseNoStep, launcher.CauseOperator: rendezvous.CauseOperator,
+	} {
+		require.Equal(t, string(want), c)
+	}
+}
+
+func TestAdapterReports(t *testing.T) {
+	at := time.Unix(1700000000, 0)
+	e := launcher.Directive{Term: 7, Round: 2, Epoch: 1}
+	id := rendezvous.EpochID{Term: 7, Round: 2, Epoch: 1}
+	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
+		for name, tt := range map[string]struct {
+			report func(ctx context.Context) error
+			want   rendezvous.Event
+		}{
+			"success":         {func(ctx context.Context) error { return a.Success(ctx, e) }, rendezvous.Success{ID: "id", EpochID: id}},
+			"cleared":         {func(ctx context.Context) error { return a.Cleared(ctx, at) }, rendezvous.Cleared{ID: "id", Until: at}},
+			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, time.Time{}) }, rendezvous.Cleared{ID: "id"}},
+			"barred":          {func(ctx context.Context) error { return a.Barred(ctx, "slow") }, rendezvous.Barred{ID: "id", Reason: "slow"}},
+			"free": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartFree, nil) },
+				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartFree, Failures: []rendezvous.Failure{}}},
+			"charged": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartCharged, nil) },
+				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartCharged, Failures: []rendezvous.Failure{}}},
+			"permanent": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.Fail, nil) },
+				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{}}},
+		} {
+			require.NoError(t, tt.report(t.Context()), name)
+			require.Equal(t, tt.want, d.newest(), name)
+		}
+	})
+}
+
+// A daemon that was started again and has not heard of this node says by its directives how to go on.
+func TestReportToADaemonThatForgotIsNoError(t *testing.T) {
+	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
+		d.err = rendezvous.ErrUnknownNode
+		require.NoError(t, a.Success(t.Context(), launcher.Directive{}))
+		require.NoError(t, a.Barred(t.Context(), "slow"))
+		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 2}}, "10.0.0.1", 9))
+		_, err := a.World(t.Context())
+		require.ErrorIs(t, err, rendezvous.ErrUnknownNode, "an epoch cannot start without its world")
+	})
+}
+
+func TestAdapterWorld(t *testing.T) {
+	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
+		d.world = []rendezvous.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Addrs: []string{"10.0.0.1"}, Slots: 4, Role: "r", Ports: []int{5}},
+			{GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
+		world, err := a.World(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []launcher.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Slots: 4, Role: "r", Ports: []int{5}},
+			{GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}, world)
+	})
+}
+
+// Whoever leads admits the nodes of the new world to its store before they are told of it.
+func TestReadyAdmitsTheWorld(t *testing.T) {
+	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
+		d.world = []rendezvous.Member{{Addr: "10.0.0.1", Slots: 2}, {Addr: "10.0.0.2", Slots: 2}}
+		two := launcher.Directive{Round: 1, Place: launcher.Place{GroupWorldSize: 2}}
+		require.NoError(t, a.Ready(t.Context(), two, "10.0.0.1", 9))
+		require.Equal(t, rendezvous.Ready{ID: "id", EpochID: rendezvous.EpochID{Round: 1}, Addr: "10.0.0.1", Port: 9}, d.newest())
+		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")))
+
+		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 1}}, "10.0.0.1", 9))
+		require.False(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")), "it is not in the newest world")
+		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.1")))
+	})
+}
+
+func TestFailuresSurviveTheJourney(t *testing.T) {
+	adapted(t, func(t *testing.T, a *adapter, _ *toldDaemon) {
+		f := verdict.Failure{Node: 1, NodeName: "b", Rank: 5, LocalRank: 1, PID: 42, ExitCode: 1, At: time.Unix(1700000000, 0).UTC(), Message: "ValueError: bad batch"}
+		e, err := a.Leave(t.Context(), "over", []verdict.Failure{f})
+		require.NoError(t, err)
+		require.Equal(t, verdict.Evidence{RestartsUsed: 2, Failures: []verdict.Failure{f}}, e)
+	})
+}
+
+// The daemon's clock replaces the node's in all that the verdict compares.
+func TestFailureTimesAreTheDaemons(t *testing.T) {
+	at := time.Unix(1700000000, 0).UTC()
+	detail, err := json.Marshal(verdict.Failure{Rank: 5, At: at, ErrorTime: at.Add(-2 * time.Second)})
+	require.NoError(t, err)
+	f := failure(rendezvous.Failure{At: at.Add(time.Hour), Detail: detail})
+	require.Equal(t, at.Add(time.Hour), f.At)
+	require.Equal(t, at.Add(time.Hour-2*time.Second), f.ErrorTime)
+
+	f = failure(rendezvous.Failure{Rank: 3, GroupRank: 1, Text: "rank 3 failed", At: at, Detail: json.RawMessage("no JSON")})
+	require.Equal(t, verdict.Failure{Rank: 3, Node: 1, Message: "rank 3 failed", At: at, ExitCode: 1}, f)
+}
+
+func TestLossesNameTheirRanks(t *testing.T) {
+	at := time.Unix(1700000000, 0)
+	e := evidence(rendezvous.Evidence{MaxRestarts: 3, WorldSize: 8, Losses: []rendezvous.Loss{{Node: "b", GroupRank: 1, RankBase: 4, Slots: 2, Reason: "gone", At: at}}})
+	require.Equal(t, verdict.Evidence{MaxRestarts: 3, WorldSize: 8, Losses: []verdict.Loss{{Node: 1, NodeName: "b", Reason: "gone", At: at, Ranks: []int{4, 5}}}}, e)
+}
+
+func TestErrorsOfTheRendezvousHaveReasons(t *testing.T) {
+	require.NoError(t, classify(nil))
+	for err, want := range map[error]policy.Reason{
+		api.ErrUnauthorized:      policy.TokenRefused,
+		rendezvous.ErrRefused:    policy.RendezvousClosed,
+		api.ErrBadRequest:        policy.RendezvousClosed,
+		context.DeadlineExceeded: policy.MasterUnreachable,
+		api.ErrAway:              policy.MasterUnreachable,
+		errors.New("other"):      policy.Unclassified,
+	} {
+		got := classify(fmt.Errorf("join: %w", err))
+		require.ErrorIs(t, got, err)
+		require.Equal(t, want, reasonOf(got), "%v", err)
+	}
+}
