@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -101,7 +102,17 @@ func TestTimersWhileStopping(t *testing.T) {
 }
 
 func TestTimersWithOtherSignals(t *testing.T) {
-	r, log := newTimerRig(t, `say $$$$ quiet 1 0; [ $RANK = 0 ] && exec sleep 60; trap 'exit 4' USR1; say $$$$ loud 1 10; while :; do sleep 0.02; done`, 0)
+	r, log := newTimerRig(t, `[ $RANK = 0 ] && say $$$$ quiet 1 0 && exec sleep 60
+		while [ ! -e $DIR/heard ]; do sleep 0.02; done; trap 'exit 4' USR1; say $$$$ loud 1 10; while :; do sleep 0.02; done`, 0)
+	go func() {
+		for range 3000 {
+			if strings.Contains(log.String(), "quiet") {
+				break
+			}
+			time.Sleep(5 * time.Millisecond) // the log has no other notice
+		}
+		_ = os.WriteFile(filepath.Join(r.dir, "heard"), nil, 0o600)
+	}()
 	res := r.run(t)
 	require.Regexp(t, `rank 1 .* failed first: exit code 4, after timer "loud" of 0s expired; `, res.Verdict)
 	require.Contains(t, log.String(), `quiet\" of 0s expired; it asks for no signal`)
