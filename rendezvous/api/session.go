@@ -193,6 +193,13 @@ func (s *Session) Rejoin(ctx context.Context, stopped rendezvous.EpochID, failur
 	return s.retry(ctx, "join", func(ctx context.Context) error { return s.join(ctx, failures) })
 }
 
+// SetPorts replaces the ports that this node offers, from the next join on.
+func (s *Session) SetPorts(ports []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cfg.Node.Ports = slices.Clone(ports)
+}
+
 // Report delivers a Ready, Failing, Success, Cleared or Barred; it waits for a daemon that is away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 	s.booked(ev)
