@@ -20,14 +20,16 @@ import (
 type adapter struct {
 	session *api.Session
 	out     chan launcher.Directive
+	notices chan launcher.Notice
 	end     chan struct{}
 	wg      sync.WaitGroup
 	acl     *storeACL
 }
 
 func newAdapter(s *api.Session, g *storeACL) *adapter {
-	a := &adapter{session: s, out: make(chan launcher.Directive), end: make(chan struct{}), acl: g}
+	a := &adapter{session: s, out: make(chan launcher.Directive), notices: make(chan launcher.Notice), end: make(chan struct{}), acl: g}
 	a.wg.Go(a.translate)
+	a.wg.Go(a.pass)
 	return a
 }
 
@@ -43,6 +45,17 @@ func (a *adapter) translate() {
 	for d := range a.session.Directives() {
 		select {
 		case a.out <- directive(d, a.session.Params()):
+		case <-a.end:
+			return
+		}
+	}
+}
+
+// pass hands notices on. Theirs is a way of their own, so that they delay no directive.
+func (a *adapter) pass() {
+	for n := range a.session.Notices() {
+		select {
+		case a.notices <- launcher.Notice{Topic: n.Topic, Body: n.Body}:
 		case <-a.end:
 			return
 		}
@@ -156,7 +169,7 @@ func (a *adapter) World(ctx context.Context) ([]launcher.Member, error) {
 }
 
 // Notices implements launcher.Rendezvous.
-func (a *adapter) Notices() <-chan launcher.Notice { return nil }
+func (a *adapter) Notices() <-chan launcher.Notice { return a.notices }
 
 // Leave implements launcher.Rendezvous.
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {

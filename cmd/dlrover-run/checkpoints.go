@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/python"
+	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/pytree"
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/proc"
 )
 
@@ -22,33 +25,106 @@ var checkpointClient = pythonTree{
 	what:   "checkpoint client", loss: "workers cannot import dlrover",
 }
 
+// ckptSettings are the options of the feature.
+type ckptSettings struct {
+	off        bool
+	breakpoint bool // save when workers fail
+	replicas   int
+	writeRate  string
+	sidecar    string
+}
+
 // checkpoints keeps what the workers save in memory, with a daemon.
 type checkpoints struct {
+	ckptSettings
 	s        *settings
 	daemon   *ckptd.Supervisor // nil: workers save by themselves
 	signaled bool              // the job was told to end; belongs to the launcher's loop
 }
 
-func openCheckpoints(j *job) *checkpoints {
-	c := &checkpoints{s: j.s}
-	if !j.s.ckpt.off {
-		var err error
-		if c.daemon, err = ckptd.NewSupervisor(j.daemonConfig()); err != nil {
-			j.log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
+func checkpointsFeature() feature {
+	var k ckptSettings
+	var shmDir string
+	return feature{
+		name:     "checkpoints",
+		settings: func(r *resolver) (err error) { k, err = r.checkpoints(); shmDir = r.s.shmDir; return err },
+		plan: func(p *plan) {
+			if !k.off {
+				p.Checkpoints = &planCheckpoints{ShmDir: shmDir, Sidecar: k.sidecar, SaveAtBreakpoint: k.breakpoint, Replicas: k.replicas, WriteRate: k.writeRate}
+			}
+		},
+		open: func(j *job) (launcher.Part, error) { return openCheckpoints(j, k), nil },
+	}
+}
+
+// maxReplicas bounds the nodes that hold a shard: more than a few only cost memory.
+const maxReplicas = 16
+
+func (r *resolver) checkpoints() (k ckptSettings, err error) {
+	k.off, k.breakpoint = r.c.String("ckpt-daemon") == "off", !r.c.Bool("no-save-at-breakpoint")
+	k.replicas, k.sidecar, k.writeRate = r.c.Int("ckpt-replicas"), r.c.String("ckpt-sidecar"), r.c.String("ckpt-write-rate")
+	r.s.shmDir = r.c.String("ckpt-shm-dir")
+	switch {
+	case !k.breakpoint && r.c.Bool("save-at-breakpoint"):
+		err = fmt.Errorf("--save-at-breakpoint and --no-save-at-breakpoint contradict each other: use one of them")
+	case k.replicas < 0 || k.replicas > maxReplicas:
+		err = fmt.Errorf("--ckpt-replicas=%d: need 0 to %d nodes", k.replicas, maxReplicas)
+	case k.replicas > 1 && r.s.backend == local:
+		err = fmt.Errorf("--ckpt-replicas=%d: this job has one node; leave the option out", k.replicas)
+	case !filepath.IsAbs(r.s.shmDir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", r.s.shmDir)
+	case r.c.IsSet("ckpt-shm-dir") && !isDir(r.s.shmDir):
+		err = fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", r.s.shmDir)
+	case k.sidecar != "" && !shm.ValidKey(k.sidecar):
+		err = fmt.Errorf("--ckpt-sidecar=%s: need letters, digits and ._- only", k.sidecar)
+	case k.off && k.sidecar != "":
+		err = fmt.Errorf("--ckpt-daemon=off and --ckpt-sidecar contradict each other: use one of them")
+	case k.writeRate != "":
+		if n, e := argv.ParseSize(k.writeRate); e != nil || n == 0 {
+			err = fmt.Errorf("--ckpt-write-rate=%s: need bytes a second, such as 500M", k.writeRate)
 		}
 	}
+	return k, err
+}
+
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
+// planCheckpoints is what --dry-run prints of it.
+type planCheckpoints struct {
+	ShmDir           string `json:"shm_dir"`
+	Sidecar          string `json:"sidecar,omitempty"`
+	SaveAtBreakpoint bool   `json:"save_at_breakpoint"`
+	Replicas         int    `json:"replicas"`
+	WriteRate        string `json:"write_rate,omitempty"`
+}
+
+func openCheckpoints(j *job, k ckptSettings) *checkpoints {
+	c := &checkpoints{ckptSettings: k, s: j.s}
 	j.python.add(checkpointClient)
-	j.python.tidy()
+	if k.off {
+		return c
+	}
+	daemon, err := ckptd.NewSupervisor(c.daemonConfig(j))
+	if err != nil {
+		j.log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
+		return c
+	}
+	c.daemon = daemon
+	if j.metrics != nil {
+		j.metrics.MustRegister(ckptCollector{daemon})
+	}
 	return c
 }
 
-func (j *job) daemonConfig() ckptd.SupervisorConfig {
-	s, k := j.s, &j.s.ckpt
+func (c *checkpoints) daemonConfig(j *job) ckptd.SupervisorConfig {
+	s := c.s
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", s.runID, s.backend, s.host, s.port))
 	return ckptd.SupervisorConfig{
-		ShmDir: k.shmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: k.sidecar, Run: s.runID, Token: s.token,
-		Replicas: k.replicas, WriteRate: k.writeRate, LogFormat: s.logs.format,
-		Start: j.startDaemon, Logger: j.log,
+		ShmDir: s.shmDir, Key: hex.EncodeToString(sum[:6]), Sidecar: c.sidecar, Run: s.runID, Token: s.token,
+		Replicas: c.replicas, WriteRate: c.writeRate, LogFormat: s.logs.format, Start: j.startDaemon, Logger: j.log,
 	}
 }
 
@@ -67,10 +143,10 @@ func (j *job) startDaemon(c ckptd.Command) (ckptd.Process, error) {
 	return daemonProcess{p}, err
 }
 
-// serve begins to keep the daemon, now that it is known how it reaches others.
-func (c *checkpoints) serve(e *endpoint) {
+// joined begins to keep the daemon, now that it is known how it reaches others.
+func (c *checkpoints) joined(j *job) {
 	if c.daemon != nil {
-		c.daemon.Serve(ckptd.Network{Master: e.daemons(c.s), Addr: c.s.node.Addr})
+		c.daemon.Serve(ckptd.Network{Master: j.endpoint.daemons(c.s), Addr: c.s.node.Addr})
 		c.daemon.RemoveStale()
 	}
 }
@@ -103,7 +179,7 @@ func (c *checkpoints) Starting(e launcher.Epoch) {
 // the next workers recover from, so --no-save-at-breakpoint does not count.
 func (c *checkpoints) Stopped(why launcher.StopInfo) {
 	c.signaled = c.signaled || why.Early
-	if c.daemon != nil && (c.s.ckpt.breakpoint || c.signaled) {
+	if c.daemon != nil && (c.breakpoint || c.signaled) {
 		c.daemon.Breakpoint(why.Reason, why.Early)
 	}
 }
@@ -115,8 +191,8 @@ func (c *checkpoints) End(e launcher.Ending) {
 	}
 }
 
-func (c *checkpoints) close() {
-	if c != nil && c.daemon != nil {
+func (c *checkpoints) release() {
+	if c.daemon != nil {
 		c.daemon.Close()
 	}
 }

@@ -111,7 +111,7 @@ const (
 
 // limit keeps connections from taking the descriptors with which workers are started.
 func (e *endpoint) limit(l net.Listener, s *settings, log *slog.Logger) net.Listener {
-	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots), log)
+	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots+len(s.node.Ports)), log)
 }
 
 // bindAddr: without a token nothing but this machine may speak to us.

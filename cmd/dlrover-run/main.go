@@ -14,13 +14,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/console"
-	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
-	"dlrover-run/launcher/filetimer"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -90,17 +90,16 @@ func refuse(err error, codes policy.CodePolicy) int {
 type job struct {
 	s        *settings
 	stderr   *console.Relay
+	level    *slog.LevelVar // of log
 	log      *slog.Logger
-	events   *eventlog.Log
+	events   eventWriter // of nobody, unless asked for
 	logs     *logs.Logs
 	procs    *proc.Supervisor
 	endpoint *endpoint
 	adapter  *adapter
-	metrics  *metrics
+	metrics  *prometheus.Registry // nil: nobody asks for them
 	python   *pythonPath
-	ckpt     *checkpoints
-	parts    []launcher.Part
-	timers   *filetimer.FIFO // nil: not asked for
+	parts    []launcher.Part // of the features that were asked for
 	inbox    *inbox
 	signals  chan os.Signal
 }
@@ -110,9 +109,10 @@ type job struct {
 const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox) int {
-	j := &job{s: s, inbox: in, stderr: console.NewRelay(os.Stderr)}
-	j.log = console.Logger(j.stderr, "dlrover-run", s.logs.format, console.Level()).With("run_id", s.runID, "host", s.node.Name)
-	j.python = &pythonPath{shmDir: s.ckpt.shmDir, log: j.log}
+	j := &job{s: s, inbox: in, stderr: console.NewRelay(os.Stderr), level: new(slog.LevelVar)}
+	j.level.Set(console.Level())
+	j.log = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("run_id", s.runID, "host", s.node.Name)
+	j.python = &pythonPath{shmDir: s.shmDir, log: j.log}
 	for _, w := range s.warnings {
 		j.log.Warn(w)
 	}
@@ -150,10 +150,8 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	j.adapter = newAdapter(session, j.endpoint.acl)
-	j.ckpt = openCheckpoints(j)
-	j.ckpt.serve(j.endpoint)
-	j.parts = append(j.parts, j.ckpt)
-	j.metrics.checkpoints(j.ckpt.daemon)
+	forParts(j.parts, func(p joiner) { p.joined(j) })
+	j.python.tidy()
 	agent, err := launcher.New(j.agentConfig(host))
 	if err != nil {
 		return res, err
@@ -188,9 +186,6 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 
 // open prepares all that can fail before anyone is contacted.
 func (j *job) open() (err error) {
-	if j.events, err = j.openEvents(); err != nil {
-		return unusableOption(err)
-	}
 	if j.logs, err = logs.New(j.logsConfig()); err != nil {
 		return &launcher.ReasonError{Reason: policy.LogDir, Err: err}
 	}
@@ -203,27 +198,7 @@ func (j *job) open() (err error) {
 		return err
 	}
 	j.inbox.whenOrphaned(func() { _ = j.procs.Abandon() }) // nobody is left to be told
-	if j.metrics, err = serveMetrics(j.s.metrics); err != nil {
-		return unusableOption(err)
-	}
-	return unusableOption(j.openTimers())
-}
-
-// openTimers serves the file timer to workers. A path that is served already is that of a launcher around this one, or
-// of another node on this machine; workers find ours in their environment.
-func (j *job) openTimers() (err error) {
-	if !j.s.fileTimer {
-		return nil
-	}
-	j.timers, err = filetimer.Listen(j.s.timerFile, j.log)
-	if errors.Is(err, filetimer.ErrServed) {
-		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path", "path", j.s.timerFile)
-		j.timers, err = filetimer.Listen("", j.log)
-	}
-	if err != nil {
-		err = fmt.Errorf("$TORCHELASTIC_ENABLE_FILE_TIMER=1: %w; set TORCHELASTIC_TIMER_FILE to a path that this user may write to, or leave the timer out", err)
-	}
-	return err
+	return j.openFeatures()
 }
 
 // unusableOption gives an option that cannot be acted upon the status of a wrong one.
@@ -234,16 +209,8 @@ func unusableOption(err error) error {
 	return &launcher.ReasonError{Reason: policy.Usage, Err: err}
 }
 
-func (j *job) openEvents() (*eventlog.Log, error) {
-	if j.s.console && j.s.eventLog == "" {
-		return eventlog.New(j.stderr).With(slog.String("run_id", j.s.runID)), nil
-	}
-	l, err := eventlog.Open(j.s.eventLog)
-	return l.With(slog.String("run_id", j.s.runID), slog.String("host", j.s.node.Name)), err
-}
-
 func (j *job) observe(run string, n rendezvous.Note) {
-	eventWriter{j.events}.rendezvous(n)
+	j.events.rendezvous(n)
 	if n.Event == "last-call" || n.Event == "resume" {
 		j.log.Info("rendezvous: "+n.Event, "text", n.Text)
 	}
@@ -270,11 +237,10 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
 	cfg.Parts, cfg.Env = j.parts, j.python.environ(cfg.Env)
-	if j.timers != nil {
-		cfg.Timers, cfg.Env = j.timers.Requests(), append(cfg.Env, "TORCHELASTIC_TIMER_FILE="+j.timers.Path())
-	}
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
-	cfg.Observers, cfg.Logger = j.observers(), j.log
+	cfg.Logger = j.log
+	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
+	forParts(j.parts, func(p configurer) { p.configure(&cfg) })
 	cfg.LogsKept = j.s.logs.files(j.s.slots)
 	if memory, err := proc.OwnMemory("/proc", "/sys/fs/cgroup"); err == nil {
 		cfg.Memory = memory.Read
@@ -295,17 +261,6 @@ func (s *settings) agent(host hostFacts) launcher.Config {
 // workerEnv is what workers inherit: all but the job token, which is for launchers.
 func workerEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "DLROVER_TOKEN=") })
-}
-
-// observers are those that were asked for.
-func (j *job) observers() (list []launcher.Observer) {
-	if j.events != nil {
-		list = append(list, eventWriter{j.events})
-	}
-	if j.metrics != nil {
-		list = append(list, j.metrics)
-	}
-	return list
 }
 
 // catchSignals takes the job's signals, and those that a PID 1 has to pass on.
@@ -342,7 +297,7 @@ func (j *job) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 
 // conclude says how the job ended.
 func (j *job) conclude(res launcher.Result) {
-	eventWriter{j.events}.ended(res)
+	j.events.ended(res)
 	switch {
 	case res.Err != nil:
 		console.Complain(os.Stderr, "dlrover-run", res.Err)
@@ -388,7 +343,7 @@ func (j *job) close(res launcher.Result) {
 	if j.procs != nil {
 		j.closing("end processes", j.procs.Close())
 	}
-	j.ckpt.close()
+	j.releaseFeatures()
 	j.python.close()
 	if j.adapter != nil && res.Err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -408,11 +363,7 @@ func (j *job) close(res launcher.Result) {
 	if j.logs != nil {
 		j.closing("close logs", j.logs.Close())
 	}
-	if j.timers != nil {
-		j.closing("remove the file timer", j.timers.Close())
-	}
-	j.metrics.close()
-	j.closing("close the event log", j.events.Close())
+	j.closeFeatures()
 }
 
 // endParts gives the parts the time that the job's end leaves; the next signal ends it.

@@ -13,11 +13,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"dlrover-run/checkpointd/conns"
-	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/launcher"
 )
 
-// metrics are this launcher's own, served at --metrics-addr; a nil *metrics counts nothing.
+// metrics are this launcher's own, served at --metrics-addr.
 type metrics struct {
 	launcher.NopObserver
 
@@ -33,11 +32,27 @@ type metrics struct {
 // scrapers bounds the connections at --metrics-addr, which asks nobody who he is.
 const scrapers = 64
 
-// serveMetrics serves /metrics and /healthz at addr; "" serves nothing.
-func serveMetrics(addr string) (*metrics, error) {
-	if addr == "" {
-		return nil, nil
+func metricsFeature() feature {
+	var addr string
+	return feature{
+		name:     "metrics",
+		settings: func(r *resolver) error { addr = r.c.String("metrics-addr"); return nil },
+		open: func(j *job) (launcher.Part, error) {
+			if addr == "" {
+				return nil, nil
+			}
+			m, err := serveMetrics(addr)
+			if err != nil {
+				return nil, unusableOption(err)
+			}
+			j.metrics = m.reg
+			return m, nil
+		},
 	}
+}
+
+// serveMetrics serves /metrics and /healthz at addr.
+func serveMetrics(addr string) (*metrics, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-addr=%s: %w", addr, err)
@@ -82,16 +97,11 @@ func (m *metrics) Exited(i launcher.ExitInfo) {
 	m.exits.WithLabelValues(strconv.Itoa(i.ExitCode), strconv.FormatBool(i.Stopped)).Inc()
 }
 
-// checkpoints adds what the checkpoint daemon knows.
-func (m *metrics) checkpoints(d *ckptd.Supervisor) {
-	if m != nil && d != nil {
-		m.reg.MustRegister(ckptCollector{d})
-	}
-}
+// Name implements launcher.Part.
+func (m *metrics) Name() string { return "metrics" }
 
-func (m *metrics) close() {
-	if m != nil {
-		_ = m.server.Close()
-		<-m.done
-	}
+func (m *metrics) close() error {
+	err := m.server.Close()
+	<-m.done
+	return err
 }

@@ -23,6 +23,8 @@ type plan struct {
 	Logs       planLogs       `json:"logs"`
 	// Checkpoints is left out when no daemon is wanted.
 	Checkpoints *planCheckpoints `json:"checkpoints,omitempty"`
+	// Features is what the others add, by name; one that was not asked for adds nothing.
+	Features map[string]any `json:"features,omitempty"`
 	// Assumed says what only the rendezvous decides.
 	Assumed  string       `json:"assumed"`
 	Workers  []planWorker `json:"workers"`
@@ -61,14 +63,6 @@ type planLogs struct {
 	RotateSize int64  `json:"rotate_size_bytes,omitempty"`
 }
 
-type planCheckpoints struct {
-	ShmDir           string `json:"shm_dir"`
-	Sidecar          string `json:"sidecar,omitempty"`
-	SaveAtBreakpoint bool   `json:"save_at_breakpoint"`
-	Replicas         int    `json:"replicas"`
-	WriteRate        string `json:"write_rate,omitempty"`
-}
-
 type planWorker struct {
 	LocalRank int      `json:"local_rank"`
 	Rank      int      `json:"rank"`
@@ -100,7 +94,7 @@ func printPlan(w io.Writer, s *settings, h hostFacts) int {
 func makePlan(s *settings, h hostFacts) (plan, error) {
 	params := s.params.WithDefaults()
 	p := plan{
-		RunID: s.runID, Warnings: s.warnings,
+		RunID: s.runID, Warnings: s.warnings, Features: map[string]any{},
 		Rendezvous: planRendezvous{
 			Backend: string(s.backend), ServedHere: s.serves(h), Token: s.token != "",
 			Nodes: fmt.Sprintf("%d:%d", params.Min, params.Max), NodeUnit: params.Unit,
@@ -110,8 +104,10 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Restarts: planRestarts{Max: params.MaxRestarts, Policy: string(s.policy.Restart), ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), Signals: s.signalText},
 		Logs:     planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
 	}
-	if k := s.ckpt; !k.off {
-		p.Checkpoints = &planCheckpoints{ShmDir: k.shmDir, Sidecar: k.sidecar, SaveAtBreakpoint: k.breakpoint, Replicas: k.replicas, WriteRate: k.writeRate}
+	for _, f := range s.features {
+		if f.plan != nil {
+			f.plan(&p)
+		}
 	}
 	if s.backend != local {
 		p.Rendezvous.Endpoint = fmt.Sprintf("%s:%d", s.host, s.port)

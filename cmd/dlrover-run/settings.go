@@ -12,7 +12,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/launcher/argv"
@@ -65,13 +64,9 @@ type settings struct {
 	signalText string
 	shutdown   time.Duration
 	logs       logSettings
-	ckpt       ckptSettings
 	cpus       func(localRank int) []int
-	fileTimer  bool
-	timerFile  string // "": one of our own
-	eventLog   string
-	console    bool // --event-log-handler=console
-	metrics    string
+	shmDir     string // --ckpt-shm-dir
+	features   []feature
 	dryRun     bool
 	warnings   []string
 }
@@ -98,15 +93,6 @@ func (l *logSettings) files(workers int) bool {
 	return false
 }
 
-type ckptSettings struct {
-	off        bool
-	breakpoint bool // save when workers fail
-	replicas   int
-	shmDir     string
-	writeRate  string
-	sidecar    string
-}
-
 // resolver gathers settings; the first error wins and ends the resolution.
 type resolver struct {
 	c    *cli.Context
@@ -116,8 +102,12 @@ type resolver struct {
 }
 
 func resolve(c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
-	r := &resolver{c: c, env: env, host: host}
-	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder, r.logging, r.checkpoints, r.entrypoint, r.environment, r.binding} {
+	return resolveWith(features(), c, env, host)
+}
+
+func resolveWith(table []feature, c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
+	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
+	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder, r.logging, r.features, r.entrypoint, r.environment, r.binding} {
 		if err := step(); err != nil {
 			return r.s, err
 		}
@@ -221,7 +211,7 @@ var accelerators = map[string][]string{
 // identity is who this node is: DLRover's pods say it in the environment.
 func (r *resolver) identity() error {
 	r.s.role = r.c.String("role")
-	r.s.node = rendezvous.Node{ID: r.host.id, Name: r.host.name, Rank: -1, Slots: r.s.slots, Role: r.s.role}
+	r.s.node = rendezvous.Node{ID: r.host.id, Name: r.host.name, Rank: -1, Slots: r.s.slots, Role: r.s.role, Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice}}
 	if pod := r.lookup("POD_NAME"); pod != "" {
 		r.s.node.Name = pod
 	}
@@ -359,8 +349,7 @@ func (r *resolver) logging() (err error) {
 	if l.format, err = console.ParseFormat(r.c.String("log-format")); err != nil {
 		return err
 	}
-	r.s.eventLog, r.s.console = r.c.String("event-log"), r.c.String("event-log-handler") == "console"
-	r.s.metrics, r.s.dryRun = r.c.String("metrics-addr"), r.c.Bool("dry-run")
+	r.s.dryRun = r.c.Bool("dry-run")
 	return r.rotation()
 }
 
@@ -376,43 +365,6 @@ func (r *resolver) rotation() (err error) {
 	}
 	return nil
 }
-
-func (r *resolver) checkpoints() error {
-	k := &r.s.ckpt
-	k.off, k.breakpoint = r.c.String("ckpt-daemon") == "off", !r.c.Bool("no-save-at-breakpoint")
-	k.replicas, k.shmDir, k.sidecar, k.writeRate = r.c.Int("ckpt-replicas"), r.c.String("ckpt-shm-dir"), r.c.String("ckpt-sidecar"), r.c.String("ckpt-write-rate")
-	switch {
-	case !k.breakpoint && r.c.Bool("save-at-breakpoint"):
-		return fmt.Errorf("--save-at-breakpoint and --no-save-at-breakpoint contradict each other: use one of them")
-	case k.replicas < 0 || k.replicas > maxReplicas:
-		return fmt.Errorf("--ckpt-replicas=%d: need 0 to %d nodes", k.replicas, maxReplicas)
-	case k.replicas > 1 && r.s.backend == local:
-		return fmt.Errorf("--ckpt-replicas=%d: this job has one node; leave the option out", k.replicas)
-	case !filepath.IsAbs(k.shmDir):
-		return fmt.Errorf("--ckpt-shm-dir=%s: need an absolute path", k.shmDir)
-	case r.c.IsSet("ckpt-shm-dir") && !isDir(k.shmDir):
-		return fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", k.shmDir)
-	case k.sidecar != "" && !shm.ValidKey(k.sidecar):
-		return fmt.Errorf("--ckpt-sidecar=%s: need letters, digits and ._- only", k.sidecar)
-	case k.off && k.sidecar != "":
-		return fmt.Errorf("--ckpt-daemon=off and --ckpt-sidecar contradict each other: use one of them")
-	}
-	if k.writeRate == "" {
-		return nil
-	}
-	if n, err := argv.ParseSize(k.writeRate); err != nil || n == 0 {
-		return fmt.Errorf("--ckpt-write-rate=%s: need bytes a second, such as 500M", k.writeRate)
-	}
-	return nil
-}
-
-func isDir(path string) bool {
-	fi, err := os.Stat(path)
-	return err == nil && fi.IsDir()
-}
-
-// maxReplicas bounds the nodes that hold a shard: more than a few only cost memory.
-const maxReplicas = 16
 
 func (r *resolver) environment() (err error) {
 	r.s.virtual = r.c.Bool("virtual-local-rank")
@@ -430,16 +382,8 @@ func (r *resolver) environment() (err error) {
 	return nil
 }
 
-// agentVariables reads the variables that torchrun's agent takes and no option stands for.
+// agentVariables names the variables that torchrun's agent takes and that have no effect here.
 func (r *resolver) agentVariables() {
-	const enable = "TORCHELASTIC_ENABLE_FILE_TIMER"
-	switch on := r.lookup(enable); on {
-	case "1":
-		r.s.fileTimer, r.s.timerFile = true, r.lookup("TORCHELASTIC_TIMER_FILE")
-	case "", "0":
-	default:
-		r.warn("$%s=%q starts no file timer; as in torchrun only 1 does", enable, on)
-	}
 	for _, v := range [][2]string{
 		{"TORCHELASTIC_HEALTH_CHECK_PORT", "PyTorch's health check does not exist outside of Meta; --metrics-addr serves /healthz"},
 		{"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "workers that the kernel does not interrupt are waited for"},

@@ -116,6 +116,8 @@ func workerOptions() []Option {
 			Usage:    "bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex (default: no binding)"},
 		{Name: "preset", Default: "torch", Meta: "NAME", Category: workerSection, Extra: true,
 			Usage: "set of environment variables given to the workers"},
+		{Name: "ports", Type: Int, Default: "0", Meta: "N", Category: workerSection, Extra: true,
+			Usage: "free TCP ports, 0 to 256, that are held on this node for the workers; those of all nodes get their numbers"},
 	}
 }
 

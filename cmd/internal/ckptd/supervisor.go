@@ -73,6 +73,7 @@ type Supervisor struct {
 	name   string // by which a daemon knows this launcher from the next one
 	dir    *runDir
 	net    Network
+	serves bool
 	quit   chan struct{} // closed by End
 	wg     sync.WaitGroup
 	orders chan func()
@@ -108,9 +109,9 @@ func NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	}, nil
 }
 
-// Serve begins to supervise, in the background.
+// Serve begins to supervise, in the background. It is called at most once, before all other methods but Dir.
 func (s *Supervisor) Serve(n Network) {
-	s.net = n
+	s.net, s.serves = n, true
 	s.wg.Go(s.deliver)
 	if s.cfg.Sidecar != "" {
 		s.wg.Go(s.attend)
@@ -161,9 +162,12 @@ func (s *Supervisor) Breakpoint(reason string, early bool) {
 }
 
 // End waits, for at most budget or until enough, for what is on its way to the disk, and removes the run's memory if
-// all of it got there. After it the daemon may be ended.
+// all of it got there. After it the daemon may be ended. Without Serve there is nothing to wait for.
 func (s *Supervisor) End(budget time.Duration, enough <-chan struct{}) {
 	defer close(s.quit)
+	if !s.serves {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), budget+OrderBudget)
 	defer cancel()
 	done := make(chan struct{})

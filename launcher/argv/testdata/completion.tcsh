@@ -16,6 +16,7 @@ complete dlrover-run \
   'n@--start-method@(spawn fork forkserver)@' 'c@--start-method=@(spawn fork forkserver)@' \
   'n@--numa-binding@(node socket exclusive core-complex)@' 'c@--numa-binding=@(node socket exclusive core-complex)@' \
   'n@--preset@x:NAME@' \
+  'n@--ports@x:N@' \
   'n@--max-restarts@x:N@' \
   'n@--monitor-interval@x:SECONDS@' \
   'n@--shutdown-timeout@x:SECONDS@' \
@@ -45,5 +46,5 @@ complete dlrover-run \
   'n@--accelerator@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' 'c@--accelerator=@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)@' \
   'n@--precheck@(0 1 2)@' 'c@--precheck=@(0 1 2)@' \
   'n@--print-completion@(bash zsh tcsh)@' 'c@--print-completion=@(bash zsh tcsh)@' \
-  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log metrics-addr accelerator precheck dry-run print-completion help version)@' \
+  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset ports max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log metrics-addr accelerator precheck dry-run print-completion help version)@' \
   'p@*@f@'

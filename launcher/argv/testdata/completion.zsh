@@ -25,6 +25,7 @@ _arguments -s -S -A '-*' \
   '*--virtual-local-rank[give every worker LOCAL_RANK=0 and make only its own GPU visible to it]' \
   '*--numa-binding=[bind each worker to CPUs near its GPU\: node, socket, exclusive or core-complex (default\: no binding)]:MODE:(node socket exclusive core-complex)' \
   '*--preset=[set of environment variables given to the workers (default\: torch)]:NAME: ' \
+  '*--ports=[free TCP ports, 0 to 256, that are held on this node for the workers; those of all nodes get their numbers (default\: 0)]:N: ' \
   '*--max-restarts=[worker failures that the whole job may recover from, >= 0; lost and new nodes are not counted (default\: 0)]:N: ' \
   '*--monitor-interval=[accepted for compatibility, ignored (must be > 0)\: the kernel reports the end of a worker at once (default\: 0.1)]:SECONDS: ' \
   '*--shutdown-timeout=[time between the stop signal and SIGKILL, >= 0 (default\: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)]:SECONDS: ' \

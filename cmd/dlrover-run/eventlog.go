@@ -9,8 +9,42 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// eventWriter writes what happens on this node into the event log; docs/events.md has the names and fields.
+// eventWriter writes what happens on this node into the event log; docs/events.md has the names and fields. Without one
+// it writes nothing.
 type eventWriter struct{ log *eventlog.Log }
+
+func eventLogFeature() feature {
+	var path string
+	var onConsole bool
+	return feature{
+		name: "event log",
+		settings: func(r *resolver) error {
+			path, onConsole = r.c.String("event-log"), r.c.String("event-log-handler") == "console"
+			return nil
+		},
+		open: func(j *job) (launcher.Part, error) {
+			run, host := slog.String("run_id", j.s.runID), slog.String("host", j.s.node.Name)
+			switch {
+			case path != "":
+				l, err := eventlog.Open(path)
+				if err != nil {
+					return nil, unusableOption(err)
+				}
+				j.events = eventWriter{l.With(run, host)}
+			case onConsole:
+				j.events = eventWriter{eventlog.New(j.stderr).With(run)}
+			default:
+				return nil, nil
+			}
+			return j.events, nil
+		},
+	}
+}
+
+// Name implements launcher.Part.
+func (w eventWriter) Name() string { return "event log" }
+
+func (w eventWriter) close() error { return w.log.Close() }
 
 // Started implements launcher.Observer.
 func (w eventWriter) Started(i launcher.StartInfo) {

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"slices"
+
+	"dlrover-run/launcher"
+)
+
+// feature is something that launchers do beside starting workers. It has a file of its own and a row in the table below.
+// What its functions share is the closure's that made it; those that are nil have nothing to do.
+type feature struct {
+	name string
+	// settings reads and checks the feature's options.
+	settings func(*resolver) error
+	// plan adds to what --dry-run prints.
+	plan func(*plan)
+	// open prepares what can fail, before anyone is contacted. Who was not asked for returns nil, and costs nothing.
+	open func(*job) (launcher.Part, error)
+}
+
+// features are opened in this order, and ended and closed in the reverse order.
+func features() []feature {
+	return []feature{
+		eventLogFeature(),
+		metricsFeature(),
+		logLevelFeature(),
+		fileTimerFeature(),
+		portsFeature(),
+		checkpointsFeature(),
+	}
+}
+
+// What the part of a feature may implement, beside launcher.Observer and the interfaces of launcher.Part.
+type (
+	// configurer changes how workers are run.
+	configurer interface{ configure(*launcher.Config) }
+	// joiner acts when this node has joined its run.
+	joiner interface{ joined(*job) }
+	// releaser gives back what workers and the processes beside them have used, when all of them have ended.
+	releaser interface{ release() }
+	// closer gives back the rest, when the other nodes have been told as well.
+	closer interface{ close() error }
+)
+
+func (r *resolver) features() error {
+	for _, f := range r.s.features {
+		if f.settings == nil {
+			continue
+		}
+		if err := f.settings(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openFeatures stops at the first that cannot be opened.
+func (j *job) openFeatures() error {
+	for _, f := range j.s.features {
+		if f.open == nil {
+			continue
+		}
+		part, err := f.open(j)
+		if err != nil {
+			return err
+		}
+		if part != nil {
+			j.parts = append(j.parts, part)
+		}
+	}
+	return nil
+}
+
+// forParts calls do with the parts that implement T, in order.
+func forParts[T any](parts []launcher.Part, do func(T)) {
+	for _, p := range parts {
+		if t, ok := p.(T); ok {
+			do(t)
+		}
+	}
+}
+
+func (j *job) releaseFeatures() {
+	forParts(j.backwards(), func(p releaser) { p.release() })
+}
+
+func (j *job) closeFeatures() {
+	for _, p := range j.backwards() {
+		if c, ok := p.(closer); ok {
+			j.closing("close the "+p.Name(), c.close())
+		}
+	}
+}
+
+func (j *job) backwards() []launcher.Part {
+	parts := slices.Clone(j.parts)
+	slices.Reverse(parts)
+	return parts
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"log/slog"
+
+	"dlrover-run/launcher"
+)
+
+// logLevel lets somebody who watches a job change what its launchers say: a notice of the topic log-level holds until
+// the next one.
+type logLevel struct {
+	level *slog.LevelVar
+	log   *slog.Logger
+}
+
+func logLevelFeature() feature {
+	return feature{
+		name: "log level",
+		open: func(j *job) (launcher.Part, error) { return logLevel{j.level, j.log}, nil },
+	}
+}
+
+// logLevels are what a notice may say.
+var logLevels = map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+
+// Name implements launcher.Part.
+func (l logLevel) Name() string { return "log level" }
+
+// Notice implements launcher.Noticer.
+func (l logLevel) Notice(topic, body string) {
+	if topic != "log-level" {
+		return
+	}
+	level, known := logLevels[body]
+	if !known {
+		l.log.Warn("a notice asks for a log level that is none: use debug, info, warn or error", "level", body)
+		return
+	}
+	l.log.Info("the log level changes as a notice says", "from", l.level.Level().String(), "to", level.String())
+	l.level.Set(level)
+}
