@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/rendezvous"
@@ -41,7 +42,7 @@ func thisHost(env func(string) (string, bool)) hostFacts {
 		id: randomID(), name: name, root: os.DirFS("/"), owns: ownsHost, addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
 		cpus:  func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
 		gpus:  func() (int, string) { return proc.GPUCount("/", env) },
-		venvs: func() []string { return launcherVenvs(os.Args[0]) },
+		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) },
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/cmd/internal/inbox"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/logs"
@@ -51,8 +52,8 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 		console.Complain(os.Stderr, "dlrover-run", unguarded)
 		return policy.CannotExecute.Code(policy.TorchrunCodes)
 	}
-	in := newInbox(link)
-	defer in.close()
+	in := inbox.New(link)
+	defer in.Close()
 	c, err := parse(args, os.LookupEnv, stdout)
 	if err != nil {
 		usage(err)
@@ -72,7 +73,7 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	if unguarded != nil {
 		s.warnings = append(s.warnings, "no guard: whatever workers start lives on if this launcher is killed: "+unguarded.Error())
 	}
-	return launch(started, &s, host, in)
+	return launch(started, &s, host, in, link)
 }
 
 // refuse says why nothing was started.
@@ -100,7 +101,8 @@ type job struct {
 	metrics  *prometheus.Registry // nil: nobody asks for them
 	python   *pythonPath
 	parts    []launcher.Part // of the features that were asked for
-	inbox    *inbox
+	guard    *guard.Link     // nil: there is none
+	inbox    *inbox.Inbox
 	signals  chan os.Signal
 }
 
@@ -108,8 +110,8 @@ type job struct {
 // others: a node that has died is noticed within it.
 const lingerBudget = 20 * time.Second
 
-func launch(started time.Time, s *settings, host hostFacts, in *inbox) int {
-	j := &job{s: s, inbox: in, stderr: console.NewRelay(os.Stderr), level: new(slog.LevelVar)}
+func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, link *guard.Link) int {
+	j := &job{s: s, guard: link, inbox: in, stderr: console.NewRelay(os.Stderr), level: new(slog.LevelVar)}
 	j.level.Set(console.Level())
 	j.log = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("run_id", s.runID, "host", s.node.Name)
 	j.python = &pythonPath{shmDir: s.shmDir, log: j.log}
@@ -191,13 +193,13 @@ func (j *job) open() (err error) {
 	}
 	j.stderr.Through(j.logs.Stderr())
 	cfg := proc.Config{Logger: j.log}
-	if j.inbox.link != nil {
-		cfg.Bequeath = j.inbox.link.Bequeath
+	if j.guard != nil {
+		cfg.Bequeath = j.guard.Bequeath
 	}
 	if j.procs, err = proc.New(cfg); err != nil {
 		return err
 	}
-	j.inbox.whenOrphaned(func() { _ = j.procs.Abandon() }) // nobody is left to be told
+	j.inbox.WhenOrphaned(func() { _ = j.procs.Abandon() }) // nobody is left to be told
 	return j.openFeatures()
 }
 
@@ -266,8 +268,8 @@ func workerEnv() []string {
 // catchSignals takes the job's signals, and those that a PID 1 has to pass on.
 func (j *job) catchSignals() {
 	j.signals = make(chan os.Signal, 16)
-	j.inbox.catch(j.signals, j.s.signals...)
-	j.inbox.catch(j.signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
+	j.inbox.Catch(j.signals, j.s.signals...)
+	j.inbox.Catch(j.signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
 	console.OutliveReaders() // a console that is gone must not end training
 }
 

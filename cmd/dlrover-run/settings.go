@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
@@ -375,7 +376,7 @@ func (r *resolver) environment() (err error) {
 	if r.c.Bool("no-python") && !strings.HasPrefix(filepath.Base(python), "python") {
 		python, _ = r.python() // the one that a shell script would start
 	}
-	if major, minor, ok := torchRelease(python, r.env); ok {
+	if major, minor, ok := pyenv.TorchRelease(python, r.env); ok {
 		r.s.oldTorch = major < 2 || major == 2 && minor < 2
 	}
 	r.agentVariables()

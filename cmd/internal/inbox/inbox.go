@@ -1,4 +1,6 @@
-package main
+// Package inbox gathers the signals of a job: those that its guard passes on, which come to the process that was executed,
+// and those sent to this one.
+package inbox
 
 import (
 	"os"
@@ -10,11 +12,9 @@ import (
 	"dlrover-run/launcher/proc/guard"
 )
 
-// inbox gathers the signals of the job: those that its guard passes on, which come to
-// the process that was executed, and those sent to this one. systemd, for
-// one, signals every process of a unit: what comes both ways within sameSignal is one
-// signal, or a first SIGTERM would count as a second.
-type inbox struct {
+// Inbox is the signals of the job. systemd, for one, signals every process of a unit: what comes both ways within
+// sameSignal is one signal, or a first SIGTERM would count as a second.
+type Inbox struct {
 	link   *guard.Link
 	direct chan os.Signal
 	wg     sync.WaitGroup
@@ -36,10 +36,10 @@ type echo struct {
 // sameSignal is generous: on a busy machine the guard waits for its turn.
 const sameSignal = 5 * time.Second
 
-// newInbox follows the guard at once. A signal that is not caught does to the launcher what
+// New follows the guard, if link is not nil, at once. A signal that is not caught does to the launcher what
 // it does by default.
-func newInbox(link *guard.Link) *inbox {
-	in := &inbox{link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{}, abandon: func() {}}
+func New(link *guard.Link) *Inbox {
+	in := &Inbox{link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{}, abandon: func() {}}
 	in.wg.Go(func() {
 		for s := range in.direct {
 			in.deliver(s.(syscall.Signal), false)
@@ -51,8 +51,8 @@ func newInbox(link *guard.Link) *inbox {
 	return in
 }
 
-// catch sends signals to out from now on; like those of signal.Notify, they are dropped where out is full.
-func (in *inbox) catch(out chan<- os.Signal, signals ...syscall.Signal) {
+// Catch sends signals to out from now on; like those of signal.Notify, they are dropped where out is full.
+func (in *Inbox) Catch(out chan<- os.Signal, signals ...syscall.Signal) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for _, s := range signals {
@@ -61,7 +61,7 @@ func (in *inbox) catch(out chan<- os.Signal, signals ...syscall.Signal) {
 	}
 }
 
-func (in *inbox) deliver(s syscall.Signal, passed bool) {
+func (in *Inbox) deliver(s syscall.Signal, passed bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	out := in.caught[s]
@@ -83,7 +83,7 @@ func (in *inbox) deliver(s syscall.Signal, passed bool) {
 }
 
 // isEcho reports, once for each, whether the signal has come the other way.
-func (in *inbox) isEcho(e echo, now time.Time) bool {
+func (in *Inbox) isEcho(e echo, now time.Time) bool {
 	expected := in.echoes[e]
 	for len(expected) > 0 && now.Sub(expected[0]) > sameSignal {
 		expected = expected[1:]
@@ -96,15 +96,15 @@ func (in *inbox) isEcho(e echo, now time.Time) bool {
 	return found
 }
 
-// whenOrphaned says what is to be done when the guard has died, before the launcher dies as well.
-func (in *inbox) whenOrphaned(abandon func()) {
+// WhenOrphaned says what is to be done when the guard has died, before the launcher dies as well.
+func (in *Inbox) WhenOrphaned(abandon func()) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.abandon = abandon
 }
 
 // orphaned: whoever killed the guard meant the job, and its pid is the one that users know.
-func (in *inbox) orphaned() {
+func (in *Inbox) orphaned() {
 	in.mu.Lock()
 	abandon := in.abandon
 	in.mu.Unlock()
@@ -112,7 +112,8 @@ func (in *inbox) orphaned() {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 }
 
-func (in *inbox) close() {
+// Close stops to catch, and to follow the guard.
+func (in *Inbox) Close() {
 	signal.Stop(in.direct)
 	close(in.direct)
 	in.wg.Wait()
