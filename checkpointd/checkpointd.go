@@ -26,6 +26,7 @@ import (
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -251,10 +252,7 @@ func (d *Daemon) outlives(err error) bool {
 		return false
 	}
 	d.log.Warn("cannot accept a connection of a worker now", "err", err, "retry_in", acceptPause.String())
-	select {
-	case <-time.After(acceptPause):
-	case <-d.ctx.Done():
-	}
+	retry.Sleep(d.ctx, acceptPause)
 	return true
 }
 

@@ -13,6 +13,7 @@ import (
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -205,13 +206,8 @@ func (d *Daemon) look(j *save) (stop func()) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		for pause := lookFirst; ; pause = min(2*pause, lookMost) {
-			select {
-			case <-time.After(pause):
-				d.lookOnce(j)
-			case <-ctx.Done():
-				return
-			}
+		for pause := (retry.Backoff{First: lookFirst, Most: lookMost}); pause.Wait(ctx); {
+			d.lookOnce(j)
 		}
 	}()
 	return func() { cancel(); <-gone }
@@ -319,7 +315,8 @@ func (d *Daemon) retryStorage(ctx context.Context, j *save, step func() error) e
 
 // retry repeats a step until it works or the save's time is over.
 func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
-	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
+	pause := retry.Backoff{First: retryFirst, Most: retryMost}
+	for {
 		err := step()
 		if err == nil {
 			d.works(j)
@@ -331,7 +328,7 @@ func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
 		step, ok := d.overtaken(j)
 		if !ok {
 			d.trouble(ctx, j, err)
-			step, ok = d.rest(ctx, j, pause)
+			step, ok = d.rest(ctx, j, pause.Next())
 		}
 		if ok {
 			d.works(j)
@@ -604,12 +601,7 @@ func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error 
 func (d *Daemon) post(ctx context.Context, c coordinator.Coordinator, r coordinator.Report) ([]commit.Entry, error) {
 	for {
 		all, err := c.Post(ctx, r)
-		if !errors.Is(err, coordinator.ErrLimit) {
-			return all, err
-		}
-		select {
-		case <-time.After(retryFirst):
-		case <-ctx.Done():
+		if !errors.Is(err, coordinator.ErrLimit) || !retry.Sleep(ctx, retryFirst) {
 			return all, err
 		}
 	}
@@ -764,24 +756,19 @@ func (d *Daemon) sayOnce(j *save, level slog.Level, text string, more ...any) {
 
 // progress writes a line about a long write now and then, and ever more seldom while nothing moves.
 func (d *Daemon) progress(j *save) (stop func()) {
-	quit, gone := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(j.ctx)
+	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		last, pause := int64(-1), progressEvery
-		for {
-			select {
-			case <-time.After(pause):
-			case <-quit:
-				return
-			}
+		last, pause := int64(-1), retry.Backoff{First: progressEvery}
+		for pause.Wait(ctx) {
 			if done := d.tell(j); done > last {
-				last, pause = done, progressEvery
-			} else {
-				pause *= 2
+				last = done
+				pause.Reset()
 			}
 		}
 	}()
-	return func() { close(quit); <-gone }
+	return func() { cancel(); <-gone }
 }
 
 func (d *Daemon) tell(j *save) (done int64) {

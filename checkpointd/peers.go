@@ -15,6 +15,7 @@ import (
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/replica"
+	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -26,7 +27,7 @@ const (
 	awayFirst     = 250 * time.Millisecond // until a copy is tried again; doubles
 	awayMost      = 8 * time.Second        // up to this
 	fetchFirst    = 100 * time.Millisecond // until a fetch is tried again; doubles
-	fetchMost     = 800 * time.Millisecond // up to this, then it is given up
+	fetchTries    = 5                      // then it is given up
 	renewPatience = 2 * time.Second        // for a coordinator that has lost its memory
 	pinPatience   = time.Second            // for a writer that is about to unlock its segment
 )
@@ -68,8 +69,9 @@ type pendingCopy struct {
 
 // backoff is when to try a partner again that could not be reached.
 type backoff struct {
-	until time.Time
-	pause time.Duration
+	until  time.Time
+	pauses retry.Backoff
+	pause  time.Duration // the last one
 }
 
 // wantCopies starts keeping copies on nodes nodes, this one included.
@@ -419,8 +421,12 @@ func (p *peers) book(t copyTask, node int, err error) (was, is bool) {
 	}
 	old, was := p.away[node]
 	if absent(err) {
-		pause := min(max(2*old.pause, awayFirst), awayMost)
-		p.away[node] = backoff{time.Now().Add(pause), pause}
+		if !was {
+			old.pauses = retry.Backoff{First: awayFirst, Most: awayMost}
+		}
+		old.pause = old.pauses.Next()
+		old.until = time.Now().Add(old.pause)
+		p.away[node] = old
 		return was, true
 	}
 	delete(p.away, node)
@@ -544,7 +550,8 @@ func compareAge(a, b coordinator.Copy) int {
 
 // fetchFrom waits a little for a node whose daemon is being started again.
 func (p *peers) fetchFrom(ctx context.Context, h holder, dir string) error {
-	for pause := fetchFirst; ; pause *= 2 {
+	pause := retry.Backoff{First: fetchFirst}
+	for tries := 1; ; tries++ {
 		err := p.fetchOne(ctx, h, dir)
 		if !absent(err) || ctx.Err() != nil {
 			return err
@@ -554,12 +561,7 @@ func (p *peers) fetchFrom(ctx context.Context, h holder, dir string) error {
 			h.addr = addr
 			continue
 		}
-		if pause > fetchMost {
-			return err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if tries == fetchTries || !pause.Wait(ctx) {
 			return err
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"time"
 
+	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -22,7 +22,8 @@ type segment struct {
 // pin holds the save seq against its writer. A writer publishes before it unlocks and may lose the CPU between: as long
 // as a busy segment has the same seq the save is there, and is waited for until ctx ends. errSuperseded: it is gone.
 func (s *segment) pin(ctx context.Context, seq uint64) (*shm.Pinned, error) {
-	for pause := busyFirst; ; pause = min(2*pause, busyMost) {
+	pause := retry.Backoff{First: busyFirst, Most: busyMost}
+	for {
 		p, err := s.seg.Pin()
 		if err == nil && p.Header.Seq == seq {
 			return p, nil
@@ -37,9 +38,7 @@ func (s *segment) pin(ctx context.Context, seq uint64) (*shm.Pinned, error) {
 		if !errors.Is(err, shm.ErrBusy) {
 			return nil, err
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !pause.Wait(ctx) {
 			return nil, fmt.Errorf("%w; %w", context.Cause(ctx), err)
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/checkpointd/retry"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -460,7 +462,8 @@ func (d *Daemon) removeSegments() {
 func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(), fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))
 	defer cancel()
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+	pause := retry.Backoff{First: 50 * time.Millisecond, Most: time.Second} // other nodes do not tell
+	for {
 		d.mu.Lock()
 		news := d.changed
 		j := d.newestLocked(r)
@@ -482,7 +485,7 @@ func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
 		}
 		select {
 		case <-news:
-		case <-time.After(pause):
+		case <-time.After(pause.Next()):
 		case <-ctx.Done():
 			return 0, d.lateness(ctx)
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/retry"
 )
 
 const (
@@ -145,7 +145,8 @@ func remaining(patience time.Duration) func() time.Duration {
 // call sends what body makes until there is an answer that is not "ask again".
 func (c *client) call(ctx context.Context, path string, body func() any, reply any) error {
 	var last error // why the hub could not be reached
-	for pause := firstPause; ; {
+	pause := retry.Backoff{First: firstPause, Most: longestPause, Spread: true}
+	for {
 		begin := time.Now()
 		err := c.send(ctx, path, body(), reply)
 		pending := errors.Is(err, errPending)
@@ -157,13 +158,13 @@ func (c *client) call(ctx context.Context, path string, body func() any, reply a
 		case !pending:
 			last = err
 		case time.Since(begin) > firstPause: // else it is a proxy that does not hold requests
-			last, pause = nil, firstPause
+			last = nil
+			pause.Reset()
 			continue
 		}
-		if !sleep(ctx, pause/2+rand.N(pause/2)) {
+		if !pause.Wait(ctx) {
 			return ended(ctx, last)
 		}
-		pause = min(2*pause, longestPause)
 	}
 }
 
@@ -173,18 +174,6 @@ func ended(ctx context.Context, last error) error {
 		return context.Cause(ctx)
 	}
 	return fmt.Errorf("%w; last: %w", context.Cause(ctx), last)
-}
-
-// sleep returns false when ctx has ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // send makes one request, and brings a new hub up to date; what cannot be delivered is left for the next time.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/checkpointd/retry"
 )
 
 const (
@@ -110,12 +110,13 @@ func (s stage) poll(ctx context.Context, look func() (*answer, error)) ([]commit
 	if err := s.retract(); err != nil {
 		return nil, err
 	}
-	for pause := firstLook; ; pause = min(2*pause, longestLook) {
+	pause := retry.Backoff{First: firstLook, Most: longestLook, Spread: true}
+	for {
 		a, err := look()
 		if a != nil {
 			return a.entries, a.err
 		}
-		if !sleep(ctx, pause/2+rand.N(pause/2)) {
+		if !pause.Wait(ctx) {
 			return nil, saying(ended(ctx, err), s.r)
 		}
 	}

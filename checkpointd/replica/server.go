@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/conns"
+	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -92,10 +93,7 @@ func (s *Server) Serve(ln net.Listener) error {
 			return fmt.Errorf("serve replicas at %v: %w", ln.Addr(), err)
 		}
 		s.log.Warn("cannot accept a replica connection", "err", err)
-		select {
-		case <-time.After(acceptPause):
-		case <-s.ctx.Done():
-		}
+		retry.Sleep(s.ctx, acceptPause)
 	}
 }
 
