@@ -35,8 +35,8 @@ func (d *Daemon) SetWorld(w World) {
 	d.rescan() // for what the workers before have left
 }
 
-// dropHalves gives up the saves whose other shards cannot come any more: a worker of this node has saved over its shard,
-// or (of saves of this node alone) the workers of their epoch have ended.
+// dropHalves gives up the saves whose other shards cannot come any more: a worker of this node has saved over its
+// shard, or (of saves of this node alone) the workers of their epoch have ended.
 func (d *Daemon) dropHalves() {
 	d.mu.Lock()
 	whole := !slices.ContainsFunc(d.flyingLocked(""), func(j *save) bool { return j.meta.Shards > 1 })
@@ -109,10 +109,9 @@ func (o orders) passed(j *save, here map[shardOf]bool) bool {
 	return false
 }
 
-// Breakpoint saves, in the background, the newest step that all shards are held of in
-// memory, unless the disk has it or a newer one. Launchers of all nodes call it when the
-// workers of an epoch have ended; early is for one that has been told to end while its
-// workers still run.
+// Breakpoint saves, in the background, the newest step that all shards are held of in memory, unless the disk has it or
+// a newer one. Launchers of all nodes call it when the workers of an epoch have ended; early is for one that has been
+// told to end while its workers still run.
 func (d *Daemon) Breakpoint(reason string, early bool) {
 	d.breakpointOf(World{}, reason, early)
 }
@@ -175,8 +174,7 @@ func breakpointKey(w World, dir string, early bool) string {
 	return key
 }
 
-// holdings lists, by checkpoint directory, the saves that this node has in memory but
-// those of the epoch later.
+// holdings lists, by checkpoint directory, the saves that this node has in memory but those of the epoch later.
 func (d *Daemon) holdings(w World, later string) map[string][]coordinator.Holding {
 	out := map[string][]coordinator.Holding{}
 	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
@@ -245,8 +243,7 @@ var errGivenUp = errors.New("it was given up before")
 
 var errIncomplete = errors.New("not all of its shards are left in memory")
 
-// dropIncomplete drops the saves that were made after the newest one of which all shards
-// are left.
+// dropIncomplete drops the saves that were made after the newest one of which all shards are left.
 func (d *Daemon) dropIncomplete(flying []*save, plan coordinator.Plan, hs []coordinator.Holding, ok bool) {
 	for _, j := range flying {
 		if !ok || madeAfter(j, plan, hs) {
@@ -316,12 +313,4 @@ func (d *Daemon) tried(id string, shard int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.latestLocked(id, shard) != nil
-}
-
-// shared is the coordinator of all nodes.
-func (d *Daemon) shared() coordinator.Coordinator {
-	if d.cfg.Remote != nil {
-		return d.cfg.Remote
-	}
-	return coordinator.Files(d.cfg.FS)
 }

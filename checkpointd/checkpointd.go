@@ -1,15 +1,13 @@
-// Package checkpointd is the daemon of one node that makes checkpoints in shared memory
-// durable: it writes them to storage, commits them together with the daemons of the
-// other nodes, keeps copies of other nodes' shards, and offers what it has to workers
-// that load.
+// Package checkpointd is the daemon of one node that makes checkpoints in shared memory durable: it writes them to
+// storage, commits them together with the daemons of the other nodes, keeps copies of other nodes' shards, and offers
+// what it has to workers that load.
 //
-// It never parses what it stores: workers lay out the final bytes of each file in a
-// segment (package shm), the daemon copies them (fsx), under names that become visible
-// only with the whole step (commit, coordinator).
+// It never parses what it stores: workers lay out the final bytes of each file in a segment (package shm), the daemon
+// copies them (fsx), under names that become visible only with the whole step (commit, coordinator).
 //
-// A Daemon keeps nothing that it could not find again: segments say themselves what
-// they hold and whether the disk still needs it, the stage on storage says how far a
-// commit has come. So it may be killed at any moment and started again.
+// A Daemon keeps nothing that it could not find again: segments say themselves what they hold and whether the disk
+// still needs it, the stage on storage says how far a commit has come. So it may be killed at any moment and started
+// again.
 package checkpointd
 
 import (
@@ -36,28 +34,25 @@ type Config struct {
 	Dir *shm.Dir
 	// FS is the storage. Default: fsx.OS.
 	FS fsx.FS
-	// Remote speaks with the daemons of the other nodes through a master. Default:
-	// marks on the storage that the nodes share.
+	// Remote speaks with the daemons of the other nodes through a master. Default: marks on the storage that the nodes
+	// share.
 	Remote coordinator.Coordinator
 	// Writers is how many files are written at a time. Default 2.
 	Writers int
-	// Replicas is the number of nodes that hold each shard, this one included; 0 and 1
-	// are no copies unless a checkpoint asks for them. Copies need Remote.
+	// Replicas is the number of nodes that hold each shard, this one included; 0 and 1 are no copies unless a
+	// checkpoint asks for them. Copies need Remote.
 	Replicas int
-	// Addr is where other daemons reach this one, host without port; Token is what they
-	// prove to know.
+	// Addr is where other daemons reach this one, host without port; Token is what they prove to know.
 	Addr, Token string
 	// Switch is the switch that this node hangs on, if known.
 	Switch string
 	// Spawned says that a launcher has started this daemon, which ends with it.
 	Spawned bool
-	// Gone is closed when the launcher that has started this daemon has died; then it does
-	// not matter who still holds its connections, and until then not whether there are any.
-	// nil: they alone tell.
+	// Gone is closed when the launcher that has started this daemon has died; then it does not matter who still holds
+	// its connections, and until then not whether there are any. nil: they alone tell.
 	Gone <-chan struct{}
-	// Orphaned is called when the launcher has died, or never came, and its memory has
-	// been saved as far as possible; left is the number of saves that were not. nil:
-	// launchers may come and go, and nothing is done about it.
+	// Orphaned is called when the launcher has died, or never came, and its memory has been saved as far as possible;
+	// left is the number of saves that were not. nil: launchers may come and go, and nothing is done about it.
 	Orphaned func(left int)
 	// Logger receives at most one line for each change of state. Default: none.
 	Logger *slog.Logger
@@ -174,8 +169,7 @@ type Counters struct {
 	Breakpoints   int64         `json:"breakpoints"`
 }
 
-// New returns a Daemon that has found the segments of its directory; Serve makes it
-// work.
+// New returns a Daemon that has found the segments of its directory; Serve makes it work.
 func New(cfg Config) (*Daemon, error) {
 	if cfg.Dir == nil {
 		return nil, errors.New("checkpointd: no runtime directory")
@@ -207,8 +201,7 @@ func New(cfg Config) (*Daemon, error) {
 	return d, nil
 }
 
-// Serve answers on ln until ctx ends or Close is called. It first takes over what an
-// earlier daemon left.
+// Serve answers on ln until ctx ends or Close is called. It first takes over what an earlier daemon left.
 func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	served := make(chan struct{})
 	defer close(served)
@@ -256,8 +249,7 @@ func (d *Daemon) outlives(err error) bool {
 	return true
 }
 
-// Close ends everything that is under way and waits for it. What was not committed is
-// found again by the next daemon.
+// Close ends everything that is under way and waits for it. What was not committed is found again by the next daemon.
 func (d *Daemon) Close() {
 	d.cancel()
 	d.mu.Lock()

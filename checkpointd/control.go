@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Control is a connection to a daemon. Its calls may be made from several goroutines;
-// they are answered one after the other.
+// Control is a connection to a daemon. Its calls may be made from several goroutines; they are answered one after the
+// other.
 type Control struct {
 	mu   sync.Mutex
 	conn net.Conn
@@ -32,8 +32,8 @@ func Dial(ctx context.Context, path string) (*Control, error) {
 // Close ends the connection.
 func (c *Control) Close() error { return c.conn.Close() }
 
-// call sends a request and reads its reply into out, which may be nil. After an error
-// of the connection it is of no more use.
+// call sends a request and reads its reply into out, which may be nil. After an error of the connection it is of no
+// more use.
 func (c *Control) call(ctx context.Context, req map[string]any, out any) error {
 	line, err := json.Marshal(req)
 	if err != nil {
@@ -65,8 +65,8 @@ func (c *Control) call(ctx context.Context, req map[string]any, out any) error {
 	return json.Unmarshal(line, out)
 }
 
-// Lead makes this the connection of a launcher, which has a name of its own: when it
-// breaks without End, the daemon saves what is in memory and ends.
+// Lead makes this the connection of a launcher, which has a name of its own: when it breaks without End, the daemon
+// saves what is in memory and ends.
 func (c *Control) Lead(ctx context.Context, launcher string) error {
 	return c.call(ctx, map[string]any{"op": "lead", "launcher": launcher}, nil)
 }
@@ -76,15 +76,14 @@ func (c *Control) World(ctx context.Context, w World) error {
 	return c.call(ctx, map[string]any{"op": "world", "world": w}, nil)
 }
 
-// Breakpoint asks for what the workers of w have in memory to be saved, in the
-// background; early says that they still run. The zero World is the present one.
+// Breakpoint asks for what the workers of w have in memory to be saved, in the background; early says that they still
+// run. The zero World is the present one.
 func (c *Control) Breakpoint(ctx context.Context, w World, reason string, early bool) error {
 	return c.call(ctx, map[string]any{"op": "flush", "world": w, "reason": reason, "early": early}, nil)
 }
 
-// End waits until nothing is on its way to the disk, at most for timeout, and then
-// removes the run's memory. It returns how many saves are still under way; if there are
-// any, nothing is removed.
+// End waits until nothing is on its way to the disk, at most for timeout, and then removes the run's memory. It returns
+// how many saves are still under way; if there are any, nothing is removed.
 func (c *Control) End(ctx context.Context, timeout time.Duration) (left int, err error) {
 	var res struct{ Left int }
 	err = c.call(ctx, map[string]any{"op": "end", "timeout_ms": timeout.Milliseconds()}, &res)

@@ -653,7 +653,8 @@ func TestOrphanedAfterTheGoodBye(t *testing.T) {
 	require.Zero(t, <-gone)
 }
 
-// Nobody can find what a daemon holds whose runtime directory was removed: without a launcher it ends, whatever is left.
+// Nobody can find what a daemon holds whose runtime directory was removed: without a launcher it ends, whatever is
+// left.
 func TestOrphanWithoutItsDirectory(t *testing.T) {
 	gone := make(chan int, 1)
 	disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}

@@ -84,8 +84,8 @@ func bigStep(dir string, step int64, keep int) shmtest.Save {
 	return s
 }
 
-// A disk that is too full for one more step: what is committed is not touched for what is not, nothing half is left, and
-// the reason is told. When somebody has made room, saves go on.
+// A disk that is too full for one more step: what is committed is not touched for what is not, nothing half is left,
+// and the reason is told. When somebody has made room, saves go on.
 func TestFullDiskKeepsWhatIsCommitted(t *testing.T) {
 	dir := smallDisk(t, 5*stepBytes/2)
 	disk := &tracking{FS: fsx.OS{}, dir: dir}

@@ -104,8 +104,8 @@ func logged(t *testing.T, fail error) (*node, *faulty, *lines) {
 	return newNode(t, withFS(disk), log.config), disk, log
 }
 
-// A save that was given up is tried once more by a breakpoint, and then it stays given up: one line, whose reason is that
-// of the first, and nobody waits.
+// A save that was given up is tried once more by a breakpoint, and then it stays given up: one line, whose reason is
+// that of the first, and nobody waits.
 func TestASaveThatIsGivenUp(t *testing.T) {
 	n, _, log := logged(t, syscall.EACCES)
 	dir := t.TempDir()

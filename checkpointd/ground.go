@@ -12,9 +12,9 @@ import (
 	"dlrover-run/checkpointd/commit"
 )
 
-// ground is what a directory stood on when it was committed to: the inodes of it and of the
-// directories above it, by path. A directory that somebody has deleted still stands on the
-// same ground; when storage is no longer mounted there is another one below its path.
+// ground is what a directory stood on when it was committed to: the inodes of it and of the directories above it, by
+// path. A directory that somebody has deleted still stands on the same ground; when storage is no longer mounted there
+// is another one below its path.
 type ground map[string]inode
 
 type inode struct {
@@ -58,9 +58,8 @@ func (g ground) bears(dir string) bool {
 	}
 }
 
-// vanished fails when a directory that was committed to is without a trace of that, and
-// something else is in its place: what was mounted there is not, and what is written now would
-// be lost when it is. One that was deleted is made anew.
+// vanished fails when a directory that was committed to is without a trace of that, and something else is in its place:
+// what was mounted there is not, and what is written now would be lost when it is. One that was deleted is made anew.
 func (d *Daemon) vanished(dir string) error {
 	d.mu.Lock()
 	g, known := d.used[dir]
@@ -79,8 +78,7 @@ func (d *Daemon) vanished(dir string) error {
 	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew", dir, commit.MetaDir(dir))
 }
 
-// standOn records what the directory of j stands on while j is written: after the commit it may
-// be something else.
+// standOn records what the directory of j stands on while j is written: after the commit it may be something else.
 func (d *Daemon) standOn(j *save) {
 	root, err := d.cfg.FS.Resolve(j.meta.Dir)
 	if err != nil {
@@ -109,8 +107,8 @@ func (d *Daemon) useLocked(j *save) {
 	}
 }
 
-// usedFile is the file of the runtime directory by which the next daemon of the same launcher
-// knows the directories that were committed to.
+// usedFile is the file of the runtime directory by which the next daemon of the same launcher knows the directories
+// that were committed to.
 const usedFile = "used"
 
 type usedJSON struct {

@@ -205,7 +205,8 @@ func (b forgetful) Peers(ctx context.Context, key string, self coordinator.Peer,
 	return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 }
 
-// A node that does not say which directory its copies belong to may be asked for any, and what is not wanted stays there.
+// A node that does not say which directory its copies belong to may be asked for any, and what is not wanted stays
+// there.
 func TestFetchFromANodeWithoutDirectories(t *testing.T) {
 	ns, ahead, behind := nodes(t, 2, twice), t.TempDir(), t.TempDir()
 	for k, s := range []shmtest.Save{inMemory(shard(ahead, 50, 1, 2, 1)), inMemory(shard(behind, 30, 1, 2, 1))} {
@@ -287,8 +288,8 @@ func (b listed) Agree(_ context.Context, key string, _, _ int, _ []coordinator.H
 	return coordinator.Plan{}, false, nil
 }
 
-// A daemon says beforehand which agreements it takes part in, those of a launcher that is told to end among them: it may
-// be told so later.
+// A daemon says beforehand which agreements it takes part in, those of a launcher that is told to end among them: it
+// may be told so later.
 func TestBreakpointIsAnnounced(t *testing.T) {
 	b := listed{coordinator.Local(1), make(chan coordinator.Attendance, 2), make(chan string, 4)}
 	n, one, two := newNode(t, func(c *checkpointd.Config) { c.Remote = b }), t.TempDir(), t.TempDir()

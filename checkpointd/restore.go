@@ -2,10 +2,8 @@ package checkpointd
 
 import (
 	"context"
-	"maps"
 	"slices"
 
-	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/shm"
 )
 
@@ -25,71 +23,8 @@ type Restorable struct {
 	Framework string `json:"framework"`
 }
 
-// takeOver takes over what an earlier daemon left: saves that the disk still waits for,
-// and commits that were under way.
-func (d *Daemon) takeOver() {
-	resumed, dirs, epochs := d.loadPrepared(), map[string]bool{}, map[string]bool{}
-	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir], epochs[m.Epoch] = true, true })
-	for _, j := range resumed {
-		dirs[j.meta.Dir], epochs[j.meta.Epoch] = true, true
-	}
-	d.mu.Lock()
-	d.found = slices.Collect(maps.Keys(epochs))
-	d.mu.Unlock()
-	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
-		d.recoverDir(d.ctx, dir, resumed...)
-	}
-	for _, j := range resumed {
-		d.launch(j)
-	}
-	d.held(func(_ string, s *segment, h shm.Header, m shm.Meta) { // the other shards of an interrupted breakpoint save
-		if m.Primary && slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == m.Save }) {
-			d.start(s, h, m)
-		}
-	})
-	d.scan()
-}
-
-// recoverDir finishes or removes what interrupted commits left in dir, but for what is to be
-// gone on with.
-func (d *Daemon) recoverDir(ctx context.Context, dir string, resumed ...*save) {
-	d.mu.Lock()
-	done := d.recovered[dir]
-	d.recovered[dir] = true
-	d.mu.Unlock()
-	if done {
-		return
-	}
-	live := func(id string) bool {
-		return d.working(id) || slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
-	}
-	res, err := bounded(ctx, func() (commit.Recovered, error) {
-		defer d.turn(dir)()
-		return d.store.Recover(ctx, dir, live)
-	})
-	if err != nil {
-		d.log.Warn("cannot finish interrupted commits", "dir", dir, "err", err)
-	}
-	if len(res.Forward) > 0 {
-		d.log.Info("finished interrupted commits", "dir", dir, "saves", res.Forward)
-	}
-}
-
-// begun reports whether a save can only be completed.
-func (d *Daemon) begun(j *save) bool {
-	begun, err := d.store.Begun(j.meta.Dir, j.meta.Save)
-	return begun && err == nil
-}
-
-// working reports whether a save is on its way through this daemon.
-func (d *Daemon) working(id string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == id && !j.phase.over() })
-}
-
-// restorables lists what the asking rank may load from memory. With a timeout it first lets
-// the writes for that directory end and fetches copies from peers.
+// restorables lists what the asking rank may load from memory. With a timeout it first lets the writes for that
+// directory end and fetches copies from peers.
 func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 	d.scan()
 	if r.timeout() > 0 {

@@ -14,8 +14,7 @@ import (
 // segment is a file of the runtime directory that this daemon has open.
 type segment struct {
 	seg *shm.Segment
-	// seen is the newest seq that was given to the writers and to the peers. Guarded
-	// by Daemon.scanning.
+	// seen is the newest seq that was given to the writers and to the peers. Guarded by Daemon.scanning.
 	seen uint64
 }
 
@@ -67,8 +66,7 @@ func (d *Daemon) scanLoop() {
 	}
 }
 
-// scan opens new segments, forgets removed ones and queues what the disk and the
-// peers wait for.
+// scan opens new segments, forgets removed ones and queues what the disk and the peers wait for.
 func (d *Daemon) scan() {
 	d.scanning.Lock()
 	defer d.scanning.Unlock()
@@ -142,8 +140,8 @@ func (d *Daemon) queue(s *segment) {
 	d.replicate(h.Saved, m)
 }
 
-// held calls f with every complete save. It keeps no writer away, so the save may be
-// another one by the time it is used.
+// held calls f with every complete save. It keeps no writer away, so the save may be another one by the time it is
+// used.
 func (d *Daemon) held(f func(name string, s *segment, h shm.Header, m shm.Meta)) {
 	names, _ := d.cfg.Dir.Names() // none is as good as an error: nothing is held
 	for _, name := range names {

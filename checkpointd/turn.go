@@ -18,8 +18,8 @@ const (
 	turnLook     = 10 * time.Millisecond
 )
 
-// turn waits until no other save of a directory is being completed on this node: each looks at what the trackers name, and
-// may then move them. A worker that writes a save by itself takes its turn, too.
+// turn waits until no other save of a directory is being completed on this node: each looks at what the trackers name,
+// and may then move them. A worker that writes a save by itself takes its turn, too.
 func (d *Daemon) turn(dir string) (done func()) {
 	d.mu.Lock()
 	if d.completing[dir] == nil {

@@ -30,7 +30,8 @@ func (w watched) WriteFile(path string, b []byte) error {
 	return w.FS.WriteFile(path, b)
 }
 
-// Workers complete saves by themselves at times. The tracker does not go back if they and the daemon do so one at a time.
+// Workers complete saves by themselves at times. The tracker does not go back if they and the daemon do so one at a
+// time.
 func TestWorkersWaitWhileASaveIsPublished(t *testing.T) {
 	dir := t.TempDir()
 	sum := sha256.Sum256([]byte(dir))

@@ -47,7 +47,8 @@ func TestMemoryOutlivesASaveThatFailed(t *testing.T) {
 	require.Zero(t, left, "a later step is on disk")
 }
 
-// A worker that dies while it copies leaves the others' shards of that save without theirs: the next epoch does not wait for it.
+// A worker that dies while it copies leaves the others' shards of that save without theirs: the next epoch does not
+// wait for it.
 func TestHalfASaveIsGivenUpWithItsEpoch(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	c := n.control()
@@ -176,7 +177,8 @@ func TestTwoDirectories(t *testing.T) {
 	requireStep(t, b, 10, 1)
 }
 
-// A step that is saved again after a rollback replaces the first, and a daemon that dies meanwhile leaves one of the two.
+// A step that is saved again after a rollback replaces the first, and a daemon that dies meanwhile leaves one of the
+// two.
 func TestAStepIsSavedAgain(t *testing.T) {
 	disk := &faulty{FS: fsx.OS{}, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk)), t.TempDir()

@@ -9,8 +9,9 @@
 // save leaves nothing but temporary files; from the intent on it can only be completed, by the writers or by Recover.
 // Every step is durable when its call returns, and may be repeated.
 //
-// Paths in a directory are its own: a save may put files elsewhere by absolute paths, but nothing that is read back from
-// the directory makes this package write or remove files outside of it, other than those of a save that named them.
+// Paths in a directory are its own: a save may put files elsewhere by absolute paths, but nothing that is read back
+// from the directory makes this package write or remove files outside of it, other than those of a save that named
+// them.
 package commit
 
 import (
@@ -83,8 +84,8 @@ type Skipped struct {
 	Reason string
 }
 
-// Store works on checkpoint directories. It has no state of its own, but for what a Cache spares it to read again, and may
-// be used concurrently.
+// Store works on checkpoint directories. It has no state of its own, but for what a Cache spares it to read again, and
+// may be used concurrently.
 type Store struct {
 	FS    fsx.FS
 	Now   func() time.Time // on the clock that stamps files, more or less

@@ -23,8 +23,8 @@ func begun(t *testing.T, fs *crashfs.FS, store Store) (intent, text string) {
 	return intent, fs.Tree()[intent]
 }
 
-// A commit that was interrupted and cannot be completed is set aside, told of once, and in nobody's way: neither in that
-// of another step nor in that of the same.
+// A commit that was interrupted and cannot be completed is set aside, told of once, and in nobody's way: neither in
+// that of another step nor in that of the same.
 func TestDamagedIntent(t *testing.T) {
 	for name, damage := range map[string]func(fs *crashfs.FS, intent, text string){
 		"empty":       func(fs *crashfs.FS, intent, _ string) { fs.Put(intent, "") },
@@ -104,7 +104,8 @@ func TestUnreadableIntentStays(t *testing.T) {
 	mustWrite(t, store, saveOf(4, "0", 10, 1))
 }
 
-// A file elsewhere may be on storage that is only not mounted now: what names it stays, and stops those of the same step alone.
+// A file elsewhere may be on storage that is only not mounted now: what names it stays, and stops those of the same
+// step alone.
 func TestIntentWithAFileElsewhere(t *testing.T) {
 	fs, store := modelStore()
 	intent, text := begun(t, fs, store)

@@ -235,8 +235,8 @@ func (t Store) setAside(d directory, path string, why error) error {
 	return nil
 }
 
-// lost says what is wrong with a save whose intent is there when it can never be completed: a file of it is under neither
-// of its names. Those outside of the directory may be on storage that is only not there now.
+// lost says what is wrong with a save whose intent is there when it can never be completed: a file of it is under
+// neither of its names. Those outside of the directory may be on storage that is only not there now.
 func (d directory) lost(m Manifest) error {
 	for _, f := range m.Files {
 		final := filepath.Join(d.root, f.Path)

@@ -112,8 +112,8 @@ func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 }
 
 // Newest returns the step to load: the tracked one if its files are good, else the newest commit whose files are. The
-// files of the given shards (nil: all) are read, those of the others only measured. skipped says why other steps, tracked
-// or newer, cannot be used. ErrNone: there is none at all.
+// files of the given shards (nil: all) are read, those of the others only measured. skipped says why other steps,
+// tracked or newer, cannot be used. ErrNone: there is none at all.
 func (t Store) Newest(ctx context.Context, dir string, shards []int) (m Manifest, skipped []Skipped, err error) {
 	d, err := t.at(dir)
 	if err != nil {
@@ -246,8 +246,8 @@ func (d directory) removeStep(m Manifest) error {
 	return d.fs.SyncDir(d.meta())
 }
 
-// removeOthers removes the files of old that nobody else has: neither its successor m, nor another step, nor a save whose
-// commit has begun.
+// removeOthers removes the files of old that nobody else has: neither its successor m, nor another step, nor a save
+// whose commit has begun.
 func (d directory) removeOthers(old, m Manifest) error {
 	intents, _, err := d.intents()
 	if err != nil {
@@ -353,8 +353,8 @@ func (d directory) good(ctx context.Context, keep []*brief) error {
 	return errors.Join(errs...)
 }
 
-// KeepSteps returns the steps that a policy removes, oldest commit first, given the committed ones. What one half of the
-// policy keeps stays; so do the tracked step and the newest commit.
+// KeepSteps returns the steps that a policy removes, oldest commit first, given the committed ones. What one half of
+// the policy keeps stays; so do the tracked step and the newest commit.
 func KeepSteps(ms []Manifest, r Retention, tracked int64) (remove []int64) {
 	ms = slices.SortedStableFunc(slices.Values(ms), newestFirst)
 	for i, m := range ms {

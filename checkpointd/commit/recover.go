@@ -263,8 +263,8 @@ func (t Store) sweep(ctx context.Context, d directory) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// sweepDir removes the temporary files of small ones that are older than the last commit:
-// a writer that is only slow begins again.
+// sweepDir removes the temporary files of small ones that are older than the last commit: a writer that is only slow
+// begins again.
 func (t Store) sweepDir(d directory, dir string, last time.Time) error {
 	es, err := d.list(dir)
 	if err != nil {

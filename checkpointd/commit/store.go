@@ -175,8 +175,8 @@ func (t Store) begin(d directory, m Manifest) error {
 	return d.put(d.intent(m.ID), m) // the directories above it are durable since Plan
 }
 
-// notSuperseded fails when a save that was made later, in the same epoch unless m is late, has put its files where those
-// of m belong.
+// notSuperseded fails when a save that was made later, in the same epoch unless m is late, has put its files where
+// those of m belong.
 func (d directory) notSuperseded(m Manifest) error {
 	bs, err := d.briefs()
 	if err != nil {
@@ -386,8 +386,8 @@ func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, erro
 	return m, d.clear(m.ID)
 }
 
-// overtaken is the time of commit of a save that is older than what the tracker names, whenever it is completed: that of
-// the first save of its epoch that was made after it. Of the same time the one that was made last is the newest.
+// overtaken is the time of commit of a save that is older than what the tracker names, whenever it is completed: that
+// of the first save of its epoch that was made after it. Of the same time the one that was made last is the newest.
 func (d directory) overtaken(m, by Manifest) (time.Time, error) {
 	at := by.Committed
 	bs, err := d.briefs()

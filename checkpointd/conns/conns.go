@@ -40,8 +40,8 @@ func Below(files uint64, reserve int) Limits {
 	return Limits{Total: total, Unproven: min(max(total/share, 1), mostUnproven)}
 }
 
-// patience is how long an unproven connection stays however many others come: a peer that has a proof has
-// sent it by then. Meanwhile the next ones wait in the kernel.
+// patience is how long an unproven connection stays however many others come: a peer that has a proof has sent it by
+// then. Meanwhile the next ones wait in the kernel.
 const patience = 100 * time.Millisecond
 
 // Listener is a net.Listener whose connections are *Conn.

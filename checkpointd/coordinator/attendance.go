@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Attendance says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under these
-// keys only: others do not wait for it. A node that is dead speaks under none. What it says all the same counts.
+// Attendance says that a node speaks, in agreements of a round (term.round) or of an epoch (term.round.epoch), under
+// these keys only: others do not wait for it. A node that is dead speaks under none. What it says all the same counts.
 type Attendance struct {
 	Of   string   `json:"of"`
 	Node int      `json:"node"`
@@ -92,8 +92,8 @@ func (st *State) takeAttendance(a *agreement) {
 	}
 }
 
-// roundAndEpoch takes the key of an agreement apart, which is a word, the epoch and what else there is to say, with dots
-// between. Other keys have neither.
+// roundAndEpoch takes the key of an agreement apart, which is a word, the epoch and what else there is to say, with
+// dots between. Other keys have neither.
 func roundAndEpoch(key string) (of [2]string) {
 	if parts := strings.SplitN(key, ".", 5); len(parts) > 3 {
 		of[0] = parts[1] + "." + parts[2]

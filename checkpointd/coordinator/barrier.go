@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Held is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a coordinator without
-// memory although an earlier one has answered: that answer then holds for the others too.
+// Held is what a node holds in memory, for an agreement. Answer is set by a node that repeats it to a coordinator
+// without memory although an earlier one has answered: that answer then holds for the others too.
 type Held struct {
 	Key      string        `json:"key"`
 	Node     int           `json:"node"`
@@ -190,8 +190,8 @@ func (st *State) reopen(id string) {
 	}
 }
 
-// remembered puts the answers of an earlier coordinator together. The shards of nodes that it had not answered yet, or that
-// did not come back, are given to those that are here.
+// remembered puts the answers of an earlier coordinator together. The shards of nodes that it had not answered yet, or
+// that did not come back, are given to those that are here.
 func (a *agreement) remembered() (Choice, bool) {
 	first := a.answers[slices.Min(slices.Collect(maps.Keys(a.answers)))]
 	if !first.Found {

@@ -33,9 +33,9 @@ const (
 
 var errAway = errors.New("the checkpoint coordinator is away")
 
-// client is a Coordinator on a Hub elsewhere. What a node waits for it repeats anyway; what it has been told for good, and
-// nobody else may know (a failure, a published save, an agreement, its own address), it keeps and repeats when the hub is
-// a new one.
+// client is a Coordinator on a Hub elsewhere. What a node waits for it repeats anyway; what it has been told for good,
+// and nobody else may know (a failure, a published save, an agreement, its own address), it keeps and repeats when the
+// hub is a new one.
 type client struct {
 	base, token string
 	hc          *http.Client
@@ -52,9 +52,9 @@ type replay struct {
 	lasting     bool // while nothing else is said about it
 }
 
-// Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token is
-// sent as a bearer token. hc may be nil for the default one; it must not limit requests to less than a minute.
-// While the hub is away every method tries again, until its ctx ends.
+// Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token
+// is sent as a bearer token. hc may be nil for the default one; it must not limit requests to less than a minute. While
+// the hub is away every method tries again, until its ctx ends.
 func Client(base, run, token string, hc *http.Client) Coordinator {
 	if hc == nil {
 		hc = http.DefaultClient

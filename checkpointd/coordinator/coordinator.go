@@ -110,8 +110,8 @@ type Peer struct {
 	Copies []Copy `json:"copies,omitempty"`
 }
 
-// Copy is a shard of a save that a node can give to others. Coordinators of earlier releases know nothing of the fields after
-// Step: their zero values say that it may be any.
+// Copy is a shard of a save that a node can give to others. Coordinators of earlier releases know nothing of the fields
+// after Step: their zero values say that it may be any.
 type Copy struct {
 	Rank    int    `json:"rank"`
 	Shard   int    `json:"shard"`
@@ -131,8 +131,9 @@ type Age struct {
 	DurableAt   time.Time `json:"durable_at,omitzero"`
 }
 
-// Coordinator connects the daemons of a run. Every method may be called concurrently, ends when ctx does, and may be called
-// again with the same arguments, also when the coordinator has lost its memory meanwhile. Results must not be modified.
+// Coordinator connects the daemons of a run. Every method may be called concurrently, ends when ctx does, and may be
+// called again with the same arguments, also when the coordinator has lost its memory meanwhile. Results must not be
+// modified.
 type Coordinator interface {
 	// Post says that this node has reached a phase with the shards of r, and returns when it may go on:
 	//   - Prepared: the leader when all shards are prepared, with all entries in order of shards; the others, with no

@@ -30,9 +30,9 @@ const (
 type fileCoordinator struct{ files fsx.FS }
 
 // Files returns a Coordinator that needs no master: it looks at the marker files that commit.Store writes, on storage
-// that all nodes share. Save.Dir must be set, and a phase must be posted only after the Store has written its file. A shard
-// that fails leaves shard-<n>.failed in the stage; the leader, who alone decides, then writes "failed", so that the
-// others look at two names only. Agree and Peers answer at once, from this node alone; Ages does nothing.
+// that all nodes share. Save.Dir must be set, and a phase must be posted only after the Store has written its file. A
+// shard that fails leaves shard-<n>.failed in the stage; the leader, who alone decides, then writes "failed", so that
+// the others look at two names only. Agree and Peers answer at once, from this node alone; Ages does nothing.
 func Files(files fsx.FS) Coordinator { return fileCoordinator{files} }
 
 func (c fileCoordinator) Agree(_ context.Context, _ string, node, _ int, hs []Holding, _ time.Duration) (Plan, bool, error) {

@@ -11,8 +11,8 @@ import (
 // MaxRuns bounds the runs that one Hub keeps.
 const MaxRuns = 4096
 
-// Hub keeps the coordinators of all runs of a master. It has no memory on disk: when it comes back empty, the daemons tell
-// it everything again.
+// Hub keeps the coordinators of all runs of a master. It has no memory on disk: when it comes back empty, the daemons
+// tell it everything again.
 type Hub struct {
 	term string // names this Hub, so that clients notice another one
 

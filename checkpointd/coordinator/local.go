@@ -15,8 +15,8 @@ type local struct {
 	run  *run
 }
 
-// Local returns the Coordinator of a node that writes all shards of its saves itself, which may be posted one by one. Agree
-// and Peers answer at once, from this node alone.
+// Local returns the Coordinator of a node that writes all shards of its saves itself, which may be posted one by one.
+// Agree and Peers answer at once, from this node alone.
 func Local(node int) Coordinator { return &local{node, newRun()} }
 
 func (c *local) Post(ctx context.Context, r Report) ([]commit.Entry, error) {

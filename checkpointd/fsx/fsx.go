@@ -1,7 +1,7 @@
 // Package fsx writes checkpoints to a file system so that they survive a crash, and reads them back.
 //
-// FS has exactly the operations that the commit protocol needs, so that package crashfs can model every one of them.
-// OS is the real thing.
+// FS has exactly the operations that the commit protocol needs, so that package crashfs can model every one of them. OS
+// is the real thing.
 package fsx
 
 import (
@@ -46,9 +46,9 @@ type FS interface {
 	Resolve(dir string) (string, error)
 	// MkdirAll makes a directory and its missing parents. The names that it adds are durable.
 	MkdirAll(dir string) error
-	// WriteFrom writes a new file in place of whatever has the name, and makes its content durable; the name is
-	// durable after SyncDir. A file that does not fit fails with ENOSPC (or EDQUOT) before a byte is written. After
-	// an error the file is gone, as far as the system allows.
+	// WriteFrom writes a new file in place of whatever has the name, and makes its content durable; the name is durable
+	// after SyncDir. A file that does not fit fails with ENOSPC (or EDQUOT) before a byte is written. After an error
+	// the file is gone, as far as the system allows.
 	WriteFrom(ctx context.Context, path string, src Source) error
 	// WriteFile replaces a small file: after a crash it has the old content or the new. When it returns, content and
 	// name are durable. A crash may leave a file beside it for which Temporary is true.

@@ -13,9 +13,9 @@ type Peer struct {
 }
 
 // Partners returns the peers that keep the copies of node self: `copies` of them, or all others when there are fewer.
-// Every node is the partner of exactly as many. As far as possible they hang on another switch than self: of one copy as
-// many as can be do, of several hardly fewer. The answer depends on the set of peers, self among them, and not on their
-// order: all nodes that know the same peers agree. Nil when self is not among the peers.
+// Every node is the partner of exactly as many. As far as possible they hang on another switch than self: of one copy
+// as many as can be do, of several hardly fewer. The answer depends on the set of peers, self among them, and not on
+// their order: all nodes that know the same peers agree. Nil when self is not among the peers.
 func Partners(self int, peers []Peer, copies int) []Peer {
 	peers = slices.SortedFunc(slices.Values(peers), func(a, b Peer) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Switch, b.Switch), cmp.Compare(a.Addr, b.Addr))

@@ -216,7 +216,8 @@ func (in *incoming) receive(c *conn) error {
 		from, to := chunkRange(i, in.offer.size)
 		b := in.data[from:to]
 		if to > in.file.Warm() {
-			// One call makes the pages writable that would fault one by one: a fifth less CPU. Old kernels do not know it.
+			// One call makes the pages writable that would fault one by one: a fifth less CPU. Old kernels do not know
+			// it.
 			_ = unix.Madvise(b, unix.MADV_POPULATE_WRITE)
 		}
 		if _, err := c.Read(b); err != nil {

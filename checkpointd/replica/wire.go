@@ -83,7 +83,8 @@ var codes = []struct {
 	err  error
 }{{"refused", ErrRefused}, {"missing", ErrMissing}, {"damaged", ErrDamaged}}
 
-// offer is what the receiver decides on before any bulk byte comes: the size, and the header and description of the segment.
+// offer is what the receiver decides on before any bulk byte comes: the size, and the header and description of the
+// segment.
 type offer struct {
 	size   int64
 	header shm.Header

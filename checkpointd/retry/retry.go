@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Backoff is the pauses between the tries of one thing: First (positive), then twice as long each time, at most Most; 0 is
-// no bound. One goroutine uses it.
+// Backoff is the pauses between the tries of one thing: First (positive), then twice as long each time, at most Most; 0
+// is no bound. One goroutine uses it.
 type Backoff struct {
 	First, Most time.Duration
 	// Spread shortens each pause by up to a half at random, so that many who wait for the same do not come all at once.

@@ -18,8 +18,8 @@ import (
 // justMade is how long a directory without a lock file may wait for its owner.
 const justMade = time.Minute
 
-// foreignAge is how long a plain run of another PID namespace may be without a worker: whether it goes on cannot be seen
-// from here.
+// foreignAge is how long a plain run of another PID namespace may be without a worker: whether it goes on cannot be
+// seen from here.
 const foreignAge = time.Hour
 
 // plainKey reads the key of a run that has no launcher, t<pid>-<started>-<namespace>: the process that started the

@@ -21,8 +21,8 @@ const (
 	peerDir   = "peer"
 )
 
-// ValidKey says whether key can be the name of a runtime directory: 1 to 128 letters, digits and ._- that begin with
-// a letter, a digit or _.
+// ValidKey says whether key can be the name of a runtime directory: 1 to 128 letters, digits and ._- that begin with a
+// letter, a digit or _.
 func ValidKey(key string) bool {
 	if key == "" || len(key) > 128 || key[0] == '.' || key[0] == '-' {
 		return false

@@ -8,8 +8,8 @@ import (
 	"sort"
 )
 
-// fix asks for the CRC-32 of a payload to be stored twice. Offsets are from the start of the file that all of
-// it lies in.
+// fix asks for the CRC-32 of a payload to be stored twice. Offsets are from the start of the file that all of it lies
+// in.
 type fix struct {
 	off, len int64
 	dst      [2]int64 // < 0: none

@@ -92,8 +92,8 @@ func ownGroup(groups string, v1 bool) (string, bool) {
 	return "", false
 }
 
-// below is what is left of the path of a group below the root of a mount; "" when the group is not visible there, as
-// in a container: then the mount itself is the nearest group that is.
+// below is what is left of the path of a group below the root of a mount; "" when the group is not visible there, as in
+// a container: then the mount itself is the nearest group that is.
 func below(root, group string) string {
 	rest, ok := strings.CutPrefix(group+"/", strings.TrimSuffix(root, "/")+"/")
 	if !ok || strings.Contains("/"+rest, "/../") {

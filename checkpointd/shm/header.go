@@ -130,7 +130,8 @@ func (h Header) used() int64 {
 	return max(headerSize, h.MetaOff+h.MetaLen, h.FixOff+h.FixCount*fixSize, h.ImageOff+h.ImageLen)
 }
 
-// check checks that the three parts lie behind the header, are aligned, end before the largest int64, and do not overlap.
+// check checks that the three parts lie behind the header, are aligned, end before the largest int64, and do not
+// overlap.
 func (h Header) check() error {
 	if h.MetaLen > MaxMeta {
 		return fmt.Errorf("%w: description of %d bytes, the limit is %d", ErrDamaged, h.MetaLen, MaxMeta)

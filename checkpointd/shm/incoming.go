@@ -26,8 +26,8 @@ type Incoming struct {
 	over bool
 }
 
-// Incoming makes room for a copy, size bytes long, that is to be published as name, such as "peer/r3-0.seg". The
-// memory is taken now: when there is not enough of it the error is ENOSPC.
+// Incoming makes room for a copy, size bytes long, that is to be published as name, such as "peer/r3-0.seg". The memory
+// is taken now: when there is not enough of it the error is ENOSPC.
 func (d *Dir) Incoming(name string, size int64) (*Incoming, error) {
 	if err := receivable(name, size); err != nil {
 		return nil, err
@@ -133,9 +133,9 @@ func (in *Incoming) Bytes() []byte { return in.s.mem[:in.size:in.size] }
 // Warm is how many of the first bytes were received into the same mapping before: writing to them costs no page faults.
 func (in *Incoming) Warm() int64 { return in.warm }
 
-// Publish checks that the save that h describes has been received, and makes it visible under its name in place of
-// what had that. A file that was taken over keeps counting its own saves, whatever h says. After an error the copy is
-// still there for Abort.
+// Publish checks that the save that h describes has been received, and makes it visible under its name in place of what
+// had that. A file that was taken over keeps counting its own saves, whatever h says. After an error the copy is still
+// there for Abort.
 func (in *Incoming) Publish(h Header) (*Segment, error) {
 	s := in.s
 	s.mu.Lock()

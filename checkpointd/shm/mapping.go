@@ -17,8 +17,8 @@ const (
 	hugePatience = 30 * time.Millisecond
 )
 
-// mapFile maps the first n bytes of a file, a multiple of the page size, to read and write. The address is a multiple of
-// hugeSize: only then are the file's huge pages mapped as such, at a small part of the page faults.
+// mapFile maps the first n bytes of a file, a multiple of the page size, to read and write. The address is a multiple
+// of hugeSize: only then are the file's huge pages mapped as such, at a small part of the page faults.
 func mapFile(fd int, n int64) ([]byte, error) {
 	size := uintptr(n+int64(os.Getpagesize())-1) &^ uintptr(os.Getpagesize()-1) // larger than ours on some processors
 	room, err := unix.MmapPtr(-1, 0, nil, size+hugeSize, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -39,8 +39,8 @@ func mapFile(fd int, n int64) ([]byte, error) {
 
 func unmap(mem []byte) error { return unix.MunmapPtr(unsafe.Pointer(&mem[0]), uintptr(len(mem))) }
 
-// allocate takes the memory of a file that is mapped, piece by piece: a signal, of which the Go runtime sends many, makes
-// the kernel undo the piece it is at.
+// allocate takes the memory of a file that is mapped, piece by piece: a signal, of which the Go runtime sends many,
+// makes the kernel undo the piece it is at.
 func allocate(fd int, mem []byte) error {
 	size, huge := int64(len(mem)), true
 	for at := int64(0); at < size; {

@@ -1,0 +1,263 @@
+package checkpointd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/checkpointd/replica"
+	"dlrover-run/checkpointd/retry"
+	"dlrover-run/checkpointd/shm"
+)
+
+// pendingCopy is a save that is to be copied.
+type pendingCopy struct {
+	save  string
+	saved time.Time
+	done  map[int]bool // partners that have it, by node
+}
+
+// origin is what the saves of a rank into a directory have in common.
+type origin struct {
+	rank int
+	dir  string
+}
+
+// backoff is when to try a partner again that could not be reached.
+type backoff struct {
+	until  time.Time
+	pauses retry.Backoff
+	pause  time.Duration // the last one
+}
+
+// replicate gives a new save to the pusher. Of a rank and directory only the newest waits. A state that every node
+// holds anyway needs no copies.
+func (d *Daemon) replicate(saved time.Time, m shm.Meta) {
+	d.wantCopies(m.Replicas)
+	d.mu.Lock()
+	p := d.peers
+	d.mu.Unlock()
+	if p != nil {
+		p.want(saved, m)
+		p.nudge()
+	}
+}
+
+// want has a save copied to the partners that do not have it. It may be told of one save twice: by the worker, and when
+// the partners are known.
+func (p *peers) want(saved time.Time, m shm.Meta) {
+	if m.Resize == "any" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	from := origin{m.Rank, m.Dir}
+	olds := []pendingCopy{p.given[from], p.pending[from]}
+	if slices.ContainsFunc(olds, func(old pendingCopy) bool { return saved.Before(old.saved) }) {
+		return
+	}
+	done := map[int]bool{}
+	for _, peer := range p.known {
+		done[peer.Node] = slices.ContainsFunc(peer.Copies, func(c coordinator.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
+	}
+	for _, old := range olds {
+		for node, has := range old.done {
+			done[node] = done[node] || has && old.save == m.Save
+		}
+	}
+	p.pending[from] = pendingCopy{m.Save, saved, done}
+}
+
+// push copies what is pending, and tries again when a partner was away.
+func (p *peers) push() {
+	for p.ctx.Err() == nil {
+		t, due := p.next(time.Now())
+		if len(t.to) > 0 {
+			p.copyTo(t)
+			continue
+		}
+		var again <-chan time.Time
+		if !due.IsZero() {
+			again = time.After(time.Until(due))
+		}
+		select {
+		case <-p.wake:
+		case <-again:
+		case <-p.ctx.Done():
+		}
+	}
+}
+
+// copyTask is a pending save and the partners to try now.
+type copyTask struct {
+	pendingCopy
+	from origin
+	key  string // of the epoch
+	to   []replica.Peer
+}
+
+// next finds a pending save for partners that are not known to be away. If there is none, due is when to look for those
+// that are; zero if nobody waits for them.
+func (p *peers) next(now time.Time) (t copyTask, due time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for from, a := range p.pending {
+		owed := len(p.partners) == 0 // they are not known yet
+		for _, peer := range p.partners {
+			if a.done[peer.Node] {
+				continue
+			}
+			owed = true
+			if until := p.away[peer.Node].until; !until.After(now) {
+				t.to = append(t.to, peer)
+			} else if due.IsZero() || until.Before(due) {
+				due = until
+			}
+		}
+		if len(t.to) > 0 {
+			slices.SortStableFunc(t.to, func(a, b replica.Peer) int { // those that may keep us waiting come last
+				return cmp.Compare(p.away[a.Node].pause, p.away[b.Node].pause)
+			})
+			t.pendingCopy, t.from, t.key = a, from, p.key
+			return t, due
+		}
+		if !owed {
+			p.given[from] = a
+			delete(p.pending, from)
+		}
+	}
+	return copyTask{}, due
+}
+
+func (p *peers) copyTo(t copyTask) {
+	if t.to = p.reachable(t); len(t.to) == 0 {
+		return
+	}
+	pin := p.d.pinned(p.ctx, t.from, t.save)
+	if pin == nil { // a newer save is on its way
+		p.forget(t)
+		return
+	}
+	defer pin.Release()
+	for _, peer := range t.to {
+		err := p.give(peer, pin)
+		if p.ctx.Err() != nil {
+			return
+		}
+		p.d.mu.Lock()
+		if err == nil {
+			p.d.count.CopiesSent++
+			p.d.count.CopiedBytes += int64(len(pin.Used()))
+		} else {
+			p.d.count.CopiesFailed++
+		}
+		p.d.mu.Unlock()
+		was, is := p.book(t, peer.Node, err)
+		log := p.d.log.With("step", pin.Meta.Step, "rank", pin.Meta.Rank, "node", peer.Node)
+		switch {
+		case err != nil && !(was && is):
+			log.Warn("cannot copy a checkpoint to another node", "again", is, "err", err)
+		case err == nil && was:
+			log.Info("a checkpoint is copied to another node again")
+		}
+	}
+}
+
+// pinned pins a save of ours, nil if it is no longer here.
+func (d *Daemon) pinned(ctx context.Context, of origin, save string) (pin *shm.Pinned) {
+	ctx, cancel := context.WithTimeout(ctx, pinPatience)
+	defer cancel()
+	d.held(func(name string, s *segment, h shm.Header, m shm.Meta) {
+		if pin == nil && ours(name) && m.Save == save && m.Rank == of.rank && m.Dir == of.dir {
+			pin, _ = s.pin(ctx, h.Seq) // nil: it is gone
+		}
+	})
+	return pin
+}
+
+// reachable returns the partners of a task without those that are still away: to find that out must not keep the
+// segment from its worker.
+func (p *peers) reachable(t copyTask) (to []replica.Peer) {
+	for _, peer := range t.to {
+		p.mu.Lock()
+		_, away := p.away[peer.Node]
+		p.mu.Unlock()
+		if away && !p.reach(&peer) {
+			p.book(t, peer.Node, errAway)
+			p.d.mu.Lock()
+			p.d.count.CopiesFailed++
+			p.d.mu.Unlock()
+			continue
+		}
+		to = append(to, peer)
+	}
+	return to
+}
+
+var errAway = errors.New("it is still away")
+
+// reach tries a node, also when that has moved.
+func (p *peers) reach(peer *replica.Peer) bool {
+	err := p.client.Reach(p.ctx, peer.Addr)
+	if err == nil || p.ctx.Err() != nil {
+		return err == nil
+	}
+	addr := p.renew(p.ctx, peer.Node)
+	if addr == "" || addr == peer.Addr {
+		return false
+	}
+	peer.Addr = addr
+	return p.client.Reach(p.ctx, addr) == nil
+}
+
+func (p *peers) forget(t copyTask) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pending[t.from].save == t.save {
+		delete(p.pending, t.from)
+	}
+}
+
+// give copies a save to a partner, also when that has moved.
+func (p *peers) give(to replica.Peer, pin *shm.Pinned) error {
+	err := p.client.Push(p.ctx, to.Addr, pin)
+	if !absent(err) || p.ctx.Err() != nil {
+		return err
+	}
+	if addr := p.renew(p.ctx, to.Node); addr != "" && addr != to.Addr {
+		err = p.client.Push(p.ctx, addr, pin)
+	}
+	return err
+}
+
+// book records how a task for a node went, and returns whether the node was away before and is now.
+func (p *peers) book(t copyTask, node int, err error) (was, is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.key != t.key {
+		return false, false // nodes have other numbers now
+	}
+	old, was := p.away[node]
+	if absent(err) {
+		if !was {
+			old.pauses = retry.Backoff{First: awayFirst, Most: awayMost}
+		}
+		old.pause = old.pauses.Next()
+		old.until = time.Now().Add(old.pause)
+		p.away[node] = old
+		return was, true
+	}
+	delete(p.away, node)
+	if a := p.pending[t.from]; a.save == t.save {
+		a.done[node] = true // or it does not want it
+	}
+	return was, false
+}
+
+// absent tells that a node could not be reached from what it, or this node, does not want.
+func absent(err error) bool {
+	return err != nil && !errors.Is(err, replica.ErrRefused) && !errors.Is(err, replica.ErrMissing) && !errors.Is(err, errUnwanted)
+}

@@ -1,0 +1,145 @@
+package checkpointd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/checkpointd/retry"
+	"dlrover-run/checkpointd/shm"
+)
+
+var errUnwanted = errors.New("not for this node")
+
+// fetch brings a rank's newest shard from another node, if that has a newer one than this node.
+func (d *Daemon) fetch(ctx context.Context, r request) {
+	d.mu.Lock()
+	p, w := d.peers, d.world
+	d.mu.Unlock()
+	if p == nil {
+		return
+	}
+	known := func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.key == w.Key()
+	}
+	if d.until(ctx, known) != nil {
+		return // nobody answered in time: what is here counts
+	}
+	gone := map[int]bool{}
+	for _, h := range p.holders(w.GroupRank, r, d.restorable(r)) {
+		if gone[h.node] {
+			continue
+		}
+		err := p.fetchFrom(ctx, h, r.Dir)
+		if err == nil {
+			return
+		}
+		gone[h.node] = absent(err)
+		d.log.Warn("cannot fetch a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node, "err", err)
+	}
+}
+
+type holder struct {
+	node int
+	addr string
+	copy coordinator.Copy
+}
+
+// holders are the nodes that have something newer for the rank and directory of r than what is here: first the saves
+// that are whole, then those of which the most shards are left, for only whole ones can be loaded, and the newest of
+// these.
+func (p *peers) holders(self int, r request, have []Restorable) []holder {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []holder
+	shards := map[string]map[int]bool{}
+	for _, peer := range p.known {
+		for _, c := range peer.Copies {
+			if c.Dir != "" && c.Dir != r.Dir {
+				continue
+			}
+			if shards[c.Save] == nil {
+				shards[c.Save] = map[int]bool{}
+			}
+			shards[c.Save][c.Shard] = true
+			if peer.Node != self && (c.Rank == r.Rank || c.Rank == anyRank) && newer(c, have) {
+				out = append(out, holder{peer.Node, peer.Addr, c})
+			}
+		}
+	}
+	whole := func(c coordinator.Copy) int {
+		if c.Shards > 0 && len(shards[c.Save]) == c.Shards {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(out, func(a, b holder) int {
+		return cmp.Or(whole(b.copy)-whole(a.copy), len(shards[b.copy.Save])-len(shards[a.copy.Save]), compareAge(b.copy, a.copy))
+	})
+	return out
+}
+
+func newer(c coordinator.Copy, have []Restorable) bool {
+	return !slices.ContainsFunc(have, func(o Restorable) bool {
+		return o.Save == c.Save || compareAge(c, coordinator.Copy{Step: o.Step, SavedNS: o.SavedNS}) <= 0
+	})
+}
+
+// compareAge is positive if a is newer. Not every node says when something was saved.
+func compareAge(a, b coordinator.Copy) int {
+	if a.SavedNS != 0 && b.SavedNS != 0 {
+		return cmp.Or(cmp.Compare(a.SavedNS, b.SavedNS), cmp.Compare(a.Step, b.Step))
+	}
+	return cmp.Compare(a.Step, b.Step)
+}
+
+// fetchFrom waits a little for a node whose daemon is being started again.
+func (p *peers) fetchFrom(ctx context.Context, h holder, dir string) error {
+	pause := retry.Backoff{First: fetchFirst}
+	for tries := 1; ; tries++ {
+		err := p.fetchOne(ctx, h, dir)
+		if !absent(err) || ctx.Err() != nil {
+			return err
+		}
+		addr := p.renew(ctx, h.node)
+		if addr != "" && addr != h.addr {
+			h.addr = addr
+			continue
+		}
+		if tries == fetchTries || !pause.Wait(ctx) {
+			return err
+		}
+	}
+}
+
+func (p *peers) fetchOne(ctx context.Context, h holder, dir string) error {
+	if pin, err := (replicaStore{p.d}).Copy(h.copy.Rank, h.copy.Save); err == nil {
+		pin.Release()
+		return nil // another local rank has fetched it
+	}
+	into := func(m shm.Meta, size int64) (*shm.Incoming, error) {
+		if m.Dir != dir {
+			return nil, fmt.Errorf("%w: it is of %s", errUnwanted, m.Dir)
+		}
+		in, err := (replicaStore{p.d}).Incoming(m, size)
+		if err != nil {
+			err = fmt.Errorf("%w: %w", errUnwanted, err)
+		}
+		return in, err
+	}
+	seg, err := p.client.Fetch(ctx, h.addr, h.copy.Rank, h.copy.Save, into)
+	if err != nil {
+		return err
+	}
+	p.d.log.Info("fetched a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node)
+	replicaStore{p.d}.Published(seg)
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	p.d.count.CopiesFetched++
+	return nil
+}

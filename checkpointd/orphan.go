@@ -1,0 +1,160 @@
+package checkpointd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// led books the launcher's connection. Another launcher's job may have emptied its directory; the same one has only
+// connected anew.
+func (d *Daemon) led(s *session, launcher string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.leaders[s] = struct{}{}
+	if launcher == "" || launcher != d.launcher {
+		d.launcher = launcher
+		clear(d.used)
+		d.keepUsedLocked()
+	}
+	d.changedLocked()
+}
+
+// orphaned follows the end of a launcher's connection: a launcher that lives connects anew, within orphanGrace where
+// nothing else tells of its death.
+func (d *Daemon) orphaned(s *session) {
+	d.mu.Lock()
+	delete(d.leaders, s)
+	d.mu.Unlock()
+	switch {
+	case !s.bye && d.cfg.Gone == nil:
+		d.awaitLauncher(orphanGrace)
+	case s.bye && d.cfg.Spawned && d.cfg.Orphaned != nil && d.ctx.Err() == nil:
+		d.cfg.Orphaned(s.left) // it was about to end this daemon
+	}
+}
+
+// bereaved waits for the death of the launcher, whoever still holds its connections.
+func (d *Daemon) bereaved() {
+	select {
+	case <-d.cfg.Gone:
+		d.awaitLauncher(0)
+	case <-d.ctx.Done():
+	}
+}
+
+// hereLocked reports whether a launcher is connected. What one that is dead has sent may be read late.
+func (d *Daemon) hereLocked() bool {
+	select {
+	case <-d.cfg.Gone:
+		return false
+	default:
+		return len(d.leaders) > 0
+	}
+}
+
+// awaitLauncher waits for a connection of a launcher. Without one it saves what is in memory, and is done.
+func (d *Daemon) awaitLauncher(patience time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.orphan || d.cfg.Orphaned == nil || d.ctx.Err() != nil {
+		return
+	}
+	d.orphan = true
+	d.wg.Go(func() {
+		for {
+			left, saved := d.alone(patience)
+			d.mu.Lock()
+			here := d.hereLocked()
+			if saved || here || d.ctx.Err() != nil {
+				d.orphan = false
+				d.mu.Unlock()
+				if saved && !here && d.ctx.Err() == nil {
+					d.cfg.Orphaned(left)
+				}
+				return
+			}
+			d.mu.Unlock() // one came and is gone again
+		}
+	})
+}
+
+// alone is what a daemon without a launcher does; saved is false when one came before everything was saved.
+func (d *Daemon) alone(patience time.Duration) (left int, saved bool) {
+	ctx, cancel := context.WithTimeout(d.ctx, orphanSaves)
+	defer cancel()
+	var moved, came atomic.Bool
+	if d.cfg.Spawned {
+		d.wg.Go(func() { d.yield(ctx, func() { moved.Store(true); cancel() }) })
+	}
+	grace, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	if d.until(grace, d.hereLocked) == nil {
+		return 0, false
+	}
+	d.wg.Go(func() { // saving stops when one comes
+		if d.until(ctx, d.hereLocked) == nil {
+			came.Store(true)
+			cancel()
+		}
+	})
+	if ctx.Err() == nil {
+		d.log.Warn("the launcher is gone; saving what is in memory")
+		left = d.saveAll(ctx)
+	}
+	if moved.Load() {
+		left = max(left, 1)
+	}
+	return left, !came.Load()
+}
+
+// saveAll writes what is in memory, after what an earlier daemon has left, until ctx ends.
+func (d *Daemon) saveAll(ctx context.Context) (left int) {
+	select {
+	case <-d.takenOver:
+	case <-ctx.Done():
+		return 1
+	}
+	d.Breakpoint("the launcher is gone", false)
+	return d.Drain(ctx, orphanSaves)
+}
+
+// yield calls end when another launcher has taken the directory over: the daemon of that one waits for this one's end,
+// and goes on with what is there. So it does when the directory is gone: nobody can find what this daemon holds.
+func (d *Daemon) yield(ctx context.Context, end func()) {
+	t := time.NewTicker(yieldEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		now, err := os.Lstat(d.cfg.Dir.Path())
+		switch {
+		case errors.Is(err, os.ErrNotExist), err == nil && d.home != nil && !os.SameFile(now, d.home):
+			d.log.Warn("the runtime directory is gone, and with it what was not written", "dir", d.cfg.Dir.Path())
+			end()
+			return
+		case locked(filepath.Join(d.cfg.Dir.Path(), "owner")):
+			d.log.Info("another launcher has taken over")
+			end()
+			return
+		}
+	}
+}
+
+// locked reports whether another process has locked a file.
+func locked(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}

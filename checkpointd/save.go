@@ -1,0 +1,364 @@
+package checkpointd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"time"
+
+	"dlrover-run/checkpointd/commit"
+	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/checkpointd/retry"
+	"dlrover-run/checkpointd/shm"
+)
+
+// phase is how far this node is with its shard of a save.
+type phase string
+
+const (
+	waiting    phase = "waiting"  // for a writer
+	writing    phase = "writing"  // to temporary files
+	prepared   phase = "prepared" // durable here; the other shards are waited for
+	committed  phase = "committed"
+	superseded phase = "superseded" // overwritten by a newer save before it was written
+	failed     phase = "failed"
+)
+
+func (p phase) over() bool { return p == committed || p == superseded || p == failed }
+
+// save is one shard of a save on its way to the disk.
+type save struct {
+	seg   *segment // nil: it holds a newer save by now
+	seq   uint64
+	saved time.Time
+	meta  shm.Meta
+	begun time.Time
+	ctx   context.Context         // of all that is done for it
+	quit  context.CancelCauseFunc // ends ctx
+	waits context.Context         // ends when it is of no use to wait for the other shards
+	give  context.CancelCauseFunc // ends waits
+
+	entry   *commit.Entry // what is durable; nil: nothing yet
+	resumed bool          // entry is an earlier daemon's work
+
+	// Guarded by Daemon.mu.
+	phase       phase
+	err         error
+	second      bool // a breakpoint's: it was given up before
+	said        bool // why it was given up
+	bytes, done int64
+	ground      ground
+	stuck       bool // has waited for other shards for long: nobody should wait for it
+}
+
+var (
+	errSuperseded = errors.New("overwritten by a newer save before it could be written")
+	errLost       = errors.New("somebody has removed what was written")
+	errHalf       = errors.New("a worker of this node has ended without its shard, or has saved over it")
+)
+
+// start puts a shard on its way to the disk, unless it is there or on the way, or was given up.
+func (d *Daemon) start(s *segment, h shm.Header, m shm.Meta) *save {
+	return d.launch(newSave(s, h.Seq, h.Saved, m))
+}
+
+func newSave(s *segment, seq uint64, saved time.Time, m shm.Meta) *save {
+	j := &save{seg: s, seq: seq, saved: saved, meta: m, begun: time.Now(), phase: waiting}
+	for _, f := range m.Files {
+		j.bytes += f.Len
+	}
+	return j
+}
+
+// launch runs j, unless the same shard was launched before: a save that was given up stays given up, for all its shards
+// alike, but for the second attempt that a breakpoint may make.
+func (d *Daemon) launch(j *save) *save {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o := d.latestLocked(j.meta.Save, j.meta.Shard); o != nil && (!o.gaveUp() || !j.second || o.second) {
+		return o
+	}
+	j.ctx, j.quit = context.WithCancelCause(d.ctx)
+	j.waits, j.give = context.WithCancelCause(j.ctx)
+	d.saves = append(d.saves, j)
+	d.trimLocked()
+	d.changedLocked()
+	d.wg.Go(func() { d.run(j) })
+	return j
+}
+
+// latestLocked is the last attempt at a shard of a save, nil if there was none.
+func (d *Daemon) latestLocked(id string, shard int) *save {
+	for _, j := range slices.Backward(d.saves) {
+		if j.meta.Save == id && j.meta.Shard == shard {
+			return j
+		}
+	}
+	return nil
+}
+
+// gaveUp reports whether j is over and not on disk. The lock is held.
+func (j *save) gaveUp() bool { return j.phase == failed || j.phase == superseded }
+
+// drop ends a save that will not be complete any more. If the leader may have decided otherwise already, it has a while
+// to go on.
+func (d *Daemon) drop(j *save, why error) {
+	if j.waits.Err() == nil {
+		j.give(why)
+		time.AfterFunc(dropGrace, func() { j.quit(why) })
+	}
+}
+
+// trimLocked forgets the oldest saves that are over.
+func (d *Daemon) trimLocked() {
+	for i := 0; len(d.saves) > maxRemembered && i < len(d.saves); {
+		if d.saves[i].phase.over() {
+			d.saves = append(d.saves[:i], d.saves[i+1:]...)
+			continue
+		}
+		i++
+	}
+}
+
+// run takes one shard from memory to a committed step.
+func (d *Daemon) run(j *save) {
+	defer j.quit(nil)
+	ctx, cancel := context.WithTimeoutCause(j.ctx, timeoutOf(j.meta), fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
+	defer cancel()
+	stop := d.progress(j)
+	defer stop()
+	if time.Since(j.saved) > lookFirst && d.outdated(j) { // an earlier daemon should have written it
+		d.giveUp(j, errOutdated)
+		d.finish(j, failed, errOutdated)
+		return
+	}
+	if d.already(j) { // an earlier daemon committed it, and may not have said so
+		if j.meta.Shard == 0 {
+			_, _ = d.coordinatorOf(j.meta).Post(ctx, reportOf(j, coordinator.Published, commit.Entry{}))
+		}
+		d.finish(j, committed, nil)
+		return
+	}
+	err := d.flush(ctx, j)
+	if j.seg != nil && d.gone(ctx, j, err) {
+		j.entry, j.resumed = nil, false
+		err = d.flush(ctx, j)
+	}
+	switch {
+	case d.ctx.Err() != nil && err != nil: // the next daemon goes on
+	case err == nil, errors.Is(err, coordinator.ErrCommitted), d.already(j):
+		d.finish(j, committed, nil)
+	case errors.Is(err, errSuperseded), errors.Is(err, commit.ErrSuperseded):
+		d.giveUp(j, err)
+		d.finish(j, superseded, err)
+	default:
+		if cause := context.Cause(ctx); cause != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w; last: %w", cause, err)
+		}
+		d.giveUp(j, err)
+		d.finish(j, failed, err)
+	}
+}
+
+// gone reports whether somebody has removed what was written, by an earlier daemon perhaps. Memory may still have it.
+func (d *Daemon) gone(ctx context.Context, j *save, err error) bool {
+	if j.entry == nil || !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	gone, err := bounded(ctx, func() (bool, error) { return d.store.Gone(saveOf(j), *j.entry) || d.deleted(j), nil })
+	return gone && err == nil
+}
+
+// flush makes the shard durable, lets its segment go, and commits it.
+func (d *Daemon) flush(ctx context.Context, j *save) error {
+	if j.entry == nil {
+		var entry commit.Entry
+		err := d.retry(ctx, j, func() (err error) { entry, err = d.prepare(ctx, j); return err })
+		if err != nil {
+			return err
+		}
+		if err := d.keepPrepared(j, entry); err != nil {
+			d.log.Debug("a segment stays in use until its save is committed", "err", err)
+		} else {
+			j.seg.seg.Settle(j.seq)
+		}
+		j.entry = &entry
+	}
+	d.move(j, prepared)
+	defer d.look(j)()
+	return d.commit(ctx, j, *j.entry)
+}
+
+var (
+	errElsewhere = errors.New("another daemon has committed it")
+	errOutdated  = errors.New("workers that were started later have saved a newer step")
+)
+
+// look ends a wait for other shards when storage shows that it is of no use: others may have completed the save, or
+// gone on without it, and be dead.
+func (d *Daemon) look(j *save) (stop func()) {
+	ctx, cancel := context.WithCancel(j.ctx)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		for pause := (retry.Backoff{First: lookFirst, Most: lookMost}); pause.Wait(ctx); {
+			d.lookOnce(j)
+		}
+	}()
+	return func() { cancel(); <-gone }
+}
+
+func (d *Daemon) lookOnce(j *save) {
+	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
+	if ok && m.ID == j.meta.Save {
+		j.quit(errElsewhere)
+	}
+	if d.outdated(j) {
+		d.drop(j, errOutdated)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !j.stuck && time.Since(j.begun) > agreePatience {
+		j.stuck = true
+		d.changedLocked()
+	}
+}
+
+// outdated reports whether workers that were started later have gone on from another state, or have saved the same
+// step.
+func (d *Daemon) outdated(j *save) bool {
+	later := func(m commit.Manifest) bool { return m.Epoch != j.meta.Epoch && m.Saved.After(j.saved) }
+	if m, ok := d.tracked(j.meta.Dir); ok && later(m) {
+		return true
+	}
+	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
+	return ok && m.ID != j.meta.Save && later(m)
+}
+
+func timeoutOf(m shm.Meta) time.Duration {
+	if m.TimeoutS <= 0 {
+		return defaultSave
+	}
+	return time.Duration(m.TimeoutS) * time.Second
+}
+
+// already reports whether an earlier daemon committed this very save.
+func (d *Daemon) already(j *save) bool {
+	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
+	return ok && m.ID == j.meta.Save
+}
+
+func saveOf(j *save) commit.Save {
+	m := j.meta
+	s := commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step, Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved, Late: j.resumed}
+	for _, t := range m.Trackers {
+		s.Trackers = append(s.Trackers, commit.Tracker(t))
+	}
+	if m.Retention != nil {
+		r := commit.Retention(*m.Retention)
+		s.Retention = &r
+	}
+	return s
+}
+
+// giveUp tells the other shards that this save will not be complete, and removes what was written of ours. When the
+// leader may be past its intent, the files stay: recovery completes the save.
+func (d *Daemon) giveUp(j *save, cause error) {
+	if errors.Is(cause, coordinator.ErrStalled) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, refuseBudget)
+	defer cancel()
+	report := reportOf(j, coordinator.Failed, commit.Entry{})
+	report.Error = cause.Error()
+	if _, err := d.coordinatorOf(j.meta).Post(ctx, report); err != nil && !errors.Is(err, coordinator.ErrAborted) {
+		d.log.Debug("a failed save stays for recovery", "step", j.meta.Step, "err", err)
+		return
+	}
+	if _, err := bounded(ctx, func() (any, error) { return nil, d.store.Abandon(saveOf(j), j.meta.Shard) }); err != nil {
+		d.log.Debug("clean up after a failed save", "step", j.meta.Step, "err", err)
+	}
+}
+
+func (d *Daemon) move(j *save, to phase) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	j.phase = to
+	d.changedLocked()
+}
+
+// finish books the end of a save and lets its segment go.
+func (d *Daemon) finish(j *save, to phase, err error) {
+	switch to {
+	case committed:
+		if j.seg != nil {
+			j.seg.seg.SetDurable(j.seq)
+		}
+	case superseded:
+		d.sayOnce(j, slog.LevelWarn, "a checkpoint was not written: a newer one came first", "err", err)
+	case failed:
+		d.sayOnce(j, slog.LevelError, "a checkpoint was not committed", "err", err)
+	}
+	if j.seg != nil {
+		j.seg.seg.Settle(j.seq)
+	}
+	d.dropPrepared(j)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	j.phase, j.err = to, err
+	switch to {
+	case committed:
+		d.count.Commits++
+		d.useLocked(j)
+		if !j.saved.Before(d.durable[j.meta.Rank].Saved) {
+			d.durable[j.meta.Rank] = SegmentStatus{Rank: j.meta.Rank, Step: j.meta.Step, Saved: j.saved, Durable: true}
+		}
+	case superseded:
+		d.count.Superseded++
+	case failed:
+		d.count.Failures++
+	}
+	d.changedLocked()
+}
+
+// sayOnce says why a save was given up, in one line for all its shards on this node: the first to know tells the
+// others.
+func (d *Daemon) sayOnce(j *save, level slog.Level, text string, more ...any) {
+	d.mu.Lock()
+	said := slices.ContainsFunc(d.saves, func(o *save) bool { return o.meta.Save == j.meta.Save && o.said })
+	j.said = true
+	d.mu.Unlock()
+	if said {
+		level = slog.LevelDebug
+	}
+	d.log.Log(d.ctx, level, text, append([]any{"step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir}, more...)...)
+}
+
+// progress writes a line about a long write now and then, and ever more seldom while nothing moves.
+func (d *Daemon) progress(j *save) (stop func()) {
+	ctx, cancel := context.WithCancel(j.ctx)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		last, pause := int64(-1), retry.Backoff{First: progressEvery}
+		for pause.Wait(ctx) {
+			if done := d.tell(j); done > last {
+				last = done
+				pause.Reset()
+			}
+		}
+	}()
+	return func() { cancel(); <-gone }
+}
+
+func (d *Daemon) tell(j *save) (done int64) {
+	d.mu.Lock()
+	ph, done := j.phase, j.done
+	d.mu.Unlock()
+	took := time.Since(j.begun)
+	d.log.Info("checkpoint under way", "step", j.meta.Step, "shard", j.meta.Shard, "phase", string(ph), "percent", 100*done/max(j.bytes, 1), "bytes", done, "of", j.bytes, "for", took.Round(time.Second).String())
+	return done
+}

@@ -1,0 +1,121 @@
+package checkpointd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"dlrover-run/checkpointd/retry"
+)
+
+// Drain waits until no save is on its way to the disk and returns how many are not on disk then: still on their way
+// after the timeout, or given up.
+func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
+	d.scan()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	_ = d.until(ctx, func() bool { return d.breaking == 0 && d.pendingLocked() == 0 }) // what is left is counted
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.breaking + d.pendingLocked() + d.lostLocked()
+}
+
+func (d *Daemon) pendingLocked() int { return len(d.flyingLocked("")) }
+
+// flyingLocked lists the saves of dir, "" for all, that are on their way to the disk.
+func (d *Daemon) flyingLocked(dir string) (out []*save) {
+	for _, j := range d.saves {
+		if !j.phase.over() && (dir == "" || j.meta.Dir == dir) {
+			out = append(out, j)
+		}
+	}
+	return out
+}
+
+// lostLocked counts the shards whose newest save was given up: it is in memory only.
+func (d *Daemon) lostLocked() int {
+	type key struct {
+		dir   string
+		shard int
+	}
+	newest := map[key]*save{}
+	for _, j := range d.saves {
+		at := key{j.meta.Dir, j.meta.Shard}
+		if o := newest[at]; o == nil || !j.saved.Before(o.saved) {
+			newest[at] = j
+		}
+	}
+	n := 0
+	for _, j := range newest {
+		half := errors.Is(j.err, errHalf) || errors.Is(j.err, errIncomplete) || errors.Is(j.err, errOutdated)
+		if j.phase == failed && !half { // halves are of no use
+			n++
+		}
+	}
+	return n
+}
+
+// wait answers when the save is committed, or says why it will not be.
+func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(), fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))
+	defer cancel()
+	pause := retry.Backoff{First: 50 * time.Millisecond, Most: time.Second} // other nodes do not tell
+	for {
+		d.mu.Lock()
+		news := d.changed
+		j := d.newestLocked(r)
+		var ph phase
+		var err error
+		if j != nil {
+			ph, err = j.phase, j.err
+		}
+		d.mu.Unlock()
+		switch {
+		case ph == committed:
+			return r.Step, nil
+		case ph.over():
+			return 0, fmt.Errorf("step %d is not on disk: %w", r.Step, err)
+		case j == nil: // committed by another node, or by an earlier daemon
+			if step, ok := d.onDisk(r); ok {
+				return step, nil
+			}
+		}
+		select {
+		case <-news:
+		case <-time.After(pause.Next()):
+		case <-ctx.Done():
+			return 0, d.lateness(ctx)
+		}
+	}
+}
+
+func (d *Daemon) lateness(ctx context.Context) error {
+	err := context.Cause(ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.storageTrouble != "" {
+		err = fmt.Errorf("%w (%s)", err, d.storageTrouble)
+	}
+	return err
+}
+
+// newestLocked finds what is asked for among the saves that went through this daemon.
+func (d *Daemon) newestLocked(r request) *save {
+	for _, j := range slices.Backward(d.saves) {
+		if j.meta.Dir == r.Dir && j.meta.Step == r.Step && (r.Save == "" || j.meta.Save == r.Save) {
+			return j
+		}
+	}
+	return nil
+}
+
+// onDisk looks for the step, or for the one that the tracker names if that is later.
+func (d *Daemon) onDisk(r request) (int64, bool) {
+	if m, ok := d.committedAt(r.Dir, r.Step); ok && (r.Save == "" || r.Save == m.ID) {
+		return m.Step, true
+	}
+	m, ok := d.tracked(r.Dir)
+	return m.Step, ok && r.Save == "" && m.Step >= r.Step
+}
