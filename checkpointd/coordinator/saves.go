@@ -1,0 +1,311 @@
+package coordinator
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"dlrover-run/checkpointd/commit"
+)
+
+// Posted is a Report of a node.
+type Posted struct{ Report }
+
+func (p Posted) step(st *State, now time.Time) ([]Topic, error) { return st.report(now, p.Report) }
+
+// save is what is known about one save:
+//
+//	                 all Prepared        Intent      all Placed        Published
+//	(writing) ------------------> prepared ---> intent -----> placed --------> published
+//	    | Failed                     | Failed      | Failed
+//	    v                            v (leader)    v
+//	 aborted <-----------------------+          stalled
+//
+// An aborted save, which has a failure and no intent, starts over when all failed shards are Prepared again, or when an
+// agreement chooses it. A stalled one, which has an intent and a shard that failed before it was placed, is completed by
+// recovery, or by that shard when it is placed after all. From the intent on there is no way to aborted: failures that
+// come later are refused with ErrDecided. A state that has lost its memory takes a later phase for all earlier ones.
+type save struct {
+	Save
+	heard     time.Time
+	entries   map[int]commit.Entry // of the prepared shards, until the save is published or given up
+	bytes     int64                // of entries
+	placed    set                  // until the save is published
+	failures  map[int]string       // by shard
+	intent    bool
+	published bool
+}
+
+func (s *save) aborted() bool { return len(s.failures) > 0 && !s.intent }
+
+func (s *save) stalled() bool {
+	return len(s.failures) > 0 && s.intent && !s.published && s.placed.n < s.Shards
+}
+
+func (s *save) allPrepared() bool { return len(s.entries) == s.Shards }
+
+func (s *save) over() bool { return s.published || s.aborted() }
+
+// known are the topics about which the waiting nodes have an answer.
+func (s *save) known() (k TopicKind) {
+	add := func(kind TopicKind, yes bool) {
+		if yes {
+			k |= kind
+		}
+	}
+	add(AllPrepared, s.aborted() || s.published || s.allPrepared())
+	add(HasIntent, s.aborted() || s.intent)
+	add(AllPlaced, s.stalled() || s.published || s.placed.n == s.Shards)
+	add(IsPublished, s.stalled() || s.published)
+	return k
+}
+
+func (st *State) report(now time.Time, r Report) ([]Topic, error) {
+	s, err := st.find(r.Save)
+	if err != nil {
+		return nil, err
+	}
+	before := s.known()
+	if err := st.apply(s, r); err != nil {
+		return nil, err
+	}
+	s.heard = now
+	st.saves[r.Save.ID] = s
+	var topics []Topic
+	news := s.known() &^ before
+	for _, kind := range []TopicKind{AllPrepared, HasIntent, AllPlaced, IsPublished} {
+		if news&kind != 0 {
+			topics = append(topics, Topic{kind, r.Save.ID})
+		}
+	}
+	return topics, nil
+}
+
+// find returns the save, a new one if need be. A new one is not in the state yet.
+func (st *State) find(id Save) (*save, error) {
+	if s := st.saves[id.ID]; s != nil {
+		if s.Step != id.Step || s.Shards != id.Shards {
+			return nil, fmt.Errorf("%w: save %s is known as step %d with %d shards, not step %d with %d shards", ErrBadRequest, id.ID, s.Step, s.Shards, id.Step, id.Shards)
+		}
+		return s, nil
+	}
+	flying := 0
+	for _, s := range st.saves {
+		if !s.over() {
+			flying++
+		}
+	}
+	if flying >= MaxSaves {
+		return nil, fmt.Errorf("%w: %d saves are in flight already; save %s has to wait for one of them", ErrLimit, flying, id.ID)
+	}
+	if len(st.saves)-flying >= 4*MaxSaves {
+		st.dropOldestOver()
+	}
+	return &save{Save: id, entries: map[int]commit.Entry{}, placed: newSet(id.Shards), failures: map[int]string{}}, nil
+}
+
+func (st *State) dropOldestOver() {
+	oldest := ""
+	for id, s := range st.saves {
+		if s.over() && (oldest == "" || s.heard.Before(st.saves[oldest].heard) || s.heard.Equal(st.saves[oldest].heard) && id < oldest) {
+			oldest = id
+		}
+	}
+	st.dropSave(oldest)
+}
+
+func (st *State) dropSave(id string) {
+	st.dropEntries(st.saves[id])
+	delete(st.saves, id)
+}
+
+func (st *State) dropEntries(s *save) {
+	st.bytes -= s.bytes
+	s.bytes = 0
+	s.entries = map[int]commit.Entry{} // a cleared map would keep its memory
+}
+
+func (st *State) apply(s *save, r Report) error {
+	if s.published && r.Phase != Failed {
+		return nil
+	}
+	switch r.Phase {
+	case Prepared:
+		return st.prepare(s, r)
+	case Intent:
+		s.intent = true
+	case Placed: // only after the intent, of which an empty state may not know
+		s.intent = true
+		for _, n := range r.Shards {
+			s.placed.add(n)
+			delete(s.failures, n)
+		}
+	case Published:
+		s.intent, s.published = true, true
+		st.dropEntries(s)
+		s.placed = set{}
+		clear(s.failures)
+	case Failed:
+		return st.fail(s, r)
+	}
+	return nil
+}
+
+// prepare books the entries and takes back the failures of the same shards. Once there are the entries of all shards
+// they stay as they are: the leader may have them. Nothing is booked while another failure stands: the sender learns
+// of it and removes its files.
+func (st *State) prepare(s *save, r Report) error {
+	failures := maps.Clone(s.failures)
+	for _, n := range r.Shards {
+		delete(failures, n)
+	}
+	if !s.allPrepared() && (s.intent || len(failures) == 0) {
+		var more int64
+		for _, e := range r.Entries {
+			more += entryBytes(e)
+			if old, ok := s.entries[e.Shard]; ok {
+				more -= entryBytes(old)
+			}
+		}
+		if err := st.reserve(more, "save "+s.ID); err != nil {
+			return err
+		}
+		s.bytes += more
+		for _, e := range r.Entries {
+			s.entries[e.Shard] = e
+		}
+	}
+	s.failures = failures
+	return nil
+}
+
+// fail books a failure. The leader may give up until it has posted the intent; the others only as long as the leader
+// cannot have written it.
+func (st *State) fail(s *save, r Report) error {
+	if !s.intent && s.allPrepared() && !r.leads() {
+		return fmt.Errorf("%w: save %s: all shards are prepared and the leader may have gone on; keep the files", ErrDecided, s.ID)
+	}
+	for _, n := range r.Shards {
+		if !s.published && !s.placed.has(n) {
+			s.failures[n] = s.reason(r.Error)
+		}
+	}
+	if s.aborted() {
+		st.dropEntries(s) // whoever learns of it removes its files, and has to prepare again
+	}
+	return nil
+}
+
+// maxReasons bounds the texts that a save keeps: when storage is down, everybody says the same.
+const maxReasons = 16
+
+func (s *save) reason(text string) string {
+	if len(s.failures) >= maxReasons {
+		return "failed, like others before"
+	}
+	return cut(cmp.Or(text, "no reason given"))
+}
+
+// set is a set of shards.
+type set struct {
+	words []uint64
+	n     int
+}
+
+func newSet(size int) set { return set{words: make([]uint64, (size+63)/64)} }
+
+func (s *set) has(i int) bool { return s.words != nil && s.words[i/64]&(1<<(i%64)) != 0 }
+
+func (s *set) add(i int) {
+	if !s.has(i) {
+		s.words[i/64] |= 1 << (i % 64)
+		s.n++
+	}
+}
+
+func cut(reason string) string {
+	if len(reason) > maxReason {
+		return reason[:maxReason-3] + "..."
+	}
+	return reason
+}
+
+// entryBytes estimates the memory of an entry.
+func entryBytes(e commit.Entry) int64 {
+	n := int64(128)
+	for _, f := range e.Files {
+		n += int64(96 + len(f.Path) + len(f.Tmp))
+	}
+	return n
+}
+
+// topic is what the sender of r waits for; the zero Topic if it need not wait.
+func (r Report) topic() Topic {
+	kind := TopicKind(0)
+	switch {
+	case r.Phase == Prepared && r.leads():
+		kind = AllPrepared
+	case r.Phase == Prepared:
+		kind = HasIntent
+	case r.Phase == Placed && r.leads():
+		kind = AllPlaced
+	case r.Phase == Placed:
+		kind = IsPublished
+	default:
+		return Topic{}
+	}
+	return Topic{kind, r.Save.ID}
+}
+
+// Reply is the answer to a Report that was stepped in; false as long as there is none.
+func (st *State) Reply(r Report) ([]commit.Entry, bool, error) {
+	s := st.saves[r.Save.ID]
+	if s == nil {
+		return nil, false, nil
+	}
+	t := r.topic()
+	switch {
+	case r.Phase == Failed && s.intent:
+		return nil, true, fmt.Errorf("%w: save %s: the intent is written; keep the files", ErrDecided, s.ID)
+	case t == Topic{}:
+		return nil, true, nil
+	case s.known()&t.Kind == 0:
+		return nil, false, nil
+	case s.published && r.Phase == Prepared:
+		return nil, true, fmt.Errorf("%w: save %s of step %d", ErrCommitted, s.ID, s.Step)
+	case s.aborted() && r.Phase == Prepared:
+		return nil, true, s.failure(ErrAborted)
+	case s.stalled() && r.Phase == Placed:
+		return nil, true, s.failure(ErrStalled)
+	case t.Kind == AllPrepared:
+		return s.sorted(), true, nil
+	}
+	return nil, true, nil
+}
+
+// failure names the lowest shard that failed.
+func (s *save) failure(is error) error {
+	shard := slices.Min(slices.Collect(maps.Keys(s.failures)))
+	return failureError(is, s.Save, shard, s.failures[shard])
+}
+
+// failureError names the shard that failed. A shard that only followed another has that one's reason in its own, and
+// must not wrap it again.
+func failureError(is error, s Save, shard int, reason string) error {
+	head := fmt.Sprintf("save %s of step %d: shard ", s.ID, s.Step)
+	if at := strings.LastIndex(reason, head); at >= 0 {
+		return fmt.Errorf("%w: %s", is, reason[at:])
+	}
+	return fmt.Errorf("%w: %s%d: %s", is, head, shard, reason)
+}
+
+func (s *save) sorted() []commit.Entry {
+	es := make([]commit.Entry, 0, len(s.entries))
+	for _, n := range slices.Sorted(maps.Keys(s.entries)) {
+		es = append(es, s.entries[n])
+	}
+	return es
+}
