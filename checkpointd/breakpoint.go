@@ -45,7 +45,7 @@ func (d *Daemon) dropHalves() {
 		return
 	}
 	latest, here := d.latestOrders(), map[shardOf]bool{} // in this order: what was passed was here before
-	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { here[shardOf{m.Save, m.Shard}] = true })
+	d.eachHeld(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { here[shardOf{m.Save, m.Shard}] = true })
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.breaking > 0 { // it may be about to start the others
@@ -86,7 +86,7 @@ type orders map[stream]struct {
 
 func (d *Daemon) latestOrders() orders {
 	latest := orders{}
-	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if at := (stream{m.Epoch, m.Dir, m.Shard, m.Shards}); ours(name) && m.Primary && h.Saved.After(latest[at].saved) {
 			l := latest[at]
 			l.saved, l.order = h.Saved, m.Order
@@ -177,7 +177,7 @@ func breakpointKey(w World, dir string, early bool) string {
 // holdings lists, by checkpoint directory, the saves that this node has in memory but those of the epoch later.
 func (d *Daemon) holdings(w World, later string) map[string][]coordinator.Holding {
 	out := map[string][]coordinator.Holding{}
-	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if later != "" && m.Epoch == later {
 			return
 		}
@@ -299,7 +299,7 @@ func (d *Daemon) onDiskAlready(plan coordinator.Plan, hs []coordinator.Holding) 
 
 // startHeld writes a shard from whatever segment has it, a second time if it was given up. nil: none has it.
 func (d *Daemon) startHeld(id string, shard int) (started *save) {
-	d.held(func(_ string, s *segment, h shm.Header, m shm.Meta) {
+	d.eachHeld(func(_ string, s *segment, h shm.Header, m shm.Meta) {
 		if started == nil && m.Save == id && m.Shard == shard {
 			j := newSave(s, h.Seq, h.Saved, m)
 			j.second = d.tried(id, shard)

@@ -219,7 +219,7 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 	})
 	d.wg.Go(d.tellAges)
 	if d.cfg.Gone != nil {
-		d.wg.Go(d.bereaved)
+		d.wg.Go(d.watchLauncher)
 	}
 	for {
 		c, err := ln.Accept()
@@ -227,7 +227,7 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 			if d.ctx.Err() != nil {
 				return nil
 			}
-			if d.outlives(err) {
+			if d.pauseAccept(err) {
 				continue
 			}
 			return fmt.Errorf("checkpointd: accept: %w", err)
@@ -239,8 +239,8 @@ func (d *Daemon) Serve(ctx context.Context, ln net.Listener) error {
 // acceptPause is the pause after an Accept that found no file descriptor.
 const acceptPause = 500 * time.Millisecond
 
-// outlives waits after an error of Accept that passes, as a lack of descriptors does.
-func (d *Daemon) outlives(err error) bool {
+// pauseAccept waits after an error of Accept that passes, as a lack of descriptors does.
+func (d *Daemon) pauseAccept(err error) bool {
 	if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) {
 		return false
 	}

@@ -170,7 +170,7 @@ func (p *peers) copyTo(t copyTask) {
 func (d *Daemon) pinned(ctx context.Context, of origin, save string) (pin *shm.Pinned) {
 	ctx, cancel := context.WithTimeout(ctx, pinPatience)
 	defer cancel()
-	d.held(func(name string, s *segment, h shm.Header, m shm.Meta) {
+	d.eachHeld(func(name string, s *segment, h shm.Header, m shm.Meta) {
 		if pin == nil && ours(name) && m.Save == save && m.Rank == of.rank && m.Dir == of.dir {
 			pin, _ = s.pin(ctx, h.Seq) // nil: it is gone
 		}

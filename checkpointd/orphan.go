@@ -11,6 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A daemon that a launcher has started outlives it for as long as there is something to save:
+//
+//	led -- its connection ends without a good-bye, or Gone is closed --> awaitLauncher
+//	awaitLauncher -- a launcher connects ------------------------------> led
+//	awaitLauncher -- orphanGrace is over ------------------------------> saveAll, at most for orphanSaves
+//	saveAll       -- a launcher connects ------------------------------> led; what was begun goes on
+//	saveAll       -- all is saved, or time is over --------------------> Config.Orphaned, which ends the process
+//
+// A daemon that was spawned also ends when another launcher has locked the runtime directory, or that is gone.
+
 // led books the launcher's connection. Another launcher's job may have emptied its directory; the same one has only
 // connected anew.
 func (d *Daemon) led(s *session, launcher string) {
@@ -39,8 +49,8 @@ func (d *Daemon) orphaned(s *session) {
 	}
 }
 
-// bereaved waits for the death of the launcher, whoever still holds its connections.
-func (d *Daemon) bereaved() {
+// watchLauncher waits for the death of the launcher, whoever still holds its connections.
+func (d *Daemon) watchLauncher() {
 	select {
 	case <-d.cfg.Gone:
 		d.awaitLauncher(0)
@@ -68,7 +78,7 @@ func (d *Daemon) awaitLauncher(patience time.Duration) {
 	d.orphan = true
 	d.wg.Go(func() {
 		for {
-			left, saved := d.alone(patience)
+			left, saved := d.saveOrphaned(patience)
 			d.mu.Lock()
 			here := d.hereLocked()
 			if saved || here || d.ctx.Err() != nil {
@@ -84,13 +94,13 @@ func (d *Daemon) awaitLauncher(patience time.Duration) {
 	})
 }
 
-// alone is what a daemon without a launcher does; saved is false when one came before everything was saved.
-func (d *Daemon) alone(patience time.Duration) (left int, saved bool) {
+// saveOrphaned is what a daemon without a launcher does; saved is false when one came before everything was saved.
+func (d *Daemon) saveOrphaned(patience time.Duration) (left int, saved bool) {
 	ctx, cancel := context.WithTimeout(d.ctx, orphanSaves)
 	defer cancel()
 	var moved, came atomic.Bool
 	if d.cfg.Spawned {
-		d.wg.Go(func() { d.yield(ctx, func() { moved.Store(true); cancel() }) })
+		d.wg.Go(func() { d.watchDirectory(ctx, func() { moved.Store(true); cancel() }) })
 	}
 	grace, stop := context.WithTimeout(ctx, patience)
 	defer stop()
@@ -124,9 +134,10 @@ func (d *Daemon) saveAll(ctx context.Context) (left int) {
 	return d.Drain(ctx, orphanSaves)
 }
 
-// yield calls end when another launcher has taken the directory over: the daemon of that one waits for this one's end,
-// and goes on with what is there. So it does when the directory is gone: nobody can find what this daemon holds.
-func (d *Daemon) yield(ctx context.Context, end func()) {
+// watchDirectory calls end when another launcher has taken the directory over: the daemon of that one waits for this
+// one's end, and goes on with what is there. So it does when the directory is gone: nobody can find what this daemon
+// holds.
+func (d *Daemon) watchDirectory(ctx context.Context, end func()) {
 	t := time.NewTicker(yieldEvery)
 	defer t.Stop()
 	for {

@@ -30,6 +30,11 @@ const (
 )
 
 // peers keeps copies of our shards on other nodes, and theirs here.
+//
+// For each epoch it asks the coordinator once who is where (exchange), and again for a node that cannot be reached
+// (renew). Until the answer is there key is "", nobody is a partner, and pending copies wait. Of every origin only the
+// newest save is copied: pending has it until all partners have it or have refused it, given afterwards, so that
+// partners that change get it, too. mu is taken after Daemon.mu.
 type peers struct {
 	d      *Daemon
 	nodes  int // that hold each shard, this one included
@@ -149,7 +154,7 @@ func (p *peers) meet(w World, all []coordinator.Peer) {
 	p.d.changedLocked()
 	p.d.mu.Unlock()
 	if first { // the partners may be others
-		p.d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+		p.d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 			if ours(name) {
 				p.want(h.Saved, m)
 			}
@@ -177,7 +182,7 @@ func (p *peers) nudge() {
 // holds lists what this node could give to others.
 func (d *Daemon) holds() []coordinator.Copy {
 	var out []coordinator.Copy
-	d.held(func(_ string, _ *segment, h shm.Header, m shm.Meta) {
+	d.eachHeld(func(_ string, _ *segment, h shm.Header, m shm.Meta) {
 		c := coordinator.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step, Dir: m.Dir, SavedNS: h.Saved.UnixNano(), Shards: m.Shards}
 		if m.Resize == "any" {
 			c.Rank = anyRank

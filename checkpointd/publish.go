@@ -20,7 +20,7 @@ func (d *Daemon) commit(ctx context.Context, j *save, entry commit.Entry) error 
 	post := func(ctx context.Context, ph coordinator.Phase) ([]commit.Entry, error) {
 		return d.post(ctx, c, reportOf(j, ph, entry))
 	}
-	all, err := d.together(ctx, j, post)
+	all, err := d.awaitOthers(ctx, j, post)
 	if err != nil {
 		return err
 	}
@@ -55,8 +55,8 @@ func (d *Daemon) post(ctx context.Context, c coordinator.Coordinator, r coordina
 	}
 }
 
-// together waits for the other shards, or until j is dropped and may be.
-func (d *Daemon) together(ctx context.Context, j *save, post func(context.Context, coordinator.Phase) ([]commit.Entry, error)) ([]commit.Entry, error) {
+// awaitOthers waits for the other shards, or until j is dropped and may be.
+func (d *Daemon) awaitOthers(ctx context.Context, j *save, post func(context.Context, coordinator.Phase) ([]commit.Entry, error)) ([]commit.Entry, error) {
 	waits, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := context.AfterFunc(j.waits, func() { cancel(context.Cause(j.waits)) })

@@ -71,7 +71,7 @@ func (s testStore) pin(c shmtest.Save) *shm.Pinned {
 
 // steps are those of the complete copies, in the order of their names.
 func (s testStore) steps() (steps []int64) {
-	s.d.held(func(_ string, _ *segment, h shm.Header, m shm.Meta) { steps = append(steps, m.Step) })
+	s.d.eachHeld(func(_ string, _ *segment, h shm.Header, m shm.Meta) { steps = append(steps, m.Step) })
 	return steps
 }
 

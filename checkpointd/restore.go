@@ -46,7 +46,7 @@ func (d *Daemon) settled(ctx context.Context, dir string) {
 
 func (d *Daemon) restorable(r request) []Restorable {
 	out := []Restorable{}
-	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		if m.Dir != r.Dir || m.Rank != r.Rank && m.Resize != "any" {
 			return
 		}

@@ -15,7 +15,16 @@ import (
 	"dlrover-run/checkpointd/shm"
 )
 
-// phase is how far this node is with its shard of a save.
+// phase is how far this node is with its shard of a save:
+//
+//	waiting --> writing --> prepared --> committed
+//	   |           |            |
+//	   +-----------+------------+--> superseded, failed
+//
+// A save that is resumed, whose files an earlier daemon has written, begins with prepared; one that storage already has
+// is committed at once. Within prepared the coordinator leads through intent, placed and published: a save that fails
+// after the intent keeps its files, and recovery completes it. What is over stays over; only a breakpoint may launch a
+// second attempt at a shard that was given up.
 type phase string
 
 const (
@@ -29,17 +38,19 @@ const (
 
 func (p phase) over() bool { return p == committed || p == superseded || p == failed }
 
-// save is one shard of a save on its way to the disk.
+// save is one shard of a save on its way to the disk. Its goroutine (Daemon.run) owns it; what others read is guarded
+// by Daemon.mu. The segment may be saved over at any time: until the entry is there, whoever reads it pins it and
+// compares seq.
 type save struct {
-	seg   *segment // nil: it holds a newer save by now
-	seq   uint64
-	saved time.Time
-	meta  shm.Meta
-	begun time.Time
-	ctx   context.Context         // of all that is done for it
-	quit  context.CancelCauseFunc // ends ctx
-	waits context.Context         // ends when it is of no use to wait for the other shards
-	give  context.CancelCauseFunc // ends waits
+	seg         *segment // nil: it holds a newer save by now
+	seq         uint64
+	saved       time.Time
+	meta        shm.Meta
+	begun       time.Time
+	ctx         context.Context         // of all that is done for it
+	quit        context.CancelCauseFunc // ends ctx
+	waits       context.Context         // ends when it is of no use to wait for the other shards
+	stopWaiting context.CancelCauseFunc // ends waits
 
 	entry   *commit.Entry // what is durable; nil: nothing yet
 	resumed bool          // entry is an earlier daemon's work
@@ -82,7 +93,7 @@ func (d *Daemon) launch(j *save) *save {
 		return o
 	}
 	j.ctx, j.quit = context.WithCancelCause(d.ctx)
-	j.waits, j.give = context.WithCancelCause(j.ctx)
+	j.waits, j.stopWaiting = context.WithCancelCause(j.ctx)
 	d.saves = append(d.saves, j)
 	d.trimLocked()
 	d.changedLocked()
@@ -107,7 +118,7 @@ func (j *save) gaveUp() bool { return j.phase == failed || j.phase == superseded
 // to go on.
 func (d *Daemon) drop(j *save, why error) {
 	if j.waits.Err() == nil {
-		j.give(why)
+		j.stopWaiting(why)
 		time.AfterFunc(dropGrace, func() { j.quit(why) })
 	}
 }
@@ -187,8 +198,8 @@ func (d *Daemon) flush(ctx context.Context, j *save) error {
 		}
 		j.entry = &entry
 	}
-	d.move(j, prepared)
-	defer d.look(j)()
+	d.setPhase(j, prepared)
+	defer d.watchStorage(j)()
 	return d.commit(ctx, j, *j.entry)
 }
 
@@ -197,21 +208,21 @@ var (
 	errOutdated  = errors.New("workers that were started later have saved a newer step")
 )
 
-// look ends a wait for other shards when storage shows that it is of no use: others may have completed the save, or
-// gone on without it, and be dead.
-func (d *Daemon) look(j *save) (stop func()) {
+// watchStorage ends a wait for other shards when storage shows that it is of no use: others may have completed the
+// save, or gone on without it, and be dead.
+func (d *Daemon) watchStorage(j *save) (stop func()) {
 	ctx, cancel := context.WithCancel(j.ctx)
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
 		for pause := (retry.Backoff{First: lookFirst, Most: lookMost}); pause.Wait(ctx); {
-			d.lookOnce(j)
+			d.checkStorage(j)
 		}
 	}()
 	return func() { cancel(); <-gone }
 }
 
-func (d *Daemon) lookOnce(j *save) {
+func (d *Daemon) checkStorage(j *save) {
 	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
 	if ok && m.ID == j.meta.Save {
 		j.quit(errElsewhere)
@@ -283,7 +294,7 @@ func (d *Daemon) giveUp(j *save, cause error) {
 	}
 }
 
-func (d *Daemon) move(j *save, to phase) {
+func (d *Daemon) setPhase(j *save, to phase) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	j.phase = to
@@ -345,7 +356,7 @@ func (d *Daemon) progress(j *save) (stop func()) {
 		defer close(gone)
 		last, pause := int64(-1), retry.Backoff{First: progressEvery}
 		for pause.Wait(ctx) {
-			if done := d.tell(j); done > last {
+			if done := d.logProgress(j); done > last {
 				last = done
 				pause.Reset()
 			}
@@ -354,7 +365,7 @@ func (d *Daemon) progress(j *save) (stop func()) {
 	return func() { cancel(); <-gone }
 }
 
-func (d *Daemon) tell(j *save) (done int64) {
+func (d *Daemon) logProgress(j *save) (done int64) {
 	d.mu.Lock()
 	ph, done := j.phase, j.done
 	d.mu.Unlock()

@@ -140,9 +140,9 @@ func (d *Daemon) queue(s *segment) {
 	d.replicate(h.Saved, m)
 }
 
-// held calls f with every complete save. It keeps no writer away, so the save may be another one by the time it is
+// eachHeld calls f with every complete save. It keeps no writer away, so the save may be another one by the time it is
 // used.
-func (d *Daemon) held(f func(name string, s *segment, h shm.Header, m shm.Meta)) {
+func (d *Daemon) eachHeld(f func(name string, s *segment, h shm.Header, m shm.Meta)) {
 	names, _ := d.cfg.Dir.Names() // none is as good as an error: nothing is held
 	for _, name := range names {
 		s, err := d.open(name)

@@ -45,7 +45,7 @@ type SaveStatus struct {
 // Status reads it all; it is meant for people and metrics, not for every save.
 func (d *Daemon) Status() Status {
 	st := Status{Segments: []SegmentStatus{}, Saves: []SaveStatus{}}
-	d.held(func(name string, _ *segment, h shm.Header, m shm.Meta) {
+	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
 		st.Segments = append(st.Segments, SegmentStatus{Name: name, Rank: m.Rank, Step: m.Step, Saved: h.Saved,
 			Bytes: h.ImageLen, Durable: h.Durable >= h.Seq, Copy: !ours(name), Dir: m.Dir})
 	})

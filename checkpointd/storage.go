@@ -58,7 +58,7 @@ func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
 	for {
 		err := step()
 		if err == nil {
-			d.works(j)
+			d.bookWorking(j)
 			return nil
 		}
 		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || hopeless(err) || ctx.Err() != nil || d.gone(ctx, j, err) {
@@ -66,11 +66,11 @@ func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
 		}
 		step, ok := d.overtaken(j)
 		if !ok {
-			d.trouble(ctx, j, err)
+			d.bookTrouble(ctx, j, err)
 			step, ok = d.rest(ctx, j, pause.Next())
 		}
 		if ok {
-			d.works(j)
+			d.bookWorking(j)
 			return fmt.Errorf("%w: step %d; %w", commit.ErrSuperseded, step, err)
 		}
 		if ctx.Err() != nil {
@@ -126,8 +126,8 @@ func hopeless(err error) bool {
 	}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// trouble books a failed write, and makes room when the storage is full.
-func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
+// bookTrouble books a failed write, and makes room when the storage is full.
+func (d *Daemon) bookTrouble(ctx context.Context, j *save, err error) {
 	text := "storage: " + err.Error()
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		text = "storage is full: " + err.Error()
@@ -135,7 +135,7 @@ func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
 			d.log.Info("removed old checkpoints to make room", "dir", j.meta.Dir, "steps", removed)
 		}
 	}
-	if d.worse(j, err, text) {
+	if d.isNewTrouble(j, err, text) {
 		d.log.Warn("cannot write a checkpoint, trying again", "step", j.meta.Step, "shard", j.meta.Shard, "err", err)
 	}
 	d.mu.Lock()
@@ -144,9 +144,9 @@ func (d *Daemon) trouble(ctx context.Context, j *save, err error) {
 	d.mu.Unlock()
 }
 
-// worse books what is wrong with the storage of j, and reports whether that is news: all saves of a directory have the
-// same trouble, and each of them many times.
-func (d *Daemon) worse(j *save, err error, text string) bool {
+// isNewTrouble books what is wrong with the storage of j, and reports whether that is news: all saves of a directory
+// have the same trouble, and each of them many times.
+func (d *Daemon) isNewTrouble(j *save, err error, text string) bool {
 	cause := err.Error()
 	if no, ok := errors.AsType[syscall.Errno](err); ok {
 		cause = no.Error()
@@ -160,8 +160,8 @@ func (d *Daemon) worse(j *save, err error, text string) bool {
 	return true
 }
 
-// works books that the storage of j does what it is told, or that nobody waits for it.
-func (d *Daemon) works(j *save) {
+// bookWorking books that the storage of j does what it is told, or that nobody waits for it.
+func (d *Daemon) bookWorking(j *save) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.troubles, j.meta.Dir)

@@ -13,7 +13,7 @@ import (
 // way.
 func (d *Daemon) takeOver() {
 	resumed, dirs, epochs := d.loadPrepared(), map[string]bool{}, map[string]bool{}
-	d.held(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir], epochs[m.Epoch] = true, true })
+	d.eachHeld(func(_ string, _ *segment, _ shm.Header, m shm.Meta) { dirs[m.Dir], epochs[m.Epoch] = true, true })
 	for _, j := range resumed {
 		dirs[j.meta.Dir], epochs[j.meta.Epoch] = true, true
 	}
@@ -26,7 +26,7 @@ func (d *Daemon) takeOver() {
 	for _, j := range resumed {
 		d.launch(j)
 	}
-	d.held(func(_ string, s *segment, h shm.Header, m shm.Meta) { // the other shards of an interrupted breakpoint save
+	d.eachHeld(func(_ string, s *segment, h shm.Header, m shm.Meta) { // the other shards of an interrupted breakpoint save
 		if m.Primary && slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == m.Save }) {
 			d.start(s, h, m)
 		}

@@ -24,7 +24,7 @@ func (d *Daemon) prepare(ctx context.Context, j *save) (commit.Entry, error) {
 		p.Release()
 		return commit.Entry{}, ctx.Err()
 	}
-	d.move(j, writing)
+	d.setPhase(j, writing)
 	return bounded(ctx, func() (commit.Entry, error) {
 		defer p.Release()
 		return d.write(ctx, j, p)

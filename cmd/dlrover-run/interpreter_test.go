@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"dlrover-run/launcher/torchpython"
 )
 
 // tree writes files below a new directory. A name that ends in "->" is a link.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/torchpython"
 	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/torchpython"
 )
 
 func envOf(env map[string]string) argv.LookupEnv {
