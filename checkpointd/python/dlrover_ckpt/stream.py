@@ -12,7 +12,7 @@ import ctypes
 import functools
 import logging
 import mmap
-import platform
+import os
 import sys
 from typing import Any, Callable, Optional
 
@@ -61,7 +61,7 @@ def copier() -> Optional[Callable[[int, int], Any]]:
 
     Source and destination of a row must not overlap, and its destination is a multiple of ALIGN.
     """
-    if platform.machine() not in ("x86_64", "AMD64") or sys.maxsize <= 1 << 32:
+    if os.uname().machine not in ("x86_64", "AMD64") or sys.maxsize <= 1 << 32:
         return None
     try:
         memory = _executable(_X86_64)

@@ -351,7 +351,7 @@ def _overtaken(dir: str, m: Dict[str, Any], by: Dict[str, Any]) -> int:
     was made after it. Of the same time, what was made last is the newest."""
     later = [x["committed_ns"] for x in manifests(dir)[0]
              if x["epoch"] == m["epoch"] and x["save"] != m["save"] and x["saved_ns"] > m["saved_ns"]]
-    return min(later + [by["committed_ns"]])
+    return int(min(later + [by["committed_ns"]]))
 
 
 def abandon(dir: str, save: str, shard: int) -> None:

@@ -5,6 +5,7 @@ import os
 import platform
 import random
 import threading
+import types
 import unittest
 from array import array
 from unittest import mock
@@ -76,7 +77,7 @@ class Fallback(unittest.TestCase):
 
     def test_another_processor(self):
         stream.copier.cache_clear()
-        with mock.patch("platform.machine", return_value="aarch64"):
+        with mock.patch("os.uname", return_value=types.SimpleNamespace(machine="aarch64")):
             self.assertIsNone(stream.copier())
 
     def test_a_system_that_forbids_code_made_at_run_time(self):

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from abc import ABCMeta, abstractmethod
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from dlrover_ckpt.sync import sync_dir
@@ -25,13 +25,15 @@ logger = logging.getLogger("dlrover")
 Path = Union[str, "os.PathLike[str]"]
 
 
-@dataclass
-class ClassMeta:
+class ClassMeta(SimpleNamespace):  # dataclasses take longer to import than all of this module
     """Names a class and the arguments that make an equal object."""
 
-    module_path: str = ""
-    class_name: str = ""
-    kwargs: Dict[str, Any] = field(default_factory=dict)
+    module_path: str
+    class_name: str
+    kwargs: Dict[str, Any]
+
+    def __init__(self, module_path: str = "", class_name: str = "", kwargs: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(module_path=module_path, class_name=class_name, kwargs={} if kwargs is None else kwargs)
 
 
 class CheckpointStorage(metaclass=ABCMeta):
