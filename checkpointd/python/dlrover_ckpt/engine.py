@@ -135,8 +135,8 @@ class Engine:
         this process. A DISK save is on its way to the disk, or there already: wait() tells.
 
         trackers: [(path relative to the checkpoint directory, text)]; dlrover_latest.txt is always added.
-        ValueError, TypeError: the storage type or the step is none. sync.SaveFailed or OSError: a save that goes to disk
-        here, because there is no daemon or no room in shared memory, failed.
+        ValueError, TypeError: the storage type or the step is none. sync.SaveFailed or OSError: a save that goes to
+        disk here, because there is no daemon or no room in shared memory, failed.
         """
         if not isinstance(storage_type, StorageType):
             raise ValueError("storage_type must be StorageType.MEMORY or StorageType.DISK, not %r" % (storage_type,))

@@ -39,8 +39,8 @@ class Waits:
         now = time.monotonic()
         if now - self._said >= _WAIT_LINES:
             self._said = now
-            log.warning("step %d waited %.3f s for the disk, because shared memory is full of DISK saves (%d saves have "
-                        "waited %.3f s so far): save less often, or with drop_superseded=True", step, seconds,
+            log.warning("step %d waited %.3f s for the disk, because shared memory is full of DISK saves (%d saves "
+                        "have waited %.3f s so far): save less often, or with drop_superseded=True", step, seconds,
                         self._number, self._seconds)
 
 

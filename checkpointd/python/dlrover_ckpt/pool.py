@@ -160,8 +160,8 @@ class Pool:
         """A buffer of at least `need` bytes, locked; None: all are in use. NoRoom: there is no memory for it.
         To be given back with release().
 
-        drop      a save that goes to disk may take the place of an older one that still waits for the disk. It is in the
-                  buffer until the caller overwrites it, or else in `displaced`
+        drop      a save that goes to disk may take the place of an older one that still waits for the disk. It is in
+                  the buffer until the caller overwrites it, or else in `displaced`
         patience  else it waits so many seconds for the disk to be done with one, as long as served() says that
                   somebody sees to that
         """

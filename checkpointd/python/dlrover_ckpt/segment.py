@@ -480,7 +480,8 @@ def _private_dir(path: str) -> None:
         pass
     st = os.lstat(path)
     if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.getuid() or st.st_mode & 0o077:
-        raise PermissionError("%s must be a directory of uid %d that nobody else may enter (mode 0700)" % (path, os.getuid()))
+        raise PermissionError("%s must be a directory of uid %d that nobody else may enter (mode 0700)"
+                              % (path, os.getuid()))
 
 
 def _start_time(pid: int) -> Optional[str]:

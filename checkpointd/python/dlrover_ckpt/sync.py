@@ -446,7 +446,8 @@ def _set_aside(stage: str, why: Exception) -> str:
         os.rename(stage, stage + ".damaged")
     except OSError as e:
         return "%s is damaged (%s) and cannot be set aside: %s" % (stage, why, e)
-    return "an interrupted commit is damaged and can never be completed; it is set aside in %s.damaged: %s" % (stage, why)
+    return ("an interrupted commit is damaged and can never be completed; it is set aside in %s.damaged: %s"
+            % (stage, why))
 
 
 def _not_lost(dir: str, m: Dict[str, Any]) -> None:

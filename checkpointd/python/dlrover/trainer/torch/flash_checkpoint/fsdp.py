@@ -216,7 +216,8 @@ class FsdpFullCheckpointer(_FsdpCheckpointer):
             return {}
         from_rank0 = _can_broadcast() and self._group is not None
         state = read() if self._rank == 0 or not from_rank0 else {}
-        box: List[Tuple[Loaded, bool]] = [({k: v for k, v in state.items() if k not in ("model", "optimizer")}, "optimizer" in state)]
+        own = {k: v for k, v in state.items() if k not in ("model", "optimizer")}
+        box: List[Tuple[Loaded, bool]] = [(own, "optimizer" in state)]
         if from_rank0:
             torch.distributed.broadcast_object_list(box, src=0, group=self._group)
         extra, has_optimizer = box[0]

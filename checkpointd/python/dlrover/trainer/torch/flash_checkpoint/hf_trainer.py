@@ -67,8 +67,8 @@ class _FlashCkptTrainer(_Trainer):
     resume_from_checkpoint=True resumes from the newest checkpoint, from memory if it is there. With save_total_limit,
     old checkpoints are deleted when a newer one is committed. With push_to_hub, training waits for the files as well.
 
-    drop_superseded = True, set in a subclass or before train(): a save may take the place of an older one that waits for
-    the disk, when there is no room for both; else training waits.
+    drop_superseded = True, set in a subclass or before train(): a save may take the place of an older one that waits
+    for the disk, when there is no room for both; else training waits.
     """
 
     drop_superseded = False
