@@ -246,3 +246,21 @@ func TestHeldEventsEnd(t *testing.T) {
 		})
 	}
 }
+
+// Every byte that a sender chooses counts.
+func TestSizesCount(t *testing.T) {
+	const n = 100
+	long := strings.Repeat("x", n)
+	e := Event{Note: rendezvous.Note{Event: long, Node: long, Text: long}}
+	require.Equal(t, Event{}.size()+3*n, e.size())
+	cause := &rendezvous.Cause{Node: long, Text: long}
+	empty, full := endedAt{}, endedAt{}
+	empty.Failures, empty.Losses = make([]rendezvous.Failure, 2), make([]rendezvous.Loss, 2)
+	full.Cause = cause
+	for range 2 {
+		full.Failures = append(full.Failures, rendezvous.Failure{Text: long, Detail: json.RawMessage(long)})
+		full.Losses = append(full.Losses, rendezvous.Loss{Node: long, Reason: long})
+	}
+	require.Equal(t, empty.size()+10*n, full.size())
+	require.Greater(t, empty.size(), endedAt{}.size())
+}
