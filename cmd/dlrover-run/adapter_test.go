@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
@@ -222,4 +223,38 @@ func TestErrorsOfTheRendezvousHaveReasons(t *testing.T) {
 		require.ErrorIs(t, got, err)
 		require.Equal(t, want, reasonOf(got), "%v", err)
 	}
+}
+
+// idle is a launcher.Processes and launcher.Store of a node that never gets workers.
+type idle struct{ launcher.Processes }
+
+func (idle) Reset()    {}
+func (idle) Port() int { return 1 }
+
+// slow is a part whose check does not pass.
+type slow struct{}
+
+func (slow) Name() string { return "speed" }
+
+func (slow) Check(context.Context, launcher.Directive) (launcher.CheckResult, error) {
+	return launcher.CheckResult{Reason: "GPU 3 is slow"}, nil
+}
+
+// The whole way of a check that does not pass: gate, directive, part, report, bar, and the end of a run for want of nodes.
+func TestNodeThatDoesNotPassTheGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hub := api.NewHub(api.HubConfig{})
+		defer hub.Close()
+		node := rendezvous.Node{ID: "id", Name: "node-x", Rank: -1, Slots: 2, Can: []rendezvous.Ability{rendezvous.CanGate}}
+		params := rendezvous.Params{Min: 1, Max: 1, Gate: true, JoinTimeout: time.Minute}
+		s, err := api.Open(t.Context(), hub, api.SessionConfig{Run: "run", Node: node, Params: params})
+		require.NoError(t, err)
+		a := newAdapter(s, newStoreACL(false, 2))
+		defer a.close()
+		agent, err := launcher.New(launcher.Config{Slots: 2, Path: "/bin/false", Rendezvous: a, Store: idle{}, Processes: idle{}, Logs: &logs.Logs{}, Parts: []launcher.Part{slow{}}})
+		require.NoError(t, err)
+		res := agent.Run()
+		require.Equal(t, policy.NodeCheckFailed, res.Reason)
+		require.Equal(t, "no world within 1m0s: 0 nodes joined, need 1; node-x is barred: speed: GPU 3 is slow", res.Verdict)
+	})
 }
