@@ -152,7 +152,8 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 	if now.Before(r.gateAt) {
 		return 0, false
 	}
-	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared", r.asked, r.joined+r.asked, r.params.GateTimeout)
+	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared",
+		r.asked, r.joined+r.asked, r.params.GateTimeout)
 	r.note("gate-opened", "", text)
 	return possible, true
 }

@@ -141,7 +141,8 @@ func (r *Round) check(e Join) error {
 		return fmt.Errorf("%d nodes are already here for at most %d", len(r.nodes), p.Max)
 	}
 	if rank := e.Node.Rank; p.Static && (rank < 0 || rank >= p.Max) {
-		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d", rank, p.Max, p.Max-1)
+		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d",
+			rank, p.Max, p.Max-1)
 	}
 	return nil
 }

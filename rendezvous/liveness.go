@@ -50,9 +50,12 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	}
 	r.elastic = true
 	if len(r.losses) < maxKept {
-		r.losses = append(r.losses, Loss{Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind)})
+		r.losses = append(r.losses, Loss{
+			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind),
+		})
 	}
-	r.breakWorld(now, Cause{Kind: kind, Node: n.Name, Text: fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)})
+	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)
+	r.breakWorld(now, Cause{Kind: kind, Node: n.Name, Text: text})
 }
 
 // lossTime is when the node went away, not when patience ran out.

@@ -10,7 +10,8 @@ import (
 )
 
 // choose picks the size nodes that form the next world, and puts them in order: those of the last world first, by
-// rank, then by wished rank and arrival. Who still owes the answer of a check is picked last. The others stay as spares.
+// rank, then by wished rank and arrival. Who still owes the answer of a check is picked last. The others stay as
+// spares.
 func choose(ws []*node, size int) []*node {
 	slices.SortFunc(ws, seniority)
 	slices.SortStableFunc(ws, func(a, b *node) int { return cmp.Compare(a.owesAnswer(), b.owesAnswer()) })
@@ -129,7 +130,8 @@ func ParseTopology(rd io.Reader) (Topology, error) {
 			return nil, fmt.Errorf("topology line %d: %q has %d fields; need three: asw psw ip", line, sc.Text(), len(f))
 		}
 		if old, ok := t[f[2]]; ok && old != f[0] {
-			return nil, fmt.Errorf("topology line %d: %s is already under switch %s, cannot be under %s too", line, f[2], old, f[0])
+			return nil, fmt.Errorf("topology line %d: %s is already under switch %s, cannot be under %s too",
+				line, f[2], old, f[0])
 		}
 		t[f[2]] = f[0]
 	}

@@ -86,7 +86,9 @@ func (r *Round) catchUp(n *node, e *Resume) {
 		r.succeed(n)
 	case e.Decision != "":
 		r.record(e.Failures)
-		r.resume.failing = append(r.resume.failing, Failing{ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures})
+		r.resume.failing = append(r.resume.failing, Failing{
+			ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures,
+		})
 	}
 }
 
@@ -108,7 +110,8 @@ func (r *Round) settleResume(now time.Time) {
 	}
 	if w.missing > 0 {
 		r.elastic = true
-		r.breakWorld(now, Cause{Kind: CauseLoss, Text: fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again", w.missing, len(w.world))})
+		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again", w.missing, len(w.world))
+		r.breakWorld(now, Cause{Kind: CauseLoss, Text: text})
 	} else {
 		r.note("resumed", "", "the running world is complete again")
 	}
@@ -123,7 +126,7 @@ func (r *Round) settleResume(now time.Time) {
 		r.breakWorld(now, restartedAcross())
 	}
 	for _, n := range w.stopped {
-		if r.nodes[n.ID] == n && n.state == pending {
+		if n.state == pending { // and not gone meanwhile
 			r.queue(now, n)
 		}
 	}

@@ -1049,6 +1049,55 @@ func TestNextNeverNamesThePast(t *testing.T) {
 	require.Equal(t, "a b", s.order())
 }
 
+// A run that is about to fail goes on at once when the news of a departure comes.
+func TestDepartureEndsADoomAtOnce(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 2})
+	s.join("a", "b")
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	s.must(Leave{ID: "b"})
+	require.Equal(t, Lead, s.dirs["a"].Kind)
+}
+
+// A world that has been too small makes a last call for those who come to mend it.
+func TestLastCallAfterAShortage(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 4})
+	s.join("a", "b")
+	s.pass(DefaultLastCall)
+	s.obey()
+	s.vanish("b")
+	s.pass(BrokenGrace)
+	s.obey()
+	s.join("c")
+	require.Equal(t, Wait, s.dirs["a"].Kind)
+	s.pass(DefaultLastCall - 1)
+	s.join("d")
+	s.pass(1)
+	s.obey()
+	require.Equal(t, "a c d", s.order())
+}
+
+func TestStatusOfNodes(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	require.True(t, s.r.Empty())
+	s.join("b", "a", "spare")
+	require.False(t, s.r.Empty())
+	require.Equal(t, 3, s.r.Size())
+	s.obey()
+	s.must(Detach{ID: "a", Broken: true})
+	s.must(Detach{ID: "spare"})
+	require.Equal(t, []NodeStatus{
+		{Name: "b", State: "member", GroupRank: 0, Slots: 2, Connected: true},
+		{Name: "a", State: "member", GroupRank: 1, Slots: 2, Suspect: true},
+		{Name: "spare", State: "waiting", GroupRank: -1, Slots: 2},
+	}, s.r.Nodes())
+	st := s.r.Status()
+	require.Equal(t, []int{2, 1, 4}, []int{st.Members, st.Waiting, st.WorldSize})
+	_, err := s.r.Directive("x")
+	require.ErrorIs(t, err, ErrUnknownNode)
+}
+
 // TestRandomHistories runs random clusters and holds the rules that no history may break.
 func TestRandomHistories(t *testing.T) {
 	for seed := range int64(300) {

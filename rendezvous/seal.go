@@ -39,7 +39,8 @@ func (r *Round) fit(n int) int { return r.params.floor(min(n, r.params.Max)) }
 func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 	if r.lastCallAt.IsZero() {
 		r.lastCallAt = now.Add(r.params.LastCall)
-		r.note("last-call", "", fmt.Sprintf("%d of %d:%d nodes; sealing in %s", candidates, r.params.Min, r.params.Max, r.params.LastCall))
+		text := fmt.Sprintf("%d of %d:%d nodes; sealing in %s", candidates, r.params.Min, r.params.Max, r.params.LastCall)
+		r.note("last-call", "", text)
 	}
 	return !now.Before(r.lastCallAt)
 }
@@ -94,7 +95,9 @@ func (r *Round) places(ranked []*node) []Place {
 	ps := make([]Place, len(ranked))
 	base := 0
 	for i, n := range ranked {
-		ps[i] = Place{GroupRank: i, GroupWorldSize: len(ranked), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: r.restarts}
+		ps[i] = Place{
+			GroupRank: i, GroupWorldSize: len(ranked), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: r.restarts,
+		}
 		base += n.Slots
 		roles[n.Role] += n.Slots
 	}
@@ -135,7 +138,8 @@ func (r *Round) tryGrow(now time.Time) {
 		r.growAt = time.Time{} // a clearance has run out meanwhile
 		return
 	}
-	r.breakWorld(now, Cause{Kind: CauseGrowth, Text: fmt.Sprintf("the world grows from %d to %d nodes", len(r.world), size)})
+	text := fmt.Sprintf("the world grows from %d to %d nodes", len(r.world), size)
+	r.breakWorld(now, Cause{Kind: CauseGrowth, Text: text})
 	r.elastic = true
 }
 

@@ -72,6 +72,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 	require.Equal(t, s, r.Snapshot())
 	require.Equal(t, 2, r.again, "nodes are counted anew")
 	require.Len(t, r.nodes, 2)
+	require.True(t, r.left["x"] && r.left["y"] && r.refused["z"])
 	require.NotSame(t, r.nodes["a"], r.world[0])
 }
 

@@ -69,7 +69,8 @@ func (r *Round) Node(id string) (Node, error) {
 	return n.Node, nil
 }
 
-// Named are the nodes of one name: more than one while a launcher that was started again and the one before it are here.
+// Named are the nodes of one name: more than one while a launcher that was started again and the one before it are
+// here.
 func (r *Round) Named(name string) (ns []Node) {
 	for _, n := range r.nodes {
 		if n.Name == name {
@@ -90,7 +91,10 @@ func (r *Round) Empty() bool { return len(r.nodes) == 0 }
 func (r *Round) World() []Member {
 	ms := make([]Member, len(r.world))
 	for i, n := range r.world {
-		ms[i] = Member{GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase, Slots: n.Slots, Role: n.Role, Ports: n.Ports}
+		ms[i] = Member{
+			GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase,
+			Slots: n.Slots, Role: n.Role, Ports: n.Ports,
+		}
 	}
 	return ms
 }

@@ -79,7 +79,8 @@ func (p Params) Validate() error {
 	case p.MaxRestarts < 0:
 		return fmt.Errorf("max restarts %d: must not be negative", p.MaxRestarts)
 	case min(p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout) < 0:
-		return fmt.Errorf("rendezvous timeouts must be positive (last call %s, join timeout %s, growth delay %s, gate timeout %s)",
+		return fmt.Errorf("rendezvous timeouts must be positive "+
+			"(last call %s, join timeout %s, growth delay %s, gate timeout %s)",
 			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout)
 	case p.Static && p.Min != p.Max:
 		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
