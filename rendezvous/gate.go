@@ -198,7 +198,7 @@ func (r *Round) endSecondOpinions(now time.Time) {
 // barsAge lets the gate of the next world check those again whose check has failed before.
 func (r *Round) barsAge() {
 	for _, n := range r.nodes {
-		if n.state == barred && n.bar != nil && r.bars[n.Name] == nil {
+		if n.bar != nil && r.bars[n.Name] == nil {
 			r.setBar(n, n.bar, true)
 		}
 	}

@@ -49,6 +49,9 @@ func (p Params) String() string {
 
 // conflict says in which option, of those that all nodes must share, p differs from the run's.
 func (p Params) conflict(run Params) error {
+	if p == run { // as nearly always; texts would cost more than all else of a Join
+		return nil
+	}
 	theirs := run.options()
 	for i, o := range p.options() {
 		if o.shared && o.text != theirs[i].text {

@@ -590,6 +590,17 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 			require.Equal(t, 0, v.runs["a"].Place.RestartCount)
 		}
 	})
+	t.Run("one had not heard of it", func(t *testing.T) {
+		s := world(t, Params{Min: 2, Max: 2}, "a", "b")
+		s.ordered(OrderPause, "")
+		s.obeyOne("a")
+		s.dirs["b"], s.runs["b"] = s.worked["b"], s.worked["b"]
+		v := s.revive()
+		v.comeBack("b")
+		require.Nil(t, v.r.Status().Paused)
+		v.comeBack("a")
+		quiet(t, v)
+	})
 	t.Run("a newer world shows that it had ended", func(t *testing.T) {
 		for _, first := range []string{"spare", "a"} {
 			s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")

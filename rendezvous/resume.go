@@ -151,8 +151,6 @@ func (w *resume) hurry(now time.Time) {
 
 // forgo takes a node out of a world that is being rebuilt.
 func (w *resume) forgo(n *node) {
-	if w.world[n.rank] == n {
-		w.world[n.rank] = nil
-		w.missing++
-	}
+	w.world[n.rank] = nil
+	w.missing++
 }

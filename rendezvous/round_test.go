@@ -1098,6 +1098,52 @@ func TestStatusOfNodes(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnknownNode)
 }
 
+// The join timeout begins when the last workers have stopped.
+func TestJoinTimeoutAfterASlowStop(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1, JoinTimeout: 5 * time.Second})
+	s.join("a", "b")
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obeyOne("a")
+	s.pass(30 * time.Second)
+	s.must(Leave{ID: "b"})
+	s.pass(5*time.Second - 1)
+	require.Equal(t, Wait, s.dirs["a"].Kind)
+	s.pass(1)
+	require.Equal(t, Fail, s.dirs["a"].Kind)
+}
+
+// A member that leaves while its world is being rebuilt is missed, whoever comes later.
+func TestMemberLeavesARebuiltWorld(t *testing.T) {
+	v := world(t, Params{Min: 2, Max: 3}, "a", "b", "c").revive()
+	v.comeBack("a", "b")
+	v.must(Leave{ID: "b"})
+	delete(v.dirs, "b")
+	delete(v.runs, "b")
+	v.comeBack("c")
+	require.Equal(t, forming, v.r.phase)
+	v.pass(BrokenGrace)
+	v.obey()
+	require.Equal(t, "a c", v.order())
+}
+
+// The note of a departure says which member of the newest world it was.
+func TestNotesOfDepartures(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
+	s.ordered(OrderBar, "b")
+	s.obey()
+	require.Equal(t, "a spare", s.order())
+	for _, id := range []string{"b", "spare", "a"} {
+		s.must(Leave{ID: id, Reason: "drained"})
+	}
+	ranks := map[string]int{}
+	for _, n := range s.notes(string(CauseLeave)) {
+		ranks[n.Node] = n.Rank
+		require.Equal(t, s.ended[0].Term, n.Term)
+	}
+	require.Equal(t, map[string]int{"a": 0, "spare": 1, "b": -1}, ranks, "b was one of an older world")
+}
+
 // TestRandomHistories runs random clusters and holds the rules that no history may break.
 func TestRandomHistories(t *testing.T) {
 	for seed := range int64(300) {
