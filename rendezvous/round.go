@@ -308,7 +308,7 @@ func (r *Round) knows(f Failure) bool {
 func (r *Round) breakWorld(now time.Time, c Cause) {
 	broken := r.collecting()
 	if !broken {
-		r.enterForming(now)
+		r.enterForming(now, c)
 	}
 	if r.cause == nil || (c.Kind == CauseLoss && r.cause.Kind != CauseLoss) {
 		r.cause = &c
@@ -328,14 +328,14 @@ func (r *Round) breakWorld(now time.Time, c Cause) {
 	}
 }
 
-func (r *Round) enterForming(now time.Time) {
+func (r *Round) enterForming(now time.Time, c Cause) {
 	r.phase = forming
 	r.formingAt = now
 	r.cause = nil
 	r.done = 0
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
 	r.barsAge()
-	r.note("break", "", "")
+	r.note("break", c.Node, c.Text)
 }
 
 // settle makes the time-dependent decisions of the present phase.

@@ -41,6 +41,7 @@ func TestRestart(t *testing.T) {
 	cause := d.directive("job", "n1").Cause
 	require.Equal(t, rendezvous.CauseOperator, cause.Kind)
 	require.Regexp(t, `^new data \(by dlroverctl on \S+ as ann\)$`, cause.Text)
+	require.Regexp(t, `(?m)break +new data`, d.ok("events", "job"))
 	d.stopped("job", e, "n0", "n1")
 	require.Contains(t, d.ok("runs"), "0 of 3", "nothing is charged")
 
