@@ -108,12 +108,22 @@ func closedListener(t *testing.T) net.Listener {
 	return l
 }
 
-func TestNoTopologyNoGoroutine(t *testing.T) {
-	before := runtime.NumGoroutine()
+func TestOnlyATopologyFileCostsAGoroutine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "topology")
+	require.NoError(t, os.WriteFile(path, []byte("a p 10.0.0.1\n"), 0o600))
+	background := func() bool {
+		stacks := make([]byte, 1<<20)
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("internal/service.New"))
+	}
 	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	require.Equal(t, before, runtime.NumGoroutine())
+	runtime.Gosched() // for whatever New has started
+	require.False(t, background())
 	s.Close(0)
+	s, err = New(Config{TopologyFile: path, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	defer s.Close(0)
+	require.Eventually(t, background, 10*time.Second, time.Millisecond)
 }
 
 func TestAnUnusableTopologyFile(t *testing.T) {
