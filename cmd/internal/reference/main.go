@@ -33,7 +33,8 @@ const introduction = `# Reference
 Written by ` + "`make docs`" + ` from the tables in the code; do not edit.
 
 [dlrover-run](#dlrover-run) · [dlrover-master](#dlrover-master) · [checkpointd](#checkpointd) ·
-[dlroverctl](#dlroverctl) · [environment](#environment) · [metrics](#metrics) · [exit status](#exit-status) · [events](#events)
+[dlroverctl](#dlroverctl) · [environment](#environment) ·
+[metrics](#metrics) · [exit status](#exit-status) · [events](#events)
 `
 
 // generate returns the text of the file; root is the folder of the repository.

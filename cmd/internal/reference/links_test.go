@@ -1,0 +1,79 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+func documents(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(root, "docs/*.md"))
+	require.NoError(t, err)
+	require.Greater(t, len(paths), 5)
+	return append(paths, filepath.Join(root, "README.md"), filepath.Join(root, "CONTRIBUTING.md"))
+}
+
+// Tables cannot be broken; everything else has at most 120 columns.
+func TestDocumentsAreNarrow(t *testing.T) {
+	for _, path := range documents(t) {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		n := 0
+		for line := range strings.Lines(string(data)) {
+			n++
+			if !strings.HasPrefix(line, "|") {
+				require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 120, "%s:%d", path, n)
+			}
+		}
+	}
+}
+
+// Links between the documents lead somewhere, also those to a heading.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
+	for _, path := range documents(t) {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, m := range link.FindAllStringSubmatch(string(data), -1) {
+			target := path
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(path), m[1])
+			}
+			if m[2] == "" {
+				_, err = os.Stat(target)
+				require.NoError(t, err, path)
+				continue
+			}
+			text, err := os.ReadFile(target)
+			require.NoError(t, err, path)
+			require.Contains(t, anchors(string(text)), m[2], "%s to %s", path, target)
+		}
+	}
+}
+
+// anchors are the names that headings get.
+func anchors(markdown string) (all []string) {
+	for line := range strings.Lines(markdown) {
+		title := strings.TrimSpace(strings.TrimLeft(line, "#"))
+		if !strings.HasPrefix(line, "#") {
+			continue
+		}
+		keep := func(r rune) rune {
+			if r == ' ' {
+				return '-'
+			}
+			if strings.ContainsRune("'`,.:()", r) {
+				return -1
+			}
+			return r
+		}
+		all = append(all, "#"+strings.Map(keep, strings.ToLower(title)))
+	}
+	return all
+}
