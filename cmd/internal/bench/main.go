@@ -28,6 +28,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == simulateCommand {
 		exit(simulate(os.Args[2:], os.Stdout))
 	}
+	if len(os.Args) > 1 && os.Args[1] == gatekeepCommand {
+		exit(gatekeep(os.Args[2:]))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	exit(run(ctx, os.Args[1:]))

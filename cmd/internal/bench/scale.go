@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
 )
 
 // simulateCommand makes this program a process of simulated nodes.
@@ -22,7 +25,7 @@ func scaleRows(o options) []row {
 	rs := []row{smallWorld(8, 0), smallWorld(32, 0), smallWorld(128, 0.1), largeWorld(1000, 0.5)}
 	rs[2].slowPeer = true
 	if !o.quick {
-		rs = append(rs, largeWorld(10_000, 5))
+		rs = append(rs, largeWorld(10_000, 5), gatedWorld(10_000))
 	}
 	return rs
 }
@@ -74,7 +77,7 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	crowd, err := l.crowd(ctx, port, n)
+	crowd, err := l.crowd(ctx, port, n, false)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +86,7 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 		return nil, err
 	}
 	began := now()
-	last, err := openNodes(ctx, port, l.token, n, n-1, 1)
+	last, err := openNodes(ctx, port, l.token, n, n-1, 1, false)
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +111,87 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 	return []float64{seconds(began, met), after - before, again, afterRestart - after, peak, (peak - empty) / float64(n)}, err
 }
 
+// gatekeepCommand makes this program a rendezvous daemon whose gate clears every node at once.
+const gatekeepCommand = "gatekeep"
+
+// gatekeep serves at its one argument, an address, until it is ended.
+func gatekeep(args []string) error {
+	if len(args) != 1 {
+		return errors.New("gatekeep: want ADDRESS")
+	}
+	var hub *api.Hub
+	hub = api.NewHub(api.HubConfig{Gate: func(run string, ids []string) {
+		for _, id := range ids {
+			_ = hub.Report(context.Background(), run, rendezvous.Cleared{ID: id}) // it may have left
+		}
+	}})
+	l, err := api.Listen(context.Background(), args[0])
+	if err != nil {
+		return err
+	}
+	return api.NewServer(api.Handler(hub, api.ServerConfig{Token: os.Getenv("DLROVER_TOKEN")})).Serve(l)
+}
+
+func gatedWorld(n int) row {
+	return row{id: "gate", limit: 2 * time.Minute, maxReps: 3, noPeer: "has none", files: n + 1000, run: func(ctx context.Context, l *lab) ([]float64, error) {
+		open, openCPU, err := meetGatekeeper(ctx, l, n, false)
+		if err != nil {
+			return nil, err
+		}
+		gated, gatedCPU, err := meetGatekeeper(ctx, l, n, true)
+		return []float64{gated, gated - open, gatedCPU - openCPU}, err
+	}, lines: []line{
+		{what: fmt.Sprintf("rendezvous of %d nodes whose gate clears everybody at once", n), unit: duration},
+		{what: "and how much longer than without a gate that is", unit: duration, goal: 0.1},
+		{what: "and more processor time of the daemon", unit: duration},
+	}}
+}
+
+// meetGatekeeper measures what meet does, with a daemon that clears all nodes at once if gate says that they are held.
+func meetGatekeeper(ctx context.Context, l *lab, n int, gate bool) (wall, cpu float64, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 0, 0, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return 0, 0, err
+	}
+	begin := len(l.procs)
+	defer func() {
+		for _, p := range l.procs[begin:] {
+			_ = p.cmd.Process.Kill() // so that they do not disturb what is measured next; the lab waits for them
+		}
+	}()
+	d, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, nil, self, gatekeepCommand, "0.0.0.0:"+port)
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := l.listening(ctx, "127.0.0.1:"+port); err != nil {
+		return 0, 0, err
+	}
+	crowd, err := l.crowd(ctx, port, n, gate)
+	if err != nil {
+		return 0, 0, err
+	}
+	before, err := cpuSeconds(d.cmd.Process.Pid)
+	if err != nil {
+		return 0, 0, err
+	}
+	began := now()
+	last, err := openNodes(ctx, port, l.token, n, n-1, 1, gate)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer last.close()
+	met, err := all(ctx, last, crowd, "released")
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err := cpuSeconds(d.cmd.Process.Pid)
+	return seconds(began, met), after - before, err
+}
+
 // restartWorld lets a worker fail and returns the seconds until all nodes have their
 // next ranks; the nodes stop no workers.
 func restartWorld(ctx context.Context, last *simulation, crowd []*bufio.Scanner) (float64, error) {
@@ -123,7 +207,7 @@ func restartWorld(ctx context.Context, last *simulation, crowd []*bufio.Scanner)
 }
 
 // crowd starts n-1 nodes and returns their processes when all nodes wait.
-func (l *lab) crowd(ctx context.Context, port string, n int) (crowd []*bufio.Scanner, err error) {
+func (l *lab) crowd(ctx context.Context, port string, n int, gate bool) (crowd []*bufio.Scanner, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -135,7 +219,7 @@ func (l *lab) crowd(ctx context.Context, port string, n int) (crowd []*bufio.Sca
 		}
 		defer w.Close()
 		count := min(nodesPerProcess, n-1-from)
-		if _, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, w, self, simulateCommand, port, strconv.Itoa(n), strconv.Itoa(from), strconv.Itoa(count)); err != nil {
+		if _, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, w, self, simulateCommand, port, strconv.Itoa(n), strconv.Itoa(from), strconv.Itoa(count), strconv.FormatBool(gate)); err != nil {
 			r.Close()
 			return nil, err
 		}

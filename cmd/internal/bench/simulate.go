@@ -45,9 +45,9 @@ func daemonAddr(node int, port string) string {
 }
 
 // openNodes makes nodes from ... from+count-1 of a run of total nodes join.
-func openNodes(ctx context.Context, port, token string, total, from, count int) (*simulation, error) {
+func openNodes(ctx context.Context, port, token string, total, from, count int, gate bool) (*simulation, error) {
 	s := &simulation{
-		port: port, token: token, params: rendezvous.Params{Min: total, Max: total, MaxRestarts: 1}, count: count,
+		port: port, token: token, params: rendezvous.Params{Min: total, Max: total, MaxRestarts: 1, Gate: gate}, count: count,
 		waiting: make(chan int64, 2*count), released: make(chan int64, 2*count), failed: make(chan error, 2*count),
 	}
 	next := make(chan int)
@@ -78,7 +78,7 @@ func openNodes(ctx context.Context, port, token string, total, from, count int) 
 func (s *simulation) open(ctx context.Context, i int) error {
 	addr := daemonAddr(i, s.port)
 	client := api.NewClient(addr, s.token)
-	node := rendezvous.Node{ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8, Role: "default"}
+	node := rendezvous.Node{ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8, Role: "default", Can: []rendezvous.Ability{rendezvous.CanGate}}
 	session, err := api.Open(ctx, client, api.SessionConfig{Run: "bench", Node: node, Params: s.params, Where: addr})
 	if err != nil {
 		client.Close()
@@ -98,6 +98,7 @@ func (s *simulation) follow(ctx context.Context, session *api.Session) {
 		switch d.Kind {
 		case rendezvous.Wait:
 			s.waiting <- now()
+		case rendezvous.Check: // the gatekeeper answers
 		case rendezvous.Lead:
 			err = session.Report(ctx, rendezvous.Ready{ID: session.ID(), EpochID: d.EpochID, Addr: "127.0.0.1", Port: 29500})
 		case rendezvous.Run:
@@ -153,11 +154,15 @@ func (s *simulation) close() {
 }
 
 // simulate is the main function of a process of simulated nodes, with the arguments
-// PORT TOTAL FROM COUNT. It says when all its nodes wait, when all have their places,
+// PORT TOTAL FROM COUNT GATE. It says when all its nodes wait, when all have their places,
 // and when all have them again after a restart; it stays until it is ended.
 func simulate(args []string, out io.Writer) error {
-	if len(args) != 4 {
-		return errors.New("simulate: want PORT TOTAL FROM COUNT")
+	if len(args) != 5 {
+		return errors.New("simulate: want PORT TOTAL FROM COUNT GATE")
+	}
+	gate, err := strconv.ParseBool(args[4])
+	if err != nil {
+		return fmt.Errorf("simulate: %w", err)
 	}
 	var n [3]int
 	for i := range n {
@@ -168,7 +173,7 @@ func simulate(args []string, out io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s, err := openNodes(ctx, args[0], os.Getenv("DLROVER_TOKEN"), n[0], n[1], n[2])
+	s, err := openNodes(ctx, args[0], os.Getenv("DLROVER_TOKEN"), n[0], n[1], n[2], gate)
 	if err != nil {
 		return err
 	}

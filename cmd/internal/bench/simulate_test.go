@@ -24,14 +24,14 @@ func TestSimulatedNodesMeetTwice(t *testing.T) {
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	require.NoError(t, err)
 
-	one, err := openNodes(t.Context(), port, token, 2, 0, 1)
+	one, err := openNodes(t.Context(), port, token, 2, 0, 1, false)
 	require.NoError(t, err)
 	defer one.close()
 	_, err = one.collect(t.Context(), one.waiting)
 	require.NoError(t, err)
 	require.Empty(t, one.released, "a lone node has to wait")
 	began := now()
-	two, err := openNodes(t.Context(), port, token, 2, 32, 1)
+	two, err := openNodes(t.Context(), port, token, 2, 32, 1, false)
 	require.NoError(t, err)
 	defer two.close()
 	met := began
@@ -47,11 +47,11 @@ func TestSimulatedNodesMeetTwice(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, at, met)
 	}
-	_, err = openNodes(t.Context(), port, "another token....", 2, 64, 1)
+	_, err = openNodes(t.Context(), port, "another token....", 2, 64, 1, false)
 	require.ErrorIs(t, err, api.ErrUnauthorized)
 }
 
 func TestSimulateRejectsItsArguments(t *testing.T) {
-	require.ErrorContains(t, simulate([]string{"1", "2"}, os.Stdout), "PORT TOTAL FROM COUNT")
-	require.Error(t, simulate([]string{"1", "two", "3", "4"}, os.Stdout))
+	require.ErrorContains(t, simulate([]string{"1", "2"}, os.Stdout), "PORT TOTAL FROM COUNT GATE")
+	require.Error(t, simulate([]string{"1", "two", "3", "4", "true"}, os.Stdout))
 }
