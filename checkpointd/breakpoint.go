@@ -87,7 +87,8 @@ type orders map[stream]struct {
 func (d *Daemon) latestOrders() orders {
 	latest := orders{}
 	d.eachHeld(func(name string, _ *segment, h shm.Header, m shm.Meta) {
-		if at := (stream{m.Epoch, m.Dir, m.Shard, m.Shards}); ours(name) && m.Primary && h.Saved.After(latest[at].saved) {
+		if at := (stream{m.Epoch, m.Dir, m.Shard, m.Shards}); ours(name) && m.Primary &&
+			h.Saved.After(latest[at].saved) {
 			l := latest[at]
 			l.saved, l.order = h.Saved, m.Order
 			latest[at] = l
@@ -102,7 +103,8 @@ func (o orders) passed(j *save, here map[shardOf]bool) bool {
 	m := j.meta
 	for at, last := range o {
 		same := at == stream{m.Epoch, m.Dir, at.shard, m.Shards}
-		if same && m.Order > 0 && last.order > m.Order && last.saved.After(j.saved) && !here[shardOf{m.Save, at.shard}] {
+		if same && m.Order > 0 && last.order > m.Order && last.saved.After(j.saved) &&
+			!here[shardOf{m.Save, at.shard}] {
 			return true
 		}
 	}
@@ -184,7 +186,8 @@ func (d *Daemon) holdings(w World, later string) map[string][]coordinator.Holdin
 		if w.GroupWorldSize > 1 && d.cfg.Remote == nil && !m.Primary {
 			return // without a master nobody would settle which of several holders writes
 		}
-		out[m.Dir] = append(out[m.Dir], coordinator.Holding{Save: m.Save, Dir: m.Dir, Step: m.Step, Saved: h.Saved, Shard: m.Shard, Shards: m.Shards, Copy: !ours(name)})
+		out[m.Dir] = append(out[m.Dir], coordinator.Holding{Save: m.Save, Dir: m.Dir, Step: m.Step, Saved: h.Saved,
+			Shard: m.Shard, Shards: m.Shards, Copy: !ours(name)})
 	})
 	return out
 }
@@ -217,7 +220,8 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []coordinator.Holding
 	for _, shard := range plan.Mine {
 		switch j := d.startHeld(plan.Save, shard); {
 		case j == nil:
-			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step), d.refuse(ctx, c, plan, hs, shard, errIncomplete))
+			err = errors.Join(err, fmt.Errorf("shard %d of step %d is no longer in memory", shard, plan.Step),
+				d.refuse(ctx, c, plan, hs, shard, errIncomplete))
 		case d.stays(j):
 			err = errors.Join(err, d.refuse(ctx, c, plan, hs, shard, errGivenUp))
 		}
@@ -229,7 +233,9 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []coordinator.Holding
 func (d *Daemon) triedTwice(plan coordinator.Plan) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Save == plan.Save && j.second && j.gaveUp() })
+	return slices.ContainsFunc(d.saves, func(j *save) bool {
+		return j.meta.Save == plan.Save && j.second && j.gaveUp()
+	})
 }
 
 // stays reports whether j was given up for good.
@@ -271,14 +277,17 @@ func madeAfter(j *save, plan coordinator.Plan, hs []coordinator.Holding) bool {
 }
 
 // refuse tells the writers of the other shards that one will not come.
-func (d *Daemon) refuse(ctx context.Context, c coordinator.Coordinator, plan coordinator.Plan, hs []coordinator.Holding, shard int, why error) error {
+func (d *Daemon) refuse(ctx context.Context, c coordinator.Coordinator, plan coordinator.Plan,
+	hs []coordinator.Holding, shard int, why error) error {
 	shards := 0
 	for _, h := range hs {
 		if h.Save == plan.Save {
 			shards = h.Shards
 		}
 	}
-	_, err := c.Post(ctx, coordinator.Report{Save: coordinator.Save{ID: plan.Save, Step: plan.Step, Shards: shards, Dir: plan.Dir}, Phase: coordinator.Failed, Shards: []int{shard}, Error: why.Error()})
+	s := coordinator.Save{ID: plan.Save, Step: plan.Step, Shards: shards, Dir: plan.Dir}
+	r := coordinator.Report{Save: s, Phase: coordinator.Failed, Shards: []int{shard}, Error: why.Error()}
+	_, err := c.Post(ctx, r)
 	return err
 }
 

@@ -100,12 +100,14 @@ func (w World) Key() string { return fmt.Sprintf("%d.%d.%d", w.Term, w.Round, w.
 
 // String is what ParseWorld reads.
 func (w World) String() string {
-	return fmt.Sprintf("%d,%d,%d,%d,%d,%d,%d,%d", w.Term, w.Round, w.Epoch, w.GroupRank, w.GroupWorldSize, w.RankBase, w.WorldSize, w.LocalWorldSize)
+	return fmt.Sprintf("%d,%d,%d,%d,%d,%d,%d,%d", w.Term, w.Round, w.Epoch, w.GroupRank, w.GroupWorldSize, w.RankBase,
+		w.WorldSize, w.LocalWorldSize)
 }
 
 // ParseWorld reads eight numbers with commas between them.
 func ParseWorld(text string) (w World, err error) {
-	n, err := fmt.Sscanf(text, "%d,%d,%d,%d,%d,%d,%d,%d", &w.Term, &w.Round, &w.Epoch, &w.GroupRank, &w.GroupWorldSize, &w.RankBase, &w.WorldSize, &w.LocalWorldSize)
+	n, err := fmt.Sscanf(text, "%d,%d,%d,%d,%d,%d,%d,%d", &w.Term, &w.Round, &w.Epoch, &w.GroupRank,
+		&w.GroupWorldSize, &w.RankBase, &w.WorldSize, &w.LocalWorldSize)
 	if err != nil {
 		return w, fmt.Errorf("%q: %d of 8 numbers: %w", text, n, err)
 	}
@@ -178,7 +180,8 @@ func New(cfg Config) (*Daemon, error) {
 		cfg.Writers = 2
 	}
 	if cfg.Writers < 0 || cfg.Replicas < 0 {
-		return nil, fmt.Errorf("checkpointd: %d writers, %d replicas: neither may be negative", cfg.Writers, cfg.Replicas)
+		return nil, fmt.Errorf("checkpointd: %d writers, %d replicas: neither may be negative", cfg.Writers,
+			cfg.Replicas)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -187,15 +190,30 @@ func New(cfg Config) (*Daemon, error) {
 		cfg.FS = fsx.OS{}
 	}
 	d := &Daemon{
-		cfg: cfg, log: cfg.Logger, local: coordinator.Local(0), store: commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
-		writeSem: make(chan struct{}, cfg.Writers), scans: make(chan struct{}, 1),
-		segs: map[string]*segment{}, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, troubles: map[string]string{}, recovered: map[string]bool{}, said: map[string]bool{}, over: map[string]bool{}, completing: map[string]*sync.Mutex{}, leaders: map[*session]struct{}{}, takenOver: make(chan struct{}), durable: map[int]SegmentStatus{},
-		world: World{GroupWorldSize: 1}, // until a launcher tells
+		cfg:        cfg,
+		log:        cfg.Logger,
+		local:      coordinator.Local(0),
+		store:      commit.Store{FS: cfg.FS, Now: time.Now, Cache: new(commit.Cache)},
+		writeSem:   make(chan struct{}, cfg.Writers),
+		scans:      make(chan struct{}, 1),
+		segs:       map[string]*segment{},
+		changed:    make(chan struct{}),
+		conns:      map[net.Conn]struct{}{},
+		troubles:   map[string]string{},
+		recovered:  map[string]bool{},
+		said:       map[string]bool{},
+		over:       map[string]bool{},
+		completing: map[string]*sync.Mutex{},
+		leaders:    map[*session]struct{}{},
+		takenOver:  make(chan struct{}),
+		durable:    map[int]SegmentStatus{},
+		world:      World{GroupWorldSize: 1}, // until a launcher tells
 	}
 	d.home, _ = os.Lstat(cfg.Dir.Path())
 	d.launcher, d.used = d.readUsed()
 	d.store.Aside = func(path string, why error) {
-		d.log.Error("an interrupted commit is damaged and can never be completed; it is set aside", "path", path, "err", why)
+		d.log.Error("an interrupted commit is damaged and can never be completed; it is set aside", "path", path,
+			"err", why)
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d, nil

@@ -61,7 +61,8 @@ func (p *peers) want(saved time.Time, m shm.Meta) {
 	}
 	done := map[int]bool{}
 	for _, peer := range p.known {
-		done[peer.Node] = slices.ContainsFunc(peer.Copies, func(c coordinator.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
+		done[peer.Node] = slices.ContainsFunc(peer.Copies,
+			func(c coordinator.Copy) bool { return c.Rank == m.Rank && c.Save == m.Save })
 	}
 	for _, old := range olds {
 		for node, has := range old.done {
@@ -259,5 +260,6 @@ func (p *peers) book(t copyTask, node int, err error) (was, is bool) {
 
 // absent tells that a node could not be reached from what it, or this node, does not want.
 func absent(err error) bool {
-	return err != nil && !errors.Is(err, replica.ErrRefused) && !errors.Is(err, replica.ErrMissing) && !errors.Is(err, errUnwanted)
+	return err != nil && !errors.Is(err, replica.ErrRefused) && !errors.Is(err, replica.ErrMissing) &&
+		!errors.Is(err, errUnwanted)
 }

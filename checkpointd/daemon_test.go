@@ -100,7 +100,8 @@ func shard(dir string, step int64, rank, ranks, local int) shmtest.Save {
 	m := shmtest.Meta(dir, step)
 	m.Rank, m.Shard, m.Shards, m.WorldSize, m.LocalWorldSize, m.Resize = rank, rank, ranks, ranks, local, "same"
 	m.Trackers = []shm.Tracker{{Path: "dlrover_latest.txt", Text: fmt.Sprint(step)}}
-	return shmtest.Save{Meta: m, Disk: true, Files: []shmtest.File{{Path: fmt.Sprintf("%d/rank_%d.pt", step, rank), Kind: "raw", Data: content(step, rank)}}}
+	return shmtest.Save{Meta: m, Disk: true, Files: []shmtest.File{{Path: fmt.Sprintf("%d/rank_%d.pt", step, rank),
+		Kind: "raw", Data: content(step, rank)}}}
 }
 
 func content(step int64, rank int) []byte {
@@ -487,7 +488,8 @@ func nodesOf(t *testing.T, h *coordinator.Hub, n int, change ...func(*checkpoint
 // join tells the daemon that it is node i of n in a round, with one worker.
 func (n *node) join(round, i, nodes int) {
 	n.t.Helper()
-	w := checkpointd.World{Term: 7, Round: round, GroupRank: i, GroupWorldSize: nodes, RankBase: i, WorldSize: nodes, LocalWorldSize: 1}
+	w := checkpointd.World{Term: 7, Round: round, GroupRank: i, GroupWorldSize: nodes, RankBase: i, WorldSize: nodes,
+		LocalWorldSize: 1}
 	require.NoError(n.t, n.control().World(n.t.Context(), w))
 }
 
@@ -658,7 +660,9 @@ func TestOrphanedAfterTheGoodBye(t *testing.T) {
 func TestOrphanWithoutItsDirectory(t *testing.T) {
 	gone := make(chan int, 1)
 	disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
-	n, dir := newNode(t, withFS(disk), func(c *checkpointd.Config) { c.Orphaned, c.Spawned = func(left int) { gone <- left }, true }), t.TempDir()
+	n, dir := newNode(t, withFS(disk), func(c *checkpointd.Config) {
+		c.Orphaned, c.Spawned = func(left int) { gone <- left }, true
+	}), t.TempDir()
 	c := n.control()
 	require.NoError(t, c.Lead(t.Context(), "a"))
 	n.put(single(dir, 10), "seg/l0-0.seg")
@@ -742,7 +746,8 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 func TestParseWorld(t *testing.T) {
-	w := checkpointd.World{Term: 7, Round: 1, Epoch: 2, GroupRank: 3, GroupWorldSize: 4, RankBase: 5, WorldSize: 6, LocalWorldSize: 8}
+	w := checkpointd.World{Term: 7, Round: 1, Epoch: 2, GroupRank: 3, GroupWorldSize: 4, RankBase: 5, WorldSize: 6,
+		LocalWorldSize: 8}
 	got, err := checkpointd.ParseWorld(w.String())
 	require.NoError(t, err)
 	require.Equal(t, w, got)

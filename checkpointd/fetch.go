@@ -40,7 +40,8 @@ func (d *Daemon) fetch(ctx context.Context, r request) {
 			return
 		}
 		gone[h.node] = absent(err)
-		d.log.Warn("cannot fetch a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank, "node", h.node, "err", err)
+		d.log.Warn("cannot fetch a checkpoint from another node", "step", h.copy.Step, "rank", h.copy.Rank,
+			"node", h.node, "err", err)
 	}
 }
 
@@ -79,7 +80,8 @@ func (p *peers) holders(self int, r request, have []Restorable) []holder {
 		return 0
 	}
 	slices.SortStableFunc(out, func(a, b holder) int {
-		return cmp.Or(whole(b.copy)-whole(a.copy), len(shards[b.copy.Save])-len(shards[a.copy.Save]), compareAge(b.copy, a.copy))
+		return cmp.Or(whole(b.copy)-whole(a.copy), len(shards[b.copy.Save])-len(shards[a.copy.Save]),
+			compareAge(b.copy, a.copy))
 	})
 	return out
 }

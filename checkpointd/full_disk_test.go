@@ -28,7 +28,8 @@ const stepBytes = 1 << 20
 func smallDisk(t *testing.T, bytes int) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=0700,size="+strconv.Itoa(bytes)); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV,
+		"mode=0700,size="+strconv.Itoa(bytes)); err != nil {
 		t.Skipf("WHAT THE DAEMON DOES ON A FULL DISK IS NOT TESTED: mount a small tmpfs: %v", err)
 	}
 	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
@@ -142,7 +143,8 @@ func TestTroubleIsToldOnceADirectory(t *testing.T) {
 	}
 	disk.fail(syscall.ENOSPC)
 	n.put(single(dir, 20), "seg/l0-3.seg")
-	require.Eventually(t, func() bool { return len(log.with("cannot write a checkpoint, trying again")) == 2 }, patience, 10*time.Millisecond, "another one")
+	require.Eventually(t, func() bool { return len(log.with("cannot write a checkpoint, trying again")) == 2 },
+		patience, 10*time.Millisecond, "another one")
 	disk.fail(nil)
 	require.Equal(t, true, n.wait(dir, 20)["ok"])
 }

@@ -38,7 +38,8 @@ func TestABusySegmentIsLookedAtAgain(t *testing.T) {
 	shard(dir, 7, 1, 2, 2).Write(t, n.dir, "seg/l1-0.seg")
 	release := n.busy("seg/l1-0.seg")
 	n.put(shard(dir, 7, 0, 2, 2), "seg/l0-0.seg")
-	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, time.Millisecond, "shard 0 is written")
+	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, time.Millisecond,
+		"shard 0 is written")
 	res := n.ask(map[string]any{"op": "wait", "dir": dir, "step": 7, "timeout_ms": 50})
 	require.Contains(t, res["error"], "not committed within")
 	release()
@@ -126,7 +127,8 @@ func TestASaveThatIsGivenUp(t *testing.T) {
 	require.Equal(t, 1, strings.Count(log.with("level=ERROR")[0], "permission denied"))
 	require.Len(t, log.with("saving what is in memory"), 1)
 	for r := range 3 {
-		require.LessOrEqual(t, strings.Count(n.ask(map[string]any{"op": "wait", "dir": dir, "step": 7, "timeout_ms": 1000})["error"].(string), "shard"), 1, "shard %d", r)
+		require.LessOrEqual(t, strings.Count(n.ask(map[string]any{"op": "wait", "dir": dir, "step": 7,
+			"timeout_ms": 1000})["error"].(string), "shard"), 1, "shard %d", r)
 	}
 }
 
@@ -157,7 +159,8 @@ func TestAnEarlierRunsHalfSaveIsOver(t *testing.T) {
 	}
 	n.start()
 	c := n.control()
-	require.NoError(t, c.World(t.Context(), checkpointd.World{Term: 1, Round: 1, GroupWorldSize: 1, WorldSize: 2, LocalWorldSize: 2}))
+	require.NoError(t, c.World(t.Context(), checkpointd.World{Term: 1, Round: 1, GroupWorldSize: 1, WorldSize: 2,
+		LocalWorldSize: 2}))
 	left, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)
@@ -244,5 +247,6 @@ func TestSavesAtTheSameTimeKeepTheirOrder(t *testing.T) {
 	ms, err := store.Manifests(dir)
 	require.NoError(t, err)
 	require.Len(t, ms, 40)
-	require.True(t, slices.IsSortedFunc(ms, func(a, b commit.Manifest) int { return b.Saved.Compare(a.Saved) }), "the newest first")
+	require.True(t, slices.IsSortedFunc(ms, func(a, b commit.Manifest) int { return b.Saved.Compare(a.Saved) }),
+		"the newest first")
 }

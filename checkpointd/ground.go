@@ -75,7 +75,8 @@ func (d *Daemon) vanished(dir string) error {
 		d.log.Warn("the checkpoint directory was deleted, making it anew", "dir", dir)
 		return nil
 	}
-	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew", dir, commit.MetaDir(dir))
+	return fmt.Errorf("%s has none of the checkpoints that were committed to it: mount it, or make %s to begin anew",
+		dir, commit.MetaDir(dir))
 }
 
 // standOn records what the directory of j stands on while j is written: after the commit it may be something else.

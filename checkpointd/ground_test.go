@@ -64,7 +64,9 @@ func TestUnmountedStorage(t *testing.T) {
 			require.NoError(t, err)
 			defer open.Close()
 			require.NoError(t, syscall.Unmount(mount, syscall.MNT_DETACH))
-			defer func() { require.NoError(t, syscall.Mount("tmpfs", mount, "tmpfs", 0, "")) }() // for the end of the test
+			defer func() {
+				require.NoError(t, syscall.Mount("tmpfs", mount, "tmpfs", 0, ""))
+			}() // for the end of the test
 			n.put(short(dir, 20), "seg/l0-1.seg")
 			require.Contains(t, n.wait(dir, 20)["error"], "mount it, or make")
 			requireEmpty(t, mount)

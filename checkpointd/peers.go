@@ -80,7 +80,8 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}
-	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1), pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, asking: func() {},
+	p := &peers{d: d, nodes: nodes, port: ln.Addr().(*net.TCPAddr).Port, wake: make(chan struct{}, 1),
+		pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, asking: func() {},
 		client: &replica.Client{Token: d.cfg.Token}}
 	p.server = replica.NewServer(d.cfg.Token, replicaStore{d}, d.log)
 	p.ctx, p.cancel = context.WithCancel(d.ctx)
@@ -125,7 +126,8 @@ func (p *peers) exchange(w World) {
 
 // ask tells the coordinator where this node is and what it holds, and learns the same of the others.
 func (p *peers) ask(ctx context.Context, w World, patience time.Duration) ([]coordinator.Peer, error) {
-	self := coordinator.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)), Switch: p.d.cfg.Switch, Copies: p.d.holds()}
+	self := coordinator.Peer{Node: w.GroupRank, Addr: net.JoinHostPort(p.d.cfg.Addr, strconv.Itoa(p.port)),
+		Switch: p.d.cfg.Switch, Copies: p.d.holds()}
 	return p.d.cfg.Remote.Peers(ctx, w.Key(), self, w.GroupWorldSize, patience)
 }
 
@@ -183,7 +185,8 @@ func (p *peers) nudge() {
 func (d *Daemon) holds() []coordinator.Copy {
 	var out []coordinator.Copy
 	d.eachHeld(func(_ string, _ *segment, h shm.Header, m shm.Meta) {
-		c := coordinator.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step, Dir: m.Dir, SavedNS: h.Saved.UnixNano(), Shards: m.Shards}
+		c := coordinator.Copy{Rank: m.Rank, Shard: m.Shard, Save: m.Save, Step: m.Step, Dir: m.Dir,
+			SavedNS: h.Saved.UnixNano(), Shards: m.Shards}
 		if m.Resize == "any" {
 			c.Rank = anyRank
 		}

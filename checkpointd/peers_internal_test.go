@@ -14,7 +14,8 @@ import (
 // A worker tells of a save, and so does the exchange of addresses: the partner gets one copy, not two.
 func TestASaveIsCopiedOnce(t *testing.T) {
 	now := time.Now()
-	p := &peers{pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, key: "1.0.0",
+	p := &peers{pending: map[origin]pendingCopy{}, given: map[origin]pendingCopy{}, away: map[int]backoff{},
+		key:   "1.0.0",
 		known: []coordinator.Peer{{Node: 0}, {Node: 1}}, partners: []replica.Peer{{Node: 1}}}
 	due := func() int {
 		t, _ := p.next(now)

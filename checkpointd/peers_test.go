@@ -106,7 +106,8 @@ type counting struct {
 	asked atomic.Int64
 }
 
-func (b *counting) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int, patience time.Duration) ([]coordinator.Peer, error) {
+func (b *counting) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int,
+	patience time.Duration) ([]coordinator.Peer, error) {
 	b.asked.Add(1)
 	return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 }
@@ -125,7 +126,9 @@ func TestAddressesAreAskedForWhenNeeded(t *testing.T) {
 	}
 	for step := int64(1); step < 8; step++ {
 		ns[0].saves(dir, step, 0, 2, int(step%3))
-		require.Eventually(t, func() bool { return strings.Contains(fmt.Sprint(ns[1].copies(dir)), fmt.Sprint(step)) }, patience, time.Millisecond)
+		require.Eventually(t, func() bool {
+			return strings.Contains(fmt.Sprint(ns[1].copies(dir)), fmt.Sprint(step))
+		}, patience, time.Millisecond)
 	}
 	for _, b := range coordinators {
 		require.EqualValues(t, 1, b.asked.Load())
@@ -153,7 +156,8 @@ func TestFetchFromANewDaemon(t *testing.T) {
 			for i, n := range ns {
 				n.join(2, i, 2)
 			}
-			none := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": dir + "/other", "timeout_ms": patience.Milliseconds()})
+			none := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": dir + "/other",
+				"timeout_ms": patience.Milliseconds()})
 			require.Empty(t, none["offers"], "it has learned the addresses")
 			ns[0].stop()
 			back := func() { ns[0].start(); ns[0].join(2, 0, 2) }
@@ -166,7 +170,8 @@ func TestFetchFromANewDaemon(t *testing.T) {
 			} else {
 				back()
 			}
-			res := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": dir, "timeout_ms": patience.Milliseconds()})
+			res := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": dir,
+				"timeout_ms": patience.Milliseconds()})
 			wait()
 			require.Len(t, res["offers"], 1)
 			require.Equal(t, 10.0, res["offers"].([]any)[0].(map[string]any)["step"])
@@ -188,7 +193,8 @@ func TestFetchIsForTheDirectory(t *testing.T) {
 		n.join(2, i, 2)
 	}
 	for dir, step := range map[string]float64{behind: 30, ahead: 50} {
-		offers := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": dir, "timeout_ms": patience.Milliseconds()})["offers"].([]any)
+		offers := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": dir,
+			"timeout_ms": patience.Milliseconds()})["offers"].([]any)
 		require.Len(t, offers, 1)
 		require.Equal(t, step, offers[0].(map[string]any)["step"])
 	}
@@ -197,7 +203,8 @@ func TestFetchIsForTheDirectory(t *testing.T) {
 // forgetful is a coordinator between daemons of which one does not tell directories.
 type forgetful struct{ coordinator.Coordinator }
 
-func (b forgetful) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int, patience time.Duration) ([]coordinator.Peer, error) {
+func (b forgetful) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int,
+	patience time.Duration) ([]coordinator.Peer, error) {
 	for i := range self.Copies {
 		c := &self.Copies[i]
 		c.Dir, c.SavedNS, c.Shards = "", 0, 0
@@ -222,7 +229,8 @@ func TestFetchFromANodeWithoutDirectories(t *testing.T) {
 		n.start()
 		n.join(2, i, 2)
 	}
-	offers := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": behind, "timeout_ms": patience.Milliseconds()})["offers"].([]any)
+	offers := ns[1].ask(map[string]any{"op": "offers", "rank": 1, "dir": behind,
+		"timeout_ms": patience.Milliseconds()})["offers"].([]any)
 	require.Len(t, offers, 1)
 	require.Equal(t, 30.0, offers[0].(map[string]any)["step"])
 	require.Equal(t, []int64(nil), ns[1].copies(ahead))
@@ -283,7 +291,8 @@ func (b listed) Attend(_ context.Context, s coordinator.Attendance) error {
 	return nil
 }
 
-func (b listed) Agree(_ context.Context, key string, _, _ int, _ []coordinator.Holding, _ time.Duration) (coordinator.Plan, bool, error) {
+func (b listed) Agree(_ context.Context, key string, _, _ int, _ []coordinator.Holding,
+	_ time.Duration) (coordinator.Plan, bool, error) {
 	b.agreeds <- key
 	return coordinator.Plan{}, false, nil
 }
@@ -390,7 +399,8 @@ func reply(t *testing.T, path string, uid int) string {
 func talk(path string, uid int) (string, error) {
 	if uid != 0 {
 		same := ^uintptr(0)
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid), same); errno != 0 { // of this thread alone
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid),
+			same); errno != 0 { // of this thread alone
 			return "", fmt.Errorf("become user %d: %w", uid, errno)
 		}
 	}

@@ -14,7 +14,8 @@ import (
 func FuzzParsePrepared(f *testing.F) {
 	meta, err := json.Marshal(shmtest.Meta("/ckpt", 7))
 	require.NoError(f, err)
-	good, err := json.Marshal(preparedRecord{Segment: "seg/l0-0.seg", Seq: 3, Saved: time.Unix(1, 0), Meta: meta, Entry: commit.Entry{Files: []commit.FileEntry{{Path: "7/a.pt", Size: 1}}}})
+	good, err := json.Marshal(preparedRecord{Segment: "seg/l0-0.seg", Seq: 3, Saved: time.Unix(1, 0), Meta: meta,
+		Entry: commit.Entry{Files: []commit.FileEntry{{Path: "7/a.pt", Size: 1}}}})
 	require.NoError(f, err)
 	_, _, err = parsePrepared(good)
 	require.NoError(f, err)

@@ -96,7 +96,8 @@ func TestPreparedFilesThatAreGoneForGood(t *testing.T) {
 
 func TestDamagedPreparedRecordIsDropped(t *testing.T) {
 	n, dir := prepared(t)
-	require.NoError(t, os.WriteFile(filepath.Join(n.dir.Path(), "prepared", n.preparedRecords()[0]), []byte("{"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(n.dir.Path(), "prepared", n.preparedRecords()[0]), []byte("{"),
+		0o600))
 	n.start()
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
 	n.requireCommitted(dir)
@@ -156,7 +157,9 @@ func TestPreparedSaveOnStorageThatComesLate(t *testing.T) {
 	n, dir := bothPrepared(t)
 	require.NoError(t, os.Rename(dir, dir+".away"))
 	n.start()
-	require.Eventually(t, func() bool { return n.ask(map[string]any{"op": "saved", "seg": "seg/l0-0.seg"})["note"] != "" }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return n.ask(map[string]any{"op": "saved", "seg": "seg/l0-0.seg"})["note"] != ""
+	}, patience, 5*time.Millisecond)
 	_ = os.RemoveAll(dir)
 	require.NoError(t, os.Rename(dir+".away", dir))
 	n.requireCommitted(dir)
@@ -179,7 +182,8 @@ func TestPreparedSaveWithAnIntent(t *testing.T) {
 	require.Eventually(t, func() bool { return len(n.preparedRecords()) == 1 }, patience, 5*time.Millisecond)
 	n.stop()
 	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
-	save := commit.Save{ID: s.Meta.Save, Epoch: s.Meta.Epoch, Dir: dir, Framework: "ddp", Layout: "00", Step: 1, Shards: 2, WorldSize: 2, Saved: time.Now()}
+	save := commit.Save{ID: s.Meta.Save, Epoch: s.Meta.Epoch, Dir: dir, Framework: "ddp", Layout: "00", Step: 1,
+		Shards: 2, WorldSize: 2, Saved: time.Now()}
 	var entries []commit.Entry
 	for r := range 2 {
 		path := fmt.Sprintf("1/rank_%d.pt", r)

@@ -56,7 +56,8 @@ func (d *Daemon) post(ctx context.Context, c coordinator.Coordinator, r coordina
 }
 
 // awaitOthers waits for the other shards, or until j is dropped and may be.
-func (d *Daemon) awaitOthers(ctx context.Context, j *save, post func(context.Context, coordinator.Phase) ([]commit.Entry, error)) ([]commit.Entry, error) {
+func (d *Daemon) awaitOthers(ctx context.Context, j *save,
+	post func(context.Context, coordinator.Phase) ([]commit.Entry, error)) ([]commit.Entry, error) {
 	waits, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := context.AfterFunc(j.waits, func() { cancel(context.Cause(j.waits)) })
@@ -73,7 +74,8 @@ func (d *Daemon) awaitOthers(ctx context.Context, j *save, post func(context.Con
 
 func reportOf(j *save, ph coordinator.Phase, entry commit.Entry) coordinator.Report {
 	m := j.meta
-	r := coordinator.Report{Save: coordinator.Save{ID: m.Save, Step: m.Step, Shards: m.Shards, Dir: m.Dir}, Phase: ph, Shards: []int{m.Shard}}
+	r := coordinator.Report{Save: coordinator.Save{ID: m.Save, Step: m.Step, Shards: m.Shards, Dir: m.Dir}, Phase: ph,
+		Shards: []int{m.Shard}}
 	if ph == coordinator.Prepared {
 		r.Entries = []commit.Entry{entry}
 	}
@@ -83,7 +85,8 @@ func reportOf(j *save, ph coordinator.Phase, entry commit.Entry) coordinator.Rep
 // begin writes the intent.
 func (d *Daemon) begin(s commit.Save, all []commit.Entry) error {
 	err := d.store.Intent(s, all)
-	if errors.Is(err, fs.ErrNotExist) && slices.ContainsFunc(all, func(e commit.Entry) bool { return d.store.Gone(s, e) }) {
+	if errors.Is(err, fs.ErrNotExist) && slices.ContainsFunc(all,
+		func(e commit.Entry) bool { return d.store.Gone(s, e) }) {
 		err = fmt.Errorf("%w: %w", errLost, err)
 	}
 	return err
@@ -107,7 +110,8 @@ func (d *Daemon) publish(ctx context.Context, s commit.Save, all []commit.Entry)
 	for _, f := range m.Files {
 		bytes += f.Size
 	}
-	d.log.Info("checkpoint committed", "step", s.Step, "dir", s.Dir, "files", len(m.Files), "bytes", bytes, "after", m.Committed.Sub(s.Saved).Round(time.Millisecond).String())
+	d.log.Info("checkpoint committed", "step", s.Step, "dir", s.Dir, "files", len(m.Files), "bytes", bytes,
+		"after", m.Committed.Sub(s.Saved).Round(time.Millisecond).String())
 	removed, err := d.store.Retain(ctx, s.Dir)
 	if err != nil {
 		d.log.Warn("cannot remove old checkpoints", "dir", s.Dir, "err", err)

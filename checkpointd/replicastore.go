@@ -58,7 +58,8 @@ func (s replicaStore) Incoming(m shm.Meta, size int64) (*shm.Incoming, error) {
 		return nil, err
 	}
 	if size > free {
-		return nil, fmt.Errorf("no room for a copy of rank %d: %d bytes, %d are free in %s", m.Rank, size, free, s.d.cfg.Dir.Path())
+		return nil, fmt.Errorf("no room for a copy of rank %d: %d bytes, %d are free in %s", m.Rank, size, free,
+			s.d.cfg.Dir.Path())
 	}
 	return s.d.cfg.Dir.Incoming(a.name, size)
 }
@@ -87,7 +88,9 @@ func pickSlot(slots []replicaSlot, dir string, room bool) replicaSlot {
 			class[s.name] = 2
 		}
 	}
-	return slices.MinFunc(slots, func(a, b replicaSlot) int { return cmp.Or(class[a.name]-class[b.name], a.compare(b)) })
+	return slices.MinFunc(slots, func(a, b replicaSlot) int {
+		return cmp.Or(class[a.name]-class[b.name], a.compare(b))
+	})
 }
 
 // after reports whether the copy was saved after m, by the same rank. Steps may go back.
@@ -134,7 +137,8 @@ func (s replicaStore) slot(rank, k int) replicaSlot {
 		return out
 	}
 	defer p.Release()
-	out.saved, out.made, out.step, out.epoch, out.dir = p.Header.Saved, p.Meta.SavedNS, p.Meta.Step, p.Meta.Epoch, p.Meta.Dir
+	out.saved, out.made, out.step = p.Header.Saved, p.Meta.SavedNS, p.Meta.Step
+	out.epoch, out.dir = p.Meta.Epoch, p.Meta.Dir
 	return out
 }
 

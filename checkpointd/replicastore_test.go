@@ -186,8 +186,10 @@ func TestReplicaStoreKeepsTheNewestOfEachDirectory(t *testing.T) {
 		step int64
 		want []int64
 	}{
-		{"/a", 1, []int64{1}}, {"/a", 2, []int64{1, 2}}, {"/b", 3, []int64{3, 2}}, {"/a", 4, []int64{3, 2, 4}}, {"/a", 5, []int64{3, 5, 4}},
-		{"/a", 6, []int64{3, 5, 6}}, {"/b", 7, []int64{3, 7, 6}}, {"/c", 8, []int64{8, 7, 6}}, {"/d", 9, []int64{8, 7, 6, 9}}, {"/d", 10, []int64{8, 7, 6, 9, 10}},
+		{"/a", 1, []int64{1}}, {"/a", 2, []int64{1, 2}}, {"/b", 3, []int64{3, 2}}, {"/a", 4, []int64{3, 2, 4}}, {"/a",
+			5, []int64{3, 5, 4}},
+		{"/a", 6, []int64{3, 5, 6}}, {"/b", 7, []int64{3, 7, 6}}, {"/c", 8, []int64{8, 7, 6}}, {"/d", 9,
+			[]int64{8, 7, 6, 9}}, {"/d", 10, []int64{8, 7, 6, 9, 10}},
 		{"/a", 11, []int64{8, 7, 6, 11, 10}}, {"/a", 12, []int64{8, 7, 12, 11, 10}},
 	} {
 		s.put(in(c.dir, c.step))
@@ -198,7 +200,8 @@ func TestReplicaStoreKeepsTheNewestOfEachDirectory(t *testing.T) {
 // Without room for one more slot the oldest copy of another directory makes way.
 func TestPlaceWithoutRoom(t *testing.T) {
 	slots := []replicaSlot{
-		{name: "0", saved: time.Unix(1, 0), dir: "/a"}, {name: "1", saved: time.Unix(2, 0), dir: "/b"}, {name: "2", saved: time.Unix(3, 0), dir: "/c"},
+		{name: "0", saved: time.Unix(1, 0), dir: "/a"}, {name: "1", saved: time.Unix(2, 0), dir: "/b"}, {name: "2",
+			saved: time.Unix(3, 0), dir: "/c"},
 		{name: "3", step: -1, err: fs.ErrNotExist},
 	}
 	require.Equal(t, "3", pickSlot(slots, "/a", true).name)
@@ -213,7 +216,8 @@ func TestFetchedBefore(t *testing.T) {
 	s.put(copyOf(2, "0", 2, 100))
 	before := s.inode("0")
 	p := &peers{d: s.d}
-	require.NoError(t, p.fetchOne(t.Context(), holder{copy: coordinator.Copy{Rank: 3, Save: copyOf(1, "0", 1, 1).Meta.Save}}, "/ckpt"))
+	require.NoError(t, p.fetchOne(t.Context(), holder{copy: coordinator.Copy{Rank: 3,
+		Save: copyOf(1, "0", 1, 1).Meta.Save}}, "/ckpt"))
 	s.put(copyOf(3, "0", 3, 100))
 	require.True(t, os.SameFile(before, s.inode("0")))
 }
@@ -243,7 +247,8 @@ func TestAddressesOutliveTheBoard(t *testing.T) {
 // Whole saves come first, then the newest, whatever its step: the line of saves may have gone back.
 func TestHolders(t *testing.T) {
 	c := func(rank, of int, save string, step, at int64) coordinator.Copy {
-		return coordinator.Copy{Rank: rank, Shard: max(rank, 0), Shards: of, Save: save, Step: step, Dir: "/a", SavedNS: at}
+		return coordinator.Copy{Rank: rank, Shard: max(rank, 0), Shards: of, Save: save, Step: step, Dir: "/a",
+			SavedNS: at}
 	}
 	other := c(1, 2, "x", 99, 99)
 	other.Dir = "/b"
@@ -253,16 +258,24 @@ func TestHolders(t *testing.T) {
 		have   []Restorable
 		want   []string
 	}{
-		"nothing":                     {},
-		"newest first":                {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, want: []string{"b", "a"}},
-		"by time after a rollback":    {copies: []coordinator.Copy{c(1, 2, "a", 30, 10), c(1, 2, "b", 12, 20)}, want: []string{"b", "a"}},
-		"whole before newer":          {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)}, mine: []coordinator.Copy{c(0, 2, "a", 1, 10)}, want: []string{"a", "b"}},
-		"whole before many":           {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 4, "b", 2, 20), c(2, 4, "b", 2, 20)}, mine: []coordinator.Copy{c(0, 2, "a", 1, 10), c(3, 4, "b", 2, 20)}, want: []string{"a", "b"}},
-		"another rank, directory":     {copies: []coordinator.Copy{c(2, 4, "a", 1, 10), other}},
-		"the state that all have":     {copies: []coordinator.Copy{c(anyRank, 1, "a", 1, 10)}, want: []string{"a"}},
-		"what is here":                {copies: []coordinator.Copy{c(1, 2, "a", 1, 11), c(1, 2, "b", 2, 20)}, have: []Restorable{{Save: "a", Step: 1, SavedNS: 10}}, want: []string{"b"}},
-		"older than what is here":     {copies: []coordinator.Copy{c(1, 2, "a", 30, 10)}, have: []Restorable{{Save: "b", Step: 12, SavedNS: 20}}},
-		"by step where no time is":    {copies: []coordinator.Copy{c(1, 2, "a", 30, 0), c(1, 2, "b", 12, 0)}, have: []Restorable{{Save: "c", Step: 20, SavedNS: 5}}, want: []string{"a"}},
+		"nothing": {},
+		"newest first": {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)},
+			want: []string{"b", "a"}},
+		"by time after a rollback": {copies: []coordinator.Copy{c(1, 2, "a", 30, 10), c(1, 2, "b", 12, 20)},
+			want: []string{"b", "a"}},
+		"whole before newer": {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 2, "b", 2, 20)},
+			mine: []coordinator.Copy{c(0, 2, "a", 1, 10)}, want: []string{"a", "b"}},
+		"whole before many": {copies: []coordinator.Copy{c(1, 2, "a", 1, 10), c(1, 4, "b", 2, 20),
+			c(2, 4, "b", 2, 20)}, mine: []coordinator.Copy{c(0, 2, "a", 1, 10), c(3, 4, "b", 2,
+			20)}, want: []string{"a", "b"}},
+		"another rank, directory": {copies: []coordinator.Copy{c(2, 4, "a", 1, 10), other}},
+		"the state that all have": {copies: []coordinator.Copy{c(anyRank, 1, "a", 1, 10)}, want: []string{"a"}},
+		"what is here": {copies: []coordinator.Copy{c(1, 2, "a", 1, 11), c(1, 2, "b", 2, 20)},
+			have: []Restorable{{Save: "a", Step: 1, SavedNS: 10}}, want: []string{"b"}},
+		"older than what is here": {copies: []coordinator.Copy{c(1, 2, "a", 30, 10)},
+			have: []Restorable{{Save: "b", Step: 12, SavedNS: 20}}},
+		"by step where no time is": {copies: []coordinator.Copy{c(1, 2, "a", 30, 0), c(1, 2, "b", 12, 0)},
+			have: []Restorable{{Save: "c", Step: 20, SavedNS: 5}}, want: []string{"a"}},
 		"this node is not a stranger": {mine: []coordinator.Copy{c(1, 2, "a", 1, 10)}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -40,7 +40,8 @@ func (d *Daemon) restorables(ctx context.Context, r request) (reply, error) {
 // settled waits until nothing of dir is on its way to the disk.
 func (d *Daemon) settled(ctx context.Context, dir string) {
 	_ = d.until(ctx, func() bool { // after the timeout what is committed counts
-		return d.breaking == 0 && !slices.ContainsFunc(d.saves, func(j *save) bool { return j.meta.Dir == dir && !j.phase.over() && !j.stuck })
+		return d.breaking == 0 && !slices.ContainsFunc(d.saves,
+			func(j *save) bool { return j.meta.Dir == dir && !j.phase.over() && !j.stuck })
 	})
 }
 
@@ -50,8 +51,10 @@ func (d *Daemon) restorable(r request) []Restorable {
 		if m.Dir != r.Dir || m.Rank != r.Rank && m.Resize != "any" {
 			return
 		}
-		out = append(out, Restorable{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard, Shards: m.Shards,
-			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: h.Saved.UnixNano(), Framework: m.Framework})
+		out = append(out, Restorable{Seg: name, Seq: h.Seq, Step: m.Step, Save: m.Save, Rank: m.Rank, Shard: m.Shard,
+			Shards:    m.Shards,
+			WorldSize: m.WorldSize, Layout: m.Layout, Resize: m.Resize, SavedNS: h.Saved.UnixNano(),
+			Framework: m.Framework})
 	})
 	return out
 }

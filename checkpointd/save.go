@@ -137,7 +137,8 @@ func (d *Daemon) trimLocked() {
 // run takes one shard from memory to a committed step.
 func (d *Daemon) run(j *save) {
 	defer j.quit(nil)
-	ctx, cancel := context.WithTimeoutCause(j.ctx, timeoutOf(j.meta), fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
+	ctx, cancel := context.WithTimeoutCause(j.ctx, timeoutOf(j.meta),
+		fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
 	defer cancel()
 	stop := d.progress(j)
 	defer stop()
@@ -264,7 +265,8 @@ func (d *Daemon) already(j *save) bool {
 
 func saveOf(j *save) commit.Save {
 	m := j.meta
-	s := commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step, Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved, Late: j.resumed}
+	s := commit.Save{ID: m.Save, Epoch: m.Epoch, Dir: m.Dir, Framework: m.Framework, Layout: m.Layout, Step: m.Step,
+		Shards: m.Shards, WorldSize: m.WorldSize, Saved: j.saved, Late: j.resumed}
 	for _, t := range m.Trackers {
 		s.Trackers = append(s.Trackers, commit.Tracker(t))
 	}
@@ -289,7 +291,9 @@ func (d *Daemon) giveUp(j *save, cause error) {
 		d.log.Debug("a failed save stays for recovery", "step", j.meta.Step, "err", err)
 		return
 	}
-	if _, err := bounded(ctx, func() (any, error) { return nil, d.store.Abandon(saveOf(j), j.meta.Shard) }); err != nil {
+	if _, err := bounded(ctx, func() (any, error) {
+		return nil, d.store.Abandon(saveOf(j), j.meta.Shard)
+	}); err != nil {
 		d.log.Debug("clean up after a failed save", "step", j.meta.Step, "err", err)
 	}
 }
@@ -345,7 +349,8 @@ func (d *Daemon) sayOnce(j *save, level slog.Level, text string, more ...any) {
 	if said {
 		level = slog.LevelDebug
 	}
-	d.log.Log(d.ctx, level, text, append([]any{"step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir}, more...)...)
+	d.log.Log(d.ctx, level, text, append([]any{"step", j.meta.Step, "shard", j.meta.Shard, "dir", j.meta.Dir},
+		more...)...)
 }
 
 // progress writes a line about a long write now and then, and ever more seldom while nothing moves.
@@ -370,6 +375,7 @@ func (d *Daemon) logProgress(j *save) (done int64) {
 	ph, done := j.phase, j.done
 	d.mu.Unlock()
 	took := time.Since(j.begun)
-	d.log.Info("checkpoint under way", "step", j.meta.Step, "shard", j.meta.Shard, "phase", string(ph), "percent", 100*done/max(j.bytes, 1), "bytes", done, "of", j.bytes, "for", took.Round(time.Second).String())
+	d.log.Info("checkpoint under way", "step", j.meta.Step, "shard", j.meta.Shard, "phase", string(ph), "percent",
+		100*done/max(j.bytes, 1), "bytes", done, "of", j.bytes, "for", took.Round(time.Second).String())
 	return done
 }

@@ -116,7 +116,8 @@ func TestWhatWaitingDoesNotMend(t *testing.T) {
 	} {
 		require.True(t, hopeless(fmt.Errorf("write: %w", err)), "%v", err)
 	}
-	for _, err := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.ENODEV, syscall.ESTALE, fs.ErrNotExist} {
+	for _, err := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.ENODEV, syscall.ESTALE,
+		fs.ErrNotExist} {
 		require.False(t, hopeless(fmt.Errorf("write: %w", err)), "%v", err)
 	}
 }
@@ -183,7 +184,8 @@ func TestASaveThatWorkersOfALaterEpochHavePassed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d, _ := logged(t)
 			dir := t.TempDir()
-			manifestOf(t, dir, commit.Manifest{Save: commit.Save{ID: "other", Epoch: tc.epoch, Step: tc.step, Saved: time.Unix(tc.second, 0)}}, tc.tracked)
+			manifestOf(t, dir, commit.Manifest{Save: commit.Save{ID: "other", Epoch: tc.epoch, Step: tc.step,
+				Saved: time.Unix(tc.second, 0)}}, tc.tracked)
 			require.Equal(t, tc.want, d.outdated(madeAt(10, "this", "1.0.0", 5, dir)))
 		})
 	}
@@ -202,7 +204,8 @@ func TestWhatStorageShowsEndsAWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d, _ := logged(t)
 			dir := t.TempDir()
-			manifestOf(t, dir, commit.Manifest{Save: commit.Save{ID: tc.id, Epoch: tc.epoch, Step: 5, Saved: time.Unix(11, 0)}}, true)
+			manifestOf(t, dir, commit.Manifest{Save: commit.Save{ID: tc.id, Epoch: tc.epoch, Step: 5,
+				Saved: time.Unix(11, 0)}}, true)
 			j := madeAt(10, "this", "1.0.0", 5, dir)
 			j.ctx, j.quit = context.WithCancelCause(t.Context())
 			j.waits, j.stopWaiting = context.WithCancelCause(j.ctx)
@@ -227,9 +230,10 @@ func TestWhatWasMadeAfterThePlannedSave(t *testing.T) {
 		second, step int64
 		want         bool
 	}{
-		"by the same shard":                 {[]coordinator.Holding{held("plan", 1, 20), held("plan", 0, 10)}, 11, 1, true},
-		"before, by the same shard":         {[]coordinator.Holding{held("plan", 1, 5), held("plan", 0, 10)}, 9, 9, false},
-		"after the last of other shards":    {[]coordinator.Holding{held("plan", 1, 10), held("other", 0, 30)}, 11, 1, true},
+		"by the same shard":         {[]coordinator.Holding{held("plan", 1, 20), held("plan", 0, 10)}, 11, 1, true},
+		"before, by the same shard": {[]coordinator.Holding{held("plan", 1, 5), held("plan", 0, 10)}, 9, 9, false},
+		"after the last of other shards": {[]coordinator.Holding{held("plan", 1, 10), held("other", 0, 30)}, 11, 1,
+			true},
 		"before the last of other shards":   {[]coordinator.Holding{held("plan", 1, 10)}, 9, 9, false},
 		"nothing of it here, a later step":  {nil, 1, 6, true},
 		"nothing of it here, an older step": {nil, 99, 5, false},
@@ -285,11 +289,13 @@ func TestAgesLeaveOutCopies(t *testing.T) {
 // Only whole saves can be loaded: they are fetched first, however new the others are.
 func TestHoldersOfWholeSavesComeFirst(t *testing.T) {
 	copied := func(save string, shard int, second int64) coordinator.Copy {
-		return coordinator.Copy{Rank: shard, Shard: shard, Save: save, Step: second, Dir: "/ckpt", SavedNS: second, Shards: 2}
+		return coordinator.Copy{Rank: shard, Shard: shard, Save: save, Step: second, Dir: "/ckpt", SavedNS: second,
+			Shards: 2}
 	}
 	p := &peers{known: []coordinator.Peer{
 		{Node: 0, Copies: []coordinator.Copy{copied("new", 0, 30), copied("half", 0, 40)}},
-		{Node: 1, Addr: "one", Copies: []coordinator.Copy{copied("half", 0, 40), copied("new", 1, 30), copied("old", 0, 10)}},
+		{Node: 1, Addr: "one", Copies: []coordinator.Copy{copied("half", 0, 40), copied("new", 1, 30),
+			copied("old", 0, 10)}},
 		{Node: 2, Addr: "two", Copies: []coordinator.Copy{copied("new", 0, 30), copied("old", 1, 10)}},
 	}}
 	saves := func(have ...Restorable) (out []string) {
@@ -305,7 +311,8 @@ func TestHoldersOfWholeSavesComeFirst(t *testing.T) {
 
 func TestANodeThatIsAwayIsTriedEverMoreSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &peers{pending: map[origin]pendingCopy{{0, "/ckpt"}: {"s", time.Now(), map[int]bool{}}}, given: map[origin]pendingCopy{}, away: map[int]backoff{}, key: "1.0.0",
+		p := &peers{pending: map[origin]pendingCopy{{0, "/ckpt"}: {"s", time.Now(), map[int]bool{}}},
+			given: map[origin]pendingCopy{}, away: map[int]backoff{}, key: "1.0.0",
 			partners: []replica.Peer{{Node: 1}, {Node: 2}}}
 		away := errors.New("connection refused")
 		var pauses []time.Duration
@@ -322,7 +329,8 @@ func TestANodeThatIsAwayIsTriedEverMoreSeldom(t *testing.T) {
 			time.Sleep(p.away[2].pause)
 		}
 		ms := time.Millisecond
-		require.Equal(t, []time.Duration{250 * ms, 500 * ms, 1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, 8000 * ms}, pauses)
+		require.Equal(t, []time.Duration{250 * ms, 500 * ms, 1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, 8000 * ms},
+			pauses)
 		task, _ := p.next(time.Now())
 		was, is := p.book(task, 2, fmt.Errorf("%w: no memory", replica.ErrRefused))
 		require.True(t, was)

@@ -31,7 +31,8 @@ func (s *segment) pin(ctx context.Context, seq uint64) (*shm.Pinned, error) {
 			p.Release()
 			return nil, errSuperseded
 		}
-		if h, again := s.seg.Header(); errors.Is(err, shm.ErrClosed) || errors.Is(err, shm.ErrIncomplete) || again == nil && h.Seq != seq {
+		if h, again := s.seg.Header(); errors.Is(err, shm.ErrClosed) || errors.Is(err, shm.ErrIncomplete) ||
+			again == nil && h.Seq != seq {
 			return nil, fmt.Errorf("%w (%w)", errSuperseded, err)
 		}
 		if !errors.Is(err, shm.ErrBusy) {

@@ -99,7 +99,9 @@ func peerAllowed(c net.Conn) error {
 	}
 	var cred *unix.Ucred
 	var inner error
-	if err = raw.Control(func(fd uintptr) { cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err == nil {
+	if err = raw.Control(func(fd uintptr) {
+		cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err == nil {
 		err = inner
 	}
 	if err != nil {
@@ -209,7 +211,8 @@ const protocolVersion = 1
 
 func (s *session) hello(r request) (reply, error) {
 	if r.V != protocolVersion {
-		return nil, fmt.Errorf("the client speaks version %d of the protocol, this daemon version %d: use the client that came with the launcher", r.V, protocolVersion)
+		return nil, fmt.Errorf("the client speaks version %d of the protocol, "+
+			"this daemon version %d: use the client that came with the launcher", r.V, protocolVersion)
 	}
 	s.d.wantCopies(r.Replicas)
 	s.d.rescan()

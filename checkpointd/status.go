@@ -54,7 +54,8 @@ func (d *Daemon) Status() Status {
 	st.World, st.Trouble, st.Counters, st.Ranks = d.world, d.storageTrouble, d.count, d.agesLocked(st.Segments)
 	for _, j := range d.saves {
 		if !j.phase.over() {
-			st.Saves = append(st.Saves, SaveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase), Bytes: j.bytes, Done: j.done, Since: j.begun})
+			st.Saves = append(st.Saves, SaveStatus{Step: j.meta.Step, Shard: j.meta.Shard, Phase: string(j.phase),
+				Bytes: j.bytes, Done: j.done, Since: j.begun})
 		}
 	}
 	return st

@@ -61,7 +61,8 @@ func (d *Daemon) retry(ctx context.Context, j *save, step func() error) error {
 			d.bookWorking(j)
 			return nil
 		}
-		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || hopeless(err) || ctx.Err() != nil || d.gone(ctx, j, err) {
+		if errors.Is(err, errSuperseded) || errors.Is(err, shm.ErrDamaged) || hopeless(err) || ctx.Err() != nil ||
+			d.gone(ctx, j, err) {
 			return err
 		}
 		step, ok := d.overtaken(j)
@@ -97,7 +98,8 @@ func (d *Daemon) laterLocked(j *save) (step int64, ok bool) {
 		return 0, false
 	}
 	i := slices.IndexFunc(d.saves, func(o *save) bool {
-		return o.phase == committed && o.meta.Dir == j.meta.Dir && o.meta.Shard == j.meta.Shard && o.saved.After(j.saved)
+		return o.phase == committed && o.meta.Dir == j.meta.Dir && o.meta.Shard == j.meta.Shard &&
+			o.saved.After(j.saved)
 	})
 	if i < 0 {
 		return 0, false
@@ -121,7 +123,8 @@ func (d *Daemon) overtaken(j *save) (step int64, ok bool) {
 // hopeless tells errors that waiting does not mend. A device that is gone may come back.
 func hopeless(err error) bool {
 	return slices.ContainsFunc([]error{
-		commit.ErrSuperseded, commit.ErrBegun, errLost, fsx.ErrNotRegular, fsx.ErrTooLong, fs.ErrPermission, fs.ErrInvalid, syscall.EINVAL,
+		commit.ErrSuperseded, commit.ErrBegun, errLost, fsx.ErrNotRegular, fsx.ErrTooLong, fs.ErrPermission,
+		fs.ErrInvalid, syscall.EINVAL,
 		syscall.EISDIR, syscall.ENOTDIR, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.EROFS, syscall.EFBIG,
 	}, func(e error) bool { return errors.Is(err, e) })
 }

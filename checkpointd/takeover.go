@@ -26,7 +26,8 @@ func (d *Daemon) takeOver() {
 	for _, j := range resumed {
 		d.launch(j)
 	}
-	d.eachHeld(func(_ string, s *segment, h shm.Header, m shm.Meta) { // the other shards of an interrupted breakpoint save
+	d.eachHeld(func(_ string, s *segment, h shm.Header,
+		m shm.Meta) { // the other shards of an interrupted breakpoint save
 		if m.Primary && slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == m.Save }) {
 			d.start(s, h, m)
 		}
@@ -44,7 +45,8 @@ func (d *Daemon) recoverDir(ctx context.Context, dir string, resumed ...*save) {
 		return
 	}
 	live := func(id string) bool {
-		return d.working(id) || slices.ContainsFunc(resumed, func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
+		return d.working(id) || slices.ContainsFunc(resumed,
+			func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
 	}
 	res, err := bounded(ctx, func() (commit.Recovered, error) {
 		defer d.turn(dir)()

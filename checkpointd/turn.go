@@ -45,7 +45,8 @@ func (d *Daemon) turnOfWorkers(dir string) *os.File {
 		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			return f
 		}
-		if (errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR)) && time.Since(begun) < turnPatience && d.ctx.Err() == nil {
+		if (errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR)) && time.Since(begun) < turnPatience &&
+			d.ctx.Err() == nil {
 			err = nil
 		}
 	}

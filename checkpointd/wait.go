@@ -59,7 +59,8 @@ func (d *Daemon) lostLocked() int {
 
 // wait answers when the save is committed, or says why it will not be.
 func (d *Daemon) wait(ctx context.Context, r request) (int64, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(), fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))
+	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout(),
+		fmt.Errorf("step %d was not committed within %s", r.Step, r.timeout()))
 	defer cancel()
 	pause := retry.Backoff{First: 50 * time.Millisecond, Most: time.Second} // other nodes do not tell
 	for {

@@ -78,7 +78,8 @@ func TestBreakpointSaveOutlivesItsEpoch(t *testing.T) {
 		n.put(s, fmt.Sprintf("seg/l%d-0.seg", r))
 	}
 	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
-	require.NoError(t, c.World(t.Context(), checkpointd.World{Term: 1, Round: 1, Epoch: 1, GroupWorldSize: 1, WorldSize: 2, LocalWorldSize: 2}))
+	require.NoError(t, c.World(t.Context(), checkpointd.World{Term: 1, Round: 1, Epoch: 1, GroupWorldSize: 1,
+		WorldSize: 2, LocalWorldSize: 2}))
 	left, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
 	require.Zero(t, left)
@@ -93,7 +94,8 @@ type late struct {
 	gone chan struct{}
 }
 
-func (b *late) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int, patience time.Duration) ([]coordinator.Peer, error) {
+func (b *late) Peers(ctx context.Context, key string, self coordinator.Peer, nodes int,
+	patience time.Duration) ([]coordinator.Peer, error) {
 	if key != b.key {
 		return b.Coordinator.Peers(ctx, key, self, nodes, patience)
 	}
@@ -109,7 +111,8 @@ func TestLateAddressesAreOld(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	w := checkpointd.World{Round: 1, GroupWorldSize: 2, WorldSize: 2, LocalWorldSize: 1}
-	slow := &late{Coordinator: coordinator.Client(hub.URL, "run", "", client), key: w.Key(), wait: make(chan struct{}), gone: make(chan struct{})}
+	slow := &late{Coordinator: coordinator.Client(hub.URL, "run", "", client), key: w.Key(),
+		wait: make(chan struct{}), gone: make(chan struct{})}
 	common := func(c *checkpointd.Config) {
 		c.Remote, c.Addr, c.Token, c.Replicas = coordinator.Client(hub.URL, "run", "", client), "127.0.0.1", "secret", 2
 	}
@@ -197,7 +200,8 @@ func TestAStepIsSavedAgain(t *testing.T) {
 	require.Equal(t, "before the rollback", string(got))
 	disk.fail(nil)
 	n.start()
-	res := n.ask(map[string]any{"op": "wait", "dir": dir, "step": 10, "save": again.Meta.Save, "timeout_ms": patience.Milliseconds()})
+	res := n.ask(map[string]any{"op": "wait", "dir": dir, "step": 10, "save": again.Meta.Save,
+		"timeout_ms": patience.Milliseconds()})
 	require.Equal(t, true, res["ok"], res)
 	requireStep(t, dir, 10, 1)
 	requireNoLeftovers(t, dir)
@@ -268,7 +272,8 @@ func TestTwoDirectoriesAreCopied(t *testing.T) {
 		require.Eventually(t, func() bool {
 			st, err := ns[1].control().Status(t.Context())
 			require.NoError(t, err)
-			return slices.ContainsFunc(st.Segments, func(c checkpointd.SegmentStatus) bool { return c.Copy && c.Dir == s.Meta.Dir })
+			return slices.ContainsFunc(st.Segments,
+				func(c checkpointd.SegmentStatus) bool { return c.Copy && c.Dir == s.Meta.Dir })
 		}, patience, 10*time.Millisecond)
 	}
 }
@@ -288,8 +293,9 @@ func TestVanishedStorage(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left)
 
-	n.put(single(dir, 30), "seg/l0-2.seg")               // tried again until the storage is back
-	require.NoError(t, syscall.Rename(dir+".away", dir)) // in one go: a directory that is not there is one that was deleted
+	n.put(single(dir, 30), "seg/l0-2.seg") // tried again until the storage is back
+	require.NoError(t, syscall.Rename(dir+".away",
+		dir)) // in one go: a directory that is not there is one that was deleted
 	require.Equal(t, true, n.wait(dir, 30)["ok"])
 	requireStep(t, dir, 30, 1)
 

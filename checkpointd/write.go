@@ -58,7 +58,8 @@ func (d *Daemon) write(ctx context.Context, j *save, p *shm.Pinned) (entry commi
 		if err != nil {
 			return entry, err
 		}
-		entry.Files = append(entry.Files, commit.FileEntry{Path: f.Path, Size: f.Len, CRC: crc, Shard: j.meta.Shard, Tmp: tmps[i]})
+		entry.Files = append(entry.Files, commit.FileEntry{Path: f.Path, Size: f.Len, CRC: crc, Shard: j.meta.Shard,
+			Tmp: tmps[i]})
 	}
 	if err := d.store.Prepared(s, entry); err != nil {
 		return entry, err

@@ -243,20 +243,30 @@ func TestDamage(t *testing.T) {
 		newest int64
 		reason string
 	}{
-		"nothing":          {func(*testing.T, string) {}, nil, 20, ""},
-		"a flipped bit":    {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, nil, 10, "is damaged"},
-		"of our shard":     {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, []int{1}, 10, "is damaged"},
-		"not of our shard": {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, []int{0}, 20, ""},
-		"no shard is read": {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, []int{}, 20, ""},
-		"short":            {func(t *testing.T, root string) { require.NoError(t, os.Truncate(root+"/global_step20/1_model.pt", 5)) }, []int{0}, 10, "5 bytes instead of 64"},
-		"missing":          {func(t *testing.T, root string) { require.NoError(t, os.Remove(root+"/global_step20/1_model.pt")) }, []int{0}, 10, "no such file"},
+		"nothing": {func(*testing.T, string) {}, nil, 20, ""},
+		"a flipped bit": {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, nil, 10,
+			"is damaged"},
+		"of our shard": {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, []int{1},
+			10, "is damaged"},
+		"not of our shard": {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, []int{0},
+			20, ""},
+		"no shard is read": {func(t *testing.T, root string) { flip(t, root+"/global_step20/1_model.pt") }, []int{},
+			20, ""},
+		"short": {func(t *testing.T, root string) {
+			require.NoError(t, os.Truncate(root+"/global_step20/1_model.pt", 5))
+		}, []int{0}, 10, "5 bytes instead of 64"},
+		"missing": {func(t *testing.T, root string) {
+			require.NoError(t, os.Remove(root+"/global_step20/1_model.pt"))
+		}, []int{0}, 10, "no such file"},
 		"manifest is garbage": {func(t *testing.T, root string) {
 			require.NoError(t, os.WriteFile(root+"/.dlrover/20.json", nil, 0o600))
 		}, nil, 10, "manifest"},
 		"manifest of a step": {func(t *testing.T, root string) {
 			require.NoError(t, os.Rename(root+"/.dlrover/20.json", root+"/.dlrover/30.json"))
 		}, nil, 10, "is of step 20"},
-		"manifest that is a dir": {func(t *testing.T, root string) { require.NoError(t, os.Mkdir(root+"/.dlrover/30.json", 0o700)) }, nil, 20, ""},
+		"manifest that is a dir": {func(t *testing.T, root string) {
+			require.NoError(t, os.Mkdir(root+"/.dlrover/30.json", 0o700))
+		}, nil, 20, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -368,7 +378,8 @@ func TestRefusals(t *testing.T) {
 	_, err = store.Publish(s, both)
 	require.ErrorIs(t, err, fs.ErrNotExist, "nothing is placed")
 
-	for _, path := range []string{"", ".", "..", "../x", "a/../../x", "a//b", "a/", ".dlrover/x", dir + "/.dlrover/x", "/", "a\x00b", "\xff"} {
+	for _, path := range []string{"", ".", "..", "../x", "a/../../x", "a//b", "a/", ".dlrover/x", dir + "/.dlrover/x",
+		"/", "a\x00b", "\xff"} {
 		_, err := store.Plan(saveOf(2, "0", 20, 1), 0, []string{path})
 		require.Error(t, err, path)
 	}

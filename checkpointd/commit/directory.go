@@ -120,7 +120,8 @@ func (d directory) syncDirs(files []string) error {
 func (d directory) put(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err == nil && len(b) > readLimit {
-		err = fmt.Errorf("%w: %d bytes, at most %d are read again: save in fewer files", fsx.ErrTooLong, len(b), readLimit)
+		err = fmt.Errorf("%w: %d bytes, at most %d are read again: save in fewer files", fsx.ErrTooLong, len(b),
+			readLimit)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
@@ -165,7 +166,8 @@ func (d directory) read(path string) (m Manifest, found bool, err error) {
 
 // damaged tells what is wrong with a file from what is wrong with the storage, which may be mended.
 func damaged(err error) bool {
-	return slices.ContainsFunc([]error{ErrDamaged, fsx.ErrNotRegular, fsx.ErrTooLong, syscall.ELOOP}, func(e error) bool { return errors.Is(err, e) })
+	return slices.ContainsFunc([]error{ErrDamaged, fsx.ErrNotRegular, fsx.ErrTooLong, syscall.ELOOP},
+		func(e error) bool { return errors.Is(err, e) })
 }
 
 // committed returns the manifest of a step. A damaged one counts as none.

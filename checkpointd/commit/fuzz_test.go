@@ -11,7 +11,8 @@ import (
 )
 
 func manifestSeed() []byte {
-	b, err := json.Marshal(Manifest{Version: version, Save: saveOf(1, "0", 10, 1), Files: []FileEntry{fileOf("s1", "10/a.pt", 0)}})
+	b, err := json.Marshal(Manifest{Version: version, Save: saveOf(1, "0", 10, 1),
+		Files: []FileEntry{fileOf("s1", "10/a.pt", 0)}})
 	if err != nil {
 		panic(err)
 	}
@@ -51,7 +52,8 @@ func stayInside(t *testing.T, m Manifest, b []byte) {
 	mustWrite(t, store, saveOf(99, "z", m.Step/2+1, 1))
 	for _, file := range m.Files {
 		fs.Put("/outside"+file.Path, "victim")
-		if filepath.IsAbs(file.Path) && !strings.HasPrefix(file.Path, dir+"/") && !strings.Contains(dir, strings.TrimRight(file.Path, "/")) {
+		if filepath.IsAbs(file.Path) && !strings.HasPrefix(file.Path, dir+"/") &&
+			!strings.Contains(dir, strings.TrimRight(file.Path, "/")) {
 			fs.Put(file.Path, strings.Repeat("v", int(min(file.Size, 100))))
 		}
 	}

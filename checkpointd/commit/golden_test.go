@@ -189,7 +189,9 @@ var goldenCases = []struct {
 	{"newer-intent", "The intent is of a version that is not known: it may be sound, and is left alone.",
 		fresh, func(c crashed) {
 			c.intend(c.save(2, "e1", 20), 0)
-			c.rewrite(c.intent("s2"), func(text string) string { return strings.Replace(text, `"version":1`, `"version":2`, 1) })
+			c.rewrite(c.intent("s2"), func(text string) string {
+				return strings.Replace(text, `"version":1`, `"version":2`, 1)
+			})
 		}},
 	{"lost-file", "A file of a save with an intent is under neither of its names: the save is set aside.",
 		fresh, func(c crashed) {

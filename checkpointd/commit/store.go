@@ -183,7 +183,8 @@ func (d directory) notSuperseded(m Manifest) error {
 		return err
 	}
 	same := func(b *brief) bool {
-		return b.Step == m.Step || slices.ContainsFunc(m.Files, func(f FileEntry) bool { return b.has(pathSum(f.Path)) })
+		return b.Step == m.Step || slices.ContainsFunc(m.Files,
+			func(f FileEntry) bool { return b.has(pathSum(f.Path)) })
 	}
 	for _, other := range bs {
 		if (other.Epoch == m.Epoch || m.Late) && other.Saved.After(m.Saved) && same(other) {

@@ -61,7 +61,8 @@ type Listener struct {
 
 // Listen bounds the connections of l.
 func Listen(l net.Listener, limits Limits, log *slog.Logger) *Listener {
-	return &Listener{Listener: l, limits: limits, log: log, closed: make(chan struct{}), room: make(chan struct{}, 1), unproven: list.New()}
+	return &Listener{Listener: l, limits: limits, log: log, closed: make(chan struct{}), room: make(chan struct{}, 1),
+		unproven: list.New()}
 }
 
 // Accept returns the next connection, which is unproven.

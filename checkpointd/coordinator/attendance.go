@@ -27,7 +27,8 @@ func (s Attendance) check() error {
 	case s.Of == "" || long(s.Of) || slices.ContainsFunc(s.Keys, long):
 		return fmt.Errorf("%w: keys of %.80q: need 1 to %d bytes", ErrBadRequest, s.Of, maxKey)
 	case len(s.Keys) > MaxKeys:
-		return fmt.Errorf("%w: node %d speaks under %d keys, at most %d are possible", ErrLimit, s.Node, len(s.Keys), MaxKeys)
+		return fmt.Errorf("%w: node %d speaks under %d keys, at most %d are possible", ErrLimit, s.Node, len(s.Keys),
+			MaxKeys)
 	case s.Node < 0 || s.Node >= MaxShards:
 		return fmt.Errorf("%w: node %d: need 0 to %d", ErrBadRequest, s.Node, MaxShards-1)
 	}

@@ -49,7 +49,8 @@ func evictFor[M interface{ asBarrier() *barrier }](st *State, all map[string]M) 
 	}
 	oldest := ""
 	for key, x := range all {
-		if b := x.asBarrier(); b.open && (oldest == "" || cmp.Or(b.heard.Compare(all[oldest].asBarrier().heard), cmp.Compare(key, oldest)) < 0) {
+		if b := x.asBarrier(); b.open && (oldest == "" ||
+			cmp.Or(b.heard.Compare(all[oldest].asBarrier().heard), cmp.Compare(key, oldest)) < 0) {
 			oldest = key
 		}
 	}

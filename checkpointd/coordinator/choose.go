@@ -44,7 +44,8 @@ func candidates(byNode map[int][]Holding) map[string]*candidate {
 		for _, h := range byNode[node] {
 			c := all[h.Save]
 			if c == nil {
-				c = &candidate{Choice: Choice{Save: h.Save, Dir: h.Dir, Step: h.Step, Writers: map[int]int{}}, shards: h.Shards, copies: map[int]bool{}}
+				c = &candidate{Choice: Choice{Save: h.Save, Dir: h.Dir, Step: h.Step, Writers: map[int]int{}},
+					shards: h.Shards, copies: map[int]bool{}}
 				all[h.Save] = c
 			}
 			c.add(node, h)

@@ -20,17 +20,25 @@ func TestChoose(t *testing.T) {
 		want    string
 		writers map[int]int
 	}{
-		"nothing":                     {nil, "", nil},
-		"the newest complete one":     {map[int][]Holding{0: {holding("a", 1, 10, 0, 2), holding("b", 2, 20, 0, 2)}, 1: {holding("a", 1, 10, 1, 2)}}, "a", map[int]int{0: 0, 1: 1}},
-		"newest by its last holder":   {map[int][]Holding{0: {holding("a", 9, 10, 0, 2), holding("b", 8, 11, 0, 2)}, 1: {holding("a", 9, 12, 1, 2), holding("b", 8, 11, 1, 2)}}, "a", map[int]int{0: 0, 1: 1}},
-		"a rolled back step is newer": {map[int][]Holding{0: {holding("a", 9, 10, 0, 1), holding("b", 3, 20, 0, 1)}}, "b", map[int]int{0: 0}},
-		"then by step":                {map[int][]Holding{0: {holding("a", 9, 10, 0, 1), holding("b", 3, 10, 0, 1)}}, "a", map[int]int{0: 0}},
-		"own before copy":             {map[int][]Holding{0: {copied(holding("a", 1, 1, 0, 1))}, 1: {holding("a", 1, 1, 0, 1)}}, "a", map[int]int{0: 1}},
-		"a copy when the owner is gone": {map[int][]Holding{0: {holding("a", 1, 1, 0, 2)}, 3: {copied(holding("a", 1, 1, 1, 2))}, 2: {copied(holding("a", 1, 1, 1, 2))}}, "a",
+		"nothing": {nil, "", nil},
+		"the newest complete one": {map[int][]Holding{0: {holding("a", 1, 10, 0, 2), holding("b", 2, 20, 0, 2)},
+			1: {holding("a", 1, 10, 1, 2)}}, "a", map[int]int{0: 0, 1: 1}},
+		"newest by its last holder": {map[int][]Holding{0: {holding("a", 9, 10, 0, 2), holding("b", 8, 11, 0, 2)},
+			1: {holding("a", 9, 12, 1, 2), holding("b", 8, 11, 1, 2)}}, "a", map[int]int{0: 0, 1: 1}},
+		"a rolled back step is newer": {map[int][]Holding{0: {holding("a", 9, 10, 0, 1), holding("b", 3, 20, 0, 1)}},
+			"b", map[int]int{0: 0}},
+		"then by step": {map[int][]Holding{0: {holding("a", 9, 10, 0, 1), holding("b", 3, 10, 0, 1)}},
+			"a", map[int]int{0: 0}},
+		"own before copy": {map[int][]Holding{0: {copied(holding("a", 1, 1, 0, 1))},
+			1: {holding("a", 1, 1, 0, 1)}}, "a", map[int]int{0: 1}},
+		"a copy when the owner is gone": {map[int][]Holding{0: {holding("a", 1, 1, 0, 2)},
+			3: {copied(holding("a", 1, 1, 1, 2))}, 2: {copied(holding("a", 1, 1, 1, 2))}}, "a",
 			map[int]int{0: 0, 1: 2}},
-		"the lowest of many holders": {map[int][]Holding{2: {holding("a", 1, 1, 0, 1)}, 1: {holding("a", 1, 1, 0, 1)}}, "a", map[int]int{0: 1}},
-		"holders that disagree":      {map[int][]Holding{0: {holding("a", 1, 1, 0, 1)}, 1: {holding("a", 1, 1, 0, 2)}}, "", nil},
-		"an impossible shard":        {map[int][]Holding{0: {holding("a", 1, 1, 0, 1), holding("a", 1, 1, -1, 1)}}, "", nil},
+		"the lowest of many holders": {map[int][]Holding{2: {holding("a", 1, 1, 0, 1)},
+			1: {holding("a", 1, 1, 0, 1)}}, "a", map[int]int{0: 1}},
+		"holders that disagree": {map[int][]Holding{0: {holding("a", 1, 1, 0, 1)},
+			1: {holding("a", 1, 1, 0, 2)}}, "", nil},
+		"an impossible shard": {map[int][]Holding{0: {holding("a", 1, 1, 0, 1), holding("a", 1, 1, -1, 1)}}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ok := Choose(c.held)

@@ -59,7 +59,8 @@ func Client(base, run, token string, hc *http.Client) Coordinator {
 	if hc == nil {
 		hc = http.DefaultClient
 	}
-	return &client{base: strings.TrimRight(base, "/") + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/", token: token, hc: hc}
+	return &client{base: strings.TrimRight(base, "/") + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/",
+		token: token, hc: hc}
 }
 
 func (c *client) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
@@ -79,7 +80,8 @@ func (c *client) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 	return reply.Entries, saying(err, r)
 }
 
-func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Holding, patience time.Duration) (Plan, bool, error) {
+func (c *client) Agree(ctx context.Context, key string, node, nodes int, hs []Holding,
+	patience time.Duration) (Plan, bool, error) {
 	h := Held{Key: key, Node: node, Nodes: nodes, Holdings: hs}
 	left := remaining(patience)
 	var a Agreement
@@ -243,7 +245,9 @@ func (c *client) remember(n replay) {
 func (c *client) forget(about string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.replays = slices.DeleteFunc(c.replays, func(n replay) bool { return n.about == about || !n.lasting && time.Since(n.at) > Forget })
+	c.replays = slices.DeleteFunc(c.replays, func(n replay) bool {
+		return n.about == about || !n.lasting && time.Since(n.at) > Forget
+	})
 }
 
 // unknown returns what the hub of this term has not been told. "" is no hub.

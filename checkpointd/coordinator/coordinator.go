@@ -171,7 +171,8 @@ func (s Save) check() error {
 	case s.Shards > MaxShards:
 		return fmt.Errorf("%w: save %s has %d shards, at most %d are possible", ErrLimit, s.ID, s.Shards, MaxShards)
 	case len(s.Dir) > maxPath || s.Dir != "" && !filepath.IsAbs(s.Dir):
-		return fmt.Errorf("%w: checkpoint directory %.80q of save %s is not an absolute path", ErrBadRequest, s.Dir, s.ID)
+		return fmt.Errorf("%w: checkpoint directory %.80q of save %s is not an absolute path", ErrBadRequest, s.Dir,
+			s.ID)
 	}
 	return nil
 }
@@ -197,7 +198,8 @@ func (r Report) check() error {
 	case Prepared, Placed, Failed:
 	case Intent, Published:
 		if !r.leads() {
-			return fmt.Errorf("%w: %s of save %s comes from the writer of shard 0 only", ErrBadRequest, r.Phase, r.Save.ID)
+			return fmt.Errorf("%w: %s of save %s comes from the writer of shard 0 only", ErrBadRequest, r.Phase,
+				r.Save.ID)
 		}
 	default:
 		return fmt.Errorf("%w: unknown phase %.40q", ErrBadRequest, r.Phase)
@@ -207,7 +209,8 @@ func (r Report) check() error {
 	}
 	for _, n := range r.Shards {
 		if n < 0 || n >= r.Save.Shards {
-			return fmt.Errorf("%w: shard %d of save %s, which has %d shards", ErrBadRequest, n, r.Save.ID, r.Save.Shards)
+			return fmt.Errorf("%w: shard %d of save %s, which has %d shards", ErrBadRequest, n, r.Save.ID,
+				r.Save.Shards)
 		}
 	}
 	if r.Phase == Prepared {
@@ -224,7 +227,8 @@ func (r Report) checkEntries() error {
 	}
 	for _, e := range r.Entries {
 		if !missing[e.Shard] {
-			return fmt.Errorf("%w: save %s: the entry of shard %d is there twice, or not for a shard of this report", ErrBadRequest, r.Save.ID, e.Shard)
+			return fmt.Errorf("%w: save %s: the entry of shard %d is there twice, or not for a shard of this report",
+				ErrBadRequest, r.Save.ID, e.Shard)
 		}
 		delete(missing, e.Shard)
 	}

@@ -21,7 +21,8 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func entry(shard int) commit.Entry {
-	return commit.Entry{Shard: shard, Files: []commit.FileEntry{{Path: fmt.Sprintf("20/rank_%d.pt", shard), Size: 10, CRC: 7, Shard: shard, Tmp: "t"}}}
+	return commit.Entry{Shard: shard, Files: []commit.FileEntry{{Path: fmt.Sprintf("20/rank_%d.pt", shard), Size: 10,
+		CRC: 7, Shard: shard, Tmp: "t"}}}
 }
 
 func report(s Save, p Phase, shards ...int) Report {
@@ -46,7 +47,8 @@ type world struct {
 }
 
 func newWorld(t *testing.T, coordinators [2]Coordinator) world {
-	return world{t: t, coordinators: coordinators, save: Save{ID: "0123456789abcdef", Step: 20, Shards: 2, Dir: t.TempDir()}}
+	return world{t: t, coordinators: coordinators,
+		save: Save{ID: "0123456789abcdef", Step: 20, Shards: 2, Dir: t.TempDir()}}
 }
 
 // worlds are all implementations of Coordinator.
@@ -221,14 +223,16 @@ var contract = map[string]func(world){
 		w.now(Failed, 1)
 		require.ErrorIs(w.t, (<-leader).err, ErrAborted)
 		if w.store {
-			require.NoError(w.t, os.Remove(filepath.Join(commit.StageDir(w.save.Dir, w.save.ID), marker(0, "prepared"))))
+			require.NoError(w.t, os.Remove(filepath.Join(commit.StageDir(w.save.Dir, w.save.ID),
+				marker(0, "prepared"))))
 		}
 		follower := w.post(Prepared, 1)
 		w.waits(follower)
 		leader = w.post(Prepared, 0)
 		if r := <-leader; r.err != nil { // the follower had not taken it back yet
 			require.ErrorIs(w.t, r.err, ErrAborted)
-			require.Eventually(w.t, func() bool { return (<-w.post(Prepared, 0)).err == nil }, 5*time.Second, time.Millisecond)
+			require.Eventually(w.t, func() bool { return (<-w.post(Prepared, 0)).err == nil }, 5*time.Second,
+				time.Millisecond)
 		}
 		w.finish(follower)
 	},
@@ -252,18 +256,19 @@ var contract = map[string]func(world){
 	"reports that make no sense": func(w world) {
 		s := w.save
 		for name, r := range map[string]Report{
-			"no id":             report(Save{Step: 1, Shards: 2, Dir: s.Dir}, Prepared, 1),
-			"a path as id":      report(Save{ID: "../x", Step: 1, Shards: 2, Dir: s.Dir}, Prepared, 1),
-			"no shards":         report(Save{ID: "x", Step: 1, Dir: s.Dir}, Prepared, 1),
-			"too many shards":   report(Save{ID: "x", Shards: MaxShards + 1, Dir: s.Dir}, Prepared, 1),
-			"a relative dir":    report(Save{ID: "x", Shards: 2, Dir: "x"}, Prepared, 1),
-			"no such shard":     report(s, Placed, 2),
-			"no shard":          report(s, Placed),
-			"no such phase":     report(s, "done", 1),
-			"not the leader":    report(s, Intent, 1),
-			"no entry":          {Save: s, Phase: Prepared, Shards: []int{1}},
-			"a foreign entry":   {Save: s, Phase: Prepared, Shards: []int{1}, Entries: []commit.Entry{entry(0)}},
-			"an entry too many": {Save: s, Phase: Prepared, Shards: []int{1}, Entries: []commit.Entry{entry(1), entry(1)}},
+			"no id":           report(Save{Step: 1, Shards: 2, Dir: s.Dir}, Prepared, 1),
+			"a path as id":    report(Save{ID: "../x", Step: 1, Shards: 2, Dir: s.Dir}, Prepared, 1),
+			"no shards":       report(Save{ID: "x", Step: 1, Dir: s.Dir}, Prepared, 1),
+			"too many shards": report(Save{ID: "x", Shards: MaxShards + 1, Dir: s.Dir}, Prepared, 1),
+			"a relative dir":  report(Save{ID: "x", Shards: 2, Dir: "x"}, Prepared, 1),
+			"no such shard":   report(s, Placed, 2),
+			"no shard":        report(s, Placed),
+			"no such phase":   report(s, "done", 1),
+			"not the leader":  report(s, Intent, 1),
+			"no entry":        {Save: s, Phase: Prepared, Shards: []int{1}},
+			"a foreign entry": {Save: s, Phase: Prepared, Shards: []int{1}, Entries: []commit.Entry{entry(0)}},
+			"an entry too many": {Save: s, Phase: Prepared, Shards: []int{1},
+				Entries: []commit.Entry{entry(1), entry(1)}},
 		} {
 			_, err := w.coordinators[1].Post(w.t.Context(), r)
 			require.Error(w.t, err, name)
@@ -276,7 +281,8 @@ var contract = map[string]func(world){
 	},
 	"alone": func(w world) {
 		saved := time.Unix(1000, 0)
-		hs := []Holding{{Save: "s", Dir: "/d", Step: 5, Saved: saved, Shard: 0, Shards: 1}, {Save: "old", Dir: "/d", Step: 4, Saved: saved.Add(-time.Second), Shards: 1}}
+		hs := []Holding{{Save: "s", Dir: "/d", Step: 5, Saved: saved, Shard: 0, Shards: 1},
+			{Save: "old", Dir: "/d", Step: 4, Saved: saved.Add(-time.Second), Shards: 1}}
 		p, ok, err := w.coordinators[0].Agree(w.t.Context(), "k", 0, 1, hs, time.Minute)
 		require.NoError(w.t, err)
 		require.True(w.t, ok)
@@ -326,7 +332,8 @@ func commitShard(ctx context.Context, b Coordinator, store commit.Store, s commi
 		return err
 	}
 	post := func(p Phase) ([]commit.Entry, error) {
-		return b.Post(ctx, Report{Save: Save{s.ID, s.Step, s.Shards, s.Dir}, Phase: p, Shards: []int{shard}, Entries: []commit.Entry{e}})
+		return b.Post(ctx, Report{Save: Save{s.ID, s.Step, s.Shards, s.Dir}, Phase: p, Shards: []int{shard},
+			Entries: []commit.Entry{e}})
 	}
 	all, err := post(Prepared)
 	if err == nil && shard == 0 {

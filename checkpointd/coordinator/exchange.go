@@ -29,7 +29,8 @@ type exchange struct {
 func (h Here) check() error {
 	for _, c := range h.Self.Copies {
 		if len(c.Dir) > maxPath || c.Dir != "" && !filepath.IsAbs(c.Dir) {
-			return fmt.Errorf("%w: checkpoint directory %.80q of a copy of save %.64q is not an absolute path", ErrBadRequest, c.Dir, c.Save)
+			return fmt.Errorf("%w: checkpoint directory %.80q of a copy of save %.64q is not an absolute path",
+				ErrBadRequest, c.Dir, c.Save)
 		}
 	}
 	return checkBarrier(h.Key, h.Self.Node, h.Nodes, h.Patience)

@@ -35,7 +35,8 @@ type fileCoordinator struct{ files fsx.FS }
 // the others look at two names only. Agree and Peers answer at once, from this node alone; Ages does nothing.
 func Files(files fsx.FS) Coordinator { return fileCoordinator{files} }
 
-func (c fileCoordinator) Agree(_ context.Context, _ string, node, _ int, hs []Holding, _ time.Duration) (Plan, bool, error) {
+func (c fileCoordinator) Agree(_ context.Context, _ string, node, _ int, hs []Holding,
+	_ time.Duration) (Plan, bool, error) {
 	p, ok := alone(node, hs)
 	return p, ok, nil
 }
@@ -59,7 +60,8 @@ func (c fileCoordinator) Post(ctx context.Context, r Report) ([]commit.Entry, er
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint directory %s: %w", r.Save.Dir, err)
 	}
-	s := stage{c.files, r, commit.StageDir(dir, r.Save.ID), filepath.Join(dir, ".dlrover", strconv.FormatInt(r.Save.Step, 10)+".json")}
+	s := stage{c.files, r, commit.StageDir(dir, r.Save.ID),
+		filepath.Join(dir, ".dlrover", strconv.FormatInt(r.Save.Step, 10)+".json")}
 	switch r.Phase {
 	case Prepared:
 		return s.poll(ctx, s.lookPrepared)
@@ -229,7 +231,8 @@ func (s stage) tooLate() error {
 	}
 	seen, err := s.list()
 	if err == nil && !s.r.leads() && len(seen.prepared) == s.r.Save.Shards {
-		return fmt.Errorf("%w: save %s: all shards are prepared and the leader may have gone on; keep the files", ErrDecided, s.r.Save.ID)
+		return fmt.Errorf("%w: save %s: all shards are prepared and the leader may have gone on; keep the files",
+			ErrDecided, s.r.Save.ID)
 	}
 	return err
 }

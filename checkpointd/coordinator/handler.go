@@ -91,7 +91,8 @@ const maxRunName = 256
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
 	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !printable(name) {
-		return "", fmt.Errorf("%w: run id %.40q: need UTF-8 without control characters and without marks of the direction of writing, 1 to %d bytes, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
+		return "", fmt.Errorf("%w: run id %.40q: need UTF-8 without control characters and without marks of "+
+			"the direction of writing, 1 to %d bytes, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
 	}
 	return name, nil
 }

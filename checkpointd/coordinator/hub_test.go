@@ -70,7 +70,8 @@ func (w *wire) restart(outage time.Duration) {
 
 // A hub that forgets everything, at any moment, stops no save.
 func TestHubRestarts(t *testing.T) {
-	steps := []string{"before anything", "while the follower waits for the intent", "after the leader knows all", "after the intent", "while the leader waits for the others", "after all are placed", "after the save is published"}
+	steps := []string{"before anything", "while the follower waits for the intent", "after the leader knows all",
+		"after the intent", "while the leader waits for the others", "after all are placed", "after the save is published"}
 	for at, name := range steps {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,7 +103,8 @@ func TestHubRestarts(t *testing.T) {
 				x.now(Published, 0)
 				require.NoError(t, (<-follower).err)
 				reached(6)
-				require.NoError(t, x.coordinators[0].Ages(t.Context(), 0, nil)) // the leader's next word, whatever it is
+				require.NoError(t, x.coordinators[0].Ages(t.Context(), 0,
+					nil)) // the leader's next word, whatever it is
 				x.now(Placed, 1)
 			})
 		})
@@ -134,7 +136,8 @@ func TestNewHubKeepsAnAgreement(t *testing.T) {
 		require.Equal(t, Plan{Save: "old", Dir: "/d", Step: 1, Mine: []int{0}, Leader: true}, p)
 		w.restart(0)
 		require.NoError(t, a.Ages(t.Context(), 0, nil))
-		p, ok, err = b.Agree(t.Context(), "k", 1, 2, []Holding{holding("new", 9, 9, 0, 1), holding("old", 1, 1, 0, 1)}, time.Second)
+		p, ok, err = b.Agree(t.Context(), "k", 1, 2,
+			[]Holding{holding("new", 9, 9, 0, 1), holding("old", 1, 1, 0, 1)}, time.Second)
 		require.NoError(t, err)
 		require.True(t, ok)
 		require.Equal(t, Plan{Save: "old", Dir: "/d", Step: 1}, p)
@@ -229,7 +232,8 @@ func TestAgreementMakesAnotherAttempt(t *testing.T) {
 		w := newWire(t)
 		x := newWorld(t, [2]Coordinator{w.client(), w.client()})
 		x.now(Failed, 1) // and that node is gone: node 0 has a copy
-		_, ok, err := x.coordinators[0].Agree(t.Context(), "k", 0, 1, []Holding{holding(x.save.ID, 20, 1, 0, 2), copied(holding(x.save.ID, 20, 1, 1, 2))}, 0)
+		_, ok, err := x.coordinators[0].Agree(t.Context(), "k", 0, 1,
+			[]Holding{holding(x.save.ID, 20, 1, 0, 2), copied(holding(x.save.ID, 20, 1, 1, 2))}, 0)
 		require.NoError(t, err)
 		require.True(t, ok)
 		es, err := x.coordinators[0].Post(t.Context(), report(x.save, Prepared, 0, 1))
@@ -277,7 +281,8 @@ func TestNewHubLearnsOfPeers(t *testing.T) {
 		found := make(chan []Peer, 2)
 		for node, b := range bs {
 			go func() {
-				ps, err := b.Peers(t.Context(), "e", Peer{Node: node, Addr: fmt.Sprint("10.0.0.1:", node)}, 2, time.Minute)
+				ps, err := b.Peers(t.Context(), "e", Peer{Node: node, Addr: fmt.Sprint("10.0.0.1:", node)}, 2,
+					time.Minute)
 				require.NoError(t, err)
 				found <- ps
 			}()
@@ -317,7 +322,8 @@ func TestPeersAreRememberedWhileTheEpochRuns(t *testing.T) {
 					require.NoError(t, b.Ages(t.Context(), 0, nil))
 				}
 				begin := time.Now()
-				ps, err := w.client().Peers(t.Context(), "e", Peer{Node: 1, Addr: "10.0.0.1:2"}, 2, time.Minute) // a new daemon
+				ps, err := w.client().Peers(t.Context(), "e", Peer{Node: 1, Addr: "10.0.0.1:2"}, 2,
+					time.Minute) // a new daemon
 				require.NoError(t, err)
 				require.Len(t, ps, 2)
 				require.Less(t, time.Since(begin), 3*time.Second)
@@ -358,7 +364,8 @@ func TestPeersAtAnEarlierHub(t *testing.T) {
 		})
 		w.handler.Store(&old)
 		b := w.client()
-		self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5, Shards: 2}}}
+		self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5,
+			Shards: 2}}}
 		for range 2 {
 			ps, err := b.Peers(t.Context(), "e", self, 1, time.Minute)
 			require.NoError(t, err)
@@ -369,7 +376,8 @@ func TestPeersAtAnEarlierHub(t *testing.T) {
 
 // The copies of a node are told with all that tells them apart.
 func TestPeersTellWhatTheirCopiesAre(t *testing.T) {
-	self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5, Shards: 2}, {Save: "y"}}}
+	self := Peer{Addr: "10.0.0.1:1", Copies: []Copy{{Rank: 1, Shard: 1, Save: "x", Step: 4, Dir: "/d", SavedNS: 5,
+		Shards: 2}, {Save: "y"}}}
 	ps, err := newWire(t).client().Peers(t.Context(), "e", self, 1, 0)
 	require.NoError(t, err)
 	require.Equal(t, []Peer{self}, ps)
@@ -381,7 +389,8 @@ func TestLostLauncherWithADaemon(t *testing.T) {
 		w := newWire(t)
 		found := make(chan bool)
 		agree := func(node int) {
-			_, ok, err := w.client().Agree(t.Context(), "breakpoint.7.2.0.abc", node, 2, []Holding{holding("s", 5, 5, node, 2)}, time.Minute)
+			_, ok, err := w.client().Agree(t.Context(), "breakpoint.7.2.0.abc", node, 2,
+				[]Holding{holding("s", 5, 5, node, 2)}, time.Minute)
 			require.NoError(t, err)
 			found <- ok
 		}
@@ -403,7 +412,8 @@ func TestNewHubLearnsWhoDoesNotSpeak(t *testing.T) {
 		w.restart(time.Second)
 		require.NoError(t, b.Ages(t.Context(), 1, nil))
 		begin := time.Now()
-		_, ok, err := a.Agree(t.Context(), "breakpoint.7.2.0.abc", 0, 2, []Holding{holding("s", 5, 5, 0, 1)}, time.Minute)
+		_, ok, err := a.Agree(t.Context(), "breakpoint.7.2.0.abc", 0, 2, []Holding{holding("s", 5, 5, 0, 1)},
+			time.Minute)
 		require.NoError(t, err)
 		require.True(t, ok)
 		require.Zero(t, time.Since(begin))
@@ -424,21 +434,37 @@ func TestAgreementsWithoutTheDead(t *testing.T) {
 		before, meanwhile func(*testing.T, *Hub)
 		want              time.Duration
 	}{
-		"nobody knows":         {want: time.Minute},
-		"before":               {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 2) }, want: time.Second},
-		"meanwhile":            {meanwhile: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 2) }, want: 3*time.Second + lostGrace},
-		"another round":        {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 1, 2); h.Lost("r", 6, 2, 2) }, want: time.Minute},
+		"nobody knows": {want: time.Minute},
+		"before":       {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 2) }, want: time.Second},
+		"meanwhile":    {meanwhile: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 2) }, want: 3*time.Second + lostGrace},
+		"another round": {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 1, 2); h.Lost("r", 6, 2, 2) },
+			want: time.Minute},
 		"another run":          {before: func(t *testing.T, h *Hub) { h.Lost("other", 7, 2, 2) }, want: time.Minute},
 		"it has spoken before": {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 0) }, want: time.Minute},
 		"it had spoken":        {meanwhile: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 0) }, want: time.Minute},
-		"meanwhile elsewhere":  {meanwhile: func(t *testing.T, h *Hub) { h.Lost("r", 7, 1, 2); says(t, h, "7.2.1", 2) }, want: time.Minute},
-		"it speaks elsewhere":  {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2, "breakpoint.7.2.0.def") }, want: time.Second},
-		"it says so meanwhile": {meanwhile: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2) }, want: 3 * time.Second},
-		"it is going to speak": {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2, "breakpoint.7.2.0.def", key) }, want: time.Minute},
-		"it changes its mind":  {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2); says(t, h, "7.2.0", 2, key) }, want: time.Minute},
-		"another epoch":        {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.1", 2) }, want: time.Minute},
-		"dead before it spoke": {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2, key); h.Lost("r", 7, 2, 2) }, want: time.Second},
-		"no such node":         {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 3); h.Lost("r", 7, 2, -1) }, want: time.Minute},
+		"meanwhile elsewhere": {meanwhile: func(t *testing.T, h *Hub) {
+			h.Lost("r", 7, 1, 2)
+			says(t, h, "7.2.1", 2)
+		}, want: time.Minute},
+		"it speaks elsewhere": {before: func(t *testing.T, h *Hub) {
+			says(t, h, "7.2.0", 2, "breakpoint.7.2.0.def")
+		}, want: time.Second},
+		"it says so meanwhile": {meanwhile: func(t *testing.T, h *Hub) { says(t, h, "7.2.0", 2) },
+			want: 3 * time.Second},
+		"it is going to speak": {before: func(t *testing.T, h *Hub) {
+			says(t, h, "7.2.0", 2, "breakpoint.7.2.0.def", key)
+		}, want: time.Minute},
+		"it changes its mind": {before: func(t *testing.T, h *Hub) {
+			says(t, h, "7.2.0", 2)
+			says(t, h, "7.2.0", 2, key)
+		}, want: time.Minute},
+		"another epoch": {before: func(t *testing.T, h *Hub) { says(t, h, "7.2.1", 2) }, want: time.Minute},
+		"dead before it spoke": {before: func(t *testing.T, h *Hub) {
+			says(t, h, "7.2.0", 2, key)
+			h.Lost("r", 7, 2, 2)
+		}, want: time.Second},
+		"no such node": {before: func(t *testing.T, h *Hub) { h.Lost("r", 7, 2, 3); h.Lost("r", 7, 2, -1) },
+			want: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -450,7 +476,8 @@ func TestAgreementsWithoutTheDead(t *testing.T) {
 				for node := range 2 {
 					go func() {
 						time.Sleep(time.Duration(node) * time.Second)
-						p, ok, err := w.client().Agree(t.Context(), key, node, 3, []Holding{holding("s", 5, 5, node, 2)}, time.Minute)
+						p, ok, err := w.client().Agree(t.Context(), key, node, 3,
+							[]Holding{holding("s", 5, 5, node, 2)}, time.Minute)
 						require.NoError(t, err)
 						require.True(t, ok)
 						require.Equal(t, []int{node}, p.Mine)
@@ -484,7 +511,8 @@ func TestPeersLearnTheirSwitch(t *testing.T) {
 func TestSummary(t *testing.T) {
 	w := newWire(t)
 	x := newWorld(t, [2]Coordinator{w.client(), w.client()})
-	require.NoError(t, x.coordinators[0].Ages(t.Context(), 0, []Age{{Rank: 3, MemoryStep: 9}, {Rank: 1, MemoryStep: 8}}))
+	require.NoError(t, x.coordinators[0].Ages(t.Context(), 0,
+		[]Age{{Rank: 3, MemoryStep: 9}, {Rank: 1, MemoryStep: 8}}))
 	x.now(Failed, 1)
 	sum := w.hub.Load().Summary("r")
 	require.Equal(t, []Age{{Rank: 1, MemoryStep: 8}, {Rank: 3, MemoryStep: 9}}, sum.Ages)
@@ -529,30 +557,35 @@ func TestBadRequests(t *testing.T) {
 		status             int
 		code               string
 	}{
-		"not JSON":        {"POST", "r/checkpoints/reports", "nope", 400, "bad_request"},
-		"two values":      {"POST", "r/checkpoints/reports", good + "}{}", 400, "bad_request"},
-		"unknown field":   {"POST", "r/checkpoints/reports", good + `,"x":1}`, 400, "bad_request"},
-		"nothing":         {"POST", "r/checkpoints/reports", "", 400, "bad_request"},
-		"no shard":        {"POST", "r/checkpoints/reports", `{"save":{"id":"a","step":1,"shards":1},"phase":"placed"}`, 400, "bad_request"},
-		"huge":            {"POST", "r/checkpoints/reports", `{"error":"` + strings.Repeat("x", MaxBody) + `"}`, 429, "limit"},
-		"node of none":    {"POST", "r/checkpoints/agree", `{"key":"k","node":0,"nodes":0}`, 400, "bad_request"},
-		"no key":          {"POST", "r/checkpoints/peers", `{"nodes":1}`, 400, "bad_request"},
-		"speaks of none":  {"POST", "r/checkpoints/speaks", `{"node":1}`, 400, "bad_request"},
-		"speaks a lot":    {"POST", "r/checkpoints/speaks", `{"of":"k","keys":["` + strings.Repeat(`a","`, MaxKeys) + `"]}`, 429, "limit"},
-		"relative copy":   {"POST", "r/checkpoints/peers", `{"key":"k","nodes":1,"self":{"copies":[{"dir":"d"}]}}`, 400, "bad_request"},
-		"negative rank":   {"POST", "r/checkpoints/ages", `{"ages":[{"rank":-1}]}`, 400, "bad_request"},
-		"control in run":  {"POST", "a%0Ab/checkpoints/ages", `{}`, 400, "bad_request"},
-		"DEL in run":      {"POST", "a%7f/checkpoints/ages", `{}`, 400, "bad_request"},
-		"bidi in run":     {"POST", "a%e2%80%ae/checkpoints/ages", `{}`, 400, "bad_request"},
-		"bytes in run":    {"POST", "a%ff/checkpoints/ages", `{}`, 400, "bad_request"},
-		"too many shards": {"POST", "r/checkpoints/reports", `{"save":{"id":"a","step":1,"shards":100001},"phase":"placed","shards":[0]}`, 429, "limit"},
-		"wrong method":    {"GET", "r/checkpoints/reports", "", 405, ""},
-		"no such thing":   {"POST", "r/checkpoints/other", "", 404, ""},
+		"not JSON":      {"POST", "r/checkpoints/reports", "nope", 400, "bad_request"},
+		"two values":    {"POST", "r/checkpoints/reports", good + "}{}", 400, "bad_request"},
+		"unknown field": {"POST", "r/checkpoints/reports", good + `,"x":1}`, 400, "bad_request"},
+		"nothing":       {"POST", "r/checkpoints/reports", "", 400, "bad_request"},
+		"no shard": {"POST", "r/checkpoints/reports",
+			`{"save":{"id":"a","step":1,"shards":1},"phase":"placed"}`, 400, "bad_request"},
+		"huge":           {"POST", "r/checkpoints/reports", `{"error":"` + strings.Repeat("x", MaxBody) + `"}`, 429, "limit"},
+		"node of none":   {"POST", "r/checkpoints/agree", `{"key":"k","node":0,"nodes":0}`, 400, "bad_request"},
+		"no key":         {"POST", "r/checkpoints/peers", `{"nodes":1}`, 400, "bad_request"},
+		"speaks of none": {"POST", "r/checkpoints/speaks", `{"node":1}`, 400, "bad_request"},
+		"speaks a lot": {"POST", "r/checkpoints/speaks",
+			`{"of":"k","keys":["` + strings.Repeat(`a","`, MaxKeys) + `"]}`, 429, "limit"},
+		"relative copy": {"POST", "r/checkpoints/peers", `{"key":"k","nodes":1,"self":{"copies":[{"dir":"d"}]}}`,
+			400, "bad_request"},
+		"negative rank":  {"POST", "r/checkpoints/ages", `{"ages":[{"rank":-1}]}`, 400, "bad_request"},
+		"control in run": {"POST", "a%0Ab/checkpoints/ages", `{}`, 400, "bad_request"},
+		"DEL in run":     {"POST", "a%7f/checkpoints/ages", `{}`, 400, "bad_request"},
+		"bidi in run":    {"POST", "a%e2%80%ae/checkpoints/ages", `{}`, 400, "bad_request"},
+		"bytes in run":   {"POST", "a%ff/checkpoints/ages", `{}`, 400, "bad_request"},
+		"too many shards": {"POST", "r/checkpoints/reports",
+			`{"save":{"id":"a","step":1,"shards":100001},"phase":"placed","shards":[0]}`, 429, "limit"},
+		"wrong method":  {"GET", "r/checkpoints/reports", "", 405, ""},
+		"no such thing": {"POST", "r/checkpoints/other", "", 404, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hub := NewHub()
 			rec := httptest.NewRecorder()
-			hub.Handler().ServeHTTP(rec, httptest.NewRequest(c.method, "http://hub/v1/runs/"+c.path, strings.NewReader(c.body)))
+			hub.Handler().ServeHTTP(rec, httptest.NewRequest(c.method, "http://hub/v1/runs/"+c.path,
+				strings.NewReader(c.body)))
 			require.Equal(t, c.status, rec.Code)
 			if c.code != "" {
 				require.Contains(t, rec.Body.String(), `{"code":"`+c.code+`"`)
@@ -636,7 +669,8 @@ func FuzzHandler(f *testing.F) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // waits for nothing
 		for range 2 {
-			req, err := http.NewRequestWithContext(ctx, "POST", "http://x/v1/runs/r/checkpoints/"+strings.Map(letters, path), strings.NewReader(body))
+			req, err := http.NewRequestWithContext(ctx, "POST",
+				"http://x/v1/runs/r/checkpoints/"+strings.Map(letters, path), strings.NewReader(body))
 			if err != nil {
 				return
 			}

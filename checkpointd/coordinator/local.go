@@ -31,7 +31,8 @@ func (c *local) Post(ctx context.Context, r Report) ([]commit.Entry, error) {
 // saying adds to an error of a context what was waited for.
 func saying(err error, r Report) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("waiting for the other shards of save %s of step %d, %s here: %w", r.Save.ID, r.Save.Step, r.Phase, err)
+		return fmt.Errorf("waiting for the other shards of save %s of step %d, %s here: %w", r.Save.ID, r.Save.Step,
+			r.Phase, err)
 	}
 	return err
 }

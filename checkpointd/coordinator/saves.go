@@ -25,9 +25,10 @@ func (p Posted) step(st *State, now time.Time) ([]Topic, error) { return st.repo
 //	 aborted <-----------------------+          stalled
 //
 // An aborted save, which has a failure and no intent, starts over when all failed shards are Prepared again, or when an
-// agreement chooses it. A stalled one, which has an intent and a shard that failed before it was placed, is completed by
-// recovery, or by that shard when it is placed after all. From the intent on there is no way to aborted: failures that
-// come later are refused with ErrDecided. A state that has lost its memory takes a later phase for all earlier ones.
+// agreement chooses it. A stalled one, which has an intent and a shard that failed before it was placed, is completed
+// by recovery, or by that shard when it is placed after all. From the intent on there is no way to aborted: failures
+// that come later are refused with ErrDecided. A state that has lost its memory takes a later phase for all earlier
+// ones.
 type save struct {
 	Save
 	heard     time.Time
@@ -88,7 +89,8 @@ func (st *State) report(now time.Time, r Report) ([]Topic, error) {
 func (st *State) find(id Save) (*save, error) {
 	if s := st.saves[id.ID]; s != nil {
 		if s.Step != id.Step || s.Shards != id.Shards {
-			return nil, fmt.Errorf("%w: save %s is known as step %d with %d shards, not step %d with %d shards", ErrBadRequest, id.ID, s.Step, s.Shards, id.Step, id.Shards)
+			return nil, fmt.Errorf("%w: save %s is known as step %d with %d shards, not step %d with %d shards",
+				ErrBadRequest, id.ID, s.Step, s.Shards, id.Step, id.Shards)
 		}
 		return s, nil
 	}
@@ -99,7 +101,8 @@ func (st *State) find(id Save) (*save, error) {
 		}
 	}
 	if flying >= MaxSaves {
-		return nil, fmt.Errorf("%w: %d saves are in flight already; save %s has to wait for one of them", ErrLimit, flying, id.ID)
+		return nil, fmt.Errorf("%w: %d saves are in flight already; save %s has to wait for one of them", ErrLimit,
+			flying, id.ID)
 	}
 	if len(st.saves)-flying >= 4*MaxSaves {
 		st.dropOldestOver()
@@ -110,7 +113,8 @@ func (st *State) find(id Save) (*save, error) {
 func (st *State) dropOldestOver() {
 	oldest := ""
 	for id, s := range st.saves {
-		if s.over() && (oldest == "" || s.heard.Before(st.saves[oldest].heard) || s.heard.Equal(st.saves[oldest].heard) && id < oldest) {
+		if s.over() && (oldest == "" || s.heard.Before(st.saves[oldest].heard) ||
+			s.heard.Equal(st.saves[oldest].heard) && id < oldest) {
 			oldest = id
 		}
 	}
@@ -186,7 +190,8 @@ func (st *State) prepare(s *save, r Report) error {
 // cannot have written it.
 func (st *State) fail(s *save, r Report) error {
 	if !s.intent && s.allPrepared() && !r.leads() {
-		return fmt.Errorf("%w: save %s: all shards are prepared and the leader may have gone on; keep the files", ErrDecided, s.ID)
+		return fmt.Errorf("%w: save %s: all shards are prepared and the leader may have gone on; keep the files",
+			ErrDecided, s.ID)
 	}
 	for _, n := range r.Shards {
 		if !s.published && !s.placed.has(n) {

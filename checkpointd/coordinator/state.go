@@ -24,7 +24,8 @@ type State struct {
 
 // NewState returns a State that knows nothing.
 func NewState() *State {
-	return &State{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{}, ages: map[int]age{}, rosters: map[string]*roster{}}
+	return &State{saves: map[string]*save{}, agreements: map[string]*agreement{}, exchanges: map[string]*exchange{},
+		ages: map[int]age{}, rosters: map[string]*roster{}}
 }
 
 // Topic is something that waiting nodes want to know.
@@ -86,7 +87,8 @@ func (st *State) sweep(now time.Time) {
 	}
 	maps.DeleteFunc(st.ages, func(_ int, a age) bool { return old(a.heard) })
 	if len(st.ages) > 0 && len(st.exchanges) > 0 { // its epoch may still run
-		slices.MaxFunc(slices.Collect(maps.Values(st.exchanges)), func(a, b *exchange) int { return a.heard.Compare(b.heard) }).heard = now
+		slices.MaxFunc(slices.Collect(maps.Values(st.exchanges)),
+			func(a, b *exchange) int { return a.heard.Compare(b.heard) }).heard = now
 	}
 	forget(st, st.agreements, old)
 	forget(st, st.exchanges, old)
@@ -101,7 +103,8 @@ func (st *State) Empty() bool {
 // reserve takes n bytes more (or fewer) from the run's budget.
 func (st *State) reserve(n int64, what string) error {
 	if n > 0 && st.bytes+n > MaxBytes {
-		return fmt.Errorf("%w: %s: the run would keep more than %d MiB of entries, holdings and peers; save less often or in fewer files", ErrLimit, what, MaxBytes>>20)
+		return fmt.Errorf("%w: %s: the run would keep more than %d MiB of entries, holdings and peers; "+
+			"save less often or in fewer files", ErrLimit, what, MaxBytes>>20)
 	}
 	st.bytes += n
 	return nil

@@ -60,11 +60,12 @@ func TestStateLimits(t *testing.T) {
 		ev   Event
 		want string
 	}{
-		"saves in flight": {saves(MaxSaves), Posted{report(Save{ID: "x", Shards: 2}, Prepared, 1)}, "64 saves are in flight"},
-		"bytes":           {NewState(), Posted{fat}, "64 MiB"},
-		"shards":          {NewState(), Posted{report(Save{ID: "x", Shards: MaxShards + 1}, Prepared, 1)}, "at most 100000"},
-		"keys":            {keys, Held{Key: "x", Nodes: 2}, "64 keys"},
-		"nodes":           {NewState(), Here{Key: "x", Nodes: MaxShards + 1}, "at most 100000"},
+		"saves in flight": {saves(MaxSaves), Posted{report(Save{ID: "x", Shards: 2}, Prepared, 1)},
+			"64 saves are in flight"},
+		"bytes":  {NewState(), Posted{fat}, "64 MiB"},
+		"shards": {NewState(), Posted{report(Save{ID: "x", Shards: MaxShards + 1}, Prepared, 1)}, "at most 100000"},
+		"keys":   {keys, Held{Key: "x", Nodes: 2}, "64 keys"},
+		"nodes":  {NewState(), Here{Key: "x", Nodes: MaxShards + 1}, "at most 100000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bytes, n := c.l.bytes, len(c.l.saves)+len(c.l.agreements)
@@ -96,9 +97,11 @@ func TestStateForgetsOldRounds(t *testing.T) {
 func TestStateDropsWhatIsOver(t *testing.T) {
 	st := NewState()
 	for i := range 20 * MaxSaves {
-		_, err := st.Step(start.Add(time.Duration(i)), Posted{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
+		_, err := st.Step(start.Add(time.Duration(i)),
+			Posted{report(Save{ID: fmt.Sprint(i), Step: int64(i), Shards: 1}, Published, 0)})
 		require.NoError(t, err)
-		_, err = st.Step(start.Add(time.Duration(i)), Held{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
+		_, err = st.Step(start.Add(time.Duration(i)),
+			Held{Key: fmt.Sprint(i), Nodes: 1, Holdings: []Holding{holding("a", 1, 1, 0, 1)}})
 		require.NoError(t, err)
 	}
 	require.Len(t, st.saves, 4*MaxSaves)
@@ -179,7 +182,8 @@ func TestStateOfManyNodes(t *testing.T) {
 			require.NoError(t, err)
 			topics = append(topics, ts...)
 		}
-		require.Equal(t, []Topic{{AllPrepared, s.ID}, {HasIntent, s.ID}, {AllPlaced, s.ID}, {IsPublished, s.ID}}, topics)
+		require.Equal(t, []Topic{{AllPrepared, s.ID}, {HasIntent, s.ID}, {AllPlaced, s.ID}, {IsPublished, s.ID}},
+			topics)
 	}
 	require.Less(t, most, int64(8<<20), "one save at a time")
 	require.Zero(t, st.bytes)
@@ -271,7 +275,8 @@ func (n *node) advance(t *testing.T, r Report, es []commit.Entry, nodes []*node)
 		n.aborted, n.done, n.retold = true, true, []Report{r}
 	case Prepared:
 		for _, o := range nodes {
-			require.Contains(t, []Phase{Prepared, Intent, Placed, Published}, o.phase, "past a shard that is not prepared")
+			require.Contains(t, []Phase{Prepared, Intent, Placed, Published}, o.phase,
+				"past a shard that is not prepared")
 			require.False(t, o.aborted)
 		}
 		n.phase = Placed

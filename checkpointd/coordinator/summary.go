@@ -58,7 +58,9 @@ func (st *State) Summary() Summary {
 	for _, s := range st.saves {
 		sum.Saves = append(sum.Saves, s.status())
 	}
-	slices.SortFunc(sum.Saves, func(a, b SaveStatus) int { return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(sum.Saves, func(a, b SaveStatus) int {
+		return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.ID, b.ID))
+	})
 	for _, rank := range slices.Sorted(maps.Keys(st.ages)) {
 		sum.Ages = append(sum.Ages, st.ages[rank].Age)
 	}

@@ -84,7 +84,8 @@ func errorOf(status int, body []byte) error {
 		if status >= 500 {
 			return fmt.Errorf("%w: HTTP status %d", errAway, status)
 		}
-		return fmt.Errorf("%w: HTTP status %d: no checkpoint coordinator answers here (another service on this port?)", ErrBadRequest, status)
+		return fmt.Errorf("%w: HTTP status %d: no checkpoint coordinator answers here "+
+			"(another service on this port?)", ErrBadRequest, status)
 	}
 	if e.Code == "closed" {
 		return fmt.Errorf("%w: %s", errAway, e.Error)

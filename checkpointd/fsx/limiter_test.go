@@ -48,7 +48,8 @@ func TestLimiterCancelled(t *testing.T) {
 		defer cancel()
 		require.ErrorIs(t, l.Wait(ctx, 1000), context.DeadlineExceeded)
 		require.NoError(t, l.Wait(t.Context(), 1))
-		require.Equal(t, time.Hour, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))) // nothing for the one that gave up
+		require.Equal(t, time.Hour, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0,
+			time.UTC))) // nothing for the one that gave up
 	})
 }
 

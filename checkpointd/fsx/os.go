@@ -195,7 +195,8 @@ func (OS) List(dir string) ([]Entry, error) {
 		if err != nil {
 			return nil, pathError("stat", filepath.Join(dir, name), err)
 		}
-		es = append(es, Entry{Name: name, Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, ModTime: time.Unix(st.Mtim.Unix()), Size: st.Size, Inode: st.Ino})
+		es = append(es, Entry{Name: name, Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR,
+			ModTime: time.Unix(st.Mtim.Unix()), Size: st.Size, Inode: st.Ino})
 	}
 	return es, nil
 }
@@ -228,7 +229,8 @@ func (OS) Checksum(ctx context.Context, path string) (crc uint32, size int64, er
 func Temporary(name string) bool {
 	name, tmp := strings.CutSuffix(name, ".tmp")
 	i := len(name) - 2*randomBytes
-	return tmp && i > len("..w") && name[0] == '.' && name[i-2:i] == ".w" && strings.Trim(name[i:], "0123456789abcdef") == ""
+	return tmp && i > len("..w") && name[0] == '.' && name[i-2:i] == ".w" &&
+		strings.Trim(name[i:], "0123456789abcdef") == ""
 }
 
 // randomBytes make a temporary name unique.

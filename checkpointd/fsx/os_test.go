@@ -36,7 +36,8 @@ func (s *source) Ready(ctx context.Context, end int64) error {
 
 func newSource(t testing.TB, size int) *source {
 	t.Helper()
-	mem, err := unix.Mmap(-1, 0, (size/align+1)*align, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	mem, err := unix.Mmap(-1, 0, (size/align+1)*align, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, unix.Munmap(mem)) })
 	rand.NewChaCha8([32]byte{1}).Read(mem) // the padding is not zero
@@ -282,7 +283,8 @@ func TestWalk(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a", "f"), nil, 0o600))
 	require.NoError(t, os.Symlink("a", filepath.Join(dir, "l")))
-	for path, ok := range map[string]bool{"/": true, dir + "/a/b": true, dir + "/a/f": true, dir + "/l": false, dir + "/l/f": false, dir + "/no/f": false, dir + "/a/f/x": false} {
+	for path, ok := range map[string]bool{"/": true, dir + "/a/b": true, dir + "/a/f": true, dir + "/l": false,
+		dir + "/l/f": false, dir + "/no/f": false, dir + "/a/f/x": false} {
 		fd, err := walk(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 		f, oerr := open(path, unix.O_RDONLY)
 		require.Equal(t, ok, err == nil, path)
@@ -300,7 +302,8 @@ func TestResolve(t *testing.T) {
 	require.NoError(t, os.Mkdir(real, 0o755))
 	require.NoError(t, os.Symlink("real", filepath.Join(dir, "link")))
 	require.NoError(t, os.Symlink("loop", filepath.Join(dir, "loop")))
-	for from, want := range map[string]string{"link": real, "link/new/dir": real + "/new/dir", "none/": dir + "/none", "real/../link": real} {
+	for from, want := range map[string]string{"link": real, "link/new/dir": real + "/new/dir", "none/": dir + "/none",
+		"real/../link": real} {
 		got, err := OS{}.Resolve(dir + "/" + from)
 		require.NoError(t, err)
 		require.Equal(t, want, got)

@@ -87,7 +87,8 @@ func (cl *Client) Reach(ctx context.Context, addr string) error {
 
 // Fetch gets the copy of a rank's save from the Server at addr, into the file that `into` makes for it, and publishes
 // it there. ErrMissing: the peer does not hold it. After any error the file is aborted.
-func (cl *Client) Fetch(ctx context.Context, addr string, rank int, save string, into func(shm.Meta, int64) (*shm.Incoming, error)) (*shm.Segment, error) {
+func (cl *Client) Fetch(ctx context.Context, addr string, rank int, save string,
+	into func(shm.Meta, int64) (*shm.Incoming, error)) (*shm.Segment, error) {
 	seg, err := cl.fetch(ctx, addr, rank, save, into)
 	if err != nil {
 		return nil, fmt.Errorf("fetch save %s of rank %d from %s: %w", save, rank, addr, err)
@@ -95,7 +96,8 @@ func (cl *Client) Fetch(ctx context.Context, addr string, rank int, save string,
 	return seg, nil
 }
 
-func (cl *Client) fetch(ctx context.Context, addr string, rank int, save string, into func(shm.Meta, int64) (*shm.Incoming, error)) (*shm.Segment, error) {
+func (cl *Client) fetch(ctx context.Context, addr string, rank int, save string,
+	into func(shm.Meta, int64) (*shm.Incoming, error)) (*shm.Segment, error) {
 	c, err := cl.dial(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -127,7 +129,8 @@ func (cl *Client) fetch(ctx context.Context, addr string, rank int, save string,
 }
 
 // fill receives the chunks of a fetch. When it returns nobody uses the file any more.
-func (cl *Client) fill(ctx context.Context, c *conn, addr, id string, file *shm.Incoming, o offer) (*shm.Segment, error) {
+func (cl *Client) fill(ctx context.Context, c *conn, addr, id string, file *shm.Incoming,
+	o offer) (*shm.Segment, error) {
 	in, err := newIncoming(file, o)
 	if err != nil {
 		return nil, err

@@ -59,7 +59,8 @@ func parseHello(b []byte, want role) (hello, error) {
 
 func (h hello) check() error {
 	if h.version != protocolVersion {
-		return fmt.Errorf("%w: peer speaks %d, this is %d: run the same release on all nodes", ErrVersion, h.version, protocolVersion)
+		return fmt.Errorf("%w: peer speaks %d, this is %d: run the same release on all nodes", ErrVersion, h.version,
+			protocolVersion)
 	}
 	return nil
 }

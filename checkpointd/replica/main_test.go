@@ -117,12 +117,13 @@ func (m *memory) Copy(rank int, save string) (*shm.Pinned, error) {
 // files are the names in the directory of copies, hidden ones too.
 func (m *memory) files(t testing.TB) (names []string) {
 	t.Helper()
-	require.NoError(t, filepath.WalkDir(filepath.Join(m.dir.Path(), "peer"), func(path string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() {
-			names = append(names, e.Name())
-		}
-		return err
-	}))
+	require.NoError(t, filepath.WalkDir(filepath.Join(m.dir.Path(), "peer"),
+		func(path string, e fs.DirEntry, err error) error {
+			if err == nil && !e.IsDir() {
+				names = append(names, e.Name())
+			}
+			return err
+		}))
 	return names
 }
 
@@ -139,7 +140,8 @@ func (m *memory) saved(t testing.TB, rank int, step int64, size int, fixups bool
 	t.Helper()
 	meta := shmtest.Meta("/ckpt", step)
 	meta.Rank, meta.WorldSize = rank, rank+1
-	s := shmtest.Save{Meta: meta, Seq: 7, Disk: true, Files: []shmtest.File{{Path: "a.bin", Kind: "raw", Data: randomBytes(size)}}}
+	s := shmtest.Save{Meta: meta, Seq: 7, Disk: true,
+		Files: []shmtest.File{{Path: "a.bin", Kind: "raw", Data: randomBytes(size)}}}
 	if fixups {
 		half := int64(size / 2)
 		s.Fixups = []shmtest.Fixup{{Off: half, Len: int64(size) - half, First: 8}}

@@ -92,14 +92,16 @@ func TestPartnersOfRandomClusters(t *testing.T) {
 		inside := checkAssignment(t, peers, copies)
 		biggest := 0
 		for _, p := range peers {
-			biggest = max(biggest, len(slices.DeleteFunc(slices.Clone(peers), func(q Peer) bool { return q.Switch != p.Switch })))
+			biggest = max(biggest, len(slices.DeleteFunc(slices.Clone(peers),
+				func(q Peer) bool { return q.Switch != p.Switch })))
 		}
 		n := len(peers)
 		if copies <= n-2*biggest+1 {
 			require.Zero(t, inside, "there is room to avoid the own switch: %v", peers)
 		}
 		if n > 1 {
-			require.Equal(t, max(0, 2*biggest-n), checkAssignment(t, peers, 1), "no single copy could do better: %v", peers)
+			require.Equal(t, max(0, 2*biggest-n), checkAssignment(t, peers, 1), "no single copy could do better: %v",
+				peers)
 		}
 		other := slices.Clone(peers)
 		rnd.Shuffle(len(other), func(i, j int) { other[i], other[j] = other[j], other[i] })

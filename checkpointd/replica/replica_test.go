@@ -88,7 +88,10 @@ func TestRefusals(t *testing.T) {
 		partner.refuse = errors.New("holds step 30")
 		p := owner.saved(t, 0, 20, 64<<20, false)
 		var sent atomic.Int64
-		w := &tap{write: func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) { sent.Add(int64(len(b))); return b, nil }}
+		w := &tap{write: func(_ net.Conn, _ int, _ int64, b []byte) ([]byte, error) {
+			sent.Add(int64(len(b)))
+			return b, nil
+		}}
 		err := (&Client{Token: token, Dial: w.dial}).Push(t.Context(), partner.addr, p)
 		require.ErrorIs(t, err, ErrRefused)
 		require.ErrorContains(t, err, "holds step 30")
@@ -185,7 +188,8 @@ func TestPushThatBreaks(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			owner, partner := newMemory(t), serve(t, token)
 			p := owner.saved(t, 0, 20, 40<<20, false)
-			err := (&Client{Token: token, Conns: tc.conns, Dial: (&tap{write: tc.write}).dial}).Push(t.Context(), partner.addr, p)
+			err := (&Client{Token: token, Conns: tc.conns, Dial: (&tap{write: tc.write}).dial}).Push(t.Context(),
+				partner.addr, p)
 			require.Error(t, err)
 			if tc.want != nil {
 				require.ErrorIs(t, err, tc.want)
@@ -235,8 +239,10 @@ func TestFurtherConnectionHangs(t *testing.T) {
 	require.NoError(t, err)
 	defer silent.Close()
 	for name, hang := range map[string]func(ctx context.Context) (net.Conn, error){
-		"in dialling":          func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() },
-		"in the handshake":     func(ctx context.Context) (net.Conn, error) { return net.Dial("tcp", silent.Addr().String()) },
+		"in dialling": func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() },
+		"in the handshake": func(ctx context.Context) (net.Conn, error) {
+			return net.Dial("tcp", silent.Addr().String())
+		},
 		"until it is too late": nil, // see below
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -268,7 +274,8 @@ func TestPushInPlace(t *testing.T) {
 	owner, partner := newMemory(t), serve(t, token)
 	cl := &Client{Token: token}
 	for i, tc := range []struct{ size, reused int }{
-		{9 << 20, 0}, {9 << 20, 0}, {9 << 20, 1}, {9<<20 + 1000, 2}, {12 << 20, 2}, {12 << 20, 2}, {8 << 20, 3}, {2 << 20, 3},
+		{9 << 20, 0}, {9 << 20, 0}, {9 << 20, 1}, {9<<20 + 1000, 2}, {12 << 20, 2}, {12 << 20, 2}, {8 << 20,
+			3}, {2 << 20, 3},
 	} {
 		p := owner.saved(t, 3, int64(20+i), tc.size, i%2 == 1)
 		require.NoError(t, cl.Push(t.Context(), partner.addr, p))

@@ -95,7 +95,8 @@ type offer struct {
 func offerOf(p *shm.Pinned) (offer, error) {
 	b, h := p.Used(), p.Header
 	if h.MetaOff < headerSize || h.MetaLen < 0 || h.MetaOff > int64(len(b))-h.MetaLen {
-		return offer{}, fmt.Errorf("%w: description at %d of %d bytes in a segment of %d", ErrDamaged, h.MetaOff, h.MetaLen, len(b))
+		return offer{}, fmt.Errorf("%w: description at %d of %d bytes in a segment of %d", ErrDamaged, h.MetaOff,
+			h.MetaLen, len(b))
 	}
 	return offer{size: int64(len(b)), header: h, raw: b[h.MetaOff:][:h.MetaLen], meta: p.Meta}, nil
 }
@@ -126,7 +127,8 @@ func (o offer) head() shm.Header {
 // readOffer reads what follows a message with an offer, and checks all of it.
 func readOffer(r io.Reader, m message) (offer, error) {
 	o := offer{size: m.Size}
-	if m.Size < headerSize || m.Size > maxSize || m.Meta < 0 || m.Meta > shm.MaxMeta || int64(m.Meta) > m.Size-headerSize {
+	if m.Size < headerSize || m.Size > maxSize || m.Meta < 0 || m.Meta > shm.MaxMeta ||
+		int64(m.Meta) > m.Size-headerSize {
 		return o, fmt.Errorf("%w: segment of %d bytes with a description of %d", ErrDamaged, m.Size, m.Meta)
 	}
 	b := make([]byte, headerSize+m.Meta)

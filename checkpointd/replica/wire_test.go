@@ -106,8 +106,10 @@ func TestProofDependsOnEverything(t *testing.T) {
 	s2.nonce[0] ^= 1
 	v.version++
 	for name, other := range map[string][]byte{
-		"token": proof(token+"x", roleClient, c, s), "role": proof(token, roleServer, c, s), "client's nonce": proof(token, roleClient, c2, s),
-		"server's nonce": proof(token, roleClient, c, s2), "version": proof(token, roleClient, v, s), "order": proof(token, roleClient, s, c),
+		"token": proof(token+"x", roleClient, c, s), "role": proof(token, roleServer, c,
+			s), "client's nonce": proof(token, roleClient, c2, s),
+		"server's nonce": proof(token, roleClient, c, s2), "version": proof(token, roleClient, v,
+			s), "order": proof(token, roleClient, s, c),
 	} {
 		require.NotEqual(t, want, other, name)
 	}
@@ -152,7 +154,8 @@ func TestReadMessage(t *testing.T) {
 // segmentOffer is the offer of a small segment: its message, and what follows it.
 func segmentOffer(t testing.TB) (message, []byte) {
 	t.Helper()
-	b := shmtest.Save{Meta: shmtest.Meta("/ckpt", 20), Files: []shmtest.File{{Path: "a", Kind: "raw", Data: []byte("abc")}}}.Bytes(t)
+	b := shmtest.Save{Meta: shmtest.Meta("/ckpt", 20),
+		Files: []shmtest.File{{Path: "a", Kind: "raw", Data: []byte("abc")}}}.Bytes(t)
 	h, err := shm.ParseHeader(b)
 	require.NoError(t, err)
 	raw := b[h.MetaOff:][:h.MetaLen]

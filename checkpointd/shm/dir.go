@@ -122,7 +122,8 @@ func private(path string) error {
 	case !ok || int(st.Uid) != os.Getuid():
 		return fmt.Errorf("runtime directory: %s belongs to another user; remove it or choose another directory", path)
 	case fi.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("runtime directory: %s has mode %#o, others may enter it; make it 0700", path, fi.Mode().Perm())
+		return fmt.Errorf("runtime directory: %s has mode %#o, others may enter it; make it 0700", path,
+			fi.Mode().Perm())
 	}
 	return nil
 }

@@ -105,7 +105,8 @@ func TestOwn(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	d := newDir(t)
-	for _, n := range []string{"seg/l1-0.seg", "seg/l0-2.seg", "peer/r13-0.seg", "seg/l0-0.seg.new", "seg/r0-0.seg", "peer/.r1-0.seg.1.part",
+	for _, n := range []string{"seg/l1-0.seg", "seg/l0-2.seg", "peer/r13-0.seg", "seg/l0-0.seg.new", "seg/r0-0.seg",
+		"peer/.r1-0.seg.1.part",
 		"seg/l-1.seg", "l0-0.seg"} {
 		require.NoError(t, os.WriteFile(filepath.Join(d.Path(), n), nil, 0o600))
 	}
@@ -217,7 +218,8 @@ func TestDead(t *testing.T) {
 	for _, d := range dead {
 		keys = append(keys, filepath.Base(d.Path()))
 	}
-	require.ElementsMatch(t, []string{"ended", "never-owned", fmt.Sprintf("t%d-1-%d", gone.Process.Pid, ns.Ino), fmt.Sprintf("t%d-1-%d", os.Getpid(), ns.Ino), "t2-1-7"}, keys)
+	require.ElementsMatch(t, []string{"ended", "never-owned", fmt.Sprintf("t%d-1-%d", gone.Process.Pid, ns.Ino),
+		fmt.Sprintf("t%d-1-%d", os.Getpid(), ns.Ino), "t2-1-7"}, keys)
 
 	t.Run("age", func(t *testing.T) {
 		d := create("aged")

@@ -107,7 +107,8 @@ func (h Header) Append(b []byte) []byte {
 	b = le.AppendUint32(b, headerSize)
 	for _, v := range []uint64{
 		uint64(h.State), h.Seq, uint64(h.Step), uint64(h.Saved.UnixNano()), flags, uint64(h.MetaOff), uint64(h.MetaLen),
-		uint64(h.MetaCRC), uint64(h.FixOff), uint64(h.FixCount), uint64(h.ImageOff), uint64(h.ImageLen), h.Settled, h.Durable,
+		uint64(h.MetaCRC), uint64(h.FixOff), uint64(h.FixCount), uint64(h.ImageOff), uint64(h.ImageLen), h.Settled,
+		h.Durable,
 	} {
 		b = le.AppendUint64(b, v)
 	}

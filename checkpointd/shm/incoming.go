@@ -43,10 +43,12 @@ func (d *Dir) Incoming(name string, size int64) (*Incoming, error) {
 			in.s, err = newSegment(d, name, fd)
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("receive segment %s: %w", name, err), unix.Close(fd), unix.Unlinkat(dirfd, in.tmp, 0))
+			return errors.Join(fmt.Errorf("receive segment %s: %w", name, err), unix.Close(fd),
+				unix.Unlinkat(dirfd, in.tmp, 0))
 		}
 		if err = allocate(fd, in.s.mem); err != nil {
-			return errors.Join(fmt.Errorf("receive segment %s: %w", name, err), in.s.Close(), unix.Unlinkat(dirfd, in.tmp, 0))
+			return errors.Join(fmt.Errorf("receive segment %s: %w", name, err), in.s.Close(),
+				unix.Unlinkat(dirfd, in.tmp, 0))
 		}
 		return nil
 	})
@@ -175,7 +177,9 @@ func (in *Incoming) publish(h Header) error {
 	if err := in.s.store(h); err != nil {
 		return err
 	}
-	return in.s.dir.at(in.s.name, func(dirfd int, base string) error { return unix.Renameat(dirfd, in.tmp, dirfd, base) })
+	return in.s.dir.at(in.s.name, func(dirfd int, base string) error {
+		return unix.Renameat(dirfd, in.tmp, dirfd, base)
+	})
 }
 
 // giveBackLocked ends what Reuse began.

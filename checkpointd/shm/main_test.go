@@ -41,7 +41,8 @@ func pinned(t testing.TB, s shmtest.Save) *shm.Pinned {
 }
 
 func simple(step int64) shmtest.Save {
-	return shmtest.Save{Meta: shmtest.Meta("/ckpt", step), Files: []shmtest.File{{Path: "1/a.pt", Kind: "raw", Data: []byte("hello")}}}
+	return shmtest.Save{Meta: shmtest.Meta("/ckpt", step),
+		Files: []shmtest.File{{Path: "1/a.pt", Kind: "raw", Data: []byte("hello")}}}
 }
 
 func exists(path ...string) bool {

@@ -27,7 +27,8 @@ func mapFile(fd int, n int64) ([]byte, error) {
 	}
 	before := -uintptr(room) % hugeSize
 	start := unsafe.Add(room, before)
-	if _, err := unix.MmapPtr(fd, 0, start, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+	if _, err := unix.MmapPtr(fd, 0, start, uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
 		return nil, fmt.Errorf("map it: %w", err) // the addresses stay reserved: some may be others' by now
 	}
 	if before > 0 {

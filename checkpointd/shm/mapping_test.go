@@ -63,7 +63,8 @@ func TestAllocate(t *testing.T) {
 	}
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	require.NoError(t, err)
-	ours := regexp.MustCompile(fmt.Sprintf(`(?s)%x-.*?(ShmemPmdMapped|FilePmdMapped): +(\d+) kB`, &mem[0])).FindSubmatch(smaps)
+	ours := regexp.MustCompile(fmt.Sprintf(`(?s)%x-.*?(ShmemPmdMapped|FilePmdMapped): +(\d+) kB`,
+		&mem[0])).FindSubmatch(smaps)
 	require.NotNil(t, ours)
 	require.Equal(t, "4096", string(ours[2]))
 }

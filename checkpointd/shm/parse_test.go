@@ -13,7 +13,8 @@ import (
 
 func goodHeader() Header {
 	return Header{
-		State: Complete, Seq: 3, Step: 20, Saved: time.Unix(0, 1700000000123456789), Disk: true, MetaOff: 20480, MetaLen: 700,
+		State: Complete, Seq: 3, Step: 20, Saved: time.Unix(0,
+			1700000000123456789), Disk: true, MetaOff: 20480, MetaLen: 700,
 		MetaCRC: 0xdeadbeef, FixOff: 16384, FixCount: 2, ImageOff: 4096, ImageLen: 8192, Settled: 2, Durable: 1,
 	}
 }
@@ -115,8 +116,10 @@ func goodMeta() Meta {
 	return Meta{
 		Run: "r", Epoch: "0.29500", Save: "0123456789abcdef", Step: 20, Rank: 3, LocalRank: 1, WorldSize: 4, LocalWorldSize: 2,
 		NodeRank: 1, Shard: 3, Shards: 4, Primary: true, Dir: "/data/ckpt", Framework: "fsdp", Layout: "ab", Resize: "same",
-		Files:    []File{{"20/a.distcp", 0, 4096, "distcp"}, {"/else/b.pt", 8192, 10, "raw"}, {"20/empty", 4096, 0, "raw"}},
-		Trackers: []Tracker{{"dlrover_latest.txt", "20"}}, Retention: &Retention{KeepLatest: 2}, TimeoutS: 600, Replicas: 1,
+		Files: []File{{"20/a.distcp", 0, 4096, "distcp"}, {"/else/b.pt", 8192, 10, "raw"},
+			{"20/empty", 4096, 0, "raw"}},
+		Trackers: []Tracker{{"dlrover_latest.txt",
+			"20"}}, Retention: &Retention{KeepLatest: 2}, TimeoutS: 600, Replicas: 1,
 		Torch: "2.1",
 	}
 }
@@ -217,7 +220,8 @@ func TestFixups(t *testing.T) {
 		rows, err := parseFixes(table([4]int64{100, 50, 10, 4996}, [4]int64{150, 0, 14, 0}, [4]int64{160, 4, 0, 0},
 			[4]int64{8192, 100, 8292, 0}), files, image)
 		require.NoError(t, err)
-		require.Equal(t, [][]fix{{{0, 100, [2]int64{100, -1}}}, nil, {{100, 50, [2]int64{10, 4996}}, {150, 0, [2]int64{14, -1}}}}, rows)
+		require.Equal(t, [][]fix{{{0, 100, [2]int64{100, -1}}}, nil,
+			{{100, 50, [2]int64{10, 4996}}, {150, 0, [2]int64{14, -1}}}}, rows)
 	})
 	for name, rows := range map[string][][4]int64{
 		"payload behind the image":    {{image, 1, 10, 0}},

@@ -156,10 +156,14 @@ func TestReuseRefuses(t *testing.T) {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			require.NoError(t, err)
 			t.Cleanup(func() { f.Close() })
-			require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_RDLCK})) // as lockf does
+			require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_SETLK,
+				&unix.Flock_t{Type: unix.F_RDLCK})) // as lockf does
 		}, shm.ErrBusy, 1},
-		{"replaced", func(t *testing.T, d *shm.Dir, _ *shm.Segment, _ string) { simple(3).Write(t, d, copyName) }, shm.ErrUnfit, 1},
-		{"removed", func(t *testing.T, d *shm.Dir, _ *shm.Segment, _ string) { require.NoError(t, d.Remove(copyName)) }, shm.ErrUnfit, 1},
+		{"replaced", func(t *testing.T, d *shm.Dir, _ *shm.Segment, _ string) { simple(3).Write(t, d, copyName) },
+			shm.ErrUnfit, 1},
+		{"removed", func(t *testing.T, d *shm.Dir, _ *shm.Segment, _ string) {
+			require.NoError(t, d.Remove(copyName))
+		}, shm.ErrUnfit, 1},
 		{"link to it", func(t *testing.T, _ *shm.Dir, _ *shm.Segment, path string) {
 			require.NoError(t, os.Rename(path, path+".moved"))
 			require.NoError(t, os.Symlink(path+".moved", path))
@@ -177,7 +181,8 @@ func TestReuseRefuses(t *testing.T) {
 			_, err = f.WriteAt([]byte("x"), 0)
 			require.NoError(t, err)
 		}, shm.ErrDamaged, 1},
-		{"closed", func(t *testing.T, _ *shm.Dir, seg *shm.Segment, _ string) { require.NoError(t, seg.Close()) }, shm.ErrClosed, 1},
+		{"closed", func(t *testing.T, _ *shm.Dir, seg *shm.Segment, _ string) { require.NoError(t, seg.Close()) },
+			shm.ErrClosed, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			d := newDir(t)

@@ -87,7 +87,8 @@ func TestSeal(t *testing.T) {
 	t.Run("targets before earlier payloads", func(t *testing.T) {
 		s := simple(1)
 		s.Files[0].Data = make([]byte, 1000)
-		s.Fixups = []shmtest.Fixup{{Off: 100, Len: 50, First: 90, Second: 900}, {Off: 200, Len: 60, First: 40}, {Off: 300, Len: 5, First: 290}}
+		s.Fixups = []shmtest.Fixup{{Off: 100, Len: 50, First: 90, Second: 900}, {Off: 200, Len: 60, First: 40},
+			{Off: 300, Len: 5, First: 290}}
 		checkSealed(t, s)
 	})
 	t.Run("second file of the image", func(t *testing.T) {

@@ -23,7 +23,8 @@ import (
 func TestPin(t *testing.T) {
 	s := simple(7)
 	s.Disk, s.Seq = true, 4
-	s.Files = append(s.Files, shmtest.File{Path: "1/empty", Kind: "raw"}, shmtest.File{Path: "1/b", Kind: "raw", Data: make([]byte, 4096)})
+	s.Files = append(s.Files, shmtest.File{Path: "1/empty", Kind: "raw"},
+		shmtest.File{Path: "1/b", Kind: "raw", Data: make([]byte, 4096)})
 	seg := opened(t, s)
 	p, err := seg.Pin()
 	require.NoError(t, err)
@@ -356,7 +357,8 @@ func TestSealKeepsTheLock(t *testing.T) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
 	defer f.Close()
-	require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}), "free after the end")
+	require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}),
+		"free after the end")
 }
 
 func TestSealEndsWithItsContext(t *testing.T) {
