@@ -153,12 +153,10 @@ func (r *Round) enforce(now time.Time) {
 	if r.collecting() {
 		return
 	}
-	for _, n := range r.world {
-		if c := r.bars[n.Name]; c != nil && n.state == member {
-			r.breakWorld(now, *c)
-			r.elastic = true
-			return
-		}
+	i := slices.IndexFunc(r.world, func(n *node) bool { return r.bars[n.Name] != nil && n.state == member })
+	if i >= 0 {
+		r.breakWorld(now, *r.bars[r.world[i].Name])
+		r.elastic = true
 	}
 	if r.paused != nil {
 		r.breakWorld(now, *r.paused)

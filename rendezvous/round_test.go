@@ -1144,6 +1144,38 @@ func TestNotesOfDepartures(t *testing.T) {
 	require.Equal(t, map[string]int{"a": 0, "spare": 1, "b": -1}, ranks, "b was one of an older world")
 }
 
+// All workers of an epoch may fail; that is one failure of the run.
+func TestFurtherFailuresOfAnEpochAreNotCounted(t *testing.T) {
+	s := newSim(t, Params{Min: 3, Max: 3, MaxRestarts: 1})
+	s.join("a", "b", "c")
+	s.obey()
+	for _, id := range []string{"a", "b", "c"} {
+		s.fail(id, RestartCharged)
+	}
+	s.pass(SilentGrace)
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+	require.Equal(t, 1, s.runs["a"].Place.RestartCount)
+	s.ordered(OrderRestart, "")
+	s.fail("a", Permanent)
+	s.pass(SilentGrace)
+	s.obey()
+	require.Equal(t, "a b c", s.order(), "workers that die of being stopped prove nothing")
+}
+
+// Wishes count more than the ranks of the world before.
+func TestWishedRanksDecideAgain(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 3})
+	s.joinNode(Node{ID: "b", Name: "b", Rank: 1, Slots: 2})
+	s.joinNode(Node{ID: "c", Name: "c", Rank: 2, Slots: 2})
+	s.pass(DefaultLastCall)
+	s.obey()
+	require.Equal(t, "b c", s.order())
+	s.joinNode(Node{ID: "a", Name: "a", Rank: 0, Slots: 2})
+	s.obey()
+	require.Equal(t, "a b c", s.order())
+}
+
 // TestRandomHistories runs random clusters and holds the rules that no history may break.
 func TestRandomHistories(t *testing.T) {
 	for seed := range int64(300) {
