@@ -98,9 +98,9 @@ func (r *Round) order(now time.Time, o Order) error {
 func (r *Round) restart(now time.Time, o Order) {
 	if r.resume != nil {
 		r.resume.restart = &o
-		return
+	} else {
+		r.breakCharged(now, *o.cause(), o.Charge, false)
 	}
-	r.breakCharged(now, *o.cause(), o.Charge, false)
 }
 
 // breakCharged ends the epoch, at the cost of a restart if charge is set. The run fails if final is set or none is

@@ -285,6 +285,18 @@ func TestBarByName(t *testing.T) {
 	})
 }
 
+func TestUnbarOfWhoIsNotBarred(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 1}, "a", "spare")
+	require.ErrorIs(t, s.step(Order{Kind: OrderUnbar, Node: "spare"}), ErrUnknownNode)
+
+	s = gated(t, Params{Min: 2, Max: 2})
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseCheck}})
+	s.join("a")
+	require.Equal(t, []int{1, 1}, []int{s.r.asked, s.r.again})
+	s.ordered(OrderUnbar, "b")
+	require.Equal(t, []int{2, 0}, []int{s.r.asked, s.r.again}, "its check goes on as a first one")
+}
+
 // Bars are of names: they outlive launchers, and the run itself.
 func TestBarOutlivesTheRun(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 1}, "a")

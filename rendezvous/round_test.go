@@ -1176,6 +1176,27 @@ func TestWishedRanksDecideAgain(t *testing.T) {
 	require.Equal(t, "a b c", s.order())
 }
 
+// Places that cannot be of the world that is being rebuilt are not given back.
+func TestRebuiltWorldRefusesWhatDoesNotFit(t *testing.T) {
+	old := world(t, Params{Min: 1, Max: 3}, "a", "b", "c")
+	for name, change := range map[string]func(*Resume){
+		"another size":  func(e *Resume) { e.Place.GroupWorldSize = 5 },
+		"a taken place": func(e *Resume) { e.Place.GroupRank = 0 },
+		"another epoch": func(e *Resume) { e.Epoch++ },
+		"no place":      func(e *Resume) { e.Place = Place{} },
+		"no such place": func(e *Resume) { e.Place.GroupRank = 3 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := old.revive()
+			v.comeBack("a")
+			e := &Resume{EpochID: old.r.id, Place: *old.runs["b"].Place}
+			change(e)
+			v.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: v.p, Seen: old.r.id, Resume: e})
+			require.Equal(t, "a:run b:wait", v.kinds())
+		})
+	}
+}
+
 // TestRandomHistories runs random clusters and holds the rules that no history may break.
 func TestRandomHistories(t *testing.T) {
 	for seed := range int64(300) {
