@@ -245,6 +245,9 @@ func TestBarByName(t *testing.T) {
 		s.must(Barred{ID: "b"})
 		s.ordered(OrderBar, "b")
 		require.Equal(t, CauseOperator, s.dirs["b"].Cause.Kind)
+		s.clear("b")
+		require.Equal(t, []int{0, 1}, []int{s.r.again, s.r.out}, "its name is barred still")
+		s.r.nodes["b"].cleared = false
 		s.ordered(OrderUnbar, "b")
 		require.Equal(t, "a:check b:check", s.kinds())
 		s.must(Barred{ID: "b"})

@@ -1118,6 +1118,7 @@ func TestMemberLeavesARebuiltWorld(t *testing.T) {
 	v := world(t, Params{Min: 2, Max: 3}, "a", "b", "c").revive()
 	v.comeBack("a", "b")
 	v.must(Leave{ID: "b"})
+	require.Empty(t, v.r.losses, "nothing is sealed that it could break")
 	delete(v.dirs, "b")
 	delete(v.runs, "b")
 	v.comeBack("c")
@@ -1194,6 +1195,31 @@ func TestRebuiltWorldRefusesWhatDoesNotFit(t *testing.T) {
 			v.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: v.p, Seen: old.r.id, Resume: e})
 			require.Equal(t, "a:run b:wait", v.kinds())
 		})
+	}
+}
+
+func TestEvidenceOfAnEnd(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 3, MaxRestarts: 5})
+	s.join("a", "b", "c")
+	s.obey()
+	s.vanish("b")
+	away := s.now
+	s.pass(BrokenGrace)
+	s.now = s.now.Add(time.Millisecond)
+	s.must(Leave{ID: "c"})
+	left := s.now
+	s.fail("a", RestartCharged)
+	s.fail("a", RestartCharged)
+	ev := s.r.Evidence()
+	require.Len(t, ev.Failures, 1, "one for a worker")
+	require.Equal(t, []time.Time{away, left}, []time.Time{ev.Losses[0].At, ev.Losses[1].At}, "not when patience ran out")
+}
+
+func TestPlausiblePlaces(t *testing.T) {
+	require.True(t, Place{GroupWorldSize: 1}.plausible())
+	require.True(t, Place{GroupWorldSize: MaxNodes, GroupRank: MaxNodes - 1}.plausible())
+	for _, p := range []Place{{}, {GroupWorldSize: MaxNodes + 1}, {GroupWorldSize: 2, GroupRank: 2}, {GroupWorldSize: 2, GroupRank: -1}} {
+		require.False(t, p.plausible(), "%+v", p)
 	}
 }
 
