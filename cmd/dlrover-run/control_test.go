@@ -194,3 +194,14 @@ func TestTorchCheckpointPause(t *testing.T) {
 	require.Len(t, b.curve(), steps)
 	require.Contains(t, b.starts(), saved)
 }
+
+func TestAnOperatorSetsTheLogLevel(t *testing.T) {
+	r := rule(t, "2", "n0", "n1")
+	r.worlds(1)
+	require.Contains(t, r.ctl(2, "log-level", "job", "loud"), "need one of debug, info, warn, error")
+	r.ctl(0, "log-level", "job", "debug", "--node=n1")
+	eventually(t, "told", func() bool { return strings.Contains(r.nodes[1].err.String(), "the log level changes") })
+	require.NotContains(t, r.nodes[0].err.String(), "the log level changes")
+	r.release()
+	r.ends(0)
+}
