@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
+	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/verdict"
@@ -94,7 +93,7 @@ func (a *adapter) Running(d *launcher.Directive) {
 
 // Rejoin implements launcher.Rendezvous.
 func (a *adapter) Rejoin(ctx context.Context, stopped launcher.Directive, fs []verdict.Failure) error {
-	return classify(a.session.Rejoin(ctx, epochOf(stopped), wireFailures(fs)))
+	return classify(a.session.Rejoin(ctx, epochOf(stopped), evidence.Pack(fs)))
 }
 
 // Ready implements launcher.Rendezvous.
@@ -116,7 +115,7 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 
 // Failing implements launcher.Rendezvous.
 func (a *adapter) Failing(ctx context.Context, d launcher.Directive, act policy.Action, fs []verdict.Failure) error {
-	return a.report(ctx, rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act), Failures: wireFailures(fs)})
+	return a.report(ctx, rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act), Failures: evidence.Pack(fs)})
 }
 
 // Success implements launcher.Rendezvous.
@@ -173,51 +172,8 @@ func (a *adapter) Notices() <-chan launcher.Notice { return a.notices }
 
 // Leave implements launcher.Rendezvous.
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
-	e, err := a.session.Leave(ctx, reason, wireFailures(fs))
-	return evidence(e), classify(err)
-}
-
-// wireFailures packs the launcher's records; the rendezvous keeps them unread.
-func wireFailures(fs []verdict.Failure) []rendezvous.Failure {
-	out := make([]rendezvous.Failure, 0, len(fs))
-	for _, f := range fs {
-		detail, err := json.Marshal(f)
-		if err != nil { // a Failure holds nothing that JSON cannot
-			detail = nil
-		}
-		out = append(out, rendezvous.Failure{Rank: f.Rank, GroupRank: f.Node, At: f.At, Detail: detail,
-			Text: fmt.Sprintf("rank %d (node %d %s, local rank %d) failed: %s", f.Rank, f.Node, f.NodeName, f.LocalRank, f.Reason())})
-	}
-	return out
-}
-
-// evidence unpacks them; the daemon's clock, to which it has shifted every node's
-// times, replaces each node's own.
-func evidence(e rendezvous.Evidence) verdict.Evidence {
-	v := verdict.Evidence{RestartsUsed: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize}
-	for _, f := range e.Failures {
-		v.Failures = append(v.Failures, failure(f))
-	}
-	for _, l := range e.Losses {
-		loss := verdict.Loss{Node: l.GroupRank, NodeName: l.Node, Reason: l.Reason, At: l.At}
-		for i := range l.Slots {
-			loss.Ranks = append(loss.Ranks, l.RankBase+i)
-		}
-		v.Losses = append(v.Losses, loss)
-	}
-	return v
-}
-
-func failure(f rendezvous.Failure) verdict.Failure {
-	var v verdict.Failure
-	if json.Unmarshal(f.Detail, &v) != nil {
-		return verdict.Failure{Rank: f.Rank, Node: f.GroupRank, Message: f.Text, At: f.At, ExitCode: 1}
-	}
-	if !v.ErrorTime.IsZero() {
-		v.ErrorTime = v.ErrorTime.Add(f.At.Sub(v.At))
-	}
-	v.At = f.At
-	return v
+	e, err := a.session.Leave(ctx, reason, evidence.Pack(fs))
+	return evidence.Unpack(e), classify(err)
 }
 
 // classify gives errors of the rendezvous the reason that the exit status shall tell.

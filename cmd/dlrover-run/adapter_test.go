@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -188,25 +187,6 @@ func TestFailuresSurviveTheJourney(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, verdict.Evidence{RestartsUsed: 2, Failures: []verdict.Failure{f}}, e)
 	})
-}
-
-// The daemon's clock replaces the node's in all that the verdict compares.
-func TestFailureTimesAreTheDaemons(t *testing.T) {
-	at := time.Unix(1700000000, 0).UTC()
-	detail, err := json.Marshal(verdict.Failure{Rank: 5, At: at, ErrorTime: at.Add(-2 * time.Second)})
-	require.NoError(t, err)
-	f := failure(rendezvous.Failure{At: at.Add(time.Hour), Detail: detail})
-	require.Equal(t, at.Add(time.Hour), f.At)
-	require.Equal(t, at.Add(time.Hour-2*time.Second), f.ErrorTime)
-
-	f = failure(rendezvous.Failure{Rank: 3, GroupRank: 1, Text: "rank 3 failed", At: at, Detail: json.RawMessage("no JSON")})
-	require.Equal(t, verdict.Failure{Rank: 3, Node: 1, Message: "rank 3 failed", At: at, ExitCode: 1}, f)
-}
-
-func TestLossesNameTheirRanks(t *testing.T) {
-	at := time.Unix(1700000000, 0)
-	e := evidence(rendezvous.Evidence{MaxRestarts: 3, WorldSize: 8, Losses: []rendezvous.Loss{{Node: "b", GroupRank: 1, RankBase: 4, Slots: 2, Reason: "gone", At: at}}})
-	require.Equal(t, verdict.Evidence{MaxRestarts: 3, WorldSize: 8, Losses: []verdict.Loss{{Node: 1, NodeName: "b", Reason: "gone", At: at, Ranks: []int{4, 5}}}}, e)
 }
 
 func TestErrorsOfTheRendezvousHaveReasons(t *testing.T) {
