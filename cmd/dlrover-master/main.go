@@ -54,16 +54,23 @@ func run(args []string, stdout io.Writer) int {
 func app(stdout io.Writer) *cli.App {
 	return &cli.App{
 		Name: "dlrover-master", Usage: "rendezvous daemon of distributed training jobs", HideVersion: true,
-		Description: description, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard, Action: func(c *cli.Context) error { return serve(c, stdout) },
+		Description: description, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard,
+		Action:         func(c *cli.Context) error { return serve(c, stdout) },
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001", Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface (default: 127.0.0.1:50001)"},
-			&cli.StringFlag{Name: "token-file", Category: "Options", Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
+			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001",
+				Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface (default: 127.0.0.1:50001)"},
+			&cli.StringFlag{Name: "token-file", Category: "Options",
+				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.BoolFlag{Name: "insecure", Category: "Options", Usage: "serve a network address without a job token"},
-			&cli.StringFlag{Name: "topology-file", Category: "Options", Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; read again when it changes"},
-			&cli.StringFlag{Name: "event-log", Category: "Options", Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
-			&cli.StringFlag{Name: "log-format", Category: "Options", EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
+			&cli.StringFlag{Name: "topology-file", Category: "Options",
+				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
+					"read again when it changes"},
+			&cli.StringFlag{Name: "event-log", Category: "Options",
+				Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
+			&cli.StringFlag{Name: "log-format", Category: "Options",
+				EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
 		},
@@ -115,7 +122,8 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	}
 	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
 	d.service, err = service.New(service.Config{
-		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe, Extra: d.metrics.handler(), Log: d.log,
+		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe,
+		Extra: d.metrics.handler(), Log: d.log,
 	})
 	if err != nil {
 		return nil, err
@@ -127,7 +135,8 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		return nil, err
 	}
 	if secret == "" {
-		d.log.Warn("no job token: any process that can reach the address may join and end jobs", "listen", c.String("listen"))
+		d.log.Warn("no job token: any process that can reach the address may join and end jobs",
+			"listen", c.String("listen"))
 	}
 	return d, nil
 }
@@ -141,17 +150,21 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 	if hasToken || insecure || token.Loopback(host) {
 		return nil
 	}
-	return fmt.Errorf("--listen=%s is a network address and needs a job token: set DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file here and on every node; without one only loopback is served, and --insecure serves anyway", listen)
+	return fmt.Errorf("--listen=%s is a network address and needs a job token: set DLROVER_TOKEN (openssl rand -hex 16), "+
+		"DLROVER_TOKEN_FILE or --token-file here and on every node; without one only loopback is served, and --insecure serves anyway",
+		listen)
 }
 
 func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.metrics.note(n)
-	d.events.Event(n.Event, slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
+	d.events.Event(n.Event, slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch),
+		slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
 	level := slog.LevelInfo
 	if n.Event == "join" || n.Event == "node-succeeded" {
 		level = slog.LevelDebug // one for every node, which in a large run is a flood
 	}
-	d.log.Log(context.Background(), level, n.Event, "run_id", run, "round", n.Round, "epoch", n.Epoch, "node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
+	d.log.Log(context.Background(), level, n.Event, "run_id", run, "round", n.Round, "epoch", n.Epoch,
+		"node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 
 func (d *daemon) close() {

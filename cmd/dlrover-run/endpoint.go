@@ -38,10 +38,14 @@ type endpoint struct {
 func (e *endpoint) Reset()    { e.store.Reset() }
 func (e *endpoint) Port() int { return e.port }
 
+// observer hears what happens to the runs that are served here.
+type observer = func(run string, n rendezvous.Note)
+
 // openEndpoint binds what this node serves. Nothing is sent yet.
-func openEndpoint(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, observe func(string, rendezvous.Note)) (*endpoint, error) {
+func openEndpoint(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, observe observer) (*endpoint, error) {
 	g := newStoreACL(s.insecure, s.slots)
-	e := &endpoint{acl: g, store: tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent}), where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
+	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent})
+	e := &endpoint{acl: g, store: store, where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
 	var err error
 	if s.serves(h) {
 		err = e.serve(ctx, s, log, observe)
@@ -74,7 +78,7 @@ func reachable(s *settings) string {
 	return s.host
 }
 
-func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, observe func(string, rendezvous.Note)) error {
+func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, observe observer) error {
 	served, err := service.New(service.Config{Token: s.token, TopologyFile: s.topology, Observe: observe, Log: log})
 	if err != nil {
 		return unusableOption(err)
@@ -83,7 +87,8 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, obs
 	if err != nil {
 		served.Close(0)
 		if s.backend == static && s.params.Max > 1 {
-			return fmt.Errorf("serve the rendezvous at %s: %w (node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
+			return fmt.Errorf("serve the rendezvous at %s: %w "+
+				"(node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
 		}
 		return fmt.Errorf("serve the rendezvous at %s: %w", e.where, err)
 	}

@@ -40,7 +40,9 @@ func (p *program) checkpoints() *cli.Command {
 		}}
 	}
 	return &cli.Command{Name: "checkpoints", HideHelp: true, Subcommands: []*cli.Command{
-		command("ls", "DIR", 1, 1, t.list), command("verify", "DIR [STEP]", 1, 2, t.verify), command("rm", "DIR STEP", 2, 2, t.remove),
+		command("ls", "DIR", 1, 1, t.list),
+		command("verify", "DIR [STEP]", 1, 2, t.verify),
+		command("rm", "DIR STEP", 2, 2, t.remove),
 	}, Action: func(c *cli.Context) error {
 		return fmt.Errorf("checkpoints %q is unknown: use ls, verify or rm", c.Args().First())
 	}}
@@ -65,10 +67,12 @@ func (t *tender) list(_ context.Context, args []string) error {
 		if ok && m.Step == tracked {
 			state += ", tracked"
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime), m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), bytesOf(m), printable.Line(m.Framework), state)
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime),
+			m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), bytesOf(m), printable.Line(m.Framework), state)
 	}
 	for _, s := range wrong {
-		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n", strings.TrimPrefix(name(s.Step, tracked, ok), "step "), printable.Line(s.Reason))
+		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n",
+			strings.TrimPrefix(name(s.Step, tracked, ok), "step "), printable.Line(s.Reason))
 	}
 	return w.Flush()
 }

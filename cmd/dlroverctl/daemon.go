@@ -17,16 +17,22 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
+// runOptions is their heading in the help text.
+const runOptions = "Options of a running job"
+
 // Options of the commands that speak to a daemon.
 func connection() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "master", Category: "Options of a running job", Usage: "`HOST:PORT`: dlrover-master, or the node that serves the rendezvous of the job (default: $DLROVER_MASTER_ADDR)"},
-		&cli.StringFlag{Name: "token-file", Category: "Options of a running job", Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
+		&cli.StringFlag{Name: "master", Category: runOptions,
+			Usage: "`HOST:PORT`: dlrover-master, or the node that serves the rendezvous of the job (default: $DLROVER_MASTER_ADDR)"},
+		&cli.StringFlag{Name: "token-file", Category: runOptions,
+			Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 	}
 }
 
 func jsonOption() cli.Flag {
-	return &cli.BoolFlag{Name: "json", Category: "Options of a running job", Usage: "runs, status, events, verdict: print JSON, events one a line"}
+	return &cli.BoolFlag{Name: "json", Category: runOptions,
+		Usage: "runs, status, events, verdict: print JSON, events one a line"}
 }
 
 // call is a command on its way to a daemon.
@@ -83,7 +89,8 @@ func (p *program) master(option string) (string, error) {
 		from = "DLROVER_MASTER_ADDR"
 	}
 	if addr == "" {
-		return "", errors.New("no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR to the address of dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
+		return "", errors.New("no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR to the address of " +
+			"dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
 	}
 	host, port, err := net.SplitHostPort(strings.TrimSpace(addr))
 	if err != nil || host == "" || port == "" {
@@ -110,7 +117,8 @@ func (c *call) explain(err error) error {
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted")
 	case errors.As(err, &netErr):
-		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, running there?", c.addr, netErr.Err)
+		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, running there?",
+			c.addr, netErr.Err)
 	default:
 		err = fmt.Errorf("the daemon at %s: %w", c.addr, err)
 	}

@@ -15,7 +15,8 @@ import (
 )
 
 func followOption() cli.Flag {
-	return &cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Category: "Options of a running job", Usage: "events: go on until the run has ended"}
+	return &cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Category: runOptions,
+		Usage: "events: go on until the run has ended"}
 }
 
 const (
@@ -110,7 +111,8 @@ func (c *call) printEvents(es api.Events) {
 			_ = c.json(e)
 			continue
 		}
-		fmt.Fprintf(c.stdout, "%s  %3d.%-3d %-14s  %s\n", e.At.Local().Format(time.DateTime), e.Round, e.Epoch, printable.Line(e.Event), printable.Line(eventText(e)))
+		fmt.Fprintf(c.stdout, "%s  %3d.%-3d %-14s  %s\n",
+			e.At.Local().Format(time.DateTime), e.Round, e.Epoch, printable.Line(e.Event), printable.Line(eventText(e)))
 	}
 }
 

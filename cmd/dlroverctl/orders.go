@@ -15,15 +15,17 @@ import (
 )
 
 func reasonOption() cli.Flag {
-	return &cli.StringFlag{Name: "reason", Category: "Options of a running job", Usage: "`TEXT`: restart, stop, pause, resume, bar, unbar: why; shown in the log, the status and the verdict of the run"}
+	return &cli.StringFlag{Name: "reason", Category: runOptions,
+		Usage: "`TEXT`: restart, stop, pause, resume, bar, unbar: why; shown in the log, the status and the verdict of the run"}
 }
 
 func chargeOption() cli.Flag {
-	return &cli.BoolFlag{Name: "charge", Category: "Options of a running job", Usage: "restart: spend one of the run's --max-restarts; with none left the run fails"}
+	return &cli.BoolFlag{Name: "charge", Category: runOptions,
+		Usage: "restart: spend one of the run's --max-restarts; with none left the run fails"}
 }
 
 func nodeOption() cli.Flag {
-	return &cli.StringFlag{Name: "node", Category: "Options of a running job", Usage: "`NAME`: log-level: of this node only"}
+	return &cli.StringFlag{Name: "node", Category: runOptions, Usage: "`NAME`: log-level: of this node only"}
 }
 
 // orders are the commands that act on a run. None asks back: scripts use them.
@@ -41,10 +43,13 @@ func (p *program) orders() []*cli.Command {
 	return []*cli.Command{
 		run("restart", rendezvous.OrderRestart, "its workers are stopped and started anew", chargeOption()),
 		run("stop", rendezvous.OrderStop, "stopped; its workers and launchers end"),
-		run("pause", rendezvous.OrderPause, "paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN"),
+		run("pause", rendezvous.OrderPause,
+			"paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN"),
 		run("resume", rendezvous.OrderResume, "goes on"),
 		node("bar", rendezvous.OrderBar, (*call).barred),
-		node("unbar", rendezvous.OrderUnbar, func(c *call) string { return "node " + printable.Line(c.node()) + " may get workers again" }),
+		node("unbar", rendezvous.OrderUnbar, func(c *call) string {
+			return "node " + printable.Line(c.node()) + " may get workers again"
+		}),
 		p.onDaemon("log-level", "RUN LEVEL", (*call).logLevel, nodeOption()),
 	}
 }
@@ -63,7 +68,8 @@ func (c *call) order(o rendezvous.Order, done string) error {
 // barred says what a bar does, and whether it concerns anybody who is here.
 func (c *call) barred() string {
 	text := fmt.Sprintf("node %s gets no workers any more", printable.Line(c.node()))
-	if s, err := c.status(); err == nil && !slices.ContainsFunc(s.Nodes, func(n rendezvous.NodeStatus) bool { return n.Name == c.node() }) {
+	named := func(n rendezvous.NodeStatus) bool { return n.Name == c.node() }
+	if s, err := c.status(); err == nil && !slices.ContainsFunc(s.Nodes, named) {
 		text += "; no node of that name is here now"
 	}
 	return text + "; to end it: dlroverctl unbar RUN " + printable.Line(c.node())

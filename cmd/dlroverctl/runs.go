@@ -66,7 +66,8 @@ func (c *call) listRuns() error {
 	t := newTable(c.stdout)
 	t.row("RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")
 	for _, r := range runs {
-		t.row(r.Run, strconv.Itoa(r.Members+r.Waiting), size(r.Params), strconv.Itoa(workers(r.Status)), strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), restarts(r.Status), phase(r.Status))
+		t.row(r.Run, strconv.Itoa(r.Members+r.Waiting), size(r.Params), strconv.Itoa(workers(r.Status)),
+			strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), restarts(r.Status), phase(r.Status))
 	}
 	return t.w.Flush()
 }

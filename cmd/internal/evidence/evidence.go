@@ -1,5 +1,5 @@
-// Package evidence turns what a launcher knows of its workers' ends into what the rendezvous keeps, and back: neither of
-// the two packages knows the other.
+// Package evidence turns what a launcher knows of its workers' ends into what the rendezvous keeps, and back: neither
+// of the two packages knows the other.
 package evidence
 
 import (
@@ -19,7 +19,8 @@ func Pack(fs []verdict.Failure) []rendezvous.Failure {
 			detail = nil
 		}
 		out = append(out, rendezvous.Failure{Rank: f.Rank, GroupRank: f.Node, At: f.At, Detail: detail,
-			Text: fmt.Sprintf("rank %d (node %d %s, local rank %d) failed: %s", f.Rank, f.Node, f.NodeName, f.LocalRank, f.Reason())})
+			Text: fmt.Sprintf("rank %d (node %d %s, local rank %d) failed: %s",
+				f.Rank, f.Node, f.NodeName, f.LocalRank, f.Reason())})
 	}
 	return out
 }

@@ -53,7 +53,8 @@ func judgeEpoch(e rendezvous.EpochEvidence) Verdict {
 	j := verdict.Judge(evidence.Unpack(e.Evidence))
 	v := Verdict{
 		Round: e.Round, Epoch: e.Epoch, Outcome: e.Outcome, Cause: e.Cause, Line: j.Line(), Rule: j.Rule,
-		Failures: len(e.Failures), Losses: len(e.Losses), Restarts: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
+		Failures: len(e.Failures), Losses: len(e.Losses),
+		Restarts: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
 	}
 	switch {
 	case j.Root != nil:

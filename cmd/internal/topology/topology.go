@@ -76,7 +76,8 @@ func (f *File) reload(log *slog.Logger, changed func(rendezvous.Topology)) {
 		log.Warn("the topology file has changed and cannot be used; what it said before stays", "err", err)
 		return
 	}
-	log.Info("the topology file was read again; it counts for the next world that is sealed", "path", f.path, "nodes", len(topo))
+	log.Info("the topology file was read again; it counts for the next world that is sealed",
+		"path", f.path, "nodes", len(topo))
 	changed(topo)
 }
 
