@@ -162,6 +162,7 @@ func TestABrokenFileChangesNothingAndIsToldOnce(t *testing.T) {
 
 func TestAFileThatIsBeingWrittenIsNotRead(t *testing.T) {
 	follow(t, file(t), func(w *followed) {
+		time.Sleep(Interval / 2) // between two looks
 		for text := ""; len(text) < 10*len("a p 10.0.0.1\n"); text += "a p 10.0.0.1\n" {
 			w.write(text + "half a")
 			time.Sleep(Interval)
