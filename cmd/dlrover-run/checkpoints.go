@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/python"
@@ -38,7 +39,8 @@ type ckptSettings struct {
 type checkpoints struct {
 	ckptSettings
 	s        *settings
-	daemon   *ckptd.Supervisor // nil: workers save by themselves
+	opening  sync.WaitGroup
+	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
 	signaled bool              // the job was told to end; belongs to the launcher's loop
 }
 
@@ -101,21 +103,20 @@ type planCheckpoints struct {
 	WriteRate        string `json:"write_rate,omitempty"`
 }
 
+// openCheckpoints takes the runtime directory beside whatever else is done until this node has joined.
 func openCheckpoints(j *job, k ckptSettings) *checkpoints {
 	c := &checkpoints{ckptSettings: k, s: j.s}
 	j.python.add(checkpointClient)
 	if k.off {
 		return c
 	}
-	daemon, err := ckptd.NewSupervisor(c.daemonConfig(j))
-	if err != nil {
-		j.log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
-		return c
-	}
-	c.daemon = daemon
-	if j.metrics != nil {
-		j.metrics.MustRegister(ckptCollector{daemon})
-	}
+	cfg := c.daemonConfig(j)
+	c.opening.Go(func() {
+		var err error
+		if c.daemon, err = ckptd.NewSupervisor(cfg); err != nil {
+			j.log.Warn("no checkpoint daemon: workers save by themselves", "err", err)
+		}
+	})
 	return c
 }
 
@@ -145,7 +146,11 @@ func (j *job) startDaemon(c ckptd.Command) (ckptd.Process, error) {
 
 // joined begins to keep the daemon, now that it is known how it reaches others.
 func (c *checkpoints) joined(j *job) {
+	c.opening.Wait()
 	if c.daemon != nil {
+		if j.metrics != nil {
+			j.metrics.MustRegister(ckptCollector{c.daemon})
+		}
 		c.daemon.Serve(ckptd.Network{Master: j.endpoint.daemons(c.s), Addr: c.s.node.Addr})
 		c.daemon.RemoveStale()
 	}
@@ -186,12 +191,14 @@ func (c *checkpoints) Stopped(why launcher.StopInfo) {
 
 // End implements launcher.Ender: it waits for what is on its way to the disk.
 func (c *checkpoints) End(e launcher.Ending) {
+	c.opening.Wait() // this node may not have joined
 	if c.daemon != nil {
 		c.daemon.End(e.Budget, e.Enough)
 	}
 }
 
 func (c *checkpoints) release() {
+	c.opening.Wait()
 	if c.daemon != nil {
 		c.daemon.Close()
 	}

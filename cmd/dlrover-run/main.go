@@ -188,6 +188,9 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 
 // open prepares all that can fail before anyone is contacted.
 func (j *job) open() (err error) {
+	if err = j.openFeatures(); err != nil { // first: some go on meanwhile
+		return err
+	}
 	if j.logs, err = logs.New(j.logsConfig()); err != nil {
 		return &launcher.ReasonError{Reason: policy.LogDir, Err: err}
 	}
@@ -200,7 +203,7 @@ func (j *job) open() (err error) {
 		return err
 	}
 	j.inbox.WhenOrphaned(func() { _ = j.procs.Abandon() }) // nobody is left to be told
-	return j.openFeatures()
+	return nil
 }
 
 // unusableOption gives an option that cannot be acted upon the status of a wrong one.

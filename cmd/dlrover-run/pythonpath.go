@@ -22,66 +22,87 @@ type pythonTree struct {
 }
 
 // pythonPath is the PYTHONPATH of the workers: the user's, with trees of ours before and after it. A tree is put on
-// disk when it is asked for, once, where all launchers of this user have it, or else in a temporary directory.
+// disk when it is asked for, once, beside whatever else is done: where all launchers of this user have it, or else in a
+// temporary directory. add and environ belong to one goroutine.
 type pythonPath struct {
-	shmDir        string
-	log           *slog.Logger
-	known         []string // names of the trees that were asked for
-	before, after []string
-	releases      []func() error
-	wg            sync.WaitGroup // tidy
+	shmDir string
+	log    *slog.Logger
+	trees  []*placedTree
+	wg     sync.WaitGroup // those that are being put on disk
+	tidier sync.WaitGroup
+}
+
+// placedTree is a tree on disk, when its goroutine has ended.
+type placedTree struct {
+	pythonTree
+	dir     string // "": it has no place
+	release func() error
 }
 
 // add puts a tree on the path. A launcher that can write nowhere says so and goes on.
 func (p *pythonPath) add(t pythonTree) {
-	if slices.Contains(p.known, t.Name) {
+	if slices.ContainsFunc(p.trees, func(o *placedTree) bool { return o.Name == t.Name }) {
 		return
 	}
-	p.known = append(p.known, t.Name)
-	dir, err := p.place(t)
-	switch {
-	case err != nil:
-		p.log.Warn("no place for the "+t.what+": "+t.loss, "shm_dir", p.shmDir, "err", err)
-	case t.after:
-		p.after = append(p.after, dir)
-	default:
-		p.before = append(p.before, dir)
-	}
+	placed := &placedTree{pythonTree: t, release: func() error { return nil }}
+	p.trees = append(p.trees, placed)
+	p.wg.Go(func() { p.place(placed) })
 }
 
-func (p *pythonPath) place(t pythonTree) (dir string, err error) {
-	if base, err := shm.UserDir(p.shmDir); err == nil {
+func (p *pythonPath) place(t *placedTree) {
+	base, err := shm.UserDir(p.shmDir)
+	if err == nil {
 		tree, err := t.Take(base)
 		if err == nil {
-			p.releases = append(p.releases, tree.Release)
-			return tree.Dir(), nil
+			t.dir, t.release = tree.Dir(), tree.Release
+			return
 		}
 		p.log.Warn("no room for the "+t.what+" in shared memory", "shm_dir", p.shmDir, "err", err)
 	}
-	temporary, err := os.MkdirTemp("", "dlrover-python-")
-	if err != nil {
-		return "", err
+	if err := t.temporary(); err != nil {
+		p.log.Warn("no place for the "+t.what+": "+t.loss, "shm_dir", p.shmDir, "err", err)
 	}
-	p.releases = append(p.releases, func() error { return os.RemoveAll(temporary) })
-	dir = filepath.Join(temporary, t.Name)
-	return dir, t.Extract(dir)
 }
 
-// environ sets PYTHONPATH in an environment block, unless nothing is to be added to it.
+func (t *placedTree) temporary() error {
+	root, err := os.MkdirTemp("", "dlrover-python-")
+	if err != nil {
+		return err
+	}
+	t.release = func() error { return os.RemoveAll(root) }
+	dir := filepath.Join(root, t.Name)
+	if err := t.Extract(dir); err != nil {
+		return err
+	}
+	t.dir = dir
+	return nil
+}
+
+// environ sets PYTHONPATH in an environment block, unless nothing is to be added to it. It waits for what add began.
 func (p *pythonPath) environ(env []string) []string {
-	if len(p.before)+len(p.after) == 0 {
+	p.wg.Wait()
+	var before, after []string
+	for _, t := range p.trees {
+		switch {
+		case t.dir == "":
+		case t.after:
+			after = append(after, t.dir)
+		default:
+			before = append(before, t.dir)
+		}
+	}
+	if len(before)+len(after) == 0 {
 		return env
 	}
-	path := slices.Clone(p.before)
 	for _, kv := range slices.Backward(env) {
 		if user, ok := strings.CutPrefix(kv, "PYTHONPATH="); ok {
 			if user != "" {
-				path = append(path, user)
+				before = append(before, user)
 			}
 			break
 		}
 	}
-	return append(env, "PYTHONPATH="+strings.Join(append(path, p.after...), string(os.PathListSeparator)))
+	return append(env, "PYTHONPATH="+strings.Join(append(before, after...), string(os.PathListSeparator)))
 }
 
 // treeAge is how long the trees of other versions are kept.
@@ -89,7 +110,7 @@ const treeAge = 10 * time.Minute
 
 // tidy removes, in the background, what launchers of other versions have left.
 func (p *pythonPath) tidy() {
-	p.wg.Go(func() {
+	p.tidier.Go(func() {
 		base, err := shm.UserDir(p.shmDir)
 		if err == nil {
 			err = pytree.Tidy(base, treeAge)
@@ -102,7 +123,8 @@ func (p *pythonPath) tidy() {
 
 func (p *pythonPath) close() {
 	p.wg.Wait()
-	for _, release := range p.releases {
-		_ = release()
+	p.tidier.Wait()
+	for _, t := range p.trees {
+		_ = t.release()
 	}
 }

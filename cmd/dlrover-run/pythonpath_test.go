@@ -82,6 +82,6 @@ func TestPythonPathNowhere(t *testing.T) {
 	p := &pythonPath{shmDir: "/proc", log: slog.New(slog.NewTextHandler(&log, nil))}
 	defer p.close()
 	p.add(aTree("one", false))
-	require.Contains(t, log.String(), "no place for the one client: no one")
 	require.Equal(t, []string{"A=1"}, p.environ([]string{"A=1"}))
+	require.Contains(t, log.String(), "no place for the one client: no one")
 }
