@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,4 +30,21 @@ func TestANoticeSetsTheLogLevel(t *testing.T) {
 	require.Contains(t, out.String(), `level=loud`)
 	require.Contains(t, out.String(), "use debug, info, warn or error")
 	require.Contains(t, out.String(), "from=INFO to=DEBUG")
+}
+
+// dlroverctl makes the launchers of a run talkative, and quiet again.
+func TestDlroverctlSetsTheLogLevel(t *testing.T) {
+	r := rule(t, "2", "n0", "n1")
+	r.worlds(1)
+	r.ctl(0, "log-level", "job", "error")
+	for _, n := range r.nodes {
+		eventually(t, "the notice", func() bool { return strings.Contains(n.err.String(), `"to":"ERROR"`) })
+	}
+	r.ctl(0, "restart", "job")
+	r.worlds(2)
+	for _, n := range r.nodes {
+		require.Equal(t, 1, strings.Count(n.err.String(), "workers started"), "the second start is not worth an error")
+	}
+	r.release()
+	r.ends(0)
 }
