@@ -144,6 +144,20 @@ func TestOnlyListenersAskForNotices(t *testing.T) {
 	})
 }
 
+func TestTheNextJoinOffersOtherPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{})
+		defer s.Close()
+		require.Empty(t, (<-svc.joins).Node.Ports)
+		s.SetPorts([]int{4001, 4002})
+		require.NoError(t, s.Rejoin(t.Context(), rendezvous.EpochID{}, nil))
+		require.Equal(t, []int{4001, 4002}, (<-svc.joins).Node.Ports)
+		svc.news <- rendezvous.ErrUnknownNode // a daemon that was started again hears of them, too
+		require.Equal(t, []int{4001, 4002}, (<-svc.joins).Node.Ports)
+	})
+}
+
 // The next daemon hears from the node that it was paused, or barred, until a directive has said otherwise.
 func TestSessionRemembersPauseAndBar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -1,0 +1,99 @@
+// Package freeports keeps TCP ports free for programs that are about to be started.
+package freeports
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Ports are TCP ports of this machine. While they are held they are bound and not listened on, so that nobody else gets
+// them and whoever connects is refused.
+type Ports struct {
+	numbers []int
+	held    []int // descriptors; nil while others may use the ports
+}
+
+// Hold binds n free ports.
+func Hold(n int) (*Ports, error) {
+	p := &Ports{numbers: make([]int, n)}
+	if err := p.HoldAgain(); err != nil {
+		p.Release()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Numbers are the ports.
+func (p *Ports) Numbers() []int { return p.numbers }
+
+// HoldAgain binds the ports anew, and another one for each that somebody has taken. After an error it has those that could
+// be bound.
+func (p *Ports) HoldAgain() (err error) {
+	p.Release()
+	var numbers []int
+	for _, n := range p.numbers {
+		fd, got, e := bindPort(n)
+		if e != nil && n != 0 {
+			fd, got, e = bindPort(0)
+		}
+		if e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		p.held, numbers = append(p.held, fd), append(numbers, got)
+	}
+	p.numbers = numbers
+	return err
+}
+
+// bindPort binds a TCP port of all addresses; 0 is any free one.
+func bindPort(n int) (fd, port int, err error) {
+	fd, any, err := portSocket(n)
+	if err != nil {
+		return -1, 0, err
+	}
+	// Connections of former servers, which wait for their end, do not count; whoever wants to listen does, afterwards.
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, any),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0))
+	if err == nil {
+		port, err = boundTo(fd)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, 0, fmt.Errorf("bind port %d: %w", n, err)
+	}
+	return fd, port, nil
+}
+
+// portSocket is a socket for a port of all addresses, where there is IPv6 of both kinds.
+func portSocket(n int) (fd int, any unix.Sockaddr, err error) {
+	const kind = unix.SOCK_STREAM | unix.SOCK_CLOEXEC
+	if fd, err = unix.Socket(unix.AF_INET6, kind, 0); err == nil {
+		return fd, &unix.SockaddrInet6{Port: n}, unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	}
+	if fd, err = unix.Socket(unix.AF_INET, kind, 0); err != nil {
+		return -1, nil, fmt.Errorf("a socket for a port: %w", err)
+	}
+	return fd, &unix.SockaddrInet4{Port: n}, nil
+}
+
+func boundTo(fd int) (int, error) {
+	name, err := unix.Getsockname(fd)
+	switch a := name.(type) {
+	case *unix.SockaddrInet6:
+		return a.Port, err
+	case *unix.SockaddrInet4:
+		return a.Port, err
+	}
+	return 0, err
+}
+
+// Release leaves the ports to others.
+func (p *Ports) Release() {
+	for _, fd := range p.held {
+		_ = unix.Close(fd)
+	}
+	p.held = nil
+}
