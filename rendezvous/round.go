@@ -350,7 +350,10 @@ func (r *Round) settle(now time.Time) {
 			r.settleResume(now)
 			return
 		}
-		if !r.doomAt.IsZero() && !r.judge(now) {
+		if !r.doomAt.IsZero() {
+			r.judge(now)
+		}
+		if r.phase == finished || !r.doomAt.IsZero() {
 			return
 		}
 		if !r.trySeal(now) {
@@ -362,24 +365,22 @@ func (r *Round) settle(now time.Time) {
 }
 
 // judge decides a doomed epoch: a node that died meanwhile explains the failure and
-// costs nothing; a suspect is waited for; otherwise the run fails. It reports
-// whether forming may go on.
-func (r *Round) judge(now time.Time) bool {
+// costs nothing; a suspect is waited for; otherwise the run fails.
+func (r *Round) judge(now time.Time) {
 	if r.elastic {
 		r.doomAt = time.Time{}
-		return true
+		return
 	}
 	if now.Before(r.doomAt) {
-		return false
+		return
 	}
 	for _, n := range r.world {
-		if r.nodes[n.ID] == n && n.suspect() {
+		if n.state == pending && r.nodes[n.ID] == n && n.suspect() {
 			r.doomAt = n.detached.Add(SilentGrace) // expire decides sooner
-			return false
+			return
 		}
 	}
 	r.finish(now, Failed, r.cause)
-	return false
 }
 
 func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
