@@ -43,6 +43,8 @@ func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 		"join_timeout=600 last_call_timeout=30 growth_delay=1 gate=true gate_timeout=300", p.String())
 	own, theirs := p.Differences(p.WithDefaults())
 	require.Empty(t, own+theirs, "a default is no difference")
+	p.Gate = false
+	require.Zero(t, p.WithDefaults().GateTimeout, "without a gate it has no time, and nothing of it is on the wire")
 }
 
 func TestParamsValidate(t *testing.T) {

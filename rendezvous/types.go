@@ -45,7 +45,7 @@ type Params struct {
 	// Gate holds back every node until a check has cleared it.
 	Gate bool `json:"gate,omitempty"`
 	// GateTimeout is how long a world that could be sealed waits for the checks of its nodes; then it is sealed without
-	// their answers.
+	// their answers. It has a default with a Gate only.
 	GateTimeout time.Duration `json:"gate_timeout,omitempty"`
 }
 
@@ -61,7 +61,7 @@ func (p Params) WithDefaults() Params {
 	if p.GrowthDelay == 0 {
 		p.GrowthDelay = DefaultGrowthDelay
 	}
-	if p.GateTimeout == 0 {
+	if p.Gate && p.GateTimeout == 0 {
 		p.GateTimeout = DefaultGateTimeout
 	}
 	return p
