@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -233,7 +232,7 @@ func (r *Round) bar(e Barred) error {
 		return nil
 	}
 	n.cleared = false
-	reason := strings.ToValidUTF8(e.Reason[:min(len(e.Reason), maxReason)], "")
+	reason := cut(e.Reason, maxReason)
 	if !n.idle() { // the gate had opened without this answer
 		r.note("late-check", n.Name, reason+"; it is checked again before the next world")
 		return nil

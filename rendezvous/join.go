@@ -9,7 +9,7 @@ import (
 
 func (r *Round) join(now time.Time, e Join) error {
 	if r.phase == finished {
-		if err := r.reopen(now, e); err != nil || r.phase == finished {
+		if err := r.reopen(now, e); err != nil {
 			return err
 		}
 	}
@@ -121,16 +121,11 @@ func (r *Round) check(e Join) error {
 	if e.Node.ID == "" || e.Node.Slots < 1 {
 		return fmt.Errorf("node %q needs an id and at least one slot, has %d", e.Node.Name, e.Node.Slots)
 	}
-	for _, name := range []string{e.Node.ID, e.Node.Name, e.Node.Role} {
-		if !Printable(name) {
-			return fmt.Errorf("the id, name or role %.100q of a node: %s", name, PrintableRule)
-		}
+	if err := e.Node.checkNames(); err != nil {
+		return err
 	}
 	if err := e.Node.checkOffers(); err != nil {
 		return err
-	}
-	if len(e.Node.Addrs) > MaxAddrs {
-		return fmt.Errorf("node %q brings %d addresses; at most %d are kept", e.Node.Name, len(e.Node.Addrs), MaxAddrs)
 	}
 	if len(r.nodes) > 0 || !r.fresh() {
 		if err := p.conflict(r.params); err != nil {
@@ -143,6 +138,24 @@ func (r *Round) check(e Join) error {
 	if rank := e.Node.Rank; p.Static && (rank < 0 || rank >= p.Max) {
 		return fmt.Errorf("node rank %d: the static rendezvous of %d nodes needs --node-rank from 0 to %d",
 			rank, p.Max, p.Max-1)
+	}
+	return nil
+}
+
+func (n Node) checkNames() error {
+	for _, name := range []string{n.ID, n.Name, n.Role} {
+		if len(name) > MaxName || !Printable(name) {
+			return fmt.Errorf("the id, name or role %.100q of a node: %s, at most %d bytes", name, PrintableRule, MaxName)
+		}
+	}
+	if len(n.Addrs) > MaxAddrs {
+		return fmt.Errorf("node %q brings %d addresses; at most %d are kept", n.Name, len(n.Addrs), MaxAddrs)
+	}
+	for _, addr := range append([]string{n.Addr, n.IP}, n.Addrs...) {
+		if len(addr) > MaxName {
+			return fmt.Errorf("node %q brings the address %.100q of %d bytes; at most %d are kept",
+				n.Name, addr, len(addr), MaxName)
+		}
 	}
 	return nil
 }
@@ -203,7 +216,7 @@ func (r *Round) leave(now time.Time, e Leave) error {
 }
 
 // reopen answers a Join to a finished run: a launcher that was started before the
-// end belongs to that run; a later one opens the run anew.
+// end belongs to that run, and is one of its nodes from then on; a later one opens the run anew.
 func (r *Round) reopen(now time.Time, e Join) error {
 	if now.Add(-e.Node.Uptime).Before(r.finishedAt) {
 		if err := e.Params.WithDefaults().conflict(r.params); err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -43,8 +44,8 @@ func (o Order) validate() error {
 		return fmt.Errorf("%w: cause %.100q; need one of %q", ErrBadOrder, o.Cause, orderCauses)
 	case len(o.Text) > maxOrderText || !Printable(o.Text):
 		return fmt.Errorf("%w: text %.100q: %s, at most %d bytes", ErrBadOrder, o.Text, PrintableRule, maxOrderText)
-	case !Printable(o.Node):
-		return fmt.Errorf("%w: node %.100q: %s", ErrBadOrder, o.Node, PrintableRule)
+	case len(o.Node) > MaxName || !Printable(o.Node):
+		return fmt.Errorf("%w: node %.100q: %s, at most %d bytes", ErrBadOrder, o.Node, PrintableRule, MaxName)
 	case o.Node == "" && (o.Kind == OrderBar || o.Kind == OrderUnbar):
 		return fmt.Errorf("%w: %s which node? Give its name", ErrBadOrder, o.Kind)
 	}
@@ -163,11 +164,13 @@ func (r *Round) enforce(now time.Time) {
 	}
 }
 
+// pause makes a pause that nodes have brought from an earlier daemon one of this daemon: it ends with an order only.
 func (r *Round) pause(now time.Time, c *Cause) {
+	r.pausedIn = nil
 	if r.paused != nil {
 		return
 	}
-	r.paused, r.pausedIn, r.lastCallAt = c, nil, time.Time{}
+	r.paused, r.lastCallAt = c, time.Time{}
 	r.leaveGate(now)
 	r.enforce(now)
 	r.tellIdle(now)
@@ -194,15 +197,26 @@ func (r *Round) recall(now time.Time, n *node, e Join) {
 	if e.Barred == nil {
 		return
 	}
-	if e.Barred.Kind == CauseCheck {
+	bar := e.Barred.bounded()
+	if bar.Kind == CauseCheck {
 		if r.mustCheck(now, n) {
-			n.bar = e.Barred
+			n.bar = bar
 		}
 		return
 	}
 	if _, known := r.bars[n.Name]; !known && r.roomForBar(n.Name) {
-		r.barName(now, n.Name, e.Barred)
+		r.barName(now, n.Name, bar)
 	}
+}
+
+// bounded is c without what no daemon has ever said, which a node may send all the same.
+func (c Cause) bounded() *Cause {
+	return &Cause{Kind: CauseKind(cut(string(c.Kind), MaxName)), Node: cut(c.Node, MaxName), Text: cut(c.Text, maxOrderText)}
+}
+
+// cut is s, or as many of its characters as fit into limit bytes.
+func cut(s string, limit int) string {
+	return strings.ToValidUTF8(s[:min(len(s), limit)], "")
 }
 
 func (r *Round) recallPause(now time.Time, n *node, e Join) {
@@ -212,7 +226,7 @@ func (r *Round) recallPause(now time.Time, n *node, e Join) {
 	case r.paused != nil || r.unpaused || !r.collecting():
 	case r.fresh() || r.resume != nil && !r.id.newer(e.Seen):
 		r.note("order", n.Name, "pause: it was ordered before the rendezvous daemon was started again")
-		r.pause(now, e.Paused)
+		r.pause(now, e.Paused.bounded())
 		r.pausedIn = &e.Seen
 	}
 }

@@ -122,6 +122,7 @@ func TestBadOrders(t *testing.T) {
 		`text "\x1b[31m": need UTF-8`:            {Kind: OrderStop, Text: "\x1b[31m"},
 		"at most 1024 bytes":                     {Kind: OrderStop, Text: strings.Repeat("x", 1025)},
 		`node "a\n": need UTF-8`:                 {Kind: OrderBar, Node: "a\n"},
+		"at most 512 bytes":                      {Kind: OrderBar, Node: strings.Repeat("x", 513)},
 		"bar which node? Give its name":          {Kind: OrderBar},
 		"unbar which node? Give its name":        {Kind: OrderUnbar},
 		ErrNotRunning.Error():                    {Kind: OrderRestart},
@@ -132,6 +133,7 @@ func TestBadOrders(t *testing.T) {
 	}
 	require.ErrorIs(t, s.step(Order{Kind: "dance"}), ErrBadOrder)
 	require.ErrorIs(t, s.step(Order{Kind: OrderUnbar, Node: "x"}), ErrUnknownNode)
+	s.must(Order{Kind: OrderBar, Node: strings.Repeat("x", MaxName)})
 	s.must(Order{Kind: OrderStop, Text: strings.Repeat("x", maxOrderText)})
 }
 
@@ -660,6 +662,19 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 		v.ordered(OrderPause, "")
 		quiet(t, v)
 	})
+	t.Run("ordered again, it is not the one that a newer world has outlived", func(t *testing.T) {
+		s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
+		stale := s.dirs["spare"]
+		stale.Paused, stale.EpochID = &Cause{CauseOperator, "", "by hand"}, s.r.id
+		s.ordered(OrderRestart, "")
+		s.obey()
+		s.dirs["spare"] = stale
+		v := s.revive()
+		v.comeBack("spare")
+		v.ordered(OrderPause, "")
+		v.comeBack("a", "b")
+		quiet(t, v)
+	})
 	t.Run("paused while the world is being rebuilt", func(t *testing.T) {
 		v := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare").revive()
 		v.comeBack("a", "spare")
@@ -669,6 +684,16 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 		require.Equal(t, "a:stop b:stop spare:wait", v.kinds())
 		quiet(t, v)
 	})
+}
+
+// What a node brings back takes no more room than what a daemon may have told it.
+func TestWhatIsBroughtBackIsBounded(t *testing.T) {
+	long := &Cause{CauseKind(strings.Repeat("k", 600)), strings.Repeat("n", 600), strings.Repeat("x", maxOrderText-1) + "é"}
+	want := Cause{CauseKind(strings.Repeat("k", MaxName)), strings.Repeat("n", MaxName), strings.Repeat("x", maxOrderText-1)}
+	s := newSim(t, Params{Min: 1, Max: 1})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Paused: long, Barred: long})
+	require.Equal(t, want, *s.r.Status().Paused)
+	require.Equal(t, want, s.r.Status().Bars["a"])
 }
 
 func TestBarSurvivesTheDaemon(t *testing.T) {

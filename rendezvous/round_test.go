@@ -631,6 +631,34 @@ func TestStaleReportsAreIgnored(t *testing.T) {
 	require.Equal(t, running, s.r.phase)
 }
 
+// Before its workers may start, and after they have succeeded, a node has none that could fail.
+func TestOnlyWorkersThatRunCanFail(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 3})
+	s.join("a", "b")
+	require.Equal(t, releasing, s.r.phase)
+	s.must(Failing{ID: "b", EpochID: s.r.id, Decision: RestartCharged})
+	require.Equal(t, releasing, s.r.phase)
+	s.obey()
+	s.succeed("b")
+	s.fail("b", RestartCharged)
+	require.Equal(t, running, s.r.phase)
+	require.Equal(t, "a:run b:run", s.kinds())
+}
+
+func TestNamed(t *testing.T) {
+	s := newSim(t, Params{Min: 5, Max: 5})
+	s.join("c")
+	for _, id := range []string{"2", "1", "3"} {
+		s.joinNode(Node{ID: id, Name: "n", Rank: -1, Slots: 2})
+	}
+	var ids []string
+	for _, n := range s.r.Named("n") {
+		ids = append(ids, n.ID)
+	}
+	require.Equal(t, []string{"1", "2", "3"}, ids)
+	require.Empty(t, s.r.Named("x"))
+}
+
 func TestFinishedRun(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 1})
 	s.join("a")
@@ -641,6 +669,11 @@ func TestFinishedRun(t *testing.T) {
 	s.now = s.now.Add(500 * time.Millisecond)
 	s.must(Join{Node: late, Params: s.p})
 	require.Equal(t, Done, s.dirs["late"].Kind, "a launcher that is older than the end belongs to the ended run")
+	seq := s.dirs["late"].Seq
+	s.must(Join{Node: late, Params: s.p, Stopped: s.r.id})
+	require.Equal(t, Done, s.dirs["late"].Kind)
+	require.Greater(t, s.dirs["late"].Seq, seq, "it asks again because it has not heard")
+	require.Equal(t, finished, s.r.phase)
 	next := Node{ID: "next", Name: "next", Rank: -1, Slots: 1}
 	require.ErrorIs(t, s.step(Join{Node: next, Params: s.p}), ErrFinishing)
 	s.must(Leave{ID: "a"})
@@ -651,7 +684,8 @@ func TestFinishedRun(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 2, Static: false})
-	s.join("a")
+	s.join("a", strings.Repeat("y", MaxName))
+	long := strings.Repeat("y", MaxName+1)
 	for name, c := range map[string]struct {
 		e    Join
 		want string
@@ -662,6 +696,9 @@ func TestRefusals(t *testing.T) {
 		"no slots":         {Join{Node: Node{ID: "x"}, Params: s.p}, "slot"},
 		"unit without fit": {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 3, Unit: 4}}, "node unit 4"},
 		"min above max":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 3, Max: 2}}, "0 < MIN <= MAX"},
+		"long name":        {Join{Node: Node{ID: "x", Name: long, Slots: 1}, Params: s.p}, "at most 512 bytes"},
+		"long address":     {Join{Node: Node{ID: "x", Addrs: []string{"::1", long}, Slots: 1}, Params: s.p}, "address \"yyy"},
+		"long IP":          {Join{Node: Node{ID: "x", IP: long, Slots: 1}, Params: s.p}, "513 bytes; at most 512"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := s.step(c.e)

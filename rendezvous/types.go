@@ -136,6 +136,7 @@ const (
 
 // Bounds of a Node, so that the world table stays small.
 const (
+	MaxName      = 512 // bytes of an id, a name, a role or an address
 	MaxAddrs     = 16
 	MaxPorts     = 256
 	MaxAbilities = 16
