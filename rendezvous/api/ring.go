@@ -36,8 +36,13 @@ func (q *ring[T]) pop() T {
 	return v
 }
 
-func (q *ring[T]) grow() {
-	items := make([]T, min(max(2*len(q.items), firstRing), q.limit))
+func (q *ring[T]) grow() { q.resize(max(2*len(q.items), firstRing)) }
+
+// trim gives back the room that nothing is in.
+func (q *ring[T]) trim() { q.resize(max(q.count, firstRing)) }
+
+func (q *ring[T]) resize(n int) {
+	items := make([]T, min(n, q.limit))
 	for i := range q.count {
 		items[i] = *q.at(i)
 	}

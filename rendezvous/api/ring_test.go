@@ -16,6 +16,9 @@ func TestRing(t *testing.T) {
 			if rnd.IntN(4) == 0 && len(model) > 0 {
 				require.Equal(t, model[0], q.pop())
 				model = model[1:]
+			} else if rnd.IntN(50) == 0 {
+				q.trim()
+				require.LessOrEqual(t, len(q.items), max(q.count, firstRing))
 			} else {
 				dropped, full := q.push(i)
 				require.Equal(t, len(model) == limit, full)

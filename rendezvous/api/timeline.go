@@ -134,6 +134,7 @@ func (a *archive) evict() {
 	for goal := oldest.size - evictStep; oldest.size > max(goal, 0); {
 		oldest.dropOldest()
 	}
+	oldest.events.trim()
 }
 
 // oldest is the time of the first thing in a timeline that is not empty.

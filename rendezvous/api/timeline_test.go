@@ -150,6 +150,7 @@ func TestArchiveIsBounded(t *testing.T) {
 		require.LessOrEqual(t, a.used, a.limit)
 	}
 	require.Zero(t, old.size)
+	require.Len(t, old.events.items, firstRing, "nor does it keep the room")
 	es, _, err := old.since(testBase + 1)
 	require.NoError(t, err)
 	require.Empty(t, es.Events)
