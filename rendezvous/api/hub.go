@@ -164,14 +164,12 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 	return err
 }
 
-// forgetUnused drops a run that was made for a node that it then refused. One that has had nodes keeps what is known.
+// forgetUnused drops a run that was made for a node that it then refused. One that has had nodes, or an order, keeps
+// what is known.
 func (h *Hub) forgetUnused(r *run) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r.mu.Lock()
-	unused := !r.used
-	r.mu.Unlock()
-	if unused && h.runs[r.id] == r {
+	if !r.hasBeenUsed() && h.runs[r.id] == r {
 		r.close(unknownRun(r.id)) // who comes for it at this moment tries again
 		delete(h.runs, r.id)
 	}

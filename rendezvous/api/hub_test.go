@@ -256,3 +256,17 @@ func TestRefusalKeepsTheRun(t *testing.T) {
 		require.Contains(t, runs[1].Bars, "x")
 	})
 }
+
+// An order may reach a run between its making for a node and the refusal of the node.
+func TestRefusalKeepsAnOrderThatWasFaster(t *testing.T) {
+	h := NewHub(HubConfig{})
+	defer h.Close()
+	r, err := h.find("r", true)
+	require.NoError(t, err)
+	require.NoError(t, h.Order("r", rendezvous.Order{Kind: rendezvous.OrderPause}))
+	h.forgetUnused(r)
+	require.Len(t, h.Runs(false), 1)
+	require.NoError(t, h.Order("r", rendezvous.Order{Kind: rendezvous.OrderResume}))
+	h.forgetUnused(r)
+	require.Empty(t, h.Runs(false))
+}

@@ -232,11 +232,23 @@ func (r *run) abandoned(now time.Time) bool {
 	if r.idle.IsZero() {
 		return false
 	}
-	s := r.round.Status()
-	if s.Outcome == "" && s.Paused == nil && len(s.Bars) == 0 {
-		return now.Sub(r.idle) > time.Minute
+	if r.tellsLocked() {
+		return now.Sub(r.idle) > retention
 	}
-	return now.Sub(r.idle) > retention
+	return now.Sub(r.idle) > time.Minute
+}
+
+// tellsLocked: a node that comes late has to hear something of the run.
+func (r *run) tellsLocked() bool {
+	s := r.round.Status()
+	return s.Outcome != "" || s.Paused != nil || len(s.Bars) > 0
+}
+
+// hasBeenUsed: a node has been here, or an order has left something.
+func (r *run) hasBeenUsed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.used || r.tellsLocked()
 }
 
 func (r *run) status(nodes bool) RunStatus {
