@@ -260,24 +260,31 @@ func (s *Session) follow(ctx context.Context) {
 			s.take(n, &after)
 		case errors.Is(err, ErrNothingNew):
 			away.over(nil)
+		case ctx.Err() != nil:
+			return
 		case s.left.Load():
 			<-ctx.Done()
 			return
 		case errors.Is(err, rendezvous.ErrUnknownNode):
 			after.Directive = 0
 			err = s.introduce(ctx, &away)
-		case !Final(err) && ctx.Err() == nil:
-			away.wait(ctx, err)
-			if s.outOfPatience(away.since) {
-				s.err = fmt.Errorf("%w: %s: %w", ErrAway, s.cfg.Where, err)
-				return
-			}
+		case !Final(err):
+			err = s.outlast(ctx, &away, err)
 		}
-		if err != nil && Final(err) && ctx.Err() == nil {
+		if Final(err) || errors.Is(err, ErrAway) {
 			s.err = err
 			return
 		}
 	}
+}
+
+// outlast waits a little for a daemon that is away; ErrAway says that patience is over.
+func (s *Session) outlast(ctx context.Context, away *outage, err error) error {
+	away.wait(ctx, err)
+	if s.outOfPatience(away.since) {
+		return fmt.Errorf("%w: %s: %w", ErrAway, s.cfg.Where, err)
+	}
+	return nil
 }
 
 func (s *Session) outOfPatience(outage time.Time) bool {
