@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,23 +27,32 @@ const secret = "0123456789abcdef"
 
 // served is a daemon, and dlroverctl in an environment that names it.
 type served struct {
-	t    *testing.T
-	hub  *api.Hub
-	addr string
-	env  map[string]string
+	t     *testing.T
+	hub   *api.Hub
+	addr  string
+	env   map[string]string
+	close func(grace time.Duration)
 }
 
 func newServed(t *testing.T) *served {
 	t.Helper()
+	return serveAt(t, "127.0.0.1:0")
+}
+
+func serveAt(t *testing.T, addr string) *served {
+	t.Helper()
 	s, err := service.New(service.Config{Token: secret, Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", addr)
 	require.NoError(t, err)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
-	t.Cleanup(func() { s.Close(0); <-done })
-	addr := l.Addr().String()
-	return &served{t: t, hub: s.Hub, addr: addr, env: map[string]string{"DLROVER_MASTER_ADDR": addr, "DLROVER_TOKEN": secret}}
+	var once sync.Once
+	end := func(grace time.Duration) { once.Do(func() { s.Close(grace); <-done }) }
+	t.Cleanup(func() { end(0) })
+	addr = l.Addr().String()
+	env := map[string]string{"DLROVER_MASTER_ADDR": addr, "DLROVER_TOKEN": secret}
+	return &served{t: t, hub: s.Hub, addr: addr, env: env, close: end}
 }
 
 // result is what a command has printed, and its exit status.
@@ -54,8 +64,26 @@ type result struct {
 func (d *served) ctl(args ...string) result { return d.ctlIn(d.t.Context(), args...) }
 
 func (d *served) ctlIn(ctx context.Context, args ...string) result {
-	var out, err bytes.Buffer
-	p := &program{stdout: &out, stderr: &err, env: func(k string) (string, bool) { v, ok := d.env[k]; return v, ok }, now: time.Now}
+	out := &output{written: make(chan struct{})}
+	return d.ctlTo(ctx, out, args...)
+}
+
+// output is what a command prints; written closes with the first of it.
+type output struct {
+	bytes.Buffer
+	once    sync.Once
+	written chan struct{}
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.once.Do(func() { close(o.written) })
+	return o.Buffer.Write(p)
+}
+
+func (d *served) ctlTo(ctx context.Context, out *output, args ...string) result {
+	var err bytes.Buffer
+	env := func(k string) (string, bool) { v, ok := d.env[k]; return v, ok }
+	p := &program{stdout: out, stderr: &err, env: env, now: time.Now}
 	code := p.run(ctx, append([]string{"dlroverctl"}, args...))
 	return result{code, out.String(), err.String()}
 }
@@ -254,6 +282,28 @@ func TestFollowedEventsEndWithTheRun(t *testing.T) {
 	r := <-got
 	require.Zero(t, r.code, r.err)
 	require.Regexp(t, `(?s)join.*seal.*run.*failed`, r.out)
+}
+
+// A daemon that shuts down says so, and the next one knows the run only when its launchers are back.
+func TestFollowedEventsOutliveTheDaemon(t *testing.T) {
+	for name, grace := range map[string]time.Duration{"killed": 0, "shut down": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			d := newServed(t)
+			d.join("job", "gpu-01", 2)
+			got, out := make(chan result, 1), &output{written: make(chan struct{})}
+			go func() { got <- d.ctlTo(t.Context(), out, "events", "-f", "job") }()
+			<-out.written
+			d.close(grace)
+			next := serveAt(t, d.addr)
+			time.Sleep(2 * askAgain) // it is asked for a run that it does not know
+			next.join("job", "gpu-01", 1)
+			next.fail("job", "gpu-01", next.start("job", "gpu-01"))
+			r := <-got
+			require.Zero(t, r.code, r.err)
+			require.Regexp(t, `(?s)join.*join.*seal.*run.*failed`, r.out)
+			require.Equal(t, 1, strings.Count(r.err, "is away, or has lost the run; waiting for it"))
+		})
+	}
 }
 
 func TestFollowedEventsEndWhenInterrupted(t *testing.T) {

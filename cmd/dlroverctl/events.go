@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -48,7 +47,7 @@ func (c *call) kept() (api.Events, error) {
 	return es, err
 }
 
-// followEvents ends with the run, or with the daemon that has kept it.
+// followEvents ends with the run, or when the daemon that has kept it stays away.
 func (c *call) followEvents() error {
 	var lost time.Time // when the daemon was first found to be away
 	var after uint64
@@ -72,15 +71,14 @@ func (c *call) followEvents() error {
 	}
 }
 
-// mayComeBack waits a little for a daemon that was here.
+// mayComeBack waits a little for a daemon that was here, or for the run to come back to one that was started again.
 func (c *call) mayComeBack(err error, lost *time.Time) bool {
-	var away *url.Error
-	if !errors.As(err, &away) || c.Err() != nil {
+	if api.Final(err) {
 		return false
 	}
 	if lost.IsZero() {
 		*lost = time.Now()
-		fmt.Fprintf(c.stderr, "dlroverctl: no daemon answers at %s; waiting for it\n", c.addr)
+		fmt.Fprintf(c.stderr, "dlroverctl: the daemon at %s is away, or has lost the run; waiting for it\n", c.addr)
 	}
 	select {
 	case <-time.After(askAgain):

@@ -16,7 +16,8 @@ import (
 
 func reasonOption() cli.Flag {
 	return &cli.StringFlag{Name: "reason", Category: runOptions,
-		Usage: "`TEXT`: restart, stop, pause, resume, bar, unbar: why; shown in the log, the status and the verdict of the run"}
+		Usage: "`TEXT`: restart, stop, pause, resume, bar, unbar: why; " +
+			"shown in the log, the status and the verdict of the run"}
 }
 
 func chargeOption() cli.Flag {
@@ -32,6 +33,7 @@ func nodeOption() cli.Flag {
 func (p *program) orders() []*cli.Command {
 	run := func(name string, kind rendezvous.OrderKind, done string, options ...cli.Flag) *cli.Command {
 		return p.onDaemon(name, "RUN", func(c *call) error {
+			done := strings.ReplaceAll(done, "RUN", printable.Line(c.run()))
 			return c.order(rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge")}, done)
 		}, append(options, reasonOption())...)
 	}
@@ -60,19 +62,19 @@ func (c *call) order(o rendezvous.Order, done string) error {
 	if err := c.client.Order(c, c.run(), o); err != nil {
 		return c.refused(o, err)
 	}
-	name := printable.Line(c.run())
-	fmt.Fprintf(c.stdout, "run %s: %s\n", name, strings.ReplaceAll(done, "RUN", name))
+	fmt.Fprintf(c.stdout, "run %s: %s\n", printable.Line(c.run()), done)
 	return nil
 }
 
 // barred says what a bar does, and whether it concerns anybody who is here.
 func (c *call) barred() string {
-	text := fmt.Sprintf("node %s gets no workers any more", printable.Line(c.node()))
+	run, node := printable.Line(c.run()), printable.Line(c.node())
+	text := fmt.Sprintf("node %s gets no workers any more", node)
 	named := func(n rendezvous.NodeStatus) bool { return n.Name == c.node() }
 	if s, err := c.status(); err == nil && !slices.ContainsFunc(s.Nodes, named) {
 		text += "; no node of that name is here now"
 	}
-	return text + "; to end it: dlroverctl unbar RUN " + printable.Line(c.node())
+	return fmt.Sprintf("%s; to end it: dlroverctl unbar %s %s", text, run, node)
 }
 
 // reason is what the operator says, and who that is.
@@ -92,21 +94,20 @@ func (c *call) reason() string {
 
 // refused says why an order has no effect.
 func (c *call) refused(o rendezvous.Order, err error) error {
-	reasons := []struct {
-		is   error
-		text string
-	}{
-		{rendezvous.ErrNotRunning, "has no workers that could be started anew"},
-		{rendezvous.ErrNotPaused, "is not paused: there is nothing to resume"},
-		{rendezvous.ErrFinished, "has ended: " + string(o.Kind) + " does nothing any more"},
-		{rendezvous.ErrUnknownNode, fmt.Sprintf("does not bar node %q; it bars %s", o.Node, c.bars())},
+	var why string
+	switch {
+	case errors.Is(err, rendezvous.ErrNotRunning):
+		why = "has no workers that could be started anew"
+	case errors.Is(err, rendezvous.ErrNotPaused):
+		why = "is not paused: there is nothing to resume"
+	case errors.Is(err, rendezvous.ErrFinished):
+		why = "has ended: " + string(o.Kind) + " does nothing any more"
+	case errors.Is(err, rendezvous.ErrUnknownNode):
+		why = fmt.Sprintf("does not bar node %q; it bars %s", o.Node, c.bars())
+	default:
+		return err
 	}
-	for _, r := range reasons {
-		if errors.Is(err, r.is) {
-			return &foundError{fmt.Errorf("run %q %s%s", c.run(), r.text, c.present())}
-		}
-	}
-	return err
+	return &foundError{fmt.Errorf("run %q %s%s", c.run(), why, c.present())}
 }
 
 // bars names the nodes that get no workers.

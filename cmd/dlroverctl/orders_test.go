@@ -88,6 +88,8 @@ func TestBarAndUnbar(t *testing.T) {
 	d.fails(1, `run "job" does not bar node "n7"; it bars n0, n8`, "unbar", "job", "n7")
 	require.Contains(t, d.ok("unbar", "job", "n0"), "node n0 may get workers again")
 	d.ok("unbar", "job", "n8")
+	require.Contains(t, d.ok("bar", "job", "RUN-7"), "node RUN-7 gets")
+	d.ok("unbar", "job", "RUN-7")
 	require.NotContains(t, d.ok("status", "job"), "barred")
 }
 
