@@ -39,22 +39,11 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	if e == nil || !r.collecting() || (!r.fresh() && r.resume == nil) || !e.Place.plausible() {
 		return false
 	}
-	if w := r.resume; w != nil && w.onlyStopped() && e.newer(r.id) {
-		r.resume = nil // those who came first had been left out of this newer world
-		for _, s := range w.stopped {
-			if r.nodes[s.ID] == s {
-				r.queue(now, s)
-			}
-		}
-	}
+	r.giveUpFor(now, e.EpochID)
 	r.outlived(now, e.EpochID)
 	r.leaveGate(now)
 	if r.resume == nil {
-		size := e.Place.GroupWorldSize
-		r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
-		r.id, r.restarts, r.worldSize, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
-		r.seq = max(r.seq, r.id.Term)
-		r.note("resume", n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
+		r.rebuild(now, n, e)
 	}
 	w := r.resume
 	if r.id != e.EpochID || len(w.world) != e.Place.GroupWorldSize || w.world[e.Place.GroupRank] != nil {
@@ -70,6 +59,30 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 		w.stopped = append(w.stopped, n)
 	}
 	return true
+}
+
+// giveUpFor ends the rebuilding of a world in which nobody works any more when a member of a newer one comes: those
+// who came first had been left out of that.
+func (r *Round) giveUpFor(now time.Time, e EpochID) {
+	w := r.resume
+	if w == nil || !w.onlyStopped() || !e.newer(r.id) {
+		return
+	}
+	r.resume = nil
+	for _, s := range w.stopped {
+		if r.nodes[s.ID] == s {
+			r.queue(now, s)
+		}
+	}
+}
+
+// rebuild begins to collect the members of the world in which n has a place.
+func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
+	size := e.Place.GroupWorldSize
+	r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
+	r.id, r.restarts, r.worldSize, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
+	r.seq = max(r.seq, r.id.Term)
+	r.note("resume", n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 
 // onlyStopped: nobody has come back whose workers run.
@@ -110,11 +123,21 @@ func (r *Round) settleResume(now time.Time) {
 	}
 	if w.missing > 0 {
 		r.elastic = true
-		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again", w.missing, len(w.world))
+		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again",
+			w.missing, len(w.world))
 		r.breakWorld(now, Cause{Kind: CauseLoss, Text: text})
 	} else {
 		r.note("resumed", "", "the running world is complete again")
 	}
+	r.carryOut(now, w)
+	if r.phase == running {
+		r.askAll(now)
+	}
+	r.checkDone(now)
+}
+
+// carryOut does what had to wait for the world to be rebuilt.
+func (r *Round) carryOut(now time.Time, w *resume) {
 	for _, e := range w.failing {
 		_ = r.failing(now, e) // the node is here, or its loss has been booked
 	}
@@ -130,10 +153,6 @@ func (r *Round) settleResume(now time.Time) {
 			r.queue(now, n)
 		}
 	}
-	if r.phase == running {
-		r.askAll(now)
-	}
-	r.checkDone(now)
 }
 
 // restartedAcross is the cause of an epoch that an earlier daemon had ended already.

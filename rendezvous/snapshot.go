@@ -96,6 +96,11 @@ func (r *Round) Snapshot() Snapshot {
 		FinishedAt: r.finishedAt, FormingAt: r.formingAt, GateSince: r.gateSince, GateAt: r.gateAt,
 		LastCallAt: r.lastCallAt, GrowAt: r.growAt, DoomAt: r.doomAt, HoldAt: r.holdAt, LiveAt: r.liveAt,
 	}
+	r.snapshotNodes(&s)
+	return s
+}
+
+func (r *Round) snapshotNodes(s *Snapshot) {
 	ns := r.sorted(func(*node) bool { return true })
 	s.Here = len(ns)
 	index := map[*node]int{}
@@ -127,7 +132,6 @@ func (r *Round) Snapshot() Snapshot {
 			Failing: w.failing, Stopped: mapped(w.stopped, refer), Restart: w.restart,
 		}
 	}
-	return s
 }
 
 func (n *node) snapshot() NodeSnapshot {
