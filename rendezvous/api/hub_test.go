@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -255,6 +256,38 @@ func TestRefusalKeepsTheRun(t *testing.T) {
 		require.Equal(t, "other", runs[0].Run, "by name")
 		require.Contains(t, runs[1].Bars, "x")
 	})
+}
+
+// A run with a node in it is kept, however long it lasts, and keeps the hub from being idle.
+func TestRunWithANodeIsKept(t *testing.T) {
+	h := NewHub(HubConfig{})
+	defer h.Close()
+	require.True(t, h.Idle())
+	require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
+	r, err := h.existing("r")
+	require.NoError(t, err)
+	require.False(t, h.Idle())
+	require.False(t, r.abandoned(time.Now().Add(24*time.Hour)))
+	_, err = h.Leave(t.Context(), "r", rendezvous.Leave{ID: "a"})
+	require.NoError(t, err)
+	require.True(t, h.Idle())
+	require.True(t, r.abandoned(time.Now().Add(24*time.Hour)))
+}
+
+// Only the connection of the first join is kept: the watch takes it over.
+func TestReportsKeepNoConnection(t *testing.T) {
+	closes := make(chan bool, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { closes <- req.Close }))
+	c := NewClient(server.Listener.Addr().String(), "")
+	defer func() { c.Close(); server.Close() }()
+	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
+	require.NoError(t, c.Join(t.Context(), "r", j))
+	require.False(t, <-closes)
+	j.Stopped = rendezvous.EpochID{Round: 1}
+	require.NoError(t, c.Join(t.Context(), "r", j))
+	require.True(t, <-closes)
+	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Cleared{ID: "a"}))
+	require.True(t, <-closes)
 }
 
 // An order may reach a run between its making for a node and the refusal of the node.

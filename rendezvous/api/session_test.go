@@ -228,6 +228,55 @@ func TestPauseAndBarSurviveTheDaemon(t *testing.T) {
 	})
 }
 
+// What is reported of the epoch that has workers here is told to the next daemon, and nothing of an older one.
+func TestSessionRemembersReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newScript()
+		s := openScript(t, svc, &strings.Builder{})
+		defer s.Close()
+		<-svc.joins
+		now := rendezvous.EpochID{Term: 1, Round: 1, Epoch: 1}
+		s.Running(&rendezvous.Resume{EpochID: now})
+		resume := func(e rendezvous.EpochID) *rendezvous.Resume {
+			failing := rendezvous.Failing{ID: "a", EpochID: e, Decision: rendezvous.RestartCharged}
+			require.NoError(t, s.Report(t.Context(), failing))
+			svc.news <- rendezvous.ErrUnknownNode
+			return (<-svc.joins).Resume
+		}
+		require.Empty(t, resume(rendezvous.EpochID{Term: 1, Round: 1}).Decision)
+		require.Equal(t, rendezvous.RestartCharged, resume(now).Decision)
+	})
+}
+
+// What is refused for good is not tried again; a watch that ends so ends the session, and says why.
+func TestSessionTakesARefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc, log := newScript(), &strings.Builder{}
+		s := openScript(t, svc, log)
+		defer s.Close()
+		start := time.Now()
+		svc.setFailing(rendezvous.ErrRefused)
+		require.ErrorIs(t, s.Rejoin(t.Context(), rendezvous.EpochID{}, nil), rendezvous.ErrRefused)
+		svc.news <- ErrUnauthorized
+		_, open := <-s.Directives()
+		require.False(t, open)
+		require.ErrorIs(t, s.Err(), ErrUnauthorized)
+		require.Zero(t, time.Since(start))
+		require.Empty(t, log.String())
+	})
+}
+
+// A session that is closed while the daemon refuses it ends without an error of its own.
+func TestClosedSessionHasNoError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc, log := newScript(), &strings.Builder{}
+		s := openScript(t, svc, log)
+		s.Close()
+		require.NoError(t, s.Err())
+		require.Empty(t, log.String())
+	})
+}
+
 // While a run is paused its nodes wait for the daemon without end, and otherwise for the join timeout.
 func TestPatienceWhilePaused(t *testing.T) {
 	gone := errors.New("connection refused")

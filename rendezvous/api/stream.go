@@ -19,14 +19,13 @@ const (
 
 // events answers with a part of the timeline, or streams it to who asks for text/event-stream.
 func (s *server) events(w http.ResponseWriter, req *http.Request) {
-	run, err := runName(req)
-	if err != nil {
-		writeError(w, err)
-		return
-	}
 	streams := strings.Contains(req.Header.Get("Accept"), "text/event-stream")
 	var es Events
-	after, err := eventCursor(req, streams)
+	var after uint64
+	run, err := runName(req)
+	if err == nil {
+		after, err = eventCursor(req, streams)
+	}
 	switch {
 	case err != nil:
 	case streams:

@@ -110,13 +110,22 @@ func TestStream(t *testing.T) {
 			require.Empty(t, line())
 		}
 		start := time.Now()
+		require.NoError(t, s.hub.Join(t.Context(), "r", joinOf("c", rendezvous.Params{Min: 2, Max: 2})))
+		require.Equal(t, fmt.Sprintf("id: %d", s.last+1), line())
+		require.Zero(t, time.Since(start), "what happens is told at once")
+		for line() != "" {
+		}
+		_, err := s.hub.Leave(t.Context(), "r", rendezvous.Leave{ID: "c"})
+		require.NoError(t, err)
+		for line() != "" {
+		}
 		require.Equal(t, ":", line(), "a sign of life")
 		require.Equal(t, streamAlive, time.Since(start))
 		require.Empty(t, line())
 		require.NoError(t, s.hub.Join(t.Context(), "r", joinOf("b", rendezvous.Params{Min: 2, Max: 2})))
-		require.Equal(t, fmt.Sprintf("id: %d", s.last+1), line())
+		require.Equal(t, fmt.Sprintf("id: %d", s.last+3), line())
 		s.hub.Close()
-		_, err := io.ReadAll(r)
+		_, err = io.ReadAll(r)
 		require.NoError(t, err, "the end of the hub is the end of the stream")
 	})
 }
