@@ -211,7 +211,8 @@ func (r *Round) recall(now time.Time, n *node, e Join) {
 
 // bounded is c without what no daemon has ever said, which a node may send all the same.
 func (c Cause) bounded() *Cause {
-	return &Cause{Kind: CauseKind(cut(string(c.Kind), MaxName)), Node: cut(c.Node, MaxName), Text: cut(c.Text, maxOrderText)}
+	kind := CauseKind(cut(string(c.Kind), MaxName))
+	return &Cause{Kind: kind, Node: cut(c.Node, MaxName), Text: cut(c.Text, maxOrderText)}
 }
 
 // cut is s, or as many of its characters as fit into limit bytes.

@@ -60,7 +60,8 @@ func app(stdout io.Writer) *cli.App {
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001",
-				Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface (default: 127.0.0.1:50001)"},
+				Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface " +
+					"(default: 127.0.0.1:50001)"},
 			&cli.StringFlag{Name: "token-file", Category: "Options",
 				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.BoolFlag{Name: "insecure", Category: "Options", Usage: "serve a network address without a job token"},
@@ -151,8 +152,8 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 		return nil
 	}
 	return fmt.Errorf("--listen=%s is a network address and needs a job token: set DLROVER_TOKEN (openssl rand -hex 16), "+
-		"DLROVER_TOKEN_FILE or --token-file here and on every node; without one only loopback is served, and --insecure serves anyway",
-		listen)
+		"DLROVER_TOKEN_FILE or --token-file here and on every node; without one only loopback is served, "+
+		"and --insecure serves anyway", listen)
 }
 
 func (d *daemon) observe(run string, n rendezvous.Note) {

@@ -21,11 +21,13 @@ type metrics struct {
 }
 
 func newMetrics() *metrics {
-	m := &metrics{
-		reg:    prometheus.NewRegistry(),
-		events: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dlrover_rendezvous_events_total", Help: "State changes of all runs, by kind: join, seal, run, break, node-loss, node-leave, succeeded, failed and others."}, []string{"event"}),
+	events := prometheus.CounterOpts{
+		Name: "dlrover_rendezvous_events_total",
+		Help: `State changes of runs, by kind: join, seal, run, break, node-loss, node-leave, succeeded, failed and others.`,
 	}
-	m.reg.MustRegister(m.events, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m := &metrics{reg: prometheus.NewRegistry(), events: prometheus.NewCounterVec(events, []string{"event"})}
+	process := collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})
+	m.reg.MustRegister(m.events, collectors.NewGoCollector(), process)
 	return m
 }
 
@@ -49,10 +51,14 @@ func (m *metrics) watch(h *api.Hub) {
 			return float64(sum)
 		}))
 	}
-	gauge("dlrover_rendezvous_runs", "Runs that this daemon keeps, finished ones included.", func(api.RunStatus) int { return 1 })
-	gauge("dlrover_rendezvous_members", "Nodes that are members of a world, over all runs.", func(s api.RunStatus) int { return s.Members })
-	gauge("dlrover_rendezvous_waiting", "Nodes that wait for a world or as spares, over all runs.", func(s api.RunStatus) int { return s.Waiting })
-	gauge("dlrover_rendezvous_restarts", "Restarts spent, over all runs.", func(s api.RunStatus) int { return s.Restarts })
+	gauge("dlrover_rendezvous_runs", "Runs that this daemon keeps, finished ones included.",
+		func(api.RunStatus) int { return 1 })
+	gauge("dlrover_rendezvous_members", "Nodes that are members of a world, over all runs.",
+		func(s api.RunStatus) int { return s.Members })
+	gauge("dlrover_rendezvous_waiting", "Nodes that wait for a world or as spares, over all runs.",
+		func(s api.RunStatus) int { return s.Waiting })
+	gauge("dlrover_rendezvous_restarts", "Restarts spent, over all runs.",
+		func(s api.RunStatus) int { return s.Restarts })
 }
 
 // watchCheckpoints adds how old the checkpoints of the runs are that report them: the
@@ -71,6 +77,10 @@ func (m *metrics) watchCheckpoints(h *coordinator.Hub) {
 			return age
 		}))
 	}
-	oldest("dlrover_checkpoint_memory_age_seconds", "Age of the oldest rank's newest checkpoint in memory, over all runs; 0 without any.", func(a coordinator.Age) time.Time { return a.MemoryAt })
-	oldest("dlrover_checkpoint_disk_age_seconds", "Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.", func(a coordinator.Age) time.Time { return a.DurableAt })
+	oldest("dlrover_checkpoint_memory_age_seconds",
+		"Age of the oldest rank's newest checkpoint in memory, over all runs; 0 without any.",
+		func(a coordinator.Age) time.Time { return a.MemoryAt })
+	oldest("dlrover_checkpoint_disk_age_seconds",
+		"Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.",
+		func(a coordinator.Age) time.Time { return a.DurableAt })
 }

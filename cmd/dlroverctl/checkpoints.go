@@ -68,7 +68,8 @@ func (t *tender) list(_ context.Context, args []string) error {
 			state += ", tracked"
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime),
-			m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), bytesOf(m), printable.Line(m.Framework), state)
+			m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), bytesOf(m),
+			printable.Line(m.Framework), state)
 	}
 	for _, s := range wrong {
 		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n",

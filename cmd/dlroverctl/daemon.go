@@ -24,7 +24,8 @@ const runOptions = "Options of a running job"
 func connection() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "master", Category: runOptions,
-			Usage: "`HOST:PORT`: dlrover-master, or the node that serves the rendezvous of the job (default: $DLROVER_MASTER_ADDR)"},
+			Usage: "`HOST:PORT`: dlrover-master, or the node that serves the rendezvous of the job " +
+				"(default: $DLROVER_MASTER_ADDR)"},
 		&cli.StringFlag{Name: "token-file", Category: runOptions,
 			Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 	}
@@ -117,8 +118,8 @@ func (c *call) explain(err error) error {
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted")
 	case errors.As(err, &netErr):
-		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, running there?",
-			c.addr, netErr.Err)
+		err = fmt.Errorf("no daemon answers at %s: %w; "+
+			"is dlrover-master, or the launcher that serves the job, running there?", c.addr, netErr.Err)
 	default:
 		err = fmt.Errorf("the daemon at %s: %w", c.addr, err)
 	}
