@@ -6,10 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
@@ -201,4 +204,93 @@ func TestPreparedSaveWithAnIntent(t *testing.T) {
 	n.start()
 	n.ask(map[string]any{"op": "offers", "rank": 0, "dir": dir, "timeout_ms": 1})
 	n.requireCommitted(dir)
+}
+
+// whenFree returns the header of a segment as its worker finds it: at the first moment when it can have the lock.
+func (n *node) whenFree(name string) <-chan shm.Header {
+	n.t.Helper()
+	f, err := os.OpenFile(filepath.Join(n.dir.Path(), name), os.O_RDWR, 0)
+	require.NoError(n.t, err)
+	found := make(chan shm.Header, 1)
+	go func() {
+		defer f.Close()
+		if unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}) != nil {
+			return
+		}
+		b := make([]byte, 4096)
+		if _, err := f.ReadAt(b, 0); err != nil {
+			return
+		}
+		if h, err := shm.ParseHeader(b); err == nil {
+			found <- h
+		}
+	}()
+	return found
+}
+
+// notYet is how long a worker that must not have a segment tries to get it.
+const notYet = 200 * time.Millisecond
+
+func (n *node) requireKept(free <-chan shm.Header, why string) {
+	n.t.Helper()
+	select {
+	case h := <-free:
+		require.Failf(n.t, "a worker has the segment", "%s: seq %d, settled %d", why, h.Seq, h.Settled)
+	case <-time.After(notYet):
+	}
+}
+
+func (n *node) requireSettled(free <-chan shm.Header) {
+	n.t.Helper()
+	select {
+	case h := <-free:
+		require.Equal(n.t, h.Seq, h.Settled)
+	case <-time.After(patience):
+		require.Fail(n.t, "the segment is not given back")
+	}
+}
+
+func requirePlaced(t *testing.T, dir, pattern string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		found, err := filepath.Glob(filepath.Join(dir, ".dlrover/stage/*", pattern))
+		return err == nil && len(found) == 1
+	}, patience, time.Millisecond)
+}
+
+// A worker that could have the segment before the record is there would say that the step is dropped.
+func TestASegmentIsKeptUntilItIsSettled(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	s := shard(dir, 1, 0, 2, 2)
+	s.Write(t, n.dir, "seg/l0-0.seg")
+	record := filepath.Join(n.dir.Path(), "prepared", s.Meta.Save+".0.new")
+	require.NoError(t, os.MkdirAll(filepath.Dir(record), 0o700))
+	require.NoError(t, unix.Mkfifo(record, 0o600)) // the daemon waits there for a reader
+	require.Equal(t, true, n.ask(map[string]any{"op": "saved", "seg": "seg/l0-0.seg"})["ok"])
+	read := sync.OnceFunc(func() {
+		reader, err := os.OpenFile(record, os.O_RDWR, 0)
+		if assert.NoError(t, err) {
+			t.Cleanup(func() { reader.Close() })
+		}
+	})
+	t.Cleanup(read) // else the daemon would not end
+	requirePlaced(t, dir, "shard-0.prepared")
+	free := n.whenFree("seg/l0-0.seg")
+	n.requireKept(free, "there is no record")
+	read()
+	n.requireSettled(free)
+	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
+	n.requireCommitted(dir)
+}
+
+func TestASegmentWithoutARecordIsKeptUntilItIsCommitted(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(n.dir.Path(), "prepared"), nil, 0o600))
+	n.put(shard(dir, 1, 0, 2, 2), "seg/l0-0.seg")
+	requirePlaced(t, dir, "shard-0.prepared")
+	free := n.whenFree("seg/l0-0.seg")
+	n.requireKept(free, "a new daemon needs it")
+	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
+	require.Equal(t, true, n.wait(dir, 1)["ok"])
+	n.requireSettled(free)
 }

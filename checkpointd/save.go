@@ -54,6 +54,7 @@ type save struct {
 
 	entry   *commit.Entry // what is durable; nil: nothing yet
 	resumed bool          // entry is an earlier daemon's work
+	release func()        // lets go of the segment, which is pinned; nil: it is not
 
 	// Guarded by Daemon.mu.
 	phase       phase
@@ -137,6 +138,7 @@ func (d *Daemon) trimLocked() {
 // run takes one shard from memory to a committed step.
 func (d *Daemon) run(j *save) {
 	defer j.quit(nil)
+	defer j.letGo() // after finish has settled it
 	ctx, cancel := context.WithTimeoutCause(j.ctx, timeoutOf(j.meta),
 		fmt.Errorf("not committed within its save timeout of %s", timeoutOf(j.meta)))
 	defer cancel()
@@ -157,6 +159,7 @@ func (d *Daemon) run(j *save) {
 	err := d.flush(ctx, j)
 	if j.seg != nil && d.gone(ctx, j, err) {
 		j.entry, j.resumed = nil, false
+		j.letGo()
 		err = d.flush(ctx, j)
 	}
 	switch {
@@ -187,21 +190,40 @@ func (d *Daemon) gone(ctx context.Context, j *save, err error) bool {
 // flush makes the shard durable, lets its segment go, and commits it.
 func (d *Daemon) flush(ctx context.Context, j *save) error {
 	if j.entry == nil {
-		var entry commit.Entry
-		err := d.retry(ctx, j, func() (err error) { entry, err = d.prepare(ctx, j); return err })
-		if err != nil {
+		if err := d.makeDurable(ctx, j); err != nil {
 			return err
 		}
-		if err := d.keepPrepared(j, entry); err != nil {
-			d.log.Debug("a segment stays in use until its save is committed", "err", err)
-		} else {
-			j.seg.seg.Settle(j.seq)
-		}
-		j.entry = &entry
 	}
 	d.setPhase(j, prepared)
 	defer d.watchStorage(j)()
 	return d.commit(ctx, j, *j.entry)
+}
+
+// makeDurable writes the shard, and keeps its segment from the worker until that is settled. A worker that had it
+// before would find a save that the disk still wants, take its place and say that the step is dropped, while we go on
+// to commit it. A segment without a record is kept until the save is over.
+func (d *Daemon) makeDurable(ctx context.Context, j *save) error {
+	var entry commit.Entry
+	err := d.retry(ctx, j, func() (err error) { entry, j.release, err = d.prepare(ctx, j); return err })
+	if err != nil {
+		return err
+	}
+	j.entry = &entry
+	if err := d.keepPrepared(j, entry); err != nil {
+		d.log.Debug("a segment stays in use until its save is committed", "err", err)
+		return nil
+	}
+	j.seg.seg.Settle(j.seq)
+	j.letGo()
+	return nil
+}
+
+// letGo gives the segment back to its worker, if it is kept.
+func (j *save) letGo() {
+	if j.release != nil {
+		j.release()
+		j.release = nil
+	}
 }
 
 var (

@@ -11,24 +11,30 @@ import (
 )
 
 // prepare tries once to write all files of the shard under temporary names, unless a newer save has taken the segment.
-// The segment is pinned meanwhile.
-func (d *Daemon) prepare(ctx context.Context, j *save) (commit.Entry, error) {
+// The segment is pinned meanwhile, and when all is written until release is called.
+func (d *Daemon) prepare(ctx context.Context, j *save) (entry commit.Entry, release func(), err error) {
 	p, err := j.seg.pin(ctx, j.seq)
 	if err != nil {
-		return commit.Entry{}, err
+		return entry, nil, err
 	}
 	select {
 	case d.writeSem <- struct{}{}:
 		defer func() { <-d.writeSem }()
 	case <-ctx.Done():
 		p.Release()
-		return commit.Entry{}, ctx.Err()
+		return entry, nil, ctx.Err()
 	}
 	d.setPhase(j, writing)
-	return bounded(ctx, func() (commit.Entry, error) {
-		defer p.Release()
+	release = p.Hold()
+	entry, err = bounded(ctx, func() (commit.Entry, error) {
+		defer p.Release() // here: when storage hangs, write uses the pin for longer than we wait
 		return d.write(ctx, j, p)
 	})
+	if err != nil {
+		release()
+		return entry, nil, err
+	}
+	return entry, release, nil
 }
 
 // write writes the files of p and says that the shard is prepared. It may go on after its ctx has ended: see bounded.

@@ -162,6 +162,14 @@ func (p *Pinned) File(i int) []byte {
 // and copy the header first: Settled and Durable change at any time.
 func (p *Pinned) Used() []byte { return p.mem[:p.Header.used():p.Header.used()] }
 
+// Hold keeps the writer away until release is called, which may be after Release. It is called before Release.
+func (p *Pinned) Hold() (release func()) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	p.s.pins++ // the lock is ours already
+	return sync.OnceFunc(p.s.drop)
+}
+
 // Release lets the writer have the segment again. The bytes must not be used any more. A Sealing that is still at work
 // keeps the lock until it ends, so end its context first.
 func (p *Pinned) Release() { p.release.Do(p.s.drop) }
