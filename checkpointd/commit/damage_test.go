@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -148,4 +150,31 @@ func TestDirectoryInTheWay(t *testing.T) {
 			require.False(t, begun)
 		})
 	}
+}
+
+// A tracker that is missing although steps are committed is said, but not while the first commit is under way.
+func TestAMissingTracker(t *testing.T) {
+	store, root, save := diskStore(t)
+	wrong, err := store.Untrue(root)
+	require.NoError(t, err)
+	require.Empty(t, wrong, "nothing is committed")
+	mustWrite(t, store, save(1, "0", 10))
+	wrong, err = store.Untrue(root)
+	require.NoError(t, err)
+	require.Empty(t, wrong)
+	require.NoError(t, os.Remove(filepath.Join(root, Latest)))
+	wrong, err = store.Untrue(root)
+	require.NoError(t, err)
+	require.Len(t, wrong, 1)
+	require.EqualValues(t, NoStep, wrong[0].Step)
+	require.Contains(t, wrong[0].Reason, "missing")
+	m, ok := store.Committed(root, 10)
+	require.True(t, ok)
+	text, err := os.ReadFile(filepath.Join(MetaDir(root), "10.json"))
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(StageDir(root, m.ID), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(StageDir(root, m.ID), "intent"), text, 0o600))
+	wrong, err = store.Untrue(root)
+	require.NoError(t, err)
+	require.Empty(t, wrong, "the tracker comes next")
 }

@@ -87,7 +87,7 @@ func (t Store) Tracked(dir string) (step int64, ok bool) {
 const NoStep = -1
 
 // Untrue returns what a directory says about its steps and does not keep: manifests that are damaged, a tracker that
-// cannot be read, and one that names a step without a manifest.
+// cannot be read or is missing although steps are committed, and one that names a step without a manifest.
 func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 	d, err := t.at(dir)
 	if err != nil {
@@ -99,7 +99,8 @@ func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 	}
 	step, err := d.tracker()
 	if errors.Is(err, fs.ErrNotExist) {
-		return wrong, nil
+		missing, err := d.untracked(ms)
+		return append(wrong, missing...), err
 	}
 	if err != nil {
 		return append(wrong, Skipped{NoStep, err.Error()}), nil
@@ -109,6 +110,22 @@ func (t Store) Untrue(dir string) (wrong []Skipped, err error) {
 		wrong = append(wrong, Skipped{step, d.manifest(step) + " is missing"})
 	}
 	return wrong, nil
+}
+
+// untracked says that the tracker is missing when it should be there: every commit writes it, after the manifest and
+// before its intent goes. So it may be missing while there is an intent, which can be the first one.
+func (d directory) untracked(ms []Manifest) ([]Skipped, error) {
+	if len(ms) == 0 {
+		return nil, nil
+	}
+	intents, _, err := d.intents()
+	if err != nil || len(intents) > 0 {
+		return nil, err
+	}
+	if _, err := d.tracker(); !errors.Is(err, fs.ErrNotExist) { // the first commit has just ended
+		return nil, nil
+	}
+	return []Skipped{{NoStep, "it is missing, though steps are committed; a load takes the newest commit"}}, nil
 }
 
 // Newest returns the step to load: the tracked one if its files are good, else the newest commit whose files are. The
