@@ -3,6 +3,7 @@ package checkpointd
 import (
 	"context"
 	"maps"
+	"path/filepath"
 	"slices"
 
 	"dlrover-run/checkpointd/commit"
@@ -45,7 +46,7 @@ func (d *Daemon) recoverDir(ctx context.Context, dir string, resumed ...*save) {
 		return
 	}
 	live := func(id string) bool {
-		return d.working(id) || slices.ContainsFunc(resumed,
+		return d.working(id) || d.workerWrites(id) || slices.ContainsFunc(resumed,
 			func(j *save) bool { return j.meta.Save == id && !d.begun(j) })
 	}
 	res, err := bounded(ctx, func() (commit.Recovered, error) {
@@ -58,6 +59,13 @@ func (d *Daemon) recoverDir(ctx context.Context, dir string, resumed ...*save) {
 	if len(res.Forward) > 0 {
 		d.log.Info("finished interrupted commits", "dir", dir, "saves", res.Forward)
 	}
+}
+
+// workerWrites reports whether a worker of this node is writing a save by itself: until that is over it keeps a file
+// locked (inline.py).
+func (d *Daemon) workerWrites(id string) bool {
+	files, err := filepath.Glob(filepath.Join(d.cfg.Dir.Path(), "writing-"+id+".*"))
+	return err == nil && slices.ContainsFunc(files, locked)
 }
 
 // begun reports whether a save can only be completed.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -60,4 +61,32 @@ func TestWorkersWaitWhileASaveIsPublished(t *testing.T) {
 	require.Equal(t, false, n.ask(map[string]any{"op": "wait", "dir": dir, "step": 20, "timeout_ms": 300})["ok"])
 	require.NoError(t, f.Close())
 	require.Equal(t, true, n.wait(dir, 20)["ok"])
+}
+
+// A worker that writes a save by itself may take longer than the daemon lives: the next one does not take what is
+// written so far for leftovers.
+func TestWhatAWorkerWritesIsLeftToIt(t *testing.T) {
+	n, dir := newNode(t), t.TempDir()
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	n.stop()
+	stage := func(save string) string { return filepath.Join(dir, ".dlrover/stage", save) }
+	for _, save := range []string{"a-worker", "b-worker", "c-dead"} { // in the order of recovery
+		require.NoError(t, os.MkdirAll(stage(save), 0o700))
+		plan := filepath.Join(stage(save), "shard-0.plan")
+		require.NoError(t, os.WriteFile(plan, []byte("[]"), 0o600))
+		require.NoError(t, os.Chtimes(plan, time.Time{}, time.Now().Add(-2*time.Hour)))
+	}
+	alive, err := os.Create(filepath.Join(n.dir.Path(), "writing-a-worker.0"))
+	require.NoError(t, err)
+	defer alive.Close()
+	require.NoError(t, unix.Flock(int(alive.Fd()), unix.LOCK_EX))
+	require.NoError(t, os.WriteFile(filepath.Join(n.dir.Path(), "writing-b-worker.0"), nil, 0o600)) // it was killed
+	n.start()
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(stage("c-dead"))
+		return os.IsNotExist(err)
+	}, patience, time.Millisecond)
+	require.NoDirExists(t, stage("b-worker"))
+	require.FileExists(t, filepath.Join(stage("a-worker"), "shard-0.plan"))
 }

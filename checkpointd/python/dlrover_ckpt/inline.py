@@ -38,20 +38,41 @@ class InlineWriter:
         """
         files: List[Dict[str, Any]] = []
         error, ground = "", self._ground
-        if meta["primary"]:
-            try:
-                if self._ground is not None:
-                    sync.still_there(self._dir, self._ground)
-                files = sync.write_shard(meta, images)
-                ground = sync.ground(self._dir)
-            except (OSError, ValueError) as e:
-                error = "rank %d: %s" % (meta["rank"], e)
-        self.commit(meta, files, error, gather)
+        with self._at_work(meta):
+            if meta["primary"]:
+                try:
+                    if self._ground is not None:
+                        sync.still_there(self._dir, self._ground)
+                    files = sync.write_shard(meta, images)
+                    ground = sync.ground(self._dir)
+                except (OSError, ValueError) as e:
+                    error = "rank %d: %s" % (meta["rank"], e)
+            self.commit(meta, files, error, gather)
         self._ground = ground
 
     def commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str, gather: Optional[Gather]) -> None:
         """Commits what is written. error: why it is not, "" = it is. Raises sync.SaveFailed."""
         sync.commit(meta, files, error, gather, time.monotonic() + self._timeout, self.turn)
+
+    @contextlib.contextmanager
+    def _at_work(self, meta: Dict[str, Any]) -> Iterator[None]:
+        """Tells a daemon that is started meanwhile that the save is not one that somebody left unfinished: it would end
+        it, and remove what is written. Whoever dies does not say so any more."""
+        fd, path = -1, ""
+        if self._runtime and meta["primary"]:
+            path = os.path.join(self._runtime, "writing-%s.%d" % (meta["save"], meta["shard"]))
+            try:
+                fd = _open(path)
+                _locked(fd)
+            except OSError as e:
+                log.debug("a save is written that a new daemon does not know of: %s", e)
+        try:
+            yield
+        finally:
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                os.close(fd)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -61,9 +82,8 @@ class InlineWriter:
             yield
             return
         name = "turn-" + hashlib.sha256(self._dir.encode()).hexdigest()[:16]
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(os.path.join(self._runtime, name), flags, 0o600)
+            fd = _open(os.path.join(self._runtime, name))
         except OSError as e:
             log.debug("a save is completed out of turn: %s", e)
             yield
@@ -97,6 +117,11 @@ class Cleaner:
             if any(os.path.join(self._dir, f["path"]).startswith(inside) for f in m["files"]):
                 sync.remove(self._dir, m["step"])
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _open(path: str) -> int:
+    """A descriptor of a file to be locked."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _locked(fd: int) -> bool:

@@ -15,7 +15,7 @@ from core_help import Case
 
 import torch
 
-from dlrover_ckpt import pool, saveid, segment, sync
+from dlrover_ckpt import inline, pool, saveid, segment, sync
 from dlrover_ckpt.engine import Engine, StorageType
 from dlrover_ckpt.image import raw, torch_load, torch_zip
 from dlrover_ckpt.sync import SaveFailed
@@ -540,6 +540,26 @@ class WithDaemon(One):
             self.assertTrue(self.headers()["l0-0.seg"].pending)
         self.save(self.engine(), 2, DISK)
         self.assertEqual(sync.tracked(self.dir), 2)
+
+    def test_a_new_one_is_told_what_the_worker_writes(self):
+        """It leaves the save alone whose file is locked, from the plan on until all is published."""
+        seen = []
+
+        def looked(step):
+            def call(*args):
+                names = [n for n in os.listdir(self.runtime) if n.startswith("writing-")]
+                with open(os.path.join(self.runtime, names[0])) as f:  # another description: as another process
+                    seen.append((step.__name__, names, inline._locked(f.fileno())))
+                return step(*args)
+            return call
+
+        e = self.engine()
+        with mock.patch.object(sync, "write_shard", looked(sync.write_shard)), \
+                mock.patch.object(sync, "publish", looked(sync.publish)):
+            self.save(e, 2, DISK)
+        name = "writing-%s.0" % sync.manifest(self.dir, 2)["save"]
+        self.assertEqual(seen, [("write_shard", [name], False), ("publish", [name], False)])
+        self.assertEqual([n for n in os.listdir(self.runtime) if n.startswith("writing-")], [])
 
     def test_one_that_does_not_answer_delays_nothing(self):
         d = self.daemon(saved=lambda _: time.sleep(60) or {})
