@@ -121,6 +121,7 @@ func (r *Round) barName(now time.Time, name string, c *Cause) {
 		r.setBar(n, n.bar, false)
 		r.exclude(n)
 	}
+	r.repeat(func(n *node) bool { return n.Name == name })
 	r.enforce(now)
 }
 
@@ -147,6 +148,7 @@ func (r *Round) unbarName(now time.Time, name string) {
 			r.queue(now, n)
 		}
 	}
+	r.repeat(func(n *node) bool { return n.Name == name })
 }
 
 // enforce breaks a sealed world in which someone is barred, or that is paused.
@@ -172,13 +174,29 @@ func (r *Round) pause(now time.Time, c *Cause) {
 	}
 	r.paused, r.lastCallAt = c, time.Time{}
 	r.leaveGate(now)
+	r.repeat(everyNode)
 	r.enforce(now)
 	r.tellIdle(now)
 }
 
 func (r *Round) unpause(now time.Time) {
 	r.paused, r.pausedIn, r.unpaused, r.formingAt = nil, nil, true, now
+	r.repeat(everyNode)
 	r.tellIdle(now)
+}
+
+func everyNode(*node) bool { return true }
+
+// repeat tells nodes that f picks, and that still have workers to stop or are being resumed, once more what they do:
+// every directive says what is ordered by now, and they may have to tell a daemon that is started again before they
+// are told anything else.
+func (r *Round) repeat(f func(*node) bool) {
+	if !r.collecting() {
+		return // whoever has workers will be told to stop
+	}
+	for _, n := range r.sorted(func(n *node) bool { return f(n) && n.state != "" && !n.idle() }) {
+		r.direct(n, Directive{Kind: n.dir.Kind, Place: n.dir.Place, Cause: n.dir.Cause})
+	}
 }
 
 // tellIdle gives all nodes without workers a new directive. A check that a pause has ended begins again at the gate.

@@ -537,7 +537,7 @@ func (v *revived) comeBack(ids ...string) {
 		if d.Round > 0 {
 			j.Seen = d.EpochID
 		}
-		if d.Kind == Bar {
+		if j.Barred = d.Barred; d.Kind == Bar {
 			j.Barred = d.Cause
 		}
 		_, works := v.old.runs[id]
@@ -694,6 +694,52 @@ func TestWhatIsBroughtBackIsBounded(t *testing.T) {
 	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Paused: long, Barred: long})
 	require.Equal(t, want, *s.r.Status().Paused)
 	require.Equal(t, want, s.r.Status().Bars["a"])
+}
+
+// Workers may take long to stop. What is ordered meanwhile, or taken back, is known to the nodes all the same.
+func TestOrdersSurviveADaemonThatDiesWhileWorkersStop(t *testing.T) {
+	for name, c := range map[string]struct {
+		orders       []Order
+		paused, bars bool
+	}{
+		"bar":                  {[]Order{{Kind: OrderBar, Node: "b"}}, false, true},
+		"bar in a restart":     {[]Order{{Kind: OrderRestart}, {Kind: OrderBar, Node: "b"}}, false, true},
+		"bar and unbar":        {[]Order{{Kind: OrderBar, Node: "b"}, {Kind: OrderUnbar, Node: "b"}}, false, false},
+		"pause in a restart":   {[]Order{{Kind: OrderRestart}, {Kind: OrderPause}}, true, false},
+		"pause and resume":     {[]Order{{Kind: OrderPause}, {Kind: OrderResume}}, false, false},
+		"bar, pause, and both": {[]Order{{Kind: OrderBar, Node: "b"}, {Kind: OrderPause}}, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world(t, Params{Min: 1, Max: 2}, "a", "b")
+			for _, o := range c.orders {
+				s.must(o)
+				require.Equal(t, "a:stop b:stop", s.kinds())
+			}
+			v := s.revive()
+			v.comeBack("a", "b")
+			v.obey()
+			require.Equal(t, c.paused, v.r.Status().Paused != nil)
+			require.Equal(t, c.bars, v.dirs["b"].Kind == Bar)
+			require.Equal(t, c.bars, len(v.r.Status().Bars) == 1)
+			want := map[bool]string{true: "a", false: "a b"}[c.bars]
+			if !c.paused {
+				require.Equal(t, want, v.order())
+			}
+		})
+	}
+}
+
+// What is ordered while a world is being rebuilt is known to those who have come back.
+func TestOrdersSurviveADaemonThatDiesWhileAWorldIsRebuilt(t *testing.T) {
+	v := world(t, Params{Min: 1, Max: 2}, "a", "b").revive()
+	v.comeBack("b")
+	v.ordered(OrderBar, "b")
+	v.ordered(OrderPause, "")
+	require.Equal(t, "b:run", v.kinds(), "its workers are left alone for now")
+	v = v.revive()
+	v.comeBack("b")
+	require.NotNil(t, v.r.Status().Paused)
+	require.Contains(t, v.r.Status().Bars, "b")
 }
 
 func TestBarSurvivesTheDaemon(t *testing.T) {

@@ -407,7 +407,7 @@ func (r *Round) verdict() Directive {
 
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
-	d.Seq, d.EpochID, d.Restarts, d.Paused = r.seq, r.id, r.restarts, r.paused
+	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.id, r.restarts, r.paused, r.bars[n.Name]
 	if n.differs {
 		p := r.params
 		d.Params = &p

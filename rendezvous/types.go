@@ -191,6 +191,9 @@ type Directive struct {
 	Params *Params `json:"params,omitempty"`
 	// Paused is set while the run is paused, with who paused it and why: no limit on waiting counts meanwhile.
 	Paused *Cause `json:"paused,omitempty"`
+	// Barred is set while an order bars the node's name, whatever the node is still doing: an earlier word than Bar, for
+	// a daemon that is started again before the node has ended its workers.
+	Barred *Cause `json:"barred,omitempty"`
 }
 
 // Place is a node's position in a sealed world. Its size does not depend on the world's.

@@ -47,7 +47,7 @@ type Session struct {
 	spent   int                // restarts the run had spent by then
 	params  rendezvous.Params  // the run's, as far as is known; a daemon that was started again is told these
 	paused  *rendezvous.Cause  // the newest directive said so
-	barred  *rendezvous.Cause  // the newest directive is a Bar
+	barred  *rendezvous.Cause  // the newest directive is a Bar, or says that one will follow
 	left    atomic.Bool        // by Leave: being unknown is then as it should be
 }
 
@@ -346,7 +346,7 @@ func (s *Session) deliver(d rendezvous.Directive) {
 	if d.Round > 0 { // a daemon without memory has nothing to tell
 		s.seen, s.spent = d.EpochID, d.Restarts
 	}
-	s.paused, s.barred = d.Paused, nil
+	s.paused, s.barred = d.Paused, d.Barred
 	if d.Kind == rendezvous.Bar {
 		s.barred = d.Cause
 	}

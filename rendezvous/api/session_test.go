@@ -182,7 +182,10 @@ func TestSessionRemembersPauseAndBar(t *testing.T) {
 		got = join(n)
 		require.Nil(t, got.Paused)
 		require.Equal(t, bar, got.Barred)
-		n = newsOf(3, rendezvous.Check)
+		n = newsOf(3, rendezvous.Stop)
+		n.Barred = bar
+		require.Equal(t, bar, join(n).Barred, "it is told to stop first")
+		n = newsOf(4, rendezvous.Check)
 		n.Cause = bar
 		got = join(n)
 		require.Nil(t, got.Paused)

@@ -115,7 +115,7 @@ func newForms() map[string]any {
 	world[1].Ports = []int{40000, 40001}
 	runs[0].Params, runs[0].Paused, runs[0].Bars = p, wirePaused, map[string]rendezvous.Cause{"worker-1": *wireBarred}
 	runs[0].Nodes[1].Barred = wireBarred
-	run.Paused, run.Params = wirePaused, &p
+	run.Paused, run.Barred, run.Params = wirePaused, wireBarred, &p
 	return map[string]any{
 		"join-again": joinBody{join, sent{wireSent}},
 		"watch-run":  News{Directive: run, Notices: []Notice{{Seq: 1700000000000000001, Topic: "log-level", Body: "debug"}}, NoticeSeq: 1700000000000000001},
