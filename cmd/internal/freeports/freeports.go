@@ -48,16 +48,14 @@ func (p *Ports) HoldAgain() (err error) {
 	return err
 }
 
-// bindPort binds a TCP port of all addresses; 0 is any free one.
+// bindPort binds a TCP port of all addresses; 0 is any free one. It asks for no reuse of the address: a port on which a
+// connection of a former server still waits for its end would be of no use to workers that do not ask for it either.
 func bindPort(n int) (fd, port int, err error) {
 	fd, any, err := portSocket(n)
 	if err != nil {
 		return -1, 0, err
 	}
-	// Connections of former servers, which wait for their end, do not count; whoever wants to listen does, afterwards.
-	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, any),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0))
-	if err == nil {
+	if err = unix.Bind(fd, any); err == nil {
 		port, err = boundTo(fd)
 	}
 	if err != nil {
