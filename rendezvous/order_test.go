@@ -747,6 +747,11 @@ func TestBarSurvivesTheDaemon(t *testing.T) {
 	s.ordered(OrderBar, "b")
 	s.obey()
 	require.Equal(t, "a c", s.order())
+	var ranks []string
+	for _, n := range s.r.Nodes() {
+		ranks = append(ranks, fmt.Sprint(n.Name, n.GroupRank))
+	}
+	require.Equal(t, []string{"a0", "c1", "b-1"}, ranks, "no two nodes have the same")
 	v := s.revive()
 	v.comeBack("b", "a", "c")
 	require.Equal(t, "a:run b:bar c:run", v.kinds())

@@ -387,7 +387,7 @@ func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
 	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
 	r.paused, r.resume = nil, nil
 	r.doomAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
-	for _, n := range r.sorted(func(*node) bool { return true }) {
+	for _, n := range r.sorted(everyNode) {
 		r.direct(n, r.verdict())
 	}
 	text := ""

@@ -133,9 +133,13 @@ func (r *Round) Status() Status {
 // Nodes lists the nodes for a status page: members by rank, then those waiting.
 func (r *Round) Nodes() []NodeStatus {
 	ns := make([]NodeStatus, 0, len(r.nodes))
-	for _, n := range r.sorted(func(*node) bool { return true }) {
+	for _, n := range r.sorted(everyNode) {
+		rank := n.rank
+		if n.idle() {
+			rank = -1 // its former one may be another's by now
+		}
 		ns = append(ns, NodeStatus{
-			Name: n.Name, State: string(n.state), GroupRank: n.rank, Addr: n.Addr, Slots: n.Slots,
+			Name: n.Name, State: string(n.state), GroupRank: rank, Addr: n.Addr, Slots: n.Slots,
 			Connected: n.attached > 0, Suspect: n.suspect(), Barred: cmp.Or(r.bars[n.Name], n.bar),
 		})
 	}

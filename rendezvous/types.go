@@ -308,8 +308,9 @@ type Member struct {
 
 // NodeStatus is one row of the status page.
 type NodeStatus struct {
-	Name      string `json:"name"`
-	State     string `json:"state"`
+	Name  string `json:"name"`
+	State string `json:"state"`
+	// GroupRank is -1 for a node that is in no world.
 	GroupRank int    `json:"group_rank"`
 	Addr      string `json:"addr,omitempty"`
 	Slots     int    `json:"slots"`
