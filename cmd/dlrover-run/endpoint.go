@@ -41,14 +41,16 @@ func (e *endpoint) Port() int { return e.port }
 // observer hears what happens to the runs that are served here.
 type observer = func(run string, n rendezvous.Note)
 
-// openEndpoint binds what this node serves. Nothing is sent yet.
-func openEndpoint(ctx context.Context, s *settings, h hostFacts, log *slog.Logger, observe observer) (*endpoint, error) {
+// openEndpoint binds what this node serves. Nothing is sent yet. Lines of runsLog name their run themselves.
+func openEndpoint(
+	ctx context.Context, s *settings, h hostFacts, log, runsLog *slog.Logger, observe observer,
+) (*endpoint, error) {
 	g := newStoreACL(s.insecure, s.slots)
 	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent})
 	e := &endpoint{acl: g, store: store, where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
 	var err error
 	if s.serves(h) {
-		err = e.serve(ctx, s, log, observe)
+		err = e.serve(ctx, s, log, runsLog, observe)
 		if errors.Is(err, syscall.EADDRINUSE) && s.mayBeServedByAnother() {
 			log.Debug("the endpoint's port is taken; joining whoever serves it", "endpoint", e.where)
 			e.second = true
@@ -78,8 +80,8 @@ func reachable(s *settings) string {
 	return s.host
 }
 
-func (e *endpoint) serve(ctx context.Context, s *settings, log *slog.Logger, observe observer) error {
-	served, err := service.New(service.Config{Token: s.token, TopologyFile: s.topology, Observe: observe, Log: log})
+func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
+	served, err := service.New(service.Config{Token: s.token, TopologyFile: s.topology, Observe: observe, Log: runsLog})
 	if err != nil {
 		return unusableOption(err)
 	}

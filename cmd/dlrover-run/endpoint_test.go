@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,7 +57,8 @@ func TestWhoMayJoinInsteadOfServing(t *testing.T) {
 func opened(t *testing.T, s *settings) (*endpoint, error) {
 	t.Helper()
 	h := hostFacts{owns: func(host string) bool { return host == "127.0.0.1" }}
-	e, err := openEndpoint(t.Context(), s, h, slog.New(slog.DiscardHandler), func(string, rendezvous.Note) {})
+	log := slog.New(slog.DiscardHandler)
+	e, err := openEndpoint(t.Context(), s, h, log, log, func(string, rendezvous.Note) {})
 	if err == nil {
 		t.Cleanup(e.close)
 	}
@@ -129,4 +131,15 @@ func TestAnUnusableTopologyIsAWrongOption(t *testing.T) {
 	var why *launcher.ReasonError
 	require.True(t, errors.As(err, &why))
 	require.Equal(t, policy.Usage, why.Reason)
+}
+
+// Some stores of logs refuse objects that name a field twice.
+func TestALineOfTheLogNamesItsRunOnce(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh("exit 0", "--standalone")...)
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Contains(t, l.err.String(), `"msg":"world"`)
+	for line := range strings.Lines(l.err.String()) {
+		require.LessOrEqual(t, strings.Count(line, `"run_id":`), 1, line)
+	}
 }

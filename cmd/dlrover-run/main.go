@@ -93,7 +93,8 @@ type job struct {
 	stderr   *console.Relay
 	level    *slog.LevelVar // of log
 	log      *slog.Logger
-	events   eventWriter // of nobody, unless asked for
+	runsLog  *slog.Logger // as log, for lines that name their run themselves
+	events   eventWriter  // of nobody, unless asked for
 	logs     *logs.Logs
 	procs    *proc.Supervisor
 	endpoint *endpoint
@@ -113,7 +114,8 @@ const lingerBudget = 20 * time.Second
 func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, link *guard.Link) int {
 	j := &job{s: s, guard: link, inbox: in, stderr: console.NewRelay(os.Stderr), level: new(slog.LevelVar)}
 	j.level.Set(console.Level())
-	j.log = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("run_id", s.runID, "host", s.node.Name)
+	j.runsLog = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
+	j.log = j.runsLog.With("run_id", s.runID)
 	j.python = &pythonPath{shmDir: s.shmDir, log: j.log}
 	for _, w := range s.warnings {
 		j.log.Warn(w)
@@ -169,7 +171,7 @@ const retryServing = 2 * time.Second
 func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api.Session, error) {
 	for begin := time.Now(); ; {
 		var err error
-		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.observe); err != nil {
+		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
 		cfg := j.sessionConfig(started)
