@@ -62,6 +62,9 @@ func (p *program) onDaemon(name, arguments string, f func(*call) error, options 
 			if args.NArg() != len(strings.Fields(arguments)) || slices.Contains(args.Args().Slice(), "") {
 				return fmt.Errorf("usage: dlroverctl %s [options]; see dlroverctl --help", strings.TrimSpace(name+" "+arguments))
 			}
+			if run := args.Args().First(); run == "." || run == ".." {
+				return fmt.Errorf("%s: no run is called %q; give its --rdzv-id", name, run)
+			}
 			return p.call(args, f)
 		},
 	}
@@ -118,8 +121,8 @@ func (c *call) explain(err error) error {
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted")
 	case errors.As(err, &netErr):
-		err = fmt.Errorf("no daemon answers at %s: %w; "+
-			"is dlrover-master, or the launcher that serves the job, running there?", c.addr, netErr.Err)
+		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, "+
+			"running there? A --standalone job cannot be reached", c.addr, netErr.Err)
 	default:
 		err = fmt.Errorf("the daemon at %s: %w", c.addr, err)
 	}

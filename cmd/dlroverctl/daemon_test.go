@@ -142,7 +142,7 @@ func TestWhomToSpeakTo(t *testing.T) {
 
 	require.Contains(t, d.ok("runs"), "keeps no run")
 	require.Contains(t, d.ok("--master", d.addr, "runs"), "keeps no run")
-	d.fails(1, "no daemon answers at "+nobody+": .*refused; is dlrover-master", "runs", "--master="+nobody)
+	d.fails(1, "no daemon answers at "+nobody+": .*refused; is dlrover-master, .* --standalone job cannot be reached", "runs", "--master="+nobody)
 	d.fails(2, `--master=node0: need host and port, such as node0:29400`, "runs", "--master", "node0")
 	d.fails(2, "token file: open /nowhere", "runs", "--token-file=/nowhere")
 	d.env["DLROVER_TOKEN"] = "another-secret-0123"
@@ -168,6 +168,10 @@ func TestTheCommandLine(t *testing.T) {
 		{"status: .*not defined: -charge", []string{"status", "job", "--charge"}},
 		{"status: .*not defined: -nope", []string{"status", "--nope", "job"}},
 		{`log-level "LOUD": need one of debug, info, warn, error`, []string{"log-level", "job", "LOUD"}},
+		{"--reason needs a value", []string{"pause", "job", "--reason"}},
+		{"--master needs a value", []string{"status", "--master", "--", "job"}},
+		{`pause: no run is called "\.\."; give its --rdzv-id`, []string{"pause", ".."}},
+		{`status: no run is called "\."`, []string{"status", "."}},
 		{`unknown command "dance"`, []string{"dance", "job"}},
 	} {
 		d.fails(2, c.want, c.args...)

@@ -67,7 +67,10 @@ func (p *program) run(ctx context.Context, args []string) int {
 		help.Print(p.stdout, a, "COMMAND ARGUMENTS [options]")
 		return 0
 	}
-	err := a.RunContext(ctx, arrange(a, args))
+	args, err := arrange(a, args)
+	if err == nil {
+		err = a.RunContext(ctx, args)
+	}
 	if err == nil {
 		return 0
 	}
@@ -100,7 +103,7 @@ func (p *program) app() *cli.App {
 
 // arrange puts the options between the names of the commands and their arguments, where the flag package looks for
 // them: people write them anywhere.
-func arrange(app *cli.App, args []string) []string {
+func arrange(app *cli.App, args []string) ([]string, error) {
 	var options, words []string
 	for rest := args[1:]; len(rest) > 0; {
 		word := rest[0]
@@ -112,9 +115,13 @@ func arrange(app *cli.App, args []string) []string {
 			words = append(words, word)
 		default:
 			options = append(options, word)
-			if takesValue(app, word) && len(rest) > 0 {
-				options, rest = append(options, rest[0]), rest[1:]
+			if !takesValue(app, word) {
+				break
 			}
+			if len(rest) == 0 || rest[0] == "--" {
+				return nil, fmt.Errorf("%s needs a value; see dlroverctl --help", word)
+			}
+			options, rest = append(options, rest[0]), rest[1:]
 		}
 	}
 	names := 0
@@ -125,7 +132,7 @@ func arrange(app *cli.App, args []string) []string {
 		}
 		commands = commands[i].Subcommands
 	}
-	return slices.Concat(args[:1], words[:names], options, []string{"--"}, words[names:])
+	return slices.Concat(args[:1], words[:names], options, []string{"--"}, words[names:]), nil
 }
 
 // takesValue says whether the value of an option is the next word. The application knows the options of all commands.

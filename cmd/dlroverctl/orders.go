@@ -33,8 +33,11 @@ func nodeOption() cli.Flag {
 func (p *program) orders() []*cli.Command {
 	run := func(name string, kind rendezvous.OrderKind, done string, options ...cli.Flag) *cli.Command {
 		return p.onDaemon(name, "RUN", func(c *call) error {
-			done := strings.ReplaceAll(done, "RUN", printable.Line(c.run()))
-			return c.order(rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge")}, done)
+			o := rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge")}
+			if o.Charge {
+				return c.order(o, "its workers are stopped and, if a restart is left, started anew")
+			}
+			return c.order(o, strings.ReplaceAll(done, "RUN", printable.Line(c.run())))
 		}, append(options, reasonOption())...)
 	}
 	node := func(name string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {

@@ -46,7 +46,7 @@ func TestRestart(t *testing.T) {
 	require.Contains(t, d.ok("runs"), "0 of 3", "nothing is charged")
 
 	e = d.start("job", "n0")
-	d.ok("restart", "job", "--charge")
+	require.Contains(t, d.ok("restart", "job", "--charge"), "if a restart is left")
 	d.stopped("job", e, "n0", "n1")
 	require.Contains(t, d.ok("runs"), "1 of 3")
 }
@@ -72,7 +72,14 @@ func TestPauseAndResume(t *testing.T) {
 	require.Contains(t, d.ok("status", "job"), "paused: by dlroverctl")
 	require.Equal(t, rendezvous.Wait, d.directive("job", "n0").Kind)
 	require.Equal(t, "run job: goes on\n", d.ok("resume", "job"))
-	d.start("job", "n0")
+	e = d.start("job", "n0")
+
+	d.ok("pause", "job") // and nobody is left
+	d.stopped("job", e, "n0")
+	_, err := d.hub.Leave(t.Context(), "job", rendezvous.Leave{ID: "n0", Reason: "preempted"})
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^job +0 +- `, d.ok("runs"), "what it wants is not known")
+	require.Regexp(t, `(?m)^nodes +0 in the world, 0 waiting$`, d.ok("status", "job"))
 }
 
 func TestBarAndUnbar(t *testing.T) {

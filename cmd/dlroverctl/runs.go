@@ -74,7 +74,10 @@ func (c *call) listRuns() error {
 
 // size is what --nnodes says.
 func size(p rendezvous.Params) string {
-	if p.Min == p.Max {
+	switch {
+	case p.Max == 0: // nobody is here who could say
+		return "-"
+	case p.Min == p.Max:
 		return strconv.Itoa(p.Min)
 	}
 	return fmt.Sprintf("%d to %d", p.Min, p.Max)
@@ -144,7 +147,11 @@ func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
 	t := newTable(c.stdout)
 	t.row("run", s.Run)
 	t.row("state", phase(s.Status))
-	t.row("nodes", fmt.Sprintf("%d in the world, %d waiting; it wants %s", s.Members, s.Waiting, size(s.Params)))
+	nodes := fmt.Sprintf("%d in the world, %d waiting", s.Members, s.Waiting)
+	if s.Params.Max > 0 {
+		nodes += "; it wants " + size(s.Params)
+	}
+	t.row("nodes", nodes)
 	t.row("workers", strconv.Itoa(workers(s.Status)))
 	t.row("round", fmt.Sprintf("%d, epoch %d", s.Round, s.Epoch))
 	t.row("restarts", restarts(s.Status))
