@@ -729,6 +729,24 @@ func TestOrdersSurviveADaemonThatDiesWhileWorkersStop(t *testing.T) {
 	}
 }
 
+// A spare says that there has been a world. Whoever waits for its members is not out of time meanwhile.
+func TestTheWaitForAnOlderWorldIsNoJoinTime(t *testing.T) {
+	v := world(t, Params{Min: 1, Max: 1, JoinTimeout: 5 * time.Second}, "a", "spare").revive()
+	v.comeBack("spare")
+	v.pass(resumeWindow - 1)
+	require.Equal(t, "spare:wait", v.kinds())
+	v.pass(1)
+	v.obey()
+	require.Equal(t, "spare", v.order())
+
+	v = world(t, Params{Min: 2, Max: 2, JoinTimeout: 5 * time.Second}, "a", "b", "spare").revive()
+	v.comeBack("spare")
+	v.pass(resumeWindow + 5*time.Second - 1)
+	require.Equal(t, "spare:wait", v.kinds())
+	v.pass(1)
+	require.Equal(t, "spare:fail", v.kinds())
+}
+
 // What is ordered while a world is being rebuilt is known to those who have come back.
 func TestOrdersSurviveADaemonThatDiesWhileAWorldIsRebuilt(t *testing.T) {
 	v := world(t, Params{Min: 1, Max: 2}, "a", "b").revive()

@@ -7,8 +7,8 @@ import (
 )
 
 func (r *Round) trySeal(now time.Time) bool {
-	if !now.Before(r.holdAt) {
-		r.holdAt = time.Time{}
+	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
+		r.holdAt, r.formingAt = time.Time{}, now
 	}
 	if r.owing > 0 || !r.holdAt.IsZero() || r.paused != nil {
 		r.leaveGate(now)
@@ -144,9 +144,9 @@ func (r *Round) tryGrow(now time.Time) {
 }
 
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
-// does a pause, or the time in the gate (leaveGate).
+// does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
-	if r.owing > 0 || r.paused != nil {
+	if r.owing > 0 || r.paused != nil || !r.holdAt.IsZero() {
 		r.formingAt = now
 		return
 	}

@@ -34,12 +34,12 @@ func (r *Round) nextDecision() time.Time {
 		return r.gateAt
 	case r.paused != nil || r.owing > 0 || len(r.nodes) == 0:
 		return time.Time{}
+	case !r.holdAt.IsZero():
+		return r.holdAt
 	}
 	at := r.formingAt.Add(r.params.JoinTimeout)
-	for _, t := range []time.Time{r.holdAt, r.lastCallAt} {
-		if !t.IsZero() {
-			return earlier(t, at)
-		}
+	if !r.lastCallAt.IsZero() {
+		return earlier(r.lastCallAt, at)
 	}
 	return at
 }
