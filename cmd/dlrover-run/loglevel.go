@@ -23,6 +23,9 @@ func logLevelFeature() feature {
 // logLevels are what a notice may say.
 var logLevels = map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
 
+// maxQuoted bounds what is quoted of a level that is none, in bytes.
+const maxQuoted = 40
+
 // Name implements launcher.Part.
 func (l logLevel) Name() string { return "log level" }
 
@@ -33,7 +36,7 @@ func (l logLevel) Notice(topic, body string) {
 	}
 	level, known := logLevels[body]
 	if !known {
-		l.log.Warn("a notice asks for a log level that is none: use debug, info, warn or error", "level", body)
+		l.log.Warn("a notice asks for a log level that is none: use debug, info, warn or error", "level", body[:min(len(body), maxQuoted)])
 		return
 	}
 	l.log.Info("the log level changes as a notice says", "from", l.level.Level().String(), "to", level.String())

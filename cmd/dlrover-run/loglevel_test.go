@@ -23,11 +23,13 @@ func TestANoticeSetsTheLogLevel(t *testing.T) {
 		{"log-level", "warn", slog.LevelWarn},
 		{"log-level", "error", slog.LevelError},
 		{"log-level", "info", slog.LevelInfo},
+		{"log-level", strings.Repeat("x", 4096), slog.LevelInfo},
 	} {
 		l.Notice(c.topic, c.body)
 		require.Equal(t, c.want, level.Level(), "%s %s", c.topic, c.body)
 	}
 	require.Contains(t, out.String(), `level=loud`)
+	require.NotContains(t, out.String(), strings.Repeat("x", 41))
 	require.Contains(t, out.String(), "use debug, info, warn or error")
 	require.Contains(t, out.String(), "from=INFO to=DEBUG")
 }
