@@ -95,7 +95,7 @@ func TestFullDiskIsTriedAgain(t *testing.T) {
 	requireStep(t, dir, 20, 1)
 }
 
-// What waiting does not mend is final at once.
+// What waiting does not repair is final at once.
 func TestFinalErrors(t *testing.T) {
 	for _, final := range []syscall.Errno{
 		syscall.EISDIR, syscall.ENOTDIR, syscall.EINVAL, syscall.ENAMETOOLONG, syscall.EROFS, syscall.ELOOP, syscall.EACCES, syscall.EPERM, syscall.EFBIG,

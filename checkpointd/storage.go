@@ -120,7 +120,7 @@ func (d *Daemon) overtaken(j *save) (step int64, ok bool) {
 	return m.Step, ok && m.Saved.After(j.saved) && (m.Epoch != j.meta.Epoch || m.Step > j.meta.Step)
 }
 
-// hopeless tells errors that waiting does not mend. A device that is gone may come back.
+// hopeless tells errors that waiting does not repair. A device that is gone may come back.
 func hopeless(err error) bool {
 	return slices.ContainsFunc([]error{
 		commit.ErrSuperseded, commit.ErrBegun, errLost, fsx.ErrNotRegular, fsx.ErrTooLong, fs.ErrPermission,

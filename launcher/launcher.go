@@ -76,7 +76,7 @@ type Place struct {
 	MasterPort                  int
 }
 
-// Rendezvous is the node's seat in its run. Every method but Directives may block
+// Rendezvous is how a node takes part in its run. Every method but Directives may block
 // while the daemon is away, until ctx ends.
 type Rendezvous interface {
 	// Directives closes when the daemon will not have this node any more (Err).

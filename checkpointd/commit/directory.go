@@ -164,7 +164,7 @@ func (d directory) read(path string) (m Manifest, found bool, err error) {
 	return m, true, nil
 }
 
-// damaged tells what is wrong with a file from what is wrong with the storage, which may be mended.
+// damaged tells what is wrong with a file from what is wrong with the storage, which may be repaired.
 func damaged(err error) bool {
 	return slices.ContainsFunc([]error{ErrDamaged, fsx.ErrNotRegular, fsx.ErrTooLong, syscall.ELOOP},
 		func(e error) bool { return errors.Is(err, e) })

@@ -370,7 +370,7 @@ func (s stage) published() (bool, error) {
 	return manifestOf(data) == s.r.Save.ID, nil
 }
 
-// unfit says of what should be a small file that it is none, which waiting does not mend.
+// unfit says of what should be a small file that it is none, which waiting does not repair.
 func unfit(err error) bool {
 	return errors.Is(err, fsx.ErrNotRegular) || errors.Is(err, fsx.ErrTooLong)
 }

@@ -9,7 +9,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Final reports whether no repetition mends the error: the node is refused.
+// Final reports whether no repetition helps against the error: the node is refused.
 func Final(err error) bool {
 	for _, final := range []error{rendezvous.ErrRefused, ErrUnauthorized, ErrBadRequest, ErrClosed} {
 		if errors.Is(err, final) {
