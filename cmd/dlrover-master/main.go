@@ -56,7 +56,7 @@ func app(stdout io.Writer) *cli.App {
 		Name: "dlrover-master", Usage: "rendezvous daemon of distributed training jobs", HideVersion: true,
 		Description: description, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard,
 		Action:         func(c *cli.Context) error { return serve(c, stdout) },
-		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
+		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlrover-master", err) },
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001",

@@ -17,6 +17,7 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
+	"dlrover-run/cmd/internal/help"
 	"dlrover-run/launcher/printable"
 )
 
@@ -27,9 +28,9 @@ var errDamaged = &foundError{errors.New("damaged checkpoints")}
 func (p *program) checkpoints() *cli.Command {
 	t := &tender{store: commit.Store{FS: fsx.OS{}, Now: p.now}, out: p.stdout}
 	command := func(name, usage string, least, most int, f func(ctx context.Context, args []string) error) *cli.Command {
-		return &cli.Command{Name: name, HideHelp: true, Action: func(c *cli.Context) error {
+		return &cli.Command{Name: name, HideHelp: true, OnUsageError: misused, Action: func(c *cli.Context) error {
 			if c.NArg() < least || c.NArg() > most {
-				return fmt.Errorf("checkpoints %s takes %s", name, usage)
+				return misplaced("checkpoints "+name, usage, c.Args().Slice())
 			}
 			args := c.Args().Slice()
 			dir, err := filepath.Abs(args[0])
@@ -39,13 +40,20 @@ func (p *program) checkpoints() *cli.Command {
 			return f(c.Context, append([]string{dir}, args[1:]...))
 		}}
 	}
-	return &cli.Command{Name: "checkpoints", HideHelp: true, Subcommands: []*cli.Command{
+	return &cli.Command{Name: "checkpoints", HideHelp: true, OnUsageError: misused, Subcommands: []*cli.Command{
 		command("ls", "DIR", 1, 1, t.list),
 		command("verify", "DIR [STEP]", 1, 2, t.verify),
 		command("rm", "DIR STEP", 2, 2, t.remove),
 	}, Action: func(c *cli.Context) error {
+		if c.NArg() == 0 {
+			return errors.New("checkpoints alone does nothing: use checkpoints ls, verify or rm")
+		}
 		return fmt.Errorf("checkpoints %q is unknown: use ls, verify or rm", c.Args().First())
 	}}
+}
+
+func misused(_ *cli.Context, err error, _ bool) error {
+	return fmt.Errorf("checkpoints: %w", help.Misuse("dlroverctl", err))
 }
 
 // tender carries out the commands on one store.

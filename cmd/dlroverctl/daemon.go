@@ -7,10 +7,12 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/rendezvous"
@@ -56,11 +58,11 @@ func (p *program) onDaemon(name, arguments string, f func(*call) error, options 
 	return &cli.Command{
 		Name: name, HideHelp: true, Flags: append(connection(), options...),
 		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-			return fmt.Errorf("%s: %w; see dlroverctl --help", name, err)
+			return fmt.Errorf("%s: %w", name, help.Misuse("dlroverctl", err))
 		},
 		Action: func(args *cli.Context) error {
 			if args.NArg() != len(strings.Fields(arguments)) || slices.Contains(args.Args().Slice(), "") {
-				return fmt.Errorf("usage: dlroverctl %s [options]; see dlroverctl --help", strings.TrimSpace(name+" "+arguments))
+				return misplaced(name, arguments, args.Args().Slice())
 			}
 			if run := args.Args().First(); run == "." || run == ".." {
 				return fmt.Errorf("%s: no run is called %q; give its --rdzv-id", name, run)
@@ -68,6 +70,18 @@ func (p *program) onDaemon(name, arguments string, f func(*call) error, options 
 			return p.call(args, f)
 		},
 	}
+}
+
+// misplaced is the error of a command that was given other arguments than it takes.
+func misplaced(name, takes string, given []string) error {
+	if takes == "" {
+		takes = "no argument"
+	}
+	words := "nothing"
+	if len(given) > 0 {
+		words = strings.Trim(fmt.Sprintf("%q", given), "[]")
+	}
+	return fmt.Errorf("%s takes %s, but was given %s; see dlroverctl --help", name, takes, words)
 }
 
 // call connects and calls f, whose errors are what the daemon, or the lack of one, has to say.
@@ -97,8 +111,9 @@ func (p *program) master(option string) (string, error) {
 			"dlrover-master, or of the node that serves the job (its --rdzv-endpoint)")
 	}
 	host, port, err := net.SplitHostPort(strings.TrimSpace(addr))
-	if err != nil || host == "" || port == "" {
-		return "", fmt.Errorf("%s=%s: need host and port, such as node0:29400 or [::1]:50001", from, addr)
+	n, notNumber := strconv.ParseUint(port, 10, 16)
+	if err != nil || host == "" || notNumber != nil || n == 0 {
+		return "", fmt.Errorf("%s=%s: need a host and a port from 1 to 65535, such as node0:29400 or [::1]:50001", from, addr)
 	}
 	return net.JoinHostPort(host, port), nil
 }

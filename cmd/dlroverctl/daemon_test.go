@@ -143,7 +143,7 @@ func TestWhomToSpeakTo(t *testing.T) {
 	require.Contains(t, d.ok("runs"), "keeps no run")
 	require.Contains(t, d.ok("--master", d.addr, "runs"), "keeps no run")
 	d.fails(1, "no daemon answers at "+nobody+": .*refused; is dlrover-master, .* --standalone job cannot be reached", "runs", "--master="+nobody)
-	d.fails(2, `--master=node0: need host and port, such as node0:29400`, "runs", "--master", "node0")
+	d.fails(2, `--master=node0: need a host and a port from 1 to 65535, such as node0:29400`, "runs", "--master", "node0")
 	d.fails(2, "token file: open /nowhere", "runs", "--token-file=/nowhere")
 	d.env["DLROVER_TOKEN"] = "another-secret-0123"
 	d.fails(1, "the job token was not accepted: it differs from the daemon's", "runs")
@@ -152,7 +152,7 @@ func TestWhomToSpeakTo(t *testing.T) {
 	delete(d.env, "DLROVER_MASTER_ADDR")
 	d.fails(2, "no daemon is named: give --master=HOST:PORT or set DLROVER_MASTER_ADDR", "runs")
 	d.env["DLROVER_MASTER_ADDR"] = "[::1"
-	d.fails(2, `DLROVER_MASTER_ADDR=\[::1: need host and port`, "runs")
+	d.fails(2, `DLROVER_MASTER_ADDR=\[::1: need a host and a port`, "runs")
 }
 
 func TestTheCommandLine(t *testing.T) {
@@ -161,17 +161,21 @@ func TestTheCommandLine(t *testing.T) {
 		want string
 		args []string
 	}{
-		{"usage: dlroverctl status RUN", []string{"status"}},
-		{"usage: dlroverctl status RUN", []string{"status", ""}},
-		{"usage: dlroverctl bar RUN NODE", []string{"bar", "job"}},
-		{"usage: dlroverctl runs ", []string{"runs", "job"}},
-		{"status: .*not defined: -charge", []string{"status", "job", "--charge"}},
-		{"status: .*not defined: -nope", []string{"status", "--nope", "job"}},
+		{"status takes RUN, but was given nothing", []string{"status"}},
+		{`status takes RUN, but was given ""`, []string{"status", ""}},
+		{`bar takes RUN NODE, but was given "job"`, []string{"bar", "job"}},
+		{`runs takes no argument, but was given "job"`, []string{"runs", "job"}},
+		{"status: unknown option --charge; see dlroverctl --help", []string{"status", "job", "--charge"}},
+		{"status: unknown option --nope", []string{"status", "--nope", "job"}},
 		{`log-level "LOUD": need one of debug, info, warn, error`, []string{"log-level", "job", "LOUD"}},
 		{"--reason needs a value", []string{"pause", "job", "--reason"}},
 		{"--master needs a value", []string{"status", "--master", "--", "job"}},
 		{`pause: no run is called "\.\."; give its --rdzv-id`, []string{"pause", ".."}},
 		{`status: no run is called "\."`, []string{"status", "."}},
+		{"checkpoints: unknown option --nope", []string{"checkpoints", "ls", "dir", "--nope"}},
+		{"checkpoints ls takes DIR, but was given nothing", []string{"checkpoints", "ls"}},
+		{"checkpoints alone does nothing: use checkpoints ls, verify or rm", []string{"checkpoints"}},
+		{"--master=node0:http: need a host and a port from 1 to 65535", []string{"runs", "--master=node0:http"}},
 		{`unknown command "dance"`, []string{"dance", "job"}},
 	} {
 		d.fails(2, c.want, c.args...)

@@ -86,6 +86,7 @@ func (p *program) app() *cli.App {
 		Name: "dlroverctl", Usage: "shows and tends training jobs and their checkpoints", Description: description,
 		HideHelp: true, HideHelpCommand: true, HideVersion: true, Writer: io.Discard, ErrWriter: io.Discard,
 		ExitErrHandler: func(*cli.Context, error) {},
+		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlroverctl", err) },
 		Flags: append(append(connection(), jsonOption(), followOption(), reasonOption(), chargeOption(), nodeOption()),
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},

@@ -56,7 +56,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("restart policy %q is unknown: use %s, %s, %s or %s", c.Restart, OnFailure, Never, Always, ExitCode)
 	}
 	if c.MaxRestarts < 0 {
-		return fmt.Errorf("max restarts is %d and must be 0 or more", c.MaxRestarts)
+		return fmt.Errorf("--max-restarts=%d: need a number from 0", c.MaxRestarts)
 	}
 	if c.Restart == Never && c.MaxRestarts > 0 {
 		return fmt.Errorf("restart policy %s with %d restarts contradicts itself: leave out max restarts, or use %s",

@@ -87,7 +87,7 @@ func TestValidate(t *testing.T) {
 		{"zero value", policy.Config{}, ""},
 		{"restarts", policy.Config{MaxRestarts: 3}, ""},
 		{"unknown rule", policy.Config{Restart: "onfailure"}, `restart policy "onfailure" is unknown: use OnFailure, Never, Always or ExitCode`},
-		{"negative restarts", policy.Config{MaxRestarts: -1}, "max restarts is -1 and must be 0 or more"},
+		{"negative restarts", policy.Config{MaxRestarts: -1}, "--max-restarts=-1: need a number from 0"},
 		{"Never with restarts", policy.Config{Restart: policy.Never, MaxRestarts: 2}, "contradicts itself"},
 		{"codes without ExitCode", policy.Config{Retryable: []policy.CodeRange{{First: 1, Last: 1}}}, "no effect without restart policy ExitCode"},
 		{"zero is never retryable", policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 0, Last: 3}}}, "0-3"},

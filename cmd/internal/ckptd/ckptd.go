@@ -98,7 +98,7 @@ func app(stdout io.Writer) *cli.App {
 		Name: Name, Usage: "keeps and flushes the checkpoints that workers save in memory", Description: description,
 		HideVersion: true, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard,
 		Action:         func(c *cli.Context) error { return serve(c, stdout) },
-		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return err },
+		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse(Name, err) },
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "job", Category: category, Usage: "`NAME`: the name that --ckpt-sidecar gives to the launcher: letters, digits and ._-"},

@@ -37,7 +37,7 @@ func ParseFormat(text string) (Format, error) {
 	case Auto, Text, JSON:
 		return f, nil
 	}
-	return "", fmt.Errorf("--log-format=%q is unknown: use auto (text on a terminal, else json), text or json", text)
+	return "", fmt.Errorf("%q of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, else json), text or json", text)
 }
 
 // Logger writes what is of level at least to w. Nothing in a record reaches w that could act on a terminal.

@@ -107,7 +107,7 @@ func TestParseFormat(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	_, err := console.ParseFormat("xml")
-	require.EqualError(t, err, `--log-format="xml" is unknown: use auto (text on a terminal, else json), text or json`)
+	require.EqualError(t, err, `"xml" of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, else json), text or json`)
 }
 
 func TestLevel(t *testing.T) {

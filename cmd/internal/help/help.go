@@ -63,7 +63,7 @@ func cutMeta(usage string) (meta, text string) {
 func spellings(names []string) string {
 	var out []string
 	for _, n := range slices.Backward(names) {
-		out = append(out, strings.Repeat("-", min(len(n), 2))+n)
+		out = append(out, dashed(n))
 	}
 	return strings.Join(out, ", ")
 }
