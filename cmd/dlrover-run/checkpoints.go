@@ -78,7 +78,7 @@ func (r *resolver) checkpoints() (k ckptSettings, err error) {
 	case r.c.IsSet("ckpt-shm-dir") && !isDir(r.s.shmDir):
 		err = fmt.Errorf("--ckpt-shm-dir=%s: there is no such directory", r.s.shmDir)
 	case k.sidecar != "" && !shm.ValidKey(k.sidecar):
-		err = fmt.Errorf("--ckpt-sidecar=%s: need letters, digits and ._- only", k.sidecar)
+		err = fmt.Errorf("--ckpt-sidecar=%s: need 1 to 128 letters, digits and ._-, a letter, digit or _ first", k.sidecar)
 	case k.off && k.sidecar != "":
 		err = fmt.Errorf("--ckpt-daemon=off and --ckpt-sidecar contradict each other: use one of them")
 	case k.writeRate != "":

@@ -324,7 +324,7 @@ func TestCheckpointOptions(t *testing.T) {
 		{"relative directory", "--ckpt-shm-dir=here", "absolute path"},
 		{"rate", "--ckpt-write-rate=fast", "--ckpt-write-rate=fast"},
 		{"missing directory", "--ckpt-shm-dir=/no/such/directory", "there is no such directory"},
-		{"sidecar's name", "--ckpt-sidecar=a/b", "--ckpt-sidecar=a/b: need letters"},
+		{"sidecar's name", "--ckpt-sidecar=a/b", "--ckpt-sidecar=a/b: need 1 to 128 letters"},
 		{"sidecar and off", "--ckpt-daemon=off --ckpt-sidecar=x", "contradict"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

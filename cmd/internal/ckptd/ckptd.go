@@ -246,11 +246,11 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 	if c.String("runtime") == "" && c.String("job") == "" {
 		return cfg, errors.New("--job is required: the name that the launcher's --ckpt-sidecar says")
 	}
+	if job := c.String("job"); job != "" && !shm.ValidKey(job) {
+		return cfg, fmt.Errorf("--job=%s: need 1 to 128 letters, digits and ._-, a letter, digit or _ first", job)
+	}
 	if cfg.Token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
 		return cfg, err
-	}
-	if cfg.Dir, err = openDir(c); err != nil {
-		return cfg, &runError{err}
 	}
 	storage := fsx.OS{}
 	if text := c.String("write-rate"); text != "" {
@@ -266,6 +266,9 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 			return cfg, errors.New("--master needs --run, the name of the run")
 		}
 		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), cfg.Token, &http.Client{})
+	}
+	if cfg.Dir, err = openDir(c); err != nil { // last: what has been opened is left behind by an error
+		return cfg, &runError{err}
 	}
 	return cfg, nil
 }
