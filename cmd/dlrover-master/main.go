@@ -28,9 +28,9 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-const description = `Launchers find it through DLROVER_MASTER_ADDR=host:port or --rdzv-endpoint. Without
-a job token (--token-file, DLROVER_TOKEN_FILE, DLROVER_TOKEN) it serves loopback only.
-Workers that run keep running when it ends; a new one takes over.`
+const description = `Launchers find it through DLROVER_MASTER_ADDR=host:port or --rdzv-endpoint.
+Without a job token (--token-file, DLROVER_TOKEN_FILE, DLROVER_TOKEN) it serves
+loopback only. Workers that run keep running when it ends; a new one takes over.`
 
 func main() { os.Exit(run(os.Args, os.Stdout)) }
 

@@ -14,9 +14,9 @@ import (
 	"dlrover-run/launcher/printable"
 )
 
-const description = `Starts --nproc-per-node copies of a training script on this node, meets the other
-nodes of the job, restarts what fails, and says which rank failed first and why.
-It takes torchrun's command line; PET_<OPTION> variables give defaults.`
+const description = `Starts --nproc-per-node copies of a training script on this node, joins the
+other nodes of the job, restarts what fails, and says which rank failed first
+and why. It takes torchrun's command line; PET_<OPTION> variables give defaults.`
 
 // parse turns the command line and the PET_ environment into the context that holds
 // every option with its type and default. A nil context without an error means that

@@ -22,24 +22,28 @@ import (
 
 const description = `A running job, which its --rdzv-id names:
   runs                           what the daemon keeps
-  status RUN                     what the run and its nodes are doing, and how old its checkpoints are
-  events RUN [-f]                what has happened lately; -f: and what happens until the run ends
-  verdict RUN                    who failed first when workers were last stopped, and why
+  status RUN                     the state of the run, its nodes and checkpoints
+  events RUN [-f]                what has happened; -f: and what happens
+  verdict RUN                    who failed first, and why
   restart RUN                    stop all workers and start them anew
   stop RUN                       end the run as failed
   pause RUN                      stop all workers; the launchers stay
   resume RUN                     end a pause
   bar RUN NODE                   no workers on the nodes of this name
   unbar RUN NODE                 end a bar
-  log-level RUN LEVEL            what its launchers log from now on: debug, info, warn or error
+  log-level RUN LEVEL            least level of its launchers' log lines:
+                                 debug, info, warn or error
 
 A checkpoint directory:
   checkpoints ls DIR             the committed steps
-  checkpoints verify DIR [STEP]  read every file of a step, or of all, against its checksums
-  checkpoints rm DIR STEP        remove a step; not the one that the tracker names
+  checkpoints verify DIR [STEP]  read all files, or a step's, and compare
+                                 them with their checksums
+  checkpoints rm DIR STEP        remove a step; not the one that the tracker
+                                 names
 
-Exit status: 0 done; 1 the daemon refuses, is not there, or has nothing of that name, or a checkpoint is damaged;
-2 the command line is wrong, or there are no such checkpoints.`
+Exit status: 0 done; 1 the daemon refuses, is not there, or has nothing of that
+name, or a checkpoint is damaged; 2 the command line is wrong, or there are no
+such checkpoints.`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -43,9 +43,9 @@ const Socket = "sock"
 // DefaultShm is where memory is shared.
 const DefaultShm = "/dev/shm"
 
-const description = `dlrover-run starts it by itself. As a sidecar container it shares --shm-dir (a volume
-in memory) and the user id with the training container, whose launcher is told
---ckpt-sidecar=NAME.`
+const description = `dlrover-run starts it by itself. As a sidecar container it shares --shm-dir (a
+volume in memory) and the user id with the training container, whose launcher is
+told --ckpt-sidecar=NAME.`
 
 // Main runs the daemon and returns the exit status.
 func Main(args []string, stdout io.Writer) int {

@@ -55,6 +55,19 @@ func IsTerminal(f File) bool {
 	return err == nil
 }
 
+// Columns returns how many columns w has. It reports false if w is no terminal, or one that does not know.
+func Columns(w io.Writer) (int, bool) {
+	f, ok := w.(File)
+	if !ok {
+		return 0, false
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil || size.Col == 0 {
+		return 0, false
+	}
+	return int(size.Col), true
+}
+
 // Complain writes an error for people: one line that starts with the program's name.
 func Complain(w io.Writer, program string, err error) {
 	fmt.Fprintf(w, "%s: error: %s\n", program, printable.Text(err.Error()))

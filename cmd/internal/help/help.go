@@ -9,13 +9,18 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/console"
 )
 
 // Print writes name, usage line, description and options of app. arguments stands
 // behind the program's name in the usage line.
 func Print(w io.Writer, app *cli.App, arguments string) {
 	fmt.Fprintf(w, "%s - %s\n\nusage: %s %s\n\n%s\n", app.Name, app.Usage, app.Name, arguments, app.Description)
-	section := "none yet"
+	section, width := "none yet", widest
+	if n, ok := console.Columns(w); ok {
+		width = min(max(n, narrowest), widest)
+	}
 	for _, f := range app.Flags {
 		if v, ok := f.(cli.VisibleFlag); ok && !v.IsVisible() {
 			continue
@@ -25,15 +30,16 @@ func Print(w io.Writer, app *cli.App, arguments string) {
 			fmt.Fprintf(w, "\n%s:\n", section)
 		}
 		meta, text := cutMeta(f.(cli.DocGenerationFlag).GetUsage())
-		fmt.Fprintf(w, "  %s%s\n%s", spellings(f.Names()), meta, wrap(text))
+		fmt.Fprintf(w, "  %s%s\n%s", spellings(f.Names()), meta, wrap(text, width))
 	}
 }
 
-// width is how many columns a line of a flag's text has at most, unless a word is longer.
-const width = 100
+// A line of a flag's text has as many columns as the terminal, within these bounds; widest where there is none. A longer
+// word makes it longer.
+const narrowest, widest = 40, 100
 
-// wrap indents text and breaks it into lines.
-func wrap(text string) string {
+// wrap indents text and breaks it into lines of at most width columns.
+func wrap(text string, width int) string {
 	const indent = "        "
 	var b strings.Builder
 	line := indent

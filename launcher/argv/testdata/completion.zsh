@@ -15,7 +15,7 @@ _arguments -s -S -A '-*' \
   '*--local-addr=[address at which the other nodes reach this one (default\: the one that leads to the rendezvous)]:HOST: ' \
   '*--token-file=[file with the job token, a secret that all nodes of the job share (default\: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)]:PATH:_files' \
   '*--insecure[serve and join a rendezvous on a network address without a job token]' \
-  '*--topology-file=[file with lines of three words, asw psw ip\: nodes under the same switch get adjacent ranks; read by the node that serves the rendezvous]:PATH:_files' \
+  '*--topology-file=[file with lines of three words, asw psw ip\: nodes under the same switch get adjacent ranks; the node that serves the rendezvous reads it, again when it changes]:PATH:_files' \
   '*--module[run the script as a Python module, as python -m does]' \
   '*-m[run the script as a Python module, as python -m does]' \
   '*--no-python[execute the script itself instead of passing it to Python; cannot be combined with --module]' \
