@@ -110,7 +110,7 @@ func TestAHungStepIsLeftToItself(t *testing.T) {
 	}
 }
 
-func TestWhatWaitingDoesNotMend(t *testing.T) {
+func TestWhatWaitingDoesNotRepair(t *testing.T) {
 	for _, err := range []error{
 		fs.ErrPermission, syscall.EROFS, syscall.EISDIR, syscall.ENAMETOOLONG, commit.ErrSuperseded, commit.ErrBegun,
 	} {

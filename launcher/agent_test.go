@@ -29,9 +29,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// seat is a rendezvous of one node: it releases at once, restarts while restarts are
+// fakeRdzv is a rendezvous of one node: it releases at once, restarts while restarts are
 // left, and records what it is told.
-type seat struct {
+type fakeRdzv struct {
 	dirs     chan Directive
 	err      error
 	notices  chan Notice
@@ -45,43 +45,43 @@ type seat struct {
 	failures []verdict.Failure
 }
 
-func newSeat(maxRestarts int) *seat {
-	s := &seat{dirs: make(chan Directive, 8), max: maxRestarts}
+func newFakeRdzv(maxRestarts int) *fakeRdzv {
+	s := &fakeRdzv{dirs: make(chan Directive, 8), max: maxRestarts}
 	s.d = Directive{Kind: Lead, Round: 1, Place: Place{GroupWorldSize: 1, WorldSize: 2, RoleWorldSize: 2}}
 	s.dirs <- s.d
 	return s
 }
 
-func (s *seat) tell(k Kind, cause string) {
+func (s *fakeRdzv) tell(k Kind, cause string) {
 	d := s.d
 	d.Kind, d.Cause = k, cause
 	s.dirs <- d
 }
 
 // order is tell from outside of a call.
-func (s *seat) order(k Kind, cause string) {
+func (s *fakeRdzv) order(k Kind, cause string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tell(k, cause)
 }
 
-func (s *seat) expel() {
+func (s *fakeRdzv) expel() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.dirs)
 }
 
-func (s *seat) note(format string, args ...any) func() {
+func (s *fakeRdzv) note(format string, args ...any) func() {
 	s.mu.Lock()
 	s.calls = append(s.calls, fmt.Sprintf(format, args...))
 	return s.mu.Unlock
 }
 
-func (s *seat) Directives() <-chan Directive { return s.dirs }
-func (s *seat) Err() error                   { return s.err }
-func (s *seat) Running(*Directive)           {}
+func (s *fakeRdzv) Directives() <-chan Directive { return s.dirs }
+func (s *fakeRdzv) Err() error                   { return s.err }
+func (s *fakeRdzv) Running(*Directive)           {}
 
-func (s *seat) Ready(_ context.Context, d Directive, addr string, port int) error {
+func (s *fakeRdzv) Ready(_ context.Context, d Directive, addr string, port int) error {
 	defer s.note("ready")()
 	s.d = d
 	s.d.Place.MasterAddr, s.d.Place.MasterPort = addr, port
@@ -89,7 +89,7 @@ func (s *seat) Ready(_ context.Context, d Directive, addr string, port int) erro
 	return nil
 }
 
-func (s *seat) Failing(_ context.Context, _ Directive, a policy.Action, fs []verdict.Failure) error {
+func (s *fakeRdzv) Failing(_ context.Context, _ Directive, a policy.Action, fs []verdict.Failure) error {
 	defer s.note("failing: %s", a)()
 	s.failures = append(s.failures, fs...)
 	if a == policy.Fail || s.d.Place.RestartCount >= s.max {
@@ -100,7 +100,7 @@ func (s *seat) Failing(_ context.Context, _ Directive, a policy.Action, fs []ver
 	return nil
 }
 
-func (s *seat) Rejoin(_ context.Context, _ Directive, fs []verdict.Failure) error {
+func (s *fakeRdzv) Rejoin(_ context.Context, _ Directive, fs []verdict.Failure) error {
 	defer s.note("rejoin")()
 	s.failures = append(s.failures, fs...)
 	s.d.Epoch++
@@ -109,35 +109,35 @@ func (s *seat) Rejoin(_ context.Context, _ Directive, fs []verdict.Failure) erro
 	return nil
 }
 
-func (s *seat) Success(context.Context, Directive) error {
+func (s *fakeRdzv) Success(context.Context, Directive) error {
 	defer s.note("success")()
 	s.tell(Done, "")
 	return nil
 }
 
-func (s *seat) Leave(_ context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
+func (s *fakeRdzv) Leave(_ context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
 	defer s.note("leave: %s", reason)()
 	return verdict.Evidence{Failures: fs, WorldSize: 2, RestartsUsed: s.d.Place.RestartCount, MaxRestarts: s.max}, nil
 }
 
-func (s *seat) Cleared(context.Context, time.Time) error {
+func (s *fakeRdzv) Cleared(context.Context, time.Time) error {
 	defer s.note("cleared")()
 	return nil
 }
 
-func (s *seat) Barred(_ context.Context, reason string) error {
+func (s *fakeRdzv) Barred(_ context.Context, reason string) error {
 	defer s.note("barred: %s", reason)()
 	return nil
 }
 
-func (s *seat) World(context.Context) ([]Member, error) {
+func (s *fakeRdzv) World(context.Context) ([]Member, error) {
 	defer s.note("world")()
 	return s.world, s.worldErr
 }
 
-func (s *seat) Notices() <-chan Notice { return s.notices }
+func (s *fakeRdzv) Notices() <-chan Notice { return s.notices }
 
-func (s *seat) said() []string {
+func (s *fakeRdzv) said() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.calls)
@@ -150,16 +150,16 @@ func (s *store) Port() int { return 4242 }
 
 // rig is an agent with two shell workers in a directory of its own.
 type rig struct {
-	dir     string
-	seat    *seat
-	store   *store
-	signals chan os.Signal
-	cfg     Config
+	dir      string
+	fakeRdzv *fakeRdzv
+	store    *store
+	signals  chan os.Signal
+	cfg      Config
 }
 
 func newRig(t *testing.T, script string, maxRestarts int) *rig {
 	t.Helper()
-	r := &rig{dir: t.TempDir(), seat: newSeat(maxRestarts), store: &store{}, signals: make(chan os.Signal, 4)}
+	r := &rig{dir: t.TempDir(), fakeRdzv: newFakeRdzv(maxRestarts), store: &store{}, signals: make(chan os.Signal, 4)}
 	procs, err := proc.New(proc.Config{})
 	require.NoError(t, err)
 	out, err := logs.New(logs.Config{
@@ -174,7 +174,7 @@ func newRig(t *testing.T, script string, maxRestarts int) *rig {
 		RunID: "run", Role: "default", NodeName: "node-x", Host: "host-x", Addr: "127.0.0.1", Slots: 2,
 		Path: "/bin/sh", Args: []string{"sh", "-c", script}, Name: "script", Env: append(os.Environ(), "DIR="+r.dir), Preset: p,
 		Policy: policy.Config{MaxRestarts: maxRestarts}, ShutdownTimeout: 10 * time.Second, Substitute: argv.SubstituteLocalRank,
-		Rendezvous: r.seat, Store: r.store, Processes: procs, Logs: out, Signals: r.signals,
+		Rendezvous: r.fakeRdzv, Store: r.store, Processes: procs, Logs: out, Signals: r.signals,
 		Terminate: func(s os.Signal) bool { return s == syscall.SIGTERM || s == syscall.SIGINT },
 	}
 	return r
@@ -190,7 +190,7 @@ func (r *rig) run(t *testing.T) Result {
 	case res := <-done:
 		return res
 	case <-time.After(30 * time.Second):
-		require.FailNow(t, "the agent does not end", "calls: %v", r.seat.said())
+		require.FailNow(t, "the agent does not end", "calls: %v", r.fakeRdzv.said())
 		return Result{}
 	}
 }
@@ -229,7 +229,7 @@ func TestSuccess(t *testing.T) {
 	res := r.run(t)
 	require.Equal(t, Result{Reason: policy.Success}, res)
 	require.Equal(t, "1 1 2 127.0.0.1:4242 True run arg1\n", r.read(t, "1"))
-	require.Equal(t, []string{"ready", "success", "leave: done"}, r.seat.said())
+	require.Equal(t, []string{"ready", "success", "leave: done"}, r.fakeRdzv.said())
 	require.Equal(t, 1, r.store.resets)
 }
 
@@ -238,7 +238,7 @@ func TestRestart(t *testing.T) {
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "x\nx\nx\n", r.read(t, "starts.1"))
 	require.Equal(t, 3, r.store.resets, "every epoch gets a fresh store")
-	require.Equal(t, "exit code 7", r.seat.failures[0].Reason())
+	require.Equal(t, "exit code 7", r.fakeRdzv.failures[0].Reason())
 }
 
 func TestFailureForGood(t *testing.T) {
@@ -284,22 +284,22 @@ func TestPermanentExitCode(t *testing.T) {
 	r.cfg.Policy.Restart = policy.ExitCode
 	res := r.run(t)
 	require.Equal(t, policy.WorkerPermanent, res.Reason)
-	require.Equal(t, "failing: fail", r.seat.said()[1])
+	require.Equal(t, "failing: fail", r.fakeRdzv.said()[1])
 }
 
 func TestRestartMeIsFree(t *testing.T) {
 	r := newRig(t, `[ $RANK = 0 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 60; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 138`, 5)
 	r.cfg.Policy.Restart = policy.ExitCode
 	require.Equal(t, policy.Success, r.run(t).Reason)
-	require.Equal(t, "failing: restart, not charged", r.seat.said()[1])
+	require.Equal(t, "failing: restart, not charged", r.fakeRdzv.said()[1])
 }
 
 func TestStopFromOutsideRestartsTheWorkers(t *testing.T) {
 	r := newRig(t, `echo x >> $DIR/starts.$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
-	r.whenUp(t, func() { r.seat.order(Stop, "the world grows") })
+	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "x\nx\n", r.read(t, "starts.0"))
-	require.Empty(t, r.seat.failures, "workers that were stopped have not failed")
+	require.Empty(t, r.fakeRdzv.failures, "workers that were stopped have not failed")
 }
 
 func TestSignalIsForwarded(t *testing.T) {
@@ -310,7 +310,7 @@ func TestSignalIsForwarded(t *testing.T) {
 	require.Equal(t, syscall.SIGTERM, res.Signal)
 	require.Equal(t, "term\n", r.read(t, "got.0"))
 	require.Equal(t, "term\n", r.read(t, "got.1"))
-	require.Contains(t, r.seat.said(), "leave: received SIGTERM", "the others hear at once")
+	require.Contains(t, r.fakeRdzv.said(), "leave: received SIGTERM", "the others hear at once")
 }
 
 func TestSecondSignalForces(t *testing.T) {
@@ -337,7 +337,7 @@ func TestProgramThatCannotStart(t *testing.T) {
 func TestConfirmationOfTheRunningEpochChangesNothing(t *testing.T) {
 	r := newRig(t, `echo x >> $DIR/starts.$RANK; : > $DIR/up.$RANK; while [ ! -e $DIR/go ]; do sleep 0.01; done`, 0)
 	r.whenUp(t, func() {
-		r.seat.order(Run, "")
+		r.fakeRdzv.order(Run, "")
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
 	})
 	require.Equal(t, policy.Success, r.run(t).Reason)
@@ -349,9 +349,9 @@ func TestConfirmationOfTheRunningEpochChangesNothing(t *testing.T) {
 func TestAnEpochNeverRunsTwice(t *testing.T) {
 	r := newRig(t, `echo x >> $DIR/starts.$RANK; trap 'sleep 0.2; exit 0' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
 	r.whenUp(t, func() {
-		r.seat.order(Stop, "the world grows")
-		r.seat.order(Run, "late")
-		r.seat.order(Fail, "over")
+		r.fakeRdzv.order(Stop, "the world grows")
+		r.fakeRdzv.order(Run, "late")
+		r.fakeRdzv.order(Fail, "over")
 	})
 	r.run(t)
 	require.Equal(t, "x\n", r.read(t, "starts.0"))
@@ -359,8 +359,8 @@ func TestAnEpochNeverRunsTwice(t *testing.T) {
 
 func TestExpelledNodeEndsItsWorkers(t *testing.T) {
 	r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
-	r.seat.err = &ReasonError{Reason: policy.TokenRefused, Err: errors.New("wrong token")}
-	r.when(t, "up.1", r.seat.expel)
+	r.fakeRdzv.err = &ReasonError{Reason: policy.TokenRefused, Err: errors.New("wrong token")}
+	r.when(t, "up.1", r.fakeRdzv.expel)
 	res := r.run(t)
 	require.Equal(t, policy.TokenRefused, res.Reason)
 	require.ErrorContains(t, res.Err, "wrong token")
@@ -369,13 +369,13 @@ func TestExpelledNodeEndsItsWorkers(t *testing.T) {
 func TestSuccessIsNotLostWithTheDaemon(t *testing.T) {
 	r := newRig(t, `exit 0`, 0)
 	away := &ReasonError{Reason: policy.MasterUnreachable, Err: errors.New("gone")}
-	r.cfg.Rendezvous = &deserted{seat: r.seat, err: away}
+	r.cfg.Rendezvous = &deserted{fakeRdzv: r.fakeRdzv, err: away}
 	require.Equal(t, Result{Reason: policy.Success}, r.run(t))
 }
 
 // deserted is a rendezvous whose daemon is away when success is reported.
 type deserted struct {
-	*seat
+	*fakeRdzv
 	err error
 }
 

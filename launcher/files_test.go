@@ -30,7 +30,7 @@ func TestStartWaitsForDescriptors(t *testing.T) {
 	r := newRig(t, "exit 0", 0)
 	r.cfg.Processes = &scarce{r.cfg.Processes, 3}
 	require.NoError(t, r.run(t).Err)
-	require.Equal(t, []string{"ready", "success", "leave: done"}, r.seat.said())
+	require.Equal(t, []string{"ready", "success", "leave: done"}, r.fakeRdzv.said())
 }
 
 func TestNoDescriptorsIsNoWorkersFailure(t *testing.T) {
@@ -40,7 +40,7 @@ func TestNoDescriptorsIsNoWorkersFailure(t *testing.T) {
 	require.ErrorIs(t, res.Err, syscall.EMFILE)
 	require.ErrorContains(t, res.Err, "the launcher has no file descriptor left (limit ")
 	require.Empty(t, res.Local, "no worker is blamed")
-	require.Equal(t, []string{"ready"}, r.seat.said())
+	require.Equal(t, []string{"ready"}, r.fakeRdzv.said())
 }
 
 func TestWithFiles(t *testing.T) {

@@ -80,8 +80,8 @@ func TestPartsAreCalledInOrder(t *testing.T) {
 	r := newRig(t, `echo "$FROM_PART $TORCHELASTIC_RUN_ID" > $DIR/$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
 	p := &everything{name: "all", procs: r.cfg.Processes}
 	r.cfg.Parts = []Part{p}
-	r.seat.world = []Member{{Node: "node-x", Slots: 2}}
-	r.whenUp(t, func() { r.seat.order(Stop, "the world grows") })
+	r.fakeRdzv.world = []Member{{Node: "node-x", Slots: 2}}
+	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
 	res := r.run(t)
 	require.Equal(t, policy.Success, res.Reason)
 	EndParts(r.cfg.Parts, Ending{Result: res})
@@ -91,7 +91,7 @@ func TestPartsAreCalledInOrder(t *testing.T) {
 		"end success within 0s",
 	}, p.read())
 	require.Equal(t, "node-x 1 of 2 over\n", r.read(t, "1"))
-	require.Equal(t, []string{"ready", "world", "rejoin", "ready", "world", "success", "leave: done"}, r.seat.said())
+	require.Equal(t, []string{"ready", "world", "rejoin", "ready", "world", "success", "leave: done"}, r.fakeRdzv.said())
 }
 
 func TestSignalIsToldEarly(t *testing.T) {
@@ -134,10 +134,10 @@ func TestFailureFromOutsideRestarts(t *testing.T) {
 	seen := &observed{}
 	r.cfg.Observers = []Observer{seen}
 	require.Equal(t, policy.Success, r.run(t).Reason)
-	require.Equal(t, "failing: restart, not charged", r.seat.said()[1])
-	f := r.seat.failures[0]
+	require.Equal(t, "failing: restart, not charged", r.fakeRdzv.said()[1])
+	f := r.fakeRdzv.failures[0]
 	require.Equal(t, []any{"no progress for 600 s", "node-x", "host-x", "default", 1, false}, []any{f.Message, f.NodeName, f.Host, f.Role, f.ExitCode, f.At.IsZero()})
-	require.Len(t, r.seat.failures, 2, "reported, and told again with the request to rejoin: %v", r.seat.failures)
+	require.Len(t, r.fakeRdzv.failures, 2, "reported, and told again with the request to rejoin: %v", r.fakeRdzv.failures)
 	require.Equal(t, "no progress for 600 s (exit code 1) false", why.read()[0])
 	require.Contains(t, seen.read(), "faulted watcher rank 1: restart, not charged")
 }
@@ -148,7 +148,7 @@ func TestFailureFromOutsideForGood(t *testing.T) {
 		c.Fail(verdict.Failure{Rank: 1, LocalRank: 1, PID: pids[1], Message: "the GPU is gone"}, policy.Fail)
 	})}
 	res := r.run(t)
-	require.Equal(t, "failing: fail", r.seat.said()[1])
+	require.Equal(t, "failing: fail", r.fakeRdzv.said()[1])
 	require.Regexp(t, `^rank 1 .*pid [1-9].* failed first: the GPU is gone`, res.Verdict)
 	require.Equal(t, 1, res.Local[res.Root].Rank)
 	require.Len(t, res.Local, 2, "the worker that was blamed is listed once")
@@ -162,8 +162,8 @@ func TestFailureThatAsksForSuccessRestarts(t *testing.T) {
 		}
 	})}
 	require.Equal(t, policy.Success, r.run(t).Reason)
-	require.Equal(t, "failing: restart", r.seat.said()[1])
-	require.Equal(t, []any{-6, "r", time.Unix(9, 0)}, []any{r.seat.failures[0].ExitCode, r.seat.failures[0].Role, r.seat.failures[0].At})
+	require.Equal(t, "failing: restart", r.fakeRdzv.said()[1])
+	require.Equal(t, []any{-6, "r", time.Unix(9, 0)}, []any{r.fakeRdzv.failures[0].ExitCode, r.fakeRdzv.failures[0].Role, r.fakeRdzv.failures[0].At})
 }
 
 // The failure of an epoch that is over is nobody's, whenever it is found.
@@ -181,7 +181,7 @@ func TestFailureAfterTheEnd(t *testing.T) {
 	c.Fail(verdict.Failure{Message: "after it"}, policy.Fail)
 	require.Contains(t, log.String(), `is over, or has failed before, is ignored" part=watcher why="while stopping"`)
 	require.Contains(t, log.String(), `why="after it"`)
-	require.Empty(t, r.seat.failures)
+	require.Empty(t, r.fakeRdzv.failures)
 }
 
 func TestFaultOfAGroupThatIsBeingStoppedDoesNotCount(t *testing.T) {
@@ -206,7 +206,7 @@ func TestWatcherThatDoesNotReturnIsLeftBehind(t *testing.T) {
 			<-block
 		}
 	})}
-	r.whenUp(t, func() { r.seat.order(Stop, "the world grows") })
+	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
 	begun := time.Now()
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.GreaterOrEqual(t, time.Since(begun), partGrace)
@@ -293,14 +293,14 @@ func TestPartsEndInReverseOrderWithinOneBudget(t *testing.T) {
 
 // bare is an agent in a bubble that gets no workers.
 type bare struct {
-	*seat
+	*fakeRdzv
 	cfg  Config
 	log  *lockedBuffer
 	done chan Result
 }
 
 func newBare(parts ...Part) *bare {
-	b := &bare{seat: &seat{dirs: make(chan Directive, 8)}, log: &lockedBuffer{}, done: make(chan Result, 1)}
+	b := &bare{fakeRdzv: &fakeRdzv{dirs: make(chan Directive, 8)}, log: &lockedBuffer{}, done: make(chan Result, 1)}
 	b.cfg = Config{
 		Slots: 2, Path: "/bin/false", Rendezvous: b, Store: &store{}, Logs: &logs.Logs{}, Parts: parts,
 		Processes: struct{ Processes }{}, // nothing is started
@@ -466,8 +466,8 @@ func TestBarIsSaidOnce(t *testing.T) {
 	})
 }
 
-// gated is a seat that bars its node first and gives it workers once it is cleared.
-type gated struct{ *seat }
+// gated is a fakeRdzv that bars its node first and gives it workers once it is cleared.
+type gated struct{ *fakeRdzv }
 
 func (g *gated) Cleared(context.Context, time.Time) error {
 	defer g.note("cleared")()
@@ -477,13 +477,13 @@ func (g *gated) Cleared(context.Context, time.Time) error {
 
 func TestBarredNodeThatPassesGetsWorkers(t *testing.T) {
 	r := newRig(t, `exit 0`, 0)
-	lead := <-r.seat.dirs
+	lead := <-r.fakeRdzv.dirs
 	require.Equal(t, Lead, lead.Kind)
-	r.seat.dirs <- Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}
-	r.seat.dirs <- Directive{Kind: Check}
-	r.cfg.Rendezvous, r.cfg.Parts = &gated{r.seat}, []Part{says("speed", CheckResult{Passed: true}, nil)}
+	r.fakeRdzv.dirs <- Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}
+	r.fakeRdzv.dirs <- Directive{Kind: Check}
+	r.cfg.Rendezvous, r.cfg.Parts = &gated{r.fakeRdzv}, []Part{says("speed", CheckResult{Passed: true}, nil)}
 	require.Equal(t, Result{Reason: policy.Success}, r.run(t))
-	require.Equal(t, []string{"cleared", "ready", "success", "leave: done"}, r.seat.said())
+	require.Equal(t, []string{"cleared", "ready", "success", "leave: done"}, r.fakeRdzv.said())
 }
 
 func TestUnknownDirectiveIsSaidOnceAndChangesNothing(t *testing.T) {
@@ -491,9 +491,9 @@ func TestUnknownDirectiveIsSaidOnceAndChangesNothing(t *testing.T) {
 	log := &lockedBuffer{}
 	r.cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
 	r.whenUp(t, func() {
-		r.seat.order("ponder", "")
-		r.seat.order("ponder", "")
-		r.seat.order("muse", "")
+		r.fakeRdzv.order("ponder", "")
+		r.fakeRdzv.order("ponder", "")
+		r.fakeRdzv.order("muse", "")
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
 	})
 	require.Equal(t, policy.Success, r.run(t).Reason)

@@ -59,8 +59,8 @@ func TestExpiredTimerKillsItsWorkerAndTheJobRestarts(t *testing.T) {
 	r, log := newTimerRig(t, `[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && say $$$$ train.py#7 1 9 && exec sleep 60
 		[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 60`, 1)
 	require.Equal(t, policy.Success, r.run(t).Reason)
-	require.Equal(t, `timer "train.py#7" of 0s expired (SIGKILL)`, r.seat.failures[0].Reason())
-	require.Equal(t, 1, r.seat.failures[0].Rank)
+	require.Equal(t, `timer "train.py#7" of 0s expired (SIGKILL)`, r.fakeRdzv.failures[0].Reason())
+	require.Equal(t, 1, r.fakeRdzv.failures[0].Rank)
 	require.Contains(t, log.String(), `expired, sent SIGKILL" rank=1 local_rank=1`)
 }
 

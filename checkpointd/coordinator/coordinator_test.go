@@ -155,7 +155,7 @@ func (w world) finish(follower <-chan result) {
 }
 
 // Every Coordinator obeys the same contract.
-func TestBoards(t *testing.T) {
+func TestCoordinators(t *testing.T) {
 	for name, open := range worlds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
