@@ -61,7 +61,7 @@ func (p *program) orders() []*cli.Command {
 
 // order gives an order and says what it has done.
 func (c *call) order(o rendezvous.Order, done string) error {
-	o.Cause, o.Text = rendezvous.CauseOperator, c.reason()
+	o.Cause, o.Text = rendezvous.CauseOperator, c.reason(o.Kind)
 	if err := c.client.Order(c, c.run(), o); err != nil {
 		return c.refused(o, err)
 	}
@@ -80,9 +80,9 @@ func (c *call) barred() string {
 	return fmt.Sprintf("%s; to end it: dlroverctl unbar %s %s", text, run, node)
 }
 
-// reason is what the operator says, and who that is.
-func (c *call) reason() string {
-	by := "by dlroverctl"
+// reason is what the operator says, and who has given which order: launchers show nothing else of it.
+func (c *call) reason(kind rendezvous.OrderKind) string {
+	by := string(kind) + " by dlroverctl"
 	if host, err := os.Hostname(); err == nil {
 		by += " on " + printable.Line(host)
 	}
