@@ -70,6 +70,7 @@ func TestPauseAndResume(t *testing.T) {
 	require.Contains(t, d.ok("pause", "job"), "to go on: dlroverctl resume job")
 	d.stopped("job", e, "n0")
 	require.Contains(t, d.ok("status", "job"), "paused: pause by dlroverctl")
+	require.Regexp(t, `(?m)^- +n0 .*waiting$`, d.ok("status", "job"), "its rank was that of the last world")
 	require.Equal(t, rendezvous.Wait, d.directive("job", "n0").Kind)
 	require.Equal(t, "run job: goes on\n", d.ok("resume", "job"))
 	e = d.start("job", "n0")

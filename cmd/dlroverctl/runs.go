@@ -180,13 +180,16 @@ func (c *call) listNodes(nodes []rendezvous.NodeStatus) {
 	t.row("RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
 	for _, n := range nodes {
 		rank := "-"
-		if n.GroupRank >= 0 {
+		if n.GroupRank >= 0 && !slices.Contains(outside(), n.State) {
 			rank = strconv.Itoa(n.GroupRank)
 		}
 		t.row(rank, n.Name, n.Addr, strconv.Itoa(n.Slots), nodeState(n))
 	}
 	_ = t.w.Flush()
 }
+
+// outside are the states of nodes that are in no world: their ranks are those that they had in the last one.
+func outside() []string { return []string{"waiting", "checking", "barred"} }
 
 func nodeState(n rendezvous.NodeStatus) string {
 	switch {

@@ -42,23 +42,41 @@ func ParseFormat(text string) (Format, error) {
 
 // Logger writes what is of level at least to w. Nothing in a record reaches w that could act on a terminal.
 func Logger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
+	log := newLogger(w, program, f, level)
+	if _, ok := levelOf(os.Getenv(levelVariable)); !ok {
+		log.Warn("LOGLEVEL is not one of DEBUG, INFO, WARNING, ERROR and CRITICAL: INFO counts", "value", os.Getenv(levelVariable))
+	}
+	return log
+}
+
+func newLogger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
 	if f == Text || f != JSON && IsTerminal(w) {
 		return slog.New(newLines(w, program, level))
 	}
 	return slog.New(slog.NewJSONHandler(printable.JSON(w), &slog.HandlerOptions{Level: level})).With("program", program)
 }
 
+const levelVariable = "LOGLEVEL"
+
 // Level is what $LOGLEVEL names, torchrun's variable: DEBUG, INFO, WARNING, ERROR or CRITICAL; INFO unless set.
+// A value that is none of them is INFO, too, and Logger says so.
 func Level() slog.Level {
-	switch strings.ToUpper(os.Getenv("LOGLEVEL")) {
+	level, _ := levelOf(os.Getenv(levelVariable))
+	return level
+}
+
+func levelOf(text string) (level slog.Level, known bool) {
+	switch strings.ToUpper(text) {
 	case "DEBUG", "NOTSET":
-		return slog.LevelDebug
+		return slog.LevelDebug, true
 	case "WARNING", "WARN":
-		return slog.LevelWarn
+		return slog.LevelWarn, true
 	case "ERROR", "CRITICAL", "FATAL":
-		return slog.LevelError
+		return slog.LevelError, true
+	case "INFO", "":
+		return slog.LevelInfo, true
 	}
-	return slog.LevelInfo
+	return slog.LevelInfo, false
 }
 
 // lines is the slog.Handler of Text: one line a record, in one Write.

@@ -117,3 +117,9 @@ func TestLevel(t *testing.T) {
 		require.Equal(t, want, console.Level(), text)
 	}
 }
+
+func TestALevelThatIsNoneIsSaid(t *testing.T) {
+	t.Setenv("LOGLEVEL", "loud")
+	got := shown(t, false, console.Text, console.Level(), func(*slog.Logger) {})
+	require.Contains(t, got, "WARN  prog: LOGLEVEL is not one of DEBUG, INFO, WARNING, ERROR and CRITICAL: INFO counts value=loud")
+}

@@ -49,7 +49,7 @@ type window struct {
 func (w *window) Fd() uintptr { return w.terminal.Fd() }
 
 func TestLinesFitTheTerminal(t *testing.T) {
-	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	require.NoError(t, err)
 	defer terminal.Close()
 	app := &cli.App{Name: "prog", Flags: []cli.Flag{
