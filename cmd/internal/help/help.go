@@ -34,8 +34,8 @@ func Print(w io.Writer, app *cli.App, arguments string) {
 	}
 }
 
-// A line of a flag's text has as many columns as the terminal, within these bounds; widest where there is none. A longer
-// word makes it longer.
+// A line of a flag's text has as many columns as the terminal, within these bounds; widest where there is none. Longer
+// words make it longer.
 const narrowest, widest = 40, 100
 
 // wrap indents text and breaks it into lines of at most width columns.
