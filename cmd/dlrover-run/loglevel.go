@@ -36,7 +36,8 @@ func (l logLevel) Notice(topic, body string) {
 	}
 	level, known := logLevels[body]
 	if !known {
-		l.log.Warn("a notice asks for a log level that is none: use debug, info, warn or error", "level", body[:min(len(body), maxQuoted)])
+		l.log.Warn("a notice asks for a log level that is none: use debug, info, warn or error",
+			"level", body[:min(len(body), maxQuoted)])
 		return
 	}
 	l.log.Info("the log level changes as a notice says", "from", l.level.Level().String(), "to", level.String())

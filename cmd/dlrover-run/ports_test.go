@@ -100,7 +100,8 @@ func TestPortsAreHeldAgainAfterAnEpoch(t *testing.T) {
 		_, err := listenOn(t, n)
 		require.ErrorContains(t, err, "address already in use")
 	}
-	require.Equal(t, fmt.Sprintf("DLROVER_PORTS=%d,%d,%d", offered[0], offered[1], offered[2]), p.Environ(launcher.Epoch{}, 0)[0])
+	list := fmt.Sprintf("DLROVER_PORTS=%d,%d,%d", offered[0], offered[1], offered[2])
+	require.Equal(t, list, p.Environ(launcher.Epoch{}, 0)[0])
 }
 
 func TestWorldFile(t *testing.T) {
