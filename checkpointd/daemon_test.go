@@ -250,21 +250,21 @@ func TestBreakpointOfWhatTheDiskHas(t *testing.T) {
 	require.True(t, os.SameFile(before, after), "it was written again")
 }
 
-// torn is a segment whose worker died while it was copying.
-func torn(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	require.NoError(t, err)
-	defer f.Close()
-	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(shm.Writing)), 16)
-	require.NoError(t, err)
+// putTorn puts the segment of a worker that died while it was copying. At no moment is there a complete save in it.
+func (n *node) putTorn(s shmtest.Save, name string) {
+	n.t.Helper()
+	b := s.Bytes(n.t)
+	binary.LittleEndian.PutUint64(b[16:], uint64(shm.Writing))
+	path := filepath.Join(n.dir.Path(), name)
+	require.NoError(n.t, os.WriteFile(path+".tmp", b, 0o600))
+	require.NoError(n.t, os.Rename(path+".tmp", path))
 }
 
 func TestTornSaveIsNeverWritten(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	n.put(single(dir, 10), "seg/l0-0.seg")
 	require.Equal(t, true, n.wait(dir, 10)["ok"])
-	torn(t, single(dir, 15).Write(t, n.dir, "seg/l0-1.seg"))
+	n.putTorn(single(dir, 15), "seg/l0-1.seg")
 	c := n.control()
 	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "the worker died", false))
 	_, err := c.End(t.Context(), patience)

@@ -138,8 +138,9 @@ func TestTroubleIsToldOnceADirectory(t *testing.T) {
 	}, patience, 50*time.Millisecond)
 	require.Len(t, log.with("cannot write a checkpoint, trying again"), 1)
 	disk.fail(nil)
-	for i := range int64(3) {
-		require.Equal(t, true, n.wait(dir, 10+i)["ok"])
+	for i := range int64(3) { // an older one is dropped if a newer one is committed first
+		res := n.wait(dir, 10+i)
+		require.True(t, res["ok"] == true || i < 2 && strings.Contains(fmt.Sprint(res["error"]), "a later save"), "%v", res)
 	}
 	disk.fail(syscall.ENOSPC)
 	n.put(single(dir, 20), "seg/l0-3.seg")
