@@ -98,7 +98,8 @@ func TestFullDiskIsTriedAgain(t *testing.T) {
 // What waiting does not repair is final at once.
 func TestFinalErrors(t *testing.T) {
 	for _, final := range []syscall.Errno{
-		syscall.EISDIR, syscall.ENOTDIR, syscall.EINVAL, syscall.ENAMETOOLONG, syscall.EROFS, syscall.ELOOP, syscall.EACCES, syscall.EPERM, syscall.EFBIG,
+		syscall.EISDIR, syscall.ENOTDIR, syscall.EINVAL, syscall.ENAMETOOLONG, syscall.EROFS, syscall.ELOOP, syscall.EACCES,
+		syscall.EPERM, syscall.EFBIG,
 	} {
 		t.Run(final.Error(), func(t *testing.T) {
 			t.Parallel()

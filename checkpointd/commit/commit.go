@@ -45,7 +45,8 @@ type Save struct {
 	Saved                             time.Time // when it was complete in memory: what orders the saves of an epoch
 	Trackers                          []Tracker // Latest need not be among them
 	Retention                         *Retention
-	Late                              bool // others may have overtaken it: it moves no tracker away from what was saved after it
+	// Late: others may have overtaken it, and it moves no tracker away from what was saved after it.
+	Late bool
 }
 
 // FileEntry is one file of a save. Path is relative to the directory, or absolute when it lies elsewhere.

@@ -50,7 +50,8 @@ func TestFilesOnDisk(t *testing.T) {
 	}))
 	require.Equal(t, []string{
 		".dlrover/10.json", "dlrover_latest.txt",
-		"global_step10/0_model.pt", "global_step10/0_optim.pt", "global_step10/1_model.pt", "global_step10/1_optim.pt", "latest",
+		"global_step10/0_model.pt", "global_step10/0_optim.pt", "global_step10/1_model.pt",
+		"global_step10/1_optim.pt", "latest",
 	}, found)
 	b, err := os.ReadFile(filepath.Join(root, Latest))
 	require.NoError(t, err)

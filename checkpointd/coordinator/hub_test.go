@@ -655,14 +655,18 @@ func TestManyNodes(t *testing.T) {
 }
 
 func FuzzHandler(f *testing.F) {
-	f.Add("reports", `{"save":{"id":"a","step":1,"shards":1},"phase":"prepared","shards":[0],"entries":[{"shard":0,"files":[{"path":"p","size":1,"crc32":2,"shard":0}]}]}`)
+	f.Add("reports", `{"save":{"id":"a","step":1,"shards":1},"phase":"prepared","shards":[0],"entries":[{"shard":0,`+
+		`"files":[{"path":"p","size":1,"crc32":2,"shard":0}]}]}`)
 	f.Add("reports", `{"save":{"id":"a","step":1,"shards":2},"phase":"failed","shards":[1],"error":"x","note":true}`)
-	f.Add("agree", `{"key":"k","node":0,"nodes":1,"holdings":[{"save":"s","dir":"/d","step":1,"saved":"2026-01-01T00:00:00Z","shard":0,"shards":1}],"patience":5}`)
-	f.Add("agree", `{"key":"k","node":0,"nodes":2,"note":true,"patience":0,"answer":{"plan":{"save":"s","mine":[0,-1]},"found":true}}`)
+	f.Add("agree", `{"key":"k","node":0,"nodes":1,"holdings":[{"save":"s","dir":"/d","step":1,`+
+		`"saved":"2026-01-01T00:00:00Z","shard":0,"shards":1}],"patience":5}`)
+	f.Add("agree",
+		`{"key":"k","node":0,"nodes":2,"note":true,"patience":0,"answer":{"plan":{"save":"s","mine":[0,-1]},"found":true}}`)
 	f.Add("peers", `{"key":"k","self":{"node":0,"addr":"a"},"nodes":1,"patience":0}`)
 	f.Add("speaks", `{"of":"7.2.0","node":1,"keys":["breakpoint.7.2.0.abc"]}`)
 	f.Add("agree", `{"key":"breakpoint.7.2.0.abc","node":0,"nodes":2}`)
-	f.Add("peers", `{"key":"k","self":{"node":0,"copies":[{"rank":-1,"save":"s","dir":"/d","saved_ns":5,"shards":2}]},"nodes":1,"note":true}`)
+	f.Add("peers", `{"key":"k","self":{"node":0,"copies":[{"rank":-1,"save":"s","dir":"/d","saved_ns":5,"shards":2}]},`+
+		`"nodes":1,"note":true}`)
 	f.Add("ages", `{"node":0,"ages":[{"rank":0,"memory_step":1}]}`)
 	f.Fuzz(func(t *testing.T, path, body string) {
 		hub := NewHub()

@@ -35,7 +35,9 @@ func TestPython(t *testing.T) {
 // TestPlainDirectory: what a worker without a launcher makes, Go takes for what it is.
 func TestPlainDirectory(t *testing.T) {
 	base := t.TempDir()
-	out, err := python(t, systemPython, "-c", "import sys; from dlrover_ckpt import segment; print(segment.runtime_dir({'DLROVER_CKPT_SHM': sys.argv[1]})[0])", base)
+	out, err := python(t, systemPython,
+		"-c", "import sys; from dlrover_ckpt import segment; print(segment.runtime_dir({'DLROVER_CKPT_SHM': "+
+			"sys.argv[1]})[0])", base)
 	require.NoError(t, err, out)
 	old := time.Now().Add(-2 * time.Hour)
 	for _, dir := range []string{"seg", ""} {
@@ -50,7 +52,8 @@ func TestPlainDirectory(t *testing.T) {
 func TestPythonTorch2(t *testing.T) {
 	interpreter := torchpython.Chosen()
 	if interpreter == "" {
-		t.Skip("SKIPPED: FSDP, SAFETENSORS AND HUGGING FACE ARE NOT TESTED: TORCH_PYTHON names no Python (make e2e-torch2 does)")
+		t.Skip("SKIPPED: FSDP, SAFETENSORS AND HUGGING FACE ARE NOT TESTED: TORCH_PYTHON names no Python " +
+			"(make e2e-torch2 does)")
 	}
 	out, err := python(t, interpreter, "-c", "import torch; assert int(torch.__version__.split('.')[0]) >= 2")
 	require.NoError(t, err, out)
@@ -81,7 +84,8 @@ func python(t *testing.T, interpreter string, args ...string) (string, error) {
 	here, err := filepath.Abs(".")
 	require.NoError(t, err)
 	cmd := exec.CommandContext(ctx, interpreter, args...)
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+here+":"+filepath.Join(here, "tests"), "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1")
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+here+":"+filepath.Join(here, "tests"),
+		"PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = 10 * time.Second // children may hold the pipe

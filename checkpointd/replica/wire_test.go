@@ -91,7 +91,9 @@ func TestHandshakeAttacks(t *testing.T) {
 		require.ErrorIs(t, greet(&script{r: bytes.NewReader(h.bytes())}, token), ErrVersion)
 	})
 	t.Run("another protocol", func(t *testing.T) {
-		require.ErrorContains(t, welcome(&script{r: strings.NewReader("GET / HTTP/1.1\r\nHost: example.com:4433\r\nAccept: */*\r\n\r\n")}, token), "GET /")
+		require.ErrorContains(t,
+			welcome(&script{r: strings.NewReader("GET / HTTP/1.1\r\nHost: example.com:4433\r\nAccept: */*\r\n\r\n")}, token),
+			"GET /")
 	})
 	t.Run("too short", func(t *testing.T) {
 		require.ErrorIs(t, welcome(&script{r: strings.NewReader(helloMagic)}, token), io.ErrUnexpectedEOF)

@@ -49,14 +49,17 @@ func TestFreeMemory(t *testing.T) {
 		}, 600},
 		{"v1 beside an empty v2", map[string]string{
 			"proc/self/cgroup": "9:name=systemd:/\n4:hugetlb,memory:/job\n0::/\n", "proc/self/mountinfo": v1 + v2,
-			"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "5000\n", "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
-			"sys/fs/cgroup/memory/job/memory.stat":       "inactive_file 1\ntotal_inactive_file 10\n",
-			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "7000\n",
+			"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "5000\n",
+			"sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
+			"sys/fs/cgroup/memory/job/memory.stat":           "inactive_file 1\ntotal_inactive_file 10\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes":     "9223372036854771712\n",
+			"sys/fs/cgroup/memory/memory.usage_in_bytes":     "7000\n",
 		}, 4010},
 		{"v1 in a container", map[string]string{
 			"proc/self/cgroup": "4:memory:/docker/ab/sub\n", "proc/self/mountinfo": v1docker,
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "5000\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "1000\n",
-			"sys/fs/cgroup/memory/sub/memory.limit_in_bytes": "3000\n", "sys/fs/cgroup/memory/sub/memory.usage_in_bytes": "1000\n",
+			"sys/fs/cgroup/memory/sub/memory.limit_in_bytes": "3000\n",
+			"sys/fs/cgroup/memory/sub/memory.usage_in_bytes": "1000\n",
 		}, 2000},
 		{"v1, group not visible", map[string]string{
 			"proc/self/cgroup": "4:memory:/docker/abc\n", "proc/self/mountinfo": v1docker,

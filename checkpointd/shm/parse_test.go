@@ -114,7 +114,8 @@ func FuzzParseHeader(f *testing.F) {
 
 func goodMeta() Meta {
 	return Meta{
-		Run: "r", Epoch: "0.29500", Save: "0123456789abcdef", Step: 20, Rank: 3, LocalRank: 1, WorldSize: 4, LocalWorldSize: 2,
+		Run: "r", Epoch: "0.29500", Save: "0123456789abcdef", Step: 20, Rank: 3, LocalRank: 1,
+		WorldSize: 4, LocalWorldSize: 2,
 		NodeRank: 1, Shard: 3, Shards: 4, Primary: true, Dir: "/data/ckpt", Framework: "fsdp", Layout: "ab", Resize: "same",
 		Files: []File{{"20/a.distcp", 0, 4096, "distcp"}, {"/else/b.pt", 8192, 10, "raw"},
 			{"20/empty", 4096, 0, "raw"}},

@@ -123,8 +123,8 @@ func (s *survivor) data(n *inode) []byte {
 	return nil
 }
 
-// Fingerprint is equal for two file systems of the same content of which the same is durable, whatever their times. With
-// it a test need not look twice at what two crashes leave alike.
+// Fingerprint is equal for two file systems of the same content of which the same is durable, whatever their times.
+// With it a test need not look twice at what two crashes leave alike.
 func (f *FS) Fingerprint() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -31,8 +31,9 @@ const tick = time.Millisecond
 
 // Op is one operation. The changes are numbered from 0; N of a read is the number of the change that comes next.
 type Op struct {
-	N    int
-	Kind string // "create", "allocate", "write", "fsync", "mkdir", "rename", "remove", "syncdir"; or "read", "size", "list"
+	N int
+	// Kind is create, allocate, write, fsync, mkdir, rename, remove or syncdir; or read, size or list.
+	Kind string
 	Path string
 }
 
