@@ -164,7 +164,8 @@ func TestOneBarredSpareReplacesIt(t *testing.T) {
 	s := gated(t, Params{Min: 3, Max: 3})
 	s.health["b"] = broken
 	s.join("a", "b", "c", "spare")
-	require.Equal(t, "a:check b:check c:check spare:check", s.kinds(), "who comes while the gate is closed is checked, too")
+	require.Equal(t, "a:check b:check c:check spare:check", s.kinds(),
+		"who comes while the gate is closed is checked, too")
 	s.must(Barred{ID: "b", Reason: "gpu 3 is gone"})
 	require.Equal(t, Bar, s.dirs["b"].Kind)
 	require.Equal(t, &Cause{CauseCheck, "b", "gpu 3 is gone"}, s.dirs["b"].Cause)
@@ -225,7 +226,8 @@ func TestTooFewPass(t *testing.T) {
 	s.pass(time.Minute - 1)
 	require.Equal(t, Wait, s.dirs["a"].Kind)
 	s.pass(1)
-	require.Equal(t, &Cause{CauseCheck, "c", "no world within 1m0s: 2 nodes joined, need 3; c is barred: gpu 3 is gone"}, s.dirs["a"].Cause)
+	require.Equal(t, &Cause{CauseCheck, "c", "no world within 1m0s: 2 nodes joined, need 3; c is barred: gpu 3 is gone"},
+		s.dirs["a"].Cause)
 	require.Equal(t, Fail, s.dirs["c"].Kind)
 	require.Equal(t, CauseCheck, s.ended[0].Cause.Kind)
 }
@@ -240,8 +242,9 @@ func TestShortageThatBarsDoNotExplain(t *testing.T) {
 	}{
 		"a node is missing beside the barred": {2, 1, 0, CauseTimeout, "1 nodes joined, need 3; n000 is barred"},
 		"an operator's bar":                   {3, 0, 1, CauseTimeout, "2 nodes joined, need 3; n002 is barred: faulty"},
-		"both bars":                           {3, 1, 1, CauseCheck, "1 nodes joined, need 3; n000 is barred: gpu 3 is gone; n002 is barred: faulty"},
-		"many":                                {9, 8, 0, CauseCheck, "n003 is barred: gpu 3 is gone and 4 more"},
+		"both bars": {3, 1, 1, CauseCheck,
+			"1 nodes joined, need 3; n000 is barred: gpu 3 is gone; n002 is barred: faulty"},
+		"many": {9, 8, 0, CauseCheck, "n003 is barred: gpu 3 is gone and 4 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := gated(t, Params{Min: 3, Max: 10, JoinTimeout: time.Minute, LastCall: time.Second})
@@ -647,7 +650,10 @@ func TestOldWorldComesBackWhileGating(t *testing.T) {
 	require.Equal(t, gating, s.r.phase)
 	for _, id := range []string{"a", "b"} {
 		d := old.runs[id]
-		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: d.EpochID, Resume: &Resume{EpochID: d.EpochID, Place: *d.Place}})
+		s.must(Join{
+			Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: d.EpochID,
+			Resume: &Resume{EpochID: d.EpochID, Place: *d.Place},
+		})
 		s.must(Attach{ID: id})
 	}
 	require.Equal(t, running, s.r.phase)
@@ -663,7 +669,10 @@ func TestSpareOfARebuiltWorldIsChecked(t *testing.T) {
 	s.must(Join{Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: old.r.id})
 	require.Equal(t, "spare:wait", s.kinds())
 	d := old.runs["a"]
-	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: d.EpochID, Resume: &Resume{EpochID: d.EpochID, Place: *d.Place}})
+	s.must(Join{
+		Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: d.EpochID,
+		Resume: &Resume{EpochID: d.EpochID, Place: *d.Place},
+	})
 	require.Equal(t, "a:run spare:check", s.kinds())
 }
 

@@ -65,7 +65,8 @@ func TestParamsValidate(t *testing.T) {
 		change(&p)
 		require.ErrorContains(t, p.Validate(), want)
 	}
-	for _, p := range []Params{good, {Min: 1, Max: MaxNodes}, {Min: 4, Max: 4, Unit: 4, Static: true}, {Min: 4, Max: 5, Unit: 4}} {
+	for _, p := range []Params{good, {Min: 1, Max: MaxNodes}, {Min: 4, Max: 4, Unit: 4, Static: true},
+		{Min: 4, Max: 5, Unit: 4}} {
 		require.NoError(t, p.Validate(), p.String())
 	}
 }

@@ -295,7 +295,9 @@ func TestUnbarOfWhoIsNotBarred(t *testing.T) {
 	require.ErrorIs(t, s.step(Order{Kind: OrderUnbar, Node: "spare"}), ErrUnknownNode)
 
 	s = gated(t, Params{Min: 2, Max: 2})
-	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseCheck}})
+	s.must(Join{
+		Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseCheck},
+	})
 	s.join("a")
 	require.Equal(t, []int{1, 1}, []int{s.r.asked, s.r.again})
 	s.ordered(OrderUnbar, "b")
@@ -336,7 +338,9 @@ func TestBarsAreBounded(t *testing.T) {
 	s.ordered(OrderBar, "one more")
 	require.Len(t, s.r.bars, maxBars)
 	s.can = []Ability{CanGate}
-	s.must(Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseOperator}})
+	s.must(Join{
+		Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseOperator},
+	})
 	require.Len(t, s.r.bars, maxBars)
 }
 
@@ -779,7 +783,10 @@ func TestBarSurvivesTheDaemon(t *testing.T) {
 	require.Equal(t, "a:run b:wait c:run", v.kinds())
 	v.must(Leave{ID: "b"})
 	v.ordered(OrderBar, "another")
-	v.must(Join{Node: Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: v.can}, Params: v.p, Barred: &Cause{CauseOperator, "b", "by hand"}})
+	v.must(Join{
+		Node: Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: v.can}, Params: v.p,
+		Barred: &Cause{CauseOperator, "b", "by hand"},
+	})
 	require.Equal(t, Wait, v.dirs["b2"].Kind, "it has not heard that it was unbarred")
 
 	v = s.revive()
@@ -797,7 +804,9 @@ func (s *sim) barred(name string) string {
 // A node that brings a bar of its name bars those of the name that are here already.
 func TestBroughtBarBreaksTheWorld(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 1}, "a", "spare")
-	s.must(Join{Node: Node{ID: "a2", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{CauseHang, "a", "twice"}})
+	s.must(Join{
+		Node: Node{ID: "a2", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{CauseHang, "a", "twice"},
+	})
 	require.Equal(t, Stop, s.dirs["a"].Kind)
 	s.obey()
 	require.Equal(t, "a:bar a2:bar spare:run", s.kinds())
@@ -955,7 +964,9 @@ func TestPortsAreToldToTheWorld(t *testing.T) {
 		require.ErrorIs(t, err, ErrRefused)
 		require.ErrorContains(t, err, want)
 	}
-	full := Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Addrs: make([]string, MaxAddrs), Can: make([]Ability, MaxAbilities)}
+	full := Node{
+		ID: "x", Name: "x", Rank: -1, Slots: 1, Addrs: make([]string, MaxAddrs), Can: make([]Ability, MaxAbilities),
+	}
 	for range MaxPorts {
 		full.Ports = append(full.Ports, 65535)
 	}

@@ -37,7 +37,11 @@ type sim struct {
 }
 
 func newSim(t testing.TB, p Params) *sim {
-	return &sim{t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0).UTC(), p: p, dirs: map[string]Directive{}, runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{}, answered: map[string]uint64{}, worked: map[string]Directive{}}
+	return &sim{
+		t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0).UTC(), p: p, dirs: map[string]Directive{},
+		runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{},
+		answered: map[string]uint64{}, worked: map[string]Directive{},
+	}
 }
 
 func (s *sim) step(ev Event) error {
@@ -153,7 +157,10 @@ func (s *sim) vanish(ids ...string) { // kill -9 of launcher and workers
 
 func (s *sim) fail(id string, d Decision) {
 	run := s.runs[id]
-	s.must(Failing{ID: id, EpochID: run.EpochID, Decision: d, Failures: []Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}}})
+	s.must(Failing{
+		ID: id, EpochID: run.EpochID, Decision: d,
+		Failures: []Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}},
+	})
 }
 
 func (s *sim) succeed(ids ...string) {
@@ -215,8 +222,14 @@ func TestPlaces(t *testing.T) {
 	s.joinNode(Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Role: "ps"})
 	s.joinNode(Node{ID: "c", Name: "c", Rank: -1, Slots: 3, Role: "trainer"})
 	s.obey()
-	require.Equal(t, &Place{GroupRank: 2, GroupWorldSize: 3, RankBase: 3, WorldSize: 6, RoleRankBase: 1, RoleWorldSize: 4, MasterAddr: "a", MasterPort: 1}, s.runs["c"].Place)
-	require.Equal(t, &Place{GroupRank: 1, GroupWorldSize: 3, RankBase: 1, WorldSize: 6, RoleRankBase: 0, RoleWorldSize: 2, MasterAddr: "a", MasterPort: 1}, s.runs["b"].Place)
+	require.Equal(t, &Place{
+		GroupRank: 2, GroupWorldSize: 3, RankBase: 3, WorldSize: 6, RoleRankBase: 1, RoleWorldSize: 4,
+		MasterAddr: "a", MasterPort: 1,
+	}, s.runs["c"].Place)
+	require.Equal(t, &Place{
+		GroupRank: 1, GroupWorldSize: 3, RankBase: 1, WorldSize: 6, RoleRankBase: 0, RoleWorldSize: 2,
+		MasterAddr: "a", MasterPort: 1,
+	}, s.runs["b"].Place)
 }
 
 func TestNobodyRunsBeforeTheLeaderIsReady(t *testing.T) {
@@ -690,7 +703,8 @@ func TestRefusals(t *testing.T) {
 		e    Join
 		want string
 	}{
-		"other nnodes":     {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2}}, "--nnodes=2:2, but the run was opened with --nnodes=1:2"},
+		"other nnodes": {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2}},
+			"--nnodes=2:2, but the run was opened with --nnodes=1:2"},
 		"other unit":       {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 2, Unit: 2}}, "--node-unit=2"},
 		"other backend":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2, Static: true}}, "--nnodes"},
 		"no slots":         {Join{Node: Node{ID: "x"}, Params: s.p}, "slot"},
@@ -753,7 +767,10 @@ func TestThoseWhoWaitHearOfARefusal(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		d := s.dirs[id]
 		require.Equal(t, Wait, d.Kind)
-		require.Equal(t, &Cause{CauseRefusal, "x", `node "x" was refused: --nnodes=2:2, but the run was opened with --nnodes=3:3; use the same option on every node`}, d.Cause)
+		require.Equal(t, &Cause{
+			CauseRefusal, "x",
+			`node "x" was refused: --nnodes=2:2, but the run was opened with --nnodes=3:3; use the same option on every node`,
+		}, d.Cause)
 	}
 	require.Equal(t, before+3, max(s.dirs["a"].Seq, s.dirs["b"].Seq), "the arrival of b, and once for each")
 	require.ErrorIs(t, s.step(Join{Node: Node{ID: "x", Name: "x"}, Params: s.p}), ErrRefused)
@@ -823,7 +840,10 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 	done := map[string]bool{}
 	again := func(s *sim, id string) {
 		run := old.runs[id]
-		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Seen: run.EpochID, Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Done: done[id]}})
+		s.must(Join{
+			Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Seen: run.EpochID,
+			Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Done: done[id]},
+		})
 		s.must(Attach{ID: id})
 		s.runs[id] = s.dirs[id]
 	}
@@ -890,7 +910,12 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 	t.Run("failure before", func(t *testing.T) {
 		s := newSim(t, old.p)
 		run := old.runs["a"]
-		s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}}}})
+		s.must(Join{
+			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p,
+			Resume: &Resume{
+				EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}},
+			},
+		})
 		again(s, "b")
 		again(s, "c")
 		s.obey()
@@ -899,7 +924,12 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 	t.Run("in the middle of a restart", func(t *testing.T) {
 		s := newSim(t, old.p)
 		run := old.runs["a"]
-		s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Stopped: run.EpochID, Seen: run.EpochID, Resume: &Resume{EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}}}})
+		s.must(Join{
+			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Stopped: run.EpochID, Seen: run.EpochID,
+			Resume: &Resume{
+				EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}},
+			},
+		})
 		s.must(Attach{ID: "a"})
 		again(s, "b")
 		require.Equal(t, Run, s.dirs["a"].Kind)
@@ -947,7 +977,10 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		run := old.runs["a"]
 		former := EpochID{Term: run.Term, Round: run.Round}
 		place := Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4}
-		s.must(Join{Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 2}, Params: s.p, Stopped: former, Seen: former, Resume: &Resume{EpochID: former, Place: place}})
+		s.must(Join{
+			Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 2}, Params: s.p, Stopped: former, Seen: former,
+			Resume: &Resume{EpochID: former, Place: place},
+		})
 		s.must(Attach{ID: "x"})
 		for _, id := range []string{"a", "b", "c"} {
 			again(s, id)
@@ -964,7 +997,10 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 	})
 	t.Run("a spare does not take the world's place", func(t *testing.T) {
 		s := newSim(t, Params{Min: 1, Max: 1})
-		s.must(Join{Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}, Restarts: 2})
+		s.must(Join{
+			Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2}, Params: s.p,
+			Seen: EpochID{Term: 1, Round: 1}, Restarts: 2,
+		})
 		s.must(Attach{ID: "spare"})
 		require.Equal(t, Wait, s.dirs["spare"].Kind)
 		s.pass(resumeWindow)
@@ -976,7 +1012,9 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		s.join("x")
 		s.pass(DefaultLastCall)
 		s.obey()
-		s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 4}, Restarts: 3})
+		s.must(Join{
+			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 4}, Restarts: 3,
+		})
 		s.must(Attach{ID: "a"})
 		s.obey()
 		require.Equal(t, 3, s.runs["a"].Place.RestartCount)
@@ -1255,7 +1293,8 @@ func TestEvidenceOfAnEnd(t *testing.T) {
 func TestPlausiblePlaces(t *testing.T) {
 	require.True(t, Place{GroupWorldSize: 1}.plausible())
 	require.True(t, Place{GroupWorldSize: MaxNodes, GroupRank: MaxNodes - 1}.plausible())
-	for _, p := range []Place{{}, {GroupWorldSize: MaxNodes + 1}, {GroupWorldSize: 2, GroupRank: 2}, {GroupWorldSize: 2, GroupRank: -1}} {
+	for _, p := range []Place{{}, {GroupWorldSize: MaxNodes + 1}, {GroupWorldSize: 2, GroupRank: 2},
+		{GroupWorldSize: 2, GroupRank: -1}} {
 		require.False(t, p.plausible(), "%+v", p)
 	}
 }
@@ -1373,7 +1412,8 @@ func (s *sim) random(rnd *rand.Rand, i int) {
 			s.obeyOne(id)
 		}
 	case k == 7 && len(s.runs) > 0:
-		s.fail(sortedKeys(s.runs)[rnd.Intn(len(s.runs))], []Decision{RestartCharged, RestartFree, Permanent}[min(rnd.Intn(8), 2)])
+		s.fail(sortedKeys(s.runs)[rnd.Intn(len(s.runs))],
+			[]Decision{RestartCharged, RestartFree, Permanent}[min(rnd.Intn(8), 2)])
 	case k == 8 && len(ids) > 0:
 		if id := pick(); s.r.nodes[id] != nil {
 			s.vanish(id)

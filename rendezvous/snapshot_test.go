@@ -38,7 +38,8 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 	id := EpochID{Term: 7, Round: 3, Epoch: 2}
 	n := func(id string, arrival int) NodeSnapshot {
 		return NodeSnapshot{
-			Node: Node{ID: id, Name: id, Rank: arrival, Slots: 1}, State: "checking", GroupRank: 1, RankBase: 8, Arrival: arrival,
+			Node: Node{ID: id, Name: id, Rank: arrival, Slots: 1}, State: "checking", GroupRank: 1,
+			RankBase: 8, Arrival: arrival,
 			Attached: 1, Detached: at(1), Broken: true, Directive: Directive{Seq: 9, Kind: Check}, Differs: true,
 			Cleared: true, Until: at(2), Bar: c("bar"), Again: true,
 		}
@@ -52,8 +53,9 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			Stopped: []int{0}, Restart: &Order{Kind: OrderRestart, Charge: true},
 		},
 		Charge: true, Elastic: true, Short: true, Resumed: true, Held: true, Cause: c("cause"),
-		Failures: []Failure{{Rank: 1, Text: "f", At: at(4), Detail: json.RawMessage(`{"x":1}`)}}, Losses: []Loss{{Node: "l", At: at(5)}},
-		Outcome: Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
+		Failures: []Failure{{Rank: 1, Text: "f", At: at(4), Detail: json.RawMessage(`{"x":1}`)}},
+		Losses:   []Loss{{Node: "l", At: at(5)}},
+		Outcome:  Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
 		Bars: map[string]*Cause{"n": c("n"), "m": nil}, Paused: c("p"), PausedIn: &id, Unpaused: true,
 		FinishedAt: at(6), FormingAt: at(7), GateSince: at(8), GateAt: at(9), LastCallAt: at(10), GrowAt: at(11),
 		DoomAt: at(12), HoldAt: at(13), LiveAt: at(14),
@@ -78,14 +80,18 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 
 func TestRestoreRefusesWhatFitsNowhere(t *testing.T) {
 	for want, change := range map[string]func(*Snapshot){
-		`phase "asleep" is unknown`:                                     func(s *Snapshot) { s.Phase = "asleep" },
-		"-1 nodes are here, of 1":                                       func(s *Snapshot) { s.Here = -1 },
-		"2 nodes are here, of 1":                                        func(s *Snapshot) { s.Here = 2 },
-		"world: node 1 is not between 0 and 0":                          func(s *Snapshot) { s.World = []int{1} },
-		"world: node -1 is not":                                         func(s *Snapshot) { s.World = []int{-1} },
-		"wishes: node 1":                                                func(s *Snapshot) { s.Wishes = map[int]int{0: 1} },
-		"world being rebuilt: node -2":                                  func(s *Snapshot) { s.Resume = &ResumeSnapshot{World: []int{-2}} },
-		"nodes that have stopped: node -1":                              func(s *Snapshot) { s.Resume = &ResumeSnapshot{Stopped: []int{-1}} },
+		`phase "asleep" is unknown`:            func(s *Snapshot) { s.Phase = "asleep" },
+		"-1 nodes are here, of 1":              func(s *Snapshot) { s.Here = -1 },
+		"2 nodes are here, of 1":               func(s *Snapshot) { s.Here = 2 },
+		"world: node 1 is not between 0 and 0": func(s *Snapshot) { s.World = []int{1} },
+		"world: node -1 is not":                func(s *Snapshot) { s.World = []int{-1} },
+		"wishes: node 1":                       func(s *Snapshot) { s.Wishes = map[int]int{0: 1} },
+		"world being rebuilt: node -2": func(s *Snapshot) {
+			s.Resume = &ResumeSnapshot{World: []int{-2}}
+		},
+		"nodes that have stopped: node -1": func(s *Snapshot) {
+			s.Resume = &ResumeSnapshot{Stopped: []int{-1}}
+		},
 		"world: nobody is in it, but the phase is running":              func(s *Snapshot) { s.Phase = "running" },
 		"world: nobody is in it, but the phase is releasing":            func(s *Snapshot) { s.Phase = "releasing" },
 		`rendezvous: bad snapshot: node "a": state "drowsy" is unknown`: func(s *Snapshot) { s.Nodes[0].State = "drowsy" },

@@ -72,14 +72,21 @@ func contract(t *testing.T, svc Service) {
 	run, err := svc.Watch(ctx, "r", "b", Cursor{})
 	require.NoError(t, err)
 	require.Equal(t, rendezvous.Run, run.Kind)
-	require.Equal(t, rendezvous.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4, RoleRankBase: 2, RoleWorldSize: 4, MasterAddr: "10.0.0.1", MasterPort: 7}, *run.Place)
+	require.Equal(t, rendezvous.Place{
+		GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4, RoleRankBase: 2, RoleWorldSize: 4,
+		MasterAddr: "10.0.0.1", MasterPort: 7,
+	}, *run.Place)
 
 	world, err := svc.World(ctx, "r")
 	require.NoError(t, err)
 	require.Len(t, world, 2)
 
 	at := time.Now().Add(-time.Second)
-	require.NoError(t, svc.Report(ctx, "r", rendezvous.Failing{ID: "b", EpochID: run.EpochID, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{{Rank: 2, GroupRank: 1, Text: "boom", At: at, Detail: json.RawMessage(`{"x":1}`)}}}))
+	require.NoError(t,
+		svc.Report(ctx, "r", rendezvous.Failing{
+			ID: "b", EpochID: run.EpochID, Decision: rendezvous.Permanent,
+			Failures: []rendezvous.Failure{{Rank: 2, GroupRank: 1, Text: "boom", At: at, Detail: json.RawMessage(`{"x":1}`)}},
+		}))
 	fail := until(t, svc, "a", rendezvous.Fail)
 	require.Equal(t, "boom", fail.Cause.Text)
 	ev, err := svc.Leave(ctx, "r", rendezvous.Leave{ID: "a", Reason: "bye"})
@@ -168,13 +175,15 @@ func TestBadRequests(t *testing.T) {
 		"C1 in run":      {"POST", "/v1/runs/a%c2%9b/join", "{}", 400},
 		"bidi in run":    {"GET", "/v1/runs/a%e2%80%ae/world", "", 400},
 		"bytes in run":   {"GET", "/v1/runs/a%ff/watch?node=a&after=0", "", 400},
-		"hostile node":   {"POST", "/v1/runs/r/join", `{"node":{"id":"a","name":"\u001b[2J","slots":1},"params":{"min":1,"max":1}}`, 409},
-		"hostile role":   {"POST", "/v1/runs/r/join", `{"node":{"id":"a","role":"\u202e","slots":1},"params":{"min":1,"max":1}}`, 409},
-		"hostile id":     {"POST", "/v1/runs/r/join", `{"node":{"id":"\u009b","slots":1},"params":{"min":1,"max":1}}`, 409},
-		"dots":           {"POST", "/v1/runs/%2e%2e/join", "{}", 400},
-		"long run":       {"POST", "/v1/runs/" + strings.Repeat("r", 300) + "/join", "{}", 400},
-		"wrong method":   {"GET", "/v1/runs/r/join", "", 405},
-		"no such thing":  {"GET", "/v1/other", "", 404},
+		"hostile node": {"POST", "/v1/runs/r/join",
+			`{"node":{"id":"a","name":"\u001b[2J","slots":1},"params":{"min":1,"max":1}}`, 409},
+		"hostile role": {"POST", "/v1/runs/r/join",
+			`{"node":{"id":"a","role":"\u202e","slots":1},"params":{"min":1,"max":1}}`, 409},
+		"hostile id":    {"POST", "/v1/runs/r/join", `{"node":{"id":"\u009b","slots":1},"params":{"min":1,"max":1}}`, 409},
+		"dots":          {"POST", "/v1/runs/%2e%2e/join", "{}", 400},
+		"long run":      {"POST", "/v1/runs/" + strings.Repeat("r", 300) + "/join", "{}", 400},
+		"wrong method":  {"GET", "/v1/runs/r/join", "", 405},
+		"no such thing": {"GET", "/v1/other", "", 404},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req, err := http.NewRequest(c.method, "http://"+s.addr+c.path, strings.NewReader(c.body))
@@ -198,7 +207,8 @@ func FuzzHandler(f *testing.F) {
 	f.Add("orders", `{"kind":"bar","node":"a","cause":"hang"}`)
 	f.Add("notices", `{"node":"a","topic":"t","body":"b"}`)
 	f.Add("leave", `{"id":"a","sent_at":"2026-01-01T00:00:00Z"}`)
-	f.Add("join", `{"node":{"id":"b","slots":1},"params":{"min":1,"max":1},"resume":{"round":1,"place":{"group_world_size":3,"group_rank":2}}}`)
+	f.Add("join", `{"node":{"id":"b","slots":1},"params":{"min":1,"max":1},"resume":{"round":1,`+
+		`"place":{"group_world_size":3,"group_rank":2}}}`)
 	f.Fuzz(func(t *testing.T, verb, body string) {
 		hub := NewHub(HubConfig{})
 		defer hub.Close()
@@ -230,7 +240,8 @@ func TestBrokenConnectionIsALoss(t *testing.T) {
 	p := rendezvous.Params{Min: 1, Max: 2}
 	require.NoError(t, s.hub.Join(t.Context(), "r", joinOf("a", p)))
 	require.NoError(t, s.client.Join(t.Context(), "r", joinOf("b", p)))
-	require.NoError(t, s.hub.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: until(t, s.hub, "a", rendezvous.Lead).EpochID}))
+	require.NoError(t,
+		s.hub.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: until(t, s.hub, "a", rendezvous.Lead).EpochID}))
 	run := until(t, s.hub, "a", rendezvous.Run)
 	last := until(t, s.client, "b", rendezvous.Run).Seq
 	ctx, die := context.WithCancel(t.Context())
@@ -386,7 +397,8 @@ func TestRejoinReachesANewDaemonFirst(t *testing.T) {
 			go func() { done <- obedient(ctx, s, runs) }()
 			for range 5 {
 				d := <-runs
-				require.NoError(t, s.Report(ctx, rendezvous.Failing{ID: "a", EpochID: d.EpochID, Decision: rendezvous.RestartCharged}))
+				require.NoError(t,
+					s.Report(ctx, rendezvous.Failing{ID: "a", EpochID: d.EpochID, Decision: rendezvous.RestartCharged}))
 			}
 			first := <-runs
 			old := svc.hub.Load()
@@ -512,7 +524,8 @@ func TestOpenFailsClearly(t *testing.T) {
 	c := NewClient(addr, "")
 	defer c.Close()
 	p := rendezvous.Params{Min: 1, Max: 1}
-	_, err = Open(t.Context(), c, SessionConfig{Run: "r", Node: joinOf("a", p).Node, Params: p, Where: addr, ConnectTimeout: 50 * time.Millisecond})
+	_, err = Open(t.Context(), c,
+		SessionConfig{Run: "r", Node: joinOf("a", p).Node, Params: p, Where: addr, ConnectTimeout: 50 * time.Millisecond})
 	require.ErrorContains(t, err, "no rendezvous daemon at "+addr)
 	require.ErrorContains(t, err, "refused")
 }
@@ -543,7 +556,8 @@ func TestManyNodes(t *testing.T) {
 			c := NewClient(s.addr, "")
 			defer c.Close()
 			var err error
-			sessions[i], err = Open(ctx, c, SessionConfig{Run: "r", Node: joinOf(fmt.Sprintf("n%04d", i), p).Node, Params: p, Where: s.addr})
+			sessions[i], err = Open(ctx, c,
+				SessionConfig{Run: "r", Node: joinOf(fmt.Sprintf("n%04d", i), p).Node, Params: p, Where: s.addr})
 			if err != nil {
 				t.Error(err)
 				return
@@ -635,6 +649,7 @@ func TestRunsParametersOutliveTheDaemon(t *testing.T) {
 	old := svc.hub.Swap(NewHub(HubConfig{}))
 	old.Close()
 	require.Eventually(t, func() bool { return len(svc.hub.Load().Runs(false)) == 1 }, 10*time.Second, time.Millisecond)
-	require.Equal(t, rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1, LastCall: time.Minute}.WithDefaults(), svc.hub.Load().Runs(false)[0].Params)
+	require.Equal(t, rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1, LastCall: time.Minute}.WithDefaults(),
+		svc.hub.Load().Runs(false)[0].Params)
 	svc.hub.Load().Close()
 }

@@ -26,7 +26,8 @@ func perform(t *testing.T, h *Hub, acts ...rendezvous.Action) {
 	r.unlock()
 }
 
-// The gate is called in the order of the steps and without locks, one call at a time, also when it calls the Hub itself.
+// The gate is called in the order of the steps and without locks, one call at a time, also when it calls the Hub
+// itself.
 func TestGateIsToldInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var h *Hub
@@ -49,7 +50,8 @@ func TestGateIsToldInOrder(t *testing.T) {
 		for i := range 3 {
 			wg.Go(func() {
 				time.Sleep(time.Duration(i) * time.Millisecond)
-				perform(t, h, rendezvous.Action{Gate: []string{fmt.Sprint(i), "x"}}, rendezvous.Action{Gate: []string{fmt.Sprint(i), "y"}})
+				perform(t, h, rendezvous.Action{Gate: []string{fmt.Sprint(i), "x"}},
+					rendezvous.Action{Gate: []string{fmt.Sprint(i), "y"}})
 			})
 		}
 		wg.Wait()
@@ -118,7 +120,8 @@ func TestOrders(t *testing.T) {
 			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderRestart}), rendezvous.ErrNotRunning)
 			require.NoError(t, c.order(rendezvous.Order{Kind: rendezvous.OrderResume}))
 			until(t, c.svc, "a", rendezvous.Lead)
-			require.NoError(t, c.order(rendezvous.Order{Kind: rendezvous.OrderStop, Cause: rendezvous.CauseDeadline, Text: "24 h are over"}))
+			require.NoError(t,
+				c.order(rendezvous.Order{Kind: rendezvous.OrderStop, Cause: rendezvous.CauseDeadline, Text: "24 h are over"}))
 			fail := until(t, c.svc, "a", rendezvous.Fail)
 			require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseDeadline, Text: "24 h are over"}, *fail.Cause)
 			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderPause}), rendezvous.ErrFinished)
@@ -218,7 +221,8 @@ func TestHubKeepsWhatHappened(t *testing.T) {
 		lead := until(t, h, "a", rendezvous.Lead)
 		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID}))
 		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Failing{
-			ID: "a", EpochID: lead.EpochID, Decision: rendezvous.RestartCharged, Failures: []rendezvous.Failure{{Text: fmt.Sprint("boom ", i)}},
+			ID: "a", EpochID: lead.EpochID, Decision: rendezvous.RestartCharged,
+			Failures: []rendezvous.Failure{{Text: fmt.Sprint("boom ", i)}},
 		}))
 		j.Stopped = lead.EpochID
 		require.NoError(t, h.Join(t.Context(), "r", j))

@@ -23,7 +23,8 @@ func mountedHub(t *testing.T) http.Handler {
 			fmt.Fprintf(w, "%s %s %s %s", name, req.Method, req.PathValue("run"), req.URL.Path)
 		})
 	}
-	return Handler(hub, ServerConfig{Token: testToken, Mounts: map[string]http.Handler{"checks": echo("checks"), "hang": echo("hang")}})
+	return Handler(hub,
+		ServerConfig{Token: testToken, Mounts: map[string]http.Handler{"checks": echo("checks"), "hang": echo("hang")}})
 }
 
 func ask(h http.Handler, method, path, token string) *httptest.ResponseRecorder {
@@ -74,7 +75,9 @@ func TestMounts(t *testing.T) {
 // Every path below /v1, known or not, asks a stranger for the token first, whatever the method.
 func TestStrangersAreRefusedEverywhere(t *testing.T) {
 	h := mountedHub(t)
-	paths := []string{"/v1/", "/v1/other", "/v1/runs/job", "/v1/runs/job/checks", "/v1/runs/job/checks/x", "/v1/runs/job/nothing"}
+	paths := []string{
+		"/v1/", "/v1/other", "/v1/runs/job", "/v1/runs/job/checks", "/v1/runs/job/checks/x", "/v1/runs/job/nothing",
+	}
 	for _, r := range (&server{}).routes() {
 		paths = append(paths, strings.ReplaceAll(r.path, "{run}", "job"))
 	}
@@ -115,7 +118,8 @@ func TestMountNames(t *testing.T) {
 	hub := NewHub(HubConfig{})
 	defer hub.Close()
 	for _, name := range []string{"", "a/b", "{x}", "a b", "join", "events"} {
-		require.Panics(t, func() { Handler(hub, ServerConfig{Mounts: map[string]http.Handler{name: http.NotFoundHandler()}}) }, name)
+		require.Panics(t,
+			func() { Handler(hub, ServerConfig{Mounts: map[string]http.Handler{name: http.NotFoundHandler()}}) }, name)
 	}
 }
 

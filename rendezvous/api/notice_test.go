@@ -50,8 +50,9 @@ func TestNoticesOverBothServices(t *testing.T) {
 		svc    Service
 		notify func(node, topic, body string) error
 	}{
-		"hub":  {inside, func(node, topic, body string) error { return inside.Notify("r", node, topic, body) }},
-		"http": {served.client, func(node, topic, body string) error { return served.client.Notify(t.Context(), "r", node, topic, body) }},
+		"hub": {inside, func(node, topic, body string) error { return inside.Notify("r", node, topic, body) }},
+		"http": {served.client,
+			func(node, topic, body string) error { return served.client.Notify(t.Context(), "r", node, topic, body) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.ErrorIs(t, c.notify("", "t", ""), ErrUnknownRun)

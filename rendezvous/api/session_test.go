@@ -75,7 +75,8 @@ func openScript(t *testing.T, svc Service, log *strings.Builder, can ...rendezvo
 	p := rendezvous.Params{Min: 1, Max: 1}
 	node := joinOf("a", p).Node
 	node.Can = can
-	s, err := Open(t.Context(), svc, SessionConfig{Run: "r", Node: node, Params: p, Where: "test", Logger: slog.New(slog.NewTextHandler(log, nil))})
+	s, err := Open(t.Context(), svc,
+		SessionConfig{Run: "r", Node: node, Params: p, Where: "test", Logger: slog.New(slog.NewTextHandler(log, nil))})
 	require.NoError(t, err)
 	return s
 }
@@ -212,7 +213,8 @@ func TestPauseAndBarSurviveTheDaemon(t *testing.T) {
 		first := (<-runs).EpochID
 		<-runs
 		require.NoError(t, svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderPause, Text: "maintenance"}))
-		require.NoError(t, svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "b", Cause: rendezvous.CauseHang}))
+		require.NoError(t,
+			svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "b", Cause: rendezvous.CauseHang}))
 		time.Sleep(time.Minute)
 		old := svc.hub.Swap(NewHub(HubConfig{}))
 		old.Close()

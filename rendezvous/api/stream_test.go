@@ -106,7 +106,8 @@ func TestStream(t *testing.T) {
 		for i, event := range []string{"join", "node-leave"} {
 			require.Equal(t, fmt.Sprintf("id: %d", s.last-1+uint64(i)), line())
 			require.Equal(t, "event: "+event, line())
-			require.Contains(t, line(), fmt.Sprintf(`data: {"seq":%d,"at":"2000-01-01T00:00:00Z","event":"%s",`, s.last-1+uint64(i), event))
+			require.Contains(t, line(),
+				fmt.Sprintf(`data: {"seq":%d,"at":"2000-01-01T00:00:00Z","event":"%s",`, s.last-1+uint64(i), event))
 			require.Empty(t, line())
 		}
 		start := time.Now()
@@ -219,7 +220,8 @@ func TestEventsOverHTTP(t *testing.T) {
 
 // Whatever comes as a cursor, it is a number or a 400.
 func FuzzCursor(f *testing.F) {
-	for _, s := range []string{"", "0", "1", "-1", "18446744073709551615", "18446744073709551616", "0x1", "1_0", " 1", "+1", "é"} {
+	for _, s := range []string{"", "0", "1", "-1", "18446744073709551615", "18446744073709551616", "0x1",
+		"1_0", " 1", "+1", "é"} {
 		f.Add(s)
 	}
 	hub := NewHub(HubConfig{})

@@ -77,7 +77,9 @@ func TestTimelineKeepsTheNewest(t *testing.T) {
 func TestTimelineKeepsEvidence(t *testing.T) {
 	line := testLine(maxLines)
 	for i := range maxEnded + 2 {
-		line.end(time.Now(), rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: []rendezvous.Failure{{Text: "x"}}}})
+		line.end(time.Now(), rendezvous.EpochEvidence{
+			EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: []rendezvous.Failure{{Text: "x"}}},
+		})
 	}
 	got := line.evidences()
 	require.Len(t, got, maxEnded)
@@ -96,7 +98,8 @@ func TestTimelineIsBounded(t *testing.T) {
 		for range 16 {
 			fs = append(fs, rendezvous.Failure{Text: "t", Detail: make(json.RawMessage, 7<<10)})
 		}
-		line.end(at, rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: fs}})
+		line.end(at,
+			rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: fs}})
 	}
 	require.LessOrEqual(t, line.size, maxLine)
 	require.Equal(t, line.size, line.of.used)
@@ -112,7 +115,9 @@ func TestTimelineIsBounded(t *testing.T) {
 
 func TestEvidenceIsBounded(t *testing.T) {
 	huge := rendezvous.Failure{Text: strings.Repeat("ä", maxText), Detail: make(json.RawMessage, maxDetail+1)}
-	in := rendezvous.EpochEvidence{Evidence: rendezvous.Evidence{Cause: &rendezvous.Cause{Text: huge.Text}, Failures: []rendezvous.Failure{huge}}}
+	in := rendezvous.EpochEvidence{
+		Evidence: rendezvous.Evidence{Cause: &rendezvous.Cause{Text: huge.Text}, Failures: []rendezvous.Failure{huge}},
+	}
 	for range 300 {
 		in.Losses = append(in.Losses, rendezvous.Loss{Reason: strings.Repeat("r", 2000)})
 	}

@@ -20,9 +20,11 @@ var update = flag.Bool("update", false, "write testdata/wire/new anew")
 
 var (
 	wireSent    = time.Date(2026, 3, 1, 12, 0, 0, 5e8, time.UTC)
-	wireFailure = rendezvous.Failure{Rank: 3, GroupRank: 1, Text: "rank 3 failed", At: wireSent.Add(-time.Second), Detail: json.RawMessage(`{"code":1}`)}
-	wireEpoch   = rendezvous.EpochID{Term: 1700000000000000000, Round: 2, Epoch: 1}
-	wirePlace   = rendezvous.Place{
+	wireFailure = rendezvous.Failure{
+		Rank: 3, GroupRank: 1, Text: "rank 3 failed", At: wireSent.Add(-time.Second), Detail: json.RawMessage(`{"code":1}`),
+	}
+	wireEpoch = rendezvous.EpochID{Term: 1700000000000000000, Round: 2, Epoch: 1}
+	wirePlace = rendezvous.Place{
 		GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4, RoleRankBase: 2, RoleWorldSize: 4, RestartCount: 1,
 		MasterAddr: "10.0.0.1", MasterPort: 29500,
 	}
@@ -52,7 +54,8 @@ func wireJoin() rendezvous.Join {
 		},
 		Params: wireParams(), Failures: []rendezvous.Failure{wireFailure}, Stopped: wireEpoch, Seen: wireEpoch, Restarts: 1,
 		Resume: &rendezvous.Resume{
-			EpochID: wireEpoch, Place: wirePlace, Decision: rendezvous.RestartCharged, Failures: []rendezvous.Failure{wireFailure},
+			EpochID: wireEpoch, Place: wirePlace, Decision: rendezvous.RestartCharged,
+			Failures: []rendezvous.Failure{wireFailure},
 		},
 	}
 }
@@ -60,14 +63,17 @@ func wireJoin() rendezvous.Join {
 func wireWorld() []rendezvous.Member {
 	return []rendezvous.Member{
 		{GroupRank: 0, Node: "worker-0", Addr: "10.0.0.1", Slots: 2},
-		{GroupRank: 1, Node: "worker-1", Addr: "10.0.0.2", Addrs: []string{"10.0.0.2", "fd00::2"}, RankBase: 2, Slots: 2, Role: "trainer"},
+		{GroupRank: 1, Node: "worker-1", Addr: "10.0.0.2", Addrs: []string{"10.0.0.2", "fd00::2"}, RankBase: 2,
+			Slots: 2, Role: "trainer"},
 	}
 }
 
 func wireRuns() []RunStatus {
 	return []RunStatus{{
-		Run:    "job",
-		Status: rendezvous.Status{Phase: "running", Round: 2, Epoch: 1, Params: wireParams(), Restarts: 1, Members: 2, WorldSize: 4},
+		Run: "job",
+		Status: rendezvous.Status{
+			Phase: "running", Round: 2, Epoch: 1, Params: wireParams(), Restarts: 1, Members: 2, WorldSize: 4,
+		},
 		Nodes: []rendezvous.NodeStatus{
 			{Name: "worker-0", State: "member", GroupRank: 0, Addr: "10.0.0.1", Slots: 2, Connected: true},
 			{Name: "worker-1", State: "member", GroupRank: 1, Slots: 2, Suspect: true},
@@ -77,7 +83,9 @@ func wireRuns() []RunStatus {
 
 func wireRun() rendezvous.Directive {
 	p := wireParams()
-	return rendezvous.Directive{Seq: 8, Kind: rendezvous.Run, EpochID: wireEpoch, Place: &wirePlace, Restarts: 1, Cause: wireCause, Params: &p}
+	return rendezvous.Directive{
+		Seq: 8, Kind: rendezvous.Run, EpochID: wireEpoch, Place: &wirePlace, Restarts: 1, Cause: wireCause, Params: &p,
+	}
 }
 
 // oldForms are the values of testdata/wire/old.
@@ -91,11 +99,17 @@ func oldForms() map[string]any {
 		"failing": failingBody{rendezvous.Failing{
 			ID: "a", EpochID: wireEpoch, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{wireFailure},
 		}, sent{wireSent}},
-		"success":    successBody{Success: rendezvous.Success{ID: "a", EpochID: wireEpoch}},
-		"leave":      leaveBody{rendezvous.Leave{ID: "a", Reason: "done", Failures: []rendezvous.Failure{wireFailure}}, sent{wireSent}},
-		"watch-wait": News{Directive: rendezvous.Directive{Seq: 7, Kind: rendezvous.Wait, EpochID: rendezvous.EpochID{Term: 7}}},
-		"watch-run":  News{Directive: wireRun()},
-		"watch-fail": News{Directive: rendezvous.Directive{Seq: 9, Kind: rendezvous.Fail, EpochID: wireEpoch, Restarts: 1, Cause: wireCause}},
+		"success": successBody{Success: rendezvous.Success{ID: "a", EpochID: wireEpoch}},
+		"leave": leaveBody{
+			rendezvous.Leave{ID: "a", Reason: "done", Failures: []rendezvous.Failure{wireFailure}}, sent{wireSent},
+		},
+		"watch-wait": News{
+			Directive: rendezvous.Directive{Seq: 7, Kind: rendezvous.Wait, EpochID: rendezvous.EpochID{Term: 7}},
+		},
+		"watch-run": News{Directive: wireRun()},
+		"watch-fail": News{
+			Directive: rendezvous.Directive{Seq: 9, Kind: rendezvous.Fail, EpochID: wireEpoch, Restarts: 1, Cause: wireCause},
+		},
 		"evidence": rendezvous.Evidence{
 			Outcome: rendezvous.Failed, Cause: wireCause, Failures: []rendezvous.Failure{wireFailure},
 			Losses:   []rendezvous.Loss{{Node: "worker-0", Slots: 2, Reason: "silent for 15s", At: wireSent}},
@@ -118,18 +132,28 @@ func newForms() map[string]any {
 	run.Paused, run.Barred, run.Params = wirePaused, wireBarred, &p
 	return map[string]any{
 		"join-again": joinBody{join, sent{wireSent}},
-		"watch-run":  News{Directive: run, Notices: []Notice{{Seq: 1700000000000000001, Topic: "log-level", Body: "debug"}}, NoticeSeq: 1700000000000000001},
-		"world":      world,
-		"runs":       runs,
-		"watch-bar":  News{Directive: rendezvous.Directive{Seq: 10, Kind: rendezvous.Bar, EpochID: wireEpoch, Cause: wireBarred}},
-		"watch-idle": News{Directive: rendezvous.Directive{Seq: 7, Kind: rendezvous.Check, EpochID: rendezvous.EpochID{Term: 7}}, NoticeSeq: 7},
-		"cleared":    clearedBody{rendezvous.Cleared{ID: "a", Until: wireSent.Add(time.Hour)}, sent{wireSent}},
-		"barred":     rendezvous.Barred{ID: "a", Reason: "GPU 3: 41 GB/s, need 300"},
-		"order":      rendezvous.Order{Kind: rendezvous.OrderRestart, Cause: rendezvous.CauseHang, Text: "no step for 10 min", Charge: true},
-		"order-bar":  rendezvous.Order{Kind: rendezvous.OrderBar, Node: "worker-1", Cause: rendezvous.CauseOperator},
-		"notice":     noticeBody{Node: "worker-1", Topic: "log-level", Body: "debug"},
+		"watch-run": News{
+			Directive: run, Notices: []Notice{{Seq: 1700000000000000001, Topic: "log-level", Body: "debug"}},
+			NoticeSeq: 1700000000000000001,
+		},
+		"world": world,
+		"runs":  runs,
+		"watch-bar": News{
+			Directive: rendezvous.Directive{Seq: 10, Kind: rendezvous.Bar, EpochID: wireEpoch, Cause: wireBarred},
+		},
+		"watch-idle": News{
+			Directive: rendezvous.Directive{Seq: 7, Kind: rendezvous.Check, EpochID: rendezvous.EpochID{Term: 7}}, NoticeSeq: 7,
+		},
+		"cleared": clearedBody{rendezvous.Cleared{ID: "a", Until: wireSent.Add(time.Hour)}, sent{wireSent}},
+		"barred":  rendezvous.Barred{ID: "a", Reason: "GPU 3: 41 GB/s, need 300"},
+		"order": rendezvous.Order{
+			Kind: rendezvous.OrderRestart, Cause: rendezvous.CauseHang, Text: "no step for 10 min", Charge: true,
+		},
+		"order-bar": rendezvous.Order{Kind: rendezvous.OrderBar, Node: "worker-1", Cause: rendezvous.CauseOperator},
+		"notice":    noticeBody{Node: "worker-1", Topic: "log-level", Body: "debug"},
 		"events": Events{Events: []Event{
-			{Seq: 1700000000000000001, At: wireSent, Note: rendezvous.Note{Event: "join", Node: "worker-1", Text: "2 slots", Nodes: 1}},
+			{Seq: 1700000000000000001, At: wireSent,
+				Note: rendezvous.Note{Event: "join", Node: "worker-1", Text: "2 slots", Nodes: 1}},
 			{Seq: 1700000000000000002, At: wireSent, Note: rendezvous.Note{Event: "seal", Round: 1, Nodes: 2, World: 4}},
 		}, Next: 1700000000000000002},
 		"error": errorBody{Code: "unknown_run", Error: `the rendezvous daemon has no such run: "job"`},

@@ -42,7 +42,8 @@ func conversations() []conversation {
 		}, false},
 		{"A get of an absent key closes", []step{{"A", "\x02" + str("/k"), closes}}, false},
 		{"A add", []step{
-			{"A", "\x03\x05\x00\x00\x00\x00\x00\x00\x00init/\x01\x00\x00\x00\x00\x00\x00\x00", "\x01\x00\x00\x00\x00\x00\x00\x00"},
+			{"A", "\x03\x05\x00\x00\x00\x00\x00\x00\x00init/\x01\x00\x00\x00\x00\x00\x00\x00",
+				"\x01\x00\x00\x00\x00\x00\x00\x00"},
 			{"A", "\x03" + str("init/") + u64(-3), u64(-2)},
 			{"A", "\x02" + str("init/"), str("-2")},
 		}, false},
@@ -142,7 +143,8 @@ func conversations() []conversation {
 		}, false},
 		{"B add on text closes", []step{{"B", "\x01" + str("/t") + str("abc") + "\x04" + str("/t") + u64(1), closes}}, false},
 		{"B add on a sign closes", []step{{"B", "\x01" + str("/t") + str("-") + "\x04" + str("/t") + u64(1), closes}}, false},
-		{"B add on an empty value closes", []step{{"B", "\x01" + str("/t") + str("") + "\x04" + str("/t") + u64(1), closes}}, false},
+		{"B add on an empty value closes", []step{{"B", "\x01" + str("/t") + str("") + "\x04" + str("/t") + u64(1), closes}},
+			false},
 		{"B add on a number of 67 bits closes", []step{
 			{"B", "\x01" + str("/t") + str("99999999999999999999") + "\x04" + str("/t") + u64(1), closes},
 		}, false},

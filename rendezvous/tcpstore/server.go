@@ -4,8 +4,8 @@
 //
 // store.go is the data and wire.go the format, both without sockets; server.go, conn.go and split.go are the
 // connections, and client.go is a client of generation B. The package must not import other packages of this module: it
-// knows nothing of rounds or ranks. A Server runs one goroutine for each connection, and another for as long as it takes
-// to write an answer that a different connection caused; Close waits for all of them.
+// knows nothing of rounds or ranks. A Server runs one goroutine for each connection, and another for as long as it
+// takes to write an answer that a different connection caused; Close waits for all of them.
 package tcpstore
 
 import (
@@ -381,8 +381,8 @@ func (s *Server) run(c *conn) error {
 	}
 }
 
-// handle carries out one request. The answers of one request are queued under the lock, so that the answer to a WAIT and
-// the answer to its CANCEL_WAIT arrive in order; they are written after it.
+// handle carries out one request. The answers of one request are queued under the lock, so that the answer to a WAIT
+// and the answer to its CANCEL_WAIT arrive in order; they are written after it.
 func (s *Server) handle(c *conn, req request) error {
 	sp := c.space
 	sp.mu.Lock()

@@ -142,7 +142,8 @@ func TestAllow(t *testing.T) {
 		require.Error(t, err)
 	}
 	require.Eventually(t, func() bool { return s.Stats().Refused == 2 }, 10*time.Second, time.Millisecond)
-	require.Equal(t, 1, strings.Count(log.String(), "peer is not allowed"), "one line however often it tries: %s", log.String())
+	require.Equal(t, 1, strings.Count(log.String(), "peer is not allowed"), "one line however often it tries: %s",
+		log.String())
 	require.Zero(t, s.Stats().Requests)
 }
 
@@ -214,13 +215,16 @@ func TestLimitsCloseWithOneLine(t *testing.T) {
 			`"what":"bytes in one request","value":2034,"max":2000`},
 		{"store by set", strings.Repeat("\x01"+str("k")+str("v")+"\x01"+str("l")+str(strings.Repeat("v", 1000)), 2) +
 			"\x01" + str("m") + str(strings.Repeat("v", 1000)), `"what":"bytes in the store","value":2388,"max":2000`},
-		{"store by append", strings.Repeat("\x09"+str("k")+str(strings.Repeat("v", 500)), 4), `"what":"bytes in the store","value":2129,"max":2000`},
-		{"store by push", strings.Repeat("\x0e"+str("q")+str(strings.Repeat("v", 500)), 4), `"what":"bytes in the store","value":2013,"max":2000`},
+		{"store by append", strings.Repeat("\x09"+str("k")+str(strings.Repeat("v", 500)), 4),
+			`"what":"bytes in the store","value":2129,"max":2000`},
+		{"store by push", strings.Repeat("\x0e"+str("q")+str(strings.Repeat("v", 500)), 4),
+			`"what":"bytes in the store","value":2013,"max":2000`},
 		{"store by add", addKeys(20), `"what":"bytes in the store"`},
 		{"store by barrier", strings.ReplaceAll(addKeys(20), "\x04\x01", "\x12\x01"), `"what":"bytes in the store"`},
 		{"answers", "\x01" + str("k") + str(strings.Repeat("v", 1000)) + "\x0a" + strs("k", "k", "k", "k"),
 			`"what":"bytes of answers that were not read","value":4032,"max":4000`},
-		{"text", "\x01" + str("k") + str("text") + "\x04" + str("k") + u64(1), `not a decimal number of 64 bits: key \"k\" holds \"text\"`},
+		{"text", "\x01" + str("k") + str("text") + "\x04" + str("k") + u64(1),
+			`not a decimal number of 64 bits: key \"k\" holds \"text\"`},
 		{"query", "\x13", `first byte 0x13`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -233,7 +237,8 @@ func TestLimitsCloseWithOneLine(t *testing.T) {
 			nc := dialRaw(t, addr)
 			_, _ = io.WriteString(nc, greeting+tc.data) // the server may close before all was sent
 			_, _ = io.Copy(io.Discard, nc)
-			require.Eventually(t, func() bool { return s.Stats().Connections == 1 && log.String() != "" }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return s.Stats().Connections == 1 && log.String() != "" },
+				10*time.Second, time.Millisecond)
 			require.Contains(t, log.String(), tc.log)
 			require.Contains(t, log.String(), `"peer":"127.0.0.1:`)
 			require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
@@ -294,7 +299,8 @@ func TestBytesReturnToZero(t *testing.T) {
 	require.Eventually(t, func() bool { return s.Stats().Bytes == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// TestSlowReader has a client that asks and does not read: it stops nobody and is closed when it took nothing for a while.
+// TestSlowReader has a client that asks and does not read: it stops nobody and is closed when it took nothing for a
+// while.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logBuffer
@@ -351,7 +357,8 @@ func TestSharedValueIsNotChanged(t *testing.T) {
 		slow, other := pipe(t, s), record(pipe(t, s))
 		send(t, slow, greeting+"\x01"+str("k")+str(value)+"\x03"+str("k"))
 		synctest.Wait()
-		send(t, other.nc, greeting+"\x09"+str("k")+str("more")+"\x09"+str("k")+str("and more")+"\x01"+str("k")+str("x")+"\x08"+str("k"))
+		send(t, other.nc, greeting+"\x09"+str("k")+str("more")+"\x09"+str("k")+str("and more")+"\x01"+str("k")+
+			str("x")+"\x08"+str("k"))
 		synctest.Wait()
 		got := make([]byte, len(str(value)))
 		_, err := io.ReadFull(slow, got)
@@ -421,7 +428,9 @@ func FuzzServer(f *testing.F) {
 		f.Add([]byte(a), []byte(b))
 	}
 	f.Fuzz(func(t *testing.T, a, b []byte) {
-		cfg := Config{MaxKeyBytes: 100, MaxValueBytes: 1000, MaxKeysPerRequest: 20, MaxStoreBytes: 10_000, MaxQueuedBytes: 100_000}
+		cfg := Config{
+			MaxKeyBytes: 100, MaxValueBytes: 1000, MaxKeysPerRequest: 20, MaxStoreBytes: 10_000, MaxQueuedBytes: 100_000,
+		}
 		s := New(cfg)
 		first, second := feed(s, a), feed(s, append([]byte(greeting), b...))
 		<-first
@@ -476,7 +485,8 @@ func TestBrokenRulesDoNotFillTheLog(t *testing.T) {
 		_, _ = io.Copy(io.Discard, nc)
 		nc.Close()
 	}
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "not reported") }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "not reported") },
+		10*time.Second, time.Millisecond)
 	require.Equal(t, maxEndLines, strings.Count(log.String(), "\"WARN\""))
 }
 
@@ -492,7 +502,9 @@ func TestUnfinishedRequestsAreBounded(t *testing.T) {
 		_, _ = io.WriteString(nc, half) // the later ones are closed meanwhile
 		clients = append(clients, nc)
 	}
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "bytes of unfinished requests of all clients") }, 10*time.Second, time.Millisecond)
+	require.Eventually(t,
+		func() bool { return strings.Contains(log.String(), "bytes of unfinished requests of all clients") },
+		10*time.Second, time.Millisecond)
 	require.Eventually(t, func() bool { return s.receiving.Load() <= 1<<20 }, 10*time.Second, time.Millisecond)
 	c := dial(t, addr)
 	require.NoError(t, c.Set(ctx, "/small", make([]byte, 60<<10)), "small requests pass whatever others send")

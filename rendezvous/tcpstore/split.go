@@ -8,17 +8,19 @@ import (
 )
 
 // Split serves the store traffic of l on s and hands every other connection to the returned listener, so that one port
-// carries the rendezvous API and the workers' store. The first byte decides: a store client begins with a byte of at most
-// 8, HTTP with an upper-case letter, TLS with 22. Config.Allow applies to store traffic alone.
+// carries the rendezvous API and the workers' store. The first byte decides: a store client begins with a byte of at
+// most 8, HTTP with an upper-case letter, TLS with 22. Config.Allow applies to store traffic alone.
 //
-// Config.Silent and Config.FirstByte bound connections that send nothing. Store traffic on a connection accepted before a
-// Reset is closed at its first byte. When the connections of l have a method Prove(bool), it hears whether the peer of a
-// connection is known: by an allowed address, or a place for a silent one; what is handed on is unknown.
+// Config.Silent and Config.FirstByte bound connections that send nothing. Store traffic on a connection accepted before
+// a Reset is closed at its first byte. When the connections of l have a method Prove(bool), it hears whether the peer
+// of a connection is known: by an allowed address, or a place for a silent one; what is handed on is unknown.
 //
 // Closing the returned listener closes l and the undecided connections and waits for the goroutines. Store connections
 // last until Close or Reset of s.
 func Split(l net.Listener, s *Server) net.Listener {
-	sp := &splitter{Listener: l, s: s, others: make(chan net.Conn), done: make(chan struct{}), silent: make(map[*conn]struct{})}
+	sp := &splitter{
+		Listener: l, s: s, others: make(chan net.Conn), done: make(chan struct{}), silent: make(map[*conn]struct{}),
+	}
 	sp.wg.Go(func() {
 		err := acceptAll(l, s.cfg.Logger, sp.take)
 		sp.stop(fmt.Errorf("tcpstore: accept on %s: %w", l.Addr(), err))

@@ -505,7 +505,8 @@ func (s *store) send(to connID, data []byte) {
 	s.out = append(s.out, message{to, data})
 }
 
-// reply collects the parts of one answer. Long values are sent as they lie in the store, short ones are copied together.
+// reply collects the parts of one answer. Long values are sent as they lie in the store, short ones are copied
+// together.
 type reply struct {
 	s   *store
 	to  connID

@@ -34,15 +34,19 @@ func pythons() []python {
 // require skips the test unless p can run it.
 func (p python) require(t *testing.T) {
 	if p.path == "" {
-		t.Skip("SKIPPED: GENERATION B OF THE STORE IS NOT TESTED with PyTorch's own client: TORCH_PYTHON names no Python (make e2e-torch2 does)")
+		t.Skip("SKIPPED: GENERATION B OF THE STORE IS NOT TESTED with PyTorch's own client: TORCH_PYTHON names no Python " +
+			"(make e2e-torch2 does)")
 	}
-	const probe = "import torch, torch.distributed as d; print(torch.__version__, 'B' if hasattr(d.TCPStore, 'append') else 'A')"
+	const probe = "import torch, torch.distributed as d; print(torch.__version__, " +
+		"'B' if hasattr(d.TCPStore, 'append') else 'A')"
 	out, err := exec.CommandContext(testContext(t), p.path, "-c", probe).CombinedOutput()
 	if err != nil {
-		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s cannot import torch: %v\n%s", p.gen.letter(), p.path, err, out)
+		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s cannot import torch: %v\n%s",
+			p.gen.letter(), p.path, err, out)
 	}
 	if fields := strings.Fields(string(out)); fields[len(fields)-1] != p.gen.letter() {
-		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s has PyTorch %s, which speaks another", p.gen.letter(), p.path, fields[0])
+		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s has PyTorch %s, "+
+			"which speaks another", p.gen.letter(), p.path, fields[0])
 	}
 }
 

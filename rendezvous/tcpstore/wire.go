@@ -10,8 +10,8 @@ import (
 )
 
 // The wire format is that of torch/csrc/distributed/c10d/TCPStore.cpp: no framing, a query number and its arguments,
-// integers in the client's byte order (little-endian on every machine that runs PyTorch), strings as u64 length + bytes.
-// Checked against the client and the server of 1.13.1 (generation A) and of 2.15.0 (generation B).
+// integers in the client's byte order (little-endian on every machine that runs PyTorch), strings as u64 length +
+// bytes. Checked against the client and the server of 1.13.1 (generation A) and of 2.15.0 (generation B).
 
 // op is a query, with the number that generation B gives it on the wire.
 type op byte
@@ -40,8 +40,9 @@ const (
 )
 
 func (o op) String() string {
-	names := [...]string{"VALIDATE", "SET", "COMPARE_SET", "GET", "ADD", "CHECK", "WAIT", "NUMKEYS", "DELETE_KEY", "APPEND",
-		"MULTI_GET", "MULTI_SET", "CANCEL_WAIT", "PING", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "LIST_KEYS", "BARRIER", "WATCH_KEY"}
+	names := [...]string{"VALIDATE", "SET", "COMPARE_SET", "GET", "ADD", "CHECK", "WAIT", "NUMKEYS", "DELETE_KEY",
+		"APPEND", "MULTI_GET", "MULTI_SET", "CANCEL_WAIT", "PING", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN",
+		"LIST_KEYS", "BARRIER", "WATCH_KEY"}
 	return names[o]
 }
 

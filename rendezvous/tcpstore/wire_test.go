@@ -45,7 +45,8 @@ func wireCases() []struct {
 		want request
 	}{
 		{"A set", genA, "\x00" + str("/k") + str("v"), request{opSet, genA, []string{"/k"}, v("v"), 0}},
-		{"A compare_set", genA, "\x01" + str("/k") + str("") + str("n"), request{opCompareSet, genA, []string{"/k"}, v("", "n"), 0}},
+		{"A compare_set", genA, "\x01" + str("/k") + str("") + str("n"),
+			request{opCompareSet, genA, []string{"/k"}, v("", "n"), 0}},
 		{"A get", genA, "\x02" + str("/k"), request{opGet, genA, []string{"/k"}, nil, 0}},
 		{"A add", genA, "\x03" + str("init/") + u64(-1), request{opAdd, genA, []string{"init/"}, nil, -1}},
 		{"A check", genA, "\x04" + strs("a", "b"), request{opCheck, genA, []string{"a", "b"}, nil, 0}},
@@ -54,7 +55,8 @@ func wireCases() []struct {
 		{"A watch_key", genA, "\x07" + str("k"), request{opWatchKey, genA, []string{"k"}, nil, 0}},
 		{"A delete_key", genA, "\x08" + str("k"), request{opDeleteKey, genA, []string{"k"}, nil, 0}},
 		{"B set", genB, "\x01" + str("/k") + str("v"), request{opSet, genB, []string{"/k"}, v("v"), 0}},
-		{"B compare_set", genB, "\x02" + str("/k") + str("o") + str("n"), request{opCompareSet, genB, []string{"/k"}, v("o", "n"), 0}},
+		{"B compare_set", genB, "\x02" + str("/k") + str("o") + str("n"),
+			request{opCompareSet, genB, []string{"/k"}, v("o", "n"), 0}},
 		{"B get", genB, "\x03" + str("/k"), request{opGet, genB, []string{"/k"}, nil, 0}},
 		{"B add", genB, "\x04" + str("/k") + u64(3), request{opAdd, genB, []string{"/k"}, nil, 3}},
 		{"B check", genB, "\x05" + strs("a", "b"), request{opCheck, genB, []string{"a", "b"}, nil, 0}},
@@ -188,6 +190,7 @@ func FuzzDecode(f *testing.F) {
 			require.True(t, err != io.EOF || len(again) == len(data), "the end must be between two requests")
 		}
 		var limit *LimitError
-		require.True(t, err == io.EOF || err == io.ErrUnexpectedEOF || errors.As(err, &limit) || errors.Is(err, errUnknownQuery), "%v", err)
+		require.True(t, err == io.EOF || err == io.ErrUnexpectedEOF ||
+			errors.As(err, &limit) || errors.Is(err, errUnknownQuery), "%v", err)
 	})
 }
