@@ -287,7 +287,8 @@ func (a *Agent) begin(e Epoch) {
 func (a *Agent) logStart(g *group) {
 	e, p := g.epoch, g.epoch.Place
 	attrs := []any{"round", e.Round, "epoch", e.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
-		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize), "restarts", p.RestartCount, "executable", a.cfg.Path}
+		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize),
+		"restarts", p.RestartCount, "executable", a.cfg.Path}
 	if e.Cause != "" {
 		attrs = append(attrs, "cause", e.Cause)
 	}
@@ -321,7 +322,9 @@ func (a *Agent) leave(d Directive, reason string) {
 
 // failed is the result of a job that failed as d says.
 func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
-	res := Result{Reason: reasonOf(v, a.cfg.Policy, d.CauseKind), Verdict: v.Line(), Local: a.fails, Root: rootOf(a.fails, v)}
+	res := Result{
+		Reason: reasonOf(v, a.cfg.Policy, d.CauseKind), Verdict: v.Line(), Local: a.fails, Root: rootOf(a.fails, v),
+	}
 	if _, ordered := orderReason(d.CauseKind); ordered && d.Cause != "" || v.Root == nil && v.Loss == nil {
 		res.Verdict = d.Cause
 	}
@@ -394,7 +397,8 @@ func (a *Agent) onSignal(sig os.Signal) {
 	if a.group == nil {
 		a.log.Warn("received a signal; leaving", "signal", proc.SignalName(s))
 	} else {
-		a.log.Warn("received a signal; stopping the workers", "signal", proc.SignalName(s), "grace", a.cfg.ShutdownTimeout.String())
+		a.log.Warn("received a signal; stopping the workers", "signal", proc.SignalName(s),
+			"grace", a.cfg.ShutdownTimeout.String())
 	}
 	a.observe(func(o Observer) { o.Signaled(SignalInfo{Signal: s}) })
 	a.goodbye("received " + proc.SignalName(s))

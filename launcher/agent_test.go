@@ -224,7 +224,9 @@ func (r *rig) read(t *testing.T, file string) string {
 }
 
 func TestSuccess(t *testing.T) {
-	r := newRig(t, `echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_USE_AGENT_STORE $TORCHELASTIC_RUN_ID arg$1" > $DIR/$RANK`, 0)
+	r := newRig(t,
+		`echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_USE_AGENT_STORE $TORCHELASTIC_RUN_ID `+
+			`arg$1" > $DIR/$RANK`, 0)
 	r.cfg.Args = append(r.cfg.Args, "sh", "${local_rank}")
 	res := r.run(t)
 	require.Equal(t, Result{Reason: policy.Success}, res)
@@ -255,14 +257,16 @@ func TestFailureForGood(t *testing.T) {
 }
 
 func TestErrorFileSaysWhy(t *testing.T) {
-	r := newRig(t, `[ $RANK = 0 ] && exec sleep 60; printf '{"message":{"message":"RuntimeError: from the file","extraInfo":{"py_callstack":"tb","timestamp":"1700000000"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1`, 0)
+	r := newRig(t, `[ $RANK = 0 ] && exec sleep 60; printf '{"message":{"message":"RuntimeError: from the file",`+
+		`"extraInfo":{"py_callstack":"tb","timestamp":"1700000000"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1`, 0)
 	res := r.run(t)
 	require.Contains(t, res.Verdict, "RuntimeError: from the file")
 	require.Equal(t, "tb", res.Local[res.Root].Traceback)
 }
 
 func TestErrorFileThatIsALinkIsNotFollowed(t *testing.T) {
-	r := newRig(t, `[ $RANK = 0 ] && exec sleep 60; echo '{"message":"secret"}' > $DIR/other; ln -s $DIR/other $TORCHELASTIC_ERROR_FILE; exit 1`, 0)
+	r := newRig(t, `[ $RANK = 0 ] && exec sleep 60; echo '{"message":"secret"}' > $DIR/other; `+
+		`ln -s $DIR/other $TORCHELASTIC_ERROR_FILE; exit 1`, 0)
 	require.NotContains(t, r.run(t).Verdict, "secret")
 }
 
@@ -288,7 +292,8 @@ func TestPermanentExitCode(t *testing.T) {
 }
 
 func TestRestartMeIsFree(t *testing.T) {
-	r := newRig(t, `[ $RANK = 0 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 60; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 138`, 5)
+	r := newRig(t, `[ $RANK = 0 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec sleep 60; `+
+		`[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 138`, 5)
 	r.cfg.Policy.Restart = policy.ExitCode
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "failing: restart, not charged", r.fakeRdzv.said()[1])
@@ -347,7 +352,8 @@ func TestConfirmationOfTheRunningEpochChangesNothing(t *testing.T) {
 // A daemon that was started again, or whose confirmation is late, says Run for an epoch
 // whose workers are being stopped or have ended.
 func TestAnEpochNeverRunsTwice(t *testing.T) {
-	r := newRig(t, `echo x >> $DIR/starts.$RANK; trap 'sleep 0.2; exit 0' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
+	r := newRig(t,
+		`echo x >> $DIR/starts.$RANK; trap 'sleep 0.2; exit 0' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
 	r.whenUp(t, func() {
 		r.fakeRdzv.order(Stop, "the world grows")
 		r.fakeRdzv.order(Run, "late")
@@ -382,7 +388,8 @@ type deserted struct {
 func (d *deserted) Success(context.Context, Directive) error { return d.err }
 
 func TestLogsOfEveryEpochAreKept(t *testing.T) {
-	r := newRig(t, `n=$TORCHELASTIC_RESTART_COUNT; echo epoch $n; : > $DIR/said.$RANK.$n; while [ ! -e $DIR/said.0.$n ]; do sleep 0.01; done; [ $n = 2 ] || exit 1`, 2)
+	r := newRig(t, `n=$TORCHELASTIC_RESTART_COUNT; echo epoch $n; : > $DIR/said.$RANK.$n; `+
+		`while [ ! -e $DIR/said.0.$n ]; do sleep 0.01; done; [ $n = 2 ] || exit 1`, 2)
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	found, err := filepath.Glob(filepath.Join(r.dir, "logs/run_*/attempt_*/0/stdout.log"))
 	require.NoError(t, err)

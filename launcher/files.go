@@ -34,5 +34,6 @@ func withFiles(end time.Time, f func() error) error {
 func noFiles(err error) error {
 	var lim syscall.Rlimit
 	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim) // 0 is as good as an error here
-	return fmt.Errorf("cannot start the workers: the launcher has no file descriptor left (limit %d, ulimit -Hn) and none became free within %s: %w", lim.Cur, filesPatience, err)
+	return fmt.Errorf("cannot start the workers: the launcher has no file descriptor left (limit %d, "+
+		"ulimit -Hn) and none became free within %s: %w", lim.Cur, filesPatience, err)
 }

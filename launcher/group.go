@@ -77,7 +77,9 @@ func (a *Agent) startGroup(e Epoch) (*group, error) {
 
 // startWorker waits until patience for file descriptors.
 func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
-	w := &worker{id: logs.WorkerID{LocalRank: i, Rank: g.epoch.Place.RankBase + i, Node: g.epoch.Place.GroupRank, Role: a.cfg.Role}}
+	w := &worker{
+		id: logs.WorkerID{LocalRank: i, Rank: g.epoch.Place.RankBase + i, Node: g.epoch.Place.GroupRank, Role: a.cfg.Role},
+	}
 	err := withFiles(patience, func() (err error) { w.out, err = g.attempt.Worker(w.id); return err })
 	if err != nil {
 		return fmt.Errorf("logs of rank %d: %w", w.id.Rank, err)
@@ -115,7 +117,10 @@ func (a *Agent) spec(e Epoch, w *worker) (proc.Spec, error) {
 	for _, p := range a.parts.environers {
 		overlay = append(overlay, p.Environ(e, w.id.LocalRank)...)
 	}
-	s := proc.Spec{Path: a.cfg.Path, Args: a.cfg.ArgsOf(w.id.LocalRank), Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay), Stdin: a.cfg.Stdin, Stdout: w.out.Stdout(), Stderr: w.out.Stderr()}
+	s := proc.Spec{
+		Path: a.cfg.Path, Args: a.cfg.ArgsOf(w.id.LocalRank), Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay),
+		Stdin: a.cfg.Stdin, Stdout: w.out.Stdout(), Stderr: w.out.Stderr(),
+	}
 	if a.cfg.CPUs != nil {
 		s.CPUs = a.cfg.CPUs(w.id.LocalRank)
 	}

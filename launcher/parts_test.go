@@ -55,7 +55,8 @@ func (p *everything) NeedsWorld() bool { return true }
 func (p *everything) End(e Ending)     { p.write("end %s within %s", e.Result.Reason, e.Budget) }
 
 func (p *everything) Environ(e Epoch, localRank int) []string {
-	return []string{fmt.Sprintf("FROM_PART=%s %d of %d", e.World[0].Node, localRank, e.Place.WorldSize), "TORCHELASTIC_RUN_ID=over"}
+	return []string{fmt.Sprintf("FROM_PART=%s %d of %d", e.World[0].Node, localRank, e.Place.WorldSize),
+		"TORCHELASTIC_RUN_ID=over"}
 }
 
 func (p *everything) Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
@@ -77,7 +78,8 @@ func (p *everything) Stopped(why StopInfo) {
 }
 
 func TestPartsAreCalledInOrder(t *testing.T) {
-	r := newRig(t, `echo "$FROM_PART $TORCHELASTIC_RUN_ID" > $DIR/$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
+	r := newRig(t, `echo "$FROM_PART $TORCHELASTIC_RUN_ID" > $DIR/$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; `+
+		`: > $DIR/up.$RANK; exec sleep 60`, 0)
 	p := &everything{name: "all", procs: r.cfg.Processes}
 	r.cfg.Parts = []Part{p}
 	r.fakeRdzv.world = []Member{{Node: "node-x", Slots: 2}}
@@ -111,7 +113,8 @@ func (p *stopper) Stopped(why StopInfo) { p.write("%s %t", why.Reason, why.Early
 func TestStopSaysItsCause(t *testing.T) {
 	a := &Agent{pending: &Directive{Kind: Stop, Cause: "scaled", CauseKind: CauseOperator}}
 	info := a.stopInfo(&group{epoch: Epoch{Directive: Directive{Round: 3}}}, false)
-	require.Equal(t, StopInfo{Epoch: Epoch{Directive: Directive{Round: 3}}, Reason: "scaled", CauseKind: CauseOperator}, info)
+	require.Equal(t, StopInfo{Epoch: Epoch{Directive: Directive{Round: 3}}, Reason: "scaled", CauseKind: CauseOperator},
+		info)
 }
 
 // watcher is a part that does one thing as soon as workers run.
@@ -242,7 +245,8 @@ func TestObserversHearEverythingOnce(t *testing.T) {
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	lines := one.read()
 	require.Equal(t, lines, other.read())
-	require.Equal(t, []string{"started 0 with 2 pids", "exited 0 with 7 false", "exited 1 with -15 true", "stopped 0", "started 1 with 2 pids"}, lines[:5])
+	require.Equal(t, []string{"started 0 with 2 pids", "exited 0 with 7 false", "exited 1 with -15 true", "stopped 0",
+		"started 1 with 2 pids"}, lines[:5])
 	require.ElementsMatch(t, []string{"exited 0 with 0 false", "exited 1 with 0 false"}, lines[5:7])
 	require.Equal(t, []string{"succeeded 1", "stopped 1"}, lines[7:])
 }
@@ -356,12 +360,15 @@ func TestChecksAreAnswered(t *testing.T) {
 		"no checker": {nil, "cleared until 0001", nil},
 		"one":        {[]Part{says("a", pass, nil)}, "cleared until 0001", []string{`checked "" true `}},
 		"the earliest end counts": {
-			[]Part{says("a", CheckResult{Passed: true, Until: later}, nil), says("b", CheckResult{Passed: true, Until: soon}, nil), says("c", pass, nil)},
+			[]Part{says("a", CheckResult{Passed: true, Until: later}, nil),
+				says("b", CheckResult{Passed: true, Until: soon}, nil), says("c", pass, nil)},
 			"cleared until 2030", []string{`checked "" true `}},
 		"the first that does not pass decides": {
-			[]Part{says("a", pass, nil), says("b", CheckResult{Reason: "GPU 3 is\n slow"}, nil), says("c", CheckResult{Reason: "not asked"}, nil)},
+			[]Part{says("a", pass, nil), says("b", CheckResult{Reason: "GPU 3 is\n slow"}, nil),
+				says("c", CheckResult{Reason: "not asked"}, nil)},
 			"barred: b: GPU 3 is slow", []string{"checked \"b\" false GPU 3 is\n slow"}},
-		"no reason": {[]Part{says("a", CheckResult{}, nil)}, "barred: a: it does not say why", []string{`checked "a" false `}},
+		"no reason": {[]Part{says("a", CheckResult{}, nil)}, "barred: a: it does not say why",
+			[]string{`checked "a" false `}},
 		"an error": {
 			[]Part{says("a", pass, errors.New("no such device"))},
 			"barred: a: could not check: no such device", []string{`checked "a" false could not check: no such device`}},
@@ -448,7 +455,8 @@ func TestWaitSaysWhatFor(t *testing.T) {
 		b.begin(t, Directive{Kind: Wait}, Directive{Kind: Wait, Cause: "paused by alice", CauseKind: CauseOperator},
 			Directive{Kind: Wait, Cause: "node-y was refused", CauseKind: "refusal"}, Directive{Kind: Done})
 		<-b.done
-		require.Regexp(t, `(?s)INFO msg="waiting for the other nodes".*WARN msg="waiting; no workers are started for now" cause="paused by alice" kind=operator`+
+		require.Regexp(t, `(?s)INFO msg="waiting for the other nodes".*WARN msg="waiting; `+
+			`no workers are started for now" cause="paused by alice" kind=operator`+
 			`.*WARN msg="still waiting for the other nodes" cause="node-y was refused"`, b.log.String())
 	})
 }
@@ -459,7 +467,8 @@ func TestBarIsSaidOnce(t *testing.T) {
 		b.cfg.Observers = []Observer{seen}
 		bar := Directive{Kind: Bar, Cause: "disk full", CauseKind: CauseOperator}
 		b.begin(t, bar, bar, Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}, Directive{Kind: Wait}, bar)
-		require.Equal(t, []string{"barred operator: disk full", "barred check: node-x: slow", "barred operator: disk full"}, seen.read())
+		require.Equal(t, []string{"barred operator: disk full", "barred check: node-x: slow", "barred operator: disk full"},
+			seen.read())
 		require.Equal(t, 3, strings.Count(b.log.String(), "this node gets no workers"))
 		b.tell(Directive{Kind: Done})
 		<-b.done
@@ -530,12 +539,15 @@ func TestReasonsOfFailure(t *testing.T) {
 		"elsewhere": {[]Directive{fail("worker-failure")}, nil, policy.RendezvousClosed, "because"},
 		"barred by a check": {[]Directive{bar, fail(CauseCheck)}, nil, policy.NodeCheckFailed,
 			"because; this node had not passed its check: node-x: slow"},
-		"barred by an operator": {[]Directive{{Kind: Bar, CauseKind: CauseOperator}, fail(CauseHang)}, nil, policy.Hung, "because"},
-		"not barred any more":   {[]Directive{bar, {Kind: Wait}, fail(CauseHang)}, nil, policy.Hung, "because"},
-		"passed after a bar":    {[]Directive{bar, {Kind: Check}, fail(CauseHang)}, nil, policy.Hung, "because"},
-		"own check": {[]Directive{{Kind: Check}, bar, fail(CauseOperator)}, []Part{says("speed", CheckResult{Reason: "slow"}, nil)}, policy.NodeCheckFailed,
+		"barred by an operator": {[]Directive{{Kind: Bar, CauseKind: CauseOperator}, fail(CauseHang)}, nil,
+			policy.Hung, "because"},
+		"not barred any more": {[]Directive{bar, {Kind: Wait}, fail(CauseHang)}, nil, policy.Hung, "because"},
+		"passed after a bar":  {[]Directive{bar, {Kind: Check}, fail(CauseHang)}, nil, policy.Hung, "because"},
+		"own check": {[]Directive{{Kind: Check}, bar, fail(CauseOperator)},
+			[]Part{says("speed", CheckResult{Reason: "slow"}, nil)}, policy.NodeCheckFailed,
 			"because; this node had not passed its check: speed: slow"},
-		"the cause says it": {[]Directive{bar, {Kind: Fail, Cause: "of 2 nodes 1 passed: node-x: slow", CauseKind: CauseCheck}}, nil, policy.NodeCheckFailed,
+		"the cause says it": {[]Directive{bar,
+			{Kind: Fail, Cause: "of 2 nodes 1 passed: node-x: slow", CauseKind: CauseCheck}}, nil, policy.NodeCheckFailed,
 			"of 2 nodes 1 passed: node-x: slow"},
 	} {
 		bubble(t, name, func(t *testing.T) {
@@ -612,10 +624,11 @@ func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
 		err   error
 		want  string
 	}{
-		"an error":          {nil, errors.New("gone"), "gone"},
-		"another size":      {good[:1], nil, "it has 1 nodes instead of 2: another world has been sealed meanwhile"},
-		"another order":     {spoil(func(ms []Member) { ms[0].GroupRank = 1 }), nil, "its node 0 () has rank 1"},
-		"another base":      {spoil(func(ms []Member) { ms[1].RankBase = 2 }), nil, "its node 1 (b) has rank 1 and 2 workers from rank 2 on"},
+		"an error":      {nil, errors.New("gone"), "gone"},
+		"another size":  {good[:1], nil, "it has 1 nodes instead of 2: another world has been sealed meanwhile"},
+		"another order": {spoil(func(ms []Member) { ms[0].GroupRank = 1 }), nil, "its node 0 () has rank 1"},
+		"another base": {spoil(func(ms []Member) { ms[1].RankBase = 2 }), nil,
+			"its node 1 (b) has rank 1 and 2 workers from rank 2 on"},
 		"another node":      {spoil(func(ms []Member) { ms[1].Slots = 3 }), nil, "its node 1 (b) has rank 1 and 3 workers"},
 		"others may differ": {spoil(func(ms []Member) { ms[0].Slots, ms[0].RankBase = 9, 9 }), nil, ""},
 	} {
@@ -630,7 +643,8 @@ func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
 			b.world, b.worldErr, b.max = tt.world, tt.err, 1
 			b.begin(t, Directive{Kind: Run, Round: 7, Epoch: 2, Place: e.Place})
 			require.Equal(t, []string{"world", "failing: restart", "rejoin", "ready", "world"}, b.said()[:5], "%s", b.log)
-			require.Contains(t, b.failures[0].Message, "cannot fetch the world of round 7, epoch 2 from the rendezvous: "+tt.want)
+			require.Contains(t, b.failures[0].Message,
+				"cannot fetch the world of round 7, epoch 2 from the rendezvous: "+tt.want)
 			require.Equal(t, 4, b.failures[0].Rank)
 			require.Empty(t, p.read(), "nothing is started")
 			require.Equal(t, policy.WorkerFailed, (<-b.done).Reason)

@@ -21,7 +21,10 @@ import (
 
 // say is a shell function: say PID SCOPE EXPIRES SIGNAL writes a request. EXPIRES 1 has long expired. await EXPIRES
 // [COMMAND] goes on until the launcher has handled all requests before and the time has come, and exits.
-const say = `say() { printf '{"version": 1, "pid": %d, "scope_id": "%s", "expiration_time": %s, "signal": %d}\n' $1 $2 $3 $4 > $TORCHELASTIC_TIMER_FILE; }
+const say = `say() {
+		printf '{"version": 1, "pid": %d, "scope_id": "%s", "expiration_time": %s, "signal": %d}\n' \
+			$1 $2 $3 $4 > $TORCHELASTIC_TIMER_FILE
+	}
 	await() { trap "${2:-:}; exit 0" USR1; say $$$$ await $1 10; while :; do sleep 0.02; done; }
 `
 
@@ -56,7 +59,8 @@ func newTimerRig(t *testing.T, script string, maxRestarts int) (*rig, *lockedBuf
 }
 
 func TestExpiredTimerKillsItsWorkerAndTheJobRestarts(t *testing.T) {
-	r, log := newTimerRig(t, `[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && say $$$$ train.py#7 1 9 && exec sleep 60
+	r, log := newTimerRig(t,
+		`[ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && say $$$$ train.py#7 1 9 && exec sleep 60
 		[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 60`, 1)
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, `timer "train.py#7" of 0s expired (SIGKILL)`, r.fakeRdzv.failures[0].Reason())
@@ -72,7 +76,8 @@ func TestVerdictNamesTheTimer(t *testing.T) {
 }
 
 func TestReleasedTimerKillsNobody(t *testing.T) {
-	r, log := newTimerRig(t, `soon=$(($(date +%s) + 3)); say $$$$ a $soon 9; say $$$$ b $soon 9; say $$$$ a -1 0; say $$$$ b -1 0; await $((soon + 1))`, 0)
+	r, log := newTimerRig(t, `soon=$(($(date +%s) + 3)); say $$$$ a $soon 9; say $$$$ b $soon 9; say $$$$ a -1 0; `+
+		`say $$$$ b -1 0; await $((soon + 1))`, 0)
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.NotContains(t, log.String(), "sent SIGKILL")
 }
@@ -93,7 +98,8 @@ func TestTimerOfAWorkersChild(t *testing.T) {
 }
 
 func TestTimersWhileStopping(t *testing.T) {
-	r, log := newTimerRig(t, `trap 'say $$$$ a 1 9; sleep 0.3; : > $DIR/saved.$RANK; exit 0' TERM; : > $DIR/up.$RANK; while :; do sleep 0.02; done`, 0)
+	r, log := newTimerRig(t, `trap 'say $$$$ a 1 9; sleep 0.3; : > $DIR/saved.$RANK; exit 0' TERM; : > $DIR/up.$RANK; `+
+		`while :; do sleep 0.02; done`, 0)
 	r.whenUp(t, func() { r.signals <- syscall.SIGTERM })
 	require.Equal(t, policy.Signaled(int(syscall.SIGTERM)), r.run(t).Reason)
 	r.read(t, "saved.0")
@@ -103,7 +109,8 @@ func TestTimersWhileStopping(t *testing.T) {
 
 func TestTimersWithOtherSignals(t *testing.T) {
 	r, log := newTimerRig(t, `[ $RANK = 0 ] && say $$$$ quiet 1 0 && exec sleep 60
-		while [ ! -e $DIR/heard ]; do sleep 0.02; done; trap 'exit 4' USR1; say $$$$ loud 1 10; while :; do sleep 0.02; done`, 0)
+		while [ ! -e $DIR/heard ]; do sleep 0.02; done; trap 'exit 4' USR1; say $$$$ loud 1 10; while :; do sleep 0.02; done`,
+		0)
 	go func() {
 		for range 3000 {
 			if strings.Contains(log.String(), "quiet") {
@@ -120,7 +127,10 @@ func TestTimersWithOtherSignals(t *testing.T) {
 
 func TestManyTimersOfOneProcessCostOneDescriptor(t *testing.T) {
 	r := newRig(t, "", 0)
-	p, err := r.cfg.Processes.Start(proc.Spec{Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 60 & echo $! > $DIR/pid.new; mv $DIR/pid.new $DIR/pid; wait"}, Env: r.cfg.Env})
+	p, err := r.cfg.Processes.Start(proc.Spec{
+		Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 60 & echo $! > $DIR/pid.new; mv $DIR/pid.new $DIR/pid; wait"},
+		Env: r.cfg.Env,
+	})
 	require.NoError(t, err)
 	up := make(chan struct{})
 	r.when(t, "pid", func() { close(up) })

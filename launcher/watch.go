@@ -79,7 +79,8 @@ func (c *control) Fail(f verdict.Failure, act policy.Action) {
 }
 
 func (a *Agent) ignoreFault(f fault) {
-	a.log.Debug("a failure of an epoch that is over, or has failed before, is ignored", "part", f.part, "why", f.failure.Message)
+	a.log.Debug("a failure of an epoch that is over, or has failed before, is ignored", "part", f.part,
+		"why", f.failure.Message)
 }
 
 // faults carries what the watchers of the present group find; nil, which is never ready, without any.
@@ -121,5 +122,6 @@ func (a *Agent) complete(g *group, f *verdict.Failure) {
 
 // blamed reports whether f is only the end of a worker that was stopped because a part had found it to have failed.
 func (g *group) blamed(f verdict.Failure) bool {
-	return f.Stopped && g.fault != "" && slices.ContainsFunc(g.failures, func(o verdict.Failure) bool { return o.Rank == f.Rank })
+	return f.Stopped && g.fault != "" && slices.ContainsFunc(g.failures,
+		func(o verdict.Failure) bool { return o.Rank == f.Rank })
 }

@@ -40,13 +40,14 @@ func (a *Agent) fetchWorld(d Directive) {
 // checkWorld finds out whether the world is that of the epoch: there may be a newer one by now.
 func (e *Epoch) checkWorld(slots int) error {
 	if len(e.World) != e.Place.GroupWorldSize {
-		return fmt.Errorf("it has %d nodes instead of %d: another world has been sealed meanwhile", len(e.World), e.Place.GroupWorldSize)
+		return fmt.Errorf("it has %d nodes instead of %d: another world has been sealed meanwhile",
+			len(e.World), e.Place.GroupWorldSize)
 	}
 	for i, m := range e.World {
 		own := i == e.Place.GroupRank
 		if m.GroupRank != i || own && (m.RankBase != e.Place.RankBase || m.Slots != slots) {
-			return fmt.Errorf("its node %d (%s) has rank %d and %d workers from rank %d on: another world has been sealed meanwhile",
-				i, m.Node, m.GroupRank, m.Slots, m.RankBase)
+			return fmt.Errorf("its node %d (%s) has rank %d and %d workers from rank %d on: "+
+				"another world has been sealed meanwhile", i, m.Node, m.GroupRank, m.Slots, m.RankBase)
 		}
 	}
 	return nil
@@ -82,6 +83,7 @@ func (a *Agent) worldFailure(f *fetch) verdict.Failure {
 	return verdict.Failure{
 		Node: e.Place.GroupRank, NodeName: a.cfg.NodeName, Host: a.cfg.Host, Rank: e.Place.RankBase, Role: a.cfg.Role,
 		ExitCode: 1, At: now(),
-		Message: fmt.Sprintf("cannot fetch the world of round %d, epoch %d from the rendezvous: %s", e.Round, e.Directive.Epoch, f.err),
+		Message: fmt.Sprintf("cannot fetch the world of round %d, epoch %d from the rendezvous: %s",
+			e.Round, e.Directive.Epoch, f.err),
 	}
 }

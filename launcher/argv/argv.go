@@ -1,14 +1,15 @@
-// Package argv is the command line of dlrover-run: torchrun's, as Python's argparse reads it, plus DLRover's options and
-// our own. Options is the table everything else is generated from, Normalize turns an argv and the PET_* variables into
-// canonical tokens, Completion writes shell completions, and the Parse functions read option values.
+// Package argv is the command line of dlrover-run: torchrun's, as Python's argparse reads it, plus DLRover's options
+// and our own. Options is the table everything else is generated from, Normalize turns an argv and the PET_* variables
+// into canonical tokens, Completion writes shell completions, and the Parse functions read option values.
 //
-// The package is pure: it must not import os, open a file, read a clock or start a goroutine. The environment comes in as
-// a function.
+// The package is pure: it must not import os, open a file, read a clock or start a goroutine. The environment comes in
+// as a function.
 //
 // Known differences from torchrun, all of them where argparse is hard to defend:
-//   - argparse looks for ambiguous prefixes in the whole line, so it refuses `train.py --rdzv` for an argument that belongs
-//     to the script. Normalize never looks behind the script, nor behind -h.
-//   - `-mr=3` means `-m -r 3` and `-m=r3` is an error, as from Python 3.13 on; before, they meant `-r =3` and `-m -r 3`.
+//   - argparse looks for ambiguous prefixes in the whole line, so it refuses `train.py --rdzv` for an argument that
+//     belongs to the script. Normalize never looks behind the script, nor behind -h.
+//   - `-mr=3` means `-m -r 3` and `-m=r3` is an error, as from Python 3.13 on; before, they meant `-r =3` and
+//     `-m -r 3`.
 //   - One word such as `"--nnodes 4"` in place of the script is refused with advice; argparse takes it for the script.
 //   - The value of `--option=--` is "--"; argparse makes it an empty list before Python 3.13.
 //   - The variable of a flag is not looked at when the flag is on the command line, or with -h.
@@ -88,9 +89,9 @@ type CompletionRequest struct{ Shell string }
 
 func (e *CompletionRequest) Error() string { return "completion for " + e.Shell + " requested" }
 
-// Normalize rewrites argv, without the program's name, to `--name=value` and `--flag` tokens in canonical spelling, then
-// "--", the training script and its arguments. An option comes once, with its last value, in the order of first use;
-// options that only a PET_ variable sets come after those of the command line, in the order of opts. The script's
+// Normalize rewrites argv, without the program's name, to `--name=value` and `--flag` tokens in canonical spelling,
+// then "--", the training script and its arguments. An option comes once, with its last value, in the order of first
+// use; options that only a PET_ variable sets come after those of the command line, in the order of opts. The script's
 // arguments are passed as they are, except that one "--" directly behind the script is dropped when there was none in
 // front of it, as torchrun does. The error is a *UsageError, *CompletionRequest, ErrHelp or ErrVersion.
 func Normalize(opts []Option, argv []string, env LookupEnv) ([]string, error) {

@@ -33,8 +33,8 @@ func completed(opts []Option) []Option {
 
 func takesFile(o Option) bool { return o.Meta == "PATH" || o.Meta == "DIR" }
 
-// bashCompletion walks the words in front of the cursor to see whether the script has come, whose own arguments are files.
-// bash splits words at "=" and ":", so "--tee=0:3" is five.
+// bashCompletion walks the words in front of the cursor to see whether the script has come, whose own arguments are
+// files. bash splits words at "=" and ":", so "--tee=0:3" is five.
 func bashCompletion(opts []Option) string {
 	var names, valued, cases strings.Builder
 	for _, o := range completed(opts) {
@@ -47,7 +47,8 @@ func bashCompletion(opts []Option) string {
 		fmt.Fprintf(&valued, "|%s", pattern)
 		switch {
 		case len(o.Choices) > 0:
-			fmt.Fprintf(&cases, "    %s) COMPREPLY=($(compgen -W '%s' -- \"$cur\")); return ;;\n", pattern, strings.Join(o.Choices, " "))
+			fmt.Fprintf(&cases, "    %s) COMPREPLY=($(compgen -W '%s' -- \"$cur\")); return ;;\n",
+				pattern, strings.Join(o.Choices, " "))
 		case takesFile(o):
 			fmt.Fprintf(&cases, "    %s) compopt -o default; return ;;\n", pattern)
 		}

@@ -14,7 +14,8 @@ import (
 func FuzzNormalize(f *testing.F) {
 	for _, seed := range []string{
 		"train.py", "--nnodes\n2\ns\n--x", "-mr3\ns\n--\n--a", "--\n--\ns", "-r=3\n-t\n\ns", "--box-pairs\n0:1\n2:4\ns",
-		"--monitor-interval=nan\ns", "--max-r\n-1\n-.5", "--=\n-=\n---\n-", "--nope\n-h", "--nnodes 4\ns", "-\x00\ns", "\xff\n--role=\xff\ns",
+		"--monitor-interval=nan\ns", "--max-r\n-1\n-.5", "--=\n-=\n---\n-", "--nope\n-h", "--nnodes 4\ns",
+		"-\x00\ns", "\xff\n--role=\xff\ns",
 	} {
 		f.Add(seed, "1")
 	}
@@ -152,7 +153,8 @@ func FuzzParseSize(f *testing.F) {
 }
 
 func FuzzParseEndpoint(f *testing.F) {
-	addAll(f, "", "host", "host:29400", "[::1]:1", "[::1]", "::1", "fd00::1:99", "host:", ":1", "host:65536", "a b:1", "[", "[]")
+	addAll(f, "", "host", "host:29400", "[::1]:1", "[::1]", "::1", "fd00::1:99", "host:", ":1", "host:65536", "a b:1",
+		"[", "[]")
 	f.Fuzz(func(t *testing.T, s string) {
 		host, port, err := ParseEndpoint(s, 29400)
 		if err != nil {
@@ -167,7 +169,8 @@ func FuzzParseEndpoint(f *testing.F) {
 }
 
 func FuzzSubstituteLocalRank(f *testing.F) {
-	addAll(f, "", "${local_rank}", "$local_rank", "$$", "$", "$$$local_rank", "${local_rank", "$local_rankx", "${x}$local_rank}", "$LOCAL_RANK")
+	addAll(f, "", "${local_rank}", "$local_rank", "$$", "$", "$$$local_rank", "${local_rank", "$local_rankx",
+		"${x}$local_rank}", "$LOCAL_RANK")
 	macro := regexp.MustCompile(`\$(\$|[_a-zA-Z][_a-zA-Z0-9]*|\{[_a-zA-Z][_a-zA-Z0-9]*\}|)`)
 	values := map[string]string{"$$": "$", "$local_rank": "7", "${local_rank}": "7"}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -41,8 +41,8 @@ func shortOption(opts []Option, c byte) *Option {
 	return nil
 }
 
-// longMatches returns the long spellings that are name or, with abbrev, begin with it. torchrun's own go first: additions
-// count only where torchrun would find nothing.
+// longMatches returns the long spellings that are name or, with abbrev, begin with it. torchrun's own go first:
+// additions count only where torchrun would find nothing.
 func longMatches(opts []Option, name string, abbrev bool) []match {
 	var own, extra []match
 	for i := range opts {
@@ -77,7 +77,8 @@ func unrecognized(opts []Option, args []string) error {
 	for _, arg := range args {
 		name, _, _ := strings.Cut(strings.ReplaceAll(strings.TrimLeft(arg, "-"), "_", "-"), "=")
 		if name == "use-env" {
-			msg += " (--use-env belongs to torch.distributed.launch; remove it, workers always find their ranks in the environment)"
+			msg += " (--use-env belongs to torch.distributed.launch; remove it, workers always find their " +
+				"ranks in the environment)"
 		} else if s := nearest(opts, name); s != "" && !slices.Contains(near, s) {
 			near = append(near, s)
 		}

@@ -26,12 +26,13 @@ const notYet = "is not available yet in this version; remove it"
 // Options returns the table of all options in the order of the help text, as a fresh slice: torchrun's from 1.13 to
 // 2.15, DLRover's and its MetaX fork's, and our own. Those that are not available come last.
 func Options() []Option {
-	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(), checkpointOptions(), logOptions(),
-		checkOptions(), otherOptions())
+	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(),
+		checkpointOptions(), logOptions(), checkOptions(), otherOptions())
 	for i := range opts {
 		o := &opts[i]
 		switch o.Name {
-		case "logs-specs", "numa-binding", "print-completion", "box-pairs", "token-file", "no-save-at-breakpoint", "help", "version":
+		case "logs-specs", "numa-binding", "print-completion", "box-pairs", "token-file",
+			"no-save-at-breakpoint", "help", "version":
 		default:
 			o.Env = "PET_" + strings.ToUpper(strings.ReplaceAll(o.Name, "-", "_"))
 		}
@@ -59,7 +60,8 @@ func sizeOptions() []Option {
 		{Name: "nnodes", Default: "1:1", Meta: "N|MIN:MAX", Category: sizeSection,
 			Usage: "number of nodes: a fixed number, or a range within which nodes may leave and join while the job runs"},
 		{Name: "nproc-per-node", Default: "1", Meta: "N|auto|gpu|cpu|xpu", Category: sizeSection,
-			Usage: "workers on this node: a number, gpu, xpu or cpu for one per device of that kind, or auto for one per accelerator (without one, per CPU)"},
+			Usage: "workers on this node: a number, gpu, xpu or cpu for one per device of that kind, " +
+				"or auto for one per accelerator (without one, per CPU)"},
 		{Name: "auto-config", Kind: Flag, Category: sizeSection, Extra: true,
 			Usage: "take the number of nodes from $NODE_NUM and the number of workers from the GPUs of this node"},
 		{Name: "node-unit", Type: Int, Default: "1", Meta: "N", Category: sizeSection, Extra: true,
@@ -70,15 +72,18 @@ func sizeOptions() []Option {
 func rendezvousOptions() []Option {
 	return []Option{
 		{Name: "rdzv-backend", Default: "static", Meta: "NAME", Category: rdzvSection,
-			Usage: "how nodes find each other: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it)"},
+			Usage: "how nodes find each other: static (fixed node ranks), c10d (one node serves the rendezvous; " +
+				"ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it)"},
 		{Name: "rdzv-endpoint", Meta: "HOST[:PORT]", Category: rdzvSection,
 			Usage: "address of the rendezvous, IPv6 as [ADDRESS]:PORT (default with static: --master-addr and --master-port)"},
 		{Name: "rdzv-id", Default: "none", Meta: "ID", Category: rdzvSection,
 			Usage: "id of the job, the same on all its nodes"},
 		{Name: "rdzv-conf", Meta: "KEY=VALUE,...", Category: rdzvSection,
-			Usage: "rendezvous settings, times in seconds: join_timeout (default: 600), last_call_timeout (30), growth_delay (1), read_timeout (60), is_host=true|false"},
+			Usage: "rendezvous settings, times in seconds: join_timeout (default: 600), last_call_timeout (30), " +
+				"growth_delay (1), read_timeout (60), is_host=true|false"},
 		{Name: "standalone", Kind: Flag, Category: rdzvSection,
-			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored"},
+			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, " +
+				"--rdzv-endpoint and --rdzv-id are ignored"},
 		{Name: "node-rank", Type: Int, Default: "0", Meta: "N", Category: rdzvSection,
 			Usage: "rank of this node, >= 0; required by static, a preference for other backends"},
 		{Name: "master-addr", Default: "127.0.0.1", Meta: "HOST", Category: rdzvSection,
@@ -88,7 +93,8 @@ func rendezvousOptions() []Option {
 		{Name: "local-addr", Meta: "HOST", Category: rdzvSection,
 			Usage: "address at which the other nodes reach this one (default: the one that leads to the rendezvous)"},
 		{Name: "token-file", Meta: "PATH", Category: rdzvSection, Extra: true,
-			Usage: "file with the job token, a secret that all nodes of the job share (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
+			Usage: "file with the job token, a secret that all nodes of the job share (default: $DLROVER_TOKEN_FILE, " +
+				"else the token in $DLROVER_TOKEN)"},
 		{Name: "insecure", Kind: Flag, Category: rdzvSection, Extra: true,
 			Usage: "serve and join a rendezvous on a network address without a job token"},
 		{Name: "topology-file", Meta: "PATH", Category: rdzvSection, Extra: true,
@@ -108,7 +114,8 @@ func workerOptions() []Option {
 			Usage: "role of the workers, also part of the prefix of their console lines"},
 		{Name: "start-method", Choices: []string{"spawn", "fork", "forkserver"}, Default: "spawn", Meta: "METHOD",
 			Category: workerSection,
-			Usage:    "accepted for compatibility, ignored; as in torchrun it concerns Python functions only: spawn, fork or forkserver"},
+			Usage: "accepted for compatibility, ignored; as in torchrun it concerns Python functions only: " +
+				"spawn, fork or forkserver"},
 		{Name: "virtual-local-rank", Kind: Flag, Category: workerSection,
 			Usage: "give every worker LOCAL_RANK=0 and make only its own GPU visible to it"},
 		{Name: "numa-binding", Choices: []string{"node", "socket", "exclusive", "core-complex"}, Meta: "MODE",
@@ -145,18 +152,21 @@ func restartOptions() []Option {
 func checkpointOptions() []Option {
 	return []Option{
 		{Name: "save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
-			Usage: "write the newest checkpoint in memory to storage when workers fail or end or the membership changes (default: on)"},
+			Usage: "write the newest checkpoint in memory to storage when workers fail or end or the membership " +
+				"changes (default: on)"},
 		{Name: "no-save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
 			Usage: "leave it in memory, except when a signal ends the job"},
 		{Name: "ckpt-replicas", Type: Int, Default: "0", Meta: "N", Category: ckptSection, Extra: true,
-			Usage: "nodes that hold each checkpoint shard in memory, including this one; 0 leaves it to replica_count in the training script"},
+			Usage: "nodes that hold each checkpoint shard in memory, including this one; 0 leaves it to replica_count " +
+				"in the training script"},
 		{Name: "ckpt-shm-dir", Default: "/dev/shm", Meta: "DIR", Category: ckptSection, Extra: true,
 			Usage: "directory in memory for checkpoints"},
 		{Name: "ckpt-write-rate", Meta: "SIZE", Category: ckptSection, Extra: true,
 			Usage: "limit for writing checkpoints to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
 		{Name: "ckpt-sidecar", Meta: "NAME", Category: ckptSection, Extra: true,
 			Usage: "the checkpoint daemon is checkpointd --job=NAME in another container of this pod"},
-		choice(Option{Name: "ckpt-daemon", Choices: []string{"auto", "off"}, Default: "auto", Meta: "auto|off", Category: ckptSection, Extra: true,
+		choice(Option{Name: "ckpt-daemon", Choices: []string{"auto", "off"}, Default: "auto", Meta: "auto|off",
+			Category: ckptSection, Extra: true,
 			Usage: "auto starts the checkpoint daemon when a worker first needs it; off leaves checkpoints to the workers"}),
 	}
 }
@@ -164,19 +174,23 @@ func checkpointOptions() []Option {
 func logOptions() []Option {
 	return []Option{
 		{Name: "log-dir", Meta: "DIR", Category: logSection,
-			Usage: "directory for the workers' logs, one subdirectory per run; /dev/null for no files (default: a new temporary directory)"},
+			Usage: "directory for the workers' logs, one subdirectory per run; /dev/null for no files (default: " +
+				"a new temporary directory)"},
 		{Name: "redirects", Short: 'r', Default: "0", Meta: "0-3|RANK:0-3,...", Category: logSection,
 			Usage: "worker output that goes to files: 0 none, 1 stdout, 2 stderr, 3 both, for all workers or by local rank"},
 		{Name: "tee", Short: 't', Default: "0", Meta: "0-3|RANK:0-3,...", Category: logSection,
 			Usage: "worker output that goes to files and to the console, in the format of --redirects"},
 		{Name: "log-line-prefix-template", Meta: "TEXT", Category: logSection,
-			Usage: "prefix of each line printed by --tee, with ${role_name}, ${local_rank}, ${rank}, ${hostname} (default: [${role_name}${local_rank}]:)"},
+			Usage: "prefix of each line printed by --tee, with ${role_name}, ${local_rank}, ${rank}, ${hostname} (default: " +
+				"[${role_name}${local_rank}]:)"},
 		{Name: "local-ranks-filter", Meta: "RANK,...", Category: logSection,
 			Usage: "local ranks whose output is shown on the console; files are not affected (default: all)"},
 		{Name: "duplicate-stdout-filters", Meta: "TEXT,...", Category: logSection,
-			Usage: "copy lines of --tee stdout that contain one of the texts to filtered_stdout.log; write ,, for a comma within a text"},
+			Usage: "copy lines of --tee stdout that contain one of the texts to filtered_stdout.log; write ,, " +
+				"for a comma within a text"},
 		{Name: "duplicate-stderr-filters", Meta: "TEXT,...", Category: logSection,
-			Usage: "copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; write ,, for a comma within a text"},
+			Usage: "copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; write ,, " +
+				"for a comma within a text"},
 		{Name: "log-rotate-size", Meta: "SIZE", Category: logSection, Extra: true,
 			Usage: "start a new log file beyond this size in bytes, with K, M or G if wanted (default: never)"},
 		{Name: "log-rotate-count", Type: Int, Default: "5", Meta: "N", Category: logSection, Extra: true,
@@ -250,7 +264,8 @@ func choice(o Option) Option {
 
 func checkPrecheck(value string) error {
 	if value != "0" {
-		return fmt.Errorf("%s asks for a network check, which is not available yet in this version; use 0 or remove it", value)
+		return fmt.Errorf("%s asks for a network check, which is not available yet in this version; use 0 or remove it",
+			value)
 	}
 	return nil
 }
@@ -258,7 +273,8 @@ func checkPrecheck(value string) error {
 func checkLogsSpecs(value string) error {
 	if value != "default" {
 		return errors.New(pyRepr(value) +
-			" would be a Python entry point, which this launcher cannot load; remove it and use --log-dir, --redirects and --tee")
+			" would be a Python entry point, which this launcher cannot load; " +
+			"remove it and use --log-dir, --redirects and --tee")
 	}
 	return nil
 }

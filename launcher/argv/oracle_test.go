@@ -153,7 +153,8 @@ func sameMessage(torch, ours string) bool {
 	case strings.HasPrefix(torch, "ambiguous option:"):
 		return !strings.HasPrefix(ours, "ambiguous option:") || sortedWords(torch) == sortedWords(ours)
 	case strings.HasPrefix(torch, "the following arguments are required: training_script"):
-		return ours == "the following arguments are required: training_script" || strings.HasPrefix(ours, "unrecognized arguments: ")
+		return ours == "the following arguments are required: training_script" ||
+			strings.HasPrefix(ours, "unrecognized arguments: ")
 	case strings.HasPrefix(torch, "unrecognized arguments:"):
 		return strings.HasPrefix(ours, torch)
 	case strings.HasPrefix(torch, "invalid literal for int() with base 10: "): // the variable of a flag
@@ -161,7 +162,8 @@ func sameMessage(torch, ours string) bool {
 	}
 	_, reason, _ := strings.Cut(torch, ": ")
 	return torch == ours ||
-		strings.HasPrefix(ours, "environment variable PET_") && (strings.HasSuffix(ours, reason) || strings.Contains(torch, ": invalid ")) ||
+		strings.HasPrefix(ours, "environment variable PET_") && (strings.HasSuffix(ours, reason) ||
+			strings.Contains(torch, ": invalid ")) ||
 		strings.HasPrefix(ours, "unrecognized arguments: ") && strings.HasPrefix(torch, "argument ") // a bad variable too
 }
 
@@ -195,8 +197,10 @@ func known(r request, torch, ours answer) string {
 		return "argparse looks at the rest of a cluster before it takes -h"
 	case slices.ContainsFunc(r.Argv, func(arg string) bool { return strings.HasSuffix(arg, "=--") }):
 		return "argparse loses the value of --option=--"
-	case fmt.Sprint(torch.Values["duplicate_stdout_filters"]) == "[]" && len(torch.Values["duplicate_stdout_filters"].([]any)) == 1,
-		fmt.Sprint(torch.Values["duplicate_stderr_filters"]) == "[]" && len(torch.Values["duplicate_stderr_filters"].([]any)) == 1:
+	case fmt.Sprint(torch.Values["duplicate_stdout_filters"]) == "[]" &&
+		len(torch.Values["duplicate_stdout_filters"].([]any)) == 1,
+		fmt.Sprint(torch.Values["duplicate_stderr_filters"]) == "[]" &&
+			len(torch.Values["duplicate_stderr_filters"].([]any)) == 1:
 		return "a filter given as an empty text is no filter"
 	}
 	return ""
@@ -383,7 +387,9 @@ func TestDifferential(t *testing.T) {
 	const n = 3000
 	version, _ := askTorch(t, nil)
 	opts := tableOf(version.Torch)
-	gen := generator{rand.New(rand.NewPCG(1, 2)), slices.DeleteFunc(slices.Clone(opts), func(o Option) bool { return o.Extra })}
+	gen := generator{
+		rand.New(rand.NewPCG(1, 2)), slices.DeleteFunc(slices.Clone(opts), func(o Option) bool { return o.Extra }),
+	}
 	requests := make([]request, n)
 	for i := range requests {
 		requests[i] = gen.request()
@@ -459,7 +465,8 @@ func (g generator) option() []string {
 	if o.Kind == Flag {
 		return []string{name + g.pick("", "", "", "", "", "", "", "=1", "=")}
 	}
-	value := g.pick("1", "2", "0", "x", "-1", "-.5", "-x", "", " 7 ", "1_000", "1__0", "+3", "0x10", "1e3", "a=b,c=d", "a b", "-a b",
+	value := g.pick("1", "2", "0", "x", "-1", "-.5", "-x", "", " 7 ",
+		"1_000", "1__0", "+3", "0x10", "1e3", "a=b,c=d", "a b", "-a b",
 		"it's", "\"", "\\", "é\n\x01", "--", "--nnodes", "--nproc", "0:1,1:2", "99")
 	if len(o.Choices) > 0 && g.IntN(4) > 0 {
 		value = o.Choices[g.IntN(len(o.Choices))]
@@ -488,7 +495,8 @@ func TestDifferentialValues(t *testing.T) {
 		"substitute": {"$", "$", "{", "}", "local_rank", "${local_rank}", "x", "_", "7", "é", " "},
 		"int":        {"1", "0", "_", "-", "+", " ", "x", "."},
 		"float":      {"1", "0", "_", "-", "+", " ", "x", ".", "e", "inf"},
-		"repr":       {"'", `"`, "\\", "\n", "\t", "\r", "\x01", "\x7f", "é", "\u200b", "\u2028", "😀", "\U000e0001", "a", " ", "\u00a0"},
+		"repr": {"'", `"`, "\\", "\n", "\t", "\r", "\x01", "\x7f", "é", "\u200b", "\u2028", "😀",
+			"\U000e0001", "a", " ", "\u00a0"},
 	}
 	var requests []request
 	for call, alphabet := range alphabets {

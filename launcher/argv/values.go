@@ -38,7 +38,8 @@ func ParseNNodes(s string) (minNodes, maxNodes int, err error) {
 }
 
 // ParseConf reads --rdzv-conf: "k=v,k=v". Blanks around keys and values do not count, nor does a pair of quotes around
-// the whole, which is what is left of one pair too many in a shell or a manifest. Of a repeated key the last one counts.
+// the whole, which is what is left of one pair too many in a shell or a manifest. Of a repeated key the last one
+// counts.
 func ParseConf(s string) (map[string]string, error) {
 	s = strings.TrimSpace(s)
 	if n := len(s); n >= 2 && (s[0] == '\'' || s[0] == '"') && s[n-1] == s[0] {
@@ -53,11 +54,13 @@ func ParseConf(s string) (map[string]string, error) {
 		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		if key == "" {
 			return nil, fmt.Errorf(
-				"--rdzv-conf: %s: The rendezvous configuration string must be in format <key1>=<value1>,...,<keyN>=<valueN>", pyRepr(s))
+				"--rdzv-conf: %s: The rendezvous configuration string must be in format <key1>=<value1>,...,<keyN>=<valueN>",
+				pyRepr(s))
 		}
 		if value == "" {
 			return nil, fmt.Errorf(
-				"--rdzv-conf: %[1]s: The rendezvous configuration option '%[2]s' must have a value specified; write %[2]s=VALUE", pyRepr(s), key)
+				"--rdzv-conf: %[1]s: The rendezvous configuration option '%[2]s' must have a value specified; write %[2]s=VALUE",
+				pyRepr(s), key)
 		}
 		conf[key] = value
 	}
@@ -89,8 +92,8 @@ func (m StdMap) For(localRank int) Std {
 	return m.byRank[localRank]
 }
 
-// ParseStd reads --redirects or --tee, whichever opt is: one of 0-3 for all workers, or "0:1,1:3" by local rank. torchrun
-// has local ranks of one digit only; here they may have more.
+// ParseStd reads --redirects or --tee, whichever opt is: one of 0-3 for all workers, or "0:1,1:3" by local rank.
+// torchrun has local ranks of one digit only; here they may have more.
 func ParseStd(opt, s string) (StdMap, error) {
 	if v, ok := parseStd(s); ok {
 		return StdMap{all: v}, nil
@@ -132,7 +135,8 @@ func ParseSignals(s string) (signals []syscall.Signal, warnings []string, err er
 			return nil, nil, fmt.Errorf("--signals-to-handle: %s cannot be caught by any process; remove it", name)
 		case syscall.SIGCHLD, syscall.SIGURG:
 			// The kernel sends SIGCHLD when a worker ends, the Go runtime sends itself SIGURG to preempt a goroutine.
-			return nil, nil, fmt.Errorf("--signals-to-handle: %s is used by the launcher itself and would stop the job at any time; remove it", name)
+			return nil, nil, fmt.Errorf("--signals-to-handle: %s is used by the launcher itself and would stop the job at "+
+				"any time; remove it", name)
 		}
 		if !slices.Contains(signals, sig) {
 			signals = append(signals, sig)
@@ -168,7 +172,8 @@ func ParseRanks(s string) (map[int]bool, error) {
 		digits, _ := pyInt(part)
 		n, err := strconv.Atoi(digits)
 		if err != nil {
-			return nil, fmt.Errorf("--local-ranks-filter: %s must be a comma-separated list of integers e.g. --local-ranks-filter=0,1,2", pyRepr(s))
+			return nil, fmt.Errorf("--local-ranks-filter: %s must be a comma-separated list of integers e.g. "+
+				"--local-ranks-filter=0,1,2", pyRepr(s))
 		}
 		ranks[n] = true
 	}
@@ -176,8 +181,8 @@ func ParseRanks(s string) (map[int]bool, error) {
 }
 
 // ParseFilters reads --duplicate-stdout-filters and --duplicate-stderr-filters: texts separated by commas, ",," being a
-// comma within a text. No text at all means no filter (torchrun: every line); an empty one among others matches every line,
-// as in torchrun.
+// comma within a text. No text at all means no filter (torchrun: every line); an empty one among others matches every
+// line, as in torchrun.
 func ParseFilters(s string) []string {
 	if s == "" {
 		return nil
@@ -246,8 +251,8 @@ func ParseSize(s string) (int64, error) {
 	return int64(n) << shift, nil
 }
 
-// ParseEndpoint reads --rdzv-endpoint: HOST, HOST:PORT, [IPV6], [IPV6]:PORT or a bare IPv6 address; "" is localhost. Where
-// a bare address could also be read as one with a port behind it ("fd00::1:99"), it is, as in torchrun.
+// ParseEndpoint reads --rdzv-endpoint: HOST, HOST:PORT, [IPV6], [IPV6]:PORT or a bare IPv6 address; "" is localhost.
+// Where a bare address could also be read as one with a port behind it ("fd00::1:99"), it is, as in torchrun.
 func ParseEndpoint(s string, defaultPort int) (host string, port int, err error) {
 	if s = strings.TrimSpace(s); s == "" {
 		return "localhost", defaultPort, nil
@@ -267,8 +272,8 @@ func ParseEndpoint(s string, defaultPort int) (host string, port int, err error)
 	}
 	if host == "" || strings.ContainsFunc(host, notInHost) {
 		return "", 0, fmt.Errorf("--rdzv-endpoint: "+
-			"The hostname of the rendezvous endpoint '%s' must be a dot-separated list of labels, an IPv4 address, or an IPv6 address; "+
-			"write host:29400 or [::1]:29400", s)
+			"The hostname of the rendezvous endpoint '%s' must be a dot-separated list of labels, "+
+			"an IPv4 address, or an IPv6 address; write host:29400 or [::1]:29400", s)
 	}
 	return host, port, nil
 }
@@ -287,8 +292,8 @@ func notInHost(r rune) bool {
 	return !unicode.IsLetter(r) && !unicode.IsNumber(r) && !strings.ContainsRune("_.:-", r)
 }
 
-// SubstituteLocalRank puts localRank into a worker's argument as Python's string.Template.safe_substitute does, which is
-// what torchrun uses: ${local_rank} and $local_rank are replaced, $$ becomes $, everything else stays.
+// SubstituteLocalRank puts localRank into a worker's argument as Python's string.Template.safe_substitute does, which
+// is what torchrun uses: ${local_rank} and $local_rank are replaced, $$ becomes $, everything else stays.
 func SubstituteLocalRank(arg string, localRank int) string {
 	const key = "local_rank"
 	var b strings.Builder

@@ -48,9 +48,14 @@ func TestParseConf(t *testing.T) {
 		{in: "'join_timeout=5,timeout=6'", want: map[string]string{"join_timeout": "5", "timeout": "6"}},
 		{in: `"a=1"`, want: map[string]string{"a": "1"}},
 		{in: "'a=1", want: map[string]string{"'a": "1"}},
-		{in: "a=1,", err: "--rdzv-conf: 'a=1,': The rendezvous configuration string must be in format <key1>=<value1>,...,<keyN>=<valueN>"},
+		{
+			in: "a=1,",
+			err: "--rdzv-conf: 'a=1,': The rendezvous configuration string must be in format " +
+				"<key1>=<value1>,...,<keyN>=<valueN>",
+		},
 		{in: "=1", err: "must be in format"},
-		{in: "a", err: "--rdzv-conf: 'a': The rendezvous configuration option 'a' must have a value specified; write a=VALUE"},
+		{in: "a",
+			err: "--rdzv-conf: 'a': The rendezvous configuration option 'a' must have a value specified; write a=VALUE"},
 		{in: "a= ,b=1", err: "option 'a' must have a value"},
 	} {
 		got, err := ParseConf(tc.in)
@@ -95,7 +100,8 @@ func TestParseSignals(t *testing.T) {
 		warnings []string
 		err      string
 	}{
-		{in: "SIGTERM,SIGINT,SIGHUP,SIGQUIT", want: []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}},
+		{in: "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+			want: []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}},
 		{in: " SIGUSR1 ,SIGUSR2,SIGUSR1", want: []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2}},
 		{in: "SIGPOLL,SIGIOT,SIGRTMIN,SIGRTMAX", want: []syscall.Signal{syscall.SIGIO, syscall.SIGABRT, 34, 64}},
 		{in: "SIGTERM,sigint", want: []syscall.Signal{syscall.SIGTERM},
@@ -123,7 +129,8 @@ func TestParseRanks(t *testing.T) {
 		{in: "0", want: map[int]bool{0: true}},
 		{in: "0, 12 ,0", want: map[int]bool{0: true, 12: true}},
 		{in: "-1", want: map[int]bool{-1: true}},
-		{in: "0,a", err: "--local-ranks-filter: '0,a' must be a comma-separated list of integers e.g. --local-ranks-filter=0,1,2"},
+		{in: "0,a",
+			err: "--local-ranks-filter: '0,a' must be a comma-separated list of integers e.g. --local-ranks-filter=0,1,2"},
 		{in: "0,", err: "must be a comma-separated list"},
 	} {
 		got, err := ParseRanks(tc.in)
@@ -213,12 +220,17 @@ func TestParseEndpoint(t *testing.T) {
 		{in: "1:2:3:4:5:6:7:8", host: "1:2:3:4:5:6:7:8", port: 29400},
 		{in: "fd00::1:29500", host: "fd00::1", port: 29500},
 		{in: "fd00::1:99", host: "fd00::1", port: 99}, // torchrun's reading of the ambiguous form
-		{in: "node:65536", err: "--rdzv-endpoint: The port number of the rendezvous endpoint 'node:65536' must be an integer between 0 and 65535; write host:29400"},
+		{
+			in: "node:65536",
+			err: "--rdzv-endpoint: The port number of the rendezvous endpoint 'node:65536' must be an integer between 0 and " +
+				"65535; write host:29400",
+		},
 		{in: "node:", err: "The port number"},
 		{in: "node:x", err: "The port number"},
 		{in: "node:000001", err: "The port number"},
-		{in: ":1", err: "--rdzv-endpoint: The hostname of the rendezvous endpoint ':1' must be a dot-separated list of labels, " +
-			"an IPv4 address, or an IPv6 address; write host:29400 or [::1]:29400"},
+		{in: ":1",
+			err: "--rdzv-endpoint: The hostname of the rendezvous endpoint ':1' must be a dot-separated list of labels, " +
+				"an IPv4 address, or an IPv6 address; write host:29400 or [::1]:29400"},
 		{in: "a b", err: "The hostname"},
 		{in: "tcp://node:1", err: "The hostname"},
 		{in: "[]", err: "The hostname"},

@@ -126,7 +126,9 @@ func (f *FIFO) serve() {
 	err := eachLine(f.file, func(line []byte) bool {
 		r, err := Parse(line, time.Now())
 		if err != nil {
-			f.log.Log(context.Background(), level, "a timer request that cannot be read is ignored; more of them are not reported", "request", string(line[:min(len(line), 200)]), "err", err)
+			f.log.Log(context.Background(), level,
+				"a timer request that cannot be read is ignored; more of them are not reported",
+				"request", string(line[:min(len(line), 200)]), "err", err)
 			level = slog.LevelDebug
 			return true
 		}
@@ -142,8 +144,8 @@ func (f *FIFO) serve() {
 	}
 }
 
-// eachLine calls do for each line of r until it returns false. Of a line that is too long it passes the beginning, which
-// is longer than MaxLine.
+// eachLine calls do for each line of r until it returns false. Of a line that is too long it passes the beginning,
+// which is longer than MaxLine.
 func eachLine(r io.Reader, do func(line []byte) bool) error {
 	b := bufio.NewReaderSize(r, MaxLine+2)
 	rest := false // of a line that was too long

@@ -24,15 +24,23 @@ var noon = time.Unix(1_700_000_000, 500_000_000)
 func TestParse(t *testing.T) {
 	for line, want := range map[string]Request{
 		// Written by torch 1.13 and 2.15.
-		`{"version": 1, "pid": 4242, "scope_id": "train.py#7", "expiration_time": 1700000030.5, "signal": 9}`: {PID: 4242, Scope: "train.py#7", After: 30 * time.Second, Signal: syscall.SIGKILL},
-		`{"version": 1, "pid": 4242, "scope_id": "train.py#7", "expiration_time": -1, "signal": 0}`:           {PID: 4242, Scope: "train.py#7", Release: true},
+		`{"version": 1, "pid": 4242, "scope_id": "train.py#7", "expiration_time": 1700000030.5, "signal": 9}`: {PID: 4242,
+			Scope: "train.py#7", After: 30 * time.Second, Signal: syscall.SIGKILL},
+		`{"version": 1, "pid": 4242, "scope_id": "train.py#7", "expiration_time": -1, "signal": 0}`: {PID: 4242,
+			Scope: "train.py#7", Release: true},
 
-		`{"pid": 1, "scope_id": "\u00e4", "expiration_time": 1, "signal": 15}`:                  {PID: 1, Scope: "ä", Signal: syscall.SIGTERM},
-		`{"pid": 1, "scope_id": "", "expiration_time": 1700000001, "signal": -3}`:               {PID: 1, After: time.Second / 2},
-		`{"pid": 1, "scope_id": "s", "expiration_time": Infinity, "signal": 9}`:                 {PID: 1, Scope: "s", After: maxAfter, Signal: 9},
-		`{"pid": 1, "scope_id": "s", "expiration_time": NaN, "signal": 9}`:                      {PID: 1, Scope: "s", After: maxAfter, Signal: 9},
-		`{"pid": 1, "scope_id": "s", "expiration_time": -Infinity, "signal": 0}`:                {PID: 1, Scope: "s", Release: true},
-		`{"pid": 1, "scope_id": "\"expiration_time\": NaN", "expiration_time": 1, "signal": 9}`: {PID: 1, Scope: `"expiration_time": NaN`, Signal: 9},
+		`{"pid": 1, "scope_id": "\u00e4", "expiration_time": 1, "signal": 15}`: {PID: 1, Scope: "ä",
+			Signal: syscall.SIGTERM},
+		`{"pid": 1, "scope_id": "", "expiration_time": 1700000001, "signal": -3}`: {PID: 1,
+			After: time.Second / 2},
+		`{"pid": 1, "scope_id": "s", "expiration_time": Infinity, "signal": 9}`: {PID: 1, Scope: "s",
+			After: maxAfter, Signal: 9},
+		`{"pid": 1, "scope_id": "s", "expiration_time": NaN, "signal": 9}`: {PID: 1, Scope: "s",
+			After: maxAfter, Signal: 9},
+		`{"pid": 1, "scope_id": "s", "expiration_time": -Infinity, "signal": 0}`: {PID: 1,
+			Scope: "s", Release: true},
+		`{"pid": 1, "scope_id": "\"expiration_time\": NaN", "expiration_time": 1, "signal": 9}`: {PID: 1,
+			Scope: `"expiration_time": NaN`, Signal: 9},
 	} {
 		got, err := Parse([]byte(line), noon)
 		require.NoError(t, err, line)
@@ -122,7 +130,8 @@ func TestTable(t *testing.T) {
 	set(t, &tb, 6, "silent", time.Second, 0)
 	set(t, &tb, 6, "silent again", 2*time.Second, 0)
 	set(t, &tb, 6, "loud", 3*time.Second, 9)
-	require.Equal(t, []string{"6 silent 0"}, scopes(tb.Expire(noon.Add(2*time.Second))), "a timer without a signal ends no other")
+	require.Equal(t, []string{"6 silent 0"}, scopes(tb.Expire(noon.Add(2*time.Second))),
+		"a timer without a signal ends no other")
 	require.True(t, tb.Runs(6))
 	require.Equal(t, []string{"6 loud 9"}, scopes(tb.Expire(noon.Add(3*time.Second))))
 	require.False(t, tb.Runs(6))
@@ -140,7 +149,8 @@ func TestTableIsBounded(t *testing.T) {
 
 func TestLinesAreBounded(t *testing.T) {
 	var got []string
-	text := "first\n" + strings.Repeat("x", 5*MaxLine) + "\nthird\n\n" + strings.Repeat("y", MaxLine) + "\nrest without an end"
+	text := "first\n" + strings.Repeat("x", 5*MaxLine) + "\nthird\n\n" + strings.Repeat("y",
+		MaxLine) + "\nrest without an end"
 	err := eachLine(strings.NewReader(text), func(line []byte) bool { got = append(got, string(line)); return true })
 	require.ErrorContains(t, err, "EOF")
 	require.Len(t, got, 5)

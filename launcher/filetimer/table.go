@@ -91,7 +91,8 @@ func (t *Table) Expire(now time.Time) (expired []Timer) {
 		})
 		expired = append(expired, timer)
 	}
-	slices.SortFunc(expired, func(a, b Timer) int { return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.PID, b.PID)) })
+	slices.SortFunc(expired,
+		func(a, b Timer) int { return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.PID, b.PID)) })
 	return expired
 }
 

@@ -267,7 +267,8 @@ func (s *stream) abandon() {
 // Close reads what is in the pipes, ends the goroutines, closes the files and reports what could not be written to
 // them. It is called when the workers are gone: a process that still writes gets SIGPIPE. It waits at most two seconds
 // for a console that takes nothing; the goroutines it then leaves end when the console does. The directory of an
-// attempt that nothing was written to goes if it is a temporary one: a job that restarts for days would leave thousands.
+// attempt that nothing was written to goes if it is a temporary one: a job that restarts for days would leave
+// thousands.
 func (a *Attempt) Close() error {
 	a.mu.Lock()
 	workers, closed := a.workers, a.closed

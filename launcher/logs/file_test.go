@@ -115,7 +115,10 @@ func TestRotationThatFailsLosesNothing(t *testing.T) {
 
 	// A directory in the way of the rename.
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "b.log.1", "x"), 0o755))
-	f = &file{path: filepath.Join(dir, "b.log"), rotateSize: 4, rotateCount: 1, create: createLog, failed: func(string, error) { errs++ }}
+	f = &file{
+		path: filepath.Join(dir, "b.log"), rotateSize: 4, rotateCount: 1, create: createLog,
+		failed: func(string, error) { errs++ },
+	}
 	for range 3 {
 		f.write([]byte("abc\n"))
 	}
@@ -226,11 +229,15 @@ func TestOutput(t *testing.T) {
 	}{
 		{"whole lines", []put{{"p", "[p]:a\n", false}, {"q", "[q]:b\n", false}}, "[p]:a\n[q]:b\n"},
 		{"prompt goes on", []put{{"p", "[p]:a", false}, {"p", "b\n", true}}, "[p]:ab\n"},
-		{"other stream between", []put{{"p", "[p]:a", false}, {"q", "[q]:b\n", false}, {"p", "c\n", true}}, "[p]:a\n[q]:b\n[p]:c\n"},
-		{"two prompts", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "c\n", true}, {"q", "d\n", true}}, "[p]:a\n[q]:b\n[p]:c\n[q]:d\n"},
+		{"other stream between", []put{{"p", "[p]:a", false}, {"q", "[q]:b\n", false}, {"p", "c\n", true}},
+			"[p]:a\n[q]:b\n[p]:c\n"},
+		{"two prompts", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "c\n", true}, {"q", "d\n", true}},
+			"[p]:a\n[q]:b\n[p]:c\n[q]:d\n"},
 		{"only the end is left", []put{{"p", "[p]:a", false}, {"q", "[q]:b\n", false}, {"p", "\n", true}}, "[p]:a\n[q]:b\n"},
-		{"only the end is left, in another's line", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n", true}, {"q", "c\n", true}}, "[p]:a\n[q]:bc\n"},
-		{"end and more", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n[p]:c\n", true}}, "[p]:a\n[q]:b\n[p]:c\n"},
+		{"only the end is left, in another's line",
+			[]put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n", true}, {"q", "c\n", true}}, "[p]:a\n[q]:bc\n"},
+		{"end and more", []put{{"p", "[p]:a", false}, {"q", "[q]:b", false}, {"p", "\n[p]:c\n", true}},
+			"[p]:a\n[q]:b\n[p]:c\n"},
 		{"raw", []put{{"r", "a", false}, {"r", "b\n", true}, {"r", "\n", false}}, "ab\n\n"},
 		{"raw and tee do not", []put{{"r", "a", false}, {"p", "[p]:b", false}, {"r", "c\n", true}}, "a\n[p]:b\nc\n"},
 	} {
@@ -254,7 +261,9 @@ func TestOutput(t *testing.T) {
 
 func TestOutputCountsWhatIsDropped(t *testing.T) {
 	said := 0
-	o := &output{now: time.Now, write: func(p []byte) (int, error) { return 1, errors.New("gone") }, failed: func(error) { said++ }}
+	o := &output{
+		now: time.Now, write: func(p []byte) (int, error) { return 1, errors.New("gone") }, failed: func(error) { said++ },
+	}
 	for by := range owner(2) {
 		o.put(piece{by + 1, []byte(eraseLine + "abc\n"), gap, false}, o.now())
 	}

@@ -75,7 +75,8 @@ func TestLines(t *testing.T) {
 		{"line in pieces", tee, say("a", "b", "c\nd\n"), "[p]:abc\n[p]:d\n"},
 		{"last line without its end", tee, say("a\nb"), "[p]:a\n[p]:b\n"},
 		{"invalid UTF-8", tee, say("\xff\xfe\x00\n"), "[p]:\xff\xfe\x00\n"},
-		{"prompt after the delay, then its answer", tee, []step{{"(Pdb) ", time.Second}, {"1\nx\n", 0}}, "[p]:(Pdb) 1\n[p]:x\n"},
+		{"prompt after the delay, then its answer", tee, []step{{"(Pdb) ", time.Second}, {"1\nx\n", 0}},
+			"[p]:(Pdb) 1\n[p]:x\n"},
 		{"CRLF", tee, say("a\r\nb\r\n"), "[p]:a\n[p]:b\n"},
 		{"CRLF cut in the middle", tee, say("a\r", "\nb\n"), "[p]:a\n[p]:b\n"},
 		{"CR CR LF", tee, say("a\r\r", "\r\nb\n"), "[p]:a\n[p]:b\n"},
@@ -91,11 +92,13 @@ func TestLines(t *testing.T) {
 		{"fast bar shows a state each 5 s", tee, slices.Concat(slices.Repeat([]step{{"\rbar", 100 * time.Millisecond}}, 120),
 			say("\rend\n")), "[p]:bar\n[p]:bar\n[p]:end\n"},
 		{"bar that stops shows its state", tee, []step{{"\r0%\r50%", 6 * time.Second}, {"\n", 0}}, "[p]:50%\n"},
-		{"text, a prompt, then a bar over it", tee, []step{{"wait", 2 * time.Second}, {"\r1%\r2%\n", 0}}, "[p]:wait\n[p]:2%\n"},
+		{"text, a prompt, then a bar over it", tee,
+			[]step{{"wait", 2 * time.Second}, {"\r1%\r2%\n", 0}}, "[p]:wait\n[p]:2%\n"},
 
 		{"raw to a pipe", rawPipe, say("a", "b\n", "c"), "ab\nc"},
 		{"raw bar to a pipe", rawPipe, say("\r0%", "\r50%", "\r100%", "\nend"), "100%\nend"},
-		{"raw text, then a bar over it, to a pipe", rawPipe, []step{{"run ", time.Second}, {"\r1%", 0}, {"\r2%\n", 0}}, "run \n2%\n"},
+		{"raw text, then a bar over it, to a pipe", rawPipe,
+			[]step{{"run ", time.Second}, {"\r1%", 0}, {"\r2%\n", 0}}, "run \n2%\n"},
 		{"raw to a terminal", rawTerminal, say("a", "\r0%", "\r50%", "\r\n"), "a\r0%\r50%\r\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -143,7 +146,8 @@ func TestLongLine(t *testing.T) {
 		lines lines
 		want  func(string) string
 	}{
-		{"tee", lines{prefix: []byte("[p]:"), fold: true, hold: partialDelay}, func(s string) string { return "[p]:" + s + "\n" }},
+		{"tee", lines{prefix: []byte("[p]:"), fold: true, hold: partialDelay},
+			func(s string) string { return "[p]:" + s + "\n" }},
 		{"raw", lines{raw: true, hold: rawDelay}, func(s string) string { return s }},
 		{"raw folded", lines{raw: true, fold: true, hold: rawDelay}, func(s string) string { return s }},
 	} {
@@ -169,11 +173,14 @@ func TestMatch(t *testing.T) {
 		{"either", "x warn y\nz\n", "[p]:x warn y\n"},
 		{"the last line", "a\nERROR", "[p]:ERROR\n"},
 		{"a folded line", "ERROR\rfine\nfine\rERROR\n", "[p]:ERROR\n"},
-		{"long line goes on to its end", "ERROR" + strings.Repeat("x", maxLine) + "y\nz\n", "[p]:ERROR" + strings.Repeat("x", maxLine) + "y\n"},
+		{"long line goes on to its end", "ERROR" + strings.Repeat("x", maxLine) + "y\nz\n",
+			"[p]:ERROR" + strings.Repeat("x", maxLine) + "y\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, size := range []int{1, 7, 1 << 20} {
-				s := newScope(lines{prefix: []byte("[p]:"), fold: true, hold: partialDelay, match: [][]byte{[]byte("ERROR"), []byte("warn")}})
+				s := newScope(lines{
+					prefix: []byte("[p]:"), fold: true, hold: partialDelay, match: [][]byte{[]byte("ERROR"), []byte("warn")},
+				})
 				for piece := range slices.Chunk([]byte(tc.in), size) {
 					s.feed(piece, s.now)
 				}

@@ -120,7 +120,8 @@ func New(cfg Config) (*Logs, error) {
 	}
 	if cfg.Dir == "" && cfg.Files {
 		if err := l.makeTemp(); err != nil {
-			return nil, fmt.Errorf("--redirects and --tee: no place for the log files: give --log-dir a directory that this user may write to: %w", err)
+			return nil, fmt.Errorf("--redirects and --tee: no place for the log files: give --log-dir a directory that this "+
+				"user may write to: %w", err)
 		}
 	}
 	if err := l.openConsole(); err != nil {
@@ -129,8 +130,8 @@ func New(cfg Config) (*Logs, error) {
 	return l, nil
 }
 
-// Stderr returns what the launcher is to write its own lines to until Close, instead of Config.Stderr: they do not go on
-// with a worker's. What cannot be written is counted with the workers' output.
+// Stderr returns what the launcher is to write its own lines to until Close, instead of Config.Stderr: they do not go
+// on with a worker's. What cannot be written is counted with the workers' output.
 func (l *Logs) Stderr() Own { return Own{l.console[1]} }
 
 func setDefaults(c *Config) {
@@ -170,7 +171,8 @@ func (l *Logs) makeBase(dir string) error {
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		if errors.Is(err, syscall.ENOTDIR) {
-			return fmt.Errorf("--log-dir %s: a file is in the way, a directory is needed: remove it or give another path: %w", dir, err)
+			return fmt.Errorf("--log-dir %s: a file is in the way, a directory is needed: remove it or give another path: %w",
+				dir, err)
 		}
 		return fmt.Errorf("--log-dir %s: cannot be created: give a path that this user may write to: %w", dir, err)
 	}
@@ -183,7 +185,8 @@ func (l *Logs) makeBase(dir string) error {
 			return nil
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("--log-dir %s: nothing can be created in it: give a directory that this user may write to: %w", dir, err)
+			return fmt.Errorf("--log-dir %s: nothing can be created in it: give a directory that this user may write to: %w",
+				dir, err)
 		}
 	}
 }

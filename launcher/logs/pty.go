@@ -36,7 +36,8 @@ func openSlave(master int) (int, error) {
 	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
 		return -1, os.NewSyscallError("TIOCSPTLCK", err)
 	}
-	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), unix.TIOCGPTPEER, unix.O_WRONLY|unix.O_NOCTTY|unix.O_CLOEXEC)
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), unix.TIOCGPTPEER,
+		unix.O_WRONLY|unix.O_NOCTTY|unix.O_CLOEXEC)
 	if errno != 0 {
 		return -1, os.NewSyscallError("TIOCGPTPEER", errno)
 	}

@@ -100,7 +100,9 @@ func TestTerminalOutputIsUnchanged(t *testing.T) {
 	screen, con := terminal(t)
 	r := newRig(t, Config{Dir: os.DevNull, Stdout: con, Stderr: con})
 	w := worker(t, r.begin(t), 0)
-	start(t, w, sh(`printf '\r  0%%|   |'; printf '\r 50%%|#  |'; printf '\r100%%|###|\n\ttab\033[31mred\033[0m\r\nno end'; sleep 60`))
+	start(t, w,
+		sh(`printf '\r  0%%|   |'; printf '\r 50%%|#  |'; `+
+			`printf '\r100%%|###|\n\ttab\033[31mred\033[0m\r\nno end'; sleep 60`))
 	const said = "\r  0%|   |\r 50%|#  |\r100%|###|\n\ttab\x1b[31mred\x1b[0m\r\nno end"
 	expect(t, screen, said)
 	tail, _ := w.Tail()

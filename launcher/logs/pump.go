@@ -25,7 +25,8 @@ const (
 )
 
 // pump is the one goroutine that reads the pipe or pseudo-terminal of a stream. Tail, file and console are fed in this
-// order, so that a blocked console, which blocks the worker as an inherited one would, hides nothing from the other two.
+// order, so that a blocked console, which blocks the worker as an inherited one would, hides nothing from the other
+// two.
 type pump struct {
 	r        *os.File
 	conn     syscall.RawConn

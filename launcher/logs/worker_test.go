@@ -34,13 +34,18 @@ func TestWhereOutputGoes(t *testing.T) {
 		{name: "redirect stdout", cfg: Config{Redirects: std(1)}, conErr: errText, fileOut: true, direct: 1},
 		{name: "redirect stderr", cfg: Config{Redirects: std(2)}, conOut: out, fileErr: true, direct: 2},
 		{name: "redirect both", cfg: Config{Redirects: std(3)}, fileOut: true, fileErr: true, direct: 3},
-		{name: "redirect both, rotated", cfg: Config{Redirects: std(3), RotateSize: 1 << 20, RotateCount: 1}, fileOut: true, fileErr: true},
+		{name: "redirect both, rotated", cfg: Config{Redirects: std(3), RotateSize: 1 << 20, RotateCount: 1},
+			fileOut: true, fileErr: true},
 		{name: "tee stdout", cfg: Config{Tee: std(1)}, conOut: "[default0]:" + out, conErr: errText, fileOut: true},
-		{name: "tee both", cfg: Config{Tee: std(3)}, conOut: "[default0]:" + out, conErr: "[default0]:" + errText, fileOut: true, fileErr: true},
-		{name: "tee wins over redirect", cfg: Config{Tee: std(1), Redirects: std(3)}, conOut: "[default0]:" + out, fileOut: true, fileErr: true, direct: 2},
+		{name: "tee both", cfg: Config{Tee: std(3)}, conOut: "[default0]:" + out, conErr: "[default0]:" + errText,
+			fileOut: true, fileErr: true},
+		{name: "tee wins over redirect", cfg: Config{Tee: std(1), Redirects: std(3)}, conOut: "[default0]:" + out,
+			fileOut: true, fileErr: true, direct: 2},
 		{name: "rank not on the console", cfg: Config{ConsoleRank: never}},
-		{name: "tee, rank not on the console", cfg: Config{Tee: std(3), ConsoleRank: never}, fileOut: true, fileErr: true, direct: 3},
-		{name: "tee, filters, rank not on the console", cfg: Config{Tee: std(1), StdoutFilters: []string{"o"}, ConsoleRank: never}, fileOut: true},
+		{name: "tee, rank not on the console", cfg: Config{Tee: std(3), ConsoleRank: never}, fileOut: true,
+			fileErr: true, direct: 3},
+		{name: "tee, filters, rank not on the console",
+			cfg: Config{Tee: std(1), StdoutFilters: []string{"o"}, ConsoleRank: never}, fileOut: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.cfg.Dir = t.TempDir()
@@ -135,7 +140,8 @@ func TestFilters(t *testing.T) {
 		run(t, worker(t, a, rank), sh(`echo "loss 1"; echo none; echo "an ERR"; echo Traceback; echo "Trace loss" >&2`))
 	}
 	require.NoError(t, a.Close())
-	require.Equal(t, "[default0]:loss 1\n[default0]:an ERR\n[default2]:loss 1\n[default2]:an ERR\n", read(t, a.Dir(), "filtered_stdout.log"))
+	require.Equal(t, "[default0]:loss 1\n[default0]:an ERR\n[default2]:loss 1\n[default2]:an ERR\n",
+		read(t, a.Dir(), "filtered_stdout.log"))
 	require.Equal(t, "[default0]:Trace loss\n[default2]:Trace loss\n", read(t, a.Dir(), "filtered_stderr.log"))
 	require.NotContains(t, r.out.String(), "[default2]")
 }
@@ -171,7 +177,8 @@ func TestDrainWithAGrandchild(t *testing.T) {
 	require.Less(t, time.Since(began), 5*time.Second)
 	tail, _ := w.Tail()
 	require.True(t, strings.HasSuffix(string(tail), "\nbye"), "%q", tail)
-	require.True(t, strings.HasSuffix(r.out.String(), "\n[default0]:bye"), "the last line is on the console: %q", r.out.String())
+	require.True(t, strings.HasSuffix(r.out.String(), "\n[default0]:bye"), "the last line is on the console: %q",
+		r.out.String())
 
 	require.NoError(t, os.WriteFile(fifo, []byte("\n"), 0))
 	eventually(t, "what comes later is read too", func() bool { return strings.HasSuffix(r.out.String(), "byelate\n") })

@@ -22,7 +22,9 @@ func TestParseCPUs(t *testing.T) {
 			require.Equal(t, tt.want, got)
 		})
 	}
-	for _, bad := range []string{",", "1,", "a", "-1", "1-", "3-2", "1-2-3", "0-65536", "0-99999999999", "+1", "0x1", "1 2"} {
+	for _, bad := range []string{
+		",", "1,", "a", "-1", "1-", "3-2", "1-2-3", "0-65536", "0-99999999999", "+1", "0x1", "1 2",
+	} {
 		t.Run("refuses "+bad, func(t *testing.T) {
 			_, err := parseCPUs(bad)
 			require.ErrorContains(t, err, bad)

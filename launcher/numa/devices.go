@@ -22,7 +22,8 @@ func Devices(root fs.FS) ([]string, error) {
 			return found, nil
 		}
 	}
-	return nil, errors.New("NUMA binding goes by the accelerator of each worker, and no NVIDIA, AMD or MetaX device is visible: " +
+	return nil, errors.New("NUMA binding goes by the accelerator of each worker, " +
+		"and no NVIDIA, AMD or MetaX device is visible: " +
 		"remove --numa-binding, or give the container its accelerators")
 }
 
@@ -56,9 +57,10 @@ func amd(root fs.FS) (found []string) {
 func metax(root fs.FS) []string {
 	return busOrder(slices.DeleteFunc(names(root, pciDir), func(address string) bool {
 		vendor, _ := readText(root, pciDir, address, "vendor")
-		return vendor != "0x9999" || !slices.ContainsFunc(names(root, path.Join(pciDir, address, "drm")), func(node string) bool {
+		renders := func(node string) bool {
 			return strings.HasPrefix(node, "renderD") && exists(root, "dev/dri/"+node)
-		})
+		}
+		return vendor != "0x9999" || !slices.ContainsFunc(names(root, path.Join(pciDir, address, "drm")), renders)
 	}))
 }
 
@@ -70,19 +72,22 @@ func Select(devices []string, variable, list string) ([]string, error) {
 	for entry := range strings.SplitSeq(list, ",") {
 		entry = strings.TrimSpace(entry)
 		if strings.HasPrefix(entry, "GPU-") || strings.HasPrefix(entry, "MIG-") {
-			return nil, fmt.Errorf("%s=%s selects by UUID, which NUMA binding cannot resolve: use numbers, or remove --numa-binding", variable, list)
+			return nil, fmt.Errorf("%s=%s selects by UUID, which NUMA binding cannot resolve: use numbers, "+
+				"or remove --numa-binding", variable, list)
 		}
 		n, err := strconv.Atoi(entry)
 		if err != nil || n < 0 || n >= len(devices) {
 			break
 		}
 		if slices.Contains(numbers, n) {
-			return nil, fmt.Errorf("%s=%s names accelerator %d twice, so that the framework sees none: name it once", variable, list, n)
+			return nil, fmt.Errorf("%s=%s names accelerator %d twice, so that the framework sees none: name it once",
+				variable, list, n)
 		}
 		numbers, selected = append(numbers, n), append(selected, devices[n])
 	}
 	if len(selected) == 0 {
-		return nil, fmt.Errorf("%s=%s selects none of the %d accelerators: correct it, or remove --numa-binding", variable, list, len(devices))
+		return nil, fmt.Errorf("%s=%s selects none of the %d accelerators: correct it, or remove --numa-binding",
+			variable, list, len(devices))
 	}
 	return selected, nil
 }

@@ -22,11 +22,13 @@ const (
 
 func TestDevices(t *testing.T) {
 	information := func(minor, excluded string) string {
-		return "Model: \t\t NVIDIA H200\nIRQ:   \t\t 0\nGPU UUID: \t GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c\nBus Type: \t PCIe\n" +
+		return "Model: \t\t NVIDIA H200\nIRQ:   \t\t 0\n" +
+			"GPU UUID: \t GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c\nBus Type: \t PCIe\n" +
 			"Bus Location: \t 0000:19:00.0\nDevice Minor: \t " + minor + "\nGPU Excluded:\t " + excluded + "\n"
 	}
 	properties := func(location, domain, minor string) string {
-		return "cpu_cores_count 0\nsimd_count 304\nvendor_id 4098\nlocation_id " + location + "\ndomain " + domain + "\ndrm_render_minor " + minor + "\n"
+		return "cpu_cores_count 0\nsimd_count 304\nvendor_id 4098\nlocation_id " + location + "\ndomain " + domain +
+			"\ndrm_render_minor " + minor + "\n"
 	}
 	for _, tt := range []struct {
 		name  string
@@ -68,7 +70,8 @@ func TestDevices(t *testing.T) {
 			pciDir + "/0000:3c:00.0/vendor":            "0x9999\n", // no GPU
 			pciDir + "/0000:00:02.0/vendor":            "0x1a03\n", // the display of the board's controller
 			pciDir + "/0000:00:02.0/drm/renderD131/ux": "",
-			"dev/dri/renderD128":                       "", "dev/dri/renderD129": "", "dev/dri/renderD131": "", "dev/dri/card0": "",
+			"dev/dri/renderD128":                       "", "dev/dri/renderD129": "",
+			"dev/dri/renderD131": "", "dev/dri/card0": "",
 		}, []string{"0000:0f:00.0", "0000:2b:00.0"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

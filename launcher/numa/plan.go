@@ -80,8 +80,8 @@ func (t topology) bind(mode Mode, node, i, n int) ([]int, error) {
 	}
 	cpus := t.usable(near)
 	if len(cpus) == 0 {
-		return nil, fmt.Errorf("the CPUs there (NUMA node %d, mode %s) are [%s], and this process may use only [%s]: give the container some of "+
-			"them, or remove --numa-binding", node, mode, Format(near), Format(t.allowed))
+		return nil, fmt.Errorf("the CPUs there (NUMA node %d, mode %s) are [%s], and this process may use only [%s]: "+
+			"give the container some of them, or remove --numa-binding", node, mode, Format(near), Format(t.allowed))
 	}
 	switch mode {
 	case Exclusive:
@@ -99,8 +99,9 @@ func (t topology) coreShare(cpus []int, node, i, n int) ([]int, error) {
 	}
 	size, rest := len(cores)/n, len(cores)%n
 	if size == 0 {
-		return nil, fmt.Errorf("NUMA node %d has %d usable physical cores (CPUs %s) for %d accelerators, and exclusive needs one each: "+
-			"give the container more CPUs of that node, or use --numa-binding=node", node, len(cores), Format(cpus), n)
+		return nil, fmt.Errorf("NUMA node %d has %d usable physical cores (CPUs %s) for %d accelerators, "+
+			"and exclusive needs one each: give the container more CPUs of that node, or use --numa-binding=node",
+			node, len(cores), Format(cpus), n)
 	}
 	start := i*size + min(i, rest) // the first ones take the rest
 	if i < rest {

@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// machine describes a fake /sys. Thread t of core c is CPU t*cores+c; sockets, nodes and caches take the cores in order.
+// machine describes a fake /sys. Thread t of core c is CPU t*cores+c; sockets, nodes and caches take the cores in
+// order.
 type machine struct {
 	sockets, nodes, cores, threads int
 	caches                         int   // L3 caches; 0 = no cache information
@@ -101,15 +102,19 @@ func TestPlan(t *testing.T) {
 
 		{"many nodes, node", xeon, Node, 8, "", []string{"0-3,32-35", "0-3,32-35", "12-15,44-47", "12-15,44-47",
 			"16-19,48-51", "16-19,48-51", "16-19,48-51", "28-31,60-63"}},
-		{"many nodes, socket", xeon, Socket, 5, "", []string{"0-15,32-47", "0-15,32-47", "0-15,32-47", "0-15,32-47", "16-31,48-63"}},
+		{"many nodes, socket", xeon, Socket, 5, "",
+			[]string{"0-15,32-47", "0-15,32-47", "0-15,32-47", "0-15,32-47", "16-31,48-63"}},
 		{"many nodes, exclusive keeps hyperthreads together", xeon, Exclusive, 8, "", []string{"0-1,32-33", "2-3,34-35",
 			"12-13,44-45", "14-15,46-47", "16-17,48-49", "18,50", "19,51", "28-31,60-63"}},
 		{"fewer workers than devices: the share is the same", xeon, Exclusive, 1, "", []string{"0-1,32-33"}},
-		{"a cache beyond the node is cut to the node", xeon, CoreComplex, 3, "", []string{"0-3,32-35", "0-3,32-35", "12-15,44-47"}},
+		{"a cache beyond the node is cut to the node", xeon, CoreComplex, 3, "",
+			[]string{"0-3,32-35", "0-3,32-35", "12-15,44-47"}},
 
-		{"caches in turn, per node, then again", epyc, CoreComplex, 6, "", []string{"0-1,16-17", "2-3,18-19", "8-9,24-25", "4-5,20-21",
-			"6-7,22-23", "0-1,16-17"}},
-		{"caches with most usable CPUs first", epyc, CoreComplex, 5, "0,4-9,16,17,20-23", []string{"4-5,20-21", "6-7,22-23", "8-9", "0,16-17", "4-5,20-21"}},
+		{"caches in turn, per node, then again", epyc, CoreComplex, 6, "",
+			[]string{"0-1,16-17", "2-3,18-19", "8-9,24-25", "4-5,20-21",
+				"6-7,22-23", "0-1,16-17"}},
+		{"caches with most usable CPUs first", epyc, CoreComplex, 5, "0,4-9,16,17,20-23",
+			[]string{"4-5,20-21", "6-7,22-23", "8-9", "0,16-17", "4-5,20-21"}},
 
 		{"mask, node", xeon, Node, 4, "2,14-40", []string{"2,32-35", "2,32-35", "14-15", "14-15"}},
 		{"mask, socket reaches the other node", xeon, Socket, 1, "4-5,16", []string{"4-5"}},
@@ -161,14 +166,19 @@ func TestPlanFails(t *testing.T) {
 		want    []string // parts of the error
 	}{
 		{"unknown mode", two, "numa", 1, "", []string{`"numa"`, "node, socket, exclusive or core-complex"}},
-		{"too few devices", two, Node, 3, "", []string{"3 workers", "2 are visible", "[0000:10:00.0 0000:11:00.0]", "--nproc-per-node"}},
-		{"unknown node of several", two, Node, 2, "", []string{"local rank 1", "0000:11:00.0", "numa_node is -1", "2 NUMA nodes", "firmware"}},
-		{"mask without the node", two, Node, 1, "2-3", []string{"local rank 0", "0000:10:00.0", "NUMA node 0", "[0-1]", "[2-3]", "container"}},
+		{"too few devices", two, Node, 3, "",
+			[]string{"3 workers", "2 are visible", "[0000:10:00.0 0000:11:00.0]", "--nproc-per-node"}},
+		{"unknown node of several", two, Node, 2, "",
+			[]string{"local rank 1", "0000:11:00.0", "numa_node is -1", "2 NUMA nodes", "firmware"}},
+		{"mask without the node", two, Node, 1, "2-3",
+			[]string{"local rank 0", "0000:10:00.0", "NUMA node 0", "[0-1]", "[2-3]", "container"}},
 		{"mask without the socket", two, Socket, 1, "2-3", []string{"mode socket", "[0-1]", "[2-3]"}},
 		{"node without CPUs", farNode, Exclusive, 1, "", []string{"NUMA node 3", "[]", "[0-1]"}},
 		{"node without CPUs, socket", farNode, Socket, 1, "", []string{"NUMA node 3", "[]", "[0-1]"}},
-		{"fewer cores than devices", crowded, Exclusive, 1, "", []string{"local rank 0", "2 usable physical cores (CPUs 0-3)", "3 accelerators", "--numa-binding=node"}},
-		{"no cache information", virtual, CoreComplex, 1, "", []string{"local rank 0", "/sys/devices/system/cpu/cpu0/cache", "--numa-binding=node"}},
+		{"fewer cores than devices", crowded, Exclusive, 1, "",
+			[]string{"local rank 0", "2 usable physical cores (CPUs 0-3)", "3 accelerators", "--numa-binding=node"}},
+		{"no cache information", virtual, CoreComplex, 1, "",
+			[]string{"local rank 0", "/sys/devices/system/cpu/cpu0/cache", "--numa-binding=node"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Plan(tt.machine.tree(), tt.mode, tt.machine.devices(), tt.workers, mask(t, tt.machine, tt.allowed))

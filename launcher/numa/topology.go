@@ -37,7 +37,8 @@ func readTopology(root fs.FS, allowed []int) (topology, error) {
 		}
 	}
 	if len(t.online) == 0 {
-		return t, errors.New("there is no NUMA node in /" + nodeDir + " (a kernel without NUMA, or no /sys): remove --numa-binding")
+		return t, errors.New("there is no NUMA node in /" + nodeDir +
+			" (a kernel without NUMA, or no /sys): remove --numa-binding")
 	}
 	return t, nil
 }
@@ -54,8 +55,8 @@ func (t topology) nodeOf(device string) (int, error) {
 	case len(t.online) == 1:
 		return slices.Collect(maps.Keys(t.online))[0], nil
 	}
-	return -1, fmt.Errorf("its numa_node is %d (unknown) and the machine has %d NUMA nodes: set its node in the firmware or in the "+
-		"virtual machine's definition, or remove --numa-binding", node, len(t.online))
+	return -1, fmt.Errorf("its numa_node is %d (unknown) and the machine has %d NUMA nodes: "+
+		"set its node in the firmware or in the virtual machine's definition, or remove --numa-binding", node, len(t.online))
 }
 
 // socketOf returns the CPUs of all nodes on the socket of the node. A node counts to the socket of its first CPU: where
@@ -130,7 +131,8 @@ func (t topology) cacheMates(cpu int) (mates []int, err error) {
 		last = level
 	}
 	if last == 0 {
-		return nil, fmt.Errorf("/%s describes no cache (usual in virtual machines): use --numa-binding=node or exclusive", dir)
+		return nil, fmt.Errorf("/%s describes no cache (usual in virtual machines): use --numa-binding=node or exclusive",
+			dir)
 	}
 	return mates, nil
 }

@@ -63,7 +63,8 @@ func (c Config) Validate() error {
 			Never, c.MaxRestarts, OnFailure)
 	}
 	if len(c.Retryable) > 0 && c.Restart != ExitCode {
-		return fmt.Errorf("retryable exit codes have no effect without restart policy %s: add it, or leave out the codes", ExitCode)
+		return fmt.Errorf("retryable exit codes have no effect without restart policy %s: add it, or leave out the codes",
+			ExitCode)
 	}
 	for _, r := range c.Retryable {
 		if err := r.validate(); err != nil {

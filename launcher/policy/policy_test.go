@@ -22,7 +22,9 @@ func TestDecide(t *testing.T) {
 	never := policy.Config{Restart: policy.Never}
 	always := policy.Config{Restart: policy.Always}
 	byCode := policy.Config{Restart: policy.ExitCode}
-	replaced := policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 3, Last: 5}, {First: 139, Last: 139}}}
+	replaced := policy.Config{
+		Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 3, Last: 5}, {First: 139, Last: 139}},
+	}
 	chargedRestartMe := policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 138, Last: 138}}}
 
 	for _, tt := range []struct {
@@ -74,7 +76,8 @@ func TestDecide(t *testing.T) {
 
 // The largest action of a node's workers is the node's.
 func TestActionsAreOrdered(t *testing.T) {
-	require.True(t, slices.IsSorted([]policy.Action{policy.Succeed, policy.RestartFree, policy.RestartCharged, policy.Fail}))
+	require.True(t,
+		slices.IsSorted([]policy.Action{policy.Succeed, policy.RestartFree, policy.RestartCharged, policy.Fail}))
 	require.Equal(t, "restart, not charged", policy.RestartFree.String())
 }
 
@@ -89,10 +92,14 @@ func TestValidate(t *testing.T) {
 		{"unknown rule", policy.Config{Restart: "onfailure"}, `restart policy "onfailure" is unknown: use OnFailure, Never, Always or ExitCode`},
 		{"negative restarts", policy.Config{MaxRestarts: -1}, "--max-restarts=-1: need a number from 0"},
 		{"Never with restarts", policy.Config{Restart: policy.Never, MaxRestarts: 2}, "contradicts itself"},
-		{"codes without ExitCode", policy.Config{Retryable: []policy.CodeRange{{First: 1, Last: 1}}}, "no effect without restart policy ExitCode"},
-		{"zero is never retryable", policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 0, Last: 3}}}, "0-3"},
-		{"range out of bounds", policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 1, Last: 256}}}, "1-256"},
-		{"range backwards", policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 9, Last: 3}}}, "9-3"},
+		{"codes without ExitCode", policy.Config{Retryable: []policy.CodeRange{{First: 1, Last: 1}}},
+			"no effect without restart policy ExitCode"},
+		{"zero is never retryable",
+			policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 0, Last: 3}}}, "0-3"},
+		{"range out of bounds", policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 1, Last: 256}}},
+			"1-256"},
+		{"range backwards", policy.Config{Restart: policy.ExitCode, Retryable: []policy.CodeRange{{First: 9, Last: 3}}},
+			"9-3"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := tt.config.Validate()
@@ -114,7 +121,8 @@ func TestShellCode(t *testing.T) {
 func TestParseCodes(t *testing.T) {
 	got, err := policy.ParseCodes("130, 137,200-210 , 1 - 2")
 	require.NoError(t, err)
-	require.Equal(t, []policy.CodeRange{{First: 130, Last: 130}, {First: 137, Last: 137}, {First: 200, Last: 210}, {First: 1, Last: 2}}, got)
+	require.Equal(t, []policy.CodeRange{{First: 130, Last: 130}, {First: 137, Last: 137}, {First: 200, Last: 210},
+		{First: 1, Last: 2}}, got)
 
 	for in, want := range map[string]string{
 		"":          "an item is empty",
@@ -184,7 +192,8 @@ func TestReasonCodes(t *testing.T) {
 		}
 	}
 	require.NoError(t, policy.ReasonCodes.Validate())
-	require.ErrorContains(t, policy.CodePolicy("shell").Validate(), `exit code policy "shell" is unknown: use torchrun or reason`)
+	require.ErrorContains(t, policy.CodePolicy("shell").Validate(),
+		`exit code policy "shell" is unknown: use torchrun or reason`)
 }
 
 func TestReasonsAreDocumented(t *testing.T) {

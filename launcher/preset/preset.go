@@ -31,12 +31,13 @@ type Vars struct {
 	MasterPort                                               int
 	RestartCount, MaxRestarts                                int
 	RunID                                                    string
-	AgentStore                                               bool      // the launcher serves the store at MasterAddr:MasterPort; no rank hosts it
-	ErrorFile                                                string    // where the worker writes its error; "" = nowhere
-	VirtualLocalRank                                         bool      // every worker is local rank 0 and sees one device
-	OldTorch                                                 bool      // the workers' torch is older than 2.2
-	Signals                                                  string    // --signals-to-handle
-	Parent                                                   LookupEnv // the launcher's own environment, which workers inherit
+	// AgentStore: the launcher serves the store at MasterAddr:MasterPort; no rank hosts it.
+	AgentStore       bool
+	ErrorFile        string    // where the worker writes its error; "" = nowhere
+	VirtualLocalRank bool      // every worker is local rank 0 and sees one device
+	OldTorch         bool      // the workers' torch is older than 2.2
+	Signals          string    // --signals-to-handle
+	Parent           LookupEnv // the launcher's own environment, which workers inherit
 }
 
 // Preset is one framework's environment.

@@ -25,23 +25,29 @@ var workers = []struct {
 }{
 	{"nothing inherited", nil, func(*preset.Vars) {}},
 	{"everything inherited", map[string]string{
-		"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "OMP_NUM_THREADS": "", "PYTHONUNBUFFERED": "",
-		"PYTHONFAULTHANDLER": "", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "RANK": "77", "MASTER_ADDR": "elsewhere", "LOCAL_RANK": "9",
+		"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+		"OMP_NUM_THREADS": "", "PYTHONUNBUFFERED": "",
+		"PYTHONFAULTHANDLER": "", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "RANK": "77",
+		"MASTER_ADDR": "elsewhere", "LOCAL_RANK": "9",
 	}, func(*preset.Vars) {}},
 	{"torch before 2.2", nil, func(v *preset.Vars) { v.OldTorch = true }},
 	{"one worker on the node", nil, func(v *preset.Vars) { v.LocalWorldSize = 1 }},
 	{"no agent store, no error file", nil, func(v *preset.Vars) { v.AgentStore, v.ErrorFile = false, "" }},
 	{"virtual local rank", nil, func(v *preset.Vars) { v.VirtualLocalRank = true }},
-	{"virtual local rank in CUDA_VISIBLE_DEVICES", map[string]string{"CUDA_VISIBLE_DEVICES": " 4, GPU-8f2e ,MIG-1", "HIP_VISIBLE_DEVICES": ""},
+	{"virtual local rank in CUDA_VISIBLE_DEVICES",
+		map[string]string{"CUDA_VISIBLE_DEVICES": " 4, GPU-8f2e ,MIG-1", "HIP_VISIBLE_DEVICES": ""},
 		func(v *preset.Vars) { v.VirtualLocalRank = true }},
-	{"virtual local rank in HIP_VISIBLE_DEVICES", map[string]string{"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "6,7"},
+	{"virtual local rank in HIP_VISIBLE_DEVICES",
+		map[string]string{"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "6,7"},
 		func(v *preset.Vars) { v.VirtualLocalRank = true }},
 }
 
 func worker() preset.Vars {
 	return preset.Vars{
-		LocalRank: 1, Rank: 5, GroupRank: 2, RoleRank: 3, LocalWorldSize: 2, WorldSize: 8, GroupWorldSize: 4, RoleWorldSize: 6,
-		Role: "trainer", MasterAddr: "10.0.0.1", MasterPort: 29500, RestartCount: 1, MaxRestarts: 3, RunID: "job-1", AgentStore: true,
+		LocalRank: 1, Rank: 5, GroupRank: 2, RoleRank: 3, LocalWorldSize: 2, WorldSize: 8,
+		GroupWorldSize: 4, RoleWorldSize: 6,
+		Role: "trainer", MasterAddr: "10.0.0.1", MasterPort: 29500, RestartCount: 1, MaxRestarts: 3,
+		RunID: "job-1", AgentStore: true,
 		ErrorFile: "/logs/job-1/attempt_1/1/error.json", Signals: "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
 	}
 }
@@ -109,7 +115,8 @@ func TestTooFewVirtualDevices(t *testing.T) {
 		v := worker()
 		v.VirtualLocalRank, v.Parent = true, lookupIn(parent)
 		_, err := p.Environ(v)
-		require.ErrorContains(t, err, "for local rank 1: --virtual-local-rank needs a device for each of 2 workers, but "+name)
+		require.ErrorContains(t, err,
+			"for local rank 1: --virtual-local-rank needs a device for each of 2 workers, but "+name)
 
 		v.VirtualLocalRank = false
 		_, err = p.Environ(v)

@@ -63,8 +63,8 @@ func OMPWarning(localWorldSize int, parent LookupEnv) string {
 	if !ompDefaulted(localWorldSize, parent) {
 		return ""
 	}
-	return fmt.Sprintf("OMP_NUM_THREADS is not set: every one of the %d workers gets OMP_NUM_THREADS=1 so that they do not "+
-		"compete for the CPUs; set it to the number of cores per worker for more speed", localWorldSize)
+	return fmt.Sprintf("OMP_NUM_THREADS is not set: every one of the %d workers gets OMP_NUM_THREADS=1 "+
+		"so that they do not compete for the CPUs; set it to the number of cores per worker for more speed", localWorldSize)
 }
 
 func ompDefaulted(localWorldSize int, parent LookupEnv) bool {

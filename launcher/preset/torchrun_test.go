@@ -18,7 +18,8 @@ import (
 
 // oldTorch tells which of the two generations python has.
 func oldTorch(t *testing.T, python string) bool {
-	out, err := exec.Command(python, "-c", "import torch; print(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 2))").Output()
+	out, err := exec.Command(python,
+		"-c", "import torch; print(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 2))").Output()
 	require.NoError(t, err)
 	return strings.TrimSpace(string(out)) == "True"
 }
@@ -36,11 +37,13 @@ func TestTorchIsTorchruns(t *testing.T) {
 	}{
 		{"defaults", "--max_restarts=0", nil, preset.Vars{Role: "default"}},
 		{"inherited", "--max_restarts=2",
-			map[string]string{"OMP_NUM_THREADS": "3", "NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "PET_ROLE": "t"},
+			map[string]string{"OMP_NUM_THREADS": "3", "NCCL_ASYNC_ERROR_HANDLING": "0",
+				"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "PET_ROLE": "t"},
 			preset.Vars{MaxRestarts: 2, Role: "t"}},
 		{"virtual local rank", "--virtual_local_rank", map[string]string{"CUDA_VISIBLE_DEVICES": " 5, 7 "},
 			preset.Vars{VirtualLocalRank: true, Role: "default"}},
-		{"virtual local rank on ROCm", "--virtual_local_rank", map[string]string{"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "6,7"},
+		{"virtual local rank on ROCm", "--virtual_local_rank",
+			map[string]string{"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "6,7"},
 			preset.Vars{VirtualLocalRank: true, Role: "default"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -107,7 +110,8 @@ func runTorchrun(t *testing.T, python string, parent map[string]string, option s
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	dir := t.TempDir()
-	cmd := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+	cmd := exec.CommandContext(ctx, python,
+		"-m", "torch.distributed.run", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
 		"--nproc_per_node=2", "--monitor_interval=0.1", option, "--no_python", "sh", "-c", `env > "$0/$RANK"`, dir)
 	for name, value := range parent {
 		cmd.Env = append(cmd.Env, name+"="+value)

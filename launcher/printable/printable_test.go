@@ -23,7 +23,9 @@ var hostile = map[string]string{
 	"bad\xff\xc0utf8\x9b":     `bad\xff\xc0utf8\x9b`,
 }
 
-var harmless = []string{"", "job-7", `back\slash "quoted" 'it'`, "größe 训练 עבודה 🚀👩\u200d💻", "non\u00a0breaking", "\ufffd", "\ufeff"}
+var harmless = []string{
+	"", "job-7", `back\slash "quoted" 'it'`, "größe 训练 עבודה 🚀👩\u200d💻", "non\u00a0breaking", "\ufffd", "\ufeff",
+}
 
 func TestEscapes(t *testing.T) {
 	for raw, want := range hostile {

@@ -158,11 +158,13 @@ func TestGPUCount(t *testing.T) {
 		}
 		return files
 	}
-	nvidia := devices("dev/nvidia0", "dev/nvidia1", "dev/nvidia2", "dev/nvidia3", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-caps/nvidia-cap1")
+	nvidia := devices("dev/nvidia0",
+		"dev/nvidia1", "dev/nvidia2", "dev/nvidia3", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-caps/nvidia-cap1")
 	rocm := devices("dev/kfd", "dev/dri/renderD128", "dev/dri/renderD129", "dev/dri/renderD130", "dev/dri/card0")
 	kfd := maps.Clone(rocm) // renderD130 belongs to another maker, renderD131 to another container
 	for i, minor := range []string{"0", "128", "129", "131"} {
-		kfd[fmt.Sprintf("sys/class/kfd/kfd/topology/nodes/%d/properties", i)] = "simd_count 1\ndrm_render_minor " + minor + "\n"
+		kfd[fmt.Sprintf("sys/class/kfd/kfd/topology/nodes/%d/properties",
+			i)] = "simd_count 1\ndrm_render_minor " + minor + "\n"
 	}
 	ascend := devices("dev/davinci4", "dev/davinci5", "dev/davinci_manager")
 	metax := devices("dev/mxcd", "dev/dri/renderD128", "dev/dri/renderD129", "dev/dri/card0")
@@ -239,7 +241,8 @@ func TestSignalNames(t *testing.T) {
 }
 
 func TestParseMountinfo(t *testing.T) {
-	got := parseMountinfo(mountsV1 + `50 1 0:9 /a\040b /mnt/c\134d rw master:1 - cgroup2 none rw` + "\nbad line\n- cgroup2\n")
+	got := parseMountinfo(mountsV1 +
+		`50 1 0:9 /a\040b /mnt/c\134d rw master:1 - cgroup2 none rw` + "\nbad line\n- cgroup2\n")
 	require.Equal(t, []cgroupMount{
 		{"/", "/sys/fs/cgroup/cpu,cpuacct", []string{"rw", "cpu", "cpuacct"}},
 		{"/", "/sys/fs/cgroup/memory", []string{"rw", "memory"}},

@@ -144,7 +144,8 @@ func requireReleased(t *testing.T, dir string) {
 		}
 		f, err := os.Open(path)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil }, patience, patience/4000, "%s lives on", way)
+		require.Eventually(t, func() bool { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil }, patience,
+			patience/4000, "%s lives on", way)
 		f.Close()
 	}
 }
@@ -164,14 +165,16 @@ func requireEnded(t *testing.T, g *guarded) {
 // The launcher is killed before it has done anything but start a worker.
 func TestLauncherKilledAtOnce(t *testing.T) {
 	for _, noCgroup := range []string{"", "1"} {
-		startGuarded(t, nil, "KILL=now", "NOCGROUP="+noCgroup, "SCRIPT=setsid env -i sleep "+token(0)+" & sleep "+token(1)).cmd.Wait()
+		startGuarded(t, nil, "KILL=now", "NOCGROUP="+noCgroup,
+			"SCRIPT=setsid env -i sleep "+token(0)+" & sleep "+token(1)).cmd.Wait()
 		requireGone(t, token(0))
 		requireGone(t, token(1))
 	}
 }
 
 func TestManyGrandchildren(t *testing.T) {
-	g := startGuarded(t, nil, "NOCGROUP=1", "SCRIPT=i=0; while [ $i -lt 700 ]; do setsid sh -c 'sleep "+token(0)+" & sleep "+token(0)+" & wait' & i=$((i+1)); done; echo; wait")
+	g := startGuarded(t, nil, "NOCGROUP=1", "SCRIPT=i=0; while [ $i -lt 700 ]; do setsid sh -c 'sleep "+token(0)+
+		" & sleep "+token(0)+" & wait' & i=$((i+1)); done; echo; wait")
 	require.NotZero(t, g.launcher)
 	require.NoError(t, unix.Kill(g.launcher, unix.SIGKILL))
 	g.cmd.Wait()
@@ -264,10 +267,13 @@ func TestSweepWithHiddenChildren(t *testing.T) {
 	require.NoError(t, err)
 	program := filepath.Join(dir, "proc.test")
 	require.NoError(t, os.WriteFile(program, self, 0o755))
-	const hide = "import ctypes,fcntl,os,sys,time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_SH); ctypes.CDLL(None).prctl(4, 0); print(flush=True); time.sleep(1000)"
+	const hide = "import ctypes,fcntl,os,sys,time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_SH); " +
+		"ctypes.CDLL(None).prctl(4, 0); print(flush=True); time.sleep(1000)"
 	lock := filepath.Join(dir, "lock")
-	cmd := exec.Command("/usr/bin/unshare", "--mount", "--fork", "sh", "-c", "mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid=65534 --regid=65534 --clear-groups "+program)
-	cmd.Env = append(os.Environ(), helperEnv+"=launcher", "KILL=end", "NOCGROUP=1", `SCRIPT=`+python+` -c "`+hide+`" `+lock+` & wait`)
+	cmd := exec.Command("/usr/bin/unshare", "--mount", "--fork", "sh", "-c",
+		"mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid=65534 --regid=65534 --clear-groups "+program)
+	cmd.Env = append(os.Environ(), helperEnv+"=launcher",
+		"KILL=end", "NOCGROUP=1", `SCRIPT=`+python+` -c "`+hide+`" `+lock+` & wait`)
 	began := time.Now()
 	out, err := cmd.CombinedOutput()
 	if strings.Contains(string(out), "unshare") || strings.Contains(string(out), "mount:") {
@@ -286,7 +292,8 @@ func TestSweepWithHiddenChildren(t *testing.T) {
 // not see how.
 func TestLowProcessLimit(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: the limit is on a user's processes, of which only root can have a new one: A LOW ulimit -u IS NOT TESTED")
+		t.Skip("SKIPPED: the limit is on a user's processes, of which only root can have a new one: " +
+			"A LOW ulimit -u IS NOT TESTED")
 	}
 	const nproc = 6 // RLIMIT_NPROC
 	dir := publicDir(t)
@@ -303,7 +310,8 @@ func TestLowProcessLimit(t *testing.T) {
 	}
 	g := run(10)
 	require.Equal(t, 1, g.cmd.ProcessState.ExitCode())
-	require.Regexp(t, `^the limit of 10 processes and threads .*\(ulimit -u\) is too small: others take 0, .*: raise it\n$`, g.said())
+	require.Regexp(t,
+		`^the limit of 10 processes and threads .*\(ulimit -u\) is too small: others take 0, .*: raise it\n$`, g.said())
 	g = run(500)
 	require.Equal(t, 0, g.cmd.ProcessState.ExitCode(), g.said())
 	text, err := os.ReadFile(dir + "/env")
@@ -319,7 +327,8 @@ func TestPID1StaysForHeirs(t *testing.T) {
 	}
 	dir := t.TempDir()
 	cmd := exec.Command("/usr/bin/unshare", "--pid", "--fork", "--mount-proc", os.Args[0])
-	cmd.Env = append(os.Environ(), helperEnv+"=launcher", "KILL=now", "NOCGROUP=1", "SCRIPT=setsid sleep "+token(0)+" & wait", "HEIR=sleep 0.5; : > "+dir+"/saved")
+	cmd.Env = append(os.Environ(), helperEnv+"=launcher",
+		"KILL=now", "NOCGROUP=1", "SCRIPT=setsid sleep "+token(0)+" & wait", "HEIR=sleep 0.5; : > "+dir+"/saved")
 	out, err := cmd.CombinedOutput()
 	if strings.Contains(string(out), "unshare") {
 		t.Skipf("SKIPPED: A KILLED LAUNCHER BELOW PID 1 IS NOT TESTED: %s", out)

@@ -118,12 +118,14 @@ func alive(token string) (pids []int) {
 
 func requireAlive(t testing.TB, token string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(alive(token)) == 1 }, patience, time.Millisecond, "sleep %s does not run", token)
+	require.Eventually(t, func() bool { return len(alive(token)) == 1 }, patience, time.Millisecond,
+		"sleep %s does not run", token)
 }
 
 func requireGone(t testing.TB, token string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(alive(token)) == 0 }, patience, 5*time.Millisecond, "sleep %s is still there", token)
+	require.Eventually(t, func() bool { return len(alive(token)) == 0 }, patience, 5*time.Millisecond,
+		"sleep %s is still there", token)
 }
 
 func inState(pid int, state byte) bool {

@@ -45,7 +45,8 @@ func explainStart(err error, path string, args []string, attr *os.ProcAttr) erro
 		return fmt.Errorf("cannot start %s: %w", path, err)
 	}
 	if fi, serr := os.Stat(attr.Dir); attr.Dir != "" && (serr != nil || !fi.IsDir()) {
-		return fmt.Errorf("cannot start %s: working directory %s does not exist or is no directory: %w", path, attr.Dir, errno)
+		return fmt.Errorf("cannot start %s: working directory %s does not exist or is no directory: %w",
+			path, attr.Dir, errno)
 	}
 	file := path
 	if !filepath.IsAbs(path) {
@@ -85,7 +86,8 @@ func missingReason(file string) string {
 	case !ok:
 		return "the file exists but its loader does not: it was built for another system (glibc or musl, other architecture)"
 	case strings.HasSuffix(interp, "\r"):
-		return fmt.Sprintf("its interpreter %q does not exist: the script has DOS line ends, remove them (sed -i 's/\\r$//')", interp)
+		return fmt.Sprintf("its interpreter %q does not exist: the script has DOS line ends, remove them (sed -i 's/\\r$//')",
+			interp)
 	default:
 		return fmt.Sprintf("its interpreter %q (first line of the script) does not exist", interp)
 	}

@@ -25,7 +25,8 @@ func TestExit(t *testing.T) {
 		signal       syscall.Signal
 	}
 	rows := []row{{"zero", "exit 0", 0, 0}, {"one", "exit 1", 1, 0}, {"largest", "exit 255", 255, 0}}
-	for _, sig := range []syscall.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGABRT, unix.SIGKILL, unix.SIGSEGV, unix.SIGTERM, unix.SIGUSR1} {
+	for _, sig := range []syscall.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGABRT, unix.SIGKILL, unix.SIGSEGV,
+		unix.SIGTERM, unix.SIGUSR1} {
 		rows = append(rows, row{SignalName(sig), fmt.Sprintf("ulimit -c 0; kill -%d $$", sig), -int(sig), sig})
 	}
 	for _, r := range rows {
@@ -180,11 +181,13 @@ func TestStartErrors(t *testing.T) {
 		{"bad interpreter", Spec{Path: file("bad", "#! /no/such/python3 -u\n", 0o755)},
 			`its interpreter "/no/such/python3" (first line of the script) does not exist`, unix.ENOENT},
 		{"DOS line ends", Spec{Path: file("dos", "#!/bin/sh\r\n", 0o755)}, "DOS line ends", unix.ENOENT},
-		{"no format", Spec{Path: file("text", "echo\n", 0o755)}, "neither a program for this machine nor a script", unix.ENOEXEC},
+		{"no format", Spec{Path: file("text", "echo\n", 0o755)},
+			"neither a program for this machine nor a script", unix.ENOEXEC},
 		{"open for writing", Spec{Path: busy}, "open for writing", unix.ETXTBSY},
 		{"too long", Spec{Path: "/bin/true", Args: []string{"true", strings.Repeat("x", 1<<18)}},
 			"262150 bytes of arguments", unix.E2BIG},
-		{"no directory", Spec{Path: "/bin/true", Dir: dir + "/gone"}, "working directory " + dir + "/gone does not exist", unix.ENOENT},
+		{"no directory", Spec{Path: "/bin/true", Dir: dir + "/gone"}, "working directory " + dir + "/gone does not exist",
+			unix.ENOENT},
 		{"relative to Dir", Spec{Path: "./plain", Dir: dir}, "cannot start ./plain: not executable", unix.EACCES},
 	}
 	for _, tt := range tests {
@@ -347,7 +350,8 @@ func TestReapOrphansKeepsOwnStatuses(t *testing.T) {
 	for i, code := range codes {
 		require.Equal(t, i, code)
 	}
-	require.Eventually(t, func() bool { return len(family.Children()) == 0 }, patience, time.Millisecond, "orphans are left as zombies")
+	require.Eventually(t, func() bool { return len(family.Children()) == 0 }, patience, time.Millisecond,
+		"orphans are left as zombies")
 }
 
 func TestClose(t *testing.T) {

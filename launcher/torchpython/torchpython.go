@@ -36,7 +36,8 @@ func Require(t testing.TB, untested string) string {
 		t.Fatalf("$%s=%s: %v", Variable, Chosen(), err)
 	}
 	if err != nil {
-		t.Skipf("SKIPPED: %s NOT TESTED: %v; install PyTorch (apt-get install python3-torch), or name a Python with it in %s", untested, err, Variable)
+		t.Skipf("SKIPPED: %s NOT TESTED: %v; install PyTorch (apt-get install python3-torch), or name a Python with it in %s",
+			untested, err, Variable)
 	}
 	return Path()
 }

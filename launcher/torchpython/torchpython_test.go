@@ -20,7 +20,8 @@ func TestRequire(t *testing.T) {
 	require.NoError(t, os.WriteFile(good, []byte("#!/bin/sh\nexit 0\n"), 0o755))
 	require.NoError(t, os.WriteFile(bad, []byte("#!/bin/sh\necho No module named torch\nexit 1\n"), 0o755))
 	for path, want := range map[string]string{
-		good: "--- PASS", bad: "$TORCH_PYTHON=" + bad + ": " + bad + " cannot import torch: exit status 1 No module named torch",
+		good:              "--- PASS",
+		bad:               "$TORCH_PYTHON=" + bad + ": " + bad + " cannot import torch: exit status 1 No module named torch",
 		"/nowhere/python": "$TORCH_PYTHON=/nowhere/python: ",
 	} {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestRequire$", "-test.v")

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consequences are parts, in lower case, of the errors that a worker gets when another process is gone, stuck or told to
-// stop. Those of gloo and TCPStore were seen with torch 1.13 and 2.15, the others read in libtorch 2.15 and NCCL 2.30.
+// consequences are parts, in lower case, of the errors that a worker gets when another process is gone, stuck or told
+// to stop. Those of gloo and TCPStore were seen with torch 1.13 and 2.15, the others read in libtorch 2.15 and NCCL
+// 2.30.
 func consequences() []string {
 	return []string{
 		"connection closed by peer",                          // gloo; the peer ended normally
@@ -41,8 +42,8 @@ func followed(f Failure) bool {
 	return slices.ContainsFunc(consequences(), func(c string) bool { return strings.Contains(text, c) })
 }
 
-// cause is the error that ended the worker, as the worker tells it: "ValueError: bad batch". It is "" if the worker said
-// nothing that can be recognised.
+// cause is the error that ended the worker, as the worker tells it: "ValueError: bad batch". It is "" if the worker
+// said nothing that can be recognised.
 func cause(f Failure) string {
 	if line := firstLine(f.Message); line != "" {
 		return line

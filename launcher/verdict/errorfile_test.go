@@ -10,7 +10,8 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-const recorded = `{"message": {"message": "ValueError: <b>", "extraInfo": {"py_callstack": "Traceback\n  x\n", "timestamp": "1700000001"}}}`
+const recorded = `{"message": {"message": "ValueError: <b>", "extraInfo": {"py_callstack": "Traceback\n  x\n", ` +
+	`"timestamp": "1700000001"}}}`
 
 func TestParseErrorFile(t *testing.T) {
 	seven := 7
@@ -22,7 +23,8 @@ func TestParseErrorFile(t *testing.T) {
 		err  string
 	}{
 		{"@record", recorded, verdict.ErrorReport{Message: "ValueError: <b>", Traceback: "Traceback\n  x\n", Time: when}, ""},
-		{"passed on by an inner launcher", `{"message": {"message": "E", "extraInfo": {"timestamp": 1700000001}, "errorCode": 7}}`,
+		{"passed on by an inner launcher",
+			`{"message": {"message": "E", "extraInfo": {"timestamp": 1700000001}, "errorCode": 7}}`,
 			verdict.ErrorReport{Message: "E", Time: when, ExitCode: &seven}, ""},
 		{"plain, number", `{"message": "E", "timestamp": 1700000001}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
 		{"plain, string", `{"message": "E", "timestamp": " 1700000001 "}`, verdict.ErrorReport{Message: "E", Time: when}, ""},
@@ -33,11 +35,13 @@ func TestParseErrorFile(t *testing.T) {
 		{"a time before all times", `{"message": "E", "timestamp": -5}`, verdict.ErrorReport{Message: "E"}, ""},
 		{"NaN as a string", `{"message": "E", "timestamp": "nan"}`, verdict.ErrorReport{Message: "E"}, ""},
 		{"no extraInfo", `{"message": {"message": "E"}}`, verdict.ErrorReport{Message: "E"}, ""},
-		{"extraInfo of another type", `{"message": {"message": "E", "extraInfo": []}}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"extraInfo of another type", `{"message": {"message": "E", "extraInfo": []}}`,
+			verdict.ErrorReport{Message: "E"}, ""},
 		{"message of another type", `{"message": {"message": {"a": 1}}}`, verdict.ErrorReport{Message: `{"a": 1}`}, ""},
 		{"outer message of another type", `{"message": [1]}`, verdict.ErrorReport{Message: `[1]`}, ""},
 		{"null", `{"message": null}`, verdict.ErrorReport{}, ""},
-		{"exit code of another type", `{"message": {"message": "E", "errorCode": "x"}}`, verdict.ErrorReport{Message: "E"}, ""},
+		{"exit code of another type", `{"message": {"message": "E", "errorCode": "x"}}`,
+			verdict.ErrorReport{Message: "E"}, ""},
 		{"lone surrogate", `{"message": "\ud800"}`, verdict.ErrorReport{Message: "\uFFFD"}, ""},
 
 		{"empty", " \n", verdict.ErrorReport{}, "error file is empty"},
@@ -46,8 +50,10 @@ func TestParseErrorFile(t *testing.T) {
 		{"array", `[]`, verdict.ErrorReport{}, "error file is not a JSON object"},
 		{"null file", `null`, verdict.ErrorReport{}, "error file is not a JSON object"},
 		{"no message", `{"Message": "E"}`, verdict.ErrorReport{}, `error file has no "message"`},
-		{"too large", strings.Repeat(" ", verdict.MaxErrorFile) + recorded, verdict.ErrorReport{}, "at most 16777216 are read"},
-		{"nested without end", `{"message":` + strings.Repeat("[", 1<<20), verdict.ErrorReport{}, "error file is not a JSON object"},
+		{"too large", strings.Repeat(" ", verdict.MaxErrorFile) + recorded,
+			verdict.ErrorReport{}, "at most 16777216 are read"},
+		{"nested without end", `{"message":` + strings.Repeat("[", 1<<20),
+			verdict.ErrorReport{}, "error file is not a JSON object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := verdict.ParseErrorFile([]byte(tt.data))
@@ -63,7 +69,8 @@ func TestParseErrorFile(t *testing.T) {
 
 func TestParseErrorFileIsBounded(t *testing.T) {
 	long := strings.Repeat("a", 1<<20)
-	got, err := verdict.ParseErrorFile([]byte(`{"message": {"message": "begin` + long + `", "extraInfo": {"py_callstack": "` + long + `end"}}}`))
+	got, err := verdict.ParseErrorFile([]byte(`{"message": {"message": "begin` + long +
+		`", "extraInfo": {"py_callstack": "` + long + `end"}}}`))
 	require.NoError(t, err)
 	require.LessOrEqual(t, len(got.Message), 64<<10)
 	require.LessOrEqual(t, len(got.Traceback), 64<<10)
@@ -80,7 +87,8 @@ func TestAmendErrorFile(t *testing.T) {
 	}{
 		{"adds the code", recorded, -11, `{"message": {"message": "ValueError: <b>", "errorCode": -11,
 			"extraInfo": {"py_callstack": "Traceback\n  x\n", "timestamp": "1700000001"}}}`},
-		{"replaces the code and keeps the rest", `{"message": {"message": "E", "errorCode": 1, "x": [1.50]}, "y": {"z": 1e400}}`, 3,
+		{"replaces the code and keeps the rest",
+			`{"message": {"message": "E", "errorCode": 1, "x": [1.50]}, "y": {"z": 1e400}}`, 3,
 			`{"message": {"message": "E", "errorCode": 3, "x": [1.50]}, "y": {"z": 1e400}}`},
 		{"plain message", `{"message": "E", "timestamp": 5}`, 3, ""},
 		{"no message", `{"a": 1}`, 3, ""},
@@ -106,7 +114,8 @@ func TestAmendErrorFile(t *testing.T) {
 }
 
 func FuzzErrorFile(f *testing.F) {
-	for _, s := range []string{recorded, `{"message": "E", "timestamp": "1"}`, `{"message": {"errorCode": 3}}`, `{}`, `null`, "", "{\"message\": \"\xff\"}"} {
+	for _, s := range []string{recorded, `{"message": "E", "timestamp": "1"}`, `{"message": {"errorCode": 3}}`, `{}`,
+		`null`, "", "{\"message\": \"\xff\"}"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -56,7 +56,8 @@ func who(f Failure) string {
 	if f.Role != "" && f.Role != "default" {
 		role = "role " + clean(f.Role, maxName) + ", "
 	}
-	return fmt.Sprintf("rank %d (%s%s, local rank %d, pid %d)", f.Rank, role, node(f.Node, f.NodeName, f.Host), f.LocalRank, f.PID)
+	return fmt.Sprintf("rank %d (%s%s, local rank %d, pid %d)",
+		f.Rank, role, node(f.Node, f.NodeName, f.Host), f.LocalRank, f.PID)
 }
 
 func node(rank int, name, host string) string {

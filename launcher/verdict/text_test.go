@@ -27,7 +27,8 @@ func TestPlain(t *testing.T) {
 		{"bar", "\r 0%\r50%\r100%\nend", "100%\nend"},
 		{"bar that was erased", "\r50%\r     \rdone\n", "done\n"},
 		{"colour after the bar's \\r", "10%\r\x1b[32m20%\r\x1b[0m\nend", "20%\nend"},
-		{"error behind a bar", "\r 0%|  |\r50%|# |Traceback (most recent call last):\n  x\nE: y\n", "50%|# |Traceback (most recent call last):\n  x\nE: y\n"},
+		{"error behind a bar", "\r 0%|  |\r50%|# |Traceback (most recent call last):\n  x\nE: y\n",
+			"50%|# |Traceback (most recent call last):\n  x\nE: y\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) { require.Equal(t, tc.want, verdict.Plain([]byte(tc.in))) })
 	}
@@ -45,7 +46,8 @@ const colored = "Traceback (most recent call last):\n" +
 func TestLineOfAColoredTraceback(t *testing.T) {
 	for _, output := range []string{colored, "\r 0%|  |\r50%|# |" + strings.ReplaceAll(colored, "\n", "\r\n")} {
 		f := said(exit(0, 1, 1), verdict.Plain([]byte(output)))
-		require.Contains(t, verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{f}}).Line(), "failed first: ValueError: bad batch 1 (exit code 1)")
+		require.Contains(t, verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{f}}).Line(),
+			"failed first: ValueError: bad batch 1 (exit code 1)")
 	}
 }
 
@@ -53,10 +55,12 @@ func TestLineOfAColoredTraceback(t *testing.T) {
 func TestPlainAsOnAPipe(t *testing.T) {
 	const python = "python3.13"
 	if err := exec.Command(python, "-c", "").Run(); err != nil {
-		t.Skipf("SKIPPED: no %s, the first that colours tracebacks, on PATH (%v): only TEXT KEPT FROM ONE IS TESTED", python, err)
+		t.Skipf("SKIPPED: no %s, the first that colours tracebacks, on PATH (%v): only TEXT KEPT FROM ONE IS TESTED",
+			python, err)
 	}
 	write := func(env string) string {
-		cmd := exec.Command(python, "-c", "import sys\ndef f(x): raise ExceptionGroup('several', [ValueError('bad batch'), KeyError(x)])\nf(1)")
+		cmd := exec.Command(python,
+			"-c", "import sys\ndef f(x): raise ExceptionGroup('several', [ValueError('bad batch'), KeyError(x)])\nf(1)")
 		cmd.Env = append(os.Environ(), env)
 		out, _ := cmd.CombinedOutput() // it fails
 		return string(out)

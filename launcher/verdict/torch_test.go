@@ -37,7 +37,8 @@ func TestBlockIsTorchs(t *testing.T) {
 		Failures   []failure `json:"failures"`
 	}
 	const path = "/var/log/job/b2c8_x1/attempt_0/0/error.json"
-	recorded := `{"message": {"message": "ValueError: b", "extraInfo": {"py_callstack": "Traceback (most recent call last):\n` +
+	recorded := `{"message": {"message": "ValueError: b", "extraInfo": {"py_callstack": ` +
+		`"Traceback (most recent call last):\n` +
 		`  File \"train.py\", line 3, in <module>\nValueError: b\n", "timestamp": "1700000001"}}}`
 	plain := `{"message": "two\nlines and ünïcode", "timestamp": 1700000005}`
 	cases := map[string]input{
@@ -131,10 +132,14 @@ func runRank(t *testing.T, python, dir string, rank int, how string) verdict.Fai
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	errorFile := filepath.Join(dir, strconv.Itoa(rank)+".json")
-	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "gloo.py"), strconv.Itoa(rank), filepath.Join(dir, "store"), how)
+	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "gloo.py"), strconv.Itoa(rank),
+		filepath.Join(dir, "store"), how)
 	cmd.Env = append(os.Environ(), "TORCHELASTIC_ERROR_FILE="+errorFile, "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo")
 	output, err := cmd.CombinedOutput()
-	f := verdict.Failure{Node: rank, Host: "host-" + string(rune('a'+rank)), Rank: rank, PID: 1000 + rank, At: time.Now(), LastLines: string(output)}
+	f := verdict.Failure{
+		Node: rank, Host: "host-" + string(rune('a'+rank)), Rank: rank, PID: 1000 + rank, At: time.Now(),
+		LastLines: string(output),
+	}
 	if exit, ok := err.(*exec.ExitError); ok {
 		f.ExitCode = exit.ExitCode()
 		if f.ExitCode == -1 {

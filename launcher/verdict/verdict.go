@@ -120,8 +120,8 @@ const (
 //
 //   - A worker that the launcher stopped is no cause, unless its error file is dated no later than the first end that
 //     the launcher did not ask for: a failed worker can hang in its teardown until it is stopped.
-//   - A failure happened when the worker was seen to have ended, or by the end of the second that its error file names if
-//     that is earlier.
+//   - A failure happened when the worker was seen to have ended, or by the end of the second that its error file names
+//     if that is earlier.
 //   - Among the failures within Window of the earliest one, a kill by the OOM killer comes before other failures, and
 //     those come before errors that are known to be consequences, such as "connection closed by peer". Then the
 //     earliest counts, then the earliest error file, then the lowest rank.

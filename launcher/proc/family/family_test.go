@@ -16,8 +16,10 @@ func TestParseStat(t *testing.T) {
 		text string
 		want Stat
 	}{
-		{"12 (sh) S 1 12 10 0 -1 64" + rest + "3 0", Stat{PID: 12, Parent: 1, Session: 10, Flags: 64, Threads: 3, Comm: "sh", State: 'S'}},
-		{"7 (a) R 9 (b\n) Z 3 4 5 0 -1 0" + rest + "1 0", Stat{PID: 7, Parent: 3, Session: 5, Threads: 1, Comm: "a) R 9 (b\n", State: 'Z'}},
+		{"12 (sh) S 1 12 10 0 -1 64" + rest + "3 0",
+			Stat{PID: 12, Parent: 1, Session: 10, Flags: 64, Threads: 3, Comm: "sh", State: 'S'}},
+		{"7 (a) R 9 (b\n) Z 3 4 5 0 -1 0" + rest + "1 0",
+			Stat{PID: 7, Parent: 3, Session: 5, Threads: 1, Comm: "a) R 9 (b\n", State: 'Z'}},
 	}
 	for _, tt := range tests {
 		got, err := parseStat(tt.text)
@@ -27,7 +29,8 @@ func TestParseStat(t *testing.T) {
 	require.False(t, tests[0].want.Ended())
 	require.True(t, tests[1].want.Ended())
 	require.False(t, Stat{State: 'Z', Threads: 2}.Ended(), "only the first thread has ended")
-	for _, bad := range []string{"", "12", "12 (sh", ") (", "12 (sh) S", "x (sh) S 1 2 3 4 5 6" + rest + "1", "12 (sh) S 1 2 3 4 5 6" + rest,
+	for _, bad := range []string{"", "12", "12 (sh", ") (", "12 (sh) S", "x (sh) S 1 2 3 4 5 6" + rest + "1",
+		"12 (sh) S 1 2 3 4 5 6" + rest,
 		"12 (sh) S x 2 3 4 5 6" + rest + "1", "12 (sh) S 1 2 3 4 5 x" + rest + "1", "12 (sh) SS 1 2 3 4 5 6" + rest + "1"} {
 		_, err := parseStat(bad)
 		require.ErrorContains(t, err, "parse process status", bad)

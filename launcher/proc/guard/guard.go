@@ -141,14 +141,16 @@ func (w *Watch) start(args []string, thrifty bool) (err error) {
 	setCloseOnExec(p[0], false)
 	w.pipe = p[1]
 	w.catchDeadly()
-	w.launcher, err = syscall.ForkExec("/proc/self/exe", []string{Name, strconv.Itoa(w.will) + "," + strconv.Itoa(p[0])}, &syscall.ProcAttr{
+	words := []string{Name, strconv.Itoa(w.will) + "," + strconv.Itoa(p[0])}
+	w.launcher, err = syscall.ForkExec("/proc/self/exe", words, &syscall.ProcAttr{
 		Env: env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}})
 	if err != nil {
 		signal.Reset()
 		syscall.Close(w.pipe)
 		syscall.Close(w.will)
 		if err == syscall.EAGAIN || err == syscall.ENOMEM {
-			return &noRoom{"cannot start the launcher: " + err.Error() + ": a limit on processes (ulimit -u, or pids.max of the cgroup) or on memory is reached"}
+			return &noRoom{"cannot start the launcher: " + err.Error() +
+				": a limit on processes (ulimit -u, or pids.max of the cgroup) or on memory is reached"}
 		}
 		return os.NewSyscallError("start the launcher", err)
 	}
@@ -171,7 +173,8 @@ func (w *Watch) catchDeadly() {
 func (w *Watch) catchOthers() {
 	for s := syscall.Signal(1); s <= lastSignal; s++ {
 		switch s {
-		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGHUP:
+		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG, syscall.SIGTSTP, syscall.SIGTTIN,
+			syscall.SIGTTOU, syscall.SIGHUP:
 		default:
 			signal.Notify(w.Signals, s)
 		}
@@ -249,7 +252,8 @@ func (w *Watch) Follow() (code int) {
 		_ = prctl(prSetDumpable, 0)
 		var none [16]uint64 // struct sigaction with SIG_DFL, or no signal blocked
 		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
-		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, 2, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0) // SIG_SETMASK
+		const set = 2 // SIG_SETMASK
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, set, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
 		_ = syscall.Kill(os.Getpid(), s)
 	}
 	return 128 + int(s)

@@ -37,7 +37,9 @@ func TestForeignArguments(t *testing.T) {
 		require.Error(t, err)
 		require.Nil(t, inherited([]string{Name, strconv.Itoa(fd) + ",4"}))
 	}
-	for _, args := range [][]string{nil, {Name}, {Name, ""}, {Name, "3"}, {Name, "3,4,5"}, {Name, "3,4", "x"}, {"x", "3,4"}} {
+	for _, args := range [][]string{
+		nil, {Name}, {Name, ""}, {Name, "3"}, {Name, "3,4,5"}, {Name, "3,4", "x"}, {"x", "3,4"},
+	} {
 		require.Nil(t, inherited(args))
 	}
 }

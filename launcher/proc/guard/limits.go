@@ -35,8 +35,10 @@ func limits(warn func(string)) (thrifty bool, err error) {
 		return false, nil
 	}
 	if used := othersThreads(); used+needThreads > n {
-		return true, &noRoom{"the limit of " + strconv.FormatUint(n, 10) + " processes and threads for this user (ulimit -u) is too small: others take " +
-			strconv.FormatUint(used, 10) + ", launcher and guard need " + strconv.Itoa(needThreads) + " with two workers, and each further worker its own: raise it"}
+		return true, &noRoom{"the limit of " + strconv.FormatUint(n, 10) +
+			" processes and threads for this user (ulimit -u) is too small: others take " +
+			strconv.FormatUint(used, 10) + ", launcher and guard need " + strconv.Itoa(needThreads) +
+			" with two workers, and each further worker its own: raise it"}
 	}
 	return true, nil
 }

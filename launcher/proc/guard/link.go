@@ -33,7 +33,8 @@ func inherited(args []string) *Link {
 	}
 	_ = syscall.Ftruncate(fds[0], willSize)
 	comm := append([]byte(Name), 0)
-	_ = prctl(prSetName, uintptr(unsafe.Pointer(&comm[0]))) // of the main thread and so of the process; it would read "exe"
+	// The name of the main thread is that of the process; it would read "exe".
+	_ = prctl(prSetName, uintptr(unsafe.Pointer(&comm[0])))
 	os.Args = words
 	_ = syscall.SetNonblock(fds[1], true) // os.NewFile gives only such files to the poller
 	return &Link{will: fds[0], pipe: os.NewFile(uintptr(fds[1]), "guard")}
