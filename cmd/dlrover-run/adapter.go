@@ -26,7 +26,9 @@ type adapter struct {
 }
 
 func newAdapter(s *api.Session, g *storeACL) *adapter {
-	a := &adapter{session: s, out: make(chan launcher.Directive), notices: make(chan launcher.Notice), end: make(chan struct{}), acl: g}
+	a := &adapter{
+		session: s, out: make(chan launcher.Directive), notices: make(chan launcher.Notice), end: make(chan struct{}), acl: g,
+	}
 	a.wg.Go(a.translate)
 	a.wg.Go(a.pass)
 	return a
@@ -62,7 +64,9 @@ func (a *adapter) pass() {
 }
 
 func directive(d rendezvous.Directive, p rendezvous.Params) launcher.Directive {
-	l := launcher.Directive{Kind: launcher.Kind(d.Kind), Term: d.Term, Round: d.Round, Epoch: d.Epoch, MaxRestarts: p.MaxRestarts}
+	l := launcher.Directive{
+		Kind: launcher.Kind(d.Kind), Term: d.Term, Round: d.Round, Epoch: d.Epoch, MaxRestarts: p.MaxRestarts,
+	}
 	if d.Place != nil {
 		l.Place = launcher.Place(*d.Place)
 	}
@@ -115,7 +119,8 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 
 // Failing implements launcher.Rendezvous.
 func (a *adapter) Failing(ctx context.Context, d launcher.Directive, act policy.Action, fs []verdict.Failure) error {
-	return a.report(ctx, rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act), Failures: evidence.Pack(fs)})
+	return a.report(ctx,
+		rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act), Failures: evidence.Pack(fs)})
 }
 
 // Success implements launcher.Rendezvous.

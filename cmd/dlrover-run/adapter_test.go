@@ -78,7 +78,8 @@ func adapted(t *testing.T, f func(t *testing.T, a *adapter, d *toldDaemon)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		d := &toldDaemon{news: make(chan api.News)}
-		s, err := api.Open(t.Context(), d, api.SessionConfig{Run: "run", Node: rendezvous.Node{ID: "id"}, Params: rendezvous.Params{MaxRestarts: 3}})
+		s, err := api.Open(t.Context(), d,
+			api.SessionConfig{Run: "run", Node: rendezvous.Node{ID: "id"}, Params: rendezvous.Params{MaxRestarts: 3}})
 		require.NoError(t, err)
 		a := newAdapter(s, newStoreACL(false, 2))
 		defer a.close()
@@ -89,28 +90,44 @@ func adapted(t *testing.T, f func(t *testing.T, a *adapter, d *toldDaemon)) {
 func TestAdapterTranslatesDirectives(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
 		id := rendezvous.EpochID{Term: 7, Round: 2, Epoch: 1}
-		place := rendezvous.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6, MasterAddr: "a", MasterPort: 9}
+		place := rendezvous.Place{
+			GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6,
+			MasterAddr: "a", MasterPort: 9,
+		}
 		d.news <- api.News{Directive: rendezvous.Directive{Seq: 1, Kind: rendezvous.Run, EpochID: id, Place: &place}}
 		require.Equal(t, launcher.Directive{
 			Kind: launcher.Run, Term: 7, Round: 2, Epoch: 1, MaxRestarts: 3,
-			Place: launcher.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6, MasterAddr: "a", MasterPort: 9},
+			Place: launcher.Place{
+				GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6,
+				MasterAddr: "a", MasterPort: 9,
+			},
 		}, <-a.Directives())
-		d.news <- api.News{Directive: rendezvous.Directive{Seq: 2, Kind: rendezvous.Bar, Cause: &rendezvous.Cause{Kind: rendezvous.CauseHang, Text: "stuck"}}}
-		require.Equal(t, launcher.Directive{Kind: launcher.Bar, Cause: "stuck", CauseKind: launcher.CauseHang, MaxRestarts: 3}, <-a.Directives())
+		d.news <- api.News{
+			Directive: rendezvous.Directive{
+				Seq: 2, Kind: rendezvous.Bar, Cause: &rendezvous.Cause{Kind: rendezvous.CauseHang, Text: "stuck"},
+			},
+		}
+		require.Equal(t, launcher.Directive{
+			Kind: launcher.Bar, Cause: "stuck", CauseKind: launcher.CauseHang, MaxRestarts: 3,
+		}, <-a.Directives())
 	})
 }
 
 // The launcher names the kinds of directives and causes itself; they are the rendezvous'.
 func TestKindsAreThoseOfTheRendezvous(t *testing.T) {
 	for k, want := range map[launcher.Kind]rendezvous.Kind{
-		launcher.Wait: rendezvous.Wait, launcher.Lead: rendezvous.Lead, launcher.Run: rendezvous.Run, launcher.Stop: rendezvous.Stop,
-		launcher.Done: rendezvous.Done, launcher.Fail: rendezvous.Fail, launcher.Check: rendezvous.Check, launcher.Bar: rendezvous.Bar,
+		launcher.Wait: rendezvous.Wait, launcher.Lead: rendezvous.Lead, launcher.Run: rendezvous.Run,
+		launcher.Stop: rendezvous.Stop,
+		launcher.Done: rendezvous.Done, launcher.Fail: rendezvous.Fail, launcher.Check: rendezvous.Check,
+		launcher.Bar: rendezvous.Bar,
 	} {
 		require.Equal(t, string(want), string(k))
 	}
 	for c, want := range map[string]rendezvous.CauseKind{
-		launcher.CauseTimeout: rendezvous.CauseTimeout, launcher.CauseCheck: rendezvous.CauseCheck, launcher.CauseHang: rendezvous.CauseHang,
-		launcher.CauseDeadline: rendezvous.CauseDeadline, launcher.CauseNoStep: rendezvous.CauseNoStep, launcher.CauseOperator: rendezvous.CauseOperator,
+		launcher.CauseTimeout: rendezvous.CauseTimeout, launcher.CauseCheck: rendezvous.CauseCheck,
+		launcher.CauseHang:     rendezvous.CauseHang,
+		launcher.CauseDeadline: rendezvous.CauseDeadline, launcher.CauseNoStep: rendezvous.CauseNoStep,
+		launcher.CauseOperator: rendezvous.CauseOperator,
 	} {
 		require.Equal(t, string(want), c)
 	}
@@ -125,10 +142,14 @@ func TestAdapterReports(t *testing.T) {
 			report func(ctx context.Context) error
 			want   rendezvous.Event
 		}{
-			"success":         {func(ctx context.Context) error { return a.Success(ctx, e) }, rendezvous.Success{ID: "id", EpochID: id}},
-			"cleared":         {func(ctx context.Context) error { return a.Cleared(ctx, at) }, rendezvous.Cleared{ID: "id", Until: at}},
-			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, time.Time{}) }, rendezvous.Cleared{ID: "id"}},
-			"barred":          {func(ctx context.Context) error { return a.Barred(ctx, "slow") }, rendezvous.Barred{ID: "id", Reason: "slow"}},
+			"success": {func(ctx context.Context) error { return a.Success(ctx, e) },
+				rendezvous.Success{ID: "id", EpochID: id}},
+			"cleared": {func(ctx context.Context) error { return a.Cleared(ctx, at) },
+				rendezvous.Cleared{ID: "id", Until: at}},
+			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, time.Time{}) },
+				rendezvous.Cleared{ID: "id"}},
+			"barred": {func(ctx context.Context) error { return a.Barred(ctx, "slow") },
+				rendezvous.Barred{ID: "id", Reason: "slow"}},
 			"free": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartFree, nil) },
 				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartFree, Failures: []rendezvous.Failure{}}},
 			"charged": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartCharged, nil) },
@@ -156,7 +177,8 @@ func TestReportToADaemonThatForgotIsNoError(t *testing.T) {
 
 func TestAdapterWorld(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
-		d.world = []rendezvous.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Addrs: []string{"10.0.0.1"}, Slots: 4, Role: "r", Ports: []int{5}},
+		d.world = []rendezvous.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Addrs: []string{"10.0.0.1"}, Slots: 4,
+			Role: "r", Ports: []int{5}},
 			{GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
 		world, err := a.World(t.Context())
 		require.NoError(t, err)
@@ -171,7 +193,8 @@ func TestReadyAdmitsTheWorld(t *testing.T) {
 		d.world = []rendezvous.Member{{Addr: "10.0.0.1", Slots: 2}, {Addr: "10.0.0.2", Slots: 2}}
 		two := launcher.Directive{Round: 1, Place: launcher.Place{GroupWorldSize: 2}}
 		require.NoError(t, a.Ready(t.Context(), two, "10.0.0.1", 9))
-		require.Equal(t, rendezvous.Ready{ID: "id", EpochID: rendezvous.EpochID{Round: 1}, Addr: "10.0.0.1", Port: 9}, d.newest())
+		require.Equal(t, rendezvous.Ready{ID: "id", EpochID: rendezvous.EpochID{Round: 1}, Addr: "10.0.0.1", Port: 9},
+			d.newest())
 		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")))
 
 		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 1}}, "10.0.0.1", 9))
@@ -182,7 +205,10 @@ func TestReadyAdmitsTheWorld(t *testing.T) {
 
 func TestFailuresSurviveTheJourney(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, _ *toldDaemon) {
-		f := verdict.Failure{Node: 1, NodeName: "b", Rank: 5, LocalRank: 1, PID: 42, ExitCode: 1, At: time.Unix(1700000000, 0).UTC(), Message: "ValueError: bad batch"}
+		f := verdict.Failure{
+			Node: 1, NodeName: "b", Rank: 5, LocalRank: 1, PID: 42, ExitCode: 1, At: time.Unix(1700000000, 0).UTC(),
+			Message: "ValueError: bad batch",
+		}
 		e, err := a.Leave(t.Context(), "over", []verdict.Failure{f})
 		require.NoError(t, err)
 		require.Equal(t, verdict.Evidence{RestartsUsed: 2, Failures: []verdict.Failure{f}}, e)
@@ -220,7 +246,8 @@ func (slow) Check(context.Context, launcher.Directive) (launcher.CheckResult, er
 	return launcher.CheckResult{Reason: "GPU 3 is slow"}, nil
 }
 
-// The whole way of a check that does not pass: gate, directive, part, report, bar, and the end of a run for want of nodes.
+// The whole way of a check that does not pass: gate, directive, part, report, bar, and the end of a run for want of
+// nodes.
 func TestNodeThatDoesNotPassTheGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := api.NewHub(api.HubConfig{})
@@ -231,7 +258,10 @@ func TestNodeThatDoesNotPassTheGate(t *testing.T) {
 		require.NoError(t, err)
 		a := newAdapter(s, newStoreACL(false, 2))
 		defer a.close()
-		agent, err := launcher.New(launcher.Config{Slots: 2, Path: "/bin/false", Rendezvous: a, Store: idle{}, Processes: idle{}, Logs: &logs.Logs{}, Parts: []launcher.Part{slow{}}})
+		agent, err := launcher.New(launcher.Config{
+			Slots: 2, Path: "/bin/false", Rendezvous: a, Store: idle{}, Processes: idle{}, Logs: &logs.Logs{},
+			Parts: []launcher.Part{slow{}},
+		})
 		require.NoError(t, err)
 		res := agent.Run()
 		require.Equal(t, policy.NodeCheckFailed, res.Reason)

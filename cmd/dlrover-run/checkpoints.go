@@ -52,7 +52,9 @@ func checkpointsFeature() feature {
 		settings: func(r *resolver) (err error) { k, err = r.checkpoints(); shmDir = r.s.shmDir; return err },
 		plan: func(p *plan) {
 			if !k.off {
-				p.Checkpoints = &planCheckpoints{ShmDir: shmDir, Sidecar: k.sidecar, SaveAtBreakpoint: k.breakpoint, Replicas: k.replicas, WriteRate: k.writeRate}
+				p.Checkpoints = &planCheckpoints{
+					ShmDir: shmDir, Sidecar: k.sidecar, SaveAtBreakpoint: k.breakpoint, Replicas: k.replicas, WriteRate: k.writeRate,
+				}
 			}
 		},
 		open: func(j *job) (launcher.Part, error) { return openCheckpoints(j, k), nil },
@@ -64,7 +66,8 @@ const maxReplicas = 16
 
 func (r *resolver) checkpoints() (k ckptSettings, err error) {
 	k.off, k.breakpoint = r.c.String("ckpt-daemon") == "off", !r.c.Bool("no-save-at-breakpoint")
-	k.replicas, k.sidecar, k.writeRate = r.c.Int("ckpt-replicas"), r.c.String("ckpt-sidecar"), r.c.String("ckpt-write-rate")
+	k.replicas, k.sidecar, k.writeRate = r.c.Int("ckpt-replicas"), r.c.String("ckpt-sidecar"),
+		r.c.String("ckpt-write-rate")
 	r.s.shmDir = r.c.String("ckpt-shm-dir")
 	switch {
 	case !k.breakpoint && r.c.Bool("save-at-breakpoint"):

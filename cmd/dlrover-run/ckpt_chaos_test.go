@@ -102,7 +102,8 @@ func TestCheckpointChaos(t *testing.T) {
 	c.finish()
 	t.Logf("%d rounds, %d starts, step %d", done, len(c.log.starts), c.tracked())
 	for name, s := range c.stats {
-		t.Logf("%-18s %3d times, %3d starts, %3d from memory, lost %3d steps of memory, at most %2d, slowest return %s", name, s.times, s.starts, s.fromMemory, s.lost, s.mostLost, s.slowest.Round(time.Millisecond))
+		t.Logf("%-18s %3d times, %3d starts, %3d from memory, lost %3d steps of memory, at most %2d, slowest return %s",
+			name, s.times, s.starts, s.fromMemory, s.lost, s.mostLost, s.slowest.Round(time.Millisecond))
 	}
 }
 
@@ -112,8 +113,12 @@ func newCkptChaos(t *testing.T, seed int64) *ckptChaos {
 	require.NoError(t, err)
 	stub, err := filepath.Abs("testdata/fasttorch")
 	require.NoError(t, err)
-	b.env = append(b.env, "PYTHON_EXEC=/usr/bin/python3", "PYTHONPATH="+stub, "PYTHONPYCACHEPREFIX="+filepath.Join(b.dir, "pyc"), "DLROVER_TOKEN="+testToken)
-	c := &ckptChaos{bench: b, rnd: rand.New(rand.NewSource(seed)), shm: shm, ckpts: filepath.Join(b.dir, "ckpts"), stats: map[string]*ckptStats{}}
+	b.env = append(b.env, "PYTHON_EXEC=/usr/bin/python3", "PYTHONPATH="+stub,
+		"PYTHONPYCACHEPREFIX="+filepath.Join(b.dir, "pyc"), "DLROVER_TOKEN="+testToken)
+	c := &ckptChaos{
+		bench: b, rnd: rand.New(rand.NewSource(seed)), shm: shm, ckpts: filepath.Join(b.dir, "ckpts"),
+		stats: map[string]*ckptStats{},
+	}
 	c.log = trainLog{path: filepath.Join(b.dir, "log"), saves: map[string]*[chaosRanks]trainSaves{}}
 	t.Cleanup(func() {
 		for _, pid := range c.daemons(shm) {
@@ -131,7 +136,9 @@ func newCkptChaos(t *testing.T, seed int64) *ckptChaos {
 // replaceNode starts a launcher on a machine without a past.
 func (c *ckptChaos) replaceNode(i int) {
 	c.made++
-	n := &ckptNode{tag: fmt.Sprintf("CKPT_NODE=%s-%d", c.tag, c.made), shm: filepath.Join(c.shm, fmt.Sprintf("n%d", c.made))}
+	n := &ckptNode{
+		tag: fmt.Sprintf("CKPT_NODE=%s-%d", c.tag, c.made), shm: filepath.Join(c.shm, fmt.Sprintf("n%d", c.made)),
+	}
 	require.NoError(c.t, os.Mkdir(n.shm, 0o700))
 	c.nodes[i] = n
 	c.launch(n)
@@ -140,7 +147,8 @@ func (c *ckptChaos) replaceNode(i int) {
 func (c *ckptChaos) launch(n *ckptNode) {
 	script, err := filepath.Abs("testdata/ckpt_chaos.py")
 	require.NoError(c.t, err)
-	n.launcher = c.start("dlrover-run", []string{n.tag, "DLROVER_MASTER_ADDR=" + c.addr}, "--nnodes=2:2", "--nproc-per-node=2", "--max-restarts=1000000", "--rdzv-id=ckptchaos",
+	n.launcher = c.start("dlrover-run", []string{n.tag, "DLROVER_MASTER_ADDR=" + c.addr},
+		"--nnodes=2:2", "--nproc-per-node=2", "--max-restarts=1000000", "--rdzv-id=ckptchaos",
 		"--shutdown-timeout=3", "--ckpt-replicas=2", "--ckpt-shm-dir="+n.shm, script, c.dir, c.ckpts, chaosPause)
 }
 
@@ -174,7 +182,8 @@ func (c *ckptChaos) round(n int) {
 	kept, training := c.inMemory()
 	begun, from, steps := time.Now(), len(c.log.starts), c.newestSave()
 	what, light := c.act()
-	c.t.Logf("%s round %d: %s; committed %d, in memory %d, training %v", begun.Format("15:04:05.000"), n, what, c.floor, kept, training)
+	c.t.Logf("%s round %d: %s; committed %d, in memory %d, training %v",
+		begun.Format("15:04:05.000"), n, what, c.floor, kept, training)
 	if !training || !light {
 		kept = 0
 	}
@@ -285,7 +294,9 @@ func (c *ckptChaos) awaitTraining(what string, begun time.Time, kept int) {
 	for {
 		c.log.follow(c.t)
 		for _, s := range c.log.starts[from:] {
-			require.GreaterOrEqual(c.t, s.step, least, "after the death of %s, rank %d starts from step %d (%s); committed %d, kept in memory %d", what, s.rank, s.step, s.source, committed, kept)
+			require.GreaterOrEqual(c.t, s.step, least,
+				"after the death of %s, rank %d starts from step %d (%s); committed %d, kept in memory %d",
+				what, s.rank, s.step, s.source, committed, kept)
 		}
 		from = len(c.log.starts)
 		if c.world() != world {
@@ -301,7 +312,8 @@ func (c *ckptChaos) awaitTraining(what string, begun time.Time, kept int) {
 
 func (c *ckptChaos) describe() string {
 	n := len(c.log.starts)
-	return fmt.Sprintf("tracker %d, was %d; last starts %+v; saves %+v", c.tracked(), c.floor, c.log.starts[max(0, n-4):], c.savesBy())
+	return fmt.Sprintf("tracker %d, was %d; last starts %+v; saves %+v",
+		c.tracked(), c.floor, c.log.starts[max(0, n-4):], c.savesBy())
 }
 
 // world is the newest one.
@@ -435,7 +447,8 @@ func (c *ckptChaos) tracked() int {
 }
 
 // checkDisk: the tracker names a whole step, and none older than before. What is being
-// saved again, or has been removed since the tracker moved on, is looked at once more, a moment later: nothing says when.
+// saved again, or has been removed since the tracker moved on, is looked at once more, a moment later: nothing says
+// when.
 func (c *ckptChaos) checkDisk() {
 	for end := time.Now().Add(chaosPatience); ; time.Sleep(5 * time.Millisecond) {
 		step := c.tracked()
@@ -526,7 +539,8 @@ func (c *ckptChaos) finish() {
 	c.checkDisk()
 	require.Equal(c.t, last, c.floor, "the last save is committed")
 	c.checkAll()
-	require.Eventually(c.t, func() bool { return len(c.daemons(c.shm)) == 0 }, 15*time.Second, 10*time.Millisecond, "a checkpoint daemon is left")
+	require.Eventually(c.t, func() bool { return len(c.daemons(c.shm)) == 0 }, 15*time.Second, 10*time.Millisecond,
+		"a checkpoint daemon is left")
 	for _, n := range c.nodes {
 		require.Empty(c.t, n.processes())
 	}

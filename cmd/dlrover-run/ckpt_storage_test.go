@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmount swaps the checkpoint directory for an empty one, as when its storage is no longer mounted; mount swaps it back.
+// unmount swaps the checkpoint directory for an empty one, as when its storage is no longer mounted; mount swaps it
+// back.
 func (b *training) unmount() (mount func()) {
 	b.t.Helper()
 	away := b.ckpts + ".away"
@@ -40,8 +41,8 @@ func TestTorchCheckpointVanishedStorageSIGTERM(t *testing.T) {
 	require.Empty(t, left, l.err.String())
 }
 
-// A launcher is killed while it waits for checkpoints that cannot be written: its daemon ends, with its directory or with
-// what it waits for.
+// A launcher is killed while it waits for checkpoints that cannot be written: its daemon ends, with its directory or
+// with what it waits for.
 func TestTorchCheckpointLauncherKilledAtItsEnd(t *testing.T) {
 	long(t)
 	for name, release := range map[string]func(b *training, mount func()){

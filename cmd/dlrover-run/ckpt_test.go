@@ -215,7 +215,8 @@ func TestTorchCheckpointNodeReplaced(t *testing.T) {
 	long(t)
 	b := newTraining(t, 100000)
 	b.env = append(b.env, "DLROVER_TOKEN="+testToken)
-	args := b.args(b.c10d("2:2", "--max-restarts=10", "--ckpt-replicas=2", "--rdzv-conf=last_call_timeout=5"), 1000000, "sharded")
+	args := b.args(b.c10d("2:2", "--max-restarts=10", "--ckpt-replicas=2", "--rdzv-conf=last_call_timeout=5"), 1000000,
+		"sharded")
 	l1 := b.run(args...)
 	eventually(t, "serving", func() bool { return strings.Contains(l1.err.String(), "serving the rendezvous") })
 	l2 := b.run(args...)
@@ -337,7 +338,8 @@ func TestCheckpointOptions(t *testing.T) {
 	require.Equal(t, 0, l.wait())
 	var p struct{ Checkpoints map[string]any }
 	require.NoError(t, json.Unmarshal([]byte(l.out.String()), &p))
-	require.Equal(t, map[string]any{"shm_dir": b.dir, "save_at_breakpoint": true, "replicas": 0.0, "write_rate": "500M"}, p.Checkpoints)
+	require.Equal(t, map[string]any{"shm_dir": b.dir, "save_at_breakpoint": true, "replicas": 0.0, "write_rate": "500M"},
+		p.Checkpoints)
 }
 
 // A sidecar container keeps the daemon; the launcher only speaks to it.

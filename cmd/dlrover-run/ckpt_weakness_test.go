@@ -20,7 +20,8 @@ func smallMemory(t *testing.T, bytes int) string {
 	dir, err := os.MkdirTemp("", "shm") // short: a socket goes there
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.Remove(dir)) })
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=0700,size="+strconv.Itoa(bytes)); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV,
+		"mode=0700,size="+strconv.Itoa(bytes)); err != nil {
 		t.Skipf("WHAT HAPPENS WHEN SHARED MEMORY IS FULL IS NOT TESTED: mount a small tmpfs: %v", err)
 	}
 	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
@@ -80,8 +81,8 @@ func TestTorchCheckpointNextLauncherComesEarly(t *testing.T) {
 	b.requireMemoryIsGone()
 }
 
-// Who reads the launcher's log dies with the launcher, as at the end of a pipe: the daemon's first word about it must not
-// be its last.
+// Who reads the launcher's log dies with the launcher, as at the end of a pipe: the daemon's first word about it must
+// not be its last.
 func TestTorchCheckpointLogReaderKilled(t *testing.T) {
 	b := newTraining(t, 100000)
 	in, out, err := os.Pipe()

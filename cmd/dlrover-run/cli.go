@@ -95,7 +95,9 @@ func flag(o argv.Option) cli.Flag {
 	case o.Type == argv.Int:
 		return &cli.IntFlag{Name: o.Name, Aliases: short(o), Usage: usage, Category: o.Category, Value: number(o.Default)}
 	case o.Type == argv.Float:
-		return &cli.Float64Flag{Name: o.Name, Aliases: short(o), Usage: usage, Category: o.Category, Value: decimal(o.Default)}
+		return &cli.Float64Flag{
+			Name: o.Name, Aliases: short(o), Usage: usage, Category: o.Category, Value: decimal(o.Default),
+		}
 	default:
 		return &cli.StringFlag{Name: o.Name, Aliases: short(o), Usage: usage, Category: o.Category, Value: o.Default}
 	}
@@ -114,5 +116,6 @@ func decimal(s string) (f float64) {
 
 // usage prints an error of the command line as argparse does.
 func usage(err error) {
-	fmt.Fprintf(os.Stderr, "usage: dlrover-run [options] [--] training_script [script arguments]\ndlrover-run: error: %s\nSee dlrover-run --help.\n", printable.Text(err.Error()))
+	fmt.Fprintf(os.Stderr, "usage: dlrover-run [options] [--] training_script [script arguments]\n"+
+		"dlrover-run: error: %s\nSee dlrover-run --help.\n", printable.Text(err.Error()))
 }

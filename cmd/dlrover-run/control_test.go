@@ -20,8 +20,8 @@ type ruled struct {
 	env    []string
 }
 
-// rule starts a daemon and a launcher for each name. Every start of a worker leaves "NODE:RANK/WORLD" in the file starts;
-// a worker ends when the file "go" is there, or with status 7 when there is one "fail.RANK".
+// rule starts a daemon and a launcher for each name. Every start of a worker leaves "NODE:RANK/WORLD" in the file
+// starts; a worker ends when the file "go" is there, or with status 7 when there is one "fail.RANK".
 func rule(t *testing.T, nnodes string, names ...string) *ruled {
 	t.Helper()
 	r := &ruled{bench: newBench(t)}
@@ -40,7 +40,8 @@ while [ ! -e $DIR/go ]; do [ -e $DIR/fail.$RANK ] && { echo "ValueError: bad bat
 func (r *ruled) node(name, nnodes string) *launched {
 	r.t.Helper()
 	return r.start("dlrover-run", append([]string{"POD_NAME=" + name}, r.env...), r.sh(ruledWorker,
-		"--nnodes="+nnodes, "--nproc-per-node=1", "--rdzv-id=job", "--exit-code-policy=reason", "--rdzv-conf=last_call_timeout=0.2")...)
+		"--nnodes="+nnodes,
+		"--nproc-per-node=1", "--rdzv-id=job", "--exit-code-policy=reason", "--rdzv-conf=last_call_timeout=0.2")...)
 }
 
 // ctl runs dlroverctl, which has to end with a status, and returns what it prints.
@@ -159,14 +160,16 @@ func TestTheVerdictNamesTheFailedRank(t *testing.T) {
 	require.Contains(t, r.ctl(1, "verdict", "job"), "no verdict")
 	require.NoError(t, os.WriteFile(filepath.Join(r.dir, "fail.1"), nil, 0o600))
 	r.ends(10)
-	require.Regexp(t, `rank 1 \(node 1 n[01].*failed first: exit code 7, last output "ValueError: bad batch"`, r.ctl(0, "verdict", "job"))
+	require.Regexp(t, `rank 1 \(node 1 n[01].*failed first: exit code 7, last output "ValueError: bad batch"`,
+		r.ctl(0, "verdict", "job"))
 }
 
 // The node that serves a c10d job is asked in the same way.
 func TestTheServingNodeIsAsked(t *testing.T) {
 	b := newBench(t)
 	port := freePort(t)
-	args := b.sh(hold, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:"+port, "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2", "--exit-code-policy=reason")
+	args := b.sh(hold, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:"+port,
+		"--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2", "--exit-code-policy=reason")
 	l := b.run(args...)
 	eventually(t, "up", b.exists("up.1.0"))
 	r := &ruled{bench: b, env: []string{"DLROVER_MASTER_ADDR=localhost:" + port}}
@@ -182,7 +185,10 @@ func TestTorchCheckpointPause(t *testing.T) {
 	const steps = 30
 	b := newTraining(t, steps)
 	port := freePort(t)
-	l := b.run(b.args([]string{"--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:" + port, "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2"}, steps)...)
+	l := b.run(b.args([]string{
+		"--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:" + port,
+		"--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2",
+	}, steps)...)
 	r := &ruled{bench: b.bench, env: []string{"DLROVER_MASTER_ADDR=localhost:" + port}}
 	eventually(t, "training", func() bool { return b.trained() >= 5 })
 	r.ctl(0, "pause", "job")

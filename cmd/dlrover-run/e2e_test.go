@@ -35,7 +35,9 @@ func TestMain(m *testing.M) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup, too, the programs start with its default
 	dir, err := os.MkdirTemp("", "dlrover-e2e-")
 	if err == nil {
-		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs,nethttpomithttp2", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl", "dlrover-run/cmd/checkpointd")
+		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs,nethttpomithttp2", "-trimpath", "-ldflags=-s -w",
+			"-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl",
+			"dlrover-run/cmd/checkpointd")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {
@@ -105,7 +107,8 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, dir: t.TempDir()}
 	b.tag = "E2E_TAG=" + filepath.Base(filepath.Dir(b.dir)) + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
-	b.env = append(os.Environ(), "DIR="+b.dir, "TMPDIR="+b.dir, "PYTHON_EXEC=/bin/sh", "OMP_NUM_THREADS=1", "PET_CKPT_SHM_DIR="+b.dir, b.tag)
+	b.env = append(os.Environ(), "DIR="+b.dir, "TMPDIR="+b.dir,
+		"PYTHON_EXEC=/bin/sh", "OMP_NUM_THREADS=1", "PET_CKPT_SHM_DIR="+b.dir, b.tag)
 	t.Cleanup(func() { b.noneLeft() })
 	return b
 }
@@ -148,7 +151,8 @@ func (b *bench) run(args ...string) *launched {
 func (b *bench) sh(script string, opts ...string) []string {
 	path := filepath.Join(b.dir, fmt.Sprintf("worker%d.sh", len(script)))
 	text := []byte("#!/bin/sh\n" + script + "\n")
-	if old, err := os.ReadFile(path); err != nil || !bytes.Equal(old, text) { // writing it again would disturb those that run it
+	// writing it again would disturb those that run it
+	if old, err := os.ReadFile(path); err != nil || !bytes.Equal(old, text) {
 		require.NoError(b.t, os.WriteFile(path, text, 0o755))
 	}
 	return append(opts, "--no-python", path)
@@ -217,7 +221,8 @@ func (b *bench) tagged() (pids []int) {
 
 func (b *bench) noneLeft() {
 	b.t.Helper()
-	for end := time.Now().Add(15 * time.Second); len(b.tagged()) > 0; time.Sleep(10 * time.Millisecond) { // they are no children of ours to wait for
+	// they are no children of ours to wait for
+	for end := time.Now().Add(15 * time.Second); len(b.tagged()) > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			for _, pid := range b.tagged() {
 				cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -237,16 +242,21 @@ func freePort(t *testing.T) string {
 }
 
 func (b *bench) c10d(nodes string, more ...string) []string {
-	return append([]string{"--nnodes=" + nodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:" + freePort(b.t), "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2"}, more...)
+	return append([]string{
+		"--nnodes=" + nodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:" + freePort(b.t),
+		"--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2",
+	}, more...)
 }
 
-const hold = `echo $RANK/$WORLD_SIZE:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; : > $DIR/up.$WORLD_SIZE.$RANK; while [ ! -e $DIR/go ]; do sleep 0.02; done`
+const hold = `echo $RANK/$WORLD_SIZE:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; : > $DIR/up.$WORLD_SIZE.$RANK; ` +
+	`while [ ! -e $DIR/go ]; do sleep 0.02; done`
 
 func (b *bench) release() { require.NoError(b.t, os.WriteFile(filepath.Join(b.dir, "go"), nil, 0o600)) }
 
 func TestStandaloneJob(t *testing.T) {
 	b := newBench(t)
-	l := b.run(b.sh(`echo "rank $RANK of $WORLD_SIZE at $MASTER_ADDR arg $1"; echo err >&2`, "--standalone", "--nproc-per-node=2")...)
+	l := b.run(b.sh(`echo "rank $RANK of $WORLD_SIZE at $MASTER_ADDR arg $1"; echo err >&2`,
+		"--standalone", "--nproc-per-node=2")...)
 	require.Equal(t, 0, l.wait())
 	require.Contains(t, l.out.String(), "rank 1 of 2 at 127.0.0.1 arg")
 	require.Contains(t, l.err.String(), "err\n")
@@ -259,7 +269,8 @@ func TestPythonScriptModuleAndRunPath(t *testing.T) {
 	}
 	b := newBench(t)
 	b.env = append(b.env, "PYTHON_EXEC="+python)
-	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "mod.py"), []byte("import sys; print(__name__, sys.argv[1:])\n"), 0o600))
+	require.NoError(t,
+		os.WriteFile(filepath.Join(b.dir, "mod.py"), []byte("import sys; print(__name__, sys.argv[1:])\n"), 0o600))
 	for _, args := range [][]string{{"mod.py"}, {"-m", "mod"}, {"--run-path", "mod.py"}} {
 		l := b.run(append(args, "-h", "--x=1")...)
 		require.Equal(t, 0, l.wait())
@@ -282,7 +293,8 @@ func TestTwoNodesMeetAtTheSameCommandLine(t *testing.T) {
 func TestStaticRendezvous(t *testing.T) {
 	b := newBench(t)
 	args := func(rank string) []string {
-		return b.sh(`echo $RANK >> $DIR/$MASTER_PORT.$GROUP_RANK`, "--nnodes=2", "--nproc-per-node=1", "--master-port="+b.env[len(b.env)-1], "--node-rank="+rank)
+		return b.sh(`echo $RANK >> $DIR/$MASTER_PORT.$GROUP_RANK`,
+			"--nnodes=2", "--nproc-per-node=1", "--master-port="+b.env[len(b.env)-1], "--node-rank="+rank)
 	}
 	port := freePort(t)
 	b.env = append(b.env, port)
@@ -320,7 +332,8 @@ func count(all []string, one string) (n int) {
 
 func TestWorkerFailureRestartsBothNodes(t *testing.T) {
 	b := newBench(t)
-	args := b.sh(`echo $RANK:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then [ $RANK = 3 ] && sleep 0.3 && exit 1; exec sleep 60; fi`, b.c10d("2", "--max-restarts=1")...)
+	args := b.sh(`echo $RANK:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; `+
+		`then [ $RANK = 3 ] && sleep 0.3 && exit 1; exec sleep 60; fi`, b.c10d("2", "--max-restarts=1")...)
 	l1, l2 := b.run(args...), b.run(args...)
 	require.Equal(t, 0, l1.wait())
 	require.Equal(t, 0, l2.wait())
@@ -331,15 +344,19 @@ func TestWorkerFailureRestartsBothNodes(t *testing.T) {
 
 func TestVerdictNamesTheFirstRankOfTheWholeJob(t *testing.T) {
 	b := newBench(t)
-	args := b.sh(`: > $DIR/up.$RANK; if [ $RANK = 2 ]; then while [ ! -e $DIR/up.3 -o ! -e $DIR/up.0 ]; do sleep 0.01; done; echo "ValueError: bad batch" >&2; exit 7; fi; exec sleep 60`, b.c10d("2")...)
+	args := b.sh(`: > $DIR/up.$RANK; if [ $RANK = 2 ]; then while [ ! -e $DIR/up.3 -o ! -e $DIR/up.0 ]; do sleep 0.01; `+
+		`done; echo "ValueError: bad batch" >&2; exit 7; fi; exec sleep 60`, b.c10d("2")...)
 	l1, l2 := b.run(args...), b.run(args...)
 	require.Equal(t, 1, l1.wait())
 	require.Equal(t, 1, l2.wait(), "the node without a failure leaves at once, too")
 	for _, l := range []*launched{l1, l2} {
-		require.Regexp(t, `dlrover-run: job job failed: rank 2 \(node 1 .*\) failed first: exit code 7, last output "ValueError: bad batch"`, l.err.String())
+		require.Regexp(t,
+			`dlrover-run: job job failed: rank 2 \(node 1 .*\) failed first: exit code 7, last output "ValueError: bad batch"`,
+			l.err.String())
 	}
 	both := l1.err.String() + l2.err.String()
-	require.Equal(t, 1, strings.Count(both, "Root Cause (first observed failure):"), "only a node with a failure of its own prints torchrun's report")
+	require.Equal(t, 1, strings.Count(both, "Root Cause (first observed failure):"),
+		"only a node with a failure of its own prints torchrun's report")
 	require.Contains(t, both, "exitcode  : 7 (pid:")
 }
 
@@ -349,17 +366,22 @@ func TestExitCodesByReason(t *testing.T) {
 		args []string
 		code int
 	}{
-		"worker failed":     {b.sh("exit 3", "--exit-code-policy=reason"), 10},
-		"permanent":         {b.sh("exit 3 #x", "--exit-code-policy=reason", "--restart-policy=ExitCode", "--max-restarts=3"), 11},
+		"worker failed": {b.sh("exit 3", "--exit-code-policy=reason"), 10},
+		"permanent": {b.sh("exit 3 #x", "--exit-code-policy=reason", "--restart-policy=ExitCode", "--max-restarts=3"),
+			11},
 		"missing script":    {[]string{"--exit-code-policy=reason", "missing.py"}, 30},
 		"torchrun's one":    {b.sh("exit 3 #yy"), 1},
 		"log dir is a file": {b.sh("exit 0 #zzz", "--exit-code-policy=reason", "--log-dir="+os.Args[0]), 31},
-		"no master":         {b.sh("exit 0 #zzzz", "--exit-code-policy=reason", "--rdzv-backend=dlrover-master", "--rdzv-endpoint=127.0.0.1:"+freePort(t), "--rdzv-conf=read_timeout=0.2"), 22},
-		"too few nodes":     {b.sh("exit 0 #zzzzz", append(b.c10d("2"), "--exit-code-policy=reason", "--rdzv-conf=join_timeout=0.3")...), 20},
-		"metrics address":   {b.sh("exit 0 #zzzzzz", "--exit-code-policy=reason", "--metrics-addr=nonsense"), 2},
-		"event log":         {b.sh("exit 0 #zzzzzzz", "--exit-code-policy=reason", "--event-log=/nosuch/x"), 2},
-		"topology file":     {b.sh("exit 0 #zzzzzzzz", "--exit-code-policy=reason", "--topology-file=/nosuch"), 2},
-		"usage":             {[]string{"--no-such-option", "x.py"}, 2},
+		"no master": {
+			b.sh("exit 0 #zzzz", "--exit-code-policy=reason", "--rdzv-backend=dlrover-master",
+				"--rdzv-endpoint=127.0.0.1:"+freePort(t), "--rdzv-conf=read_timeout=0.2"), 22,
+		},
+		"too few nodes": {b.sh("exit 0 #zzzzz",
+			append(b.c10d("2"), "--exit-code-policy=reason", "--rdzv-conf=join_timeout=0.3")...), 20},
+		"metrics address": {b.sh("exit 0 #zzzzzz", "--exit-code-policy=reason", "--metrics-addr=nonsense"), 2},
+		"event log":       {b.sh("exit 0 #zzzzzzz", "--exit-code-policy=reason", "--event-log=/nosuch/x"), 2},
+		"topology file":   {b.sh("exit 0 #zzzzzzzz", "--exit-code-policy=reason", "--topology-file=/nosuch"), 2},
+		"usage":           {[]string{"--no-such-option", "x.py"}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := b.run(c.args...)
@@ -393,7 +415,8 @@ func TestSignalWhileWaitingForTheOthers(t *testing.T) {
 // worker, none that took a session of its own.
 func TestKilledLauncherLeavesNothing(t *testing.T) {
 	b := newBench(t)
-	l := b.run(b.sh(`setsid sh -c 'sleep 300 & : > $DIR/orphan.'$RANK'; sleep 300' & (sleep 300 &) ; `+hold, "--standalone", "--nproc-per-node=2")...)
+	l := b.run(b.sh(`setsid sh -c 'sleep 300 & : > $DIR/orphan.'$RANK'; sleep 300' & (sleep 300 &) ; `+hold,
+		"--standalone", "--nproc-per-node=2")...)
 	eventually(t, "up", func() bool {
 		return b.exists("up.2.0")() && b.exists("up.2.1")() && b.exists("orphan.0")() && b.exists("orphan.1")()
 	})
@@ -438,7 +461,8 @@ func TestWorkersOutliveTheDaemon(t *testing.T) {
 	}
 	b.startDaemon(addr, "DLROVER_TOKEN="+testToken)
 	for _, l := range []*launched{l1, l2} {
-		eventually(t, "reconnected", func() bool { return strings.Contains(l.err.String(), "did not know this node; joined again") })
+		eventually(t,
+			"reconnected", func() bool { return strings.Contains(l.err.String(), "did not know this node; joined again") })
 	}
 	b.release()
 	require.Equal(t, 0, l1.wait())
@@ -471,7 +495,10 @@ func TestDaemonDiesDuringARestart(t *testing.T) {
 	b := newBench(t)
 	d, addr := b.startDaemon("127.0.0.1:0")
 	env := []string{"DLROVER_MASTER_ADDR=" + addr}
-	args := b.sh(`echo $RANK:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap 'sleep 1; exit 1' TERM; : > $DIR/up.$RANK; while [ ! -e $DIR/go ]; do sleep 0.02; done; [ $RANK = 0 ] && exit 1; while :; do sleep 0.02; done`, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job", "--max-restarts=1")
+	args := b.sh(`echo $RANK:$TORCHELASTIC_RESTART_COUNT >> $DIR/starts; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; `+
+		`trap 'sleep 1; exit 1' TERM; : > $DIR/up.$RANK; while [ ! -e $DIR/go ]; do sleep 0.02; done; `+
+		`[ $RANK = 0 ] && exit 1; while :; do sleep 0.02; done`,
+		"--nnodes=2", "--nproc-per-node=1", "--rdzv-id=job", "--max-restarts=1")
 	l1, l2 := b.start("dlrover-run", env, args...), b.start("dlrover-run", env, args...)
 	eventually(t, "up", func() bool { return b.exists("up.0")() && b.exists("up.1")() })
 	b.release()
@@ -485,7 +512,8 @@ func TestDaemonDiesDuringARestart(t *testing.T) {
 	b.startDaemon(addr)
 	require.Equal(t, 0, l1.wait())
 	require.Equal(t, 0, l2.wait())
-	require.ElementsMatch(t, []string{"0:0", "1:0", "0:1", "1:1"}, b.lines("starts"), "the restart is charged although the daemon has forgotten it")
+	require.ElementsMatch(t, []string{"0:0", "1:0", "0:1", "1:1"}, b.lines("starts"),
+		"the restart is charged although the daemon has forgotten it")
 }
 
 // The same while the world grows: the new daemon hears of workers that run, which an
@@ -494,7 +522,8 @@ func TestDaemonDiesWhileTheWorldGrows(t *testing.T) {
 	b := newBench(t)
 	d, addr := b.startDaemon("127.0.0.1:0")
 	env := []string{"DLROVER_MASTER_ADDR=" + addr}
-	args := b.sh(`trap 'sleep 1; exit 1' TERM; `+hold, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2")
+	args := b.sh(`trap 'sleep 1; exit 1' TERM; `+hold,
+		"--nnodes=1:2", "--nproc-per-node=1", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.2")
 	l1 := b.start("dlrover-run", env, args...)
 	eventually(t, "alone", b.exists("up.1.0"))
 	l2 := b.start("dlrover-run", env, args...)
@@ -510,7 +539,8 @@ func TestDaemonDiesWhileTheWorldGrows(t *testing.T) {
 
 func TestAlwaysPolicy(t *testing.T) {
 	b := newBench(t)
-	l := b.run(b.sh(`echo x >> $DIR/starts; exit 0`, "--restart-policy=Always", "--max-restarts=2", "--nproc-per-node=2")...)
+	l := b.run(b.sh(`echo x >> $DIR/starts; exit 0`,
+		"--restart-policy=Always", "--max-restarts=2", "--nproc-per-node=2")...)
 	require.Equal(t, 0, l.wait())
 	require.Len(t, b.lines("starts"), 6)
 }
@@ -567,7 +597,8 @@ func TestDaemonServesManyRuns(t *testing.T) {
 	var ls []*launched
 	for _, id := range []string{"blue", "red"} {
 		for range 2 {
-			ls = append(ls, b.start("dlrover-run", env, b.sh(`echo $RANK/$WORLD_SIZE >> $DIR/$TORCHELASTIC_RUN_ID`, "--nnodes=2", "--nproc-per-node=1", "--rdzv-id="+id)...))
+			ls = append(ls, b.start("dlrover-run", env, b.sh(`echo $RANK/$WORLD_SIZE >> $DIR/$TORCHELASTIC_RUN_ID`,
+				"--nnodes=2", "--nproc-per-node=1", "--rdzv-id="+id)...))
 		}
 	}
 	for _, l := range ls {
@@ -609,7 +640,8 @@ func TestWrongTokenIsSaidAtOnce(t *testing.T) {
 		"wrong":   {"another-token-of-16+", "differs from the daemon's"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := b.start("dlrover-run", []string{"DLROVER_MASTER_ADDR=" + addr, "DLROVER_TOKEN=" + c.token}, b.sh("exit 0", "--exit-code-policy=reason")...)
+			l := b.start("dlrover-run", []string{"DLROVER_MASTER_ADDR=" + addr, "DLROVER_TOKEN=" + c.token},
+				b.sh("exit 0", "--exit-code-policy=reason")...)
 			require.Equal(t, 23, l.wait())
 			require.Contains(t, l.err.String(), c.want)
 			require.NotContains(t, l.err.String(), testToken)
@@ -650,15 +682,18 @@ func TestNodesWithOtherOptions(t *testing.T) {
 	eventually(t, "serving", func() bool { return strings.Contains(first.err.String(), "waiting for the other nodes") })
 	wrong := b.run(b.sh(script, append(job, "--nnodes=1:3")...)...)
 	require.NotEqual(t, 0, wrong.wait())
-	require.Contains(t, wrong.err.String(), "--nnodes=1:3, but the run was opened with --nnodes=2:2; use the same option on every node")
+	require.Contains(t, wrong.err.String(),
+		"--nnodes=1:3, but the run was opened with --nnodes=2:2; use the same option on every node")
 	eventually(t, "told", func() bool { return strings.Contains(first.err.String(), "still waiting") })
 	require.Contains(t, first.err.String(), `was refused: --nnodes=1:3, but the run was opened with --nnodes=2:2`)
-	second := b.run(b.sh(script, append(job, "--max-restarts=5", "--rdzv-conf=join_timeout=50,last_call_timeout=0.2")...)...)
+	second := b.run(b.sh(script,
+		append(job, "--max-restarts=5", "--rdzv-conf=join_timeout=50,last_call_timeout=0.2")...)...)
 	require.Equal(t, 0, first.wait())
 	require.Equal(t, 0, second.wait())
 	require.Equal(t, []string{"1", "1", "1", "1"}, b.lines("max"))
 	require.Equal(t, 1, strings.Count(second.err.String(), "options of this node differ"), second.err.String())
-	require.Contains(t, second.err.String(), `"here":"--max-restarts=5 join_timeout=50","run":"--max-restarts=1 join_timeout=600"`)
+	require.Contains(t, second.err.String(),
+		`"here":"--max-restarts=5 join_timeout=50","run":"--max-restarts=1 join_timeout=600"`)
 	require.NotContains(t, first.err.String(), "options of this node differ")
 }
 
@@ -667,34 +702,43 @@ func TestMetricsOfTheLauncher(t *testing.T) {
 	addr := "127.0.0.1:" + freePort(t)
 	l := b.run(b.sh(hold, "--standalone", "--nproc-per-node=2", "--metrics-addr="+addr)...)
 	eventually(t, "up", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
-	eventually(t, "the start is counted", func() bool { return strings.Contains(get(t, "http://"+addr+"/metrics"), "dlrover_world_size 2") })
+	eventually(t, "the start is counted",
+		func() bool { return strings.Contains(get(t, "http://"+addr+"/metrics"), "dlrover_world_size 2") })
 	require.Equal(t, "ok\n", get(t, "http://"+addr+"/healthz"))
 	b.release()
 	require.Equal(t, 0, l.wait())
 }
 
 // Nothing can be made in /proc, not even by root.
-// TestNothingCanBeWritten: a job that asked for no file runs where no directory can be made, and one that did is refused.
+// TestNothingCanBeWritten: a job that asked for no file runs where no directory can be made, and one that did is
+// refused.
 func TestNothingCanBeWritten(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts, env []string
 		code      int
 		say       []string
 	}{
-		"plain":     {nil, nil, 0, []string{"no place for the checkpoint client", "no error files from workers"}},
-		"no daemon": {[]string{"--ckpt-daemon=off"}, nil, 0, []string{"no place for the checkpoint client", "no error files from workers"}},
-		"restarts":  {[]string{"--ckpt-daemon=off", "--max-restarts=2"}, []string{"CODE=3"}, 1, []string{"no error files from workers", "restarts used 2 of 2"}},
-		"redirects": {[]string{"--redirects=0:2"}, nil, 1, []string{"error: --redirects and --tee: no place for the log files: give --log-dir"}},
-		"tee":       {[]string{"--tee=3"}, nil, 1, []string{"error: --redirects and --tee: no place for the log files: give --log-dir"}},
+		"plain": {nil, nil, 0, []string{"no place for the checkpoint client", "no error files from workers"}},
+		"no daemon": {[]string{"--ckpt-daemon=off"}, nil, 0,
+			[]string{"no place for the checkpoint client", "no error files from workers"}},
+		"restarts": {[]string{"--ckpt-daemon=off", "--max-restarts=2"}, []string{"CODE=3"}, 1,
+			[]string{"no error files from workers", "restarts used 2 of 2"}},
+		"redirects": {[]string{"--redirects=0:2"}, nil, 1,
+			[]string{"error: --redirects and --tee: no place for the log files: give --log-dir"}},
+		"tee": {[]string{"--tee=3"}, nil, 1,
+			[]string{"error: --redirects and --tee: no place for the log files: give --log-dir"}},
 		"to nobody": {[]string{"--tee=7:3", "--nproc-per-node=1"}, nil, 0, []string{"no error files from workers"}},
 		"no files":  {[]string{"--tee=3", "--log-dir=/dev/null"}, nil, 0, nil},
-		"log dir":   {[]string{"--log-dir=/proc/x"}, nil, 1, []string{"error: --log-dir /proc/x: cannot be created: give a path"}},
-		"timer":     {nil, []string{"TORCHELASTIC_ENABLE_FILE_TIMER=1"}, 2, []string{"error: $TORCHELASTIC_ENABLE_FILE_TIMER=1: file timer in /proc: ", "set TORCHELASTIC_TIMER_FILE"}},
+		"log dir": {[]string{"--log-dir=/proc/x"}, nil, 1,
+			[]string{"error: --log-dir /proc/x: cannot be created: give a path"}},
+		"timer": {nil, []string{"TORCHELASTIC_ENABLE_FILE_TIMER=1"}, 2,
+			[]string{"error: $TORCHELASTIC_ENABLE_FILE_TIMER=1: file timer in /proc: ", "set TORCHELASTIC_TIMER_FILE"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			env := append([]string{"PET_CKPT_SHM_DIR=/proc", "TMPDIR=/proc", "PYTHONPATH=", "CODE=0"}, c.env...)
-			l := b.start("dlrover-run", env, b.sh(`echo "<$PYTHONPATH$TORCHELASTIC_ERROR_FILE>"; exit $CODE`, append(c.opts, "--standalone")...)...)
+			l := b.start("dlrover-run", env,
+				b.sh(`echo "<$PYTHONPATH$TORCHELASTIC_ERROR_FILE>"; exit $CODE`, append(c.opts, "--standalone")...)...)
 			require.Equal(t, c.code, l.wait(), l.err.String())
 			for _, text := range c.say {
 				require.Equal(t, 1, strings.Count(l.err.String(), text), "%s\n%s", text, l.err.String())
@@ -721,14 +765,16 @@ func TestPortTaken(t *testing.T) {
 func TestParentLauncherGetsTheErrorFile(t *testing.T) {
 	b := newBench(t)
 	b.env = append(b.env, "TORCHELASTIC_ERROR_FILE="+filepath.Join(b.dir, "reply.json"))
-	l := b.run(b.sh(`printf '{"message":{"message":"Boom: x","extraInfo":{"py_callstack":"tb","timestamp":"1700000000"}}}' > $TORCHELASTIC_ERROR_FILE; exit 5`, "--nproc-per-node=1")...)
+	l := b.run(b.sh(`printf '{"message":{"message":"Boom: x","extraInfo":{"py_callstack":"tb",`+
+		`"timestamp":"1700000000"}}}' > $TORCHELASTIC_ERROR_FILE; exit 5`, "--nproc-per-node=1")...)
 	require.Equal(t, 1, l.wait())
 	require.Contains(t, string(read(t, filepath.Join(b.dir, "reply.json"))), `"errorCode":5`)
 }
 
 func TestLogFlood(t *testing.T) {
 	b := newBench(t)
-	l := b.run(b.sh(`seq 1 250000`, "--standalone", "--nproc-per-node=4", "--tee=1", "--log-dir="+filepath.Join(b.dir, "logs"))...)
+	l := b.run(b.sh(`seq 1 250000`,
+		"--standalone", "--nproc-per-node=4", "--tee=1", "--log-dir="+filepath.Join(b.dir, "logs"))...)
 	require.Equal(t, 0, l.wait())
 	next := map[string]int{}
 	for line := range strings.Lines(l.out.String()) {
@@ -737,7 +783,8 @@ func TestLogFlood(t *testing.T) {
 		next[prefix]++
 		require.Equal(t, strconv.Itoa(next[prefix]), number)
 	}
-	require.Equal(t, map[string]int{"[default0]": 250000, "[default1]": 250000, "[default2]": 250000, "[default3]": 250000}, next)
+	require.Equal(t,
+		map[string]int{"[default0]": 250000, "[default1]": 250000, "[default2]": 250000, "[default3]": 250000}, next)
 	files, err := filepath.Glob(filepath.Join(b.dir, "logs/*/attempt_0/*/stdout.log"))
 	require.NoError(t, err)
 	require.Len(t, files, 4)
@@ -753,7 +800,8 @@ func TestProcessGroupsInTurn(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if out, err := exec.CommandContext(ctx, python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
-				t.Skipf("SKIPPED: PROCESS GROUPS IN TURN ARE NOT TESTED with the %s Python: %q imports no torch: %v %s", name, python, err, out)
+				t.Skipf("SKIPPED: PROCESS GROUPS IN TURN ARE NOT TESTED with the %s Python: %q imports no torch: %v %s",
+					name, python, err, out)
 			}
 			b := newBench(t)
 			b.env = append(b.env, "PYTHON_EXEC="+python, "GLOO_SOCKET_IFNAME=lo")
@@ -831,12 +879,17 @@ func TestOutOfMemoryIsNamed(t *testing.T) {
 		t.Skip("the memory limit cannot be set here, so the OOM verdict is NOT tested:", err)
 	}
 	b := newBench(t)
-	args := b.sh(`if [ $RANK = 1 ]; then exec tail /dev/zero; fi; exec sleep 60`, "--standalone", "--nproc-per-node=2", "--exit-code-policy=reason")
+	args := b.sh(`if [ $RANK = 1 ]; then exec tail /dev/zero; fi; exec sleep 60`,
+		"--standalone", "--nproc-per-node=2", "--exit-code-policy=reason")
 	wrapper := filepath.Join(b.dir, "wrap.sh")
-	require.NoError(t, os.WriteFile(wrapper, []byte("#!/bin/sh\necho $$ > "+filepath.Join(group, procs)+" && exec "+filepath.Join(binDir, "dlrover-run")+` "$@"`+"\n"), 0o755))
+	require.NoError(t,
+		os.WriteFile(wrapper, []byte("#!/bin/sh\necho $$ > "+filepath.Join(group, procs)+" && exec "+
+			filepath.Join(binDir, "dlrover-run")+` "$@"`+"\n"), 0o755))
 	l := b.startPath(wrapper, nil, args...)
 	require.Equal(t, 12, l.wait(), l.err.String())
-	require.Regexp(t, `rank 1 .* failed first: killed by the kernel's OOM killer \(SIGKILL\): the cgroup's limit is 96.0 MiB, peak 9\d\.\d MiB`, l.err.String())
+	require.Regexp(t,
+		`rank 1 .* failed first: killed by the kernel's OOM killer \(SIGKILL\): the cgroup's limit is 96.0 MiB, `+
+			`peak 9\d\.\d MiB`, l.err.String())
 	b.noneLeft()
 }
 
@@ -853,7 +906,9 @@ func TestWorkerThatIgnoresTERM(t *testing.T) {
 // --shutdown-timeout holds on the restart path as well (torchrun keeps 30 s there).
 func TestShutdownTimeoutHoldsOnRestarts(t *testing.T) {
 	b := newBench(t)
-	l := b.run(b.sh(`[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap '' TERM; : > $DIR/up.$RANK; while [ ! -e $DIR/up.0 -o ! -e $DIR/up.1 ]; do sleep 0.01; done; [ $RANK = 1 ] && exit 1; while :; do sleep 0.1; done`,
+	l := b.run(b.sh(`[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap '' TERM; : > $DIR/up.$RANK; `+
+		`while [ ! -e $DIR/up.0 -o ! -e $DIR/up.1 ]; do sleep 0.01; done; [ $RANK = 1 ] && exit 1; `+
+		`while :; do sleep 0.1; done`,
 		"--nproc-per-node=2", "--standalone", "--shutdown-timeout=1", "--max-restarts=1")...)
 	start := time.Now()
 	require.Equal(t, 0, l.wait())
@@ -866,8 +921,10 @@ func TestPID1Duties(t *testing.T) {
 	}
 	b := newBench(t)
 	// The worker leaves orphans that end by themselves; PID 1 has to reap them.
-	script := b.sh(`for i in 1 2 3 4 5; do (sh -c 'exit 3' &); done; sleep 0.3; ps -eo stat | grep -c '^Z' > $DIR/zombies; exit 0`, "--nproc-per-node=1")
-	l := b.startPath("/usr/bin/unshare", nil, append([]string{"--pid", "--fork", "--mount-proc", filepath.Join(binDir, "dlrover-run")}, script...)...)
+	script := b.sh(`for i in 1 2 3 4 5; do (sh -c 'exit 3' &); done; sleep 0.3; `+
+		`ps -eo stat | grep -c '^Z' > $DIR/zombies; exit 0`, "--nproc-per-node=1")
+	l := b.startPath("/usr/bin/unshare", nil,
+		append([]string{"--pid", "--fork", "--mount-proc", filepath.Join(binDir, "dlrover-run")}, script...)...)
 	if l.wait() != 0 && strings.Contains(l.err.String(), "unshare failed") {
 		t.Skip("PID namespaces are not allowed here, so the duties of PID 1 are NOT tested: " + l.err.String())
 	}
@@ -946,7 +1003,8 @@ func descendants(root int) (pids []int) {
 // A launcher that runs as a worker has a guard of its own; its job ends with the outer one.
 func TestNestedLauncher(t *testing.T) {
 	b := newBench(t)
-	inner := filepath.Join(binDir, "dlrover-run") + " --standalone --nproc-per-node=1 " + strings.Join(b.sh(`env -i setsid sleep 300 & `+hold), " ")
+	inner := filepath.Join(binDir, "dlrover-run") + " --standalone --nproc-per-node=1 " +
+		strings.Join(b.sh(`env -i setsid sleep 300 & `+hold), " ")
 	l := b.run(b.sh("exec "+inner, "--standalone", "--nproc-per-node=2")...)
 	eventually(t, "up", func() bool { return len(b.lines("starts")) == 2 })
 	left := descendants(l.launcher())
@@ -960,7 +1018,9 @@ func TestNestedLauncher(t *testing.T) {
 // nohup is for hangups: they stay ignored. Without it they end the job, as torchrun has it.
 func TestNohup(t *testing.T) {
 	b := newBench(t)
-	l := b.startPath("/bin/sh", nil, append([]string{"-c", `trap '' HUP; exec "$@"`, "sh", filepath.Join(binDir, "dlrover-run")}, b.sh(hold, "--standalone", "--nproc-per-node=1")...)...)
+	l := b.startPath("/bin/sh", nil,
+		append([]string{"-c", `trap '' HUP; exec "$@"`, "sh", filepath.Join(binDir, "dlrover-run")},
+			b.sh(hold, "--standalone", "--nproc-per-node=1")...)...)
 	eventually(t, "up", b.exists("up.1.0"))
 	l.signal(syscall.SIGHUP)
 	b.release()

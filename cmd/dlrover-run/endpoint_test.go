@@ -66,7 +66,10 @@ func opened(t *testing.T, s *settings) (*endpoint, error) {
 }
 
 func c10dSettings(port int) *settings {
-	return &settings{backend: c10d, host: "127.0.0.1", port: port, slots: 1, params: rendezvous.Params{Min: 1, Max: 2}, node: rendezvous.Node{Addr: "127.0.0.1"}}
+	return &settings{
+		backend: c10d, host: "127.0.0.1", port: port, slots: 1, params: rendezvous.Params{Min: 1, Max: 2},
+		node: rendezvous.Node{Addr: "127.0.0.1"},
+	}
 }
 
 func healthy(t *testing.T, addr string) string {
@@ -110,7 +113,10 @@ func TestTwoFirstNodesOfAStaticJob(t *testing.T) {
 }
 
 func TestOneNodeServesNoRendezvous(t *testing.T) {
-	s := &settings{backend: local, host: "127.0.0.1", slots: 1, params: rendezvous.Params{Min: 1, Max: 1}, node: rendezvous.Node{Addr: "10.0.0.1"}}
+	s := &settings{
+		backend: local, host: "127.0.0.1", slots: 1, params: rendezvous.Params{Min: 1, Max: 1},
+		node: rendezvous.Node{Addr: "10.0.0.1"},
+	}
 	e, err := opened(t, s)
 	require.NoError(t, err)
 	require.Empty(t, e.daemons(s))

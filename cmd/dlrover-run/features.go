@@ -6,8 +6,8 @@ import (
 	"dlrover-run/launcher"
 )
 
-// feature is something that launchers do beside starting workers. It has a file of its own and a row in the table below.
-// What its functions share is the closure's that made it; those that are nil have nothing to do.
+// feature is something that launchers do beside starting workers. It has a file of its own and a row in the table
+// below. What its functions share is the closure's that made it; those that are nil have nothing to do.
 type feature struct {
 	name string
 	// settings reads and checks the feature's options.

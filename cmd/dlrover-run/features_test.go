@@ -133,7 +133,9 @@ func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
 	}
 	t.Setenv("TMPDIR", t.TempDir())
 	var steps []string
-	j, _ := withEmpty(t, "--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --ckpt-daemon=off --ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
+	j, _ := withEmpty(t,
+		"--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --ckpt-daemon=off --ckpt-shm-dir="+
+			t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
 	defer j.python.close()
 	defer j.closeFeatures()
@@ -153,5 +155,6 @@ func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 	for _, p := range j.parts {
 		names = append(names, p.Name())
 	}
-	require.Equal(t, []string{"log level", "checkpoints", "empty"}, names, "the first waits for notices, the second names epochs")
+	require.Equal(t, []string{"log level", "checkpoints", "empty"}, names,
+		"the first waits for notices, the second names epochs")
 }

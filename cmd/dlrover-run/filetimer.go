@@ -38,11 +38,13 @@ func fileTimerFeature() feature {
 func openFileTimer(j *job, path string) (launcher.Part, error) {
 	fifo, err := filetimer.Listen(path, j.log)
 	if errors.Is(err, filetimer.ErrServed) {
-		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path", "path", path)
+		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path",
+			"path", path)
 		fifo, err = filetimer.Listen("", j.log)
 	}
 	if err != nil {
-		return nil, unusableOption(fmt.Errorf("$TORCHELASTIC_ENABLE_FILE_TIMER=1: %w; set TORCHELASTIC_TIMER_FILE to a path that this user may write to, or leave the timer out", err))
+		return nil, unusableOption(fmt.Errorf("$TORCHELASTIC_ENABLE_FILE_TIMER=1: %w; set TORCHELASTIC_TIMER_FILE to a "+
+			"path that this user may write to, or leave the timer out", err))
 	}
 	return fileTimer{fifo}, nil
 }

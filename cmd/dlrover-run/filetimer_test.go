@@ -31,7 +31,8 @@ if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 func TestTorchFileTimer(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "timed.py"), []byte(timed), 0o600))
-	l := b.start("dlrover-run", []string{"PYTHON_EXEC=" + torchpython.Require(t, "THE FILE TIMER OF PYTORCH IS"), "TORCHELASTIC_ENABLE_FILE_TIMER=1"},
+	l := b.start("dlrover-run",
+		[]string{"PYTHON_EXEC=" + torchpython.Require(t, "THE FILE TIMER OF PYTORCH IS"), "TORCHELASTIC_ENABLE_FILE_TIMER=1"},
 		"--nproc-per-node=2", "--max-restarts=1", "--event-log="+filepath.Join(b.dir, "events"), "timed.py")
 	require.Zero(t, l.wait())
 	require.Regexp(t, `"msg":"timer \\"all_reduce\\" of [0-9]+ms expired, sent SIGKILL".*"rank":1`, l.err.String())
@@ -48,7 +49,8 @@ func TestTorchFileTimer(t *testing.T) {
 func TestFileTimerOnlyWhenAsked(t *testing.T) {
 	b := newBench(t)
 	for value, want := range map[string]string{"": "", "0": "", "true": "starts no file timer"} {
-		l := b.start("dlrover-run", []string{"TORCHELASTIC_ENABLE_FILE_TIMER=" + value}, b.sh(`[ -z "$TORCHELASTIC_TIMER_FILE" ] && ls $DIR`)...)
+		l := b.start("dlrover-run", []string{"TORCHELASTIC_ENABLE_FILE_TIMER=" + value},
+			b.sh(`[ -z "$TORCHELASTIC_TIMER_FILE" ] && ls $DIR`)...)
 		require.Zero(t, l.wait(), value)
 		require.NotContains(t, l.out.String(), "watchdog_timer_")
 		require.Contains(t, l.err.String(), want)

@@ -32,7 +32,9 @@ func TestGuardedDaemon(t *testing.T) {
 // A job with a limited address space that starts nevertheless was warned.
 func TestLittleAddressSpace(t *testing.T) {
 	b := newBench(t)
-	l := b.startPath("/bin/sh", nil, append([]string{"-c", `ulimit -v 1000000; exec "$@"`, "sh", filepath.Join(binDir, "dlrover-run")}, b.sh("exit 0", "--nproc-per-node=1")...)...)
+	l := b.startPath("/bin/sh", nil,
+		append([]string{"-c", `ulimit -v 1000000; exec "$@"`, "sh", filepath.Join(binDir, "dlrover-run")},
+			b.sh("exit 0", "--nproc-per-node=1")...)...)
 	l.wait()
 	if strings.HasPrefix(l.err.String(), "runtime: ") || strings.HasPrefix(l.err.String(), "fatal error: ") {
 		t.Skip("SKIPPED: this Go runtime does not start under the limit, so WHAT IS SAID THEN IS NOT TESTED")

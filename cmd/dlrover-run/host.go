@@ -39,7 +39,8 @@ func thisHost(env func(string) (string, bool)) hostFacts {
 		name = "localhost"
 	}
 	return hostFacts{
-		id: randomID(), name: name, root: os.DirFS("/"), owns: ownsHost, addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
+		id: randomID(), name: name, root: os.DirFS("/"), owns: ownsHost,
+		addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
 		cpus:  func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
 		gpus:  func() (int, string) { return proc.GPUCount("/", env) },
 		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) },

@@ -31,21 +31,22 @@ func TestHostileNamesAreRefused(t *testing.T) {
 		env, opts []string
 		say       string
 	}{
-		"run id":        {nil, []string{"--rdzv-id=" + hostile}, "run id (--rdzv-id)"},
-		"no UTF-8":      {nil, []string{"--rdzv-id=a\xffb"}, `run id (--rdzv-id) "a\xffb": need UTF-8`},
-		"two lines":     {nil, []string{"--rdzv-id=a\nb"}, `"a\nb"`},
-		"PET":           {[]string{"PET_RDZV_ID=" + hostile}, nil, "run id (--rdzv-id)"},
-		"job name":      {[]string{"ELASTIC_JOB_NAME=" + hostile}, nil, "run id (--rdzv-id)"},
-		"role":          {nil, []string{"--role=" + hostile}, "--role"},
-		"pod":           {[]string{"POD_NAME=" + hostile}, nil, "$POD_NAME"},
-		"value":         {nil, []string{"--nproc-per-node=" + hostile}, "unsupported nproc_per_node value"},
-		"option":        {nil, []string{"--" + hostile}, ""},
-		"log dir":       {nil, []string{"--log-dir=/proc/" + hostile}, "--log-dir"},
-		"event log":     {nil, []string{"--event-log=/proc/" + hostile}, "event log"},
-		"token file":    {nil, []string{"--token-file=/proc/" + hostile}, ""},
-		"metrics":       {nil, []string{"--metrics-addr=" + hostile}, ""},
-		"endpoint":      {nil, []string{"--rdzv-backend=c10d", "--rdzv-endpoint=" + hostile + ":x"}, ""},
-		"topology file": {nil, []string{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1", "--topology-file=/" + hostile}, ""},
+		"run id":     {nil, []string{"--rdzv-id=" + hostile}, "run id (--rdzv-id)"},
+		"no UTF-8":   {nil, []string{"--rdzv-id=a\xffb"}, `run id (--rdzv-id) "a\xffb": need UTF-8`},
+		"two lines":  {nil, []string{"--rdzv-id=a\nb"}, `"a\nb"`},
+		"PET":        {[]string{"PET_RDZV_ID=" + hostile}, nil, "run id (--rdzv-id)"},
+		"job name":   {[]string{"ELASTIC_JOB_NAME=" + hostile}, nil, "run id (--rdzv-id)"},
+		"role":       {nil, []string{"--role=" + hostile}, "--role"},
+		"pod":        {[]string{"POD_NAME=" + hostile}, nil, "$POD_NAME"},
+		"value":      {nil, []string{"--nproc-per-node=" + hostile}, "unsupported nproc_per_node value"},
+		"option":     {nil, []string{"--" + hostile}, ""},
+		"log dir":    {nil, []string{"--log-dir=/proc/" + hostile}, "--log-dir"},
+		"event log":  {nil, []string{"--event-log=/proc/" + hostile}, "event log"},
+		"token file": {nil, []string{"--token-file=/proc/" + hostile}, ""},
+		"metrics":    {nil, []string{"--metrics-addr=" + hostile}, ""},
+		"endpoint":   {nil, []string{"--rdzv-backend=c10d", "--rdzv-endpoint=" + hostile + ":x"}, ""},
+		"topology file": {nil,
+			[]string{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1", "--topology-file=/" + hostile}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -73,15 +74,21 @@ func TestHostileNamesAreRefused(t *testing.T) {
 func TestHostileTexts(t *testing.T) {
 	b := newBench(t)
 	report, err := json.Marshal(map[string]any{"message": map[string]any{"message": "ValueError: größe 训练 " + hostile,
-		"extraInfo": map[string]any{"py_callstack": "Traceback\n\tin größe 🚀 " + hostile + "\nValueError", "timestamp": "1700000000"}}})
+		"extraInfo": map[string]any{
+			"py_callstack": "Traceback\n\tin größe 🚀 " + hostile + "\nValueError", "timestamp": "1700000000",
+		}}})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "report"), report, 0o600))
 	raw := strings.ReplaceAll(hostile, "\r", "") + "\xff\n" // lines that go back are folded for a pipe
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "raw"), []byte(raw), 0o600))
 	program := filepath.Join(b.dir, hostile+".sh")
-	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n[ $GROUP_RANK = 0 ] && exec sleep 60; cat $DIR/raw; cp $DIR/report $TORCHELASTIC_ERROR_FILE; exit 1\n"), 0o700))
+	require.NoError(t,
+		os.WriteFile(program,
+			[]byte("#!/bin/sh\n[ $GROUP_RANK = 0 ] && exec sleep 60; cat $DIR/raw; "+
+				"cp $DIR/report $TORCHELASTIC_ERROR_FILE; exit 1\n"), 0o700))
 
-	args := append(b.c10d("2", "--nproc-per-node=1", "--log-dir="+filepath.Join(b.dir, hostile)), "--no-python", program, hostile)
+	args := append(b.c10d("2", "--nproc-per-node=1", "--log-dir="+filepath.Join(b.dir, hostile)),
+		"--no-python", program, hostile)
 	first, second := b.run(args...), b.run(args...)
 	require.Equal(t, 1, first.wait())
 	require.Equal(t, 1, second.wait())
@@ -90,7 +97,8 @@ func TestHostileTexts(t *testing.T) {
 		require.Contains(t, l.err.String(), "größe 训练 x\\x1b[2J")
 	}
 	require.Contains(t, first.out.String()+second.out.String(), raw, "the workers' own output stays as it is")
-	require.Contains(t, first.err.String()+second.err.String(), "  traceback : Traceback\n  \tin größe 🚀 "+printable.Line(hostile)+"\n  ValueError")
+	require.Contains(t, first.err.String()+second.err.String(),
+		"  traceback : Traceback\n  \tin größe 🚀 "+printable.Line(hostile)+"\n  ValueError")
 
 	plan := b.run(append([]string{"--dry-run"}, args...)...)
 	require.Equal(t, 0, plan.wait())
@@ -108,7 +116,9 @@ func TestHostileNode(t *testing.T) {
 	master, addr := b.startDaemon("127.0.0.1:0", "DLROVER_TOKEN="+testToken)
 	c := api.NewClient(addr, testToken)
 	defer c.Close()
-	join := rendezvous.Join{Node: rendezvous.Node{ID: "other", Name: "other", Rank: 1, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2}}
+	join := rendezvous.Join{
+		Node: rendezvous.Node{ID: "other", Name: "other", Rank: 1, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2},
+	}
 	refused := join
 	refused.Node.Name = hostile
 	err := c.Join(ctx, "job", refused)
@@ -127,11 +137,14 @@ func TestHostileNode(t *testing.T) {
 			d = n.Directive
 		}
 	}
-	require.NoError(t, c.Report(ctx, "job", rendezvous.Failing{ID: "other", EpochID: d.EpochID, Decision: rendezvous.Permanent,
-		Failures: []rendezvous.Failure{{Rank: 1, GroupRank: 1, Text: hostile, At: time.Now()}}}))
+	require.NoError(t,
+		c.Report(ctx, "job", rendezvous.Failing{ID: "other", EpochID: d.EpochID, Decision: rendezvous.Permanent,
+			Failures: []rendezvous.Failure{{Rank: 1, GroupRank: 1, Text: hostile, At: time.Now()}}}))
 	require.Equal(t, 1, l.wait())
 	require.Contains(t, l.err.String(), printable.Line(hostile))
-	for _, text := range []string{l.err.String(), master.err.String(), string(read(t, filepath.Join(b.dir, "events.json")))} {
+	for _, text := range []string{
+		l.err.String(), master.err.String(), string(read(t, filepath.Join(b.dir, "events.json"))),
+	} {
 		unharmed(t, text)
 	}
 }

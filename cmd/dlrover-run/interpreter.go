@@ -27,5 +27,7 @@ func (r *resolver) python() (string, error) {
 			return path, nil
 		}
 	}
-	return "", &unusableError{fmt.Errorf("no python3 or python in PATH; set PYTHON_EXEC to the interpreter, or use --no-python")}
+	return "", &unusableError{
+		fmt.Errorf("no python3 or python in PATH; set PYTHON_EXEC to the interpreter, or use --no-python"),
+	}
 }

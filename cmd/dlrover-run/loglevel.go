@@ -21,7 +21,9 @@ func logLevelFeature() feature {
 }
 
 // logLevels are what a notice may say.
-var logLevels = map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+var logLevels = map[string]slog.Level{
+	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
+}
 
 // maxQuoted bounds what is quoted of a level that is none, in bytes.
 const maxQuoted = 40

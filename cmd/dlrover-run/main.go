@@ -71,7 +71,8 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 		return printPlan(stdout, &s, host)
 	}
 	if unguarded != nil {
-		s.warnings = append(s.warnings, "no guard: whatever workers start lives on if this launcher is killed: "+unguarded.Error())
+		s.warnings = append(s.warnings,
+			"no guard: whatever workers start lives on if this launcher is killed: "+unguarded.Error())
 	}
 	return launch(started, &s, host, in, link)
 }
@@ -226,8 +227,10 @@ func (j *job) observe(run string, n rendezvous.Note) {
 func (j *job) logsConfig() logs.Config {
 	l := &j.s.logs
 	cfg := logs.Config{
-		Dir: l.dir, RunID: j.s.runID, Files: l.files(j.s.slots), PrefixTemplate: l.prefix, StdoutFilters: l.outFilters, StderrFilters: l.errFilters,
-		Redirects: func(r int) logs.Std { return logs.Std(l.redirects.For(r)) }, Tee: func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
+		Dir: l.dir, RunID: j.s.runID, Files: l.files(j.s.slots), PrefixTemplate: l.prefix,
+		StdoutFilters: l.outFilters, StderrFilters: l.errFilters,
+		Redirects:  func(r int) logs.Std { return logs.Std(l.redirects.For(r)) },
+		Tee:        func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
 		RotateSize: l.rotateSize, RotateCount: l.rotateCount, Stdout: os.Stdout, Stderr: os.Stderr, Logger: j.log,
 	}
 	if l.ranks != nil {
@@ -237,7 +240,10 @@ func (j *job) logsConfig() logs.Config {
 }
 
 func (j *job) sessionConfig(started time.Time) api.SessionConfig {
-	return api.SessionConfig{Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started, ConnectTimeout: j.s.connect, Logger: j.log}
+	return api.SessionConfig{
+		Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started,
+		ConnectTimeout: j.s.connect, Logger: j.log,
+	}
 }
 
 func (j *job) agentConfig(host hostFacts) launcher.Config {

@@ -70,18 +70,30 @@ func serveMetrics(addr string) (*metrics, error) {
 
 func newMetrics() *metrics {
 	m := &metrics{
-		done:   make(chan struct{}),
-		starts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dlrover_worker_group_starts_total", Help: "Starts of this node's workers, by what ended the epoch before (empty for the first)."}, []string{"cause"}),
-		exits:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dlrover_worker_exits_total", Help: "Workers that ended, by exit code (-n for signal n) and whether the launcher had stopped them."}, []string{"exit_code", "stopped"}),
-		world:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "dlrover_world_size", Help: "Workers in the world that this node runs in."}),
-		spent:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "dlrover_restart_count", Help: "Restarts that the job has spent."}),
+		done: make(chan struct{}),
+		starts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dlrover_worker_group_starts_total",
+			Help: "Starts of this node's workers, by what ended the epoch before (empty for the first).",
+		}, []string{"cause"}),
+		exits: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dlrover_worker_exits_total",
+			Help: "Workers that ended, by exit code (-n for signal n) and whether the launcher had stopped them.",
+		}, []string{"exit_code", "stopped"}),
+		world: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "dlrover_world_size", Help: "Workers in the world that this node runs in.",
+		}),
+		spent: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "dlrover_restart_count", Help: "Restarts that the job has spent.",
+		}),
 	}
 	m.reg = prometheus.NewRegistry()
 	m.reg.MustRegister(m.starts, m.exits, m.world, m.spent)
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	m.server = &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 3 * time.Minute}
+	m.server = &http.Server{
+		Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 3 * time.Minute,
+	}
 	return m
 }
 

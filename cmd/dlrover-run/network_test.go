@@ -57,12 +57,14 @@ func (h *hosts) on(i int, env []string, args ...string) *launched {
 	h.t.Helper()
 	path := filepath.Join(binDir, "dlrover-run")
 	script := filepath.Join(h.dir, fmt.Sprintf("on%d.sh", i))
-	require.NoError(h.t, os.WriteFile(script, []byte("#!/bin/sh\nexec ip netns exec "+h.names[i]+" "+path+` "$@"`+"\n"), 0o755))
+	require.NoError(h.t,
+		os.WriteFile(script, []byte("#!/bin/sh\nexec ip netns exec "+h.names[i]+" "+path+` "$@"`+"\n"), 0o755))
 	return h.startPath(script, env, args...)
 }
 
 func (h *hosts) job(more ...string) []string {
-	return append([]string{"--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=" + h.addrs[0] + ":29401", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=20"}, more...)
+	return append([]string{"--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=" +
+		h.addrs[0] + ":29401", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=20"}, more...)
 }
 
 func TestJobAcrossHosts(t *testing.T) {
@@ -79,7 +81,8 @@ func TestJobAcrossHosts(t *testing.T) {
 		args = h.sh(`echo $MASTER_ADDR >> $DIR/seen`, h.job()...)
 	}
 	// gloo would take the address of the host's name, which both namespaces share.
-	l0, l1 := h.on(0, append(env, "GLOO_SOCKET_IFNAME=veth0"), args...), h.on(1, append(env, "GLOO_SOCKET_IFNAME=veth1"), args...)
+	l0, l1 := h.on(0, append(env, "GLOO_SOCKET_IFNAME=veth0"), args...), h.on(1,
+		append(env, "GLOO_SOCKET_IFNAME=veth1"), args...)
 	require.Equal(t, 0, l0.wait())
 	require.Equal(t, 0, l1.wait())
 }
@@ -120,7 +123,9 @@ func TestEndpointsThatCannotBeReached(t *testing.T) {
 		"IPv6 refused": "[::1]:" + freePort(t),
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := b.start("dlrover-run", []string{"DLROVER_TOKEN=" + testToken}, b.sh("exit 0", "--rdzv-backend=dlrover-master", "--rdzv-endpoint="+endpoint, "--rdzv-conf=read_timeout=0.3", "--exit-code-policy=reason")...)
+			l := b.start("dlrover-run", []string{"DLROVER_TOKEN=" + testToken},
+				b.sh("exit 0", "--rdzv-backend=dlrover-master", "--rdzv-endpoint="+endpoint,
+					"--rdzv-conf=read_timeout=0.3", "--exit-code-policy=reason")...)
 			require.Equal(t, 22, l.wait())
 			require.Contains(t, l.err.String(), "no rendezvous daemon at "+endpoint+" within 300ms")
 		})
@@ -135,7 +140,8 @@ func TestIPv6Endpoint(t *testing.T) {
 	port := probe.Addr().(*net.TCPAddr).Port
 	probe.Close()
 	b := newBench(t)
-	args := b.sh(`echo $MASTER_ADDR >> $DIR/seen`, "--nnodes=2", "--rdzv-backend=c10d", fmt.Sprintf("--rdzv-endpoint=[::1]:%d", port))
+	args := b.sh(`echo $MASTER_ADDR >> $DIR/seen`,
+		"--nnodes=2", "--rdzv-backend=c10d", fmt.Sprintf("--rdzv-endpoint=[::1]:%d", port))
 	l1, l2 := b.run(args...), b.run(args...)
 	require.Equal(t, 0, l1.wait())
 	require.Equal(t, 0, l2.wait())

@@ -44,17 +44,25 @@ var told = map[string]func(launcher.Observer){
 		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGINT, Again: true})
 	},
 	"TimerExpired": func(o launcher.Observer) {
-		o.TimerExpired(launcher.TimerInfo{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 9, Scope: "step", After: 90 * time.Second, Signal: syscall.SIGKILL})
+		o.TimerExpired(launcher.TimerInfo{
+			Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 9, Scope: "step", After: 90 * time.Second,
+			Signal: syscall.SIGKILL,
+		})
 	},
 	"Checked": func(o launcher.Observer) {
 		until := time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)
-		o.Checked(launcher.CheckInfo{Part: "speed", CheckResult: launcher.CheckResult{Reason: "slow", Until: until}, Took: 1500 * time.Millisecond})
+		o.Checked(launcher.CheckInfo{
+			Part: "speed", CheckResult: launcher.CheckResult{Reason: "slow", Until: until}, Took: 1500 * time.Millisecond,
+		})
 		o.Checked(launcher.CheckInfo{CheckResult: launcher.CheckResult{Passed: true}, Took: 1500 * time.Millisecond})
 	},
 	"Barred": func(o launcher.Observer) { o.Barred(launcher.BarInfo{Cause: "slow", CauseKind: launcher.CauseCheck}) },
 	"Faulted": func(o launcher.Observer) {
 		f := verdict.Failure{Rank: 3, LocalRank: 1, PID: 8, Message: "no progress", ExitCode: 1}
-		o.Faulted(launcher.FaultInfo{Epoch: launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}}, Part: "hang", Failure: f, Action: policy.RestartCharged})
+		o.Faulted(launcher.FaultInfo{
+			Epoch: launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}}, Part: "hang", Failure: f,
+			Action: policy.RestartCharged,
+		})
 	},
 }
 
@@ -79,14 +87,17 @@ func TestEventLogIsStable(t *testing.T) {
 	slices.Sort(lines)
 	require.Equal(t, []string{
 		`{"event":"barred","cause":"slow","cause_kind":"check"}`,
-		`{"event":"check","passed":false,"check":"speed","reason":"slow","took":1.5,"until":"2030-01-02T03:04:05.000000006Z"}`,
+		`{"event":"check","passed":false,"check":"speed","reason":"slow","took":1.5,` +
+			`"until":"2030-01-02T03:04:05.000000006Z"}`,
 		`{"event":"check","passed":true,"check":"","reason":"","took":1.5}`,
 		`{"event":"end","reason":"success","verdict":"rank 3 failed first"}`,
-		`{"event":"fault","round":5,"epoch":6,"part":"hang","rank":3,"local_rank":1,"pid":8,"why":"no progress (exit code 1)","action":"restart"}`,
+		`{"event":"fault","round":5,"epoch":6,"part":"hang","rank":3,"local_rank":1,"pid":8,` +
+			`"why":"no progress (exit code 1)","action":"restart"}`,
 		`{"event":"rendezvous-NAME","round":5,"epoch":6,"who":"a","text":"t","nodes":2}`,
 		`{"event":"signal","signal":"SIGTERM"}`,
 		`{"event":"signal-again","signal":"SIGINT"}`,
-		`{"event":"start","round":5,"epoch":6,"node":1,"nodes":2,"world_size":4,"restart_count":3,"cause":"exit code 1","cause_kind":"worker-failure","pids":[7,8]}`,
+		`{"event":"start","round":5,"epoch":6,"node":1,"nodes":2,"world_size":4,"restart_count":3,"cause":"exit code 1",` +
+			`"cause_kind":"worker-failure","pids":[7,8]}`,
 		`{"event":"timer-expired","rank":3,"local_rank":1,"pid":9,"scope":"step","timeout":"1m30s","signal":"SIGKILL"}`,
 		`{"event":"worker-exit","rank":3,"local_rank":1,"pid":8,"exit_code":-9,"stopped":true}`,
 		`{"event":"workers-stopped","round":5,"epoch":6}`,
@@ -105,7 +116,8 @@ func readEventDoc(t *testing.T) eventDoc {
 	data, err := os.ReadFile("../../docs/events.md")
 	require.NoError(t, err)
 	doc := eventDoc{fields: map[string]map[string]string{}}
-	event, field, name := "", regexp.MustCompile("^\\| `([a-z_]+)` \\| ([a-z]+\\??) \\|"), regexp.MustCompile("^\\| `([a-z-]+)` \\| ")
+	event, field, name := "", regexp.MustCompile("^\\| `([a-z_]+)` \\| ([a-z]+\\??) \\|"),
+		regexp.MustCompile("^\\| `([a-z-]+)` \\| ")
 	for line := range strings.Lines(string(data)) {
 		switch {
 		case strings.HasPrefix(line, "## "):
@@ -177,7 +189,8 @@ func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
 	doc := readEventDoc(t).rendezvous
 	files, err := filepath.Glob("../../rendezvous/*.go")
 	require.NoError(t, err)
-	names := []string{string(rendezvous.CauseLoss), string(rendezvous.CauseLeave), string(rendezvous.Succeeded), string(rendezvous.Failed)}
+	names := []string{string(rendezvous.CauseLoss), string(rendezvous.CauseLeave), string(rendezvous.Succeeded),
+		string(rendezvous.Failed)}
 	for _, file := range files {
 		src, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -98,11 +98,15 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Rendezvous: planRendezvous{
 			Backend: string(s.backend), ServedHere: s.serves(h), Token: s.token != "",
 			Nodes: fmt.Sprintf("%d:%d", params.Min, params.Max), NodeUnit: params.Unit,
-			JoinTimeout: params.JoinTimeout.String(), LastCall: params.LastCall.String(), GrowthDelay: params.GrowthDelay.String(),
+			JoinTimeout: params.JoinTimeout.String(), LastCall: params.LastCall.String(),
+			GrowthDelay: params.GrowthDelay.String(),
 		},
-		Node:     planNode{Name: s.node.Name, Addr: s.node.Addr, Slots: s.slots, Why: s.slotsWhy},
-		Restarts: planRestarts{Max: params.MaxRestarts, Policy: string(s.policy.Restart), ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), Signals: s.signalText},
-		Logs:     planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
+		Node: planNode{Name: s.node.Name, Addr: s.node.Addr, Slots: s.slots, Why: s.slotsWhy},
+		Restarts: planRestarts{
+			Max: params.MaxRestarts, Policy: string(s.policy.Restart),
+			ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), Signals: s.signalText,
+		},
+		Logs: planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
 	}
 	for _, f := range s.features {
 		if f.plan != nil {

@@ -14,8 +14,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// ports are free TCP ports of this node for the servers of its workers, which the workers of all nodes are told of. They
-// are held, bound and not listened on, from the join to the start of the workers, and again between two epochs.
+// ports are free TCP ports of this node for the servers of its workers, which the workers of all nodes are told of.
+// They are held, bound and not listened on, from the join to the start of the workers, and again between two epochs.
 type ports struct {
 	*freeports.Ports
 	offer func([]int)
@@ -55,7 +55,8 @@ func openPorts(j *job, n int) (*ports, error) {
 	dir, err := os.MkdirTemp("", "dlrover-world-") // mode 0700
 	if err != nil {
 		held.Release()
-		return nil, unusableOption(fmt.Errorf("--ports: no place for the file that tells workers of all nodes: %w; set TMPDIR to a directory that this user may write to", err))
+		return nil, unusableOption(fmt.Errorf("--ports: no place for the file that tells workers of all nodes: %w; "+
+			"set TMPDIR to a directory that this user may write to", err))
 	}
 	j.s.node.Ports = held.Numbers()
 	return &ports{Ports: held, dir: dir, log: j.log}, nil

@@ -113,8 +113,10 @@ func TestWorldFile(t *testing.T) {
 	path, _ := strings.CutPrefix(p.Environ(launcher.Epoch{}, 0)[1], "DLROVER_WORLD_FILE=")
 	data, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, `[{"group_rank":0,"node":"a","addr":"10.0.0.1","rank_base":0,"slots":2,"role":"default","ports":[4000,4001]},`+
-		`{"group_rank":1,"node":"b","addr":"10.0.0.2","rank_base":2,"slots":2,"role":"default","ports":[]}]`+"\n", string(data))
+	require.Equal(t,
+		`[{"group_rank":0,"node":"a","addr":"10.0.0.1","rank_base":0,"slots":2,"role":"default","ports":[4000,4001]},`+
+			`{"group_rank":1,"node":"b","addr":"10.0.0.2","rank_base":2,"slots":2,"role":"default","ports":[]}]`+"\n",
+		string(data))
 	for name, mode := range map[string]fs.FileMode{path: 0o600, filepath.Dir(path): fs.ModeDir | 0o700} {
 		info, err := os.Stat(name)
 		require.NoError(t, err)
@@ -128,7 +130,9 @@ func TestWorldFile(t *testing.T) {
 }
 
 func TestPortsOption(t *testing.T) {
-	for line, want := range map[string]string{"--ports=-1 train.py": "--ports=-1: need 0 to 256", "--ports=257 train.py": "--ports=257: need 0 to 256"} {
+	for line, want := range map[string]string{
+		"--ports=-1 train.py": "--ports=-1: need 0 to 256", "--ports=257 train.py": "--ports=257: need 0 to 256",
+	} {
 		_, err := resolved(t, line, nil)
 		require.ErrorContains(t, err, want)
 	}
@@ -136,7 +140,9 @@ func TestPortsOption(t *testing.T) {
 	require.NoError(t, err)
 }
 
-const reportPorts = `n=$RANK.$TORCHELASTIC_RESTART_COUNT; echo $DLROVER_PORTS > $DIR/ports.$n; cp $DLROVER_WORLD_FILE $DIR/world.$n; : > $DIR/up.$n
+const reportPorts = `n=$RANK.$TORCHELASTIC_RESTART_COUNT; echo $DLROVER_PORTS > $DIR/ports.$n
+cp $DLROVER_WORLD_FILE $DIR/world.$n
+: > $DIR/up.$n
 while [ ! -e $DIR/go.$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1`
 
 // ports is what the worker of a rank was told after so many restarts: its node's and those of all nodes.
@@ -166,7 +172,8 @@ func TestPortsOfAllNodes(t *testing.T) {
 		}
 		first = world
 	}
-	require.NoError(t, rendezvousTakes(append(append([]int{}, first[0].Ports...), first[1].Ports...)), "the nodes are on one machine")
+	require.NoError(t, rendezvousTakes(append(append([]int{}, first[0].Ports...), first[1].Ports...)),
+		"the nodes are on one machine")
 	taken, err := listenOn(t, first[1].Ports[0])
 	require.NoError(t, err, "while workers run the ports are theirs")
 	defer taken.Close()

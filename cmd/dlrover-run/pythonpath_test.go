@@ -16,7 +16,9 @@ import (
 
 func aTree(name string, after bool) pythonTree {
 	files := fstest.MapFS{name + ".py": {Data: []byte("x = 1\n")}}
-	return pythonTree{Source: pytree.Source{Name: name, Files: files}, what: name + " client", loss: "no " + name, after: after}
+	return pythonTree{
+		Source: pytree.Source{Name: name, Files: files}, what: name + " client", loss: "no " + name, after: after,
+	}
 }
 
 // names are the trees of a path, and whatever else is on it.

@@ -36,10 +36,12 @@ func (r *resolver) rendezvous() error {
 		r.s.node.Rank = 0
 	}
 	if r.s.backend == static && r.s.node.Rank >= r.s.params.Max {
-		return fmt.Errorf("--node-rank=%d: with --nnodes=%d it must be from 0 to %d", r.s.node.Rank, r.s.params.Max, r.s.params.Max-1)
+		return fmt.Errorf("--node-rank=%d: with --nnodes=%d it must be from 0 to %d",
+			r.s.node.Rank, r.s.params.Max, r.s.params.Max-1)
 	}
 	if r.s.backend == local && r.s.params.Min > 1 {
-		return fmt.Errorf("--standalone runs one node, but --nnodes=%s needs %d; leave out one of the two", r.c.String("nnodes"), r.s.params.Min)
+		return fmt.Errorf("--standalone runs one node, but --nnodes=%s needs %d; leave out one of the two",
+			r.c.String("nnodes"), r.s.params.Min)
 	}
 	r.s.node.Addr = r.address()
 	if r.s.backend != local {
@@ -114,14 +116,16 @@ func (r *resolver) pickStatic(endpoint string) error {
 
 func (r *resolver) endpoint(b backend, text string, port int) error {
 	if text == "" && b == master {
-		return fmt.Errorf("--rdzv-backend=dlrover-master needs the daemon's address: set DLROVER_MASTER_ADDR or --rdzv-endpoint to host:port")
+		return fmt.Errorf("--rdzv-backend=dlrover-master needs the daemon's address: set DLROVER_MASTER_ADDR or " +
+			"--rdzv-endpoint to host:port")
 	}
 	host, port, err := argv.ParseEndpoint(text, port)
 	if err != nil {
 		return err
 	}
 	if port == 0 && (b == master || r.s.params.Max > 1) {
-		return fmt.Errorf("rendezvous endpoint %q: the nodes need one fixed port, such as %s", text, net.JoinHostPort(host, strconv.Itoa(defaultC10dPort)))
+		return fmt.Errorf("rendezvous endpoint %q: the nodes need one fixed port, such as %s",
+			text, net.JoinHostPort(host, strconv.Itoa(defaultC10dPort)))
 	}
 	r.s.backend, r.s.host, r.s.port = b, host, port
 	return nil
@@ -149,7 +153,8 @@ func (r *resolver) pickRunID() {
 
 // conf keys that mean something in torchrun but have nothing to govern here.
 func inert() []string {
-	return []string{"close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "use_libuv", "protocol", "rank", "pend_timeout"}
+	return []string{"close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "use_libuv",
+		"protocol", "rank", "pend_timeout"}
 }
 
 func (r *resolver) applyConf(conf map[string]string) error {

@@ -108,7 +108,9 @@ func resolve(c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, erro
 
 func resolveWith(table []feature, c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
 	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
-	for _, step := range []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder, r.logging, r.features, r.entrypoint, r.environment, r.binding} {
+	steps := []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder,
+		r.logging, r.features, r.entrypoint, r.environment, r.binding}
+	for _, step := range steps {
 		if err := step(); err != nil {
 			return r.s, err
 		}
@@ -169,8 +171,10 @@ func (r *resolver) autoNodes() (int, int, error) {
 
 func (r *resolver) workers(text string) (int, string, error) {
 	gpus, kind := r.host.gpus()
-	if want := accelerators[r.c.String("accelerator")]; r.c.IsSet("accelerator") && gpus > 0 && !slices.Contains(want, kind) {
-		return 0, "", fmt.Errorf("--accelerator=%s: the devices of this node are %s; leave the option out or name theirs", r.c.String("accelerator"), kind)
+	want := accelerators[r.c.String("accelerator")]
+	if r.c.IsSet("accelerator") && gpus > 0 && !slices.Contains(want, kind) {
+		return 0, "", fmt.Errorf("--accelerator=%s: the devices of this node are %s; leave the option out or name theirs",
+			r.c.String("accelerator"), kind)
 	}
 	if r.c.Bool("auto-config") && gpus > 0 {
 		return gpus, kind + " of this node (--auto_config)", nil
@@ -185,7 +189,8 @@ func (r *resolver) workers(text string) (int, string, error) {
 		return r.host.cpus(), "no accelerator here, so CPUs that this process may use", nil
 	case "gpu":
 		if gpus == 0 {
-			return 0, "", fmt.Errorf("--nproc-per-node=gpu: no GPU is visible here (looked for device files and at the visibility variables); use auto, cpu or a number")
+			return 0, "", fmt.Errorf("--nproc-per-node=gpu: no GPU is visible here (looked for device files and at the " +
+				"visibility variables); use auto, cpu or a number")
 		}
 		return gpus, kind, nil
 	case "xpu":
@@ -193,7 +198,8 @@ func (r *resolver) workers(text string) (int, string, error) {
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(text))
 	if err != nil {
-		return 0, "", fmt.Errorf("--nproc-per-node=%s: unsupported nproc_per_node value; use a number, auto, cpu or gpu", text)
+		return 0, "", fmt.Errorf("--nproc-per-node=%s: unsupported nproc_per_node value; use a number, auto, cpu or gpu",
+			text)
 	}
 	if n < 1 || n > 4096 {
 		return 0, "", fmt.Errorf("--nproc-per-node=%d: need 1 to 4096 workers", n)
@@ -212,7 +218,10 @@ var accelerators = map[string][]string{
 // identity is who this node is: DLRover's pods say it in the environment.
 func (r *resolver) identity() error {
 	r.s.role = r.c.String("role")
-	r.s.node = rendezvous.Node{ID: r.host.id, Name: r.host.name, Rank: -1, Slots: r.s.slots, Role: r.s.role, Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice}}
+	r.s.node = rendezvous.Node{
+		ID: r.host.id, Name: r.host.name, Rank: -1, Slots: r.s.slots, Role: r.s.role,
+		Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice},
+	}
 	if pod := r.lookup("POD_NAME"); pod != "" {
 		r.s.node.Name = pod
 	}
@@ -263,10 +272,12 @@ func (r *resolver) secret() (err error) {
 		return nil
 	}
 	if s.serves(r.host) {
-		r.warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; give every node the same DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file")
+		r.warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; " +
+			"give every node the same DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file")
 		return nil
 	}
-	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file; --insecure joins without", s.host, s.port)
+	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same "+
+		"DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file; --insecure joins without", s.host, s.port)
 }
 
 // serves reports whether this node is the one to serve the rendezvous.
@@ -386,10 +397,12 @@ func (r *resolver) environment() (err error) {
 // agentVariables names the variables that torchrun's agent takes and that have no effect here.
 func (r *resolver) agentVariables() {
 	for _, v := range [][2]string{
-		{"TORCHELASTIC_HEALTH_CHECK_PORT", "PyTorch's health check does not exist outside of Meta; --metrics-addr serves /healthz"},
+		{"TORCHELASTIC_HEALTH_CHECK_PORT",
+			"PyTorch's health check does not exist outside of Meta; --metrics-addr serves /healthz"},
 		{"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "workers that the kernel does not interrupt are waited for"},
 		{"TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT", "a node whose workers succeeded waits for the others without a limit"},
-		{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "the launcher of rank 0 always serves the workers' store, empty after every restart"},
+		{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+			"the launcher of rank 0 always serves the workers' store, empty after every restart"},
 	} {
 		if value := r.lookup(v[0]); value != "" && value != "0" {
 			r.warn("$%s=%q has no effect: %s", v[0], value, v[1])
@@ -423,7 +436,8 @@ func (r *resolver) entrypoint() error {
 	argv := []string{python, "-u"}
 	switch {
 	case runPath:
-		argv = append(argv, "-c", "import runpy,sys; sys.argv=sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')", script)
+		const run = "import runpy,sys; sys.argv=sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+		argv = append(argv, "-c", run, script)
 	case module:
 		argv = append(argv, "-m", script)
 	default:

@@ -21,8 +21,10 @@ func TestGuestsSilentPlaces(t *testing.T) {
 	g := newStoreACL(false, 2)
 	at := func(s string) int { return g.silent(netip.MustParseAddr(s)) }
 	require.Equal(t, []int{8, 0}, []int{at("127.0.0.1"), at("10.0.0.1")}, "before there is a world")
-	g.admit([]rendezvous.Member{{Addr: "10.0.0.1", Addrs: []string{"10.0.0.1", "10.1.0.1"}, Slots: 2}, {Addr: "10.0.0.2", Slots: 3}})
-	require.Equal(t, []int{8, 8, 12, 0, 20}, []int{at("10.0.0.1"), at("10.1.0.1"), at("10.0.0.2"), at("10.0.0.3"), at("::1")})
+	g.admit([]rendezvous.Member{{Addr: "10.0.0.1", Addrs: []string{"10.0.0.1", "10.1.0.1"}, Slots: 2},
+		{Addr: "10.0.0.2", Slots: 3}})
+	require.Equal(t, []int{8, 8, 12, 0, 20},
+		[]int{at("10.0.0.1"), at("10.1.0.1"), at("10.0.0.2"), at("10.0.0.3"), at("::1")})
 	require.False(t, g.allow(netip.MustParseAddr("10.0.0.3")))
 	g.open = true
 	require.Equal(t, 20, at("10.0.0.3"))
@@ -31,7 +33,8 @@ func TestGuestsSilentPlaces(t *testing.T) {
 // limited starts a launcher with few file descriptors.
 func (b *bench) limited(files string, env []string, args ...string) *launched {
 	script := filepath.Join(b.dir, "limited"+files+".sh")
-	require.NoError(b.t, os.WriteFile(script, []byte("#!/bin/sh\nulimit -n "+files+"\nexec "+filepath.Join(binDir, "dlrover-run")+` "$@"`+"\n"), 0o755))
+	require.NoError(b.t, os.WriteFile(script,
+		[]byte("#!/bin/sh\nulimit -n "+files+"\nexec "+filepath.Join(binDir, "dlrover-run")+` "$@"`+"\n"), 0o755))
 	return b.startPath(script, env, args...)
 }
 
@@ -78,13 +81,15 @@ func flood(t *testing.T, addr string, n int, first string) (stop func()) {
 // workers are restarted and a second node joins.
 func TestStrangersCannotEndAJob(t *testing.T) {
 	for name, first := range map[string]string{
-		"silent": "", "one byte of HTTP": "G", "TLS": "\x16\x03\x01\x02", "without a token": "GET /v1/runs HTTP/1.1\r\nHost: x\r\n\r\n",
-		"no body": "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
+		"silent": "", "one byte of HTTP": "G", "TLS": "\x16\x03\x01\x02",
+		"without a token": "GET /v1/runs HTTP/1.1\r\nHost: x\r\n\r\n",
+		"no body":         "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			env := []string{"DLROVER_TOKEN=" + testToken}
-			script := `if [ $WORLD_SIZE = 2 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && [ $RANK = 0 ]; then : > $DIR/first; while [ ! -e $DIR/fail ]; do sleep 0.02; done; exit 1; fi; ` + hold
+			script := `if [ $WORLD_SIZE = 2 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ] && [ $RANK = 0 ]; then : > $DIR/first; ` +
+				`while [ ! -e $DIR/fail ]; do sleep 0.02; done; exit 1; fi; ` + hold
 			args := b.sh(script, b.c10d("1:2", "--max-restarts=1", "--rdzv-conf=last_call_timeout=0.2,growth_delay=0.1")...)
 			l1 := b.limited("200", env, args...)
 			eventually(t, "started", b.exists("first"))
@@ -111,7 +116,9 @@ func TestStrangersAtTheMetrics(t *testing.T) {
 	stop := flood(t, addr, 300, "")
 	defer stop()
 	eventually(t, "scraped", func() bool {
-		resp, err := (&http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + addr + "/healthz")
+		resp, err := (&http.Client{
+			Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true},
+		}).Get("http://" + addr + "/healthz")
 		if err == nil {
 			resp.Body.Close()
 		}
@@ -125,7 +132,8 @@ func TestStrangersAtTheMetrics(t *testing.T) {
 func TestWorkersKeepTheirLimitOnFiles(t *testing.T) {
 	b := newBench(t)
 	path := filepath.Join(b.dir, "soft.sh")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\nulimit -Sn 123\nexec "+filepath.Join(binDir, "dlrover-run")+` "$@"`+"\n"), 0o755))
+	require.NoError(t, os.WriteFile(path,
+		[]byte("#!/bin/sh\nulimit -Sn 123\nexec "+filepath.Join(binDir, "dlrover-run")+` "$@"`+"\n"), 0o755))
 	l := b.startPath(path, nil, b.sh("ulimit -Sn", "--standalone")...)
 	require.Equal(t, 0, l.wait())
 	require.Equal(t, "123\n", l.out.String())

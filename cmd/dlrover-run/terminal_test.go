@@ -78,7 +78,10 @@ func (b *bench) onTerminal(stderr *os.File, args ...string) (*launched, *screen)
 	if stderr == nil {
 		stderr = tty
 	}
-	l := &launched{t: b.t, cmd: exec.Command(filepath.Join(binDir, "dlrover-run"), args...), out: s.text, err: s.text, exited: make(chan struct{})}
+	l := &launched{
+		t: b.t, cmd: exec.Command(filepath.Join(binDir, "dlrover-run"), args...), out: s.text, err: s.text,
+		exited: make(chan struct{}),
+	}
 	l.cmd.Dir, l.cmd.Env = b.dir, b.env
 	l.cmd.Stdin, l.cmd.Stdout, l.cmd.Stderr = tty, tty, stderr
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -110,7 +113,8 @@ func TestWorkersOnATerminal(t *testing.T) {
 				require.NoError(t, err)
 				defer file.Close()
 			}
-			opts := append([]string{"--standalone", "--nproc-per-node=2", "--log-dir=" + filepath.Join(b.dir, "logs")}, tc.opts...)
+			opts := append([]string{"--standalone", "--nproc-per-node=2", "--log-dir=" + filepath.Join(b.dir, "logs")},
+				tc.opts...)
 			l, s := b.onTerminal(file, b.sh(terminals+`echo out.$RANK; echo err.$RANK >&2`, opts...)...)
 			require.Equal(t, 0, l.wait())
 			for _, rank := range []string{"0", "1"} {
@@ -150,7 +154,8 @@ func TestBarsOnATerminal(t *testing.T) {
 	b := newBench(t)
 	b.env = append(b.env, "LOGLEVEL=ERROR") // the launcher's line about the start may come between two bars
 	const bar = "\r  0%|    |\r 50%|\x1b[32m##  \x1b[0m|"
-	l, s := b.onTerminal(nil, b.sh(`printf '\r  0%%|    |'; printf '\r 50%%|\033[32m##  \033[0m|'; `+hold+`; printf '\r100%%|####|\n'`, "--standalone")...)
+	l, s := b.onTerminal(nil, b.sh(`printf '\r  0%%|    |'; printf '\r 50%%|\033[32m##  \033[0m|'; `+
+		hold+`; printf '\r100%%|####|\n'`, "--standalone")...)
 	s.shows(bar)
 	b.release()
 	require.Equal(t, 0, l.wait())
@@ -219,7 +224,9 @@ func TestLogFormat(t *testing.T) {
 			require.Regexp(t, tc.pipe, l.err.String())
 		})
 	}
-	for program, args := range map[string][]string{"dlrover-run": {"train.py"}, "dlrover-master": nil, "checkpointd": {"--job=x"}} {
+	for program, args := range map[string][]string{
+		"dlrover-run": {"train.py"}, "dlrover-master": nil, "checkpointd": {"--job=x"},
+	} {
 		b := newBench(t)
 		for _, l := range []*launched{
 			b.start(program, nil, append([]string{"--log-format=xml"}, args...)...),
@@ -252,7 +259,8 @@ func TestLinesOfRanksStayWhole(t *testing.T) {
 	for _, console := range []string{"pipe", "file", "terminal"} {
 		t.Run(console, func(t *testing.T) {
 			b := newBench(t)
-			args := b.sh(fmt.Sprintf(`i=0; while [ $i -lt %d ]; do printf $RANK; printf ' line '; printf $i; printf '\n'; i=$((i+1)); done`, perRank),
+			args := b.sh(fmt.Sprintf(`i=0; while [ $i -lt %d ]; do printf $RANK; printf ' line '; printf $i; printf '\n'; `+
+				`i=$((i+1)); done`, perRank),
 				"--standalone", fmt.Sprintf("--nproc-per-node=%d", ranks))
 			text := func() string { return "" }
 			var l *launched
@@ -262,7 +270,8 @@ func TestLinesOfRanksStayWhole(t *testing.T) {
 				text = l.out.String
 			case "file":
 				path := filepath.Join(b.dir, "console")
-				l = b.startPath("/bin/sh", nil, append([]string{"-c", `exec "$@" > console`, "sh", filepath.Join(binDir, "dlrover-run")}, args...)...)
+				l = b.startPath("/bin/sh", nil,
+					append([]string{"-c", `exec "$@" > console`, "sh", filepath.Join(binDir, "dlrover-run")}, args...)...)
 				text = func() string { return string(read(t, path)) }
 			case "terminal":
 				l, _ = b.onTerminal(nil, args...)

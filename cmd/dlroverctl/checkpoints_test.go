@@ -23,7 +23,10 @@ func committed(t *testing.T, framework string) string {
 	store := commit.Store{FS: fsx.OS{}, Now: time.Now}
 	for i, step := range []int64{10, 20} {
 		text := strconv.FormatInt(step, 10)
-		s := commit.Save{ID: "000000000000000" + strconv.Itoa(i), Epoch: "0", Dir: dir, Framework: framework, Layout: "00", Step: step, Shards: 1, WorldSize: 1, Saved: time.Now(), Trackers: []commit.Tracker{{Path: commit.Latest, Text: text}}}
+		s := commit.Save{
+			ID: "000000000000000" + strconv.Itoa(i), Epoch: "0", Dir: dir, Framework: framework, Layout: "00", Step: step,
+			Shards: 1, WorldSize: 1, Saved: time.Now(), Trackers: []commit.Tracker{{Path: commit.Latest, Text: text}},
+		}
 		tmps, err := store.Plan(s, 0, []string{text + "/rank_0.pt"})
 		require.NoError(t, err)
 		require.NoError(t, fsx.OS{}.WriteFile(tmps[0], []byte("weights")))
@@ -87,17 +90,22 @@ func TestVerifyTheTrackedStep(t *testing.T) {
 		out    string
 		step   string // "": it is not about the step
 	}{
-		"manifest missing": {func(dir string) error { return os.Remove(manifest(dir)) }, `step 20 \(tracked\): damaged: .*20\.json is missing`, "20"},
-		"manifest empty":   {func(dir string) error { return replace(manifest(dir), "") }, `step 20 \(tracked\): damaged: .*20\.json`, "20"},
-		"manifest garbage": {func(dir string) error { return replace(manifest(dir), "{\x00") }, `step 20 \(tracked\): damaged: .*20\.json`, "20"},
+		"manifest missing": {func(dir string) error { return os.Remove(manifest(dir)) },
+			`step 20 \(tracked\): damaged: .*20\.json is missing`, "20"},
+		"manifest empty": {func(dir string) error { return replace(manifest(dir), "") },
+			`step 20 \(tracked\): damaged: .*20\.json`, "20"},
+		"manifest garbage": {func(dir string) error { return replace(manifest(dir), "{\x00") },
+			`step 20 \(tracked\): damaged: .*20\.json`, "20"},
 		"manifest of another step": {func(dir string) error {
 			return errors.Join(os.Remove(manifest(dir)), os.Link(filepath.Join(dir, ".dlrover/10.json"), manifest(dir)))
 		}, `step 20 \(tracked\): damaged: .*is of step 10`, "20"},
 		"manifest a pipe": {func(dir string) error {
 			return errors.Join(os.Remove(manifest(dir)), syscall.Mkfifo(manifest(dir), 0o600))
 		}, `step 20 \(tracked\): damaged: .*not a regular file`, "20"},
-		"manifest too long": {func(dir string) error { return os.Truncate(manifest(dir), 1<<30) }, `step 20 \(tracked\): damaged: .*too long`, "20"},
-		"files missing":     {func(dir string) error { return os.RemoveAll(filepath.Join(dir, "20")) }, `step 20 \(tracked\): damaged: .*rank_0\.pt`, "20"},
+		"manifest too long": {func(dir string) error { return os.Truncate(manifest(dir), 1<<30) },
+			`step 20 \(tracked\): damaged: .*too long`, "20"},
+		"files missing": {func(dir string) error { return os.RemoveAll(filepath.Join(dir, "20")) },
+			`step 20 \(tracked\): damaged: .*rank_0\.pt`, "20"},
 		"names a step that is not there": {func(dir string) error { return replace(tracker(dir), "30") },
 			`step 30 \(tracked\): damaged: .*30\.json is missing`, "30"},
 		"an older manifest is damaged": {func(dir string) error { return replace(filepath.Join(dir, ".dlrover/10.json"), "") }, `step 10: damaged: .*10\.json`, "10"},

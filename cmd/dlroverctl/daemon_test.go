@@ -110,7 +110,10 @@ func (d *served) fails(code int, want string, args ...string) {
 func (d *served) join(run, id string, nodes int) {
 	d.t.Helper()
 	require.NoError(d.t, d.hub.Join(d.t.Context(), run, rendezvous.Join{
-		Node:   rendezvous.Node{ID: id, Name: id, Rank: -1, Addr: "10.0.0.1", Slots: 2, Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice}},
+		Node: rendezvous.Node{
+			ID: id, Name: id, Rank: -1, Addr: "10.0.0.1", Slots: 2,
+			Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice},
+		},
 		Params: rendezvous.Params{Min: nodes, Max: nodes, MaxRestarts: 3},
 	}))
 }
@@ -121,15 +124,19 @@ func (d *served) start(run, leader string) rendezvous.EpochID {
 	n, err := d.hub.Watch(d.t.Context(), run, leader, api.Cursor{})
 	require.NoError(d.t, err)
 	require.Equal(d.t, rendezvous.Lead, n.Kind)
-	require.NoError(d.t, d.hub.Report(d.t.Context(), run, rendezvous.Ready{ID: leader, EpochID: n.EpochID, Addr: "10.0.0.1", Port: 1}))
+	require.NoError(d.t,
+		d.hub.Report(d.t.Context(), run, rendezvous.Ready{ID: leader, EpochID: n.EpochID, Addr: "10.0.0.1", Port: 1}))
 	return n.EpochID
 }
 
 // fail ends a run by a failure of which the text is hostile.
 func (d *served) fail(run, id string, e rendezvous.EpochID) {
 	d.t.Helper()
-	fs := evidence.Pack([]verdict.Failure{{NodeName: id, Rank: 1, PID: 7, ExitCode: 3, At: time.Now(), LastLines: "boom \x1b[2J\u202e"}})
-	require.NoError(d.t, d.hub.Report(d.t.Context(), run, rendezvous.Failing{ID: id, EpochID: e, Decision: rendezvous.Permanent, Failures: fs}))
+	fs := evidence.Pack([]verdict.Failure{
+		{NodeName: id, Rank: 1, PID: 7, ExitCode: 3, At: time.Now(), LastLines: "boom \x1b[2J\u202e"},
+	})
+	require.NoError(d.t, d.hub.Report(d.t.Context(), run,
+		rendezvous.Failing{ID: id, EpochID: e, Decision: rendezvous.Permanent, Failures: fs}))
 	require.Eventually(d.t, func() bool { return d.hub.Runs(false)[0].Outcome != "" }, 10*time.Second, time.Millisecond)
 }
 
@@ -187,7 +194,8 @@ func TestTheCommandLine(t *testing.T) {
 
 func TestUnknownRunsAndNodes(t *testing.T) {
 	d := newServed(t)
-	commands := [][]string{{"status", "jib"}, {"events", "jib"}, {"verdict", "jib"}, {"restart", "jib"}, {"bar", "jib", "n0"}, {"log-level", "jib", "info"}}
+	commands := [][]string{{"status", "jib"}, {"events", "jib"}, {"verdict", "jib"}, {"restart", "jib"},
+		{"bar", "jib", "n0"}, {"log-level", "jib", "info"}}
 	for _, c := range commands {
 		d.fails(1, `keeps no run "jib"; it keeps none`, c...)
 	}
@@ -233,9 +241,11 @@ func TestCheckpointsOfARun(t *testing.T) {
 	d := newServed(t)
 	d.join("job", "n0", 2)
 	at := func(ago time.Duration) string { return time.Now().Add(-ago).Format(time.RFC3339Nano) }
-	body := fmt.Sprintf(`{"node":0,"ages":[{"rank":0,"memory_step":120,"memory_at":%q,"durable_step":100,"durable_at":%q},{"rank":1,"memory_step":119,"memory_at":%q,"durable_step":100,"durable_at":%q}]}`,
+	body := fmt.Sprintf(`{"node":0,"ages":[{"rank":0,"memory_step":120,"memory_at":%q,"durable_step":100,`+
+		`"durable_at":%q},{"rank":1,"memory_step":119,"memory_at":%q,"durable_step":100,"durable_at":%q}]}`,
 		at(time.Minute), at(time.Hour), at(2*time.Minute), at(time.Hour))
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+d.addr+"/v1/runs/job/checkpoints/ages", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+d.addr+"/v1/runs/job/checkpoints/ages",
+		strings.NewReader(body))
 	require.NoError(t, err)
 	req.Header.Set("Authorization", "Bearer "+secret)
 	req.Close = true
@@ -249,10 +259,14 @@ func TestCheckpointsOfARun(t *testing.T) {
 	require.InDelta(t, 119, s["checkpoint"]["memory_step"], 0)
 
 	now := time.Unix(1700000000, 0)
-	old := &checkpoint{MemoryStep: 120, MemoryAt: now.Add(-12 * time.Second), DiskStep: 100, DiskAt: now.Add(-200 * time.Second)}
+	old := &checkpoint{
+		MemoryStep: 120, MemoryAt: now.Add(-12 * time.Second), DiskStep: 100, DiskAt: now.Add(-200 * time.Second),
+	}
 	require.Equal(t, "step 120 in memory, 12s old; step 100 on disk, 3m20s old", old.describe(now))
 	require.Equal(t, "none in memory; none on disk", (&checkpoint{}).describe(now))
-	for d, want := range map[time.Duration]string{-time.Second: "0s", 59 * time.Second: "59s", time.Hour: "1h0m", 50 * time.Hour: "2d2h"} {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", time.Hour: "1h0m", 50 * time.Hour: "2d2h",
+	} {
 		require.Equal(t, want, age(d))
 	}
 }

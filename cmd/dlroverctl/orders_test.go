@@ -23,7 +23,10 @@ func (d *served) stopped(run string, e rendezvous.EpochID, ids ...string) {
 	for _, id := range ids {
 		require.Equal(d.t, rendezvous.Stop, d.directive(run, id).Kind)
 		require.NoError(d.t, d.hub.Join(d.t.Context(), run, rendezvous.Join{
-			Node:    rendezvous.Node{ID: id, Name: id, Rank: -1, Addr: "10.0.0.1", Slots: 2, Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice}},
+			Node: rendezvous.Node{
+				ID: id, Name: id, Rank: -1, Addr: "10.0.0.1", Slots: 2,
+				Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice},
+			},
 			Params:  rendezvous.Params{Min: len(ids), Max: len(ids), MaxRestarts: 3},
 			Stopped: e,
 		}))
@@ -109,7 +112,8 @@ func TestLogLevel(t *testing.T) {
 	require.NoError(t, err)
 	n1, err := d.hub.Watch(t.Context(), "job", "n1", api.Cursor{WithNotices: true})
 	require.NoError(t, err)
-	require.Equal(t, "run job: all launchers of the run are told to log from level debug on\n", d.ok("log-level", "job", "DEBUG"))
+	require.Equal(t, "run job: all launchers of the run are told to log from level debug on\n",
+		d.ok("log-level", "job", "DEBUG"))
 	require.Contains(t, d.ok("log-level", "job", "Warning", "--node", "n1"), "the launcher of node n1 is told")
 	notices := func(id string, after uint64) (bodies []string) {
 		n, err := d.hub.Watch(t.Context(), "job", id, api.Cursor{WithNotices: true, Notices: after})

@@ -85,13 +85,18 @@ func prepareProcess() error {
 
 func (b *bench) prepare(ctx context.Context) error {
 	b.stamp = filepath.Join(b.dir, "stamp")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", b.stamp, "./cmd/internal/bench/stamp")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", b.stamp,
+		"./cmd/internal/bench/stamp")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the worker (run in the root of the repository): %w\n%s", err, out)
 	}
-	b.allreduce, b.handlers, b.ckpt = filepath.Join(b.dir, "allreduce.py"), filepath.Join(b.dir, "handlers.py"), filepath.Join(b.dir, "ckpt.py")
-	for path, script := range map[string][]byte{b.allreduce: allreduceScript, b.handlers: handlersScript, b.ckpt: ckptScript} {
+	b.allreduce = filepath.Join(b.dir, "allreduce.py")
+	b.handlers = filepath.Join(b.dir, "handlers.py")
+	b.ckpt = filepath.Join(b.dir, "ckpt.py")
+	for path, script := range map[string][]byte{
+		b.allreduce: allreduceScript, b.handlers: handlersScript, b.ckpt: ckptScript,
+	} {
 		if err := os.WriteFile(path, script, 0o600); err != nil {
 			return err
 		}
@@ -104,13 +109,15 @@ func (b *bench) prepare(ctx context.Context) error {
 // findPeer also warms the file cache for the imports of the peer.
 func (b *bench) findPeer(ctx context.Context) {
 	b.peer = side{
-		name: "torchrun", peer: true, command: []string{b.python, "-m", "torch.distributed.run", "--monitor_interval=0.1"}, reps: b.peerN,
+		name: "torchrun", peer: true, reps: b.peerN,
+		command: []string{b.python, "-m", "torch.distributed.run", "--monitor_interval=0.1"},
 		// Debian's 1.13.1 with Python 3.11 cannot parse its own defaults of these two.
 		env: []string{"PET_REDIRECTS=9:1", "PET_TEE=9:1"},
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, b.python, "-c", "import torch, torch.distributed.run; print(torch.__version__)").Output()
+	out, err := exec.CommandContext(ctx, b.python,
+		"-c", "import torch, torch.distributed.run; print(torch.__version__)").Output()
 	if err != nil {
 		b.peer.missing = fmt.Sprintf("no PyTorch for %s", b.python)
 		return
@@ -205,7 +212,10 @@ func progress(lines []line, values []float64, err error) string {
 // cleanEnv is our environment without what would configure a launcher.
 func cleanEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		for _, prefix := range []string{"PET_", "TORCH", "DLROVER_", "OMP_NUM_THREADS=", "RANK=", "WORLD_SIZE=", "MASTER_", "NODE_", "POD_", "WORKER_RANK=", "ELASTIC_"} {
+		for _, prefix := range []string{
+			"PET_", "TORCH", "DLROVER_", "OMP_NUM_THREADS=", "RANK=", "WORLD_SIZE=", "MASTER_", "NODE_", "POD_",
+			"WORKER_RANK=", "ELASTIC_",
+		} {
 			if strings.HasPrefix(kv, prefix) {
 				return true
 			}

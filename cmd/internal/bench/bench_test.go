@@ -25,10 +25,11 @@ func testBench(t *testing.T) *bench {
 
 func TestMeasureTakesTurns(t *testing.T) {
 	var order []string
-	r := row{id: "x", lines: []line{{what: "a", unit: duration}, {what: "b", unit: duration, oursOnly: "has none"}}, run: func(_ context.Context, l *lab) ([]float64, error) {
-		order = append(order, l.side.name)
-		return []float64{float64(len(order)), 0}, nil
-	}}
+	r := row{id: "x", lines: []line{{what: "a", unit: duration}, {what: "b", unit: duration, oursOnly: "has none"}},
+		run: func(_ context.Context, l *lab) ([]float64, error) {
+			order = append(order, l.side.name)
+			return []float64{float64(len(order)), 0}, nil
+		}}
 	got := testBench(t).measure(t.Context(), r)
 	require.Equal(t, []string{"dlrover-run", "torchrun", "dlrover-run", "torchrun", "dlrover-run"}, order)
 	require.Equal(t, []float64{1, 3, 5}, got[0].Ours.Values)
@@ -38,12 +39,13 @@ func TestMeasureTakesTurns(t *testing.T) {
 
 func TestMeasureKeepsErrors(t *testing.T) {
 	calls := 0
-	r := row{id: "x", noPeer: "no counterpart", lines: []line{{unit: duration}}, run: func(_ context.Context, l *lab) ([]float64, error) {
-		if calls++; calls == 2 {
-			return nil, errors.New("lost")
-		}
-		return []float64{1}, nil
-	}}
+	r := row{id: "x", noPeer: "no counterpart", lines: []line{{unit: duration}},
+		run: func(_ context.Context, l *lab) ([]float64, error) {
+			if calls++; calls == 2 {
+				return nil, errors.New("lost")
+			}
+			return []float64{1}, nil
+		}}
 	got := testBench(t).measure(t.Context(), r)
 	require.Equal(t, []float64{1, 1}, got[0].Ours.Values)
 	require.Equal(t, []string{"lost"}, got[0].Ours.Errors)
@@ -60,7 +62,8 @@ func TestMissing(t *testing.T) {
 		want string
 	}{
 		{"ours runs without PyTorch", row{}, false, func(b *bench) { b.torch = "" }, ""},
-		{"gloo workers do not", row{torch: true}, false, func(b *bench) { b.torch, b.peer.missing = "", "no PyTorch" }, "no PyTorch"},
+		{"gloo workers do not", row{torch: true}, false,
+			func(b *bench) { b.torch, b.peer.missing = "", "no PyTorch" }, "no PyTorch"},
 		{"the peer does not", row{}, true, func(b *bench) { b.torch, b.peer.missing = "", "no PyTorch" }, "no PyTorch"},
 		{"peer left out", row{}, true, func(b *bench) { b.peer.reps = 0 }, "not run (-peer-n 0)"},
 		{"slow peer", row{slowPeer: true}, true, nil, "not run (-slow)"},

@@ -43,7 +43,8 @@ func ckptRows(o options) []row {
 	state := fmt.Sprintf("%d MiB", o.state)
 	return []row{
 		ckptRow(o, "save", 4, []ckptLine{
-			{"first", "training blocked by the first memory save of a fresh job, a second after its start, " + state + " of model and Adam; peers: in memory, or torch.save with fsync", speed, 6},
+			{"first", "training blocked by the first memory save of a fresh job, a second after its start, " +
+				state + " of model and Adam; peers: in memory, or torch.save with fsync", speed, 6},
 			{"later", "later ones, two threads copy", speed, 24},
 			{"later_share", "of that, share of a plain memcpy by two threads", share, 0},
 			{"later_memcpy", "that memcpy", speed, 0},
@@ -51,7 +52,8 @@ func ckptRows(o options) []row {
 			{"one_share", "of that, share of a plain memcpy by one thread", share, 90},
 			{"one_memcpy", "that memcpy", speed, 0}}),
 		ckptRow(o, "flush", 6, []ckptLine{
-			{"rate", "DISK save of " + state + ", from its return to the tracker naming its step (torch.save with fsync: all of it)", speed, 0},
+			{"rate", "DISK save of " + state +
+				", from its return to the tracker naming its step (torch.save with fsync: all of it)", speed, 0},
 			{"share", "of that, share of what O_DIRECT and fsync write just before", share, 90},
 			{"direct", "O_DIRECT and fsync", speed, 0},
 			{"cpu", "processor time of the daemon for 1 GiB", duration, 0.15},
@@ -63,21 +65,27 @@ func ckptRows(o options) []row {
 			{"most", "and at most", duration, 5 * ms},
 			{"wait", "what it blocks at most when nothing is being copied", duration, 5 * ms}}),
 		ckptRow(o, "small", 2, []ckptLine{
-			{"blocked", fmt.Sprintf("training blocked by a memory save of %d tensors of 4 KiB", 32*o.state), duration, 60 * ms}}),
+			{"blocked", fmt.Sprintf("training blocked by a memory save of %d tensors of 4 KiB", 32*o.state),
+				duration, 60 * ms}}),
 		ckptRow(o, "load", 4, []ckptLine{
-			{"load", "load_checkpoint after the worker has failed, " + state + " in memory (torch.load of a file in the page cache; DLRover: in the same process)", duration, 0.1},
+			{"load", "load_checkpoint after the worker has failed, " + state + " in memory " +
+				"(torch.load of a file in the page cache; DLRover: in the same process)", duration, 0.1},
 			{"copied", "and copied into the tensors of a model", duration, 0}}),
-		{id: "ckpt-copy", ckpt: true, maxReps: 1, memory: 4 * o.state << 20, noPeer: "not measured", run: copyToPeer, lines: []line{
-			{what: "copy of " + state + " to the daemon of another node, over loopback: the first one", unit: speed},
-			{what: "later ones", unit: speed, goal: 4},
-			{what: "processor time of both ends for 1 GiB", unit: duration}}},
+		{id: "ckpt-copy", ckpt: true, maxReps: 1, memory: 4 * o.state << 20, noPeer: "not measured",
+			run: copyToPeer, lines: []line{
+				{what: "copy of " + state + " to the daemon of another node, over loopback: the first one", unit: speed},
+				{what: "later ones", unit: speed, goal: 4},
+				{what: "processor time of both ends for 1 GiB", unit: duration}}},
 	}
 }
 
 // ckptRow is a row that the worker measures; states is how many copies of the state it
 // needs memory for.
 func ckptRow(o options, name string, states int64, lines []ckptLine) row {
-	r := row{id: "ckpt-" + name, ckpt: true, torch: true, maxReps: 2, maxPeerReps: 1, memory: states * o.state << 20, limit: 90 * time.Second}
+	r := row{
+		id: "ckpt-" + name, ckpt: true, torch: true, maxReps: 2, maxPeerReps: 1, memory: states * o.state << 20,
+		limit: 90 * time.Second,
+	}
 	var keys []string
 	for _, ln := range lines {
 		keys = append(keys, ln.key)
@@ -113,7 +121,8 @@ func freeMemory() int64 {
 // checkpoints runs the worker to its end and returns what it has measured.
 func (l *lab) checkpoints(ctx context.Context, name string, keys []string) ([]float64, error) {
 	out := filepath.Join(l.dir, "values")
-	script := []string{l.ckpt, l.side.name, name, filepath.Join(l.dir, "ckpts"), out, strconv.Itoa(l.inner), strconv.FormatInt(l.state, 10)}
+	script := []string{l.ckpt, l.side.name, name, filepath.Join(l.dir, "ckpts"), out, strconv.Itoa(l.inner),
+		strconv.FormatInt(l.state, 10)}
 	p, err := l.ckptWorker(script)
 	if err != nil {
 		return nil, err
@@ -159,7 +168,8 @@ func (l *lab) ckptWorker(script []string) (*process, error) {
 	if l.side.name == dlroverSide {
 		run := filepath.Base(memory) // part of the names of what it leaves, see close
 		l.garbage = append(l.garbage, filepath.Join("/tmp/ckpt_sock", run))
-		return l.start([]string{"TORCHELASTIC_RUN_ID=" + run, "RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"}, nil, append(slices.Clone(l.side.command), script...)...)
+		return l.start([]string{"TORCHELASTIC_RUN_ID=" + run, "RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"},
+			nil, append(slices.Clone(l.side.command), script...)...)
 	}
 	args := append(standalone(1, "--max_restarts=1", "--ckpt-shm-dir="+memory), script...)
 	return l.start([]string{"PYTHON_EXEC=" + l.python}, nil, append(slices.Clone(l.side.command), args...)...)
@@ -206,7 +216,10 @@ func copyToPeer(ctx context.Context, l *lab) ([]float64, error) {
 		size := float64(src.size) / gib
 		rates, busy = append(rates, size/took), append(busy, cpu/size)
 	}
-	return []float64{rates[0], median(slices.Sorted(slices.Values(rates[copiesWarm:]))), median(slices.Sorted(slices.Values(busy[copiesWarm:])))}, nil
+	return []float64{
+		rates[0], median(slices.Sorted(slices.Values(rates[copiesWarm:]))),
+		median(slices.Sorted(slices.Values(busy[copiesWarm:]))),
+	}, nil
 }
 
 // copyTarget starts a master and the daemon of node 1, and returns where that accepts
@@ -220,18 +233,20 @@ func (l *lab) copyTarget(ctx context.Context, memory string) (string, int, error
 	if _, err := l.daemon(ctx, addr, token); err != nil {
 		return "", 0, err
 	}
-	d, err := l.start([]string{token}, nil, filepath.Join(filepath.Dir(l.master), "checkpointd"), "--job="+copyKey, "--shm-dir="+memory,
-		"--replicas=2", "--addr=127.0.0.1", "--master="+addr, "--run="+copyKey)
+	d, err := l.start([]string{token}, nil, filepath.Join(filepath.Dir(l.master), "checkpointd"),
+		"--job="+copyKey, "--shm-dir="+memory, "--replicas=2", "--addr=127.0.0.1", "--master="+addr, "--run="+copyKey)
 	if err != nil {
 		return "", 0, err
 	}
 	w := checkpointd.World{Term: 1, GroupRank: 1, GroupWorldSize: 2, RankBase: 1, WorldSize: 2, LocalWorldSize: 1}
-	if err := l.enter(ctx, filepath.Join(memory, fmt.Sprintf("dlrover-%d", os.Geteuid()), copyKey, "sock"), w); err != nil {
+	sock := filepath.Join(memory, fmt.Sprintf("dlrover-%d", os.Geteuid()), copyKey, "sock")
+	if err := l.enter(ctx, sock, w); err != nil {
 		return "", 0, err
 	}
 	hc := &http.Client{Transport: &http.Transport{}}
 	defer hc.CloseIdleConnections()
-	peers, err := coordinator.Client("http://"+addr, copyKey, l.token, hc).Peers(ctx, w.Key(), coordinator.Peer{Addr: "127.0.0.1:1"}, w.GroupWorldSize, 30*time.Second)
+	peers, err := coordinator.Client("http://"+addr, copyKey, l.token, hc).Peers(ctx, w.Key(),
+		coordinator.Peer{Addr: "127.0.0.1:1"}, w.GroupWorldSize, 30*time.Second)
 	if err != nil {
 		return "", 0, err
 	}
@@ -303,12 +318,19 @@ const pageSize = 4096
 
 // stamp makes the segment hold the save of a step.
 func (s *copySource) stamp(step int64) error {
-	meta, err := json.Marshal(shm.Meta{Run: copyKey, Epoch: "0", Save: fmt.Sprintf("%016x", step), Step: step, WorldSize: 2, LocalWorldSize: 1, Shards: 2,
-		Primary: true, Dir: "/", Framework: "ddp", Layout: "00", Resize: "same", Torch: "0", Files: []shm.File{{Path: "state", Len: s.size, Kind: "raw"}}})
+	meta, err := json.Marshal(shm.Meta{
+		Run: copyKey, Epoch: "0", Save: fmt.Sprintf("%016x", step), Step: step,
+		WorldSize: 2, LocalWorldSize: 1, Shards: 2, Primary: true,
+		Dir: "/", Framework: "ddp", Layout: "00", Resize: "same", Torch: "0",
+		Files: []shm.File{{Path: "state", Len: s.size, Kind: "raw"}},
+	})
 	if err != nil {
 		return err
 	}
-	h := shm.Header{State: shm.Complete, Seq: uint64(step + 1), Step: step, Saved: time.Now(), ImageOff: pageSize, ImageLen: s.size, FixOff: pageSize + s.size}
+	h := shm.Header{
+		State: shm.Complete, Seq: uint64(step + 1), Step: step, Saved: time.Now(), ImageOff: pageSize, ImageLen: s.size,
+		FixOff: pageSize + s.size,
+	}
 	h.SetMeta(pageSize+s.size, meta)
 	f, err := os.OpenFile(s.path, os.O_WRONLY, 0)
 	if err != nil {
@@ -324,7 +346,8 @@ func (s *copySource) stamp(step int64) error {
 
 // push copies the save of a step and returns the seconds, and the processor time of both
 // ends.
-func (s *copySource) push(ctx context.Context, client *replica.Client, addr string, pid int, step int64) (took, cpu float64, err error) {
+func (s *copySource) push(ctx context.Context, client *replica.Client, addr string, pid int,
+	step int64) (took, cpu float64, err error) {
 	if err := s.stamp(step); err != nil {
 		return 0, 0, err
 	}

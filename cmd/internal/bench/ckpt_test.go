@@ -41,7 +41,8 @@ func TestCheckpointRows(t *testing.T) {
 
 func smallBench(t *testing.T) *bench {
 	bin := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/checkpointd")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin,
+		"dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/checkpointd")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.NoError(t, prepareProcess())

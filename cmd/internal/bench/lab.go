@@ -189,7 +189,8 @@ type stamp struct {
 func parseStamps(data []byte) (ss []stamp, err error) {
 	for line := range bytes.Lines(data[:bytes.LastIndexByte(data, '\n')+1]) { // no half-written one
 		var s stamp
-		if _, err := fmt.Sscanf(string(line), "%s %d %d %d %d %d\n", &s.event, &s.at, &s.pid, &s.ppid, &s.rank, &s.world); err != nil {
+		if _, err := fmt.Sscanf(string(line), "%s %d %d %d %d %d\n",
+			&s.event, &s.at, &s.pid, &s.ppid, &s.rank, &s.world); err != nil {
 			return nil, fmt.Errorf("stamp %q: %w", line, err)
 		}
 		ss = append(ss, s)

@@ -69,7 +69,8 @@ func parse(args []string) (o options, err error) {
 	fs.BoolVar(&o.slow, "slow", false, "also measure what takes the peer minutes")
 	fs.BoolVar(&o.json, "json", false, "print JSON after the table")
 	fs.StringVar(&o.bin, "bin", "bin", "`directory` of dlrover-run and dlrover-master")
-	fs.StringVar(&o.python, "python", cmp.Or(os.Getenv("TORCH_PYTHON"), "/usr/bin/python3"), "`interpreter` with PyTorch, whose torchrun is the peer; $TORCH_PYTHON if set")
+	fs.StringVar(&o.python, "python", cmp.Or(os.Getenv("TORCH_PYTHON"), "/usr/bin/python3"),
+		"`interpreter` with PyTorch, whose torchrun is the peer; $TORCH_PYTHON if set")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}

@@ -233,8 +233,10 @@ func (r *result) markdown() string {
 func (rep *report) markdown() string {
 	var b strings.Builder
 	m := rep.Machine
-	fmt.Fprintf(&b, "%d cores of %s, %.0f GiB, ulimit -n %d, Linux %s; %s; %s; PyTorch %s; load average %s at the start, %s at the end; %s.\n\n",
-		m.Cores, m.CPU, m.MemoryGiB, m.OpenFiles, m.Kernel, m.Go, m.Launcher, m.Torch, m.LoadAtStart, m.LoadAtEnd, m.Date.Format(time.DateOnly))
+	fmt.Fprintf(&b, "%d cores of %s, %.0f GiB, ulimit -n %d, Linux %s; %s; %s; PyTorch %s; "+
+		"load average %s at the start, %s at the end; %s.\n\n",
+		m.Cores, m.CPU, m.MemoryGiB, m.OpenFiles, m.Kernel, m.Go, m.Launcher, m.Torch, m.LoadAtStart, m.LoadAtEnd,
+		m.Date.Format(time.DateOnly))
 	b.WriteString("Medians (minimum to maximum, n repetitions).\n")
 	head := ""
 	for _, r := range rep.Results {
@@ -266,7 +268,10 @@ func (rep *report) failed() error {
 }
 
 func describeMachine(b *bench) machine {
-	m := machine{Date: time.Now().UTC(), Cores: runtime.NumCPU(), OpenFiles: openFiles(), Go: runtime.Version(), LoadAtStart: loadAverage(), Torch: b.torch, CPU: "unknown CPU"}
+	m := machine{
+		Date: time.Now().UTC(), Cores: runtime.NumCPU(), OpenFiles: openFiles(), Go: runtime.Version(),
+		LoadAtStart: loadAverage(), Torch: b.torch, CPU: "unknown CPU",
+	}
 	if m.Torch == "" {
 		m.Torch = "not found"
 	}

@@ -51,15 +51,24 @@ func TestAddSkipsWhatCouldNotBeTaken(t *testing.T) {
 // testReport has every kind of cell.
 func testReport() report {
 	rep := report{
-		Machine: machine{Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), CPU: "a CPU", Cores: 2, MemoryGiB: 24, OpenFiles: 1024, Kernel: "6.1", Go: "go1.26", Launcher: "dlrover-run v1", Torch: "1.13", LoadAtStart: "0.10", LoadAtEnd: "0.20"},
+		Machine: machine{
+			Date: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), CPU: "a CPU", Cores: 2, MemoryGiB: 24, OpenFiles: 1024,
+			Kernel: "6.1", Go: "go1.26", Launcher: "dlrover-run v1", Torch: "1.13", LoadAtStart: "0.10", LoadAtEnd: "0.20",
+		},
 		Results: []result{
-			{ID: "start", What: "both have values", Unit: duration, Goal: 0.025, Ours: cell{Values: []float64{0.030, 0.010, 0.020}}, Peers: []cell{{Values: []float64{1, 2}}}},
-			{ID: "slow", What: "goal missed, peer not run", Unit: duration, Goal: 0.010, Ours: cell{Values: []float64{0.011}}, Peers: []cell{{Missing: "not run (-slow)"}}},
-			{ID: "daemon", What: "one no among the yes", Unit: yesno, Goal: 1, Ours: cell{Values: []float64{1, 0}}, Peers: []cell{{Values: []float64{0}}}},
-			{ID: "broken", What: "no value", Unit: size, Goal: 1e6, Ours: cell{Errors: []string{"no such process\n  and its output"}}, Peers: []cell{{}}},
-			{ID: "ckpt", What: "more is better, two peers", Unit: speed, Goal: 24, Ours: cell{Values: []float64{25}}, Peers: []cell{{Values: []float64{0.5}}, {Values: []float64{50}}}},
+			{ID: "start", What: "both have values", Unit: duration, Goal: 0.025,
+				Ours: cell{Values: []float64{0.030, 0.010, 0.020}}, Peers: []cell{{Values: []float64{1, 2}}}},
+			{ID: "slow", What: "goal missed, peer not run", Unit: duration, Goal: 0.010, Ours: cell{Values: []float64{0.011}},
+				Peers: []cell{{Missing: "not run (-slow)"}}},
+			{ID: "daemon", What: "one no among the yes", Unit: yesno, Goal: 1, Ours: cell{Values: []float64{1, 0}},
+				Peers: []cell{{Values: []float64{0}}}},
+			{ID: "broken", What: "no value", Unit: size, Goal: 1e6,
+				Ours: cell{Errors: []string{"no such process\n  and its output"}}, Peers: []cell{{}}},
+			{ID: "ckpt", What: "more is better, two peers", Unit: speed, Goal: 24, Ours: cell{Values: []float64{25}},
+				Peers: []cell{{Values: []float64{0.5}}, {Values: []float64{50}}}},
 			{ID: "ckpt", What: "too little", Unit: share, Goal: 90, Ours: cell{Values: []float64{89.9}}, Peers: []cell{{}, {}}},
-			{ID: "ckpt", What: "counts have no ratio", Unit: count, Ours: cell{Values: []float64{6}}, Peers: []cell{{}, {Values: []float64{2}}}},
+			{ID: "ckpt", What: "counts have no ratio", Unit: count, Ours: cell{Values: []float64{6}},
+				Peers: []cell{{}, {Values: []float64{2}}}},
 		},
 	}
 	for i := range rep.Results {

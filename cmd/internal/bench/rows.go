@@ -50,22 +50,33 @@ const ms = 1e-3
 
 func rows(o options) []row {
 	all := []row{
-		{id: "start", run: start, lines: []line{{what: "exec of the launcher to its first worker's first instruction, 2 workers", unit: duration, goal: 10 * ms}}},
-		{id: "exit", run: trivialJob, lines: []line{{what: "exec to exit, job of 2 workers that do nothing", unit: duration}}},
+		{id: "start", run: start, lines: []line{
+			{what: "exec of the launcher to its first worker's first instruction, 2 workers",
+				unit: duration, goal: 10 * ms}}},
+		{id: "exit", run: trivialJob, lines: []line{
+			{what: "exec to exit, job of 2 workers that do nothing", unit: duration}}},
 		{id: "help", run: help, lines: []line{{what: "`--help`", unit: duration}}},
-		{id: "restart", run: restart, lines: []line{{what: "worker exits 1 to its replacement's first instruction, 1 node of 2 workers", unit: duration, goal: 25 * ms}}},
-		{id: "restart2", run: restartTwoNodes, lines: []line{{what: "worker exits 1 to the first instruction of both new workers, 2 nodes of 1 worker", unit: duration, goal: 60 * ms}}},
-		{id: "loss", run: nodeLoss, torch: true, maxPeerReps: 2, limit: 90 * time.Second,
-			lines: []line{{what: "one node's processes are killed, 1:2 nodes in gloo all_reduce, to the survivor's new worker; last_call_timeout=1, which is kind to torchrun", unit: duration, goal: 1}}},
-		{id: "join", run: scaleUp, lines: []line{{what: "second launcher of a running 1:2 job: its exec to the first instruction of both new workers", unit: duration, goal: 15 * ms}}},
-		{id: "fail", run: finalFailure, slowPeer: true, peerLimit: 330 * time.Second, maxPeerReps: 1,
-			lines: []line{{what: "worker fails for good on one of 2 nodes, to the other launcher's exit", unit: duration, goal: 1}}},
+		{id: "restart", run: restart, lines: []line{
+			{what: "worker exits 1 to its replacement's first instruction, 1 node of 2 workers",
+				unit: duration, goal: 25 * ms}}},
+		{id: "restart2", run: restartTwoNodes, lines: []line{
+			{what: "worker exits 1 to the first instruction of both new workers, 2 nodes of 1 worker",
+				unit: duration, goal: 60 * ms}}},
+		{id: "loss", run: nodeLoss, torch: true, maxPeerReps: 2, limit: 90 * time.Second, lines: []line{
+			{what: "one node's processes are killed, 1:2 nodes in gloo all_reduce, to the survivor's new worker; " +
+				"last_call_timeout=1, which is kind to torchrun", unit: duration, goal: 1}}},
+		{id: "join", run: scaleUp, lines: []line{
+			{what: "second launcher of a running 1:2 job: its exec to the first instruction of both new workers",
+				unit: duration, goal: 15 * ms}}},
+		{id: "fail", run: finalFailure, slowPeer: true, peerLimit: 330 * time.Second, maxPeerReps: 1, lines: []line{
+			{what: "worker fails for good on one of 2 nodes, to the other launcher's exit", unit: duration, goal: 1}}},
 		{id: "footprint", run: footprint, maxReps: 3, maxPeerReps: 1, limit: o.idle + time.Minute, lines: []line{
 			{what: "resident memory of the launcher, 2 sleeping workers", unit: size, goal: 13e6},
 			{what: "and of its guard", unit: size, oursOnly: "has none"},
 			{what: fmt.Sprintf("both, processor time of one core over %s without events", o.idle), unit: percent, goal: 0.05}}},
 		{id: "daemon", run: daemonDeath, maxReps: 3, maxPeerReps: 1, limit: 90 * time.Second, lines: []line{
-			{what: fmt.Sprintf("workers run on for %s after kill -9 of the process that serves the rendezvous (of torchrun: its first agent)", o.daemonless), unit: yesno, goal: 1},
+			{what: fmt.Sprintf("workers run on for %s after kill -9 of the process that serves the rendezvous "+
+				"(of torchrun: its first agent)", o.daemonless), unit: yesno, goal: 1},
 			{what: "a new daemon re-adopts them, none is restarted", unit: yesno, goal: 1, oursOnly: "cannot"},
 			{what: "exec of the new daemon to the world being whole", unit: duration, oursOnly: "cannot"}}},
 	}
@@ -162,7 +173,8 @@ func standalone(workers int, more ...string) []string {
 
 // nodes are the options of one node of a job whose first node serves the rendezvous.
 func nodes(addr, nnodes string, more ...string) []string {
-	return append([]string{"--rdzv_backend=c10d", "--rdzv_endpoint=" + addr, "--rdzv_id=bench", "--nnodes=" + nnodes, "--nproc_per_node=1"}, more...)
+	return append([]string{"--rdzv_backend=c10d", "--rdzv_endpoint=" + addr, "--rdzv_id=bench", "--nnodes=" + nnodes,
+		"--nproc_per_node=1"}, more...)
 }
 
 // settled is a pause before an event, of no fixed phase to any polling interval.
@@ -216,7 +228,8 @@ func restart(ctx context.Context, l *lab) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	again, err := l.await(ctx, "the replacement", 1, func(s stamp) bool { return started(failed)(s) && s.rank == ss[1].rank })
+	again, err := l.await(ctx, "the replacement", 1,
+		func(s stamp) bool { return started(failed)(s) && s.rank == ss[1].rank })
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +257,8 @@ func (l *lab) pair(ctx context.Context, args func(addr string) []string) (ps [2]
 // both waits for a worker of each launcher in a world of two.
 func (l *lab) both(ctx context.Context, ps [2]*process, after int64) (workers [2]stamp, err error) {
 	for i, p := range ps {
-		ss, err := l.await(ctx, "the workers of both nodes", 1, func(s stamp) bool { return startedBy(p, after)(s) && s.world == 2 })
+		ss, err := l.await(ctx, "the workers of both nodes", 1,
+			func(s stamp) bool { return startedBy(p, after)(s) && s.world == 2 })
 		if err != nil {
 			return workers, err
 		}
@@ -254,7 +268,8 @@ func (l *lab) both(ctx context.Context, ps [2]*process, after int64) (workers [2
 }
 
 func restartTwoNodes(ctx context.Context, l *lab) ([]float64, error) {
-	ps, ws, err := l.pair(ctx, func(addr string) []string { return append(nodes(addr, "2", "--max_restarts=3"), l.worker("wait")...) })
+	ps, ws, err := l.pair(ctx,
+		func(addr string) []string { return append(nodes(addr, "2", "--max_restarts=3"), l.worker("wait")...) })
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +286,8 @@ func restartTwoNodes(ctx context.Context, l *lab) ([]float64, error) {
 
 func nodeLoss(ctx context.Context, l *lab) ([]float64, error) {
 	ps, _, err := l.pair(ctx, func(addr string) []string {
-		return append(nodes(addr, "1:2", "--max_restarts=3", "--rdzv_conf=last_call_timeout=1"), l.worker("exec", l.python, "-u", l.allreduce, l.stamps)...)
+		return append(nodes(addr, "1:2", "--max_restarts=3", "--rdzv_conf=last_call_timeout=1"),
+			l.worker("exec", l.python, "-u", l.allreduce, l.stamps)...)
 	})
 	if err != nil {
 		return nil, err
@@ -284,7 +300,8 @@ func nodeLoss(ctx context.Context, l *lab) ([]float64, error) {
 	}
 	killed := now()
 	l.kill(ps[1])
-	again, err := l.await(ctx, "the survivor's new worker", 1, func(s stamp) bool { return startedBy(ps[0], killed)(s) && s.world == 1 })
+	again, err := l.await(ctx, "the survivor's new worker", 1,
+		func(s stamp) bool { return startedBy(ps[0], killed)(s) && s.world == 1 })
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +333,8 @@ func scaleUp(ctx context.Context, l *lab) ([]float64, error) {
 }
 
 func finalFailure(ctx context.Context, l *lab) ([]float64, error) {
-	ps, ws, err := l.pair(ctx, func(addr string) []string { return append(nodes(addr, "2", "--max_restarts=0"), l.worker("wait")...) })
+	ps, ws, err := l.pair(ctx,
+		func(addr string) []string { return append(nodes(addr, "2", "--max_restarts=0"), l.worker("wait")...) })
 	if err != nil {
 		return nil, err
 	}
@@ -399,7 +417,8 @@ func daemonDeath(ctx context.Context, l *lab) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := append([]string{"--rdzv_backend=dlrover-master", "--rdzv_endpoint=" + addr, "--rdzv_id=bench", "--nnodes=2", "--nproc_per_node=1"}, l.worker("wait")...)
+	args := append([]string{"--rdzv_backend=dlrover-master", "--rdzv_endpoint=" + addr,
+		"--rdzv_id=bench", "--nnodes=2", "--nproc_per_node=1"}, l.worker("wait")...)
 	for range 2 {
 		if _, err := l.launch(args...); err != nil {
 			return nil, err

@@ -31,8 +31,14 @@ func scaleRows(o options) []row {
 }
 
 func world(n int, goal float64) row {
-	return row{id: "scale", limit: 2 * time.Minute, run: func(ctx context.Context, l *lab) ([]float64, error) { return meet(ctx, l, n) },
-		lines: []line{{what: fmt.Sprintf("rendezvous of %d nodes: arrival of the last one until all have their ranks", n), unit: duration, goal: goal}}}
+	return row{
+		id: "scale", limit: 2 * time.Minute,
+		run: func(ctx context.Context, l *lab) ([]float64, error) { return meet(ctx, l, n) },
+		lines: []line{
+			{what: fmt.Sprintf("rendezvous of %d nodes: arrival of the last one until all have their ranks", n),
+				unit: duration, goal: goal},
+		},
+	}
 }
 
 func smallWorld(n int, goal float64) row {
@@ -108,7 +114,9 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 		return nil, err
 	}
 	peak, err := memory(pid, "status", "VmHWM")
-	return []float64{seconds(began, met), after - before, again, afterRestart - after, peak, (peak - empty) / float64(n)}, err
+	return []float64{
+		seconds(began, met), after - before, again, afterRestart - after, peak, (peak - empty) / float64(n),
+	}, err
 }
 
 // gatekeepCommand makes this program a rendezvous daemon whose gate clears every node at once.
@@ -133,18 +141,19 @@ func gatekeep(args []string) error {
 }
 
 func gatedWorld(n int) row {
-	return row{id: "gate", limit: 2 * time.Minute, maxReps: 3, noPeer: "has none", files: n + 1000, run: func(ctx context.Context, l *lab) ([]float64, error) {
-		open, openCPU, err := meetGatekeeper(ctx, l, n, false)
-		if err != nil {
-			return nil, err
-		}
-		gated, gatedCPU, err := meetGatekeeper(ctx, l, n, true)
-		return []float64{gated, gated - open, gatedCPU - openCPU}, err
-	}, lines: []line{
-		{what: fmt.Sprintf("rendezvous of %d nodes whose gate clears everybody at once", n), unit: duration},
-		{what: "and how much longer than without a gate that is", unit: duration, goal: 0.1},
-		{what: "and more processor time of the daemon", unit: duration},
-	}}
+	return row{id: "gate", limit: 2 * time.Minute, maxReps: 3, noPeer: "has none", files: n + 1000,
+		run: func(ctx context.Context, l *lab) ([]float64, error) {
+			open, openCPU, err := meetGatekeeper(ctx, l, n, false)
+			if err != nil {
+				return nil, err
+			}
+			gated, gatedCPU, err := meetGatekeeper(ctx, l, n, true)
+			return []float64{gated, gated - open, gatedCPU - openCPU}, err
+		}, lines: []line{
+			{what: fmt.Sprintf("rendezvous of %d nodes whose gate clears everybody at once", n), unit: duration},
+			{what: "and how much longer than without a gate that is", unit: duration, goal: 0.1},
+			{what: "and more processor time of the daemon", unit: duration},
+		}}
 }
 
 // meetGatekeeper measures what meet does, with a daemon that clears all nodes at once if gate says that they are held.
@@ -219,7 +228,8 @@ func (l *lab) crowd(ctx context.Context, port string, n int, gate bool) (crowd [
 		}
 		defer w.Close()
 		count := min(nodesPerProcess, n-1-from)
-		if _, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, w, self, simulateCommand, port, strconv.Itoa(n), strconv.Itoa(from), strconv.Itoa(count), strconv.FormatBool(gate)); err != nil {
+		if _, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, w, self, simulateCommand, port, strconv.Itoa(n),
+			strconv.Itoa(from), strconv.Itoa(count), strconv.FormatBool(gate)); err != nil {
 			r.Close()
 			return nil, err
 		}
@@ -239,7 +249,8 @@ func (l *lab) crowd(ctx context.Context, port string, n int, gate bool) (crowd [
 // expect reads one line "<event> <time>" of a process of simulated nodes.
 func expect(c *bufio.Scanner, event string) (int64, error) {
 	if !c.Scan() {
-		return 0, fmt.Errorf("simulated nodes: the process ended before all had %s: %w", event, errors.Join(c.Err(), io.ErrUnexpectedEOF))
+		return 0, fmt.Errorf("simulated nodes: the process ended before all had %s: %w",
+			event, errors.Join(c.Err(), io.ErrUnexpectedEOF))
 	}
 	f := strings.Fields(c.Text())
 	if len(f) != 2 || f[0] != event {

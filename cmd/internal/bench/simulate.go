@@ -78,7 +78,10 @@ func openNodes(ctx context.Context, port, token string, total, from, count int, 
 func (s *simulation) open(ctx context.Context, i int) error {
 	addr := daemonAddr(i, s.port)
 	client := api.NewClient(addr, s.token)
-	node := rendezvous.Node{ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8, Role: "default", Can: []rendezvous.Ability{rendezvous.CanGate}}
+	node := rendezvous.Node{
+		ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8,
+		Role: "default", Can: []rendezvous.Ability{rendezvous.CanGate},
+	}
 	session, err := api.Open(ctx, client, api.SessionConfig{Run: "bench", Node: node, Params: s.params, Where: addr})
 	if err != nil {
 		client.Close()

@@ -101,16 +101,26 @@ func app(stdout io.Writer) *cli.App {
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse(Name, err) },
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "job", Category: category, Usage: "`NAME`: the name that --ckpt-sidecar gives to the launcher: letters, digits and ._-"},
-			&cli.StringFlag{Name: "shm-dir", Category: category, Value: DefaultShm, Usage: "`DIR`: directory in memory that this daemon and the workers share (default: " + DefaultShm + ")"},
-			&cli.StringFlag{Name: "master", Category: category, Usage: "`HOST:PORT`: the rendezvous that the nodes of the run share; without it they meet through files on the checkpoint's storage"},
+			&cli.StringFlag{Name: "job", Category: category,
+				Usage: "`NAME`: the name that --ckpt-sidecar gives to the launcher: letters, digits and ._-"},
+			&cli.StringFlag{Name: "shm-dir", Category: category, Value: DefaultShm,
+				Usage: "`DIR`: directory in memory that this daemon and the workers share (default: " + DefaultShm + ")"},
+			&cli.StringFlag{Name: "master", Category: category,
+				Usage: "`HOST:PORT`: the rendezvous that the nodes of the run share; without it they meet through files on " +
+					"the checkpoint's storage"},
 			&cli.StringFlag{Name: "run", Category: category, Usage: "`ID`: name of the run, with --master"},
-			&cli.StringFlag{Name: "token-file", Category: category, Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
-			&cli.IntFlag{Name: "replicas", Category: category, Usage: "`N`: nodes that hold each shard in memory, this one included; 0 leaves it to the checkpoints"},
-			&cli.StringFlag{Name: "addr", Category: category, Usage: "`HOST`: where the daemons of other nodes reach this one, for copies"},
-			&cli.StringFlag{Name: "switch", Category: category, Usage: "`NAME`: switch of this node; copies go to nodes on other switches"},
-			&cli.StringFlag{Name: "write-rate", Category: category, Usage: "`SIZE`: limit for writing to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
-			&cli.StringFlag{Name: "log-format", Category: category, EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
+			&cli.StringFlag{Name: "token-file", Category: category,
+				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
+			&cli.IntFlag{Name: "replicas", Category: category,
+				Usage: "`N`: nodes that hold each shard in memory, this one included; 0 leaves it to the checkpoints"},
+			&cli.StringFlag{Name: "addr", Category: category,
+				Usage: "`HOST`: where the daemons of other nodes reach this one, for copies"},
+			&cli.StringFlag{Name: "switch", Category: category,
+				Usage: "`NAME`: switch of this node; copies go to nodes on other switches"},
+			&cli.StringFlag{Name: "write-rate", Category: category,
+				Usage: "`SIZE`: limit for writing to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
+			&cli.StringFlag{Name: "log-format", Category: category, EnvVars: []string{console.FormatVariable},
+				Usage: console.FormatUsage},
 			&cli.StringFlag{Name: "runtime", Hidden: true},
 			&cli.StringFlag{Name: "world", Hidden: true},
 			&cli.BoolFlag{Name: "inherit", Hidden: true},
@@ -322,7 +332,8 @@ func world(c *cli.Context, d *checkpointd.Daemon) error {
 
 // Args is the command line by which the launcher, this process, starts the daemon.
 func Args(dir, master, run string, replicas int, addr, writeRate string, w checkpointd.World) []string {
-	args := []string{Name, "--inherit", "--launcher", strconv.Itoa(os.Getpid()), "--runtime", dir, "--replicas", strconv.Itoa(replicas), "--addr", addr, "--world", w.String(), "--run", run}
+	args := []string{Name, "--inherit", "--launcher", strconv.Itoa(os.Getpid()), "--runtime", dir, "--replicas",
+		strconv.Itoa(replicas), "--addr", addr, "--world", w.String(), "--run", run}
 	if master != "" {
 		args = append(args, "--master", master)
 	}

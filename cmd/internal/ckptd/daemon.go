@@ -158,7 +158,8 @@ func (s *Supervisor) attend() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	late := time.AfterFunc(OrderBudget, func() {
-		s.log.Warn("the sidecar of --ckpt-sidecar is not there: workers save by themselves until a checkpointd --job="+s.cfg.Sidecar+" serves the socket", "socket", s.dir.socketPath())
+		s.log.Warn("the sidecar of --ckpt-sidecar is not there: workers save by themselves until a checkpointd --job="+
+			s.cfg.Sidecar+" serves the socket", "socket", s.dir.socketPath())
 	})
 	defer late.Stop()
 	go func() { <-s.quit; cancel() }()

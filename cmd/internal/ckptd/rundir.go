@@ -147,6 +147,7 @@ func removeStale(base, own string, log *slog.Logger) {
 		if len(names) == 0 {
 			continue
 		}
-		log.Info("removed the checkpoint memory of a job that is dead", "dir", d.Path(), "age", age.Round(time.Second).String())
+		log.Info("removed the checkpoint memory of a job that is dead", "dir", d.Path(),
+			"age", age.Round(time.Second).String())
 	}
 }

@@ -191,7 +191,8 @@ func (s *Supervisor) endDaemon(ctx context.Context, budget time.Duration) {
 		err = fmt.Errorf("%d saves are not there", left)
 	}
 	if err != nil {
-		s.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher with the same --rdzv-id and endpoint on this machine", "dir", s.dir.Path(), "err", err)
+		s.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher with the same --rdzv-id and "+
+			"endpoint on this machine", "dir", s.dir.Path(), "err", err)
 	}
 }
 

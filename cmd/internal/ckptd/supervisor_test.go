@@ -195,7 +195,9 @@ func newRig(t *testing.T, change func(*SupervisorConfig)) *rig {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(base)) })
 	r := &rig{fakes: &fakes{t: t}, log: &lines{}}
-	r.cfg = SupervisorConfig{ShmDir: base, Key: "job", Run: "run", Start: r.start, Logger: slog.New(slog.NewTextHandler(r.log, nil))}
+	r.cfg = SupervisorConfig{
+		ShmDir: base, Key: "job", Run: "run", Start: r.start, Logger: slog.New(slog.NewTextHandler(r.log, nil)),
+	}
 	if change != nil {
 		change(&r.cfg)
 	}
@@ -259,7 +261,8 @@ func TestTheFirstCallStartsADaemon(t *testing.T) {
 	d := r.nth(1)
 	d.hears("lead", "world 3")
 	line := strings.Join(d.Args, " ")
-	for _, part := range []string{"--runtime " + r.Dir(), "--replicas 2", "--addr 10.0.0.2", "--run run", "--master 10.0.0.1:29400", "--write-rate 5M"} {
+	for _, part := range []string{"--runtime " + r.Dir(), "--replicas 2", "--addr 10.0.0.2", "--run run",
+		"--master 10.0.0.1:29400", "--write-rate 5M"} {
 		require.Contains(t, line, part)
 	}
 	require.Contains(t, d.Env, "DLROVER_TOKEN=secret")
@@ -492,5 +495,6 @@ func TestMemoryOfDeadJobsIsRemoved(t *testing.T) {
 	r.finish()
 	require.DirExists(t, fresh, "its next launcher may come")
 	require.Contains(t, r.log.String(), "removed the checkpoint memory of a job that is dead")
-	require.Equal(t, 1, strings.Count(r.log.String(), "removed the checkpoint memory"), "nothing was lost with the empty one")
+	require.Equal(t, 1, strings.Count(r.log.String(), "removed the checkpoint memory"),
+		"nothing was lost with the empty one")
 }

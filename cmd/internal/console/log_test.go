@@ -86,11 +86,13 @@ func TestTextLines(t *testing.T) {
 		"no node":                   {func(l *slog.Logger) { l.Info("serving") }, "INFO  prog: serving\n"},
 		"level":                     {func(l *slog.Logger) { l.Error("no") }, "ERROR prog: no\n"},
 		"a record's own run is new": {func(l *slog.Logger) { l.Info("seal", "run_id", "j") }, "INFO  prog: seal run_id=j\n"},
-		"attributes of the logger":  {func(l *slog.Logger) { l.With("rank", 3).Warn("slow", "s", 1.5) }, "WARN  prog: slow rank=3 s=1.5\n"},
-		"groups":                    {func(l *slog.Logger) { l.WithGroup("g").Info("x", "host", "h") }, "INFO  prog: x g.host=h\n"},
-		"one line":                  {func(l *slog.Logger) { l.Info("a\nb\x1b[2J", "k", "c\nd\u202e") }, `INFO  prog: a\nb\x1b[2J k="c\nd\u202e"` + "\n"},
-		"what is empty":             {func(l *slog.Logger) { l.Info("x", "node", "", "n", 0) }, "INFO  prog: x n=0\n"},
-		"below the level":           {func(l *slog.Logger) { l.Debug("not shown"); l.Info("shown") }, "INFO  prog: shown\n"},
+		"attributes of the logger": {func(l *slog.Logger) { l.With("rank", 3).Warn("slow", "s", 1.5) },
+			"WARN  prog: slow rank=3 s=1.5\n"},
+		"groups": {func(l *slog.Logger) { l.WithGroup("g").Info("x", "host", "h") }, "INFO  prog: x g.host=h\n"},
+		"one line": {func(l *slog.Logger) { l.Info("a\nb\x1b[2J", "k", "c\nd\u202e") },
+			`INFO  prog: a\nb\x1b[2J k="c\nd\u202e"` + "\n"},
+		"what is empty":   {func(l *slog.Logger) { l.Info("x", "node", "", "n", 0) }, "INFO  prog: x n=0\n"},
+		"below the level": {func(l *slog.Logger) { l.Debug("not shown"); l.Info("shown") }, "INFO  prog: shown\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, line, found := strings.Cut(shown(t, false, console.Text, slog.LevelInfo, tc.log), " ")
@@ -101,7 +103,9 @@ func TestTextLines(t *testing.T) {
 }
 
 func TestParseFormat(t *testing.T) {
-	for text, want := range map[string]console.Format{"": console.Auto, "auto": console.Auto, "text": console.Text, "json": console.JSON} {
+	for text, want := range map[string]console.Format{
+		"": console.Auto, "auto": console.Auto, "text": console.Text, "json": console.JSON,
+	} {
 		got, err := console.ParseFormat(text)
 		require.NoError(t, err)
 		require.Equal(t, want, got)

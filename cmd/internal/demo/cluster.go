@@ -46,7 +46,10 @@ type child struct {
 }
 
 func newCluster(dir, bin, python string, train []string) (*cluster, error) {
-	c := &cluster{dir: dir, bin: bin, python: python, train: train, nodes: map[string]*child{}, records: make(chan record), quit: make(chan struct{})}
+	c := &cluster{
+		dir: dir, bin: bin, python: python, train: train, nodes: map[string]*child{}, records: make(chan record),
+		quit: make(chan struct{}),
+	}
 	err := os.WriteFile(c.path("train.py"), trainPy, 0o644)
 	return c, errors.Join(err, os.WriteFile(c.path("token"), []byte(rand.Text()), 0o600))
 }
@@ -61,7 +64,9 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 	}
 	defer stderr.Close()
 	cmd := exec.Command(filepath.Join(c.bin, program), args...)
-	cmd.Env = append(append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path(""), "PET_CKPT_SHM_DIR="+filepath.Clean(c.path(""))), env...)
+	cmd.Env = append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path(""),
+		"PET_CKPT_SHM_DIR="+filepath.Clean(c.path("")))
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
@@ -90,7 +95,8 @@ func (c *cluster) see(r record) {
 
 // startMaster starts the daemon and waits until it serves: it logs the port it took.
 func (c *cluster) startMaster(ctx context.Context) (err error) {
-	if c.daemon, err = c.start("master", "dlrover-master", []string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}, nil, nil); err != nil {
+	args := []string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}
+	if c.daemon, err = c.start("master", "dlrover-master", args, nil, nil); err != nil {
 		return err
 	}
 	const limit = 10 * time.Second
@@ -136,7 +142,8 @@ func (c *cluster) startNode(name string) error {
 	args := append([]string{
 		"--rdzv-id=demo", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1",
 		"--log-dir=" + c.path(name+".logs"), "--event-log=" + c.path(name+".events"), c.path("train.py")}, c.train...)
-	env := []string{"POD_NAME=" + name, "DLROVER_MASTER_ADDR=" + c.addr, "PYTHON_EXEC=" + c.python, "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"}
+	env := []string{"POD_NAME=" + name, "DLROVER_MASTER_ADDR=" + c.addr, "PYTHON_EXEC=" + c.python,
+		"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"}
 	node, err := c.start(name, "dlrover-run", args, env, out)
 	if err != nil {
 		return err

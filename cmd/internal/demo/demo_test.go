@@ -25,7 +25,10 @@ func after(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millise
 func fault(ms int, what string) record { return record{Time: after(ms), Event: evFault, What: what} }
 
 func start(ms int, from string, node, nodes, round, epoch int, cause string) record {
-	return record{Time: after(ms), Event: evStart, From: from, Node: node, Nodes: nodes, WorldSize: 2 * nodes, Round: round, Epoch: epoch, Cause: cause}
+	return record{
+		Time: after(ms), Event: evStart, From: from, Node: node, Nodes: nodes, WorldSize: 2 * nodes, Round: round,
+		Epoch: epoch, Cause: cause,
+	}
 }
 
 func step(ms, pid, world, n int, loss float64) record {
@@ -67,16 +70,20 @@ func TestRecoveries(t *testing.T) {
 			{"a new node starts", after(8010), 45 * time.Millisecond, 2 * time.Second, 2, 4, 65, 61, 1},
 		}},
 		{name: "a line of the old rank 0 arrives late",
-			rs: []record{step(0, 1, 4, 8, 1), fault(10, "f"), step(11, 1, 4, 9, 1), start(20, "a", 0, 1, 2, 0, ""), step(50, 2, 2, 8, 1)},
+			rs: []record{
+				step(0, 1, 4, 8, 1), fault(10, "f"), step(11, 1, 4, 9, 1), start(20, "a", 0, 1, 2, 0, ""), step(50, 2, 2, 8, 1),
+			},
 			want: []recovery{
 				{"f", after(10), 10 * time.Millisecond, 40 * time.Millisecond, 4, 2, 9, 8, 1},
 			}},
 		{name: "it took two worlds, and a launcher was slow to be read",
-			rs: []record{step(0, 1, 4, 9, 1), fault(10, "f"), start(20, "a", 0, 2, 1, 1, ""), start(90, "a", 0, 1, 2, 0, ""), start(25, "b", 1, 2, 1, 1, ""), step(99, 2, 2, 8, 1)},
+			rs: []record{step(0, 1, 4, 9, 1), fault(10, "f"), start(20, "a", 0, 2, 1, 1, ""), start(90, "a", 0, 1, 2, 0, ""),
+				start(25, "b", 1, 2, 1, 1, ""), step(99, 2, 2, 8, 1)},
 			want: []recovery{
 				{"f", after(10), 80 * time.Millisecond, 89 * time.Millisecond, 4, 2, 9, 8, 2},
 			}},
-		{name: "no training again", rs: []record{step(0, 1, 4, 9, 1), fault(10, "a node is killed"), step(11, 1, 4, 10, 1)}, err: "no training after: a node is killed"},
+		{name: "no training again", rs: []record{step(0, 1, 4, 9, 1), fault(10, "a node is killed"), step(11, 1, 4, 10, 1)},
+			err: "no training after: a node is killed"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -99,12 +106,17 @@ func TestChecks(t *testing.T) {
 		want   string // the check that fails
 	}{
 		{name: "all is well", change: func(rs []record) []record { return rs }},
-		{name: "went on too far back", change: with(10, func(r *record) { r.Step = 11 }), want: "after each fault the training went on from its checkpoint (one every 10 steps)"},
-		{name: "started anew", change: with(10, func(r *record) { r.Step = 1 }), want: "after each fault the training went on from its checkpoint (one every 10 steps)"},
-		{name: "did not shrink", change: with(14, func(r *record) { r.WorldSize = 4 }), want: "the world sizes were 4, 4, 4, 4"},
+		{name: "went on too far back", change: with(10, func(r *record) { r.Step = 11 }),
+			want: "after each fault the training went on from its checkpoint (one every 10 steps)"},
+		{name: "started anew", change: with(10, func(r *record) { r.Step = 1 }),
+			want: "after each fault the training went on from its checkpoint (one every 10 steps)"},
+		{name: "did not shrink", change: with(14, func(r *record) { r.WorldSize = 4 }),
+			want: "the world sizes were 4, 4, 4, 4"},
 		{name: "ended early", change: with(21, func(r *record) { r.Step = 99 }), want: "99 of 100 steps are done"},
-		{name: "learned nothing", change: with(20, func(r *record) { r.Loss = 0.69 }), want: "the loss fell from 0.700 to 0.690"},
-		{name: "left a worker", change: func(rs []record) []record { return rs }, left: []process{{pid: 7, name: "python3"}}, want: "no process is left, but python3 (pid 7)"},
+		{name: "learned nothing", change: with(20, func(r *record) { r.Loss = 0.69 }),
+			want: "the loss fell from 0.700 to 0.690"},
+		{name: "left a worker", change: func(rs []record) []record { return rs }, left: []process{{pid: 7, name: "python3"}},
+			want: "no process is left, but python3 (pid 7)"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -170,7 +182,8 @@ func TestUnexpectedEnd(t *testing.T) {
 		{name: "another one", r: record{From: "node-b", ExitCode: -9}, err: "node-b ended with code -9"},
 		{name: "too early", r: record{From: "node-b"}, err: "node-b ended with code 0 before the training was over"},
 		{name: "in time", r: record{From: "node-b"}, trained: true},
-		{name: "in time but with an error", r: record{From: "master", ExitCode: 1}, trained: true, err: "master ended with code 1"},
+		{name: "in time but with an error", r: record{From: "master", ExitCode: 1}, trained: true,
+			err: "master ended with code 1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -218,7 +231,8 @@ func TestStatusMovesOnTerminalsOnly(t *testing.T) {
 func TestServedAt(t *testing.T) {
 	log := t.TempDir() + "/log"
 	require.Empty(t, servedAt(log))
-	require.NoError(t, os.WriteFile(log, []byte("{\"msg\":\"other\",\"addr\":\"x\"}\n{\"msg\":\"serving\",\"addr\":\"127.0.0.1:4\"}\n"), 0o600))
+	require.NoError(t, os.WriteFile(log,
+		[]byte("{\"msg\":\"other\",\"addr\":\"x\"}\n{\"msg\":\"serving\",\"addr\":\"127.0.0.1:4\"}\n"), 0o600))
 	require.Equal(t, "127.0.0.1:4", servedAt(log))
 }
 
@@ -239,8 +253,10 @@ func TestLastLine(t *testing.T) {
 }
 
 func TestDescendants(t *testing.T) {
-	all := []process{{1, 0, "init"}, {10, 1, "demo"}, {11, 10, "dlrover-run"}, {12, 11, "python3"}, {13, 10, "orphan"}, {14, 1, "other"}}
-	require.ElementsMatch(t, []process{{11, 10, "dlrover-run"}, {12, 11, "python3"}, {13, 10, "orphan"}}, descendants(all, 10))
+	all := []process{{1, 0, "init"}, {10, 1, "demo"}, {11, 10, "dlrover-run"}, {12, 11, "python3"},
+		{13, 10, "orphan"}, {14, 1, "other"}}
+	require.ElementsMatch(t, []process{{11, 10, "dlrover-run"}, {12, 11, "python3"}, {13, 10, "orphan"}},
+		descendants(all, 10))
 	require.Empty(t, descendants(all, 12))
 }
 

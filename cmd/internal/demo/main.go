@@ -116,7 +116,8 @@ func play(ctx context.Context, s *screen, dir, bin string, p plan) error {
 		return err
 	}
 	s.began = time.Now()
-	s.line("A classifier trains with PyTorch %s DDP for %d steps (%s); dlrover-master is at %s.\n", py.torch, p.steps, py.path, c.addr)
+	s.line("A classifier trains with PyTorch %s DDP for %d steps (%s); dlrover-master is at %s.\n",
+		py.torch, p.steps, py.path, c.addr)
 	story := newStory(ctx, s, p, c)
 	if err := story.run(); err != nil {
 		return err

@@ -53,7 +53,9 @@ func findPython(ctx context.Context, s *screen, dir string) (python, error) {
 		}
 		return probePython(ctx, debianPython)
 	}
-	return python{}, fmt.Errorf("no Python with PyTorch (%s); install it with 'apt-get install python3-torch' as root on Debian or Ubuntu, or with 'pip install torch' in a virtual environment whose interpreter you name in TORCH_PYTHON", strings.Join(tried, "; "))
+	return python{}, fmt.Errorf("no Python with PyTorch (%s); install it with 'apt-get install python3-torch' as root "+
+		"on Debian or Ubuntu, or with 'pip install torch' in a virtual environment whose interpreter you name in "+
+		"TORCH_PYTHON", strings.Join(tried, "; "))
 }
 
 func probePython(ctx context.Context, name string) (python, error) {
@@ -91,7 +93,9 @@ func environment() []string {
 }
 
 func steers(name string) bool {
-	for _, prefix := range []string{"PET_", "DLROVER_", "TORCHELASTIC_", "TORCH_", "MASTER_", "GLOO_", "NODE_", "POD_", "WORKER_"} {
+	for _, prefix := range []string{
+		"PET_", "DLROVER_", "TORCHELASTIC_", "TORCH_", "MASTER_", "GLOO_", "NODE_", "POD_", "WORKER_",
+	} {
 		if strings.HasPrefix(name, prefix) {
 			return true
 		}
@@ -128,7 +132,8 @@ func installTorch(ctx context.Context, s *screen, logPath string) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
-			return fmt.Errorf("apt-get %s: %w: %s; install PyTorch yourself ('pip install torch' in a virtual environment) and name its interpreter in TORCH_PYTHON", strings.Join(args, " "), err, lastLineOf(logPath))
+			return fmt.Errorf("apt-get %s: %w: %s; install PyTorch yourself ('pip install torch' in a virtual environment) "+
+				"and name its interpreter in TORCH_PYTHON", strings.Join(args, " "), err, lastLineOf(logPath))
 		}
 	}
 	s.line("installed python3-torch in %.0f s", time.Since(began).Seconds())

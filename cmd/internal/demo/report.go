@@ -23,7 +23,8 @@ func checks(rs []record, recs []recovery, p plan, left []process) []check {
 	}
 	sizes := strings.Join(worlds, ", ")
 	return []check{
-		{resumed, fmt.Sprintf("after each fault the training went on from its checkpoint (one every %d steps)", p.checkpointEvery)},
+		{resumed, fmt.Sprintf("after each fault the training went on from its checkpoint (one every %d steps)",
+			p.checkpointEvery)},
 		{sizes == "4, 4, 2, 4", "the world sizes were " + sizes},
 		{trainedSteps(rs) == p.steps, fmt.Sprintf("%d of %d steps are done", trainedSteps(rs), p.steps)},
 		{last < first/2, fmt.Sprintf("the loss fell from %.3f to %.3f", first, last)},

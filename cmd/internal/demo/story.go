@@ -87,7 +87,8 @@ func (s *story) killNode() error {
 		return err
 	}
 	n := s.cluster.nodes[s.leader]
-	s.fault("a node is killed", "kill -9 %d: the launcher of %s, and so the whole node, with rank 0", n.cmd.Process.Pid, n.name)
+	s.fault("a node is killed", "kill -9 %d: the launcher of %s, and so the whole node, with rank 0",
+		n.cmd.Process.Pid, n.name)
 	s.victims[n.name] = true
 	if err := n.cmd.Process.Kill(); err != nil {
 		return fmt.Errorf("kill %s: %w", n.name, err)
@@ -109,10 +110,12 @@ func (s *story) addNode() error {
 // finish waits for the end of the training and of every launcher that lives, and ends
 // the daemon.
 func (s *story) finish() error {
-	if err := s.await("the last step of the training", trainLimit, func(r record) bool { return r.Event == evTrained }); err != nil {
+	if err := s.await("the last step of the training", trainLimit,
+		func(r record) bool { return r.Event == evTrained }); err != nil {
 		return err
 	}
-	s.tell(s.trained.Time, "trained: all %d steps, %.1f %% of the points classified right", s.trained.Step, 100*s.trained.Accuracy)
+	s.tell(s.trained.Time, "trained: all %d steps, %.1f %% of the points classified right",
+		s.trained.Step, 100*s.trained.Accuracy)
 	ended := func(record) bool {
 		for _, n := range s.cluster.nodes {
 			if n.running() {
@@ -127,7 +130,8 @@ func (s *story) finish() error {
 	if err := s.cluster.daemon.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return fmt.Errorf("stop dlrover-master: %w", err)
 	}
-	return s.await("the end of dlrover-master", exitLimit, func(r record) bool { return r.Event == evExit && r.From == "master" })
+	return s.await("the end of dlrover-master", exitLimit,
+		func(r record) bool { return r.Event == evExit && r.From == "master" })
 }
 
 // fault tells what is about to be done and books its time.
@@ -179,7 +183,8 @@ func (s *story) showStatus() {
 		s.status("%s  ... Python imports torch, connects and loads the checkpoint", s.clock(time.Now()))
 		return
 	}
-	s.status("%s  step %d of %d, loss %.3f, %d workers", s.clock(time.Now()), s.last.Step, s.plan.steps, s.last.Loss, s.last.WorldSize)
+	s.status("%s  step %d of %d, loss %.3f, %d workers",
+		s.clock(time.Now()), s.last.Step, s.plan.steps, s.last.Loss, s.last.WorldSize)
 }
 
 // follow books what was seen and tells what is worth it.
@@ -209,7 +214,8 @@ func (s *story) started(r record) {
 	if r.Node == 0 {
 		s.leader = r.From
 	}
-	s.starting = append(slices.DeleteFunc(s.starting, func(o record) bool { return o.Round != r.Round || o.Epoch != r.Epoch }), r)
+	s.starting = append(slices.DeleteFunc(s.starting,
+		func(o record) bool { return o.Round != r.Round || o.Epoch != r.Epoch }), r)
 	if len(s.starting) < r.Nodes {
 		return
 	}
@@ -233,7 +239,8 @@ func (s *story) stepped(r record) {
 		if before.Step == 0 {
 			s.tell(r.Time, "%s step %d, loss %.3f, %d workers", s.paint(green, "training:"), r.Step, r.Loss, r.WorldSize)
 		} else {
-			s.tell(r.Time, "%s after %.2f s: step %d (had done %d), loss %.3f, %d workers", s.paint(green, "training again"), took, r.Step, before.Step, r.Loss, r.WorldSize)
+			s.tell(r.Time, "%s after %.2f s: step %d (had done %d), loss %.3f, %d workers",
+				s.paint(green, "training again"), took, r.Step, before.Step, r.Loss, r.WorldSize)
 		}
 		s.told = r.Step
 		return

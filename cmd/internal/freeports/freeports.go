@@ -28,8 +28,8 @@ func Hold(n int) (*Ports, error) {
 // Numbers are the ports.
 func (p *Ports) Numbers() []int { return p.numbers }
 
-// HoldAgain binds the ports anew, and another one for each that somebody has taken. After an error it has those that could
-// be bound.
+// HoldAgain binds the ports anew, and another one for each that somebody has taken. After an error it has those that
+// could be bound.
 func (p *Ports) HoldAgain() (err error) {
 	p.Release()
 	var numbers []int

@@ -30,7 +30,9 @@ func init() {
 	if exempt(os.Args) {
 		return
 	}
-	link, watch, problem = guard.Divide(func(text string) { _, _ = os.Stderr.WriteString("dlrover-run: warning: " + text + "\n") })
+	link, watch, problem = guard.Divide(func(text string) {
+		_, _ = os.Stderr.WriteString("dlrover-run: warning: " + text + "\n")
+	})
 	if watch != nil && !watch.Remains() {
 		os.Exit(watch.Follow())
 	}

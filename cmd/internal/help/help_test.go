@@ -32,7 +32,8 @@ First:
   -z, --zeta PATH
         where to
   --alpha
-`+indent+strings.TrimSpace(strings.Repeat("word ", 18))+"\n"+indent+strings.TrimSpace(strings.Repeat("word ", 12))+"\n"+indent+strings.Repeat("x", 120)+`
+`+indent+strings.TrimSpace(strings.Repeat("word ", 18))+"\n"+indent+strings.TrimSpace(strings.Repeat("word ", 12))+"\n"+
+		indent+strings.Repeat("x", 120)+`
 
 Second:
   --help

@@ -1,5 +1,5 @@
-// Package inbox gathers the signals of a job: those that its guard passes on, which come to the process that was executed,
-// and those sent to this one.
+// Package inbox gathers the signals of a job: those that its guard passes on, which come to the process that was
+// executed, and those sent to this one.
 package inbox
 
 import (
@@ -39,7 +39,10 @@ const sameSignal = 5 * time.Second
 // New follows the guard, if link is not nil, at once. A signal that is not caught does to the launcher what
 // it does by default.
 func New(link *guard.Link) *Inbox {
-	in := &Inbox{link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{}, echoes: map[echo][]time.Time{}, abandon: func() {}}
+	in := &Inbox{
+		link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{},
+		echoes: map[echo][]time.Time{}, abandon: func() {},
+	}
 	in.wg.Go(func() {
 		for s := range in.direct {
 			in.deliver(s.(syscall.Signal), false)

@@ -142,7 +142,10 @@ func sitePackages(prefix, version string) []string {
 	if prefix == "" {
 		return nil
 	}
-	return []string{filepath.Join(prefix, "lib", "python"+version, "site-packages"), filepath.Join(prefix, "lib64", "python"+version, "site-packages")}
+	return []string{
+		filepath.Join(prefix, "lib", "python"+version, "site-packages"),
+		filepath.Join(prefix, "lib64", "python"+version, "site-packages"),
+	}
 }
 
 // venvConfig reads the pyvenv.cfg of the venv whose interpreter python is, and adds its prefix; nil if it is none's.

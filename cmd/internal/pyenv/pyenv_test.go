@@ -41,16 +41,21 @@ const (
 
 func TestTorchReleaseIsFoundWhereInstallersPutIt(t *testing.T) {
 	base := map[string]string{
-		"base/bin/python3.11": "", "base/bin/python3->": "python3.11", "base/lib/python3.11/site-packages/torch/version.py": torch113,
+		"base/bin/python3.11": "", "base/bin/python3->": "python3.11",
+		"base/lib/python3.11/site-packages/torch/version.py":   torch113,
 		"base/lib64/python3.12/site-packages/torch/version.py": torch215, "base/bin/python3.12": "",
 		"venv/bin/python->": "ROOT/base/bin/python3.11", "venv/pyvenv.cfg": "home = ROOT/base/bin\nversion = 3.11.7\n",
 		"venv/lib/python3.11/site-packages/torch/version.py": torch215,
-		"copy/bin/python": "", "copy/pyvenv.cfg": "home = ROOT/base/bin\nversion_info = 3.11.7.final.0\n", "copy/lib/python3.11/site-packages/torch/version.py": torch215,
-		"empty/bin/python->": "ROOT/base/bin/python3.11", "empty/pyvenv.cfg": "home = x\ninclude-system-site-packages = false\n",
-		"open/bin/python->": "ROOT/base/bin/python3.11", "open/pyvenv.cfg": "home = x\nInclude-System-Site-Packages = True\n",
-		"shim/bin/python3": "#!/bin/sh\n", "home/.local/lib/python3.11/site-packages/torch/version.py": torch215,
+		"copy/bin/python": "", "copy/pyvenv.cfg": "home = ROOT/base/bin\nversion_info = 3.11.7.final.0\n",
+		"copy/lib/python3.11/site-packages/torch/version.py": torch215,
+		"empty/bin/python->": "ROOT/base/bin/python3.11",
+		"empty/pyvenv.cfg":   "home = x\ninclude-system-site-packages = false\n",
+		"open/bin/python->":  "ROOT/base/bin/python3.11",
+		"open/pyvenv.cfg":    "home = x\nInclude-System-Site-Packages = True\n",
+		"shim/bin/python3":   "#!/bin/sh\n", "home/.local/lib/python3.11/site-packages/torch/version.py": torch215,
 		"path/torch/version.py": "__version__ = \"2.1\"\n",
-		"odd/torch/version.py":  "__version__ = 'main'\n", "long/torch/version.py": strings.Repeat("#", 1<<20) + "\n" + torch215,
+		"odd/torch/version.py":  "__version__ = 'main'\n",
+		"long/torch/version.py": strings.Repeat("#", 1<<20) + "\n" + torch215,
 	}
 	dir := tree(t, base)
 	for name, c := range map[string]struct {
@@ -58,17 +63,20 @@ func TestTorchReleaseIsFoundWhereInstallersPutIt(t *testing.T) {
 		env    map[string]string
 		want   string
 	}{
-		"an installation":                  {"base/bin/python3", nil, "1.13"},
-		"lib64":                            {"base/bin/python3.12", nil, "2.15"},
-		"a venv":                           {"venv/bin/python", nil, "2.15"},
-		"a venv of copies":                 {"copy/bin/python", nil, "2.15"},
-		"a venv without torch":             {"empty/bin/python", nil, "none"},
-		"a venv that sees the base":        {"open/bin/python", nil, "1.13"},
-		"a venv does not see the user's":   {"empty/bin/python", map[string]string{"HOME": dir + "/home"}, "none"},
-		"the user's packages":              {"base/bin/python3", map[string]string{"HOME": dir + "/home"}, "2.15"},
-		"PYTHONUSERBASE":                   {"base/bin/python3", map[string]string{"PYTHONUSERBASE": dir + "/home/.local"}, "2.15"},
-		"not the user's":                   {"base/bin/python3", map[string]string{"HOME": dir + "/home", "PYTHONNOUSERSITE": "1"}, "1.13"},
-		"PYTHONPATH comes first":           {"venv/bin/python", map[string]string{"PYTHONPATH": "/nowhere:" + dir + "/path"}, "2.1"},
+		"an installation":                {"base/bin/python3", nil, "1.13"},
+		"lib64":                          {"base/bin/python3.12", nil, "2.15"},
+		"a venv":                         {"venv/bin/python", nil, "2.15"},
+		"a venv of copies":               {"copy/bin/python", nil, "2.15"},
+		"a venv without torch":           {"empty/bin/python", nil, "none"},
+		"a venv that sees the base":      {"open/bin/python", nil, "1.13"},
+		"a venv does not see the user's": {"empty/bin/python", map[string]string{"HOME": dir + "/home"}, "none"},
+		"the user's packages":            {"base/bin/python3", map[string]string{"HOME": dir + "/home"}, "2.15"},
+		"PYTHONUSERBASE": {"base/bin/python3",
+			map[string]string{"PYTHONUSERBASE": dir + "/home/.local"}, "2.15"},
+		"not the user's": {"base/bin/python3",
+			map[string]string{"HOME": dir + "/home", "PYTHONNOUSERSITE": "1"}, "1.13"},
+		"PYTHONPATH comes first": {"venv/bin/python",
+			map[string]string{"PYTHONPATH": "/nowhere:" + dir + "/path"}, "2.1"},
 		"a version that is none":           {"shim/bin/python3", map[string]string{"PYTHONPATH": dir + "/odd"}, "none"},
 		"a version file that is too large": {"shim/bin/python3", map[string]string{"PYTHONPATH": dir + "/long"}, "none"},
 		"a wrapper":                        {"shim/bin/python3", nil, "none"},
@@ -100,6 +108,7 @@ func TestTorchReleaseIsTheImportedOne(t *testing.T) {
 		require.Equal(t, release(string(out)), releaseText(TorchRelease(python, os.LookupEnv)), python)
 	}
 	if compared == 0 {
-		t.Skip("SKIPPED: THE RELEASE OF PYTORCH IN AN INTERPRETER'S OWN DIRECTORIES IS NOT TESTED: no Python here imports torch")
+		t.Skip("SKIPPED: THE RELEASE OF PYTORCH IN AN INTERPRETER'S OWN DIRECTORIES IS NOT TESTED: " +
+			"no Python here imports torch")
 	}
 }

@@ -87,8 +87,10 @@ func code(s string) string {
 	return "`" + s + "`"
 }
 
-const launcherText = "`dlrover-run [options] [--] training_script [script arguments]`. Underscores may take the place of dashes, and\n" +
-	"unique abbreviations are understood. `PET_<OPTION>` in the environment gives an option's default, 0 or 1 that of one\n" +
+const launcherText = "" +
+	"`dlrover-run [options] [--] training_script [script arguments]`. Underscores may take the place of dashes, and\n" +
+	"unique abbreviations are understood. " +
+	"`PET_<OPTION>` in the environment gives an option's default, 0 or 1 that of one\n" +
 	"without a value; options marked * have no variable. Torchrun has those without + as well.\n"
 
 func launcherOptions(b *bytes.Buffer) {
@@ -159,7 +161,8 @@ func programOptions(b *bytes.Buffer, program, help string) {
 }
 
 func environment(b *bytes.Buffer) {
-	heading(b, "## Environment", "What the programs read. What workers get: [torchrun.md](torchrun.md#the-workers-environment).\n",
+	heading(b, "## Environment",
+		"What the programs read. What workers get: [torchrun.md](torchrun.md#the-workers-environment).\n",
 		"variable", "read by", "meaning")
 	for _, v := range variables {
 		row(b, code(v.name), v.reader, v.meaning)

@@ -19,8 +19,10 @@ type metric struct{ name, help string }
 
 func metrics(b *bytes.Buffer, root string) error {
 	for _, s := range []struct{ folder, title, text string }{
-		{"cmd/dlrover-run", "## Metrics", "Those of `dlrover-run --metrics-addr=HOST:PORT`, of this node. `/healthz` answers there, too.\n"},
-		{"cmd/dlrover-master", "### Metrics of dlrover-master", "At `/metrics` of its address, without a token, beside those of the Go runtime.\n"},
+		{"cmd/dlrover-run", "## Metrics",
+			"Those of `dlrover-run --metrics-addr=HOST:PORT`, of this node. `/healthz` answers there, too.\n"},
+		{"cmd/dlrover-master", "### Metrics of dlrover-master",
+			"At `/metrics` of its address, without a token, beside those of the Go runtime.\n"},
 	} {
 		found, err := described(filepath.Join(root, s.folder))
 		if err != nil {

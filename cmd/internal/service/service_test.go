@@ -133,7 +133,10 @@ func TestAnUnusableTopologyFile(t *testing.T) {
 
 // joining is a node of worlds of two.
 func joining(id, ip string) rendezvous.Join {
-	return rendezvous.Join{Node: rendezvous.Node{ID: id, Name: id, Rank: -1, Addr: ip, IP: ip, Slots: 1}, Params: rendezvous.Params{Min: 2, Max: 2}}
+	return rendezvous.Join{
+		Node:   rendezvous.Node{ID: id, Name: id, Rank: -1, Addr: ip, IP: ip, Slots: 1},
+		Params: rendezvous.Params{Min: 2, Max: 2},
+	}
 }
 
 // switches asks, as a checkpoint daemon does, under which switch its node is.
@@ -192,7 +195,8 @@ func TestAChangedTopologyReachesTheRanks(t *testing.T) {
 		time.Sleep(3 * topology.Interval)
 		synctest.Wait()
 		require.Equal(t, "running", s.Hub.Runs(false)[0].Phase)
-		require.NoError(t, s.Hub.Report(t.Context(), "r", rendezvous.Failing{ID: "n1", EpochID: e, Decision: rendezvous.RestartFree}))
+		require.NoError(t,
+			s.Hub.Report(t.Context(), "r", rendezvous.Failing{ID: "n1", EpochID: e, Decision: rendezvous.RestartFree}))
 		require.Equal(t, []string{"n0", "n2", "n1"}, seal())
 	})
 }
@@ -210,7 +214,8 @@ func TestASealIsLoggedByRankAHundredNodesALine(t *testing.T) {
 	var out bytes.Buffer
 	note := rendezvous.Note{Event: "seal", Round: 2, Epoch: 1}
 	for i := range 250 {
-		note.Members = append(note.Members, rendezvous.Member{GroupRank: i, Node: fmt.Sprintf("n%d", i), Addr: "10.0.0.1", Slots: 8, Ports: []int{4000, 4001}})
+		note.Members = append(note.Members,
+			rendezvous.Member{GroupRank: i, Node: fmt.Sprintf("n%d", i), Addr: "10.0.0.1", Slots: 8, Ports: []int{4000, 4001}})
 	}
 	logWorld(slog.New(slog.NewJSONHandler(&out, nil)), "job", note)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")

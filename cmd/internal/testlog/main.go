@@ -100,7 +100,8 @@ func (r *result) print(out io.Writer) {
 
 func slowest(out io.Writer, rs []*result) {
 	rs = slices.Clone(rs)
-	rs = slices.DeleteFunc(rs, func(r *result) bool { return r.test == "" || strings.Contains(r.test, "/") || r.seconds < 1 })
+	rs = slices.DeleteFunc(rs,
+		func(r *result) bool { return r.test == "" || strings.Contains(r.test, "/") || r.seconds < 1 })
 	slices.SortFunc(rs, func(a, b *result) int { return cmp.Compare(b.seconds, a.seconds) })
 	for i, r := range rs[:min(len(rs), shownSlow)] {
 		if i == 0 {

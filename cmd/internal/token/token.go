@@ -35,7 +35,8 @@ func Find(file string, env func(string) (string, bool)) (string, error) {
 func check(token, where string) (string, error) {
 	switch {
 	case len(token) < MinLength:
-		return "", fmt.Errorf("%s holds %d bytes; a job token needs at least %d, such as the output of: openssl rand -hex 16", where, len(token), MinLength)
+		return "", fmt.Errorf("%s holds %d bytes; a job token needs at least %d, such as the output of: openssl rand -hex 16",
+			where, len(token), MinLength)
 	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", errors.New(where + ": a job token consists of printable ASCII without spaces")
 	}

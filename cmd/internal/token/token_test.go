@@ -40,7 +40,10 @@ func TestErrorsNeverHoldTheToken(t *testing.T) {
 }
 
 func TestLoopback(t *testing.T) {
-	for host, want := range map[string]bool{"localhost": true, "127.0.0.1": true, "127.9.9.9": true, "::1": true, "": false, "0.0.0.0": false, "10.0.0.1": false, "node0": false} {
+	for host, want := range map[string]bool{
+		"localhost": true, "127.0.0.1": true, "127.9.9.9": true, "::1": true, "": false, "0.0.0.0": false,
+		"10.0.0.1": false, "node0": false,
+	} {
 		require.Equal(t, want, Loopback(host), host)
 	}
 }

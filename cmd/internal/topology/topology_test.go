@@ -49,7 +49,8 @@ func follow(t *testing.T, path string, act func(*followed)) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			f.Follow(ctx, slog.New(slog.NewTextHandler(&w.log, nil)), func(topo rendezvous.Topology) { w.got = append(w.got, topo) })
+			f.Follow(ctx, slog.New(slog.NewTextHandler(&w.log, nil)),
+				func(topo rendezvous.Topology) { w.got = append(w.got, topo) })
 		}()
 		act(w)
 		cancel()
@@ -138,10 +139,12 @@ func TestABrokenFileChangesNothingAndIsToldOnce(t *testing.T) {
 		damage func(w *followed)
 		want   string
 	}{
-		"a line":    {func(w *followed) { w.write(before + "c 10.0.0.3\n") }, `line 3: .*need three: asw psw ip`},
-		"no file":   {func(w *followed) { require.NoError(w.t, os.Remove(w.path)) }, `no such file`},
-		"directory": {func(w *followed) { _ = os.Remove(w.path); require.NoError(w.t, os.Mkdir(w.path, 0o700)) }, `not a regular file any more`},
-		"pipe":      {func(w *followed) { _ = os.Remove(w.path); require.NoError(w.t, syscall.Mkfifo(w.path, 0o600)) }, `not a regular file any more`},
+		"a line":  {func(w *followed) { w.write(before + "c 10.0.0.3\n") }, `line 3: .*need three: asw psw ip`},
+		"no file": {func(w *followed) { require.NoError(w.t, os.Remove(w.path)) }, `no such file`},
+		"directory": {func(w *followed) { _ = os.Remove(w.path); require.NoError(w.t, os.Mkdir(w.path, 0o700)) },
+			`not a regular file any more`},
+		"pipe": {func(w *followed) { _ = os.Remove(w.path); require.NoError(w.t, syscall.Mkfifo(w.path, 0o600)) },
+			`not a regular file any more`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			follow(t, file(t), func(w *followed) {

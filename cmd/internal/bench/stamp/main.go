@@ -43,7 +43,8 @@ func write(event string, at unix.Timespec) {
 		fail(err)
 	}
 	// One write, so that lines of several workers do not mix.
-	fmt.Fprintf(f, "%s %d %d %d %s %s\n", event, at.Nano(), os.Getpid(), os.Getppid(), os.Getenv("RANK"), os.Getenv("WORLD_SIZE"))
+	fmt.Fprintf(f, "%s %d %d %d %s %s\n", event, at.Nano(), os.Getpid(), os.Getppid(), os.Getenv("RANK"),
+		os.Getenv("WORLD_SIZE"))
 	f.Close()
 }
 
