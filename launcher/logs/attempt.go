@@ -91,47 +91,72 @@ func (a *Attempt) Worker(id WorkerID) (*Worker, error) {
 	return w, nil
 }
 
-// streamLocked decides where stream i (0 stdout, 1 stderr) of a worker goes. The pump is not running yet.
-func (a *Attempt) streamLocked(id WorkerID, i int, dir string) (*stream, error) {
-	cfg := &a.l.cfg
-	is := Stdout << i
+// route is where one stream of a worker goes.
+type route struct {
+	file, console bool
+	tee           bool     // lines on the console have a prefix
+	filters       []string // which lines also go to filtered_*.log; nil: none
+}
+
+// route decides where stream i (0 stdout, 1 stderr) of a worker goes.
+func (a *Attempt) route(id WorkerID, i int) (route, error) {
+	cfg, is := &a.l.cfg, Stdout<<i
 	tee := cfg.Tee(id.LocalRank)&is != 0
 	toFile := tee || cfg.Redirects(id.LocalRank)&is != 0
 	if toFile && a.dirErr != nil {
-		return nil, a.dirErr
+		return route{}, a.dirErr
 	}
-	toFile = toFile && a.dir != ""
-	toConsole := (tee || !toFile) && cfg.ConsoleRank(id.LocalRank)
-	filters := [2][]string{cfg.StdoutFilters, cfg.StderrFilters}[i]
-	filtered := tee && toFile && len(filters) > 0
-	rotate := cfg.RotateSize > 0 && cfg.RotateCount > 0
+	r := route{tee: tee, file: toFile && a.dir != ""}
+	r.console = (tee || !r.file) && cfg.ConsoleRank(id.LocalRank)
+	if tee && r.file {
+		r.filters = [2][]string{cfg.StdoutFilters, cfg.StderrFilters}[i]
+	}
+	return r, nil
+}
 
-	path := filepath.Join(dir, [2]string{"stdout.log", "stderr.log"}[i])
-	if toFile && !toConsole && !filtered && !rotate {
-		f, _, err := openLog(path)
-		if err == nil {
-			return &stream{child: f, path: path, tailBytes: cfg.TailBytes}, nil
-		}
-		a.l.fileFailed(path, err) // a pump tries again
-	}
-	p, child, err := a.l.source(i, toConsole && !toFile && !tee)
+// direct: a file of the worker's own is all that the stream needs, so that nothing need read it.
+func (r route) direct(cfg *Config) bool {
+	rotate := cfg.RotateSize > 0 && cfg.RotateCount > 0
+	return r.file && !r.console && len(r.filters) == 0 && !rotate
+}
+
+// streamLocked makes stream i of a worker. The pump is not running yet.
+func (a *Attempt) streamLocked(id WorkerID, i int, dir string) (*stream, error) {
+	r, err := a.route(id, i)
 	if err != nil {
 		return nil, err
 	}
-	if toFile {
+	path := filepath.Join(dir, [2]string{"stdout.log", "stderr.log"}[i])
+	if r.direct(&a.l.cfg) {
+		f, _, err := openLog(path)
+		if err == nil {
+			return &stream{child: f, path: path, tailBytes: a.l.cfg.TailBytes}, nil
+		}
+		a.l.fileFailed(path, err) // a pump tries again
+	}
+	p, child, err := a.l.source(i, r.console && !r.file && !r.tee)
+	if err != nil {
+		return nil, err
+	}
+	a.connectLocked(p, r, i, path, a.l.prefix(id))
+	return &stream{child: child, pump: p}, nil
+}
+
+// connectLocked gives the pump of stream i what it writes to.
+func (a *Attempt) connectLocked(p *pump, r route, i int, path string, prefix []byte) {
+	if r.file {
 		p.file = a.l.newFile(path)
 		p.file.open()
 	}
-	prefix := a.l.prefix(id)
-	if toConsole && tee {
+	switch {
+	case r.console && r.tee:
 		p.console = a.l.console[i].tee(lines{prefix: prefix, fold: true, hold: partialDelay})
-	} else if toConsole {
+	case r.console:
 		p.console = a.l.console[i].pass()
 	}
-	if filtered {
-		p.filter = a.filterLocked(i, prefix, filters)
+	if len(r.filters) > 0 {
+		p.filter = a.filterLocked(i, prefix, r.filters)
 	}
-	return &stream{child: child, pump: p}, nil
 }
 
 // source returns the pump of stream i and the worker's end: of a pseudo-terminal if the console itself, which is all
