@@ -78,45 +78,74 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	pid := d.cmd.Process.Pid
-	empty, err := rss(pid)
+	empty, err := rss(d.cmd.Process.Pid)
 	if err != nil {
 		return nil, err
 	}
-	crowd, err := l.crowd(ctx, port, n, false)
+	m, err := l.gather(ctx, d.cmd.Process.Pid, port, n, false)
 	if err != nil {
 		return nil, err
 	}
-	before, err := cpuSeconds(pid)
+	defer m.last.close()
+	if n < detailed {
+		return []float64{m.wall}, nil
+	}
+	return m.details(ctx, n, empty)
+}
+
+// meeting is a world of simulated nodes that have met at the daemon with a pid.
+type meeting struct {
+	pid   int
+	crowd []*bufio.Scanner
+	last  *simulation // the node that came last; to be closed
+	// wall is the seconds from its arrival until all nodes had their ranks, and cpu the processor time of the daemon.
+	wall, cpu float64
+}
+
+// gather lets n nodes meet: all but one wait, then the last one arrives.
+func (l *lab) gather(ctx context.Context, pid int, port string, n int, gate bool) (*meeting, error) {
+	crowd, err := l.crowd(ctx, port, n, gate)
 	if err != nil {
 		return nil, err
 	}
-	began := now()
-	last, err := openNodes(ctx, port, l.token, n, n-1, 1, false)
+	m := &meeting{pid: pid, crowd: crowd}
+	m.wall, m.cpu, err = m.timed(func() (float64, error) {
+		began := now()
+		last, err := openNodes(ctx, port, l.token, n, n-1, 1, gate)
+		if err != nil {
+			return 0, err
+		}
+		m.last = last
+		met, err := all(ctx, last, crowd, "released")
+		return seconds(began, met), err
+	})
+	if err != nil && m.last != nil {
+		m.last.close()
+	}
+	return m, err
+}
+
+// timed returns what step does, and the processor time that the daemon takes meanwhile.
+func (m *meeting) timed(step func() (float64, error)) (took, cpu float64, err error) {
+	before, err := cpuSeconds(m.pid)
+	if err != nil {
+		return 0, 0, err
+	}
+	if took, err = step(); err != nil {
+		return 0, 0, err
+	}
+	after, err := cpuSeconds(m.pid)
+	return took, after - before, err
+}
+
+// details are the values of a large world; empty is the daemon's memory, in bytes, before there were nodes.
+func (m *meeting) details(ctx context.Context, n int, empty float64) ([]float64, error) {
+	again, cpu, err := m.timed(func() (float64, error) { return restartWorld(ctx, m.last, m.crowd) })
 	if err != nil {
 		return nil, err
 	}
-	defer last.close()
-	met, err := all(ctx, last, crowd, "released")
-	if err != nil || n < detailed {
-		return []float64{seconds(began, met)}, err
-	}
-	after, err := cpuSeconds(pid)
-	if err != nil {
-		return nil, err
-	}
-	again, err := restartWorld(ctx, last, crowd)
-	if err != nil {
-		return nil, err
-	}
-	afterRestart, err := cpuSeconds(pid)
-	if err != nil {
-		return nil, err
-	}
-	peak, err := memory(pid, "status", "VmHWM")
-	return []float64{
-		seconds(began, met), after - before, again, afterRestart - after, peak, (peak - empty) / float64(n),
-	}, err
+	peak, err := memory(m.pid, "status", "VmHWM")
+	return []float64{m.wall, m.cpu, again, cpu, peak, (peak - empty) / float64(n)}, err
 }
 
 // gatekeepCommand makes this program a rendezvous daemon whose gate clears every node at once.
@@ -179,26 +208,12 @@ func meetGatekeeper(ctx context.Context, l *lab, n int, gate bool) (wall, cpu fl
 	if err := l.listening(ctx, "127.0.0.1:"+port); err != nil {
 		return 0, 0, err
 	}
-	crowd, err := l.crowd(ctx, port, n, gate)
+	m, err := l.gather(ctx, d.cmd.Process.Pid, port, n, gate)
 	if err != nil {
 		return 0, 0, err
 	}
-	before, err := cpuSeconds(d.cmd.Process.Pid)
-	if err != nil {
-		return 0, 0, err
-	}
-	began := now()
-	last, err := openNodes(ctx, port, l.token, n, n-1, 1, gate)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer last.close()
-	met, err := all(ctx, last, crowd, "released")
-	if err != nil {
-		return 0, 0, err
-	}
-	after, err := cpuSeconds(d.cmd.Process.Pid)
-	return seconds(began, met), after - before, err
+	m.last.close()
+	return m.wall, m.cpu, nil
 }
 
 // restartWorld lets a worker fail and returns the seconds until all nodes have their
