@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,14 +23,36 @@ func documents(t *testing.T) []string {
 // Tables cannot be broken; everything else has at most 120 columns.
 func TestDocumentsAreNarrow(t *testing.T) {
 	for _, path := range documents(t) {
-		data, err := os.ReadFile(path)
-		require.NoError(t, err)
-		n := 0
-		for line := range strings.Lines(string(data)) {
-			n++
-			if !strings.HasPrefix(line, "|") {
-				require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 120, "%s:%d", path, n)
-			}
+		requireNarrow(t, path, "|")
+	}
+}
+
+// Patterns to embed cannot be broken; everything else has at most 120 columns, of which a tab is one.
+func TestGoFilesAreNarrow(t *testing.T) {
+	files := 0
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if d != nil && d.IsDir() && path != root && strings.HasPrefix(d.Name(), ".") {
+			return filepath.SkipDir
+		}
+		if err == nil && filepath.Ext(path) == ".go" && !d.IsDir() {
+			files++
+			requireNarrow(t, path, "//go:embed ")
+		}
+		return err
+	}))
+	require.Greater(t, files, 300)
+}
+
+// requireNarrow fails for a line of more than 120 columns that does not begin with except.
+func requireNarrow(t *testing.T, path, except string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		n++
+		if !strings.HasPrefix(line, except) {
+			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 120, "%s:%d", path, n)
 		}
 	}
 }

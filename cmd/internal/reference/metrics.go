@@ -90,15 +90,20 @@ func inFile(f *ast.File) (found []metric) {
 	return found
 }
 
-// text is the value of a string in the source, also of one behind a field's name; "" for anything else.
+// text is the value of a string in the source, also of one in parts or behind a field's name; "" for anything else.
 func text(e ast.Expr) string {
-	if kv, ok := e.(*ast.KeyValueExpr); ok {
-		e = kv.Value
+	switch e := e.(type) {
+	case *ast.KeyValueExpr:
+		return text(e.Value)
+	case *ast.BinaryExpr:
+		if x, y := text(e.X), text(e.Y); e.Op == token.ADD && x != "" && y != "" {
+			return x + y
+		}
+	case *ast.BasicLit:
+		if e.Kind == token.STRING {
+			s, _ := strconv.Unquote(e.Value) // the parser has accepted it
+			return s
+		}
 	}
-	lit, ok := e.(*ast.BasicLit)
-	if !ok || lit.Kind != token.STRING {
-		return ""
-	}
-	s, _ := strconv.Unquote(lit.Value) // the parser has accepted it
-	return s
+	return ""
 }
