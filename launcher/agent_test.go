@@ -172,8 +172,10 @@ func newRig(t *testing.T, script string, maxRestarts int) *rig {
 	require.NoError(t, err)
 	r.cfg = Config{
 		RunID: "run", Role: "default", NodeName: "node-x", Host: "host-x", Addr: "127.0.0.1", Slots: 2,
-		Path: "/bin/sh", Args: []string{"sh", "-c", script}, Name: "script", Env: append(os.Environ(), "DIR="+r.dir), Preset: p,
-		Policy: policy.Config{MaxRestarts: maxRestarts}, ShutdownTimeout: 10 * time.Second, Substitute: argv.SubstituteLocalRank,
+		Path: "/bin/sh", Args: []string{"sh", "-c", script}, Name: "script",
+		Env: append(os.Environ(), "DIR="+r.dir), Preset: p,
+		Policy: policy.Config{MaxRestarts: maxRestarts}, ShutdownTimeout: 10 * time.Second,
+		Substitute: argv.SubstituteLocalRank,
 		Rendezvous: r.fakeRdzv, Store: r.store, Processes: procs, Logs: out, Signals: r.signals,
 		Terminate: func(s os.Signal) bool { return s == syscall.SIGTERM || s == syscall.SIGINT },
 	}
@@ -300,7 +302,8 @@ func TestRestartMeIsFree(t *testing.T) {
 }
 
 func TestStopFromOutsideRestartsTheWorkers(t *testing.T) {
-	r := newRig(t, `echo x >> $DIR/starts.$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
+	r := newRig(t,
+		`echo x >> $DIR/starts.$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
 	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "x\nx\n", r.read(t, "starts.0"))

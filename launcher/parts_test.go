@@ -139,7 +139,8 @@ func TestFailureFromOutsideRestarts(t *testing.T) {
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "failing: restart, not charged", r.fakeRdzv.said()[1])
 	f := r.fakeRdzv.failures[0]
-	require.Equal(t, []any{"no progress for 600 s", "node-x", "host-x", "default", 1, false}, []any{f.Message, f.NodeName, f.Host, f.Role, f.ExitCode, f.At.IsZero()})
+	require.Equal(t, []any{"no progress for 600 s", "node-x", "host-x", "default", 1, false},
+		[]any{f.Message, f.NodeName, f.Host, f.Role, f.ExitCode, f.At.IsZero()})
 	require.Len(t, r.fakeRdzv.failures, 2, "reported, and told again with the request to rejoin: %v", r.fakeRdzv.failures)
 	require.Equal(t, "no progress for 600 s (exit code 1) false", why.read()[0])
 	require.Contains(t, seen.read(), "faulted watcher rank 1: restart, not charged")
@@ -166,7 +167,8 @@ func TestFailureThatAsksForSuccessRestarts(t *testing.T) {
 	})}
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "failing: restart", r.fakeRdzv.said()[1])
-	require.Equal(t, []any{-6, "r", time.Unix(9, 0)}, []any{r.fakeRdzv.failures[0].ExitCode, r.fakeRdzv.failures[0].Role, r.fakeRdzv.failures[0].At})
+	require.Equal(t, []any{-6, "r", time.Unix(9, 0)},
+		[]any{r.fakeRdzv.failures[0].ExitCode, r.fakeRdzv.failures[0].Role, r.fakeRdzv.failures[0].At})
 }
 
 // The failure of an epoch that is over is nobody's, whenever it is found.

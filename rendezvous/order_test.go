@@ -692,8 +692,12 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 
 // What a node brings back takes no more room than what a daemon may have told it.
 func TestWhatIsBroughtBackIsBounded(t *testing.T) {
-	long := &Cause{CauseKind(strings.Repeat("k", 600)), strings.Repeat("n", 600), strings.Repeat("x", maxOrderText-1) + "é"}
-	want := Cause{CauseKind(strings.Repeat("k", MaxName)), strings.Repeat("n", MaxName), strings.Repeat("x", maxOrderText-1)}
+	long := &Cause{
+		CauseKind(strings.Repeat("k", 600)), strings.Repeat("n", 600), strings.Repeat("x", maxOrderText-1) + "é",
+	}
+	want := Cause{
+		CauseKind(strings.Repeat("k", MaxName)), strings.Repeat("n", MaxName), strings.Repeat("x", maxOrderText-1),
+	}
 	s := newSim(t, Params{Min: 1, Max: 1})
 	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Paused: long, Barred: long})
 	require.Equal(t, want, *s.r.Status().Paused)

@@ -108,9 +108,14 @@ func TestVerifyTheTrackedStep(t *testing.T) {
 			`step 20 \(tracked\): damaged: .*rank_0\.pt`, "20"},
 		"names a step that is not there": {func(dir string) error { return replace(tracker(dir), "30") },
 			`step 30 \(tracked\): damaged: .*30\.json is missing`, "30"},
-		"an older manifest is damaged": {func(dir string) error { return replace(filepath.Join(dir, ".dlrover/10.json"), "") }, `step 10: damaged: .*10\.json`, "10"},
-		"tracker garbage":              {func(dir string) error { return replace(tracker(dir), "twenty") }, `dlrover_latest\.txt: damaged: "twenty" is no step`, ""},
-		"tracker missing":              {func(dir string) error { return os.Remove(tracker(dir)) }, `dlrover_latest\.txt: damaged: it is missing`, ""},
+		"an older manifest is damaged": {
+			func(dir string) error { return replace(filepath.Join(dir, ".dlrover/10.json"), "") },
+			`step 10: damaged: .*10\.json`, "10",
+		},
+		"tracker garbage": {func(dir string) error { return replace(tracker(dir), "twenty") },
+			`dlrover_latest\.txt: damaged: "twenty" is no step`, ""},
+		"tracker missing": {func(dir string) error { return os.Remove(tracker(dir)) },
+			`dlrover_latest\.txt: damaged: it is missing`, ""},
 		"tracker a pipe": {func(dir string) error {
 			return errors.Join(os.Remove(tracker(dir)), syscall.Mkfifo(tracker(dir), 0o600))
 		},

@@ -98,7 +98,8 @@ func rendezvousOptions() []Option {
 		{Name: "insecure", Kind: Flag, Category: rdzvSection, Extra: true,
 			Usage: "serve and join a rendezvous on a network address without a job token"},
 		{Name: "topology-file", Meta: "PATH", Category: rdzvSection, Extra: true,
-			Usage: "file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; the node that serves the rendezvous reads it, again when it changes"},
+			Usage: "file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
+				"the node that serves the rendezvous reads it, again when it changes"},
 	}
 }
 

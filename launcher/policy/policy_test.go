@@ -89,7 +89,8 @@ func TestValidate(t *testing.T) {
 	}{
 		{"zero value", policy.Config{}, ""},
 		{"restarts", policy.Config{MaxRestarts: 3}, ""},
-		{"unknown rule", policy.Config{Restart: "onfailure"}, `restart policy "onfailure" is unknown: use OnFailure, Never, Always or ExitCode`},
+		{"unknown rule", policy.Config{Restart: "onfailure"},
+			`restart policy "onfailure" is unknown: use OnFailure, Never, Always or ExitCode`},
 		{"negative restarts", policy.Config{MaxRestarts: -1}, "--max-restarts=-1: need a number from 0"},
 		{"Never with restarts", policy.Config{Restart: policy.Never, MaxRestarts: 2}, "contradicts itself"},
 		{"codes without ExitCode", policy.Config{Retryable: []policy.CodeRange{{First: 1, Last: 1}}},

@@ -38,14 +38,16 @@ func ParseFormat(text string) (Format, error) {
 	case Auto, Text, JSON:
 		return f, nil
 	}
-	return "", fmt.Errorf("%q of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, else json), text or json", text)
+	return "", fmt.Errorf("%q of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, "+
+		"else json), text or json", text)
 }
 
 // Logger writes what is of level at least to w. Nothing in a record reaches w that could act on a terminal.
 func Logger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
 	log := newLogger(w, program, f, level)
 	if _, ok := levelOf(os.Getenv(levelVariable)); !ok {
-		log.Warn("LOGLEVEL is not one of DEBUG, INFO, WARNING, ERROR and CRITICAL: INFO counts", "value", os.Getenv(levelVariable))
+		log.Warn("LOGLEVEL is not one of DEBUG, INFO, WARNING, ERROR and CRITICAL: INFO counts",
+			"value", os.Getenv(levelVariable))
 	}
 	return log
 }

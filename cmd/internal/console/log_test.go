@@ -111,7 +111,8 @@ func TestParseFormat(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	_, err := console.ParseFormat("xml")
-	require.EqualError(t, err, `"xml" of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, else json), text or json`)
+	require.EqualError(t, err,
+		`"xml" of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, else json), text or json`)
 }
 
 func TestLevel(t *testing.T) {
@@ -125,5 +126,6 @@ func TestLevel(t *testing.T) {
 func TestALevelThatIsNoneIsSaid(t *testing.T) {
 	t.Setenv("LOGLEVEL", "loud")
 	got := shown(t, false, console.Text, console.Level(), func(*slog.Logger) {})
-	require.Contains(t, got, "WARN  prog: LOGLEVEL is not one of DEBUG, INFO, WARNING, ERROR and CRITICAL: INFO counts value=loud")
+	require.Contains(t, got,
+		"WARN  prog: LOGLEVEL is not one of DEBUG, INFO, WARNING, ERROR and CRITICAL: INFO counts value=loud")
 }

@@ -13,7 +13,8 @@ type variable struct{ name, reader, meaning string }
 var variables = []variable{
 	{"PET_<OPTION>", launcher, "default of an option, as in torchrun: `PET_NNODES=2:4`"},
 	{"PET_LOG_FORMAT", logging, "default of `--log-format`"},
-	{"LOGLEVEL", logging, "least level of their own log lines, as in torchrun: `DEBUG`, `INFO` (default), `WARNING`, `ERROR`, `CRITICAL`"},
+	{"LOGLEVEL", logging,
+		"least level of their own log lines, as in torchrun: `DEBUG`, `INFO` (default), `WARNING`, `ERROR`, `CRITICAL`"},
 	{"DLROVER_TOKEN", every, "the job token, at least 16 bytes; not passed on to workers"},
 	{"DLROVER_TOKEN_FILE", every, "file with the job token; before `DLROVER_TOKEN`, after `--token-file`"},
 	{"DLROVER_MASTER_ADDR", launcher + ", dlroverctl",
