@@ -186,7 +186,7 @@ func TestResolveErrors(t *testing.T) {
 		"conf host":           {"--rdzv-conf=is_host=maybe train.py", nil, "true or false"},
 		"conf store":          {"--rdzv-conf=store_type=file train.py", nil, "only tcp"},
 		"monitor interval":    {"--monitor-interval=0 train.py", nil, "greater than 0"},
-		"restarts":            {"--max-restarts=-1 train.py", nil, "0 or more"},
+		"restarts":            {"--max-restarts=-1 train.py", nil, "need a number from 0"},
 		"retryable":           {"--restart-policy=ExitCode --retryable-exit-codes=999 train.py", nil, "999"},
 		"shutdown":            {"--shutdown-timeout=-1 train.py", nil, "from 0"},
 		"shutdown env":        {"train.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "whole seconds"},

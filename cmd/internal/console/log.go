@@ -38,7 +38,7 @@ func ParseFormat(text string) (Format, error) {
 	case Auto, Text, JSON:
 		return f, nil
 	}
-	return "", fmt.Errorf("%q of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, "+
+	return "", fmt.Errorf("--log-format or $PET_LOG_FORMAT: %q is unknown: use auto (text on a terminal, "+
 		"else json), text or json", text)
 }
 

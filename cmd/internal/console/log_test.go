@@ -112,7 +112,7 @@ func TestParseFormat(t *testing.T) {
 	}
 	_, err := console.ParseFormat("xml")
 	require.EqualError(t, err,
-		`"xml" of --log-format or $PET_LOG_FORMAT is unknown: use auto (text on a terminal, else json), text or json`)
+		`--log-format or $PET_LOG_FORMAT: "xml" is unknown: use auto (text on a terminal, else json), text or json`)
 }
 
 func TestLevel(t *testing.T) {
