@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
@@ -96,17 +94,17 @@ func (l *logSettings) files(workers int) bool {
 
 // resolver gathers settings; the first error wins and ends the resolution.
 type resolver struct {
-	c    *cli.Context
+	c    *argv.Line
 	env  argv.LookupEnv
 	host hostFacts
 	s    settings
 }
 
-func resolve(c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
+func resolve(c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
 	return resolveWith(features(), c, env, host)
 }
 
-func resolveWith(table []feature, c *cli.Context, env argv.LookupEnv, host hostFacts) (settings, error) {
+func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
 	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
 	steps := []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder,
 		r.logging, r.features, r.entrypoint, r.environment, r.binding}
@@ -420,7 +418,7 @@ type program struct {
 // entrypoint finds the interpreter and the script, and checks them now: a typo must
 // not cost a rendezvous.
 func (r *resolver) entrypoint() error {
-	args := r.c.Args().Slice()
+	args := r.c.Args()
 	script, rest := args[0], args[1:]
 	module, noPython, runPath := r.c.Bool("module"), r.c.Bool("no-python"), r.c.Bool("run-path")
 	switch {

@@ -1,13 +1,13 @@
 // Package argv is the command line of dlrover-run: torchrun's, as Python's argparse reads it, plus DLRover's options
-// and our own. Options is the table everything else is generated from, Normalize turns an argv and the PET_* variables
-// into canonical tokens, Completion writes shell completions, and the Parse functions read option values.
+// and our own. Options is the table everything else is generated from, Parse reads an argv and the PET_* variables into
+// a Line, Completion writes shell completions, and the other Parse functions read option values.
 //
 // The package is pure: it must not import os, open a file, read a clock or start a goroutine. The environment comes in
 // as a function.
 //
 // Known differences from torchrun, all of them where argparse is hard to defend:
 //   - argparse looks for ambiguous prefixes in the whole line, so it refuses `train.py --rdzv` for an argument that
-//     belongs to the script. Normalize never looks behind the script, nor behind -h.
+//     belongs to the script. Parse never looks behind the script, nor behind -h.
 //   - `-mr=3` means `-m -r 3` and `-m=r3` is an error, as from Python 3.13 on; before, they meant `-r =3` and
 //     `-m -r 3`.
 //   - One word such as `"--nnodes 4"` in place of the script is refused with advice; argparse takes it for the script.
@@ -89,12 +89,11 @@ type CompletionRequest struct{ Shell string }
 
 func (e *CompletionRequest) Error() string { return "completion for " + e.Shell + " requested" }
 
-// Normalize rewrites argv, without the program's name, to `--name=value` and `--flag` tokens in canonical spelling,
-// then "--", the training script and its arguments. An option comes once, with its last value, in the order of first
-// use; options that only a PET_ variable sets come after those of the command line, in the order of opts. The script's
-// arguments are passed as they are, except that one "--" directly behind the script is dropped when there was none in
-// front of it, as torchrun does. The error is a *UsageError, *CompletionRequest, ErrHelp or ErrVersion.
-func Normalize(opts []Option, argv []string, env LookupEnv) ([]string, error) {
+// Parse reads argv, without the program's name, and the PET_ variables. Of an option that is repeated the last value
+// counts, and a variable counts where the command line has none. The script's arguments are passed as they are, except
+// that one "--" directly behind the script is dropped when there was none in front of it, as torchrun does. The error
+// is a *UsageError, *CompletionRequest, ErrHelp or ErrVersion.
+func Parse(opts []Option, argv []string, env LookupEnv) (*Line, error) {
 	p := parser{opts: opts, argv: argv}
 	if err := p.options(); err != nil {
 		return nil, err
@@ -115,11 +114,7 @@ func Normalize(opts []Option, argv []string, env LookupEnv) ([]string, error) {
 	if len(p.argv) == 0 {
 		return nil, usageErrorf("the following arguments are required: training_script")
 	}
-	out := make([]string, 0, len(p.given)+1+len(p.argv))
-	for _, g := range p.given {
-		out = append(out, g.token())
-	}
-	return append(append(out, "--"), p.argv...), nil
+	return &Line{opts: opts, given: p.given, args: p.argv}, nil
 }
 
 // parser consumes argv from the left; after options what is left is the script and its arguments.
@@ -135,13 +130,6 @@ type setting struct {
 	opt   *Option
 	value string // canonical text, "" for a flag
 	env   bool
-}
-
-func (s setting) token() string {
-	if s.opt.Kind == Flag {
-		return "--" + s.opt.Name
-	}
-	return "--" + s.opt.Name + "=" + s.value
 }
 
 func (s setting) usable() error {

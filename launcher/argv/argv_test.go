@@ -245,9 +245,12 @@ func TestUnavailableOptions(t *testing.T) {
 		if o.Unavailable == "" {
 			continue
 		}
-		token := setting{opt: &o, value: "0:1"}.token()
-		if o.Type == Int {
-			token = "--" + o.Name + "=1"
+		token := "--" + o.Name
+		switch {
+		case o.Type == Int:
+			token += "=1"
+		case o.Kind != Flag:
+			token += "=0:1"
 		}
 		_, err := Normalize(Options(), []string{token, "s"}, nil)
 		require.ErrorContains(t, err, "--"+o.Name+" "+o.Unavailable)

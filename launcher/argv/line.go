@@ -1,0 +1,57 @@
+package argv
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// Line is a command line that has been read. Its methods panic at the name of an option that is not in the table.
+type Line struct {
+	opts  []Option
+	given []setting // in the order of first use, then those that only a variable sets
+	args  []string
+}
+
+// Args returns the training script and its arguments.
+func (l *Line) Args() []string { return l.args }
+
+// IsSet reports whether the command line or a variable gives the option.
+func (l *Line) IsSet(name string) bool {
+	_, set := l.find(name)
+	return set
+}
+
+// Bool reports whether a flag is given.
+func (l *Line) Bool(name string) bool { return l.IsSet(name) }
+
+// String is the value of an option, its default if none is given.
+func (l *Line) String(name string) string {
+	value, _ := l.find(name)
+	return value
+}
+
+// Int is the value of an option of type Int; 0 where there is neither a value nor a default.
+func (l *Line) Int(name string) int {
+	n, _ := strconv.Atoi(l.String(name)) // convert has seen to it
+	return n
+}
+
+// Float64 is the value of an option of type Float; 0 where there is neither a value nor a default.
+func (l *Line) Float64(name string) float64 {
+	f, _ := strconv.ParseFloat(l.String(name), 64)
+	return f
+}
+
+func (l *Line) find(name string) (value string, set bool) {
+	for _, g := range l.given {
+		if g.opt.Name == name {
+			return g.value, true
+		}
+	}
+	i := slices.IndexFunc(l.opts, func(o Option) bool { return o.Name == name })
+	if i < 0 {
+		panic(fmt.Sprintf("argv: no option %q", name))
+	}
+	return l.opts[i].Default, false
+}
