@@ -69,6 +69,12 @@ func (r *Round) Node(id string) (Node, error) {
 	return n.Node, nil
 }
 
+// Asked reports whether a node has been told to Check and nobody has answered yet.
+func (r *Round) Asked(id string) bool {
+	n := r.nodes[id]
+	return n != nil && n.state == checking
+}
+
 // Named are the nodes of one name: more than one while a launcher that was started again and the one before it are
 // here.
 func (r *Round) Named(name string) (ns []Node) {

@@ -60,6 +60,39 @@ func TestGateIsToldInOrder(t *testing.T) {
 	})
 }
 
+// Nobody is told to be checked whose answer the gate has at once: in a large run that is a request of every node.
+func TestWhoIsToldToCheck(t *testing.T) {
+	for name, c := range map[string]struct {
+		answers bool
+		want    rendezvous.Kind
+	}{"at once": {true, rendezvous.Lead}, "later": {false, rendezvous.Check}} {
+		t.Run(name, func(t *testing.T) {
+			var h *Hub
+			h = NewHub(HubConfig{Gate: func(run string, ids []string) {
+				for _, id := range ids {
+					if c.answers {
+						require.NoError(t, h.Report(t.Context(), run, rendezvous.Cleared{ID: id}))
+					}
+				}
+			}})
+			defer h.Close()
+			require.NoError(t, h.Join(t.Context(), "r", gated("a")))
+			wait, err := h.Watch(t.Context(), "r", "a", Cursor{})
+			require.NoError(t, err)
+			require.Equal(t, rendezvous.Wait, wait.Kind)
+			next := make(chan rendezvous.Kind, 1)
+			go func() {
+				d, _ := h.Watch(t.Context(), "r", "a", Cursor{Directive: wait.Seq})
+				next <- d.Kind
+			}()
+			held := func() bool { return h.Runs(true)[0].Nodes[0].Connected }
+			require.Eventually(t, held, 10*time.Second, time.Millisecond)
+			require.NoError(t, h.Join(t.Context(), "r", gated("b")))
+			require.Equal(t, c.want, <-next)
+		})
+	}
+}
+
 func TestNoGateIsToldNothing(t *testing.T) {
 	h := NewHub(HubConfig{})
 	defer h.Close()

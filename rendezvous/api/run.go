@@ -149,13 +149,14 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 	if len(a.Gate) > 0 && r.cfg.Gate != nil {
 		r.gates = append(r.gates, a.Gate)
 	}
-	if a.Directive != nil {
+	if a.Directive != nil && (a.Directive.Kind != rendezvous.Check || r.cfg.Gate == nil) {
 		r.wakeLocked(a.Node)
 	}
 }
 
 // unlock releases the run after a step, and then tells cfg.Gate whom to check. Who finds another telling leaves it to
-// that one, so that the order of the steps is kept; so does a step that cfg.Gate itself makes.
+// that one, so that the order of the steps is kept; so does a step that cfg.Gate itself makes. A node hears that it is
+// to be checked only when that has not answered for it: what it is told next may be there already.
 func (r *run) unlock() {
 	if r.telling || len(r.gates) == 0 {
 		r.mu.Unlock()
@@ -168,6 +169,11 @@ func (r *run) unlock() {
 		r.mu.Unlock()
 		r.cfg.Gate(r.id, ids)
 		r.mu.Lock()
+		for _, id := range ids {
+			if r.round.Asked(id) {
+				r.wakeLocked(id)
+			}
+		}
 	}
 	r.telling = false
 	r.mu.Unlock()
