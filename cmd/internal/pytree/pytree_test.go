@@ -211,7 +211,7 @@ func TestTakeRefusesALink(t *testing.T) {
 
 func TestTakeLeavesNoHalfOfATree(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("only root can mount a small file system, so that a full one is NOT tested")
+		t.Skip("SKIPPED: A FULL DISK IS NOT TESTED: only root can mount a small file system")
 	}
 	base := t.TempDir()
 	require.NoError(t, syscall.Mount("tmpfs", base, "tmpfs", 0, "size=64k"))

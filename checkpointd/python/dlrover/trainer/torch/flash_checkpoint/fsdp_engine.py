@@ -38,7 +38,7 @@ class FsdpCheckpointEngine(CheckpointEngine):
             step, state_dict=state_dict, path=next(iter(paths.values()), ""), storage_type=storage_type))
 
     def get_state_dict_from_memory(self) -> Tuple[int, Dict[str, Any]]:
-        """NotImplementedError."""
+        """Not for shards, which have no state dict of their own: always raises NotImplementedError. Use load()."""
         raise NotImplementedError("shards have no state dict of their own: use load(), which returns a StorageReader")
 
     def load(self, resume_path: Path = "") -> Any:
