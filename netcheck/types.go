@@ -1,0 +1,245 @@
+// Package netcheck decides how the nodes of a job test each other before training, and who of them is at fault.
+//
+// Check is the state machine of the checks of one run. It plans who tests whom (Plan), judges what was measured
+// (Judge), and is pure: time and randomness come from the caller. netcheck/probe measures, netcheck/python measures with
+// the job's PyTorch, netcheck/node takes part for one node, netcheck/serve is the meeting point over HTTP.
+package netcheck
+
+import "time"
+
+// Level says how much of the nodes is checked.
+type Level string
+
+// The levels of a check. Each includes those before it.
+const (
+	LevelLocal Level = "local" // every node by itself; nodes are not paired
+	LevelHost  Level = "host"  // pairs of nodes test the network by TCP, and RDMA where its tools are
+	LevelFull  Level = "full"  // pairs also compute and communicate with the job's PyTorch, where there is one
+)
+
+// Spec is what all nodes of a run agree on. Its text (String, ParseSpec) travels in the rendezvous' Params.
+type Spec struct {
+	Level Level
+	// Comm: when the pairs are done, all nodes that passed run one collective together. Needs LevelFull.
+	Comm bool
+	// ExcludeStraggler: a node that is slow, but works, is left out like a faulty one.
+	ExcludeStraggler bool
+	// ReportOnly: everything is measured and told, and nobody is left out.
+	ReportOnly bool
+	// TTL is how long a pass holds; 0: as long as the node stays in the run.
+	TTL time.Duration
+	// Timeout bounds a check without PyTorch's import.
+	Timeout time.Duration
+}
+
+// Defaults of a Spec, and what PyTorch's import may take beside its Timeout.
+const (
+	DefaultTTL     = 10 * time.Minute
+	DefaultTimeout = 60 * time.Second
+	ImportTimeout  = 120 * time.Second
+)
+
+// Node is one node as it introduces itself to a check, after its local checks.
+type Node struct {
+	ID   string `json:"id"`   // of the launcher, the rendezvous'
+	Name string `json:"name"` // what people call the node
+	Addr string `json:"addr"` // where other nodes reach it
+	// NICs are the interfaces to test, in rail order: the i-th of one node is tested against the i-th of the other.
+	NICs []NIC `json:"nics,omitempty"`
+	// Switch is the label of the leaf switch, and Domain that of the NVLink domain; "" is unknown.
+	Switch string `json:"switch,omitempty"`
+	Domain string `json:"domain,omitempty"`
+	// GPUs is the number of devices that were found, Wants whether the user says that there must be some.
+	GPUs  int  `json:"gpus"`
+	Wants bool `json:"wants,omitempty"`
+	// Torch says whether PyTorch can be used; NoTorch why not, in words.
+	Torch   bool   `json:"torch,omitempty"`
+	NoTorch string `json:"no_torch,omitempty"`
+	// RDMA: the tools for RDMA tests are there.
+	RDMA bool `json:"rdma,omitempty"`
+	// Findings of the local checks. A fatal one decides: the node is not paired.
+	Findings []Finding `json:"findings,omitempty"`
+}
+
+// NIC is one network interface of a node.
+type NIC struct {
+	Name string `json:"name"`
+	Addr string `json:"addr"`               // IP address
+	Mbps int    `json:"mbps,omitempty"`     // nominal speed in 10^6 bit/s; 0 is unknown
+	MTU  int    `json:"mtu,omitempty"`      // bytes
+	HCA  string `json:"hca,omitempty"`      // the RDMA device of the same port
+	CC   string `json:"cc,omitempty"`       // TCP congestion control that its tests use
+	Lo   int    `json:"loopback,omitempty"` // what this node's own loopback reaches, in 10^6 bit/s
+}
+
+// Duty is what a node is to do now.
+type Duty string
+
+// The duties of an Assignment.
+const (
+	Rest    Duty = "rest"    // nothing now; ask again
+	Serve   Duty = "serve"   // open a listener for Peer, say Ready, take part in the test
+	Dial    Duty = "dial"    // connect to Peer at Addrs and take part in the test
+	Compute Duty = "compute" // measure this node's devices alone with PyTorch
+	Join    Duty = "join"    // take part in a collective of World processes as Rank
+	Decided Duty = "decided" // the check of this node is over: Verdict
+)
+
+// Assignment is the present duty of one node. Only the newest one counts.
+type Assignment struct {
+	Seq   uint64 `json:"seq"` // grows with every assignment of the node
+	Duty  Duty   `json:"duty"`
+	Round int    `json:"round,omitempty"` // from 1
+	Test  string `json:"test,omitempty"`  // unique; both ends and their results name it
+	Peer  Peer   `json:"peer,omitzero"`
+	// Key is the secret that only the two ends of this test have got: each proves to the other that it has it.
+	Key []byte `json:"key,omitempty"`
+	// Left is how long the test may take from now. After it nothing of the test may be open any more.
+	Left time.Duration `json:"left,omitempty"`
+	// Quick: a shorter measurement will do.
+	Quick bool `json:"quick,omitempty"`
+	// Torch: the test is a collective of two (Serve is rank 0 and has the store), not one of TCP.
+	Torch bool `json:"torch,omitempty"`
+	// Of Join: the store is at Addrs[0] of the node with Rank 0, which gets Duty Join with Rank 0 first.
+	Rank  int      `json:"rank,omitempty"`
+	World int      `json:"world,omitempty"`
+	Allow []string `json:"allow,omitempty"` // addresses of the others, for rank 0's store
+	// Verdict is set for Decided.
+	Verdict *Verdict `json:"verdict,omitempty"`
+}
+
+// Peer is the other end of a test.
+type Peer struct {
+	ID    string   `json:"id,omitempty"`
+	Name  string   `json:"name,omitempty"`
+	Addr  string   `json:"addr,omitempty"` // the only address from which it may come, beside those of NICs
+	NICs  []NIC    `json:"nics,omitempty"`
+	Addrs []string `json:"addrs,omitempty"` // host:port by rail, as the serving end said in Ready
+}
+
+// Class says in one word how a test ended.
+type Class string
+
+// The classes of a test's end. Those of Blameless say nothing about the network or the other node.
+const (
+	OK          Class = ""
+	Refused     Class = "refused"     // the connection was refused
+	Unreachable Class = "unreachable" // no route, or no answer to the connection attempt
+	Auth        Class = "auth"        // the other end did not prove the key
+	Stalled     Class = "stalled"     // accepted, then no data for 2 s
+	Reset       Class = "reset"       // the connection broke
+	MTU         Class = "mtu"         // large packets get lost, small ones do not
+	Silent      Class = "silent"      // this end did not report in time (made by the Check)
+	Slow        Class = "slow"        // judged, not measured: below the line
+	Lossy       Class = "lossy"       // judged: too many retransmissions
+	Failed      Class = "failed"      // PyTorch's collective failed
+	Own         Class = "own"         // the reporting end could not do its part: no file descriptors, no such address
+	Canceled    Class = "canceled"    // something newer was to be done
+)
+
+// Result is what one end tells of one test.
+type Result struct {
+	Test  string `json:"test"`
+	Class Class  `json:"class,omitempty"`
+	Text  string `json:"text,omitempty"` // the error in words, one line, at most 512 bytes
+	// Flows are by rail what this end has *received*, and what it knows of what it has sent.
+	Flows []Flow `json:"flows,omitempty"`
+	// Torch is of PyTorch's tests.
+	Torch *TorchResult `json:"torch,omitempty"`
+}
+
+// Flow is one direction over one rail. Rates are in 10^6 bit/s of payload.
+type Flow struct {
+	Rail int    `json:"rail"`
+	NIC  string `json:"nic"`
+	Kind string `json:"kind,omitempty"` // "" TCP, "rdma"
+	// Received by this end.
+	Mbps    float64   `json:"mbps,omitempty"`    // mean after the warm-up
+	Low     float64   `json:"low,omitempty"`     // of the worst 100 ms
+	Mid     float64   `json:"mid,omitempty"`     // median of the 100 ms intervals
+	Stalls  int       `json:"stalls,omitempty"`  // intervals without a byte
+	Streams []float64 `json:"streams,omitempty"` // by stream
+	// Of what this end has sent.
+	Retrans  float64 `json:"retrans,omitempty"` // share of segments that were sent again, 0 to 1
+	Segments int     `json:"segments,omitempty"`
+	RwndLim  float64 `json:"rwnd_lim,omitempty"`  // share of the time in which the receiver's window was full
+	CPUBound bool    `json:"cpu_bound,omitempty"` // this end's CPU was the limit: the rate says nothing about the link
+	CC       string  `json:"cc,omitempty"`        // congestion control
+	// Latencies of 64 bytes there and back, in microseconds, and the largest datagram of the ladder that went through
+	// undivided, in bytes (0: not tested).
+	P50  float64 `json:"p50,omitempty"`
+	P99  float64 `json:"p99,omitempty"`
+	P999 float64 `json:"p999,omitempty"`
+	MTU  int     `json:"mtu,omitempty"`
+}
+
+// TorchResult is what PyTorch measured on one node.
+type TorchResult struct {
+	Backend string `json:"backend,omitempty"` // nccl, gloo, ...
+	Torch   string `json:"torch,omitempty"`   // versions
+	Device  string `json:"device,omitempty"`  // cuda or cpu
+	// Matmul is milliseconds a multiplication, by device.
+	Matmul []float64 `json:"matmul,omitempty"`
+	// AllReduce is milliseconds of one allreduce of Bytes, BusMBps the bus bandwidth in 10^6 byte/s.
+	AllReduce float64 `json:"allreduce,omitempty"`
+	Bytes     int64   `json:"bytes,omitempty"`
+	BusMBps   float64 `json:"bus_mbps,omitempty"`
+	Transport string  `json:"transport,omitempty"` // which NET NCCL chose
+}
+
+// State is what a check says of a node.
+type State string
+
+// The states of a verdict.
+const (
+	StateOK             State = "ok"
+	StateSuspect        State = "suspect" // not decided, or slow without being left out
+	StateFaulty         State = "faulty"
+	StatePath           State = "path"   // the node is fine, a path from or to it is not
+	StateLeaf           State = "leaf"   // its switch is cut off from the others
+	StateIsland         State = "island" // it reaches only some others: a partition of the network
+	StateUnattributable State = "unattributable"
+	StateSkipped        State = "skipped"
+)
+
+// Severity of a Finding.
+type Severity string
+
+// The severities: a fatal finding bars its node, a warning is told.
+const (
+	Info  Severity = "info"
+	Warn  Severity = "warn"
+	Fatal Severity = "fatal"
+)
+
+// Finding is one thing that was measured or seen, with what it was compared with.
+type Finding struct {
+	Check     string   `json:"check"` // netcheck, switchbox, nvml, host, health, torch
+	Kind      string   `json:"kind"`  // net.tx net.rx net.both net.loss net.mtu net.silent gpu.link ... host.nic compute
+	Severity  Severity `json:"severity"`
+	Entity    string   `json:"entity,omitempty"` // eth0, GPU 3, 0:1
+	Metric    string   `json:"metric,omitempty"`
+	Value     float64  `json:"value,omitempty"`
+	Unit      string   `json:"unit,omitempty"`
+	Threshold float64  `json:"threshold,omitempty"`
+	Median    float64  `json:"median,omitempty"`
+	Peer      string   `json:"peer,omitempty"`      // name of the node that measured with it
+	Direction string   `json:"direction,omitempty"` // tx, rx
+	Round     int      `json:"round,omitempty"`
+	Text      string   `json:"text"` // in one line, for people, complete without the other fields
+}
+
+// Verdict is what a check says of a node at its end.
+type Verdict struct {
+	State      State     `json:"state"`
+	Kind       string    `json:"kind,omitempty"`
+	Confidence float64   `json:"confidence,omitempty"` // 0 to 1
+	Partners   int       `json:"partners,omitempty"`   // how many other nodes said so
+	Excluded   bool      `json:"excluded,omitempty"`   // it is left out of the job
+	Paired     bool      `json:"paired,omitempty"`     // it was tested against another node
+	Reason     string    `json:"reason,omitempty"`     // in one line
+	Findings   []Finding `json:"findings,omitempty"`   // at most MaxFindings
+}
+
+// MaxFindings bounds the findings of a node.
+const MaxFindings = 64
