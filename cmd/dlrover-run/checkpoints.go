@@ -152,7 +152,7 @@ func (c *checkpoints) joined(j *job) {
 	c.opening.Wait()
 	if c.daemon != nil {
 		if j.metrics != nil {
-			j.metrics.MustRegister(ckptCollector{c.daemon})
+			j.metrics.with(ckptMetrics{c.daemon}.tell)
 		}
 		c.daemon.Serve(ckptd.Network{Master: j.endpoint.daemons(c.s), Addr: c.s.node.Addr})
 		c.daemon.RemoveStale()

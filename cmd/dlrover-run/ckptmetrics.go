@@ -5,49 +5,46 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"dlrover-run/checkpointd"
 	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/cmd/internal/exposition"
 )
 
 // scrapeBudget bounds how long a scrape waits for the checkpoint daemon.
 const scrapeBudget = time.Second
 
-// ckptCollector asks the checkpoint daemon at every scrape. Without a daemon there is
+// ckptMetrics asks the checkpoint daemon at every scrape. Without a daemon there is
 // nothing to tell.
-type ckptCollector struct{ daemon *ckptd.Supervisor }
+type ckptMetrics struct{ daemon *ckptd.Supervisor }
 
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("dlrover_checkpoint_"+name, help, labels, nil)
-}
-
-// Describe implements prometheus.Collector; what there is depends on the daemon.
-func (c ckptCollector) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements prometheus.Collector.
-func (c ckptCollector) Collect(out chan<- prometheus.Metric) {
+func (c ckptMetrics) tell(s *exposition.Scrape) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeBudget)
 	defer cancel()
 	st, err := c.daemon.Status(ctx)
 	if err != nil || st == nil {
 		return // it is being started, or nobody has needed it
 	}
-	c.counters(out, st.Counters)
-	c.ranks(out, *st, time.Now())
-	gauge(out, desc("saves_pending", "Shards on their way to the disk."), float64(len(st.Saves)))
+	ckptStatus(s, *st, time.Now())
+}
+
+func ckptStatus(s *exposition.Scrape, st checkpointd.Status, now time.Time) {
+	ckptCounters(s, st.Counters)
+	ckptRanks(s, st, now)
+	ckptGauge(s, "saves_pending", "Shards on their way to the disk.", float64(len(st.Saves)))
 	full := 0.0
 	if st.Trouble != "" {
 		full = 1
 	}
-	gauge(out, desc("storage_trouble", "1 while writing to storage fails and is tried again."), full)
+	ckptGauge(s, "storage_trouble", "1 while writing to storage fails and is tried again.", full)
 }
 
-func gauge(out chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
-	out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+func ckptName(name string) string { return "dlrover_checkpoint_" + name }
+
+func ckptGauge(s *exposition.Scrape, name, help string, v float64, labels ...exposition.Label) {
+	s.Gauge(ckptName(name), help, v, labels...)
 }
 
-func (c ckptCollector) counters(out chan<- prometheus.Metric, n checkpointd.Counters) {
+func ckptCounters(s *exposition.Scrape, n checkpointd.Counters) {
 	for _, m := range []struct {
 		name, help string
 		value      float64
@@ -65,25 +62,25 @@ func (c ckptCollector) counters(out chan<- prometheus.Metric, n checkpointd.Coun
 		{"copies_fetched_total", "Shards fetched from the memory of another node.", float64(n.CopiesFetched)},
 		{"breakpoints_total", "Requests to save what was in memory.", float64(n.Breakpoints)},
 	} {
-		out <- prometheus.MustNewConstMetric(desc(m.name, m.help), prometheus.CounterValue, m.value)
+		s.Counter(ckptName(m.name), m.help, m.value)
 	}
 }
 
-// ranks tells how old the newest save of each rank in memory and on disk is.
-func (c ckptCollector) ranks(out chan<- prometheus.Metric, st checkpointd.Status, now time.Time) {
+// ckptRanks tells how old the newest save of each rank in memory and on disk is.
+func ckptRanks(s *exposition.Scrape, st checkpointd.Status, now time.Time) {
 	bytes := 0.0
-	for _, s := range st.Segments {
-		bytes += float64(s.Bytes)
+	for _, seg := range st.Segments {
+		bytes += float64(seg.Bytes)
 	}
-	gauge(out, desc("memory_bytes", "Bytes of checkpoints in memory, copies of other nodes' included."), bytes)
-	step := desc("step", "Newest step of a rank of this node, in memory and on disk.", "rank", "where")
-	age := desc("age_seconds", "Age of that step: what would be lost.", "rank", "where")
+	ckptGauge(s, "memory_bytes", "Bytes of checkpoints in memory, copies of other nodes' included.", bytes)
 	for _, r := range st.Ranks {
 		tell := func(where string, n int64, at time.Time) {
-			if n >= 0 {
-				gauge(out, step, float64(n), strconv.Itoa(r.Rank), where)
-				gauge(out, age, now.Sub(at).Seconds(), strconv.Itoa(r.Rank), where)
+			if n < 0 {
+				return
 			}
+			labels := []exposition.Label{{Name: "rank", Value: strconv.Itoa(r.Rank)}, {Name: "where", Value: where}}
+			ckptGauge(s, "step", "Newest step of a rank of this node, in memory and on disk.", float64(n), labels...)
+			ckptGauge(s, "age_seconds", "Age of that step: what would be lost.", now.Sub(at).Seconds(), labels...)
 		}
 		tell("memory", r.MemoryStep, r.MemoryAt)
 		tell("disk", r.DurableStep, r.DurableAt)

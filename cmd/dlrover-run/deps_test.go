@@ -41,6 +41,8 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/rendezvous/...", "dlrover-run/checkpointd", "cmd joins them"},
 		{"dlrover-run/rendezvous/...", "github.com/", "the rendezvous is the standard library's alone"},
 		{"dlrover-run/cmd/dlrover-run", "google.golang.org/grpc", "start-up time and size of the launcher"},
+		{"dlrover-run/cmd/dlrover-run", "github.com/prometheus", "start-up time and size of the launcher"},
+		{"dlrover-run/cmd/dlrover-run", "google.golang.org/protobuf", "start-up time and size of the launcher"},
 		{"dlrover-run/cmd/dlrover-run", "testing", "what tests use stays out of programs"},
 		{"dlrover-run/cmd/dlrover-run", "runtime/cgo", "one static file for any image"},
 		{"dlrover-run/cmd/checkpointd", "runtime/cgo", "one static file for any image"},

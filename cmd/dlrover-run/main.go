@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
@@ -100,7 +98,7 @@ type job struct {
 	procs    *proc.Supervisor
 	endpoint *endpoint
 	adapter  *adapter
-	metrics  *prometheus.Registry // nil: nobody asks for them
+	metrics  *metrics // nil: nobody asks for them
 	python   *pythonPath
 	parts    []launcher.Part // of the features that were asked for
 	guard    *guard.Link     // nil: there is none

@@ -6,13 +6,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
 	"dlrover-run/checkpointd/conns"
+	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/launcher"
 )
 
@@ -22,11 +22,19 @@ type metrics struct {
 
 	server *http.Server
 	done   chan struct{}
-	reg    *prometheus.Registry
-	starts *prometheus.CounterVec
-	exits  *prometheus.CounterVec
-	world  prometheus.Gauge
-	spent  prometheus.Gauge
+
+	mu     sync.Mutex
+	starts map[string]int // of the workers, by cause
+	exits  map[exit]int
+	world  int
+	spent  int
+	more   []func(*exposition.Scrape) // what parts tell
+}
+
+// exit is how a worker ended.
+type exit struct {
+	code    int
+	stopped bool // by the launcher
 }
 
 // scrapers bounds the connections at --metrics-addr, which asks nobody who he is.
@@ -45,7 +53,7 @@ func metricsFeature() feature {
 			if err != nil {
 				return nil, unusableOption(err)
 			}
-			j.metrics = m.reg
+			j.metrics = m
 			return m, nil
 		},
 	}
@@ -69,27 +77,9 @@ func serveMetrics(addr string) (*metrics, error) {
 }
 
 func newMetrics() *metrics {
-	m := &metrics{
-		done: make(chan struct{}),
-		starts: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dlrover_worker_group_starts_total",
-			Help: "Starts of this node's workers, by what ended the epoch before (empty for the first).",
-		}, []string{"cause"}),
-		exits: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dlrover_worker_exits_total",
-			Help: "Workers that ended, by exit code (-n for signal n) and whether the launcher had stopped them.",
-		}, []string{"exit_code", "stopped"}),
-		world: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "dlrover_world_size", Help: "Workers in the world that this node runs in.",
-		}),
-		spent: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "dlrover_restart_count", Help: "Restarts that the job has spent.",
-		}),
-	}
-	m.reg = prometheus.NewRegistry()
-	m.reg.MustRegister(m.starts, m.exits, m.world, m.spent)
+	m := &metrics{done: make(chan struct{}), starts: map[string]int{}, exits: map[exit]int{}}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics", exposition.Handler(m.tell))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	m.server = &http.Server{
 		Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 3 * time.Minute,
@@ -97,16 +87,52 @@ func newMetrics() *metrics {
 	return m
 }
 
+// with has every later scrape call tell, too, which may be called by several goroutines at once.
+func (m *metrics) with(tell func(*exposition.Scrape)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.more = append(m.more, tell)
+}
+
+func (m *metrics) tell(s *exposition.Scrape) {
+	for _, tell := range m.tellOwn(s) {
+		tell(s)
+	}
+}
+
+// tellOwn tells all but what it returns, which may take time.
+func (m *metrics) tellOwn(s *exposition.Scrape) (more []func(*exposition.Scrape)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for cause, n := range m.starts {
+		s.Counter("dlrover_worker_group_starts_total",
+			"Starts of this node's workers, by what ended the epoch before (empty for the first).",
+			float64(n), exposition.Label{Name: "cause", Value: cause})
+	}
+	for e, n := range m.exits {
+		s.Counter("dlrover_worker_exits_total",
+			"Workers that ended, by exit code (-n for signal n) and whether the launcher had stopped them.", float64(n),
+			exposition.Label{Name: "exit_code", Value: strconv.Itoa(e.code)},
+			exposition.Label{Name: "stopped", Value: strconv.FormatBool(e.stopped)})
+	}
+	s.Gauge("dlrover_world_size", "Workers in the world that this node runs in.", float64(m.world))
+	s.Gauge("dlrover_restart_count", "Restarts that the job has spent.", float64(m.spent))
+	return slices.Clip(m.more)
+}
+
 // Started implements launcher.Observer.
 func (m *metrics) Started(i launcher.StartInfo) {
-	m.starts.WithLabelValues(i.Epoch.CauseKind).Inc()
-	m.world.Set(float64(i.Epoch.Place.WorldSize))
-	m.spent.Set(float64(i.Epoch.Place.RestartCount))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.starts[i.Epoch.CauseKind]++
+	m.world, m.spent = i.Epoch.Place.WorldSize, i.Epoch.Place.RestartCount
 }
 
 // Exited implements launcher.Observer.
 func (m *metrics) Exited(i launcher.ExitInfo) {
-	m.exits.WithLabelValues(strconv.Itoa(i.ExitCode), strconv.FormatBool(i.Stopped)).Inc()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.exits[exit{i.ExitCode, i.Stopped}]++
 }
 
 // Name implements launcher.Part.

@@ -15,9 +15,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
@@ -207,19 +211,49 @@ func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
 	}
 }
 
+// scrape is what m answers.
+func scrape(m *metrics) string {
+	rec := httptest.NewRecorder()
+	m.server.Handler.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return rec.Body.String()
+}
+
 func TestMetricsObserve(t *testing.T) {
 	m := newMetrics()
+	require.Contains(t, scrape(m), "\ndlrover_world_size 0\n")
 	for _, tell := range told {
 		tell(m)
 	}
-	rec := httptest.NewRecorder()
-	m.server.Handler.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, want := range []string{
 		`dlrover_worker_group_starts_total{cause="worker-failure"} 1`,
 		`dlrover_worker_exits_total{exit_code="-9",stopped="true"} 1`,
 		`dlrover_world_size 4`,
 		`dlrover_restart_count 3`,
 	} {
-		require.Contains(t, rec.Body.String(), want+"\n")
+		require.Contains(t, scrape(m), want+"\n")
 	}
+}
+
+// Prometheus' own linter has nothing to say, but about a name that dashboards know.
+func TestMetricsAreWellNamed(t *testing.T) {
+	m := newMetrics()
+	now := time.Now()
+	m.with(func(s *exposition.Scrape) {
+		ckptStatus(s, checkpointd.Status{Ranks: []coordinator.Age{{
+			Rank: 3, MemoryStep: 20, MemoryAt: now.Add(-time.Second), DurableStep: 10, DurableAt: now.Add(-time.Minute),
+		}, {
+			Rank: 4, MemoryStep: -1, DurableStep: -1,
+		}}}, now)
+	})
+	for _, tell := range told {
+		tell(m)
+	}
+	text := scrape(m)
+	require.Contains(t, text, "\n"+`dlrover_checkpoint_age_seconds{rank="3",where="disk"} 60`+"\n")
+	require.Contains(t, text, "\n"+`dlrover_checkpoint_step{rank="3",where="memory"} 20`+"\n")
+	require.NotContains(t, text, `rank="4"`)
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	require.NoError(t, err)
+	require.Len(t, problems, 1)
+	require.Equal(t, "dlrover_restart_count", problems[0].Metric)
 }

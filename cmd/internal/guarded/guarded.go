@@ -6,7 +6,7 @@
 // initialisation would take milliseconds before the launcher is started, and memory as
 // long as the job runs. Go initialises packages in the order of their import paths
 // as soon as their imports are ready, so this one, with few imports, comes
-// before net/http, Prometheus and the rest. Besides, init functions run on the main
+// before net/http and the rest. Besides, init functions run on the main
 // thread, which lives as long as the process: the kernel sends a parent-death signal
 // when the thread ends that forked.
 package guarded

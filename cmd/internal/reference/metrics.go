@@ -41,7 +41,7 @@ func metrics(b *bytes.Buffer, root string) error {
 }
 
 // described returns what the Go files of a folder describe: a name and then, as the next argument or element, a
-// sentence. A name without dlrover_ in front gets the prefix that the file gives to prometheus.NewDesc.
+// sentence. A name without dlrover_ in front gets the prefix that a function of the file puts in front of it.
 func described(folder string) (found []metric, err error) {
 	err = filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
@@ -61,12 +61,11 @@ func inFile(f *ast.File) (found []metric) {
 	prefix := ""
 	name, sentence := regexp.MustCompile(`^[a-z]+(_[a-z]+)*$`), regexp.MustCompile(`^[A-Z1].* .*\.$`)
 	pair := func(list []ast.Expr) {
-		if len(list) < 2 {
-			return
-		}
-		n, help := text(list[0]), text(list[1])
-		if name.MatchString(n) && sentence.MatchString(help) {
-			found = append(found, metric{n, help})
+		for i := 1; i < len(list); i++ {
+			n, help := text(list[i-1]), text(list[i])
+			if name.MatchString(n) && sentence.MatchString(help) {
+				found = append(found, metric{n, help})
+			}
 		}
 	}
 	ast.Inspect(f, func(n ast.Node) bool {
