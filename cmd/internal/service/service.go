@@ -38,10 +38,11 @@ type Service struct {
 	Hub         *api.Hub
 	Checkpoints *coordinator.Hub
 
-	cfg    Config
-	server *http.Server
-	stop   context.CancelFunc // ends what runs in the background
-	wg     sync.WaitGroup
+	cfg     Config
+	handler func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
+	server  *http.Server
+	stop    context.CancelFunc // ends what runs in the background
+	wg      sync.WaitGroup
 }
 
 // New returns a Service without runs. It fails only for a topology file that cannot be used.
@@ -53,9 +54,14 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
 	s.Hub = api.NewHub(api.HubConfig{Topology: file.First(), Observe: s.observe})
 	s.Checkpoints.SetSwitches(file.First())
-	s.server = api.NewServer(api.Handler(s.Hub, api.ServerConfig{
-		Token: cfg.Token, Extra: cfg.Extra,
-		Mounts: map[string]http.Handler{"checkpoints": s.Checkpoints.Handler(), "verdict": api.Answer(s.verdict)},
+	s.handler = sync.OnceValue(func() http.Handler {
+		return api.Handler(s.Hub, api.ServerConfig{
+			Token: cfg.Token, Extra: cfg.Extra,
+			Mounts: map[string]http.Handler{"checkpoints": s.Checkpoints.Handler(), "verdict": api.Answer(s.verdict)},
+		})
+	})
+	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		s.handler().ServeHTTP(w, req)
 	}))
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -73,7 +79,10 @@ func (s *Service) rewire(topo rendezvous.Topology) {
 }
 
 // Serve answers requests on l until Close, which makes it return http.ErrServerClosed. It closes l.
-func (s *Service) Serve(l net.Listener) error { return s.server.Serve(l) }
+func (s *Service) Serve(l net.Listener) error {
+	s.handler() // or the first request would wait for it
+	return s.server.Serve(l)
+}
 
 // Close ends the service. Requests that are held are answered at once; others have grace to come to their end, before
 // their connections are closed.
