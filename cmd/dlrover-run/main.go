@@ -253,7 +253,7 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
 	forParts(j.parts, func(p configurer) { p.configure(&cfg) })
 	cfg.LogsKept = j.s.logs.files(j.s.slots)
-	if memory, err := proc.OwnMemory("/proc", "/sys/fs/cgroup"); err == nil {
+	if memory := j.procs.Memory(); memory != nil {
 		cfg.Memory = memory.Read
 	}
 	return cfg

@@ -34,18 +34,15 @@ type cgroup struct {
 const cgroupPrefix = "dlrover-"
 
 // newCgroup makes a directory for the job id below this process's own v2 cgroup.
-func newCgroup(procRoot, id string) (*cgroup, error) {
-	own, err := ownCgroups(procRoot, "")
-	if err != nil {
-		return nil, err
-	}
+func newCgroup(own cgroups, id string) (*cgroup, error) {
 	dirs := own.dirs(unified)
 	if len(dirs) == 0 {
 		return nil, errors.New("no cgroup v2 hierarchy shows this process")
 	}
 	removeStale(dirs[0])
 	c := &cgroup{path: filepath.Join(dirs[0], cgroupPrefix+id)}
-	if err := os.Mkdir(c.path, 0o755); err != nil {
+	err := os.Mkdir(c.path, 0o755)
+	if err != nil {
 		return nil, err
 	}
 	if _, err = os.Stat(filepath.Join(c.path, "cgroup.kill")); err == nil {

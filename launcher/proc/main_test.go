@@ -133,9 +133,18 @@ func inState(pid int, state byte) bool {
 	return err == nil && st.State == state
 }
 
+// makeCgroup is a launcher's directory.
+func makeCgroup(id string) (*cgroup, error) {
+	own, err := ownCgroups("", "")
+	if err != nil {
+		return nil, err
+	}
+	return newCgroup(own, id)
+}
+
 func haveCgroup(t testing.TB) {
 	t.Helper()
-	c, err := newCgroup("/proc", "probe-"+strconv.Itoa(os.Getpid()))
+	c, err := makeCgroup("probe-" + strconv.Itoa(os.Getpid()))
 	if err != nil {
 		t.Skipf("SKIPPED: needs a writable cgroup v2 directory: %v", err)
 	}

@@ -32,6 +32,10 @@ func OwnMemory(procRoot, cgroupRoot string) (*MemoryCgroup, error) {
 	if err != nil {
 		return nil, err
 	}
+	return c.memory()
+}
+
+func (c cgroups) memory() (*MemoryCgroup, error) {
 	if dirs := c.dirs("memory"); len(dirs) > 0 {
 		return &MemoryCgroup{dirs: dirs}, nil
 	}

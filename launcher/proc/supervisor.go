@@ -44,6 +44,7 @@ type Supervisor struct {
 	thread *thread
 	wake   chan struct{} // asks the reaper for another pass
 	quit   chan struct{} // closed once all workers are gone
+	memory *MemoryCgroup // nil: unknown
 
 	// mu is held from fork to registration, and by whoever looks at the list of
 	// children, so that nobody ever meets a child that is not registered yet.
@@ -81,17 +82,33 @@ func New(cfg Config) (*Supervisor, error) {
 		quit:     make(chan struct{}),
 		children: map[int]*Process{},
 	}
-	if !cfg.NoCgroup {
-		if s.cgroup, err = newCgroup("/proc", randomID()); err != nil {
-			s.log.Debug("workers get no cgroup of their own", "reason", err)
-		}
-	}
+	s.openCgroups()
 	s.bequeath()
 	chld := make(chan os.Signal, 1)
 	signal.Notify(chld, unix.SIGCHLD)
 	s.services.Go(func() { s.reapLoop(chld) })
 	return s, nil
 }
+
+// openCgroups looks for this process's place once, which takes the kernel time.
+func (s *Supervisor) openCgroups() {
+	own, err := ownCgroups("", "")
+	if err == nil {
+		s.memory, _ = own.memory() // without one nothing is said of memory
+	}
+	if s.cfg.NoCgroup {
+		return
+	}
+	if err == nil {
+		s.cgroup, err = newCgroup(own, randomID())
+	}
+	if err != nil {
+		s.log.Debug("workers get no cgroup of their own", "reason", err)
+	}
+}
+
+// Memory returns the memory cgroup of this process and of its workers; nil if there is none or it cannot be found.
+func (s *Supervisor) Memory() *MemoryCgroup { return s.memory }
 
 // bequeath tells the guard what it has to know. mu is held, or s is not shared yet.
 func (s *Supervisor) bequeath() {

@@ -428,7 +428,7 @@ func TestRemoveStaleCgroups(t *testing.T) {
 // the next launcher starts.
 func TestStaleCgroupIsKilled(t *testing.T) {
 	haveCgroup(t)
-	c, err := newCgroup("/proc", fmt.Sprintf("stale-%d", os.Getpid()))
+	c, err := makeCgroup(fmt.Sprintf("stale-%d", os.Getpid()))
 	require.NoError(t, err)
 	cmd := exec.Command("/bin/sleep", "1000")
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(c.dir.Fd())}
