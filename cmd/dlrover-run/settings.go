@@ -168,7 +168,10 @@ func (r *resolver) autoNodes() (int, int, error) {
 }
 
 func (r *resolver) workers(text string) (int, string, error) {
-	gpus, kind := r.host.gpus()
+	gpus, kind := 0, ""
+	if r.c.IsSet("accelerator") || r.c.Bool("auto-config") || text == "auto" || text == "gpu" {
+		gpus, kind = r.host.gpus()
+	}
 	want := accelerators[r.c.String("accelerator")]
 	if r.c.IsSet("accelerator") && gpus > 0 && !slices.Contains(want, kind) {
 		return 0, "", fmt.Errorf("--accelerator=%s: the devices of this node are %s; leave the option out or name theirs",
