@@ -50,6 +50,7 @@ func newSupervisor(t testing.TB, cfg Config) *Supervisor {
 	}
 	s, err := New(cfg)
 	require.NoError(t, err)
+	require.False(t, s.isAbandoned()) // waits until s is prepared: tests look inside
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
@@ -205,9 +206,11 @@ func helperLauncher(s *Supervisor) int {
 	w.Close()
 	bufio.NewReader(r).ReadString('\n')
 	path := ""
+	s.mu.Lock()
 	if s.cgroup != nil {
 		path = s.cgroup.path
 	}
+	s.mu.Unlock()
 	fmt.Println(os.Getpid(), path)
 	if os.Getenv("KILL") == "end" {
 		if err := s.Close(); err != nil {

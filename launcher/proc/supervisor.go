@@ -77,33 +77,43 @@ func New(cfg Config) (*Supervisor, error) {
 		cfg:      cfg,
 		log:      cfg.Logger,
 		null:     null,
-		thread:   newThread(),
 		wake:     make(chan struct{}, 1),
 		quit:     make(chan struct{}),
 		children: map[int]*Process{},
 	}
-	s.openCgroups()
-	s.bequeath()
+	s.prepare()
 	chld := make(chan os.Signal, 1)
 	signal.Notify(chld, unix.SIGCHLD)
 	s.services.Go(func() { s.reapLoop(chld) })
 	return s, nil
 }
 
-// openCgroups looks for this process's place once, which takes the kernel time.
-func (s *Supervisor) openCgroups() {
+// prepare starts the thread, which makes ready for the first worker what takes the kernel time. Until then it has mu,
+// so that nobody sees less, and its functions wait.
+func (s *Supervisor) prepare() {
 	own, err := ownCgroups("", "")
 	if err == nil {
 		s.memory, _ = own.memory() // without one nothing is said of memory
 	}
-	if s.cfg.NoCgroup {
-		return
-	}
-	if err == nil {
-		s.cgroup, err = newCgroup(own, randomID())
-	}
-	if err != nil {
-		s.log.Debug("workers get no cgroup of their own", "reason", err)
+	s.mu.Lock()
+	s.thread = newThread(func() {
+		defer s.mu.Unlock()
+		tryPidfd()
+		if err == nil && !s.cfg.NoCgroup {
+			s.cgroup, err = newCgroup(own, randomID())
+		}
+		if err != nil {
+			s.log.Debug("workers get no cgroup of their own", "reason", err)
+		}
+		s.bequeath()
+	})
+}
+
+// tryPidfd has package os find out now, with a child of its own, whether the kernel has pidfds, and not with the first
+// worker.
+func tryPidfd() {
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Release()
 	}
 }
 
@@ -224,11 +234,12 @@ type thread struct {
 	done chan struct{}
 }
 
-func newThread() *thread {
+func newThread(first func()) *thread {
 	t := &thread{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
 		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
+		first()
 		for {
 			select {
 			case f := <-t.jobs:
