@@ -73,6 +73,32 @@ func TestChildren(t *testing.T) {
 	require.Empty(t, below(os.Getpid(), func(int) bool { return true }))
 }
 
+func TestAnyChild(t *testing.T) {
+	require.False(t, anyChild())
+	sleeper := exec.Command("/bin/cat")
+	in, err := sleeper.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, sleeper.Start())
+	require.True(t, anyChild(), "it runs")
+	require.NoError(t, in.Close())
+	require.NoError(t, unix.Waitid(unix.P_PID, sleeper.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil))
+	require.True(t, anyChild(), "it is a zombie")
+	require.NoError(t, sleeper.Wait())
+	require.False(t, anyChild())
+
+	// One that tells its parent nothing of its end, as a helper of a library may be.
+	var none uintptr
+	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, none, none, none)
+	if pid == 0 {
+		unix.RawSyscall(unix.SYS_EXIT_GROUP, none, none, none)
+	}
+	require.Zero(t, errno)
+	require.True(t, anyChild())
+	_, err = unix.Wait4(int(pid), nil, unix.WALL, nil)
+	require.NoError(t, err)
+	require.False(t, anyChild())
+}
+
 func TestEnded(t *testing.T) {
 	cmd := exec.Command("/bin/true")
 	require.NoError(t, cmd.Start())

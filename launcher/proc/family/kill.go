@@ -49,6 +49,9 @@ func (s *Sweep) Run(patience time.Duration) (killed int, err error) {
 	clean := 0
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		s.Reap()
+		if s.childless() {
+			return len(s.sent), nil
+		}
 		before := len(s.sent)
 		left := s.pass()
 		if len(s.sent) > before {
@@ -66,6 +69,15 @@ func (s *Sweep) Run(patience time.Duration) (killed int, err error) {
 		}
 		time.Sleep(pause)
 	}
+}
+
+// childless asks the kernel for what its lists take long to tell, and may miss.
+func (s *Sweep) childless() bool {
+	if s.Lock != nil {
+		s.Lock.Lock()
+		defer s.Lock.Unlock()
+	}
+	return !anyChild()
 }
 
 // pass kills what is there and returns the children that were there. Every descendant

@@ -21,6 +21,16 @@ func Ended() int {
 	}
 }
 
+// anyChild reports whether this process has a child, of whatever kind, ended or not.
+func anyChild() bool {
+	for {
+		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
+		if err != unix.EINTR {
+			return err != unix.ECHILD
+		}
+	}
+}
+
 // hasEnded reports whether the child pid is a zombie.
 func hasEnded(pid int) bool {
 	var si unix.Siginfo
