@@ -38,6 +38,14 @@ const (
 	mountsV2Subtree = "30 23 0:26 /kubepods/pod1/c1 /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
 )
 
+func ownMemory(procRoot, cgroupRoot string) (*MemoryCgroup, error) {
+	c, err := ownCgroups(procRoot, cgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	return c.memory()
+}
+
 func TestOwnMemory(t *testing.T) {
 	v1 := func(limit string) map[string]string {
 		return map[string]string{
@@ -87,7 +95,7 @@ func TestOwnMemory(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			root := tree(t, tt.files)
-			m, err := OwnMemory(filepath.Join(root, "proc"), filepath.Join(root, "cg"))
+			m, err := ownMemory(filepath.Join(root, "proc"), filepath.Join(root, "cg"))
 			require.NoError(t, err)
 			require.Equal(t, filepath.Join(root, tt.path), m.Path())
 			got, err := m.Read()
@@ -97,9 +105,9 @@ func TestOwnMemory(t *testing.T) {
 	}
 	t.Run("none", func(t *testing.T) {
 		root := tree(t, map[string]string{"proc/self/mountinfo": "", "proc/self/cgroup": ""})
-		_, err := OwnMemory(filepath.Join(root, "proc"), "")
+		_, err := ownMemory(filepath.Join(root, "proc"), "")
 		require.ErrorContains(t, err, "no memory cgroup")
-		_, err = OwnMemory(filepath.Join(root, "missing"), "")
+		_, err = ownMemory(filepath.Join(root, "missing"), "")
 		require.ErrorIs(t, err, os.ErrNotExist)
 	})
 }
@@ -315,4 +323,18 @@ func FuzzLimit(f *testing.F) {
 func FuzzMemoryNumbers(f *testing.F) {
 	f.Add("oom 1\noom_kill 2\n")
 	f.Fuzz(func(t *testing.T, text string) { require.GreaterOrEqual(t, parseKey(text, "oom_kill"), int64(0)) })
+}
+
+// The supervisor knows the cgroup as soon as somebody asks.
+func TestSupervisorsMemory(t *testing.T) {
+	s, err := New(Config{Logger: quiet()})
+	require.NoError(t, err)
+	defer s.Close()
+	got := s.Memory()
+	want, err := ownMemory("", "")
+	if err != nil {
+		require.Nil(t, got)
+		return
+	}
+	require.Equal(t, want, got)
 }

@@ -25,16 +25,7 @@ type MemoryCgroup struct {
 	dirs []string // own first, then ancestors
 }
 
-// OwnMemory finds the memory cgroup of this process. procRoot stands for /proc
-// and cgroupRoot for /sys/fs/cgroup; "" means the real one.
-func OwnMemory(procRoot, cgroupRoot string) (*MemoryCgroup, error) {
-	c, err := ownCgroups(procRoot, cgroupRoot)
-	if err != nil {
-		return nil, err
-	}
-	return c.memory()
-}
-
+// memory finds the memory cgroup of this process.
 func (c cgroups) memory() (*MemoryCgroup, error) {
 	if dirs := c.dirs("memory"); len(dirs) > 0 {
 		return &MemoryCgroup{dirs: dirs}, nil

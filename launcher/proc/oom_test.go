@@ -18,7 +18,7 @@ import (
 
 // TestOOMKill lets the kernel kill a worker in a cgroup of 64 MiB.
 func TestOOMKill(t *testing.T) {
-	own, err := OwnMemory("", "")
+	own, err := ownMemory("", "")
 	if err != nil {
 		t.Skipf("SKIPPED: %v", err)
 	}
@@ -61,7 +61,7 @@ func helperOOM() int {
 		return 1
 	}
 	var r oomResult
-	m, err := OwnMemory("", "")
+	m, err := ownMemory("", "")
 	if err == nil {
 		r.Before, err = m.Read()
 	}

@@ -44,14 +44,14 @@ type Supervisor struct {
 	thread *thread
 	wake   chan struct{} // asks the reaper for another pass
 	quit   chan struct{} // closed once all workers are gone
-	memory *MemoryCgroup // nil: unknown
 
 	// mu is held from fork to registration, and by whoever looks at the list of
 	// children, so that nobody ever meets a child that is not registered yet.
 	mu        sync.Mutex
 	closed    bool
-	abandoned bool    // nobody is told of anything any more
-	cgroup    *cgroup // nil: none
+	abandoned bool          // nobody is told of anything any more
+	cgroup    *cgroup       // nil: none
+	memory    *MemoryCgroup // nil: unknown
 	children  map[int]*Process
 
 	services sync.WaitGroup // the reaper
@@ -91,22 +91,30 @@ func New(cfg Config) (*Supervisor, error) {
 // prepare starts the thread, which makes ready for the first worker what takes the kernel time. Until then it has mu,
 // so that nobody sees less, and its functions wait.
 func (s *Supervisor) prepare() {
-	own, err := ownCgroups("", "")
-	if err == nil {
-		s.memory, _ = own.memory() // without one nothing is said of memory
-	}
 	s.mu.Lock()
 	s.thread = newThread(func() {
 		defer s.mu.Unlock()
 		tryPidfd()
-		if err == nil && !s.cfg.NoCgroup {
-			s.cgroup, err = newCgroup(own, randomID())
-		}
-		if err != nil {
-			s.log.Debug("workers get no cgroup of their own", "reason", err)
-		}
+		s.openCgroups()
 		s.bequeath()
 	})
+}
+
+// openCgroups finds this process's place, and makes a directory for the workers.
+func (s *Supervisor) openCgroups() {
+	own, err := ownCgroups("", "")
+	if err == nil {
+		s.memory, _ = own.memory() // without one nothing is said of memory
+	}
+	if s.cfg.NoCgroup {
+		return
+	}
+	if err == nil {
+		s.cgroup, err = newCgroup(own, randomID())
+	}
+	if err != nil {
+		s.log.Debug("workers get no cgroup of their own", "reason", err)
+	}
 }
 
 // tryPidfd has package os find out now, with a child of its own, whether the kernel has pidfds, and not with the first
@@ -118,7 +126,11 @@ func tryPidfd() {
 }
 
 // Memory returns the memory cgroup of this process and of its workers; nil if there is none or it cannot be found.
-func (s *Supervisor) Memory() *MemoryCgroup { return s.memory }
+func (s *Supervisor) Memory() *MemoryCgroup {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.memory
+}
 
 // bequeath tells the guard what it has to know. mu is held, or s is not shared yet.
 func (s *Supervisor) bequeath() {
