@@ -48,10 +48,9 @@ func (h *Hub) serve(f func(ctx context.Context, run string, body []byte) (any, e
 		case errors.Is(err, errPending):
 			w.WriteHeader(http.StatusNoContent)
 		case err != nil:
-			status, code := statusOf(err)
-			writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
+			wireErrors.Write(w, err)
 		default:
-			writeJSON(w, http.StatusOK, v)
+			writeJSON(w, v)
 		}
 	}
 }
@@ -75,9 +74,8 @@ func readBody(w http.ResponseWriter, req *http.Request) ([]byte, error) {
 // encoded is JSON already.
 type encoded []byte
 
-func writeJSON(w http.ResponseWriter, status int, v any) {
+func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
 	if body, ok := v.(encoded); ok {
 		_, _ = w.Write(body)
 		return

@@ -357,10 +357,10 @@ func TestPeersAtAnEarlierHub(t *testing.T) {
 				Patience time.Duration `json:"patience"`
 			}
 			if err := decode(data, &body); err != nil {
-				writeJSON(rw, http.StatusBadRequest, errorBody{"bad_request", err.Error()})
+				wireErrors.Write(rw, err)
 				return
 			}
-			writeJSON(rw, http.StatusOK, map[string]any{"peers": []any{body.Self}})
+			writeJSON(rw, map[string]any{"peers": []any{body.Self}})
 		})
 		w.handler.Store(&old)
 		b := w.client()

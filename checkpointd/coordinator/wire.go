@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/rendezvous/api/httperr"
 )
 
 // termHeader of a reply names the Hub. A client that sees it change repeats what the new one cannot know.
@@ -37,18 +37,10 @@ type (
 	peersReply struct {
 		Peers []Peer `json:"peers"`
 	}
-	errorBody struct {
-		Code  string `json:"code"`
-		Error string `json:"error"`
-	}
 )
 
 // wireErrors maps the errors of a Coordinator to a status and a stable code.
-var wireErrors = []struct {
-	err    error
-	status int
-	code   string
-}{
+var wireErrors = httperr.Table{
 	{ErrAborted, http.StatusConflict, "aborted"},
 	{ErrDecided, http.StatusConflict, "decided"},
 	{ErrStalled, http.StatusConflict, "stalled"},
@@ -59,43 +51,19 @@ var wireErrors = []struct {
 	{context.Canceled, http.StatusServiceUnavailable, "closed"}, // nobody reads it
 }
 
-func statusOf(err error) (int, string) {
-	for _, w := range wireErrors {
-		if errors.Is(err, w.err) {
-			return w.status, w.code
-		}
-	}
-	return http.StatusInternalServerError, "internal"
-}
-
-// remoteError carries the hub's own words and still answers errors.Is.
-type remoteError struct {
-	text string
-	is   error
-}
-
-func (e *remoteError) Error() string { return e.text }
-func (e *remoteError) Unwrap() error { return e.is }
-
 // errorOf makes an error of a reply. Those of a hub that is away wrap errAway.
 func errorOf(status int, body []byte) error {
-	var e errorBody
-	if json.Unmarshal(body, &e) != nil || e.Code == "" {
-		if status >= 500 {
-			return fmt.Errorf("%w: HTTP status %d", errAway, status)
-		}
+	e, ok := httperr.Parse(body)
+	switch {
+	case !ok && status >= 500:
+		return fmt.Errorf("%w: HTTP status %d", errAway, status)
+	case !ok:
 		return fmt.Errorf("%w: HTTP status %d: no checkpoint coordinator answers here "+
 			"(another service on this port?)", ErrBadRequest, status)
-	}
-	if e.Code == "closed" {
+	case e.Code == "closed":
 		return fmt.Errorf("%w: %s", errAway, e.Error)
 	}
-	for _, w := range wireErrors {
-		if w.code == e.Code {
-			return &remoteError{e.Error, w.err}
-		}
-	}
-	return errors.New(e.Error)
+	return wireErrors.Received(e)
 }
 
 // decode reads exactly one JSON value without unknown fields.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api/httperr"
 )
 
 // requestTimeout bounds every request but Watch and Events, and watchTimeout those, which
@@ -178,8 +179,8 @@ func readReply(resp *http.Response, into any) error {
 		}
 		return nil
 	}
-	var e errorBody
-	if json.Unmarshal(data, &e) != nil || e.Code == "" {
+	e, ok := httperr.Parse(data)
+	if !ok {
 		const who = "no rendezvous daemon answers here (another service on this port, or an older version?)"
 		return fmt.Errorf("%w: HTTP %s: %s", ErrBadRequest, resp.Status, who)
 	}

@@ -14,7 +14,7 @@ func Answer(f func(*http.Request) (any, error)) http.Handler {
 		limitBody(w)
 		if req.Method != http.MethodGet && req.Method != http.MethodHead {
 			w.Header().Set("Allow", http.MethodGet)
-			writeError(w, fmt.Errorf("%w: %s %s: need GET", errMethod, req.Method, req.URL.Path))
+			wireErrors.Write(w, fmt.Errorf("%w: %s %s: need GET", errMethod, req.Method, req.URL.Path))
 			return
 		}
 		v, err := f(req)

@@ -1,15 +1,15 @@
 package api
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous/api/httperr"
 )
 
 const testToken = "0123456789abcdef"
@@ -64,8 +64,8 @@ func TestMounts(t *testing.T) {
 				require.Equal(t, c.want, w.Body.String())
 				return
 			}
-			var e errorBody
-			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &e))
+			e, ok := httperr.Parse(w.Body.Bytes())
+			require.True(t, ok)
 			require.Equal(t, c.want, e.Code)
 			require.NotEmpty(t, e.Error)
 		})
@@ -138,21 +138,18 @@ func TestClientAgainstAnOlderDaemon(t *testing.T) {
 // Every error that is acted upon arrives as itself; those of the first version keep their codes.
 func TestErrorsOnTheWire(t *testing.T) {
 	for _, w := range wireErrors {
-		t.Run(w.code, func(t *testing.T) {
+		t.Run(w.Code, func(t *testing.T) {
 			rec := httptest.NewRecorder()
-			writeError(rec, fmt.Errorf("%w: in other words", w.err))
-			resp := rec.Result()
-			defer resp.Body.Close()
-			require.Equal(t, w.status, resp.StatusCode)
-			body, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
-			var e errorBody
-			require.NoError(t, json.Unmarshal(body, &e))
-			require.Equal(t, w.code, e.Code)
-			if w.err == ErrClosed {
-				return // a daemon that shuts down is merely away
+			wireErrors.Write(rec, fmt.Errorf("%w: in other words", w.Err))
+			require.Equal(t, w.Status, rec.Code)
+			e, ok := httperr.Parse(rec.Body.Bytes())
+			require.True(t, ok)
+			require.Equal(t, w.Code, e.Code)
+			if w.Err == ErrClosed {
+				require.EqualError(t, errorOf(e), "the rendezvous daemon is shutting down") // it is merely away
+				return
 			}
-			require.ErrorIs(t, errorOf(e), w.err)
+			require.ErrorIs(t, errorOf(e), w.Err)
 			require.ErrorContains(t, errorOf(e), "in other words")
 		})
 	}

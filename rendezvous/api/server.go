@@ -139,7 +139,7 @@ func (s *server) guard(next http.Handler) http.HandlerFunc {
 		if err := s.checkToken(req); err != nil {
 			w.Header().Set("Connection", "close")
 			limitBody(w)
-			writeError(w, err)
+			wireErrors.Write(w, err)
 			return
 		}
 		if p, ok := req.Context().Value(proverKey{}).(prover); ok {
@@ -164,7 +164,7 @@ func (s *server) wrongMethod(right string) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)
 		w.Header().Set("Allow", right)
-		writeError(w, fmt.Errorf("%w: %s %s: need %s", errMethod, req.Method, req.URL.Path, right))
+		wireErrors.Write(w, fmt.Errorf("%w: %s %s: need %s", errMethod, req.Method, req.URL.Path, right))
 	}
 }
 
@@ -173,7 +173,7 @@ func (s *server) mounted(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		if _, err := runName(req); err != nil {
 			limitBody(w)
-			writeError(w, err)
+			wireErrors.Write(w, err)
 			return
 		}
 		next.ServeHTTP(w, req)
@@ -185,21 +185,11 @@ func writeAnswer(w http.ResponseWriter, v any, err error) {
 	case errors.Is(err, ErrNothingNew):
 		w.WriteHeader(http.StatusNoContent)
 	case err != nil:
-		writeError(w, err)
+		wireErrors.Write(w, err)
 	default:
-		writeJSON(w, http.StatusOK, v)
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(v) // the peer may be gone; it asks again
 	}
-}
-
-func writeError(w http.ResponseWriter, err error) {
-	status, code := statusOf(err)
-	writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the peer may be gone; it asks again
 }
 
 func (s *server) checkToken(req *http.Request) error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api/httperr"
 )
 
 // MaxBody bounds a request body: the largest is a Join with MaxFailures failures,
@@ -55,11 +56,6 @@ type (
 	}
 )
 
-type errorBody struct {
-	Code  string `json:"code"`
-	Error string `json:"error"`
-}
-
 // dated expresses the times of fs in the wall clock of sentAt. Ages are taken from the
 // monotonic clock, so that a jump of the wall clock since a failure does not matter.
 func dated(fs []rendezvous.Failure, sentAt time.Time) []rendezvous.Failure {
@@ -89,11 +85,7 @@ func shifted(at, sentAt, now time.Time) time.Time {
 }
 
 // wireErrors maps the errors that a launcher acts upon to a status and a stable code.
-var wireErrors = []struct {
-	err    error
-	status int
-	code   string
-}{
+var wireErrors = httperr.Table{
 	{rendezvous.ErrUnknownNode, http.StatusNotFound, "unknown_node"},
 	{rendezvous.ErrRefused, http.StatusConflict, "refused"},
 	{rendezvous.ErrFinishing, http.StatusServiceUnavailable, "finishing"},
@@ -115,33 +107,10 @@ var wireErrors = []struct {
 // errMethod: the path exists, and the method does not.
 var errMethod = fmt.Errorf("%w: wrong method", ErrBadRequest)
 
-func statusOf(err error) (int, string) {
-	for _, w := range wireErrors {
-		if errors.Is(err, w.err) {
-			return w.status, w.code
-		}
-	}
-	return http.StatusInternalServerError, "internal"
-}
-
-// remoteError carries the daemon's own words and still answers errors.Is.
-type remoteError struct {
-	text string
-	is   error
-}
-
-func (e *remoteError) Error() string { return e.text }
-func (e *remoteError) Unwrap() error { return e.is }
-
-// errorOf is statusOf's inverse. A daemon that is shutting down is merely away.
-func errorOf(b errorBody) error {
+// errorOf is the error that a daemon sent. One that is shutting down is merely away.
+func errorOf(b httperr.Body) error {
 	if b.Code == "closed" {
 		return errors.New("the rendezvous daemon is shutting down")
 	}
-	for _, w := range wireErrors {
-		if w.code == b.Code {
-			return &remoteError{b.Error, w.err}
-		}
-	}
-	return errors.New(b.Error)
+	return wireErrors.Received(b)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api/httperr"
 )
 
 // testdata/wire/old holds what the first version of the protocol writes, and is never written again; testdata/wire/new
@@ -117,7 +118,7 @@ func oldForms() map[string]any {
 		},
 		"world": wireWorld(),
 		"runs":  wireRuns(),
-		"error": errorBody{Code: "taken", Error: "the node rank is taken"},
+		"error": httperr.Body{Code: "taken", Error: "the node rank is taken"},
 	}
 }
 
@@ -156,7 +157,7 @@ func newForms() map[string]any {
 				Note: rendezvous.Note{Event: "join", Node: "worker-1", Text: "2 slots", Nodes: 1}},
 			{Seq: 1700000000000000002, At: wireSent, Note: rendezvous.Note{Event: "seal", Round: 1, Nodes: 2, World: 4}},
 		}, Next: 1700000000000000002},
-		"error": errorBody{Code: "unknown_run", Error: `the rendezvous daemon has no such run: "job"`},
+		"error": httperr.Body{Code: "unknown_run", Error: `the rendezvous daemon has no such run: "job"`},
 	}
 }
 
