@@ -261,6 +261,7 @@ func requirePlaced(t *testing.T, dir, pattern string) {
 // A worker that could have the segment before the record is there would say that the step is dropped.
 func TestASegmentIsKeptUntilItIsSettled(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
+	require.Equal(t, true, n.ask(map[string]any{"op": "status"})["ok"]) // from now on nothing is swept any more
 	s := shard(dir, 1, 0, 2, 2)
 	s.Write(t, n.dir, "seg/l0-0.seg")
 	record := filepath.Join(n.dir.Path(), "prepared", s.Meta.Save+".0.new")
