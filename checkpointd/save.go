@@ -190,32 +190,29 @@ func (d *Daemon) gone(ctx context.Context, j *save, err error) bool {
 // flush makes the shard durable, lets its segment go, and commits it.
 func (d *Daemon) flush(ctx context.Context, j *save) error {
 	if j.entry == nil {
-		if err := d.makeDurable(ctx, j); err != nil {
+		var entry commit.Entry
+		err := d.retry(ctx, j, func() (err error) { entry, j.release, err = d.prepare(ctx, j); return err })
+		if err != nil {
 			return err
 		}
+		j.entry = &entry
+		d.settle(j)
 	}
 	d.setPhase(j, prepared)
 	defer d.watchStorage(j)()
 	return d.commit(ctx, j, *j.entry)
 }
 
-// makeDurable writes the shard, and keeps its segment from the worker until that is settled. A worker that had it
-// before would find a save that the disk still wants, take its place and say that the step is dropped, while we go on
-// to commit it. A segment without a record is kept until the save is over.
-func (d *Daemon) makeDurable(ctx context.Context, j *save) error {
-	var entry commit.Entry
-	err := d.retry(ctx, j, func() (err error) { entry, j.release, err = d.prepare(ctx, j); return err })
-	if err != nil {
-		return err
-	}
-	j.entry = &entry
-	if err := d.keepPrepared(j, entry); err != nil {
+// settle records that the shard is prepared, and only then lets its segment go. A worker that had it before would find
+// a save that the disk still wants, take its place and say that the step is dropped, while we go on to commit it. A
+// segment without a record is kept until the save is over.
+func (d *Daemon) settle(j *save) {
+	if err := d.keepPrepared(j, *j.entry); err != nil {
 		d.log.Debug("a segment stays in use until its save is committed", "err", err)
-		return nil
+		return
 	}
 	j.seg.seg.Settle(j.seq)
 	j.letGo()
-	return nil
 }
 
 // letGo gives the segment back to its worker, if it is kept.

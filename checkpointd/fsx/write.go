@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,14 +26,17 @@ func (o OS) WriteFrom(ctx context.Context, path string, src Source) error {
 		return err
 	}
 	defer p.Close()
-	if err := unix.Unlinkat(int(p.Fd()), base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return pathError("replace", path, err)
-	}
-	f, err := create(p, base)
+	f, err := replace(p, base)
 	if err != nil {
 		return err
 	}
-	err = o.fill(ctx, f, src)
+	w, err := o.newWriter(f, src)
+	if err == nil {
+		err = w.copy(ctx, src)
+	}
+	if err == nil {
+		err = w.finish(src.Len())
+	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		_ = unix.Unlinkat(int(p.Fd()), base, 0)
 		return fmt.Errorf("write %s: %w", path, err)
@@ -40,28 +44,24 @@ func (o OS) WriteFrom(ctx context.Context, path string, src Source) error {
 	return nil
 }
 
-// fill gives the new file f its content and makes it durable.
-func (o OS) fill(ctx context.Context, f *os.File, src Source) error {
-	if err := allocate(f, src.Len()); err != nil {
-		return err
+// replace makes a new file in the open directory p, in place of whatever has the name.
+func replace(p *os.File, base string) (*os.File, error) {
+	if err := unix.Unlinkat(int(p.Fd()), base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, pathError("replace", filepath.Join(p.Name(), base), err)
 	}
-	w := writer{f: f, rate: o.Rate, data: src.Bytes()[:src.Len()], block: pacedBlock}
+	return create(p, base)
+}
+
+// newWriter reserves the space of the new file f, and chooses the way of writing it.
+func (o OS) newWriter(f *os.File, src Source) (*writer, error) {
+	if err := allocate(f, src.Len()); err != nil {
+		return nil, err
+	}
+	w := &writer{f: f, rate: o.Rate, data: src.Bytes()[:src.Len()], block: pacedBlock}
 	if padded, ok := aligned(w.data); ok && !o.Paced && setDirect(f, true) == nil {
 		w.data, w.direct, w.block = padded, true, directBlock
 	}
-	if err := w.copy(ctx, src); err != nil {
-		return err
-	}
-	if err := f.Truncate(src.Len()); err != nil { // the padding of the last block
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if !w.direct {
-		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-	}
-	return nil
+	return w, nil
 }
 
 // allocate reserves the space of the file, so that a full storage shows before a byte is written.
@@ -126,51 +126,54 @@ type writer struct {
 	direct bool
 }
 
-// copy writes a block while the next one is awaited. When it returns nothing uses src any more.
+// copy writes a block while the next one is awaited, as fast as the limiter lets it. When it returns nothing uses src
+// any more.
 func (w *writer) copy(ctx context.Context, src Source) error {
-	ctx, cancel := context.WithCancel(ctx)
-	ready := make(chan error)
-	defer func() {
-		cancel()
-		for range ready { // until the goroutine has ended
-		}
-	}()
-	go func() {
-		defer close(ready)
-		for off := 0; off < len(w.data); off += w.block {
-			err := src.Ready(ctx, min(int64(off+w.block), src.Len()))
-			select {
-			case ready <- err:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	ready, stop := w.await(ctx, src)
+	defer stop()
 	for off := 0; off < len(w.data); off += w.block {
-		if err := w.next(ctx, ready, off); err != nil {
+		var err error
+		select {
+		case err = <-ready:
+		case <-ctx.Done():
+		}
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			return err
+		}
+		b := w.data[off:min(off+w.block, len(w.data))]
+		if err := w.rate.Wait(ctx, int64(len(b))); err != nil {
+			return err
+		}
+		if err := w.write(b, int64(off)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// next writes the block at off once it is ready and the limiter lets it.
-func (w *writer) next(ctx context.Context, ready <-chan error, off int) error {
-	var err error
-	select {
-	case err = <-ready:
-	case <-ctx.Done():
+// await tells of one block of src after the other that it is final. When stop returns nothing uses src any more.
+func (w *writer) await(ctx context.Context, src Source) (ready <-chan error, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	blocks := make(chan error)
+	go func() {
+		defer close(blocks)
+		for off := 0; off < len(w.data); off += w.block {
+			err := src.Ready(ctx, min(int64(off+w.block), src.Len()))
+			select {
+			case blocks <- err:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return blocks, func() {
+		cancel()
+		for range blocks { // until the goroutine has ended
+		}
 	}
-	if err = errors.Join(err, ctx.Err()); err != nil {
-		return err
-	}
-	b := w.data[off:min(off+w.block, len(w.data))]
-	if err := w.rate.Wait(ctx, int64(len(b))); err != nil {
-		return err
-	}
-	return w.write(b, int64(off))
 }
 
+// write writes the block b, which begins at off.
 func (w *writer) write(b []byte, off int64) error {
 	_, err := w.f.WriteAt(b, off)
 	if w.direct && errors.Is(err, unix.EINVAL) { // the file system wants another alignment
@@ -184,6 +187,20 @@ func (w *writer) write(b []byte, off int64) error {
 		return err
 	}
 	return w.pace(off, int64(len(b)))
+}
+
+// finish cuts off the padding of the last block and makes the file durable.
+func (w *writer) finish(size int64) error {
+	if err := w.f.Truncate(size); err != nil {
+		return err
+	}
+	if err := w.f.Sync(); err != nil {
+		return err
+	}
+	if !w.direct {
+		_ = unix.Fadvise(int(w.f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	}
+	return nil
 }
 
 // pace starts the writing of the block just copied into the page cache, and waits for the one a window behind, which it
