@@ -303,22 +303,25 @@ func TestSaveWithoutAWord(t *testing.T) {
 // faulty fails writes while a condition holds.
 type faulty struct {
 	fsx.FS
-	mu  sync.Mutex
-	err error
-	hit chan struct{}
+	mu    sync.Mutex
+	err   error
+	below string // only there; "": everywhere
+	hit   chan struct{}
 }
 
-func (f *faulty) fail(err error) {
+func (f *faulty) fail(err error) { f.failBelow("", err) }
+
+func (f *faulty) failBelow(dir string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.err = err
+	f.err, f.below = err, dir
 }
 
 func (f *faulty) WriteFrom(ctx context.Context, path string, src fsx.Source) error {
 	f.mu.Lock()
-	err := f.err
+	err, below := f.err, f.below
 	f.mu.Unlock()
-	if err != nil {
+	if err != nil && strings.HasPrefix(path, below) {
 		select {
 		case f.hit <- struct{}{}:
 		default:

@@ -217,9 +217,15 @@ func TestASaveUnderWayIsNotDroppedForALaterLowerStep(t *testing.T) {
 	n.put(inMemory(single(dir, 3)), "seg/l0-1.seg")
 	c := n.control()
 	require.NoError(t, c.Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	require.Eventually(t, func() bool {
+		st, err := c.Status(t.Context())
+		require.NoError(t, err)
+		return len(st.Saves) == 2
+	}, patience, time.Millisecond)
 	require.EqualValues(t, 2, n.ask(map[string]any{"op": "drain", "timeout_ms": 50})["left"])
-	disk.fail(nil)
+	disk.failBelow(dir+"/3/", syscall.EIO) // or it might come first, and the other one would have been overtaken
 	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	disk.fail(nil)
 	require.Equal(t, true, n.wait(dir, 3)["ok"])
 	left, err := c.End(t.Context(), patience)
 	require.NoError(t, err)
