@@ -37,7 +37,11 @@ func TestMain(m *testing.M) {
 	case "eat":
 		helperEat()
 	}
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup, too, what tests start has its default
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
+		if signal.Ignored(sig) { // under nohup, or behind a shell's &: what tests start has its default all the same
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
 	goleak.VerifyTestMain(m)
 }
 
