@@ -409,6 +409,7 @@ func TestPause(t *testing.T) {
 		s.pass(time.Second)
 		s.obey()
 		require.Equal(t, "a b", s.order())
+		require.Nil(t, s.runs["a"].Cause, "no world was stopped for it")
 	})
 	t.Run("forming, with too few", func(t *testing.T) {
 		s := newSim(t, p)
@@ -635,12 +636,28 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 			if first == "spare" {
 				v.comeBack("spare", "a", "b")
 			} else {
-				v.comeBack("a", "spare", "b")
+				v.comeBack("a", "spare")
+				require.Nil(t, v.r.Status().Paused)
+				v.comeBack("b")
 			}
 			require.Equal(t, "a:run b:run spare:wait", v.kinds())
 			require.Nil(t, v.dirs["spare"].Paused)
 			require.Nil(t, v.r.Status().Paused)
 		}
+	})
+	t.Run("brought to a world that has gone on it is late", func(t *testing.T) {
+		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b", "spare")
+		late := s.dirs["spare"]
+		late.Paused, late.EpochID = &Cause{CauseOperator, "", "by hand"}, s.r.id
+		s.dirs["spare"] = late
+		v := s.revive()
+		v.comeBack("a", "b")
+		v.fail("a", RestartFree)
+		v.comeBack("spare")
+		require.Equal(t, "a:stop b:stop spare:wait", v.kinds())
+		require.Nil(t, v.r.Status().Paused)
+		v.obey()
+		require.Equal(t, "a b", v.order())
 	})
 	t.Run("the newest of those who bring it counts", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")

@@ -1252,6 +1252,19 @@ func TestWishedRanksDecideAgain(t *testing.T) {
 	require.Equal(t, "a b c", s.order())
 }
 
+// They decide only when everybody has one: a newcomer without a wish displaces nobody.
+func TestANewcomerWithoutAWishIsTheLast(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 3})
+	s.joinNode(Node{ID: "a", Name: "a", Rank: 1, Slots: 2})
+	s.joinNode(Node{ID: "b", Name: "b", Rank: 0, Slots: 2})
+	s.pass(DefaultLastCall)
+	s.obey()
+	require.Equal(t, "b a", s.order())
+	s.join("c")
+	s.obey()
+	require.Equal(t, "b a c", s.order())
+}
+
 // Places that cannot be of the world that is being rebuilt are not given back.
 func TestRebuiltWorldRefusesWhatDoesNotFit(t *testing.T) {
 	old := world(t, Params{Min: 1, Max: 3}, "a", "b", "c")
