@@ -176,6 +176,18 @@ func TestGPUCount(t *testing.T) {
 	}
 	ascend := devices("dev/davinci4", "dev/davinci5", "dev/davinci_manager")
 	metax := devices("dev/mxcd", "dev/dri/renderD128", "dev/dri/renderD129", "dev/dri/card0")
+	layout := func(driver string, devices int) map[string]string {
+		files := maps.Clone(metax) // renderD130 is a display adapter's
+		files["dev/dri/renderD130"] = ""
+		for i := range 2 + devices {
+			node := fmt.Sprintf("sys/class/%s/mxcd/layout/nodes/%d/properties", driver, i)
+			files[node] = "cpu_cores_count 64\n"
+			if i >= 2 {
+				files[node] = fmt.Sprintf("simd_count 416\nmgpu_id %d\n", i-2)
+			}
+		}
+		return files
+	}
 	tests := []struct {
 		name  string
 		files map[string]string
@@ -212,6 +224,15 @@ func TestGPUCount(t *testing.T) {
 		{"ascend one", ascend, "ASCEND_RT_VISIBLE_DEVICES=1", 1, "ascend"},
 		{"metax", metax, "", 2, "metax"},
 		{"metax one", metax, "MACA_VISIBLE_DEVICES=0", 1, "metax"},
+		{"metax layout", layout("mxcd", 2), "", 2, "metax"},
+		{"metax layout, other root", layout("metax", 2), "", 2, "metax"},
+		{"metax layout of the host", layout("mxcd", 8), "", 3, "metax"},
+		{"metax layout, one visible", layout("mxcd", 2), "MACA_VISIBLE_DEVICES=1", 1, "metax"},
+		{"metax layout, none visible", layout("mxcd", 2), "MACA_VISIBLE_DEVICES=2", 0, "metax"},
+		{"metax layout, CUDA's variable", layout("mxcd", 2), "CUDA_VISIBLE_DEVICES=0", 1, "metax"},
+		{"metax layout, its own variable wins", layout("mxcd", 2), "MACA_VISIBLE_DEVICES=0,1 CUDA_VISIBLE_DEVICES=0", 2,
+			"metax"},
+		{"no MetaX device in the layout", layout("mxcd", 0), "", 0, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -30,8 +30,8 @@ func GPUCount(root string, lookup func(string) (string, bool)) (int, string) {
 	if n := countNumbered(dev, "davinci"); n > 0 {
 		return visible(n, lookup, "ASCEND_RT_VISIBLE_DEVICES"), "ascend"
 	}
-	if render > 0 && exists(filepath.Join(dev, "mxcd")) {
-		return visible(render, lookup, "MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "metax"
+	if n := min(countMetaX(sysfs(root, lookup), render), render); n > 0 && exists(filepath.Join(dev, "mxcd")) {
+		return visible(n, lookup, "MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "metax"
 	}
 	return 0, ""
 }
@@ -67,6 +67,31 @@ func countKFD(root string, render int) (n int) {
 		}
 	}
 	return n
+}
+
+// sysfs is where the kernel says which devices there are; in a container the host's may lie elsewhere.
+func sysfs(root string, lookup func(string) (string, bool)) string {
+	if dir, ok := lookup("DLROVER_SYSFS_ROOT"); ok && dir != "" {
+		return dir
+	}
+	return filepath.Join("/", root, "sys")
+}
+
+// countMetaX counts the devices in the layout of MetaX's kernel driver, of which a container may have some only.
+// Display adapters are not in it. Without a layout every render device counts.
+func countMetaX(sysfs string, render int) (n int) {
+	for _, driver := range []string{"mxcd", "metax"} {
+		nodes, _ := filepath.Glob(filepath.Join(sysfs, "class", driver, "mxcd/layout/nodes/*/properties"))
+		for _, node := range nodes {
+			if text, _ := os.ReadFile(node); strings.Contains("\n"+string(text), "\nmgpu_id ") {
+				n++
+			}
+		}
+		if len(nodes) > 0 {
+			return n
+		}
+	}
+	return render
 }
 
 // visible applies the first of the variables that is set to n devices.
