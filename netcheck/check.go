@@ -1,6 +1,10 @@
 package netcheck
 
-import "time"
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
 
 // Config of a Check.
 type Config struct {
@@ -10,17 +14,157 @@ type Config struct {
 	Topology func(Node) string
 }
 
+// phase is what a Check does.
+type phase uint8
+
+const (
+	idle      phase = iota
+	gathering       // nodes introduce themselves
+	inHost          // pairs by TCP
+	inCompute       // every node alone, with PyTorch
+	inTorch         // pairs with PyTorch
+	inComm          // all that passed, together
+	closing         // all that came are decided; others are still expected
+)
+
+func (p phase) String() string {
+	return [...]string{"idle", "gathering", "host", "torch", "torch", "comm", "gathering"}[p]
+}
+
 // Check is the state machine of the checks of one run. It is not safe for concurrent use.
-type Check struct{}
+//
+// One check follows another as nodes are told to be checked: idle, gathering, the stages, idle. It decides by its
+// events, their times and its seed alone.
+type Check struct {
+	cfg    Config
+	rng    *rand.Rand
+	prefix uint32 // of the names of tests: those of an earlier service's Check are others
+
+	nodes   []*node          // of the present or last check, as they were heard of; also who has gone
+	byID    map[string]*node // without who has gone
+	open    int              // nodes that are here, or are expected to be checked, and not decided
+	missing [2]int           // expected nodes: to be checked, witnesses
+	local   int              // of these, those that are known to do their local checks
+	absent  fifo[*node]      // expected after gathering, by due
+
+	phase        phase
+	round        int
+	began, ended time.Time
+	lastChange   time.Time // of who is expected or here, while gathering
+	hard         time.Time // when all that came are decided whatever is known
+	stages       []*stage  // of this check: host, torch
+	computing    computing
+	comm         collective
+	verdicts     tallies
+	paths        []string
+	cause        string // why nobody is named, in words
+
+	hostNorms, torchNorms norms   // of the run's last check
+	matmul                float64 // the same, milliseconds
+
+	timers timers
+	seq    uint64 // of assignments
+	tests  uint64 // begun
+
+	now time.Time
+	out []Action
+}
 
 // New returns a Check without nodes.
-func New(cfg Config) *Check { panic("to be written") }
+func New(cfg Config) *Check {
+	rng := rand.New(rand.NewPCG(cfg.Seed, 0x6e65746368656b))
+	return &Check{cfg: cfg, rng: rng, prefix: rng.Uint32(), byID: map[string]*node{}}
+}
 
 // Step takes one event and returns what is to be done, in order.
-func (c *Check) Step(now time.Time, ev Event) []Action { panic("to be written") }
+func (c *Check) Step(now time.Time, ev Event) []Action {
+	if now.Before(c.now) {
+		now = c.now // time never goes back
+	}
+	c.now, c.out = now, nil
+	c.expire()
+	c.take(ev)
+	for c.advance() {
+	}
+	return c.out
+}
+
+func (c *Check) take(ev Event) {
+	switch ev := ev.(type) {
+	case Expect:
+		c.expect(ev)
+	case Busy:
+		c.isBusy(ev.ID)
+	case Arrive:
+		c.arrive(ev.Node)
+	case Ready:
+		c.ready(ev)
+	case Report:
+		c.report(ev)
+	case Gone:
+		c.gone(ev.ID)
+	}
+}
 
 // Next is when the Check next wants a Tick; zero: not before another event.
-func (c *Check) Next() time.Time { panic("to be written") }
+func (c *Check) Next() time.Time {
+	at := c.timers.next()
+	if n := c.firstAbsent(); n != nil {
+		at = sooner(at, n.due)
+	}
+	switch c.phase {
+	case gathering:
+		return sooner(at, c.gatherUntil())
+	case inHost, inTorch:
+		return sooner(at, c.hard)
+	case inCompute:
+		return sooner(at, c.computing.until)
+	case inComm:
+		return sooner(at, c.comm.until)
+	}
+	return at
+}
 
-// Picture shows the present state.
-func (c *Check) Picture() Picture { panic("to be written") }
+// expire ends what has had its time.
+func (c *Check) expire() {
+	for t := c.timers.due(c.now); t != nil; t = c.timers.due(c.now) {
+		c.expireTrial(t)
+	}
+	for n := c.firstAbsent(); n != nil && reached(n.due, c.now); n = c.firstAbsent() {
+		c.silent(n)
+	}
+}
+
+// advance goes on to the next phase if it is time, and says whether it did.
+func (c *Check) advance() bool {
+	before := c.phase
+	switch c.phase {
+	case gathering:
+		c.advanceGathering()
+	case inHost, inTorch:
+		c.advanceStage()
+	case inCompute:
+		if c.computing.waiting == 0 || reached(c.computing.until, c.now) {
+			c.endCompute()
+		}
+	case inComm:
+		if c.comm.waiting == 0 || reached(c.comm.until, c.now) {
+			c.endComm()
+		}
+	case closing:
+		if c.open == 0 {
+			c.end()
+		}
+	}
+	return c.phase != before
+}
+
+// end is idle until somebody is to be checked again. What was found is kept for Picture.
+func (c *Check) end() {
+	c.phase, c.ended = idle, c.now
+	c.note("check-ended", "", "%s", c.summary())
+}
+
+func (c *Check) note(event, name, format string, args ...any) {
+	c.out = append(c.out, Action{Note: &Note{Event: event, Node: name, Text: fmt.Sprintf(format, args...)}})
+}

@@ -12,7 +12,10 @@ type (
 	Expect struct {
 		IDs       []string
 		Witnesses []string
+		Names     map[string]string // by ID, of those that are known: what a node that never comes is called
 	}
+	// Busy: an expected node is there and does its local checks, which may take as long as the Spec's Timeout.
+	Busy struct{ ID string }
 	// Arrive: a node begins a check. A node that arrives again has begun anew; what it was doing is void and blames
 	// nobody.
 	Arrive struct{ Node Node }
@@ -33,13 +36,14 @@ type (
 )
 
 func (Expect) event() {}
+func (Busy) event()   {}
 func (Arrive) event() {}
 func (Ready) event()  {}
 func (Report) event() {}
 func (Gone) event()   {}
 func (Tick) event()   {}
 
-// Action is what a Check wants done. Exactly one field is set.
+// Action is what a Check wants done: exactly one of Assign (for To), Silent (with Verdict) and Note is set.
 type Action struct {
 	// Assign gives the node To a new assignment. Key is left to the caller, which gives both ends of a test the same.
 	Assign *Assignment

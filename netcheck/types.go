@@ -1,8 +1,9 @@
 // Package netcheck decides how the nodes of a job test each other before training, and who of them is at fault.
 //
-// Check is the state machine of the checks of one run. It plans who tests whom (Plan), judges what was measured
-// (Judge), and is pure: time and randomness come from the caller. netcheck/probe measures, netcheck/python measures with
-// the job's PyTorch, netcheck/node takes part for one node, netcheck/serve is the meeting point over HTTP.
+// Check is the state machine of the checks of one run. It plans who tests whom (plan.go), judges what was measured
+// (evidence.go, judge.go, verdict.go), and is pure: time and randomness come from the caller. A stage (stage.go) tests
+// nodes in pairs, by TCP or with PyTorch alike. netcheck/probe measures, netcheck/python measures with the job's
+// PyTorch, netcheck/node takes part for one node, netcheck/serve is the meeting point over HTTP.
 package netcheck
 
 import "time"
@@ -184,6 +185,8 @@ type TorchResult struct {
 	AllReduce float64 `json:"allreduce,omitempty"`
 	Bytes     int64   `json:"bytes,omitempty"`
 	BusMBps   float64 `json:"bus_mbps,omitempty"`
+	// Latency is milliseconds of one allreduce of 1 MiB (256 KiB with gloo).
+	Latency   float64 `json:"latency,omitempty"`
 	Transport string  `json:"transport,omitempty"` // which NET NCCL chose
 }
 
@@ -231,14 +234,15 @@ type Finding struct {
 
 // Verdict is what a check says of a node at its end.
 type Verdict struct {
-	State      State     `json:"state"`
-	Kind       string    `json:"kind,omitempty"`
-	Confidence float64   `json:"confidence,omitempty"` // 0 to 1
-	Partners   int       `json:"partners,omitempty"`   // how many other nodes said so
-	Excluded   bool      `json:"excluded,omitempty"`   // it is left out of the job
-	Paired     bool      `json:"paired,omitempty"`     // it was tested against another node
-	Reason     string    `json:"reason,omitempty"`     // in one line
-	Findings   []Finding `json:"findings,omitempty"`   // at most MaxFindings
+	State      State   `json:"state"`
+	Kind       string  `json:"kind,omitempty"`
+	Confidence float64 `json:"confidence,omitempty"` // 0 to 1
+	Partners   int     `json:"partners,omitempty"`   // how many other nodes said so
+	Excluded   bool    `json:"excluded,omitempty"`   // it is left out of the job
+	// Paired: it was tested against another node. A node is ok without that when there was none, or at LevelLocal.
+	Paired   bool      `json:"paired,omitempty"`
+	Reason   string    `json:"reason,omitempty"`   // in one line
+	Findings []Finding `json:"findings,omitempty"` // at most MaxFindings
 }
 
 // MaxFindings bounds the findings of a node.

@@ -1,0 +1,470 @@
+package netcheck
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// full makes a sim of nodes with PyTorch, which takes a while to import.
+func full(seed uint64, n int) *sim {
+	s := newSim(seed, n)
+	s.check.cfg.Spec.Level = LevelFull
+	s.compute = 8 * time.Second
+	for _, x := range s.nodes {
+		x.node.Torch, x.node.GPUs = true, 8
+	}
+	return s
+}
+
+// states requires the verdicts of the sim's nodes: ok, except those that are named.
+func (s *sim) states(t *testing.T, except map[int]State) {
+	t.Helper()
+	for i, x := range s.nodes {
+		want, named := except[i]
+		if !named {
+			want = StateOK
+		}
+		require.NotNil(t, x.verdict, "node %d is not decided", i)
+		require.Equal(t, want, x.verdict.State, "node %d: %+v", i, x.verdict)
+	}
+}
+
+func TestHealthyNodesPassWithinTenSeconds(t *testing.T) {
+	for _, n := range []int{2, 3, 4, 5, 6, 7, 16, 33, 100, 1000} {
+		s := newSim(uint64(n), n)
+		s.run()
+		s.states(t, nil)
+		require.Less(t, s.took(), 10*time.Second, n)
+		for _, x := range s.nodes {
+			require.True(t, x.verdict.Paired)
+		}
+		p := s.check.Picture()
+		require.Equal(t, "idle", p.Phase)
+		require.Len(t, p.Nodes, n)
+		require.InDelta(t, 1000, p.Median, 60)
+		require.InDelta(t, 750, p.Line, 45)
+		require.Equal(t, []string{"check-began", "check-round", "check-ended"}, events(s.notes))
+	}
+}
+
+func events(notes []Note) (names []string) {
+	for _, n := range notes {
+		names = append(names, n.Event)
+	}
+	return names
+}
+
+func TestOneNodeAloneIsNotPaired(t *testing.T) {
+	s := newSim(1, 1)
+	s.run()
+	require.Equal(t, StateOK, s.nodes[0].verdict.State)
+	require.False(t, s.nodes[0].verdict.Paired)
+	require.Less(t, s.took(), time.Second)
+}
+
+func TestLevelLocalPairsNobody(t *testing.T) {
+	s := newSim(1, 5)
+	s.check.cfg.Spec.Level = LevelLocal
+	s.run()
+	s.states(t, nil)
+	require.Empty(t, s.work)
+}
+
+func TestASilentNodeIsNamedOverItsPartner(t *testing.T) {
+	for _, n := range []int{2, 3, 4, 7, 100} {
+		for seed := range uint64(20) {
+			s := newSim(seed, n)
+			s.nodes[n-1].dead = true
+			s.run()
+			s.states(t, map[int]State{n - 1: StateFaulty})
+			require.Equal(t, "net.silent", s.nodes[n-1].verdict.Kind)
+			require.True(t, s.nodes[n-1].verdict.Excluded)
+			require.Less(t, s.took(), 20*time.Second)
+		}
+	}
+}
+
+func TestWhoNeverComesIsSilent(t *testing.T) {
+	s := newSim(1, 5)
+	s.nodes[3].absent = true
+	s.run()
+	s.states(t, map[int]State{3: StateFaulty})
+	require.True(t, s.nodes[3].verdict.Excluded)
+	require.Less(t, s.took(), gatherQuiet+absentTime+time.Second)
+	require.Less(t, s.nodes[0].done, gatherQuiet+10*time.Second, "the others do not wait for it")
+}
+
+func TestWhoComesLateIsTestedAgainstCertifiedNodes(t *testing.T) {
+	s := newSim(1, 40)
+	s.nodes[7].absent = true
+	s.nodes[3].fails = 1 // keeps the check going
+	s.begin()
+	s.at(gatherQuiet+2*time.Second, Arrive{s.nodes[7].node})
+	s.drain()
+	s.states(t, map[int]State{3: StateFaulty})
+	require.True(t, s.nodes[7].verdict.Paired)
+	require.Equal(t, 2, s.nodes[7].verdict.Partners)
+}
+
+func TestWhoComesWhenAllAreDecidedIsNotPaired(t *testing.T) {
+	s := newSim(1, 5)
+	s.nodes[3].absent = true
+	s.begin()
+	s.at(gatherQuiet+absentTime-time.Second, Arrive{s.nodes[3].node})
+	s.drain()
+	s.states(t, nil)
+	require.False(t, s.nodes[3].verdict.Paired)
+}
+
+func TestTwoNodesThatDoNotMeetAreAPath(t *testing.T) {
+	s := newSim(1, 2)
+	s.nodes[0].fails = 1
+	s.run()
+	s.states(t, map[int]State{0: StatePath, 1: StatePath})
+	require.False(t, s.nodes[0].verdict.Excluded)
+	require.True(t, s.nodes[0].verdict.Paired)
+	require.Less(t, s.took(), 20*time.Second)
+}
+
+func TestWhatNeverPassedBlamesNobody(t *testing.T) {
+	for _, n := range []int{3, 4, 7, 50, 1000} {
+		s := newSim(1, n)
+		for _, x := range s.nodes {
+			x.fails, x.class = 1, Refused
+		}
+		s.run()
+		for i, x := range s.nodes {
+			require.Equal(t, StateUnattributable, x.verdict.State, "%d of %d: %+v", i, n, x.verdict)
+			require.False(t, x.verdict.Excluded)
+			require.Contains(t, x.verdict.Reason, "refused")
+		}
+		require.Less(t, s.took(), 30*time.Second)
+		require.Contains(t, s.check.Picture().Summary, "has passed")
+	}
+}
+
+func TestTwoOfThreeDeadBlamesNobody(t *testing.T) {
+	s := newSim(1, 3)
+	s.nodes[0].fails, s.nodes[1].fails = 1, 1
+	s.run()
+	s.states(t, map[int]State{0: StateUnattributable, 1: StateUnattributable, 2: StateUnattributable})
+}
+
+func TestTheMTUIsNamed(t *testing.T) {
+	s := newSim(1, 8)
+	s.nodes[2].fails, s.nodes[2].class = 1, MTU
+	s.run()
+	s.states(t, map[int]State{2: StateFaulty})
+	require.Equal(t, "net.mtu", s.nodes[2].verdict.Kind)
+}
+
+func TestALocalFaultDecidesAtOnce(t *testing.T) {
+	s := newSim(1, 5)
+	s.nodes[1].node.Findings = []Finding{{Severity: Fatal, Kind: "host.nic", Text: "eth0 is down"}}
+	s.nodes[2].node.Wants = true
+	s.run()
+	s.states(t, map[int]State{1: StateFaulty, 2: StateFaulty})
+	require.Equal(t, "eth0 is down", s.nodes[1].verdict.Reason)
+	require.Equal(t, "host.gpu", s.nodes[2].verdict.Kind)
+	require.Less(t, s.nodes[1].done, time.Second)
+	for _, w := range s.work {
+		require.NotContains(t, []int{1, 2}, w.ends[0])
+		require.NotContains(t, []int{1, 2}, w.ends[1])
+	}
+}
+
+func TestANodeWithoutGPUsAmongNodesWithSomeFails(t *testing.T) {
+	s := newSim(1, 5)
+	for _, x := range s.nodes[1:] {
+		x.node.GPUs = 8
+	}
+	s.nodes[4].node.GPUs = 7
+	s.run()
+	s.states(t, map[int]State{0: StateFaulty})
+	require.Contains(t, s.nodes[4].verdict.Findings[0].Text, "node GPUs is 7, most other nodes have 8")
+
+	s = newSim(1, 4) // a job without GPUs, and a node that has some
+	s.nodes[0].node.GPUs = 8
+	s.run()
+	s.states(t, nil)
+}
+
+func TestANodeThatCannotDoItsPartIsNamed(t *testing.T) {
+	s := newSim(1, 7)
+	s.nodes[2].fails, s.nodes[2].class = 1, Own
+	s.run()
+	for i, x := range s.nodes { // the sim lets both ends say so
+		require.Equal(t, i == 2, x.verdict.State == StateFaulty, "%d %+v", i, x.verdict)
+	}
+}
+
+func TestReportOnlyExcludesNobody(t *testing.T) {
+	s := newSim(1, 9)
+	s.check.cfg.Spec.ReportOnly = true
+	s.nodes[2].fails = 1
+	s.nodes[3].node.Findings = []Finding{{Severity: Fatal, Text: "broken"}}
+	s.run()
+	s.states(t, map[int]State{2: StateFaulty, 3: StateFaulty})
+	require.False(t, s.nodes[2].verdict.Excluded)
+	require.False(t, s.nodes[3].verdict.Excluded)
+}
+
+func TestMassVerdictExcludesNobody(t *testing.T) {
+	s := newSim(1, 30)
+	for _, x := range s.nodes[:3] {
+		x.fails = 1
+	}
+	s.run()
+	s.states(t, map[int]State{0: StateFaulty, 1: StateFaulty, 2: StateFaulty})
+	for _, x := range s.nodes {
+		require.False(t, x.verdict.Excluded)
+	}
+	require.Contains(t, s.nodes[0].verdict.Reason, "3 of 30 nodes are blamed at once")
+
+	s = newSim(1, 30)
+	s.nodes[0].fails, s.nodes[1].fails = 1, 1
+	s.run()
+	require.True(t, s.nodes[0].verdict.Excluded)
+	require.True(t, s.nodes[1].verdict.Excluded)
+}
+
+func TestANodeThatLeavesBlamesNobody(t *testing.T) {
+	for _, n := range []int{2, 3, 6, 20} {
+		s := newSim(1, n)
+		s.begin()
+		s.at(1500*time.Millisecond, Gone{s.nodes[0].id})
+		s.drain()
+		require.Nil(t, s.nodes[0].verdict)
+		for _, x := range s.nodes[1:] {
+			require.Equal(t, StateOK, x.verdict.State)
+		}
+		require.Less(t, s.took(), 12*time.Second)
+		require.Len(t, s.check.Picture().Nodes, n-1)
+	}
+}
+
+func TestANodeThatArrivesAgainBeginsAnew(t *testing.T) {
+	s := newSim(1, 20)
+	s.begin()
+	s.at(1500*time.Millisecond, Arrive{s.nodes[0].node})
+	s.drain()
+	s.states(t, nil)
+	require.True(t, s.nodes[0].verdict.Paired)
+	require.Len(t, s.check.Picture().Nodes, 20)
+}
+
+func TestWitnessesAreLetGoWithinFourSeconds(t *testing.T) {
+	for _, subjects := range []int{1, 2, 5} {
+		s := full(3, subjects+4*subjects+4)
+		s.witnesses = 4*subjects + 4
+		s.run()
+		s.states(t, nil)
+		require.Less(t, s.took(), 4*time.Second)
+		for _, x := range s.nodes[:subjects] {
+			require.Equal(t, 2, x.verdict.Partners)
+		}
+	}
+}
+
+func TestWitnessesShowWhatIsUsual(t *testing.T) {
+	s := newSim(3, 9)
+	s.witnesses = 8
+	s.nodes[0].tx = 0.5
+	s.run()
+	s.states(t, map[int]State{0: StateSuspect})
+	require.Equal(t, "net.tx", s.nodes[0].verdict.Kind)
+}
+
+func TestASubjectThatFailsWithWitnessesIsNamed(t *testing.T) {
+	s := newSim(3, 10)
+	s.witnesses = 8
+	s.nodes[1].fails = 1
+	s.run()
+	s.states(t, map[int]State{1: StateFaulty})
+}
+
+func TestWitnessesThatDoNotComeAreNotWaitedFor(t *testing.T) {
+	s := newSim(3, 10)
+	s.witnesses = 8
+	for _, x := range s.nodes[5:] {
+		x.absent = true
+	}
+	s.begin()
+	s.at(20*time.Second, Arrive{s.nodes[9].node})
+	s.drain()
+	for _, x := range s.nodes[:5] {
+		require.Equal(t, StateOK, x.verdict.State)
+		require.Less(t, x.done, witnessTime+4*time.Second)
+	}
+	require.Equal(t, StateOK, s.nodes[9].verdict.State, "it is not checked, although it comes late")
+}
+
+func TestFullLevelComputesAndMeets(t *testing.T) {
+	s := full(1, 4)
+	s.check.cfg.Spec.Comm = true
+	s.run()
+	s.states(t, nil)
+	require.Less(t, s.took(), 45*time.Second)
+	p := s.check.Picture()
+	torch := 0
+	for _, x := range p.Pairs {
+		if x.Torch {
+			torch++
+			require.InDelta(t, 1000, x.Mbps, 200)
+		}
+	}
+	require.Equal(t, 12, torch)
+	require.Contains(t, fmt.Sprint(s.notes), "a collective of 4 nodes: 800 Mbit/s")
+}
+
+func TestACollectiveThatFailsNamesNobody(t *testing.T) {
+	s := full(1, 4)
+	s.check.cfg.Spec.Comm = true
+	s.commFails = true
+	s.run()
+	s.states(t, nil)
+	require.Contains(t, s.check.Picture().Summary, "the collective of 4 nodes failed")
+}
+
+func TestALeaverEndsTheCollective(t *testing.T) {
+	s := full(1, 4)
+	s.check.cfg.Spec.Comm = true
+	s.begin()
+	for s.check.phase != inComm {
+		require.True(t, s.step())
+	}
+	begun := s.took()
+	s.at(time.Second, Gone{s.nodes[2].id})
+	s.drain()
+	require.Equal(t, StateOK, s.nodes[0].verdict.State)
+	require.Less(t, s.nodes[0].done-begun, 1100*time.Millisecond)
+}
+
+func TestTorchThatFailsToComputeIsTheNodesFault(t *testing.T) {
+	s := full(1, 5)
+	s.nodes[2].broken = Failed
+	s.run()
+	s.states(t, map[int]State{2: StateFaulty})
+	require.Equal(t, "compute", s.nodes[2].verdict.Kind)
+}
+
+func TestTorchThatNeverAnswersIsTheNodesFault(t *testing.T) {
+	s := full(1, 5)
+	s.begin()
+	for s.check.phase != inCompute {
+		require.True(t, s.step())
+	}
+	s.queue = s.queue[:4]
+	s.drain()
+	failed := 0
+	for _, x := range s.nodes {
+		if x.verdict.State == StateFaulty {
+			failed++
+			require.Equal(t, "compute", x.verdict.Kind)
+		}
+	}
+	require.Equal(t, 1, failed)
+}
+
+func TestWhoIsNotTestedWithTorchIsTold(t *testing.T) {
+	s := full(1, 5)
+	s.nodes[1].node.Torch, s.nodes[1].node.NoTorch = false, "no python3"
+	s.nodes[2].broken = Own
+	s.run()
+	s.states(t, nil)
+	for i, x := range s.nodes {
+		skipped := 0
+		for _, f := range x.verdict.Findings {
+			if f.Kind == TorchSkipped {
+				require.Equal(t, Warn, f.Severity)
+				skipped++
+			}
+		}
+		require.Equal(t, i == 1 || i == 2, skipped == 1, "node %d: %+v", i, x.verdict.Findings)
+	}
+}
+
+func TestWithoutTorchTheHostCounts(t *testing.T) {
+	s := full(1, 5)
+	for _, x := range s.nodes[:2] {
+		x.node.Torch = false
+	}
+	s.run()
+	s.states(t, nil)
+	require.Equal(t, []int{2, 3, 4}, s.torchNodes())
+}
+
+func (s *sim) torchNodes() (nodes []int) {
+	for _, x := range s.nodes {
+		if s.check.byID[x.id].matmul > 0 {
+			nodes = append(nodes, x.i)
+		}
+	}
+	return nodes
+}
+
+func TestAPairThatFailsWithTorchOnlyIsFound(t *testing.T) {
+	s := full(1, 8)
+	s.nodes[5].torchFails = true
+	s.run()
+	s.states(t, map[int]State{5: StateFaulty})
+	require.Equal(t, "torch", s.nodes[5].verdict.Findings[0].Check)
+}
+
+func TestTheHardEndDecidesAll(t *testing.T) {
+	s := newSim(1, 100)
+	s.failTime = 5500 * time.Millisecond // nearly all that a test may take
+	s.spurious = 0.5
+	s.run()
+	for _, x := range s.nodes {
+		require.NotNil(t, x.verdict)
+		require.NotEqual(t, StateFaulty, x.verdict.State, "%+v %s", x.verdict, s.check.summary())
+		require.LessOrEqual(t, x.done, DefaultTimeout+time.Second)
+	}
+}
+
+func TestChecksFollowEachOther(t *testing.T) {
+	s := newSim(1, 8)
+	s.run()
+	for range 3 {
+		s.start = s.now
+		for _, x := range s.nodes {
+			x.verdict = nil
+		}
+		s.run()
+		s.states(t, nil)
+		require.Less(t, s.took(), 10*time.Second)
+	}
+}
+
+// A health check of the site may take its time, as long as the node says that it is there.
+func TestWhoIsBusyIsWaitedFor(t *testing.T) {
+	s := newSim(1, 5)
+	s.nodes[3].absent = true
+	s.begin()
+	s.at(3*time.Second, Busy{s.nodes[3].node.ID})
+	s.at(3*time.Second, Busy{s.nodes[3].node.ID}) // twice is once
+	s.at(40*time.Second, Arrive{s.nodes[3].node})
+	s.drain()
+	s.states(t, nil)
+	require.True(t, s.nodes[3].verdict.Paired, "gathering has waited")
+
+	s = newSim(1, 5)
+	s.nodes[3].absent = true
+	s.begin()
+	s.at(3*time.Second, Busy{s.nodes[3].node.ID})
+	s.drain()
+	s.states(t, map[int]State{3: StateFaulty})
+	require.Less(t, s.took(), DefaultTimeout+3*absentTime)
+
+	s = newSim(1, 5)
+	s.nodes[3].absent = true
+	s.begin()
+	s.at(gatherMost+absentTime/5, Busy{s.nodes[3].node.ID}) // gathering has ended without it
+	s.at(50*time.Second, Arrive{s.nodes[3].node})
+	s.drain()
+	s.states(t, nil)
+}

@@ -1,0 +1,109 @@
+package netcheck
+
+import "math"
+
+// Log-likelihoods of what a test says against a node. They stand for a faulty node that fails every other test, a
+// healthy one that fails one in a hundred: ln(0.5/0.01) and ln(0.5/0.99). What a base test says is worth less, because
+// its other end is hardly known either.
+const (
+	weightFail  = 3.9   // a retest against a certified node
+	weightPass  = -0.68 // the same
+	weightAlone = 3.0   // a base test, by the end that never passed, with a certified one
+	weightEach  = 1.5   // a test of two of which neither is better known
+	acquitAt    = -0.5
+	familyWise  = 0.02 // chance that any healthy node of all is blamed
+	capShare    = 0.7  // of the threshold that blames who has had all its tests
+)
+
+// threshold is the log-likelihood that blames one of n nodes.
+func threshold(n int) float64 { return math.Log(float64(max(n, 2)) / familyWise) }
+
+// evidence is what the trials of a member say about one faculty.
+type evidence struct {
+	weight      float64 // log-likelihood
+	partners    int     // different certified ones that it failed with
+	fails       int
+	retestFails int
+	unexplained int // failures that nobody else is to blame for, and that were not tested again
+	doubtful    int // of these, the ones in which the other end has never passed
+}
+
+// weigh adds up the evidence about f of m.
+func (s *stage) weigh(m *member, f faculty) (e evidence) {
+	for i, t := range m.trials {
+		switch t.outcome(m, f) {
+		case pass:
+			e.weight += s.weightOfPass(t, m, f)
+		case fail:
+			s.addFailure(&e, i, m, f)
+		}
+	}
+	return e
+}
+
+// weightOfPass: with few nodes, where all have met, the base tests count like retests.
+func (s *stage) weightOfPass(t *trial, m *member, f faculty) float64 {
+	if t.kind == baseTrial && !s.roundRobin || !t.other(m).certified(f.counterpart()) {
+		return 0
+	}
+	return weightPass
+}
+
+func (s *stage) addFailure(e *evidence, i int, m *member, f faculty) {
+	t := m.trials[i]
+	o := t.other(m)
+	if s.explained(t, m, f) {
+		return
+	}
+	e.fails++
+	if t.again == nil || t.again.outcome(m, f) == none {
+		e.unexplained++
+		if !o.certified(f.counterpart()) {
+			e.doubtful++
+		}
+	}
+	if o.certified(f.counterpart()) {
+		if t.kind == retestTrial {
+			e.retestFails++
+		}
+		if !failedBefore(m, o, f, m.trials[:i]) {
+			e.partners++
+		}
+	}
+	e.weight += weightOfFailure(t, m, f)
+}
+
+// weightOfFailure says how much a failure speaks against m: all of it, half, or nothing.
+func weightOfFailure(t *trial, m *member, f faculty) float64 {
+	mine, theirs := m.certified(f), t.other(m).certified(f.counterpart())
+	switch {
+	case theirs && t.kind == retestTrial && t.subject() == m:
+		return weightFail
+	case t.kind == pairTrial, mine && !theirs:
+		return 0 // the pair's or the other one's
+	case theirs && !mine:
+		return weightAlone
+	case theirs && t.kind == retestTrial:
+		return 0 // m was the judge
+	}
+	return weightEach
+}
+
+// subject is for whom a retest is made: it serves.
+func (t *trial) subject() *member { return t.ends[0] }
+
+func failedBefore(m, o *member, f faculty, trials []*trial) bool {
+	for _, t := range trials {
+		if t.other(m) == o && t.outcome(m, f) == fail {
+			return true
+		}
+	}
+	return false
+}
+
+// explained says that somebody else is known to be the cause of a failure of m.
+func (s *stage) explained(t *trial, m *member, f faculty) bool {
+	o := t.other(m)
+	return f == reach && t.silentEnd(o) && !t.silentEnd(m) || // m has reported, o has not
+		o.exposed(f.counterpart()) || s.cutOff(t)
+}

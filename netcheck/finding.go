@@ -1,0 +1,244 @@
+package netcheck
+
+import (
+	"fmt"
+	"strings"
+)
+
+// name of the check that a stage is, in findings.
+func (s *stage) name() string {
+	if s.torch {
+		return "torch"
+	}
+	return "netcheck"
+}
+
+// blame is the verdict of a member of which any faculty is blamed.
+func (s *stage) blame(m *member) Verdict {
+	if m.record(reach).blamed {
+		return s.blameReach(m)
+	}
+	v := Verdict{State: StateFaulty, Excluded: true}
+	lossy := false
+	var kinds, reasons []string
+	for f := faculty(1); f < s.faculties(); f++ {
+		if !m.record(f).blamed {
+			continue
+		}
+		x := s.rateFinding(m, f)
+		v.Confidence = max(v.Confidence, confidence(m.record(f).weight, s.size))
+		v.Partners = max(v.Partners, s.weigh(m, f).partners)
+		v.Findings = append(v.Findings, x)
+		lossy = lossy || x.Kind == "net.loss"
+		kinds, reasons = append(kinds, x.Kind), append(reasons, x.Text)
+	}
+	v.Kind, v.Reason = joint(kinds), strings.Join(reasons, "; ")
+	if !lossy && !s.c.cfg.Spec.ExcludeStraggler {
+		v.State, v.Excluded = StateSuspect, false
+		for i := range v.Findings {
+			v.Findings[i].Severity = Warn
+		}
+	}
+	return v
+}
+
+// joint is the kind of several findings together.
+func joint(kinds []string) string {
+	for _, k := range kinds {
+		if k == "net.loss" {
+			return k
+		}
+	}
+	for _, k := range kinds {
+		if k != kinds[0] {
+			return "net.both"
+		}
+	}
+	return kinds[0]
+}
+
+// blameReach is the verdict of a member that certified nodes do not reach.
+func (s *stage) blameReach(m *member) Verdict {
+	e := s.weigh(m, reach)
+	class, peer := s.classOf(m)
+	kind := "net.both"
+	if class == MTU {
+		kind = "net.mtu"
+	}
+	text := fmt.Sprintf("%d tests with %d good nodes have failed: %s", e.fails, e.partners, class)
+	return Verdict{State: StateFaulty, Kind: kind, Confidence: confidence(m.record(reach).weight, s.size),
+		Partners: e.partners, Excluded: true, Reason: text, Findings: []Finding{{Check: s.name(), Kind: kind,
+			Severity: Fatal, Metric: "failed tests", Value: float64(e.fails), Threshold: partnersReach, Peer: peer,
+			Text: text}}}
+}
+
+// classOf is what the tests of m failed with most often, MTU before all, and the last partner that said so.
+func (s *stage) classOf(m *member) (class Class, peer string) {
+	count := map[Class]int{}
+	for _, t := range m.trials {
+		if t.reach != fail {
+			continue
+		}
+		c := t.worst()
+		if count[c]++; class == OK || c == MTU || class != MTU && count[c] >= count[class] {
+			class, peer = c, t.other(m).n.name()
+		}
+	}
+	return class, peer
+}
+
+// worst is the class of a failed trial: that of the first end that has one, MTU before all.
+func (t *trial) worst() Class {
+	if t.class[0] == OK || t.class[1] == MTU {
+		return t.class[1]
+	}
+	return t.class[0]
+}
+
+// rateFinding says what is wrong with a rate.
+func (s *stage) rateFinding(m *member, f faculty) Finding {
+	x := Finding{Check: s.name(), Kind: "net.tx", Severity: Fatal, Entity: m.nic(s.lanes[f.lane()]), Metric: "rate",
+		Unit: "Mbit/s", Direction: "tx"}
+	verb := "sends"
+	if f.receives() {
+		x.Kind, x.Direction, verb = "net.rx", "rx", "receives"
+	}
+	best, lossy := s.bestOf(m, f, &x)
+	if lossy {
+		x.Kind, x.Metric, x.Unit = "net.loss", "retransmissions", "share"
+		x.Value, x.Threshold, x.Median = float64(best.loss), lossFail, 0
+		x.Text = fmt.Sprintf("%s %s with %.2g of the segments lost, at most %.2g is right", x.Entity, verb, x.Value, lossFail)
+		return x
+	}
+	x.Text = fmt.Sprintf("%s %s %.0f Mbit/s, %.2f of the median of %.0f", x.Entity, verb, x.Value, x.Value/x.Median,
+		x.Median)
+	return x
+}
+
+// bestOf enters the best sample of f in a finding: it is what the node can do.
+func (s *stage) bestOf(m *member, f faculty, x *Finding) (best sample, lossy bool) {
+	for _, t := range m.trials {
+		y := t.of(m, f)
+		if y == nil || y.result == none || y.mbps <= best.mbps {
+			continue
+		}
+		usual := s.norms[rateClass{s.lanes[f.lane()], t.cross}]
+		best, lossy = *y, y.lossy && y.mbps >= blameShare*usual.mbps
+		x.Value, x.Median, x.Threshold = float64(y.mbps), float64(usual.mbps), float64(blameShare*usual.mbps)
+		x.Peer, x.Round = t.other(m).n.name(), t.round
+	}
+	return best, lossy
+}
+
+// nic is the name of the interface of a lane.
+func (m *member) nic(l lane) string {
+	if l.rail < len(m.n.NICs) {
+		return m.n.NICs[l.rail].Name
+	}
+	return fmt.Sprintf("rail %d", l.rail)
+}
+
+// warnings are what is told of a member that is not blamed for it.
+func (s *stage) warnings(m *member) (found []Finding) {
+	for f := faculty(1); f < s.faculties(); f++ {
+		if r := m.record(f); r.best > 0 && r.best < warnShare {
+			x := s.rateFinding(m, f)
+			x.Severity, x.Threshold = Warn, warnShare*x.Median
+			found = append(found, x)
+		}
+		if !f.receives() {
+			found = append(found, s.warnLane(m, f)...)
+		}
+	}
+	return found[:min(len(found), MaxFindings)]
+}
+
+// warnLane tells of losses and latencies that all tests of a lane have shown.
+func (s *stage) warnLane(m *member, f faculty) (found []Finding) {
+	loss, p50, usual := float32(1), float32(0), norm{}
+	n := 0
+	for _, t := range m.trials {
+		y := t.of(m, f)
+		if y == nil || y.mbps == 0 {
+			continue
+		}
+		if n++; n == 1 || y.p50 < p50 {
+			p50, usual = y.p50, s.norms[rateClass{s.lanes[f.lane()], t.cross}]
+		}
+		loss = min(loss, y.loss)
+	}
+	nic := m.nic(s.lanes[f.lane()])
+	if n > 0 && loss > lossWarn {
+		found = append(found, Finding{Check: s.name(), Kind: "net.loss", Severity: Warn, Entity: nic, Direction: "tx",
+			Metric: "retransmissions", Unit: "share", Value: float64(loss), Threshold: lossWarn,
+			Text: fmt.Sprintf("%s sends %.2g of the segments again, more than %.2g", nic, loss, lossWarn)})
+	}
+	if n > 1 && usual.p50 > 0 && p50 > latencyShare*usual.p50 {
+		found = append(found, Finding{Check: s.name(), Kind: "net.latency", Severity: Warn, Entity: nic,
+			Metric: "latency p50", Unit: "us", Value: float64(p50), Threshold: float64(latencyShare * usual.p50),
+			Median: float64(usual.p50), Text: fmt.Sprintf("%s answers after %.0f us, the median is %.0f", nic, p50, usual.p50)})
+	}
+	return found
+}
+
+// pathsOf are the paths of m that are at fault, in words.
+func (s *stage) pathsOf(m *member) (paths []string) {
+	for _, t := range m.trials {
+		paths = append(paths, s.pathNames(t)...)
+	}
+	return paths
+}
+
+// pathNames are the directions in which the path of t has failed.
+func (s *stage) pathNames(t *trial) (names []string) {
+	a, b := t.ends[0].n.name(), t.ends[1].n.name()
+	for _, f := range s.pathFaculties(t) {
+		switch {
+		case f == reach:
+			return []string{fmt.Sprintf("%s - %s: %s", a, b, t.worst())}
+		case f.receives():
+			names = append(names, s.pathRate(t, f, b, a))
+		default:
+			names = append(names, s.pathRate(t, f, a, b))
+		}
+	}
+	return names
+}
+
+func (s *stage) pathRate(t *trial, f faculty, from, to string) string {
+	y := t.again.of(t.ends[0], f)
+	usual := s.norms[rateClass{s.lanes[f.lane()], t.cross}]
+	if y.lossy {
+		return fmt.Sprintf("%s > %s: %.2g of the segments lost", from, to, y.loss)
+	}
+	return fmt.Sprintf("%s > %s: %.2f of the median rate", from, to, y.mbps/usual.mbps)
+}
+
+func (s *stage) pathReason(m *member, paths []string) string {
+	if len(paths) > 0 {
+		return "the node is fine, a path is not: " + strings.Join(paths[:min(len(paths), 4)], ", ")
+	}
+	class, peer := s.classOf(m)
+	if class == OK {
+		return "one of two nodes is slow; it takes a third one to say which"
+	}
+	return fmt.Sprintf("it and %s do not reach each other (%s); it takes a third node to say whose fault that is", peer,
+		class)
+}
+
+// hear keeps for Picture what is nobody's fault.
+func (c *Check) hear(s *stage) {
+	switch {
+	case s.ruling.nameless != "":
+		c.cause = s.ruling.nameless
+	case s.ruling.slow != "":
+		c.cause = s.ruling.slow
+	case s.ruling.mass != "":
+		c.cause = s.ruling.mass
+	}
+	for _, t := range s.ended {
+		if len(c.paths) < MaxFindings {
+			c.paths = append(c.paths, s.pathNames(t)...)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package netcheck
+
+import "fmt"
+
+// compareInventories looks, when all are there, for nodes that differ from most others: it works without knowing what
+// is right. Hardware that differs is told; a node without a GPU among nodes that have some is not tested.
+func (c *Check) compareInventories() {
+	nodes := c.here(func(*node) bool { return true })
+	if len(nodes) < 3 { // of two nobody knows which is right
+		return
+	}
+	withGPU := 0
+	for _, n := range nodes {
+		if n.GPUs > 0 {
+			withGPU++
+		}
+	}
+	usual := c.usualInventory(nodes)
+	for _, n := range nodes {
+		if n.GPUs == 0 && 2*withGPU > len(nodes) {
+			c.decide(n, noGPU(fmt.Sprintf("%d of %d nodes have some", withGPU, len(nodes))))
+			continue
+		}
+		n.compare(usual)
+	}
+}
+
+// item is one thing of a node's inventory.
+type item struct {
+	entity, metric, unit string
+	value                int
+}
+
+// items is what is compared. What is unknown is left out.
+func (n *node) items() []item {
+	items := []item{{"node", "GPUs", "", n.GPUs}, {"node", "interfaces", "", len(n.NICs)}}
+	for i, nic := range n.NICs {
+		rail := fmt.Sprintf("rail %d", i)
+		if nic.Mbps > 0 {
+			items = append(items, item{rail, "speed", "Mbit/s", nic.Mbps})
+		}
+		if nic.MTU > 0 {
+			items = append(items, item{rail, "MTU", "bytes", nic.MTU})
+		}
+	}
+	return items
+}
+
+// usualInventory is the value of every item that more than half of those that have it agree on.
+func (c *Check) usualInventory(nodes []*node) map[item]int {
+	count, of := map[item]int{}, map[item]int{}
+	for _, n := range nodes {
+		for _, x := range n.items() {
+			count[x]++
+			x.value = 0
+			of[x]++
+		}
+	}
+	usual := map[item]int{}
+	for x, n := range count {
+		k := x
+		k.value = 0
+		if 2*n > of[k] && of[k] > 2 {
+			usual[k] = x.value
+		}
+	}
+	return usual
+}
+
+// compare adds a warning for every item in which n differs.
+func (n *node) compare(usual map[item]int) {
+	for _, x := range n.items() {
+		k := x
+		k.value = 0
+		want, known := usual[k]
+		if !known || want == x.value {
+			continue
+		}
+		kind := "host.nic"
+		if x.metric == "GPUs" {
+			kind = "host.gpu"
+		}
+		n.Findings = append(n.Findings, Finding{Check: "host", Kind: kind, Severity: Warn, Entity: x.entity, Metric: x.metric,
+			Value: float64(x.value), Unit: x.unit, Median: float64(want),
+			Text: fmt.Sprintf("%s %s is %d, most other nodes have %d", x.entity, x.metric, x.value, want)})
+	}
+}

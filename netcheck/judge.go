@@ -1,0 +1,142 @@
+package netcheck
+
+// Bounds of what is needed for a decision.
+const (
+	partnersReach = 2 // different certified nodes that must have failed with a node: one path condemns nobody
+	partnersRate  = 3
+	retestsReach  = 2  // failed retests, unless all have met: of a thousand nodes some meet three bad paths in a row
+	retestsRate   = 3  // failed retests of a rate, each of which a disturbance elsewhere may have spoilt
+	capTrials     = 14 // of one node for its own sake
+	hopeless      = 2  // more tests of nodes among which nobody has ever passed
+)
+
+// assess brings the standing of m up to date, and blames.
+func (s *stage) assess(m *member) {
+	if s.dead[m.leaf] {
+		m.standing = exposed // with all of its leaf
+		return
+	}
+	m.standing = cleared
+	for f := range s.faculties() {
+		m.standing = max(m.standing, s.stand(m, f))
+		if m.standing == exposed && f == reach {
+			return
+		}
+	}
+	if m.standing == open && s.exhausted(m) {
+		m.standing = capped
+	}
+}
+
+// faculties is the number of them that a member has in this stage.
+func (s *stage) faculties() faculty { return faculty(1 + 2*len(s.lanes)) }
+
+// exhausted says that m had all tests that one node gets.
+func (s *stage) exhausted(m *member) bool {
+	return len(m.trials) >= s.base+m.retests && m.retests >= capTrials-s.base
+}
+
+// stand is the standing of one faculty of m.
+func (s *stage) stand(m *member, f faculty) standing {
+	if m.record(f).blamed {
+		return exposed
+	}
+	e := s.weigh(m, f)
+	switch {
+	case s.guilty(m, f, e, 1):
+		r := m.recordOf(f)
+		r.blamed, r.weight = true, float32(e.weight)
+		return exposed
+	case f == reach:
+		return s.standReach(m, e)
+	}
+	return s.standRate(m, f, e)
+}
+
+// guilty says whether the evidence is enough, with share of the threshold.
+func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
+	if m.n.witness {
+		return false // it is a partner only
+	}
+	if f == reach && (m.silents >= 2 || m.owns >= 2) {
+		return true
+	}
+	if e.weight < share*threshold(s.size) {
+		return false
+	}
+	if f == reach {
+		return e.partners >= partnersReach && (s.roundRobin || e.retestFails >= retestsReach)
+	}
+	return !m.record(f).passed && e.partners >= min(partnersRate, s.size-1) && e.retestFails >= s.retestsOfRate()
+}
+
+// retestsOfRate: where all have met, their base tests have shown most of it.
+func (s *stage) retestsOfRate() int {
+	if s.roundRobin {
+		return 1
+	}
+	return retestsRate
+}
+
+func (s *stage) standReach(m *member, e evidence) standing {
+	passed := m.certified(reach) && (m.want <= 1 || m.n.witness || m.passes() >= m.want)
+	switch {
+	case !passed:
+		return open
+	case e.unexplained == 0:
+		return cleared
+	case e.weight <= acquitAt, e.weight <= 0 && e.doubtful == e.unexplained, m.n.witness:
+		return pending
+	}
+	return open
+}
+
+// standRate: one good sample certifies. What was low then is the other end's, the path's or a disturbance.
+func (s *stage) standRate(m *member, f faculty, e evidence) standing {
+	switch {
+	case s.lows(m, f) == 0:
+		return cleared // or no rate is known, or none counts
+	case !m.certified(f) && e.weight > acquitAt:
+		return open
+	case e.unexplained == 0:
+		return cleared
+	}
+	return pending
+}
+
+// lows counts the samples of f that were low, whoever's fault it is.
+func (s *stage) lows(m *member, f faculty) (n int) {
+	for _, t := range m.trials {
+		if t.outcome(m, f) == fail && !s.cutOff(t) {
+			n++
+		}
+	}
+	return n
+}
+
+// disputed says that t failed between two nodes that are fine by all other tests, and was not made again yet: it is
+// the path's failure, or was nobody's.
+func (s *stage) disputed(t *trial) bool {
+	if t.again != nil || t.kind == pairTrial || t.ends[0].n.witness && t.ends[1].n.witness {
+		return false
+	}
+	for f := range s.faculties() {
+		if s.contested(t, f) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *stage) contested(t *trial, f faculty) bool {
+	for _, m := range t.ends {
+		if t.outcome(m, f) != fail || s.explained(t, m, f) || !m.certified(f) || m.standing == capped {
+			return false
+		}
+		if f == reach && s.weigh(m, f).weight > acquitAt && !m.n.witness {
+			return false
+		}
+		f = f.counterpart()
+	}
+	return true
+}

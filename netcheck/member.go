@@ -1,0 +1,145 @@
+package netcheck
+
+// faculty is what can be at fault of a node: to reach others at all, or to send or receive over one lane at the rate
+// of the others. Every test is evidence about a faculty of one end and the counterpart of the other.
+type faculty int
+
+// reach is the faculty of reaching others. Lane i has the faculties 1+2i (to send) and 2+2i (to receive).
+const reach faculty = 0
+
+func sends(lane int) faculty    { return faculty(1 + 2*lane) }
+func receives(lane int) faculty { return faculty(2 + 2*lane) }
+
+func (f faculty) receives() bool { return f > 0 && f%2 == 0 }
+func (f faculty) lane() int      { return int(f-1) / 2 }
+
+// counterpart is the faculty of the other end that the same sample is about.
+func (f faculty) counterpart() faculty {
+	switch {
+	case f == reach:
+		return reach
+	case f.receives():
+		return f - 1
+	}
+	return f + 1
+}
+
+// standing is what is known about a faculty, or about a member.
+type standing uint8
+
+const (
+	cleared standing = iota // nothing speaks against it
+	pending                 // it waits for what becomes of somebody else, or for a pair to be tested again
+	open                    // it needs another test
+	exposed                 // blamed
+	capped                  // as much as allowed was tested, without a decision
+)
+
+// record is what a member's trials say about one faculty.
+type record struct {
+	best   float32 // of a rate: the largest share of the median
+	passed bool    // certified: a slow partner or a disturbance makes a test worse, nothing makes it better
+	blamed bool    // for good: what others' failures are explained by must not be withdrawn
+	weight float32 // log-likelihood when it was blamed
+}
+
+// member is a node's part in one stage.
+type member struct {
+	n        *node
+	queue    []*trial
+	trials   []*trial // that have ended, in order
+	records  []record // by faculty
+	retests  int      // made for this member
+	mutual   int      // trials passed with others that were blamed
+	silents  int
+	owns     int
+	want     int // tests that have to be passed, by different nodes
+	newcomer bool
+	standing standing
+	told     int  // known, when those it has failed with were last reassessed
+	pooled   bool // in stage.pool
+	waiting  bool // in stage.waiting
+	counted  bool // in stage.unsettled
+	released bool
+	leaf     string
+}
+
+// record of a faculty; one that was never tested is blank.
+func (m *member) record(f faculty) record {
+	if int(f) < len(m.records) {
+		return m.records[f]
+	}
+	return record{}
+}
+
+// recordOf makes room for the record of f.
+func (m *member) recordOf(f faculty) *record {
+	for len(m.records) <= int(f) {
+		m.records = append(m.records, record{})
+	}
+	return &m.records[f]
+}
+
+// certified says that f of m has been seen to work, and is not blamed all the same. A witness brings its certificate.
+func (m *member) certified(f faculty) bool {
+	r := m.record(f)
+	return (r.passed || m.n.witness) && !r.blamed && !m.record(reach).blamed
+}
+
+// exposed says that f of m is blamed; who reaches nobody has no rates either.
+func (m *member) exposed(f faculty) bool { return m.record(f).blamed || m.record(reach).blamed }
+
+// idle says that m can be given a test.
+func (m *member) idle() bool { return m.n.present() && m.n.trial == nil && !m.released }
+
+// meetings counts the trials of m with o.
+func (m *member) meetings(o *member) (n int) {
+	for _, t := range m.trials {
+		if t.other(m) == o {
+			n++
+		}
+	}
+	return n
+}
+
+// passes counts the different members with which m has passed.
+func (m *member) passes() (n int) {
+	for i, t := range m.trials {
+		if t.reach == pass && !metBefore(m, t.other(m), m.trials[:i]) {
+			n++
+		}
+	}
+	return n
+}
+
+func metBefore(m, o *member, trials []*trial) bool {
+	for _, t := range trials {
+		if t.reach == pass && t.other(m) == o {
+			return true
+		}
+	}
+	return false
+}
+
+// known grows whenever a faculty of m becomes certified or blamed.
+func (m *member) known() (n int) {
+	for i := range m.records {
+		if m.records[i].passed {
+			n++
+		}
+		if m.records[i].blamed {
+			n++
+		}
+	}
+	return n
+}
+
+// failedWith are the members with which any faculty of m has failed.
+func (m *member) failedWith() (others []*member) {
+	for _, t := range m.trials {
+		if t.failed() {
+			others = append(others, t.other(m))
+		}
+	}
+	return others
+}

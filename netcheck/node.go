@@ -1,0 +1,133 @@
+package netcheck
+
+import "time"
+
+// nodeState is how far a node is in the present check.
+type nodeState uint8
+
+const (
+	expected nodeState = iota // told to be checked, not heard of
+	here
+	decided
+	departed // gone, or replaced by a later arrival of the same node
+)
+
+// node is one node in one check.
+type node struct {
+	Node
+	state    nodeState
+	witness  bool
+	local    bool      // an expected one: it does its local checks
+	due      time.Time // of an expected one: then it is silent
+	trial    *trial    // that it takes part in now
+	member   *member   // of the present stage
+	busy     bool      // computing, or in the collective
+	test     string    // the name of that
+	matmul   float64   // milliseconds of its slowest device; 0 is unknown
+	computed Class     // how computing ended
+	why      string    // the same in words
+	slow     Verdict   // as a straggler
+	verdict  Verdict
+}
+
+func (n *node) present() bool { return n.state == here }
+
+// name is what people call the node.
+func (n *node) name() string {
+	if n.Name != "" {
+		return n.Name
+	}
+	return n.ID
+}
+
+// enlist adds a node to the check.
+func (c *Check) enlist(n *node) *node {
+	c.nodes = append(c.nodes, n)
+	c.byID[n.ID] = n
+	c.count(n, +1)
+	return n
+}
+
+// count keeps the numbers of nodes that the check waits for. It is not over before they are decided, except witnesses
+// that have not come.
+func (c *Check) count(n *node, by int) {
+	if n.state == expected && n.local {
+		c.local += by
+	}
+	switch {
+	case n.state == expected && n.witness:
+		c.missing[1] += by
+	case n.state == expected:
+		c.missing[0] += by
+		c.open += by
+	case n.state == here:
+		c.open += by
+	}
+}
+
+// become changes the state of a node.
+func (c *Check) become(n *node, state nodeState) {
+	c.count(n, -1)
+	n.state = state
+	c.count(n, +1)
+}
+
+// depart takes a node out of the check, in the middle of whatever it does.
+func (c *Check) depart(n *node) {
+	c.become(n, departed) // first, so that nothing new is begun with it
+	if n.trial != nil {
+		c.void(n.trial)
+	}
+	if n.member != nil {
+		c.stage().leave(n.member)
+	}
+	if n.busy {
+		n.busy = false
+		c.yield(n)
+	}
+}
+
+// decide ends the check of a node that is here.
+func (c *Check) decide(n *node, v Verdict) {
+	if n.state != here {
+		return
+	}
+	c.become(n, decided)
+	c.settle(n, v)
+	c.assign(n, Assignment{Duty: Decided, Verdict: &n.verdict})
+}
+
+// maxTold bounds the nodes of a check of which the timeline tells; the picture has all.
+const maxTold = 64
+
+// settle makes v the verdict of n: with what its local checks have found, and what this Spec makes of it.
+func (c *Check) settle(n *node, v Verdict) {
+	v.Findings = append(append([]Finding(nil), n.Findings...), v.Findings...)
+	v.Findings = v.Findings[:min(len(v.Findings), MaxFindings)]
+	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
+	n.verdict = v
+	c.verdicts.count(v)
+	if c.verdicts.excluded+c.verdicts.others <= maxTold && v.State != StateOK {
+		c.note("check-verdict", n.name(), "%s: %s", v.State, v.Reason)
+	}
+}
+
+// assign gives a node its duty.
+func (c *Check) assign(n *node, a Assignment) {
+	c.seq++
+	a.Seq = c.seq
+	c.out = append(c.out, Action{To: n.ID, Assign: &a})
+}
+
+// leafOf is the label of the node's switch: the topology's, else its own, else that of its NVLink domain.
+func (c *Check) leafOf(n *node) string {
+	if c.cfg.Topology != nil {
+		if l := c.cfg.Topology(n.Node); l != "" {
+			return l
+		}
+	}
+	if n.Switch != "" {
+		return n.Switch
+	}
+	return n.Domain
+}

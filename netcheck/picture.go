@@ -1,0 +1,140 @@
+package netcheck
+
+import (
+	"fmt"
+	"strings"
+)
+
+// tallies counts the verdicts of a check.
+type tallies struct{ ok, excluded, others int }
+
+func (t *tallies) count(v Verdict) {
+	switch {
+	case v.Excluded:
+		t.excluded++
+	case v.State == StateOK:
+		t.ok++
+	default:
+		t.others++
+	}
+}
+
+// Picture shows the present state.
+func (c *Check) Picture() Picture {
+	p := Picture{Spec: c.cfg.Spec.String(), Phase: c.phase.String(), Round: c.round, Began: c.began, Ended: c.ended,
+		Summary: c.summary(), Nodes: []NodePicture{}, Pairs: []Pair{}, Paths: c.paths}
+	if c.cause != "" {
+		p.Paths = append([]string{c.cause}, p.Paths...)
+	}
+	place := map[*node]int{}
+	for _, n := range c.nodes {
+		if n.state == departed || n.state == expected && n.witness {
+			continue
+		}
+		place[n] = len(p.Nodes)
+		p.Nodes = append(p.Nodes, n.picture())
+	}
+	for _, s := range c.stages {
+		p.addStage(s, place)
+	}
+	return p
+}
+
+func (n *node) picture() NodePicture {
+	p := NodePicture{Node: n.Node, Open: n.state != decided, Verdict: n.verdict}
+	if p.Open {
+		p.Verdict.State = StateSuspect
+		p.Verdict.Reason = "not decided yet"
+	}
+	return p
+}
+
+// addStage adds the newest tests of every pair of a stage.
+func (p *Picture) addStage(s *stage, place map[*node]int) {
+	if !s.torch || p.Median == 0 {
+		p.Median = float64(s.norms.main().mbps)
+		p.Line = blameShare * p.Median
+	}
+	newest := map[[3]int]int{} // from, to, rail: index in p.Pairs
+	for _, t := range s.ended {
+		for d := range t.ends {
+			from, known := place[t.ends[d].n]
+			to, knownToo := place[t.ends[1-d].n]
+			if !known || !knownToo {
+				continue
+			}
+			for _, x := range s.pairsOf(t, d, from, to) {
+				key := [3]int{x.From, x.To, x.Rail}
+				if i, again := newest[key]; again {
+					p.Pairs[i] = x
+					continue
+				}
+				newest[key] = len(p.Pairs)
+				p.Pairs = append(p.Pairs, x)
+			}
+		}
+	}
+}
+
+// pairsOf is one direction of a trial, by rail.
+func (s *stage) pairsOf(t *trial, d, from, to int) []Pair {
+	blank := Pair{From: from, To: to, Round: t.round, Torch: s.torch}
+	if t.reach == fail {
+		blank.Class = t.worst()
+	}
+	var pairs []Pair
+	for i, y := range t.lanes[d] {
+		if y.mbps == 0 || s.lanes[i].kind != "" {
+			continue
+		}
+		x := blank
+		x.Rail, x.Mbps, x.Loss, x.P50 = s.lanes[i].rail, float64(y.mbps), float64(y.loss), float64(y.p50)
+		if x.Class == OK && y.result == fail {
+			x.Class = Slow
+			if y.lossy {
+				x.Class = Lossy
+			}
+		}
+		pairs = append(pairs, x)
+	}
+	if len(pairs) == 0 {
+		pairs = append(pairs, blank)
+	}
+	return pairs
+}
+
+// summary is the state of the check in one line.
+func (c *Check) summary() string {
+	if c.began.IsZero() {
+		return "no check yet"
+	}
+	parts := []string{fmt.Sprintf("%d ok", c.verdicts.ok)}
+	if c.verdicts.excluded > 0 {
+		parts = append(parts, fmt.Sprintf("%d left out", c.verdicts.excluded))
+	}
+	if c.verdicts.others > 0 {
+		parts = append(parts, fmt.Sprintf("%d not ok, but kept", c.verdicts.others))
+	}
+	if c.open > 0 {
+		parts = append(parts, fmt.Sprintf("%d open", c.open))
+	}
+	if c.cause != "" {
+		parts = append(parts, c.cause)
+	}
+	if !c.ended.IsZero() {
+		parts = append(parts, fmt.Sprintf("in %.1f s", c.ended.Sub(c.began).Seconds()))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// noteBase tells how the base rounds went.
+func (c *Check) noteBase(s *stage) {
+	suspects := 0
+	for _, m := range s.members {
+		if m.standing == open || m.standing == exposed {
+			suspects++
+		}
+	}
+	c.note("check-round", "", "%s: %d nodes in %d pairs, %d rounds; %d are suspects", c.phase, s.size, s.pairs, s.base,
+		suspects)
+}

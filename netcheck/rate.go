@@ -1,0 +1,149 @@
+package netcheck
+
+import "slices"
+
+// Rates are compared with the median of their own kind: absolute limits are what false alarms are made of.
+const (
+	blameShare   = 0.75  // of the median: below it a rate is a fault
+	warnShare    = 0.85  // below it a node's best is told
+	lossWarn     = 0.001 // share of segments sent again: the rate alone does not show 1 % of loss
+	lossFail     = 0.005
+	lossFactor   = 4 // a network in which all lose as much has another problem than this node
+	latencyShare = 5 // times the median of the latencies
+	enoughRates  = 6 // samples that make a median; with fewer the one of the run's last check is kept
+)
+
+// class of pairs within which rates are compared: a lane, in the leaf or across leaves.
+type rateClass struct {
+	lane  lane
+	cross bool
+}
+
+// norm is what is usual in a class.
+type norm struct {
+	mbps, loss, p50 float32 // medians; 0 is unknown
+}
+
+// norms of a stage, by class.
+type norms map[rateClass]norm
+
+// main is the norm of the first rail, in the leaf where there are such pairs.
+func (x norms) main() norm {
+	if in := x[rateClass{}]; in.mbps > 0 {
+		return in
+	}
+	return x[rateClass{cross: true}]
+}
+
+// measure takes the medians of the trials.
+func (s *stage) measure(trials []*trial) {
+	by := map[rateClass][]*sample{}
+	for _, t := range trials {
+		for d := range t.lanes {
+			for i := range t.lanes[d] {
+				c := rateClass{s.lanes[i], t.cross}
+				by[c] = append(by[c], &t.lanes[d][i])
+			}
+		}
+	}
+	for c, samples := range by {
+		if _, known := s.norms[c]; known && len(samples) < enoughRates {
+			continue
+		}
+		x := usual(samples)
+		if s.roundRobin {
+			x.mbps = median(s.bests(c))
+		}
+		s.norms[c] = x
+	}
+}
+
+// bests are the rates that every member has reached at best, in both directions. Of three nodes a slow one is in two of
+// three pairs, so that the median of the pairs is its own.
+func (s *stage) bests(c rateClass) (rates []float32) {
+	for _, m := range s.members {
+		for _, f := range []faculty{sends(slices.Index(s.lanes, c.lane)), receives(slices.Index(s.lanes, c.lane))} {
+			best := float32(0)
+			for _, t := range m.trials {
+				if x := t.of(m, f); x != nil && t.cross == c.cross {
+					best = max(best, x.mbps)
+				}
+			}
+			rates = appendPositive(rates, best)
+		}
+	}
+	return rates
+}
+
+// usual is the norm of samples. Rates that a CPU has limited count only as long as there are no others.
+func usual(samples []*sample) norm {
+	var free, all, loss, p50 []float32
+	for _, x := range samples {
+		if x.mbps > 0 && !x.cpu {
+			free = append(free, x.mbps)
+		}
+		all, loss, p50 = appendPositive(all, x.mbps), append(loss, x.loss), appendPositive(p50, x.p50)
+	}
+	if len(free) == 0 {
+		free = all
+	}
+	return norm{mbps: median(free), loss: median(loss), p50: median(p50)}
+}
+
+func appendPositive(xs []float32, x float32) []float32 {
+	if x > 0 {
+		return append(xs, x)
+	}
+	return xs
+}
+
+// median sorts xs; of none it is 0, of an even number the mean of the middle two.
+func median[T float32 | float64](xs []T) T {
+	if len(xs) == 0 {
+		return 0
+	}
+	slices.Sort(xs)
+	n := len(xs)
+	return (xs[(n-1)/2] + xs[n/2]) / 2
+}
+
+// judge compares the samples of a trial with what is usual.
+func (s *stage) judge(t *trial) {
+	if t.reach != pass {
+		return
+	}
+	for d := range t.lanes {
+		for i := range t.lanes[d] {
+			s.rate(&t.lanes[d][i], s.norms[rateClass{s.lanes[i], t.cross}])
+			s.note(t, d, i)
+		}
+	}
+}
+
+// rate decides about one sample. A CPU that was the limit is no evidence against a network.
+func (s *stage) rate(x *sample, usual norm) {
+	x.lossy = x.loss > lossFail && x.loss > lossFactor*usual.loss
+	switch {
+	case usual.mbps == 0 || x.mbps == 0:
+		x.result = none
+	case x.lossy, x.mbps < blameShare*usual.mbps && !x.cpu:
+		x.result = fail
+	case x.mbps < blameShare*usual.mbps:
+		x.result = none
+	default:
+		x.result = pass
+	}
+}
+
+// note enters a judged sample with both ends.
+func (s *stage) note(t *trial, d, i int) {
+	x := &t.lanes[d][i]
+	if x.result == none {
+		return
+	}
+	share := x.mbps / s.norms[rateClass{s.lanes[i], t.cross}].mbps
+	for _, r := range []*record{t.ends[d].recordOf(sends(i)), t.ends[1-d].recordOf(receives(i))} {
+		r.best = max(r.best, share)
+		r.passed = r.passed || x.result == pass && share >= warnShare // what is near the line certifies nobody
+	}
+}

@@ -1,0 +1,223 @@
+package netcheck
+
+import "time"
+
+// stage is the present one.
+func (c *Check) stage() *stage { return c.stages[len(c.stages)-1] }
+
+// startTrial tells the serving end of t to listen. The other end is told when that says that it does.
+func (c *Check) startTrial(s *stage, t *trial) {
+	t.id, t.start, t.stage = c.testName(), c.now, s
+	for _, m := range t.ends {
+		m.n.trial = t
+	}
+	c.timers.set(t, c.now.Add(t.readyTime()))
+	c.assign(t.ends[0].n, c.part(t, Serve, t.ends[1].n))
+}
+
+// part is the assignment of one end of t.
+func (c *Check) part(t *trial, duty Duty, other *node) Assignment {
+	return Assignment{Duty: duty, Round: t.round, Test: t.id, Quick: t.quick, Torch: t.stage.torch,
+		Left: t.start.Add(t.limit()).Sub(c.now),
+		Peer: Peer{ID: other.ID, Name: other.name(), Addr: other.Addr, NICs: other.NICs}}
+}
+
+// limit is how long the test itself may take.
+func (t *trial) limit() time.Duration {
+	switch {
+	case t.stage.torch:
+		return torchTime
+	case t.quick:
+		return quickTime
+	}
+	return trialTime
+}
+
+func (t *trial) readyTime() time.Duration {
+	if t.stage.torch {
+		return torchReady
+	}
+	return readyTime
+}
+
+// ready lets the other end dial.
+func (c *Check) ready(ev Ready) {
+	n := c.byID[ev.ID]
+	if n == nil {
+		return
+	}
+	if n == c.comm.first && n.busy {
+		c.readyComm(ev)
+		return
+	}
+	t := n.trial
+	if t == nil || t.id != ev.Test || t.ends[0].n != n || t.ready || t.reported[0] {
+		return
+	}
+	t.ready = true
+	c.timers.set(t, t.start.Add(t.limit()+reportTime))
+	a := c.part(t, Dial, n)
+	a.Peer.Addrs = ev.Addrs[:min(len(ev.Addrs), maxRails)]
+	c.assign(t.ends[1].n, a)
+}
+
+// report takes what one end tells of the test that it is in.
+func (c *Check) report(ev Report) {
+	n := c.byID[ev.ID]
+	if n == nil {
+		return
+	}
+	if n.busy {
+		c.reportAlone(n, &ev.Result)
+		return
+	}
+	t := n.trial
+	if t == nil || t.id != ev.Result.Test {
+		return
+	}
+	end := t.end(n.member)
+	if t.reported[end] || end == 1 && !t.ready {
+		return
+	}
+	t.absorb(t.stage, end, &ev.Result)
+	switch {
+	case t.reported[1-end] || !t.ready:
+		c.finish(t)
+	case t.class[end] != OK: // the other end will hardly have a better one
+		c.timers.set(t, earlier(t.deadline, c.now.Add(reportTime)))
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// expireTrial ends a test that took too long. Whoever has not said its part in its time is silent; after the report of
+// a failure the other end is not waited for that long, so that it is none.
+func (c *Check) expireTrial(t *trial) {
+	switch {
+	case !t.ready:
+		t.class[0] = Silent
+	case t.start.Add(t.limit() + reportTime).After(c.now): // one end has reported a failure
+	default:
+		for i := range t.ends {
+			if !t.reported[i] {
+				t.class[i] = Silent
+			}
+		}
+	}
+	c.finish(t)
+}
+
+// void ends a test that says nothing about anybody.
+func (c *Check) void(t *trial) {
+	t.class = [2]Class{Canceled, Canceled}
+	c.finish(t)
+}
+
+// finish frees both ends of a test and hands it to its stage.
+func (c *Check) finish(t *trial) {
+	t.ended = true
+	for i, m := range t.ends {
+		m.n.trial = nil
+		if !t.reported[i] && m.n.present() && (i == 0 || t.ready) {
+			c.assign(m.n, Assignment{Duty: Rest}) // it may still be at it
+		}
+	}
+	t.stage.end(t)
+}
+
+// beginHost tests pairs by TCP, where that is asked for and there are two.
+func (c *Check) beginHost() {
+	nodes := c.here(func(*node) bool { return true })
+	if c.cfg.Spec.Level == LevelLocal || len(nodes) < 2 {
+		c.afterHost()
+		return
+	}
+	c.phase = inHost
+	c.beginStage(nodes, c.hostNorms, c.cfg.Spec.Level == LevelHost || c.withWitnesses())
+}
+
+func (c *Check) beginStage(nodes []*node, usual norms, final bool) *stage {
+	s := newStage(c, nodes, usual)
+	s.torch, s.final = c.phase == inTorch, final
+	c.stages = append(c.stages, s)
+	s.begin()
+	return s
+}
+
+// here are the nodes that have come and are not decided, and fit.
+func (c *Check) here(fit func(*node) bool) (nodes []*node) {
+	for _, n := range c.nodes {
+		if n.present() && fit(n) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// advanceStage ends the present stage when it is over, or its time is.
+func (c *Check) advanceStage() {
+	s := c.stage()
+	if s.phase != stageOver && reached(c.hard, c.now) {
+		s.abort()
+	}
+	if s.phase != stageOver {
+		return
+	}
+	c.closeStage(s)
+	if c.phase == inHost {
+		c.hostNorms = s.norms
+		c.afterHost()
+	} else {
+		c.torchNorms = s.norms
+		c.beginComm()
+	}
+}
+
+// abort ends a stage whose time is over: what runs says nothing any more.
+func (s *stage) abort() {
+	s.phase = stageOver
+	for _, m := range s.members {
+		m.queue = nil
+		if m.n.trial != nil {
+			s.c.void(m.n.trial)
+		}
+	}
+}
+
+// closeStage decides who has not passed, and frees the others.
+func (c *Check) closeStage(s *stage) {
+	s.rule()
+	for _, m := range s.members {
+		if !m.n.present() {
+			continue
+		}
+		v := s.verdict(m)
+		m.n.member = nil
+		v = m.n.verdict.and(v)
+		if v.State == StateOK || v.State == StatePath {
+			m.n.verdict = v
+		} else {
+			c.decide(m.n, v)
+		}
+	}
+}
+
+// conclude decides all that are here, by what is known of them.
+func (c *Check) conclude() {
+	for _, n := range c.here(func(*node) bool { return true }) {
+		v := n.verdict
+		if n.slow.State != "" {
+			v = v.and(n.slow)
+		}
+		if v.State == "" {
+			v = Verdict{State: StateOK, Reason: unpaired}
+		}
+		c.decide(n, v)
+	}
+	c.phase = closing
+}

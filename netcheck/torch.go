@@ -1,0 +1,247 @@
+package netcheck
+
+import (
+	"fmt"
+	"time"
+)
+
+// Bounds of what is done with PyTorch beside pairs.
+const (
+	computeTime = 20 * time.Second // beyond PyTorch's import
+	commTime    = 45 * time.Second
+	commShare   = 0.75 // of the pairs' median: below it the collective of all is told as slow
+)
+
+// computing is every node measuring its devices alone.
+type computing struct {
+	nodes   []*node
+	waiting int
+	began   time.Time
+	until   time.Time
+}
+
+// collective is all nodes that passed communicating together.
+type collective struct {
+	nodes   []*node
+	first   *node // rank 0, which has the store
+	test    string
+	told    bool // the other ranks
+	waiting int
+	until   time.Time
+	failed  []string // in words
+	bus     []float64
+}
+
+// afterHost goes on with PyTorch where that is asked for and the nodes are not held up by it: members of a world that
+// was stopped for others' sake are not.
+func (c *Check) afterHost() {
+	c.tellNoTorch()
+	nodes := c.here(func(n *node) bool { return n.Torch })
+	if c.cfg.Spec.Level != LevelFull || c.withWitnesses() || len(nodes) == 0 || c.cause != "" || reached(c.hard, c.now) {
+		c.conclude()
+		return
+	}
+	c.phase = inCompute
+	c.computing = computing{nodes: nodes, waiting: len(nodes), began: c.now,
+		until: c.began.Add(gatherMost + ImportTimeout + computeTime)}
+	for _, n := range nodes {
+		n.busy = true
+		n.test = c.testName()
+		c.assign(n, Assignment{Duty: Compute, Test: n.test, Torch: true, Left: c.computing.until.Sub(c.now)})
+	}
+}
+
+// tellNoTorch says of nodes that cannot use PyTorch why they are not tested with it.
+func (c *Check) tellNoTorch() {
+	if c.cfg.Spec.Level != LevelFull || c.withWitnesses() {
+		return
+	}
+	for _, n := range c.here(func(n *node) bool { return !n.Torch && n.NoTorch != "" }) {
+		n.skipTorch(n.NoTorch)
+	}
+}
+
+// TorchSkipped is the kind of a finding that says why a node was not tested with PyTorch.
+const TorchSkipped = "torch.skipped"
+
+func (n *node) skipTorch(why string) {
+	n.Findings = append(n.Findings, Finding{Check: "torch", Kind: TorchSkipped, Severity: Warn,
+		Text: "not tested with PyTorch: " + why})
+}
+
+func (c *Check) withWitnesses() bool {
+	for _, n := range c.nodes {
+		if n.witness && n.state != expected {
+			return true
+		}
+	}
+	return false
+}
+
+// reportAlone takes the result of a node's own work, or of its part in the collective.
+func (c *Check) reportAlone(n *node, r *Result) {
+	if r.Test != n.test {
+		return
+	}
+	n.busy = false
+	if c.phase == inComm {
+		c.reportComm(n, r)
+		return
+	}
+	n.computed = r.Class
+	n.why = r.Text
+	if r.Class == Own {
+		n.skipTorch(r.Text)
+	}
+	if r.Torch != nil {
+		for _, ms := range r.Torch.Matmul {
+			n.matmul = max(n.matmul, float64(positive(ms)))
+		}
+	}
+	c.yield(n)
+}
+
+// yield stops waiting for a node that has answered or gone.
+func (c *Check) yield(n *node) {
+	switch {
+	case c.phase == inCompute:
+		c.computing.waiting--
+	case c.phase == inComm && n.state == departed: // the others cannot do without it
+		c.comm.failed = append(c.comm.failed, n.name()+" has left")
+		c.comm.until = c.now
+	case c.phase == inComm:
+		c.comm.waiting--
+	}
+}
+
+// stop ends what a node does alone, if it still does.
+func (c *Check) stop(n *node) {
+	if n.busy && n.present() {
+		c.assign(n, Assignment{Duty: Rest})
+	}
+	n.busy = false
+}
+
+// endCompute judges what was computed and goes on with pairs. The time it took is nobody's.
+func (c *Check) endCompute() {
+	c.hard = c.hard.Add(c.now.Sub(c.computing.began))
+	nodes := c.computing.nodes
+	silent := c.computing.waiting
+	c.judgeCompute(nodes)
+	for _, n := range nodes {
+		late := n.busy
+		c.stop(n)
+		switch {
+		case !n.present():
+		case late && 2*silent < len(nodes):
+			c.decide(n, n.verdict.and(brokenCompute("it did not answer in time")))
+		case n.computed == Failed:
+			c.decide(n, n.verdict.and(brokenCompute(n.why)))
+		case n.slow.Excluded:
+			c.decide(n, n.verdict.and(n.slow))
+		}
+	}
+	c.computing = computing{}
+	c.beginTorch()
+}
+
+func brokenCompute(why string) Verdict {
+	text := "PyTorch failed to compute: " + why
+	return Verdict{State: StateFaulty, Kind: "compute", Confidence: 1, Excluded: true, Reason: text,
+		Findings: []Finding{{Check: "torch", Kind: "compute", Severity: Fatal, Text: text}}}
+}
+
+// beginTorch tests pairs with PyTorch.
+func (c *Check) beginTorch() {
+	nodes := c.here((*node).canTorch)
+	if len(nodes) < 2 || reached(c.hard, c.now) {
+		c.conclude()
+		return
+	}
+	c.phase = inTorch
+	c.beginStage(nodes, c.torchNorms, !c.cfg.Spec.Comm)
+}
+
+// canTorch says that a node has shown that it can use PyTorch.
+func (n *node) canTorch() bool { return n.Torch && n.computed == OK && n.matmul > 0 }
+
+// beginComm has all that passed meet once.
+func (c *Check) beginComm() {
+	nodes := c.here((*node).canTorch)
+	if !c.cfg.Spec.Comm || len(nodes) < 2 || c.cause != "" || reached(c.hard, c.now) {
+		c.conclude()
+		return
+	}
+	c.phase = inComm
+	c.comm = collective{nodes: nodes, first: nodes[0], test: c.testName(), waiting: len(nodes),
+		until: sooner(c.hard, c.now.Add(commTime))}
+	a := c.joining(nodes[0], 0)
+	for _, n := range nodes[1:] {
+		n.busy, n.test = true, "" // it may leave; it has nothing to report before it is told to join
+		a.Allow = append(a.Allow, n.Addr)
+	}
+	c.assign(nodes[0], a)
+}
+
+// joining is the part of one rank.
+func (c *Check) joining(n *node, rank int) Assignment {
+	n.test, n.busy = c.comm.test, true
+	return Assignment{Duty: Join, Test: c.comm.test, Torch: true, Rank: rank, World: len(c.comm.nodes),
+		Left: c.comm.until.Sub(c.now)}
+}
+
+// readyComm sends the other ranks to the store of the first one.
+func (c *Check) readyComm(ev Ready) {
+	if ev.Test != c.comm.test || c.comm.told {
+		return
+	}
+	c.comm.told = true
+	first := c.comm.first
+	for i, n := range c.comm.nodes {
+		if n == first || !n.present() {
+			continue
+		}
+		a := c.joining(n, i)
+		a.Peer = Peer{ID: first.ID, Name: first.name(), Addr: first.Addr, Addrs: ev.Addrs[:min(len(ev.Addrs), maxRails)]}
+		c.assign(n, a)
+	}
+}
+
+func (c *Check) reportComm(n *node, r *Result) {
+	if r.Class != OK {
+		c.comm.failed = append(c.comm.failed, fmt.Sprintf("%s: %s", n.name(), r.Class))
+	} else if r.Torch != nil {
+		c.comm.bus = append(c.comm.bus, float64(positive(8*r.Torch.BusMBps)))
+	}
+	c.yield(n)
+}
+
+// endComm tells how the collective went. It names nobody: one that is missing stops all.
+func (c *Check) endComm() {
+	x := &c.comm
+	usual := float64(c.torchNorms.main().mbps)
+	bus := median(x.bus)
+	switch {
+	case len(x.failed) > 0:
+		c.cause = fmt.Sprintf("the collective of %d nodes failed: %s", len(x.nodes), x.failed[0])
+	case x.waiting > 0:
+		c.cause = fmt.Sprintf("the collective of %d nodes was not done in time by %d", len(x.nodes), x.waiting)
+	case usual > 0 && bus < commShare*usual:
+		c.cause = fmt.Sprintf("the collective of %d nodes reached %.0f Mbit/s, pairs reach %.0f", len(x.nodes), bus, usual)
+	}
+	text := fmt.Sprintf("a collective of %d nodes: %.0f Mbit/s a node, pairs %.0f", len(x.nodes), bus, usual)
+	if c.cause != "" {
+		text += "; " + c.cause
+	}
+	c.note("check-round", "", "%s", text)
+	for _, n := range x.nodes {
+		c.stop(n)
+	}
+	c.comm = collective{}
+	c.conclude()
+}
+
+func (c *Check) testName() string {
+	c.tests++
+	return fmt.Sprintf("%08x-%d", c.prefix, c.tests)
+}

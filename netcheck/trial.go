@@ -1,0 +1,192 @@
+package netcheck
+
+import (
+	"math"
+	"time"
+)
+
+// Bounds of one test. A node that has said nothing when a test expires is silent in it.
+const (
+	trialTime   = 6 * time.Second // of a test by TCP, handshake and both directions included
+	quickTime   = 4 * time.Second // of a shorter one
+	torchTime   = 20 * time.Second
+	reportTime  = 2 * time.Second // beyond it, for the report to come; also after the other end's report of a failure
+	readyTime   = 4 * time.Second // from the assignment to Ready
+	torchReady  = 10 * time.Second
+	maxRails    = 64
+	minSegments = 1000 // fewer say nothing about a share of 0.1 %
+)
+
+// outcome of a trial for one faculty of its ends.
+type outcome uint8
+
+const (
+	none outcome = iota // says nothing
+	pass
+	fail
+)
+
+// trialKind is why a trial is made.
+type trialKind uint8
+
+const (
+	baseTrial   trialKind = iota
+	retestTrial           // of a suspect, against a certified node where there is one
+	pairTrial             // of a pair that has failed, once more
+	mutualTrial           // of two that are blamed, with each other
+)
+
+// trial is one test of two nodes.
+type trial struct {
+	id       string
+	kind     trialKind
+	round    int
+	quick    bool
+	stage    *stage
+	ends     [2]*member // the first one serves
+	start    time.Time
+	deadline time.Time
+	ready    bool
+	ended    bool
+	dropped  bool // planned, and will not be made
+	reported [2]bool
+	class    [2]Class
+	reach    outcome
+	cross    bool // between two leaves
+	listed   bool // in stage.disputes, or was
+	// lanes[d] is what went from ends[d] to the other one.
+	lanes [2][]sample
+	again *trial // the later trial of the same pair
+}
+
+// sample is one direction of one lane in one trial. Rates are in 10^6 bit/s.
+type sample struct {
+	mbps, low, p50 float32
+	loss           float32
+	cpu            bool // a low rate says nothing
+	result         outcome
+	lossy          bool // result is fail because of losses
+}
+
+// lane is what is compared across trials: the i-th rail of all nodes, by one means.
+type lane struct {
+	rail int
+	kind string
+}
+
+// end is the place of m in the trial.
+func (t *trial) end(m *member) int {
+	if t.ends[0] == m {
+		return 0
+	}
+	return 1
+}
+
+// other is who m was tested against.
+func (t *trial) other(m *member) *member { return t.ends[1-t.end(m)] }
+
+// silentEnd says whether m's end did not report.
+func (t *trial) silentEnd(m *member) bool { return t.class[t.end(m)] == Silent }
+
+// blameless says that the class is no news about the network or the other node.
+func blameless(c Class) bool { return c == Own || c == Canceled }
+
+// absorb takes one end's report.
+func (t *trial) absorb(s *stage, end int, r *Result) {
+	t.reported[end] = true
+	t.class[end] = r.Class
+	for i := range r.Flows[:min(len(r.Flows), 2*maxRails)] {
+		t.flow(s, end, &r.Flows[i])
+	}
+	if r.Torch != nil && r.Torch.BusMBps > 0 {
+		t.sample(s, 1-end, lane{}).mbps = positive(8 * r.Torch.BusMBps)
+	}
+}
+
+func (t *trial) flow(s *stage, end int, f *Flow) {
+	if f.Rail < 0 || f.Rail >= maxRails {
+		return
+	}
+	l := lane{rail: f.Rail}
+	if f.Kind == "rdma" {
+		l.kind = f.Kind
+	}
+	in := t.sample(s, 1-end, l)
+	in.mbps, in.low, in.p50 = positive(f.Mbps), positive(f.Low), positive(f.P50)
+	in.cpu = in.cpu || f.CPUBound
+	out := t.sample(s, end, l) // after in: either may have moved the slice
+	out.cpu = out.cpu || f.CPUBound
+	if f.Segments >= minSegments {
+		out.loss = positive(f.Retrans)
+	}
+}
+
+// sample is the place of one lane's direction; it is valid until the next call.
+func (t *trial) sample(s *stage, from int, l lane) *sample {
+	i := s.lane(l)
+	for len(t.lanes[from]) <= i {
+		t.lanes[from] = append(t.lanes[from], sample{})
+	}
+	return &t.lanes[from][i]
+}
+
+// positive is x where that is a usable measure, else 0.
+func positive(x float64) float32 {
+	if x > 0 && x < math.MaxFloat32 {
+		return float32(x)
+	}
+	return 0
+}
+
+// conclude decides what the trial says about reaching each other; rates are judged when their lines are known.
+func (t *trial) conclude() {
+	t.reach = pass
+	for _, c := range t.class {
+		switch {
+		case blameless(c):
+			t.reach = none
+			return
+		case c != OK:
+			t.reach = fail
+		}
+	}
+}
+
+// outcome for faculty f of m.
+func (t *trial) outcome(m *member, f faculty) outcome {
+	if f == reach {
+		return t.reach
+	}
+	s := t.of(m, f)
+	if s == nil {
+		return none
+	}
+	return s.result
+}
+
+// of is the sample that faculty f of m made, or nil.
+func (t *trial) of(m *member, f faculty) *sample {
+	from := t.end(m)
+	if f.receives() {
+		from = 1 - from
+	}
+	if i := f.lane(); i < len(t.lanes[from]) {
+		return &t.lanes[from][i]
+	}
+	return nil
+}
+
+// failed says that the ends did not reach each other, or that any rate was low.
+func (t *trial) failed() bool {
+	if t.reach == fail {
+		return true
+	}
+	for d := range t.lanes {
+		for i := range t.lanes[d] {
+			if t.lanes[d][i].result == fail {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,250 @@
+package netcheck
+
+import (
+	"fmt"
+	"math"
+)
+
+// What makes a verdict about one node doubtful, because of what became of all.
+const (
+	fabricShare = 0.02 // of the pairs that failed twice between good nodes
+	slowShare   = 0.08 // of the directions of pairs that were slow twice; any disturbance makes a test slow
+	fabricFrom  = 3    // such pairs
+	badShare    = 0.08 // of the tests of good nodes that failed at all, tested again or not
+	badFrom     = 6    // such tests
+	massShare   = 0.05 // of the nodes blamed at once
+	massFrom    = 3    // such nodes
+	goodShare   = 1. / 3
+	goodFrom    = 2 // certified nodes without which nobody is named
+)
+
+// ruling is what holds for all nodes of a stage.
+type ruling struct {
+	nameless string // why nobody can be named, or ""
+	slow     string // the same of nodes that are only slow
+	mass     string // why nobody is left out although named, or ""
+}
+
+// rule ends a stage: it blames who was nearly found out, and looks at what became of all.
+func (s *stage) rule() {
+	for _, m := range s.members {
+		s.blameAtLast(m)
+	}
+	certified := 0
+	for _, m := range s.members {
+		if m.certified(reach) || m.ofIsland() {
+			certified++
+		}
+	}
+	s.ruling.nameless = s.nameless(certified)
+	s.ruling.mass = s.massive()
+	s.c.hear(s)
+}
+
+// blameAtLast is for who had all its tests, or its time.
+func (s *stage) blameAtLast(m *member) {
+	for f := range s.faculties() {
+		if e := s.weigh(m, f); m.standing >= open && !m.exposed(f) && s.guilty(m, f, e, capShare) {
+			r := m.recordOf(f)
+			r.blamed, r.weight = true, float32(e.weight)
+		}
+	}
+}
+
+// countPaths counts the pairs that failed twice between good nodes, and the directions that were slow.
+func (s *stage) countPaths() (pairs, slow int) {
+	for _, t := range s.ended {
+		fs := s.pathFaculties(t)
+		switch {
+		case len(fs) == 0:
+		case fs[0] == reach:
+			pairs++
+		default:
+			slow += len(fs)
+		}
+	}
+	return pairs, slow
+}
+
+// pathFaculties are those of the first end in which the path has failed.
+func (s *stage) pathFaculties(t *trial) (fs []faculty) {
+	a, b := t.ends[0], t.ends[1]
+	if t.again == nil {
+		return nil
+	}
+	for f := range s.faculties() {
+		if t.outcome(a, f) == fail && t.again.outcome(a, f) == fail && a.certified(f) && b.certified(f.counterpart()) &&
+			!s.explained(t, a, f) && !s.explained(t, b, f.counterpart()) {
+			fs = append(fs, f)
+		}
+	}
+	return fs
+}
+
+// nameless says why no node can be named.
+func (s *stage) nameless(certified int) string {
+	paths, slow := s.countPaths()
+	if slow >= fabricFrom && float64(slow) > slowShare*float64(2*s.pairs*len(s.lanes)) {
+		s.ruling.slow = fmt.Sprintf("fabric: %d of %d directions between good nodes were slow twice", slow, 2*s.pairs)
+	}
+	failed, all := s.amongGood()
+	switch {
+	case s.passed == 0 && len(s.ended) == 0, s.passed > 0 && s.size == 2:
+		return ""
+	case s.passed == 0:
+		return fmt.Sprintf("not one of %d pairs has passed: %s", s.pairs, s.commonest())
+	case float64(certified) < max(goodFrom, goodShare*float64(s.size)):
+		return fmt.Sprintf("only %d of %d nodes have passed with anybody: %s", certified, s.size, s.commonest())
+	case paths >= fabricFrom && float64(paths) > fabricShare*float64(s.pairs):
+		return fmt.Sprintf("fabric: %d of %d pairs of good nodes have failed twice", paths, s.pairs)
+	case failed >= badFrom && float64(failed) > badShare*float64(all):
+		return fmt.Sprintf("fabric: %d of %d tests of good nodes have failed", failed, all)
+	}
+	return ""
+}
+
+// amongGood counts the tests between nodes that are certified and not blamed.
+func (s *stage) amongGood() (failed, all int) {
+	for _, t := range s.ended {
+		a, b := t.ends[0], t.ends[1]
+		if a.blamed() || b.blamed() || !a.certified(reach) || !b.certified(reach) || s.cutOff(t) {
+			continue
+		}
+		if all++; t.reach == fail && !t.silentEnd(a) && !t.silentEnd(b) {
+			failed++
+		}
+	}
+	return failed, all
+}
+
+// commonest is the class of most failures.
+func (s *stage) commonest() string {
+	count := map[Class]int{}
+	best := OK
+	for _, t := range s.ended {
+		for _, c := range t.class {
+			if count[c]++; c != OK && (count[c] > count[best] || best == OK) {
+				best = c
+			}
+		}
+	}
+	return string(best)
+}
+
+// massive says that so many are blamed at once that the nodes are hardly the cause.
+func (s *stage) massive() string {
+	n := 0
+	for _, m := range s.members {
+		if m.n.present() && s.judged(m).Excluded {
+			n++
+		}
+	}
+	if n < massFrom || float64(n) <= massShare*float64(s.size) {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d nodes are blamed at once", n, s.size)
+}
+
+// verdict of a member at the end of the stage.
+func (s *stage) verdict(m *member) Verdict {
+	v := s.judged(m)
+	v.Paired = s.paired(m)
+	if v.Excluded && s.ruling.mass != "" {
+		v.Excluded = false
+		v.Reason += "; nobody is left out, as " + s.ruling.mass
+	}
+	return v
+}
+
+// paired says that m was really tested: whose partners all failed it was not.
+func (s *stage) paired(m *member) bool {
+	return m.certified(reach) || m.blamed() || s.fails(m) > 0
+}
+
+// judged is the verdict of a member without regard to how many others have the same.
+func (s *stage) judged(m *member) Verdict {
+	switch {
+	case m.silents >= 2:
+		return s.convict(m, "net.silent", fmt.Sprintf("it did not report %d tests", m.silents))
+	case m.owns >= 2:
+		return s.convict(m, "host.nic", fmt.Sprintf("it could not do its own part in %d tests", m.owns))
+	case s.dead[m.leaf]:
+		return Verdict{State: StateLeaf, Kind: "net.both", Confidence: 1,
+			Reason: fmt.Sprintf("leaf %s is cut off from the others; its nodes reach each other", m.leaf)}
+	case m.ofIsland():
+		return Verdict{State: StateIsland, Kind: "net.both", Confidence: 1, Partners: m.mutual,
+			Reason: "it reaches only some others: the network is partitioned"}
+	case s.ruling.nameless != "" && s.size > 2 && (m.blamed() || !m.certified(reach) && s.fails(m) > 0):
+		return Verdict{State: StateUnattributable, Reason: s.ruling.nameless}
+	case s.ruling.slow != "" && m.blamed() && !m.record(reach).blamed:
+		return Verdict{State: StateUnattributable, Reason: s.ruling.slow}
+	case m.blamed():
+		return s.blame(m)
+	}
+	return s.unblamed(m)
+}
+
+// unblamed is the verdict of a member that nothing is proved against.
+func (s *stage) unblamed(m *member) Verdict {
+	paths := s.pathsOf(m)
+	switch {
+	case len(paths) > 0 || s.size == 2 && s.fails(m) > 0:
+		return Verdict{State: StatePath, Kind: "net.both", Confidence: 0.9, Findings: s.warnings(m),
+			Reason: s.pathReason(m, paths)}
+	case s.fails(m) > 0 && (m.standing == open || m.standing == capped):
+		return Verdict{State: StateSuspect, Kind: "net.both", Findings: s.warnings(m),
+			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing", s.fails(m), len(m.trials))}
+	}
+	return s.fine(m)
+}
+
+// fails counts the failed trials of m that nothing explains.
+func (s *stage) fails(m *member) (n int) {
+	for f := range s.faculties() {
+		n += s.weigh(m, f).unexplained
+	}
+	return n
+}
+
+// fine is the verdict of a member that has passed, or was not tested by no fault of its own.
+func (s *stage) fine(m *member) Verdict {
+	v := Verdict{State: StateOK, Partners: m.passes(), Paired: s.paired(m), Findings: s.warnings(m)}
+	if !v.Paired {
+		v.Reason = unpaired
+		return v
+	}
+	v.Confidence = 1
+	return v
+}
+
+const unpaired = "it was not tested against others"
+
+// blamed says that any faculty of m is.
+func (m *member) blamed() bool {
+	for i := range m.records {
+		if m.records[i].blamed {
+			return true
+		}
+	}
+	return false
+}
+
+// confidence is the probability of a fault when one node of n is at fault beforehand.
+func confidence(weight float32, n int) float64 {
+	return 1 / (1 + math.Exp(math.Log(float64(max(n, 2)))-float64(weight)))
+}
+
+func (s *stage) convict(m *member, kind, reason string) Verdict {
+	return Verdict{State: StateFaulty, Kind: kind, Confidence: 1, Partners: len(m.trials), Excluded: true, Reason: reason,
+		Findings: []Finding{{Check: s.name(), Kind: kind, Severity: Fatal, Text: reason}}}
+}
+
+// and adds to the verdict of an earlier stage that of a later one.
+func (v Verdict) and(later Verdict) Verdict {
+	later.Findings = append(append([]Finding(nil), v.Findings...), later.Findings...)
+	later.Paired = later.Paired || v.Paired
+	if later.State == StateOK && v.State == StatePath {
+		later.State, later.Kind, later.Reason, later.Confidence = v.State, v.Kind, v.Reason, v.Confidence
+	}
+	return later
+}
