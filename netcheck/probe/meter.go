@@ -1,0 +1,125 @@
+package probe
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"dlrover-run/netcheck"
+)
+
+// Of every test.
+const (
+	streams    = 4
+	bufferSize = 256 << 10
+	interval   = 100 * time.Millisecond
+)
+
+// plan is how long a direction is measured.
+type plan struct {
+	warm    time.Duration // counts for nothing
+	measure time.Duration
+	early   time.Duration // may end after so much of measure once it is steady; 0: never
+}
+
+var (
+	fullPlan  = plan{warm: 400 * time.Millisecond, measure: time.Second, early: 600 * time.Millisecond}
+	quickPlan = plan{warm: 200 * time.Millisecond, measure: 300 * time.Millisecond}
+)
+
+// The rule of an early end: so many intervals in a row differ by no more than this share of their mean.
+const (
+	steadyIntervals = 5
+	steadySpread    = 0.02
+)
+
+// sample is what a receiver has counted since the first byte.
+type sample struct {
+	at    time.Duration
+	bytes [streams]int64
+}
+
+func (s sample) total() (n int64) {
+	for _, b := range s.bytes {
+		n += b
+	}
+	return n
+}
+
+// mbps is a rate in 10^6 bit/s.
+func mbps(bytes int64, d time.Duration) float64 {
+	if d <= 0 {
+		return 0
+	}
+	return float64(bytes) * 8 / d.Seconds() / 1e6
+}
+
+// meter turns samples into rates. The first sample ends the warm-up.
+type meter struct{ samples []sample }
+
+func (m *meter) add(s sample) { m.samples = append(m.samples, s) }
+
+func (m *meter) measured() time.Duration {
+	if len(m.samples) < 2 {
+		return 0
+	}
+	return m.samples[len(m.samples)-1].at - m.samples[0].at
+}
+
+// rates are those of the intervals, oldest first.
+func (m *meter) rates() []float64 {
+	var rates []float64
+	for i := 1; i < len(m.samples); i++ {
+		a, b := m.samples[i-1], m.samples[i]
+		rates = append(rates, mbps(b.total()-a.total(), b.at-a.at))
+	}
+	return rates
+}
+
+// steady says whether the last intervals hardly differ.
+func (m *meter) steady() bool {
+	rates := m.rates()
+	if len(rates) < steadyIntervals {
+		return false
+	}
+	rates = rates[len(rates)-steadyIntervals:]
+	low, high, sum := slices.Min(rates), slices.Max(rates), 0.0
+	for _, r := range rates {
+		sum += r
+	}
+	return low > 0 && high-low <= steadySpread*sum/steadyIntervals
+}
+
+// done says whether p asks for no more.
+func (m *meter) done(p plan) bool {
+	d := m.measured()
+	return d >= p.measure-interval/2 || p.early > 0 && d >= p.early-interval/2 && m.steady()
+}
+
+// flow fills in what was received.
+func (m *meter) flow(f *netcheck.Flow) {
+	if len(m.samples) < 2 {
+		return
+	}
+	first, last, rates := m.samples[0], m.samples[len(m.samples)-1], m.rates()
+	f.Mbps = mbps(last.total()-first.total(), last.at-first.at)
+	for i := range last.bytes {
+		f.Streams = append(f.Streams, mbps(last.bytes[i]-first.bytes[i], last.at-first.at))
+	}
+	slices.Sort(rates)
+	f.Low, f.Mid = rates[0], quantile(rates, 0.5)
+	f.Stalls = 0
+	for _, r := range rates {
+		if r == 0 {
+			f.Stalls++
+		}
+	}
+}
+
+// quantile is the smallest of sorted values that at least the share q of them does not exceed.
+func quantile(sorted []float64, q float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
+}

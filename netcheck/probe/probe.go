@@ -1,0 +1,325 @@
+// Package probe measures one node and its network for a check of nodes: the TCP test of a pair and of every rail
+// between them (Prober), what loopback reaches (Loopback), RDMA with the tools of others, and what the node knows of
+// its interfaces without a partner (Host).
+//
+// A test opens a listener on an ephemeral port for as long as it lasts and leaves nothing. Both ends prove that they
+// have the key of this very test, before a byte of data is sent or taken.
+package probe
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"dlrover-run/netcheck"
+)
+
+// Config of a Prober.
+type Config struct {
+	// ID is this node's, as Peer.ID of the other end's assignment has it.
+	ID string
+	// NICs are the interfaces to test, in rail order; without any the one rail is Addr.
+	NICs []netcheck.NIC
+	Addr string
+	// Loopback is what Loopback measured on this node, in 10^6 bit/s; 0: not known.
+	Loopback float64
+	// RDMATool is the path of perftest's ib_write_bw, "" for no tests with RDMA (see FindRDMA).
+	RDMATool string
+	// Start starts the tool, where somebody else in the process waits for children that it does not know; nil: Cmd.Start
+	// and Cmd.Wait.
+	Start Start `json:"-"`
+}
+
+// Prober carries out the tests of one node. It is safe for concurrent use.
+type Prober struct {
+	cfg  Config
+	pace *plan // of tests: in place of the plans
+	mu   sync.Mutex
+	used []string // tests that were begun, the newest last
+}
+
+// keepUsed is how many tests a Prober remembers, none of which is carried out again.
+const keepUsed = 1024
+
+// New returns a Prober.
+func New(cfg Config) *Prober { return &Prober{cfg: cfg} }
+
+// Rails are tested at the same time: one after the other, eight of them would take half a minute where a whole check is
+// to take ten seconds, and a job uses them all at once, too. Where their sum is more than the CPUs can do, cpu_bound
+// says that a low rate is none of the network's.
+
+// rail is one pair of interfaces of a test.
+type rail struct {
+	number int
+	out    outlet
+	allow  []netip.Addr // where the peer may be
+	mtu    int          // of both interfaces, 0 when it is not known
+	mbps   int          // of the slower, 0 when it is not known
+}
+
+// Serve is the serving end of a test: it opens one listener for each rail, tells their addresses, host:port by rail, to
+// ready, and takes part in the test. Ready must return when ctx is done; its error ends the test. All is over, and
+// everything closed, by a.Left or soon after ctx is done.
+func (p *Prober) Serve(ctx context.Context, a netcheck.Assignment, ready func(addrs []string) error) netcheck.Result {
+	ctx, cancel, limit := within(ctx, a)
+	defer cancel()
+	rails, f := p.begin(ctx, a)
+	if f != nil {
+		return result(a, nil, f)
+	}
+	doors, f := p.openDoors(ctx, a, rails, limit)
+	defer func() {
+		for _, d := range doors {
+			d.close()
+			d.greeters.Wait()
+		}
+	}()
+	if f != nil {
+		return result(a, nil, f)
+	}
+	var addrs []string
+	for i, d := range doors {
+		addrs = append(addrs, d.addr())
+		rails[i].out.bind = false
+	}
+	if err := ready(addrs); err != nil {
+		if ctx.Err() != nil {
+			return result(a, nil, ended(ctx, faultf(netcheck.Own, "saying where this end listens: %v", err)))
+		}
+		return result(a, nil, faultf(netcheck.Own, "saying where this end listens: %v", err))
+	}
+	return p.test(ctx, a, rails, func(ctx context.Context, i int) (*session, *fault) {
+		conns, key, f := doors[i].wait(ctx)
+		if f != nil {
+			return nil, f
+		}
+		return p.session(a, rails[i], serverRole, conns, key, limit), nil
+	})
+}
+
+// Dial is the other end: it connects to a.Peer.Addrs. All is over, and everything closed, by a.Left or soon after ctx
+// is done.
+func (p *Prober) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Result {
+	ctx, cancel, limit := within(ctx, a)
+	defer cancel()
+	rails, f := p.begin(ctx, a)
+	if f != nil {
+		return result(a, nil, f)
+	}
+	if len(a.Peer.Addrs) == 0 {
+		return result(a, nil, faultf(netcheck.Own, "the assignment names no address of %s", a.Peer.Name))
+	}
+	rails = rails[:min(len(rails), len(a.Peer.Addrs))]
+	return p.test(ctx, a, rails, func(ctx context.Context, i int) (*session, *fault) {
+		conns, key, f := connect(ctx, &rails[i], newTicket(a, rails[i].number, p.cfg.ID, dialerRole), a.Peer.Addrs[i])
+		if f != nil {
+			return nil, f
+		}
+		for _, c := range conns {
+			_ = c.SetDeadline(limit)
+		}
+		return p.session(a, rails[i], dialerRole, conns, key, limit), nil
+	})
+}
+
+// minLeft is the least time that a test gets, whatever its assignment says.
+const minLeft = 100 * time.Millisecond
+
+func within(ctx context.Context, a netcheck.Assignment) (context.Context, context.CancelFunc, time.Time) {
+	limit := time.Now().Add(max(a.Left, minLeft))
+	ctx, cancel := context.WithDeadline(ctx, limit)
+	return ctx, cancel, limit
+}
+
+// begin finds the rails of a test. A test that was begun before is not begun again: its key has served.
+func (p *Prober) begin(ctx context.Context, a netcheck.Assignment) ([]rail, *fault) {
+	switch {
+	case ctx.Err() != nil:
+		return nil, ended(ctx, faultf(netcheck.Stalled, "the test was not over in time"))
+	case len(a.Key) < 16:
+		return nil, faultf(netcheck.Own, "the key of the test has %d bytes: need 16 at least", len(a.Key))
+	case !p.use(a.Test):
+		return nil, faultf(netcheck.Own, "test %s was carried out before, and its key serves once", a.Test)
+	}
+	allow, err := peerAddrs(ctx, a.Peer)
+	if err != nil {
+		return nil, faultf(netcheck.Own, "%v", err)
+	}
+	return p.rails(ctx, a.Peer, allow)
+}
+
+func (p *Prober) use(test string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if slices.Contains(p.used, test) {
+		return false
+	}
+	if len(p.used) == keepUsed {
+		p.used = p.used[1:]
+	}
+	p.used = append(p.used, test)
+	return true
+}
+
+func (p *Prober) rails(ctx context.Context, peer netcheck.Peer, allow []netip.Addr) ([]rail, *fault) {
+	own, theirs := p.cfg.NICs, peer.NICs
+	if len(own) == 0 {
+		addrs, err := resolve(ctx, p.cfg.Addr)
+		if err != nil {
+			return nil, faultf(netcheck.Own, "%v", err)
+		}
+		own = []netcheck.NIC{{Addr: addrs[0].String()}}
+	}
+	if len(theirs) == 0 {
+		theirs = []netcheck.NIC{{}}
+	}
+	var rails []rail
+	for i := range min(len(own), len(theirs)) {
+		o, err := newOutlet(own[i], allow)
+		if err != nil {
+			return nil, faultf(netcheck.Own, "rail %d: %v", i, err)
+		}
+		rails = append(rails, rail{number: i, out: o, allow: allow, mtu: smaller(own[i].MTU, theirs[i].MTU),
+			mbps: smaller(own[i].Mbps, theirs[i].Mbps)})
+	}
+	return rails, nil
+}
+
+// smaller of two numbers of which 0 is unknown.
+func smaller(a, b int) int {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// peerAddrs are the only addresses that take part beside this node's.
+func peerAddrs(ctx context.Context, peer netcheck.Peer) ([]netip.Addr, error) {
+	var all []netip.Addr
+	if peer.Addr != "" {
+		addrs, err := resolve(ctx, peer.Addr)
+		if err != nil {
+			return nil, err
+		}
+		all = addrs
+	}
+	for _, n := range peer.NICs {
+		a, err := netip.ParseAddr(n.Addr)
+		if err != nil {
+			return nil, fmt.Errorf("address %q of %s's interface %q is no IP address", n.Addr, peer.Name, n.Name)
+		}
+		all = append(all, a.Unmap().WithZone(""))
+	}
+	return all, nil
+}
+
+// resolve returns the addresses of a host, which most often is one already.
+func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{a.Unmap().WithZone("")}, nil
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err == nil && len(addrs) == 0 {
+		err = fmt.Errorf("no address")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("address %q of a node: %w", host, err)
+	}
+	for i, a := range addrs {
+		addrs[i] = a.Unmap().WithZone("")
+	}
+	return addrs, nil
+}
+
+func (p *Prober) openDoors(ctx context.Context, a netcheck.Assignment, rails []rail, limit time.Time) (
+	[]*door, *fault) {
+	var doors []*door
+	for _, r := range rails {
+		d, err := openDoor(ctx, r.out, newTicket(a, r.number, p.cfg.ID, serverRole), r.allow, limit,
+			max(maxStrangers/len(rails), fewStrangers))
+		if err != nil {
+			return doors, faultf(netcheck.Own, "listening at %s: %v", r.out.from, err)
+		}
+		doors = append(doors, d)
+	}
+	return doors, nil
+}
+
+func (p *Prober) session(a netcheck.Assignment, r rail, as role, conns []*net.TCPConn, key []byte,
+	limit time.Time) *session {
+	s := &session{role: as, rail: r.number, out: r.out, mtu: r.mtu, mbps: r.mbps, plan: fullPlan, pings: 500, limit: limit,
+		ctl: newControl(conns[0], key, as, limit), streams: conns[1:],
+		rdma: rdmaEnd{start: p.cfg.Start, tool: p.cfg.RDMATool, hca: r.out.nic.HCA}}
+	if from, err := netip.ParseAddrPort(conns[0].RemoteAddr().String()); err == nil {
+		s.peer = from.Addr().Unmap()
+	}
+	if a.Quick {
+		s.plan, s.pings, s.rdma = quickPlan, 100, rdmaEnd{}
+	}
+	if p.pace != nil {
+		s.plan = *p.pace
+	}
+	return s
+}
+
+// test runs all rails at the same time; open gets the connections of one.
+func (p *Prober) test(ctx context.Context, a netcheck.Assignment, rails []rail,
+	open func(context.Context, int) (*session, *fault)) netcheck.Result {
+	sessions, faults := make([]*session, len(rails)), make([]*fault, len(rails))
+	var all sync.WaitGroup
+	for i := range rails {
+		all.Go(func() {
+			sessions[i], faults[i] = open(ctx, i)
+			if faults[i] == nil {
+				faults[i] = sessions[i].run(ctx)
+			}
+			if faults[i] != nil && len(rails) > 1 {
+				faults[i] = faultf(faults[i].class, "rail %d (%s): %s", i, rails[i].out.nic.Name, faults[i].text)
+			}
+		})
+	}
+	all.Wait()
+	r := result(a, p.flows(sessions), worst(faults))
+	for _, s := range sessions {
+		if s != nil && r.Text == "" {
+			r.Text = s.words
+		}
+	}
+	return r
+}
+
+// cpuBusy is the share of its CPUs from which on an end is its own limit.
+const cpuBusy = 0.95
+
+// loopbackRoom is how much more than a rate loopback must reach for the rate to be the network's.
+const loopbackRoom = 1.3
+
+// flows collects what was measured, and says where this end was its own limit.
+func (p *Prober) flows(sessions []*session) []netcheck.Flow {
+	var flows []netcheck.Flow
+	busy, sum := 0.0, 0.0
+	for _, s := range sessions {
+		if s != nil && (s.flow.Mbps > 0 || s.flow.Segments > 0 || s.flow.P50 > 0 || s.flow.MTU > 0) {
+			flows = append(flows, s.flow)
+			flows = append(flows, s.more...)
+			busy, sum = max(busy, s.busy), sum+s.flow.Mbps
+		}
+	}
+	bound := busy >= cpuBusy || p.cfg.Loopback > 0 && p.cfg.Loopback < loopbackRoom*sum
+	for i := range flows {
+		flows[i].CPUBound = bound && flows[i].Kind == ""
+	}
+	return flows
+}
+
+func result(a netcheck.Assignment, flows []netcheck.Flow, f *fault) netcheck.Result {
+	r := netcheck.Result{Test: a.Test, Flows: flows}
+	if f != nil {
+		r.Class, r.Text = f.class, f.text
+	}
+	return r
+}

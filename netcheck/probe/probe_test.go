@@ -1,0 +1,125 @@
+package probe
+
+import (
+	"context"
+	"crypto/rand"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"dlrover-run/netcheck"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(fakeToolEnv) != "" {
+		fakeTool()
+		return
+	}
+	if os.Getenv(endEnv) != "" {
+		endMain()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+var loNIC = netcheck.NIC{Name: "lo", Addr: "127.0.0.1", MTU: 1500}
+
+// couple is a test between two nodes on loopback.
+type couple struct {
+	server, dialer    *Prober
+	serve, dial       netcheck.Assignment
+	addrs             func([]string) []string // what the dialer is told
+	served, dialed    netcheck.Result
+	serveCtx, dialCtx context.Context
+}
+
+func newCouple(t *testing.T) *couple {
+	key := make([]byte, 32)
+	_, _ = rand.Read(key)
+	nics := []netcheck.NIC{loNIC}
+	a := netcheck.Assignment{Test: rand.Text(), Round: 1, Key: key, Left: 10 * time.Second, Quick: true}
+	c := &couple{serve: a, dial: a, serveCtx: t.Context(), dialCtx: t.Context(),
+		server: New(Config{ID: "s", NICs: slices.Clone(nics)}), dialer: New(Config{ID: "d", NICs: slices.Clone(nics)}),
+		addrs: func(a []string) []string { return a }}
+	c.server.pace = &plan{warm: 20 * time.Millisecond, measure: 100 * time.Millisecond}
+	c.dialer.pace = c.server.pace
+	c.serve.Peer = netcheck.Peer{ID: "d", Name: "dialer", Addr: "127.0.0.1", NICs: nics}
+	c.dial.Peer = netcheck.Peer{ID: "s", Name: "server", Addr: "127.0.0.1", NICs: nics}
+	return c
+}
+
+func (c *couple) run() {
+	var both sync.WaitGroup
+	both.Go(func() {
+		c.served = c.server.Serve(c.serveCtx, c.serve, func(addrs []string) error {
+			c.dial.Peer.Addrs = c.addrs(addrs)
+			both.Go(func() { c.dialed = c.dialer.Dial(c.dialCtx, c.dial) })
+			return nil
+		})
+	})
+	both.Wait()
+}
+
+func TestPair(t *testing.T) {
+	c := newCouple(t)
+	c.run()
+	require.Empty(t, c.served.Class, c.served.Text)
+	require.Empty(t, c.dialed.Class, c.dialed.Text)
+	for _, r := range []netcheck.Result{c.served, c.dialed} {
+		require.Equal(t, c.serve.Test, r.Test)
+		require.Len(t, r.Flows, 1)
+		f := r.Flows[0]
+		require.Equal(t, "lo", f.NIC)
+		require.Greater(t, f.Mbps, 100.0)
+		require.Len(t, f.Streams, streams)
+		require.LessOrEqual(t, f.Low, f.Mid)
+		require.Greater(t, f.Segments, 0)
+		require.Contains(t, []string{"cubic", "reno", "bbr"}, f.CC)
+		require.Equal(t, 1500, f.MTU)
+	}
+	require.Greater(t, c.dialed.Flows[0].P50, 0.0)
+	require.LessOrEqual(t, c.dialed.Flows[0].P50, c.dialed.Flows[0].P999)
+}
+
+func TestPairIPv6(t *testing.T) {
+	ln, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip("no IPv6 loopback here, so tests over IPv6 are NOT done:", err)
+	}
+	ln.Close()
+	c := newCouple(t)
+	six := []netcheck.NIC{{Name: "lo", Addr: "::1", MTU: 9000}}
+	c.server.cfg.NICs, c.dialer.cfg.NICs = six, six
+	c.serve.Peer.NICs, c.dial.Peer.NICs = six, six
+	c.serve.Peer.Addr, c.dial.Peer.Addr = "localhost", "::1"
+	c.run()
+	require.Empty(t, c.dialed.Class, c.dialed.Text)
+	require.Empty(t, c.served.Class, c.served.Text)
+	require.Equal(t, 9000, c.served.Flows[0].MTU)
+}
+
+func TestANodeWithoutNICsHasOneRail(t *testing.T) {
+	c := newCouple(t)
+	c.server.cfg = Config{ID: "s", Addr: "localhost"}
+	c.dialer.cfg = Config{ID: "d", Addr: "127.0.0.1"}
+	c.serve.Peer.NICs, c.dial.Peer.NICs = nil, nil
+	c.addrs = func(a []string) []string {
+		// localhost may be ::1 first, where 127.0.0.1 cannot go.
+		if !strings.HasPrefix(a[0], "127.") {
+			c.dialer.cfg.Addr, c.dial.Peer.Addr = "::1", "::1"
+		}
+		return a
+	}
+	c.serve.Peer.Addr = "localhost"
+	c.run()
+	require.Empty(t, c.dialed.Class, c.dialed.Text)
+	require.Len(t, c.served.Flows, 1)
+	require.Zero(t, c.served.Flows[0].MTU, "the MTU is not known, so that there is no ladder")
+}

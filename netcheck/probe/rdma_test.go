@@ -1,0 +1,256 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/netcheck"
+)
+
+// fakeToolEnv makes this program an ib_write_bw that behaves as its value says.
+const fakeToolEnv = "PROBE_TEST_FAKE_TOOL"
+
+func fakeTool() {
+	mode, args := os.Getenv(fakeToolEnv), os.Args[1:]
+	port := args[slices.Index(args, "-p")+1]
+	if !slices.Contains(args, "--out_json") {
+		fakeServer(mode, port)
+		return
+	}
+	report := os.NewFile(3, "report")
+	switch mode {
+	case "garbage":
+		fmt.Fprint(report, "RDMA_Write BW Test")
+		return
+	case "flood":
+		for range 64 {
+			fmt.Fprint(report, strings.Repeat("x", 1<<16))
+			fmt.Println(strings.Repeat("y", 1<<16))
+		}
+		return
+	case "crash":
+		fmt.Fprintln(os.Stderr, "Couldn't allocate MR")
+		os.Exit(1)
+	case "hang":
+		// A grandchild that holds the pipes, too.
+		c := exec.Command("sleep", "1000")
+		c.Stdout, c.Stderr, c.ExtraFiles = os.Stdout, os.Stderr, []*os.File{report}
+		_ = c.Start()
+		_ = os.WriteFile(os.Getenv("PROBE_TEST_PID"), []byte(strconv.Itoa(c.Process.Pid)), 0o600)
+		time.Sleep(time.Hour)
+	}
+	c, err := net.Dial("tcp", net.JoinHostPort(args[len(args)-1], port))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Couldn't connect to", args[len(args)-1])
+		os.Exit(1)
+	}
+	c.Close()
+	fmt.Fprint(report, `{"test_info":{"test":"RDMA_Write BW Test"},"results":{"MsgSize":8388608,"bw_avg":361.25}}`)
+}
+
+func fakeServer(mode, port string) {
+	switch mode {
+	case "server-crash":
+		fmt.Println("IB device mlx5_0 not found")
+		os.Exit(1)
+	case "deaf":
+		time.Sleep(time.Hour)
+	}
+	ln, err := net.Listen("tcp", ":"+port)
+	if err != nil {
+		os.Exit(2)
+	}
+	if c, err := ln.Accept(); err == nil {
+		c.Close()
+	}
+}
+
+func rdmaCouple(t *testing.T, mode string) *couple {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	t.Setenv(fakeToolEnv, mode)
+	c := newCouple(t)
+	for _, p := range []*Prober{c.server, c.dialer} {
+		p.cfg.RDMATool = self
+		p.cfg.NICs[0].HCA = "mlx5_0"
+	}
+	c.serve.Quick, c.dial.Quick = false, false
+	return c
+}
+
+func rdmaFlow(r netcheck.Result) netcheck.Flow {
+	i := slices.IndexFunc(r.Flows, func(f netcheck.Flow) bool { return f.Kind == "rdma" })
+	if i < 0 {
+		return netcheck.Flow{}
+	}
+	return r.Flows[i]
+}
+
+func TestRDMA(t *testing.T) {
+	c := rdmaCouple(t, "ok")
+	c.run()
+	for _, r := range []netcheck.Result{c.served, c.dialed} {
+		require.Empty(t, r.Class, r.Text)
+		require.Empty(t, r.Text)
+		require.Equal(t, netcheck.Flow{NIC: "lo", Kind: "rdma", Mbps: 361250}, rdmaFlow(r))
+	}
+}
+
+// What the tools cannot do is said, and no fault.
+func TestRDMAThatDoesNotWork(t *testing.T) {
+	for mode, says := range map[string]string{
+		"garbage":      "its report is no JSON",
+		"flood":        "its report is longer than 65536 bytes",
+		"crash":        "Couldn't allocate MR",
+		"server-crash": "IB device mlx5_0 not found",
+	} {
+		t.Run(mode, func(t *testing.T) {
+			c := rdmaCouple(t, mode)
+			c.run()
+			for _, r := range []netcheck.Result{c.served, c.dialed} {
+				require.Empty(t, r.Class, r.Text)
+				require.Contains(t, r.Text, says)
+				require.Zero(t, rdmaFlow(r))
+				require.Greater(t, r.Flows[0].Mbps, 0.0, "TCP was measured all the same")
+			}
+		})
+	}
+}
+
+func TestRDMAToolsThatHangAreKilledWithAllTheyStarted(t *testing.T) {
+	pid := filepath.Join(t.TempDir(), "pid")
+	t.Setenv("PROBE_TEST_PID", pid)
+	c := rdmaCouple(t, "hang")
+	c.serve.Left, c.dial.Left = 3*time.Second, 3*time.Second
+	began := time.Now()
+	c.run()
+	require.Less(t, time.Since(began), 6*time.Second)
+	require.Contains(t, c.dialed.Text, "was not done in time")
+	text, err := os.ReadFile(pid)
+	require.NoError(t, err)
+	n, err := strconv.Atoi(string(text))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return gone(n) }, 2*time.Second, 10*time.Millisecond)
+}
+
+// gone says whether a process has ended; one that nobody has reaped yet counts as gone.
+func gone(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return true
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+func TestAToolThatNeverListens(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes the 2 s that a server has to listen")
+	}
+	c := rdmaCouple(t, "deaf")
+	c.run()
+	require.Empty(t, c.served.Class, c.served.Text)
+	require.Contains(t, c.served.Text, "does not listen on port")
+}
+
+func TestQuickTestsLeaveRDMAOut(t *testing.T) {
+	c := rdmaCouple(t, "ok")
+	c.serve.Quick, c.dial.Quick = true, true
+	c.run()
+	require.Empty(t, c.dialed.Class, c.dialed.Text)
+	require.Zero(t, rdmaFlow(c.dialed))
+}
+
+func TestFindRDMA(t *testing.T) {
+	h := newFakeHost(t)
+	path, why := h.FindRDMA()
+	require.Empty(t, path)
+	require.Equal(t, "no RDMA device on this node", why)
+	h.port("mlx5_0", "1", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	path, why = h.FindRDMA()
+	require.Empty(t, path)
+	require.Equal(t, "ib_write_bw (package perftest) is not installed", why)
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "ib_write_bw"), []byte("#!/bin/sh\n"), 0o700))
+	path, why = h.FindRDMA()
+	require.Equal(t, filepath.Join(bin, "ib_write_bw"), path)
+	require.Empty(t, why)
+}
+
+func TestParseReport(t *testing.T) {
+	for report, want := range map[string]float64{
+		`{"results":{"bw_avg":361.25}}`:                                   361250,
+		`{"test_info":{"a":1},"results":{"MsgSize":8,"BW_average":98.1}}`: 98100,
+		`{"results":{"bw_avg":1}} ` + "\n":                                1000,
+	} {
+		got, err := parseReport([]byte(report))
+		require.NoError(t, err, report)
+		require.InDelta(t, want, got, 1e-6)
+	}
+	for report, says := range map[string]string{
+		``:                                 "no JSON",
+		`null`:                             "no average rate",
+		`{}`:                               "no average rate",
+		`{"results":[]}`:                   "no JSON",
+		`{"results":{"bw_avg":"9"}}`:       "need a number",
+		`{"results":{"bw_avg":0}}`:         "above 0",
+		`{"results":{"bw_avg":-3}}`:        "above 0",
+		`{"results":{"bw_avg":1e9}}`:       "at most",
+		`{"results":{"bw_avg":1e999}}`:     "need a number",
+		`{"results":{"bw_avg":NaN}}`:       "no JSON",
+		`{"results":{"bw_avg":1}}{"a":1}`:  "more than one",
+		`{"results":{"bw_avg":1}} garbage`: "more than one",
+	} {
+		_, err := parseReport([]byte(report))
+		require.ErrorContains(t, err, says, report)
+	}
+}
+
+func FuzzParseReport(f *testing.F) {
+	for _, s := range []string{
+		`{"results":{"bw_avg":361.25}}`, `{"results":{"BW_average":1e400}}`, `[]`, `{"results":null}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, report []byte) {
+		rate, err := parseReport(report)
+		require.Equal(t, err == nil, rate > 0 && rate <= maxMbps)
+	})
+}
+
+func TestListeners(t *testing.T) {
+	table := `  sl  local_address rem_address   st
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1
+   1: 0100007F:1F91 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 1 1
+`
+	require.True(t, hasListener(strings.NewReader(table), 8080))
+	require.False(t, hasListener(strings.NewReader(table), 8081), "established, not listening")
+	require.False(t, hasListener(strings.NewReader(""), 1))
+}
+
+func TestToolIsKilledWhenTheTestIsCalledOff(t *testing.T) {
+	c := rdmaCouple(t, "hang")
+	t.Setenv("PROBE_TEST_PID", filepath.Join(t.TempDir(), "pid"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c.serveCtx, c.dialCtx = ctx, ctx
+	var at time.Time
+	stop := time.AfterFunc(900*time.Millisecond, func() { at = time.Now(); cancel() })
+	defer stop.Stop()
+	c.run()
+	require.Less(t, time.Since(at), time.Second)
+	require.Equal(t, netcheck.Canceled, c.dialed.Class, c.dialed.Text)
+	require.Equal(t, netcheck.Canceled, c.served.Class, c.served.Text)
+}

@@ -1,0 +1,450 @@
+package probe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dlrover-run/netcheck"
+)
+
+// session is one rail of a test at one end, from the proof on. Its steps follow each other in the same order at both
+// ends: offer, ladder, latency, data from the dialer, data from the server, RDMA, bye.
+type session struct {
+	role    role
+	rail    int
+	out     outlet
+	peer    netip.Addr
+	mtu     int // of both interfaces, 0 when it is not known
+	mbps    int // of the slower interface, 0 when it is not known
+	plan    plan
+	pings   int
+	limit   time.Time
+	rdma    rdmaEnd
+	ctl     *control
+	streams []*net.TCPConn
+	flow    netcheck.Flow
+	more    []netcheck.Flow // of RDMA
+	words   string          // what is to be told beside the figures
+	hole    *fault          // what the ladder found
+	// How much of its CPUs this process used while it sent or received, the larger.
+	busy float64
+
+	readers sync.WaitGroup
+}
+
+// offer is what an end can do beside TCP.
+type offer struct {
+	UDP  int  `json:"udp,omitempty"` // port of the ladder, 0 for none
+	RDMA bool `json:"rdma,omitempty"`
+}
+
+// run goes through the test. What was measured is in s.flow, also after a fault.
+func (s *session) run(ctx context.Context) *fault {
+	stop := context.AfterFunc(ctx, func() { s.breakOff(ctx) })
+	err := s.steps(ctx)
+	stopped := stop()
+	var f *fault
+	if err != nil {
+		f = asFault(err, "test")
+	}
+	if ctx.Err() != nil && f != nil {
+		f = ended(ctx, f)
+	}
+	if stopped {
+		s.farewell(f)
+	}
+	s.close()
+	return f
+}
+
+// ended is what a fault means once the test had to be over: called off, or too slow.
+func ended(ctx context.Context, f *fault) *fault {
+	if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		if f.class == netcheck.Reset {
+			return faultf(netcheck.Stalled, "the test was not over in time: %s", f.text)
+		}
+		return f
+	}
+	return faultf(netcheck.Canceled, "the test was called off")
+}
+
+// breakOff ends a session from outside at once.
+func (s *session) breakOff(ctx context.Context) {
+	s.ctl.bye(ended(ctx, faultf(netcheck.Stalled, "the test was not over in time")))
+	s.shut()
+}
+
+func (s *session) farewell(f *fault) {
+	s.ctl.bye(f)
+	if f != nil {
+		return
+	}
+	// Whoever closes first must not cut off what the other still reads: both say goodbye.
+	_, _, _ = s.ctl.recv(time.Second)
+}
+
+// shut closes the connections, which ends whatever waits for them.
+func (s *session) shut() {
+	_ = s.ctl.Close()
+	for _, c := range s.streams {
+		discard(c)
+	}
+}
+
+func (s *session) close() {
+	s.shut()
+	s.readers.Wait()
+}
+
+func (s *session) steps(ctx context.Context) error {
+	s.flow = netcheck.Flow{Rail: s.rail, NIC: s.out.nic.Name}
+	if !s.out.bind {
+		s.note(s.out.routeFault(s.peer))
+	}
+	l, theirs, err := s.offers(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.ladder(l, theirs.UDP); err != nil {
+		return err
+	}
+	if err := s.latency(); err != nil {
+		return err
+	}
+	if err := s.data(); err != nil {
+		return err
+	}
+	if s.rdma.usable() && theirs.RDMA {
+		return s.testRDMA(ctx)
+	}
+	return nil
+}
+
+// offers tells the other end what this one can do and learns the same of it.
+func (s *session) offers(ctx context.Context) (*ladder, offer, error) {
+	l := openLadder(ctx, s)
+	mine := offer{RDMA: s.rdma.usable(), UDP: l.port()}
+	body, _ := json.Marshal(mine)
+	var theirs offer
+	if err := s.ctl.send(kindOffer, body); err != nil {
+		l.close()
+		return nil, theirs, asFault(err, "offer")
+	}
+	body, err := s.ctl.want(kindOffer, patience, "waiting for the other end's offer")
+	if err == nil && (json.Unmarshal(body, &theirs) != nil || theirs.UDP < 0 || theirs.UDP > math.MaxUint16) {
+		err = faultf(netcheck.Reset, "the other end's offer cannot be read")
+	}
+	if err != nil {
+		l.close()
+	}
+	return l, theirs, err
+}
+
+// data measures one direction after the other over the same connections.
+func (s *session) data() error {
+	first, second := s.send, s.receive
+	if s.role == serverRole {
+		first, second = s.receive, s.send
+	}
+	err := first()
+	if err == nil {
+		err = second()
+	}
+	if f, ok := errors.AsType[*fault](err); ok && f.class == netcheck.Stalled && s.hole != nil {
+		return s.hole
+	}
+	return err
+}
+
+// latency: the dialer sends small messages and measures when they come back.
+const latencyTime = 50 * time.Millisecond
+
+func (s *session) latency() error {
+	if s.role == dialerRole {
+		return s.ping()
+	}
+	for {
+		k, body, err := s.ctl.recv(patience)
+		switch {
+		case err != nil:
+			return asFault(err, "measuring latency")
+		case k == kindBye:
+			return peerFault(body, "measuring latency")
+		case k != kindPing || len(body) > pingBody:
+			return faultf(netcheck.Reset, "measuring latency: the other end sent message %q", k)
+		case len(body) == 0: // the last one
+			return nil
+		}
+		if err := s.ctl.send(kindPing, body); err != nil {
+			return asFault(err, "measuring latency")
+		}
+	}
+}
+
+func (s *session) ping() error {
+	var micros []float64
+	body := make([]byte, pingBody)
+	for began := time.Now(); len(micros) < s.pings && time.Since(began) < latencyTime; {
+		sent := time.Now()
+		if err := s.ctl.send(kindPing, body); err != nil {
+			return asFault(err, "measuring latency")
+		}
+		if _, err := s.ctl.want(kindPing, patience, "measuring latency"); err != nil {
+			return err
+		}
+		micros = append(micros, float64(time.Since(sent).Nanoseconds())/1e3)
+	}
+	slices.Sort(micros)
+	s.flow.P50, s.flow.P99, s.flow.P999 = quantile(micros, 0.5), quantile(micros, 0.99), quantile(micros, 0.999)
+	if err := s.ctl.send(kindPing, nil); err != nil {
+		return asFault(err, "measuring latency")
+	}
+	return nil
+}
+
+// send sends on all streams from when the other end says so until it says stop. It does not depend on the other end to
+// stop: nothing that is taken for 2 s ends it, and so does the end of the test.
+func (s *session) send() error {
+	if _, err := s.ctl.want(kindGo, patience, "waiting for the other end to receive"); err != nil {
+		return err
+	}
+	var (
+		sent  atomic.Int64
+		pumps sync.WaitGroup
+		done  = make(chan struct{})
+	)
+	usage, before, began := startUsage(), infoOf(s.streams), time.Now()
+	for _, c := range s.streams {
+		pumps.Go(func() {
+			if err := pump(c, &sent); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				s.ctl.abort(asFault(err, "sending"))
+			}
+		})
+	}
+	pumps.Go(func() { s.watch(&sent, done) })
+	_, err := s.ctl.want(kindStop, s.longest(), "waiting for the other end to have enough")
+	for _, c := range s.streams {
+		_ = c.SetWriteDeadline(time.Unix(1, 0))
+	}
+	close(done)
+	pumps.Wait()
+	s.sentFlow(before, infoOf(s.streams), time.Since(began))
+	s.busy = max(s.busy, usage.share())
+	if err != nil {
+		return err
+	}
+	if err := s.ctl.send(kindSent, nil); err != nil {
+		return asFault(err, "sending")
+	}
+	return nil
+}
+
+// pump writes until the connection's deadline.
+func pump(c *net.TCPConn, sent *atomic.Int64) error {
+	for {
+		n, err := c.Write(pattern())
+		sent.Add(int64(n))
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// longest is how long a direction may take: a receiver that hears nothing for 2 s gives up.
+func (s *session) longest() time.Duration {
+	return s.plan.warm + s.plan.measure + patience + patience/2
+}
+
+// watch gives up on a receiver that takes nothing.
+func (s *session) watch(sent *atomic.Int64, done chan struct{}) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	last, moved := int64(0), time.Now()
+	for {
+		select {
+		case <-done:
+			return
+		case now := <-tick.C:
+			if n := sent.Load(); n != last {
+				last, moved = n, now
+			}
+			if now.Sub(moved) >= patience {
+				s.ctl.abort(faultf(netcheck.Stalled, "sending: nothing was taken for %v", patience))
+			}
+		}
+	}
+}
+
+// sentFlow fills in what is known of what was sent.
+func (s *session) sentFlow(before, after tcpInfo, d time.Duration) {
+	s.flow.CC = after.cc
+	segments := after.segments - before.segments
+	if segments == 0 {
+		return
+	}
+	s.flow.Segments = int(segments)
+	s.flow.Retrans = min(float64(after.retrans-before.retrans)/float64(segments), 1)
+	s.flow.RwndLim = min(float64(after.rwndLimited-before.rwndLimited)/float64(d)/streams, 1)
+}
+
+// receive asks for data, counts it, and says stop.
+func (s *session) receive() error {
+	r := &receiver{moved: make(chan struct{}, 1), ended: make(chan error, streams)}
+	for i, c := range s.streams {
+		s.readers.Go(func() { r.read(i, c) })
+	}
+	usage := startUsage()
+	if err := s.ctl.send(kindGo, nil); err != nil {
+		return asFault(err, "asking for data")
+	}
+	m, err := r.measure(s.plan, s.limit)
+	s.busy = max(s.busy, usage.share())
+	m.flow(&s.flow)
+	if err != nil {
+		return s.explain(err)
+	}
+	// What is on its way may come; more is not taken.
+	r.drain()
+	for _, c := range s.streams {
+		_ = c.SetReadDeadline(time.Now().Add(drainTime))
+	}
+	if err := s.ctl.send(kindStop, nil); err != nil {
+		return asFault(err, "saying stop")
+	}
+	_, err = s.ctl.want(kindSent, patience, "waiting for the other end to stop")
+	return err
+}
+
+// explain looks for the other end's own words when its data ended.
+func (s *session) explain(err error) error {
+	f := asFault(err, "receiving")
+	if f.class != netcheck.Reset {
+		return f
+	}
+	if k, body, err := s.ctl.recv(2 * interval); err == nil && k == kindBye {
+		return peerFault(body, "receiving")
+	}
+	return f
+}
+
+// What is taken after stop.
+const (
+	drainTime  = 500 * time.Millisecond
+	drainBytes = 16 << 20 // of each stream
+)
+
+// receiver counts what comes in.
+type receiver struct {
+	counts [streams]atomic.Int64
+	limits [streams]atomic.Int64 // of counts, once they are not 0
+	moved  chan struct{}         // holds one once something came
+	ended  chan error            // of streams
+}
+
+func (r *receiver) read(i int, c *net.TCPConn) {
+	buf := make([]byte, bufferSize)
+	for {
+		n, err := c.Read(buf)
+		total := r.counts[i].Add(int64(n))
+		if n > 0 && total == int64(n) {
+			select {
+			case r.moved <- struct{}{}:
+			default:
+			}
+		}
+		if limit := r.limits[i].Load(); err != nil || limit > 0 && total > limit {
+			r.ended <- err
+			return
+		}
+	}
+}
+
+func (r *receiver) drain() {
+	for i := range r.counts {
+		r.limits[i].Store(r.counts[i].Load() + drainBytes)
+	}
+}
+
+func (r *receiver) sample(since time.Time) sample {
+	s := sample{at: time.Since(since)}
+	for i := range r.counts {
+		s.bytes[i] = r.counts[i].Load()
+	}
+	return s
+}
+
+// measure counts for as long as p says. A pause at the end is waited out, until it is certain that nothing comes.
+func (r *receiver) measure(p plan, limit time.Time) (*meter, error) {
+	m := &meter{}
+	silent := faultf(netcheck.Stalled, "receiving: no data for %v", patience)
+	if err := r.wait(time.Until(earlier(time.Now().Add(patience), limit)), r.moved); err != nil {
+		return m, err
+	}
+	if r.sample(time.Now()).total() == 0 {
+		return m, silent
+	}
+	began := time.Now()
+	last, moved := int64(0), began
+	if err := r.wait(p.warm, nil); err != nil {
+		return m, err
+	}
+	for {
+		s := r.sample(began)
+		m.add(s)
+		if n := s.total(); n != last {
+			last, moved = n, time.Now()
+		} else if time.Since(moved) >= patience {
+			return m, silent
+		}
+		if m.done(p) && time.Since(moved) < interval/2 {
+			return m, nil
+		}
+		if time.Now().After(limit) {
+			return m, faultf(netcheck.Stalled, "receiving: the test was not over in time")
+		}
+		if err := r.wait(interval-(s.at-p.warm)%interval, nil); err != nil {
+			return m, err
+		}
+	}
+}
+
+// wait waits for d or for until. That a stream ends meanwhile is an error.
+func (r *receiver) wait(d time.Duration, until <-chan struct{}) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-until:
+	case <-timer.C:
+	case err := <-r.ended:
+		if err == nil || errors.Is(err, io.EOF) {
+			return faultf(netcheck.Reset, "receiving: the other end stopped before it was told to")
+		}
+		return err
+	}
+	return nil
+}
+
+// usage is how much of the CPUs that it can have this process uses.
+type usage struct {
+	began time.Time
+	cpu   time.Duration
+}
+
+func startUsage() usage { return usage{time.Now(), cpuTime()} }
+
+// share is 1 when every stream, or every CPU where there are fewer, was used all the time.
+func (u usage) share() float64 {
+	cores := float64(min(streams, runtime.GOMAXPROCS(0)))
+	return float64(cpuTime()-u.cpu) / (float64(time.Since(u.began)) * cores)
+}
