@@ -1,0 +1,130 @@
+package serve
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"dlrover-run/netcheck"
+)
+
+const (
+	// bodyTime is how long a request may take to arrive.
+	bodyTime = 30 * time.Second
+	// largeBody is the size, in bytes, from which at most maxLarge requests are read at a time. All others have about one
+	// kilobyte.
+	largeBody = 16 << 10
+	maxLarge  = 64
+)
+
+// Handler serves the hub: POST /v1/runs/{run}/checks/next is Next, and GET /v1/runs/{run}/checks the Picture. It does
+// not look at tokens, nor at the run's name: whoever mounts it does.
+func (h *Hub) Handler() http.Handler {
+	const base = "/v1/runs/{run}/checks"
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+base+"/next", h.serveNext)
+	mux.HandleFunc("GET "+base, h.servePicture)
+	mux.HandleFunc("GET "+base+"/{$}", h.servePicture)
+	return mux
+}
+
+func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
+	q, err := h.read(w, req)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	run := req.PathValue("run")
+	if p := h.lot.take(w, req); p != nil {
+		h.park(p, run, q)
+		return
+	}
+	a, err := h.Next(req.Context(), run, q)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, a)
+}
+
+// park answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
+func (h *Hub) park(p *parked, run string, q Request) {
+	r := h.find(run)
+	if r == nil {
+		h.lot.send(p, netcheck.Assignment{}, h.absent(notTold(run)))
+		return
+	}
+	w := &waiter{seq: q.Seq}
+	expire := time.AfterFunc(hold, func() { r.drop(q.ID, w, nil) })
+	w.answer = func(a netcheck.Assignment, err error) {
+		expire.Stop()
+		h.lot.send(p, a, err)
+	}
+	if a, err, done := r.take(q, w); done {
+		w.answer(a, err)
+	}
+}
+
+func (h *Hub) servePicture(w http.ResponseWriter, req *http.Request) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // of a body that nobody asked for
+	p, err := h.Picture(req.PathValue("run"))
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, p)
+}
+
+// read takes no more than MaxBody and bodyTime. The deadline must not be left: it would end the request while it is
+// held. Not every connection has deadlines; then the server's own limits hold.
+func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
+	if req.ContentLength < 0 || req.ContentLength > largeBody {
+		select {
+		case h.large <- struct{}{}:
+			defer func() { <-h.large }()
+		default:
+			return Request{}, fmt.Errorf("%w: %d", ErrBusy, maxLarge)
+		}
+	}
+	conn := http.NewResponseController(w)
+	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
+	data, err := readAll(http.MaxBytesReader(w, req.Body, MaxBody), req.ContentLength)
+	_ = conn.SetReadDeadline(time.Time{})
+	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+		return Request{}, fmt.Errorf("%w: the request has more than %d KiB", ErrBadRequest, MaxBody>>10)
+	}
+	if err != nil {
+		return Request{}, fmt.Errorf("%w: read the request: %w", ErrBadRequest, err)
+	}
+	return decode(data)
+}
+
+// readAll reads to the end. size is how much there probably is, -1 for unknown.
+func readAll(r io.Reader, size int64) ([]byte, error) {
+	var b bytes.Buffer
+	if size > 0 && size <= MaxBody {
+		b.Grow(int(size) + bytes.MinRead) // so that it does not grow again
+	}
+	_, err := b.ReadFrom(r)
+	return b.Bytes(), err
+}
+
+type errorBody struct {
+	Code  string `json:"code"`
+	Error string `json:"error"`
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	status, code := statusOf(err)
+	writeJSON(w, status, errorBody{Code: code, Error: err.Error()})
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the peer may be gone; it asks again
+}

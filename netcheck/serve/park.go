@@ -1,0 +1,278 @@
+package serve
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"dlrover-run/netcheck"
+)
+
+// lot keeps the connections of requests that are held. While net/http holds a request it costs 25 kB and two
+// goroutines, more than all else that a node needs here; so the connection is taken out of its server, answered when
+// there is an answer, and given back to the server when the next request comes in on it.
+//
+// A connection is, in turn, in the hands of its server, parked (a waiter of its node has it), in queue, and idle.
+type lot struct {
+	wg sync.WaitGroup
+
+	mu      sync.Mutex // the last that is taken
+	homes   map[*http.Server]*home
+	idle    map[*parked]struct{} // that wait for the next request
+	queue   []outgoing
+	writing bool // somebody empties the queue
+	closed  bool
+}
+
+// parked is a connection that was taken out of a server.
+type parked struct {
+	net.Conn
+	home *home
+	last bool // it is closed after the answer
+}
+
+// outgoing is an answer that is to be written.
+type outgoing struct {
+	to  *parked
+	a   netcheck.Assignment
+	err error
+}
+
+const (
+	// writeTime is how long a peer may take to accept an answer. Nearly always there is room for it at once.
+	writeTime = 5 * time.Second
+	// idleTime is how long a connection waits for the next request.
+	idleTime = time.Minute
+	// largeAnswer is the size from which an answer may not fit into the socket's buffer, and keeps no others waiting.
+	largeAnswer = 8 << 10
+)
+
+// take takes the connection of a request out of its server; nil: it cannot be.
+func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
+	srv, _ := req.Context().Value(http.ServerContextKey).(*http.Server)
+	if srv == nil || !req.ProtoAtLeast(1, 1) || req.ProtoMajor != 1 {
+		return nil
+	}
+	h := l.homeOf(srv)
+	if h == nil {
+		return nil
+	}
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil
+	}
+	if r, ok := conn.(*returned); ok {
+		conn = r.Conn // its byte has been read
+	}
+	return &parked{Conn: conn, home: h, last: req.Close || rw.Reader.Buffered() > 0}
+}
+
+// send answers on a parked connection. It does not block. Who was parked while the lot was closed gets no answer.
+func (l *lot) send(to *parked, a netcheck.Assignment, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		_ = to.Close()
+		return
+	}
+	l.queue = append(l.queue, outgoing{to, a, err})
+	if !l.writing {
+		l.writing = true
+		l.wg.Go(l.write)
+	}
+}
+
+// write empties the queue.
+func (l *lot) write() {
+	for {
+		l.mu.Lock()
+		batch := l.queue
+		l.queue = nil
+		l.writing = len(batch) > 0
+		l.mu.Unlock()
+		if len(batch) == 0 {
+			return
+		}
+		for _, o := range batch {
+			if text := o.text(); len(text) < largeAnswer {
+				l.finish(o.to, text)
+			} else {
+				l.wg.Go(func() { l.finish(o.to, text) })
+			}
+		}
+	}
+}
+
+// text is the answer as it goes over the wire.
+func (o *outgoing) text() []byte {
+	status, body := http.StatusOK, any(o.a)
+	if o.err != nil {
+		code := ""
+		status, code = statusOf(o.err)
+		body = errorBody{Code: code, Error: o.err.Error()}
+	}
+	data, err := json.Marshal(body)
+	if err != nil {
+		status, data = http.StatusInternalServerError, []byte(`{"code":"internal","error":"the answer is no JSON"}`)
+	}
+	o.to.last = o.to.last || errors.Is(o.err, ErrClosed)
+	ends := ""
+	if o.to.last {
+		ends = "Connection: close\r\n"
+	}
+	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n",
+		status, http.StatusText(status), len(data), ends)
+	return append([]byte(head), data...)
+}
+
+// finish writes an answer, and waits for the next request beside.
+func (l *lot) finish(p *parked, text []byte) {
+	_ = p.SetWriteDeadline(time.Now().Add(writeTime))
+	_, err := p.Write(text)
+	_ = p.SetWriteDeadline(time.Time{})
+	if err != nil || p.last || !l.rest(p) {
+		_ = p.Close()
+	}
+}
+
+// rest lets a connection wait for its next request; false: there is nobody to give it back to.
+func (l *lot) rest(p *parked) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || p.home.over {
+		return false
+	}
+	l.idle[p] = struct{}{}
+	l.wg.Go(func() { l.await(p) })
+	return true
+}
+
+// await gives a connection back to its server when a request begins. It needs little of its stack.
+func (l *lot) await(p *parked) {
+	var first [1]byte
+	_ = p.SetReadDeadline(time.Now().Add(idleTime))
+	n, err := p.Read(first[:])
+	l.mu.Lock()
+	delete(l.idle, p)
+	l.mu.Unlock()
+	if err == nil {
+		err = p.SetReadDeadline(time.Time{})
+	}
+	if n == 0 || err != nil || !p.home.give(&returned{Conn: p.Conn, first: first[:]}) {
+		_ = p.Close()
+	}
+}
+
+// returned is a connection whose first byte has been read.
+type returned struct {
+	net.Conn
+	first []byte
+}
+
+// Read returns the first byte first.
+func (r *returned) Read(b []byte) (int, error) {
+	if len(r.first) > 0 && len(b) > 0 {
+		n := copy(b, r.first)
+		r.first = r.first[n:]
+		return n, nil
+	}
+	return r.Conn.Read(b)
+}
+
+// Prove tells the connection below, which may count those of strangers.
+func (r *returned) Prove(ok bool) {
+	if p, is := r.Conn.(interface{ Prove(bool) }); is {
+		p.Prove(ok)
+	}
+}
+
+// home is a net.Listener through which a server gets its connections back.
+type home struct {
+	lot   *lot
+	conns chan net.Conn
+	done  chan struct{}
+	over  bool // done is closed; of the lot's lock
+}
+
+// homeOf is that of a server, a new one if need be, and nil when the lot is closed.
+func (l *lot) homeOf(srv *http.Server) *home {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	h := l.homes[srv]
+	if h == nil {
+		h = &home{lot: l, conns: make(chan net.Conn), done: make(chan struct{})}
+		l.homes[srv] = h
+		l.wg.Go(func() {
+			_ = srv.Serve(h) // until either is closed
+			_ = h.Close()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(l.homes, srv)
+		})
+	}
+	return h
+}
+
+// give hands a connection to the server.
+func (h *home) give(c net.Conn) bool {
+	select {
+	case h.conns <- c:
+		return true
+	case <-h.done:
+		return false
+	}
+}
+
+// Accept implements net.Listener.
+func (h *home) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener. Connections that wait for a request end, too; those of held requests are answered
+// first.
+func (h *home) Close() error {
+	h.lot.mu.Lock()
+	defer h.lot.mu.Unlock()
+	h.closeLocked()
+	return nil
+}
+
+func (h *home) closeLocked() {
+	if h.over {
+		return
+	}
+	h.over = true
+	close(h.done)
+	for p := range h.lot.idle {
+		if p.home == h {
+			_ = p.Close()
+		}
+	}
+}
+
+// Addr implements net.Listener.
+func (h *home) Addr() net.Addr { return &net.UnixAddr{Name: "parked connections", Net: "unix"} }
+
+// close ends all connections but those that still have an answer to come, and waits for these. All held requests have
+// been answered.
+func (l *lot) close() {
+	l.mu.Lock()
+	l.closed = true
+	for _, h := range l.homes {
+		h.closeLocked()
+	}
+	l.mu.Unlock()
+	l.wg.Wait()
+}

@@ -1,0 +1,500 @@
+package serve
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dlrover-run/netcheck"
+)
+
+// run is a Check with a clock, and with those who wait for it. Its lock is held for one step at a time, and nothing of
+// Config but Topology is called under it: the rendezvous calls gone with its own lock held.
+type run struct {
+	hub *Hub
+	id  string
+
+	mu      sync.Mutex
+	spec    netcheck.Spec
+	check   check // nil before the first Expect
+	nodes   map[string]*member
+	active  bool // a check has begun and not ended
+	keys    map[string]*key
+	seq     uint64 // of the newest assignment; larger than any of an earlier service
+	timer   *time.Timer
+	due     time.Time
+	began   time.Time // the newest check
+	used    time.Time // when something happened last
+	outbox  []message
+	telling bool
+	closed  error // why nothing is done any more, or nil
+}
+
+// member is a node that has been told to be checked.
+type member struct {
+	visit    string   // "" before it has arrived
+	hosts    []string // where it may listen
+	newest   netcheck.Assignment
+	since    time.Time // when that was made
+	readied  bool      // it has said Ready to it
+	reported bool      // it has reported on it
+	waiter   *waiter
+}
+
+// waiter is a request that is held. Its answer is given once, with the run locked, and must not block.
+type waiter struct {
+	seq    uint64
+	answer func(netcheck.Assignment, error)
+}
+
+// key is the secret of one test, for as long as the newest assignment of some node is of that test.
+type key struct {
+	secret []byte
+	uses   int
+}
+
+// message is something for Config.Bar or Config.Note.
+type message struct {
+	bar, reason string
+	note        netcheck.Note
+}
+
+func (r *run) expect(subjects, witnesses []string) error {
+	spec, err := r.hub.cfg.Spec(r.id)
+	if err != nil {
+		return err
+	}
+	names := r.names(subjects, witnesses)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil {
+		return r.closed
+	}
+	now := time.Now()
+	if r.check == nil || !r.active && spec != r.spec {
+		r.startLocked(spec)
+	}
+	for _, id := range slices.Concat(subjects, witnesses) {
+		if r.nodes[id] == nil {
+			r.nodes[id] = &member{}
+		}
+	}
+	r.beginLocked(now)
+	r.stepLocked(now, netcheck.Expect{IDs: subjects, Witnesses: witnesses, Names: names})
+	return nil
+}
+
+// names are those that the rendezvous has for IDs.
+func (r *run) names(ids ...[]string) map[string]string {
+	if r.hub.cfg.Names == nil {
+		return nil
+	}
+	return r.hub.cfg.Names(r.id, slices.Concat(ids...))
+}
+
+// startLocked makes a Check of what are now the rules. Nobody takes part in the old one.
+func (r *run) startLocked(spec netcheck.Spec) {
+	var seed [8]byte
+	_, _ = rand.Read(seed[:]) // never fails
+	n := uint64(0)
+	for _, b := range seed {
+		n = n<<8 | uint64(b)
+	}
+	for id := range r.nodes {
+		r.dropLocked(id)
+	}
+	r.spec = spec
+	r.check = r.hub.cfg.check(netcheck.Config{Spec: spec, Seed: n, Topology: r.hub.cfg.Topology})
+}
+
+// beginLocked: what is stepped in next begins a check, if there is none.
+func (r *run) beginLocked(now time.Time) {
+	if !r.active {
+		r.active, r.began = true, now
+	}
+}
+
+func (r *run) gone(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed == nil {
+		r.goneLocked(id)
+	}
+}
+
+func (r *run) goneLocked(id string) {
+	if r.nodes[id] != nil {
+		r.dropLocked(id)
+		r.stepLocked(time.Now(), netcheck.Gone{ID: id})
+	}
+}
+
+// leaveLocked ends a visit. The launcher may begin another one until the rendezvous says that it is not to be checked
+// any more: two orders to check may follow each other closely, as after a daemon's restart.
+func (r *run) leaveLocked(m *member, id string) {
+	r.releaseLocked(m)
+	m.tell(rest(0), nil)
+	*m = member{}
+	r.stepLocked(time.Now(), netcheck.Gone{ID: id})
+}
+
+// dropLocked forgets a member: its launcher may not take part any more.
+func (r *run) dropLocked(id string) {
+	m := r.nodes[id]
+	r.releaseLocked(m)
+	m.tell(netcheck.Assignment{}, notTold(r.id))
+	delete(r.nodes, id)
+}
+
+// next steps in what a request says, and waits for an assignment that the node does not know.
+func (r *run) next(ctx context.Context, req Request) (netcheck.Assignment, error) {
+	type reply struct {
+		netcheck.Assignment
+		err error
+	}
+	news := make(chan reply, 1)
+	w := &waiter{seq: req.Seq, answer: func(a netcheck.Assignment, err error) { news <- reply{a, err} }}
+	if a, err, done := r.take(req, w); done {
+		return a, err
+	}
+	expired := time.NewTimer(hold)
+	defer expired.Stop()
+	select {
+	case got := <-news:
+		return got.Assignment, got.err
+	case <-expired.C:
+		r.drop(req.ID, w, nil)
+	case <-ctx.Done():
+		r.drop(req.ID, w, context.Cause(ctx))
+	}
+	got := <-news // of drop, or of who came first
+	return got.Assignment, got.err
+}
+
+// rest is the answer without news for who has the assignment of a number.
+func rest(seq uint64) netcheck.Assignment { return netcheck.Assignment{Seq: seq, Duty: netcheck.Rest} }
+
+// drop answers a request that is still held: there is no news.
+func (r *run) drop(id string, w *waiter, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m := r.nodes[id]; m != nil && m.waiter == w {
+		m.tell(rest(w.seq), err)
+	}
+}
+
+// take steps in what a request says. It returns the answer, or leaves w to be answered later.
+func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, done bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil {
+		return netcheck.Assignment{}, r.closed, true
+	}
+	now := time.Now()
+	m := r.nodes[req.ID]
+	if m != nil && m.visit == req.Visit && req.Leave {
+		r.leaveLocked(m, req.ID)
+		return rest(req.Seq), nil, true
+	}
+	if m != nil && req.Arrive != nil && m.visit != req.Visit {
+		w.seq = 0
+		r.arriveLocked(now, m, req)
+	}
+	switch {
+	case m == nil:
+		return netcheck.Assignment{}, notTold(r.id), true
+	case m.visit != req.Visit:
+		if m.visit == "" { // it will arrive after its local checks
+			r.stepLocked(now, netcheck.Busy{ID: req.ID})
+		}
+		return netcheck.Assignment{Duty: Introduce}, nil, true
+	}
+	if err := r.heardLocked(now, m, req); err != nil {
+		return netcheck.Assignment{}, err, true
+	}
+	switch {
+	case r.nodes[req.ID] != m: // what it said ended its part
+		return netcheck.Assignment{}, notTold(r.id), true
+	case m.newest.Duty != "" && m.newest.Seq != w.seq:
+		return m.present(now), nil, true
+	case req.NoWait:
+		return rest(w.seq), nil, true
+	}
+	m.tell(rest(w.seq), nil) // of this node only the newest request is held
+	m.waiter = w
+	return netcheck.Assignment{}, nil, false
+}
+
+func (r *run) arriveLocked(now time.Time, m *member, req Request) {
+	n := *req.Arrive
+	n.ID = req.ID
+	r.releaseLocked(m)
+	m.tell(rest(0), nil)
+	m.visit, m.newest, m.readied, m.reported = req.Visit, netcheck.Assignment{}, false, false
+	m.hosts = hosts(n)
+	r.beginLocked(now)
+	r.stepLocked(now, netcheck.Arrive{Node: n})
+}
+
+// hosts is where a node may ask others to connect to.
+func hosts(n netcheck.Node) []string {
+	hs := make([]string, 0, 1+len(n.NICs))
+	if n.Addr != "" {
+		hs = append(hs, n.Addr)
+	}
+	for _, nic := range n.NICs {
+		if !slices.Contains(hs, nic.Addr) {
+			hs = append(hs, nic.Addr)
+		}
+	}
+	return hs
+}
+
+// heardLocked steps in a Ready or Report of the newest assignment, once. One of another test is late, and void.
+func (r *run) heardLocked(now time.Time, m *member, req Request) error {
+	a := &m.newest
+	serves := a.Duty == netcheck.Serve || a.Duty == netcheck.Join
+	switch {
+	case req.Ready != nil && req.Ready.Test == a.Test && serves && !m.readied:
+		for _, addr := range req.Ready.Addrs {
+			if host, _, _ := net.SplitHostPort(addr); !slices.Contains(m.hosts, host) {
+				return fmt.Errorf("%w: ready.addrs: %q is none of the node's addresses %q", ErrBadRequest, addr, m.hosts)
+			}
+		}
+		m.readied = true
+		r.stepLocked(now, netcheck.Ready{ID: req.ID, Test: req.Ready.Test, Addrs: req.Ready.Addrs})
+	case req.Report != nil && req.Report.Test == a.Test && !m.reported:
+		m.reported = true
+		r.stepLocked(now, netcheck.Report{ID: req.ID, Result: *req.Report})
+	}
+	return nil
+}
+
+// tell answers the held request, if there is one.
+func (m *member) tell(a netcheck.Assignment, err error) {
+	if w := m.waiter; w != nil {
+		m.waiter = nil
+		w.answer(a, err)
+	}
+}
+
+// present is the newest assignment as it is to be told now. Who comes too late for a test is not told of it.
+func (m *member) present(now time.Time) netcheck.Assignment {
+	a := m.newest
+	if a.Peer.ID != "" {
+		a.Peer.ID = netcheck.Alias(a.Peer.ID)
+	}
+	if a.Left > 0 {
+		if a.Left -= now.Sub(m.since); a.Left <= 0 {
+			return rest(a.Seq)
+		}
+	}
+	return a
+}
+
+func (r *run) stepLocked(now time.Time, ev netcheck.Event) {
+	r.used = now
+	for _, a := range r.check.Step(now, ev) {
+		r.performLocked(now, a)
+	}
+	r.armLocked(now)
+	r.flushLocked()
+}
+
+// flushLocked begins to tell what is in the outbox.
+func (r *run) flushLocked() {
+	if len(r.outbox) > 0 && !r.telling {
+		r.telling = true
+		r.hub.wg.Go(r.tellOutside)
+	}
+}
+
+func (r *run) performLocked(now time.Time, a netcheck.Action) {
+	switch {
+	case a.Assign != nil:
+		r.assignLocked(now, a.To, *a.Assign)
+	case a.Silent != "":
+		r.silentLocked(a.Silent, a.Verdict)
+	case a.Note != nil:
+		r.outbox = append(r.outbox, message{note: r.aliased(*a.Note)})
+		if a.Note.Event == "check-ended" {
+			r.active = false
+			r.hub.stats.ended(now.Sub(r.began))
+		}
+	}
+}
+
+// aliased is a note that names a node by its ID, because it never came, without that.
+func (r *run) aliased(n netcheck.Note) netcheck.Note {
+	if r.nodes[n.Node] != nil {
+		n.Text = strings.ReplaceAll(n.Text, n.Node, "the node "+netcheck.Alias(n.Node))
+		n.Node = ""
+	}
+	return n
+}
+
+func (r *run) assignLocked(now time.Time, to string, a netcheck.Assignment) {
+	m := r.nodes[to]
+	if m == nil {
+		return // it has left in the same step
+	}
+	r.releaseLocked(m)
+	r.seq++
+	a.Seq = r.seq
+	if a.Test != "" {
+		a.Key = r.keyLocked(a.Test)
+	}
+	m.newest, m.since, m.readied, m.reported = a, now, false, false
+	if a.Duty == netcheck.Decided {
+		r.decidedLocked(to, m)
+	}
+	m.tell(m.present(now), nil)
+}
+
+// decidedLocked counts a verdict. A node that is to be left out says so to the rendezvous itself, with which its part
+// here is over; one that does not, because it is stopped or dead, would be waited for until it is found lost.
+func (r *run) decidedLocked(id string, m *member) {
+	v, seq := m.newest.Verdict, m.newest.Seq
+	r.hub.stats.decided(v)
+	if v != nil && v.Excluded {
+		time.AfterFunc(obeyTime, func() { r.enforce(id, m, seq) })
+	}
+}
+
+func (r *run) enforce(id string, m *member, seq uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil || r.nodes[id] != m || m.newest.Seq != seq {
+		return
+	}
+	r.barLocked(id, m.newest.Verdict.Reason)
+	r.flushLocked()
+}
+
+// silentLocked bars a node that the Check does not wait for any longer.
+func (r *run) silentLocked(id string, v *netcheck.Verdict) {
+	r.hub.stats.decided(v)
+	if r.nodes[id] == nil || v == nil || !v.Excluded { // its launcher, or the gate's time, answers for it
+		return
+	}
+	r.barLocked(id, v.Reason)
+}
+
+func (r *run) barLocked(id, reason string) {
+	r.dropLocked(id)
+	r.outbox = append(r.outbox, message{bar: id, reason: reason})
+}
+
+// keyLocked is the secret of a test, for one more node.
+func (r *run) keyLocked(test string) []byte {
+	k := r.keys[test]
+	if k == nil {
+		k = &key{secret: make([]byte, 32)}
+		_, _ = rand.Read(k.secret) // never fails
+		r.keys[test] = k
+	}
+	k.uses++
+	return k.secret
+}
+
+// releaseLocked lets the key of a member's newest assignment go.
+func (r *run) releaseLocked(m *member) {
+	if k := r.keys[m.newest.Test]; k != nil && m.newest.Key != nil {
+		if k.uses--; k.uses == 0 {
+			delete(r.keys, m.newest.Test)
+		}
+	}
+	m.newest.Key = nil
+}
+
+// armLocked sets the one timer of the run to when the Check next wants to be asked.
+func (r *run) armLocked(now time.Time) {
+	next := r.check.Next()
+	if next.Equal(r.due) {
+		return
+	}
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.due = next
+	if !next.IsZero() {
+		r.timer = time.AfterFunc(max(next.Sub(now), 0), r.tick)
+	}
+}
+
+func (r *run) tick() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil {
+		return
+	}
+	r.due = time.Time{} // the timer is spent
+	r.stepLocked(time.Now(), netcheck.Tick{})
+}
+
+// tellOutside empties the outbox.
+func (r *run) tellOutside() {
+	for {
+		r.mu.Lock()
+		batch := r.outbox
+		r.outbox = nil
+		r.telling = len(batch) > 0 && r.closed == nil
+		more := r.telling
+		r.mu.Unlock()
+		if !more {
+			return
+		}
+		for _, m := range batch {
+			if m.bar != "" {
+				r.hub.cfg.Bar(r.id, m.bar, m.reason)
+			} else {
+				r.hub.cfg.Note(r.id, m.note)
+			}
+		}
+	}
+}
+
+func (r *run) picture() (netcheck.Picture, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil {
+		return netcheck.Picture{}, r.closed
+	}
+	if r.check == nil {
+		return netcheck.Picture{}, unknownRun(r.id)
+	}
+	p := r.check.Picture()
+	p.Nodes = slices.Clone(p.Nodes)
+	for i := range p.Nodes {
+		p.Nodes[i].Node.ID = netcheck.Alias(p.Nodes[i].Node.ID)
+	}
+	return p, nil
+}
+
+// idleSince is for how long nothing has happened; 0 while somebody is being checked.
+func (r *run) idleSince(now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.active {
+		return 0
+	}
+	return now.Sub(r.used)
+}
+
+// close ends every held request with err.
+func (r *run) close(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = err
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	for _, m := range r.nodes {
+		m.tell(netcheck.Assignment{}, err)
+	}
+}

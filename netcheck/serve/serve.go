@@ -1,0 +1,231 @@
+// Package serve is the meeting point of the nodes that check each other: the shell around one netcheck.Check for each
+// run. It gives the Checks their time, holds the nodes' requests until there is an assignment, and hands both ends of a
+// test their key.
+//
+// A node takes part through a Transport: a Hub in its own process, or one elsewhere over HTTP. It says what it has to
+// say (Request) and hears its newest assignment, at once if it does not know that one yet. An answer that gets lost is
+// repeated, and so may every request be.
+//
+// Only a launcher that the rendezvous has told to be checked (Expect) may take part. What proves that a request is its
+// own is the launcher's ID. Nobody else is told it: the other end of a test, and who looks at a Picture, hear of its
+// netcheck.Alias.
+//
+// Goroutines: one for each run with something to tell (Config.Bar, Config.Note) until it is told; one for each HTTP
+// server that has held a request, one for each of its connections that such a request came from and that is idle, and
+// one that answers. Close ends them.
+package serve
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"dlrover-run/netcheck"
+)
+
+// Transport carries a node's requests to the service of a run's checks. It returns the newest assignment of the node as
+// soon as it has another number than the request; after some time, or at once with NoWait, one with the duty Rest and
+// the request's own number. A Hub is a Transport.
+type Transport interface {
+	Next(ctx context.Context, run string, req Request) (netcheck.Assignment, error)
+}
+
+// MaxRuns bounds the runs that one Hub keeps.
+const MaxRuns = 4096
+
+const (
+	// hold is how long a request waits for an assignment. A client has to be more patient.
+	hold = 20 * time.Second
+	// obeyTime is how long a node that is to be left out may take to tell the rendezvous so itself.
+	obeyTime = 3 * time.Second
+	// retention is how long the Picture of a run is kept that Config.Keep does not know.
+	retention = 10 * time.Minute
+)
+
+// Config is what a Hub is told by who serves the rendezvous. Bar and Note are called without a lock, one at a time for
+// each run and in order.
+type Config struct {
+	// Spec is what the nodes of a run have agreed on. It is asked when a check begins.
+	Spec func(run string) (netcheck.Spec, error)
+	// Names are what the nodes of a run are called, by their launchers' IDs, as far as they are known; nil knows none. It
+	// is asked when nodes are expected: one that never comes does not say its name itself.
+	Names func(run string, ids []string) map[string]string
+	// Topology names the leaf switch of a node, "" for unknown; nil knows none. It must be safe for concurrent use.
+	Topology func(netcheck.Node) string
+	// Bar bars a node that did not take part, or does not obey a verdict that leaves it out.
+	Bar func(run, id, reason string)
+	// Note takes a line for the run's timeline.
+	Note func(run string, n netcheck.Note)
+	// Keep says whether the rendezvous knows the run; nil knows none. It is asked now and then.
+	Keep func(run string) bool
+	Log  *slog.Logger
+
+	check func(netcheck.Config) check // netcheck.New, in all but tests
+}
+
+// check is a netcheck.Check.
+type check interface {
+	Step(now time.Time, ev netcheck.Event) []netcheck.Action
+	Next() time.Time
+	Picture() netcheck.Picture
+}
+
+// Hub keeps the checks of all runs of one rendezvous. It has no memory on disk: to a new one the nodes introduce
+// themselves again, and are checked anew.
+type Hub struct {
+	cfg   Config
+	stats stats
+	large chan struct{} // a place for everybody who sends a large request
+	lot   *lot
+	wg    sync.WaitGroup
+
+	mu     sync.Mutex // before run.mu, never after
+	runs   map[string]*run
+	pruned time.Time // when runs were last looked for that nobody needs
+	closed bool
+}
+
+// New returns a Hub without runs.
+func New(cfg Config) *Hub {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.check == nil {
+		cfg.check = func(c netcheck.Config) check { return netcheck.New(c) }
+	}
+	return &Hub{
+		cfg: cfg, large: make(chan struct{}, maxLarge), runs: map[string]*run{},
+		lot: &lot{homes: map[*http.Server]*home{}, idle: map[*parked]struct{}{}},
+	}
+}
+
+// Close ends every held request and every timer. It waits for calls of Bar and Note that are under way.
+func (h *Hub) Close() {
+	h.mu.Lock()
+	h.closed = true
+	for _, r := range h.runs {
+		r.close(ErrClosed)
+	}
+	h.mu.Unlock()
+	h.wg.Wait()
+	h.lot.close()
+}
+
+// Expect says that the rendezvous has told nodes, by their launchers' IDs, to be checked. Witnesses have passed before
+// and only help. It fails when the run's Spec cannot be had, or there are too many runs: then these nodes cannot take
+// part.
+func (h *Hub) Expect(id string, subjects, witnesses []string) error {
+	r, err := h.open(id)
+	if err == nil {
+		err = r.expect(subjects, witnesses)
+	}
+	if err != nil {
+		h.cfg.Log.Error("the nodes cannot be checked", "run_id", id, "nodes", len(subjects), "err", err)
+	}
+	return err
+}
+
+// Gone says that the launcher has left the run, or was told something else than to be checked. It does not block, and
+// calls neither Bar nor Note itself.
+func (h *Hub) Gone(run, id string) {
+	if r := h.find(run); r != nil {
+		r.gone(id)
+	}
+}
+
+// Forget drops all that is known of a run.
+func (h *Hub) Forget(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.runs[id]; r != nil {
+		r.close(unknownRun(id))
+		delete(h.runs, id)
+	}
+}
+
+// Next implements Transport.
+func (h *Hub) Next(ctx context.Context, run string, req Request) (netcheck.Assignment, error) {
+	if err := req.check(); err != nil {
+		return netcheck.Assignment{}, err
+	}
+	r := h.find(run)
+	if r == nil {
+		return netcheck.Assignment{}, h.absent(notTold(run))
+	}
+	return r.next(ctx, req)
+}
+
+// Picture is what is known of the checks of a run, with aliases for the launchers' IDs.
+func (h *Hub) Picture(run string) (netcheck.Picture, error) {
+	r := h.find(run)
+	if r == nil {
+		return netcheck.Picture{}, h.absent(unknownRun(run))
+	}
+	return r.picture()
+}
+
+func unknownRun(id string) error { return fmt.Errorf("%w in run %q", ErrUnknownRun, id) }
+
+func notTold(run string) error {
+	return fmt.Errorf("%w in run %q: the rendezvous has not told it to (yet), or it has left", ErrNotTold, run)
+}
+
+// absent is why a run was not found.
+func (h *Hub) absent(err error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ErrClosed
+	}
+	return err
+}
+
+// find returns nil for a run without checks.
+func (h *Hub) find(id string) *run {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.runs[id]
+}
+
+// open returns a run, a new one if need be.
+func (h *Hub) open(id string) (*run, error) {
+	h.prune(time.Now())
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch r := h.runs[id]; {
+	case h.closed:
+		return nil, ErrClosed
+	case r != nil:
+		return r, nil
+	case len(h.runs) >= MaxRuns:
+		return nil, fmt.Errorf("%w: %d runs", ErrLimit, MaxRuns)
+	}
+	r := &run{hub: h, id: id, nodes: map[string]*member{}, keys: map[string]*key{},
+		seq: uint64(time.Now().UnixNano())}
+	h.runs[id] = r
+	return r, nil
+}
+
+// prune drops, at most once a minute, the runs that the rendezvous does not know and in which nothing has happened for
+// some time.
+func (h *Hub) prune(now time.Time) {
+	h.mu.Lock()
+	var idle []string
+	if now.Sub(h.pruned) > time.Minute {
+		h.pruned = now
+		for id, r := range h.runs {
+			if r.idleSince(now) > retention {
+				idle = append(idle, id)
+			}
+		}
+	}
+	h.mu.Unlock()
+	for _, id := range idle { // Keep is asked without a lock
+		if h.cfg.Keep == nil || !h.cfg.Keep(id) {
+			h.Forget(id)
+		}
+	}
+}

@@ -1,0 +1,342 @@
+package serve
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"dlrover-run/netcheck"
+)
+
+// Request is what a node says and asks. It may say one thing at a time: that it begins (Arrive), that it listens
+// (Ready), how a test ended (Report), or that it takes no part any more (Leave).
+type Request struct {
+	// ID is that of the launcher, which only it and the service know.
+	ID string `json:"id"`
+	// Visit is a random text that the node makes for every check that it takes part in, of 1 to MaxVisit bytes. An
+	// Arrive that is repeated with the same one is not a second one, and what an earlier visit has left does not count.
+	Visit string `json:"visit"`
+	// Seq is the number of the newest assignment that the node has, 0 for none.
+	Seq    uint64           `json:"seq,omitempty"`
+	Arrive *netcheck.Node   `json:"arrive,omitempty"`
+	Ready  *Ready           `json:"ready,omitempty"`
+	Report *netcheck.Result `json:"report,omitempty"`
+	Leave  bool             `json:"leave,omitempty"`
+	// NoWait: answer at once.
+	NoWait bool `json:"no_wait,omitempty"`
+}
+
+// Ready says that the serving end of a test listens at Addrs, host:port by rail.
+type Ready struct {
+	Test  string   `json:"test"`
+	Addrs []string `json:"addrs"`
+}
+
+// Introduce is the duty, without a number, of a node whose visit the service does not know: to Arrive. It may be a new
+// service. What the node was doing is void.
+const Introduce netcheck.Duty = "introduce"
+
+// Bounds of a Request. Texts are in bytes.
+const (
+	MaxBody     = 256 << 10
+	MaxVisit    = 64
+	MaxRails    = 16
+	MaxText     = 512 // of Result.Text, and of the texts of a node
+	MaxLine     = 1024
+	maxName     = 512 // of an ID, a name, an address: rendezvous.MaxName
+	maxWord     = 128 // of everything short
+	maxStreams  = 64
+	maxFlows    = 4 * MaxRails
+	maxDevices  = 4096
+	maxMbps     = 100_000_000
+	maxPartners = 1 << 20
+)
+
+// Errors of a Hub.
+var (
+	// ErrBadRequest: the request cannot be understood. Trying again is useless.
+	ErrBadRequest = errors.New("the check cannot be spoken to")
+	// ErrNotTold: the rendezvous has not told this launcher to be checked, or not yet.
+	ErrNotTold = errors.New("no check is asked of this launcher")
+	// ErrUnknownRun: nothing has been checked in the run.
+	ErrUnknownRun = errors.New("no check has been made")
+	// ErrLimit and ErrBusy: the service has too much to do; the latter passes.
+	ErrLimit = errors.New("the service keeps too many checks")
+	ErrBusy  = errors.New("the service reads too many large requests at once")
+	// ErrClosed: the service is shutting down.
+	ErrClosed = errors.New("the service of checks is shutting down")
+)
+
+// wireErrors maps errors to a status and a stable code. Those that the rendezvous has, too, have its codes.
+var wireErrors = []struct {
+	err    error
+	status int
+	code   string
+}{
+	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
+	{ErrNotTold, http.StatusNotFound, "unknown_node"},
+	{ErrUnknownRun, http.StatusNotFound, "unknown_run"},
+	{ErrLimit, http.StatusTooManyRequests, "limit"},
+	{ErrBusy, http.StatusServiceUnavailable, "busy"},
+	{ErrClosed, http.StatusServiceUnavailable, "closed"},
+}
+
+func statusOf(err error) (int, string) {
+	for _, w := range wireErrors {
+		if errors.Is(err, w.err) {
+			return w.status, w.code
+		}
+	}
+	return http.StatusInternalServerError, "internal"
+}
+
+// decode reads exactly one Request without unknown fields, and checks it.
+func decode(data []byte) (req Request, err error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err = d.Decode(&req); err != nil {
+		return req, fmt.Errorf("%w: %w", ErrBadRequest, err)
+	}
+	if _, err = d.Token(); err != io.EOF {
+		return req, fmt.Errorf("%w: more than one JSON value", ErrBadRequest)
+	}
+	return req, req.check()
+}
+
+// check reports the first rule that the request breaks.
+func (q *Request) check() error {
+	b := bounds{}
+	b.text("id", q.ID, 1, maxName)
+	b.text("visit", q.Visit, 1, MaxVisit)
+	said := 0
+	for _, s := range []bool{q.Arrive != nil, q.Ready != nil, q.Report != nil, q.Leave} {
+		if s {
+			said++
+		}
+	}
+	b.number("things that a request says", float64(said), 0, 1)
+	if q.Arrive != nil {
+		b.node(q.Arrive)
+		b.that(q.Arrive.ID == "" || q.Arrive.ID == q.ID, "arrive.id: differs from that of the request")
+	}
+	if q.Ready != nil {
+		b.ready(q.Ready)
+	}
+	if q.Report != nil {
+		b.result(q.Report)
+	}
+	return b.err
+}
+
+// bounds keeps the first rule that was broken.
+type bounds struct{ err error }
+
+func (b *bounds) that(ok bool, format string, args ...any) {
+	if !ok && b.err == nil {
+		b.err = fmt.Errorf("%w: %s", ErrBadRequest, fmt.Sprintf(format, args...))
+	}
+}
+
+// text and number are asked dozens of times for every request, and make no words of what is right.
+
+func (b *bounds) text(what, s string, least, most int) {
+	if len(s) < least || len(s) > most || !printable(s) {
+		b.that(false, "%s %.60q of %d bytes: need %d to %d bytes of UTF-8 in one line, without control characters",
+			what, s, len(s), least, most)
+	}
+}
+
+func (b *bounds) number(what string, v, least, most float64) {
+	if !(v >= least && v <= most) { // nor is NaN right
+		b.that(false, "%s %v: need %v to %v", what, v, least, most)
+	}
+}
+
+func (b *bounds) most(what string, n, most int) {
+	b.that(n <= most, "%s: %d of them; at most %d are taken", what, n, most)
+}
+
+func (b *bounds) node(n *netcheck.Node) {
+	b.text("name", n.Name, 1, maxName)
+	b.text("addr", n.Addr, 0, maxName)
+	b.text("switch", n.Switch, 0, maxName)
+	b.text("domain", n.Domain, 0, maxName)
+	b.text("no_torch", n.NoTorch, 0, MaxText)
+	b.number("gpus", float64(n.GPUs), 0, maxDevices)
+	b.most("nics", len(n.NICs), MaxRails)
+	b.findings(n.Findings)
+	for _, nic := range n.NICs {
+		b.nic(nic)
+	}
+}
+
+func (b *bounds) nic(n netcheck.NIC) {
+	b.text("name of a NIC", n.Name, 1, maxWord)
+	_, err := netip.ParseAddr(n.Addr)
+	b.that(err == nil, "address %.60q of NIC %.60q: need an IP address", n.Addr, n.Name)
+	b.number("mbps of NIC "+strconv.Quote(n.Name), float64(n.Mbps), 0, maxMbps)
+	b.number("mtu of NIC "+strconv.Quote(n.Name), float64(n.MTU), 0, 1<<20)
+	b.number("loopback of NIC "+strconv.Quote(n.Name), float64(n.Lo), 0, maxMbps)
+	b.text("hca", n.HCA, 0, maxWord)
+	b.text("cc", n.CC, 0, maxWord)
+}
+
+func (b *bounds) findings(fs []netcheck.Finding) {
+	b.most("findings", len(fs), netcheck.MaxFindings)
+	for _, f := range fs {
+		b.that(f.Severity == netcheck.Info || f.Severity == netcheck.Warn || f.Severity == netcheck.Fatal,
+			"severity %.60q of a finding: need info, warn or fatal", f.Severity)
+		for _, s := range []string{f.Check, f.Kind, f.Entity, f.Metric, f.Unit, f.Direction} {
+			b.text("a word of a finding", s, 0, maxWord)
+		}
+		b.text("peer of a finding", f.Peer, 0, maxName)
+		b.text("text of a finding", f.Text, 0, MaxLine)
+		b.number("round of a finding", float64(f.Round), 0, maxPartners)
+	}
+}
+
+func (b *bounds) ready(r *Ready) {
+	b.text("ready.test", r.Test, 1, maxWord)
+	b.most("ready.addrs", len(r.Addrs), MaxRails)
+	b.that(len(r.Addrs) > 0, "ready.addrs: is empty")
+	for _, a := range r.Addrs {
+		b.text("address", a, 1, maxName)
+		_, port, err := net.SplitHostPort(a)
+		n, bad := strconv.ParseUint(port, 10, 16)
+		b.that(err == nil && bad == nil && n > 0, "address %.60q: need host:port", a)
+	}
+}
+
+// ends are the classes that a node may report; the others are judgements.
+var ends = []netcheck.Class{
+	netcheck.OK, netcheck.Refused, netcheck.Unreachable, netcheck.Auth, netcheck.Stalled, netcheck.Reset, netcheck.MTU,
+	netcheck.Failed, netcheck.Own, netcheck.Canceled,
+}
+
+func (b *bounds) result(r *netcheck.Result) {
+	b.text("report.test", r.Test, 1, maxWord)
+	b.text("report.text", r.Text, 0, MaxText)
+	known := false
+	for _, c := range ends {
+		known = known || r.Class == c
+	}
+	b.that(known, "report.class %.60q: need one of %q", r.Class, ends)
+	b.most("flows", len(r.Flows), maxFlows)
+	for _, f := range r.Flows {
+		b.flow(f)
+	}
+	if t := r.Torch; t != nil {
+		b.torch(t)
+	}
+}
+
+func (b *bounds) flow(f netcheck.Flow) {
+	b.number("rail", float64(f.Rail), 0, MaxRails-1)
+	b.text("nic", f.NIC, 0, maxWord)
+	b.that(f.Kind == "" || f.Kind == "rdma", "kind %.60q of a flow: need \"\" or rdma", f.Kind)
+	b.text("cc", f.CC, 0, maxWord)
+	b.most("streams", len(f.Streams), maxStreams)
+	for _, rates := range [][]float64{{f.Mbps, f.Low, f.Mid}, f.Streams} {
+		for _, v := range rates {
+			b.number("rate", v, 0, maxMbps)
+		}
+	}
+	b.number("retrans", f.Retrans, 0, 1)
+	b.number("rwnd_lim", f.RwndLim, 0, 1)
+	for _, v := range []float64{f.P50, f.P99, f.P999, float64(f.Stalls), float64(f.Segments), float64(f.MTU)} {
+		b.number("a figure of a flow", v, 0, 1e12)
+	}
+}
+
+func (b *bounds) torch(t *netcheck.TorchResult) {
+	for _, s := range []string{t.Backend, t.Torch, t.Device, t.Transport} {
+		b.text("a word of PyTorch's", s, 0, MaxText)
+	}
+	b.most("matmul", len(t.Matmul), maxDevices)
+	for _, v := range append([]float64{t.AllReduce, t.Latency, t.BusMBps, float64(t.Bytes)}, t.Matmul...) {
+		b.number("a figure of PyTorch's", v, 0, 1e15)
+	}
+}
+
+// printable: UTF-8 that acts on no terminal.
+func printable(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) || printableUnicode(s)
+}
+
+func printableUnicode(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
+		return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
+	})
+}
+
+// Fit cuts the texts and lists of q that come from outside of the node's program, such as the words of a tool, to what
+// a service takes. It changes what q refers to.
+func (q *Request) Fit() {
+	if n := q.Arrive; n != nil {
+		fit(maxName, &n.Name, &n.Addr, &n.Switch, &n.Domain)
+		fit(MaxText, &n.NoTorch)
+		n.NICs = n.NICs[:min(len(n.NICs), MaxRails)]
+		n.Findings = fitFindings(n.Findings)
+	}
+	if r := q.Report; r != nil {
+		fit(MaxText, &r.Text)
+		r.Flows = r.Flows[:min(len(r.Flows), maxFlows)]
+		if t := r.Torch; t != nil {
+			fit(MaxText, &t.Backend, &t.Torch, &t.Device, &t.Transport)
+		}
+	}
+}
+
+// fitFindings keeps the fatal ones first: they decide.
+func fitFindings(fs []netcheck.Finding) []netcheck.Finding {
+	for _, keep := range []func(netcheck.Severity) bool{
+		func(s netcheck.Severity) bool { return s != netcheck.Info },
+		func(s netcheck.Severity) bool { return s == netcheck.Fatal },
+	} {
+		if len(fs) > netcheck.MaxFindings {
+			fs = only(fs, keep)
+		}
+	}
+	fs = fs[:min(len(fs), netcheck.MaxFindings)]
+	for i := range fs {
+		f := &fs[i]
+		fit(maxWord, &f.Check, &f.Kind, &f.Entity, &f.Metric, &f.Unit, &f.Direction)
+		fit(maxName, &f.Peer)
+		fit(MaxLine, &f.Text)
+	}
+	return fs
+}
+
+func only(fs []netcheck.Finding, keep func(netcheck.Severity) bool) (out []netcheck.Finding) {
+	for _, f := range fs {
+		if keep(f.Severity) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func fit(most int, texts ...*string) {
+	for _, s := range texts {
+		if !printable(*s) {
+			*s = strings.Map(func(r rune) rune {
+				if printable(string(r)) {
+					return r
+				}
+				return ' '
+			}, strings.ToValidUTF8(*s, "?"))
+		}
+		if len(*s) > most {
+			*s = strings.ToValidUTF8((*s)[:most-len("…")], "") + "…"
+		}
+	}
+}
