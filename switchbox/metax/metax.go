@@ -1,0 +1,187 @@
+// Package metax checks the links between the MetaX devices of a node with MetaX' own tool, mxom-client.
+package metax
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	"dlrover-run/switchbox"
+)
+
+// Adaptor is the name of this adaptor in Reports.
+const Adaptor = "metax"
+
+// ToolVariable names the variable with the path of mxom-client, and DefaultTool is where it is without.
+const (
+	ToolVariable = "SWITCHBOX_CHECK_TOOL_PATH"
+	DefaultTool  = "/opt/mxmap/bin/mxom-client"
+)
+
+// DefaultDeadline bounds the tests of all pairs together.
+const DefaultDeadline = 10 * time.Second
+
+// DefaultPairs are those of MetaX' nodes of eight devices.
+var DefaultPairs = []switchbox.Pair{{A: 0, B: 1}, {A: 2, B: 4}, {A: 3, B: 5}, {A: 6, B: 7}}
+
+// Config of a check. Pairs are of socket ids.
+type Config struct {
+	Pairs  []switchbox.Pair
+	Limits switchbox.Limits
+	// Sysfs and Tool are paths; empty: what the environment names, or the defaults.
+	Sysfs, Tool string
+	// Deadline bounds the tests of all pairs, which run at once. Default: DefaultDeadline.
+	Deadline time.Duration
+	// Environ is the environment that counts, and the tool's. Default: this process's.
+	Environ []string
+	// Start starts a command and returns what waits for it. A program that reaps children it does not know has to be
+	// told of these. Default: Cmd.Start and Cmd.Wait.
+	Start func(*exec.Cmd) (wait func() error, err error)
+}
+
+// Check tests all pairs at once and judges them. An error is the user's: it names the option and the fix. What cannot
+// be tested on this node is a skipped Report; the end of ctx is one, too.
+func Check(ctx context.Context, c Config) (switchbox.Report, error) {
+	c.defaults()
+	if err := switchbox.CheckPairs(c.Pairs, c.Limits); err != nil {
+		return switchbox.Report{}, err
+	}
+	cards, err := Layout(c.Sysfs)
+	if err != nil {
+		return switchbox.Skip(Adaptor, err.Error()), nil
+	}
+	cards = Visible(cards, c.lookup)
+	have, _, err := switchbox.SelectPairs(c.Pairs, sockets(cards), c.Limits.Given)
+	if err != nil {
+		return switchbox.Report{}, err
+	}
+	if len(have) < max(c.Limits.MinChannels, 1) {
+		return switchbox.Skip(Adaptor, switchbox.TooFew(len(have), len(c.Pairs), c.Limits.MinChannels)), nil
+	}
+	if err := executable(c.Tool); err != nil {
+		return switchbox.Skip(Adaptor, fmt.Sprintf("%s cannot be run: %v; set %s", c.Tool, err, ToolVariable)), nil
+	}
+	r := switchbox.Report{Adaptor: Adaptor, Devices: facts(cards), Pairs: c.measure(ctx, have, cards)}
+	if ctx.Err() != nil {
+		return switchbox.Skip(Adaptor, "the check was stopped"), nil
+	}
+	r.State, r.Reason, r.Findings, err = switchbox.JudgePairs(c.Pairs, r.Pairs, c.Limits)
+	r.Conclude()
+	return r, err
+}
+
+// Validate is the error that Check would give for what the user asks for, before anything is started.
+func Validate(c Config) error {
+	c.defaults()
+	if err := switchbox.CheckPairs(c.Pairs, c.Limits); err != nil {
+		return err
+	}
+	cards, err := Layout(c.Sysfs)
+	if err != nil {
+		return nil // a skipped Report
+	}
+	_, _, err = switchbox.SelectPairs(c.Pairs, sockets(Visible(cards, c.lookup)), c.Limits.Given)
+	return err
+}
+
+func (c *Config) defaults() {
+	if c.Environ == nil {
+		c.Environ = os.Environ()
+	}
+	if c.Start == nil {
+		c.Start = func(cmd *exec.Cmd) (func() error, error) { return cmd.Wait, cmd.Start() }
+	}
+	fromEnv := func(name string) string { value, _ := c.lookup(name); return value }
+	c.Sysfs = cmp.Or(c.Sysfs, fromEnv(SysfsVariable), DefaultSysfs)
+	c.Tool = cmp.Or(c.Tool, fromEnv(ToolVariable), DefaultTool)
+	c.Deadline = cmp.Or(c.Deadline, DefaultDeadline)
+	if c.Pairs == nil {
+		c.Pairs = DefaultPairs
+	}
+}
+
+// lookup is os.LookupEnv in Environ; as there, the last of several counts.
+func (c *Config) lookup(name string) (value string, ok bool) {
+	for _, kv := range c.Environ {
+		if len(kv) > len(name) && kv[:len(name)] == name && kv[len(name)] == '=' {
+			value, ok = kv[len(name)+1:], true
+		}
+	}
+	return value, ok
+}
+
+func sockets(cards []Card) (ids []int) {
+	for _, c := range cards {
+		ids = append(ids, c.Socket)
+	}
+	return ids
+}
+
+func facts(cards []Card) (all []switchbox.Facts) {
+	for _, c := range cards {
+		id := switchbox.Identity{Index: c.Index, Name: fmt.Sprintf("MetaX device in socket %d", c.Socket)}
+		all = append(all, switchbox.Facts{Identity: id})
+	}
+	return all
+}
+
+// measure runs the tool for all pairs at once, under one deadline.
+func (c Config) measure(ctx context.Context, pairs []switchbox.Pair, cards []Card) []switchbox.Measurement {
+	late := fmt.Errorf("no answer within %v", c.Deadline)
+	ctx, cancel := context.WithTimeoutCause(ctx, c.Deadline, late)
+	defer cancel()
+	index := map[int]int{}
+	for _, card := range cards {
+		index[card.Socket] = card.Index
+	}
+	ms := make([]switchbox.Measurement, len(pairs))
+	var all sync.WaitGroup
+	for i, p := range pairs {
+		all.Go(func() { ms[i] = c.test(ctx, p, index[p.A], index[p.B]) })
+	}
+	all.Wait()
+	return ms
+}
+
+func (c Config) test(ctx context.Context, p switchbox.Pair, a, b int) switchbox.Measurement {
+	out, err := c.run(ctx, "-l", strconv.Itoa(a), "-p", strconv.Itoa(b), "-t", "1", "-c", "-w", "1")
+	if err != nil {
+		return switchbox.Measurement{Pair: p, Error: "mxom-client failed: " + err.Error()}
+	}
+	mbps, err := bandwidth(out)
+	if err != nil {
+		return switchbox.Measurement{Pair: p, Error: "mxom-client: " + err.Error()}
+	}
+	return switchbox.Measurement{Pair: p, MBps: mbps}
+}
+
+// figure is what the tool prints: a decimal number, with or without a fraction.
+var figure = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^ *([0-9]{1,12}(?:\.[0-9]{1,12})?) *MB/s(?:[^A-Za-z0-9]|$)`)
+})
+
+// bandwidth finds the first bandwidth in the tool's output, in MB/s.
+func bandwidth(out []byte) (float64, error) {
+	_, rest, found := bytes.Cut(out, []byte("bandwidth:"))
+	if !found {
+		return 0, errors.New("its output has no bandwidth")
+	}
+	m := figure().FindSubmatch(rest)
+	if m == nil {
+		return 0, fmt.Errorf("its output has no number of MB/s after bandwidth: but %.40q", rest)
+	}
+	mbps, err := strconv.ParseFloat(string(m[1]), 64)
+	if err != nil || math.IsInf(mbps, 0) {
+		return 0, fmt.Errorf("its bandwidth is %.40q", m[1])
+	}
+	return mbps, nil
+}

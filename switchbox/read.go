@@ -1,0 +1,166 @@
+package switchbox
+
+import (
+	"errors"
+	"slices"
+)
+
+// Facts are all that one Device says at one moment. A nil pointer or slice is what it does not support, or what failed.
+type Facts struct {
+	Identity
+	Mode     Mode         `json:"mode,omitzero"`
+	Links    []Link       `json:"links,omitempty"`
+	Errors   []LinkErrors `json:"link_errors,omitempty"` // by link
+	Traffic  *Traffic     `json:"traffic,omitempty"`
+	Fabric   *Fabric      `json:"fabric,omitempty"`
+	Peers    map[int]Peer `json:"peers,omitempty"` // by Identity.Index
+	Memory   *Memory      `json:"memory,omitempty"`
+	ECC      *ECC         `json:"ecc,omitempty"`
+	Remap    *Remap       `json:"remap,omitempty"`
+	PCIe     *PCIe        `json:"pcie,omitempty"`
+	Recovery Recovery     `json:"recovery,omitempty"`
+	Xids     []Xid        `json:"xids,omitempty"`
+	// Lost: a call said ErrLost, and no further one was made. Unsupported are the methods of Device that said
+	// ErrNotSupported, Failed those with another error.
+	Lost        bool     `json:"lost,omitempty"`
+	Unsupported []string `json:"unsupported,omitempty"`
+	Failed      []string `json:"failed,omitempty"` // method: error
+}
+
+// Active is the number of links that are active.
+func (f Facts) Active() (n int) {
+	for _, l := range f.Links {
+		if l.Active {
+			n++
+		}
+	}
+	return n
+}
+
+// maxLinks bounds what a Device may claim.
+const maxLinks = 64
+
+// Read asks every Device everything. Before each call it says so by calling (which may be nil), so that whoever watches
+// knows in which call the driver hangs.
+func Read(devices []Device, calling func(device int, method string)) []Facts {
+	all := make([]Facts, len(devices))
+	for i, d := range devices {
+		r := reader{facts: &all[i], calling: func(string) {}}
+		if calling != nil {
+			r.calling = func(method string) { calling(i, method) }
+		}
+		r.calling("Identity")
+		r.facts.Identity = d.Identity()
+		r.state(d)
+		r.links(d)
+		r.peers(d, devices)
+		all[i].clean()
+	}
+	return all
+}
+
+// clean makes one line of every text that a driver or a process has chosen.
+func (f *Facts) clean() {
+	texts := []*string{&f.Name, &f.UUID, &f.PCI}
+	if f.Fabric != nil {
+		texts = append(texts, &f.Fabric.Status, &f.Fabric.Cluster)
+	}
+	if f.Memory != nil {
+		f.Memory.Users = slices.Clone(f.Memory.Users)
+		for i := range f.Memory.Users {
+			texts = append(texts, &f.Memory.Users[i].Name)
+		}
+	}
+	f.Xids = slices.Clone(f.Xids)
+	for i := range f.Xids {
+		texts = append(texts, &f.Xids[i].Text)
+	}
+	for i := range f.Links {
+		texts = append(texts, &f.Links[i].PCI)
+	}
+	for _, t := range texts {
+		*t = oneLine(*t)
+	}
+}
+
+// reader collects the Facts of one Device.
+type reader struct {
+	facts   *Facts
+	calling func(method string)
+}
+
+// ask makes one call and keeps its error; nil is what failed.
+func ask[T any](r reader, method string, call func() (T, error)) *T {
+	if r.facts.Lost {
+		return nil
+	}
+	r.calling(method)
+	v, err := call()
+	switch {
+	case err == nil:
+		return &v
+	case errors.Is(err, ErrNotSupported):
+		r.facts.Unsupported = with(r.facts.Unsupported, method)
+	case errors.Is(err, ErrLost):
+		r.facts.Lost = true
+	default:
+		r.facts.Failed = with(r.facts.Failed, oneLine(method+": "+err.Error()))
+	}
+	return nil
+}
+
+// with appends what is not there yet: a method fails on all links alike.
+func with(list []string, s string) []string {
+	if slices.Contains(list, s) {
+		return list
+	}
+	return append(list, s)
+}
+
+func (r reader) state(d Device) {
+	f := r.facts
+	f.Mode = value(ask(r, "Mode", d.Mode))
+	f.Traffic = ask(r, "Traffic", d.Traffic)
+	f.Fabric = ask(r, "Fabric", d.Fabric)
+	f.Memory = ask(r, "Memory", d.Memory)
+	f.ECC = ask(r, "ECC", d.ECC)
+	f.Remap = ask(r, "Remap", d.Remap)
+	f.PCIe = ask(r, "PCIe", d.PCIe)
+	f.Recovery = value(ask(r, "Recovery", d.Recovery))
+	f.Xids = value(ask(r, "Xids", d.Xids))
+}
+
+func (r reader) links(d Device) {
+	for i := range min(value(ask(r, "Links", d.Links)), maxLinks) {
+		link := ask(r, "Link", func() (Link, error) { return d.Link(i) })
+		if link == nil {
+			link = &Link{Unknown: true}
+		}
+		errs := ask(r, "LinkErrors", func() (LinkErrors, error) { return d.LinkErrors(i) })
+		if errs == nil {
+			errs = &LinkErrors{Replay: -1, Recovery: -1, RecoveryFailed: -1, CRC: -1}
+		}
+		r.facts.Links = append(r.facts.Links, *link)
+		r.facts.Errors = append(r.facts.Errors, *errs)
+	}
+}
+
+func (r reader) peers(d Device, devices []Device) {
+	r.facts.Peers = map[int]Peer{}
+	for _, other := range devices {
+		index := other.Identity().Index
+		if index == r.facts.Index {
+			continue
+		}
+		if p := ask(r, "Peer", func() (Peer, error) { return d.Peer(index) }); p != nil {
+			r.facts.Peers[index] = *p
+		}
+	}
+}
+
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
