@@ -1,6 +1,7 @@
 # Static programs: one COPY puts them into any training image,
 #   COPY --from=dlrover-run /usr/local/bin/dlrover-run /usr/local/bin/
 #   ENTRYPOINT ["dlrover-run"]
+# gpucheck beside it checks NVIDIA GPUs; it needs glibc 2.34 and the driver's libraries, so it does nothing in this image.
 FROM golang:1.26-bookworm AS build
 WORKDIR /src
 COPY go.mod go.sum ./

@@ -1,24 +1,34 @@
-# Needed: Go 1.26 and make. PyTorch, for /usr/bin/python3, is installed from Debian's packages when it is missing and
-# this is root on Debian or Ubuntu. TORCH_PYTHON names another Python with PyTorch for tests, demo and bench.
+# Needed: Go 1.26 and make; gcc for the race detector and gpucheck. PyTorch, for /usr/bin/python3, is installed from
+# Debian's packages when it is missing and this is root on Debian or Ubuntu. TORCH_PYTHON names another Python with
+# PyTorch for tests, demo and bench.
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GOTAGS    := urfave_cli_no_docs,nethttpomithttp2
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
-FOLDERS   := cmd launcher rendezvous checkpointd
+FOLDERS   := cmd launcher rendezvous checkpointd netcheck switchbox
 FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
 SOAK_COUNT ?= 10
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 IMAGE     ?= dlrover-run:$(VERSION)
 TESTLOG   := go run ./cmd/internal/testlog
+# NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 image clean torch
+.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-11s %s\n", t[1], $$2}'
 
-build: ## every program, static, into bin/
+build: gpucheck ## every program into bin/, all static but gpucheck
 	CGO_ENABLED=0 go build -trimpath -tags $(GOTAGS) -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
+
+# The only program with cgo. Functions of NVIDIA's libraries are bound when they are called: older ones lack some.
+gpucheck: # where there is a C compiler for glibc
+	@if echo '#include <gnu/libc-version.h>' | $(or $(CC),cc) -xc -E - >/dev/null 2>&1; then \
+	  CGO_ENABLED=1 CC='$(or $(CC),cc)' go build -trimpath -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,lazy' -o bin/gpucheck ./cmd/gpucheck && \
+	  echo "bin/gpucheck needs $$(grep -ao 'GLIBC_2\.[0-9]*' bin/gpucheck | sort -uV | tail -1) or newer"; \
+	else rm -f bin/gpucheck; echo "bin/gpucheck is skipped: there is no C compiler ($(or $(CC),cc)) for glibc"; fi
 
 demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
@@ -61,12 +71,12 @@ $(TORCH2)/bin/python:
 	python3 -m venv $(TORCH2)
 	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate || { rm -rf $(TORCH2); exit 1; }
 
-torch: # PyTorch for /usr/bin/python3
-	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip >/dev/null; } || { \
+torch: # PyTorch for /usr/bin/python3, and ip and nft for tests in network namespaces
+	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip && command -v nft; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null || { \
-	    echo "PyTorch for /usr/bin/python3 is missing; as root: apt-get install python3-torch. Tests that need it will be skipped, loudly."; exit 0; }; \
-	  echo "installing python3-torch and iproute2 from the distribution's packages"; \
-	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch iproute2; }
+	    echo "PyTorch for /usr/bin/python3 is missing; or ip or nft; as root: apt-get install python3-torch iproute2 nftables. Tests that need it will be skipped, loudly."; exit 0; }; \
+	  echo "installing python3-torch, iproute2 and nftables from the distribution's packages"; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-torch iproute2 nftables; }
 
 image: ## a container image with the programs in /usr/local/bin
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .

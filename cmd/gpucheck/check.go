@@ -1,0 +1,78 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"dlrover-run/switchbox"
+	"dlrover-run/switchbox/nvml"
+)
+
+// check does what the options ask for. The error is one of the command line: a pair names a GPU that is not here.
+func check(o options, d drivers, p *progress) (switchbox.Report, error) {
+	p.doing("check", "initialising NVML (nvmlInit)")
+	m, err := d.manager()
+	if err != nil {
+		return cannotAsk(err), nil
+	}
+	devices := m.Devices()
+	p.doing("check", "")
+	if len(devices) == 0 {
+		return switchbox.Skip(adaptor, "the NVIDIA driver shows this process no GPU"), nil
+	}
+	r := switchbox.Report{Adaptor: adaptor, Driver: "NVIDIA " + m.Driver()}
+	r.Devices = read(o.level, devices, p)
+	r.Findings = switchbox.Judge(r.Devices)
+	p.keep(r)
+	if o.level == copies {
+		c := copying{options: o, drivers: d, progress: p, devices: devices, report: &r}
+		if err := c.run(); err != nil {
+			return r, err
+		}
+	}
+	r.Conclude()
+	return r, nil
+}
+
+// cannotAsk is the Report where NVML cannot be used. A missing driver is none of the node's faults, a broken one is.
+func cannotAsk(err error) switchbox.Report {
+	if errors.Is(err, nvml.ErrNoDriver) {
+		return switchbox.Skip(adaptor, err.Error())
+	}
+	r := switchbox.Report{Adaptor: adaptor, Findings: []switchbox.Finding{driverFault(err.Error())}}
+	r.Conclude()
+	return r
+}
+
+func driverFault(text string) switchbox.Finding {
+	return switchbox.Finding{Check: adaptor, Kind: "gpu.driver", Severity: switchbox.Fatal, Text: text}
+}
+
+// read asks the devices as much as the level needs.
+func read(l level, devices []switchbox.Device, p *progress) []switchbox.Facts {
+	defer p.doing("check", "")
+	calling := func(device int, call string) { p.doing("check", fmt.Sprintf("asking GPU %d for %s", device, call)) }
+	if l != inventory {
+		return switchbox.Read(devices, calling)
+	}
+	all := make([]switchbox.Facts, len(devices))
+	for i, d := range devices {
+		calling(i, "Identity")
+		all[i] = identify(d)
+	}
+	return all
+}
+
+// identify asks a device for what it is and what of its memory is in use.
+func identify(d switchbox.Device) switchbox.Facts {
+	f := switchbox.Facts{Identity: d.Identity()}
+	var err error
+	if f.Mode, err = d.Mode(); err == nil {
+		var m switchbox.Memory
+		if m, err = d.Memory(); err == nil {
+			f.Memory = &m
+		}
+	}
+	f.Lost = errors.Is(err, switchbox.ErrLost)
+	return f
+}

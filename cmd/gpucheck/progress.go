@@ -1,0 +1,115 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"dlrover-run/switchbox"
+)
+
+// adaptor is the name of this one in Reports.
+const adaptor = "nvml"
+
+// progress is what is being done, for the case that it does not end, and prints one Report: the check's or, when that
+// does not come in time, the watchdog's.
+type progress struct {
+	print func(switchbox.Report)
+
+	mu     sync.Mutex
+	done   bool
+	report switchbox.Report // what is certain by now
+	steps  map[string]step  // that are under way, by who does them
+}
+
+// step is one call into a driver, or some that belong together.
+type step struct {
+	what  string
+	since time.Time
+}
+
+func newProgress(print func(switchbox.Report)) *progress {
+	return &progress{
+		print: print, steps: map[string]step{}, report: switchbox.Report{Adaptor: adaptor},
+	}
+}
+
+// doing notes what who does now; "" is nothing any more.
+func (p *progress) doing(who, what string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.steps, who)
+	if what != "" {
+		p.steps[who] = step{what, time.Now()}
+	}
+}
+
+// keep notes a Report that needs the rest of the check no more.
+func (p *progress) keep(r switchbox.Report) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.Findings, r.Pairs = slices.Clone(r.Findings), slices.Clone(r.Pairs) // the check goes on with its own
+	p.report = r
+}
+
+// finish prints the check's Report, unless the watchdog was faster: then it waits for the end of the process.
+func (p *progress) finish(r switchbox.Report) {
+	p.mu.Lock()
+	if p.done {
+		p.mu.Unlock()
+		select {}
+	}
+	defer p.mu.Unlock()
+	p.done = true
+	p.print(r)
+}
+
+// watch gives up after timeout: it prints what is known and ends the process, for nothing else ends a call that hangs.
+func (p *progress) watch(timeout time.Duration, exit func(int)) (stop func()) {
+	t := time.AfterFunc(timeout, func() {
+		p.mu.Lock()
+		if p.done {
+			p.mu.Unlock()
+			return
+		}
+		p.done = true
+		r := p.late(timeout, time.Now())
+		p.print(r)
+		p.mu.Unlock()
+		exit(exitTimeout)
+	})
+	return func() { t.Stop() }
+}
+
+// late is the Report at the timeout. One step that took at least half of the time is a driver that hangs, and that
+// condemns the node; many short ones are a check that asks for too much.
+func (p *progress) late(timeout time.Duration, now time.Time) switchbox.Report {
+	r := p.report
+	oldest := p.oldest()
+	lasted := now.Sub(oldest.since)
+	switch {
+	case oldest.what == "":
+		r.State, r.Reason = switchbox.Skipped, fmt.Sprintf("not done within %s", timeout)
+	case lasted < timeout/2:
+		r.State, r.Reason = switchbox.Skipped, fmt.Sprintf("not done within %s; at the end: %s", timeout, oldest.what)
+	default:
+		r.Findings = append(r.Findings, switchbox.Finding{
+			Check: adaptor, Kind: "gpu.driver", Severity: switchbox.Fatal, Metric: "hang", Value: lasted.Seconds(), Unit: "s",
+			Threshold: (timeout / 2).Seconds(),
+			Text: fmt.Sprintf("the driver does not answer: %s takes more than %s", oldest.what,
+				lasted.Round(100*time.Millisecond)),
+		})
+	}
+	r.Conclude()
+	return r
+}
+
+func (p *progress) oldest() (o step) {
+	for _, s := range p.steps {
+		if o.what == "" || s.since.Before(o.since) {
+			o = s
+		}
+	}
+	return o
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"dlrover-run/switchbox"
+)
+
+// show prints a Report with a single write: nobody reads half of one.
+func show(w io.Writer, r switchbox.Report, asJSON bool) {
+	if !asJSON {
+		io.WriteString(w, text(r))
+		return
+	}
+	line, err := json.Marshal(r)
+	if err != nil { // a figure that is no number
+		line, _ = json.Marshal(switchbox.Skip(adaptor, "the report cannot be written: "+err.Error()))
+	}
+	w.Write(append(line, '\n'))
+}
+
+// text is a Report for people.
+func text(r switchbox.Report) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s", r.State)
+	if r.Reason != "" {
+		fmt.Fprintf(&b, ": %s", r.Reason)
+	}
+	fmt.Fprintln(&b)
+	if r.Driver != "" {
+		fmt.Fprintln(&b, "driver:", r.Driver)
+	}
+	if r.Domain != "" {
+		fmt.Fprintln(&b, "NVLink domain:", r.Domain)
+	}
+	for _, d := range r.Devices {
+		fmt.Fprintf(&b, "GPU %d: %s %s %s, %d of %d links active\n", d.Index, d.Name, d.PCI, d.UUID, d.Active(), len(d.Links))
+	}
+	for _, p := range r.Pairs {
+		fmt.Fprintf(&b, "pair %s: %.0f MB/s there, %.0f MB/s back %s\n", p.Pair, p.There, p.Back, p.Error)
+	}
+	for _, f := range r.Findings {
+		fmt.Fprintf(&b, "%s: %s\n", f.Severity, f.Text)
+	}
+	return b.String()
+}
