@@ -301,7 +301,12 @@ func (a *Agent) logStart(g *group) {
 func (a *Agent) rejoin(d Directive) {
 	fs := own(a.fails)
 	a.success = false
-	a.call("rejoin", func() error { return a.cfg.Rendezvous.Rejoin(a.ctx, d, fs) })
+	a.call("rejoin", func() error {
+		if err := a.reportDoubt(); err != nil {
+			return err
+		}
+		return a.cfg.Rendezvous.Rejoin(a.ctx, d, fs)
+	})
 }
 
 // leave says good-bye and ends with the job's verdict.

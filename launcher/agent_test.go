@@ -120,8 +120,13 @@ func (s *fakeRdzv) Leave(_ context.Context, reason string, fs []verdict.Failure)
 	return verdict.Evidence{Failures: fs, WorldSize: 2, RestartsUsed: s.d.Place.RestartCount, MaxRestarts: s.max}, nil
 }
 
-func (s *fakeRdzv) Cleared(context.Context, time.Time) error {
+func (s *fakeRdzv) Cleared(context.Context, time.Time, string) error {
 	defer s.note("cleared")()
+	return nil
+}
+
+func (s *fakeRdzv) Doubt(_ context.Context, reason string) error {
+	defer s.note("doubt: %s", reason)()
 	return nil
 }
 

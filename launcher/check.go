@@ -1,11 +1,15 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"dlrover-run/launcher/policy"
 )
 
 // check is the examination of this node that a Check asks for. It is over when its goroutine has sent it to
@@ -18,7 +22,7 @@ type check struct {
 // startCheck carries out a Check on a node without workers.
 func (a *Agent) startCheck(d Directive) {
 	if len(a.parts.checkers) == 0 {
-		a.clear(time.Time{})
+		a.clear(CheckResult{})
 		return
 	}
 	a.log.Info("checking this node", "cause", d.Cause)
@@ -44,7 +48,7 @@ func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
 			info.Part, info.CheckResult = c.name, res
 			break
 		}
-		info.Until = earlier(info.Until, res.Until)
+		info.Until, info.Domain = earlier(info.Until, res.Until), cmp.Or(info.Domain, res.Domain)
 	}
 	info.Took = now().Sub(begun)
 	return info
@@ -88,7 +92,7 @@ func (a *Agent) onChecked(c *check) {
 	a.observe(func(o Observer) { o.Checked(c.answer) })
 	if c.answer.Passed {
 		a.log.Info("the check of this node has passed", "took", rounded(c.answer.Took).String())
-		a.clear(c.answer.Until)
+		a.clear(c.answer.CheckResult)
 		return
 	}
 	reason := c.answer.reason()
@@ -102,21 +106,50 @@ const maxReason = 1 << 10
 
 // reason says in one line which check has not passed, and why.
 func (i CheckInfo) reason() string {
-	why := strings.Join(strings.Fields(i.Reason), " ")
-	if why == "" {
-		why = "it does not say why"
-	}
-	why = i.Part + ": " + why
-	return strings.ToValidUTF8(why[:min(len(why), maxReason)], "")
+	return bounded(i.Part + ": " + cmp.Or(oneLine(i.Reason), "it does not say why"))
 }
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// bounded is s, or as many of its characters as fit into maxReason bytes.
+func bounded(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxReason)], "") }
 
 // clear reports that this node may get workers.
-func (a *Agent) clear(until time.Time) {
+func (a *Agent) clear(res CheckResult) {
 	a.failedCheck = ""
-	a.call("report the check", func() error { return a.cfg.Rendezvous.Cleared(a.ctx, until) })
+	a.call("report the check", func() error { return a.cfg.Rendezvous.Cleared(a.ctx, res.Until, res.Domain) })
 }
 
-// bar carries out a Bar on a node without workers: there is nothing to do but to say it, once.
+// doubtTime is how long a part may take to say whether a check still holds.
+const doubtTime = 2 * time.Second
+
+// reportDoubt tells the rendezvous when what the newest check has found cannot hold any more.
+func (a *Agent) reportDoubt() error {
+	for _, d := range a.parts.doubters {
+		if why := a.doubt(d); why != "" {
+			a.log.Warn("the check of this node does not count any more", "part", d.name, "why", why)
+			return a.cfg.Rendezvous.Doubt(a.ctx, bounded(d.name+": "+why))
+		}
+	}
+	return nil
+}
+
+// doubt is what one part says in time.
+func (a *Agent) doubt(d named[Doubter]) string {
+	ctx, cancel := context.WithTimeout(a.ctx, doubtTime)
+	defer cancel()
+	said := make(chan string, 1) // one that comes late stays in it
+	a.attend(ctx, d.name, func() { said <- d.part.Doubt(ctx) })
+	select {
+	case why := <-said:
+		return oneLine(why)
+	default:
+		return ""
+	}
+}
+
+// bar carries out a Bar on a node without workers: it says so, once, and leaves if a check is the cause, unless others
+// depend on this launcher.
 func (a *Agent) bar(d Directive) {
 	info := BarInfo{d.Cause, d.CauseKind}
 	if d.CauseKind == CauseCheck && a.failedCheck == "" {
@@ -126,8 +159,27 @@ func (a *Agent) bar(d Directive) {
 		return
 	}
 	a.barred = &info
-	a.log.Warn("this node gets no workers", "cause", d.Cause, "kind", d.CauseKind)
 	a.observe(func(o Observer) { o.Barred(info) })
+	switch {
+	case d.CauseKind != CauseCheck:
+		a.log.Warn("this node gets no workers", "cause", d.Cause, "kind", d.CauseKind)
+	case a.cfg.StayWhenBarred:
+		a.log.Warn("this node gets no workers; it stays, because other nodes depend on it, and ends with the job",
+			"cause", d.Cause, "kind", d.CauseKind)
+	default:
+		a.leaveBarred()
+	}
+}
+
+// leaveBarred ends this node's part of the job for its check. The others go on, if they are enough.
+func (a *Agent) leaveBarred() {
+	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
+	defer cancel()
+	if _, err := a.cfg.Rendezvous.Leave(ctx, "its check has not passed", nil); err != nil {
+		a.log.Debug("leave", "err", err)
+	}
+	why := "this node has not passed its check and is left out of the job: " + a.failedCheck
+	a.end(Result{Reason: policy.NodeCheckFailed, Err: errors.New(why), Verdict: why})
 }
 
 // unbar forgets what kept workers from this node, now that it is told to go on.

@@ -89,10 +89,12 @@ type Rendezvous interface {
 	Ready(ctx context.Context, d Directive, addr string, port int) error
 	Failing(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure) error
 	Success(ctx context.Context, d Directive) error
-	// Cleared and Barred answer a Check: this node may get workers until then (zero: for this launcher's life), or it
-	// must not, and why.
-	Cleared(ctx context.Context, until time.Time) error
+	// Cleared and Barred answer a Check: this node may get workers until then (zero: for this launcher's life), and is in
+	// a domain (see CheckResult), or it must not, and why.
+	Cleared(ctx context.Context, until time.Time, domain string) error
 	Barred(ctx context.Context, reason string) error
+	// Doubt: what has been answered last does not hold any more, and why. It comes before the Rejoin.
+	Doubt(ctx context.Context, reason string) error
 	// World is the newest world that was sealed, by group rank.
 	World(ctx context.Context) ([]Member, error)
 	// Notices carries messages beside the directives; nil if nobody reads them.
@@ -150,6 +152,9 @@ type Config struct {
 	Logs       *logs.Logs
 	// Parts take part in the workers' life, in this order.
 	Parts []Part
+	// StayWhenBarred: a check that this node does not pass does not end the launcher, because others depend on it. It
+	// stays without workers and ends with the job.
+	StayWhenBarred bool
 	// Observers are told what happens.
 	Observers []Observer
 	// Memory reads the OOM kills of this container; nil when it cannot be read.
@@ -178,9 +183,9 @@ func (e *ReasonError) Unwrap() error { return e.Err }
 // Result is how this node's part of the job ended.
 type Result struct {
 	Reason policy.Reason
-	// Err is set when the launcher itself failed, not a worker.
+	// Err is set when the launcher itself failed, or its node's check, and not a worker.
 	Err error
-	// Verdict is set when the job failed: which rank failed first in the whole job and why.
+	// Verdict is set when the job failed: which rank failed first in the whole job and why; or which check of this node.
 	Verdict string
 	// Local are this node's failed workers, and Root the index of the first of them.
 	Local []verdict.Failure

@@ -32,6 +32,16 @@ type CheckResult struct {
 	Passed bool
 	Reason string    // why not, in one line
 	Until  time.Time // how long a pass holds; zero: for this launcher's life
+	// Domain labels nodes that are connected better with each other than with the rest, such as by NVLink: the rendezvous
+	// makes them neighbours. "" is unknown.
+	Domain string
+}
+
+// Doubter knows whether what the check of this node has found can still hold.
+type Doubter interface {
+	// Doubt says in one line what has happened to this node since its check, such as a link that was down, or "". It is
+	// asked after an epoch's workers have ended, before the node joins again, and has two seconds, after which ctx ends.
+	Doubt(ctx context.Context) string
 }
 
 // Environer sets variables of the workers' environment.

@@ -8,6 +8,7 @@ import (
 // parts are Config.Parts by what they take part in.
 type parts struct {
 	checkers     []named[Checker]
+	doubters     []named[Doubter]
 	environers   []Environer
 	starters     []Starter
 	watchers     []named[Watcher]
@@ -26,6 +27,7 @@ type named[T any] struct {
 func sortParts(list []Part) parts {
 	p := parts{
 		checkers:     withNames[Checker](list),
+		doubters:     withNames[Doubter](list),
 		environers:   only[Environer](list),
 		starters:     only[Starter](list),
 		watchers:     withNames[Watcher](list),

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -387,8 +388,13 @@ func TestChecksAreAnswered(t *testing.T) {
 	}
 }
 
-func (b *bare) Cleared(_ context.Context, until time.Time) error {
+func (b *bare) Cleared(_ context.Context, until time.Time, _ string) error {
 	defer b.note("cleared until %s", until.Format("2006"))()
+	return nil
+}
+
+func (b *bare) Doubt(_ context.Context, reason string) error {
+	defer b.note("doubt: %s", reason)()
 	return nil
 }
 
@@ -466,21 +472,144 @@ func TestWaitSaysWhatFor(t *testing.T) {
 func TestBarIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, seen := newBare(), &observed{}
-		b.cfg.Observers = []Observer{seen}
+		b.cfg.Observers, b.cfg.StayWhenBarred = []Observer{seen}, true
 		bar := Directive{Kind: Bar, Cause: "disk full", CauseKind: CauseOperator}
 		b.begin(t, bar, bar, Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}, Directive{Kind: Wait}, bar)
 		require.Equal(t, []string{"barred operator: disk full", "barred check: node-x: slow", "barred operator: disk full"},
 			seen.read())
 		require.Equal(t, 3, strings.Count(b.log.String(), "this node gets no workers"))
+		require.Equal(t, 1, strings.Count(b.log.String(), "it stays, because other nodes depend on it"))
 		b.tell(Directive{Kind: Done})
 		<-b.done
+	})
+}
+
+// A check that has not passed ends the launcher, whoever has found out, and its last words say which and why.
+func TestBarredLauncherLeaves(t *testing.T) {
+	for name, tt := range map[string]struct {
+		parts []Part
+		told  []Directive
+		why   string
+		said  []string
+	}{
+		"its own check": {
+			[]Part{says("speed", CheckResult{Reason: "GPU 3 is slow"}, nil)},
+			[]Directive{{Kind: Check}, {Kind: Bar, Cause: "speed: GPU 3 is slow", CauseKind: CauseCheck}},
+			"speed: GPU 3 is slow", []string{"barred: speed: GPU 3 is slow", "leave: its check has not passed"}},
+		"somebody else": {
+			[]Part{checker{"net", func(ctx context.Context) (CheckResult, error) { <-ctx.Done(); return CheckResult{}, nil }}},
+			[]Directive{{Kind: Check}, {Kind: Bar, Cause: "it does not take part", CauseKind: CauseCheck}},
+			"it does not take part", []string{"leave: its check has not passed"}},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			b, seen := newBare(tt.parts...), &observed{}
+			b.cfg.Observers = []Observer{seen}
+			b.begin(t, tt.told...)
+			res := <-b.done
+			require.Equal(t, policy.NodeCheckFailed, res.Reason)
+			want := "this node has not passed its check and is left out of the job: " + tt.why
+			require.EqualError(t, res.Err, want)
+			require.Equal(t, want, res.Verdict)
+			require.Equal(t, tt.said, b.said())
+			require.Contains(t, seen.read(), "barred check: "+tt.why)
+		})
+	}
+}
+
+// A launcher on which others depend ends with the job: with its check as the reason if that has failed.
+func TestBarredLauncherThatStays(t *testing.T) {
+	for kind, want := range map[Kind]policy.Reason{Done: policy.Success, Fail: policy.NodeCheckFailed} {
+		bubble(t, string(kind), func(t *testing.T) {
+			b := newBare(says("speed", CheckResult{Reason: "GPU 3 is slow"}, nil))
+			b.cfg.StayWhenBarred = true
+			b.begin(t, Directive{Kind: Check}, Directive{Kind: Bar, Cause: "speed: GPU 3 is slow", CauseKind: CauseCheck})
+			require.Contains(t, b.log.String(), "it stays")
+			b.tell(Directive{Kind: kind, Cause: "too few", CauseKind: CauseCheck})
+			res := <-b.done
+			require.Equal(t, want, res.Reason)
+			require.Equal(t, kind == Fail, strings.Contains(res.Verdict, "speed: GPU 3 is slow"))
+			require.NoError(t, res.Err)
+		})
+	}
+}
+
+// doubter is a part that doubts its node's check, or not.
+type doubter struct {
+	name  string
+	doubt func(context.Context) string
+}
+
+func (d doubter) Name() string                     { return d.name }
+func (d doubter) Doubt(ctx context.Context) string { return d.doubt(ctx) }
+
+// joinsOnly is a rendezvous that tells a node that joins again nothing.
+type joinsOnly struct {
+	*bare
+	err error // of a doubt
+}
+
+func (b *joinsOnly) Doubt(ctx context.Context, reason string) error {
+	return cmp.Or(b.bare.Doubt(ctx, reason), b.err)
+}
+
+func (b *joinsOnly) Rejoin(context.Context, Directive, []verdict.Failure) error {
+	defer b.note("rejoin")()
+	return nil
+}
+
+// A doubt is reported before the node joins again, the first one only, and none holds up the join.
+func TestDoubts(t *testing.T) {
+	says := func(name, why string) doubter { return doubter{name, func(context.Context) string { return why }} }
+	hangs := doubter{"hangs", func(ctx context.Context) string { <-ctx.Done(); time.Sleep(time.Minute); return "late" }}
+	for name, tt := range map[string]struct {
+		parts []Part
+		want  []string
+	}{
+		"nobody": {nil, []string{"rejoin"}},
+		"none":   {[]Part{says("nic", " ")}, []string{"rejoin"}},
+		"one": {[]Part{says("gpu", ""), says("nic", "eth0:\n down"), says("boot", "x")},
+			[]string{"doubt: nic: eth0: down", "rejoin"}},
+		"too late": {[]Part{hangs, says("nic", "down")}, []string{"doubt: nic: down", "rejoin"}},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			b := newBare(tt.parts...)
+			b.cfg.Rendezvous = &joinsOnly{b, nil}
+			b.begin(t, Directive{Kind: Stop, Round: 1})
+			time.Sleep(doubtTime + partGrace)
+			synctest.Wait()
+			require.Equal(t, tt.want, b.said())
+			b.tell(Directive{Kind: Done})
+			<-b.done
+			time.Sleep(time.Minute) // what was left behind ends
+		})
+	}
+}
+
+// A rendezvous that cannot be told of a doubt ends the launcher as one that cannot be joined does.
+func TestDoubtThatCannotBeTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBare(doubter{"nic", func(context.Context) string { return "down" }})
+		b.cfg.Rendezvous = &joinsOnly{b, errors.New("gone")}
+		b.begin(t, Directive{Kind: Stop, Round: 1})
+		require.EqualError(t, (<-b.done).Err, "rejoin: gone")
+	})
+}
+
+// The others of a run that ends by checks say so.
+func TestJobThatEndsByChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBare()
+		b.begin(t, Directive{Kind: Fail, Cause: "too few; node-y is barred: slow", CauseKind: CauseCheck})
+		res := <-b.done
+		require.Equal(t, policy.TooFewPassed, res.Reason)
+		require.Equal(t, "too few; node-y is barred: slow", res.Verdict)
 	})
 }
 
 // gated is a fakeRdzv that bars its node first and gives it workers once it is cleared.
 type gated struct{ *fakeRdzv }
 
-func (g *gated) Cleared(context.Context, time.Time) error {
+func (g *gated) Cleared(context.Context, time.Time, string) error {
 	defer g.note("cleared")()
 	g.tell(Lead, "")
 	return nil
@@ -492,6 +621,7 @@ func TestBarredNodeThatPassesGetsWorkers(t *testing.T) {
 	require.Equal(t, Lead, lead.Kind)
 	r.fakeRdzv.dirs <- Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}
 	r.fakeRdzv.dirs <- Directive{Kind: Check}
+	r.cfg.StayWhenBarred = true
 	r.cfg.Rendezvous, r.cfg.Parts = &gated{r.fakeRdzv}, []Part{says("speed", CheckResult{Passed: true}, nil)}
 	require.Equal(t, Result{Reason: policy.Success}, r.run(t))
 	require.Equal(t, []string{"cleared", "ready", "success", "leave: done"}, r.fakeRdzv.said())
@@ -554,6 +684,7 @@ func TestReasonsOfFailure(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			b := newBare(tt.parts...)
+			b.cfg.StayWhenBarred = true
 			b.begin(t, tt.told...)
 			res := <-b.done
 			require.Equal(t, tt.want, res.Reason)

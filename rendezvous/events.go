@@ -3,7 +3,7 @@ package rendezvous
 import "time"
 
 // Event is something that happened to a run. The events are Join, Attach, Detach,
-// Ready, Failing, Success, Leave, Cleared, Barred, Order, Rewire and Tick.
+// Ready, Failing, Success, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member
@@ -70,10 +70,19 @@ type Leave struct {
 type Cleared struct {
 	ID    string    `json:"id"`
 	Until time.Time `json:"until,omitzero"`
+	// Domain labels nodes that are connected better with each other than with the rest, such as by NVLink: where no
+	// topology is known they become neighbours in rank. "" is unknown; at most MaxName bytes count.
+	Domain string `json:"domain,omitempty"`
 }
 
 // Barred: the check of a node has failed. The bar ends with a check that passes.
 type Barred struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// Doubt: something has happened to a node that its check did not know of, so that it no longer counts.
+type Doubt struct {
 	ID     string `json:"id"`
 	Reason string `json:"reason,omitempty"`
 }
@@ -118,6 +127,7 @@ func (Success) event() {}
 func (Leave) event()   {}
 func (Cleared) event() {}
 func (Barred) event()  {}
+func (Doubt) event()   {}
 func (Order) event()   {}
 func (Rewire) event()  {}
 func (Tick) event()    {}
@@ -131,6 +141,12 @@ type Action struct {
 	// Gate are the IDs of nodes that have just been told to Check; every one has to be answered with Cleared or Barred,
 	// by the node itself or by the shell.
 	Gate []string
+	// Witnesses are IDs of cleared nodes that have been told to Check with those of Gate, only to help in examining them.
+	// They are not waited for.
+	Witnesses []string
+	// Released are IDs of nodes that were told to Check, have not answered, and have just been told something else. Those
+	// of nodes that have gone are not among them.
+	Released []string
 	// Ended is the evidence of an epoch that is over, once for each.
 	Ended *EpochEvidence
 }
@@ -150,7 +166,9 @@ type Note struct {
 	Text  string `json:"text,omitempty"`
 	Nodes int    `json:"nodes,omitempty"`
 	World int    `json:"world_size,omitempty"`
-	// Term and Rank tell which member of the round's world departs; Rank is -1 in every other note.
+	// ID is that of the launcher which departs, and "" in every other note. Term and Rank tell which member of the round's
+	// world it was; Rank is -1 in every other note.
+	ID   string `json:"-"`
 	Term uint64 `json:"-"`
 	Rank int    `json:"-"`
 	// Members is the world by rank, in the note of its seal.

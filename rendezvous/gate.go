@@ -16,11 +16,13 @@ import (
 //   - A check's bar ends with a check that passes, and one that is barred is checked again when the next world forms.
 //     Nobody waits for that second opinion unless there is no world without it, and without it the bar stands.
 //   - In gating nobody has workers (owing is 0), and every node that waits has been cleared, or cannot gate.
+//   - Who is told to Check aside (witnesses, and those who have passed alone) goes on to wait: nobody waits for its
+//     answer, and it is a candidate for a world as before.
 
 // maxReason bounds the reason of a failed check, in bytes.
 const maxReason = 1024
 
-func (n *node) can(a Ability) bool { return slices.Contains(n.Can, a) }
+func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 
 // idle: it has no workers, and none that it would have to stop.
 func (n *node) idle() bool { return n.state == waiting || n.state == checking || n.state == barred }
@@ -58,12 +60,6 @@ func (r *Round) count(n *node, by int) {
 	}
 }
 
-// mustCheck reports whether n needs a check before it may have workers.
-func (r *Round) mustCheck(now time.Time, n *node) bool {
-	valid := n.cleared && (n.until.IsZero() || now.Before(n.until))
-	return r.params.Gate && n.can(CanGate) && !valid
-}
-
 // queue lets a node without workers wait for the next world, and tells it how.
 func (r *Round) queue(now time.Time, n *node) {
 	switch {
@@ -71,12 +67,13 @@ func (r *Round) queue(now time.Time, n *node) {
 		r.exclude(n)
 	case r.mustCheck(now, n) && r.phase != forming:
 		r.ask(n)
+		r.findPartners(now)
 	case n.bar != nil:
 		r.setBar(n, n.bar, true)
 		r.exclude(n)
 	default:
 		r.become(n, waiting)
-		r.direct(n, Directive{Kind: Wait, Cause: r.paused})
+		r.direct(n, r.wait())
 	}
 }
 
@@ -93,16 +90,19 @@ func (r *Round) exclude(n *node) {
 func (r *Round) ask(n *node) {
 	r.become(n, checking)
 	r.direct(n, Directive{Kind: Check})
+	n.asked = true
 	r.told = append(r.told, n)
 }
 
-// askAll tells whoever waits without being cleared to Check, and reports how many there are.
+// askAll tells whoever waits without being cleared to Check, and reports how many there are. Who has passed alone is
+// asked at a gate where there is somebody else.
 func (r *Round) askAll(now time.Time) int {
 	if !r.params.Gate {
 		return 0
 	}
+	company := r.phase == gating && r.gaters() > 1
 	ns := r.sorted(func(n *node) bool {
-		return n.state == waiting && r.mustCheck(now, n) || n.state == barred && n.again
+		return n.state == waiting && r.mustCheck(now, n) && (company || !n.lone) || n.state == barred && n.again
 	})
 	for _, n := range ns {
 		r.ask(n)
@@ -110,18 +110,66 @@ func (r *Round) askAll(now time.Time) int {
 	return len(ns)
 }
 
-// tellGate names those who were told to Check in this step, unless they have been told something else since.
-func (r *Round) tellGate() {
-	var ids []string
-	for _, n := range r.told {
-		if r.nodes[n.ID] == n && n.dir.Kind == Check {
-			ids = append(ids, n.ID)
+// gaters is the number of nodes without workers that can be checked and may get workers.
+func (r *Round) gaters() (sum int) {
+	for _, n := range r.nodes {
+		if n.can(CanGate) && (n.state == waiting || n.state == checking || n.state == barred && n.again) {
+			sum++
 		}
 	}
-	if len(ids) > 0 {
-		r.acts = append(r.acts, Action{Gate: ids})
+	return sum
+}
+
+// findPartners finds partners for a node that has come to be checked while no other one is.
+func (r *Round) findPartners(now time.Time) {
+	if r.asked > 1 {
+		return
 	}
-	r.told = nil
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.lone && r.mustCheck(now, n) }) {
+		r.askAside(n)
+	}
+	r.askWitnesses(now, 1)
+}
+
+// askWitnesses tells cleared nodes to help with the checks of others.
+func (r *Round) askWitnesses(now time.Time, subjects int) int {
+	ns := r.sorted(func(n *node) bool { return n.state == waiting && n.can(CanGate) && !r.mustCheck(now, n) })
+	ns = ns[:min(len(ns), 4*subjects+4)]
+	for _, n := range ns {
+		r.askAside(n)
+	}
+	return len(ns)
+}
+
+// askAside tells n to Check, and goes on without its answer.
+func (r *Round) askAside(n *node) {
+	r.direct(n, Directive{Kind: Check})
+	n.aside, n.asked = true, true
+	r.told = append(r.told, n)
+}
+
+// tellGate names those who were told to Check in this step, unless they have been told something else since, and those
+// whose answers are not wanted any more.
+func (r *Round) tellGate(now time.Time) {
+	var a Action
+	for _, n := range r.told {
+		switch {
+		case r.nodes[n.ID] != n || n.dir.Kind != Check:
+		case n.aside && !r.mustCheck(now, n):
+			a.Witnesses = append(a.Witnesses, n.ID)
+		default:
+			a.Gate = append(a.Gate, n.ID)
+		}
+	}
+	for _, n := range r.free {
+		if r.nodes[n.ID] == n && !n.asked {
+			a.Released = append(a.Released, n.ID)
+		}
+	}
+	if len(a.Gate)+len(a.Witnesses)+len(a.Released) > 0 {
+		r.acts = append(r.acts, a)
+	}
+	r.told, r.free = nil, nil
 }
 
 // sorted lists the nodes that f picks, in order of arrival: no order of a map decides anything.
@@ -141,14 +189,19 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 	if !r.params.Gate {
 		return r.fit(r.joined), true
 	}
-	if r.phase != gating {
-		r.enterGate(now)
+	entered := r.phase != gating
+	if entered {
+		r.phase, r.gateSince, r.gateAt = gating, now, now.Add(r.params.GateTimeout)
+		r.askAll(now)
 	}
 	sure, possible := r.fit(r.joined), r.fit(r.joined+r.asked)
-	if sure == possible {
-		return sure, sure >= r.params.Min
+	if sure == possible && sure >= r.params.Min {
+		return sure, true
 	}
-	if now.Before(r.gateAt) {
+	if entered {
+		r.noteGate(now)
+	}
+	if sure == possible || now.Before(r.gateAt) {
 		return 0, false
 	}
 	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared",
@@ -157,12 +210,14 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 	return possible, true
 }
 
-func (r *Round) enterGate(now time.Time) {
-	r.phase, r.gateSince, r.gateAt = gating, now, now.Add(r.params.GateTimeout)
-	r.askAll(now)
-	if open := r.asked + r.again; open > 0 {
-		r.note("gate", "", fmt.Sprintf("checking %d of %d nodes", open, open+r.joined))
+// noteGate says who is waited for, and calls witnesses.
+func (r *Round) noteGate(now time.Time) {
+	open := r.asked + r.again
+	text := fmt.Sprintf("checking %d of %d nodes", open, open+r.joined)
+	if helpers := r.askWitnesses(now, open); helpers > 0 {
+		text += fmt.Sprintf("; %d others help", helpers)
 	}
+	r.note("gate", "", text)
 }
 
 // leaveGate goes on collecting nodes. The time in the gate does not count against the join timeout.
@@ -179,7 +234,7 @@ func (r *Round) leaveGate(now time.Time) {
 // cleared to Wait: nearly always it is told to Run next.
 func (r *Round) endChecks() {
 	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == Check }) {
-		r.direct(n, Directive{Kind: Wait})
+		r.direct(n, r.wait())
 	}
 }
 
@@ -203,35 +258,16 @@ func (r *Round) barsAge() {
 	}
 }
 
-func (r *Round) clear(e Cleared) error {
+func (r *Round) bar(now time.Time, e Barred) error {
 	n := r.nodes[e.ID]
 	if n == nil {
 		return ErrUnknownNode
 	}
-	n.cleared, n.until = true, e.Until
-	if n.bar != nil {
-		r.setBar(n, nil, false)
-		r.note("cleared", n.Name, "its check has passed")
-	}
-	if r.phase == finished || n.state != checking && (n.state != barred || r.bars[n.Name] != nil) {
-		return nil
-	}
-	r.become(n, waiting)
-	if r.phase != gating || n.dir.Kind != Check {
-		r.direct(n, Directive{Kind: Wait, Cause: r.paused})
-	}
-	return nil
-}
-
-func (r *Round) bar(e Barred) error {
-	n := r.nodes[e.ID]
-	if n == nil {
-		return ErrUnknownNode
-	}
+	n.asked = false
 	if r.phase == finished || !r.params.Gate || !n.can(CanGate) || n.state == barred {
 		return nil
 	}
-	n.cleared = false
+	n.void()
 	reason := cut(e.Reason, maxReason)
 	if !n.idle() { // the gate had opened without this answer
 		r.note("late-check", n.Name, reason+"; it is checked again before the next world")
@@ -240,34 +276,9 @@ func (r *Round) bar(e Barred) error {
 	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, false)
 	r.exclude(n)
 	r.note("barred", n.Name, reason)
+	delete(r.gone, n.Name) // it is here again
+	if r.params.Static && r.failAt.IsZero() {
+		r.failAt = now.Add(staticPatience)
+	}
 	return nil
-}
-
-// maxNamed bounds the nodes that an error names.
-const maxNamed = 4
-
-// shortage is why no world has formed in time: too few have joined, or too few of them may have workers.
-func (r *Round) shortage() *Cause {
-	joined := r.joined + r.asked
-	c := &Cause{Kind: CauseTimeout}
-	c.Text = fmt.Sprintf("no world within %s: %d nodes joined, need %d", r.params.JoinTimeout, joined, r.params.Min)
-	if r.params.Unit > 1 {
-		c.Text += fmt.Sprintf(" in multiples of %d", r.params.Unit)
-	}
-	out := r.sorted(func(n *node) bool { return n.state == barred || n.bar != nil })
-	failed := slices.ContainsFunc(out, func(n *node) bool { return n.bar != nil })
-	if failed && r.fit(joined+r.again+r.out) >= r.params.Min {
-		c.Kind = CauseCheck
-	}
-	for i, n := range out {
-		if i == maxNamed {
-			c.Text += fmt.Sprintf(" and %d more", len(out)-i)
-			break
-		}
-		c.Text += fmt.Sprintf("; %s is barred: %s", n.Name, cmp.Or(r.bars[n.Name], n.bar).Text)
-	}
-	if len(out) == 1 {
-		c.Node = out[0].Name
-	}
-	return c
 }

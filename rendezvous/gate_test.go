@@ -17,6 +17,7 @@ const (
 	healthy checkOutcome = iota
 	broken
 	mute
+	alone // nobody to pair it with
 )
 
 // answer lets a node answer its newest Check. It reports whether it said something.
@@ -26,9 +27,12 @@ func (s *sim) answer(id string) bool {
 		return false
 	}
 	s.answered[id] = s.dirs[id].Seq
-	if s.health[id] == broken {
+	switch s.health[id] {
+	case broken:
 		s.must(Barred{ID: id, Reason: "gpu 3 is gone"})
-	} else {
+	case alone:
+		s.must(Cleared{ID: id, Until: s.now})
+	default:
 		s.must(Cleared{ID: id})
 	}
 	return true
@@ -36,11 +40,11 @@ func (s *sim) answer(id string) bool {
 
 // holdActions holds the rules of the actions of one step.
 func (s *sim) holdActions(acts []Action) {
-	var gate, told []string
+	var told []string
+	gate := s.holdGate(acts)
 	newest := map[string]Directive{}
 	var ids []string
 	for _, a := range acts {
-		gate = append(gate, a.Gate...)
 		if d := a.Directive; d != nil {
 			ids, newest[a.Node] = append(ids, a.Node), *d
 			if n := s.r.nodes[a.Node]; n != nil && !n.can(CanGate) {
@@ -63,6 +67,37 @@ func (s *sim) holdActions(acts []Action) {
 	}
 	slices.Sort(gate)
 	require.Equal(s.t, told, gate, "the shell hears of exactly those who have been told to check")
+}
+
+// holdGate holds who may be told to Check: nobody with a certificate that counts, but as a witness.
+func (s *sim) holdGate(acts []Action) (gate []string) {
+	for _, a := range acts {
+		gate = append(append(gate, a.Gate...), a.Witnesses...)
+		if len(a.Released) > 0 {
+			s.freed = a.Released
+		}
+		for _, id := range a.Released {
+			require.True(s.t, s.awaited[id], "node %s was not told to check", id)
+			require.NotEqual(s.t, Check, s.r.nodes[id].dir.Kind, id)
+			delete(s.awaited, id)
+		}
+		for _, id := range slices.Concat(a.Gate, a.Witnesses) {
+			s.awaited[id] = true
+		}
+		for _, id := range a.Gate {
+			n := s.r.nodes[id]
+			s.checked[id] = append(s.checked[id], n.dir.Seq)
+			require.True(s.t, s.r.mustCheck(s.now, n) || n.bar != nil, "node %s is checked for nothing", id)
+			require.True(s.t, n.state == checking || n.aside && n.lone, "node %s: %s", id, n.state)
+		}
+		for _, id := range a.Witnesses {
+			n := s.r.nodes[id]
+			require.False(s.t, s.r.mustCheck(s.now, n), "witness %s has no certificate", id)
+			require.True(s.t, n.state == waiting && n.aside && n.can(CanGate), "witness %s: %s", id, n.state)
+		}
+		require.LessOrEqual(s.t, len(a.Witnesses), 4*(s.r.asked+s.r.again)+4)
+	}
+	return gate
 }
 
 // holdSeal: in the world of a run with a gate everyone is cleared or cannot gate, unless the gate has just opened
@@ -290,7 +325,8 @@ func TestUnansweredGateOpens(t *testing.T) {
 
 	s.fail("a", RestartCharged)
 	s.obey()
-	require.Equal(t, "a:wait b:check c:wait", s.kinds(), "it is checked before the next epoch")
+	require.Equal(t, "a:check b:check c:check", s.kinds(), "it is checked before the next epoch, and the others help")
+	require.Equal(t, []int{2, 1}, []int{s.r.joined, s.r.asked})
 	s.pass(time.Minute)
 	s.obey()
 	require.Equal(t, "a b c", s.order())
@@ -346,7 +382,7 @@ func TestNodeDepartsWhileGating(t *testing.T) {
 			s.clear("c")
 			require.Equal(t, "a:wait c:wait", s.kinds())
 			s.join("d")
-			require.Equal(t, "a:wait c:wait d:check", s.kinds())
+			require.Equal(t, "a:check c:check d:check", s.kinds())
 			s.obey()
 			require.Equal(t, "a c d", s.order())
 		})
@@ -498,24 +534,40 @@ func TestSecondOpinion(t *testing.T) {
 	})
 }
 
-func TestClearanceRunsOut(t *testing.T) {
-	s := gated(t, Params{Min: 2, Max: 2, MaxRestarts: 3})
+// The clock of a certificate stands still while its node is in a world, until all have stopped their workers.
+func TestCertificateRunsOut(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2, MaxRestarts: 9})
 	s.join("a", "b", "spare")
 	until := s.now.Add(time.Minute)
 	for _, id := range []string{"a", "b", "spare"} {
 		s.must(Cleared{ID: id, Until: until})
 	}
 	s.obey()
-	s.pass(time.Minute - 1)
-	s.fail("a", RestartCharged)
+	for range 3 {
+		s.pass(time.Hour)
+		s.fail("a", RestartCharged)
+		s.obeyOne("a")
+		s.pass(time.Hour) // b takes its time to stop
+		s.obeyOne("b")
+		require.Equal(t, releasing, s.r.phase)
+		s.obey()
+	}
+	require.Equal(t, 3, s.runs["a"].Epoch, "nobody of the world was checked")
+	require.Len(t, s.checked["spare"], 2, "its clock ran on, and it was checked when a world formed")
+
+	s.ordered(OrderPause, "")
 	s.obey()
-	require.Equal(t, 1, s.runs["a"].Epoch, "it still holds")
+	s.pass(time.Minute - 1)
+	s.ordered(OrderResume, "")
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	require.Len(t, s.checked["a"], 1, "it counted until the last moment")
+	s.ordered(OrderPause, "")
+	s.obey()
 	s.pass(1)
-	require.Equal(t, Run, s.dirs["a"].Kind, "it counts when a world forms, not while it runs")
-	s.fail("a", RestartCharged)
-	s.obeyOne("a")
-	s.obeyOne("b")
-	require.Equal(t, "a:check b:check spare:check", s.kinds())
+	s.ordered(OrderResume, "")
+	require.Equal(t, "a:check b:check spare:check", s.kinds(), "all time in the gate and in a pause counts")
+	require.Equal(t, []int{1, 2}, []int{s.r.joined, s.r.asked}, "the spare only helps")
 	s.health["b"] = broken
 	s.obey()
 	require.Equal(t, "a spare", s.order())
@@ -556,11 +608,10 @@ func TestPermanentFailureWhileGating(t *testing.T) {
 	for _, loss := range []bool{false, true} {
 		s := gated(t, Params{Min: 2, Max: 2, MaxRestarts: 5})
 		s.join("a", "b")
-		for _, id := range []string{"a", "b"} {
-			s.must(Cleared{ID: id, Until: s.now.Add(time.Second)})
-		}
 		s.obey()
-		s.pass(2 * time.Second)
+		for _, id := range []string{"a", "b"} {
+			s.must(Doubt{ID: id, Reason: "carrier"})
+		}
 		s.fail("a", RestartCharged)
 		first := s.r.id
 		s.obeyOne("a")
@@ -608,12 +659,11 @@ func TestLongReasonIsCut(t *testing.T) {
 func TestDaemonDiesWhileGating(t *testing.T) {
 	old := gated(t, Params{Min: 2, Max: 2})
 	old.join("a", "b", "spare")
-	for _, id := range []string{"a", "b", "spare"} {
-		old.must(Cleared{ID: id, Until: old.now.Add(time.Second)})
-	}
 	old.obey()
 	run := old.runs
-	old.pass(2 * time.Second)
+	for _, id := range []string{"a", "b", "spare"} {
+		old.must(Doubt{ID: id})
+	}
 	old.fail("a", RestartCharged)
 	epoch := old.r.id
 

@@ -56,7 +56,7 @@ func (r *Round) tellWaiting(refused Node, err error) {
 	}
 	r.refused[text] = true
 	r.note("refused", refused.Name, text)
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting }) {
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && !n.aside }) {
 		r.direct(n, Directive{Kind: Wait, Cause: &Cause{Kind: CauseRefusal, Node: refused.Name, Text: text}})
 	}
 }
@@ -128,7 +128,7 @@ func (r *Round) check(e Join) error {
 		return err
 	}
 	if len(r.nodes) > 0 || !r.fresh() {
-		if err := p.conflict(r.params); err != nil {
+		if err := r.conflict(e); err != nil {
 			return err
 		}
 	}
@@ -140,6 +140,16 @@ func (r *Round) check(e Join) error {
 			rank, p.Max, p.Max-1)
 	}
 	return nil
+}
+
+// conflict says in which option, of those that all nodes must share, a newcomer differs from the run. One that cannot
+// gate has never heard of checks, and counts as cleared.
+func (r *Round) conflict(e Join) error {
+	p := e.Params.WithDefaults()
+	if !e.Node.can(CanGate) {
+		p.Check = r.params.Check
+	}
+	return p.conflict(r.params)
 }
 
 func (n Node) checkNames() error {
@@ -219,7 +229,7 @@ func (r *Round) leave(now time.Time, e Leave) error {
 // end belongs to that run, and is one of its nodes from then on; a later one opens the run anew.
 func (r *Round) reopen(now time.Time, e Join) error {
 	if now.Add(-e.Node.Uptime).Before(r.finishedAt) {
-		if err := e.Params.WithDefaults().conflict(r.params); err != nil {
+		if err := r.conflict(e); err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
 		if o := r.nodes[e.Node.ID]; o != nil {
@@ -245,7 +255,7 @@ func (r *Round) reset() {
 	}
 	r.cfg.Term = r.seq + 1
 	next := New(r.cfg)
-	next.left, next.acts, next.told, next.bars = r.left, r.acts, r.told, r.bars
+	next.left, next.acts, next.told, next.free, next.bars = r.left, r.acts, r.told, r.free, r.bars
 	if r.phase != finished {
 		next.paused, next.pausedIn, next.unpaused = r.paused, r.pausedIn, r.unpaused
 	}

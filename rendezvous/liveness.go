@@ -36,10 +36,12 @@ func (r *Round) lose(now time.Time, n *node, reason string) {
 func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	delete(r.nodes, n.ID)
 	note := r.note(string(kind), n.Name, reason)
+	note.ID = n.ID
 	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
 		note.Rank = n.rank
 	}
 	r.count(n, -1)
+	r.keepBar(n)
 	if n.idle() || n.state == succeeded || r.phase == finished {
 		return // it has no work to do; the world does not need it any more
 	}
@@ -52,6 +54,7 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	if len(r.losses) < maxKept {
 		r.losses = append(r.losses, Loss{
 			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind),
+			Silent: kind == CauseLoss,
 		})
 	}
 	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)

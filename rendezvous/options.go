@@ -16,6 +16,8 @@ type option struct {
 // options lists all of p, in one order.
 func (p Params) options() []option {
 	const same = "use the same option on every node"
+	const checks = "use the same --network-check, --precheck, --switchbox-check, --health-check and --check options on " +
+		"every node"
 	p = p.WithDefaults()
 	return []option{
 		{fmt.Sprintf("--nnodes=%d:%d", p.Min, p.Max), true, same},
@@ -28,7 +30,15 @@ func (p Params) options() []option {
 		{text: fmt.Sprintf("growth_delay=%v", p.GrowthDelay.Seconds())},
 		{text: fmt.Sprintf("gate=%v", p.Gate)},
 		{text: fmt.Sprintf("gate_timeout=%v", p.GateTimeout.Seconds())},
+		{p.checks(), true, checks},
 	}
+}
+
+func (p Params) checks() string {
+	if p.Check == "" {
+		return "no checks of nodes"
+	}
+	return "checks of nodes (" + p.Check + ")"
 }
 
 func (p Params) kind() string {

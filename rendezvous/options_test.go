@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,7 +12,7 @@ import (
 // TestEveryFieldOfParamsIsNamed changes each field once: two nodes that differ in it are told so.
 func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 	run := Params{Min: 2, Max: 2}.WithDefaults()
-	shared := []string{"Min", "Max", "Unit", "Static"}
+	shared := []string{"Min", "Max", "Unit", "Static", "Check"}
 	for i := range reflect.TypeFor[Params]().NumField() {
 		name := reflect.TypeFor[Params]().Field(i).Name
 		t.Run(name, func(t *testing.T) {
@@ -19,6 +20,8 @@ func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 			switch f := reflect.ValueOf(&p).Elem().Field(i); f.Kind() {
 			case reflect.Bool:
 				f.SetBool(!f.Bool())
+			case reflect.String:
+				f.SetString("level=host")
 			default:
 				f.SetInt(f.Int() + 1_000_000_000)
 			}
@@ -40,7 +43,7 @@ func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 	p := Params{Min: 1, Max: 4, MaxRestarts: 3, Gate: true}
 	require.Equal(t, "--nnodes=1:4 --node-unit=1 the dynamic rendezvous --max-restarts=3 --restart-policy=Always: false "+
-		"join_timeout=600 last_call_timeout=30 growth_delay=1 gate=true gate_timeout=300", p.String())
+		"join_timeout=600 last_call_timeout=30 growth_delay=1 gate=true gate_timeout=300 no checks of nodes", p.String())
 	own, theirs := p.Differences(p.WithDefaults())
 	require.Empty(t, own+theirs, "a default is no difference")
 	p.Gate = false
@@ -48,7 +51,7 @@ func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 }
 
 func TestParamsValidate(t *testing.T) {
-	good := Params{Min: 2, Max: 4}
+	good := Params{Min: 2, Max: 4, Check: strings.Repeat("x", MaxCheck)}
 	for want, change := range map[string]func(*Params){
 		"nnodes 0:4":                        func(p *Params) { p.Min = 0 },
 		"nnodes 2:1":                        func(p *Params) { p.Max = 1 },
@@ -59,6 +62,8 @@ func TestParamsValidate(t *testing.T) {
 		"join timeout -1ns":                 func(p *Params) { p.JoinTimeout = -1 },
 		"growth delay -1ns":                 func(p *Params) { p.GrowthDelay = -1 },
 		"gate timeout -1ns":                 func(p *Params) { p.GateTimeout = -1 },
+		`node checks "\x1b[2J": need UTF-8`: func(p *Params) { p.Check = "\x1b[2J" },
+		"at most 1024 bytes":                func(p *Params) { p.Check += "x" },
 		"nnodes 2:4: the static rendezvous": func(p *Params) { p.Static = true },
 	} {
 		p := good

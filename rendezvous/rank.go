@@ -47,7 +47,7 @@ func order(rank int) int {
 // When every node wishes for a rank of its own (NODE_RANK of a DLRover pod, which a
 // replacement inherits), the wishes decide. Otherwise a node keeps the rank it had,
 // if that still exists, and newcomers fill the gaps in order of arrival. With a
-// topology, nodes under one access switch become neighbours.
+// topology, nodes under one access switch become neighbours, and without one those of one domain.
 func rank(chosen []*node, topo Topology, static bool) []*node {
 	ranked := slices.Clone(chosen)
 	if static || wishesDiffer(ranked) {
@@ -55,10 +55,13 @@ func rank(chosen []*node, topo Topology, static bool) []*node {
 	} else {
 		ranked = sticky(ranked)
 	}
-	if static || topo == nil {
+	switch {
+	case static:
 		return ranked
+	case len(topo) > 0:
+		return group(ranked, func(n *node) string { return topo[n.IP] })
 	}
-	return topo.group(ranked)
+	return group(ranked, func(n *node) string { return n.domain })
 }
 
 func wishesDiffer(ns []*node) bool {
@@ -95,18 +98,18 @@ func sticky(ns []*node) []*node {
 // know share one unnamed switch.
 type Topology map[string]string
 
-// group keeps the nodes of one access switch together: the switch of rank 0 first,
-// the others as they first appear, and the given order inside each. This is the
-// order of the node-topology-config that DLRover users on MetaX machines know.
-func (t Topology) group(ranked []*node) []*node {
+// group keeps the nodes with one label, such as their access switch, together: the label of rank 0 first, the others as
+// they first appear, and the given order inside each. This is the order of the node-topology-config that DLRover users
+// on MetaX machines know.
+func group(ranked []*node, label func(*node) string) []*node {
 	var names []string
 	buckets := map[string][]*node{}
 	for _, n := range ranked {
-		asw := t[n.IP]
-		if _, ok := buckets[asw]; !ok {
-			names = append(names, asw)
+		name := label(n)
+		if _, ok := buckets[name]; !ok {
+			names = append(names, name)
 		}
-		buckets[asw] = append(buckets[asw], n)
+		buckets[name] = append(buckets[name], n)
 	}
 	out := make([]*node, 0, len(ranked))
 	for _, name := range names {

@@ -115,7 +115,7 @@ func (r *Round) settleResume(now time.Time) {
 	if w.missing > 0 && now.Before(w.until) {
 		return
 	}
-	r.resume, r.resumed, r.phase = nil, true, running
+	r.resume, r.resumed, r.phase, r.sealedAt = nil, true, running, now
 	for _, n := range w.world {
 		if n != nil {
 			r.world = append(r.world, n)

@@ -20,6 +20,9 @@ type Config struct {
 	Term uint64
 	// Topology maps a node's IP to its access switch; nil leaves ranks in their own order.
 	Topology Topology
+	// Suspicious says in one line, or with "", why the end of an epoch may have a cause that checks of nodes find: then
+	// all nodes are checked before the next world. It must be pure. Nil suspects nothing.
+	Suspicious func(Evidence) string
 }
 
 type phase string
@@ -57,8 +60,12 @@ type node struct {
 
 	cleared bool      // its newest check has passed
 	until   time.Time // and counts until then; zero: for good
+	domain  string    // of its newest check that has passed
 	bar     *Cause    // a check has failed, and none has passed since
 	again   bool      // the next gate may check it again, although it is barred
+	lone    bool      // it is cleared, but there was nobody to pair it with
+	asked   bool      // it was told to Check, and nobody has answered
+	aside   bool      // it waits, and was told to Check all the same; its answer is not waited for
 }
 
 // Errors of Step that a launcher can act upon.
@@ -119,12 +126,18 @@ type Round struct {
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
 	refused    map[string]bool // nodes and reasons that those who wait have heard of
 
+	gone       map[string]*Cause // checks' bars of nodes that have left since the last seal, by name
+	lacking    *Cause            // that checks have left too few nodes, as those who wait were told; or nil
+	lackingFor int               // how many were barred, or had left for it, when that was last looked at
+
 	bars     map[string]*Cause // by name of nodes; nil: it was barred once
 	paused   *Cause
 	pausedIn *EpochID // the newest epoch that those had seen who brought the pause from an earlier daemon; nil: ordered
 	unpaused bool     // a pause was ended by an order; what nodes bring is older
 
 	formingAt  time.Time // join timeout runs from here
+	sealedAt   time.Time // certificates of the members stand still since then; zero: they do not
+	failAt     time.Time // a static run fails then because of a check
 	gateSince  time.Time // when the phase gating began
 	gateAt     time.Time // it ends then without the missing answers
 	lastCallAt time.Time
@@ -136,6 +149,7 @@ type Round struct {
 
 	acts []Action
 	told []*node // to Check, in this step
+	free []*node // told something else in this step, before they have answered
 }
 
 // New returns the Round of a run that nobody has joined.
@@ -143,7 +157,7 @@ func New(cfg Config) *Round {
 	return &Round{
 		cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term,
 		nodes: map[string]*node{}, wishes: map[int]*node{},
-		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{},
+		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{}, gone: map[string]*Cause{},
 	}
 }
 
@@ -155,7 +169,7 @@ func (r *Round) Step(now time.Time, ev Event) ([]Action, error) {
 	err := r.apply(now, ev)
 	r.expire(now)
 	r.settle(now)
-	r.tellGate()
+	r.tellGate(now)
 	return r.acts, err
 }
 
@@ -176,9 +190,11 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case Success:
 		return r.success(now, e)
 	case Cleared:
-		return r.clear(e)
+		return r.clear(now, e)
 	case Barred:
-		return r.bar(e)
+		return r.bar(now, e)
+	case Doubt:
+		return r.doubt(now, e)
 	case Order:
 		return r.order(now, e)
 	case Rewire:
@@ -356,7 +372,7 @@ func (r *Round) settle(now time.Time) {
 		if r.phase == finished || !r.doomAt.IsZero() {
 			return
 		}
-		if !r.trySeal(now) {
+		if !r.failStatic(now) && !r.trySeal(now) {
 			r.checkJoinTimeout(now)
 		}
 	case running:
@@ -412,15 +428,23 @@ func (r *Round) direct(n *node, d Directive) {
 		p := r.params
 		d.Params = &p
 	}
-	n.dir = d
+	if n.asked && d.Kind != Check {
+		r.free = append(r.free, n)
+	}
+	n.dir, n.aside, n.asked = d, false, n.asked && d.Kind == Check
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }
 
 func (r *Round) note(event, nodeName, text string) *Note {
-	n := &Note{
+	n := r.Remark(event, nodeName, text)
+	r.acts = append(r.acts, Action{Note: &n})
+	return &n
+}
+
+// Remark is a note about the present state of the run, for who has something to say beside the Round.
+func (r *Round) Remark(event, nodeName, text string) Note {
+	return Note{
 		Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text,
 		Nodes: len(r.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1,
 	}
-	r.acts = append(r.acts, Action{Note: n})
-	return n
 }

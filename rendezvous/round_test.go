@@ -29,6 +29,9 @@ type sim struct {
 	can      []Ability               // of the nodes that join
 	health   map[string]checkOutcome // what the checks of nodes say, by ID
 	answered map[string]uint64       // the newest Check that a node has answered
+	freed    []string                // those that were released last
+	awaited  map[string]bool         // who was told to Check, has not answered, and was not released
+	checked  map[string][]uint64     // the Checks that each node was told as a subject
 	log      []Note
 	opened   bool                 // the newest gate has opened without all answers
 	worked   map[string]Directive // the newest epoch that had workers here
@@ -40,7 +43,8 @@ func newSim(t testing.TB, p Params) *sim {
 	return &sim{
 		t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0).UTC(), p: p, dirs: map[string]Directive{},
 		runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{},
-		answered: map[string]uint64{}, worked: map[string]Directive{},
+		answered: map[string]uint64{}, checked: map[string][]uint64{}, awaited: map[string]bool{},
+		worked: map[string]Directive{},
 	}
 }
 
@@ -52,13 +56,24 @@ func (s *sim) step(ev Event) error {
 		require.Equal(s.t, err, twinErr)
 		require.Equal(s.t, s.r.Next(), s.twin.Next())
 	}
+	switch e := ev.(type) {
+	case Cleared:
+		delete(s.awaited, e.ID)
+	case Barred:
+		delete(s.awaited, e.ID)
+	}
+	s.take(acts)
+	return err
+}
+
+// take does what actions ask of the shell.
+func (s *sim) take(acts []Action) {
 	s.holdActions(acts)
 	for _, a := range acts {
 		if a.Directive != nil && !s.gone[a.Node] {
 			s.dirs[a.Node] = *a.Directive
 		}
 	}
-	return err
 }
 
 func (s *sim) must(ev Event) { s.t.Helper(); require.NoError(s.t, s.step(ev)) }
@@ -712,7 +727,11 @@ func TestRefusals(t *testing.T) {
 		"min above max":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 3, Max: 2}}, "0 < MIN <= MAX"},
 		"long name":        {Join{Node: Node{ID: "x", Name: long, Slots: 1}, Params: s.p}, "at most 512 bytes"},
 		"long address":     {Join{Node: Node{ID: "x", Addrs: []string{"::1", long}, Slots: 1}, Params: s.p}, "address \"yyy"},
-		"long IP":          {Join{Node: Node{ID: "x", IP: long, Slots: 1}, Params: s.p}, "513 bytes; at most 512"},
+		"other checks": {Join{Node: Node{ID: "x", Slots: 1, Can: []Ability{CanGate}},
+			Params: Params{Min: 1, Max: 2, Gate: true, Check: "full, ttl=10m"}},
+			"checks of nodes (full, ttl=10m), but the run was opened with no checks of nodes; " +
+				"use the same --network-check, --precheck, --switchbox-check, --health-check and --check options on every node"},
+		"long IP": {Join{Node: Node{ID: "x", IP: long, Slots: 1}, Params: s.p}, "513 bytes; at most 512"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := s.step(c.e)
@@ -1216,6 +1235,10 @@ func TestNotesOfDepartures(t *testing.T) {
 	for _, n := range s.notes(string(CauseLeave)) {
 		ranks[n.Node] = n.Rank
 		require.Equal(t, s.ended[0].Term, n.Term)
+		require.Equal(t, n.Node, n.ID)
+	}
+	for _, n := range s.notes("join") {
+		require.Empty(t, n.ID)
 	}
 	require.Equal(t, map[string]int{"a": 0, "spare": 1, "b": -1}, ranks, "b was one of an older world")
 }
@@ -1332,10 +1355,17 @@ func history(t testing.TB, rnd *rand.Rand, steps int) {
 		Gate: rnd.Intn(2) == 0, GateTimeout: 20 * time.Second,
 	}
 	p.Max = p.Min + rnd.Intn(5)
+	p.Static = p.Max == p.Min
 	if p.Validate() != nil {
 		return
 	}
 	s := newSim(t, p)
+	s.r.cfg.Suspicious = func(e Evidence) string {
+		if len(e.Losses) > 1 || len(e.Failures) == 2 {
+			return "two at once"
+		}
+		return ""
+	}
 	for i := range steps {
 		if rnd.Intn(40) == 0 {
 			s.restore()
@@ -1355,7 +1385,7 @@ func (s *sim) restore() {
 	require.NoError(s.t, err)
 	var snap Snapshot
 	require.NoError(s.t, json.Unmarshal(text, &snap))
-	s.twin, err = Restore(snap)
+	s.twin, err = Restore(s.r.cfg, snap)
 	require.NoError(s.t, err)
 	again, err := json.Marshal(s.twin.Snapshot())
 	require.NoError(s.t, err)
@@ -1458,7 +1488,7 @@ func (s *sim) randomJoin(rnd *rand.Rand, i int) {
 	if rnd.Intn(4) > 0 {
 		n.Can = []Ability{CanGate}
 	}
-	s.health[n.ID] = checkOutcome(max(rnd.Intn(6)-3, 0))
+	s.health[n.ID] = checkOutcome(max(rnd.Intn(8)-3, 0))
 	if s.step(Join{Node: n, Params: s.p}) == nil {
 		s.must(Attach{ID: n.ID})
 	}
@@ -1482,6 +1512,10 @@ func (s *sim) randomAnswer(rnd *rand.Rand, id string) {
 	case s.r.nodes[id] == nil:
 	case rnd.Intn(3) == 0:
 		s.must(Barred{ID: id, Reason: "at random"})
+	case rnd.Intn(3) == 0:
+		s.must(Doubt{ID: id, Reason: "at random"})
+	case rnd.Intn(3) == 0:
+		s.must(Cleared{ID: id, Until: s.now})
 	default:
 		s.must(Cleared{ID: id, Until: s.now.Add(time.Duration(rnd.Int63n(int64(20 * time.Second))))})
 	}
@@ -1490,7 +1524,8 @@ func (s *sim) randomAnswer(rnd *rand.Rand, id string) {
 // newDaemon starts the daemon again; most nodes come back, in any order.
 func (s *sim) newDaemon(rnd *rand.Rand) {
 	v := &revived{sim: s, old: &sim{r: s.r, dirs: s.dirs, runs: maps.Clone(s.runs), worked: s.worked}}
-	s.r, s.twin, s.dirs = New(Config{Term: s.r.seq + 1000}), nil, map[string]Directive{}
+	clear(s.awaited)
+	s.r, s.twin, s.dirs = New(Config{Term: s.r.seq + 1000, Suspicious: s.r.cfg.Suspicious}), nil, map[string]Directive{}
 	ids := sortedKeys(v.old.dirs)
 	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	for _, id := range ids {
@@ -1521,6 +1556,7 @@ func (s *sim) check() {
 		require.Equal(s.t, seconds, r.again)
 		require.Equal(s.t, counts[checking]+counts[barred], r.asked+r.again+r.out)
 	}
+	s.checkCertificates()
 	if r.phase == gating {
 		require.Zero(s.t, r.owing)
 		require.NotZero(s.t, r.asked+r.again, "somebody's answer is awaited")
@@ -1539,6 +1575,23 @@ func (s *sim) check() {
 		if n := r.nodes[id]; n != nil && r.phase == running && n.state == member {
 			require.Equal(s.t, r.id, d.EpochID, "node %s", id)
 		}
+	}
+}
+
+// checkCertificates holds what is kept about checks, and that it is acted upon in time.
+func (s *sim) checkCertificates() {
+	r := s.r
+	for _, n := range r.nodes {
+		require.False(s.t, n.aside && (n.state != waiting || n.dir.Kind != Check), "%s is asked aside: %s", n.ID, n.state)
+		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
+		require.False(s.t, n.lone && !n.cleared, "node %s has passed alone, and has not", n.ID)
+	}
+	if !r.failAt.IsZero() && r.phase != finished && r.paused == nil && r.resume == nil && r.doomAt.IsZero() {
+		require.True(s.t, r.params.Static && r.failed() && r.asked > 0 && s.now.Before(r.failAt), "the run should have ended")
+	}
+	if r.phase == running || r.phase == releasing {
+		require.Nil(s.t, r.lacking)
+		require.False(s.t, r.sealedAt.IsZero(), "the clocks of the members' certificates run")
 	}
 }
 

@@ -11,22 +11,28 @@ func (r *Round) trySeal(now time.Time) bool {
 		r.holdAt, r.formingAt = time.Time{}, now
 	}
 	if r.owing > 0 || !r.holdAt.IsZero() || r.paused != nil {
+		if r.owing == 0 {
+			r.epochOver(now)
+		}
 		r.leaveGate(now)
 		return false
 	}
+	r.epochOver(now)
 	r.endSecondOpinions(now)
 	candidates := r.joined + r.asked + r.again
 	if r.fit(candidates) < r.params.Min {
 		r.lastCallAt, r.short = time.Time{}, true
 		r.leaveGate(now)
+		r.tellShortage()
 		return false
 	}
+	r.lacking, r.lackingFor = nil, 0
 	if r.phase != gating && candidates < r.params.Max && (r.fresh() || r.short) && !r.lastCallOver(now, candidates) {
 		return false
 	}
 	size, open := r.passGate(now)
 	if open {
-		r.seal(size)
+		r.seal(now, size)
 	}
 	return open
 }
@@ -45,7 +51,7 @@ func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 	return !now.Before(r.lastCallAt)
 }
 
-func (r *Round) seal(size int) {
+func (r *Round) seal(now time.Time, size int) {
 	r.tellEnded()
 	chosen := choose(r.candidates(size), size)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
@@ -61,17 +67,20 @@ func (r *Round) seal(size int) {
 	if r.charge && !r.elastic {
 		r.restarts++
 	}
-	r.world = ranked
+	r.world, r.sealedAt = ranked, now
 	r.phase = releasing
 	places := r.places(ranked)
 	for i, n := range ranked {
 		r.become(n, member)
-		n.rank, n.rankBase = i, places[i].RankBase
+		n.rank, n.rankBase, n.aside = i, places[i].RankBase, false
 	}
 	r.resetEpoch()
 	r.direct(ranked[0], Directive{Kind: Lead, Place: &places[0], Cause: r.cause})
 	if r.params.Gate {
 		r.endChecks()
+		if r.asked == 1 {
+			r.findPartners(now)
+		}
 	}
 	r.note("seal", ranked[0].Name, "").Members = r.World()
 }
@@ -87,7 +96,9 @@ func (r *Round) tellEnded() {
 func (r *Round) resetEpoch() {
 	r.charge, r.elastic, r.short = false, false, false
 	r.failures, r.losses = nil, nil
+	clear(r.gone)
 	r.lastCallAt, r.growAt, r.doomAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	r.failAt = time.Time{}
 }
 
 func (r *Round) places(ranked []*node) []Place {
@@ -135,6 +146,7 @@ func (r *Round) tryGrow(now time.Time) {
 		return
 	}
 	if r.askAll(now) > 0 {
+		r.findPartners(now)
 		r.growAt = time.Time{} // a clearance has run out meanwhile
 		return
 	}

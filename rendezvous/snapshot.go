@@ -40,6 +40,10 @@ type Snapshot struct {
 	Left     []string  `json:"left,omitempty"`
 	Refused  []string  `json:"refused,omitempty"`
 
+	Gone       map[string]*Cause `json:"gone,omitempty"`
+	Lacking    *Cause            `json:"lacking,omitempty"`
+	LackingFor int               `json:"lacking_for,omitempty"`
+
 	Bars     map[string]*Cause `json:"bars,omitempty"`
 	Paused   *Cause            `json:"paused,omitempty"`
 	PausedIn *EpochID          `json:"paused_in,omitempty"`
@@ -47,6 +51,8 @@ type Snapshot struct {
 
 	FinishedAt time.Time `json:"finished_at,omitzero"`
 	FormingAt  time.Time `json:"forming_at,omitzero"`
+	SealedAt   time.Time `json:"sealed_at,omitzero"`
+	FailAt     time.Time `json:"fail_at,omitzero"`
 	GateSince  time.Time `json:"gate_since,omitzero"`
 	GateAt     time.Time `json:"gate_at,omitzero"`
 	LastCallAt time.Time `json:"last_call_at,omitzero"`
@@ -70,8 +76,12 @@ type NodeSnapshot struct {
 	Differs   bool      `json:"differs,omitempty"`
 	Cleared   bool      `json:"cleared,omitempty"`
 	Until     time.Time `json:"until,omitzero"`
+	Domain    string    `json:"domain,omitempty"`
 	Bar       *Cause    `json:"bar,omitempty"`
 	Again     bool      `json:"again,omitempty"`
+	Lone      bool      `json:"lone,omitempty"`
+	Asked     bool      `json:"asked,omitempty"`
+	Aside     bool      `json:"aside,omitempty"`
 }
 
 // ResumeSnapshot is the state of a world that is being rebuilt.
@@ -92,6 +102,7 @@ func (r *Round) Snapshot() Snapshot {
 		Charge: r.charge, Elastic: r.elastic, Short: r.short, Resumed: r.resumed, Held: r.held,
 		Cause: r.cause, Failures: r.failures, Losses: r.losses, Outcome: r.outcome,
 		Left: slices.Sorted(maps.Keys(r.left)), Refused: slices.Sorted(maps.Keys(r.refused)),
+		Gone: r.gone, Lacking: r.lacking, LackingFor: r.lackingFor, SealedAt: r.sealedAt, FailAt: r.failAt,
 		Bars: r.bars, Paused: r.paused, PausedIn: r.pausedIn, Unpaused: r.unpaused,
 		FinishedAt: r.finishedAt, FormingAt: r.formingAt, GateSince: r.gateSince, GateAt: r.gateAt,
 		LastCallAt: r.lastCallAt, GrowAt: r.growAt, DoomAt: r.doomAt, HoldAt: r.holdAt, LiveAt: r.liveAt,
@@ -138,16 +149,18 @@ func (n *node) snapshot() NodeSnapshot {
 	return NodeSnapshot{
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
 		Attached: n.attached, Detached: n.detached, Broken: n.broken, Directive: n.dir, Differs: n.differs,
-		Cleared: n.cleared, Until: n.until, Bar: n.bar, Again: n.again,
+		Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar, Again: n.again,
+		Lone: n.lone, Asked: n.asked, Aside: n.aside,
 	}
 }
 
-// Restore returns the Round whose state s is. It goes on as the one that s was taken of.
-func Restore(s Snapshot) (*Round, error) {
+// Restore returns the Round whose state s is. It goes on as the one that s was taken of, given the same
+// Config.Suspicious; what else is in cfg, s has.
+func Restore(cfg Config, s Snapshot) (*Round, error) {
 	if err := s.validate(); err != nil {
 		return nil, fmt.Errorf("rendezvous: bad snapshot: %w", err)
 	}
-	r := New(Config{Term: s.Term, Topology: s.Topology})
+	r := New(Config{Term: s.Term, Topology: s.Topology, Suspicious: cfg.Suspicious})
 	r.params, r.phase, r.id = s.Params, phase(s.Phase), s.ID
 	r.seq, r.arrive, r.done, r.restarts, r.worldSize = s.Seq, s.Arrive, s.Done, s.Restarts, s.WorldSize
 	r.charge, r.elastic, r.short, r.resumed, r.held = s.Charge, s.Elastic, s.Short, s.Resumed, s.Held
@@ -155,7 +168,9 @@ func Restore(s Snapshot) (*Round, error) {
 	r.paused, r.pausedIn, r.unpaused = s.Paused, s.PausedIn, s.Unpaused
 	r.finishedAt, r.formingAt, r.gateSince, r.gateAt = s.FinishedAt, s.FormingAt, s.GateSince, s.GateAt
 	r.lastCallAt, r.growAt, r.doomAt, r.holdAt, r.liveAt = s.LastCallAt, s.GrowAt, s.DoomAt, s.HoldAt, s.LiveAt
+	r.lacking, r.lackingFor, r.sealedAt, r.failAt = s.Lacking, s.LackingFor, s.SealedAt, s.FailAt
 	maps.Copy(r.bars, s.Bars)
+	maps.Copy(r.gone, s.Gone)
 	for _, id := range s.Left {
 		r.left[id] = true
 	}
@@ -197,7 +212,8 @@ func (n NodeSnapshot) restore() *node {
 	return &node{
 		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
 		attached: n.Attached, detached: n.Detached, broken: n.Broken, dir: n.Directive, differs: n.Differs,
-		cleared: n.Cleared, until: n.Until, bar: n.Bar, again: n.Again,
+		cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
+		lone: n.Lone, asked: n.Asked, aside: n.Aside,
 	}
 }
 

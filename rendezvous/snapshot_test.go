@@ -16,7 +16,7 @@ func TestSnapshotKnowsEveryField(t *testing.T) {
 		state, snapshot reflect.Type
 		other           string // fields that are kept under another name, are counted anew, or live for one Step only
 	}{
-		{reflect.TypeFor[Round](), reflect.TypeFor[Snapshot](), "cfg joined asked again out owing acts told"},
+		{reflect.TypeFor[Round](), reflect.TypeFor[Snapshot](), "cfg joined asked again out owing acts told free"},
 		{reflect.TypeFor[node](), reflect.TypeFor[NodeSnapshot](), "rank dir"},
 		{reflect.TypeFor[resume](), reflect.TypeFor[ResumeSnapshot](), ""},
 	} {
@@ -41,7 +41,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			Node: Node{ID: id, Name: id, Rank: arrival, Slots: 1}, State: "checking", GroupRank: 1,
 			RankBase: 8, Arrival: arrival,
 			Attached: 1, Detached: at(1), Broken: true, Directive: Directive{Seq: 9, Kind: Check}, Differs: true,
-			Cleared: true, Until: at(2), Bar: c("bar"), Again: true,
+			Cleared: true, Until: at(2), Domain: "rack", Bar: c("bar"), Again: true, Lone: true, Asked: true, Aside: true,
 		}
 	}
 	s := Snapshot{
@@ -55,7 +55,8 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 		Charge: true, Elastic: true, Short: true, Resumed: true, Held: true, Cause: c("cause"),
 		Failures: []Failure{{Rank: 1, Text: "f", At: at(4), Detail: json.RawMessage(`{"x":1}`)}},
 		Losses:   []Loss{{Node: "l", At: at(5)}},
-		Outcome:  Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
+		Gone:     map[string]*Cause{"g": c("g")}, Lacking: c("lack"), LackingFor: 17, SealedAt: at(15), FailAt: at(16),
+		Outcome: Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
 		Bars: map[string]*Cause{"n": c("n"), "m": nil}, Paused: c("p"), PausedIn: &id, Unpaused: true,
 		FinishedAt: at(6), FormingAt: at(7), GateSince: at(8), GateAt: at(9), LastCallAt: at(10), GrowAt: at(11),
 		DoomAt: at(12), HoldAt: at(13), LiveAt: at(14),
@@ -69,7 +70,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 	require.NoError(t, err)
 	var read Snapshot
 	require.NoError(t, json.Unmarshal(text, &read))
-	r, err := Restore(read)
+	r, err := Restore(Config{}, read)
 	require.NoError(t, err)
 	require.Equal(t, s, r.Snapshot())
 	require.Equal(t, 2, r.again, "nodes are counted anew")
@@ -97,10 +98,10 @@ func TestRestoreRefusesWhatFitsNowhere(t *testing.T) {
 		`rendezvous: bad snapshot: node "a": state "drowsy" is unknown`: func(s *Snapshot) { s.Nodes[0].State = "drowsy" },
 	} {
 		s := Snapshot{Phase: "forming", Nodes: []NodeSnapshot{{Node: Node{ID: "a"}, State: "waiting"}}, Here: 1}
-		_, err := Restore(s)
+		_, err := Restore(Config{}, s)
 		require.NoError(t, err)
 		change(&s)
-		_, err = Restore(s)
+		_, err = Restore(Config{}, s)
 		require.ErrorContains(t, err, want)
 	}
 }

@@ -30,6 +30,8 @@ func (r *Round) nextDecision() time.Time {
 		return r.resume.until
 	case !r.doomAt.IsZero():
 		return r.doomAt
+	case !r.failAt.IsZero() && r.paused == nil:
+		return r.failAt
 	case r.phase == gating:
 		return r.gateAt
 	case r.paused != nil || r.owing > 0 || len(r.nodes) == 0:
@@ -69,10 +71,21 @@ func (r *Round) Node(id string) (Node, error) {
 	return n.Node, nil
 }
 
+// Names are those of the nodes with ids that are here.
+func (r *Round) Names(ids []string) map[string]string {
+	names := make(map[string]string, len(ids))
+	for _, id := range ids {
+		if n := r.nodes[id]; n != nil {
+			names[id] = n.Name
+		}
+	}
+	return names
+}
+
 // Asked reports whether a node has been told to Check and nobody has answered yet.
 func (r *Round) Asked(id string) bool {
 	n := r.nodes[id]
-	return n != nil && n.state == checking
+	return n != nil && n.asked
 }
 
 // Named are the nodes of one name: more than one while a launcher that was started again and the one before it are

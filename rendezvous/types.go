@@ -20,8 +20,8 @@ const (
 // MaxNodes bounds the world of one run.
 const MaxNodes = 100_000
 
-// Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit and Static; of all others
-// the run has one value, that of the node that opened it.
+// Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit, Static and, if it knows what
+// a check is, Check; of all others the run has one value, that of the node that opened it.
 type Params struct {
 	// Min and Max bound the number of nodes of a world (--nnodes MIN:MAX).
 	Min int `json:"min"`
@@ -47,7 +47,12 @@ type Params struct {
 	// GateTimeout is how long a world that could be sealed waits for the checks of its nodes; then it is sealed without
 	// their answers. It has a default with a Gate only.
 	GateTimeout time.Duration `json:"gate_timeout,omitempty"`
+	// Check says how nodes are checked, in the words of those who check them; "" without. At most MaxCheck bytes.
+	Check string `json:"check,omitempty"`
 }
+
+// MaxCheck bounds Params.Check, in bytes.
+const MaxCheck = 1024
 
 // WithDefaults returns p with zero values replaced by the defaults.
 func (p Params) WithDefaults() Params {
@@ -82,6 +87,8 @@ func (p Params) Validate() error {
 		return fmt.Errorf("rendezvous timeouts must be positive "+
 			"(last call %s, join timeout %s, growth delay %s, gate timeout %s)",
 			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout)
+	case len(p.Check) > MaxCheck || !Printable(p.Check):
+		return fmt.Errorf("node checks %.100q: %s, at most %d bytes", p.Check, PrintableRule, MaxCheck)
 	case p.Static && p.Min != p.Max:
 		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
 			p.Min, p.Max, p.Max)
@@ -255,6 +262,8 @@ type Loss struct {
 	Slots     int       `json:"slots"`
 	Reason    string    `json:"reason"`
 	At        time.Time `json:"at"`
+	// Silent: it went away without a good-bye.
+	Silent bool `json:"silent,omitempty"`
 }
 
 // Evidence is all that is known about the end of the newest epoch.

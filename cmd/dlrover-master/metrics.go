@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"dlrover-run/checkpointd/coordinator"
+	checks "dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -83,4 +84,24 @@ func (m *metrics) watchCheckpoints(h *coordinator.Hub) {
 	oldest("dlrover_checkpoint_disk_age_seconds",
 		"Age of the oldest rank's newest checkpoint on disk, over all runs; 0 without any.",
 		func(a coordinator.Age) time.Time { return a.DurableAt })
+}
+
+// watchChecks adds what the checks of nodes have found. Neither runs nor nodes are labels.
+func (m *metrics) watchChecks(h *checks.Hub) {
+	for _, state := range checks.States {
+		m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dlrover_check_verdicts_total", Help: "Nodes that a check has decided about, by verdict.",
+			ConstLabels: prometheus.Labels{"state": string(state)},
+		}, func() float64 { return float64(h.Stats().Verdicts[state]) }))
+	}
+	m.reg.MustRegister(
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dlrover_check_excluded_total", Help: "Nodes that a check has left out of their jobs.",
+		}, func() float64 { return float64(h.Stats().Excluded) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dlrover_check_ended_total", Help: "Checks of nodes that have ended, of all runs.",
+		}, func() float64 { return float64(h.Stats().Checks) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "dlrover_check_newest_seconds", Help: "How long the check of nodes took that ended last; 0 before any.",
+		}, func() float64 { return h.Stats().Newest.Seconds() }))
 }

@@ -149,13 +149,22 @@ func decision(a policy.Action) rendezvous.Decision {
 }
 
 // Cleared implements launcher.Rendezvous.
-func (a *adapter) Cleared(ctx context.Context, until time.Time) error {
-	return a.report(ctx, rendezvous.Cleared{ID: a.session.ID(), Until: until})
+func (a *adapter) Cleared(ctx context.Context, until time.Time, domain string) error {
+	return a.report(ctx, rendezvous.Cleared{ID: a.session.ID(), Until: until, Domain: domain})
 }
 
 // Barred implements launcher.Rendezvous.
 func (a *adapter) Barred(ctx context.Context, reason string) error {
 	return a.report(ctx, rendezvous.Barred{ID: a.session.ID(), Reason: reason})
+}
+
+// Doubt implements launcher.Rendezvous. A daemon of an older version does not know it, and goes on without.
+func (a *adapter) Doubt(ctx context.Context, reason string) error {
+	err := a.report(ctx, rendezvous.Doubt{ID: a.session.ID(), Reason: reason})
+	if errors.Is(err, api.ErrBadRequest) {
+		return nil
+	}
+	return err
 }
 
 // World implements launcher.Rendezvous.

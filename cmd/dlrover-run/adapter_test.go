@@ -144,9 +144,11 @@ func TestAdapterReports(t *testing.T) {
 		}{
 			"success": {func(ctx context.Context) error { return a.Success(ctx, e) },
 				rendezvous.Success{ID: "id", EpochID: id}},
-			"cleared": {func(ctx context.Context) error { return a.Cleared(ctx, at) },
-				rendezvous.Cleared{ID: "id", Until: at}},
-			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, time.Time{}) },
+			"cleared": {func(ctx context.Context) error { return a.Cleared(ctx, at, "rack 7") },
+				rendezvous.Cleared{ID: "id", Until: at, Domain: "rack 7"}},
+			"doubt": {func(ctx context.Context) error { return a.Doubt(ctx, "link_downed") },
+				rendezvous.Doubt{ID: "id", Reason: "link_downed"}},
+			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, time.Time{}, "") },
 				rendezvous.Cleared{ID: "id"}},
 			"barred": {func(ctx context.Context) error { return a.Barred(ctx, "slow") },
 				rendezvous.Barred{ID: "id", Reason: "slow"}},
@@ -169,6 +171,7 @@ func TestReportToADaemonThatForgotIsNoError(t *testing.T) {
 		d.err = rendezvous.ErrUnknownNode
 		require.NoError(t, a.Success(t.Context(), launcher.Directive{}))
 		require.NoError(t, a.Barred(t.Context(), "slow"))
+		require.NoError(t, a.Doubt(t.Context(), "carrier"))
 		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 2}}, "10.0.0.1", 9))
 		_, err := a.World(t.Context())
 		require.ErrorIs(t, err, rendezvous.ErrUnknownNode, "an epoch cannot start without its world")
@@ -246,8 +249,7 @@ func (slow) Check(context.Context, launcher.Directive) (launcher.CheckResult, er
 	return launcher.CheckResult{Reason: "GPU 3 is slow"}, nil
 }
 
-// The whole way of a check that does not pass: gate, directive, part, report, bar, and the end of a run for want of
-// nodes.
+// The whole way of a check that does not pass: gate, directive, part, report, bar, and the end of the launcher.
 func TestNodeThatDoesNotPassTheGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := api.NewHub(api.HubConfig{})
@@ -265,6 +267,7 @@ func TestNodeThatDoesNotPassTheGate(t *testing.T) {
 		require.NoError(t, err)
 		res := agent.Run()
 		require.Equal(t, policy.NodeCheckFailed, res.Reason)
-		require.Equal(t, "no world within 1m0s: 0 nodes joined, need 1; node-x is barred: speed: GPU 3 is slow", res.Verdict)
+		require.EqualError(t, res.Err,
+			"this node has not passed its check and is left out of the job: speed: GPU 3 is slow")
 	})
 }

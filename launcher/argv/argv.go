@@ -64,6 +64,8 @@ type Option struct {
 
 	// Extra marks an option that torchrun does not have. It never makes an abbreviation of torchrun's own ambiguous.
 	Extra bool
+	// Alone marks a flag with which no training script is needed.
+	Alone bool
 	// Unavailable, when not empty, is the reason why the option cannot be used; giving it is a UsageError.
 	Unavailable string
 	// Check, when not nil, judges the final value, from the command line or the environment.
@@ -111,7 +113,7 @@ func Parse(opts []Option, argv []string, env LookupEnv) (*Line, error) {
 			return nil, err
 		}
 	}
-	if len(p.argv) == 0 {
+	if len(p.argv) == 0 && !slices.ContainsFunc(p.given, func(s setting) bool { return s.opt.Alone }) {
 		return nil, usageErrorf("the following arguments are required: training_script")
 	}
 	return &Line{opts: opts, given: p.given, args: p.argv}, nil

@@ -130,14 +130,13 @@ func TestNormalizeRefuses(t *testing.T) {
 			want: "environment variable PET_RESTART_POLICY='never', default of --restart-policy: " +
 				"invalid choice: 'never' (choose from 'OnFailure', 'Never', 'Always', 'ExitCode')"},
 
-		{name: "not available", argv: "--network_check s",
-			want: "--network-check is not available yet in this version; remove it"},
-		{name: "not available by variable", argv: "s", env: "PET_MIN_BANDWIDTH=1",
-			want: "--min-bandwidth (set by PET_MIN_BANDWIDTH) is not available yet in this version; remove it"},
-		{name: "precheck", argv: "--precheck 1 s", want: "argument --precheck: 1 asks for a network check, " +
-			"which is not available yet in this version; use 0 or remove it"},
-		{name: "precheck by variable", argv: "s", env: "PET_PRECHECK=2", want: "environment variable PET_PRECHECK='2', " +
-			"default of --precheck: 2 asks for a network check, which is not available yet in this version; use 0 or remove it"},
+		{name: "not available", argv: "--numa_affinity s",
+			want: "--numa-affinity is not available yet in this version; remove it"},
+		{name: "not available by variable", argv: "s", env: "PET_TRAINING_PORT=1",
+			want: "--training-port (set by PET_TRAINING_PORT) is not available yet in this version; remove it"},
+		{name: "precheck by variable", argv: "s", env: "PET_PRECHECK=3", want: "environment variable PET_PRECHECK='3', " +
+			"default of --precheck: invalid choice: 3 (choose from 0, 1, 2)"},
+		{name: "no script", argv: "--network-check", want: "the following arguments are required: training_script"},
 		{name: "logs specs", argv: "--logs-specs mine s",
 			want: "argument --logs-specs/--logs_specs: 'mine' would be a Python entry point, " +
 				"which this launcher cannot load; remove it and use --log-dir, --redirects and --tee"},
@@ -168,6 +167,10 @@ func TestNormalizeAllows(t *testing.T) {
 	got, err := Normalize(Options(), words("--precheck 0 --accelerator metax-tech.com/gpu s"), lookup(env))
 	require.NoError(t, err)
 	require.Equal(t, words("--precheck=0 --accelerator=metax-tech.com/gpu --event-log-handler=console -- s"), got)
+
+	line, err := Parse(Options(), words("--check-only"), nil)
+	require.NoError(t, err, "there is nothing to run")
+	require.Empty(t, line.Args())
 }
 
 func TestNormalizeRequests(t *testing.T) {

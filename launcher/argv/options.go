@@ -2,7 +2,6 @@ package argv
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -213,24 +212,41 @@ func logOptions() []Option {
 func checkOptions() []Option {
 	return []Option{
 		choice(Option{Name: "accelerator", Default: "nvidia.com/gpu", Meta: "NAME", Category: checkSection, Extra: true,
-			Choices: []string{"nvidia.com/gpu", "ascend-npu", "mthreads.com/gpu", "metax-tech.com/gpu"},
-			Usage:   "kind of accelerator: nvidia.com/gpu, ascend-npu, mthreads.com/gpu or metax-tech.com/gpu"}),
-		{Name: "precheck", Type: Int, Choices: []string{"0", "1", "2"}, Default: "0", Meta: "0|1|2", Category: checkSection,
-			Extra: true, Check: checkPrecheck,
-			Usage: "check before training: 0 none; 1 network and 2 network and its speed are not available yet"},
-		{Name: "network-check", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "check devices and network of all nodes before the workers start"},
-		{Name: "comm-perf-test", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "measure the network's speed after --network-check"},
-		{Name: "exclude-straggler", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "leave the job if --network-check finds this node slow"},
-		{Name: "switchbox-check", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "check the links between the MetaX devices of this node"},
-		{Name: "box-pairs", Kind: Pairs, Meta: "A:B", Category: checkSection, Extra: true, Unavailable: notYet,
+			Choices: []string{"nvidia.com/gpu", "ascend-npu", "mthreads.com/gpu", "metax-tech.com/gpu", "cpu"},
+			Usage:   "kind of accelerator: nvidia.com/gpu, ascend-npu, mthreads.com/gpu, metax-tech.com/gpu or cpu"}),
+		{Name: "network-check", Kind: Flag, Category: checkSection, Extra: true,
+			Usage: "before training, all nodes check their devices and test the network in pairs; a faulty node is left out"},
+		choice(Option{Name: "precheck", Type: Int, Choices: []string{"0", "1", "2"}, Default: "0", Meta: "0|1|2",
+			Category: checkSection, Extra: true,
+			Usage: "0 none; 1 as --network-check; 2 as --network-check --comm-perf-test"}),
+		{Name: "comm-perf-test", Kind: Flag, Category: checkSection, Extra: true,
+			Usage: "with --network-check: at its end all nodes run one collective together, and its speed is told"},
+		choice(Option{Name: "check-level", Default: "full", Meta: "LEVEL", Category: checkSection, Extra: true,
+			Choices: []string{"host", "full"},
+			Usage: "what --network-check tests: host is devices and network, full computes and communicates with " +
+				"PyTorch as well"}),
+		choice(Option{Name: "check-action", Default: "exclude", Meta: "ACTION", Category: checkSection, Extra: true,
+			Choices: []string{"exclude", "report"},
+			Usage:   "what becomes of a node that fails a check: exclude leaves it out of the job, report only tells"}),
+		{Name: "exclude-straggler", Kind: Flag, Category: checkSection, Extra: true,
+			Usage: "with --network-check: leave out slow nodes like faulty ones"},
+		{Name: "check-ttl", Default: "10m", Meta: "DURATION", Category: checkSection, Extra: true,
+			Usage: "how long a passed check holds, not counting the time in which workers run: such as 30s or 10m, " +
+				"or run for as long as the node stays in the run"},
+		{Name: "check-timeout", Default: "60s", Meta: "DURATION", Category: checkSection, Extra: true,
+			Usage: "limit of a check, without the import of PyTorch, which may take 120s more"},
+		{Name: "health-check", Meta: "COMMAND|unix:PATH", Category: checkSection, Extra: true,
+			Usage: "the site's own check of a node: a command, whose exit status or JSON counts, " +
+				"or a socket that answers a GET with JSON (default: none)"},
+		{Name: "check-only", Kind: Flag, Category: checkSection, Extra: true, Alone: true,
+			Usage: "check, print what was found, and exit without starting workers; needs no script"},
+		{Name: "switchbox-check", Kind: Flag, Category: checkSection, Extra: true,
+			Usage: "before training, every node tests the links between pairs of its devices"},
+		{Name: "box-pairs", Kind: Pairs, Meta: "A:B", Category: checkSection, Extra: true,
 			Default: "0:1,2:4,3:5,6:7", Usage: "pairs of devices that --switchbox-check tests, separated by spaces or commas"},
 		{Name: "min-bandwidth", Type: Int, Default: "10000", Meta: "MB/S", Category: checkSection, Extra: true,
-			Unavailable: notYet, Usage: "bandwidth in MB/s that a pair needs to pass --switchbox-check"},
-		{Name: "min-channels", Type: Int, Default: "2", Meta: "N", Category: checkSection, Extra: true, Unavailable: notYet,
+			Usage: "bandwidth in 10^6 bytes a second that a pair needs to pass --switchbox-check"},
+		{Name: "min-channels", Type: Int, Default: "2", Meta: "N", Category: checkSection, Extra: true,
 			Usage: "number of pairs that must pass --switchbox-check"},
 		{Name: "numa-affinity", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
 			Usage: "run each worker on the NUMA node of its GPU"},
@@ -261,14 +277,6 @@ func otherOptions() []Option {
 func choice(o Option) Option {
 	o.Check = func(value string) error { return checkChoice(&o, value) }
 	return o
-}
-
-func checkPrecheck(value string) error {
-	if value != "0" {
-		return fmt.Errorf("%s asks for a network check, which is not available yet in this version; use 0 or remove it",
-			value)
-	}
-	return nil
 }
 
 func checkLogsSpecs(value string) error {

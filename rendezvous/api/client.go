@@ -74,6 +74,8 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 		return c.post(ctx, run, "cleared", true, clearedBody{e, sent{time.Now()}}, nil)
 	case rendezvous.Barred:
 		return c.post(ctx, run, "barred", true, e, nil)
+	case rendezvous.Doubt:
+		return c.post(ctx, run, "doubt", true, e, nil)
 	}
 	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
 }
@@ -140,11 +142,15 @@ func (c *Client) get(ctx context.Context, timeout time.Duration, path string, in
 	return c.do(ctx, timeout, http.MethodGet, path, false, nil, into)
 }
 
+// do makes a request, which the timeout bounds if it is not 0.
 func (c *Client) do(
 	ctx context.Context, timeout time.Duration, method, path string, once bool, body []byte, into any,
 ) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("rendezvous at %s: %w", c.addr, err)

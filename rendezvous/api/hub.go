@@ -29,7 +29,7 @@ type Service interface {
 	// the present directive in either case. It returns ErrNothingNew when the service has held the request for long
 	// enough.
 	Watch(ctx context.Context, run, id string, after Cursor) (News, error)
-	// Report delivers a Ready, Failing, Success, Cleared or Barred.
+	// Report delivers a Ready, Failing, Success, Cleared, Barred or Doubt.
 	Report(ctx context.Context, run string, ev rendezvous.Event) error
 	// Leave takes the node out of the run and returns what is known about its end.
 	Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error)
@@ -71,9 +71,16 @@ type HubConfig struct {
 	// must be quick and must not call the Hub. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
 	// Gate receives the IDs of nodes of a run that have just been told to check themselves, in order and one call at
-	// a time for each run. It may call the Hub, and must be quick: the request that led here waits. With nil the nodes
-	// alone answer.
-	Gate func(run string, ids []string)
+	// a time for each run. Witnesses are cleared already and only help to examine the subjects; they are let go with a
+	// Cleared, and nobody waits for them. Gate may call the Hub, and must be quick: the request that led here waits. With
+	// nil the nodes alone answer.
+	Gate func(run string, subjects, witnesses []string)
+	// Released receives, as Gate does and in order with it, the IDs of nodes that were told to check themselves, have not
+	// answered, and were told something else: nobody wants their answers now. Nil is told nothing; of nodes that go away
+	// the notes tell.
+	Released func(run string, ids []string)
+	// Suspicious is the Rounds'. It is called with the run locked, and must not call the Hub.
+	Suspicious func(rendezvous.Evidence) string
 }
 
 // Hub keeps the Rounds of all runs of one daemon.
@@ -207,6 +214,46 @@ func (h *Hub) World(_ context.Context, id string) ([]rendezvous.Member, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.round.World(), nil
+}
+
+// Params are the rules of a run, those of New before anybody has joined it. ErrUnknownRun and ErrClosed are the errors.
+func (h *Hub) Params(id string) (rendezvous.Params, error) {
+	r, err := h.existing(id)
+	if err != nil {
+		return rendezvous.Params{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round.Status().Params, nil
+}
+
+// Names are those of the nodes of a run with ids, as far as they are here.
+func (h *Hub) Names(id string, ids []string) map[string]string {
+	r, err := h.existing(id)
+	if err != nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round.Names(ids)
+}
+
+// Annotate adds a line to the timeline of a run, as if the run had noted it: for what is mounted beside it. Node is the
+// name of a node, or "". The event must be none of the run's own. Observe hears of it, so that it must not call this.
+// ErrUnknownRun and ErrClosed are the errors.
+func (h *Hub) Annotate(id, event, node, text string) error {
+	r, err := h.existing(id)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil {
+		return r.closed
+	}
+	n := r.round.Remark(event, node, text)
+	r.performLocked(time.Now(), rendezvous.Action{Note: &n})
+	return nil
 }
 
 // Order gives an order to a run. Beside the errors of the Round there are ErrUnknownRun and ErrClosed.

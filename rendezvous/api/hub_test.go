@@ -33,7 +33,7 @@ func TestGateIsToldInOrder(t *testing.T) {
 		var h *Hub
 		var mu sync.Mutex
 		var told []string
-		h = NewHub(HubConfig{Gate: func(run string, ids []string) {
+		h = NewHub(HubConfig{Gate: func(run string, ids, _ []string) {
 			require.Len(t, h.Runs(true), 1, "no lock is held")
 			time.Sleep(time.Second) // others come meanwhile
 			mu.Lock()
@@ -68,7 +68,7 @@ func TestWhoIsToldToCheck(t *testing.T) {
 	}{"at once": {true, rendezvous.Lead}, "later": {false, rendezvous.Check}} {
 		t.Run(name, func(t *testing.T) {
 			var h *Hub
-			h = NewHub(HubConfig{Gate: func(run string, ids []string) {
+			h = NewHub(HubConfig{Gate: func(run string, ids, _ []string) {
 				for _, id := range ids {
 					if c.answers {
 						require.NoError(t, h.Report(t.Context(), run, rendezvous.Cleared{ID: id}))
@@ -107,7 +107,7 @@ func TestNoGateIsToldNothing(t *testing.T) {
 func TestClosedHubTellsNoGate(t *testing.T) {
 	told := 0
 	var h *Hub
-	h = NewHub(HubConfig{Gate: func(string, []string) { told++; h.Close() }})
+	h = NewHub(HubConfig{Gate: func(_ string, _, _ []string) { told++; h.Close() }})
 	require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
 	perform(t, h, rendezvous.Action{Gate: []string{"a"}}, rendezvous.Action{Gate: []string{"b"}})
 	require.Equal(t, 1, told)
@@ -172,7 +172,7 @@ func gated(id string) rendezvous.Join {
 // Nodes of a run with a gate are named to who checks them, and the answers may come from the nodes or from there.
 func TestGate(t *testing.T) {
 	asked := make(chan string, 9)
-	hub := NewHub(HubConfig{Gate: func(run string, ids []string) { asked <- run + ":" + strings.Join(ids, ",") }})
+	hub := NewHub(HubConfig{Gate: func(run string, ids, _ []string) { asked <- run + ":" + strings.Join(ids, ",") }})
 	server := httptest.NewServer(Handler(hub, ServerConfig{}))
 	c := NewClient(server.Listener.Addr().String(), "")
 	defer func() { c.Close(); hub.Close(); server.CloseClientConnections(); server.Close() }()
@@ -339,4 +339,53 @@ func TestRefusalKeepsAnOrderThatWasFaster(t *testing.T) {
 	require.NoError(t, h.Order("r", rendezvous.Order{Kind: rendezvous.OrderResume}))
 	h.forgetUnused(r)
 	require.Empty(t, h.Runs(false))
+}
+
+// What is mounted beside a run writes into its timeline, and observers hear of it.
+func TestAnnotate(t *testing.T) {
+	var seen []rendezvous.Note
+	h := NewHub(HubConfig{Observe: func(run string, n rendezvous.Note) { seen = append(seen, n) }})
+	require.ErrorIs(t, h.Annotate("r", "check-began", "", ""), ErrUnknownRun)
+	_, err := h.Params("r")
+	require.ErrorIs(t, err, ErrUnknownRun)
+	j := gated("a")
+	j.Params.Check = "level=host"
+	require.NoError(t, h.Join(t.Context(), "r", j))
+	p, err := h.Params("r")
+	require.NoError(t, err)
+	require.Equal(t, j.Params.WithDefaults(), p)
+	es, err := h.Events(t.Context(), "r", 0)
+	require.NoError(t, err)
+	require.NoError(t, h.Annotate("r", "check-verdict", "a", "slow"))
+	es, err = h.Events(t.Context(), "r", es.Next)
+	require.NoError(t, err)
+	want := rendezvous.Note{Event: "check-verdict", Node: "a", Text: "slow", Nodes: 1}
+	require.Len(t, es.Events, 1)
+	want.Term, want.Rank = es.Events[0].Term, -1
+	require.Equal(t, want, es.Events[0].Note)
+	require.Equal(t, want, seen[len(seen)-1])
+	r, err := h.existing("r")
+	require.NoError(t, err)
+	h.Close()
+	require.ErrorIs(t, h.Annotate("r", "check-verdict", "a", "slow"), ErrClosed)
+	_, err = h.Params("r")
+	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, r.closed, ErrClosed)
+}
+
+// Witnesses are named apart, and wake up like the others.
+func TestGateHearsOfWitnesses(t *testing.T) {
+	var told []string
+	h := NewHub(HubConfig{Gate: func(run string, subjects, witnesses []string) {
+		told = append(told, fmt.Sprint(run, subjects, witnesses))
+	}, Released: func(run string, ids []string) { told = append(told, fmt.Sprint(run, " free ", ids)) }})
+	defer h.Close()
+	require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
+	perform(t, h, rendezvous.Action{Gate: []string{"a"}, Witnesses: []string{"b", "c"}},
+		rendezvous.Action{Witnesses: []string{"d"}}, rendezvous.Action{Released: []string{"d"}},
+		rendezvous.Action{Gate: []string{"e"}, Released: []string{"a"}})
+	require.Equal(t, []string{"r[a] [b c]", "r[] [d]", "r free [d]", "r free [a]", "r[e] []"}, told)
+	h.cfg.Released = nil
+	perform(t, h, rendezvous.Action{Released: []string{"d"}})
+	require.Len(t, told, 5)
 }

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -20,6 +21,16 @@ func Answer(f func(*http.Request) (any, error)) http.Handler {
 		v, err := f(req)
 		writeAnswer(w, v, err)
 	})
+}
+
+// Call posts a value to what is mounted under a name of the run, such as "checks/next", and decodes the answer.
+// ErrNothingNew: it is empty. The answer may be held back: only ctx, and a connection that breaks, ends the wait.
+func (c *Client) Call(ctx context.Context, run, name string, in, out any) error {
+	data, err := json.Marshal(in)
+	if err != nil {
+		return fmt.Errorf("%s of run %q: %w", name, run, err)
+	}
+	return c.do(ctx, 0, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+name, false, data, out)
 }
 
 // Mounted asks what is mounted under a name of the run, and decodes the answer. ErrNothingNew: it is empty.

@@ -1,14 +1,18 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api/httperr"
 )
 
@@ -153,4 +157,48 @@ func TestErrorsOnTheWire(t *testing.T) {
 			require.ErrorContains(t, errorOf(e), "in other words")
 		})
 	}
+}
+
+type question struct {
+	ID  string `json:"id"`
+	Seq int    `json:"seq"`
+}
+
+// callable serves a hub whose mount "checks" does what the last segment of the path says.
+func callable(t *testing.T, hold <-chan struct{}) *Client {
+	hub := NewHub(HubConfig{})
+	mount := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		run, q, err := decode[question](req)
+		switch path.Base(req.URL.Path) {
+		case "echo":
+			writeAnswer(w, question{run + " " + req.Method + " " + q.ID, q.Seq + 1}, err)
+		case "empty":
+			writeAnswer(w, nil, ErrNothingNew)
+		case "unknown":
+			writeAnswer(w, nil, rendezvous.ErrUnknownNode)
+		case "held":
+			<-hold
+		}
+	})
+	s := httptest.NewServer(Handler(hub, ServerConfig{Token: testToken, Mounts: map[string]http.Handler{"checks": mount}}))
+	c := NewClient(s.Listener.Addr().String(), testToken)
+	t.Cleanup(func() { c.Close(); hub.Close(); s.CloseClientConnections(); s.Close() })
+	return c
+}
+
+func TestCall(t *testing.T) {
+	hold := make(chan struct{})
+	defer close(hold)
+	c := callable(t, hold)
+	var out question
+	require.NoError(t, c.Call(t.Context(), "a b", "checks/echo", question{"x", 7}, &out))
+	require.Equal(t, question{"a b POST x", 8}, out)
+	require.NoError(t, c.Call(t.Context(), "r", "checks/echo", question{}, nil), "who wants no answer gets none")
+	require.ErrorIs(t, c.Call(t.Context(), "r", "checks/empty", question{}, &out), ErrNothingNew)
+	require.ErrorIs(t, c.Call(t.Context(), "r", "checks/unknown", question{}, &out), rendezvous.ErrUnknownNode)
+	require.ErrorIs(t, c.Call(t.Context(), "r", "other", question{}, &out), ErrNotFound)
+	require.ErrorContains(t, c.Call(t.Context(), "r", "checks/echo", make(chan int), nil), `checks/echo of run "r": json`)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Call(ctx, "r", "checks/held", question{}, &out), context.DeadlineExceeded)
 }

@@ -25,8 +25,8 @@ type run struct {
 	notices   ring[addressed]
 	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
 
-	gates   [][]string // IDs for cfg.Gate, to be told when the lock is released
-	telling bool       // somebody is telling them
+	gates   []rendezvous.Action // for cfg.Gate, to be told when the lock is released
+	telling bool                // somebody is telling them
 }
 
 // newRun makes a run whose numbers are larger than those of any that had its name before.
@@ -35,7 +35,7 @@ func (h *Hub) newRun(id string) *run {
 	base := uint64(now.UnixNano())
 	return &run{
 		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{},
-		round:     rendezvous.New(rendezvous.Config{Term: base, Topology: h.cfg.Topology}),
+		round:     rendezvous.New(rendezvous.Config{Term: base, Topology: h.cfg.Topology, Suspicious: h.cfg.Suspicious}),
 		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
 	}
 }
@@ -146,8 +146,8 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 	if a.Ended != nil {
 		r.line.end(now, *a.Ended)
 	}
-	if len(a.Gate) > 0 && r.cfg.Gate != nil {
-		r.gates = append(r.gates, a.Gate)
+	if len(a.Gate)+len(a.Witnesses)+len(a.Released) > 0 && r.cfg.Gate != nil {
+		r.gates = append(r.gates, a)
 	}
 	if a.Directive != nil && (a.Directive.Kind != rendezvous.Check || r.cfg.Gate == nil) {
 		r.wakeLocked(a.Node)
@@ -164,19 +164,35 @@ func (r *run) unlock() {
 	}
 	r.telling = true
 	for len(r.gates) > 0 && r.closed == nil {
-		ids := r.gates[0]
+		g := r.gates[0]
 		r.gates = r.gates[1:]
 		r.mu.Unlock()
-		r.cfg.Gate(r.id, ids)
+		r.cfg.tell(r.id, g)
 		r.mu.Lock()
-		for _, id := range ids {
-			if r.round.Asked(id) {
-				r.wakeLocked(id)
-			}
+		for _, ids := range [][]string{g.Gate, g.Witnesses} {
+			r.wakeAskedLocked(ids)
 		}
 	}
 	r.telling = false
 	r.mu.Unlock()
+}
+
+// tell passes on whom to check and whom not any more. Who was released in the same step comes first.
+func (c *HubConfig) tell(run string, a rendezvous.Action) {
+	if len(a.Released) > 0 && c.Released != nil {
+		c.Released(run, a.Released)
+	}
+	if len(a.Gate)+len(a.Witnesses) > 0 {
+		c.Gate(run, a.Gate, a.Witnesses)
+	}
+}
+
+func (r *run) wakeAskedLocked(ids []string) {
+	for _, id := range ids {
+		if r.round.Asked(id) {
+			r.wakeLocked(id)
+		}
+	}
 }
 
 func (r *run) wakeLocked(node string) {

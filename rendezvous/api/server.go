@@ -46,6 +46,7 @@ func (s *server) routes() []route {
 		{http.MethodPost, runPath + "success", s.answer(s.success)},
 		{http.MethodPost, runPath + "cleared", s.answer(s.cleared)},
 		{http.MethodPost, runPath + "barred", s.answer(s.barred)},
+		{http.MethodPost, runPath + "doubt", s.answer(s.doubt)},
 		{http.MethodPost, runPath + "leave", s.answer(s.leave)},
 		{http.MethodGet, runPath + "world", s.answer(s.world)},
 		{http.MethodGet, runPath + "events", s.events},
@@ -304,6 +305,10 @@ func (s *server) cleared(req *http.Request) (any, error) {
 
 func (s *server) barred(req *http.Request) (any, error) {
 	return report(s, req, func(b rendezvous.Barred) rendezvous.Event { return b })
+}
+
+func (s *server) doubt(req *http.Request) (any, error) {
+	return report(s, req, func(b rendezvous.Doubt) rendezvous.Event { return b })
 }
 
 func (s *server) leave(req *http.Request) (any, error) {

@@ -200,7 +200,7 @@ func (s *Session) SetPorts(ports []int) {
 	s.cfg.Node.Ports = slices.Clone(ports)
 }
 
-// Report delivers a Ready, Failing, Success, Cleared or Barred; it waits for a daemon that is away.
+// Report delivers a Ready, Failing, Success, Cleared, Barred or Doubt; it waits for a daemon that is away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 	s.booked(ev)
 	return s.retryKnown(ctx, "report", func(ctx context.Context) error {

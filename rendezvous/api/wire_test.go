@@ -43,7 +43,7 @@ func wireParams() rendezvous.Params {
 
 func gatedParams() rendezvous.Params {
 	p := wireParams()
-	p.Gate, p.GateTimeout = true, 5*time.Minute
+	p.Gate, p.GateTimeout, p.Check = true, 5*time.Minute, "level=full ttl=10m0s"
 	return p
 }
 
@@ -131,11 +131,16 @@ func newForms() map[string]any {
 	runs[0].Params, runs[0].Paused, runs[0].Bars = p, wirePaused, map[string]rendezvous.Cause{"worker-1": *wireBarred}
 	runs[0].Nodes[1].Barred = wireBarred
 	run.Paused, run.Barred, run.Params = wirePaused, wireBarred, &p
+	lost := rendezvous.Loss{Node: "worker-0", Slots: 2, Reason: "silent for 15s", At: wireSent, Silent: true}
 	return map[string]any{
 		"join-again": joinBody{join, sent{wireSent}},
 		"watch-run": News{
 			Directive: run, Notices: []Notice{{Seq: 1700000000000000001, Topic: "log-level", Body: "debug"}},
 			NoticeSeq: 1700000000000000001,
+		},
+		"evidence": rendezvous.Evidence{
+			Outcome: rendezvous.Failed, Cause: wireCause, Failures: []rendezvous.Failure{wireFailure},
+			Losses: []rendezvous.Loss{lost}, Restarts: 1, MaxRestarts: 3, WorldSize: 4,
 		},
 		"world": world,
 		"runs":  runs,
@@ -145,7 +150,8 @@ func newForms() map[string]any {
 		"watch-idle": News{
 			Directive: rendezvous.Directive{Seq: 7, Kind: rendezvous.Check, EpochID: rendezvous.EpochID{Term: 7}}, NoticeSeq: 7,
 		},
-		"cleared": clearedBody{rendezvous.Cleared{ID: "a", Until: wireSent.Add(time.Hour)}, sent{wireSent}},
+		"cleared": clearedBody{rendezvous.Cleared{ID: "a", Until: wireSent.Add(time.Hour), Domain: "b1e0:7"}, sent{wireSent}},
+		"doubt":   rendezvous.Doubt{ID: "a", Reason: "mlx5_0: link was down 1 time"},
 		"barred":  rendezvous.Barred{ID: "a", Reason: "GPU 3: 41 GB/s, need 300"},
 		"order": rendezvous.Order{
 			Kind: rendezvous.OrderRestart, Cause: rendezvous.CauseHang, Text: "no step for 10 min", Charge: true,

@@ -25,7 +25,7 @@ func scaleRows(o options) []row {
 	rs := []row{smallWorld(8, 0), smallWorld(32, 0), smallWorld(128, 0.1), largeWorld(1000, 0.5)}
 	rs[2].slowPeer = true
 	if !o.quick {
-		rs = append(rs, largeWorld(10_000, 5), gatedWorld(10_000))
+		rs = append(rs, largeWorld(10_000, 5), gatedWorld(10_000), checkedWorld(10_000))
 	}
 	return rs
 }
@@ -82,7 +82,7 @@ func meet(ctx context.Context, l *lab, n int) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := l.gather(ctx, d.cmd.Process.Pid, port, n, false)
+	m, err := l.gather(ctx, d.cmd.Process.Pid, port, n, "")
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ type meeting struct {
 }
 
 // gather lets n nodes meet: all but one wait, then the last one arrives.
-func (l *lab) gather(ctx context.Context, pid int, port string, n int, gate bool) (*meeting, error) {
+func (l *lab) gather(ctx context.Context, pid int, port string, n int, gate gating) (*meeting, error) {
 	crowd, err := l.crowd(ctx, port, n, gate)
 	if err != nil {
 		return nil, err
@@ -157,7 +157,7 @@ func gatekeep(args []string) error {
 		return errors.New("gatekeep: want ADDRESS")
 	}
 	var hub *api.Hub
-	hub = api.NewHub(api.HubConfig{Gate: func(run string, ids []string) {
+	hub = api.NewHub(api.HubConfig{Gate: func(run string, ids, _ []string) {
 		for _, id := range ids {
 			_ = hub.Report(context.Background(), run, rendezvous.Cleared{ID: id}) // it may have left
 		}
@@ -169,14 +169,27 @@ func gatekeep(args []string) error {
 	return api.NewServer(api.Handler(hub, api.ServerConfig{Token: os.Getenv("DLROVER_TOKEN")})).Serve(l)
 }
 
+// gatekeeper starts such a daemon and waits until it listens.
+func (l *lab) gatekeeper(ctx context.Context, addr string) (*process, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, nil, self, gatekeepCommand, addr)
+	if err != nil {
+		return nil, err
+	}
+	return p, l.listening(ctx, addr)
+}
+
 func gatedWorld(n int) row {
 	return row{id: "gate", limit: 2 * time.Minute, maxReps: 3, noPeer: "has none", files: n + 1000,
 		run: func(ctx context.Context, l *lab) ([]float64, error) {
-			open, openCPU, err := meetGatekeeper(ctx, l, n, false)
+			open, openCPU, err := meetGatekeeper(ctx, l, n, "")
 			if err != nil {
 				return nil, err
 			}
-			gated, gatedCPU, err := meetGatekeeper(ctx, l, n, true)
+			gated, gatedCPU, err := meetGatekeeper(ctx, l, n, gatekeeper)
 			return []float64{gated, gated - open, gatedCPU - openCPU}, err
 		}, lines: []line{
 			{what: fmt.Sprintf("rendezvous of %d nodes whose gate clears everybody at once", n), unit: duration},
@@ -186,11 +199,7 @@ func gatedWorld(n int) row {
 }
 
 // meetGatekeeper measures what meet does, with a daemon that clears all nodes at once if gate says that they are held.
-func meetGatekeeper(ctx context.Context, l *lab, n int, gate bool) (wall, cpu float64, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return 0, 0, err
-	}
+func meetGatekeeper(ctx context.Context, l *lab, n int, gate gating) (wall, cpu float64, err error) {
 	port, err := freePort()
 	if err != nil {
 		return 0, 0, err
@@ -201,11 +210,8 @@ func meetGatekeeper(ctx context.Context, l *lab, n int, gate bool) (wall, cpu fl
 			_ = p.cmd.Process.Kill() // so that they do not disturb what is measured next; the lab waits for them
 		}
 	}()
-	d, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, nil, self, gatekeepCommand, "0.0.0.0:"+port)
+	d, err := l.gatekeeper(ctx, "0.0.0.0:"+port)
 	if err != nil {
-		return 0, 0, err
-	}
-	if err := l.listening(ctx, "127.0.0.1:"+port); err != nil {
 		return 0, 0, err
 	}
 	m, err := l.gather(ctx, d.cmd.Process.Pid, port, n, gate)
@@ -231,7 +237,7 @@ func restartWorld(ctx context.Context, last *simulation, crowd []*bufio.Scanner)
 }
 
 // crowd starts n-1 nodes and returns their processes when all nodes wait.
-func (l *lab) crowd(ctx context.Context, port string, n int, gate bool) (crowd []*bufio.Scanner, err error) {
+func (l *lab) crowd(ctx context.Context, port string, n int, gate gating) (crowd []*bufio.Scanner, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -244,7 +250,7 @@ func (l *lab) crowd(ctx context.Context, port string, n int, gate bool) (crowd [
 		defer w.Close()
 		count := min(nodesPerProcess, n-1-from)
 		if _, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, w, self, simulateCommand, port, strconv.Itoa(n),
-			strconv.Itoa(from), strconv.Itoa(count), strconv.FormatBool(gate)); err != nil {
+			strconv.Itoa(from), strconv.Itoa(count), string(gate)); err != nil {
 			r.Close()
 			return nil, err
 		}

@@ -20,11 +20,13 @@ import (
 type simulation struct {
 	port     string
 	token    string
+	gate     gating
 	params   rendezvous.Params
 	count    int
 	waiting  chan int64 // when a node was told to wait
 	released chan int64 // when a node got its place
 	failed   chan error
+	waits    latencies // for the assignments of a check
 
 	mu       sync.Mutex
 	sessions []*api.Session
@@ -44,10 +46,27 @@ func daemonAddr(node int, port string) string {
 	return fmt.Sprintf("127.0.0.%d:%s", 1+node%32, port)
 }
 
+// gating says what holds nodes back before they have their places: "" nothing, gatekeeper a daemon that clears them,
+// alone that each says that it is fine, and else the spec of a check.
+type gating string
+
+const (
+	gatekeeper gating = "gatekeeper"
+	alone      gating = "alone"
+)
+
+func (g gating) params(total int) rendezvous.Params {
+	p := rendezvous.Params{Min: total, Max: total, MaxRestarts: 1, Gate: g != ""}
+	if g != gatekeeper && g != alone {
+		p.Check = string(g)
+	}
+	return p
+}
+
 // openNodes makes nodes from ... from+count-1 of a run of total nodes join.
-func openNodes(ctx context.Context, port, token string, total, from, count int, gate bool) (*simulation, error) {
+func openNodes(ctx context.Context, port, token string, total, from, count int, gate gating) (*simulation, error) {
 	s := &simulation{
-		port: port, token: token, params: rendezvous.Params{Min: total, Max: total, MaxRestarts: 1, Gate: gate}, count: count,
+		port: port, token: token, gate: gate, params: gate.params(total), count: count,
 		waiting: make(chan int64, 2*count), released: make(chan int64, 2*count), failed: make(chan error, 2*count),
 	}
 	next := make(chan int)
@@ -82,7 +101,7 @@ func (s *simulation) open(ctx context.Context, i int) error {
 		ID: fmt.Sprintf("%016x", i), Name: fmt.Sprintf("node-%d", i), Rank: -1, Addr: "127.0.0.1", IP: "127.0.0.1", Slots: 8,
 		Role: "default", Can: []rendezvous.Ability{rendezvous.CanGate},
 	}
-	session, err := api.Open(ctx, client, api.SessionConfig{Run: "bench", Node: node, Params: s.params, Where: addr})
+	session, err := api.Open(ctx, client, api.SessionConfig{Run: benchRun, Node: node, Params: s.params, Where: addr})
 	if err != nil {
 		client.Close()
 		return err
@@ -90,18 +109,19 @@ func (s *simulation) open(ctx context.Context, i int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sessions, s.clients = append(s.sessions, session), append(s.clients, client)
-	s.readers.Go(func() { s.follow(ctx, session) })
+	s.readers.Go(func() { s.follow(ctx, session, client, node) })
 	return nil
 }
 
 // follow does what the directives ask for, until the session is closed.
-func (s *simulation) follow(ctx context.Context, session *api.Session) {
+func (s *simulation) follow(ctx context.Context, session *api.Session, client *api.Client, node rendezvous.Node) {
 	for d := range session.Directives() {
 		var err error
 		switch d.Kind {
 		case rendezvous.Wait:
 			s.waiting <- now()
-		case rendezvous.Check: // the gatekeeper answers
+		case rendezvous.Check:
+			err = s.passGate(ctx, session, client, node)
 		case rendezvous.Lead:
 			err = session.Report(ctx, rendezvous.Ready{ID: session.ID(), EpochID: d.EpochID, Addr: "127.0.0.1", Port: 29500})
 		case rendezvous.Run:
@@ -158,15 +178,13 @@ func (s *simulation) close() {
 
 // simulate is the main function of a process of simulated nodes, with the arguments
 // PORT TOTAL FROM COUNT GATE. It says when all its nodes wait, when all have their places,
-// and when all have them again after a restart; it stays until it is ended.
+// how long assignments took if they were checked, and when all have their places again after
+// a restart; it stays until it is ended.
 func simulate(args []string, out io.Writer) error {
 	if len(args) != 5 {
 		return errors.New("simulate: want PORT TOTAL FROM COUNT GATE")
 	}
-	gate, err := strconv.ParseBool(args[4])
-	if err != nil {
-		return fmt.Errorf("simulate: %w", err)
-	}
+	gate := gating(args[4])
 	var n [3]int
 	for i := range n {
 		var err error
@@ -190,6 +208,9 @@ func simulate(args []string, out io.Writer) error {
 			return err
 		}
 		fmt.Fprintln(out, step.name, at)
+		if step.name == "released" && s.params.Check != "" {
+			fmt.Fprintln(out, "assigned", s.waits.high())
+		}
 	}
 	select {
 	case err := <-s.failed:

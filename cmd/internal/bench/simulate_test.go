@@ -24,14 +24,14 @@ func TestSimulatedNodesMeetTwice(t *testing.T) {
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	require.NoError(t, err)
 
-	one, err := openNodes(t.Context(), port, token, 2, 0, 1, false)
+	one, err := openNodes(t.Context(), port, token, 2, 0, 1, "")
 	require.NoError(t, err)
 	defer one.close()
 	_, err = one.collect(t.Context(), one.waiting)
 	require.NoError(t, err)
 	require.Empty(t, one.released, "a lone node has to wait")
 	began := now()
-	two, err := openNodes(t.Context(), port, token, 2, 32, 1, false)
+	two, err := openNodes(t.Context(), port, token, 2, 32, 1, "")
 	require.NoError(t, err)
 	defer two.close()
 	met := began
@@ -47,7 +47,7 @@ func TestSimulatedNodesMeetTwice(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, at, met)
 	}
-	_, err = openNodes(t.Context(), port, "another token....", 2, 64, 1, false)
+	_, err = openNodes(t.Context(), port, "another token....", 2, 64, 1, "")
 	require.ErrorIs(t, err, api.ErrUnauthorized)
 }
 

@@ -1,6 +1,6 @@
-// Package service puts together what serves a rendezvous: the rounds of all runs, the place where their checkpoint
-// daemons meet, the topology of the network, and what is served beside them. dlrover-master and a launcher that serves
-// the other nodes of its job are the same service.
+// Package service puts together what serves a rendezvous: the rounds of all runs, the places where their checkpoint
+// daemons meet and where their nodes check each other, the topology of the network, and what is served beside them.
+// dlrover-master and a launcher that serves the other nodes of its job are the same service.
 //
 // Goroutines: one for the topology file, if there is one, until Close; those of the HTTP server are Serve's.
 package service
@@ -11,10 +11,12 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/topology"
+	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -37,12 +39,14 @@ type Config struct {
 type Service struct {
 	Hub         *api.Hub
 	Checkpoints *coordinator.Hub
+	Checks      *serve.Hub
 
-	cfg     Config
-	handler func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
-	server  *http.Server
-	stop    context.CancelFunc // ends what runs in the background
-	wg      sync.WaitGroup
+	cfg      Config
+	handler  func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
+	server   *http.Server
+	topology atomic.Pointer[rendezvous.Topology]
+	stop     context.CancelFunc // ends what runs in the background
+	wg       sync.WaitGroup
 }
 
 // New returns a Service without runs. It fails only for a topology file that cannot be used.
@@ -52,12 +56,17 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
-	s.Hub = api.NewHub(api.HubConfig{Topology: file.First(), Observe: s.observe})
-	s.Checkpoints.SetSwitches(file.First())
+	s.Hub = api.NewHub(api.HubConfig{
+		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
+	})
+	s.Checks = s.newChecks()
+	s.setSwitches(file.First())
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Extra: cfg.Extra,
-			Mounts: map[string]http.Handler{"checkpoints": s.Checkpoints.Handler(), "verdict": api.Answer(s.verdict)},
+			Mounts: map[string]http.Handler{
+				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "verdict": api.Answer(s.verdict),
+			},
 		})
 	})
 	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -71,11 +80,16 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// rewire makes a new topology count: for the ranks of the next world, and for the partners that its checkpoint daemons
-// then choose.
+// rewire makes a new topology count: for the ranks of the next world, for the partners that its checkpoint daemons then
+// choose, and for nodes that are checked from then on.
 func (s *Service) rewire(topo rendezvous.Topology) {
-	s.Checkpoints.SetSwitches(topo)
+	s.setSwitches(topo)
 	s.Hub.SetTopology(topo)
+}
+
+func (s *Service) setSwitches(topo rendezvous.Topology) {
+	s.topology.Store(&topo)
+	s.Checkpoints.SetSwitches(topo)
 }
 
 // Serve answers requests on l until Close, which makes it return http.ErrServerClosed. It closes l.
@@ -91,6 +105,7 @@ func (s *Service) Close(grace time.Duration) {
 	s.wg.Wait()
 	s.Hub.Close()
 	s.Checkpoints.Close()
+	s.Checks.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	if grace <= 0 || s.server.Shutdown(ctx) != nil {
@@ -102,6 +117,9 @@ func (s *Service) Close(grace time.Duration) {
 func (s *Service) observe(run string, n rendezvous.Note) {
 	if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
 		s.Checkpoints.Lost(run, n.Term, n.Round, n.Rank)
+	}
+	if n.ID != "" {
+		s.Checks.Gone(run, n.ID)
 	}
 	if s.cfg.Observe != nil {
 		s.cfg.Observe(run, n)

@@ -31,8 +31,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const secret = "0123456789abcdef"
 
-// serve serves on a port of this machine and returns its address.
-func serve(t *testing.T, s *Service) string {
+// serving serves on a port of this machine and returns its address.
+func serving(t *testing.T, s *Service) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestWhatIsServedAndWhoMaySeeIt(t *testing.T) {
 	extra.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "numbers") })
 	s, err := New(Config{Token: secret, Extra: extra, Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	at := "http://" + serve(t, s)
+	at := "http://" + serving(t, s)
 	for _, c := range []struct {
 		path, token string
 		status      int

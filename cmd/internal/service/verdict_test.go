@@ -77,7 +77,7 @@ func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
 func TestVerdictsAreServed(t *testing.T) {
 	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	at := "http://" + serve(t, s) + "/v1/runs/r/verdict"
+	at := "http://" + serving(t, s) + "/v1/runs/r/verdict"
 	status, body := get(t, at, "")
 	require.Equal(t, http.StatusNotFound, status)
 	require.Contains(t, body, "unknown_run")

@@ -56,8 +56,21 @@ _arguments -s -S -A '-*' \
   '*--event-log-handler=[where torchrun'\''s events go\: null (nowhere) or console (stderr) (default\: null)]:null|console: ' \
   '*--event-log=[file to which events are appended, one JSON object per line (default\: none)]:PATH:_files' \
   '*--metrics-addr=[address at which Prometheus metrics and /healthz are served (default\: none)]:HOST\:PORT: ' \
-  '*--accelerator=[kind of accelerator\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu or metax-tech.com/gpu (default\: nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu)' \
-  '*--precheck=[check before training\: 0 none; 1 network and 2 network and its speed are not available yet (default\: 0)]:0|1|2:(0 1 2)' \
+  '*--accelerator=[kind of accelerator\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu, metax-tech.com/gpu or cpu (default\: nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)' \
+  '*--network-check[before training, all nodes check their devices and test the network in pairs; a faulty node is left out]' \
+  '*--precheck=[0 none; 1 as --network-check; 2 as --network-check --comm-perf-test (default\: 0)]:0|1|2:(0 1 2)' \
+  '*--comm-perf-test[with --network-check\: at its end all nodes run one collective together, and its speed is told]' \
+  '*--check-level=[what --network-check tests\: host is devices and network, full computes and communicates with PyTorch as well (default\: full)]:LEVEL:(host full)' \
+  '*--check-action=[what becomes of a node that fails a check\: exclude leaves it out of the job, report only tells (default\: exclude)]:ACTION:(exclude report)' \
+  '*--exclude-straggler[with --network-check\: leave out slow nodes like faulty ones]' \
+  '*--check-ttl=[how long a passed check holds, not counting the time in which workers run\: such as 30s or 10m, or run for as long as the node stays in the run (default\: 10m)]:DURATION: ' \
+  '*--check-timeout=[limit of a check, without the import of PyTorch, which may take 120s more (default\: 60s)]:DURATION: ' \
+  '*--health-check=[the site'\''s own check of a node\: a command, whose exit status or JSON counts, or a socket that answers a GET with JSON (default\: none)]:COMMAND|unix\:PATH: ' \
+  '*--check-only[check, print what was found, and exit without starting workers; needs no script]' \
+  '*--switchbox-check[before training, every node tests the links between pairs of its devices]' \
+  '*--box-pairs=[pairs of devices that --switchbox-check tests, separated by spaces or commas (default\: 0\:1,2\:4,3\:5,6\:7)]:A\:B: ' \
+  '*--min-bandwidth=[bandwidth in 10^6 bytes a second that a pair needs to pass --switchbox-check (default\: 10000)]:MB/S: ' \
+  '*--min-channels=[number of pairs that must pass --switchbox-check (default\: 2)]:N: ' \
   '*--dry-run[print what would be run as JSON, and exit]' \
   '*--print-completion=[print a completion script for bash, zsh or tcsh, and exit]:SHELL:(bash zsh tcsh)' \
   '*--help[show this text, and exit]' \

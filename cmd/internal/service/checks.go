@@ -1,0 +1,78 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/serve"
+	"dlrover-run/rendezvous"
+)
+
+// newChecks joins the checks of nodes to the rendezvous: runs whose Params have a Check.
+func (s *Service) newChecks() *serve.Hub {
+	return serve.New(serve.Config{
+		Spec: s.checkSpec, Names: s.Hub.Names, Topology: s.switchOf, Bar: s.barSilent, Note: s.annotate, Log: s.cfg.Log,
+		Keep: func(run string) bool {
+			_, err := s.Hub.Params(run)
+			return err == nil
+		},
+	})
+}
+
+// gate has nodes checked that the rendezvous has told so; without a Check in the run's Params they answer alone. Nodes
+// that cannot be checked here are let through, which the run's timeline tells.
+func (s *Service) gate(run string, subjects, witnesses []string) {
+	p, err := s.Hub.Params(run)
+	if err != nil || p.Check == "" {
+		return
+	}
+	err = s.Checks.Expect(run, subjects, witnesses)
+	if err == nil {
+		return
+	}
+	s.annotate(run, netcheck.Note{
+		Event: "check-ended", Text: fmt.Sprintf("%d nodes are not checked: %v", len(subjects), err),
+	})
+	for _, id := range slices.Concat(subjects, witnesses) {
+		_ = s.Hub.Report(context.Background(), run, rendezvous.Cleared{ID: id}) // it may have left
+	}
+}
+
+// released ends the checks of nodes that were told something else meanwhile.
+func (s *Service) released(run string, ids []string) {
+	for _, id := range ids {
+		s.Checks.Gone(run, id)
+	}
+}
+
+func (s *Service) checkSpec(run string) (netcheck.Spec, error) {
+	p, err := s.Hub.Params(run)
+	if err != nil {
+		return netcheck.Spec{}, err
+	}
+	return netcheck.ParseSpec(p.Check)
+}
+
+func (s *Service) barSilent(run, id, reason string) {
+	_ = s.Hub.Report(context.Background(), run, rendezvous.Barred{ID: id, Reason: reason}) // it may have left
+}
+
+func (s *Service) annotate(run string, n netcheck.Note) {
+	_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
+}
+
+// switchOf is the switch of a node by the topology file, "" without.
+func (s *Service) switchOf(n netcheck.Node) string {
+	topo := *s.topology.Load()
+	if sw := topo[n.Addr]; sw != "" {
+		return sw
+	}
+	for _, nic := range n.NICs {
+		if sw := topo[nic.Addr]; sw != "" {
+			return sw
+		}
+	}
+	return ""
+}

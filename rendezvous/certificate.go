@@ -1,0 +1,109 @@
+package rendezvous
+
+import "time"
+
+// A certificate is what a check that has passed leaves: the node needs no other one until the certificate runs out. Its
+// clock stands still from the seal of a world until all of its workers have been stopped, so that a world that is
+// merely started anew is never checked. It becomes void when something happens that the check cannot have known of: to
+// the node (Doubt), or an end of an epoch that Config.Suspicious finds suspicious, to all nodes.
+//
+// A node that nobody could be paired with has passed alone: its certificate runs out at once. It waits like one that is
+// cleared, and the next gate checks it again if there is somebody to pair it with.
+
+// mustCheck reports whether n needs a check before it may have workers.
+func (r *Round) mustCheck(now time.Time, n *node) bool {
+	valid := n.cleared && (n.until.IsZero() || now.Before(n.until))
+	return r.params.Gate && n.can(CanGate) && !valid
+}
+
+func (r *Round) clear(now time.Time, e Cleared) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	n.asked = false
+	r.certify(now, n, e)
+	if n.bar != nil {
+		r.setBar(n, nil, false)
+		r.note("cleared", n.Name, "its check has passed")
+	}
+	switch {
+	case r.phase == finished:
+		return nil
+	case n.state == checking || n.state == barred && r.bars[n.Name] == nil:
+		r.become(n, waiting)
+	case n.aside:
+		n.aside = false
+	default:
+		return nil
+	}
+	if r.phase != gating || n.dir.Kind != Check {
+		r.direct(n, r.wait())
+	}
+	return nil
+}
+
+// certify gives n a certificate. One that it holds already is not cut short by what little a witness was needed for.
+func (r *Round) certify(now time.Time, n *node, e Cleared) {
+	delete(r.gone, n.Name)
+	at, until := now, e.Until
+	if !n.idle() && !r.sealedAt.IsZero() { // an answer that comes late: the clock stands still already
+		at = r.sealedAt
+	}
+	if !until.IsZero() {
+		until = until.Add(at.Sub(now))
+	}
+	if e.Domain != "" {
+		n.domain = cut(e.Domain, MaxName)
+	}
+	shorter := n.until.IsZero() || !until.IsZero() && !until.After(n.until)
+	if (n.aside || !n.idle()) && shorter && !r.mustCheck(at, n) {
+		return
+	}
+	n.cleared, n.until, n.lone = true, until, !until.IsZero() && !at.Before(until)
+}
+
+// void takes the certificate of n away.
+func (n *node) void() { n.cleared, n.lone = false, false }
+
+// doubt voids the certificate of a node. One that waits beside a sealed world is checked again at once, all others at
+// the next gate.
+func (r *Round) doubt(now time.Time, e Doubt) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	if !n.cleared || r.phase == finished {
+		return nil
+	}
+	n.void()
+	r.note("recheck", n.Name, cut(e.Reason, maxReason))
+	if n.state == waiting {
+		r.queue(now, n)
+	}
+	return nil
+}
+
+// epochOver lets the certificates of the last world's members run on, and voids all if the end of the epoch was
+// suspicious. It is called when the last member has stopped its workers: everything about that end is known.
+func (r *Round) epochOver(now time.Time) {
+	if r.sealedAt.IsZero() {
+		return
+	}
+	stood := now.Sub(r.sealedAt)
+	r.sealedAt = time.Time{}
+	for _, n := range r.world {
+		if !n.until.IsZero() {
+			n.until = n.until.Add(stood)
+		}
+	}
+	if !r.params.Gate || r.cfg.Suspicious == nil {
+		return
+	}
+	if why := r.cfg.Suspicious(r.Evidence()); why != "" {
+		for _, n := range r.nodes {
+			n.void()
+		}
+		r.note("recheck", "", cut(why, maxReason))
+	}
+}

@@ -1,0 +1,125 @@
+package rendezvous
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// What becomes of a run when checks leave too few nodes. It waits for others, as for nodes that have never come, and
+// says at once who is missing and why; the launcher of a node that has failed its check leaves, so its name is kept. A
+// static run waits for nobody: no other node can have the rank.
+
+// maxNamed bounds the nodes that an error names, and maxGone the names that are kept.
+const (
+	maxNamed = 4
+	maxGone  = 256
+)
+
+// staticPatience is how long a static run in which a check has failed waits for other checks, to name all nodes.
+const staticPatience = 5 * time.Second
+
+// failed: a check has failed on a node that is here, or was.
+func (r *Round) failed() bool {
+	if len(r.gone) > 0 || r.again+r.out == 0 {
+		return len(r.gone) > 0
+	}
+	for _, n := range r.nodes {
+		if n.bar != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// keepBar remembers why a node had no workers that goes away.
+func (r *Round) keepBar(n *node) {
+	if n.bar != nil && (r.gone[n.Name] != nil || len(r.gone) < maxGone) {
+		r.gone[n.Name] = n.bar
+	}
+}
+
+// barredNodes lists who gets no workers, in order of arrival, and then those who have left for it, by name.
+func (r *Round) barredNodes() (names, texts []string) {
+	for _, n := range r.sorted(func(n *node) bool { return n.state == barred || n.bar != nil }) {
+		names = append(names, n.Name)
+		texts = append(texts, fmt.Sprintf("%s is barred: %s", n.Name, cmp.Or(r.bars[n.Name], n.bar).Text))
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.gone)) {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+			texts = append(texts, fmt.Sprintf("%s has left: %s", name, r.gone[name].Text))
+		}
+	}
+	if more := len(texts) - maxNamed; more > 0 {
+		texts = append(texts[:maxNamed-1], fmt.Sprintf("%s and %d more", texts[maxNamed-1], more))
+	}
+	return names, texts
+}
+
+// lack is a Cause that says what there is too little of, and who is barred.
+func (r *Round) lack(kind CauseKind, text string) *Cause {
+	names, texts := r.barredNodes()
+	c := &Cause{Kind: kind, Text: strings.Join(append([]string{text}, texts...), "; ")}
+	if len(names) == 1 {
+		c.Node = names[0]
+	}
+	return c
+}
+
+// numbers says how many nodes there are for a world, and how many it needs.
+func (r *Round) numbers() string {
+	text := fmt.Sprintf("%d nodes joined, need %d", r.joined+r.asked, r.params.Min)
+	if r.params.Unit > 1 {
+		text += fmt.Sprintf(" in multiples of %d", r.params.Unit)
+	}
+	return text
+}
+
+// shortage is why no world has formed in time: too few have joined, or too few of them may have workers.
+func (r *Round) shortage() *Cause {
+	kind := CauseTimeout
+	if r.failed() && r.fit(r.joined+r.asked+r.again+r.out+len(r.gone)) >= r.params.Min {
+		kind = CauseCheck
+	}
+	return r.lack(kind, fmt.Sprintf("no world within %s: %s", r.params.JoinTimeout, r.numbers()))
+}
+
+// tellShortage tells those who wait that checks have left too few nodes for a world, whenever more or fewer are barred.
+func (r *Round) tellShortage() {
+	barred := r.again + r.out + len(r.gone)
+	if barred == r.lackingFor {
+		return
+	}
+	r.lacking, r.lackingFor = nil, barred
+	if r.params.Static || !r.failed() { // failStatic does not wait
+		return
+	}
+	r.lacking = r.lack(CauseCheck, fmt.Sprintf("too few nodes have passed their checks; waiting up to %s for others: %s",
+		r.params.JoinTimeout, r.numbers()))
+	r.note("too-few", "", r.lacking.Text)
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting }) {
+		r.direct(n, r.wait())
+	}
+}
+
+// wait is the directive of who may have workers, but not yet.
+func (r *Round) wait() Directive { return Directive{Kind: Wait, Cause: cmp.Or(r.paused, r.lacking)} }
+
+// failStatic ends a static run in which a check has failed: when nobody is left to answer, or after staticPatience.
+func (r *Round) failStatic(now time.Time) bool {
+	switch {
+	case r.failAt.IsZero() || r.paused != nil:
+		return false
+	case !r.failed(): // somebody has mended it, or says so
+		r.failAt = time.Time{}
+		return false
+	case r.asked > 0 && now.Before(r.failAt):
+		return false
+	}
+	r.finish(now, Failed, r.lack(CauseCheck, "checks of nodes have failed, and nobody replaces a node of a static run"))
+	return true
+}
