@@ -1,0 +1,193 @@
+// Package checkview shows what a check of nodes has found: as a table, as a matrix of the pairs, and as a heat map.
+package checkview
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"dlrover-run/launcher/printable"
+	"dlrover-run/netcheck"
+)
+
+// Table writes a line for every node and one for every finding that is more than information, worst nodes first, below
+// the summary.
+func Table(w io.Writer, p netcheck.Picture) error {
+	fmt.Fprintln(w, printable.Line(p.Summary))
+	for _, path := range p.Paths {
+		fmt.Fprintln(w, "  "+printable.Line(path))
+	}
+	nodes := slices.Clone(p.Nodes)
+	slices.SortStableFunc(nodes, func(a, b netcheck.NodePicture) int { return cmp.Compare(rank(b), rank(a)) })
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NODE\tVERDICT\tSAID BY\tREASON")
+	for _, n := range nodes {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", printable.Line(name(n.Node)), state(n), partners(n.Verdict),
+			printable.Line(cmp.Or(n.Verdict.Reason, "-")))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		for _, f := range n.Verdict.Findings {
+			if f.Severity != netcheck.Info {
+				fmt.Fprintf(w, "%s: %s: %s\n", printable.Line(name(n.Node)), f.Severity, printable.Line(Finding(f)))
+			}
+		}
+	}
+	return nil
+}
+
+func name(n netcheck.Node) string { return cmp.Or(n.Name, n.ID) }
+
+// rank orders verdicts from the least to the most serious.
+func rank(n netcheck.NodePicture) int {
+	switch {
+	case n.Verdict.Excluded:
+		return 4
+	case n.Verdict.State == netcheck.StateFaulty:
+		return 3
+	case n.Open:
+		return 1
+	case n.Verdict.State == netcheck.StateOK:
+		return 0
+	}
+	return 2
+}
+
+func state(n netcheck.NodePicture) string {
+	switch {
+	case n.Open:
+		return "being checked"
+	case n.Verdict.Excluded:
+		return string(n.Verdict.State) + ", left out"
+	}
+	return string(n.Verdict.State)
+}
+
+func partners(v netcheck.Verdict) string {
+	switch v.Partners {
+	case 0:
+		return "-"
+	case 1:
+		return "1 node"
+	}
+	return strconv.Itoa(v.Partners) + " nodes"
+}
+
+// Finding is a finding in one line, with its figures.
+func Finding(f netcheck.Finding) string {
+	text := f.Text
+	if f.Metric != "" {
+		text += strings.TrimRight(fmt.Sprintf(" (%s %s %s", f.Metric, Number(f.Value), f.Unit), " ")
+		if f.Threshold != 0 {
+			text += fmt.Sprintf(", threshold %s", Number(f.Threshold))
+		}
+		if f.Median != 0 {
+			text += fmt.Sprintf(", median %s", Number(f.Median))
+		}
+		text += ")"
+	}
+	if f.Peer != "" && !strings.Contains(f.Text, f.Peer) {
+		text += " with " + f.Peer
+	}
+	return text
+}
+
+// Number writes a figure with three digits that count, and one without a fraction as it is.
+func Number(v float64) string {
+	if v == math.Trunc(v) && math.Abs(v) < 1e15 {
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	}
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	}
+	digits := max(0, 2-int(math.Floor(math.Log10(math.Abs(v)))))
+	return strconv.FormatFloat(v, 'f', digits, 64)
+}
+
+// MaxMatrix is how many nodes a matrix of text can have.
+const MaxMatrix = 40
+
+// Matrix writes the rate of every direction that was tested, in 10^6 bit/s: senders are rows, receivers columns.
+func Matrix(w io.Writer, p netcheck.Picture) error {
+	if len(p.Nodes) > MaxMatrix {
+		return fmt.Errorf("a matrix of %d nodes does not fit on a terminal, of which it takes at most %d; "+
+			"use --svg or --json", len(p.Nodes), MaxMatrix)
+	}
+	cells := cells(p)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	head := []string{"Mbit/s from \\ to"}
+	for i := range p.Nodes {
+		head = append(head, strconv.Itoa(i))
+	}
+	fmt.Fprintln(t, strings.Join(head, "\t")+"\t")
+	for i, n := range p.Nodes {
+		row := []string{fmt.Sprintf("%d %s", i, printable.Line(name(n.Node)))}
+		for j := range p.Nodes {
+			row = append(row, cellText(cells, i, j))
+		}
+		fmt.Fprintln(t, strings.Join(row, "\t")+"\t")
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "median %s, line %s Mbit/s; * below the line, a word is how a test failed, . not tested\n",
+		Number(p.Median), Number(p.Line))
+	return err
+}
+
+type edge struct{ from, to int }
+
+// cell is one direction between two nodes: the worst of its rails.
+type cell struct {
+	class netcheck.Class
+	mbps  float64
+	low   bool // below the line
+}
+
+// cells leaves out PyTorch's collectives, whose rates have another line, and what names no node of the picture.
+func cells(p netcheck.Picture) map[edge]cell {
+	m := map[edge]cell{}
+	for _, t := range p.Pairs {
+		at := edge{t.From, t.To}
+		c := cell{class: t.Class, mbps: t.Mbps, low: t.Class == netcheck.Slow || p.Line > 0 && t.Mbps < p.Line}
+		known := min(t.From, t.To) >= 0 && max(t.From, t.To) < len(p.Nodes)
+		if old, ok := m[at]; known && !t.Torch && (!ok || worse(c, old)) {
+			m[at] = c
+		}
+	}
+	return m
+}
+
+func worse(a, b cell) bool {
+	if a.failed() != b.failed() {
+		return a.failed()
+	}
+	return a.mbps < b.mbps
+}
+
+// failed: no rate was measured.
+func (c cell) failed() bool {
+	return c.class != netcheck.OK && c.class != netcheck.Slow && c.class != netcheck.Lossy
+}
+
+func cellText(m map[edge]cell, i, j int) string {
+	c, ok := m[edge{i, j}]
+	switch {
+	case i == j:
+		return "-"
+	case !ok:
+		return "."
+	case c.failed():
+		return string(c.class)
+	case c.low:
+		return Number(c.mbps) + "*"
+	}
+	return Number(c.mbps)
+}

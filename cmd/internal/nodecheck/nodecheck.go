@@ -1,0 +1,308 @@
+// Package nodecheck examines one node for the launcher: the site's own check, its network interfaces, its devices and
+// the links between them, and then its network, together with the other nodes.
+package nodecheck
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dlrover-run/cmd/internal/healthcheck"
+	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/node"
+	"dlrover-run/netcheck/probe"
+	"dlrover-run/netcheck/serve"
+	"dlrover-run/switchbox"
+)
+
+// Config says what is examined, and with what.
+type Config struct {
+	Run  string
+	Spec netcheck.Spec
+	// Node is this one: its ID, Name and Addr, how many devices were counted, and whether there must be some.
+	Node netcheck.Node
+	// Alone: no other node can join, so a pass without partners is as good as one with.
+	Alone bool
+	// Health is the site's own check; "" for none. It may take HealthTime.
+	Health     string
+	HealthTime time.Duration
+	// Start starts the commands of a check.
+	Start healthcheck.Start
+	// Devices examines the accelerators and the links between them; nil is not to be done. What it cannot do here is
+	// State Skipped.
+	Devices func(context.Context) switchbox.Report
+	// Torch starts PyTorch's tests, whose import goes on in the background; nil leaves them out.
+	Torch func(context.Context) (node.Torch, error)
+	// Env is the environment of the workers.
+	Env func(name string) string
+	// Transport reaches the meeting point of the nodes; Final says which of its errors are for good.
+	Transport serve.Transport
+	Final     func(error) bool
+	Log       *slog.Logger
+}
+
+// Result is the answer of one examination.
+type Result struct {
+	netcheck.Verdict
+	Domain string    // of NVLink, "" if unknown
+	Until  time.Time // how long a pass holds; zero: for this launcher's life
+}
+
+// Checker examines this node as often as it is asked to. It is not safe for concurrent use.
+type Checker struct {
+	cfg    Config
+	host   probe.Host
+	choice probe.Choice
+	mark   string // fingerprint of what the last examination found sound; "" if it found nothing
+}
+
+// New returns a Checker, or says which variable cannot be used. Nothing is started.
+func New(cfg Config) (*Checker, error) {
+	c := &Checker{cfg: cfg}
+	addr, err := resolve(cfg.Node.Addr)
+	if err != nil {
+		return nil, err
+	}
+	c.choice, err = probe.ChoiceOf(cfg.Env, addr)
+	return c, err
+}
+
+// resolveTimeout bounds the lookup of this node's own name.
+const resolveTimeout = 5 * time.Second
+
+// resolve is the address that the other nodes find under the name of this one.
+func resolve(addr string) (string, error) {
+	if net.ParseIP(addr) != nil || strings.Contains(addr, "%") {
+		return addr, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
+	defer cancel()
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", addr)
+	if err != nil || len(ips) == 0 {
+		return "", fmt.Errorf("this node's address %q cannot be resolved (%w): give it as --local-addr=IP", addr, err)
+	}
+	return choose(ips, ownAddresses()).String(), nil
+}
+
+// choose prefers an address that an interface of this node has: many hosts give their own name one on loopback that no
+// interface has, such as 127.0.1.1, be it in place of the one that others see or beside it.
+func choose(ips, own []netip.Addr) netip.Addr {
+	best := ips[0].Unmap()
+	for _, ip := range slices.Backward(ips) {
+		if ip = ip.Unmap(); slices.Contains(own, ip) && (!ip.IsLoopback() || !slices.Contains(own, best)) {
+			best = ip
+		}
+	}
+	if i := slices.IndexFunc(own, netip.Addr.IsGlobalUnicast); i >= 0 && best.IsLoopback() && !slices.Contains(own, best) {
+		return own[i]
+	}
+	return best
+}
+
+func ownAddresses() []netip.Addr {
+	var own []netip.Addr
+	as, _ := net.InterfaceAddrs() // none is as good as an error: nothing is ours
+	for _, a := range as {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own = append(own, p.Addr().Unmap())
+		}
+	}
+	return own
+}
+
+// Check examines the node. It ends within a second after ctx, with nothing left of it. An error says that there is no
+// verdict.
+func (c *Checker) Check(ctx context.Context) (Result, error) {
+	c.mark = ""
+	mark, before := c.host.Fingerprint(c.choice), c.host.Snapshot(c.choice)
+	torch, noTorch := c.startTorch(ctx)
+	self := c.announced(ctx)
+	self.Torch, self.NoTorch = torch != nil, cmp.Or(noTorch, self.NoTorch)
+	v, err := node.Run(ctx, node.Config{
+		Run: c.cfg.Run, Node: self, Transport: c.cfg.Transport, Prober: c.prober(ctx, self), Torch: torch,
+		Final: c.cfg.Final, Log: c.cfg.Log,
+	})
+	if err != nil {
+		return Result{}, err
+	}
+	c.tellSkipped(v)
+	c.judgeGrowth(&v, probe.Delta(before, c.host.Snapshot(c.choice)))
+	if !v.Excluded {
+		c.mark = mark
+	}
+	return Result{Verdict: v, Domain: self.Domain, Until: c.until(v)}, nil
+}
+
+func (c *Checker) startTorch(ctx context.Context) (t node.Torch, why string) {
+	if c.cfg.Torch == nil {
+		return nil, c.cfg.Node.NoTorch
+	}
+	t, err := c.cfg.Torch(ctx)
+	if err != nil {
+		c.cfg.Log.Warn("no tests with PyTorch on this node", "err", err)
+		return nil, err.Error()
+	}
+	return t, ""
+}
+
+// tellSkipped logs what was not tested.
+func (c *Checker) tellSkipped(v netcheck.Verdict) {
+	for _, f := range v.Findings {
+		if f.Kind == netcheck.TorchSkipped {
+			c.tell(f)
+		}
+	}
+}
+
+// judgeGrowth holds against the node what its own counters say has happened while it was tested.
+func (c *Checker) judgeGrowth(v *netcheck.Verdict, found []netcheck.Finding) {
+	for _, f := range found {
+		c.tell(f)
+		if f.Severity == netcheck.Fatal && !v.Excluded && !c.cfg.Spec.ReportOnly {
+			v.State, v.Kind, v.Excluded, v.Reason = netcheck.StateFaulty, f.Kind, true, f.Text
+		}
+	}
+	v.Findings = append(v.Findings, found...)
+}
+
+// until is how long a pass holds. One without a partner is provisional: it lets the node wait, and the next world in
+// which there are partners tests it.
+func (c *Checker) until(v netcheck.Verdict) time.Time {
+	switch {
+	case c.cfg.Spec.Level != netcheck.LevelLocal && !v.Paired && !c.cfg.Alone:
+		return time.Now()
+	case c.cfg.Spec.TTL == 0:
+		return time.Time{}
+	}
+	return time.Now().Add(c.cfg.Spec.TTL)
+}
+
+// Doubt says what has happened to this node since its examination that makes the pass void, or "".
+func (c *Checker) Doubt() string {
+	mark := c.host.Fingerprint(c.choice)
+	if c.mark == "" || mark == c.mark {
+		return ""
+	}
+	was := c.mark
+	c.mark = ""
+	return fmt.Sprintf("the host or a link has been down since: %s, was %s", mark, was)
+}
+
+// announced introduces the node, and tells the service meanwhile that it is there.
+func (c *Checker) announced(ctx context.Context) netcheck.Node {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { node.Announce(ctx, c.cfg.Run, c.cfg.Node.ID, c.cfg.Transport) })
+	defer wg.Wait()
+	defer cancel()
+	return c.introduce(ctx)
+}
+
+// introduce does the local checks, all at the same time: none of them uses what another one measures.
+func (c *Checker) introduce(ctx context.Context) netcheck.Node {
+	self := c.cfg.Node
+	var wg sync.WaitGroup
+	var health, devices []netcheck.Finding
+	if c.cfg.Health != "" {
+		wg.Go(func() { health = c.health(ctx) })
+	}
+	if c.cfg.Devices != nil {
+		wg.Go(func() {
+			r := c.cfg.Devices(ctx)
+			self.Domain, devices = r.Domain, findings(r)
+		})
+	}
+	nics := c.nics(ctx)
+	self.NICs, _ = c.host.NICs(c.choice) // no interface is a finding
+	tool, _ := c.host.FindRDMA()         // without it there are no tests with RDMA, which most nodes have no cards for
+	self.RDMA = tool != ""
+	wg.Wait()
+	self.Findings = append(append(health, nics...), devices...)
+	for _, f := range self.Findings {
+		c.tell(f)
+	}
+	return self
+}
+
+// A link that has just come up, as that of a new container, may be told as down for a second.
+const (
+	linkPatience = 2 * time.Second
+	linkPause    = 100 * time.Millisecond
+)
+
+// nics looks at the interfaces, for some time where one does not work.
+func (c *Checker) nics(ctx context.Context) []netcheck.Finding {
+	for begun := time.Now(); ; {
+		found := c.host.Local(c.choice)
+		down := slices.ContainsFunc(found, func(f netcheck.Finding) bool { return f.Severity == netcheck.Fatal })
+		if !down || time.Since(begun) > linkPatience {
+			return found
+		}
+		select {
+		case <-time.After(linkPause):
+		case <-ctx.Done():
+			return found
+		}
+	}
+}
+
+// prober measures what this node's own loopback reaches first, by which a test knows its CPU for the limit.
+func (c *Checker) prober(ctx context.Context, self netcheck.Node) *probe.Prober {
+	cfg := probe.Config{ID: netcheck.Alias(self.ID), NICs: self.NICs, Addr: self.Addr, Start: probe.Start(c.cfg.Start)}
+	cfg.RDMATool, _ = c.host.FindRDMA()
+	if c.cfg.Spec.Level == netcheck.LevelLocal || c.cfg.Alone {
+		return probe.New(cfg) // it will not be used
+	}
+	cfg.Loopback, _ = probe.Loopback(ctx) // 0 is unknown
+	return probe.New(cfg)
+}
+
+// tell logs a finding, so that this node's own log says all about it.
+func (c *Checker) tell(f netcheck.Finding) {
+	level := slog.LevelWarn
+	if f.Severity == netcheck.Info {
+		level = slog.LevelDebug
+	}
+	c.cfg.Log.Log(context.Background(), level, "check: "+f.Text, "check", f.Check, "kind", f.Kind, "severity", f.Severity)
+}
+
+func (c *Checker) health(ctx context.Context) []netcheck.Finding {
+	a := healthcheck.Run(ctx, c.cfg.Start, c.cfg.Health, c.cfg.HealthTime)
+	f := netcheck.Finding{Check: "health", Kind: "host.health", Severity: netcheck.Info}
+	switch a.Outcome {
+	case healthcheck.Healthy:
+		f.Text = "the site's health check has passed"
+	case healthcheck.Unclear:
+		f.Severity, f.Text = netcheck.Warn, "the site's health check says nothing of use"
+	case healthcheck.Unhealthy:
+		f.Severity, f.Text = netcheck.Fatal, "the site's health check has failed"
+	}
+	if a.Reason != "" {
+		f.Text += ": " + a.Reason
+	}
+	return []netcheck.Finding{f}
+}
+
+// findings turns what an adaptor has found into findings of the node.
+func findings(r switchbox.Report) []netcheck.Finding {
+	var fs []netcheck.Finding
+	for _, f := range r.Findings {
+		fs = append(fs, netcheck.Finding{
+			Check: f.Check, Kind: f.Kind, Severity: netcheck.Severity(f.Severity), Entity: f.Entity, Metric: f.Metric,
+			Value: f.Value, Unit: f.Unit, Threshold: f.Threshold, Median: f.Median, Text: f.Text,
+		})
+	}
+	if r.State == switchbox.Skipped {
+		fs = append(fs, netcheck.Finding{
+			Check: r.Adaptor, Kind: "gpu.skipped", Severity: netcheck.Warn, Text: "devices were not checked: " + r.Reason,
+		})
+	}
+	return fs
+}
