@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -169,6 +170,12 @@ func (e *endpoint) daemons(s *settings) string {
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
 	}
 	return e.where
+}
+
+// storeFor lets this and other nodes use the workers' store for the time of a check, in which there are no workers.
+func (e *endpoint) storeFor(own rendezvous.Node, others []string) (addr string, end func()) {
+	addrs := slices.Concat(others, own.Addrs, []string{own.Addr})
+	return net.JoinHostPort(own.Addr, strconv.Itoa(e.port)), e.acl.lend(addrs)
 }
 
 func (e *endpoint) background(f func() error) {

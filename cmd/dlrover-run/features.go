@@ -26,6 +26,7 @@ func features() []feature {
 		logLevelFeature(),
 		fileTimerFeature(),
 		portsFeature(),
+		nodeChecksFeature(),
 		checkpointsFeature(),
 	}
 }

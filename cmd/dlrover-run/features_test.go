@@ -134,8 +134,8 @@ func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	var steps []string
 	j, _ := withEmpty(t,
-		"--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --ckpt-daemon=off --ckpt-shm-dir="+
-			t.TempDir()+" train.py", &steps)
+		"--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --health-check=true --ckpt-daemon=off "+
+			"--ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
 	defer j.python.close()
 	defer j.closeFeatures()

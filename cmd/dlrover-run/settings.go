@@ -172,8 +172,15 @@ func (r *resolver) workers(text string) (int, string, error) {
 	if r.c.IsSet("accelerator") || r.c.Bool("auto-config") || text == "auto" || text == "gpu" {
 		gpus, kind = r.host.gpus()
 	}
+	if r.c.String("accelerator") == noAccelerator {
+		if text == "gpu" {
+			return 0, "", fmt.Errorf("--nproc-per-node=gpu and --accelerator=%s contradict each other: use one of them",
+				noAccelerator)
+		}
+		gpus, kind = 0, "" // there may be some that this job does not use
+	}
 	want := accelerators[r.c.String("accelerator")]
-	if r.c.IsSet("accelerator") && gpus > 0 && !slices.Contains(want, kind) {
+	if r.c.IsSet("accelerator") && gpus > 0 && len(want) > 0 && !slices.Contains(want, kind) {
 		return 0, "", fmt.Errorf("--accelerator=%s: the devices of this node are %s; leave the option out or name theirs",
 			r.c.String("accelerator"), kind)
 	}
@@ -187,7 +194,7 @@ func (r *resolver) workers(text string) (int, string, error) {
 		if gpus > 0 {
 			return gpus, kind, nil
 		}
-		return r.host.cpus(), "no accelerator here, so CPUs that this process may use", nil
+		return r.host.cpus(), "no accelerator to use, so CPUs that this process may use", nil
 	case "gpu":
 		if gpus == 0 {
 			return 0, "", fmt.Errorf("--nproc-per-node=gpu: no GPU is visible here (looked for device files and at the " +
@@ -207,6 +214,9 @@ func (r *resolver) workers(text string) (int, string, error) {
 	}
 	return n, "--nproc-per-node", nil
 }
+
+// noAccelerator is the --accelerator of a job on CPUs, whatever devices there are.
+const noAccelerator = "cpu"
 
 // accelerators are the kinds of devices that go by DLRover's names.
 var accelerators = map[string][]string{
@@ -421,6 +431,10 @@ type program struct {
 // entrypoint finds the interpreter and the script, and checks them now: a typo must
 // not cost a rendezvous.
 func (r *resolver) entrypoint() error {
+	if r.c.Bool("check-only") {
+		r.s.program = nothing()
+		return nil
+	}
 	args := r.c.Args()
 	script, rest := args[0], args[1:]
 	module, noPython, runPath := r.c.Bool("module"), r.c.Bool("no-python"), r.c.Bool("run-path")

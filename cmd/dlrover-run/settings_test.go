@@ -118,6 +118,15 @@ func TestResolve(t *testing.T) {
 				require.Equal(t, 3, s.params.Max)
 				require.Equal(t, 4, s.slots)
 			}},
+		"cpu workers beside GPUs": {"--nproc-per-node=auto --accelerator=cpu train.py", nil,
+			func(t *testing.T, s settings) {
+				require.Equal(t, 6, s.slots)
+				require.Contains(t, s.slotsWhy, "CPUs")
+			}},
+		"auto_config without the GPUs": {"--auto_config --accelerator=cpu train.py",
+			map[string]string{"NODE_NUM": "3", "DLROVER_MASTER_ADDR": "localhost:50001"}, func(t *testing.T, s settings) {
+				require.Equal(t, 1, s.slots)
+			}},
 		"cpu workers": {"--nproc-per-node=cpu train.py", nil,
 			func(t *testing.T, s settings) { require.Equal(t, 6, s.slots) }},
 		"unknown conf warns": {"--rdzv-conf=colour=red train.py", nil,
@@ -201,10 +210,12 @@ func TestResolveErrors(t *testing.T) {
 		"missing interpreter": {"train.py", map[string]string{"PYTHON_EXEC": "missing-python"}, "PYTHON_EXEC"},
 		"numa without device": {"--numa-binding=node train.py", nil, "accelerator"},
 		"accelerator":         {"--nproc-per-node=auto --accelerator=ascend-npu train.py", nil, "cuda"},
-		"network check":       {"--network-check train.py", nil, "not available yet"},
-		"PET network check":   {"train.py", map[string]string{"PET_NETWORK_CHECK": "1"}, "PET_NETWORK_CHECK"},
-		"logs specs":          {"--logs-specs=x train.py", nil, "Python entry point"},
-		"master port":         {"--master-port=70000 train.py", nil, "0 to 65535"},
+		"auto-tunning":        {"--auto-tunning train.py", nil, "not available yet"},
+		"PET auto-tunning":    {"train.py", map[string]string{"PET_AUTO_TUNNING": "1"}, "PET_AUTO_TUNNING"},
+		"no GPUs but GPUs": {"--accelerator=cpu --nproc-per-node=gpu train.py", nil,
+			"--nproc-per-node=gpu and --accelerator=cpu contradict each other"},
+		"logs specs":  {"--logs-specs=x train.py", nil, "Python entry point"},
+		"master port": {"--master-port=70000 train.py", nil, "0 to 65535"},
 		"misplaced topology": {"--rdzv-backend=dlrover-master --rdzv-endpoint=localhost:1 --topology-file=x train.py", nil,
 			"give it to dlrover-master"},
 		"no script": {"--nnodes=1", nil, "training_script"},

@@ -14,6 +14,7 @@ type storeACL struct {
 	open  bool
 	slots int // of this node
 	world atomic.Pointer[world]
+	guest atomic.Pointer[map[netip.Addr]bool] // who else may speak to it, during a check
 }
 
 // world is the workers of each address, and of all.
@@ -28,8 +29,24 @@ func (l *storeACL) allow(a netip.Addr) bool {
 	if l.open || a.IsLoopback() {
 		return true
 	}
+	if guests := l.guest.Load(); guests != nil && (*guests)[a] {
+		return true
+	}
 	w := l.world.Load()
 	return w != nil && w.slots[a] > 0
+}
+
+// lend lets the nodes at these addresses speak to the store until the returned function is called. There is one check
+// at a time.
+func (l *storeACL) lend(addrs []string) (end func()) {
+	guests := map[netip.Addr]bool{}
+	for _, text := range addrs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			guests[a.Unmap().WithZone("")] = true
+		}
+	}
+	l.guest.Store(&guests)
+	return func() { l.guest.CompareAndSwap(&guests, nil) }
 }
 
 // callbacks is how many silent connections a worker may have: PyTorch 1.x opens one for every TCPStore that it makes.
@@ -38,7 +55,9 @@ const callbacks = 4
 // silent is how many silent connections an address may have. Several nodes may share this machine.
 func (l *storeACL) silent(a netip.Addr) int {
 	w := l.world.Load()
-	switch {
+	switch guests := l.guest.Load(); {
+	case guests != nil && (*guests)[a]:
+		return callbacks
 	case w == nil && a.IsLoopback():
 		return callbacks * l.slots
 	case w == nil:

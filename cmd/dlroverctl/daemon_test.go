@@ -19,6 +19,7 @@ import (
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/verdict"
+	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -27,11 +28,12 @@ const secret = "0123456789abcdef"
 
 // served is a daemon, and dlroverctl in an environment that names it.
 type served struct {
-	t     *testing.T
-	hub   *api.Hub
-	addr  string
-	env   map[string]string
-	close func(grace time.Duration)
+	t      *testing.T
+	hub    *api.Hub
+	checks *serve.Hub
+	addr   string
+	env    map[string]string
+	close  func(grace time.Duration)
 }
 
 func newServed(t *testing.T) *served {
@@ -52,7 +54,7 @@ func serveAt(t *testing.T, addr string) *served {
 	t.Cleanup(func() { end(0) })
 	addr = l.Addr().String()
 	env := map[string]string{"DLROVER_MASTER_ADDR": addr, "DLROVER_TOKEN": secret}
-	return &served{t: t, hub: s.Hub, addr: addr, env: env, close: end}
+	return &served{t: t, hub: s.Hub, checks: s.Checks, addr: addr, env: env, close: end}
 }
 
 // result is what a command has printed, and its exit status.

@@ -25,6 +25,7 @@ const description = `A running job, which its --rdzv-id names:
   status RUN                     the state of the run, its nodes and checkpoints
   events RUN [-f]                what has happened; -f: and what happens
   verdict RUN                    who failed first, and why
+  check RUN                      what the nodes found out about each other
   restart RUN                    stop all workers and start them anew
   stop RUN                       end the run as failed
   pause RUN                      stop all workers; the launchers stay
@@ -91,7 +92,8 @@ func (p *program) app() *cli.App {
 		HideHelp: true, HideHelpCommand: true, HideVersion: true, Writer: io.Discard, ErrWriter: io.Discard,
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlroverctl", err) },
-		Flags: append(append(connection(), jsonOption(), followOption(), reasonOption(), chargeOption(), nodeOption()),
+		Flags: append(slices.Concat(connection(), viewOptions(),
+			[]cli.Flag{jsonOption(), followOption(), reasonOption(), chargeOption(), nodeOption()}),
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
 		),
@@ -102,7 +104,7 @@ func (p *program) app() *cli.App {
 			}
 			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
 		},
-		Commands: slices.Concat(p.runs(), p.orders(), []*cli.Command{p.checkpoints()}),
+		Commands: slices.Concat(p.runs(), p.checks(), p.orders(), []*cli.Command{p.checkpoints()}),
 	}
 }
 

@@ -42,7 +42,7 @@ func TestReferenceIsFresh(t *testing.T) {
 // sources visits what programs are made of: Go files without tests, and the client in Python.
 func sources(t *testing.T, visit func(path, ext string)) {
 	t.Helper()
-	for _, folder := range []string{"cmd", "launcher", "rendezvous", "checkpointd"} {
+	for _, folder := range []string{"cmd", "launcher", "rendezvous", "checkpointd", "netcheck", "switchbox"} {
 		require.NoError(t, filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
 			if d.IsDir() && slices.Contains([]string{"bench", "demo", "reference", "testlog", "tests", "testdata"}, d.Name()) {
 				return fs.SkipDir
@@ -96,7 +96,8 @@ func asks(call *ast.CallExpr) bool {
 
 func TestEveryVariableIsExplained(t *testing.T) {
 	// What every program of its kind reads, and what a launcher gives to workers.
-	known := strings.Fields(`HOME PATH TZ PYTHONNOUSERSITE PYTHONUSERBASE RANK LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE`)
+	known := strings.Fields(`HOME PATH TZ PYTHONNOUSERSITE PYTHONUSERBASE RANK LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE
+		NCCL_DEBUG NCCL_DEBUG_FILE NCCL_DEBUG_SUBSYS`) // the last are left as they are when they are set
 	names := readVariables(t)
 	require.Greater(t, len(names), 15)
 	docs := file(t, Path) + file(t, "docs/torchrun.md")

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/service"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/netcheck/python"
+	"dlrover-run/switchbox"
+)
+
+// checksOf are the settings that a command line gives on a host.
+func checksOf(t *testing.T, line string, host hostFacts) (k checkSettings) {
+	t.Helper()
+	env := func(string) (string, bool) { return "", false }
+	c, err := parse(strings.Fields(line), env, io.Discard)
+	require.NoError(t, err)
+	table := []feature{{settings: func(r *resolver) (err error) { k, err = r.nodeChecks(); return err }}}
+	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
+	require.NoError(t, r.features())
+	return k
+}
+
+// openedChecks prepares the checks of a command line on a host with n devices of a kind.
+func openedChecks(t *testing.T, line string, n int, kind string) (*nodeChecks, error) {
+	t.Helper()
+	host := testHost()
+	host.gpus = func() (int, string) { return n, kind }
+	return openNodeChecks(&job{log: slog.New(slog.DiscardHandler), s: &settings{}}, checksOf(t, line, host))
+}
+
+func TestWhatDevicesAreChecked(t *testing.T) {
+	skipped := func(line string, n int, kind string) string {
+		c, err := openedChecks(t, line, n, kind)
+		require.NoError(t, err)
+		if c.devices == nil {
+			return ""
+		}
+		r := c.devices(t.Context())
+		require.Equal(t, switchbox.Skipped, r.State)
+		return r.Reason
+	}
+	require.Empty(t, skipped("--network-check train.py", 0, ""))
+	require.Empty(t, skipped("--network-check train.py", 8, "metax"), "only --switchbox-check needs MetaX' tool")
+	require.Empty(t, skipped("--network-check train.py", 8, "ascend"))
+	require.Equal(t, "this node has no accelerator", skipped("--switchbox-check train.py", 0, ""))
+	require.Equal(t, "this node has no accelerator", skipped("--switchbox-check --accelerator=cpu train.py", 8, "cuda"))
+	require.Contains(t, skipped("--switchbox-check train.py", 8, "ascend"), "devices of the kind ascend")
+	require.NotNil(t, must(openedChecks(t, "--network-check train.py", 8, "cuda")).devices)
+}
+
+// A pair that the user has named and that this node has not is an error of the command line; a default one is not.
+func TestPairsThatAreNotHere(t *testing.T) {
+	_, err := openedChecks(t, "--switchbox-check --box-pairs=0:1 --min-channels=1 train.py", 0, "")
+	require.ErrorContains(t, err, "--box-pairs: 0:1 names a device that is not here; this node has none")
+	require.Equal(t, policy.Usage, reasonOf(err))
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestTorchDevices(t *testing.T) {
+	for kind, want := range map[string]python.Device{
+		"": python.CPU, "cuda": python.CUDA, "rocm": python.CUDA, "metax": python.CUDA, "ascend": python.NPU,
+		"musa": python.MUSA,
+	} {
+		require.Equal(t, want, torchDevice(kind), kind)
+	}
+}
+
+// What has not been prepared cannot pass, and does not panic.
+func TestChecksThatCouldNotBePrepared(t *testing.T) {
+	c, err := openedChecks(t, "--network-check train.py", 0, "")
+	require.NoError(t, err)
+	_, err = c.Check(context.Background(), launcher.Directive{})
+	require.ErrorContains(t, err, "see its log")
+	require.Empty(t, c.Doubt(t.Context()))
+	c.noPy = errors.New("no python3")
+	require.Equal(t, "no python3", c.noTorch())
+}
+
+// Others depend on who serves the rendezvous: it stays without workers.
+func TestWhoStaysWhenBarred(t *testing.T) {
+	c, err := openedChecks(t, "--network-check train.py", 0, "")
+	require.NoError(t, err)
+	c.job.s.params.Max = 2
+	for _, x := range []struct {
+		backend backend
+		served  bool
+		stays   bool
+	}{{c10d, true, true}, {static, true, true}, {c10d, false, false}, {master, false, false}, {local, true, false}} {
+		c.job.s.backend, c.job.endpoint = x.backend, &endpoint{}
+		if x.served {
+			c.job.endpoint.served = &service.Service{}
+		}
+		var cfg launcher.Config
+		c.configure(&cfg)
+		require.Equal(t, x.stays, cfg.StayWhenBarred, "%v", x)
+	}
+}

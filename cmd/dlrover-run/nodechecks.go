@@ -1,0 +1,256 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/cmd/internal/healthcheck"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/netcheck"
+	"dlrover-run/switchbox"
+)
+
+// checkSettings are the options of the checks before training.
+type checkSettings struct {
+	spec   netcheck.Spec // nil Level: none was asked for
+	health string        // --health-check
+	box    *boxSettings  // nil without --switchbox-check
+	only   bool          // --check-only
+	wants  bool          // the user says that there must be accelerators
+	gpus   int           // that were counted
+	kind   string        // of these
+	python string        // the workers' interpreter
+	noPy   error         // why there is none
+}
+
+// boxSettings are those of --switchbox-check.
+type boxSettings struct {
+	pairs  []switchbox.Pair
+	limits switchbox.Limits
+}
+
+// list is the pairs as one word.
+func (b *boxSettings) list() string {
+	var words []string
+	for _, p := range b.pairs {
+		words = append(words, p.String())
+	}
+	return strings.Join(words, ",")
+}
+
+func (k *checkSettings) asked() bool { return k.spec.Level != "" }
+
+func nodeChecksFeature() feature {
+	var k checkSettings
+	return feature{
+		name: "node check",
+		settings: func(r *resolver) (err error) {
+			if k, err = r.nodeChecks(); err == nil && k.asked() {
+				r.gate(&k)
+			}
+			return err
+		},
+		plan: func(p *plan) {
+			if k.asked() {
+				p.Features["node_checks"] = k.plan()
+			}
+		},
+		open: func(j *job) (launcher.Part, error) {
+			if !k.asked() {
+				return nil, nil
+			}
+			return openNodeChecks(j, k)
+		},
+	}
+}
+
+// nodeChecks reads the options. Those that say how to check are refused without one that says what.
+func (r *resolver) nodeChecks() (k checkSettings, err error) {
+	precheck := r.c.Int("precheck")
+	network := r.c.Bool("network-check") || precheck > 0
+	k.health, k.only = r.c.String("health-check"), r.c.Bool("check-only")
+	box := r.c.Bool("switchbox-check")
+	if k.only && !network && !box && k.health == "" {
+		network = true
+	}
+	if err := r.checkCompany(network, box, network || box || k.health != ""); err != nil {
+		return k, err
+	}
+	if !network && !box && k.health == "" {
+		return k, nil
+	}
+	if k.spec, err = r.checkSpec(network, precheck == 2); err != nil {
+		return k, err
+	}
+	if box {
+		if k.box, err = r.switchbox(); err != nil {
+			return k, err
+		}
+		if !network {
+			r.warn("--switchbox-check without --network-check tests the devices of every node by itself; " +
+				"the links between nodes are not tested")
+		}
+	}
+	if k.spec.Level == netcheck.LevelFull {
+		k.python, k.noPy = r.python()
+	}
+	if k.gpus, k.kind = r.host.gpus(); r.c.String("accelerator") == noAccelerator {
+		k.gpus, k.kind = 0, ""
+	} else {
+		k.wants = r.c.IsSet("accelerator") || r.c.String("nproc-per-node") == "gpu"
+	}
+	if strings.HasPrefix(k.health, healthcheck.Socket+"/") || !strings.HasPrefix(k.health, healthcheck.Socket) {
+		return k, nil
+	}
+	return k, fmt.Errorf("--health-check=%s: need the absolute path of a socket, such as unix:/run/health.sock", k.health)
+}
+
+// checkCompany refuses options that could not act.
+func (r *resolver) checkCompany(network, box, any bool) error {
+	for _, c := range []struct {
+		with    bool
+		what    string
+		options []string
+	}{
+		{network, "--network-check", []string{"exclude-straggler", "comm-perf-test", "check-level"}},
+		{box, "--switchbox-check", []string{"box-pairs", "min-bandwidth", "min-channels"}},
+		{any, "--network-check, --switchbox-check, --health-check or --check-only",
+			[]string{"check-ttl", "check-timeout", "check-action"}},
+	} {
+		for _, name := range c.options {
+			if !c.with && r.c.IsSet(name) {
+				return fmt.Errorf("--%s acts only with %s: add that, or leave --%s out", name, c.what, name)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *resolver) checkSpec(network, comm bool) (netcheck.Spec, error) {
+	s := netcheck.Spec{
+		Level: netcheck.LevelLocal, ExcludeStraggler: r.c.Bool("exclude-straggler"),
+		ReportOnly: r.c.String("check-action") == "report",
+	}
+	if network {
+		s.Level = netcheck.Level(r.c.String("check-level"))
+		s.Comm = comm || r.c.Bool("comm-perf-test")
+	}
+	if s.Comm && s.Level == netcheck.LevelHost {
+		return s, fmt.Errorf("--comm-perf-test and --precheck=2 measure with PyTorch, which --check-level=host leaves out: " +
+			"use --check-level=full")
+	}
+	if s.ExcludeStraggler && s.ReportOnly {
+		return s, fmt.Errorf("--exclude-straggler and --check-action=report contradict each other: use one of them")
+	}
+	var err error
+	if text := r.c.String("check-ttl"); text != "run" {
+		if s.TTL, err = duration(text, netcheck.MaxTTL); err != nil {
+			return s, fmt.Errorf("--check-ttl=%s: %w, or run for as long as the node stays", text, err)
+		}
+	}
+	text := r.c.String("check-timeout")
+	if s.Timeout, err = duration(text, netcheck.MaxTimeout); err != nil {
+		return s, fmt.Errorf("--check-timeout=%s: %w", text, err)
+	}
+	if s.Timeout < minCheckTimeout {
+		return s, fmt.Errorf("--check-timeout=%s: a check needs %s at least", text, minCheckTimeout)
+	}
+	return s, nil
+}
+
+// minCheckTimeout is the least --check-timeout.
+const minCheckTimeout = 10 * time.Second
+
+// duration reads 30s, 10m or 1h30m, and seconds without a unit.
+func duration(text string, most time.Duration) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if n, e := strconv.ParseFloat(text, 64); err != nil && e == nil {
+		d, err = time.Duration(n*float64(time.Second)), nil
+	}
+	if err != nil || d <= 0 || d > most {
+		return 0, fmt.Errorf("need a duration such as 30s or 10m, of at most %gh", most.Hours())
+	}
+	return d, nil
+}
+
+func (r *resolver) switchbox() (*boxSettings, error) {
+	pairs, err := argv.ParsePairs([]string{r.c.String("box-pairs")})
+	if err != nil {
+		return nil, err
+	}
+	b := &boxSettings{limits: switchbox.Limits{
+		MinBandwidth: float64(r.c.Int("min-bandwidth")), MinChannels: r.c.Int("min-channels"), Given: r.c.IsSet("box-pairs"),
+	}}
+	for _, p := range pairs {
+		b.pairs = append(b.pairs, switchbox.Pair{A: p[0], B: p[1]})
+	}
+	return b, switchbox.CheckPairs(b.pairs, b.limits)
+}
+
+// gate makes all nodes of the run wait for the checks.
+func (r *resolver) gate(k *checkSettings) {
+	p := &r.s.params
+	p.Gate, p.Check = true, k.spec.String()
+	p.GateTimeout = 2*k.spec.Timeout + localBudget // --health-check may take as long as the tests
+	if k.spec.Level == netcheck.LevelFull {
+		p.GateTimeout += netcheck.ImportTimeout
+	}
+	if k.only {
+		r.s.runID += "-check" // the job itself has not begun
+		r.s.slots, r.s.node.Slots, r.s.slotsWhy = 1, 1, "--check-only"
+		r.s.policy.Restart, p.Always = policy.Never, false // there is no work to be done again
+	}
+}
+
+// localBudget is what a node's other own checks may take, and that all nodes come.
+const localBudget = 60 * time.Second
+
+// nothing is what is run in place of workers with --check-only.
+func nothing() program {
+	return program{path: "/proc/self/exe", args: []string{guarded.Nothing}, name: "--check-only"}
+}
+
+// planChecks is what --dry-run prints.
+type planChecks struct {
+	Level            netcheck.Level `json:"level"`
+	Action           string         `json:"action"`
+	Comm             bool           `json:"comm_perf_test"`
+	ExcludeStraggler bool           `json:"exclude_straggler"`
+	TTL              string         `json:"ttl"`
+	Timeout          string         `json:"timeout"`
+	HealthCheck      string         `json:"health_check,omitempty"`
+	Switchbox        *planBox       `json:"switchbox,omitempty"`
+	Only             bool           `json:"check_only,omitempty"`
+}
+
+type planBox struct {
+	Pairs       []switchbox.Pair `json:"box_pairs"`
+	MinMBps     float64          `json:"min_bandwidth_mbps"`
+	MinChannels int              `json:"min_channels"`
+}
+
+func (k *checkSettings) plan() planChecks {
+	p := planChecks{
+		Level: k.spec.Level, Action: "exclude", Comm: k.spec.Comm, ExcludeStraggler: k.spec.ExcludeStraggler,
+		TTL: "run", Timeout: k.spec.Timeout.String(), HealthCheck: k.health, Only: k.only,
+	}
+	if k.spec.ReportOnly {
+		p.Action = "report"
+	}
+	if k.spec.TTL > 0 {
+		p.TTL = k.spec.TTL.String()
+	}
+	if k.box != nil {
+		p.Switchbox = &planBox{k.box.pairs, k.box.limits.MinBandwidth, k.box.limits.MinChannels}
+	}
+	return p
+}
+
+// startCommand starts a command of a check. Nothing else in the launcher may wait for children.
+func (j *job) startCommand(c *exec.Cmd) (wait func() error, err error) { return j.procs.Command(c) }

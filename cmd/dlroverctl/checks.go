@@ -1,0 +1,60 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/checkview"
+	"dlrover-run/netcheck"
+	"dlrover-run/rendezvous/api"
+)
+
+// checks show what the nodes of a run have found out about each other.
+func (p *program) checks() []*cli.Command {
+	return []*cli.Command{p.onDaemon("check", "RUN", (*call).showCheck, append(viewOptions(), jsonOption())...)}
+}
+
+func viewOptions() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "matrix", Category: runOptions, Usage: "check: print the rate of every pair of nodes"},
+		&cli.BoolFlag{Name: "svg", Category: runOptions, Usage: "check: print the rates as a heat map, an SVG file"},
+	}
+}
+
+func (c *call) showCheck() error {
+	views := 0
+	for _, name := range []string{"json", "matrix", "svg"} {
+		if c.args.Bool(name) {
+			views++
+		}
+	}
+	if views > 1 {
+		return &usageError{errors.New("--json, --matrix and --svg are different ways to print: use one of them")}
+	}
+	var p netcheck.Picture
+	err := c.client.Mounted(c, c.run(), "checks", &p)
+	switch {
+	case errors.Is(err, api.ErrUnknownRun):
+		return c.noCheck(err)
+	case err != nil:
+		return err
+	case c.args.Bool("json"):
+		return c.json(p)
+	case c.args.Bool("matrix"):
+		return checkview.Matrix(c.stdout, p)
+	case c.args.Bool("svg"):
+		return checkview.SVG(c.stdout, p)
+	}
+	return checkview.Table(c.stdout, p)
+}
+
+// noCheck tells a run without checks from one that the daemon does not keep.
+func (c *call) noCheck(unknown error) error {
+	if _, err := c.status(); err != nil {
+		return unknown
+	}
+	return &foundError{fmt.Errorf("run %q has made no check: none of its launchers was given --network-check, "+
+		"--switchbox-check or --health-check", c.run())}
+}
