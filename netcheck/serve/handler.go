@@ -39,9 +39,11 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	run := req.PathValue("run")
-	if p := h.lot.take(w, req); p != nil {
-		h.park(p, run, q)
-		return
+	if h.expects(run, q.ID) { // nobody else may hold what answers others
+		if p := h.lot.take(w, req); p != nil {
+			h.park(p, run, q)
+			return
+		}
 	}
 	a, err := h.Next(req.Context(), run, q)
 	if err != nil {
@@ -49,6 +51,17 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, a)
+}
+
+// expects reports whether the node was told to check itself.
+func (h *Hub) expects(run, id string) bool {
+	r := h.find(run)
+	if r == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.nodes[id] != nil
 }
 
 // park answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.

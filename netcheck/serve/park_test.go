@@ -136,6 +136,7 @@ func TestAParkedConnectionEndsAsItWasTold(t *testing.T) {
 // A server that ends without the hub ends the idle connections, and its goroutines.
 func TestAServerThatEnds(t *testing.T) {
 	p, s, _ := counted(t)
+	require.NoError(t, p.Expect("r", []string{"a"}, nil))
 	nc, r := raw(t, s, "", arrive("a"))
 	defer nc.Close()
 	_, err := http.ReadResponse(r, nil)
@@ -173,4 +174,24 @@ func TestALargeAnswer(t *testing.T) {
 	data, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.Greater(t, len(data), 1<<20)
+}
+
+// Who is not told to check itself is answered by net/http and has no part in how others are answered.
+func TestStrangersAreNotParked(t *testing.T) {
+	p, s, _ := counted(t)
+	c := s.Client()
+	defer c.CloseIdleConnections()
+	homes := func() int {
+		p.lot.mu.Lock()
+		defer p.lot.mu.Unlock()
+		return len(p.lot.homes)
+	}
+	for _, id := range []string{"stranger", "a"} {
+		require.NoError(t, p.Expect("r", []string{"a"}, nil))
+		require.Zero(t, homes())
+		resp, err := c.Post(s.URL+"/v1/runs/r/checks/next", "", strings.NewReader(text(atOnce(arrive(id)))))
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+	}
+	require.Equal(t, 1, homes())
 }
