@@ -3,12 +3,11 @@ package main
 import (
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
+	"dlrover-run/netcheck/probe/starved"
 )
 
 // Variables of a test that runs in a process of its own: its name, and where the programs are.
@@ -26,10 +25,8 @@ func unstarved(t *testing.T, test func(*testing.T)) {
 	}
 	long(t)
 	for range 2 {
-		if share := stolenShare(t); share > 0.2 {
-			t.Skipf("SKIPPED: the hypervisor takes %.0f %% of the CPUs: %s IS NOT TESTED", 100*share, t.Name())
-		}
-		before := stolen(t)
+		starved.Skip(t)
+		before := starved.Stolen(t)
 		cmd := exec.Command(os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), innerTest+"="+t.Name(), innerBin+"="+binDir)
 		out, err := cmd.CombinedOutput()
@@ -39,29 +36,9 @@ func unstarved(t *testing.T, test func(*testing.T)) {
 			}
 			return
 		}
-		if took := stolen(t) - before; took < time.Second {
+		if took := starved.Stolen(t) - before; took < time.Second {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
 	t.Skipf("SKIPPED: the hypervisor took this machine's CPUs away: %s IS NOT TESTED", t.Name())
-}
-
-// stolenShare is which part of the CPUs' time is others' at present.
-func stolenShare(t *testing.T) float64 {
-	const sample = time.Second
-	before := stolen(t)
-	time.Sleep(sample) // of which the counters tell
-	return float64(stolen(t)-before) / float64(sample)
-}
-
-// stolen is for how long the hypervisor has given CPUs of this machine to others, since it was booted.
-func stolen(t *testing.T) time.Duration {
-	text, err := os.ReadFile("/proc/stat")
-	require.NoError(t, err)
-	line, _, _ := strings.Cut(string(text), "\n")
-	fields := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal
-	require.Greater(t, len(fields), 8)
-	ticks, err := strconv.Atoi(fields[8])
-	require.NoError(t, err)
-	return time.Duration(ticks) * time.Second / 100
 }

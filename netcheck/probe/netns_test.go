@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/netcheck"
+	"dlrover-run/netcheck/probe/starved"
 )
 
 // endEnv makes this program one end of a test, in the network namespace that it is started in.
@@ -92,7 +93,7 @@ func flood(addr string) {
 
 // lab is a switch with hosts: each a network namespace whose eth0 is a port of the switch. All ports carry 1 Gbit/s.
 type lab struct {
-	stolen time.Duration // when it was made
+	stolen time.Duration // by others, when it was made
 	t      *testing.T
 	number int64
 	hosts  []string // namespaces
@@ -110,8 +111,8 @@ func newLab(t *testing.T, hosts int) *lab {
 			t.Skip("package iproute2 is missing, so tests over networks with faults are NOT done:", err)
 		}
 	}
-	skipStarved(t)
-	l := &lab{t: t, number: labs.Add(1), stolen: stolen(t)}
+	starved.Skip(t)
+	l := &lab{t: t, number: labs.Add(1), stolen: starved.Stolen(t)}
 	l.sw = l.namespace("s")
 	l.ip("-n", l.sw, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
 	l.ip("-n", l.sw, "link", "set", "br0", "up")
@@ -273,7 +274,7 @@ func (m *meeting) run() (served, dialed endNews) {
 
 func (m *meeting) pass() (served, dialed netcheck.Flow) {
 	s, d := m.run()
-	if took := stolen(m.l.t) - m.l.stolen; s.Result.Class+d.Result.Class != "" && took > time.Second {
+	if took := starved.Stolen(m.l.t) - m.l.stolen; s.Result.Class+d.Result.Class != "" && took > time.Second {
 		m.l.t.Skipf("SKIPPED: the hypervisor took %s of the CPUs: %s IS NOT TESTED", took, m.l.t.Name())
 	}
 	require.Empty(m.l.t, s.Result.Class, s.Result.Text)
@@ -284,7 +285,7 @@ func (m *meeting) pass() (served, dialed netcheck.Flow) {
 // eventually looks at a rate as long as it is not right: on a machine with other things to do one may be too low.
 func eventually(t *testing.T, low, high float64, rate func() float64) {
 	t.Helper()
-	before := stolen(t)
+	before := starved.Stolen(t)
 	var got []float64
 	for range 4 {
 		r := rate()
@@ -292,7 +293,7 @@ func eventually(t *testing.T, low, high float64, rate func() float64) {
 			return
 		}
 	}
-	if took := stolen(t) - before; took > time.Second {
+	if took := starved.Stolen(t) - before; took > time.Second {
 		t.Skipf("SKIPPED: the hypervisor took %s of the CPUs: %s IS NOT TESTED", took, t.Name())
 	}
 	t.Errorf("rates %v are not between %v and %v", got, low, high)
@@ -410,7 +411,7 @@ func TestNetworkPeerIsKilled(t *testing.T) {
 	s := l.start(0, m.serve)
 	m.dial.Assignment.Peer.Addrs = (<-s.news).Addrs
 	d := l.start(1, m.dial)
-	time.Sleep(700 * time.Millisecond)
+	time.Sleep(700 * time.Millisecond) // in the first direction
 	require.NoError(t, d.cmd.Process.Kill())
 	began := time.Now()
 	n := <-s.news
@@ -430,7 +431,7 @@ func TestNetworkWithAStranger(t *testing.T) {
 	addrs := (<-s.news).Addrs
 	f := l.start(2, endJob{Flood: addrs[0]})
 	<-f.news
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(300 * time.Millisecond) // the flood is at its height
 	m.dial.Assignment.Peer.Addrs = addrs
 	dialed := <-l.start(1, m.dial).news
 	served := <-s.news
@@ -505,7 +506,7 @@ func (l *lab) iperf3() float64 {
 		if err == nil && strings.Contains(string(out), "sum_received") {
 			break
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // its server does not listen yet
 	}
 	var report struct {
 		End struct {

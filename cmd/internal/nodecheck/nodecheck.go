@@ -5,6 +5,7 @@ package nodecheck
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -85,7 +86,10 @@ func resolve(addr string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
 	defer cancel()
 	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", addr)
-	if err != nil || len(ips) == 0 {
+	if err == nil && len(ips) == 0 {
+		err = errors.New("the name has no address")
+	}
+	if err != nil {
 		return "", fmt.Errorf("this node's address %q cannot be resolved (%w): give it as --local-addr=IP", addr, err)
 	}
 	return choose(ips, ownAddresses()).String(), nil
@@ -125,8 +129,10 @@ func (c *Checker) Check(ctx context.Context) (Result, error) {
 	torch, noTorch := c.startTorch(ctx)
 	self := c.announced(ctx)
 	self.Torch, self.NoTorch = torch != nil, cmp.Or(noTorch, self.NoTorch)
+	rdma, _ := c.host.FindRDMA() // without it there are no tests with RDMA, which most nodes have no cards for
+	self.RDMA = rdma != ""
 	v, err := node.Run(ctx, node.Config{
-		Run: c.cfg.Run, Node: self, Transport: c.cfg.Transport, Prober: c.prober(ctx, self), Torch: torch,
+		Run: c.cfg.Run, Node: self, Transport: c.cfg.Transport, Prober: c.prober(ctx, self, rdma), Torch: torch,
 		Final: c.cfg.Final, Log: c.cfg.Log,
 	})
 	if err != nil {
@@ -221,8 +227,6 @@ func (c *Checker) introduce(ctx context.Context) netcheck.Node {
 	}
 	nics := c.nics(ctx)
 	self.NICs, _ = c.host.NICs(c.choice) // no interface is a finding
-	tool, _ := c.host.FindRDMA()         // without it there are no tests with RDMA, which most nodes have no cards for
-	self.RDMA = tool != ""
 	wg.Wait()
 	self.Findings = append(append(health, nics...), devices...)
 	for _, f := range self.Findings {
@@ -254,9 +258,9 @@ func (c *Checker) nics(ctx context.Context) []netcheck.Finding {
 }
 
 // prober measures what this node's own loopback reaches first, by which a test knows its CPU for the limit.
-func (c *Checker) prober(ctx context.Context, self netcheck.Node) *probe.Prober {
-	cfg := probe.Config{ID: netcheck.Alias(self.ID), NICs: self.NICs, Addr: self.Addr, Start: probe.Start(c.cfg.Start)}
-	cfg.RDMATool, _ = c.host.FindRDMA()
+func (c *Checker) prober(ctx context.Context, self netcheck.Node, rdma string) *probe.Prober {
+	cfg := probe.Config{ID: netcheck.Alias(self.ID), NICs: self.NICs, Addr: self.Addr, RDMATool: rdma,
+		Start: probe.Start(c.cfg.Start)}
 	if c.cfg.Spec.Level == netcheck.LevelLocal || c.cfg.Alone {
 		return probe.New(cfg) // it will not be used
 	}
