@@ -1,0 +1,250 @@
+package hang
+
+import "time"
+
+// Epoch is one start of the workers of a world. Everything that is known of workers belongs to one, and ends with it.
+type Epoch struct {
+	Term  uint64 `json:"term"`
+	Round int    `json:"round"`
+	Epoch int    `json:"epoch"`
+}
+
+// Worker is one process that trains. Start tells it from another one that has got its pid.
+type Worker struct {
+	Rank  int    `json:"rank"`
+	Local int    `json:"local"`
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks since the boot, field 22 of /proc/PID/stat
+}
+
+// Proc is what the kernel says of a process. Times and counts grow.
+type Proc struct {
+	State    byte          `json:"state"`     // of the main thread: R S D T t Z X, I for idle; 0: it is gone
+	CPU      time.Duration `json:"cpu"`       // of all its threads, user and system
+	MainCPU  time.Duration `json:"main_cpu"`  // of its main thread
+	TreeCPU  time.Duration `json:"tree_cpu"`  // of its descendants, living and reaped
+	Switches uint64        `json:"switches"`  // context switches of its main thread, voluntary or not
+	IO       uint64        `json:"io"`        // bytes read and written, sockets and pipes included (rchar + wchar)
+	TreeIO   uint64        `json:"tree_io"`   // and by its living descendants
+	WChan    string        `json:"wchan"`     // where the kernel has put the main thread to sleep; "" if unknown
+	Threads  int           `json:"threads"`   // how many it has
+	DThreads int           `json:"d_threads"` // how many of them are in uninterruptible sleep
+}
+
+// Phase is what a worker is busy with, as far as the shim or the names in a stack tell.
+type Phase uint8
+
+// The phases. Their numbers are part of the page's format.
+const (
+	PhaseUnknown    Phase = iota
+	PhaseTrain            // between two optimizer steps
+	PhaseInit             // a process group, a rendezvous
+	PhaseData             // a batch is waited for
+	PhaseCompile          // torch.compile, Triton
+	PhaseBuild            // an extension is built (DeepSpeed's ops, torch.utils.cpp_extension)
+	PhaseEval             // evaluation, validation, generation
+	PhaseCheckpoint       // a checkpoint is written or read
+	PhaseEnd              // the interpreter is ending
+	phases
+)
+
+// Page is what the shim in a worker says of it. See ReadPage for the format.
+type Page struct {
+	PID       int           `json:"pid"`
+	Start     uint64        `json:"start"`
+	Rank      int           `json:"rank"`
+	WorldSize int           `json:"world_size"`
+	Local     int           `json:"local"`
+	Created   time.Duration `json:"created"`
+	// Heartbeat is when the shim's thread last ran: it cannot while another one holds the interpreter's lock (GIL).
+	Heartbeat  time.Duration `json:"heartbeat"`
+	Steps      uint64        `json:"steps"`     // of optimizers: events, not the job's own step number
+	LastStep   time.Duration `json:"last_step"` // 0: none yet
+	Phase      Phase         `json:"phase"`
+	PhaseSince time.Duration `json:"phase_since"`
+	Groups     []GroupState  `json:"groups,omitempty"`
+	// StepTimes are the ends of the newest steps, and Spans the newest phases that have ended, each the oldest first.
+	StepTimes []time.Duration `json:"step_times,omitempty"`
+	Spans     []Span          `json:"spans,omitempty"`
+}
+
+// GroupState is what a worker has done in one process group. Seq counts its collectives; it begins anywhere, the same
+// for all members, and grows by one with each of them.
+type GroupState struct {
+	ID    uint64        `json:"id"` // of a Group
+	Seq   uint64        `json:"seq"`
+	Since time.Duration `json:"since"` // when the shim saw Seq change last
+}
+
+// Span is a phase that has ended.
+type Span struct {
+	Phase Phase         `json:"phase"`
+	From  time.Duration `json:"from"`
+	To    time.Duration `json:"to"`
+}
+
+// Group is a process group as one of its members knows it.
+type Group struct {
+	ID      uint64 `json:"id"`   // a hash of name and members, the same in all of them
+	Name    string `json:"name"` // c10d's
+	Desc    string `json:"desc,omitempty"`
+	Backend string `json:"backend"`
+	Ranks   string `json:"ranks"` // the global ranks of its members, as 0-3,8
+}
+
+// Sample is one look at a worker.
+type Sample struct {
+	Worker
+	At   time.Duration `json:"at"`
+	Proc Proc          `json:"proc"`
+	Page *Page         `json:"page,omitempty"` // nil: there is no shim, or it has not claimed a page
+}
+
+// Frame is one function of a stack. What is unknown is "" or 0.
+type Frame struct {
+	Func string `json:"func"`
+	File string `json:"file,omitempty"` // of native code the library, unless the source is known
+	Line int    `json:"line,omitempty"`
+}
+
+// Thread is one thread of a process. Frames begin with the innermost.
+type Thread struct {
+	TID    int     `json:"tid"`
+	Name   string  `json:"name,omitempty"`
+	State  byte    `json:"state,omitempty"`
+	Main   bool    `json:"main,omitempty"`
+	GIL    bool    `json:"gil,omitempty"` // it holds the interpreter's lock
+	Python []Frame `json:"python,omitempty"`
+	Native []Frame `json:"native,omitempty"`
+	// Approximate: Native was found by a search of the stack for return addresses; lower frames may be old ones.
+	Approximate bool `json:"approximate,omitempty"`
+}
+
+// Stacks are all threads of a process, the main one first.
+type Stacks struct {
+	Interpreter string   `json:"interpreter,omitempty"` // such as CPython 3.11.2; "" is no Python
+	Threads     []Thread `json:"threads,omitempty"`
+	Error       string   `json:"error,omitempty"` // why there is nothing, or not all
+}
+
+// Evidence is what one node has collected of one worker for a Case.
+type Evidence struct {
+	Worker
+	Node      string   `json:"node"` // what people call it
+	GroupRank int      `json:"group_rank"`
+	Samples   []Sample `json:"samples,omitempty"` // seconds apart, the oldest first
+	Groups    []Group  `json:"groups,omitempty"`
+	Stacks    *Stacks  `json:"stacks,omitempty"`  // shared between workers that have the same; nil: not collected
+	Sockets   []string `json:"sockets,omitempty"` // its ends, host:port, of connections to the workers' store
+	Flight    *Flight  `json:"flight,omitempty"`  // PyTorch's flight recorder; nil: there is none
+	Error     string   `json:"error,omitempty"`   // why there is nothing, or not all
+}
+
+// StoreWait is a key of the workers' store that nobody has set and that somebody waits for.
+type StoreWait struct {
+	Key     string        `json:"key"`
+	Age     time.Duration `json:"age"`     // since the first of Waiters began
+	Waiters []string      `json:"waiters"` // host:port of their connections; 64 at most
+	More    int           `json:"more,omitempty"`
+}
+
+// Flight is the end of one rank's flight recorder: its collectives that are not completed, and the newest that is, by
+// process group.
+type Flight struct {
+	Entries []FlightEntry `json:"entries,omitempty"`
+}
+
+// FlightEntry is one collective as PyTorch's flight recorder has it.
+type FlightEntry struct {
+	Group   string `json:"group"` // c10d's name of the process group
+	Desc    string `json:"desc,omitempty"`
+	Seq     uint64 `json:"seq"`
+	Op      string `json:"op"`    // such as all_reduce
+	State   string `json:"state"` // scheduled, started or completed
+	Sizes   string `json:"sizes,omitempty"`
+	DType   string `json:"dtype,omitempty"`
+	IsP2P   bool   `json:"p2p,omitempty"`
+	Timeout int64  `json:"timeout_ms,omitempty"`
+}
+
+// World is who the workers of an epoch are.
+type World struct {
+	Epoch Epoch       `json:"epoch"`
+	Nodes []WorldNode `json:"nodes"` // by group rank
+}
+
+// WorldNode is one node of a World: its workers have the ranks from RankBase to RankBase+Slots-1.
+type WorldNode struct {
+	Name     string `json:"name"`
+	RankBase int    `json:"rank_base"`
+	Slots    int    `json:"slots"`
+}
+
+// Suspicion is that a worker makes no progress.
+type Suspicion struct {
+	Rank int `json:"rank"`
+	// Age is how long it has made none, and Limit what is normal for it.
+	Age   time.Duration `json:"age"`
+	Limit time.Duration `json:"limit"`
+	Why   string        `json:"why"` // in a few words
+	// Starved: the observer itself did not run for a good part of Age.
+	Starved time.Duration `json:"starved,omitempty"`
+}
+
+// Kind says what a Verdict is about.
+type Kind string
+
+// The kinds of verdicts.
+const (
+	KindNone     Kind = ""         // nothing hangs, or nothing can be said
+	KindMissing  Kind = "missing"  // somebody has not come to the process group that the others wait for
+	KindBehind   Kind = "behind"   // somebody does not enter the collective that the others wait in, and does nothing
+	KindStopped  Kind = "stopped"  // as behind: it is stopped, by a signal or a debugger
+	KindBlocked  Kind = "blocked"  // as behind: it sleeps in the kernel, uninterruptibly
+	KindBusy     Kind = "busy"     // as behind: it computes, reads or writes, longer than its phase may
+	KindMismatch Kind = "mismatch" // ranks are in different collectives at the same place
+	KindComm     Kind = "comm"     // all are in the same collective, and it does not end: network, device or library
+	KindDeadlock Kind = "deadlock" // process groups wait for each other in a circle
+	KindAlone    Kind = "alone"    // a worker that nobody waits for makes no progress beyond its phase's deadline
+	KindSlow     Kind = "slow"     // progress is made, far slower than before; told only
+)
+
+// Confidence says how far a Verdict can be trusted.
+type Confidence string
+
+// The confidences.
+const (
+	High Confidence = "high"
+	Low  Confidence = "low" // Verdict.Doubt says why
+)
+
+// Verdict is what Judge makes of the evidence.
+type Verdict struct {
+	Kind       Kind          `json:"kind"`
+	Confidence Confidence    `json:"confidence,omitempty"`
+	Doubt      string        `json:"doubt,omitempty"`
+	Age        time.Duration `json:"age,omitempty"` // since the last progress, by the node that suspected first
+	Suspects   []Suspect     `json:"suspects,omitempty"`
+	// Waiting are the ranks that wait for the suspects, as 0-1,3; In is what they wait in, such as all_reduce #246.
+	Waiting string `json:"waiting,omitempty"`
+	In      string `json:"in,omitempty"`
+	Group   string `json:"group,omitempty"`   // the process group's name, if it is not the default one
+	NoData  string `json:"no_data,omitempty"` // ranks of which nothing is known
+	Phase   Phase  `json:"phase,omitempty"`
+	// Deadline is when, counted from the last progress, the verdict may be acted upon; longer for phases that may last.
+	Deadline time.Duration `json:"deadline,omitempty"`
+	// Line says all of it in one line, for people: rank 2 (node 1 gpu-07) hung for 31 s: asleep in load_batch at
+	// data.py:12; ranks 0-1,3 wait in all_reduce #246.
+	Line string `json:"line"`
+}
+
+// Suspect is a rank that the others wait for.
+type Suspect struct {
+	Rank      int    `json:"rank"`
+	Node      string `json:"node"`
+	GroupRank int    `json:"group_rank"`
+	PID       int    `json:"pid"`
+	Doing     string `json:"doing"` // asleep, stopped, computing, waiting in all_gather ...
+	Where     Frame  `json:"where"` // the innermost frame that is the user's own, if there is one
+	Phase     Phase  `json:"phase,omitempty"`
+}
