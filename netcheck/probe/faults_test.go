@@ -633,7 +633,7 @@ func TestCancel(t *testing.T) {
 		}
 	}
 	goleak.VerifyNone(t)
-	require.Equal(t, before, openFiles(t))
+	require.LessOrEqual(t, openFiles(t), before) // what an earlier test had open may be closed by now
 }
 
 // The end of its time ends a test like a cancellation, and is no cancellation.

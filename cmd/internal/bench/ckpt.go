@@ -178,12 +178,15 @@ func (l *lab) ckptWorker(script []string) (*process, error) {
 // sharedMemory is a directory of the lab in memory. What else has a name that begins
 // with its own goes with it.
 func (l *lab) sharedMemory() (string, error) {
-	dir, err := os.MkdirTemp(sharedMemory, "dlrover-bench-")
+	dir, err := os.MkdirTemp(sharedMemory, ownMemory())
 	if err == nil {
 		l.garbage = append(l.garbage, dir+"*")
 	}
 	return dir, err
 }
+
+// ownMemory is how the names of this bench's directories in memory begin: another one may run beside it.
+func ownMemory() string { return fmt.Sprintf("dlrover-bench-%d-", os.Getpid()) }
 
 const (
 	copyKey    = "bench"

@@ -34,7 +34,7 @@ func TestCheckpointRows(t *testing.T) {
 			}
 		})
 	}
-	left, err := filepath.Glob(filepath.Join(sharedMemory, "dlrover-bench-*"))
+	left, err := filepath.Glob(filepath.Join(sharedMemory, ownMemory()+"*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
 }
