@@ -42,11 +42,13 @@ func Require(t testing.TB, untested string) string {
 	return Path()
 }
 
-// imported is asked once a process: an import takes seconds.
+// imported is asked once a process, and looks for the package only: an import takes two seconds of CPU. Tests with a
+// PyTorch that is there and cannot be imported fail.
 var imported = sync.OnceValue(func() error {
 	ctx, cancel := context.WithTimeout(context.Background(), probeBudget)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, Path(), "-c", "import torch.distributed").CombinedOutput()
+	out, err := exec.CommandContext(ctx, Path(), "-c", "import importlib.util as u; s = u.find_spec('torch'); "+
+		"assert s and s.origin, 'No module named torch'").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s cannot import torch: %w %s", Path(), err, out)
 	}
