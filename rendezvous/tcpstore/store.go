@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // connID names a connection to the store: it is never used twice.
@@ -28,8 +29,9 @@ var (
 	errNotNumber = errors.New("tcpstore: not a decimal number of 64 bits")
 )
 
-// store is the data of one namespace and the connections that wait for it: no socket, lock or clock. A value is never
-// changed in place, so messages share its bytes; APPEND writes only behind the end that earlier readers know of.
+// store is the data of one namespace and the connections that wait for it: no socket or lock, and a clock for nothing
+// but the ages of waits. A value is never changed in place, so messages share its bytes; APPEND writes only behind the
+// end that earlier readers know of.
 type store struct {
 	limit    int64 // of bytes
 	bytes    int64 // keys, values and entryCost of all that is stored or waited for
@@ -46,6 +48,7 @@ type store struct {
 // wait is an unanswered WAIT or BARRIER. A key counts as seen from the moment it is set, even when it is deleted later.
 type wait struct {
 	conn    connID
+	since   time.Time
 	missing int
 	places  []place
 }
@@ -377,7 +380,7 @@ func (s *store) register(id connID, keys []string) error {
 	if err := s.charge(cost); err != nil {
 		return err
 	}
-	w := &wait{conn: id, missing: len(keys), places: make([]place, len(keys))}
+	w := &wait{conn: id, since: time.Now(), missing: len(keys), places: make([]place, len(keys))}
 	for i, k := range keys {
 		queue := s.waiters[k]
 		if queue == nil {

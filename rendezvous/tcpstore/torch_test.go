@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,18 +38,30 @@ func (p python) require(t *testing.T) {
 		t.Skip("SKIPPED: GENERATION B OF THE STORE IS NOT TESTED with PyTorch's own client: TORCH_PYTHON names no Python " +
 			"(make e2e-torch2 does)")
 	}
-	const probe = "import torch, torch.distributed as d; print(torch.__version__, " +
-		"'B' if hasattr(d.TCPStore, 'append') else 'A')"
-	out, err := exec.CommandContext(testContext(t), p.path, "-c", probe).CombinedOutput()
+	out, err := probe(p.path)
 	if err != nil {
 		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s cannot import torch: %v\n%s",
 			p.gen.letter(), p.path, err, out)
 	}
-	if fields := strings.Fields(string(out)); fields[len(fields)-1] != p.gen.letter() {
+	if fields := strings.Fields(out); fields[len(fields)-1] != p.gen.letter() {
 		t.Skipf("SKIPPED: GENERATION %s OF THE STORE IS NOT TESTED with PyTorch's own client: %s has PyTorch %s, "+
 			"which speaks another", p.gen.letter(), p.path, fields[0])
 	}
 }
+
+// probe tells the version of a Python's PyTorch and the generation of its store. Each is asked once a process.
+func probe(path string) (string, error) {
+	ask, _ := probes.LoadOrStore(path, sync.OnceValues(func() (string, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, path, "-c", "import torch, torch.distributed as d; "+
+			"print(torch.__version__, 'B' if hasattr(d.TCPStore, 'append') else 'A')").CombinedOutput()
+		return string(out), err
+	}))
+	return ask.(func() (string, error))()
+}
+
+var probes sync.Map // by path: func() (string, error)
 
 func (g generation) letter() string { return string("?AB"[g]) }
 
@@ -100,6 +113,7 @@ func TestPyTorchJob(t *testing.T) {
 	for _, p := range pythons() {
 		t.Run(p.name, func(t *testing.T) {
 			p.require(t)
+			forks := torchpython.Start(t, p.path)
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
 			s := New(Config{})
@@ -111,7 +125,7 @@ func TestPyTorchJob(t *testing.T) {
 				outs := make(chan string, world)
 				for rank := range world {
 					go func() {
-						out, err := p.rank(t.Context(), host, port, rank, world, round)
+						out, err := runRank(t.Context(), forks, host, port, rank, world, round)
 						outs <- fmt.Sprintf("%v %s", err, out)
 					}()
 				}
@@ -125,14 +139,17 @@ func TestPyTorchJob(t *testing.T) {
 	}
 }
 
-func (p python) rank(ctx context.Context, host, port string, rank, world, round int) ([]byte, error) {
+func runRank(ctx context.Context, forks *torchpython.Forks, host, port string, rank, world, round int) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, p.path, "testdata/gloo.py")
-	cmd.Env = append(os.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port, "TORCHELASTIC_USE_AGENT_STORE=True",
+	env := append(os.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port, "TORCHELASTIC_USE_AGENT_STORE=True",
 		"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", fmt.Sprint("TORCHELASTIC_RESTART_COUNT=", round),
 		fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", world))
-	return cmd.CombinedOutput()
+	out, code, err := forks.Run(ctx, env, "testdata/gloo.py")
+	if err == nil && code != 0 {
+		err = fmt.Errorf("exit code %d", code)
+	}
+	return out, err
 }
 
 // TestConversationsWithPyTorch plays the conversations to PyTorch's server: it shows that the table tells the truth.
