@@ -110,6 +110,9 @@ type Order struct {
 	Text  string    `json:"text,omitempty"`
 	// Charge: a restart spends one of the run's restarts; without one left the run fails.
 	Charge bool `json:"charge,omitempty"`
+	// Of, for OrderRestart and OrderStop, is the epoch whose workers are meant: they are left alone if others run by now.
+	// Zero means whatever runs.
+	Of EpochID `json:"of,omitzero"`
 }
 
 // Rewire: the topology has changed. It counts from the next seal.

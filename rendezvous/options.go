@@ -31,7 +31,15 @@ func (p Params) options() []option {
 		{text: fmt.Sprintf("gate=%v", p.Gate)},
 		{text: fmt.Sprintf("gate_timeout=%v", p.GateTimeout.Seconds())},
 		{p.checks(), true, checks},
+		{text: p.hangs()},
 	}
+}
+
+func (p Params) hangs() string {
+	if p.Hang == "" {
+		return "no hang detection"
+	}
+	return "hang detection (" + p.Hang + ")"
 }
 
 func (p Params) checks() string {

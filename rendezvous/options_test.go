@@ -43,7 +43,8 @@ func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 	p := Params{Min: 1, Max: 4, MaxRestarts: 3, Gate: true}
 	require.Equal(t, "--nnodes=1:4 --node-unit=1 the dynamic rendezvous --max-restarts=3 --restart-policy=Always: false "+
-		"join_timeout=600 last_call_timeout=30 growth_delay=1 gate=true gate_timeout=300 no checks of nodes", p.String())
+		"join_timeout=600 last_call_timeout=30 growth_delay=1 gate=true gate_timeout=300 no checks of nodes "+
+		"no hang detection", p.String())
 	own, theirs := p.Differences(p.WithDefaults())
 	require.Empty(t, own+theirs, "a default is no difference")
 	p.Gate = false
@@ -51,7 +52,7 @@ func TestParamsAreWrittenAsTheyAreTyped(t *testing.T) {
 }
 
 func TestParamsValidate(t *testing.T) {
-	good := Params{Min: 2, Max: 4, Check: strings.Repeat("x", MaxCheck)}
+	good := Params{Min: 2, Max: 4, Check: strings.Repeat("x", MaxCheck), Hang: strings.Repeat("x", MaxHang)}
 	for want, change := range map[string]func(*Params){
 		"nnodes 0:4":                        func(p *Params) { p.Min = 0 },
 		"nnodes 2:1":                        func(p *Params) { p.Max = 1 },
@@ -64,6 +65,8 @@ func TestParamsValidate(t *testing.T) {
 		"gate timeout -1ns":                 func(p *Params) { p.GateTimeout = -1 },
 		`node checks "\x1b[2J": need UTF-8`: func(p *Params) { p.Check = "\x1b[2J" },
 		"at most 1024 bytes":                func(p *Params) { p.Check += "x" },
+		"hang detection \"xx":               func(p *Params) { p.Hang += "x" },
+		"hang detection \"\\x00\"":          func(p *Params) { p.Hang = "\x00" },
 		"nnodes 2:4: the static rendezvous": func(p *Params) { p.Static = true },
 	} {
 		p := good

@@ -46,6 +46,8 @@ func (o Order) validate() error {
 		return fmt.Errorf("%w: text %.100q: %s, at most %d bytes", ErrBadOrder, o.Text, PrintableRule, maxOrderText)
 	case len(o.Node) > MaxName || !Printable(o.Node):
 		return fmt.Errorf("%w: node %.100q: %s, at most %d bytes", ErrBadOrder, o.Node, PrintableRule, MaxName)
+	case o.Of != (EpochID{}) && o.Kind != OrderRestart && o.Kind != OrderStop:
+		return fmt.Errorf("%w: only %s and %s can be of one epoch, not %s", ErrBadOrder, OrderRestart, OrderStop, o.Kind)
 	case o.Node == "" && (o.Kind == OrderBar || o.Kind == OrderUnbar):
 		return fmt.Errorf("%w: %s which node? Give its name", ErrBadOrder, o.Kind)
 	}
@@ -59,6 +61,8 @@ func (r *Round) refusal(o Order) error {
 		return ErrFinished
 	case o.Kind == OrderRestart && r.collecting() && r.resume == nil:
 		return ErrNotRunning
+	case o.Of != (EpochID{}) && (o.Of != r.id || r.collecting() && r.resume == nil):
+		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
 	case o.Kind == OrderResume && r.paused == nil:
 		return ErrNotPaused
 	case o.Kind == OrderBar && !r.roomForBar(o.Node):

@@ -62,6 +62,55 @@ func TestOrderedRestart(t *testing.T) {
 	}
 }
 
+// An order that was decided upon for one epoch must not hit the next.
+func TestOrderOfAnEpoch(t *testing.T) {
+	for _, kind := range []OrderKind{OrderRestart, OrderStop} {
+		t.Run(string(kind), func(t *testing.T) {
+			s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 5}, "a", "b")
+			first := s.r.id
+			s.ordered(OrderRestart, "")
+			require.ErrorIs(t, s.step(Order{Kind: kind, Of: first}), ErrNotRunning, "its workers are being stopped")
+			s.obey()
+			require.NotEqual(t, first, s.r.id)
+			require.ErrorIs(t, s.step(Order{Kind: kind, Of: first}), ErrNotRunning)
+			require.Equal(t, "a:run b:run", s.kinds())
+			s.must(Order{Kind: kind, Of: s.r.id})
+			require.NotEqual(t, "a:run b:run", s.kinds())
+		})
+	}
+	s := world(t, Params{Min: 1, Max: 1}, "a")
+	require.ErrorIs(t, s.step(Order{Kind: OrderPause, Of: s.r.id}), ErrBadOrder)
+}
+
+func TestSeat(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	_, err := s.r.Seat("a")
+	require.ErrorIs(t, err, ErrUnknownNode)
+	s.join("a", "b", "spare")
+	seat := func(id string) Seat {
+		t.Helper()
+		got, err := s.r.Seat(id)
+		require.NoError(t, err)
+		return got
+	}
+	require.Equal(t, Seat{s.r.id, 1, "b", false}, seat("b"), "the store is not ready")
+	s.obey()
+	require.Equal(t, Seat{s.r.id, 0, "a", true}, seat("a"))
+	require.Equal(t, Seat{s.r.id, 1, "b", true}, seat("b"))
+	_, err = s.r.Seat("spare")
+	require.ErrorIs(t, err, ErrUnknownNode)
+	s.must(Success{ID: "a", EpochID: s.r.id})
+	require.True(t, seat("a").Running, "others still work")
+	s.ordered(OrderRestart, "")
+	require.Equal(t, Seat{s.r.id, 1, "b", false}, seat("b"))
+	s.obey()
+	require.Equal(t, Seat{s.r.id, 1, "b", true}, seat("b"))
+	require.Equal(t, 1, seat("b").Epoch)
+	s.must(Leave{ID: "b"})
+	_, err = s.r.Seat("b")
+	require.ErrorIs(t, err, ErrUnknownNode)
+}
+
 func TestOrderedRestartBeforeTheStoreIsReady(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
 	s.join("a", "b")

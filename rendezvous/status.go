@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -70,6 +71,30 @@ func (r *Round) Node(id string) (Node, error) {
 	}
 	return n.Node, nil
 }
+
+// Seat is a node's place in the newest sealed world.
+type Seat struct {
+	EpochID
+	GroupRank int
+	Name      string
+	// Running: the workers of the epoch run, or those of this node have succeeded.
+	Running bool
+}
+
+// Seat is that of the node with the ID; ErrUnknownNode: it is not in the newest sealed world.
+func (r *Round) Seat(id string) (Seat, error) {
+	n := r.nodes[id]
+	if n == nil || r.resume != nil || n.rank < 0 || n.rank >= len(r.world) || r.world[n.rank] != n {
+		return Seat{}, ErrUnknownNode
+	}
+	return Seat{r.id, n.rank, n.Name, r.phase == running && (n.state == member || n.state == succeeded)}, nil
+}
+
+// IDs are those of all nodes that are here, in no order.
+func (r *Round) IDs() []string { return slices.Collect(maps.Keys(r.nodes)) }
+
+// Running is the epoch whose workers run; false: none do.
+func (r *Round) Running() (EpochID, bool) { return r.id, r.phase == running }
 
 // Names are those of the nodes with ids that are here.
 func (r *Round) Names(ids []string) map[string]string {

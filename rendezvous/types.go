@@ -49,10 +49,16 @@ type Params struct {
 	GateTimeout time.Duration `json:"gate_timeout,omitempty"`
 	// Check says how nodes are checked, in the words of those who check them; "" without. At most MaxCheck bytes.
 	Check string `json:"check,omitempty"`
+	// Hang says what is done about workers that hang, in the words of those who watch them; "" if nobody does. At most
+	// MaxHang bytes.
+	Hang string `json:"hang,omitempty"`
 }
 
-// MaxCheck bounds Params.Check, in bytes.
-const MaxCheck = 1024
+// Bounds of what others have to say in Params, in bytes.
+const (
+	MaxCheck = 1024 // of Check
+	MaxHang  = 1024 // of Hang
+)
 
 // WithDefaults returns p with zero values replaced by the defaults.
 func (p Params) WithDefaults() Params {
@@ -89,6 +95,8 @@ func (p Params) Validate() error {
 			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout)
 	case len(p.Check) > MaxCheck || !Printable(p.Check):
 		return fmt.Errorf("node checks %.100q: %s, at most %d bytes", p.Check, PrintableRule, MaxCheck)
+	case len(p.Hang) > MaxHang || !Printable(p.Hang):
+		return fmt.Errorf("hang detection %.100q: %s, at most %d bytes", p.Hang, PrintableRule, MaxHang)
 	case p.Static && p.Min != p.Max:
 		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
 			p.Min, p.Max, p.Max)

@@ -151,20 +151,28 @@ func (c *Client) do(
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, bytes.NewReader(body))
+	req, err := c.request(ctx, method, path, body)
 	if err != nil {
-		return fmt.Errorf("rendezvous at %s: %w", c.addr, err)
+		return err
 	}
 	req.Close = once
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
 	resp, err := c.hc.Do(req)
 	if err != nil {
 		return err // a *url.Error, which names method and address
 	}
 	defer resp.Body.Close()
 	return readReply(resp, into)
+}
+
+func (c *Client) request(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+c.addr+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous at %s: %w", c.addr, err)
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	return req, nil
 }
 
 // maxReply bounds what a client reads: the world table of MaxNodes nodes.

@@ -227,6 +227,44 @@ func (h *Hub) Params(id string) (rendezvous.Params, error) {
 	return r.round.Status().Params, nil
 }
 
+// Seat is the place of a node, by its launcher's ID, in the newest sealed world of a run. ErrUnknownNode: it has none.
+func (h *Hub) Seat(id, node string) (rendezvous.Seat, error) {
+	r, err := h.member(id)
+	if err != nil {
+		return rendezvous.Seat{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round.Seat(node)
+}
+
+// Crew is the world whose workers run now, by group rank, and its epoch. ErrUnknownRun and rendezvous.ErrNotRunning are
+// the errors.
+func (h *Hub) Crew(id string) (rendezvous.EpochID, []rendezvous.Member, error) {
+	r, err := h.existing(id)
+	if err != nil {
+		return rendezvous.EpochID{}, nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	epoch, runs := r.round.Running()
+	if !runs {
+		return rendezvous.EpochID{}, nil, rendezvous.ErrNotRunning
+	}
+	return epoch, r.round.World(), nil
+}
+
+// IDs are those of the launchers that are in a run, in no order: nothing that a node may hear.
+func (h *Hub) IDs(id string) []string {
+	r, err := h.existing(id)
+	if err != nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round.IDs()
+}
+
 // Names are those of the nodes of a run with ids, as far as they are here.
 func (h *Hub) Names(id string, ids []string) map[string]string {
 	r, err := h.existing(id)
@@ -279,13 +317,23 @@ func (h *Hub) SetTopology(t rendezvous.Topology) {
 // Watch implements Service. While it waits the node counts as present; when ctx ends
 // it counts as suspect.
 func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, error) {
-	r, err := h.member(id)
+	n, err := h.watch(ctx, id, node, after)
 	if err != nil {
 		return News{}, err
 	}
+	return *n, nil
+}
+
+// watch is Watch without large values on the stack. A join takes more than the 8 KiB that a connection's goroutine has,
+// and the garbage collector halves its 16 KiB again when less than 4 KiB are in use, 1 KiB of its own included.
+func (h *Hub) watch(ctx context.Context, id, node string, after Cursor) (*News, error) {
+	r, err := h.member(id)
+	if err != nil {
+		return nil, err
+	}
 	hold, err := r.attach(node, &after)
 	if err != nil {
-		return News{}, err
+		return nil, err
 	}
 	n, err := r.await(ctx, node, after, hold)
 	r.detach(node, err != nil && ctx.Err() != nil)

@@ -342,6 +342,31 @@ func TestRefusalKeepsAnOrderThatWasFaster(t *testing.T) {
 }
 
 // What is mounted beside a run writes into its timeline, and observers hear of it.
+func TestSeatAndCrew(t *testing.T) {
+	h := NewHub(HubConfig{})
+	t.Cleanup(h.Close)
+	_, _, err := h.Crew("r")
+	require.ErrorIs(t, err, ErrUnknownRun)
+	_, err = h.Seat("r", "a")
+	require.ErrorIs(t, err, rendezvous.ErrUnknownNode)
+	require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+	_, _, err = h.Crew("r")
+	require.ErrorIs(t, err, rendezvous.ErrNotRunning)
+	seat, err := h.Seat("r", "a")
+	require.NoError(t, err)
+	require.False(t, seat.Running)
+	require.NoError(t, h.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: seat.EpochID}))
+	require.Equal(t, []string{"a"}, h.IDs("r"))
+	require.Empty(t, h.IDs("other"))
+	epoch, crew, err := h.Crew("r")
+	require.NoError(t, err)
+	require.Equal(t, seat.EpochID, epoch)
+	require.Len(t, crew, 1)
+	seat, err = h.Seat("r", "a")
+	require.NoError(t, err)
+	require.Equal(t, rendezvous.Seat{EpochID: epoch, Name: "a", Running: true}, seat)
+}
+
 func TestAnnotate(t *testing.T) {
 	var seen []rendezvous.Note
 	h := NewHub(HubConfig{Observe: func(run string, n rendezvous.Note) { seen = append(seen, n) }})

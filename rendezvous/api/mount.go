@@ -1,9 +1,11 @@
 package api
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 )
@@ -31,6 +33,43 @@ func (c *Client) Call(ctx context.Context, run, name string, in, out any) error 
 		return fmt.Errorf("%s of run %q: %w", name, run, err)
 	}
 	return c.do(ctx, 0, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+name, false, data, out)
+}
+
+// Exchange posts a body to what is mounted under a name of the run, or gets that if there is none; encoding is the
+// body's Content-Encoding. The answer is as it came, whatever its status, but for a Content-Encoding of gzip, which is
+// undone; the caller closes and bounds it. Only ctx, and a connection that breaks, ends the wait.
+func (c *Client) Exchange(ctx context.Context, run, name, encoding string, body []byte) (*http.Response, error) {
+	method := http.MethodPost
+	if body == nil {
+		method = http.MethodGet
+	}
+	req, err := c.request(ctx, method, "/v1/runs/"+url.PathEscape(run)+"/"+name, body)
+	if err != nil {
+		return nil, err
+	}
+	if encoding != "" {
+		req.Header.Set("Content-Encoding", encoding)
+	}
+	if body == nil {
+		req.Header.Set("Accept-Encoding", "gzip")
+	}
+	resp, err := c.hc.Do(req)
+	if err != nil || resp.Header.Get("Content-Encoding") != "gzip" {
+		return resp, err
+	}
+	plain, err := gzip.NewReader(resp.Body)
+	if err != nil {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("read the daemon's reply: %w", err)
+	}
+	resp.Body = unzipped{plain, resp.Body}
+	return resp, nil
+}
+
+// unzipped is the body of an answer that came compressed.
+type unzipped struct {
+	io.Reader
+	io.Closer
 }
 
 // Mounted asks what is mounted under a name of the run, and decodes the answer. ErrNothingNew: it is empty.

@@ -1,8 +1,10 @@
 package api
 
 import (
+	"compress/gzip"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"path"
@@ -201,4 +203,45 @@ func TestCall(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, c.Call(ctx, "r", "checks/held", question{}, &out), context.DeadlineExceeded)
+}
+
+func TestExchange(t *testing.T) {
+	mount := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("X-Seen", req.Method+" "+req.URL.RequestURI()+" ["+req.Header.Get("Content-Encoding")+"]")
+		switch {
+		case req.Method == http.MethodPost:
+			w.WriteHeader(http.StatusTeapot)
+			_, _ = io.Copy(w, req.Body)
+		case req.Header.Get("Accept-Encoding") == "gzip":
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			_, _ = z.Write([]byte("unpacked"))
+			_ = z.Close()
+		}
+	})
+	h := NewHub(HubConfig{})
+	t.Cleanup(h.Close)
+	srv := httptest.NewServer(Handler(h, ServerConfig{Token: "t", Mounts: map[string]http.Handler{"hang": mount}}))
+	t.Cleanup(srv.Close)
+	c := NewClient(srv.Listener.Addr().String(), "t")
+	t.Cleanup(c.Close)
+	for _, x := range []struct {
+		encoding   string
+		body       []byte
+		seen, want string
+		status     int
+	}{
+		{"gzip", []byte{1, 2}, "POST /v1/runs/a%20b/hang/x?y=z [gzip]", "\x01\x02", http.StatusTeapot},
+		{"", []byte("{}"), "POST /v1/runs/a%20b/hang/x?y=z []", "{}", http.StatusTeapot},
+		{"", nil, "GET /v1/runs/a%20b/hang/x?y=z []", "unpacked", http.StatusOK},
+	} {
+		resp, err := c.Exchange(t.Context(), "a b", "hang/x?y=z", x.encoding, x.body)
+		require.NoError(t, err)
+		data, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, x.status, resp.StatusCode)
+		require.Equal(t, x.want, string(data))
+		require.Equal(t, x.seen, resp.Header.Get("X-Seen"))
+	}
 }

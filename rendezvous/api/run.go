@@ -69,7 +69,9 @@ func (r *run) detach(node string, broken bool) {
 	}
 }
 
-func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Duration) (News, error) {
+// await waits for what is new after the cursor. Every node of a run waits here, nearly always: the frames below must
+// be small, as Hub.watch says.
+func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Duration) (*News, error) {
 	expired := time.NewTimer(hold)
 	defer expired.Stop()
 	for {
@@ -80,35 +82,38 @@ func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Du
 		select {
 		case <-wake:
 		case <-expired.C:
-			return News{}, ErrNothingNew
+			return nil, ErrNothingNew
 		case <-ctx.Done():
-			return News{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 	}
 }
 
 // newer returns what is new after the cursor, or a channel that closes when something may be.
-func (r *run) newer(node string, after Cursor) (n News, wake <-chan struct{}, err error) {
+func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed != nil {
-		return n, nil, r.closed
+		return nil, nil, r.closed
 	}
-	if n.Directive, err = r.round.Directive(node); err != nil {
-		return n, nil, err
+	d, err := r.round.Directive(node)
+	if err != nil {
+		return nil, nil, err
 	}
+	var notices []Notice
+	var seq uint64
 	if after.WithNotices {
-		n.Notices, n.NoticeSeq = r.noticesLocked(node, after.Notices), r.noticeSeq
+		notices, seq = r.noticesLocked(node, after.Notices), r.noticeSeq
 	}
-	if n.Directive.Seq != after.Directive || len(n.Notices) > 0 {
-		return n, nil, nil
+	if d.Seq != after.Directive || len(notices) > 0 {
+		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil, nil
 	}
 	ch := r.wake[node]
 	if ch == nil {
 		ch = make(chan struct{})
 		r.wake[node] = ch
 	}
-	return n, ch, nil
+	return nil, ch, nil
 }
 
 func (r *run) step(ev rendezvous.Event) error {

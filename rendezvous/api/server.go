@@ -256,20 +256,30 @@ func (s *server) join(req *http.Request) (any, error) {
 }
 
 func (s *server) watch(req *http.Request) (any, error) {
-	run, err := runName(req)
+	w, err := readWatch(req)
 	if err != nil {
 		return nil, err
 	}
+	return s.hub.watch(req.Context(), w.run, w.node, w.after)
+}
+
+type watchQuery struct {
+	run, node string
+	after     Cursor
+}
+
+func readWatch(req *http.Request) (w watchQuery, err error) {
+	if w.run, err = runName(req); err != nil {
+		return w, err
+	}
 	q := req.URL.Query()
-	var c Cursor
-	if c.Directive, err = number(q, "after", false); err != nil {
-		return nil, err
+	w.node = q.Get("node")
+	if w.after.Directive, err = number(q, "after", false); err != nil {
+		return w, err
 	}
-	c.WithNotices = q.Has("notices")
-	if c.Notices, err = number(q, "notices", true); err != nil {
-		return nil, err
-	}
-	return s.hub.Watch(req.Context(), run, q.Get("node"), c)
+	w.after.WithNotices = q.Has("notices")
+	w.after.Notices, err = number(q, "notices", true)
+	return w, err
 }
 
 // report decodes a body and reports the event that is in it.
