@@ -22,6 +22,7 @@ type Proc struct {
 	State    byte          `json:"state"`     // of the main thread: R S D T t Z X, I for idle; 0: it is gone
 	CPU      time.Duration `json:"cpu"`       // of all its threads, user and system
 	MainCPU  time.Duration `json:"main_cpu"`  // of its main thread
+	MainWait time.Duration `json:"main_wait"` // for which its main thread was ready and had no CPU
 	TreeCPU  time.Duration `json:"tree_cpu"`  // of its descendants, living and reaped
 	Switches uint64        `json:"switches"`  // context switches of its main thread, voluntary or not
 	IO       uint64        `json:"io"`        // bytes read and written, sockets and pipes included (rchar + wchar)
@@ -137,6 +138,7 @@ type Evidence struct {
 	Stacks    *Stacks  `json:"stacks,omitempty"`  // shared between workers that have the same; nil: not collected
 	Sockets   []string `json:"sockets,omitempty"` // its ends, host:port, of connections to the workers' store
 	Flight    *Flight  `json:"flight,omitempty"`  // PyTorch's flight recorder; nil: there is none
+	Log       string   `json:"log,omitempty"`     // the end of its output, as far as the launcher keeps it
 	Error     string   `json:"error,omitempty"`   // why there is nothing, or not all
 }
 
@@ -233,6 +235,9 @@ type Verdict struct {
 	Phase   Phase  `json:"phase,omitempty"`
 	// Deadline is when, counted from the last progress, the verdict may be acted upon; longer for phases that may last.
 	Deadline time.Duration `json:"deadline,omitempty"`
+	// Tell is when, counted likewise, it may be told to people if it is confirmed: never later than Deadline. What may
+	// be at work, or may recover, is told of long before anything is done about it.
+	Tell time.Duration `json:"tell,omitempty"`
 	// Line says all of it in one line, for people: rank 2 (node 1 gpu-07) hung for 31 s: asleep in load_batch at
 	// data.py:12; ranks 0-1,3 wait in all_reduce #246.
 	Line string `json:"line"`

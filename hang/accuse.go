@@ -1,0 +1,279 @@
+package hang
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// terms are when a verdict may be told and acted upon, counted from the last progress.
+type terms struct{ tell, deadline time.Duration }
+
+func both(d time.Duration) terms { return terms{d, d} }
+
+// terms of a rank that others wait for: what does nothing hangs as soon as it is sure; what may be at work has the time
+// of its phase, and a loop that does nothing else is told of, but not acted upon.
+func (c *court) terms(m *member) terms {
+	quick := both(c.base())
+	if c.early() {
+		quick = both(max(quick.deadline, limitFirst))
+	} else if c.young(m) && !m.halted() {
+		quick = both(max(quick.deadline, youngDeadline))
+	}
+	long := both(max(quick.deadline, phaseMin, 3*m.longest()))
+	switch {
+	case m.class == classStopped || m.class == classEnded:
+		return quick
+	case m.phase.lasting():
+		return long
+	case m.class != classBusy:
+		return quick
+	case m.spin && (m.phase == PhaseUnknown || m.phase == PhaseTrain || m.phase == PhaseEnd):
+		return terms{quick.tell, max(quick.deadline, spinMax)}
+	}
+	return long
+}
+
+// base is the earliest time for a verdict: the limit of what is normal, and then a second look.
+func (c *court) base() time.Duration {
+	p99 := c.p99()
+	return adaptive(p99) + max(10*time.Second, 2*p99)
+}
+
+// adaptive is the time without progress that makes a worker suspicious, if 99 of 100 steps take no longer than p99.
+func adaptive(p99 time.Duration) time.Duration { return min(max(4*p99, limitMin), limitMax) }
+
+// p99 of the steps of the slowest rank.
+func (c *court) p99() (worst time.Duration) {
+	for _, m := range c.members {
+		if m.page != nil {
+			worst = max(worst, quantile99(gaps(m.page.StepTimes)))
+		}
+	}
+	return worst
+}
+
+// gaps are the times between events.
+func gaps(events []time.Duration) []time.Duration {
+	if len(events) < 2 {
+		return nil
+	}
+	gs := make([]time.Duration, len(events)-1)
+	for i := range gs {
+		gs[i] = events[i+1] - events[i]
+	}
+	return gs
+}
+
+// quantile99 is 0 of nothing.
+func quantile99(ds []time.Duration) time.Duration {
+	if len(ds) == 0 {
+		return 0
+	}
+	sorted := slices.Clone(ds)
+	slices.Sort(sorted)
+	return sorted[(len(sorted)*99+99)/100-1]
+}
+
+// early: there are pages, and nobody has done the first steps. A job without an optimizer has none; what it does is
+// normal to it after the time that first steps get.
+func (c *court) early() bool {
+	if c.outside() {
+		return false
+	}
+	return !slices.ContainsFunc(c.members, func(m *member) bool {
+		return m.page != nil && (m.page.Steps >= firstSteps || m.at-m.page.Created >= limitFirst)
+	})
+}
+
+// clockTick is the unit of Worker.Start.
+const clockTick = 10 * time.Millisecond
+
+// young: there are no pages, and the process was started a short time ago.
+func (c *court) young(m *member) bool {
+	return c.outside() && m.at-time.Duration(m.ev.Start)*clockTick < youngAge
+}
+
+// longest is how long a phase as the present one has lasted before.
+func (m *member) longest() (longest time.Duration) {
+	if m.page == nil {
+		return 0
+	}
+	for _, s := range m.page.Spans {
+		if s.Phase == m.phase {
+			longest = max(longest, s.To-s.From)
+		}
+	}
+	return longest
+}
+
+// urgent are those of the culprits that need not be given more time than others: somebody who is asleep is not excused
+// by another one that writes a checkpoint.
+func (c *court) urgent(culprits []*member) []*member {
+	soon := slices.DeleteFunc(slices.Clone(culprits), func(m *member) bool { return c.terms(m).tell >= phaseMin })
+	if len(soon) == 0 {
+		return culprits
+	}
+	return soon
+}
+
+// accuse begins a verdict on the culprits, for whom the others wait in a group, nil if that is unknown.
+func (c *court) accuse(culprits, waiters []*member, g *pgroup) *Verdict {
+	v := &Verdict{Kind: kindOf(culprits), Confidence: High, Age: c.age(culprits, waiters)}
+	t := both(c.base())
+	for i, m := range culprits {
+		if mine := c.terms(m); i == 0 {
+			t = mine
+		} else {
+			t = terms{max(t.tell, mine.tell), max(t.deadline, mine.deadline)}
+		}
+		v.Phase = cmp.Or(v.Phase, m.phase)
+		v.Suspects = append(v.Suspects, c.suspect(m))
+	}
+	v.Tell, v.Deadline = t.tell, t.deadline
+	v.Waiting = ranksOf(waiters, culprits).String()
+	v.In, v.Group = c.place(waiters, g)
+	return v
+}
+
+// kindOf is what all culprits have in common.
+func kindOf(culprits []*member) Kind {
+	kinds := map[Kind]bool{}
+	for _, m := range culprits {
+		switch m.class {
+		case classStopped:
+			kinds[KindStopped] = true
+		case classBlocked:
+			kinds[KindBlocked] = true
+		case classBusy:
+			kinds[KindBusy] = true
+		default:
+			kinds[KindBehind] = true
+		}
+	}
+	if len(kinds) == 1 {
+		return sortedKeys(kinds)[0]
+	}
+	return KindBehind
+}
+
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
+
+// age is the time since the newest progress of anybody concerned. Each counts by the clock of its own node.
+func (c *court) age(lists ...[]*member) time.Duration {
+	age := time.Duration(0)
+	for _, m := range slices.Concat(lists...) {
+		if m.page == nil || m.page.progress() == 0 {
+			continue
+		}
+		if a := m.at - m.page.progress(); age == 0 || a < age {
+			age = max(a, 1)
+		}
+	}
+	return age
+}
+
+// ranksOf are the ranks of members without those of others.
+func ranksOf(members, without []*member) (s RankSet) {
+	out := map[*member]bool{}
+	for _, m := range without {
+		out[m] = true
+	}
+	for _, m := range members {
+		if !out[m] {
+			s.Add(m.rank)
+		}
+	}
+	return s
+}
+
+// place is what most of those that wait for g wait in, as all_reduce #246, and the name of g unless all are in it.
+func (c *court) place(waiters []*member, g *pgroup) (in, group string) {
+	count := map[string]int{}
+	for _, m := range waiters {
+		if op := m.doingIn(g); op != "" && (g == nil || slices.Contains(g.members, m)) {
+			count[op]++
+		}
+	}
+	for _, op := range sortedKeys(count) {
+		if count[op] > count[in] {
+			in = op
+		}
+	}
+	if g == nil {
+		return in, ""
+	}
+	if g.top > 0 && g.top < shownSeq && in != "" {
+		in += " #" + strconv.FormatUint(g.top, 10)
+	}
+	if !g.whole {
+		group = cmp.Or(g.Desc, g.Name)
+	}
+	return in, group
+}
+
+// shownSeq bounds the numbers that mean something to people: those of gloo begin at a random one.
+const shownSeq = 1 << 26
+
+// doingIn is the operation that m is in.
+func (m *member) doingIn(g *pgroup) string {
+	if g != nil {
+		if e := m.entry(g.Name); e != nil {
+			return e.Op
+		}
+	}
+	if m.wait.op == "" && m.class != classStopped {
+		return "a collective"
+	}
+	return m.wait.op
+}
+
+func (c *court) suspect(m *member) Suspect {
+	_, groupRank := c.world.NodeOf(m.rank)
+	if groupRank < 0 {
+		groupRank = m.ev.GroupRank
+	}
+	return Suspect{
+		Rank: m.rank, Node: m.ev.Node, GroupRank: groupRank, PID: m.ev.PID, Doing: m.doing(), Where: m.where, Phase: m.phase,
+	}
+}
+
+// doing says in a few words what a rank does.
+func (m *member) doing() string {
+	switch m.class {
+	case classEnded:
+		return "ended"
+	case classStopped:
+		return "stopped"
+	case classBlocked:
+		return "blocked in the kernel"
+	case classWaiting:
+		return "waiting in " + m.wait.op
+	case classBusy:
+		return m.work() + m.lock()
+	}
+	return m.rest() + m.lock()
+}
+
+func (m *member) work() string {
+	if m.use.cpu < busyCPU && !m.eager {
+		return "reading or writing"
+	}
+	return "computing"
+}
+
+func (m *member) rest() string {
+	if m.use.switches > 2 {
+		return "waking up in vain"
+	}
+	return "asleep"
+}
+
+func (m *member) lock() string {
+	if m.gil {
+		return " with the interpreter locked"
+	}
+	return ""
+}

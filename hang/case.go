@@ -1,0 +1,548 @@
+package hang
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Case is the state machine of the hangs of one run. It is not safe for concurrent use.
+//
+// One case follows another as nodes suspect something: idle, asking for evidence, waiting for as long as it may take,
+// confirming, decided, idle. It decides by its events, their times and Config.Judge alone.
+type Case struct {
+	cfg   CaseConfig
+	now   time.Time
+	out   []CaseAction
+	seq   uint64 // of the newest Ask
+	asks  bucket // of Asks that cost the nodes something
+	opens bucket // of cases
+
+	world      World // of the newest epoch
+	live       bool  // its workers run
+	beganAt    time.Time
+	steps      uint64    // the most that a worker of this epoch is known to have made
+	crew       []crewman // by group rank
+	suspecting int       // nodes that suspect something
+
+	state   State
+	file    *file // of the newest case or collection, nil for none
+	ask     Ask   // that answers are awaited for
+	until   time.Time
+	due     time.Time     // when the verdict may be confirmed
+	lookAt  time.Time     // when the evidence is asked for again, in StateWaiting
+	pause   time.Duration // before the next look
+	sweepAt time.Time
+	dropAt  time.Time // when the file is forgotten
+	collect collection
+
+	told   []Told
+	trials progress
+}
+
+// crewman is one node of the present world.
+type crewman struct {
+	suspicions []Suspicion
+	heard      time.Time // when it last said so
+	since      time.Time // its last progress
+	slow       string
+}
+
+// collection is stacks that somebody wants to see.
+type collection struct {
+	ask     Ask
+	at      time.Time
+	until   time.Time // zero: it has ended
+	missing int
+}
+
+// NewCase returns a Case without nodes.
+func NewCase(cfg CaseConfig) *Case {
+	return &Case{cfg: cfg, seq: cfg.Seq, state: StateIdle, asks: bucket{left: maxAsks}, opens: bucket{left: maxAsks}}
+}
+
+// Step takes one event and returns what is to be done, in order.
+func (c *Case) Step(now time.Time, ev CaseEvent) []CaseAction {
+	if now.Before(c.now) {
+		now = c.now // time never goes back
+	}
+	c.now, c.out = now, nil
+	c.expire()
+	switch ev := ev.(type) {
+	case Begin:
+		c.begin(ev.World)
+	case Heard:
+		c.heard(ev)
+	case Collect:
+		c.beginCollection()
+	case Over:
+		c.over(ev.Epoch)
+	}
+	c.advance()
+	return c.out
+}
+
+// Next is when the Case next wants a CaseTick; zero: not before another event.
+func (c *Case) Next() time.Time {
+	var next time.Time
+	consider := func(at time.Time) {
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	switch c.state {
+	case StateSuspected:
+		consider(c.asks.next(c.now))
+	case StateAsking, StateConfirming:
+		consider(c.until)
+	case StateWaiting:
+		consider(c.lookAt)
+	}
+	if c.suspecting > 0 {
+		consider(c.sweepAt)
+	}
+	consider(c.collect.until)
+	consider(c.dropAt)
+	return next
+}
+
+// Epoch is the newest that has begun; false: it is over, or none has.
+func (c *Case) Epoch() (Epoch, bool) { return c.world.Epoch, c.live }
+
+func (c *Case) begin(w World) {
+	if c.live && c.world.Epoch == w.Epoch {
+		return
+	}
+	c.over(c.world.Epoch)
+	c.world, c.live, c.beganAt, c.steps = w, true, c.now, 0
+	c.crew, c.suspecting = make([]crewman, len(w.Nodes)), 0
+}
+
+// over leaves the file, for who has yet to write the report.
+func (c *Case) over(e Epoch) {
+	if !c.live || e != c.world.Epoch {
+		return
+	}
+	c.live, c.crew, c.suspecting = false, nil, 0
+	c.rest()
+	c.endCollection()
+}
+
+// rest is idle. The file is kept for some time.
+func (c *Case) rest() {
+	c.state, c.ask, c.pause = StateIdle, Ask{}, 0
+	if c.file != nil {
+		c.dropAt = c.now.Add(keepTime)
+	}
+}
+
+func (c *Case) heard(ev Heard) {
+	if !c.live || ev.GroupRank < 0 || ev.GroupRank >= len(c.crew) || ev.Report.Epoch != c.world.Epoch {
+		return
+	}
+	m, r := &c.crew[ev.GroupRank], &ev.Report
+	c.suspect(m, r.Suspicions)
+	if s := r.Summary; s != nil {
+		m.slow = s.Slow
+		c.steps = max(c.steps, s.Steps)
+	}
+	if c.suspecting > 0 && c.state == StateIdle {
+		c.open(ev.GroupRank)
+	}
+	if c.Wants(ev.GroupRank, r.Ask) {
+		c.answer(ev.GroupRank, r)
+	}
+}
+
+// suspect takes what a node suspects now, in place of what it has suspected before.
+func (c *Case) suspect(m *crewman, ss []Suspicion) {
+	if len(m.suspicions) > 0 {
+		c.suspecting--
+	}
+	m.suspicions, m.heard = ss, c.now
+	if len(ss) == 0 {
+		return
+	}
+	if c.suspecting == 0 {
+		c.sweepAt = c.now.Add(sweepEvery)
+	}
+	c.suspecting++
+	m.since = c.now
+	for _, s := range ss {
+		if at := c.now.Add(-s.Age); at.Before(m.since) {
+			m.since = at
+		}
+	}
+}
+
+// sweep withdraws what was not repeated.
+func (c *Case) sweep() {
+	for i := range c.crew {
+		if m := &c.crew[i]; len(m.suspicions) > 0 && c.now.Sub(m.heard) >= staleTime {
+			c.suspect(m, nil)
+		}
+	}
+	c.sweepAt = c.now.Add(sweepEvery)
+}
+
+// open begins a case.
+func (c *Case) open(groupRank int) {
+	if !c.opens.take(c.now) {
+		return // what is suspected again and again is no news; it is repeated if it holds
+	}
+	m := &c.crew[groupRank]
+	if c.collect.until.IsZero() {
+		c.newFile()
+	} // else what is being collected is evidence, too
+	c.file.began, c.file.since, c.file.wait, c.dropAt = c.now, m.since, confirmWait, time.Time{}
+	c.state, c.pause = StateSuspected, firstWait
+	oldest := m.suspicions[0]
+	for _, s := range m.suspicions {
+		c.file.wait = max(c.file.wait, min(s.Limit/2, longestWait)) // a limit is four times the 99th percentile or more
+		if s.Age > oldest.Age {
+			oldest = s
+		}
+	}
+	name := c.world.Nodes[groupRank].Name
+	c.note("hang-suspected", name, "rank %d (node %d %s) has made no progress for %s: %s", oldest.Rank, groupRank, name,
+		seconds(oldest.Age), oldest.Why)
+}
+
+// expire ends what has had its time.
+func (c *Case) expire() {
+	if c.suspecting > 0 && reached(c.sweepAt, c.now) {
+		c.sweep()
+	}
+	if reached(c.collect.until, c.now) {
+		c.endCollection()
+	}
+	if reached(c.dropAt, c.now) {
+		c.file, c.dropAt = nil, time.Time{}
+	}
+}
+
+// advance goes on for as long as something is due.
+func (c *Case) advance() {
+	for before := State(""); c.state != before; {
+		before = c.state
+		c.goOn()
+	}
+}
+
+func (c *Case) goOn() {
+	if c.state == StateIdle {
+		return
+	}
+	if c.suspecting == 0 {
+		c.withdraw("nothing is suspected any more")
+		return
+	}
+	switch c.state {
+	case StateSuspected:
+		c.demand(AskEvidence, StateAsking, askTime)
+	case StateAsking:
+		if c.answered() {
+			c.judge()
+		}
+	case StateWaiting:
+		if reached(c.lookAt, c.now) {
+			c.look()
+		}
+	case StateConfirming:
+		if c.answered() {
+			c.confirm()
+		}
+	}
+}
+
+// answered: all have, or they have had their time.
+func (c *Case) answered() bool { return c.file.missing == 0 || reached(c.until, c.now) }
+
+// demand asks all nodes for something, unless much was asked lately; then it is tried again.
+func (c *Case) demand(what What, state State, time time.Duration) {
+	if !c.asks.take(c.now) {
+		c.state = StateSuspected // its evidence is old when there is room again
+		return
+	}
+	c.state, c.until = state, c.now.Add(time)
+	c.ask = c.say(Ask{What: what, Case: c.file.id})
+	c.file.expect()
+}
+
+// say asks or tells all nodes something.
+func (c *Case) say(a Ask) Ask {
+	c.seq++
+	a.Seq, a.Epoch = c.seq, c.world.Epoch
+	c.out = append(c.out, CaseAction{Ask: &a})
+	return a
+}
+
+// judge makes a verdict of evidence that has just come in.
+func (c *Case) judge() {
+	f := c.file
+	f.judgedAt = c.now
+	f.verdict = c.opinion()
+	c.plan()
+}
+
+// opinion is what the evidence says now.
+func (c *Case) opinion() Verdict {
+	f := c.file
+	return c.cfg.Judge(f.world, f.all(), f.waits()).Aged(max(c.now.Sub(f.since), 0))
+}
+
+// plan decides when the verdict is looked at again: when it may be told or acted upon, or when so much time has passed
+// that something else may have happened.
+func (c *Case) plan() {
+	c.state, c.lookAt, c.due = StateWaiting, c.now.Add(c.pause), time.Time{}
+	if decisive(c.file.verdict.Kind) {
+		c.due = c.dueAt()
+		ready := c.due
+		if ready.Sub(c.now) > freshTime {
+			ready = ready.Add(-lookAhead)
+		}
+		if ready.Before(c.lookAt) {
+			c.lookAt = ready
+			return
+		}
+	}
+	c.pause = min(2*c.pause, longestWait)
+}
+
+// dueAt is when the verdict may be told, or acted upon if it has been told.
+func (c *Case) dueAt() time.Time {
+	f := c.file
+	if f.told > 0 {
+		return f.actAt
+	}
+	v := &f.verdict
+	wait := v.Tell
+	if wait == 0 || v.Deadline < wait {
+		wait = v.Deadline
+	}
+	return later(f.began.Add(f.wait), c.lastProgress().Add(wait))
+}
+
+// decisive verdicts are told, and acted upon.
+func decisive(k Kind) bool { return k != KindNone && k != KindSlow }
+
+// lastProgress is that of the node that made some last, of those that suspect something.
+func (c *Case) lastProgress() time.Time {
+	last := c.file.since
+	for i := range c.crew {
+		if m := &c.crew[i]; len(m.suspicions) > 0 {
+			last = later(last, m.since)
+		}
+	}
+	return last
+}
+
+// look confirms the verdict if it is due and still fresh; otherwise it asks anew.
+func (c *Case) look() {
+	fresh := c.now.Sub(c.file.judgedAt) < freshTime
+	if decisive(c.file.verdict.Kind) && reached(c.due, c.now) && fresh {
+		c.file.markProgress()
+		c.demand(AskPages, StateConfirming, pagesTime)
+		return
+	}
+	c.demand(AskEvidence, StateAsking, askTime)
+}
+
+// confirm compares the second look with the first.
+func (c *Case) confirm() {
+	f, before := c.file, c.file.verdict
+	if r, moved := f.moved(before); moved {
+		c.withdraw(fmt.Sprintf("rank %d makes progress", r))
+		return
+	}
+	f.verdict, f.judgedAt = c.opinion(), c.now
+	if !sameSuspects(before, f.verdict) || !decisive(f.verdict.Kind) {
+		c.plan()
+		c.lookAt = c.now.Add(pagesTime)
+		return
+	}
+	if reached(c.dueAt(), c.now) {
+		c.doubtSilent()
+		c.decide()
+		return
+	}
+	c.plan() // it is something else now, which may take longer
+}
+
+// doubtSilent lowers the confidence when a suspect's node has not said that nothing has changed.
+func (c *Case) doubtSilent() {
+	v := &c.file.verdict
+	for _, s := range v.Suspects {
+		if v.Confidence == High && !c.file.heardOf(s.GroupRank) {
+			v.Confidence, v.Doubt = Low, fmt.Sprintf("node %d %s did not answer when it was asked again", s.GroupRank, s.Node)
+			*v = v.Aged(v.Age) // its line says so
+		}
+	}
+}
+
+// decide tells the verdict and acts upon it. One that may not be acted upon yet is told at once, and acted upon after
+// another look that says the same; one of low confidence, too.
+func (c *Case) decide() {
+	f := c.file
+	c.state = StateDecided
+	acts := c.cfg.Spec.Action != ActReport
+	wait := f.verdict.Deadline
+	if f.verdict.Confidence == Low {
+		wait = max(wait, lowWait)
+	}
+	f.actAt = c.lastProgress().Add(wait)
+	if f.told == 0 || f.told < maxRetold && !sameVerdict(c.told[len(c.told)-1].Verdict, f.verdict) {
+		c.tell(acts && reached(f.actAt, c.now))
+	}
+	switch {
+	case !reached(f.actAt, c.now):
+		c.plan()
+	case acts:
+		c.act()
+	}
+}
+
+// tell tells the verdict to nodes and people. acts: the action follows now.
+func (c *Case) tell(acts bool) {
+	f, v := c.file, c.file.verdict
+	f.told++
+	a := Ask{What: TellVerdict, Case: f.id, Line: clipText(v.Line, maxLine), Kind: v.Kind, Confidence: v.Confidence,
+		Age: v.Age, Action: ActReport}
+	if acts {
+		a.Action, _ = c.action()
+	}
+	for _, s := range v.Suspects[:min(len(v.Suspects), maxListed)] {
+		a.Suspects = append(a.Suspects, s.Rank)
+	}
+	c.say(a)
+	node := ""
+	if len(v.Suspects) > 0 {
+		node = v.Suspects[0].Node
+	}
+	c.note("hang-verdict", node, "%s", v.Line)
+	c.told = append(c.told, Told{Case: f.id, Epoch: f.world.Epoch, At: c.now, Verdict: v, Action: a.Action})
+	if len(c.told) > maxTold {
+		c.told = slices.Delete(c.told, 0, 1)
+	}
+	if v.Kind == KindComm {
+		c.out = append(c.out, CaseAction{Doubt: v.Line})
+	}
+}
+
+// act gives the order. It is the last that a case does.
+func (c *Case) act() {
+	action, why := c.action()
+	c.told[len(c.told)-1].Action = action
+	text := c.file.verdict.Line
+	if action == ActRestart {
+		c.trials.restarted(c.achieved())
+	}
+	if why != "" {
+		text = why + ": " + text
+	}
+	c.out = append(c.out, CaseAction{Order: &Order{Action: action, Epoch: c.file.world.Epoch, Text: text}})
+}
+
+// action is what is to be done about the verdict, and why it is not what the Spec says.
+func (c *Case) action() (a Action, why string) {
+	a = c.cfg.Spec.Action
+	if a == ActRestart && c.trials.fruitless(c.achieved()) >= maxFruitless {
+		return ActStop, fmt.Sprintf("%d restarts for hangs have brought no newer step", maxFruitless)
+	}
+	return a, ""
+}
+
+// withdraw ends a case: it was no hang, or is none any more. Who still suspects something says so again.
+func (c *Case) withdraw(why string) {
+	f := c.file
+	for i := len(c.told) - 1; i >= 0 && c.told[i].Case == f.id; i-- {
+		c.told[i].Withdrawn = true
+	}
+	line := fmt.Sprintf("after %s: %s", seconds(c.now.Sub(f.began)), why)
+	c.say(Ask{What: TellOver, Case: f.id, Line: line})
+	c.note("hang-withdrawn", "", "%s", line)
+	for i := range c.crew {
+		c.crew[i].suspicions = nil
+	}
+	c.suspecting = 0
+	c.rest()
+}
+
+func (c *Case) note(event, node, format string, args ...any) {
+	c.out = append(c.out, CaseAction{Note: &Note{Event: event, Node: node, Text: fmt.Sprintf(format, args...)}})
+}
+
+// beginCollection asks for stacks, unless these are being asked for, or were a moment ago.
+func (c *Case) beginCollection() {
+	if _, recent := c.Collection(); recent || !c.live || !c.asks.take(c.now) {
+		return
+	}
+	if c.state == StateIdle {
+		c.newFile()
+	}
+	a := c.say(Ask{What: AskStacks, Case: c.file.id})
+	c.collect = collection{ask: a, at: c.now, until: c.now.Add(collectTime), missing: len(c.world.Nodes)}
+	c.dropAt = time.Time{}
+}
+
+func (c *Case) endCollection() {
+	c.collect.until = time.Time{}
+	if c.state == StateIdle && c.file != nil {
+		c.dropAt = c.now.Add(keepTime)
+	}
+}
+
+// Wants says whether the evidence of a node that answers an Ask is of use. Each is answered once; what comes late is
+// better than nothing.
+func (c *Case) Wants(groupRank int, ask uint64) bool {
+	f := c.file
+	if !c.live || f == nil || f.world.Epoch != c.world.Epoch || groupRank < 0 || groupRank >= len(f.nodes) || ask == 0 {
+		return false
+	}
+	switch d := &f.nodes[groupRank]; {
+	case ask == c.ask.Seq:
+		return !d.answered
+	case ask == c.collect.ask.Seq:
+		return !d.collected
+	default:
+		return f.id < ask && ask <= c.seq && len(d.evidence) == 0
+	}
+}
+
+// Collection is the Ask.Seq of the newest collection of stacks; false: it was too long ago, and another one cannot
+// begin now.
+func (c *Case) Collection() (seq uint64, recent bool) {
+	k := &c.collect
+	return k.ask.Seq, k.ask.Seq != 0 && (!k.until.IsZero() || c.now.Sub(k.at) < pagesTime)
+}
+
+// Held is about how many bytes of evidence are kept, without stacks and groups, which many workers share.
+func (c *Case) Held() int {
+	if c.file == nil {
+		return 0
+	}
+	return c.file.size
+}
+
+// File is the number of the case whose evidence is kept; 0: there is none.
+func (c *Case) File() uint64 {
+	if c.file == nil {
+		return 0
+	}
+	return c.file.id
+}
+
+// Pending is what a node that reports is to be asked, which may have missed the notice; Seq is 0 for nothing.
+func (c *Case) Pending(groupRank int) Ask {
+	if !c.live || c.file == nil || groupRank < 0 || groupRank >= len(c.file.nodes) {
+		return Ask{}
+	}
+	d := &c.file.nodes[groupRank]
+	switch {
+	case (c.state == StateAsking || c.state == StateConfirming) && !d.answered:
+		return c.ask
+	case !c.collect.until.IsZero() && !d.collected:
+		return c.collect.ask
+	}
+	return Ask{}
+}

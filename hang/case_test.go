@@ -1,0 +1,676 @@
+package hang
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var dawn = time.Unix(1_700_000_000, 0)
+
+// stage is a Case with a world of nodes of two workers each, which answer what they are asked.
+type stage struct {
+	t       testing.TB
+	c       *Case
+	now     time.Time
+	world   World
+	verdict func() Verdict
+	saved   int64 // -1: no checkpoint is known
+	judged  [][]Evidence
+
+	mute    map[int]bool   // nodes that do not answer
+	steps   map[int]uint64 // of ranks
+	answers time.Duration  // how long nodes take for evidence
+	due     []answer
+
+	asks   []Ask
+	notes  []Note
+	orders []Order
+	doubts int
+	at     map[string]time.Duration // when something of the kind happened last, since dawn
+}
+
+type answer struct {
+	at   time.Time
+	node int
+	ask  Ask
+}
+
+func newStage(t testing.TB, action Action, nodes int) *stage {
+	s := &stage{t: t, now: dawn, saved: -1, mute: map[int]bool{}, steps: map[int]uint64{}, answers: 5 * time.Second,
+		at: map[string]time.Duration{}}
+	s.verdict = func() Verdict { return behind(2) }
+	s.c = NewCase(CaseConfig{
+		Spec: Spec{Action: action}, Seq: 100,
+		Judge: func(w World, es []Evidence, _ []StoreWait) Verdict {
+			require.Equal(t, s.world, w)
+			s.judged = append(s.judged, es)
+			return s.verdict()
+		},
+		Saved: func() (int64, bool) { return s.saved, s.saved >= 0 },
+	})
+	s.begin(0, nodes)
+	return s
+}
+
+// behind is a verdict about rank 2, which is node 1's.
+func behind(rank int) Verdict {
+	return Verdict{
+		Kind: KindBehind, Confidence: High, Waiting: "0-1,3", In: "all_reduce #246",
+		Suspects: []Suspect{{Rank: rank, Node: fmt.Sprintf("n%d", rank/2), GroupRank: rank / 2, Doing: "asleep"}},
+		Tell:     20 * time.Second, Deadline: 20 * time.Second,
+	}
+}
+
+func (s *stage) begin(epoch, nodes int) {
+	s.world = World{Epoch: Epoch{Term: 1, Round: 1, Epoch: epoch}}
+	for i := range nodes {
+		s.world.Nodes = append(s.world.Nodes, WorldNode{fmt.Sprintf("n%d", i), 2 * i, 2})
+	}
+	s.due = nil
+	s.step(Begin{World: s.world})
+}
+
+func (s *stage) step(ev CaseEvent) {
+	for _, a := range s.c.Step(s.now, ev) {
+		switch {
+		case a.Ask != nil:
+			s.asked(*a.Ask)
+		case a.Note != nil:
+			s.notes = append(s.notes, *a.Note)
+			s.at[a.Note.Event] = s.now.Sub(dawn)
+		case a.Order != nil:
+			s.orders = append(s.orders, *a.Order)
+			s.at["order"] = s.now.Sub(dawn)
+		case a.Doubt != "":
+			s.doubts++
+		}
+	}
+	if next := s.c.Next(); !next.IsZero() {
+		require.True(s.t, next.After(s.now), "%s: Next is %s ago", s.c.state, s.now.Sub(next))
+	}
+}
+
+func (s *stage) asked(a Ask) {
+	if n := len(s.asks); n > 0 {
+		require.Greater(s.t, a.Seq, s.asks[n-1].Seq)
+	}
+	require.Equal(s.t, s.world.Epoch, a.Epoch)
+	s.asks = append(s.asks, a)
+	s.at[string(a.What)] = s.now.Sub(dawn)
+	wait := map[What]time.Duration{AskEvidence: s.answers, AskPages: 50 * time.Millisecond, AskStacks: time.Second}[a.What]
+	for i := range s.world.Nodes {
+		if wait > 0 && !s.mute[i] {
+			s.due = append(s.due, answer{s.now.Add(wait), i, a})
+		}
+	}
+}
+
+// evidence is what a node finds now: three looks, or one.
+func (s *stage) evidence(node int, what What) (es []Evidence) {
+	n := s.world.Nodes[node]
+	for rank := n.RankBase; rank < n.RankBase+n.Slots; rank++ {
+		w := Worker{Rank: rank, PID: 1000 + rank, Start: 7}
+		e := Evidence{Worker: w}
+		looks := map[What]int{AskEvidence: 3}[what]
+		for i := range max(looks, 1) {
+			p := &Page{Rank: rank, Steps: s.steps[rank], StepTimes: []time.Duration{1}}
+			at := s.now.Sub(dawn) + time.Duration(i)
+			e.Samples = append(e.Samples, Sample{Worker: w, At: at, Page: p})
+		}
+		if what != AskPages {
+			e.Stacks = &Stacks{Interpreter: "CPython 3.11"}
+		}
+		es = append(es, e)
+	}
+	return es
+}
+
+// suspect has nodes say that they have made no progress since dawn, plus since.
+func (s *stage) suspect(since time.Duration, nodes ...int) {
+	for _, i := range nodes {
+		age := s.now.Sub(dawn) - since
+		s.hear(i, Report{Suspicions: []Suspicion{{Rank: 2 * i, Age: age, Limit: 10 * time.Second, Why: "no step"}}})
+	}
+}
+
+func (s *stage) hear(node int, r Report) {
+	r.Epoch = s.world.Epoch
+	s.step(Heard{node, r})
+}
+
+// pass lets time pass: answers come, and nodes repeat what they suspect since then, unless that is negative.
+func (s *stage) pass(d, since time.Duration) {
+	end, repeat := s.now.Add(d), s.now.Add(RepeatEvery)
+	for {
+		at := end
+		for _, t := range []time.Time{s.c.Next(), repeat} {
+			if !t.IsZero() && t.Before(at) {
+				at = t
+			}
+		}
+		next := -1
+		for i, a := range s.due {
+			if a.at.Before(at) {
+				at, next = a.at, i
+			}
+		}
+		s.now = at
+		switch {
+		case next >= 0:
+			a := s.due[next]
+			s.due = append(s.due[:next:next], s.due[next+1:]...)
+			s.answer(a.node, a.ask, since)
+		case at.Equal(end):
+			s.step(CaseTick{})
+			return
+		case at.Equal(repeat):
+			repeat = repeat.Add(RepeatEvery)
+			if since >= 0 {
+				for i := range s.world.Nodes {
+					s.suspect(since, i)
+				}
+			}
+		default:
+			s.step(CaseTick{})
+		}
+	}
+}
+
+func (s *stage) answer(node int, a Ask, since time.Duration) {
+	r := Report{Ask: a.Seq, Evidence: s.evidence(node, a.What)}
+	if since >= 0 {
+		r.Suspicions = []Suspicion{{Rank: 2 * node, Age: s.now.Sub(dawn) - since, Limit: 10 * time.Second, Why: "no step"}}
+	}
+	s.hear(node, r)
+}
+
+func (s *stage) whats() (w []What) {
+	for _, a := range s.asks {
+		w = append(w, a.What)
+	}
+	return w
+}
+
+// hangs: the workers make no progress after dawn, which is seen after 12 s.
+func (s *stage) hangs() {
+	s.now = dawn.Add(12 * time.Second)
+	s.suspect(0, 0, 1)
+}
+
+func TestFromSuspicionToVerdict(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	require.Equal(t, StateIdle, s.c.Picture(true).State)
+	s.hangs()
+	require.Equal(t, []What{AskEvidence}, s.whats(), "one question, whoever suspects")
+	require.Equal(t, "rank 0 (node 0 n0) has made no progress for 12 s: no step", s.notes[0].Text)
+	require.Equal(t, StateAsking, s.c.Picture(false).State)
+	require.Equal(t, s.asks[0], s.c.Pending(1))
+	s.pass(6*time.Second, 0)
+	require.Equal(t, StateWaiting, s.c.Picture(false).State)
+	require.Len(t, s.judged[0], 4)
+	require.Zero(t, s.c.Pending(1))
+	s.pass(10*time.Second, 0)
+	require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats())
+	require.GreaterOrEqual(t, s.at["hang-verdict"], 22*time.Second, "10 s after the first suspicion")
+	require.LessOrEqual(t, s.at["hang-verdict"], 23*time.Second)
+	p := s.c.Picture(true)
+	require.Equal(t, StateDecided, p.State)
+	line := "rank 2 (node 1 n1) hung for 22 s: asleep; ranks 0-1,3 wait in all_reduce #246"
+	require.Equal(t, line, s.notes[1].Text)
+	require.Equal(t, Ask{
+		Seq: s.asks[2].Seq, Case: p.Case, Epoch: s.world.Epoch, What: TellVerdict, Line: line, Kind: KindBehind,
+		Confidence: High, Age: p.Verdicts[0].Verdict.Age, Suspects: []int{2}, Action: ActReport,
+	}, s.asks[2])
+	require.Equal(t, "n1", s.notes[1].Node)
+	require.InDelta(t, 22, p.Verdicts[0].Verdict.Age.Seconds(), 1, "since the last progress")
+	require.Len(t, p.Evidence, 4)
+	require.Len(t, p.Evidence[2].Samples, 4, "three looks and the confirmation")
+	require.NotNil(t, p.Evidence[2].Stacks, "pages do not take them away")
+	require.Nil(t, p.Evidence[2].Samples[0].Page.StepTimes)
+	require.NotNil(t, p.Evidence[2].Samples[3].Page.StepTimes)
+	require.Equal(t, "n1", p.Evidence[2].Node)
+	require.Positive(t, s.c.Held())
+	s.pass(time.Hour, 0)
+	require.Len(t, s.asks, 3, "a decided case costs nothing")
+	require.Empty(t, s.orders)
+}
+
+func TestActions(t *testing.T) {
+	const line = "rank 2 (node 1 n1) hung for 22 s: asleep; ranks 0-1,3 wait in all_reduce #246"
+	for action, want := range map[Action][]Order{
+		ActReport:  nil,
+		ActRestart: {{ActRestart, Epoch{1, 1, 0}, line}},
+		ActStop:    {{ActStop, Epoch{1, 1, 0}, line}},
+	} {
+		t.Run(string(action), func(t *testing.T) {
+			s := newStage(t, action, 2)
+			s.hangs()
+			s.pass(18*time.Second, 0)
+			require.Equal(t, want, s.orders)
+			require.Equal(t, action, s.asks[len(s.asks)-1].Action)
+			require.Equal(t, action, s.c.Picture(false).Verdicts[0].Action)
+			s.step(Over{s.world.Epoch})
+			s.pass(time.Minute, -1)
+			p := s.c.Picture(true)
+			require.Equal(t, StateIdle, p.State)
+			require.Len(t, p.Evidence, 4, "somebody has yet to write the report")
+			s.pass(keepTime, -1)
+			p = s.c.Picture(true)
+			require.Empty(t, p.Evidence)
+			require.Len(t, p.Verdicts, 1)
+			require.Zero(t, s.c.Next(), "an idle case needs no time")
+		})
+	}
+}
+
+func TestProgressWithdraws(t *testing.T) {
+	t.Run("the nodes say so", func(t *testing.T) {
+		s := newStage(t, ActRestart, 2)
+		s.hangs()
+		s.pass(time.Second, 0)
+		s.hear(0, Report{})
+		require.Equal(t, []What{AskEvidence}, s.whats(), "node 1 still suspects something")
+		s.hear(1, Report{})
+		require.Equal(t, []What{AskEvidence, TellOver}, s.whats())
+		require.Equal(t, "hang-withdrawn", s.notes[1].Event)
+		s.pass(time.Minute, -1)
+		require.Empty(t, s.orders)
+	})
+	t.Run("the pages say so", func(t *testing.T) {
+		s := newStage(t, ActRestart, 2)
+		s.hangs()
+		s.pass(8*time.Second, 0)
+		s.steps[3] = 1
+		s.pass(3*time.Second, 0)
+		require.Equal(t, []What{AskEvidence, AskPages, TellOver}, s.whats())
+		require.Contains(t, s.notes[1].Text, "rank 3 makes progress")
+		require.Empty(t, s.orders)
+	})
+	t.Run("those of who neither hangs nor waits do not", func(t *testing.T) {
+		s := newStage(t, ActRestart, 2)
+		s.verdict = func() Verdict { v := behind(2); v.Waiting = "0"; return v }
+		s.hangs()
+		s.pass(8*time.Second, 0)
+		s.steps[3] = 1
+		s.pass(3*time.Second, 0)
+		require.Len(t, s.orders, 1)
+	})
+	t.Run("after the verdict", func(t *testing.T) {
+		s := newStage(t, ActReport, 2)
+		s.hangs()
+		s.pass(18*time.Second, 0)
+		require.False(t, s.c.Picture(false).Verdicts[0].Withdrawn)
+		s.hear(0, Report{})
+		s.hear(1, Report{})
+		require.True(t, s.c.Picture(false).Verdicts[0].Withdrawn)
+	})
+	t.Run("what is not repeated counts no more", func(t *testing.T) {
+		s := newStage(t, ActRestart, 2)
+		s.mute[0], s.mute[1] = true, true
+		s.verdict = func() Verdict { return Verdict{} }
+		s.hangs()
+		s.pass(time.Minute, -1)
+		require.Equal(t, TellOver, s.asks[len(s.asks)-1].What)
+		require.Zero(t, s.c.Picture(false).Suspecting)
+	})
+}
+
+// Who is busy has the time of its phase, and is looked at now and then meanwhile.
+func TestDeadlines(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.verdict = func() Verdict { v := behind(2); v.Kind, v.Tell, v.Deadline = KindBusy, 0, 10*time.Minute; return v }
+	s.hangs()
+	s.pass(9*time.Minute, 0)
+	require.Empty(t, s.orders)
+	require.LessOrEqual(t, len(s.asks), 8, "looks become rare")
+	s.pass(90*time.Second, 0)
+	require.Len(t, s.orders, 1)
+	require.GreaterOrEqual(t, s.at["order"], 10*time.Minute)
+	require.LessOrEqual(t, s.at["order"], 10*time.Minute+10*time.Second)
+	require.Less(t, s.at["order"]-s.at["evidence"], 12*time.Second, "evidence is fresh")
+}
+
+func TestToldBeforeItIsActedUpon(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.verdict = func() Verdict {
+		v := behind(2)
+		v.Kind, v.Tell, v.Deadline = KindComm, 20*time.Second, 2*time.Minute
+		return v
+	}
+	s.hangs()
+	s.pass(time.Minute, 0)
+	require.InDelta(t, 22, s.at["hang-verdict"].Seconds(), 1)
+	require.Equal(t, ActReport, s.c.Picture(false).Verdicts[0].Action, "nothing has been done")
+	require.Equal(t, 1, s.doubts, "the network is to be checked")
+	require.Empty(t, s.orders)
+	s.pass(time.Minute, 0)
+	require.Len(t, s.orders, 1)
+	require.InDelta(t, 120, s.at["order"].Seconds(), 8)
+	require.Len(t, s.c.Picture(false).Verdicts, 1, "it is told once")
+	require.Equal(t, ActRestart, s.c.Picture(false).Verdicts[0].Action)
+}
+
+func TestLowConfidenceActsLater(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	low := func() Verdict { v := behind(2); v.Confidence, v.Doubt = Low, "no pages"; return v }
+	s.verdict = low
+	s.hangs()
+	s.pass(18*time.Second, 0)
+	require.InDelta(t, 22, s.at["hang-verdict"].Seconds(), 1)
+	require.Empty(t, s.orders)
+	s.pass(50*time.Second, 0)
+	require.Len(t, s.orders, 1)
+	require.GreaterOrEqual(t, s.at["order"], lowWait)
+}
+
+func TestAnotherSuspectIsNotAccusedAtOnce(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	n := 0
+	s.verdict = func() Verdict { n++; return behind(1 + min(n, 2)) } // rank 2, then 3
+	s.hangs()
+	s.pass(11*time.Second, 0)
+	require.Equal(t, []What{AskEvidence, AskPages}, s.whats())
+	require.Empty(t, s.orders)
+	s.pass(8*time.Second, 0)
+	require.Contains(t, s.orders[0].Text, "rank 3 (node 1 n1) hung")
+}
+
+func TestNothingCanBeSaid(t *testing.T) {
+	s := newStage(t, ActStop, 2)
+	s.verdict = func() Verdict { return Verdict{Kind: KindSlow} }
+	s.hangs()
+	s.pass(10*time.Minute, 0)
+	require.NotContains(t, s.whats(), TellVerdict)
+	require.Empty(t, s.orders)
+	require.LessOrEqual(t, len(s.asks), 8)
+}
+
+func TestSilentNodes(t *testing.T) {
+	s := newStage(t, ActRestart, 3)
+	s.mute[2] = true
+	s.hangs()
+	s.pass(9*time.Second, 0)
+	require.Empty(t, s.judged)
+	require.Equal(t, []int{2}, s.c.Picture(false).Silent)
+	s.mute[1] = true // a suspect that says nothing to the second question
+	s.pass(2*time.Second, 0)
+	require.Len(t, s.judged[0], 4, "10 s later it is judged without them")
+	s.pass(10*time.Second, 0)
+	v := s.c.Picture(false).Verdicts[0].Verdict
+	require.Equal(t, Low, v.Confidence)
+	require.Contains(t, v.Line, "(uncertain: node 1 n1 did not answer")
+	require.LessOrEqual(t, s.at["hang-verdict"], 28*time.Second)
+	require.Empty(t, s.orders)
+}
+
+func TestLateEvidenceIsBetterThanNone(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.mute[1] = true
+	s.hangs()
+	s.pass(9*time.Second, 0)
+	s.mute[1] = false
+	s.pass(time.Second+1, 0)
+	require.Len(t, s.judged[0], 2)
+	s.answer(1, s.asks[0], 0)
+	s.pass(8*time.Second, 0)
+	require.Len(t, s.judged[1], 4)
+	require.Equal(t, High, s.c.Picture(false).Verdicts[0].Verdict.Confidence)
+}
+
+func TestEvidenceThatNobodyWants(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.hangs()
+	s.mute[0], s.mute[1] = true, true
+	s.due = nil
+	ask := s.asks[0]
+	strange := s.evidence(1, AskEvidence)
+	s.hear(0, Report{Ask: ask.Seq, Evidence: strange, Suspicions: []Suspicion{{}}})
+	require.Empty(t, s.c.Picture(true).Evidence, "those are node 1's ranks")
+	s.hear(0, Report{Ask: ask.Seq, Evidence: s.evidence(0, AskEvidence), Suspicions: []Suspicion{{}}})
+	require.Empty(t, s.c.Picture(true).Evidence, "it has answered")
+	s.hear(1, Report{Ask: ask.Seq + 7, Evidence: strange, Suspicions: []Suspicion{{}}})
+	s.hear(1, Report{Ask: ask.Case, Evidence: strange, Suspicions: []Suspicion{{}}})
+	s.hear(1, Report{Evidence: strange, Suspicions: []Suspicion{{}}})
+	s.step(Heard{1, Report{Epoch: Epoch{9, 9, 9}, Ask: ask.Seq, Evidence: strange}})
+	s.step(Heard{7, Report{Epoch: s.world.Epoch, Ask: ask.Seq, Evidence: strange}})
+	require.Empty(t, s.c.Picture(true).Evidence)
+	s.hear(1, Report{Ask: ask.Seq, Evidence: strange, Suspicions: []Suspicion{{}}})
+	require.Len(t, s.c.Picture(true).Evidence, 2)
+}
+
+// restartOften hangs in one epoch after the other, of which each has made that many steps, until the run is stopped.
+func (s *stage) restartOften(epochs int, steps func(epoch int) uint64, life time.Duration) {
+	for epoch := range epochs {
+		if epoch > 0 {
+			s.step(Over{s.world.Epoch})
+			s.begin(epoch, 2)
+		}
+		s.steps[0] = steps(epoch)
+		s.pass(life, -1)
+		began := s.now.Sub(dawn)
+		s.now = s.now.Add(12 * time.Second)
+		s.suspect(began, 0, 1)
+		s.pass(time.Minute, began)
+	}
+}
+
+func (s *stage) actions() (as []Action) {
+	for _, o := range s.orders {
+		as = append(as, o.Action)
+	}
+	return as
+}
+
+func TestFruitlessRestarts(t *testing.T) {
+	twice := []Action{ActRestart, ActRestart, ActRestart, ActStop}
+	often := []Action{ActRestart, ActRestart, ActRestart, ActRestart}
+	for name, c := range map[string]struct {
+		saved func(epoch int) int64
+		steps func(epoch int) uint64
+		life  time.Duration
+		want  []Action
+	}{
+		"no step":                       {nil, func(int) uint64 { return 0 }, time.Second, twice},
+		"some steps, no checkpoint":     {nil, func(int) uint64 { return 5 }, time.Second, often},
+		"the same steps from a save on": {func(int) int64 { return 7 }, func(int) uint64 { return 5 }, time.Second, twice},
+		"further with every restart": {func(int) int64 { return 7 }, func(e int) uint64 { return 5 + uint64(e) }, 1,
+			often},
+		"a newer save": {func(e int) int64 { return int64(e) }, func(int) uint64 { return 5 }, 1, often},
+		"the first save": {func(e int) int64 { return min(int64(e)-1, 0) }, func(int) uint64 { return 5 }, 1,
+			often},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, ActRestart, 2)
+			s.restartOften(4, func(e int) uint64 {
+				if c.saved != nil {
+					s.saved = c.saved(e)
+				}
+				return c.steps(e)
+			}, c.life)
+			require.Equal(t, c.want, s.actions())
+			if c.want[3] == ActStop {
+				require.Regexp(t, "^3 restarts for hangs have brought no newer step: rank 2 ", s.orders[3].Text)
+				require.Equal(t, ActStop, s.asks[len(s.asks)-1].Action)
+			}
+		})
+	}
+}
+
+// A Case that begins after a hang has begun, as that of a new service, comes to the same verdict.
+func TestJudgeIsReplacedBetweenSuspicionAndVerdict(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.hangs()
+	s.pass(3*time.Second, 0)
+	s.c = NewCase(CaseConfig{Spec: Spec{ActRestart}, Seq: 1 << 60, Judge: s.c.cfg.Judge})
+	s.due = nil
+	s.step(Begin{World: s.world})
+	s.pass(30*time.Second, 0)
+	require.Len(t, s.orders, 1)
+	require.LessOrEqual(t, s.at["hang-verdict"], 40*time.Second)
+}
+
+func TestCollection(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.step(Collect{})
+	seq, recent := s.c.Collection()
+	require.True(t, recent)
+	require.Equal(t, []What{AskStacks}, s.whats())
+	p := s.c.Picture(false)
+	require.Equal(t, StateCollecting, p.State)
+	require.False(t, p.Collected)
+	s.step(Collect{})
+	require.Len(t, s.asks, 1, "it is under way")
+	s.pass(2*time.Second, -1)
+	p = s.c.Picture(true)
+	require.Equal(t, seq, p.Collection)
+	require.True(t, p.Collected)
+	require.Len(t, p.Evidence, 4)
+	require.NotNil(t, p.Evidence[0].Stacks)
+	require.Empty(t, s.judged, "nobody is accused")
+	s.pass(keepTime+time.Second, -1)
+	require.Empty(t, s.c.Picture(true).Evidence)
+	for range 2 * maxAsks {
+		s.step(Collect{})
+		s.pass(6*time.Second, -1)
+	}
+	require.Less(t, len(s.asks), 2*maxAsks, "nor are nodes asked all the time")
+	_, recent = s.c.Collection()
+	require.False(t, recent)
+}
+
+func TestCollectionOfSilentNodes(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.mute[1] = true
+	s.step(Collect{})
+	s.pass(collectTime-time.Second, -1)
+	require.False(t, s.c.Picture(false).Collected)
+	require.Equal(t, s.asks[0], s.c.Pending(1))
+	s.pass(2*time.Second, -1)
+	require.True(t, s.c.Picture(false).Collected)
+	require.Equal(t, []int{1}, s.c.Picture(false).Silent)
+}
+
+// A hang that begins while stacks are collected takes nothing from who wants to see them, nor the other way round.
+func TestCollectionBesideACase(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.now = dawn.Add(11500 * time.Millisecond)
+	s.step(Collect{})
+	s.hangs()
+	s.pass(2*time.Second, 0)
+	p := s.c.Picture(true)
+	require.True(t, p.Collected)
+	require.Len(t, p.Evidence, 4)
+	require.Equal(t, StateAsking, p.State)
+	s.pass(5*time.Second, 0)
+	s.step(Collect{})
+	s.pass(15*time.Second, 0)
+	require.Len(t, s.orders, 1)
+	require.True(t, s.c.Picture(false).Collected)
+}
+
+// Who suspects and takes it back all the time costs the others little, and leaves room in the timeline.
+func TestFlapping(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	for range 1000 {
+		s.now = s.now.Add(100 * time.Millisecond)
+		s.suspect(0, 0)
+		s.hear(0, Report{})
+	}
+	require.Less(t, len(s.notes), 50)
+	require.Less(t, len(s.asks), 50)
+	s.pass(time.Minute, -1)
+	began := s.now.Sub(dawn)
+	s.pass(40*time.Second, began)
+	require.Len(t, s.orders, 1, "and a hang is found all the same")
+}
+
+func TestOldEpochs(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.hangs()
+	s.begin(1, 2)
+	s.pass(time.Minute, -1)
+	require.Equal(t, []What{AskEvidence}, s.whats(), "it has ended with its epoch")
+	s.step(Over{Epoch{1, 1, 0}})
+	_, live := s.c.Epoch()
+	require.True(t, live, "that is long over")
+	s.step(Over{s.world.Epoch})
+	s.suspect(0, 0)
+	require.Len(t, s.asks, 1)
+	s.step(Collect{})
+	require.Len(t, s.asks, 1, "no workers run")
+}
+
+// What nodes say cannot make a time that lies nowhere.
+func TestSuspicionsOfAnyAge(t *testing.T) {
+	for _, age := range []time.Duration{0, -1, math.MaxInt64, math.MinInt64, 1} {
+		s := newStage(t, ActRestart, 1)
+		s.hear(0, Report{Suspicions: []Suspicion{{Age: age, Limit: age}}})
+		for range 10 {
+			s.pass(time.Second, -1)
+			s.hear(0, Report{Suspicions: []Suspicion{{Age: age, Limit: age}}})
+		}
+		require.LessOrEqual(t, len(s.orders), 1)
+	}
+}
+
+func TestTimeGoesBack(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.hangs()
+	s.now = dawn
+	s.suspect(0, 0)
+	require.Equal(t, dawn.Add(12*time.Second), s.c.now)
+}
+
+func TestAsksFitIntoANotice(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.verdict = func() Verdict {
+		v := behind(2)
+		v.In = strings.Repeat("ä\"", 4000)
+		for i := range 500 {
+			v.Suspects = append(v.Suspects, Suspect{Rank: 100_000 + i})
+		}
+		return v
+	}
+	s.hangs()
+	s.pass(time.Minute, 0)
+	last := s.asks[len(s.asks)-1]
+	require.Equal(t, TellVerdict, last.What)
+	data, err := json.Marshal(last)
+	require.NoError(t, err)
+	require.Less(t, len(data), 4<<10)
+}
+
+func TestPictureIsBounded(t *testing.T) {
+	s := newStage(t, ActReport, 200)
+	for i := range 200 {
+		s.hear(i, Report{Summary: &Summary{Slow: "slow"}, Suspicions: []Suspicion{{Rank: 2 * i}, {Rank: 2*i + 1}}})
+	}
+	s.pass(5*time.Second, 0)
+	p := s.c.Picture(false)
+	require.Equal(t, 200, p.Suspecting)
+	require.Len(t, p.Suspicions, maxListed)
+	require.Len(t, p.Slow, maxListed)
+	require.Empty(t, p.Evidence)
+	require.Empty(t, p.World.Nodes)
+}
+
+func TestSpec(t *testing.T) {
+	for _, a := range []Action{ActReport, ActRestart, ActStop} {
+		s, err := ParseSpec(Spec{a}.String())
+		require.NoError(t, err)
+		require.Equal(t, Spec{a}, s)
+	}
+	s, err := ParseSpec("")
+	require.NoError(t, err)
+	require.Equal(t, Spec{ActReport}, s)
+	for _, text := range []string{"action=", "action=shoot", "x", "x=y", "action=stop later"} {
+		_, err := ParseSpec(text)
+		require.ErrorContains(t, err, fmt.Sprintf("hang detection %q", text))
+	}
+}

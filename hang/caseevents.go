@@ -1,0 +1,96 @@
+package hang
+
+import "time"
+
+// CaseEvent is something that happened to a Case.
+type CaseEvent interface{ caseEvent() }
+
+// The events of a Case.
+type (
+	// Begin: the workers of an epoch run on these nodes. Whatever was suspected in the epoch before is void.
+	Begin struct{ World World }
+	// Heard: the node has reported. The report belongs to the epoch that has begun, and its evidence to ranks of the node.
+	Heard struct {
+		GroupRank int
+		Report    Report
+	}
+	// Collect: somebody wants to see stacks, whatever is suspected.
+	Collect struct{}
+	// Over: the epoch has ended.
+	Over struct{ Epoch Epoch }
+	// CaseTick: the time that Next named has come.
+	CaseTick struct{}
+)
+
+func (Begin) caseEvent()    {}
+func (Heard) caseEvent()    {}
+func (Collect) caseEvent()  {}
+func (Over) caseEvent()     {}
+func (CaseTick) caseEvent() {}
+
+// CaseAction is what a Case wants done: exactly one of Ask, Note, Order and Doubt is set.
+type CaseAction struct {
+	// Ask is for all nodes of the world.
+	Ask *Ask
+	// Note is for the run's timeline.
+	Note *Note
+	// Order is to be given to the run.
+	Order *Order
+	// Doubt: the network of all nodes is to be checked when it is checked next, for this reason.
+	Doubt string
+}
+
+// Note is one line of the run's timeline.
+type Note struct {
+	Event string // hang-suspected, hang-verdict, hang-withdrawn
+	Node  string // name, or ""
+	Text  string
+}
+
+// Order ends an epoch.
+type Order struct {
+	Action Action // ActRestart, which spends a restart, or ActStop
+	Epoch  Epoch
+	Text   string
+}
+
+// CaseConfig is what a Case knows beyond its events.
+type CaseConfig struct {
+	Spec Spec
+	// Seq is larger than every number that an earlier judge of the run has given.
+	Seq uint64
+	// Judge makes the verdict of evidence.
+	Judge func(World, []Evidence, []StoreWait) Verdict
+	// Saved is the run's newest checkpoint; false: none is known. Nil knows none. It must not block.
+	Saved func() (step int64, known bool)
+}
+
+// How long things take. Times are those between the judge's own events.
+const (
+	askTime     = 10 * time.Second // for evidence; who has not answered by then counts as without data
+	pagesTime   = 5 * time.Second  // for one sample of every worker
+	collectTime = 15 * time.Second // for stacks that somebody wants to see
+	confirmWait = 10 * time.Second // between the first suspicion and the confirmation, at least
+	freshTime   = 15 * time.Second // evidence that is older is asked for again before a verdict is confirmed
+	lookAhead   = 6 * time.Second  // before a deadline for a look whose evidence is there in time
+	firstWait   = 20 * time.Second // before another look at what may take its time; it doubles with each
+	longestWait = 5 * time.Minute
+	lowWait     = time.Minute      // since the last progress, before anything is done about a verdict of low confidence
+	staleTime   = 35 * time.Second // after which a suspicion that is not repeated counts as withdrawn
+	sweepEvery  = 5 * time.Second
+	keepTime    = 10 * time.Minute // how long evidence is kept that nobody waits for
+	longEpoch   = 10 * time.Minute // workers whose steps are not known, and that lived as long, have made some
+)
+
+// Bounds.
+const (
+	maxFruitless  = 3  // restarts for hangs without progress between them; then the run is stopped
+	maxTold       = 16 // verdicts that are kept
+	maxRetold     = 3  // verdicts of one case that are told
+	maxListed     = 64 // entries of a list for people
+	maxRAS        = 16
+	maxAsks       = 12 // that may follow each other closely
+	askEvery      = 15 * time.Second
+	maxSamples    = 6 // of one worker
+	maxStoreWaits = 256
+)

@@ -1,0 +1,249 @@
+package hang
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// file is what has been collected for one case, or because somebody wanted to see stacks.
+type file struct {
+	id    uint64
+	world World
+	began time.Time
+	since time.Time     // the last progress, by who suspected first
+	wait  time.Duration // between began and the confirmation, at least
+
+	nodes   []dossier // by group rank
+	missing int       // nodes that have not answered the newest Ask
+	size    int       // of all evidence, see Case.Held
+
+	verdict  Verdict
+	judgedAt time.Time
+	told     int       // how often a verdict was
+	actAt    time.Time // when the last one may be acted upon
+}
+
+// dossier is one node's part of a file.
+type dossier struct {
+	answered  bool       // the newest Ask
+	collected bool       // the newest collection
+	evidence  []Evidence // by rank, of those of whom there is some
+	marks     []Sample   // their newest looks before the confirmation
+	store     []StoreWait
+	ras       string
+}
+
+// newFile begins a file for the present world in place of the old one.
+func (c *Case) newFile() {
+	c.seq++
+	f := &file{id: c.seq, world: c.world, began: c.now, since: c.now, nodes: make([]dossier, len(c.world.Nodes))}
+	c.file = f
+}
+
+// expect awaits an answer of every node.
+func (f *file) expect() {
+	for i := range f.nodes {
+		f.nodes[i].answered = false
+	}
+	f.missing = len(f.nodes)
+}
+
+func (f *file) heardOf(groupRank int) bool {
+	return groupRank >= 0 && groupRank < len(f.nodes) && f.nodes[groupRank].answered
+}
+
+// answer takes what a node has answered. What comes late counts, too.
+func (c *Case) answer(groupRank int, r *Report) {
+	f := c.file
+	d := &f.nodes[groupRank]
+	whole := r.Ask == c.ask.Seq && c.ask.What == AskEvidence
+	if d.evidence == nil {
+		d.evidence = make([]Evidence, 0, len(r.Evidence))
+	}
+	for i := range r.Evidence {
+		f.take(groupRank, r.Evidence[i], whole, r.Partial)
+		if p := newestPage(&r.Evidence[i]); p != nil {
+			c.steps = max(c.steps, p.Steps)
+		}
+	}
+	d.store = r.Store
+	if r.RAS != "" {
+		d.ras = r.RAS
+	}
+	if r.Ask == c.ask.Seq && !d.answered {
+		d.answered = true
+		f.missing--
+	}
+	if r.Ask == c.collect.ask.Seq && !d.collected {
+		d.collected = true
+		if c.collect.missing--; c.collect.missing == 0 {
+			c.endCollection()
+		}
+	}
+}
+
+// take files one worker's evidence. whole evidence replaces what there was; other adds to it.
+func (f *file) take(groupRank int, e Evidence, whole bool, partial string) {
+	n := f.world.Nodes[groupRank]
+	if e.Rank < n.RankBase || e.Rank >= n.RankBase+n.Slots {
+		return
+	}
+	e.Node, e.GroupRank = n.Name, groupRank
+	if e.Error == "" {
+		e.Error = partial
+	}
+	d := &f.nodes[groupRank]
+	i, known := slices.BinarySearchFunc(d.evidence, e.Rank, func(x Evidence, rank int) int {
+		return cmp.Compare(x.Rank,
+			rank)
+	})
+	if !known {
+		d.evidence, d.marks = slices.Insert(d.evidence, i, e), nil
+		d.evidence[i].thin()
+		f.size += d.evidence[i].Size()
+		return
+	}
+	old := &d.evidence[i]
+	f.size -= old.Size()
+	if whole || old.PID != e.PID || old.Start != e.Start {
+		*old = e
+	} else if e.newest().At > old.newest().At { // it was not overtaken
+		old.add(e)
+	}
+	old.thin()
+	f.size += old.Size()
+}
+
+// Size is about how many bytes e takes in memory, without Stacks and Groups.
+func (e *Evidence) Size() int {
+	const evidence, sample, page, entry = 280, 176, 200, 160
+	n := evidence + len(e.Sockets)*32 + len(e.Log) + len(e.Error)
+	for _, s := range e.Samples {
+		n += sample
+		if p := s.Page; p != nil {
+			n += page + len(p.Groups)*24 + len(p.StepTimes)*8 + len(p.Spans)*24
+		}
+	}
+	if e.Flight != nil {
+		n += len(e.Flight.Entries) * entry
+	}
+	return n
+}
+
+// add is for a further look at the same worker.
+func (e *Evidence) add(more Evidence) {
+	e.Samples = append(slices.Clip(e.Samples), more.Samples...)
+	if n := len(e.Samples); n > maxSamples {
+		e.Samples = slices.Delete(e.Samples, 1, 1+n-maxSamples) // the first one shows the most progress
+	}
+	if more.Stacks != nil {
+		e.Stacks = more.Stacks
+	}
+	if len(more.Groups) > 0 {
+		e.Groups = more.Groups
+	}
+	if more.Flight != nil {
+		e.Flight = more.Flight
+	}
+	if more.Sockets != nil {
+		e.Sockets = more.Sockets
+	}
+	if more.Log != "" {
+		e.Log = more.Log
+	}
+	e.Error = more.Error
+}
+
+// newest is the last look at the worker, zero without any.
+func (e *Evidence) newest() Sample {
+	if len(e.Samples) == 0 {
+		return Sample{}
+	}
+	return e.Samples[len(e.Samples)-1]
+}
+
+// thin leaves the rings of the newest page only.
+func (e *Evidence) thin() {
+	for i := range e.Samples[:max(len(e.Samples)-1, 0)] {
+		if p := e.Samples[i].Page; p != nil && (p.StepTimes != nil || p.Spans != nil) {
+			bare := *p
+			bare.StepTimes, bare.Spans = nil, nil
+			e.Samples[i].Page = &bare
+		}
+	}
+}
+
+func newestPage(e *Evidence) *Page {
+	for _, s := range slices.Backward(e.Samples) {
+		if s.Page != nil {
+			return s.Page
+		}
+	}
+	return nil
+}
+
+// all is the evidence of those of whom there is some, by rank.
+func (f *file) all() []Evidence {
+	size := 0
+	for i := range f.nodes {
+		size += len(f.nodes[i].evidence)
+	}
+	out := make([]Evidence, 0, size)
+	for i := range f.nodes {
+		out = append(out, f.nodes[i].evidence...)
+	}
+	return out
+}
+
+// waits are the keys that are waited for in the workers' store.
+func (f *file) waits() (out []StoreWait) {
+	for i := range f.nodes {
+		out = append(out, f.nodes[i].store...)
+		if len(out) > maxStoreWaits {
+			return out[:maxStoreWaits]
+		}
+	}
+	return out
+}
+
+// markProgress remembers how far all workers have come.
+func (f *file) markProgress() {
+	for i := range f.nodes {
+		d := &f.nodes[i]
+		d.marks = make([]Sample, len(d.evidence))
+		for k := range d.evidence {
+			d.marks[k] = d.evidence[k].newest()
+		}
+	}
+}
+
+// moved finds a worker among suspects and waiters of v that has made progress since markProgress, and forgets that.
+func (f *file) moved(v Verdict) (rank int, moved bool) {
+	waiting, _ := ParseRanks(v.Waiting)
+	concerned := RanksOf(waiting...)
+	for _, s := range v.Suspects {
+		concerned.Add(s.Rank)
+	}
+	for i := range f.nodes {
+		d := &f.nodes[i]
+		for k, was := range d.marks {
+			e := &d.evidence[k]
+			if is := e.newest(); !moved && concerned.Has(e.Rank) && is.At > was.At && was.PID != 0 && Progressed(was, is) {
+				rank, moved = e.Rank, true
+			}
+		}
+		d.marks = nil
+	}
+	return rank, moved
+}
+
+// sameSuspects: two verdicts name the same ranks.
+func sameSuspects(a, b Verdict) bool {
+	return slices.EqualFunc(a.Suspects, b.Suspects, func(x, y Suspect) bool { return x.Rank == y.Rank })
+}
+
+// sameVerdict: nothing has changed that people want to know.
+func sameVerdict(a, b Verdict) bool {
+	return a.Kind == b.Kind && a.Confidence == b.Confidence && sameSuspects(a, b)
+}

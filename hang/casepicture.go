@@ -1,0 +1,62 @@
+package hang
+
+import "slices"
+
+// Picture shows the present state, with the evidence if that is set. It shares memory with the Case: whoever keeps it
+// beyond the next Step must not write to what it refers to.
+func (c *Case) Picture(evidence bool) Picture {
+	p := Picture{
+		Spec: c.cfg.Spec.String(), State: c.state, Epoch: c.world.Epoch, Suspicions: c.suspicions(),
+		Suspecting: c.suspecting, Verdicts: slices.Clone(c.told), Restarts: c.trials.count, Slow: c.slow(),
+		Collection: c.collect.ask.Seq, Collected: c.collect.ask.Seq != 0 && c.collect.until.IsZero(),
+	}
+	if c.state == StateIdle && !c.collect.until.IsZero() {
+		p.State = StateCollecting
+	}
+	if c.file != nil {
+		c.file.picture(&p, evidence)
+	}
+	return p
+}
+
+func (c *Case) suspicions() (out []NodeSuspicion) {
+	for i := range c.crew {
+		for _, s := range c.crew[i].suspicions {
+			if len(out) == maxListed {
+				return out
+			}
+			s.Age += c.now.Sub(c.crew[i].heard)
+			out = append(out, NodeSuspicion{i, c.world.Nodes[i].Name, s})
+		}
+	}
+	return out
+}
+
+func (c *Case) slow() (out []NodeText) {
+	for i := range c.crew {
+		if text := c.crew[i].slow; text != "" && len(out) < maxListed {
+			out = append(out, NodeText{i, c.world.Nodes[i].Name, text})
+		}
+	}
+	return out
+}
+
+func (f *file) picture(p *Picture, evidence bool) {
+	p.Case, p.Epoch, p.World, p.Began, p.Since, p.Verdict = f.id, f.world.Epoch, f.world, f.began, f.since, f.verdict
+	p.Asked, p.Answered = len(f.nodes), len(f.nodes)-f.missing
+	for i := range f.nodes {
+		d := &f.nodes[i]
+		if !d.answered && !d.collected && len(p.Silent) < maxListed {
+			p.Silent = append(p.Silent, i)
+		}
+		if d.ras != "" && len(p.RAS) < maxRAS {
+			p.RAS = append(p.RAS, NodeText{i, f.world.Nodes[i].Name, d.ras})
+		}
+	}
+	p.Store = f.waits()
+	if evidence {
+		p.Evidence = f.all()
+	} else {
+		p.World.Nodes, p.RAS = nil, nil
+	}
+}

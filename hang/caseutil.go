@@ -1,0 +1,112 @@
+package hang
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxLine bounds a Line that is told, in bytes: a notice has 4 KiB.
+const maxLine = 1 << 10
+
+// bucket bounds how often the nodes are asked: maxAsks in a row, then one every askEvery.
+type bucket struct {
+	left int
+	at   time.Time // up to which refills are booked
+}
+
+func (b *bucket) take(now time.Time) bool {
+	if b.at.IsZero() || b.left == maxAsks {
+		b.at = now
+	}
+	if n := int(now.Sub(b.at) / askEvery); n > 0 {
+		b.left, b.at = min(b.left+n, maxAsks), b.at.Add(time.Duration(n)*askEvery)
+	}
+	if b.left == 0 {
+		return false
+	}
+	b.left--
+	return true
+}
+
+// next is when there is room again, which is not now.
+func (b *bucket) next(now time.Time) time.Time { return later(b.at.Add(askEvery), now) }
+
+// progress says whether restarts help.
+type progress struct {
+	count int // restarts for hangs without progress between them
+	best  achievement
+}
+
+// achievement is how far a run has come. Steps count from the start of the workers, which is the newest checkpoint's if
+// one is known; so they are compared only while that is the same.
+type achievement struct {
+	saved int64 // newest checkpoint
+	known bool  // there is one
+	steps uint64
+	long  bool // steps are not known, but there was time for some
+}
+
+// fruitless is how many restarts there were without progress, if the run has come as far as now.
+func (p *progress) fruitless(now achievement) int {
+	if p.count == 0 || now.beyond(p.best) {
+		return 0
+	}
+	return p.count
+}
+
+func (p *progress) restarted(now achievement) {
+	if p.count = p.fruitless(now) + 1; p.count == 1 {
+		p.best = now
+	}
+}
+
+func (a achievement) beyond(b achievement) bool {
+	switch {
+	case a.known && (!b.known || a.saved > b.saved):
+		return true
+	case a.known:
+		return a.steps > b.steps
+	}
+	return a.steps > 0 || a.long
+}
+
+// achieved is how far the present epoch has come.
+func (c *Case) achieved() (a achievement) {
+	if c.cfg.Saved != nil {
+		a.saved, a.known = c.cfg.Saved()
+	}
+	a.steps = c.steps
+	a.long = c.steps == 0 && !c.file.paged() && c.file.since.Sub(c.beganAt) >= longEpoch
+	return a
+}
+
+// paged: some worker has a page.
+func (f *file) paged() bool {
+	return slices.ContainsFunc(f.nodes, func(d dossier) bool {
+		return slices.ContainsFunc(d.evidence, func(e Evidence) bool { return newestPage(&e) != nil })
+	})
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// reached: the moment has come; the zero time never does.
+func reached(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
+
+func seconds(d time.Duration) string {
+	return fmt.Sprintf("%d s", max(d, 0).Round(time.Second)/time.Second)
+}
+
+// clipText shortens a text to limit bytes.
+func clipText(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit-len("…")], "") + "…"
+}

@@ -1,0 +1,293 @@
+package hang
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// class is what a worker does while it is examined.
+type class uint8
+
+const (
+	classUnknown class = iota // there is no evidence
+	classEnded
+	classStopped // by a signal or a debugger
+	classBlocked // in uninterruptible sleep, all the time
+	classWaiting // for other ranks, as its stack says
+	classBusy    // it computes, reads or writes
+	classIdle    // none of that
+)
+
+// What makes a worker busy: it, its other threads or its children do at least so much.
+const (
+	busyCPU = 0.10    // of a core
+	busyIO  = 1 << 20 // bytes a second
+	// A spin is one thread that computes and does nothing else: no I/O, no help.
+	spinCPU   = 0.50     // of a core, of the main thread, or as much as others leave it of that
+	spinOther = 0.10     // of a core, of all else
+	spinIO    = 64 << 10 // bytes a second
+)
+
+// staleHeart is for how long the shim's thread, which runs every half second, may not have run while the interpreter's
+// lock is free.
+const staleHeart = 3 * time.Second
+
+// member is a rank as the judge sees it.
+type member struct {
+	rank  int
+	ev    *Evidence // nil: there is none
+	class class
+	wait  wait
+	// maybe: the main thread rests in code of the user's, perhaps until another thread, or something asynchronous that it
+	// has begun, is done with waiting for other ranks.
+	maybe bool
+	eager bool // its main thread was running, or about to, in every sample: others may keep it from the CPU
+	gil   bool // it does not let go of the interpreter's lock
+	moved bool // it has made progress between the samples
+	spin  bool // it is busy with nothing but a loop
+	use   usage
+	phase Phase
+	where Frame
+	page  *Page // the newest, nil if there is none
+	at    time.Duration
+}
+
+// usage is what a process has used from its first sample to the last, each per second.
+type usage struct {
+	cpu, mainCPU, io float64 // with its descendants, but for mainCPU; cores, cores, bytes
+	wants            float64 // cores that the main thread had or would have had if others had not
+	switches         uint64  // in all
+	span             time.Duration
+}
+
+// reading is what the stacks of a process say.
+type reading struct {
+	wait  wait
+	sure  bool
+	phase Phase
+	where Frame
+}
+
+// library has read stacks that many ranks may share.
+type library map[*Stacks]reading
+
+func (l library) read(s *Stacks) reading {
+	r, known := l[s]
+	if !known {
+		r.wait, r.sure = waitOf(s)
+		r.phase, r.where = PhaseOf(*s), whereOf(s)
+		l[s] = r
+	}
+	return r
+}
+
+// classify says what a rank does.
+func classify(ev *Evidence, l library) *member {
+	m := &member{rank: ev.Rank, ev: ev, phase: PhaseUnknown}
+	if len(ev.Samples) > 0 {
+		m.look(ev.Samples)
+	}
+	if ev.Stacks != nil {
+		m.read(l.read(ev.Stacks))
+	}
+	m.class = m.classOf(ev)
+	// Without a page this is all that is known of somebody who goes on.
+	m.moved = m.moved || m.page == nil && (m.class == classWaiting || m.class == classStopped) && stirred(ev.Samples)
+	m.gil = m.class >= classBusy && m.page != nil && m.page.Phase != PhaseEnd && m.at-m.page.Heartbeat > staleHeart
+	m.spin = m.class == classBusy && m.isSpin()
+	return m
+}
+
+// look takes what the samples say.
+func (m *member) look(samples []Sample) {
+	first, last := samples[0], samples[len(samples)-1]
+	m.at = last.At
+	m.use = useBetween(first, last)
+	m.eager = allIn(samples, "R")
+	for i := range samples {
+		if samples[i].Page != nil {
+			m.page = samples[i].Page
+		}
+		m.moved = m.moved || i > 0 && advanced(samples[i-1].Page, samples[i].Page)
+	}
+	if m.page != nil {
+		m.phase = m.page.Phase
+	}
+}
+
+// read takes what the stacks say. Their names tell more than a shim that does not know them; what is loaded for an
+// evaluation is data.
+func (m *member) read(r reading) {
+	m.where = r.where
+	if r.sure {
+		m.wait = r.wait
+	}
+	m.maybe = r.wait.op != "" && !r.sure
+	if m.phase == PhaseUnknown || m.phase == PhaseTrain || m.phase == PhaseEval || r.phase.lasting() {
+		m.phase = cmp.Or(r.phase, m.phase)
+	}
+}
+
+func (m *member) classOf(ev *Evidence) class {
+	switch {
+	case len(ev.Samples) == 0 && m.wait.op != "":
+		return classWaiting
+	case len(ev.Samples) == 0:
+		return classUnknown
+	case allIn(ev.Samples, "\x00ZX"):
+		return classEnded
+	case allIn(ev.Samples, "Tt"):
+		return classStopped
+	case allIn(ev.Samples, "D") && !m.use.busy():
+		return classBlocked
+	case m.wait.op != "":
+		return classWaiting
+	case m.use.busy() || m.eager:
+		return classBusy
+	}
+	m.maybe = m.maybe || m.restsAnywhere(ev.Samples[len(ev.Samples)-1].Proc.WChan)
+	return classIdle
+}
+
+// allIn says that the process was in one of these states in every sample, or in the last one, if it has ended.
+func allIn(samples []Sample, states string) bool {
+	in := func(s Sample) bool { return strings.IndexByte(states, s.Proc.State) >= 0 }
+	if strings.IndexByte(states, 'Z') >= 0 {
+		return in(samples[len(samples)-1])
+	}
+	return !slices.ContainsFunc(samples, func(s Sample) bool { return !in(s) })
+}
+
+// Where the kernel lets threads sleep that wait for nothing that another rank does.
+var sleeps = []string{
+	"nanosleep", "pause", "do_wait", "kernel_clone", "pipe_", "sigsuspend", "sigtimedwait", "n_tty_read",
+}
+
+// restsAnywhere: what waits for a collective without a name on its stack sleeps as one that waits for a lock.
+func (m *member) restsAnywhere(wchan string) bool {
+	return m.use.switches <= 2 && !slices.ContainsFunc(sleeps, func(s string) bool { return strings.Contains(wchan, s) })
+}
+
+func useBetween(a, b Sample) usage {
+	span := (b.At - a.At).Seconds()
+	if span <= 0 || a.PID != b.PID || a.Start != b.Start {
+		return usage{}
+	}
+	cpu := grown(a.Proc.CPU, b.Proc.CPU) + grown(a.Proc.TreeCPU, b.Proc.TreeCPU)
+	io := grown(a.Proc.IO, b.Proc.IO) + grown(a.Proc.TreeIO, b.Proc.TreeIO)
+	return usage{
+		cpu: cpu.Seconds() / span, mainCPU: grown(a.Proc.MainCPU, b.Proc.MainCPU).Seconds() / span,
+		wants: (grown(a.Proc.MainCPU, b.Proc.MainCPU) + grown(a.Proc.MainWait, b.Proc.MainWait)).Seconds() / span,
+		io:    float64(io) / span, switches: grown(a.Proc.Switches, b.Proc.Switches), span: b.At - a.At,
+	}
+}
+
+// grown is by how much a count has grown; what descendants have used may shrink when one of them ends.
+func grown[T ~int64 | ~uint64](a, b T) T {
+	if b < a {
+		return 0
+	}
+	return b - a
+}
+
+func (u usage) busy() bool { return u.cpu >= busyCPU || u.io >= busyIO }
+
+// isSpin: a loop in the user's own code, with nothing that would explain it.
+func (m *member) isSpin() bool {
+	return (m.eager || m.use.wants >= spinCPU) && m.use.cpu-m.use.mainCPU < spinOther && m.use.io < spinIO &&
+		m.where.Func != "" && !m.inLibrary()
+}
+
+// inLibrary: the main thread is in a function of Python's or of a library right now.
+func (m *member) inLibrary() bool {
+	main := m.ev.Stacks.Main()
+	return len(main.Python) == 0 || inLibrary(main.Python[0].File)
+}
+
+// whereOf is the innermost function of the main thread that is the user's own, else the innermost.
+func whereOf(s *Stacks) Frame {
+	main := s.Main()
+	switch {
+	case main == nil:
+		return Frame{}
+	case len(main.Python) == 0 && len(main.Native) == 0:
+		return Frame{}
+	case len(main.Python) == 0:
+		return main.Native[0]
+	}
+	for _, f := range main.Python {
+		if !inLibrary(f.File) {
+			return f
+		}
+	}
+	return main.Python[0]
+}
+
+// advanced says that a page tells of progress since another one: a step, or a collective.
+func advanced(a, b *Page) bool {
+	if a == nil || b == nil || a.PID != b.PID || a.Start != b.Start {
+		return false
+	}
+	if b.Steps != a.Steps {
+		return true
+	}
+	return slices.ContainsFunc(b.Groups, func(g GroupState) bool {
+		seq, ok := a.seq(g.ID)
+		return !ok || seq != g.Seq
+	})
+}
+
+func (p *Page) seq(group uint64) (seq uint64, ok bool) {
+	for _, g := range p.Groups {
+		if g.ID == group {
+			return g.Seq, true
+		}
+	}
+	return 0, false
+}
+
+// progress is when a worker last stepped or entered a collective; 0: never.
+func (p *Page) progress() time.Duration {
+	last := p.LastStep
+	for _, g := range p.Groups {
+		last = max(last, g.Since)
+	}
+	return last
+}
+
+// rested: the main thread was not at work between two looks. It may have looked up, as one does that asks every few
+// seconds whether there is something for it.
+func rested(a, b Sample) bool {
+	span := b.At - a.At
+	return grown(a.Proc.Switches, b.Proc.Switches) <= 2+uint64(span/(2*time.Second)) &&
+		grown(a.Proc.MainCPU, b.Proc.MainCPU) <= clockTick+span/200
+}
+
+// stirred: the main thread was at rest between two samples, and later it was not.
+func stirred(samples []Sample) bool {
+	at := -1
+	for i := 1; i < len(samples); i++ {
+		rest := rested(samples[i-1], samples[i])
+		if at >= 0 && !rest {
+			return true
+		}
+		if rest {
+			at = i
+		}
+	}
+	return false
+}
+
+// Progressed says that a worker has made progress from the first sample to the second: a step or a collective, or
+// without pages that its main thread has worked. Another process in its place has made progress.
+func Progressed(a, b Sample) bool {
+	switch {
+	case a.PID != b.PID || a.Start != b.Start:
+		return true
+	case a.Page == nil || b.Page == nil:
+		return !rested(a, b)
+	}
+	return advanced(a.Page, b.Page)
+}

@@ -1,0 +1,284 @@
+package hang
+
+import (
+	"slices"
+	"time"
+)
+
+// pgroup is a process group as the judge sees it.
+type pgroup struct {
+	Group
+	members []*member // those of which there is evidence, by rank
+	unknown RankSet   // members without evidence
+	top     uint64    // the highest sequence number of a member
+	late    []*member // those that lag, by rank
+	whole   bool      // all ranks of the world are in it
+}
+
+// at is the sequence number of a member; a worker without a page has none.
+func (g *pgroup) at(m *member) (seq uint64, ok bool) {
+	if m.page == nil {
+		return 0, false
+	}
+	return m.page.seq(g.ID)
+}
+
+// lags: m has not entered the newest collective of g. Of one that cannot run the page may be old, or the number may
+// have been taken before the collective was really entered.
+func (g *pgroup) lags(m *member) bool {
+	seq, ok := g.at(m)
+	return m.halted() || ok && seq < g.top
+}
+
+// halted: it does nothing at all, whatever its page says.
+func (m *member) halted() bool {
+	return m.class == classStopped || m.class == classBlocked || m.class == classEnded
+}
+
+// court is the world in front of the judge.
+type court struct {
+	world   World
+	ranks   RankSet   // of the world
+	members []*member // by rank, one for each rank with evidence
+	byRank  map[int]*member
+	groups  []*pgroup // with at least two members, in a fixed order
+	in      map[*member][]*pgroup
+	noData  RankSet
+	store   []StoreWait
+}
+
+func newCourt(w World, ev []Evidence, store []StoreWait) *court {
+	c := &court{world: w, ranks: w.Ranks(), byRank: map[int]*member{}, in: map[*member][]*pgroup{}, store: store}
+	known, read := RankSet{}, library{}
+	for _, e := range byRank(ev) {
+		if _, twice := c.byRank[e.Rank]; twice {
+			continue
+		}
+		if m := classify(e, read); m.class != classUnknown {
+			c.members = append(c.members, m)
+			c.byRank[m.rank] = m
+			known.Add(m.rank)
+		}
+	}
+	c.noData = c.ranks.Without(known)
+	c.meet()
+	return c
+}
+
+// meet finds the groups, and who is in them.
+func (c *court) meet() {
+	index := map[uint64]*pgroup{}
+	for _, m := range c.members {
+		for _, g := range m.ev.Groups {
+			if index[g.ID] == nil {
+				index[g.ID] = c.group(g)
+			}
+		}
+		c.unnamed(m, index)
+	}
+	c.groups = slices.DeleteFunc(c.groups, func(g *pgroup) bool {
+		return len(g.members) == 0 || len(g.members)+g.unknown.Len() < 2
+	})
+	for _, g := range c.groups {
+		for _, m := range g.members {
+			c.in[m] = append(c.in[m], g)
+			seq, _ := g.at(m)
+			g.top = max(g.top, seq)
+		}
+		for _, m := range g.members {
+			if g.lags(m) {
+				g.late = append(g.late, m)
+			}
+		}
+	}
+}
+
+// group takes the members that g is said to have. One whose page lacks the group has none or is older; it counts if it
+// cannot be asked anymore.
+func (c *court) group(g Group) *pgroup {
+	p := &pgroup{Group: g}
+	c.groups = append(c.groups, p)
+	ranks := ranksIn(g.Ranks)
+	p.whole = len(c.ranks.Without(ranks)) == 0
+	for _, run := range ranks {
+		for r := run.First; r <= run.Last; r++ {
+			switch m := c.byRank[r]; {
+			case m == nil:
+				p.unknown.Add(r)
+			case m.halted():
+				p.members = append(p.members, m)
+			default:
+				if _, ok := p.at(m); ok {
+					p.members = append(p.members, m)
+				}
+			}
+		}
+	}
+	return p
+}
+
+// unnamed adds m to the groups that are on its page and that nobody has described.
+func (c *court) unnamed(m *member, index map[uint64]*pgroup) {
+	if m.page == nil {
+		return
+	}
+	for _, s := range m.page.Groups {
+		if g := index[s.ID]; g == nil {
+			index[s.ID] = &pgroup{Group: Group{ID: s.ID}, members: []*member{m}}
+			c.groups = append(c.groups, index[s.ID])
+		} else if g.Ranks == "" {
+			g.members = append(g.members, m)
+		}
+	}
+}
+
+// ranksIn reads 0-3,8; of a text that is wrong there are none.
+func ranksIn(text string) (s RankSet) {
+	err := eachRange(text, func(first, last int) {
+		if n := len(s); n > 0 && s[n-1].Last+1 == first {
+			s[n-1].Last = last
+			return
+		}
+		s = append(s, RankRun{first, last})
+	})
+	if err != nil {
+		return nil
+	}
+	return s
+}
+
+// blocking is the group that m waits in, nil if every other member of its groups has come as far as m. That which m has
+// entered last counts, unless the flight recorder knows better.
+func (c *court) blocking(m *member) (blocking *pgroup) {
+	newest := time.Duration(-1)
+	recorded := m.recorded()
+	for _, g := range c.in[m] {
+		seq, ok := g.at(m)
+		if !ok || seq < g.top || !g.lacks(m) {
+			continue
+		}
+		since := m.page.since(g.ID)
+		if recorded != "" && recorded == g.Name {
+			since = 1<<63 - 1
+		}
+		if since > newest {
+			blocking, newest = g, since
+		}
+	}
+	return blocking
+}
+
+// lacks says that m is there before others. Those that have ended are missed only by who is seen to wait.
+func (g *pgroup) lacks(m *member) bool {
+	return slices.ContainsFunc(g.late, func(o *member) bool {
+		return o != m && (o.class != classEnded || m.class == classWaiting)
+	})
+}
+
+// recorded is the name of the group whose collective m has not completed, "" if the flight recorder does not know.
+func (m *member) recorded() string {
+	if m.ev.Flight == nil {
+		return ""
+	}
+	for _, e := range m.ev.Flight.Entries {
+		if e.State != "completed" && !e.IsP2P {
+			return e.Group
+		}
+	}
+	return ""
+}
+
+func (p *Page) since(group uint64) time.Duration {
+	for _, g := range p.Groups {
+		if g.ID == group {
+			return g.Since
+		}
+	}
+	return 0
+}
+
+// hunt is a walk through the graph of who waits for whom.
+type hunt struct {
+	c     *court
+	loose bool // what rests in the user's code may be waiting
+	// culprits wait for nobody; stuck ones wait, and all others have come.
+	culprits, stuck, waiters []*member
+	circle                   []*member
+	group                    *pgroup // that in which a culprit is missed
+	seen                     map[*member]bool
+	gone                     map[*pgroup]bool
+}
+
+// follow walks from all who wait, to those who wait for nobody.
+func (c *court) follow(loose bool) *hunt {
+	h := &hunt{c: c, loose: loose, seen: map[*member]bool{}, gone: map[*pgroup]bool{}}
+	for _, m := range c.members {
+		if g := c.blocking(m); g != nil && !h.ends(m) {
+			h.waiters = append(h.waiters, m)
+			h.walk(g)
+		}
+	}
+	if len(h.culprits) == 0 && len(h.stuck) == 0 {
+		h.circle = c.circle(h.waiters)
+	}
+	for _, found := range [][]*member{h.culprits, h.stuck} {
+		slices.SortFunc(found, func(a, b *member) int { return a.rank - b.rank })
+	}
+	return h
+}
+
+// walk looks at those that are missed in a group. What they themselves wait in is looked at when their turn comes.
+func (h *hunt) walk(g *pgroup) {
+	if h.gone[g] {
+		return
+	}
+	h.gone[g] = true
+	for _, m := range g.late {
+		if h.seen[m] {
+			continue
+		}
+		h.seen[m] = true
+		switch {
+		case h.ends(m):
+			h.culprits = append(h.culprits, m)
+			if h.group == nil {
+				h.group = g
+			}
+		case h.c.blocking(m) == nil:
+			h.stuck = append(h.stuck, m)
+		}
+	}
+}
+
+// ends says that m waits for nobody, but is waited for.
+func (h *hunt) ends(m *member) bool {
+	switch {
+	case m.halted():
+		return true
+	case m.class == classWaiting || !h.c.behind(m):
+		return false
+	}
+	return m.class == classBusy || !m.maybe || !h.loose
+}
+
+// behind: somebody has come further in one of its groups.
+func (c *court) behind(m *member) bool {
+	return slices.ContainsFunc(c.in[m], func(g *pgroup) bool { return g.lags(m) })
+}
+
+// circle leaves out, one after the other, who waits but is not waited for.
+func (c *court) circle(waiters []*member) []*member {
+	for {
+		missed := map[*member]bool{}
+		for _, m := range waiters {
+			for _, o := range c.blocking(m).late {
+				missed[o] = true
+			}
+		}
+		left := slices.DeleteFunc(slices.Clone(waiters), func(m *member) bool { return !missed[m] })
+		if len(left) == len(waiters) || len(left) == 0 {
+			return left
+		}
+		waiters = left
+	}
+}

@@ -1,0 +1,35 @@
+package hang
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// GroupsSize bounds the file that names the process groups of a page, in bytes.
+const GroupsSize = 4 << 20
+
+// ParseGroups returns the process groups of a page: the file l<LOCAL_RANK>.groups beside it, a JSON list of Group with
+// what the ids in the page stand for. It is replaced by a rename when groups come or go, before a page has their ids.
+func ParseGroups(b []byte) ([]Group, error) {
+	if len(b) > GroupsSize {
+		return nil, fmt.Errorf("process groups in %d bytes: at most %d are read", len(b), GroupsSize)
+	}
+	var groups []Group
+	if err := json.Unmarshal(b, &groups); err != nil {
+		return nil, fmt.Errorf("process groups: %w", err)
+	}
+	if len(groups) > groupSlots {
+		return nil, fmt.Errorf("%d process groups: a page has %d", len(groups), groupSlots)
+	}
+	seen := map[uint64]bool{0: true}
+	for _, g := range groups {
+		if seen[g.ID] {
+			return nil, fmt.Errorf("process group %.40q: its id, %d, is 0 or another one's", g.Name, g.ID)
+		}
+		seen[g.ID] = true
+		if err := eachRange(g.Ranks, func(int, int) {}); err != nil {
+			return nil, fmt.Errorf("process group %.40q: %w", g.Name, err)
+		}
+	}
+	return groups, nil
+}

@@ -1,0 +1,337 @@
+package hang
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Deadlines, counted from the last progress. What somebody may be at work for has those of its phase.
+const (
+	limitMin   = 10 * time.Second
+	limitMax   = 300 * time.Second
+	limitFirst = 600 * time.Second // before the first steps
+
+	namedByStore = 25 * time.Second // a rank that has not come to its process group, and does nothing
+	phaseMin     = 600 * time.Second
+	spinMax      = 300 * time.Second // a loop that may be an endless one
+	commMin      = 60 * time.Second
+	// Without pages nobody knows whether there was a first step. A young process may prepare something.
+	youngAge      = 120 * time.Second
+	youngDeadline = 90 * time.Second
+	outsideComm   = 300 * time.Second
+	outsideTell   = 60 * time.Second
+)
+
+// firstSteps is how many steps must be done before their times say anything.
+const firstSteps = 3
+
+// Judge compares the ranks of a world with each other, and names those that the others wait for. The evidence may be
+// in any order, and may lack ranks: these are "no data". Kind is KindNone if nothing hangs, or nothing can be said.
+//
+// Verdict.Age is what the pages tell, 0 without: who knows more sets it by Verdict.Aged. A verdict is not yet
+// confirmed: for that it takes a second look, whose samples are added to the evidence.
+func Judge(w World, ev []Evidence, store []StoreWait) Verdict {
+	c := newCourt(w, ev, store)
+	if c.anyMoved() {
+		return Verdict{NoData: c.noData.String()}
+	}
+	for _, rule := range []func() *Verdict{
+		c.byCollectives, c.byStore, c.byStacks, c.byOperation, c.byCircle, c.byNetwork, c.byUnknown, c.byThemselves,
+	} {
+		if v := rule(); v != nil {
+			v.NoData = c.noData.String()
+			v.Line = line(*v)
+			return *v
+		}
+	}
+	return Verdict{NoData: c.noData.String()}
+}
+
+// anyMoved: who makes progress is not hanging, and neither are those that wait for it.
+func (c *court) anyMoved() bool {
+	return slices.ContainsFunc(c.members, func(m *member) bool { return m.moved })
+}
+
+// byCollectives goes by the sequence numbers: some have entered a collective that others have not.
+func (c *court) byCollectives() *Verdict {
+	h := c.follow(true)
+	if len(h.culprits) == 0 {
+		h = c.follow(false)
+	}
+	if len(h.culprits) == 0 {
+		return nil
+	}
+	culprits := c.urgent(h.culprits)
+	v := c.accuse(culprits, h.waiters, h.group)
+	switch {
+	case len(c.noData) > 0:
+		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
+	case !slices.ContainsFunc(h.waiters, (*member).seemsToWait):
+		v.doubt("nobody is seen to wait")
+	case v.Kind == KindBusy:
+		v.doubt("it may be at work")
+	}
+	return v
+}
+
+// seemsToWait: nothing that it does says otherwise.
+func (m *member) seemsToWait() bool {
+	return m.class == classWaiting || m.class == classIdle || m.wait.op == "" && m.class == classBusy && !m.spin
+}
+
+// byStacks goes by what the ranks are in, where numbers say nothing: who does nothing while others wait is the culprit.
+func (c *court) byStacks() *Verdict {
+	waiters := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.store })
+	culprits := c.all(func(m *member) bool { return m.halted() || m.class == classIdle && !m.asyncWait(c) })
+	if len(culprits) == 0 {
+		culprits = c.all(func(m *member) bool { return m.class == classBusy })
+	}
+	if len(waiters) == 0 || len(culprits) == 0 {
+		return nil
+	}
+	v := c.accuse(c.urgent(culprits), waiters, nil)
+	c.doubtStacks(v, culprits, waiters)
+	if v.Confidence == Low && v.Kind == KindBusy && len(culprits) >= len(waiters) {
+		return nil // those that only seem to be at work may wait for their devices
+	}
+	return v
+}
+
+// asyncWait: m has entered all that others have, and rests where it might wait for that.
+func (m *member) asyncWait(c *court) bool { return m.maybe && len(c.in[m]) > 0 && !c.behind(m) }
+
+// doubtStacks says why a verdict by stacks alone may be wrong.
+func (c *court) doubtStacks(v *Verdict, culprits, waiters []*member) {
+	idle := func(m *member) bool { return !m.halted() && m.maybe }
+	abreast := func(m *member) bool { return !m.halted() && len(c.in[m]) > 0 }
+	switch {
+	case len(c.noData) > 0:
+		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
+	case slices.ContainsFunc(culprits, abreast):
+		v.doubt("it has entered every collective that others have")
+	case v.Kind == KindBusy:
+		v.doubt("it may be at work")
+	case len(culprits) >= len(waiters):
+		v.doubt("it is not in the minority")
+	case slices.ContainsFunc(culprits, idle):
+		v.doubt("it may wait for something that its stack does not show")
+	}
+}
+
+// all returns the members of which something is true.
+func (c *court) all(is func(*member) bool) (ms []*member) {
+	for _, m := range c.members {
+		if is(m) {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}
+
+// byOperation finds ranks that are in different collectives, although these have the same number.
+func (c *court) byOperation() *Verdict {
+	for _, g := range c.meetings() {
+		if v := c.mismatch(g); v != nil {
+			return v
+		}
+	}
+	return nil
+}
+
+// meetings are groups all of whose members wait, at the same place, and for nobody in another group. Without pages that
+// is the world. If some are waited for, only their groups matter. The group that was entered last comes first.
+func (c *court) meetings() []*pgroup {
+	meets := func(m *member) bool { return m.class == classWaiting && !m.wait.store && !m.wait.p2p }
+	if len(c.groups) == 0 && len(c.members) > 1 && len(c.all(meets)) == len(c.members) {
+		return []*pgroup{{members: c.members, unknown: c.noData, whole: true}}
+	}
+	stuck := c.follow(true).stuck
+	gs := slices.DeleteFunc(slices.Clone(c.groups), func(g *pgroup) bool {
+		strange := slices.ContainsFunc(g.members, func(m *member) bool { return !meets(m) || c.blocking(m) != nil })
+		missed := slices.ContainsFunc(stuck, func(m *member) bool { return slices.Contains(c.in[m], g) })
+		return len(g.late) > 0 || strange || len(stuck) > 0 && !missed
+	})
+	slices.SortStableFunc(gs, func(a, b *pgroup) int {
+		return cmp.Or(cmp.Compare(a.age(), b.age()), cmp.Compare(len(b.members), len(a.members)))
+	})
+	return gs
+}
+
+// age is the time since its first member has entered the newest collective.
+func (g *pgroup) age() time.Duration {
+	m := g.members[0]
+	if m.page == nil {
+		return 0
+	}
+	return m.at - m.page.since(g.ID)
+}
+
+// mismatch sorts the members of a group by their operations: those that are in another one than most are suspected.
+func (c *court) mismatch(g *pgroup) *Verdict {
+	ops := map[string][]*member{}
+	for _, m := range g.members {
+		if op := m.operation(g); op != "" {
+			ops[op] = append(ops[op], m)
+		}
+	}
+	if len(ops) < 2 {
+		return nil
+	}
+	var most []*member
+	for _, op := range sortedKeys(ops) {
+		if len(ops[op]) > len(most) {
+			most = ops[op]
+		}
+	}
+	others := slices.DeleteFunc(slices.Clone(g.members), func(m *member) bool {
+		op := m.operation(g)
+		return op == "" || slices.Contains(ops[op], most[0])
+	})
+	v := c.accuse(others, most, g)
+	v.Kind = KindMismatch
+	c.doubtMismatch(v, g, len(most))
+	return v
+}
+
+// doubtMismatch says why most of a group, so many, may not be right.
+func (c *court) doubtMismatch(v *Verdict, g *pgroup, most int) {
+	switch {
+	case most*2 <= len(g.members):
+		v.doubt("no collective has the majority")
+	case len(g.unknown) > 0:
+		v.doubt("nothing is known of ranks " + g.unknown.Brief(8))
+	case c.outside():
+		v.doubt("without pages nobody knows whether these are at the same place")
+	case g.Backend == "nccl" && !g.recorded():
+		v.doubt("operations on devices may be waited for later")
+	}
+}
+
+// operation is what m is in, as far as that can be compared with others: by the flight recorder, or by name.
+func (m *member) operation(g *pgroup) string {
+	if e := m.entry(g.Name); e != nil {
+		return e.Op
+	}
+	if m.wait.named && !m.wait.p2p || m.wait.op == "backward" {
+		return m.wait.op
+	}
+	return ""
+}
+
+// entry is the oldest collective of a group that m has not completed, as the flight recorder has it.
+func (m *member) entry(group string) *FlightEntry {
+	if m.ev.Flight == nil {
+		return nil
+	}
+	for i := range m.ev.Flight.Entries {
+		if e := &m.ev.Flight.Entries[i]; e.Group == group && e.State != "completed" {
+			return e
+		}
+	}
+	return nil
+}
+
+// recorded: the flight recorders of all members have an entry.
+func (g *pgroup) recorded() bool {
+	return !slices.ContainsFunc(g.members, func(m *member) bool { return m.entry(g.Name) == nil })
+}
+
+// byCircle finds groups that wait for each other.
+func (c *court) byCircle() *Verdict {
+	h := c.follow(true)
+	if len(h.circle) < 2 {
+		return nil
+	}
+	v := c.accuse(h.circle, h.waiters, nil)
+	v.Kind, v.Waiting, v.In = KindDeadlock, "", ""
+	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
+	v.doubt("who is wrong cannot be told from a circle")
+	return v
+}
+
+// byNetwork: all members of a group are in the same collective, and it does not end. If that is true of several groups,
+// one does not wait for the other, all of them are meant.
+func (c *court) byNetwork() *Verdict {
+	gs := c.meetings()
+	if len(gs) == 0 {
+		return nil
+	}
+	g, waiters := gs[0], gs[0].members
+	if together := c.together(gs); len(together) > len(waiters) {
+		g, waiters = nil, together
+	}
+	v := c.accuse(nil, waiters, g)
+	v.Kind = KindComm
+	v.Deadline = max(v.Tell, commMin, 8*c.p99())
+	if c.outside() {
+		v.Tell, v.Deadline = outsideTell, outsideComm
+		v.doubt("without pages nobody knows whether they are at the same place")
+	}
+	if len(gs[0].unknown) > 0 {
+		v.doubt("they may wait for ranks " + gs[0].unknown.Brief(8) + ", of which nothing is known")
+	}
+	return v
+}
+
+// sameTime is how far apart collectives of groups may have begun that came to a halt together.
+const sameTime = 2 * time.Second
+
+// together are the members of groups that came to a halt at the same time as the first.
+func (c *court) together(gs []*pgroup) []*member {
+	in := map[*member]bool{}
+	for _, g := range gs {
+		if g.age()-gs[0].age() <= sameTime && g.age() > 0 {
+			for _, m := range g.members {
+				in[m] = true
+			}
+		}
+	}
+	return c.all(func(m *member) bool { return in[m] })
+}
+
+// byUnknown names those for whom the others wait, and who wait for something that is not known.
+func (c *court) byUnknown() *Verdict {
+	h := c.follow(true)
+	if len(h.stuck) == 0 {
+		return nil
+	}
+	v := c.accuse(h.stuck, h.waiters, nil)
+	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
+	v.doubt("it waits for something that is not known")
+	return v
+}
+
+// byThemselves looks at those that nobody waits for: with pages it is known that they have made progress once.
+func (c *court) byThemselves() *Verdict {
+	if slices.ContainsFunc(c.members, func(m *member) bool { return m.class == classWaiting }) {
+		return nil
+	}
+	alone := c.all(func(m *member) bool {
+		return m.page != nil && m.page.progress() > 0 && (m.class == classIdle || m.halted() && m.class != classEnded)
+	})
+	if len(alone) == 0 {
+		return nil
+	}
+	ended := c.all(func(m *member) bool { return m.class == classEnded })
+	v := c.accuse(alone, nil, nil)
+	v.Kind = KindAlone
+	v.Deadline = max(v.Deadline, phaseMin)
+	if len(ended) == 0 || len(ended)+len(alone) < len(c.members) {
+		v.Tell = v.Deadline
+	}
+	v.doubt("nobody waits for it")
+	return v
+}
+
+// outside: nobody has a page.
+func (c *court) outside() bool {
+	return !slices.ContainsFunc(c.members, func(m *member) bool { return m.page != nil })
+}
+
+// doubt lowers the confidence. The first reason counts.
+func (v *Verdict) doubt(why string) {
+	if v.Confidence != Low {
+		v.Confidence, v.Doubt = Low, why
+	}
+}

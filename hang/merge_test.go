@@ -1,0 +1,228 @@
+package hang
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// stack is a Python stack written from the outside in, as "main@t.py:5 step@t.py:9".
+func stack(text string) (frames []Frame) {
+	for _, word := range strings.Fields(text) {
+		name, at, _ := strings.Cut(word, "@")
+		f := Frame{Func: name, File: at}
+		if file, line, ok := strings.Cut(at, ":"); ok {
+			f.File = file
+			_, _ = fmt.Sscan(line, &f.Line)
+		}
+		frames = append([]Frame{f}, frames...)
+	}
+	return frames
+}
+
+// rank is evidence of one: its main thread, then others.
+func rank(rank int, state byte, threads ...string) Evidence {
+	e := Evidence{Worker: Worker{Rank: rank}, Node: "n", Stacks: &Stacks{}}
+	if state != 0 {
+		e.Samples = []Sample{{Proc: Proc{State: state}}}
+	}
+	for i, t := range threads {
+		e.Stacks.Threads = append(e.Stacks.Threads, Thread{Main: i == 0, Python: stack(t)})
+	}
+	return e
+}
+
+func world(ranks int) World { return World{Nodes: []WorldNode{{Name: "n", Slots: ranks}}} }
+
+func folded(t *testing.T, tree *Tree) string {
+	t.Helper()
+	var b bytes.Buffer
+	cut, err := tree.Folded(&b)
+	require.NoError(t, err)
+	require.False(t, cut)
+	return b.String()
+}
+
+// What xpu_timer's own viewer writes of the same stacks.
+func TestFoldedStacksAreThoseOfTheViewer(t *testing.T) {
+	ev := []Evidence{
+		rank(0, 'R', "main@t.py:5 step@t.py:9 wait@d.py:1", "run@th.py:2"),
+		rank(1, 'S', "main@t.py:5 step@t.py:9", "run@th.py:2"),
+		rank(2, 'S', "main@t.py:6 load@l.py:3", "run@th.py:2"),
+		rank(3, 'S', "main@t.py:5 step@t.py:9 wait@d.py:1", "run@th.py:2", "run@th.py:2 x.lto_priv.0@y z@z"),
+	}
+	tree := Merge(world(4), ev, MergeOptions{Lines: true, States: true})
+	require.Equal(t, strings.Join([]string{
+		"State@R (running)@0|1-3 1",
+		"main@t.py:5@0-1/3|2;step@t.py:9@0-1/3|2 1",
+		"main@t.py:5@0-1/3|2;step@t.py:9@0-1/3|2;wait@d.py:1@0/3|1-2 1",
+		"run@th.py:2@0-3| 1",
+		"State@S (sleeping)@1-3|0 1",
+		"main@t.py:6@2|0-1/3;load@l.py:3@2|0-1/3 1", "",
+	}, "\n"), folded(t, tree))
+	require.Empty(t, tree.NoData)
+}
+
+func TestRanksWithoutDataAreNoWitnesses(t *testing.T) {
+	dead := Evidence{Worker: Worker{Rank: 2}, Samples: []Sample{{Proc: Proc{State: 'D'}}},
+		Stacks: &Stacks{Error: "blocked"}}
+	ev := []Evidence{rank(0, 'S', "main@t.py:5"), {Worker: Worker{Rank: 1}}, dead, rank(3, 'S', "other@t.py:5")}
+	tree := Merge(world(6), ev, MergeOptions{States: true})
+	require.Equal(t, "State@S (sleeping)@0/3|2 1\nmain@t.py@0|3 1\nState@D (disk sleep)@2|0/3 1\nother@t.py@3|0 1\n",
+		folded(t, tree))
+	require.Equal(t, "1-2,4-5", tree.NoData.String())
+	require.Equal(t, "0,3", tree.Known.String())
+}
+
+func TestNamesCannotBreakTheFormat(t *testing.T) {
+	e := rank(0, 0)
+	e.Stacks.Threads = []Thread{{Python: []Frame{
+		{Func: "evil;x 1\n", File: "\x1b]0;\u202efile\xff"}, {Line: 7}, {Func: "f"},
+	}}}
+	require.Equal(t, "f@??@0|;??@??:7@0|;evil:x 1_@_]0:_file\ufffd@0| 1\n",
+		folded(t, Merge(world(1), []Evidence{e}, MergeOptions{Lines: true})))
+}
+
+func TestWithoutLinesRanksInOneFunctionAreTogether(t *testing.T) {
+	ev := []Evidence{rank(1, 0, "main@t.py:9"), rank(0, 0, "main@t.py:5"), rank(2, 0, "main@t.py:9")}
+	tree := Merge(world(3), ev, MergeOptions{})
+	require.Len(t, tree.Roots, 1)
+	n := tree.Roots[0]
+	require.Equal(t, "0-2", n.Ranks.String())
+	require.Equal(t, []int{5, 9}, n.Lines)
+	require.Equal(t, 3, n.Stacks)
+	require.Equal(t, 3, n.End)
+}
+
+func TestThreadsAndRanksAreChosen(t *testing.T) {
+	ev := []Evidence{rank(0, 0, "main@t.py", "help@h.py"), rank(1, 0, "main@t.py", "help@h.py"), rank(2, 0, "main@t.py")}
+	tree := Merge(world(4), ev, MergeOptions{
+		Threads: func(t Thread) bool { return !t.Main }, Ranks: func(r int) bool { return r > 0 },
+	})
+	require.Equal(t, "help@h.py@1| 1\n", folded(t, tree))
+	require.Equal(t, "2-3", tree.NoData.String())
+}
+
+// Many different functions below one are found by an index.
+func TestManyChildren(t *testing.T) {
+	var ev []Evidence
+	for i := range 300 {
+		ev = append(ev, rank(i, 'S', fmt.Sprintf("main@t.py f%d@t.py", i%60)))
+	}
+	tree := Merge(world(300), ev, MergeOptions{States: true})
+	require.Len(t, tree.Roots, 2)
+	main := tree.Roots[1]
+	require.Len(t, main.Children, 60)
+	for i, c := range main.Children {
+		require.Equal(t, RanksOf(i, i+60, i+120, i+180, i+240), c.Ranks)
+	}
+}
+
+func TestRanksThatShareTheirStacksAreMergedAsOthers(t *testing.T) {
+	var shared, apart []Evidence
+	one := rank(0, 'S', "main@t.py:5 wait@d.py:1", "run@th.py:2")
+	for i := range 50 {
+		e := one
+		e.Rank = i
+		shared = append(shared, e)
+		apart = append(apart, rank(i, 'S', "main@t.py:5 wait@d.py:1", "run@th.py:2"))
+	}
+	o := MergeOptions{Lines: true, States: true}
+	require.Equal(t, folded(t, Merge(world(50), apart, o)), folded(t, Merge(world(50), shared, o)))
+	require.Equal(t, GroupStacks(apart, false), GroupStacks(shared, false))
+}
+
+func TestGroupsOfRanks(t *testing.T) {
+	ev := []Evidence{
+		rank(3, 'R', "main@t.py:5 wait@d.py:1"), rank(0, 'S', "main@t.py:5 wait@d.py:1", "x@x"),
+		rank(1, 'S', "main@t.py:8 wait@d.py:1"), rank(2, 'S', "main@t.py:5 load@l.py:3"), {Worker: Worker{Rank: 4}},
+	}
+	ev[1].Samples[0].Page = &Page{Phase: PhaseTrain}
+	groups := GroupStacks(ev, false)
+	require.Len(t, groups, 2)
+	require.Equal(t, "0-1,3", groups[0].Ranks.String())
+	require.Equal(t, "SR", groups[0].States)
+	require.Equal(t, []Phase{PhaseTrain}, groups[0].Phases)
+	require.Equal(t, []Frame{{Func: "wait", File: "d.py", Line: 1}, {Func: "main", File: "t.py"}}, groups[0].Frames)
+	require.Equal(t, 5, ev[1].Stacks.Threads[0].Python[1].Line, "the evidence is left alone")
+	require.Equal(t, "2", groups[1].Ranks.String())
+}
+
+// Ranks without any order, in functions deeper than any program's: the text ends with a whole line.
+func TestFoldedTextIsBounded(t *testing.T) {
+	var ev []Evidence
+	for i := range 200 {
+		ev = append(ev, rank(2*i, 'S', fmt.Sprintf("main@t.py step@t.py g%d@t.py", i)))
+	}
+	tree := Merge(world(400), ev, MergeOptions{})
+	var b bytes.Buffer
+	cut, err := tree.folded(&b, 10_000)
+	require.NoError(t, err)
+	require.True(t, cut)
+	require.LessOrEqual(t, b.Len(), 10_000)
+	require.Greater(t, b.Len(), 5_000)
+	require.True(t, strings.HasSuffix(b.String(), " 1\n"))
+	require.True(t, strings.HasPrefix(folded(t, tree), b.String()))
+}
+
+func TestDeepStacksAreCut(t *testing.T) {
+	var deep strings.Builder
+	for i := range 2 * maxDepth {
+		fmt.Fprintf(&deep, "f%d@t.py ", i)
+	}
+	text := folded(t, Merge(world(1), []Evidence{rank(0, 0, deep.String())}, MergeOptions{}))
+	require.Equal(t, maxDepth-1, strings.Count(text, ";"))
+	require.True(t, strings.HasPrefix(text, "f0@t.py@0|;f1@"), "from the outermost function on")
+}
+
+// many are ranks with eight threads of 25 frames each, of which only one rank in a thousand differs.
+func many(ranks int) (ev []Evidence) {
+	for i := range ranks {
+		e := Evidence{Worker: Worker{Rank: i}, Node: "n", Samples: []Sample{{Proc: Proc{State: 'S'}}}, Stacks: &Stacks{}}
+		for th := range 8 {
+			var frames []Frame
+			for f := range 25 {
+				name := fmt.Sprintf("function_%d_%d", th, f)
+				if f == 0 && i%1000 == 7 {
+					name = "stuck"
+				}
+				frames = append(frames, Frame{Func: name, File: "/opt/conda/lib/python3.11/site-packages/torch/module.py", Line: f})
+			}
+			e.Stacks.Threads = append(e.Stacks.Threads, Thread{Main: th == 0, Python: frames})
+		}
+		ev = append(ev, e)
+	}
+	return ev
+}
+
+func BenchmarkMerge16384Ranks(b *testing.B) {
+	ev, w := many(16384), world(16384)
+	runtime.GC()
+	for b.Loop() {
+		Merge(w, ev, MergeOptions{})
+	}
+}
+
+func TestManyRanksAreMergedQuickly(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a measurement: four million frames")
+	}
+	ev, w := many(16384), world(16384)
+	before := cpu(t)
+	tree := Merge(w, ev, MergeOptions{})
+	require.Less(t, cpu(t)-before, 2*time.Second)
+	require.Len(t, tree.Roots, 8)
+}
+
+// cpu is what this process has used.
+func cpu(t *testing.T) time.Duration {
+	var r syscall.Rusage
+	require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}

@@ -1,0 +1,62 @@
+package hang_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang"
+)
+
+func TestRanks(t *testing.T) {
+	for text, ranks := range map[string][]int{
+		"": nil, "0": {0}, "0-3,8": {0, 1, 2, 3, 8}, "5-6": {5, 6}, "1,3,5-7,1048575": {1, 3, 5, 6, 7, hang.MaxRanks - 1},
+	} {
+		got, err := hang.ParseRanks(text)
+		require.NoError(t, err)
+		require.Equal(t, ranks, got)
+		require.Equal(t, text, hang.RanksOf(ranks...).String())
+	}
+	require.Equal(t, "0-3,8", hang.RanksOf(8, 2, 0, 3, 1, 2).String())
+}
+
+func TestRanksOfLeavesItsArgumentAlone(t *testing.T) {
+	ranks := []int{2, 1, 1}
+	require.Equal(t, "1-2", hang.RanksOf(ranks...).String())
+	require.Equal(t, []int{2, 1, 1}, ranks)
+}
+
+func TestParseRanksRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		",":                    `ranks ",": "" is no rank: write a number from 0 to 1048575`,
+		"1,":                   `"" is no rank`,
+		"-1":                   `"" is no rank`,
+		"+1":                   `"+1" is no rank`,
+		"1_0":                  `"1_0" is no rank`,
+		"1048576":              `"1048576" is no rank`,
+		"0-99999999999999":     `"99999999999999" is no rank`,
+		"1-2-3":                `"2-3" is no rank`,
+		"3-2":                  `"3-2" does not follow what is before it: write them in order, as 0-3,8`,
+		"1,1":                  `"1" does not follow`,
+		"0-4,4-5":              `"4-5" does not follow`,
+		"0-1048575,0-1048575,": `"0-1048575" does not follow`,
+	} {
+		ranks, err := hang.ParseRanks(text)
+		require.ErrorContains(t, err, want)
+		require.Nil(t, ranks)
+	}
+}
+
+func FuzzParseRanks(f *testing.F) {
+	f.Add("0-3,8")
+	f.Add("1,2,4-4")
+	f.Fuzz(func(t *testing.T, s string) {
+		ranks, err := hang.ParseRanks(s)
+		if err != nil {
+			return
+		}
+		again, err := hang.ParseRanks(hang.RanksOf(ranks...).String())
+		require.NoError(t, err)
+		require.Equal(t, ranks, again)
+	})
+}

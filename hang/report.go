@@ -1,0 +1,169 @@
+package hang
+
+import "time"
+
+// Report is what a node tells the judge of its run. Every report says what is suspected on the node now; one may also
+// bring the evidence that was asked for.
+type Report struct {
+	// ID is that of the launcher, which only it and the service know. It proves that the report is its own, and is not
+	// kept.
+	ID    string `json:"-"`
+	Epoch Epoch  `json:"epoch"`
+	// Suspicions are all that hold now. Without any the workers of the node make progress, or may take their time: what
+	// the node has said before is withdrawn. They are to be repeated every RepeatEvery while they hold.
+	Suspicions []Suspicion `json:"suspicions,omitempty"`
+	// Summary is how the workers are doing; a node among several sends one every SummaryEvery.
+	Summary *Summary `json:"summary,omitempty"`
+	// Ask is the Ask.Seq that this report answers, 0: none. Evidence is then of all workers of the node, one for each.
+	Ask      uint64     `json:"ask,omitempty"`
+	Evidence []Evidence `json:"evidence,omitempty"`
+	// Store are the keys that are waited for in the workers' store, if this node serves it; with every answer.
+	Store []StoreWait `json:"store,omitempty"`
+	// RAS is what NCCL's RAS says on this node.
+	RAS string `json:"ras,omitempty"`
+	// Partial says why Evidence is not all that was asked for.
+	Partial string `json:"partial,omitempty"`
+	// Unkillable are ranks whose workers KILL has not ended, told before the node joins again. The node's name is barred
+	// from the run.
+	Unkillable []int `json:"unkillable,omitempty"`
+}
+
+// How often a node reports. Jitter of a tenth spreads what many nodes say.
+const (
+	RepeatEvery  = 10 * time.Second
+	SummaryEvery = 30 * time.Second
+)
+
+// Summary is how the workers of one node are doing. What is unknown is 0.
+type Summary struct {
+	Steps    uint64        `json:"steps,omitempty"`     // of the worker that has made the fewest
+	StepTime time.Duration `json:"step_time,omitempty"` // the median of the newest ones
+	Age      time.Duration `json:"age,omitempty"`       // since the last progress of the worker that waits the longest
+	Slow     string        `json:"slow,omitempty"`      // what is known of a straggler here, in a line
+}
+
+// What is asked of the nodes, or told.
+type What string
+
+// The kinds of an Ask.
+const (
+	// AskEvidence: three samples two seconds apart, stacks of all threads between them, and all else that is known.
+	AskEvidence What = "evidence"
+	// AskPages: one sample, without stacks.
+	AskPages What = "pages"
+	// AskStacks: one sample, the stacks of all threads and the flight recorder, of workers that nobody needs to suspect.
+	AskStacks What = "stacks"
+	// TellVerdict: the case is decided; Line says how, and Picture has the evidence.
+	TellVerdict What = "verdict"
+	// TellOver: the workers make progress again, or nothing hangs after all.
+	TellOver What = "over"
+)
+
+// Topic is that of the notices that carry an Ask.
+const Topic = "hang"
+
+// Ask is what the judge asks all nodes of a world at once, or tells them. It is the body of a notice with the topic
+// Topic, as JSON of less than 4 KiB, and the answer to a Report: a node may hear it twice, and answers it once.
+type Ask struct {
+	// Seq grows with every Ask of a run, also from one service to the next.
+	Seq   uint64 `json:"seq"`
+	Case  uint64 `json:"case"` // the number of its case
+	Epoch Epoch  `json:"epoch"`
+	What  What   `json:"what"`
+
+	// Of TellVerdict and TellOver: what to say to people.
+	Line string `json:"line,omitempty"`
+	// Of TellVerdict.
+	Kind       Kind          `json:"kind,omitempty"`
+	Confidence Confidence    `json:"confidence,omitempty"`
+	Age        time.Duration `json:"age,omitempty"`      // since the last progress
+	Suspects   []int         `json:"suspects,omitempty"` // their ranks, the first 64
+	// Action is what follows the verdict by itself.
+	Action Action `json:"action,omitempty"`
+}
+
+// Action is what is done about a hang.
+type Action string
+
+// The actions of a Spec.
+const (
+	ActReport  Action = "report"  // nothing; people are told
+	ActRestart Action = "restart" // the workers are started anew; that spends a restart
+	ActStop    Action = "stop"    // the run ends as failed
+)
+
+// State is how far a case has come.
+type State string
+
+// The states of a case.
+const (
+	StateIdle       State = "idle"       // nothing is suspected
+	StateSuspected  State = "suspected"  // something is, and evidence will be asked for
+	StateAsking     State = "asking"     // evidence is being collected
+	StateWaiting    State = "waiting"    // it may take that long; it is looked at again later
+	StateConfirming State = "confirming" // there is a verdict, which another look is to confirm
+	StateDecided    State = "decided"    // the verdict has been told
+	StateCollecting State = "collecting" // somebody wants to see stacks; nothing is judged
+)
+
+// Picture is what is known of hangs of a run, for people, files and metrics.
+type Picture struct {
+	Spec  string `json:"spec"`
+	State State  `json:"state"`
+	// Case is the newest one, 0 before any; Epoch, World and all below down to Evidence belong to it.
+	Case  uint64    `json:"case,omitempty"`
+	Epoch Epoch     `json:"epoch"`
+	World World     `json:"world"`
+	Began time.Time `json:"began,omitzero"` // the first suspicion
+	Since time.Time `json:"since,omitzero"` // the last progress, as the first suspicion had it
+	// Suspicions are those that hold now, 64 at most; Suspecting is how many nodes have some.
+	Suspicions []NodeSuspicion `json:"suspicions,omitempty"`
+	Suspecting int             `json:"suspecting,omitempty"`
+	// Verdict is what the evidence says so far; it counts when it is among Verdicts.
+	Verdict Verdict `json:"verdict"`
+	// Asked nodes, those that have answered, and the first 64 group ranks of those that have not.
+	Asked    int   `json:"asked,omitempty"`
+	Answered int   `json:"answered,omitempty"`
+	Silent   []int `json:"silent,omitempty"`
+	// Collection is the Ask of the newest collection of stacks, and Collected says that Evidence is all of it.
+	Collection uint64 `json:"collection,omitempty"`
+	Collected  bool   `json:"collected,omitempty"`
+
+	// Verdicts are those that were told in this run, the newest last; 16 at most.
+	Verdicts []Told `json:"verdicts,omitempty"`
+	// Restarts are those for hangs in a row without progress between them.
+	Restarts int `json:"restarts,omitempty"`
+	// Slow are stragglers, as their nodes tell; 64 at most.
+	Slow []NodeText `json:"slow,omitempty"`
+
+	// Evidence is by rank, without those of whom there is none. It is left out unless it was asked for.
+	Evidence []Evidence  `json:"evidence,omitempty"`
+	Store    []StoreWait `json:"store,omitempty"`
+	RAS      []NodeText  `json:"ras,omitempty"` // 16 at most
+}
+
+// NodeSuspicion is a Suspicion of one node.
+type NodeSuspicion struct {
+	GroupRank int    `json:"group_rank"`
+	Node      string `json:"node"`
+	Suspicion
+}
+
+// NodeText is what one node says.
+type NodeText struct {
+	GroupRank int    `json:"group_rank"`
+	Node      string `json:"node"`
+	Text      string `json:"text"`
+}
+
+// Told is a verdict that was told.
+type Told struct {
+	Case    uint64    `json:"case"`
+	Epoch   Epoch     `json:"epoch"`
+	At      time.Time `json:"at"`
+	Verdict Verdict   `json:"verdict"`
+	// Action is what the verdict has led to: one of the Spec's, or stop because restarts did not help.
+	Action Action `json:"action"`
+	// Withdrawn: the workers have made progress since.
+	Withdrawn bool `json:"withdrawn,omitempty"`
+}

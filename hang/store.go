@@ -1,0 +1,105 @@
+package hang
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// byStore goes by the keys that ranks wait for: process groups begin with an exchange of them.
+func (c *court) byStore() *Verdict {
+	for _, w := range c.store {
+		waiters := c.waitersOf(w)
+		if len(waiters) == 0 {
+			continue
+		}
+		if culprits := c.missing(waiters); len(culprits) > 0 {
+			return c.absent(w, culprits, waiters)
+		}
+	}
+	return nil
+}
+
+// waitersOf are the ranks that wait for a key, or for the next one: by their connections, and by their stacks.
+func (c *court) waitersOf(w StoreWait) []*member {
+	return c.all(func(m *member) bool {
+		return m.wait.store ||
+			slices.ContainsFunc(m.ev.Sockets, func(s string) bool { return slices.Contains(w.Waiters, s) })
+	})
+}
+
+// missing are those that wait for nothing: nobody leaves before all have come.
+func (c *court) missing(waiters []*member) []*member {
+	return c.all(func(m *member) bool {
+		return m.halted() || m.class != classWaiting && !slices.Contains(waiters, m)
+	})
+}
+
+// absent is the verdict on ranks that have not come to a process group.
+func (c *court) absent(w StoreWait, culprits, waiters []*member) *Verdict {
+	culprits = c.urgent(culprits)
+	v := c.accuse(culprits, waiters, nil)
+	t := c.absentTerms(culprits)
+	v.Kind, v.Age, v.Tell, v.Deadline = KindMissing, w.Age, t.tell, t.deadline
+	v.In = cmp.Or(v.In, "init_process_group")
+	named, ok := rankInKey(w.Key)
+	isNamed := func(m *member) bool { return m.rank == named }
+	switch {
+	case len(c.noData) > 0:
+		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
+	case slices.ContainsFunc(culprits, func(m *member) bool { return m.class == classBusy }):
+		v.doubt("it may be at work")
+	case ok && !slices.ContainsFunc(culprits, isNamed):
+		v.doubt("the key that is waited for is that of rank " + strconv.Itoa(named))
+	case !ok && len(culprits) > len(waiters):
+		v.doubt("the key that is waited for names nobody")
+	}
+	return v
+}
+
+// absentTerms: the store tells sooner than the time of first steps that somebody is missing.
+func (c *court) absentTerms(culprits []*member) (t terms) {
+	for _, m := range culprits {
+		mine := both(namedByStore)
+		switch {
+		case m.class == classStopped || m.class == classEnded:
+		case m.phase.lasting() || m.class == classBusy && !m.spin:
+			mine = both(max(phaseMin, 3*m.longest()))
+		case m.class == classBusy:
+			mine.deadline = spinMax
+		}
+		t = terms{max(t.tell, mine.tell), max(t.deadline, mine.deadline)}
+	}
+	return t
+}
+
+// StoreGrace is for how long a key may be waited for before that is suspicious.
+const StoreGrace = 10 * time.Second
+
+// rankInKey is the rank whose key of the default process group this is. Gloo has a key for every rank, NCCL's first one
+// is rank 0's. Those of other groups count within them, which tells nothing.
+//
+//	.../default_pg/0//cpu//0/2   gloo, PyTorch 2.x
+//	.../default_pg/0//cuda//0    NCCL, PyTorch 2.x
+//	.../default_pg/0/0/rank_2    gloo, PyTorch 1.x; and .../0/0/2
+//	.../default_pg/0/0           NCCL, PyTorch 1.x
+func rankInKey(key string) (rank int, ok bool) {
+	_, rest, found := strings.Cut(key, "default_pg/0/")
+	if !found {
+		return 0, false
+	}
+	if device, after, typed := strings.Cut(strings.TrimPrefix(rest, "/"), "//"); typed && strings.HasPrefix(rest, "/") {
+		if device == "cuda" {
+			return 0, !strings.Contains(after, ":")
+		}
+		rest = after
+	}
+	context, last, deep := strings.Cut(rest, "/")
+	if !deep {
+		return 0, context == "0"
+	}
+	rank, err := strconv.Atoi(strings.TrimPrefix(last, "rank_"))
+	return rank, err == nil && rank >= 0
+}

@@ -1,0 +1,150 @@
+package hang
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// crew are ranks of one node in steps of one collective each. Each rank's shim looks every half second, at its own
+// time.
+type crew struct {
+	s       Straggler
+	rng     *rand.Rand
+	now     time.Duration
+	step    time.Duration
+	late    []time.Duration // by how much each rank comes later to the collective than a quarter of a step
+	ticks   []time.Duration
+	samples []Sample
+	count   uint64
+	begin   time.Duration
+	ends    []time.Duration
+}
+
+func newCrew(seed uint64, step time.Duration, late ...time.Duration) *crew {
+	c := &crew{rng: rand.New(rand.NewPCG(seed, 1)), now: now0, begin: now0, step: step, late: late}
+	for r := range late {
+		c.ticks = append(c.ticks, now0+time.Duration(c.rng.Int64N(int64(time.Second/2))))
+		c.samples = append(c.samples, Sample{Worker: Worker{Rank: 10 + r}, Page: &Page{Groups: []GroupState{{ID: 1}}}})
+	}
+	return c
+}
+
+// length of a step: everybody waits for the last one.
+func (c *crew) length() time.Duration {
+	worst := time.Duration(0)
+	for _, l := range c.late {
+		worst = max(worst, l)
+	}
+	return c.step + worst
+}
+
+func (c *crew) run(d time.Duration) {
+	for end := c.now + d; c.now < end; {
+		c.now += time.Second
+		for r := range c.ticks {
+			for c.ticks[r]+505*time.Millisecond <= c.now {
+				c.ticks[r] += time.Second/2 + time.Duration(c.rng.Int64N(int64(5*time.Millisecond)))
+			}
+		}
+		c.publish()
+		c.s.Look(c.now, c.samples)
+	}
+}
+
+func (c *crew) publish() {
+	done := map[int]uint64{}
+	for c.begin <= c.now {
+		for r, tick := range c.ticks {
+			if _, ok := done[r]; !ok && tick < c.begin+c.length() {
+				seq := c.count
+				if tick >= c.begin+c.step/4+c.late[r] {
+					seq++
+				}
+				done[r] = seq
+			}
+		}
+		if c.begin+c.length() > c.now {
+			break
+		}
+		c.begin += c.length()
+		c.count++
+		c.ends = append(c.ends, c.begin)
+	}
+	for r := range c.samples {
+		p := c.samples[r].Page
+		if seq, ok := done[r]; ok && seq >= p.Groups[0].Seq {
+			p.Groups[0].Seq = seq
+		}
+		p.Heartbeat, p.Steps, p.StepTimes = c.ticks[r], c.count, c.ends[max(0, len(c.ends)-192):]
+	}
+}
+
+func TestStragglerIsFound(t *testing.T) {
+	seed := seedOf(t)
+	for _, step := range []time.Duration{9 * time.Millisecond, 100 * time.Millisecond, time.Second, 13 * time.Second} {
+		c := newCrew(seed, step, 0, 0, step/2, 0)
+		c.run(10 * time.Minute)
+		f, found := c.s.Found()
+		require.True(t, found, "steps of %s", step)
+		require.Equal(t, 12, f.Rank, "steps of %s", step)
+		require.Equal(t, High, f.Confidence)
+		require.InDelta(t, 1./3, f.Share, 0.2)
+		require.Zero(t, f.Before, "they have always been so slow")
+	}
+}
+
+func TestNobodyIsAStraggler(t *testing.T) {
+	seed := seedOf(t)
+	for i, step := range []time.Duration{9 * time.Millisecond, 100 * time.Millisecond, time.Second, 13 * time.Second} {
+		c := newCrew(seed+uint64(i), step, 0, 0, 0, 0, 0, 0, 0, 0)
+		c.run(20 * time.Minute)
+		f, found := c.s.Found()
+		require.False(t, found, "steps of %s: %+v", step, f)
+	}
+}
+
+// Two that are equally late are no straggler, and neither is the only rank of a node.
+func TestNobodyInParticular(t *testing.T) {
+	seed := seedOf(t)
+	c := newCrew(seed, time.Second, 0, time.Second/2, time.Second/2, 0)
+	c.run(20 * time.Minute)
+	_, found := c.s.Found()
+	require.False(t, found)
+	c = newCrew(seed, time.Second, time.Second/2)
+	c.run(20 * time.Minute)
+	_, found = c.s.Found()
+	require.False(t, found)
+}
+
+func TestSlowerStepsHaveABegin(t *testing.T) {
+	c := newCrew(seedOf(t), time.Second, 0, 0, 0, 0)
+	c.run(20 * time.Minute)
+	since := c.now
+	c.late[1] = 340 * time.Millisecond
+	c.run(10 * time.Minute)
+	f, found := c.s.Found()
+	require.True(t, found)
+	require.Equal(t, 11, f.Rank)
+	require.InDelta(t, 1, f.Before.Seconds(), 0.01)
+	require.InDelta(t, 1.34, f.Step.Seconds(), 0.01)
+	require.InDelta(t, since.Seconds(), f.Since.Seconds(), 61)
+	line := f.Line(func(time.Duration) string { return "12:03" })
+	require.Regexp(t, `^steps of 1s until 12:03, 1\.34s since; rank 11 last, by \d+ % of a collective on average$`, line)
+
+	c.late[1] = 0
+	c.run(20 * time.Minute)
+	_, found = c.s.Found()
+	require.False(t, found, "it is over")
+}
+
+func TestStragglerWithoutPages(t *testing.T) {
+	var s Straggler
+	for i := range 300 {
+		s.Look(time.Duration(i)*time.Second, []Sample{{Worker: Worker{Rank: 1}}, {Worker: Worker{Rank: 2}}})
+	}
+	_, found := s.Found()
+	require.False(t, found)
+}
