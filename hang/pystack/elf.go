@@ -1,0 +1,235 @@
+package pystack
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+)
+
+// Bounds of what is read of an ELF file.
+const (
+	maxSymbols = 4 << 20
+	maxNames   = 64 << 20
+	maxRodata  = 64 << 20
+	maxName    = 4096
+)
+
+// openMapped opens the file of a mapping: the mapping itself where the reader may, which is right whatever has happened
+// to the path; else by its path as the process sees it, or as the reader does (chroot).
+func openMapped(pid int, m mapping) (*os.File, error) {
+	if f, err := open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.start, m.end)); err == nil {
+		return f, nil
+	}
+	f, err := open(fmt.Sprintf("/proc/%d/root%s", pid, m.path))
+	if err == nil && inode(f) == m.inode {
+		return f, nil
+	}
+	other, otherErr := open(m.path)
+	switch {
+	case otherErr == nil && inode(other) == m.inode:
+		if f != nil {
+			f.Close()
+		}
+		return other, nil
+	case otherErr == nil:
+		other.Close()
+	}
+	return f, err // some file systems show one number in maps and another to who asks
+}
+
+// open opens a regular file. What is a fifo, or a device, does not stop it.
+func open(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		f.Close()
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	return f, nil
+}
+
+func inode(f *os.File) uint64 { return fileID(f).inode }
+
+// imageID tells a file from all others, and from what it was before it changed.
+type imageID struct {
+	device, inode uint64
+	size          int64
+	changed       syscall.Timespec
+}
+
+func fileID(f *os.File) imageID {
+	var st syscall.Stat_t
+	if syscall.Fstat(int(f.Fd()), &st) != nil {
+		return imageID{}
+	}
+	return imageID{device: st.Dev, inode: st.Ino, size: st.Size, changed: st.Ctim}
+}
+
+// biasOf is the distance between addresses in the process and in the file.
+func biasOf(loads []load, m mapping) (uint64, bool) {
+	for _, l := range loads {
+		if from := l.offset &^ (pageSize - 1); m.offset >= from && m.offset < l.offset+l.size {
+			return m.start - m.offset - (l.addr - l.offset), true
+		}
+	}
+	return 0, false
+}
+
+// symbolTable is a section of symbols; names is the one of their names.
+type symbolTable struct{ symbols, names elfSection }
+
+// tablesOf are the tables of a file, the one that stripping leaves first.
+func tablesOf(f *elfFile) []symbolTable {
+	var all []symbolTable
+	for _, kind := range []uint32{sectionDynsym, sectionSymtab} {
+		i := slices.IndexFunc(f.sections, func(s elfSection) bool { return s.kind == kind })
+		if i >= 0 && int(f.sections[i].link) < len(f.sections) {
+			all = append(all, symbolTable{symbols: f.sections[i], names: f.sections[f.sections[i].link]})
+		}
+	}
+	return all
+}
+
+// symbol is one of ELF64's.
+type symbol struct {
+	name        uint32 // where its name is
+	kind        byte   // symbolObject, symbolFunc, ...
+	undefined   bool
+	value, size uint64
+}
+
+const symbolSize = 24
+
+// Kinds of symbols.
+const (
+	symbolObject = 1
+	symbolFunc   = 2
+	symbolIFunc  = 10
+)
+
+// each calls f for every symbol, without holding more than a piece of the table.
+func (t symbolTable) each(f func(symbol)) error {
+	r := io.NewSectionReader(t.symbols.data(), 0, int64(min(t.symbols.size, maxSymbols*symbolSize)))
+	piece := make([]byte, 4096*symbolSize)
+	for {
+		n, err := io.ReadFull(r, piece)
+		for b := piece[:n]; len(b) >= symbolSize; b = b[symbolSize:] {
+			f(symbol{
+				name: binary.LittleEndian.Uint32(b), kind: b[4] & 15,
+				undefined: binary.LittleEndian.Uint16(b[6:]) == 0,
+				value:     binary.LittleEndian.Uint64(b[8:]), size: binary.LittleEndian.Uint64(b[16:]),
+			})
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// nameAt reads a symbol's name.
+func (t symbolTable) nameAt(off uint32) string {
+	b := make([]byte, maxName)
+	n, _ := t.names.data().ReadAt(b, int64(off))
+	name, _, _ := bytes.Cut(b[:n], []byte{0})
+	return string(name)
+}
+
+// lookup finds objects by their names; what is not there is absent from the result.
+func lookup(f *elfFile, names ...string) map[string]uint64 {
+	found := map[string]uint64{}
+	for _, t := range tablesOf(f) {
+		if t.names.size > maxNames {
+			continue
+		}
+		text, err := t.names.read()
+		if err != nil {
+			continue
+		}
+		_ = t.each(func(s symbol) {
+			if s.undefined || s.kind != symbolObject || uint64(s.name) >= uint64(len(text)) {
+				return
+			}
+			for _, name := range names {
+				if rest := text[s.name:]; len(rest) > len(name) && rest[len(name)] == 0 && string(rest[:len(name)]) == name {
+					found[name] = s.value
+				}
+			}
+		})
+		if len(found) == len(names) {
+			break
+		}
+	}
+	return found
+}
+
+// functionsAt names the functions that addresses (of the file) lie in; what is not known is absent.
+func functionsAt(f *elfFile, addrs []uint64) map[uint64]string {
+	addrs = slices.Sorted(slices.Values(addrs))
+	names := map[uint64]string{}
+	for _, t := range tablesOf(f) {
+		best := map[uint64]symbol{}
+		_ = t.each(func(s symbol) {
+			if s.undefined || s.kind != symbolFunc && s.kind != symbolIFunc || s.size > math.MaxInt32 {
+				return
+			}
+			i, _ := slices.BinarySearch(addrs, s.value)
+			for ; i < len(addrs) && addrs[i] < s.value+s.size; i++ {
+				if b, ok := best[addrs[i]]; !ok || s.size < b.size {
+					best[addrs[i]] = s
+				}
+			}
+		})
+		for addr, s := range best {
+			if names[addr] == "" {
+				names[addr] = t.nameAt(s.name)
+			}
+		}
+		if len(names) == len(addrs) {
+			break
+		}
+	}
+	return names
+}
+
+// versionText finds the version of a CPython before 3.11 among its constants, as 3.9.18; "" if it is not there.
+func versionText(f *elfFile) string {
+	s, ok := f.section(".rodata")
+	if !ok || s.size > maxRodata {
+		return ""
+	}
+	data, err := s.read()
+	if err != nil {
+		return ""
+	}
+	for i := range data {
+		// The linker may have made it the end of another constant, such as a path.
+		if data[i] != '3' || i == 0 || data[i-1] == '.' || data[i-1] >= '0' && data[i-1] <= '9' {
+			continue
+		}
+		text, _, ends := bytes.Cut(data[i:min(len(data), i+16)], []byte{0})
+		if ends && isVersion(text) {
+			return string(text)
+		}
+	}
+	return ""
+}
+
+// isVersion says whether a text is 3.MINOR.MICRO of a version that has no better way to say so.
+func isVersion(s []byte) bool {
+	s, ok := bytes.CutPrefix(s, []byte("3."))
+	minor, micro, dot := bytes.Cut(s, []byte("."))
+	_, err := strconv.ParseUint(string(micro), 10, 8)
+	return ok && dot && err == nil && (slices.Contains([]string{"7", "8", "9", "10"}, string(minor)))
+}
