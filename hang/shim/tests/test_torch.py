@@ -1,0 +1,259 @@
+"""The shim with PyTorch."""
+
+import socket
+import unittest
+
+import torch
+
+from help import Case, HERE, SHIM
+
+TRAIN, INIT, DATA, COMPILE, BUILD, EVAL, CHECKPOINT, END = range(1, 9)
+VERSION = tuple(int(x) for x in torch.__version__.split(".")[:2])
+
+RANK = """
+    import torch, torch.distributed as dist, warnings
+    warnings.simplefilter("ignore")
+    rank = int(os.environ["RANK"])
+    def mine():
+        return page(rank)
+"""
+
+
+class Torch(Case):
+    path = [SHIM, HERE]
+
+    def setUp(self):
+        super().setUp()
+        self.env.update(OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+
+    def world(self, code, ranks=2, **env):
+        """What the ranks print."""
+        all = [self.popen(RANK + code, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(ranks), **env)
+               for r in range(ranks)]
+        try:
+            return [self.end(p) for p in all]
+        finally:
+            for p in all:
+                p.kill()
+                p.communicate()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Worlds(Torch):
+    def test_all_members_say_the_same(self):
+        out = self.world("""
+    dist.init_process_group("gloo")
+    both, alone = dist.new_group([0, 1]), [dist.new_group([r]) for r in range(2)][rank]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+    for x in torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=2, num_workers=2):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    assert (mine().steps, mine().phase, mine().pid) == (6, 1, os.getpid()), vars(mine())
+    for _ in range(7):
+        dist.all_reduce(torch.ones(1), group=both)
+        dist.all_gather([torch.ones(1), torch.ones(1)], torch.ones(1))
+    def shared(rank):
+        p = page(rank)
+        return {i: s for i, s in p.groups.items() if p.about.get(i, {}).get("ranks") == "0-1"}
+    same = lambda: len(shared(0)) == 2 and shared(0) == shared(1)
+    wait(same)
+    if rank == 1:  # it does not enter what the other one waits in
+        wait(lambda: sum(shared(0).values()) - sum(shared(1).values()) == 1)
+    dist.all_reduce(torch.ones(1), group=both)
+    wait(same)
+    assert sorted(a["ranks"] for a in mine().about.values()) == sorted(["0-1", "0-1", str(rank)])
+    dist.barrier()
+    dist.destroy_process_group()
+    wait(lambda: not mine().groups)
+    print(sorted(a["name"] for a in mine().about.values()))
+        """)
+        self.assertEqual(self.page(0).phase, END)
+        self.assertEqual(out, ["[]\n", "[]\n"])
+
+    def test_without_a_backend_that_is_named(self):
+        if VERSION < (2, 0):
+            self.skipTest("SKIPPED: 1.x wants a backend")
+        self.world("""
+    dist.init_process_group()
+    wait(lambda: mine().groups)
+    before = sum(mine().groups.values())
+    dist.all_reduce(torch.ones(1))
+    wait(lambda: sum(mine().groups.values()) == before + 1)
+    dist.barrier()
+        """)
+
+    def test_older_names_of_variables(self):
+        out = self.world("""
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    print("TORCH_NCCL_TRACE_BUFFER_SIZE" in os.environ, "TORCH_NCCL_DUMP_ON_TIMEOUT" in os.environ)
+    """, ranks=1, TORCH_NCCL_TRACE_BUFFER_SIZE="20", TORCH_FR_BUFFER_SIZE="20", TORCH_NCCL_DUMP_ON_TIMEOUT="1")
+        self.assertEqual(out, ["%s True\n" % (VERSION < (2, 9))], "whose newer name is not set is the user's")
+
+    def test_debugging(self):
+        self.world("""
+    dist.init_process_group("gloo")
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+    wait(lambda: mine().groups)
+    dist.barrier()
+        """, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+
+    def test_a_world_that_does_not_come(self):
+        self.run_code(RANK + """
+    import datetime
+    try:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+        raise AssertionError
+    except Exception as e:
+        assert not isinstance(e, AssertionError)
+    assert [s[0] for s in mine().spans] == [2] and mine().groups == {}
+        """, WORLD_SIZE="2")
+
+    def test_ends(self):
+        """Whatever the thread is at, and however the program ends."""
+        for end in ("", "dist.destroy_process_group()", "sys.exit(0)", "del dist, torch", "os.kill(os.getpid(), 2)"):
+            p = self.popen(RANK + """
+    import signal
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    dist.init_process_group("gloo")
+    wait(lambda: mine().groups)
+    %s
+            """ % end, MASTER_PORT=str(free_port()))
+            self.end(p)
+            self.assertEqual(self.page().phase, END)
+
+
+class Phases(Torch):
+    def test_what_one_process_does(self):
+        self.run_code(RANK + """
+    import io
+    model = torch.nn.Linear(1500, 1500)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    class Slow(io.BytesIO):
+        def write(self, b):
+            assert mine().phase == 7
+            return super().write(b)
+    f = Slow()
+    torch.save(model.state_dict(), f)
+    f.seek(0)
+    model.load_state_dict(torch.load(f))
+    assert mine().phase == 1 and [s[0] for s in mine().spans] == [7, 7], mine().spans
+    assert torch.save is torch.serialization.save
+    model.eval(); assert mine().phase == 6
+    model.train(); assert mine().phase == 1
+
+    import torch.utils.cpp_extension as e
+    seen = []
+    e._jit_compile = lambda *a, **k: seen.append(mine().phase)
+    try:
+        e.load("x", ["x.cpp"])
+    except Exception:
+        pass
+    assert seen == [5] and mine().phase == 1, seen
+
+    if not hasattr(torch, "compile"):  # later ones talk
+        with torch.autograd.profiler.profile() as p:
+            optimizer.step()
+        assert [e.count for e in p.key_averages() if e.key == "Optimizer.step#SGD.step"] == [1]
+
+    import copy, pickle
+    m = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()))
+    assert not m.eval().training and m.train().training
+    copy.deepcopy(torch.nn.Linear(2, 2)).eval()
+    pickle.loads(pickle.dumps(torch.optim.SGD([torch.ones(1)], lr=0.1))).step()
+    assert mine().steps == (2 if hasattr(torch, "compile") else 3)
+        """)
+
+    def test_distributed_checkpoints(self):
+        if VERSION < (2, 2):
+            self.skipTest("SKIPPED: torch.distributed.checkpoint is another one before 2.2")
+        self.run_code(RANK + """
+    import torch.distributed.checkpoint as dcp
+    dist.init_process_group("gloo")
+    state = {"w": torch.ones(1000)}
+    dir = os.path.join(os.environ["DLROVER_HANG_DIR"], "dcp")
+    dcp.save(state, checkpoint_id=dir)
+    dcp.load(state, checkpoint_id=dir)
+    dcp.async_save(state, checkpoint_id=dir).result()
+    assert [s[0] for s in mine().spans].count(7) >= 3, mine().spans
+    dist.destroy_process_group()
+        """)
+
+    def test_workers_of_data_loaders(self):
+        self.run_code(RANK + """
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, i):
+            import _dlrover_hang.worker as w
+            o = torch.optim.SGD([torch.ones(1)], lr=0.1)
+            o.step(); torch.save(i, "/dev/null")
+            assert mine().pid == os.getppid() and w._words is None
+            return i
+    optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
+    optimizer.step()
+    assert len(list(torch.utils.data.DataLoader(Data(), num_workers=2))) == 4
+    assert (mine().steps, mine().phase) == (1, 1) and 3 in [s[0] for s in mine().spans]
+        """)
+
+
+class Compile(Torch):
+    def setUp(self):
+        super().setUp()
+        if VERSION < (2, 0):
+            self.skipTest("SKIPPED: there is no torch.compile")
+
+    def test_steps_and_phases(self):
+        """Compiled steps are counted by what surrounds them, and compile as they do without the shim."""
+        code = RANK + """
+    import logging; logging.disable(logging.CRITICAL)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def f():
+        optimizer.step()
+    for step in (torch.compile(optimizer.step, backend="eager"), torch.compile(f, backend="eager")):
+        for _ in range(4):
+            optimizer.zero_grad()
+            torch.compile(model, backend="eager")(torch.ones(2, 4)).sum().backward()
+            step()
+    assert not torch.compile(lambda x: model.eval()(x), backend="eager")(torch.ones(2, 4)).isnan().any()
+    import torch._dynamo.utils as u
+    print(u.counters["graph_break"], u.counters["stats"])
+    if os.environ["DLROVER_HANG_DIR"]:
+        p = mine()
+        assert 5 <= p.steps <= 8 and 4 in [s[0] for s in p.spans], (p.steps, p.spans)
+        """
+        self.assertEqual(self.run_code(code), self.run_code(code, DLROVER_HANG_DIR=""))
+
+    def test_whole_graphs(self):
+        """What compiles as one graph without the shim does with it."""
+        self.run_code(RANK + """
+    import logging; logging.disable(logging.CRITICAL)
+    model = torch.nn.Linear(4, 4)
+    def f(x):
+        model.train()
+        return model(x)
+    def run():
+        try:
+            torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2, 4))
+            return True
+        except Exception:
+            return False
+    with_us = run()
+    torch.nn.Module.train = torch.nn.Module.train.__wrapped__
+    torch._dynamo.reset()
+    assert with_us == run()
+        """)
+
+
+if __name__ == "__main__":
+    unittest.main()
