@@ -1,0 +1,86 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// TimelinePath is xpu_timer's variable for the directory of its files.
+const TimelinePath = "XPU_TIMER_TIMELINE_PATH"
+
+// timeline is xpu_timer's directory without the variable.
+const timeline = "/root/timeline"
+
+// Dir is where reports belong: $XPU_TIMER_TIMELINE_PATH, which is made if need be; else /root/timeline, if it is there;
+// else logDir, if it is not empty; else a directory of this user alone below the one for temporary files. What cannot
+// be written to is passed over; skipped says why the variable's or logDir was. Only if all fail dir is empty.
+func Dir(env func(string) (string, bool), logDir string) (dir string, skipped []error) {
+	return choose(env, timeline, logDir)
+}
+
+func choose(env func(string) (string, bool), timeline, logDir string) (dir string, skipped []error) {
+	named, _ := env(TimelinePath)
+	for _, c := range []struct {
+		dir  string
+		make bool
+		tell string
+	}{{named, true, "$" + TimelinePath}, {timeline, false, ""}, {logDir, true, "the directory of the logs"}} {
+		if c.dir == "" {
+			continue
+		}
+		err := usable(c.dir, c.make)
+		if err == nil {
+			return c.dir, skipped
+		}
+		if c.tell != "" {
+			skipped = append(skipped, fmt.Errorf("no reports in %s: %w", c.tell, err))
+		}
+	}
+	dir, err := private(os.TempDir())
+	if err != nil {
+		return "", append(skipped, err)
+	}
+	return dir, skipped
+}
+
+func usable(dir string, create bool) error {
+	if create {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no directory", dir)
+	}
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return &os.PathError{Op: "write to", Path: dir, Err: err}
+	}
+	return nil
+}
+
+// private is a directory of this user in one that everybody may write to: what somebody else has put there is not used.
+func private(in string) (string, error) {
+	dir := filepath.Join(in, "dlrover-hang-"+strconv.Itoa(os.Getuid()))
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return "", err
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || info.Mode().Perm()&0o022 != 0 || !ok || int(owner.Uid) != os.Getuid() {
+		return "", fmt.Errorf("no reports in %s: it has to be a directory of this user that nobody else may write to", dir)
+	}
+	return dir, nil
+}

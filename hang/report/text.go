@@ -1,0 +1,311 @@
+package report
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"dlrover-run/hang"
+)
+
+// What the text names at most.
+const (
+	maxGroups  = 64
+	topFrames  = 8
+	maxWaits   = 32
+	maxFlights = 64
+	maxErrors  = 64
+	maxRAS     = 4 << 10 // bytes of a node
+)
+
+// WriteText writes the report for people. Its first line is for programs: HANG (STACKS where nothing hangs, SLOW for a
+// straggler), then key=value, values with spaces in quotes. The verdict's line follows, then the groups of ranks that
+// are in the same functions, the largest first.
+func (c Case) WriteText(to io.Writer) error {
+	t := text{Case: c, w: bufio.NewWriter(to)}
+	t.printf("%s\n%s\n", c.firstLine(), c.headline())
+	t.about()
+	t.suspects()
+	t.groups()
+	t.waits()
+	t.flights()
+	t.ras()
+	return t.w.Flush()
+}
+
+// headline is the verdict for people.
+func (c Case) headline() string {
+	if c.Verdict.Line != "" {
+		return plain(c.Verdict.Line)
+	}
+	return "no verdict: these are the stacks alone"
+}
+
+func (c Case) firstLine() string {
+	v := c.Verdict
+	what := "HANG"
+	switch v.Kind {
+	case hang.KindNone:
+		what = "STACKS"
+	case hang.KindSlow:
+		what = "SLOW"
+	}
+	suspects := v.SuspectRanks()
+	e := c.World.Epoch
+	fields := [][2]string{
+		{"job", c.Job}, {"epoch", fmt.Sprintf("%d.%d.%d", e.Term, e.Round, e.Epoch)}, {"step", c.step()},
+		{"pg", v.Group}, {"in", v.In}, {"seq", seq(v.In)}, {"stuck", strings.ReplaceAll(v.Waiting, ",", "/")},
+		{"suspects", strings.ReplaceAll(suspects.String(), ",", "/")}, {"reason", string(v.Kind)},
+	}
+	if len(v.Suspects) > 0 {
+		s := v.Suspects[0]
+		fields = append(fields, [2]string{"node", s.Node}, [2]string{"at", s.Where.Source()}, [2]string{"func", s.Where.Func})
+	}
+	if v.Age > 0 {
+		fields = append(fields, [2]string{"age", strconv.Itoa(int(v.Age/time.Second)) + "s"})
+	}
+	fields = append(fields, [2]string{"confidence", string(v.Confidence)},
+		[2]string{"no_data", strings.ReplaceAll(c.noData().String(), ",", "/")})
+	for _, f := range fields {
+		if f[1] != "" {
+			what += " " + f[0] + "=" + quoted(f[1])
+		}
+	}
+	return what
+}
+
+// quoted is a value on the first line.
+func quoted(s string) string {
+	s = plain(s)
+	if strings.ContainsAny(s, " \"'=\\") {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// step is the most that any rank has made; the ranks that wait are there.
+func (c Case) step() string {
+	steps := uint64(0)
+	for i := range c.Evidence {
+		if p := c.Evidence[i].Page(); p != nil {
+			steps = max(steps, p.Steps)
+		}
+	}
+	if steps == 0 {
+		return ""
+	}
+	return strconv.FormatUint(steps, 10)
+}
+
+// seq is the number in the name of a collective, such as all_reduce #246.
+func seq(in string) string {
+	_, after, _ := strings.Cut(in, "#")
+	if end := strings.IndexFunc(after, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
+		after = after[:end]
+	}
+	return after
+}
+
+// noData are the ranks without any stack.
+func (c Case) noData() hang.RankSet {
+	known := hang.RankSet{}
+	for _, e := range c.Evidence {
+		if e.Stacks != nil && slices.ContainsFunc(e.Stacks.Threads, func(t hang.Thread) bool {
+			return len(t.Python)+len(t.Native) > 0
+		}) {
+			known.Add(e.Rank)
+		}
+	}
+	return c.World.Ranks().Without(known)
+}
+
+// text is a report that is being written; Flush reports the errors.
+type text struct {
+	Case
+	w *bufio.Writer
+}
+
+func (t *text) printf(format string, args ...any) { fmt.Fprintf(t.w, format, args...) }
+
+func (t *text) about() {
+	t.printf("\n%s: %d ranks on %d nodes\n", t.At.UTC().Format(time.RFC3339), t.World.Ranks().Len(), len(t.World.Nodes))
+	if none := t.noData(); len(none) > 0 {
+		t.printf("no data: ranks %s (%d)\n", none.Brief(64), none.Len())
+	}
+	if t.Verdict.Doubt != "" {
+		t.printf("confidence %s: %s\n", plain(string(t.Verdict.Confidence)), plain(t.Verdict.Doubt))
+	}
+	for _, n := range t.Notes {
+		t.printf("note: %s\n", plain(n))
+	}
+	t.errors()
+}
+
+// errors are those of the ranks, each once.
+func (t *text) errors() {
+	of := map[string]*hang.RankSet{}
+	var order []string
+	add := func(rank int, text string) {
+		if of[text] == nil {
+			of[text], order = &hang.RankSet{}, append(order, text)
+		}
+		of[text].Add(rank)
+	}
+	for _, e := range t.Evidence {
+		if e.Error != "" {
+			add(e.Rank, e.Error)
+		}
+		if e.Stacks != nil && e.Stacks.Error != "" {
+			add(e.Rank, "its stacks: "+e.Stacks.Error)
+		}
+	}
+	for _, text := range order[:min(len(order), maxErrors)] {
+		t.printf("%s: %s\n", ranks(*of[text]), plain(text))
+	}
+}
+
+func (t *text) suspects() {
+	if len(t.Verdict.Suspects) == 0 {
+		return
+	}
+	t.printf("\nsuspects\n")
+	for i, s := range t.Verdict.Suspects {
+		if i == maxGroups {
+			t.printf("  and %d more\n", len(t.Verdict.Suspects)-i)
+			return
+		}
+		t.printf("  rank %d (node %d %s, pid %d): %s", s.Rank, s.GroupRank, plain(s.Node), s.PID, plain(s.Doing))
+		if s.Where.Func != "" {
+			t.printf(" in %s at %s", plain(s.Where.Func), plain(s.Where.Source()))
+		}
+		if s.Phase != hang.PhaseUnknown {
+			t.printf(", phase %s", s.Phase)
+		}
+		t.printf("\n")
+	}
+}
+
+// groups are by the Python stacks or, of programs without any, by the native ones.
+func (t *text) groups() {
+	groups := hang.GroupStacks(t.Evidence, false)
+	if len(groups) == 0 {
+		groups = hang.GroupStacks(t.Evidence, true)
+	}
+	suspects := t.Verdict.SuspectRanks()
+	slices.SortStableFunc(groups, func(a, b hang.StackGroup) int { // to be seen even among thousands
+		return -cmp.Compare(boolean(a.Ranks.Meets(suspects)), boolean(b.Ranks.Meets(suspects)))
+	})
+	if len(groups) > 0 {
+		t.printf("\nmain threads, innermost function first\n")
+	}
+	for i, g := range groups {
+		if i == maxGroups {
+			t.printf("  and %d groups more; %s has them\n", len(groups)-i, PythonStacks)
+			return
+		}
+		t.group(g)
+	}
+}
+
+func boolean(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (t *text) group(g hang.StackGroup) {
+	t.printf("  %s", ranks(g.Ranks))
+	for i := range len(g.States) {
+		t.printf(", %s", hang.StateName(g.States[i]))
+	}
+	for _, p := range g.Phases {
+		if p != hang.PhaseUnknown {
+			t.printf(", phase %s", p)
+		}
+	}
+	t.printf("\n")
+	for i, f := range g.Frames {
+		if i == topFrames {
+			t.printf("    and %d more\n", len(g.Frames)-i)
+			break
+		}
+		t.printf("    %s at %s\n", plain(hang.Foldable(f.Func)), plain(hang.Foldable(f.Source())))
+	}
+	if g.Native.Func != "" && len(g.Frames) > 0 && g.Native != g.Frames[0] {
+		t.printf("    native: %s at %s\n", plain(g.Native.Func), plain(hang.Foldable(g.Native.Source())))
+	}
+}
+
+func (t *text) waits() {
+	if len(t.Store) > 0 {
+		t.printf("\nkeys of the workers' store that are waited for\n")
+	}
+	for _, w := range t.Store[:min(len(t.Store), maxWaits)] {
+		t.printf("  %s: for %v by %d\n", plain(w.Key), w.Age.Round(time.Second), len(w.Waiters)+w.More)
+	}
+}
+
+// ranks are 1 rank (3), or 2 ranks (0-1).
+func ranks(s hang.RankSet) string {
+	if s.Len() == 1 {
+		return "rank " + s.String()
+	}
+	return fmt.Sprintf("%d ranks %s", s.Len(), s.Brief(64))
+}
+
+// flights are the collectives that have not completed, each with the ranks that are in it.
+func (t *text) flights() {
+	in := map[hang.FlightEntry]*hang.RankSet{}
+	var order []hang.FlightEntry
+	for _, e := range t.Evidence {
+		if e.Flight == nil {
+			continue
+		}
+		for _, f := range e.Flight.Entries {
+			if f.State == "completed" {
+				continue
+			}
+			if in[f] == nil {
+				in[f], order = &hang.RankSet{}, append(order, f)
+			}
+			in[f].Add(e.Rank)
+		}
+	}
+	if len(order) > 0 {
+		t.printf("\nflight recorder: collectives that have not completed\n")
+	}
+	for i, f := range order {
+		if i == maxFlights {
+			t.printf("  and %d more\n", len(order)-i)
+			return
+		}
+		of := strings.Join(strings.Fields(fmt.Sprint("of ", cmp.Or(f.Desc, f.Group), " ", f.Sizes, " ", f.DType)), " ")
+		t.printf("  %s: %s #%d %s %s\n", ranks(*in[f]), plain(f.Op), f.Seq, plain(of), plain(f.State))
+	}
+}
+
+func (t *text) ras() {
+	for _, r := range t.RAS {
+		t.printf("\nNCCL's RAS\n")
+		for line := range strings.Lines(r[:min(len(r), maxRAS)]) {
+			t.printf("  %s\n", plain(strings.TrimRight(line, "\r\n")))
+		}
+	}
+}
+
+// plain is what others have written, on one line and without what acts on a terminal.
+func plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control) {
+			return '_'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\ufffd"))
+}
