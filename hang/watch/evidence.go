@@ -1,0 +1,288 @@
+package watch
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"dlrover-run/hang"
+)
+
+// The evidence of a node.
+const (
+	budget    = 9 * time.Second // then what there is must do: the judge waits for ten
+	apart     = 2 * time.Second // between two samples
+	looks     = 3
+	readers   = 8               // processes whose stacks are read at the same time
+	stackTime = 4 * time.Second // for one of them
+	restTime  = 5 * time.Second // for all that is asked of others: NCCL, PyTorch
+	silent    = 3 * time.Second // a shim whose thread has not run for so long does not get the interpreter's lock
+)
+
+// answer collects what the judge asks for.
+func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
+	limited, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	r := hang.Report{Ask: a.Seq}
+	switch a.What {
+	case hang.AskEvidence:
+		r.Evidence, r.RAS = w.collect(limited, own)
+	case hang.AskStacks:
+		r.Evidence = w.collectOnce(limited, own, w.readStacks, w.readOutput, w.readFlights)
+	case hang.AskPages:
+		r.Evidence = w.collectOnce(limited, own)
+	default:
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if limited.Err() != nil {
+		r.Partial = "not everything could be read within " + budget.String()
+	}
+	r.Store = w.store()
+	w.send(ctx, r)
+}
+
+// gathering is what is collected at the same time. Its goroutines may be left behind, so each of them says by a channel
+// what it has found.
+type gathering struct {
+	ctx   context.Context
+	parts []func() // put an answer to its place, when it is there
+}
+
+// alongside begins f. When gather is called, place gets its result, unless ctx ends before.
+func alongside[T any](g *gathering, f func() T, place func(T)) {
+	done := make(chan T, 1)
+	go func() { done <- f() }()
+	g.parts = append(g.parts, func() {
+		select {
+		case v := <-done:
+			place(v)
+			return
+		default:
+		}
+		select {
+		case v := <-done:
+			place(v)
+		case <-g.ctx.Done():
+		}
+	})
+}
+
+func (g *gathering) gather() {
+	for _, p := range g.parts {
+		p()
+	}
+}
+
+// collect takes all samples, and meanwhile everything else.
+func (w *Watcher) collect(ctx context.Context, own *looker) (ev []hang.Evidence, ras string) {
+	series := [][]hang.Sample{own.look(ctx, true)}
+	if series[0] == nil {
+		return nil, ""
+	}
+	ev = w.blank(series[0])
+	g := &gathering{ctx: ctx}
+	w.readStacks(g, ev, own)
+	w.readOutput(g, ev, own)
+	w.readFlights(g, ev, own)
+	w.readRest(g, ev, &ras)
+	for len(series) < looks && sleep(ctx, apart) {
+		if next := own.look(ctx, true); next != nil {
+			series = append(series, next)
+		}
+	}
+	g.gather()
+	for _, samples := range series {
+		for i := range ev {
+			ev[i].Samples = append(ev[i].Samples, samples[i])
+		}
+	}
+	return ev, ras
+}
+
+// collectOnce takes one sample of every worker, and what else is wanted.
+func (w *Watcher) collectOnce(ctx context.Context, own *looker, read ...func(*gathering, []hang.Evidence, *looker),
+) []hang.Evidence {
+	samples := own.look(ctx, len(read) > 0)
+	if samples == nil {
+		return nil
+	}
+	ev := w.blank(samples)
+	w.readGroups(ev)
+	g := &gathering{ctx: ctx}
+	for _, r := range read {
+		r(g, ev, own)
+	}
+	g.gather()
+	for i := range ev {
+		ev[i].Samples = samples[i : i+1]
+	}
+	return ev
+}
+
+// Once reads samples and stacks of the workers, of those that can be read until ctx ends. It is called instead of
+// Watch.
+func (w *Watcher) Once(ctx context.Context) []hang.Evidence {
+	w.begin()
+	return w.collectOnce(ctx, w.looker, w.readStacks, w.readOutput)
+}
+
+func (w *Watcher) blank(samples []hang.Sample) []hang.Evidence {
+	ev := make([]hang.Evidence, len(samples))
+	for i, s := range samples {
+		ev[i] = hang.Evidence{Worker: s.Worker, Node: w.cfg.Node, GroupRank: w.cfg.GroupRank}
+	}
+	return ev
+}
+
+// readStacks reads some workers at a time. One that cannot be read costs stackTime, the others nothing.
+func (w *Watcher) readStacks(g *gathering, ev []hang.Evidence, own *looker) {
+	if w.cfg.Stacks == nil {
+		return
+	}
+	room := make(chan struct{}, readers)
+	for i := range ev {
+		e := &ev[i]
+		switch {
+		case own.state[i].blocked:
+			e.Error = "reading this process does not return; it was not tried again"
+			continue
+		case own.state[i].last.Proc.State == 0:
+			e.Error = "the process is gone"
+			continue
+		}
+		e.Error = "its stacks could not be read in time"
+		alongside(g, func() *hang.Stacks { return w.stacks(g.ctx, room, e.PID) }, func(s *hang.Stacks) {
+			if s != nil {
+				e.Stacks, e.Error = s, ""
+			}
+		})
+	}
+}
+
+// stacks returns nil if there is no result in time.
+func (w *Watcher) stacks(ctx context.Context, room chan struct{}, pid int) *hang.Stacks {
+	select {
+	case room <- struct{}{}:
+		defer func() { <-room }()
+	case <-ctx.Done():
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stackTime)
+	defer cancel()
+	done := make(chan *hang.Stacks, 1)
+	go func() {
+		s, err := w.cfg.Stacks(ctx, pid)
+		if err != nil && s.Error == "" {
+			s.Error = err.Error()
+		}
+		done <- &s
+	}()
+	select {
+	case s := <-done:
+		return s
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// readOutput takes the ends of what the workers have written.
+func (w *Watcher) readOutput(g *gathering, ev []hang.Evidence, _ *looker) {
+	if w.cfg.Output == nil {
+		return
+	}
+	for i := range ev {
+		e, local := &ev[i], ev[i].Local
+		alongside(g, func() string { return w.cfg.Output(local) }, func(text string) { e.Log = text })
+	}
+}
+
+// readFlights asks PyTorch's flight recorders. Where there is none that costs nothing.
+func (w *Watcher) readFlights(g *gathering, ev []hang.Evidence, own *looker) {
+	if w.cfg.Flight == nil {
+		return
+	}
+	for i, mute := range mutes(own) {
+		if mute {
+			continue
+		}
+		e := &ev[i]
+		alongside(g, func() *hang.Flight { return w.flight(g.ctx, e.Rank) }, func(f *hang.Flight) { e.Flight = f })
+	}
+}
+
+// readRest reads what is not of one process.
+func (w *Watcher) readRest(g *gathering, ev []hang.Evidence, ras *string) {
+	if w.cfg.Sockets != nil {
+		pids := make([]int, len(ev))
+		for i := range ev {
+			pids[i] = ev[i].PID
+		}
+		alongside(g, func() map[int][]string { return w.cfg.Sockets(pids) }, func(by map[int][]string) {
+			for i := range ev {
+				ev[i].Sockets = by[ev[i].PID]
+			}
+		})
+	}
+	if w.cfg.RAS != nil {
+		alongside(g, func() string {
+			ctx, cancel := context.WithTimeout(g.ctx, restTime)
+			defer cancel()
+			return w.cfg.RAS(ctx)
+		}, func(s string) { *ras = s })
+	}
+	w.readGroups(ev)
+}
+
+// mutes are the workers that cannot write a dump, because somebody keeps the interpreter's lock, or all are stopped. To
+// older PyTorch it looks like a hang of its own when it is asked then.
+func mutes(own *looker) []bool {
+	list := make([]bool, len(own.state))
+	for i, t := range own.state {
+		s := t.last
+		list[i] = t.blocked || s.Proc.State == 'T' || s.Proc.State == 't' || s.Page != nil && s.At-s.Page.Heartbeat > silent
+	}
+	return list
+}
+
+// flight returns nil if there is no recorder, or it does not answer.
+func (w *Watcher) flight(ctx context.Context, rank int) *hang.Flight {
+	ctx, cancel := context.WithTimeout(ctx, restTime)
+	defer cancel()
+	f, err := w.cfg.Flight(ctx, rank)
+	if err != nil {
+		return nil
+	}
+	return f
+}
+
+func (w *Watcher) readGroups(ev []hang.Evidence) {
+	if w.cfg.Pages == "" {
+		return
+	}
+	for i := range ev {
+		path := pageFile(w.cfg.Pages, ev[i].Local, "groups")
+		if fi, err := os.Stat(path); err != nil || fi.Size() > hang.GroupsSize {
+			continue
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		ev[i].Groups, _ = w.cfg.Groups(b) // half written: the shim writes it anew
+	}
+}
+
+// sleep says whether ctx has not ended meanwhile.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

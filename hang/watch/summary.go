@@ -1,0 +1,61 @@
+package watch
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"dlrover-run/hang"
+)
+
+// follow remembers when each worker was last seen to make progress.
+func (w *Watcher) follow(now time.Duration, samples []hang.Sample) {
+	if w.newest == nil {
+		w.progress = make([]time.Duration, len(samples))
+	}
+	for i := range samples {
+		if w.newest == nil || hang.Progressed(w.newest[i], samples[i]) {
+			w.progress[i] = now
+		}
+	}
+	w.newest = samples
+}
+
+// sum tells the judge how the workers are doing: once, then where that is wanted, or if it has changed who is slow.
+func (w *Watcher) sum(ctx context.Context, now time.Duration) {
+	s := w.summary(now)
+	if w.summed && !w.cfg.Summaries && s.Slow == w.slow {
+		w.next = now + jittered(hang.SummaryEvery)
+		return
+	}
+	w.summed, w.slow = true, s.Slow
+	w.say(ctx, now, hang.Report{Summary: s})
+}
+
+// summary is how the workers are doing by the newest look.
+func (w *Watcher) summary(now time.Duration) *hang.Summary {
+	s := &hang.Summary{Age: now - slices.Min(w.progress)}
+	var steps []time.Duration
+	fewest, paged := uint64(0), false
+	for _, sample := range w.newest {
+		p := sample.Page
+		if p == nil {
+			continue
+		}
+		if !paged || p.Steps < fewest {
+			fewest, paged = p.Steps, true
+		}
+		for i := 1; i < len(p.StepTimes); i++ {
+			steps = append(steps, p.StepTimes[i]-p.StepTimes[i-1])
+		}
+	}
+	s.Steps = fewest
+	if len(steps) > 0 {
+		slices.Sort(steps)
+		s.StepTime = steps[len(steps)/2]
+	}
+	if slow, any := w.straggler.Found(); any {
+		s.Slow = slow.Line(func(at time.Duration) string { return time.Now().Add(at - now).Format(time.TimeOnly) })
+	}
+	return s
+}

@@ -1,0 +1,211 @@
+package watch
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/hang"
+)
+
+// Detector is hang.Detector.
+type Detector interface {
+	// Look returns all that are suspected now.
+	Look(now time.Duration, workers []hang.Sample, store []hang.StoreWait) []hang.Suspicion
+}
+
+// Config is an epoch on this node. Functions that are nil have nothing to tell.
+type Config struct {
+	Epoch     hang.Epoch
+	Node      string
+	GroupRank int
+	RankBase  int
+	PIDs      []int // of the workers, by local rank
+	// First is when the first look is due, Every how often one is after that.
+	First, Every time.Duration
+	// Summaries: the judge hears every hang.SummaryEvery from this node, not just once and when workers become slow.
+	Summaries bool
+	Pages     string // directory of the shim's pages; "": there are none
+	Parse     func([]byte) (hang.Page, error)
+	Groups    func([]byte) ([]hang.Group, error)
+	Detector  Detector
+	// Store are the keys that somebody waits for, if this node has the workers' store.
+	Store func() []hang.StoreWait
+	// Stacks reads one process, Flight its flight recorder. They may be called by several goroutines.
+	Stacks func(ctx context.Context, pid int) (hang.Stacks, error)
+	Flight func(ctx context.Context, rank int) (*hang.Flight, error)
+	// Sockets are the connections of processes to the workers' store, by pid.
+	Sockets func(pids []int) map[int][]string
+	RAS     func(ctx context.Context) string
+	// Output is the end of what a worker has written.
+	Output func(local int) string
+	// Post delivers a report to the judge; it is tried again for a while when it fails.
+	Post func(context.Context, hang.Report) error
+	// Looked, if not nil, is told every look.
+	Looked func([]hang.Sample, []hang.Suspicion)
+	Log    *slog.Logger
+
+	root string               // of /proc, in tests
+	now  func() time.Duration // in tests
+}
+
+// Watcher watches over the workers of one epoch.
+type Watcher struct {
+	cfg    Config
+	looker *looker
+	asks   chan hang.Ask
+	outbox *outbox
+	wg     sync.WaitGroup
+
+	straggler hang.Straggler
+	newest    []hang.Sample
+	progress  []time.Duration // when each worker was last seen to make some
+	told      time.Duration   // when the judge heard something last
+	next      time.Duration   // when it hears a summary
+	summed    bool            // it has heard one
+	slow      string          // what the newest one said of a straggler
+
+	mu        sync.Mutex
+	suspected []hang.Suspicion // by the newest look
+}
+
+// New prepares to watch; nothing is read yet.
+func New(cfg Config) *Watcher {
+	if cfg.root == "" {
+		cfg.root = "/proc"
+	}
+	if cfg.now == nil {
+		cfg.now = monotonic
+	}
+	w := &Watcher{cfg: cfg, asks: make(chan hang.Ask, 4)}
+	w.outbox = newOutbox(cfg.Post, cfg.Log)
+	return w
+}
+
+// monotonic is the clock of the shim's pages.
+func monotonic() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // never fails
+	return time.Duration(ts.Nano())
+}
+
+// Ask has the Watcher answer the judge, beside whatever else it does. Any goroutine may call it. What comes while
+// several asks are not begun yet is dropped: the judge has forgotten the first of them by then.
+func (w *Watcher) Ask(a hang.Ask) {
+	select {
+	case w.asks <- a:
+	default:
+	}
+}
+
+// Watch returns soon after ctx has ended.
+func (w *Watcher) Watch(ctx context.Context) {
+	defer w.wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	timer := time.NewTimer(w.cfg.First)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			w.look(ctx)
+			timer.Reset(w.cfg.Every)
+		case a := <-w.asks:
+			w.begin()
+			own := w.looker.clone()
+			w.wg.Go(func() { w.answer(ctx, own, a) })
+		}
+	}
+}
+
+func (w *Watcher) suspicions() []hang.Suspicion {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.suspected
+}
+
+// begin makes what is needed from the first look on.
+func (w *Watcher) begin() {
+	if w.looker != nil {
+		return
+	}
+	c := &w.cfg
+	w.looker = &looker{
+		patient: stuckAfter,
+		sampler: &sampler{fs: newProcfs(c.root), now: c.now, pages: c.Pages, parse: c.Parse},
+		blocked: func(pid int) {
+			c.Log.Warn("reading a worker's state does not return: it is not read any more", "pid", pid)
+		},
+	}
+	for i, pid := range c.PIDs {
+		w.looker.state = append(w.looker.state, tracked{local: i, rank: c.RankBase + i, pid: pid})
+	}
+	w.next = c.now() + jittered(hang.SummaryEvery)
+}
+
+// look takes samples, and tells the judge when it has changed who is suspected, or must hear of it again.
+func (w *Watcher) look(ctx context.Context) {
+	w.begin()
+	samples := w.looker.look(ctx, false)
+	if samples == nil {
+		return
+	}
+	now, store := w.cfg.now(), w.store()
+	w.follow(now, samples)
+	w.straggler.Look(now, samples)
+	suspected, before := w.credible(w.cfg.Detector.Look(now, samples, store), store), w.suspicions()
+	w.mu.Lock()
+	w.suspected = suspected
+	w.mu.Unlock()
+	if w.cfg.Looked != nil {
+		w.cfg.Looked(samples, suspected)
+	}
+	switch {
+	case !sameRanks(suspected, before), len(suspected) > 0 && now-w.told >= hang.RepeatEvery:
+		w.say(ctx, now, hang.Report{Store: store})
+	case now >= w.next:
+		w.sum(ctx, now)
+	}
+}
+
+// credible leaves out what evidence could say nothing about: without pages only stacks of Python, and the store, tell
+// that a worker waits for others.
+func (w *Watcher) credible(found []hang.Suspicion, store []hang.StoreWait) []hang.Suspicion {
+	return slices.DeleteFunc(slices.Clone(found), func(s hang.Suspicion) bool {
+		i := s.Rank - w.cfg.RankBase
+		return w.cfg.Pages == "" && len(store) == 0 && i >= 0 && i < len(w.looker.state) && !w.looker.state[i].python
+	})
+}
+
+// say puts what is suspected into a report and sends it.
+func (w *Watcher) say(ctx context.Context, now time.Duration, r hang.Report) {
+	w.told, w.next = now, now+jittered(hang.SummaryEvery)
+	w.send(ctx, r)
+}
+
+func (w *Watcher) send(ctx context.Context, r hang.Report) {
+	r.Epoch, r.Suspicions = w.cfg.Epoch, w.suspicions()
+	w.outbox.put(ctx, &w.wg, r)
+}
+
+func (w *Watcher) store() []hang.StoreWait {
+	if w.cfg.Store == nil {
+		return nil
+	}
+	return w.cfg.Store()
+}
+
+// sameRanks says whether the same workers are suspected.
+func sameRanks(a, b []hang.Suspicion) bool {
+	return slices.EqualFunc(a, b, func(x, y hang.Suspicion) bool { return x.Rank == y.Rank })
+}
+
+// jittered keeps the nodes of a large job from speaking at the same moment.
+func jittered(d time.Duration) time.Duration { return d*9/10 + rand.N(d/5) }

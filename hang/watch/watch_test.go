@@ -1,0 +1,277 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang"
+)
+
+// script is a Detector that suspects by the clock: rank 10 from one moment to the other.
+type script struct {
+	began    time.Time
+	from, to time.Duration
+	looks    []time.Duration
+}
+
+func (s *script) Look(time.Duration, []hang.Sample, []hang.StoreWait) []hang.Suspicion {
+	at := time.Since(s.began)
+	s.looks = append(s.looks, at)
+	if s.from > 0 && at >= s.from && at < s.to {
+		return []hang.Suspicion{{Rank: 10, Age: at}}
+	}
+	return nil
+}
+
+// judge hears reports.
+type judge struct {
+	began time.Time
+	fail  func(r hang.Report) error
+
+	mu    sync.Mutex
+	heard []hang.Report
+	at    []time.Duration
+}
+
+func (j *judge) post(_ context.Context, r hang.Report) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.fail != nil {
+		if err := j.fail(r); err != nil {
+			return err
+		}
+	}
+	j.heard, j.at = append(j.heard, r), append(j.at, time.Since(j.began))
+	return nil
+}
+
+// bench watches over two processes that do nothing.
+func bench(t *testing.T) (Config, *script, *judge) {
+	root := t.TempDir()
+	fakeProc(t, root, 7, 1)
+	fakeProc(t, root, 8, 1)
+	s, j := &script{began: time.Now()}, &judge{began: time.Now()}
+	began := time.Now()
+	for _, pid := range []string{"7", "8"} {
+		require.NoError(t, os.Symlink("/usr/bin/python3.11", filepath.Join(root, pid, "exe")))
+	}
+	return Config{
+		Epoch: hang.Epoch{Term: 1, Round: 2, Epoch: 3}, Node: "n", RankBase: 10, PIDs: []int{7, 8},
+		First: 5 * time.Second, Every: 5 * time.Second, Detector: s, Post: j.post, Log: slog.New(slog.DiscardHandler),
+		root: root, now: func() time.Duration { return time.Hour + time.Since(began) },
+	}, s, j
+}
+
+// watchFor watches for a time, and asks at some moment of it.
+func watchFor(t *testing.T, w *Watcher, d time.Duration, asks map[time.Duration]hang.Ask) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	for at, a := range asks {
+		time.AfterFunc(at, func() { w.Ask(a) })
+	}
+	w.Watch(ctx)
+}
+
+func TestNothingIsReadBeforeTheFirstLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s, j := bench(t)
+		w := New(c)
+		watchFor(t, w, c.First-time.Nanosecond, nil)
+		require.Nil(t, w.looker)
+		require.Empty(t, s.looks)
+		require.Empty(t, j.heard)
+	})
+}
+
+func TestSuspicionsAreToldAtOnceRepeatedAndWithdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s, j := bench(t)
+		s.from, s.to = 15*time.Second, 27*time.Second
+		c.Store = func() []hang.StoreWait { return []hang.StoreWait{{Key: "rank_1"}} }
+		watchFor(t, New(c), 39*time.Second, nil)
+		require.Equal(t, []time.Duration{15 * time.Second, 15*time.Second + hang.RepeatEvery, 30 * time.Second}, j.at)
+		for _, r := range j.heard[:2] {
+			require.Equal(t, c.Epoch, r.Epoch)
+			require.Len(t, r.Suspicions, 1)
+			require.Equal(t, "rank_1", r.Store[0].Key)
+			require.Nil(t, r.Evidence)
+		}
+		require.Empty(t, j.heard[2].Suspicions, "withdrawn")
+		require.Equal(t, []time.Duration{5e9, 10e9, 15e9, 20e9, 25e9, 30e9, 35e9}, s.looks)
+	})
+}
+
+// Nobody can say what a program that is no Python waits for, unless it uses the workers' store.
+func TestSuspicionsOfOtherPrograms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s, j := bench(t)
+		s.from, s.to = time.Nanosecond, time.Hour
+		require.NoError(t, os.Remove(filepath.Join(c.root, "7", "exe")))
+		require.NoError(t, os.Symlink("/bin/sleep", filepath.Join(c.root, "7", "exe")))
+		watchFor(t, New(c), 30*time.Second, nil)
+		require.Empty(t, j.heard)
+		c.Store = func() []hang.StoreWait { return []hang.StoreWait{{Key: "rank_1"}} }
+		watchFor(t, New(c), 30*time.Second, nil)
+		require.NotEmpty(t, j.heard)
+	})
+}
+
+func TestSummariesOfOneNodeAmongSeveral(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		watchFor(t, New(c), 5*time.Minute, nil)
+		require.Len(t, j.heard, 1, "who is alone has nothing more to tell")
+		c, _, j = bench(t)
+		c.Summaries = true
+		watchFor(t, New(c), 5*time.Minute, nil)
+		require.InDelta(t, 9, len(j.heard), 2)
+		for _, r := range j.heard {
+			require.NotNil(t, r.Summary)
+			require.Greater(t, r.Summary.Age, 20*time.Second)
+			require.Empty(t, r.Suspicions)
+		}
+	})
+}
+
+// Who is alone tells the judge that its steps have become slower, and that they are as before.
+func TestSlowStepsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		c.Pages = t.TempDir()
+		require.NoError(t, os.WriteFile(pageFile(c.Pages, 0, "page"), nil, 0o600))
+		c.Parse = func([]byte) (hang.Page, error) {
+			p, step := hang.Page{}, 100*time.Millisecond
+			if at := time.Since(j.began); at > 10*time.Minute && at < 20*time.Minute {
+				step = 130 * time.Millisecond
+			}
+			for i := range 20 {
+				p.StepTimes = append(p.StepTimes, c.now()-time.Duration(20-i)*step)
+			}
+			return p, nil
+		}
+		watchFor(t, New(c), 30*time.Minute, nil)
+		require.Greater(t, len(j.heard), 2)
+		require.Empty(t, j.heard[0].Summary.Slow)
+		require.InDelta(t, 14, j.at[1].Minutes(), 1.5)
+		require.Regexp(t, `^steps of 100ms until \d\d:\d\d:\d\d, 130ms since$`, j.heard[1].Summary.Slow)
+		last := len(j.heard) - 1
+		require.InDelta(t, 24, j.at[last].Minutes(), 1.5)
+		require.Empty(t, j.heard[last].Summary.Slow)
+	})
+}
+
+// A judge that cannot be reached is tried again, with the newest news only.
+func TestReportsAreTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s, j := bench(t)
+		s.from, s.to = 5*time.Second, time.Hour
+		j.fail = func(hang.Report) error {
+			if time.Since(j.began) < 18*time.Second+time.Millisecond {
+				return errors.New("refused")
+			}
+			return nil
+		}
+		watchFor(t, New(c), 19500*time.Millisecond, nil)
+		require.Len(t, j.heard, 1)
+		require.Greater(t, j.heard[0].Suspicions[0].Age, 14*time.Second)
+	})
+}
+
+func TestEvidence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s, j := bench(t)
+		s.from, s.to = time.Nanosecond, time.Hour
+		c.Stacks = stuckFor(8, time.Minute)
+		c.Sockets = func(pids []int) map[int][]string { return map[int][]string{pids[1]: {"127.0.0.1:1"}} }
+		c.Flight = func(_ context.Context, rank int) (*hang.Flight, error) { return &hang.Flight{}, nil }
+		c.RAS = func(ctx context.Context) string { return "ras" }
+		c.Store = func() []hang.StoreWait { return []hang.StoreWait{{Key: "k"}} }
+		watchFor(t, New(c), 30*time.Second, map[time.Duration]hang.Ask{
+			6 * time.Second: {Seq: 9, What: hang.AskEvidence}, 13 * time.Second: {Seq: 10, What: hang.AskPages},
+			14 * time.Second: {Seq: 11, What: hang.AskStacks},
+		})
+		answers := map[uint64]hang.Report{}
+		at := map[uint64]time.Duration{}
+		for i, r := range j.heard {
+			answers[r.Ask], at[r.Ask] = r, j.at[i]
+		}
+		e := answers[9]
+		require.InDelta(t, 10, at[9].Seconds(), 0.1, "as long as the one that cannot be read")
+		require.Len(t, e.Suspicions, 1, "an answer withdraws nothing")
+		require.Len(t, e.Evidence, 2)
+		require.Equal(t, "ras", e.RAS)
+		require.Equal(t, "k", e.Store[0].Key)
+		for i, ev := range e.Evidence {
+			require.Equal(t, 10+i, ev.Rank)
+			require.Equal(t, "n", ev.Node)
+			require.NotNil(t, ev.Flight)
+			require.Len(t, ev.Samples, 3)
+			require.Equal(t, 4*time.Second, ev.Samples[2].At-ev.Samples[0].At)
+		}
+		require.Equal(t, "CPython", e.Evidence[0].Stacks.Interpreter)
+		require.Empty(t, e.Evidence[0].Error)
+		require.Nil(t, e.Evidence[1].Stacks)
+		require.Contains(t, e.Evidence[1].Error, "in time")
+		require.Equal(t, []string{"127.0.0.1:1"}, e.Evidence[1].Sockets)
+
+		require.Len(t, answers[10].Evidence, 2)
+		require.Len(t, answers[10].Evidence[0].Samples, 1)
+		require.Nil(t, answers[10].Evidence[0].Stacks)
+		require.Nil(t, answers[10].Evidence[0].Flight)
+		require.NotNil(t, answers[11].Evidence[0].Stacks)
+		require.NotNil(t, answers[11].Evidence[0].Flight, "of a healthy job, too")
+		time.Sleep(2 * time.Minute) // what was left behind ends
+	})
+}
+
+// stuckFor reads stacks, but of one process it does not return, whatever its context says.
+func stuckFor(pid int, d time.Duration) func(context.Context, int) (hang.Stacks, error) {
+	return func(_ context.Context, p int) (hang.Stacks, error) {
+		if p == pid {
+			time.Sleep(d)
+		}
+		return hang.Stacks{Interpreter: "CPython"}, nil
+	}
+}
+
+func TestAnErrorOfTheReaderIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		c.Stacks = func(context.Context, int) (hang.Stacks, error) { return hang.Stacks{}, errors.New("no permission") }
+		watchFor(t, New(c), 3*time.Second, map[time.Duration]hang.Ask{time.Second: {Seq: 1, What: hang.AskStacks}})
+		require.Equal(t, "no permission", j.heard[0].Evidence[0].Stacks.Error)
+	})
+}
+
+// The end of an epoch ends what is being collected, and tells nothing half.
+func TestTheEndOfTheEpochInMidEvidence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		watchFor(t, New(c), 3*time.Second, map[time.Duration]hang.Ask{time.Second: {Seq: 1, What: hang.AskEvidence}})
+		require.Empty(t, j.heard)
+	})
+}
+
+func TestTheEndOfTheOutputComesWithStacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		c.Output = func(local int) string { return "output of " + strconv.Itoa(local) }
+		watchFor(t, New(c), 4*time.Second, map[time.Duration]hang.Ask{
+			time.Second: {Seq: 1, What: hang.AskStacks}, 2 * time.Second: {Seq: 2, What: hang.AskPages},
+		})
+		require.Len(t, j.heard, 2)
+		require.Equal(t, "output of 1", j.heard[0].Evidence[1].Log)
+		require.Empty(t, j.heard[1].Evidence[1].Log, "nor is it read when only progress is asked for")
+	})
+}
