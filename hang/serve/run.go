@@ -1,0 +1,281 @@
+package serve
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dlrover-run/hang"
+)
+
+// run is a Case with a clock. Its lock is held for one step at a time, and nothing of Config but Saved is called under
+// it.
+type run struct {
+	hub   *Hub
+	id    string
+	ended atomic.Pointer[hang.Epoch] // that nobody has told the Case yet
+
+	meeting sync.Mutex // before mu: somebody fetches the world
+
+	mu      sync.Mutex
+	of      *hang.Case
+	shared  interner
+	held    int // bytes of evidence, as booked in the hub
+	barred  map[string]struct{}
+	timer   *time.Timer
+	due     time.Time
+	used    time.Time // when something was heard last
+	outbox  []func()
+	telling bool
+	closed  bool
+}
+
+// maxBarred bounds the names of nodes that a run bars.
+const maxBarred = 1024
+
+func (h *Hub) newRun(id string, spec hang.Spec) *run {
+	now := time.Now()
+	r := &run{hub: h, id: id, used: now, barred: map[string]struct{}{}}
+	r.of = hang.NewCase(hang.CaseConfig{
+		Spec: spec, Seq: uint64(now.UnixNano()),
+		Judge: func(w hang.World, es []hang.Evidence, store []hang.StoreWait) hang.Verdict {
+			return h.judge(id, w, es, store)
+		},
+		Saved: func() (int64, bool) {
+			if h.cfg.Saved == nil {
+				return 0, false
+			}
+			return h.cfg.Saved(id)
+		},
+	})
+	return r
+}
+
+// take delivers a report of the node with the seat, and returns what that is to be asked.
+func (r *run) take(s Seat, p *parcel) (Ask, error) {
+	if len(p.report.Unkillable) > 0 {
+		r.bar(s, p.report.Unkillable)
+		return Ask{}, nil // nothing else counts of workers that are being killed
+	}
+	if err := r.meet(s.Epoch); err != nil {
+		return Ask{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return Ask{}, ErrClosed
+	}
+	r.used = time.Now()
+	r.stepLocked(r.used, hang.CaseTick{}) // or what the rendezvous has said would come after the report
+	if e, live := r.of.Epoch(); !live || e != s.Epoch {
+		return Ask{}, notMember(r.id, errOtherEpoch)
+	}
+	r.hub.stats.reported()
+	r.unpackLocked(s.GroupRank, p)
+	r.stepLocked(r.used, hang.Heard{GroupRank: s.GroupRank, Report: p.report})
+	return r.of.Pending(s.GroupRank), nil
+}
+
+// meet makes the world of an epoch known to the Case. Of thousands of nodes that report at once one fetches it.
+func (r *run) meet(e hang.Epoch) error {
+	if r.knows(e) {
+		return nil
+	}
+	r.meeting.Lock()
+	defer r.meeting.Unlock()
+	if r.knows(e) {
+		return nil
+	}
+	w, err := r.hub.cfg.World(r.id)
+	if err != nil {
+		return notMember(r.id, err)
+	}
+	return r.begin(w)
+}
+
+// knows: the epoch is the newest that has begun, and may be over.
+func (r *run) knows(e hang.Epoch) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known, _ := r.of.Epoch()
+	return known == e
+}
+
+func (r *run) begin(w hang.World) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return ErrClosed
+	}
+	r.stepLocked(time.Now(), hang.Begin{World: w})
+	return nil
+}
+
+// bar has the node's name barred, once.
+func (r *run) bar(s Seat, ranks []int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, again := r.barred[s.Name]; again || r.closed || len(r.barred) >= maxBarred {
+		return
+	}
+	r.barred[s.Name] = struct{}{}
+	why := fmt.Sprintf("workers survive KILL: ranks %s", hang.RanksOf(ranks...).Brief(16))
+	r.outbox = append(r.outbox, func() { r.hub.cfg.Bar(r.id, s.Name, why) })
+	r.flushLocked()
+}
+
+// unpackLocked makes evidence of what has come, as far as anybody waits for it and there is room.
+func (r *run) unpackLocked(groupRank int, p *parcel) {
+	rep := &p.report
+	if !r.of.Wants(groupRank, rep.Ask) {
+		rep.Evidence = nil
+		return
+	}
+	size := len(rep.RAS)
+	for i := range rep.Evidence {
+		size += rep.Evidence[i].Size()
+	}
+	room := min(r.hub.cfg.maxRunHeld-r.held, r.hub.cfg.maxHeld-int(r.hub.held.Load()))
+	if size > room {
+		rep.Evidence, rep.RAS, rep.Store = nil, "", nil
+		r.hub.stats.refused()
+		return
+	}
+	if p.size()+size > room {
+		p.bare()
+	}
+	r.shared.of(r.of.File())
+	p.unpack(&r.shared)
+}
+
+func (r *run) collect(w hang.World) (uint64, error) {
+	if err := r.begin(w); err != nil {
+		return 0, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return 0, ErrClosed
+	}
+	r.used = time.Now()
+	r.stepLocked(r.used, hang.Collect{})
+	seq, recent := r.of.Collection()
+	if !recent {
+		return 0, fmt.Errorf("%w: the nodes were asked too often; try again in a minute", ErrBusy)
+	}
+	return seq, nil
+}
+
+func (r *run) picture(evidence bool) (Picture, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return Picture{}, ErrClosed
+	}
+	return r.of.Picture(evidence), nil
+}
+
+// stepLocked takes what the rendezvous has said meanwhile first.
+func (r *run) stepLocked(now time.Time, ev hang.CaseEvent) {
+	if e := r.ended.Swap(nil); e != nil {
+		r.performLocked(r.of.Step(now, hang.Over{Epoch: *e}))
+	}
+	r.performLocked(r.of.Step(now, ev))
+	if r.of.File() != r.shared.file {
+		r.shared.of(r.of.File())
+	}
+	r.bookLocked(r.of.Held() + r.shared.size)
+	r.armLocked(now)
+	r.flushLocked()
+}
+
+// flushLocked begins to tell what is in the outbox.
+func (r *run) flushLocked() {
+	if len(r.outbox) > 0 && !r.telling {
+		r.telling = true
+		r.hub.wg.Go(r.tellOutside)
+	}
+}
+
+func (r *run) bookLocked(held int) {
+	r.hub.held.Add(int64(held - r.held))
+	r.held = held
+}
+
+func (r *run) performLocked(acts []hang.CaseAction) {
+	cfg := &r.hub.cfg
+	for _, a := range acts {
+		r.hub.stats.count(a)
+		switch {
+		case a.Ask != nil:
+			r.outbox = append(r.outbox, func() { cfg.Notify(r.id, *a.Ask) })
+		case a.Note != nil:
+			r.outbox = append(r.outbox, func() { cfg.Note(r.id, *a.Note) })
+		case a.Order != nil:
+			r.outbox = append(r.outbox, func() { cfg.Order(r.id, *a.Order) })
+		case a.Doubt != "":
+			r.outbox = append(r.outbox, func() { cfg.Doubt(r.id, a.Doubt) })
+		}
+	}
+}
+
+// tellOutside empties the outbox.
+func (r *run) tellOutside() {
+	for {
+		r.mu.Lock()
+		batch := r.outbox
+		r.outbox = nil
+		r.telling = len(batch) > 0 && !r.closed
+		more := r.telling
+		r.mu.Unlock()
+		if !more {
+			return
+		}
+		for _, tell := range batch {
+			tell()
+		}
+	}
+}
+
+// armLocked sets the one timer of the run to when the Case next wants to be asked.
+func (r *run) armLocked(now time.Time) {
+	next := r.of.Next()
+	if next.Equal(r.due) {
+		return
+	}
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.due = next
+	if !next.IsZero() {
+		r.timer = time.AfterFunc(max(next.Sub(now), 0), r.tick)
+	}
+}
+
+func (r *run) tick() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	r.due = time.Time{} // the timer is spent, or set anew
+	r.stepLocked(time.Now(), hang.CaseTick{})
+}
+
+// idleSince is for how long nothing was heard.
+func (r *run) idleSince(now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return now.Sub(r.used)
+}
+
+func (r *run) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.bookLocked(0)
+}

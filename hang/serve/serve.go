@@ -1,0 +1,278 @@
+// Package serve is where the judge of a run's hangs sits: the shell around one hang.Case for each run whose nodes
+// report. It gives the Cases their time, tells what they want told, and bounds what nodes may have it keep.
+//
+// A node takes part through a Transport: a Hub in its own process, or one elsewhere over HTTP. It reports what it
+// suspects and the evidence that it was asked for; it is asked by a notice of the rendezvous, or by the answer to its
+// report. Only a launcher of the world whose workers run may report, and what proves that a report is its own is the
+// launcher's ID, which nobody else is told.
+//
+// A run of which nobody reports anything costs nothing here. Goroutines: one for each run with something to tell
+// (Config.Notify and the like) until it is told.
+package serve
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dlrover-run/hang"
+)
+
+// What goes between the nodes and the judge is hang's.
+type (
+	Report  = hang.Report
+	Ask     = hang.Ask
+	Picture = hang.Picture
+)
+
+// Transport carries a node's reports to the judge of its run. A Hub is a Transport.
+type Transport interface {
+	// Post delivers a report, which belongs to the receiver from then on. The answer is what the judge wants to know of
+	// this node beside, as a notice does; Seq is 0 if that is nothing. A report may be repeated. ErrNotMember: the
+	// launcher is in no running world, or in one of another epoch (yet); what it suspects is to be repeated with the epoch
+	// of its newest directive.
+	Post(ctx context.Context, run string, r Report) (Ask, error)
+	// Picture is what is known of the run's hangs, with evidence only if that is set: the caller must not write to what
+	// that refers to. ErrUnknownRun: no node has reported anything.
+	Picture(ctx context.Context, run string, evidence bool) (Picture, error)
+	// Collect asks all nodes of the run for stacks, though nothing may hang, and returns the Ask.Seq of that. Picture has
+	// them when its Collection is that and Collected is set, which is within 20 seconds. ErrNotMember: no workers run.
+	Collect(ctx context.Context, run string) (uint64, error)
+}
+
+// Bounds of what a Hub keeps.
+const (
+	MaxRuns = 4096
+	// MaxHeld is about how many bytes of evidence are kept of all runs, and MaxRunHeld of one. What is beyond is taken
+	// without its stacks, and then not at all.
+	MaxHeld    = 512 << 20
+	MaxRunHeld = 192 << 20
+	// retention is how long what is known of a run is kept that Config.Keep does not know.
+	retention = 10 * time.Minute
+)
+
+// Config is what a Hub is told by who serves the rendezvous. Notify, Note, Order, Bar and Doubt are called without a
+// lock, one at a time for each run and in order.
+type Config struct {
+	// Spec is what the run's first node has brought. It is asked when the first report comes.
+	Spec func(run string) (hang.Spec, error)
+	// Seat is a launcher's place in the newest world of the run.
+	Seat func(run, id string) (Seat, error)
+	// World is the one whose workers run now.
+	World func(run string) (hang.World, error)
+	// Saved is the run's newest checkpoint; false: none is known. It is called with the run locked, and must be quick. Nil
+	// knows none.
+	Saved func(run string) (step int64, known bool)
+	// Notify tells all nodes of the run.
+	Notify func(run string, a Ask)
+	// Note takes a line for the run's timeline.
+	Note func(run string, n hang.Note)
+	// Order gives an order to the run.
+	Order func(run string, o hang.Order)
+	// Bar keeps a node without workers: one of its workers survives KILL.
+	Bar func(run, node, why string)
+	// Doubt has all nodes of the run checked when nodes are checked next.
+	Doubt func(run, why string)
+	// Keep says whether the rendezvous knows the run; nil knows none. It is asked now and then.
+	Keep func(run string) bool
+	Log  *slog.Logger
+
+	// In all but tests hang.Judge, MaxHeld and MaxRunHeld.
+	judge               func(hang.World, []hang.Evidence, []hang.StoreWait) hang.Verdict
+	maxHeld, maxRunHeld int
+}
+
+// Seat is a launcher's place in a world.
+type Seat struct {
+	Epoch     hang.Epoch
+	GroupRank int
+	Name      string // of the node
+	Running   bool   // its workers run, or have succeeded while others run
+}
+
+// Hub keeps the judges of all runs of one rendezvous. It has no memory on disk: to a new one the nodes repeat what they
+// suspect.
+type Hub struct {
+	cfg      Config
+	stats    stats
+	held     atomic.Int64  // bytes of evidence, of all runs
+	decoding chan struct{} // a place for every report that is unpacked now
+	reading  chan struct{} // a place for every large body that is read now
+	sending  chan struct{} // a place for every file of evidence that is sent now
+	senders  sync.Map      // of large bodies that are read now: run and launcher
+	wg       sync.WaitGroup
+
+	mu     sync.Mutex // before run.mu, never after
+	runs   map[string]*run
+	pruned time.Time // when runs were last looked for that nobody needs
+	closed bool
+}
+
+// New returns a Hub without runs.
+func New(cfg Config) *Hub {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.judge == nil {
+		cfg.judge = hang.Judge
+	}
+	cfg.maxHeld, cfg.maxRunHeld = cmp.Or(cfg.maxHeld, MaxHeld), cmp.Or(cfg.maxRunHeld, MaxRunHeld)
+	return &Hub{
+		cfg: cfg, runs: map[string]*run{}, decoding: make(chan struct{}, runtime.GOMAXPROCS(0)+1),
+		reading: make(chan struct{}, maxReading), sending: make(chan struct{}, maxSending),
+	}
+}
+
+// judge is Config.judge. What it makes of evidence that nobody has thought of must not end the whole service.
+func (h *Hub) judge(run string, w hang.World, es []hang.Evidence, store []hang.StoreWait) (v hang.Verdict) {
+	defer func() {
+		if p := recover(); p != nil {
+			h.cfg.Log.Error("the evidence of a hang cannot be judged", "run_id", run, "err", p, "stack", string(debug.Stack()))
+			v = hang.Verdict{}
+		}
+	}()
+	return h.cfg.judge(w, es, store)
+}
+
+// Close ends every timer. It waits for calls of Config's functions that are under way.
+func (h *Hub) Close() {
+	h.mu.Lock()
+	h.closed = true
+	for _, r := range h.runs {
+		r.close()
+	}
+	h.mu.Unlock()
+	h.wg.Wait()
+}
+
+// Ended says that an epoch of the run has ended. It does not block: the rendezvous may call it with its own lock held.
+func (h *Hub) Ended(run string, e hang.Epoch) {
+	if r := h.find(run); r != nil {
+		r.ended.Store(&e)
+		time.AfterFunc(0, r.tick)
+	}
+}
+
+// Forget drops all that is known of a run.
+func (h *Hub) Forget(run string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.runs[run]; r != nil {
+		r.close()
+		delete(h.runs, run)
+	}
+}
+
+// Post implements Transport.
+func (h *Hub) Post(_ context.Context, run string, r Report) (Ask, error) {
+	fit(&r)
+	return h.take(run, r.ID, &parcel{report: r})
+}
+
+// take delivers what has come from a node.
+func (h *Hub) take(run, id string, p *parcel) (Ask, error) {
+	seat, err := h.cfg.Seat(run, id)
+	switch {
+	case err != nil:
+		return Ask{}, notMember(run, err)
+	case seat.Epoch != p.report.Epoch:
+		return Ask{}, notMember(run, errOtherEpoch)
+	case !seat.Running && len(p.report.Unkillable) == 0:
+		return Ask{}, notMember(run, errStopped)
+	}
+	r, err := h.open(run)
+	if err != nil {
+		return Ask{}, err
+	}
+	return r.take(seat, p)
+}
+
+// Picture implements Transport.
+func (h *Hub) Picture(_ context.Context, run string, evidence bool) (Picture, error) {
+	r := h.find(run)
+	if r == nil {
+		return Picture{}, h.absent(run)
+	}
+	return r.picture(evidence)
+}
+
+// Collect implements Transport.
+func (h *Hub) Collect(_ context.Context, run string) (uint64, error) {
+	w, err := h.cfg.World(run)
+	if err != nil {
+		return 0, notMember(run, err)
+	}
+	r, err := h.open(run)
+	if err != nil {
+		return 0, err
+	}
+	return r.collect(w)
+}
+
+// absent is why a run was not found.
+func (h *Hub) absent(run string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ErrClosed
+	}
+	return unknownRun(run)
+}
+
+// find returns nil for a run of which nothing is known.
+func (h *Hub) find(id string) *run {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.runs[id]
+}
+
+// open returns a run, a new one if need be.
+func (h *Hub) open(id string) (*run, error) {
+	if r := h.find(id); r != nil {
+		return r, nil
+	}
+	spec, err := h.cfg.Spec(id)
+	if err != nil {
+		return nil, notMember(id, err)
+	}
+	h.prune(time.Now())
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch r := h.runs[id]; {
+	case h.closed:
+		return nil, ErrClosed
+	case r != nil:
+		return r, nil
+	case len(h.runs) >= MaxRuns:
+		return nil, tooMuch("%d runs", MaxRuns)
+	}
+	r := h.newRun(id, spec)
+	h.runs[id] = r
+	return r, nil
+}
+
+// prune drops, at most once a minute, the runs that the rendezvous does not know and in which nothing has happened for
+// some time.
+func (h *Hub) prune(now time.Time) {
+	h.mu.Lock()
+	var idle []string
+	if now.Sub(h.pruned) > time.Minute {
+		h.pruned = now
+		for id, r := range h.runs {
+			if r.idleSince(now) > retention {
+				idle = append(idle, id)
+			}
+		}
+	}
+	h.mu.Unlock()
+	for _, id := range idle { // Keep is asked without a lock
+		if h.cfg.Keep == nil || !h.cfg.Keep(id) {
+			h.Forget(id)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package serve
+
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"dlrover-run/hang"
+)
+
+// Kinds are those that Stats.Verdicts counts.
+var Kinds = []hang.Kind{
+	hang.KindMissing, hang.KindBehind, hang.KindStopped, hang.KindBlocked, hang.KindBusy, hang.KindMismatch,
+	hang.KindComm, hang.KindDeadlock, hang.KindAlone,
+}
+
+// Stats are figures of all runs of a Hub since it was made.
+type Stats struct {
+	Reports    int               // that were taken
+	Refused    int               // evidence that there was no room for
+	Suspicions int               // cases that were opened
+	Withdrawn  int               // cases that were no hang, or ended by themselves
+	Verdicts   map[hang.Kind]int // that were told
+	Orders     map[hang.Action]int
+	Held       int           // bytes of evidence, now
+	Detect     time.Duration // from the last progress to the newest verdict
+}
+
+// Stats returns the present figures. The caller owns them.
+func (h *Hub) Stats() Stats {
+	h.stats.mu.Lock()
+	defer h.stats.mu.Unlock()
+	s := h.stats.now
+	s.Verdicts, s.Orders = maps.Clone(s.Verdicts), maps.Clone(s.Orders)
+	s.Reports, s.Refused, s.Held = int(h.stats.reports.Load()), int(h.stats.refusals.Load()), int(h.held.Load())
+	return s
+}
+
+type stats struct {
+	reports, refusals atomic.Int64
+
+	mu  sync.Mutex // the last that is taken
+	now Stats
+}
+
+func (s *stats) reported() { s.reports.Add(1) }
+func (s *stats) refused()  { s.refusals.Add(1) }
+
+func (s *stats) count(a hang.CaseAction) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now.Verdicts == nil {
+		s.now.Verdicts, s.now.Orders = map[hang.Kind]int{}, map[hang.Action]int{}
+	}
+	switch {
+	case a.Ask != nil && a.Ask.What == hang.TellVerdict:
+		s.now.Verdicts[a.Ask.Kind]++
+		s.now.Detect = a.Ask.Age
+	case a.Ask != nil && a.Ask.What == hang.TellOver:
+		s.now.Withdrawn++
+	case a.Note != nil && a.Note.Event == "hang-suspected":
+		s.now.Suspicions++
+	case a.Order != nil:
+		s.now.Orders[a.Order.Action]++
+	}
+}
