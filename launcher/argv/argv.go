@@ -62,6 +62,8 @@ type Option struct {
 	Usage    string
 	Category string // section of the help text
 
+	// Repeat: every value counts, not only the last one; see Line.Strings.
+	Repeat bool
 	// Extra marks an option that torchrun does not have. It never makes an abbreviation of torchrun's own ambiguous.
 	Extra bool
 	// Alone marks a flag with which no training script is needed.
@@ -92,9 +94,9 @@ type CompletionRequest struct{ Shell string }
 func (e *CompletionRequest) Error() string { return "completion for " + e.Shell + " requested" }
 
 // Parse reads argv, without the program's name, and the PET_ variables. Of an option that is repeated the last value
-// counts, and a variable counts where the command line has none. The script's arguments are passed as they are, except
-// that one "--" directly behind the script is dropped when there was none in front of it, as torchrun does. The error
-// is a *UsageError, *CompletionRequest, ErrHelp or ErrVersion.
+// counts (see Option.Repeat), and a variable counts where the command line has none. The script's arguments are passed
+// as they are, except that one "--" directly behind the script is dropped when there was none in front of it, as
+// torchrun does. The error is a *UsageError, *CompletionRequest, ErrHelp or ErrVersion.
 func Parse(opts []Option, argv []string, env LookupEnv) (*Line, error) {
 	p := parser{opts: opts, argv: argv}
 	if err := p.options(); err != nil {
@@ -331,12 +333,14 @@ func (p *parser) takePairs(o *Option, value string, attached bool) error {
 	return nil
 }
 
-// set records a value; of a repeated option the last one counts, pairs add up.
+// set records a value; of a repeated option the last one counts, pairs and those that may be repeated add up.
 func (p *parser) set(o *Option, value string, env bool) {
 	i := slices.IndexFunc(p.given, func(s setting) bool { return s.opt == o })
 	switch {
 	case i < 0:
 		p.given = append(p.given, setting{opt: o, value: value, env: env})
+	case o.Repeat:
+		p.given[i].value += "\n" + value
 	case o.Kind == Pairs:
 		p.given[i].value += "," + value
 	default:

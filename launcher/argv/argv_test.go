@@ -260,3 +260,18 @@ func TestUnavailableOptions(t *testing.T) {
 		require.NotContains(t, err.Error(), "\n")
 	}
 }
+
+func TestRepeatedOption(t *testing.T) {
+	env := func(name string) (string, bool) {
+		return map[string]string{"PET_LOG_RULE": "c:d\n\ne:f"}[name], name == "PET_LOG_RULE"
+	}
+	line, err := Parse(Options(), []string{"--log-rule=a:x", "--log_rule", "b:y:every=5s", "train.py"}, env)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a:x", "b:y:every=5s"}, line.Strings("log-rule"), "the command line counts alone")
+	line, err = Parse(Options(), []string{"train.py"}, env)
+	require.NoError(t, err)
+	require.Equal(t, []string{"c:d", "e:f"}, line.Strings("log-rule"))
+	line, err = Parse(Options(), []string{"train.py"}, nil)
+	require.NoError(t, err)
+	require.Empty(t, line.Strings("log-rule"))
+}

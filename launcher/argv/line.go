@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Line is a command line that has been read. Its methods panic at the name of an option that is not in the table.
@@ -29,6 +30,15 @@ func (l *Line) Bool(name string) bool { return l.IsSet(name) }
 func (l *Line) String(name string) string {
 	value, _ := l.find(name)
 	return value
+}
+
+// Strings are the values of an option that may be repeated. A variable gives them as lines.
+func (l *Line) Strings(name string) []string {
+	text := l.String(name)
+	if text == "" {
+		return nil
+	}
+	return slices.DeleteFunc(strings.Split(text, "\n"), func(s string) bool { return s == "" })
 }
 
 // Int is the value of an option of type Int; 0 where there is neither a value nor a default.

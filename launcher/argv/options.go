@@ -15,6 +15,7 @@ const (
 	ckptSection    = "Checkpoints"
 	logSection     = "Logs and events"
 	checkSection   = "Devices and health checks"
+	hangSection    = "Hangs"
 	otherSection   = "Launcher"
 
 	unavailableSection = "Not available in this version"
@@ -26,7 +27,7 @@ const notYet = "is not available yet in this version; remove it"
 // 2.15, DLRover's and its MetaX fork's, and our own. Those that are not available come last.
 func Options() []Option {
 	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(),
-		checkpointOptions(), logOptions(), checkOptions(), otherOptions())
+		checkpointOptions(), logOptions(), checkOptions(), hangOptions(), otherOptions())
 	for i := range opts {
 		o := &opts[i]
 		switch o.Name {
@@ -204,6 +205,12 @@ func logOptions() []Option {
 			Usage: "where torchrun's events go: null (nowhere) or console (stderr)"},
 		{Name: "event-log", Meta: "PATH", Category: logSection, Extra: true,
 			Usage: "file to which events are appended, one JSON object per line (default: none)"},
+		{Name: "log-rule", Meta: "RULE", Repeat: true, Category: logSection, Extra: true,
+			Usage: "NAME:REGEX[:OPTION]...: watch the workers' lines that match; every=300s and first=900s find lines that " +
+				"stay away, below=N, above=N and nan bad numbers; times=N, ranks=0-3,8, action=report|restart|stop; may be " +
+				"repeated"},
+		{Name: "log-rules", Meta: "PATH", Category: logSection, Extra: true,
+			Usage: "file with rules as in --log-rule, one a line; # begins a comment"},
 		{Name: "metrics-addr", Meta: "HOST:PORT", Category: logSection, Extra: true,
 			Usage: "address at which Prometheus metrics and /healthz are served (default: none)"},
 	}
@@ -258,6 +265,19 @@ func checkOptions() []Option {
 			Unavailable: notYet, Usage: "first port of Ascend's collectives"},
 		{Name: "auto-tunning", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
 			Usage: "let the master change the data loader's settings while training"},
+	}
+}
+
+func hangOptions() []Option {
+	return []Option{
+		choice(Option{Name: "hang", Choices: []string{"auto", "outside", "off"}, Default: "outside", Meta: "auto|outside|off",
+			Category: hangSection, Extra: true,
+			Usage: "how hangs are found: outside looks at the workers only; auto puts a small shim into their interpreters, " +
+				"too, " +
+				"and is implied by --hang-action and by XPU_TIMER_ variables; off not at all"}),
+		choice(Option{Name: "hang-action", Choices: []string{"report", "restart", "stop"}, Default: "report",
+			Meta: "report|restart|stop", Category: hangSection, Extra: true,
+			Usage: "what is done when workers hang: report only tells, restart starts them anew, stop ends the job"}),
 	}
 }
 

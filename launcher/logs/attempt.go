@@ -96,6 +96,7 @@ type route struct {
 	file, console bool
 	tee           bool     // lines on the console have a prefix
 	filters       []string // which lines also go to filtered_*.log; nil: none
+	tap           Tap      // nil: none
 }
 
 // route decides where stream i (0 stdout, 1 stderr) of a worker goes.
@@ -106,7 +107,7 @@ func (a *Attempt) route(id WorkerID, i int) (route, error) {
 	if toFile && a.dirErr != nil {
 		return route{}, a.dirErr
 	}
-	r := route{tee: tee, file: toFile && a.dir != ""}
+	r := route{tee: tee, file: toFile && a.dir != "", tap: cfg.Tap(id, is)}
 	r.console = (tee || !r.file) && cfg.ConsoleRank(id.LocalRank)
 	if tee && r.file {
 		r.filters = [2][]string{cfg.StdoutFilters, cfg.StderrFilters}[i]
@@ -117,7 +118,7 @@ func (a *Attempt) route(id WorkerID, i int) (route, error) {
 // direct: a file of the worker's own is all that the stream needs, so that nothing need read it.
 func (r route) direct(cfg *Config) bool {
 	rotate := cfg.RotateSize > 0 && cfg.RotateCount > 0
-	return r.file && !r.console && len(r.filters) == 0 && !rotate
+	return r.file && !r.console && len(r.filters) == 0 && r.tap == nil && !rotate
 }
 
 // streamLocked makes stream i of a worker. The pump is not running yet.
@@ -154,6 +155,7 @@ func (a *Attempt) connectLocked(p *pump, r route, i int, path string, prefix []b
 	case r.console:
 		p.console = a.l.console[i].pass()
 	}
+	p.tap = r.tap
 	if len(r.filters) > 0 {
 		p.filter = a.filterLocked(i, prefix, r.filters)
 	}

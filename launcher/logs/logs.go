@@ -26,6 +26,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"dlrover-run/launcher/printable"
 )
@@ -68,6 +69,9 @@ type Config struct {
 	// PrefixTemplate starts every tee'd line. Macros: ${role_name} ${local_rank} ${rank} ${hostname} ${node};
 	// $$ is a dollar sign. Default "[${role_name}${local_rank}]:", which is torchrun's.
 	PrefixTemplate string
+	// Tap returns who sees what a worker writes to a stream, Stdout or Stderr, besides; nil: nobody. A stream that is
+	// tapped is read by the launcher, wherever it goes.
+	Tap func(id WorkerID, stream Std) Tap
 	// RotateSize (bytes) and RotateCount (old files kept: stdout.log.1 is the newest). Either 0: no rotation.
 	RotateSize  int64
 	RotateCount int
@@ -78,6 +82,10 @@ type Config struct {
 	// Logger takes what the operator must know, such as a full disk. Default slog.Default().
 	Logger *slog.Logger
 }
+
+// Tap sees what is read of a stream before the console gets it. Feed is called by the goroutine that reads, which waits
+// for it, and so does the worker once its pipe is full. It must keep nothing of b.
+type Tap interface{ Feed(b []byte, now time.Time) }
 
 // Logs is the output of all workers of one run on one node.
 type Logs struct {
@@ -144,6 +152,9 @@ func setDefaults(c *Config) {
 	}
 	if c.ConsoleRank == nil {
 		c.ConsoleRank = func(int) bool { return true }
+	}
+	if c.Tap == nil {
+		c.Tap = func(WorkerID, Std) Tap { return nil }
 	}
 	if c.PrefixTemplate == "" {
 		c.PrefixTemplate = defaultPrefix

@@ -24,9 +24,9 @@ const (
 	pace = time.Millisecond
 )
 
-// pump is the one goroutine that reads the pipe or pseudo-terminal of a stream. Tail, file and console are fed in this
-// order, so that a blocked console, which blocks the worker as an inherited one would, hides nothing from the other
-// two.
+// pump is the one goroutine that reads the pipe or pseudo-terminal of a stream. Tail, file, tap and console are fed in
+// this order, so that a blocked console, which blocks the worker as an inherited one would, hides nothing from the
+// others.
 type pump struct {
 	r        *os.File
 	conn     syscall.RawConn
@@ -34,6 +34,7 @@ type pump struct {
 	buf      []byte
 	tail     *tail
 	file     *file  // nil: none
+	tap      Tap    // nil: none
 	filter   *lines // nil: none
 	console  *lines // nil: none
 	done     chan struct{}
@@ -118,6 +119,9 @@ func (p *pump) consume(b []byte, now time.Time) {
 	p.tail.write(b)
 	if p.file != nil {
 		p.file.write(b)
+	}
+	if p.tap != nil {
+		p.tap.Feed(b, now)
 	}
 	if p.filter != nil {
 		p.filter.feed(b, now)

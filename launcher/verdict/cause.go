@@ -23,6 +23,8 @@ func consequences() []string {
 		"socket has timed out after",                         // connecting to a store that is not there
 		"for recv operation to complete",                     // gloo: timed out waiting for a peer
 		"for send operation to complete",                     //
+		"application timeout caused pair closure",            // gloo: in the next collective after such a timeout
+		"runtimeerror: operation timed out!",                 // c10d: Work.wait(timeout)
 		"remote process exited or there was a network error", // NCCL
 		"ncclremoteerror",                                    //
 		"connection closed by remote peer",                   //

@@ -42,6 +42,8 @@ complete dlrover-run \
   'n@--logs-specs@x:default@' \
   'n@--event-log-handler@x:null|console@' \
   'n@--event-log@f@' 'c@--event-log=@f@' \
+  'n@--log-rule@x:RULE@' \
+  'n@--log-rules@f@' 'c@--log-rules=@f@' \
   'n@--metrics-addr@x:HOST:PORT@' \
   'n@--accelerator@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)@' 'c@--accelerator=@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)@' \
   'n@--precheck@(0 1 2)@' 'c@--precheck=@(0 1 2)@' \
@@ -53,6 +55,8 @@ complete dlrover-run \
   'n@--box-pairs@x:A:B@' \
   'n@--min-bandwidth@x:MB/S@' \
   'n@--min-channels@x:N@' \
+  'n@--hang@(auto outside off)@' 'c@--hang=@(auto outside off)@' \
+  'n@--hang-action@(report restart stop)@' 'c@--hang-action=@(report restart stop)@' \
   'n@--print-completion@(bash zsh tcsh)@' 'c@--print-completion=@(bash zsh tcsh)@' \
-  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset ports max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log metrics-addr accelerator network-check precheck comm-perf-test check-level check-action exclude-straggler check-ttl check-timeout health-check check-only switchbox-check box-pairs min-bandwidth min-channels dry-run print-completion help version)@' \
+  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset ports max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log log-rule log-rules metrics-addr accelerator network-check precheck comm-perf-test check-level check-action exclude-straggler check-ttl check-timeout health-check check-only switchbox-check box-pairs min-bandwidth min-channels hang hang-action dry-run print-completion help version)@' \
   'p@*@f@'

@@ -55,6 +55,8 @@ _arguments -s -S -A '-*' \
   '*--logs-specs=[accepted for compatibility; only default, which stands for --log-dir, --redirects and --tee]:default: ' \
   '*--event-log-handler=[where torchrun'\''s events go\: null (nowhere) or console (stderr) (default\: null)]:null|console: ' \
   '*--event-log=[file to which events are appended, one JSON object per line (default\: none)]:PATH:_files' \
+  '*--log-rule=[NAME\:REGEX\[\:OPTION\]...\: watch the workers'\'' lines that match; every=300s and first=900s find lines that stay away, below=N, above=N and nan bad numbers; times=N, ranks=0-3,8, action=report|restart|stop; may be repeated]:RULE: ' \
+  '*--log-rules=[file with rules as in --log-rule, one a line; # begins a comment]:PATH:_files' \
   '*--metrics-addr=[address at which Prometheus metrics and /healthz are served (default\: none)]:HOST\:PORT: ' \
   '*--accelerator=[kind of accelerator\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu, metax-tech.com/gpu or cpu (default\: nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)' \
   '*--network-check[before training, all nodes check their devices and test the network in pairs; a faulty node is left out]' \
@@ -71,6 +73,8 @@ _arguments -s -S -A '-*' \
   '*--box-pairs=[pairs of devices that --switchbox-check tests, separated by spaces or commas (default\: 0\:1,2\:4,3\:5,6\:7)]:A\:B: ' \
   '*--min-bandwidth=[bandwidth in 10^6 bytes a second that a pair needs to pass --switchbox-check (default\: 10000)]:MB/S: ' \
   '*--min-channels=[number of pairs that must pass --switchbox-check (default\: 2)]:N: ' \
+  '*--hang=[how hangs are found\: outside looks at the workers only; auto puts a small shim into their interpreters, too, and is implied by --hang-action and by XPU_TIMER_ variables; off not at all (default\: outside)]:auto|outside|off:(auto outside off)' \
+  '*--hang-action=[what is done when workers hang\: report only tells, restart starts them anew, stop ends the job (default\: report)]:report|restart|stop:(report restart stop)' \
   '*--dry-run[print what would be run as JSON, and exit]' \
   '*--print-completion=[print a completion script for bash, zsh or tcsh, and exit]:SHELL:(bash zsh tcsh)' \
   '*--help[show this text, and exit]' \

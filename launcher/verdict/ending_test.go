@@ -1,0 +1,66 @@
+package verdict_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/verdict"
+)
+
+// stack is what c10::Error prints below its message.
+func stack(frames int) string {
+	var b strings.Builder
+	b.WriteString("Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632 (most recent call first):\n")
+	for i := range frames {
+		fmt.Fprintf(&b, "frame #%d: c10d::ProcessGroupNCCL::watchdogHandler() + 0x233 (0x7f3b6e721300 in libtorch_cuda.so)\n",
+			i)
+	}
+	return b.String() + "\n"
+}
+
+func TestErrorBeforeALongStackIsKept(t *testing.T) {
+	const what = "[Rank 5] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9141, OpType=ALLREDUCE)"
+	noise := strings.Repeat("step 1 loss 0.5\n", 400)
+	text := noise + "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  " + what + "\n" +
+		stack(12) + stack(12)
+	end := verdict.Ending(strings.TrimRight(text, "\n"), 2048)
+	require.LessOrEqual(t, len(end), 2048)
+	f := verdict.Failure{ExitCode: -int(unix.SIGABRT), LastLines: end}
+	require.Equal(t, what, f.Timeout())
+	require.Equal(t, what+" (SIGABRT)", f.Reason())
+
+	text = noise + "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"a.py\", line 1, in <module>\n" +
+		"[rank0]: torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /a\n" +
+		strings.ReplaceAll(stack(30), "frame", "[rank0]: frame")
+	f = verdict.Failure{ExitCode: 1, LastLines: verdict.Ending(text, 2048)}
+	require.Equal(t, "torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /a", f.Timeout())
+}
+
+// What was printed after an error says that it did not end the worker.
+func TestOldErrorIsNoEnding(t *testing.T) {
+	old := "  what():  caught and survived\n" + stack(12)
+	for _, after := range []string{"going on\n" + stack(40), strings.Repeat("step\n", 1000), strings.Repeat("x", 5000)} {
+		end := verdict.Ending(old+after, 2048)
+		require.NotContains(t, end, "survived")
+		require.LessOrEqual(t, len(end), 2048)
+	}
+	require.Equal(t, "a\nb", verdict.Ending("a\nb", 3))
+	require.Equal(t, "b\n", verdict.Ending("a\nb\n", 3))
+	require.NotContains(t, verdict.Ending(stack(100), 2048), "…", "nothing but a stack")
+}
+
+func FuzzEnding(f *testing.F) {
+	f.Add("what(): x\n"+stack(20), 300)
+	f.Add("ü\n\n", 2)
+	f.Fuzz(func(t *testing.T, text string, limit int) {
+		if limit < 64 || limit > 4096 || !utf8.ValidString(text) {
+			return
+		}
+		require.LessOrEqual(t, len(verdict.Ending(text, limit)), limit+8)
+	})
+}
