@@ -8,7 +8,8 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=dev
-RUN make build VERSION=${VERSION}
+RUN make build VERSION=${VERSION} && ln -s dlrover-run bin/xpu_timer_launch && \
+    ln -s dlroverctl bin/xpu_timer_stacktrace_viewer
 
 FROM scratch
 COPY --from=build /src/bin/ /usr/local/bin/

@@ -5,7 +5,7 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 GOTAGS    := urfave_cli_no_docs,nethttpomithttp2
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
-FOLDERS   := cmd launcher rendezvous checkpointd netcheck switchbox
+FOLDERS   := cmd hang launcher rendezvous checkpointd netcheck switchbox
 FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
 SOAK_COUNT ?= 10
@@ -60,7 +60,7 @@ chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves che
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
 	go test -count=$(SOAK_COUNT) -timeout 5h -failfast -json ./cmd/dlrover-run | $(TESTLOG)
 
-e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included
+e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included; with DLROVER_LONG_TESTS=1 every hang
 	go test -count=1 -timeout 30m -json ./cmd/dlrover-run | $(TESTLOG)
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2

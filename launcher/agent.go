@@ -135,8 +135,17 @@ func (a *Agent) onDirective(d Directive) {
 		a.check.cancel()
 	case !a.group.stopping:
 		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", d.Cause)
-		a.stop(a.group, syscall.SIGTERM)
+		a.stopFor(a.group, d)
 	}
+}
+
+// stopFor stops a group because of a directive.
+func (a *Agent) stopFor(g *group, d Directive) {
+	if d.CauseKind == CauseFailure {
+		a.stopFailed(g, verdict.Failure{}, d.Cause)
+		return
+	}
+	a.stop(g, syscall.SIGTERM)
 }
 
 func same(a, b Directive) bool {
@@ -158,7 +167,7 @@ func (a *Agent) onStopped(s stopResult) {
 	stopped := a.stopInfo(s.g, false)
 	a.tellStopped(stopped)
 	if s.err != nil {
-		a.end(Result{Reason: policy.Unclassified, Err: fmt.Errorf("stop the workers: %w", s.err)})
+		a.unusable(fmt.Errorf("stop the workers: %w", s.err))
 		return
 	}
 	a.observe(func(o Observer) { o.Stopped(stopped) })
@@ -169,6 +178,22 @@ func (a *Agent) onStopped(s stopResult) {
 	if d := a.pending; d != nil {
 		a.pending = nil
 		a.apply(*d)
+	}
+}
+
+// unusable ends this node's part because workers have survived SIGKILL, as in an uninterruptible wait: they still hold
+// the node's devices, memory and ports, so that no other launcher of the node can do better.
+func (a *Agent) unusable(err error) {
+	a.end(Result{Reason: policy.Unclassified, Err: err})
+	if a.signal != 0 {
+		return // the job goes on nowhere, or elsewhere
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
+	defer cancel()
+	if barErr := a.cfg.Rendezvous.Bar(ctx, bounded(err.Error())); barErr != nil {
+		a.log.Warn("cannot bar this node, whose workers do not end", "err", barErr)
+	} else {
+		a.log.Error("this node is barred until somebody unbars it: its workers do not end", "err", err)
 	}
 }
 
@@ -399,6 +424,9 @@ func (a *Agent) onSignal(sig os.Signal) {
 		return
 	}
 	a.signal = s
+	if a.group != nil && a.group.hurry != nil {
+		a.group.hurry()
+	}
 	if a.group == nil {
 		a.log.Warn("received a signal; leaving", "signal", proc.SignalName(s))
 	} else {

@@ -135,6 +135,11 @@ func (s *fakeRdzv) Barred(_ context.Context, reason string) error {
 	return nil
 }
 
+func (s *fakeRdzv) Bar(_ context.Context, reason string) error {
+	defer s.note("bar: %s", reason)()
+	return nil
+}
+
 func (s *fakeRdzv) World(context.Context) ([]Member, error) {
 	defer s.note("world")()
 	return s.world, s.worldErr

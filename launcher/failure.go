@@ -36,10 +36,11 @@ const concurrent = 2 * time.Millisecond
 
 // stoppedIt tells an end that our own signals caused from one that only coincided.
 func (g *group) stoppedIt(e proc.Exit) bool {
-	if !g.stopping {
+	since := g.signaledAt.Load()
+	if since == nil {
 		return false
 	}
-	return e.Signal == g.stopSignal || e.Signal == syscall.SIGKILL || e.At.Sub(g.stoppingAt) > concurrent
+	return e.Signal == g.stopSignal || e.Signal == syscall.SIGKILL || e.At.Sub(*since) > concurrent
 }
 
 // describe collects all that is known about why a worker ended.
@@ -89,15 +90,7 @@ func ReadBounded(path string, limit int64) ([]byte, error) {
 
 // tailText keeps whole last lines. On a terminal, Python 3.13 and later colour tracebacks.
 func tailText(b []byte) string {
-	s := strings.TrimRight(verdict.Plain(b), "\n\t ")
-	if len(s) > lastLines {
-		s = s[len(s)-lastLines:]
-		if i := strings.IndexByte(s, '\n'); i >= 0 {
-			s = s[i+1:]
-		}
-		s = strings.ToValidUTF8(s, "\uFFFD")
-	}
-	return s
+	return verdict.Ending(strings.TrimRight(verdict.Plain(b), "\n\t "), lastLines)
 }
 
 func (a *Agent) oomKills() int64 {

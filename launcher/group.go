@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,8 +25,9 @@ type group struct {
 	left       int // workers that have not exited
 	stopping   bool
 	stopSignal syscall.Signal
-	stoppingAt time.Time
-	oomKills   int64 // of this container when the group started
+	signaledAt atomic.Pointer[time.Time] // when stopSignal was sent; nil: not yet, though stopping
+	hurry      context.CancelFunc        // ends the examination before the stop; nil without one
+	oomKills   int64                     // of this container when the group started
 	failures   []verdict.Failure
 	timers     timers
 
@@ -183,7 +185,7 @@ func (a *Agent) onExit(e exited) {
 	g.left--
 	exit := w.proc.Exit()
 	act := a.cfg.Policy.Decide(policy.Exit{Code: exit.Code})
-	info := ExitInfo{Worker: w.id, PID: w.proc.PID(), ExitCode: exit.Code, Stopped: g.stopping}
+	info := ExitInfo{Worker: w.id, PID: w.proc.PID(), ExitCode: exit.Code, Stopped: g.signaledAt.Load() != nil}
 	a.observe(func(o Observer) { o.Exited(info) })
 	switch {
 	case g.stopping && act == policy.Succeed:
@@ -206,7 +208,7 @@ func (a *Agent) fail(g *group, w *worker, exit proc.Exit, act policy.Action) {
 	g.failures = append(g.failures, f)
 	a.log.Warn("worker failed", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason())
 	a.report(g, act)
-	a.stop(g, syscall.SIGTERM)
+	a.stopFailed(g, f, "")
 }
 
 // report tells the rendezvous what has failed so far.
@@ -224,11 +226,17 @@ func (a *Agent) succeed(g *group) {
 }
 
 // stop ends the group in the background; the loop hears of it through a.stopped.
-func (a *Agent) stop(g *group, sig syscall.Signal) {
+func (a *Agent) stop(g *group, sig syscall.Signal) { a.stopAfter(g, sig, nil) }
+
+// stopAfter is stop with something to be done before the signal; nil is nothing.
+func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 	if g.stopping {
 		return
 	}
-	g.stopping, g.stopSignal, g.stoppingAt = true, sig, now()
+	g.stopping, g.stopSignal = true, sig
+	if first == nil {
+		g.signaledNow()
+	}
 	g.timers.end()
 	if g.endWatch != nil {
 		g.endWatch()
@@ -239,6 +247,10 @@ func (a *Agent) stop(g *group, sig syscall.Signal) {
 		ps[i] = w.proc
 	}
 	a.wg.Go(func() {
+		if first != nil {
+			first()
+			g.signaledNow()
+		}
 		err := a.cfg.Processes.Stop(ps, sig, a.cfg.ShutdownTimeout, a.force)
 		for _, w := range g.workers {
 			w.out.Drain(drainBudget)
@@ -249,6 +261,11 @@ func (a *Agent) stop(g *group, sig syscall.Signal) {
 		case <-a.over:
 		}
 	})
+}
+
+func (g *group) signaledNow() {
+	t := now()
+	g.signaledAt.Store(&t)
 }
 
 type stopResult struct {

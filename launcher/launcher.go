@@ -51,10 +51,13 @@ type Directive struct {
 	Round, Epoch int
 	Place        Place // for Lead and Run
 	MaxRestarts  int   // of the whole job
-	// Cause says in one line why; CauseKind classifies it: worker-failure, node-loss, node-leave, growth, refusal (of
+	// Cause says in one line why; CauseKind classifies it: CauseFailure, node-loss, node-leave, growth, refusal (of
 	// another node, with Wait), one of the kinds below, or "".
 	Cause, CauseKind string
 }
+
+// CauseFailure is the kind of a cause that is a worker's failure.
+const CauseFailure = "worker-failure"
 
 // The kinds of causes that decide about the exit status.
 const (
@@ -95,6 +98,8 @@ type Rendezvous interface {
 	Barred(ctx context.Context, reason string) error
 	// Doubt: what has been answered last does not hold any more, and why. It comes before the Rejoin.
 	Doubt(ctx context.Context, reason string) error
+	// Bar keeps every launcher of this node's name without workers until somebody unbars the name.
+	Bar(ctx context.Context, reason string) error
 	// World is the newest world that was sealed, by group rank.
 	World(ctx context.Context) ([]Member, error)
 	// Notices carries messages beside the directives; nil if nobody reads them.

@@ -14,7 +14,7 @@ import (
 // Part takes part in the life of a node's workers. What it takes part in is said by the optional interfaces below that
 // it implements as well. The agent calls the parts in the order of Config.Parts, EndParts in the reverse order.
 //
-// Methods are called by the agent's loop and must return soon, except for Check, Watch and End.
+// Methods are called by the agent's loop and must return soon, except for Check, Watch, Examine and End.
 type Part interface {
 	// Name is what messages call the part; no two parts of one launcher have the same.
 	Name() string
@@ -62,6 +62,16 @@ type Watcher interface {
 	Watch(ctx context.Context, e Epoch, pids []int, c Control)
 }
 
+// Examiner looks at workers before they are stopped because a collective has timed out: a worker that did not take part
+// in it may still live, and its end destroys what it could tell. No restart for any other reason waits for it.
+type Examiner interface {
+	// Examine has a goroutine of its own and is called at most once in an epoch, whose watchers have been told to end.
+	// pids are the workers' by local rank, 0 for one that has ended; why is the text of the timeout, which may come from
+	// another node. The workers are stopped when Examine returns, and in any case a second after it was called: ctx ends
+	// shortly before, and what is found later is too late.
+	Examine(ctx context.Context, e Epoch, pids []int, why string)
+}
+
 // Control is how a Watcher acts on the epoch that it watches. Its methods do not block and may be called by any
 // goroutine.
 type Control interface {
@@ -69,6 +79,9 @@ type Control interface {
 	// policy.RestartCharged. Of f, Rank, LocalRank, PID and Message are the caller's to set; what it leaves out of
 	// the rest is filled in. Only the first failure of an epoch counts, and none of an epoch that is over.
 	Fail(f verdict.Failure, act policy.Action)
+	// Output is the end of what a worker of the epoch has written to its standard error or, if that is nothing, to its
+	// standard output: 2 KiB of text at most. It may read a file of the log directory.
+	Output(localRank int) string
 }
 
 // Stopper hears of the end of an epoch's workers.

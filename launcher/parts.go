@@ -12,6 +12,7 @@ type parts struct {
 	environers   []Environer
 	starters     []Starter
 	watchers     []named[Watcher]
+	examiners    []named[Examiner]
 	stoppers     []Stopper
 	spawner      Spawner // nil: Config.Processes starts the workers
 	noticers     []Noticer
@@ -31,6 +32,7 @@ func sortParts(list []Part) parts {
 		environers:   only[Environer](list),
 		starters:     only[Starter](list),
 		watchers:     withNames[Watcher](list),
+		examiners:    withNames[Examiner](list),
 		stoppers:     only[Stopper](list),
 		noticers:     only[Noticer](list),
 		worldNeeders: only[WorldNeeder](list),

@@ -172,6 +172,19 @@ func TestFailureThatAsksForSuccessRestarts(t *testing.T) {
 		[]any{r.fakeRdzv.failures[0].ExitCode, r.fakeRdzv.failures[0].Role, r.fakeRdzv.failures[0].At})
 }
 
+func TestWatchersReadTheEndOfTheOutput(t *testing.T) {
+	r := newRig(t, `echo out of $RANK; [ $RANK = 1 ] && echo bad batch >&2; exec sleep 60`, 0)
+	r.cfg.Parts = []Part{watcher(func(ctx context.Context, _ Epoch, pids []int, c Control) {
+		for ctx.Err() == nil && (c.Output(0) == "" || c.Output(1) != "bad batch") {
+			time.Sleep(time.Millisecond)
+		}
+		text := c.Output(0) + "/" + c.Output(1) + "/" + c.Output(-1) + c.Output(len(pids))
+		c.Fail(verdict.Failure{Message: text}, policy.Fail)
+	})}
+	r.run(t)
+	require.Equal(t, "out of 0/bad batch/", r.fakeRdzv.failures[0].Message)
+}
+
 // The failure of an epoch that is over is nobody's, whenever it is found.
 func TestFailureAfterTheEnd(t *testing.T) {
 	r := newRig(t, `exit 0`, 1)

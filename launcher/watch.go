@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"syscall"
 	"time"
 
 	"dlrover-run/launcher/policy"
@@ -17,6 +16,11 @@ const partGrace = time.Second
 // attend calls f in a goroutine of its own and waits for it. An f that has not returned partGrace after ctx ended is
 // left behind: it can hold up neither the workers nor the end of the launcher.
 func (a *Agent) attend(ctx context.Context, part string, f func()) {
+	a.attendFor(ctx, partGrace, part, f)
+}
+
+// attendFor is attend with another grace.
+func (a *Agent) attendFor(ctx context.Context, grace time.Duration, part string, f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -27,7 +31,7 @@ func (a *Agent) attend(ctx context.Context, part string, f func()) {
 		return
 	case <-ctx.Done():
 	}
-	late := time.NewTimer(partGrace)
+	late := time.NewTimer(grace)
 	defer late.Stop()
 	select {
 	case <-done:
@@ -44,7 +48,7 @@ func (a *Agent) watchGroup(g *group) {
 	ctx, cancel := context.WithCancel(a.ctx)
 	g.endWatch, g.faults = cancel, make(chan fault, 1)
 	for _, w := range a.parts.watchers {
-		c := &control{agent: a, ctx: ctx, part: w.name, faults: g.faults}
+		c := &control{agent: a, ctx: ctx, part: w.name, faults: g.faults, workers: g.workers}
 		g.watchers.Go(func() {
 			a.attend(ctx, w.name, func() { w.part.Watch(ctx, g.epoch, g.pids(), c) })
 		})
@@ -64,6 +68,17 @@ type control struct {
 	ctx    context.Context // ends with the epoch
 	part   string
 	faults chan<- fault // of the group, with room for the one that counts
+	// workers are the group's, which are all there before the watchers.
+	workers []*worker
+}
+
+// Output implements Control.
+func (c *control) Output(localRank int) string {
+	if localRank < 0 || localRank >= len(c.workers) {
+		return ""
+	}
+	stdout, stderr := c.workers[localRank].out.Tail()
+	return cmp.Or(tailText(stderr), tailText(stdout))
 }
 
 // Fail implements Control.
@@ -107,7 +122,7 @@ func (a *Agent) onFault(f fault) {
 		"pid", f.failure.PID, "why", g.fault, "action", f.action.String())
 	a.observe(func(o Observer) { o.Faulted(FaultInfo{g.epoch, f.part, f.failure, f.action}) })
 	a.report(g, f.action)
-	a.stop(g, syscall.SIGTERM)
+	a.stopFailed(g, f.failure, "")
 }
 
 // complete fills in what a failure from outside leaves out.

@@ -132,6 +132,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	d.metrics.watch(d.service.Hub)
 	d.metrics.watchCheckpoints(d.service.Checkpoints)
 	d.metrics.watchChecks(d.service.Checks)
+	d.metrics.watchHangs(d.service.Hangs)
 	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
 		d.service.Close(0)
 		return nil, err

@@ -9,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/hang"
+	hangs "dlrover-run/hang/serve"
 	checks "dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -104,4 +106,35 @@ func (m *metrics) watchChecks(h *checks.Hub) {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "dlrover_check_newest_seconds", Help: "How long the check of nodes took that ended last; 0 before any.",
 		}, func() float64 { return h.Stats().Newest.Seconds() }))
+}
+
+// watchHangs adds what was suspected and judged of the runs' workers. Neither runs nor nodes are labels.
+func (m *metrics) watchHangs(h *hangs.Hub) {
+	counter := func(name, help string, labels prometheus.Labels, value func(hangs.Stats) int) {
+		m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
+			func() float64 { return float64(value(h.Stats())) }))
+	}
+	for _, kind := range hangs.Kinds {
+		counter("hang_verdicts_total", "Verdicts about hangs that were told, by kind.",
+			prometheus.Labels{"kind": string(kind)}, func(s hangs.Stats) int { return s.Verdicts[kind] })
+	}
+	for _, action := range []hang.Action{hang.ActRestart, hang.ActStop} {
+		counter("hang_orders_total", "Restarts and stops of runs because of hangs.",
+			prometheus.Labels{"action": string(action)}, func(s hangs.Stats) int { return s.Orders[action] })
+	}
+	counter("hang_suspicions_total", "Cases that were opened because nodes suspected a hang.", nil,
+		func(s hangs.Stats) int { return s.Suspicions })
+	counter("hang_withdrawn_total", "Cases that were no hang, or ended by themselves.", nil,
+		func(s hangs.Stats) int { return s.Withdrawn })
+	counter("hang_reports_total", "Reports of nodes about their workers.", nil,
+		func(s hangs.Stats) int { return s.Reports })
+	counter("hang_evidence_refused_total", "Reports whose evidence there was no room for.", nil,
+		func(s hangs.Stats) int { return s.Refused })
+	m.reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "hang_evidence_bytes", Help: "Memory of the evidence that is kept, about.",
+		}, func() float64 { return float64(h.Stats().Held) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "hang_detect_seconds", Help: "From the last progress to the verdict that was told last; 0 before any.",
+		}, func() float64 { return h.Stats().Detect.Seconds() }))
 }

@@ -23,6 +23,7 @@ type adapter struct {
 	end     chan struct{}
 	wg      sync.WaitGroup
 	acl     *storeACL
+	bar     func(ctx context.Context, reason string) error
 }
 
 func newAdapter(s *api.Session, g *storeACL) *adapter {
@@ -166,6 +167,9 @@ func (a *adapter) Doubt(ctx context.Context, reason string) error {
 	}
 	return err
 }
+
+// Bar implements launcher.Rendezvous.
+func (a *adapter) Bar(ctx context.Context, reason string) error { return a.bar(ctx, reason) }
 
 // World implements launcher.Rendezvous.
 func (a *adapter) World(ctx context.Context) ([]launcher.Member, error) {

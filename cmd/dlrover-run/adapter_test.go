@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/cmd/internal/service"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
@@ -126,6 +128,7 @@ func TestKindsAreThoseOfTheRendezvous(t *testing.T) {
 	for c, want := range map[string]rendezvous.CauseKind{
 		launcher.CauseTimeout: rendezvous.CauseTimeout, launcher.CauseCheck: rendezvous.CauseCheck,
 		launcher.CauseHang:     rendezvous.CauseHang,
+		launcher.CauseFailure:  rendezvous.CauseFailure,
 		launcher.CauseDeadline: rendezvous.CauseDeadline, launcher.CauseNoStep: rendezvous.CauseNoStep,
 		launcher.CauseOperator: rendezvous.CauseOperator,
 	} {
@@ -236,6 +239,30 @@ func TestErrorsOfTheRendezvousHaveReasons(t *testing.T) {
 
 // idle is a launcher.Processes and launcher.Store of a node that never gets workers.
 type idle struct{ launcher.Processes }
+
+// A launcher whose workers do not end keeps its node's name, not only itself, from getting others.
+func TestNodeBarsItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hub := api.NewHub(api.HubConfig{})
+		defer hub.Close()
+		node := rendezvous.Node{ID: "id", Name: "node-x", Rank: -1, Slots: 1, Can: []rendezvous.Ability{rendezvous.CanGate}}
+		params := rendezvous.Params{Min: 2, Max: 2}
+		s, err := api.Open(t.Context(), hub, api.SessionConfig{Run: "run", Node: node, Params: params})
+		require.NoError(t, err)
+		a := newAdapter(s, newStoreACL(false, 1))
+		defer a.close()
+		j := &job{s: &settings{runID: "run", node: node}, endpoint: &endpoint{served: &service.Service{Hub: hub}}}
+		a.bar = j.barSelf
+		require.NoError(t, a.Bar(t.Context(), "stop the workers: pid 7 survived SIGKILL\n"+strings.Repeat("x", 5000)))
+		for d := range a.Directives() {
+			if d.Kind == launcher.Bar {
+				require.Contains(t, d.Cause, "pid 7 survived SIGKILL")
+				require.Equal(t, launcher.CauseHang, d.CauseKind)
+				return
+			}
+		}
+	})
+}
 
 func (idle) Reset()    {}
 func (idle) Port() int { return 1 }

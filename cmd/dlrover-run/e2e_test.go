@@ -5,6 +5,7 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/json"
+	goflag "flag"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,6 +54,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	binDir = dir
+	sideBySide()
 	code := m.Run()
 	os.RemoveAll(dir)
 	if code == 0 {
@@ -61,6 +64,14 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// sideBySide lets as many tests run beside each other as want to, also on machines of fewer cores.
+func sideBySide() {
+	goflag.Parse()
+	if parallel := goflag.Lookup("test.parallel"); parallel.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = parallel.Value.Set(strconv.Itoa(hangsAtOnce)) // a number
+	}
 }
 
 // long leaves a test of more than ten seconds to those who have the time.

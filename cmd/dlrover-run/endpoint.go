@@ -39,6 +39,14 @@ type endpoint struct {
 func (e *endpoint) Reset()    { e.store.Reset() }
 func (e *endpoint) Port() int { return e.port }
 
+// order gives an order to a run of the rendezvous, wherever that is served.
+func (e *endpoint) order(ctx context.Context, run string, o rendezvous.Order) error {
+	if e.served != nil {
+		return e.served.Hub.Order(run, o)
+	}
+	return e.client.Order(ctx, run, o)
+}
+
 // observer hears what happens to the runs that are served here.
 type observer = func(run string, n rendezvous.Note)
 

@@ -5,6 +5,7 @@ import (
 
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/launcher"
+	logrule "dlrover-run/launcher/logs/rule"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/rendezvous"
 )
@@ -104,6 +105,12 @@ func (w eventWriter) Faulted(i launcher.FaultInfo) {
 	w.log.Event("fault", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch), slog.String("part", i.Part),
 		slog.Int("rank", i.Failure.Rank), slog.Int("local_rank", i.Failure.LocalRank), slog.Int("pid", i.Failure.PID),
 		slog.String("why", i.Failure.Reason()), slog.String("action", i.Action.String()))
+}
+
+// logRule writes what a log rule has found.
+func (w eventWriter) logRule(f logrule.Finding) {
+	w.log.Event("log-rule", slog.String("rule", f.Rule.Name), slog.Int("rank", f.Rank), slog.String("found", f.Text),
+		slog.Bool("over", f.Over), slog.String("action", string(f.Rule.Action)))
 }
 
 // rendezvous writes what happens in the rendezvous that this node serves.

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/logs"
 )
 
 // feature is something that launchers do beside starting workers. It has a file of its own and a row in the table
@@ -25,9 +26,11 @@ func features() []feature {
 		metricsFeature(),
 		logLevelFeature(),
 		fileTimerFeature(),
+		logRulesFeature(),
 		portsFeature(),
 		nodeChecksFeature(),
 		checkpointsFeature(),
+		hangFeature(),
 	}
 }
 
@@ -35,6 +38,10 @@ func features() []feature {
 type (
 	// configurer changes how workers are run.
 	configurer interface{ configure(*launcher.Config) }
+	// tapper sees the workers' output. At most one part is a tapper.
+	tapper interface {
+		tap(id logs.WorkerID, stream logs.Std) logs.Tap
+	}
 	// joiner acts when this node has joined its run.
 	joiner interface{ joined(*job) }
 	// releaser gives back what workers and the processes beside them have used, when all of them have ended.

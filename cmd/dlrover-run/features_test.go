@@ -134,7 +134,8 @@ func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	var steps []string
 	j, _ := withEmpty(t,
-		"--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --health-check=true --ckpt-daemon=off "+
+		"--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --log-rule=x:y --health-check=true "+
+			"--ckpt-daemon=off "+
 			"--ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
 	defer j.python.close()
@@ -148,7 +149,7 @@ func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
 // What nobody asked for has no part: no listener, goroutine or file.
 func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 	var steps []string
-	j, _ := withEmpty(t, "--standalone --ckpt-daemon=off --ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
+	j, _ := withEmpty(t, "--standalone --hang=off --ckpt-daemon=off --ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
 	defer j.python.close()
 	var names []string

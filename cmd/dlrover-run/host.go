@@ -31,6 +31,7 @@ type hostFacts struct {
 	route    func(host string, port int) string
 	lookPath func(file string) (string, error)
 	venvs    func() []string // bin directories of the venvs that the launcher lies in
+	environ  func() []string // all variables, as KEY=VALUE
 }
 
 func thisHost(env func(string) (string, bool)) hostFacts {
@@ -43,7 +44,7 @@ func thisHost(env func(string) (string, bool)) hostFacts {
 		addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
 		cpus:  func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
 		gpus:  func() (int, string) { return proc.GPUCount("/", env) },
-		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) },
+		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) }, environ: os.Environ,
 	}
 }
 

@@ -36,12 +36,15 @@ func main() {
 	if os.Args[0] == ckptd.Name {
 		os.Exit(ckptd.Main(os.Args[1:], os.Stdout))
 	}
+	if guarded.BecomesCommand(os.Args) {
+		os.Exit(becomeCommand(os.Args[1:], os.Environ(), os.Stderr))
+	}
 	link, watch, err := guarded.Role()
 	if watch != nil {
 		proc.EndRemains(watch, os.Stderr)
 		os.Exit(watch.Follow())
 	}
-	os.Exit(run(started, os.Args[1:], os.Stdout, link, err))
+	os.Exit(run(started, os.Args, os.Stdout, link, err))
 }
 
 // run has the link to its guard, or why there is none.
@@ -52,7 +55,11 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	}
 	in := inbox.New(link)
 	defer in.Close()
-	c, err := parse(args, os.LookupEnv, stdout)
+	env, alone := argv.LookupEnv(os.LookupEnv), byXPUTimer(args)
+	if args = args[1:]; alone {
+		args, env = oneWorker(args, env)
+	}
+	c, err := parse(args, env, stdout)
 	if err != nil {
 		usage(err)
 		return policy.Usage.Code(policy.TorchrunCodes)
@@ -72,6 +79,7 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 		s.warnings = append(s.warnings,
 			"no guard: whatever workers start lives on if this launcher is killed: "+unguarded.Error())
 	}
+	s.alone = alone
 	return launch(started, &s, host, in, link)
 }
 
@@ -132,6 +140,9 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	}
 	j.conclude(res)
 	j.close(res)
+	if s.alone {
+		return statusOf(res, res.Reason.Code(s.codes))
+	}
 	return res.Reason.Code(s.codes)
 }
 
@@ -153,6 +164,7 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	j.adapter = newAdapter(session, j.endpoint.acl)
+	j.adapter.bar = j.barSelf
 	forParts(j.parts, func(p joiner) { p.joined(j) })
 	j.python.tidy()
 	agent, err := launcher.New(j.agentConfig(host))
@@ -160,6 +172,18 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	return agent.Run(), nil
+}
+
+// maxOrderText is the most bytes that an order may say.
+const maxOrderText = 1024
+
+// barSelf keeps every launcher of this node's name without workers.
+func (j *job) barSelf(ctx context.Context, reason string) error {
+	text := printable.Line(reason)
+	text = strings.ToValidUTF8(text[:min(len(text), maxOrderText)], "")
+	return j.endpoint.order(ctx, j.s.runID, rendezvous.Order{
+		Kind: rendezvous.OrderBar, Node: j.s.node.Name, Cause: rendezvous.CauseHang, Text: text,
+	})
 }
 
 // retryServing is how long a second launcher on the endpoint's host tries to join the
@@ -231,6 +255,7 @@ func (j *job) logsConfig() logs.Config {
 		Tee:        func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
 		RotateSize: l.rotateSize, RotateCount: l.rotateCount, Stdout: os.Stdout, Stderr: os.Stderr, Logger: j.log,
 	}
+	forParts(j.parts, func(p tapper) { cfg.Tap = p.tap })
 	if l.ranks != nil {
 		cfg.ConsoleRank = func(r int) bool { return l.ranks[r] }
 	}
@@ -250,6 +275,9 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg.Parts, cfg.Env = j.parts, j.python.environ(cfg.Env)
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Logger = j.log
+	if j.s.alone {
+		cfg.Substitute = func(arg string, _ int) string { return arg } // the command is nobody's template
+	}
 	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
 	forParts(j.parts, func(p configurer) { p.configure(&cfg) })
 	cfg.LogsKept = j.s.logs.files(j.s.slots)

@@ -24,6 +24,7 @@ import (
 	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
+	logrule "dlrover-run/launcher/logs/rule"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
@@ -80,6 +81,8 @@ func everyEvent(t *testing.T, w eventWriter) {
 		tell(w)
 	}
 	w.rendezvous(rendezvous.Note{Event: "NAME", Round: 5, Epoch: 6, Node: "a", Text: "t", Nodes: 2})
+	w.logRule(logrule.Finding{Rule: &logrule.Rule{Name: "loss", Action: logrule.Restart}, Rank: 3,
+		Text: "nan is no number"})
 	w.ended(launcher.Result{Reason: policy.Success, Verdict: "rank 3 failed first"})
 }
 
@@ -97,6 +100,7 @@ func TestEventLogIsStable(t *testing.T) {
 		`{"event":"end","reason":"success","verdict":"rank 3 failed first"}`,
 		`{"event":"fault","round":5,"epoch":6,"part":"hang","rank":3,"local_rank":1,"pid":8,` +
 			`"why":"no progress (exit code 1)","action":"restart"}`,
+		`{"event":"log-rule","rule":"loss","rank":3,"found":"nan is no number","over":false,"action":"restart"}`,
 		`{"event":"rendezvous-NAME","round":5,"epoch":6,"who":"a","text":"t","nodes":2}`,
 		`{"event":"signal","signal":"SIGTERM"}`,
 		`{"event":"signal-again","signal":"SIGINT"}`,

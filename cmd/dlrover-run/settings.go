@@ -67,6 +67,7 @@ type settings struct {
 	shmDir     string // --ckpt-shm-dir
 	features   []feature
 	dryRun     bool
+	alone      bool // the job has one worker, whose exit status is the launcher's
 	warnings   []string
 }
 

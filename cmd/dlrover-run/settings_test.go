@@ -26,7 +26,7 @@ func testHost() hostFacts {
 		owns:  func(host string) bool { return host == "host-a" || host == "localhost" || host == "127.0.0.1" },
 		addrs: func() []string { return []string{"10.0.0.1"} },
 		route: func(string, int) string { return "10.0.0.1" },
-		venvs: func() []string { return nil },
+		venvs: func() []string { return nil }, environ: func() []string { return nil },
 		lookPath: func(f string) (string, error) {
 			if strings.Contains(f, "missing") {
 				return "", errors.New("executable file not found in $PATH")

@@ -17,6 +17,7 @@ import (
 
 	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/service"
+	hangs "dlrover-run/hang/serve"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/netcheck/serve"
@@ -31,6 +32,7 @@ type served struct {
 	t      *testing.T
 	hub    *api.Hub
 	checks *serve.Hub
+	hangs  *hangs.Hub
 	addr   string
 	env    map[string]string
 	close  func(grace time.Duration)
@@ -54,7 +56,7 @@ func serveAt(t *testing.T, addr string) *served {
 	t.Cleanup(func() { end(0) })
 	addr = l.Addr().String()
 	env := map[string]string{"DLROVER_MASTER_ADDR": addr, "DLROVER_TOKEN": secret}
-	return &served{t: t, hub: s.Hub, checks: s.Checks, addr: addr, env: env, close: end}
+	return &served{t: t, hub: s.Hub, checks: s.Checks, hangs: s.Hangs, addr: addr, env: env, close: end}
 }
 
 // result is what a command has printed, and its exit status.

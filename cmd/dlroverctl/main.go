@@ -25,6 +25,10 @@ const description = `A running job, which its --rdzv-id names:
   status RUN                     the state of the run, its nodes and checkpoints
   events RUN [-f]                what has happened; -f: and what happens
   verdict RUN                    who failed first, and why
+  hang RUN                       whether its workers hang, and who is to blame
+  stacks RUN                     what all workers are doing, hung or not
+  bundle RUN                     all that is known of the run in one archive:
+                                 stacks, recorders, events, ends of logs
   check RUN                      what the nodes found out about each other
   restart RUN                    stop all workers and start them anew
   stop RUN                       end the run as failed
@@ -41,6 +45,11 @@ A checkpoint directory:
                                  them with their checksums
   checkpoints rm DIR STEP        remove a step; not the one that the tracker
                                  names
+
+Stacks that were written:
+  stacks --path DIR              merge the files *.stacktrace of xpu_timer, or a
+                                 report, into py_stack.svg and cpp_stack.svg;
+                                 as does the name xpu_timer_stacktrace_viewer
 
 Exit status: 0 done; 1 the daemon refuses, is not there, or has nothing of that
 name, or a checkpoint is damaged; 2 the command line is wrong, or there are no
@@ -68,7 +77,7 @@ func (e *foundError) Unwrap() error { return e.error }
 
 func (p *program) run(ctx context.Context, args []string) int {
 	a := p.app()
-	if len(args) < 2 || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
+	if args = viewerArgs(args); len(args) < 2 || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help.Print(p.stdout, a, "COMMAND ARGUMENTS [options]")
 		return 0
 	}
@@ -93,7 +102,7 @@ func (p *program) app() *cli.App {
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlroverctl", err) },
 		Flags: append(slices.Concat(connection(), viewOptions(),
-			[]cli.Flag{jsonOption(), followOption(), reasonOption(), chargeOption(), nodeOption()}),
+			[]cli.Flag{jsonOption(), followOption(), reasonOption(), chargeOption(), nodeOption(), pathOption()}),
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
 		),
@@ -104,7 +113,7 @@ func (p *program) app() *cli.App {
 			}
 			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
 		},
-		Commands: slices.Concat(p.runs(), p.checks(), p.orders(), []*cli.Command{p.checkpoints()}),
+		Commands: slices.Concat(p.runs(), p.checks(), p.hangs(), p.stacks(), p.orders(), []*cli.Command{p.checkpoints()}),
 	}
 }
 

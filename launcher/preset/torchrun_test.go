@@ -29,6 +29,7 @@ func oldTorch(t *testing.T, python string) bool {
 func TestTorchIsTorchruns(t *testing.T) {
 	python := torchpython.Require(t, "THE WORKERS' ENVIRONMENT AGAINST TORCHRUN'S IS")
 	old := oldTorch(t, python)
+	forks := torchpython.Start(t, python)
 	for _, tt := range []struct {
 		name   string
 		option string
@@ -55,7 +56,7 @@ func TestTorchIsTorchruns(t *testing.T) {
 			for name, value := range tt.parent {
 				parent[name] = value
 			}
-			for rank, theirs := range runTorchrun(t, python, parent, tt.option) {
+			for rank, theirs := range runTorchrun(t, forks, parent, tt.option) {
 				v := tt.want
 				v.OldTorch = old
 				v.LocalRank, v.Rank, v.RoleRank = rank, rank, rank
@@ -105,22 +106,23 @@ func requireEqual(t *testing.T, parent map[string]string, v preset.Vars, theirs 
 }
 
 // runTorchrun returns the environments of two workers, by local rank.
-func runTorchrun(t *testing.T, python string, parent map[string]string, option string) []map[string]string {
+func runTorchrun(t *testing.T, forks *torchpython.Forks, parent map[string]string, option string) []map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	dir := t.TempDir()
-	cmd := exec.CommandContext(ctx, python,
+	var env []string
+	for name, value := range parent {
+		env = append(env, name+"="+value)
+	}
+	output, code, err := forks.Run(ctx, env,
 		"-m", "torch.distributed.run", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
 		"--nproc_per_node=2", "--monitor_interval=0.1", option, "--no_python", "sh", "-c", `env > "$0/$RANK"`, dir)
-	for name, value := range parent {
-		cmd.Env = append(cmd.Env, name+"="+value)
-	}
-	output, err := cmd.CombinedOutput()
 	if strings.Contains(string(output), "unrecognized arguments: "+option) {
 		t.Skipf("SKIPPED: this torchrun has no %s", option)
 	}
-	require.NoError(t, err, string(output))
+	require.NoError(t, err)
+	require.Zero(t, code, string(output))
 	var envs []map[string]string
 	for rank := range 2 {
 		env, err := os.ReadFile(filepath.Join(dir, strconv.Itoa(rank)))

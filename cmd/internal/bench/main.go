@@ -31,6 +31,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == gatekeepCommand {
 		exit(gatekeep(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == judgeCommand {
+		exit(judge(os.Args[2:]))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	exit(run(ctx, os.Args[1:]))

@@ -80,7 +80,7 @@ func rows(o options) []row {
 			{what: "a new daemon re-adopts them, none is restarted", unit: yesno, goal: 1, oursOnly: "cannot"},
 			{what: "exec of the new daemon to the world being whole", unit: duration, oursOnly: "cannot"}}},
 	}
-	return slices.Concat(all, probeRows(), scaleRows(o), ckptRows(o))
+	return slices.Concat(all, probeRows(), pystackRows(), scaleRows(o), ckptRows(o))
 }
 
 func rowIDs() (ids []string) {

@@ -25,7 +25,7 @@ func scaleRows(o options) []row {
 	rs := []row{smallWorld(8, 0), smallWorld(32, 0), smallWorld(128, 0.1), largeWorld(1000, 0.5)}
 	rs[2].slowPeer = true
 	if !o.quick {
-		rs = append(rs, largeWorld(10_000, 5), gatedWorld(10_000), checkedWorld(10_000))
+		rs = append(rs, largeWorld(10_000, 5), gatedWorld(10_000), checkedWorld(10_000), hangRow(10_000))
 	}
 	return rs
 }

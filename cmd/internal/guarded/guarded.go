@@ -23,6 +23,9 @@ const Daemon = "checkpointd"
 // Nothing is argv[0] of what --check-only runs in place of workers: the same file, which ends at once.
 const Nothing = "dlrover-checked"
 
+// XPUTimerLaunch is the base name of argv[0] of xpu_timer's launcher, to which the program answers.
+const XPUTimerLaunch = "xpu_timer_launch"
+
 var (
 	link    *guard.Link
 	watch   *guard.Watch
@@ -52,13 +55,50 @@ func Role() (*guard.Link, *guard.Watch, error) { return link, watch, problem }
 // exempt: what starts no workers needs no guard. A test binary is no launcher, although it
 // may contain one.
 func exempt(args []string) bool {
-	if len(args) == 0 || args[0] == Daemon || hasSuffix(args[0], ".test") {
+	if len(args) == 0 || args[0] == Daemon || hasSuffix(args[0], ".test") || BecomesCommand(args) {
 		return true
 	}
 	return len(args) > 1 && (args[1] == "--help" || args[1] == "-h" || args[1] == "--version" || args[1] == "--dry-run")
 }
 
-// hasSuffix is that of package strings, which is not ready yet.
+// BecomesCommand says whether the program was called as xpu_timer_launch where it is to execute what follows: in a
+// worker, and before a launcher, which starts the workers itself. Without a command, too: there is none to start.
+func BecomesCommand(args []string) bool {
+	if len(args) == 0 || base(args[0]) != XPUTimerLaunch {
+		return false
+	}
+	if os.Getenv("RANK") != "" || len(args) == 1 || args[1] == "--help" || args[1] == "-h" {
+		return true
+	}
+	switch base(args[1]) {
+	case "dlrover-run", "torchrun", "accelerate", "deepspeed", XPUTimerLaunch:
+		return true
+	}
+	return launchModule(args[1:])
+}
+
+// launchModule: python -m torch.distributed.run, or the like, perhaps with options of Python before.
+func launchModule(words []string) bool {
+	for i := 1; i+1 < len(words) && hasPrefix(words[i], "-"); i++ {
+		if words[i] == "-m" {
+			return hasPrefix(words[i+1], "torch.distributed.") || hasPrefix(words[i+1], "dlrover.trainer.")
+		}
+	}
+	return false
+}
+
+// base, hasPrefix and hasSuffix are those of packages path and strings, which are not ready yet.
+func base(path string) string {
+	for i := len(path) - 1; i >= 0; i-- {
+		if path[i] == '/' {
+			return path[i+1:]
+		}
+	}
+	return path
+}
+
+func hasPrefix(s, prefix string) bool { return len(s) >= len(prefix) && s[:len(prefix)] == prefix }
+
 func hasSuffix(s, suffix string) bool {
 	return len(s) >= len(suffix) && s[len(s)-len(suffix):] == suffix
 }

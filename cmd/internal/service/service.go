@@ -1,5 +1,6 @@
 // Package service puts together what serves a rendezvous: the rounds of all runs, the places where their checkpoint
-// daemons meet and where their nodes check each other, the topology of the network, and what is served beside them.
+// daemons meet, where their nodes check each other and where it is judged whether their workers hang, the topology of
+// the network, and what is served beside them.
 // dlrover-master and a launcher that serves the other nodes of its job are the same service.
 //
 // Goroutines: one for the topology file, if there is one, until Close; those of the HTTP server are Serve's.
@@ -16,6 +17,8 @@ import (
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/topology"
+	"dlrover-run/hang"
+	hangs "dlrover-run/hang/serve"
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -40,6 +43,7 @@ type Service struct {
 	Hub         *api.Hub
 	Checkpoints *coordinator.Hub
 	Checks      *serve.Hub
+	Hangs       *hangs.Hub
 
 	cfg      Config
 	handler  func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
@@ -60,12 +64,14 @@ func New(cfg Config) (*Service, error) {
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
 	})
 	s.Checks = s.newChecks()
+	s.Hangs = s.newHangs()
 	s.setSwitches(file.First())
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Extra: cfg.Extra,
 			Mounts: map[string]http.Handler{
-				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "verdict": api.Answer(s.verdict),
+				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
+				"verdict": api.Answer(s.verdict), "failures": api.Answer(s.failures),
 			},
 		})
 	})
@@ -106,6 +112,7 @@ func (s *Service) Close(grace time.Duration) {
 	s.Hub.Close()
 	s.Checkpoints.Close()
 	s.Checks.Close()
+	s.Hangs.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	if grace <= 0 || s.server.Shutdown(ctx) != nil {
@@ -120,6 +127,9 @@ func (s *Service) observe(run string, n rendezvous.Note) {
 	}
 	if n.ID != "" {
 		s.Checks.Gone(run, n.ID)
+	}
+	if endsEpoch(n.Event) {
+		s.Hangs.Ended(run, hang.Epoch{Term: n.Term, Round: n.Round, Epoch: n.Epoch})
 	}
 	if s.cfg.Observe != nil {
 		s.cfg.Observe(run, n)

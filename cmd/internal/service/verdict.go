@@ -1,9 +1,11 @@
 package service
 
 import (
+	"fmt"
 	"net/http"
 
 	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/hang"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -12,8 +14,9 @@ import (
 // Verdict says why an epoch of a run ended. GET /v1/runs/{run}/verdict answers with that of the newest one whose end
 // tells something.
 type Verdict struct {
-	Round   int                `json:"round"`
-	Epoch   int                `json:"epoch"`
+	Round   int `json:"round"`
+	Epoch   int `json:"epoch"`
+	epoch   rendezvous.EpochID
 	Outcome rendezvous.Outcome `json:"outcome,omitempty"` // of the run, if it ended with the epoch
 	Cause   *rendezvous.Cause  `json:"cause,omitempty"`
 
@@ -27,7 +30,13 @@ type Verdict struct {
 	Restarts    int `json:"restarts"`
 	MaxRestarts int `json:"max_restarts"`
 	WorldSize   int `json:"world_size"`
+
+	// Hang is the verdict about a hang that the epoch was ended for, as far as it is still known.
+	Hang *hang.Verdict `json:"hang,omitempty"`
 }
+
+// hung is the Rule of an epoch that was ended because its workers hung: whatever failed then, failed because of that.
+const hung verdict.Rule = "hang"
 
 // judge finds the verdict in the evidence of a run's epochs, the oldest first; false without any. An epoch that ended
 // for new nodes says nothing about an earlier failure.
@@ -46,17 +55,24 @@ func judge(epochs []rendezvous.EpochEvidence) (Verdict, bool) {
 }
 
 func tells(e rendezvous.EpochEvidence) bool {
-	return e.Outcome == rendezvous.Failed || len(e.Failures)+len(e.Losses) > 0
+	return e.Outcome == rendezvous.Failed || len(e.Failures)+len(e.Losses) > 0 || endedByHang(e)
+}
+
+func endedByHang(e rendezvous.EpochEvidence) bool {
+	return e.Cause != nil && e.Cause.Kind == rendezvous.CauseHang
 }
 
 func judgeEpoch(e rendezvous.EpochEvidence) Verdict {
 	j := verdict.Judge(evidence.Unpack(e.Evidence))
 	v := Verdict{
-		Round: e.Round, Epoch: e.Epoch, Outcome: e.Outcome, Cause: e.Cause, Line: j.Line(), Rule: j.Rule,
+		Round: e.Round, Epoch: e.Epoch, epoch: e.EpochID, Outcome: e.Outcome, Cause: e.Cause, Line: j.Line(), Rule: j.Rule,
 		Failures: len(e.Failures), Losses: len(e.Losses),
 		Restarts: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
 	}
 	switch {
+	case endedByHang(e):
+		v.Rule = hung
+		v.Line = fmt.Sprintf("%s; restarts used %d of %d", e.Cause.Text, e.Restarts, e.MaxRestarts)
 	case j.Root != nil:
 		v.RootRank, v.RootNode = &j.Root.Rank, j.Root.NodeName
 	case j.Loss != nil:
@@ -77,5 +93,16 @@ func (s *Service) verdict(req *http.Request) (any, error) {
 	if !ok {
 		return nil, api.ErrNothingNew
 	}
+	if v.Rule == hung {
+		v.blame(s.hangOf(req.PathValue("run"), v.epoch))
+	}
 	return v, nil
+}
+
+// blame takes over whom a verdict about a hang names first; nil: it is not known any more.
+func (v *Verdict) blame(h *hang.Verdict) {
+	v.Hang = h
+	if h != nil && len(h.Suspects) > 0 {
+		v.RootRank, v.RootNode = &h.Suspects[0].Rank, h.Suspects[0].Node
+	}
 }

@@ -68,7 +68,8 @@ func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
 			got, ok := judge(c.epochs)
 			require.True(t, ok)
 			c.want.Round, c.want.MaxRestarts, c.want.WorldSize = 1, 3, 4
-			got.Cause = nil
+			require.Equal(t, got.Epoch, got.epoch.Epoch)
+			got.Cause, got.epoch = nil, rendezvous.EpochID{}
 			require.Equal(t, c.want, got)
 		})
 	}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/hang"
+	"dlrover-run/launcher"
+)
+
+// hangMode is how hangs are found.
+type hangMode string
+
+const (
+	hangAuto    hangMode = "auto"    // with a shim in the workers' interpreters
+	hangOutside hangMode = "outside" // nothing in the workers
+	hangOff     hangMode = "off"
+)
+
+// hangSettings are the options of the feature.
+type hangSettings struct {
+	mode   hangMode
+	why    string // what has chosen the mode; "" by default
+	action hang.Action
+	limit  time.Duration // XPU_TIMER_HANG_TIMEOUT; 0: adaptive
+	files  string        // XPU_TIMER_TIMELINE_PATH
+}
+
+// xpuTimer begins the names of the variables of DLRover's xpu_timer.
+const xpuTimer = "XPU_TIMER_"
+
+func hangFeature() feature {
+	var k hangSettings
+	return feature{
+		name: "hang detection",
+		settings: func(r *resolver) (err error) {
+			if k, err = r.hangs(); err == nil && k.mode != hangOff {
+				r.s.params.Hang = hang.Spec{Action: k.action}.String()
+			}
+			return err
+		},
+		plan: func(p *plan) {
+			if k.mode != hangOff && k.why != "" {
+				p.Features["hang"] = k.plan()
+			}
+		},
+		open: func(j *job) (launcher.Part, error) {
+			if k.mode == hangOff {
+				return nil, nil
+			}
+			return openHangs(j, k), nil
+		},
+	}
+}
+
+// hangs reads the options, and the variables of xpu_timer that stand for some of them.
+func (r *resolver) hangs() (k hangSettings, err error) {
+	k = hangSettings{action: hang.Action(r.c.String("hang-action")), files: r.lookup("XPU_TIMER_TIMELINE_PATH")}
+	if k.mode, k.why, err = r.hangMode(); err != nil {
+		return k, err
+	}
+	if k.mode == hangOff && r.c.IsSet("hang-action") {
+		return k, fmt.Errorf("--hang-action=%s: hang detection is off by %s: leave one of them out", k.action, k.why)
+	}
+	if text := r.lookup("XPU_TIMER_HANG_TIMEOUT"); text != "" && k.mode != hangOff {
+		if k.limit, err = hangTimeout(text); err != nil {
+			return k, fmt.Errorf("$XPU_TIMER_HANG_TIMEOUT=%q: %w", text, err)
+		}
+	}
+	return k, nil
+}
+
+// hangMode is what the user says, or what other options and variables need.
+func (r *resolver) hangMode() (m hangMode, why string, err error) {
+	if r.c.IsSet("hang") {
+		m = hangMode(r.c.String("hang"))
+		return m, "--hang=" + string(m), nil
+	}
+	switch text := r.lookup("DLROVER_HANG"); hangMode(text) {
+	case "":
+	case hangAuto, hangOutside, hangOff:
+		return hangMode(text), "$DLROVER_HANG", nil
+	default:
+		return m, "", fmt.Errorf("$DLROVER_HANG=%q: need auto, outside or off", text)
+	}
+	if r.c.IsSet("hang-action") {
+		return hangAuto, "--hang-action", nil
+	}
+	if args := r.c.Args(); r.c.Bool("no-python") && len(args) > 0 && byXPUTimer(args) {
+		return hangAuto, guarded.XPUTimerLaunch, nil
+	}
+	for _, kv := range r.host.environ() {
+		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, xpuTimer) {
+			return hangAuto, "$" + name, nil
+		}
+	}
+	return hangOutside, "", nil
+}
+
+// Bounds of XPU_TIMER_HANG_TIMEOUT.
+const (
+	minHangTimeout = time.Second
+	maxHangTimeout = 7 * 24 * time.Hour
+)
+
+// hangTimeout reads seconds.
+func hangTimeout(text string) (time.Duration, error) {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(n >= minHangTimeout.Seconds() && n <= maxHangTimeout.Seconds()) {
+		return 0, fmt.Errorf("need seconds from %g to %g", minHangTimeout.Seconds(), maxHangTimeout.Seconds())
+	}
+	return time.Duration(n * float64(time.Second)), nil
+}
+
+// planHang is what --dry-run prints.
+type planHang struct {
+	Mode    hangMode    `json:"mode"`
+	From    string      `json:"mode_from"`
+	Action  hang.Action `json:"action"`
+	Timeout string      `json:"timeout,omitempty"`
+	Files   string      `json:"files,omitempty"`
+}
+
+func (k *hangSettings) plan() planHang {
+	p := planHang{Mode: k.mode, From: k.why, Action: k.action, Files: k.files}
+	if k.limit > 0 {
+		p.Timeout = k.limit.String()
+	}
+	return p
+}

@@ -1,0 +1,391 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/cmd/internal/pytree"
+	"dlrover-run/hang"
+	"dlrover-run/hang/flight"
+	"dlrover-run/hang/pystack"
+	"dlrover-run/hang/ras"
+	"dlrover-run/hang/serve"
+	"dlrover-run/hang/shim"
+	"dlrover-run/hang/sockets"
+	"dlrover-run/hang/watch"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/printable"
+	"dlrover-run/rendezvous/tcpstore"
+)
+
+// hangShim is what tells of steps, collectives and phases from within the workers. Its sitecustomize runs the user's,
+// so it has to be found before that.
+var hangShim = pythonTree{
+	Source: pytree.Source{Name: "hang-shim", Files: shim.Files},
+	what:   "shim of hang detection", loss: "hangs are found from outside only",
+}
+
+// How often the workers are looked at.
+const (
+	firstLook   = 5 * time.Second // nothing is read before
+	lookAuto    = time.Second
+	lookOutside = 5 * time.Second
+)
+
+// hangs is the part of the launcher that observes its workers, and does what the judge of the run asks for.
+type hangs struct {
+	hangSettings
+	job     *job
+	log     *slog.Logger
+	judge   func() serve.Transport // for when this node has joined
+	pages   *hangPages             // nil but with the shim
+	metrics *hangMetrics           // nil: nobody asks for them
+	stacks  func() *pystack.Reader
+	writing sync.WaitGroup // of what is written after a verdict
+
+	mu      sync.Mutex
+	epoch   launcher.Epoch // the newest
+	watcher *watch.Watcher // of its workers; nil before and after
+	heard   uint64         // the newest of the judge's asks
+	told    uint64         // the case of the newest verdict
+}
+
+func openHangs(j *job, k hangSettings) *hangs {
+	h := &hangs{hangSettings: k, job: j, log: j.log, stacks: sync.OnceValue(pystack.New)}
+	h.judge = sync.OnceValue(func() serve.Transport { return judgeOf(j.endpoint) })
+	if k.mode == hangAuto {
+		j.python.add(hangShim)
+		h.pages = newHangPages(j.s.shmDir, j.log)
+	}
+	return h
+}
+
+// Name implements launcher.Part.
+func (h *hangs) Name() string { return "hang detection" }
+
+// judgeOf is where the judge of the job is: beside the rendezvous.
+func judgeOf(e *endpoint) serve.Transport {
+	if e.served != nil {
+		return e.served.Hangs
+	}
+	return serve.Over(e.client)
+}
+
+// joined begins to tell the metrics.
+func (h *hangs) joined(j *job) {
+	if j.metrics != nil {
+		h.metrics = newHangMetrics(j.s)
+		j.metrics.with(h.metrics.tell)
+	}
+}
+
+// Starting implements launcher.Starter.
+func (h *hangs) Starting(e launcher.Epoch) {
+	h.mu.Lock()
+	h.epoch = e
+	h.mu.Unlock()
+	h.pages.begin(e)
+}
+
+// Environ implements launcher.Environer: outside of the workers stays outside of their environment.
+func (h *hangs) Environ(launcher.Epoch, int) []string {
+	dir := h.pages.dir()
+	if dir == "" {
+		return nil
+	}
+	return append(h.recorder().Environ(), "DLROVER_HANG_DIR="+dir)
+}
+
+// recorder is PyTorch's flight recorder in the workers of the present epoch.
+func (h *hangs) recorder() *flight.Recorder {
+	return flight.New(h.pages.dir(), h.pages.dumps(), os.LookupEnv)
+}
+
+// Stopped implements launcher.Stopper.
+func (h *hangs) Stopped(why launcher.StopInfo) {
+	if !why.Early {
+		h.pages.end()
+	}
+}
+
+// Watch implements launcher.Watcher.
+func (h *hangs) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launcher.Control) {
+	cfg := h.config(e, pids)
+	room := outputRoom / max(1, e.Place.WorldSize)
+	cfg.Output = func(local int) string { return ending(c.Output(local), room) }
+	w := watch.New(cfg)
+	h.mu.Lock()
+	h.watcher = w
+	h.mu.Unlock()
+	w.Watch(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watcher == w {
+		h.watcher = nil
+	}
+}
+
+// outputRoom is how many bytes of the workers' output the judge gets of all ranks together.
+const outputRoom = 8 << 20
+
+// ending is the end of a text.
+func ending(text string, room int) string {
+	if cut := len(text) - room; cut > 0 {
+		text = strings.ToValidUTF8(text[cut:], "")
+	}
+	return text
+}
+
+func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
+	cfg := watch.Config{
+		Epoch: hangEpoch(e), Node: h.job.s.node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
+		First: firstLook, Every: lookOutside, Summaries: e.Place.GroupWorldSize > 1,
+		Pages: h.pages.dir(), Parse: hang.ReadPage, Groups: hang.ParseGroups,
+		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
+		Stacks:   h.read, Sockets: storeSockets(e.Place), Post: h.post, Log: h.log,
+	}
+	if h.mode == hangAuto {
+		cfg.First, cfg.Every = lookAuto, lookAuto
+	}
+	if cfg.Pages != "" {
+		cfg.Flight = h.recorder().Read
+	}
+	if addr := ras.Address(os.LookupEnv); addr != "" {
+		cfg.RAS = func(ctx context.Context) string {
+			text, _ := ras.Query(ctx, addr) // most have none
+			return text
+		}
+	}
+	if e.Place.GroupRank == 0 {
+		cfg.Store = h.storeWaits
+	}
+	if h.metrics != nil {
+		cfg.Looked = h.metrics.looked
+	}
+	return cfg
+}
+
+func hangEpoch(e launcher.Epoch) hang.Epoch {
+	return hang.Epoch{Term: e.Term, Round: e.Round, Epoch: e.Epoch}
+}
+
+// read reads the stacks of one process.
+func (h *hangs) read(ctx context.Context, pid int) (hang.Stacks, error) {
+	return h.stacks().Read(ctx, pid, pystack.Native)
+}
+
+// storeWaits are what the workers wait for in the store that this launcher serves.
+func (h *hangs) storeWaits() []hang.StoreWait {
+	return ofStore(h.job.endpoint.store.Waits(), time.Now())
+}
+
+func ofStore(waits []tcpstore.Wait, now time.Time) (list []hang.StoreWait) {
+	for _, w := range waits {
+		s := hang.StoreWait{Key: printable.Line(w.Key), Age: now.Sub(w.Since), More: w.More}
+		for _, p := range w.Peers {
+			s.Waiters = append(s.Waiters, p.String())
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// storeSockets finds the connections of workers to their store.
+func storeSockets(p launcher.Place) func([]int) map[int][]string {
+	var hosts []netip.Addr
+	if a, err := netip.ParseAddr(p.MasterAddr); err == nil {
+		hosts = append(hosts, a)
+	}
+	return func(pids []int) map[int][]string {
+		ends, _ := sockets.Local(pids, uint16(p.MasterPort), hosts...) // what there is
+		by := map[int][]string{}
+		for pid, list := range ends {
+			for _, end := range list {
+				by[pid] = append(by[pid], end.String())
+			}
+		}
+		return by
+	}
+}
+
+// postTime bounds one attempt to reach the judge.
+const postTime = 20 * time.Second
+
+// post delivers a report, and hears what the judge asks in return.
+func (h *hangs) post(ctx context.Context, r hang.Report) error {
+	ctx, cancel := context.WithTimeout(ctx, postTime)
+	defer cancel()
+	r.ID = h.job.s.node.ID
+	ask, err := h.judge().Post(ctx, h.job.s.runID, r)
+	if errors.Is(err, serve.ErrNotMember) || errors.Is(err, serve.ErrBadRequest) {
+		h.log.Debug("the judge of hangs does not want to hear of these workers", "err", err)
+		return nil // what holds is told again
+	}
+	if err == nil {
+		h.hear(ask)
+	}
+	return err
+}
+
+// Notice implements launcher.Noticer.
+func (h *hangs) Notice(topic, body string) {
+	if topic != hang.Topic {
+		return
+	}
+	var a hang.Ask
+	if err := json.Unmarshal([]byte(body), &a); err != nil {
+		h.log.Warn("cannot read what the judge of hangs asks: all launchers and the daemon need the same version",
+			"err", err)
+		return
+	}
+	h.hear(a)
+}
+
+// hear follows an ask, which comes by one way or two.
+func (h *hangs) hear(a hang.Ask) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if a.Seq <= h.heard {
+		return
+	}
+	h.heard = a.Seq
+	switch {
+	case a.What == hang.TellVerdict:
+		h.tellLocked(a)
+	case a.What == hang.TellOver:
+		h.overLocked(a)
+	case h.watcher != nil && a.Epoch == hangEpoch(h.epoch):
+		h.watcher.Ask(a)
+	}
+}
+
+// overLocked withdraws what was suspected. Most of that was never told to people.
+func (h *hangs) overLocked(a hang.Ask) {
+	level := slog.LevelDebug
+	if a.Case == h.told {
+		level = slog.LevelInfo
+	}
+	h.log.Log(context.Background(), level, "no hang: "+printable.Line(a.Line), "case", a.Case)
+	h.metrics.over()
+}
+
+// tellLocked says the verdict. The node of group rank 0 keeps the evidence.
+func (h *hangs) tellLocked(a hang.Ask) {
+	attrs := []any{"round", a.Epoch.Round, "epoch", a.Epoch.Epoch, "kind", a.Kind, "confidence", a.Confidence,
+		"action", a.Action}
+	h.told = a.Case
+	h.log.Error("hang: "+printable.Line(a.Line), attrs...)
+	h.metrics.verdict(a)
+	if a.Epoch != hangEpoch(h.epoch) || h.epoch.Place.GroupRank != 0 {
+		return
+	}
+	h.writing.Go(func() { h.keep(a) })
+}
+
+// End implements launcher.Ender: what is being written comes to its end.
+func (h *hangs) End(e launcher.Ending) {
+	done := make(chan struct{})
+	go func() {
+		h.writing.Wait()
+		close(done)
+	}()
+	late := time.NewTimer(min(e.Budget, keepTime))
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-e.Enough:
+	case <-late.C:
+	}
+}
+
+func (h *hangs) release() { h.pages.remove() }
+
+// hangPages is where the shims of this node's workers write: a directory for each epoch. The methods of nil have
+// nothing to do.
+type hangPages struct {
+	root    *shm.Dir
+	unlock  func() error
+	log     *slog.Logger
+	mu      sync.Mutex
+	present string // the epoch's; "": there is none
+}
+
+// newHangPages takes a directory in shared memory, so that a page costs no disk anything. What a launcher that is
+// killed leaves there is removed by the next one.
+func newHangPages(base string, log *slog.Logger) *hangPages {
+	p := &hangPages{log: log}
+	root, err := shm.Create(base, "hang-"+strings.ToLower(rand.Text()))
+	if err == nil {
+		p.unlock, err = root.Own()
+	}
+	if err == nil {
+		err = os.Mkdir(filepath.Join(root.Path(), "flight"), 0o700)
+	}
+	if err != nil {
+		log.Warn("no room for the pages of hang detection: hangs are found from outside only", "shm_dir", base, "err", err)
+		return nil
+	}
+	p.root = root
+	return p
+}
+
+func (p *hangPages) begin(e launcher.Epoch) {
+	if p == nil {
+		return
+	}
+	p.end()
+	dir := filepath.Join(p.root.Path(), fmt.Sprintf("%d.%d.%d", e.Term, e.Round, e.Epoch))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		p.log.Warn("no room for the pages of hang detection in this epoch", "err", err)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.present = dir
+}
+
+// dir is "" without pages.
+func (p *hangPages) dir() string {
+	if p == nil {
+		return ""
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.present
+}
+
+// dumps is where flight recorders write, until the launcher ends.
+func (p *hangPages) dumps() string { return filepath.Join(p.root.Path(), "flight") }
+
+// end removes the pages of an epoch whose workers have ended.
+func (p *hangPages) end() {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.present != "" {
+		_ = os.RemoveAll(p.present) // the whole directory goes in the end
+		p.present = ""
+	}
+}
+
+func (p *hangPages) remove() {
+	if p == nil {
+		return
+	}
+	if err := errors.Join(p.root.RemoveAll(), p.unlock()); err != nil {
+		p.log.Debug("remove the pages of hang detection", "err", err)
+	}
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/exposition"
+	"dlrover-run/hang"
+	"dlrover-run/launcher"
+)
+
+func TestPagesOfAnEpochEndWithIt(t *testing.T) {
+	base := t.TempDir()
+	p := newHangPages(base, slog.New(slog.DiscardHandler))
+	require.Empty(t, p.dir())
+	e := launcher.Epoch{Directive: launcher.Directive{Term: 7, Round: 1, Epoch: 2}}
+	p.begin(e)
+	first := p.dir()
+	require.Equal(t, "7.1.2", filepath.Base(first))
+	info, err := os.Stat(first)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	require.NoError(t, os.WriteFile(filepath.Join(first, "l0.page"), nil, 0o600))
+	e.Directive.Epoch = 3
+	p.begin(e)
+	require.NotEqual(t, first, p.dir())
+	require.NoDirExists(t, first)
+	p.end()
+	require.Empty(t, p.dir())
+	p.remove()
+	left, err := filepath.Glob(filepath.Join(base, "*", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// Off means off, and outside means outside: no pages, no variables.
+func TestPagesThatNobodyWants(t *testing.T) {
+	var p *hangPages
+	p.begin(launcher.Epoch{})
+	require.Empty(t, p.dir())
+	p.end()
+	p.remove()
+	require.Nil(t, (&hangs{}).Environ(launcher.Epoch{}, 0))
+	require.Nil(t, newHangPages("/nowhere/at/all", slog.New(slog.DiscardHandler)))
+}
+
+// A verdict comes as a notice, and as the answer to a report; it is said once.
+func TestVerdictsAreSaidOnce(t *testing.T) {
+	var out strings.Builder
+	m := newHangMetrics(&settings{runID: "j"})
+	h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), metrics: m}
+	h.epoch.Place.GroupRank = 1 // not the one that writes files
+	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: time.Second}}, []hang.Suspicion{{Rank: 2}})
+	a := hang.Ask{Seq: 5, Case: 4, What: hang.TellVerdict, Line: "rank 2 hung\x1b[2J", Kind: hang.KindStopped,
+		Suspects: []int{2}}
+	body, err := json.Marshal(a)
+	require.NoError(t, err)
+	h.Notice(hang.Topic, string(body))
+	h.Notice("log-level", "debug")
+	h.hear(a)
+	require.Equal(t, 1, strings.Count(out.String(), "hang: rank 2 hung"))
+	require.NotContains(t, out.String(), "\x1b")
+	require.Contains(t, scraped(m), `XPU_TIMER_COMMON_HANG{rank="2",local_rank="0",ip="",pod_name="",job_name="j"} 1`)
+	require.Contains(t, scraped(m), `dlrover_hang_verdicts_total{kind="stopped"} 1`)
+	require.Contains(t, scraped(m), `dlrover_hang_state{rank="2"} 3`)
+	h.hear(hang.Ask{Seq: 6, Case: 4, What: hang.TellOver, Line: "they go on"})
+	require.Contains(t, out.String(), "they go on")
+	h.hear(hang.Ask{Seq: 8, Case: 7, What: hang.TellOver, Line: "it was idle"})
+	require.NotContains(t, out.String(), "it was idle", "nobody was told that it hangs")
+	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: 2 * time.Second}}, nil)
+	require.Contains(t, scraped(m), `dlrover_hang_state{rank="2"} 1`)
+	require.Contains(t, scraped(m), "dlrover_hang_false_alarms_total 1")
+	h.Notice(hang.Topic, "{")
+	require.Contains(t, out.String(), "the same version")
+}
+
+func scraped(m *hangMetrics) string {
+	var s exposition.Scrape
+	m.tell(&s)
+	return string(s.Text())
+}
+
+func TestWhatTheLivingWereDoing(t *testing.T) {
+	stacks := func(frames ...hang.Frame) *hang.Stacks {
+		return &hang.Stacks{Interpreter: "CPython", Threads: []hang.Thread{{Main: true, Python: frames}}}
+	}
+	load := hang.Frame{Func: "load_batch", File: "data.py", Line: 12}
+	main := hang.Frame{Func: "<module>", File: "train.py", Line: 3}
+	lines := doing([]hang.Evidence{
+		{Worker: hang.Worker{Rank: 0}, Stacks: stacks(main)}, {Worker: hang.Worker{Rank: 2}, Stacks: stacks(load, main)},
+		{Worker: hang.Worker{Rank: 3}, Stacks: stacks(load, main)}, {Worker: hang.Worker{Rank: 4}},
+	})
+	require.Len(t, lines, 2)
+	require.Equal(t, "ranks 2-3 were in load_batch at data.py:12, called by <module> at train.py:3", lines[0])
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/hang"
+)
+
+// hangsOf resolves the options of hang detection.
+func hangsOf(t *testing.T, line string, env map[string]string) (hangSettings, error) {
+	t.Helper()
+	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+	c, err := parse(strings.Fields(line+" train.py"), lookup, nil)
+	require.NoError(t, err)
+	h := testHost()
+	h.environ = func() (kvs []string) {
+		for _, name := range slices.Sorted(maps.Keys(env)) {
+			kvs = append(kvs, name+"="+env[name])
+		}
+		return kvs
+	}
+	return (&resolver{c: c, env: lookup, host: h}).hangs()
+}
+
+func TestHangOptions(t *testing.T) {
+	type vars = map[string]string
+	for _, c := range []struct {
+		line string
+		env  vars
+		want hangSettings
+	}{
+		{"", nil, hangSettings{mode: hangOutside, action: hang.ActReport}},
+		{"--hang=off", nil, hangSettings{mode: hangOff, why: "--hang=off", action: hang.ActReport}},
+		{"--hang=outside", nil, hangSettings{mode: hangOutside, why: "--hang=outside", action: hang.ActReport}},
+		{"", vars{"PET_HANG": "auto"}, hangSettings{mode: hangAuto, why: "--hang=auto", action: hang.ActReport}},
+		{"", vars{"DLROVER_HANG": "off"}, hangSettings{mode: hangOff, why: "$DLROVER_HANG", action: hang.ActReport}},
+		{"--hang=auto", vars{"DLROVER_HANG": "off"}, hangSettings{mode: hangAuto, why: "--hang=auto",
+			action: hang.ActReport}},
+		{"--hang-action=report", nil, hangSettings{mode: hangAuto, why: "--hang-action", action: hang.ActReport}},
+		{"", vars{"PET_HANG_ACTION": "stop"}, hangSettings{mode: hangAuto, why: "--hang-action", action: hang.ActStop}},
+		{"--hang=outside --hang-action=restart", nil,
+			hangSettings{mode: hangOutside, why: "--hang=outside", action: hang.ActRestart}},
+		{"", vars{"XPU_TIMER_HANG_TIMEOUT": "300"},
+			hangSettings{mode: hangAuto, why: "$XPU_TIMER_HANG_TIMEOUT", action: hang.ActReport, limit: 5 * time.Minute}},
+		{"", vars{"XPU_TIMER_TIMELINE_PATH": "/out"},
+			hangSettings{mode: hangAuto, why: "$XPU_TIMER_TIMELINE_PATH", action: hang.ActReport, files: "/out"}},
+		{"", vars{"XPU_TIMER_BASEPORT": "1"}, hangSettings{mode: hangAuto, why: "$XPU_TIMER_BASEPORT",
+			action: hang.ActReport}},
+		{"--hang=outside", vars{"XPU_TIMER_HANG_TIMEOUT": "1.5"},
+			hangSettings{mode: hangOutside, why: "--hang=outside", action: hang.ActReport, limit: 1500 * time.Millisecond}},
+		{"--hang=off", vars{"XPU_TIMER_HANG_TIMEOUT": "soon"},
+			hangSettings{mode: hangOff, why: "--hang=off", action: hang.ActReport}},
+	} {
+		k, err := hangsOf(t, c.line, c.env)
+		require.NoError(t, err, "%s %v", c.line, c.env)
+		require.Equal(t, c.want, k, "%s %v", c.line, c.env)
+	}
+}
+
+func TestHangOptionsThatAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		line string
+		env  map[string]string
+		want string
+	}{
+		{"", map[string]string{"DLROVER_HANG": "on"}, `$DLROVER_HANG="on": need auto, outside or off`},
+		{"--hang=off --hang-action=restart", nil, "--hang-action=restart: hang detection is off by --hang=off: leave one"},
+		{"--hang-action=stop", map[string]string{"DLROVER_HANG": "off"}, "off by $DLROVER_HANG"},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "soon"},
+			`$XPU_TIMER_HANG_TIMEOUT="soon": need seconds from 1 to 604800`},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "0"}, "need seconds"},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "-5"}, "need seconds"},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "NaN"}, "need seconds"},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "1e300"}, "need seconds"},
+	} {
+		_, err := hangsOf(t, c.line, c.env)
+		require.ErrorContains(t, err, c.want, "%s %v", c.line, c.env)
+	}
+	for _, line := range []string{"--hang=maybe", "--hang-action=kill"} {
+		_, err := resolved(t, line+" train.py", nil)
+		require.ErrorContains(t, err, "invalid choice", line)
+	}
+}
+
+// What is done about hangs is the run's, and goes with its parameters.
+func TestTheRunHearsWhatIsDoneAboutHangs(t *testing.T) {
+	for line, want := range map[string]string{
+		"": "action=report", "--hang-action=restart": "action=restart", "--hang=off": "", "--hang=auto": "action=report",
+	} {
+		s, err := resolved(t, line+" train.py", nil)
+		require.NoError(t, err)
+		require.Equal(t, want, s.params.Hang, line)
+	}
+}

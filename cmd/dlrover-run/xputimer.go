@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"dlrover-run/checkpointd/shm"
+	"dlrover-run/cmd/internal/ckptd"
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/policy"
+)
+
+// As xpu_timer_launch COMMAND..., the name of xpu_timer's launcher, the program runs any command with hang detection.
+// In a worker, or before a launcher, it becomes the command; otherwise the command is the only worker of a job.
+
+const xpuTimerUsage = `usage: xpu_timer_launch COMMAND [ARGUMENT ...]
+Runs the command with hang detection, see dlrover-run --hang. Where RANK is set it
+becomes the command, and tells the dlrover-run that has started it; before another
+launcher, too; otherwise the command is the only worker of a job.
+`
+
+// byXPUTimer says whether the program was called by the name of xpu_timer's launcher.
+func byXPUTimer(args []string) bool {
+	return len(args) > 0 && filepath.Base(args[0]) == guarded.XPUTimerLaunch
+}
+
+// oneWorker is the command line of a job whose only worker is the command, and the environment that belongs to it: the
+// variables with defaults of options are for other launchers.
+func oneWorker(command []string, env argv.LookupEnv) ([]string, argv.LookupEnv) {
+	args := []string{"--standalone", "--nnodes=1", "--nproc-per-node=1", "--no-python"}
+	if mode, _ := env("DLROVER_HANG"); mode == "" {
+		args = append(args, "--hang=auto")
+	}
+	args = append(append(args, "--"), command...)
+	return args, func(name string) (string, bool) {
+		if strings.HasPrefix(name, "PET_") {
+			return "", false
+		}
+		return env(name)
+	}
+}
+
+// statusOf is the exit status of a job whose only worker was the command: the command's own, as if it had been
+// executed.
+func statusOf(res launcher.Result, otherwise int) int {
+	if len(res.Local) == 0 || res.Signal != 0 || res.Reason == policy.Hung {
+		return otherwise
+	}
+	if code := res.Local[res.Root].ExitCode; code > 0 {
+		return code
+	} else if code < 0 {
+		return 128 - code
+	}
+	return otherwise
+}
+
+// becomeCommand executes the command in place of this process, and returns an exit status only if it cannot.
+func becomeCommand(command []string, environ []string, stderr io.Writer) int {
+	if len(command) == 0 || command[0] == "--help" || command[0] == "-h" {
+		fmt.Fprint(stderr, xpuTimerUsage)
+		return policy.Usage.Code(policy.TorchrunCodes)
+	}
+	env, warning := observable(environ)
+	if warning != "" {
+		fmt.Fprintf(stderr, "%s: warning: %s\n", guarded.XPUTimerLaunch, warning)
+	}
+	path, err := exec.LookPath(command[0])
+	if err == nil {
+		err = syscall.Exec(path, command, env)
+	}
+	console.Complain(stderr, guarded.XPUTimerLaunch, fmt.Errorf("cannot execute %q: %w", command[0], err))
+	return policy.CannotExecute.Code(policy.TorchrunCodes)
+}
+
+// observable is an environment in which Python tells of its progress; the warning says why nobody will hear of it.
+func observable(environ []string) (env []string, warning string) {
+	vars := map[string]string{}
+	for _, kv := range environ {
+		name, value, _ := strings.Cut(kv, "=")
+		vars[name] = value
+	}
+	switch {
+	case vars["RANK"] == "" && vars["DLROVER_HANG"] == "": // before a launcher, which looks for itself
+		return with(environ, "DLROVER_HANG", "auto"), ""
+	case vars["RANK"] == "":
+		return environ, ""
+	case vars["DLROVER_HANG_DIR"] != "":
+		return withShim(environ, vars["PYTHONPATH"])
+	case vars["LOCAL_RANK"] != "" && vars["LOCAL_RANK"] != "0": // one warning a node will do
+		return environ, ""
+	}
+	return environ, "this worker's launcher does not look into it: let dlrover-run --hang=auto start the workers"
+}
+
+// withShim puts the shim on PYTHONPATH again, if something between the launcher and this process has taken it away.
+func withShim(environ []string, path string) (env []string, warning string) {
+	for _, dir := range filepath.SplitList(path) {
+		if _, err := os.Stat(filepath.Join(dir, "_dlrover_hang")); err == nil {
+			return environ, ""
+		}
+	}
+	base, err := shm.UserDir(ckptd.DefaultShm)
+	if err != nil {
+		return environ, "hangs are found from outside only: " + err.Error()
+	}
+	tree, err := hangShim.Take(base)
+	if err != nil {
+		return environ, "hangs are found from outside only: " + err.Error()
+	}
+	if path != "" {
+		path = string(os.PathListSeparator) + path
+	}
+	return with(environ, "PYTHONPATH", tree.Dir()+path), ""
+}
+
+// with sets a variable where it is, or adds it: of two C programs take the first.
+func with(environ []string, name, value string) []string {
+	env := slices.DeleteFunc(slices.Clone(environ), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+	return append(env, name+"="+value)
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/hang"
+	"dlrover-run/hang/serve"
+	"dlrover-run/launcher/printable"
+)
+
+// hangs show what is suspected of a run's workers, and what was decided.
+func (p *program) hangs() []*cli.Command {
+	return []*cli.Command{p.onDaemon("hang", "RUN", (*call).showHang, jsonOption())}
+}
+
+func (c *call) showHang() error {
+	p, err := serve.Over(c.client).Picture(c, c.run(), false)
+	if err != nil {
+		if _, unknown := c.status(); unknown != nil {
+			return unknown
+		}
+		return c.noHangs(err)
+	}
+	if c.args.Bool("json") {
+		return c.json(p)
+	}
+	c.describeHang(p)
+	c.listSuspicions(p)
+	c.listVerdicts(p.Verdicts)
+	return nil
+}
+
+func (c *call) describeHang(p hang.Picture) {
+	t := newTable(c.stdout)
+	t.row("run", c.run())
+	t.row("action", hangAction(p.Spec))
+	t.row("state", hangState(p))
+	if p.Case > 0 {
+		t.row("epoch", epochText(p.Epoch))
+	}
+	if p.State != hang.StateIdle && p.State != hang.StateCollecting {
+		t.row("suspected", fmt.Sprintf("%s ago; nodes that suspect it now: %d", age(c.now().Sub(p.Began)), p.Suspecting))
+		t.row("last progress", age(c.now().Sub(p.Since))+" ago")
+	}
+	if p.Verdict.Line != "" && p.State != hang.StateDecided && p.State != hang.StateIdle {
+		t.row("so far", p.Verdict.Line)
+	}
+	if len(p.Silent) > 0 && p.Asked > 0 {
+		t.row("no answer", "nodes "+hang.RanksOf(p.Silent...).String())
+	}
+	if p.Restarts > 0 {
+		t.row("restarts", fmt.Sprintf("%d for hangs, without progress between them", p.Restarts))
+	}
+	for _, s := range p.Slow {
+		t.row("slow", fmt.Sprintf("node %d %s: %s", s.GroupRank, s.Node, s.Text))
+	}
+	_ = t.w.Flush()
+}
+
+// hangAction says what is done about a hang.
+func hangAction(spec string) string {
+	s, err := hang.ParseSpec(spec)
+	if err != nil {
+		return spec
+	}
+	switch s.Action {
+	case hang.ActRestart:
+		return "the workers are started anew"
+	case hang.ActStop:
+		return "the run is stopped"
+	}
+	return "people are told"
+}
+
+func hangState(p hang.Picture) string {
+	answers := fmt.Sprintf("%d of %d nodes have answered", p.Answered, p.Asked)
+	switch p.State {
+	case hang.StateIdle:
+		return "nothing is suspected"
+	case hang.StateSuspected:
+		return "something is suspected; the nodes will be asked"
+	case hang.StateAsking:
+		return "evidence is being collected: " + answers
+	case hang.StateWaiting:
+		return "it may still be no hang; it is looked at again"
+	case hang.StateConfirming:
+		return "the verdict is being confirmed: " + answers
+	case hang.StateDecided:
+		return "decided"
+	case hang.StateCollecting:
+		return "stacks are being collected, because somebody wants to see them"
+	}
+	return string(p.State)
+}
+
+func epochText(e hang.Epoch) string { return fmt.Sprintf("round %d, epoch %d", e.Round, e.Epoch) }
+
+func (c *call) listSuspicions(p hang.Picture) {
+	if len(p.Suspicions) == 0 {
+		return
+	}
+	fmt.Fprintln(c.stdout)
+	t := newTable(c.stdout)
+	t.row("RANK", "NODE", "NO PROGRESS FOR", "NORMAL", "WHY")
+	for _, s := range p.Suspicions {
+		why := s.Why
+		if s.Starved >= time.Second {
+			why += fmt.Sprintf(" (its observer did not run for %s)", age(s.Starved))
+		}
+		t.row(strconv.Itoa(s.Rank), s.Node, age(s.Age), "up to "+age(s.Limit), why)
+	}
+	_ = t.w.Flush()
+}
+
+// listVerdicts prints them the newest first, with what is known of the suspects.
+func (c *call) listVerdicts(told []hang.Told) {
+	for _, v := range slices.Backward(told) {
+		end := string(v.Action)
+		if v.Withdrawn {
+			end = "withdrawn: the workers made progress later"
+		}
+		fmt.Fprintf(c.stdout, "\n%s, %s: %s\n", v.At.Local().Format(time.DateTime), epochText(v.Epoch),
+			printable.Line(v.Verdict.Line))
+		t := newTable(c.stdout)
+		t.row("  kind", string(v.Verdict.Kind)+", confidence "+cmp.Or(string(v.Verdict.Confidence), "unknown"))
+		t.row("  action", end)
+		for _, s := range v.Verdict.Suspects[:min(len(v.Verdict.Suspects), maxSuspects)] {
+			t.row("  suspect", suspectText(s))
+		}
+		if more := len(v.Verdict.Suspects) - maxSuspects; more > 0 {
+			t.row("", fmt.Sprintf("and %d more", more))
+		}
+		if v.Verdict.Waiting != "" {
+			t.row("  waiting", fmt.Sprintf("ranks %s in %s", v.Verdict.Waiting, cmp.Or(v.Verdict.In, "a collective")))
+		}
+		if v.Verdict.NoData != "" {
+			t.row("  no data", "ranks "+v.Verdict.NoData)
+		}
+		_ = t.w.Flush()
+	}
+}
+
+// maxSuspects are shown of a verdict.
+const maxSuspects = 16
+
+func suspectText(s hang.Suspect) string {
+	text := fmt.Sprintf("rank %d, node %d %s, pid %d: %s", s.Rank, s.GroupRank, s.Node, s.PID, s.Doing)
+	if s.Where.Func == "" {
+		return text
+	}
+	text += " in " + s.Where.Func
+	if s.Where.File != "" {
+		text += fmt.Sprintf(" at %s:%d", s.Where.File, s.Where.Line)
+	}
+	return text
+}

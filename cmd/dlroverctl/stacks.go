@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/help"
+	"dlrover-run/hang/report"
+	"dlrover-run/hang/serve"
+	"dlrover-run/hang/xpu"
+	"dlrover-run/launcher/printable"
+)
+
+// viewer is the name of xpu_timer's tool that merges stacks: under it this program is its command stacks.
+const viewer = "xpu_timer_stacktrace_viewer"
+
+// viewerArgs makes stacks of a call by the name of xpu_timer's viewer.
+func viewerArgs(args []string) []string {
+	if len(args) == 0 || filepath.Base(args[0]) != viewer || slices.Contains(args, "--help") || slices.Contains(args,
+		"-h") {
+		return args
+	}
+	out := append([]string{args[0], "stacks"}, args[1:]...)
+	if len(args) == 1 {
+		out = append(out, "--path=.")
+	}
+	return out
+}
+
+func pathOption() cli.Flag {
+	return &cli.StringFlag{Name: "path", Aliases: []string{"p"}, Category: runOptions,
+		Usage: "`DIR`: stacks: whose *.stacktrace files, or report, to merge; with RUN, where to write the report; " +
+			"bundle: where to write"}
+}
+
+// stacks are the commands that show what workers are doing.
+func (p *program) stacks() []*cli.Command {
+	bundle := p.onDaemon("bundle", "RUN", (*call).bundle, pathOption())
+	bundle.OnUsageError = misuse("bundle")
+	return []*cli.Command{bundle, {
+		Name: "stacks", HideHelp: true, Flags: append(connection(), pathOption(), jsonOption()),
+		OnUsageError: misuse("stacks"),
+		Action: func(args *cli.Context) error {
+			run := args.Args().First()
+			switch {
+			case args.NArg() == 0 && args.IsSet("path"):
+				return p.mergeStacks(args.String("path"), args.Bool("json"))
+			case args.NArg() == 0:
+				return errors.New("stacks takes RUN, or --path=DIR with stacks that were written; see dlroverctl --help")
+			case args.NArg() > 1 || run == "":
+				return misplaced("stacks", "RUN", args.Args().Slice())
+			case run == "." || run == "..":
+				return fmt.Errorf("stacks: no run is called %q; give its --rdzv-id", run)
+			}
+			return p.call(args, (*call).showStacks)
+		},
+	}}
+}
+
+func misuse(name string) cli.OnUsageErrorFunc {
+	return func(_ *cli.Context, err error, _ bool) error {
+		return fmt.Errorf("%s: %w", name, help.Misuse("dlroverctl", err))
+	}
+}
+
+const (
+	// collectTime is how long the nodes may take for their stacks: they have 15 s.
+	collectTime = 25 * time.Second
+	askAgainFor = 200 * time.Millisecond // how often it is looked whether they have
+)
+
+// showStacks collects the stacks of a run's workers, whether anything hangs or not.
+func (c *call) showStacks() error {
+	if _, err := c.status(); err != nil {
+		return err
+	}
+	found, err := c.collect(serve.Over(c.client))
+	if err != nil {
+		return err
+	}
+	if dir := c.args.String("path"); dir != "" {
+		path, err := report.Write(dir, found)
+		if err != nil {
+			return &foundError{err}
+		}
+		fmt.Fprintf(c.stderr, "dlroverctl: the report is in %s\n", printable.Line(path))
+	}
+	return c.printCase(found, c.args.Bool("json"))
+}
+
+func (p *program) printCase(found report.Case, asJSON bool) error {
+	if asJSON {
+		return found.WriteJSON(printable.JSON(p.stdout))
+	}
+	return found.WriteText(p.stdout)
+}
+
+// collect asks all nodes of the run for the stacks of their workers, and waits for the answers.
+func (c *call) collect(judge serve.Transport) (report.Case, error) {
+	collection, err := judge.Collect(c, c.run())
+	if err != nil {
+		return report.Case{}, c.noHangs(err)
+	}
+	if err := c.awaitCollection(judge, collection); err != nil {
+		return report.Case{}, c.noHangs(err)
+	}
+	p, err := judge.Picture(c, c.run(), true)
+	if err != nil {
+		return report.Case{}, c.noHangs(err)
+	}
+	if len(p.Evidence) == 0 {
+		return report.Case{}, &foundError{fmt.Errorf("no node of run %q has answered: "+
+			"its launchers were given --hang=off, or are older than this dlroverctl, or its workers do not run", c.run())}
+	}
+	return report.Of(c.run(), c.now(), p), nil
+}
+
+// awaitCollection returns when all nodes have answered, or have had their time.
+func (c *call) awaitCollection(judge serve.Transport, collection uint64) error {
+	ctx, cancel := context.WithTimeout(c, collectTime)
+	defer cancel()
+	for {
+		p, err := judge.Picture(ctx, c.run(), false)
+		if err != nil || p.Collected || p.Collection != collection {
+			return err // a newer one has all that this one would have
+		}
+		select {
+		case <-time.After(askAgainFor):
+		case <-ctx.Done():
+			return c.Err()
+		}
+	}
+}
+
+// noHangs says what it means that the judge does not know a run that the daemon keeps.
+func (c *call) noHangs(err error) error {
+	if !errors.Is(err, serve.ErrUnknownRun) {
+		return err
+	}
+	return &foundError{fmt.Errorf("nothing is known of hangs of run %q: its workers do not run, or run for less than a "+
+		"minute; or its launchers were given --hang=off", c.run())}
+}
+
+// mergeStacks does what xpu_timer's viewer does with a directory: it writes py_stack and cpp_stack, and pictures of
+// them, beside what it has read. A directory with a report of this program has all that there is.
+func (p *program) mergeStacks(dir string, asJSON bool) error {
+	found, err := readStacks(dir)
+	if err != nil {
+		return &foundError{fmt.Errorf("stacks --path=%s: %w", dir, err)}
+	}
+	err = p.printCase(found, asJSON)
+	if err := report.WriteStacks(dir, found); err != nil {
+		return &foundError{fmt.Errorf("stacks --path=%s: write the merged stacks: %w", dir, err)}
+	}
+	return err
+}
+
+func readStacks(dir string) (report.Case, error) {
+	s, err := xpu.Read(dir)
+	if err == nil {
+		return report.Case{
+			Job: filepath.Base(absolute(dir)), At: s.At, World: s.World, Evidence: s.Evidence, Notes: s.Notes,
+		}, nil
+	}
+	if !errors.Is(err, xpu.ErrNone) {
+		return report.Case{}, err
+	}
+	f, open := openFile(filepath.Join(dir, report.JSONFile))
+	if errors.Is(open, fs.ErrNotExist) {
+		return report.Case{}, fmt.Errorf("%w, and no %s", err, report.JSONFile)
+	}
+	if open != nil {
+		return report.Case{}, open
+	}
+	defer f.Close()
+	return report.ReadJSON(f)
+}
+
+// absolute is the path as people know it.
+func absolute(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		return abs
+	}
+	return dir
+}
+
+// openFile opens a regular file, and follows no link to it.
+func openFile(path string) (io.ReadCloser, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(fmt.Errorf("%s is no regular file", path), f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,154 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"dlrover-run/hang"
+	hangs "dlrover-run/hang/serve"
+	"dlrover-run/rendezvous"
+)
+
+// newHangs joins the judges of hangs to the rendezvous.
+func (s *Service) newHangs() *hangs.Hub {
+	return hangs.New(hangs.Config{
+		Spec: s.hangSpec, Seat: s.seat, World: s.hangWorld, Saved: s.saved, Log: s.cfg.Log,
+		Notify: s.askNodes, Order: s.endHang, Bar: s.barStuck, Doubt: s.doubtAll,
+		Note: func(run string, n hang.Note) {
+			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
+			s.cfg.Log.Debug(n.Event, "run_id", run, "node", n.Node, "text", n.Text)
+		},
+		Keep: func(run string) bool {
+			_, err := s.Hub.Params(run)
+			return err == nil
+		},
+	})
+}
+
+// endsEpoch says whether the event of a note ends an epoch.
+func endsEpoch(event string) bool {
+	return event == "break" || event == string(rendezvous.Succeeded) || event == string(rendezvous.Failed)
+}
+
+func (s *Service) hangSpec(run string) (hang.Spec, error) {
+	p, err := s.Hub.Params(run)
+	if err != nil {
+		return hang.Spec{}, err
+	}
+	return hang.ParseSpec(p.Hang)
+}
+
+func (s *Service) seat(run, id string) (hangs.Seat, error) {
+	seat, err := s.Hub.Seat(run, id)
+	if err != nil {
+		return hangs.Seat{}, err
+	}
+	return hangs.Seat{
+		Epoch: hang.Epoch(seat.EpochID), GroupRank: seat.GroupRank, Name: seat.Name, Running: seat.Running,
+	}, nil
+}
+
+func (s *Service) hangWorld(run string) (hang.World, error) {
+	epoch, crew, err := s.Hub.Crew(run)
+	if err != nil {
+		return hang.World{}, err
+	}
+	w := hang.World{Epoch: hang.Epoch(epoch), Nodes: make([]hang.WorldNode, len(crew))}
+	for i, m := range crew {
+		w.Nodes[i] = hang.WorldNode{Name: m.Node, RankBase: m.RankBase, Slots: m.Slots}
+	}
+	return w, nil
+}
+
+// saved is the newest step that all ranks have in memory or on disk, as far as daemons have told.
+func (s *Service) saved(run string) (step int64, known bool) {
+	for i, a := range s.Checkpoints.Summary(run).Ages {
+		newest := max(a.MemoryStep, a.DurableStep)
+		if i == 0 || newest < step {
+			step = newest
+		}
+		known = true
+	}
+	return step, known
+}
+
+// askNodes tells all nodes of a run something by a notice.
+func (s *Service) askNodes(run string, a hangs.Ask) {
+	var body strings.Builder
+	enc := json.NewEncoder(&body)
+	enc.SetEscapeHTML(false) // <module> is long enough
+	_ = enc.Encode(a)        // into memory
+	// the run may be over; nodes that report are asked by the answer
+	if err := s.Hub.Notify(run, "", hang.Topic, body.String()); err != nil {
+		s.cfg.Log.Debug("the nodes cannot be asked about a hang", "run_id", run, "err", err)
+	}
+}
+
+// endHang ends the epoch that hangs, and no other.
+func (s *Service) endHang(run string, o hang.Order) {
+	order := rendezvous.Order{
+		Kind: rendezvous.OrderRestart, Cause: rendezvous.CauseHang, Text: orderText(o.Text), Charge: true,
+		Of: rendezvous.EpochID(o.Epoch),
+	}
+	if o.Action == hang.ActStop {
+		order.Kind = rendezvous.OrderStop
+	}
+	if err := s.Hub.Order(run, order); err != nil {
+		s.cfg.Log.Warn("nothing is done about a hang", "run_id", run, "action", o.Action, "err", err)
+	}
+}
+
+// orderText is text as an order takes it, which is one line of at most 1 KiB.
+func orderText(text string) string {
+	const most = 1000
+	if !rendezvous.Printable(text) {
+		text = strings.Map(func(r rune) rune {
+			if rendezvous.Printable(string(r)) {
+				return r
+			}
+			return ' '
+		}, strings.ToValidUTF8(text, "?"))
+	}
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}
+
+func (s *Service) barStuck(run, node, why string) {
+	o := rendezvous.Order{Kind: rendezvous.OrderBar, Node: node, Cause: rendezvous.CauseHang, Text: orderText(why)}
+	if err := s.Hub.Order(run, o); err != nil {
+		s.cfg.Log.Warn("a node whose workers survive KILL is not barred", "run_id", run, "node", node, "err", err)
+	}
+}
+
+// maxDoubted bounds the nodes that are doubted one by one, each with a line of the timeline. The end of the epoch makes
+// the checks of all of them void in any case, if it was because of the hang.
+const maxDoubted = 256
+
+// doubtAll has every node of the run checked before it gets workers again.
+func (s *Service) doubtAll(run, why string) {
+	ids := s.Hub.IDs(run)
+	if len(ids) > maxDoubted {
+		return
+	}
+	for _, id := range ids {
+		_ = s.Hub.Report(context.Background(), run, rendezvous.Doubt{ID: id, Reason: orderText(why)}) // it may have left
+	}
+}
+
+// hangOf is the newest verdict about a hang that was told in the epoch, and led to its end.
+func (s *Service) hangOf(run string, e rendezvous.EpochID) *hang.Verdict {
+	p, err := s.Hangs.Picture(context.Background(), run, false)
+	if err != nil {
+		return nil
+	}
+	for _, t := range slices.Backward(p.Verdicts) {
+		if t.Epoch == hang.Epoch(e) && t.Action != hang.ActReport {
+			return &t.Verdict
+		}
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/verdict"
+)
+
+// Time that the examination of a group takes at most, in all a second.
+const (
+	examineTime  = 900 * time.Millisecond
+	examineGrace = 100 * time.Millisecond // to return after ctx has ended
+)
+
+// stopFailed stops a group because a worker has failed, of this node (f) or of another one (cause). If what failed was
+// a collective that timed out, the Examiners see the living first; whatever else it was, nothing waits.
+func (a *Agent) stopFailed(g *group, f verdict.Failure, cause string) {
+	if g.stopping || len(a.parts.examiners) == 0 {
+		a.stop(g, syscall.SIGTERM)
+		return
+	}
+	why := cmp.Or(timeoutIn(cause), f.Timeout(), g.timeoutSaid())
+	pids, anyone := g.living()
+	if why == "" || !anyone {
+		a.stop(g, syscall.SIGTERM)
+		return
+	}
+	ctx, cancel := context.WithTimeout(a.ctx, examineTime)
+	g.hurry = cancel
+	a.log.Info("looking at the workers before they are stopped: a collective has timed out", "why", why)
+	a.stopAfter(g, syscall.SIGTERM, func() {
+		defer cancel()
+		a.examineGroup(ctx, g.epoch, pids, why)
+	})
+}
+
+func timeoutIn(cause string) string {
+	if verdict.TimedOut(cause) {
+		return cause
+	}
+	return ""
+}
+
+// living lists the workers' process ids by local rank, with 0 for those that have ended, and whether there are others.
+func (g *group) living() (pids []int, anyone bool) {
+	pids = g.pids()
+	for i, w := range g.workers {
+		select {
+		case <-w.proc.Done():
+			pids[i] = 0
+		default:
+			anyone = true
+		}
+	}
+	return pids, anyone
+}
+
+// timeoutSaid is a timeout that a worker has told, "" if none has. Gloo's first timeout closes its connections, so that
+// other workers fail by these, and may be the first to end: an interpreter takes a tenth of a second for that.
+func (g *group) timeoutSaid() string {
+	for _, w := range g.workers {
+		_, stderr := w.out.Tail()
+		stderr = stderr[max(0, len(stderr)-4*lastLines):]
+		if why := (verdict.Failure{LastLines: tailText(stderr)}).Timeout(); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// examineGroup asks all Examiners at once. It waits until they have returned, or ctx has ended and examineGrace passed.
+func (a *Agent) examineGroup(ctx context.Context, e Epoch, pids []int, why string) {
+	var all sync.WaitGroup
+	for _, x := range a.parts.examiners {
+		all.Go(func() {
+			a.attendFor(ctx, examineGrace, x.name, func() { x.part.Examine(ctx, e, pids, why) })
+		})
+	}
+	all.Wait()
+}
