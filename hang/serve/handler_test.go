@@ -321,6 +321,7 @@ func FuzzReports(f *testing.F) {
 		`"group_table":["x"],` +
 		`"evidence":[{"rank":0,"stacks":1,"groups":1},{"rank":1,"stacks":-7,"groups":99}]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
+		r := newRdzv(hang.ActStop, 2) // what it has been told fills up
 		p, err := decode(body, "")
 		if err != nil {
 			require.ErrorIs(t, err, ErrBadRequest)
