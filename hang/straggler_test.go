@@ -120,24 +120,32 @@ func TestNobodyInParticular(t *testing.T) {
 }
 
 func TestSlowerStepsHaveABegin(t *testing.T) {
-	c := newCrew(seedOf(t), time.Second, 0, 0, 0, 0)
-	c.run(20 * time.Minute)
-	since := c.now
-	c.late[1] = 340 * time.Millisecond
-	c.run(10 * time.Minute)
-	f, found := c.s.Found()
-	require.True(t, found)
-	require.Equal(t, 11, f.Rank)
-	require.InDelta(t, 1, f.Before.Seconds(), 0.01)
-	require.InDelta(t, 1.34, f.Step.Seconds(), 0.01)
-	require.InDelta(t, since.Seconds(), f.Since.Seconds(), 61)
-	line := f.Line(func(time.Duration) string { return "12:03" })
-	require.Regexp(t, `^steps of 1s until 12:03, 1\.34s since; rank 11 last, by \d+ % of a collective on average$`, line)
+	seed, named := seedOf(t), 0
+	const jobs = 40
+	for i := range uint64(jobs) {
+		c := newCrew(seed+i, time.Second, 0, 0, 0, 0)
+		c.run(20 * time.Minute)
+		since := c.now
+		c.late[1] = 340 * time.Millisecond
+		c.run(10 * time.Minute)
+		f, found := c.s.Found()
+		require.True(t, found)
+		require.InDelta(t, 1, f.Before.Seconds(), 0.01)
+		require.InDelta(t, 1.34, f.Step.Seconds(), 0.01)
+		require.InDelta(t, since.Seconds(), f.Since.Seconds(), 61)
+		if f.Rank >= 0 { // looks may be in step with the workers, and see too little of who is late
+			named++
+			require.Equal(t, 11, f.Rank)
+			line := f.Line(func(time.Duration) string { return "12:03" })
+			require.Regexp(t, `^steps of 1s until 12:03, 1\.34s since; rank 11 last, by \d+ % of a collective on average$`, line)
+		}
 
-	c.late[1] = 0
-	c.run(20 * time.Minute)
-	_, found = c.s.Found()
-	require.False(t, found, "it is over")
+		c.late[1] = 0
+		c.run(20 * time.Minute)
+		_, found = c.s.Found()
+		require.False(t, found, "it is over")
+	}
+	require.Greater(t, named, jobs*3/4)
 }
 
 func TestStragglerWithoutPages(t *testing.T) {
