@@ -23,9 +23,6 @@ type Report struct {
 	RAS string `json:"ras,omitempty"`
 	// Partial says why Evidence is not all that was asked for.
 	Partial string `json:"partial,omitempty"`
-	// Unkillable are ranks whose workers KILL has not ended, told before the node joins again. The node's name is barred
-	// from the run.
-	Unkillable []int `json:"unkillable,omitempty"`
 }
 
 // How often a node reports. Jitter of a tenth spreads what many nodes say.

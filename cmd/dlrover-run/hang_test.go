@@ -238,7 +238,7 @@ func TestStarvedObserverAccusesNobodyWithTorch(t *testing.T) {
 			j.start(1, []string{"--hang=" + mode}, "none", "1", "500")
 			eventually(t, "trains", j.exists("up.1"))
 			j.ls[0].freeze()
-			time.Sleep(20 * time.Second)
+			time.Sleep(20 * time.Second) // twice the limit, in which it sees nothing
 			j.ls[0].thaw()
 			j.healthy()
 		})

@@ -84,7 +84,7 @@ func TestLogRuleOfALauncherThatWasStopped(t *testing.T) {
 	l.freeze()
 	time.Sleep(5 * time.Second) // what is tested is that this long nothing is read
 	l.thaw()
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // in which a line that was missed would stop the job
 	b.release()
 	require.Zero(t, l.wait(), l.err.String())
 }

@@ -19,7 +19,7 @@ import (
 
 func frames(words ...string) (out []hang.Frame) {
 	for i, w := range words {
-		out = append(out, hang.Frame{Func: w, File: "/work/train.py", Line: 10 + i})
+		out = append(out, hang.Frame{Func: w, File: "/job/train.py", Line: 10 + i})
 	}
 	return out
 }
@@ -100,8 +100,8 @@ func TestReportIsADirectoryWithAllFiles(t *testing.T) {
 	link, _ = os.Readlink(filepath.Join(dir, Latest))
 	require.Equal(t, filepath.Base(again), link)
 
-	require.Contains(t, read(t, path, PythonStacks), "\nmain@/work/train.py:12@0-2|;step@/work/train.py:11@0-2|;"+
-		"load_batch@/work/train.py:10@2|0-1 1\n")
+	require.Contains(t, read(t, path, PythonStacks), "\nmain@/job/train.py:12@0-2|;step@/job/train.py:11@0-2|;"+
+		"load_batch@/job/train.py:10@2|0-1 1\n")
 	require.Contains(t, read(t, path, NativeStacks), "futex_wait@libc.so.6@0-2| 1\n")
 	for _, picture := range []string{PythonPicture, NativePicture} {
 		svg := read(t, path, picture)
@@ -117,13 +117,13 @@ func TestTextSaysWhoAndWhere(t *testing.T) {
 	lines := strings.Split(b.String(), "\n")
 	require.Equal(t, `HANG job="job 7/x" epoch=1.2.3 step=200 in="all_reduce #246" seq=246 stuck=0-1 suspects=2 `+
 		`reason=behind `+
-		`node=gpu-07 at=/work/train.py:10 func=load_batch age=31s confidence=high no_data=3`, lines[0])
+		`node=gpu-07 at=/job/train.py:10 func=load_batch age=31s confidence=high no_data=3`, lines[0])
 	require.Equal(t, stuck().Verdict.Line, lines[1])
 	text := b.String()
 	for _, want := range []string{
 		"4 ranks on 2 nodes", "no data: ranks 3 (1)",
-		"rank 2 (node 1 gpu-07, pid 12): asleep in load_batch at /work/train.py:10",
-		"  2 ranks 0-1, S (sleeping)", "    all_reduce at /work/train.py:10\n    step at", "native: futex_wait at libc.so.6",
+		"rank 2 (node 1 gpu-07, pid 12): asleep in load_batch at /job/train.py:10",
+		"  2 ranks 0-1, S (sleeping)", "    all_reduce at /job/train.py:10\n    step at", "native: futex_wait at libc.so.6",
 		"k: for 1m0s by 1", "3 ranks 0-2: all_reduce #246 of 0 started", "NCCL's RAS\n  gpu-07: one\n  two_[2J\n",
 		"note: 1 of 2 nodes have not answered",
 	} {

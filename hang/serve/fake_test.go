@@ -27,7 +27,6 @@ type rdzv struct {
 	asks   chan Ask
 	notes  []hang.Note
 	orders []hang.Order
-	bars   []string
 	doubts int
 }
 
@@ -54,7 +53,6 @@ func (r *rdzv) config() Config {
 		Notify: func(_ string, a Ask) { r.asks <- a },
 		Note:   func(_ string, n hang.Note) { r.locked(func() { r.notes = append(r.notes, n) }) },
 		Order:  func(_ string, o hang.Order) { r.locked(func() { r.orders = append(r.orders, o) }) },
-		Bar:    func(_, node, why string) { r.locked(func() { r.bars = append(r.bars, node+": "+why) }) },
 		Doubt:  func(string, string) { r.locked(func() { r.doubts++ }) },
 		judge:  blame,
 	}

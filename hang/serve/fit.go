@@ -51,7 +51,6 @@ func fit(r *Report) {
 		text(maxName, &r.Store[i].Key)
 		r.Store[i].Waiters = texts(maxName, cut(r.Store[i].Waiters, maxWaiters))
 	}
-	r.Unkillable = cut(r.Unkillable, maxWorkers)
 	text(maxText, &r.Partial)
 	lines(maxLong, &r.RAS)
 	r.Evidence = cut(r.Evidence, maxWorkers)

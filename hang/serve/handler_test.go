@@ -228,7 +228,7 @@ func TestReportsAreCutToTheirBounds(t *testing.T) {
 	es[1].Samples[0].Page.StepTimes = make([]time.Duration, 1000)
 	es[0].Groups = make([]hang.Group, 1000)
 	rep := Report{
-		Evidence: es, RAS: "a\n\x1b" + long, Partial: long, Unkillable: make([]int, 10_000), Ask: 1,
+		Evidence: es, RAS: "a\n\x1b" + long, Partial: long, Ask: 1,
 		Store:      []hang.StoreWait{{Key: long, Waiters: make([]string, 1000)}},
 		Suspicions: []hang.Suspicion{{Age: -5, Limit: 1 << 62, Why: "x\r\ny"}},
 		Summary:    &hang.Summary{Slow: long},
@@ -246,7 +246,6 @@ func TestReportsAreCutToTheirBounds(t *testing.T) {
 	require.Equal(t, "a\n ä", got.RAS[:5])
 	require.LessOrEqual(t, len(got.Partial), maxText)
 	require.LessOrEqual(t, len(got.Summary.Slow), maxText)
-	require.Len(t, got.Unkillable, maxWorkers)
 	require.LessOrEqual(t, len(got.Store[0].Key), maxName)
 	require.Len(t, got.Store[0].Waiters, maxWaiters)
 	e := got.Evidence[0]

@@ -22,7 +22,6 @@ type run struct {
 	of      *hang.Case
 	shared  interner
 	held    int // bytes of evidence, as booked in the hub
-	barred  map[string]struct{}
 	timer   *time.Timer
 	due     time.Time
 	used    time.Time // when something was heard last
@@ -31,12 +30,9 @@ type run struct {
 	closed  bool
 }
 
-// maxBarred bounds the names of nodes that a run bars.
-const maxBarred = 1024
-
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	now := time.Now()
-	r := &run{hub: h, id: id, used: now, barred: map[string]struct{}{}}
+	r := &run{hub: h, id: id, used: now}
 	r.of = hang.NewCase(hang.CaseConfig{
 		Spec: spec, Seq: uint64(now.UnixNano()),
 		Judge: func(w hang.World, es []hang.Evidence, store []hang.StoreWait) hang.Verdict {
@@ -54,10 +50,6 @@ func (h *Hub) newRun(id string, spec hang.Spec) *run {
 
 // take delivers a report of the node with the seat, and returns what that is to be asked.
 func (r *run) take(s Seat, p *parcel) (Ask, error) {
-	if len(p.report.Unkillable) > 0 {
-		r.bar(s, p.report.Unkillable)
-		return Ask{}, nil // nothing else counts of workers that are being killed
-	}
 	if err := r.meet(s.Epoch); err != nil {
 		return Ask{}, err
 	}
@@ -110,19 +102,6 @@ func (r *run) begin(w hang.World) error {
 	}
 	r.stepLocked(time.Now(), hang.Begin{World: w})
 	return nil
-}
-
-// bar has the node's name barred, once.
-func (r *run) bar(s Seat, ranks []int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if _, again := r.barred[s.Name]; again || r.closed || len(r.barred) >= maxBarred {
-		return
-	}
-	r.barred[s.Name] = struct{}{}
-	why := fmt.Sprintf("workers survive KILL: ranks %s", hang.RanksOf(ranks...).Brief(16))
-	r.outbox = append(r.outbox, func() { r.hub.cfg.Bar(r.id, s.Name, why) })
-	r.flushLocked()
 }
 
 // unpackLocked makes evidence of what has come, as far as anybody waits for it and there is room.

@@ -56,7 +56,7 @@ const (
 	retention = 10 * time.Minute
 )
 
-// Config is what a Hub is told by who serves the rendezvous. Notify, Note, Order, Bar and Doubt are called without a
+// Config is what a Hub is told by who serves the rendezvous. Notify, Note, Order and Doubt are called without a
 // lock, one at a time for each run and in order.
 type Config struct {
 	// Spec is what the run's first node has brought. It is asked when the first report comes.
@@ -74,8 +74,6 @@ type Config struct {
 	Note func(run string, n hang.Note)
 	// Order gives an order to the run.
 	Order func(run string, o hang.Order)
-	// Bar keeps a node without workers: one of its workers survives KILL.
-	Bar func(run, node, why string)
 	// Doubt has all nodes of the run checked when nodes are checked next.
 	Doubt func(run, why string)
 	// Keep says whether the rendezvous knows the run; nil knows none. It is asked now and then.
@@ -182,7 +180,7 @@ func (h *Hub) take(run, id string, p *parcel) (Ask, error) {
 		return Ask{}, notMember(run, err)
 	case seat.Epoch != p.report.Epoch:
 		return Ask{}, notMember(run, errOtherEpoch)
-	case !seat.Running && len(p.report.Unkillable) == 0:
+	case !seat.Running:
 		return Ask{}, notMember(run, errStopped)
 	}
 	r, err := h.open(run)

@@ -151,23 +151,6 @@ func TestWhoHasMissedTheNoticeIsAsked(t *testing.T) {
 	})
 }
 
-func TestUnkillableWorkersBarTheirNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRdzv(hang.ActReport, 2)
-		h := New(r.config())
-		defer h.Close()
-		r.running = false // the workers are being stopped
-		for range 3 {
-			_, err := h.Post(t.Context(), "r", Report{ID: id(1), Epoch: r.epoch, Unkillable: []int{2, 3}})
-			require.NoError(t, err)
-		}
-		synctest.Wait()
-		require.Equal(t, []string{"n1: workers survive KILL: ranks 2-3"}, r.bars)
-		_, err := h.Post(t.Context(), "r", Report{ID: id(1), Epoch: hang.Epoch{Term: 1}, Unkillable: []int{2}})
-		require.ErrorIs(t, err, ErrNotMember)
-	})
-}
-
 func TestCollectStacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRdzv(hang.ActReport, 2)

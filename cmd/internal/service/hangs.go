@@ -15,7 +15,7 @@ import (
 func (s *Service) newHangs() *hangs.Hub {
 	return hangs.New(hangs.Config{
 		Spec: s.hangSpec, Seat: s.seat, World: s.hangWorld, Saved: s.saved, Log: s.cfg.Log,
-		Notify: s.askNodes, Order: s.endHang, Bar: s.barStuck, Doubt: s.doubtAll,
+		Notify: s.askNodes, Order: s.endHang, Doubt: s.doubtAll,
 		Note: func(run string, n hang.Note) {
 			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
 			s.cfg.Log.Debug(n.Event, "run_id", run, "node", n.Node, "text", n.Text)
@@ -115,13 +115,6 @@ func orderText(text string) string {
 		text = strings.ToValidUTF8(text[:most], "") + "…"
 	}
 	return text
-}
-
-func (s *Service) barStuck(run, node, why string) {
-	o := rendezvous.Order{Kind: rendezvous.OrderBar, Node: node, Cause: rendezvous.CauseHang, Text: orderText(why)}
-	if err := s.Hub.Order(run, o); err != nil {
-		s.cfg.Log.Warn("a node whose workers survive KILL is not barred", "run_id", run, "node", node, "err", err)
-	}
 }
 
 // maxDoubted bounds the nodes that are doubted one by one, each with a line of the timeline. The end of the epoch makes

@@ -194,23 +194,6 @@ func TestVerdictNamesWhoHangs(t *testing.T) {
 	})
 }
 
-// A worker that survives KILL keeps its node out of the next world.
-func TestUnkillableWorkerBarsItsNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
-		require.NoError(t, err)
-		defer s.Close(0)
-		ns := training(t, s, hangParams(hang.ActReport))
-		r := hang.Report{ID: "n1", Epoch: hang.Epoch(ns[1].seat.EpochID), Unkillable: []int{1}}
-		_, err = s.Hangs.Post(t.Context(), "r", r)
-		require.NoError(t, err)
-		synctest.Wait()
-		bar := s.Hub.Runs(false)[0].Bars["n1"]
-		require.Equal(t, rendezvous.CauseHang, bar.Kind)
-		require.Contains(t, bar.Text, "survive KILL")
-	})
-}
-
 // Runs whose nodes say nothing leave nothing here.
 func TestHangsCostNothingUnasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
