@@ -1,6 +1,7 @@
 package netcheck
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -21,6 +22,7 @@ type watcher struct {
 	tests map[string]Assignment
 	seq   map[string]uint64
 	log   []string
+	story *json.Encoder // of all actions and pictures; nil for nobody
 }
 
 func newWatcher(t testing.TB, cfg Config) *watcher {
@@ -56,10 +58,16 @@ func (w *watcher) give(ev Event) {
 	for _, a := range w.check.Step(w.now, ev) {
 		w.look(a)
 	}
-	w.check.Picture()
+	p := w.check.Picture()
+	if w.story != nil {
+		_ = w.story.Encode(p)
+	}
 }
 
 func (w *watcher) look(a Action) {
+	if w.story != nil {
+		_ = w.story.Encode(a)
+	}
 	set := 0
 	for _, is := range []bool{a.Assign != nil, a.Silent != "", a.Note != nil} {
 		if is {
@@ -178,13 +186,17 @@ func chanceConfig(seed uint64) Config {
 
 // play gives a Check random events and lets it end.
 func play(t testing.TB, seed uint64, events int) []string {
-	rng := rand.New(rand.NewPCG(seed, 3))
 	w := newWatcher(t, chanceConfig(seed))
+	w.live(seed, events)
+	return w.log
+}
+
+func (w *watcher) live(seed uint64, events int) {
+	rng := rand.New(rand.NewPCG(seed, 3))
 	for range events {
 		chance(w, rng.IntN)
 	}
 	w.end()
-	return w.log
 }
 
 // seeded names the seed when a test fails.

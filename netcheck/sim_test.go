@@ -2,6 +2,7 @@ package netcheck
 
 import (
 	"container/heap"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -31,6 +32,7 @@ type sim struct {
 
 	notes []Note
 	work  []simWork
+	story *json.Encoder // of all actions; nil for nobody
 }
 
 // simWork is one test that was begun.
@@ -168,6 +170,9 @@ func (s *sim) give(ev Event) {
 }
 
 func (s *sim) act(a Action) {
+	if s.story != nil {
+		_ = s.story.Encode(a)
+	}
 	switch {
 	case a.Silent != "":
 		s.byID[a.Silent].verdict = a.Verdict

@@ -250,7 +250,7 @@ func TestToolIsKilledWhenTheTestIsCalledOff(t *testing.T) {
 	stop := time.AfterFunc(900*time.Millisecond, func() { at = time.Now(); cancel() })
 	defer stop.Stop()
 	c.run()
-	require.Less(t, time.Since(at), time.Second)
+	require.Less(t, time.Since(at), 5*time.Second, "the tool would hang for longer")
 	require.Equal(t, netcheck.Canceled, c.dialed.Class, c.dialed.Text)
 	require.Equal(t, netcheck.Canceled, c.served.Class, c.served.Text)
 }
