@@ -64,7 +64,11 @@ func sh(script string) Spec { return Spec{Path: "/bin/sh", Args: []string{"sh", 
 // startReady starts a script and returns once it has printed its first line.
 func startReady(t testing.TB, s *Supervisor, script string) (*Process, *bufio.Reader) {
 	t.Helper()
-	spec := sh(script)
+	return startSpecReady(t, s, sh(script))
+}
+
+func startSpecReady(t testing.TB, s *Supervisor, spec Spec) (*Process, *bufio.Reader) {
+	t.Helper()
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	t.Cleanup(func() { r.Close() })

@@ -53,8 +53,9 @@ type Exit struct {
 type Process struct {
 	pid      int
 	os       *os.Process
-	helper   bool
+	helper   bool // the Supervisor's mu guards it
 	survives bool // the launcher
+	adopted  bool // it may not lead a group yet
 	done     chan struct{}
 	exit     Exit // written before done is closed
 
@@ -305,7 +306,11 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	if p.collected {
 		return os.ErrProcessDone
 	}
-	if err := unix.Kill(-p.pid, sig); err != nil {
+	err := unix.Kill(-p.pid, sig)
+	if p.adopted && errors.Is(err, unix.ESRCH) {
+		err = unix.Kill(p.pid, sig)
+	}
+	if err != nil {
 		return fmt.Errorf("send %s to process group %d: %w", SignalName(sig), p.pid, err)
 	}
 	return nil

@@ -1,0 +1,68 @@
+package proc
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"dlrover-run/launcher/proc/family"
+)
+
+// Adopt takes in a child that the kernel has handed to this process, a subreaper, because its parent has ended. It is a
+// helper until Employ. What has been collected already, or is no child of this process, is an error.
+func (s *Supervisor) Adopt(pid int) (*Process, error) {
+	s.mu.Lock() // the reaper collects nobody meanwhile
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	st, err := family.ReadStat(pid)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("adopt process %d: %w", pid, err)
+	case st.Parent != os.Getpid():
+		return nil, fmt.Errorf("adopt process %d: it is a child of %d, not of this process", pid, st.Parent)
+	case s.children[pid] != nil:
+		return nil, fmt.Errorf("adopt process %d: it is known already", pid)
+	}
+	p := &Process{pid: pid, helper: true, adopted: true, done: make(chan struct{})}
+	if p.os, err = os.FindProcess(pid); err != nil {
+		return nil, fmt.Errorf("adopt process %d: %w", pid, err)
+	}
+	s.children[pid] = p
+	s.waiters.Go(func() { s.wait(p) })
+	return p, nil
+}
+
+// Employ makes a worker of a helper: from now on Sweep kills it.
+//
+// It joins the workers' cgroup a moment later: to move a process between cgroups takes the kernel up to 15 ms, in which
+// what it forks is not in there yet. Sweep finds that as well, unless it belongs to another user.
+func (s *Supervisor) Employ(p *Process) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return ErrClosed
+	case s.children[p.pid] != p:
+		return os.ErrProcessDone
+	}
+	p.helper = false
+	if s.cgroup != nil {
+		procs := filepath.Join(s.cgroup.dir.Name(), "cgroup.procs") // of these workers: the next ones have another
+		s.waiters.Go(func() { s.move(p, procs) })
+	}
+	return nil
+}
+
+// move holds mu of p: until then its pid is not given to another process.
+func (s *Supervisor) move(p *Process, procs string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.collected {
+		return
+	}
+	if err := os.WriteFile(procs, fmt.Append(nil, p.pid), 0); err != nil {
+		s.log.Debug("a worker gets no cgroup of its own", "pid", p.pid, "reason", err)
+	}
+}
