@@ -11,7 +11,9 @@
 // The two share a memfd and a pipe, neither of which a worker ever has:
 //   - the memfd's first page is the launcher's will: which cgroup to kill, whom to
 //     spare. The arguments follow; they are not on the launcher's command line, so
-//     that `pkill -f` with a word of the job's does not kill both at once.
+//     that `pkill -f` with a word of the job's does not kill both at once. Once the
+//     launcher has read them, the farewell takes their place: what whoever survives
+//     of the two says to the rendezvous, so that it need not wait for one that is dead.
 //   - in the pipe the guard writes a byte for each signal. A terminal signals only
 //     the guard's process group, systemd every process of the unit: the launcher can
 //     tell the same signal sent to both from two.
@@ -202,6 +204,7 @@ func (w *Watch) watch() {
 			w.catchOthers()
 		}
 	}
+	say(readFarewell(w.will))
 	w.Cgroup, w.Heirs = readWill(w.will)
 	for pid := range w.Heirs {
 		w.Spared[pid] = true

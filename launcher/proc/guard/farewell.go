@@ -1,0 +1,127 @@
+package guard
+
+import (
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// Farewell is what whoever survives says for the other, guard or launcher, when that was killed: a request, and where
+// it goes over TCP. It is said once, best effort: nothing depends on it.
+type Farewell struct {
+	// IP has 4 or 16 bytes; Zone is the index of the interface of a link-local IPv6 address, else 0.
+	IP   []byte
+	Zone uint32
+	Port uint16
+	// Request is sent as it is, and any answer taken for a receipt. Without one nothing is said.
+	Request []byte
+}
+
+// farewellTime bounds a farewell: what the launcher has left is killed only then.
+const farewellTime = 200 * time.Millisecond
+
+// The page behind the will has the farewell: one byte that is 4 or 6 for the kind of address, port, zone, address and
+// the length of the request, which follows. Its first byte tells it from the arguments, which were there before.
+const (
+	farewellHead = 1 + 2 + 4 + 16 + 2
+	maxFarewell  = willSize - farewellHead
+)
+
+// SetFarewell replaces what is to be said; a Request that is empty, or has more than 4 KiB or so, means nothing.
+func (l *Link) SetFarewell(f Farewell) { writeFarewell(l.will, f) }
+
+// SayFarewell says it for a guard that was killed. It takes 200 ms at most.
+func (l *Link) SayFarewell() { say(readFarewell(l.will)) }
+
+func writeFarewell(fd int, f Farewell) {
+	page := make([]byte, willSize)
+	if n := len(f.Request); n > 0 && n <= maxFarewell && (len(f.IP) == 4 || len(f.IP) == 16) {
+		page[0] = 4
+		if len(f.IP) == 16 {
+			page[0] = 6
+		}
+		page[1], page[2] = byte(f.Port>>8), byte(f.Port)
+		page[3], page[4], page[5], page[6] = byte(f.Zone>>24), byte(f.Zone>>16), byte(f.Zone>>8), byte(f.Zone)
+		copy(page[7:], f.IP)
+		page[23], page[24] = byte(n>>8), byte(n)
+		copy(page[farewellHead:], f.Request)
+	}
+	_, _ = syscall.Pwrite(fd, page, willSize) // without room there is no farewell
+}
+
+func readFarewell(fd int) (f Farewell) {
+	page := make([]byte, willSize)
+	if n, _ := syscall.Pread(fd, page, willSize); n < willSize {
+		return f
+	}
+	return parseFarewell(page)
+}
+
+// parseFarewell reads a page of willSize bytes.
+func parseFarewell(page []byte) (f Farewell) {
+	n := int(page[23])<<8 | int(page[24])
+	if page[0] != 4 && page[0] != 6 || n == 0 || n > maxFarewell {
+		return f
+	}
+	f.IP = page[7:11]
+	if page[0] == 6 {
+		f.IP = page[7:23]
+	}
+	f.Port = uint16(page[1])<<8 | uint16(page[2])
+	f.Zone = uint32(page[3])<<24 | uint32(page[4])<<16 | uint32(page[5])<<8 | uint32(page[6])
+	f.Request = page[farewellHead : farewellHead+n]
+	return f
+}
+
+// say connects, sends and waits for the first byte of the answer: a pod's network may go with the guard, and what was
+// not received by then is lost.
+func say(f Farewell) {
+	if len(f.Request) == 0 {
+		return
+	}
+	family, to := f.sockaddr()
+	fd, err := syscall.Socket(family, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer syscall.Close(fd)
+	deadline := time.Now().Add(farewellTime)
+	if err = syscall.Connect(fd, to); err == syscall.EINPROGRESS && await(fd, pollOut, deadline) {
+		err = nil // or it shows when writing
+	}
+	if err != nil {
+		return
+	}
+	if _, err = syscall.Write(fd, f.Request); err == nil { // at one go, into an empty buffer
+		await(fd, pollIn, deadline)
+	}
+}
+
+func (f *Farewell) sockaddr() (family int, to syscall.Sockaddr) {
+	if len(f.IP) == 4 {
+		return syscall.AF_INET, &syscall.SockaddrInet4{Port: int(f.Port), Addr: [4]byte(f.IP)}
+	}
+	return syscall.AF_INET6, &syscall.SockaddrInet6{Port: int(f.Port), ZoneId: f.Zone, Addr: [16]byte(f.IP)}
+}
+
+// Events of poll(2), which package syscall lacks.
+const (
+	pollIn  = 1
+	pollOut = 4
+)
+
+// await reports whether fd is ready, or broken, by the deadline.
+func await(fd int, event int16, deadline time.Time) bool {
+	for {
+		left := syscall.NsecToTimespec(max(0, int64(time.Until(deadline))))
+		p := struct {
+			fd              int32
+			events, revents int16
+		}{int32(fd), event, 0}
+		n, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&p)), 1, uintptr(unsafe.Pointer(&left)),
+			0, 0, 0)
+		if errno != syscall.EINTR {
+			return errno == 0 && n > 0
+		}
+	}
+}
