@@ -41,6 +41,7 @@ type WorkerID struct {
 
 // Worker is the output of one worker process.
 type Worker struct {
+	id        WorkerID
 	streams   [2]*stream
 	errorFile string
 }
@@ -63,7 +64,7 @@ func (a *Attempt) Worker(id WorkerID) (*Worker, error) {
 	if a.closed {
 		return nil, errors.New("logs: Worker after Close")
 	}
-	w := &Worker{}
+	w := &Worker{id: id}
 	dir := filepath.Join(a.dir, strconv.Itoa(id.LocalRank))
 	if a.dir != "" {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -82,12 +83,13 @@ func (a *Attempt) Worker(id WorkerID) (*Worker, error) {
 		}
 		w.streams[i] = s
 	}
+	a.workers = append(a.workers, w)
+	a.showLocked(w)
 	for _, s := range w.streams {
 		if s.pump != nil {
 			go s.pump.run()
 		}
 	}
-	a.workers = append(a.workers, w)
 	return w, nil
 }
 
@@ -139,6 +141,7 @@ func (a *Attempt) streamLocked(id WorkerID, i int, dir string) (*stream, error) 
 	if err != nil {
 		return nil, err
 	}
+	p.tail.id, p.tail.std = id, Stdout<<i
 	a.connectLocked(p, r, i, path, a.l.prefix(id))
 	return &stream{child: child, pump: p}, nil
 }

@@ -7,6 +7,8 @@
 // goroutine, which its Attempt owns and waits for. Lines of different streams do not cut each other (see output).
 // Nothing here starts or waits for processes, or reads flags or the environment.
 //
+// Who follows what workers print (Follow) sees it when the pumps do, and may miss some: nobody waits for it.
+//
 // Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time. The logger may write to an output (see Stderr):
 // output.mu may be taken under all of them, and nothing is logged under that of a console. Only the timer of an output
 // runs beside the pumps; Logs.Close stops it.
@@ -104,6 +106,9 @@ type Logs struct {
 	closed   bool
 
 	trash trash
+
+	followed  atomic.Pointer[[]*following] // who follows; nil: nobody has
+	following sync.Mutex                   // guards changes of it
 
 	fileSaid, tempSaid, consoleSaid atomic.Bool
 }

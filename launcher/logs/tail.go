@@ -13,11 +13,18 @@ type tail struct {
 	buf  []byte // grows to max, then is a ring
 	next int    // where the next byte goes once the buffer is full: also the oldest byte
 	max  int
+
+	id        WorkerID // whose, and
+	std       Std      // which stream it is, for who follows
+	followers []*following
 }
 
 func (t *tail) write(p []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	for _, f := range t.followers {
+		f.Print(t.id, t.std, p)
+	}
 	if len(p) >= t.max {
 		t.buf, t.next = append(t.buf[:0], p[len(p)-t.max:]...), 0
 		return
@@ -37,22 +44,32 @@ func (t *tail) write(p []byte) {
 func (t *tail) bytes() []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.bytesLocked()
+}
+
+func (t *tail) bytesLocked() []byte {
 	return append(append(make([]byte, 0, len(t.buf)), t.buf[t.next:]...), t.buf[:t.next]...)
 }
 
 // fileTail returns the last n bytes of a file that a worker wrote itself, as far as they can be read.
 func fileTail(path string, n int) []byte {
+	b, _ := fileEnd(path, n)
+	return b
+}
+
+// fileEnd is fileTail, and where those bytes end.
+func fileEnd(path string, n int) (b []byte, size int64) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil
+		return nil, 0
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil
+		return nil, 0
 	}
 	from := max(0, info.Size()-int64(n))
-	b := make([]byte, min(info.Size(), int64(n)))
+	b = make([]byte, min(info.Size(), int64(n)))
 	got, _ := io.ReadFull(io.NewSectionReader(f, from, int64(n)), b) // shorter when the file was cut meanwhile
-	return b[:got]
+	return b[:got], info.Size()
 }

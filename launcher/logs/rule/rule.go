@@ -115,11 +115,11 @@ func Parse(text string) (Rule, error) {
 	if pattern == "" {
 		return r, fmt.Errorf("%s: there is no expression; %s", name, form)
 	}
-	if r.Pattern, err = regexp.Compile(pattern); err != nil {
-		return r, fmt.Errorf("%s: the expression cannot be used: %w; Go's syntax (RE2) is at https://golang.org/s/re2syntax",
-			name, err)
+	p, err := NewPattern(pattern)
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", name, err)
 	}
-	r.literal = required(pattern)
+	r.Pattern, r.literal = p.expr, p.literal
 	if r.numbers() {
 		r.number = regexp.MustCompile(numberForm)
 	}

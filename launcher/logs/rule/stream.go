@@ -54,21 +54,15 @@ func (s *Stream) Skip(now time.Duration) {
 func (w *Worker) lines(text []byte, now time.Duration, found []Finding) []Finding {
 	for i := range w.rules {
 		s := &w.rules[i]
-		for rest := text; len(rest) > 0; {
-			at := bytes.Index(rest, s.literal)
-			if at < 0 {
+		for rest := text; ; {
+			line, after, ok := lineWith(rest, s.literal)
+			if !ok {
 				break
 			}
-			from := lastEnd(rest[:at]) + 1
-			to := len(rest)
-			if n := bytes.IndexAny(rest[at:], "\r\n"); n >= 0 {
-				to = at + n
-			}
-			line := rest[from:min(to, from+maxLine)]
 			if f, ok := w.line(s, line, now); ok {
 				found = append(found, f)
 			}
-			rest = rest[min(to+1, len(rest)):]
+			rest = after
 		}
 	}
 	return found
