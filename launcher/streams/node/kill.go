@@ -1,0 +1,84 @@
+package node
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/proc/family"
+)
+
+// killPatience is how long killed processes may take to disappear.
+const killPatience = 5 * time.Second
+
+// killAll kills a command and what it has started, until nothing of it is left: its session, its descendants, and
+// whoever has its mark in its environment. The error says what could not be ended. What has left its session, lost its
+// parents and cleared its environment escapes; it ends with the job's workers.
+func killAll(leader int, mark string) error {
+	deadline := time.Now().Add(killPatience)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		left := members(leader, mark)
+		if len(left) == 0 {
+			return nil
+		}
+		for _, st := range left {
+			kill(st)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d processes of it are left, such as %s", len(left), family.Describe(left[0].PID))
+		}
+		time.Sleep(pause)
+	}
+}
+
+// members are the processes of a command that have not ended.
+func members(leader int, mark string) (found []family.Stat) {
+	stats := map[int]family.Stat{}
+	for _, pid := range family.Numbers("/proc") {
+		if st, err := family.ReadStat(pid); err == nil {
+			stats[pid] = st
+		}
+	}
+	for pid, st := range stats {
+		if !st.Ended() && pid != os.Getpid() && (st.Session == leader || below(stats, pid, leader) || marked(pid, mark)) {
+			found = append(found, st)
+		}
+	}
+	return found
+}
+
+// below says whether pid is the leader or one of its descendants.
+func below(stats map[int]family.Stat, pid, leader int) bool {
+	for steps := 0; pid > 1 && steps < len(stats); steps++ {
+		if pid == leader {
+			return true
+		}
+		pid = stats[pid].Parent
+	}
+	return false
+}
+
+func marked(pid int, mark string) bool {
+	env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ") // of other users' processes it is hidden
+	for kv := range bytes.SplitSeq(env, []byte{0}) {
+		if string(kv) == mark {
+			return true
+		}
+	}
+	return false
+}
+
+// kill looks again once the pid cannot be given to another process any more.
+func kill(st family.Stat) {
+	p, err := os.FindProcess(st.PID)
+	if err != nil {
+		return
+	}
+	defer p.Release()
+	if now, err := family.ReadStat(st.PID); err == nil && now.Session == st.Session && !now.Ended() {
+		_ = p.Signal(syscall.SIGKILL)
+	}
+}
