@@ -40,8 +40,43 @@ func followed(f Failure) bool {
 	if f.Message == "" && f.ExitCode <= 0 && f.ExitCode != -int(unix.SIGABRT) {
 		return false
 	}
-	text := strings.ToLower(cmp.Or(f.Message, cause(f), f.LastLines))
+	return isConsequence(cmp.Or(f.Message, cause(f), f.LastLines))
+}
+
+func isConsequence(text string) bool {
+	text = strings.ToLower(text)
 	return slices.ContainsFunc(consequences(), func(c string) bool { return strings.Contains(text, c) })
+}
+
+// reactions are parts, in lower case, of what a worker says when it is told to stop.
+func reactions() []string {
+	return []string{"keyboardinterrupt", "systemexit", "signalexception", "got signal", "killed by signal",
+		"termination signal", "sigterm"}
+}
+
+// Explains reports whether a worker that the launcher stopped may have failed before: it has an error file, or its
+// output ends in an error that neither the stop nor another process has caused.
+func (f Failure) Explains() bool {
+	if !f.ErrorTime.IsZero() {
+		return true
+	}
+	e := pythonError(f.LastLines)
+	after := f.LastLines[strings.LastIndex(f.LastLines, e):]
+	if e == "" || strings.Count(after, "\n") > maxMore || isConsequence(e) {
+		return false
+	}
+	e = strings.ToLower(e)
+	return !slices.ContainsFunc(reactions(), func(r string) bool { return strings.Contains(e, r) })
+}
+
+// maxMore is how many lines may follow an error that ended a worker: the rest of its message.
+const maxMore = 5
+
+// LostChild reports whether f says that a process which the worker had started was killed.
+func (f Failure) LostChild() bool {
+	text := strings.ToLower(cmp.Or(f.Message, cause(f)))
+	return strings.Contains(text, "killed by signal: killed") || strings.Contains(text, "exited unexpectedly") ||
+		strings.Contains(text, "terminated with signal sigkill")
 }
 
 // cause is the error that ended the worker, as the worker tells it: "ValueError: bad batch". It is "" if the worker
@@ -69,7 +104,7 @@ func pythonError(text string) string {
 	if i < 0 {
 		return ""
 	}
-	prefix := text[strings.LastIndexByte(text[:i], '\n')+1 : i]
+	prefix := strings.TrimSuffix(text[strings.LastIndexByte(text[:i], '\n')+1:i], "Original ")
 	for line := range strings.Lines(text[i+len(mark):]) {
 		line = strings.TrimRight(strings.TrimPrefix(line, prefix), " \r\n")
 		if line != "" && line[0] != ' ' && line[0] != '\t' {

@@ -2,38 +2,111 @@ package verdict
 
 import "strings"
 
-// Ending is the end of a worker's output, in whole lines of at most limit bytes together. An error whose C++ stack
-// alone is longer, as that of NCCL's watchdog, comes before the end of that stack.
+// Ending is the end of a worker's output, in whole lines of at most limit bytes together. Where the error that ended
+// the worker is longer, its own lines come first: those that name it, and what led to it, without the stacks between
+// them.
 func Ending(text string, limit int) string {
 	end := lastLines(text, limit)
 	if len(end) == len(text) {
 		return text
 	}
-	from := len(text)
-	line := ""
-	for from > 0 {
-		before := strings.LastIndexByte(text[:from-1], '\n') + 1
-		if line = text[before:from]; !inStack(line) {
-			from = before
+	lines, prefix := errorLines(text)
+	err := head(pythonError(text), limit/4)
+	if cppStart(text) >= 0 {
+		err = ""
+	}
+	var first strings.Builder
+	for _, line := range lines {
+		line = head(line, limit/4)
+		if line != err && !strings.Contains(end, line) && first.Len()+len(line) < limit/2 {
+			first.WriteString(line + "\n")
+		}
+	}
+	if err != "" && !strings.Contains(end, traceback) {
+		first.WriteString(prefix + traceback + "\n")
+		if !strings.Contains(end, err) {
+			first.WriteString(prefix + err + "\n")
+		}
+	}
+	if first.Len() == 0 {
+		return end
+	}
+	first.WriteString("  " + ellipsis + "\n") // indented as what is left out
+	return first.String() + lastLines(text, limit-first.Len())
+}
+
+const traceback = "Traceback (most recent call last):"
+
+// errorLines are the lines of the error that ended a worker, as its output tells it, without stacks and source: those
+// of the last Python traceback and of the ones that it names as its reason, or of an exception that C++ did not catch.
+// prefix is what stands before each of them, as in torch's "[rank0]: ", and is left out.
+func errorLines(text string) (lines []string, prefix string) {
+	if from := cppStart(text); from >= 0 {
+		return plainLines(text[from:], ""), ""
+	}
+	from := strings.LastIndex(text, traceback)
+	if from < 0 {
+		return nil, ""
+	}
+	for {
+		before := strings.LastIndex(text[:from], traceback)
+		if before < 0 || !chained(text[before:from]) {
 			break
 		}
 		from = before
 	}
-	if from >= len(text)-len(end) || inStack(line) {
-		return end
-	}
-	if err := pythonError(text[:from+len(line)]); err != "" && strings.Contains(line, err) {
-		line = "Traceback (most recent call last):\n" + err
-	}
-	first := head(strings.TrimRight(line, "\n"), limit/2) + "\n" + ellipsis + "\n"
-	return first + lastLines(text, limit-len(first))
+	start := strings.LastIndexByte(text[:from], '\n') + 1
+	prefix = strings.TrimSuffix(text[start:from], "Original ")
+	return plainLines(text[start:], prefix), prefix
 }
 
-// inStack reports whether a line is a part of what c10::Error prints below its message.
+// chained reports whether text, which is between two tracebacks, says that the second one came of the first.
+func chained(text string) bool {
+	return strings.Contains(text, "During handling of the above exception, another exception occurred:") ||
+		strings.Contains(text, "The above exception was the direct cause of the following exception:") ||
+		strings.HasSuffix(text, "Original ") || strings.Contains(text, "terminated with the following error:")
+}
+
+// cppStart is where the message of a C++ exception begins that nobody caught; -1 if none ended the worker.
+func cppStart(text string) int {
+	from := strings.LastIndex(text, "what():")
+	if from < 0 {
+		return -1
+	}
+	_, after, _ := strings.Cut(text[from:], "\n")
+	for line := range strings.Lines(after) {
+		if !inStack(line) {
+			return -1
+		}
+	}
+	return from
+}
+
+// plainLines are the lines of an error's text that are no part of a stack, without the prefix that each may have.
+func plainLines(text, prefix string) []string {
+	var out []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(strings.TrimPrefix(line, prefix), " \r\n")
+		if line != "" && line[0] != ' ' && line[0] != '\t' && !strings.HasSuffix(line, traceback) && !inStack(line) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// inStack reports whether a line is a part of what c10::Error and Python's fault handler print below a message.
 func inStack(line string) bool {
 	line = strings.TrimSpace(line)
-	return line == "" || strings.Contains(line, "frame #") || strings.Contains(line, "Exception raised from ") ||
-		strings.Contains(line, "<omitting python frames>")
+	if line == "" {
+		return true
+	}
+	for _, part := range []string{"frame #", "Exception raised from ", "<omitting python frames>", "Fatal Python error: ",
+		"Python runtime state: ", "Current thread 0x", "Thread 0x", `File "`, "<no Python frame>", "Extension modules: "} {
+		if strings.Contains(line, part) {
+			return true
+		}
+	}
+	return false
 }
 
 // lastLines is the end of text in whole lines of at most limit bytes.

@@ -18,8 +18,9 @@ const MaxLine = 1024
 // Bytes of the parts of a line that come from outside. Their sum leaves room for the rest of MaxLine.
 const (
 	maxName   = 64
-	maxCause  = 240
+	maxCause  = 216
 	maxOutput = 160
+	maxHung   = 512
 	maxGroups = 4 // ways to end, and ranges of ranks, that are listed
 )
 
@@ -35,8 +36,13 @@ func (v Verdict) Line() string {
 		if v.Rule == Consequence {
 			clauses = append(clauses, "this error is a consequence, its cause was not reported")
 		}
+		if v.Root.Permanent && v.Root.Policy != "" {
+			clauses = append(clauses, "not retried by "+clean(v.Root.Policy, maxOutput))
+		}
 	case v.Loss != nil:
 		clauses = append(clauses, lost(*v.Loss))
+	case v.Hung != "":
+		clauses = append(clauses, clean(v.Hung, maxHung))
 	default:
 		clauses = append(clauses, "no worker failed by itself")
 	}
@@ -46,6 +52,9 @@ func (v Verdict) Line() string {
 		clauses = append(clauses, plural(v.OtherLosses, "more node")+" went away")
 	case v.OtherLosses > 0:
 		clauses = append(clauses, plural(v.OtherLosses, "node")+" went away")
+	}
+	if v.Class != Unknown && v.Class != "" {
+		clauses = append(clauses, "class "+string(v.Class))
 	}
 	clauses = append(clauses, fmt.Sprintf("restarts used %d of %d", v.RestartsUsed, v.MaxRestarts))
 	return strings.Join(clauses, "; ")

@@ -42,19 +42,23 @@ type Failure struct {
 	ErrorTime time.Time `json:"error_time,omitzero"` // whole seconds, rounded down
 
 	LastLines string `json:"last_lines,omitempty"` // the end of the worker's output
+
+	Policy    string `json:"policy,omitempty"`    // the rule that said what the failure leads to; "" without one
+	Permanent bool   `json:"permanent,omitempty"` // the policy does not retry it
 }
 
 // Bytes that Compact leaves of the long fields.
 const (
 	maxMessage   = 1 << 10
+	maxPolicy    = 1 << 9
 	maxTraceback = 4 << 10
 	maxLastLines = 2 << 10
 )
 
-// Compact returns f small enough to travel: at most 7 KiB of text. Messages keep their beginning, tracebacks and output
+// Compact returns f small enough to travel: at most 8 KiB of text. Messages keep their beginning, tracebacks and output
 // their end, which is where Python puts the cause.
 func (f Failure) Compact() Failure {
-	f.Message, f.Timer = head(f.Message, maxMessage), head(f.Timer, maxCause)
+	f.Message, f.Timer, f.Policy = head(f.Message, maxMessage), head(f.Timer, maxCause), head(f.Policy, maxPolicy)
 	f.Traceback = tail(f.Traceback, maxTraceback)
 	f.LastLines = tail(f.LastLines, maxLastLines)
 	return f
@@ -75,6 +79,9 @@ type Evidence struct {
 	Failures []Failure `json:"failures,omitempty"`
 	Losses   []Loss    `json:"losses,omitempty"`
 
+	// Hung says who hung, if the round was ended because of that; whatever failed then, failed because of it.
+	Hung string `json:"hung,omitempty"`
+
 	RestartsUsed int `json:"restarts_used"`
 	MaxRestarts  int `json:"max_restarts"`
 	WorldSize    int `json:"world_size"`
@@ -90,13 +97,16 @@ const (
 	OutOfMemory Rule = "oom"         // the kernel's OOM killer
 	NodeLost    Rule = "node-lost"   // a node went away
 	Consequence Rule = "consequence" // Root only followed; its cause was not reported
+	WasHung     Rule = "hang"        // the workers hung
 )
 
-// Verdict names the cause of a job's end: Root or Loss, or neither under NoCause.
+// Verdict names the cause of a job's end: Root or Loss, Hung under WasHung, or none under NoCause.
 type Verdict struct {
 	Rule      Rule      `json:"rule"`
+	Class     Class     `json:"class"` // of Root, or Lost
 	Root      *Failure  `json:"root,omitempty"`
 	Loss      *Loss     `json:"loss,omitempty"`
+	Hung      string    `json:"hung,omitempty"`
 	Followers []Failure `json:"followers,omitempty"` // all other failures, the earliest first
 
 	OtherLosses  int `json:"other_losses,omitempty"` // nodes lost besides Loss
@@ -118,8 +128,11 @@ const (
 
 // Judge finds the cause. Its rules:
 //
+//   - What the hang detection has ended a round for is the cause.
 //   - A worker that the launcher stopped is no cause, unless its error file is dated no later than the first end that
-//     the launcher did not ask for: a failed worker can hang in its teardown until it is stopped.
+//     the launcher did not ask for: a failed worker can hang in its teardown until it is stopped. One without an error
+//     file whose output ends in an error of its own (see Failure.Explains) comes after other failures, but before
+//     errors that are known to be consequences.
 //   - A failure happened when the worker was seen to have ended, or by the end of the second that its error file names
 //     if that is earlier.
 //   - Among the failures within Window of the earliest one, a kill by the OOM killer comes before other failures, and
@@ -129,40 +142,45 @@ const (
 //     other failure. A known consequence always yields to a loss, because silent nodes are found late.
 func Judge(e Evidence) Verdict {
 	v := Verdict{
-		Rule: NoCause, RestartsUsed: e.RestartsUsed, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
+		Rule: NoCause, Class: Unknown, RestartsUsed: e.RestartsUsed, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
 		Followers: slices.SortedStableFunc(slices.Values(e.Failures), func(a, b Failure) int {
 			return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Rank, b.Rank))
 		}),
 	}
+	if e.Hung != "" {
+		v.Rule, v.Class, v.Hung = WasHung, Hang, e.Hung
+		return v
+	}
 	losses := slices.SortedStableFunc(slices.Values(e.Losses), func(a, b Loss) int { return a.At.Compare(b.At) })
 	root, found := firstFailure(suspects(v.Followers, losses))
 	if len(losses) > 0 && (!found || root.yieldsTo(losses[0])) {
-		v.Rule, v.Loss, v.OtherLosses = NodeLost, &losses[0], len(losses)-1
+		v.Rule, v.Class, v.Loss, v.OtherLosses = NodeLost, Lost, &losses[0], len(losses)-1
 		return v
 	}
 	v.OtherLosses = len(losses)
 	if found {
 		f := v.Followers[root.index]
-		v.Rule, v.Root = root.class.rule(), &f
+		v.Rule, v.Class, v.Root = root.weight.rule(), f.Class(), &f
 		v.Followers = slices.Delete(v.Followers, root.index, root.index+1)
 	}
 	return v
 }
 
-// class ranks failures that end within Window of each other.
-type class int
+// weight ranks failures that end within Window of each other.
+type weight int
 
 const (
-	follows class = iota // its error is a known consequence
+	follows weight = iota // its error is a known consequence
+	undated               // it was stopped, and may have failed before
 	plain
 	oom
 )
 
-func (c class) rule() Rule {
-	return [...]Rule{follows: Consequence, plain: FirstExit, oom: OutOfMemory}[c]
+func (w weight) rule() Rule {
+	return [...]Rule{follows: Consequence, undated: FirstExit, plain: FirstExit, oom: OutOfMemory}[w]
 }
 
-func classOf(f Failure) class {
+func weightOf(f Failure) weight {
 	switch {
 	case f.OOM != nil:
 		return oom
@@ -175,15 +193,15 @@ func classOf(f Failure) class {
 // suspect is a failure that may be the cause.
 type suspect struct {
 	index     int // in the failures
-	class     class
+	weight    weight
 	at        time.Time // the latest time at which it can have failed
 	errorTime time.Time
 	rank      int
 }
 
 func (s suspect) yieldsTo(l Loss) bool {
-	switch s.class {
-	case follows:
+	switch s.weight {
+	case follows, undated:
 		return true
 	case oom:
 		return l.At.Before(s.at)
@@ -202,10 +220,12 @@ func suspects(failures []Failure, losses []Loss) []suspect {
 	}
 	var out []suspect
 	for i, f := range failures {
-		if f.Stopped && (f.ErrorTime.IsZero() || f.ErrorTime.After(firstEnd)) {
-			continue
+		switch {
+		case !f.Stopped, !f.ErrorTime.IsZero() && !f.ErrorTime.After(firstEnd):
+			out = append(out, suspect{i, weightOf(f), failedBy(f), f.ErrorTime, f.Rank})
+		case f.ErrorTime.IsZero() && f.Explains() && !firstEnd.IsZero():
+			out = append(out, suspect{i, undated, firstEnd, time.Time{}, f.Rank})
 		}
-		out = append(out, suspect{i, classOf(f), failedBy(f), f.ErrorTime, f.Rank})
 	}
 	return out
 }
@@ -227,7 +247,7 @@ func firstFailure(all []suspect) (suspect, bool) {
 	inWindow := slices.DeleteFunc(all, func(s suspect) bool { return s.at.After(first.at.Add(Window)) })
 	return slices.MinFunc(inWindow, func(a, b suspect) int {
 		return cmp.Or(
-			cmp.Compare(b.class, a.class),
+			cmp.Compare(b.weight, a.weight),
 			a.at.Compare(b.at),
 			compareErrorTimes(a.errorTime, b.errorTime),
 			cmp.Compare(a.rank, b.rank))

@@ -1,0 +1,169 @@
+package verdict_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher/verdict"
+)
+
+// trace is the output of a worker that an exception has ended.
+func trace(err string) string {
+	return "step 3\nTraceback (most recent call last):\n  File \"t.py\", line 1, in <module>\n    f()\n" + err + "\n"
+}
+
+func TestClass(t *testing.T) {
+	timed := exit(0, -9, 1)
+	timed.Timer = "timer expired"
+	fromFile := raised(exit(0, 1, 1), "RuntimeError: step 3 failed", 1)
+	fromFile.Traceback = trace("OSError: [Errno 28] No space left on device") +
+		"\nThe above exception was the direct cause of the following exception:\n\n" + trace("RuntimeError: step 3 failed")
+	unrelated := fromFile
+	unrelated.Traceback = trace("OSError: [Errno 28] No space left on device") + trace("RuntimeError: step 3 failed")
+	for _, tt := range []struct {
+		name string
+		f    verdict.Failure
+		want verdict.Class
+	}{
+		{"killed by the kernel", oomKilled(exit(0, -9, 1)), verdict.OOMKernel},
+		{"a child killed by the kernel", oomKilled(said(exit(0, 1, 1), trace("RuntimeError: x"))), verdict.OOMKernel},
+		{"a timer", timed, verdict.Hang},
+		{"SIGSEGV", exit(0, -11, 1), verdict.Segfault},
+		{"a signal before what was said", said(exit(0, -11, 1), trace("ValueError: x")), verdict.Segfault},
+		{"SIGBUS", exit(0, -7, 1), verdict.SIGBUSShm},
+		{"SIGILL", exit(0, -4, 1), verdict.IllegalInstruction},
+		{"SIGFPE", exit(0, -8, 1), verdict.IllegalInstruction},
+		{"SIGTRAP", exit(0, -5, 1), verdict.IllegalInstruction},
+		{"SIGINT", exit(0, -2, 1), verdict.Interrupted},
+		{"SIGKILL", exit(0, -9, 1), verdict.Killed},
+		{"a signal without a name", exit(0, -35, 1), verdict.Killed},
+		{"SIGABRT", exit(0, -6, 1), verdict.Abort},
+		{"a C++ exception", said(exit(0, -6, 1), "terminate called after\n  what():  bad vocabulary\n"), verdict.Abort},
+		{"a C++ exception with a class", said(exit(0, -6, 1), "  what():  std::bad_alloc\n"), verdict.OOMPython},
+		{"assert in C", said(exit(0, -6, 1), "t: t.cc:3: void f(int): Assertion `n > 0' failed.\n"), verdict.Assertion},
+		{"nothing said", exit(0, 1, 1), verdict.Unknown},
+		{"something said", said(exit(0, 3, 1), "the data set is empty"), verdict.Unknown},
+		{"stopped without a word", stopped(exit(0, -15, 1)), verdict.Unknown},
+		{"stopped by SIGKILL, without a word", stopped(exit(0, -9, 1)), verdict.Unknown},
+		{"stopped after an error", stopped(said(exit(0, -15, 1), trace("ValueError: x"))), verdict.UserException},
+		{"stopped after an error with a class", stopped(said(exit(0, -15, 1), trace("MemoryError"))), verdict.OOMPython},
+		{"an exception", said(exit(0, 1, 1), trace("ValueError: x")), verdict.UserException},
+		{"what it came of", fromFile, verdict.DiskFull},
+		{"what it did not come of", unrelated, verdict.UserException},
+		{"printed and survived", said(exit(0, 1, 1), "s3: Connection reset by peer, retrying\n"+trace("ValueError: x")),
+			verdict.UserException},
+		{"long survived",
+			said(exit(0, 3, 1), "OSError: [Errno 28] No space left on device\ngoing on\n1\n2\n3\n4\n"), verdict.Unknown},
+		{"argparse", said(exit(0, 2, 1), "usage: t.py [-h] --lr LR\nt.py: error: argument --lr\n"), verdict.UsageError},
+		{"not argparse", said(exit(0, 1, 1), "usage: t.py [-h] --lr LR\nt.py: error: argument --lr\n"), verdict.Unknown},
+		{"exit code 2 alone", said(exit(0, 2, 1), "error: nothing to do\n"), verdict.Unknown},
+		{"usage alone", said(exit(0, 2, 1), "usage: t.py\n"), verdict.Unknown},
+		{"no script", said(exit(0, 2, 1), "python3: can't open file '/x.py': [Errno 2] No such file or directory\n"),
+			verdict.FileNotFound},
+		{"no module", said(exit(0, 1, 1), "/usr/bin/python3: No module named train\n"), verdict.ImportError},
+		{"a syntax error", said(exit(0, 1, 1), "  File \"t.py\", line 1\n    f(\n     ^\nSyntaxError: never closed\n"),
+			verdict.ImportError},
+		{"no library", said(exit(0, 1, 1), trace("OSError: libx.so.9: cannot open shared object file: No such file or "+
+			"directory")), verdict.ImportError},
+		{"CUDA's memory", said(exit(0, 1, 1), trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")),
+			verdict.OOMDevice},
+		{"CUDA's error", said(exit(0, 1, 1), trace("RuntimeError: CUDA error: unspecified launch failure")),
+			verdict.DeviceError},
+		{"NCCL", said(exit(0, 1, 1), trace("DistBackendError: NCCL error in: x, unhandled system error")), verdict.NCCLError},
+		{"NCCL's peer", raised(exit(0, 1, 1), "DistBackendError: NCCL error in: x, remote process exited or there was a "+
+			"network error", 1), verdict.PeerLost},
+		{"a collective", said(exit(0, 1, 1), trace("RuntimeError: Timed out waiting 3000ms for recv operation to complete")),
+			verdict.CollectiveTimeout},
+		{"a store", said(exit(0, 1, 1), trace("torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /a")),
+			verdict.StoreTimeout},
+		{"a loader", said(exit(0, 1, 1), trace("RuntimeError: DataLoader worker (pid 1) is killed by signal: Killed. ")),
+			verdict.DataLoader},
+		{"a loader that timed out", said(exit(0, 1, 1), trace("RuntimeError: DataLoader timed out after 1 seconds")),
+			verdict.DataLoader},
+		{"a loader and /dev/shm", said(exit(0, 1, 1), "ERROR: Unexpected bus error encountered in worker. This might be "+
+			"caused by insufficient shared memory (shm).\n"+trace("RuntimeError: DataLoader worker (pid 1) exited")),
+			verdict.SIGBUSShm},
+		{"an error in a loader", said(exit(0, 1, 1), trace("ValueError: Caught ValueError in DataLoader worker process 0.\n"+
+			"Original Traceback (most recent call last):\n  x\nValueError: cannot decode")), verdict.DataLoader},
+		{"a file missing in a loader", said(exit(0, 1, 1), trace("FileNotFoundError: Caught FileNotFoundError in DataLoader "+
+			"worker process 0.\nOriginal Traceback (most recent call last):\n  x\nFileNotFoundError: [Errno 2] x")),
+			verdict.FileNotFound},
+		{"a spawned process", said(exit(0, 1, 1), trace("ProcessExitedException: process 0 terminated with signal SIGSEGV")),
+			verdict.Segfault},
+		{"KeyboardInterrupt", said(exit(0, 1, 1), trace("KeyboardInterrupt")), verdict.Interrupted},
+		{"no permission", said(exit(0, 1, 1), trace("PermissionError: [Errno 13] Permission denied: '/x'")),
+			verdict.Permission},
+		{"a port", said(exit(0, 1, 1), trace("OSError: [Errno 98] Address already in use")), verdict.AddressInUse},
+		{"assert", said(exit(0, 1, 1), trace("AssertionError")), verdict.Assertion},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			require.Equal(t, tt.want, tt.f.Class())
+			v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{tt.f}})
+			if !tt.f.Stopped {
+				require.Equal(t, tt.want, v.Class)
+			}
+		})
+	}
+}
+
+// A worker that was stopped in its teardown is the cause if it has told so and the others were its victims.
+func TestJudgeBelievesTheOutputOfAStoppedWorker(t *testing.T) {
+	victim := raised(exit(0, 1, 1), peerGone, 1)
+	slow := stopped(said(exit(1, -15, 31), trace("ValueError: a")))
+	all := func(fs ...verdict.Failure) verdict.Evidence { return verdict.Evidence{Failures: fs} }
+
+	v := verdict.Judge(all(victim, slow))
+	require.Equal(t, verdict.FirstExit, v.Rule)
+	require.Equal(t, [2]any{1, verdict.UserException}, [2]any{v.Root.Rank, v.Class})
+
+	require.Equal(t, 2, verdict.Judge(all(victim, slow, exit(2, -11, 2))).Root.Rank, "another failure comes first")
+	require.Nil(t, verdict.Judge(all(slow)).Root, "all were stopped")
+	e := all(victim, slow)
+	e.Losses = []verdict.Loss{lossOf(4, 16)}
+	require.Equal(t, verdict.NodeLost, verdict.Judge(e).Rule, "what has no date yields to a loss")
+
+	later := raised(slow, "ValueError: a", 20)
+	require.Equal(t, 0, verdict.Judge(all(victim, later)).Root.Rank, "its error file says that it failed afterwards")
+	for _, reaction := range []string{"KeyboardInterrupt", "SystemExit: 15", peerGone,
+		"torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"} {
+		f := stopped(said(exit(1, 1, 3), trace(reaction)))
+		require.Equal(t, 0, verdict.Judge(all(victim, f)).Root.Rank, reaction)
+		require.False(t, f.Explains(), reaction)
+	}
+	paddle := "--------------------------------------\nC++ Traceback (most recent call last):\n" +
+		"--------------------------------------\nNo stack trace in paddle, may be caused by external reasons.\n\n" +
+		"----------------------\nError Message Summary:\n----------------------\nFatalError: `Termination signal` is " +
+		"detected by the operating system.\n  [TimeInfo: *** Aborted at 1700000000 ***]\n" +
+		"  [SignalInfo: *** SIGTERM (@0x1) received by PID 7 ***]\n"
+	require.False(t, stopped(said(exit(1, -15, 3), paddle)).Explains())
+	gone := stopped(said(exit(1, -15, 3), trace("ValueError: a")+"going on\n1\n2\n3\n4\n5\n"))
+	require.False(t, gone.Explains(), "it went on")
+	more := stopped(said(exit(1, -15, 3), trace("torch.AcceleratorError: CUDA error: x\nCUDA kernel errors\n1\n2")))
+	require.True(t, more.Explains(), "a message of several lines")
+	require.True(t, later.Explains())
+	require.False(t, stopped(exit(1, -15, 3)).Explains())
+}
+
+func TestLostChild(t *testing.T) {
+	for text, want := range map[string]bool{
+		"RuntimeError: DataLoader worker (pid 1) is killed by signal: Killed. ":    true,
+		"RuntimeError: DataLoader worker (pid(s) 1) exited unexpectedly":           true,
+		"ProcessExitedException: process 0 terminated with signal SIGKILL":         true,
+		"RuntimeError: DataLoader worker (pid 1) is killed by signal: Terminated.": false,
+		"ValueError: x": false,
+	} {
+		require.Equal(t, want, said(exit(0, 1, 1), trace(text)).LostChild(), text)
+		require.Equal(t, want, raised(exit(0, 1, 1), text, 1).LostChild(), text)
+	}
+}
+
+func TestJudgeOfAHang(t *testing.T) {
+	v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{exit(0, 1, 1)}, Hung: "rank 1 hung for 22 s: asleep",
+		Losses: []verdict.Loss{lossOf(1, 1)}, MaxRestarts: 3})
+	require.Equal(t, [2]any{verdict.WasHung, verdict.Hang}, [2]any{v.Rule, v.Class})
+	require.Nil(t, v.Root)
+	require.Nil(t, v.Loss)
+	require.Equal(t, "rank 1 hung for 22 s: asleep; 1 rank followed: 1 with exit code 1; class hang; restarts used 0 of 3",
+		v.Line())
+}
