@@ -32,9 +32,10 @@ type Kind int
 
 // The kinds of options.
 const (
-	Value Kind = iota // exactly one argument
-	Flag              // none
-	Pairs             // one or more of "A:B", separated by spaces or commas; stops at the first argument of another form
+	Value    Kind = iota // exactly one argument
+	Flag                 // none
+	Pairs                // one or more of "A:B", separated by spaces or commas; stops at the first of another form
+	Optional             // none, or one behind "="; Option.Bare is the value without one
 )
 
 // Type is what the parser converts a value to; everything else is checked by whoever uses the value.
@@ -56,6 +57,7 @@ type Option struct {
 	Type    Type
 	Choices []string // enforced on the command line only: torchrun does not check the default that a PET_ variable gives
 	Default string
+	Bare    string // value of an Optional that is given without one
 	Env     string // PET_ variable that gives the default, "" if there is none
 
 	Meta     string // placeholder of the value in help; PATH and DIR are completed as files
@@ -274,6 +276,8 @@ func (p *parser) take(o *Option, value string, attached bool) error {
 		return nil
 	case o.Kind == Pairs:
 		return p.takePairs(o, value, attached)
+	case o.Kind == Optional && !attached:
+		value, attached = o.Bare, true
 	}
 	if !attached {
 		var err error

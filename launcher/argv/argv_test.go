@@ -275,3 +275,20 @@ func TestRepeatedOption(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, line.Strings("log-rule"))
 }
+
+func TestOptionalValue(t *testing.T) {
+	for args, want := range map[string]string{
+		"--warm train.py":            "auto",
+		"--warm=torch,numpy s":       "torch,numpy",
+		"--warm --warm=off s --warm": "off",
+		"s --warm":                   "off",
+		"--warm= s":                  "",
+	} {
+		line, err := Parse(Options(), words(args), nil)
+		require.NoError(t, err)
+		require.Equal(t, want, line.String("warm"), args)
+	}
+	line, err := Parse(Options(), words("s"), lookup(map[string]string{"PET_WARM": "numpy"}))
+	require.NoError(t, err)
+	require.Equal(t, "numpy", line.String("warm"))
+}

@@ -40,7 +40,7 @@ func bashCompletion(opts []Option) string {
 	for _, o := range completed(opts) {
 		forms := append(spellings(&o)[:1], shortForm(o)...)
 		fmt.Fprintf(&names, " %s", strings.Join(forms, " "))
-		if o.Kind == Flag {
+		if o.Kind == Flag || o.Kind == Optional {
 			continue
 		}
 		pattern := strings.Join(append(spellings(&o), shortForm(o)...), "|")
@@ -89,7 +89,7 @@ func zshCompletion(opts []Option) string {
 		help := "[" + escape.Replace(o.Usage) + "]"
 		action := ""
 		switch {
-		case o.Kind == Flag:
+		case o.Kind == Flag || o.Kind == Optional:
 		case len(o.Choices) > 0:
 			action = ":" + escape.Replace(o.Meta) + ":(" + strings.Join(o.Choices, " ") + ")"
 		case takesFile(o):
@@ -98,7 +98,9 @@ func zshCompletion(opts []Option) string {
 			action = ":" + escape.Replace(o.Meta) + ": "
 		}
 		for _, form := range append(spellings(&o)[:1], shortForm(o)...) {
-			if o.Kind != Flag && strings.HasPrefix(form, "--") {
+			if o.Kind == Optional {
+				form += "=-"
+			} else if o.Kind != Flag && strings.HasPrefix(form, "--") {
 				form += "="
 			} else if o.Kind != Flag {
 				form += "+"
@@ -116,7 +118,7 @@ func tcshCompletion(opts []Option) string {
 		names = append(names, o.Name)
 		form := spellings(&o)[0]
 		switch {
-		case o.Kind == Flag:
+		case o.Kind == Flag || o.Kind == Optional:
 		case len(o.Choices) > 0:
 			fmt.Fprintf(&b, " \\\n  'n@%[1]s@(%[2]s)@' 'c@%[1]s=@(%[2]s)@'", form, strings.Join(o.Choices, " "))
 		case takesFile(o):

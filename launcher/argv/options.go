@@ -12,6 +12,7 @@ const (
 	rdzvSection    = "Rendezvous"
 	workerSection  = "Workers"
 	restartSection = "Failures and restarts"
+	holdSection    = "Hold and leave"
 	ckptSection    = "Checkpoints"
 	logSection     = "Logs and events"
 	checkSection   = "Devices and health checks"
@@ -26,7 +27,7 @@ const notYet = "is not available yet in this version; remove it"
 // Options returns the table of all options in the order of the help text, as a fresh slice: torchrun's from 1.13 to
 // 2.15, DLRover's and its MetaX fork's, and our own. Those that are not available come last.
 func Options() []Option {
-	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(),
+	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(), holdOptions(),
 		checkpointOptions(), logOptions(), checkOptions(), hangOptions(), otherOptions())
 	for i := range opts {
 		o := &opts[i]
@@ -80,7 +81,7 @@ func rendezvousOptions() []Option {
 			Usage: "id of the job, the same on all its nodes"},
 		{Name: "rdzv-conf", Meta: "KEY=VALUE,...", Category: rdzvSection,
 			Usage: "rendezvous settings, times in seconds: join_timeout (default: 600), last_call_timeout (30), " +
-				"growth_delay (1), read_timeout (60), is_host=true|false"},
+				"growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false"},
 		{Name: "standalone", Kind: Flag, Category: rdzvSection,
 			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, " +
 				"--rdzv-endpoint and --rdzv-id are ignored"},
@@ -95,6 +96,9 @@ func rendezvousOptions() []Option {
 		{Name: "token-file", Meta: "PATH", Category: rdzvSection, Extra: true,
 			Usage: "file with the job token, a secret that all nodes of the job share (default: $DLROVER_TOKEN_FILE, " +
 				"else the token in $DLROVER_TOKEN)"},
+		{Name: "allow-exec", Kind: Flag, Category: rdzvSection, Extra: true,
+			Usage: "let whoever has the job token execute commands beside this node's workers, by dlroverctl exec; " +
+				"needs a token, and cannot be combined with --insecure"},
 		{Name: "insecure", Kind: Flag, Category: rdzvSection, Extra: true,
 			Usage: "serve and join a rendezvous on a network address without a job token"},
 		{Name: "topology-file", Meta: "PATH", Category: rdzvSection, Extra: true,
@@ -111,6 +115,8 @@ func workerOptions() []Option {
 			Usage: "execute the script itself instead of passing it to Python; cannot be combined with --module"},
 		{Name: "run-path", Kind: Flag, Category: workerSection,
 			Usage: "run the script with runpy.run_path; takes precedence over --no-python"},
+		{Name: "workdir", Meta: "DIR", Category: workerSection, Extra: true,
+			Usage: "the workers' working directory, to which the script's path is relative, too (default: the launcher's)"},
 		{Name: "role", Default: "default", Meta: "NAME", Category: workerSection,
 			Usage: "role of the workers, also part of the prefix of their console lines"},
 		{Name: "start-method", Choices: []string{"spawn", "fork", "forkserver"}, Default: "spawn", Meta: "METHOD",
@@ -137,6 +143,9 @@ func restartOptions() []Option {
 			Usage: "accepted for compatibility, ignored (must be > 0): the kernel reports the end of a worker at once"},
 		{Name: "shutdown-timeout", Type: Int, Meta: "SECONDS", Category: restartSection,
 			Usage: "time between the stop signal and SIGKILL, >= 0 (default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)"},
+		{Name: "restart-grace", Type: Float, Default: "2", Meta: "SECONDS", Category: restartSection, Extra: true,
+			Usage: "the same where workers are started again, >= 0, and not more: if it is given, or what they have saved is " +
+				"safe"},
 		{Name: "signals-to-handle", Default: "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Meta: "NAME,...", Category: restartSection,
 			Usage: "signals that stop the job; they are forwarded to the workers"},
 		choice(Option{Name: "restart-policy", Choices: []string{"OnFailure", "Never", "Always", "ExitCode"},
@@ -144,9 +153,76 @@ func restartOptions() []Option {
 			Usage: "when workers are restarted: OnFailure, Never, Always, or ExitCode for --retryable-exit-codes only"}),
 		{Name: "retryable-exit-codes", Default: "130,137,143", Meta: "CODE,...", Category: restartSection, Extra: true,
 			Usage: "exit codes from 1 to 255, and ranges such as 1-5, that are retried with --restart-policy=ExitCode"},
+		{Name: "policy", Meta: "FILE|NAME", Category: restartSection, Extra: true,
+			Usage: "rules that say what a failure leads to: a file, or one of t9k, ms-operator, kubeflow, nvrx, paddle, " +
+				"dlrover (default: --restart-policy decides)"},
+		{Name: "rule", Meta: "RULE", Repeat: true, Category: restartSection, Extra: true,
+			Usage: "a rule before those of --policy: exit 3, signal SIGKILL, exception NAME, pattern /REGEX/, event oom|hang " +
+				"or any, joined by and, then -> retry, retry-free, retry-elsewhere, shrink, hold or stop-job, and if wanted " +
+				"max N per DURATION because TEXT; may be repeated"},
 		choice(Option{Name: "exit-code-policy", Choices: []string{"torchrun", "reason"}, Default: "torchrun", Meta: "POLICY",
 			Category: restartSection, Extra: true,
 			Usage: "exit status when the job fails: torchrun (always 1) or reason (one status for each cause)"}),
+		{Name: "backoff-limit", Type: Int, Default: "100", Meta: "N", Category: restartSection, Extra: true,
+			Usage: "restarts of the whole job in a row that may bring no progress, those included that --max-restarts does " +
+				"not " +
+				"count; -1: any number"},
+		{Name: "restart-backoff", Default: "10ms:30s", Meta: "MIN:MAX", Category: restartSection, Extra: true,
+			Usage: "wait before a restart that follows one without progress: MIN at first, then twice as long each time, up " +
+				"to " +
+				"MAX; 0: none"},
+		{Name: "restart-window", Meta: "SCOPE=N/DURATION", Repeat: true, Category: restartSection, Extra: true,
+			Usage: "at most N restarts within the time for failures of one rank, of one node or of the job, such as job=3/1h; " +
+				"up to 4, separated by commas or repeated"},
+		{Name: "same-failures", Type: Int, Default: "5", Meta: "N", Category: restartSection, Extra: true,
+			Usage: "end the job when workers fail alike N times in a row before their first step; -1: never"},
+		{Name: "no-progress", Type: Int, Default: "0", Meta: "N", Category: restartSection, Extra: true,
+			Usage: "end the job after N restarts in a row without a newer checkpoint or more steps; 0: never"},
+		{Name: "deadline", Meta: "DURATION", Category: restartSection, Extra: true,
+			Usage: "end the job so long after its first start, restarts included, such as 36h (default: never)"},
+		{Name: "start-deadline", Meta: "DURATION", Category: restartSection, Extra: true,
+			Usage: "end the job when no worker has made a step so long after a start; needs --hang=auto, which it implies " +
+				"(default: never)"},
+		choice(Option{Name: "success-rule", Choices: []string{"all", "rank0", "node0", "any"}, Default: "all",
+			Meta: "RULE", Category: restartSection, Extra: true,
+			Usage: "whose success is the job's: that of all workers, of rank 0, of all workers of node 0, or of any worker"}),
+		choice(Option{Name: "clean-up", Choices: []string{"none", "unfinished", "all"}, Default: "unfinished",
+			Meta: "WHAT", Category: restartSection, Extra: true,
+			Usage: "workers that still run when the job has succeeded: none lets them run to their end, which does not count; " +
+				"unfinished and all stop them"}),
+		{Name: "on-failure", Default: "exit", Meta: "exit|hold[=DURATION]", Category: restartSection, Extra: true,
+			Usage: "what a job does that would fail because of its workers: exit, or hold, paused without workers for the " +
+				"time " +
+				"or until an order"},
+		choice(Option{Name: "on-rank-exit", Choices: []string{"restart-all", "tolerate"}, Default: "restart-all",
+			Meta: "ACTION", Category: restartSection, Extra: true,
+			Usage: "when a worker fails: restart-all, or tolerate, by which the others go on as long as any is left"}),
+		{Name: "warm", Kind: Optional, Default: "off", Bare: "auto", Meta: "auto|off|MODULE,...", Category: restartSection,
+			Extra: true,
+			Usage: "keep processes ready that have imported the job's modules, so that a restart need not: auto, also without " +
+				"a value, those that the workers have imported at their first step, or these MODULEs"},
+		choice(Option{Name: "warm-mode", Choices: []string{"fork", "standby"}, Default: "fork", Meta: "fork|standby",
+			Category: restartSection, Extra: true,
+			Usage: "with --warm: fork imports once and forks, standby has an interpreter for each worker that imports by " +
+				"itself, for modules that must not be forked, such as those that touch a device"}),
+		{Name: "warm-deny", Meta: "MODULE,...", Category: restartSection, Extra: true,
+			Usage: "with --warm: modules that are left to the workers"},
+	}
+}
+
+func holdOptions() []Option {
+	return []Option{
+		{Name: "hold", Kind: Optional, Meta: "COMMAND", Category: holdSection, Extra: true,
+			Usage: "meet, but start no workers before dlroverctl start; every node runs COMMAND meanwhile, such as 'sleep inf'"},
+		{Name: "resume-command", Meta: "COMMAND", Category: holdSection, Extra: true,
+			Usage: "what workers execute once a hold or a pause has ended: a program or a .py file, with arguments if wanted"},
+		{Name: "resume-args", Meta: "WORDS", Category: holdSection, Extra: true,
+			Usage: "arguments of --resume-command, or else of the script, once a hold or a pause has ended"},
+		{Name: "leave-on", Meta: "FILE|URL", Category: holdSection, Extra: true,
+			Usage: "leave the job when the file appears, or when the URL answers with status 200 (404: not yet)"},
+		{Name: "leave-grace", Meta: "DURATION", Category: holdSection, Extra: true,
+			Usage: "time between the news that this node has to leave, such as SIGTERM, and its end: the grace period of " +
+				"its pod, of which a tenth is kept, 2s at most (default: 30s, or none where --shutdown-timeout is given)"},
 	}
 }
 

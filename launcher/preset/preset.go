@@ -43,6 +43,8 @@ type Vars struct {
 // Preset is one framework's environment.
 type Preset struct {
 	Name string
+	// QuickRestart: workers catch the signal that stops them, and have nothing to save when they are to be started again.
+	QuickRestart bool
 
 	vars []variable
 }

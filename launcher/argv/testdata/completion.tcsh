@@ -12,6 +12,7 @@ complete dlrover-run \
   'n@--local-addr@x:HOST@' \
   'n@--token-file@f@' 'c@--token-file=@f@' \
   'n@--topology-file@f@' 'c@--topology-file=@f@' \
+  'n@--workdir@f@' 'c@--workdir=@f@' \
   'n@--role@x:NAME@' \
   'n@--start-method@(spawn fork forkserver)@' 'c@--start-method=@(spawn fork forkserver)@' \
   'n@--numa-binding@(node socket exclusive core-complex)@' 'c@--numa-binding=@(node socket exclusive core-complex)@' \
@@ -20,10 +21,30 @@ complete dlrover-run \
   'n@--max-restarts@x:N@' \
   'n@--monitor-interval@x:SECONDS@' \
   'n@--shutdown-timeout@x:SECONDS@' \
+  'n@--restart-grace@x:SECONDS@' \
   'n@--signals-to-handle@x:NAME,...@' \
   'n@--restart-policy@(OnFailure Never Always ExitCode)@' 'c@--restart-policy=@(OnFailure Never Always ExitCode)@' \
   'n@--retryable-exit-codes@x:CODE,...@' \
+  'n@--policy@x:FILE|NAME@' \
+  'n@--rule@x:RULE@' \
   'n@--exit-code-policy@(torchrun reason)@' 'c@--exit-code-policy=@(torchrun reason)@' \
+  'n@--backoff-limit@x:N@' \
+  'n@--restart-backoff@x:MIN:MAX@' \
+  'n@--restart-window@x:SCOPE=N/DURATION@' \
+  'n@--same-failures@x:N@' \
+  'n@--no-progress@x:N@' \
+  'n@--deadline@x:DURATION@' \
+  'n@--start-deadline@x:DURATION@' \
+  'n@--success-rule@(all rank0 node0 any)@' 'c@--success-rule=@(all rank0 node0 any)@' \
+  'n@--clean-up@(none unfinished all)@' 'c@--clean-up=@(none unfinished all)@' \
+  'n@--on-failure@x:exit|hold[=DURATION]@' \
+  'n@--on-rank-exit@(restart-all tolerate)@' 'c@--on-rank-exit=@(restart-all tolerate)@' \
+  'n@--warm-mode@(fork standby)@' 'c@--warm-mode=@(fork standby)@' \
+  'n@--warm-deny@x:MODULE,...@' \
+  'n@--resume-command@x:COMMAND@' \
+  'n@--resume-args@x:WORDS@' \
+  'n@--leave-on@x:FILE|URL@' \
+  'n@--leave-grace@x:DURATION@' \
   'n@--ckpt-replicas@x:N@' \
   'n@--ckpt-shm-dir@f@' 'c@--ckpt-shm-dir=@f@' \
   'n@--ckpt-write-rate@x:SIZE@' \
@@ -58,5 +79,5 @@ complete dlrover-run \
   'n@--hang@(auto outside off)@' 'c@--hang=@(auto outside off)@' \
   'n@--hang-action@(report restart stop)@' 'c@--hang-action=@(report restart stop)@' \
   'n@--print-completion@(bash zsh tcsh)@' 'c@--print-completion=@(bash zsh tcsh)@' \
-  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file insecure topology-file module no-python run-path role start-method virtual-local-rank numa-binding preset ports max-restarts monitor-interval shutdown-timeout signals-to-handle restart-policy retryable-exit-codes exit-code-policy save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log log-rule log-rules metrics-addr accelerator network-check precheck comm-perf-test check-level check-action exclude-straggler check-ttl check-timeout health-check check-only switchbox-check box-pairs min-bandwidth min-channels hang hang-action dry-run print-completion help version)@' \
+  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file allow-exec insecure topology-file module no-python run-path workdir role start-method virtual-local-rank numa-binding preset ports max-restarts monitor-interval shutdown-timeout restart-grace signals-to-handle restart-policy retryable-exit-codes policy rule exit-code-policy backoff-limit restart-backoff restart-window same-failures no-progress deadline start-deadline success-rule clean-up on-failure on-rank-exit warm warm-mode warm-deny hold resume-command resume-args leave-on leave-grace save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log log-rule log-rules metrics-addr accelerator network-check precheck comm-perf-test check-level check-action exclude-straggler check-ttl check-timeout health-check check-only switchbox-check box-pairs min-bandwidth min-channels hang hang-action dry-run print-completion help version)@' \
   'p@*@f@'

@@ -7,19 +7,21 @@ _arguments -s -S -A '-*' \
   '*--rdzv-backend=[how nodes find each other\: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it) (default\: static)]:NAME: ' \
   '*--rdzv-endpoint=[address of the rendezvous, IPv6 as \[ADDRESS\]\:PORT (default with static\: --master-addr and --master-port)]:HOST\[\:PORT\]: ' \
   '*--rdzv-id=[id of the job, the same on all its nodes (default\: none)]:ID: ' \
-  '*--rdzv-conf=[rendezvous settings, times in seconds\: join_timeout (default\: 600), last_call_timeout (30), growth_delay (1), read_timeout (60), is_host=true|false]:KEY=VALUE,...: ' \
+  '*--rdzv-conf=[rendezvous settings, times in seconds\: join_timeout (default\: 600), last_call_timeout (30), growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false]:KEY=VALUE,...: ' \
   '*--standalone[run a one-node job with its own rendezvous on a free port; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored]' \
   '*--node-rank=[rank of this node, >= 0; required by static, a preference for other backends (default\: 0)]:N: ' \
   '*--master-addr=[host name or address of the node with rank 0; static only (default\: 127.0.0.1)]:HOST: ' \
   '*--master-port=[port on the node with rank 0, 0-65535; static only (default\: 29500)]:PORT: ' \
   '*--local-addr=[address at which the other nodes reach this one (default\: the one that leads to the rendezvous)]:HOST: ' \
   '*--token-file=[file with the job token, a secret that all nodes of the job share (default\: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)]:PATH:_files' \
+  '*--allow-exec[let whoever has the job token execute commands beside this node'\''s workers, by dlroverctl exec; needs a token, and cannot be combined with --insecure]' \
   '*--insecure[serve and join a rendezvous on a network address without a job token]' \
   '*--topology-file=[file with lines of three words, asw psw ip\: nodes under the same switch get adjacent ranks; the node that serves the rendezvous reads it, again when it changes]:PATH:_files' \
   '*--module[run the script as a Python module, as python -m does]' \
   '*-m[run the script as a Python module, as python -m does]' \
   '*--no-python[execute the script itself instead of passing it to Python; cannot be combined with --module]' \
   '*--run-path[run the script with runpy.run_path; takes precedence over --no-python]' \
+  '*--workdir=[the workers'\'' working directory, to which the script'\''s path is relative, too (default\: the launcher'\''s)]:DIR:_files' \
   '*--role=[role of the workers, also part of the prefix of their console lines (default\: default)]:NAME: ' \
   '*--start-method=[accepted for compatibility, ignored; as in torchrun it concerns Python functions only\: spawn, fork or forkserver (default\: spawn)]:METHOD:(spawn fork forkserver)' \
   '*--virtual-local-rank[give every worker LOCAL_RANK=0 and make only its own GPU visible to it]' \
@@ -29,10 +31,32 @@ _arguments -s -S -A '-*' \
   '*--max-restarts=[worker failures that the whole job may recover from, >= 0; lost and new nodes are not counted (default\: 0)]:N: ' \
   '*--monitor-interval=[accepted for compatibility, ignored (must be > 0)\: the kernel reports the end of a worker at once (default\: 0.1)]:SECONDS: ' \
   '*--shutdown-timeout=[time between the stop signal and SIGKILL, >= 0 (default\: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)]:SECONDS: ' \
+  '*--restart-grace=[the same where workers are started again, >= 0, and not more\: if it is given, or what they have saved is safe (default\: 2)]:SECONDS: ' \
   '*--signals-to-handle=[signals that stop the job; they are forwarded to the workers (default\: SIGTERM,SIGINT,SIGHUP,SIGQUIT)]:NAME,...: ' \
   '*--restart-policy=[when workers are restarted\: OnFailure, Never, Always, or ExitCode for --retryable-exit-codes only (default\: OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
   '*--retryable-exit-codes=[exit codes from 1 to 255, and ranges such as 1-5, that are retried with --restart-policy=ExitCode (default\: 130,137,143)]:CODE,...: ' \
+  '*--policy=[rules that say what a failure leads to\: a file, or one of t9k, ms-operator, kubeflow, nvrx, paddle, dlrover (default\: --restart-policy decides)]:FILE|NAME: ' \
+  '*--rule=[a rule before those of --policy\: exit 3, signal SIGKILL, exception NAME, pattern /REGEX/, event oom|hang or any, joined by and, then -> retry, retry-free, retry-elsewhere, shrink, hold or stop-job, and if wanted max N per DURATION because TEXT; may be repeated]:RULE: ' \
   '*--exit-code-policy=[exit status when the job fails\: torchrun (always 1) or reason (one status for each cause) (default\: torchrun)]:POLICY:(torchrun reason)' \
+  '*--backoff-limit=[restarts of the whole job in a row that may bring no progress, those included that --max-restarts does not count; -1\: any number (default\: 100)]:N: ' \
+  '*--restart-backoff=[wait before a restart that follows one without progress\: MIN at first, then twice as long each time, up to MAX; 0\: none (default\: 10ms\:30s)]:MIN\:MAX: ' \
+  '*--restart-window=[at most N restarts within the time for failures of one rank, of one node or of the job, such as job=3/1h; up to 4, separated by commas or repeated]:SCOPE=N/DURATION: ' \
+  '*--same-failures=[end the job when workers fail alike N times in a row before their first step; -1\: never (default\: 5)]:N: ' \
+  '*--no-progress=[end the job after N restarts in a row without a newer checkpoint or more steps; 0\: never (default\: 0)]:N: ' \
+  '*--deadline=[end the job so long after its first start, restarts included, such as 36h (default\: never)]:DURATION: ' \
+  '*--start-deadline=[end the job when no worker has made a step so long after a start; needs --hang=auto, which it implies (default\: never)]:DURATION: ' \
+  '*--success-rule=[whose success is the job'\''s\: that of all workers, of rank 0, of all workers of node 0, or of any worker (default\: all)]:RULE:(all rank0 node0 any)' \
+  '*--clean-up=[workers that still run when the job has succeeded\: none lets them run to their end, which does not count; unfinished and all stop them (default\: unfinished)]:WHAT:(none unfinished all)' \
+  '*--on-failure=[what a job does that would fail because of its workers\: exit, or hold, paused without workers for the time or until an order (default\: exit)]:exit|hold\[=DURATION\]: ' \
+  '*--on-rank-exit=[when a worker fails\: restart-all, or tolerate, by which the others go on as long as any is left (default\: restart-all)]:ACTION:(restart-all tolerate)' \
+  '*--warm=-[keep processes ready that have imported the job'\''s modules, so that a restart need not\: auto, also without a value, those that the workers have imported at their first step, or these MODULEs (default\: off)]' \
+  '*--warm-mode=[with --warm\: fork imports once and forks, standby has an interpreter for each worker that imports by itself, for modules that must not be forked, such as those that touch a device (default\: fork)]:fork|standby:(fork standby)' \
+  '*--warm-deny=[with --warm\: modules that are left to the workers]:MODULE,...: ' \
+  '*--hold=-[meet, but start no workers before dlroverctl start; every node runs COMMAND meanwhile, such as '\''sleep inf'\'']' \
+  '*--resume-command=[what workers execute once a hold or a pause has ended\: a program or a .py file, with arguments if wanted]:COMMAND: ' \
+  '*--resume-args=[arguments of --resume-command, or else of the script, once a hold or a pause has ended]:WORDS: ' \
+  '*--leave-on=[leave the job when the file appears, or when the URL answers with status 200 (404\: not yet)]:FILE|URL: ' \
+  '*--leave-grace=[time between the news that this node has to leave, such as SIGTERM, and its end\: the grace period of its pod, of which a tenth is kept, 2s at most (default\: 30s, or none where --shutdown-timeout is given)]:DURATION: ' \
   '*--save-at-breakpoint[write the newest checkpoint in memory to storage when workers fail or end or the membership changes (default\: on)]' \
   '*--no-save-at-breakpoint[leave it in memory, except when a signal ends the job]' \
   '*--ckpt-replicas=[nodes that hold each checkpoint shard in memory, including this one; 0 leaves it to replica_count in the training script (default\: 0)]:N: ' \
