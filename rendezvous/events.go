@@ -2,8 +2,8 @@ package rendezvous
 
 import "time"
 
-// Event is something that happened to a run. The events are Join, Attach, Detach,
-// Ready, Failing, Success, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
+// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Ready, Failing, Success,
+// Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member
@@ -19,12 +19,20 @@ type Join struct {
 	// had spent by then. They are for a daemon that was started again.
 	Seen     EpochID `json:"seen,omitzero"`
 	Restarts int     `json:"restarts,omitempty"`
+	// Spent is what an earlier daemon had told the node of the run's budget, and Progress how far the workers of Stopped
+	// had come.
+	Spent    *Spent   `json:"spent,omitempty"`
+	Progress Progress `json:"progress,omitzero"`
 	// Resume is set when the node has workers, or had some whose end the daemon may
 	// not have heard of.
 	Resume *Resume `json:"resume,omitempty"`
 	// Paused and Barred are what an earlier daemon had told the node.
 	Paused *Cause `json:"paused,omitempty"`
 	Barred *Cause `json:"barred,omitempty"`
+	// Command is what an earlier daemon had told the node to execute. OnResume is a command that was given in advance:
+	// that of the node which opens the run counts.
+	Command  *Command `json:"command,omitempty"`
+	OnResume *Command `json:"on_resume,omitempty"`
 }
 
 // Attach: a request of the node has arrived and is being held open.
@@ -35,7 +43,12 @@ type Attach struct{ ID string }
 type Detach struct {
 	ID     string
 	Broken bool
+	// Silent says of a broken connection that the kernel of the node has given no sign of life for SuspectAfter.
+	Silent bool
 }
+
+// Silence: the connection of the node's last request has broken as in Detach, while no request was open.
+type Silence struct{ ID string }
 
 // Ready: rank 0 has cleared its store and serves it at Addr:Port.
 type Ready struct {
@@ -51,19 +64,41 @@ type Failing struct {
 	EpochID
 	Decision Decision  `json:"decision,omitempty"`
 	Failures []Failure `json:"failures,omitempty"`
+	Progress Progress  `json:"progress,omitzero"`
+	// Tolerated: only these workers have ended; Left others of the node are left.
+	Tolerated bool `json:"tolerated,omitempty"`
+	Left      int  `json:"left,omitempty"`
 }
 
-// Success: all workers of the node's epoch exited with 0.
+// Success: all workers of the node's epoch exited with 0 or, with Ranks, only those of these ranks.
 type Success struct {
+	ID string `json:"id"`
+	EpochID
+	Ranks []int `json:"ranks,omitempty"`
+}
+
+// Stepped: a worker of the epoch has made its first step.
+type Stepped struct {
 	ID string `json:"id"`
 	EpochID
 }
 
-// Leave: the launcher goes away on purpose.
+// Leaving: the launcher will go away on purpose. Its workers still run, if it has any: those of all nodes are stopped
+// at once, and the others go on without it. A Leave follows.
+type Leaving struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason,omitempty"`
+	// Grace is how long it will be there at most.
+	Grace time.Duration `json:"grace,omitempty"`
+}
+
+// Leave: the launcher goes away on purpose, or was killed, as somebody else says who knows.
 type Leave struct {
 	ID       string    `json:"id"`
 	Reason   string    `json:"reason,omitempty"`
 	Failures []Failure `json:"failures,omitempty"`
+	// Killed: it is a loss, of a launcher alone and not of its host.
+	Killed bool `json:"killed,omitempty"`
 }
 
 // Cleared: the check of a node has passed. It counts until Until, for as long as this launcher lives if that is zero.
@@ -97,13 +132,14 @@ const (
 	OrderBar     OrderKind = "bar"     // no workers on the nodes of one name
 	OrderUnbar   OrderKind = "unbar"   // end the bar of a name
 	OrderPause   OrderKind = "pause"   // stop the workers; the launchers stay
-	OrderResume  OrderKind = "resume"  // end a pause
+	OrderResume  OrderKind = "resume"  // end a pause or a hold
+	OrderDrain   OrderKind = "drain"   // have the nodes of one name leave, and bar the name
 )
 
 // Order comes from outside of the run: from an operator, or from what watches over it.
 type Order struct {
 	Kind OrderKind `json:"kind"`
-	// Node is the name of a node, for OrderBar and OrderUnbar.
+	// Node is the name of a node, for OrderBar, OrderUnbar and OrderDrain.
 	Node string `json:"node,omitempty"`
 	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline and CauseNoStep; Text says more.
 	Cause CauseKind `json:"cause,omitempty"`
@@ -113,6 +149,8 @@ type Order struct {
 	// Of, for OrderRestart and OrderStop, is the epoch whose workers are meant: they are left alone if others run by now.
 	// Zero means whatever runs.
 	Of EpochID `json:"of,omitzero"`
+	// Command, for OrderRestart, OrderPause and OrderResume, is what workers execute from their next start on.
+	Command *Command `json:"command,omitempty"`
 }
 
 // Rewire: the topology has changed. It counts from the next seal.
@@ -124,13 +162,16 @@ type Tick struct{}
 func (Join) event()    {}
 func (Attach) event()  {}
 func (Detach) event()  {}
+func (Silence) event() {}
 func (Ready) event()   {}
 func (Failing) event() {}
 func (Success) event() {}
+func (Stepped) event() {}
 func (Leave) event()   {}
 func (Cleared) event() {}
 func (Barred) event()  {}
 func (Doubt) event()   {}
+func (Leaving) event() {}
 func (Order) event()   {}
 func (Rewire) event()  {}
 func (Tick) event()    {}

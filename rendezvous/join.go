@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	if r.fresh() && len(r.nodes) == 0 {
 		r.params = e.Params.WithDefaults()
 		r.formingAt = now
+		r.opened(e)
 	}
 	n := r.arrived(now, e.Node)
 	n.differs = e.Params.WithDefaults() != r.params
@@ -41,7 +43,7 @@ func (r *Round) arrived(now time.Time, who Node) *node {
 	n := &node{Node: who, rank: -1, arrival: r.arrive, detached: now}
 	r.arrive++
 	r.nodes[n.ID] = n
-	r.watchLiveness(now.Add(SilentGrace))
+	r.watchLiveness(now.Add(r.nodeTimeout()))
 	return n
 }
 
@@ -71,6 +73,7 @@ func (r *Round) remember(now time.Time, e Join) {
 		return
 	}
 	r.restarts = max(r.restarts, e.Restarts)
+	r.recallSpent(now, e)
 	if r.fresh() && !r.held && e.Stopped.Round == 0 {
 		r.held, r.holdAt = true, now.Add(resumeWindow)
 	}
@@ -79,7 +82,7 @@ func (r *Round) remember(now time.Time, e Join) {
 // rejoin is a Join of a node that is already here: after the Stop of the present
 // epoch, or else a repeated request that changes nothing.
 func (r *Round) rejoin(now time.Time, n *node, e Join) {
-	if e.Stopped != r.id || n.idle() {
+	if e.Stopped != r.id || n.idle() || n.state == leaving {
 		return
 	}
 	if w := r.resume; w != nil {
@@ -91,6 +94,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	if n.state != pending { // an earlier daemon had told it to stop, and this one does not know
 		r.breakWorld(now, restartedAcross())
 	}
+	r.progress(e.Progress)
 	n.Slots, n.Addr, n.Addrs, n.Ports = e.Node.Slots, e.Node.Addr, e.Node.Addrs, e.Node.Ports
 	r.record(e.Failures)
 	r.queue(now, n)
@@ -149,7 +153,7 @@ func (r *Round) conflict(e Join) error {
 	if !e.Node.can(CanGate) {
 		p.Check = r.params.Check
 	}
-	return p.conflict(r.params)
+	return cmp.Or(p.conflict(r.params), r.cannotFollow(e.Node))
 }
 
 func (n Node) checkNames() error {
@@ -208,7 +212,7 @@ func (r *Round) wisher(rank int) *node {
 // supersededBy: a pod with the same node rank proves that a suspect is dead, and one
 // of a later generation that any is.
 func (o *node) supersededBy(n Node) bool {
-	return o.suspect() || o.Generation > 0 && n.Generation > o.Generation
+	return o.suspect() || o.state == leaving || o.Generation > 0 && n.Generation > o.Generation
 }
 
 func (r *Round) leave(now time.Time, e Leave) error {
@@ -221,7 +225,11 @@ func (r *Round) leave(now time.Time, e Leave) error {
 		clear(r.left) // their requests have long ended
 	}
 	r.left[n.ID] = true
-	r.depart(now, n, CauseLeave, e.Reason)
+	kind := CauseLeave
+	if e.Killed {
+		kind = CauseLoss
+	}
+	r.depart(now, n, kind, e.Reason, false)
 	return nil
 }
 
@@ -256,8 +264,11 @@ func (r *Round) reset() {
 	r.cfg.Term = r.seq + 1
 	next := New(r.cfg)
 	next.left, next.acts, next.told, next.free, next.bars = r.left, r.acts, r.told, r.free, r.bars
-	if r.phase != finished {
+	if r.phase != finished && !r.account.Spent.Held { // a run that has failed is over when everybody has left
 		next.paused, next.pausedIn, next.unpaused = r.paused, r.pausedIn, r.unpaused
+	}
+	if r.phase != finished {
+		next.command, next.commandIn = r.command, r.commandIn
 	}
 	*r = *next
 }

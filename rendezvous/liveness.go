@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -15,10 +16,13 @@ const (
 	BrokenGrace = 1500 * time.Millisecond
 	// BrokenGraceFailing replaces BrokenGrace when the world is broken anyway: the
 	// survivors' workers have failed, so nothing is gained by waiting longer.
-	BrokenGraceFailing = 500 * time.Millisecond
-	// SilentGrace is how long a node may have no request open without its
-	// connection having broken. It also replaces BrokenGrace when most nodes are
-	// suspect at once: then it is the daemon's own network that is in doubt.
+	BrokenGraceFailing = 250 * time.Millisecond
+	// SuspectAfter is how long a host may give no sign of life, not even its kernel's answer to a probe, until it is
+	// suspect. It is lost at once then if the world is broken anyway, else after Params.NodeTimeout.
+	SuspectAfter = 5 * time.Second
+	// SilentGrace is the default of Params.NodeTimeout: how long a node may have no request open without its connection
+	// having broken, or may be silent. It also replaces BrokenGrace when most nodes are suspect at once: then it is the
+	// daemon's own network that is in doubt.
 	SilentGrace = 15 * time.Second
 	// AttributionWindow is how long a failure that would end the run waits for the
 	// news that a node has died: workers notice a dead peer as fast as we do.
@@ -29,12 +33,15 @@ const (
 func (n *node) suspect() bool { return n.broken }
 
 func (r *Round) lose(now time.Time, n *node, reason string) {
-	r.depart(now, n, CauseLoss, reason)
+	r.depart(now, n, CauseLoss, reason, true)
 }
 
-// depart removes a node. A member that departs before it is done breaks the world.
-func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
+// depart removes a node. A member that departs before it is done breaks the world. Silent: nobody has said good-bye.
+func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string, silent bool) {
 	delete(r.nodes, n.ID)
+	if n.state == leaving {
+		kind = CauseLeave // as it has said
+	}
 	note := r.note(string(kind), n.Name, reason)
 	note.ID = n.ID
 	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
@@ -42,7 +49,7 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	}
 	r.count(n, -1)
 	r.keepBar(n)
-	if n.idle() || n.state == succeeded || r.phase == finished {
+	if n.idle() || n.state == succeeded || n.state == leaving || r.phase == finished {
 		return // it has no work to do; the world does not need it any more
 	}
 	if r.resume != nil {
@@ -54,7 +61,7 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string) {
 	if len(r.losses) < maxKept {
 		r.losses = append(r.losses, Loss{
 			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind),
-			Silent: kind == CauseLoss,
+			Silent: silent,
 		})
 	}
 	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)
@@ -75,7 +82,7 @@ func (r *Round) attach(e Attach) error {
 		return ErrUnknownNode
 	}
 	n.attached++
-	n.broken = false
+	n.broken, n.silent = false, false
 	return nil
 }
 
@@ -89,20 +96,45 @@ func (r *Round) detach(now time.Time, e Detach) error {
 		return nil
 	}
 	n.detached, n.broken = now, e.Broken
+	if e.Silent {
+		n.detached = now.Add(-SuspectAfter)
+		r.fallSilent(n)
+	}
 	if n.broken && n.state == waiting && r.phase != finished {
 		// It has no workers to lose: if it lives, it joins again at once.
 		r.lose(now, n, "its connection broke while it was waiting")
 		return nil
 	}
-	r.watchLiveness(now.Add(r.grace(n)))
+	r.watchLiveness(n.detached.Add(r.grace(n)))
 	return nil
 }
+
+// silence: nothing is known of a node that has another request open.
+func (r *Round) silence(e Silence) {
+	n := r.nodes[e.ID]
+	if n == nil || n.attached > 0 || n.broken {
+		return
+	}
+	n.broken = true
+	r.fallSilent(n)
+	r.watchLiveness(n.detached.Add(r.grace(n)))
+}
+
+func (r *Round) fallSilent(n *node) {
+	n.silent = true
+	r.note("suspect", n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
+}
+
+// nodeTimeout is the run's; an older daemon's snapshot has none.
+func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout, DefaultNodeTimeout) }
 
 // grace is how long the detached node n may stay away.
 func (r *Round) grace(n *node) time.Duration {
 	switch {
-	case !n.broken:
-		return SilentGrace
+	case n.silent && r.phase == forming && !r.fresh():
+		return SuspectAfter
+	case !n.broken, n.silent:
+		return r.nodeTimeout()
 	case r.phase == forming && !r.fresh():
 		return BrokenGraceFailing
 	default:
@@ -139,13 +171,13 @@ func (r *Round) expire(now time.Time) {
 func (r *Round) expireNode(now time.Time, n *node, doubt bool) {
 	grace := r.grace(n)
 	if doubt {
-		grace = SilentGrace
+		grace = max(grace, r.nodeTimeout())
 	}
 	if due := n.detached.Add(grace); now.Before(due) {
 		r.watchLiveness(due)
 		return
 	}
-	if n.broken {
+	if n.broken && !n.silent {
 		r.lose(now, n, fmt.Sprintf("its connection broke and it did not come back within %s", grace))
 		return
 	}

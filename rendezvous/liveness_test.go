@@ -39,6 +39,112 @@ func TestWhenANodeWentAway(t *testing.T) {
 	}
 }
 
+// A launcher that was killed is a loss as soon as somebody says so. It costs no restart, and its host is not in doubt.
+func TestKilledLauncherIsLostAtOnce(t *testing.T) {
+	for name, before := range map[string]func(*sim){
+		"while it was connected":   func(*sim) {},
+		"after its connection":     func(s *sim) { s.must(Detach{ID: "b", Broken: true}) },
+		"after the others' worker": func(s *sim) { s.fail("a", RestartCharged) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world(t, Params{Min: 1, Max: 2, MaxRestarts: 3}, "a", "b")
+			before(s)
+			s.must(Leave{ID: "b", Reason: "its launcher was killed", Killed: true})
+			e := s.r.Evidence()
+			require.Equal(t, &Cause{Kind: CauseLoss, Node: "b", Text: "node 1 (b) is gone: its launcher was killed"}, e.Cause)
+			require.Len(t, e.Losses, 1)
+			require.False(t, e.Losses[0].Silent)
+			delete(s.dirs, "b")
+			s.obey()
+			require.Equal(t, "running", s.r.Status().Phase)
+			require.Equal(t, 0, s.r.Status().Restarts)
+			require.ErrorIs(t, s.step(Leave{ID: "b", Killed: true}), ErrUnknownNode)
+			require.ErrorIs(t, s.step(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2},
+				Params: Params{Min: 1, Max: 2, MaxRestarts: 3}}), ErrRefused, "a request that was under way")
+		})
+	}
+}
+
+// A host that gives no sign of life is suspect as soon as its connection shows it, and counts from its last sign: it is
+// lost at once if the world is broken anyway, and else after the run's time.
+func TestSilentHost(t *testing.T) {
+	const rest = 20*time.Second - SuspectAfter
+	for name, c := range map[string]struct {
+		before, after func(*sim) // b is noticed
+		lostAfter     time.Duration
+	}{
+		"while the others work": {nil, func(*sim) {}, rest},
+		"after a worker of another node has failed": {
+			func(s *sim) { s.fail("a", RestartCharged); s.obeyOne("a") }, func(*sim) {}, 0},
+		"before a worker of another node fails": {nil, func(s *sim) { s.fail("a", RestartCharged); s.obeyOne("a") }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world(t, Params{Min: 1, Max: 2, MaxRestarts: 1, NodeTimeout: 20 * time.Second}, "a", "b")
+			delete(s.dirs, "b")
+			delete(s.runs, "b")
+			s.gone["b"] = true
+			if c.before != nil {
+				c.before(s)
+			}
+			s.pass(time.Minute)
+			last := s.now.Add(-SuspectAfter)
+			s.must(Detach{ID: "b", Broken: true, Silent: true})
+			require.Contains(t, eventsOf(s), "suspect")
+			c.after(s)
+			if c.lostAfter > 0 {
+				s.pass(c.lostAfter - 1)
+				require.NotContains(t, eventsOf(s), "node-loss")
+				s.pass(1)
+				require.Len(t, s.r.Evidence().Losses, 1)
+				require.True(t, s.r.Evidence().Losses[0].Silent)
+				require.Equal(t, last, s.r.Evidence().Losses[0].At)
+			}
+			require.Contains(t, eventsOf(s), "node-loss")
+			s.obey()
+			require.Equal(t, 0, s.r.Status().Restarts)
+			require.Equal(t, "a", s.order())
+		})
+	}
+}
+
+// The kernel may notice when no request is open: its last answer was never received.
+func TestSilenceBetweenRequests(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 2}, "a", "b")
+	s.must(Silence{ID: "b"})
+	s.must(Silence{ID: "nobody"})
+	require.NotContains(t, eventsOf(s), "suspect", "it has another request open")
+	s.gone["b"] = true
+	delete(s.dirs, "b")
+	delete(s.runs, "b")
+	s.fail("a", RestartFree)
+	s.obeyOne("a")
+	s.must(Detach{ID: "b"})
+	s.pass(SuspectAfter + time.Second)
+	require.NotContains(t, eventsOf(s), "node-loss")
+	s.must(Silence{ID: "b"})
+	require.Contains(t, eventsOf(s), "node-loss")
+	s.obey()
+	require.Equal(t, "a", s.order())
+}
+
+func TestSilentHostComesBack(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 2}, "a", "b")
+	s.must(Detach{ID: "b", Broken: true, Silent: true})
+	s.pass(SilentGrace - SuspectAfter - 1)
+	s.must(Attach{ID: "b"})
+	s.must(Silence{ID: "b"})
+	s.pass(time.Hour)
+	require.Equal(t, "a b", s.order())
+	require.Equal(t, 1, s.runs["b"].Round)
+}
+
+func eventsOf(s *sim) (names []string) {
+	for _, n := range s.log {
+		names = append(names, n.Event)
+	}
+	return names
+}
+
 // Who has stopped its workers as told and goes away then did not make them fail.
 func TestOnlyWhoOwesAStopMayHaveDied(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 2}, "a", "b")

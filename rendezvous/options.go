@@ -19,7 +19,7 @@ func (p Params) options() []option {
 	const checks = "use the same --network-check, --precheck, --switchbox-check, --health-check and --check options on " +
 		"every node"
 	p = p.WithDefaults()
-	return []option{
+	return append([]option{
 		{fmt.Sprintf("--nnodes=%d:%d", p.Min, p.Max), true, same},
 		{fmt.Sprintf("--node-unit=%d", p.Unit), true, same},
 		{fmt.Sprintf("the %s rendezvous", p.kind()), true, "use the same --rdzv-backend on every node"},
@@ -28,11 +28,13 @@ func (p Params) options() []option {
 		{text: fmt.Sprintf("join_timeout=%v", p.JoinTimeout.Seconds())},
 		{text: fmt.Sprintf("last_call_timeout=%v", p.LastCall.Seconds())},
 		{text: fmt.Sprintf("growth_delay=%v", p.GrowthDelay.Seconds())},
+		{text: fmt.Sprintf("node_timeout=%v", p.NodeTimeout.Seconds())},
 		{text: fmt.Sprintf("gate=%v", p.Gate)},
 		{text: fmt.Sprintf("gate_timeout=%v", p.GateTimeout.Seconds())},
 		{p.checks(), true, checks},
 		{text: p.hangs()},
-	}
+		{text: p.holds()},
+	}, p.Budget.options()...)
 }
 
 func (p Params) hangs() string {
@@ -40,6 +42,13 @@ func (p Params) hangs() string {
 		return "no hang detection"
 	}
 	return "hang detection (" + p.Hang + ")"
+}
+
+func (p Params) holds() string {
+	if p.Hold {
+		return "held at first (--hold)"
+	}
+	return "not held"
 }
 
 func (p Params) checks() string {

@@ -36,7 +36,8 @@ func (o Order) cause() *Cause {
 
 // validate reports what is wrong with o, whatever the state of a run.
 func (o Order) validate() error {
-	kinds := []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume}
+	kinds := []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume,
+		OrderDrain}
 	switch {
 	case !slices.Contains(kinds, o.Kind):
 		return fmt.Errorf("%w: kind %.100q; need one of %q", ErrBadOrder, o.Kind, kinds)
@@ -48,7 +49,11 @@ func (o Order) validate() error {
 		return fmt.Errorf("%w: node %.100q: %s, at most %d bytes", ErrBadOrder, o.Node, PrintableRule, MaxName)
 	case o.Of != (EpochID{}) && o.Kind != OrderRestart && o.Kind != OrderStop:
 		return fmt.Errorf("%w: only %s and %s can be of one epoch, not %s", ErrBadOrder, OrderRestart, OrderStop, o.Kind)
-	case o.Node == "" && (o.Kind == OrderBar || o.Kind == OrderUnbar):
+	case o.Command != nil && !slices.Contains([]OrderKind{OrderRestart, OrderPause, OrderResume}, o.Kind):
+		return fmt.Errorf("%w: %s takes no command", ErrBadOrder, o.Kind)
+	case o.Command.Validate() != nil:
+		return fmt.Errorf("%w: %w", ErrBadOrder, o.Command.Validate())
+	case o.Node == "" && (o.Kind == OrderBar || o.Kind == OrderUnbar || o.Kind == OrderDrain):
 		return fmt.Errorf("%w: %s which node? Give its name", ErrBadOrder, o.Kind)
 	}
 	return nil
@@ -63,14 +68,16 @@ func (r *Round) refusal(o Order) error {
 		return ErrNotRunning
 	case o.Of != (EpochID{}) && (o.Of != r.id || r.collecting() && r.resume == nil):
 		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
-	case o.Kind == OrderResume && r.paused == nil:
+	case o.Kind == OrderResume && r.paused == nil && r.hold == nil:
 		return ErrNotPaused
-	case o.Kind == OrderBar && !r.roomForBar(o.Node):
+	case o.Kind == OrderDrain && len(r.Named(o.Node)) == 0:
+		return fmt.Errorf("%w: no node named %q is here", ErrUnknownNode, o.Node)
+	case (o.Kind == OrderBar || o.Kind == OrderDrain) && !r.roomForBar(o.Node):
 		return fmt.Errorf("%w: %d names are barred already; unbar some", ErrBadOrder, maxBars)
 	case o.Kind == OrderUnbar && r.bars[o.Node] == nil && len(r.barredAs(o.Node)) == 0:
 		return fmt.Errorf("%w: no node named %q is barred", ErrUnknownNode, o.Node)
 	}
-	return nil
+	return r.commandRefusal(o.Command)
 }
 
 func (r *Round) order(now time.Time, o Order) error {
@@ -84,6 +91,7 @@ func (r *Round) order(now time.Time, o Order) error {
 	r.note("order", o.Node, fmt.Sprintf("%s: %s", o.Kind, c.Text))
 	switch o.Kind {
 	case OrderRestart:
+		r.setCommand(o.Command)
 		r.restart(now, o)
 	case OrderStop:
 		r.finish(now, Failed, c)
@@ -92,9 +100,13 @@ func (r *Round) order(now time.Time, o Order) error {
 	case OrderUnbar:
 		r.unbarName(now, o.Node)
 	case OrderPause:
+		r.setCommand(o.Command)
+		r.commandAhead()
 		r.pause(now, c)
 	case OrderResume:
-		r.unpause(now)
+		r.resumeRun(now, o)
+	case OrderDrain:
+		r.drain(now, o.Node, c)
 	}
 	return nil
 }
@@ -104,18 +116,9 @@ func (r *Round) restart(now time.Time, o Order) {
 	if r.resume != nil {
 		r.resume.restart = &o
 	} else {
-		r.breakCharged(now, *o.cause(), o.Charge, false)
+		c := *o.cause()
+		r.breakCharged(now, c, o.Charge, toll{Count: o.Charge, Node: o.Node, Rank: -1})
 	}
-}
-
-// breakCharged ends the epoch, at the cost of a restart if charge is set. The run fails if final is set or none is
-// left, unless a node turns out to have died.
-func (r *Round) breakCharged(now time.Time, c Cause, charge, final bool) {
-	r.charge = charge
-	if final || charge && r.restarts >= r.params.MaxRestarts {
-		r.doom(now)
-	}
-	r.breakWorld(now, c)
 }
 
 // barName keeps every node of the name without workers, those to come, too. The world goes on without it.
@@ -168,6 +171,7 @@ func (r *Round) enforce(now time.Time) {
 	if r.paused != nil {
 		r.breakWorld(now, *r.paused)
 	}
+	r.startHeld(now)
 }
 
 // pause makes a pause that nodes have brought from an earlier daemon one of this daemon: it ends with an order only.
@@ -177,6 +181,7 @@ func (r *Round) pause(now time.Time, c *Cause) {
 		return
 	}
 	r.paused, r.lastCallAt = c, time.Time{}
+	r.pauseBegins(now)
 	r.leaveGate(now)
 	r.repeat(everyNode)
 	r.enforce(now)
@@ -185,6 +190,7 @@ func (r *Round) pause(now time.Time, c *Cause) {
 
 func (r *Round) unpause(now time.Time) {
 	r.paused, r.pausedIn, r.unpaused, r.formingAt = nil, nil, true, now
+	r.pauseEnds(now)
 	r.repeat(everyNode)
 	r.tellIdle(now)
 }
@@ -213,6 +219,7 @@ func (r *Round) tellIdle(now time.Time) {
 // recall takes over what an earlier daemon had told the node that joins, unless this history knows better: orders of
 // its own, or a newer world than the pause.
 func (r *Round) recall(now time.Time, n *node, e Join) {
+	r.recallCommand(e)
 	if e.Paused != nil {
 		r.recallPause(now, n, e)
 	}
@@ -258,6 +265,7 @@ func (r *Round) recallPause(now time.Time, n *node, e Join) {
 func (r *Round) outlived(now time.Time, e EpochID) {
 	if r.pausedIn != nil && e.newer(*r.pausedIn) {
 		r.paused, r.pausedIn = nil, nil
+		r.pauseEnds(now)
 		r.tellIdle(now)
 	}
 }

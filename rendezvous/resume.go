@@ -17,9 +17,17 @@ type Resume struct {
 	Place Place `json:"place"`
 	// Done: the workers have succeeded.
 	Done bool `json:"done,omitempty"`
+	// Hold: there are none, because the run is held.
+	Hold bool `json:"hold,omitempty"`
 	// Decision and Failures: a worker has failed, and the daemon may not know.
 	Decision Decision  `json:"decision,omitempty"`
 	Failures []Failure `json:"failures,omitempty"`
+	Progress Progress  `json:"progress,omitzero"`
+	// Stepped: the first step has been made. Ranks have succeeded, though not all.
+	Stepped bool  `json:"stepped,omitempty"`
+	Ranks   []int `json:"ranks,omitempty"`
+	// Tolerated: no worker of the node is left, which ends nothing.
+	Tolerated bool `json:"tolerated,omitempty"`
 }
 
 // resume is a world being rebuilt.
@@ -82,6 +90,7 @@ func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 	r.resume = &resume{world: make([]*node, size), missing: size, until: now.Add(resumeWindow)}
 	r.id, r.restarts, r.worldSize, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
 	r.seq = max(r.seq, r.id.Term)
+	r.recallHold(e)
 	r.note("resume", n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 
@@ -94,13 +103,20 @@ func (e EpochID) newer(o EpochID) bool {
 
 // catchUp books what happened to a member's workers while there was no daemon.
 func (r *Round) catchUp(n *node, e *Resume) {
+	if e.Stepped {
+		r.progress(Progress{Step: 1, Stepping: true})
+	}
+	if e.Done || len(e.Ranks) > 0 {
+		r.account.succeeded(n, Success{Ranks: e.Ranks}, r.params.Budget.Tolerate)
+	}
 	switch {
 	case e.Done:
 		r.succeed(n)
 	case e.Decision != "":
 		r.record(e.Failures)
 		r.resume.failing = append(r.resume.failing, Failing{
-			ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures,
+			ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, Progress: e.Progress,
+			Tolerated: e.Tolerated,
 		})
 	}
 }
@@ -115,7 +131,7 @@ func (r *Round) settleResume(now time.Time) {
 	if w.missing > 0 && now.Before(w.until) {
 		return
 	}
-	r.resume, r.resumed, r.phase, r.sealedAt = nil, true, running, now
+	r.resume, r.resumed, r.phase, r.sealedAt, r.account.RanAt = nil, true, running, now, now
 	for _, n := range w.world {
 		if n != nil {
 			r.world = append(r.world, n)

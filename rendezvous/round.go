@@ -44,6 +44,7 @@ const (
 	pending   nodeState = "stopping"  // member of a broken epoch that has not joined again
 	member    nodeState = "member"    // in the world that is releasing or running
 	succeeded nodeState = "succeeded" // member whose workers all exited with 0
+	leaving   nodeState = "leaving"   // it will go, and the others do not wait for it
 )
 
 type node struct {
@@ -55,6 +56,7 @@ type node struct {
 	attached int // requests held open
 	detached time.Time
 	broken   bool
+	silent   bool // it broke because the host had given no sign of life
 	dir      Directive
 	differs  bool // its Params are not the run's
 
@@ -66,6 +68,7 @@ type node struct {
 	lone    bool      // it is cleared, but there was nobody to pair it with
 	asked   bool      // it was told to Check, and nobody has answered
 	aside   bool      // it waits, and was told to Check all the same; its answer is not waited for
+	drained *Cause    // it was told to leave
 }
 
 // Errors of Step that a launcher can act upon.
@@ -134,6 +137,9 @@ type Round struct {
 	paused   *Cause
 	pausedIn *EpochID // the newest epoch that those had seen who brought the pause from an earlier daemon; nil: ordered
 	unpaused bool     // a pause was ended by an order; what nodes bring is older
+	commands
+	account account
+	spent   *Spent // of account, as directives tell it; nil: it has changed, or is nothing
 
 	formingAt  time.Time // join timeout runs from here
 	sealedAt   time.Time // certificates of the members stand still since then; zero: they do not
@@ -177,18 +183,25 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	switch e := ev.(type) {
 	case Join:
 		return r.join(now, e)
+	case Leaving:
+		return r.beginLeave(now, e)
 	case Leave:
 		return r.leave(now, e)
 	case Attach:
 		return r.attach(e)
 	case Detach:
 		return r.detach(now, e)
+	case Silence:
+		r.silence(e)
+		return nil
 	case Ready:
-		return r.ready(e)
+		return r.ready(now, e)
 	case Failing:
 		return r.failing(now, e)
 	case Success:
 		return r.success(now, e)
+	case Stepped:
+		return r.stepped(e)
 	case Cleared:
 		return r.clear(now, e)
 	case Barred:
@@ -207,14 +220,15 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	return fmt.Errorf("rendezvous: unknown event %T", ev)
 }
 
-func (r *Round) ready(e Ready) error {
+func (r *Round) ready(now time.Time, e Ready) error {
 	if r.nodes[e.ID] == nil {
 		return ErrUnknownNode
 	}
 	if r.phase != releasing || e.EpochID != r.id || r.world[0].ID != e.ID {
 		return nil // the world broke meanwhile; the leader gets a newer directive
 	}
-	r.phase = running
+	r.phase, r.heldWorld, r.account.RanAt = running, r.hold != nil, now
+	r.begun(now)
 	for i, p := range r.places(r.world) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = e.Addr, e.Port
 		r.direct(r.world[i], Directive{Kind: Run, Place: &p, Cause: r.cause})
@@ -233,19 +247,23 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		return nil
 	}
 	r.record(e.Failures)
+	r.progress(e.Progress)
 	switch {
 	case r.resume != nil:
 		r.resume.failing = append(r.resume.failing, e)
 		r.resume.hurry(now)
 		return nil
-	case r.collecting() && e.Decision == Permanent && r.cause != nil && r.cause.Kind == CauseFailure:
-		r.doom(now)
+	case r.collecting():
+		r.stiffen(now, e.Decision)
+		r.dismiss(now, n, e.Decision, Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
 		return nil
 	case r.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
+	case e.Tolerated:
+		r.tolerate(now, n, e)
+		return nil
 	}
-	c := Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)}
-	r.breakCharged(now, c, e.Decision == RestartCharged, e.Decision == Permanent)
+	r.breakFailed(now, n, e.Decision, e.Failures)
 	return nil
 }
 
@@ -276,7 +294,10 @@ func (r *Round) success(now time.Time, e Success) error {
 	if e.EpochID != r.id || n.state != member || r.phase != running && r.resume == nil {
 		return nil
 	}
-	r.succeed(n)
+	r.account.succeeded(n, e, r.params.Budget.Tolerate)
+	if len(e.Ranks) == 0 {
+		r.succeed(n)
+	}
 	r.checkDone(now)
 	return nil
 }
@@ -287,11 +308,13 @@ func (r *Round) succeed(n *node) {
 	r.note("node-succeeded", n.Name, "")
 }
 
-// checkDone ends the run when all members have succeeded, or starts it anew when
+// checkDone ends the run when those have succeeded whose success it needs, or starts it anew when
 // that is the policy and a restart is left.
 func (r *Round) checkDone(now time.Time) {
 	switch {
-	case r.phase != running || r.done < len(r.world):
+	case r.phase == running && r.account.Exhausted >= len(r.world):
+		r.breakExhausted(now)
+	case r.phase != running || !r.enough():
 	case r.params.Always && r.restarts < r.params.MaxRestarts:
 		r.charge = true
 		r.breakWorld(now, Cause{Kind: CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
@@ -349,6 +372,7 @@ func (r *Round) enterForming(now time.Time, c Cause) {
 	r.formingAt = now
 	r.cause = nil
 	r.done = 0
+	r.account.BrokeAt, r.account.BackoffAt, r.account.Exhausted = now, time.Time{}, 0
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
 	r.barsAge()
 	r.note("break", c.Node, c.Text)
@@ -356,6 +380,9 @@ func (r *Round) enterForming(now time.Time, c Cause) {
 
 // settle makes the time-dependent decisions of the present phase.
 func (r *Round) settle(now time.Time) {
+	if r.overdue(now) {
+		return
+	}
 	switch r.phase {
 	case forming, gating:
 		if len(r.nodes) == 0 {
@@ -390,18 +417,23 @@ func (r *Round) judge(now time.Time) {
 	if now.Before(r.doomAt) {
 		return
 	}
+	if !r.hopeless(now) { // others have told of progress meanwhile
+		r.doomAt = time.Time{}
+		r.backOff(r.account.BrokeAt)
+		return
+	}
 	for _, n := range r.world {
 		if n.state == pending && r.nodes[n.ID] == n && n.suspect() {
-			r.doomAt = n.detached.Add(SilentGrace) // expire decides sooner
+			r.doomAt = n.detached.Add(r.nodeTimeout()) // expire decides sooner
 			return
 		}
 	}
-	r.finish(now, Failed, r.cause)
+	r.failRun(now)
 }
 
 func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
 	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
-	r.paused, r.resume = nil, nil
+	r.paused, r.resume, r.commands = nil, nil, commands{}
 	r.doomAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}
 	for _, n := range r.sorted(everyNode) {
 		r.direct(n, r.verdict())
@@ -424,6 +456,7 @@ func (r *Round) verdict() Directive {
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
 	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.id, r.restarts, r.paused, r.bars[n.Name]
+	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == Run && r.heldWorld, r.command, n.drained, r.spentNow()
 	if n.differs {
 		p := r.params
 		d.Params = &p

@@ -40,12 +40,16 @@ type sim struct {
 }
 
 func newSim(t testing.TB, p Params) *sim {
-	return &sim{
+	s := &sim{
 		t: t, r: New(Config{Term: uint64(rand.Int63())}), now: time.Unix(1000, 0).UTC(), p: p, dirs: map[string]Directive{},
 		runs: map[string]Directive{}, gone: map[string]bool{}, health: map[string]checkOutcome{},
 		answered: map[string]uint64{}, checked: map[string][]uint64{}, awaited: map[string]bool{},
 		worked: map[string]Directive{},
 	}
+	if p.Budget == (Budget{}) {
+		s.p.Budget.BackoffMax = -1 // time does not go by between failures
+	}
+	return s
 }
 
 func (s *sim) step(ev Event) error {
@@ -106,6 +110,12 @@ func (s *sim) obey() {
 func (s *sim) obeyOne(id string) bool {
 	s.t.Helper()
 	d := s.dirs[id]
+	if d.Leave != nil {
+		delete(s.runs, id)
+		delete(s.dirs, id)
+		s.must(Leave{ID: id})
+		return true
+	}
 	switch d.Kind {
 	case Lead:
 		s.must(Ready{ID: id, EpochID: d.EpochID, Addr: id, Port: 1})
@@ -752,6 +762,7 @@ func TestTheFirstNodesWordCounts(t *testing.T) {
 	require.Equal(t, Run, s.dirs["b"].Kind)
 	require.Equal(t, s.p.WithDefaults(), *s.dirs["b"].Params)
 	require.Nil(t, s.dirs["a"].Params, "it has brought them")
+	other.Budget = s.p.Budget
 	own, theirs := other.Differences(*s.dirs["b"].Params)
 	require.Equal(t, "--max-restarts=5 --restart-policy=Always: true join_timeout=60 last_call_timeout=30", own)
 	require.Equal(t, "--max-restarts=1 --restart-policy=Always: false join_timeout=600 last_call_timeout=60", theirs)

@@ -10,7 +10,7 @@ func (r *Round) trySeal(now time.Time) bool {
 	if !r.holdAt.IsZero() && !now.Before(r.holdAt) {
 		r.holdAt, r.formingAt = time.Time{}, now
 	}
-	if r.owing > 0 || !r.holdAt.IsZero() || r.paused != nil {
+	if r.owing > 0 || !r.holdAt.IsZero() || r.paused != nil || r.backingOff(now) {
 		if r.owing == 0 {
 			r.epochOver(now)
 		}
@@ -67,7 +67,8 @@ func (r *Round) seal(now time.Time, size int) {
 	if r.charge && !r.elastic {
 		r.restarts++
 	}
-	r.world, r.sealedAt = ranked, now
+	r.book(now)
+	r.world, r.sealedAt, r.heldWorld = ranked, now, false
 	r.phase = releasing
 	places := r.places(ranked)
 	for i, n := range ranked {
@@ -158,7 +159,7 @@ func (r *Round) tryGrow(now time.Time) {
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor
 // does a pause, the wait for members of an older history, or the time in the gate (leaveGate).
 func (r *Round) checkJoinTimeout(now time.Time) {
-	if r.owing > 0 || r.paused != nil || !r.holdAt.IsZero() {
+	if r.owing > 0 || r.paused != nil || !r.holdAt.IsZero() || r.backingOff(now) {
 		r.formingAt = now
 		return
 	}

@@ -49,6 +49,14 @@ type Snapshot struct {
 	PausedIn *EpochID          `json:"paused_in,omitempty"`
 	Unpaused bool              `json:"unpaused,omitempty"`
 
+	Hold      *Cause   `json:"hold,omitempty"`
+	Unheld    bool     `json:"unheld,omitempty"`
+	HeldWorld bool     `json:"held_world,omitempty"`
+	Command   *Command `json:"command,omitempty"`
+	CommandIn *EpochID `json:"command_in,omitempty"`
+	OnResume  *Command `json:"on_resume,omitempty"`
+	Account   account  `json:"account,omitzero"`
+
 	FinishedAt time.Time `json:"finished_at,omitzero"`
 	FormingAt  time.Time `json:"forming_at,omitzero"`
 	SealedAt   time.Time `json:"sealed_at,omitzero"`
@@ -72,6 +80,7 @@ type NodeSnapshot struct {
 	Attached  int       `json:"attached,omitempty"`
 	Detached  time.Time `json:"detached,omitzero"`
 	Broken    bool      `json:"broken,omitempty"`
+	Silent    bool      `json:"silent,omitempty"`
 	Directive Directive `json:"directive"`
 	Differs   bool      `json:"differs,omitempty"`
 	Cleared   bool      `json:"cleared,omitempty"`
@@ -82,6 +91,7 @@ type NodeSnapshot struct {
 	Lone      bool      `json:"lone,omitempty"`
 	Asked     bool      `json:"asked,omitempty"`
 	Aside     bool      `json:"aside,omitempty"`
+	Drained   *Cause    `json:"drained,omitempty"`
 }
 
 // ResumeSnapshot is the state of a world that is being rebuilt.
@@ -104,6 +114,9 @@ func (r *Round) Snapshot() Snapshot {
 		Left: slices.Sorted(maps.Keys(r.left)), Refused: slices.Sorted(maps.Keys(r.refused)),
 		Gone: r.gone, Lacking: r.lacking, LackingFor: r.lackingFor, SealedAt: r.sealedAt, FailAt: r.failAt,
 		Bars: r.bars, Paused: r.paused, PausedIn: r.pausedIn, Unpaused: r.unpaused,
+		Hold: r.hold, Unheld: r.unheld, HeldWorld: r.heldWorld,
+		Command: r.command, CommandIn: r.commandIn, OnResume: r.onResume,
+		Account:    r.account,
 		FinishedAt: r.finishedAt, FormingAt: r.formingAt, GateSince: r.gateSince, GateAt: r.gateAt,
 		LastCallAt: r.lastCallAt, GrowAt: r.growAt, DoomAt: r.doomAt, HoldAt: r.holdAt, LiveAt: r.liveAt,
 	}
@@ -148,9 +161,9 @@ func (r *Round) snapshotNodes(s *Snapshot) {
 func (n *node) snapshot() NodeSnapshot {
 	return NodeSnapshot{
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
-		Attached: n.attached, Detached: n.detached, Broken: n.broken, Directive: n.dir, Differs: n.differs,
-		Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar, Again: n.again,
-		Lone: n.lone, Asked: n.asked, Aside: n.aside,
+		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, Directive: n.dir,
+		Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar, Again: n.again,
+		Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained,
 	}
 }
 
@@ -166,6 +179,8 @@ func Restore(cfg Config, s Snapshot) (*Round, error) {
 	r.charge, r.elastic, r.short, r.resumed, r.held = s.Charge, s.Elastic, s.Short, s.Resumed, s.Held
 	r.cause, r.failures, r.losses, r.outcome = s.Cause, slices.Clone(s.Failures), slices.Clone(s.Losses), s.Outcome
 	r.paused, r.pausedIn, r.unpaused = s.Paused, s.PausedIn, s.Unpaused
+	r.account = s.Account
+	r.commands = commands{s.Hold, s.Unheld, s.HeldWorld, s.Command, s.CommandIn, s.OnResume}
 	r.finishedAt, r.formingAt, r.gateSince, r.gateAt = s.FinishedAt, s.FormingAt, s.GateSince, s.GateAt
 	r.lastCallAt, r.growAt, r.doomAt, r.holdAt, r.liveAt = s.LastCallAt, s.GrowAt, s.DoomAt, s.HoldAt, s.LiveAt
 	r.lacking, r.lackingFor, r.sealedAt, r.failAt = s.Lacking, s.LackingFor, s.SealedAt, s.FailAt
@@ -211,9 +226,9 @@ func (r *Round) restoreNodes(s Snapshot) {
 func (n NodeSnapshot) restore() *node {
 	return &node{
 		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
-		attached: n.Attached, detached: n.Detached, broken: n.Broken, dir: n.Directive, differs: n.Differs,
-		cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
-		lone: n.Lone, asked: n.Asked, aside: n.Aside,
+		attached: n.Attached, detached: n.Detached, broken: n.Broken, silent: n.Silent, dir: n.Directive,
+		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
+		lone: n.Lone, asked: n.Asked, aside: n.Aside, drained: n.Drained,
 	}
 }
 
@@ -224,7 +239,7 @@ func (s Snapshot) validate() error {
 		return fmt.Errorf("phase %.100q is unknown", s.Phase)
 	}
 	for _, n := range s.Nodes {
-		states := []nodeState{waiting, checking, barred, pending, member, succeeded}
+		states := []nodeState{waiting, checking, barred, pending, member, succeeded, leaving}
 		if !slices.Contains(states, nodeState(n.State)) {
 			return fmt.Errorf("node %.100q: state %.100q is unknown", n.Node.ID, n.State)
 		}

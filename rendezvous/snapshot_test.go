@@ -16,7 +16,9 @@ func TestSnapshotKnowsEveryField(t *testing.T) {
 		state, snapshot reflect.Type
 		other           string // fields that are kept under another name, are counted anew, or live for one Step only
 	}{
-		{reflect.TypeFor[Round](), reflect.TypeFor[Snapshot](), "cfg joined asked again out owing acts told free"},
+		{reflect.TypeFor[Round](), reflect.TypeFor[Snapshot](),
+			"cfg joined asked again out owing acts told free commands spent"},
+		{reflect.TypeFor[commands](), reflect.TypeFor[Snapshot](), ""},
 		{reflect.TypeFor[node](), reflect.TypeFor[NodeSnapshot](), "rank dir"},
 		{reflect.TypeFor[resume](), reflect.TypeFor[ResumeSnapshot](), ""},
 	} {
@@ -40,8 +42,9 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 		return NodeSnapshot{
 			Node: Node{ID: id, Name: id, Rank: arrival, Slots: 1}, State: "checking", GroupRank: 1,
 			RankBase: 8, Arrival: arrival,
-			Attached: 1, Detached: at(1), Broken: true, Directive: Directive{Seq: 9, Kind: Check}, Differs: true,
+			Attached: 1, Detached: at(1), Broken: true, Silent: true, Directive: Directive{Seq: 9, Kind: Check}, Differs: true,
 			Cleared: true, Until: at(2), Domain: "rack", Bar: c("bar"), Again: true, Lone: true, Asked: true, Aside: true,
+			Drained: c("drained"),
 		}
 	}
 	s := Snapshot{
@@ -58,10 +61,22 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 		Gone:     map[string]*Cause{"g": c("g")}, Lacking: c("lack"), LackingFor: 17, SealedAt: at(15), FailAt: at(16),
 		Outcome: Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
 		Bars: map[string]*Cause{"n": c("n"), "m": nil}, Paused: c("p"), PausedIn: &id, Unpaused: true,
+		Hold: c("h"), Unheld: true, HeldWorld: true, Command: &Command{Program: []string{"x"}}, CommandIn: &id,
+		OnResume: &Command{Args: []string{}},
+		Account: account{
+			Spent: Spent{
+				Since: at(17), Streak: 1, Fruitless: 2, Same: 3, Alike: "alike", Best: Progress{1, true, 2, true},
+				Recent: []Restarted{{at(18), "n", 3}}, Held: true, HeldUntil: at(19),
+			},
+			SpentIn: id, Toll: toll{true, true, true, "n", 4, "alike"}, Progress: Progress{3, true, 4, true}, RanAt: at(20),
+			BrokeAt: at(21), Exhausted: 1, Decision: Hold, Rank0: true, Node0: true, Any: true, BackoffAt: at(22),
+			PausedAt: at(23),
+		},
 		FinishedAt: at(6), FormingAt: at(7), GateSince: at(8), GateAt: at(9), LastCallAt: at(10), GrowAt: at(11),
 		DoomAt: at(12), HoldAt: at(13), LiveAt: at(14),
 	}
-	for _, v := range []reflect.Value{reflect.ValueOf(s), reflect.ValueOf(s.Nodes[0]), reflect.ValueOf(*s.Resume)} {
+	for _, v := range []reflect.Value{reflect.ValueOf(s), reflect.ValueOf(s.Nodes[0]), reflect.ValueOf(*s.Resume),
+		reflect.ValueOf(s.Account), reflect.ValueOf(s.Account.Spent), reflect.ValueOf(s.Account.Toll)} {
 		for i := range v.NumField() {
 			require.False(t, v.Field(i).IsZero(), "%s.%s is not tried", v.Type().Name(), v.Type().Field(i).Name)
 		}

@@ -10,10 +10,14 @@ import (
 // Next is when the Round wants a Tick; zero when only an event can change it.
 func (r *Round) Next() time.Time {
 	next := r.liveAt
+	limit, _ := r.timeLimit()
 	consider := func(at time.Time) {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
+	}
+	if r.phase != finished && len(r.nodes) > 0 {
+		consider(limit)
 	}
 	switch r.phase {
 	case forming, gating:
@@ -39,6 +43,8 @@ func (r *Round) nextDecision() time.Time {
 		return time.Time{}
 	case !r.holdAt.IsZero():
 		return r.holdAt
+	case !r.account.BackoffAt.IsZero() && !r.elastic:
+		return r.account.BackoffAt
 	}
 	at := r.formingAt.Add(r.params.JoinTimeout)
 	if !r.lastCallAt.IsZero() {
@@ -107,6 +113,27 @@ func (r *Round) Names(ids []string) map[string]string {
 	return names
 }
 
+// Occupant is a node that is here, and its place in the newest sealed world.
+type Occupant struct {
+	ID, Name string
+	Can      []Ability
+	// RankBase is the first rank of its workers, which are Slots; -1: it is in no world.
+	RankBase, Slots int
+}
+
+// Roster are all nodes that are here, in no order.
+func (r *Round) Roster() []Occupant {
+	list := make([]Occupant, 0, len(r.nodes))
+	for id, n := range r.nodes {
+		o := Occupant{ID: id, Name: n.Name, Can: n.Can, RankBase: -1, Slots: n.Slots}
+		if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
+			o.RankBase = n.rankBase
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
 // Asked reports whether a node has been told to Check and nobody has answered yet.
 func (r *Round) Asked(id string) bool {
 	n := r.nodes[id]
@@ -160,7 +187,8 @@ func (r *Round) Status() Status {
 	s := Status{
 		Phase: string(r.phase), Round: r.id.Round, Epoch: r.id.Epoch, Params: r.params, Restarts: r.restarts,
 		Members: len(r.nodes) - idle, Waiting: idle, WorldSize: r.worldSize,
-		Outcome: string(r.outcome), Cause: r.cause, Paused: r.paused,
+		Outcome: string(r.outcome), Cause: r.cause, Paused: r.paused, Hold: r.hold, Command: r.command,
+		Budget: r.budgetStatus(),
 	}
 	for name, c := range r.bars {
 		if c == nil {

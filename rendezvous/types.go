@@ -15,6 +15,7 @@ const (
 	DefaultJoinTimeout = 600 * time.Second
 	DefaultGrowthDelay = time.Second
 	DefaultGateTimeout = 5 * time.Minute
+	DefaultNodeTimeout = SilentGrace
 )
 
 // MaxNodes bounds the world of one run.
@@ -35,6 +36,8 @@ type Params struct {
 	// GrowthDelay collects newcomers before a running world is restarted for them.
 	// A world that reaches Max restarts at once.
 	GrowthDelay time.Duration `json:"growth_delay,omitempty"`
+	// NodeTimeout is how long a node may give no sign of life; at least SuspectAfter.
+	NodeTimeout time.Duration `json:"node_timeout,omitempty"`
 	// MaxRestarts is how many worker failures the whole run may spend.
 	MaxRestarts int `json:"max_restarts"`
 	// Always restarts a world that has succeeded while restarts are left
@@ -52,6 +55,10 @@ type Params struct {
 	// Hang says what is done about workers that hang, in the words of those who watch them; "" if nobody does. At most
 	// MaxHang bytes.
 	Hang string `json:"hang,omitempty"`
+	// Hold has the run begin held: its nodes meet, and get no workers before an order resumes it.
+	Hold bool `json:"hold,omitempty"`
+	// Budget bounds restarts and times, and says when the run has succeeded.
+	Budget Budget `json:"budget,omitzero"`
 }
 
 // Bounds of what others have to say in Params, in bytes.
@@ -72,9 +79,13 @@ func (p Params) WithDefaults() Params {
 	if p.GrowthDelay == 0 {
 		p.GrowthDelay = DefaultGrowthDelay
 	}
+	if p.NodeTimeout == 0 {
+		p.NodeTimeout = DefaultNodeTimeout
+	}
 	if p.Gate && p.GateTimeout == 0 {
 		p.GateTimeout = DefaultGateTimeout
 	}
+	p.Budget = p.Budget.withDefaults()
 	return p
 }
 
@@ -93,6 +104,9 @@ func (p Params) Validate() error {
 		return fmt.Errorf("rendezvous timeouts must be positive "+
 			"(last call %s, join timeout %s, growth delay %s, gate timeout %s)",
 			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout)
+	case p.NodeTimeout < SuspectAfter:
+		return fmt.Errorf("node timeout %s: need at least %s, after which a host that is silent is noticed",
+			p.NodeTimeout, SuspectAfter)
 	case len(p.Check) > MaxCheck || !Printable(p.Check):
 		return fmt.Errorf("node checks %.100q: %s, at most %d bytes", p.Check, PrintableRule, MaxCheck)
 	case len(p.Hang) > MaxHang || !Printable(p.Hang):
@@ -101,7 +115,7 @@ func (p Params) Validate() error {
 		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
 			p.Min, p.Max, p.Max)
 	}
-	return nil
+	return p.Budget.validate()
 }
 
 // floor is the largest world that n nodes can form under the unit.
@@ -147,6 +161,13 @@ const (
 	CanGate Ability = "gate"
 	// CanNotice: it reads the notices that come beside a directive.
 	CanNotice Ability = "notices"
+	// CanHold: it knows Directive.Hold, and CanCommand: it executes Directive.Command.
+	CanHold    Ability = "hold"
+	CanCommand Ability = "command"
+	// CanLeave: it knows Directive.Leave.
+	CanLeave Ability = "leave"
+	// CanStream: it opens the streams that notices ask for.
+	CanStream Ability = "streams"
 )
 
 // Bounds of a Node, so that the world table stays small.
@@ -209,6 +230,14 @@ type Directive struct {
 	// Barred is set while an order bars the node's name, whatever the node is still doing: an earlier word than Bar, for
 	// a daemon that is started again before the node has ended its workers.
 	Barred *Cause `json:"barred,omitempty"`
+	// Hold, with Run: start no workers, but be ready to.
+	Hold bool `json:"hold,omitempty"`
+	// Command is what workers execute; nil: what their node was started with.
+	Command *Command `json:"command,omitempty"`
+	// Spent is what the run has used of its budget beside Restarts; nil is nothing.
+	Spent *Spent `json:"spent,omitempty"`
+	// Leave says why this node shall end its workers, if it has any, and leave the run for good.
+	Leave *Cause `json:"leave,omitempty"`
 }
 
 // Place is a node's position in a sealed world. Its size does not depend on the world's.
@@ -243,6 +272,8 @@ const (
 	// CauseDeadline and CauseNoStep end a run: it took too long, or made no first step in time.
 	CauseDeadline CauseKind = "deadline"
 	CauseNoStep   CauseKind = "no-first-step"
+	// CauseBudget ends a run whose workers fail: more restarts than its Budget allows would be needed.
+	CauseBudget CauseKind = "budget"
 )
 
 // Cause says in one line what ended an epoch or a run.
@@ -309,6 +340,12 @@ const (
 	RestartCharged Decision = "restart"
 	RestartFree    Decision = "restart-free"
 	Permanent      Decision = "permanent"
+	// RestartElsewhere is charged, and bars the node's name, so that another node takes its place.
+	RestartElsewhere Decision = "elsewhere"
+	// Shrink is charged; the world goes on without the node.
+	Shrink Decision = "shrink"
+	// Hold ends the workers and pauses the run.
+	Hold Decision = "hold"
 )
 
 // Member is one row of the world table.
@@ -353,6 +390,11 @@ type Status struct {
 	// Paused says who paused the run, and Bars which names of nodes get no workers.
 	Paused *Cause           `json:"paused,omitempty"`
 	Bars   map[string]Cause `json:"bars,omitempty"`
+	// Hold says why the run is held, and Command what its workers execute if that is not what nodes were started with.
+	Hold    *Cause   `json:"hold,omitempty"`
+	Command *Command `json:"command,omitempty"`
+	// Budget is what is left, of a run that has a world or had one.
+	Budget *BudgetStatus `json:"budget,omitempty"`
 }
 
 // Printable reports whether s can be the name of something: valid UTF-8 that acts on no terminal.

@@ -26,18 +26,33 @@ const (
 // Client speaks to the Hub of another process. It keeps one connection while only
 // Watch is under way, and a second one while something is reported.
 type Client struct {
-	addr  string
-	token string
-	hc    *http.Client
+	addr   string
+	token  string
+	hc     *http.Client
+	dialed func(peer net.Addr) // nil: nobody wants to know
 }
 
 // NewClient returns a Client of the daemon at host:port. It connects on first use.
 func NewClient(addr, token string) *Client {
-	dial := &net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: keepAlive}
-	return &Client{addr: addr, token: token, hc: &http.Client{CheckRedirect: refuseRedirect, Transport: &http.Transport{
-		DialContext: dial.DialContext, MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true,
+	c := &Client{addr: addr, token: token}
+	c.hc = &http.Client{CheckRedirect: refuseRedirect, Transport: &http.Transport{
+		DialContext: c.dial, MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true,
 		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
-	}}}
+	}}
+	return c
+}
+
+// WhenDialed has f called with the daemon's address whenever a connection was made. It is to be called before the first
+// request.
+func (c *Client) WhenDialed(f func(peer net.Addr)) { c.dialed = f }
+
+func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d := net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: keepAlive}
+	nc, err := d.DialContext(ctx, network, addr)
+	if err == nil && c.dialed != nil {
+		c.dialed(nc.RemoteAddr())
+	}
+	return nc, err
 }
 
 // refuseRedirect: the daemon never redirects, and the token is for nobody else.
@@ -66,6 +81,8 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 		return c.post(ctx, run, "ready", true, readyBody{Ready: e}, nil)
 	case rendezvous.Success:
 		return c.post(ctx, run, "success", true, successBody{Success: e}, nil)
+	case rendezvous.Stepped:
+		return c.post(ctx, run, "stepped", true, e, nil)
 	case rendezvous.Failing:
 		now := time.Now()
 		e.Failures = dated(e.Failures, now)
@@ -76,6 +93,8 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 		return c.post(ctx, run, "barred", true, e, nil)
 	case rendezvous.Doubt:
 		return c.post(ctx, run, "doubt", true, e, nil)
+	case rendezvous.Leaving:
+		return c.post(ctx, run, "leaving", true, e, nil)
 	}
 	return fmt.Errorf("%w: %T cannot be reported", ErrBadRequest, ev)
 }
@@ -86,6 +105,22 @@ func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e 
 	ev.Failures = dated(ev.Failures, now)
 	err = c.post(ctx, run, "leave", true, leaveBody{ev, sent{now}}, &e)
 	return e, err
+}
+
+// LeaveRequest is the whole of a Leave as it is sent, for a connection of its own: it can be sent by who has no Client.
+func (c *Client) LeaveRequest(run string, ev rendezvous.Leave) ([]byte, error) {
+	body, err := json.Marshal(ev)
+	if err != nil {
+		return nil, fmt.Errorf("leave run %q: %w", run, err)
+	}
+	req, err := c.request(context.Background(), http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/leave", body)
+	if err != nil {
+		return nil, err
+	}
+	req.Close = true
+	var b bytes.Buffer
+	err = req.Write(&b)
+	return b.Bytes(), err
 }
 
 // World implements Service.
@@ -100,7 +135,7 @@ func (c *Client) Watch(ctx context.Context, run, id string, after Cursor) (n New
 	if after.WithNotices {
 		q.Set("notices", strconv.FormatUint(after.Notices, 10))
 	}
-	err = c.get(ctx, watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &n)
+	err = c.get(noticing(ctx), watchTimeout, "/v1/runs/"+url.PathEscape(run)+"/watch?"+q.Encode(), &n)
 	return n, err
 }
 

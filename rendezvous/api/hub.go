@@ -29,7 +29,7 @@ type Service interface {
 	// the present directive in either case. It returns ErrNothingNew when the service has held the request for long
 	// enough.
 	Watch(ctx context.Context, run, id string, after Cursor) (News, error)
-	// Report delivers a Ready, Failing, Success, Cleared, Barred or Doubt.
+	// Report delivers a Ready, Failing, Success, Cleared, Barred, Doubt or Leaving.
 	Report(ctx context.Context, run string, ev rendezvous.Event) error
 	// Leave takes the node out of the run and returns what is known about its end.
 	Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error)
@@ -79,6 +79,9 @@ type HubConfig struct {
 	// answered, and were told something else: nobody wants their answers now. Nil is told nothing; of nodes that go away
 	// the notes tell.
 	Released func(run string, ids []string)
+	// Saved is the newest step of which all workers of a run have a checkpoint, if there is one, for the Progress of what
+	// nodes report about an epoch's end. It must be quick, and must not call the Hub. Nil knows of none.
+	Saved func(run string) (step int64, known bool)
 	// Suspicious is the Rounds'. It is called with the run locked, and must not call the Hub.
 	Suspicious func(rendezvous.Evidence) string
 }
@@ -165,6 +168,9 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 	if err != nil {
 		return err
 	}
+	if ev.Stopped.Round > 0 {
+		ev.Progress = h.saved(id, ev.Progress)
+	}
 	if err = r.step(ev); err != nil {
 		h.forgetUnused(r)
 	}
@@ -188,7 +194,22 @@ func (h *Hub) Report(_ context.Context, id string, ev rendezvous.Event) error {
 	if err != nil {
 		return err
 	}
+	if f, ok := ev.(rendezvous.Failing); ok {
+		f.Progress = h.saved(id, f.Progress)
+		ev = f
+	}
 	return r.step(ev)
+}
+
+// saved adds to p what is known here of the run's checkpoints.
+func (h *Hub) saved(run string, p rendezvous.Progress) rendezvous.Progress {
+	if h.cfg.Saved == nil {
+		return p
+	}
+	if step, known := h.cfg.Saved(run); known && step > 0 {
+		p.Checkpoint, p.Saving = max(p.Checkpoint, step), true
+	}
+	return p
 }
 
 // Leave implements Service.
@@ -254,6 +275,17 @@ func (h *Hub) Crew(id string) (rendezvous.EpochID, []rendezvous.Member, error) {
 	return epoch, r.round.World(), nil
 }
 
+// Roster are the nodes of a run that are here, in no order. ErrUnknownRun is the only error.
+func (h *Hub) Roster(id string) ([]rendezvous.Occupant, error) {
+	r, err := h.existing(id)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round.Roster(), nil
+}
+
 // IDs are those of the launchers that are in a run, in no order: nothing that a node may hear.
 func (h *Hub) IDs(id string) []string {
 	r, err := h.existing(id)
@@ -317,7 +349,7 @@ func (h *Hub) SetTopology(t rendezvous.Topology) {
 // Watch implements Service. While it waits the node counts as present; when ctx ends
 // it counts as suspect.
 func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, error) {
-	n, err := h.watch(ctx, id, node, after)
+	n, err := h.watch(ctx, id, node, after, nil)
 	if err != nil {
 		return News{}, err
 	}
@@ -326,7 +358,8 @@ func (h *Hub) Watch(ctx context.Context, id, node string, after Cursor) (News, e
 
 // watch is Watch without large values on the stack. A join takes more than the 8 KiB that a connection's goroutine has,
 // and the garbage collector halves its 16 KiB again when less than 4 KiB are in use, 1 KiB of its own included.
-func (h *Hub) watch(ctx context.Context, id, node string, after Cursor) (*News, error) {
+// Over is the connection, if it is known.
+func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *line) (*News, error) {
 	r, err := h.member(id)
 	if err != nil {
 		return nil, err
@@ -335,8 +368,10 @@ func (h *Hub) watch(ctx context.Context, id, node string, after Cursor) (*News, 
 	if err != nil {
 		return nil, err
 	}
+	over.watched(h, id, node)
 	n, err := r.await(ctx, node, after, hold)
-	r.detach(node, err != nil && ctx.Err() != nil)
+	broken := err != nil && ctx.Err() != nil
+	r.detach(rendezvous.Detach{ID: node, Broken: broken, Silent: broken && over.silent()})
 	return n, err
 }
 

@@ -248,7 +248,7 @@ func TestHubKeepsWhatHappened(t *testing.T) {
 	defer h.Close()
 	_, err := h.Evidences("r")
 	require.ErrorIs(t, err, ErrUnknownRun)
-	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 3})
+	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 3, Budget: rendezvous.Budget{BackoffMax: -1}})
 	require.NoError(t, h.Join(t.Context(), "r", j))
 	for i := range 2 {
 		lead := until(t, h, "a", rendezvous.Lead)
@@ -413,4 +413,32 @@ func TestGateHearsOfWitnesses(t *testing.T) {
 	h.cfg.Released = nil
 	perform(t, h, rendezvous.Action{Released: []string{"d"}})
 	require.Len(t, told, 5)
+}
+
+// What checkpoint daemons have told is progress, whatever the launchers know.
+func TestHubKnowsWhatIsSaved(t *testing.T) {
+	saved := int64(0)
+	h := NewHub(HubConfig{Saved: func(string) (int64, bool) { return saved, true }})
+	defer h.Close()
+	budget := rendezvous.Budget{BackoffMax: -1, NoProgress: 1}
+	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 9, Budget: budget})
+	require.NoError(t, h.Join(t.Context(), "r", j))
+	fails := func() {
+		lead := until(t, h, "a", rendezvous.Lead)
+		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID}))
+		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Failing{
+			ID: "a", EpochID: lead.EpochID, Decision: rendezvous.RestartCharged,
+		}))
+		j.Stopped = lead.EpochID
+	}
+	again := func() { require.NoError(t, h.Join(t.Context(), "r", j)) }
+	fails() // nothing is saved yet
+	for range 5 {
+		again()
+		saved++
+		fails()
+	}
+	again()
+	fails()
+	until(t, h, "a", rendezvous.Fail)
 }

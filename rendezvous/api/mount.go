@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -32,7 +33,7 @@ func (c *Client) Call(ctx context.Context, run, name string, in, out any) error 
 	if err != nil {
 		return fmt.Errorf("%s of run %q: %w", name, run, err)
 	}
-	return c.do(ctx, 0, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+name, false, data, out)
+	return c.do(patiently(ctx), 0, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+name, false, data, out)
 }
 
 // Exchange posts a body to what is mounted under a name of the run, or gets that if there is none; encoding is the
@@ -43,7 +44,7 @@ func (c *Client) Exchange(ctx context.Context, run, name, encoding string, body 
 	if body == nil {
 		method = http.MethodGet
 	}
-	req, err := c.request(ctx, method, "/v1/runs/"+url.PathEscape(run)+"/"+name, body)
+	req, err := c.request(patiently(ctx), method, "/v1/runs/"+url.PathEscape(run)+"/"+name, body)
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +65,33 @@ func (c *Client) Exchange(ctx context.Context, run, name, encoding string, body 
 	}
 	resp.Body = unzipped{plain, resp.Body}
 	return resp, nil
+}
+
+// Open connects to what is mounted under a name of the run, such as "streams/logs?tail=10", to speak another protocol
+// with it from then on. The caller closes the connection, which ends a Read and a Write of it. ctx and ten seconds
+// bound the opening alone.
+func (c *Client) Open(ctx context.Context, run, name, protocol string) (io.ReadWriteCloser, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	req, err := c.request(ctx, http.MethodGet, "/v1/runs/"+url.PathEscape(run)+"/"+name, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", protocol)
+	resp, err := c.hc.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	conn, ok := resp.Body.(io.ReadWriteCloser)
+	if resp.StatusCode == http.StatusSwitchingProtocols && ok {
+		return conn, nil
+	}
+	defer resp.Body.Close()
+	if err := readReply(resp, nil); err != nil && !errors.Is(err, ErrNothingNew) {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%w: HTTP %s instead of the protocol %s", ErrBadRequest, resp.Status, protocol)
 }
 
 // unzipped is the body of an answer that came compressed.

@@ -57,15 +57,15 @@ func (r *run) attach(node string, after *Cursor) (time.Duration, error) {
 	return hold(r.round.Size()), r.stepLocked(rendezvous.Attach{ID: node})
 }
 
-func (r *run) detach(node string, broken bool) {
+func (r *run) detach(e rendezvous.Detach) {
 	r.mu.Lock()
 	defer r.unlock()
 	if r.closed != nil {
 		return
 	}
-	_ = r.stepLocked(rendezvous.Detach{ID: node, Broken: broken}) // a Detach is never refused
-	if _, err := r.round.Directive(node); err != nil {
-		delete(r.wake, node)
+	_ = r.stepLocked(e) // a Detach is never refused
+	if _, err := r.round.Directive(e.ID); err != nil {
+		delete(r.wake, e.ID)
 	}
 }
 

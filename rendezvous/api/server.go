@@ -44,9 +44,11 @@ func (s *server) routes() []route {
 		{http.MethodPost, runPath + "ready", s.answer(s.ready)},
 		{http.MethodPost, runPath + "failing", s.answer(s.failing)},
 		{http.MethodPost, runPath + "success", s.answer(s.success)},
+		{http.MethodPost, runPath + "stepped", s.answer(s.stepped)},
 		{http.MethodPost, runPath + "cleared", s.answer(s.cleared)},
 		{http.MethodPost, runPath + "barred", s.answer(s.barred)},
 		{http.MethodPost, runPath + "doubt", s.answer(s.doubt)},
+		{http.MethodPost, runPath + "leaving", s.answer(s.leaving)},
 		{http.MethodPost, runPath + "leave", s.answer(s.leave)},
 		{http.MethodGet, runPath + "world", s.answer(s.world)},
 		{http.MethodGet, runPath + "events", s.events},
@@ -105,6 +107,9 @@ func NewServer(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
+			if c, ok := nc.(*line); ok {
+				return context.WithValue(ctx, lineKey{}, c)
+			}
 			if p, ok := nc.(prover); ok {
 				ctx = context.WithValue(ctx, proverKey{}, p)
 			}
@@ -143,7 +148,9 @@ func (s *server) guard(next http.Handler) http.HandlerFunc {
 			wireErrors.Write(w, err)
 			return
 		}
-		if p, ok := req.Context().Value(proverKey{}).(prover); ok {
+		if c := lineOf(req.Context()); c != nil {
+			c.Prove(true)
+		} else if p, ok := req.Context().Value(proverKey{}).(prover); ok {
 			p.Prove(true)
 		}
 		next.ServeHTTP(w, req)
@@ -260,7 +267,7 @@ func (s *server) watch(req *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.hub.watch(req.Context(), w.run, w.node, w.after)
+	return s.hub.watch(req.Context(), w.run, w.node, w.after, lineOf(req.Context()))
 }
 
 type watchQuery struct {
@@ -299,6 +306,10 @@ func (s *server) success(req *http.Request) (any, error) {
 	return report(s, req, func(b successBody) rendezvous.Event { return b.Success })
 }
 
+func (s *server) stepped(req *http.Request) (any, error) {
+	return report(s, req, func(b rendezvous.Stepped) rendezvous.Event { return b })
+}
+
 func (s *server) failing(req *http.Request) (any, error) {
 	return report(s, req, func(b failingBody) rendezvous.Event {
 		shift(b.Failures, b.SentAt, time.Now())
@@ -319,6 +330,10 @@ func (s *server) barred(req *http.Request) (any, error) {
 
 func (s *server) doubt(req *http.Request) (any, error) {
 	return report(s, req, func(b rendezvous.Doubt) rendezvous.Event { return b })
+}
+
+func (s *server) leaving(req *http.Request) (any, error) {
+	return report(s, req, func(b rendezvous.Leaving) rendezvous.Event { return b })
 }
 
 func (s *server) leave(req *http.Request) (any, error) {
@@ -342,6 +357,10 @@ func (s *server) order(req *http.Request) (any, error) {
 	run, o, err := decode[rendezvous.Order](req)
 	if err != nil {
 		return nil, err
+	}
+	if o.Command != nil && s.cfg.Token == "" {
+		return nil, fmt.Errorf("%w: whoever gives a command executes it on all nodes, so the daemon needs a job token for it",
+			rendezvous.ErrBadOrder)
 	}
 	return struct{}{}, s.hub.Order(run, o)
 }

@@ -18,6 +18,8 @@ type SessionConfig struct {
 	Run    string
 	Node   rendezvous.Node
 	Params rendezvous.Params
+	// OnResume is a command that is given in advance; nil is none.
+	OnResume *rendezvous.Command
 	// Where names the daemon in messages, such as host:port.
 	Where string
 	// Started is when this launcher process began; the zero value means now.
@@ -30,25 +32,28 @@ type SessionConfig struct {
 // Session keeps a launcher in its run: it joins, follows the directives, and comes
 // back after a broken connection or a daemon that was started again.
 type Session struct {
-	svc     Service
-	cfg     SessionConfig
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
-	dirs    chan rendezvous.Directive
-	notices chan Notice
-	flooded bool  // of follow: it has said that notices were dropped
-	err     error // why dirs is closed; read after it is
-	mu      sync.Mutex
-	resume  *rendezvous.Resume // the newest epoch that had workers here
-	stopped rendezvous.EpochID // the newest epoch whose workers have been stopped as told
-	works   bool               // workers run
-	idleAt  time.Time          // since when they do not
-	seen    rendezvous.EpochID // the newest epoch heard of
-	spent   int                // restarts the run had spent by then
-	params  rendezvous.Params  // the run's, as far as is known; a daemon that was started again is told these
-	paused  *rendezvous.Cause  // the newest directive said so
-	barred  *rendezvous.Cause  // the newest directive is a Bar, or says that one will follow
-	left    atomic.Bool        // by Leave: being unknown is then as it should be
+	svc      Service
+	cfg      SessionConfig
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	dirs     chan rendezvous.Directive
+	notices  chan Notice
+	flooded  bool  // of follow: it has said that notices were dropped
+	err      error // why dirs is closed; read after it is
+	mu       sync.Mutex
+	resume   *rendezvous.Resume  // the newest epoch that had workers here
+	stopped  rendezvous.EpochID  // the newest epoch whose workers have been stopped as told
+	works    bool                // workers run
+	idleAt   time.Time           // since when they do not
+	seen     rendezvous.EpochID  // the newest epoch heard of
+	spent    int                 // restarts the run had spent by then
+	params   rendezvous.Params   // the run's, as far as is known; a daemon that was started again is told these
+	paused   *rendezvous.Cause   // the newest directive said so
+	barred   *rendezvous.Cause   // the newest directive is a Bar, or says that one will follow
+	progress rendezvous.Progress // of the workers of stopped
+	used     *rendezvous.Spent   // of the run's budget beside restarts, by then
+	command  *rendezvous.Command // the newest directive said so
+	left     atomic.Bool         // by Leave or Abandon: being unknown is then as it should be
 }
 
 // Open joins the run and starts to follow its directives. It fails when the daemon
@@ -115,10 +120,19 @@ func (s *Session) booked(ev rendezvous.Event) {
 	r := *s.resume
 	switch e := ev.(type) {
 	case rendezvous.Success:
-		r.Done = e.EpochID == r.EpochID
+		switch {
+		case e.EpochID != r.EpochID:
+			r.Done = false
+		case len(e.Ranks) == 0:
+			r.Done = true
+		default:
+			r.Ranks = append(slices.Clone(r.Ranks), e.Ranks...)
+		}
+	case rendezvous.Stepped:
+		r.Stepped = r.Stepped || e.EpochID == r.EpochID
 	case rendezvous.Failing:
-		if e.EpochID == r.EpochID {
-			r.Decision, r.Failures = e.Decision, e.Failures
+		if e.EpochID == r.EpochID && e.Left == 0 {
+			r.Decision, r.Failures, r.Progress, r.Tolerated = e.Decision, e.Failures, e.Progress, e.Tolerated
 		}
 	}
 	s.resume = &r
@@ -183,6 +197,13 @@ func (s *Session) heed(d rendezvous.Directive) {
 // ErrAway: the daemon has been away for too long.
 var ErrAway = errors.New("api: the rendezvous daemon does not come back")
 
+// Achieved says how far the workers have come that the next Rejoin tells of.
+func (s *Session) Achieved(p rendezvous.Progress) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress = p
+}
+
 // Rejoin asks for a place in the next world, after the workers of stopped have ended.
 func (s *Session) Rejoin(ctx context.Context, stopped rendezvous.EpochID, failures []rendezvous.Failure) error {
 	ctx, cancel := s.patient(ctx)
@@ -200,7 +221,7 @@ func (s *Session) SetPorts(ports []int) {
 	s.cfg.Node.Ports = slices.Clone(ports)
 }
 
-// Report delivers a Ready, Failing, Success, Cleared, Barred or Doubt; it waits for a daemon that is away.
+// Report delivers a Ready, Failing, Success, Cleared, Barred, Doubt or Leaving; it waits for a daemon that is away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 	s.booked(ev)
 	return s.retryKnown(ctx, "report", func(ctx context.Context) error {
@@ -223,11 +244,16 @@ func (s *Session) Leave(ctx context.Context, reason string, fs []rendezvous.Fail
 	return s.svc.Leave(ctx, s.cfg.Run, rendezvous.Leave{ID: s.cfg.Node.ID, Reason: reason, Failures: fs})
 }
 
+// Abandon is for a launcher that ends at once, and for which somebody else says good-bye: that the daemon does not know
+// the node any more is then as it should be.
+func (s *Session) Abandon() { s.left.Store(true) }
+
 func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error {
 	s.mu.Lock()
 	ev := rendezvous.Join{
 		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
 		Resume: s.resume, Paused: s.paused, Barred: s.barred,
+		Spent: s.used, Progress: s.progress, Command: s.command, OnResume: s.cfg.OnResume,
 	}
 	s.mu.Unlock()
 	ev.Node.Uptime = time.Since(s.cfg.Started)
@@ -344,9 +370,9 @@ func (s *Session) deliver(d rendezvous.Directive) {
 	s.heed(d)
 	s.mu.Lock()
 	if d.Round > 0 { // a daemon without memory has nothing to tell
-		s.seen, s.spent = d.EpochID, d.Restarts
+		s.seen, s.spent, s.used = d.EpochID, d.Restarts, d.Spent
 	}
-	s.paused, s.barred = d.Paused, d.Barred
+	s.paused, s.barred, s.command = d.Paused, d.Barred, d.Command
 	if d.Kind == rendezvous.Bar {
 		s.barred = d.Cause
 	}

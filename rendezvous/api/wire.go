@@ -12,7 +12,7 @@ import (
 )
 
 // MaxBody bounds a request body: the largest is a Join with MaxFailures failures,
-// for which a launcher's records of 7 KiB leave room.
+// for which a launcher's records of 8 KiB leave room.
 const (
 	MaxBody     = 2 << 20
 	MaxFailures = 128

@@ -128,6 +128,9 @@ type peeked struct {
 	r *bufio.Reader // nil when it was emptied
 }
 
+// NetConn is the connection below.
+func (p *peeked) NetConn() net.Conn { return p.Conn }
+
 // Prove tells the connection below.
 func (p *peeked) Prove(ok bool) { prove(p.Conn, ok) }
 

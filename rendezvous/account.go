@@ -1,0 +1,582 @@
+package rendezvous
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// What a Round keeps of its Budget. Whatever ends an epoch has a toll, which is booked at the next seal, when it is
+// known whether a node has come or gone meanwhile: that explains the failure, and costs nothing. Whether a further
+// restart is allowed is decided when the epoch breaks, and once more before the run fails.
+
+// Spent is what a run has used of its Budget. Directives tell it, and nodes bring it back to a daemon that was started
+// again. Its times are those of the first daemon's clock.
+type Spent struct {
+	// Since is when workers were first started, later by the time in pauses. Zero without a Deadline.
+	Since time.Time `json:"since,omitzero"`
+	// Streak are the restarts in a row without progress, and Fruitless those without a newer checkpoint or more steps.
+	Streak    int `json:"streak,omitempty"`
+	Fruitless int `json:"fruitless,omitempty"`
+	// Same is how often in a row workers have failed before their first step as Alike says.
+	Same  int    `json:"same,omitempty"`
+	Alike string `json:"alike,omitempty"`
+	// Best is how far the run has come.
+	Best Progress `json:"best,omitzero"`
+	// Recent are the newest restarts, the oldest first, if Windows count them.
+	Recent []Restarted `json:"recent,omitempty"`
+	// Held: the run would have failed, and was paused instead, until then; zero is until an order.
+	Held      bool      `json:"held,omitempty"`
+	HeldUntil time.Time `json:"held_until,omitzero"`
+}
+
+// Restarted is one restart, and whose failure has led to it.
+type Restarted struct {
+	At   time.Time `json:"at"`
+	Node string    `json:"node,omitempty"`
+	Rank int       `json:"rank"` // -1: none
+}
+
+// Bounds of Spent.
+const (
+	maxRecent     = 1024 // restarts that are kept
+	maxRecentTold = 32   // and told to nodes
+	maxAlike      = 256  // bytes
+)
+
+// account is what a Round keeps of its Budget.
+type account struct {
+	Spent   Spent   `json:"spent,omitzero"`
+	SpentIn EpochID `json:"spent_in,omitzero"` // the newest epoch that the node had seen who brought Spent
+
+	// Of the newest epoch:
+	Toll     toll      `json:"toll,omitzero"`
+	Progress Progress  `json:"progress,omitzero"`
+	RanAt    time.Time `json:"ran_at,omitzero"`   // its workers were started
+	BrokeAt  time.Time `json:"broke_at,omitzero"` // and are being stopped since then
+	// Exhausted are nodes all of whose workers have failed, while others go on; Decision is that of the newest.
+	Exhausted int      `json:"exhausted,omitempty"`
+	Decision  Decision `json:"decision,omitempty"`
+	// Rank 0, all of group rank 0, and any worker have succeeded.
+	Rank0 bool `json:"rank0,omitempty"`
+	Node0 bool `json:"node0,omitempty"`
+	Any   bool `json:"any,omitempty"`
+
+	BackoffAt time.Time `json:"backoff_at,omitzero"` // no world is sealed before
+	PausedAt  time.Time `json:"paused_at,omitzero"`
+}
+
+// toll is what the end of an epoch costs, beside one of MaxRestarts.
+type toll struct {
+	Count bool   `json:"count,omitempty"` // in Streak and all that is like it
+	Final bool   `json:"final,omitempty"` // the run fails, whatever is left
+	Hold  bool   `json:"hold,omitempty"`  // the run is paused
+	Node  string `json:"node,omitempty"`
+	Rank  int    `json:"rank,omitempty"` // of the first failure; -1: none
+	Alike string `json:"alike,omitempty"`
+}
+
+// charged reports whether d spends one of MaxRestarts. A decision of a later version does.
+func (d Decision) charged() bool { return !oneOf(d, RestartFree, Permanent, Hold) }
+
+// breakFailed ends the epoch because workers of n have failed.
+func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []Failure) {
+	c := Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(fs, n)}
+	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: alike(c.Text)}
+	if len(fs) > 0 {
+		t.Rank = fs[0].Rank
+	}
+	r.breakCharged(now, c, d.charged(), t)
+	r.dismiss(now, n, d, c)
+}
+
+// stiffen lets a further report of an epoch that has failed count for more than the first one, as a policy wants on
+// purpose. A mere restart does not: most failures only follow the first.
+func (r *Round) stiffen(now time.Time, d Decision) {
+	if r.cause == nil || r.cause.Kind != CauseFailure || !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
+		return
+	}
+	t := &r.account.Toll
+	t.Final, t.Hold = t.Final || d == Permanent, t.Hold || d == Hold
+	r.charge = r.charge || d.charged()
+	if r.hopeless(now) {
+		r.doom(now)
+	}
+}
+
+// dismiss goes on without n if that is decided about it.
+func (r *Round) dismiss(now time.Time, n *node, d Decision, c Cause) {
+	if !r.doomAt.IsZero() || d != RestartElsewhere && d != Shrink || n.state != pending {
+		return
+	}
+	c.Text = cut(c.Text, maxOrderText)
+	if n.can(CanLeave) {
+		n.drained = &c
+		r.become(n, leaving)
+		r.direct(n, Directive{Kind: Stop, Cause: &c})
+	}
+	if (d == RestartElsewhere || !n.can(CanLeave)) && r.roomForBar(n.Name) {
+		r.barName(now, n.Name, &c)
+	}
+}
+
+// alike is what failures have in common that are the same: not who has failed, nor numbers such as those of processes.
+func alike(text string) string {
+	if _, why, ok := strings.Cut(text, ") failed: "); ok {
+		text = why
+	}
+	var b strings.Builder
+	for len(text) > 0 && b.Len() < maxAlike {
+		n := strings.IndexFunc(text, func(c rune) bool { return c < '0' || c > '9' })
+		if n < 0 {
+			n = len(text)
+		}
+		if n > 3 {
+			b.WriteByte('#')
+		} else {
+			n = max(n, 1)
+			b.WriteString(text[:n])
+		}
+		text = text[n:]
+	}
+	return cut(b.String(), maxAlike)
+}
+
+// breakCharged ends the epoch, at the cost of a restart if charge is set, and of t. The run fails if that is final or
+// more than what is left, unless a node turns out to have died.
+func (r *Round) breakCharged(now time.Time, c Cause, charge bool, t toll) {
+	r.charge, r.account.Toll = charge, t
+	if r.hopeless(now) {
+		r.doom(now)
+	}
+	r.breakWorld(now, c)
+	if r.doomAt.IsZero() {
+		r.backOff(now)
+	}
+}
+
+// hopeless: the broken epoch cannot be followed by another one.
+func (r *Round) hopeless(now time.Time) bool {
+	t := r.account.Toll
+	return t.Final || t.Hold || r.charge && r.restarts >= r.params.MaxRestarts || r.overrun(now) != ""
+}
+
+// overrun says which bound a further restart would break, or "".
+func (r *Round) overrun(now time.Time) string {
+	t, b := r.account.Toll, r.params.Budget
+	if !t.Count {
+		return ""
+	}
+	if at := r.account.BrokeAt; !at.IsZero() {
+		now = at // what is looked at again was true then
+	}
+	streak, fruitless := r.streaks(now)
+	same := r.same(now)
+	switch {
+	case b.SameFailures > 0 && same >= b.SameFailures:
+		return fmt.Sprintf("workers have failed %d times in a row before their first step (--same-failures): %s",
+			same, t.Alike)
+	case b.BackoffLimit >= 0 && streak >= b.BackoffLimit:
+		return fmt.Sprintf("%d restarts in a row have brought no progress (--backoff-limit)", streak)
+	case b.NoProgress > 0 && fruitless >= b.NoProgress:
+		return fmt.Sprintf("%d restarts in a row have brought neither a newer checkpoint nor more steps (--no-progress)",
+			fruitless)
+	}
+	for _, w := range b.Windows {
+		if n := r.within(now, w); w.Max > 0 && n >= w.Max {
+			return fmt.Sprintf("%d restarts of %s within %s (--restart-window)", n, w.subject(t), Short(w.Per))
+		}
+	}
+	return ""
+}
+
+// subject is whose restarts w counts after a failure.
+func (w Window) subject(t toll) string {
+	switch w.Scope {
+	case WindowRank:
+		return fmt.Sprintf("rank %d", t.Rank)
+	case WindowNode:
+		return "node " + t.Node
+	}
+	return "the job"
+}
+
+// within is how many restarts w counts that were like the one that is due.
+func (r *Round) within(now time.Time, w Window) (n int) {
+	t := r.account.Toll
+	for _, e := range r.account.Spent.Recent {
+		like := w.Scope == WindowJob || w.Scope == WindowNode && e.Node == t.Node && t.Node != "" ||
+			w.Scope == WindowRank && e.Rank == t.Rank && t.Rank >= 0
+		if like && now.Sub(e.At) < w.Per {
+			n++
+		}
+	}
+	return n
+}
+
+// ran is for how long the workers of the newest epoch have run.
+func (r *Round) ran(now time.Time) time.Duration {
+	a := &r.account
+	if a.RanAt.IsZero() {
+		return 0
+	}
+	if !a.BrokeAt.IsZero() {
+		now = a.BrokeAt
+	}
+	return now.Sub(a.RanAt)
+}
+
+// fruitful: the newest epoch has a newer checkpoint or more steps than any before or, where neither is known, was long.
+func (r *Round) fruitful(now time.Time) bool {
+	p := r.account.Progress
+	return p.beyond(r.account.Spent.Best) || !p.Stepping && !p.Saving && r.ran(now) >= longEpoch
+}
+
+// progressed is fruitful, but gives the benefit of the doubt: to a long epoch and, without checkpoints that the
+// launchers know, to each step.
+func (r *Round) progressed(now time.Time) bool {
+	p := r.account.Progress
+	return r.fruitful(now) || r.ran(now) >= longEpoch || !p.Saving && p.Step > 0
+}
+
+// streaks are Streak and Fruitless without what the newest epoch's progress ends.
+func (r *Round) streaks(now time.Time) (streak, fruitless int) {
+	if !r.progressed(now) {
+		streak = r.account.Spent.Streak
+	}
+	if !r.fruitful(now) {
+		fruitless = r.account.Spent.Fruitless
+	}
+	return streak, fruitless
+}
+
+// same is how often in a row workers have failed like this before their first step.
+func (r *Round) same(now time.Time) int {
+	a := &r.account
+	switch {
+	case !a.Progress.Stepping || a.Progress.Step > 0 || r.progressed(now):
+		return 0
+	case a.Toll.Alike == "":
+		return 0
+	case a.Toll.Alike == a.Spent.Alike:
+		return a.Spent.Same + 1
+	}
+	return 1
+}
+
+// backoff is how long a start waits after so many restarts without progress. It differs a little from epoch to epoch.
+func (r *Round) backoff(streak int) time.Duration {
+	b := r.params.Budget
+	if streak <= 0 || b.BackoffMax <= 0 {
+		return 0
+	}
+	d := b.BackoffMin
+	for i := 1; i < streak && d < b.BackoffMax; i++ {
+		d *= 2
+	}
+	d = min(d, b.BackoffMax)
+	return d - time.Duration(r.id.mixed()%uint64(d/4+1))
+}
+
+// mixed is a number that looks random, and is the same for the same epoch.
+func (e EpochID) mixed() uint64 {
+	x := e.Term ^ uint64(e.Round)<<32 ^ uint64(e.Epoch)
+	for range 2 { // the finalizer of SplitMix64
+		x += 0x9e3779b97f4a7c15
+		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+		x = (x ^ x>>27) * 0x94d049bb133111eb
+		x ^= x >> 31
+	}
+	return x
+}
+
+// backOff delays the next seal, counted from the failure.
+func (r *Round) backOff(now time.Time) {
+	if !r.account.Toll.Count {
+		return
+	}
+	streak, _ := r.streaks(now)
+	d := r.backoff(streak)
+	if d == 0 {
+		return
+	}
+	r.account.BackoffAt = now.Add(d)
+	r.note("back-off", "", fmt.Sprintf("%d restarts in a row have brought no progress; the next start waits %s", streak,
+		d.Round(100*time.Microsecond)))
+}
+
+// backingOff: the next world has to wait. It does not if a node has come or gone: that explains the failure.
+func (r *Round) backingOff(now time.Time) bool {
+	if !r.elastic && now.Before(r.account.BackoffAt) {
+		return true
+	}
+	r.account.BackoffAt = time.Time{}
+	return false
+}
+
+// book enters the end of the newest epoch, at the seal of the next one.
+func (r *Round) book(now time.Time) {
+	a := &r.account
+	s := &a.Spent
+	counts := a.Toll.Count && !r.elastic
+	same := 0
+	if counts {
+		same = r.same(now)
+	}
+	s.Streak, s.Fruitless = r.streaks(now)
+	if r.fruitful(now) {
+		s.Best = s.Best.reached(a.Progress)
+	}
+	if counts {
+		s.Streak++
+		s.Fruitless++
+		r.bookRecent(now)
+	}
+	if s.Same = same; same > 0 {
+		s.Alike = a.Toll.Alike
+	} else {
+		s.Alike = ""
+	}
+	r.spent = nil
+	*a = account{Spent: a.Spent}
+}
+
+// begun: workers are started.
+func (r *Round) begun(now time.Time) {
+	if r.account.Spent.Since.IsZero() && r.params.Budget.Deadline > 0 && !r.heldWorld {
+		r.account.Spent.Since, r.spent = now, nil
+	}
+}
+
+// reached is the best of a run whose newest epoch has come as far as p, which is further.
+func (p Progress) reached(o Progress) Progress {
+	if o.Saving && (!p.Saving || o.Checkpoint > p.Checkpoint) {
+		return o // steps count from there
+	}
+	return p.with(o)
+}
+
+func (r *Round) bookRecent(now time.Time) {
+	if r.params.Budget.Windows == ([MaxWindows]Window{}) {
+		return
+	}
+	var longest time.Duration
+	for _, w := range r.params.Budget.Windows {
+		longest = max(longest, w.Per)
+	}
+	old := func(e Restarted) bool { return now.Sub(e.At) >= longest }
+	recent := slices.DeleteFunc(slices.Clone(r.account.Spent.Recent), old)
+	recent = append(recent, Restarted{At: now, Node: r.account.Toll.Node, Rank: r.account.Toll.Rank})
+	r.account.Spent.Recent = recent[max(0, len(recent)-maxRecent):]
+}
+
+// spentNow is what directives tell; all share it.
+func (r *Round) spentNow() *Spent {
+	s := r.account.Spent
+	if r.spent == nil && (!s.Since.IsZero() || s.Streak > 0 || s.Fruitless > 0 || s.Same > 0 || s.Best != (Progress{}) ||
+		len(s.Recent) > 0 || s.Held) {
+		s.Recent = s.Recent[max(0, len(s.Recent)-maxRecentTold):]
+		r.spent = &s
+	}
+	return r.spent
+}
+
+// recallSpent takes over what an earlier daemon had told the node, unless another one has heard of a newer epoch.
+func (r *Round) recallSpent(now time.Time, e Join) {
+	a := &r.account
+	if e.Spent == nil || !r.fresh() || a.SpentIn.newer(e.Seen) {
+		return
+	}
+	s := *e.Spent
+	s.Streak, s.Fruitless, s.Same = max(s.Streak, 0), max(s.Fruitless, 0), max(s.Same, 0)
+	s.Alike, s.Held = cut(s.Alike, maxAlike), s.Held && e.Paused != nil
+	s.Recent = slices.Clone(s.Recent[max(0, len(s.Recent)-maxRecentTold):])
+	if s.Since.After(now) {
+		s.Since = now
+	}
+	a.Spent, a.SpentIn, r.spent = s, e.Seen, nil
+}
+
+// failRun ends a doomed run, or pauses it if that is wanted.
+func (r *Round) failRun(now time.Time) {
+	c, t := r.cause, r.account.Toll
+	if why := r.overrun(now); why != "" && !t.Final && !t.Hold {
+		c = &Cause{Kind: CauseBudget, Node: t.Node, Text: why}
+	}
+	b := r.params.Budget
+	switch {
+	case t.Hold && !t.Final:
+		r.holdFailed(now, c, 0)
+	case b.HoldFailed:
+		r.holdFailed(now, c, b.HoldFor)
+	default:
+		r.finish(now, Failed, c)
+	}
+}
+
+// holdFailed pauses a run that would fail, for d or, if that is 0, until an order.
+func (r *Round) holdFailed(now time.Time, c *Cause, d time.Duration) {
+	held := r.account.Toll.Hold && !r.account.Toll.Final // nothing but a policy has decided it
+	r.doomAt, r.charge, r.account.Toll = time.Time{}, false, toll{}
+	if r.paused != nil {
+		return // it goes on when the order that paused it is taken back
+	}
+	s, text := &r.account.Spent, "until an order"
+	s.Held = true
+	if d > 0 {
+		s.HeldUntil, text = now.Add(d), "for "+Short(d)
+	}
+	r.spent = nil
+	why := "the run would have failed, and is held"
+	if held {
+		why = "a policy holds the run"
+	}
+	r.note("held", c.Node, fmt.Sprintf("%s %s: %s", why, text, c.Text))
+	r.pause(now, c)
+}
+
+// pauseBegins and pauseEnds keep pauses out of the Deadline. Who goes on after a failure begins with a new budget.
+func (r *Round) pauseBegins(now time.Time) { r.account.PausedAt = now }
+
+func (r *Round) pauseEnds(now time.Time) {
+	a := &r.account
+	if !a.Spent.Since.IsZero() && !a.PausedAt.IsZero() {
+		a.Spent.Since = a.Spent.Since.Add(now.Sub(a.PausedAt))
+	}
+	if a.Spent.Held {
+		a.Spent = Spent{Since: a.Spent.Since, Best: a.Spent.Best}
+	}
+	a.PausedAt, a.BackoffAt, r.spent = time.Time{}, time.Time{}, nil
+}
+
+// timeLimit is when time alone ends the run, and why; zero when it never does.
+func (r *Round) timeLimit() (at time.Time, c *Cause) {
+	a, b := &r.account, r.params.Budget
+	switch {
+	case r.paused != nil:
+		if a.Spent.Held {
+			return a.Spent.HeldUntil, r.paused
+		}
+		return time.Time{}, nil
+	case !a.Spent.Since.IsZero() && b.Deadline > 0:
+		at = a.Spent.Since.Add(b.Deadline)
+		c = &Cause{Kind: CauseDeadline, Text: fmt.Sprintf("the job has taken longer than %s (--deadline)", Short(b.Deadline))}
+	}
+	waits := r.phase == running && b.StartDeadline > 0 && a.Progress.Step == 0 && r.done == 0 && !r.heldWorld
+	if start := a.RanAt.Add(b.StartDeadline); waits && !a.RanAt.IsZero() && (c == nil || start.Before(at)) {
+		at = start
+		c = &Cause{Kind: CauseNoStep, Text: fmt.Sprintf("no worker has made a step within %s of its start (--start-deadline)",
+			Short(b.StartDeadline))}
+	}
+	return at, c
+}
+
+// overdue ends the run when its time is over.
+func (r *Round) overdue(now time.Time) bool {
+	if r.phase == finished || len(r.nodes) == 0 {
+		return false
+	}
+	at, c := r.timeLimit()
+	if at.IsZero() || now.Before(at) {
+		return false
+	}
+	r.finish(now, Failed, c)
+	return true
+}
+
+// stepped: a first step ends the wait for it.
+func (r *Round) stepped(e Stepped) error {
+	if r.nodes[e.ID] == nil {
+		return ErrUnknownNode
+	}
+	if e.EpochID == r.id {
+		r.progress(Progress{Step: 1, Stepping: true})
+	}
+	return nil
+}
+
+// progress books how far the workers of the newest epoch have come.
+func (r *Round) progress(p Progress) { r.account.Progress = r.account.Progress.with(p) }
+
+// succeeded books whose success n reports.
+func (a *account) succeeded(n *node, e Success, tolerate bool) {
+	whole := len(e.Ranks) == 0
+	a.Any = true
+	a.Node0 = a.Node0 || whole && n.rank == 0
+	a.Rank0 = a.Rank0 || slices.Contains(e.Ranks, 0) || whole && n.rank == 0 && !tolerate
+}
+
+// enough reports whether those have succeeded whose success is the run's.
+func (r *Round) enough() bool {
+	a := &r.account
+	switch r.params.Budget.Success {
+	case SuccessRank0:
+		return a.Rank0 || r.over()
+	case SuccessNode0:
+		return a.Node0 || r.over()
+	case SuccessAny:
+		return a.Any || r.over()
+	}
+	return r.over()
+}
+
+// over: no worker is left, and some have succeeded.
+func (r *Round) over() bool { return r.done > 0 && r.done+r.account.Exhausted >= len(r.world) }
+
+// tolerate books failures of workers beside which the others of the world go on.
+func (r *Round) tolerate(now time.Time, n *node, e Failing) {
+	r.note("rank-failed", n.Name, firstText(e.Failures, n))
+	if e.Left > 0 {
+		return
+	}
+	r.become(n, succeeded)
+	r.account.Exhausted++
+	r.account.Decision = e.Decision
+	r.checkDone(now)
+}
+
+// breakExhausted ends an epoch all of whose workers have failed, one after the other.
+func (r *Round) breakExhausted(now time.Time) {
+	n := r.world[0]
+	var fs []Failure
+	if len(r.failures) > 0 {
+		fs = r.failures[:1]
+	}
+	r.breakFailed(now, n, r.account.Decision, fs)
+}
+
+// BudgetStatus is what is left of a run's Budget, for people.
+type BudgetStatus struct {
+	// Streak are the restarts in a row without progress, of Limit, or of any number if that is -1.
+	Streak int `json:"streak"`
+	Limit  int `json:"limit"`
+	// NextWait is how long a start would wait after a failure now without progress.
+	NextWait time.Duration `json:"next_wait"`
+	// Fruitless are the restarts in a row without a newer checkpoint or more steps.
+	Fruitless int `json:"fruitless,omitempty"`
+	// BackoffUntil is when the next start is, if it waits.
+	BackoffUntil time.Time `json:"backoff_until,omitzero"`
+	// Deadline is when the run ends at the latest.
+	Deadline time.Time `json:"deadline,omitzero"`
+	// Recent are the restarts that Windows count.
+	Recent []Restarted `json:"recent,omitempty"`
+	// HeldUntil is when a failed run that is held ends; zero: there is no such time.
+	HeldUntil time.Time `json:"held_until,omitzero"`
+}
+
+// budgetStatus is nil before the first world.
+func (r *Round) budgetStatus() *BudgetStatus {
+	if r.fresh() {
+		return nil
+	}
+	a, b := &r.account, r.params.Budget
+	s := &BudgetStatus{
+		Streak: a.Spent.Streak, Limit: b.BackoffLimit, NextWait: r.backoff(a.Spent.Streak), Fruitless: a.Spent.Fruitless,
+		BackoffUntil: a.BackoffAt, Recent: a.Spent.Recent, HeldUntil: a.Spent.HeldUntil,
+	}
+	if !a.Spent.Since.IsZero() && b.Deadline > 0 {
+		s.Deadline = a.Spent.Since.Add(b.Deadline)
+	}
+	return s
+}

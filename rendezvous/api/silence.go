@@ -1,0 +1,153 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http/httptrace"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// watchAlive is for connections that carry a Watch, at both ends: with the bound below the kernel gives up a host that
+// has given no sign of life for rendezvous.SuspectAfter, whether something was sent to it or not.
+var watchAlive = net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3}
+
+// tcpUserTimeout is the socket option TCP_USER_TIMEOUT of Linux, in milliseconds.
+const tcpUserTimeout = 18
+
+// notice makes the kernel notice that the other host has fallen silent. It is best effort: what is lost is time.
+func notice(nc net.Conn) {
+	if t := tcpConn(nc); t != nil {
+		_ = t.SetKeepAliveConfig(watchAlive)
+		setUserTimeout(t, rendezvous.SuspectAfter)
+	}
+}
+
+// setUserTimeout bounds how long what was sent may stay unacknowledged, or unread in a full buffer; 0 does not.
+func setUserTimeout(t *net.TCPConn, d time.Duration) {
+	raw, err := t.SyscallConn()
+	if err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(d.Milliseconds()))
+		})
+	}
+}
+
+func tcpConn(nc net.Conn) *net.TCPConn {
+	for {
+		if t, ok := nc.(*net.TCPConn); ok {
+			return t
+		}
+		u, ok := nc.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		nc = u.NetConn()
+	}
+}
+
+// noticing is ctx for a Watch, whose connection notices a silent host.
+func noticing(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(i httptrace.GotConnInfo) { notice(i.Conn) },
+	})
+}
+
+// patiently is ctx for a request whose reader may take its time; its connection may have carried a Watch.
+func patiently(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		if t := tcpConn(i.Conn); t != nil && i.Reused {
+			setUserTimeout(t, 0)
+		}
+	}})
+}
+
+// Watchful has a Hub that is served on l hear of hosts that have fallen silent. Their connections end all the same.
+func Watchful(l net.Listener) net.Listener { return watchful{l} }
+
+type watchful struct{ net.Listener }
+
+func (l watchful) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &line{Conn: nc}, nil
+}
+
+// line is a connection over which nodes may watch.
+type line struct {
+	net.Conn
+	fallen atomic.Bool // its host was given up as silent
+	last   atomic.Pointer[seat]
+}
+
+// seat is the node that watched last over a line.
+type seat struct {
+	hub       *Hub
+	run, node string
+}
+
+type lineKey struct{}
+
+// lineOf is the line of a request's context, or nil.
+func lineOf(ctx context.Context) *line {
+	c, _ := ctx.Value(lineKey{}).(*line)
+	return c
+}
+
+// watched notes who watches now. Requests of one connection come one after the other.
+func (c *line) watched(h *Hub, run, node string) {
+	if c == nil {
+		return
+	}
+	old := c.last.Load()
+	if old == nil {
+		notice(c.Conn)
+	}
+	if old == nil || old.run != run || old.node != node {
+		c.last.Store(&seat{h, run, node})
+	}
+}
+
+// silent says whether the connection has ended because its host has fallen silent.
+func (c *line) silent() bool { return c != nil && c.fallen.Load() }
+
+// Read tells the hub of a silent host: no request need be under way, as when its last answer was never received.
+func (c *line) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == nil || !isSilence(err) || c.fallen.Swap(true) {
+		return n, err
+	}
+	if s := c.last.Load(); s != nil {
+		s.hub.silent(s.run, s.node)
+	}
+	return n, err
+}
+
+// isSilence: nobody has answered the kernel, or routers have said that they do not reach the host.
+func isSilence(err error) bool {
+	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) ||
+		errors.Is(err, syscall.ENETUNREACH)
+}
+
+// Prove tells the connection below.
+func (c *line) Prove(ok bool) {
+	if p, can := c.Conn.(prover); can {
+		p.Prove(ok)
+	}
+}
+
+// NetConn is the connection below.
+func (c *line) NetConn() net.Conn { return c.Conn }
+
+// silent tells the run that the host of a node answers no more. A run, or a node, that is gone needs no news.
+func (h *Hub) silent(id, node string) {
+	if r, err := h.member(id); err == nil {
+		_ = r.step(rendezvous.Silence{ID: node})
+	}
+}

@@ -1,0 +1,258 @@
+package rendezvous
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Budget bounds what recovery may cost a run, and says when the run has reached its end. The zero value of a field is
+// its default. Of all nodes of a run that of the node counts that opened it.
+type Budget struct {
+	// BackoffLimit is how many restarts in a row may bring no progress, those included that MaxRestarts does not count;
+	// -1 is no limit. What nodes that come or go cause is not counted.
+	BackoffLimit int `json:"backoff_limit,omitempty"`
+	// BackoffMin and BackoffMax bound the time from a failure to the next start. The first restart after progress does
+	// not wait, the second one BackoffMin, and each further one twice as long. A BackoffMax below 0 is no wait at all.
+	BackoffMin time.Duration `json:"backoff_min,omitempty"`
+	BackoffMax time.Duration `json:"backoff_max,omitempty"`
+	// Windows bound the restarts within some time, whether they bring progress or not.
+	Windows [MaxWindows]Window `json:"windows,omitzero"`
+	// SameFailures is how often in a row workers may fail alike before their first step; -1 is no limit. An epoch of
+	// which nobody knows whether it has made a step is not counted.
+	SameFailures int `json:"same_failures,omitempty"`
+	// NoProgress is how many restarts in a row may bring neither a newer checkpoint nor more steps; 0 is no limit. Where
+	// neither is known, an epoch of ten minutes is progress.
+	NoProgress int `json:"no_progress,omitempty"`
+	// Deadline bounds the time from the first start of workers to the end of the run, without pauses; 0 is no limit.
+	Deadline time.Duration `json:"deadline,omitempty"`
+	// StartDeadline bounds the time from every start of workers to the first step; 0 is no limit.
+	StartDeadline time.Duration `json:"start_deadline,omitempty"`
+	// Success says whose success is the run's.
+	Success SuccessRule `json:"success,omitempty"`
+	// CleanUp says what becomes of workers that still run then.
+	CleanUp CleanUp `json:"clean_up,omitempty"`
+	// HoldFailed pauses a run that would fail because of its workers, for HoldFor; 0 is until an order.
+	HoldFailed bool          `json:"hold_failed,omitempty"`
+	HoldFor    time.Duration `json:"hold_for,omitempty"`
+	// Tolerate lets an epoch go on when one of its workers fails, as long as another one is left.
+	Tolerate bool `json:"tolerate,omitempty"`
+}
+
+// SuccessRule says whose success is the run's.
+type SuccessRule string
+
+// The success rules.
+const (
+	SuccessAll   SuccessRule = "all"   // all workers
+	SuccessRank0 SuccessRule = "rank0" // rank 0
+	SuccessNode0 SuccessRule = "node0" // all workers of group rank 0
+	SuccessAny   SuccessRule = "any"   // any worker
+)
+
+// CleanUp says what becomes of workers that still run when the run has succeeded.
+type CleanUp string
+
+// The ways to clean up.
+const (
+	CleanNone       CleanUp = "none"       // they run on, and how they end does not count
+	CleanUnfinished CleanUp = "unfinished" // they are stopped
+	CleanAll        CleanUp = "all"        // they are stopped; nothing is left of others in any case
+)
+
+// Window bounds the restarts of a rank, of a node or of the job within a time. The zero Window bounds nothing.
+type Window struct {
+	Scope WindowScope   `json:"scope,omitempty"`
+	Max   int           `json:"max,omitempty"`
+	Per   time.Duration `json:"per,omitempty"`
+}
+
+// WindowScope says whose restarts a Window counts: those that a failure there has led to.
+type WindowScope string
+
+// The scopes of a Window.
+const (
+	WindowRank WindowScope = "rank"
+	WindowNode WindowScope = "node"
+	WindowJob  WindowScope = "job"
+)
+
+// Bounds of a Budget.
+const (
+	MaxWindows   = 4
+	maxWindowMax = 1000
+	maxDuration  = 366 * 24 * time.Hour
+)
+
+// Defaults of a Budget.
+const (
+	DefaultBackoffLimit = 100
+	DefaultBackoffMin   = 10 * time.Millisecond
+	DefaultBackoffMax   = 30 * time.Second
+	DefaultSameFailures = 5
+)
+
+// longEpoch is progress wherever steps do not tell otherwise: nobody waits or stops because of a failure that comes
+// after so long.
+const longEpoch = 10 * time.Minute
+
+func (b Budget) withDefaults() Budget {
+	set(&b.BackoffLimit, DefaultBackoffLimit)
+	set(&b.BackoffMax, DefaultBackoffMax)
+	if b.BackoffMax < 0 {
+		b.BackoffMin = 0
+	} else {
+		set(&b.BackoffMin, min(DefaultBackoffMin, b.BackoffMax))
+	}
+	set(&b.SameFailures, DefaultSameFailures)
+	set(&b.Success, SuccessAll)
+	set(&b.CleanUp, CleanUnfinished)
+	return b
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// validate expects the defaults to be filled in.
+func (b Budget) validate() error {
+	switch {
+	case b.BackoffLimit < -1:
+		return fmt.Errorf("--backoff-limit=%d: need a number of restarts from 1, or -1 for no limit", b.BackoffLimit)
+	case b.BackoffMax >= 0 && (b.BackoffMin <= 0 || b.BackoffMin > b.BackoffMax || b.BackoffMax > maxDuration):
+		return fmt.Errorf("--restart-backoff=%s:%s: need MIN:MAX with 0 < MIN <= MAX, or 0 for none",
+			b.BackoffMin, b.BackoffMax)
+	case b.SameFailures < -1:
+		return fmt.Errorf("--same-failures=%d: need a number of failures from 1, or -1 for no limit", b.SameFailures)
+	case b.NoProgress < 0:
+		return fmt.Errorf("--no-progress=%d: need a number of restarts from 1, or 0 for no limit", b.NoProgress)
+	case min(b.Deadline, b.StartDeadline, b.HoldFor) < 0 || max(b.Deadline, b.StartDeadline, b.HoldFor) > maxDuration:
+		return fmt.Errorf("--deadline, --start-deadline and --on-failure=hold need times up to %s (%s, %s, %s)",
+			maxDuration, b.Deadline, b.StartDeadline, b.HoldFor)
+	case !oneOf(b.Success, SuccessAll, SuccessRank0, SuccessNode0, SuccessAny):
+		return fmt.Errorf("--success-rule=%.100s: need all, rank0, node0 or any", b.Success)
+	case !oneOf(b.CleanUp, CleanNone, CleanUnfinished, CleanAll):
+		return fmt.Errorf("--clean-up=%.100s: need none, unfinished or all", b.CleanUp)
+	}
+	for _, w := range b.Windows {
+		if err := w.validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func oneOf[T comparable](v T, list ...T) bool {
+	for _, o := range list {
+		if v == o {
+			return true
+		}
+	}
+	return false
+}
+
+func (w Window) validate() error {
+	known := oneOf(w.Scope, WindowRank, WindowNode, WindowJob)
+	if w != (Window{}) && (!known || w.Max < 1 || w.Max > maxWindowMax || w.Per <= 0 || w.Per > maxDuration) {
+		return fmt.Errorf("--restart-window=%.100s: need rank, node or job, 1 to %d restarts and a time up to %s, such as "+
+			"job=3/1h", w, maxWindowMax, maxDuration)
+	}
+	return nil
+}
+
+// String is w as a user would type it.
+func (w Window) String() string { return fmt.Sprintf("%s=%d/%s", w.Scope, w.Max, Short(w.Per)) }
+
+// Short is d without units that are zero, such as 1h instead of 1h0m0s.
+func Short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// options lists the fields as a user would type them, defaults included.
+func (b Budget) options() (list []option) {
+	b = b.withDefaults()
+	var windows []string
+	for _, w := range b.Windows {
+		if w != (Window{}) {
+			windows = append(windows, w.String())
+		}
+	}
+	exit := "restart-all"
+	if b.Tolerate {
+		exit = "tolerate"
+	}
+	for _, text := range []string{
+		fmt.Sprintf("--backoff-limit=%d", b.BackoffLimit), "--restart-backoff=" + b.backoffText(),
+		"--restart-window=" + strings.Join(windows, ","),
+		fmt.Sprintf("--same-failures=%d", b.SameFailures), fmt.Sprintf("--no-progress=%d", b.NoProgress),
+		"--deadline=" + Short(b.Deadline), "--start-deadline=" + Short(b.StartDeadline),
+		"--success-rule=" + string(b.Success), "--clean-up=" + string(b.CleanUp),
+		"--on-failure=" + b.onFailure(), "--on-rank-exit=" + exit,
+	} {
+		list = append(list, option{text: text})
+	}
+	return list
+}
+
+func (b Budget) backoffText() string {
+	if b.BackoffMax < 0 {
+		return "0"
+	}
+	return Short(b.BackoffMin) + ":" + Short(b.BackoffMax)
+}
+
+func (b Budget) onFailure() string {
+	switch {
+	case !b.HoldFailed && b.HoldFor == 0:
+		return "exit"
+	case b.HoldFor == 0:
+		return "hold"
+	}
+	return "hold=" + Short(b.HoldFor)
+}
+
+// Progress is how far the workers of one epoch have come, as far as a node knows.
+type Progress struct {
+	// Step is the number of steps since the workers were started, if Stepping says that it is known.
+	Step     int64 `json:"step,omitempty"`
+	Stepping bool  `json:"stepping,omitempty"`
+	// Checkpoint is the newest one, if Saving says that there is one.
+	Checkpoint int64 `json:"checkpoint,omitempty"`
+	Saving     bool  `json:"saving,omitempty"`
+}
+
+// with is the further of both.
+func (p Progress) with(o Progress) Progress {
+	return Progress{
+		Step: max(p.Step, o.Step, 0), Stepping: p.Stepping || o.Stepping,
+		Checkpoint: max(p.Checkpoint, o.Checkpoint, 0), Saving: p.Saving || o.Saving,
+	}
+}
+
+// beyond reports whether a run that had come as far as best is further now. Steps count from the newest checkpoint, if
+// there is one, so they are compared only while that is the same.
+func (p Progress) beyond(best Progress) bool {
+	if p.Saving && (!best.Saving || p.Checkpoint > best.Checkpoint) {
+		return true
+	}
+	return p.Stepping && p.Step > best.Step
+}
+
+// String lists the fields as a user would type them, defaults included.
+func (b Budget) String() string {
+	var texts []string
+	for _, o := range b.options() {
+		texts = append(texts, o.text)
+	}
+	return strings.Join(texts, " ")
+}

@@ -1,0 +1,68 @@
+package rendezvous
+
+import (
+	"fmt"
+	"time"
+)
+
+// Leaving. A node that will go says so while its workers still run. All nodes of its world, it too, are told to stop in
+// one step, so that what their workers have in memory is saved together, and no worker learns of the end by a broken
+// connection. The others form the next world as soon as they have joined again: nobody waits for what the leaving node
+// still has to do, nor is anything charged for it.
+
+// beginLeave takes a node that will leave out of all that is to come.
+func (r *Round) beginLeave(now time.Time, e Leaving) error {
+	n := r.nodes[e.ID]
+	if n == nil {
+		return ErrUnknownNode
+	}
+	if n.state == leaving || n.state == succeeded || r.phase == finished {
+		return nil // it is known, or the run does not need the node any more
+	}
+	reason := cut(e.Reason, maxReason)
+	text := reason
+	if e.Grace > 0 {
+		text += fmt.Sprintf(" (within %s)", e.Grace.Round(time.Second/10))
+	}
+	r.note("leaving", n.Name, text)
+	switch {
+	case n.idle():
+	case r.resume != nil:
+		r.resume.forgo(n)
+		r.resume.hurry(now)
+	default:
+		r.loseTo(now, n, reason)
+	}
+	r.become(n, leaving)
+	return nil
+}
+
+// loseTo ends the epoch because a member of it leaves.
+func (r *Round) loseTo(now time.Time, n *node, reason string) {
+	r.elastic = true
+	if len(r.losses) < maxKept {
+		r.losses = append(r.losses, Loss{
+			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: now,
+		})
+	}
+	text := fmt.Sprintf("node %d (%s) is leaving: %s", n.rank, n.Name, reason)
+	r.breakWorld(now, Cause{Kind: CauseLeave, Node: n.Name, Text: text})
+}
+
+// drain has all nodes of the name leave, and keeps others of that name without workers. A launcher that cannot be told
+// to leave stays, barred.
+func (r *Round) drain(now time.Time, name string, c *Cause) {
+	ns := r.sorted(func(n *node) bool { return n.Name == name && n.can(CanLeave) })
+	for _, n := range ns {
+		n.drained = c
+	}
+	for _, n := range ns {
+		_ = r.beginLeave(now, Leaving{ID: n.ID, Reason: c.Text}) // it is here
+	}
+	r.barName(now, name, c)
+	for _, n := range ns {
+		if n.dir.Leave == nil {
+			r.direct(n, Directive{Kind: Bar, Cause: c})
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package rendezvous
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTheOthersGoOnWithoutANodeThatWillLeave(t *testing.T) {
+	s := held(t, Params{Min: 2, Max: 3, MaxRestarts: 0}, "a", "b", "c")
+	s.must(Leaving{ID: "b", Reason: "spot notice", Grace: 28 * time.Second})
+	for _, id := range []string{"a", "b", "c"} {
+		require.Equal(t, Stop, s.dirs[id].Kind, "all stop in one step")
+		require.Equal(t, &Cause{CauseLeave, "b", "node 1 (b) is leaving: spot notice"}, s.dirs[id].Cause)
+	}
+	require.Equal(t, "spot notice (within 28s)", s.notes("leaving")[0].Text)
+	s.gone["b"] = true // it is busy with its workers
+	delete(s.dirs, "b")
+	delete(s.runs, "b")
+	s.obey()
+	require.Equal(t, "a c", s.order(), "nobody waits for it")
+	require.Equal(t, 0, s.runs["a"].Restarts)
+	s.must(Leaving{ID: "b"}) // once more
+	s.must(Leave{ID: "b", Reason: "spot notice"})
+	s.pass(time.Minute)
+	require.Equal(t, "a c", s.order())
+	require.Empty(t, s.notes("node-loss"))
+	require.Len(t, s.notes("node-leave"), 1)
+}
+
+func TestASpareTakesThePlaceOfANodeThatWillLeave(t *testing.T) {
+	s := held(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
+	s.must(Leaving{ID: "a"})
+	delete(s.dirs, "a")
+	delete(s.runs, "a")
+	s.obey()
+	require.Equal(t, "spare b", s.order())
+}
+
+func TestTooFewWaitForAReplacement(t *testing.T) {
+	s := held(t, Params{Min: 2, Max: 2, MaxRestarts: 0}, "a", "b")
+	s.must(Leaving{ID: "a"})
+	delete(s.dirs, "a")
+	delete(s.runs, "a")
+	s.obey()
+	require.Equal(t, Wait, s.dirs["b"].Kind)
+	require.Empty(t, s.r.Evidence().Outcome)
+	s.join("c")
+	s.pass(DefaultLastCall)
+	s.obey()
+	require.Equal(t, "c b", s.order())
+}
+
+func TestANodeThatWillLeaveMayDie(t *testing.T) {
+	s := held(t, Params{Min: 1, Max: 2}, "a", "b")
+	s.must(Leaving{ID: "a"})
+	s.vanish("a")
+	s.obey()
+	s.pass(SilentGrace)
+	require.Empty(t, s.notes("node-loss"))
+	require.Equal(t, "b", s.order())
+}
+
+func TestLeavingChangesNothing(t *testing.T) {
+	s := held(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
+	require.ErrorIs(t, s.step(Leaving{ID: "x"}), ErrUnknownNode)
+	s.must(Leaving{ID: "spare"})
+	require.Equal(t, "a b", s.order())
+	s.succeed("a")
+	s.must(Leaving{ID: "a"})
+	s.succeed("b")
+	require.Equal(t, Succeeded, s.r.Evidence().Outcome)
+	s.must(Leaving{ID: "b"})
+}
+
+func TestAFailureOfWorkersWhoseNodeLeavesIsFree(t *testing.T) {
+	s := held(t, Params{Min: 1, Max: 2, MaxRestarts: 0}, "a", "b")
+	run := s.runs["b"]
+	s.must(Leaving{ID: "a"})
+	s.must(Failing{ID: "b", EpochID: run.EpochID, Decision: RestartCharged})
+	delete(s.dirs, "a")
+	s.obey()
+	s.pass(AttributionWindow)
+	require.Equal(t, Run, s.dirs["b"].Kind)
+	require.Equal(t, 0, s.dirs["b"].Restarts)
+}
+
+func TestDrain(t *testing.T) {
+	s := held(t, Params{Min: 1, Max: 2}, "a", "b", "spare")
+	require.ErrorIs(t, s.step(Order{Kind: OrderDrain, Node: "x"}), ErrUnknownNode)
+	s.must(Order{Kind: OrderDrain, Node: "spare", Text: "old"})
+	require.Equal(t, "old", s.dirs["spare"].Leave.Text)
+	require.Equal(t, Bar, s.dirs["spare"].Kind)
+	require.Equal(t, "a b", s.order())
+
+	s.must(Order{Kind: OrderDrain, Node: "a", Text: "mend"})
+	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, "mend", s.dirs["a"].Leave.Text)
+	require.Nil(t, s.dirs["b"].Leave)
+	s.must(Leave{ID: "a"})
+	delete(s.dirs, "a")
+	delete(s.runs, "a")
+	s.obey()
+	require.Equal(t, "b", s.order())
+	s.joinNode(Node{ID: "a2", Name: "a", Rank: -1, Slots: 2, Can: able()})
+	require.Equal(t, Bar, s.dirs["a2"].Kind, "its name gets no workers")
+	require.Nil(t, s.dirs["a2"].Leave)
+	s.must(Order{Kind: OrderUnbar, Node: "a"})
+	s.pass(DefaultGrowthDelay)
+	s.obey()
+	require.Len(t, s.runs, 2)
+}
+
+func TestWhoCannotBeToldToLeaveIsBarred(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 2}, "a", "b")
+	s.must(Order{Kind: OrderDrain, Node: "a"})
+	s.obey()
+	require.Equal(t, Bar, s.dirs["a"].Kind)
+	require.Nil(t, s.dirs["a"].Leave)
+	require.Equal(t, "b", s.order())
+}
+
+func TestANodeLeavesAWorldThatIsBeingRebuilt(t *testing.T) {
+	old := held(t, Params{Min: 1, Max: 3}, "a", "b", "c")
+	s := newSim(t, old.p)
+	for _, id := range []string{"a", "b"} {
+		run := old.runs[id]
+		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: able()}, Params: s.p, Seen: run.EpochID,
+			Resume: &Resume{EpochID: run.EpochID, Place: *run.Place}})
+		s.must(Attach{ID: id})
+		s.runs[id] = s.dirs[id]
+	}
+	s.must(Leaving{ID: "a"})
+	delete(s.dirs, "a")
+	delete(s.runs, "a")
+	s.pass(resumeWindow)
+	s.obey()
+	require.Equal(t, "b", s.order())
+}
