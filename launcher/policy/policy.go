@@ -1,14 +1,14 @@
-// Package policy says what the end of a worker leads to (Config.Decide) and with which status the launcher itself ends
-// (Reason.Code).
+// Package policy says what the end of a worker leads to (Config.Decide, Decider) and with which status the launcher
+// itself ends (Reason.Code).
 //
-// Decide looks at one exit only. How many restarts the job has left is counted by the rendezvous, because every node
-// must agree on it. What Decide looks at is a struct and what it returns an
-// open enumeration, so that log rules, further signals and back-off extend them without a new call.
+// The first Rule that matches decides, and without one the Restart. How many restarts the job has left is counted by
+// the rendezvous, because every node must agree on it.
 //
 // The package is pure: it must not read a clock, a file or the environment, and starts no goroutine.
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -33,8 +33,8 @@ const (
 )
 
 // RestartMe is the exit code by which a worker asks, under ExitCode, for a restart that is not charged to
-// --max-restarts. It is also what a shell reports for SIGUSR1, so that signal asks for the same. Nothing bounds these
-// restarts; to have them charged, list 138 as retryable.
+// --max-restarts. It is also what a shell reports for SIGUSR1, so that signal asks for the same. The backoff limit
+// bounds these restarts; to have them charged, list 138 as retryable.
 const RestartMe = 138
 
 // Config is a job's restart policy.
@@ -46,6 +46,10 @@ type Config struct {
 	// Retryable replaces the exit codes that ExitCode restarts after. The default is 130, 137 and 143: the shell's codes
 	// of SIGINT, SIGKILL and SIGTERM, which an eviction, a preemption or the OOM killer leave behind.
 	Retryable []CodeRange
+	// Rules come before Restart; the first that matches decides. They do not change what becomes of a success.
+	Rules []Rule
+	// Alone: there is no node to go elsewhere to, so RestartElsewhere is RestartCharged.
+	Alone bool
 }
 
 // Validate refuses values out of range, and options that the chosen rule would ignore.
@@ -71,68 +75,130 @@ func (c Config) Validate() error {
 			return err
 		}
 	}
+	return c.validateRules()
+}
+
+// validateRules refuses what rules leave without effect.
+func (c Config) validateRules() error {
+	last := len(c.Rules) - 1
+	i := slices.IndexFunc(c.Rules, Rule.always)
+	switch {
+	case i < 0:
+		return nil
+	case i < last:
+		r, never := c.Rules[i], c.Rules[last]
+		return fmt.Errorf("the rule %q (%s) decides before %q (%s) can: leave one out", r, r.From, never, never.From)
+	case c.Restart == Never || c.Restart == ExitCode:
+		return fmt.Errorf("restart policy %s has no effect, because the rule %q (%s) decides the rest: leave one out",
+			c.Restart, c.Rules[i], c.Rules[i].From)
+	}
 	return nil
+}
+
+// CheckSize refuses rules that a job of fewest to most nodes cannot follow.
+func (c Config) CheckSize(fewest, most int) error {
+	for _, r := range c.Rules {
+		if r.Action == Shrink && fewest == most {
+			return fmt.Errorf("%s: the rule %q shrinks a job that needs all of its %d nodes: use --nnodes=MIN:MAX, "+
+				"or another action", r.From, r, most)
+		}
+	}
+	return nil
+}
+
+// NeedsText reports whether Exit.Text counts.
+func (c Config) NeedsText() bool {
+	return slices.ContainsFunc(c.Rules, func(r Rule) bool { return r.Pattern != nil })
 }
 
 // Exit is one worker's end.
 type Exit struct {
-	Code int // the exit code; -n when signal n ended the worker
+	Code      int    // the exit code; -n when signal n ended the worker
+	Exception string // the class of the Python exception, with its module where that is known; "" without one
+	Text      string // the error and the end of the output; needed by patterns only, see Config.NeedsText
+	OOM       bool   // the kernel killed it, or a process of its cgroup, for lack of memory
+	Hung      bool   // a collective timed out, or a timer expired
+	// Follows: its error says that another process is gone, stuck or stopped, whose end is not this node's to judge.
+	Follows bool
 }
 
-// Action is what a worker's end leads to. The values are ordered: the largest among a node's workers is what the node
-// must do.
+// Action is what a worker's end leads to.
 type Action int
 
-// The actions.
+// The actions, in the order of how much they change.
 const (
-	Succeed        Action = iota // the worker is done
-	RestartFree                  // restart; not charged to --max-restarts
-	RestartCharged               // restart while the job has restarts left; then it fails
-	Fail                         // end the job, whatever restarts are left
+	Succeed          Action = iota // the worker is done
+	RestartFree                    // restart; not charged to --max-restarts
+	RestartCharged                 // restart while the job has restarts left; then it fails
+	RestartElsewhere               // as RestartCharged, with another node in the place of this one
+	Shrink                         // as RestartCharged, without this node
+	Hold                           // end the workers and keep the node, until an operator goes on
+	Fail                           // end the job, whatever restarts are left
 )
+
+// names are the action's names in logs and in rules.
+func (a Action) names() (log, rule string) {
+	switch a {
+	case Succeed:
+		return "succeed", ""
+	case RestartFree:
+		return "restart, not charged", "retry-free"
+	case RestartCharged:
+		return "restart", "retry"
+	case RestartElsewhere:
+		return "restart elsewhere", "retry-elsewhere"
+	case Shrink:
+		return "shrink", "shrink"
+	case Hold:
+		return "hold", "hold"
+	case Fail:
+		return "fail", "stop-job"
+	}
+	return "action " + strconv.Itoa(int(a)), ""
+}
 
 // String names the action for logs.
 func (a Action) String() string {
-	switch a {
-	case Succeed:
-		return "succeed"
-	case RestartFree:
-		return "restart, not charged"
-	case RestartCharged:
-		return "restart"
-	case Fail:
-		return "fail"
-	}
-	return "action " + strconv.Itoa(int(a))
+	log, _ := a.names()
+	return log
 }
 
-// Decide judges one exit.
-func (c Config) Decide(e Exit) Action {
+// Word names the action as rules do; "" for Succeed, to which no rule leads.
+func (a Action) Word() string {
+	_, rule := a.names()
+	return rule
+}
+
+// ParseAction reads a Word.
+func ParseAction(word string) (Action, error) {
+	for a := RestartFree; a <= Fail; a++ {
+		if a.Word() == word {
+			return a, nil
+		}
+	}
+	return 0, fmt.Errorf("there is no action %q: use retry, retry-free, retry-elsewhere, shrink, hold or stop-job", word)
+}
+
+// Table lists the rules that decide about failures, in order: those of Restart come last.
+func (c Config) Table() []Rule {
+	rule := func(a Action, codes ...CodeRange) Rule {
+		return Rule{Exit: codes, Action: a, From: "--restart-policy=" + string(cmp.Or(c.Restart, OnFailure))}
+	}
+	rules := slices.Clip(c.Rules)
 	switch {
-	case e.Code == 0:
-		return Succeed
-	case c.Restart == Always:
-		return RestartCharged
+	case slices.ContainsFunc(rules, Rule.always):
+		return rules
 	case c.Restart == Never:
-		return Fail
+		return append(rules, rule(Fail))
 	case c.Restart == ExitCode:
-		return c.decideByCode(ShellCode(e.Code))
+		retryable := c.Retryable
+		if len(retryable) == 0 {
+			retryable = defaultRetryable()
+		}
+		return append(rules, rule(RestartCharged, retryable...), rule(RestartFree, CodeRange{RestartMe, RestartMe}),
+			rule(Fail))
 	}
-	return RestartCharged
-}
-
-func (c Config) decideByCode(code int) Action {
-	retryable := c.Retryable
-	if len(retryable) == 0 {
-		retryable = defaultRetryable()
-	}
-	switch {
-	case slices.ContainsFunc(retryable, func(r CodeRange) bool { return r.First <= code && code <= r.Last }):
-		return RestartCharged
-	case code == RestartMe:
-		return RestartFree
-	}
-	return Fail
+	return append(rules, rule(RestartCharged))
 }
 
 // ShellCode is the code a shell reports for an exit: 128+n for signal n, which is -n here.
@@ -145,6 +211,16 @@ func ShellCode(code int) int {
 
 // CodeRange is a range of exit codes, both ends included, as a shell reports them: 128+n for signal n.
 type CodeRange struct{ First, Last int }
+
+func (r CodeRange) has(code int) bool { return r.First <= code && code <= r.Last }
+
+// String is the range as ParseCodes reads it.
+func (r CodeRange) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(r.First)
+	}
+	return strconv.Itoa(r.First) + "-" + strconv.Itoa(r.Last)
+}
 
 func (r CodeRange) validate() error {
 	if r.First < 1 || r.Last > 255 || r.First > r.Last {

@@ -1,0 +1,203 @@
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Table is a policy that has a name.
+type Table struct {
+	Name    string
+	Rules   []Rule
+	Success string // the success rule that goes with it: all, rank0, node0 or any; "" if it names none
+}
+
+// builtin is a Table as it is written here.
+type builtin struct {
+	name, success string
+	rules         []string
+}
+
+// builtins follow what the systems that they are named after do with the exit code of a replica.
+func builtins() []builtin {
+	return []builtin{
+		{"t9k", "node0", []string{
+			"exit 130,137,143 -> retry because SIGINT, SIGKILL and SIGTERM come from outside",
+			"exit 138 -> retry-free because the program asks for a restart",
+			"any -> stop-job because other exit codes are permanent",
+		}},
+		{"ms-operator", "node0", []string{
+			"exit 128-255 -> retry because a signal, or an exit code that asks for a restart",
+			"any -> stop-job because exit codes below 128 are permanent",
+		}},
+		{"kubeflow", "", []string{
+			"exit 128-255 -> retry because a signal, or an exit code that asks for a restart",
+			"any -> stop-job because exit codes below 128 are permanent",
+		}},
+		{"nvrx", "", []string{
+			"exit 93 -> stop-job because the program asks not to be restarted",
+			"any -> retry",
+		}},
+		{"paddle", "", []string{
+			"exit 101 -> retry-free because the program asks for an elastic restart",
+			"exit 102 -> retry-free because the automatic parallelism asks for a new start",
+			"any -> retry",
+		}},
+		{"dlrover", "", []string{
+			"event oom -> stop-job because it would run out of memory again",
+			"exit 247 -> stop-job because it ran out of memory",
+			"exit 14,201,202 -> retry-elsewhere because the hardware of the node is at fault",
+			"exit 137,143 -> retry-free because the worker was killed, as by a preemption",
+			"any -> retry",
+		}},
+	}
+}
+
+// Names lists the built-in tables.
+func Names() (names []string) {
+	for _, b := range builtins() {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+// Named returns a built-in table; false if there is none of that name.
+func Named(name string) (Table, bool) {
+	all := builtins()
+	i := slices.IndexFunc(all, func(b builtin) bool { return b.name == name })
+	if i < 0 {
+		return Table{}, false
+	}
+	t := Table{Name: name, Success: all[i].success}
+	for _, text := range all[i].rules {
+		r, err := ParseRule(text)
+		if err != nil {
+			panic("policy: built-in table " + name + ": " + err.Error())
+		}
+		r.From = name
+		t.Rules = append(t.Rules, r)
+	}
+	return t, true
+}
+
+// MaxFile bounds the file of a table, in bytes.
+const MaxFile = 64 << 10
+
+// ParseTable reads the file of a table, which messages call name. The error names the line.
+//
+// The file is YAML, of which only this is understood: one mapping; in it scalars and, under rules, a list of mappings
+// of scalars or of texts; scalars in one line, plain or in quotes; lists in brackets in place of commas; comments. What
+// is not understood is refused, never read in another way than YAML has it.
+//
+//	base: t9k                 # its rules come behind those of this file
+//	success-rule: node0
+//	rules:
+//	  - exit: 3,10-12
+//	    action: retry-elsewhere
+//	    max: 2 per 1h
+//	    reason: the fabric is being repaired
+//	  - exception torch.cuda.OutOfMemoryError -> stop-job
+//	default: retry            # what no rule of this file or of base decides
+func ParseTable(name, text string) (Table, error) {
+	t := Table{Name: name}
+	doc, err := parseYAML(text)
+	if err != nil {
+		return t, err
+	}
+	var end []Rule
+	for _, f := range doc.fields {
+		if err := t.set(f, &end); err != nil {
+			return t, fmt.Errorf("line %d: %w", f.line, err)
+		}
+	}
+	for _, item := range doc.rules {
+		r, err := item.rule()
+		if err != nil {
+			return t, err
+		}
+		r.From = fmt.Sprintf("%s:%d", name, item.line)
+		t.Rules = append(t.Rules, r)
+	}
+	if len(t.Rules)+len(end) == 0 {
+		return t, errors.New("there is nothing in it: write rules:, base: or default:")
+	}
+	return t.close(end)
+}
+
+// set reads a field of the file. end is what comes behind its rules.
+func (t *Table) set(f field, end *[]Rule) error {
+	switch f.key {
+	case "base":
+		base, ok := Named(f.value)
+		if !ok {
+			return fmt.Errorf("there is no policy %q: use one of %s", f.value, strings.Join(Names(), ", "))
+		}
+		*end = append(base.Rules, *end...)
+		t.Success = cmp.Or(t.Success, base.Success)
+	case "default":
+		r := Rule{From: fmt.Sprintf("%s:%d", t.Name, f.line)}
+		if err := r.setAction(f.value); err != nil {
+			return err
+		}
+		*end = append(*end, r)
+	case "success-rule":
+		if !slices.Contains([]string{"all", "rank0", "node0", "any"}, f.value) {
+			return fmt.Errorf("there is no success rule %q: use all, rank0, node0 or any", f.value)
+		}
+		t.Success = f.value
+	default:
+		return fmt.Errorf("there is no field %q: use base, default, success-rule and rules", f.key)
+	}
+	return nil
+}
+
+// close appends what comes behind the rules of the file.
+func (t Table) close(end []Rule) (Table, error) {
+	if err := Check(t.Rules); err != nil {
+		return t, err
+	}
+	t.Rules = append(t.Rules, end...)
+	if i := slices.IndexFunc(t.Rules, Rule.always); i >= 0 && i < len(t.Rules)-1 {
+		return t, fmt.Errorf("the rule %q (%s) decides before %q (%s) can: leave one out",
+			t.Rules[i], t.Rules[i].From, t.Rules[i+1], t.Rules[i+1].From)
+	}
+	return t, nil
+}
+
+// rule reads one item of the list of rules.
+func (it item) rule() (r Rule, err error) {
+	if it.text != "" {
+		if r, err = ParseRule(it.text); err != nil {
+			return r, fmt.Errorf("line %d: %w", it.line, err)
+		}
+		return r, nil
+	}
+	seen := map[string]bool{}
+	for _, f := range it.fields {
+		switch f.key {
+		case "action":
+			err = r.setAction(f.value)
+		case "max":
+			err = r.setMax(f.value)
+		case "reason":
+			err = r.setReason(f.value)
+		default:
+			err = r.condition(f.key, f.value, seen)
+		}
+		if err != nil {
+			return r, fmt.Errorf("line %d: %w", f.line, err)
+		}
+	}
+	switch {
+	case r.Action == Succeed:
+		return r, fmt.Errorf("line %d: the rule has no action: add action: retry, retry-free, retry-elsewhere, shrink, hold "+
+			"or stop-job", it.line)
+	case len(seen) == 0:
+		return r, fmt.Errorf("line %d: the rule has no condition, so it would decide everything: add one, or write "+
+			"default: %s", it.line, r.Action.Word())
+	}
+	return r, nil
+}

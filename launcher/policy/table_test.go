@@ -1,0 +1,292 @@
+package policy_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"dlrover-run/launcher/policy"
+)
+
+const site = `# the site's
+base: "t9k"
+success-rule: 'all' # not its node0
+rules:
+  - exit: 3,10-12
+    exception: 'ValueError'
+    action: retry-elsewhere
+
+    # twice
+    max: 2 per 1h
+    reason: "bad \"memory\" \\ it's #1"
+  - exit: [ 14, 201-202 ]   # hardware
+    signal: [SIGBUS]
+    action: hold
+  - pattern: 'a: b # c ''d'' /'
+    action: shrink
+    reason: a#b:c -> d
+  - event oom -> stop-job because memory   # a comment
+  - "pattern /x: y/ -> retry"
+  -   exit: 9
+      action: stop-job
+`
+
+func TestParseTable(t *testing.T) {
+	for name, text := range map[string]string{
+		"as it is": site, "with a beginning": "---\n" + site,
+		"as Windows writes it": "\uFEFF" + strings.ReplaceAll(site, "\n", "\r\n"),
+		"without indentation":  strings.ReplaceAll(site, "\n  ", "\n"), "without an end": strings.TrimSuffix(site, "\n"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			table, err := policy.ParseTable("site.yaml", text)
+			require.NoError(t, err)
+			require.Equal(t, "all", table.Success)
+			require.Equal(t, "site.yaml", table.Name)
+			var got []string
+			for _, r := range table.Rules {
+				got = append(got, r.String())
+				if r.From != "t9k" {
+					require.Regexp(t, `^site.yaml:\d+$`, r.From)
+				}
+			}
+			require.Equal(t, []string{
+				`exit 3,10-12 and exception ValueError -> retry-elsewhere max 2 per 1h because bad "memory" \ it's #1`,
+				`exit 14,201-202 and signal SIGBUS -> hold`,
+				`pattern /a: b # c 'd' \// -> shrink because a#b:c -> d`,
+				`event oom -> stop-job because memory`,
+				`pattern /x: y/ -> retry`,
+				`exit 9 -> stop-job`,
+			}, got[:6])
+			t9k, _ := policy.Named("t9k")
+			require.Equal(t, t9k.Rules, table.Rules[6:])
+		})
+	}
+	table, err := policy.ParseTable("a", site)
+	require.NoError(t, err)
+	require.Equal(t, "a:5", table.Rules[0].From)
+	require.Equal(t, "a:18", table.Rules[3].From)
+
+	table, err = policy.ParseTable("a", "default: hold\nrules:\n- exit 1 -> retry")
+	require.NoError(t, err)
+	require.Equal(t, "exit 1 -> retry", table.Rules[0].String())
+	require.Equal(t, "any -> hold", table.Rules[1].String())
+	require.Equal(t, "a:1", table.Rules[1].From)
+	require.Empty(t, table.Success)
+
+	table, err = policy.ParseTable("a", "default: hold\nbase: nvrx")
+	require.ErrorContains(t, err, `the rule "any -> retry" (nvrx) decides before "any -> hold" (a:1) can: leave one out`)
+	table, err = policy.ParseTable("a", "success-rule: any\nbase: ms-operator")
+	require.NoError(t, err)
+	require.Equal(t, "any", table.Success)
+}
+
+func TestTablesThatCannotBeRead(t *testing.T) {
+	const begin = "rules:\n  - exit: 1\n    action: retry\n"
+	for text, want := range map[string]string{
+		"":                                        "there is nothing in it",
+		"# only this\n---":                        "line 2:",
+		"---\n# only this":                        "there is nothing in it",
+		"success-rule: all":                       "there is nothing in it",
+		"rules:":                                  "there is nothing in it",
+		"\xff\xfe":                                "line 1: need UTF-8",
+		"base: t9k\x00":                           "line 1: need UTF-8 without control",
+		"base: t9k\n\x1b[31m":                     "line 2: need UTF-8 without control",
+		"base: t9k\rdefault: hold":                "line 1: need UTF-8 without control",
+		"base: t9k\u0085default: hold":            "line 1: need UTF-8 without control",
+		"base: t9k\u2028default: hold":            "line 1: need UTF-8 without control",
+		"base:\tt9k":                              "line 1: there is a tab",
+		"base: k9t":                               `line 1: there is no policy "k9t": use one of t9k, ms-operator`,
+		"base: t9k\nbase: nvrx":                   "line 2: base is given twice; it stands in line 1, too",
+		"success-rule: some":                      `line 1: there is no success rule "some"`,
+		"default: go-on":                          `line 1: there is no action "go-on"`,
+		"max-restarts: 3":                         `line 1: there is no field "max-restarts": use base`,
+		"rules: []":                               "line 1: rules is a list",
+		"rules\n- any -> hold":                    "line 1: \"rules\" is no key",
+		"rules:3":                                 "line 1: rules is a list",
+		"rules: 3":                                "line 1: rules is a list",
+		begin + "rules:":                          "line 4: rules is given twice",
+		"rules:\ndefault: hold\nrules:":           "line 3: rules is given twice",
+		"- exit 1 -> hold":                        "line 1: a list stands below rules: only",
+		begin + "base: t9k\n  - exit 2 -> hold":   "line 5: a list stands below rules: only",
+		"rules:\n  -\n    exit: 1":                "line 2: write the first key",
+		"rules:\n  - # x\n    exit: 1":            "line 2: write the first key",
+		"rules:\n  - exit: 1\n   action: hold":    "line 3: the indentation fits nothing",
+		"rules:\n  - exit: 1\n      action: hold": "line 3: the indentation fits nothing",
+		"rules:\n  exit: 1":                       "line 2: the indentation fits nothing",
+		" base: t9k":                              "line 1: the indentation fits nothing",
+		begin + " - exit: 2\n   action: hold":     "line 4: the dashes of a list stand below each other",
+		begin + "    - exit: 2":                   "line 4: the dashes",
+		"rules:\n  - any -> retry\n    max: 3 per 1h":                     "line 3: the indentation fits nothing",
+		"rules:\n  - exit: 1\n    exit: 2":                                "line 3: exit is given twice; it stands in line 2",
+		"rules:\n  - exit: 1":                                             "line 2: the rule has no action",
+		"rules:\n  - action: hold":                                        "line 2: the rule has no condition, so it",
+		"rules:\n  - any: true\n    action: hold":                         `line 2: there is no condition "any"`,
+		"rules:\n  - exit: 1\n    action: hold\n    bogus: 1":             `line 4: there is no condition "bogus"`,
+		"rules:\n  - exit: 1\n    action: hold\n    max: 2":               `line 4: max "2"`,
+		"rules:\n  - exit: 1\n    action: hold\n    reason: " + long(257): "line 4: reason",
+		"rules:\n  - exit: 1\n    action: hold\n    pattern: (":           "line 4: pattern /(/",
+		"rules:\n  - exit: 1\n    action: hold\n    pattern: '*'":         "line 4: pattern",
+		"rules:\n  - exit: 300\n    action: hold":                         "line 2: exit codes \"300\"",
+		"rules:\n  - exit 300 -> hold":                                    "line 2: \"exit 300 -> hold\"",
+		begin + "  - exit 1 -> hold":                                      `a:4: the rule "exit 1 -> hold" never decides`,
+		"rules:\n  - any -> hold\n  - exit 1 -> hold":                     "never decides",
+		"rules:\n  - any -> hold\nbase: t9k":                              "decides before",
+		"rules:\n  - exit: 1\n    action:\n      hold":                    "line 3: action has no value in its line",
+		"rules:\n  - exit: 1\n    reason: # x\n    action: hold":          "line 3: reason has no value",
+		"rules:\n  - exit: 1\n    reason: ''\n    action: hold":           "line 3: reason has no value",
+		"rules:\n  - ''":                        "line 2: the rule is empty",
+		"rules:\n  - 'exit 1 -> hold":           "line 2: \"'exit 1 -> hold\" has no quote at its end",
+		"base: \"t9k":                           "no quote at its end",
+		"base: 't9k' x":                         "line 1: base: \"x\" stands behind the end of the value",
+		"base: 't9k'# x":                        "stands behind the end",
+		`base: "t\x39k"`:                        "only \\\\ and \\\" have a backslash",
+		"base: 't9k'#":                          "stands behind",
+		"base: [t9k":                            "no ] at its end",
+		"base: [t9k, 'x']":                      "a list in brackets has words",
+		"base: [a,,b]":                          "a list in brackets has words",
+		"base: [-a]":                            "a list in brackets has words",
+		"base: [a] b":                           "stands behind the end",
+		"base: &a t9k":                          "means something else in YAML",
+		"base: *a":                              "means something else",
+		"base: !!str t9k":                       "means something else",
+		"base: |":                               "means something else",
+		"base: >-":                              "means something else",
+		"base: {a: b}":                          "means something else",
+		"base: a: b":                            "means something else",
+		"base: a:":                              "means something else",
+		"base: - a":                             "means something else",
+		"base: @a":                              "means something else",
+		"base: -a":                              "begins with a mark",
+		"base: ?a":                              "begins with a mark",
+		"base:t9k":                              "is no key with a value",
+		"'base': t9k":                           "is no key with a value",
+		"Base: t9k":                             "is no key with a value",
+		": t9k":                                 "is no key with a value",
+		"base":                                  "is no key with a value",
+		"...":                                   "is no key with a value",
+		"%YAML 1.2":                             "is no key with a value",
+		"rules:\n  - x y: z":                    `line 2: "x y: z" is no key with a value`,
+		"rules:\n  - exit 1 -> hold because: x": "line 2: \"exit 1 -> hold because: x\" is no key",
+		strings.Repeat("#\n", 32<<10) + "#":     "longer than 65536 bytes",
+		"base: " + long(5000):                   "line 1: longer than 4096 bytes",
+		"rules:\n" + strings.Repeat("- exit 1 -> hold max 1 per 1s\n", 257): "line 258: more than 256 rules",
+	} {
+		_, err := policy.ParseTable("a", text)
+		require.ErrorContains(t, err, want, "%q", text)
+		require.Less(t, len(err.Error()), 16<<10, "%q", text)
+	}
+	_, err := policy.ParseTable("a", strings.Repeat("#\n", (64<<10-len("base: t9k\n"))/2)+"base: t9k\n")
+	require.NoError(t, err)
+	_, err = policy.ParseTable("a", "rules:\n"+strings.Repeat("- exit 1 -> hold max 1 per 1s\n", 256))
+	require.NoError(t, err)
+}
+
+// The built-in tables, code by code.
+func TestBuiltinTables(t *testing.T) {
+	const free, retry, elsewhere, stop = policy.RestartFree, policy.RestartCharged, policy.RestartElsewhere, policy.Fail
+	most := map[string]policy.Action{"t9k": stop, "nvrx": retry, "paddle": retry, "dlrover": retry}
+	codes := map[string]map[int]policy.Action{
+		"t9k":     {130: retry, 137: retry, 143: retry, 138: free},
+		"nvrx":    {93: stop},
+		"paddle":  {101: free, 102: free},
+		"dlrover": {247: stop, 14: elsewhere, 201: elsewhere, 202: elsewhere, 137: free, 143: free},
+	}
+	success := map[string]string{"t9k": "node0", "ms-operator": "node0"}
+	require.Len(t, policy.Names(), 6)
+	for _, name := range policy.Names() {
+		table, ok := policy.Named(name)
+		require.True(t, ok)
+		require.Equal(t, name, table.Name)
+		require.Equal(t, success[name], table.Success)
+		c := policy.Config{MaxRestarts: 3, Rules: table.Rules}
+		require.NoError(t, c.Validate())
+		require.NoError(t, policy.Check(table.Rules))
+		require.NoError(t, c.CheckSize(1, 1))
+		require.Equal(t, policy.Succeed, c.Decide(policy.Exit{}))
+		for code := 1; code <= 255; code++ {
+			want, ok := codes[name][code]
+			if !ok {
+				want, ok = most[name], true
+			}
+			if name == "kubeflow" || name == "ms-operator" {
+				if want = stop; code >= 128 {
+					want = retry
+				}
+			}
+			require.Equal(t, want, c.Decide(policy.Exit{Code: code}), "%s: exit code %d", name, code)
+			if signal := code - 128; signal > 0 && signal <= 64 {
+				require.Equal(t, want, c.Decide(policy.Exit{Code: -signal}), "%s: signal %d", name, signal)
+			}
+		}
+		for _, r := range table.Rules {
+			require.Equal(t, name, r.From)
+		}
+	}
+	dlrover, _ := policy.Named("dlrover")
+	require.Equal(t, stop, policy.Config{Rules: dlrover.Rules}.Decide(policy.Exit{Code: -9, OOM: true}))
+	_, ok := policy.Named("T9K")
+	require.False(t, ok)
+}
+
+// What is read here is read in the same way by a parser of all of YAML.
+func FuzzParseTable(f *testing.F) {
+	for _, s := range []string{site, "---\ndefault: hold", "rules:\n- any -> hold", "base: 't''9k' # x", "base: t9k #x",
+		"rules:\n  - exit: [1,2]\n    action: hold", "rules:\n  - reason: \"\\\\\"\n    exit: 1", "default: ho#ld",
+		"rules:\n\n  -   exit: ~",
+		"rules:\n - pattern: 'a'\n   action: -", "\uFEFFbase: t9k\r\n"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		_, _ = policy.ParseTable("a", text)
+		fields, items, err := policy.ReadYAML(text)
+		if err != nil {
+			return
+		}
+		var root yaml.Node
+		require.NoError(t, yaml.Unmarshal([]byte(text), &root), "%q", text)
+		want := map[string]string{}
+		var list []any
+		if len(root.Content) > 0 && root.Content[0].Kind == yaml.MappingNode {
+			top := root.Content[0].Content
+			for i := 0; i < len(top); i += 2 {
+				if top[i].Value != "rules" {
+					want[top[i].Value] = scalarOf(t, top[i+1])
+					continue
+				}
+				for _, e := range top[i+1].Content {
+					list = append(list, elementOf(t, e))
+				}
+			}
+		}
+		require.Equal(t, want, fields, "%q", text)
+		require.Equal(t, list, items, "%q", text)
+	})
+}
+
+func elementOf(t *testing.T, e *yaml.Node) any {
+	t.Helper()
+	if e.Kind != yaml.MappingNode {
+		return scalarOf(t, e)
+	}
+	m := map[string]string{}
+	for i := 0; i < len(e.Content); i += 2 {
+		m[e.Content[i].Value] = scalarOf(t, e.Content[i+1])
+	}
+	return m
+}
+
+func scalarOf(t *testing.T, n *yaml.Node) string {
+	t.Helper()
+	if n.Kind == yaml.SequenceNode {
+		var words []string
+		for _, w := range n.Content {
+			words = append(words, scalarOf(t, w))
+		}
+		return strings.Join(words, ",")
+	}
+	require.Equal(t, yaml.ScalarNode, n.Kind, fmt.Sprint(n))
+	return n.Value
+}
