@@ -1,5 +1,5 @@
-# Installs the shim of hang detection, and gives way to the sitecustomize that would have run without it. Every Python
-# that the job starts runs this, so the syntax is that of all versions.
+# Installs the shim of hang detection and what warm workers need, and gives way to the sitecustomize that would have run
+# without it. Every Python that the job starts runs this, so the syntax is that of all versions.
 import os
 import sys
 
@@ -13,6 +13,13 @@ def _install():
             _dlrover_hang.install()
     except Exception:
         pass  # whatever it is, the job runs without us
+    try:
+        if sys.version_info >= (3, 8) and os.environ.get("DLROVER_WARM"):
+            import _dlrover_warm
+
+            _dlrover_warm.install()
+    except Exception:
+        pass
     # Another sitecustomize that looks for the next one does not find this one again. Our package has its own path.
     sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != here]
 

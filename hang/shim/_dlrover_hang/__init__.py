@@ -98,14 +98,20 @@ def install() -> None:
     """Watches the modules of _WATCHED, those that somebody has imported already included. It imports none."""
     if _Finder in sys.meta_path:
         return
+    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+    begin()
+    for name in _WATCHED:
+        if name in sys.modules:
+            _patch(sys.modules[name])
+
+
+def begin() -> None:
+    """The process is what its environment says. It begins so; and a fork of one that imports for others does later."""
     global born
     born = os.getpid()
+    environ.clear()
     environ.update((k, v) for k, v in os.environ.items() if k.endswith("RANK") or k in ("WORLD_SIZE", "DLROVER_HANG_DIR"))
-    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
     if os.environ.get("DLROVER_HANG_TRACER"):
         from . import process
 
         process.allow_tracer(os.environ)
-    for name in _WATCHED:
-        if name in sys.modules:
-            _patch(sys.modules[name])

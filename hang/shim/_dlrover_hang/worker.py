@@ -15,7 +15,7 @@ from _thread import get_ident
 from time import monotonic_ns
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import born, environ, process
+from . import environ, process
 from .groups import Groups
 from .page import (END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS, STEP_RING, STEP_SLOTS,
                    STEPS, TRAIN, UNKNOWN, Place, Taken, claim)
@@ -201,7 +201,9 @@ def _claimed() -> Optional[memoryview]:
         return None
     _after = now + _RETRY
     try:
-        place = Place(environ if os.getpid() == born else os.environ)  # of warm workers, who are forks: their own
+        from . import born  # a fork may have begun anew
+
+        place = Place(environ if os.getpid() == born else os.environ)
         mapping = claim(place)
     except (KeyError, ValueError, OSError, Taken) as e:
         process.unless_ours(e)

@@ -1,0 +1,64 @@
+package warm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+)
+
+// maxLearned bounds what a worker tells of its imports, in bytes.
+const maxLearned = 4 << 20
+
+// learned is what a worker tells of itself.
+type learned struct {
+	Why     string             `json:"why"`     // what has just happened; "": nothing is told
+	Modules []string           `json:"modules"` // in the order of the imports
+	Env     map[string]*string `json:"env"`     // variables that it has changed; nil: deleted
+}
+
+// What may have happened.
+const (
+	firstStep = "step"
+	atExit    = "exit"
+)
+
+// set are the changes of variables that are read at imports, as an environment.
+func (l learned) set() (env []string) {
+	for name, value := range l.Env {
+		if value != nil && len(atImport([]string{name + "=" + *value})) > 0 {
+			env = append(env, name+"="+*value)
+		}
+	}
+	slices.Sort(env)
+	return env
+}
+
+// Learned looks whether a worker has told what it has imported, once for every start.
+func (s *Spawner) Learned() bool {
+	l, err := readLearned(s.learnFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return false
+	}
+	if err != nil {
+		s.cfg.Log.Warn("warm workers: cannot read what a worker has imported", "err", err)
+	}
+	s.began(l)
+	return true
+}
+
+func readLearned(path string) (l learned, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return l, err
+	}
+	if info.Size() > maxLearned {
+		return l, fmt.Errorf("%s has %d bytes, %d at most are read", path, info.Size(), maxLearned)
+	}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &l)
+	}
+	return l, err
+}

@@ -1,0 +1,402 @@
+package warm
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/printable"
+	"dlrover-run/launcher/proc"
+)
+
+// resultPatience bounds the wait for the last words of a process that has ended: they are in the socket.
+const resultPatience = 100 * time.Millisecond
+
+// parent is an interpreter that imports and forks.
+type parent struct {
+	conn  conn
+	files []file // imported ones; Spawner.mu
+	env   []string
+
+	mu    sync.Mutex
+	proc  *proc.Process // nil: not started yet
+	ended bool
+}
+
+// end ends it, now or once it is there.
+func (p *parent) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	_ = p.conn.Close()
+	if p.proc != nil {
+		_ = p.proc.SignalOnly(syscall.SIGKILL)
+	}
+}
+
+// is notes what it is; one that nobody wants any more ends.
+func (p *parent) is(started *proc.Process) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.proc = started
+	if p.ended {
+		_ = started.SignalOnly(syscall.SIGKILL)
+	}
+}
+
+// startParent begins in the background. Spawner.mu is held.
+func (s *Spawner) startParent(a Action) {
+	ours, theirs, err := pair()
+	if err != nil {
+		s.later(func(p *Pool) []Action { return p.ParentGone(a.Generation, err.Error()) })
+		return
+	}
+	p := &parent{conn: ours, env: a.Recipe.Env}
+	s.parent = p
+	s.wg.Go(func() {
+		why := s.serveParent(p, theirs, a)
+		_ = p.conn.Close()
+		s.tell(func(pool *Pool) []Action { return pool.ParentGone(a.Generation, why) })
+	})
+}
+
+// later tells the pool something once Spawner.mu is free.
+func (s *Spawner) later(event func(*Pool) []Action) { s.wg.Go(func() { s.tell(event) }) }
+
+// serveParent lives as long as the parent, and says why that has ended.
+func (s *Spawner) serveParent(p *parent, theirs *os.File, a Action) (why string) {
+	started, out, err := s.launch(theirs, a.Recipe.Env)
+	if err != nil {
+		return err.Error()
+	}
+	p.is(started)
+	if err := p.conn.send(s.request(a.Recipe)); err == nil {
+		s.hearParent(p, a)
+	}
+	s.tell(func(pool *Pool) []Action { return pool.ParentLost(a.Generation) })
+	_ = p.conn.Close() // whoever cannot be understood is of no use
+	_ = started.SignalOnly(syscall.SIGKILL)
+	<-started.Done()
+	return "the process that imports for warm workers has ended" + lastWords(started.Exit(), out)
+}
+
+func (s *Spawner) hearParent(p *parent, a Action) {
+	for {
+		m, err := p.conn.receive()
+		if err != nil {
+			return
+		}
+		switch m.Op {
+		case opPrepared:
+			s.prepared(m)
+			s.mu.Lock()
+			p.files = m.Files
+			s.do(s.pool.Prepared(a.Generation))
+			s.mu.Unlock()
+		case opUnsafe:
+			s.unsafe(m)
+			return
+		}
+	}
+}
+
+func (s *Spawner) prepared(m answer) {
+	p := Preparation{PID: m.PID, Modules: m.Modules, Took: time.Duration(m.Seconds * float64(time.Second))}
+	for _, f := range m.Failed {
+		p.Failed = append(p.Failed, printable.Line(f[0]+": "+f[1]))
+	}
+	attrs := []any{"pid", p.PID, "modules", p.Modules, "took", p.Took.Round(time.Millisecond).String()}
+	if len(p.Failed) > 0 {
+		attrs = append(attrs, "failed", p.Failed)
+	}
+	s.cfg.Log.Info("warm workers: imported what the next workers need", attrs...)
+	s.cfg.Prepared(p)
+}
+
+// unsafe leaves the module that is to blame to the workers, if one is; else there are no warm workers.
+func (s *Spawner) unsafe(m answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	why := printable.Line(m.Why)
+	if m.Module == "" || len(s.denied) == maxDenied || slices.Contains(s.denied, m.Module) {
+		s.do(s.pool.Stop("not safe to fork: " + why))
+		return
+	}
+	s.denied = append(s.denied, m.Module)
+	s.cfg.Log.Info("warm workers: a module cannot be forked, and is left to the workers", "module", m.Module, "why", why)
+	s.do(s.pool.Changed())
+}
+
+func (s *Spawner) request(r *Recipe) request {
+	m := request{Op: opPrepare, Modules: r.Modules, Env: map[string]string{}, Count: s.cfg.Slots, Launcher: os.Getpid(),
+		Standby: s.cfg.Mode == Standby}
+	s.mu.Lock()
+	m.Deny = slices.Concat([]string{}, s.cfg.Deny, s.denied)
+	s.mu.Unlock()
+	for _, kv := range r.Set {
+		name, value, _ := strings.Cut(kv, "=")
+		m.Env[name] = value
+	}
+	if rest := s.cfg.Command[s.cfg.Flags:]; r.Modules == nil && len(rest) > 0 {
+		m.Modules = []string{}
+		m.Script = rest[0]
+		switch m.Module = rest[0] == "-m"; {
+		case rest[0] == "-m":
+			m.Script = rest[1]
+		case rest[0] == "-c" && len(rest) > 2:
+			m.Script = rest[2] // of --run-path
+		}
+	}
+	return m
+}
+
+// launch starts an interpreter that prepares.
+func (s *Spawner) launch(socket *os.File, env []string) (*proc.Process, *output, error) {
+	defer socket.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer w.Close()
+	argv := append(slices.Clone(s.cfg.Command[:s.cfg.Flags]), s.cfg.Program)
+	p, err := s.cfg.Processes.Start(proc.Spec{Path: s.cfg.Path, Args: argv, Env: append(slices.Clone(env), Variable+"=1"),
+		Helper: true, Stdin: socket, Stdout: w, Stderr: w})
+	if err != nil {
+		r.Close()
+		return nil, nil, err
+	}
+	out := &output{done: make(chan struct{})}
+	s.wg.Go(func() { out.read(r) })
+	return p, out, nil
+}
+
+// output keeps the end of what a process prints.
+type output struct {
+	tail []byte // to be read when done is closed
+	done chan struct{}
+}
+
+const outputRoom = 4 << 10
+
+// read ends when nobody has the other end any more.
+func (o *output) read(r *os.File) {
+	defer close(o.done)
+	defer r.Close()
+	buf := make([]byte, outputRoom)
+	for {
+		n, err := r.Read(buf)
+		if err != nil {
+			return
+		}
+		o.tail = append(o.tail, buf[:n]...)
+		o.tail = slices.Clone(o.tail[max(0, len(o.tail)-outputRoom):])
+	}
+}
+
+// lastWords is how a process has ended, and the last line that it has printed. Its forks may hold the pipe for longer.
+func lastWords(e proc.Exit, out *output) string {
+	how := fmt.Sprintf(" with status %d", e.Code)
+	if e.Signal != 0 {
+		how = " by " + proc.SignalName(e.Signal)
+	}
+	select {
+	case <-out.done:
+	case <-time.After(resultPatience):
+		return how
+	}
+	lines := strings.Split(strings.TrimSpace(string(out.tail)), "\n")
+	if line := lines[len(lines)-1]; line != "" {
+		how += ": " + printable.Line(line)
+	}
+	return how
+}
+
+// child is a process that becomes a worker.
+type child struct {
+	parent     // its own socket and process
+	generation int
+	how        How
+	employed   atomic.Bool   // it is a worker
+	parked     chan struct{} // closed when it waits, or cannot any more
+	over       chan struct{} // closed when it has said everything
+
+	saidMu  sync.Mutex
+	ran     bool   // it has begun with the script
+	refused string // why it could not
+}
+
+// park begins in the background. Spawner.mu is held.
+func (s *Spawner) park(a Action) {
+	ours, theirs, err := pair()
+	if err != nil {
+		s.later(func(p *Pool) []Action { return p.ChildGone(a.Slot, a.Generation, err.Error()) })
+		return
+	}
+	c := &child{parent: parent{conn: ours, env: a.Recipe.Env}, generation: a.Generation, how: ByParked,
+		parked: make(chan struct{}), over: make(chan struct{})}
+	s.children[a.Slot] = c
+	serve := func() string { return s.serveStandby(c, theirs, a) }
+	if s.cfg.Mode == Fork {
+		if a.Urgent {
+			c.how = ByFork
+		}
+		c.env, c.files = s.parent.env, s.parent.files
+		from := s.parent.conn
+		serve = func() string { return s.serveFork(c, from, theirs, a) }
+	} else {
+		c.how = ByStandby
+	}
+	s.wg.Go(func() {
+		why := serve()
+		_ = c.conn.Close()
+		close(c.over)
+		c.ready()
+		s.tell(func(p *Pool) []Action { return p.ChildGone(a.Slot, a.Generation, why) })
+	})
+}
+
+// ready lets whoever waits for it go on. It is for the goroutine of the child.
+func (c *child) ready() {
+	select {
+	case <-c.parked:
+	default:
+		close(c.parked)
+	}
+}
+
+func (s *Spawner) serveFork(c *child, from conn, theirs *os.File, a Action) (why string) {
+	err := from.send(request{Op: opFork}, theirs)
+	theirs.Close()
+	if err != nil {
+		return "" // the parent is to blame
+	}
+	s.hearChild(c, a)
+	return "cannot fork (is the limit on processes, ulimit -u, reached?)"
+}
+
+func (s *Spawner) serveStandby(c *child, theirs *os.File, a Action) (why string) {
+	started, out, err := s.launch(theirs, a.Recipe.Env)
+	if err != nil {
+		return err.Error()
+	}
+	c.is(started)
+	if err := c.conn.send(s.request(a.Recipe)); err == nil {
+		s.hearChild(c, a)
+	}
+	if !c.employed.Load() {
+		_ = started.SignalOnly(syscall.SIGKILL)
+		<-started.Done()
+		return "the process that imports for a warm worker has ended" + lastWords(started.Exit(), out)
+	}
+	return ""
+}
+
+// hearChild returns when the child says nothing any more.
+func (s *Spawner) hearChild(c *child, a Action) {
+	for {
+		m, err := c.conn.receive()
+		if err != nil {
+			return
+		}
+		switch m.Op {
+		case opPrepared:
+			s.prepared(m)
+			s.mu.Lock()
+			c.files = m.Files
+			s.mu.Unlock()
+			if s.cfg.Mode == Standby {
+				s.parked(c, m.PID, a)
+			}
+		case opParked:
+			if !s.parked(c, m.PID, a) {
+				return
+			}
+		case opUnsafe:
+			s.unsafe(m)
+			return
+		case opRunning, opRefused:
+			c.say(m)
+			return
+		}
+	}
+}
+
+// parked takes in a child that waits.
+func (s *Spawner) parked(c *child, pid int, a Action) bool {
+	if c.proc == nil {
+		adopted, err := s.cfg.Processes.Adopt(pid)
+		if err != nil {
+			s.cfg.Log.Debug("a forked process cannot be used", "err", err)
+			return false
+		}
+		c.is(adopted)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.do(s.pool.Parked(a.Slot, a.Generation))
+	c.ready()
+	return true
+}
+
+func (c *child) say(m answer) {
+	c.saidMu.Lock()
+	defer c.saidMu.Unlock()
+	c.ran = m.Op == opRunning
+	if m.Op == opRefused {
+		c.refused = printable.Line(m.Why)
+	}
+}
+
+// result is whether it has run its script, and why it could not, once it has ended.
+func (c *child) result(patience time.Duration) (ran bool, refused string) {
+	select {
+	case <-c.over:
+	case <-time.After(patience):
+	}
+	c.saidMu.Lock()
+	defer c.saidMu.Unlock()
+	return c.ran, c.refused
+}
+
+// become makes it a worker. It is not waited for.
+func (c *child) become(spec proc.Spec, procs Processes) error {
+	dir := spec.Dir
+	if dir == "" {
+		var err error
+		if dir, err = os.Getwd(); err != nil {
+			return err
+		}
+	}
+	text, err := json.Marshal(order{Argv: spec.Args, Env: last(spec.Env), Dir: dir, CPUs: spec.CPUs})
+	if err != nil {
+		return err
+	}
+	body, err := inMemory("order", text)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	files := []*os.File{body, spec.Stdin, spec.Stdout, spec.Stderr}
+	for i, f := range files {
+		if f == nil {
+			if files[i], err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+				return err
+			}
+			defer files[i].Close()
+		}
+	}
+	if err := procs.Employ(c.proc); err != nil {
+		return fmt.Errorf("a prepared process has ended: %w", err)
+	}
+	c.employed.Store(true)
+	if err := c.conn.write([]byte(`{"op":"`+opRun+`"}`), files); err != nil {
+		return fmt.Errorf("a prepared process has ended: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+"""What a fork has to make good, so that it is like a process that has just been started."""
+
+import ctypes
+import os
+import sys
+import time
+
+_pools = []  # pairs of functions of OpenBLAS that tell and set how many threads it uses
+
+
+def find_pools():
+    """Called where all is imported, before the fork: to look for libraries takes its time."""
+    names = ["%sopenblas_%%s_num_threads%s" % (a, z) for a in ("", "scipy_") for z in ("", "64_")]
+    with open("/proc/self/maps") as f:
+        paths = {line.split(None, 5)[5].strip() for line in f if "openblas" in line and ".so" in line}
+    del _pools[:]
+    for path in sorted(paths):
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        except OSError:
+            continue
+        for name in names:
+            if hasattr(library, name % "set") and hasattr(library, name % "get"):
+                _pools.append((getattr(library, name % "get"), getattr(library, name % "set")))
+                break
+
+
+def threads(before):
+    """Gives numerical libraries the threads that the environment and the CPU set ask for. before: the variables and
+    the number of CPUs when they were imported."""
+    cpus = len(os.sched_getaffinity(0))
+    for get, set in _pools:
+        want = min(_number("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS") or cpus, cpus)
+        if get() != want:
+            set(want)
+    torch = sys.modules.get("torch")
+    was, now = before.get("OMP_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS")
+    if torch is not None and (was != now or not now and before["cpus"] != cpus):
+        torch.set_num_threads(_number("OMP_NUM_THREADS") or cpus)
+
+
+def _number(*names):
+    """The first of these variables that is a number of threads, or 0."""
+    for name in names:
+        value = os.environ.get(name, "").split(",")[0].strip()
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return 0
+
+
+def seeds():
+    """Every fork draws its own numbers."""
+    modules = sys.modules
+    if "random" in modules:
+        modules["random"].seed()
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    generator = getattr(modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()
+    process = modules.get("multiprocessing.process")
+    if process is not None:
+        config = process.current_process()._config
+        if "authkey" in config:
+            config["authkey"] = process.AuthenticationString(os.urandom(32))
+
+
+def modules_that_know_the_process():
+    """Those that have remembered what they are in."""
+    time.tzset()
+    threading = sys.modules.get("threading")
+    main = getattr(threading, "main_thread", lambda: None)()
+    if hasattr(main, "_set_native_id"):
+        main._set_native_id()
+    hang = sys.modules.get("_dlrover_hang")
+    if hasattr(hang, "begin"):
+        hang.begin()
+
+
+class Environment:
+    """The variables of a process before its imports, and what imports have done to them."""
+
+    def __init__(self):
+        self.start = dict(os.environb)
+        self.changed = {}
+        self.pretended = {}
+
+    def pretend(self, variables):
+        """Sets variables for the time of the imports; None: unsets them."""
+        self.pretended = {os.fsencode(k): v if v is None else os.fsencode(v) for k, v in variables.items()}
+        _apply(self.pretended)
+
+    def imported(self):
+        """Ends what is pretended, and remembers what imports have changed."""
+        now = dict(os.environb)
+        _apply({k: self.start.get(k) for k, v in self.pretended.items() if now.get(k) == v})
+        now = dict(os.environb)
+        self.changed = {k: now.get(k) for k in set(now) | set(self.start) if now.get(k) != self.start.get(k)}
+
+    def become(self, entries):
+        """Sets the variables of a process that has imported the same. entries: its own, as NAME=VALUE."""
+        env = {}
+        for entry in entries:
+            name, equals, value = entry.partition(b"=")
+            if equals and name:
+                env.setdefault(name, value)
+        for name, value in self.changed.items():
+            if env.get(name) == self.start.get(name):  # what it was when the imports changed it
+                env[name] = value
+        now = dict(os.environb)
+        _apply({k: None for k in now if k not in env})
+        _apply({k: v for k, v in env.items() if now.get(k) != v})
+
+
+def _apply(variables):
+    for name, value in variables.items():
+        if value is None:
+            os.environb.pop(name, None)
+        else:
+            os.environb[name] = value

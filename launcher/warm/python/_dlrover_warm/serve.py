@@ -1,0 +1,117 @@
+"""The process that imports, and forks workers. It runs in place of a script, without a Python frame below it."""
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+
+from . import check, child, command, pace, repair, script, wire
+
+# Variables that scripts set for one rank. The others that the first attempt's script had set are set for the imports,
+# for it may have set them so that they are read then.
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
+              "DLROVER_WARM")
+
+
+def run():
+    """Serves the launcher, which is at the other end of descriptor 0, until it is gone. It returns in a fork only,
+    that is to become a worker: what the interpreter takes for an importer of its script."""
+    try:
+        return Parent().serve()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(3)
+
+
+class Parent:
+    def __init__(self):
+        self.wire = _take_control()
+        self.command = command.Command(command.of_this_process())
+        self.environment = repair.Environment()
+        self.cwd = os.getcwd()
+        self.before = dict(os.environ, cpus=len(os.sched_getaffinity(0)))
+        self.launcher = os.getppid()
+        self.pid = os.getpid()
+        atexit.register(gc.unfreeze)  # the last that a fork does: modules are freed as if nothing had been frozen
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # that is for the job
+
+    def serve(self):
+        while True:
+            message, fds = self.wire.receive()
+            if message is None or message.get("op") == "quit":
+                os._exit(0)
+            elif message["op"] == "prepare":
+                self._prepare(dict(message, **wire.load(fds[0])) if fds else message)
+            elif message["op"] == "fork":
+                fork = self._fork(fds)
+                if fork is not None:
+                    return fork.serve()
+            elif message["op"] == "run":
+                return child.Child(self, self.wire).run(message, fds)
+
+    def _prepare(self, message):
+        start = time.monotonic()
+        self.launcher = message.get("launcher", self.launcher)
+        with pace.gentle():
+            try:
+                answer = self._imported(message)
+            except check.Unsafe as e:
+                answer = {"op": "unsafe", "v": wire.VERSION, "why": str(e), "module": e.module}
+        answer["seconds"] = round(time.monotonic() - start, 3)
+        files = wire.store({"files": check.files()})
+        self.wire.send(answer, files)
+        os.close(files)
+
+    def _imported(self, message):
+        standby = message.get("standby", False)
+        variables = {n: v for n, v in (message.get("env") or {}).items() if n not in _OF_A_RANK}
+        if not standby:
+            variables["OPENBLAS_NUM_THREADS"] = "1"  # a fork has none of its threads; see repair.threads
+            if "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ:
+                variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # imports that look for a GPU must not initialize it
+        self.environment.pretend(variables)
+        names = list(message.get("modules") or [])
+        if message.get("script"):
+            names += script.imports(message["script"], message.get("module", False))
+        failed = check.import_all(names, message.get("deny") or [], not standby)
+        self.environment.imported()
+        repair.find_pools()
+        gc.collect()
+        gc.freeze()
+        if not standby:
+            check.safe_to_fork()
+            check.probe(lambda: repair.threads(self.before), message.get("deadline", 20))
+        return {"op": "prepared", "v": wire.VERSION, "pid": self.pid, "modules": len(sys.modules),
+                "failed": failed[:100], "threads": len(os.listdir("/proc/self/task"))}
+
+    def _fork(self, fds):
+        """In the fork it returns the Child. The process between this one and the fork ends at once: the launcher
+        adopts the fork, and is told how it ends."""
+        between = os.fork()
+        if between == 0:
+            try:
+                if os.fork():
+                    os._exit(0)
+                self.wire.close()
+                wire.close(fds[1:])
+                return child.Child(self, wire.Wire(fds[0]))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(3)
+        wire.close(fds)
+        os.waitpid(between, 0)
+        return None
+
+
+def _take_control():
+    """Makes descriptor 0 what it is for others."""
+    import fcntl
+
+    control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return wire.Wire(control)

@@ -1,0 +1,16 @@
+// Package python holds the Python side of warm workers: the parent that has imported what a job needs, its forks that
+// become workers, and what writes down what a worker has imported. The docstring of _dlrover_warm says how they work.
+//
+// The tree goes on PYTHONPATH together with that of hang/shim, whose sitecustomize installs both. A parent is started
+// as a worker is, with the same options of the interpreter, but with Parent in place of the script.
+package python
+
+import "embed"
+
+// Parent is the script of a parent, below the root of Files.
+const Parent = "_dlrover_warm/parent.py"
+
+// Files are the package; their root goes on PYTHONPATH.
+//
+//go:embed _dlrover_warm/*.py
+var Files embed.FS

@@ -1,0 +1,457 @@
+package warm
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/proc"
+)
+
+// Variable is set where the Python of this package has something to do: for a worker it names the file into which that
+// writes what it has imported, once it has made a step.
+const Variable = "DLROVER_WARM"
+
+const (
+	// forkPatience is how long the workers of one start together wait for forks that are on their way.
+	forkPatience = time.Second
+	// earlyFailure is how soon after a warm start, and before a step, a failure is taken for one of ours.
+	earlyFailure = 10 * time.Second
+	// idleAfter is how long a node without workers waits until it is taken for a spare.
+	idleAfter = time.Second
+	// worthImporting is how many modules have to be missing for another import of all: some are always, such as those by
+	// which a fork becomes a worker.
+	worthImporting = 10
+	// maxDenied bounds the modules that are found out not to be fit for forks.
+	maxDenied = 5
+)
+
+// Processes starts processes, and makes workers of forked ones; proc.Supervisor is one.
+type Processes interface {
+	Start(proc.Spec) (*proc.Process, error)
+	Adopt(pid int) (*proc.Process, error)
+	Employ(*proc.Process) error
+}
+
+// Config of a Spawner.
+type Config struct {
+	Mode  Mode
+	Slots int
+	// Modules are imported; nil: those that a worker has imported at its first step or, before there is one, those that
+	// the script imports at its top level.
+	Modules []string
+	Deny    []string // modules that are not imported
+	// Command is the argv of workers, of which the first Flags are the interpreter and its options.
+	Command []string
+	Flags   int
+	Path    string // of the interpreter
+	Program string // Python that prepares
+	Dir     string // a private directory for what workers tell
+	// Env is the environment of workers on a node that has not had any.
+	Env       []string
+	Processes Processes
+	Log       *slog.Logger
+	// Prepared and Started, which may be nil, are told what has happened; any goroutine may call them.
+	Prepared func(Preparation)
+	Started  func(Start)
+}
+
+// Preparation tells of modules that have been imported.
+type Preparation struct {
+	PID     int
+	Modules int      // how many there are
+	Failed  []string // those that cannot be imported, and why not
+	Took    time.Duration
+}
+
+// How a worker was started.
+type How string
+
+// The ways to start a worker.
+const (
+	ByParked  How = "parked"  // from a child that was waiting
+	ByFork    How = "forked"  // from one that was forked when it was needed
+	ByStandby How = "standby" // from an interpreter that stood by
+	ByExec    How = "exec"
+)
+
+// Start tells of a worker's start.
+type Start struct {
+	Worker logs.WorkerID
+	PID    int
+	How    How
+	Why    string // not warm
+	Took   time.Duration
+}
+
+// Spawner starts workers, from prepared processes where it can. Its methods may be called by any goroutine.
+type Spawner struct {
+	cfg  Config
+	wg   sync.WaitGroup
+	idle *time.Timer
+
+	mu       sync.Mutex // guards what follows
+	pool     *Pool
+	closed   bool
+	parent   *parent
+	children []*child // by local rank
+	denied   []string // modules that cannot be forked
+	told     string   // why nothing is prepared, as it has been logged
+
+	epoch    int // counts starts
+	workers  []*worker
+	deadline time.Time // of waiting for forks
+	distrust bool      // the next workers are started by exec
+	exec     string    // why these are
+	stepped  bool      // these have made a step
+	excused  bool      // a failure has been
+	checked  chan struct{}
+}
+
+// worker is one of the present epoch.
+type worker struct {
+	pid   int
+	began time.Time
+	env   []string
+	child *child // nil: by exec
+}
+
+// New returns a Spawner that has not started anything.
+func New(cfg Config) *Spawner {
+	if cfg.Prepared == nil {
+		cfg.Prepared = func(Preparation) {}
+	}
+	if cfg.Started == nil {
+		cfg.Started = func(Start) {}
+	}
+	return &Spawner{cfg: cfg, pool: NewPool(cfg.Mode, cfg.Slots), children: make([]*child, cfg.Slots),
+		workers: make([]*worker, cfg.Slots)}
+}
+
+// do carries out what the pool wants. mu is held.
+func (s *Spawner) do(actions []Action) {
+	if off := s.pool.Off(); off != s.told && !s.closed {
+		s.told = off
+		s.cfg.Log.Warn("warm workers are off: workers are started by exec from now on", "why", off)
+	}
+	for _, a := range actions {
+		switch {
+		case s.closed && (a.Kind == StartParent || a.Kind == Park):
+		case a.Kind == StartParent:
+			s.startParent(a)
+		case a.Kind == EndParent && s.parent != nil:
+			s.parent.end()
+			s.parent = nil
+		case a.Kind == Park:
+			s.park(a)
+		case a.Kind == Discard && s.children[a.Slot] != nil:
+			s.children[a.Slot].end()
+			s.children[a.Slot] = nil
+		}
+	}
+}
+
+// tell tells the pool something, and carries out what it wants then.
+func (s *Spawner) tell(event func(*Pool) []Action) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.do(event(s.pool))
+}
+
+// Joined begins to prepare where it is known what, and goes on where nothing else happens.
+func (s *Spawner) Joined() {
+	after := idleAfter
+	if s.cfg.Modules != nil {
+		after = 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle = time.AfterFunc(after, s.rest)
+}
+
+// rest: this node has no workers for a while, or has been told what to import.
+func (s *Spawner) rest() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pool.Wanted() == nil {
+		s.do(s.pool.Want(Recipe{Modules: s.cfg.Modules, Env: Common(s.cfg.Env)}))
+	}
+	s.do(s.pool.Calm(true))
+}
+
+// Starting: workers are going to be started.
+func (s *Spawner) Starting() {
+	s.mu.Lock()
+	checked := s.checked
+	s.mu.Unlock()
+	if checked != nil {
+		<-checked // reading the state of a thousand files takes some milliseconds
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.idle != nil && s.cfg.Modules == nil {
+		s.idle.Stop()
+	}
+	s.epoch++
+	s.stepped, s.exec, s.deadline, s.checked = false, "", time.Now().Add(forkPatience), nil
+	if s.distrust {
+		s.distrust, s.exec = false, "the last warm start has failed"
+		return
+	}
+	s.do(s.pool.Demand())
+}
+
+// Running: the first workers have been started. What is known already is prepared beside them; later ones are let make
+// their first step before.
+func (s *Spawner) Running() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.epoch == 1 && s.cfg.Modules != nil {
+		s.do(s.pool.Calm(true))
+	}
+}
+
+// Environ is for the worker of a local rank.
+func (s *Spawner) Environ(localRank int) []string {
+	if localRank != 0 {
+		return nil
+	}
+	return []string{Variable + "=" + s.learnFile()}
+}
+
+func (s *Spawner) learnFile() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return filepath.Join(s.cfg.Dir, fmt.Sprintf("%d.json", s.epoch))
+}
+
+// Spawn implements launcher.Spawner.
+func (s *Spawner) Spawn(spec proc.Spec, id logs.WorkerID) (*proc.Process, error) {
+	began := time.Now()
+	c, why := s.take(spec, id.LocalRank)
+	w := &worker{began: began, env: spec.Env, child: c}
+	var p *proc.Process
+	how := ByExec
+	if c != nil {
+		p, how = c.proc, c.how
+	} else {
+		var err error
+		if p, err = s.cfg.Processes.Start(spec); err != nil {
+			return nil, err
+		}
+	}
+	w.pid = p.PID()
+	s.mu.Lock()
+	s.workers[id.LocalRank] = w
+	s.mu.Unlock()
+	s.cfg.Started(Start{Worker: id, PID: w.pid, How: how, Why: why, Took: time.Since(began)})
+	return p, nil
+}
+
+// take makes a worker of the child that waits for a slot; nil: there is none that can become this one, and why.
+func (s *Spawner) take(spec proc.Spec, slot int) (*child, string) {
+	c, why := s.candidate(slot)
+	if c == nil {
+		return nil, why
+	}
+	select {
+	case <-c.parked:
+	case <-time.After(time.Until(s.deadline)): // written by Starting, which comes before
+	}
+	if why := Compatible(c.env, spec.Env); why != "" {
+		return nil, why
+	}
+	s.mu.Lock()
+	if generation, ready := s.pool.Usable(slot); !ready || generation != c.generation {
+		s.mu.Unlock()
+		return nil, "no process is ready"
+	}
+	s.pool.Take(slot)
+	s.children[slot] = nil
+	s.mu.Unlock()
+	if err := c.become(spec, s.cfg.Processes); err != nil {
+		c.end()
+		return nil, err.Error()
+	}
+	return c, ""
+}
+
+func (s *Spawner) candidate(slot int) (*child, string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.children[slot]
+	generation, _ := s.pool.Usable(slot)
+	switch {
+	case s.exec != "":
+		return nil, s.exec
+	case s.pool.Off() != "":
+		return nil, s.pool.Off()
+	case generation == 0 || c == nil:
+		return nil, "no process is ready"
+	}
+	return c, ""
+}
+
+// Stopping looks, beside the end of the workers, whether what has been imported has changed since.
+func (s *Spawner) Stopping() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var files []file
+	if s.parent != nil {
+		files = s.parent.files
+	}
+	for _, c := range s.children {
+		if c != nil && len(files) == 0 {
+			files = c.files
+		}
+	}
+	if s.closed || len(files) == 0 || s.checked != nil {
+		return
+	}
+	done := make(chan struct{})
+	s.checked = done
+	s.wg.Go(func() {
+		defer close(done)
+		if name := changed(files); name != "" {
+			s.cfg.Log.Info("warm workers: a file has changed since it was imported", "path", name)
+			s.tell((*Pool).Changed)
+		}
+	})
+}
+
+// changed names the first file that is not what it was when it was imported.
+func changed(files []file) string {
+	for _, f := range files {
+		info, err := os.Stat(f.Path)
+		if err != nil || info.Size() != f.Size || info.ModTime().UnixNano() != f.MTime {
+			return f.Path
+		}
+	}
+	return ""
+}
+
+// Stopped: nothing is left of the workers.
+func (s *Spawner) Stopped() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed && s.idle != nil {
+		s.idle.Reset(idleAfter)
+	}
+	_ = os.Remove(filepath.Join(s.cfg.Dir, fmt.Sprintf("%d.json", s.epoch))) // there may be none
+}
+
+// Stepped: the workers have made a step, so that there is time to prepare the next ones; or nobody knows when they do.
+func (s *Spawner) Stepped() { s.began(learned{}) }
+
+// began has what a worker tells, if it does.
+func (s *Spawner) began(l learned) {
+	s.Stopping()
+	s.mu.Lock()
+	checked := s.checked
+	s.mu.Unlock()
+	if checked != nil {
+		<-checked
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stepped, s.checked = l.Why != atExit, nil
+	if want := s.recipe(l); want != nil {
+		s.do(s.pool.Want(*want))
+	}
+	s.do(s.pool.Calm(true))
+}
+
+// recipe is what has to be imported now that a worker has told what it has; nil: what has been wanted before.
+func (s *Spawner) recipe(l learned) *Recipe {
+	var envs [][]string
+	for _, w := range s.workers {
+		if w != nil {
+			envs = append(envs, w.env)
+		}
+	}
+	want := Recipe{Modules: s.cfg.Modules, Env: Common(envs...), Set: l.set()}
+	if want.Modules == nil {
+		want.Modules = l.Modules
+	}
+	old := s.pool.Wanted()
+	if old == nil {
+		return &want
+	}
+	if s.cfg.Modules == nil {
+		want.Modules = union(want.Modules, old.Modules)
+	}
+	want.Set = union(want.Set, old.Set)
+	few := old.Modules != nil && len(without(want.Modules, old.Modules)) < worthImporting
+	if few && contains(old.Set, want.Set) && Compatible(old.Env, want.Env) == "" {
+		return nil
+	}
+	s.cfg.Log.Debug("warm workers: more is imported", "modules", without(want.Modules, old.Modules),
+		"variables", without(want.Set, old.Set), "environment", Compatible(old.Env, want.Env))
+	return &want
+}
+
+func without(all, some []string) []string {
+	known := map[string]bool{}
+	for _, m := range some {
+		known[m] = true
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(m string) bool { return known[m] })
+}
+
+func contains(all, some []string) bool {
+	return len(without(some, all)) == 0
+}
+
+// union has the order of learned: that of the imports.
+func union(learned, old []string) []string {
+	return append(slices.Clone(learned), without(old, learned)...)
+}
+
+// Excuse says why the end of a worker may be a fault of its warm start and not of the job's; "" if it cannot be. The
+// workers that are started next are started by exec then.
+func (s *Spawner) Excuse(localRank, pid, code int) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.workers[localRank]
+	if w == nil || w.pid != pid || w.child == nil {
+		return ""
+	}
+	s.mu.Unlock()
+	said, refused := w.child.result(resultPatience)
+	l, _ := readLearned(s.learnFile()) // there is none yet
+	s.mu.Lock()
+	why := ""
+	switch early := time.Since(w.began) < earlyFailure && !s.stepped && l.Why != firstStep; {
+	case refused != "":
+		why = "it could not become the worker: " + refused
+	case !said:
+		why = "it has ended before it ran the script"
+	case code == 0 || !early:
+		return ""
+	default:
+		why = fmt.Sprintf("it has ended within %s of a warm start, before the first step", earlyFailure)
+	}
+	s.distrust = true
+	if s.excused && refused == "" {
+		return ""
+	}
+	s.excused = true
+	return why
+}
+
+// Close ends what is prepared, and waits for it.
+func (s *Spawner) Close() {
+	s.mu.Lock()
+	s.closed = true
+	if s.idle != nil {
+		s.idle.Stop()
+	}
+	s.do(s.pool.Stop("the job is over"))
+	s.mu.Unlock()
+	s.wg.Wait()
+}
