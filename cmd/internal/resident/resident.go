@@ -1,0 +1,55 @@
+// Package resident gives back memory that this process needed for its start only (Linux).
+package resident
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Release takes the pages of the program file out of the memory of this process. They stay in the kernel's cache, which
+// may then reclaim them like those of any file that nobody uses, and come back one by one when they are needed: most of
+// what a launcher's start has touched is not. Memory that the process has written is left alone. It is no error that
+// pages are locked, or that /proc is not there: then they stay.
+func Release() {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return
+	}
+	exe, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return
+	}
+	for line := range bytes.Lines(maps) {
+		if start, size := readOnly(string(line), exe); size > 0 {
+			release(start, size)
+		}
+	}
+}
+
+// readOnly reads a line of /proc/PID/maps, and returns a size of 0 unless it is of a mapping of exe that is never
+// written: "00400000-00adc000 r-xp 00000000 08:01 1234 /usr/local/bin/dlrover-run".
+func readOnly(line, exe string) (start, size uintptr) {
+	fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
+	if len(fields) < 6 || strings.Contains(fields[1], "w") || strings.TrimLeft(fields[5], " ") != exe {
+		return 0, 0
+	}
+	from, to, _ := strings.Cut(fields[0], "-")
+	begin, err := strconv.ParseUint(from, 16, 64)
+	if err != nil {
+		return 0, 0
+	}
+	end, err := strconv.ParseUint(to, 16, 64)
+	if err != nil || end < begin {
+		return 0, 0
+	}
+	return uintptr(begin), uintptr(end - begin)
+}
+
+// release is madvise(2) of addresses that are no Go memory.
+func release(start, size uintptr) {
+	_, _, _ = unix.Syscall(unix.SYS_MADVISE, start, size, unix.MADV_DONTNEED)
+}
