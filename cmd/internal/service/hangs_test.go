@@ -15,6 +15,7 @@ import (
 
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -186,7 +187,7 @@ func TestVerdictNamesWhoHangs(t *testing.T) {
 		require.NoError(t, err)
 		v, ok := judge(epochs)
 		require.True(t, ok)
-		require.Equal(t, hung, v.Rule)
+		require.Equal(t, verdict.WasHung, v.Rule)
 		v.blame(s.hangOf("r", v.epoch))
 		require.Equal(t, 1, *v.RootRank)
 		require.Equal(t, "n1", v.RootNode)

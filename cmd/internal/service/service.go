@@ -1,6 +1,6 @@
 // Package service puts together what serves a rendezvous: the rounds of all runs, the places where their checkpoint
 // daemons meet, where their nodes check each other and where it is judged whether their workers hang, the topology of
-// the network, and what is served beside them.
+// the network, and what is served beside them, such as the output of workers to who follows it.
 // dlrover-master and a launcher that serves the other nodes of its job are the same service.
 //
 // Goroutines: one for the topology file, if there is one, until Close; those of the HTTP server are Serve's.
@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/cmd/internal/streamhub"
 	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
@@ -44,6 +45,7 @@ type Service struct {
 	Checkpoints *coordinator.Hub
 	Checks      *serve.Hub
 	Hangs       *hangs.Hub
+	Streams     *streamhub.Hub
 
 	cfg      Config
 	handler  func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
@@ -62,15 +64,18 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
 	s.Hub = api.NewHub(api.HubConfig{
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
+		Saved: s.saved,
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()
+	s.Streams = s.newStreams()
 	s.setSwitches(file.First())
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Extra: cfg.Extra,
 			Mounts: map[string]http.Handler{
 				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
+				"streams": s.Streams.Handler(),
 				"verdict": api.Answer(s.verdict), "failures": api.Answer(s.failures),
 			},
 		})
@@ -101,14 +106,18 @@ func (s *Service) setSwitches(topo rendezvous.Topology) {
 // Serve answers requests on l until Close, which makes it return http.ErrServerClosed. It closes l.
 func (s *Service) Serve(l net.Listener) error {
 	s.handler() // or the first request would wait for it
-	return s.server.Serve(l)
+	return s.ServeRarely(l)
 }
+
+// ServeRarely is Serve for who expects no request: the first one waits a little.
+func (s *Service) ServeRarely(l net.Listener) error { return s.server.Serve(api.Watchful(l)) }
 
 // Close ends the service. Requests that are held are answered at once; others have grace to come to their end, before
 // their connections are closed.
 func (s *Service) Close(grace time.Duration) {
 	s.stop()
 	s.wg.Wait()
+	s.Streams.Close()
 	s.Hub.Close()
 	s.Checkpoints.Close()
 	s.Checks.Close()
@@ -131,6 +140,7 @@ func (s *Service) observe(run string, n rendezvous.Note) {
 	if endsEpoch(n.Event) {
 		s.Hangs.Ended(run, hang.Epoch{Term: n.Term, Round: n.Round, Epoch: n.Epoch})
 	}
+	s.Streams.Happened(run, n.Event)
 	if s.cfg.Observe != nil {
 		s.cfg.Observe(run, n)
 	}

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"fmt"
 	"net/http"
 
 	"dlrover-run/cmd/internal/evidence"
@@ -20,10 +19,11 @@ type Verdict struct {
 	Outcome rendezvous.Outcome `json:"outcome,omitempty"` // of the run, if it ended with the epoch
 	Cause   *rendezvous.Cause  `json:"cause,omitempty"`
 
-	Line     string       `json:"line"` // for people
-	Rule     verdict.Rule `json:"rule"` // what decided
-	RootRank *int         `json:"root_rank"`
-	RootNode string       `json:"root_node,omitempty"` // the name of the node that is to blame, or that went away
+	Line     string        `json:"line"`  // for people
+	Rule     verdict.Rule  `json:"rule"`  // what decided
+	Class    verdict.Class `json:"class"` // the kind of fault
+	RootRank *int          `json:"root_rank"`
+	RootNode string        `json:"root_node,omitempty"` // the name of the node that is to blame, or that went away
 
 	Failures    int `json:"failures"`
 	Losses      int `json:"losses"`
@@ -34,9 +34,6 @@ type Verdict struct {
 	// Hang is the verdict about a hang that the epoch was ended for, as far as it is still known.
 	Hang *hang.Verdict `json:"hang,omitempty"`
 }
-
-// hung is the Rule of an epoch that was ended because its workers hung: whatever failed then, failed because of that.
-const hung verdict.Rule = "hang"
 
 // judge finds the verdict in the evidence of a run's epochs, the oldest first; false without any. An epoch that ended
 // for new nodes says nothing about an earlier failure.
@@ -66,18 +63,15 @@ func judgeEpoch(e rendezvous.EpochEvidence) Verdict {
 	j := verdict.Judge(evidence.Unpack(e.Evidence))
 	v := Verdict{
 		Round: e.Round, Epoch: e.Epoch, epoch: e.EpochID, Outcome: e.Outcome, Cause: e.Cause, Line: j.Line(), Rule: j.Rule,
-		Failures: len(e.Failures), Losses: len(e.Losses),
+		Class: j.Class, Failures: len(e.Failures), Losses: len(e.Losses),
 		Restarts: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize,
 	}
 	switch {
-	case endedByHang(e):
-		v.Rule = hung
-		v.Line = fmt.Sprintf("%s; restarts used %d of %d", e.Cause.Text, e.Restarts, e.MaxRestarts)
 	case j.Root != nil:
 		v.RootRank, v.RootNode = &j.Root.Rank, j.Root.NodeName
 	case j.Loss != nil:
 		v.RootNode = j.Loss.NodeName
-	case e.Cause != nil:
+	case e.Cause != nil && j.Hung == "":
 		v.Line = e.Cause.Text + "; " + v.Line
 	}
 	return v
@@ -93,7 +87,7 @@ func (s *Service) verdict(req *http.Request) (any, error) {
 	if !ok {
 		return nil, api.ErrNothingNew
 	}
-	if v.Rule == hung {
+	if v.Rule == verdict.WasHung {
 		v.blame(s.hangOf(req.PathValue("run"), v.epoch))
 	}
 	return v, nil

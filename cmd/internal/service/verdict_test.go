@@ -40,29 +40,30 @@ func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
 		want   Verdict
 	}{
 		"the newest": {[]rendezvous.EpochEvidence{epoch(0, failed(1, "old")), epoch(1, failed(3, "bad batch"))}, Verdict{
-			Epoch: 1, Rule: verdict.FirstExit, RootRank: &three, RootNode: "gpu-07", Failures: 1,
+			Epoch: 1, Rule: verdict.FirstExit, Class: verdict.Unknown, RootRank: &three, RootNode: "gpu-07", Failures: 1,
 			Line: `rank 3 (node 1 gpu-07, local rank 0, pid 42) failed first: exit code 7, last output "bad batch"; ` +
 				`no other rank of 4 failed; restarts used 0 of 3`,
 		}},
 		"before a growth": {[]rendezvous.EpochEvidence{epoch(0, failed(3, "bad batch")), epoch(1, grown())}, Verdict{
-			Epoch: 0, Rule: verdict.FirstExit, RootRank: &three, RootNode: "gpu-07", Failures: 1,
+			Epoch: 0, Rule: verdict.FirstExit, Class: verdict.Unknown, RootRank: &three, RootNode: "gpu-07", Failures: 1,
 			Line: `rank 3 (node 1 gpu-07, local rank 0, pid 42) failed first: exit code 7, last output "bad batch"; ` +
 				`no other rank of 4 failed; restarts used 0 of 3`,
 		}},
 		"nothing but growths": {[]rendezvous.EpochEvidence{epoch(0, grown()), epoch(1, grown())}, Verdict{
-			Epoch: 1, Rule: verdict.NoCause, Line: "a node joined; no worker failed by itself; restarts used 0 of 3",
+			Epoch: 1, Rule: verdict.NoCause, Class: verdict.Unknown,
+			Line: "a node joined; no worker failed by itself; restarts used 0 of 3",
 		}},
 		"stopped": {[]rendezvous.EpochEvidence{epoch(0, failed(3, "old")), epoch(1, rendezvous.Evidence{
 			Outcome: rendezvous.Failed, Cause: &rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "stopped by hand"}})},
-			Verdict{Epoch: 1, Outcome: rendezvous.Failed, Rule: verdict.NoCause,
+			Verdict{Epoch: 1, Outcome: rendezvous.Failed, Rule: verdict.NoCause, Class: verdict.Unknown,
 				Line: "stopped by hand; no worker failed by itself; restarts used 0 of 3"}},
 		"a lost node": {[]rendezvous.EpochEvidence{
 			epoch(0, rendezvous.Evidence{
 				Losses: []rendezvous.Loss{{Node: "gpu-09", GroupRank: 1, RankBase: 2, Slots: 2, Reason: "silent", At: noon}},
 			}),
 		},
-			Verdict{Rule: verdict.NodeLost, RootNode: "gpu-09", Losses: 1,
-				Line: "node 1 gpu-09 went away first: silent; it ran ranks 2-3; restarts used 0 of 3"}},
+			Verdict{Rule: verdict.NodeLost, Class: verdict.Lost, RootNode: "gpu-09", Losses: 1,
+				Line: "node 1 gpu-09 went away first: silent; it ran ranks 2-3; class node-lost; restarts used 0 of 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ok := judge(c.epochs)

@@ -1,0 +1,17 @@
+package service
+
+import (
+	"dlrover-run/cmd/internal/streamhub"
+	"dlrover-run/launcher/streams"
+)
+
+// newStreams joins who follows output, or executes commands, to the rendezvous.
+func (s *Service) newStreams() *streamhub.Hub {
+	return streamhub.New(streamhub.Config{
+		Secure: s.cfg.Token != "", Roster: s.Hub.Roster, Log: s.cfg.Log,
+		Notify: func(run, node, body string) error { return s.Hub.Notify(run, node, streams.Topic, body) },
+		Note: func(run, event, node, text string) {
+			_ = s.Hub.Annotate(run, event, node, text) // the run may be over
+		},
+	})
+}

@@ -1,0 +1,197 @@
+package streamhub
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/launcher/streams"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/api/httperr"
+)
+
+// requestTime is how long a request may take to arrive.
+const requestTime = 10 * time.Second
+
+// wireErrors is made at its first use: most programs serve nobody.
+func wireErrors() httperr.Table {
+	return httperr.Table{
+		{Err: api.ErrUnknownRun, Status: http.StatusNotFound, Code: "unknown_run"},
+		{Err: rendezvous.ErrUnknownNode, Status: http.StatusNotFound, Code: "unknown_node"},
+		{Err: ErrNoRank, Status: http.StatusConflict, Code: "unknown_rank"},
+		{Err: ErrGone, Status: http.StatusConflict, Code: "stream_gone"},
+		{Err: ErrRefused, Status: http.StatusForbidden, Code: "exec_refused"},
+		{Err: ErrTooMany, Status: http.StatusTooManyRequests, Code: "too_many_streams"},
+		{Err: ErrOld, Status: http.StatusConflict, Code: "old_launcher"},
+		{Err: ErrBad, Status: http.StatusBadRequest, Code: "bad_request"},
+	}
+}
+
+// Handler serves the hub, with connections that are upgraded to streams.Protocol: GET .../streams/logs for who follows
+// output, with rank, node, tail and follow in the query; .../streams/exec, with rank and timeout, for who executes a
+// command, which is the first frame; .../streams/feed?id=ID&node=ID for launchers. It does not look at tokens, nor at
+// the run's name: whoever mounts it does.
+func (h *Hub) Handler() http.Handler {
+	const base = "GET /v1/runs/{run}/streams/"
+	mux := http.NewServeMux()
+	mux.HandleFunc(base+"logs", h.serveLogs)
+	mux.HandleFunc(base+"exec", h.serveExec)
+	mux.HandleFunc(base+"feed", h.serveFeed)
+	return mux
+}
+
+func (h *Hub) serveLogs(w http.ResponseWriter, req *http.Request) {
+	want, err := parseLogs(req.URL.Query())
+	if err == nil {
+		err = upgrades(req)
+	}
+	var s *stream
+	if err == nil {
+		s, err = h.admit(req.PathValue("run"), req.URL.Query().Get("node"), want)
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	defer h.drop(s)
+	if nc := take(w); nc != nil {
+		defer nc.Close()
+		h.cfg.Log.Debug("the output of a run is followed", "run_id", s.run, "from", req.RemoteAddr)
+		s.serve(nc)
+	}
+}
+
+// parseLogs reads what a follower wants.
+func parseLogs(q url.Values) (r streams.Request, err error) {
+	if r.Rank, err = number(q, "rank", -1); err != nil {
+		return r, err
+	}
+	r.Follow = q.Get("follow") == "true"
+	r.Tail, err = number(q, "tail", -1)
+	return r, err
+}
+
+// number is a parameter that may be left out.
+func number(q url.Values, name string, absent int) (int, error) {
+	if !q.Has(name) {
+		return absent, nil
+	}
+	n, err := strconv.ParseInt(q.Get(name), 10, 32)
+	if err != nil || n < -1 {
+		return 0, fmt.Errorf("%w: %s=%.40q: need a number", ErrBad, name, q.Get(name))
+	}
+	return int(n), nil
+}
+
+func (h *Hub) serveExec(w http.ResponseWriter, req *http.Request) {
+	q := req.URL.Query()
+	rank, err := number(q, "rank", -1)
+	if err == nil && rank < 0 {
+		err = fmt.Errorf("%w: rank=%.40q: need a rank", ErrBad, q.Get("rank"))
+	}
+	if err == nil {
+		err = upgrades(req)
+	}
+	var s *stream
+	if err == nil {
+		s, err = h.admit(req.PathValue("run"), "", streams.Request{Rank: rank, Args: []string{""}}) // they come later
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	defer h.drop(s)
+	nc := take(w)
+	if nc == nil {
+		return
+	}
+	defer nc.Close()
+	_ = nc.SetReadDeadline(time.Now().Add(requestTime))
+	args, timeout, err := readCommand(nc)
+	if err != nil {
+		e := streams.Exit{Code: streams.CodeRefused, Error: err.Error()}
+		_ = write(nc, streams.Frame{Kind: streams.KindExit, Data: streams.JSON(e)}.Append(nil))
+		return
+	}
+	_ = nc.SetReadDeadline(time.Time{})
+	s.req.Args, s.req.Timeout, s.req.From = args, timeout, req.RemoteAddr
+	s.serve(nc)
+}
+
+// readCommand reads the first frame of who executes something.
+func readCommand(nc net.Conn) (args []string, timeout time.Duration, err error) {
+	f, err := streams.NewReader(nc).Next()
+	if err != nil {
+		return nil, 0, err
+	}
+	var r streams.Request
+	if err := f.Decode(&r); f.Kind != streams.KindRequest || err != nil {
+		return nil, 0, fmt.Errorf("%w: the command cannot be read: use a dlroverctl of the daemon's version", ErrBad)
+	}
+	if err := r.CheckArgs(); err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", ErrBad, err)
+	}
+	return r.Args, max(r.Timeout, 0), nil
+}
+
+func (h *Hub) serveFeed(w http.ResponseWriter, req *http.Request) {
+	q := req.URL.Query()
+	err := upgrades(req)
+	var s *stream
+	var o rendezvous.Occupant
+	if err == nil {
+		s, o, err = h.find(req.PathValue("run"), q.Get("id"), q.Get("node"))
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	if nc := take(w); nc != nil {
+		s.feed(o, nc)
+	}
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(requestTime))
+	wireErrors().Write(w, err)
+}
+
+// upgrades refuses who wants to speak HTTP.
+func upgrades(req *http.Request) error {
+	if !strings.EqualFold(req.Header.Get("Upgrade"), streams.Protocol) {
+		return fmt.Errorf("%w: %s needs Upgrade: %s; use a dlroverctl of the daemon's version", ErrBad, req.URL.Path,
+			streams.Protocol)
+	}
+	return nil
+}
+
+// take makes the connection ours; nil: it is lost.
+func take(w http.ResponseWriter) net.Conn {
+	nc, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		refuse(w, err)
+		return nil
+	}
+	_ = nc.SetDeadline(time.Time{})
+	const answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + streams.Protocol + "\r\n\r\n"
+	if write(nc, []byte(answer)) != nil {
+		_ = nc.Close()
+		return nil
+	}
+	return &conn{Conn: nc, r: buffered.Reader}
+}
+
+// conn is a connection whose first bytes may lie in a buffer.
+type conn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) { return c.r.Read(b) }
