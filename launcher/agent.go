@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -29,7 +30,8 @@ type Agent struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	over   chan struct{} // closed when the loop has ended
-	force  chan struct{} // closed by a second signal: no more grace
+	force  chan struct{} // closed by a second signal, or when the time to leave is over: no more grace
+	forced sync.Once
 
 	exits   chan exited
 	stopped chan stopResult
@@ -37,16 +39,25 @@ type Agent struct {
 	worlds  chan *fetch
 	notices <-chan Notice // nil if no part wants them
 	errs    chan error
+	// announced carries the answer of the rendezvous to this node's announcement that it will leave.
+	announced chan error
 
-	last    Directive  // the newest epoch whose workers were started
-	group   *group     // nil when nothing of a group is left
-	check   *check     // nil when none is under way; without a group
-	fetch   *fetch     // nil when none is under way; without a group
-	pending *Directive // to be applied when the group is gone or the check is over
-	fails   []verdict.Failure
-	signal  syscall.Signal // what told this node to end
-	success bool           // the workers of this epoch succeeded; the others are waited for
-	result  *Result
+	last     Directive  // the newest epoch whose workers were started
+	group    *group     // nil when nothing of a group is left
+	check    *check     // nil when none is under way; without a group
+	fetch    *fetch     // nil when none is under way; without a group
+	pending  *Directive // to be applied when the group is gone or the check is over
+	letRun   *Directive // the Done of a job whose workers may run to their end on this node
+	fails    []verdict.Failure
+	signal   syscall.Signal // what told this node to end, or SIGTERM for another reason to leave
+	why      string         // it leaves, in a few words
+	left     string         // as why, if no signal is the reason
+	parted   bool           // it has said good-bye
+	envDir   string         // files with the workers' environment; "" before the run is held
+	deadline time.Time      // of a leave; zero: none
+	decider  *policy.Decider
+	success  bool // the workers of this epoch succeeded; the others are waited for
+	result   *Result
 
 	barred      *BarInfo // the Bar that counts
 	failedCheck string   // why this node has not passed its newest check
@@ -66,7 +77,8 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, parts: sortParts(cfg.Parts), log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
 		exits: make(chan exited), stopped: make(chan stopResult), errs: make(chan error),
-		checked: make(chan *check), worlds: make(chan *fetch),
+		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
+		decider: policy.NewDecider(cfg.Policy),
 	}
 	if len(a.parts.noticers) > 0 {
 		a.notices = cfg.Rendezvous.Notices()
@@ -84,6 +96,9 @@ func (a *Agent) Run() Result {
 	a.cancel()
 	close(a.over)
 	a.wg.Wait()
+	if a.envDir != "" {
+		_ = os.RemoveAll(a.envDir)
+	}
 	a.result.Signal = a.signal
 	return *a.result
 }
@@ -103,6 +118,10 @@ func (a *Agent) next() {
 		a.onStopped(s)
 	case sig := <-a.cfg.Signals:
 		a.onSignal(sig)
+	case err := <-a.announced:
+		a.onAnnounced(err)
+	case why := <-a.cfg.Leaves:
+		a.onLeave(why)
 	case r := <-a.cfg.Timers:
 		a.onTimer(r)
 	case <-a.alarm():
@@ -125,6 +144,12 @@ func (a *Agent) onDirective(d Directive) {
 	if a.strange(d.Kind) || d.Kind == Run && same(d, a.last) {
 		return // a daemon that was started again confirms what runs, or has run
 	}
+	if d.Leave != "" {
+		a.onDrain(d.Leave)
+		if a.group == nil {
+			return
+		}
+	}
 	if a.group == nil && a.check == nil {
 		a.apply(d)
 		return
@@ -133,16 +158,32 @@ func (a *Agent) onDirective(d Directive) {
 	switch {
 	case a.check != nil:
 		a.check.cancel()
+	case !a.group.stopping && d.Kind == Done && d.Rules.LetRun && a.group.left > 0:
+		a.letRun = &d
+		a.log.Info("the job has succeeded; the workers that are left run to their end, which does not count",
+			"left", a.group.left)
 	case !a.group.stopping:
-		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", d.Cause)
+		cause := d.Cause
+		if d.Kind == Done {
+			cause = cmp.Or(cause, "the job has succeeded")
+		}
+		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", cause)
 		a.stopFor(a.group, d)
 	}
 }
 
 // stopFor stops a group because of a directive.
 func (a *Agent) stopFor(g *group, d Directive) {
+	g.again.Store(d.restarts() && a.signal == 0)
 	if d.CauseKind == CauseFailure {
 		a.stopFailed(g, verdict.Failure{}, d.Cause)
+		return
+	}
+	if d.CauseKind == CauseLeave && !g.stopping { // all nodes save in one step
+		a.tellStopped(a.stopInfo(g, true))
+	}
+	if a.signal != 0 {
+		a.stop(g, a.signal)
 		return
 	}
 	a.stop(g, syscall.SIGTERM)
@@ -171,8 +212,8 @@ func (a *Agent) onStopped(s stopResult) {
 		return
 	}
 	a.observe(func(o Observer) { o.Stopped(stopped) })
-	if a.signal != 0 {
-		a.end(Result{Reason: policy.Signaled(int(a.signal))})
+	if a.signal != 0 && a.letRun == nil {
+		a.endLeft()
 		return
 	}
 	if d := a.pending; d != nil {
@@ -198,7 +239,7 @@ func (a *Agent) unusable(err error) {
 }
 
 func (a *Agent) stopInfo(g *group, early bool) StopInfo {
-	info := StopInfo{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early}
+	info := StopInfo{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early, Leaving: a.signal != 0}
 	if a.pending != nil {
 		info.CauseKind = a.pending.CauseKind
 	}
@@ -214,12 +255,14 @@ func (a *Agent) tellStopped(why StopInfo) {
 // whyStopped says in a few words why the workers have ended.
 func (a *Agent) whyStopped(g *group) string {
 	switch {
-	case a.success:
+	case a.success || a.letRun != nil && g.left == 0:
 		return "the workers have ended"
 	case a.signal != 0:
-		return "received " + proc.SignalName(a.signal)
+		return a.why
 	case a.pending != nil && a.pending.Cause != "":
 		return a.pending.Cause
+	case a.pending != nil && a.pending.Kind == Done:
+		return "the job has succeeded"
 	case g.fault != "":
 		return g.fault
 	}
@@ -259,6 +302,10 @@ func (a *Agent) wait(d Directive) {
 		a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
 		return
 	}
+	if d.CauseKind == CauseFailure || d.CauseKind == CauseBudget {
+		a.log.Warn("the job has failed and is held: it ends by an order, or when its time is over", "cause", d.Cause)
+		return
+	}
 	level := slog.LevelDebug
 	if a.last.Round == 0 {
 		level = slog.LevelInfo
@@ -287,6 +334,10 @@ func (a *Agent) run(d Directive) {
 
 // begin starts the workers of an epoch.
 func (a *Agent) begin(e Epoch) {
+	if e.Hold {
+		a.hold(e)
+		return
+	}
 	for _, s := range a.parts.starters {
 		s.Starting(e)
 	}
@@ -299,7 +350,7 @@ func (a *Agent) begin(e Epoch) {
 	if err != nil {
 		g.failures = append(g.failures, a.cannotStart(g, err))
 		a.log.Error("cannot start a worker", "err", err)
-		a.report(g, policy.Fail)
+		a.report(g, answerTo(err))
 		a.stop(g, syscall.SIGTERM)
 		return
 	}
@@ -312,8 +363,7 @@ func (a *Agent) begin(e Epoch) {
 func (a *Agent) logStart(g *group) {
 	e, p := g.epoch, g.epoch.Place
 	attrs := []any{"round", e.Round, "epoch", e.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
-		"ranks", fmt.Sprintf("%d-%d of %d", p.RankBase, p.RankBase+a.cfg.Slots-1, p.WorldSize),
-		"restarts", p.RestartCount, "executable", a.cfg.Path}
+		"ranks", e.ranks(a.cfg.Slots), "restarts", p.RestartCount, "executable", g.path}
 	if e.Cause != "" {
 		attrs = append(attrs, "cause", e.Cause)
 	}
@@ -353,10 +403,16 @@ func (a *Agent) leave(d Directive, reason string) {
 // failed is the result of a job that failed as d says.
 func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 	res := Result{
-		Reason: reasonOf(v, a.cfg.Policy, d.CauseKind), Verdict: v.Line(), Local: a.fails, Root: rootOf(a.fails, v),
+		Reason: reasonOf(v, d.CauseKind), Verdict: v.Line(), Judged: v,
+		Local: a.fails, Root: rootOf(a.fails, v),
+	}
+	if d.CauseKind == CauseHang {
+		res.Judged.Class = verdict.Hang
 	}
 	if _, ordered := orderReason(d.CauseKind); ordered && d.Cause != "" || v.Root == nil && v.Loss == nil {
 		res.Verdict = d.Cause
+	} else if d.CauseKind == CauseBudget {
+		res.Verdict += "; " + d.Cause
 	}
 	if a.failedCheck == "" {
 		return res
@@ -372,11 +428,11 @@ func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 const maxReported = 128
 
 // own are the failures that tell something: not the mere end of a worker that was
-// stopped, unless it had written down an error of its own before.
+// stopped, unless it tells of an error of its own.
 func own(fs []verdict.Failure) []verdict.Failure {
 	var out []verdict.Failure
 	for _, f := range fs {
-		if len(out) < maxReported && (!f.Stopped || !f.ErrorTime.IsZero()) {
+		if len(out) < maxReported && (!f.Stopped || f.Explains()) {
 			out = append(out, f.Compact())
 		}
 	}
@@ -419,30 +475,13 @@ func (a *Agent) onSignal(sig os.Signal) {
 		return
 	}
 	if a.signal != 0 {
-		a.observe(func(o Observer) { o.Signaled(SignalInfo{Signal: s, Again: true}) })
-		a.forceOnce()
+		a.again(s)
 		return
 	}
-	a.signal = s
-	if a.group != nil && a.group.hurry != nil {
-		a.group.hurry()
-	}
-	if a.group == nil {
-		a.log.Warn("received a signal; leaving", "signal", proc.SignalName(s))
-	} else {
-		a.log.Warn("received a signal; stopping the workers", "signal", proc.SignalName(s),
-			"grace", a.cfg.ShutdownTimeout.String())
-	}
+	a.hurryUp()
+	a.warnSignal(s)
 	a.observe(func(o Observer) { o.Signaled(SignalInfo{Signal: s}) })
-	a.goodbye("received " + proc.SignalName(s))
-	if a.group == nil {
-		a.end(Result{Reason: policy.Signaled(int(s))})
-		return
-	}
-	if !a.success {
-		a.tellStopped(a.stopInfo(a.group, true))
-	}
-	a.stop(a.group, s)
+	a.leaveFor(s, "received "+proc.SignalName(s))
 }
 
 // goodbye tells the others at once, so that they need not wait for our workers' end.
@@ -456,13 +495,7 @@ func (a *Agent) goodbye(reason string) {
 	})
 }
 
-func (a *Agent) forceOnce() {
-	select {
-	case <-a.force:
-	default:
-		close(a.force)
-	}
-}
+func (a *Agent) forceOnce() { a.forced.Do(func() { close(a.force) }) }
 
 func (a *Agent) forward(s syscall.Signal) {
 	if a.group == nil || a.group.stopping {
@@ -487,7 +520,12 @@ func (a *Agent) expelled(err error) {
 		a.end(res)
 		return
 	}
-	a.stop(a.group, syscall.SIGTERM)
+	if a.letRun != nil {
+		a.log.Debug("the rendezvous is gone; the job has succeeded before", "err", err)
+		res = Result{Reason: policy.Success}
+	} else {
+		a.stop(a.group, syscall.SIGTERM)
+	}
 	for a.group != nil {
 		a.pending = nil
 		select {
@@ -497,6 +535,10 @@ func (a *Agent) expelled(err error) {
 			a.onExit(e)
 		case sig := <-a.cfg.Signals:
 			a.onSignal(sig)
+		case err := <-a.announced:
+			a.onAnnounced(err)
+		case <-a.alarm():
+			a.onAlarm()
 		}
 	}
 	a.result = &res

@@ -115,9 +115,30 @@ func (s *fakeRdzv) Success(context.Context, Directive) error {
 	return nil
 }
 
+func (s *fakeRdzv) RankSucceeded(_ context.Context, _ Directive, rank int) error {
+	defer s.note("rank %d succeeded", rank)()
+	return nil
+}
+
+func (s *fakeRdzv) RankFailed(
+	_ context.Context, _ Directive, a policy.Action, fs []verdict.Failure, left int,
+) error {
+	defer s.note("rank failed: %s, %d left", a, left)()
+	s.failures = append(s.failures, fs...)
+	if left == 0 {
+		s.tell(Fail, "over")
+	}
+	return nil
+}
+
 func (s *fakeRdzv) Leave(_ context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
 	defer s.note("leave: %s", reason)()
 	return verdict.Evidence{Failures: fs, WorldSize: 2, RestartsUsed: s.d.Place.RestartCount, MaxRestarts: s.max}, nil
+}
+
+func (s *fakeRdzv) Leaving(_ context.Context, reason string, _ time.Duration) error {
+	defer s.note("leaving: %s", reason)()
+	return nil
 }
 
 func (s *fakeRdzv) Cleared(context.Context, time.Time, string) error {

@@ -47,12 +47,12 @@ func (g *group) stoppedIt(e proc.Exit) bool {
 func (a *Agent) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
 	f := a.bare(g, w, exit)
 	f.Timer = w.timer
-	if exit.Signal == syscall.SIGKILL && f.Timer == "" {
-		f.OOM = a.oomSince(g.oomKills)
-	}
 	a.readErrorFile(&f)
 	_, stderr := w.out.Tail()
 	f.LastLines = tailText(stderr)
+	if f.Timer == "" && (exit.Signal == syscall.SIGKILL || f.LostChild()) {
+		f.OOM = a.oomSince(g.oomKills)
+	}
 	return f
 }
 
@@ -130,8 +130,26 @@ func (a *Agent) cannotStart(g *group, err error) verdict.Failure {
 // cannotStartCode is what a shell reports for a program that cannot be executed.
 const cannotStartCode = 126
 
+// decide asks the policy what a failure of this node leads to, and notes in f what it says.
+func (a *Agent) decide(g *group, w *worker, f *verdict.Failure) policy.Action {
+	e := policy.Exit{
+		Code: f.ExitCode, Exception: f.Exception(), OOM: f.OOM != nil, Hung: f.Timer != "" || f.Timeout() != "",
+		Follows: f.Follows(),
+	}
+	if a.cfg.Policy.NeedsText() {
+		stdout, stderr := w.out.Tail()
+		e.Text = strings.Join([]string{f.Message, f.Traceback, verdict.Plain(stderr), verdict.Plain(stdout)}, "\n")
+	}
+	d := a.decider.Decide(now(), e)
+	f.Policy, f.Permanent = d.Why(), d.Action == policy.Fail
+	if f.Policy != "" {
+		a.observe(func(o Observer) { o.Decided(DecideInfo{g.epoch, *f, d}) })
+	}
+	return d.Action
+}
+
 // reasonOf classifies the end of the job for --exit-code-policy=reason.
-func reasonOf(v verdict.Verdict, p policy.Config, causeKind string) policy.Reason {
+func reasonOf(v verdict.Verdict, causeKind string) policy.Reason {
 	if r, ordered := orderReason(causeKind); ordered {
 		return r
 	}
@@ -146,7 +164,7 @@ func reasonOf(v verdict.Verdict, p policy.Config, causeKind string) policy.Reaso
 		return policy.OutOfMemory
 	case v.Root.PID == 0 && v.Root.ExitCode == cannotStartCode:
 		return policy.CannotExecute
-	case p.Decide(policy.Exit{Code: v.Root.ExitCode}) == policy.Fail:
+	case v.Root.Permanent:
 		return policy.WorkerPermanent
 	default:
 		return policy.WorkerFailed

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -22,19 +23,24 @@ type group struct {
 	epoch      Epoch
 	attempt    *logs.Attempt
 	workers    []*worker
-	left       int // workers that have not exited
+	path       string        // of what they execute
+	meanwhile  *proc.Process // of --hold; nil: none
+	left       int           // workers that have not exited
+	succeeded  int           // workers that have exited with 0
 	stopping   bool
 	stopSignal syscall.Signal
 	signaledAt atomic.Pointer[time.Time] // when stopSignal was sent; nil: not yet, though stopping
 	hurry      context.CancelFunc        // ends the examination before the stop; nil without one
 	oomKills   int64                     // of this container when the group started
 	failures   []verdict.Failure
+	reported   policy.Action // the strongest that the rendezvous has been told
 	timers     timers
 
 	endWatch context.CancelFunc // of the watchers; nil without any
 	watchers sync.WaitGroup
-	faults   chan fault // what they find
-	fault    string     // what a part has ended the epoch for
+	faults   chan fault  // what they find
+	again    atomic.Bool // workers are to follow these, as far as it is known
+	fault    string      // what a part has ended the epoch for
 }
 
 type worker struct {
@@ -86,10 +92,14 @@ func (a *Agent) startWorker(g *group, i int, patience time.Time) error {
 	if err != nil {
 		return fmt.Errorf("logs of rank %d: %w", w.id.Rank, err)
 	}
-	spec, err := a.spec(g.epoch, w)
-	if err != nil {
+	spec, err := a.spec(g.epoch, w.id, w.out.ErrorFile())
+	if g.path = spec.Path; err != nil {
 		w.out.Started()
 		return err
+	}
+	spec.Stdout, spec.Stderr = w.out.Stdout(), w.out.Stderr()
+	for _, p := range a.parts.preparers {
+		p.Preparing(g.epoch, w.id, spec)
 	}
 	err = withFiles(patience, func() (err error) { w.proc, err = a.spawn(spec, w.id); return err })
 	w.out.Started()
@@ -109,22 +119,25 @@ func (a *Agent) spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
 	return a.cfg.Processes.Start(s)
 }
 
-func (a *Agent) spec(e Epoch, w *worker) (proc.Spec, error) {
-	vars := a.cfg.Vars(e.Place, w.id.LocalRank, w.out.ErrorFile())
+func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string) (proc.Spec, error) {
+	path, args, err := a.program(e, id.LocalRank)
+	if err != nil {
+		return proc.Spec{}, err
+	}
+	vars := a.cfg.Vars(e.Place, id.LocalRank, errorFile)
 	vars.MaxRestarts = e.MaxRestarts
 	overlay, err := a.cfg.Preset.Environ(vars)
 	if err != nil {
 		return proc.Spec{}, err
 	}
 	for _, p := range a.parts.environers {
-		overlay = append(overlay, p.Environ(e, w.id.LocalRank)...)
+		overlay = append(overlay, p.Environ(e, id.LocalRank)...)
 	}
 	s := proc.Spec{
-		Path: a.cfg.Path, Args: a.cfg.ArgsOf(w.id.LocalRank), Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay),
-		Stdin: a.cfg.Stdin, Stdout: w.out.Stdout(), Stderr: w.out.Stderr(),
+		Path: path, Args: args, Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, overlay), Stdin: a.cfg.Stdin,
 	}
 	if a.cfg.CPUs != nil {
-		s.CPUs = a.cfg.CPUs(w.id.LocalRank)
+		s.CPUs = a.cfg.CPUs(id.LocalRank)
 	}
 	return s, nil
 }
@@ -184,37 +197,127 @@ func (a *Agent) onExit(e exited) {
 	g, w := e.g, e.w
 	g.left--
 	exit := w.proc.Exit()
-	act := a.cfg.Policy.Decide(policy.Exit{Code: exit.Code})
 	info := ExitInfo{Worker: w.id, PID: w.proc.PID(), ExitCode: exit.Code, Stopped: g.signaledAt.Load() != nil}
 	a.observe(func(o Observer) { o.Exited(info) })
+	if why := a.excuse(g, info); why != "" {
+		a.failExcused(g, w, exit, why)
+		return
+	}
 	switch {
-	case g.stopping && act == policy.Succeed:
+	case g.stopping && exit.Code == 0:
 	case g.stopping:
-		if f := a.describe(g, w, exit); !g.blamed(f) {
-			g.failures = append(g.failures, f)
+		a.failToo(g, w, exit)
+	case a.letRun != nil:
+		if g.left == 0 {
+			a.stop(g, syscall.SIGTERM) // nobody is left but perhaps orphans
 		}
-	case act == policy.Succeed && g.left == 0:
-		a.succeed(g)
-	case act == policy.Succeed:
+	case exit.Code == 0:
+		g.succeeded++
+		a.oneSucceeded(g, w.id.Rank)
 	default:
-		a.fail(g, w, exit, act)
+		a.failFirst(g, w, exit)
 	}
 }
 
-// fail reports the first failure of the group and stops its siblings meanwhile.
-func (a *Agent) fail(g *group, w *worker, exit proc.Exit, act policy.Action) {
+// excuse says why the end of a worker may be a fault of ours; "": it is not.
+func (a *Agent) excuse(g *group, info ExitInfo) string {
+	for _, e := range a.parts.excusers {
+		if g.stopping || a.letRun != nil {
+			return ""
+		}
+		if why := e.Excuse(info.Worker, info.PID, info.ExitCode); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// failFirst acts on the first failure of an epoch, or on one that the others outlive.
+func (a *Agent) failFirst(g *group, w *worker, exit proc.Exit) {
 	w.out.Drain(drainBudget)
 	f := a.describe(g, w, exit)
+	act := a.decide(g, w, &f)
+	if g.epoch.Rules.Tolerate && act != policy.Fail {
+		a.tolerate(g, f, act)
+		return
+	}
+	a.fail(g, f, act)
+}
+
+// failExcused is failFirst for an end that is not charged, and why.
+func (a *Agent) failExcused(g *group, w *worker, exit proc.Exit, why string) {
+	w.out.Drain(drainBudget)
+	f := a.describe(g, w, exit)
+	a.log.Warn("a worker's end is not charged to the job", "rank", f.Rank, "why", why)
+	f.Message = cmp.Or(f.Message, why)
+	a.fail(g, f, policy.RestartFree)
+}
+
+// fail reports the first failure of the group and stops its siblings meanwhile.
+func (a *Agent) fail(g *group, f verdict.Failure, act policy.Action) {
 	g.failures = append(g.failures, f)
-	a.log.Warn("worker failed", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason())
+	attrs := []any{"rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason()}
+	if f.Policy != "" {
+		attrs = append(attrs, "action", act.String(), "policy", f.Policy)
+	}
+	a.log.Warn("worker failed", attrs...)
 	a.report(g, act)
 	a.stopFailed(g, f, "")
 }
 
+// failToo books a failure after the first one. A worker that ended by itself may have failed in a way that no restart
+// helps, while what failed first was only its consequence.
+func (a *Agent) failToo(g *group, w *worker, exit proc.Exit) {
+	f := a.describe(g, w, exit)
+	if g.blamed(f) {
+		return
+	}
+	act := policy.RestartCharged
+	if !f.Stopped {
+		act = a.decide(g, w, &f)
+	}
+	g.failures = append(g.failures, f)
+	if act > max(g.reported, policy.RestartCharged) {
+		a.log.Warn("another worker had failed as well", "rank", f.Rank, "why", f.Reason(), "action", act.String(),
+			"policy", f.Policy)
+		a.report(g, act)
+	}
+}
+
 // report tells the rendezvous what has failed so far.
 func (a *Agent) report(g *group, act policy.Action) {
+	g.reported = act
+	g.failed(act)
 	d, fs := g.epoch.Directive, own(g.failures)
 	a.call("report the failure", func() error { return a.cfg.Rendezvous.Failing(a.ctx, d, act, fs) })
+}
+
+// oneSucceeded tells what the success of a worker means: that of the node's, if nobody else is left.
+func (a *Agent) oneSucceeded(g *group, rank int) {
+	d := g.epoch.Directive
+	switch {
+	case g.left == 0:
+		a.succeed(g)
+	case d.Rules.Success == "rank0" && rank == 0, d.Rules.Success == "any" && g.succeeded == 1:
+		a.call("report success", func() error { return a.cfg.Rendezvous.RankSucceeded(a.ctx, d, rank) })
+	}
+}
+
+// tolerate reports the failure of a worker that the others outlive.
+func (a *Agent) tolerate(g *group, f verdict.Failure, act policy.Action) {
+	g.failures = append(g.failures, f)
+	a.log.Warn("worker failed; the others go on", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why",
+		f.Reason(),
+		"left", g.left)
+	if g.left == 0 && g.succeeded > 0 {
+		a.succeed(g)
+		return
+	}
+	d, fs, left := g.epoch.Directive, own([]verdict.Failure{f}), g.left
+	a.call("report the failure", func() error { return a.cfg.Rendezvous.RankFailed(a.ctx, d, act, fs, left) })
+	if left == 0 {
+		a.stop(g, syscall.SIGTERM) // nobody is left but perhaps orphans
+	}
 }
 
 func (a *Agent) succeed(g *group) {
@@ -246,12 +349,18 @@ func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 	for i, w := range g.workers {
 		ps[i] = w.proc
 	}
+	if g.meanwhile != nil {
+		ps = append(ps, g.meanwhile)
+	}
+	grace := a.grace()
 	a.wg.Go(func() {
 		if first != nil {
 			first()
 			g.signaledNow()
 		}
-		err := a.cfg.Processes.Stop(ps, sig, a.cfg.ShutdownTimeout, a.force)
+		force, end := a.patience(g)
+		err := a.cfg.Processes.Stop(ps, sig, grace, force)
+		end()
 		for _, w := range g.workers {
 			w.out.Drain(drainBudget)
 		}

@@ -54,10 +54,31 @@ type Directive struct {
 	// Cause says in one line why; CauseKind classifies it: CauseFailure, node-loss, node-leave, growth, refusal (of
 	// another node, with Wait), one of the kinds below, or "".
 	Cause, CauseKind string
+	// Hold, with Run: the run is held, so that no workers are started.
+	Hold bool
+	// Command is what workers execute; nil: Config.Path and Args.
+	Command *Command
+	// Leave says why this node shall leave the job, "" if it shall not.
+	Leave string
+	// Rules are the run's, for who has to act on them before the rendezvous does.
+	Rules Rules
 }
 
-// CauseFailure is the kind of a cause that is a worker's failure.
-const CauseFailure = "worker-failure"
+// Rules say what the ends of single workers mean for the run.
+type Rules struct {
+	// Success: "rank0" and "any" want to hear of workers that succeed while others of their node run.
+	Success string
+	// LetRun, with Done: workers that still run go on, and how they end does not count.
+	LetRun bool
+	// Tolerate: an epoch goes on when one of its workers fails, as long as another one is left.
+	Tolerate bool
+}
+
+// The kinds of causes that decide how workers are stopped.
+const (
+	CauseFailure = "worker-failure" // of any node
+	CauseLeave   = "node-leave"     // a node leaves, and may still be there
+)
 
 // The kinds of causes that decide about the exit status.
 const (
@@ -67,6 +88,7 @@ const (
 	CauseDeadline = "deadline"      // the job has taken too long
 	CauseNoStep   = "no-first-step" // the job has not begun to train in time
 	CauseOperator = "operator"      // somebody's order
+	CauseBudget   = "budget"        // workers failed, and no restart was left; the cause says by which bound
 )
 
 // Place is this node's position in the world.
@@ -92,6 +114,10 @@ type Rendezvous interface {
 	Ready(ctx context.Context, d Directive, addr string, port int) error
 	Failing(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure) error
 	Success(ctx context.Context, d Directive) error
+	// RankSucceeded: one worker has, and others of this node still run. RankFailed: one has, which ends nothing as long as
+	// any worker of the run is left; left are those of this node.
+	RankSucceeded(ctx context.Context, d Directive, rank int) error
+	RankFailed(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure, left int) error
 	// Cleared and Barred answer a Check: this node may get workers until then (zero: for this launcher's life), and is in
 	// a domain (see CheckResult), or it must not, and why.
 	Cleared(ctx context.Context, until time.Time, domain string) error
@@ -104,6 +130,8 @@ type Rendezvous interface {
 	World(ctx context.Context) ([]Member, error)
 	// Notices carries messages beside the directives; nil if nobody reads them.
 	Notices() <-chan Notice
+	// Leaving says that this node will leave within grace: the workers of all nodes are told to end.
+	Leaving(ctx context.Context, reason string, grace time.Duration) error
 	Leave(ctx context.Context, reason string, failures []verdict.Failure) (verdict.Evidence, error)
 }
 
@@ -146,10 +174,20 @@ type Config struct {
 	Policy           policy.Config
 	// ShutdownTimeout is how long workers have between a signal and SIGKILL.
 	ShutdownTimeout time.Duration
+	// LeaveGrace is how long this node has from the news that it has to leave to its end, what is saved by then included.
+	// Zero: the workers have ShutdownTimeout, and nothing else is bounded.
+	LeaveGrace time.Duration
+	Restart    Restart
 	// SignalNames goes to the workers as TORCHELASTIC_SIGNALS_TO_HANDLE.
 	SignalNames string
 	// Substitute replaces ${local_rank} in an argument.
 	Substitute func(arg string, localRank int) string
+	// Resolve finds what a Command executes: the program's path and argv. Required if directives bring commands.
+	Resolve func(Command) (path string, args []string, err error)
+	// Meanwhile is the argv of what runs while the run is held; nil: nothing does.
+	Meanwhile []string
+	// Leaves carries reasons, in a few words, to leave the job; nil: there are none but signals and orders.
+	Leaves <-chan string
 
 	Rendezvous Rendezvous
 	Store      Store
@@ -192,11 +230,17 @@ type Result struct {
 	Err error
 	// Verdict is set when the job failed: which rank failed first in the whole job and why; or which check of this node.
 	Verdict string
+	// Judged is what Verdict was made of; zero without one.
+	Judged verdict.Verdict
 	// Local are this node's failed workers, and Root the index of the first of them.
 	Local []verdict.Failure
 	Root  int
 	// Signal is what ended the launcher, if a signal did.
 	Signal syscall.Signal
+	// Left says why this node has left the job, if no signal was the reason; Deadline is when it has to be gone, zero if
+	// nobody has said.
+	Left     string
+	Deadline time.Time
 }
 
 // Validate reports the first thing that is missing.
@@ -208,6 +252,8 @@ func (c *Config) Validate() error {
 		return errors.New("launcher: no program to run")
 	case c.ShutdownTimeout < 0:
 		return fmt.Errorf("launcher: shutdown timeout %s must not be negative", c.ShutdownTimeout)
+	case c.Restart.Grace < 0:
+		return fmt.Errorf("launcher: restart grace %s must not be negative", c.Restart.Grace)
 	case c.Rendezvous == nil || c.Store == nil || c.Processes == nil || c.Logs == nil:
 		return errors.New("launcher: Rendezvous, Store, Processes and Logs are required")
 	}

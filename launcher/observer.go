@@ -22,6 +22,8 @@ type Observer interface {
 	Stopped(StopInfo)
 	// Signaled: the launcher has received a signal that ends this node's part of the job.
 	Signaled(SignalInfo)
+	// Leaving: this node begins to leave the job.
+	Leaving(LeaveInfo)
 	// TimerExpired: a process is killed because it did not release its timer in time.
 	TimerExpired(TimerInfo)
 	// Checked: a check of this node has given an answer that counts.
@@ -30,6 +32,8 @@ type Observer interface {
 	Barred(BarInfo)
 	// Faulted: a part of the launcher has ended the epoch as failed.
 	Faulted(FaultInfo)
+	// Decided: a rule of the policy has said what the failure of a worker leads to.
+	Decided(DecideInfo)
 }
 
 // StartInfo tells of the start of an epoch's workers.
@@ -55,12 +59,19 @@ type StopInfo struct {
 	Reason    string // why they have ended, in a few words
 	CauseKind string // of the directive that stopped them; "" if none did
 	Early     bool   // they have not ended: a signal is about to end them
+	Leaving   bool   // this node leaves the job
 }
 
 // SignalInfo tells of a signal that ends this node's part.
 type SignalInfo struct {
 	Signal syscall.Signal
 	Again  bool // not the first one: the workers get no more grace
+}
+
+// LeaveInfo tells why this node leaves.
+type LeaveInfo struct {
+	Reason string
+	Grace  time.Duration // until it has to be gone; 0 is unknown
 }
 
 // TimerInfo tells of a timer that has expired.
@@ -90,6 +101,13 @@ type FaultInfo struct {
 	Action  policy.Action
 }
 
+// DecideInfo tells what a rule has made of a failure.
+type DecideInfo struct {
+	Epoch    Epoch
+	Failure  verdict.Failure
+	Decision policy.Decision
+}
+
 // NopObserver is an Observer that does nothing.
 type NopObserver struct{}
 
@@ -108,6 +126,9 @@ func (NopObserver) Stopped(StopInfo) {}
 // Signaled implements Observer.
 func (NopObserver) Signaled(SignalInfo) {}
 
+// Leaving implements Observer.
+func (NopObserver) Leaving(LeaveInfo) {}
+
 // TimerExpired implements Observer.
 func (NopObserver) TimerExpired(TimerInfo) {}
 
@@ -119,3 +140,6 @@ func (NopObserver) Barred(BarInfo) {}
 
 // Faulted implements Observer.
 func (NopObserver) Faulted(FaultInfo) {}
+
+// Decided implements Observer.
+func (NopObserver) Decided(DecideInfo) {}

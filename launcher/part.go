@@ -50,6 +50,11 @@ type Environer interface {
 	Environ(e Epoch, localRank int) []string
 }
 
+// Preparer hears what a worker is started with, right before it is.
+type Preparer interface {
+	Preparing(e Epoch, id logs.WorkerID, s proc.Spec)
+}
+
 // Starter hears of an epoch before its first worker is started.
 type Starter interface {
 	Starting(e Epoch)
@@ -95,6 +100,31 @@ type Stopper interface {
 type Spawner interface {
 	// Spawn returns a process that Config.Processes can stop.
 	Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error)
+}
+
+// Excuser knows ends of workers that the launcher itself may have caused.
+type Excuser interface {
+	// Excuse says in one line why the end of a worker is not the job's fault, which then starts anew and is not charged;
+	// "": it is. It is asked for the first worker of an epoch that ends otherwise than by the job's success, and for
+	// every one that exits with 0.
+	Excuse(w logs.WorkerID, pid, exitCode int) (why string)
+}
+
+// Progresser knows how far the workers have come.
+type Progresser interface {
+	// Progress is that of the newest epoch that had workers, also after their end. It is called by any goroutine, before a
+	// failure is reported, and must be quick.
+	Progress() Progress
+}
+
+// Progress is how far the workers of one epoch have come.
+type Progress struct {
+	// Step is the number of steps of the optimizer since they were started; Stepping: it is known.
+	Step     int64
+	Stepping bool
+	// Checkpoint is the step of the newest checkpoint that all workers of this node have saved; Saving: there is one.
+	Checkpoint int64
+	Saving     bool
 }
 
 // Noticer gets every notice that the rendezvous sends to this node.

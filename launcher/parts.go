@@ -10,11 +10,14 @@ type parts struct {
 	checkers     []named[Checker]
 	doubters     []named[Doubter]
 	environers   []Environer
+	preparers    []Preparer
 	starters     []Starter
 	watchers     []named[Watcher]
 	examiners    []named[Examiner]
 	stoppers     []Stopper
+	savers       []Saver
 	spawner      Spawner // nil: Config.Processes starts the workers
+	excusers     []Excuser
 	noticers     []Noticer
 	worldNeeders []WorldNeeder
 }
@@ -30,10 +33,13 @@ func sortParts(list []Part) parts {
 		checkers:     withNames[Checker](list),
 		doubters:     withNames[Doubter](list),
 		environers:   only[Environer](list),
+		preparers:    only[Preparer](list),
 		starters:     only[Starter](list),
 		watchers:     withNames[Watcher](list),
 		examiners:    withNames[Examiner](list),
 		stoppers:     only[Stopper](list),
+		savers:       only[Saver](list),
+		excusers:     only[Excuser](list),
 		noticers:     only[Noticer](list),
 		worldNeeders: only[WorldNeeder](list),
 	}

@@ -245,6 +245,7 @@ func (o *observed) Exited(i ExitInfo) {
 func (o *observed) Succeeded(i SuccessInfo) { o.write("succeeded %d", i.Epoch.Epoch) }
 func (o *observed) Stopped(i StopInfo)      { o.write("stopped %d", i.Epoch.Epoch) }
 func (o *observed) Signaled(i SignalInfo)   { o.write("%s %t", i.Signal, i.Again) }
+func (o *observed) Leaving(i LeaveInfo)     { o.write("leaving: %s", i.Reason) }
 func (o *observed) TimerExpired(i TimerInfo) {
 	o.write("timer %s of %d after %s: %s", i.Scope, i.Worker.Rank, i.After, i.Signal)
 }
@@ -252,6 +253,10 @@ func (o *observed) Checked(i CheckInfo) { o.write("checked %q %t %s", i.Part, i.
 func (o *observed) Barred(i BarInfo)    { o.write("barred %s: %s", i.CauseKind, i.Cause) }
 func (o *observed) Faulted(i FaultInfo) {
 	o.write("faulted %s rank %d: %s", i.Part, i.Failure.Rank, i.Action)
+}
+
+func (o *observed) Decided(i DecideInfo) {
+	o.write("decided rank %d: %s: %s", i.Failure.Rank, i.Decision.Action, i.Failure.Policy)
 }
 
 func TestObserversHearEverythingOnce(t *testing.T) {
@@ -273,7 +278,7 @@ func TestObserversHearOfSignals(t *testing.T) {
 	r.cfg.Observers = []Observer{seen}
 	r.whenUp(t, func() { r.signals <- syscall.SIGTERM; r.signals <- syscall.SIGTERM })
 	r.run(t)
-	require.Equal(t, []string{"terminated false", "terminated true"}, seen.read()[1:3])
+	require.Equal(t, []string{"terminated false", "leaving: received SIGTERM", "terminated true"}, seen.read()[1:4])
 }
 
 func TestNobodyToTellCostsNothing(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"syscall"
 	"time"
 
 	"dlrover-run/launcher/policy"
@@ -113,10 +114,16 @@ func (a *Agent) onFault(f fault) {
 		a.ignoreFault(f)
 		return
 	}
+	if a.letRun != nil { // no failure counts, but who hangs does not end
+		a.log.Warn("stopping what was left to run", "part", f.part, "why", f.failure.Message)
+		a.stop(g, syscall.SIGTERM)
+		return
+	}
 	if f.action == policy.Succeed {
 		f.action = policy.RestartCharged
 	}
 	a.complete(g, &f.failure)
+	f.failure.Permanent = f.action == policy.Fail
 	g.failures, g.fault = append(g.failures, f.failure), f.failure.Reason()
 	a.log.Warn("ending the epoch as failed", "part", f.part, "rank", f.failure.Rank, "local_rank", f.failure.LocalRank,
 		"pid", f.failure.PID, "why", g.fault, "action", f.action.String())

@@ -24,6 +24,10 @@ type adapter struct {
 	wg      sync.WaitGroup
 	acl     *storeACL
 	bar     func(ctx context.Context, reason string) error
+	// farewell is dropped once this node has said good-bye itself; nil without one.
+	farewell *farewell
+	// progress is how far this node's workers have come; nil: nobody knows.
+	progress func() rendezvous.Progress
 }
 
 func newAdapter(s *api.Session, g *storeACL) *adapter {
@@ -38,6 +42,7 @@ func newAdapter(s *api.Session, g *storeACL) *adapter {
 // close stops the session. It does not leave the run.
 func (a *adapter) close() {
 	close(a.end)
+	a.farewell.drop()
 	a.session.Close()
 	a.wg.Wait()
 }
@@ -68,8 +73,18 @@ func directive(d rendezvous.Directive, p rendezvous.Params) launcher.Directive {
 	l := launcher.Directive{
 		Kind: launcher.Kind(d.Kind), Term: d.Term, Round: d.Round, Epoch: d.Epoch, MaxRestarts: p.MaxRestarts,
 	}
+	l.Rules = launcher.Rules{
+		Success: string(p.Budget.Success), LetRun: p.Budget.CleanUp == rendezvous.CleanNone, Tolerate: p.Budget.Tolerate,
+	}
 	if d.Place != nil {
 		l.Place = launcher.Place(*d.Place)
+	}
+	l.Hold = d.Hold
+	if d.Command != nil {
+		l.Command = &launcher.Command{Program: d.Command.Program, Args: d.Command.Args}
+	}
+	if d.Leave != nil {
+		l.Leave = d.Leave.Text
 	}
 	if d.Cause != nil {
 		l.Cause, l.CauseKind = d.Cause.Text, string(d.Cause.Kind)
@@ -93,11 +108,12 @@ func (a *adapter) Running(d *launcher.Directive) {
 		a.session.Running(nil)
 		return
 	}
-	a.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: rendezvous.Place(d.Place)})
+	a.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: rendezvous.Place(d.Place), Hold: d.Hold})
 }
 
 // Rejoin implements launcher.Rendezvous.
 func (a *adapter) Rejoin(ctx context.Context, stopped launcher.Directive, fs []verdict.Failure) error {
+	a.session.Achieved(a.achieved())
 	return classify(a.session.Rejoin(ctx, epochOf(stopped), evidence.Pack(fs)))
 }
 
@@ -120,8 +136,34 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 
 // Failing implements launcher.Rendezvous.
 func (a *adapter) Failing(ctx context.Context, d launcher.Directive, act policy.Action, fs []verdict.Failure) error {
-	return a.report(ctx,
-		rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act), Failures: evidence.Pack(fs)})
+	return a.report(ctx, a.failing(d, act, fs))
+}
+
+func (a *adapter) failing(d launcher.Directive, act policy.Action, fs []verdict.Failure) rendezvous.Failing {
+	return rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act),
+		Failures: evidence.Pack(fs),
+		Progress: a.achieved()}
+}
+
+func (a *adapter) achieved() rendezvous.Progress {
+	if a.progress == nil {
+		return rendezvous.Progress{}
+	}
+	return a.progress()
+}
+
+// RankFailed implements launcher.Rendezvous.
+func (a *adapter) RankFailed(
+	ctx context.Context, d launcher.Directive, act policy.Action, fs []verdict.Failure, left int,
+) error {
+	ev := a.failing(d, act, fs)
+	ev.Tolerated, ev.Left = true, left
+	return a.report(ctx, ev)
+}
+
+// RankSucceeded implements launcher.Rendezvous.
+func (a *adapter) RankSucceeded(ctx context.Context, d launcher.Directive, rank int) error {
+	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: epochOf(d), Ranks: []int{rank}})
 }
 
 // Success implements launcher.Rendezvous.
@@ -145,6 +187,12 @@ func decision(a policy.Action) rendezvous.Decision {
 		return rendezvous.RestartFree
 	case policy.RestartCharged:
 		return rendezvous.RestartCharged
+	case policy.RestartElsewhere:
+		return rendezvous.RestartElsewhere
+	case policy.Shrink:
+		return rendezvous.Shrink
+	case policy.Hold:
+		return rendezvous.Hold
 	}
 	return rendezvous.Permanent
 }
@@ -188,9 +236,15 @@ func (a *adapter) World(ctx context.Context) ([]launcher.Member, error) {
 // Notices implements launcher.Rendezvous.
 func (a *adapter) Notices() <-chan launcher.Notice { return a.notices }
 
+// Leaving implements launcher.Rendezvous.
+func (a *adapter) Leaving(ctx context.Context, reason string, grace time.Duration) error {
+	return a.session.Report(ctx, rendezvous.Leaving{ID: a.session.ID(), Reason: reason, Grace: grace})
+}
+
 // Leave implements launcher.Rendezvous.
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
 	e, err := a.session.Leave(ctx, reason, evidence.Pack(fs))
+	a.farewell.drop()
 	return evidence.Unpack(e), classify(err)
 }
 

@@ -96,9 +96,10 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 			GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6,
 			MasterAddr: "a", MasterPort: 9,
 		}
+		all := launcher.Rules{Success: "all"}
 		d.news <- api.News{Directive: rendezvous.Directive{Seq: 1, Kind: rendezvous.Run, EpochID: id, Place: &place}}
 		require.Equal(t, launcher.Directive{
-			Kind: launcher.Run, Term: 7, Round: 2, Epoch: 1, MaxRestarts: 3,
+			Kind: launcher.Run, Term: 7, Round: 2, Epoch: 1, MaxRestarts: 3, Rules: all,
 			Place: launcher.Place{
 				GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6,
 				MasterAddr: "a", MasterPort: 9,
@@ -110,7 +111,7 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 			},
 		}
 		require.Equal(t, launcher.Directive{
-			Kind: launcher.Bar, Cause: "stuck", CauseKind: launcher.CauseHang, MaxRestarts: 3,
+			Kind: launcher.Bar, Cause: "stuck", CauseKind: launcher.CauseHang, MaxRestarts: 3, Rules: all,
 		}, <-a.Directives())
 	})
 }

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"time"
 
 	"dlrover-run/checkpointd"
 	"dlrover-run/checkpointd/python"
@@ -183,13 +186,29 @@ func (c *checkpoints) Starting(e launcher.Epoch) {
 	})
 }
 
-// Stopped implements launcher.Stopper: what the workers left in memory is to be saved. A signal is not a failure that
-// the next workers recover from, so --no-save-at-breakpoint does not count.
+// Stopped implements launcher.Stopper: what the workers left in memory is to be saved. A node that leaves is
+// not a failure that the next workers recover from, so --no-save-at-breakpoint does not count; nor does it on the nodes
+// that stay, without which there is no whole step.
 func (c *checkpoints) Stopped(why launcher.StopInfo) {
-	c.signaled = c.signaled || why.Early
-	if c.daemon != nil && (c.breakpoint || c.signaled) {
+	c.signaled = c.signaled || why.Leaving
+	if c.daemon != nil && (c.breakpoint || c.signaled || why.CauseKind == launcher.CauseLeave) {
 		c.daemon.Breakpoint(why.Reason, why.Early)
 	}
+}
+
+// savedTime bounds the question for saves.
+const savedTime = time.Second
+
+// Saved implements launcher.Saver: the daemon has a whole save of one of this node's ranks at least.
+func (c *checkpoints) Saved(ctx context.Context) bool {
+	if c.daemon == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, savedTime)
+	defer cancel()
+	st, err := c.daemon.Status(ctx)
+	return err == nil && st != nil &&
+		slices.ContainsFunc(st.Segments, func(s checkpointd.SegmentStatus) bool { return !s.Copy })
 }
 
 // End implements launcher.Ender: it waits for what is on its way to the disk.

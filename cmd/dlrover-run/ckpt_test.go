@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -154,6 +155,22 @@ func TestTorchCheckpointWorkerKilled(t *testing.T) {
 	require.Equal(t, 0, l.wait(), l.err.String())
 	require.Equal(t, want, b.curve())
 	require.GreaterOrEqual(t, b.latest(), 8, "the breakpoint save reached the disk")
+	b.requireMemoryIsGone()
+}
+
+// Workers that do not end when they are told to are given --restart-grace only, for what they have saved is safe.
+func TestTorchCheckpointRestartGrace(t *testing.T) {
+	long(t)
+	b := newTraining(t, 40)
+	l := b.run(b.standalone(1000, "deaf")...)
+	eventually(t, "training", func() bool { return b.trained() >= 8 })
+	n, killed := len(b.starts()), time.Now()
+	require.NoError(t, syscall.Kill(b.workers()[0], syscall.SIGKILL))
+	require.Equal(t, 0, l.wait(), l.err.String())
+	require.Len(t, b.starts(), n+2)
+	require.Positive(t, b.starts()[n])
+	require.Less(t, time.Since(killed), 25*time.Second)
+	require.Contains(t, l.err.String(), "killing them for the restart")
 	b.requireMemoryIsGone()
 }
 

@@ -79,6 +79,7 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/rendezvous/...", "dlrover-run/hang", "cmd joins them"},
 		{"dlrover-run/checkpointd/...", "dlrover-run/hang", "checkpoints know no hangs"},
 		{"dlrover-run/netcheck/...", "dlrover-run/hang", "checks of nodes know no hangs"},
+		{"dlrover-run/launcher/streams", "dlrover-run/launcher/logs", "frames and lines need nothing of ours"},
 		{"dlrover-run/cmd/dlrover-run", "dlrover-run/switchbox/nvml", "with cgo it would link C"},
 		{"dlrover-run/cmd/dlrover-run", "github.com/NVIDIA", "with cgo it would link C"},
 		{"dlrover-run/cmd/dlrover-run", "google.golang.org/grpc", "start-up time and size of the launcher"},
@@ -109,7 +110,7 @@ func TestImportPolicy(t *testing.T) {
 func TestPurePackages(t *testing.T) {
 	for _, pkg := range []string{
 		"rendezvous", "launcher/argv", "launcher/policy", "launcher/verdict", "launcher/preset", "netcheck", "switchbox",
-		"launcher/logs/rule",
+		"launcher/logs/rule", "launcher/streams",
 	} {
 		imports := list(t, "-f", `{{join .Imports "\n"}}`, "dlrover-run/"+pkg)
 		for _, never := range []string{"os", "os/exec", "net", "net/http", "log/slog", "context", "sync"} {

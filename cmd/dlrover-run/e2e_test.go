@@ -929,6 +929,20 @@ func TestShutdownTimeoutHoldsOnRestarts(t *testing.T) {
 	require.Less(t, time.Since(start), 20*time.Second)
 }
 
+// A worker that catches the signal, as JAX does for preemption, does not hold up the others for half a minute.
+func TestRestartGrace(t *testing.T) {
+	b := newBench(t)
+	l := b.run(b.sh(`[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap '' TERM; : > $DIR/up.$RANK; `+
+		`while [ ! -e $DIR/up.0 -o ! -e $DIR/up.1 ]; do sleep 0.01; done; [ $RANK = 1 ] && exit 1; `+
+		`while :; do sleep 0.1; done`,
+		"--nproc-per-node=2", "--standalone", "--restart-grace=0.5", "--max-restarts=1")...)
+	start := time.Now()
+	require.Equal(t, 0, l.wait())
+	require.Less(t, time.Since(start), 20*time.Second)
+	require.Greater(t, time.Since(start), 500*time.Millisecond)
+	require.Contains(t, l.err.String(), "killing them for the restart")
+}
+
 func TestPID1Duties(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs root, so the duties of PID 1 are NOT tested")

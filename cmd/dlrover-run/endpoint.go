@@ -110,11 +110,15 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 		s.node.Addr = "127.0.0.1" // nobody reaches the workers' store by another address
 	}
 	e.served, e.svc = served, served.Hub
-	if s.backend == local {
+	if s.backend == local && s.token == "" {
 		e.background(func() error { return e.store.Serve(l) })
 		return nil
 	}
-	e.background(func() error { return e.served.Serve(tcpstore.Split(l, e.store)) })
+	serve := e.served.Serve
+	if s.backend == local {
+		serve = e.served.ServeRarely
+	}
+	e.background(func() error { return serve(tcpstore.Split(l, e.store)) })
 	log.Info("serving the rendezvous", "addr", l.Addr().String(), "token", s.token != "")
 	return nil
 }
@@ -214,6 +218,7 @@ func (e *endpoint) linger(budget time.Duration, enough <-chan os.Signal) {
 
 func (e *endpoint) close() {
 	if e.served != nil {
+		e.served.Streams.Finish("the launcher that serves the run has ended")
 		e.served.Close(0)
 	}
 	_ = e.store.Close()

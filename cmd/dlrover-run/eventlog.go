@@ -7,6 +7,9 @@ import (
 	"dlrover-run/launcher"
 	logrule "dlrover-run/launcher/logs/rule"
 	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/streams"
+	"dlrover-run/launcher/streams/node"
+	"dlrover-run/launcher/warm"
 	"dlrover-run/rendezvous"
 )
 
@@ -78,6 +81,11 @@ func (w eventWriter) Signaled(i launcher.SignalInfo) {
 	w.log.Event(name, slog.String("signal", proc.SignalName(i.Signal)))
 }
 
+// Leaving implements launcher.Observer.
+func (w eventWriter) Leaving(i launcher.LeaveInfo) {
+	w.log.Event("leaving", slog.String("reason", i.Reason), slog.Float64("grace", i.Grace.Seconds()))
+}
+
 // TimerExpired implements launcher.Observer.
 func (w eventWriter) TimerExpired(i launcher.TimerInfo) {
 	w.log.Event("timer-expired", slog.Int("rank", i.Worker.Rank), slog.Int("local_rank", i.Worker.LocalRank),
@@ -107,10 +115,43 @@ func (w eventWriter) Faulted(i launcher.FaultInfo) {
 		slog.String("why", i.Failure.Reason()), slog.String("action", i.Action.String()))
 }
 
+// Decided implements launcher.Observer.
+func (w eventWriter) Decided(i launcher.DecideInfo) {
+	w.log.Event("policy", slog.Int("round", i.Epoch.Round), slog.Int("epoch", i.Epoch.Epoch),
+		slog.Int("rank", i.Failure.Rank), slog.Int("local_rank", i.Failure.LocalRank),
+		slog.String("why", i.Failure.Reason()), slog.String("action", i.Decision.Action.Word()),
+		slog.String("rule", i.Failure.Policy))
+}
+
 // logRule writes what a log rule has found.
 func (w eventWriter) logRule(f logrule.Finding) {
 	w.log.Event("log-rule", slog.String("rule", f.Rule.Name), slog.Int("rank", f.Rank), slog.String("found", f.Text),
 		slog.Bool("over", f.Over), slog.String("action", string(f.Rule.Action)))
+}
+
+// warmPrepared writes that the modules of warm workers have been imported.
+func (w eventWriter) warmPrepared(i warm.Preparation) {
+	w.log.Event("warm-prepared", slog.Int("pid", i.PID), slog.Int("modules", i.Modules), slog.Int("failed", len(i.Failed)),
+		slog.Float64("took", i.Took.Seconds()))
+}
+
+// warmStart writes how a worker was started.
+func (w eventWriter) warmStart(i warm.Start) {
+	w.log.Event("warm-start", slog.Int("rank", i.Worker.Rank), slog.Int("local_rank", i.Worker.LocalRank),
+		slog.Int("pid", i.PID), slog.String("how", string(i.How)), slog.String("why", i.Why),
+		slog.Float64("took", i.Took.Seconds()))
+}
+
+// exec writes that a command is executed beside a worker.
+func (w eventWriter) exec(c node.Command) {
+	w.log.Event("exec", slog.Int("rank", c.Rank), slog.Int("local_rank", c.LocalRank), slog.Int("pid", c.PID),
+		slog.String("from", c.From), slog.Any("command", c.Args))
+}
+
+// execEnded writes how a command has ended.
+func (w eventWriter) execEnded(c node.Command, e streams.Exit) {
+	w.log.Event("exec-ended", slog.Int("rank", c.Rank), slog.Int("pid", c.PID), slog.Int("exit_code", e.Code),
+		slog.String("why", e.Error))
 }
 
 // rendezvous writes what happens in the rendezvous that this node serves.
@@ -121,5 +162,6 @@ func (w eventWriter) rendezvous(n rendezvous.Note) {
 
 // ended writes how the job ended for this node.
 func (w eventWriter) ended(res launcher.Result) {
-	w.log.Event("end", slog.String("reason", res.Reason.String()), slog.String("verdict", res.Verdict))
+	w.log.Event("end", slog.String("reason", res.Reason.String()), slog.String("verdict", res.Verdict),
+		slog.String("class", string(res.Judged.Class)))
 }

@@ -23,14 +23,18 @@ type feature struct {
 func features() []feature {
 	return []feature{
 		eventLogFeature(),
+		budgetFeature(),
 		metricsFeature(),
 		logLevelFeature(),
+		streamsFeature(),
 		fileTimerFeature(),
 		logRulesFeature(),
 		portsFeature(),
 		nodeChecksFeature(),
 		checkpointsFeature(),
 		hangFeature(),
+		holdFeature(),
+		warmFeature(),
 	}
 }
 
@@ -38,7 +42,7 @@ func features() []feature {
 type (
 	// configurer changes how workers are run.
 	configurer interface{ configure(*launcher.Config) }
-	// tapper sees the workers' output. At most one part is a tapper.
+	// tapper sees the workers' output, from a worker's start on. Who wants to see it only now and then follows the logs.
 	tapper interface {
 		tap(id logs.WorkerID, stream logs.Std) logs.Tap
 	}

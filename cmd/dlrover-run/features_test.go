@@ -135,7 +135,7 @@ func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
 	var steps []string
 	j, _ := withEmpty(t,
 		"--standalone --ports=1 --metrics-addr=127.0.0.1:0 --event-log=events --log-rule=x:y --health-check=true "+
-			"--ckpt-daemon=off "+
+			"--ckpt-daemon=off --warm --start-deadline=1h --leave-on=/nowhere "+
 			"--ckpt-shm-dir="+t.TempDir()+" train.py", &steps)
 	require.NoError(t, j.openFeatures())
 	defer j.python.close()
@@ -156,6 +156,6 @@ func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 	for _, p := range j.parts {
 		names = append(names, p.Name())
 	}
-	require.Equal(t, []string{"log level", "checkpoints", "empty"}, names,
-		"the first waits for notices, the second names epochs")
+	require.Equal(t, []string{"log level", "streams", "checkpoints", "empty"}, names,
+		"the first two wait for notices, the third names epochs")
 }

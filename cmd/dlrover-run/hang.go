@@ -62,6 +62,10 @@ func (r *resolver) hangs() (k hangSettings, err error) {
 	if k.mode, k.why, err = r.hangMode(); err != nil {
 		return k, err
 	}
+	if k.mode != hangAuto && r.c.IsSet("start-deadline") {
+		return k, fmt.Errorf("--start-deadline needs to see steps, but hangs are found %s by %s: use --hang=auto", k.mode,
+			k.why)
+	}
 	if k.mode == hangOff && r.c.IsSet("hang-action") {
 		return k, fmt.Errorf("--hang-action=%s: hang detection is off by %s: leave one of them out", k.action, k.why)
 	}
@@ -86,8 +90,10 @@ func (r *resolver) hangMode() (m hangMode, why string, err error) {
 	default:
 		return m, "", fmt.Errorf("$DLROVER_HANG=%q: need auto, outside or off", text)
 	}
-	if r.c.IsSet("hang-action") {
-		return hangAuto, "--hang-action", nil
+	for _, name := range []string{"hang-action", "start-deadline", "same-failures", "no-progress"} {
+		if r.c.IsSet(name) {
+			return hangAuto, "--" + name, nil
+		}
 	}
 	if args := r.c.Args(); r.c.Bool("no-python") && len(args) > 0 && byXPUTimer(args) {
 		return hangAuto, guarded.XPUTimerLaunch, nil

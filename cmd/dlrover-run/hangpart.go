@@ -318,7 +318,35 @@ type hangPages struct {
 	unlock  func() error
 	log     *slog.Logger
 	mu      sync.Mutex
-	present string // the epoch's; "": there is none
+	present string            // the epoch's; "": there is none
+	newest  launcher.Progress // of the newest epoch whose pages are gone
+}
+
+// progress is that of the newest epoch: the most steps of a worker that has a page.
+func (p *hangPages) progress() launcher.Progress {
+	if p == nil {
+		return launcher.Progress{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.progressLocked()
+}
+
+func (p *hangPages) progressLocked() (n launcher.Progress) {
+	if p.present == "" {
+		return p.newest
+	}
+	paths, _ := filepath.Glob(filepath.Join(p.present, "*.page")) // the pattern is none of a user's
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if page, err := hang.ReadPage(data); err == nil {
+			n.Stepping, n.Step = true, max(n.Step, int64(min(page.Steps, 1<<62)))
+		}
+	}
+	return n
 }
 
 // newHangPages takes a directory in shared memory, so that a page costs no disk anything. What a launcher that is
@@ -352,7 +380,7 @@ func (p *hangPages) begin(e launcher.Epoch) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.present = dir
+	p.present, p.newest = dir, launcher.Progress{}
 }
 
 // dir is "" without pages.
@@ -376,6 +404,7 @@ func (p *hangPages) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.present != "" {
+		p.newest = p.progressLocked()
 		_ = os.RemoveAll(p.present) // the whole directory goes in the end
 		p.present = ""
 	}

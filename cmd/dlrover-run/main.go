@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,7 +52,7 @@ func main() {
 func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, unguarded error) int {
 	if errors.Is(unguarded, guard.ErrNoRoom) {
 		console.Complain(os.Stderr, "dlrover-run", unguarded)
-		return policy.CannotExecute.Code(policy.TorchrunCodes)
+		return refused(unguarded, policy.CannotExecute, policy.TorchrunCodes)
 	}
 	in := inbox.New(link)
 	defer in.Close()
@@ -62,7 +63,7 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	c, err := parse(args, env, stdout)
 	if err != nil {
 		usage(err)
-		return policy.Usage.Code(policy.TorchrunCodes)
+		return refused(err, policy.Usage, policy.TorchrunCodes)
 	}
 	if c == nil {
 		return 0
@@ -88,10 +89,10 @@ func refuse(err error, codes policy.CodePolicy) int {
 	var unusable *unusableError
 	if errors.As(err, &unusable) {
 		console.Complain(os.Stderr, "dlrover-run", err)
-		return policy.CannotExecute.Code(codes)
+		return refused(err, policy.CannotExecute, codes)
 	}
 	usage(err)
-	return policy.Usage.Code(codes)
+	return refused(err, policy.Usage, codes)
 }
 
 // job is everything that launch opens, in the order of opening.
@@ -106,7 +107,8 @@ type job struct {
 	procs    *proc.Supervisor
 	endpoint *endpoint
 	adapter  *adapter
-	metrics  *metrics // nil: nobody asks for them
+	farewell atomic.Pointer[farewell] // nil: none is ready
+	metrics  *metrics                 // nil: nobody asks for them
 	python   *pythonPath
 	parts    []launcher.Part // of the features that were asked for
 	guard    *guard.Link     // nil: there is none
@@ -138,12 +140,14 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	if j.logs != nil {
 		j.logs.Stderr().FreshLine()
 	}
-	j.conclude(res)
-	j.close(res)
+	code := res.Reason.Code(s.codes)
 	if s.alone {
-		return statusOf(res, res.Reason.Code(s.codes))
+		code = statusOf(res, code)
 	}
-	return res.Reason.Code(s.codes)
+	j.conclude(res)
+	j.sayLastWords(res, code)
+	j.close(res)
+	return code
 }
 
 func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, err error) {
@@ -155,6 +159,7 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 	session, err := j.join(ctx, started, host)
 	stop()
 	if sig, ok := errors.AsType[*signalError](context.Cause(ctx)); ok {
+		j.farewell.Load().drop()
 		if session != nil {
 			session.Close()
 		}
@@ -164,7 +169,9 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	j.adapter = newAdapter(session, j.endpoint.acl)
-	j.adapter.bar = j.barSelf
+	j.adapter.progress = j.progress
+	j.adapter.bar, j.adapter.farewell = j.barSelf, j.farewell.Load()
+	j.adapter.farewell.joined(session)
 	forParts(j.parts, func(p joiner) { p.joined(j) })
 	j.python.tidy()
 	agent, err := launcher.New(j.agentConfig(host))
@@ -197,6 +204,7 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
+		j.farewell.Store(newFarewell(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
 		cfg := j.sessionConfig(started)
 		if j.endpoint.second {
 			cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)
@@ -205,6 +213,7 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 		if err == nil || !j.endpoint.second || api.Final(err) || ctx.Err() != nil || time.Since(begin) > j.s.connect {
 			return session, classify(err)
 		}
+		j.farewell.Load().drop()
 		j.endpoint.close()
 		j.endpoint = nil
 		time.Sleep(50 * time.Millisecond) // the port is still held by one that is ending
@@ -227,8 +236,17 @@ func (j *job) open() (err error) {
 	if j.procs, err = proc.New(cfg); err != nil {
 		return err
 	}
-	j.inbox.WhenOrphaned(func() { _ = j.procs.Abandon() }) // nobody is left to be told
+	j.inbox.WhenOrphaned(j.orphaned)
 	return nil
+}
+
+// orphaned ends what the launcher has started, while it tells the rendezvous that this node is lost.
+func (j *job) orphaned() {
+	f := j.farewell.Load()
+	var told sync.WaitGroup
+	told.Go(f.say)
+	_ = j.procs.Abandon()
+	told.Wait()
 }
 
 // unusableOption gives an option that cannot be acted upon the status of a wrong one.
@@ -255,7 +273,7 @@ func (j *job) logsConfig() logs.Config {
 		Tee:        func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
 		RotateSize: l.rotateSize, RotateCount: l.rotateCount, Stdout: os.Stdout, Stderr: os.Stderr, Logger: j.log,
 	}
-	forParts(j.parts, func(p tapper) { cfg.Tap = p.tap })
+	forParts(j.parts, func(p tapper) { cfg.Tap = logs.Taps(cfg.Tap, p.tap) })
 	if l.ranks != nil {
 		cfg.ConsoleRank = func(r int) bool { return l.ranks[r] }
 	}
@@ -265,7 +283,7 @@ func (j *job) logsConfig() logs.Config {
 func (j *job) sessionConfig(started time.Time) api.SessionConfig {
 	return api.SessionConfig{
 		Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started,
-		ConnectTimeout: j.s.connect, Logger: j.log,
+		ConnectTimeout: j.s.connect, OnResume: j.s.onResume, Logger: j.log,
 	}
 }
 
@@ -279,6 +297,7 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 		cfg.Substitute = func(arg string, _ int) string { return arg } // the command is nobody's template
 	}
 	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
+	cfg.Observers = append(cfg.Observers, &thrift{})
 	forParts(j.parts, func(p configurer) { p.configure(&cfg) })
 	cfg.LogsKept = j.s.logs.files(j.s.slots)
 	if memory := j.procs.Memory(); memory != nil {
@@ -293,7 +312,8 @@ func (s *settings) agent(host hostFacts) launcher.Config {
 		RunID: s.runID, Role: s.role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.slots,
 		Path: s.program.path, Args: s.program.args, Name: s.program.name, Env: workerEnv(), Stdin: os.Stdin, Preset: s.preset,
 		VirtualLocalRank: s.virtual, OldTorch: s.oldTorch, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
-		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank,
+		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank, Dir: s.workdir, Meanwhile: s.meanwhile,
+		LeaveGrace: s.leaveGrace, Resolve: s.resolveCommand, Restart: s.restart,
 	}
 }
 
@@ -340,10 +360,8 @@ func (j *job) conclude(res launcher.Result) {
 	switch {
 	case res.Err != nil:
 		console.Complain(os.Stderr, "dlrover-run", res.Err)
-	case res.Verdict != "":
-		fmt.Fprintf(os.Stderr, "dlrover-run: %s failed: %s\n", j.s.jobName(), printable.Line(res.Verdict))
-	case res.Signal != 0:
-		fmt.Fprintf(os.Stderr, "dlrover-run: %s: stopped by %s\n", j.s.jobName(), proc.SignalName(res.Signal))
+	case j.summary(res) != "":
+		fmt.Fprintln(os.Stderr, j.summary(res))
 	}
 	if res.Verdict != "" && slices.ContainsFunc(res.Local, func(f verdict.Failure) bool { return !f.Stopped }) {
 		fmt.Fprintln(os.Stderr, printable.Text(verdict.Block(j.s.program.name, res.Local, res.Root)))
@@ -427,10 +445,13 @@ func (j *job) endParts(res launcher.Result) {
 // maxDrain bounds the wait for the last checkpoints of a job that was not told to end.
 const maxDrain = 10 * time.Minute
 
-// drainBudget is how long the last checkpoints may take: a signal, such as that of a
-// pod's eviction, leaves as long as the workers had.
+// drainBudget is how long the last checkpoints may take: of a node that leaves, until it has to be gone; a signal
+// without such a time leaves as long as the workers had.
 func (j *job) drainBudget(res launcher.Result) time.Duration {
-	if res.Signal != 0 {
+	switch {
+	case !res.Deadline.IsZero():
+		return max(0, time.Until(res.Deadline))
+	case res.Signal != 0:
 		return j.s.shutdown
 	}
 	return maxDrain

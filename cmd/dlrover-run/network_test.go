@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -101,18 +102,63 @@ func TestNoTokenMeansNoNetwork(t *testing.T) {
 	l0.wait()
 }
 
-// The cable is cut: no FIN, no RST. The kernel's keep-alive notices within 14 seconds.
+// The cable is cut: no FIN, no RST. The kernel notices after 5 s of silence. The node is lost then if workers of others
+// fail as well, also when they failed before, so that what its kernel does not take is this news; and else after
+// node_timeout.
 func TestSilentHostIsLost(t *testing.T) {
+	long(t)
+	for name, c := range map[string]struct {
+		fail    bool
+		timeout string
+		reason  string
+	}{
+		"the others work": {false, "7", "silent for 7s"},
+		"a worker fails":  {true, "60", "silent for 5s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHosts(t)
+			env := []string{"DLROVER_TOKEN=" + testToken}
+			script := `[ -e $DIR/fail ] && [ $WORLD_SIZE = 2 ] && exit 1; ` + hold
+			script = strings.Replace(script, "do sleep", "do [ -e $DIR/fail -a $WORLD_SIZE = 2 ] && exit 1; sleep", 1)
+			timeout := "--rdzv-conf=node_timeout=" + c.timeout
+			l0, l1 := h.on(0, env, h.sh(script, h.job(timeout, "--max-restarts=1", "--event-log=events.json")...)...),
+				h.on(1, env, h.sh(script, h.job(timeout, "--max-restarts=1")...)...)
+			eventually(t, "together", func() bool { return h.exists("up.2.0")() && h.exists("up.2.1")() })
+			cut := time.Now()
+			h.ip("-n", h.names[1], "link", "set", "veth1", "down")
+			if c.fail {
+				require.NoError(t, os.WriteFile(filepath.Join(h.dir, "fail"), nil, 0o600))
+			}
+			eventually(t, "alone", h.exists("up.1.0"))
+			t.Logf("alone after %v", time.Since(cut))
+			h.release()
+			require.Equal(t, 0, l0.wait())
+			require.Len(t, h.events("rendezvous-suspect"), 1)
+			lost := h.events("rendezvous-node-loss")
+			require.Len(t, lost, 1)
+			require.Equal(t, c.reason, lost[0]["text"])
+			l1.signal(syscall.SIGKILL)
+		})
+	}
+}
+
+// A host that is silent for less than node_timeout keeps its workers.
+func TestSilentHostComesBack(t *testing.T) {
+	long(t)
 	h := newHosts(t)
 	env := []string{"DLROVER_TOKEN=" + testToken}
-	args := h.sh(hold, h.job()...)
-	l0, l1 := h.on(0, env, args...), h.on(1, env, args...)
+	l0, l1 := h.on(0, env, h.sh(hold, h.job("--event-log=events.json")...)...), h.on(1, env, h.sh(hold, h.job()...)...)
 	eventually(t, "together", func() bool { return h.exists("up.2.0")() && h.exists("up.2.1")() })
 	h.ip("-n", h.names[1], "link", "set", "veth1", "down")
-	eventually(t, "alone", h.exists("up.1.0"))
+	eventually(t, "suspect", func() bool { return len(h.events("rendezvous-suspect")) > 0 })
+	time.Sleep(2 * time.Second) // both ends have given the connection up
+	h.ip("-n", h.names[1], "link", "set", "veth1", "up")
+	time.Sleep(12 * time.Second) // longer than the node would have had
 	h.release()
 	require.Equal(t, 0, l0.wait())
-	l1.signal(syscall.SIGKILL)
+	require.Equal(t, 0, l1.wait())
+	require.Empty(t, h.events("rendezvous-node-loss"))
+	require.Len(t, h.lines("starts"), 2)
 }
 
 func TestEndpointsThatCannotBeReached(t *testing.T) {

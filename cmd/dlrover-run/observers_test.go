@@ -26,7 +26,10 @@ import (
 	"dlrover-run/launcher/logs"
 	logrule "dlrover-run/launcher/logs/rule"
 	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/streams"
+	"dlrover-run/launcher/streams/node"
 	"dlrover-run/launcher/verdict"
+	"dlrover-run/launcher/warm"
 	"dlrover-run/rendezvous"
 )
 
@@ -47,6 +50,9 @@ var told = map[string]func(launcher.Observer){
 	"Signaled": func(o launcher.Observer) {
 		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGTERM})
 		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGINT, Again: true})
+	},
+	"Leaving": func(o launcher.Observer) {
+		o.Leaving(launcher.LeaveInfo{Reason: "received SIGTERM", Grace: 27500 * time.Millisecond})
 	},
 	"TimerExpired": func(o launcher.Observer) {
 		o.TimerExpired(launcher.TimerInfo{
@@ -69,6 +75,13 @@ var told = map[string]func(launcher.Observer){
 			Action: policy.RestartCharged,
 		})
 	},
+	"Decided": func(o launcher.Observer) {
+		o.Decided(launcher.DecideInfo{
+			Epoch:    launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}},
+			Failure:  verdict.Failure{Rank: 3, LocalRank: 1, ExitCode: 138, Policy: "rule exit 138 -> retry-free (t9k)"},
+			Decision: policy.Decision{Action: policy.RestartFree},
+		})
+	},
 }
 
 // everyEvent has w write every event that there is.
@@ -81,8 +94,13 @@ func everyEvent(t *testing.T, w eventWriter) {
 		tell(w)
 	}
 	w.rendezvous(rendezvous.Note{Event: "NAME", Round: 5, Epoch: 6, Node: "a", Text: "t", Nodes: 2})
+	w.exec(node.Command{Rank: 3, LocalRank: 1, PID: 9, From: "10.0.0.1:5", Args: []string{"id", "-u"}})
+	w.execEnded(node.Command{Rank: 3, PID: 9}, streams.Exit{Code: 124, Error: "it was ended after 1s"})
 	w.logRule(logrule.Finding{Rule: &logrule.Rule{Name: "loss", Action: logrule.Restart}, Rank: 3,
 		Text: "nan is no number"})
+	w.warmPrepared(warm.Preparation{PID: 10, Modules: 900, Failed: []string{"x: no"}, Took: 1500 * time.Millisecond})
+	w.warmStart(warm.Start{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 11, How: warm.ByParked,
+		Took: 1500 * time.Microsecond})
 	w.ended(launcher.Result{Reason: policy.Success, Verdict: "rank 3 failed first"})
 }
 
@@ -97,16 +115,23 @@ func TestEventLogIsStable(t *testing.T) {
 		`{"event":"check","passed":false,"check":"speed","reason":"slow","took":1.5,` +
 			`"until":"2030-01-02T03:04:05.000000006Z"}`,
 		`{"event":"check","passed":true,"check":"","reason":"","took":1.5}`,
-		`{"event":"end","reason":"success","verdict":"rank 3 failed first"}`,
+		`{"event":"end","reason":"success","verdict":"rank 3 failed first","class":""}`,
+		`{"event":"exec","rank":3,"local_rank":1,"pid":9,"from":"10.0.0.1:5","command":["id","-u"]}`,
+		`{"event":"exec-ended","rank":3,"pid":9,"exit_code":124,"why":"it was ended after 1s"}`,
 		`{"event":"fault","round":5,"epoch":6,"part":"hang","rank":3,"local_rank":1,"pid":8,` +
 			`"why":"no progress (exit code 1)","action":"restart"}`,
+		`{"event":"leaving","reason":"received SIGTERM","grace":27.5}`,
 		`{"event":"log-rule","rule":"loss","rank":3,"found":"nan is no number","over":false,"action":"restart"}`,
+		`{"event":"policy","round":5,"epoch":6,"rank":3,"local_rank":1,"why":"exit code 138","action":"retry-free",` +
+			`"rule":"rule exit 138 -> retry-free (t9k)"}`,
 		`{"event":"rendezvous-NAME","round":5,"epoch":6,"who":"a","text":"t","nodes":2}`,
 		`{"event":"signal","signal":"SIGTERM"}`,
 		`{"event":"signal-again","signal":"SIGINT"}`,
 		`{"event":"start","round":5,"epoch":6,"node":1,"nodes":2,"world_size":4,"restart_count":3,"cause":"exit code 1",` +
 			`"cause_kind":"worker-failure","pids":[7,8]}`,
 		`{"event":"timer-expired","rank":3,"local_rank":1,"pid":9,"scope":"step","timeout":"1m30s","signal":"SIGKILL"}`,
+		`{"event":"warm-prepared","pid":10,"modules":900,"failed":1,"took":1.5}`,
+		`{"event":"warm-start","rank":3,"local_rank":1,"pid":11,"how":"parked","why":"","took":0.0015}`,
 		`{"event":"worker-exit","rank":3,"local_rank":1,"pid":8,"exit_code":-9,"stopped":true}`,
 		`{"event":"workers-stopped","round":5,"epoch":6}`,
 		`{"event":"workers-succeeded"}`,
@@ -149,6 +174,11 @@ func typeOf(v any) string {
 	case bool:
 		return "bool"
 	case []any:
+		if len(v) > 0 {
+			if _, text := v[0].(string); text {
+				return "strings"
+			}
+		}
 		return "ints"
 	case json.Number:
 		if strings.Contains(v.String(), ".") {

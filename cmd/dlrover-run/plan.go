@@ -55,7 +55,10 @@ type planRestarts struct {
 	Max             int    `json:"max"`
 	Policy          string `json:"policy"`
 	ShutdownTimeout string `json:"shutdown_timeout"`
+	RestartGrace    string `json:"restart_grace"`
 	Signals         string `json:"signals_to_handle"`
+	// Rules decide what a failure leads to: the first that matches.
+	Rules []planPolicy `json:"rules"`
 }
 
 type planLogs struct {
@@ -104,7 +107,8 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Node: planNode{Name: s.node.Name, Addr: s.node.Addr, Slots: s.slots, Why: s.slotsWhy},
 		Restarts: planRestarts{
 			Max: params.MaxRestarts, Policy: string(s.policy.Restart),
-			ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), Signals: s.signalText,
+			ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), RestartGrace: s.restart.Grace.String(),
+			Signals: s.signalText, Rules: planRules(s.policy),
 		},
 		Logs: planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
 	}

@@ -105,6 +105,16 @@ func (p *pythonPath) environ(env []string) []string {
 	return append(env, "PYTHONPATH="+strings.Join(append(before, after...), string(os.PathListSeparator)))
 }
 
+// dir is where a tree is, after environ; "": it has no place.
+func (p *pythonPath) dir(name string) string {
+	for _, t := range p.trees {
+		if t.Name == name {
+			return t.dir
+		}
+	}
+	return ""
+}
+
 // treeAge is how long the trees of other versions are kept.
 const treeAge = 10 * time.Minute
 

@@ -180,6 +180,8 @@ func (r *resolver) applyKey(key, text string) (err error) {
 		p.LastCall, err = seconds(text)
 	case "growth_delay":
 		p.GrowthDelay, err = seconds(text)
+	case "node_timeout":
+		p.NodeTimeout, err = seconds(text)
 	case "read_timeout":
 		r.s.connect, err = seconds(text)
 	case "node_unit":

@@ -13,6 +13,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -62,10 +63,16 @@ type settings struct {
 	signals    []syscall.Signal
 	signalText string
 	shutdown   time.Duration
+	restart    launcher.Restart
 	logs       logSettings
 	cpus       func(localRank int) []int
 	shmDir     string // --ckpt-shm-dir
 	features   []feature
+	workdir    string              // of the workers; "": the launcher's
+	python     string              // that runs scripts
+	onResume   *rendezvous.Command // given in advance; nil: none
+	meanwhile  []string            // argv of what runs while the run is held
+	leaveGrace time.Duration       // for a node that leaves; 0: no bound
 	dryRun     bool
 	alone      bool // the job has one worker, whose exit status is the launcher's
 	warnings   []string
@@ -108,7 +115,7 @@ func resolve(c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error)
 func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
 	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
 	steps := []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder,
-		r.logging, r.features, r.entrypoint, r.environment, r.binding}
+		r.logging, r.pickWorkdir, r.features, r.entrypoint, r.environment, r.binding}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return r.s, err
@@ -232,7 +239,7 @@ func (r *resolver) identity() error {
 	r.s.role = r.c.String("role")
 	r.s.node = rendezvous.Node{
 		ID: r.host.id, Name: r.host.name, Rank: -1, Slots: r.s.slots, Role: r.s.role,
-		Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice},
+		Can: []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice, rendezvous.CanStream},
 	}
 	if pod := r.lookup("POD_NAME"); pod != "" {
 		r.s.node.Name = pod
@@ -326,7 +333,7 @@ func (r *resolver) restarts() error {
 	if err := s.codes.Validate(); err != nil {
 		return err
 	}
-	return s.policy.Validate()
+	return r.policyRules()
 }
 
 // shutdownLadder: which signals end the job, and how long workers have then.
@@ -350,6 +357,15 @@ func (r *resolver) shutdownLadder() error {
 		return fmt.Errorf("%s=%d: need seconds from 0", where, seconds)
 	}
 	r.s.shutdown = time.Duration(seconds) * time.Second
+	return r.restartGrace()
+}
+
+func (r *resolver) restartGrace() error {
+	v := r.c.Float64("restart-grace")
+	if !(v >= 0) || v > 1<<24 {
+		return fmt.Errorf("--restart-grace=%v: need seconds from 0", v)
+	}
+	r.s.restart = launcher.Restart{Grace: time.Duration(v * float64(time.Second)), Always: r.c.IsSet("restart-grace")}
 	return nil
 }
 
@@ -426,6 +442,7 @@ func (r *resolver) agentVariables() {
 type program struct {
 	path string
 	args []string // argv, [0] included
+	own  int      // how many of args are no arguments of the script
 	name string   // for the failure report
 }
 
@@ -439,6 +456,7 @@ func (r *resolver) entrypoint() error {
 	args := r.c.Args()
 	script, rest := args[0], args[1:]
 	module, noPython, runPath := r.c.Bool("module"), r.c.Bool("no-python"), r.c.Bool("run-path")
+	r.s.python, _ = r.python() // for a command that is ordered
 	switch {
 	case noPython && module:
 		return fmt.Errorf("--no-python and --module contradict each other: use one of them")
@@ -460,20 +478,24 @@ func (r *resolver) entrypoint() error {
 		argv = append(argv, script)
 	}
 	if !module && !strings.Contains(script, "$") {
-		if err := checkScript(script); err != nil {
+		if err := checkScript(r.s.inWorkdir(script)); err != nil {
 			return err
 		}
 	}
-	r.s.program = program{path: python, args: append(argv, rest...), name: script}
+	r.s.program = program{path: python, args: append(argv, rest...), own: len(argv), name: script}
 	return nil
 }
 
 func (r *resolver) executable(script string, rest []string) error {
-	path, err := r.host.lookPath(script)
+	found := script
+	if strings.Contains(script, "/") {
+		found = r.s.inWorkdir(script)
+	}
+	path, err := r.host.lookPath(found)
 	if err != nil {
 		return &unusableError{fmt.Errorf("--no-python: cannot execute %q: %w", script, err)}
 	}
-	r.s.program = program{path: path, args: append([]string{script}, rest...), name: script}
+	r.s.program = program{path: path, args: append([]string{script}, rest...), own: 1, name: script}
 	return nil
 }
 

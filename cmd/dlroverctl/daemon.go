@@ -137,7 +137,7 @@ func (c *call) explain(err error) error {
 		err = errors.New("interrupted")
 	case errors.As(err, &netErr):
 		err = fmt.Errorf("no daemon answers at %s: %w; is dlrover-master, or the launcher that serves the job, "+
-			"running there? A --standalone job cannot be reached", c.addr, netErr.Err)
+			"running there? A --standalone job can be reached where it has a job token", c.addr, netErr.Err)
 	default:
 		err = fmt.Errorf("the daemon at %s: %w", c.addr, err)
 	}

@@ -153,7 +153,7 @@ func TestWhomToSpeakTo(t *testing.T) {
 
 	require.Contains(t, d.ok("runs"), "keeps no run")
 	require.Contains(t, d.ok("--master", d.addr, "runs"), "keeps no run")
-	d.fails(1, "no daemon answers at "+nobody+": .*refused; is dlrover-master, .* --standalone job cannot be reached",
+	d.fails(1, "no daemon answers at "+nobody+": .*refused; is dlrover-master, .* --standalone job can be reached where",
 		"runs", "--master="+nobody)
 	d.fails(2, `--master=node0: need a host and a port from 1 to 65535, such as node0:29400`, "runs", "--master", "node0")
 	d.fails(2, "token file: open /nowhere", "runs", "--token-file=/nowhere")

@@ -15,7 +15,7 @@ import (
 
 func followOption() cli.Flag {
 	return &cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Category: runOptions,
-		Usage: "events: go on until the run has ended"}
+		Usage: "events, logs: go on until the run has ended"}
 }
 
 const (

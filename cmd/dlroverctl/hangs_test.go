@@ -78,7 +78,7 @@ func TestVerdictOfAHang(t *testing.T) {
 	require.NoError(t, d.hub.Order("job", rendezvous.Order{
 		Kind: rendezvous.OrderStop, Cause: rendezvous.CauseHang, Text: "rank 1 (node 0 gpu-01) hung for 22 s: asleep",
 	}))
-	require.Equal(t, "round 1, epoch 0: rank 1 (node 0 gpu-01) hung for 22 s: asleep; restarts used 0 of 3\n",
+	require.Equal(t, "round 1, epoch 0: rank 1 (node 0 gpu-01) hung for 22 s: asleep; class hang; restarts used 0 of 3\n",
 		d.ok("verdict", "job"))
 	require.Contains(t, d.ok("verdict", "job", "--json"), `"rule":"hang"`)
 }

@@ -24,18 +24,28 @@ const description = `A running job, which its --rdzv-id names:
   runs                           what the daemon keeps
   status RUN                     the state of the run, its nodes and checkpoints
   events RUN [-f]                what has happened; -f: and what happens
+  logs RUN [-f]                  what its workers print, on all nodes, by rank;
+                                 -f: go on; --rank, --node: of these only
+  exec RUN RANK -- COMMAND       execute a command beside the worker of that
+                                 rank, with its environment and directory; exits
+                                 as the command does
   verdict RUN                    who failed first, and why
   hang RUN                       whether its workers hang, and who is to blame
   stacks RUN                     what all workers are doing, hung or not
   bundle RUN                     all that is known of the run in one archive:
                                  stacks, recorders, events, ends of logs
   check RUN                      what the nodes found out about each other
-  restart RUN                    stop all workers and start them anew
+  restart RUN [-- ARGUMENTS]     stop all workers and start them anew
   stop RUN                       end the run as failed
-  pause RUN                      stop all workers; the launchers stay
-  resume RUN                     end a pause
+  pause RUN [-- ARGUMENTS]       stop all workers; the launchers stay; --command
+                                 and ARGUMENTS say what resume will execute
+  resume RUN [-- ARGUMENTS]      end a pause or a hold; --command COMMAND: the
+                                 workers execute that, or the job's own script
+                                 with other ARGUMENTS, from now on
+  start RUN [-- ARGUMENTS]       the same as resume
   bar RUN NODE                   no workers on the nodes of this name
   unbar RUN NODE                 end a bar
+  drain RUN NODE                 save, and have the node leave; then as bar
   log-level RUN LEVEL            least level of its launchers' log lines:
                                  debug, info, warn or error
 
@@ -53,20 +63,26 @@ Stacks that were written:
 
 Exit status: 0 done; 1 the daemon refuses, is not there, or has nothing of that
 name, or a checkpoint is damaged; 2 the command line is wrong, or there are no
-such checkpoints.`
+such checkpoints. exec: that of the command; 124 it took longer than --timeout;
+125 it was not tried, or its end is not known; 126 it cannot be executed; 127
+it is not found; 128 and the signal that has ended it.`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	p := &program{stdout: os.Stdout, stderr: os.Stderr, env: os.LookupEnv, now: time.Now}
+	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, env: os.LookupEnv, now: time.Now,
+		terminal: console.IsTerminal(os.Stdout)}
 	os.Exit(p.run(ctx, os.Args))
 }
 
 // program is dlroverctl and what it uses of the process that it is.
 type program struct {
+	stdin          io.Reader
 	stdout, stderr io.Writer
+	terminal       bool // stdout is one
 	env            func(string) (string, bool)
 	now            func() time.Time
+	behind         []string // the words behind "--", of a command that hands them on; nil: there is no "--"
 }
 
 // foundError is exit status 1: the command was understood, and this is how it ended. Every other error is one of the
@@ -81,12 +97,18 @@ func (p *program) run(ctx context.Context, args []string) int {
 		help.Print(p.stdout, a, "COMMAND ARGUMENTS [options]")
 		return 0
 	}
-	args, err := arrange(a, args)
+	var err error
+	if args, p.behind, err = behind(args); err == nil {
+		args, err = arrange(a, args)
+	}
 	if err == nil {
 		err = a.RunContext(ctx, args)
 	}
 	if err == nil {
 		return 0
+	}
+	if exit, ok := errors.AsType[*exitError](err); ok {
+		return exit.code
 	}
 	console.Complain(p.stderr, "dlroverctl", err)
 	if _, ok := errors.AsType[*foundError](err); ok {
@@ -102,7 +124,8 @@ func (p *program) app() *cli.App {
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlroverctl", err) },
 		Flags: append(slices.Concat(connection(), viewOptions(),
-			[]cli.Flag{jsonOption(), followOption(), reasonOption(), chargeOption(), nodeOption(), pathOption()}),
+			[]cli.Flag{jsonOption(), followOption(), reasonOption(), chargeOption(), commandOption(), nodeOption(),
+				pathOption(), rankOption(), tailOption(), timeoutOption()}),
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
 		),
@@ -113,8 +136,21 @@ func (p *program) app() *cli.App {
 			}
 			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
 		},
-		Commands: slices.Concat(p.runs(), p.checks(), p.hangs(), p.stacks(), p.orders(), []*cli.Command{p.checkpoints()}),
+		Commands: slices.Concat(p.runs(), p.checks(), p.hangs(), p.stacks(), p.streams(), p.orders(),
+			[]*cli.Command{p.checkpoints()}),
 	}
+}
+
+// handsOn are the commands that do not take the words behind "--" for their own.
+func handsOn() []string { return []string{"restart", "pause", "resume", "start"} }
+
+// behind takes what stands behind "--" from a command line whose command hands it on.
+func behind(args []string) (before, after []string, err error) {
+	i := slices.Index(args, "--")
+	if i < 0 || !slices.ContainsFunc(args[1:i], func(a string) bool { return slices.Contains(handsOn(), a) }) {
+		return args, nil, nil
+	}
+	return args[:i], append([]string{}, args[i+1:]...), nil
 }
 
 // arrange puts the options between the names of the commands and their arguments, where the flag package looks for

@@ -10,13 +10,14 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/rendezvous"
 )
 
 func reasonOption() cli.Flag {
 	return &cli.StringFlag{Name: "reason", Category: runOptions,
-		Usage: "`TEXT`: restart, stop, pause, resume, bar, unbar: why; " +
+		Usage: "`TEXT`: restart, stop, pause, resume, start, bar, unbar, drain: why; " +
 			"shown in the log, the status and the verdict of the run"}
 }
 
@@ -25,15 +26,40 @@ func chargeOption() cli.Flag {
 		Usage: "restart: spend one of the run's --max-restarts; with none left the run fails"}
 }
 
+func commandOption() cli.Flag {
+	return &cli.StringFlag{Name: "command", Category: runOptions,
+		Usage: "`COMMAND`: restart, pause, resume, start: what the workers execute from their next start on, a program or " +
+			"a .py file, with arguments if wanted; quoted as for a shell"}
+}
+
+// command is what the workers shall execute, nil if nothing is said of that.
+func (c *call) command() (*rendezvous.Command, error) {
+	if !c.args.IsSet("command") && c.behind == nil {
+		return nil, nil
+	}
+	program, err := argv.Words(c.args.String("command"))
+	if err == nil && c.args.IsSet("command") && len(program) == 0 {
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("--command=%s: %w", c.args.String("command"), err)}
+	}
+	return &rendezvous.Command{Program: program, Args: c.behind}, nil
+}
+
 func nodeOption() cli.Flag {
-	return &cli.StringFlag{Name: "node", Category: runOptions, Usage: "`NAME`: log-level: of this node only"}
+	return &cli.StringFlag{Name: "node", Category: runOptions, Usage: "`NAME`: log-level, logs: of this node only"}
 }
 
 // orders are the commands that act on a run. None asks back: scripts use them.
 func (p *program) orders() []*cli.Command {
 	run := func(name string, kind rendezvous.OrderKind, done string, options ...cli.Flag) *cli.Command {
 		return p.onDaemon(name, "RUN", func(c *call) error {
-			o := rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge")}
+			command, err := c.command()
+			if err != nil {
+				return err
+			}
+			o := rendezvous.Order{Kind: kind, Charge: c.args.Bool("charge"), Command: command}
 			if o.Charge {
 				return c.order(o, "its workers are stopped and, if a restart is left, started anew")
 			}
@@ -46,15 +72,17 @@ func (p *program) orders() []*cli.Command {
 		}, reasonOption())
 	}
 	return []*cli.Command{
-		run("restart", rendezvous.OrderRestart, "its workers are stopped and started anew", chargeOption()),
+		run("restart", rendezvous.OrderRestart, "its workers are stopped and started anew", chargeOption(), commandOption()),
 		run("stop", rendezvous.OrderStop, "stopped; its workers and launchers end"),
 		run("pause", rendezvous.OrderPause,
-			"paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN"),
-		run("resume", rendezvous.OrderResume, "goes on"),
+			"paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN", commandOption()),
+		run("resume", rendezvous.OrderResume, "goes on", commandOption()),
+		run("start", rendezvous.OrderResume, "its workers are started", commandOption()),
 		node("bar", rendezvous.OrderBar, (*call).barred),
 		node("unbar", rendezvous.OrderUnbar, func(c *call) string {
 			return "node " + printable.Line(c.node()) + " may get workers again"
 		}),
+		node("drain", rendezvous.OrderDrain, (*call).drained),
 		p.onDaemon("log-level", "RUN LEVEL", (*call).logLevel, nodeOption()),
 	}
 }
@@ -80,6 +108,13 @@ func (c *call) barred() string {
 	return fmt.Sprintf("%s; to end it: dlroverctl unbar %s %s", text, run, node)
 }
 
+// drained says what a drain does.
+func (c *call) drained() string {
+	run, node := printable.Line(c.run()), printable.Line(c.node())
+	return fmt.Sprintf("node %s leaves, after a save; its launcher ends, and no other one of that name gets workers "+
+		"until: dlroverctl unbar %s %s", node, run, node)
+}
+
 // reason is what the operator says, and who has given which order: launchers show nothing else of it.
 func (c *call) reason(kind rendezvous.OrderKind) string {
 	by := string(kind) + " by dlroverctl"
@@ -102,9 +137,11 @@ func (c *call) refused(o rendezvous.Order, err error) error {
 	case errors.Is(err, rendezvous.ErrNotRunning):
 		why = "has no workers that could be started anew"
 	case errors.Is(err, rendezvous.ErrNotPaused):
-		why = "is not paused: there is nothing to resume"
+		why = "is not paused or held: there is nothing to resume"
 	case errors.Is(err, rendezvous.ErrFinished):
 		why = "has ended: " + string(o.Kind) + " does nothing any more"
+	case errors.Is(err, rendezvous.ErrUnknownNode) && o.Kind == rendezvous.OrderDrain:
+		return &foundError{c.unknownNode(o.Node)}
 	case errors.Is(err, rendezvous.ErrUnknownNode):
 		why = fmt.Sprintf("does not bar node %q; it bars %s", o.Node, c.bars())
 	default:

@@ -68,7 +68,7 @@ func TestStop(t *testing.T) {
 func TestPauseAndResume(t *testing.T) {
 	d := newServed(t)
 	d.join("job", "n0", 1)
-	d.fails(1, `run "job" is not paused: there is nothing to resume`, "resume", "job")
+	d.fails(1, `run "job" is not paused or held: there is nothing to resume`, "resume", "job")
 	e := d.start("job", "n0")
 	require.Contains(t, d.ok("pause", "job"), "to go on: dlroverctl resume job")
 	d.stopped("job", e, "n0")

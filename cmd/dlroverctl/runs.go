@@ -87,9 +87,29 @@ func restarts(s rendezvous.Status) string {
 	return fmt.Sprintf("%d of %d", s.Restarts, s.Params.MaxRestarts)
 }
 
+// budget says what is left before a run ends, and how long its next restart waits.
+func budget(b rendezvous.BudgetStatus, now time.Time) string {
+	text := fmt.Sprintf("%d restarts in a row without progress", b.Streak)
+	if b.Limit >= 0 {
+		text = fmt.Sprintf("%d of %d restarts in a row without progress", b.Streak, b.Limit)
+	}
+	if until := b.BackoffUntil.Sub(now); until > 0 {
+		text += "; the next start is in " + until.Round(time.Millisecond).String()
+	} else {
+		text += "; the next restart waits " + b.NextWait.Round(time.Millisecond).String()
+	}
+	if !b.Deadline.IsZero() {
+		text += "; the deadline is in " + age(b.Deadline.Sub(now))
+	}
+	if !b.HeldUntil.IsZero() {
+		text += "; held for another " + age(b.HeldUntil.Sub(now))
+	}
+	return text
+}
+
 // workers is how many run, or are being started.
 func workers(s rendezvous.Status) int {
-	if s.Phase == "running" || s.Phase == "releasing" {
+	if s.Hold == nil && (s.Phase == "running" || s.Phase == "releasing") {
 		return s.WorldSize
 	}
 	return 0
@@ -104,6 +124,8 @@ func phase(s rendezvous.Status) string {
 		return s.Outcome
 	case s.Paused != nil:
 		return "paused: " + s.Paused.Text
+	case s.Hold != nil && s.Phase == "running":
+		return "held: " + s.Hold.Text
 	}
 	switch s.Phase {
 	case "forming":
@@ -155,6 +177,12 @@ func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
 	t.row("workers", strconv.Itoa(workers(s.Status)))
 	t.row("round", fmt.Sprintf("%d, epoch %d", s.Round, s.Epoch))
 	t.row("restarts", restarts(s.Status))
+	if s.Command != nil {
+		t.row("command", s.Command.String())
+	}
+	if s.Budget != nil {
+		t.row("budget", budget(*s.Budget, c.now()))
+	}
 	if saved != nil {
 		t.row("checkpoint", saved.describe(c.now()))
 	}

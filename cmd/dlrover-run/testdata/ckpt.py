@@ -5,11 +5,12 @@ ckpt.py MARKS CHECKPOINTS STEPS DISK_EVERY [sharded] [equal]
 Every step goes to memory, every DISK_EVERY-th to disk. Rank 0 adds "<step> <loss>" to MARKS/losses for each step, and
 each start of a rank "<rank> <world size> <step> <source>" to MARKS/starts. With "sharded" each rank also has a state
 of its own, which must come back to it. With "equal" all ranks see the same data, so that the losses are those of one
-rank alone, however many there are.
+rank alone, however many there are. With "deaf" a rank does not end when another one has, nor when it is told to.
 """
 
 import logging
 import os
+import signal
 import sys
 import time
 
@@ -70,4 +71,11 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+if "deaf" not in sys.argv[5:]:
+    main()
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        main()
+    except Exception:
+        time.sleep(3600)

@@ -3,6 +3,7 @@
 package evidence
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 
@@ -28,6 +29,9 @@ func Pack(fs []verdict.Failure) []rendezvous.Failure {
 // Unpack reads them again. The daemon's clock, to which it has shifted every node's times, replaces each node's own.
 func Unpack(e rendezvous.Evidence) verdict.Evidence {
 	v := verdict.Evidence{RestartsUsed: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize}
+	if e.Cause != nil && e.Cause.Kind == rendezvous.CauseHang {
+		v.Hung = cmp.Or(e.Cause.Text, "the workers hung")
+	}
 	for _, f := range e.Failures {
 		v.Failures = append(v.Failures, failure(f))
 	}

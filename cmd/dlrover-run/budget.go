@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"dlrover-run/launcher"
+	"dlrover-run/rendezvous"
+)
+
+// budgetFeature bounds what recovery may cost, and says when the job has succeeded. The rendezvous counts; this
+// launcher
+// only tells how far its workers have come.
+func budgetFeature() feature {
+	var b rendezvous.Budget
+	return feature{
+		name:     "budget",
+		settings: func(r *resolver) (err error) { b, err = r.budget(); r.s.params.Budget = b; return err },
+		plan: func(p *plan) {
+			if b != defaultBudget() {
+				p.Features["budget"] = b.String()
+			}
+		},
+		open: func(j *job) (launcher.Part, error) {
+			if b.StartDeadline == 0 {
+				return nil, nil
+			}
+			return &firstStep{job: j}, nil
+		},
+	}
+}
+
+func defaultBudget() rendezvous.Budget { return rendezvous.Params{}.WithDefaults().Budget }
+
+// budget reads the options.
+func (r *resolver) budget() (b rendezvous.Budget, err error) {
+	b = rendezvous.Budget{
+		BackoffLimit: r.c.Int("backoff-limit"), SameFailures: r.c.Int("same-failures"), NoProgress: r.c.Int("no-progress"),
+		Success: rendezvous.SuccessRule(r.c.String("success-rule")), CleanUp: rendezvous.CleanUp(r.c.String("clean-up")),
+		Tolerate: r.c.String("on-rank-exit") == "tolerate",
+	}
+	if b.BackoffLimit == 0 || b.SameFailures == 0 {
+		return b, fmt.Errorf("--backoff-limit=%d, --same-failures=%d: need numbers from 1, or -1 for no limit; "+
+			"--restart-policy=Never restarts nothing", b.BackoffLimit, b.SameFailures)
+	}
+	if rule := r.s.params.Budget.Success; rule != "" && !r.c.IsSet("success-rule") {
+		b.Success = rule // of --policy
+	}
+	for _, step := range []func(*rendezvous.Budget) error{r.backoff, r.windows, r.deadlines, r.onFailure} {
+		if err = step(&b); err != nil {
+			return b, err
+		}
+	}
+	return b, rendezvous.Params{Min: 1, Max: 1, Budget: b}.Validate()
+}
+
+// backoff reads MIN:MAX, or 0.
+func (r *resolver) backoff(b *rendezvous.Budget) (err error) {
+	text := r.c.String("restart-backoff")
+	if text == "0" {
+		b.BackoffMax = -1
+		return nil
+	}
+	lo, hi, ok := strings.Cut(text, ":")
+	if ok {
+		if b.BackoffMin, err = time.ParseDuration(lo); err == nil {
+			b.BackoffMax, err = time.ParseDuration(hi)
+		}
+	}
+	if !ok || err != nil || b.BackoffMin <= 0 || b.BackoffMax <= 0 {
+		return fmt.Errorf("--restart-backoff=%s: need MIN:MAX, such as 10ms:30s, or 0 for none", text)
+	}
+	return nil
+}
+
+// windows reads SCOPE=N/DURATION, separated by commas or by repeating the option.
+func (r *resolver) windows(b *rendezvous.Budget) error {
+	n := 0
+	for _, value := range r.c.Strings("restart-window") {
+		for text := range strings.SplitSeq(value, ",") {
+			w, err := parseWindow(strings.TrimSpace(text))
+			if err != nil {
+				return fmt.Errorf("--restart-window=%s: %w", text, err)
+			}
+			if n == rendezvous.MaxWindows {
+				return fmt.Errorf("--restart-window=%s: at most %d windows are possible", text, rendezvous.MaxWindows)
+			}
+			b.Windows[n] = w
+			n++
+		}
+	}
+	return nil
+}
+
+func parseWindow(text string) (w rendezvous.Window, err error) {
+	scope, rest, ok := strings.Cut(text, "=")
+	count, per, both := strings.Cut(rest, "/")
+	if w.Scope = rendezvous.WindowScope(scope); ok && both {
+		if w.Max, err = strconv.Atoi(count); err == nil {
+			w.Per, err = time.ParseDuration(per)
+		}
+	}
+	if !ok || !both || err != nil || w.Max < 1 || w.Per <= 0 {
+		return w, fmt.Errorf("need SCOPE=N/DURATION with rank, node or job, such as job=3/1h")
+	}
+	return w, nil
+}
+
+func (r *resolver) deadlines(b *rendezvous.Budget) (err error) {
+	for name, d := range map[string]*time.Duration{"deadline": &b.Deadline, "start-deadline": &b.StartDeadline} {
+		text := r.c.String(name)
+		if text == "" || text == "0" {
+			continue
+		}
+		if *d, err = time.ParseDuration(text); err != nil || *d <= 0 {
+			return fmt.Errorf("--%s=%s: need a time such as 90m or 36h", name, text)
+		}
+	}
+	return nil
+}
+
+// onFailure reads exit, hold or hold=DURATION.
+func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
+	what, per, timed := strings.Cut(r.c.String("on-failure"), "=")
+	b.HoldFailed = what == "hold"
+	if timed {
+		b.HoldFor, err = time.ParseDuration(per)
+	}
+	if what != "hold" && (what != "exit" || timed) || err != nil || timed && b.HoldFor <= 0 {
+		return fmt.Errorf("--on-failure=%s: need exit, hold or hold=DURATION, such as hold=2h", r.c.String("on-failure"))
+	}
+	return nil
+}
+
+// progress is how far the workers have come, as far as the parts know.
+func (j *job) progress() rendezvous.Progress {
+	var p launcher.Progress
+	forParts(j.parts, func(o launcher.Progresser) {
+		q := o.Progress()
+		p.Step, p.Stepping = max(p.Step, q.Step), p.Stepping || q.Stepping
+		p.Checkpoint, p.Saving = max(p.Checkpoint, q.Checkpoint), p.Saving || q.Saving
+	})
+	return rendezvous.Progress(p)
+}
+
+// firstStep tells the rendezvous of the first step of an epoch, from the node of group rank 0.
+type firstStep struct{ job *job }
+
+// Name implements launcher.Part.
+func (f *firstStep) Name() string { return "budget" }
+
+// stepLook is how often the workers are looked at before their first step.
+const stepLook = time.Second / 2
+
+// Watch implements launcher.Watcher.
+func (f *firstStep) Watch(ctx context.Context, e launcher.Epoch, _ []int, _ launcher.Control) {
+	if e.Place.GroupRank != 0 {
+		return
+	}
+	tick := time.NewTicker(stepLook)
+	defer tick.Stop()
+	for f.job.progress().Step == 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+	if err := f.job.adapter.stepped(ctx, e.Directive); err != nil && ctx.Err() == nil {
+		f.job.log.Warn("cannot tell the rendezvous of the first step", "err", err)
+	}
+}
+
+// stepped reports the first step of an epoch.
+func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
+	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: epochOf(d)})
+}
+
+// Progress implements launcher.Progresser, from the pages of the shim: how many steps the furthest worker has made.
+func (h *hangs) Progress() launcher.Progress { return h.pages.progress() }

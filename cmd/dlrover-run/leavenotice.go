@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// How often a notice is looked for, how long an answer may take, and how much of it is read.
+const (
+	lookAtFile   = time.Second
+	askURL       = 5 * time.Second
+	answerTime   = 2 * time.Second
+	answerLength = 64 << 10
+)
+
+// awaitLeaveNotice waits for a file to appear, or for a URL to answer with status 200, and says so in a few words; ""
+// when ctx ends before.
+func awaitLeaveNotice(ctx context.Context, from string, log *slog.Logger) string {
+	look, every := func() bool { _, err := os.Stat(from); return err == nil }, lookAtFile
+	if !filepath.IsAbs(from) {
+		client := noticeClient()
+		defer client.CloseIdleConnections()
+		complained := false
+		every = askURL
+		look = func() bool {
+			found, err := noticeAt(ctx, client, from)
+			if err != nil && !complained && ctx.Err() == nil {
+				complained = true
+				log.Warn("--leave-on gives no answer; it is asked on", "err", err)
+			}
+			return found
+		}
+	}
+	ticks := time.NewTicker(every)
+	defer ticks.Stop()
+	for !look() {
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return ""
+		}
+	}
+	return "notice at " + from
+}
+
+// noticeClient follows nobody, and uses no proxy: the services of clouds that give notice are close by, and whoever
+// could send it elsewhere could end the job.
+func noticeClient() *http.Client {
+	return &http.Client{
+		Timeout: answerTime, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: 2 * askURL, MaxResponseHeaderBytes: answerLength},
+	}
+}
+
+// noticeAt reports whether a URL gives notice: with status 200, unless the body says no in a word, as that of Google's
+// cloud does. 404 is no notice; every other answer is an error.
+func noticeAt(ctx context.Context, c *http.Client, from string) (bool, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	if err != nil {
+		return false, err
+	}
+	req.Header.Set("Metadata-Flavor", "Google")
+	resp, err := c.Do(req)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, answerLength))
+	switch {
+	case err != nil:
+		return false, err
+	case resp.StatusCode == http.StatusNotFound:
+		return false, nil
+	case resp.StatusCode != http.StatusOK:
+		return false, fmt.Errorf("%s answers %s; need 200 for a notice, or 404", from, resp.Status)
+	}
+	no := []string{"false", "none", "no", "0"}
+	return !slices.Contains(no, strings.ToLower(strings.TrimSpace(string(body)))), nil
+}

@@ -1,0 +1,24 @@
+package main
+
+import (
+	"time"
+
+	"dlrover-run/cmd/internal/resident"
+	"dlrover-run/launcher"
+)
+
+// settled is how long after the start of workers this launcher takes what it needed for that to be over.
+const settled = 5 * time.Second
+
+// thrift gives memory back once the workers run.
+type thrift struct {
+	launcher.NopObserver
+	timer *time.Timer
+}
+
+func (t *thrift) Started(launcher.StartInfo) {
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	t.timer = time.AfterFunc(settled, resident.Release)
+}

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/printable"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+)
+
+const (
+	// terminationLog is what Kubernetes makes in every container, for the last words of its main process.
+	terminationLog = "/dev/termination-log"
+	// terminationVar names another file, which is made if it is not there.
+	terminationVar = "DLROVER_TERMINATION_LOG"
+	// terminationBudget bounds the wait for a file that cannot be written, such as one on storage that is gone.
+	terminationBudget = 200 * time.Millisecond
+)
+
+// lastWords writes the termination message of this launcher, if anyone reads one.
+func lastWords(t verdict.Termination) error {
+	path, made := terminationLog, 0
+	if other := os.Getenv(terminationVar); other != "" {
+		path, made = other, os.O_CREATE
+	}
+	done := make(chan error, 1) // written to once, by what may outlive its reader
+	go func() { done <- writeTermination(path, made, t.Message()) }()
+	select {
+	case err := <-done:
+		if made == 0 && errors.Is(err, fs.ErrNotExist) {
+			return nil // not in a pod
+		}
+		return err
+	case <-time.After(terminationBudget):
+		return fmt.Errorf("%s takes longer than %s", path, terminationBudget)
+	}
+}
+
+// writeTermination follows no link: the name may be in a directory that others can write to.
+func writeTermination(path string, flags int, text []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK|flags, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file", path)
+	}
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return err
+}
+
+// refused is the last word of a launcher that starts nothing; nobody could be told why it cannot be written.
+func refused(err error, reason policy.Reason, codes policy.CodePolicy) int {
+	code := reason.Code(codes)
+	line := "dlrover-run: error: " + firstLineOf(err)
+	_ = lastWords(verdict.Termination{Line: line, Reason: reason.String(), ExitCode: code})
+	return code
+}
+
+func firstLineOf(err error) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(err.Error()), "\n")
+	return line
+}
+
+// sayLastWords says how the job ended. It comes before what may take long: a pod may be killed meanwhile.
+func (j *job) sayLastWords(res launcher.Result, code int) {
+	t := verdict.Termination{Line: j.summary(res), RunID: j.s.runID, Node: j.s.node.Name, Reason: res.Reason.String(),
+		ExitCode: code}
+	if res.Signal != 0 {
+		t.Signal = proc.SignalName(res.Signal)
+	}
+	if res.Judged.Rule != "" {
+		t.Judged(res.Judged)
+	}
+	if err := lastWords(t); err != nil {
+		j.log.Warn("cannot write the termination message", "err", err)
+	}
+}
+
+// summary says in one line how the job ended; "" if it has succeeded.
+func (j *job) summary(res launcher.Result) string {
+	switch {
+	case res.Err != nil:
+		return "dlrover-run: " + printable.Line(firstLineOf(res.Err))
+	case res.Verdict != "":
+		return "dlrover-run: " + j.s.jobName() + " failed: " + printable.Line(res.Verdict)
+	case res.Left != "":
+		return "dlrover-run: " + j.s.jobName() + ": left: " + printable.Line(res.Left)
+	case res.Signal != 0:
+		return "dlrover-run: " + j.s.jobName() + ": stopped by " + proc.SignalName(res.Signal)
+	}
+	return ""
+}

@@ -1,0 +1,357 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/launcher/printable"
+	"dlrover-run/launcher/streams"
+	"dlrover-run/rendezvous/api"
+)
+
+func rankOption() cli.Flag {
+	return &cli.IntFlag{Name: "rank", Category: runOptions, Value: -1, DefaultText: "all",
+		Usage: "`R`: logs: of this rank only"}
+}
+
+func tailOption() cli.Flag {
+	return &cli.IntFlag{Name: "tail", Category: runOptions, Value: -1,
+		Usage: "`N`: logs: begin with the last N lines of each stream of each worker " +
+			"(default: 10 with -f, else the last 64 KiB)"}
+}
+
+func timeoutOption() cli.Flag {
+	return &cli.DurationFlag{Name: "timeout", Category: runOptions,
+		Usage: "`DURATION`: exec: end the command, and all that it has started, after so long (default: never)"}
+}
+
+// streams are the commands that are connected with launchers while they run.
+func (p *program) streams() []*cli.Command {
+	return []*cli.Command{
+		p.onDaemon("logs", "RUN", (*call).logs, followOption(), nodeOption(), rankOption(), tailOption()),
+		{
+			Name: "exec", HideHelp: true, Flags: append(connection(), timeoutOption()), OnUsageError: misuse("exec"),
+			Action: func(args *cli.Context) error {
+				words := args.Args().Slice()
+				if len(words) < 3 || slices.Contains(words[:3], "") {
+					return misplaced("exec", "RUN RANK -- COMMAND", words)
+				}
+				if words[0] == "." || words[0] == ".." {
+					return fmt.Errorf("exec: no run is called %q; give its --rdzv-id", words[0])
+				}
+				rank, err := strconv.ParseUint(words[1], 10, 31)
+				if err != nil {
+					return fmt.Errorf("exec %s %s: need the rank of a worker, a number from 0", words[0], words[1])
+				}
+				return p.call(args, func(c *call) error { return c.exec(int(rank), words[2:]) })
+			},
+		},
+	}
+}
+
+// exitError ends the program with a status of another one; everything has been said.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
+
+// logs prints what the workers print.
+func (c *call) logs() error {
+	follow, tail := c.args.Bool("follow"), c.args.Int("tail")
+	if follow && !c.args.IsSet("tail") {
+		tail = defaultTail
+	}
+	if tail < -1 || c.args.IsSet("rank") && c.args.Int("rank") < 0 {
+		return &usageError{errors.New("logs: --tail and --rank need numbers from 0")}
+	}
+	p := newLogPrinter(c)
+	var lost time.Time
+	for first := true; ; first = false {
+		q := url.Values{"tail": {strconv.Itoa(tail)}, "follow": {strconv.FormatBool(follow)}, "node": {c.args.String("node")},
+			"rank": {strconv.Itoa(c.args.Int("rank"))}}
+		nc, err := c.client.Open(c, c.run(), "streams/logs?"+q.Encode(), streams.Protocol)
+		if err == nil {
+			lost, tail = time.Time{}, 0 // who comes back has seen it
+			if err = p.read(c, nc); err == nil {
+				return nil
+			}
+			first = false
+		}
+		switch {
+		case c.Err() != nil:
+			return nil // enough
+		case first || !follow || !c.mayComeBack(err, &lost):
+			return noStreams(err)
+		}
+	}
+}
+
+// defaultTail is with how many lines who follows begins.
+const defaultTail = 10
+
+// noStreams says what it means that the daemon has nothing under the path of streams.
+func noStreams(err error) error {
+	if errors.Is(err, api.ErrNotFound) {
+		return errors.New("it is of a version without logs and exec; start one of this version")
+	}
+	return err
+}
+
+// logPrinter prints the output of many workers by lines, each with its node and rank.
+type logPrinter struct {
+	*call
+	mu    sync.Mutex
+	lines streams.Lines
+	nodes map[uint16]string
+	out   bytes.Buffer
+}
+
+func newLogPrinter(c *call) *logPrinter {
+	p := &logPrinter{call: c, nodes: map[uint16]string{}}
+	p.lines.Emit = p.line
+	return p
+}
+
+// read prints what comes until the end, which is nil, or until the connection breaks.
+func (p *logPrinter) read(ctx context.Context, nc io.ReadWriteCloser) error {
+	defer nc.Close()
+	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
+	defer stop()
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		p.keepShowing(quit)
+	}()
+	defer func() {
+		close(quit)
+		<-done
+		p.print(p.lines.Finish)
+	}()
+	in := streams.NewReader(nc)
+	for {
+		f, err := in.Next()
+		if err != nil {
+			return err
+		}
+		if f.Kind == streams.KindEnd {
+			return nil
+		}
+		p.print(func() { p.take(f) })
+	}
+}
+
+// keepShowing shows lines that stay unfinished.
+func (p *logPrinter) keepShowing(quit <-chan struct{}) {
+	look := time.NewTicker(500 * time.Millisecond)
+	defer look.Stop()
+	for {
+		select {
+		case <-quit:
+			return
+		case <-look.C:
+			p.print(func() { p.lines.Quiet(time.Now()) })
+		}
+	}
+}
+
+// print writes at once what do has made.
+func (p *logPrinter) print(do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	do()
+	_, _ = p.out.WriteTo(p.stdout) // a pipe that is closed ends the program
+}
+
+func (p *logPrinter) take(f streams.Frame) {
+	s := streams.Source{Node: f.Node, Rank: f.Rank, Std: f.Std}
+	switch f.Kind {
+	case streams.KindNode:
+		p.nodes[f.Node] = string(f.Data)
+	case streams.KindNote:
+		fmt.Fprintf(p.stderr, "dlroverctl: %s\n", printable.Line(string(f.Data)))
+	case streams.KindOutput:
+		p.lines.Write(s, f.Data, time.Now())
+	case streams.KindDropped:
+		p.lines.Cut(s, time.Now())
+		fmt.Fprintf(p.stderr, "dlroverctl: %s: %d bytes were printed faster than they are read here, and dropped\n",
+			printable.Line(p.name(s)), f.Count())
+	}
+}
+
+func (p *logPrinter) name(s streams.Source) string {
+	return p.nodes[s.Node] + "/" + strconv.Itoa(int(s.Rank))
+}
+
+func (p *logPrinter) line(s streams.Source, line []byte) {
+	text := string(line)
+	if p.terminal {
+		text = printable.Text(text)
+	}
+	p.out.WriteString(printable.Line(p.name(s)) + ": " + text + "\n")
+}
+
+// exec executes a command beside a worker, and ends as it does.
+func (c *call) exec(rank int, args []string) error {
+	req := streams.Request{Rank: rank, Args: args, Timeout: c.args.Duration("timeout")}
+	if err := req.CheckArgs(); err != nil {
+		return &usageError{fmt.Errorf("exec: %w", err)}
+	}
+	if req.Timeout < 0 {
+		return &usageError{errors.New("exec: --timeout needs a duration from 0, such as 30s")}
+	}
+	nc, err := c.client.Open(c, c.run(), "streams/exec?rank="+strconv.Itoa(rank), streams.Protocol)
+	if err != nil {
+		return c.notTried(noStreams(err))
+	}
+	defer nc.Close()
+	stop := context.AfterFunc(c, func() { _ = nc.Close() })
+	defer stop()
+	if _, err := nc.Write(streams.Frame{Kind: streams.KindRequest, Data: streams.JSON(req)}.Append(nil)); err != nil {
+		return c.notTried(err)
+	}
+	return c.attend(nc)
+}
+
+// notTried is the end of a command that was not executed, or is not known to have ended.
+func (c *call) notTried(err error) error {
+	console.Complain(c.stderr, "dlroverctl", c.explain(err))
+	return &exitError{streams.CodeRefused}
+}
+
+// attend passes on what the command reads and writes, until it has ended.
+func (c *call) attend(nc io.ReadWriteCloser) error {
+	in, credit := streams.NewReader(nc), newCredit()
+	defer credit.close()
+	out := [2]io.Writer{c.stdout, c.stderr}
+	if c.terminal {
+		out = [2]io.Writer{&safeWriter{w: c.stdout}, &safeWriter{w: c.stderr}}
+	}
+	for {
+		f, err := in.Next()
+		switch {
+		case err != nil && c.Err() != nil:
+			return &exitError{streams.CodeSignalBase + 2} // as if the command had heard SIGINT
+		case err != nil || f.Kind == streams.KindEnd:
+			return c.notTried(errors.New("the connection is lost, and with it the command"))
+		}
+		switch f.Kind {
+		case streams.KindNode:
+			go sendInput(nc, c.stdin, credit) // which may wait for a terminal for ever
+		case streams.KindAck:
+			credit.give(int(min(f.Count(), streams.Window)))
+		case streams.KindOutput:
+			_, _ = out[min(max(f.Std, 1), 2)-1].Write(f.Data)
+		case streams.KindExit:
+			return c.exitOf(f)
+		}
+	}
+}
+
+func (c *call) exitOf(f streams.Frame) error {
+	var e streams.Exit
+	if err := f.Decode(&e); err != nil {
+		return c.notTried(err)
+	}
+	if e.Error != "" {
+		console.Complain(c.stderr, "dlroverctl", errors.New("exec: "+e.Error))
+	}
+	if e.Code == 0 {
+		return nil
+	}
+	return &exitError{e.Code}
+}
+
+// sendInput sends what the command may read, as long as that reads.
+func sendInput(nc io.Writer, stdin io.Reader, credit *credit) {
+	buf, frame := make([]byte, streams.MaxData/2), []byte(nil)
+	for stdin != nil {
+		n, err := stdin.Read(buf)
+		if !credit.take(n) {
+			return
+		}
+		if n > 0 {
+			frame = streams.Frame{Kind: streams.KindInput, Data: buf[:n]}.Append(frame[:0])
+			if _, err := nc.Write(frame); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	_, _ = nc.Write(streams.Frame{Kind: streams.KindInputEnd}.Append(nil)) // what it was for has ended
+}
+
+// credit is how many bytes of input may be sent.
+type credit struct {
+	mu     sync.Mutex
+	more   sync.Cond
+	left   int
+	closed bool
+}
+
+func newCredit() *credit {
+	c := &credit{left: streams.Window}
+	c.more.L = &c.mu
+	return c
+}
+
+// take waits for n bytes; false: nobody wants them any more.
+func (c *credit) take(n int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.left < n && !c.closed {
+		c.more.Wait()
+	}
+	c.left -= n
+	return !c.closed
+}
+
+func (c *credit) give(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left += n
+	c.more.Broadcast()
+}
+
+func (c *credit) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	c.more.Broadcast()
+}
+
+// safeWriter escapes what acts on a terminal.
+type safeWriter struct {
+	w    io.Writer
+	rest []byte // the beginning of a character, or of the end of a line
+}
+
+// Write implements io.Writer.
+func (s *safeWriter) Write(b []byte) (int, error) {
+	text := append(s.rest, b...)
+	whole := len(text)
+	for i := 1; i <= min(utf8.UTFMax-1, len(text)); i++ {
+		if c := text[len(text)-i]; utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(text[len(text)-i:]) || i == 1 && c == '\r' {
+				whole -= i
+			}
+			break
+		}
+	}
+	s.rest = append([]byte(nil), text[whole:]...)
+	_, err := io.WriteString(s.w, printable.Text(strings.ReplaceAll(string(text[:whole]), "\r\n", "\n")))
+	return len(b), err
+}

@@ -1,0 +1,91 @@
+package launcher
+
+import (
+	"context"
+	"time"
+
+	"dlrover-run/launcher/policy"
+)
+
+// Saver knows whether what the workers have saved outlives them.
+type Saver interface {
+	// Saved reports whether a save of this node's workers is complete, in memory or on disk, so that they need no time to
+	// save anything when they are stopped for a restart. It is asked beside the agent's loop, once the workers have had
+	// Restart.Grace, and returns soon after ctx ends.
+	Saved(ctx context.Context) bool
+}
+
+// Restart says how long workers have between the signal and SIGKILL when they are stopped to be started again.
+type Restart struct {
+	// Grace counts in place of Config.ShutdownTimeout, if it is shorter, where a Saver says so, or the preset, or Always.
+	Grace  time.Duration
+	Always bool
+}
+
+// failed notes whether workers will follow those of g, as far as this node knows when one of them has failed.
+func (g *group) failed(act policy.Action) {
+	left := g.epoch.Place.RestartCount < g.epoch.MaxRestarts
+	switch act {
+	case policy.RestartFree:
+		g.again.Store(true)
+	case policy.RestartCharged, policy.RestartElsewhere, policy.Shrink:
+		g.again.Store(left)
+	default:
+		g.again.Store(false)
+	}
+}
+
+// restarts reports whether a directive stops workers so that others follow them, and nobody's order.
+func (d Directive) restarts() bool {
+	switch d.CauseKind {
+	case CauseOperator, CauseCheck, CauseDeadline, CauseNoStep, CauseTimeout:
+		return false
+	}
+	return d.Kind == Stop
+}
+
+// patience closes over when the workers of g, which have just got the signal, are to be killed: by a second signal, or
+// when Restart.Grace is over and counts. end has to be called when they have ended.
+func (a *Agent) patience(g *group) (over <-chan struct{}, end func()) {
+	if !g.again.Load() || a.cfg.Restart.Grace >= a.cfg.ShutdownTimeout {
+		return a.force, func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	enough := make(chan struct{})
+	a.wg.Go(func() {
+		t := time.NewTimer(a.cfg.Restart.Grace)
+		defer t.Stop()
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.force:
+			close(enough)
+			return
+		case <-t.C:
+		}
+		if g.again.Load() && a.short(ctx) { // another failure may have said since that nobody follows
+			a.log.Warn("workers do not end; killing them for the restart", "grace", a.cfg.Restart.Grace.String())
+			close(enough)
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-a.force:
+			close(enough)
+		}
+	})
+	return enough, cancel
+}
+
+// short reports whether Restart.Grace counts.
+func (a *Agent) short(ctx context.Context) bool {
+	if a.cfg.Restart.Always || a.cfg.Preset.QuickRestart {
+		return true
+	}
+	for _, s := range a.parts.savers {
+		if s.Saved(ctx) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,171 @@
+package launcher
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/proc"
+)
+
+// Command is what workers execute instead of what this node was started with.
+type Command struct {
+	// Program is a program or a script with arguments; empty: this node's.
+	Program []string
+	// Args follow it. Nil: this node's if Program is empty, else none.
+	Args []string
+}
+
+// commandError says why a command that somebody has ordered cannot be executed.
+type commandError struct{ error }
+
+func (e *commandError) Unwrap() error { return e.error }
+
+// answerTo is what a worker that cannot be started leads to: whoever has ordered a command may order another one.
+func answerTo(err error) policy.Action {
+	if _, ok := errors.AsType[*commandError](err); ok {
+		return policy.Hold
+	}
+	return policy.Fail
+}
+
+// program is what one worker of e executes: its path and argv.
+func (a *Agent) program(e Epoch, localRank int) (path string, args []string, err error) {
+	path, args = a.cfg.Path, slices.Clone(a.cfg.Args)
+	if e.Command != nil {
+		if path, args, err = a.cfg.Resolve(*e.Command); err != nil {
+			return "", nil, &commandError{err}
+		}
+	}
+	for i := range args {
+		args[i] = a.cfg.Substitute(args[i], localRank)
+	}
+	return path, args, nil
+}
+
+// hold begins an epoch of a run that is held: this node is ready for its workers, and starts what is to run meanwhile.
+func (a *Agent) hold(e Epoch) {
+	for _, s := range a.parts.starters {
+		s.Starting(e)
+	}
+	g := &group{epoch: e}
+	a.group = g
+	a.cfg.Rendezvous.Running(&e.Directive)
+	envs, err := a.writeEnvs(e)
+	if err != nil {
+		a.log.Warn("cannot write the environment of the workers", "err", err)
+	}
+	p := e.Place
+	a.log.Info("the run is held: no workers are started until somebody orders it", "order",
+		"dlroverctl start "+a.cfg.RunID,
+		"node", p.GroupRank, "nodes", p.GroupWorldSize, "ranks", e.ranks(a.cfg.Slots), "master_addr", p.MasterAddr,
+		"master_port", p.MasterPort, "env", envs)
+	a.startMeanwhile(g)
+}
+
+// ranks are those of this node's workers, for people.
+func (e Epoch) ranks(slots int) string {
+	return fmt.Sprintf("%d-%d of %d", e.Place.RankBase, e.Place.RankBase+slots-1, e.Place.WorldSize)
+}
+
+// startMeanwhile starts what runs in place of the workers. Its end is told, and changes nothing.
+func (a *Agent) startMeanwhile(g *group) {
+	if len(a.cfg.Meanwhile) == 0 {
+		return
+	}
+	env := slices.Concat(a.cfg.Env, []string{"DLROVER_ENV_DIR=" + a.envDir})
+	p, err := a.cfg.Processes.Start(proc.Spec{Path: a.cfg.Meanwhile[0], Args: a.cfg.Meanwhile, Dir: a.cfg.Dir, Env: env,
+		Stdin: a.cfg.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	if err != nil {
+		a.log.Warn("cannot start the command of --hold; the run stays held", "err", err)
+		return
+	}
+	a.log.Info("the command of --hold runs", "pid", p.PID())
+	g.meanwhile = p
+	a.wg.Go(func() {
+		select {
+		case <-p.Done():
+		case <-a.over:
+			return
+		}
+		if g.signaledAt.Load() == nil {
+			a.log.Warn("the command of --hold has ended; the run stays held", "pid", p.PID(), "exit_code", p.Exit().Code)
+		}
+	})
+}
+
+// writeEnvs writes what the environment of each worker would be, as a shell reads it, and returns the pattern of the
+// files' names. The directory is this launcher's alone, and goes with it.
+func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
+	if a.envDir == "" {
+		if a.envDir, err = os.MkdirTemp("", "dlrover-env-"); err != nil {
+			return "", err
+		}
+	}
+	for i := range a.cfg.Slots {
+		id := logs.WorkerID{LocalRank: i, Rank: e.Place.RankBase + i, Node: e.Place.GroupRank, Role: a.cfg.Role}
+		spec, err := a.spec(e, id, "")
+		if err != nil {
+			return "", fmt.Errorf("rank %d: %w", id.Rank, err)
+		}
+		file := filepath.Join(a.envDir, fmt.Sprintf("rank%d.env.sh", i))
+		if err := replaceFile(file, ShellEnv(spec)); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(a.envDir, "rank<local rank>.env.sh"), nil
+}
+
+// replaceFile writes a file that only its owner may read. Who reads it meanwhile sees the one before.
+func replaceFile(path, text string) error {
+	next := path + ".new"
+	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
+
+// ShellEnv is a script for a POSIX shell that sets the environment of s and goes to its working directory. Variables
+// that belong to the shell itself, or whose names are none to a shell, are left out.
+func ShellEnv(s proc.Spec) string {
+	var b strings.Builder
+	b.WriteString("# The environment of one worker, to be read by a shell: . FILE\n# The worker itself executes:\n#")
+	for _, arg := range s.Args {
+		b.WriteString(" " + strings.ReplaceAll(shellWord(arg), "\n", "\n# "))
+	}
+	b.WriteString("\n")
+	values := map[string]string{}
+	for _, kv := range s.Env {
+		name, value, _ := strings.Cut(kv, "=")
+		values[name] = value // the last of equal names counts, as in exec
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if shellName(name) && !slices.Contains([]string{"_", "PWD", "OLDPWD", "SHLVL", "TERM"}, name) {
+			b.WriteString("export " + name + "=" + shellWord(values[name]) + "\n")
+		}
+	}
+	if s.Dir != "" {
+		b.WriteString("cd " + shellWord(s.Dir) + "\n")
+	}
+	return b.String()
+}
+
+// shellWord quotes s so that a shell takes it for one word with nothing in it that it would act upon.
+func shellWord(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// shellName reports whether a shell can have a variable of the name.
+func shellName(name string) bool {
+	for i, c := range []byte(name) {
+		letter := c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return name != ""
+}
