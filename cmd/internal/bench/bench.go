@@ -41,6 +41,7 @@ type bench struct {
 	allreduce  string
 	handlers   string
 	ckpt       string
+	warm       string
 	ours, peer side
 	byHand     side   // torch.save and fsync, under our launcher
 	dlrover    side   // DLRover's own checkpoints
@@ -94,8 +95,9 @@ func (b *bench) prepare(ctx context.Context) error {
 	b.allreduce = filepath.Join(b.dir, "allreduce.py")
 	b.handlers = filepath.Join(b.dir, "handlers.py")
 	b.ckpt = filepath.Join(b.dir, "ckpt.py")
+	b.warm = filepath.Join(b.dir, "warm.py")
 	for path, script := range map[string][]byte{
-		b.allreduce: allreduceScript, b.handlers: handlersScript, b.ckpt: ckptScript,
+		b.allreduce: allreduceScript, b.handlers: handlersScript, b.ckpt: ckptScript, b.warm: warmScript,
 	} {
 		if err := os.WriteFile(path, script, 0o600); err != nil {
 			return err
@@ -131,6 +133,9 @@ func (b *bench) close() { _ = os.RemoveAll(b.dir) }
 func (b *bench) sides(r row) []side {
 	if r.ckpt {
 		return []side{b.ours, b.byHand, b.dlrover}
+	}
+	if r.warm {
+		return b.warmSides()
 	}
 	return []side{b.ours, b.peer}
 }

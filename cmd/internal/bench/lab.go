@@ -272,6 +272,15 @@ func (l *lab) kill(p *process) {
 	}
 }
 
+// killExecuted kills the process that was executed, and killBelow the first that it has started.
+func (l *lab) killExecuted(p *process) { _ = unix.Kill(p.cmd.Process.Pid, unix.SIGKILL) }
+
+func (l *lab) killBelow(p *process) {
+	for _, pid := range descendants(p.cmd.Process.Pid)[:1] {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
 // lastWords are the last lines that the processes have written, for an error.
 func (l *lab) lastWords() string {
 	var b strings.Builder

@@ -35,6 +35,8 @@ type row struct {
 	// shared memory and of the worker's own it needs.
 	ckpt   bool
 	memory int64
+	// warm: of warm workers, which are compared with ours that are not, too.
+	warm bool
 }
 
 // line is one value of a row.
@@ -62,9 +64,14 @@ func rows(o options) []row {
 		{id: "restart2", run: restartTwoNodes, lines: []line{
 			{what: "worker exits 1 to the first instruction of both new workers, 2 nodes of 1 worker",
 				unit: duration, goal: 60 * ms}}},
-		{id: "loss", run: nodeLoss, torch: true, maxPeerReps: 2, limit: 90 * time.Second, lines: []line{
+		{id: "loss", run: nodeLoss((*lab).kill), torch: true, maxPeerReps: 2, limit: 90 * time.Second, lines: []line{
 			{what: "one node's processes are killed, 1:2 nodes in gloo all_reduce, to the survivor's new worker; " +
 				"last_call_timeout=1, which is kind to torchrun", unit: duration, goal: 1}}},
+		{id: "loss-one", run: nodeLoss((*lab).killExecuted), torch: true, maxPeerReps: 2, limit: 90 * time.Second,
+			lines: []line{{what: "the same, but only what was executed is killed: the guard, or torchrun's agent",
+				unit: duration, goal: 110 * ms}}},
+		{id: "loss-below", run: nodeLoss((*lab).killBelow), torch: true, noPeer: "has no guard", lines: []line{
+			{what: "the same, but only the launcher below the guard is killed", unit: duration, goal: 110 * ms}}},
 		{id: "join", run: scaleUp, lines: []line{
 			{what: "second launcher of a running 1:2 job: its exec to the first instruction of both new workers",
 				unit: duration, goal: 15 * ms}}},
@@ -80,7 +87,7 @@ func rows(o options) []row {
 			{what: "a new daemon re-adopts them, none is restarted", unit: yesno, goal: 1, oursOnly: "cannot"},
 			{what: "exec of the new daemon to the world being whole", unit: duration, oursOnly: "cannot"}}},
 	}
-	return slices.Concat(all, probeRows(), pystackRows(), scaleRows(o), ckptRows(o))
+	return slices.Concat(all, probeRows(), pystackRows(), scaleRows(o), ckptRows(o), warmRows())
 }
 
 func rowIDs() (ids []string) {
@@ -284,7 +291,11 @@ func restartTwoNodes(ctx context.Context, l *lab) ([]float64, error) {
 	return []float64{seconds(failed, last(again[:]))}, err
 }
 
-func nodeLoss(ctx context.Context, l *lab) ([]float64, error) {
+func nodeLoss(kill func(*lab, *process)) func(context.Context, *lab) ([]float64, error) {
+	return func(ctx context.Context, l *lab) ([]float64, error) { return l.nodeLoss(ctx, kill) }
+}
+
+func (l *lab) nodeLoss(ctx context.Context, kill func(*lab, *process)) ([]float64, error) {
 	ps, _, err := l.pair(ctx, func(addr string) []string {
 		return append(nodes(addr, "1:2", "--max_restarts=3", "--rdzv_conf=last_call_timeout=1"),
 			l.worker("exec", l.python, "-u", l.allreduce, l.stamps)...)
@@ -299,7 +310,7 @@ func nodeLoss(ctx context.Context, l *lab) ([]float64, error) {
 		return nil, err
 	}
 	killed := now()
-	l.kill(ps[1])
+	kill(l, ps[1])
 	again, err := l.await(ctx, "the survivor's new worker", 1,
 		func(s stamp) bool { return startedBy(ps[0], killed)(s) && s.world == 1 })
 	if err != nil {

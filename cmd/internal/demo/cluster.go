@@ -141,6 +141,7 @@ func (c *cluster) startNode(name string) error {
 	defer out.Close()
 	args := append([]string{
 		"--rdzv-id=demo", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1",
+		"--warm",
 		"--log-dir=" + c.path(name+".logs"), "--event-log=" + c.path(name+".events"), c.path("train.py")}, c.train...)
 	env := []string{"POD_NAME=" + name, "DLROVER_MASTER_ADDR=" + c.addr, "PYTHON_EXEC=" + c.python,
 		"OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo"}

@@ -35,6 +35,7 @@ type story struct {
 	records []record
 
 	victims  map[string]bool // launchers that we killed
+	prepared map[string]bool // those that have imported what their next workers need
 	starting []record        // "start" of the newest epoch, one for each node so far
 	leader   string          // node with rank 0
 	home     map[int]record  // newest "up" of each rank
@@ -45,7 +46,8 @@ type story struct {
 }
 
 func newStory(ctx context.Context, s *screen, p plan, c *cluster) *story {
-	return &story{screen: s, plan: p, cluster: c, ctx: ctx, victims: map[string]bool{}, home: map[int]record{}}
+	return &story{screen: s, plan: p, cluster: c, ctx: ctx, victims: map[string]bool{},
+		prepared: map[string]bool{}, home: map[int]record{}}
 }
 
 // run is the whole story. An error means that it broke off.
@@ -71,6 +73,12 @@ func (s *story) begin() error {
 // killWorker takes the last rank: its node is not the one that serves the store.
 func (s *story) killWorker() error {
 	if err := s.reach(16); err != nil {
+		return err
+	}
+	latest := s.plan.at(60)
+	if err := s.await("warm workers", trainLimit, func(record) bool {
+		return s.prepared["node-a"] && s.prepared["node-b"] || s.last.Step >= latest
+	}); err != nil {
 		return err
 	}
 	w := s.home[s.last.WorldSize-1]
@@ -197,6 +205,9 @@ func (s *story) follow(r record) error {
 		if r.ExitCode < 0 && !r.Stopped {
 			s.tell(r.Time, "%s: worker rank %d has ended by signal %d", r.From, r.Rank, -r.ExitCode)
 		}
+	case evPrepared:
+		s.prepared[r.From] = true
+		s.tell(r.Time, "%s: the next workers need not import torch: a process has, and forks them", r.From)
 	case evUp:
 		s.home[r.Rank] = r
 	case evStep:

@@ -10,13 +10,14 @@ import (
 
 // Events of a launcher (--event-log), of a worker (train.py) and of this program.
 const (
-	evStart      = "start"       // launcher: starts the workers of (Round, Epoch)
-	evWorkerExit = "worker-exit" // launcher
-	evUp         = "up"          // worker: has joined its process group
-	evStep       = "step"        // worker of rank 0: has done a step
-	evTrained    = "trained"     // worker of rank 0: has done the last one
-	evFault      = "fault"       // we are about to break or add something
-	evExit       = "exit"        // a process that we started has ended
+	evStart      = "start"         // launcher: starts the workers of (Round, Epoch)
+	evWorkerExit = "worker-exit"   // launcher
+	evPrepared   = "warm-prepared" // launcher: has imported what the next workers need
+	evUp         = "up"            // worker: has joined its process group
+	evStep       = "step"          // worker of rank 0: has done a step
+	evTrained    = "trained"       // worker of rank 0: has done the last one
+	evFault      = "fault"         // we are about to break or add something
+	evExit       = "exit"          // a process that we started has ended
 )
 
 // record is one thing that happened, in whose order it was seen. The JSON keys are

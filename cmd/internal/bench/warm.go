@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+//go:embed warm.py
+var warmScript []byte
+
+// Warm workers are compared with those that are started afresh, ours and the peer's. Each launcher has two of them.
+const (
+	warmWorkers  = 2
+	warmPrepared = 1 + warmWorkers // processes that a launcher with --warm has ready: the parent, and what it has forked
+)
+
+func warmRows() []row {
+	return []row{
+		{id: "warm", run: warmRestart, torch: true, warm: true, limit: 4 * time.Minute, lines: []line{
+			{what: "kill -9 of one rank of 2 nodes of 2, DDP, to all past `import torch`", unit: duration, goal: 300 * ms},
+			{what: "and to the next step of all ranks, from a checkpoint in memory", unit: duration, goal: 300 * ms},
+			{what: "memory of one launcher's prepared processes, forks included (PSS)", unit: size}}},
+		{id: "warm-loss", run: warmLoss, torch: true, warm: true, limit: 4 * time.Minute, lines: []line{
+			{what: "one of 1:2 nodes is killed, DDP, to the next step of the survivors; last_call_timeout=1",
+				unit: duration, goal: 600 * ms}}},
+		{id: "warm-spare", run: warmSpare, torch: true, warm: true, limit: 4 * time.Minute,
+			noPeer: "not measured: its agents settle who is a spare by a poll", lines: []line{
+				{what: "one of 2 nodes is killed, DDP, to the first step with the node that was a spare",
+					unit: duration, goal: 1}}},
+	}
+}
+
+// warmSides are ours with warm workers, ours without, and the peer.
+func (b *bench) warmSides() []side {
+	warm, cold := b.ours, b.ours
+	warm.env, cold.env = []string{"PYTHON_EXEC=" + b.python, "PET_WARM=auto"}, []string{"PYTHON_EXEC=" + b.python}
+	warm.name, cold.name = "dlrover-run --warm", "dlrover-run"
+	return []side{warm, cold, b.peer}
+}
+
+// training is a job of warm.py.
+type training struct {
+	*lab
+	log, ckpts string
+	args       []string
+	nodes      []*process
+}
+
+// warmLine is a line of warm.py.
+type warmLine struct {
+	what             string
+	rank, count, pid int
+	at               int64
+}
+
+func (l *lab) train(ctx context.Context, nnodes string) (*training, error) {
+	t := &training{lab: l, log: filepath.Join(l.dir, "train"), ckpts: filepath.Join(l.dir, "ckpts")}
+	addr, err := freeAddr()
+	if err == nil {
+		err = os.Mkdir(t.ckpts, 0o700)
+	}
+	t.args = append(nodes(addr, nnodes, fmt.Sprintf("--nproc_per_node=%d", warmWorkers), "--max_restarts=100",
+		"--rdzv_conf=last_call_timeout=1"), l.bench.warm, t.log, t.ckpts, "1000000", "0.02")
+	if err == nil {
+		err = t.node()
+	}
+	if err == nil {
+		err = l.listening(ctx, addr)
+	}
+	return t, err
+}
+
+func (t *training) node() error {
+	p, err := t.launch(t.args...)
+	t.nodes = append(t.nodes, p)
+	return err
+}
+
+// ready waits until all ranks train, and until what comes next is prepared, where it is.
+func (t *training) ready(ctx context.Context, ranks int) (pids map[int]int, err error) {
+	if _, pids, err = t.reached(ctx, "step", 0, ranks); err != nil {
+		return nil, err
+	}
+	if strings.Contains(strings.Join(t.side.env, " "), "PET_WARM") {
+		err = t.until(ctx, "prepared processes", func() (bool, error) {
+			for _, p := range t.nodes {
+				if len(prepared(p)) < warmPrepared {
+					return false, nil
+				}
+			}
+			return true, nil
+		})
+	}
+	if err == nil {
+		err = settled(ctx)
+	}
+	return pids, err
+}
+
+// prepared are the processes of a launcher that are ready to become workers, and their parent.
+func prepared(p *process) (pids []int) {
+	for _, pid := range descendants(p.cmd.Process.Pid) {
+		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.Contains(string(args), "_dlrover_warm") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// reached waits until as many ranks have come that far after a moment, and returns when the last of them did.
+func (t *training) reached(ctx context.Context, what string, after int64, ranks int) (at int64, pids map[int]int,
+	err error) {
+	err = t.until(ctx, what, func() (bool, error) {
+		data, err := os.ReadFile(t.log)
+		if err != nil && !os.IsNotExist(err) {
+			return false, err
+		}
+		at, pids = 0, map[int]int{}
+		for text := range strings.Lines(string(data)) {
+			var l warmLine
+			n, _ := fmt.Sscan(text, &l.what, &l.rank, &l.count, &l.pid, &l.at)
+			if n == 5 && l.what == what && l.at > after && pids[l.rank] == 0 {
+				pids[l.rank], at = l.pid, max(at, l.at)
+			}
+		}
+		return len(pids) >= ranks, nil
+	})
+	return at, pids, err
+}
+
+// warmRestart: the first steps count that come after all have imported; the others are those that were under way.
+func warmRestart(ctx context.Context, l *lab) ([]float64, error) {
+	t, err := l.train(ctx, "2")
+	if err == nil {
+		err = t.node()
+	}
+	if err != nil {
+		return nil, err
+	}
+	pids, err := t.ready(ctx, 2*warmWorkers)
+	if err != nil {
+		return nil, err
+	}
+	memory, err := sum(prepared(t.nodes[0]), pss)
+	if err != nil {
+		return nil, err
+	}
+	if memory == 0 {
+		memory = math.NaN() // there are none
+	}
+	killed := now()
+	if err := unix.Kill(pids[2*warmWorkers-1], unix.SIGKILL); err != nil {
+		return nil, err
+	}
+	imported, _, err := t.reached(ctx, "imported", killed, 2*warmWorkers)
+	if err != nil {
+		return nil, err
+	}
+	stepped, _, err := t.reached(ctx, "step", imported, 2*warmWorkers)
+	return []float64{seconds(killed, imported), seconds(killed, stepped), memory}, err
+}
+
+func pss(pid int) (float64, error) { return memory(pid, "smaps_rollup", "Pss") }
+
+func warmLoss(ctx context.Context, l *lab) ([]float64, error) {
+	return warmAfterLoss(ctx, l, "1:2", 2, warmWorkers)
+}
+
+func warmSpare(ctx context.Context, l *lab) ([]float64, error) {
+	return warmAfterLoss(ctx, l, "2", 3, 2*warmWorkers)
+}
+
+// warmAfterLoss kills the second node.
+func warmAfterLoss(ctx context.Context, l *lab, nnodes string, nodes, ranks int) ([]float64, error) {
+	t, err := l.train(ctx, nnodes)
+	for i := 1; i < nodes && err == nil; i++ {
+		if i == 2 { // a spare is one because the world is whole
+			_, _, err = t.reached(ctx, "begun", 0, 2*warmWorkers)
+		}
+		if err == nil {
+			err = t.node()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, err := t.ready(ctx, 2*warmWorkers); err != nil {
+		return nil, err
+	}
+	killed := now()
+	l.kill(t.nodes[1])
+	loaded, _, err := t.reached(ctx, "loaded", killed, ranks)
+	if err != nil {
+		return nil, err
+	}
+	stepped, _, err := t.reached(ctx, "step", loaded, ranks)
+	return []float64{seconds(killed, stepped)}, err
+}
