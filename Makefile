@@ -36,8 +36,9 @@ demo: build ## an elastic PyTorch job on this machine that loses a worker, loses
 
 test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
 
+# The longest package first, and one more at a time than there are CPUs: many tests wait.
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
-	go test -race -short -count=1 -timeout 20m -json ./cmd/dlrover-run ./... | $(TESTLOG) # the longest first
+	go test -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) -json ./cmd/dlrover-run ./... | $(TESTLOG)
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }

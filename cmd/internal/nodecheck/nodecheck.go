@@ -135,8 +135,8 @@ func (c *Checker) Check(ctx context.Context) (Result, error) {
 		Run: c.cfg.Run, Node: self, Transport: c.cfg.Transport, Prober: c.prober(ctx, self, rdma), Torch: torch,
 		Final: c.cfg.Final, Log: c.cfg.Log,
 	})
-	if err != nil {
-		return Result{}, err
+	if err = cmp.Or(err, ctx.Err()); err != nil {
+		return Result{}, err // what was called off may have failed for that
 	}
 	c.tellSkipped(v)
 	c.judgeGrowth(&v, probe.Delta(before, c.host.Snapshot(c.choice)))
