@@ -68,10 +68,11 @@ func TestTheCommandOfAResumeOutlivesTheDaemon(t *testing.T) {
 	r.daemon.signal(syscall.SIGKILL)
 	r.daemon.wait()
 	r.daemon, _ = r.startDaemon(r.addr, "DLROVER_TOKEN="+testToken)
-	eventually(t, "paused", func() bool {
-		s := r.phase()
-		return len(s.Nodes) == 2 && s.Paused != nil
+	eventually(t, "the nodes have come back", func() bool {
+		l := r.start("dlroverctl", r.env, "status", "job", "--json")
+		return l.wait() == 0 && strings.Count(l.out.String(), `"slots"`) >= 2
 	})
+	require.NotNil(t, r.phase().Paused)
 	r.ctl(0, "resume", "job")
 	r.started("other.0/2", 1)
 	r.with("n2", "2:3")
