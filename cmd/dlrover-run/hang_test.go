@@ -64,7 +64,10 @@ func (l *launched) logged(begin string) (msgs []string) {
 // verdict waits for one on every launcher and returns it, with the time since the ranks have begun to hang.
 func (j *hangJob) verdict(patience time.Duration) (string, time.Duration) {
 	j.t.Helper()
-	require.Eventually(j.t, j.exists("hangs"), 3*time.Minute, 10*time.Millisecond, "the ranks hang")
+	require.Eventually(j.t, func() bool {
+		data, _ := os.ReadFile(filepath.Join(j.dir, "hangs")) // it is there before the time is in it
+		return bytes.HasSuffix(data, []byte("\n"))
+	}, 3*time.Minute, 10*time.Millisecond, "the ranks hang")
 	began := j.times("hangs")[0]
 	for _, l := range j.ls {
 		require.Eventually(j.t, func() bool { return len(l.logged("hang: ")) > 0 }, patience, 10*time.Millisecond,
