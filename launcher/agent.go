@@ -298,12 +298,13 @@ func (a *Agent) wait(d Directive) {
 		a.log.Warn("waiting; no workers are started for now", "cause", d.Cause, "kind", d.CauseKind)
 		return
 	}
-	if d.Cause != "" {
-		a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
+	if d.CauseKind == CauseFailure || d.CauseKind == CauseBudget {
+		a.log.Warn("the job is held after a failure; to go on: dlroverctl resume, to end it: dlroverctl stop",
+			"cause", d.Cause)
 		return
 	}
-	if d.CauseKind == CauseFailure || d.CauseKind == CauseBudget {
-		a.log.Warn("the job has failed and is held: it ends by an order, or when its time is over", "cause", d.Cause)
+	if d.Cause != "" {
+		a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
 		return
 	}
 	level := slog.LevelDebug
@@ -397,6 +398,9 @@ func (a *Agent) leave(d Directive, reason string) {
 		return
 	}
 	ev.Failures = merge(ev.Failures, a.fails)
+	if d.CauseKind == CauseHang {
+		ev.Hung = cmp.Or(ev.Hung, d.Cause)
+	}
 	a.end(a.failed(d, verdict.Judge(ev)))
 }
 
@@ -405,9 +409,6 @@ func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 	res := Result{
 		Reason: reasonOf(v, d.CauseKind), Verdict: v.Line(), Judged: v,
 		Local: a.fails, Root: rootOf(a.fails, v),
-	}
-	if d.CauseKind == CauseHang {
-		res.Judged.Class = verdict.Hang
 	}
 	if _, ordered := orderReason(d.CauseKind); ordered && d.Cause != "" || v.Root == nil && v.Loss == nil {
 		res.Verdict = d.Cause

@@ -69,8 +69,7 @@ func (a *Agent) announce() {
 }
 
 // onAnnounced stops the workers, unless that is under way. A rendezvous that does not answer, or is of an older
-// version,
-// is told when it can.
+// version, is told when it can.
 func (a *Agent) onAnnounced(err error) {
 	if err != nil {
 		a.log.Debug("announce the leave", "err", err)

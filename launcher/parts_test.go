@@ -479,11 +479,13 @@ func TestWaitSaysWhatFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBare()
 		b.begin(t, Directive{Kind: Wait}, Directive{Kind: Wait, Cause: "paused by alice", CauseKind: CauseOperator},
-			Directive{Kind: Wait, Cause: "node-y was refused", CauseKind: "refusal"}, Directive{Kind: Done})
+			Directive{Kind: Wait, Cause: "node-y was refused", CauseKind: "refusal"},
+			Directive{Kind: Wait, Cause: "rank 3 failed", CauseKind: CauseFailure}, Directive{Kind: Done})
 		<-b.done
 		require.Regexp(t, `(?s)INFO msg="waiting for the other nodes".*WARN msg="waiting; `+
 			`no workers are started for now" cause="paused by alice" kind=operator`+
-			`.*WARN msg="still waiting for the other nodes" cause="node-y was refused"`, b.log.String())
+			`.*WARN msg="still waiting for the other nodes" cause="node-y was refused"`+
+			`.*WARN msg="the job is held after a failure; [^"]*" cause="rank 3 failed"`, b.log.String())
 	})
 }
 

@@ -12,8 +12,7 @@ import (
 )
 
 // budgetFeature bounds what recovery may cost, and says when the job has succeeded. The rendezvous counts; this
-// launcher
-// only tells how far its workers have come.
+// launcher only tells how far its workers have come.
 func budgetFeature() feature {
 	var b rendezvous.Budget
 	return feature{

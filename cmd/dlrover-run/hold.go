@@ -176,10 +176,10 @@ func (s *settings) resolveCommand(c launcher.Command) (path string, args []strin
 		if err := checkScript(s.inWorkdir(name)); err != nil {
 			return "", nil, err
 		}
-		if s.python == "" {
-			return "", nil, fmt.Errorf("the command of the run is a script, %s, but there is no Python in PATH", name)
+		if path, err = s.findPython(); err != nil {
+			return "", nil, fmt.Errorf("the command of the run is a script, %s: %w", name, err)
 		}
-		return s.python, append([]string{s.python, "-u"}, args...), nil
+		return path, append([]string{path, "-u"}, args...), nil
 	}
 	if strings.Contains(name, "/") {
 		path, err = exec.LookPath(s.inWorkdir(name))

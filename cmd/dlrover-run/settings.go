@@ -68,11 +68,11 @@ type settings struct {
 	cpus       func(localRank int) []int
 	shmDir     string // --ckpt-shm-dir
 	features   []feature
-	workdir    string              // of the workers; "": the launcher's
-	python     string              // that runs scripts
-	onResume   *rendezvous.Command // given in advance; nil: none
-	meanwhile  []string            // argv of what runs while the run is held
-	leaveGrace time.Duration       // for a node that leaves; 0: no bound
+	findPython func() (string, error) // that runs scripts
+	workdir    string                 // of the workers; "": the launcher's
+	onResume   *rendezvous.Command    // given in advance; nil: none
+	meanwhile  []string               // argv of what runs while the run is held
+	leaveGrace time.Duration          // for a node that leaves; 0: no bound
 	dryRun     bool
 	alone      bool // the job has one worker, whose exit status is the launcher's
 	warnings   []string
@@ -456,7 +456,7 @@ func (r *resolver) entrypoint() error {
 	args := r.c.Args()
 	script, rest := args[0], args[1:]
 	module, noPython, runPath := r.c.Bool("module"), r.c.Bool("no-python"), r.c.Bool("run-path")
-	r.s.python, _ = r.python() // for a command that is ordered
+	r.s.findPython = r.python // for a command that is ordered
 	switch {
 	case noPython && module:
 		return fmt.Errorf("--no-python and --module contradict each other: use one of them")

@@ -20,8 +20,7 @@ import (
 )
 
 // streamServer shows the workers' output to who follows it from elsewhere. Until somebody does it is a reader of
-// notices
-// and nothing else.
+// notices and nothing else.
 type streamServer struct {
 	job  *job
 	exec *execBeside // nil: nothing is executed

@@ -56,7 +56,7 @@ func TestInterpreters(t *testing.T) {
 	for minor := oldest; minor <= newest; minor++ {
 		version := fmt.Sprintf("3.%d", minor)
 		t.Run(version, func(t *testing.T) {
-			interpreter := find(version)
+			interpreter := torchpython.Interpreter(version)
 			if interpreter == "" {
 				t.Skipf("SKIPPED: THE SHIM IS NOT TESTED WITH PYTHON %s: there is no python%s", version, version)
 			}
@@ -70,7 +70,7 @@ func TestInterpreters(t *testing.T) {
 func TestOlderInterpreters(t *testing.T) {
 	found := false
 	for _, version := range []string{"2.7", "3.6", "3.7"} {
-		if interpreter := find(version); interpreter != "" {
+		if interpreter := torchpython.Interpreter(version); interpreter != "" {
 			found = true
 			out, err := python(t, interpreter, "-c",
 				"import sys; assert 'sitecustomize' in sys.modules; assert '_dlrover_hang' not in sys.modules")
@@ -81,25 +81,6 @@ func TestOlderInterpreters(t *testing.T) {
 	if !found {
 		t.Skip("SKIPPED: there is no Python that is older than the shim")
 	}
-}
-
-// find returns an interpreter of a version, "" if there is none: on PATH, or where pyenv has them.
-func find(version string) string {
-	works := func(path string) bool {
-		check := "import sys; sys.exit(not ('%d.%d.' % sys.version_info[:2]).startswith(sys.argv[1] + '.'))"
-		return exec.Command(path, "-c", check, version).Run() == nil
-	}
-	if path, err := exec.LookPath("python" + version); err == nil && works(path) {
-		return path
-	}
-	home, _ := os.UserHomeDir()
-	installed, _ := filepath.Glob(filepath.Join(home, ".pyenv/versions", version+".*", "bin/python"))
-	for _, path := range installed {
-		if works(path) {
-			return path
-		}
-	}
-	return ""
 }
 
 // TestTorch runs the tests with PyTorch.
@@ -168,7 +149,7 @@ sys.stdin.read()
 
 // TestPageIsRead: what the shim writes is what hang reads.
 func TestPageIsRead(t *testing.T) {
-	interpreter := find("3")
+	interpreter := torchpython.Interpreter("3")
 	if interpreter == "" {
 		t.Skip("SKIPPED: THE FORMAT OF PAGES IS NOT TESTED: there is no python3")
 	}

@@ -44,7 +44,7 @@ func TestEmbedsEveryModuleAndNothingElse(t *testing.T) {
 
 // TestStart compares what is forked with what is started, in the forms that jobs use most.
 func TestStart(t *testing.T) {
-	interpreter := find("3")
+	interpreter := torchpython.Interpreter("3")
 	if interpreter == "" {
 		t.Skip("SKIPPED: WARM WORKERS ARE NOT TESTED: there is no python3")
 	}
@@ -60,7 +60,7 @@ func TestInterpreters(t *testing.T) {
 	for minor := oldest; minor <= newest; minor++ {
 		version := fmt.Sprintf("3.%d", minor)
 		t.Run(version, func(t *testing.T) {
-			interpreter := find(version)
+			interpreter := torchpython.Interpreter(version)
 			if interpreter == "" {
 				t.Skipf("SKIPPED: WARM WORKERS ARE NOT TESTED WITH PYTHON %s: there is no python%s", version, version)
 			}
@@ -75,25 +75,6 @@ func TestTorch(t *testing.T) {
 		t.Skip("PyTorch is imported several times")
 	}
 	runTests(t, torchpython.Require(t, "WARM WORKERS ARE"), "test_torch")
-}
-
-// find returns an interpreter of a version, "" if there is none: on PATH, or where pyenv has them.
-func find(version string) string {
-	works := func(path string) bool {
-		check := "import sys; sys.exit(not ('%d.%d.' % sys.version_info[:2]).startswith(sys.argv[1] + '.'))"
-		return exec.Command(path, "-c", check, version).Run() == nil
-	}
-	if path, err := exec.LookPath("python" + version); err == nil && works(path) {
-		return path
-	}
-	home, _ := os.UserHomeDir()
-	installed, _ := filepath.Glob(filepath.Join(home, ".pyenv/versions", version+".*", "bin/python"))
-	for _, path := range installed {
-		if works(path) {
-			return path
-		}
-	}
-	return ""
 }
 
 // runTests runs tests of unittest. When their time is over they end with where they were.
