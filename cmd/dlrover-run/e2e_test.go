@@ -596,9 +596,11 @@ func TestSameJobAgainAtOnce(t *testing.T) {
 	b.release()
 	require.NoError(t, os.Remove(filepath.Join(b.dir, "up.0")))
 	eventually(t, "first launcher's workers are done", func() bool { return len(b.tagged()) <= 5 })
-	l3 := b.run(args...)
+	l3, l4 := b.run(args...), b.run(args...)
+	for _, l := range []*launched{l3, l4} { // or one of them would be the first of the next run
+		eventually(t, "joined", func() bool { return strings.Contains(l.err.String(), "waiting for the other nodes") })
+	}
 	l2.signal(syscall.SIGKILL)
-	l4 := b.run(args...)
 	require.Equal(t, 0, l3.wait())
 	require.Equal(t, 0, l4.wait())
 	l1.wait()

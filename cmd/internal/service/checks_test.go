@@ -228,6 +228,7 @@ func TestASlowNodeIsLeftOutAndTheOthersRun(t *testing.T) {
 		require.Contains(t, fates["n2"], "send")
 		delete(fates, "n2")
 		require.Equal(t, map[string]string{"n0": "run", "n1": "run", "n3": "run"}, fates)
+		synctest.Wait()
 		require.Subset(t, timeline(t, s), []string{"check-verdict n2", "barred n2"})
 	})
 }
