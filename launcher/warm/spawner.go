@@ -20,6 +20,9 @@ const Variable = "DLROVER_WARM"
 const (
 	// forkPatience is how long the workers of one start together wait for forks that are on their way.
 	forkPatience = time.Second
+	// checkPatience is how long they wait for the state of the files that were imported: a thousand of them take
+	// milliseconds, except on network storage that does not answer.
+	checkPatience = 500 * time.Millisecond
 	// earlyFailure is how soon after a warm start, and before a step, a failure is taken for one of ours.
 	earlyFailure = 10 * time.Second
 	// idleAfter is how long a node without workers waits until it is taken for a spare.
@@ -189,9 +192,7 @@ func (s *Spawner) Starting() {
 	s.mu.Lock()
 	checked := s.checked
 	s.mu.Unlock()
-	if checked != nil {
-		<-checked // reading the state of a thousand files takes some milliseconds
-	}
+	late := !closes(checked, checkPatience)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.idle != nil && s.cfg.Modules == nil {
@@ -199,11 +200,29 @@ func (s *Spawner) Starting() {
 	}
 	s.epoch++
 	s.stepped, s.exec, s.deadline, s.checked = false, "", time.Now().Add(forkPatience), nil
-	if s.distrust {
+	switch {
+	case s.distrust:
 		s.distrust, s.exec = false, "the last warm start has failed"
-		return
+	case late:
+		s.exec = "it takes too long to see whether a file has changed since it was imported"
+	default:
+		s.do(s.pool.Demand())
 	}
-	s.do(s.pool.Demand())
+}
+
+// closes waits for c to close; false: it does not in time. Nil counts as closed.
+func closes(c <-chan struct{}, patience time.Duration) bool {
+	if c == nil {
+		return true
+	}
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case <-c:
+		return true
+	case <-late.C:
+		return false
+	}
 }
 
 // Running: the first workers have been started. What is known already is prepared beside them; later ones are let make
