@@ -18,8 +18,14 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	defer cancel()
 	_ = d.until(ctx, func() bool { return d.breaking == 0 && d.pendingLocked() == 0 }) // what is left is counted
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.breaking + d.pendingLocked() + d.lostLocked()
+	left, lost := d.breaking+d.pendingLocked(), d.lostLocked()
+	d.mu.Unlock()
+	for _, j := range lost {
+		if !d.replaced(j) {
+			left++
+		}
+	}
+	return left
 }
 
 func (d *Daemon) pendingLocked() int { return len(d.flyingLocked("")) }
@@ -34,8 +40,8 @@ func (d *Daemon) flyingLocked(dir string) (out []*save) {
 	return out
 }
 
-// lostLocked counts the shards whose newest save was given up: it is in memory only.
-func (d *Daemon) lostLocked() int {
+// lostLocked lists the newest save of each shard that was given up: this daemon has brought nothing newer to the disk.
+func (d *Daemon) lostLocked() (lost []*save) {
 	type key struct {
 		dir   string
 		shard int
@@ -47,14 +53,20 @@ func (d *Daemon) lostLocked() int {
 			newest[at] = j
 		}
 	}
-	n := 0
 	for _, j := range newest {
 		half := errors.Is(j.err, errHalf) || errors.Is(j.err, errIncomplete) || errors.Is(j.err, errOutdated)
 		if j.phase == failed && !half { // halves are of no use
-			n++
+			lost = append(lost, j)
 		}
 	}
-	return n
+	return lost
+}
+
+// replaced reports whether the disk has j, or a later save: others may have completed what was given up here, and a
+// node that came back writes its shards itself, of which this one had copies.
+func (d *Daemon) replaced(j *save) bool {
+	m, ok := d.tracked(j.meta.Dir)
+	return d.already(j) || ok && m.Saved.After(j.saved)
 }
 
 // wait answers when the save is committed, or says why it will not be.

@@ -47,6 +47,30 @@ func TestMemoryOutlivesASaveThatFailed(t *testing.T) {
 	require.Zero(t, left, "a later step is on disk")
 }
 
+// What was given up here, others may have brought to the disk, or a later save: a copy of a shard, say, whose node came
+// back. It is not kept in memory.
+func TestWhatOthersCommittedIsNotLost(t *testing.T) {
+	for name, step := range map[string]int64{"the same save": 10, "a later one": 20} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			disk := &faulty{FS: fsx.OS{}, err: syscall.EACCES, hit: make(chan struct{}, 1)}
+			n, other, dir := newNode(t, withFS(disk)), newNode(t), t.TempDir()
+			given, theirs := single(dir, 10), single(dir, step)
+			given.Saved = time.Now().Add(-time.Second)
+			n.put(given, "seg/l0-0.seg")
+			require.Equal(t, false, n.wait(dir, 10)["ok"])
+			other.put(theirs, "seg/l0-0.seg")
+			require.Equal(t, true, other.wait(dir, step)["ok"])
+			left, err := n.control().End(t.Context(), patience)
+			require.NoError(t, err)
+			require.Zero(t, left)
+			names, err := n.dir.Names()
+			require.NoError(t, err)
+			require.Empty(t, names)
+		})
+	}
+}
+
 // A worker that dies while it copies leaves the others' shards of that save without theirs: the next epoch does not
 // wait for it.
 func TestHalfASaveIsGivenUpWithItsEpoch(t *testing.T) {

@@ -151,6 +151,22 @@ func (c *Case) heard(ev Heard) {
 	}
 	if c.Wants(ev.GroupRank, r.Ask) {
 		c.answer(ev.GroupRank, r)
+		if c.state == StateWaiting && r.Ask == c.ask.Seq {
+			c.reconsider()
+		}
+	}
+}
+
+// reconsider judges again what was judged without nodes whose evidence came too late: of a machine that has more to do
+// than it can the next may come too late as well.
+func (c *Case) reconsider() {
+	f := c.file
+	if f.missing > 0 || decisive(f.verdict.Kind) {
+		return
+	}
+	if v := c.opinion(); decisive(v.Kind) {
+		f.verdict, f.judgedAt = v, c.now
+		c.plan()
 	}
 }
 

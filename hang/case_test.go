@@ -423,6 +423,22 @@ func TestLateEvidenceIsBetterThanNone(t *testing.T) {
 	require.Equal(t, High, s.c.Picture(false).Verdicts[0].Verdict.Confidence)
 }
 
+// Nodes that are too busy to answer in time may be so at the next look as well.
+func TestLateEvidenceIsJudgedWhenItComes(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.answers = 12 * time.Second
+	s.verdict = func() Verdict {
+		if len(s.judged[len(s.judged)-1]) < 4 {
+			return Verdict{}
+		}
+		return behind(2)
+	}
+	s.hangs()
+	s.pass(15*time.Second, 0)
+	require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats())
+	require.Less(t, s.at["hang-verdict"], 26*time.Second)
+}
+
 func TestEvidenceThatNobodyWants(t *testing.T) {
 	s := newStage(t, ActReport, 2)
 	s.hangs()

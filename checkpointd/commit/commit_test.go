@@ -426,18 +426,22 @@ func TestFilesElsewhere(t *testing.T) {
 
 func TestTrackersOfOvertakenSaves(t *testing.T) {
 	cases := map[string]struct {
-		epoch string
-		want  int64
-		order []int64
+		first, second string // epochs
+		want          int64
+		order         []int64
 	}{
-		"same epoch":      {"0", 20, []int64{20, 10}},
-		"after a restart": {"1", 10, []int64{10, 20}},
+		"same epoch":                           {"0", "0", 20, []int64{20, 10}},
+		"after a restart":                      {"0", "1", 10, []int64{10, 20}},
+		"of the epoch before":                  {"7.1.1", "7.1.0", 20, []int64{20, 10}},
+		"of the round before":                  {"7.10.0", "7.9.3", 20, []int64{20, 10}},
+		"of the epoch after, a clock is wrong": {"7.1.0", "7.1.1", 10, []int64{10, 20}},
+		"of another history":                   {"8.1.1", "7.1.0", 10, []int64{10, 20}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			_, store := modelStore()
-			mustWrite(t, store, saveOf(5, "0", 20, 1))
-			mustWrite(t, store, saveOf(4, c.epoch, 10, 1)) // made before, committed after
+			mustWrite(t, store, saveOf(5, c.first, 20, 1))
+			mustWrite(t, store, saveOf(4, c.second, 10, 1)) // made before, committed after
 			step, ok := store.Tracked(dir)
 			require.True(t, ok)
 			require.Equal(t, c.want, step)
@@ -445,6 +449,37 @@ func TestTrackersOfOvertakenSaves(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, c.order, steplist(ms), "what the tracker names first, although the clock stands still")
 		})
+	}
+}
+
+// The machine of the earlier epoch has a clock that is ahead.
+func TestEpochsCountMoreThanClocks(t *testing.T) {
+	_, store := modelStore()
+	mustWrite(t, store, saveOf(4, "7.1.1", 20, 1))
+	mustWrite(t, store, saveOf(5, "7.1.0", 10, 1))
+	step, _ := store.Tracked(dir)
+	require.EqualValues(t, 20, step)
+	late := saveOf(6, "7.1.0", 20, 1)
+	j := newJob(store, late, 0)
+	require.NoError(t, j.prepare())
+	require.ErrorIs(t, store.Intent(late, []Entry{j.entry}), ErrSuperseded, "the step is that of the later epoch")
+}
+
+// A job that begins again with a new rendezvous has another term, which may be any: its saves replace those of the same
+// steps, whatever the numbers of rounds and epochs.
+func TestSavesOfAnotherHistoryAreTaken(t *testing.T) {
+	for _, epoch := range []string{"6.1.0", "8.1.0", "0", ""} {
+		for nth, step := range map[int]int64{5: 20, 3: 10, 2: 20} { // 3 and 2: with a clock that is behind
+			_, store := modelStore()
+			mustWrite(t, store, saveOf(4, "7.12.3", 20, 1))
+			s := saveOf(nth, epoch, step, 1)
+			mustWrite(t, store, s)
+			tracked, _ := store.Tracked(dir)
+			require.Equal(t, step, tracked, "%q", epoch)
+			m, ok := store.Committed(dir, step)
+			require.True(t, ok)
+			require.Equal(t, s.ID, m.ID, "%q", epoch)
+		}
 	}
 }
 

@@ -175,8 +175,7 @@ func (t Store) begin(d directory, m Manifest) error {
 	return d.put(d.intent(m.ID), m) // the directories above it are durable since Plan
 }
 
-// notSuperseded fails when a save that was made later, in the same epoch unless m is late, has put its files where
-// those of m belong.
+// notSuperseded fails when a save that was made later has put its files where those of m belong.
 func (d directory) notSuperseded(m Manifest) error {
 	bs, err := d.briefs()
 	if err != nil {
@@ -187,7 +186,7 @@ func (d directory) notSuperseded(m Manifest) error {
 			func(f FileEntry) bool { return b.has(pathSum(f.Path)) })
 	}
 	for _, other := range bs {
-		if (other.Epoch == m.Epoch || m.Late) && other.Saved.After(m.Saved) && same(other) {
+		if other.overtakes(m, m.Late) && same(other) {
 			return fmt.Errorf("%w: save %s of step %d", ErrSuperseded, other.ID, other.Step)
 		}
 	}
@@ -318,7 +317,7 @@ func (t Store) Placed(s Save, shard int) error {
 
 // Publish ends the commit when all shards are placed: manifest, trackers, and the markers go. It returns the manifest
 // that the step has then: that of a later save of the step, if there is one. The trackers stay where they are when they
-// name a save of the same epoch that was made after this one.
+// name a save that was made after this one, in the same epoch or a later one.
 func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 	d, err := t.open(s, 0)
 	if err != nil {
@@ -346,8 +345,8 @@ func (t Store) Publish(s Save, es []Entry) (Manifest, error) {
 	return m, nil
 }
 
-// complete does what remains when all files of a save have their final names. A recovered save is one that others may
-// have overtaken, in whatever epoch: it does not move the trackers away from what was saved after it.
+// complete does what remains when all files of a save have their final names. It does not move the trackers away from
+// what was saved after it. A recovered save is one that others may have overtaken, in whatever epoch.
 func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, error) {
 	finals, _, err := d.realFiles(m.Files, m.ID)
 	if err != nil {
@@ -364,7 +363,7 @@ func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, erro
 	moves := true
 	m.Committed = t.Now()
 	if last, ok := d.trackedSave(); ok {
-		moves = !m.Saved.Before(last.Saved) || !recovered && last.Epoch != m.Epoch
+		moves = !last.overtakes(m, recovered)
 		if moves {
 			m.Committed = later(m.Committed, last.Committed)
 		} else if m.Committed, err = d.overtaken(m, last); err != nil {

@@ -1,5 +1,6 @@
 // testlog reads the JSON of `go test -json` and prints what people want of it: a line for each package, the output of
-// what failed, the slowest tests, and what was not tested and why. It exits with 1 if anything failed.
+// what failed, the slowest tests, what was not tested and why, and at the end what failed and why. It exits with 1 if
+// anything failed.
 package main
 
 import (
@@ -56,13 +57,11 @@ func report(in io.Reader, out io.Writer) bool {
 			break
 		}
 	}
-	for _, r := range running { // the stream broke off
-		fmt.Fprintf(out, "no end of %s %s\n", r.pkg, r.test)
-	}
 	slowest(out, ended)
 	skipped(out, ended)
-	failed := slices.ContainsFunc(ended, func(r *result) bool { return r.action == "fail" || r.action == "build-fail" })
-	return len(ended) > 0 && len(running) == 0 && !failed
+	all := append(ended, unended(running)...)
+	failed(out, all)
+	return len(all) > 0 && !slices.ContainsFunc(all, func(r *result) bool { return !r.good() })
 }
 
 // take adds e to what is running, and returns what it ends.

@@ -30,13 +30,14 @@ func TestReport(t *testing.T) {
 {"Action":"fail","Package":"p/b","Test":"T"}
 {"Action":"output","Package":"p/b","Output":"FAIL\n"}
 {"Action":"fail","Package":"p/b","Elapsed":1}
-`, "why\nFAIL\n", false},
+`, "why\nFAIL\n\n1 FAILED:\n  p/b T (0.0s)\nwhy\n", false},
 		"not built": {`{"ImportPath":"p/c","Action":"build-output","Output":"undefined: x\n"}
 {"ImportPath":"p/c","Action":"build-fail"}
 {"Action":"output","Package":"p/c","Output":"FAIL\tp/c [build failed]\n"}
 {"Action":"fail","Package":"p/c","FailedBuild":"p/c"}
-`, "undefined: x\nFAIL\tp/c [build failed]\n", false},
-		"killed":  {`{"Action":"run","Package":"p/a","Test":"TestGood"}` + "\n", "no end of p/a TestGood\n", false},
+`, "undefined: x\nFAIL\tp/c [build failed]\n\n1 FAILED:\n  p/c (0.0s)\nundefined: x\n", false},
+		"killed": {`{"Action":"run","Package":"p/a","Test":"TestGood"}` + "\n",
+			"\n1 FAILED:\n  p/a TestGood: it has not ended\n", false},
 		"nothing": {"", "", false},
 		"go's":    {"no such package\n", "no such package\n", false},
 	} {
