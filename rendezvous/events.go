@@ -2,8 +2,8 @@ package rendezvous
 
 import "time"
 
-// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Ready, Failing, Success,
-// Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
+// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Refused, Ready, Failing,
+// Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member
@@ -49,6 +49,10 @@ type Detach struct {
 
 // Silence: the connection of the node's last request has broken as in Detach, while no request was open.
 type Silence struct{ ID string }
+
+// Refused: the connection of the node has broken, and its host refuses connections to Node.Life's port, at an address
+// where the launcher itself had answered before.
+type Refused struct{ ID string }
 
 // Ready: rank 0 has cleared its store and serves it at Addr:Port.
 type Ready struct {
@@ -163,6 +167,7 @@ func (Join) event()    {}
 func (Attach) event()  {}
 func (Detach) event()  {}
 func (Silence) event() {}
+func (Refused) event() {}
 func (Ready) event()   {}
 func (Failing) event() {}
 func (Success) event() {}

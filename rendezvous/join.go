@@ -40,7 +40,7 @@ func (r *Round) join(now time.Time, e Join) error {
 }
 
 func (r *Round) arrived(now time.Time, who Node) *node {
-	n := &node{Node: who, rank: -1, arrival: r.arrive, detached: now}
+	n := &node{Node: who, rank: -1, arrival: r.arrive, since: now.Add(-who.Uptime), detached: now}
 	r.arrive++
 	r.nodes[n.ID] = n
 	r.watchLiveness(now.Add(r.nodeTimeout()))
@@ -95,7 +95,8 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 		r.breakWorld(now, restartedAcross())
 	}
 	r.progress(e.Progress)
-	n.Slots, n.Addr, n.Addrs, n.Ports = e.Node.Slots, e.Node.Addr, e.Node.Addrs, e.Node.Ports
+	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
+	n.Ports, n.Bases = e.Node.Ports, e.Node.Bases
 	r.record(e.Failures)
 	r.queue(now, n)
 }
@@ -157,9 +158,10 @@ func (r *Round) conflict(e Join) error {
 }
 
 func (n Node) checkNames() error {
-	for _, name := range []string{n.ID, n.Name, n.Role} {
+	for _, name := range []string{n.ID, n.Name, n.Role, n.Machine} {
 		if len(name) > MaxName || !Printable(name) {
-			return fmt.Errorf("the id, name or role %.100q of a node: %s, at most %d bytes", name, PrintableRule, MaxName)
+			return fmt.Errorf("the id, name, role or machine %.100q of a node: %s, at most %d bytes",
+				name, PrintableRule, MaxName)
 		}
 	}
 	if len(n.Addrs) > MaxAddrs {
@@ -179,10 +181,17 @@ func (n Node) checkOffers() error {
 	if len(n.Ports) > MaxPorts {
 		return fmt.Errorf("node %q brings %d ports; at most %d are kept", n.Name, len(n.Ports), MaxPorts)
 	}
-	for _, p := range n.Ports {
+	if len(n.Bases) > MaxBases {
+		return fmt.Errorf("node %q brings %d first ports; at most %d are kept", n.Name, len(n.Bases), MaxBases)
+	}
+	for _, p := range slices.Concat(n.Ports, n.Bases) {
 		if p < 1 || p > 65535 {
 			return fmt.Errorf("node %q brings port %d; need 1 to 65535", n.Name, p)
 		}
+	}
+	if p := n.Life.Port; p < 0 || p > 65535 || len(n.Life.Key) > MaxName {
+		return fmt.Errorf("node %q lives at port %d with a key of %d bytes; need 1 to 65535, and at most %d", n.Name, p,
+			len(n.Life.Key), MaxName)
 	}
 	if len(n.Can) > MaxAbilities {
 		return fmt.Errorf("node %q brings %d abilities; at most %d are kept", n.Name, len(n.Can), MaxAbilities)

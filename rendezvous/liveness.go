@@ -120,6 +120,15 @@ func (r *Round) silence(e Silence) {
 	r.watchLiveness(n.detached.Add(r.grace(n)))
 }
 
+// closedPort: nobody waits for a launcher that is dead. Where most nodes are suspect, something between may refuse.
+func (r *Round) closedPort(now time.Time, e Refused) {
+	n := r.nodes[e.ID]
+	if n == nil || n.attached > 0 || !n.broken || n.silent || r.inDoubt() {
+		return
+	}
+	r.lose(now, n, "its connection broke, and its launcher's port is closed")
+}
+
 func (r *Round) fallSilent(n *node) {
 	n.silent = true
 	r.note("suspect", n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
@@ -156,16 +165,29 @@ func (r *Round) expire(now time.Time) {
 	}
 	r.liveAt = time.Time{}
 	away := r.sorted(func(n *node) bool { return n.attached == 0 })
-	broken := 0
-	for _, n := range away {
-		if n.broken {
-			broken++
-		}
-	}
-	doubt := len(r.nodes) >= 4 && 2*broken > len(r.nodes)
+	doubt := r.inDoubt()
 	for _, n := range away {
 		r.expireNode(now, n, doubt)
 	}
+}
+
+// inDoubt: most nodes are suspect at once.
+func (r *Round) inDoubt() bool {
+	broken := 0
+	for _, n := range r.nodes {
+		if n.attached == 0 && n.broken {
+			broken++
+		}
+	}
+	return len(r.nodes) >= 4 && 2*broken > len(r.nodes)
+}
+
+// Life is where the launcher of a node listens; the zero value: nowhere, or there is no such node.
+func (r *Round) Life(id string) Life {
+	if n := r.nodes[id]; n != nil {
+		return n.Node.Life
+	}
+	return Life{}
 }
 
 func (r *Round) expireNode(now time.Time, n *node, doubt bool) {

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -155,4 +156,62 @@ func TestOnlyWhoOwesAStopMayHaveDied(t *testing.T) {
 	s.pass(AttributionWindow)
 	require.Equal(t, Failed, s.r.Evidence().Outcome)
 	require.Contains(t, s.r.Evidence().Cause.Text, "a failed")
+}
+
+// A launcher whose port is closed is lost at once, if its connection has broken as well; nobody else is.
+func TestClosedPort(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(*sim)
+		lost   bool
+	}{
+		"its connection has broken": {func(s *sim) { s.must(Detach{ID: "b", Broken: true}) }, true},
+		"after the others' worker": {func(s *sim) {
+			s.fail("a", RestartCharged)
+			s.must(Detach{ID: "b", Broken: true})
+		}, true},
+		"it is connected": {func(*sim) {}, false},
+		"it is back": {func(s *sim) {
+			s.must(Detach{ID: "b", Broken: true})
+			s.must(Attach{ID: "b"})
+		}, false},
+		"its request has ended": {func(s *sim) { s.must(Detach{ID: "b"}) }, false},
+		"its host is silent":    {func(s *sim) { s.must(Detach{ID: "b", Broken: true, Silent: true}) }, false},
+		"another of its requests is on": {func(s *sim) {
+			s.must(Attach{ID: "b"})
+			s.must(Detach{ID: "b", Broken: true})
+		}, false},
+		"most nodes are away": {func(s *sim) {
+			for _, id := range []string{"b", "c", "d"} {
+				s.must(Detach{ID: id, Broken: true})
+			}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := world(t, Params{Min: 1, Max: 4, MaxRestarts: 3}, "a", "b", "c", "d")
+			c.before(s)
+			s.must(Refused{ID: "b"})
+			s.must(Refused{ID: "nobody"})
+			if !c.lost {
+				require.Empty(t, s.r.Evidence().Losses)
+				return
+			}
+			e := s.r.Evidence()
+			require.Len(t, e.Losses, 1)
+			require.Equal(t, "its connection broke, and its launcher's port is closed", e.Losses[0].Reason)
+			delete(s.dirs, "b")
+			s.obey()
+			require.Equal(t, 0, s.r.Status().Restarts)
+		})
+	}
+}
+
+func TestLifeOfANode(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 1})
+	for _, life := range []Life{{Port: -1}, {Port: 65536}, {Port: 1, Key: strings.Repeat("x", MaxName+1)}} {
+		_, err := s.r.Step(s.now, Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Life: life}, Params: s.p})
+		require.ErrorContains(t, err, "lives at port")
+	}
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1, Life: Life{4711, "key"}}, Params: s.p})
+	require.Equal(t, Life{4711, "key"}, s.r.Life("a"))
+	require.Zero(t, s.r.Life("b"))
 }

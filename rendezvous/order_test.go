@@ -1017,17 +1017,22 @@ func TestEvidenceOfEveryEpochIsHandedOutOnce(t *testing.T) {
 
 func TestPortsAreToldToTheWorld(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 1})
-	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{4001, 4002}}, Params: s.p})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{4001, 4002},
+		Bases: []int{60000, 60016}}, Params: s.p})
 	require.Equal(t, []int{4001, 4002}, s.notes("seal")[0].Members[0].Ports)
+	require.Equal(t, []int{60000, 60016}, s.notes("seal")[0].Members[0].Bases)
 	s.must(Attach{ID: "a"})
 	s.obey()
 	s.ordered(OrderRestart, "")
 	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2, Ports: []int{5001}}, Params: s.p, Stopped: s.r.id})
 	require.Equal(t, []int{5001}, s.r.World()[0].Ports)
+	require.Empty(t, s.r.World()[0].Bases)
 	for want, n := range map[string]Node{
 		"257 ports; at most 256":        {Ports: make([]int, 257)},
 		"port 0; need 1 to 65535":       {Ports: []int{80, 0}},
 		"port 65536":                    {Ports: []int{65536}},
+		"17 first ports; at most 16":    {Bases: make([]int, 17)},
+		"port 65537":                    {Bases: []int{60000, 65537}},
 		"17 abilities; at most 16 are":  {Can: make([]Ability, 17)},
 		"17 addresses; at most 16 are ": {Addrs: make([]string, 17)},
 	} {

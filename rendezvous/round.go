@@ -50,8 +50,10 @@ const (
 type node struct {
 	Node
 	state    nodeState
-	rank     int // group rank in the newest world it was in, or -1
-	arrival  int // order of first arrival
+	rank     int       // group rank in the newest world it was in, or -1
+	arrival  int       // order of first arrival
+	since    time.Time // start of the launcher
+	starts   int       // worlds that were sealed with it
 	rankBase int
 	attached int // requests held open
 	detached time.Time
@@ -191,6 +193,9 @@ func (r *Round) apply(now time.Time, ev Event) error {
 		return r.attach(e)
 	case Detach:
 		return r.detach(now, e)
+	case Refused:
+		r.closedPort(now, e)
+		return nil
 	case Silence:
 		r.silence(e)
 		return nil

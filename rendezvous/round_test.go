@@ -1192,15 +1192,34 @@ func TestStatusOfNodes(t *testing.T) {
 	s.obey()
 	s.must(Detach{ID: "a", Broken: true})
 	s.must(Detach{ID: "spare"})
+	at := time.Unix(1000, 0).UTC()
 	require.Equal(t, []NodeStatus{
-		{Name: "b", State: "member", GroupRank: 0, Slots: 2, Connected: true},
-		{Name: "a", State: "member", GroupRank: 1, Slots: 2, Suspect: true},
-		{Name: "spare", State: "waiting", GroupRank: -1, Slots: 2},
+		{Name: "b", State: "member", GroupRank: 0, Slots: 2, Connected: true, Since: at},
+		{Name: "a", State: "member", GroupRank: 1, Slots: 2, Suspect: true, Since: at},
+		{Name: "spare", State: "waiting", GroupRank: -1, Slots: 2, Since: at},
 	}, s.r.Nodes())
 	st := s.r.Status()
 	require.Equal(t, []int{2, 1, 4}, []int{st.Members, st.Waiting, st.WorldSize})
 	_, err := s.r.Directive("x")
 	require.ErrorIs(t, err, ErrUnknownNode)
+}
+
+// Restarts of a node are those of its own workers; a newcomer has none.
+func TestNodesCountTheirRestarts(t *testing.T) {
+	s := newSim(t, Params{Min: 1, Max: 3, MaxRestarts: 3, GrowthDelay: 1})
+	s.join("a", "b")
+	s.pass(time.Minute)
+	s.obey()
+	s.fail("a", RestartCharged)
+	s.obey()
+	s.join("c")
+	s.pass(time.Minute)
+	s.obey()
+	restarts := map[string]int{}
+	for _, n := range s.r.Nodes() {
+		restarts[n.Name] = n.Restarts
+	}
+	require.Equal(t, map[string]int{"a": 2, "b": 2, "c": 0}, restarts)
 }
 
 // The join timeout begins when the last workers have stopped.

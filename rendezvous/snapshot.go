@@ -92,6 +92,8 @@ type NodeSnapshot struct {
 	Asked     bool      `json:"asked,omitempty"`
 	Aside     bool      `json:"aside,omitempty"`
 	Drained   *Cause    `json:"drained,omitempty"`
+	Since     time.Time `json:"since,omitzero"`
+	Starts    int       `json:"starts,omitempty"`
 }
 
 // ResumeSnapshot is the state of a world that is being rebuilt.
@@ -163,7 +165,7 @@ func (n *node) snapshot() NodeSnapshot {
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
 		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, Directive: n.dir,
 		Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar, Again: n.again,
-		Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained,
+		Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained, Since: n.since, Starts: n.starts,
 	}
 }
 
@@ -228,7 +230,7 @@ func (n NodeSnapshot) restore() *node {
 		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
 		attached: n.Attached, detached: n.Detached, broken: n.Broken, silent: n.Silent, dir: n.Directive,
 		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
-		lone: n.Lone, asked: n.Asked, aside: n.Aside, drained: n.Drained,
+		lone: n.Lone, asked: n.Asked, aside: n.Aside, drained: n.Drained, since: n.Since, starts: n.Starts,
 	}
 }
 

@@ -44,7 +44,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			RankBase: 8, Arrival: arrival,
 			Attached: 1, Detached: at(1), Broken: true, Silent: true, Directive: Directive{Seq: 9, Kind: Check}, Differs: true,
 			Cleared: true, Until: at(2), Domain: "rack", Bar: c("bar"), Again: true, Lone: true, Asked: true, Aside: true,
-			Drained: c("drained"),
+			Drained: c("drained"), Since: at(13), Starts: 3,
 		}
 	}
 	s := Snapshot{

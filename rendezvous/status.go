@@ -164,7 +164,7 @@ func (r *Round) World() []Member {
 	for i, n := range r.world {
 		ms[i] = Member{
 			GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase,
-			Slots: n.Slots, Role: n.Role, Ports: n.Ports,
+			Slots: n.Slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases,
 		}
 	}
 	return ms
@@ -213,6 +213,7 @@ func (r *Round) Nodes() []NodeStatus {
 		ns = append(ns, NodeStatus{
 			Name: n.Name, State: string(n.state), GroupRank: rank, Addr: n.Addr, Slots: n.Slots,
 			Connected: n.attached > 0, Suspect: n.suspect(), Barred: cmp.Or(r.bars[n.Name], n.bar),
+			Since: n.since, Restarts: max(n.starts-1, 0), Role: n.Role, Machine: n.Machine, Devices: n.Devices,
 		})
 	}
 	slices.SortStableFunc(ns, func(a, b NodeStatus) int {

@@ -142,13 +142,29 @@ type Node struct {
 	// Slots is the number of workers on this node (nproc-per-node).
 	Slots int    `json:"slots"`
 	Role  string `json:"role,omitempty"`
+	// Machine is what the node's place is called, that of a pod by its cluster; "": as Name, or unknown. Devices is how
+	// many accelerators its workers may use. Both are for people.
+	Machine string `json:"machine,omitempty"`
+	Devices int    `json:"devices,omitempty"`
 	// Uptime is the age of the launcher process when it joins. It tells a late
 	// node of a finished run from the first node of the next one.
 	Uptime time.Duration `json:"uptime,omitempty"`
 	// Ports are free TCP ports of the node, at most MaxPorts, that its workers may listen on: the whole world is told.
 	Ports []int `json:"ports,omitempty"`
+	// Bases are ports from which on as many are free as the collectives of the node's devices need, at most MaxBases, the
+	// one that the node likes best first: the whole world is told, and takes one that is everybody's.
+	Bases []int `json:"bases,omitempty"`
+	// Life is where the launcher, and nobody else, listens for as long as it lives; the zero value: nowhere.
+	Life Life `json:"life,omitzero"`
 	// Can lists what the launcher understands beyond the first version of the protocol, at most MaxAbilities.
 	Can []Ability `json:"can,omitempty"`
+}
+
+// Life is a TCP port that its owner closes by its end only. Who connects gets the key, at most MaxName bytes, which
+// tells the port's owner from a stranger behind the same address; it is no secret.
+type Life struct {
+	Port int    `json:"port"`
+	Key  string `json:"key"`
 }
 
 // Ability is something that not every version of the launcher understands. A daemon never asks for what a launcher
@@ -175,6 +191,7 @@ const (
 	MaxName      = 512 // bytes of an id, a name, a role or an address
 	MaxAddrs     = 16
 	MaxPorts     = 256
+	MaxBases     = 16
 	MaxAbilities = 16
 )
 
@@ -358,6 +375,7 @@ type Member struct {
 	Slots     int      `json:"slots"`
 	Role      string   `json:"role,omitempty"`
 	Ports     []int    `json:"ports,omitempty"`
+	Bases     []int    `json:"bases,omitempty"`
 }
 
 // NodeStatus is one row of the status page.
@@ -373,6 +391,12 @@ type NodeStatus struct {
 	Suspect   bool `json:"suspect,omitempty"`
 	// Barred says why the node gets no workers.
 	Barred *Cause `json:"barred,omitempty"`
+	// Since is the start of its launcher, and Restarts how often its workers were started again.
+	Since    time.Time `json:"since,omitzero"`
+	Restarts int       `json:"restarts,omitempty"`
+	Role     string    `json:"role,omitempty"`
+	Machine  string    `json:"machine,omitempty"`
+	Devices  int       `json:"devices,omitempty"`
 }
 
 // Status is a picture of a run for people and metrics.

@@ -5,7 +5,7 @@
 // Client is its other side, and both are a Service. Session keeps one launcher in
 // one run over any Service. The wire is described in docs/rendezvous-api.md.
 //
-// Goroutines: a Hub starts none (one timer a run); a Session owns one until Close.
+// Goroutines: a Hub has one timer a run, and a few that look whether launchers live; a Session owns one until Close.
 package api
 
 import (
@@ -94,21 +94,23 @@ type Hub struct {
 	lines  *archive
 	pruned time.Time // when abandoned runs were last looked for
 	closed bool
+	lives  *lives
 }
 
 // NewHub returns a Hub without runs.
 func NewHub(cfg HubConfig) *Hub {
-	return &Hub{cfg: cfg, runs: map[string]*run{}, lines: newArchive(maxLines)}
+	return &Hub{cfg: cfg, runs: map[string]*run{}, lines: newArchive(maxLines), lives: newLives()}
 }
 
-// Close ends every held request and every timer.
+// Close ends every held request, every timer and every look at a node.
 func (h *Hub) Close() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.closed = true
 	for _, r := range h.runs {
 		r.close(ErrClosed)
 	}
+	h.mu.Unlock()
+	h.lives.close()
 }
 
 // find returns the run, or nil if it does not exist and create is false.
@@ -371,7 +373,11 @@ func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *li
 	over.watched(h, id, node)
 	n, err := r.await(ctx, node, after, hold)
 	broken := err != nil && ctx.Err() != nil
-	r.detach(rendezvous.Detach{ID: node, Broken: broken, Silent: broken && over.silent()})
+	silent := broken && over.silent()
+	r.detach(rendezvous.Detach{ID: node, Broken: broken, Silent: silent})
+	if broken && !silent {
+		h.confirm(over, r, node)
+	}
 	return n, err
 }
 

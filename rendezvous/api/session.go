@@ -221,6 +221,13 @@ func (s *Session) SetPorts(ports []int) {
 	s.cfg.Node.Ports = slices.Clone(ports)
 }
 
+// SetBases replaces Node.Bases, from the next join on.
+func (s *Session) SetBases(ports []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cfg.Node.Bases = slices.Clone(ports)
+}
+
 // Report delivers a Ready, Failing, Success, Cleared, Barred, Doubt or Leaving; it waits for a daemon that is away.
 func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 	s.booked(ev)

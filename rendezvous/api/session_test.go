@@ -152,8 +152,11 @@ func TestTheNextJoinOffersOtherPorts(t *testing.T) {
 		defer s.Close()
 		require.Empty(t, (<-svc.joins).Node.Ports)
 		s.SetPorts([]int{4001, 4002})
+		s.SetBases([]int{60000})
 		require.NoError(t, s.Rejoin(t.Context(), rendezvous.EpochID{}, nil))
-		require.Equal(t, []int{4001, 4002}, (<-svc.joins).Node.Ports)
+		joined := (<-svc.joins).Node
+		require.Equal(t, []int{4001, 4002}, joined.Ports)
+		require.Equal(t, []int{60000}, joined.Bases)
 		svc.news <- rendezvous.ErrUnknownNode // a daemon that was started again hears of them, too
 		require.Equal(t, []int{4001, 4002}, (<-svc.joins).Node.Ports)
 	})

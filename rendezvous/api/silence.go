@@ -84,6 +84,7 @@ type line struct {
 	net.Conn
 	fallen atomic.Bool // its host was given up as silent
 	last   atomic.Pointer[seat]
+	home   atomic.Pointer[home] // of the last node; nil: not proven
 }
 
 // seat is the node that watched last over a line.
@@ -110,7 +111,9 @@ func (c *line) watched(h *Hub, run, node string) {
 		notice(c.Conn)
 	}
 	if old == nil || old.run != run || old.node != node {
+		c.home.Store(nil)
 		c.last.Store(&seat{h, run, node})
+		h.lives.prove(c, h.lifeOf(run, node), node)
 	}
 }
 

@@ -1,0 +1,234 @@
+package api
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// Lifeline listens for as long as its process lives, so that a host that refuses connections to it says that the
+// process is dead: a kernel does so at once, also when everything on its host was killed. It owns a goroutine until
+// Close.
+type Lifeline struct {
+	l    net.Listener
+	life rendezvous.Life
+	done chan struct{}
+}
+
+// ListenForLife opens a free port of host, "" for all addresses.
+func ListenForLife(ctx context.Context, host string) (*Lifeline, error) {
+	l, err := Listen(ctx, net.JoinHostPort(host, "0"))
+	if err != nil {
+		return nil, fmt.Errorf("a port that tells that this launcher lives: %w", err)
+	}
+	return serveLife(l), nil
+}
+
+func serveLife(l net.Listener) *Lifeline {
+	life := rendezvous.Life{Port: l.Addr().(*net.TCPAddr).Port, Key: rand.Text()}
+	ll := &Lifeline{l: l, life: life, done: make(chan struct{})}
+	go ll.serve()
+	return ll
+}
+
+// Life is what a node brings when it joins.
+func (l *Lifeline) Life() rendezvous.Life { return l.life }
+
+// serve says who is there. An answer is so short that nobody can keep it waiting.
+func (l *Lifeline) serve() {
+	defer close(l.done)
+	for {
+		nc, err := l.l.Accept()
+		switch {
+		case err == nil:
+			_ = nc.SetWriteDeadline(time.Now().Add(lifeTimeout))
+			_, _ = io.WriteString(nc, l.life.Key)
+			_ = nc.Close()
+		case errors.Is(err, net.ErrClosed):
+			return
+		default:
+			time.Sleep(lifePause) // without descriptors, say
+		}
+	}
+}
+
+// Close ends it.
+func (l *Lifeline) Close() error {
+	err := l.l.Close()
+	<-l.done
+	return err
+}
+
+// How launchers are looked at.
+const (
+	lifeTimeout = time.Second           // for an answer
+	lifePause   = 25 * time.Millisecond // between two refusals: a launcher that lives has dialed again by then
+	lifeProvers = 16                    // that ask launchers who have just come
+	lifeLooks   = 64                    // at launchers whose connection has broken; more break for another reason
+)
+
+// home is where a launcher has answered with its key: the address from which its connection comes.
+type home struct {
+	node string
+	addr string
+}
+
+// lives finds out whether launchers live.
+type lives struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	unasked []func() // launchers to be asked
+	provers int
+	looks   int
+}
+
+func newLives() *lives {
+	l := &lives{}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
+func (l *lives) close() {
+	l.mu.Lock()
+	l.cancel()
+	l.unasked = nil
+	l.mu.Unlock()
+	l.wg.Wait()
+}
+
+// prove asks the launcher at the other end of c once, and notes where it has answered.
+func (l *lives) prove(c *line, life rendezvous.Life, node string) {
+	if life.Port == 0 {
+		return
+	}
+	peer, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	if err != nil {
+		return
+	}
+	addr := netip.AddrPortFrom(peer.Addr().Unmap(), uint16(life.Port)).String()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx.Err() != nil {
+		return
+	}
+	l.unasked = append(l.unasked, func() {
+		if ok, _ := l.answers(addr, life.Key, lifeTimeout); ok {
+			c.home.Store(&home{node: node, addr: addr})
+		}
+	})
+	if l.provers < lifeProvers {
+		l.provers++
+		l.wg.Go(l.askAll)
+	}
+}
+
+func (l *lives) askAll() {
+	for {
+		l.mu.Lock()
+		if len(l.unasked) == 0 {
+			l.provers--
+			l.mu.Unlock()
+			return
+		}
+		ask := l.unasked[0]
+		l.unasked = l.unasked[1:]
+		l.mu.Unlock()
+		ask()
+	}
+}
+
+func (l *lives) dial(addr string) (net.Conn, error) {
+	d := net.Dialer{Timeout: lifeTimeout}
+	return d.DialContext(l.ctx, "tcp", addr)
+}
+
+// answers reports whether the owner of key listens at addr; the error is that of the dial.
+func (l *lives) answers(addr, key string, within time.Duration) (bool, error) {
+	nc, err := l.dial(addr)
+	if err != nil {
+		return false, err
+	}
+	defer nc.Close()
+	_ = nc.SetReadDeadline(time.Now().Add(within))
+	got, err := io.ReadAll(io.LimitReader(nc, int64(len(key))+1))
+	return err == nil && string(got) == key, nil
+}
+
+// look calls dead if the host at addr refuses twice in a row. The port of a process that is being killed may be closed
+// a little later than its connection. There may be none who looks.
+func (l *lives) look(addr, key string, dead func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx.Err() != nil || l.looks >= lifeLooks {
+		return
+	}
+	l.looks++
+	l.wg.Go(func() {
+		if l.isClosed(addr, key) {
+			dead()
+		}
+		l.mu.Lock()
+		l.looks--
+		l.mu.Unlock()
+	})
+}
+
+// isClosed reports whether the port at addr is closed, or will be soon. A host that is silent, or a network that does
+// not reach it, says nothing.
+func (l *lives) isClosed(addr, key string) bool {
+	for refusals, end := 0, time.Now().Add(lifeTimeout); time.Now().Before(end) && l.ctx.Err() == nil; {
+		lives, err := l.answers(addr, key, lifePause)
+		switch {
+		case lives, err != nil && !errors.Is(err, syscall.ECONNREFUSED):
+			return false
+		case err == nil:
+			refusals = 0 // accepted by the kernel, and perhaps for the last time
+		case refusals == 1:
+			return true
+		default:
+			refusals++
+		}
+		l.pause()
+	}
+	return false
+}
+
+func (l *lives) pause() {
+	select {
+	case <-time.After(lifePause):
+	case <-l.ctx.Done():
+	}
+}
+
+func (h *Hub) lifeOf(id, node string) rendezvous.Life {
+	r, err := h.member(id)
+	if err != nil {
+		return rendezvous.Life{}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round.Life(node)
+}
+
+// confirm looks whether a node is dead whose connection c has broken, if its launcher has answered where c came from.
+func (h *Hub) confirm(c *line, r *run, node string) {
+	life := h.lifeOf(r.id, node)
+	if c == nil || life.Port == 0 {
+		return // it has left
+	}
+	if at := c.home.Load(); at != nil && at.node == node {
+		h.lives.look(at.addr, life.Key, func() { _ = r.step(rendezvous.Refused{ID: node}) })
+	}
+}
