@@ -38,15 +38,75 @@ type Vars struct {
 	OldTorch         bool      // the workers' torch is older than 2.2
 	Signals          string    // --signals-to-handle
 	Parent           LookupEnv // the launcher's own environment, which workers inherit
+	// World is every node by group rank, in the order of their ranks; nil unless Preset.World asks for it.
+	World []Node
+	// Devices is the number of accelerators that workers of this node may see, if Preset.Devices asks for it; 0: there are
+	// none. Device is their kind: "cuda", "rocm", "ascend", "metax" or "".
+	Devices int
+	Device  string
+	// ServicePort is the one that node 0 offers for the framework's own service, instead of its first port; 0: that one.
+	ServicePort int
+	// Servers is the number of parameter servers that run beside the workers.
+	Servers int
+	// LogDir is where the worker's own log files belong, and for Sides the directory above theirs; "": none are kept.
+	LogDir string
+	// Attempt is unlike that of any other start of this run's workers, and can be part of a file's name.
+	Attempt string
 }
 
-// Preset is one framework's environment.
+// Node is one node of a world.
+type Node struct {
+	GroupRank       int
+	Addr            string // where the others reach it
+	RankBase, Slots int    // its workers have the ranks from RankBase to RankBase+Slots-1
+	// Ports are free on that node and kept for the framework: at least as many as Preset.Ports says for its slots. The
+	// number 0 stands for one that is not known yet.
+	Ports []int
+}
+
+// Preset is what one framework expects of its launcher.
 type Preset struct {
 	Name string
 	// QuickRestart: workers catch the signal that stops them, and have nothing to save when they are to be started again.
 	QuickRestart bool
+	// Ports is the number of free ports that a node with so many workers offers; nil: none.
+	Ports func(slots int) int
+	// World: Vars.World is needed.
+	World bool
+	// Devices: Vars.Devices and Vars.Device are needed.
+	Devices bool
+	// Wants are variables without which most scripts fail, and which nobody but the user can set.
+	Wants []string
+	// Args are put between the script and its own arguments; nil: none.
+	Args func(Vars) []string
+	// Sides are the processes that run beside the workers of group rank 0, for whose local rank 0 Vars are; nil: none.
+	Sides func(Vars) ([]Side, error)
+	// Success is the rule that says whose success is the job's: all, rank0, node0 or any; "": the launcher's default.
+	Success string
 
 	vars []variable
+}
+
+// Side is a process that executes what workers do and has no rank.
+type Side struct {
+	Name string   // of its log file, and in messages
+	Env  []string // NAME=value, to be laid over the inherited environment
+}
+
+// PortsOf is the number of ports that a node with so many workers offers.
+func (p Preset) PortsOf(slots int) int {
+	if p.Ports == nil {
+		return 0
+	}
+	return p.Ports(slots)
+}
+
+// ArgsOf are put between the script and its own arguments.
+func (p Preset) ArgsOf(v Vars) []string {
+	if p.Args == nil {
+		return nil
+	}
+	return p.Args(v)
 }
 
 // variable is one row of a preset.
@@ -72,11 +132,11 @@ func Lookup(name string) (Preset, error) {
 			return p, nil
 		}
 	}
-	return Preset{}, fmt.Errorf("preset %q is unknown: use %s", name, strings.Join(Names(), ", "))
+	return Preset{}, fmt.Errorf("preset %q is unknown: use %s or auto", name, strings.Join(Names(), ", "))
 }
 
 func presets() []Preset {
-	return []Preset{torch()}
+	return []Preset{torch(), deepspeed(), mindspore(), jax(), tensorflow(), paddle(), mpi(), torchft()}
 }
 
 // Environ returns what the preset sets for one worker: NAME=value, sorted, to be laid over the inherited environment.
@@ -133,8 +193,14 @@ func only(when func(Vars) bool, row variable) variable {
 
 // inherited is value, unless the variable is inherited, even if empty.
 func inherited(name, value string) variable {
+	return inheritedOf(name, func(Vars) string { return value })
+}
+
+func inheritedOf(name string, get func(Vars) string) variable {
 	return variable{name, func(v Vars) (string, bool, error) {
-		_, found := v.Parent.lookup(name)
-		return value, !found, nil
+		if _, found := v.Parent.lookup(name); found {
+			return "", false, nil
+		}
+		return get(v), true, nil
 	}}
 }

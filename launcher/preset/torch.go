@@ -2,14 +2,20 @@ package preset
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // torch is the environment that the torchrun of the workers' torch gives to them. The two PYTHON variables are ours:
 // output is not lost with the process that buffered it, and a crash leaves a stack.
-func torch() Preset {
-	return Preset{Name: "torch", vars: []variable{
+func torch() Preset { return Preset{Name: "torch", vars: torchVars()} }
+
+func torchVars() []variable { return slices.Concat(ranks(), meeting(), process()) }
+
+// ranks say who the worker is and how many there are. They mean something to many libraries and disturb none.
+func ranks() []variable {
+	return []variable{
 		number("LOCAL_RANK", torchLocalRank),
 		number("RANK", func(v Vars) int { return v.Rank }),
 		number("GROUP_RANK", func(v Vars) int { return v.GroupRank }),
@@ -19,6 +25,12 @@ func torch() Preset {
 		number("WORLD_SIZE", func(v Vars) int { return v.WorldSize }),
 		number("GROUP_WORLD_SIZE", func(v Vars) int { return v.GroupWorldSize }),
 		number("ROLE_WORLD_SIZE", func(v Vars) int { return v.RoleWorldSize }),
+	}
+}
+
+// meeting is what torch.distributed needs beside them.
+func meeting() []variable {
+	return []variable{
 		text("MASTER_ADDR", func(v Vars) string { return v.MasterAddr }),
 		number("MASTER_PORT", func(v Vars) int { return v.MasterPort }),
 
@@ -33,13 +45,19 @@ func torch() Preset {
 		// The present name is harmless in every torch; the old one makes each rank of a newer torch warn.
 		only(func(v Vars) bool { return v.OldTorch }, inherited("NCCL_ASYNC_ERROR_HANDLING", "1")),
 		only(func(v Vars) bool { return !v.OldTorch }, inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")),
+	}
+}
+
+// process is about the worker's Python, threads and devices.
+func process() []variable {
+	return []variable{
 		inherited("PYTHONUNBUFFERED", "1"),
 		inherited("PYTHONFAULTHANDLER", "1"),
 		{"OMP_NUM_THREADS", func(v Vars) (string, bool, error) { return "1", ompDefaulted(v.LocalWorldSize, v.Parent), nil }},
 
 		{"CUDA_VISIBLE_DEVICES", virtualDevice},
 		{"HIP_VISIBLE_DEVICES", virtualHIPDevice},
-	}}
+	}
 }
 
 func torchLocalRank(v Vars) int {
