@@ -70,8 +70,6 @@ type Option struct {
 	Extra bool
 	// Alone marks a flag with which no training script is needed.
 	Alone bool
-	// Unavailable, when not empty, is the reason why the option cannot be used; giving it is a UsageError.
-	Unavailable string
 	// Check, when not nil, judges the final value, from the command line or the environment.
 	Check func(value string) error
 }
@@ -139,13 +137,6 @@ type setting struct {
 }
 
 func (s setting) usable() error {
-	if s.opt.Unavailable != "" {
-		from := ""
-		if s.env {
-			from = " (set by " + s.opt.Env + ")"
-		}
-		return usageErrorf("--%s%s %s", s.opt.Name, from, s.opt.Unavailable)
-	}
 	if s.opt.Check == nil {
 		return nil
 	}

@@ -130,10 +130,6 @@ func TestNormalizeRefuses(t *testing.T) {
 			want: "environment variable PET_RESTART_POLICY='never', default of --restart-policy: " +
 				"invalid choice: 'never' (choose from 'OnFailure', 'Never', 'Always', 'ExitCode')"},
 
-		{name: "not available", argv: "--numa_affinity s",
-			want: "--numa-affinity is not available yet in this version; remove it"},
-		{name: "not available by variable", argv: "s", env: "PET_TRAINING_PORT=1",
-			want: "--training-port (set by PET_TRAINING_PORT) is not available yet in this version; remove it"},
 		{name: "precheck by variable", argv: "s", env: "PET_PRECHECK=3", want: "environment variable PET_PRECHECK='3', " +
 			"default of --precheck: invalid choice: 3 (choose from 0, 1, 2)"},
 		{name: "no script", argv: "--network-check", want: "the following arguments are required: training_script"},
@@ -241,24 +237,6 @@ func TestOptionsTable(t *testing.T) {
 	}
 	opts[0].Name = "changed"
 	require.NotEqual(t, "changed", Options()[0].Name, "each call returns a table of its own")
-}
-
-func TestUnavailableOptions(t *testing.T) {
-	for _, o := range Options() {
-		if o.Unavailable == "" {
-			continue
-		}
-		token := "--" + o.Name
-		switch {
-		case o.Type == Int:
-			token += "=1"
-		case o.Kind != Flag:
-			token += "=0:1"
-		}
-		_, err := Normalize(Options(), []string{token, "s"}, nil)
-		require.ErrorContains(t, err, "--"+o.Name+" "+o.Unavailable)
-		require.NotContains(t, err.Error(), "\n")
-	}
 }
 
 func TestRepeatedOption(t *testing.T) {

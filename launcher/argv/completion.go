@@ -7,8 +7,7 @@ import (
 
 const program = "dlrover-run"
 
-// Completion returns a completion script for bash, zsh or tcsh, made from opts. Options that are not available are left
-// out, as are the underscored spellings.
+// Completion returns a completion script for bash, zsh or tcsh, made from opts. The underscored spellings are left out.
 func Completion(shell string, opts []Option) (string, error) {
 	switch shell {
 	case "bash":
@@ -21,23 +20,13 @@ func Completion(shell string, opts []Option) (string, error) {
 	return "", usageErrorf("no completion for shell %s: choose bash, zsh or tcsh", pyRepr(shell))
 }
 
-func completed(opts []Option) []Option {
-	var out []Option
-	for _, o := range opts {
-		if o.Unavailable == "" {
-			out = append(out, o)
-		}
-	}
-	return out
-}
-
 func takesFile(o Option) bool { return o.Meta == "PATH" || o.Meta == "DIR" }
 
 // bashCompletion walks the words in front of the cursor to see whether the script has come, whose own arguments are
 // files. bash splits words at "=" and ":", so "--tee=0:3" is five.
 func bashCompletion(opts []Option) string {
 	var names, valued, cases strings.Builder
-	for _, o := range completed(opts) {
+	for _, o := range opts {
 		forms := append(spellings(&o)[:1], shortForm(o)...)
 		fmt.Fprintf(&names, " %s", strings.Join(forms, " "))
 		if o.Kind == Flag || o.Kind == Optional {
@@ -85,7 +74,7 @@ func zshCompletion(opts []Option) string {
 	escape := strings.NewReplacer(`'`, `'\''`, `[`, `\[`, `]`, `\]`, `:`, `\:`)
 	var b strings.Builder
 	fmt.Fprintf(&b, "#compdef %s\n_arguments -s -S -A '-*' \\\n", program)
-	for _, o := range completed(opts) {
+	for _, o := range opts {
 		help := "[" + escape.Replace(o.Usage) + "]"
 		action := ""
 		switch {
@@ -114,7 +103,7 @@ func zshCompletion(opts []Option) string {
 func tcshCompletion(opts []Option) string {
 	var names []string
 	var b strings.Builder
-	for _, o := range completed(opts) {
+	for _, o := range opts {
 		names = append(names, o.Name)
 		form := spellings(&o)[0]
 		switch {

@@ -89,13 +89,10 @@ func unrecognized(opts []Option, args []string) error {
 	return &UsageError{Msg: msg}
 }
 
-// nearest returns the available option whose name is closest to name, "" when none is within a third of its letters.
+// nearest returns the option whose name is closest to name, "" when none is within a third of its letters.
 func nearest(opts []Option, name string) string {
 	best, limit := "", 1+len(name)/3
 	for i := range opts {
-		if opts[i].Unavailable != "" {
-			continue
-		}
 		for _, s := range append([]string{opts[i].Name}, opts[i].Aliases...) {
 			if d := editDistance(name, s); d < limit {
 				best, limit = "--"+s, d

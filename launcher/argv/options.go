@@ -18,17 +18,13 @@ const (
 	checkSection   = "Devices and health checks"
 	hangSection    = "Hangs"
 	otherSection   = "Launcher"
-
-	unavailableSection = "Not available in this version"
 )
 
-const notYet = "is not available yet in this version; remove it"
-
 // Options returns the table of all options in the order of the help text, as a fresh slice: torchrun's from 1.13 to
-// 2.15, DLRover's and its MetaX fork's, and our own. Those that are not available come last.
+// 2.15, DLRover's and its MetaX fork's, and our own.
 func Options() []Option {
-	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), restartOptions(), holdOptions(),
-		checkpointOptions(), logOptions(), checkOptions(), hangOptions(), otherOptions())
+	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), dlroverOptions(), restartOptions(),
+		holdOptions(), checkpointOptions(), logOptions(), checkOptions(), hangOptions(), otherOptions())
 	for i := range opts {
 		o := &opts[i]
 		switch o.Name {
@@ -40,20 +36,8 @@ func Options() []Option {
 		if o.Default != "" {
 			o.Usage += " (default: " + o.Default + ")"
 		}
-		if o.Unavailable != "" {
-			o.Category = unavailableSection
-		}
 	}
-	slices.SortStableFunc(opts, func(a, b Option) int { return rank(a) - rank(b) })
 	return opts
-}
-
-// rank puts the options that are not available behind the others.
-func rank(o Option) int {
-	if o.Unavailable != "" {
-		return 1
-	}
-	return 0
 }
 
 func sizeOptions() []Option {
@@ -91,6 +75,12 @@ func rendezvousOptions() []Option {
 			Usage: "host name or address of the node with rank 0; static only"},
 		{Name: "master-port", Type: Int, Meta: "PORT", Category: rdzvSection,
 			Usage: "port on the node with rank 0, 0-65535; static only (default: 29500)"},
+		{Name: "scheduler", Default: "auto", Meta: "auto|none|NAME", Category: rdzvSection, Extra: true,
+			Choices: []string{"auto", "none", "dlrover", "kubeflow", "jobset", "volcano", "mpi", "slurm", "skypilot",
+				"sagemaker",
+				"statefulset"},
+			Usage: "whose variables say how many nodes there are, which is this one, and where they meet, unless options do: " +
+				"auto is the first that is found, none is nobody's"},
 		{Name: "local-addr", Meta: "HOST", Category: rdzvSection,
 			Usage: "address at which the other nodes reach this one (default: the one that leads to the rendezvous)"},
 		{Name: "token-file", Meta: "PATH", Category: rdzvSection, Extra: true,
@@ -129,9 +119,20 @@ func workerOptions() []Option {
 			Category: workerSection,
 			Usage:    "bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex (default: no binding)"},
 		{Name: "preset", Default: "torch", Meta: "NAME", Category: workerSection, Extra: true,
-			Usage: "set of environment variables given to the workers"},
+			Usage: "what the workers' framework expects of its launcher: torch, deepspeed, mindspore, jax, tensorflow, " +
+				"paddle, mpi, torchft, or auto for the one that the script's imports ask for"},
+		{Name: "no-local-rank", Kind: Flag, Category: workerSection, Extra: true,
+			Usage: "with --preset=deepspeed: do not give the script the argument --local_rank=N"},
+		{Name: "live-hostfile", Kind: Optional, Bare: "auto", Meta: "PATH", Category: workerSection, Extra: true,
+			Usage: "keep a hostfile of the nodes that run (HOST slots=N, in rank order), written anew whenever they change; " +
+				"workers find its path in DLROVER_HOSTFILE; auto is a private file (default: none)"},
 		{Name: "ports", Type: Int, Default: "0", Meta: "N", Category: workerSection, Extra: true,
 			Usage: "free TCP ports, 0 to 256, that are held on this node for the workers; those of all nodes get their numbers"},
+		{Name: "ms-port", Type: Int, Default: "0", Meta: "PORT", Category: workerSection, Extra: true,
+			Usage: "with --preset=mindspore: port of the scheduler on the first node, the same on all nodes; 0: a free one, " +
+				"or that of $MS_SCHED_PORT"},
+		{Name: "ms-servers", Type: Int, Default: "0", Meta: "N", Category: workerSection, Extra: true,
+			Usage: "with --preset=mindspore: parameter servers on the first node, 0 to 256, or as many as $MS_SERVER_NUM says"},
 	}
 }
 
@@ -289,6 +290,8 @@ func logOptions() []Option {
 			Usage: "file with rules as in --log-rule, one a line; # begins a comment"},
 		{Name: "metrics-addr", Meta: "HOST:PORT", Category: logSection, Extra: true,
 			Usage: "address at which Prometheus metrics and /healthz are served (default: none)"},
+		{Name: "tensorboard", Meta: "LOGDIR[:[HOST:]PORT]", Category: logSection, Extra: true,
+			Usage: "TensorBoard on the first node as long as the job runs, on port 6006 of localhost unless another is given"},
 	}
 }
 
@@ -331,16 +334,25 @@ func checkOptions() []Option {
 			Usage: "bandwidth in 10^6 bytes a second that a pair needs to pass --switchbox-check"},
 		{Name: "min-channels", Type: Int, Default: "2", Meta: "N", Category: checkSection, Extra: true,
 			Usage: "number of pairs that must pass --switchbox-check"},
-		{Name: "numa-affinity", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "run each worker on the NUMA node of its GPU"},
-		{Name: "membind-policy", Default: "preferred", Meta: "POLICY", Category: checkSection, Extra: true,
-			Unavailable: notYet, Usage: "memory policy of --numa-affinity: bind, preferred or none"},
-		{Name: "ucp-device-type", Default: "cpu", Meta: "NAME", Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "device that converts universal checkpoints"},
-		{Name: "training-port", Type: Int, Default: "60000", Meta: "PORT", Category: checkSection, Extra: true,
-			Unavailable: notYet, Usage: "first port of Ascend's collectives"},
-		{Name: "auto-tunning", Kind: Flag, Category: checkSection, Extra: true, Unavailable: notYet,
-			Usage: "let the master change the data loader's settings while training"},
+	}
+}
+
+// dlroverOptions are those of DLRover that its command lines have beside torchrun's and that belong nowhere else.
+func dlroverOptions() []Option {
+	return []Option{
+		{Name: "numa-affinity", Kind: Flag, Category: workerSection, Extra: true,
+			Usage: "bind each worker to the CPUs and the memory of its GPU's NUMA node; where that is not known, " +
+				"workers are not bound, which is told"},
+		{Name: "membind-policy", Default: "preferred", Meta: "POLICY", Category: workerSection, Extra: true,
+			Usage: "memory with --numa-affinity: bind takes that of the node only, preferred also other memory when it is " +
+				"full, none does not bind it"},
+		{Name: "training-port", Type: Int, Default: "60000", Meta: "PORT", Category: workerSection, Extra: true,
+			Usage: "on Ascend: the first port of its collectives' 16 is HCCL_IF_BASE_PORT, the same on all nodes: this one " +
+				"($HCCL_IF_BASE_PORT wins), or the next one that is free on all; 0 leaves the variable alone"},
+		{Name: "ucp-device-type", Default: "cpu", Meta: "NAME", Category: workerSection, Extra: true,
+			Usage: "accepted for compatibility, ignored as in DLRover itself"},
+		{Name: "auto-tunning", Kind: Flag, Category: workerSection, Extra: true,
+			Usage: "accepted for compatibility; the tuner of the data loader belongs to DLRover's Python master"},
 	}
 }
 

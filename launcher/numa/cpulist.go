@@ -10,8 +10,8 @@ import (
 // maxCPU bounds what a damaged list can make us allocate; Linux is built for 8192 CPUs at most.
 const maxCPU = 1 << 16
 
-// parseCPUs reads the kernel's list format, as in "0-3,8"; the list of a node without CPUs is empty.
-func parseCPUs(list string) ([]int, error) {
+// ParseCPUs reads the kernel's list format, as in "0-3,8"; the list of a node without CPUs is empty.
+func ParseCPUs(list string) ([]int, error) {
 	var cpus []int
 	if list = strings.TrimSpace(list); list == "" {
 		return nil, nil

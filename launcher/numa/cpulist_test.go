@@ -17,7 +17,7 @@ func TestParseCPUs(t *testing.T) {
 		{"unordered and repeated", "4-5,0,5", []int{0, 4, 5}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := parseCPUs(tt.list)
+			got, err := ParseCPUs(tt.list)
 			require.NoError(t, err)
 			require.Equal(t, tt.want, got)
 		})
@@ -26,7 +26,7 @@ func TestParseCPUs(t *testing.T) {
 		",", "1,", "a", "-1", "1-", "3-2", "1-2-3", "0-65536", "0-99999999999", "+1", "0x1", "1 2",
 	} {
 		t.Run("refuses "+bad, func(t *testing.T) {
-			_, err := parseCPUs(bad)
+			_, err := ParseCPUs(bad)
 			require.ErrorContains(t, err, bad)
 		})
 	}
@@ -42,12 +42,12 @@ func FuzzParseCPUs(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, list string) {
-		cpus, err := parseCPUs(list)
+		cpus, err := ParseCPUs(list)
 		if err != nil {
 			require.Nil(t, cpus)
 			return
 		}
-		again, err := parseCPUs(Format(cpus))
+		again, err := ParseCPUs(Format(cpus))
 		require.NoError(t, err)
 		require.Equal(t, cpus, again)
 	})

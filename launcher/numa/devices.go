@@ -24,7 +24,7 @@ func Devices(root fs.FS) ([]string, error) {
 	}
 	return nil, errors.New("NUMA binding goes by the accelerator of each worker, " +
 		"and no NVIDIA, AMD or MetaX device is visible: " +
-		"remove --numa-binding, or give the container its accelerators")
+		"remove the option, or give the container its accelerators")
 }
 
 // nvidia goes by the driver's own list. A container may see all of it, but has the device files of its own GPUs only.
@@ -73,7 +73,7 @@ func Select(devices []string, variable, list string) ([]string, error) {
 		entry = strings.TrimSpace(entry)
 		if strings.HasPrefix(entry, "GPU-") || strings.HasPrefix(entry, "MIG-") {
 			return nil, fmt.Errorf("%s=%s selects by UUID, which NUMA binding cannot resolve: use numbers, "+
-				"or remove --numa-binding", variable, list)
+				"or remove the option", variable, list)
 		}
 		n, err := strconv.Atoi(entry)
 		if err != nil || n < 0 || n >= len(devices) {
@@ -86,7 +86,7 @@ func Select(devices []string, variable, list string) ([]string, error) {
 		numbers, selected = append(numbers, n), append(selected, devices[n])
 	}
 	if len(selected) == 0 {
-		return nil, fmt.Errorf("%s=%s selects none of the %d accelerators: correct it, or remove --numa-binding",
+		return nil, fmt.Errorf("%s=%s selects none of the %d accelerators: correct it, or remove the option",
 			variable, list, len(devices))
 	}
 	return selected, nil

@@ -82,7 +82,7 @@ func TestDevices(t *testing.T) {
 	}
 	t.Run("none", func(t *testing.T) {
 		_, err := Devices(tree(map[string]string{pciDir + "/0000:00:02.0/vendor": "0x1a03\n"}))
-		require.ErrorContains(t, err, "remove --numa-binding")
+		require.ErrorContains(t, err, "remove the option")
 	})
 }
 

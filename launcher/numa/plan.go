@@ -1,6 +1,7 @@
 // Package numa chooses the CPUs of each worker by the NUMA node of its accelerator: torchrun's --numa-binding without
 // the numactl program. Devices lists the accelerators, Select applies CUDA_VISIBLE_DEVICES and its kin, and Plan
-// returns the CPU sets. As in torchrun the binding is of CPUs only; memory follows by the kernel's first-touch rule.
+// returns the CPU sets; as in torchrun memory follows by the kernel's first-touch rule. Near is for DLRover's
+// --numa-affinity, which goes on without a binding where the node is not known.
 //
 // Everything is read through an fs.FS that stands for "/" (os.DirFS("/") in production): sysfs shows a container all
 // accelerators of the machine, so which of them it was given is in /dev and /proc only.
@@ -48,7 +49,7 @@ func Plan(root fs.FS, mode Mode, devices []string, workers int, allowed []int) (
 	}
 	if workers > len(devices) {
 		return nil, fmt.Errorf("NUMA binding needs an accelerator for each of the %d workers, and %d are visible %v: "+
-			"lower --nproc-per-node, or remove --numa-binding", workers, len(devices), devices)
+			"lower --nproc-per-node, or remove the option", workers, len(devices), devices)
 	}
 	t, err := readTopology(root, allowed)
 	if err != nil {
@@ -81,7 +82,7 @@ func (t topology) bind(mode Mode, node, i, n int) ([]int, error) {
 	cpus := t.usable(near)
 	if len(cpus) == 0 {
 		return nil, fmt.Errorf("the CPUs there (NUMA node %d, mode %s) are [%s], and this process may use only [%s]: "+
-			"give the container some of them, or remove --numa-binding", node, mode, Format(near), Format(t.allowed))
+			"give the container some of them, or remove the option", node, mode, Format(near), Format(t.allowed))
 	}
 	switch mode {
 	case Exclusive:

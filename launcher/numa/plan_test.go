@@ -146,7 +146,7 @@ func mask(t *testing.T, m machine, allowed string) []int {
 	if allowed == "" {
 		allowed = fmt.Sprintf("0-%d", m.cores*m.threads-1)
 	}
-	cpus, err := parseCPUs(allowed)
+	cpus, err := ParseCPUs(allowed)
 	require.NoError(t, err)
 	return cpus
 }

@@ -38,7 +38,7 @@ func readTopology(root fs.FS, allowed []int) (topology, error) {
 	}
 	if len(t.online) == 0 {
 		return t, errors.New("there is no NUMA node in /" + nodeDir +
-			" (a kernel without NUMA, or no /sys): remove --numa-binding")
+			" (a kernel without NUMA, or no /sys): remove the option")
 	}
 	return t, nil
 }
@@ -56,7 +56,7 @@ func (t topology) nodeOf(device string) (int, error) {
 		return slices.Collect(maps.Keys(t.online))[0], nil
 	}
 	return -1, fmt.Errorf("its numa_node is %d (unknown) and the machine has %d NUMA nodes: "+
-		"set its node in the firmware or in the virtual machine's definition, or remove --numa-binding", node, len(t.online))
+		"set its node in the firmware or in the virtual machine's definition, or remove the option", node, len(t.online))
 }
 
 // socketOf returns the CPUs of all nodes on the socket of the node. A node counts to the socket of its first CPU: where
@@ -144,7 +144,7 @@ func (t topology) cpus(elem ...string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	cpus, err := parseCPUs(text)
+	cpus, err := ParseCPUs(text)
 	if err != nil {
 		return nil, fmt.Errorf("parse /%s: %w", path.Join(elem...), err)
 	}

@@ -9,6 +9,7 @@ complete dlrover-run \
   'n@--node-rank@x:N@' \
   'n@--master-addr@x:HOST@' \
   'n@--master-port@x:PORT@' \
+  'n@--scheduler@(auto none dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset)@' 'c@--scheduler=@(auto none dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset)@' \
   'n@--local-addr@x:HOST@' \
   'n@--token-file@f@' 'c@--token-file=@f@' \
   'n@--topology-file@f@' 'c@--topology-file=@f@' \
@@ -18,6 +19,11 @@ complete dlrover-run \
   'n@--numa-binding@(node socket exclusive core-complex)@' 'c@--numa-binding=@(node socket exclusive core-complex)@' \
   'n@--preset@x:NAME@' \
   'n@--ports@x:N@' \
+  'n@--ms-port@x:PORT@' \
+  'n@--ms-servers@x:N@' \
+  'n@--membind-policy@x:POLICY@' \
+  'n@--training-port@x:PORT@' \
+  'n@--ucp-device-type@x:NAME@' \
   'n@--max-restarts@x:N@' \
   'n@--monitor-interval@x:SECONDS@' \
   'n@--shutdown-timeout@x:SECONDS@' \
@@ -66,6 +72,7 @@ complete dlrover-run \
   'n@--log-rule@x:RULE@' \
   'n@--log-rules@f@' 'c@--log-rules=@f@' \
   'n@--metrics-addr@x:HOST:PORT@' \
+  'n@--tensorboard@x:LOGDIR[:[HOST:]PORT]@' \
   'n@--accelerator@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)@' 'c@--accelerator=@(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)@' \
   'n@--precheck@(0 1 2)@' 'c@--precheck=@(0 1 2)@' \
   'n@--check-level@(host full)@' 'c@--check-level=@(host full)@' \
@@ -79,5 +86,5 @@ complete dlrover-run \
   'n@--hang@(auto outside off)@' 'c@--hang=@(auto outside off)@' \
   'n@--hang-action@(report restart stop)@' 'c@--hang-action=@(report restart stop)@' \
   'n@--print-completion@(bash zsh tcsh)@' 'c@--print-completion=@(bash zsh tcsh)@' \
-  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port local-addr token-file allow-exec insecure topology-file module no-python run-path workdir role start-method virtual-local-rank numa-binding preset ports max-restarts monitor-interval shutdown-timeout restart-grace signals-to-handle restart-policy retryable-exit-codes policy rule exit-code-policy backoff-limit restart-backoff restart-window same-failures no-progress deadline start-deadline success-rule clean-up on-failure on-rank-exit warm warm-mode warm-deny hold resume-command resume-args leave-on leave-grace save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log log-rule log-rules metrics-addr accelerator network-check precheck comm-perf-test check-level check-action exclude-straggler check-ttl check-timeout health-check check-only switchbox-check box-pairs min-bandwidth min-channels hang hang-action dry-run print-completion help version)@' \
+  'c@--@(nnodes nproc-per-node auto-config node-unit rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone node-rank master-addr master-port scheduler local-addr token-file allow-exec insecure topology-file module no-python run-path workdir role start-method virtual-local-rank numa-binding preset no-local-rank live-hostfile ports ms-port ms-servers numa-affinity membind-policy training-port ucp-device-type auto-tunning max-restarts monitor-interval shutdown-timeout restart-grace signals-to-handle restart-policy retryable-exit-codes policy rule exit-code-policy backoff-limit restart-backoff restart-window same-failures no-progress deadline start-deadline success-rule clean-up on-failure on-rank-exit warm warm-mode warm-deny hold resume-command resume-args leave-on leave-grace save-at-breakpoint no-save-at-breakpoint ckpt-replicas ckpt-shm-dir ckpt-write-rate ckpt-sidecar ckpt-daemon log-dir redirects tee log-line-prefix-template local-ranks-filter duplicate-stdout-filters duplicate-stderr-filters log-rotate-size log-rotate-count log-format logs-specs event-log-handler event-log log-rule log-rules metrics-addr tensorboard accelerator network-check precheck comm-perf-test check-level check-action exclude-straggler check-ttl check-timeout health-check check-only switchbox-check box-pairs min-bandwidth min-channels hang hang-action dry-run print-completion help version)@' \
   'p@*@f@'

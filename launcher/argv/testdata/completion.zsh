@@ -12,6 +12,7 @@ _arguments -s -S -A '-*' \
   '*--node-rank=[rank of this node, >= 0; required by static, a preference for other backends (default\: 0)]:N: ' \
   '*--master-addr=[host name or address of the node with rank 0; static only (default\: 127.0.0.1)]:HOST: ' \
   '*--master-port=[port on the node with rank 0, 0-65535; static only (default\: 29500)]:PORT: ' \
+  '*--scheduler=[whose variables say how many nodes there are, which is this one, and where they meet, unless options do\: auto is the first that is found, none is nobody'\''s (default\: auto)]:auto|none|NAME:(auto none dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset)' \
   '*--local-addr=[address at which the other nodes reach this one (default\: the one that leads to the rendezvous)]:HOST: ' \
   '*--token-file=[file with the job token, a secret that all nodes of the job share (default\: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)]:PATH:_files' \
   '*--allow-exec[let whoever has the job token execute commands beside this node'\''s workers, by dlroverctl exec; needs a token, and cannot be combined with --insecure]' \
@@ -26,8 +27,17 @@ _arguments -s -S -A '-*' \
   '*--start-method=[accepted for compatibility, ignored; as in torchrun it concerns Python functions only\: spawn, fork or forkserver (default\: spawn)]:METHOD:(spawn fork forkserver)' \
   '*--virtual-local-rank[give every worker LOCAL_RANK=0 and make only its own GPU visible to it]' \
   '*--numa-binding=[bind each worker to CPUs near its GPU\: node, socket, exclusive or core-complex (default\: no binding)]:MODE:(node socket exclusive core-complex)' \
-  '*--preset=[set of environment variables given to the workers (default\: torch)]:NAME: ' \
+  '*--preset=[what the workers'\'' framework expects of its launcher\: torch, deepspeed, mindspore, jax, tensorflow, paddle, mpi, torchft, or auto for the one that the script'\''s imports ask for (default\: torch)]:NAME: ' \
+  '*--no-local-rank[with --preset=deepspeed\: do not give the script the argument --local_rank=N]' \
+  '*--live-hostfile=-[keep a hostfile of the nodes that run (HOST slots=N, in rank order), written anew whenever they change; workers find its path in DLROVER_HOSTFILE; auto is a private file (default\: none)]' \
   '*--ports=[free TCP ports, 0 to 256, that are held on this node for the workers; those of all nodes get their numbers (default\: 0)]:N: ' \
+  '*--ms-port=[with --preset=mindspore\: port of the scheduler on the first node, the same on all nodes; 0\: a free one, or that of $MS_SCHED_PORT (default\: 0)]:PORT: ' \
+  '*--ms-servers=[with --preset=mindspore\: parameter servers on the first node, 0 to 256, or as many as $MS_SERVER_NUM says (default\: 0)]:N: ' \
+  '*--numa-affinity[bind each worker to the CPUs and the memory of its GPU'\''s NUMA node; where that is not known, workers are not bound, which is told]' \
+  '*--membind-policy=[memory with --numa-affinity\: bind takes that of the node only, preferred also other memory when it is full, none does not bind it (default\: preferred)]:POLICY: ' \
+  '*--training-port=[on Ascend\: the first port of its collectives'\'' 16 is HCCL_IF_BASE_PORT, the same on all nodes\: this one ($HCCL_IF_BASE_PORT wins), or the next one that is free on all; 0 leaves the variable alone (default\: 60000)]:PORT: ' \
+  '*--ucp-device-type=[accepted for compatibility, ignored as in DLRover itself (default\: cpu)]:NAME: ' \
+  '*--auto-tunning[accepted for compatibility; the tuner of the data loader belongs to DLRover'\''s Python master]' \
   '*--max-restarts=[worker failures that the whole job may recover from, >= 0; lost and new nodes are not counted (default\: 0)]:N: ' \
   '*--monitor-interval=[accepted for compatibility, ignored (must be > 0)\: the kernel reports the end of a worker at once (default\: 0.1)]:SECONDS: ' \
   '*--shutdown-timeout=[time between the stop signal and SIGKILL, >= 0 (default\: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)]:SECONDS: ' \
@@ -82,6 +92,7 @@ _arguments -s -S -A '-*' \
   '*--log-rule=[NAME\:REGEX\[\:OPTION\]...\: watch the workers'\'' lines that match; every=300s and first=900s find lines that stay away, below=N, above=N and nan bad numbers; times=N, ranks=0-3,8, action=report|restart|stop; may be repeated]:RULE: ' \
   '*--log-rules=[file with rules as in --log-rule, one a line; # begins a comment]:PATH:_files' \
   '*--metrics-addr=[address at which Prometheus metrics and /healthz are served (default\: none)]:HOST\:PORT: ' \
+  '*--tensorboard=[TensorBoard on the first node as long as the job runs, on port 6006 of localhost unless another is given]:LOGDIR\[\:\[HOST\:\]PORT\]: ' \
   '*--accelerator=[kind of accelerator\: nvidia.com/gpu, ascend-npu, mthreads.com/gpu, metax-tech.com/gpu or cpu (default\: nvidia.com/gpu)]:NAME:(nvidia.com/gpu ascend-npu mthreads.com/gpu metax-tech.com/gpu cpu)' \
   '*--network-check[before training, all nodes check their devices and test the network in pairs; a faulty node is left out]' \
   '*--precheck=[0 none; 1 as --network-check; 2 as --network-check --comm-perf-test (default\: 0)]:0|1|2:(0 1 2)' \

@@ -1,0 +1,250 @@
+package native
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/hostfile"
+)
+
+// DeepSpeed's launcher starts the workers of all nodes over ssh from the one node on which it is called. Here every
+// node runs the same command line and finds its own line of the host file.
+
+const (
+	deepSpeed         = "deepspeed"
+	jobHostfile       = "/job/hostfile"
+	noHostfile        = "/dev/null"
+	deepSpeedPort     = 29500
+	deepSpeedRestarts = 100 // what its elastic training allowed
+)
+
+func deepSpeedLauncher() Launcher {
+	return Launcher{
+		Name: deepSpeed, Usage: "[options] user_script [script arguments]",
+		About: "DeepSpeed's launcher, version 0.19. Every node runs the command itself and takes its\n" +
+			"own place in the host file; nothing is started over ssh.",
+		Options: deepSpeedOptions, Translate: translateDeepSpeed,
+	}
+}
+
+// The sections of deepspeed's help.
+const (
+	nodesSection    = "Nodes and devices"
+	scriptSection   = "Workers"
+	replacedSection = "Accepted and replaced"
+	oldSection      = "Of older versions"
+)
+
+func deepSpeedOptions() []argv.Option {
+	return slices.Concat([]argv.Option{
+		{Name: "hostfile", Short: 'H', Default: jobHostfile, Meta: "PATH", Category: nodesSection,
+			Usage: "hosts of the job, one a line, as in: worker-0 slots=4 (default: " + jobHostfile +
+				"; without it, this node alone)"},
+		{Name: "include", Short: 'i', Meta: "HOST[:SLOT,...][@...]", Category: nodesSection,
+			Usage: "hosts, and slots of theirs, that are used"},
+		{Name: "exclude", Short: 'e', Meta: "HOST[:SLOT,...][@...]", Category: nodesSection,
+			Usage: "hosts, or slots of theirs, that are not used"},
+		{Name: "num_nodes", Type: argv.Int, Default: "-1", Meta: "N", Category: nodesSection,
+			Usage: "use the first N hosts"},
+		{Name: "num_gpus", Aliases: []string{"num_accelerators"}, Type: argv.Int, Default: "-1", Meta: "N",
+			Category: nodesSection, Usage: "use the first N devices of each node"},
+		{Name: "node_rank", Type: argv.Int, Default: "-1", Meta: "RANK", Category: nodesSection,
+			Usage: "which host of the file this node is, from 0 (default: found by its name or its address)"},
+		{Name: "master_addr", Meta: "HOST", Category: nodesSection, Usage: "where the nodes meet (default: the first host)"},
+		{Name: "master_port", Type: argv.Int, Default: strconv.Itoa(deepSpeedPort), Meta: "PORT", Category: nodesSection,
+			Usage: "port there (default: 29500; on one node, any that is free)"},
+		{Name: "module", Kind: argv.Flag, Category: scriptSection, Usage: "the script is a module, as behind python -m"},
+		{Name: "no_python", Kind: argv.Flag, Category: scriptSection, Usage: "the script is a program of its own"},
+		{Name: "no_local_rank", Kind: argv.Flag, Category: scriptSection,
+			Usage: "do not give the script the argument --local_rank=N"},
+		{Name: "enable_each_rank_log", Default: "None", Meta: "DIR", Category: scriptSection,
+			Usage: "what each rank prints goes to DIR/<YYYYmmddHHMMSS>_rank<N>.log only"},
+		{Name: "save_pid", Kind: argv.Flag, Category: scriptSection,
+			Usage: "keep the launcher's process id in /tmp/<pid>.deepspeed and /tmp/<pid>.ds, <pid> being that of the command"},
+		{Name: "bind_cores_to_rank", Kind: argv.Flag, Category: scriptSection,
+			Usage: "give each rank cores of its own, and set OMP_NUM_THREADS to their number; needs no numactl"},
+		{Name: "bind_core_list", Meta: "LIST", Category: scriptSection,
+			Usage: "those to be shared out, as in 1,3-5 (default: all physical cores)"},
+		{Name: "autotuning", Choices: []string{"tune", "run"}, Meta: "tune|run", Category: scriptSection,
+			Usage: "run DeepSpeed's own launcher, which tunes; on one node"},
+		{Name: "venv_script", Meta: "PATH", Category: scriptSection,
+			Usage: "bin/activate of a virtual environment, whose Python runs the script"},
+		{Name: "log_level", Default: "info", Choices: []string{"debug", "info", "warning", "error", "critical"},
+			Meta: "LEVEL", Category: scriptSection, Usage: "least level of the launcher's own lines (default: info)"},
+		{Name: "quiet", Short: 'q', Kind: argv.Flag, Category: scriptSection, Usage: "as --log_level=error"},
+
+		{Name: "launcher", Default: "pdsh", Meta: "NAME", Category: replacedSection,
+			Usage: "pdsh, openmpi, mpich, impi, mvapich or slurm: none is used"},
+		{Name: "launcher_args", Meta: "TEXT", Category: replacedSection, Usage: "of that launcher"},
+		{Name: "no_ssh", Kind: argv.Flag, Category: replacedSection, Usage: "always so"},
+		{Name: "no_ssh_check", Kind: argv.Flag, Category: replacedSection, Usage: "always so"},
+		{Name: "ssh_port", Type: argv.Int, Meta: "PORT", Category: replacedSection, Usage: "no ssh is used"},
+		{Name: "force_multi", Kind: argv.Flag, Category: replacedSection, Usage: "one node needs no other way to be started"},
+	}, elasticOptions(), own())
+}
+
+func elasticOptions() []argv.Option {
+	return []argv.Option{
+		{Name: "elastic_training", Kind: argv.Flag, Category: oldSection,
+			Usage: "nodes may come and go, as with dlrover-run --nnodes=MIN:MAX"},
+		{Name: "min_elastic_nodes", Type: argv.Int, Default: "-1", Meta: "N", Category: oldSection,
+			Usage: "MIN (default: 1)"},
+		{Name: "max_elastic_nodes", Type: argv.Int, Default: "-1", Meta: "N", Category: oldSection,
+			Usage: "MAX (default: all hosts)"},
+	}
+}
+
+// deepSpeedJob is what a command line of deepspeed becomes, step by step.
+type deepSpeedJob struct {
+	line *argv.Line
+	sys  *System
+	cmd  Command
+
+	hosts   []hostfile.Host // of the file; nil: there is none
+	nodes   []hostfile.Node // that are used
+	place   int             // of this node among them
+	devices []string        // that are used here
+	chosen  bool            // by options or the file, and not by the variable that makes devices visible
+	lo, hi  int             // bounds of the number of nodes; 0: others may know them
+}
+
+func translateDeepSpeed(args []string, sys *System) (Command, error) {
+	line, err := argv.Parse(deepSpeedOptions(), args, nil)
+	if err != nil {
+		return Command{}, err
+	}
+	j := &deepSpeedJob{line: line, sys: sys}
+	steps := []func() error{j.contradictions, j.readHosts, j.chooseNodes, j.findPlace, j.chooseDevices}
+	if line.IsSet("autotuning") {
+		steps = append(steps, j.tune)
+	} else {
+		steps = append(steps, j.size, j.meet, j.script, j.output, j.bindCores, j.interpreter, j.envFiles, j.replaced)
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return Command{}, err
+		}
+	}
+	if line.Bool("dry-run") {
+		j.flag("dry-run")
+	}
+	j.cmd.Args = withScript(j.cmd.Args, line.Args())
+	return j.cmd, nil
+}
+
+// option is --name=value.
+func option(name string, value any) string { return fmt.Sprintf("--%s=%v", name, value) }
+
+func (j *deepSpeedJob) arg(name string, value any) {
+	j.cmd.Args = append(j.cmd.Args, option(name, value))
+}
+
+func (j *deepSpeedJob) flag(name string) { j.cmd.Args = append(j.cmd.Args, "--"+name) }
+
+// env gives the workers a variable.
+func (j *deepSpeedJob) env(name, value string) { j.cmd.Env = append(j.cmd.Env, name+"="+value) }
+
+// filtered reports whether options name the hosts that are used.
+func (j *deepSpeedJob) filtered() bool {
+	return j.line.String("include") != "" || j.line.String("exclude") != ""
+}
+
+// contradictions are options of which DeepSpeed allows one, and launchers that it does not know.
+func (j *deepSpeedJob) contradictions() error {
+	counted := j.line.Int("num_nodes") >= 0 || j.line.Int("num_gpus") >= 0
+	switch known := launchersOfDeepSpeed(); {
+	case j.line.String("include") != "" && j.line.String("exclude") != "":
+		return usageErrorf("--include and --exclude contradict each other: use one of them")
+	case j.filtered() && counted:
+		return usageErrorf("--num_nodes and --num_gpus contradict --include and --exclude: use either")
+	case j.line.Bool("module") && j.line.Bool("no_python"):
+		return usageErrorf("--module and --no_python contradict each other: use one of them")
+	case !slices.Contains(known, strings.ToLower(j.line.String("launcher"))):
+		return usageErrorf("--launcher=%s is unknown: DeepSpeed has %s, of which none is used here; leave the option out",
+			j.line.String("launcher"), strings.Join(known, ", "))
+	}
+	return nil
+}
+
+func launchersOfDeepSpeed() []string {
+	return []string{"pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"}
+}
+
+// script is what the workers run.
+func (j *deepSpeedJob) script() error {
+	for _, f := range [][2]string{{"module", "module"}, {"no_python", "no-python"}, {"no_local_rank", "no-local-rank"}} {
+		if j.line.Bool(f[0]) {
+			j.flag(f[1])
+		}
+	}
+	return nil
+}
+
+// output is where the workers' goes, and what the launcher says itself.
+func (j *deepSpeedJob) output() error {
+	if dir := j.line.String("enable_each_rank_log"); dir != "None" && dir != "" {
+		j.cmd.RankLogs = &RankLogs{Dir: dir, Name: "{time}_rank{rank}.log"}
+	}
+	if j.line.Bool("save_pid") {
+		j.cmd.PIDFiles = []string{"/tmp/{pid}.deepspeed", "/tmp/{pid}.ds"}
+	}
+	if j.line.IsSet("log_level") {
+		j.cmd.LogLevel = j.line.String("log_level")
+	}
+	if j.line.Bool("quiet") {
+		j.cmd.LogLevel = "error"
+	}
+	return nil
+}
+
+// replaced says what is done in another way.
+func (j *deepSpeedJob) replaced() error {
+	var given []string
+	for _, o := range deepSpeedOptions() {
+		if o.Category == replacedSection && j.line.IsSet(o.Name) {
+			given = append(given, strings.TrimSuffix(option(o.Name, j.line.String(o.Name)), "="))
+		}
+	}
+	if given != nil {
+		j.cmd.Note("%s: replaced, for nothing is started over ssh or by another launcher: every node runs this command",
+			strings.Join(given, " "))
+	}
+	for _, name := range []string{"min_elastic_nodes", "max_elastic_nodes"} {
+		if j.line.IsSet(name) && !j.line.Bool("elastic_training") {
+			j.cmd.Note("--%s has no effect without --elastic_training", name)
+		}
+	}
+	return nil
+}
+
+// tune leaves the node to DeepSpeed's own launcher, whose tuner starts every trial by the name deepspeed.
+func (j *deepSpeedJob) tune() error {
+	mode := j.line.String("autotuning")
+	if len(j.nodes) > 1 {
+		return usageErrorf("--autotuning=%s with %d nodes: DeepSpeed would start its trials over ssh, which is not used "+
+			"here; tune on one node, with --hostfile=%s or --include=%s, and train with what was found",
+			mode, len(j.nodes), noHostfile, j.nodes[0].Name)
+	}
+	handled := []string{"hostfile", "autotuning", "include", "exclude", "dry-run"}
+	runner := []string{"-u", "-m", "deepspeed.launcher.runner", option("hostfile", noHostfile), option("autotuning", mode)}
+	for _, o := range deepSpeedOptions() {
+		switch {
+		case !j.line.IsSet(o.Name) || slices.Contains(handled, o.Name):
+		case o.Category == oldSection || o.Category == replacedSection:
+		case o.Kind == argv.Flag:
+			runner = append(runner, "--"+o.Name)
+		default:
+			runner = append(runner, option(o.Name, j.line.String(o.Name)))
+		}
+	}
+	if j.filtered() || j.hosts != nil && j.line.Int("num_gpus") < 1 {
+		runner = append(runner, option("include", localhost+":"+strings.Join(j.devices, ",")))
+	}
+	j.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials", mode)
+	j.cmd.DryRun = j.line.Bool("dry-run")
+	j.cmd.Become = append(runner, j.line.Args()...)
+	return nil
+}
