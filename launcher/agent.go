@@ -33,17 +33,21 @@ type Agent struct {
 	force  chan struct{} // closed by a second signal, or when the time to leave is over: no more grace
 	forced sync.Once
 
-	exits   chan exited
-	stopped chan stopResult
-	checked chan *check
-	worlds  chan *fetch
-	notices <-chan Notice // nil if no part wants them
-	errs    chan error
+	exits chan exited
+	// sideExits and sidesGone tell of what runs beside the workers: the end of one process, and of all kept ones.
+	sideExits chan sideExit
+	sidesGone chan error
+	stopped   chan stopResult
+	checked   chan *check
+	worlds    chan *fetch
+	notices   <-chan Notice // nil if no part wants them
+	errs      chan error
 	// announced carries the answer of the rendezvous to this node's announcement that it will leave.
 	announced chan error
 
 	last     Directive  // the newest epoch whose workers were started
 	group    *group     // nil when nothing of a group is left
+	kept     *sides     // what still runs beside workers that have succeeded; nil: nothing, or there is a group
 	check    *check     // nil when none is under way; without a group
 	fetch    *fetch     // nil when none is under way; without a group
 	pending  *Directive // to be applied when the group is gone or the check is over
@@ -76,7 +80,8 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, parts: sortParts(cfg.Parts), log: cfg.Logger, over: make(chan struct{}), force: make(chan struct{}),
-		exits: make(chan exited), stopped: make(chan stopResult), errs: make(chan error),
+		exits: make(chan exited), sideExits: make(chan sideExit), sidesGone: make(chan error),
+		stopped: make(chan stopResult), errs: make(chan error),
 		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
 		decider: policy.NewDecider(cfg.Policy),
 	}
@@ -93,6 +98,7 @@ func (a *Agent) Run() Result {
 	for a.result == nil {
 		a.next()
 	}
+	a.endKept()
 	a.cancel()
 	close(a.over)
 	a.wg.Wait()
@@ -116,6 +122,10 @@ func (a *Agent) next() {
 		a.onExit(e)
 	case s := <-a.stopped:
 		a.onStopped(s)
+	case e := <-a.sideExits:
+		a.onSideExit(e)
+	case err := <-a.sidesGone:
+		a.onSidesGone(err)
 	case sig := <-a.cfg.Signals:
 		a.onSignal(sig)
 	case err := <-a.announced:
@@ -150,12 +160,14 @@ func (a *Agent) onDirective(d Directive) {
 			return
 		}
 	}
-	if a.group == nil && a.check == nil {
+	waits := a.dropSides(d)
+	if a.group == nil && a.check == nil && !waits {
 		a.apply(d)
 		return
 	}
 	a.pending = &d
 	switch {
+	case waits:
 	case a.check != nil:
 		a.check.cancel()
 	case !a.group.stopping && d.Kind == Done && d.Rules.LetRun && a.group.left > 0:
@@ -200,6 +212,7 @@ func (a *Agent) onStopped(s stopResult) {
 	}
 	a.fails = s.g.failures
 	a.group = nil
+	a.keepSides(s.g.sides)
 	if s.g.attempt != nil {
 		if err := s.g.attempt.Close(); err != nil {
 			a.log.Warn("closing the workers' logs", "err", err)

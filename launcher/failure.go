@@ -132,12 +132,17 @@ const cannotStartCode = 126
 
 // decide asks the policy what a failure of this node leads to, and notes in f what it says.
 func (a *Agent) decide(g *group, w *worker, f *verdict.Failure) policy.Action {
+	return a.decideBy(g, f, w.out.Tail)
+}
+
+// decideBy is decide with the end of what was written.
+func (a *Agent) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stderr []byte)) policy.Action {
 	e := policy.Exit{
 		Code: f.ExitCode, Exception: f.Exception(), OOM: f.OOM != nil, Hung: f.Timer != "" || f.Timeout() != "",
 		Follows: f.Follows(),
 	}
 	if a.cfg.Policy.NeedsText() {
-		stdout, stderr := w.out.Tail()
+		stdout, stderr := tail()
 		e.Text = strings.Join([]string{f.Message, f.Traceback, verdict.Plain(stderr), verdict.Plain(stdout)}, "\n")
 	}
 	d := a.decider.Decide(now(), e)

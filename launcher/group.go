@@ -3,7 +3,9 @@ package launcher
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +27,7 @@ type group struct {
 	workers    []*worker
 	path       string        // of what they execute
 	meanwhile  *proc.Process // of --hold; nil: none
+	sides      []*side       // beside the workers
 	left       int           // workers that have not exited
 	succeeded  int           // workers that have exited with 0
 	stopping   bool
@@ -75,6 +78,9 @@ func (a *Agent) startGroup(e Epoch) (*group, error) {
 	}
 	g.attempt = attempt
 	patience := now().Add(filesPatience)
+	if err := a.startSides(g, patience); err != nil {
+		return g, err
+	}
 	for i := range a.cfg.Slots {
 		if err := a.startWorker(g, i, patience); err != nil {
 			return g, err
@@ -120,12 +126,11 @@ func (a *Agent) spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error) {
 }
 
 func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string) (proc.Spec, error) {
-	path, args, err := a.program(e, id.LocalRank)
+	vars := a.varsOf(e, id.LocalRank, errorFile)
+	path, args, err := a.program(e, vars)
 	if err != nil {
 		return proc.Spec{}, err
 	}
-	vars := a.cfg.Vars(e.Place, id.LocalRank, errorFile)
-	vars.MaxRestarts = e.MaxRestarts
 	overlay, err := a.cfg.Preset.Environ(vars)
 	if err != nil {
 		return proc.Spec{}, err
@@ -139,16 +144,55 @@ func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string) (proc.Spec, er
 	if a.cfg.CPUs != nil {
 		s.CPUs = a.cfg.CPUs(id.LocalRank)
 	}
+	if a.cfg.MemoryPolicy != nil {
+		s.Memory = a.cfg.MemoryPolicy(id.LocalRank)
+	}
 	return s, nil
 }
 
-// ArgsOf is the argv of one worker.
-func (c *Config) ArgsOf(localRank int) []string {
-	args := slices.Clone(c.Args)
-	for i := range args {
-		args[i] = c.Substitute(args[i], localRank)
+// varsOf are the values for one worker of e.
+func (a *Agent) varsOf(e Epoch, localRank int, errorFile string) preset.Vars {
+	vars := a.cfg.Vars(e.Place, localRank, errorFile)
+	vars.MaxRestarts, vars.Attempt = e.MaxRestarts, attemptName(a.cfg.RunID, e.Directive)
+	if a.cfg.LogsKept && errorFile != "" {
+		vars.LogDir = filepath.Dir(errorFile)
 	}
-	return args
+	if a.cfg.Preset.World {
+		vars.World = presetWorld(e.World)
+	}
+	return vars
+}
+
+// attemptName is unlike that of any other start of the run's workers. It can be part of a file's name.
+func attemptName(run string, d Directive) string {
+	clean := strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || strings.ContainsRune("/\\ ", r) {
+			return '_'
+		}
+		return r
+	}, run)
+	return fmt.Sprintf("%.100s-%d-%d-%d", clean, d.Term, d.Round, d.Epoch)
+}
+
+// presetWorld is a world as presets see it.
+func presetWorld(world []Member) []preset.Node {
+	nodes := make([]preset.Node, len(world))
+	for i, m := range world {
+		nodes[i] = preset.Node{GroupRank: m.GroupRank, Addr: m.Addr, RankBase: m.RankBase, Slots: m.Slots, Ports: m.Ports}
+	}
+	return nodes
+}
+
+// ArgsOf is the argv of the worker that v describes.
+func (c *Config) ArgsOf(v preset.Vars) []string { return c.withArgs(c.Args, c.Own, v) }
+
+// withArgs is argv, of which the first own words are no arguments of the program, for the worker that v describes.
+func (c *Config) withArgs(argv []string, own int, v preset.Vars) []string {
+	argv = slices.Clone(argv)
+	for i := range argv {
+		argv[i] = c.Substitute(argv[i], v.LocalRank)
+	}
+	return slices.Insert(argv, own, c.Preset.ArgsOf(v)...)
 }
 
 // Vars are the values that a worker's environment is made of.
@@ -161,7 +205,7 @@ func (c *Config) Vars(p Place, localRank int, errorFile string) preset.Vars {
 		MasterAddr: p.MasterAddr, MasterPort: p.MasterPort, AgentStore: true,
 		RestartCount: p.RestartCount, MaxRestarts: c.Policy.MaxRestarts, RunID: c.RunID,
 		ErrorFile: errorFile, VirtualLocalRank: c.VirtualLocalRank, OldTorch: c.OldTorch, Signals: c.SignalNames,
-		Parent: lookup(c.Env),
+		Parent: lookup(c.Env), ServicePort: c.ServicePort, Servers: c.Servers, Devices: c.Devices, Device: c.Device,
 	}
 }
 
@@ -352,7 +396,7 @@ func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 	if g.meanwhile != nil {
 		ps = append(ps, g.meanwhile)
 	}
-	grace := a.grace()
+	grace, kept := a.grace(), a.success || a.letRun != nil
 	a.wg.Go(func() {
 		if first != nil {
 			first()
@@ -365,6 +409,10 @@ func (a *Agent) stopAfter(g *group, sig syscall.Signal, first func()) {
 			w.out.Drain(drainBudget)
 		}
 		g.watchers.Wait()
+		if !kept {
+			err = errors.Join(err, a.endSides(g.sides, grace))
+			g.sides = nil
+		}
 		select {
 		case a.stopped <- stopResult{g, err}:
 		case <-a.over:

@@ -11,6 +11,7 @@ import (
 
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/proc"
 )
 
@@ -20,6 +21,13 @@ type Command struct {
 	Program []string
 	// Args follow it. Nil: this node's if Program is empty, else none.
 	Args []string
+}
+
+// Program is what a Command comes to on this node: see Config.
+type Program struct {
+	Path string
+	Args []string
+	Own  int
 }
 
 // commandError says why a command that somebody has ordered cannot be executed.
@@ -36,17 +44,15 @@ func answerTo(err error) policy.Action {
 }
 
 // program is what one worker of e executes: its path and argv.
-func (a *Agent) program(e Epoch, localRank int) (path string, args []string, err error) {
-	path, args = a.cfg.Path, slices.Clone(a.cfg.Args)
-	if e.Command != nil {
-		if path, args, err = a.cfg.Resolve(*e.Command); err != nil {
-			return "", nil, &commandError{err}
-		}
+func (a *Agent) program(e Epoch, v preset.Vars) (path string, args []string, err error) {
+	if e.Command == nil {
+		return a.cfg.Path, a.cfg.ArgsOf(v), nil
 	}
-	for i := range args {
-		args[i] = a.cfg.Substitute(args[i], localRank)
+	p, err := a.cfg.Resolve(*e.Command)
+	if err != nil {
+		return "", nil, &commandError{err}
 	}
-	return path, args, nil
+	return p.Path, a.cfg.withArgs(p.Args, p.Own, v), nil
 }
 
 // hold begins an epoch of a run that is held: this node is ready for its workers, and starts what is to run meanwhile.

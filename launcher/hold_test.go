@@ -58,8 +58,8 @@ func TestAHeldNodeStartsNoWorkers(t *testing.T) {
 	r := newRig(t, "echo worker >> $DIR/ran", 0)
 	r.cfg.Meanwhile = []string{"/bin/sh", "-c", `cp $DLROVER_ENV_DIR/*.sh .; echo $DLROVER_ENV_DIR > dir; exec sleep 60`}
 	r.cfg.Dir = r.dir
-	r.cfg.Resolve = func(c Command) (string, []string, error) {
-		return "/bin/sh", append([]string{"sh", "-c"}, c.Program...), nil
+	r.cfg.Resolve = func(c Command) (Program, error) {
+		return Program{Path: "/bin/sh", Args: append([]string{"sh", "-c"}, c.Program...)}, nil
 	}
 	r.fakeRdzv.holdRun(true, nil)
 	done := make(chan Result, 1)
@@ -87,7 +87,7 @@ func TestAHeldNodeStartsNoWorkers(t *testing.T) {
 
 func TestACommandThatCannotBeFound(t *testing.T) {
 	r := newRig(t, "true", 3)
-	r.cfg.Resolve = func(Command) (string, []string, error) { return "", nil, errors.New("no such program") }
+	r.cfg.Resolve = func(Command) (Program, error) { return Program{}, errors.New("no such program") }
 	r.fakeRdzv.holdRun(false, &Command{Program: []string{"x"}})
 	res := r.run(t)
 	require.Equal(t, policy.CannotExecute, res.Reason)

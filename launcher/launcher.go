@@ -162,16 +162,25 @@ type Config struct {
 	// executable.
 	Path string
 	Args []string
+	// Own is how many of Args are no arguments of the script: the preset's are put behind them.
+	Own int
 	// Name is what the failure report calls the program.
-	Name             string
-	Dir              string
-	Env              []string
-	Stdin            *os.File // inherited by every worker; nil is /dev/null
-	Preset           preset.Preset
+	Name   string
+	Dir    string
+	Env    []string
+	Stdin  *os.File // inherited by every worker; nil is /dev/null
+	Preset preset.Preset
+	// ServicePort, Servers, Devices and Device are preset.Vars'.
+	ServicePort      int
+	Servers          int
+	Devices          int
+	Device           string
 	VirtualLocalRank bool
 	OldTorch         bool                      // see preset.Vars
 	CPUs             func(localRank int) []int // CPU set of a worker; nil leaves it alone
-	Policy           policy.Config
+	// MemoryPolicy is where the memory of a worker comes from; nil leaves it alone, as a nil policy does.
+	MemoryPolicy func(localRank int) *proc.MemoryPolicy
+	Policy       policy.Config
 	// ShutdownTimeout is how long workers have between a signal and SIGKILL.
 	ShutdownTimeout time.Duration
 	// LeaveGrace is how long this node has from the news that it has to leave to its end, what is saved by then included.
@@ -182,8 +191,8 @@ type Config struct {
 	SignalNames string
 	// Substitute replaces ${local_rank} in an argument.
 	Substitute func(arg string, localRank int) string
-	// Resolve finds what a Command executes: the program's path and argv. Required if directives bring commands.
-	Resolve func(Command) (path string, args []string, err error)
+	// Resolve finds what a Command executes. Required if directives bring commands.
+	Resolve func(Command) (Program, error)
 	// Meanwhile is the argv of what runs while the run is held; nil: nothing does.
 	Meanwhile []string
 	// Leaves carries reasons, in a few words, to leave the job; nil: there are none but signals and orders.

@@ -165,6 +165,7 @@ type Member struct {
 	RankBase, Slots int    // its workers have the ranks from RankBase to RankBase+Slots-1
 	Role            string
 	Ports           []int // free TCP ports that its workers may listen on
+	Bases           []int // ports from which on enough are free for the collectives of its devices
 }
 
 // Notice is a short message of the rendezvous beside the directives.

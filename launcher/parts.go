@@ -12,6 +12,7 @@ type parts struct {
 	environers   []Environer
 	preparers    []Preparer
 	starters     []Starter
+	siders       []Sider
 	watchers     []named[Watcher]
 	examiners    []named[Examiner]
 	stoppers     []Stopper
@@ -35,6 +36,7 @@ func sortParts(list []Part) parts {
 		environers:   only[Environer](list),
 		preparers:    only[Preparer](list),
 		starters:     only[Starter](list),
+		siders:       only[Sider](list),
 		watchers:     withNames[Watcher](list),
 		examiners:    withNames[Examiner](list),
 		stoppers:     only[Stopper](list),

@@ -228,7 +228,7 @@ func (a *adapter) World(ctx context.Context) ([]launcher.Member, error) {
 	members := make([]launcher.Member, len(world))
 	for i, m := range world {
 		members[i] = launcher.Member{GroupRank: m.GroupRank, Node: m.Node, Addr: m.Addr, RankBase: m.RankBase,
-			Slots: m.Slots, Role: m.Role, Ports: m.Ports}
+			Slots: m.Slots, Role: m.Role, Ports: m.Ports, Bases: m.Bases}
 	}
 	return members, nil
 }

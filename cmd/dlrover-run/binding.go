@@ -12,6 +12,14 @@ import (
 
 // binding is torchrun's --numa-binding: the CPU set of every worker, decided now.
 func (r *resolver) binding() error {
+	if sets := r.s.called.command.CPUs; len(sets) > 0 {
+		r.s.cpus = func(localRank int) []int {
+			if localRank >= len(sets) {
+				return nil
+			}
+			return sets[localRank]
+		}
+	}
 	text := r.c.String("numa-binding")
 	if text == "" {
 		return nil

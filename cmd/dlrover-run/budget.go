@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -45,8 +46,8 @@ func (r *resolver) budget() (b rendezvous.Budget, err error) {
 		return b, fmt.Errorf("--backoff-limit=%d, --same-failures=%d: need numbers from 1, or -1 for no limit; "+
 			"--restart-policy=Never restarts nothing", b.BackoffLimit, b.SameFailures)
 	}
-	if rule := r.s.params.Budget.Success; rule != "" && !r.c.IsSet("success-rule") {
-		b.Success = rule // of --policy
+	if !r.c.IsSet("success-rule") { // --policy has one, or the preset
+		b.Success = cmp.Or(r.s.params.Budget.Success, rendezvous.SuccessRule(r.s.preset.Success), b.Success)
 	}
 	for _, step := range []func(*rendezvous.Budget) error{r.backoff, r.windows, r.deadlines, r.onFailure} {
 		if err = step(&b); err != nil {

@@ -152,7 +152,7 @@ func (c *nodeChecks) torch(ctx context.Context) (node.Torch, error) {
 // torchEnv is the workers' environment. Where the links between MetaX boxes are tested by themselves, the collectives
 // leave the optical ones out, as MetaX' DLRover does.
 func (c *nodeChecks) torchEnv() []string {
-	env := workerEnv()
+	env := c.job.s.workerEnv()
 	if c.kind == "metax" && c.box != nil {
 		env = append(env, "MCCL_DISABLE_OPTIC_LINK=1")
 	}

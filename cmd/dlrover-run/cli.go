@@ -14,6 +14,8 @@ import (
 	"dlrover-run/launcher/printable"
 )
 
+const ownUsage = "[options] [--] training_script [script arguments]"
+
 const description = `Starts --nproc-per-node copies of a training script on this node, joins the
 other nodes of the job, restarts what fails, and says which rank failed first
 and why. It takes torchrun's command line; PET_<OPTION> variables give defaults.`
@@ -26,7 +28,7 @@ func parse(args []string, env argv.LookupEnv, stdout io.Writer) (*argv.Line, err
 	var shell *argv.CompletionRequest
 	switch {
 	case errors.Is(err, argv.ErrHelp):
-		help.Print(stdout, newApp(opts), "[options] [--] training_script [script arguments]")
+		help.Print(stdout, newApp("dlrover-run", description, opts), ownUsage)
 		return nil, nil
 	case errors.Is(err, argv.ErrVersion):
 		fmt.Fprintln(stdout, "dlrover-run", version.Version)
@@ -40,8 +42,8 @@ func parse(args []string, env argv.LookupEnv, stdout io.Writer) (*argv.Line, err
 }
 
 // newApp describes the program for its help; the library knows nothing of torchrun's abbreviations and variables.
-func newApp(opts []argv.Option) *cli.App {
-	app := &cli.App{Name: "dlrover-run", Usage: "launcher of distributed training jobs", Description: description}
+func newApp(name, description string, opts []argv.Option) *cli.App {
+	app := &cli.App{Name: name, Usage: "launcher of distributed training jobs", Description: description}
 	for _, o := range opts {
 		app.Flags = append(app.Flags, flag(o))
 	}
@@ -67,7 +69,7 @@ func flag(o argv.Option) cli.Flag {
 }
 
 // usage prints an error of the command line as argparse does.
-func usage(err error) {
-	fmt.Fprintf(os.Stderr, "usage: dlrover-run [options] [--] training_script [script arguments]\n"+
-		"dlrover-run: error: %s\nSee dlrover-run --help.\n", printable.Text(err.Error()))
+func (as *invocation) usage(err error) {
+	fmt.Fprintf(os.Stderr, "usage: %[1]s %[2]s\n%[1]s: error: %[3]s\nSee %[1]s --help.\n", as.Name, as.Usage,
+		printable.Text(err.Error()))
 }

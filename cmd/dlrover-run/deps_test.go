@@ -109,8 +109,9 @@ func TestImportPolicy(t *testing.T) {
 // The decisions are pure: no clock is read, nothing is opened.
 func TestPurePackages(t *testing.T) {
 	for _, pkg := range []string{
-		"rendezvous", "launcher/argv", "launcher/policy", "launcher/verdict", "launcher/preset", "netcheck", "switchbox",
-		"launcher/logs/rule", "launcher/streams",
+		"rendezvous", "launcher/argv", "launcher/argv/native", "launcher/policy", "launcher/verdict", "launcher/preset",
+		"netcheck", "switchbox", "launcher/logs/rule", "launcher/streams", "launcher/hostfile",
+		"launcher/scheduler",
 	} {
 		imports := list(t, "-f", `{{join .Imports "\n"}}`, "dlrover-run/"+pkg)
 		for _, never := range []string{"os", "os/exec", "net", "net/http", "log/slog", "context", "sync"} {

@@ -34,6 +34,7 @@ import (
 var binDir string
 
 func TestMain(m *testing.M) {
+	forgetScheduler()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup, too, the programs start with its default
 	if binDir = os.Getenv(innerBin); binDir != "" {
 		os.Exit(m.Run())
@@ -1003,7 +1004,7 @@ func TestKilledGuardOrLauncher(t *testing.T) {
 			require.Regexp(t, "^launcher\x00[0-9,]+\x00$", line)
 			require.Equal(t, "launcher\n", string(read(t, fmt.Sprintf("/proc/%d/comm", launcher))))
 			left := descendants(launcher)
-			require.Greater(t, len(left), 4)
+			require.GreaterOrEqual(t, len(left), 4, "two shells with something in the background, and mostly a sleep of theirs")
 			if name == "launcher" {
 				require.NoError(t, syscall.Kill(launcher, syscall.SIGKILL))
 			} else {

@@ -30,6 +30,7 @@ type endpoint struct {
 	port   int
 	served *service.Service // when it is served here
 	client *api.Client      // when it is not
+	life   *api.Lifeline    // then: by which it is known at once that this launcher was killed
 	second bool             // another launcher on this host serves it
 	done   chan error
 	acl    *storeACL
@@ -89,6 +90,13 @@ func reachable(s *settings) string {
 	return s.host
 }
 
+func whyNotServed(err error) string {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return "; end what listens there, or give all nodes another port"
+	}
+	return ""
+}
+
 func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
 	served, err := service.New(service.Config{Token: s.token, TopologyFile: s.topology, Observe: observe, Log: runsLog})
 	if err != nil {
@@ -101,7 +109,7 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 			return fmt.Errorf("serve the rendezvous at %s: %w "+
 				"(node rank 0 serves it; does another launcher here have --node-rank=0, too?)", e.where, err)
 		}
-		return fmt.Errorf("serve the rendezvous at %s: %w", e.where, err)
+		return fmt.Errorf("serve the rendezvous at %s: %w%s", e.where, err, whyNotServed(err))
 	}
 	l = e.limit(l, s, log)
 	e.port = l.Addr().(*net.TCPAddr).Port
@@ -169,6 +177,11 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	e.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))
 	e.client = api.NewClient(e.where, s.token)
 	e.svc = e.client
+	if e.life, err = api.ListenForLife(ctx, host); err != nil {
+		log.Debug("the end of this launcher is noticed later", "err", err)
+		return nil
+	}
+	s.node.Life = e.life.Life()
 	return nil
 }
 
@@ -222,6 +235,9 @@ func (e *endpoint) close() {
 		e.served.Close(0)
 	}
 	_ = e.store.Close()
+	if e.life != nil {
+		_ = e.life.Close()
+	}
 	if e.client != nil {
 		e.client.Close()
 	}

@@ -110,6 +110,9 @@ func TestTwoFirstNodesOfAStaticJob(t *testing.T) {
 	s.backend = static
 	_, err = opened(t, s)
 	require.ErrorContains(t, err, "does another launcher here have --node-rank=0, too?")
+	s.params.Min, s.params.Max = 1, 1
+	_, err = opened(t, s)
+	require.ErrorContains(t, err, "; end what listens there, or give all nodes another port")
 }
 
 func TestOneNodeServesNoRendezvous(t *testing.T) {

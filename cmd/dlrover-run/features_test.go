@@ -8,8 +8,10 @@ import (
 	"go/token"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -140,10 +142,13 @@ func TestFeaturesAndTheirPartsHaveOneName(t *testing.T) {
 	require.NoError(t, j.openFeatures())
 	defer j.python.close()
 	defer j.closeFeatures()
-	require.Len(t, j.parts, len(j.s.features)-1, "all but the file timer")
+	absent := maps.Clone(seen)
 	for _, p := range j.parts {
 		require.True(t, seen[p.Name()] || p.Name() == "empty", p.Name())
+		delete(absent, p.Name())
 	}
+	require.Equal(t, []string{"file timer", "live hostfile", "pid files", "preflight", "rank logs", "sides", "tensorboard",
+		"training-port"}, slices.Sorted(maps.Keys(absent)), "features that were not asked for here")
 }
 
 // What nobody asked for has no part: no listener, goroutine or file.

@@ -162,34 +162,33 @@ func (l *leaveNotice) close() error {
 
 // resolveCommand finds what a command of the run executes on this node. A program that is a Python file is executed by
 // the workers' Python.
-func (s *settings) resolveCommand(c launcher.Command) (path string, args []string, err error) {
+func (s *settings) resolveCommand(c launcher.Command) (p launcher.Program, err error) {
 	if len(c.Program) == 0 {
-		args = s.program.args
+		p = launcher.Program{Path: s.program.path, Args: s.program.args, Own: s.program.own}
 		if c.Args != nil {
-			args = append(append([]string{}, args[:s.program.own]...), c.Args...)
+			p.Args = append(append([]string{}, p.Args[:p.Own]...), c.Args...)
 		}
-		return s.program.path, args, nil
+		return p, nil
 	}
 	name := c.Program[0]
-	args = append(append([]string{}, c.Program...), c.Args...)
+	p = launcher.Program{Args: append(append([]string{}, c.Program...), c.Args...), Own: 1}
 	if strings.HasSuffix(name, ".py") {
 		if err := checkScript(s.inWorkdir(name)); err != nil {
-			return "", nil, err
+			return p, err
 		}
-		if path, err = s.findPython(); err != nil {
-			return "", nil, fmt.Errorf("the command of the run is a script, %s: %w", name, err)
+		if p.Path, err = s.findPython(); err != nil {
+			return p, fmt.Errorf("the command of the run is a script, %s: %w", name, err)
 		}
-		return path, append([]string{path, "-u"}, args...), nil
+		p.Args, p.Own = append([]string{p.Path, "-u"}, p.Args...), 3
+		return p, nil
 	}
 	if strings.Contains(name, "/") {
-		path, err = exec.LookPath(s.inWorkdir(name))
-	} else {
-		path, err = exec.LookPath(name)
+		name = s.inWorkdir(name)
 	}
-	if err != nil {
-		return "", nil, fmt.Errorf("the command of the run cannot be executed: %w", err)
+	if p.Path, err = exec.LookPath(name); err != nil {
+		return p, fmt.Errorf("the command of the run cannot be executed: %w", err)
 	}
-	return path, args, nil
+	return p, nil
 }
 
 // inWorkdir is a path as the workers see it.

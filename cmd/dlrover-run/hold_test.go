@@ -119,10 +119,10 @@ func TestTheOthersDoNotWaitForANodeThatLeaves(t *testing.T) {
 	r := rule(t, "1:2")
 	stubborn := `trap 'echo $POD_NAME >> $DIR/ended' TERM; echo $POD_NAME:$RANK/$WORLD_SIZE >> $DIR/starts
 while :; do sleep 0.02; done`
-	for _, n := range []string{"n0", "n1"} {
-		r.nodes = append(r.nodes, r.start("dlrover-run", append([]string{"POD_NAME=" + n}, r.env...), r.sh(stubborn,
-			"--nnodes=1:2", "--nproc-per-node=1", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.5", "--leave-grace=300s",
-			"--shutdown-timeout=1")...))
+	for n, patience := range []string{"300", "1"} {
+		r.nodes = append(r.nodes, r.start("dlrover-run", append([]string{fmt.Sprintf("POD_NAME=n%d", n)}, r.env...),
+			r.sh(stubborn, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=0.5",
+				"--leave-grace=300s", "--shutdown-timeout="+patience)...))
 	}
 	r.worlds(1)
 	begun := time.Now()

@@ -32,6 +32,7 @@ type hostFacts struct {
 	lookPath func(file string) (string, error)
 	venvs    func() []string // bin directories of the venvs that the launcher lies in
 	environ  func() []string // all variables, as KEY=VALUE
+	shmFree  func() (int64, error)
 }
 
 func thisHost(env func(string) (string, bool)) hostFacts {
@@ -44,7 +45,7 @@ func thisHost(env func(string) (string, bool)) hostFacts {
 		addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
 		cpus:  func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
 		gpus:  func() (int, string) { return proc.GPUCount("/", env) },
-		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) }, environ: os.Environ,
+		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) }, environ: os.Environ, shmFree: shmFree,
 	}
 }
 

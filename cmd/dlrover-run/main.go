@@ -38,7 +38,7 @@ func main() {
 		os.Exit(ckptd.Main(os.Args[1:], os.Stdout))
 	}
 	if guarded.BecomesCommand(os.Args) {
-		os.Exit(becomeCommand(os.Args[1:], os.Environ(), os.Stderr))
+		os.Exit(becomeCommand(os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 	}
 	link, watch, err := guarded.Role()
 	if watch != nil {
@@ -56,22 +56,21 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	}
 	in := inbox.New(link)
 	defer in.Close()
-	env, alone := argv.LookupEnv(os.LookupEnv), byXPUTimer(args)
-	if args = args[1:]; alone {
-		args, env = oneWorker(args, env)
-	}
-	c, err := parse(args, env, stdout)
+	host, as := thisHost(os.LookupEnv), calledAs(args)
+	c, err := as.parse(args[1:], os.LookupEnv, host, stdout)
 	if err != nil {
-		usage(err)
+		as.usage(err)
 		return refused(err, policy.Usage, policy.TorchrunCodes)
+	}
+	if as.command.Become != nil {
+		return as.become(host, in, stdout)
 	}
 	if c == nil {
 		return 0
 	}
-	host := thisHost(os.LookupEnv)
-	s, err := resolve(c, os.LookupEnv, host)
+	s, err := resolveAs(as, c, os.LookupEnv, host)
 	if err != nil {
-		return refuse(err, s.codes)
+		return refuse(err, &s)
 	}
 	if s.dryRun {
 		return printPlan(stdout, &s, host)
@@ -80,19 +79,18 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 		s.warnings = append(s.warnings,
 			"no guard: whatever workers start lives on if this launcher is killed: "+unguarded.Error())
 	}
-	s.alone = alone
 	return launch(started, &s, host, in, link)
 }
 
 // refuse says why nothing was started.
-func refuse(err error, codes policy.CodePolicy) int {
+func refuse(err error, s *settings) int {
 	var unusable *unusableError
 	if errors.As(err, &unusable) {
 		console.Complain(os.Stderr, "dlrover-run", err)
-		return refused(err, policy.CannotExecute, codes)
+		return refused(err, policy.CannotExecute, s.codes)
 	}
-	usage(err)
-	return refused(err, policy.Usage, codes)
+	s.called.usage(err)
+	return refused(err, policy.Usage, s.codes)
 }
 
 // job is everything that launch opens, in the order of opening.
@@ -122,14 +120,23 @@ const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, link *guard.Link) int {
 	j := &job{s: s, guard: link, inbox: in, stderr: console.NewRelay(os.Stderr), level: new(slog.LevelVar)}
-	j.level.Set(console.Level())
+	j.level.Set(s.called.logLevel())
 	j.runsLog = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
 	j.log = j.runsLog.With("run_id", s.runID)
 	j.python = &pythonPath{shmDir: s.shmDir, log: j.log}
 	for _, w := range s.warnings {
 		j.log.Warn(w)
 	}
-	if w := preset.OMPWarning(s.slots, os.LookupEnv); w != "" {
+	if text := s.scheduledText(); text != "" {
+		j.log.Info(text)
+	}
+	if s.presetWhy != "" {
+		j.log.Info("--preset=auto has chosen "+s.preset.Name, "why", s.presetWhy)
+	}
+	for _, n := range s.called.command.Notes {
+		j.log.Info(n)
+	}
+	if w := preset.OMPWarning(s.slots, preset.LookupEnv(s.called.variables(os.LookupEnv))); w != "" {
 		j.log.Info(w)
 	}
 	j.catchSignals()
@@ -141,7 +148,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 		j.logs.Stderr().FreshLine()
 	}
 	code := res.Reason.Code(s.codes)
-	if s.alone {
+	if s.called.command.Alone {
 		code = statusOf(res, code)
 	}
 	j.conclude(res)
@@ -293,7 +300,7 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	cfg.Parts, cfg.Env = j.parts, j.python.environ(cfg.Env)
 	cfg.Signals, cfg.Terminate = j.signals, j.s.terminates
 	cfg.Logger = j.log
-	if j.s.alone {
+	if j.s.called.command.Alone {
 		cfg.Substitute = func(arg string, _ int) string { return arg } // the command is nobody's template
 	}
 	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
@@ -310,16 +317,23 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 func (s *settings) agent(host hostFacts) launcher.Config {
 	return launcher.Config{
 		RunID: s.runID, Role: s.role, NodeName: s.node.Name, Host: host.name, Addr: s.node.Addr, Slots: s.slots,
-		Path: s.program.path, Args: s.program.args, Name: s.program.name, Env: workerEnv(), Stdin: os.Stdin, Preset: s.preset,
+		Path: s.program.path, Args: s.program.args, Own: s.program.own, Name: s.program.name,
+		Env: s.workerEnv(), Stdin: os.Stdin, Preset: s.preset, MemoryPolicy: s.memory,
 		VirtualLocalRank: s.virtual, OldTorch: s.oldTorch, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
 		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank, Dir: s.workdir, Meanwhile: s.meanwhile,
-		LeaveGrace: s.leaveGrace, Resolve: s.resolveCommand, Restart: s.restart,
+		ServicePort: s.servicePort, Servers: s.servers, Devices: s.devices, Device: s.device, LeaveGrace: s.leaveGrace,
+		Resolve: s.resolveCommand, Restart: s.restart,
 	}
 }
 
-// workerEnv is what workers inherit: all but the job token, which is for launchers.
-func workerEnv() []string {
-	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "DLROVER_TOKEN=") })
+// workerEnv is what workers inherit, all but the job token, which is for launchers, and what the command line of
+// another launcher gives them.
+func (s *settings) workerEnv() []string {
+	env := os.Environ()
+	if len(s.called.command.Env) > 0 {
+		env = preset.MergeEnv(env, s.called.command.Env)
+	}
+	return slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DLROVER_TOKEN=") })
 }
 
 // catchSignals takes the job's signals, and those that a PID 1 has to pass on.

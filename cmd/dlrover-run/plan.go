@@ -5,17 +5,22 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
+	"strings"
 	"time"
 
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/printable"
+	"dlrover-run/launcher/proc"
 )
 
 // plan is what --dry-run prints: all that would be done, as JSON.
 type plan struct {
+	// Called is left out under dlrover-run's own name.
+	Called *planCalled `json:"called,omitempty"`
+	// Scheduler is left out where nobody says anything.
+	Scheduler  *planScheduler `json:"scheduler,omitempty"`
 	RunID      string         `json:"run_id"`
 	Rendezvous planRendezvous `json:"rendezvous"`
 	Node       planNode       `json:"node"`
@@ -26,9 +31,27 @@ type plan struct {
 	// Features is what the others add, by name; one that was not asked for adds nothing.
 	Features map[string]any `json:"features,omitempty"`
 	// Assumed says what only the rendezvous decides.
-	Assumed  string       `json:"assumed"`
-	Workers  []planWorker `json:"workers"`
-	Warnings []string     `json:"warnings,omitempty"`
+	Assumed string `json:"assumed"`
+	// Preset is left out if it is torch's and nobody has chosen.
+	Preset  *planPreset  `json:"preset,omitempty"`
+	Workers []planWorker `json:"workers"`
+	// Beside are the processes that the preset has beside the workers of the first node.
+	Beside   []planSide `json:"beside_the_workers,omitempty"`
+	Warnings []string   `json:"warnings,omitempty"`
+}
+
+// planCalled is what the command line of another launcher has become.
+type planCalled struct {
+	Name    string   `json:"name"`
+	Options []string `json:"options,omitempty"`
+	Env     []string `json:"env,omitempty"`
+	Notes   []string `json:"notes,omitempty"`
+	Execute []string `json:"execute,omitempty"` // in place of workers
+}
+
+type planPreset struct {
+	Name string `json:"name"`
+	Why  string `json:"chosen_by,omitempty"`
 }
 
 type planRendezvous struct {
@@ -64,6 +87,7 @@ type planRestarts struct {
 type planLogs struct {
 	Dir        string `json:"dir"`
 	RotateSize int64  `json:"rotate_size_bytes,omitempty"`
+	Ranks      string `json:"rank_files,omitempty"` // that of rank 0
 }
 
 type planWorker struct {
@@ -72,17 +96,18 @@ type planWorker struct {
 	Argv      []string `json:"argv"`
 	Env       []string `json:"env"`
 	CPUs      []int    `json:"cpus,omitempty"`
+	Memory    string   `json:"memory,omitempty"` // policy and NUMA node, as in /proc/PID/numa_maps
 	Redirects string   `json:"redirects"`
 	Tee       string   `json:"tee"`
 }
 
 // fromRendezvous stands for what is decided when the nodes meet.
-const fromRendezvous = "<from the rendezvous>"
+const fromRendezvous = preset.Undecided
 
 func printPlan(w io.Writer, s *settings, h hostFacts) int {
 	p, err := makePlan(s, h)
 	if err != nil {
-		return refuse(err, s.codes)
+		return refuse(err, s)
 	}
 	enc := json.NewEncoder(printable.JSON(w))
 	enc.SetIndent("", "  ")
@@ -97,7 +122,8 @@ func printPlan(w io.Writer, s *settings, h hostFacts) int {
 func makePlan(s *settings, h hostFacts) (plan, error) {
 	params := s.params.WithDefaults()
 	p := plan{
-		RunID: s.runID, Warnings: s.warnings, Features: map[string]any{},
+		Called: s.called.plan(), Scheduler: s.planScheduler(), RunID: s.runID,
+		Warnings: s.warnings, Features: map[string]any{},
 		Rendezvous: planRendezvous{
 			Backend: string(s.backend), ServedHere: s.serves(h), Token: s.token != "",
 			Nodes: fmt.Sprintf("%d:%d", params.Min, params.Max), NodeUnit: params.Unit,
@@ -120,13 +146,16 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 	if s.backend != local {
 		p.Rendezvous.Endpoint = fmt.Sprintf("%s:%d", s.host, s.port)
 	}
+	if s.preset.Name != "torch" || s.presetWhy != "" {
+		p.Preset = &planPreset{s.preset.Name, s.presetWhy}
+	}
 	if s.node.Rank >= 0 {
 		p.Node.Rank = &s.node.Rank
 	}
 	return p, p.addWorkers(s, h)
 }
 
-func (p *plan) addWorkers(s *settings, h hostFacts) error {
+func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
 	nodeRank := max(s.node.Rank, 0)
 	p.Assumed = fmt.Sprintf("group rank %d of %d nodes with %d workers each, first start", nodeRank, s.params.Max, s.slots)
 	cfg := s.agent(h)
@@ -135,25 +164,43 @@ func (p *plan) addWorkers(s *settings, h hostFacts) error {
 		RoleRankBase: nodeRank * s.slots, RoleWorldSize: s.params.Max * s.slots, MasterAddr: fromRendezvous,
 	}
 	for i := range s.slots {
-		env, err := s.preset.Environ(cfg.Vars(place, i, fromRendezvous))
+		v := cfg.Vars(place, i, fromRendezvous)
+		v.World = s.assumedWorld()
+		env, err := s.preset.Environ(v)
 		if err != nil {
 			return err
 		}
 		p.Workers = append(p.Workers, planWorker{
-			LocalRank: i, Rank: place.RankBase + i, Argv: cfg.ArgsOf(i), Env: masked(env), CPUs: cpusOf(cfg, i),
-			Redirects: stdNames[s.logs.redirects.For(i)&3], Tee: stdNames[s.logs.tee.For(i)&3],
+			LocalRank: i, Rank: place.RankBase + i, Argv: cfg.ArgsOf(v), Env: masked(env), CPUs: cpusOf(cfg, i),
+			Memory: memoryOf(cfg, i), Redirects: stdNames[s.logs.redirects.For(i)&3], Tee: stdNames[s.logs.tee.For(i)&3],
 		})
 	}
-	return nil
+	v := cfg.Vars(place, 0, "")
+	v.World = s.assumedWorld()
+	p.Beside, err = planSides(s, cfg, v)
+	return err
 }
 
 var stdNames = [4]string{"none", "stdout", "stderr", "both"}
 
 // masked shows that the store's port is not known yet.
 func masked(env []string) []string {
-	env = preset.MergeEnv(env, []string{"MASTER_PORT=" + fromRendezvous})
-	slices.Sort(env)
+	for i, entry := range env {
+		if strings.HasPrefix(entry, "MASTER_PORT=") {
+			env[i] = "MASTER_PORT=" + fromRendezvous
+		}
+	}
 	return env
+}
+
+// assumedWorld is one of nodes like this one.
+func (s *settings) assumedWorld() []preset.Node {
+	nodes := make([]preset.Node, s.params.Max)
+	for i := range nodes {
+		nodes[i] = preset.Node{GroupRank: i, Addr: fromRendezvous, RankBase: i * s.slots, Slots: s.slots,
+			Ports: make([]int, s.preset.PortsOf(s.slots))}
+	}
+	return nodes
 }
 
 func cpusOf(cfg launcher.Config, i int) []int {
@@ -161,4 +208,15 @@ func cpusOf(cfg launcher.Config, i int) []int {
 		return nil
 	}
 	return cfg.CPUs(i)
+}
+
+func memoryOf(cfg launcher.Config, i int) string {
+	if cfg.MemoryPolicy == nil || cfg.MemoryPolicy(i) == nil {
+		return ""
+	}
+	p := cfg.MemoryPolicy(i)
+	if p.Mode == proc.BindNode {
+		return fmt.Sprintf("bind:%d", p.Node)
+	}
+	return fmt.Sprintf("prefer:%d", p.Node)
 }

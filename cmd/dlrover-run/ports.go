@@ -16,50 +16,64 @@ import (
 
 // ports are free TCP ports of this node for the servers of its workers, which the workers of all nodes are told of.
 // They are held, bound and not listened on, from the join to the start of the workers, and again between two epochs.
+// The first ones are the preset's, which tells the workers in its own way, the others those of --ports.
 type ports struct {
 	*freeports.Ports
-	offer func([]int)
-	dir   string // has the world file
-	log   *slog.Logger
+	offer  func([]int)
+	preset func(slots int) int
+	slots  int
+	dir    string // has the world file; "": nobody has asked for it
+	log    *slog.Logger
 }
 
 func portsFeature() feature {
-	var n int
+	var users, all int
+	var world bool
 	return feature{
 		name: "ports",
 		settings: func(r *resolver) error {
-			if n = r.c.Int("ports"); n < 0 || n > rendezvous.MaxPorts {
-				return fmt.Errorf("--ports=%d: need 0 to %d ports on this node", n, rendezvous.MaxPorts)
+			if users = r.c.Int("ports"); users < 0 || users > rendezvous.MaxPorts {
+				return fmt.Errorf("--ports=%d: need 0 to %d ports on this node", users, rendezvous.MaxPorts)
+			}
+			all, world = users+r.s.preset.PortsOf(r.s.slots), r.s.preset.World
+			if all > rendezvous.MaxPorts {
+				return fmt.Errorf("--preset=%s needs %d ports for %d workers: with --ports=%d it is %d of at most %d for a node; "+
+					"start fewer workers", r.s.preset.Name, all-users, r.s.slots, users, all, rendezvous.MaxPorts)
 			}
 			return nil
 		},
 		plan: func(p *plan) {
-			if n > 0 {
-				p.Features["ports"] = n
+			if users > 0 {
+				p.Features["ports"] = users
 			}
 		},
 		open: func(j *job) (launcher.Part, error) {
-			if n == 0 {
+			if all == 0 && !world {
 				return nil, nil
 			}
-			return openPorts(j, n)
+			return openPorts(j, all, users > 0)
 		},
 	}
 }
 
-func openPorts(j *job, n int) (*ports, error) {
+// openPorts holds n ports. Only who wants to be told has a file for them.
+func openPorts(j *job, n int, tell bool) (*ports, error) {
 	held, err := freeports.Hold(n)
 	if err != nil {
-		return nil, unusableOption(fmt.Errorf("--ports=%d: %w; ask for fewer", n, err))
+		return nil, unusableOption(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
+			j.s.preset.Name, n, err))
 	}
-	dir, err := os.MkdirTemp("", "dlrover-world-") // mode 0700
+	p := &ports{Ports: held, preset: j.s.preset.PortsOf, slots: j.s.slots, log: j.log}
+	if tell {
+		p.dir, err = os.MkdirTemp("", "dlrover-world-") // mode 0700
+	}
 	if err != nil {
 		held.Release()
 		return nil, unusableOption(fmt.Errorf("--ports: no place for the file that tells workers of all nodes: %w; "+
 			"set TMPDIR to a directory that this user may write to", err))
 	}
 	j.s.node.Ports = held.Numbers()
-	return &ports{Ports: held, dir: dir, log: j.log}, nil
+	return p, nil
 }
 
 // Name implements launcher.Part.
@@ -72,20 +86,28 @@ func (p *ports) joined(j *job) { p.offer = j.adapter.session.SetPorts }
 
 // Starting implements launcher.Starter: from now on the ports are the workers'.
 func (p *ports) Starting(e launcher.Epoch) {
-	if err := p.writeWorld(e.World); err != nil {
-		p.log.Error("cannot write the world file: workers that read it fail", "path", p.worldFile(), "err", err)
+	if p.dir != "" {
+		if err := p.writeWorld(e.World); err != nil {
+			p.log.Error("cannot write the world file: workers that read it fail", "path", p.worldFile(), "err", err)
+		}
 	}
 	p.Release()
 }
 
 // Environ implements launcher.Environer.
 func (p *ports) Environ(launcher.Epoch, int) []string {
-	list := make([]string, len(p.Numbers()))
-	for i, n := range p.Numbers() {
-		list[i] = strconv.Itoa(n)
+	if p.dir == "" {
+		return nil
+	}
+	var list []string
+	for _, n := range p.users(p.Numbers(), p.slots) {
+		list = append(list, strconv.Itoa(n))
 	}
 	return []string{"DLROVER_PORTS=" + strings.Join(list, ","), "DLROVER_WORLD_FILE=" + p.worldFile()}
 }
+
+// users are those of a node's ports that are not the preset's.
+func (p *ports) users(all []int, slots int) []int { return all[min(p.preset(slots), len(all)):] }
 
 // Stopped implements launcher.Stopper. Whoever took a port meanwhile, such as a worker's child that is still there, has
 // it; the next world is told of another.
@@ -116,10 +138,9 @@ func (p *ports) worldFile() string { return filepath.Join(p.dir, "world.json") }
 func (p *ports) writeWorld(world []launcher.Member) error {
 	nodes := make([]worldNode, len(world))
 	for i, m := range world {
-		nodes[i] = worldNode(m)
-		if m.Ports == nil {
-			nodes[i].Ports = []int{} // a list to every reader
-		}
+		// Every reader gets a list.
+		ports := append([]int{}, p.users(m.Ports, m.Slots)...)
+		nodes[i] = worldNode{m.GroupRank, m.Node, m.Addr, m.RankBase, m.Slots, m.Role, ports}
 	}
 	data, err := json.Marshal(nodes)
 	if err != nil {
@@ -134,5 +155,8 @@ func (p *ports) writeWorld(world []launcher.Member) error {
 
 func (p *ports) close() error {
 	p.Release()
+	if p.dir == "" {
+		return nil
+	}
 	return os.RemoveAll(p.dir)
 }

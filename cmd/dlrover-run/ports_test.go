@@ -22,7 +22,7 @@ func openTestPorts(t *testing.T, n int) (*ports, *job) {
 	t.Helper()
 	t.Setenv("TMPDIR", t.TempDir())
 	j := &job{s: &settings{}, log: slog.New(slog.DiscardHandler)}
-	p, err := openPorts(j, n)
+	p, err := openPorts(j, n, true)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.close()) })
 	p.offer = func([]int) {}

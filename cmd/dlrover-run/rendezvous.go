@@ -73,6 +73,8 @@ func (r *resolver) pickBackend() error {
 	case r.c.Bool("standalone"):
 		r.s.backend, r.s.host = local, "127.0.0.1"
 		return nil
+	case r.meetsByScheduler():
+		return r.meetByScheduler()
 	case daemon != "" && !r.c.IsSet("rdzv-backend") && endpoint == "":
 		return r.endpoint(master, daemon, 0)
 	case name == "dlrover-master":
@@ -136,6 +138,9 @@ func (r *resolver) pickRunID() {
 	if job := r.lookup("ELASTIC_JOB_NAME"); job != "" && !r.c.IsSet("rdzv-id") {
 		r.s.runID = job
 	}
+	if r.s.runID == "none" && !r.c.IsSet("rdzv-id") && r.meetsByScheduler() && r.s.scheduler.RunID != "" {
+		r.s.runID = r.s.scheduler.RunID
+	}
 	if r.s.backend == local && (r.c.Bool("standalone") || r.s.runID == "none") {
 		r.s.runID = r.host.id
 	}
@@ -158,7 +163,9 @@ func inert() []string {
 }
 
 func (r *resolver) applyConf(conf map[string]string) error {
-	r.s.connect = time.Minute
+	if r.s.connect = time.Minute; r.meetsByScheduler() {
+		r.s.connect = startPatience
+	}
 	for key, text := range conf {
 		if err := r.applyKey(key, text); err != nil {
 			return fmt.Errorf("--rdzv-conf %s=%s: %w", key, text, err)
@@ -242,6 +249,9 @@ func (r *resolver) address() string {
 	}
 	if ip := r.lookup("POD_IP"); ip != "" {
 		return ip
+	}
+	if r.meetsByScheduler() {
+		return r.scheduledAddress()
 	}
 	if r.s.backend == static && r.s.node.Rank == 0 {
 		return r.s.host

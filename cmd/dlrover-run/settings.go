@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +20,8 @@ import (
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/printable"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/scheduler"
 	"dlrover-run/rendezvous"
 )
 
@@ -40,42 +44,51 @@ const (
 // settings is everything that the command line, the environment and the host decide,
 // checked, before anything is started.
 type settings struct {
-	backend    backend
-	host       string // of the rendezvous
-	port       int
-	isHost     *bool // rdzv-conf is_host
-	runID      string
-	role       string
-	params     rendezvous.Params
-	node       rendezvous.Node
-	slots      int
-	slotsWhy   string
-	connect    time.Duration
-	token      string
-	insecure   bool
-	topology   string
-	program    program
-	policy     policy.Config
-	codes      policy.CodePolicy
-	preset     preset.Preset
-	virtual    bool
-	oldTorch   bool // the workers' torch is older than 2.2
-	signals    []syscall.Signal
-	signalText string
-	shutdown   time.Duration
-	restart    launcher.Restart
-	logs       logSettings
-	cpus       func(localRank int) []int
-	shmDir     string // --ckpt-shm-dir
-	features   []feature
-	findPython func() (string, error) // that runs scripts
-	workdir    string                 // of the workers; "": the launcher's
-	onResume   *rendezvous.Command    // given in advance; nil: none
-	meanwhile  []string               // argv of what runs while the run is held
-	leaveGrace time.Duration          // for a node that leaves; 0: no bound
-	dryRun     bool
-	alone      bool // the job has one worker, whose exit status is the launcher's
-	warnings   []string
+	backend   backend
+	host      string // of the rendezvous
+	port      int
+	isHost    *bool // rdzv-conf is_host
+	runID     string
+	role      string
+	params    rendezvous.Params
+	node      rendezvous.Node
+	slots     int
+	slotsWhy  string
+	connect   time.Duration
+	scheduler scheduler.Facts // without a name: of nobody
+	token     string
+	tokenFrom string // the private key of ssh that it is derived from, if it is
+	insecure  bool
+	topology  string
+	program   program
+	policy    policy.Config
+	codes     policy.CodePolicy
+	preset    preset.Preset
+	presetWhy string // in one line, with --preset=auto
+	// servicePort is the one of the framework's own service, chosen by the user; 0: the first that node 0 offers.
+	servicePort int
+	devices     int // accelerators of this node, if the preset asks for them
+	device      string
+	servers     int // that the framework has beside the workers
+	virtual     bool
+	oldTorch    bool // the workers' torch is older than 2.2
+	signals     []syscall.Signal
+	signalText  string
+	shutdown    time.Duration
+	restart     launcher.Restart
+	logs        logSettings
+	cpus        func(localRank int) []int
+	memory      func(localRank int) *proc.MemoryPolicy
+	shmDir      string // --ckpt-shm-dir
+	features    []feature
+	findPython  func() (string, error) // that runs scripts
+	workdir     string                 // of the workers; "": the launcher's
+	onResume    *rendezvous.Command    // given in advance; nil: none
+	meanwhile   []string               // argv of what runs while the run is held
+	leaveGrace  time.Duration          // for a node that leaves; 0: no bound
+	dryRun      bool
+	called      invocation
+	warnings    []string
 }
 
 type logSettings struct {
@@ -109,13 +122,23 @@ type resolver struct {
 }
 
 func resolve(c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
-	return resolveWith(features(), c, env, host)
+	return resolveAs(ownName(), c, env, host)
+}
+
+func resolveAs(as invocation, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
+	r := &resolver{c: c, env: as.variables(env), host: host, s: settings{features: features(), called: as}}
+	return r.resolve()
 }
 
 func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
-	r := &resolver{c: c, env: env, host: host, s: settings{features: table}}
-	steps := []func() error{r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder,
-		r.logging, r.pickWorkdir, r.features, r.entrypoint, r.environment, r.binding}
+	r := &resolver{c: c, env: env, host: host, s: settings{features: table, called: ownName()}}
+	return r.resolve()
+}
+
+func (r *resolver) resolve() (settings, error) {
+	steps := []func() error{r.schedule, r.size, r.identity, r.rendezvous, r.names, r.secret, r.restarts, r.shutdownLadder,
+		r.logging, r.pickWorkdir, r.pickPreset, r.features, r.entrypoint, r.environment, r.binding, r.numaAffinity,
+		r.withoutEffect}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return r.s, err
@@ -130,7 +153,8 @@ func (r *resolver) names() error {
 	if r.lookup("POD_NAME") != "" {
 		node = "$POD_NAME"
 	}
-	for _, n := range [][2]string{{"run id (--rdzv-id)", r.s.runID}, {"--role", r.s.role}, {node, r.s.node.Name}} {
+	for _, n := range [][2]string{{"run id (--rdzv-id)", r.s.runID}, {"--role", r.s.role}, {node, r.s.node.Name},
+		{"$NODE_NAME", cmp.Or(r.s.node.Machine, r.s.node.Name)}} {
 		if !printable.Name(n[1]) {
 			return fmt.Errorf("%s %.100q: %s", n[0], n[1], printable.NameRule)
 		}
@@ -154,13 +178,20 @@ func (r *resolver) size() error {
 		return err
 	}
 	if r.c.Bool("auto-config") {
-		if lo, hi, err = r.autoNodes(); err != nil {
-			return err
-		}
+		lo, hi, err = r.autoNodes()
+	} else {
+		lo, hi, err = r.sizeByScheduler(lo, hi)
+	}
+	if err != nil {
+		return err
 	}
 	r.s.params.Min, r.s.params.Max = lo, hi
 	if r.s.params.Unit = r.c.Int("node-unit"); r.s.params.Unit < 1 {
 		return fmt.Errorf("--node_unit=%d: need a number of nodes from 1", r.s.params.Unit)
+	}
+	if n := r.s.scheduler.Slots; n > 0 && !r.c.IsSet("nproc-per-node") && !r.c.Bool("auto-config") {
+		r.s.slots, r.s.slotsWhy = n, r.s.scheduler.Name
+		return nil
 	}
 	r.s.slots, r.s.slotsWhy, err = r.workers(r.c.String("nproc-per-node"))
 	return err
@@ -244,6 +275,7 @@ func (r *resolver) identity() error {
 	if pod := r.lookup("POD_NAME"); pod != "" {
 		r.s.node.Name = pod
 	}
+	r.s.node.Machine, r.s.node.Devices = cmp.Or(r.lookup("NODE_NAME"), r.lookup("NODE_IP")), r.devices()
 	for _, name := range []string{"NODE_IP", "POD_IP"} {
 		if ip := r.lookup(name); ip != "" && r.s.node.IP == "" {
 			r.s.node.IP = ip
@@ -259,6 +291,17 @@ func (r *resolver) identity() error {
 	return r.nodeRank()
 }
 
+// devices counts the accelerators of a node that has any: to look through /dev costs a millisecond.
+func (r *resolver) devices() (n int) {
+	for _, control := range []string{"nvidiactl", "kfd", "davinci_manager", "mxcd"} {
+		if _, err := fs.Stat(r.host.root, "dev/"+control); err == nil {
+			n, _ = r.host.gpus()
+			return n
+		}
+	}
+	return 0
+}
+
 func (r *resolver) nodeRank() error {
 	if r.c.IsSet("node-rank") {
 		r.s.node.Rank = r.c.Int("node-rank")
@@ -270,7 +313,13 @@ func (r *resolver) nodeRank() error {
 					return fmt.Errorf("$%s=%q: need the rank of this node, a number from 0", name, text)
 				}
 				r.s.node.Rank = n
+				if err := r.sameRank(name); err != nil {
+					return err
+				}
 			}
+		}
+		if r.s.node.Rank < 0 && r.rankedByScheduler() {
+			r.s.node.Rank = r.s.scheduler.NodeRank
 		}
 	}
 	if r.s.node.Rank >= rendezvous.MaxNodes || r.c.IsSet("node-rank") && r.s.node.Rank < 0 {
@@ -287,8 +336,14 @@ func (r *resolver) secret() (err error) {
 	if s.token, err = token.Find(r.c.String("token-file"), r.env); err != nil {
 		return err
 	}
+	if s.token == "" {
+		s.token = s.called.command.Token
+	}
 	if s.backend == local || s.token != "" || s.insecure || token.Loopback(s.host) {
 		return nil
+	}
+	if r.meetsByScheduler() {
+		return r.withoutToken()
 	}
 	if s.serves(r.host) {
 		r.warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; " +
@@ -408,9 +463,6 @@ func (r *resolver) rotation() (err error) {
 
 func (r *resolver) environment() (err error) {
 	r.s.virtual = r.c.Bool("virtual-local-rank")
-	if r.s.preset, err = preset.Lookup(r.c.String("preset")); err != nil {
-		return err
-	}
 	python := r.s.program.path
 	if r.c.Bool("no-python") && !strings.HasPrefix(filepath.Base(python), "python") {
 		python, _ = r.python() // the one that a shell script would start

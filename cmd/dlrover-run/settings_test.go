@@ -39,6 +39,12 @@ func testHost() hostFacts {
 // resolved parses a command line as main does, in a directory with a train.py.
 func resolved(t *testing.T, line string, env map[string]string) (settings, error) {
 	t.Helper()
+	return resolvedOn(t, testHost(), line, env)
+}
+
+// resolvedOn is resolved on another machine.
+func resolvedOn(t *testing.T, h hostFacts, line string, env map[string]string) (settings, error) {
+	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "train.py"), nil, 0o600))
 	t.Chdir(dir)
@@ -47,7 +53,7 @@ func resolved(t *testing.T, line string, env map[string]string) (settings, error
 	if err != nil {
 		return settings{}, err
 	}
-	return resolve(c, lookup, testHost())
+	return resolve(c, lookup, h)
 }
 
 const secret = "0123456789abcdef"
@@ -210,8 +216,6 @@ func TestResolveErrors(t *testing.T) {
 		"missing interpreter": {"train.py", map[string]string{"PYTHON_EXEC": "missing-python"}, "PYTHON_EXEC"},
 		"numa without device": {"--numa-binding=node train.py", nil, "accelerator"},
 		"accelerator":         {"--nproc-per-node=auto --accelerator=ascend-npu train.py", nil, "cuda"},
-		"auto-tunning":        {"--auto-tunning train.py", nil, "not available yet"},
-		"PET auto-tunning":    {"train.py", map[string]string{"PET_AUTO_TUNNING": "1"}, "PET_AUTO_TUNNING"},
 		"no GPUs but GPUs": {"--accelerator=cpu --nproc-per-node=gpu train.py", nil,
 			"--nproc-per-node=gpu and --accelerator=cpu contradict each other"},
 		"logs specs":  {"--logs-specs=x train.py", nil, "Python entry point"},
@@ -255,9 +259,11 @@ func TestHelpNamesEveryOption(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, c)
 	for _, want := range []string{
-		"--nnodes N|MIN:MAX", "-r, --redirects", "--network-check", "\nNot available in this version:\n",
-		"(default: 1:1)", "--help",
+		"--nnodes N|MIN:MAX", "-r, --redirects", "--network-check", "(default: 1:1)", "--help",
 	} {
 		require.Contains(t, out.String(), want)
+	}
+	for _, section := range []string{"\nWorkers:\n", "\nLogs and events:\n"} {
+		require.Equal(t, 1, strings.Count(out.String(), section), section)
 	}
 }

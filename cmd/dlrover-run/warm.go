@@ -161,7 +161,9 @@ func (w *warmWorkers) configure(cfg *launcher.Config) {
 	if tree == "" {
 		tree = "/nonexistent" // what has been said already is said again, by the parent that cannot be started
 	}
-	env, err := cfg.Preset.Environ(cfg.Vars(launcher.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, ""))
+	v := cfg.Vars(launcher.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, "")
+	v.World = w.job.s.assumedWorld()
+	env, err := cfg.Preset.Environ(v)
 	if err != nil {
 		w.log.Debug("the workers' environment is not known before they start", "err", err)
 	}

@@ -15,7 +15,6 @@ import (
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/launcher"
-	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 )
 
@@ -28,25 +27,9 @@ becomes the command, and tells the dlrover-run that has started it; before anoth
 launcher, too; otherwise the command is the only worker of a job.
 `
 
-// byXPUTimer says whether the program was called by the name of xpu_timer's launcher.
-func byXPUTimer(args []string) bool {
-	return len(args) > 0 && filepath.Base(args[0]) == guarded.XPUTimerLaunch
-}
-
-// oneWorker is the command line of a job whose only worker is the command, and the environment that belongs to it: the
-// variables with defaults of options are for other launchers.
-func oneWorker(command []string, env argv.LookupEnv) ([]string, argv.LookupEnv) {
-	args := []string{"--standalone", "--nnodes=1", "--nproc-per-node=1", "--no-python"}
-	if mode, _ := env("DLROVER_HANG"); mode == "" {
-		args = append(args, "--hang=auto")
-	}
-	args = append(append(args, "--"), command...)
-	return args, func(name string) (string, bool) {
-		if strings.HasPrefix(name, "PET_") {
-			return "", false
-		}
-		return env(name)
-	}
+// byXPUTimer says whether a command begins with the name of xpu_timer's launcher.
+func byXPUTimer(command []string) bool {
+	return len(command) > 0 && filepath.Base(command[0]) == guarded.XPUTimerLaunch
 }
 
 // statusOf is the exit status of a job whose only worker was the command: the command's own, as if it had been
@@ -64,10 +47,14 @@ func statusOf(res launcher.Result, otherwise int) int {
 }
 
 // becomeCommand executes the command in place of this process, and returns an exit status only if it cannot.
-func becomeCommand(command []string, environ []string, stderr io.Writer) int {
-	if len(command) == 0 || command[0] == "--help" || command[0] == "-h" {
+func becomeCommand(command, environ []string, stdout, stderr io.Writer) int {
+	switch {
+	case len(command) == 0:
 		fmt.Fprint(stderr, xpuTimerUsage)
 		return policy.Usage.Code(policy.TorchrunCodes)
+	case command[0] == "--help" || command[0] == "-h":
+		fmt.Fprint(stdout, xpuTimerUsage)
+		return 0
 	}
 	env, warning := observable(environ)
 	if warning != "" {

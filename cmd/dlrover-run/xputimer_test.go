@@ -89,6 +89,10 @@ func TestXPUTimerLaunchOfNothing(t *testing.T) {
 	require.Error(t, cmd.Run())
 	require.Equal(t, 2, cmd.ProcessState.ExitCode())
 	require.Contains(t, stderr.String(), "usage: xpu_timer_launch COMMAND")
+	cmd, stderr = asXPUTimer(t, nil, "--help")
+	out, err := cmd.Output()
+	require.NoError(t, err, stderr)
+	require.Contains(t, string(out), "usage: xpu_timer_launch COMMAND")
 
 	for _, vars := range [][]string{nil, {"RANK=0", "LOCAL_RANK=1"}} {
 		cmd, stderr = asXPUTimer(t, vars, "/none/such")

@@ -35,7 +35,7 @@ func connection() []cli.Flag {
 
 func jsonOption() cli.Flag {
 	return &cli.BoolFlag{Name: "json", Category: runOptions,
-		Usage: "runs, status, events, verdict, check, stacks: print JSON, events one a line"}
+		Usage: "runs, status, nodes, events, verdict, check, stacks: print JSON, events one a line"}
 }
 
 // call is a command on its way to a daemon.

@@ -22,7 +22,9 @@ import (
 
 const description = `A running job, which its --rdzv-id names:
   runs                           what the daemon keeps
-  status RUN                     the state of the run, its nodes and checkpoints
+  status RUN                     the state of the run, its nodes and checkpoints;
+                                 --conditions: as training operators put it, too
+  nodes RUN                      its nodes: state, age, chief, GPUs, machine
   events RUN [-f]                what has happened; -f: and what happens
   logs RUN [-f]                  what its workers print, on all nodes, by rank;
                                  -f: go on; --rank, --node: of these only
@@ -60,6 +62,11 @@ Stacks that were written:
   stacks --path DIR              merge the files *.stacktrace of xpu_timer, or a
                                  report, into py_stack.svg and cpp_stack.svg;
                                  as does the name xpu_timer_stacktrace_viewer
+
+Names of other launchers:
+  install-names DIR [NAME...]    links in DIR by which dlrover-run answers to
+                                 deepspeed, msrun, torchrun and xpu_timer_launch,
+                                 and dlroverctl to xpu_timer_stacktrace_viewer
 
 Exit status: 0 done; 1 the daemon refuses, is not there, or has nothing of that
 name, or a checkpoint is damaged; 2 the command line is wrong, or there are no
@@ -125,7 +132,7 @@ func (p *program) app() *cli.App {
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlroverctl", err) },
 		Flags: append(slices.Concat(connection(), viewOptions(),
 			[]cli.Flag{jsonOption(), followOption(), reasonOption(), chargeOption(), commandOption(), nodeOption(),
-				pathOption(), rankOption(), tailOption(), timeoutOption()}),
+				conditionsOption(), pathOption(), rankOption(), tailOption(), timeoutOption(), forceOption()}),
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
 		),
@@ -137,7 +144,7 @@ func (p *program) app() *cli.App {
 			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
 		},
 		Commands: slices.Concat(p.runs(), p.checks(), p.hangs(), p.stacks(), p.streams(), p.orders(),
-			[]*cli.Command{p.checkpoints()}),
+			p.names(), []*cli.Command{p.checkpoints()}),
 	}
 }
 

@@ -25,7 +25,8 @@ import (
 func (p *program) runs() []*cli.Command {
 	return []*cli.Command{
 		p.onDaemon("runs", "", (*call).listRuns, jsonOption()),
-		p.onDaemon("status", "RUN", (*call).showStatus, jsonOption()),
+		p.onDaemon("status", "RUN", (*call).showStatus, jsonOption(), conditionsOption()),
+		p.onDaemon("nodes", "RUN", (*call).showNodes, jsonOption()),
 		p.onDaemon("verdict", "RUN", (*call).showVerdict, jsonOption()),
 		p.onDaemon("events", "RUN", (*call).showEvents, jsonOption(), followOption()),
 	}
@@ -142,6 +143,8 @@ func phase(s rendezvous.Status) string {
 type runStatus struct {
 	api.RunStatus
 	Checkpoint *checkpoint `json:"checkpoint,omitempty"`
+	// Operator is the same in the words of training operators.
+	Operator operatorStatus `json:"operator"`
 }
 
 func (c *call) showStatus() error {
@@ -154,13 +157,16 @@ func (c *call) showStatus() error {
 		return err
 	}
 	if c.args.Bool("json") {
-		return c.json(runStatus{s, saved})
+		return c.json(runStatus{s, saved, operatorOf(s)})
 	}
 	es, err := c.kept()
 	if err != nil {
 		return err
 	}
 	c.describe(s, saved, es.Events)
+	if c.args.Bool("conditions") {
+		c.listConditions(operatorOf(s))
+	}
 	c.listNodes(s.Nodes)
 	return nil
 }

@@ -29,6 +29,8 @@ type Spec struct {
 
 	// CPUs the process may run on. Default: those of the launcher.
 	CPUs []int
+	// Memory is its memory policy. Default: that of the launcher.
+	Memory *MemoryPolicy
 	// Helper marks a process that serves the launcher and is no worker: it
 	// stays out of the workers' cgroup and Sweep spares it and its children.
 	Helper bool
@@ -86,7 +88,7 @@ func (s *Supervisor) Start(spec Spec) (*Process, error) {
 		attr.Sys.Pdeathsig = 0
 	}
 	p := &Process{helper: spec.Helper || spec.Survives, survives: spec.Survives}
-	if !s.thread.do(func() { err = s.startOn(spec.CPUs, p, path, spec.Args, attr) }) {
+	if !s.thread.do(func() { err = s.startOn(spec, p, path, attr) }) {
 		return nil, ErrClosed
 	}
 	if err == ErrClosed && s.isAbandoned() {
@@ -98,16 +100,23 @@ func (s *Supervisor) Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// startOn runs on the spawning thread, whose CPU mask the child inherits.
-func (s *Supervisor) startOn(cpus []int, p *Process, path string, args []string, attr *os.ProcAttr) error {
-	if len(cpus) > 0 {
-		restore, err := pinThread(cpus)
+// startOn runs on the spawning thread, whose CPU mask and memory policy the child inherits.
+func (s *Supervisor) startOn(spec Spec, p *Process, path string, attr *os.ProcAttr) error {
+	if len(spec.CPUs) > 0 {
+		restore, err := pinThread(spec.CPUs)
 		if err != nil {
 			return err
 		}
 		defer restore()
 	}
-	return s.spawn(p, path, args, attr)
+	if spec.Memory != nil {
+		restore, err := spec.Memory.ofThread()
+		if err != nil {
+			return err
+		}
+		defer restore()
+	}
+	return s.spawn(p, path, spec.Args, attr)
 }
 
 // spawn forks, registers and watches p.

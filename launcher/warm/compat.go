@@ -18,6 +18,7 @@ var readAtImport = []string{
 // a worker or an epoch.
 var readLater = []string{
 	"TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "PADDLE_TRAINER", "PADDLE_CURRENT", "PADDLE_MASTER",
+	"PADDLE_GLOBAL_", "PADDLE_LOCAL_", "PADDLE_RANK_", "PADDLE_NNODES=", "JAX_NUM_PROCESSES=", "JAX_PROCESS_ID=",
 	"MS_WORKER_NUM=", "MS_SCHED_", "MS_ROLE=", "MS_NODE_ID=", "TF_CONFIG=", "JAX_COORDINATOR_",
 }
 

@@ -373,7 +373,8 @@ func (c *child) become(spec proc.Spec, procs Processes) error {
 			return err
 		}
 	}
-	text, err := json.Marshal(order{Argv: spec.Args, Env: last(spec.Env), Dir: dir, CPUs: spec.CPUs})
+	o := order{Argv: spec.Args, Env: last(spec.Env), Dir: dir, CPUs: spec.CPUs, Memory: memoryOf(spec.Memory)}
+	text, err := json.Marshal(o)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/launcher/proc"
 )
 
 // Version of the protocol, in every message of what has been prepared.
@@ -71,6 +73,23 @@ type order struct {
 	Env  []string `json:"env"`
 	Dir  string   `json:"cwd"`
 	CPUs []int    `json:"cpus"` // null: those that it has
+	// Memory is its memory policy; null: that which it has.
+	Memory *memory `json:"memory,omitempty"`
+}
+
+// memory are the arguments of a system call that sets a memory policy. Python has no name for it.
+type memory struct {
+	Call  int      `json:"call"` // its number
+	Mode  int      `json:"mode"`
+	Nodes []uint64 `json:"nodes"` // a set, in words of 64 bits
+}
+
+func memoryOf(p *proc.MemoryPolicy) *memory {
+	if p == nil {
+		return nil
+	}
+	call, mode, nodes := p.Words()
+	return &memory{Call: call, Mode: mode, Nodes: nodes}
 }
 
 // file is one that was imported, as it was then: a list of path, time of change in nanoseconds and size.

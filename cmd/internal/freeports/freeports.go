@@ -48,6 +48,18 @@ func (p *Ports) HoldAgain() (err error) {
 	return err
 }
 
+// AreFree reports whether n ports from first on are free right now.
+func AreFree(first, n int) bool {
+	for port := first; port < first+n; port++ {
+		fd, _, err := bindPort(port)
+		if err != nil {
+			return false
+		}
+		_ = unix.Close(fd)
+	}
+	return true
+}
+
 // bindPort binds a TCP port of all addresses; 0 is any free one. It asks for no reuse of the address: a port on which a
 // connection of a former server still waits for its end would be of no use to workers that do not ask for it either.
 func bindPort(n int) (fd, port int, err error) {

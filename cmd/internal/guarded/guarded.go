@@ -71,7 +71,7 @@ func BecomesCommand(args []string) bool {
 		return true
 	}
 	switch base(args[1]) {
-	case "dlrover-run", "torchrun", "accelerate", "deepspeed", XPUTimerLaunch:
+	case "dlrover-run", "torchrun", "accelerate", "deepspeed", "msrun", XPUTimerLaunch:
 		return true
 	}
 	return launchModule(args[1:])

@@ -94,6 +94,16 @@ func TorchRelease(python string, env argv.LookupEnv) (major, minor int, ok bool)
 	return 0, 0, false
 }
 
+// HasPackage reports whether python can import a package, as far as the places tell where installers put packages.
+func HasPackage(python, name string, env argv.LookupEnv) bool {
+	for _, dir := range packageDirs(python, env) {
+		if isFile(filepath.Join(dir, name, "__init__.py")) {
+			return true
+		}
+	}
+	return false
+}
+
 // packageDirs lists where python looks for packages, in its order.
 func packageDirs(python string, env argv.LookupEnv) (dirs []string) {
 	path, _ := env("PYTHONPATH")

@@ -101,11 +101,10 @@ func TestEveryVariableIsExplained(t *testing.T) {
 	names := readVariables(t)
 	require.Greater(t, len(names), 15)
 	docs := file(t, Path) + file(t, "docs/torchrun.md")
-	for _, name := range names {
-		if !slices.Contains(known, name) {
-			require.True(t, strings.Contains(docs, "`"+name), "add %s to variables.go", name)
-		}
-	}
+	missing := slices.DeleteFunc(names, func(name string) bool {
+		return slices.Contains(known, name) || strings.HasPrefix(name, "PET_") || strings.Contains(docs, "`"+name)
+	})
+	require.Empty(t, missing, "add them to variables.go") // PET_<OPTION> is all of PET_
 }
 
 func TestNoVariableIsInvented(t *testing.T) {

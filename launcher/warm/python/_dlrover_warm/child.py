@@ -73,6 +73,8 @@ class Child:
             os.umask(job["umask"])
         if job.get("cpus"):
             os.sched_setaffinity(0, job["cpus"])
+        if job.get("memory"):
+            _memory_policy(**job["memory"])
         self.parent.environment.become(env)
         _same_path(self.parent.cwd)
         stdio.renew()
@@ -91,6 +93,15 @@ def _same_path(cwd):
     path = os.environ.get("PYTHONPATH", "")
     if path and not all(p.startswith("/") for p in path.split(os.pathsep)) and os.getcwd() != cwd:
         raise ValueError("PYTHONPATH has relative names, and the working directory is not that of the imports")
+
+
+def _memory_policy(call, mode, nodes):
+    """Of this process and its children, by set_mempolicy."""
+    import ctypes  # as a rule it has been imported
+    libc = ctypes.CDLL(None, use_errno=True)
+    mask = (ctypes.c_uint64 * len(nodes))(*nodes)
+    if libc.syscall(ctypes.c_long(call), ctypes.c_long(mode), mask, ctypes.c_ulong(64 * len(nodes) + 1)):
+        raise OSError(ctypes.get_errno(), "set_mempolicy")
 
 
 def _unblock():

@@ -1,5 +1,6 @@
 """The parent and its forks: what makes it unsafe, what ends it, and what they do when something goes wrong."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -262,6 +263,18 @@ class Forks(Case):
             self.assertEqual(worker.wait(), -9)
             worker.wire.close()
         self.assertEqual(self.run_in(parent, "print(1)"), "1\n")
+
+    def test_memory_policy(self):
+        call = {"x86_64": 238, "aarch64": 237}.get(os.uname().machine)
+        if call is None or ctypes.CDLL(None).syscall(call, 0, None, 0):
+            self.skipTest("this process may not set its memory policy")
+        parent = self.start()
+        parent.prepare("json")
+        policy = dict(call=call, mode=2, nodes=[1] + [0] * 15)
+        script = "print(open('/proc/self/numa_maps').readline().split()[1])"
+        self.assertEqual(self.run_in(parent, script, memory=policy), "bind:0\n")
+        self.assertNotIn("bind", self.run_in(parent, script))
+        self.assertEqual(parent.fork().run(self.script(""), memory=dict(policy, nodes=[0] * 16))["op"], "refused")
 
     def test_the_parent_is_killed_while_it_forks(self):
         for delay in (0, 0.001, 0.002, 0.004, 0.008):

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/inbox"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/printable"
+)
+
+// become runs the workers' Python in place of a job, and passes signals on to it. What it leaves behind the guard ends.
+func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) int {
+	r := resolver{env: as.variables(os.LookupEnv), host: host}
+	python, err := r.python()
+	if err != nil {
+		console.Complain(os.Stderr, as.Name, err)
+		return policy.CannotExecute.Code(policy.TorchrunCodes)
+	}
+	if as.command.DryRun {
+		return as.printBecome(stdout, python)
+	}
+	for _, n := range as.command.Notes {
+		fmt.Fprintf(os.Stderr, "%s: %s\n", as.Name, printable.Line(n))
+	}
+	runtime.LockOSThread() // the child is told of the end of this thread
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command(python, as.command.Become...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = with(os.Environ(), "PATH", findable(as.Name))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	signals := make(chan os.Signal, 16)
+	in.Catch(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
+	if err := cmd.Start(); err != nil {
+		console.Complain(os.Stderr, as.Name, err)
+		return policy.CannotExecute.Code(policy.TorchrunCodes)
+	}
+	done := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // the state says more
+		close(done)
+	}()
+	for {
+		select {
+		case s := <-signals:
+			_ = cmd.Process.Signal(s)
+		case <-done:
+			return exitStatus(cmd.ProcessState.Sys().(syscall.WaitStatus))
+		}
+	}
+}
+
+func exitStatus(s syscall.WaitStatus) int {
+	if s.Signaled() {
+		return 128 + int(s.Signal())
+	}
+	return s.ExitStatus()
+}
+
+// findable is $PATH, with the directory of this program where the name would not be found otherwise.
+func findable(name string) string {
+	list := os.Getenv("PATH")
+	if _, err := exec.LookPath(name); err == nil {
+		return list
+	}
+	own, err := exec.LookPath(os.Args[0])
+	if err != nil {
+		return list
+	}
+	return strings.TrimPrefix(list+string(os.PathListSeparator)+filepath.Dir(own), string(os.PathListSeparator))
+}
+
+func (as *invocation) printBecome(w io.Writer, python string) int {
+	p := as.plan()
+	p.Execute = append([]string{python}, as.command.Become...)
+	enc := json.NewEncoder(printable.JSON(w))
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(p); err != nil {
+		console.Complain(os.Stderr, as.Name, fmt.Errorf("print the plan: %w", err))
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/help"
+	"dlrover-run/cmd/internal/token"
+	"dlrover-run/cmd/internal/version"
+	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/argv/native"
+	"dlrover-run/launcher/printable"
+	"dlrover-run/launcher/proc"
+)
+
+// The program answers to the names of other launchers with their command lines. Each becomes one of its own; from there
+// on the name matters for messages only.
+
+// invocation is the name that the program was called by, and what the command line behind it has become.
+type invocation struct {
+	native.Launcher
+	command native.Command
+}
+
+func ownName() invocation {
+	return invocation{Launcher: native.Launcher{Name: "dlrover-run", Usage: ownUsage}}
+}
+
+// calledAs knows what the program was called by from argv; it is of its own name under any that is none of the others'.
+func calledAs(args []string) invocation {
+	if len(args) > 0 {
+		if l, found := native.Find(filepath.Base(args[0])); found {
+			return invocation{Launcher: l}
+		}
+	}
+	return ownName()
+}
+
+// parse reads the command line behind the name, and the PET_ environment. Nil without an error means that what was
+// asked for has been printed.
+func (as *invocation) parse(args []string, env argv.LookupEnv, h hostFacts, stdout io.Writer) (*argv.Line, error) {
+	if as.Translate == nil {
+		return parse(args, env, stdout)
+	}
+	var idle *native.IdleError
+	var err error
+	as.command, err = as.Translate(args, systemOf(env, h))
+	switch {
+	case errors.Is(err, argv.ErrHelp):
+		as.help(stdout)
+		return nil, nil
+	case errors.Is(err, argv.ErrVersion):
+		fmt.Fprintln(stdout, as.Name, "of dlrover-run", version.Version)
+		return nil, nil
+	case errors.As(err, &idle):
+		fmt.Fprintf(stdout, "%s: %s\n", as.Name, printable.Line(idle.Why))
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	if as.command.Become != nil {
+		return nil, nil
+	}
+	if as.command.NoDefaults {
+		env = withoutDefaults(env)
+	}
+	return parse(as.command.Args, env, stdout)
+}
+
+// logLevel is the least level of the launcher's own lines.
+func (as *invocation) logLevel() slog.Level {
+	switch level := as.command.LogLevel; level {
+	case "":
+		return console.Level()
+	case "warning":
+		return slog.LevelWarn
+	case "critical":
+		return slog.LevelError
+	default:
+		return logLevels[level]
+	}
+}
+
+// variables is the environment with what the command line gives to the workers.
+func (as *invocation) variables(env argv.LookupEnv) argv.LookupEnv {
+	return func(name string) (string, bool) {
+		for _, kv := range slices.Backward(as.command.Env) {
+			if value, is := strings.CutPrefix(kv, name+"="); is {
+				return value, true
+			}
+		}
+		return env(name)
+	}
+}
+
+func (as *invocation) help(w io.Writer) {
+	var opts []argv.Option
+	if as.Options != nil {
+		opts = as.Options()
+	}
+	help.Print(w, newApp(as.Name, as.About+"\n\n"+native.HelpFooter, opts), as.Usage)
+}
+
+func (as *invocation) plan() *planCalled {
+	if as.Name == ownName().Name {
+		return nil
+	}
+	return &planCalled{Name: as.Name, Options: as.command.Args, Env: shown(as.command), Notes: as.command.Notes}
+}
+
+// shown are the variables that a command line gives to the workers, for people.
+func shown(c native.Command) (env []string) {
+	for _, kv := range c.Env {
+		if name, _, _ := strings.Cut(kv, "="); slices.Contains(c.Unshown, name) {
+			kv = name + "=<not shown>"
+		}
+		env = append(env, kv)
+	}
+	return env
+}
+
+func systemOf(env argv.LookupEnv, h hostFacts) *native.System {
+	return &native.System{
+		Env: env, ReadFile: os.ReadFile, Abs: absolute, Host: h.name, Owns: h.owns, CPUs: affinity,
+		Devices:   func() int { n, _ := h.gpus(); return n },
+		Installed: func() (int, string) { return proc.GPUCount("/", func(string) (string, bool) { return "", false }) },
+		AddrTo:    func(host string) string { return h.route(host, 1) },
+		KeyToken: func(job string) (string, string) {
+			home, _ := env("HOME")
+			return token.OfKey(h.root, home, job)
+		},
+	}
+}
+
+// withoutDefaults is an environment whose defaults of options are for other launchers.
+func withoutDefaults(env argv.LookupEnv) argv.LookupEnv {
+	return func(name string) (string, bool) {
+		if strings.HasPrefix(name, "PET_") {
+			return "", false
+		}
+		return env(name)
+	}
+}
+
+// absolute is the path itself where the working directory is gone.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"dlrover-run/launcher"
+)
+
+// pidFiles have the launcher's process id while it runs: a signal to it ends the job.
+type pidFiles struct {
+	paths []string
+	text  string
+}
+
+func pidFilesFeature() feature {
+	var names []string
+	return feature{
+		name:     "pid files",
+		settings: func(r *resolver) error { names = r.s.called.command.PIDFiles; return nil },
+		open: func(j *job) (launcher.Part, error) {
+			if len(names) == 0 {
+				return nil, nil
+			}
+			command := os.Getpid()
+			if j.guard != nil {
+				command = os.Getppid()
+			}
+			p, err := writePIDFiles(names, command)
+			if err != nil {
+				return nil, unusableOption(err)
+			}
+			j.log.Info("launcher pid: "+p.text, "files", strings.Join(p.paths, " "))
+			return p, nil
+		},
+	}
+}
+
+func writePIDFiles(names []string, command int) (*pidFiles, error) {
+	p := &pidFiles{text: strconv.Itoa(os.Getpid())}
+	for _, name := range names {
+		path := strings.ReplaceAll(name, "{pid}", strconv.Itoa(command))
+		if err := replaceFile(path, p.text, 0o644); err != nil {
+			return nil, errors.Join(fmt.Errorf("file for the launcher's process id: %w", err), p.close())
+		}
+		p.paths = append(p.paths, path)
+	}
+	return p, nil
+}
+
+// replaceFile puts a file where there is none, or in place of one. Readers see all of it or what was there before, and
+// a link is not followed.
+func replaceFile(path, text string, mode os.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+// Name implements launcher.Part.
+func (p *pidFiles) Name() string { return "pid files" }
+
+func (p *pidFiles) close() error {
+	var errs []error
+	for _, path := range p.paths {
+		if text, err := os.ReadFile(path); err == nil && string(text) == p.text {
+			errs = append(errs, os.Remove(path))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"dlrover-run/launcher/preset"
+)
+
+// autoPreset is the --preset that depends on the script.
+const autoPreset = "auto"
+
+// pickPreset finds what the workers' framework expects, and says what speaks against it.
+func (r *resolver) pickPreset() (err error) {
+	name := r.c.String("preset")
+	auto := name == autoPreset
+	path, src := r.script(name)
+	found := preset.Imports(src)
+	if auto {
+		name, r.s.presetWhy = autoPresetOf(path, found)
+	} else if why := preset.Misfit(name, found, r.s.params.Max*r.s.slots); why != "" {
+		r.warn("%s: %s", path, why)
+	}
+	if r.s.preset, err = preset.Lookup(name); err != nil {
+		return err
+	}
+	if r.c.Bool("no-local-rank") || auto && !bytes.Contains(src, []byte("local_rank")) {
+		r.s.preset.Args = nil // the script does not know --local_rank
+	}
+	r.warnOfPreset(path, found)
+	if r.s.preset.Devices && r.c.String("accelerator") != noAccelerator {
+		r.s.devices, r.s.device = r.host.gpus()
+	}
+	return nil
+}
+
+// autoPresetOf picks the preset by the imports of the script at path, and says why.
+func autoPresetOf(path string, found []preset.Import) (name, why string) {
+	name, by, ok := preset.Choose(found)
+	switch {
+	case ok:
+		return name, fmt.Sprintf("line %d of %s: %s", by.Line, path, by.Text)
+	case path == "":
+		return "torch", "the program is no Python script that can be looked at"
+	}
+	return "torch", path + " imports no framework that is known"
+}
+
+// warnOfPreset says what only the user can do.
+func (r *resolver) warnOfPreset(path string, found []preset.Import) {
+	for _, name := range r.s.preset.Wants {
+		if _, ok := r.env(name); !ok {
+			r.warn("--preset=%s: $%s is not set; scripts that do not name it themselves fail", r.s.preset.Name, name)
+		}
+	}
+	if by, ok := preset.StartsMPI(found); ok && r.s.preset.Name == "mpi" && r.s.params.Max*r.s.slots > 1 {
+		r.warn("%s: line %d (%s) may call MPI_Init, and --preset=mpi only sets variables: without mpirun each worker is an "+
+			"MPI world of its own", path, by.Line, by.Text)
+	}
+}
+
+// script reads what the workers execute, if it is a Python file and its imports matter for the preset; else it is nil.
+func (r *resolver) script(name string) (path string, src []byte) {
+	path = r.scriptPath()
+	if path == "" || name == "torch" && r.s.params.Max*r.s.slots < 2 {
+		return "", nil
+	}
+	if src = readScript(r.s.inWorkdir(path)); src == nil {
+		return "", nil
+	}
+	if name == "torch" && !preset.Telling(src) {
+		return path, nil
+	}
+	return path, src
+}
+
+// scriptPath is the Python file that the command line names, relative to the working directory; "" if there is none.
+func (r *resolver) scriptPath() string {
+	args := r.c.Args()
+	if len(args) == 0 || r.c.Bool("check-only") {
+		return ""
+	}
+	switch {
+	case r.c.Bool("module"):
+		return r.modulePath(args[0])
+	case r.c.Bool("no-python") && strings.HasPrefix(filepath.Base(args[0]), "python"):
+		for args = args[1:]; len(args) > 0 && strings.HasPrefix(args[0], "-"); {
+			args = args[1:]
+		}
+	}
+	if len(args) == 0 || !strings.HasSuffix(args[0], ".py") {
+		return ""
+	}
+	return args[0]
+}
+
+// modulePath is the file of a module below the working directory; "" if it is elsewhere.
+func (r *resolver) modulePath(module string) string {
+	base := filepath.Join(strings.Split(module, ".")...)
+	for _, path := range []string{base + ".py", filepath.Join(base, "__main__.py")} {
+		if info, err := os.Stat(r.s.inWorkdir(path)); err == nil && info.Mode().IsRegular() {
+			return path
+		}
+	}
+	return ""
+}
+
+// readScript returns nil for what is no file, cannot be read, or is too large.
+func readScript(path string) []byte {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() > preset.MaxScript {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	src, err := io.ReadAll(io.LimitReader(f, preset.MaxScript))
+	if err != nil {
+		return nil
+	}
+	return src
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/launcher/argv/native"
+	"dlrover-run/launcher/printable"
+)
+
+func forceOption() cli.Flag {
+	return &cli.BoolFlag{Name: "force", Category: "Options of names",
+		Usage: "install-names: replace what has such a name and is no link to these programs, other than a directory"}
+}
+
+// names is the command that gives dlrover-run the names of other launchers.
+func (p *program) names() []*cli.Command {
+	return []*cli.Command{{
+		Name: "install-names", HideHelp: true, Flags: []cli.Flag{forceOption()}, OnUsageError: misuse("install-names"),
+		Action: func(c *cli.Context) error {
+			if c.NArg() == 0 || c.Args().First() == "" {
+				return misplaced("install-names", "DIR and the names that are wanted, all if none is given", c.Args().Slice())
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return &foundError{err}
+			}
+			links, err := linksOf(filepath.Dir(self), c.Args().Tail())
+			if err != nil {
+				return err
+			}
+			return p.install(c.Args().First(), links, c.Bool("force"))
+		},
+	}}
+}
+
+// link is a name and the program that it shall lead to.
+type link struct{ name, program string }
+
+// linksOf are the links to the programs in a directory that are wanted, all if none is named.
+func linksOf(programs string, wanted []string) ([]link, error) {
+	launcher, ctl := filepath.Join(programs, "dlrover-run"), filepath.Join(programs, "dlroverctl")
+	all := []link{{viewer, ctl}}
+	for _, l := range native.Launchers() {
+		all = append(all, link{l.Name, launcher})
+	}
+	slices.SortFunc(all, func(a, b link) int { return strings.Compare(a.name, b.name) })
+	var names []string
+	for _, l := range all {
+		names = append(names, l.name)
+	}
+	for _, name := range wanted {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("install-names: %q is none of the names: use %s", name, strings.Join(names, ", "))
+		}
+	}
+	if len(wanted) > 0 {
+		all = slices.DeleteFunc(all, func(l link) bool { return !slices.Contains(wanted, l.name) })
+	}
+	for _, l := range all {
+		if _, err := os.Stat(l.program); err != nil {
+			return nil, &foundError{fmt.Errorf("%w: dlroverctl looks for %s beside itself", err, filepath.Base(l.program))}
+		}
+	}
+	return all, nil
+}
+
+// install makes the links in dir. It changes nothing if one of them is refused.
+func (p *program) install(dir string, links []link, force bool) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		real, err = filepath.Abs(real)
+	}
+	if err != nil {
+		return &foundError{fmt.Errorf("%w: make the directory, or give another one", err)}
+	}
+	states := make([]linkState, len(links))
+	var refused []string
+	for i, l := range links {
+		if states[i], err = l.state(real); err != nil {
+			return &foundError{err}
+		}
+		if why := states[i].refusal(force); why != "" {
+			refused = append(refused, filepath.Join(dir, l.name)+" "+why)
+		}
+	}
+	if len(refused) > 0 {
+		return &foundError{errors.New(strings.Join(refused, "; "))}
+	}
+	for i, l := range links {
+		done, err := l.put(real, states[i])
+		if err != nil {
+			return &foundError{err}
+		}
+		fmt.Fprintf(p.stdout, "%s %s -> %s\n", done, printable.Line(filepath.Join(dir, l.name)),
+			printable.Line(l.target(real)))
+	}
+	for _, l := range links {
+		if first, err := exec.LookPath(l.name); err == nil && !sameFile(first, filepath.Join(real, l.name)) {
+			fmt.Fprintf(p.stdout, "note: $PATH finds %s first\n", printable.Line(first))
+		}
+	}
+	if !slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")), func(d string) bool { return sameFile(d, real) }) {
+		fmt.Fprintf(p.stdout, "note: %s is not in $PATH\n", printable.Line(dir))
+	}
+	return nil
+}
+
+// linkState is what there is by the name of a link.
+type linkState int
+
+const (
+	absent  linkState = iota
+	present           // the link itself
+	former            // a link to a program of that name elsewhere, or to nothing
+	foreign
+	folder
+)
+
+func (s linkState) refusal(force bool) string {
+	switch {
+	case s == folder:
+		return "is a directory: remove it, or give another directory"
+	case s == foreign && !force:
+		return "is another program: --force replaces it; or give a directory that comes before it in $PATH"
+	}
+	return ""
+}
+
+func (l link) state(dir string) (linkState, error) {
+	path := filepath.Join(dir, l.name)
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return absent, nil
+	case err != nil:
+		return absent, err
+	case info.IsDir():
+		return folder, nil
+	case info.Mode()&fs.ModeSymlink == 0:
+		return foreign, nil
+	}
+	target, err := os.Readlink(path)
+	switch {
+	case err != nil:
+		return absent, err
+	case target == l.target(dir):
+		return present, nil
+	case filepath.Base(target) == filepath.Base(l.program):
+		return former, nil
+	}
+	return foreign, nil
+}
+
+// target is what the link says: relative if the program is in the same tree, which may be an image that is still to be
+// moved.
+func (l link) target(dir string) string {
+	rel, err := filepath.Rel(dir, l.program)
+	top := func(path string) string { return strings.SplitN(path, string(filepath.Separator), 3)[1] }
+	if err != nil || top(dir) != top(l.program) {
+		return l.program
+	}
+	return rel
+}
+
+// put makes the link, in place of what there is at once, and says what it has done.
+func (l link) put(dir string, s linkState) (string, error) {
+	if s == present {
+		return "kept", nil
+	}
+	path, done := filepath.Join(dir, l.name), "made"
+	if s != absent {
+		done = "replaced"
+	}
+	temp := fmt.Sprintf("%s.%d.new", path, os.Getpid())
+	if err := os.Symlink(l.target(dir), temp); err != nil {
+		return "", err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return "", errors.Join(err, os.Remove(temp))
+	}
+	return done, nil
+}
+
+func sameFile(a, b string) bool {
+	one, err := os.Stat(a)
+	other, err2 := os.Stat(b)
+	return err == nil && err2 == nil && os.SameFile(one, other)
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+)
+
+func conditionsOption() cli.Flag {
+	return &cli.BoolFlag{Name: "conditions", Category: runOptions,
+		Usage: "status: phase, conditions and counts of the run as training operators have them, too"}
+}
+
+// operatorStatus is a run in the words of training operators: T9k's, which are those of Kubeflow's with two more
+// conditions. A replica is a node.
+type operatorStatus struct {
+	Phase      string         `json:"phase"` // Pending, Running, Succeeded, Failed or Unknown
+	Conditions []condition    `json:"conditions"`
+	Aggregate  map[string]int `json:"aggregate"` // replicas by state; all of replicaStates are there
+	Tasks      []task         `json:"tasks"`     // by name of the role
+}
+
+// condition: its Status is True or False.
+type condition struct {
+	Type    string `json:"type"`
+	Status  string `json:"status"`
+	Message string `json:"message,omitempty"`
+}
+
+// task is what the replicas of one role have in common.
+type task struct {
+	Role         string `json:"name"`
+	Replicas     int    `json:"replicas"`
+	RestartCount int    `json:"restartCount"` // the sum of its replicas'
+}
+
+// operatorOf maps a run.
+func operatorOf(s api.RunStatus) operatorStatus {
+	o := operatorStatus{Phase: operatorPhase(s), Aggregate: map[string]int{}}
+	for _, state := range replicaStates() {
+		o.Aggregate[state] = 0
+	}
+	tasks := map[string]task{}
+	for _, n := range s.Nodes {
+		o.Aggregate[replicaState(s.Status, n)]++
+		t := tasks[n.Role]
+		tasks[n.Role] = task{n.Role, t.Replicas + 1, t.RestartCount + n.Restarts}
+	}
+	if missing := s.Params.Min - len(s.Nodes); missing > 0 && s.Outcome == "" {
+		o.Aggregate["pending"] += missing
+	}
+	o.Tasks = slices.SortedFunc(maps.Values(tasks), func(a, b task) int { return cmp.Compare(a.Role, b.Role) })
+	o.Conditions = conditions(s, o.Phase)
+	return o
+}
+
+func operatorPhase(s api.RunStatus) string {
+	switch {
+	case s.Outcome == string(rendezvous.Succeeded):
+		return "Succeeded"
+	case s.Outcome == string(rendezvous.Failed):
+		return "Failed"
+	case len(s.Nodes) == 0:
+		return "Unknown"
+	case s.Paused != nil || s.Hold != nil || s.Round == 0:
+		return "Pending"
+	}
+	return "Running" // between two starts of its workers, too
+}
+
+func conditions(s api.RunStatus, state string) []condition {
+	cause := ""
+	if s.Cause != nil {
+		cause = s.Cause.Text
+	}
+	list := []condition{
+		{Type: "Initialized", Status: truth(s.Round > 0)},
+		{Type: "Running", Status: truth(s.Outcome == "" && workers(s.Status) > 0)},
+		{Type: "ReplicaFailure", Status: truth(failed(s.Cause) && state != "Succeeded")},
+		{Type: "Completed", Status: truth(state == "Succeeded")},
+		{Type: "Failed", Status: truth(state == "Failed")},
+	}
+	for i, c := range list {
+		if c.Status == "True" && (c.Type == "ReplicaFailure" || c.Type == "Failed") {
+			list[i].Message = cause
+		} else if c.Type == "Running" && c.Status == "False" && s.Outcome == "" {
+			list[i].Message = phaseText(s)
+		}
+	}
+	return list
+}
+
+// phaseText is why no workers run.
+func phaseText(s api.RunStatus) string {
+	if len(s.Nodes) == 0 {
+		return "no node is here"
+	}
+	return phase(s.Status)
+}
+
+func truth(b bool) string {
+	if b {
+		return "True"
+	}
+	return "False"
+}
+
+// failed says whether the newest stop was for something that failed: not for growth, or an order of a person.
+func failed(c *rendezvous.Cause) bool {
+	return c != nil && !slices.Contains([]rendezvous.CauseKind{rendezvous.CauseGrowth, rendezvous.CauseLeave,
+		rendezvous.CauseOperator, rendezvous.CauseRefusal, rendezvous.CauseCheck}, c.Kind)
+}
+
+// replicaStates are those that are counted.
+func replicaStates() []string {
+	return []string{"creating", "deleted", "failed", "pending", "running", "succeeded", "unknown"}
+}
+
+// replicaState is that of one node. Who has left the run is not listed: nobody is ever deleted here.
+func replicaState(s rendezvous.Status, n rendezvous.NodeStatus) string {
+	switch {
+	case n.State == "succeeded" || s.Outcome == string(rendezvous.Succeeded):
+		return "succeeded"
+	case n.State == "barred" || s.Outcome == string(rendezvous.Failed):
+		return "failed"
+	case n.Suspect:
+		return "unknown"
+	case n.State == "leaving":
+		return "deleted"
+	case n.State == "member" && s.Hold == nil && s.Phase == "running":
+		return "running"
+	case n.State == "member" && s.Hold == nil:
+		return "creating"
+	}
+	return "pending"
+}
+
+// listConditions writes what operatorOf has found.
+func (c *call) listConditions(o operatorStatus) {
+	t := newTable(c.stdout)
+	t.row()
+	t.row("phase", o.Phase)
+	for _, cond := range o.Conditions {
+		t.row(cond.Type, cond.Status, cond.Message)
+	}
+	for _, state := range replicaStates() {
+		t.row(state, strconv.Itoa(o.Aggregate[state]))
+	}
+	for _, task := range o.Tasks {
+		t.row("restarts of "+cmp.Or(task.Role, "default"), strconv.Itoa(task.RestartCount))
+	}
+	_ = t.w.Flush()
+}
+
+// nodeRow is a row of the command nodes.
+type nodeRow struct {
+	Name   string `json:"name"`
+	Status string `json:"status"`
+	Age    string `json:"age,omitempty"`
+	Chief  bool   `json:"is_chief"`
+	GPU    int    `json:"gpu"`
+	Node   string `json:"node"`
+}
+
+// nodeRows lists the nodes of a run as Arena lists the instances of a job.
+func nodeRows(s api.RunStatus, now time.Time) []nodeRow {
+	states := map[string]string{"creating": "Pending", "deleted": "Terminating", "failed": "Failed",
+		"pending": "Pending", "running": "Running", "succeeded": "Succeeded", "unknown": "Unknown"}
+	rows := make([]nodeRow, 0, len(s.Nodes))
+	for _, n := range s.Nodes {
+		r := nodeRow{Name: n.Name, Status: states[replicaState(s.Status, n)], Chief: n.GroupRank == 0, GPU: n.Devices,
+			Node: cmp.Or(n.Machine, n.Name)}
+		if !n.Since.IsZero() {
+			r.Age = age(now.Sub(n.Since))
+		}
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+func (c *call) showNodes() error {
+	s, err := c.status()
+	if err != nil {
+		return err
+	}
+	rows := nodeRows(s, c.now())
+	if c.args.Bool("json") {
+		return c.json(rows)
+	}
+	t := newTable(c.stdout)
+	t.row("NAME", "STATUS", "AGE", "IS_CHIEF", "GPU", "NODE")
+	for _, r := range rows {
+		t.row(r.Name, r.Status, cmp.Or(r.Age, "-"), strconv.FormatBool(r.Chief), strconv.Itoa(r.GPU), r.Node)
+	}
+	return t.w.Flush()
+}

@@ -1,0 +1,60 @@
+package token
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+)
+
+// Bounds of a private key of ssh in its file, in bytes.
+const (
+	minKey = 128
+	maxKey = 64 << 10
+)
+
+// OfKey derives a token from the first private key of ssh in home, which all nodes of a job share where they can reach
+// each other over ssh. What it is for, such as the job's name, makes another token of it. Who knows the token knows
+// neither the key nor a token for something else. It returns "" without a key that ssh itself would take; file is the
+// key's.
+func OfKey(root fs.FS, home, what string) (token, file string) {
+	if !path.IsAbs(home) {
+		return "", "" // a key in the working directory is anybody's
+	}
+	for _, name := range []string{"id_ed25519", "id_ecdsa", "id_rsa"} {
+		file = path.Join(home, ".ssh", name)
+		if key := readKey(root, strings.TrimPrefix(file, "/")); key != nil {
+			mac := hmac.New(sha256.New, key)
+			mac.Write([]byte("dlrover-run job token of " + what))
+			return hex.EncodeToString(mac.Sum(nil)), file
+		}
+	}
+	return "", ""
+}
+
+// readKey returns nil where there is no secret. A file that a mount brings belongs to somebody else as a rule.
+func readKey(root fs.FS, name string) []byte {
+	info, err := fs.Stat(root, name)
+	if err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	stat, known := info.Sys().(*syscall.Stat_t)
+	if own := !known || int(stat.Uid) == os.Getuid(); own && info.Mode().Perm()&0o077 != 0 {
+		return nil // ssh refuses it, too
+	}
+	f, err := root.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	key, err := io.ReadAll(io.LimitReader(f, maxKey+1))
+	if err != nil || len(key) < minKey || len(key) > maxKey {
+		return nil
+	}
+	return key
+}

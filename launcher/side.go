@@ -1,0 +1,264 @@
+package launcher
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"dlrover-run/launcher/logs"
+	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
+	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/verdict"
+)
+
+// Sider names processes that run beside the workers of an epoch and are no ranks, such as a framework's scheduler.
+type Sider interface {
+	// Sides is asked before the workers of an epoch are started. An error says why they cannot be.
+	Sides(e Epoch) ([]Side, error)
+}
+
+// Side is one process beside the workers of one node. It is started right before them and executes what they do, with
+// an environment of its own. If it fails while workers run, the epoch fails. It outlives the workers of its node: once
+// those have been stopped it is, too; if they have succeeded, it may run until the job has, and 10 s longer.
+type Side = preset.Side
+
+const (
+	// sideGrace is the most that a process beside the workers has between the signal and SIGKILL.
+	sideGrace = 2 * time.Second
+	// sideEnd is how long it may take to end by itself after the job's success.
+	sideEnd = 10 * time.Second
+)
+
+// side is a Side that has been started.
+type side struct {
+	name string
+	proc *proc.Process
+	out  *logs.Side
+}
+
+// sideExit says that a side of a group is gone.
+type sideExit struct {
+	g *group
+	s *side
+}
+
+// sides are those of workers that have succeeded.
+type sides struct {
+	list []*side
+	gone chan struct{} // closed when they have ended; nil: nobody ends them yet
+}
+
+// startSides starts what is to run beside the workers of g.
+func (a *Agent) startSides(g *group, patience time.Time) error {
+	list, err := a.sidesOf(g)
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		if err := a.startSide(g, s, patience); err != nil {
+			return fmt.Errorf("start the %s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// sidesOf are those of the parts and, on the first node, those of the preset.
+func (a *Agent) sidesOf(g *group) (all []Side, err error) {
+	for _, p := range a.parts.siders {
+		list, err := p.Sides(g.epoch)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	if a.cfg.Preset.Sides == nil || g.epoch.Place.GroupRank != 0 {
+		return all, nil
+	}
+	list, err := a.cfg.Preset.Sides(a.sideVars(g))
+	return append(all, list...), err
+}
+
+func (a *Agent) sideVars(g *group) preset.Vars {
+	vars := a.varsOf(g.epoch, 0, "")
+	if a.cfg.LogsKept {
+		vars.LogDir = g.attempt.Dir()
+	}
+	return vars
+}
+
+func (a *Agent) startSide(g *group, what Side, patience time.Time) error {
+	path, args, err := a.program(g.epoch, a.sideVars(g))
+	if err != nil {
+		return err
+	}
+	s := &side{name: what.Name}
+	if err := withFiles(patience, func() (err error) { s.out, err = g.attempt.Side(what.Name); return err }); err != nil {
+		return err
+	}
+	spec := proc.Spec{
+		Path: path, Args: args, Dir: a.cfg.Dir, Env: preset.MergeEnv(a.cfg.Env, what.Env), Stdout: s.out.File(),
+		Stderr: s.out.File(), Helper: true, // it outlives the workers
+	}
+	err = withFiles(patience, func() (err error) { s.proc, err = a.cfg.Processes.Start(spec); return err })
+	s.out.Started()
+	if err != nil {
+		s.out.Close()
+		return err
+	}
+	g.sides = append(g.sides, s)
+	a.log.Info("a process beside the workers has been started", "name", s.name, "pid", s.proc.PID())
+	a.wg.Go(func() {
+		<-s.proc.Done()
+		select {
+		case a.sideExits <- sideExit{g, s}:
+		case <-a.over:
+		}
+	})
+	return nil
+}
+
+// onSideExit fails the epoch if its workers cannot do without what has ended.
+func (a *Agent) onSideExit(e sideExit) {
+	g, s, exit := e.g, e.s, e.s.proc.Exit()
+	switch {
+	case a.group != g || g.stopping || a.letRun != nil:
+		a.log.Debug("a process beside the workers has ended", "name", s.name, "exit_code", exit.Code)
+	case exit.Code == 0: // a scheduler does so when its workers are done with it
+		a.log.Info("a process beside the workers has ended; they run on", "name", s.name)
+	default:
+		a.failSide(g, s, exit)
+	}
+}
+
+// failSide ends the epoch because of what ran beside its workers. The node's first rank stands for it.
+func (a *Agent) failSide(g *group, s *side, exit proc.Exit) {
+	out := s.out.Tail(drainBudget)
+	f := verdict.Failure{
+		Rank: g.epoch.Place.RankBase, PID: s.proc.PID(), Role: s.name, ExitCode: exit.Code, At: exit.At,
+		LastLines: tailText(out),
+	}
+	if exit.Signal == syscall.SIGKILL {
+		f.OOM = a.oomSince(g.oomKills)
+	}
+	a.complete(g, &f)
+	f.Message = "the " + s.name + " beside the workers ended before they did"
+	if said := strings.TrimSpace(f.LastLines); said != "" && exit.Code > 0 { // a signal ends what has said nothing of it
+		f.Message += `, last output "` + said[strings.LastIndexByte(said, '\n')+1:] + `"`
+	}
+	a.onFault(fault{s.name, f, a.decideBy(g, &f, func() (_, _ []byte) { return nil, out })})
+}
+
+// endSides ends the sides, whose workers have ended. Some of them may have ended before.
+func (a *Agent) endSides(list []*side, grace time.Duration) error {
+	if len(list) == 0 {
+		return nil
+	}
+	ps := make([]*proc.Process, len(list))
+	for i, s := range list {
+		ps[i] = s.proc
+	}
+	err := a.cfg.Processes.Stop(ps, syscall.SIGTERM, min(grace, sideGrace), a.force)
+	for _, s := range list {
+		s.out.Close()
+	}
+	return err
+}
+
+// keepSides leaves the sides of workers that have succeeded to the other nodes' workers.
+func (a *Agent) keepSides(list []*side) {
+	if len(list) > 0 {
+		a.kept = &sides{list: list}
+	}
+}
+
+// dropSides ends kept sides, if there are any, before d is applied. It reports whether d has to wait for that.
+func (a *Agent) dropSides(d Directive) bool {
+	k := a.kept
+	switch {
+	case k == nil, k.gone == nil && (d.Kind == Done || d.Kind == Wait):
+		return false
+	case k.gone != nil:
+		return true
+	}
+	k.gone = make(chan struct{})
+	grace := a.grace()
+	a.wg.Go(func() {
+		err := a.endSides(k.list, grace)
+		close(k.gone)
+		select {
+		case a.sidesGone <- err:
+		case <-a.over:
+		}
+	})
+	return true
+}
+
+func (a *Agent) onSidesGone(err error) {
+	a.kept = nil
+	if err != nil {
+		a.unusable(fmt.Errorf("stop what ran beside the workers: %w", err))
+		return
+	}
+	if d := a.pending; d != nil {
+		a.pending = nil
+		a.apply(*d)
+	}
+}
+
+// endKept ends kept sides together with this node's part of the job. After its success they may end by themselves.
+func (a *Agent) endKept() {
+	k := a.kept
+	if k == nil {
+		return
+	}
+	if k.gone != nil {
+		<-k.gone
+		return
+	}
+	if a.result.Reason == policy.Success {
+		a.awaitSides(k.list)
+	}
+	if err := a.endSides(k.list, a.grace()); err != nil {
+		a.result.Err = errors.Join(a.result.Err, fmt.Errorf("stop what ran beside the workers: %w", err))
+	}
+}
+
+// awaitSides waits until all have ended, or sideEnd is over, or a signal has no patience.
+func (a *Agent) awaitSides(list []*side) {
+	late := time.NewTimer(sideEnd)
+	defer late.Stop()
+	for _, s := range list {
+		for ended := false; !ended; {
+			select {
+			case <-s.proc.Done():
+				ended = true
+			case sig := <-a.cfg.Signals:
+				if a.cfg.Terminate(sig) {
+					return
+				}
+			case <-late.C:
+				a.log.Warn("the job has succeeded, but what ran beside the workers does not end; stopping it",
+					"names", sideNames(list))
+				return
+			}
+		}
+	}
+}
+
+// sideNames lists those that still run.
+func sideNames(list []*side) string {
+	var names []string
+	for _, s := range list {
+		select {
+		case <-s.proc.Done():
+		default:
+			names = append(names, s.name)
+		}
+	}
+	return cmp.Or(strings.Join(slices.Compact(names), ", "), "none")
+}
