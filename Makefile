@@ -10,12 +10,13 @@ FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
 SOAK_COUNT ?= 10
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
+FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
 IMAGE     ?= dlrover-run:$(VERSION)
 TESTLOG   := go run ./cmd/internal/testlog
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 image clean torch
+.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-11s %s\n", t[1], $$2}'
@@ -71,6 +72,31 @@ e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a v
 $(TORCH2)/bin/python:
 	python3 -m venv $(TORCH2)
 	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate || { rm -rf $(TORCH2); exit 1; }
+
+e2e-frameworks: $(patsubst %,$(FRAMEWORKS)/%/ready,torch mindspore jax tensorflow paddle) ## jobs of the newest DeepSpeed, MindSpore, JAX, TensorFlow and Paddle, in virtual environments below FRAMEWORKS
+	DLROVER_FRAMEWORKS=$(FRAMEWORKS) go test -count=1 -timeout 120m -json -run 'TestFrameworks|TestTorchft' ./cmd/dlrover-run | $(TESTLOG)
+
+$(FRAMEWORKS)/mindspore/ready: PACKAGES := mindspore
+$(FRAMEWORKS)/jax/ready: PACKAGES := 'jax[cpu]'
+$(FRAMEWORKS)/tensorflow/ready: PACKAGES := tensorflow-cpu
+$(FRAMEWORKS)/paddle/ready: PACKAGES := paddlepaddle
+$(FRAMEWORKS)/torch/ready: PACKAGES := --no-build-isolation deepspeed torchft-nightly
+
+$(FRAMEWORKS)/%/ready:
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --progress-bar off $(PACKAGES)
+	touch $@
+
+# It sees the packages of TORCH2. DeepSpeed compiles its CPU collectives at their first use, for minutes: before the tests.
+# Not below ~/.cache, where other environments' builds are, and locks that killed processes have left.
+$(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
+	$(TORCH2)/bin/python -m venv $(@D)
+	$(TORCH2)/bin/python -c 'import site; print(site.getsitepackages()[0])' > \
+	  $$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch2.pth
+	$(@D)/bin/pip install --progress-bar off $(PACKAGES)
+	PATH=$(@D)/bin:$$PATH DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(@D)/extensions $(@D)/bin/python -c \
+	  'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
+	touch $@
 
 torch: # PyTorch for /usr/bin/python3, and ip and nft for tests in network namespaces
 	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip && command -v nft; } >/dev/null || { \
