@@ -81,10 +81,28 @@ func (f framework) train(t *testing.T, python string, args ...string) *fwJob {
 	bin := filepath.Dir(python)
 	j.env = append(j.env, "PYTHON_EXEC="+python, "PYTHONDONTWRITEBYTECODE=1", "DS_ACCELERATOR=cpu",
 		"PATH="+bin+":"+os.Getenv("PATH"), "TORCH_EXTENSIONS_DIR="+j.extensions(filepath.Join(bin, "../extensions")))
+	j.sweepsBuffers()
 	j.args = append([]string{"--preset=" + f.name, "--max-restarts=3", "--hang=off",
 		"--event-log=" + j.dir + "/events.json"}, args...)
 	j.then = append([]string{script, j.log}, f.args...)
 	return j
+}
+
+// sweepsBuffers removes from shared memory what DeepSpeed's workers leave there when they are killed.
+func (j *fwJob) sweepsBuffers() {
+	buffers := func() []string {
+		found, err := filepath.Glob("/dev/shm/deepspeed_allreduce_buffer_*")
+		require.NoError(j.t, err)
+		return found
+	}
+	before := buffers()
+	j.t.Cleanup(func() {
+		for _, path := range buffers() {
+			if !slices.Contains(before, path) {
+				_ = os.Remove(path)
+			}
+		}
+	})
 }
 
 // extensions is PyTorch's directory of what it has compiled, without the locks of processes that were killed: it would

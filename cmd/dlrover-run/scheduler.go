@@ -36,9 +36,12 @@ func (r *resolver) schedule() (err error) {
 	if name == scheduler.Auto && (most == 1 || r.namesRendezvous()) {
 		return nil
 	}
-	r.s.scheduler, err = scheduler.Detect(name, scheduler.System{
-		Env: r.env, ReadFile: r.host.readFile, Host: r.host.name, Nodes: most,
-	})
+	s := scheduler.System{Env: r.env, ReadFile: r.host.readFile, Host: r.host.name, Nodes: most}
+	r.s.scheduler, err = scheduler.Detect(name, s)
+	if v := scheduler.Alone(s); err == nil && r.s.scheduler.Name == "" && most == 0 && v != "" {
+		r.warn("%s, but nothing says how many nodes there are, and where they meet: this one trains alone; give --nnodes "+
+			"(1, if that is meant)", v)
+	}
 	return err
 }
 

@@ -137,6 +137,14 @@ func TestSchedulerSaysWhatNoOptionSays(t *testing.T) {
 				require.True(t, s.serves(testHost()))
 				require.Equal(t, "10.0.0.1", s.node.Addr)
 			}},
+		"an index of nobody knows how many": {"train.py", variables("JOB_COMPLETION_INDEX=2"),
+			func(t *testing.T, s settings) {
+				require.Equal(t, local, s.backend)
+				require.Contains(t, s.about("trains alone"), "$JOB_COMPLETION_INDEX=2, but nothing says how many nodes there are, "+
+					"and where they meet: this one trains alone; give --nnodes (1, if that is meant)")
+			}},
+		"an index of as many as the user says": {"--nnodes=1 train.py", variables("JOB_COMPLETION_INDEX=2"),
+			func(t *testing.T, s settings) { require.Empty(t, s.about("trains alone")) }},
 		"a name that is not known yet": {"train.py", variables(kubeflowVariables, "MASTER_ADDR=unknown"),
 			func(t *testing.T, s settings) { require.Equal(t, "10.0.0.1", s.node.Addr) }},
 		"a pod's address": {"train.py", variables(kubeflowVariables, "POD_IP=10.1.1.1"), func(t *testing.T, s settings) {

@@ -90,14 +90,12 @@ func (r *reader) headless(f *Facts, base string, numbered bool) (err error) {
 	}
 	if !numbered {
 		return fmt.Errorf("host name %q does not end with the pod's number, so that node 0 cannot be named: "+
-			"set $MASTER_ADDR "+
-			"or --rdzv-endpoint", r.Host)
+			"set $MASTER_ADDR or --rdzv-endpoint", r.Host)
 	}
 	domain := r.domain()
 	if domain == "" {
 		return fmt.Errorf("pod %s has no name by which other pods reach it: give the pods a headless "+
-			"Service (spec.subdomain "+
-			"of the pods is its name), or set $MASTER_ADDR or --rdzv-endpoint", r.Host)
+			"Service (spec.subdomain of the pods is its name), or set $MASTER_ADDR or --rdzv-endpoint", r.Host)
 	}
 	f.MasterAddr = base + "-0" + domain
 	return nil
@@ -220,8 +218,7 @@ func (r *reader) mpiNode(path string, role variable, hosts []hostfile.Host) (f F
 	switch {
 	case i < 0 && role.value == "launcher":
 		return f, false, fmt.Errorf("%v, and %s does not list host %s, so it trains nothing: start dlrover-run "+
-			"in the workers "+
-			"(no SSH is needed), or set runLauncherAsWorker", role, path, r.Host)
+			"in the workers (no SSH is needed), or set runLauncherAsWorker", role, path, r.Host)
 	case i < 0:
 		return f, false, fmt.Errorf("%s does not list host %s: give it the line %q", path, r.Host, r.Host+" slots=1")
 	}

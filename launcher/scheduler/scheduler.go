@@ -117,6 +117,28 @@ func Detect(name string, s System) (Facts, error) {
 	return f, nil
 }
 
+// Alone is the variable by which a node of which Detect with Auto knows nothing may be one of several, as
+// $NAME=VALUE; "" where there is none.
+func Alone(s System) string {
+	r := &reader{System: s}
+	if r.worker() {
+		return ""
+	}
+	names := []string{"JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX"}
+	if r.all("MASTER_ADDR") {
+		names = append(names, "RANK")
+	}
+	for _, name := range names { // a node 0 may be the only one
+		if n, v, err := r.number(0, maxNodes, name); err == nil && n > 0 {
+			return v.String()
+		}
+	}
+	if v, set := r.peek("K_MPI_JOB_ROLE"); set && v.value == "worker" {
+		return v.String()
+	}
+	return ""
+}
+
 func detect(s System) (best Facts, err error) {
 	for _, c := range sources() {
 		f, found, err := read(c, s, false)

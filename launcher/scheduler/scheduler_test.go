@@ -209,3 +209,23 @@ func TestNamed(t *testing.T) {
 	require.Equal(t, 3, f.Slots)
 	require.Equal(t, "dlrover", Names()[0])
 }
+
+func TestANodeThatMayNotBeAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		system System
+		want   string
+	}{
+		"a later pod of an indexed Job":   {system("job-2", 0, "JOB_COMPLETION_INDEX=2"), "$JOB_COMPLETION_INDEX=2"},
+		"its first may be the only one":   {system("job-0", 0, "JOB_COMPLETION_INDEX=0"), ""},
+		"Volcano without its plug-in":     {system("j-worker-1", 0, "VC_TASK_INDEX=1"), "$VC_TASK_INDEX=1"},
+		"a rank of nobody knows how many": {system("a", 0, "MASTER_ADDR=b", "RANK=1"), "$RANK=1"},
+		"a rank of anything":              {system("a", 0, "RANK=1"), ""},
+		"MPI's worker without its file":   {system("a", 0, "K_MPI_JOB_ROLE=worker"), "$K_MPI_JOB_ROLE=worker"},
+		"MPI's launcher":                  {system("a", 0, "K_MPI_JOB_ROLE=launcher"), ""},
+		"no number":                       {system("a", 0, "JOB_COMPLETION_INDEX=x"), ""},
+		"a worker of a launcher":          {system("a", 0, "JOB_COMPLETION_INDEX=2", "LOCAL_RANK=0"), ""},
+		"nothing":                         {system("a", 0), ""},
+	} {
+		require.Equal(t, c.want, Alone(c.system), name)
+	}
+}

@@ -46,8 +46,7 @@ var variables = []variable{
 	{"K_MPI_JOB_ROLE", launcher, "a pod of the [MPI operator](schedulers.md), whose host file is read"},
 	{"SLURM_JOB_ID", launcher,
 		"with `SLURM_STEP_ID`, a [step of srun](schedulers.md); its nodes are in `SLURM_STEP_NODELIST`, " +
-			"`SLURM_JOB_NODELIST` " +
-			"or `SLURM_NODELIST`"},
+			"`SLURM_JOB_NODELIST` or `SLURM_NODELIST`"},
 	{"SLURM_GPUS_ON_NODE", launcher, "number of workers in such a step, unless `--nproc-per-node` is given"},
 	{"SKYPILOT_NODE_IPS", launcher, "nodes of a [SkyPilot](schedulers.md) task; its `SKYPILOT_TASK_ID` is the run id"},
 	{"SM_HOSTS", launcher, "nodes of a [SageMaker](schedulers.md) job, of which `SM_CURRENT_HOST` is this one"},
