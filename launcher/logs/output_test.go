@@ -239,6 +239,9 @@ func TestLinesOfManyRanksStayWhole(t *testing.T) {
 					}
 					return "[default" + tag[:1] + "]:"
 				}}
+				for rank := range ranks { // before anybody writes
+					check.next[strconv.Itoa(rank)+"o"], check.next[strconv.Itoa(rank)+"e"] = 0, 0
+				}
 				cfg.Dir = t.TempDir()
 				con, ended := consoleFile(t, console, check)
 				cfg.Stdout, cfg.Stderr = con, con
@@ -247,7 +250,6 @@ func TestLinesOfManyRanksStayWhole(t *testing.T) {
 				var cmds []*exec.Cmd
 				for rank := range ranks {
 					tag := strconv.Itoa(rank)
-					check.next[tag+"o"], check.next[tag+"e"] = 0, 0
 					w := worker(t, a, rank)
 					cmd := helper("parts", tag, strconv.Itoa(perStream))
 					start(t, w, cmd)

@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -246,12 +248,19 @@ func TestExec(t *testing.T) {
 		require.Contains(t, e.Error, c.why)
 		require.NoError(t, nc.Close())
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	require.Contains(t, r.notes[0], "exec n0 rank 1, from 127.0.0.1:")
-	require.Contains(t, r.notes[0], "sh -c echo $RANK; cat; exit 7")
-	require.Contains(t, r.notes[1], "exec-ended n0 rank 1")
-	require.Contains(t, r.notes[1], "exit code 7")
+	r.requireNoted(`^exec n0 rank 1, from 127\.0\.0\.1:.*sh -c echo \$RANK; cat; exit 7`)
+	r.requireNoted(`^exec-ended n0 rank 1.*exit code 7`)
+}
+
+// requireNoted waits for a note, which may come after what the caller hears.
+func (r *rig) requireNoted(pattern string) {
+	r.t.Helper()
+	want := regexp.MustCompile(pattern)
+	require.Eventually(r.t, func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return slices.ContainsFunc(r.notes, want.MatchString)
+	}, 20*time.Second, time.Millisecond)
 }
 
 // Whatever the command has started is gone when the caller is.
