@@ -261,12 +261,17 @@ func (d *Daemon) checkStorage(j *save) {
 // outdated reports whether workers that were started later have gone on from another state, or have saved the same
 // step.
 func (d *Daemon) outdated(j *save) bool {
-	later := func(m commit.Manifest) bool { return m.Epoch != j.meta.Epoch && m.Saved.After(j.saved) }
+	later := func(m commit.Manifest) bool { return m.Epoch != j.meta.Epoch && m.Overtakes(j.made(), true) }
 	if m, ok := d.tracked(j.meta.Dir); ok && later(m) {
 		return true
 	}
 	m, ok := d.committedAt(j.meta.Dir, j.meta.Step)
 	return ok && m.ID != j.meta.Save && later(m)
+}
+
+// made is what tells when the save was made, for comparisons.
+func (j *save) made() commit.Manifest {
+	return commit.Manifest{Save: commit.Save{Epoch: j.meta.Epoch, Saved: j.saved}}
 }
 
 func timeoutOf(m shm.Meta) time.Duration {

@@ -177,7 +177,8 @@ func TestASaveThatWorkersOfALaterEpochHavePassed(t *testing.T) {
 		"a later epoch has gone on":               {"1.0.1", 8, 11, true, true},
 		"from a lower step, too":                  {"1.0.1", 3, 11, true, true},
 		"the same epoch goes on":                  {"1.0.0", 8, 11, true, false},
-		"it was saved before":                     {"1.0.1", 8, 9, true, false},
+		"a later epoch, whose clock lags":         {"1.0.1", 8, 9, true, true},
+		"another history, saved before":           {"7.0.1", 8, 9, true, false},
 		"the same step, not named by the tracker": {"1.0.1", 5, 11, false, true},
 		"another step, not named by the tracker":  {"1.0.1", 8, 11, false, false},
 	} {

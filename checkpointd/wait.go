@@ -66,7 +66,7 @@ func (d *Daemon) lostLocked() (lost []*save) {
 // node that came back writes its shards itself, of which this one had copies.
 func (d *Daemon) replaced(j *save) bool {
 	m, ok := d.tracked(j.meta.Dir)
-	return d.already(j) || ok && m.Saved.After(j.saved)
+	return d.already(j) || ok && m.Overtakes(j.made(), true)
 }
 
 // wait answers when the save is committed, or says why it will not be.

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// overtakes reports whether m was made after o, or by workers that were started after those of o. Clocks of nodes
+// Overtakes reports whether m was made after o, or by workers that were started after those of o. Clocks of nodes
 // differ, so across epochs they count only if the epochs themselves do not tell, and o is one that others may have
 // overtaken (late).
-func (m Manifest) overtakes(o Manifest, late bool) bool {
+func (m Manifest) Overtakes(o Manifest, late bool) bool {
 	switch {
 	case m.Epoch == o.Epoch:
 		return m.Saved.After(o.Saved)

@@ -186,7 +186,7 @@ func (d directory) notSuperseded(m Manifest) error {
 			func(f FileEntry) bool { return b.has(pathSum(f.Path)) })
 	}
 	for _, other := range bs {
-		if other.overtakes(m, m.Late) && same(other) {
+		if other.Overtakes(m, m.Late) && same(other) {
 			return fmt.Errorf("%w: save %s of step %d", ErrSuperseded, other.ID, other.Step)
 		}
 	}
@@ -363,7 +363,7 @@ func (t Store) complete(d directory, m Manifest, recovered bool) (Manifest, erro
 	moves := true
 	m.Committed = t.Now()
 	if last, ok := d.trackedSave(); ok {
-		moves = !last.overtakes(m, recovered)
+		moves = !last.Overtakes(m, recovered)
 		if moves {
 			m.Committed = later(m.Committed, last.Committed)
 		} else if m.Committed, err = d.overtaken(m, last); err != nil {

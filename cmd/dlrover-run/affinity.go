@@ -32,11 +32,7 @@ func (r *resolver) numaAffinity() error {
 }
 
 func (r *resolver) places() ([]numa.Place, error) {
-	devices, err := r.visibleDevices(r.host.root)
-	if err != nil {
-		return nil, err
-	}
-	allowed, err := affinity()
+	devices, allowed, err := r.bindable()
 	if err != nil {
 		return nil, err
 	}

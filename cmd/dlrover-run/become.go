@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -81,12 +80,5 @@ func findable(name string) string {
 func (as *invocation) printBecome(w io.Writer, python string) int {
 	p := as.plan()
 	p.Execute = append([]string{python}, as.command.Become...)
-	enc := json.NewEncoder(printable.JSON(w))
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(p); err != nil {
-		console.Complain(os.Stderr, as.Name, fmt.Errorf("print the plan: %w", err))
-		return 1
-	}
-	return 0
+	return printJSON(w, as.Name, p)
 }

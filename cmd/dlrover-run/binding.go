@@ -37,15 +37,20 @@ func (r *resolver) binding() error {
 }
 
 func (r *resolver) cpuSets(mode numa.Mode) ([][]int, error) {
-	devices, err := r.visibleDevices(r.host.root)
-	if err != nil {
-		return nil, err
-	}
-	allowed, err := affinity()
+	devices, allowed, err := r.bindable()
 	if err != nil {
 		return nil, err
 	}
 	return numa.Plan(r.host.root, mode, devices, r.s.slots, allowed)
+}
+
+// bindable are the devices and the CPUs that workers may use.
+func (r *resolver) bindable() (devices []string, cpus []int, err error) {
+	if devices, err = r.visibleDevices(r.host.root); err != nil {
+		return nil, nil, err
+	}
+	cpus, err = affinity()
+	return devices, cpus, err
 }
 
 // visibleDevices applies the variables by which users choose devices. ROCm's own

@@ -146,7 +146,7 @@ func (j *fwJob) steps() (all []fwStep) {
 // returns their pids by rank.
 func (j *fwJob) trained(world int, old []int, l ...*launched) (pids []int) {
 	j.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) { // a log has no other notice
 		pids = make([]int, world)
 		for _, line := range j.steps() {
 			if line.world == world && line.step >= 3 && !slices.Contains(old, line.pid) {

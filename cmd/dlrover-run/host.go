@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"dlrover-run/cmd/internal/pyenv"
@@ -44,7 +45,7 @@ func thisHost(env func(string) (string, bool)) hostFacts {
 		id: randomID(), name: name, root: os.DirFS("/"), owns: ownsHost,
 		addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
 		cpus:  func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
-		gpus:  func() (int, string) { return proc.GPUCount("/", env) },
+		gpus:  sync.OnceValues(func() (int, string) { return proc.GPUCount("/", env) }), // takes a millisecond
 		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) }, environ: os.Environ, shmFree: shmFree,
 	}
 }

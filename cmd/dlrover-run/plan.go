@@ -109,11 +109,16 @@ func printPlan(w io.Writer, s *settings, h hostFacts) int {
 	if err != nil {
 		return refuse(err, s)
 	}
+	return printJSON(w, "dlrover-run", p)
+}
+
+// printJSON shows what a program of that name would do, and returns its exit status.
+func printJSON(w io.Writer, name string, plan any) int {
 	enc := json.NewEncoder(printable.JSON(w))
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(p); err != nil {
-		console.Complain(os.Stderr, "dlrover-run", fmt.Errorf("print the plan: %w", err))
+	if err := enc.Encode(plan); err != nil {
+		console.Complain(os.Stderr, name, fmt.Errorf("print the plan: %w", err))
 		return 1
 	}
 	return 0

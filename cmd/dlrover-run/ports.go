@@ -146,11 +146,7 @@ func (p *ports) writeWorld(world []launcher.Member) error {
 	if err != nil {
 		return err
 	}
-	next := p.worldFile() + ".next"
-	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, p.worldFile())
+	return replaceFile(p.worldFile(), string(data)+"\n", 0o600)
 }
 
 func (p *ports) close() error {

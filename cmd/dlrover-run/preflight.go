@@ -54,9 +54,9 @@ func shmFree() (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
-// hasDevices looks for what every driver of accelerators has made: there may be hundreds of other files.
+// hasDevices looks for what every driver of accelerators has made: there may be hundreds of other files in /dev.
 func hasDevices(root fs.FS) bool {
-	for _, name := range []string{"dev/nvidiactl", "dev/davinci_manager", "dev/mxcd"} {
+	for _, name := range []string{"dev/nvidiactl", "dev/kfd", "dev/davinci_manager", "dev/mxcd"} {
 		if _, err := fs.Stat(root, name); err == nil {
 			return true
 		}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -291,15 +290,12 @@ func (r *resolver) identity() error {
 	return r.nodeRank()
 }
 
-// devices counts the accelerators of a node that has any: to look through /dev costs a millisecond.
+// devices counts the accelerators of a node that has any.
 func (r *resolver) devices() (n int) {
-	for _, control := range []string{"nvidiactl", "kfd", "davinci_manager", "mxcd"} {
-		if _, err := fs.Stat(r.host.root, "dev/"+control); err == nil {
-			n, _ = r.host.gpus()
-			return n
-		}
+	if hasDevices(r.host.root) {
+		n, _ = r.host.gpus()
 	}
-	return 0
+	return n
 }
 
 func (r *resolver) nodeRank() error {

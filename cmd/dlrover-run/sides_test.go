@@ -95,7 +95,7 @@ func TestParameterServersOnAFixedPort(t *testing.T) {
 	b := newBench(t)
 	port := freePort(t)
 	l := b.start("dlrover-run", []string{"NEEDS=pserver"}, b.sh(schedulerScript, "--standalone", "--nproc-per-node=2",
-		"--preset=mindspore", "--ms-servers=1", "--ms-port="+port)...)
+		"--preset=mindspore", "--ms-servers=1", "--ms-port="+port, "--success-rule=all")...)
 	eventually(t, "the scheduler's end", b.exists("sched.end"))
 	require.Contains(t, string(read(t, filepath.Join(b.dir, "sched"))), ":"+port+" 2 ")
 	eventually(t, "the job's end", func() bool { return strings.Contains(l.err.String(), "does not end; stopping it") })
