@@ -178,7 +178,7 @@ func faults() []fault {
 		{name: "cuda_oom.record", class: verdict.OOMDevice, python: "2", stand: libs, env: []string{record}},
 		{name: "cuda_error:an illegal memory access was encountered", class: verdict.DeviceError, python: "2", stand: libs},
 		{name: "cuda_error:device-side assert triggered", class: verdict.DeviceError, python: "2", stand: libs},
-		{name: "cuda_error:uncorrectable ECC error encountered", class: verdict.DeviceError, python: "2", stand: libs},
+		{name: "cuda_error:uncorrectable ECC error encountered", class: verdict.Hardware, python: "2", stand: libs},
 		{name: "nccl_job", class: verdict.DeviceError, python: "2", stand: libs, slots: 2, races: 2},
 		{name: "nccl_hang_job", class: verdict.CollectiveTimeout, python: "2", stand: libs, rank: anyRank},
 		{name: "nccl_system", class: verdict.NCCLError, python: "2", stand: libs},

@@ -32,7 +32,8 @@ const (
 	CollectiveTimeout  Class = "collective-timeout"  // a rank did not come
 	PeerLost           Class = "peer-lost"           // another process is gone; its end is not known
 	NCCLError          Class = "nccl-error"          //
-	DeviceError        Class = "device-error"        // the accelerator or its driver
+	DeviceError        Class = "device-error"        // the accelerator or its driver, or what a program did to them
+	Hardware           Class = "hardware"            // the machine: uncorrectable ECC errors, Xids, a device that is lost
 	DataLoader         Class = "data-loader"         // a worker process of PyTorch's DataLoader
 	UsageError         Class = "usage-error"         // the worker's command line
 	Interrupted        Class = "interrupted"         // by SIGINT, such as ctrl-C
@@ -50,6 +51,7 @@ type sign struct {
 // signs are in the order in which they count: the particular before the general.
 func signs() []sign {
 	return []sign{
+		{Hardware, hardwareSigns()},
 		{SIGBUSShm, []string{"out of shared memory", "insufficient shared memory", "unable to allocate shared memory",
 			"to file </torch_", "resize file </torch_", "terminated with signal sigbus"}},
 		{OOMDevice, []string{"cuda out of memory", "cuda error: out of memory", "cuda driver error: out of memory",
@@ -58,8 +60,7 @@ func signs() []sign {
 		{StoreTimeout, []string{"socket has timed out", "socket timeout", "wait timeout", "clients joined"}},
 		{CollectiveTimeout, timeouts()},
 		{PeerLost, consequences()},
-		{DeviceError, []string{"cuda error:", "cuda driver error", "hip error:", "uncorrectable ecc error",
-			"cublas_status_", "cudnn_status_", "no cuda gpus are available", "found no nvidia driver", "no gpus found",
+		{DeviceError, []string{"cuda error:", "cuda driver error", "hip error:", "cublas_status_", "cudnn_status_", "no cuda gpus are available", "found no nvidia driver", "no gpus found",
 			"at least one cuda device", "not compiled with cuda enabled"}},
 		{NCCLError, []string{"nccl error", "ncclsystemerror", "ncclinternalerror", "ncclinvalidusage",
 			"ncclunhandledcudaerror", "hccl error"}},
@@ -113,8 +114,16 @@ func classOfSignal(n int) Class {
 
 // Class says what kind of fault f is. What the kernel and the launcher know comes first, then the signal, then the
 // error that the worker tells of: its own line, then the errors that it came of, then, without an error, the end of the
-// output.
+// output. Where that leaves open whether a device is broken, the end of the output says so.
 func (f Failure) Class() Class {
+	c := f.class()
+	if mayBeHardware(c) && isHardware(f.LastLines) {
+		return Hardware
+	}
+	return c
+}
+
+func (f Failure) class() Class {
 	switch {
 	case f.OOM != nil:
 		return OOMKernel

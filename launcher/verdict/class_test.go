@@ -70,6 +70,20 @@ func TestClass(t *testing.T) {
 			verdict.OOMDevice},
 		{"CUDA's error", said(exit(0, 1, 1), trace("RuntimeError: CUDA error: unspecified launch failure")),
 			verdict.DeviceError},
+		{"an ECC error", said(exit(0, 1, 1), trace("RuntimeError: CUDA error: uncorrectable ECC error encountered")),
+			verdict.Hardware},
+		{"an ECC error in a C++ thread", said(exit(0, -6, 1), "  what():  CUDA error: uncorrectable ECC error\n"),
+			verdict.Hardware},
+		{"an Xid and nothing else", said(exit(0, 1, 1), "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the "+
+			"bus.\n1\n2\n3\n4\n5\n"), verdict.Hardware},
+		{"an Xid and SIGSEGV", said(exit(0, -11, 1), "Xid 48\n"), verdict.Hardware},
+		{"an Xid and SIGKILL", said(exit(0, -9, 1), "Xid 48\n"), verdict.Killed},
+		{"an Xid and CUDA's error", said(exit(0, 1, 1), "NVRM: Xid (PCI:0000:3b:00): 95, pid=7\n"+
+			trace("RuntimeError: CUDA error: unspecified launch failure")), verdict.Hardware},
+		{"an Xid and an exception", said(exit(0, 1, 1), "Xid: 79\n"+trace("ValueError: x")), verdict.UserException},
+		{"a program's Xid", said(exit(0, 1, 1), "NVRM: Xid (PCI:0000:3b:00): 31, pid=7\n"), verdict.Unknown},
+		{"a lost GPU", said(exit(0, 1, 1), "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.\n"),
+			verdict.Hardware},
 		{"NCCL", said(exit(0, 1, 1), trace("DistBackendError: NCCL error in: x, unhandled system error")), verdict.NCCLError},
 		{"NCCL's peer", raised(exit(0, 1, 1), "DistBackendError: NCCL error in: x, remote process exited or there was a "+
 			"network error", 1), verdict.PeerLost},
@@ -166,4 +180,14 @@ func TestJudgeOfAHang(t *testing.T) {
 	require.Nil(t, v.Loss)
 	require.Equal(t, "rank 1 hung for 22 s: asleep; 1 rank followed: 1 with exit code 1; class hang; restarts used 0 of 3",
 		v.Line())
+}
+
+// A worker whose GPU is lost can end by the error of a victim.
+func TestJudgeOfBrokenHardware(t *testing.T) {
+	victim := raised(exit(0, 1, 1), peerGone, 1)
+	broken := said(exit(1, 1, 2), "NVRM: Xid (PCI:0000:3b:00): 79, pid=7\n"+trace(peerGone))
+	v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{victim, broken}})
+	require.Equal(t, 1, v.Root.Rank)
+	require.Equal(t, [2]any{verdict.FirstExit, verdict.Hardware}, [2]any{v.Rule, v.Class})
+	require.Contains(t, v.Line(), "; class hardware; ")
 }

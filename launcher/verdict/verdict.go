@@ -184,7 +184,7 @@ func weightOf(f Failure) weight {
 	switch {
 	case f.OOM != nil:
 		return oom
-	case followed(f):
+	case followed(f) && f.Class() != Hardware:
 		return follows
 	}
 	return plain
