@@ -238,7 +238,7 @@ func (a *Agent) onStopped(s stopResult) {
 // unusable ends this node's part because workers have survived SIGKILL, as in an uninterruptible wait: they still hold
 // the node's devices, memory and ports, so that no other launcher of the node can do better.
 func (a *Agent) unusable(err error) {
-	a.end(Result{Reason: policy.Unclassified, Err: err})
+	a.end(Result{Reason: policy.Unclassified, Blame: policy.OwnHardware, Err: err})
 	if a.signal != 0 {
 		return // the job goes on nowhere, or elsewhere
 	}
@@ -420,7 +420,7 @@ func (a *Agent) leave(d Directive, reason string) {
 // failed is the result of a job that failed as d says.
 func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 	res := Result{
-		Reason: reasonOf(v, d.CauseKind), Verdict: v.Line(), Judged: v,
+		Reason: reasonOf(v, d.CauseKind), Blame: a.blameOf(v, d.CauseKind), Verdict: v.Line(), Judged: v,
 		Local: a.fails, Root: rootOf(a.fails, v),
 	}
 	if _, ordered := orderReason(d.CauseKind); ordered && d.Cause != "" || v.Root == nil && v.Loss == nil {

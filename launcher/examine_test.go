@@ -184,6 +184,7 @@ func TestWorkerThatCannotBeKilledBarsItsNode(t *testing.T) {
 	r.cfg.Processes = undying{r.cfg.Processes}
 	res := r.run(t)
 	require.Equal(t, policy.Unclassified, res.Reason)
+	require.Equal(t, policy.OwnHardware, res.Blame)
 	require.ErrorContains(t, res.Err, "survived SIGKILL")
 	require.Contains(t, r.fakeRdzv.said(), "bar: stop the workers: pid 7 survived SIGKILL")
 }

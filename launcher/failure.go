@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -153,7 +154,7 @@ func (a *Agent) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stde
 	return d.Action
 }
 
-// reasonOf classifies the end of the job for --exit-code-policy=reason.
+// reasonOf classifies the end of the job for --exit-code-policy.
 func reasonOf(v verdict.Verdict, causeKind string) policy.Reason {
 	if r, ordered := orderReason(causeKind); ordered {
 		return r
@@ -191,6 +192,28 @@ func orderReason(causeKind string) (policy.Reason, bool) {
 		return policy.OperatorStop, true
 	}
 	return 0, false
+}
+
+// blameOf says whether a machine has ended the job, and whose, for --exit-code-policy=dlrover. This node is to blame
+// also when another one, which failed in the same way, was the first.
+func (a *Agent) blameOf(v verdict.Verdict, causeKind string) policy.Blame {
+	if _, ordered := orderReason(causeKind); ordered || causeKind == CauseTimeout || v.Root == nil {
+		return policy.Nobody
+	}
+	switch own := a.hasFailed(v.Class); {
+	case v.Class == verdict.OOMKernel && own:
+		return policy.OwnMemory
+	case v.Class == verdict.Hardware && own:
+		return policy.OwnHardware
+	case v.Class == verdict.Hardware:
+		return policy.OtherHardware
+	}
+	return policy.Nobody
+}
+
+// hasFailed reports whether a worker of this node has failed with class c.
+func (a *Agent) hasFailed(c verdict.Class) bool {
+	return slices.ContainsFunc(own(a.fails), func(f verdict.Failure) bool { return f.Class() == c })
 }
 
 func reasonOfErr(err error) policy.Reason {

@@ -235,6 +235,8 @@ func (e *ReasonError) Unwrap() error { return e.Err }
 // Result is how this node's part of the job ended.
 type Result struct {
 	Reason policy.Reason
+	// Blame says whether a machine has ended the job, and whose, where the workers' failures tell.
+	Blame policy.Blame
 	// Err is set when the launcher itself failed, or its node's check, and not a worker.
 	Err error
 	// Verdict is set when the job failed: which rank failed first in the whole job and why; or which check of this node.

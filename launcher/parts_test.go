@@ -726,6 +726,54 @@ func TestOrderExplainsTheEndOfAJob(t *testing.T) {
 	require.Equal(t, policy.Hung, a.failed(Directive{CauseKind: CauseHang}, v).Reason)
 }
 
+// What ended the job decides the blame; what the workers of this node did decides whose it is.
+func TestBlameOfFailure(t *testing.T) {
+	failure := func(rank, second int, f verdict.Failure) verdict.Failure {
+		f.Rank, f.PID, f.At = rank, 7, time.Unix(int64(second), 0)
+		if f.ExitCode == 0 {
+			f.ExitCode = 1
+		}
+		return f
+	}
+	xid := verdict.Failure{LastLines: "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus."}
+	oom := verdict.Failure{ExitCode: -9, OOM: &verdict.OOM{}}
+	stoppedOOM := oom
+	stoppedOOM.Stopped = true
+	plain := verdict.Failure{LastLines: "the data set is empty"}
+	type failures = []verdict.Failure
+	for name, tt := range map[string]struct {
+		own, others failures
+		kind        string
+		want        policy.Blame
+	}{
+		"hardware here": {failures{failure(0, 1, xid)}, nil, CauseFailure, policy.OwnHardware},
+		"hardware here, others fail": {failures{failure(0, 1, xid)}, failures{failure(1, 2, plain)}, CauseFailure,
+			policy.OwnHardware},
+		"hardware elsewhere": {nil, failures{failure(1, 1, xid)}, CauseFailure, policy.OtherHardware},
+		"hardware elsewhere, and a consequence here": {failures{failure(0, 2, plain)}, failures{failure(1, 1, xid)},
+			CauseBudget, policy.OtherHardware},
+		"hardware here, after that of another": {failures{failure(0, 2, xid)}, failures{failure(1, 1, xid)}, CauseFailure,
+			policy.OwnHardware},
+		"hardware here, after a program": {failures{failure(0, 2, xid)}, failures{failure(1, 1, plain)}, CauseFailure,
+			policy.Nobody},
+		"memory here":      {failures{failure(0, 1, oom)}, nil, CauseFailure, policy.OwnMemory},
+		"memory elsewhere": {nil, failures{failure(1, 1, oom)}, CauseFailure, policy.Nobody},
+		"memory elsewhere, and a stopped worker here": {failures{failure(0, 2, stoppedOOM)}, failures{failure(1, 1, oom)},
+			CauseFailure, policy.Nobody},
+		"a program":          {failures{failure(0, 1, plain)}, nil, CauseFailure, policy.Nobody},
+		"an order":           {failures{failure(0, 1, xid)}, nil, CauseOperator, policy.Nobody},
+		"a hang":             {failures{failure(0, 1, xid)}, nil, CauseHang, policy.Nobody},
+		"too few came again": {failures{failure(0, 1, xid)}, nil, CauseTimeout, policy.Nobody},
+		"nothing known":      {nil, nil, CauseFailure, policy.Nobody},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &Agent{fails: tt.own}
+			v := verdict.Judge(verdict.Evidence{Failures: slices.Concat(tt.own, tt.others)})
+			require.Equal(t, tt.want, a.failed(Directive{Cause: "c", CauseKind: tt.kind}, v).Blame)
+		})
+	}
+}
+
 // noticer is a part that gets notices.
 type noticer struct{ diary }
 

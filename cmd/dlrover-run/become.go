@@ -22,7 +22,7 @@ func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) 
 	python, err := r.python()
 	if err != nil {
 		console.Complain(os.Stderr, as.Name, err)
-		return policy.CannotExecute.Code(policy.TorchrunCodes)
+		return policy.CannotExecute.Code(policy.TorchrunCodes, policy.Nobody)
 	}
 	if as.command.DryRun {
 		return as.printBecome(stdout, python)
@@ -40,7 +40,7 @@ func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) 
 	in.Catch(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := cmd.Start(); err != nil {
 		console.Complain(os.Stderr, as.Name, err)
-		return policy.CannotExecute.Code(policy.TorchrunCodes)
+		return policy.CannotExecute.Code(policy.TorchrunCodes, policy.Nobody)
 	}
 	done := make(chan struct{})
 	go func() {

@@ -405,6 +405,58 @@ func TestExitCodesByReason(t *testing.T) {
 	}
 }
 
+// A worker of node 1 loses its GPU: that node's status blames it, and the other node's says that it is innocent.
+func TestExitCodesForDLRover(t *testing.T) {
+	b := newBench(t)
+	args := b.sh(`: > $DIR/up.$RANK; if [ $RANK = 2 ]; then while [ ! -e $DIR/up.3 -o ! -e $DIR/up.0 ]; do sleep 0.01; `+
+		`done; echo "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus." >&2; exit 1; fi; exec sleep 60`,
+		b.c10d("2", "--exit-code-policy=dlrover")...)
+	l1, l2 := b.run(args...), b.run(args...)
+	want := map[bool]int{true: 201, false: 202} // whether the worker was this node's
+	blamed := 0
+	for _, l := range []*launched{l1, l2} {
+		code := l.wait()
+		here := strings.Contains(l.err.String(), "Root Cause (first observed failure):")
+		require.Equal(t, want[here], code, l.err.String())
+		require.Contains(t, l.err.String(), "; class hardware; ")
+		blamed += code - 202
+	}
+	require.Equal(t, -1, blamed, "one of the two")
+
+	for name, c := range map[string]struct {
+		script string
+		code   int
+	}{
+		"success": {"exit 0", 0},
+		"program": {"exit 3 #x", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := b.run(b.sh(c.script, "--exit-code-policy=dlrover")...)
+			require.Equal(t, c.code, l.wait(), l.err.String())
+		})
+	}
+	for _, wrong := range []string{"--nnodes=x", "--event-log=/nosuch/x", "--no-such-option"} {
+		t.Run(wrong, func(t *testing.T) {
+			require.Equal(t, 2, b.run(b.sh("exit 0", "--exit-code-policy=dlrover", wrong)...).wait())
+		})
+	}
+	t.Run("SIGTERM", func(t *testing.T) {
+		l := b.run(b.sh(hold+"; sleep 30", "--standalone", "--exit-code-policy=dlrover")...)
+		eventually(t, "up", b.exists("up.1.0"))
+		l.signal(syscall.SIGTERM)
+		require.Equal(t, 143, l.wait())
+	})
+	t.Run("check", func(t *testing.T) {
+		l := b.run(b.sh("exit 0", "--standalone", "--health-check=exit 7", "--exit-code-policy=dlrover")...)
+		require.Equal(t, 201, l.wait(), l.err.String())
+	})
+	t.Run("plan", func(t *testing.T) {
+		l := b.run(b.sh("exit 0", "--dry-run", "--exit-code-policy=dlrover")...)
+		require.Equal(t, 0, l.wait(), l.err.String())
+		require.Contains(t, l.out.String(), `"exit_code_policy": "dlrover"`)
+	})
+}
+
 func TestSignals(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
 		t.Run(proc.SignalName(sig), func(t *testing.T) {

@@ -147,7 +147,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	if j.logs != nil {
 		j.logs.Stderr().FreshLine()
 	}
-	code := res.Reason.Code(s.codes)
+	code := res.Reason.Code(s.codes, res.Blame)
 	if s.called.command.Alone {
 		code = statusOf(res, code)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
@@ -80,6 +81,8 @@ type planRestarts struct {
 	ShutdownTimeout string `json:"shutdown_timeout"`
 	RestartGrace    string `json:"restart_grace"`
 	Signals         string `json:"signals_to_handle"`
+	// ExitCodes is the policy of the launcher's own exit status; left out if it is torchrun's.
+	ExitCodes string `json:"exit_code_policy,omitempty"`
 	// Rules decide what a failure leads to: the first that matches.
 	Rules []planPolicy `json:"rules"`
 }
@@ -139,7 +142,7 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Restarts: planRestarts{
 			Max: params.MaxRestarts, Policy: string(s.policy.Restart),
 			ShutdownTimeout: s.shutdown.Truncate(time.Second).String(), RestartGrace: s.restart.Grace.String(),
-			Signals: s.signalText, Rules: planRules(s.policy),
+			Signals: s.signalText, ExitCodes: planCodes(s.codes), Rules: planRules(s.policy),
 		},
 		Logs: planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
 	}
@@ -158,6 +161,13 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		p.Node.Rank = &s.node.Rank
 	}
 	return p, p.addWorkers(s, h)
+}
+
+func planCodes(p policy.CodePolicy) string {
+	if p == policy.TorchrunCodes {
+		return ""
+	}
+	return string(p)
 }
 
 func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {

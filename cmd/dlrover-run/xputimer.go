@@ -51,7 +51,7 @@ func becomeCommand(command, environ []string, stdout, stderr io.Writer) int {
 	switch {
 	case len(command) == 0:
 		fmt.Fprint(stderr, xpuTimerUsage)
-		return policy.Usage.Code(policy.TorchrunCodes)
+		return policy.Usage.Code(policy.TorchrunCodes, policy.Nobody)
 	case command[0] == "--help" || command[0] == "-h":
 		fmt.Fprint(stdout, xpuTimerUsage)
 		return 0
@@ -65,7 +65,7 @@ func becomeCommand(command, environ []string, stdout, stderr io.Writer) int {
 		err = syscall.Exec(path, command, env)
 	}
 	console.Complain(stderr, guarded.XPUTimerLaunch, fmt.Errorf("cannot execute %q: %w", command[0], err))
-	return policy.CannotExecute.Code(policy.TorchrunCodes)
+	return policy.CannotExecute.Code(policy.TorchrunCodes, policy.Nobody)
 }
 
 // observable is an environment in which Python tells of its progress; the warning says why nobody will hear of it.

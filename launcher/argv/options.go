@@ -161,9 +161,10 @@ func restartOptions() []Option {
 			Usage: "a rule before those of --policy: exit 3, signal SIGKILL, exception NAME, pattern /REGEX/, event oom|hang " +
 				"or any, joined by and, then -> retry, retry-free, retry-elsewhere, shrink, hold or stop-job, and if wanted " +
 				"max N per DURATION because TEXT; may be repeated"},
-		choice(Option{Name: "exit-code-policy", Choices: []string{"torchrun", "reason"}, Default: "torchrun", Meta: "POLICY",
-			Category: restartSection, Extra: true,
-			Usage: "exit status when the job fails: torchrun (always 1) or reason (one status for each cause)"}),
+		choice(Option{Name: "exit-code-policy", Choices: []string{"torchrun", "reason", "dlrover"}, Default: "torchrun",
+			Meta: "POLICY", Category: restartSection, Extra: true,
+			Usage: "exit status when the job fails: torchrun (always 1), reason (one status for each cause) or dlrover (what " +
+				"DLRover's master takes for a hardware error, an OOM kill or a stop)"}),
 		{Name: "backoff-limit", Type: Int, Default: "100", Meta: "N", Category: restartSection, Extra: true,
 			Usage: "restarts of the whole job in a row that may bring no progress, those included that --max-restarts does " +
 				"not " +

@@ -17,15 +17,18 @@ const (
 	TorchrunCodes CodePolicy = "torchrun"
 	// ReasonCodes gives every Reason its own status, for schedulers with rules by exit code.
 	ReasonCodes CodePolicy = "reason"
+	// DLRoverCodes are the statuses from which DLRover's master reads why a pod has ended.
+	DLRoverCodes CodePolicy = "dlrover"
 )
 
 // Validate refuses an unknown policy; "" is TorchrunCodes.
 func (p CodePolicy) Validate() error {
 	switch p {
-	case "", TorchrunCodes, ReasonCodes:
+	case "", TorchrunCodes, ReasonCodes, DLRoverCodes:
 		return nil
 	}
-	return fmt.Errorf("exit code policy %q is unknown: use %s or %s", string(p), TorchrunCodes, ReasonCodes)
+	return fmt.Errorf("exit code policy %q is unknown: use %s, %s or %s", string(p), TorchrunCodes, ReasonCodes,
+		DLRoverCodes)
 }
 
 // Reason is why the launcher ends. Its value is the exit status under ReasonCodes; the values are an interface to
@@ -74,11 +77,48 @@ func Reasons() []Reason {
 		NodeCheckFailed, TooFewPassed, Hung, Deadline, NoFirstStep, OperatorStop}
 }
 
-// Code is the launcher's exit status.
-func (r Reason) Code(p CodePolicy) int {
+// Blame is what a Reason leaves open: whether a machine has ended the job, and whose. Only DLRoverCodes asks for it.
+type Blame int
+
+// The blames.
+const (
+	Nobody        Blame = iota // no machine is known to be at fault
+	OwnMemory                  // the kernel's OOM killer ended a worker of this node
+	OwnHardware                // this node's hardware is broken
+	OtherHardware              // another node's hardware is broken, and this node's is not known to be
+)
+
+// The statuses under DLRoverCodes, besides 0, 1, 2 and 143.
+const (
+	dlroverMemory = 247
+	// DLRover takes both for a fault of the hardware. We tell with them on which node it is.
+	dlroverOwnHardware   = 201
+	dlroverOtherHardware = 202
+)
+
+// Code is the launcher's exit status. b counts where the reason does not tell whose fault it was.
+func (r Reason) Code(p CodePolicy, b Blame) int {
 	switch {
+	case p == DLRoverCodes:
+		return r.dlroverCode(b)
 	case p == ReasonCodes, r == Success, r == Usage:
 		return int(r)
+	}
+	return 1
+}
+
+func (r Reason) dlroverCode(b Blame) int {
+	switch {
+	case r == Success, r == Usage, r == Signaled(int(unix.SIGTERM)):
+		return int(r)
+	case r > 128: // of other signals: a pod that is stopped gets SIGTERM
+		return 1
+	case r == NodeCheckFailed, b == OwnHardware:
+		return dlroverOwnHardware
+	case r == TooFewPassed, b == OtherHardware:
+		return dlroverOtherHardware
+	case b == OwnMemory:
+		return dlroverMemory
 	}
 	return 1
 }

@@ -164,7 +164,7 @@ func TestReasonCodes(t *testing.T) {
 	// Statuses with a meaning to schedulers, shells and other launchers.
 	taken := []int{14, 93, 99, 101, 102, 126, 127, 130, 137, 138, 143, 200, 201, 202, 210}
 	for _, r := range policy.Reasons() {
-		code := r.Code(policy.ReasonCodes)
+		code := r.Code(policy.ReasonCodes, policy.OwnHardware)
 		require.NotContains(t, seen, code, "%v and %v", r, seen[code])
 		require.NotContains(t, texts, r.String())
 		require.NotContains(t, taken, code, "%v", r)
@@ -174,8 +174,8 @@ func TestReasonCodes(t *testing.T) {
 		seen[code], texts[r.String()] = r, r
 	}
 
-	require.Equal(t, 143, policy.Signaled(15).Code(policy.ReasonCodes))
-	require.Equal(t, 1, policy.Signaled(15).Code(policy.TorchrunCodes))
+	require.Equal(t, 143, policy.Signaled(15).Code(policy.ReasonCodes, policy.OwnHardware))
+	require.Equal(t, 1, policy.Signaled(15).Code(policy.TorchrunCodes, policy.OwnHardware))
 	require.Equal(t, "ended by SIGTERM", policy.Signaled(15).String())
 	require.Equal(t, "reason 163", policy.Signaled(35).String())
 
@@ -189,18 +189,44 @@ func TestReasonCodes(t *testing.T) {
 			case policy.Usage:
 				want = 2
 			}
-			require.Equal(t, want, r.Code(p), "%v", r)
+			require.Equal(t, want, r.Code(p, policy.OtherHardware), "%v", r)
 		}
 	}
 	require.NoError(t, policy.ReasonCodes.Validate())
 	require.ErrorContains(t, policy.CodePolicy("shell").Validate(),
-		`exit code policy "shell" is unknown: use torchrun or reason`)
+		`exit code policy "shell" is unknown: use torchrun, reason or dlrover`)
+}
+
+// DLRover's master knows these statuses; whatever is not one of its own is 1.
+func TestDLRoverCodes(t *testing.T) {
+	require.NoError(t, policy.DLRoverCodes.Validate())
+	blames := []policy.Blame{policy.Nobody, policy.OwnMemory, policy.OwnHardware, policy.OtherHardware}
+	for _, r := range append(policy.Reasons(), policy.Signaled(1), policy.Signaled(2), policy.Signaled(15)) {
+		want := []int{1, 247, 201, 202}
+		switch r {
+		case policy.Success:
+			want = []int{0, 0, 0, 0}
+		case policy.Usage:
+			want = []int{2, 2, 2, 2}
+		case policy.NodeCheckFailed:
+			want = []int{201, 201, 201, 201}
+		case policy.TooFewPassed:
+			want = []int{202, 202, 201, 202}
+		case policy.Signaled(1), policy.Signaled(2):
+			want = []int{1, 1, 1, 1}
+		case policy.Signaled(15):
+			want = []int{143, 143, 143, 143}
+		}
+		for i, b := range blames {
+			require.Equal(t, want[i], r.Code(policy.DLRoverCodes, b), "%v, blame %d", r, b)
+		}
+	}
 }
 
 func TestReasonsAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/exit-codes.md")
 	require.NoError(t, err)
-	ours, _, _ := strings.Cut(string(doc), "\n# Exit status of dlroverctl")
+	ours, _, _ := strings.Cut(string(doc), "\nWith `--exit-code-policy=dlrover`")
 	var listed, known []string
 	for _, row := range regexp.MustCompile(`(?m)^\| (\d+) \|`).FindAllStringSubmatch(ours, -1) {
 		listed = append(listed, row[1])

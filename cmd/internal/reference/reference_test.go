@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -137,8 +138,15 @@ func TestEveryMetricIsDescribed(t *testing.T) {
 
 func TestExitStatusesAreThoseOfTheCode(t *testing.T) {
 	var want, got []string
+	dlrover := map[int]bool{policy.Signaled(15).Code(policy.DLRoverCodes, policy.Nobody): true}
 	for _, r := range policy.Reasons() {
 		want = append(want, fmt.Sprint(int(r)))
+		for b := policy.Nobody; b <= policy.OtherHardware; b++ {
+			dlrover[r.Code(policy.DLRoverCodes, b)] = true
+		}
+	}
+	for _, code := range slices.Sorted(maps.Keys(dlrover)) {
+		want = append(want, fmt.Sprint(code))
 	}
 	table := regexp.MustCompile(`(?m)^\| (\d+) \|`)
 	launcher, _, _ := strings.Cut(file(t, "docs/exit-codes.md"), "\n# Exit status of dlroverctl\n")

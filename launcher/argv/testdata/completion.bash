@@ -21,7 +21,7 @@ _dlrover_run() {
     --start-method|--start_method) COMPREPLY=($(compgen -W 'spawn fork forkserver' -- "$cur")); return ;;
     --numa-binding|--numa_binding) COMPREPLY=($(compgen -W 'node socket exclusive core-complex' -- "$cur")); return ;;
     --restart-policy|--restart_policy) COMPREPLY=($(compgen -W 'OnFailure Never Always ExitCode' -- "$cur")); return ;;
-    --exit-code-policy|--exit_code_policy) COMPREPLY=($(compgen -W 'torchrun reason' -- "$cur")); return ;;
+    --exit-code-policy|--exit_code_policy) COMPREPLY=($(compgen -W 'torchrun reason dlrover' -- "$cur")); return ;;
     --success-rule|--success_rule) COMPREPLY=($(compgen -W 'all rank0 node0 any' -- "$cur")); return ;;
     --clean-up|--clean_up) COMPREPLY=($(compgen -W 'none unfinished all' -- "$cur")); return ;;
     --on-rank-exit|--on_rank_exit) COMPREPLY=($(compgen -W 'restart-all tolerate' -- "$cur")); return ;;

@@ -33,7 +33,7 @@ complete dlrover-run \
   'n@--retryable-exit-codes@x:CODE,...@' \
   'n@--policy@x:FILE|NAME@' \
   'n@--rule@x:RULE@' \
-  'n@--exit-code-policy@(torchrun reason)@' 'c@--exit-code-policy=@(torchrun reason)@' \
+  'n@--exit-code-policy@(torchrun reason dlrover)@' 'c@--exit-code-policy=@(torchrun reason dlrover)@' \
   'n@--backoff-limit@x:N@' \
   'n@--restart-backoff@x:MIN:MAX@' \
   'n@--restart-window@x:SCOPE=N/DURATION@' \
