@@ -122,6 +122,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
+	console.Libraries(d.log)
 	d.service, err = service.New(service.Config{
 		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe,
 		Extra: d.metrics.handler(), Log: d.log,

@@ -123,6 +123,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	j.level.Set(s.called.logLevel())
 	j.runsLog = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
 	j.log = j.runsLog.With("run_id", s.runID)
+	console.Libraries(j.log)
 	j.python = &pythonPath{shmDir: s.shmDir, log: j.log}
 	for _, w := range s.warnings {
 		j.log.Warn(w)

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -192,4 +195,42 @@ func TestIPv6Endpoint(t *testing.T) {
 	require.Equal(t, 0, l1.wait())
 	require.Equal(t, 0, l2.wait())
 	require.Len(t, b.lines("seen"), 2)
+}
+
+// net/http says of a peer that talks out of turn; that is nothing for a user.
+func TestLibrariesPrintNothingByThemselves(t *testing.T) {
+	b := newBench(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go answerTwice(c)
+		}
+	}()
+	args := b.sh("exit 0", "--rdzv-backend=dlrover-master", "--rdzv-endpoint="+l.Addr().String(),
+		"--rdzv-conf=read_timeout=0.5")
+	const unsolicited = "Unsolicited response received on idle HTTP channel"
+	quiet := b.run(args...)
+	require.Equal(t, 1, quiet.wait())
+	require.NotContains(t, quiet.err.String(), unsolicited)
+	debugging := b.start("dlrover-run", []string{"LOGLEVEL=DEBUG"}, args...)
+	require.Equal(t, 1, debugging.wait())
+	require.Regexp(t, `"level":"DEBUG","msg":"a library says",.*"text":"`+unsolicited, debugging.err.String())
+}
+
+// answerTwice answers one request with two responses, of which the first has the launcher ask again later.
+func answerTwice(c net.Conn) {
+	defer c.Close()
+	if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+		return
+	}
+	body := `{"code":"closed","error":"later"}`
+	fmt.Fprintf(c, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"+
+		"HTTP/1.1 400 Bad Request\r\n\r\n", len(body), body)
+	_, _ = io.Copy(io.Discard, c) // until the launcher closes it
 }
