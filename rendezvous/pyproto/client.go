@@ -1,0 +1,209 @@
+package pyproto
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// ClientConfig says who speaks to which master.
+type ClientConfig struct {
+	Addr   string // host:port
+	Caller Caller
+	HTTP   bool    // JSON over HTTP/1.1 in place of gRPC
+	Speak  Dialect // "": Comm
+	// Dialed hears the master's address whenever a connection was made; nil: nobody does.
+	Dialed func(net.Addr)
+}
+
+// Client calls the procedures of a master. Close ends its idle connections.
+type Client struct {
+	cfg ClientConfig
+	hc  *http.Client
+}
+
+// Errors of a Client.
+var (
+	// ErrNoMaster: something answers that is no master of DLRover, or one of another transport.
+	ErrNoMaster = errors.New("no master of DLRover answers")
+	// ErrRefused: the master did not do as it was told, or failed on the way.
+	ErrRefused = errors.New("the master of DLRover refused")
+)
+
+// callTimeout bounds one call, as DLRover's agents do.
+const callTimeout = 60 * time.Second
+
+// NewClient returns a Client, which connects on first use.
+func NewClient(cfg ClientConfig) *Client {
+	if cfg.Speak == "" {
+		cfg.Speak = Comm
+	}
+	c := &Client{cfg: cfg}
+	t := &http.Transport{
+		DialContext: c.dial, DisableCompression: true, MaxIdleConnsPerHost: 2, Protocols: new(http.Protocols),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
+	}
+	t.Protocols.SetHTTP1(cfg.HTTP)
+	t.Protocols.SetUnencryptedHTTP2(!cfg.HTTP)
+	c.hc = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
+	return c
+}
+
+func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d := net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: 5 * time.Second, Interval: 3 * time.Second, Count: 3,
+	}}
+	nc, err := d.DialContext(ctx, network, addr)
+	if err == nil && c.cfg.Dialed != nil {
+		c.cfg.Dialed(nc.RemoteAddr())
+	}
+	return nc, err
+}
+
+// Close ends the idle connections.
+func (c *Client) Close() { c.hc.CloseIdleConnections() }
+
+// Dialect is the one that the client speaks.
+func (c *Client) Dialect() Dialect { return c.cfg.Speak }
+
+// New makes a message for this master.
+func (c *Client) New(name string, fields ...Field) *Message { return c.cfg.Speak.New(name, fields...) }
+
+// Get asks the master. The answer is nil if the master has none, such as to a message that it does not know.
+func (c *Client) Get(ctx context.Context, m *Message) (*Message, error) {
+	data, _, err := c.call(ctx, "get", m)
+	if err != nil || len(data) == 0 {
+		return nil, err
+	}
+	return ReadMessage(data)
+}
+
+// Report tells the master; ErrRefused: it did not do what it was told.
+func (c *Client) Report(ctx context.Context, m *Message) error {
+	_, r, err := c.call(ctx, "report", m)
+	if err == nil && !r.Success {
+		err = fmt.Errorf("%w %s: %s", ErrRefused, m.Class.Name, reasonOr(r.Reason))
+	}
+	return err
+}
+
+func reasonOr(reason string) string {
+	if reason == "" {
+		return "it gives no reason"
+	}
+	return reason
+}
+
+func (c *Client) call(ctx context.Context, name string, m *Message) ([]byte, Response, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	e := Envelope{NodeID: c.cfg.Caller.NodeID, NodeType: c.cfg.Caller.NodeType, Data: Encode(m)}
+	if c.cfg.HTTP {
+		return c.callHTTP(ctx, name, e)
+	}
+	return c.callGRPC(ctx, name, e)
+}
+
+func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*http.Response, error) {
+	u := url.URL{Scheme: "http", Host: c.cfg.Addr, Path: path}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("master at %s: %w", c.cfg.Addr, err)
+	}
+	req.Header.Set("Content-Type", kind)
+	if c.cfg.Caller.JobUID != "" {
+		req.Header.Set("job_uid", c.cfg.Caller.JobUID)
+	}
+	if !c.cfg.HTTP {
+		req.Header.Set("Te", "trailers")
+	}
+	return c.hc.Do(req)
+}
+
+func (c *Client) callGRPC(ctx context.Context, name string, e Envelope) ([]byte, Response, error) {
+	resp, err := c.request(ctx, GRPCPath+name, "application/grpc", frame(e.marshal()))
+	if err != nil {
+		return nil, Response{}, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxMessage+5))
+	if err != nil {
+		return nil, Response{}, fmt.Errorf("read the master's answer: %w", err)
+	}
+	if err := statusOf(resp); err != nil {
+		return nil, Response{}, err
+	}
+	if body, err = readFrame(bytes.NewReader(body)); err != nil {
+		return nil, Response{}, err
+	}
+	if name == "report" {
+		r, err := parseResponse(body)
+		return nil, r, err
+	}
+	answer, err := parseEnvelope(body)
+	return answer.Data, Response{Success: true}, err
+}
+
+// statusOf reads gRPC's status, which comes behind the body, or in the header if there is none.
+func statusOf(resp *http.Response) error {
+	from := resp.Trailer
+	if resp.Header.Get("Grpc-Status") != "" {
+		from = resp.Header
+	}
+	code, err := strconv.Atoi(from.Get("Grpc-Status"))
+	if resp.StatusCode != http.StatusOK || err != nil {
+		return fmt.Errorf("%w: HTTP %s", ErrNoMaster, resp.Status)
+	}
+	text, _ := url.PathUnescape(from.Get("Grpc-Message"))
+	switch code {
+	case codeOK:
+		return nil
+	case codeUnimplemented:
+		return fmt.Errorf("%w: gRPC status %d: %.300s", ErrNoMaster, code, text)
+	case codeUnauthenticated:
+		return fmt.Errorf("%w (gRPC status %d: %.300s)", ErrJobUID, code, text)
+	}
+	return fmt.Errorf("%w: gRPC status %d: %.300s", ErrRefused, code, text)
+}
+
+func (c *Client) callHTTP(ctx context.Context, name string, e Envelope) ([]byte, Response, error) {
+	body, err := json.Marshal(map[string]any{
+		"node_id": e.NodeID, "node_type": e.NodeType, "data": base64.StdEncoding.EncodeToString(e.Data),
+	})
+	if err != nil {
+		return nil, Response{}, err
+	}
+	resp, err := c.request(ctx, "/"+name, "application/json", body)
+	if err != nil {
+		return nil, Response{}, err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, MaxMessage))
+	switch {
+	case err != nil:
+		return nil, Response{}, fmt.Errorf("read the master's answer: %w", err)
+	case resp.StatusCode == http.StatusNotAcceptable:
+		return nil, Response{}, fmt.Errorf("%w (%.300s)", ErrJobUID, data)
+	case resp.StatusCode == http.StatusInternalServerError:
+		return nil, Response{}, fmt.Errorf("%w: HTTP %s", ErrRefused, resp.Status)
+	case resp.StatusCode != http.StatusOK:
+		return nil, Response{}, fmt.Errorf("%w: HTTP %s", ErrNoMaster, resp.Status)
+	}
+	m, err := ReadMessage(data)
+	if err != nil || m.Class.Name != "BaseResponse" {
+		return nil, Response{}, fmt.Errorf("%w: its answer is none", ErrNoMaster)
+	}
+	success, _ := m.Get("success").(bool)
+	return BytesOf(m.Get("data")), Response{Success: success}, nil
+}

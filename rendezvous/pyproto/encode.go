@@ -1,0 +1,76 @@
+package pyproto
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// Encode writes v, one of the values that Decode makes or an int, as a pickle of protocol 3, which every Python from 3.0
+// on reads, and with it every version of DLRover. A value of another type is a defect of the caller's.
+func Encode(v any) []byte {
+	return append(encode([]byte{opProto, 3}, v), opStop)
+}
+
+func encode(b []byte, v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return append(b, opNone)
+	case bool:
+		if v {
+			return append(b, opTrue)
+		}
+		return append(b, opFalse)
+	case int:
+		return encodeInt(b, int64(v))
+	case int64:
+		return encodeInt(b, v)
+	case float64:
+		return binary.BigEndian.AppendUint64(append(b, opBinFloat), math.Float64bits(v))
+	case string:
+		return append(binary.LittleEndian.AppendUint32(append(b, opUnicode), uint32(len(v))), v...)
+	case []byte:
+		return append(binary.LittleEndian.AppendUint32(append(b, opBytes), uint32(len(v))), v...)
+	case Tuple:
+		return append(encodeAll(append(b, opMark), v), opTuple)
+	case *List:
+		return append(encodeAll(append(b, opEmptyList, opMark), v.Items), opAppends)
+	case *Dict:
+		return encodeDict(b, v.Pairs)
+	case *Object:
+		return encodeObject(b, v)
+	}
+	panic(fmt.Sprintf("pyproto: a %T in a message", v))
+}
+
+func encodeInt(b []byte, n int64) []byte {
+	if n == int64(int32(n)) {
+		return binary.LittleEndian.AppendUint32(append(b, opBinInt), uint32(n))
+	}
+	return binary.LittleEndian.AppendUint64(append(b, opLong1, 8), uint64(n))
+}
+
+func encodeAll(b []byte, items []any) []byte {
+	for _, v := range items {
+		b = encode(b, v)
+	}
+	return b
+}
+
+func encodeDict(b []byte, pairs []Pair) []byte {
+	b = append(b, opEmptyDict, opMark)
+	for _, p := range pairs {
+		b = encode(encode(b, p.Key), p.Value)
+	}
+	return append(b, opSetItems)
+}
+
+func encodeObject(b []byte, o *Object) []byte {
+	b = append(b, opGlobal)
+	b = append(append(b, o.Class.Module...), '\n')
+	b = append(append(b, o.Class.Name...), '\n', opEmptyTuple, opNewObj)
+	if len(o.State.Pairs) == 0 {
+		return b
+	}
+	return append(encodeDict(b, o.State.Pairs), opBuild)
+}

@@ -1,0 +1,185 @@
+package pyproto
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// Caller is who sends a request, in its own words.
+type Caller struct {
+	NodeID   int
+	NodeType string
+	JobUID   string // "" from who has none
+}
+
+// Backend answers the requests of agents. Both methods are called by many goroutines.
+type Backend interface {
+	// Get answers with a pickled message in the dialect of the request, or with nothing.
+	Get(ctx context.Context, from Caller, m *Message) ([]byte, error)
+	// Report says whether it has been heeded.
+	Report(ctx context.Context, from Caller, m *Message) (bool, error)
+}
+
+// ErrJobUID: the caller belongs to another job.
+var ErrJobUID = errors.New("the job_uid is another job's")
+
+// bodyTimeout bounds the reading of a request, and the writing of its answer.
+const bodyTimeout = 30 * time.Second
+
+// GRPCPath is below which DLRover's agents speak gRPC.
+const GRPCPath = "/elastic.Master/"
+
+// Handler serves b to agents by gRPC and by HTTP: POST /elastic.Master/{get,report} and /{get,report}. The server must
+// have Protocols with HTTP1 and UnencryptedHTTP2.
+func Handler(b Backend) http.Handler {
+	mux := http.NewServeMux()
+	for _, name := range []string{"get", "report"} {
+		mux.HandleFunc("POST "+GRPCPath+name, func(w http.ResponseWriter, req *http.Request) { serveGRPC(w, req, b, name) })
+		mux.HandleFunc("POST /"+name, func(w http.ResponseWriter, req *http.Request) { serveJSON(w, req, b, name) })
+	}
+	return mux
+}
+
+// The codes of gRPC that are used here.
+const (
+	codeOK, codeInvalid, codeUnimplemented, codeInternal, codeUnauthenticated = 0, 3, 12, 13, 16
+)
+
+func codeOf(err error) int {
+	switch {
+	case err == nil:
+		return codeOK
+	case errors.Is(err, ErrJobUID):
+		return codeUnauthenticated
+	case errors.Is(err, ErrPickle) || errors.Is(err, errProto):
+		return codeInvalid
+	}
+	return codeInternal
+}
+
+func serveGRPC(w http.ResponseWriter, req *http.Request, b Backend, name string) {
+	limit(w)
+	h := w.Header()
+	h.Set("Content-Type", "application/grpc")
+	reply, err := answerGRPC(req, b, name)
+	if err == nil {
+		_, err = w.Write(reply)
+	}
+	h.Set(http.TrailerPrefix+"Grpc-Status", strconv.Itoa(codeOf(err)))
+	if err != nil {
+		h.Set(http.TrailerPrefix+"Grpc-Message", url.PathEscape(err.Error()))
+	}
+}
+
+func limit(w http.ResponseWriter) {
+	c := http.NewResponseController(w)
+	_ = c.SetReadDeadline(time.Now().Add(bodyTimeout))
+	_ = c.SetWriteDeadline(time.Now().Add(bodyTimeout))
+}
+
+func answerGRPC(req *http.Request, b Backend, name string) ([]byte, error) {
+	body, err := readFrame(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	e, err := parseEnvelope(body)
+	if err != nil {
+		return nil, err
+	}
+	data, success, err := e.dispatch(req, b, name)
+	if name == "get" {
+		return frame(Envelope{Data: data}.marshal()), err
+	}
+	if errors.Is(err, ErrJobUID) { // as the master of Python
+		return frame(Response{Reason: err.Error()}.marshal()), nil
+	}
+	return frame(Response{Success: success}.marshal()), err
+}
+
+// dispatch has b answer what is in the envelope.
+func (e Envelope) dispatch(req *http.Request, b Backend, name string) (data []byte, success bool, err error) {
+	m, err := ReadMessage(e.Data)
+	if err != nil {
+		return nil, false, err
+	}
+	from := Caller{NodeID: e.NodeID, NodeType: e.NodeType, JobUID: req.Header.Get("job_uid")}
+	if name == "get" {
+		data, err = b.Get(req.Context(), from, m)
+		return data, err == nil, err
+	}
+	success, err = b.Report(req.Context(), from, m)
+	return nil, success, err
+}
+
+// readFrame reads the one message of a call, which comes as it is: agents compress nothing.
+func readFrame(r io.Reader) ([]byte, error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, fmt.Errorf("%w: %w", errProto, err)
+	}
+	n := binary.BigEndian.Uint32(head[1:])
+	if head[0] != 0 || n > MaxMessage {
+		return nil, fmt.Errorf("%w: compressed, or of more than %d bytes", errProto, MaxMessage)
+	}
+	body := make([]byte, 0, min(n, 64<<10))
+	for uint32(len(body)) < n { // what does not come is not allocated
+		chunk := make([]byte, min(n-uint32(len(body)), max(uint32(len(body)), 64<<10)))
+		if _, err := io.ReadFull(r, chunk); err != nil {
+			return nil, fmt.Errorf("%w: %w", errProto, err)
+		}
+		body = append(body, chunk...)
+	}
+	return body, nil
+}
+
+func frame(body []byte) []byte {
+	b := binary.BigEndian.AppendUint32(make([]byte, 1, 5+len(body)), uint32(len(body)))
+	return append(b, body...)
+}
+
+// serveJSON is the form over HTTP, whose answer is a pickle.
+func serveJSON(w http.ResponseWriter, req *http.Request, b Backend, name string) {
+	limit(w)
+	e, err := readJSON(http.MaxBytesReader(w, req.Body, MaxMessage))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	data, success, err := e.dispatch(req, b, name)
+	switch {
+	case errors.Is(err, ErrJobUID):
+		http.Error(w, err.Error(), http.StatusNotAcceptable)
+	case errors.Is(err, ErrPickle):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	default:
+		_, _ = w.Write(Encode(Comm.New("BaseResponse", Field{"success", success}, Field{"data", data})))
+	}
+}
+
+// readJSON reads the envelope of a request.
+func readJSON(r io.Reader) (e Envelope, err error) {
+	var raw struct {
+		NodeID   int    `json:"node_id"`
+		NodeType string `json:"node_type"`
+		Data     string `json:"data"`
+	}
+	if err := json.NewDecoder(r).Decode(&raw); err != nil {
+		return e, fmt.Errorf("%w: %w", errProto, err)
+	}
+	e.NodeID, e.NodeType = raw.NodeID, raw.NodeType
+	if e.Data, err = base64.StdEncoding.DecodeString(raw.Data); err != nil {
+		return e, fmt.Errorf("%w: %w", errProto, err)
+	}
+	return e, nil
+}
