@@ -202,7 +202,7 @@ func (c *Config) Vars(p Place, localRank int, errorFile string) preset.Vars {
 		Rank: p.RankBase + localRank, WorldSize: p.WorldSize,
 		GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize,
 		Role: c.Role, RoleRank: p.RoleRankBase + localRank, RoleWorldSize: p.RoleWorldSize,
-		MasterAddr: p.MasterAddr, MasterPort: p.MasterPort, AgentStore: true,
+		MasterAddr: p.MasterAddr, MasterPort: p.MasterPort, AgentStore: !p.WorkerStore,
 		RestartCount: p.RestartCount, MaxRestarts: c.Policy.MaxRestarts, RunID: c.RunID,
 		ErrorFile: errorFile, VirtualLocalRank: c.VirtualLocalRank, OldTorch: c.OldTorch, Signals: c.SignalNames,
 		Parent: lookup(c.Env), ServicePort: c.ServicePort, Servers: c.Servers, Devices: c.Devices, Device: c.Device,

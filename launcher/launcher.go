@@ -99,6 +99,8 @@ type Place struct {
 	RestartCount                int
 	MasterAddr                  string
 	MasterPort                  int
+	// WorkerStore: the first worker serves the workers' store, instead of its launcher.
+	WorkerStore bool
 }
 
 // Rendezvous is how a node takes part in its run. Every method but Directives may block

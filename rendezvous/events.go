@@ -54,7 +54,8 @@ type Silence struct{ ID string }
 // where the launcher itself had answered before.
 type Refused struct{ ID string }
 
-// Ready: rank 0 has cleared its store and serves it at Addr:Port.
+// Ready: rank 0 has cleared its store and serves it at Addr:Port, or its first worker will, if the world's Place says
+// so.
 type Ready struct {
 	ID string `json:"id"`
 	EpochID

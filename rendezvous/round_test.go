@@ -257,6 +257,19 @@ func TestPlaces(t *testing.T) {
 	}, s.runs["b"].Place)
 }
 
+func TestWorkersServeTheirStoreWhereAnAgentKnowsNoOther(t *testing.T) {
+	for _, agent := range []string{"", AgentDLRover} {
+		s := newSim(t, Params{Min: 2, Max: 2})
+		s.join("a")
+		s.joinNode(Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Agent: agent})
+		lead := s.dirs["a"]
+		require.Equal(t, Lead, lead.Kind)
+		require.Equal(t, agent != "", lead.Place.WorkerStore)
+		s.must(Ready{ID: "a", EpochID: lead.EpochID, Addr: "a", Port: 1})
+		require.Equal(t, agent != "", s.dirs["b"].Place.WorkerStore)
+	}
+}
+
 func TestNobodyRunsBeforeTheLeaderIsReady(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
 	s.join("a", "b")

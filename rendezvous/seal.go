@@ -106,9 +106,11 @@ func (r *Round) places(ranked []*node) []Place {
 	roles := map[string]int{}
 	ps := make([]Place, len(ranked))
 	base := 0
+	workerStore := slices.ContainsFunc(ranked, func(n *node) bool { return n.Agent != "" })
 	for i, n := range ranked {
 		ps[i] = Place{
 			GroupRank: i, GroupWorldSize: len(ranked), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: r.restarts,
+			WorkerStore: workerStore,
 		}
 		base += n.Slots
 		roles[n.Role] += n.Slots

@@ -156,9 +156,15 @@ type Node struct {
 	Bases []int `json:"bases,omitempty"`
 	// Life is where the launcher, and nobody else, listens for as long as it lives; the zero value: nowhere.
 	Life Life `json:"life,omitzero"`
+	// Agent names the program that the node runs instead of our launcher, AgentDLRover; "" is ours. Such a node has its
+	// workers serve their store.
+	Agent string `json:"agent,omitempty"`
 	// Can lists what the launcher understands beyond the first version of the protocol, at most MaxAbilities.
 	Can []Ability `json:"can,omitempty"`
 }
+
+// AgentDLRover is the Node.Agent of an agent that is DLRover's own, in Python.
+const AgentDLRover = "dlrover"
 
 // Life is a TCP port that its owner closes by its end only. Who connects gets the key, at most MaxName bytes, which
 // tells the port's owner from a stranger behind the same address; it is no secret.
@@ -268,6 +274,9 @@ type Place struct {
 	RestartCount   int    `json:"restart_count"`
 	MasterAddr     string `json:"master_addr,omitempty"`
 	MasterPort     int    `json:"master_port,omitempty"`
+	// WorkerStore: the first worker serves the workers' store at MasterAddr:MasterPort, instead of its launcher. It is so
+	// in worlds with agents that know it no other way; for a Lead, the launcher chooses a port for that worker.
+	WorkerStore bool `json:"worker_store,omitempty"`
 }
 
 // CauseKind classifies what ended an epoch or a run.

@@ -29,6 +29,7 @@ type ClientConfig struct {
 type Client struct {
 	cfg ClientConfig
 	hc  *http.Client
+	old bool
 }
 
 // Errors of a Client.
@@ -73,6 +74,12 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 
 // Close ends the idle connections.
 func (c *Client) Close() { c.hc.CloseIdleConnections() }
+
+// Caller is who the client speaks for.
+func (c *Client) Caller() Caller { return c.cfg.Caller }
+
+// Old: the master is of version 0.3.
+func (c *Client) Old() bool { return c.old }
 
 // Dialect is the one that the client speaks.
 func (c *Client) Dialect() Dialect { return c.cfg.Speak }

@@ -1,0 +1,68 @@
+package pyproto
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// findTime bounds one question of Find.
+const findTime = 5 * time.Second
+
+// Find returns a Client of the master at cfg.Addr, in the transport and the dialect that it understands: those that cfg
+// names are tried first. ErrNoMaster: none has been answered. An error of the network is that of nobody at the address.
+func Find(ctx context.Context, cfg ClientConfig) (*Client, error) {
+	var errs []error
+	for _, http := range []bool{cfg.HTTP, !cfg.HTTP} {
+		for _, d := range Dialects() {
+			if http && d != Comm {
+				continue // HTTP came with it
+			}
+			cfg.HTTP, cfg.Speak = http, d
+			c := NewClient(cfg)
+			answered, err := c.knows(ctx)
+			if err == nil && answered {
+				return c, nil
+			}
+			c.Close()
+			if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" || ctx.Err() != nil || errors.Is(err, ErrJobUID) {
+				return nil, err
+			}
+			errs = append(errs, fmt.Errorf("%s: %w", transport(http, d), cmpErr(err)))
+			if err != nil {
+				break // another dialect is no other transport
+			}
+		}
+	}
+	return nil, fmt.Errorf("%w at %s: %w", ErrNoMaster, cfg.Addr, errors.Join(errs...))
+}
+
+func cmpErr(err error) error {
+	if err == nil {
+		return errors.New("the question is not understood")
+	}
+	return err
+}
+
+func transport(http bool, d Dialect) string {
+	if http {
+		return "by HTTP"
+	}
+	return fmt.Sprintf("by gRPC, with messages of %s", d)
+}
+
+// knows asks what every version can answer, and then what versions from 0.4 on can.
+func (c *Client) knows(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, findTime)
+	defer cancel()
+	m, err := c.Get(ctx, c.New("WaitingNodeNumRequest", Field{"node_id", c.cfg.Caller.NodeID}, Field{"local_world_size", 0},
+		Field{"rdzv_name", "elastic-training"}))
+	if err != nil || m == nil || m.Class.Name != "RendezvousState" || c.cfg.Speak == Comm {
+		return m != nil, err
+	}
+	m, err = c.Get(ctx, c.New("ElasticRunConfigRequest"))
+	c.old = m == nil
+	return true, err
+}

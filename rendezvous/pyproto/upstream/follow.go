@@ -1,0 +1,183 @@
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// follow does what the phase asks for, again and again.
+func (s *Service) follow() {
+	for s.ctx.Err() == nil {
+		s.mu.Lock()
+		turn, now := s.turn, s.phase
+		pause := s.pause()
+		s.mu.Unlock()
+		err := s.advance(now, turn)
+		s.noticeOutage(err)
+		s.sleep(turn, pause)
+	}
+}
+
+// pause is the time between two questions, with s locked: large jobs ask less often, so that a master of some 3,000
+// requests a second has at most half of that to do.
+func (s *Service) pause() time.Duration {
+	nodes := time.Duration(max(len(s.world.seats), s.params.Min))
+	switch s.phase {
+	case running:
+		return min(500*time.Millisecond+nodes*time.Millisecond, 10*time.Second)
+	case idle, leading, over:
+		return heartbeat // until it is kicked
+	}
+	return min(100*time.Millisecond+nodes*time.Millisecond, 3*time.Second)
+}
+
+// sleep waits for a pause, or until the phase is another one.
+func (s *Service) sleep(turn int, pause time.Duration) {
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		same := turn == s.turn
+		s.mu.Unlock()
+		if !same {
+			return
+		}
+		select {
+		case <-s.kick:
+		case <-t.C:
+			return
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *Service) advance(now phase, turn int) error {
+	switch now {
+	case joining:
+		return s.join(s.ctx, turn)
+	case forming:
+		return s.askWorld(s.ctx, turn)
+	case following:
+		return s.askAddress(s.ctx, turn)
+	case running:
+		return s.askMembers(s.ctx, turn)
+	case ending:
+		return s.meet(s.ctx, turn)
+	}
+	return nil
+}
+
+// join asks for a place in the next world, once the job's own checks let it.
+func (s *Service) join(ctx context.Context, turn int) error {
+	if passed, err := s.preCheck(ctx); err != nil || !passed {
+		return err
+	}
+	s.mu.Lock()
+	n := s.node
+	s.mu.Unlock()
+	id := s.cfg.Client.Caller().NodeID
+	if s.cfg.Client.Old() {
+		id = s.cfg.Rank // to 0.3 there was no node_rank
+	}
+	fields := []pyproto.Field{
+		{Name: "node_id", Value: id}, {Name: "local_world_size", Value: n.Slots},
+		{Name: "rdzv_name", Value: training}, {Name: "node_rank", Value: s.cfg.Rank}, {Name: "node_ip", Value: n.IP},
+	}
+	if _, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn == s.turn {
+		s.enter(forming)
+	}
+	return nil
+}
+
+// preCheck asks whether the master has checked the job; 0.4 checks nothing.
+func (s *Service) preCheck(ctx context.Context) (bool, error) {
+	if s.checked || s.cfg.Client.Dialect() == pyproto.Grpc {
+		return true, nil
+	}
+	if err := s.nodeEvent(ctx, "WAIT_PRE_CHECK"); err != nil {
+		return false, err
+	}
+	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("PreCheckRequest",
+		pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())}, pyproto.Field{Name: "type", Value: ""}))
+	if err != nil {
+		return false, err
+	}
+	status := m.Str("status")
+	if s.checked = m == nil || status == "PASS" || status == "DISABLED"; s.checked {
+		return true, nil
+	}
+	s.cfg.Log.Info("waiting for the master's check of the job", "status", status, "reason", m.Str("reason"))
+	return false, nil
+}
+
+// askMembers asks whether nodes wait for a new world.
+func (s *Service) askMembers(ctx context.Context, turn int) error {
+	n, err := s.waiting(ctx)
+	if err != nil || n <= 0 { // below 0: the job ends, and the workers of this node may still succeed
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn == s.turn {
+		s.stop(rendezvous.Cause{Kind: rendezvous.CauseGrowth, Text: fmt.Sprintf("%d nodes wait for a new world", n)})
+	}
+	return nil
+}
+
+// stop ends the epoch; the launcher joins again. s is locked.
+func (s *Service) stop(cause rendezvous.Cause) {
+	s.enter(idle)
+	s.cause = &cause
+	s.direct(rendezvous.Directive{Kind: rendezvous.Stop, Cause: &cause})
+}
+
+// fail ends the run for this node. s is locked.
+func (s *Service) fail(cause rendezvous.Cause) {
+	s.enter(over)
+	s.outcome, s.cause = rendezvous.Failed, &cause
+	s.direct(rendezvous.Directive{Kind: rendezvous.Fail, Cause: &cause})
+}
+
+// outage is a time without the master.
+type outage struct {
+	since time.Time
+	said  bool
+}
+
+// sayAfter keeps a moment's absence out of the log.
+const sayAfter = 2 * time.Second
+
+// noticeOutage says once that the master is away, and that it is back. One that was started again has forgotten who
+// waits: whoever does joins again.
+func (s *Service) noticeOutage(err error) {
+	if s.ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch o := &s.away; {
+	case err != nil && o.since.IsZero():
+		o.since = time.Now()
+	case err != nil && !o.said && time.Since(o.since) > sayAfter:
+		o.said = true
+		s.cfg.Log.Warn("cannot ask the master; trying again", "workers_running", s.phase == running, "err", err)
+	case err == nil && !o.since.IsZero():
+		if o.said {
+			s.cfg.Log.Info("the master is back", "after", time.Since(o.since).Round(time.Millisecond).String())
+		}
+		*o = outage{}
+		if s.phase == forming {
+			s.enter(joining)
+		}
+	}
+}

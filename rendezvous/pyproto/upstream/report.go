@@ -1,0 +1,247 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// The levels of DLRover's TrainingExceptionLevel that a launcher uses, and the word by which its master knows a check
+// of a node that has failed.
+const (
+	processError = "process_error"
+	nodeError    = "node_error"
+	rdzvError    = "rdzv_error"
+	checkFailure = "CheckFailure"
+)
+
+// maxErrorData is how much of a failure a master keeps, in bytes; what is longer it cuts, and with it the JSON.
+const maxErrorData = 2048
+
+// failure tells the master of one.
+func (s *Service) failure(ctx context.Context, level, data string, restarts int) error {
+	return s.cfg.Client.Report(ctx, s.cfg.Client.New("NodeFailure", pyproto.Field{Name: "error_data", Value: data},
+		pyproto.Field{Name: "restart_count", Value: restarts}, pyproto.Field{Name: "level", Value: level}))
+}
+
+// NodeError tells the master that this node is at fault, which replaces it, and ends the run here.
+func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
+	text := kind
+	if reason != "" {
+		text += ": " + reason
+	}
+	err := s.failure(ctx, nodeError, text[:min(len(text), maxErrorData)], s.spent)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = true // DLRover's agents send no FAILED_EXITED after this
+	s.enter(over)
+	cause := rendezvous.Cause{Kind: rendezvous.CauseCheck, Node: s.node.Name, Text: reason}
+	s.outcome, s.cause = rendezvous.Failed, &cause
+	s.direct(rendezvous.Directive{Kind: rendezvous.Fail, Cause: &cause})
+	return nil
+}
+
+// Order does for this node what api's Hub does for a run: only a launcher's bar of its own node is known here.
+func (s *Service) Order(ctx context.Context, o rendezvous.Order) error {
+	if o.Kind != rendezvous.OrderBar {
+		return fmt.Errorf("%w: a master of DLRover takes no order %q", api.ErrBadRequest, o.Kind)
+	}
+	return s.NodeError(ctx, "NodeFault", o.Text)
+}
+
+// nodeEvent tells the master what has become of this node.
+func (s *Service) nodeEvent(ctx context.Context, kind string) error {
+	c := s.cfg.Client
+	meta := c.New("NodeMeta", pyproto.Field{Name: "type", Value: c.Caller().NodeType},
+		pyproto.Field{Name: "addr", Value: s.node.Addr}, pyproto.Field{Name: "memory", Value: 0},
+		pyproto.Field{Name: "cpu", Value: 0.0}, pyproto.Field{Name: "gpu", Value: 0},
+		pyproto.Field{Name: "gpu_type", Value: ""}, pyproto.Field{Name: "id", Value: c.Caller().NodeID},
+		pyproto.Field{Name: "rank", Value: s.cfg.Rank}, pyproto.Field{Name: "status", Value: ""})
+	return c.Report(ctx, c.New("NodeEvent", pyproto.Field{Name: "event_type", Value: kind},
+		pyproto.Field{Name: "event_message", Value: ""},
+		pyproto.Field{Name: "event_time", Value: float64(time.Now().Unix())},
+		pyproto.Field{Name: "event_elapsed_time", Value: 0.0}, pyproto.Field{Name: "node", Value: meta}))
+}
+
+// failing tells the master of workers that have failed, and decides what follows: restarts are counted here.
+func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
+	s.mu.Lock()
+	current := e.EpochID == s.dir.EpochID && (s.phase == running || s.phase == ending)
+	if e.EpochID == s.dir.EpochID {
+		s.record(e.Failures)
+	}
+	spent := s.spent
+	if current && !e.Tolerated {
+		s.settle(e)
+	}
+	s.mu.Unlock()
+	if len(e.Failures) == 0 {
+		return nil
+	}
+	return s.failure(ctx, processError, processErrors(e.Failures), spent)
+}
+
+// record keeps failures once, with s locked.
+func (s *Service) record(fs []rendezvous.Failure) {
+	for _, f := range fs {
+		if !slices.ContainsFunc(s.failures, func(g rendezvous.Failure) bool { return g.Rank == f.Rank && g.At.Equal(f.At) }) {
+			s.failures = append(s.failures, f)
+		}
+	}
+}
+
+// settle says what a failure leads to, with s locked.
+func (s *Service) settle(e rendezvous.Failing) {
+	cause := rendezvous.Cause{Kind: rendezvous.CauseFailure, Node: s.node.Name, Text: "a worker failed"}
+	if len(e.Failures) > 0 {
+		cause.Text = e.Failures[0].Text
+	}
+	switch {
+	case e.Decision == rendezvous.RestartFree:
+		s.stop(cause)
+	case e.Decision == rendezvous.RestartCharged && s.spent < s.params.MaxRestarts:
+		s.spent++
+		s.stop(cause)
+	default: // the master replaces the node, or not; another place or a smaller world are its to decide
+		s.fail(cause)
+	}
+}
+
+// processErrors is what DLRover's agent sends: an object by global rank, whole within maxErrorData.
+func processErrors(fs []rendezvous.Failure) string {
+	for limit := 1024; ; limit /= 2 {
+		all := map[string]any{}
+		for _, f := range fs {
+			var d struct {
+				LocalRank int    `json:"local_rank"`
+				ExitCode  int    `json:"exit_code"`
+				Message   string `json:"message"`
+			}
+			_ = json.Unmarshal(f.Detail, &d) // what it does not say is zero
+			text := d.Message
+			if text == "" {
+				text = f.Text
+			}
+			all[strconv.Itoa(f.Rank)] = map[string]any{"local_rank": d.LocalRank, "exitcode": d.ExitCode,
+				"message": text[:min(len(text), limit)], "datetime": f.At.UTC().Format(time.DateTime)}
+		}
+		data, err := json.Marshal(all)
+		if err == nil && len(data) <= maxErrorData {
+			return string(data)
+		}
+		if limit == 0 {
+			fs = fs[:len(fs)/2]
+		}
+	}
+}
+
+// timedOut tells the master of a world that has not come about.
+func (s *Service) timedOut(ctx context.Context, text string, after time.Duration) error {
+	data, err := json.Marshal(map[string]any{"rdzv_name": training, "node_rank": s.cfg.Rank,
+		"err_type": "join_timeout", "err_message": text, "elapsed_time": int(after.Seconds())})
+	if err != nil {
+		return err
+	}
+	return s.failure(ctx, rdzvError, string(data), 0)
+}
+
+// succeeded begins to wait for the other nodes.
+func (s *Service) succeeded(e rendezvous.Success) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.EpochID == s.dir.EpochID && s.phase == running && len(e.Ranks) == 0 {
+		s.enter(ending)
+	}
+}
+
+// barrier is how far this node has come at the end of an epoch.
+type barrier struct {
+	counted bool // among the members that have arrived
+	count   int
+}
+
+// meet waits at the end of an epoch for the others. There are two barriers, of torch to 1.13 and of later ones, and of
+// DLRover: a key for every member, or a count and a key that the last one sets. Whoever waits at either hears of us.
+func (s *Service) meet(ctx context.Context, turn int) error {
+	s.mu.Lock()
+	w, counted := s.world, s.barrier.counted
+	late := time.Since(s.since) > barrierTime
+	s.mu.Unlock()
+	if !counted {
+		if err := s.arrive(ctx, w); err != nil {
+			return err
+		}
+	}
+	all, err := s.everybody(ctx, w)
+	if err != nil {
+		return err
+	}
+	if !all && !late {
+		return s.askMembers(ctx, turn) // its workers have failed after ours had succeeded: the epoch starts anew
+	}
+	if err := s.nodeEvent(ctx, "SUCCEEDED_EXITED"); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn == s.turn {
+		s.told, s.outcome = true, rendezvous.Succeeded
+		s.enter(over)
+		s.direct(rendezvous.Directive{Kind: rendezvous.Done})
+	}
+	return nil
+}
+
+// arrive tells those who wait at the barriers of this node.
+func (s *Service) arrive(ctx context.Context, w world) error {
+	own := strconv.Itoa(w.own)
+	if err := s.set(ctx, w.key(terminalState+own), []byte(own)); err != nil {
+		return err
+	}
+	n, err := s.add(ctx, w.key(numMembers))
+	if err != nil {
+		return err
+	}
+	if n >= len(w.seats) {
+		err = s.set(ctx, w.key(lastMember), []byte("<val_ignored>"))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.barrier = barrier{counted: err == nil, count: n}
+	return err
+}
+
+// everybody has arrived, by either barrier. A master without memory of our arrival was started again: we arrive anew.
+func (s *Service) everybody(ctx context.Context, w world) (bool, error) {
+	last, err := s.text(ctx, w.key(lastMember))
+	if err != nil || last != "" {
+		return err == nil, err
+	}
+	own, err := s.text(ctx, w.key(terminalState+strconv.Itoa(w.own)))
+	if err != nil {
+		return false, err
+	}
+	if own == "" {
+		s.mu.Lock()
+		s.barrier = barrier{}
+		s.mu.Unlock()
+		return false, nil
+	}
+	for i := range w.seats {
+		v, err := s.text(ctx, w.key(terminalState+strconv.Itoa(i)))
+		if err != nil || v == "" {
+			return false, err
+		}
+	}
+	return true, s.set(ctx, w.key(lastMember), []byte("<val_ignored>")) // a count can be lost; see add
+}

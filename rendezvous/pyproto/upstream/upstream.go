@@ -1,0 +1,234 @@
+// Package upstream is a rendezvous whose master is DLRover's, in Python: an api.Service in front of the master's
+// procedures, for one launcher in one run.
+//
+// The master forms worlds; it knows neither epochs nor directives. Service asks it for what its agents ask for, and
+// makes directives of the answers. What it cannot do, no Service can: there are no spares that take over at once, every
+// node counts its own restarts, and nobody hears of the failures of other nodes.
+//
+// Goroutines: from the first Join to Close two, one that follows the world and one that sends heartbeats.
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// training is the master's name for the rendezvous of the job's workers.
+const training = "elastic-training"
+
+// Times of DLRover's agents, where they matter to the master.
+const (
+	heartbeat   = 15 * time.Second
+	barrierTime = 900 * time.Second // for the nodes that still work when this one has succeeded
+)
+
+// Limits is what Service says once, at the start, that a Python master cannot do.
+const Limits = "the master is DLRover's: it has no spares, counts restarts for every node by itself, tells nobody of " +
+	"other nodes' failures, and takes no token"
+
+// Config is who speaks to which master.
+type Config struct {
+	Client *pyproto.Client
+	// Rank is NODE_RANK: the master knows the nodes of a world by it.
+	Rank int
+	Log  *slog.Logger
+}
+
+// phase is what the node waits for.
+type phase int
+
+const (
+	idle      phase = iota
+	joining         // for the master's leave to join
+	forming         // for a world
+	leading         // for its own launcher, which is told to Lead
+	following       // for the leader's address
+	running         // for a reason to stop
+	ending          // for the other nodes, with its own workers done
+	over            // for nothing: the run has ended for this node
+)
+
+// Service implements api.Service. Close ends it.
+type Service struct {
+	cfg    Config
+	cancel context.CancelFunc // nil before the first Join
+	ctx    context.Context
+	wg     sync.WaitGroup
+	kick   chan struct{} // the phase has changed
+
+	mu       sync.Mutex
+	news     chan struct{} // closed when there is a newer directive
+	dir      rendezvous.Directive
+	phase    phase
+	turn     int // grows with every phase, so that late answers are known
+	since    time.Time
+	node     rendezvous.Node
+	params   rendezvous.Params
+	world    world
+	spent    int // restarts of this node
+	failures []rendezvous.Failure
+	outcome  rendezvous.Outcome
+	cause    *rendezvous.Cause
+	told     bool // the master knows how this node has ended
+	checked  bool // the job's pre-check has passed
+	barrier  barrier
+	away     outage
+}
+
+// New returns a Service, which contacts nobody before Join.
+func New(cfg Config) *Service {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{})}
+	s.dir.Term = uint64(time.Now().UnixNano())
+	s.dir.Seq = s.dir.Term
+	return s
+}
+
+// Close ends what runs in the background, and says nothing to the master.
+func (s *Service) Close() {
+	s.mu.Lock()
+	cancel := s.cancel
+	s.phase = over
+	s.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+	s.wg.Wait()
+	s.cfg.Client.Close()
+}
+
+// Join implements api.Service. The run's name is the master's own matter: it has one run.
+func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error {
+	p := ev.Params.WithDefaults()
+	if err := p.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", rendezvous.ErrRefused, err)
+	}
+	if err := s.introduce(ctx, p); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node, s.params = ev.Node, p
+	s.record(ev.Failures)
+	if s.phase == over {
+		return nil // it is told how the run has ended
+	}
+	s.enter(joining)
+	s.direct(rendezvous.Directive{Kind: rendezvous.Wait})
+	if s.cancel == nil {
+		s.ctx, s.cancel = context.WithCancel(context.Background())
+		s.wg.Go(s.follow)
+		s.wg.Go(s.beat)
+		s.cfg.Log.Info(Limits)
+	}
+	return nil
+}
+
+// introduce tells the master the rules of the run. The first node's count, until the master is started again.
+func (s *Service) introduce(ctx context.Context, p rendezvous.Params) error {
+	return s.cfg.Client.Report(ctx, s.cfg.Client.New("RendezvousParams",
+		pyproto.Field{Name: "min_nodes", Value: p.Min}, pyproto.Field{Name: "max_nodes", Value: p.Max},
+		pyproto.Field{Name: "waiting_timeout", Value: int(p.LastCall.Seconds())},
+		pyproto.Field{Name: "node_unit", Value: p.Unit},
+		pyproto.Field{Name: "join_timeout", Value: int(p.JoinTimeout.Seconds())}))
+}
+
+// enter begins a phase, with s locked.
+func (s *Service) enter(p phase) {
+	s.phase, s.since = p, time.Now()
+	s.turn++
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// direct tells the launcher its new duty, with s locked.
+func (s *Service) direct(d rendezvous.Directive) {
+	d.Seq, d.Term, d.Restarts = s.dir.Seq+1, s.dir.Term, s.spent
+	d.Round, d.Epoch = s.dir.Round, s.dir.Epoch
+	if d.Kind == rendezvous.Lead || d.Kind == rendezvous.Run {
+		d.Place = s.world.place(s.spent)
+	}
+	s.dir = d
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
+// hold is how long a Watch waits.
+const hold = 20 * time.Second
+
+// Watch implements api.Service.
+func (s *Service) Watch(ctx context.Context, _, _ string, after api.Cursor) (api.News, error) {
+	end := time.NewTimer(hold)
+	defer end.Stop()
+	for {
+		s.mu.Lock()
+		d, news := s.dir, s.news
+		s.mu.Unlock()
+		if d.Kind != "" && d.Seq != after.Directive {
+			return api.News{Directive: d}, nil
+		}
+		select {
+		case <-news:
+		case <-end.C:
+			return api.News{}, api.ErrNothingNew
+		case <-ctx.Done():
+			return api.News{}, ctx.Err()
+		}
+	}
+}
+
+// Report implements api.Service.
+func (s *Service) Report(ctx context.Context, _ string, ev rendezvous.Event) error {
+	switch e := ev.(type) {
+	case rendezvous.Ready:
+		return s.ready(ctx, e)
+	case rendezvous.Failing:
+		return s.failing(ctx, e)
+	case rendezvous.Success:
+		s.succeeded(e)
+	case rendezvous.Barred:
+		return s.NodeError(ctx, checkFailure, e.Reason)
+	}
+	return nil // of the rest a Python master understands nothing
+}
+
+// Leave implements api.Service.
+func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+	s.mu.Lock()
+	s.record(ev.Failures)
+	e := rendezvous.Evidence{
+		Outcome: s.outcome, Cause: s.cause, Failures: s.failures, Restarts: s.spent, MaxRestarts: s.params.MaxRestarts,
+		WorldSize: s.world.size,
+	}
+	told := s.told || s.phase == idle
+	s.told = true
+	s.enter(over)
+	s.mu.Unlock()
+	if told {
+		return e, nil
+	}
+	return e, s.nodeEvent(ctx, "FAILED_EXITED")
+}
+
+// World implements api.Service: what the members that are launchers have said of themselves, and of others what the
+// master tells of all, which is no address.
+func (s *Service) World(ctx context.Context, _ string) ([]rendezvous.Member, error) {
+	s.mu.Lock()
+	w := s.world
+	s.mu.Unlock()
+	if len(w.seats) == 0 {
+		return nil, rendezvous.ErrUnknownNode
+	}
+	return s.members(ctx, w)
+}

@@ -1,0 +1,307 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// seat is one node of a world.
+type seat struct {
+	rank  int // NODE_RANK
+	slots int
+}
+
+// world is what the master has sealed, in the order of the group ranks.
+type world struct {
+	round, group int
+	seats        []seat
+	own          int // group rank of this node
+	size         int // workers of all
+	addr         string
+	port         int
+}
+
+// readWorld reads the master's answer. mine: this node is in it.
+func readWorld(m *pyproto.Message, rank int) (w world, mine bool, err error) {
+	w = world{round: m.Int("round"), group: m.Int("group"), own: -1}
+	for _, p := range m.Dict("world").Pairs {
+		at := seat{rank: pyproto.IntOf(p.Key), slots: pyproto.IntOf(p.Value)}
+		if at.slots < 1 || at.slots > maxSlots || len(w.seats) >= rendezvous.MaxNodes {
+			return w, false, fmt.Errorf("the master's world gives node rank %d %d workers", at.rank, at.slots)
+		}
+		if at.rank == rank {
+			w.own = len(w.seats)
+		}
+		w.seats = append(w.seats, at)
+		w.size += at.slots
+	}
+	return w, w.own >= 0, nil
+}
+
+// maxSlots bounds the workers of one node.
+const maxSlots = 4096
+
+// base is the first rank of a group rank's workers.
+func (w world) base(group int) (n int) {
+	for _, at := range w.seats[:group] {
+		n += at.slots
+	}
+	return n
+}
+
+func (w world) place(restarts int) *rendezvous.Place {
+	base := w.base(w.own)
+	return &rendezvous.Place{
+		GroupRank: w.own, GroupWorldSize: len(w.seats), RankBase: base, WorldSize: w.size, RoleRankBase: base,
+		RoleWorldSize: w.size, RestartCount: restarts, MasterAddr: w.addr, MasterPort: w.port, WorkerStore: true,
+	}
+}
+
+// key is where the agents of a world keep something (MasterKVStore and PrefixStore in DLRover's agent).
+func (w world) key(name string) string {
+	return fmt.Sprintf("%s/torch.rendezvous.%s.%d.%d/%s", training, training, w.round, w.group, name)
+}
+
+// The keys that agents know, below a world's.
+const (
+	masterAddr    = "MASTER_ADDR"
+	masterPort    = "MASTER_PORT"
+	terminalState = "torchelastic/agent/terminal_state"
+	lastMember    = terminalState + "/last_member"
+	numMembers    = terminalState + "/num_members"
+)
+
+// memberKey is where a launcher says what only launchers ask for.
+func memberKey(group int) string { return fmt.Sprintf("dlrover-run/member/%d", group) }
+
+func (s *Service) set(ctx context.Context, key string, value []byte) error {
+	fields := []pyproto.Field{{Name: "key", Value: key}, {Name: "value", Value: value}}
+	return s.cfg.Client.Report(ctx, s.pair("set", fields...))
+}
+
+// pair is a message about one key. To 0.4 there was no op.
+func (s *Service) pair(op string, fields ...pyproto.Field) *pyproto.Message {
+	if s.cfg.Client.Dialect() != pyproto.Grpc {
+		fields = append(fields, pyproto.Field{Name: "op", Value: op})
+	}
+	return s.cfg.Client.New("KeyValuePair", fields...)
+}
+
+// get is the value of a key: bytes, text or a number; empty if there is none.
+func (s *Service) get(ctx context.Context, key string) (any, error) {
+	m, err := s.cfg.Client.Get(ctx, s.pair("get", pyproto.Field{Name: "key", Value: key},
+		pyproto.Field{Name: "value", Value: []byte{}}))
+	if err != nil {
+		return nil, err
+	}
+	return m.Get("value"), nil
+}
+
+func (s *Service) text(ctx context.Context, key string) (string, error) {
+	v, err := s.get(ctx, key)
+	return string(pyproto.BytesOf(v)), err
+}
+
+// add counts at a key. To 0.4 agents did it in two steps, and so does this.
+func (s *Service) add(ctx context.Context, key string) (int, error) {
+	if s.cfg.Client.Dialect() == pyproto.Grpc {
+		text, err := s.text(ctx, key)
+		if err != nil {
+			return 0, err
+		}
+		n, _ := strconv.Atoi(text)
+		return n + 1, s.set(ctx, key, []byte(strconv.Itoa(n+1)))
+	}
+	m, err := s.cfg.Client.Get(ctx, s.pair("add", pyproto.Field{Name: "key", Value: key},
+		pyproto.Field{Name: "value", Value: 1}))
+	if err != nil {
+		return 0, err
+	}
+	return m.Int("value"), nil
+}
+
+// askWorld asks whether the world that this node has joined is complete.
+func (s *Service) askWorld(ctx context.Context, turn int) error {
+	n, err := s.waiting(ctx)
+	if err != nil {
+		return err
+	}
+	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("CommWorldRequest",
+		pyproto.Field{Name: "node_id", Value: s.cfg.Rank}, pyproto.Field{Name: "local_world_size", Value: s.node.Slots},
+		pyproto.Field{Name: "rdzv_name", Value: training}))
+	if err != nil {
+		return err
+	}
+	w, mine, err := readWorld(m, s.cfg.Rank)
+	if err != nil {
+		return err
+	}
+	text := s.formed(w, mine, n < 0, turn)
+	if text == "" {
+		return nil
+	}
+	return s.timedOut(ctx, text, s.params.JoinTimeout)
+}
+
+// formed acts upon the master's answer. What it returns says that time is up.
+func (s *Service) formed(w world, mine, stopping bool, turn int) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case turn != s.turn:
+	case mine:
+		s.sealed(w)
+	case len(w.seats) > 0:
+		s.since = time.Now() // a spare: no limit of the join counts
+	case stopping:
+		s.fail(rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "the master is ending the job"})
+	case time.Since(s.since) > s.params.JoinTimeout:
+		text := fmt.Sprintf("too few nodes within %s: need %d to %d", s.params.JoinTimeout, s.params.Min, s.params.Max)
+		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: text})
+		return text
+	}
+	return ""
+}
+
+// waiting is the master's count of nodes that want to be in the next world; -1: the job is ending.
+func (s *Service) waiting(ctx context.Context) (int, error) {
+	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("WaitingNodeNumRequest",
+		pyproto.Field{Name: "node_id", Value: s.cfg.Rank}, pyproto.Field{Name: "local_world_size", Value: s.node.Slots},
+		pyproto.Field{Name: "rdzv_name", Value: training}))
+	return m.Int("waiting_num"), err
+}
+
+// sealed begins an epoch, with s locked. The numbers are this launcher's own.
+func (s *Service) sealed(w world) {
+	s.world, s.barrier = w, barrier{}
+	s.dir.Round, s.dir.Epoch = max(w.round, 1), s.dir.Epoch+1
+	s.failures = nil
+	if w.own == 0 {
+		s.enter(leading)
+		s.direct(rendezvous.Directive{Kind: rendezvous.Lead})
+		return
+	}
+	s.enter(following)
+}
+
+// ready tells the other nodes where the workers meet, and then starts its own.
+func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
+	s.mu.Lock()
+	w, current := s.world, s.phase == leading && e.EpochID == s.dir.EpochID
+	s.mu.Unlock()
+	if !current {
+		return nil
+	}
+	s.publish(ctx, w)
+	for name, value := range map[string]string{masterAddr: e.Addr, masterPort: strconv.Itoa(e.Port)} {
+		if err := s.set(ctx, w.key(name), []byte(value)); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase == leading && e.EpochID == s.dir.EpochID {
+		s.begin(e.Addr, e.Port)
+	}
+	return nil
+}
+
+// begin starts the workers, with s locked.
+func (s *Service) begin(addr string, port int) {
+	s.world.addr, s.world.port = addr, port
+	s.enter(running)
+	s.direct(rendezvous.Directive{Kind: rendezvous.Run, Cause: s.cause})
+	s.cause = nil
+}
+
+// askAddress asks where the workers meet.
+func (s *Service) askAddress(ctx context.Context, turn int) error {
+	s.mu.Lock()
+	w := s.world
+	s.mu.Unlock()
+	addr, err := s.text(ctx, w.key(masterAddr))
+	if err != nil || addr == "" {
+		return s.leaderless(ctx, turn, err)
+	}
+	text, err := s.text(ctx, w.key(masterPort))
+	if err != nil || text == "" {
+		return err
+	}
+	port, err := strconv.Atoi(text)
+	if err != nil || port < 1 || port > 65535 || addr == "" {
+		return fmt.Errorf("the leader's address is %q", net.JoinHostPort(addr, text))
+	}
+	s.publish(ctx, w)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn == s.turn {
+		s.begin(addr, port)
+	}
+	return nil
+}
+
+// leaderless goes back to the master where the leader does not come, such as when it has died: a node that waits is
+// there for the next world.
+func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
+	if err != nil {
+		return err
+	}
+	n, err := s.waiting(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && n > 0 && turn == s.turn {
+		s.enter(joining)
+	}
+	return err
+}
+
+// publish says who this node is. It is for presets that need the table of the world: that it does not come about is
+// noticed by who asks for it.
+func (s *Service) publish(ctx context.Context, w world) {
+	m := rendezvous.Member{GroupRank: w.own, Node: s.node.Name, Addr: s.node.Addr, Addrs: s.node.Addrs,
+		RankBase: w.base(w.own), Slots: w.seats[w.own].slots, Role: s.node.Role, Ports: s.node.Ports, Bases: s.node.Bases}
+	data, err := json.Marshal(m)
+	if err == nil {
+		err = s.set(ctx, w.key(memberKey(w.own)), data)
+	}
+	if err != nil {
+		s.cfg.Log.Debug("cannot tell the other nodes of this one", "err", err)
+	}
+}
+
+// tableTime bounds the wait for what other launchers say of themselves; agents say nothing.
+const tableTime = 5 * time.Second
+
+func (s *Service) members(ctx context.Context, w world) ([]rendezvous.Member, error) {
+	ctx, cancel := context.WithTimeout(ctx, tableTime)
+	defer cancel()
+	ms := make([]rendezvous.Member, len(w.seats))
+	for i, at := range w.seats {
+		ms[i] = s.member(ctx, w, i)
+		ms[i].GroupRank, ms[i].RankBase, ms[i].Slots = i, w.base(i), at.slots
+	}
+	return ms, nil
+}
+
+func (s *Service) member(ctx context.Context, w world, group int) rendezvous.Member {
+	m := rendezvous.Member{Node: fmt.Sprintf("node-%d", w.seats[group].rank)}
+	for {
+		v, err := s.get(ctx, w.key(memberKey(group)))
+		if data := pyproto.BytesOf(v); err == nil && len(data) > 0 {
+			_ = json.Unmarshal(data, &m) // who writes something else has told nothing
+			return m
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return m
+		}
+	}
+}
