@@ -119,6 +119,9 @@ func (a *adapter) Rejoin(ctx context.Context, stopped launcher.Directive, fs []v
 
 // Ready implements launcher.Rendezvous.
 func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, port int) error {
+	if d.Place.WorkerStore {
+		return a.readyWorker(ctx, d, addr)
+	}
 	if d.Place.GroupWorldSize > 1 { // the workers of one node come by loopback or from our own address
 		world, err := a.session.World(ctx)
 		if errors.Is(err, rendezvous.ErrUnknownNode) {
@@ -130,6 +133,15 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 		a.acl.admit(world)
 	} else {
 		a.acl.admit([]rendezvous.Member{{Addr: addr, Slots: a.acl.slots}})
+	}
+	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
+}
+
+// readyWorker tells where the first worker will serve the store.
+func (a *adapter) readyWorker(ctx context.Context, d launcher.Directive, addr string) error {
+	port, err := workerPort()
+	if err != nil {
+		return err
 	}
 	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
 }

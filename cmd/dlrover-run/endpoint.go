@@ -30,6 +30,7 @@ type endpoint struct {
 	port   int
 	served *service.Service // when it is served here
 	client *api.Client      // when it is not
+	master *masterService   // when a master of its own serves it
 	life   *api.Lifeline    // then: by which it is known at once that this launcher was killed
 	second bool             // another launcher on this host serves it
 	done   chan error
@@ -44,6 +45,9 @@ func (e *endpoint) Port() int { return e.port }
 func (e *endpoint) order(ctx context.Context, run string, o rendezvous.Order) error {
 	if e.served != nil {
 		return e.served.Hub.Order(run, o)
+	}
+	if p := e.python(); p != nil {
+		return p.Order(ctx, o)
 	}
 	return e.client.Order(ctx, run, o)
 }
@@ -177,6 +181,10 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 	e.where = net.JoinHostPort(daemon, strconv.Itoa(s.port))
 	e.client = api.NewClient(e.where, s.token)
 	e.svc = e.client
+	if s.backend == master {
+		e.master = newMasterService(e.client, s, e.where, log)
+		e.svc = e.master
+	}
 	if e.life, err = api.ListenForLife(ctx, host); err != nil {
 		log.Debug("the end of this launcher is noticed later", "err", err)
 		return nil
@@ -189,7 +197,7 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 // for one node.
 func (e *endpoint) daemons(s *settings) string {
 	switch {
-	case s.backend == local:
+	case s.backend == local || e.python() != nil: // DLRover's master knows no checkpoint daemons of ours
 		return ""
 	case e.served != nil:
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port))
@@ -238,6 +246,7 @@ func (e *endpoint) close() {
 	if e.life != nil {
 		_ = e.life.Close()
 	}
+	e.master.close()
 	if e.client != nil {
 		e.client.Close()
 	}

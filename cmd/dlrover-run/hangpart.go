@@ -121,6 +121,9 @@ func (h *hangs) Stopped(why launcher.StopInfo) {
 
 // Watch implements launcher.Watcher.
 func (h *hangs) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launcher.Control) {
+	if h.job.endpoint.python() != nil {
+		return // DLRover's master has no judge of hangs that we could ask
+	}
 	cfg := h.config(e, pids)
 	room := outputRoom / max(1, e.Place.WorldSize)
 	cfg.Output = func(local int) string { return ending(c.Output(local), room) }

@@ -75,6 +75,7 @@ func (s *Service) nodeEvent(ctx context.Context, kind string) error {
 
 // failing tells the master of workers that have failed, and decides what follows: restarts are counted here.
 func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
+	waiting, _ := s.waiting(ctx) // an error here is one of the report below, too
 	s.mu.Lock()
 	current := e.EpochID == s.dir.EpochID && (s.phase == running || s.phase == ending)
 	if e.EpochID == s.dir.EpochID {
@@ -82,7 +83,7 @@ func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 	}
 	spent := s.spent
 	if current && !e.Tolerated {
-		s.settle(e)
+		s.settle(e, waiting > 0)
 	}
 	s.mu.Unlock()
 	if len(e.Failures) == 0 {
@@ -100,14 +101,15 @@ func (s *Service) record(fs []rendezvous.Failure) {
 	}
 }
 
-// settle says what a failure leads to, with s locked.
-func (s *Service) settle(e rendezvous.Failing) {
+// settle says what a failure leads to, with s locked. Where another node waits for a new world already, the failure is
+// a consequence of its failure or loss, and costs this node nothing.
+func (s *Service) settle(e rendezvous.Failing, follows bool) {
 	cause := rendezvous.Cause{Kind: rendezvous.CauseFailure, Node: s.node.Name, Text: "a worker failed"}
 	if len(e.Failures) > 0 {
 		cause.Text = e.Failures[0].Text
 	}
 	switch {
-	case e.Decision == rendezvous.RestartFree:
+	case e.Decision == rendezvous.RestartFree, e.Decision == rendezvous.RestartCharged && follows:
 		s.stop(cause)
 	case e.Decision == rendezvous.RestartCharged && s.spent < s.params.MaxRestarts:
 		s.spent++

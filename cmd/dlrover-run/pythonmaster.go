@@ -1,0 +1,194 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto"
+	"dlrover-run/rendezvous/pyproto/upstream"
+)
+
+// masterService is the rendezvous at an address where either our daemon answers or DLRover's master, in Python. The
+// first join finds out: our daemon is asked first, and costs nothing more.
+type masterService struct {
+	*api.Client
+	find   func(context.Context) (*upstream.Service, error)
+	python atomic.Pointer[upstream.Service] // nil: it is ours, or nobody has answered yet
+	ours   atomic.Bool
+}
+
+func newMasterService(c *api.Client, s *settings, where string, log *slog.Logger) *masterService {
+	return &masterService{Client: c, find: func(ctx context.Context) (*upstream.Service, error) {
+		return findPython(ctx, s, where, log)
+	}}
+}
+
+// findPython asks whether DLRover's master is at an address, and how it is spoken to.
+func findPython(ctx context.Context, s *settings, where string, log *slog.Logger) (*upstream.Service, error) {
+	from, err := pythonCaller(os.LookupEnv)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	c, err := pyproto.Find(ctx, pyproto.ClientConfig{
+		Addr: where, Caller: from, HTTP: os.Getenv("DLROVER_MASTER_SERVICE_TYPE") == "http",
+	})
+	if err != nil {
+		return nil, err
+	}
+	rank := max(s.node.Rank, 0) // as DLRover's agent
+	log.Info("the master is DLRover's own", "addr", where, "messages", string(c.Dialect()), "node_rank", rank)
+	return upstream.New(upstream.Config{Client: c, Rank: rank, Log: log}), nil
+}
+
+// usageError is a variable of the environment that cannot be used.
+type usageError struct{ error }
+
+func (e *usageError) Unwrap() []error { return []error{e.error, api.ErrBadRequest} }
+
+// pythonCaller is who this node is to DLRover's master, by the variables that it gives to its pods.
+func pythonCaller(lookup func(string) (string, bool)) (c pyproto.Caller, err error) {
+	get := func(name string) string {
+		v, _ := lookup(name)
+		return v
+	}
+	c = pyproto.Caller{NodeType: cmp.Or(get("NODE_TYPE"), "worker"), JobUID: get("JOB_UID")}
+	if text := get("NODE_ID"); text != "" {
+		if c.NodeID, err = strconv.Atoi(text); err != nil || c.NodeID < 0 {
+			return c, fmt.Errorf("NODE_ID=%q: need a number from 0", text)
+		}
+	}
+	return c, nil
+}
+
+// svc is who answers.
+func (m *masterService) svc() api.Service {
+	if p := m.python.Load(); p != nil {
+		return p
+	}
+	return m.Client
+}
+
+// Join implements api.Service.
+func (m *masterService) Join(ctx context.Context, run string, ev rendezvous.Join) error {
+	err := m.svc().Join(ctx, run, ev)
+	if err == nil || m.ours.Load() || m.python.Load() != nil || !strange(err) {
+		if err == nil && m.python.Load() == nil {
+			m.ours.Store(true)
+		}
+		return err
+	}
+	p, none := m.find(ctx)
+	if none != nil {
+		return m.neither(err, none)
+	}
+	m.python.Store(p)
+	return p.Join(ctx, run, ev)
+}
+
+// neither: what answers is no daemon of ours, nor a master of DLRover's that is ready.
+func (m *masterService) neither(ours, python error) error {
+	if errors.Is(python, pyproto.ErrJobUID) {
+		return fmt.Errorf("%w: DLRover's master: %w; JOB_UID must be that of its job", api.ErrUnauthorized, python)
+	}
+	if errors.Is(ours, api.ErrBadRequest) && errors.Is(python, pyproto.ErrNoMaster) {
+		return fmt.Errorf("%w; nor is it DLRover's master (%w)", ours, python)
+	}
+	return python
+}
+
+// strange: something answers, but not as our daemon does.
+func strange(err error) bool {
+	if errors.Is(err, api.ErrBadRequest) {
+		return true
+	}
+	for _, text := range []string{"malformed HTTP", "EOF", "connection reset", "transport connection broken"} {
+		if strings.Contains(err.Error(), text) {
+			return true
+		}
+	}
+	return false
+}
+
+// Watch implements api.Service.
+func (m *masterService) Watch(ctx context.Context, run, id string, after api.Cursor) (api.News, error) {
+	return m.svc().Watch(ctx, run, id, after)
+}
+
+// Report implements api.Service.
+func (m *masterService) Report(ctx context.Context, run string, ev rendezvous.Event) error {
+	return m.svc().Report(ctx, run, ev)
+}
+
+// Leave implements api.Service.
+func (m *masterService) Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+	return m.svc().Leave(ctx, run, ev)
+}
+
+// World implements api.Service.
+func (m *masterService) World(ctx context.Context, run string) ([]rendezvous.Member, error) {
+	return m.svc().World(ctx, run)
+}
+
+// close ends what a Python master has needed.
+func (m *masterService) close() {
+	if m == nil {
+		return
+	}
+	if p := m.python.Load(); p != nil {
+		p.Close()
+	}
+}
+
+// python is DLRover's own master, nil if the rendezvous is ours.
+func (e *endpoint) python() *upstream.Service {
+	if e.master == nil {
+		return nil
+	}
+	return e.master.python.Load()
+}
+
+// workerPort is a free port for the first worker, which will serve the store: of HOST_PORTS if there are any, else of
+// those that DLRover's agents take.
+func workerPort() (int, error) {
+	ports := os.Getenv("HOST_PORTS")
+	if ports == "" {
+		return anyWorkerPort()
+	}
+	for text := range strings.SplitSeq(ports, ",") {
+		if n, err := strconv.Atoi(strings.TrimSpace(text)); err == nil && free(n) {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("HOST_PORTS=%s: none of these ports is free", ports)
+}
+
+func anyWorkerPort() (int, error) {
+	const first, last, tries = 20000, 30000, 100
+	for range tries {
+		if n := first + rand.IntN(last-first); free(n) {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("no free port from %d to %d", first, last)
+}
+
+// free: a worker can bind the port, as it will, on all addresses.
+func free(port int) bool {
+	l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
+	if err != nil {
+		return false
+	}
+	_ = l.Close()
+	return true
+}
