@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"strings"
 )
 
 // Encode writes v, one of the values that Decode makes or an int, as a pickle of protocol 3, which every Python from 3.0
-// on reads, and with it every version of DLRover. A value of another type is a defect of the caller's.
+// on reads, and with it every version of DLRover. Text that is no UTF-8 is mended. A value of another type, and a class
+// with a name that is none, is a defect of the caller's, for which it panics.
 func Encode(v any) []byte {
 	return append(encode([]byte{opProto, 3}, v), opStop)
 }
@@ -28,6 +30,7 @@ func encode(b []byte, v any) []byte {
 	case float64:
 		return binary.BigEndian.AppendUint64(append(b, opBinFloat), math.Float64bits(v))
 	case string:
+		v = strings.ToValidUTF8(v, "\uFFFD") // Python would refuse the whole message
 		return append(binary.LittleEndian.AppendUint32(append(b, opUnicode), uint32(len(v))), v...)
 	case []byte:
 		return append(binary.LittleEndian.AppendUint32(append(b, opBytes), uint32(len(v))), v...)
@@ -66,6 +69,9 @@ func encodeDict(b []byte, pairs []Pair) []byte {
 }
 
 func encodeObject(b []byte, o *Object) []byte {
+	if !isName(o.Class.Module) || !isName(o.Class.Name) {
+		panic(fmt.Sprintf("pyproto: a message with the class %q of %q", o.Class.Name, o.Class.Module))
+	}
 	b = append(b, opGlobal)
 	b = append(append(b, o.Class.Module...), '\n')
 	b = append(append(b, o.Class.Name...), '\n', opEmptyTuple, opNewObj)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Envelope is what surrounds a message in both transports (elastic.Message).
@@ -31,7 +32,7 @@ func (e Envelope) marshal() []byte {
 	if e.NodeID != 0 {
 		b = binary.AppendUvarint(append(b, 1<<3|varint), uint64(int64(e.NodeID)))
 	}
-	b = appendBytes(b, 2, e.NodeType)
+	b = appendBytes(b, 2, strings.ToValidUTF8(e.NodeType, "\uFFFD"))
 	return appendBytes(b, 3, e.Data)
 }
 
@@ -61,7 +62,7 @@ func (r Response) marshal() []byte {
 	if r.Success {
 		b = append(b, 1<<3|varint, 1)
 	}
-	return appendBytes(b, 2, r.Reason)
+	return appendBytes(b, 2, strings.ToValidUTF8(r.Reason, "\uFFFD"))
 }
 
 func parseResponse(in []byte) (r Response, err error) {
@@ -110,7 +111,10 @@ func value(in []byte, wire uint64) (n uint64, b, rest []byte, err error) {
 		}
 		return 0, in[:n], in[n:], nil
 	case fixed64, fixed32:
-		size := map[uint64]int{fixed64: 8, fixed32: 4}[wire]
+		size := 8
+		if wire == fixed32 {
+			size = 4
+		}
 		if len(in) < size {
 			return 0, nil, nil, fmt.Errorf("%w: it ends too early", errProto)
 		}

@@ -128,7 +128,9 @@ func toInt(v any) int {
 	case int64:
 		return int(v)
 	case float64:
-		return int(v)
+		if v > -1<<53 && v < 1<<53 { // the rest, and what is no number, says nothing
+			return int(v)
+		}
 	case bool:
 		if v {
 			return 1

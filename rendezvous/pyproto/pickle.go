@@ -1,10 +1,12 @@
 package pyproto
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -14,6 +16,14 @@ var ErrPickle = errors.New("pyproto: not a message of DLRover")
 // MaxMessage bounds what is read as one message, in bytes. DLRover allows 256 MiB; its largest message, a world of
 // 100,000 nodes, has less than 2 MiB.
 const MaxMessage = 16 << 20
+
+// What a pickle of MaxMessage bytes may do. Every value on the stack takes some dozens of bytes of memory, though the
+// input has only one for it; who walks through a value, as Encode, calls itself for every depth.
+const (
+	maxValues = 4 << 20        // the nodes of a world of 100,000, with all that is known of each, are half of it
+	maxDepth  = 100            // containers in each other; a message has three
+	maxAgain  = 4 * MaxMessage // bytes of texts and classes that come out of the memo, each as often as it does
+)
 
 // What a pickle may hold, once it is read: nil, bool, int64, float64, string, []byte, Tuple, *List, *Dict and *Object.
 type (
@@ -37,13 +47,22 @@ type (
 // mark is on the stack where a MARK was read.
 type mark struct{}
 
+// entry is a value on the stack, and how many containers are in each other there: 0 for one that is no container.
+type entry struct {
+	v    any
+	deep int
+}
+
 // decoder executes the opcodes of one pickle. Nothing is nested by recursion, and containers cannot be had a second
-// time from the memo, so the result is a tree that is not larger than the input.
+// time from the memo, so the result is a tree.
 type decoder struct {
-	in    []byte
-	at    int
-	stack []any
-	memo  []any
+	in      []byte
+	at      int
+	stack   []entry
+	memo    []any
+	values  int // pushed so far
+	again   int // bytes that came out of the memo
+	classes int // pushed, and not made an object of
 }
 
 // Decode reads a pickle of protocol 2 to 5, which makes no objects but Object.
@@ -64,11 +83,14 @@ func Decode(in []byte) (any, error) {
 }
 
 func (d *decoder) result() (any, error) {
-	v, err := d.pop()
+	last, err := d.pop(1)
 	if err != nil || len(d.stack) > 0 {
 		return nil, fmt.Errorf("%w: it does not end with one value", ErrPickle)
 	}
-	return v, nil
+	if d.classes > 0 {
+		return nil, fmt.Errorf("%w: a class of which no object is made", ErrPickle)
+	}
+	return last[0].v, nil
 }
 
 var errShort = errors.New("it ends too early")
@@ -82,19 +104,17 @@ func (d *decoder) take(n uint64) ([]byte, error) {
 	return b, nil
 }
 
-// count reads a little-endian length of size bytes.
-func (d *decoder) count(size uint64) (uint64, error) {
-	b, err := d.take(size)
-	if err != nil {
-		return 0, err
+// count reads a little-endian number of size bytes, at most 8.
+func (d *decoder) count(size int) (n uint64, err error) {
+	b, err := d.take(uint64(size))
+	for i := len(b) - 1; i >= 0; i-- {
+		n = n<<8 | uint64(b[i])
 	}
-	var whole [8]byte
-	copy(whole[:], b)
-	return binary.LittleEndian.Uint64(whole[:]), nil
+	return n, err
 }
 
 // counted reads a length of size bytes and as many bytes.
-func (d *decoder) counted(size uint64) ([]byte, error) {
+func (d *decoder) counted(size int) ([]byte, error) {
 	n, err := d.count(size)
 	if err != nil {
 		return nil, err
@@ -103,33 +123,50 @@ func (d *decoder) counted(size uint64) ([]byte, error) {
 }
 
 func (d *decoder) line() (string, error) {
-	before, _, ok := strings.Cut(string(d.in[d.at:min(d.at+512, len(d.in))]), "\n")
-	if !ok {
+	n := bytes.IndexByte(d.in[d.at:], '\n')
+	if n < 0 {
 		return "", errShort
 	}
-	d.at += len(before) + 1
-	return before, nil
+	b, err := d.take(uint64(n) + 1)
+	return string(b[:min(n, maxName+1)]), err
 }
 
-func (d *decoder) push(v any) { d.stack = append(d.stack, v) }
+func (d *decoder) push(v any) error { return d.pushDeep(v, 0) }
 
-func (d *decoder) pop() (any, error) {
-	if len(d.stack) == 0 {
+func (d *decoder) pushDeep(v any, deep int) error {
+	if d.values++; d.values > maxValues {
+		return fmt.Errorf("more than %d values", maxValues)
+	}
+	if deep > maxDepth {
+		return errDeep
+	}
+	d.stack = append(d.stack, entry{v, deep})
+	return nil
+}
+
+var errDeep = fmt.Errorf("more than %d containers in each other", maxDepth)
+
+// pop takes n values from the stack, in the order in which they were pushed. They are there until the next push.
+func (d *decoder) pop(n int) ([]entry, error) {
+	from := len(d.stack) - n
+	if from < 0 {
 		return nil, errors.New("a value is missing")
 	}
-	v := d.stack[len(d.stack)-1]
-	d.stack = d.stack[:len(d.stack)-1]
-	if _, ok := v.(mark); ok {
-		return nil, errors.New("a value is missing behind a mark")
+	items := d.stack[from:]
+	for _, e := range items {
+		if _, ok := e.v.(mark); ok {
+			return nil, errors.New("a value is missing behind a mark")
+		}
 	}
-	return v, nil
+	d.stack = d.stack[:from]
+	return items, nil
 }
 
-// sinceMark takes what has been pushed since the last MARK.
-func (d *decoder) sinceMark() ([]any, error) {
+// popMark takes what has been pushed since the last MARK, and that. They are there until the next push.
+func (d *decoder) popMark() ([]entry, error) {
 	for i := len(d.stack) - 1; i >= 0; i-- {
-		if _, ok := d.stack[i].(mark); ok {
-			items := append([]any(nil), d.stack[i+1:]...)
+		if _, ok := d.stack[i].v.(mark); ok {
+			items := d.stack[i+1:]
 			d.stack = d.stack[:i]
 			return items, nil
 		}
@@ -137,12 +174,12 @@ func (d *decoder) sinceMark() ([]any, error) {
 	return nil, errors.New("a mark is missing")
 }
 
-// top is the value that an opcode adds to.
-func (d *decoder) top() any {
+// top is the value that an opcode adds to, or remembers.
+func (d *decoder) top() *entry {
 	if len(d.stack) == 0 {
-		return nil
+		return &entry{v: mark{}}
 	}
-	return d.stack[len(d.stack)-1]
+	return &d.stack[len(d.stack)-1]
 }
 
 // The opcodes, as CPython's pickletools names them.
@@ -165,59 +202,90 @@ const (
 
 // step executes one opcode; done: it was STOP.
 func (d *decoder) step() (done bool, err error) {
-	op, err := d.take(1)
-	if err != nil {
-		return false, err
+	if d.at == len(d.in) {
+		return false, errShort
 	}
-	switch op[0] {
+	op := d.in[d.at]
+	d.at++
+	switch op {
 	case opStop:
 		return true, nil
 	case opProto:
-		_, err = d.take(1)
+		err = d.protocol()
 	case opFrame:
 		_, err = d.take(8)
 	case opMark:
-		d.push(mark{})
+		err = d.push(mark{})
 	case opNone:
-		d.push(nil)
+		err = d.push(nil)
 	case opTrue, opFalse:
-		d.push(op[0] == opTrue)
+		err = d.push(op == opTrue)
 	case opBinInt, opBinInt1, opBinInt2, opLong1:
-		err = d.integer(op[0])
+		err = d.integer(op)
 	case opBinFloat:
 		err = d.float()
 	case opShortUnicode, opUnicode, opUnicode8, opShortBytes, opBytes, opBytes8:
-		err = d.text(op[0])
-	case opMemoize, opBinPut, opLongBinPut, opBinGet, opLongBinGet:
-		err = d.remember(op[0])
+		err = d.text(op)
+	case opMemoize, opBinPut, opLongBinPut:
+		err = d.remember(op)
+	case opBinGet, opLongBinGet:
+		err = d.recall(op)
 	default:
-		err = d.structure(op[0])
+		err = d.structure(op)
 	}
 	return false, err
 }
 
-func (d *decoder) integer(op byte) error {
-	size := map[byte]uint64{opBinInt: 4, opBinInt1: 1, opBinInt2: 2}[op]
-	if op == opLong1 {
-		n, err := d.count(1)
-		if err != nil || n > 8 {
-			return errors.New("an integer of more than 64 bits")
-		}
-		size = n
+func (d *decoder) protocol() error {
+	n, err := d.count(1)
+	if err == nil && (n < 2 || n > 5) {
+		err = fmt.Errorf("protocol %d; 2 to 5 are read", n)
 	}
-	v, err := d.count(size)
+	return err
+}
+
+// sizeOf is the size in bytes of the number that follows an opcode.
+func sizeOf(op byte) int {
+	switch op {
+	case opBinInt1, opLong1, opShortUnicode, opShortBytes, opBinPut, opBinGet:
+		return 1
+	case opBinInt2:
+		return 2
+	case opUnicode8, opBytes8:
+		return 8
+	}
+	return 4
+}
+
+func (d *decoder) integer(op byte) error {
+	if op == opLong1 {
+		return d.long()
+	}
+	v, err := d.count(sizeOf(op))
 	switch {
 	case err != nil:
 		return err
 	case op == opBinInt:
-		d.push(int64(int32(v)))
-	case op == opLong1 && size > 0:
-		shift := 64 - 8*size // the highest bit that is there is the sign
-		d.push(int64(v<<shift) >> shift)
-	default:
-		d.push(int64(v))
+		return d.push(int64(int32(v)))
 	}
-	return nil
+	return d.push(int64(v))
+}
+
+// long reads an integer of as many bytes as it needs, none for 0.
+func (d *decoder) long() error {
+	b, err := d.counted(sizeOf(opLong1))
+	if err != nil {
+		return err
+	}
+	if len(b) > 8 {
+		return errors.New("an integer of more than 64 bits")
+	}
+	var v int64
+	for i := len(b) - 1; i >= 0; i-- {
+		v = v<<8 | int64(b[i])
+	}
+	unused := 64 - 8*len(b) // the highest bit that is there is the sign
+	return d.push(v << unused >> unused)
 }
 
 func (d *decoder) float() error {
@@ -225,204 +293,256 @@ func (d *decoder) float() error {
 	if err != nil {
 		return err
 	}
-	d.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
-	return nil
+	return d.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
 }
 
+// text reads a string or bytes. What is no UTF-8, as Python writes names of files that are none, is replaced: nobody
+// else could read it.
 func (d *decoder) text(op byte) error {
-	size := map[byte]uint64{
-		opShortUnicode: 1, opShortBytes: 1, opUnicode: 4, opBytes: 4, opUnicode8: 8, opBytes8: 8,
-	}[op]
-	b, err := d.counted(size)
+	b, err := d.counted(sizeOf(op))
 	switch {
 	case err != nil:
 		return err
 	case op == opShortUnicode || op == opUnicode || op == opUnicode8:
-		d.push(string(b))
-	default:
-		d.push(append([]byte{}, b...))
+		return d.push(strings.ToValidUTF8(string(b), "\uFFFD"))
 	}
-	return nil
+	return d.push(append([]byte{}, b...))
 }
 
-// remember writes to the memo or reads from it.
+// remember writes the value on top to the memo.
 func (d *decoder) remember(op byte) error {
 	i := uint64(len(d.memo))
 	if op != opMemoize {
 		var err error
-		if i, err = d.count(map[byte]uint64{opBinPut: 1, opBinGet: 1, opLongBinPut: 4, opLongBinGet: 4}[op]); err != nil {
+		if i, err = d.count(sizeOf(op)); err != nil {
 			return err
 		}
 	}
-	if op == opBinGet || op == opLongBinGet {
-		return d.recall(i)
-	}
-	v := d.top()
-	if _, marked := v.(mark); len(d.stack) == 0 || marked {
+	v := d.top().v
+	if _, marked := v.(mark); marked {
 		return errors.New("nothing to remember")
 	}
+	if i > uint64(d.values)+uint64(len(d.memo)) || i > maxValues {
+		return fmt.Errorf("entry %d of the memo comes too early", i)
+	}
 	for uint64(len(d.memo)) <= i {
-		if len(d.memo) > d.at { // every entry has taken a byte at least
-			return fmt.Errorf("entry %d of the memo comes too early", i)
-		}
-		d.memo = append(d.memo, nil)
+		d.memo = append(d.memo, forgotten{})
 	}
 	d.memo[i] = v
 	return nil
 }
 
-func (d *decoder) recall(i uint64) error {
+// forgotten is in the memo where nothing was written.
+type forgotten struct{}
+
+// recall pushes a value from the memo.
+func (d *decoder) recall(op byte) error {
+	i, err := d.count(sizeOf(op))
+	if err != nil {
+		return err
+	}
 	if i >= uint64(len(d.memo)) {
 		return fmt.Errorf("the memo has no entry %d", i)
 	}
 	switch v := d.memo[i].(type) {
-	case string, []byte, Class:
-		d.push(v)
-		return nil
-	case Tuple:
-		if len(v) == 0 {
-			d.push(v)
-			return nil
+	case string:
+		d.again += len(v)
+	case []byte:
+		d.again += len(v)
+	case Class:
+		d.again += len(v.Module) + len(v.Name)
+		d.classes++
+	case forgotten:
+		return fmt.Errorf("the memo has no entry %d", i)
+	default:
+		if t, ok := v.(Tuple); !ok || len(t) > 0 {
+			return errors.New("a container that is in two places")
 		}
 	}
-	return errors.New("a container that is in two places")
+	if d.again > maxAgain {
+		return errors.New("texts of the memo are repeated too often")
+	}
+	return d.push(d.memo[i])
 }
 
 // structure makes containers and objects, and fills them.
 func (d *decoder) structure(op byte) error {
 	switch op {
 	case opEmptyTuple:
-		d.push(Tuple{})
+		return d.push(emptyTuple)
 	case opEmptyList:
-		d.push(&List{})
+		return d.pushDeep(&List{}, 1)
 	case opEmptyDict:
-		d.push(&Dict{})
+		return d.pushDeep(&Dict{}, 1)
 	case opTuple1, opTuple2, opTuple3:
-		return d.tuple(int(op-opTuple1) + 1)
+		return d.tuple(d.pop(int(op-opTuple1) + 1))
 	case opTuple:
-		items, err := d.sinceMark()
-		d.push(Tuple(items))
-		return err
-	case opAppend, opSetItem:
-		return d.fill(map[byte]int{opAppend: 1, opSetItem: 2}[op])
-	case opAppends, opSetItems:
-		items, err := d.sinceMark()
-		if err != nil {
-			return err
-		}
-		return d.add(items, op == opSetItems)
-	case opGlobal, opStackGlobal:
-		return d.class(op)
+		return d.tuple(d.popMark())
+	case opAppend:
+		return d.addItems(d.pop(1))
+	case opSetItem:
+		return d.addPairs(d.pop(2))
+	case opAppends:
+		return d.addItems(d.popMark())
+	case opSetItems:
+		return d.addPairs(d.popMark())
+	case opGlobal:
+		return d.global()
+	case opStackGlobal:
+		return d.stackGlobal()
 	case opNewObj:
 		return d.object()
 	case opBuild:
 		return d.build()
-	default:
-		return fmt.Errorf("opcode %#02x, which no message of DLRover needs", op)
 	}
-	return nil
+	return fmt.Errorf("opcode %#02x, which no message of DLRover needs", op)
 }
 
-func (d *decoder) tuple(n int) error {
-	items := make(Tuple, n)
-	for i := range items {
-		v, err := d.pop()
-		if err != nil {
-			return err
-		}
-		items[n-1-i] = v
-	}
-	d.push(items)
-	return nil
-}
+var emptyTuple any = Tuple{}
 
-// fill adds the n values on top of the stack to the container below: one to a list, two to a dict.
-func (d *decoder) fill(n int) error {
-	if err := d.tuple(n); err != nil {
-		return err
-	}
-	v, err := d.pop()
+func (d *decoder) tuple(items []entry, err error) error {
 	if err != nil {
 		return err
 	}
-	return d.add(v.(Tuple), n == 2)
+	t, deep := make(Tuple, len(items)), 0
+	for i, e := range items {
+		t[i], deep = e.v, max(deep, e.deep)
+	}
+	return d.pushDeep(t, deep+1)
 }
 
-func (d *decoder) add(items []any, pairs bool) error {
-	switch c := d.top().(type) {
-	case *List:
-		if !pairs {
-			c.Items = append(c.Items, items...)
-			return nil
-		}
-	case *Dict:
-		if pairs && len(items)%2 == 0 {
-			for i := 0; i < len(items); i += 2 {
-				if err := c.put(items[i], items[i+1]); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
+func (d *decoder) addItems(items []entry, err error) error {
+	if err != nil {
+		return err
 	}
-	return errors.New("values without a container for them")
+	to := d.top()
+	list, ok := to.v.(*List)
+	if !ok {
+		return errors.New("items without a list for them")
+	}
+	list.add(items)
+	return to.hold(items)
 }
 
-func (c *Dict) put(key, value any) error {
-	switch key.(type) {
-	case nil, bool, int64, float64, string:
-		c.Pairs = append(c.Pairs, Pair{key, value})
-		return nil
+func (d *decoder) addPairs(items []entry, err error) error {
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("a %T as the key of a dict", key)
+	to := d.top()
+	dict, ok := to.v.(*Dict)
+	if !ok || len(items)%2 != 0 {
+		return errors.New("pairs without a dict for them")
+	}
+	if err := dict.add(items); err != nil {
+		return err
+	}
+	return to.hold(items)
 }
 
-func (d *decoder) class(op byte) (err error) {
-	var module, name string
-	if op == opGlobal {
-		if module, err = d.line(); err == nil {
-			name, err = d.line()
-		}
-	} else if err = d.tuple(2); err == nil {
-		words := d.top().(Tuple)
-		d.stack = d.stack[:len(d.stack)-1]
-		var isText, isName bool
-		module, isText = words[0].(string)
-		if name, isName = words[1].(string); !isText || !isName {
-			err = errors.New("a class without a name")
+// hold counts the depth of a container to which items were added.
+func (e *entry) hold(items []entry) error {
+	for _, item := range items {
+		e.deep = max(e.deep, item.deep+1)
+	}
+	if e.deep > maxDepth {
+		return errDeep
+	}
+	return nil
+}
+
+func (c *List) add(items []entry) {
+	c.Items = slices.Grow(c.Items, len(items))
+	for _, e := range items {
+		c.Items = append(c.Items, e.v)
+	}
+}
+
+func (c *Dict) add(items []entry) error {
+	c.Pairs = slices.Grow(c.Pairs, len(items)/2)
+	for i := 0; i < len(items); i += 2 {
+		key := items[i].v
+		switch key.(type) {
+		case nil, bool, int64, float64, string:
+			c.Pairs = append(c.Pairs, Pair{key, items[i+1].v})
+		default:
+			return fmt.Errorf("a %T as the key of a dict", key)
 		}
 	}
-	if err == nil {
-		d.push(Class{module, name})
+	return nil
+}
+
+func (d *decoder) global() error {
+	module, err := d.line()
+	if err != nil {
+		return err
 	}
-	return err
+	name, err := d.line()
+	if err != nil {
+		return err
+	}
+	return d.class(module, name)
+}
+
+func (d *decoder) stackGlobal() error {
+	words, err := d.pop(2)
+	if err != nil {
+		return err
+	}
+	module, isText := words[0].v.(string)
+	name, isName := words[1].v.(string)
+	if !isText || !isName {
+		return errors.New("a class without a name")
+	}
+	return d.class(module, name)
+}
+
+// maxName is the most bytes of the name of a class, and of a module.
+const maxName = 256
+
+func (d *decoder) class(module, name string) error {
+	if !isName(module) || !isName(name) {
+		return fmt.Errorf("%.100q of %.100q is no name of a class", name, module)
+	}
+	d.classes++
+	return d.push(Class{module, name})
+}
+
+// isName: s is one that Encode may write. Anything else could end the line there, and go on with opcodes.
+func isName(s string) bool {
+	for _, c := range []byte(s) {
+		if c != '.' && c != '_' && (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'z') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxName
 }
 
 // object makes an instance; arguments are those that an enumeration or a tuple with names has, and no message.
 func (d *decoder) object() error {
-	if err := d.tuple(2); err != nil {
-		return err
-	}
-	v := d.top().(Tuple)
-	d.stack = d.stack[:len(d.stack)-1]
-	class, isClass := v[0].(Class)
-	if args, ok := v[1].(Tuple); !isClass || !ok || len(args) > 0 {
-		return errors.New("an object with arguments, or without a class")
-	}
-	d.push(&Object{Class: class})
-	return nil
-}
-
-func (d *decoder) build() error {
-	v, err := d.pop()
+	parts, err := d.pop(2)
 	if err != nil {
 		return err
 	}
-	state, isDict := v.(*Dict)
-	o, isObject := d.top().(*Object)
+	class, isClass := parts[0].v.(Class)
+	if args, ok := parts[1].v.(Tuple); !isClass || !ok || len(args) > 0 {
+		return errors.New("an object with arguments, or without a class")
+	}
+	d.classes--
+	return d.pushDeep(&Object{Class: class}, 1)
+}
+
+func (d *decoder) build() error {
+	last, err := d.pop(1)
+	if err != nil {
+		return err
+	}
+	to := d.top()
+	state, isDict := last[0].v.(*Dict)
+	o, isObject := to.v.(*Object)
 	if !isDict || !isObject {
 		return errors.New("a state that belongs to no object")
 	}
+	to.deep = max(to.deep, last[0].deep)
 	o.State.Pairs = append(o.State.Pairs, state.Pairs...)
 	return nil
 }
