@@ -2,7 +2,7 @@
 # Debian's packages when it is missing and this is root on Debian or Ubuntu. TORCH_PYTHON names another Python with
 # PyTorch for tests, demo and bench.
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-GOTAGS    := urfave_cli_no_docs,nethttpomithttp2
+GOTAGS    := urfave_cli_no_docs
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
 FOLDERS   := cmd hang launcher rendezvous checkpointd netcheck switchbox

@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	}
 	dir, err := os.MkdirTemp("", "dlrover-e2e-")
 	if err == nil {
-		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs,nethttpomithttp2", "-trimpath", "-ldflags=-s -w",
+		build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-trimpath", "-ldflags=-s -w",
 			"-o", dir+"/", "dlrover-run/cmd/dlrover-run", "dlrover-run/cmd/dlrover-master", "dlrover-run/cmd/dlroverctl",
 			"dlrover-run/cmd/checkpointd")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")

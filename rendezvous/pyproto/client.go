@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -43,6 +44,13 @@ var (
 // callTimeout bounds one call, as DLRover's agents do.
 const callTimeout = 60 * time.Second
 
+// silence bounds how long what was sent to a master may stay without an acknowledgement of its host: the connection is
+// given up, and the next call makes another. There are no pings of HTTP/2, for which the masters of Python hang up.
+const silence = 15 * time.Second
+
+// tcpUserTimeout is the socket option TCP_USER_TIMEOUT of Linux, in milliseconds.
+const tcpUserTimeout = 18
+
 // NewClient returns a Client, which connects on first use.
 func NewClient(cfg ClientConfig) *Client {
 	if cfg.Speak == "" {
@@ -51,7 +59,6 @@ func NewClient(cfg ClientConfig) *Client {
 	c := &Client{cfg: cfg}
 	t := &http.Transport{
 		DialContext: c.dial, DisableCompression: true, MaxIdleConnsPerHost: 2, Protocols: new(http.Protocols),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
 	}
 	t.Protocols.SetHTTP1(cfg.HTTP)
 	t.Protocols.SetUnencryptedHTTP2(!cfg.HTTP)
@@ -62,14 +69,46 @@ func NewClient(cfg ClientConfig) *Client {
 }
 
 func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d := net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
+	d := net.Dialer{Timeout: 5 * time.Second, Control: noticeSilence, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 5 * time.Second, Interval: 3 * time.Second, Count: 3,
 	}}
 	nc, err := d.DialContext(ctx, network, addr)
-	if err == nil && c.cfg.Dialed != nil {
+	if err != nil {
+		return nil, err
+	}
+	if c.cfg.Dialed != nil {
 		c.cfg.Dialed(nc.RemoteAddr())
 	}
-	return nc, err
+	return &greeted{Conn: nc, http: c.cfg.HTTP}, nil
+}
+
+// noticeSilence is best effort: what is lost is time.
+func noticeSilence(_, _ string, raw syscall.RawConn) error {
+	return raw.Control(func(fd uintptr) {
+		_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(silence.Milliseconds()))
+	})
+}
+
+// greeted is a connection whose other end must say first what it is.
+type greeted struct {
+	net.Conn
+	http, heard bool // heard: for the one goroutine that reads
+}
+
+// Read fails with ErrNoMaster if the first byte shows that something else answers.
+func (g *greeted) Read(b []byte) (int, error) {
+	n, err := g.Conn.Read(b)
+	if n > 0 && !g.heard {
+		g.heard = true
+		first := byte(0) // of the length of the frame SETTINGS, with which HTTP/2 begins
+		if g.http {
+			first = 'H' // TTP/1.1
+		}
+		if b[0] != first {
+			return 0, fmt.Errorf("%w at %s: it speaks another protocol", ErrNoMaster, g.RemoteAddr())
+		}
+	}
+	return n, err
 }
 
 // Close ends the idle connections.
@@ -99,10 +138,13 @@ func (c *Client) Get(ctx context.Context, m *Message) (*Message, error) {
 // Report tells the master; ErrRefused: it did not do what it was told.
 func (c *Client) Report(ctx context.Context, m *Message) error {
 	_, r, err := c.call(ctx, "report", m)
-	if err == nil && !r.Success {
-		err = fmt.Errorf("%w %s: %s", ErrRefused, m.Class.Name, reasonOr(r.Reason))
+	switch {
+	case err != nil || r.Success:
+		return err
+	case r.Reason == ErrJobUID.Error(): // there is no status for it here; masters of Python give no reason at all
+		return ErrJobUID
 	}
-	return err
+	return fmt.Errorf("%w %s: %s", ErrRefused, m.Class.Name, reasonOr(r.Reason))
 }
 
 func reasonOr(reason string) string {
@@ -144,9 +186,9 @@ func (c *Client) callGRPC(ctx context.Context, name string, e Envelope) ([]byte,
 		return nil, Response{}, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxMessage+5))
+	body, err := readAnswer(resp.Body)
 	if err != nil {
-		return nil, Response{}, fmt.Errorf("read the master's answer: %w", err)
+		return nil, Response{}, err
 	}
 	if err := statusOf(resp); err != nil {
 		return nil, Response{}, err
@@ -162,6 +204,21 @@ func (c *Client) callGRPC(ctx context.Context, name string, e Envelope) ([]byte,
 	return answer.Data, Response{Success: true}, err
 }
 
+// readAnswer reads to the end, behind which gRPC has its status.
+func readAnswer(r io.Reader) ([]byte, error) {
+	body, err := io.ReadAll(io.LimitReader(r, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the master's answer: %w", err)
+	case len(body) > maxAnswer:
+		return nil, fmt.Errorf("the master's answer has more than %d bytes", maxAnswer)
+	}
+	return body, nil
+}
+
+// maxAnswer is room for a message and what surrounds it.
+const maxAnswer = MaxMessage + 4096
+
 // statusOf reads gRPC's status, which comes behind the body, or in the header if there is none.
 func statusOf(resp *http.Response) error {
 	from := resp.Trailer
@@ -172,7 +229,10 @@ func statusOf(resp *http.Response) error {
 	if resp.StatusCode != http.StatusOK || err != nil {
 		return fmt.Errorf("%w: HTTP %s", ErrNoMaster, resp.Status)
 	}
-	text, _ := url.PathUnescape(from.Get("Grpc-Message"))
+	text, err := url.PathUnescape(from.Get("Grpc-Message"))
+	if err != nil {
+		text = from.Get("Grpc-Message")
+	}
 	switch code {
 	case codeOK:
 		return nil
@@ -196,14 +256,14 @@ func (c *Client) callHTTP(ctx context.Context, name string, e Envelope) ([]byte,
 		return nil, Response{}, err
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, MaxMessage))
+	data, err := readAnswer(resp.Body)
 	switch {
 	case err != nil:
-		return nil, Response{}, fmt.Errorf("read the master's answer: %w", err)
+		return nil, Response{}, err
 	case resp.StatusCode == http.StatusNotAcceptable:
 		return nil, Response{}, fmt.Errorf("%w (%.300s)", ErrJobUID, data)
 	case resp.StatusCode == http.StatusInternalServerError:
-		return nil, Response{}, fmt.Errorf("%w: HTTP %s", ErrRefused, resp.Status)
+		return nil, Response{}, fmt.Errorf("%w: HTTP %s: %.300q", ErrRefused, resp.Status, data)
 	case resp.StatusCode != http.StatusOK:
 		return nil, Response{}, fmt.Errorf("%w: HTTP %s", ErrNoMaster, resp.Status)
 	}

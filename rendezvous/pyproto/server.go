@@ -32,7 +32,7 @@ type Backend interface {
 // ErrJobUID: the caller belongs to another job.
 var ErrJobUID = errors.New("the job_uid is another job's")
 
-// bodyTimeout bounds the reading of a request, and the writing of its answer.
+// bodyTimeout bounds the reading of a request, and the writing of its answer; what the Backend takes is its own affair.
 const bodyTimeout = 30 * time.Second
 
 // GRPCPath is below which DLRover's agents speak gRPC.
@@ -67,34 +67,53 @@ func codeOf(err error) int {
 }
 
 func serveGRPC(w http.ResponseWriter, req *http.Request, b Backend, name string) {
-	limit(w)
+	if req.ProtoMajor < 2 {
+		http.Error(w, "gRPC needs HTTP/2", http.StatusHTTPVersionNotSupported)
+		return
+	}
 	h := w.Header()
 	h.Set("Content-Type", "application/grpc")
-	reply, err := answerGRPC(req, b, name)
+	e, err := envelopeOf(w, req)
+	var reply []byte
+	if err == nil {
+		reply, err = answerGRPC(req, e, b, name)
+	}
+	limitWriting(w)
 	if err == nil {
 		_, err = w.Write(reply)
 	}
 	h.Set(http.TrailerPrefix+"Grpc-Status", strconv.Itoa(codeOf(err)))
 	if err != nil {
-		h.Set(http.TrailerPrefix+"Grpc-Message", url.PathEscape(err.Error()))
+		text := err.Error()
+		h.Set(http.TrailerPrefix+"Grpc-Message", url.PathEscape(text[:min(len(text), maxReason)]))
 	}
 }
 
-func limit(w http.ResponseWriter) {
+// maxReason is the most bytes of an error that go into a header, of which peers take 8 KiB.
+const maxReason = 1000
+
+// limitReading bounds the reading of a request. The function that it returns ends that: what a connection of HTTP/1.1
+// hears later would end the request's context.
+func limitReading(w http.ResponseWriter) (done func()) {
 	c := http.NewResponseController(w)
 	_ = c.SetReadDeadline(time.Now().Add(bodyTimeout))
-	_ = c.SetWriteDeadline(time.Now().Add(bodyTimeout))
+	return func() { _ = c.SetReadDeadline(time.Time{}) }
 }
 
-func answerGRPC(req *http.Request, b Backend, name string) ([]byte, error) {
+func limitWriting(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(bodyTimeout))
+}
+
+func envelopeOf(w http.ResponseWriter, req *http.Request) (Envelope, error) {
+	defer limitReading(w)()
 	body, err := readFrame(req.Body)
 	if err != nil {
-		return nil, err
+		return Envelope{}, err
 	}
-	e, err := parseEnvelope(body)
-	if err != nil {
-		return nil, err
-	}
+	return parseEnvelope(body)
+}
+
+func answerGRPC(req *http.Request, e Envelope, b Backend, name string) ([]byte, error) {
 	data, success, err := e.dispatch(req, b, name)
 	if name == "get" {
 		return frame(Envelope{Data: data}.marshal()), err
@@ -138,6 +157,9 @@ func readFrame(r io.Reader) ([]byte, error) {
 		}
 		body = append(body, chunk...)
 	}
+	if _, err := io.ReadFull(r, head[:1]); err != io.EOF {
+		return nil, fmt.Errorf("%w: more than one message in a call, or no end", errProto)
+	}
 	return body, nil
 }
 
@@ -148,13 +170,16 @@ func frame(body []byte) []byte {
 
 // serveJSON is the form over HTTP, whose answer is a pickle.
 func serveJSON(w http.ResponseWriter, req *http.Request, b Backend, name string) {
-	limit(w)
-	e, err := readJSON(http.MaxBytesReader(w, req.Body, MaxMessage))
+	done := limitReading(w)
+	e, err := readJSON(http.MaxBytesReader(w, req.Body, maxJSON))
+	done()
+	limitWriting(w)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	data, success, err := e.dispatch(req, b, name)
+	limitWriting(w)
 	switch {
 	case errors.Is(err, ErrJobUID):
 		http.Error(w, err.Error(), http.StatusNotAcceptable)
@@ -166,6 +191,9 @@ func serveJSON(w http.ResponseWriter, req *http.Request, b Backend, name string)
 		_, _ = w.Write(Encode(Comm.New("BaseResponse", Field{"success", success}, Field{"data", data})))
 	}
 }
+
+// maxJSON is room for a message in base64, and for what surrounds it, in bytes.
+const maxJSON = MaxMessage/3*4 + 64<<10
 
 // readJSON reads the envelope of a request.
 func readJSON(r io.Reader) (e Envelope, err error) {
