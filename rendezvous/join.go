@@ -27,6 +27,9 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.formingAt = now
 		r.opened(e)
 	}
+	if r.params.MaxRestarts == Unlimited {
+		r.params.MaxRestarts = e.Params.MaxRestarts
+	}
 	n := r.arrived(now, e.Node)
 	n.differs = e.Params.WithDefaults() != r.params
 	r.replace(now, n)

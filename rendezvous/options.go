@@ -23,7 +23,7 @@ func (p Params) options() []option {
 		{fmt.Sprintf("--nnodes=%d:%d", p.Min, p.Max), true, same},
 		{fmt.Sprintf("--node-unit=%d", p.Unit), true, same},
 		{fmt.Sprintf("the %s rendezvous", p.kind()), true, "use the same --rdzv-backend on every node"},
-		{text: fmt.Sprintf("--max-restarts=%d", p.MaxRestarts)},
+		{text: p.restarts()},
 		{text: fmt.Sprintf("--restart-policy=Always: %v", p.Always)},
 		{text: fmt.Sprintf("join_timeout=%v", p.JoinTimeout.Seconds())},
 		{text: fmt.Sprintf("last_call_timeout=%v", p.LastCall.Seconds())},
@@ -35,6 +35,13 @@ func (p Params) options() []option {
 		{text: p.hangs()},
 		{text: p.holds()},
 	}, p.Budget.options()...)
+}
+
+func (p Params) restarts() string {
+	if p.MaxRestarts == Unlimited {
+		return "restarts that every node counts by itself"
+	}
+	return fmt.Sprintf("--max-restarts=%d", p.MaxRestarts)
 }
 
 func (p Params) hangs() string {

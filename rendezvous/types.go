@@ -21,6 +21,9 @@ const (
 // MaxNodes bounds the world of one run.
 const MaxNodes = 100_000
 
+// Unlimited is the Params.MaxRestarts of a node that counts its restarts by itself, as DLRover's agents do.
+const Unlimited = 1 << 30
+
 // Params are the rules of one run. Every node of a run must bring the same Min, Max, Unit, Static and, if it knows what
 // a check is, Check; of all others the run has one value, that of the node that opened it.
 type Params struct {
@@ -38,7 +41,8 @@ type Params struct {
 	GrowthDelay time.Duration `json:"growth_delay,omitempty"`
 	// NodeTimeout is how long a node may give no sign of life; at least SuspectAfter.
 	NodeTimeout time.Duration `json:"node_timeout,omitempty"`
-	// MaxRestarts is how many worker failures the whole run may spend.
+	// MaxRestarts is how many worker failures the whole run may spend. Unlimited gives way to the first node's that has
+	// another value.
 	MaxRestarts int `json:"max_restarts"`
 	// Always restarts a world that has succeeded while restarts are left
 	// (--restart-policy=Always).

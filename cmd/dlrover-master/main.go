@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,6 +69,15 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "topology-file", Category: "Options",
 				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
 					"read again when it changes"},
+			&cli.BoolFlag{Name: "python-agents", Category: "Options",
+				Usage: "let agents of DLRover, in Python, take part in the run of --python-run; they know no job token, so a " +
+					"network address needs --job-uid or --insecure"},
+			&cli.StringFlag{Name: "python-run", Category: "Options",
+				Usage: "`RUN`: id of the run of DLRover's agents, the --rdzv-id of launchers in it " +
+					"(default: $ELASTIC_JOB_NAME, else none)"},
+			&cli.StringFlag{Name: "job-uid", Category: "Options",
+				Usage: "`UID`: what DLRover's agents have in their JOB_UID; requests with another one are refused " +
+					"(default: $JOB_UID)"},
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
 			&cli.StringFlag{Name: "log-format", Category: "Options",
@@ -117,6 +127,10 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
 		return nil, err
 	}
+	agents, err := pythonAgents(c)
+	if err != nil {
+		return nil, err
+	}
 	format, err := console.ParseFormat(c.String("log-format"))
 	if err != nil {
 		return nil, err
@@ -125,7 +139,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	console.Libraries(d.log)
 	d.service, err = service.New(service.Config{
 		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe,
-		Extra: d.metrics.handler(), Log: d.log,
+		Extra: d.metrics.handler(), Log: d.log, Agents: agents,
 	})
 	if err != nil {
 		return nil, err
@@ -143,6 +157,34 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 			"listen", c.String("listen"))
 	}
 	return d, nil
+}
+
+// pythonAgents reads how agents of DLRover are served, nil without them.
+func pythonAgents(c *cli.Context) (*service.Agents, error) {
+	if !c.Bool("python-agents") {
+		for _, name := range []string{"python-run", "job-uid"} {
+			if c.IsSet(name) {
+				return nil, fmt.Errorf("--%s is for agents of DLRover: give --python-agents, too, or leave it out", name)
+			}
+		}
+		return nil, nil
+	}
+	host, _, err := net.SplitHostPort(c.String("listen"))
+	if err != nil {
+		return nil, fmt.Errorf("--listen=%s: need host:port: %w", c.String("listen"), err)
+	}
+	a := &service.Agents{
+		Run:    cmp.Or(c.String("python-run"), os.Getenv("ELASTIC_JOB_NAME"), "none"),
+		JobUID: cmp.Or(c.String("job-uid"), os.Getenv("JOB_UID")),
+	}
+	if a.JobUID == "" && !c.Bool("insecure") && !token.Loopback(host) {
+		return nil, fmt.Errorf("--python-agents: agents of DLRover know no job token, and --listen=%s is a network address: "+
+			"give --job-uid what they have in JOB_UID, or --insecure to serve whoever comes", c.String("listen"))
+	}
+	if len(a.Run) > 256 || !rendezvous.Printable(a.Run) || a.Run == "." || a.Run == ".." {
+		return nil, fmt.Errorf("--python-run=%.100q: %s, at most 256 bytes", a.Run, rendezvous.PrintableRule)
+	}
+	return a, nil
 }
 
 // checkExposure: without a token the daemon binds loopback only.

@@ -25,6 +25,9 @@ type ServerConfig struct {
 	// id as PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME
 	// is one segment of a path, and not one of the API's own.
 	Mounts map[string]http.Handler
+	// Python serves agents of DLRover, which know no token, below /elastic.Master/ and at /get and /report, by HTTP/1.1
+	// and HTTP/2; nil serves none.
+	Python http.Handler
 	// Extra serves what is not part of the API, such as /metrics; nil serves nothing.
 	Extra http.Handler
 }
@@ -80,6 +83,11 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	top.HandleFunc("/v1/", s.guard(api))
 	top.HandleFunc("/healthz", s.wrongMethod(http.MethodGet))
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
+	if cfg.Python != nil {
+		for _, path := range []string{"/elastic.Master/", "/get", "/report"} {
+			top.Handle(path, cfg.Python)
+		}
+	}
 	if cfg.Extra != nil {
 		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
 	}
@@ -91,6 +99,15 @@ func brief(f http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)
 		f(w, req)
+	}
+}
+
+// Trust tells the connection of a request that its peer has proved that it belongs here, by other means than the token.
+func Trust(ctx context.Context) {
+	if c := lineOf(ctx); c != nil {
+		c.Prove(true)
+	} else if p, ok := ctx.Value(proverKey{}).(prover); ok {
+		p.Prove(true)
 	}
 }
 
@@ -148,11 +165,7 @@ func (s *server) guard(next http.Handler) http.HandlerFunc {
 			wireErrors.Write(w, err)
 			return
 		}
-		if c := lineOf(req.Context()); c != nil {
-			c.Prove(true)
-		} else if p, ok := req.Context().Value(proverKey{}).(prover); ok {
-			p.Prove(true)
-		}
+		Trust(req.Context())
 		next.ServeHTTP(w, req)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto/agents"
 )
 
 // Config is what differs between those who serve.
@@ -36,7 +37,15 @@ type Config struct {
 	Observe func(run string, n rendezvous.Note)
 	// Extra serves what is not below /v1, such as /metrics, without a token; nil serves nothing.
 	Extra http.Handler
-	Log   *slog.Logger
+	// Agents has agents of DLRover take part in a run; nil: they are not served.
+	Agents *Agents
+	Log    *slog.Logger
+}
+
+// Agents says how agents of DLRover, which know neither runs nor tokens, are served.
+type Agents struct {
+	Run    string // the run that they belong to
+	JobUID string // what they prove themselves with; "" for nothing
 }
 
 // Service is a rendezvous with all that belongs to it. Close ends it.
@@ -46,6 +55,7 @@ type Service struct {
 	Checks      *serve.Hub
 	Hangs       *hangs.Hub
 	Streams     *streamhub.Hub
+	agents      *agents.Host // nil: agents of DLRover are not served
 
 	cfg      Config
 	handler  func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
@@ -70,9 +80,12 @@ func New(cfg Config) (*Service, error) {
 	s.Hangs = s.newHangs()
 	s.Streams = s.newStreams()
 	s.setSwitches(file.First())
+	if cfg.Agents != nil {
+		s.agents = s.newAgents()
+	}
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
-			Token: cfg.Token, Extra: cfg.Extra,
+			Token: cfg.Token, Extra: cfg.Extra, Python: s.python(),
 			Mounts: map[string]http.Handler{
 				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
 				"streams": s.Streams.Handler(),
@@ -83,6 +96,11 @@ func New(cfg Config) (*Service, error) {
 	s.server = api.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		s.handler().ServeHTTP(w, req)
 	}))
+	if s.agents != nil {
+		s.server.Protocols = new(http.Protocols)
+		s.server.Protocols.SetHTTP1(true)
+		s.server.Protocols.SetUnencryptedHTTP2(true)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if file != nil {
@@ -117,6 +135,9 @@ func (s *Service) ServeRarely(l net.Listener) error { return s.server.Serve(api.
 func (s *Service) Close(grace time.Duration) {
 	s.stop()
 	s.wg.Wait()
+	if s.agents != nil {
+		s.agents.Close()
+	}
 	s.Streams.Close()
 	s.Hub.Close()
 	s.Checkpoints.Close()

@@ -1,0 +1,315 @@
+// Package agents lets the agents of DLRover, which are written in Python, take part in a run of our rendezvous: every one
+// is a node of the Hub. What an agent asks for again and again is answered from what its node was told last, and what it
+// tells becomes an event of the Round, so that agents and our launchers can be in one world.
+//
+// What agents do not know, they cannot do: they are no spares that are told why they wait, they are not held, drained or
+// given commands, and each counts its restarts by itself.
+//
+// Goroutines: one for every agent that is here, and one that looks for those that are silent, until Close.
+package agents
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// DLRover's names of its two rendezvous.
+const (
+	training = "elastic-training"
+	checking = "network-check"
+)
+
+// Silence is how long an agent may say nothing: three of its heartbeats.
+const Silence = 45 * time.Second
+
+// Config describes the one run that all agents belong to.
+type Config struct {
+	Service api.Service
+	Run     string
+	// JobUID, when not empty, must come with every request that names one, as DLRover's master has it.
+	JobUID string
+	Log    *slog.Logger
+	// Trust, if it is not nil, hears of requests that name the JobUID.
+	Trust func(ctx context.Context)
+	// Note adds a line to the run's timeline; nil: nobody reads it.
+	Note func(event, node, text string)
+}
+
+// Host implements pyproto.Backend. Close ends it.
+type Host struct {
+	cfg    Config
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	agents map[caller]*agent
+	names  map[string]*agent
+	params map[caller]rendezvous.Params
+	last   *rendezvous.Params // of the newest agent that has told its own
+	worlds worlds
+	store  store
+	check  check
+	steps  map[caller]int
+	ports  map[caller]int
+	unable map[string]bool // messages that were refused, said once
+	begun  bool            // somebody looks for silent agents
+}
+
+// caller is an agent's identity: what comes with each of its requests.
+type caller struct {
+	kind string
+	id   int
+}
+
+// New returns a Host without agents.
+func New(cfg Config) *Host {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Note == nil {
+		cfg.Note = func(string, string, string) {}
+	}
+	h := &Host{
+		cfg: cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, params: map[caller]rendezvous.Params{},
+		steps: map[caller]int{}, ports: map[caller]int{}, unable: map[string]bool{}, check: newCheck(),
+		worlds: newWorlds(), store: newStore(),
+	}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	return h
+}
+
+// Close ends what runs for the agents. Their nodes stay in the run.
+func (h *Host) Close() {
+	h.cancel()
+	h.wg.Wait()
+}
+
+// authorize: a uid that is missing on either side is no other job's, as DLRover has it.
+func (h *Host) authorize(ctx context.Context, from pyproto.Caller) error {
+	if h.cfg.JobUID != "" && from.JobUID != "" && from.JobUID != h.cfg.JobUID {
+		return pyproto.ErrJobUID
+	}
+	if h.cfg.JobUID == from.JobUID && h.cfg.Trust != nil {
+		h.cfg.Trust(ctx)
+	}
+	return nil
+}
+
+// Get implements pyproto.Backend.
+func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message) ([]byte, error) {
+	if err := h.authorize(ctx, from); err != nil {
+		return nil, err
+	}
+	who := h.heard(from)
+	if m.Class.Name == "CommWorldRequest" && m.Str("rdzv_name") == training {
+		return h.commWorld(ctx, who, m.Dialect())
+	}
+	answer, err := h.answer(ctx, who, m)
+	if err != nil || answer == nil {
+		return nil, err
+	}
+	return pyproto.Encode(answer), nil
+}
+
+// answer makes what an agent asks for, nil for what nobody serves here.
+func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyproto.Message, error) {
+	d := m.Dialect()
+	switch m.Class.Name {
+	case "JoinRendezvousRequest":
+		return h.join(ctx, who, m)
+	case "WaitingNodeNumRequest":
+		return state(d, h.waiting(who, m.Str("rdzv_name"))), nil
+	case "CommWorldRequest":
+		return h.checkWorld(d, m.Int("node_id")), nil
+	case "KeyValuePair":
+		return h.pair(ctx, who, m), nil
+	case "KeyValuePairs":
+		return h.pairs(m), nil
+	case "HeartBeat":
+		return d.New("HeartbeatResponse", pyproto.Field{Name: "action", Value: d.New("DiagnosisAction",
+			pyproto.Field{Name: "action_cls", Value: "NoAction"}, pyproto.Field{Name: "action_content", Value: "{}"})}), nil
+	case "PreCheckRequest":
+		return d.New("PreCheckResponse", pyproto.Field{Name: "status", Value: "PASS"},
+			pyproto.Field{Name: "reason", Value: ""}), nil
+	case "ElasticRunConfigRequest":
+		return d.New("ElasticRunConfig", pyproto.Field{Name: "configs", Value: &pyproto.Dict{}}), nil
+	case "NetworkReadyRequest":
+		return h.faults(d), nil
+	case "StragglerExistRequest":
+		return h.stragglers(d), nil
+	case "RunningNodesRequest":
+		return h.running(d), nil
+	case "SyncTrainingPort":
+		return h.syncPort(who, m), nil
+	case "ParallelConfigRequest", "CheckHardwareResetRequest":
+		return parallel(d), nil
+	}
+	h.cannot(m)
+	return nil, nil
+}
+
+// cannot says once of what is asked for in vain.
+func (h *Host) cannot(m *pyproto.Message) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if name := m.Class.Name; !h.unable[name] && len(h.unable) < 64 {
+		h.unable[name] = true
+		h.cfg.Log.Warn("agents ask for what only DLRover's own master has", "message", name)
+	}
+}
+
+// state is an answer with a number of waiting nodes.
+func state(d pyproto.Dialect, waiting int) *pyproto.Message {
+	return rendezvousState(d, &pyproto.Dict{}, waiting, 0, 0)
+}
+
+func rendezvousState(d pyproto.Dialect, world *pyproto.Dict, waiting, round, group int) *pyproto.Message {
+	return d.New("RendezvousState", pyproto.Field{Name: "world", Value: world},
+		pyproto.Field{Name: "waiting_num", Value: waiting}, pyproto.Field{Name: "round", Value: round},
+		pyproto.Field{Name: "group", Value: group})
+}
+
+// parallel: nothing is tuned, and nobody shall restart for new hardware.
+func parallel(d pyproto.Dialect) *pyproto.Message {
+	loader := d.New("DataLoaderConfig", pyproto.Field{Name: "version", Value: 0},
+		pyproto.Field{Name: "dataloader_name", Value: ""}, pyproto.Field{Name: "last_batch_size", Value: 0},
+		pyproto.Field{Name: "batch_size", Value: 0}, pyproto.Field{Name: "num_workers", Value: 0},
+		pyproto.Field{Name: "pin_memory", Value: false})
+	optimizer := d.New("OptimizerConfig", pyproto.Field{Name: "version", Value: 0},
+		pyproto.Field{Name: "optimizer_name", Value: ""}, pyproto.Field{Name: "learning_rate", Value: 0.0},
+		pyproto.Field{Name: "weight_decay", Value: 0.0})
+	return d.New("ParallelConfig", pyproto.Field{Name: "dataloader", Value: loader},
+		pyproto.Field{Name: "optimizer", Value: optimizer}, pyproto.Field{Name: "restart", Value: false})
+}
+
+// Report implements pyproto.Backend.
+func (h *Host) Report(ctx context.Context, from pyproto.Caller, m *pyproto.Message) (bool, error) {
+	if err := h.authorize(ctx, from); err != nil {
+		return false, err
+	}
+	who := h.heard(from)
+	switch m.Class.Name {
+	case "RendezvousParams":
+		return true, h.brings(who, m)
+	case "NodeEvent":
+		return true, h.event(ctx, who, m)
+	case "NetworkStatus": // to 0.3
+		h.checked(m.Int("rank"), m.Str("status") == "succeeded", m.Float("elasped_time"))
+		return true, nil
+	case "NodeFailure":
+		return true, h.failed(ctx, who, m)
+	case "KeyValuePair":
+		return true, h.set(ctx, who, m.Str("key"), m.Get("value"))
+	case "KeyValuePairs":
+		for _, p := range m.Dict("kvs").Pairs {
+			key, _ := p.Key.(string)
+			if err := h.set(ctx, who, key, p.Value); err != nil {
+				return false, err
+			}
+		}
+		return true, nil
+	case "NodeCheckpointState":
+		return h.sameStep(who, m.Int("step")), nil
+	case "GlobalStep":
+		return true, h.stepped(ctx, who)
+	case "HeartBeat", "ResourceStats", "AtorchEvent", "DiagnosisReportData", "Event", "ModelInfo", "NodeAddress",
+		"ParallelConfig": // nobody here acts upon these
+		return true, nil
+	}
+	h.cannot(m)
+	return false, nil
+}
+
+// heard notes a sign of life.
+func (h *Host) heard(from pyproto.Caller) caller {
+	who := caller{from.NodeType, from.NodeID}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if a := h.agents[who]; a != nil {
+		a.seen = time.Now()
+	}
+	return who
+}
+
+// brings keeps the rules that an agent will join with.
+func (h *Host) brings(who caller, m *pyproto.Message) error {
+	p := rendezvous.Params{
+		Min: m.Int("min_nodes"), Max: m.Int("max_nodes"), Unit: m.Int("node_unit"), MaxRestarts: rendezvous.Unlimited,
+		LastCall:    time.Duration(m.Float("waiting_timeout") * float64(time.Second)),
+		JoinTimeout: time.Duration(m.Float("join_timeout") * float64(time.Second)),
+	}
+	if err := p.Validate(); err != nil {
+		h.cfg.Log.Error("an agent brings rules that cannot be", "node_id", who.id, "err", err)
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.params) >= 2*rendezvous.MaxNodes {
+		return fmt.Errorf("agents: %d agents have come", len(h.params))
+	}
+	h.params[who], h.last = p, &p
+	h.check.rules(p)
+	return nil
+}
+
+// running are the nodes that train or wait: agents count them.
+func (h *Host) running(d pyproto.Dialect) *pyproto.Message {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	nodes := &pyproto.List{}
+	for who, a := range h.agents {
+		nodes.Items = append(nodes.Items, d.New("NodeMeta", pyproto.Field{Name: "type", Value: who.kind},
+			pyproto.Field{Name: "addr", Value: a.node.IP}, pyproto.Field{Name: "memory", Value: 0},
+			pyproto.Field{Name: "cpu", Value: 0.0}, pyproto.Field{Name: "gpu", Value: 0},
+			pyproto.Field{Name: "gpu_type", Value: ""}, pyproto.Field{Name: "id", Value: who.id},
+			pyproto.Field{Name: "rank", Value: a.node.Rank}, pyproto.Field{Name: "status", Value: "Running"}))
+	}
+	return d.New("RunningNodes", pyproto.Field{Name: "nodes", Value: nodes})
+}
+
+// sameStep reports whether all agents of the world have told the same step of their checkpoints in memory.
+func (h *Host) sameStep(who caller, step int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.steps[who] = step
+	for other, a := range h.agents {
+		if told, ok := h.steps[other]; a.worked.Round > 0 && !a.exited && (!ok || told != step) {
+			return false
+		}
+	}
+	return true
+}
+
+// syncPort finds a port that is free on all nodes, for the collectives of Ascend's devices: each agent tells a port that
+// is free on its own, and gets either the common one or the next to try.
+func (h *Host) syncPort(who caller, m *pyproto.Message) *pyproto.Message {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ports[who] = m.Int("port")
+	port, highest, need := m.Int("port"), 0, 1
+	if h.last != nil {
+		need = h.last.Min
+	}
+	for _, p := range h.ports {
+		highest = max(highest, p)
+	}
+	for _, p := range h.ports {
+		if p != port || len(h.ports) < need {
+			port = 0
+		}
+	}
+	next := 0
+	if port == 0 {
+		next = highest
+	}
+	return m.Dialect().New("SyncTrainingPort", pyproto.Field{Name: "port", Value: port},
+		pyproto.Field{Name: "newport", Value: next})
+}

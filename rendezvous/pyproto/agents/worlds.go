@@ -1,0 +1,160 @@
+package agents
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// worlds numbers epochs as DLRover numbers rounds: every start of workers has one, and with it keys of its own.
+type worlds struct {
+	last    int
+	numbers map[rendezvous.EpochID]int
+	answers map[answerKey][]byte // encoded: all nodes of a world ask for the same
+}
+
+type answerKey struct {
+	number  int
+	dialect pyproto.Dialect
+}
+
+func newWorlds() worlds {
+	return worlds{numbers: map[rendezvous.EpochID]int{}, answers: map[answerKey][]byte{}}
+}
+
+// number is that of an epoch. Older ones than the one before are forgotten.
+func (w *worlds) number(e rendezvous.EpochID) int {
+	n, ok := w.numbers[e]
+	if ok {
+		return n
+	}
+	w.last++
+	w.numbers[e] = w.last
+	for other, n := range w.numbers {
+		if n < w.last-1 {
+			delete(w.numbers, other)
+		}
+	}
+	for key := range w.answers {
+		if key.number < w.last-1 {
+			delete(w.answers, key)
+		}
+	}
+	return w.last
+}
+
+// prefix is where the agents of a world keep their keys (MasterKVStore and PrefixStore in DLRover's agent).
+func prefix(number int) string {
+	return fmt.Sprintf("%s/torch.rendezvous.%s.%d.0/", training, training, number)
+}
+
+// commWorld tells an agent the world that its node was told to run in, or that there is none yet. Who was told has
+// workers from then on.
+func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]byte, error) {
+	h.mu.Lock()
+	a := h.agents[who]
+	if a == nil || !a.mayRun() {
+		h.mu.Unlock()
+		return pyproto.Encode(state(d, 0)), nil
+	}
+	dir, key := a.dir, answerKey{h.worlds.number(a.dir.EpochID), d}
+	answer := h.worlds.answers[key]
+	h.mu.Unlock()
+	if answer == nil {
+		world, err := h.cfg.Service.World(ctx, h.cfg.Run)
+		if err != nil {
+			return nil, err
+		}
+		if answer = h.worldOf(world, dir, key); answer == nil {
+			return pyproto.Encode(state(d, 0)), nil
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if a.dir.EpochID != dir.EpochID || !a.mayRun() {
+		return pyproto.Encode(state(d, 0)), nil
+	}
+	a.works, a.worked = true, dir.EpochID
+	return answer, nil
+}
+
+// mayRun: the node is in a world that has not ended for it.
+func (a *agent) mayRun() bool {
+	return (a.dir.Kind == rendezvous.Lead || a.dir.Kind == rendezvous.Run) && a.dir.EpochID != a.ended && !a.dir.Hold
+}
+
+// worldOf encodes the world of an epoch, and puts into the store what the agents will look for there. Nil: the table is
+// that of another world by now.
+func (h *Host) worldOf(world []rendezvous.Member, dir rendezvous.Directive, key answerKey) []byte {
+	if len(world) != dir.Place.GroupWorldSize {
+		return nil
+	}
+	h.mu.Lock()
+	ranks := make([]int, len(world))
+	mixed := false
+	for i, m := range world {
+		ranks[i] = rendezvous.MaxNodes + i // a launcher of ours: no agent has this rank
+		if a := h.names[m.Node]; a != nil {
+			ranks[i] = a.node.Rank
+		} else {
+			mixed = true
+		}
+	}
+	h.store.sizes[key.number] = len(world)
+	h.seed(world, ranks, dir, key.number, mixed)
+	h.mu.Unlock()
+	dict := &pyproto.Dict{}
+	for i, m := range world {
+		dict.Pairs = append(dict.Pairs, pyproto.Pair{Key: ranks[i], Value: m.Slots})
+	}
+	answer := pyproto.Encode(rendezvousState(key.dialect, dict, 0, key.number, 0))
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.worlds.answers[key] = answer
+	return answer
+}
+
+// seed writes what launchers of ours do not write themselves: where the workers meet, if one leads, and what agents of
+// 0.4 with torch 2.4 or later tell each other about ranks. h is locked.
+func (h *Host) seed(world []rendezvous.Member, ranks []int, dir rendezvous.Directive, number int, mixed bool) {
+	p := prefix(number)
+	if dir.Place.MasterPort > 0 && ranks[0] >= rendezvous.MaxNodes {
+		h.store.put(p+masterAddr, []byte(dir.Place.MasterAddr))
+		h.store.put(p+masterPort, []byte(strconv.Itoa(dir.Place.MasterPort)))
+	}
+	if !mixed {
+		return
+	}
+	for i, m := range world {
+		if ranks[i] < rendezvous.MaxNodes {
+			continue
+		}
+		info, _ := json.Marshal(map[string]any{"role": "dlrover-trainer", "rank": i, "local_world_size": m.Slots})
+		h.store.put(p+roleInfo+strconv.Itoa(i), info)
+	}
+	if ranks[0] < rendezvous.MaxNodes {
+		return
+	}
+	for i, m := range world {
+		assigned, _ := json.Marshal([]int{m.RankBase, dir.Place.WorldSize, m.RankBase, dir.Place.WorldSize})
+		h.store.put(p+assignedRanks+strconv.Itoa(i), assigned)
+	}
+}
+
+// release ends the barrier in which an agent waits for others, h locked: that of DLRover and of later versions of torch,
+// and that of torch to 1.13, which has a key for every node.
+func (h *Host) release(a *agent) {
+	number, ok := h.worlds.numbers[a.worked]
+	if !ok {
+		return
+	}
+	p := prefix(number) + terminalState
+	h.store.put(p+"/last_member", []byte("<val_ignored>"))
+	for i := range h.store.sizes[number] {
+		h.store.put(p+strconv.Itoa(i), []byte(strconv.Itoa(i)))
+	}
+}
