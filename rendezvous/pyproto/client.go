@@ -8,10 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -26,11 +30,15 @@ type ClientConfig struct {
 	Dialed func(net.Addr)
 }
 
-// Client calls the procedures of a master. Close ends its idle connections.
+// Client calls the procedures of a master. Close ends its connections.
 type Client struct {
-	cfg ClientConfig
-	hc  *http.Client
-	old bool
+	cfg     ClientConfig
+	hc      *http.Client
+	foreign atomic.Bool // what the last connection has heard is another protocol
+	old     bool        // the master is of version 0.3
+
+	mu    sync.Mutex
+	conns map[*greeted]bool // those that are open
 }
 
 // Errors of a Client.
@@ -56,7 +64,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Speak == "" {
 		cfg.Speak = Comm
 	}
-	c := &Client{cfg: cfg}
+	c := &Client{cfg: cfg, conns: map[*greeted]bool{}}
 	t := &http.Transport{
 		DialContext: c.dial, DisableCompression: true, MaxIdleConnsPerHost: 2, Protocols: new(http.Protocols),
 	}
@@ -79,7 +87,11 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	if c.cfg.Dialed != nil {
 		c.cfg.Dialed(nc.RemoteAddr())
 	}
-	return &greeted{Conn: nc, http: c.cfg.HTTP}, nil
+	g := &greeted{Conn: nc, c: c}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.conns[g] = true
+	return g, nil
 }
 
 // noticeSilence is best effort: what is lost is time.
@@ -92,27 +104,49 @@ func noticeSilence(_, _ string, raw syscall.RawConn) error {
 // greeted is a connection whose other end must say first what it is.
 type greeted struct {
 	net.Conn
-	http, heard bool // heard: for the one goroutine that reads
+	c     *Client
+	heard bool // for the one goroutine that reads
 }
 
-// Read fails with ErrNoMaster if the first byte shows that something else answers.
+// Read fails if the first byte shows that something else answers.
 func (g *greeted) Read(b []byte) (int, error) {
 	n, err := g.Conn.Read(b)
-	if n > 0 && !g.heard {
-		g.heard = true
-		first := byte(0) // of the length of the frame SETTINGS, with which HTTP/2 begins
-		if g.http {
-			first = 'H' // TTP/1.1
-		}
-		if b[0] != first {
-			return 0, fmt.Errorf("%w at %s: it speaks another protocol", ErrNoMaster, g.RemoteAddr())
-		}
+	if n == 0 || g.heard {
+		return n, err
+	}
+	g.heard = true
+	want := byte(0) // of the length of the frame SETTINGS, with which HTTP/2 begins
+	if g.c.cfg.HTTP {
+		want = 'H' // TTP/1.1
+	}
+	g.c.foreign.Store(b[0] != want)
+	if b[0] != want {
+		return 0, errForeign
 	}
 	return n, err
 }
 
-// Close ends the idle connections.
-func (c *Client) Close() { c.hc.CloseIdleConnections() }
+// Close ends the connection.
+func (g *greeted) Close() error {
+	g.c.mu.Lock()
+	delete(g.c.conns, g)
+	g.c.mu.Unlock()
+	return g.Conn.Close()
+}
+
+var errForeign = fmt.Errorf("%w: it speaks another protocol", ErrNoMaster)
+
+// Close ends the connections, and with them the calls that are under way. To net/http one is not idle on which a
+// cancelled call was never answered.
+func (c *Client) Close() {
+	c.hc.CloseIdleConnections()
+	c.mu.Lock()
+	open := slices.Collect(maps.Keys(c.conns))
+	c.mu.Unlock()
+	for _, g := range open {
+		_ = g.Close()
+	}
+}
 
 // Caller is who the client speaks for.
 func (c *Client) Caller() Caller { return c.cfg.Caller }
@@ -177,7 +211,11 @@ func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*
 	if !c.cfg.HTTP {
 		req.Header.Set("Te", "trailers")
 	}
-	return c.hc.Do(req)
+	resp, err := c.hc.Do(req)
+	if err != nil && c.foreign.Load() { // what net/http says of it depends on what it was about
+		err = fmt.Errorf("%w (%w)", errForeign, err)
+	}
+	return resp, err
 }
 
 func (c *Client) callGRPC(ctx context.Context, name string, e Envelope) ([]byte, Response, error) {

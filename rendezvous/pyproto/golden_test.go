@@ -156,11 +156,12 @@ func TestEncodeAndDecodeAgree(t *testing.T) {
 func TestEncodeIsAsWritten(t *testing.T) {
 	m := Comm.New("RendezvousState",
 		Field{"world", &Dict{Pairs: []Pair{{1, 8}, {0, 8}}}}, Field{"waiting_num", 0}, Field{"round", 1}, Field{"group", 0})
-	require.Equal(t, "800363646c726f7665722e707974686f6e2e636f6d6d6f6e2e636f6d6d0a52656e64657a766f757353746174650a29817d28"+
-		"5805000000776f726c647d284a010000004a080000004a000000004a0800000075580b00000077616974696e675f6e756d4a000000005805"+
-		"000000726f756e644a01000000580500000067726f75704a0000000075622e", hex.EncodeToString(Encode(m)))
-	require.Equal(t, "800363646c726f7665722e707974686f6e2e636f6d6d6f6e2e677270630a4e6574776f726b5265616479526571756573740a"+
-		"29812e", hex.EncodeToString(Encode(Grpc.New("NetworkReadyRequest"))))
+	require.Equal(t, "\x80\x03cdlrover.python.common.comm\nRendezvousState\n)\x81}("+
+		"X\x05\x00\x00\x00world}(J\x01\x00\x00\x00J\x08\x00\x00\x00J\x00\x00\x00\x00J\x08\x00\x00\x00u"+
+		"X\x0b\x00\x00\x00waiting_numJ\x00\x00\x00\x00X\x05\x00\x00\x00roundJ\x01\x00\x00\x00"+
+		"X\x05\x00\x00\x00groupJ\x00\x00\x00\x00ub.", string(Encode(m)))
+	require.Equal(t, "\x80\x03cdlrover.python.common.grpc\nNetworkReadyRequest\n)\x81.",
+		string(Encode(Grpc.New("NetworkReadyRequest"))))
 }
 
 // packages is the folder with dlrover-VERSION/bin/python, environments with DLRover's own packages.

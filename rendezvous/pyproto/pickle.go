@@ -404,6 +404,9 @@ func (d *decoder) tuple(items []entry, err error) error {
 	if err != nil {
 		return err
 	}
+	if len(items) == 0 {
+		return d.push(emptyTuple)
+	}
 	t, deep := make(Tuple, len(items)), 0
 	for i, e := range items {
 		t[i], deep = e.v, max(deep, e.deep)
