@@ -340,7 +340,7 @@ func TestServersThatAreNoMaster(t *testing.T) {
 		{"a pickle of no answer", serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(Encode(Comm.New("HeartBeat")))
 		})), true, true},
-		{"HTTP/1.1 only", say("HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"), true, true},
+		{"HTTP/1.1 only", say("HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"), false, true},
 		{"HTTP/2 only", say(settings), true, false},
 		{"SSH", say("SSH-2.0-OpenSSH_9.2\r\n"), true, true},
 		{"garbage", say(strings.Repeat("garbage", 1000)), true, true},
