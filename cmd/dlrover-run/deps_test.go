@@ -33,6 +33,7 @@ func TestImportPolicy(t *testing.T) {
 	deps := map[string][]string{}
 	for _, c := range []struct{ pkgs, never, why string }{
 		{"dlrover-run/launcher/...", "dlrover-run/rendezvous", "the launcher declares the small interface that it needs"},
+		{"dlrover-run/launcher/...", "dlrover-run/rendezvous/pyproto", "cmd translates what masters say"},
 		{"dlrover-run/rendezvous/...", "dlrover-run/launcher", "the rendezvous knows no workers"},
 		{"dlrover-run/launcher/...", "dlrover-run/cmd", "libraries do not import mains"},
 		{"dlrover-run/rendezvous/...", "dlrover-run/cmd", "libraries do not import mains"},
@@ -120,9 +121,9 @@ func TestPurePackages(t *testing.T) {
 	}
 }
 
-// What decides about a node can be read, and tested, with nothing else at hand.
+// What decides about a node, and what reads DLRover's messages, can be read, and tested, with nothing else at hand.
 func TestDecisionsNeedTheStandardLibraryOnly(t *testing.T) {
-	for _, pkg := range []string{"dlrover-run/netcheck", "dlrover-run/switchbox"} {
+	for _, pkg := range []string{"dlrover-run/netcheck", "dlrover-run/switchbox", "dlrover-run/rendezvous/pyproto"} {
 		for _, dep := range list(t, "-f", `{{if not .Standard}}{{.ImportPath}}{{end}}`, "-deps", pkg) {
 			require.Equal(t, pkg, dep)
 		}
