@@ -95,17 +95,14 @@ func (h *Host) worldOf(world []rendezvous.Member, dir rendezvous.Directive, key 
 	}
 	h.mu.Lock()
 	ranks := make([]int, len(world))
-	mixed := false
 	for i, m := range world {
 		ranks[i] = rendezvous.MaxNodes + i // a launcher of ours: no agent has this rank
 		if a := h.names[m.Node]; a != nil {
 			ranks[i] = a.node.Rank
-		} else {
-			mixed = true
 		}
 	}
 	h.store.sizes[key.number] = len(world)
-	h.seed(world, ranks, dir, key.number, mixed)
+	h.seed(world, ranks[0] >= rendezvous.MaxNodes, dir.Place, key)
 	h.mu.Unlock()
 	dict := &pyproto.Dict{}
 	for i, m := range world {
@@ -118,30 +115,25 @@ func (h *Host) worldOf(world []rendezvous.Member, dir rendezvous.Directive, key 
 	return answer
 }
 
-// seed writes what launchers of ours do not write themselves: where the workers meet, if one leads, and what agents of
-// 0.4 with torch 2.4 or later tell each other about ranks. h is locked.
-func (h *Host) seed(world []rendezvous.Member, ranks []int, dir rendezvous.Directive, number int, mixed bool) {
-	p := prefix(number)
-	if dir.Place.MasterPort > 0 && ranks[0] >= rendezvous.MaxNodes {
-		h.store.put(p+masterAddr, []byte(dir.Place.MasterAddr))
-		h.store.put(p+masterPort, []byte(strconv.Itoa(dir.Place.MasterPort)))
+// seed writes what launchers of ours do not write themselves: where the workers meet, if one leads. Agents of 0.4 with
+// torch 2.4 or later tell each other about ranks, too, before their leader says where; the others hear of the world only
+// then, so that it is told for them. h is locked.
+func (h *Host) seed(world []rendezvous.Member, ours bool, place *rendezvous.Place, key answerKey) {
+	p := prefix(key.number)
+	if ours && place.MasterPort > 0 {
+		h.store.put(p+masterAddr, []byte(place.MasterAddr))
+		h.store.put(p+masterPort, []byte(strconv.Itoa(place.MasterPort)))
 	}
-	if !mixed {
+	if key.dialect != pyproto.Grpc {
 		return
 	}
 	for i, m := range world {
-		if ranks[i] < rendezvous.MaxNodes {
-			continue
-		}
 		info, _ := json.Marshal(map[string]any{"role": "dlrover-trainer", "rank": i, "local_world_size": m.Slots})
 		h.store.put(p+roleInfo+strconv.Itoa(i), info)
-	}
-	if ranks[0] < rendezvous.MaxNodes {
-		return
-	}
-	for i, m := range world {
-		assigned, _ := json.Marshal([]int{m.RankBase, dir.Place.WorldSize, m.RankBase, dir.Place.WorldSize})
-		h.store.put(p+assignedRanks+strconv.Itoa(i), assigned)
+		if ours {
+			assigned, _ := json.Marshal([]int{m.RankBase, place.WorldSize, m.RankBase, place.WorldSize})
+			h.store.put(p+assignedRanks+strconv.Itoa(i), assigned)
+		}
 	}
 }
 
