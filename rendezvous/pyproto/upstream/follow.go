@@ -29,7 +29,7 @@ func (s *Service) pause() time.Duration {
 	switch s.phase {
 	case running:
 		return min(500*time.Millisecond+nodes*time.Millisecond, 10*time.Second)
-	case idle, leading, over:
+	case idle, examining, leading, over:
 		return heartbeat // until it is kicked
 	}
 	return min(100*time.Millisecond+nodes*time.Millisecond, 3*time.Second)
@@ -58,6 +58,8 @@ func (s *Service) sleep(turn int, pause time.Duration) {
 
 func (s *Service) advance(now phase, turn int) error {
 	switch now {
+	case testing:
+		return s.test(s.ctx, turn)
 	case joining:
 		return s.join(s.ctx, turn)
 	case forming:
@@ -77,6 +79,19 @@ func (s *Service) join(ctx context.Context, turn int) error {
 	if passed, err := s.preCheck(ctx); err != nil || !passed {
 		return err
 	}
+	if err := s.joinNamed(ctx, training); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn == s.turn {
+		s.enter(forming)
+	}
+	return nil
+}
+
+// joinNamed asks for a place in a rendezvous.
+func (s *Service) joinNamed(ctx context.Context, name string) error {
 	s.mu.Lock()
 	n := s.node
 	s.mu.Unlock()
@@ -86,17 +101,10 @@ func (s *Service) join(ctx context.Context, turn int) error {
 	}
 	fields := []pyproto.Field{
 		{Name: "node_id", Value: id}, {Name: "local_world_size", Value: n.Slots},
-		{Name: "rdzv_name", Value: training}, {Name: "node_rank", Value: s.cfg.Rank}, {Name: "node_ip", Value: n.IP},
+		{Name: "rdzv_name", Value: name}, {Name: "node_rank", Value: s.cfg.Rank}, {Name: "node_ip", Value: n.IP},
 	}
-	if _, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...)); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if turn == s.turn {
-		s.enter(forming)
-	}
-	return nil
+	_, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...))
+	return err
 }
 
 // preCheck asks whether the master has checked the job; 0.4 checks nothing.

@@ -61,6 +61,11 @@ func (s *Service) Order(ctx context.Context, o rendezvous.Order) error {
 
 // nodeEvent tells the master what has become of this node.
 func (s *Service) nodeEvent(ctx context.Context, kind string) error {
+	return s.nodeEventTook(ctx, kind, 0)
+}
+
+// nodeEventTook is nodeEvent of something that has taken seconds.
+func (s *Service) nodeEventTook(ctx context.Context, kind string, seconds float64) error {
 	c := s.cfg.Client
 	meta := c.New("NodeMeta", pyproto.Field{Name: "type", Value: c.Caller().NodeType},
 		pyproto.Field{Name: "addr", Value: s.node.Addr}, pyproto.Field{Name: "memory", Value: 0},
@@ -70,7 +75,7 @@ func (s *Service) nodeEvent(ctx context.Context, kind string) error {
 	return c.Report(ctx, c.New("NodeEvent", pyproto.Field{Name: "event_type", Value: kind},
 		pyproto.Field{Name: "event_message", Value: ""},
 		pyproto.Field{Name: "event_time", Value: float64(time.Now().Unix())},
-		pyproto.Field{Name: "event_elapsed_time", Value: 0.0}, pyproto.Field{Name: "node", Value: meta}))
+		pyproto.Field{Name: "event_elapsed_time", Value: seconds}, pyproto.Field{Name: "node", Value: meta}))
 }
 
 // failing tells the master of workers that have failed, and decides what follows: restarts are counted here.

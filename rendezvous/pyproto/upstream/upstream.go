@@ -38,6 +38,10 @@ type Config struct {
 	Client *pyproto.Client
 	// Rank is NODE_RANK: the master knows the nodes of a world by it.
 	Rank int
+	// Check says how this node is checked before it trains; the zero value: not at all.
+	Check Check
+	// Port finds a free port for the first worker of a test; nil without Check.Test.
+	Port func() (int, error)
 	Log  *slog.Logger
 }
 
@@ -46,6 +50,8 @@ type phase int
 
 const (
 	idle      phase = iota
+	examining       // for its own launcher, which is told to Check
+	testing         // for the master's verdict about a test with other nodes
 	joining         // for the master's leave to join
 	forming         // for a world
 	leading         // for its own launcher, which is told to Lead
@@ -78,6 +84,7 @@ type Service struct {
 	cause    *rendezvous.Cause
 	told     bool // the master knows how this node has ended
 	checked  bool // the job's pre-check has passed
+	cleared  clearance
 	barrier  barrier
 	away     outage
 }
@@ -122,8 +129,12 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	if s.phase == over {
 		return nil // it is told how the run has ended
 	}
-	s.enter(joining)
-	s.direct(rendezvous.Directive{Kind: rendezvous.Wait})
+	s.enter(s.before())
+	if s.phase == examining {
+		s.direct(rendezvous.Directive{Kind: rendezvous.Check})
+	} else {
+		s.direct(rendezvous.Directive{Kind: rendezvous.Wait})
+	}
 	if s.cancel == nil {
 		s.ctx, s.cancel = context.WithCancel(context.Background())
 		s.wg.Go(s.follow)
@@ -197,6 +208,8 @@ func (s *Service) Report(ctx context.Context, _ string, ev rendezvous.Event) err
 		return s.failing(ctx, e)
 	case rendezvous.Success:
 		s.succeeded(e)
+	case rendezvous.Cleared:
+		s.clear(e)
 	case rendezvous.Barred:
 		return s.NodeError(ctx, checkFailure, e.Reason)
 	}

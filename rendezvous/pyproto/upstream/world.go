@@ -20,6 +20,7 @@ type seat struct {
 
 // world is what the master has sealed, in the order of the group ranks.
 type world struct {
+	name         string // of the rendezvous
 	round, group int
 	seats        []seat
 	own          int // group rank of this node
@@ -30,7 +31,7 @@ type world struct {
 
 // readWorld reads the master's answer. mine: this node is in it.
 func readWorld(m *pyproto.Message, rank int) (w world, mine bool, err error) {
-	w = world{round: m.Int("round"), group: m.Int("group"), own: -1}
+	w = world{name: training, round: m.Int("round"), group: m.Int("group"), own: -1}
 	for _, p := range m.Dict("world").Pairs {
 		at := seat{rank: pyproto.IntOf(p.Key), slots: pyproto.IntOf(p.Value)}
 		if at.slots < 1 || at.slots > maxSlots || len(w.seats) >= rendezvous.MaxNodes {
@@ -66,7 +67,7 @@ func (w world) place(restarts int) *rendezvous.Place {
 
 // key is where the agents of a world keep something (MasterKVStore and PrefixStore in DLRover's agent).
 func (w world) key(name string) string {
-	return fmt.Sprintf("%s/torch.rendezvous.%s.%d.%d/%s", training, training, w.round, w.group, name)
+	return fmt.Sprintf("%s/torch.rendezvous.%s.%d.%d/%s", w.name, w.name, w.round, w.group, name)
 }
 
 // The keys that agents know, below a world's.
@@ -129,17 +130,15 @@ func (s *Service) add(ctx context.Context, key string) (int, error) {
 
 // askWorld asks whether the world that this node has joined is complete.
 func (s *Service) askWorld(ctx context.Context, turn int) error {
-	n, err := s.waiting(ctx)
+	n, err := s.waitingFor(ctx, checking)
 	if err != nil {
 		return err
 	}
-	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("CommWorldRequest",
-		pyproto.Field{Name: "node_id", Value: s.cfg.Rank}, pyproto.Field{Name: "local_world_size", Value: s.node.Slots},
-		pyproto.Field{Name: "rdzv_name", Value: training}))
-	if err != nil {
-		return err
+	if n > 0 && s.cfg.Check.Test != nil { // another node has been started again, and is checked first
+		s.again(turn)
+		return nil
 	}
-	w, mine, err := readWorld(m, s.cfg.Rank)
+	w, mine, err := s.worldNamed(ctx, training)
 	if err != nil {
 		return err
 	}
@@ -148,6 +147,29 @@ func (s *Service) askWorld(ctx context.Context, turn int) error {
 		return nil
 	}
 	return s.timedOut(ctx, text, s.params.JoinTimeout)
+}
+
+// again takes part in the check that another node waits for.
+func (s *Service) again(turn int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn == s.turn {
+		s.enter(testing)
+	}
+}
+
+// worldNamed asks for the world of a rendezvous; mine: this node is in it.
+func (s *Service) worldNamed(ctx context.Context, name string) (w world, mine bool, err error) {
+	m, err := s.cfg.Client.Get(ctx, s.request("CommWorldRequest", name))
+	if err != nil {
+		return w, false, err
+	}
+	return readWorld(m, s.cfg.Rank)
+}
+
+func (s *Service) request(kind, name string) *pyproto.Message {
+	return s.cfg.Client.New(kind, pyproto.Field{Name: "node_id", Value: s.cfg.Rank},
+		pyproto.Field{Name: "local_world_size", Value: s.node.Slots}, pyproto.Field{Name: "rdzv_name", Value: name})
 }
 
 // formed acts upon the master's answer. What it returns says that time is up.
@@ -170,11 +192,18 @@ func (s *Service) formed(w world, mine, stopping bool, turn int) string {
 	return ""
 }
 
-// waiting is the master's count of nodes that want to be in the next world; -1: the job is ending.
+// waiting is the master's count of nodes that want to be in the next world; -1: the job is ending. Where nodes are
+// checked they come to the check first.
 func (s *Service) waiting(ctx context.Context) (int, error) {
-	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("WaitingNodeNumRequest",
-		pyproto.Field{Name: "node_id", Value: s.cfg.Rank}, pyproto.Field{Name: "local_world_size", Value: s.node.Slots},
-		pyproto.Field{Name: "rdzv_name", Value: training}))
+	n, err := s.waitingFor(ctx, training)
+	if err != nil || n != 0 || s.cfg.Check.Test == nil {
+		return n, err
+	}
+	return s.waitingFor(ctx, checking)
+}
+
+func (s *Service) waitingFor(ctx context.Context, name string) (int, error) {
+	m, err := s.cfg.Client.Get(ctx, s.request("WaitingNodeNumRequest", name))
 	return m.Int("waiting_num"), err
 }
 
@@ -226,17 +255,9 @@ func (s *Service) askAddress(ctx context.Context, turn int) error {
 	s.mu.Lock()
 	w := s.world
 	s.mu.Unlock()
-	addr, err := s.text(ctx, w.key(masterAddr))
-	if err != nil || addr == "" {
+	addr, port, err := s.address(ctx, w)
+	if err != nil || port == 0 {
 		return s.leaderless(ctx, turn, err)
-	}
-	text, err := s.text(ctx, w.key(masterPort))
-	if err != nil || text == "" {
-		return err
-	}
-	port, err := strconv.Atoi(text)
-	if err != nil || port < 1 || port > 65535 || addr == "" {
-		return fmt.Errorf("the leader's address is %q", net.JoinHostPort(addr, text))
 	}
 	s.publish(ctx, w)
 	s.mu.Lock()
@@ -245,6 +266,21 @@ func (s *Service) askAddress(ctx context.Context, turn int) error {
 		s.begin(addr, port)
 	}
 	return nil
+}
+
+// address is what the leader of a world has told; port 0: nothing yet.
+func (s *Service) address(ctx context.Context, w world) (addr string, port int, err error) {
+	if addr, err = s.text(ctx, w.key(masterAddr)); err != nil || addr == "" {
+		return "", 0, err
+	}
+	text, err := s.text(ctx, w.key(masterPort))
+	if err != nil || text == "" {
+		return "", 0, err
+	}
+	if port, err = strconv.Atoi(text); err != nil || port < 1 || port > 65535 {
+		return "", 0, fmt.Errorf("the leader's address is %q", net.JoinHostPort(addr, text))
+	}
+	return addr, port, nil
 }
 
 // leaderless goes back to the master where the leader does not come, such as when it has died: a node that waits is
@@ -257,7 +293,7 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil && n > 0 && turn == s.turn {
-		s.enter(joining)
+		s.enter(s.before())
 	}
 	return err
 }

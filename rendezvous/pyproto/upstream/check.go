@@ -1,0 +1,276 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// checking is the master's name for the rendezvous in which nodes test each other.
+const checking = "network-check"
+
+// Check says how this node is checked before it trains.
+type Check struct {
+	// Local: the launcher examines its own node first, when it is told to Check.
+	Local bool
+	// Test runs DLRover's test with the nodes of a group, as its agents do, and returns the seconds that it took; nil:
+	// nodes do not test each other.
+	Test func(ctx context.Context, g Group) (seconds float64, err error)
+	// ExcludeStraggler ends this node if it is slow.
+	ExcludeStraggler bool
+	// ReportOnly trains in spite of what was found.
+	ReportOnly bool
+}
+
+// Group is this node's place among those that test each other, and where their first worker serves their store.
+type Group struct {
+	GroupRank, RankBase, WorldSize int
+	MasterAddr                     string
+	MasterPort                     int
+}
+
+// Times of DLRover's agents in a check.
+const (
+	checkRounds = 2
+	testTime    = 300 * time.Second // of one test
+	verdictTime = 360 * time.Second // for the tests of all nodes
+	roundPause  = 5 * time.Second   // in which all nodes hear the verdict of a round before somebody begins the next
+	failedTime  = 3600.0            // what is reported for a test that has failed, in seconds
+	askPause    = 250 * time.Millisecond
+)
+
+// before is the phase in which a node that joins begins, with s locked.
+func (s *Service) before() phase {
+	switch c := s.cfg.Check; {
+	case c.Local && !s.cleared.holds(time.Now()):
+		return examining
+	case c.Test != nil:
+		return testing
+	}
+	return joining
+}
+
+// clearance is what a launcher's check of its own node has found.
+type clearance struct {
+	passed bool
+	until  time.Time // zero: for its life
+}
+
+func (c clearance) holds(now time.Time) bool {
+	return c.passed && (c.until.IsZero() || now.Before(c.until))
+}
+
+// clear goes on with a node whose launcher has found nothing.
+func (s *Service) clear(e rendezvous.Cleared) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cleared = clearance{true, e.Until}
+	if s.phase == examining {
+		s.enter(s.before())
+		s.direct(rendezvous.Directive{Kind: rendezvous.Wait})
+	}
+}
+
+// errAside ends a check that nobody waits for any more.
+var errAside = errors.New("upstream: the check is over")
+
+// test takes part in the master's check, and goes on to train if this node is sound.
+func (s *Service) test(ctx context.Context, turn int) error {
+	var faults, slow []int
+	passed := false
+	for round := range checkRounds {
+		var err error
+		if faults, slow, err = s.round(ctx, turn, &passed); err != nil {
+			return s.asideIs(err)
+		}
+		if len(faults) == 0 && (len(slow) == 0 || !s.cfg.Check.ExcludeStraggler) {
+			break
+		}
+		if err := s.few(ctx, turn, faults, slow); err != nil || round == checkRounds-1 {
+			if err != nil {
+				return s.asideIs(err)
+			}
+			break
+		}
+		if err := s.wait(ctx, turn, roundPause); err != nil {
+			return s.asideIs(err)
+		}
+	}
+	return s.conclude(ctx, turn, slices.Contains(faults, s.cfg.Rank), slices.Contains(slow, s.cfg.Rank))
+}
+
+// asideIs: that nobody waits for the check is no error of the master's.
+func (s *Service) asideIs(err error) error {
+	if errors.Is(err, errAside) {
+		return nil
+	}
+	return err
+}
+
+// few ends the check of a small job, in which nobody is left to find out which node is at fault.
+func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
+	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("RunningNodesRequest"))
+	if err != nil || len(m.List("nodes")) > 3 || s.cfg.Check.ReportOnly {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn == s.turn {
+		s.fail(rendezvous.Cause{Kind: rendezvous.CauseCheck, Text: fmt.Sprintf(
+			"the check of the nodes has failed (node ranks at fault: %v, slow: %v), and %d nodes are too few to find out whose "+
+				"fault it is", faults, slow, len(m.List("nodes")))})
+	}
+	return errAside
+}
+
+// conclude goes on to train, or ends.
+func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) error {
+	if fault && !s.cfg.Check.ReportOnly {
+		return s.NodeError(ctx, checkFailure, "its test with other nodes has failed twice")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case turn != s.turn:
+	case slow && s.cfg.Check.ExcludeStraggler && !s.cfg.Check.ReportOnly:
+		s.fail(rendezvous.Cause{Kind: rendezvous.CauseCheck, Node: s.node.Name,
+			Text: "its test took more than twice the median of all nodes (--exclude-straggler)"})
+	default:
+		if fault || slow {
+			s.cfg.Log.Warn("this node trains in spite of the master's check", "fault", fault, "slow", slow)
+		}
+		s.enter(joining)
+	}
+	return nil
+}
+
+// round is one test with other nodes, and the master's verdict. A success in any round counts, as DLRover has it.
+func (s *Service) round(ctx context.Context, turn int, passed *bool) (faults, slow []int, err error) {
+	w, err := s.group(ctx, turn)
+	if err != nil {
+		return nil, nil, err
+	}
+	testing, cancel := context.WithTimeout(ctx, testTime)
+	seconds, err := s.cfg.Check.Test(testing, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
+	cancel()
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
+	}
+	kind := "NODE_CHECK_SUCCEEDED"
+	if *passed = *passed || err == nil; !*passed {
+		kind = "NODE_CHECK_FAILED"
+	}
+	if err != nil {
+		seconds = failedTime
+		s.cfg.Log.Warn("the test with other nodes has failed", "err", err)
+	}
+	if err := s.nodeEventTook(ctx, kind, seconds); err != nil {
+		return nil, nil, err
+	}
+	if faults, err = s.verdict(ctx, turn, "NetworkReadyRequest"); err == nil {
+		slow, err = s.verdict(ctx, turn, "StragglerExistRequest")
+	}
+	return faults, slow, err
+}
+
+// group joins the check and finds out with whom this node tests, and where.
+func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
+	if err = s.joinNamed(ctx, checking); err != nil {
+		return w, err
+	}
+	end := time.Now().Add(s.params.JoinTimeout)
+	for mine := false; !mine; {
+		if err = s.wait(ctx, turn, askPause); err != nil {
+			return w, err
+		}
+		if w, mine, err = s.worldNamed(ctx, checking); err != nil {
+			return w, err
+		}
+		if !mine && time.Now().After(end) {
+			return w, s.late(ctx, turn)
+		}
+	}
+	w.name = checking
+	if w.own == 0 {
+		return s.lead(ctx, w)
+	}
+	return s.leader(ctx, turn, w)
+}
+
+// late: a check that does not come about blames nobody.
+func (s *Service) late(ctx context.Context, turn int) error {
+	text := fmt.Sprintf("too few nodes for the check within %s: need %d to %d", s.params.JoinTimeout, s.params.Min, s.params.Max)
+	s.mu.Lock()
+	if turn == s.turn {
+		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: text})
+	}
+	s.mu.Unlock()
+	if err := s.timedOut(ctx, text, s.params.JoinTimeout); err != nil {
+		return err
+	}
+	return errAside
+}
+
+// lead tells the other nodes of the group where to meet.
+func (s *Service) lead(ctx context.Context, w world) (world, error) {
+	var err error
+	w.addr = s.node.Addr
+	if w.port, err = s.cfg.Port(); err != nil {
+		return w, err
+	}
+	if err = s.set(ctx, w.key(masterAddr), []byte(w.addr)); err == nil {
+		err = s.set(ctx, w.key(masterPort), []byte(strconv.Itoa(w.port)))
+	}
+	return w, err
+}
+
+func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) {
+	for {
+		addr, port, err := s.address(ctx, w)
+		if err != nil || port > 0 {
+			w.addr, w.port = addr, port
+			return w, err
+		}
+		if err := s.wait(ctx, turn, askPause); err != nil {
+			return w, err
+		}
+	}
+}
+
+// verdict asks for the node ranks that the master blames, until all nodes have reported.
+func (s *Service) verdict(ctx context.Context, turn int, question string) (ranks []int, err error) {
+	for end := time.Now().Add(verdictTime); time.Now().Before(end); {
+		m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New(question))
+		if err != nil {
+			return nil, err
+		}
+		if reason := m.Str("reason"); reason != "Waiting node" && reason != "Not Initialized" {
+			for _, v := range m.List("nodes") {
+				ranks = append(ranks, pyproto.IntOf(v))
+			}
+			return ranks, nil
+		}
+		if err := s.wait(ctx, turn, askPause); err != nil {
+			return nil, err
+		}
+	}
+	s.cfg.Log.Warn("not all nodes have told the master how their tests went", "within", verdictTime.String())
+	return nil, nil
+}
+
+// wait pauses, as long as somebody waits for the check.
+func (s *Service) wait(ctx context.Context, turn int, pause time.Duration) error {
+	s.sleep(turn, pause)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if turn != s.turn {
+		return errAside
+	}
+	return ctx.Err()
+}
