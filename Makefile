@@ -11,12 +11,13 @@ CHAOS_ROUNDS ?= 500
 SOAK_COUNT ?= 10
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
+DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
 IMAGE     ?= dlrover-run:$(VERSION)
 TESTLOG   := go run ./cmd/internal/testlog
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks image clean torch
+.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-11s %s\n", t[1], $$2}'
@@ -96,6 +97,17 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	$(@D)/bin/pip install --progress-bar off $(PACKAGES)
 	PATH=$(@D)/bin:$$PATH DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(@D)/extensions $(@D)/bin/python -c \
 	  'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
+	touch $@
+
+e2e-dlrover: $(patsubst %,$(DLROVER)/dlrover-%/ready,0.6.1 0.5.1 0.4.0) ## jobs with DLRover's own master, of three versions, in virtual environments below DLROVER
+	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -timeout 60m -json -run 'TestDLRover' ./cmd/dlrover-run | $(TESTLOG)
+
+# They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
+$(DLROVER)/dlrover-%/ready: | torch
+	/usr/bin/python3 -m venv --system-site-packages $(@D)
+	$(@D)/bin/pip install --progress-bar off --no-deps dlrover==$*
+	$(@D)/bin/pip install --progress-bar off grpcio==1.62.3 protobuf==3.20.3 kubernetes tornado psutil deprecated \
+	  pynvml requests packaging pydantic
 	touch $@
 
 torch: # PyTorch for /usr/bin/python3, and ip and nft for tests in network namespaces

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// dlrover is a version of DLRover's package, and how it is spoken to.
+type dlrover struct {
+	version string
+	http    bool
+}
+
+// dlrovers are all that are tested: HTTP came with 0.5.
+var dlrovers = []dlrover{{version: "0.6.1"}, {"0.6.1", true}, {version: "0.5.1"}, {"0.5.1", true}, {version: "0.4.0"}}
+
+func (d dlrover) String() string {
+	if d.http {
+		return d.version + "-http"
+	}
+	return d.version + "-grpc"
+}
+
+// dlroverTurn has room for the jobs that may run at once: each has up to six processes of PyTorch.
+var dlroverTurn = make(chan struct{}, 2)
+
+// dlroverPackages is the directory of the virtual environments; the test is skipped without one.
+func dlroverPackages(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("DLROVER_PACKAGES")
+	if dir == "" {
+		t.Skipf("SKIPPED: %s IS RUN BY make e2e-dlrover only: it needs DLRover's Python package", t.Name())
+	}
+	return dir
+}
+
+// python is the interpreter with DLRover's package; the test waits for its turn.
+func (d dlrover) python(t *testing.T) string {
+	t.Helper()
+	dir := dlroverPackages(t)
+	python := filepath.Join(dir, "dlrover-"+d.version, "bin", "python")
+	if _, err := os.Stat(python); err != nil {
+		t.Skipf("SKIPPED: DLROVER %s IS NOT TESTED: %v; make e2e-dlrover makes it", d.version, err)
+	}
+	t.Parallel()
+	dlroverTurn <- struct{}{}
+	t.Cleanup(func() { <-dlroverTurn })
+	return python
+}
+
+// dlJob is a job whose master and agents may each be DLRover's or ours.
+type dlJob struct {
+	*fwJob
+	dlrover
+	py   string // DLRover's interpreter
+	port string // of the master
+	uid  string // of the job, as the master knows it
+	env  []string
+	args []string // of every agent
+}
+
+// confTimes makes worlds that may have more nodes quickly.
+const confTimes = "--rdzv-conf=last_call_timeout=3"
+
+// newJob is a job of two workers on every node, with one restart of three.
+func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
+	t.Helper()
+	j := &dlJob{dlrover: d, py: d.python(t), port: freePort(t)}
+	j.fwJob = &fwJob{bench: newBench(t)}
+	j.log = filepath.Join(j.dir, "log")
+	script, err := filepath.Abs("testdata/dlrover_train.py")
+	require.NoError(t, err)
+	j.then = []string{script, j.log}
+	j.args = append([]string{"--nnodes=" + nodes, "--nproc-per-node=2", "--max-restarts=3", confTimes}, args...)
+	j.bench.env = append(j.bench.env, "PYTHON_EXEC="+j.py, "PYTHONDONTWRITEBYTECODE=1", "GLOO_SOCKET_IFNAME=lo",
+		"DLROVER_EVENT_FILE_DIR="+j.dir, "DLROVER_MASTER_ADDR=127.0.0.1:"+j.port, "ELASTIC_JOB_NAME=job")
+	return j
+}
+
+// theirMaster is DLRover's, with testdata/dlrover_master.py around it. It answers when this returns.
+func (j *dlJob) theirMaster(nodes int) *launched {
+	j.t.Helper()
+	script, err := filepath.Abs("testdata/dlrover_master.py")
+	require.NoError(j.t, err)
+	args := []string{script, j.dir, j.uid, "--platform", "local", "--port", j.port, "--node_num", strconv.Itoa(nodes),
+		"--job_name", "job"}
+	if j.http {
+		args = append(args, "--service_type", "http")
+	}
+	m := j.startPath(j.py, nil, args...)
+	j.answers(m)
+	return m
+}
+
+// ourMaster is our daemon, which Python agents may join.
+func (j *dlJob) ourMaster(args ...string) *launched {
+	j.t.Helper()
+	m := j.start("dlrover-master", nil, append([]string{"--listen=127.0.0.1:" + j.port, "--python-agents",
+		"--python-run=job"}, args...)...)
+	j.answers(m)
+	return m
+}
+
+func (j *dlJob) answers(m *launched) {
+	j.t.Helper()
+	eventually(j.t, "a master at its port", func() bool {
+		require.False(j.t, m.ended(), "the master has ended")
+		c, err := net.DialTimeout("tcp", "127.0.0.1:"+j.port, time.Second)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	})
+}
+
+// place is what DLRover's operator tells a pod: id is new for every replacement of a rank.
+func (j *dlJob) place(rank, id int) []string {
+	env := []string{fmt.Sprintf("NODE_RANK=%d", rank), fmt.Sprintf("NODE_ID=%d", id), "NODE_TYPE=worker"}
+	if j.http {
+		env = append(env, "DLROVER_MASTER_SERVICE_TYPE=http")
+	}
+	return env
+}
+
+// ourAgent is our launcher as the node of a rank.
+func (j *dlJob) ourAgent(rank, id int, args ...string) *launched {
+	j.t.Helper()
+	return j.start("dlrover-run", j.place(rank, id), slices.Concat(j.args, args, j.then)...)
+}
+
+// theirAgent is DLRover's.
+func (j *dlJob) theirAgent(rank, id int, args ...string) *launched {
+	j.t.Helper()
+	return j.startPath(j.py, j.place(rank, id),
+		slices.Concat([]string{"-m", "dlrover.trainer.torch.elastic_run"}, j.args, args, j.then)...)
+}
+
+// dlHeard is a message that a master has heard.
+type dlHeard struct {
+	Call string         `json:"call"`
+	ID   int            `json:"id"`
+	Name string         `json:"name"`
+	Of   map[string]any `json:"of"`
+}
+
+// heard are all messages of a name that DLRover's master has heard so far from a node.
+func (j *dlJob) heard(name string, id int) (all []dlHeard) {
+	j.t.Helper()
+	text, _ := os.ReadFile(filepath.Join(j.dir, "heard"))
+	for line := range strings.Lines(string(text)) {
+		var h dlHeard
+		if !strings.HasSuffix(line, "\n") {
+			continue // being written
+		}
+		require.NoError(j.t, json.Unmarshal([]byte(line), &h), line)
+		if h.Name == name && h.ID == id {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// ends are how a node has told the master that it has ended.
+func (j *dlJob) ends(id int) (all []string) {
+	j.t.Helper()
+	for _, h := range j.heard("NodeEvent", id) {
+		if kind := fmt.Sprint(h.Of["event_type"]); strings.HasSuffix(kind, "_EXITED") {
+			all = append(all, kind)
+		}
+	}
+	return all
+}
+
+// dlFailure is a failure of workers as the master's json.loads reads it, by global rank.
+type dlFailure map[string]struct {
+	LocalRank int    `json:"local_rank"`
+	ExitCode  int    `json:"exitcode"`
+	Message   string `json:"message"`
+	Datetime  string `json:"datetime"`
+}
+
+// failures of a level that the master has heard of from a node.
+func (j *dlJob) failures(level string, id int) (all []dlHeard) {
+	return slices.DeleteFunc(j.heard("NodeFailure", id), func(h dlHeard) bool { return h.Of["level"] != level })
+}
+
+// dlStart is what a worker has told at its start.
+type dlStart struct{ rank, world, node, restarts, pid int }
+
+func (j *dlJob) starts() (all []dlStart) {
+	j.t.Helper()
+	text, _ := os.ReadFile(j.log + ".starts")
+	for line := range strings.Lines(string(text)) {
+		var s dlStart
+		if _, err := fmt.Sscan(line, &s.rank, &s.world, &s.node, &s.restarts, &s.pid); err == nil &&
+			strings.HasSuffix(line, "\n") {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// started is what the worker with a pid has told.
+func (j *dlJob) started(pid int) dlStart {
+	j.t.Helper()
+	all := j.starts()
+	i := slices.IndexFunc(all, func(s dlStart) bool { return s.pid == pid })
+	require.GreaterOrEqual(j.t, i, 0, "nothing of worker %d in %v", pid, all)
+	return all[i]
+}
+
+// clean wants a master without errors of its own. Once for every launcher, 0.4 cannot read a message of 0.5, and logs
+// that in a way that fails, with two tracebacks.
+func (j *dlJob) clean(m *launched) {
+	j.t.Helper()
+	log := m.out.String() + m.err.String()
+	known := 0
+	if j.version == "0.4.0" {
+		known = strings.Count(log, "--- Logging error ---")
+	}
+	require.Equal(j.t, 2*known, strings.Count(log, "Traceback"), "the master's log has a traceback")
+}
