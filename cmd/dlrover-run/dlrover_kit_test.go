@@ -219,6 +219,26 @@ func (j *dlJob) started(pid int) dlStart {
 	return all[i]
 }
 
+// goOn waits until the worker of rank 0 has made ten more steps.
+func (j *dlJob) goOn(pids []int, l ...*launched) {
+	j.t.Helper()
+	from := j.lastStep()
+	eventually(j.t, "more steps of the same workers", func() bool {
+		for _, l := range l {
+			require.False(j.t, l.ended(), "the launcher has ended")
+		}
+		return slices.ContainsFunc(j.steps(), func(s fwStep) bool { return s.pid == pids[0] && s.step >= from+10 })
+	})
+}
+
+// act has the master ask a node for an action, once: a type of NodeAction, or the class of another one.
+func (j *dlJob) act(id int, kind string) {
+	j.t.Helper()
+	path := filepath.Join(j.dir, fmt.Sprintf("action.%d", id))
+	require.NoError(j.t, os.WriteFile(path+".new", []byte(kind), 0o600))
+	require.NoError(j.t, os.Rename(path+".new", path))
+}
+
 // clean wants a master without errors of its own. Once for every launcher, 0.4 cannot read a message of 0.5, and logs
 // that in a way that fails, with two tracebacks.
 func (j *dlJob) clean(m *launched) {

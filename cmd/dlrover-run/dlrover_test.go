@@ -1,8 +1,12 @@
 package main
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -38,6 +42,169 @@ func TestDLRoverLife(t *testing.T) {
 		require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(0))
 		require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(2))
 		require.Empty(t, j.ends(1))
+		j.clean(m)
+	})
+}
+
+// TestDLRoverGrowth: a third node joins two that train, and is killed.
+func TestDLRoverGrowth(t *testing.T) {
+	forDLRovers(t, func(t *testing.T, d dlrover) {
+		j := d.newJob(t, "2:3")
+		m := j.theirMaster(3)
+		nodes := []*launched{j.ourAgent(0, 0), j.ourAgent(1, 1)}
+		first := j.trained(4, nil, nodes...)
+		third := j.ourAgent(2, 2)
+		second := j.trained(6, first, append(nodes, third)...)
+		for rank, pid := range second {
+			require.Equal(t, dlStart{rank, 6, rank / 2, 0, pid}, j.started(pid), "growth is free")
+		}
+		third.signal(syscall.SIGKILL)
+		j.trained(4, append(first, second...), nodes...)
+		j.finish(nodes...)
+		j.clean(m)
+	})
+}
+
+// TestDLRoverMasterRestart: the master is killed and started again. The workers do not notice, and what comes later
+// works as before: a restart, the end.
+func TestDLRoverMasterRestart(t *testing.T) {
+	dlroverPackages(t)
+	for _, d := range []dlrover{{version: "0.6.1"}, {"0.6.1", true}, {version: "0.4.0"}} {
+		for _, then := range []string{"end", "restart"} {
+			t.Run(d.String()+"/"+then, func(t *testing.T) {
+				j := d.newJob(t, "2")
+				m := j.theirMaster(2)
+				nodes := []*launched{j.ourAgent(0, 0), j.ourAgent(1, 1)}
+				pids := j.trained(4, nil, nodes...)
+				m.signal(syscall.SIGKILL)
+				<-m.exited
+				require.NoError(t, os.Remove(filepath.Join(j.dir, "heard")))
+				again := j.theirMaster(2)
+				for id := range nodes {
+					eventually(t, "the new master is asked", func() bool {
+						return len(j.heard("WaitingNodeNumRequest", id)) > 0
+					})
+				}
+				j.goOn(pids, nodes...)
+				require.Len(t, j.starts(), 4, "the workers were restarted")
+				if then == "restart" {
+					require.NoError(t, syscall.Kill(pids[0], syscall.SIGKILL))
+					j.trained(4, pids, nodes...)
+				}
+				j.finish(nodes...)
+				require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(0))
+				require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(1))
+				j.clean(again)
+			})
+		}
+	}
+}
+
+// TestDLRoverHears: what the master hears of a worker that fails, with a restart left and without one.
+func TestDLRoverHears(t *testing.T) {
+	forDLRovers(t, func(t *testing.T, d dlrover) {
+		j := d.newJob(t, "2", "--max-restarts=1")
+		m := j.theirMaster(2)
+		nodes := []*launched{j.ourAgent(0, 0), j.ourAgent(1, 1)}
+		pids := j.trained(4, nil, nodes...)
+		require.NoError(t, os.WriteFile(j.log+".exit3", nil, 0o600))
+		again := j.trained(4, pids, nodes...)
+		require.Equal(t, 1, j.started(again[2]).restarts)
+		require.NoError(t, os.WriteFile(j.log+".exit2", nil, 0o600))
+		require.Equal(t, 1, nodes[1].wait())
+		nodes[0].signal(syscall.SIGTERM) // it waits for a replacement of node 1
+		require.NotZero(t, nodes[0].wait())
+
+		told := j.failures("process_error", 1)
+		require.Len(t, told, 2)
+		for i, rank := range []string{"3", "2"} {
+			var f dlFailure
+			require.NoError(t, json.Unmarshal([]byte(told[i].Of["error_data"].(string)), &f))
+			require.Equal(t, 9, f[rank].ExitCode)
+			require.Equal(t, map[string]int{"3": 1, "2": 0}[rank], f[rank].LocalRank)
+			require.Contains(t, f[rank].Message, "rank "+rank)
+			_, err := time.Parse(time.DateTime, f[rank].Datetime)
+			require.NoError(t, err)
+		}
+		require.Equal(t, []string{"FAILED_EXITED"}, j.ends(1))
+		require.Contains(t, nodes[1].err.String(), "restarts used 1 of 1")
+		j.clean(m)
+	})
+}
+
+// TestDLRoverActions: the master's diagnosis asks for something in its answer to a heartbeat.
+func TestDLRoverActions(t *testing.T) {
+	dlroverPackages(t)
+	for _, d := range []dlrover{{version: "0.6.1"}, {"0.5.1", true}, {version: "0.4.0"}} {
+		t.Run(d.String(), func(t *testing.T) {
+			j := d.newJob(t, "2")
+			m := j.theirMaster(2)
+			nodes := []*launched{j.ourAgent(0, 0), j.ourAgent(1, 1)}
+			pids := j.trained(4, nil, nodes...)
+			j.act(1, "restart_worker")
+			again := j.trained(4, pids, nodes...)
+			for _, pid := range again {
+				require.Zero(t, j.started(pid).restarts, "what the master asks for is free")
+			}
+			j.act(1, "relaunch_worker")
+			require.Equal(t, 1, nodes[1].wait())
+			require.Equal(t, []string{"FAILED_EXITED"}, j.ends(1))
+			require.Contains(t, nodes[1].err.String(), "the test wants it")
+			nodes[1] = j.ourAgent(1, 1)
+			last := j.trained(4, append(pids, again...), nodes...)
+			if d.version == "0.4.0" {
+				j.finish(nodes...)
+			} else {
+				j.act(0, "JobAbortionAction")
+				j.act(1, "JobAbortionAction")
+				require.Equal(t, 1, nodes[0].wait())
+				require.Equal(t, 1, nodes[1].wait())
+				require.Equal(t, []string{"FAILED_EXITED"}, j.ends(0))
+			}
+			require.NotEmpty(t, last)
+			j.clean(m)
+		})
+	}
+}
+
+// TestDLRoverJobUID: a launcher of another job says so and ends; one of this job works.
+func TestDLRoverJobUID(t *testing.T) {
+	dlroverPackages(t)
+	for _, d := range []dlrover{{version: "0.6.1"}, {"0.6.1", true}} {
+		t.Run(d.String(), func(t *testing.T) {
+			j := d.newJob(t, "1")
+			j.uid = "right"
+			m := j.theirMaster(1)
+			j.bench.env = append(j.bench.env, "JOB_UID=wrong")
+			began := time.Now()
+			l := j.ourAgent(0, 0)
+			require.Equal(t, 1, l.wait())
+			require.Less(t, time.Since(began), 20*time.Second, "it has tried again and again")
+			require.Regexp(t, `JOB_UID must be that of its job`, l.err.String())
+			require.Empty(t, j.starts())
+			j.bench.env = append(j.bench.env, "JOB_UID=right")
+			l = j.ourAgent(0, 0)
+			j.trained(2, nil, l)
+			j.finish(l)
+			j.clean(m)
+		})
+	}
+}
+
+// TestDLRoverJoinTimeout: too few nodes come, and the master hears of it.
+func TestDLRoverJoinTimeout(t *testing.T) {
+	forDLRovers(t, func(t *testing.T, d dlrover) {
+		j := d.newJob(t, "2", "--rdzv-conf=last_call_timeout=3,join_timeout=5", "--exit-code-policy=reason")
+		m := j.theirMaster(2)
+		l := j.ourAgent(0, 0)
+		require.Equal(t, 20, l.wait())
+		require.Contains(t, l.err.String(), "too few nodes within 5s: need 2 to 2")
+		told := j.failures("rdzv_error", 0)
+		require.Len(t, told, 1)
+		var why map[string]any
+		require.NoError(t, json.Unmarshal([]byte(told[0].Of["error_data"].(string)), &why))
+		require.Equal(t, "elastic-training", why["rdzv_name"])
+		require.Equal(t, []string{"FAILED_EXITED"}, j.ends(0))
 		j.clean(m)
 	})
 }
