@@ -234,3 +234,43 @@ func answerTwice(c net.Conn) {
 		"HTTP/1.1 400 Bad Request\r\n\r\n", len(body), body)
 	_, _ = io.Copy(io.Discard, c) // until the launcher closes it
 }
+
+// What answers is neither our daemon nor DLRover's master, and never will be: the launcher does not ask again.
+func TestEndpointsOfOtherServers(t *testing.T) {
+	b := newBench(t)
+	for name, answer := range map[string]string{
+		"SSH":  "SSH-2.0-OpenSSH_9.2\r\n",
+		"HTTP": "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := serveText(t, answer)
+			l := b.start("dlrover-run", []string{"DLROVER_MASTER_ADDR=" + addr},
+				b.sh("exit 0", "--rdzv-id=job", "--exit-code-policy=reason", "--rdzv-conf=read_timeout=1000")...)
+			require.Equal(t, 21, l.wait())
+			require.Regexp(t, `^dlrover-run: error: .*DLRover's master.*\n$`, l.err.String(), "one line")
+		})
+	}
+}
+
+// serveText answers the beginning of whatever it is asked.
+func serveText(t *testing.T, answer string) (addr string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = c.Read(make([]byte, 1))
+				_, _ = io.WriteString(c, answer)
+				_ = c.(*net.TCPConn).CloseWrite()
+				_, _ = io.Copy(io.Discard, c)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}

@@ -98,21 +98,28 @@ func (m *masterService) Join(ctx context.Context, run string, ev rendezvous.Join
 
 // neither: what answers is no daemon of ours, nor a master of DLRover's that is ready.
 func (m *masterService) neither(ours, python error) error {
-	if errors.Is(python, pyproto.ErrJobUID) {
+	switch {
+	case errors.Is(python, pyproto.ErrJobUID):
 		return fmt.Errorf("%w: DLRover's master: %w; JOB_UID must be that of its job", api.ErrUnauthorized, python)
-	}
-	if errors.Is(ours, api.ErrBadRequest) && errors.Is(python, pyproto.ErrNoMaster) {
+	case !errors.Is(python, pyproto.ErrNoMaster):
+	case errors.Is(ours, api.ErrBadRequest):
 		return fmt.Errorf("%w; nor is it DLRover's master (%w)", ours, python)
+	case strings.Contains(ours.Error(), malformed): // time makes no daemon of it
+		return fmt.Errorf("%w: what answers is neither a rendezvous daemon nor DLRover's master; is the address right? (%w)",
+			api.ErrBadRequest, python)
 	}
 	return python
 }
+
+// malformed is what net/http says of an answer that is not HTTP/1.
+const malformed = "malformed HTTP"
 
 // strange: something answers, but not as our daemon does.
 func strange(err error) bool {
 	if errors.Is(err, api.ErrBadRequest) {
 		return true
 	}
-	for _, text := range []string{"malformed HTTP", "EOF", "connection reset", "transport connection broken"} {
+	for _, text := range []string{malformed, "EOF", "connection reset", "transport connection broken"} {
 		if strings.Contains(err.Error(), text) {
 			return true
 		}

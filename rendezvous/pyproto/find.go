@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
+	"strings"
 	"time"
 )
 
@@ -14,7 +16,7 @@ const findTime = 5 * time.Second
 // Find returns a Client of the master at cfg.Addr, in the transport and the dialect that it understands: those that cfg
 // names are tried first. ErrNoMaster: none has been answered. An error of the network is that of nobody at the address.
 func Find(ctx context.Context, cfg ClientConfig) (*Client, error) {
-	var errs []error
+	var errs []string
 	for _, http := range []bool{cfg.HTTP, !cfg.HTTP} {
 		for _, d := range Dialects() {
 			if http && d != Comm {
@@ -30,20 +32,24 @@ func Find(ctx context.Context, cfg ClientConfig) (*Client, error) {
 			if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" || ctx.Err() != nil || errors.Is(err, ErrJobUID) {
 				return nil, err
 			}
-			errs = append(errs, fmt.Errorf("%s: %w", transport(http, d), cmpErr(err)))
+			errs = append(errs, transport(http, d)+": "+whyNot(err))
 			if err != nil {
 				break // another dialect is no other transport
 			}
 		}
 	}
-	return nil, fmt.Errorf("%w at %s: %w", ErrNoMaster, cfg.Addr, errors.Join(errs...))
+	return nil, fmt.Errorf("%w at %s: %s", ErrNoMaster, cfg.Addr, strings.Join(errs, "; "))
 }
 
-func cmpErr(err error) error {
+// whyNot is what an attempt has come to, without the address.
+func whyNot(err error) string {
 	if err == nil {
-		return errors.New("the question is not understood")
+		return "the question is not understood"
 	}
-	return err
+	if request, ok := errors.AsType[*url.Error](err); ok {
+		err = request.Err
+	}
+	return strings.TrimPrefix(err.Error(), ErrNoMaster.Error()+": ")
 }
 
 func transport(http bool, d Dialect) string {
