@@ -10,7 +10,7 @@ import (
 
 // beat tells the master that this node lives, and does what it asks for.
 func (s *Service) beat() {
-	t := time.NewTicker(heartbeat)
+	t := time.NewTicker(s.every.heartbeat)
 	defer t.Stop()
 	for {
 		if err := s.beatOnce(); err != nil {
@@ -56,6 +56,7 @@ func (s *Service) obey(a *pyproto.Message) {
 	defer s.mu.Unlock()
 	works := s.phase == running || s.phase == ending
 	switch {
+	case s.phase == over:
 	case kind == "NodeAction" && c.ActionType == "restart_worker" && works:
 		s.stop(cause)
 	case kind == "NodeAction" && c.ActionType == "relaunch_worker", kind == "JobRestartAction",

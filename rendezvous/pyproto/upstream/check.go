@@ -51,7 +51,7 @@ func (s *Service) before() phase {
 	case c.Local && !s.cleared.holds(time.Now()):
 		return examining
 	case c.Test != nil:
-		return testing
+		return inCheck
 	}
 	return joining
 }
@@ -156,8 +156,8 @@ func (s *Service) round(ctx context.Context, turn int, passed *bool) (faults, sl
 	if err != nil {
 		return nil, nil, err
 	}
-	testing, cancel := context.WithTimeout(ctx, testTime)
-	seconds, err := s.cfg.Check.Test(testing, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
+	limited, cancel := context.WithTimeout(ctx, testTime)
+	seconds, err := s.cfg.Check.Test(limited, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
 	cancel()
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()

@@ -58,7 +58,7 @@ func (s *Service) sleep(turn int, pause time.Duration) {
 
 func (s *Service) advance(now phase, turn int) error {
 	switch now {
-	case testing:
+	case inCheck:
 		return s.test(s.ctx, turn)
 	case joining:
 		return s.join(s.ctx, turn)
@@ -76,7 +76,7 @@ func (s *Service) advance(now phase, turn int) error {
 
 // join asks for a place in the next world, once the job's own checks let it.
 func (s *Service) join(ctx context.Context, turn int) error {
-	if passed, err := s.preCheck(ctx); err != nil || !passed {
+	if passed, err := s.passes(ctx); err != nil || !passed {
 		return err
 	}
 	if err := s.joinNamed(ctx, training); err != nil {
@@ -90,11 +90,13 @@ func (s *Service) join(ctx context.Context, turn int) error {
 	return nil
 }
 
-// joinNamed asks for a place in a rendezvous.
+// joinNamed tells the master that this node wants to be in the next world of a rendezvous, and the rules, which a new
+// master has not heard.
 func (s *Service) joinNamed(ctx context.Context, name string) error {
-	s.mu.Lock()
-	n := s.node
-	s.mu.Unlock()
+	n, p := s.self()
+	if err := s.introduce(ctx, p); err != nil {
+		return err
+	}
 	id := s.cfg.Client.Caller().NodeID
 	if s.cfg.Client.Old() {
 		id = s.cfg.Rank // to 0.3 there was no node_rank
@@ -104,16 +106,30 @@ func (s *Service) joinNamed(ctx context.Context, name string) error {
 		{Name: "rdzv_name", Value: name}, {Name: "node_rank", Value: s.cfg.Rank}, {Name: "node_ip", Value: n.IP},
 	}
 	_, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...))
+	if err == nil {
+		s.joined = time.Now()
+	}
 	return err
 }
 
-// preCheck asks whether the master has checked the job; 0.4 checks nothing.
-func (s *Service) preCheck(ctx context.Context) (bool, error) {
-	if s.checked || s.cfg.Client.Dialect() == pyproto.Grpc {
+// preCheck is what this node knows of the master's check of the job.
+type preCheck struct {
+	told   bool // the master knows that this node waits
+	passed bool
+	status string // the last one
+}
+
+// passes asks whether the master has checked the job; 0.4 checks nothing.
+func (s *Service) passes(ctx context.Context) (bool, error) {
+	c := &s.preCheck
+	if c.passed || s.cfg.Client.Dialect() == pyproto.Grpc {
 		return true, nil
 	}
-	if err := s.nodeEvent(ctx, "WAIT_PRE_CHECK"); err != nil {
-		return false, err
+	if !c.told {
+		if err := s.nodeEvent(ctx, "WAIT_PRE_CHECK"); err != nil {
+			return false, err
+		}
+		c.told = true
 	}
 	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("PreCheckRequest",
 		pyproto.Field{Name: "timestamp", Value: int(time.Now().Unix())}, pyproto.Field{Name: "type", Value: ""}))
@@ -121,15 +137,18 @@ func (s *Service) preCheck(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	status := m.Str("status")
-	if s.checked = m == nil || status == "PASS" || status == "DISABLED"; s.checked {
-		return true, nil
+	if c.passed = m == nil || status == "PASS" || status == "DISABLED"; !c.passed && status != c.status {
+		s.cfg.Log.Info("waiting for the master's check of the job", "status", status, "reason", m.Str("reason"))
 	}
-	s.cfg.Log.Info("waiting for the master's check of the job", "status", status, "reason", m.Str("reason"))
-	return false, nil
+	c.status = status
+	return c.passed, nil
 }
 
 // askMembers asks whether nodes wait for a new world.
 func (s *Service) askMembers(ctx context.Context, turn int) error {
+	if err := s.showAgain(ctx); err != nil {
+		return err
+	}
 	n, err := s.waiting(ctx)
 	if err != nil || n <= 0 { // below 0: the job ends, and the workers of this node may still succeed
 		return err
@@ -137,7 +156,7 @@ func (s *Service) askMembers(ctx context.Context, turn int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if turn == s.turn {
-		s.stop(rendezvous.Cause{Kind: rendezvous.CauseGrowth, Text: fmt.Sprintf("%d nodes wait for a new world", n)})
+		s.stop(rendezvous.Cause{Kind: rendezvous.CauseGrowth, Text: fmt.Sprintf("nodes that wait for a new world: %d", n)})
 	}
 	return nil
 }
@@ -179,13 +198,30 @@ func (s *Service) noticeOutage(err error) {
 	case err != nil && !o.said && time.Since(o.since) > sayAfter:
 		o.said = true
 		s.cfg.Log.Warn("cannot ask the master; trying again", "workers_running", s.phase == running, "err", err)
-	case err == nil && !o.since.IsZero():
+	case err != nil:
+		s.forsaken(time.Since(o.since))
+	case !o.since.IsZero():
 		if o.said {
 			s.cfg.Log.Info("the master is back", "after", time.Since(o.since).Round(time.Millisecond).String())
 		}
 		*o = outage{}
+		s.preCheck.told = false
 		if s.phase == forming {
 			s.enter(joining)
 		}
 	}
+}
+
+// forsaken ends a run whose master does not come back: workers that run go on, and what they have done counts. s is
+// locked.
+func (s *Service) forsaken(gone time.Duration) {
+	if gone < s.params.JoinTimeout || s.phase == running || s.phase == over {
+		return
+	}
+	if s.phase == ending {
+		s.cfg.Log.Warn("the master cannot be told that this node has succeeded")
+		s.succeed()
+		return
+	}
+	s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: "no master for " + gone.Round(time.Second).String()})
 }

@@ -37,8 +37,10 @@ func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	if reason != "" {
 		text += ": " + reason
 	}
-	err := s.failure(ctx, nodeError, text[:min(len(text), maxErrorData)], s.spent)
-	if err != nil {
+	s.mu.Lock()
+	spent := s.spent
+	s.mu.Unlock()
+	if err := s.failure(ctx, nodeError, text[:min(len(text), maxErrorData)], spent); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -67,8 +69,9 @@ func (s *Service) nodeEvent(ctx context.Context, kind string) error {
 // nodeEventTook is nodeEvent of something that has taken seconds.
 func (s *Service) nodeEventTook(ctx context.Context, kind string, seconds float64) error {
 	c := s.cfg.Client
+	n, _ := s.self()
 	meta := c.New("NodeMeta", pyproto.Field{Name: "type", Value: c.Caller().NodeType},
-		pyproto.Field{Name: "addr", Value: s.node.Addr}, pyproto.Field{Name: "memory", Value: 0},
+		pyproto.Field{Name: "addr", Value: n.Addr}, pyproto.Field{Name: "memory", Value: 0},
 		pyproto.Field{Name: "cpu", Value: 0.0}, pyproto.Field{Name: "gpu", Value: 0},
 		pyproto.Field{Name: "gpu_type", Value: ""}, pyproto.Field{Name: "id", Value: c.Caller().NodeID},
 		pyproto.Field{Name: "rank", Value: s.cfg.Rank}, pyproto.Field{Name: "status", Value: ""})
@@ -202,11 +205,16 @@ func (s *Service) meet(ctx context.Context, turn int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if turn == s.turn {
-		s.told, s.outcome = true, rendezvous.Succeeded
-		s.enter(over)
-		s.direct(rendezvous.Directive{Kind: rendezvous.Done})
+		s.succeed()
 	}
 	return nil
+}
+
+// succeed ends the run for this node. s is locked.
+func (s *Service) succeed() {
+	s.enter(over)
+	s.told, s.outcome = true, rendezvous.Succeeded
+	s.direct(rendezvous.Directive{Kind: rendezvous.Done})
 }
 
 // arrive tells those who wait at the barriers of this node.

@@ -29,6 +29,18 @@ const (
 	barrierTime = 900 * time.Second // for the nodes that still work when this one has succeeded
 )
 
+// intervals are how often something is done; tests have no time for those of New.
+type intervals struct {
+	heartbeat time.Duration
+	// ask: a node that waits for a world says so again, if the master counts nobody who waits, or at ten times that. The
+	// master has forgotten it if it was started again, or has sealed a world with it that a late node then made void.
+	// Who waits already is not counted twice.
+	ask time.Duration
+	// show: a leader tells again where the workers meet. A master that was started again has forgotten it, and nodes may
+	// not have asked before.
+	show time.Duration
+}
+
 // Limits is what Service says once, at the start, that a Python master cannot do.
 const Limits = "the master is DLRover's: it has no spares, counts restarts for every node by itself, tells nobody of " +
 	"other nodes' failures, and takes no token"
@@ -51,7 +63,7 @@ type phase int
 const (
 	idle      phase = iota
 	examining       // for its own launcher, which is told to Check
-	testing         // for the master's verdict about a test with other nodes
+	inCheck         // for the master's verdict about a test with other nodes
 	joining         // for the master's leave to join
 	forming         // for a world
 	leading         // for its own launcher, which is told to Lead
@@ -64,6 +76,7 @@ const (
 // Service implements api.Service. Close ends it.
 type Service struct {
 	cfg    Config
+	every  intervals
 	cancel context.CancelFunc // nil before the first Join
 	ctx    context.Context
 	wg     sync.WaitGroup
@@ -83,10 +96,14 @@ type Service struct {
 	outcome  rendezvous.Outcome
 	cause    *rendezvous.Cause
 	told     bool // the master knows how this node has ended
-	checked  bool // the job's pre-check has passed
 	cleared  clearance
 	barrier  barrier
 	away     outage
+
+	// Of the goroutine that follows the world alone.
+	preCheck preCheck
+	joined   time.Time // when the master was last told that this node wants to be in a world
+	shown    time.Time // when a leader has last told where the workers meet
 }
 
 // New returns a Service, which contacts nobody before Join.
@@ -95,6 +112,7 @@ func New(cfg Config) *Service {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{})}
+	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second}
 	s.dir.Term = uint64(time.Now().UnixNano())
 	s.dir.Seq = s.dir.Term
 	return s
@@ -119,7 +137,7 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	if err := p.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", rendezvous.ErrRefused, err)
 	}
-	if err := s.introduce(ctx, p); err != nil {
+	if err := s.introduce(ctx, p); err != nil { // who cannot be reached is noticed by the session
 		return err
 	}
 	s.mu.Lock()
@@ -144,13 +162,21 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	return nil
 }
 
-// introduce tells the master the rules of the run. The first node's count, until the master is started again.
+// introduce tells the master the rules of the run. The first node's count, until the master is started again: one that
+// has heard none would make a world of whoever has come within 30 s.
 func (s *Service) introduce(ctx context.Context, p rendezvous.Params) error {
 	return s.cfg.Client.Report(ctx, s.cfg.Client.New("RendezvousParams",
 		pyproto.Field{Name: "min_nodes", Value: p.Min}, pyproto.Field{Name: "max_nodes", Value: p.Max},
 		pyproto.Field{Name: "waiting_timeout", Value: int(p.LastCall.Seconds())},
 		pyproto.Field{Name: "node_unit", Value: p.Unit},
 		pyproto.Field{Name: "join_timeout", Value: int(p.JoinTimeout.Seconds())}))
+}
+
+// self is this node, and the rules of its run.
+func (s *Service) self() (rendezvous.Node, rendezvous.Params) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.node, s.params
 }
 
 // enter begins a phase, with s locked.
@@ -224,7 +250,7 @@ func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (ren
 		Outcome: s.outcome, Cause: s.cause, Failures: s.failures, Restarts: s.spent, MaxRestarts: s.params.MaxRestarts,
 		WorldSize: s.world.size,
 	}
-	told := s.told || s.phase == idle
+	told := s.told || s.cancel == nil // it has never joined
 	s.told = true
 	s.enter(over)
 	s.mu.Unlock()

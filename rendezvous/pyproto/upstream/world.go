@@ -130,32 +130,44 @@ func (s *Service) add(ctx context.Context, key string) (int, error) {
 
 // askWorld asks whether the world that this node has joined is complete.
 func (s *Service) askWorld(ctx context.Context, turn int) error {
-	n, err := s.waitingFor(ctx, checking)
+	_, p := s.self()
+	n, err := s.waitingFor(ctx, training)
 	if err != nil {
 		return err
 	}
-	if n > 0 && s.cfg.Check.Test != nil { // another node has been started again, and is checked first
-		s.again(turn)
-		return nil
+	if again, err := s.checkAgain(ctx, turn); err != nil || again {
+		return err
 	}
 	w, mine, err := s.worldNamed(ctx, training)
 	if err != nil {
 		return err
 	}
 	text := s.formed(w, mine, n < 0, turn)
-	if text == "" {
-		return nil
+	switch {
+	case text != "":
+		return s.timedOut(ctx, text, p.JoinTimeout)
+	case len(w.seats) > 0 || n < 0:
+	case n == 0 && time.Since(s.joined) > s.every.ask, time.Since(s.joined) > 10*s.every.ask:
+		return s.joinNamed(ctx, training)
 	}
-	return s.timedOut(ctx, text, s.params.JoinTimeout)
+	return nil
 }
 
-// again takes part in the check that another node waits for.
-func (s *Service) again(turn int) {
+// checkAgain takes part in the check that another node waits for: it has been started again, and is checked first.
+func (s *Service) checkAgain(ctx context.Context, turn int) (bool, error) {
+	if s.cfg.Check.Test == nil {
+		return false, nil
+	}
+	n, err := s.waitingFor(ctx, checking)
+	if err != nil || n <= 0 {
+		return false, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if turn == s.turn {
-		s.enter(testing)
+		s.enter(inCheck)
 	}
+	return true, nil
 }
 
 // worldNamed asks for the world of a rendezvous; mine: this node is in it.
@@ -168,8 +180,9 @@ func (s *Service) worldNamed(ctx context.Context, name string) (w world, mine bo
 }
 
 func (s *Service) request(kind, name string) *pyproto.Message {
+	node, _ := s.self()
 	return s.cfg.Client.New(kind, pyproto.Field{Name: "node_id", Value: s.cfg.Rank},
-		pyproto.Field{Name: "local_world_size", Value: s.node.Slots}, pyproto.Field{Name: "rdzv_name", Value: name})
+		pyproto.Field{Name: "local_world_size", Value: node.Slots}, pyproto.Field{Name: "rdzv_name", Value: name})
 }
 
 // formed acts upon the master's answer. What it returns says that time is up.
@@ -229,10 +242,8 @@ func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 		return nil
 	}
 	s.publish(ctx, w)
-	for name, value := range map[string]string{masterAddr: e.Addr, masterPort: strconv.Itoa(e.Port)} {
-		if err := s.set(ctx, w.key(name), []byte(value)); err != nil {
-			return err
-		}
+	if err := s.show(ctx, w, e.Addr, e.Port); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -240,6 +251,25 @@ func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 		s.begin(e.Addr, e.Port)
 	}
 	return nil
+}
+
+// show tells the agents of a world where the workers meet. The address comes last: who sees it sees the port as well.
+func (s *Service) show(ctx context.Context, w world, addr string, port int) error {
+	if err := s.set(ctx, w.key(masterPort), []byte(strconv.Itoa(port))); err != nil {
+		return err
+	}
+	return s.set(ctx, w.key(masterAddr), []byte(addr))
+}
+
+func (s *Service) showAgain(ctx context.Context) error {
+	s.mu.Lock()
+	w, due := s.world, s.phase == running && s.world.own == 0 && time.Since(s.shown) > s.every.show
+	s.mu.Unlock()
+	if !due {
+		return nil
+	}
+	s.shown = time.Now()
+	return s.show(ctx, w, w.addr, w.port)
 }
 
 // begin starts the workers, with s locked.
@@ -290,13 +320,29 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 		return err
 	}
 	n, err := s.waiting(ctx)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err == nil && n > 0 && turn == s.turn {
-		s.enter(s.before())
+	if err != nil {
+		return err
 	}
-	return err
+	s.mu.Lock()
+	late := s.params.JoinTimeout
+	switch {
+	case turn != s.turn || n <= 0 && time.Since(s.since) < late:
+		late = 0
+	case n > 0:
+		late = 0
+		s.enter(s.before())
+	default:
+		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: noLeader})
+	}
+	s.mu.Unlock()
+	if late == 0 {
+		return nil
+	}
+	return s.timedOut(ctx, noLeader, late)
 }
+
+// noLeader is why a run ends whose leader has neither come nor been replaced.
+const noLeader = "the node of the first rank has not told where the workers meet within the join timeout"
 
 // publish says who this node is. It is for presets that need the table of the world: that it does not come about is
 // noticed by who asks for it.

@@ -1,0 +1,582 @@
+package upstream
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// TestLife: three nodes of different sizes meet, work and end, by both dialects.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	for _, v04 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("v0.4=%v", v04), func(t *testing.T) {
+			m := newModel(t)
+			m.v04 = v04
+			three := rendezvous.Params{Min: 3, Max: 3}
+			nodes := []*node{m.node(2, 7, three).join(), m.node(0, 5, three).join(), m.node(1, 6, three).join()}
+			run(nodes...)
+			for _, n := range nodes {
+				d := n.seen
+				require.Equal(t, rendezvous.Place{
+					GroupRank: n.rank, GroupWorldSize: 3, RankBase: []int{0, 1, 3}[n.rank], WorldSize: 6,
+					RoleRankBase: []int{0, 1, 3}[n.rank], RoleWorldSize: 6,
+					MasterAddr: "10.0.0.0", MasterPort: 20000, WorkerStore: true,
+				}, *d.Place)
+			}
+			require.Equal(t, "20000", m.key("MASTER_PORT"))
+			world, err := nodes[0].World(t.Context(), "job")
+			require.NoError(t, err)
+			require.Equal(t, "10.0.0.1", world[1].Addr)
+			require.Equal(t, rendezvous.Member{GroupRank: 2, Node: "n2", Addr: "10.0.0.2", RankBase: 3, Slots: 3}, world[2])
+
+			nodes[0].succeeds()
+			nodes[1].succeeds()
+			nodes[0].quiet() // one still works
+			nodes[2].succeeds()
+			for _, n := range nodes {
+				n.until(rendezvous.Done)
+				require.Equal(t, rendezvous.Succeeded, n.leave().Outcome)
+				events := m.events(n.rank + 5)
+				require.Equal(t, "SUCCEEDED_EXITED", events[len(events)-1])
+				require.NotContains(t, events, "FAILED_EXITED")
+			}
+		})
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	c, err := pyproto.Find(t.Context(), pyproto.ClientConfig{Addr: m.addr, HTTP: true})
+	require.NoError(t, err)
+	n := &node{t: t, slots: 1, params: rendezvous.Params{Min: 1, Max: 1}, Service: New(Config{Client: c})}
+	t.Cleanup(n.Close)
+	n.join().until(rendezvous.Run)
+	n.succeeds()
+	n.until(rendezvous.Done)
+}
+
+// TestFailureIsCharged: the node pays, the other one does not; without a restart left the run ends for the node.
+func TestFailureIsCharged(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	a, b := m.pair()
+	b.fails(rendezvous.RestartCharged)
+	stop := b.until(rendezvous.Stop)
+	require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseFailure, Node: "n1", Text: "it broke"}, *stop.Cause)
+	b.join()
+	stop = a.until(rendezvous.Stop)
+	require.Equal(t, rendezvous.CauseGrowth, stop.Cause.Kind)
+	a.join()
+	require.Zero(t, a.until(rendezvous.Run).Place.RestartCount)
+	run := b.until(rendezvous.Run)
+	require.Equal(t, 1, run.Place.RestartCount)
+	require.Equal(t, 2, run.Epoch)
+	require.Equal(t, "it broke", run.Cause.Text)
+
+	b.fails(rendezvous.RestartCharged)
+	b.until(rendezvous.Fail)
+	e := b.leave()
+	require.Equal(t, rendezvous.Failed, e.Outcome)
+	require.Equal(t, []int{1, 1, 4}, []int{e.Restarts, e.MaxRestarts, 5 - len(e.Failures)})
+	require.Equal(t, "FAILED_EXITED", m.events(1)[1])
+	told := m.told("NodeFailure", 1)
+	require.Len(t, told, 2)
+	require.Equal(t, processError, told[1].Str("level"))
+	require.Equal(t, 1, told[1].Int("restart_count"))
+	require.JSONEq(t, fmt.Sprintf(`{"1":{"local_rank":0,"exitcode":3,"message":"why","datetime":%q}}`,
+		e.Failures[0].At.UTC().Format(time.DateTime)), told[1].Str("error_data"))
+}
+
+func TestDecisions(t *testing.T) {
+	t.Parallel()
+	for decision, want := range map[rendezvous.Decision]rendezvous.Kind{
+		rendezvous.RestartFree: rendezvous.Stop, rendezvous.RestartCharged: rendezvous.Stop,
+		rendezvous.Permanent: rendezvous.Fail, rendezvous.RestartElsewhere: rendezvous.Fail,
+		rendezvous.Shrink: rendezvous.Fail, rendezvous.Hold: rendezvous.Fail,
+	} {
+		t.Run(string(decision), func(t *testing.T) {
+			t.Parallel()
+			m := newModel(t)
+			n := m.node(0, 0, rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 1}).join()
+			n.until(rendezvous.Run)
+			n.fails(decision)
+			n.until(want)
+			if want == rendezvous.Stop {
+				restarts := n.join().until(rendezvous.Run).Place.RestartCount
+				require.Equal(t, decision == rendezvous.RestartCharged, restarts == 1)
+			}
+		})
+	}
+}
+
+// TestConsequenceIsFree: workers fail because another node's have, which waits for a new world already.
+func TestConsequenceIsFree(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	a, b := m.pair()
+	b.fails(rendezvous.RestartCharged)
+	b.until(rendezvous.Stop)
+	a.mu.Lock() // its own question comes later than the failure
+	a.turn++
+	a.mu.Unlock()
+	b.join()
+	eventually(t, "b waits", func() bool { return m.count() == 1 })
+	a.fails(rendezvous.RestartCharged)
+	run(a, b)
+	require.Zero(t, a.leave().Restarts)
+}
+
+func TestFailureOfAnOldEpoch(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	a, b := m.pair()
+	old := a.seen
+	b.fails(rendezvous.RestartFree)
+	b.until(rendezvous.Stop)
+	b.join()
+	a.until(rendezvous.Stop)
+	a.join()
+	run(a, b)
+	now := a.seen
+	a.seen = old
+	a.fails(rendezvous.Permanent)
+	a.seen = now
+	a.quiet()
+	require.Len(t, m.told("NodeFailure", 0), 1, "the master hears of it")
+}
+
+// TestMasterRestart: the master loses its memory in each phase, and the world comes about, or stays.
+func TestMasterRestart(t *testing.T) {
+	t.Parallel()
+	t.Run("joining", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a, b := m.node(0, 0, two), m.node(1, 1, two)
+		m.stop()
+		require.Error(t, a.tryJoin(), "for the session to try again")
+		m.start()
+		run(a.join(), b.join())
+	})
+	t.Run("forming", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a := m.node(0, 0, two).join()
+		eventually(t, "it waits", func() bool { return m.count() == 1 })
+		m.restart()
+		eventually(t, "it waits again", func() bool { return m.count() == 1 })
+		m.mu.Lock()
+		require.Equal(t, 2, m.min, "a master without rules makes a world of one")
+		m.mu.Unlock()
+		run(a, m.node(1, 1, two).join())
+	})
+	t.Run("forming, unnoticed", func(t *testing.T) { // as a late node's join, too, makes a world void
+		t.Parallel()
+		m := newModel(t)
+		a := m.node(0, 0, two).join()
+		eventually(t, "it waits", func() bool { return m.count() == 1 })
+		m.mu.Lock()
+		clear(m.waits)
+		m.mu.Unlock()
+		eventually(t, "it waits again", func() bool { return m.count() == 1 })
+		run(a, m.node(1, 1, two).join())
+	})
+	t.Run("leading", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a, b := m.node(0, 0, two).join(), m.node(1, 1, two).join()
+		a.until(rendezvous.Lead)
+		m.restart()
+		a.ready()
+		run(a, b)
+	})
+	t.Run("following", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a := m.node(0, 0, two).join()
+		m.mu.Lock() // the other one has joined, and asks late
+		m.waits[1] = 2
+		m.mu.Unlock()
+		a.until(rendezvous.Run)
+		m.mu.Lock()
+		world, round := m.world, m.round
+		m.mu.Unlock()
+		m.restart()
+		m.mu.Lock()
+		m.world, m.round = world, round
+		m.mu.Unlock()
+		b := m.node(1, 1, two)
+		b.ctx = t.Context()
+		b.node, b.params = rendezvous.Node{Slots: 2}, two.WithDefaults()
+		b.mu.Lock()
+		b.sealed(wantWorld(t, m, 1))
+		b.mu.Unlock()
+		eventually(t, "the address is there again", func() bool { return m.key("MASTER_ADDR") != "" })
+		require.NoError(t, b.askAddress(t.Context(), b.turn))
+		require.Equal(t, rendezvous.Run, b.dir.Kind)
+	})
+	t.Run("running", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a, b := m.pair()
+		m.restart()
+		a.quiet()
+		b.quiet()
+		b.fails(rendezvous.RestartFree)
+		b.until(rendezvous.Stop)
+		b.join()
+		a.until(rendezvous.Stop)
+		run(a.join(), b)
+	})
+	t.Run("ending", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a, b := m.pair()
+		a.succeeds()
+		eventually(t, "it has arrived", func() bool { return m.key(numMembers) == "1" })
+		m.mu.Lock()
+		round := m.round
+		m.mu.Unlock()
+		m.restart()
+		m.mu.Lock()
+		m.round = round // only for key
+		m.mu.Unlock()
+		eventually(t, "it has arrived anew", func() bool { return m.key(numMembers) == "1" })
+		b.succeeds()
+		a.until(rendezvous.Done)
+		b.until(rendezvous.Done)
+	})
+}
+
+func wantWorld(t *testing.T, m *model, rank int) world {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w, mine, err := readWorld(pyproto.Comm.New("RendezvousState", pyproto.Field{Name: "round", Value: int64(m.round)},
+		pyproto.Field{Name: "world", Value: &pyproto.Dict{Pairs: []pyproto.Pair{{Key: int64(0), Value: int64(1)},
+			{Key: int64(1), Value: int64(2)}}}}), rank)
+	require.NoError(t, err)
+	require.True(t, mine)
+	return w
+}
+
+// TestMasterDoesNotComeBack: nodes without workers end within the join timeout, and those whose workers are done.
+func TestMasterDoesNotComeBack(t *testing.T) {
+	t.Parallel()
+	p := two
+	p.JoinTimeout = time.Second
+	t.Run("forming", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		p := p
+		p.JoinTimeout = 3 * time.Second
+		a := m.node(0, 0, p).join()
+		eventually(t, "it waits", func() bool { return m.count() == 1 })
+		m.stop()
+		require.Regexp(t, "^no master for ", a.until(rendezvous.Fail).Cause.Text)
+		m.start()
+	})
+	t.Run("ending", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a, b := m.node(0, 0, p).join(), m.node(1, 1, p).join()
+		run(a, b)
+		a.succeeds()
+		m.stop()
+		a.until(rendezvous.Done)
+		b.quiet() // it works
+		m.start()
+	})
+}
+
+// TestLeaderDies before it has told where the workers meet.
+func TestLeaderDies(t *testing.T) {
+	t.Parallel()
+	t.Run("and is replaced", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a, b := m.node(0, 0, two).join(), m.node(1, 1, two).join()
+		a.until(rendezvous.Lead)
+		a.Close()
+		c := m.node(0, 2, two).join()
+		require.Equal(t, 20000, c.until(rendezvous.Run).Place.MasterPort)
+		b.until(rendezvous.Run)
+	})
+	t.Run("for good", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		p := two
+		p.JoinTimeout = 2 * time.Second
+		a, b := m.node(0, 0, p).join(), m.node(1, 1, p).join()
+		a.until(rendezvous.Lead)
+		a.Close()
+		require.Equal(t, noLeader, b.until(rendezvous.Fail).Cause.Text)
+		eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 1)) == 1 })
+	})
+}
+
+// TestBarrier: other agents have two styles of it, and 0.4 may lose a count.
+func TestBarrier(t *testing.T) {
+	t.Parallel()
+	alone := func(t *testing.T) (*model, *node) {
+		m := newModel(t)
+		m.waits[1] = 1 // an agent
+		a := m.node(0, 0, two).join()
+		a.until(rendezvous.Run)
+		return m, a
+	}
+	t.Run("count, the agent first", func(t *testing.T) {
+		t.Parallel()
+		m, a := alone(t)
+		m.put(numMembers, "1")
+		a.succeeds()
+		a.until(rendezvous.Done)
+		require.NotEmpty(t, m.key(lastMember), "the agent waits for it")
+	})
+	t.Run("count, the agent last", func(t *testing.T) {
+		t.Parallel()
+		m, a := alone(t)
+		a.succeeds()
+		eventually(t, "it has arrived", func() bool { return m.key(numMembers) == "1" })
+		a.quiet()
+		m.put(lastMember, "<val_ignored>")
+		a.until(rendezvous.Done)
+	})
+	t.Run("a key for every member", func(t *testing.T) {
+		t.Parallel()
+		m, a := alone(t)
+		a.succeeds()
+		eventually(t, "the agent sees it", func() bool { return m.key(terminalState+"0") != "" })
+		a.quiet()
+		m.put(terminalState+"1", "1")
+		a.until(rendezvous.Done)
+	})
+	t.Run("lost counts", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		m.forgets = true
+		a, b := m.pair()
+		a.succeeds()
+		b.succeeds()
+		a.until(rendezvous.Done)
+		b.until(rendezvous.Done)
+	})
+	t.Run("the other one fails", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a, b := m.pair()
+		a.succeeds()
+		b.fails(rendezvous.RestartFree)
+		b.until(rendezvous.Stop)
+		b.join()
+		run(a, b)
+		a.succeeds()
+		b.succeeds()
+		a.until(rendezvous.Done)
+		b.until(rendezvous.Done)
+	})
+	t.Run("the other one is silent", func(t *testing.T) {
+		t.Parallel()
+		_, a := alone(t)
+		a.succeeds()
+		a.quiet()
+		a.mu.Lock()
+		a.since = a.since.Add(-barrierTime)
+		a.mu.Unlock()
+		a.until(rendezvous.Done)
+	})
+}
+
+func TestJoinTimeout(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	p := two
+	p.JoinTimeout = time.Second
+	a := m.node(0, 0, p).join()
+	fail := a.until(rendezvous.Fail)
+	require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: "too few nodes within 1s: need 2 to 2"},
+		*fail.Cause)
+	eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 0)) == 1 })
+	told := m.told("NodeFailure", 0)[0]
+	require.Equal(t, rdzvError, told.Str("level"))
+	var why struct {
+		Name    string `json:"rdzv_name"`
+		Rank    *int   `json:"node_rank"`
+		Elapsed int    `json:"elapsed_time"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(told.Str("error_data")), &why))
+	require.Equal(t, []any{training, 0, 1}, []any{why.Name, *why.Rank, why.Elapsed})
+	a.leave()
+	require.Equal(t, "FAILED_EXITED", m.events(0)[1])
+}
+
+// TestSpare: the master's world has no place for this node, which waits without limit.
+func TestSpare(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	p := rendezvous.Params{Min: 2, Max: 2, JoinTimeout: 2 * time.Second}
+	a, b := m.node(0, 0, p).join(), m.node(1, 1, p).join()
+	run(a, b)
+	m.mu.Lock()
+	m.waits[5] = 1 // no node asks for it
+	m.waits[5], m.world = 1, []pyproto.Pair{{Key: 0, Value: 1}, {Key: 1, Value: 2}}
+	m.mu.Unlock()
+	spare := m.node(5, 5, p).join()
+	require.Equal(t, rendezvous.Wait, spare.next(patience).Kind)
+	require.Nil(t, spare.next(3*time.Second))
+}
+
+func TestStoppingJob(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	a, b := m.pair()
+	m.mu.Lock()
+	m.stopping = true
+	m.mu.Unlock()
+	a.quiet()
+	b.fails(rendezvous.RestartFree)
+	b.until(rendezvous.Stop)
+	b.join()
+	require.Equal(t, "the master is ending the job", b.until(rendezvous.Fail).Cause.Text)
+	a.succeeds()
+	m.put(lastMember, "x")
+	a.until(rendezvous.Done)
+}
+
+func TestActions(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		class, content string
+		want           rendezvous.Kind
+	}{
+		{"NodeAction", `{"action_type":"restart_worker","reason":"a hang"}`, rendezvous.Stop},
+		{"NodeAction", `{"action_type":"relaunch_worker","reason":"a hang"}`, rendezvous.Fail},
+		{"JobAbortionAction", `{"reason":"a hang"}`, rendezvous.Fail},
+		{"JobRestartAction", `{"reason":"a hang"}`, rendezvous.Fail},
+		{"NodeAction", `{"action_type":"collect_metric"}`, ""},
+		{"EventAction", `{"event_type":"x"}`, ""},
+		{"NoAction", `{}`, ""},
+		{"NodeAction", `no JSON`, ""},
+	} {
+		t.Run(c.class+c.content, func(t *testing.T) {
+			t.Parallel()
+			m := newModel(t)
+			n := m.node(0, 3, rendezvous.Params{Min: 1, Max: 1}).join()
+			n.until(rendezvous.Run)
+			m.ask(3, c.class, c.content)
+			if c.want == "" {
+				n.quiet()
+				return
+			}
+			d := n.until(c.want)
+			require.Equal(t, rendezvous.CauseOperator, d.Cause.Kind)
+			require.Contains(t, d.Cause.Text, c.class+" (a hang)")
+			if c.want == rendezvous.Stop {
+				m.ask(3, c.class, c.content)
+				n.quiet() // there is nothing to restart
+				require.Zero(t, n.join().until(rendezvous.Run).Place.RestartCount)
+				return
+			}
+			n.leave()
+			require.Equal(t, "FAILED_EXITED", m.events(3)[1])
+		})
+	}
+}
+
+// TestActionAfterTheEnd changes nothing.
+func TestActionAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	n := m.node(0, 3, rendezvous.Params{Min: 1, Max: 1}).join()
+	n.until(rendezvous.Run)
+	n.succeeds()
+	n.until(rendezvous.Done)
+	m.ask(3, "JobAbortionAction", `{}`)
+	n.quiet()
+	require.Equal(t, rendezvous.Succeeded, n.leave().Outcome)
+}
+
+func TestNodeError(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	a, b := m.pair()
+	require.NoError(t, a.Report(t.Context(), "job", rendezvous.Barred{Reason: "slow"}))
+	require.Equal(t, rendezvous.CauseCheck, a.until(rendezvous.Fail).Cause.Kind)
+	require.NoError(t, b.Order(t.Context(), rendezvous.Order{Kind: rendezvous.OrderBar, Text: "unkillable"}))
+	b.until(rendezvous.Fail)
+	require.Error(t, b.Order(t.Context(), rendezvous.Order{Kind: rendezvous.OrderPause}))
+	for id, text := range []string{"CheckFailure: slow", "NodeFault: unkillable"} {
+		told := m.told("NodeFailure", id)
+		require.Len(t, told, 1)
+		require.Equal(t, []string{nodeError, text}, []string{told[0].Str("level"), told[0].Str("error_data")})
+	}
+	a.leave()
+	require.NotContains(t, m.events(0), "FAILED_EXITED", "as DLRover's agents")
+}
+
+// TestLeaveWithoutAJoin tells nobody; one while the workers are being restarted is a failure.
+func TestLeave(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	n := m.node(0, 0, rendezvous.Params{Min: 1, Max: 1})
+	n.leave()
+	require.Empty(t, m.events(0))
+	n = m.node(0, 1, rendezvous.Params{Min: 1, Max: 1}).join()
+	n.until(rendezvous.Run)
+	n.fails(rendezvous.RestartFree)
+	n.until(rendezvous.Stop)
+	n.leave()
+	require.Equal(t, []string{"WAIT_PRE_CHECK", "FAILED_EXITED"}, m.events(1))
+}
+
+// TestPreCheck: the node waits for the master's check, and says so once.
+func TestPreCheck(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	m.check = "CHECKING"
+	n := m.node(0, 0, rendezvous.Params{Min: 1, Max: 1}).join()
+	eventually(t, "questions", func() bool { return len(m.told("PreCheckRequest", 0)) > 3 })
+	require.Equal(t, rendezvous.Wait, n.next(patience).Kind)
+	require.Equal(t, []string{"WAIT_PRE_CHECK"}, m.events(0))
+	m.mu.Lock()
+	m.check = "PASS"
+	m.mu.Unlock()
+	n.until(rendezvous.Run)
+	require.Equal(t, []string{"WAIT_PRE_CHECK"}, m.events(0))
+}
+
+// TestProcessErrors: the master's json.loads reads it whatever the workers have said, and it loses nothing of the form.
+func TestProcessErrors(t *testing.T) {
+	t.Parallel()
+	var many []rendezvous.Failure
+	for rank := range 64 {
+		many = append(many, rendezvous.Failure{Rank: rank, Text: strings.Repeat("\x01ü\"", 800), At: time.Now()})
+	}
+	for n := range many {
+		text := processErrors(many[:n])
+		require.LessOrEqual(t, len(text), maxErrorData)
+		require.True(t, utf8.ValidString(text))
+		var all map[string]map[string]any
+		require.NoError(t, json.Unmarshal([]byte(text), &all))
+		if n > 0 {
+			require.Contains(t, all, "0")
+		}
+	}
+}
+
+func TestReadWorldRefuses(t *testing.T) {
+	t.Parallel()
+	for _, slots := range []int64{0, -1, maxSlots + 1} {
+		_, _, err := readWorld(pyproto.Comm.New("RendezvousState", pyproto.Field{Name: "world",
+			Value: &pyproto.Dict{Pairs: []pyproto.Pair{{Key: int64(0), Value: slots}}}}), 0)
+		require.ErrorContains(t, err, fmt.Sprintf("gives node rank 0 %d workers", slots))
+	}
+}
