@@ -15,6 +15,7 @@ import (
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/node"
 	"dlrover-run/netcheck/python"
+	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/switchbox"
 	"dlrover-run/switchbox/gpuchild"
@@ -27,6 +28,7 @@ type nodeChecks struct {
 	job     *job
 	devices func(context.Context) switchbox.Report
 	checker *nodecheck.Checker
+	own     *serve.Hub // under a master of DLRover, which has none
 	log     *slog.Logger
 	shown   bool
 }
@@ -118,7 +120,10 @@ func (c *nodeChecks) joined(j *job) {
 	if c.spec.Level == netcheck.LevelFull && c.noPy == nil {
 		cfg.Torch = c.torch
 	}
-	if j.endpoint.served != nil {
+	if p := j.endpoint.python(); p != nil {
+		c.own = c.alone(p)
+		cfg.Transport, cfg.Alone, cfg.Spec.Level, cfg.Torch = c.own, true, netcheck.LevelLocal, nil
+	} else if j.endpoint.served != nil {
 		cfg.Transport = j.endpoint.served.Checks
 	} else {
 		cfg.Transport = node.Over(j.endpoint.client)
@@ -189,6 +194,11 @@ func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.
 	if c.checker == nil {
 		return launcher.CheckResult{}, errors.New("its address or an option cannot be used; see its log")
 	}
+	if c.own != nil {
+		if err := c.own.Expect(c.job.s.runID, []string{c.job.s.node.ID}, nil); err != nil {
+			return launcher.CheckResult{}, err
+		}
+	}
 	r, err := c.checker.Check(ctx)
 	if err != nil {
 		return launcher.CheckResult{}, err
@@ -226,6 +236,14 @@ func (c *nodeChecks) End(launcher.Ending) {
 
 // showTimeout bounds the wait for the table.
 const showTimeout = 10 * time.Second
+
+// close implements closer.
+func (c *nodeChecks) close() error {
+	if c.own != nil {
+		c.own.Close()
+	}
+	return nil
+}
 
 // show prints what the nodes have found out about each other.
 func (c *nodeChecks) show() {

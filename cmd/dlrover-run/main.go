@@ -212,6 +212,9 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
+		if j.endpoint.master != nil {
+			forParts(j.parts, func(c *nodeChecks) { j.endpoint.master.check = c.pythonCheck })
+		}
 		j.farewell.Store(newFarewell(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
 		cfg := j.sessionConfig(started)
 		if j.endpoint.second {

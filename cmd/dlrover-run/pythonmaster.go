@@ -24,18 +24,31 @@ import (
 type masterService struct {
 	*api.Client
 	find   func(context.Context) (*upstream.Service, error)
-	python atomic.Pointer[upstream.Service] // nil: it is ours, or nobody has answered yet
+	check  func(context.Context) (upstream.Check, error) // of this node before it trains; nil: none
+	python atomic.Pointer[upstream.Service]              // nil: it is ours, or nobody has answered yet
 	ours   atomic.Bool
 }
 
 func newMasterService(c *api.Client, s *settings, where string, log *slog.Logger) *masterService {
-	return &masterService{Client: c, find: func(ctx context.Context) (*upstream.Service, error) {
-		return findPython(ctx, s, where, log)
-	}}
+	m := &masterService{Client: c}
+	m.find = func(ctx context.Context) (*upstream.Service, error) { return m.findPython(ctx, s, where, log) }
+	return m
+}
+
+// examined is the check of this node under DLRover's master.
+func (m *masterService) examined(ctx context.Context) (upstream.Check, error) {
+	if m.check == nil {
+		return upstream.Check{}, nil
+	}
+	k, err := m.check(ctx)
+	if err != nil {
+		err = &usageError{err}
+	}
+	return k, err
 }
 
 // findPython asks whether DLRover's master is at an address, and how it is spoken to.
-func findPython(ctx context.Context, s *settings, where string, log *slog.Logger) (*upstream.Service, error) {
+func (m *masterService) findPython(ctx context.Context, s *settings, where string, log *slog.Logger) (*upstream.Service, error) {
 	from, err := pythonCaller(os.LookupEnv)
 	if err != nil {
 		return nil, &usageError{err}
@@ -46,12 +59,17 @@ func findPython(ctx context.Context, s *settings, where string, log *slog.Logger
 	if err != nil {
 		return nil, err
 	}
+	check, err := m.examined(ctx)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
 	rank := max(s.node.Rank, 0) // as DLRover's agent
 	log.Info("the master is DLRover's own", "addr", where, "messages", string(c.Dialect()), "node_rank", rank)
-	return upstream.New(upstream.Config{Client: c, Rank: rank, Log: log}), nil
+	return upstream.New(upstream.Config{Client: c, Rank: rank, Check: check, Port: workerPort, Log: log}), nil
 }
 
-// usageError is a variable of the environment that cannot be used.
+// usageError is a variable of the environment, or an option, that cannot be used.
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() []error { return []error{e.error, api.ErrBadRequest} }
