@@ -49,7 +49,7 @@ func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	s.enter(over)
 	cause := rendezvous.Cause{Kind: rendezvous.CauseCheck, Node: s.node.Name, Text: reason}
 	s.outcome, s.cause = rendezvous.Failed, &cause
-	s.direct(rendezvous.Directive{Kind: rendezvous.Fail, Cause: &cause})
+	s.direct(rendezvous.Directive{Kind: rendezvous.Bar, Cause: &cause})
 	return nil
 }
 
