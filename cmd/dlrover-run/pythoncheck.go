@@ -21,8 +21,8 @@ import (
 	"dlrover-run/rendezvous/pyproto/upstream"
 )
 
-// pythonProgram runs DLRover's own test of nodes, which the other node of a pair runs, too, whoever has started it there.
-// It writes the time that it took into a directory of its own: DLRover's is one for the whole host.
+// pythonProgram runs DLRover's own test of nodes, which the other node of a pair runs, too, whoever has started it
+// there. It writes the time that it took into a directory of its own: DLRover's is one for the whole host.
 const pythonProgram = `import os, sys
 import dlrover.python.common.constants as constants
 constants.ConfigPath.NETWORK_CHECK_DATA_DIR = sys.argv[2]
@@ -37,8 +37,8 @@ check.main()
 func (c *nodeChecks) pythonCheck(ctx context.Context) (upstream.Check, error) {
 	k := upstream.Check{Local: true, ExcludeStraggler: c.spec.ExcludeStraggler, ReportOnly: c.spec.ReportOnly}
 	if c.only {
-		return k, errors.New("--check-only: a master of DLRover checks nodes only before it trains with them; leave it out, or " +
-			"use dlrover-master")
+		return k, errors.New("--check-only: a master of DLRover checks nodes only before it trains with them; " +
+			"leave it out, or use dlrover-master")
 	}
 	if c.spec.Level == netcheck.LevelLocal {
 		return k, nil
@@ -66,8 +66,8 @@ func (c *nodeChecks) hasDLRover(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("--network-check under a master of DLRover runs DLRover's own test, so that every node can take part: "+
-		"%s has no package dlrover, or no torch (%w); install it, or leave --network-check out", interpreter, err)
+	return fmt.Errorf("--network-check under a master of DLRover runs DLRover's own test, so that every node can take "+
+		"part: %s has no package dlrover, or no torch (%w); install it, or leave --network-check out", interpreter, err)
 }
 
 // interpreter is the workers'.

@@ -31,7 +31,9 @@ type masterService struct {
 
 func newMasterService(c *api.Client, s *settings, where string, log *slog.Logger) *masterService {
 	m := &masterService{Client: c}
-	m.find = func(ctx context.Context) (*upstream.Service, error) { return m.findPython(ctx, s, where, log) }
+	m.find = func(ctx context.Context) (*upstream.Service, error) {
+		return m.findPython(ctx, s, where, log)
+	}
 	return m
 }
 
@@ -48,7 +50,9 @@ func (m *masterService) examined(ctx context.Context) (upstream.Check, error) {
 }
 
 // findPython asks whether DLRover's master is at an address, and how it is spoken to.
-func (m *masterService) findPython(ctx context.Context, s *settings, where string, log *slog.Logger) (*upstream.Service, error) {
+func (m *masterService) findPython(
+	ctx context.Context, s *settings, where string, log *slog.Logger,
+) (*upstream.Service, error) {
 	from, err := pythonCaller(os.LookupEnv)
 	if err != nil {
 		return nil, &usageError{err}

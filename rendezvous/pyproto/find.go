@@ -29,7 +29,8 @@ func Find(ctx context.Context, cfg ClientConfig) (*Client, error) {
 				return c, nil
 			}
 			c.Close()
-			if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" || ctx.Err() != nil || errors.Is(err, ErrJobUID) {
+			dial, ok := errors.AsType[*net.OpError](err)
+			if ok && dial.Op == "dial" || ctx.Err() != nil || errors.Is(err, ErrJobUID) {
 				return nil, err
 			}
 			errs = append(errs, transport(http, d)+": "+whyNot(err))
@@ -63,8 +64,8 @@ func transport(http bool, d Dialect) string {
 func (c *Client) knows(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()
-	m, err := c.Get(ctx, c.New("WaitingNodeNumRequest", Field{"node_id", c.cfg.Caller.NodeID}, Field{"local_world_size", 0},
-		Field{"rdzv_name", "elastic-training"}))
+	m, err := c.Get(ctx, c.New("WaitingNodeNumRequest", Field{"node_id", c.cfg.Caller.NodeID},
+		Field{"local_world_size", 0}, Field{"rdzv_name", "elastic-training"}))
 	if err != nil || m == nil || m.Class.Name != "RendezvousState" || c.cfg.Speak == Comm {
 		return m != nil, err
 	}

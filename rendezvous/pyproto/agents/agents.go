@@ -1,9 +1,9 @@
-// Package agents lets the agents of DLRover, which are written in Python, take part in a run of our rendezvous: every one
-// is a node of the Hub. What an agent asks for again and again is answered from what its node was told last, and what it
-// tells becomes an event of the Round, so that agents and our launchers can be in one world.
+// Package agents lets the agents of DLRover, which are written in Python, take part in a run of our rendezvous: every
+// one is a node of the Hub. What an agent asks for again and again is answered from what its node was told last, and
+// what it tells becomes an event of the Round, so that agents and our launchers can be in one world.
 //
-// What agents do not know, they cannot do: they are no spares that are told why they wait, they are not held, drained or
-// given commands, and each counts its restarts by itself.
+// What agents do not know, they cannot do: they are no spares that are told why they wait, they are not held, drained
+// or given commands, and each counts its restarts by itself.
 //
 // Goroutines: one for every agent that is here, and one that looks for those that are silent, until Close.
 package agents
@@ -288,8 +288,8 @@ func (h *Host) sameStep(who caller, step int) bool {
 	return true
 }
 
-// syncPort finds a port that is free on all nodes, for the collectives of Ascend's devices: each agent tells a port that
-// is free on its own, and gets either the common one or the next to try.
+// syncPort finds a port that is free on all nodes, for the collectives of Ascend's devices: each agent tells a port
+// that is free on its own, and gets either the common one or the next to try.
 func (h *Host) syncPort(who caller, m *pyproto.Message) *pyproto.Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()

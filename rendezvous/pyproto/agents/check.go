@@ -69,8 +69,8 @@ func (c *check) over() {
 	}
 }
 
-// waitingNum is how many wait, if that is a reason for others to join: one of the last world was started again, or there
-// are enough newcomers.
+// waitingNum is how many wait, if that is a reason for others to join: one of the last world was started again, or
+// there are enough newcomers.
 func (c *check) waitingNum() int {
 	for rank := range c.waiting {
 		if _, ok := c.testers[rank]; ok {

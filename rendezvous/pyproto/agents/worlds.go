@@ -116,8 +116,8 @@ func (h *Host) worldOf(world []rendezvous.Member, dir rendezvous.Directive, key 
 }
 
 // seed writes what launchers of ours do not write themselves: where the workers meet, if one leads. Agents of 0.4 with
-// torch 2.4 or later tell each other about ranks, too, before their leader says where; the others hear of the world only
-// then, so that it is told for them. h is locked.
+// torch 2.4 or later tell each other about ranks, too, before their leader says where; the others hear of the world
+// only then, so that it is told for them. h is locked.
 func (h *Host) seed(world []rendezvous.Member, ours bool, place *rendezvous.Place, key answerKey) {
 	p := prefix(key.number)
 	if ours && place.MasterPort > 0 {
@@ -137,8 +137,8 @@ func (h *Host) seed(world []rendezvous.Member, ours bool, place *rendezvous.Plac
 	}
 }
 
-// release ends the barrier in which an agent waits for others, h locked: that of DLRover and of later versions of torch,
-// and that of torch to 1.13, which has a key for every node.
+// release ends the barrier in which an agent waits for others, h locked: that of DLRover and of later versions of
+// torch, and that of torch to 1.13, which has a key for every node.
 func (h *Host) release(a *agent) {
 	number, ok := h.worlds.numbers[a.worked]
 	if !ok {

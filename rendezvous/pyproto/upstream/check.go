@@ -205,7 +205,8 @@ func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
 
 // late: a check that does not come about blames nobody.
 func (s *Service) late(ctx context.Context, turn int) error {
-	text := fmt.Sprintf("too few nodes for the check within %s: need %d to %d", s.params.JoinTimeout, s.params.Min, s.params.Max)
+	text := fmt.Sprintf("too few nodes for the check within %s: need %d to %d",
+		s.params.JoinTimeout, s.params.Min, s.params.Max)
 	s.mu.Lock()
 	if turn == s.turn {
 		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: text})
