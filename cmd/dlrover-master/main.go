@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,16 +126,16 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
 		return nil, err
 	}
-	agents, err := pythonAgents(c)
-	if err != nil {
-		return nil, err
-	}
 	format, err := console.ParseFormat(c.String("log-format"))
 	if err != nil {
 		return nil, err
 	}
 	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
 	console.Libraries(d.log)
+	agents, err := pythonAgents(c, d.log)
+	if err != nil {
+		return nil, err
+	}
 	d.service, err = service.New(service.Config{
 		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe,
 		Extra: d.metrics.handler(), Log: d.log, Agents: agents,
@@ -157,34 +156,6 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 			"listen", c.String("listen"))
 	}
 	return d, nil
-}
-
-// pythonAgents reads how agents of DLRover are served, nil without them.
-func pythonAgents(c *cli.Context) (*service.Agents, error) {
-	if !c.Bool("python-agents") {
-		for _, name := range []string{"python-run", "job-uid"} {
-			if c.IsSet(name) {
-				return nil, fmt.Errorf("--%s is for agents of DLRover: give --python-agents, too, or leave it out", name)
-			}
-		}
-		return nil, nil
-	}
-	host, _, err := net.SplitHostPort(c.String("listen"))
-	if err != nil {
-		return nil, fmt.Errorf("--listen=%s: need host:port: %w", c.String("listen"), err)
-	}
-	a := &service.Agents{
-		Run:    cmp.Or(c.String("python-run"), os.Getenv("ELASTIC_JOB_NAME"), "none"),
-		JobUID: cmp.Or(c.String("job-uid"), os.Getenv("JOB_UID")),
-	}
-	if a.JobUID == "" && !c.Bool("insecure") && !token.Loopback(host) {
-		return nil, fmt.Errorf("--python-agents: agents of DLRover know no job token, and --listen=%s is a network address: "+
-			"give --job-uid what they have in JOB_UID, or --insecure to serve whoever comes", c.String("listen"))
-	}
-	if len(a.Run) > 256 || !rendezvous.Printable(a.Run) || a.Run == "." || a.Run == ".." {
-		return nil, fmt.Errorf("--python-run=%.100q: %s, at most 256 bytes", a.Run, rendezvous.PrintableRule)
-	}
-	return a, nil
 }
 
 // checkExposure: without a token the daemon binds loopback only.

@@ -84,6 +84,7 @@ func TestImportPolicy(t *testing.T) {
 		{"dlrover-run/cmd/dlrover-run", "dlrover-run/switchbox/nvml", "with cgo it would link C"},
 		{"dlrover-run/cmd/dlrover-run", "github.com/NVIDIA", "with cgo it would link C"},
 		{"dlrover-run/cmd/dlrover-run", "google.golang.org/grpc", "start-up time and size of the launcher"},
+		{"dlrover-run/cmd/dlrover-run", "dlrover-run/rendezvous/pyproto/agents", "only dlrover-master serves them"},
 		{"dlrover-run/cmd/dlrover-run", "github.com/prometheus", "start-up time and size of the launcher"},
 		{"dlrover-run/cmd/dlrover-run", "google.golang.org/protobuf", "start-up time and size of the launcher"},
 		{"dlrover-run/cmd/dlrover-run", "testing", "what tests use stays out of programs"},

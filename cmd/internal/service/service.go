@@ -23,7 +23,6 @@ import (
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
-	"dlrover-run/rendezvous/pyproto/agents"
 )
 
 // Config is what differs between those who serve.
@@ -37,15 +36,9 @@ type Config struct {
 	Observe func(run string, n rendezvous.Note)
 	// Extra serves what is not below /v1, such as /metrics, without a token; nil serves nothing.
 	Extra http.Handler
-	// Agents has agents of DLRover take part in a run; nil: they are not served.
-	Agents *Agents
+	// Agents makes what agents of DLRover speak to, over HTTP/1.1 and HTTP/2, and what ends it; nil: they are not served.
+	Agents func(*Service) (handler http.Handler, end func())
 	Log    *slog.Logger
-}
-
-// Agents says how agents of DLRover, which know neither runs nor tokens, are served.
-type Agents struct {
-	Run    string // the run that they belong to
-	JobUID string // what they prove themselves with; "" for nothing
 }
 
 // Service is a rendezvous with all that belongs to it. Close ends it.
@@ -55,11 +48,12 @@ type Service struct {
 	Checks      *serve.Hub
 	Hangs       *hangs.Hub
 	Streams     *streamhub.Hub
-	agents      *agents.Host // nil: agents of DLRover are not served
 
 	cfg      Config
 	handler  func() http.Handler // made once: most launchers serve nobody, and a mux of many patterns takes time
 	server   *http.Server
+	agents   http.Handler // nil: agents of DLRover are not served
+	noAgents func()
 	topology atomic.Pointer[rendezvous.Topology]
 	stop     context.CancelFunc // ends what runs in the background
 	wg       sync.WaitGroup
@@ -81,11 +75,11 @@ func New(cfg Config) (*Service, error) {
 	s.Streams = s.newStreams()
 	s.setSwitches(file.First())
 	if cfg.Agents != nil {
-		s.agents = s.newAgents()
+		s.agents, s.noAgents = cfg.Agents(s)
 	}
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
-			Token: cfg.Token, Extra: cfg.Extra, Python: s.python(),
+			Token: cfg.Token, Extra: cfg.Extra, Python: s.agents,
 			Mounts: map[string]http.Handler{
 				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
 				"streams": s.Streams.Handler(),
@@ -136,7 +130,7 @@ func (s *Service) Close(grace time.Duration) {
 	s.stop()
 	s.wg.Wait()
 	if s.agents != nil {
-		s.agents.Close()
+		s.noAgents()
 	}
 	s.Streams.Close()
 	s.Hub.Close()

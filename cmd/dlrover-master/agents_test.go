@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/pyproto"
+)
+
+// served runs a daemon with agents until the test ends, and returns its address.
+func served(t *testing.T, args ...string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- app(io.Discard).RunContext(ctx, append([]string{"dlrover-master", "--listen=" + addr}, args...))
+	}()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	return addr
+}
+
+func TestAgentsAreServedBesideLaunchers(t *testing.T) {
+	addr := served(t, "--python-agents", "--python-run=job", "--job-uid=u1")
+	for name, c := range map[string]struct {
+		http bool
+		uid  string
+		want error
+	}{
+		"gRPC":              {false, "u1", nil},
+		"HTTP":              {true, "u1", nil},
+		"gRPC, no uid":      {false, "", nil},
+		"gRPC, another job": {false, "u2", pyproto.ErrJobUID},
+		"HTTP, another job": {true, "u2", pyproto.ErrJobUID},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := pyproto.NewClient(pyproto.ClientConfig{Addr: addr, HTTP: c.http, Caller: pyproto.Caller{JobUID: c.uid}})
+			defer client.Close()
+			require.EventuallyWithT(t, func(t *assert.CollectT) {
+				m, err := client.Get(context.Background(), client.New("WaitingNodeNumRequest",
+					pyproto.Field{Name: "rdzv_name", Value: "elastic-training"}))
+				require.ErrorIs(t, err, c.want)
+				require.Equal(t, c.want == nil, m != nil)
+			}, 10*time.Second, 20*time.Millisecond)
+		})
+	}
+	runs, err := api.NewClient(addr, "").Runs(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, runs)
+}
+
+func TestWithoutAgentsNobodySpeaksTheirProtocol(t *testing.T) {
+	addr := served(t)
+	require.Eventually(t, func() bool {
+		_, err := api.NewClient(addr, "").Runs(t.Context())
+		return err == nil
+	}, 10*time.Second, 20*time.Millisecond)
+	_, err := pyproto.Find(t.Context(), pyproto.ClientConfig{Addr: addr})
+	require.ErrorIs(t, err, pyproto.ErrNoMaster)
+}
+
+func TestAgentsNeedAWordOnANetworkAddress(t *testing.T) {
+	t.Setenv("JOB_UID", "")
+	t.Setenv("DLROVER_TOKEN", "0123456789abcdef0123456789abcdef")
+	for want, args := range map[string][]string{
+		"give --job-uid":         {"--listen=:1", "--python-agents"},
+		"give --python-agents":   {"--python-run=x"},
+		"--python-run=\"a\\nb\"": {"--listen=127.0.0.1:0", "--python-agents", "--python-run=a\nb"},
+	} {
+		require.ErrorContains(t, app(io.Discard).Run(append([]string{"dlrover-master"}, args...)), want)
+	}
+}
