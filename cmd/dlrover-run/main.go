@@ -212,10 +212,11 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
 			return nil, err
 		}
-		if j.endpoint.master != nil {
-			forParts(j.parts, func(c *nodeChecks) { j.endpoint.master.check = c.pythonCheck })
-		}
 		j.farewell.Store(newFarewell(j.guard, j.endpoint, j.s.runID, j.s.node.ID))
+		if m := j.endpoint.master; m != nil {
+			forParts(j.parts, func(c *nodeChecks) { m.check = c.pythonCheck })
+			m.chosen = func() { j.farewell.Load().drop() } // its words are for our own daemon
+		}
 		cfg := j.sessionConfig(started)
 		if j.endpoint.second {
 			cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)

@@ -25,12 +25,13 @@ type masterService struct {
 	*api.Client
 	find   func(context.Context) (*upstream.Service, error)
 	check  func(context.Context) (upstream.Check, error) // of this node before it trains; nil: none
+	chosen func()                                        // is called when the master is DLRover's
 	python atomic.Pointer[upstream.Service]              // nil: it is ours, or nobody has answered yet
 	ours   atomic.Bool
 }
 
 func newMasterService(c *api.Client, s *settings, where string, log *slog.Logger) *masterService {
-	m := &masterService{Client: c}
+	m := &masterService{Client: c, chosen: func() {}}
 	m.find = func(ctx context.Context) (*upstream.Service, error) {
 		return m.findPython(ctx, s, where, log)
 	}
@@ -115,6 +116,7 @@ func (m *masterService) Join(ctx context.Context, run string, ev rendezvous.Join
 		return m.neither(err, none)
 	}
 	m.python.Store(p)
+	m.chosen()
 	return p.Join(ctx, run, ev)
 }
 
