@@ -4,6 +4,7 @@ const (
 	launcher = "dlrover-run"
 	every    = "every program"
 	logging  = "every program but dlroverctl"
+	master   = "dlrover-master"
 	client   = "workers"
 )
 
@@ -24,7 +25,7 @@ var variables = []variable{
 	{"DS_ENV_FILE", launcher, "as [deepspeed](deepspeed.md): the name of the file with the workers' variables"},
 	{"DS_ACCELERATOR", launcher, "as [deepspeed](deepspeed.md): `cpu` runs on CPUs, whatever devices there are"},
 	{"KMP_AFFINITY", launcher, "as [deepspeed](deepspeed.md): refused with `--bind_cores_to_rank`"},
-	{"POD_NAME", launcher, "name of this node; in DLRover's pods"},
+	{"POD_NAME", launcher + ", " + master, "name of this node; in DLRover's pods"},
 	{"POD_IP", launcher, "address of this node for the others, unless `--local-addr` is given"},
 	{"NODE_IP", launcher, "address by which `--topology-file` knows this node; else `POD_IP`"},
 	{"NODE_NAME", launcher, "machine that this pod is on, for `dlroverctl nodes`; else `NODE_IP`"},
@@ -105,5 +106,7 @@ var variables = []variable{
 	{"DLROVER_SYSFS_ROOT", launcher, "where the layout of MetaX devices is looked up (default: `/sys`)"},
 	{"SWITCHBOX_CHECK_TOOL_PATH", launcher,
 		"MetaX' tool for `--switchbox-check` (default: `/opt/mxmap/bin/mxom-client`)"},
+	{"KUBERNETES_SERVICE_HOST", master, "set in every pod: where the API server is, for marks of nodes"},
+	{"KUBERNETES_SERVICE_PORT", master, "its port"},
 	{"TORCH_PYTHON", "make", "the Python with PyTorch for tests, demo and bench (default: `/usr/bin/python3`)"},
 }

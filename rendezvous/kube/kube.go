@@ -1,0 +1,145 @@
+// Package kube marks nodes of a Kubernetes cluster as faulty, and takes the marks back. It speaks plain HTTPS with the
+// service account of the pod that it runs in.
+//
+// What was done to a node is recorded on the node itself, in the annotation Key: a JSON object with one entry for each
+// owner. What an entry records as done is undone with it, unless another entry records the same. Taints and cordons
+// that no entry records are somebody else's and stay as they are. The annotation changes together with what it
+// records, in one request that fails if the node has changed since it was read.
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// Key is the annotation and the taint of a marked node.
+	Key = "dlrover/faulty"
+	// ConditionType is the condition of a marked node, and the reason of the events about it.
+	ConditionType = "DLRoverFaulty"
+)
+
+// Level is what is done to a node that is marked.
+type Level string
+
+// The levels. Every one but None also creates an event about the node, in namespace default.
+const (
+	None      Level = "none"
+	Event     Level = "event"     // nothing else; the node does not remember it
+	Condition Level = "condition" // condition ConditionType, for other programs to act on
+	Taint     Level = "taint"     // taint Key with effect NoSchedule
+	Cordon    Level = "cordon"    // spec.unschedulable
+)
+
+// ParseLevel returns the level of that name.
+func ParseLevel(name string) (Level, error) {
+	switch l := Level(name); l {
+	case None, Event, Condition, Taint, Cordon:
+		return l, nil
+	}
+	return "", fmt.Errorf("%q: what is done to a faulty node is one of none, event, condition, taint, cordon", name)
+}
+
+// Config says where the API server is, and who asks.
+type Config struct {
+	Server    string // https://HOST:PORT
+	CAFile    string // certificates that vouch for the server, as PEM; read once; "": those of the system
+	TokenFile string // read again when it is a minute old, or refused
+	Namespace string // of the own pod, for events; may be ""
+	Pod       string // name of the own pod, for events; may be ""
+	Log       *slog.Logger
+}
+
+// ErrNotInCluster means that the process is in no pod with a service account.
+var ErrNotInCluster = errors.New("not in a Kubernetes pod with a service account")
+
+const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// InCluster is the configuration that Kubernetes gives every container. The error is ErrNotInCluster where there is
+// none.
+func InCluster() (Config, error) { return inCluster(os.LookupEnv, serviceAccountDir) }
+
+func inCluster(lookup func(string) (string, bool), dir string) (Config, error) {
+	host, _ := lookup("KUBERNETES_SERVICE_HOST")
+	port, _ := lookup("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return Config{}, fmt.Errorf("%w: no KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT", ErrNotInCluster)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return Config{}, fmt.Errorf("KUBERNETES_SERVICE_PORT=%q: need a port, 1 to 65535", port)
+	}
+	c := Config{
+		Server: "https://" + net.JoinHostPort(host, port), CAFile: filepath.Join(dir, "ca.crt"),
+		TokenFile: filepath.Join(dir, "token"),
+	}
+	if _, err := os.Stat(c.TokenFile); err != nil {
+		return Config{}, fmt.Errorf("%w (is automountServiceAccountToken off?): %w", ErrNotInCluster, err)
+	}
+	namespace, _ := os.ReadFile(filepath.Join(dir, "namespace")) // only told
+	c.Namespace = strings.TrimSpace(string(namespace))
+	c.Pod, _ = lookup("POD_NAME")
+	return c, nil
+}
+
+// Mark says who holds which node for faulty, and why. Times are kept to the second.
+type Mark struct {
+	Node     string    // name of the Kubernetes node
+	Owner    string    // who marks: another owner's mark is not replaced; at most 253 printable bytes
+	Reason   string    // one line; what a taint's value allows of it becomes its value
+	Evidence string    // what was measured
+	Since    time.Time // with Owner and Node, the identity of the event
+	Until    time.Time // when the mark is to be removed, which is the caller's task
+}
+
+// Bounds of a mark, in bytes. Longer texts are cut.
+const (
+	maxName     = 253
+	maxReason   = 256
+	maxEvidence = 1024
+)
+
+// checked is the mark as it is stored.
+func (m Mark) checked() (Mark, error) {
+	if err := checkNode(m.Node); err != nil {
+		return m, err
+	}
+	if err := checkOwner(m.Owner); err != nil {
+		return m, err
+	}
+	if m.Since.IsZero() || m.Until.Before(m.Since) {
+		return m, fmt.Errorf("kube: mark of node %s is from %s until %s: need both, in this order", m.Node,
+			m.Since.Format(time.RFC3339), m.Until.Format(time.RFC3339))
+	}
+	m.Reason, m.Evidence = clean(m.Reason, maxReason), clean(m.Evidence, maxEvidence)
+	m.Since, m.Until = m.Since.UTC().Truncate(time.Second), m.Until.UTC().Truncate(time.Second)
+	return m, nil
+}
+
+// checkNode keeps anything but a DNS-1123 subdomain out of paths.
+func checkNode(name string) error {
+	bad := len(name) > maxName
+	for label := range strings.SplitSeq(name, ".") {
+		bad = bad || label == "" || label[0] == '-' || label[len(label)-1] == '-' ||
+			strings.ContainsFunc(label, func(r rune) bool { return !isLower(r) && r != '-' })
+	}
+	if bad {
+		return fmt.Errorf("kube: %.260q is no name of a node: need a DNS-1123 subdomain, such as node-1.example", name)
+	}
+	return nil
+}
+
+func checkOwner(owner string) error {
+	if owner == "" || len(owner) > maxName || clean(owner, maxName) != owner {
+		return fmt.Errorf("kube: owner %.260q of a mark: need 1 to %d printable bytes", owner, maxName)
+	}
+	return nil
+}
+
+func isLower(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' }
