@@ -140,36 +140,39 @@ func (c *Client) Remove(ctx context.Context, m Mark) error {
 	return err
 }
 
-// maxConflicts bounds how often a node is read again because others have changed it meanwhile.
-const maxConflicts = 8
+// maxRounds bounds how often a node is read again because others have changed it meanwhile.
+const maxRounds = 10
 
 // change reads the node and patches it until it is as f wants it; f says whether that takes another patch.
 func (c *Client) change(ctx context.Context, name string, f func(*node) (*patch, bool, error)) error {
-	for conflicts := 0; ; {
-		var n node
-		err := c.rest.do(ctx, request{right: getNodes, method: "GET", path: nodePath(name)}, &n)
-		if err != nil {
-			return err
-		}
-		p, more, err := f(&n)
-		if err != nil {
-			const cure = "if nobody needs its marks: kubectl annotate node"
-			return fmt.Errorf("kube: node %s: %w; %s %s %s-", name, err, cure, name, Key)
-		}
-		if p != nil {
-			err = c.patch(ctx, name, p)
-		}
-		if errors.Is(err, errConflict) && conflicts < maxConflicts {
-			conflicts++
-			if !sleep(ctx, rand.N(time.Duration(conflicts)*20*time.Millisecond)) {
-				return fmt.Errorf("kube: no time is left: %w", errors.Join(context.Cause(ctx), err))
+	for round := range maxRounds {
+		more, err := c.changeOnce(ctx, name, f)
+		switch {
+		case errors.Is(err, errConflict):
+			if !sleep(ctx, rand.N(time.Duration(round+1)*20*time.Millisecond)) {
+				return noTime(ctx, err)
 			}
-			continue
-		}
-		if err != nil || !more {
+		case err != nil || !more:
 			return err
 		}
 	}
+	return fmt.Errorf("kube: node %s was changed by others at each of %d tries: %w", name, maxRounds, errConflict)
+}
+
+func (c *Client) changeOnce(ctx context.Context, name string, f func(*node) (*patch, bool, error)) (bool, error) {
+	var n node
+	if err := c.rest.do(ctx, request{right: getNodes, method: "GET", path: nodePath(name)}, &n); err != nil {
+		return false, err
+	}
+	p, more, err := f(&n)
+	if err != nil {
+		const cure = "if nobody needs its marks: kubectl annotate node"
+		return false, fmt.Errorf("kube: node %s: %w; %s %s %s-", name, err, cure, name, Key)
+	}
+	if p == nil {
+		return more, nil
+	}
+	return more, c.patch(ctx, name, p)
 }
 
 func nodePath(name string) string { return "/api/v1/nodes/" + url.PathEscape(name) }

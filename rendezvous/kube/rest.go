@@ -161,7 +161,7 @@ func (r *rest) do(ctx context.Context, q request, into any) error {
 		}
 		r.cfg.Log.Debug("the API server is asked again", "what", q.right.String(), "err", err)
 		if !sleep(ctx, cmp.Or(retryAfter(err), pause/2+rand.N(pause))) {
-			return fmt.Errorf("kube: no time is left: %w", errors.Join(context.Cause(ctx), err))
+			return noTime(ctx, err)
 		}
 		pause *= 2
 	}
@@ -200,6 +200,15 @@ func retryAfter(err error) time.Duration {
 	return 0
 }
 
+// noTime is the end of ctx, or the end that comes before the next try would, with what went wrong before.
+func noTime(ctx context.Context, last error) error {
+	cause := context.Cause(ctx)
+	if cause == nil {
+		cause = context.DeadlineExceeded
+	}
+	return fmt.Errorf("kube: no time is left for another try: %w: %w", cause, last)
+}
+
 // sleep reports false if ctx has ended, or would end meanwhile.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
@@ -226,12 +235,7 @@ func (r *rest) try(ctx context.Context, q request, body []byte, into any) error 
 	if err != nil {
 		return err
 	}
-	resp, err := r.http.Do(req)
-	if err != nil {
-		return &netError{fmt.Errorf("kube: %s: %w", q.right, err)}
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
+	resp, text, err := r.send(req)
 	switch {
 	case err != nil:
 		return &netError{fmt.Errorf("kube: %s: %w", q.right, err)}
@@ -246,6 +250,17 @@ func (r *rest) try(ctx context.Context, q request, body []byte, into any) error 
 		return fmt.Errorf("kube: %s: the answer is not what an API server sends: %w", q.right, err)
 	}
 	return nil
+}
+
+// send returns at most one byte more than maxResponse of the answer.
+func (r *rest) send(req *http.Request) (*http.Response, []byte, error) {
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
+	return resp, text, err
 }
 
 func (r *rest) request(ctx context.Context, q request, token string, body []byte) (*http.Request, error) {

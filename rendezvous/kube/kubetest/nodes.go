@@ -186,3 +186,10 @@ func (s *Server) AddNode(t testing.TB, name string) {
 		t.Fatal(answer)
 	}
 }
+
+// Touch changes a node, so that patches of what was read before are in conflict.
+func (s *Server) Touch(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stamp(s.nodes[name])
+}

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -47,7 +49,9 @@ const everything = "*"
 // Start serves over TLS on loopback until the test ends.
 func Start(t testing.TB) *Server {
 	s := New(t)
-	s.http = httptest.NewTLSServer(s)
+	s.http = httptest.NewUnstartedServer(s)
+	s.http.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust it are tests
+	s.http.StartTLS()
 	t.Cleanup(s.http.Close)
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.http.Certificate().Raw})
 	write(t, filepath.Join(s.dir, "ca.crt"), string(authority))
