@@ -1,0 +1,127 @@
+package kube_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+)
+
+// podSpec is what we check of a pod's template.
+type podSpec struct {
+	ServiceAccountName string `yaml:"serviceAccountName"`
+	Automount          *bool  `yaml:"automountServiceAccountToken"`
+	Containers         []struct {
+		Command, Args []string
+		Env           []struct {
+			Name, Value string
+			ValueFrom   struct {
+				FieldRef struct {
+					FieldPath string `yaml:"fieldPath"`
+				} `yaml:"fieldRef"`
+			} `yaml:"valueFrom"`
+		}
+		ReadinessProbe struct {
+			HTTPGet struct {
+				Path string
+				Port int
+			} `yaml:"httpGet"`
+		} `yaml:"readinessProbe"`
+		VolumeMounts []struct {
+			Name      string
+			MountPath string `yaml:"mountPath"`
+		} `yaml:"volumeMounts"`
+	}
+	Volumes []struct {
+		Name   string
+		Secret struct {
+			SecretName string `yaml:"secretName"`
+		}
+		PersistentVolumeClaim struct {
+			ClaimName string `yaml:"claimName"`
+		} `yaml:"persistentVolumeClaim"`
+	}
+}
+
+// spec unpacks one part of the only document of that kind.
+func spec(t *testing.T, documents []document, kind string, into any, path ...string) {
+	t.Helper()
+	var found []document
+	for _, d := range documents {
+		if d.Kind == kind {
+			found = append(found, d)
+		}
+	}
+	require.Len(t, found, 1, kind)
+	part := found[0].Spec
+	for _, name := range path {
+		part = part[name].(map[string]any)
+	}
+	text, err := yaml.Marshal(part)
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(text, into))
+}
+
+// mounts are the paths at which a pod has volumes, by what the volume is of.
+func (p podSpec) mounts() map[string]string {
+	of := map[string]string{}
+	for _, v := range p.Volumes {
+		of[v.Name] = v.Secret.SecretName + v.PersistentVolumeClaim.ClaimName
+	}
+	paths := map[string]string{}
+	for _, m := range p.Containers[0].VolumeMounts {
+		paths[of[m.Name]] = m.MountPath
+	}
+	return paths
+}
+
+// env are a pod's variables, those of fields as $path.
+func (p podSpec) env() map[string]string {
+	env := map[string]string{}
+	for _, v := range p.Containers[0].Env {
+		env[v.Name] = v.Value
+		if path := v.ValueFrom.FieldRef.FieldPath; path != "" {
+			env[v.Name] = "$" + path
+		}
+	}
+	return env
+}
+
+func TestManifestsOfMasterAndTrainingFitTogether(t *testing.T) {
+	master := documents(t, "master.yaml")
+	for _, d := range master {
+		require.Equal(t, "default", d.Metadata.Namespace, d.Kind)
+		require.Equal(t, "dlrover-master", d.Metadata.Name, d.Kind)
+	}
+	var daemon, worker podSpec
+	spec(t, master, "Deployment", &daemon, "template", "spec")
+	require.Equal(t, "dlrover-master", daemon.ServiceAccountName)
+	require.Equal(t, map[string]string{"job-token": "/etc/dlrover", "dlrover-master": "/var/lib/dlrover"}, daemon.mounts())
+	c := daemon.Containers[0]
+	require.Equal(t, []string{"dlrover-master"}, c.Command)
+	require.Equal(t, []string{
+		"--listen=:50001", "--token-file=/etc/dlrover/token", "--data-dir=/var/lib/dlrover", "--node-action=event",
+	}, c.Args)
+	require.Equal(t, "/readyz", c.ReadinessProbe.HTTPGet.Path)
+	require.Equal(t, 50001, c.ReadinessProbe.HTTPGet.Port)
+	require.Equal(t, map[string]string{"POD_NAME": "$metadata.name"}, daemon.env())
+
+	var service struct {
+		Selector map[string]string
+		Ports    []struct{ Port int }
+	}
+	var labels map[string]string
+	spec(t, master, "Service", &service)
+	spec(t, master, "Deployment", &labels, "template", "metadata", "labels")
+	require.Equal(t, labels, service.Selector)
+	require.Equal(t, 50001, service.Ports[0].Port)
+
+	spec(t, documents(t, "training-pod.yaml"), "Job", &worker, "template", "spec")
+	require.Equal(t, "/etc/dlrover", worker.mounts()["job-token"])
+	require.False(t, *worker.Automount)
+	require.Equal(t, []string{"dlrover-run"}, worker.Containers[0].Command)
+	require.Equal(t, map[string]string{
+		"DLROVER_MASTER_ADDR": "dlrover-master:50001", "DLROVER_TOKEN_FILE": "/etc/dlrover/token",
+		"NODE_NAME": "$spec.nodeName", "POD_NAME": "$metadata.name", "POD_IP": "$status.podIP",
+	}, worker.env())
+}
