@@ -1,0 +1,81 @@
+package nodes
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Node is what is known of one machine, for people.
+type Node struct {
+	Name string `json:"name"`
+	Mark *Mark  `json:"mark,omitempty"`
+	Held *Held  `json:"held,omitempty"` // the breaker has held a mark back
+	// Suspect: it is the culprit of many failures of a run.
+	Suspect  bool    `json:"suspect,omitempty"`
+	Findings []Known `json:"findings,omitempty"` // the newest first
+	// Runs is how many runs it takes part in, and Seen when it was last heard of.
+	Runs int       `json:"runs,omitempty"`
+	Seen time.Time `json:"seen,omitzero"`
+}
+
+// Known is a finding and its age in seconds.
+type Known struct {
+	Finding
+	Age float64 `json:"age"`
+}
+
+// List are the machines of which something is known beside that they are there, by name.
+func (b *Book) List(now time.Time) []Node {
+	now = stamp(now)
+	out := []Node{}
+	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+		if n := b.describe(now, b.nodes[name]); n.Mark != nil || n.Held != nil || n.Suspect || len(n.Findings) > 0 {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+func (b *Book) describe(now time.Time, r *record) Node {
+	n := Node{Name: r.name, Suspect: b.Suspect(r.name), Runs: r.in, Seen: r.seen}
+	if r.mark.counts(now) {
+		m := *r.mark
+		n.Mark = &m
+	}
+	if r.held != nil && r.held.Until.After(now) {
+		h := *r.held
+		n.Held = &h
+	}
+	for _, f := range slices.Backward(r.findings) {
+		if age := now.Sub(f.At); age < b.cfg.Keep {
+			n.Findings = append(n.Findings, Known{f, max(age, 0).Seconds()})
+		}
+	}
+	return n
+}
+
+func (m *Mark) counts(now time.Time) bool {
+	return m != nil && (m.Until.IsZero() || m.Until.After(now))
+}
+
+// Avoid are the names of machines that are marked, by name: no replacement should be placed there.
+func (b *Book) Avoid(now time.Time) []string {
+	names := []string{}
+	for name, r := range b.marked {
+		if r.mark.counts(now) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Marks are the marks that are there, by the names of their machines.
+func (b *Book) Marks() []Mark {
+	marks := make([]Mark, 0, len(b.marked))
+	for _, r := range b.sortedMarks() {
+		marks = append(marks, *r.mark)
+	}
+	return marks
+}

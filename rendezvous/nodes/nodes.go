@@ -1,0 +1,392 @@
+// Package nodes is what is known of machines across jobs, and the policy that marks them. A Book hears findings, such
+// as a failed check, the ends of epochs and what an operator says, and answers with Acts: a machine is to be marked, a
+// mark is to be removed, or one is held back by the breaker. It is pure: no clock, no files, no goroutines. A Book is
+// not safe for use by several goroutines.
+package nodes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// Kind says what a finding is about.
+type Kind string
+
+// The kinds of a Finding. One of a hard kind marks its machine at once: CheckFailed, Unkillable, Xid and ECC. All
+// others are soft: Config.Repeats of them, of whatever soft kinds, mark.
+const (
+	CheckFailed Kind = "check-failed"     // a check of the node has failed
+	Hang        Kind = "hang"             // a hung job waited for its workers
+	Unkillable  Kind = "unkillable"       // its workers survive SIGKILL
+	Repeated    Kind = "repeated-failure" // it is often the first to fail; Book.Failed finds this
+	Xid         Kind = "xid"              // its driver says that a device is broken
+	ECC         Kind = "ecc"              // the memory of a device has errors that nothing corrects
+	Silent      Kind = "silent"           // it has gone away without a word
+	Operator    Kind = "operator"         // somebody says so
+)
+
+// hard are the kinds of which one finding marks, and what they say of a machine.
+var hard = map[Kind]string{
+	CheckFailed: "a check of the node has failed",
+	Unkillable:  "workers on the node cannot be killed",
+	Xid:         "a device of the node is broken",
+	ECC:         "memory of a device of the node is broken",
+}
+
+// Bounds of a Book.
+const (
+	MaxNodes    = 100_000 // machines; those that were not seen for longest go, but none that is marked
+	MaxPerNode  = 16      // findings of one machine; the oldest go
+	MaxFindings = 1 << 15 // findings of all; the oldest go
+	MaxRuns     = 4096    // the one that was not heard of for longest goes
+	MaxRunsNode = 64      // runs that one machine takes part in
+	MaxText     = 1024    // bytes of a text; longer ones are cut
+	MaxKind     = 64      // bytes of a kind
+)
+
+// Policy is Mark.By of a mark that the policy has made.
+const Policy = "policy"
+
+// Finding is something that was found out about a machine.
+type Finding struct {
+	Node string    `json:"node"` // the machine's name; the node's where that is unknown
+	Run  string    `json:"run,omitempty"`
+	Kind Kind      `json:"kind"`
+	Text string    `json:"text,omitempty"`
+	At   time.Time `json:"at"` // zero: when the Book hears of it
+}
+
+// Mark says that no new workers should be placed on a machine.
+type Mark struct {
+	Node     string `json:"node"`
+	Kind     Kind   `json:"kind"`
+	Reason   string `json:"reason"`             // in a few words
+	Evidence string `json:"evidence,omitempty"` // the text of the newest finding
+	// Run is the one whose finding has made the mark, which counts for that run's breaker.
+	Run   string    `json:"run,omitempty"`
+	Since time.Time `json:"since"`
+	Until time.Time `json:"until,omitzero"` // zero: until somebody clears it
+	By    string    `json:"by"`             // Policy, or who has set it
+}
+
+// Held is a mark that the breaker has held back.
+type Held struct {
+	Mark
+	Why string `json:"why"` // what held it back
+}
+
+// Do is what an Act asks for.
+type Do string
+
+// The deeds of an Act.
+const (
+	Apply  Do = "mark"   // Mark is new, or has changed
+	Remove Do = "unmark" // Mark was there, and is not any more
+	Hold   Do = "hold"   // Mark would have been made; nothing is to be done
+)
+
+// Act is something to be done, and to be told.
+type Act struct {
+	Do   Do
+	Mark Mark
+	// Text is for the log and the timeline of Run, which is "" for an operator's acts.
+	Text string
+	Run  string
+}
+
+// Config are the rules of a Book. Zero values are replaced by the defaults in brackets.
+type Config struct {
+	Expiry time.Duration // how long a mark of the policy lasts after its newest finding [4 h]
+	Keep   time.Duration // how long findings, failures and unseen machines are remembered [7 days]
+	// JobShare and JobLeast bound the marks that are there by findings of one run: a share of its machines, but at least
+	// so many [0.05, 2].
+	JobShare float64
+	JobLeast int
+	// ClusterShare and ClusterLeast bound the marks that are made in Window: a share of all machines that are known, but
+	// at least so many [0.1, 2, 1 h].
+	ClusterShare float64
+	ClusterLeast int
+	Window       time.Duration
+	// MassWithin: when findings of one kind come within it about more than half of a run's machines, two at least, it is
+	// not they that are broken: none is marked [2 min].
+	MassWithin time.Duration
+	// Repeats is how many soft findings mark, and how often a machine is the culprit of the last Of failures of a run
+	// before it is suspect [3, 10].
+	Repeats int
+	Of      int
+}
+
+func (c Config) withDefaults() Config {
+	orDefault(&c.Expiry, 4*time.Hour)
+	orDefault(&c.Keep, 7*24*time.Hour)
+	orDefault(&c.JobShare, 0.05)
+	orDefault(&c.JobLeast, 2)
+	orDefault(&c.ClusterShare, 0.1)
+	orDefault(&c.ClusterLeast, 2)
+	orDefault(&c.Window, time.Hour)
+	orDefault(&c.MassWithin, 2*time.Minute)
+	orDefault(&c.Repeats, 3)
+	orDefault(&c.Of, 10)
+	return c
+}
+
+func orDefault[T int | float64 | time.Duration](v *T, d T) {
+	if *v <= 0 {
+		*v = d
+	}
+}
+
+// Book is the record of all machines. NewBook and Restore make one.
+type Book struct {
+	cfg      Config
+	nodes    map[string]*record
+	marked   map[string]*record // those of nodes with a mark
+	runs     map[string]*job
+	marks    map[string]int // marks of the policy that are there, by run
+	made     []time.Time    // when marks of the policy were made in the last Window, the oldest first
+	findings int            // of all nodes
+	swept    time.Time      // when what is too old was last looked for; zero in a Book that knows nothing
+	suspects map[string]bool
+}
+
+// record is one machine.
+type record struct {
+	name     string
+	seen     time.Time
+	mark     *Mark
+	held     *Held
+	findings []Finding // the oldest first
+	in       int       // runs that it is a member of
+}
+
+// job is one run.
+type job struct {
+	heard    time.Time
+	members  map[string]bool // names in Book.nodes
+	failures []failure       // the last Config.Of, the oldest first
+	blames   []blame         // of the last Config.MassWithin, the oldest first
+	blamed   map[Kind]int    // how many of blames are about members
+	known    map[about]bool  // what blames are about
+}
+
+// about is what a blame is about.
+type about struct {
+	node string
+	kind Kind
+}
+
+// failure is the end of an epoch; culprit may be "".
+type failure struct {
+	Culprit string    `json:"culprit,omitempty"`
+	At      time.Time `json:"at"`
+}
+
+// blame is the first finding of a kind about a machine.
+type blame struct {
+	Node string    `json:"node"`
+	Kind Kind      `json:"kind"`
+	At   time.Time `json:"at"`
+}
+
+// NewBook returns a Book that knows nothing.
+func NewBook(cfg Config) *Book {
+	return &Book{
+		cfg: cfg.withDefaults(), nodes: map[string]*record{}, marked: map[string]*record{}, runs: map[string]*job{},
+		marks: map[string]int{},
+	}
+}
+
+// CheckName reports why a machine cannot be called so; nil: it can.
+func CheckName(node string) error {
+	if node == "" || len(node) > rendezvous.MaxName || !rendezvous.Printable(node) {
+		return fmt.Errorf("node %.100q: need a name, %s, at most %d bytes", node, rendezvous.PrintableRule,
+			rendezvous.MaxName)
+	}
+	return nil
+}
+
+// Line is text on one line of at most MaxText bytes: what acts on a terminal becomes spaces, what is too long is cut.
+func Line(text string) string {
+	if !rendezvous.Printable(text) {
+		text = strings.Map(func(r rune) rune {
+			if rendezvous.Printable(string(r)) {
+				return r
+			}
+			return ' '
+		}, strings.ToValidUTF8(text, "?"))
+	}
+	if len(text) > MaxText {
+		const more = "…"
+		text = strings.ToValidUTF8(text[:MaxText-len(more)], "") + more
+	}
+	return text
+}
+
+// stamp is t as a Book keeps it: what a snapshot can hold.
+func stamp(t time.Time) time.Time { return t.UTC().Round(0) }
+
+// node returns the record of a machine that was heard of now; nil: the name cannot be one, or there is no room.
+func (b *Book) node(now time.Time, name string) *record {
+	r := b.nodes[name]
+	if r == nil {
+		if CheckName(name) != nil || !b.roomForNode() {
+			return nil
+		}
+		r = &record{name: name}
+		b.nodes[name] = r
+	}
+	r.seen = now
+	b.begin(now)
+	return r
+}
+
+// begin has the Book look for what is too old from now on.
+func (b *Book) begin(now time.Time) {
+	if b.swept.IsZero() {
+		b.swept = now
+	}
+}
+
+// roomForNode makes room for a node by forgetting those that were not seen for longest, nothing of note first.
+func (b *Book) roomForNode() bool {
+	if len(b.nodes) < MaxNodes {
+		return true
+	}
+	var old []*record
+	for _, r := range b.nodes {
+		if r.mark == nil {
+			old = append(old, r)
+		}
+	}
+	slices.SortFunc(old, func(a, c *record) int {
+		if plain := len(c.findings) == 0; plain != (len(a.findings) == 0) {
+			if plain {
+				return 1
+			}
+			return -1
+		}
+		if d := a.seen.Compare(c.seen); d != 0 {
+			return d
+		}
+		return strings.Compare(a.name, c.name)
+	})
+	for _, r := range old[:min(len(old), MaxNodes/64)] {
+		b.forget(r)
+	}
+	return len(old) > 0
+}
+
+func (b *Book) forget(r *record) {
+	b.findings -= len(r.findings)
+	delete(b.nodes, r.name)
+	if r.in == 0 {
+		return
+	}
+	for _, j := range b.runs {
+		if j.members[r.name] {
+			delete(j.members, r.name)
+			j.count()
+		}
+	}
+}
+
+// run returns a run that was heard of now. run must not be "".
+func (b *Book) run(now time.Time, run string) *job {
+	j := b.runs[run]
+	if j == nil {
+		b.roomForRun()
+		j = newJob()
+		b.runs[run] = j
+	}
+	j.heard = now
+	b.begin(now)
+	return j
+}
+
+func newJob() *job {
+	return &job{members: map[string]bool{}, blamed: map[Kind]int{}, known: map[about]bool{}}
+}
+
+func (b *Book) roomForRun() {
+	if len(b.runs) < MaxRuns {
+		return
+	}
+	oldest := ""
+	for _, name := range slices.Sorted(maps.Keys(b.runs)) {
+		if oldest == "" || b.runs[name].heard.Before(b.runs[oldest].heard) {
+			oldest = name
+		}
+	}
+	b.dropRun(oldest)
+}
+
+func (b *Book) dropRun(run string) {
+	b.leave(b.runs[run], nil)
+	delete(b.runs, run)
+	b.suspects = nil
+}
+
+// leave ends the membership of all but those in keep.
+func (b *Book) leave(j *job, keep map[string]bool) {
+	for name := range j.members {
+		if !keep[name] {
+			b.nodes[name].in--
+			delete(j.members, name)
+		}
+	}
+}
+
+// Size says which machines take part in a run now, spares and those without workers included. None: the run is over.
+// A run that lives longer than Config.Keep must be told again in that time.
+func (b *Book) Size(now time.Time, run string, nodes []string) {
+	now = stamp(now)
+	if checkRun(run) != nil || run == "" || len(nodes) == 0 && b.runs[run] == nil {
+		return
+	}
+	j := b.run(now, run)
+	in := make(map[string]bool, len(nodes))
+	for _, name := range nodes {
+		r := b.node(now, name)
+		if r == nil || in[name] || !j.members[name] && r.in >= MaxRunsNode {
+			continue
+		}
+		in[name] = true
+	}
+	b.leave(j, in)
+	b.join(j, in)
+	j.count()
+}
+
+func (b *Book) join(j *job, in map[string]bool) {
+	for name := range in {
+		if r := b.nodes[name]; r != nil && !j.members[name] { // nil: forgotten to make room for others
+			r.in++
+			j.members[name] = true
+		}
+	}
+}
+
+// count counts the blames anew.
+func (j *job) count() {
+	clear(j.blamed)
+	clear(j.known)
+	for _, f := range j.blames {
+		j.known[about{f.Node, f.Kind}] = true
+		if j.members[f.Node] {
+			j.blamed[f.Kind]++
+		}
+	}
+}
+
+// checkRun reports why a run cannot be called so. "" is no run, and right for a finding that is of none.
+func checkRun(run string) error {
+	if len(run) > rendezvous.MaxName || !rendezvous.Printable(run) {
+		return fmt.Errorf("run %.100q: %s, at most %d bytes", run, rendezvous.PrintableRule, rendezvous.MaxName)
+	}
+	return nil
+}

@@ -1,0 +1,494 @@
+package nodes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// sameWithin is how long a finding that says the same as the last one is no news.
+const sameWithin = 10 * time.Minute
+
+// Find records findings that one event has brought, and judges them together. What cannot be a finding, such as one
+// without a node, is left out.
+func (b *Book) Find(now time.Time, found ...Finding) (acts []Act) {
+	now = stamp(now)
+	found = slices.DeleteFunc(slices.Clone(found), func(f Finding) bool { return !acceptable(f) })
+	fresh := make([]bool, len(found))
+	for i := range found {
+		f := &found[i]
+		f.Text = Line(f.Text)
+		if f.At = stamp(f.At); f.At.IsZero() || f.At.After(now) {
+			f.At = now
+		}
+		fresh[i] = b.record(now, *f)
+		b.blame(now, *f)
+	}
+	for i, f := range found {
+		if b.nodes[f.Node] != nil { // there was room for it
+			acts = append(acts, b.judge(now, f, fresh[i])...)
+		}
+	}
+	return acts
+}
+
+func acceptable(f Finding) bool {
+	return CheckName(f.Node) == nil && checkRun(f.Run) == nil && checkKind(f.Kind) == nil && f.Kind != Operator
+}
+
+func checkKind(k Kind) error {
+	if k == "" || len(k) > MaxKind || !rendezvous.Printable(string(k)) {
+		return fmt.Errorf("kind %.100q: need a word, %s, at most %d bytes", k, rendezvous.PrintableRule, MaxKind)
+	}
+	return nil
+}
+
+// record keeps a finding, and says whether it is news.
+func (b *Book) record(now time.Time, f Finding) bool {
+	r := b.node(now, f.Node)
+	if r == nil {
+		return false
+	}
+	for i, o := range r.findings {
+		if o.Kind == f.Kind && o.Run == f.Run && o.Text == f.Text && f.At.Sub(o.At).Abs() < sameWithin {
+			r.findings[i].At = later(o.At, f.At)
+			return false
+		}
+	}
+	r.findings = append(r.findings, f)
+	b.findings++
+	if len(r.findings) > MaxPerNode {
+		r.findings = slices.Delete(r.findings, 0, 1)
+		b.findings--
+	}
+	b.roomForFindings()
+	return true
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// roomForFindings forgets the oldest 16th of all findings when there are too many.
+func (b *Book) roomForFindings() {
+	if b.findings <= MaxFindings {
+		return
+	}
+	times := make([]time.Time, 0, b.findings)
+	for _, r := range b.nodes {
+		for _, f := range r.findings {
+			times = append(times, f.At)
+		}
+	}
+	slices.SortFunc(times, time.Time.Compare)
+	b.dropFindings(times[len(times)/16])
+}
+
+// dropFindings forgets findings up to a time.
+func (b *Book) dropFindings(until time.Time) {
+	for _, r := range b.nodes {
+		before := len(r.findings)
+		r.findings = slices.DeleteFunc(r.findings, func(f Finding) bool { return !f.At.After(until) })
+		b.findings -= before - len(r.findings)
+	}
+}
+
+// blame counts a finding for the mass rule.
+func (b *Book) blame(now time.Time, f Finding) {
+	if f.Run == "" || b.nodes[f.Node] == nil {
+		return
+	}
+	j := b.run(now, f.Run)
+	j.expire(now.Add(-b.cfg.MassWithin))
+	is := about{f.Node, f.Kind}
+	if j.known[is] || len(j.blames) >= MaxNodes {
+		return
+	}
+	j.known[is] = true
+	j.blames = append(j.blames, blame{f.Node, f.Kind, now})
+	if j.members[f.Node] {
+		j.blamed[f.Kind]++
+	}
+}
+
+// expire forgets blames up to a time.
+func (j *job) expire(until time.Time) {
+	n := 0
+	for n < len(j.blames) && !j.blames[n].At.After(until) {
+		o := j.blames[n]
+		delete(j.known, about{o.Node, o.Kind})
+		if j.members[o.Node] {
+			j.blamed[o.Kind]--
+		}
+		n++
+	}
+	j.blames = slices.Delete(j.blames, 0, n)
+}
+
+// judge says what a finding that was recorded leads to.
+func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
+	r := b.nodes[f.Node]
+	if m := r.mark; m != nil && (m.By != Policy || !fresh) {
+		return nil
+	}
+	reason := b.reason(r, f.Kind)
+	if reason == "" {
+		return nil
+	}
+	m := Mark{
+		Node: f.Node, Kind: f.Kind, Reason: reason, Evidence: f.Text, Run: f.Run, Since: now, Until: now.Add(b.cfg.Expiry),
+		By: Policy,
+	}
+	if b.mass(f) {
+		return b.holdMass(now, m)
+	}
+	if r.mark != nil {
+		return []Act{b.renew(r, m)}
+	}
+	if why := b.breaker(now, f.Run); why != "" {
+		return b.hold(r, m, why)
+	}
+	b.made = append(b.made, now)
+	b.set(r, m)
+	return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
+}
+
+// line is a mark for people.
+func (m Mark) line() string {
+	text := m.Reason
+	if m.Evidence != "" {
+		text += ": " + m.Evidence
+	}
+	return Line(text)
+}
+
+// reason says why a finding marks; "": it does not.
+func (b *Book) reason(r *record, k Kind) string {
+	if why := hard[k]; why != "" {
+		return why
+	}
+	n := 0
+	for _, f := range r.findings {
+		if hard[f.Kind] == "" {
+			n++
+		}
+	}
+	if n < b.cfg.Repeats {
+		return ""
+	}
+	return fmt.Sprintf("%d findings of the last days, the newest %s", n, k)
+}
+
+// renew has a mark of the policy last longer. Its beginning and its run stay.
+func (b *Book) renew(r *record, m Mark) Act {
+	m.Since, m.Run = r.mark.Since, r.mark.Run
+	m.Until = later(m.Until, r.mark.Until)
+	r.mark = &m
+	return Act{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}
+}
+
+// set marks a machine that has no mark.
+func (b *Book) set(r *record, m Mark) {
+	r.mark, r.held = &m, nil
+	b.marked[r.name] = r
+	if m.By == Policy {
+		b.marks[m.Run]++
+	}
+}
+
+// unset removes the mark of a machine that has one.
+func (b *Book) unset(r *record) Mark {
+	m := *r.mark
+	r.mark = nil
+	delete(b.marked, r.name)
+	if m.By != Policy {
+		return m
+	}
+	if b.marks[m.Run]--; b.marks[m.Run] == 0 {
+		delete(b.marks, m.Run)
+	}
+	return m
+}
+
+// mass says whether a finding is one of those about more than half of a run's machines.
+func (b *Book) mass(f Finding) bool {
+	j := b.runs[f.Run]
+	return j != nil && j.blamed[f.Kind] >= 2 && 2*j.blamed[f.Kind] > len(j.members)
+}
+
+// holdMass holds a mark back, and removes those that earlier findings of the same mass verdict have made.
+func (b *Book) holdMass(now time.Time, m Mark) (acts []Act) {
+	j := b.runs[m.Run]
+	why := fmt.Sprintf("%d of %d nodes of the run are blamed at once: it is not they that are broken", j.blamed[m.Kind],
+		len(j.members))
+	for _, r := range b.sortedMarks() {
+		o := r.mark
+		if o.By == Policy && o.Run == m.Run && o.Kind == m.Kind && !o.Since.Before(now.Add(-b.cfg.MassWithin)) {
+			was := b.unset(r)
+			r.held = &Held{Mark: was, Why: why}
+			acts = append(acts, Act{Do: Remove, Mark: was, Run: was.Run, Text: why})
+		}
+	}
+	if r := b.nodes[m.Node]; r.mark == nil {
+		acts = append(acts, b.hold(r, m, why)...)
+	}
+	return acts
+}
+
+func (b *Book) sortedMarks() []*record {
+	return slices.SortedFunc(maps.Values(b.marked), func(a, c *record) int { return strings.Compare(a.name, c.name) })
+}
+
+// hold notes that a mark was held back. It is told once for each kind of finding.
+func (b *Book) hold(r *record, m Mark, why string) []Act {
+	told := r.held != nil && r.held.Kind == m.Kind && r.held.Run == m.Run && r.held.Until.After(m.Since)
+	r.held = &Held{Mark: m, Why: why}
+	if told {
+		return nil
+	}
+	return []Act{{Do: Hold, Mark: m, Run: m.Run, Text: Line(m.line() + "; not marked: " + why)}}
+}
+
+// breaker says why no other machine may be marked for a run now; "": one may.
+func (b *Book) breaker(now time.Time, run string) string {
+	if j := b.runs[run]; run != "" && j != nil {
+		if most := limit(b.cfg.JobShare, b.cfg.JobLeast, len(j.members)); b.marks[run] >= most {
+			return fmt.Sprintf("%d nodes are marked for run %s already, the most of its %d", b.marks[run], run,
+				len(j.members))
+		}
+	}
+	b.forgetMade(now)
+	if most := limit(b.cfg.ClusterShare, b.cfg.ClusterLeast, len(b.nodes)); len(b.made) >= most {
+		return fmt.Sprintf("%d nodes were marked within %s already, the most of %d that are known", len(b.made),
+			b.cfg.Window, len(b.nodes))
+	}
+	return ""
+}
+
+func limit(share float64, least, of int) int { return max(least, int(share*float64(of)+1e-9)) }
+
+// forgetMade forgets marks that were made before the last Window.
+func (b *Book) forgetMade(now time.Time) {
+	b.made = slices.DeleteFunc(b.made, func(t time.Time) bool { return now.Sub(t) >= b.cfg.Window })
+}
+
+// Failed records how an epoch of a run has ended: which machine was to blame, "" if none was. One that is to blame for
+// Config.Repeats of the last Config.Of failures is suspect, which is a finding.
+func (b *Book) Failed(now time.Time, run, culprit, text string) []Act {
+	now = stamp(now)
+	if run == "" || checkRun(run) != nil || culprit != "" && CheckName(culprit) != nil {
+		return nil
+	}
+	j := b.run(now, run)
+	before := j.times(culprit)
+	j.failures = append(j.failures, failure{culprit, now})
+	j.failures = slices.Delete(j.failures, 0, max(0, len(j.failures)-b.cfg.Of))
+	b.suspects = nil
+	n := j.times(culprit)
+	if culprit == "" || before >= b.cfg.Repeats || n < b.cfg.Repeats {
+		return nil
+	}
+	return b.Find(now, Finding{Node: culprit, Run: run, Kind: Repeated, At: now,
+		Text: fmt.Sprintf("to blame for %d of the last %d failures of the run; the last: %s", n, len(j.failures), text)})
+}
+
+// times is how often a machine was to blame.
+func (j *job) times(culprit string) (n int) {
+	for _, f := range j.failures {
+		if f.Culprit == culprit {
+			n++
+		}
+	}
+	return n
+}
+
+// Suspect says whether a machine is the culprit of many failures, so that a spare is preferred to it.
+func (b *Book) Suspect(node string) bool {
+	if b.suspects == nil {
+		b.suspects = map[string]bool{}
+		for _, j := range b.runs {
+			for _, f := range j.failures {
+				if f.Culprit != "" && j.times(f.Culprit) >= b.cfg.Repeats {
+					b.suspects[f.Culprit] = true
+				}
+			}
+		}
+	}
+	return b.suspects[node]
+}
+
+// Passed says that a check of a machine has passed: a mark of the policy is removed. What was found stays on record.
+func (b *Book) Passed(now time.Time, node string) []Act {
+	r := b.nodes[node]
+	if r == nil {
+		return nil
+	}
+	r.seen, r.held = stamp(now), nil
+	if r.mark == nil || r.mark.By != Policy {
+		return nil
+	}
+	m := b.unset(r)
+	return []Act{{Do: Remove, Mark: m, Run: m.Run, Text: "a check of the node has passed"}}
+}
+
+// SetMark marks a machine because somebody says so: no breaker counts it. It lasts until it is cleared, or until a time
+// that is not zero. The error says what is wrong with the name.
+func (b *Book) SetMark(now time.Time, node, by, why string, until time.Time) ([]Act, error) {
+	now = stamp(now)
+	if err := CheckName(node); err != nil {
+		return nil, err
+	}
+	if !until.IsZero() && !until.After(now) {
+		return nil, fmt.Errorf("mark of node %s until %s: that has passed", node, until.Format(time.RFC3339))
+	}
+	r := b.node(now, node)
+	if r == nil {
+		return nil, fmt.Errorf("mark of node %s: all of %d nodes that can be kept are marked; clear some", node, MaxNodes)
+	}
+	if by == "" || by == Policy {
+		by = string(Operator)
+	}
+	if r.mark != nil {
+		b.unset(r)
+	}
+	b.set(r, Mark{Node: node, Kind: Operator, Reason: Line(why), Since: now, Until: stamp(until), By: Line(by)})
+	return []Act{{Do: Apply, Mark: *r.mark, Text: Line(fmt.Sprintf("marked by %s: %s", by, why))}}, nil
+}
+
+// Clear removes every mark of a machine and forgets what was found about it, because somebody says so. Known is false
+// if there was nothing.
+func (b *Book) Clear(now time.Time, node, by, why string) (acts []Act, known bool) {
+	now = stamp(now)
+	for _, j := range b.runs {
+		known = j.absolve(node) || known
+	}
+	b.suspects = nil
+	r := b.nodes[node]
+	if r == nil {
+		return nil, known
+	}
+	known = known || r.mark != nil || r.held != nil || len(r.findings) > 0
+	b.findings -= len(r.findings)
+	r.findings, r.held, r.seen = nil, nil, now
+	if r.mark != nil {
+		m := b.unset(r)
+		acts = []Act{{Do: Remove, Mark: m, Run: m.Run, Text: Line(fmt.Sprintf("cleared by %s: %s", by, why))}}
+	}
+	return acts, known
+}
+
+// absolve takes the blame from a machine; false: there was none.
+func (j *job) absolve(node string) (known bool) {
+	for i := range j.failures {
+		if j.failures[i].Culprit == node && node != "" {
+			j.failures[i].Culprit, known = "", true
+		}
+	}
+	j.blames = slices.DeleteFunc(j.blames, func(o blame) bool { return o.Node == node })
+	j.count()
+	return known
+}
+
+// sweepEvery is how often what is too old is looked for.
+const sweepEvery = time.Hour
+
+// Tick removes marks that have expired, and forgets what is too old. It is due at Next.
+func (b *Book) Tick(now time.Time) (acts []Act) {
+	now = stamp(now)
+	for _, r := range b.sortedMarks() {
+		b.bound(now, r.mark)
+		if m := r.mark; !m.Until.IsZero() && !m.Until.After(now) {
+			was := b.unset(r)
+			acts = append(acts, Act{Do: Remove, Mark: was, Run: was.Run, Text: "the mark has expired"})
+		}
+	}
+	if since := now.Sub(b.swept); !b.swept.IsZero() && (since >= sweepEvery || since < 0) {
+		b.sweep(now)
+	}
+	return acts
+}
+
+// bound keeps a mark of the policy from lasting longer than it may, after a clock that was wrong.
+func (b *Book) bound(now time.Time, m *Mark) {
+	if most := now.Add(b.cfg.Expiry); m.By == Policy && m.Until.After(most) {
+		m.Until = most
+	}
+	if m.Since.After(now) {
+		m.Since = now
+	}
+}
+
+// sweep forgets what is too old. Times of a clock that was wrong become now.
+func (b *Book) sweep(now time.Time) {
+	b.swept = now
+	old := now.Add(-b.cfg.Keep)
+	b.forgetMade(now)
+	for i := range b.made {
+		b.made[i] = earlier(b.made[i], now)
+	}
+	b.dropFindings(old)
+	for name, j := range b.runs {
+		j.sweep(now, old, b.cfg.MassWithin)
+		if j.heard = earlier(j.heard, now); !j.heard.After(old) {
+			b.dropRun(name)
+		}
+	}
+	b.suspects = nil
+	for _, r := range b.nodes {
+		b.sweepNode(r, now, old)
+	}
+	if len(b.nodes)+len(b.runs) == 0 {
+		b.swept = time.Time{}
+	}
+}
+
+func (b *Book) sweepNode(r *record, now, old time.Time) {
+	for i := range r.findings {
+		r.findings[i].At = earlier(r.findings[i].At, now)
+	}
+	if r.held != nil && !r.held.Until.After(now) {
+		r.held = nil
+	}
+	r.seen = earlier(r.seen, now)
+	if r.mark == nil && r.held == nil && len(r.findings) == 0 && r.in == 0 && !r.seen.After(old) {
+		b.forget(r)
+	}
+}
+
+func (j *job) sweep(now, old time.Time, mass time.Duration) {
+	for i := range j.failures {
+		j.failures[i].At = earlier(j.failures[i].At, now)
+	}
+	j.failures = slices.DeleteFunc(j.failures, func(f failure) bool { return !f.At.After(old) })
+	for i := range j.blames {
+		j.blames[i].At = earlier(j.blames[i].At, now)
+	}
+	j.expire(now.Add(-mass))
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// Next is when Tick is due; zero: never, unless something else happens before.
+func (b *Book) Next() (next time.Time) {
+	if !b.swept.IsZero() {
+		next = b.swept.Add(sweepEvery)
+	}
+	for _, r := range b.marked {
+		if u := r.mark.Until; !u.IsZero() && (next.IsZero() || u.Before(next)) {
+			next = u
+		}
+	}
+	return next
+}

@@ -1,0 +1,250 @@
+package nodes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// version is that of a snapshot. Fields that are added leave it as it is; older programs skip them.
+const version = 1
+
+// MaxSnapshot bounds a snapshot in bytes.
+const MaxSnapshot = 512 << 20
+
+type snapshot struct {
+	Version int         `json:"version"`
+	Nodes   []savedNode `json:"nodes"`
+	Runs    []savedRun  `json:"runs,omitempty"`
+	Made    []time.Time `json:"made,omitempty"`
+	Swept   time.Time   `json:"swept,omitzero"`
+}
+
+type savedNode struct {
+	Name     string    `json:"name"`
+	Seen     time.Time `json:"seen"`
+	Mark     *Mark     `json:"mark,omitempty"`
+	Held     *Held     `json:"held,omitempty"`
+	Findings []Finding `json:"findings,omitempty"`
+}
+
+type savedRun struct {
+	Run      string    `json:"run"`
+	Heard    time.Time `json:"heard"`
+	Members  []string  `json:"members,omitempty"`
+	Failures []failure `json:"failures,omitempty"`
+	Blames   []blame   `json:"blames,omitempty"`
+}
+
+// Snapshot is all that the Book knows, as JSON. The same knowledge gives the same bytes.
+func (b *Book) Snapshot() ([]byte, error) {
+	s := snapshot{Version: version, Nodes: make([]savedNode, 0, len(b.nodes)), Made: b.made, Swept: b.swept}
+	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+		r := b.nodes[name]
+		s.Nodes = append(s.Nodes, savedNode{name, r.seen, r.mark, r.held, r.findings})
+	}
+	for _, run := range slices.Sorted(maps.Keys(b.runs)) {
+		j := b.runs[run]
+		s.Runs = append(s.Runs, savedRun{run, j.heard, slices.Sorted(maps.Keys(j.members)), j.failures, j.blames})
+	}
+	return json.Marshal(s)
+}
+
+// Restore returns the Book of a snapshot. The error says what is wrong with it.
+func Restore(cfg Config, data []byte) (*Book, error) {
+	var head struct{ Version int }
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, err
+	}
+	if head.Version != version {
+		return nil, fmt.Errorf("version %d: this program reads version %d; use one that is as new as the file's writer",
+			head.Version, version)
+	}
+	var s snapshot
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, err
+	}
+	if len(s.Nodes) > MaxNodes || len(s.Runs) > MaxRuns || len(s.Made) > MaxNodes {
+		return nil, fmt.Errorf("%d nodes, %d runs, %d marks made: at most %d, %d and %d are kept", len(s.Nodes),
+			len(s.Runs), len(s.Made), MaxNodes, MaxRuns, MaxNodes)
+	}
+	b := NewBook(cfg)
+	if err := b.load(s); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *Book) load(s snapshot) error {
+	for _, n := range s.Nodes {
+		if err := b.loadNode(n); err != nil {
+			return fmt.Errorf("node %.100q: %w", n.Name, err)
+		}
+	}
+	if b.findings > MaxFindings {
+		return fmt.Errorf("%d findings: at most %d are kept", b.findings, MaxFindings)
+	}
+	for _, r := range s.Runs {
+		if err := b.loadRun(r); err != nil {
+			return fmt.Errorf("run %.100q: %w", r.Run, err)
+		}
+	}
+	for i := range s.Made {
+		if err := reasonable(&s.Made[i]); err != nil {
+			return err
+		}
+	}
+	b.made, b.swept = s.Made, s.Swept
+	if s.Swept.IsZero() {
+		b.swept = time.Time{}
+		return nil
+	}
+	return reasonable(&b.swept)
+}
+
+func (b *Book) loadNode(n savedNode) error {
+	if err := CheckName(n.Name); err != nil {
+		return err
+	}
+	if b.nodes[n.Name] != nil {
+		return errors.New("it is there twice")
+	}
+	r := &record{name: n.Name, seen: n.Seen, findings: n.Findings}
+	if len(n.Findings) > MaxPerNode {
+		return fmt.Errorf("%d findings: at most %d are kept", len(n.Findings), MaxPerNode)
+	}
+	for i := range r.findings {
+		if err := r.findings[i].check(n.Name); err != nil {
+			return err
+		}
+	}
+	b.findings += len(r.findings)
+	b.nodes[n.Name] = r
+	return errors.Join(reasonable(&r.seen), b.loadMark(r, n.Mark), loadHeld(r, n.Held))
+}
+
+func (b *Book) loadMark(r *record, m *Mark) error {
+	if m == nil {
+		return nil
+	}
+	if err := m.check(r.name); err != nil {
+		return err
+	}
+	b.set(r, *m)
+	return nil
+}
+
+func loadHeld(r *record, h *Held) error {
+	if h == nil {
+		return nil
+	}
+	r.held = h
+	return errors.Join(h.check(r.name), checkText(h.Why), ends(h.Until))
+}
+
+// ends reports a time that is missing.
+func ends(t time.Time) error {
+	if t.IsZero() {
+		return errors.New("a mark of the policy has no end")
+	}
+	return nil
+}
+
+func (f *Finding) check(node string) error {
+	if f.Node != node {
+		return fmt.Errorf("a finding is about node %.100q", f.Node)
+	}
+	return errors.Join(checkRun(f.Run), checkKind(f.Kind), checkText(f.Text), reasonable(&f.At))
+}
+
+func (m *Mark) check(node string) error {
+	if m.Node != node {
+		return fmt.Errorf("a mark is about node %.100q", m.Node)
+	}
+	if m.By == Policy {
+		if err := ends(m.Until); err != nil {
+			return err
+		}
+	}
+	if !m.Until.IsZero() {
+		if err := reasonable(&m.Until); err != nil {
+			return err
+		}
+	}
+	return errors.Join(checkRun(m.Run), checkKind(m.Kind), checkText(m.Reason), checkText(m.Evidence), checkText(m.By),
+		reasonable(&m.Since))
+}
+
+func checkText(text string) error {
+	if len(text) > MaxText || !rendezvous.Printable(text) {
+		return fmt.Errorf("text %.100q: %s, at most %d bytes", text, rendezvous.PrintableRule, MaxText)
+	}
+	return nil
+}
+
+// reasonable makes t a time as a Book keeps it, or reports why it cannot.
+func reasonable(t *time.Time) error {
+	if *t = stamp(*t); t.Year() < 1970 || t.Year() > 9000 {
+		return fmt.Errorf("time %s: need a year from 1970 to 9000", t.Format(time.RFC3339))
+	}
+	return nil
+}
+
+func (b *Book) loadRun(s savedRun) error {
+	if err := errors.Join(checkRun(s.Run), reasonable(&s.Heard)); err != nil {
+		return err
+	}
+	if s.Run == "" || b.runs[s.Run] != nil {
+		return errors.New("it has no name, or is there twice")
+	}
+	if len(s.Blames) > MaxNodes {
+		return fmt.Errorf("%d blames: at most %d are kept", len(s.Blames), MaxNodes)
+	}
+	j := newJob()
+	j.heard, j.blames = s.Heard, s.Blames
+	if err := errors.Join(b.loadMembers(j, s.Members), j.check(s.Failures)); err != nil {
+		return err
+	}
+	j.failures = slices.Clone(s.Failures[max(0, len(s.Failures)-b.cfg.Of):])
+	j.count()
+	b.runs[s.Run] = j
+	return nil
+}
+
+func (b *Book) loadMembers(j *job, members []string) error {
+	for _, name := range members {
+		r := b.nodes[name]
+		if r == nil || j.members[name] || r.in == MaxRunsNode {
+			return fmt.Errorf("member %.100q is no node, is there twice, or takes part in more than %d runs", name,
+				MaxRunsNode)
+		}
+		j.members[name] = true
+		r.in++
+	}
+	return nil
+}
+
+// check reports what is wrong with the job's blames and with failures.
+func (j *job) check(failures []failure) error {
+	for i := range failures {
+		f := &failures[i]
+		if f.Culprit != "" && CheckName(f.Culprit) != nil {
+			return CheckName(f.Culprit)
+		}
+		if err := reasonable(&f.At); err != nil {
+			return err
+		}
+	}
+	for i := range j.blames {
+		o := &j.blames[i]
+		if err := errors.Join(CheckName(o.Node), checkKind(o.Kind), reasonable(&o.At)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
