@@ -113,6 +113,8 @@ type Cleared struct {
 	// Domain labels nodes that are connected better with each other than with the rest, such as by NVLink: where no
 	// topology is known they become neighbours in rank. "" is unknown; at most MaxName bytes count.
 	Domain string `json:"domain,omitempty"`
+	// Unchecked: nobody has examined the node; it is let through.
+	Unchecked bool `json:"-"`
 }
 
 // Barred: the check of a node has failed. The bar ends with a check that passes.
@@ -216,6 +218,8 @@ type Note struct {
 	Text  string `json:"text,omitempty"`
 	Nodes int    `json:"nodes,omitempty"`
 	World int    `json:"world_size,omitempty"`
+	// Machine is that of the node, in the note of its join.
+	Machine string `json:"-"`
 	// ID is that of the launcher which departs, and "" in every other note. Term and Rank tell which member of the round's
 	// world it was; Rank is -1 in every other note.
 	ID   string `json:"-"`

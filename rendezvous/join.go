@@ -38,7 +38,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	if !r.adopt(now, n, e) {
 		r.queue(now, n)
 	}
-	r.note("join", n.Name, fmt.Sprintf("%d slots", n.Slots))
+	r.note("join", n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
 	return nil
 }
 

@@ -82,6 +82,9 @@ type HubConfig struct {
 	// Saved is the newest step of which all workers of a run have a checkpoint, if there is one, for the Progress of what
 	// nodes report about an epoch's end. It must be quick, and must not call the Hub. Nil knows of none.
 	Saved func(run string) (step int64, known bool)
+	// Cleared receives the launcher's ID whenever the check of a node of a run has passed in company, or alone where it
+	// needs none. It must be quick, and may call the Hub. Nil is told nothing.
+	Cleared func(run, id string)
 	// Suspicious is the Rounds'. It is called with the run locked, and must not call the Hub.
 	Suspicious func(rendezvous.Evidence) string
 }
@@ -200,7 +203,18 @@ func (h *Hub) Report(_ context.Context, id string, ev rendezvous.Event) error {
 		f.Progress = h.saved(id, f.Progress)
 		ev = f
 	}
-	return r.step(ev)
+	if err := r.step(ev); err != nil {
+		return err
+	}
+	if c, ok := ev.(rendezvous.Cleared); ok && h.cfg.Cleared != nil && tellsOfACheck(c, time.Now()) {
+		h.cfg.Cleared(id, c.ID)
+	}
+	return nil
+}
+
+// tellsOfACheck: one that holds no longer than until its end found nobody to pair the node with.
+func tellsOfACheck(c rendezvous.Cleared, now time.Time) bool {
+	return !c.Unchecked && (c.Until.IsZero() || c.Until.After(now))
 }
 
 // saved adds to p what is known here of the run's checkpoints.
@@ -397,6 +411,15 @@ func (h *Hub) Runs(nodes bool) []RunStatus {
 		out = append(out, h.runs[id].status(nodes))
 	}
 	return out
+}
+
+// Run describes a run and every node of it. ErrUnknownRun and ErrClosed are the errors.
+func (h *Hub) Run(id string) (RunStatus, error) {
+	r, err := h.existing(id)
+	if err != nil {
+		return RunStatus{}, err
+	}
+	return r.status(true), nil
 }
 
 // Idle reports whether no node is in any run: a launcher that serves the rendezvous

@@ -36,6 +36,19 @@ func (c *Client) Call(ctx context.Context, run, name string, in, out any) error 
 	return c.do(patiently(ctx), 0, http.MethodPost, "/v1/runs/"+url.PathEscape(run)+"/"+name, false, data, out)
 }
 
+// Global asks what is served under a path below /v1 that is of no run, such as "nodes", and decodes the answer; with a
+// body other than nil it posts that.
+func (c *Client) Global(ctx context.Context, path string, body, into any) error {
+	if body == nil {
+		return c.get(ctx, requestTimeout, "/v1/"+path, into)
+	}
+	data, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return c.do(ctx, requestTimeout, http.MethodPost, "/v1/"+path, false, data, into)
+}
+
 // Exchange posts a body to what is mounted under a name of the run, or gets that if there is none; encoding is the
 // body's Content-Encoding. The answer is as it came, whatever its status, but for a Content-Encoding of gzip, which is
 // undone; the caller closes and bounds it. Only ctx, and a connection that breaks, ends the wait.

@@ -245,3 +245,30 @@ func TestExchange(t *testing.T) {
 		require.Equal(t, x.seen, resp.Header.Get("X-Seen"))
 	}
 }
+
+func TestGlobals(t *testing.T) {
+	hub := NewHub(HubConfig{})
+	defer hub.Close()
+	echo := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		fmt.Fprintf(w, "%q", req.Method+" "+req.URL.EscapedPath()+" "+string(body))
+	})
+	h := Handler(hub, ServerConfig{Token: testToken, Global: map[string]http.Handler{"nodes": echo}})
+	require.Equal(t, 401, ask(h, "GET", "/v1/nodes", "").Code)
+	require.Equal(t, 404, ask(h, "GET", "/v1/other", testToken).Code)
+	require.Equal(t, 200, ask(h, "GET", "/v1/runs", testToken).Code)
+
+	srv := httptest.NewServer(h)
+	defer srv.Close()
+	c := NewClient(strings.TrimPrefix(srv.URL, "http://"), testToken)
+	defer c.Close()
+	var got string
+	require.NoError(t, c.Global(t.Context(), "nodes", nil, &got))
+	require.Equal(t, "GET /v1/nodes ", got)
+	require.NoError(t, c.Global(t.Context(), "nodes/a%2Fb", map[string]int{"x": 1}, &got))
+	require.Equal(t, `POST /v1/nodes/a%2Fb {"x":1}`, got)
+	require.ErrorIs(t, c.Global(t.Context(), "other", nil, &got), ErrNotFound)
+	for _, bad := range []string{"", "runs", "a/b", "{x}"} {
+		require.Panics(t, func() { Handler(hub, ServerConfig{Global: map[string]http.Handler{bad: echo}}) }, bad)
+	}
+}

@@ -28,6 +28,8 @@ type ServerConfig struct {
 	// Python serves agents of DLRover, which know no token, below /elastic.Master/ and at /get and /report, by HTTP/1.1
 	// and HTTP/2; nil serves none.
 	Python http.Handler
+	// Global serves /v1/NAME and what is below, with the token checked: as Mounts, but for no run.
+	Global map[string]http.Handler
 	// Extra serves what is not part of the API, such as /metrics; nil serves nothing.
 	Extra http.Handler
 }
@@ -61,7 +63,7 @@ func (s *server) routes() []route {
 	}
 }
 
-// Handler serves h over HTTP. It panics when a name of cfg.Mounts cannot be one.
+// Handler serves h over HTTP. It panics when a name of cfg.Mounts or cfg.Global cannot be one.
 func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	s := &server{hub: h, cfg: cfg}
 	api := http.NewServeMux()
@@ -75,6 +77,13 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 		}
 		api.HandleFunc(runPath+name, s.mounted(m))
 		api.HandleFunc(runPath+name+"/", s.mounted(m))
+	}
+	for name, g := range cfg.Global {
+		if name == "" || name == "runs" || strings.ContainsAny(name, "/{} \t") {
+			panic(fmt.Sprintf("api: global %q: need one segment of a path, and not runs", name))
+		}
+		api.Handle("/v1/"+name, g)
+		api.Handle("/v1/"+name+"/", g)
 	}
 	api.HandleFunc("/", s.answer(func(req *http.Request) (any, error) {
 		return nil, fmt.Errorf("%w: %s %s", ErrNotFound, req.Method, req.URL.Path)

@@ -79,3 +79,23 @@ func (b *Book) Marks() []Mark {
 	}
 	return marks
 }
+
+// Runs are the names of all runs that the Book knows, by name.
+func (b *Book) Runs() []string { return slices.Sorted(maps.Keys(b.runs)) }
+
+// RunsOf are the runs in which a machine takes part now, by name.
+func (b *Book) RunsOf(node string) (runs []string) {
+	for _, name := range b.Runs() {
+		if b.runs[name].members[node] {
+			runs = append(runs, name)
+		}
+	}
+	return runs
+}
+
+// Noted says whether a check that passes of a machine would change anything: it has a mark, or one was
+// held back.
+func (b *Book) Noted(node string) bool {
+	r := b.nodes[node]
+	return r != nil && (r.mark != nil || r.held != nil)
+}

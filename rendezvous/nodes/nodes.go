@@ -26,6 +26,7 @@ const (
 	Repeated    Kind = "repeated-failure" // it is often the first to fail; Book.Failed finds this
 	Xid         Kind = "xid"              // its driver says that a device is broken
 	ECC         Kind = "ecc"              // the memory of a device has errors that nothing corrects
+	Device      Kind = "device-error"     // a worker has failed because of its device; that may be the program's fault
 	Silent      Kind = "silent"           // it has gone away without a word
 	Operator    Kind = "operator"         // somebody says so
 )

@@ -63,6 +63,11 @@ func TestOneHardFindingMarks(t *testing.T) {
 		require.NotEmpty(t, m.Reason)
 		require.Equal(t, []string{"n001"}, b.Avoid(noon))
 		require.Equal(t, []Mark{m}, b.Marks())
+		require.True(t, b.Noted("n001"))
+		require.False(t, b.Noted("n002") || b.Noted("unknown"))
+		require.Equal(t, []string{"r"}, b.RunsOf("n001"))
+		require.Empty(t, b.RunsOf("unknown"))
+		require.Equal(t, []string{"r"}, b.Runs())
 	}
 }
 

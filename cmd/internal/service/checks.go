@@ -36,7 +36,7 @@ func (s *Service) gate(run string, subjects, witnesses []string) {
 		Event: "check-ended", Text: fmt.Sprintf("%d nodes are not checked: %v", len(subjects), err),
 	})
 	for _, id := range slices.Concat(subjects, witnesses) {
-		_ = s.Hub.Report(context.Background(), run, rendezvous.Cleared{ID: id}) // it may have left
+		_ = s.Hub.Report(context.Background(), run, rendezvous.Cleared{ID: id, Unchecked: true}) // it may have left
 	}
 }
 

@@ -34,6 +34,10 @@ type Config struct {
 	// Observe receives every note of every run in order, with the run locked: it must be quick and must not call the
 	// service. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
+	// Cleared receives the ID of a launcher of a run when its node has passed a check. Nil is told nothing.
+	Cleared func(run, id string)
+	// Global serves what is below /v1 and of no run, by its first segment, with the token.
+	Global map[string]http.Handler
 	// Extra serves what is not below /v1, such as /metrics, without a token; nil serves nothing.
 	Extra http.Handler
 	// Agents makes what agents of DLRover speak to, over HTTP/1.1 and HTTP/2, and what ends it; nil: they are not served.
@@ -68,7 +72,7 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
 	s.Hub = api.NewHub(api.HubConfig{
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
-		Saved: s.saved,
+		Saved: s.saved, Cleared: cfg.Cleared,
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()
@@ -79,7 +83,7 @@ func New(cfg Config) (*Service, error) {
 	}
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
-			Token: cfg.Token, Extra: cfg.Extra, Python: s.agents,
+			Token: cfg.Token, Extra: cfg.Extra, Python: s.agents, Global: cfg.Global,
 			Mounts: map[string]http.Handler{
 				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
 				"streams": s.Streams.Handler(),

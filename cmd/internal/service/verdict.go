@@ -77,6 +77,15 @@ func judgeEpoch(e rendezvous.EpochEvidence) Verdict {
 	return v
 }
 
+// Judge says why an epoch of a run has ended, and whether that tells anything: new nodes and orders do not.
+func (s *Service) Judge(run string, e rendezvous.EpochEvidence) (Verdict, bool) {
+	v := judgeEpoch(e)
+	if v.Rule == verdict.WasHung {
+		v.blame(s.hangOf(run, e.EpochID))
+	}
+	return v, tells(e)
+}
+
 // verdict answers with the Verdict of a run, or with nothing before an epoch has ended.
 func (s *Service) verdict(req *http.Request) (any, error) {
 	epochs, err := s.Hub.Evidences(req.PathValue("run"))

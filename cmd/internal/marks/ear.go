@@ -1,0 +1,340 @@
+package marks
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"dlrover-run/cmd/internal/service"
+	"dlrover-run/hang"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/nodes"
+)
+
+// ear collects what a service notes, which must be quick, and hands it to the Keeper in pieces.
+type ear struct {
+	k *Keeper
+
+	mu   sync.Mutex
+	runs map[string]*heard // of those of which there is something new
+	wake chan struct{}     // holds one when there is
+}
+
+// heard is what is new of a run.
+type heard struct {
+	machines map[string]string // of nodes that have joined, by their names
+	said     []said            // in order
+}
+
+// said is something about a node.
+type said struct {
+	event string // of the Note; passed is none
+	node  string // its name or, for passed, the ID of its launcher
+	text  string
+}
+
+const (
+	passed  = "passed"
+	maxSaid = 1 << 16 // of one run in one piece; the rest is not heard
+)
+
+func newEar(k *Keeper) *ear {
+	return &ear{k: k, runs: map[string]*heard{}, wake: make(chan struct{}, 1)}
+}
+
+// Hear takes a note of a run. It is quick, and may be called with the run locked.
+func (k *Keeper) Hear(run string, n rendezvous.Note) {
+	switch n.Event {
+	case "join":
+		k.ear.add(run, func(h *heard) { h.machines[n.Node] = n.Machine })
+	case "barred", "late-check", "order":
+		k.ear.add(run, func(h *heard) { h.say(said{n.Event, n.Node, n.Text}) })
+	case "node-loss", "node-leave", "break", "seal", "run", "succeeded", "failed", "resumed":
+		k.ear.add(run, func(*heard) {})
+	}
+}
+
+// Cleared hears that the check of a node has passed, by the ID of its launcher.
+func (k *Keeper) Cleared(run, id string) {
+	k.ear.add(run, func(h *heard) { h.say(said{event: passed, node: id}) })
+}
+
+func (h *heard) say(s said) {
+	if len(h.said) < maxSaid {
+		h.said = append(h.said, s)
+	}
+}
+
+func (e *ear) add(run string, f func(*heard)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	h := e.runs[run]
+	if h == nil {
+		h = &heard{machines: map[string]string{}}
+		e.runs[run] = h
+	}
+	f(h)
+	signal(e.wake)
+}
+
+// take is all that is new.
+func (e *ear) take() map[string]*heard {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	runs := e.runs
+	e.runs = map[string]*heard{}
+	return runs
+}
+
+// lookEvery is how often all runs are looked at, whether anything was heard of them or not.
+const lookEvery = time.Hour
+
+// Follow has the Keeper find out what it hears of: s is the service whose notes come to Hear, and whose checks to
+// Cleared. It is to be called once.
+func (k *Keeper) Follow(s *service.Service) {
+	l := &listener{k: k, s: s, known: map[string]*known{}}
+	k.wg.Go(func() { l.listen(k.ctx) })
+}
+
+// listener turns what was heard into findings.
+type listener struct {
+	k     *Keeper
+	s     *service.Service
+	known map[string]*known // by run
+}
+
+// known is what the listener remembers of a run.
+type known struct {
+	machines map[string]string // by the names of nodes; "" is unknown
+	here     []string          // machines of the nodes that were here when it last looked
+	judged   rendezvous.EpochID
+}
+
+func (l *listener) listen(ctx context.Context) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+			l.lookAtAll()
+		case <-l.k.ear.wake:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(l.k.cfg.Settle):
+		}
+		for run, h := range l.k.ear.take() {
+			l.hear(run, h)
+		}
+	}
+}
+
+// lookAtAll has every run looked at that is here, or that was.
+func (l *listener) lookAtAll() {
+	l.k.mu.Lock()
+	runs := l.k.book.Runs()
+	l.k.mu.Unlock()
+	for _, r := range l.s.Hub.Runs(false) {
+		runs = append(runs, r.Run)
+	}
+	for _, run := range runs {
+		l.k.ear.add(run, func(*heard) {})
+	}
+}
+
+// hear judges what is new of a run. Its size counts with those who have left meanwhile, for they may be what is judged.
+func (l *listener) hear(run string, h *heard) {
+	r := l.known[run]
+	if r == nil {
+		r = &known{machines: map[string]string{}}
+		l.known[run] = r
+	}
+	maps.Copy(r.machines, h.machines)
+	st, err := l.s.Hub.Run(run)
+	for _, n := range st.Nodes {
+		r.machines[n.Name] = n.Machine
+	}
+	here := r.places(st.Nodes)
+	before := append(slices.Clone(r.here), here...)
+	for name := range h.machines {
+		before = append(before, r.machine(name))
+	}
+	l.k.Size(run, before)
+	l.find(run, r, h.said, st.Bars)
+	l.judge(run, r)
+	l.k.Size(run, here)
+	r.here = here
+	if err != nil { // the run is not kept any more
+		delete(l.known, run)
+	}
+	r.forget(st.Nodes)
+}
+
+// forget drops the machines of nodes that have gone when there are many.
+func (r *known) forget(here []rendezvous.NodeStatus) {
+	if len(r.machines) < 2*len(here)+nodes.MaxPerNode*64 {
+		return
+	}
+	clear(r.machines)
+	for _, n := range here {
+		r.machines[n.Name] = n.Machine
+	}
+}
+
+// machine is what the place of a node is called.
+func (r *known) machine(node string) string {
+	if m := r.machines[node]; m != "" {
+		return m
+	}
+	return node
+}
+
+func (r *known) places(ns []rendezvous.NodeStatus) []string {
+	out := make([]string, 0, len(ns))
+	for _, n := range ns {
+		out = append(out, r.machine(n.Name))
+	}
+	return out
+}
+
+// find hands over findings, all at once, and then which machines have passed a check since.
+func (l *listener) find(run string, r *known, all []said, bars map[string]rendezvous.Cause) {
+	names := l.s.Hub.Names(run, ids(all))
+	var found []nodes.Finding
+	ok := map[string]bool{}
+	for _, s := range all {
+		if s.event == passed {
+			if name := names[s.node]; name != "" {
+				ok[r.machine(name)] = true
+			}
+			continue
+		}
+		kind := kindOf(s, bars)
+		if kind == "" {
+			continue
+		}
+		m := r.machine(s.node)
+		delete(ok, m)
+		found = append(found, nodes.Finding{Node: m, Run: run, Kind: kind, Text: s.text})
+	}
+	if len(found) > 0 {
+		l.k.Find(found...)
+	}
+	for _, m := range slices.Sorted(maps.Keys(ok)) {
+		l.k.passedIfNoted(m)
+	}
+}
+
+func ids(all []said) (out []string) {
+	for _, s := range all {
+		if s.event == passed {
+			out = append(out, s.node)
+		}
+	}
+	return out
+}
+
+// kindOf says what a note about a node means; "": nothing. Launchers whose workers survive SIGKILL have their own names
+// barred because of a hang.
+func kindOf(s said, bars map[string]rendezvous.Cause) nodes.Kind {
+	switch {
+	case s.event == "barred" || s.event == "late-check":
+		return nodes.CheckFailed
+	case strings.HasPrefix(s.text, string(rendezvous.OrderBar)+": ") && bars[s.node].Kind == rendezvous.CauseHang:
+		return nodes.Unkillable
+	}
+	return ""
+}
+
+// passedIfNoted is Passed, without any cost for the many machines of which nothing is known.
+func (k *Keeper) passedIfNoted(machine string) {
+	k.mu.Lock()
+	noted := k.book.Noted(machine)
+	k.mu.Unlock()
+	if noted {
+		k.Passed(machine)
+	}
+}
+
+// judge hands over who was to blame for the ends of epochs since it was last called.
+func (l *listener) judge(run string, r *known) {
+	epochs, err := l.s.Hub.Evidences(run)
+	if err != nil {
+		return
+	}
+	i := slices.IndexFunc(epochs, func(e rendezvous.EpochEvidence) bool { return e.EpochID == r.judged })
+	for _, e := range epochs[i+1:] {
+		if v, tells := l.s.Judge(run, e); tells {
+			l.blame(run, r, e, v)
+		}
+		r.judged = e.EpochID
+	}
+}
+
+// blame records the end of an epoch: its culprit, and what that says of machines.
+func (l *listener) blame(run string, r *known, e rendezvous.EpochEvidence, v service.Verdict) {
+	culprit, kind := "", nodes.Kind("")
+	switch {
+	case v.Rule == verdict.WasHung:
+		culprit = l.hung(run, r, v)
+	case v.Rule == verdict.NodeLost:
+		if !silent(e, v.RootNode) {
+			return // it has left on purpose
+		}
+		culprit, kind = v.RootNode, nodes.Silent
+	case v.RootRank != nil && !programs(v.Class):
+		culprit, kind = v.RootNode, deviceKind(v)
+	}
+	if culprit != "" {
+		culprit = r.machine(culprit)
+	}
+	if kind != "" && culprit != "" {
+		l.k.Find(nodes.Finding{Node: culprit, Run: run, Kind: kind, Text: v.Line})
+	}
+	l.k.Failed(run, culprit, v.Line)
+}
+
+// hung records whom a hung world has waited for, and names the first of them. A verdict of little confidence blames
+// nobody.
+func (l *listener) hung(run string, r *known, v service.Verdict) string {
+	if v.Hang == nil || v.Hang.Confidence == hang.Low {
+		return ""
+	}
+	var found []nodes.Finding
+	for _, s := range v.Hang.Suspects {
+		found = append(found, nodes.Finding{Node: r.machine(s.Node), Run: run, Kind: nodes.Hang, Text: v.Hang.Line})
+	}
+	l.k.Find(found...)
+	return v.RootNode
+}
+
+func silent(e rendezvous.EpochEvidence, node string) bool {
+	return slices.ContainsFunc(e.Losses, func(o rendezvous.Loss) bool { return o.Node == node && o.Silent })
+}
+
+// programs says whether a class of failures comes from the program and its command line, wherever it runs.
+func programs(c verdict.Class) bool {
+	switch c {
+	case verdict.ImportError, verdict.UsageError, verdict.Interrupted, verdict.FileNotFound, verdict.Permission:
+		return true
+	}
+	return false
+}
+
+// deviceKind is the kind of a failure that the worker's device is to blame for, "" for others.
+func deviceKind(v service.Verdict) nodes.Kind {
+	switch {
+	case v.Class != verdict.DeviceError:
+		return ""
+	case strings.Contains(strings.ToLower(v.Line), "uncorrectable ecc"):
+		return nodes.ECC
+	}
+	return nodes.Device
+}

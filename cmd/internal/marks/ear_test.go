@@ -1,0 +1,196 @@
+package marks
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/cmd/internal/service"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/nodes"
+)
+
+// job is a run on a service with a Keeper.
+type job struct {
+	t     *testing.T
+	k     *Keeper
+	s     *service.Service
+	notes told
+}
+
+// inJob runs f with a run of nodes on the machines m0, m1 ...; n0 and so on are their names.
+func inJob(t *testing.T, size int, f func(*job)) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &job{t: t}
+		j.k = open(t, Config{Dir: t.TempDir(), Annotate: func(run, event, node, text string) {
+			j.notes.annotate(run, event, node, text)
+			_ = j.s.Hub.Annotate(run, event, node, text)
+		}})
+		var err error
+		j.s, err = service.New(service.Config{Log: quiet(), Observe: j.k.Hear, Cleared: j.k.Cleared})
+		require.NoError(t, err)
+		j.k.Follow(j.s)
+		for i := range size {
+			j.join("n"+string(rune('0'+i)), size)
+		}
+		j.settle()
+		f(j)
+		require.NoError(t, j.k.Close())
+		j.s.Close(0)
+	})
+}
+
+func (j *job) settle() {
+	time.Sleep(2 * time.Second)
+	synctest.Wait()
+}
+
+func (j *job) join(name string, size int) {
+	j.t.Helper()
+	require.NoError(j.t, j.s.Hub.Join(j.t.Context(), "r", rendezvous.Join{
+		Node: rendezvous.Node{ID: name, Name: name, Machine: "m" + name[1:], Rank: -1, Slots: 1, Addr: "10.0.0.1",
+			Can: []rendezvous.Ability{rendezvous.CanGate}},
+		Params: rendezvous.Params{Min: 1, Max: size, MaxRestarts: 100, Gate: true},
+	}))
+}
+
+func (j *job) report(ev rendezvous.Event) {
+	j.t.Helper()
+	require.NoError(j.t, j.s.Hub.Report(j.t.Context(), "r", ev))
+}
+
+func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
+		require.Empty(t, names(j.k), "findings are collected")
+		j.settle()
+		require.Equal(t, []string{"m1"}, names(j.k))
+		m := j.k.List().Nodes[0].Mark
+		require.Equal(t, nodes.CheckFailed, m.Kind)
+		require.Equal(t, "its link is slow", m.Evidence)
+		require.Equal(t, []string{"r: node-marked m1"}, j.notes.take())
+		es, err := j.s.Hub.Events(t.Context(), "r", 0)
+		require.NoError(t, err)
+		require.Equal(t, "node-marked", es.Events[len(es.Events)-1].Event)
+
+		for name, ev := range map[string]rendezvous.Cleared{
+			"alone": {ID: "n1", Until: time.Now().Add(-time.Second)}, "unchecked": {ID: "n1", Unchecked: true},
+			"another node": {ID: "n0"},
+		} {
+			j.report(ev)
+			j.settle()
+			require.Equal(t, []string{"m1"}, names(j.k), name)
+		}
+		j.report(rendezvous.Cleared{ID: "n1", Until: time.Now().Add(time.Hour)})
+		j.settle()
+		require.Empty(t, names(j.k))
+		require.Equal(t, []string{"r: node-unmarked m1"}, j.notes.take())
+	})
+}
+
+func TestMarksExpireInTheDaemon(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		j.report(rendezvous.Barred{ID: "n1", Reason: "slow"})
+		j.settle()
+		require.Equal(t, []string{"m1"}, names(j.k))
+		time.Sleep(4 * time.Hour)
+		synctest.Wait()
+		require.Empty(t, names(j.k))
+	})
+}
+
+// Nodes whose launchers leave at once after a check that all have failed.
+func TestAMassVerdictIsSeenToBeOne(t *testing.T) {
+	inJob(t, 4, func(j *job) {
+		for _, n := range []string{"n0", "n1", "n2"} {
+			j.report(rendezvous.Barred{ID: n, Reason: "the switch is gone"})
+			_, err := j.s.Hub.Leave(t.Context(), "r", rendezvous.Leave{ID: n})
+			require.NoError(t, err)
+		}
+		j.settle()
+		require.Empty(t, names(j.k))
+		require.Equal(t, []string{"r: node-mark-held m0", "r: node-mark-held m1", "r: node-mark-held m2"}, j.notes.take())
+	})
+}
+
+func TestUnkillableWorkers(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		order := func(node string, cause rendezvous.CauseKind) {
+			require.NoError(t, j.s.Hub.Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: node, Cause: cause,
+				Text: "stop the workers: 42 survived SIGKILL"}))
+			j.settle()
+		}
+		order("n0", rendezvous.CauseOperator)
+		require.Empty(t, names(j.k), "an operator's bar is of this run alone")
+		order("n1", rendezvous.CauseHang)
+		require.Equal(t, []string{"m1"}, names(j.k))
+		require.Equal(t, nodes.Unkillable, j.k.List().Nodes[0].Mark.Kind)
+	})
+}
+
+// fail has a worker of the node fail in the world that runs, and starts the next one.
+func (j *job) fail(name string, rank int, output string) {
+	j.t.Helper()
+	all := []string{"n0", "n1", "n2"}
+	for _, n := range all {
+		if err := j.s.Hub.Report(j.t.Context(), "r", rendezvous.Cleared{ID: n}); err != nil {
+			require.ErrorIs(j.t, err, rendezvous.ErrUnknownNode)
+		}
+	}
+	j.settle()
+	var id rendezvous.EpochID
+	for _, n := range all {
+		d, err := j.s.Hub.Watch(j.t.Context(), "r", n, api.Cursor{})
+		require.NoError(j.t, err)
+		if d.Kind == rendezvous.Lead {
+			j.report(rendezvous.Ready{ID: n, EpochID: d.EpochID, Addr: "10.0.0.1", Port: 1})
+		}
+		id = d.EpochID
+	}
+	f := verdict.Failure{NodeName: name, Rank: rank, Node: rank, PID: 42, ExitCode: 1, At: time.Now(), LastLines: output}
+	failing := rendezvous.Failing{ID: name, EpochID: id, Decision: rendezvous.RestartCharged,
+		Failures: evidence.Pack([]verdict.Failure{f})}
+	j.report(failing)
+	for _, n := range all {
+		e := rendezvous.Join{Stopped: id, Node: rendezvous.Node{ID: n, Name: n, Machine: "m" + n[1:], Rank: -1, Slots: 1,
+			Addr: "10.0.0.1", Can: []rendezvous.Ability{rendezvous.CanGate}},
+			Params: rendezvous.Params{Min: 1, Max: 3, MaxRestarts: 100, Gate: true}}
+		require.NoError(j.t, j.s.Hub.Join(j.t.Context(), "r", e))
+	}
+	j.settle()
+}
+
+func TestTheEndsOfEpochsAreJudged(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		j.fail("n1", 1, "RuntimeError: shape mismatch")
+		require.Empty(t, j.k.List().Nodes)
+		j.fail("n1", 1, "RuntimeError: CUDA error: unspecified launch failure")
+		list := j.k.List().Nodes
+		require.Len(t, list, 1)
+		require.Equal(t, "m1", list[0].Name)
+		require.Equal(t, nodes.Device, list[0].Findings[0].Kind)
+		require.False(t, j.k.Suspect("m1"))
+		j.fail("n1", 1, "RuntimeError: shape mismatch")
+		require.True(t, j.k.Suspect("m1"))
+		require.Empty(t, names(j.k))
+		j.fail("n2", 2, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+		require.Equal(t, []string{"m2"}, names(j.k))
+	})
+}
+
+func TestRunsThatAreOverAreForgotten(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		require.Equal(t, []string{"r"}, j.k.book.RunsOf("m1"))
+		for _, n := range []string{"n0", "n1", "n2"} {
+			_, err := j.s.Hub.Leave(t.Context(), "r", rendezvous.Leave{ID: n})
+			require.NoError(t, err)
+		}
+		j.settle()
+		require.Empty(t, j.k.book.RunsOf("m1"))
+	})
+}

@@ -1,0 +1,342 @@
+// Package marks keeps one nodes.Book for a daemon: with its file, its clock, the answers below /v1/nodes, and what acts
+// on marks elsewhere, such as a cluster. Follow has it hear what a service finds out about machines.
+//
+// Goroutines, until Close: one that keeps the file and the time, one that acts if there is an Actor, and one that
+// listens after Follow.
+package marks
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"dlrover-run/rendezvous/nodes"
+)
+
+// Actor carries out marks somewhere. Both may be called again for what is done already, and with a ctx of a minute.
+type Actor interface {
+	// Apply marks m.Node, or brings its mark up to date.
+	Apply(ctx context.Context, m nodes.Mark) error
+	// Remove removes the mark m, and nothing of others.
+	Remove(ctx context.Context, m nodes.Mark) error
+}
+
+// Config says what a Keeper does with its marks.
+type Config struct {
+	// Dir is where the file is; "": what is known ends with the process.
+	Dir    string
+	Actor  Actor // nil: nobody acts
+	DryRun bool  // say what the Actor would be asked for, and do not ask
+	Policy nodes.Config
+	Log    *slog.Logger
+	// Annotate adds a line to the timeline of a run, which may be over; nil adds none.
+	Annotate func(run, event, node, text string)
+	// Settle is how long findings are collected before they are judged together, so that a mass of them is seen to be
+	// one. Default: 1 s.
+	Settle time.Duration
+}
+
+// Keeper keeps a Book. It is safe for use by several goroutines.
+type Keeper struct {
+	cfg   Config
+	file  *file // nil without a Dir
+	actor *actor
+	ear   *ear
+	ctx   context.Context // until Close
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+
+	mu      sync.Mutex
+	book    *nodes.Book
+	waiting []chan error // for the next write
+	failed  error        // of the last write
+
+	dirty, urgent chan struct{} // hold one when the file is older than the Book; urgent: it is to be written now
+}
+
+// Open reads what is known from the file in cfg.Dir, which it creates if need be, and keeps it from then on. The error
+// says which file is wrong, or which other daemon has the directory, and what to do.
+func Open(cfg Config) (*Keeper, error) {
+	if cfg.Settle == 0 {
+		cfg.Settle = time.Second
+	}
+	k := &Keeper{cfg: cfg, book: nodes.NewBook(cfg.Policy), dirty: make(chan struct{}, 1),
+		urgent: make(chan struct{}, 1)}
+	if cfg.Dir != "" {
+		f, err := openFile(cfg.Dir)
+		if err != nil {
+			return nil, err
+		}
+		if k.book, err = f.load(cfg.Policy); err != nil {
+			f.close()
+			return nil, err
+		}
+		k.file = f
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	k.ctx, k.stop = ctx, stop
+	if cfg.Actor != nil && !cfg.DryRun {
+		k.actor = newActor(cfg.Actor, cfg.Log)
+		for _, m := range k.book.Marks() { // an earlier daemon may not have come to it
+			k.actor.enqueue(nodes.Act{Do: nodes.Apply, Mark: m})
+		}
+		k.wg.Go(func() { k.actor.work(ctx) })
+	}
+	k.ear = newEar(k)
+	k.wg.Go(func() { k.keep(ctx) })
+	return k, nil
+}
+
+// Close writes what is left to be written, and ends the Keeper.
+func (k *Keeper) Close() error {
+	k.stop()
+	k.wg.Wait()
+	err := k.write()
+	if k.file != nil {
+		k.file.close()
+	}
+	return err
+}
+
+// gather is how long changes gather before they are written, unless somebody waits or a mark has changed, and retry how
+// long the next attempt waits after one that has failed.
+const (
+	gather = time.Second
+	retry  = 10 * time.Second
+)
+
+// keep ticks, and writes what has changed.
+func (k *Keeper) keep(ctx context.Context) {
+	var again <-chan time.Time
+	for {
+		wait, stop := k.tick()
+		select {
+		case <-ctx.Done():
+		case <-wait:
+			stop()
+			continue
+		case <-k.urgent:
+		case <-again:
+		case <-k.dirty:
+			k.gather(ctx)
+		}
+		stop()
+		if ctx.Err() != nil {
+			return
+		}
+		again = nil
+		if err := k.write(); err != nil {
+			k.cfg.Log.Error("what is known of nodes cannot be written", "err", err)
+			again = time.After(retry)
+		}
+	}
+}
+
+func (k *Keeper) gather(ctx context.Context) {
+	timer := time.NewTimer(gather)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-k.urgent:
+	case <-timer.C:
+	}
+}
+
+// tick lets marks expire. The answer is when the next tick is due, and what ends that timer.
+func (k *Keeper) tick() (<-chan time.Time, func()) {
+	k.change(func(b *nodes.Book, now time.Time) []nodes.Act {
+		if next := b.Next(); next.IsZero() || next.After(now) {
+			return nil
+		}
+		return b.Tick(now)
+	}, false)
+	k.mu.Lock()
+	next := k.book.Next()
+	k.mu.Unlock()
+	if next.IsZero() {
+		return nil, func() {}
+	}
+	timer := time.NewTimer(max(time.Until(next), 0))
+	return timer.C, func() { timer.Stop() }
+}
+
+// signal puts something into a channel that holds one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// change does something to the Book, and what comes of it. touched says that something has changed even without acts.
+func (k *Keeper) change(f func(b *nodes.Book, now time.Time) []nodes.Act, touched bool) {
+	k.mu.Lock()
+	acts := f(k.book, time.Now())
+	for _, a := range acts {
+		k.carryOut(a)
+	}
+	k.mu.Unlock()
+	if len(acts) > 0 {
+		signal(k.urgent)
+	} else if touched {
+		signal(k.dirty)
+	}
+	for _, a := range acts {
+		k.tell(a)
+	}
+}
+
+// carryOut has the actor do it. The lock is held, so that acts come in order.
+func (k *Keeper) carryOut(a nodes.Act) {
+	switch {
+	case a.Do == nodes.Hold:
+	case k.cfg.DryRun:
+		k.cfg.Log.Info("dry run: this would be done", "action", string(a.Do), "node", a.Mark.Node, "text", a.Text)
+	case k.actor != nil:
+		k.actor.enqueue(a)
+	}
+}
+
+// events are the names of acts in the timeline.
+var events = map[nodes.Do]string{
+	nodes.Apply: "node-marked", nodes.Remove: "node-unmarked", nodes.Hold: "node-mark-held",
+}
+
+// tell tells people of an act: in the timeline of its run and of all in which the machine takes part.
+func (k *Keeper) tell(a nodes.Act) {
+	event, node := events[a.Do], a.Mark.Node
+	k.cfg.Log.Warn(event, "node", node, "run_id", a.Run, "kind", string(a.Mark.Kind), "text", a.Text)
+	if k.cfg.Annotate == nil {
+		return
+	}
+	k.mu.Lock()
+	runs := k.book.RunsOf(node)
+	k.mu.Unlock()
+	if a.Run != "" && !slices.Contains(runs, a.Run) {
+		runs = append(runs, a.Run)
+	}
+	for _, run := range runs {
+		k.cfg.Annotate(run, event, node, a.Text)
+	}
+}
+
+// write brings the file up to date, and tells who waits for it.
+func (k *Keeper) write() error {
+	k.mu.Lock()
+	waiting := k.waiting
+	k.waiting = nil
+	var data []byte
+	var err error
+	if k.file != nil {
+		data, err = k.book.Snapshot()
+	}
+	k.mu.Unlock()
+	if k.file != nil && err == nil {
+		err = k.file.save(data)
+	}
+	k.mu.Lock()
+	k.failed = err
+	k.mu.Unlock()
+	for _, w := range waiting {
+		w <- err
+	}
+	return err
+}
+
+// durable waits until what has changed so far is in the file.
+func (k *Keeper) durable(ctx context.Context) error {
+	done := make(chan error, 1)
+	k.mu.Lock()
+	k.waiting = append(k.waiting, done)
+	k.mu.Unlock()
+	signal(k.urgent)
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Find records and judges what was found out, as nodes.Book does. So do Failed, Passed and Size.
+func (k *Keeper) Find(found ...nodes.Finding) {
+	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Find(now, found...) }, true)
+}
+
+// Failed records how an epoch of a run has ended.
+func (k *Keeper) Failed(run, culprit, text string) {
+	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Failed(now, run, culprit, text) }, true)
+}
+
+// Passed says that a check of a machine has passed.
+func (k *Keeper) Passed(node string) {
+	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Passed(now, node) }, false)
+}
+
+// Size says which machines take part in a run now; none: it is over.
+func (k *Keeper) Size(run string, machines []string) {
+	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { b.Size(now, run, machines); return nil }, true)
+}
+
+// Mark marks a machine in somebody's name. It returns when that will outlive this process.
+func (k *Keeper) Mark(ctx context.Context, node, by, why string) (err error) {
+	k.change(func(b *nodes.Book, now time.Time) (acts []nodes.Act) {
+		acts, err = b.SetMark(now, node, by, why, time.Time{})
+		return acts
+	}, false)
+	if err != nil {
+		return err
+	}
+	return k.durable(ctx)
+}
+
+// Clear removes every mark of a machine, and forgets what was found, in somebody's name. It returns when that will
+// outlive this process; known is false if there was nothing.
+func (k *Keeper) Clear(ctx context.Context, node, by, why string) (known bool, err error) {
+	if err := nodes.CheckName(node); err != nil {
+		return false, err
+	}
+	k.change(func(b *nodes.Book, now time.Time) (acts []nodes.Act) {
+		acts, known = b.Clear(now, node, by, why)
+		return acts
+	}, true)
+	return known, k.durable(ctx)
+}
+
+// List is what is known.
+func (k *Keeper) List() Known {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Now()
+	return Known{Nodes: k.book.List(now), Avoid: k.book.Avoid(now)}
+}
+
+// Known is the answer to GET /v1/nodes.
+type Known struct {
+	Nodes []nodes.Node `json:"nodes"`
+	// Avoid are the machines where no replacement should be placed.
+	Avoid []string `json:"avoid"`
+}
+
+// Suspect says whether a machine is the culprit of many failures, so that a spare is preferred to it.
+func (k *Keeper) Suspect(node string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.book.Suspect(node)
+}
+
+// Ready reports why the file cannot be written now; nil: it can, or there is none.
+func (k *Keeper) Ready() error {
+	if k.file == nil {
+		return nil
+	}
+	k.mu.Lock()
+	err := k.failed
+	k.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return k.file.probe()
+}
