@@ -14,8 +14,8 @@ import (
 	"dlrover-run/rendezvous/pyproto"
 )
 
-// served runs a daemon with agents until the test ends, and returns its address.
-func served(t *testing.T, args ...string) string {
+// daemonFor runs a daemon with agents until the test ends, and returns its address.
+func daemonFor(t *testing.T, args ...string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -34,7 +34,7 @@ func served(t *testing.T, args ...string) string {
 }
 
 func TestAgentsAreServedBesideLaunchers(t *testing.T) {
-	addr := served(t, "--python-agents", "--python-run=job", "--job-uid=u1")
+	addr := daemonFor(t, "--python-agents", "--python-run=job", "--job-uid=u1")
 	for name, c := range map[string]struct {
 		http bool
 		uid  string
@@ -63,7 +63,7 @@ func TestAgentsAreServedBesideLaunchers(t *testing.T) {
 }
 
 func TestWithoutAgentsNobodySpeaksTheirProtocol(t *testing.T) {
-	addr := served(t)
+	addr := daemonFor(t)
 	require.Eventually(t, func() bool {
 		_, err := api.NewClient(addr, "").Runs(t.Context())
 		return err == nil

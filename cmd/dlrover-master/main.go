@@ -9,9 +9,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/help"
+	"dlrover-run/cmd/internal/marks"
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/version"
@@ -77,6 +80,9 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "job-uid", Category: "Options",
 				Usage: "`UID`: what DLRover's agents have in their JOB_UID; requests with another one are refused " +
 					"(default: $JOB_UID)"},
+			&cli.StringFlag{Name: "data-dir", Category: "Options",
+				Usage: "`DIR`: directory, made if need be, for what is known of nodes across jobs (dlroverctl nodes); one " +
+					"daemon each (default: nothing is kept)"},
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
 			&cli.StringFlag{Name: "log-format", Category: "Options",
@@ -116,6 +122,8 @@ type daemon struct {
 	events  *eventlog.Log
 	metrics *metrics
 	service *service.Service
+	hub     atomic.Pointer[api.Hub]
+	marks   *marks.Keeper // nil: nobody keeps what is known of nodes
 }
 
 func newDaemon(c *cli.Context) (*daemon, error) {
@@ -136,19 +144,30 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.service, err = service.New(service.Config{
-		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe,
-		Extra: d.metrics.handler(), Log: d.log, Agents: agents,
-	})
-	if err != nil {
+	if err := d.keepMarks(c.String("data-dir")); err != nil {
 		return nil, err
+	}
+	cfg := service.Config{
+		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe, Extra: d.extra(), Log: d.log,
+		Agents: agents,
+	}
+	if d.marks != nil {
+		cfg.Cleared, cfg.Global = d.marks.Cleared, map[string]http.Handler{"nodes": d.marks.Handler()}
+	}
+	if d.service, err = service.New(cfg); err != nil {
+		d.closeMarks()
+		return nil, err
+	}
+	d.hub.Store(d.service.Hub)
+	if d.marks != nil {
+		d.marks.Follow(d.service)
 	}
 	d.metrics.watch(d.service.Hub)
 	d.metrics.watchCheckpoints(d.service.Checkpoints)
 	d.metrics.watchChecks(d.service.Checks)
 	d.metrics.watchHangs(d.service.Hangs)
 	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
-		d.service.Close(0)
+		d.close()
 		return nil, err
 	}
 	if secret == "" {
@@ -172,8 +191,39 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 		"and --insecure serves anyway", listen)
 }
 
+// keepMarks keeps what is known of nodes, if anybody wants that.
+func (d *daemon) keepMarks(dir string) (err error) {
+	if dir == "" {
+		return nil
+	}
+	d.marks, err = marks.Open(marks.Config{Dir: dir, Log: d.log, Annotate: d.annotate})
+	return err
+}
+
+// annotate tells of a mark in the timeline of a run. Before the service is there no run is, but marks may expire.
+func (d *daemon) annotate(run, event, node, text string) {
+	if hub := d.hub.Load(); hub != nil {
+		_ = hub.Annotate(run, event, node, text) // the run may be over
+	}
+}
+
+// extra is what is served without a token.
+func (d *daemon) extra() http.Handler {
+	ready := func() error { return nil }
+	if d.marks != nil {
+		ready = d.marks.Ready
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", d.metrics.handler())
+	mux.HandleFunc("GET /readyz", marks.Ready(ready))
+	return mux
+}
+
 func (d *daemon) observe(run string, n rendezvous.Note) {
 	d.metrics.note(n)
+	if d.marks != nil {
+		d.marks.Hear(run, n)
+	}
 	d.events.Event(n.Event, slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch),
 		slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
 	level := slog.LevelInfo
@@ -184,7 +234,18 @@ func (d *daemon) observe(run string, n rendezvous.Note) {
 		"node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 
+// closeMarks ends what keeps marks, before the service that they are told to.
+func (d *daemon) closeMarks() {
+	if d.marks == nil {
+		return
+	}
+	if err := d.marks.Close(); err != nil {
+		d.log.Error("what is known of nodes cannot be written", "err", err)
+	}
+}
+
 func (d *daemon) close() {
+	d.closeMarks()
 	d.service.Close(2 * time.Second)
 	_ = d.events.Close() // nothing is left to be written
 }

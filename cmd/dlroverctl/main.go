@@ -51,6 +51,12 @@ const description = `A running job, which its --rdzv-id names:
   log-level RUN LEVEL            least level of its launchers' log lines:
                                  debug, info, warn or error
 
+Machines, across jobs, of dlrover-master --data-dir:
+  nodes                          what was found out about them, and which are
+                                 marked: no replacement should go there
+  node mark NODE --reason TEXT   mark one until it is cleared
+  node clear NODE                remove its mark and forget what was found
+
 A checkpoint directory:
   checkpoints ls DIR             the committed steps
   checkpoints verify DIR [STEP]  read all files, or a step's, and compare
@@ -144,7 +150,7 @@ func (p *program) app() *cli.App {
 			return fmt.Errorf("unknown command %q; see dlroverctl --help", c.Args().First())
 		},
 		Commands: slices.Concat(p.runs(), p.checks(), p.hangs(), p.stacks(), p.streams(), p.orders(),
-			p.names(), []*cli.Command{p.checkpoints()}),
+			p.machines(), p.names(), []*cli.Command{p.checkpoints()}),
 	}
 }
 

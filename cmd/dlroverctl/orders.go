@@ -17,8 +17,8 @@ import (
 
 func reasonOption() cli.Flag {
 	return &cli.StringFlag{Name: "reason", Category: runOptions,
-		Usage: "`TEXT`: restart, stop, pause, resume, start, bar, unbar, drain: why; " +
-			"shown in the log, the status and the verdict of the run"}
+		Usage: "`TEXT`: restart, stop, pause, resume, start, bar, unbar, drain, node mark, node clear: why; " +
+			"shown in the log, the status and the verdict of the run, and by nodes"}
 }
 
 func chargeOption() cli.Flag {
@@ -117,15 +117,21 @@ func (c *call) drained() string {
 
 // reason is what the operator says, and who has given which order: launchers show nothing else of it.
 func (c *call) reason(kind rendezvous.OrderKind) string {
-	by := string(kind) + " by dlroverctl"
+	by := string(kind) + " by " + c.who()
+	if text := c.args.String("reason"); text != "" {
+		return text + " (" + by + ")"
+	}
+	return by
+}
+
+// who is the operator, for others.
+func (c *call) who() string {
+	by := "dlroverctl"
 	if host, err := os.Hostname(); err == nil {
 		by += " on " + printable.Line(host)
 	}
 	if user, ok := c.env("USER"); ok && user != "" {
 		by += " as " + printable.Line(user)
-	}
-	if text := c.args.String("reason"); text != "" {
-		return text + " (" + by + ")"
 	}
 	return by
 }

@@ -26,7 +26,6 @@ func (p *program) runs() []*cli.Command {
 	return []*cli.Command{
 		p.onDaemon("runs", "", (*call).listRuns, jsonOption()),
 		p.onDaemon("status", "RUN", (*call).showStatus, jsonOption(), conditionsOption()),
-		p.onDaemon("nodes", "RUN", (*call).showNodes, jsonOption()),
 		p.onDaemon("verdict", "RUN", (*call).showVerdict, jsonOption()),
 		p.onDaemon("events", "RUN", (*call).showEvents, jsonOption(), followOption()),
 	}

@@ -359,3 +359,11 @@ func TestTheAPI(t *testing.T) {
 		require.Contains(t, w.Body.String(), c.want)
 	}
 }
+
+func TestEventsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../../docs/events.md")
+	require.NoError(t, err)
+	for _, event := range events {
+		require.Contains(t, string(doc), "| `"+event+"` |")
+	}
+}

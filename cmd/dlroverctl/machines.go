@@ -1,0 +1,121 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/launcher/printable"
+	"dlrover-run/rendezvous/api"
+	"dlrover-run/rendezvous/nodes"
+)
+
+// machines are the commands about nodes, of a run or across all of them.
+func (p *program) machines() []*cli.Command {
+	list := p.onDaemon("nodes", "RUN", (*call).showNodes, jsonOption())
+	all := p.onDaemon("nodes", "", (*call).listMachines, jsonOption())
+	ofRun := list.Action
+	list.Action = func(args *cli.Context) error {
+		if args.NArg() == 0 {
+			return all.Action(args)
+		}
+		return ofRun(args)
+	}
+	change := func(action string) *cli.Command {
+		return p.onDaemon(action, "NODE", func(c *call) error { return c.changeMachine(action) }, reasonOption())
+	}
+	return []*cli.Command{list, {
+		Name: "node", HideHelp: true, HideHelpCommand: true,
+		Action: func(args *cli.Context) error {
+			return fmt.Errorf("node: unknown command %q: need mark or clear; see dlroverctl --help", args.Args().First())
+		},
+		Subcommands: []*cli.Command{change("mark"), change("clear")},
+	}}
+}
+
+func (c *call) listMachines() error {
+	var known marks.Known
+	if err := c.client.Global(c, "nodes", nil, &known); err != nil {
+		return c.noMachines(err)
+	}
+	if c.args.Bool("json") {
+		return c.json(known)
+	}
+	if len(known.Nodes) == 0 {
+		fmt.Fprintf(c.stdout, "the daemon at %s knows nothing against any node\n", c.addr)
+		return nil
+	}
+	t := newTable(c.stdout)
+	t.row("NODE", "MARK", "AGE", "EXPIRES", "BY", "FINDINGS", "WHY")
+	for _, n := range known.Nodes {
+		c.machineRow(t, n)
+	}
+	return t.w.Flush()
+}
+
+// machineRow prints one machine: its mark, or what else is known, and the newest of it.
+func (c *call) machineRow(t table, n nodes.Node) {
+	mark, since, until, by, why := "-", "-", "-", "-", newest(n)
+	switch {
+	case n.Mark != nil:
+		mark, by, why = string(n.Mark.Kind), n.Mark.By, n.Mark.Reason
+		if n.Mark.Evidence != "" {
+			why += ": " + n.Mark.Evidence
+		}
+		since, until = age(c.now().Sub(n.Mark.Since)), "when cleared"
+		if !n.Mark.Until.IsZero() {
+			until = "in " + age(n.Mark.Until.Sub(c.now()))
+		}
+	case n.Held != nil:
+		mark, since = "held back", age(c.now().Sub(n.Held.Since))
+		why = n.Held.Why + "; " + string(n.Held.Kind) + ": " + n.Held.Evidence
+	case n.Suspect:
+		mark = "suspect"
+	}
+	t.row(n.Name, mark, since, until, by, strconv.Itoa(len(n.Findings)), why)
+}
+
+// newest is the newest finding, with its age.
+func newest(n nodes.Node) string {
+	if len(n.Findings) == 0 {
+		return ""
+	}
+	f := n.Findings[0]
+	return fmt.Sprintf("%s ago: %s: %s", age(time.Duration(f.Age*float64(time.Second))), f.Kind, f.Text)
+}
+
+// changeMachine marks or clears a machine.
+func (c *call) changeMachine(action string) error {
+	node, reason := c.args.Args().First(), c.args.String("reason")
+	if action == "mark" && strings.TrimSpace(reason) == "" {
+		return &usageError{errors.New("node mark needs --reason=TEXT: others will ask why the node gets no work")}
+	}
+	change, done := marks.Change{Action: action, Reason: reason, By: c.who()}, marks.Changed{}
+	err := c.client.Global(c, "nodes/"+url.PathEscape(node), change, &done)
+	switch {
+	case err != nil:
+		return c.noMachines(err)
+	case action == "mark":
+		fmt.Fprintf(c.stdout, "node %s is marked; to end it: dlroverctl node clear %[1]s\n", printable.Line(node))
+	case !done.Known:
+		return &foundError{fmt.Errorf("nothing is known of node %q; dlroverctl nodes lists what is", node)}
+	default:
+		fmt.Fprintf(c.stdout, "node %s is cleared\n", printable.Line(node))
+	}
+	return nil
+}
+
+// noMachines tells a daemon that keeps nothing of machines from other errors.
+func (c *call) noMachines(err error) error {
+	if errors.Is(err, api.ErrNotFound) {
+		return &foundError{fmt.Errorf("the daemon at %s keeps nothing about nodes across jobs; start dlrover-master with "+
+			"--data-dir. For the nodes of a run: dlroverctl nodes RUN", c.addr)}
+	}
+	return err
+}
