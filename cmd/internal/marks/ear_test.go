@@ -9,6 +9,7 @@ import (
 
 	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/service"
+	"dlrover-run/hang"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -193,4 +194,51 @@ func TestRunsThatAreOverAreForgotten(t *testing.T) {
 		j.settle()
 		require.Empty(t, j.k.book.RunsOf("m1"))
 	})
+}
+
+func TestWhomTheEndOfAnEpochBlames(t *testing.T) {
+	one := 1
+	lost := func(silent bool) rendezvous.EpochEvidence {
+		e := rendezvous.Evidence{Losses: []rendezvous.Loss{{Node: "n1", Silent: silent}}}
+		return rendezvous.EpochEvidence{Evidence: e}
+	}
+	hung := func(c hang.Confidence) service.Verdict {
+		return service.Verdict{Rule: verdict.WasHung, RootNode: "n1", Line: "hung", Hang: &hang.Verdict{Confidence: c,
+			Line: "n1 and n2 hung", Suspects: []hang.Suspect{{Node: "n1"}, {Node: "n1"}, {Node: "n2"}}}}
+	}
+	worker := func(c verdict.Class) service.Verdict {
+		return service.Verdict{Rule: verdict.FirstExit, Class: c, RootRank: &one, RootNode: "n1", Line: "exit code 1"}
+	}
+	for name, c := range map[string]struct {
+		e    rendezvous.EpochEvidence
+		v    service.Verdict
+		want map[string][]nodes.Kind // findings after three ends like it
+	}{
+		"a silent loss": {lost(true), service.Verdict{Rule: verdict.NodeLost, RootNode: "n1", Line: "silent"},
+			map[string][]nodes.Kind{"m1": {nodes.Repeated, nodes.Silent}}},
+		"a good-bye": {lost(false), service.Verdict{Rule: verdict.NodeLost, RootNode: "n1"}, map[string][]nodes.Kind{}},
+		"a hang": {v: hung(hang.High),
+			want: map[string][]nodes.Kind{"m1": {nodes.Repeated, nodes.Hang}, "n2": {nodes.Hang}}},
+		"perhaps a hang":       {v: hung(hang.Low), want: map[string][]nodes.Kind{}},
+		"a hang, as was heard": {v: service.Verdict{Rule: verdict.WasHung}, want: map[string][]nodes.Kind{}},
+		"a worker":             {v: worker(verdict.Segfault), want: map[string][]nodes.Kind{"m1": {nodes.Repeated}}},
+		"the command line":     {v: worker(verdict.UsageError), want: map[string][]nodes.Kind{}},
+		"nobody":               {v: service.Verdict{Rule: verdict.NoCause}, want: map[string][]nodes.Kind{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := open(t, Config{})
+			l := &listener{k: k}
+			for range 3 {
+				l.blame("r", &known{machines: map[string]string{"n1": "m1"}}, c.e, c.v)
+			}
+			got := map[string][]nodes.Kind{}
+			for _, n := range k.List().Nodes {
+				for _, f := range n.Findings {
+					got[n.Name] = append(got[n.Name], f.Kind)
+				}
+			}
+			require.Equal(t, c.want, got)
+			require.NoError(t, k.Close())
+		})
+	}
 }

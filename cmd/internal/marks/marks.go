@@ -7,6 +7,7 @@ package marks
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -255,6 +256,8 @@ func (k *Keeper) durable(ctx context.Context) error {
 	select {
 	case err := <-done:
 		return err
+	case <-k.ctx.Done():
+		return errors.New("the daemon ends")
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
