@@ -61,7 +61,7 @@ func app(stdout io.Writer) *cli.App {
 		Action:         func(c *cli.Context) error { return serve(c, stdout) },
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse("dlrover-master", err) },
 		ExitErrHandler: func(*cli.Context, error) {},
-		Flags: []cli.Flag{
+		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001",
 				Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface " +
 					"(default: 127.0.0.1:50001)"},
@@ -83,13 +83,14 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "data-dir", Category: "Options",
 				Usage: "`DIR`: directory, made if need be, for what is known of nodes across jobs (dlroverctl nodes); one " +
 					"daemon each (default: nothing is kept)"},
+		}, nodeFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
 			&cli.StringFlag{Name: "log-format", Category: "Options",
 				EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},
 			&cli.BoolFlag{Name: "version", Category: "Options", Usage: "print the version, and exit"},
-		},
+		}),
 	}
 }
 
@@ -124,6 +125,7 @@ type daemon struct {
 	service *service.Service
 	hub     atomic.Pointer[api.Hub]
 	marks   *marks.Keeper // nil: nobody keeps what is known of nodes
+	nodes   *cluster      // nil: nobody acts on marks
 }
 
 func newDaemon(c *cli.Context) (*daemon, error) {
@@ -144,7 +146,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.keepMarks(c.String("data-dir")); err != nil {
+	if err := d.keepMarks(c); err != nil {
 		return nil, err
 	}
 	cfg := service.Config{
@@ -191,15 +193,6 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 		"and --insecure serves anyway", listen)
 }
 
-// keepMarks keeps what is known of nodes, if anybody wants that.
-func (d *daemon) keepMarks(dir string) (err error) {
-	if dir == "" {
-		return nil
-	}
-	d.marks, err = marks.Open(marks.Config{Dir: dir, Log: d.log, Annotate: d.annotate})
-	return err
-}
-
 // annotate tells of a mark in the timeline of a run. Before the service is there no run is, but marks may expire.
 func (d *daemon) annotate(run, event, node, text string) {
 	if hub := d.hub.Load(); hub != nil {
@@ -242,6 +235,7 @@ func (d *daemon) closeMarks() {
 	if err := d.marks.Close(); err != nil {
 		d.log.Error("what is known of nodes cannot be written", "err", err)
 	}
+	d.nodes.close()
 }
 
 func (d *daemon) close() {

@@ -52,15 +52,36 @@ func (c *call) listMachines() error {
 		return nil
 	}
 	t := newTable(c.stdout)
-	t.row("NODE", "MARK", "AGE", "EXPIRES", "BY", "FINDINGS", "WHY")
+	t.row("NODE", "MARK", "AGE", "EXPIRES", "BY", "FINDINGS", "ACTION", "WHY")
 	for _, n := range known.Nodes {
-		c.machineRow(t, n)
+		c.machineRow(t, n.Node, action(known.Action, n.Deed))
 	}
-	return t.w.Flush()
+	err := t.w.Flush()
+	for _, n := range known.Nodes {
+		if n.Deed != nil && n.Deed.Why != "" {
+			fmt.Fprintf(c.stdout, "%s: %s is %s: %s\n", printable.Line(n.Name), n.Deed.Do, n.Deed.State,
+				printable.Line(n.Deed.Why))
+		}
+	}
+	for _, text := range known.Troubles {
+		fmt.Fprintf(c.stdout, "not done: %s\n", printable.Line(text))
+	}
+	return err
+}
+
+// action is what is done to a machine at a level, and how far that is: "taint: applied", "unmark: pending".
+func action(level string, d *marks.Deed) string {
+	switch {
+	case d == nil:
+		return "-"
+	case d.Do == nodes.Remove:
+		return string(d.Do) + ": " + string(d.State)
+	}
+	return level + ": " + string(d.State)
 }
 
 // machineRow prints one machine: its mark, or what else is known, and the newest of it.
-func (c *call) machineRow(t table, n nodes.Node) {
+func (c *call) machineRow(t table, n nodes.Node, action string) {
 	mark, since, until, by, why := "-", "-", "-", "-", newest(n)
 	switch {
 	case n.Mark != nil:
@@ -78,7 +99,7 @@ func (c *call) machineRow(t table, n nodes.Node) {
 	case n.Suspect:
 		mark = "suspect"
 	}
-	t.row(n.Name, mark, since, until, by, strconv.Itoa(len(n.Findings)), why)
+	t.row(n.Name, mark, since, until, by, strconv.Itoa(len(n.Findings)), action, why)
 }
 
 // newest is the newest finding, with its age.
@@ -115,7 +136,7 @@ func (c *call) changeMachine(action string) error {
 func (c *call) noMachines(err error) error {
 	if errors.Is(err, api.ErrNotFound) {
 		return &foundError{fmt.Errorf("the daemon at %s keeps nothing about nodes across jobs; start dlrover-master with "+
-			"--data-dir. For the nodes of a run: dlroverctl nodes RUN", c.addr)}
+			"--data-dir or --node-action. For the nodes of a run: dlroverctl nodes RUN", c.addr)}
 	}
 	return err
 }

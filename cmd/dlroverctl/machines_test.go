@@ -1,10 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"regexp"
 	"testing"
 	"time"
 
@@ -16,10 +20,13 @@ import (
 )
 
 // servedWithMarks is a daemon that keeps what is known of nodes.
-func servedWithMarks(t *testing.T) (*served, *marks.Keeper) {
+func servedWithMarks(t *testing.T) (*served, *marks.Keeper) { return servedBy(t, marks.Config{}) }
+
+func servedBy(t *testing.T, cfg marks.Config) (*served, *marks.Keeper) {
 	t.Helper()
 	quiet := slog.New(slog.DiscardHandler)
-	k, err := marks.Open(marks.Config{Log: quiet})
+	cfg.Log = quiet
+	k, err := marks.Open(cfg)
 	require.NoError(t, err)
 	s, err := service.New(service.Config{Token: secret, Log: quiet,
 		Global: map[string]http.Handler{"nodes": k.Handler()}})
@@ -49,12 +56,12 @@ func TestMachines(t *testing.T) {
 
 	out := d.ok("nodes")
 	for _, row := range []string{
-		`gpu-01 +check-failed +\d+s +in 3h59m +policy +1 +a check of the node has failed: its link is slow`,
-		`gpu-02 +- +- +- +- +1 +\d+s ago: hang: rank 2 hung`,
-		`gpu-03 +suspect +- +- +- +1 +\d+s ago: repeated-failure: to blame for 3 of the last 3 failures`,
+		`gpu-01 +check-failed +\d+s +in 3h59m +policy +1 +- +a check of the node has failed: its link is slow`,
+		`gpu-02 +- +- +- +- +1 +- +\d+s ago: hang: rank 2 hung`,
+		`gpu-03 +suspect +- +- +- +1 +- +\d+s ago: repeated-failure: to blame for 3 of the last 3 failures`,
 		`gpu-04 +ecc `,
-		`gpu-05 +held back +\d+s +- +- +1 +2 nodes are marked .*; ecc: row 8`,
-		`gpu-07 +operator +\d+s +when cleared +dlroverctl on .+ as ann +0 +smoke`,
+		`gpu-05 +held back +\d+s +- +- +1 +- +2 nodes are marked .*; ecc: row 8`,
+		`gpu-07 +operator +\d+s +when cleared +dlroverctl on .+ as ann +0 +- +smoke`,
 	} {
 		require.Regexp(t, row, out)
 	}
@@ -78,6 +85,52 @@ func TestMachines(t *testing.T) {
 
 func TestADaemonThatKeepsNothingOfMachines(t *testing.T) {
 	d := newServed(t)
-	d.fails(1, "start dlrover-master with --data-dir", "nodes")
+	d.fails(1, "start dlrover-master with --data-dir or --node-action", "nodes")
 	d.fails(1, "start dlrover-master with --data-dir", "node", "mark", "n", "--reason=x")
+}
+
+// stubborn is an Actor to whom one machine is not known.
+type stubborn struct{}
+
+func (stubborn) Apply(_ context.Context, m nodes.Mark) error {
+	switch m.Node {
+	case "gpu-08":
+		return errors.New("the cluster is away")
+	case "gpu-09":
+		return fmt.Errorf("no such node: %w", marks.ErrFinal)
+	}
+	return nil
+}
+
+func (stubborn) Remove(context.Context, nodes.Mark) error { return errors.New("the cluster is away") }
+
+func (stubborn) Sweep(context.Context, func(string) bool) error {
+	return errors.New("no right to look")
+}
+
+func TestWhatIsDoneToMachines(t *testing.T) {
+	d, k := servedBy(t, marks.Config{Actor: stubborn{}, Action: "taint"})
+	for _, name := range []string{"gpu-06", "gpu-07", "gpu-08", "gpu-09"} {
+		require.NoError(t, k.Mark(t.Context(), name, "me", "smoke"))
+	}
+	shows := func(pattern string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return regexp.MustCompile(pattern).MatchString(d.ok("nodes"))
+		}, 20*time.Second, 20*time.Millisecond, pattern)
+	}
+	shows(`gpu-07 +operator .* taint: applied +smoke`)
+	_, err := k.Clear(t.Context(), "gpu-07", "me", "")
+	require.NoError(t, err)
+	for _, pattern := range []string{
+		`gpu-06 +operator .* taint: applied +smoke`,
+		`gpu-07 +- .* unmark: pending`,
+		`gpu-08 +operator .* taint: pending +smoke`,
+		`gpu-09 +operator .* taint: given-up +smoke`,
+		`gpu-08: mark is pending: the cluster is away`,
+		`gpu-09: mark is given-up: no such node`,
+		`not done: marks that earlier daemons have left: no right to look`,
+	} {
+		shows(pattern)
+	}
 }

@@ -83,8 +83,11 @@ func (c *Client) Allowed(ctx context.Context, l Level) (missing []string, err er
 func (c *Client) may(ctx context.Context, r right) (bool, error) {
 	resource, sub, _ := strings.Cut(r.resource, "/")
 	attributes := map[string]string{"verb": r.verb, "resource": resource, "subresource": sub}
-	if r == createEvents {
+	switch r {
+	case createEvents:
 		attributes["namespace"] = eventNamespace
+	case patchPods: // a role may name the pod
+		attributes["namespace"], attributes["name"] = c.rest.cfg.Namespace, c.rest.cfg.Pod
 	}
 	var review struct{ Status struct{ Allowed bool } }
 	err := c.rest.do(ctx, request{
@@ -124,7 +127,7 @@ func (c *Client) Apply(ctx context.Context, l Level, m Mark) error {
 // Remove undoes what the mark of m.Owner did to m.Node, at any level. Event leaves nothing to undo, and its rights do
 // not allow to look: the error is ErrForbidden. What other owners' marks hold as well stays. If m.Until is not zero, a
 // mark that lasts longer than that has been renewed meanwhile and stays. A node that is gone is no error, nor one
-// without such a mark.
+// without such a mark. No mark lasts longer than one without an end.
 func (c *Client) Remove(ctx context.Context, m Mark) error {
 	if err := errors.Join(checkNode(m.Node), checkOwner(m.Owner)); err != nil {
 		return err
@@ -201,7 +204,11 @@ func (c *Client) tell(ctx context.Context, m Mark) error {
 
 func (c *Client) event(m Mark, now time.Time) map[string]any {
 	id := sha256.Sum256([]byte(m.Owner + "\n" + m.Node + "\n" + strconv.FormatInt(m.Since.Unix(), 10)))
-	text := fmt.Sprintf("%s (marked by %s until %s)", message(newEntry(Event, m)), m.Owner, m.Until.Format(time.RFC3339))
+	until := "somebody clears it"
+	if !m.Until.IsZero() {
+		until = m.Until.Format(time.RFC3339)
+	}
+	text := fmt.Sprintf("%s (marked by %s until %s)", message(newEntry(Event, m)), m.Owner, until)
 	return map[string]any{
 		"apiVersion": "v1", "kind": "Event",
 		"metadata": map[string]any{

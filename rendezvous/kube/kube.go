@@ -8,6 +8,7 @@
 package kube
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -62,9 +63,14 @@ var ErrNotInCluster = errors.New("not in a Kubernetes pod with a service account
 
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+// DirVariable names the directory with token, ca.crt and namespace where a pod has them in a volume of its own.
+const DirVariable = "DLROVER_SERVICE_ACCOUNT_DIR"
+
 // InCluster is the configuration that Kubernetes gives every container. The error is ErrNotInCluster where there is
 // none.
-func InCluster() (Config, error) { return inCluster(os.LookupEnv, serviceAccountDir) }
+func InCluster() (Config, error) {
+	return inCluster(os.LookupEnv, cmp.Or(os.Getenv(DirVariable), serviceAccountDir))
+}
 
 func inCluster(lookup func(string) (string, bool), dir string) (Config, error) {
 	host, _ := lookup("KUBERNETES_SERVICE_HOST")
@@ -95,7 +101,7 @@ type Mark struct {
 	Reason   string    // one line; what a taint's value allows of it becomes its value
 	Evidence string    // what was measured
 	Since    time.Time // with Owner and Node, the identity of the event
-	Until    time.Time // when the mark is to be removed, which is the caller's task
+	Until    time.Time // when the mark is to be removed, which is the caller's task; zero: when somebody says so
 }
 
 // Bounds of a mark, in bytes. Longer texts are cut.
@@ -113,8 +119,8 @@ func (m Mark) checked() (Mark, error) {
 	if err := checkOwner(m.Owner); err != nil {
 		return m, err
 	}
-	if m.Since.IsZero() || m.Until.Before(m.Since) {
-		return m, fmt.Errorf("kube: mark of node %s is from %s until %s: need both, in this order", m.Node,
+	if m.Since.IsZero() || !m.Until.IsZero() && m.Until.Before(m.Since) {
+		return m, fmt.Errorf("kube: mark of node %s is from %s until %s: need a beginning, and no end before it", m.Node,
 			m.Since.Format(time.RFC3339), m.Until.Format(time.RFC3339))
 	}
 	m.Reason, m.Evidence = clean(m.Reason, maxReason), clean(m.Evidence, maxEvidence)
@@ -130,7 +136,8 @@ func checkNode(name string) error {
 			strings.ContainsFunc(label, func(r rune) bool { return !isLower(r) && r != '-' })
 	}
 	if bad {
-		return fmt.Errorf("kube: %.260q is no name of a node: need a DNS-1123 subdomain, such as node-1.example", name)
+		return fmt.Errorf("kube: %.260q is no name of a node: need a DNS-1123 subdomain, such as node-1.example: %w", name,
+			ErrNotFound)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func (n *node) remove(owner string, until, now time.Time) (*patch, error) {
 		return nil, err
 	}
 	e, ok := before.entries[owner]
-	if !ok || !until.IsZero() && e.Until.After(until) {
+	if !ok || !until.IsZero() && (e.Until.IsZero() || e.Until.After(until)) {
 		return nil, nil
 	}
 	return n.settle(before, before.without(owner), conditioned(e), now), nil

@@ -16,7 +16,7 @@ type entry struct {
 	Reason   string    `json:"reason"`
 	Evidence string    `json:"evidence"`
 	Since    time.Time `json:"since"`
-	Until    time.Time `json:"until"`
+	Until    time.Time `json:"until,omitzero"`
 	Level    Level     `json:"level"`
 	Tainted  bool      `json:"tainted,omitempty"` // the taint is there because of us
 	Cordoned bool      `json:"cordoned"`          // and the node unschedulable

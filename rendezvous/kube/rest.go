@@ -74,6 +74,8 @@ func (r right) manifest() string {
 		return "rbac-condition.yaml"
 	case patchNodes:
 		return "rbac-taint.yaml"
+	case patchPods:
+		return "rbac-avoid.yaml"
 	}
 	return "rbac-condition.yaml or rbac-taint.yaml"
 }

@@ -99,3 +99,19 @@ func (b *Book) Noted(node string) bool {
 	r := b.nodes[node]
 	return r != nil && (r.mark != nil || r.held != nil)
 }
+
+// Marked says whether a machine has a mark.
+func (b *Book) Marked(now time.Time, node string) bool {
+	r := b.marked[node]
+	return r != nil && r.mark.counts(now)
+}
+
+// Held is the number of machines whose mark the breaker has held back.
+func (b *Book) Held(now time.Time) (n int) {
+	for _, r := range b.nodes {
+		if r.held != nil && r.held.Until.After(now) {
+			n++
+		}
+	}
+	return n
+}

@@ -2,12 +2,38 @@ package marks
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
 	"dlrover-run/rendezvous/nodes"
 )
+
+// Actor carries out marks somewhere. Its methods may be called again for what is done already, and with a ctx of a
+// minute; never at the same time. An error that is ErrFinal is not tried again, every other one is.
+type Actor interface {
+	// Apply marks m.Node, or brings its mark up to date.
+	Apply(ctx context.Context, m nodes.Mark) error
+	// Remove removes the mark m, and nothing of others.
+	Remove(ctx context.Context, m nodes.Mark) error
+}
+
+// Sweeper is an Actor that can remove what earlier daemons have left: all marks but those of machines that are known.
+// It is asked at the start, and then every hour.
+type Sweeper interface {
+	Sweep(ctx context.Context, known func(machine string) bool) error
+}
+
+// Avoider is an Actor that tells others which machines pods of a replacement should avoid. It is asked at the start,
+// and when they change.
+type Avoider interface {
+	Avoid(ctx context.Context, machines []string) error
+}
+
+// ErrFinal is an error of an Actor that trying again does not help.
+var ErrFinal = errors.New("it is not tried again")
 
 // Bounds of what waits for an Actor.
 const (
@@ -15,43 +41,117 @@ const (
 	actBudget  = time.Minute    // of one call
 	firstPause = time.Second    // after a call that has failed; it doubles
 	lastPause  = 2 * time.Minute
+	sweepEvery = time.Hour
+)
+
+// What is to be done about no machine in particular; these can be no machine's names.
+const (
+	sweepTask = "\nmarks that earlier daemons have left"
+	avoidTask = "\nthe list of machines to avoid"
+)
+
+// Deed is how far an Actor is with a machine.
+type Deed struct {
+	Do    nodes.Do `json:"do"`
+	State State    `json:"state"`
+	Why   string   `json:"why,omitempty"` // the newest error
+	said  string   // the newest error that was logged
+}
+
+// State is that of a Deed.
+type State string
+
+// The states of a Deed.
+const (
+	Pending State = "pending"
+	Applied State = "applied" // the mark is there
+	Given   State = "given-up"
+	Dry     State = "dry-run" // it would be done
 )
 
 // actor has an Actor do the newest act of every machine.
 type actor struct {
 	do  Actor
+	k   *Keeper
 	log *slog.Logger
 
-	mu      sync.Mutex
-	pending map[string]*pending
-	wake    chan struct{} // holds one when there is more to do
+	mu       sync.Mutex
+	pending  map[string]*pending
+	deeds    map[string]Deed // by machine
+	failures int
+	wake     chan struct{} // holds one when there is more to do
 }
 
-// pending is the newest act of one machine.
+// pending is the newest task of one machine, or one of the others.
 type pending struct {
-	act   nodes.Act
+	key   string
+	what  nodes.Do // "" of a task about no machine
+	run   func(context.Context) error
 	due   time.Time
 	pause time.Duration // before the next attempt
+	said  string        // the newest error that was logged
+	why   string        // the newest error
 }
 
-func newActor(do Actor, log *slog.Logger) *actor {
-	return &actor{do: do, log: log, pending: map[string]*pending{}, wake: make(chan struct{}, 1)}
+func newActor(k *Keeper) *actor {
+	return &actor{do: k.cfg.Actor, k: k, log: k.cfg.Log, pending: map[string]*pending{}, deeds: map[string]Deed{},
+		wake: make(chan struct{}, 1)}
+}
+
+// begin is what is to be done at the start: an earlier daemon may not have come to it.
+func (a *actor) begin(marks []nodes.Mark) {
+	for _, m := range marks {
+		a.enqueue(nodes.Act{Do: nodes.Apply, Mark: m})
+	}
+	if s, ok := a.do.(Sweeper); ok {
+		a.put(&pending{key: sweepTask, run: func(ctx context.Context) error { return s.Sweep(ctx, a.known) }})
+	}
+	a.avoid()
 }
 
 // enqueue replaces what was to be done about the machine.
 func (a *actor) enqueue(act nodes.Act) {
+	m, f := act.Mark, a.do.Apply
+	if act.Do == nodes.Remove {
+		f = a.do.Remove
+	}
+	a.put(&pending{key: m.Node, what: act.Do, run: func(ctx context.Context) error { return f(ctx, m) }})
+}
+
+// avoid has the list of machines to avoid told again.
+func (a *actor) avoid() {
+	if v, ok := a.do.(Avoider); ok {
+		a.put(&pending{key: avoidTask, run: func(ctx context.Context) error { return v.Avoid(ctx, a.k.Avoid()) }})
+	}
+}
+
+func (a *actor) put(p *pending) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.pending[act.Mark.Node] == nil && len(a.pending) >= maxPending {
-		a.log.Error("too many marks wait to be carried out; this one is not", "action", string(act.Do),
-			"node", act.Mark.Node)
+	old := a.pending[p.key]
+	if old == nil && len(a.pending) >= maxPending {
+		a.log.Error("too many marks wait to be carried out; this one is not", "action", string(p.what), "node", p.key)
 		return
 	}
-	a.pending[act.Mark.Node] = &pending{act: act, due: time.Now(), pause: firstPause}
+	if old != nil && old.what == p.what {
+		p.said, p.why = old.said, old.why
+	} else if d := a.deeds[p.key]; d.Do == p.what {
+		p.said = d.said
+	}
+	p.due, p.pause = time.Now(), firstPause
+	a.pending[p.key] = p
 	signal(a.wake)
 }
 
-// work carries out acts, one at a time.
+// known says whether something is to be done about a machine, or its mark counts.
+func (a *actor) known(machine string) bool {
+	a.mu.Lock()
+	_, busy := a.pending[machine]
+	a.mu.Unlock()
+	return busy || a.k.marked(machine)
+}
+
+// work carries out tasks, one at a time.
 func (a *actor) work(ctx context.Context) {
 	for ctx.Err() == nil {
 		p, wait := a.next()
@@ -87,29 +187,113 @@ func (a *actor) next() (first *pending, wait time.Duration) {
 	return first, 0
 }
 
-// attempt carries out an act, and forgets it if that has succeeded and there is no newer one.
+// attempt carries out a task, and forgets it if that has succeeded and there is no newer one.
 func (a *actor) attempt(ctx context.Context, p *pending) {
 	call, cancel := context.WithTimeout(ctx, actBudget)
 	defer cancel()
-	m := p.act.Mark
-	f := a.do.Apply
-	if p.act.Do == nodes.Remove {
-		f = a.do.Remove
-	}
-	err := f(call, m)
-	if err != nil && ctx.Err() == nil {
-		a.log.Warn("a mark cannot be carried out; it is tried again", "action", string(p.act.Do), "node", m.Node,
-			"in", p.pause, "err", err)
+	err := p.run(call)
+	if ctx.Err() != nil {
+		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.pending[m.Node] != p {
-		return // something newer is to be done
+	a.told(p, err)
+	newer := a.pending[p.key] != p
+	switch {
+	case err == nil:
+		a.succeeded(p, newer)
+	case newer:
+	case errors.Is(err, ErrFinal):
+		delete(a.pending, p.key)
+		a.deeds[p.key] = Deed{p.what, Given, nodes.Line(err.Error()), p.said}
+	default:
+		p.why = nodes.Line(err.Error())
+		p.due = time.Now().Add(p.pause)
+		p.pause = min(2*p.pause, lastPause)
 	}
-	if err == nil {
-		delete(a.pending, m.Node)
+}
+
+// succeeded notes what was done. The lock is held.
+func (a *actor) succeeded(p *pending, newer bool) {
+	switch p.what {
+	case nodes.Apply:
+		a.deeds[p.key] = Deed{Do: p.what, State: Applied}
+	case nodes.Remove:
+		delete(a.deeds, p.key)
+	}
+	if newer {
 		return
 	}
-	p.due = time.Now().Add(p.pause)
-	p.pause = min(2*p.pause, lastPause)
+	if delete(a.pending, p.key); p.key == sweepTask {
+		a.pending[p.key] = &pending{key: p.key, run: p.run, due: time.Now().Add(sweepEvery), pause: firstPause}
+	}
+}
+
+// told logs what has become of a task, once for every change. The lock is held.
+func (a *actor) told(p *pending, err error) {
+	about := []any{"action", string(p.what), "node", p.key}
+	if p.what == "" {
+		about = []any{"what", strings.TrimSpace(p.key)}
+	}
+	if err == nil {
+		if p.what != "" || p.said != "" {
+			a.log.Info("carried out", about...)
+		}
+		p.said = ""
+		return
+	}
+	a.failures++
+	if text := same(err); text != p.said {
+		p.said = text
+		a.log.Warn("not carried out", append(about, "err", err, "again", !errors.Is(err, ErrFinal))...)
+	}
+}
+
+// same is what two errors have in common that differ in ports or times only.
+func same(err error) string {
+	return strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return -1
+		}
+		return r
+	}, err.Error())
+}
+
+// deed is how far things are with a machine; nil: there is nothing to say.
+func (a *actor) deed(machine string) *Deed {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.pending[machine]; p != nil {
+		return &Deed{Do: p.what, State: Pending, Why: p.why}
+	}
+	if d, ok := a.deeds[machine]; ok {
+		return &d
+	}
+	return nil
+}
+
+// busy are the machines of which something is to be done, and what else cannot be done now.
+func (a *actor) busy() (machines, troubles []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for key, p := range a.pending {
+		if p.what != "" {
+			machines = append(machines, key)
+		} else if p.why != "" {
+			troubles = append(troubles, strings.TrimSpace(key)+": "+p.why)
+		}
+	}
+	return machines, troubles
+}
+
+// counts are of machines of which something is to be done, and of calls that have failed.
+func (a *actor) counts() (machines, failures int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.pending {
+		if p.what != "" {
+			machines++
+		}
+	}
+	return machines, a.failures
 }

@@ -331,10 +331,12 @@ func programs(c verdict.Class) bool {
 // deviceKind is the kind of a failure that the worker's device is to blame for, "" for others.
 func deviceKind(v service.Verdict) nodes.Kind {
 	switch {
-	case v.Class != verdict.DeviceError:
+	case v.Class == verdict.DeviceError:
+		return nodes.Device
+	case v.Class != verdict.Hardware:
 		return ""
-	case strings.Contains(strings.ToLower(v.Line), "uncorrectable ecc"):
+	case strings.Contains(strings.ToLower(v.Line), "ecc"):
 		return nodes.ECC
 	}
-	return nodes.Device
+	return nodes.Xid
 }

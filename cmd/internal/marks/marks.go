@@ -10,26 +10,21 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"dlrover-run/rendezvous/nodes"
 )
 
-// Actor carries out marks somewhere. Both may be called again for what is done already, and with a ctx of a minute.
-type Actor interface {
-	// Apply marks m.Node, or brings its mark up to date.
-	Apply(ctx context.Context, m nodes.Mark) error
-	// Remove removes the mark m, and nothing of others.
-	Remove(ctx context.Context, m nodes.Mark) error
-}
-
 // Config says what a Keeper does with its marks.
 type Config struct {
 	// Dir is where the file is; "": what is known ends with the process.
 	Dir    string
 	Actor  Actor // nil: nobody acts
-	DryRun bool  // say what the Actor would be asked for, and do not ask
+	DryRun bool  // say what an Actor would be asked for, and ask none
+	// Action is what the Actor does to a machine, for people, such as "taint".
+	Action string
 	Policy nodes.Config
 	Log    *slog.Logger
 	// Annotate adds a line to the timeline of a run, which may be over; nil adds none.
@@ -79,10 +74,8 @@ func Open(cfg Config) (*Keeper, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	k.ctx, k.stop = ctx, stop
 	if cfg.Actor != nil && !cfg.DryRun {
-		k.actor = newActor(cfg.Actor, cfg.Log)
-		for _, m := range k.book.Marks() { // an earlier daemon may not have come to it
-			k.actor.enqueue(nodes.Act{Do: nodes.Apply, Mark: m})
-		}
+		k.actor = newActor(k)
+		k.actor.begin(k.book.Marks())
 		k.wg.Go(func() { k.actor.work(ctx) })
 	}
 	k.ear = newEar(k)
@@ -178,6 +171,9 @@ func (k *Keeper) change(f func(b *nodes.Book, now time.Time) []nodes.Act, touche
 	for _, a := range acts {
 		k.carryOut(a)
 	}
+	if k.actor != nil && slices.ContainsFunc(acts, func(a nodes.Act) bool { return a.Do != nodes.Hold }) {
+		k.actor.avoid()
+	}
 	k.mu.Unlock()
 	if len(acts) > 0 {
 		signal(k.urgent)
@@ -194,7 +190,8 @@ func (k *Keeper) carryOut(a nodes.Act) {
 	switch {
 	case a.Do == nodes.Hold:
 	case k.cfg.DryRun:
-		k.cfg.Log.Info("dry run: this would be done", "action", string(a.Do), "node", a.Mark.Node, "text", a.Text)
+		k.cfg.Log.Info("dry run: this would be done", "action", string(a.Do), "node", a.Mark.Node,
+			"level", k.cfg.Action, "text", a.Text)
 	case k.actor != nil:
 		k.actor.enqueue(a)
 	}
@@ -308,26 +305,95 @@ func (k *Keeper) Clear(ctx context.Context, node, by, why string) (known bool, e
 	return known, k.durable(ctx)
 }
 
-// List is what is known.
+// List is what is known, and how far the Actor is.
 func (k *Keeper) List() Known {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
-	return Known{Nodes: k.book.List(now), Avoid: k.book.Avoid(now)}
+	known := Known{Nodes: []Machine{}, Avoid: k.book.Avoid(now), Action: k.cfg.Action, DryRun: k.cfg.DryRun}
+	for _, n := range k.book.List(now) {
+		known.Nodes = append(known.Nodes, Machine{Node: n, Deed: k.deed(n)})
+	}
+	if k.actor == nil {
+		return known
+	}
+	busy, troubles := k.actor.busy()
+	known.Troubles = troubles
+	for _, name := range busy { // such as a mark that could not be removed yet
+		if !slices.ContainsFunc(known.Nodes, func(m Machine) bool { return m.Name == name }) {
+			known.Nodes = append(known.Nodes, Machine{nodes.Node{Name: name}, k.actor.deed(name)})
+		}
+	}
+	slices.SortFunc(known.Nodes, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
+	return known
+}
+
+func (k *Keeper) deed(n nodes.Node) *Deed {
+	switch {
+	case k.actor != nil:
+		return k.actor.deed(n.Name)
+	case k.cfg.DryRun && n.Mark != nil:
+		return &Deed{Do: nodes.Apply, State: Dry}
+	}
+	return nil
 }
 
 // Known is the answer to GET /v1/nodes.
 type Known struct {
-	Nodes []nodes.Node `json:"nodes"`
+	Nodes []Machine `json:"nodes"`
 	// Avoid are the machines where no replacement should be placed.
 	Avoid []string `json:"avoid"`
+	// Action is what is done to a machine that is marked, "" if nothing is, and DryRun says that it is only told.
+	Action   string   `json:"action,omitempty"`
+	DryRun   bool     `json:"dry_run,omitempty"`
+	Troubles []string `json:"troubles,omitempty"` // what cannot be done, about no machine in particular
 }
 
-// Suspect says whether a machine is the culprit of many failures, so that a spare is preferred to it.
-func (k *Keeper) Suspect(node string) bool {
+// Machine is what is known of one, and what was done about it.
+type Machine struct {
+	nodes.Node
+	Deed *Deed `json:"action,omitempty"`
+}
+
+// Avoid are the machines where no replacement should be placed, by name.
+func (k *Keeper) Avoid() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.book.Suspect(node)
+	return k.book.Avoid(time.Now())
+}
+
+// marked says whether a machine has a mark.
+func (k *Keeper) marked(machine string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.book.Marked(time.Now(), machine)
+}
+
+// Suspect says whether a spare is preferred to a machine: it is marked, or the culprit of many failures.
+func (k *Keeper) Suspect(machine string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.book.Suspect(machine) || k.book.Marked(time.Now(), machine)
+}
+
+// Stats are counts of what a Keeper has.
+type Stats struct {
+	Marked   int // machines with a mark
+	Held     int // machines whose mark the breaker has held back
+	Pending  int // machines of which something is to be done yet
+	Failures int // calls of the Actor that have failed, since the start
+}
+
+// Stats counts.
+func (k *Keeper) Stats() Stats {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Now()
+	s := Stats{Marked: len(k.book.Avoid(now)), Held: k.book.Held(now)}
+	if k.actor != nil {
+		s.Pending, s.Failures = k.actor.counts()
+	}
+	return s
 }
 
 // Ready reports why the file cannot be written now; nil: it can, or there is none.

@@ -108,5 +108,7 @@ var variables = []variable{
 		"MetaX' tool for `--switchbox-check` (default: `/opt/mxmap/bin/mxom-client`)"},
 	{"KUBERNETES_SERVICE_HOST", master, "set in every pod: where the API server is, for marks of nodes"},
 	{"KUBERNETES_SERVICE_PORT", master, "its port"},
+	{"DLROVER_SERVICE_ACCOUNT_DIR", master,
+		"directory with the service account's `token`, `ca.crt` and `namespace` (default: where Kubernetes puts them)"},
 	{"TORCH_PYTHON", "make", "the Python with PyTorch for tests, demo and bench (default: `/usr/bin/python3`)"},
 }

@@ -9,7 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
+
+	"dlrover-run/rendezvous/kube"
 )
 
 // stamp gives an object that has changed a new version.
@@ -177,7 +178,7 @@ func labelValue(text string) bool {
 }
 
 // AddNode makes a node without anything.
-func (s *Server) AddNode(t testing.TB, name string) {
+func (s *Server) AddNode(t T, name string) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,4 +193,56 @@ func (s *Server) Touch(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stamp(s.nodes[name])
+}
+
+// AddPod makes a pod without anything.
+func (s *Server) AddPod(namespace, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pods[namespace+"/"+name] = object{}
+}
+
+// PodAnnotations are those of a pod; nil: there is no such pod.
+func (s *Server) PodAnnotations(namespace, name string) map[string]any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.pods[namespace+"/"+name])
+}
+
+// patchPod merges annotations, all that is kept of a pod.
+func (s *Server) patchPod(key string, patch object) (int, object) {
+	old, ok := s.pods[key]
+	if !ok {
+		return status(http.StatusNotFound, "NotFound", fmt.Sprintf("pods %q not found", key))
+	}
+	annotations, _ := field[object](patch, "metadata", "annotations")
+	s.pods[key], _ = merge(copied(old), annotations).(object)
+	return http.StatusOK, object{"kind": "Pod", "metadata": object{"annotations": s.pods[key]}}
+}
+
+// Taint is the value of the taint kube.Key of a node, and whether it is there.
+func (s *Server) Taint(name string) (value string, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	taints, _ := field[[]any](s.nodes[name], "spec", "taints")
+	for _, t := range taints {
+		if t, _ := t.(object); t["key"] == kube.Key {
+			value, _ = t["value"].(string)
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// Messages are those of the events about a node.
+func (s *Server) Messages(name string) (messages []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(s.events)) {
+		if of, _ := field[string](s.events[key], "involvedObject", "name"); of == name {
+			text, _ := field[string](s.events[key], "message")
+			messages = append(messages, text)
+		}
+	}
+	return messages
 }

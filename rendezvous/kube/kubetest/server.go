@@ -9,6 +9,7 @@ import (
 	"io"
 	"log"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,6 +24,14 @@ import (
 
 type object = map[string]any
 
+// T is what a Server needs of a test, or of another program that shows something.
+type T interface {
+	Helper()
+	Fatal(args ...any)
+	TempDir() string
+	Cleanup(func())
+}
+
 // Server keeps nodes and events in memory. Its methods may be called at the same time.
 type Server struct {
 	dir  string
@@ -32,7 +41,8 @@ type Server struct {
 	version   int // of the newest object
 	nodes     map[string]object
 	events    map[string]object
-	accounts  map[string]account // by token
+	pods      map[string]map[string]any // annotations, by namespace/name
+	accounts  map[string]account        // by token
 	tokens    int
 	requests  []string
 	intercept func(http.ResponseWriter, *http.Request) bool
@@ -47,7 +57,7 @@ type account struct {
 const everything = "*"
 
 // Start serves over TLS on loopback until the test ends.
-func Start(t testing.TB) *Server {
+func Start(t T) *Server {
 	s := New(t)
 	s.http = httptest.NewUnstartedServer(s)
 	s.http.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust it are tests
@@ -59,14 +69,15 @@ func Start(t testing.TB) *Server {
 }
 
 // New is a server that listens nowhere, for transports that call it.
-func New(t testing.TB) *Server {
+func New(t T) *Server {
 	return &Server{
 		dir: t.TempDir(), nodes: map[string]object{}, events: map[string]object{}, accounts: map[string]account{},
+		pods: map[string]map[string]any{},
 	}
 }
 
 // Account makes an account with these rights, such as "patch nodes/status".
-func (s *Server) Account(t testing.TB, rights ...string) kube.Config {
+func (s *Server) Account(t T, rights ...string) kube.Config {
 	s.mu.Lock()
 	s.tokens++
 	cfg := kube.Config{TokenFile: filepath.Join(s.dir, fmt.Sprintf("token-%d", s.tokens))}
@@ -79,7 +90,7 @@ func (s *Server) Account(t testing.TB, rights ...string) kube.Config {
 }
 
 // Rotate gives an account another token and writes it to the file. The old one is no longer accepted.
-func (s *Server) Rotate(t testing.TB, cfg kube.Config, rights ...string) {
+func (s *Server) Rotate(t T, cfg kube.Config, rights ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, _ := os.ReadFile(cfg.TokenFile)
@@ -92,6 +103,28 @@ func (s *Server) Rotate(t testing.TB, cfg kube.Config, rights ...string) {
 
 // Admin is an account that may do everything.
 func (s *Server) Admin(t *testing.T) kube.Config { return s.Account(t, everything) }
+
+// Pod makes an account for a pod, and returns the variables with which kube.InCluster finds it.
+func (s *Server) Pod(t T, namespace, name string, rights ...string) (env map[string]string) {
+	t.Helper()
+	cfg, dir := s.Account(t, rights...), t.TempDir()
+	host, port, err := net.SplitHostPort(strings.TrimPrefix(cfg.Server, "https://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, from := range map[string]string{"token": cfg.TokenFile, "ca.crt": cfg.CAFile} {
+		text, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, name), string(text))
+	}
+	write(t, filepath.Join(dir, "namespace"), namespace)
+	s.AddPod(namespace, name)
+	return map[string]string{
+		"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, kube.DirVariable: dir, "POD_NAME": name,
+	}
+}
 
 // Intercept sets what is asked before every request that is let in; it reports whether it has answered.
 func (s *Server) Intercept(f func(http.ResponseWriter, *http.Request) bool) {
@@ -109,7 +142,7 @@ func (s *Server) Requests() []string {
 	return requests
 }
 
-func write(t testing.TB, path, text string) {
+func write(t T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -212,6 +245,8 @@ func (s *Server) handle(r *http.Request, q query, who account, body object) (int
 		return s.createNode(body)
 	case "list nodes":
 		return s.listNodes(r)
+	case "patch pods":
+		return s.patchPod(q.namespace+"/"+q.name, body)
 	}
 	n, ok := s.nodes[q.name]
 	if !ok {

@@ -1,0 +1,62 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/url"
+)
+
+// AvoidKey is the annotation of the own pod that names the nodes which pods of a replacement should avoid, as a JSON
+// list: what a node affinity kubernetes.io/hostname NotIn takes.
+const AvoidKey = "dlrover/avoid-nodes"
+
+// maxAvoid bounds the annotation in bytes: all annotations of a pod have 256 KiB.
+const maxAvoid = 128 << 10
+
+// patchPods is a right in the own namespace.
+var patchPods = right{"patch", "pods"}
+
+// ErrNoPod means that the name or the namespace of the own pod is not known.
+var ErrNoPod = errors.New("the own pod is not known: set POD_NAME from metadata.name")
+
+// MayAnnotate asks whether Avoid is allowed. It is not without the name of the own pod: the error is ErrNoPod.
+func (c *Client) MayAnnotate(ctx context.Context) (bool, error) {
+	if c.rest.cfg.Pod == "" || c.rest.cfg.Namespace == "" {
+		return false, ErrNoPod
+	}
+	return c.may(ctx, patchPods)
+}
+
+// Avoid writes the names of nodes to the annotation AvoidKey of the own pod, in place of those before. Without names
+// there is no annotation. What has no room in it is left out.
+func (c *Client) Avoid(ctx context.Context, names []string) error {
+	cfg := c.rest.cfg
+	if cfg.Pod == "" || cfg.Namespace == "" {
+		return ErrNoPod
+	}
+	return c.rest.do(ctx, request{
+		right: patchPods, method: "PATCH", contentType: "application/merge-patch+json",
+		path: "/api/v1/namespaces/" + url.PathEscape(cfg.Namespace) + "/pods/" + url.PathEscape(cfg.Pod),
+		body: map[string]any{"metadata": map[string]any{"annotations": map[string]any{AvoidKey: avoidText(names)}}},
+	}, nil)
+}
+
+// avoidText is the value of the annotation, nil for none.
+func avoidText(names []string) any {
+	if len(names) == 0 {
+		return nil
+	}
+	size := len("[]")
+	for i, name := range names {
+		if size += len(name) + len(`"",`); size > maxAvoid {
+			names = names[:i]
+			break
+		}
+	}
+	text, err := json.Marshal(names)
+	if err != nil {
+		panic(err) // a list of strings
+	}
+	return string(text)
+}
