@@ -10,13 +10,28 @@ import (
 )
 
 // choose picks the size nodes that form the next world, and puts them in order: those of the last world first, by
-// rank, then by wished rank and arrival. Who still owes the answer of a check is picked last. The others stay as
-// spares.
-func choose(ws []*node, size int) []*node {
+// rank, then by wished rank and arrival. Who is suspect is picked late, and who still owes the answer of a check last.
+// The others stay as spares.
+func choose(ws []*node, size int, suspect func(*node) bool) []*node {
 	slices.SortFunc(ws, seniority)
-	slices.SortStableFunc(ws, func(a, b *node) int { return cmp.Compare(a.owesAnswer(), b.owesAnswer()) })
+	if size == len(ws) {
+		return ws
+	}
+	doubt := make(map[*node]int, len(ws))
+	for _, n := range ws {
+		doubt[n] = 2 * n.owesAnswer()
+		if suspect(n) {
+			doubt[n]++
+		}
+	}
+	slices.SortStableFunc(ws, func(a, b *node) int { return cmp.Compare(doubt[a], doubt[b]) })
 	slices.SortFunc(ws[:size], seniority)
 	return ws[:size]
+}
+
+// suspect says whether others are preferred to a node.
+func (r *Round) suspect(n *node) bool {
+	return r.cfg.Suspect != nil && r.cfg.Suspect(cmp.Or(n.Machine, n.Name))
 }
 
 func seniority(a, b *node) int {

@@ -23,6 +23,9 @@ type Config struct {
 	// Suspicious says in one line, or with "", why the end of an epoch may have a cause that checks of nodes find: then
 	// all nodes are checked before the next world. It must be pure. Nil suspects nothing.
 	Suspicious func(Evidence) string
+	// Suspect says of a machine, by the node's name where that is not known, that spares are preferred to it when a world
+	// is chosen of more nodes than it takes. Between two events its answers must stay the same. Nil suspects none.
+	Suspect func(machine string) bool
 }
 
 type phase string

@@ -1409,6 +1409,7 @@ func history(t testing.TB, rnd *rand.Rand, steps int) {
 		}
 		return ""
 	}
+	s.r.cfg.Suspect = func(machine string) bool { return machine[len(machine)-1]%3 == 0 }
 	for i := range steps {
 		if rnd.Intn(40) == 0 {
 			s.restore()
@@ -1568,7 +1569,8 @@ func (s *sim) randomAnswer(rnd *rand.Rand, id string) {
 func (s *sim) newDaemon(rnd *rand.Rand) {
 	v := &revived{sim: s, old: &sim{r: s.r, dirs: s.dirs, runs: maps.Clone(s.runs), worked: s.worked}}
 	clear(s.awaited)
-	s.r, s.twin, s.dirs = New(Config{Term: s.r.seq + 1000, Suspicious: s.r.cfg.Suspicious}), nil, map[string]Directive{}
+	cfg := Config{Term: s.r.seq + 1000, Suspicious: s.r.cfg.Suspicious, Suspect: s.r.cfg.Suspect}
+	s.r, s.twin, s.dirs = New(cfg), nil, map[string]Directive{}
 	ids := sortedKeys(v.old.dirs)
 	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	for _, id := range ids {

@@ -53,7 +53,7 @@ func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 
 func (r *Round) seal(now time.Time, size int) {
 	r.tellEnded()
-	chosen := choose(r.candidates(size), size)
+	chosen := choose(r.candidates(size), size, r.suspect)
 	ranked := rank(chosen, r.cfg.Topology, r.params.Static)
 	if r.resumed { // an earlier daemon may have announced an epoch that would have the same name
 		r.id.Term, r.resumed = max(r.cfg.Term, r.id.Term+1), false

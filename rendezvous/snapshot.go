@@ -170,12 +170,12 @@ func (n *node) snapshot() NodeSnapshot {
 }
 
 // Restore returns the Round whose state s is. It goes on as the one that s was taken of, given the same
-// Config.Suspicious; what else is in cfg, s has.
+// Config.Suspicious and Suspect; what else is in cfg, s has.
 func Restore(cfg Config, s Snapshot) (*Round, error) {
 	if err := s.validate(); err != nil {
 		return nil, fmt.Errorf("rendezvous: bad snapshot: %w", err)
 	}
-	r := New(Config{Term: s.Term, Topology: s.Topology, Suspicious: cfg.Suspicious})
+	r := New(Config{Term: s.Term, Topology: s.Topology, Suspicious: cfg.Suspicious, Suspect: cfg.Suspect})
 	r.params, r.phase, r.id = s.Params, phase(s.Phase), s.ID
 	r.seq, r.arrive, r.done, r.restarts, r.worldSize = s.Seq, s.Arrive, s.Done, s.Restarts, s.WorldSize
 	r.charge, r.elastic, r.short, r.resumed, r.held = s.Charge, s.Elastic, s.Short, s.Resumed, s.Held

@@ -154,6 +154,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		Agents: agents,
 	}
 	if d.marks != nil {
+		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
 		cfg.Cleared, cfg.Global = d.marks.Cleared, map[string]http.Handler{"nodes": d.marks.Handler()}
 	}
 	if d.service, err = service.New(cfg); err != nil {

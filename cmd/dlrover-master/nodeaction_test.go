@@ -131,6 +131,9 @@ func TestAFaultyNodeIsTaintedUntilItsMarkEnds(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return s.PodAnnotations("train", "master-6d4cf56db6-x7k2p")[kube.AvoidKey] == `["gpu-01"]`
 	}, soon, 10*time.Millisecond)
+	runs, err := c.Runs(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"gpu-01"}, runs[0].Avoid)
 	require.Contains(t, s.Messages("gpu-01")[0], "its link is slow (marked by dlrover-master/train/master until ")
 
 	tainted(t, s, "gpu-01", false)
@@ -140,6 +143,26 @@ func TestAFaultyNodeIsTaintedUntilItsMarkEnds(t *testing.T) {
 	require.Empty(t, deed(t, c, "gpu-01"))
 	for _, node := range []string{"gpu-00", "gpu-02"} {
 		tainted(t, s, node, false)
+	}
+}
+
+// A spare takes the place of a node whose machine is marked, when the next world is chosen.
+func TestASpareIsPreferredToAMarkedNode(t *testing.T) {
+	d, c, _, end := served(t, "--data-dir="+t.TempDir())
+	defer end()
+	change(t, c, "gpu-00", "mark")
+	join(t, c)
+	for _, id := range []string{"n2", "n1", "n0"} { // nobody is chosen before n0 has answered
+		report(t, c, rendezvous.Cleared{ID: id})
+	}
+	require.Eventually(t, func() bool {
+		st, err := d.service.Hub.Run("r")
+		return err == nil && st.Members == 2
+	}, soon, 10*time.Millisecond)
+	st, err := d.service.Hub.Run("r")
+	require.NoError(t, err)
+	for _, n := range st.Nodes {
+		require.Equal(t, n.Name == "n0", n.State == "waiting", "%s is %s", n.Name, n.State)
 	}
 }
 

@@ -201,6 +201,9 @@ func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
 	for _, name := range slices.Sorted(maps.Keys(s.Bars)) {
 		t.row("barred", name+": "+s.Bars[name].Text)
 	}
+	if len(s.Avoid) > 0 {
+		t.row("avoid", strings.Join(s.Avoid, ", ")+": replacements should go elsewhere; see dlroverctl nodes")
+	}
 	_ = t.w.Flush()
 }
 

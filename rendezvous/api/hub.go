@@ -87,6 +87,10 @@ type HubConfig struct {
 	Cleared func(run, id string)
 	// Suspicious is the Rounds'. It is called with the run locked, and must not call the Hub.
 	Suspicious func(rendezvous.Evidence) string
+	// Suspect is the Rounds', and called as Suspicious is.
+	Suspect func(machine string) bool
+	// Avoid are the machines that pods of a replacement should avoid, for RunStatus. Nil knows of none.
+	Avoid func() []string
 }
 
 // Hub keeps the Rounds of all runs of one daemon.
@@ -400,15 +404,30 @@ type RunStatus struct {
 	Run string `json:"run"`
 	rendezvous.Status
 	Nodes []rendezvous.NodeStatus `json:"nodes,omitempty"`
+	// Avoid are the machines that pods of a replacement should avoid, whatever their run.
+	Avoid []string `json:"avoid,omitempty"`
 }
 
-// Runs describes every run, by name; with nodes, every node of each.
+func (h *Hub) avoid() []string {
+	if h.cfg.Avoid == nil {
+		return nil
+	}
+	return h.cfg.Avoid()
+}
+
+// Runs describes every run, by name; with nodes, every node of each, and machines to avoid.
 func (h *Hub) Runs(nodes bool) []RunStatus {
+	var avoid []string
+	if nodes {
+		avoid = h.avoid()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := make([]RunStatus, 0, len(h.runs))
 	for _, id := range slices.Sorted(maps.Keys(h.runs)) {
-		out = append(out, h.runs[id].status(nodes))
+		s := h.runs[id].status(nodes)
+		s.Avoid = avoid
+		out = append(out, s)
 	}
 	return out
 }
@@ -419,7 +438,9 @@ func (h *Hub) Run(id string) (RunStatus, error) {
 	if err != nil {
 		return RunStatus{}, err
 	}
-	return r.status(true), nil
+	s := r.status(true)
+	s.Avoid = h.avoid()
+	return s, nil
 }
 
 // Idle reports whether no node is in any run: a launcher that serves the rendezvous

@@ -35,7 +35,9 @@ func (h *Hub) newRun(id string) *run {
 	base := uint64(now.UnixNano())
 	return &run{
 		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{},
-		round:     rendezvous.New(rendezvous.Config{Term: base, Topology: h.cfg.Topology, Suspicious: h.cfg.Suspicious}),
+		round: rendezvous.New(rendezvous.Config{
+			Term: base, Topology: h.cfg.Topology, Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
+		}),
 		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
 	}
 }

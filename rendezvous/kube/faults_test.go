@@ -370,7 +370,8 @@ func TestMarksThatMakeNoSense(t *testing.T) {
 		m := mark(node)
 		m.Until = m.Since.Add(-time.Second)
 		require.ErrorContains(t, b.client.Apply(t.Context(), kube.Event, m), "no end before it")
-		require.ErrorContains(t, b.client.Apply(t.Context(), kube.Event, kube.Mark{Node: node, Owner: "a"}), "need a beginning")
+		m = kube.Mark{Node: node, Owner: "a"}
+		require.ErrorContains(t, b.client.Apply(t.Context(), kube.Event, m), "need a beginning")
 		require.ErrorContains(t, b.client.Apply(t.Context(), "evict", mark(node)), "one of none, event")
 		require.Empty(t, b.Requests())
 	})

@@ -198,7 +198,11 @@ func (a *actor) attempt(ctx context.Context, p *pending) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.told(p, err)
-	newer := a.pending[p.key] != p
+	next := a.pending[p.key]
+	newer := next != p
+	if newer && next != nil && next.what == p.what {
+		next.said = p.said
+	}
 	switch {
 	case err == nil:
 		a.succeeded(p, newer)

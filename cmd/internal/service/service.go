@@ -36,6 +36,10 @@ type Config struct {
 	Observe func(run string, n rendezvous.Note)
 	// Cleared receives the ID of a launcher of a run when its node has passed a check. Nil is told nothing.
 	Cleared func(run, id string)
+	// Suspect says that spares are preferred to a machine, and Avoid are those that pods of a replacement should avoid.
+	// They must be quick, and must not call the service. Nil knows of none.
+	Suspect func(machine string) bool
+	Avoid   func() []string
 	// Global serves what is below /v1 and of no run, by its first segment, with the token.
 	Global map[string]http.Handler
 	// Extra serves what is not below /v1, such as /metrics, without a token; nil serves nothing.
@@ -72,7 +76,7 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
 	s.Hub = api.NewHub(api.HubConfig{
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
-		Saved: s.saved, Cleared: cfg.Cleared,
+		Saved: s.saved, Cleared: cfg.Cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()

@@ -39,6 +39,7 @@ func Suite(t *testing.T, start func(*testing.T) Cluster) {
 		{"TwoOwnersHoldOneTaint", testTwoOwners},
 		{"ManyMastersAtOnce", testManyMasters},
 		{"AMarkThatWasRenewedStays", testRenewed},
+		{"AMarkWithoutAnEndStays", testEndless},
 		{"OneLevelReplacesAnother", testReplacedLevel},
 		{"MarksAreFoundAfterARestart", testRestart},
 		{"ANodeIsGone", testGone},
@@ -250,6 +251,22 @@ func testRenewed(t *testing.T, f *fixture) {
 	equal(t, f.marks(c, name), []kube.Mark{longer})
 	check(t, c.Remove(t.Context(), kube.Mark{Node: name, Owner: "job-a"}))
 	equal(t, len(f.marks(c, name)), 0)
+}
+
+func testEndless(t *testing.T, f *fixture) {
+	for _, l := range []kube.Level{kube.Condition, kube.Taint, kube.Cordon} {
+		name, c := f.node(), f.client(l)
+		m := mark(name, "job-a")
+		endless := m
+		endless.Until = time.Time{}
+		check(t, c.Apply(t.Context(), l, m))
+		check(t, c.Apply(t.Context(), l, endless))
+		equal(t, f.marks(c, name), []kube.Mark{endless})
+		check(t, c.Remove(t.Context(), m))
+		equal(t, f.marks(c, name), []kube.Mark{endless})
+		check(t, c.Remove(t.Context(), endless))
+		equal(t, len(f.marks(c, name)), 0)
+	}
 }
 
 func testReplacedLevel(t *testing.T, f *fixture) {

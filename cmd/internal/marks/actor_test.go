@@ -1,0 +1,174 @@
+package marks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous/nodes"
+)
+
+// cluster is an Actor that remembers marks, and that fails as it is told.
+type cluster struct {
+	mu    sync.Mutex
+	marks map[string]bool
+	avoid []string
+	calls int
+	fail  error
+}
+
+func (c *cluster) call(f func()) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls++; c.fail != nil {
+		return fmt.Errorf("port %d: %w", 40000+c.calls, c.fail)
+	}
+	f()
+	return nil
+}
+
+func (c *cluster) Apply(_ context.Context, m nodes.Mark) error {
+	return c.call(func() { c.marks[m.Node] = true })
+}
+
+func (c *cluster) Remove(_ context.Context, m nodes.Mark) error {
+	return c.call(func() { delete(c.marks, m.Node) })
+}
+
+func (c *cluster) Avoid(_ context.Context, machines []string) error {
+	return c.call(func() { c.avoid = machines })
+}
+
+func (c *cluster) Sweep(_ context.Context, known func(string) bool) error {
+	return c.call(func() {
+		for name := range c.marks {
+			if !known(name) {
+				delete(c.marks, name)
+			}
+		}
+	})
+}
+
+func (c *cluster) names() (names []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name := range c.marks {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (c *cluster) failing(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail = err
+}
+
+// What an earlier daemon has left goes at the start, and what comes later within an hour.
+func TestMarksThatWereLeftAreSwept(t *testing.T) {
+	dir := t.TempDir()
+	k := open(t, Config{Dir: dir})
+	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
+	require.NoError(t, k.Close())
+	synctest.Test(t, func(t *testing.T) {
+		c := &cluster{marks: map[string]bool{"n1": true, "old": true}}
+		k := open(t, Config{Dir: dir, Actor: c})
+		synctest.Wait()
+		require.Equal(t, []string{"n1"}, c.names())
+		require.Equal(t, []string{"n1"}, c.avoid)
+		k.Find(broken("n2"))
+		synctest.Wait()
+		require.Equal(t, []string{"n1", "n2"}, c.names())
+		require.Equal(t, []string{"n1", "n2"}, c.avoid)
+		_ = c.call(func() { c.marks["stray"] = true })
+		time.Sleep(sweepEvery + time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"n1", "n2"}, c.names())
+		require.NoError(t, k.Close())
+	})
+}
+
+func TestAnActorThatFailsIsShownAndLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		c := &cluster{marks: map[string]bool{"old": true}, fail: errors.New("away")}
+		k := open(t, Config{Actor: c, Log: slog.New(slog.NewTextHandler(&out, nil))})
+		k.Find(broken("n1"))
+		time.Sleep(20 * time.Minute)
+		synctest.Wait()
+		list := k.List()
+		require.Len(t, list.Nodes, 1)
+		require.Equal(t, Pending, list.Nodes[0].Deed.State)
+		require.Regexp(t, `^port \d+: away$`, list.Nodes[0].Deed.Why)
+		require.Len(t, list.Troubles, 2)
+		stats := k.Stats()
+		require.Equal(t, Stats{Marked: 1, Pending: 1, Failures: c.calls}, stats)
+		require.InDelta(t, 45, stats.Failures, 15, "three tasks, at last every two minutes")
+		require.Equal(t, 3, strings.Count(out.String(), `msg="not carried out"`))
+
+		c.failing(errors.New("closed"))
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, 6, strings.Count(out.String(), `msg="not carried out"`), "it is another error")
+		_, err := k.Clear(t.Context(), "n1", "me", "")
+		require.NoError(t, err)
+		synctest.Wait()
+		list = k.List()
+		require.Equal(t, Machine{nodes.Node{Name: "n1"}, list.Nodes[0].Deed}, list.Nodes[0])
+		require.Equal(t, nodes.Remove, list.Nodes[0].Deed.Do)
+
+		c.failing(nil)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		require.Empty(t, k.List().Nodes)
+		require.Empty(t, k.List().Troubles)
+		require.Empty(t, c.names())
+		require.Zero(t, k.Stats().Pending)
+		require.NoError(t, k.Close())
+	})
+}
+
+func TestWhatIsFinalIsNotTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		c := &cluster{marks: map[string]bool{}, fail: fmt.Errorf("no such node: %w", ErrFinal)}
+		k := open(t, Config{Actor: c, Log: slog.New(slog.NewTextHandler(&out, nil))})
+		synctest.Wait()
+		for range 3 { // a mark that is renewed is tried, and nothing is said
+			k.Find(broken("n1"))
+			time.Sleep(20 * time.Minute)
+			synctest.Wait()
+		}
+		require.Equal(t, Given, k.List().Nodes[0].Deed.State)
+		require.Equal(t, 2+2*3, c.calls, "the list and the sweep, and with each finding the list again")
+		require.Equal(t, 1, strings.Count(out.String(), "action=mark node=n1"))
+		require.Zero(t, k.Stats().Pending)
+		c.failing(nil)
+		k.Find(broken("n1"))
+		time.Sleep(time.Minute)
+		k.Find(broken("n1"))
+		synctest.Wait()
+		require.NoError(t, k.Close())
+	})
+}
+
+func TestASpareIsPreferredToWhatIsMarked(t *testing.T) {
+	k := open(t, Config{})
+	require.False(t, k.Suspect("n1"))
+	require.NoError(t, k.Mark(t.Context(), "n1", "me", "smoke"))
+	require.True(t, k.Suspect("n1"))
+	require.Equal(t, []string{"n1"}, k.Avoid())
+	require.Equal(t, 1, k.Stats().Marked)
+	require.NoError(t, k.Close())
+}

@@ -1,0 +1,80 @@
+package kube_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous/kube"
+	"dlrover-run/rendezvous/kube/kubetest"
+)
+
+func TestTheListOfNodesToAvoid(t *testing.T) {
+	s := kubetest.Start(t)
+	for name, value := range s.Pod(t, "train", "master-0", "patch pods") {
+		t.Setenv(name, value)
+	}
+	cfg, err := kube.InCluster()
+	require.NoError(t, err)
+	require.Equal(t, "train", cfg.Namespace)
+	c := client(t, cfg)
+	ok, err := c.MayAnnotate(t.Context())
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.NoError(t, c.Avoid(t.Context(), []string{"gpu-01", "gpu-07"}))
+	require.Equal(t, map[string]any{kube.AvoidKey: `["gpu-01","gpu-07"]`}, s.PodAnnotations("train", "master-0"))
+	var many []string
+	for i := range 10_000 {
+		many = append(many, fmt.Sprintf("node-%09d.example", i))
+	}
+	require.NoError(t, c.Avoid(t.Context(), many))
+	text := s.PodAnnotations("train", "master-0")[kube.AvoidKey].(string)
+	require.Less(t, len(text), 128<<10+1)
+	var kept []string
+	require.NoError(t, json.Unmarshal([]byte(text), &kept))
+	require.Greater(t, len(kept), 4000)
+	require.Equal(t, many[:len(kept)], kept)
+	require.NoError(t, c.Avoid(t.Context(), nil))
+	require.Empty(t, s.PodAnnotations("train", "master-0"))
+
+	cfg.Pod = "gone"
+	require.ErrorIs(t, client(t, cfg).Avoid(t.Context(), nil), kube.ErrNotFound)
+	for _, cfg := range []kube.Config{s.Account(t, "patch pods"), {}} {
+		cfg.Server, cfg.TokenFile = "https://127.0.0.1:1", s.Account(t).TokenFile
+		_, err = client(t, cfg).MayAnnotate(t.Context())
+		require.ErrorIs(t, err, kube.ErrNoPod)
+		require.ErrorIs(t, client(t, cfg).Avoid(t.Context(), nil), kube.ErrNoPod)
+	}
+}
+
+func TestTheListOfNodesToAvoidNeedsItsRight(t *testing.T) {
+	s := kubetest.Start(t)
+	for name, value := range s.Pod(t, "train", "master-0", "get nodes", "list nodes", "patch nodes", "create events") {
+		t.Setenv(name, value)
+	}
+	cfg, err := kube.InCluster()
+	require.NoError(t, err)
+	c := client(t, cfg)
+	ok, err := c.MayAnnotate(t.Context())
+	require.NoError(t, err)
+	require.False(t, ok)
+	err = c.Avoid(t.Context(), []string{"a"})
+	require.ErrorIs(t, err, kube.ErrForbidden)
+	require.ErrorContains(t, err, "docs/kubernetes/rbac-avoid.yaml")
+}
+
+func TestTheManifestOfTheListOfNodesToAvoid(t *testing.T) {
+	docs := documents(t, "rbac-avoid.yaml")
+	require.Len(t, docs, 2)
+	require.Equal(t, "Role", docs[0].Kind)
+	require.Equal(t, []string{"patch pods"}, rules(t, docs[0]))
+	require.Equal(t, "RoleBinding", docs[1].Kind)
+	require.Equal(t, "Role", docs[1].RoleRef.Kind)
+	require.Equal(t, docs[0].Metadata.Name, docs[1].RoleRef.Name)
+	for _, d := range docs {
+		require.Equal(t, "default", d.Metadata.Namespace)
+	}
+	require.Equal(t, "dlrover-master", docs[1].Subjects[0].Name)
+}
