@@ -17,10 +17,10 @@ TESTLOG   := go run ./cmd/internal/testlog
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover image clean torch
+.PHONY: help build gpucheck demo demo-feedback test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover image clean torch
 
 help: ## this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-11s %s\n", t[1], $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
 
 build: gpucheck ## every program into bin/, all static but gpucheck
 	CGO_ENABLED=0 go build -trimpath -tags $(GOTAGS) -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(BINARIES))
@@ -35,6 +35,10 @@ gpucheck: # where there is a C compiler for glibc
 demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
 	bin/demo $(DEMOFLAGS)
+
+demo-feedback: build ## a node with a slow link is found, marked in a cluster that is played, replaced and cleared: 40 seconds
+	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
+	bin/demo --feedback
 
 test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
 

@@ -24,8 +24,9 @@ var trainPy []byte
 // cluster is the processes of the demo: one daemon and the launchers of some nodes,
 // each with files of its name in dir.
 type cluster struct {
-	dir     string // made here
-	bin     string // of dlrover-run and dlrover-master
+	dir     string                                             // made here
+	bin     string                                             // of dlrover-run and dlrover-master
+	on      func(name, program string, args []string) []string // the command line on the machine of that name; nil: here
 	python  string
 	train   []string // arguments of train.py
 	addr    string   // of the daemon
@@ -63,7 +64,11 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 		return nil, err
 	}
 	defer stderr.Close()
-	cmd := exec.Command(filepath.Join(c.bin, program), args...)
+	line := append([]string{filepath.Join(c.bin, program)}, args...)
+	if c.on != nil {
+		line = c.on(name, line[0], args)
+	}
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path(""),
 		"PET_CKPT_SHM_DIR="+filepath.Clean(c.path("")))
 	cmd.Env = append(cmd.Env, env...)
@@ -94,9 +99,9 @@ func (c *cluster) see(r record) {
 }
 
 // startMaster starts the daemon and waits until it serves: it logs the port it took.
-func (c *cluster) startMaster(ctx context.Context) (err error) {
-	args := []string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}
-	if c.daemon, err = c.start("master", "dlrover-master", args, nil, nil); err != nil {
+func (c *cluster) startMaster(ctx context.Context, env []string, more ...string) (err error) {
+	args := append([]string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}, more...)
+	if c.daemon, err = c.start("master", "dlrover-master", args, env, nil); err != nil {
 		return err
 	}
 	const limit = 10 * time.Second

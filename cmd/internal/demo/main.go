@@ -1,5 +1,6 @@
 // demo shows an elastic PyTorch training under dlrover-run: it kills a worker, kills a
-// node and adds one, and checks that the training survives all three. "make demo" runs it.
+// node and adds one, and checks that the training survives all three. "make demo" runs it. With --feedback it shows how
+// a node with a slow link is found before training, marked in Kubernetes, and cleared: "make demo-feedback".
 //
 // One goroutine tells the story. The cluster owns those that read what its processes
 // write, and waits for them when it closes.
@@ -23,6 +24,8 @@ func run(args []string) int {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	fast := flags.Bool("fast", false, "train fewer steps, for CI")
 	bin := flags.String("bin", "bin", "`directory` of dlrover-run and dlrover-master")
+	marks := flags.Bool("feedback", false, "show how a faulty node is found, marked in Kubernetes, and cleared")
+	hall := flags.String("hall", "", "name of network namespaces that are there; for the program itself")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return 0
@@ -35,7 +38,12 @@ func run(args []string) int {
 	}
 	ctx, stop := onSignal()
 	defer stop()
-	err := demo(ctx, newScreen(os.Stdout), *bin, p)
+	var err error
+	if *marks {
+		err = feedback(ctx, newScreen(os.Stdout), *bin, *hall)
+	} else {
+		err = demo(ctx, newScreen(os.Stdout), *bin, p)
+	}
 	switch sig, interrupted := errors.AsType[*signalError](err); {
 	case interrupted:
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -66,8 +74,7 @@ func onSignal() (context.Context, func()) {
 	return ctx, func() { signal.Stop(signals); close(signals); <-done; cancel(nil) }
 }
 
-// demo runs the story in a directory that it removes, unless there is something in
-// it to look at.
+// demo runs the story of an elastic training.
 func demo(ctx context.Context, s *screen, bin string, p plan) error {
 	if _, err := os.Stat(filepath.Join(bin, "dlrover-run")); err != nil {
 		return fmt.Errorf("%w; run 'make build' first, or name the directory with --bin", err)
@@ -75,11 +82,16 @@ func demo(ctx context.Context, s *screen, bin string, p plan) error {
 	if err := adoptOrphans(); err != nil {
 		return err
 	}
+	return inDirectory(ctx, s, func(dir string) error { return play(ctx, s, dir, bin, p) })
+}
+
+// inDirectory plays in a directory of its own, which it removes unless there is something in it to look at.
+func inDirectory(ctx context.Context, s *screen, play func(dir string) error) error {
 	dir, err := os.MkdirTemp("", "dlrover-demo-")
 	if err != nil {
 		return err
 	}
-	err = play(ctx, s, dir, bin, p)
+	err = play(dir)
 	s.clear()
 	if err == nil || ctx.Err() != nil {
 		return errors.Join(err, os.RemoveAll(dir))
@@ -112,7 +124,7 @@ func play(ctx context.Context, s *screen, dir, bin string, p plan) error {
 		return err
 	}
 	defer c.close()
-	if err := c.startMaster(ctx); err != nil {
+	if err := c.startMaster(ctx, nil); err != nil {
 		return err
 	}
 	s.began = time.Now()

@@ -33,7 +33,7 @@ type heard struct {
 // said is something about a node.
 type said struct {
 	event string // of the Note; passed is none
-	node  string // its name or, for passed, the ID of its launcher
+	node  string // its name
 	text  string
 }
 
@@ -58,9 +58,15 @@ func (k *Keeper) Hear(run string, n rendezvous.Note) {
 	}
 }
 
-// Cleared hears that the check of a node has passed, by the ID of its launcher.
+// Cleared hears that the check of a node has passed, by the ID of its launcher, which may leave right after that.
 func (k *Keeper) Cleared(run, id string) {
-	k.ear.add(run, func(h *heard) { h.say(said{event: passed, node: id}) })
+	s := k.service.Load()
+	if s == nil {
+		return
+	}
+	if name := s.Hub.Names(run, []string{id})[id]; name != "" {
+		k.ear.add(run, func(h *heard) { h.say(said{event: passed, node: name}) })
+	}
 }
 
 func (h *heard) say(s said) {
@@ -96,6 +102,7 @@ const lookEvery = time.Hour
 // Follow has the Keeper find out what it hears of: s is the service whose notes come to Hear, and whose checks to
 // Cleared. It is to be called once.
 func (k *Keeper) Follow(s *service.Service) {
+	k.service.Store(s)
 	l := &listener{k: k, s: s, known: map[string]*known{}}
 	k.wg.Go(func() { l.listen(k.ctx) })
 }
@@ -206,14 +213,11 @@ func (r *known) places(ns []rendezvous.NodeStatus) []string {
 
 // find hands over findings, all at once, and then which machines have passed a check since.
 func (l *listener) find(run string, r *known, all []said, bars map[string]rendezvous.Cause) {
-	names := l.s.Hub.Names(run, ids(all))
 	var found []nodes.Finding
 	ok := map[string]bool{}
 	for _, s := range all {
 		if s.event == passed {
-			if name := names[s.node]; name != "" {
-				ok[r.machine(name)] = true
-			}
+			ok[r.machine(s.node)] = true
 			continue
 		}
 		kind := kindOf(s, bars)
@@ -230,15 +234,6 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]rendez
 	for _, m := range slices.Sorted(maps.Keys(ok)) {
 		l.k.passedIfNoted(m)
 	}
-}
-
-func ids(all []said) (out []string) {
-	for _, s := range all {
-		if s.event == passed {
-			out = append(out, s.node)
-		}
-	}
-	return out
 }
 
 // kindOf says what a note about a node means; "": nothing. Launchers whose workers survive SIGKILL have their own names

@@ -94,6 +94,20 @@ func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 	})
 }
 
+// As the launchers of dlrover-run --check-only do.
+func TestACheckThatPassesCountsThoughTheNodeLeavesAtOnce(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
+		j.settle()
+		require.Equal(t, []string{"m1"}, names(j.k))
+		j.report(rendezvous.Cleared{ID: "n1"})
+		_, err := j.s.Hub.Leave(t.Context(), "r", rendezvous.Leave{ID: "n1"})
+		require.NoError(t, err)
+		j.settle()
+		require.Empty(t, names(j.k))
+	})
+}
+
 func TestMarksExpireInTheDaemon(t *testing.T) {
 	inJob(t, 3, func(j *job) {
 		j.report(rendezvous.Barred{ID: "n1", Reason: "slow"})

@@ -12,8 +12,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"dlrover-run/cmd/internal/service"
 	"dlrover-run/rendezvous/nodes"
 )
 
@@ -36,13 +38,14 @@ type Config struct {
 
 // Keeper keeps a Book. It is safe for use by several goroutines.
 type Keeper struct {
-	cfg   Config
-	file  *file // nil without a Dir
-	actor *actor
-	ear   *ear
-	ctx   context.Context // until Close
-	stop  context.CancelFunc
-	wg    sync.WaitGroup
+	cfg     Config
+	file    *file // nil without a Dir
+	actor   *actor
+	ear     *ear
+	service atomic.Pointer[service.Service] // nil before Follow
+	ctx     context.Context                 // until Close
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
 
 	mu      sync.Mutex
 	book    *nodes.Book
