@@ -51,7 +51,8 @@ const description = `A running job, which its --rdzv-id names:
   log-level RUN LEVEL            least level of its launchers' log lines:
                                  debug, info, warn or error
 
-Machines, across jobs, of dlrover-master --data-dir:
+Machines, across jobs, of dlrover-master with
+--data-dir or --node-action:
   nodes                          what was found out about them, and which are
                                  marked: no replacement should go there
   node mark NODE --reason TEXT   mark one until it is cleared

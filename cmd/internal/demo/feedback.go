@@ -134,7 +134,7 @@ func (f *feedbackStory) run() error {
 		"create events", "patch pods") {
 		f.env = append(f.env, name+"="+value)
 	}
-	f.line("A cluster of four nodes, with an API server as Kubernetes has it. Three pods are to train, one is the spare.\n"+
+	f.line("A cluster of four nodes, with an API server as Kubernetes has it. Three pods are to train, one is a spare.\n"+
 		"The link of %s is slow.\n", machine(slowMachine))
 	for _, chapter := range []func() error{f.marked, f.expired, f.recheck} {
 		if err := chapter(); err != nil {
