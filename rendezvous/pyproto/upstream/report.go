@@ -181,7 +181,8 @@ type barrier struct {
 }
 
 // meet waits at the end of an epoch for the others. There are two barriers, of torch to 1.13 and of later ones, and of
-// DLRover: a key for every member, or a count and a key that the last one sets. Whoever waits at either hears of us.
+// DLRover: two keys for every member, for the second of which the first member waits alone, or a count and a key that
+// the last one sets. Whoever waits at either hears of us.
 func (s *Service) meet(ctx context.Context, turn int) error {
 	s.mu.Lock()
 	w, counted := s.world, s.barrier.counted
@@ -220,8 +221,10 @@ func (s *Service) succeed() {
 // arrive tells those who wait at the barriers of this node.
 func (s *Service) arrive(ctx context.Context, w world) error {
 	own := strconv.Itoa(w.own)
-	if err := s.set(ctx, w.key(terminalState+own), []byte(own)); err != nil {
-		return err
+	for _, key := range []string{terminalState + own, terminalState + own + fin} {
+		if err := s.set(ctx, w.key(key), []byte(own)); err != nil {
+			return err
+		}
 	}
 	n, err := s.add(ctx, w.key(numMembers))
 	if err != nil {

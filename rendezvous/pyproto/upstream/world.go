@@ -75,6 +75,7 @@ const (
 	masterAddr    = "MASTER_ADDR"
 	masterPort    = "MASTER_PORT"
 	terminalState = "torchelastic/agent/terminal_state"
+	fin           = ".FIN"
 	lastMember    = terminalState + "/last_member"
 	numMembers    = terminalState + "/num_members"
 )
