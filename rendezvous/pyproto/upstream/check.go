@@ -86,7 +86,7 @@ func (s *Service) test(ctx context.Context, turn int) error {
 	passed := false
 	for round := range checkRounds {
 		var err error
-		if faults, slow, err = s.round(ctx, turn, &passed); err != nil {
+		if faults, slow, err = s.testOnce(ctx, turn, &passed); err != nil {
 			return s.asideIs(err)
 		}
 		if len(faults) == 0 && (len(slow) == 0 || !s.cfg.Check.ExcludeStraggler) {
@@ -150,8 +150,9 @@ func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) erro
 	return nil
 }
 
-// round is one test with other nodes, and the master's verdict. A success in any round counts, as DLRover has it.
-func (s *Service) round(ctx context.Context, turn int, passed *bool) (faults, slow []int, err error) {
+// testOnce is one round: a test with other nodes, and the master's verdict. A success in any round counts, as DLRover
+// has it.
+func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults, slow []int, err error) {
 	w, err := s.group(ctx, turn)
 	if err != nil {
 		return nil, nil, err

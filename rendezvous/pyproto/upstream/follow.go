@@ -105,9 +105,9 @@ func (s *Service) joinNamed(ctx context.Context, name string) error {
 		{Name: "node_id", Value: id}, {Name: "local_world_size", Value: n.Slots},
 		{Name: "rdzv_name", Value: name}, {Name: "node_rank", Value: s.cfg.Rank}, {Name: "node_ip", Value: n.IP},
 	}
-	_, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...))
-	if err == nil {
-		s.joined = time.Now()
+	answer, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...))
+	if err == nil && name == training {
+		s.joined, s.round = time.Now(), answer.Int("round")
 	}
 	return err
 }

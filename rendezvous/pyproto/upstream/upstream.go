@@ -32,9 +32,9 @@ const (
 // intervals are how often something is done; tests have no time for those of New.
 type intervals struct {
 	heartbeat time.Duration
-	// ask: a node that waits for a world says so again, if the master counts nobody who waits, or at ten times that. The
-	// master has forgotten it if it was started again, or has sealed a world with it that a late node then made void.
-	// Who waits already is not counted twice.
+	// ask: a node that waits for a world says so again, if the master counts nobody who waits, or at ten times that, and
+	// at once if the master's round is another one than it was. The master has forgotten it if it was started again, or
+	// has sealed a world with it that a late node then made void. Who waits already is not counted twice.
 	ask time.Duration
 	// show: a leader tells again where the workers meet. A master that was started again has forgotten it, and nodes may
 	// not have asked before.
@@ -103,6 +103,7 @@ type Service struct {
 	// Of the goroutine that follows the world alone.
 	preCheck preCheck
 	joined   time.Time // when the master was last told that this node wants to be in a world
+	round    int       // the master's, then
 	shown    time.Time // when a leader has last told where the workers meet
 }
 

@@ -190,6 +190,18 @@ func TestMasterRestart(t *testing.T) {
 		eventually(t, "it waits again", func() bool { return m.count() == 1 })
 		run(a, m.node(1, 1, two).join())
 	})
+	t.Run("forming, a void world", func(t *testing.T) {
+		t.Parallel()
+		m := newModel(t)
+		a := m.node(0, 0, two)
+		a.every.ask = time.Hour
+		a.join()
+		eventually(t, "it waits", func() bool { return m.count() == 1 })
+		m.mu.Lock() // the other one has joined, was told the world, and has come back
+		m.waits, m.round = map[int]int{1: 1}, m.round+1
+		m.mu.Unlock()
+		a.until(rendezvous.Run)
+	})
 	t.Run("leading", func(t *testing.T) {
 		t.Parallel()
 		m := newModel(t)

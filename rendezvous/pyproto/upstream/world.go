@@ -148,7 +148,7 @@ func (s *Service) askWorld(ctx context.Context, turn int) error {
 	case text != "":
 		return s.timedOut(ctx, text, p.JoinTimeout)
 	case len(w.seats) > 0 || n < 0:
-	case n == 0 && time.Since(s.joined) > s.every.ask, time.Since(s.joined) > 10*s.every.ask:
+	case w.round != s.round, n == 0 && time.Since(s.joined) > s.every.ask, time.Since(s.joined) > 10*s.every.ask:
 		return s.joinNamed(ctx, training)
 	}
 	return nil
