@@ -104,7 +104,7 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	touch $@
 
 e2e-dlrover: $(patsubst %,$(DLROVER)/dlrover-%/ready,0.6.1 0.5.1 0.4.0) ## jobs with DLRover's own master, of three versions, in virtual environments below DLROVER
-	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -timeout 60m -json -run 'TestDLRover' ./cmd/dlrover-run | $(TESTLOG)
+	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -timeout 60m -json -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/... | $(TESTLOG)
 
 # They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
 $(DLROVER)/dlrover-%/ready: | torch

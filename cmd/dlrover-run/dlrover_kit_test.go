@@ -69,8 +69,8 @@ type dlJob struct {
 	args []string // of every agent
 }
 
-// confTimes makes worlds that may have more nodes quickly.
-const confTimes = "--rdzv-conf=last_call_timeout=3"
+// confTimes makes worlds that may have more nodes quickly. This is how all of DLRover's versions spell it.
+const confTimes = "--rdzv_conf=lastcall_timeout=3"
 
 // newJob is a job of two workers on every node, with one restart of three.
 func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
@@ -81,7 +81,7 @@ func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
 	script, err := filepath.Abs("testdata/dlrover_train.py")
 	require.NoError(t, err)
 	j.then = []string{script, j.log}
-	j.args = append([]string{"--nnodes=" + nodes, "--nproc-per-node=2", "--max-restarts=3", confTimes}, args...)
+	j.args = append([]string{"--nnodes=" + nodes, "--nproc_per_node=2", "--max_restarts=3", confTimes}, args...)
 	j.bench.env = append(j.bench.env, "PYTHON_EXEC="+j.py, "PYTHONDONTWRITEBYTECODE=1", "GLOO_SOCKET_IFNAME=lo",
 		"DLROVER_EVENT_FILE_DIR="+j.dir, "DLROVER_MASTER_ADDR=127.0.0.1:"+j.port, "ELASTIC_JOB_NAME=job")
 	return j
@@ -138,11 +138,12 @@ func (j *dlJob) ourAgent(rank, id int, args ...string) *launched {
 	return j.start("dlrover-run", j.place(rank, id), slices.Concat(j.args, args, j.then)...)
 }
 
-// theirAgent is DLRover's.
+// theirAgent is DLRover's. PyTorch 1 reads the default of its options --redirects and --tee, 0, as None with Python 3.11,
+// and then starts no workers: not all members of a flag are in it any more.
 func (j *dlJob) theirAgent(rank, id int, args ...string) *launched {
 	j.t.Helper()
 	return j.startPath(j.py, j.place(rank, id),
-		slices.Concat([]string{"-m", "dlrover.trainer.torch.elastic_run"}, j.args, args, j.then)...)
+		slices.Concat([]string{"-m", "dlrover.trainer.torch.elastic_run", "--redirects=1", "--tee=1"}, j.args, args, j.then)...)
 }
 
 // dlHeard is a message that a master has heard.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -33,15 +34,17 @@ func TestDLRoverLife(t *testing.T) {
 		second := j.trained(4, first, nodes...)
 		require.Equal(t, 1, j.started(second[3]).restarts, "a worker of node 1 was killed")
 
-		nodes[1].signal(syscall.SIGKILL)
-		<-nodes[1].exited
-		nodes[1] = j.ourAgent(1, 2)
+		lost := map[bool]int{false: 1, true: 0}[d.http] // 0 serves the workers' store
+		nodes[lost].signal(syscall.SIGKILL)
+		<-nodes[lost].exited
+		nodes[lost] = j.ourAgent(lost, 2)
 		third := j.trained(4, append(first, second...), nodes...)
-		require.Equal(t, dlStart{3, 4, 1, 0, third[3]}, j.started(third[3]), "the replacement has restarted nothing")
+		rank := 2 * lost
+		require.Equal(t, dlStart{rank, 4, lost, 0, third[rank]}, j.started(third[rank]), "it has restarted nothing")
 		j.finish(nodes...)
-		require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(0))
+		require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(1-lost))
 		require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(2))
-		require.Empty(t, j.ends(1))
+		require.Empty(t, j.ends(lost))
 		j.clean(m)
 	})
 }
@@ -130,6 +133,50 @@ func TestDLRoverHears(t *testing.T) {
 		require.Contains(t, nodes[1].err.String(), "restarts used 1 of 1")
 		j.clean(m)
 	})
+}
+
+// TestDLRoverExitStatus: the node whose hardware is to blame says so; the other one learns nothing of it.
+func TestDLRoverExitStatus(t *testing.T) {
+	dlroverPackages(t)
+	j := dlrover{version: "0.6.1"}.newJob(t, "2", "--max_restarts=0", "--exit-code-policy=dlrover")
+	j.bench.env = append(j.bench.env, "PYTHON_EXEC=/bin/sh")
+	m := j.theirMaster(2)
+	j.then = j.sh(`: > $DIR/up.$RANK; while [ ! -e $DIR/up.3 -o ! -e $DIR/up.0 ]; do sleep 0.01; done; ` +
+		`if [ $RANK = 2 ]; then echo "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus." >&2; exit 1; fi; ` +
+		`exec sleep 60`)
+	nodes := []*launched{j.ourAgent(0, 0), j.ourAgent(1, 1)}
+	require.Equal(t, 201, nodes[1].wait())
+	nodes[0].signal(syscall.SIGTERM)
+	require.Equal(t, 143, nodes[0].wait())
+	require.Equal(t, []string{"FAILED_EXITED"}, j.ends(1))
+	j.then = j.sh("exit 0")
+	nodes = []*launched{j.ourAgent(0, 2), j.ourAgent(1, 3)}
+	require.Equal(t, 0, nodes[0].wait())
+	require.Equal(t, 0, nodes[1].wait())
+	j.clean(m)
+}
+
+// TestDLRoverMixed: a launcher of ours and an agent of DLRover's in one job, each in both places.
+func TestDLRoverMixed(t *testing.T) {
+	dlroverPackages(t)
+	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.4.0"}} {
+		for ours := range 2 {
+			t.Run(fmt.Sprintf("%s/our node %d", d, ours), func(t *testing.T) {
+				j := d.newJob(t, "2")
+				m := j.theirMaster(2)
+				nodes := make([]*launched, 2)
+				nodes[ours], nodes[1-ours] = j.ourAgent(ours, ours), j.theirAgent(1-ours, 1-ours)
+				first := j.trained(4, nil, nodes...)
+				require.NoError(t, syscall.Kill(first[2*ours], syscall.SIGKILL))
+				second := j.trained(4, first, nodes...)
+				require.NoError(t, syscall.Kill(second[2*(1-ours)], syscall.SIGKILL))
+				j.trained(4, append(first, second...), nodes...)
+				j.finish(nodes...)
+				require.Equal(t, []string{"SUCCEEDED_EXITED"}, j.ends(ours))
+				j.clean(m)
+			})
+		}
+	}
 }
 
 // TestDLRoverActions: the master's diagnosis asks for something in its answer to a heartbeat.
