@@ -53,8 +53,8 @@ type Config struct {
 	Server    string // https://HOST:PORT
 	CAFile    string // certificates that vouch for the server, as PEM; read once; "": those of the system
 	TokenFile string // read again when it is a minute old, or refused
-	Namespace string // of the own pod, for events; may be ""
-	Pod       string // name of the own pod, for events; may be ""
+	Namespace string // of the own pod, for events and Avoid; may be ""
+	Pod       string // name of the own pod, for events and Avoid; may be ""
 	Log       *slog.Logger
 }
 
