@@ -40,7 +40,6 @@ const (
 	checkRounds = 2
 	testTime    = 300 * time.Second // of one test
 	verdictTime = 360 * time.Second // for the tests of all nodes
-	roundPause  = 5 * time.Second   // in which all nodes hear the verdict of a round before somebody begins the next
 	failedTime  = 3600.0            // what is reported for a test that has failed, in seconds
 	askPause    = 250 * time.Millisecond
 )
@@ -98,7 +97,7 @@ func (s *Service) test(ctx context.Context, turn int) error {
 			}
 			break
 		}
-		if err := s.wait(ctx, turn, roundPause); err != nil {
+		if err := s.wait(ctx, turn, s.every.round); err != nil {
 			return s.asideIs(err)
 		}
 	}

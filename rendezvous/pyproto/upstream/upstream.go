@@ -39,6 +39,8 @@ type intervals struct {
 	// show: a leader tells again where the workers meet. A master that was started again has forgotten it, and nodes may
 	// not have asked before.
 	show time.Duration
+	// round: between the rounds of a check, in which all nodes hear the verdict of one before somebody begins the next.
+	round time.Duration
 }
 
 // Limits is what Service says once, at the start, that a Python master cannot do.
@@ -113,7 +115,7 @@ func New(cfg Config) *Service {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{})}
-	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second}
+	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second, round: 5 * time.Second}
 	s.dir.Term = uint64(time.Now().UnixNano())
 	s.dir.Seq = s.dir.Term
 	return s

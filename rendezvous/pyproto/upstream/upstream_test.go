@@ -522,9 +522,9 @@ func TestNodeError(t *testing.T) {
 	m := newModel(t)
 	a, b := m.pair()
 	require.NoError(t, a.Report(t.Context(), "job", rendezvous.Barred{Reason: "slow"}))
-	require.Equal(t, rendezvous.CauseCheck, a.until(rendezvous.Fail).Cause.Kind)
+	require.Equal(t, rendezvous.CauseCheck, a.until(rendezvous.Bar).Cause.Kind)
 	require.NoError(t, b.Order(t.Context(), rendezvous.Order{Kind: rendezvous.OrderBar, Text: "unkillable"}))
-	b.until(rendezvous.Fail)
+	b.until(rendezvous.Bar)
 	require.Error(t, b.Order(t.Context(), rendezvous.Order{Kind: rendezvous.OrderPause}))
 	for id, text := range []string{"CheckFailure: slow", "NodeFault: unkillable"} {
 		told := m.told("NodeFailure", id)
