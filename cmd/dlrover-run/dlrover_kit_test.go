@@ -138,8 +138,8 @@ func (j *dlJob) ourAgent(rank, id int, args ...string) *launched {
 	return j.start("dlrover-run", j.place(rank, id), slices.Concat(j.args, args, j.then)...)
 }
 
-// theirAgent is DLRover's. PyTorch 1 reads the default of its options --redirects and --tee, 0, as None with Python 3.11,
-// and then starts no workers: not all members of a flag are in it any more.
+// theirAgent is DLRover's. PyTorch 1 reads the default of its options --redirects and --tee, 0, as None with Python
+// 3.11, and then starts no workers: not all members of a flag are in it any more.
 func (j *dlJob) theirAgent(rank, id int, args ...string) *launched {
 	j.t.Helper()
 	return j.startPath(j.py, j.place(rank, id),

@@ -9,9 +9,11 @@
 package agents
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -49,9 +51,15 @@ type Host struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu     sync.Mutex
+	joins chan struct{} // joins of training come one after the other
+
+	mu     sync.Mutex // never held while the Service is called
 	agents map[caller]*agent
 	names  map[string]*agent
+	ranks  map[int]*agent
+	count  int             // agents that have come
+	waits  int             // agents whose directive is to wait
+	astray map[caller]bool // agents that are in no node any more, and are called back
 	params map[caller]rendezvous.Params
 	last   *rendezvous.Params // of the newest agent that has told its own
 	worlds worlds
@@ -78,8 +86,10 @@ func New(cfg Config) *Host {
 		cfg.Note = func(string, string, string) {}
 	}
 	h := &Host{
-		cfg: cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, params: map[caller]rendezvous.Params{},
-		steps: map[caller]int{}, ports: map[caller]int{}, unable: map[string]bool{}, check: newCheck(),
+		joins: make(chan struct{}, 1),
+		cfg:   cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, ranks: map[int]*agent{}, astray: map[caller]bool{},
+		params: map[caller]rendezvous.Params{},
+		steps:  map[caller]int{}, ports: map[caller]int{}, unable: map[string]bool{}, check: newCheck(),
 		worlds: newWorlds(), store: newStore(),
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -88,7 +98,9 @@ func New(cfg Config) *Host {
 
 // Close ends what runs for the agents. Their nodes stay in the run.
 func (h *Host) Close() {
-	h.cancel()
+	h.mu.Lock()
+	h.cancel() // nothing is started from here on
+	h.mu.Unlock()
 	h.wg.Wait()
 }
 
@@ -109,8 +121,13 @@ func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message)
 		return nil, err
 	}
 	who := h.heard(from)
-	if m.Class.Name == "CommWorldRequest" && m.Str("rdzv_name") == training {
-		return h.commWorld(ctx, who, m.Dialect())
+	switch m.Class.Name {
+	case "WaitingNodeNumRequest":
+		return numbered(m.Dialect(), h.waiting(who, m.Str("rdzv_name"))), nil
+	case "CommWorldRequest":
+		if m.Str("rdzv_name") == training {
+			return h.commWorld(ctx, who, m.Dialect())
+		}
 	}
 	answer, err := h.answer(ctx, who, m)
 	if err != nil || answer == nil {
@@ -125,10 +142,8 @@ func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyp
 	switch m.Class.Name {
 	case "JoinRendezvousRequest":
 		return h.join(ctx, who, m)
-	case "WaitingNodeNumRequest":
-		return state(d, h.waiting(who, m.Str("rdzv_name"))), nil
 	case "CommWorldRequest":
-		return h.checkWorld(d, m.Int("node_id")), nil
+		return h.checkWorld(d, who, m.Int("node_id")), nil
 	case "KeyValuePair":
 		return h.pair(ctx, who, m), nil
 	case "KeyValuePairs":
@@ -160,16 +175,35 @@ func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyp
 func (h *Host) cannot(m *pyproto.Message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if name := m.Class.Name; !h.unable[name] && len(h.unable) < 64 {
+	if name := fmt.Sprintf("%.100s", m.Class.Name); !h.unable[name] && len(h.unable) < 64 {
 		h.unable[name] = true
 		h.cfg.Log.Warn("agents ask for what only DLRover's own master has", "message", name)
 	}
 }
 
-// state is an answer with a number of waiting nodes.
-func state(d pyproto.Dialect, waiting int) *pyproto.Message {
-	return rendezvousState(d, &pyproto.Dict{}, waiting, 0, 0)
+// numbered is an answer with a number of waiting nodes and without a world. All agents ask for it all the time, so
+// that the answers are made once. Nobody may change them.
+func numbered(d pyproto.Dialect, waiting int) []byte {
+	if b, ok := common[numberKey{d, waiting}]; ok {
+		return b
+	}
+	return pyproto.Encode(rendezvousState(d, &pyproto.Dict{}, waiting, 0, 0))
 }
+
+type numberKey struct {
+	dialect pyproto.Dialect
+	waiting int
+}
+
+var common = func() map[numberKey][]byte {
+	m := map[numberKey][]byte{}
+	for _, d := range pyproto.Dialects() {
+		for n := -1; n <= 1; n++ {
+			m[numberKey{d, n}] = pyproto.Encode(rendezvousState(d, &pyproto.Dict{}, n, 0, 0))
+		}
+	}
+	return m
+}()
 
 func rendezvousState(d pyproto.Dialect, world *pyproto.Dict, waiting, round, group int) *pyproto.Message {
 	return d.New("RendezvousState", pyproto.Field{Name: "world", Value: world},
@@ -202,7 +236,7 @@ func (h *Host) Report(ctx context.Context, from pyproto.Caller, m *pyproto.Messa
 	case "NodeEvent":
 		return true, h.event(ctx, who, m)
 	case "NetworkStatus": // to 0.3
-		h.checked(m.Int("rank"), m.Str("status") == "succeeded", m.Float("elasped_time"))
+		h.checked(who, m.Int("rank"), m.Str("status") == "succeeded", m.Float("elasped_time"))
 		return true, nil
 	case "NodeFailure":
 		return true, h.failed(ctx, who, m)
@@ -210,7 +244,7 @@ func (h *Host) Report(ctx context.Context, from pyproto.Caller, m *pyproto.Messa
 		return true, h.set(ctx, who, m.Str("key"), m.Get("value"))
 	case "KeyValuePairs":
 		for _, p := range m.Dict("kvs").Pairs {
-			key, _ := p.Key.(string)
+			key, _ := p.Key.(string) // "" is refused
 			if err := h.set(ctx, who, key, p.Value); err != nil {
 				return false, err
 			}
@@ -243,8 +277,10 @@ func (h *Host) heard(from pyproto.Caller) caller {
 func (h *Host) brings(who caller, m *pyproto.Message) error {
 	p := rendezvous.Params{
 		Min: m.Int("min_nodes"), Max: m.Int("max_nodes"), Unit: m.Int("node_unit"), MaxRestarts: rendezvous.Unlimited,
-		LastCall:    time.Duration(m.Float("waiting_timeout") * float64(time.Second)),
-		JoinTimeout: time.Duration(m.Float("join_timeout") * float64(time.Second)),
+		LastCall: seconds(m.Float("waiting_timeout")), JoinTimeout: seconds(m.Float("join_timeout")),
+	}
+	if m.Get("waiting_timeout") != nil {
+		p.LastCall = cmp.Or(p.LastCall, time.Millisecond) // 0 is no default
 	}
 	if err := p.Validate(); err != nil {
 		h.cfg.Log.Error("an agent brings rules that cannot be", "node_id", who.id, "err", err)
@@ -253,24 +289,41 @@ func (h *Host) brings(who caller, m *pyproto.Message) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.params) >= 2*rendezvous.MaxNodes {
-		return fmt.Errorf("agents: %d agents have come", len(h.params))
+		clear(h.params) // the newest count for all
 	}
 	h.params[who], h.last = p, &p
-	h.check.rules(p)
+	h.check.rules(p, who.id)
 	return nil
 }
 
-// running are the nodes that train or wait: agents count them.
+// seconds is a time of at most a century; -1 is none, which no rules have.
+func seconds(s float64) time.Duration {
+	if math.IsNaN(s) || s < 0 {
+		return -1
+	}
+	return time.Duration(min(s, 3e9) * float64(time.Second))
+}
+
+// running are the nodes that train or wait, for this or for a test: agents count them.
 func (h *Host) running(d pyproto.Dialect) *pyproto.Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	nodes := &pyproto.List{}
-	for who, a := range h.agents {
-		nodes.Items = append(nodes.Items, d.New("NodeMeta", pyproto.Field{Name: "type", Value: who.kind},
-			pyproto.Field{Name: "addr", Value: a.node.IP}, pyproto.Field{Name: "memory", Value: 0},
+	add := func(kind, ip string, id, rank int) {
+		nodes.Items = append(nodes.Items, d.New("NodeMeta", pyproto.Field{Name: "type", Value: kind},
+			pyproto.Field{Name: "addr", Value: ip}, pyproto.Field{Name: "memory", Value: 0},
 			pyproto.Field{Name: "cpu", Value: 0.0}, pyproto.Field{Name: "gpu", Value: 0},
-			pyproto.Field{Name: "gpu_type", Value: ""}, pyproto.Field{Name: "id", Value: who.id},
-			pyproto.Field{Name: "rank", Value: a.node.Rank}, pyproto.Field{Name: "status", Value: "Running"}))
+			pyproto.Field{Name: "gpu_type", Value: ""}, pyproto.Field{Name: "id", Value: id},
+			pyproto.Field{Name: "rank", Value: rank}, pyproto.Field{Name: "status", Value: "Running"}))
+	}
+	for _, rank := range sortedRanks(h.ranks) {
+		a := h.ranks[rank]
+		add(a.who.kind, a.node.IP, a.who.id, rank)
+	}
+	for rank, t := range h.check.nodes() {
+		if h.ranks[rank] == nil { // it has not come to train yet
+			add("worker", "", t.id, rank)
+		}
 	}
 	return d.New("RunningNodes", pyproto.Field{Name: "nodes", Value: nodes})
 }
@@ -279,6 +332,9 @@ func (h *Host) running(d pyproto.Dialect) *pyproto.Message {
 func (h *Host) sameStep(who caller, step int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.agents[who] == nil {
+		return false
+	}
 	h.steps[who] = step
 	for other, a := range h.agents {
 		if told, ok := h.steps[other]; a.worked.Round > 0 && !a.exited && (!ok || told != step) {
@@ -293,6 +349,9 @@ func (h *Host) sameStep(who caller, step int) bool {
 func (h *Host) syncPort(who caller, m *pyproto.Message) *pyproto.Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if len(h.ports) >= 2*rendezvous.MaxNodes {
+		clear(h.ports)
+	}
 	h.ports[who] = m.Int("port")
 	port, highest, need := m.Int("port"), 0, 1
 	if h.last != nil {

@@ -2,6 +2,8 @@ package agents
 
 import (
 	"cmp"
+	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -12,95 +14,169 @@ import (
 // check is the rendezvous in which agents test each other before they train (NetworkCheckRendezvousManager in DLRover's
 // master): two rounds of pairs, the second of which puts the slow together with the fast. It decides by the times that
 // it is given, and is guarded by Host.mu.
+//
+// A round is left alone by those who join the next one: who has not heard of it still does, and its results are told
+// until the next one begins. That waits for it, but no longer than a test may take.
 type check struct {
 	params  *rendezvous.Params
-	waiting map[int]tester
-	world   []int // node ranks of the round that runs, in order; nil while one forms
+	waiting map[int]tester // by node rank
+	again   int            // of waiting: those that were in the newest round
+	joined  time.Time      // of the last who came
+
+	// Of the newest round:
+	round   int
+	world   []int // node ranks in order
+	begun   time.Time
 	testers map[int]tester
 	groups  [][]int
-	round   int
-	joined  time.Time // of the last who came
+	groupOf map[int]int
+	open    map[int]bool // have neither reported, nor joined again, nor gone
+	result  *findings    // nil: not known, or it has changed
 
-	reported map[int]bool
-	passed   map[int]bool
-	times    map[int]float64
+	// Of the newest check:
+	due    map[int]bool // by NODE_ID: have reported, so that a second round may be theirs
+	passed map[int]bool
+	times  map[int]float64 // the shortest, in seconds
 }
 
 // tester is a node in a check.
-type tester struct{ id, slots int }
+type tester struct {
+	id, slots int
+	seen      time.Time // when it asked last, while it waits
+}
 
-// rounds are the rounds of one check.
-const rounds = 2
+// findings are those of a round that all have reported.
+type findings struct{ faults, stragglers []int }
+
+const (
+	// rounds are those of one check.
+	rounds = 2
+	// testTime is for how long a round is waited for: DLRover's agents test for 300 s, and wait for 360 s.
+	testTime = 6 * time.Minute
+)
 
 func newCheck() check {
-	return check{waiting: map[int]tester{}, testers: map[int]tester{}, reported: map[int]bool{}, passed: map[int]bool{},
-		times: map[int]float64{}}
+	return check{waiting: map[int]tester{}, testers: map[int]tester{}, groupOf: map[int]int{}, open: map[int]bool{},
+		due: map[int]bool{}, passed: map[int]bool{}, times: map[int]float64{}}
 }
 
-// rules are those of the agents. Later ones count: who joins anew may have others.
-func (c *check) rules(p rendezvous.Params) {
+// rules are those of an agent. Later ones count: who joins anew may have others. Agents bring them before the first
+// round of a check, and not before the second.
+func (c *check) rules(p rendezvous.Params, id int) {
 	p = p.WithDefaults()
 	c.params = &p
+	delete(c.due, id)
 }
 
-// join puts a node among those that wait. A round that runs is over by that: somebody was started again.
+// join puts a node among those that wait.
 func (c *check) join(now time.Time, rank, id, slots int) {
-	if t, ok := c.waiting[rank]; ok && t.id > id {
+	t, waits := c.waiting[rank]
+	if waits && t.id > id {
 		return // of a pod that was replaced
 	}
-	if _, ok := c.waiting[rank]; !ok {
+	if _, was := c.testers[rank]; was && !waits {
+		c.again++
+	}
+	if !waits {
 		c.joined = now
 	}
-	c.waiting[rank] = tester{id, slots}
-	c.world, c.groups = nil, nil
+	c.waiting[rank] = tester{id, slots, now}
+	c.close(rank)
+}
+
+// close: nothing more is heard of a node in the newest round.
+func (c *check) close(rank int) {
+	if c.open[rank] {
+		delete(c.open, rank)
+		c.result = nil
+	}
 }
 
 // gone: who leaves is not waited for.
 func (c *check) gone(rank, id int) {
 	if t, ok := c.waiting[rank]; ok && t.id == id {
-		delete(c.waiting, rank)
+		c.drop(rank)
+	}
+	if t, ok := c.testers[rank]; ok && t.id == id {
+		c.close(rank)
 	}
 }
 
-// over: agents go on to train, so that the next check begins with its first round. A round that forms is left alone.
-func (c *check) over() {
-	if len(c.waiting) == 0 && c.world != nil {
-		c.round = (c.round + rounds - 1) / rounds * rounds
+func (c *check) drop(rank int) {
+	delete(c.waiting, rank)
+	if _, was := c.testers[rank]; was {
+		c.again--
 	}
 }
 
-// waitingNum is how many wait, if that is a reason for others to join: one of the last world was started again, or
-// there are enough newcomers.
-func (c *check) waitingNum() int {
-	for rank := range c.waiting {
-		if _, ok := c.testers[rank]; ok {
-			return len(c.waiting)
+// goneID is gone for who is known by its NODE_ID only.
+func (c *check) goneID(id int) {
+	for rank, t := range c.waiting {
+		if t.id == id {
+			c.drop(rank)
 		}
 	}
-	if c.params != nil && len(c.waiting) >= c.params.Unit {
+	for rank, t := range c.testers {
+		if t.id == id {
+			c.close(rank)
+		}
+	}
+}
+
+// over: a node goes on to train. Its next check is another one.
+func (c *check) over(id int) { delete(c.due, id) }
+
+// seen: a node that waits has asked.
+func (c *check) seen(now time.Time, rank, id int) {
+	if t, ok := c.waiting[rank]; ok && t.id == id {
+		t.seen = now
+		c.waiting[rank] = t
+	}
+}
+
+// waitingNum is how many wait, if that is a reason for others to join: one of the newest round was started again, or
+// there are enough newcomers.
+func (c *check) waitingNum() int {
+	if c.again > 0 || c.params != nil && len(c.waiting) >= c.params.Unit {
 		return len(c.waiting)
 	}
 	return 0
 }
 
-// complete begins a round if all are there, or enough and nobody has come for the time of the last call.
-func (c *check) complete(now time.Time) {
-	n := len(c.waiting)
-	if c.world != nil || c.params == nil || n == 0 {
-		return
+// complete begins a round if all are there, or enough and nobody has come for the time of the last call. It reports
+// whether it has begun one.
+func (c *check) complete(now time.Time) bool {
+	if !c.ready(now) {
+		return false
 	}
-	if n < c.params.Max && (n < c.params.Min || now.Sub(c.joined) < c.params.LastCall) {
-		return
+	for rank, t := range c.waiting {
+		if now.Sub(t.seen) > Silence {
+			c.drop(rank)
+		}
 	}
-	n = min(n, c.params.Max)
+	if !c.ready(now) {
+		return false
+	}
+	n := min(len(c.waiting), c.params.Max)
 	if n < c.params.Max {
 		n = n / c.params.Unit * c.params.Unit
 	}
-	ranks := sortedRanks(c.waiting)[:n]
-	if n == 0 {
-		return
+	if n < c.params.Min {
+		return false
 	}
-	c.begin(ranks)
+	c.begin(now, sortedRanks(c.waiting)[:n])
+	return true
+}
+
+func (c *check) ready(now time.Time) bool {
+	n := len(c.waiting)
+	switch {
+	case c.params == nil || n < c.params.Min:
+		return false
+	case len(c.open) > 0 && now.Sub(c.begun) < testTime:
+		return false
+	}
+	return n >= c.params.Max || now.Sub(c.joined) >= c.params.LastCall
 }
 
 func sortedRanks[T any](m map[int]T) []int {
@@ -112,24 +188,34 @@ func sortedRanks[T any](m map[int]T) []int {
 	return ranks
 }
 
-func (c *check) begin(ranks []int) {
-	c.world, c.testers = ranks, map[int]tester{}
+func (c *check) begin(now time.Time, ranks []int) {
+	if !slices.ContainsFunc(ranks, func(rank int) bool { return c.due[c.waiting[rank].id] }) {
+		c.first()
+	}
+	c.world, c.begun, c.testers, c.result = ranks, now, map[int]tester{}, nil
+	clear(c.open)
 	for _, rank := range ranks {
-		c.testers[rank] = c.waiting[rank]
+		t := c.waiting[rank]
+		if c.round%rounds == 0 || !c.due[t.id] { // what is known of the rank is another check's
+			delete(c.passed, rank)
+			delete(c.times, rank)
+		}
+		c.testers[rank], c.open[rank] = t, true
 		delete(c.waiting, rank)
 	}
-	if c.round%rounds == 0 {
-		clear(c.passed)
-		clear(c.times)
-	}
-	c.groups = c.pair()
-	clear(c.reported)
+	clear(c.due)
+	c.again = 0 // of those who still wait, none was in this round
+	c.pair()
 	c.round++
 }
 
+// first: the next round is the first of a check.
+func (c *check) first() { c.round = (c.round + rounds - 1) / rounds * rounds }
+
 // pair puts the nodes into groups of two, one of which may have three.
-func (c *check) pair() (groups [][]int) {
-	if c.round%rounds == 0 || len(c.times) == 0 {
+func (c *check) pair() {
+	groups := [][]int{}
+	if c.round%rounds == 0 {
 		for chunk := range slices.Chunk(c.world, 2) {
 			groups = append(groups, slices.Clone(chunk))
 		}
@@ -144,7 +230,13 @@ func (c *check) pair() (groups [][]int) {
 		groups[last-1] = append(groups[last-1], groups[last][0])
 		groups = groups[:last]
 	}
-	return groups
+	c.groups = groups
+	clear(c.groupOf)
+	for i, g := range groups {
+		for _, rank := range g {
+			c.groupOf[rank] = i
+		}
+	}
 }
 
 // timeOf sorts who has none behind all others, as DLRover sorts who has failed.
@@ -159,11 +251,15 @@ func (c *check) timeOf(rank int) float64 {
 const failedTime = 3600
 
 // report books what a node has measured. A success in one round makes good for a failure in the other.
-func (c *check) report(rank int, passed bool, seconds float64) {
-	if _, ok := c.testers[rank]; !ok {
+func (c *check) report(rank, id int, passed bool, seconds float64) {
+	if t, ok := c.testers[rank]; !ok || t.id != id {
 		return
 	}
-	c.reported[rank] = true
+	if math.IsNaN(seconds) || seconds < 0 {
+		seconds = failedTime
+	}
+	c.close(rank)
+	c.due[id], c.result = true, nil
 	c.passed[rank] = c.passed[rank] || passed
 	if t, ok := c.times[rank]; !ok || seconds < t {
 		c.times[rank] = seconds
@@ -177,69 +273,105 @@ const (
 	nodeFailure = "Node Failure"
 )
 
-// faults are the nodes that have failed; the reason says whether it is known.
-func (c *check) faults() (ranks []int, reason string) {
-	switch {
-	case c.world == nil:
-		return nil, notBegun
-	case len(c.reported) < len(c.world):
-		return nil, waitingNode
+// found are the results of the newest round, nil while some are missing.
+func (c *check) found() *findings {
+	if c.world == nil || len(c.open) > 0 {
+		return nil
 	}
+	if c.result == nil {
+		c.result = &findings{c.failed(), c.slow()}
+		if len(c.result.faults)+len(c.result.stragglers) == 0 {
+			c.first() // no second round is needed
+		}
+	}
+	return c.result
+}
+
+func (c *check) failed() (ranks []int) {
 	for _, rank := range c.world {
-		if !c.passed[rank] {
+		if passed, told := c.passed[rank]; told && !passed {
 			ranks = append(ranks, rank)
 		}
 	}
-	if len(ranks) > 0 {
-		return ranks, nodeFailure
-	}
-	if slow, _ := c.stragglers(); len(slow) == 0 {
-		c.round = (c.round + rounds - 1) / rounds * rounds // no second round is needed
-	}
-	return nil, ""
+	return ranks
 }
 
-// stragglers took more than twice the median.
-func (c *check) stragglers() (ranks []int, reason string) {
-	if c.world == nil || len(c.reported) < len(c.world) {
-		return nil, waitingNode
-	}
+// slow are those that took more than twice the median.
+func (c *check) slow() (ranks []int) {
 	var times []float64
 	for _, rank := range c.world {
-		times = append(times, c.times[rank])
+		if t, told := c.times[rank]; told {
+			times = append(times, t)
+		}
+	}
+	n := len(times)
+	if n == 0 {
+		return nil
 	}
 	slices.Sort(times)
-	n := len(times)
 	median := (times[(n-1)/2] + times[n/2]) / 2
 	for _, rank := range c.world {
 		if c.times[rank] > 2*median {
 			ranks = append(ranks, rank)
 		}
 	}
-	return ranks, ""
+	return ranks
 }
 
-// group is that of a node in the round that runs, and its number.
-func (c *check) group(rank int) (members []int, number int) {
-	for i, g := range c.groups {
-		if slices.Contains(g, rank) {
-			return g, i
-		}
+// nodes are those that wait or have been in the newest round, by rank.
+func (c *check) nodes() map[int]tester {
+	all := maps.Clone(c.testers)
+	maps.Copy(all, c.waiting)
+	return all
+}
+
+// faults are the nodes that have failed; the reason says whether it is known.
+func (c *check) faults() (ranks []int, reason string) {
+	r := c.found()
+	switch {
+	case c.world == nil:
+		return nil, notBegun
+	case r == nil:
+		return nil, waitingNode
+	case len(r.faults) > 0:
+		return r.faults, nodeFailure
 	}
-	return nil, 0
+	return nil, ""
 }
 
-func (h *Host) checked(rank int, passed bool, seconds float64) {
+// stragglers are the nodes that are slow.
+func (c *check) stragglers() (ranks []int, reason string) {
+	r := c.found()
+	if r == nil {
+		return nil, waitingNode
+	}
+	return r.stragglers, ""
+}
+
+// group is that of a node in the newest round, and its number. Who has joined again is in none.
+func (c *check) group(rank int) (members []int, number int) {
+	i, ok := c.groupOf[rank]
+	if _, waits := c.waiting[rank]; !ok || waits {
+		return nil, 0
+	}
+	return c.groups[i], i
+}
+
+func (h *Host) checked(who caller, rank int, passed bool, seconds float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.check.report(rank, passed, seconds)
+	h.check.report(rank, who.id, passed, seconds)
 }
 
 // checkWorld tells a node with whom it tests.
-func (h *Host) checkWorld(d pyproto.Dialect, rank int) *pyproto.Message {
+func (h *Host) checkWorld(d pyproto.Dialect, who caller, rank int) *pyproto.Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.check.complete(time.Now())
+	now := time.Now()
+	h.check.seen(now, rank, who.id)
+	if h.check.complete(now) {
+		h.store.forget(checking, h.check.round-1)
+	}
 	members, number := h.check.group(rank)
 	world := &pyproto.Dict{}
 	for _, m := range members {

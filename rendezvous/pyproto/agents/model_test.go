@@ -349,9 +349,7 @@ func (m *model) meets(ctx context.Context) (*start, string, error) {
 }
 
 func (m *model) meetsOnce(ctx context.Context) (s *start, again bool, end string, err error) {
-	_, err = m.get(ctx, m.msg("JoinRendezvousRequest", f("node_id", m.from.NodeID), f("local_world_size", m.slots),
-		f("rdzv_name", training), f("node_rank", m.rank), f("node_ip", "10.0.0."+strconv.Itoa(m.from.NodeID))))
-	if err != nil {
+	if _, err = m.get(ctx, m.joins()); err != nil {
 		return nil, false, refusedBy, err
 	}
 	for since := time.Now(); ; {
@@ -386,6 +384,11 @@ func (m *model) meetsOnce(ctx context.Context) (s *start, again bool, end string
 			return nil, false, killed, nil
 		}
 	}
+}
+
+func (m *model) joins() *pyproto.Message {
+	return m.msg("JoinRendezvousRequest", f("node_id", m.from.NodeID), f("local_world_size", m.slots),
+		f("rdzv_name", training), f("node_rank", m.rank), f("node_ip", "10.0.0."+strconv.Itoa(m.from.NodeID)))
 }
 
 func (m *model) startOf(a *pyproto.Message) *start {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"dlrover-run/rendezvous"
@@ -24,6 +25,7 @@ type agent struct {
 
 	dir    rendezvous.Directive
 	worked rendezvous.EpochID // the newest epoch whose world it was told
+	place  *rendezvous.Place  // its own in it
 	works  bool               // it has workers of that epoch
 	ended  rendezvous.EpochID // the newest epoch that it has ended, by joining again
 	done   bool               // its workers have succeeded
@@ -31,20 +33,29 @@ type agent struct {
 	moved  bool               // it has told of a step
 }
 
+// maxSlots is more than any host has devices.
+const maxSlots = 1 << 16
+
 // join takes an agent into a rendezvous.
 func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pyproto.Message, error) {
 	rank := m.Int("node_rank")
 	if m.Get("node_rank") == nil || rank < 0 {
 		rank = m.Int("node_id") // to 0.3
 	}
-	slots := m.Int("local_world_size")
-	if m.Str("rdzv_name") == checking {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.check.join(time.Now(), rank, who.id, slots)
-		return rendezvousState(m.Dialect(), &pyproto.Dict{}, 0, h.check.round, 0), nil
+	slots, name := m.Int("local_world_size"), m.Str("rdzv_name")
+	var round int
+	var err error
+	switch {
+	case rank < 0 || rank >= rendezvous.MaxNodes || slots < 1 || slots > maxSlots:
+		err = fmt.Errorf("agents: node rank %d with %d workers: need a rank from 0 to %d, and 1 to %d workers", rank, slots,
+			rendezvous.MaxNodes-1, maxSlots)
+	case name == checking:
+		round = h.joinCheck(who, rank, slots)
+	case name == training:
+		round, err = h.joinTraining(ctx, who, rank, slots, m.Str("node_ip"))
+	default:
+		err = fmt.Errorf("agents: no rendezvous is called %.100q, only %s and %s", name, training, checking)
 	}
-	round, err := h.joinTraining(ctx, who, rank, slots, m.Str("node_ip"))
 	if err != nil {
 		h.cfg.Log.Error("an agent cannot join", "node_id", who.id, "node_rank", rank, "err", err)
 		return nil, err
@@ -52,26 +63,45 @@ func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pypro
 	return rendezvousState(m.Dialect(), &pyproto.Dict{}, 0, round, 0), nil
 }
 
-func (h *Host) joinTraining(ctx context.Context, who caller, rank, slots int, ip string) (int, error) {
+func (h *Host) joinCheck(who caller, rank, slots int) int {
 	h.mu.Lock()
-	a, p := h.agents[who], h.rulesOf(who)
+	defer h.mu.Unlock()
+	h.check.join(time.Now(), rank, who.id, slots)
+	return h.check.round
+}
+
+func (h *Host) joinTraining(ctx context.Context, who caller, rank, slots int, ip string) (int, error) {
+	select {
+	case h.joins <- struct{}{}:
+		defer func() { <-h.joins }()
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	h.mu.Lock()
+	a, p, holder := h.agents[who], h.rulesOf(who), h.ranks[rank]
 	round := h.worlds.last
-	alive := a != nil && time.Since(a.seen) < Silence && !a.exited
-	h.check.over()
+	h.check.over(who.id)
+	again := a != nil && a.node.Rank == rank && (a.works || a.node.Slots == slots && a.node.IP == ip)
+	another := a != nil && a.node.Rank != rank && !a.exited
+	double := holder != nil && holder != a && holder.who.id >= who.id && !holder.exited && !holder.silent(time.Now())
 	h.mu.Unlock()
 	switch {
 	case p == nil:
-		return 0, fmt.Errorf("agents: the rules of the run are not known: node %d was here before this master; "+
-			"start its pod again", who.id)
-	case a != nil && a.node.Rank == rank:
+		return 0, fmt.Errorf("agents: the rules of the run are not known: node %d was here before this master; start its pod again",
+			who.id)
+	case again:
 		return round, h.rejoin(ctx, a, slots, ip)
-	case alive:
-		return 0, fmt.Errorf("agents: two agents with NODE_ID=%d, of node ranks %d and %d: every one needs a NODE_ID of its "+
-			"own", who.id, a.node.Rank, rank)
+	case another:
+		return 0, fmt.Errorf("agents: two agents with NODE_ID=%d, of node ranks %d and %d: every one needs a NODE_ID of its own",
+			who.id, a.node.Rank, rank)
+	case double:
+		return 0, fmt.Errorf("agents: two agents with NODE_RANK=%d, of NODE_ID %d and %d: every one needs a NODE_RANK of its own, "+
+			"and the pod that takes another's place a larger NODE_ID", rank, holder.who.id, who.id)
 	case a != nil:
 		h.leave(ctx, a, rendezvous.Leave{Reason: "another agent has its NODE_ID", Killed: true})
+	case holder != nil:
+		h.leave(ctx, holder, rendezvous.Leave{Reason: fmt.Sprintf("replaced by node %d", who.id), Killed: true})
 	}
-	h.replace(ctx, who, rank)
 	return round, h.arrive(ctx, who, *p, rank, slots, ip)
 }
 
@@ -83,39 +113,35 @@ func (h *Host) rulesOf(who caller) *rendezvous.Params {
 	return h.last
 }
 
-// replace drops the dead agent of a rank: a later NODE_ID is the rank's new pod.
-func (h *Host) replace(ctx context.Context, who caller, rank int) {
-	h.mu.Lock()
-	var dead *agent
-	for other, a := range h.agents {
-		if a.node.Rank == rank && other.id < who.id {
-			dead = a
-		}
-	}
-	h.mu.Unlock()
-	if dead != nil {
-		h.leave(ctx, dead, rendezvous.Leave{Reason: fmt.Sprintf("replaced by node %d", who.id), Killed: true})
-	}
-}
-
-// arrive makes a node of an agent.
+// arrive makes a node of an agent. It is known before it joins: by that a world may be sealed, of which others hear
+// at once.
 func (h *Host) arrive(ctx context.Context, who caller, p rendezvous.Params, rank, slots int, ip string) error {
-	name := fmt.Sprintf("%s-%d", cmp.Or(who.kind, "worker"), who.id)
-	a := &agent{who: who, params: p, seen: time.Now(), node: rendezvous.Node{
-		ID: name + "@" + strconv.FormatInt(time.Now().UnixNano(), 36), Name: name, Rank: rank, Generation: who.id, Addr: ip,
-		IP: ip, Slots: slots, Agent: rendezvous.AgentDLRover,
-	}}
-	if err := h.cfg.Service.Join(ctx, h.cfg.Run, rendezvous.Join{Node: a.node, Params: p}); err != nil {
+	name := nodeName(who)
+	h.mu.Lock()
+	if err := h.ctx.Err(); err != nil {
+		h.mu.Unlock()
 		return err
 	}
-	watching, cancel := context.WithCancel(h.ctx)
-	a.cancel = cancel
+	h.count++
+	a := &agent{who: who, params: p, seen: time.Now(), node: rendezvous.Node{
+		ID: fmt.Sprintf("%s@%s.%d", name, strconv.FormatInt(time.Now().UnixNano(), 36), h.count), Name: name, Rank: rank,
+		Generation: who.id, Addr: ip, IP: ip, Slots: slots, Agent: rendezvous.AgentDLRover,
+	}}
+	var watching context.Context
+	watching, a.cancel = context.WithCancel(h.ctx)
+	ev := rendezvous.Join{Node: a.node, Params: p}
+	h.agents[who], h.names[name], h.ranks[rank] = a, a, a
+	delete(h.astray, who)
+	h.mu.Unlock()
+	if err := h.cfg.Service.Join(ctx, h.cfg.Run, ev); err != nil {
+		h.forget(a)
+		return err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ctx.Err() != nil {
-		return h.ctx.Err()
+	if err := h.ctx.Err(); err != nil {
+		return err
 	}
-	h.agents[who], h.names[name] = a, a
 	h.wg.Go(func() { h.follow(watching, a) })
 	if !h.begun {
 		h.begun = true
@@ -124,13 +150,14 @@ func (h *Host) arrive(ctx context.Context, who caller, p rendezvous.Params, rank
 	return nil
 }
 
-// rejoin is that of an agent whose workers have ended, or a request that is sent again.
+// rejoin is that of an agent whose workers have ended, or a request that is sent again. That the run is over it hears
+// by its next question.
 func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error {
 	h.mu.Lock()
-	worked, told, epoch := a.works, a.dir.Kind == rendezvous.Stop, a.worked
-	a.works, a.done, a.moved = false, false, false
-	a.node.Slots, a.node.Addr, a.node.IP = slots, ip, ip
+	worked, told, epoch := a.works && !a.over(), a.dir.Kind == rendezvous.Stop, a.worked
+	a.works, a.done, a.moved, a.exited = false, false, false, false
 	if worked {
+		a.node.Slots, a.node.Addr, a.node.IP = slots, ip, ip
 		a.ended = a.worked
 	}
 	h.mu.Unlock()
@@ -141,6 +168,11 @@ func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error
 		_ = h.report(ctx, rendezvous.Failing{ID: a.node.ID, EpochID: epoch, Decision: rendezvous.RestartFree})
 	}
 	return h.rejoinHub(ctx, a)
+}
+
+// over: the run has ended for the agent.
+func (a *agent) over() bool {
+	return a.dir.Kind == rendezvous.Fail || a.dir.Kind == rendezvous.Done || a.dir.Leave != nil
 }
 
 func (h *Host) rejoinHub(ctx context.Context, a *agent) error {
@@ -163,7 +195,7 @@ func (h *Host) follow(ctx context.Context, a *agent) {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, rendezvous.ErrUnknownNode): // lost, as the Round believes
-			h.forget(a)
+			h.lose(a)
 			return
 		default:
 			h.cfg.Log.Debug("an agent's node is not followed", "node", a.node.Name, "err", err)
@@ -182,24 +214,34 @@ func (h *Host) pause(ctx context.Context) {
 // take keeps a directive for the agent's next question, and does what needs no agent.
 func (h *Host) take(ctx context.Context, a *agent, d rendezvous.Directive) {
 	h.mu.Lock()
+	if h.agents[a.who] != a {
+		h.mu.Unlock()
+		return
+	}
+	h.waitsBy(a, -1)
 	a.dir = d
+	h.waitsBy(a, 1)
 	var then func()
-	switch d.Kind {
-	case rendezvous.Stop:
+	switch {
+	case d.Kind == rendezvous.Stop:
 		then = h.stop(ctx, a, d)
-	case rendezvous.Done:
+	case d.Kind == rendezvous.Done && !a.exited:
 		h.release(a)
-		if a.exited {
-			then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "done"}) }
-		}
-	case rendezvous.Fail:
-		if a.exited {
-			then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "the job failed"}) }
-		}
+	case d.Kind == rendezvous.Done:
+		then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "done"}) }
+	case d.Kind == rendezvous.Fail && a.exited:
+		then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "the job failed"}) }
 	}
 	h.mu.Unlock()
 	if then != nil {
 		then()
+	}
+}
+
+// waitsBy keeps the number of agents that wait for others.
+func (h *Host) waitsBy(a *agent, n int) {
+	if a.dir.Kind == rendezvous.Wait {
+		h.waits += n
 	}
 }
 
@@ -209,9 +251,7 @@ func (h *Host) stop(ctx context.Context, a *agent, d rendezvous.Directive) func(
 	switch {
 	case a.done && a.worked == d.EpochID:
 		h.release(a)
-		return func() {
-			h.leave(ctx, a, rendezvous.Leave{Reason: "its workers had succeeded, and agents of DLRover do not go back"})
-		}
+		return func() { h.leave(ctx, a, rendezvous.Leave{Reason: noWayBack}) }
 	case a.works && a.worked == d.EpochID:
 		return nil // it is told that nodes wait
 	}
@@ -219,40 +259,50 @@ func (h *Host) stop(ctx context.Context, a *agent, d rendezvous.Directive) func(
 	return func() { _ = h.rejoinHub(ctx, a) } // a Round that is gone tells the agent's next question
 }
 
+const noWayBack = "its workers had succeeded, and agents of DLRover do not go back"
+
 // waiting is what makes agents stop: above 0 there are nodes that wait for a new world; -1 ends them while they wait.
 func (h *Host) waiting(who caller, name string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	a := h.agents[who]
-	over := a != nil && (a.dir.Kind == rendezvous.Fail || a.dir.Leave != nil)
 	switch {
-	case over && !a.works:
+	case a == nil && name == checking:
+		return max(h.check.waitingNum(), h.strayed(who))
+	case a == nil:
+		return h.strayed(who)
+	case a.over() && !a.works:
 		return -1
-	case over:
+	case a.over() && a.dir.Kind != rendezvous.Done:
 		return 1 // it ends its workers, and asks again
 	case name == checking:
 		return max(h.check.waitingNum(), stopped(a))
-	case a == nil:
-		return h.strayed()
 	}
 	return stopped(a)
 }
 
 func stopped(a *agent) int {
-	if a != nil && a.works && a.dir.Kind == rendezvous.Stop {
+	if a.works && a.dir.Kind == rendezvous.Stop {
 		return 1
 	}
 	return 0
 }
 
-// strayed calls back an agent that has been here before this master, when others wait for it.
-func (h *Host) strayed() int {
-	for _, a := range h.agents {
-		if a.dir.Kind == rendezvous.Wait {
-			return 1
-		}
+// strayed calls back an agent that has been here before: one that was given up or asks for a world at once, one whose
+// workers run since before this master when others wait for it.
+func (h *Host) strayed(who caller) int {
+	if h.astray[who] || h.waits > 0 {
+		return 1
 	}
 	return 0
+}
+
+// stray notes, h locked, that an agent is in no node any more, and does not know it.
+func (h *Host) stray(who caller) {
+	if len(h.astray) >= 2*rendezvous.MaxNodes {
+		clear(h.astray) // who asks is noted again
+	}
+	h.astray[who] = true
 }
 
 func (h *Host) report(ctx context.Context, ev rendezvous.Event) error {
@@ -265,32 +315,30 @@ func (h *Host) report(ctx context.Context, ev rendezvous.Event) error {
 
 // failed tells the run of what has befallen an agent.
 func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error {
-	text := m.Str("error_data")
+	text, level := m.Str("error_data"), m.Str("level")
 	h.mu.Lock()
 	a := h.agents[who]
-	ev := rendezvous.Failing{Decision: rendezvous.RestartFree}
+	ev, at := rendezvous.Failing{Decision: rendezvous.RestartFree}, rendezvous.Place{}
 	if a != nil {
-		ev.ID, ev.EpochID, ev.Failures = a.node.ID, a.worked, failures(a, text)
+		ev.ID, ev.EpochID = a.node.ID, a.worked
+		if a.place != nil {
+			at = *a.place
+		}
 	}
 	h.mu.Unlock()
-	if a == nil {
-		h.cfg.Log.Warn("an agent that has not joined tells of a failure", "node_id", who.id, "level", m.Str("level"),
-			"text", fmt.Sprintf("%.300q", text))
-		if m.Str("level") == nodeError {
-			h.cfg.Note("node-error", nodeName(who), line(text))
+	name := nodeName(who)
+	switch {
+	case level == nodeError:
+		h.cfg.Note("node-error", name, line(text))
+		if a != nil {
+			h.leave(ctx, a, rendezvous.Leave{Reason: "the node is at fault: " + line(text)})
 		}
-		return nil
-	}
-	switch m.Str("level") {
-	case processError:
+	case level == processError && a != nil && !strings.Contains(text, ofSaver):
+		ev.Failures = failures(name, at, text)
 		return h.report(ctx, ev)
-	case nodeError:
-		h.cfg.Note("node-error", a.node.Name, line(text))
-		err := h.report(ctx, rendezvous.Barred{ID: a.node.ID, Reason: line(text)})
-		h.leave(ctx, a, rendezvous.Leave{Reason: "the node is at fault: " + line(text)})
-		return err
+	default:
+		h.cfg.Log.Info("an agent tells", "node", name, "level", level, "text", fmt.Sprintf("%.300q", text))
 	}
-	h.cfg.Log.Info("an agent tells", "node", a.node.Name, "level", m.Str("level"), "text", fmt.Sprintf("%.300q", text))
 	return nil
 }
 
@@ -300,47 +348,54 @@ const (
 	nodeError    = "node_error"
 )
 
-func nodeName(who caller) string { return fmt.Sprintf("%s-%d", cmp.Or(who.kind, "worker"), who.id) }
+// ofSaver is in the failures of what saves checkpoints: no worker has failed.
+const ofSaver = "Async checkpoint saver got failure"
+
+func nodeName(who caller) string {
+	return fmt.Sprintf("%.100s-%d", cmp.Or(strings.Map(inName, who.kind), "worker"), who.id)
+}
+
+// inName keeps what a node's name is printed with.
+func inName(r rune) rune {
+	if r > ' ' && r < 0x7F {
+		return r
+	}
+	return -1
+}
 
 // maxFailures bounds those that one agent tells at once.
 const maxFailures = 128
 
 // failures reads what an agent tells of its workers: an object by global rank. One that was cut is a failure still.
-func failures(a *agent, text string) []rendezvous.Failure {
-	var told map[string]struct {
+func failures(name string, place rendezvous.Place, text string) []rendezvous.Failure {
+	var told map[int]struct {
 		LocalRank int    `json:"local_rank"`
 		ExitCode  int    `json:"exitcode"`
 		Message   string `json:"message"`
 	}
-	base, at := 0, time.Now()
-	if a.dir.Place != nil {
-		base = a.dir.Place.RankBase
-	}
-	if json.Unmarshal([]byte(text), &told) != nil || len(told) == 0 {
-		return []rendezvous.Failure{{Rank: base, GroupRank: a.group(), Text: line(text), At: at}}
-	}
+	at, group := time.Now(), place.GroupRank
+	_ = json.Unmarshal([]byte(text), &told)
 	var fs []rendezvous.Failure
-	for rank, f := range told {
-		n, err := strconv.Atoi(rank)
-		if err != nil || len(fs) == maxFailures {
+	for _, rank := range sortedRanks(told) {
+		f := told[rank]
+		if rank < 0 || rank >= max(place.WorldSize, 1) || len(fs) == maxFailures {
 			continue
 		}
 		detail, _ := json.Marshal(map[string]any{ // as a launcher tells it; of these types JSON knows all
-			"node": a.group(), "node_name": a.node.Name, "rank": n, "local_rank": f.LocalRank,
+			"node": group, "node_name": name, "rank": rank, "local_rank": f.LocalRank,
 			"exit_code": cmp.Or(f.ExitCode, 1), "message": line(f.Message), "at": at,
 		})
-		fs = append(fs, rendezvous.Failure{Rank: n, GroupRank: a.group(), At: at, Detail: detail,
-			Text: fmt.Sprintf("rank %d (node %s, local rank %d) failed: exit code %d, %s", n, a.node.Name, f.LocalRank,
-				f.ExitCode, line(f.Message))})
+		why := fmt.Sprintf("exit code %d", f.ExitCode)
+		if f.Message != "" {
+			why += ", " + line(f.Message)
+		}
+		fs = append(fs, rendezvous.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail,
+			Text: fmt.Sprintf("rank %d (node %s, local rank %d) failed: %s", rank, name, f.LocalRank, why)})
+	}
+	if len(fs) == 0 {
+		return []rendezvous.Failure{{Rank: place.RankBase, GroupRank: group, Text: line(text), At: at}}
 	}
 	return fs
-}
-
-func (a *agent) group() int {
-	if a.dir.Place == nil {
-		return 0
-	}
-	return a.dir.Place.GroupRank
 }
 
 // line is a text of an agent, printable and of at most 1 KiB.
@@ -361,7 +416,7 @@ func line(text string) string {
 func (h *Host) event(ctx context.Context, who caller, m *pyproto.Message) error {
 	switch kind := m.Str("event_type"); kind {
 	case "NODE_CHECK_SUCCEEDED", "NODE_CHECK_FAILED":
-		h.checked(m.Object("node").Int("rank"), kind == "NODE_CHECK_SUCCEEDED", m.Float("event_elapsed_time"))
+		h.checked(who, m.Object("node").Int("rank"), kind == "NODE_CHECK_SUCCEEDED", m.Float("event_elapsed_time"))
 	case "SUCCEEDED_EXITED":
 		return h.exit(ctx, who, true)
 	case "FAILED_EXITED":
@@ -375,11 +430,12 @@ func (h *Host) exit(ctx context.Context, who caller, succeeded bool) error {
 	h.mu.Lock()
 	a := h.agents[who]
 	if a == nil {
+		h.check.goneID(who.id)
 		h.mu.Unlock()
 		return nil
 	}
 	a.exited = true
-	early, kind := succeeded && !a.done, a.dir.Kind
+	kind, works := a.dir.Kind, a.works
 	h.mu.Unlock()
 	switch {
 	case !succeeded:
@@ -388,19 +444,28 @@ func (h *Host) exit(ctx context.Context, who caller, succeeded bool) error {
 	case kind == rendezvous.Done || kind == rendezvous.Fail:
 		h.leave(ctx, a, rendezvous.Leave{Reason: "done"})
 		return nil
-	case early:
-		return h.succeeded(ctx, a)
+	case !works:
+		h.leave(ctx, a, rendezvous.Leave{Reason: "its agent ends without workers"})
+		return nil
 	}
-	return nil
+	return h.succeeded(ctx, a)
 }
 
-// succeeded tells the run of it, once.
+// succeeded tells the run of it, once. An agent that is to stop is too late: see stop.
 func (h *Host) succeeded(ctx context.Context, a *agent) error {
 	h.mu.Lock()
 	told, epoch := a.done, a.worked
+	late := a.dir.Kind == rendezvous.Stop && a.dir.EpochID == epoch
 	a.done = true
+	if late {
+		h.release(a)
+	}
 	h.mu.Unlock()
-	if told {
+	switch {
+	case told:
+		return nil
+	case late:
+		h.leave(ctx, a, rendezvous.Leave{Reason: noWayBack})
 		return nil
 	}
 	return h.report(ctx, rendezvous.Success{ID: a.node.ID, EpochID: epoch})
@@ -431,17 +496,34 @@ func (h *Host) leave(ctx context.Context, a *agent, ev rendezvous.Leave) {
 	}
 }
 
+// lose is for an agent that may still be there, and is called back when it asks.
+func (h *Host) lose(a *agent) {
+	h.forget(a)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.agents[a.who] == nil {
+		h.stray(a.who)
+	}
+}
+
 func (h *Host) forget(a *agent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.agents[a.who] == a {
-		delete(h.agents, a.who)
-		delete(h.names, a.node.Name)
-		delete(h.steps, a.who)
-		delete(h.ports, a.who)
-	}
-	h.check.gone(a.node.Rank, a.who.id)
 	a.cancel()
+	if h.agents[a.who] != a {
+		return
+	}
+	delete(h.agents, a.who)
+	if h.names[a.node.Name] == a {
+		delete(h.names, a.node.Name)
+	}
+	if h.ranks[a.node.Rank] == a {
+		delete(h.ranks, a.node.Rank)
+	}
+	delete(h.steps, a.who)
+	delete(h.ports, a.who)
+	h.waitsBy(a, -1)
+	h.check.gone(a.node.Rank, a.who.id)
 }
 
 // listen looks for agents that are silent.
@@ -455,6 +537,7 @@ func (h *Host) listen() {
 			return
 		}
 		for _, a := range h.silent(time.Now()) {
+			h.lose(a)
 			h.leave(h.ctx, a, rendezvous.Leave{
 				Reason: fmt.Sprintf("its agent has given no sign of life for %s", Silence), Killed: true,
 			})
@@ -462,11 +545,13 @@ func (h *Host) listen() {
 	}
 }
 
+func (a *agent) silent(now time.Time) bool { return now.Sub(a.seen) > Silence }
+
 func (h *Host) silent(now time.Time) (as []*agent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, a := range h.agents {
-		if !a.exited && now.Sub(a.seen) > Silence {
+		if !a.exited && a.silent(now) {
 			as = append(as, a)
 		}
 	}

@@ -3,6 +3,7 @@ package agents
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,11 +32,13 @@ const (
 type store struct {
 	values map[string]any
 	bytes  int
-	sizes  map[int]int // nodes of worlds, by number
-	pruned int         // worlds below have no keys any more
+	sizes  map[int]int    // nodes of worlds whose barrier may have to be released, by number
+	pruned map[string]int // by rendezvous: worlds below have no keys any more
 }
 
-func newStore() store { return store{values: map[string]any{}, sizes: map[int]int{}} }
+func newStore() store {
+	return store{values: map[string]any{}, sizes: map[int]int{}, pruned: map[string]int{}}
+}
 
 func weight(key string, v any) int { return len(key) + len(pyproto.BytesOf(v)) + 64 }
 
@@ -47,28 +50,28 @@ func (s *store) put(key string, v any) {
 	s.bytes += weight(key, v)
 }
 
-// forget drops the keys of worlds below a number.
-func (s *store) forget(below int) {
-	if below <= s.pruned {
+// forget drops the keys of worlds of a rendezvous below a number.
+func (s *store) forget(rendezvous string, below int) {
+	if below <= s.pruned[rendezvous] {
 		return
 	}
-	s.pruned = below
+	s.pruned[rendezvous] = below
 	for key, v := range s.values {
-		if n, ok := worldOfKey(key); ok && n < below {
+		if n, ok := worldOfKey(rendezvous, key); ok && n < below {
 			delete(s.values, key)
 			s.bytes -= weight(key, v)
 		}
 	}
 	for n := range s.sizes {
-		if n < below {
+		if rendezvous == training && n < below {
 			delete(s.sizes, n)
 		}
 	}
 }
 
-// worldOfKey is the number of the world that a key belongs to.
-func worldOfKey(key string) (int, bool) {
-	rest, ok := strings.CutPrefix(key, training+"/torch.rendezvous."+training+".")
+// worldOfKey is the number of the world of a rendezvous that a key belongs to.
+func worldOfKey(rendezvous, key string) (int, bool) {
+	rest, ok := strings.CutPrefix(key, rendezvous+"/torch.rendezvous."+rendezvous+".")
 	if !ok {
 		return 0, false
 	}
@@ -79,37 +82,51 @@ func worldOfKey(key string) (int, bool) {
 
 // set writes a key. Some tell of the agent that writes them.
 func (h *Host) set(ctx context.Context, who caller, key string, v any) error {
+	h.mu.Lock()
+	err := h.store.set(key, v)
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return h.wrote(ctx, who, key)
+}
+
+// set is put for what agents write.
+func (s *store) set(key string, v any) error {
 	switch v.(type) {
 	case []byte, string, int64:
 	default:
 		return fmt.Errorf("agents: a %T as the value of key %.100q", v, key)
 	}
-	h.mu.Lock()
-	full := h.store.bytes+weight(key, v) > maxStore
-	if len(key) > maxKey || len(pyproto.BytesOf(v)) > maxValue || full {
-		h.mu.Unlock()
-		return fmt.Errorf("agents: key %.100q: at most %d bytes of a key, %d of a value and %d of all are kept", key, maxKey,
-			maxValue, maxStore)
+	bytes := s.bytes + weight(key, v)
+	if old, ok := s.values[key]; ok {
+		bytes -= weight(key, old)
 	}
-	h.store.put(key, v)
-	a := h.agents[who]
-	h.mu.Unlock()
-	if a == nil {
-		return nil
+	if key == "" || len(key) > maxKey || len(pyproto.BytesOf(v)) > maxValue || bytes > maxStore {
+		return fmt.Errorf("agents: key %.100q of %d bytes with a value of %d: a key has 1 to %d bytes, a value at most %d, "+
+			"and all together %d", key, len(key), len(pyproto.BytesOf(v)), maxKey, maxValue, maxStore)
 	}
-	return h.wrote(ctx, a, key)
+	if b, ok := v.([]byte); ok {
+		v = slices.Clone(b) // it is a part of the request, which may be large
+	}
+	s.put(key, v)
+	return nil
 }
 
 // wrote acts upon the keys by which agents tell each other how far they are.
-func (h *Host) wrote(ctx context.Context, a *agent, key string) error {
+func (h *Host) wrote(ctx context.Context, who caller, key string) error {
 	h.mu.Lock()
+	a := h.agents[who]
+	if a == nil || !a.works {
+		h.mu.Unlock()
+		return nil
+	}
 	number, ours := h.worlds.numbers[a.worked]
 	name, below := strings.CutPrefix(key, prefix(number))
-	mine := ours && below && a.works
-	leads := mine && name == masterPort && a.dir.Kind == rendezvous.Lead
+	mine, leads := ours && below, a.dir.Kind == rendezvous.Lead
 	h.mu.Unlock()
 	switch {
-	case leads:
+	case mine && leads && (name == masterAddr || name == masterPort):
 		return h.ready(ctx, a, number)
 	case mine && (name == numMembers || isArrival(name)):
 		return h.succeeded(ctx, a)
@@ -124,17 +141,21 @@ func isArrival(name string) bool {
 	return ok && err == nil
 }
 
-// ready: the leader's agent has told where its first worker will serve the store.
+// ready: the leader's agent has told where its first worker will serve the store. It tells address and port apart.
 func (h *Host) ready(ctx context.Context, a *agent, number int) error {
 	h.mu.Lock()
 	addr := string(pyproto.BytesOf(h.store.values[prefix(number)+masterAddr]))
-	port, err := strconv.Atoi(string(pyproto.BytesOf(h.store.values[prefix(number)+masterPort])))
-	h.store.forget(h.worlds.last - 1)
-	ev := rendezvous.Ready{ID: a.node.ID, EpochID: a.worked, Addr: addr, Port: port}
+	text := string(pyproto.BytesOf(h.store.values[prefix(number)+masterPort]))
+	ev := rendezvous.Ready{ID: a.node.ID, EpochID: a.worked, Addr: addr}
 	h.mu.Unlock()
-	if err != nil || port < 1 || port > 65535 || addr == "" || len(addr) > rendezvous.MaxName {
-		return fmt.Errorf("agents: the leader's address is %.100q, port %d", addr, port)
+	if addr == "" || text == "" {
+		return nil
 	}
+	port, err := strconv.Atoi(text)
+	if err != nil || port < 1 || port > 65535 || len(addr) > rendezvous.MaxName || !rendezvous.Printable(addr) {
+		return fmt.Errorf("agents: the leader's address is %.100q and its port %.20q: need a port from 1 to 65535", addr, text)
+	}
+	ev.Port = port
 	return h.report(ctx, ev)
 }
 
@@ -164,6 +185,7 @@ func (s *store) get(key string) any {
 	return []byte{}
 }
 
+// add counts. A value that is no number counts as 0.
 func (h *Host) add(ctx context.Context, who caller, key string, n int) int {
 	h.mu.Lock()
 	sum := n
@@ -174,8 +196,12 @@ func (h *Host) add(ctx context.Context, who caller, key string, n int) int {
 		old, _ := strconv.Atoi(string(pyproto.BytesOf(v)))
 		sum += old
 	}
+	err := h.store.set(key, int64(sum))
 	h.mu.Unlock()
-	if err := h.set(ctx, who, key, int64(sum)); err != nil {
+	if err == nil {
+		err = h.wrote(ctx, who, key)
+	}
+	if err != nil {
 		h.cfg.Log.Warn("an agent's count is lost", "err", err)
 	}
 	return sum

@@ -58,8 +58,11 @@ func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]
 	h.mu.Lock()
 	a := h.agents[who]
 	if a == nil || !a.mayRun() {
+		if a == nil && h.last != nil {
+			h.stray(who)
+		}
 		h.mu.Unlock()
-		return pyproto.Encode(state(d, 0)), nil
+		return numbered(d, 0), nil
 	}
 	dir, key := a.dir, answerKey{h.worlds.number(a.dir.EpochID), d}
 	answer := h.worlds.answers[key]
@@ -69,16 +72,14 @@ func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]
 		if err != nil {
 			return nil, err
 		}
-		if answer = h.worldOf(world, dir, key); answer == nil {
-			return pyproto.Encode(state(d, 0)), nil
-		}
+		answer = h.worldOf(world, a, dir, key)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if a.dir.EpochID != dir.EpochID || !a.mayRun() {
-		return pyproto.Encode(state(d, 0)), nil
+	if answer == nil || a.dir.EpochID != dir.EpochID || !a.mayRun() {
+		return numbered(d, 0), nil
 	}
-	a.works, a.worked = true, dir.EpochID
+	a.works, a.worked, a.place = true, dir.EpochID, dir.Place
 	return answer, nil
 }
 
@@ -87,30 +88,31 @@ func (a *agent) mayRun() bool {
 	return (a.dir.Kind == rendezvous.Lead || a.dir.Kind == rendezvous.Run) && a.dir.EpochID != a.ended && !a.dir.Hold
 }
 
-// worldOf encodes the world of an epoch, and puts into the store what the agents will look for there. Nil: the table is
-// that of another world by now.
-func (h *Host) worldOf(world []rendezvous.Member, dir rendezvous.Directive, key answerKey) []byte {
-	if len(world) != dir.Place.GroupWorldSize {
+// worldOf encodes the world of an epoch, once, and puts into the store what the agents will look for there. Nil: the
+// table is that of another world by now.
+func (h *Host) worldOf(world []rendezvous.Member, a *agent, dir rendezvous.Directive, key answerKey) []byte {
+	if len(world) != dir.Place.GroupWorldSize || world[dir.Place.GroupRank].Node != a.node.Name {
 		return nil
 	}
 	h.mu.Lock()
-	ranks := make([]int, len(world))
-	for i, m := range world {
-		ranks[i] = rendezvous.MaxNodes + i // a launcher of ours: no agent has this rank
-		if a := h.names[m.Node]; a != nil {
-			ranks[i] = a.node.Rank
-		}
-	}
-	h.store.sizes[key.number] = len(world)
-	h.seed(world, ranks[0] >= rendezvous.MaxNodes, dir.Place, key)
-	h.mu.Unlock()
-	dict := &pyproto.Dict{}
-	for i, m := range world {
-		dict.Pairs = append(dict.Pairs, pyproto.Pair{Key: ranks[i], Value: m.Slots})
-	}
-	answer := pyproto.Encode(rendezvousState(key.dialect, dict, 0, key.number, 0))
-	h.mu.Lock()
 	defer h.mu.Unlock()
+	if answer := h.worlds.answers[key]; answer != nil || key.number < h.worlds.last-1 {
+		return answer
+	}
+	dict := &pyproto.Dict{}
+	ours := false
+	for i, m := range world {
+		rank := rendezvous.MaxNodes + i // a launcher of ours: no agent has this rank
+		if a := h.names[m.Node]; a != nil {
+			rank = a.node.Rank
+		}
+		ours = ours || i == 0 && rank >= rendezvous.MaxNodes
+		dict.Pairs = append(dict.Pairs, pyproto.Pair{Key: rank, Value: m.Slots})
+	}
+	h.store.forget(training, h.worlds.last-1)
+	h.store.sizes[key.number] = len(world)
+	h.seed(world, ours, dir.Place, key)
+	answer := pyproto.Encode(rendezvousState(key.dialect, dict, 0, key.number, 0))
 	h.worlds.answers[key] = answer
 	return answer
 }
@@ -141,12 +143,14 @@ func (h *Host) seed(world []rendezvous.Member, ours bool, place *rendezvous.Plac
 // torch, and that of torch to 1.13, which has a key for every node.
 func (h *Host) release(a *agent) {
 	number, ok := h.worlds.numbers[a.worked]
-	if !ok {
+	size := h.store.sizes[number]
+	if !ok || size == 0 { // nobody was told of it, or it is done
 		return
 	}
+	delete(h.store.sizes, number)
 	p := prefix(number) + terminalState
 	h.store.put(p+"/last_member", []byte("<val_ignored>"))
-	for i := range h.store.sizes[number] {
+	for i := range size {
 		h.store.put(p+strconv.Itoa(i), []byte(strconv.Itoa(i)))
 	}
 }
