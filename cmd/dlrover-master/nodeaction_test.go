@@ -109,10 +109,17 @@ func tainted(t *testing.T, s *kubetest.Server, node string, want bool) {
 	require.Eventually(t, func() bool { _, is := s.Taint(node); return is == want }, soon, 10*time.Millisecond)
 }
 
+// eventOf waits for the first event about a node, which is created after all else is done.
+func eventOf(t *testing.T, s *kubetest.Server, node, want string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(s.Messages(node)) > 0 }, soon, 10*time.Millisecond)
+	require.Contains(t, s.Messages(node)[0], want)
+}
+
 // Three nodes, of which one fails its check: it is tainted, the others train, and the taint goes with the mark.
 func TestAFaultyNodeIsTaintedUntilItsMarkEnds(t *testing.T) {
 	s := inPod(t, append(taintRights, "patch pods")...)
-	d, c, _, end := served(t, "--node-action=taint", "--node-mark-time=3s")
+	d, c, _, end := served(t, "--node-action=taint", "--node-mark-time=5s")
 	defer end()
 	join(t, c)
 	report(t, c, rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
@@ -134,7 +141,7 @@ func TestAFaultyNodeIsTaintedUntilItsMarkEnds(t *testing.T) {
 	runs, err := c.Runs(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{"gpu-01"}, runs[0].Avoid)
-	require.Contains(t, s.Messages("gpu-01")[0], "its link is slow (marked by dlrover-master/train/master until ")
+	eventOf(t, s, "gpu-01", "its link is slow (marked by dlrover-master/train/master until ")
 
 	tainted(t, s, "gpu-01", false)
 	require.Eventually(t, func() bool { return len(s.PodAnnotations("train", "master-6d4cf56db6-x7k2p")) == 0 }, soon,
@@ -178,7 +185,7 @@ func TestAPassedCheckAndAnOperatorRemoveTheTaint(t *testing.T) {
 
 	change(t, c, "gpu-02", "mark")
 	tainted(t, s, "gpu-02", true)
-	require.Contains(t, s.Messages("gpu-02")[0], "until somebody clears it")
+	eventOf(t, s, "gpu-02", "until somebody clears it")
 	change(t, c, "gpu-02", "clear")
 	tainted(t, s, "gpu-02", false)
 }
