@@ -30,7 +30,9 @@ type checked struct {
 }
 
 func newChecked(t *testing.T) *checked {
-	c := &checked{t: t, hub: api.NewHub(api.HubConfig{}), bad: map[int]bool{}, slow: map[int]bool{}, pairs: map[string]int{}}
+	c := &checked{
+		t: t, hub: api.NewHub(api.HubConfig{}), bad: map[int]bool{}, slow: map[int]bool{}, pairs: map[string]int{},
+	}
 	host := agents.New(agents.Config{Service: c.hub, Run: "job"})
 	srv := httptest.NewUnstartedServer(pyproto.Handler(host))
 	srv.Config.Protocols = new(http.Protocols)
@@ -63,7 +65,8 @@ func (c *checked) test(rank int) func(context.Context, Group) (float64, error) {
 
 func (c *checked) node(rank int, p rendezvous.Params, k Check) *node {
 	k.Test = c.test(rank)
-	client := pyproto.NewClient(pyproto.ClientConfig{Addr: c.addr, Caller: pyproto.Caller{NodeID: rank, NodeType: "worker"}})
+	from := pyproto.Caller{NodeID: rank, NodeType: "worker"}
+	client := pyproto.NewClient(pyproto.ClientConfig{Addr: c.addr, Caller: from})
 	n := &node{t: c.t, rank: rank, slots: 2, params: p, Service: New(Config{Client: client, Rank: rank, Check: k,
 		Port: func() (int, error) { return 30000 + rank, nil }})}
 	n.every.round = 500 * time.Millisecond
