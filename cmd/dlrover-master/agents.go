@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -19,7 +18,7 @@ import (
 )
 
 // pythonAgents reads how agents of DLRover are served, nil without them.
-func pythonAgents(c *cli.Context, log *slog.Logger) (func(*service.Service) (http.Handler, func()), error) {
+func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Handler, func()), error) {
 	if !c.Bool("python-agents") {
 		for _, name := range []string{"python-run", "job-uid"} {
 			if c.IsSet(name) {
@@ -34,7 +33,7 @@ func pythonAgents(c *cli.Context, log *slog.Logger) (func(*service.Service) (htt
 	}
 	cfg := agents.Config{
 		Run:    cmp.Or(c.String("python-run"), os.Getenv("ELASTIC_JOB_NAME"), "none"),
-		JobUID: cmp.Or(c.String("job-uid"), os.Getenv("JOB_UID")), Log: log, Trust: api.Trust,
+		JobUID: cmp.Or(c.String("job-uid"), os.Getenv("JOB_UID")), Log: d.log, Trust: api.Trust,
 	}
 	if cfg.JobUID == "" && !c.Bool("insecure") && !token.Loopback(host) {
 		return nil, fmt.Errorf("--python-agents: agents of DLRover know no job token, and --listen=%s is a network address: "+
@@ -45,7 +44,11 @@ func pythonAgents(c *cli.Context, log *slog.Logger) (func(*service.Service) (htt
 	}
 	return func(s *service.Service) (http.Handler, func()) {
 		cfg.Service = s.Hub
-		cfg.Note = func(event, node, text string) { _ = s.Hub.Annotate(cfg.Run, event, node, text) } // the run may be over
+		cfg.Note = func(event, node, text string) {
+			if s.Hub.Annotate(cfg.Run, event, node, text) != nil { // nobody has joined: a check has found it before
+				d.observe(cfg.Run, rendezvous.Note{Event: event, Node: node, Text: text, Rank: -1})
+			}
+		}
 		host := agents.New(cfg)
 		return pyproto.Handler(host), host.Close
 	}, nil

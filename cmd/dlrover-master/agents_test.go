@@ -4,12 +4,14 @@ import (
 	"context"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/cmd/internal/marks"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -82,4 +84,23 @@ func TestAgentsNeedAWordOnANetworkAddress(t *testing.T) {
 	} {
 		require.ErrorContains(t, app(io.Discard).Run(append([]string{"dlrover-master"}, args...)), want)
 	}
+}
+
+// The check of agents finds a fault before anybody has joined the run.
+func TestWhatAnAgentSaysOfItsNodeIsKept(t *testing.T) {
+	_, c, at, end := served(t, "--python-agents", "--python-run=job", "--data-dir="+t.TempDir())
+	defer end()
+	agent := pyproto.NewClient(pyproto.ClientConfig{
+		Addr: strings.TrimPrefix(at, "http://"), Caller: pyproto.Caller{NodeType: "worker", NodeID: 2},
+	})
+	defer agent.Close()
+	require.NoError(t, agent.Report(t.Context(), agent.New("NodeFailure",
+		pyproto.Field{Name: "error_data", Value: "CheckFailure"}, pyproto.Field{Name: "restart_count", Value: -1},
+		pyproto.Field{Name: "level", Value: "node_error"})))
+	require.EventuallyWithT(t, func(t *assert.CollectT) {
+		var known marks.Known
+		require.NoError(t, c.Global(context.Background(), "nodes", nil, &known))
+		require.Equal(t, []string{"worker-2"}, known.Avoid)
+		require.Equal(t, "CheckFailure", known.Nodes[0].Mark.Evidence)
+	}, 20*time.Second, 20*time.Millisecond)
 }

@@ -142,7 +142,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	}
 	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
 	console.Libraries(d.log)
-	agents, err := pythonAgents(c, d.log)
+	agents, err := d.pythonAgents(c)
 	if err != nil {
 		return nil, err
 	}

@@ -38,8 +38,9 @@ type said struct {
 }
 
 const (
-	passed  = "passed"
-	maxSaid = 1 << 16 // of one run in one piece; the rest is not heard
+	passed    = "passed"
+	nodeError = "node-error" // an agent of DLRover blames its own node
+	maxSaid   = 1 << 16      // of one run in one piece; the rest is not heard
 )
 
 func newEar(k *Keeper) *ear {
@@ -51,7 +52,7 @@ func (k *Keeper) Hear(run string, n rendezvous.Note) {
 	switch n.Event {
 	case "join":
 		k.ear.add(run, func(h *heard) { h.machines[n.Node] = n.Machine })
-	case "barred", "late-check", "order":
+	case "barred", "late-check", "order", nodeError:
 		k.ear.add(run, func(h *heard) { h.say(said{n.Event, n.Node, n.Text}) })
 	case "node-loss", "node-leave", "break", "seal", "run", "succeeded", "failed", "resumed":
 		k.ear.add(run, func(*heard) {})
@@ -240,7 +241,7 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]rendez
 // barred because of a hang.
 func kindOf(s said, bars map[string]rendezvous.Cause) nodes.Kind {
 	switch {
-	case s.event == "barred" || s.event == "late-check":
+	case s.event == "barred" || s.event == "late-check" || s.event == nodeError:
 		return nodes.CheckFailed
 	case strings.HasPrefix(s.text, string(rendezvous.OrderBar)+": ") && bars[s.node].Kind == rendezvous.CauseHang:
 		return nodes.Unkillable
