@@ -87,7 +87,8 @@ func New(cfg Config) *Host {
 	}
 	h := &Host{
 		joins: make(chan struct{}, 1),
-		cfg:   cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, ranks: map[int]*agent{}, astray: map[caller]bool{},
+		cfg:   cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, ranks: map[int]*agent{},
+		astray: map[caller]bool{},
 		params: map[caller]rendezvous.Params{},
 		steps:  map[caller]int{}, ports: map[caller]int{}, unable: map[string]bool{}, check: newCheck(),
 		worlds: newWorlds(), store: newStore(),

@@ -55,7 +55,7 @@ func TestAgentsMeetRunAndEnd(t *testing.T) {
 func TestAWorkerFails(t *testing.T) {
 	bubble(t, func(r *rig) {
 		ms := r.world(3, nil)
-		ms[1].works = func(n int) work { return work{lasts: []time.Duration{20 * time.Second, time.Minute}[n], fails: n == 0} }
+		ms[1].works = func(n int) work { return failsFirst(20*time.Second, n) }
 		r.goAll(ms...)
 		requireEnds(t, ended, ms...)
 		for n := range 2 {
@@ -76,7 +76,8 @@ func TestConcurrentRequests(t *testing.T) {
 			for range 50 {
 				wg.Go(func() {
 					for range 20 {
-						_, _ = r.host.Get(context.Background(), m.from, m.msg("KeyValuePair", f("key", "n"), f("value", 1), f("op", "add")))
+						q := m.msg("KeyValuePair", f("key", "n"), f("value", 1), f("op", "add"))
+						_, _ = r.host.Get(context.Background(), m.from, q)
 					}
 				})
 			}
@@ -194,7 +195,7 @@ func TestKilledAgents(t *testing.T) {
 				if cut.Load() {
 					return down
 				}
-				return r.host
+				return r.current()
 			}
 			ms[0].goes()
 			time.Sleep(time.Minute)
@@ -219,7 +220,7 @@ func TestKilledAgents(t *testing.T) {
 				if cut.Load() {
 					return down
 				}
-				return r.host
+				return r.current()
 			}
 			r.goAll(ms...)
 			time.Sleep(time.Minute)
@@ -278,7 +279,7 @@ func TestSuccess(t *testing.T) {
 			ms := r.world(3, func(m *model) { m.min, m.lastCall = 2, time.Second })
 			ms[0].works = func(n int) work { return work{lasts: 30 * time.Second} }
 			ms[0].interval = 20 * time.Second
-			ms[1].works = func(n int) work { return work{lasts: []time.Duration{28 * time.Second, time.Minute}[n], fails: n == 0} }
+			ms[1].works = func(n int) work { return failsFirst(28*time.Second, n) }
 			at := time.Now()
 			r.goAll(ms...)
 			requireEnds(t, ended, ms...)
@@ -355,7 +356,7 @@ func TestFailures(t *testing.T) {
 		bubble(t, func(r *rig) {
 			ms := r.world(4, nil)
 			for _, m := range ms[1:3] {
-				m.works = func(n int) work { return work{lasts: []time.Duration{20 * time.Second, time.Minute}[n], fails: n == 0} }
+				m.works = func(n int) work { return failsFirst(20*time.Second, n) }
 			}
 			r.goAll(ms...)
 			requireEnds(t, ended, ms...)

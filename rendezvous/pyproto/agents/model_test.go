@@ -53,13 +53,21 @@ func bubble(t *testing.T, f func(r *rig)) {
 	})
 }
 
+func (r *rig) current() *Host {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.host
+}
+
 func (r *rig) open() {
-	r.hub = api.NewHub(api.HubConfig{Observe: func(_ string, n rendezvous.Note) {
+	hub := api.NewHub(api.HubConfig{Observe: func(_ string, n rendezvous.Note) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.notes = append(r.notes, n)
 	}})
-	hub := r.hub
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hub = hub
 	r.host = New(Config{Service: hub, Run: testRun, Note: func(event, node, text string) {
 		_ = hub.Annotate(testRun, event, node, text)
 	}})
@@ -118,6 +126,14 @@ const (
 	refusedBy = "refused"
 )
 
+// failsFirst are workers that fail at their first start.
+func failsFirst(after time.Duration, n int) work {
+	if n > 0 {
+		return work{lasts: time.Minute}
+	}
+	return work{lasts: after, fails: true}
+}
+
 // work is what the workers of one start do.
 type work struct {
 	lasts  time.Duration // 0: until they are stopped
@@ -158,9 +174,11 @@ type model struct {
 
 func (r *rig) agent(id, rank int) *model {
 	return &model{
-		r: r, host: func() *Host { return r.host }, from: pyproto.Caller{NodeID: id, NodeType: "worker"}, rank: rank, slots: 2,
-		d: pyproto.Comm, min: 2, max: 2, unit: 1, lastCall: 3 * time.Second, timeout: 600 * time.Second,
-		interval: time.Second, beat: true, works: func(int) work { return work{lasts: time.Minute} }, exited: make(chan struct{}),
+		r: r, host: r.current, from: pyproto.Caller{NodeID: id, NodeType: "worker"}, rank: rank,
+		slots: 2,
+		d:     pyproto.Comm, min: 2, max: 2, unit: 1, lastCall: 3 * time.Second, timeout: 600 * time.Second,
+		interval: time.Second, beat: true, works: func(int) work { return work{lasts: time.Minute} },
+		exited: make(chan struct{}),
 	}
 }
 
@@ -439,7 +457,8 @@ func (m *model) waitFor(ctx context.Context, limit time.Duration, keys ...string
 func (m *model) leads(ctx context.Context, s *start) (end string, err error) {
 	if s.group == 0 {
 		addr := "10.0.0." + strconv.Itoa(m.from.NodeID)
-		err = errors.Join(m.set(ctx, m.key(s, masterAddr), addr), m.set(ctx, m.key(s, masterPort), "2345"+strconv.Itoa(m.rank%10)))
+		port := strconv.Itoa(23450 + m.rank)
+		err = errors.Join(m.set(ctx, m.key(s, masterAddr), addr), m.set(ctx, m.key(s, masterPort), port))
 		if err != nil {
 			return broken, err
 		}
@@ -598,8 +617,9 @@ func (l *launcher) follow(s *api.Session) {
 		case <-ends:
 			ends = nil
 			if w.fails {
+				failure := rendezvous.Failure{Rank: epoch.Place.RankBase, GroupRank: epoch.Place.GroupRank, Text: "of a launcher"}
 				_ = s.Report(ctx, rendezvous.Failing{ID: s.ID(), EpochID: epoch.EpochID, Decision: rendezvous.RestartCharged,
-					Failures: []rendezvous.Failure{{Rank: epoch.Place.RankBase, GroupRank: epoch.Place.GroupRank, Text: "of a launcher"}}})
+					Failures: []rendezvous.Failure{failure}})
 			} else {
 				_ = s.Report(ctx, rendezvous.Success{ID: s.ID(), EpochID: epoch.EpochID})
 			}

@@ -87,16 +87,16 @@ func (h *Host) joinTraining(ctx context.Context, who caller, rank, slots int, ip
 	h.mu.Unlock()
 	switch {
 	case p == nil:
-		return 0, fmt.Errorf("agents: the rules of the run are not known: node %d was here before this master; start its pod again",
-			who.id)
+		return 0, fmt.Errorf("agents: the rules of the run are not known: node %d was here before this master; "+
+			"start its pod again", who.id)
 	case again:
 		return round, h.rejoin(ctx, a, slots, ip)
 	case another:
-		return 0, fmt.Errorf("agents: two agents with NODE_ID=%d, of node ranks %d and %d: every one needs a NODE_ID of its own",
-			who.id, a.node.Rank, rank)
+		return 0, fmt.Errorf("agents: two agents with NODE_ID=%d, of node ranks %d and %d: every one needs a NODE_ID of "+
+			"its own", who.id, a.node.Rank, rank)
 	case double:
-		return 0, fmt.Errorf("agents: two agents with NODE_RANK=%d, of NODE_ID %d and %d: every one needs a NODE_RANK of its own, "+
-			"and the pod that takes another's place a larger NODE_ID", rank, holder.who.id, who.id)
+		return 0, fmt.Errorf("agents: two agents with NODE_RANK=%d, of NODE_ID %d and %d: every one needs a NODE_RANK of "+
+			"its own, and the pod that takes another's place a larger NODE_ID", rank, holder.who.id, who.id)
 	case a != nil:
 		h.leave(ctx, a, rendezvous.Leave{Reason: "another agent has its NODE_ID", Killed: true})
 	case holder != nil:

@@ -153,7 +153,7 @@ func (h *Host) ready(ctx context.Context, a *agent, number int) error {
 	}
 	port, err := strconv.Atoi(text)
 	if err != nil || port < 1 || port > 65535 || len(addr) > rendezvous.MaxName || !rendezvous.Printable(addr) {
-		return fmt.Errorf("agents: the leader's address is %.100q and its port %.20q: need a port from 1 to 65535", addr, text)
+		return fmt.Errorf("agents: the leader's address is %.100q and its port %.20q: need one from 1 to 65535", addr, text)
 	}
 	ev.Port = port
 	return h.report(ctx, ev)
