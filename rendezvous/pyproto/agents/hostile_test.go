@@ -155,7 +155,8 @@ func (g *guard) World(ctx context.Context, run string) ([]rendezvous.Member, err
 	return g.Service.World(ctx, run)
 }
 
-// TestTheLockIsNotHeldWhileTheServiceIsCalled in a life with all that may happen: the other agents do nothing meanwhile.
+// TestTheLockIsNotHeldWhileTheServiceIsCalled in a life with all that may happen: the other agents do nothing
+// meanwhile.
 func TestTheLockIsNotHeldWhileTheServiceIsCalled(t *testing.T) {
 	bubble(t, func(r *rig) {
 		g := &guard{Service: r.hub, h: r.host}
@@ -165,7 +166,8 @@ func TestTheLockIsNotHeldWhileTheServiceIsCalled(t *testing.T) {
 	})
 }
 
-// FuzzRequests plays requests of four agents in random order: nothing panics, nothing waits for ever, and the bounds hold.
+// FuzzRequests plays requests of four agents in random order: nothing panics, nothing waits for ever, and the bounds
+// hold.
 func FuzzRequests(f *testing.F) {
 	f.Add([]byte("\x00\x10\x20\x30\x01\x11\x21\x31\x02\x12\x22\x32\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f"))
 	f.Add([]byte("\x01\x11\xf0\x02\x12\xf1\x03\x04\x14\xf2\x05\x06\x16\xf3\x07\x17\xff\x08\x18"))
@@ -179,8 +181,8 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// play sends a request for every byte of a script: the high half says whose it is or, from 8 on, lets time pass; the low
-// half says what it is.
+// play sends a request for every byte of a script: the high half says whose it is or, from 8 on, lets time pass; the
+// low half says what it is.
 func play(r *rig, script []byte) {
 	ctx := context.Background()
 	for i, b := range script {

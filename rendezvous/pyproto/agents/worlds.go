@@ -140,7 +140,8 @@ func (h *Host) seed(world []rendezvous.Member, ours bool, place *rendezvous.Plac
 }
 
 // release ends the barrier in which an agent waits for others, h locked: that of DLRover and of later versions of
-// torch, and that of torch to 1.13, which has a key for every node.
+// torch, and that of torch to 1.13, which has two keys for every node: that it is there, and that it has seen all
+// others, for which the agent of the first one waits.
 func (h *Host) release(a *agent) {
 	number, ok := h.worlds.numbers[a.worked]
 	size := h.store.sizes[number]
@@ -151,6 +152,8 @@ func (h *Host) release(a *agent) {
 	p := prefix(number) + terminalState
 	h.store.put(p+"/last_member", []byte("<val_ignored>"))
 	for i := range size {
-		h.store.put(p+strconv.Itoa(i), []byte(strconv.Itoa(i)))
+		own := p + strconv.Itoa(i)
+		h.store.put(own, []byte(strconv.Itoa(i)))
+		h.store.put(own+".FIN", []byte("FIN"))
 	}
 }
