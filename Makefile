@@ -103,7 +103,7 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	  'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
 	touch $@
 
-e2e-dlrover: $(patsubst %,$(DLROVER)/dlrover-%/ready,0.6.1 0.5.1 0.4.0) ## jobs with DLRover's own master, of three versions, in virtual environments below DLROVER
+e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/ready $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
 	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -timeout 60m -json -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/... | $(TESTLOG)
 
 # They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
@@ -112,6 +112,16 @@ $(DLROVER)/dlrover-%/ready: | torch
 	$(@D)/bin/pip install --progress-bar off --no-deps dlrover==$*
 	$(@D)/bin/pip install --progress-bar off grpcio==1.62.3 protobuf==3.20.3 kubernetes tornado psutil deprecated \
 	  pynvml requests packaging pydantic
+	touch $@
+
+# They see the packages of TORCH2: the agents of 0.6 restart no workers with the distribution's PyTorch.
+$(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
+	$(TORCH2)/bin/python -m venv $(@D)
+	$(TORCH2)/bin/python -c 'import site; print(site.getsitepackages()[0])' > \
+	  $$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch2.pth
+	$(@D)/bin/pip install --progress-bar off --no-deps dlrover==$*
+	$(@D)/bin/pip install --progress-bar off grpcio protobuf kubernetes tornado psutil deprecated pynvml requests \
+	  packaging pydantic
 	touch $@
 
 torch: # PyTorch for /usr/bin/python3, and ip and nft for tests in network namespaces

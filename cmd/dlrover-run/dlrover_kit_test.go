@@ -9,27 +9,39 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// dlrover is a version of DLRover's package, and how it is spoken to.
+// dlrover is a version of DLRover's package, how it is spoken to, and with which PyTorch it trains: the distribution's,
+// or the newest 2.x.
 type dlrover struct {
 	version string
 	http    bool
+	torch2  bool
 }
 
 // dlrovers are all that are tested: HTTP came with 0.5.
-var dlrovers = []dlrover{{version: "0.6.1"}, {"0.6.1", true}, {version: "0.5.1"}, {"0.5.1", true}, {version: "0.4.0"}}
+var dlrovers = []dlrover{{version: "0.6.1"}, {version: "0.6.1", http: true}, {version: "0.5.1"},
+	{version: "0.5.1", http: true}, {version: "0.4.0"}}
 
 func (d dlrover) String() string {
+	name := d.version + "-grpc"
 	if d.http {
-		return d.version + "-http"
+		name = d.version + "-http"
 	}
-	return d.version + "-grpc"
+	if d.torch2 {
+		name += "-torch2"
+	}
+	return name
 }
+
+// restarts reports whether its agents can restart workers: those of 0.6 only with torch 2.8 or later, the others not
+// with that.
+func (d dlrover) restarts() bool { return d.torch2 == (d.version == "0.6.1") }
 
 // dlroverTurn has room for the jobs that may run at once: each has up to six processes of PyTorch.
 var dlroverTurn = make(chan struct{}, 2)
@@ -47,14 +59,24 @@ func dlroverPackages(t *testing.T) string {
 // python is the interpreter with DLRover's package; the test waits for its turn.
 func (d dlrover) python(t *testing.T) string {
 	t.Helper()
-	dir := dlroverPackages(t)
-	python := filepath.Join(dir, "dlrover-"+d.version, "bin", "python")
-	if _, err := os.Stat(python); err != nil {
-		t.Skipf("SKIPPED: DLROVER %s IS NOT TESTED: %v; make e2e-dlrover makes it", d.version, err)
-	}
+	dlroverPackages(t)
+	python := d.interpreter(t)
 	t.Parallel()
 	dlroverTurn <- struct{}{}
 	t.Cleanup(func() { <-dlroverTurn })
+	return python
+}
+
+func (d dlrover) interpreter(t *testing.T) string {
+	t.Helper()
+	venv := "dlrover-" + d.version
+	if d.torch2 {
+		venv = "agents-" + d.version
+	}
+	python := filepath.Join(dlroverPackages(t), venv, "bin", "python")
+	if _, err := os.Stat(python); err != nil {
+		t.Skipf("SKIPPED: DLROVER %s IS NOT TESTED: %v; make e2e-dlrover makes it", d, err)
+	}
 	return python
 }
 
@@ -62,10 +84,9 @@ func (d dlrover) python(t *testing.T) string {
 type dlJob struct {
 	*fwJob
 	dlrover
-	py   string // DLRover's interpreter
-	port string // of the master
-	uid  string // of the job, as the master knows it
-	env  []string
+	py   string   // DLRover's interpreter
+	port string   // of the master
+	uid  string   // of the job, as the master knows it
 	args []string // of every agent
 }
 
@@ -97,7 +118,7 @@ func (j *dlJob) theirMaster(nodes int) *launched {
 	if j.http {
 		args = append(args, "--service_type", "http")
 	}
-	m := j.startPath(j.py, nil, args...)
+	m := j.startPath(dlrover{version: j.version}.interpreter(j.t), nil, args...)
 	j.answers(m)
 	return m
 }
@@ -125,11 +146,26 @@ func (j *dlJob) answers(m *launched) {
 
 // place is what DLRover's operator tells a pod: id is new for every replacement of a rank.
 func (j *dlJob) place(rank, id int) []string {
-	env := []string{fmt.Sprintf("NODE_RANK=%d", rank), fmt.Sprintf("NODE_ID=%d", id), "NODE_TYPE=worker"}
+	env := []string{fmt.Sprintf("NODE_RANK=%d", rank), nodeID(id), "NODE_TYPE=worker"}
 	if j.http {
 		env = append(env, "DLROVER_MASTER_SERVICE_TYPE=http")
 	}
 	return env
+}
+
+func nodeID(id int) string { return fmt.Sprintf("NODE_ID=%d", id) }
+
+// kill is the end of a pod: the agent, and whatever it has started.
+func (j *dlJob) kill(l *launched, id int) {
+	j.t.Helper()
+	l.signal(syscall.SIGKILL)
+	<-l.exited
+	for _, pid := range j.tagged() {
+		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if slices.Contains(strings.Split(string(env), "\x00"), nodeID(id)) {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // or it has ended
+		}
+	}
 }
 
 // ourAgent is our launcher as the node of a rank.
@@ -141,9 +177,20 @@ func (j *dlJob) ourAgent(rank, id int, args ...string) *launched {
 // theirAgent is DLRover's. PyTorch 1 reads the default of its options --redirects and --tee, 0, as None with Python
 // 3.11, and then starts no workers: not all members of a flag are in it any more.
 func (j *dlJob) theirAgent(rank, id int, args ...string) *launched {
+	return j.theirAgentWith(nil, rank, id, args...)
+}
+
+func (j *dlJob) theirAgentWith(env []string, rank, id int, args ...string) *launched {
 	j.t.Helper()
-	return j.startPath(j.py, j.place(rank, id),
-		slices.Concat([]string{"-m", "dlrover.trainer.torch.elastic_run", "--redirects=1", "--tee=1"}, j.args, args, j.then)...)
+	site, err := filepath.Abs("testdata/dlrover_site")
+	require.NoError(j.t, err)
+	env = slices.Concat(j.place(rank, id), env, []string{"POD_IP=127.0.0.1", "PYTHONPATH=" + site,
+		"DLROVER_FOLDER=" + filepath.Join(j.dir, nodeID(id))})
+	first := []string{"-m", "dlrover.trainer.torch.elastic_run", "--monitor_interval=0.3"}
+	if !j.torch2 {
+		first = append(first, "--redirects=1", "--tee=1")
+	}
+	return j.startPath(j.py, env, slices.Concat(first, j.args, args, j.then)...)
 }
 
 // dlHeard is a message that a master has heard.

@@ -72,7 +72,7 @@ func TestDLRoverGrowth(t *testing.T) {
 // works as before: a restart, the end.
 func TestDLRoverMasterRestart(t *testing.T) {
 	dlroverPackages(t)
-	for _, d := range []dlrover{{version: "0.6.1"}, {"0.6.1", true}, {version: "0.4.0"}} {
+	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.6.1", http: true}, {version: "0.4.0"}} {
 		for _, then := range []string{"end", "restart"} {
 			t.Run(d.String()+"/"+then, func(t *testing.T) {
 				j := d.newJob(t, "2")
@@ -182,7 +182,7 @@ func TestDLRoverMixed(t *testing.T) {
 // TestDLRoverActions: the master's diagnosis asks for something in its answer to a heartbeat.
 func TestDLRoverActions(t *testing.T) {
 	dlroverPackages(t)
-	for _, d := range []dlrover{{version: "0.6.1"}, {"0.5.1", true}, {version: "0.4.0"}} {
+	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.5.1", http: true}, {version: "0.4.0"}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "2")
 			m := j.theirMaster(2)
@@ -217,7 +217,7 @@ func TestDLRoverActions(t *testing.T) {
 // TestDLRoverJobUID: a launcher of another job says so and ends; one of this job works.
 func TestDLRoverJobUID(t *testing.T) {
 	dlroverPackages(t)
-	for _, d := range []dlrover{{version: "0.6.1"}, {"0.6.1", true}} {
+	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.6.1", http: true}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "1")
 			j.uid = "right"
