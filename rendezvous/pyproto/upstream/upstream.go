@@ -88,7 +88,9 @@ type Service struct {
 	news     chan struct{} // closed when there is a newer directive
 	dir      rendezvous.Directive
 	phase    phase
-	turn     int // grows with every phase, so that late answers are known
+	turn     int    // grows with every phase, so that late answers are known
+	term     uint64 // of the epochs that this launcher names
+	epochs   int    // that it has named
 	since    time.Time
 	node     rendezvous.Node
 	params   rendezvous.Params
@@ -116,8 +118,8 @@ func New(cfg Config) *Service {
 	}
 	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{})}
 	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second, round: 5 * time.Second}
-	s.dir.Term = uint64(time.Now().UnixNano())
-	s.dir.Seq = s.dir.Term
+	s.term = uint64(time.Now().UnixNano())
+	s.dir.Term, s.dir.Seq = s.term, s.term
 	return s
 }
 
@@ -194,8 +196,7 @@ func (s *Service) enter(p phase) {
 
 // direct tells the launcher its new duty, with s locked.
 func (s *Service) direct(d rendezvous.Directive) {
-	d.Seq, d.Term, d.Restarts = s.dir.Seq+1, s.dir.Term, s.spent
-	d.Round, d.Epoch = s.dir.Round, s.dir.Epoch
+	d.Seq, d.EpochID, d.Restarts = s.dir.Seq+1, s.dir.EpochID, s.spent
 	if d.Kind == rendezvous.Lead || d.Kind == rendezvous.Run {
 		d.Place = s.world.place(s.spent)
 	}

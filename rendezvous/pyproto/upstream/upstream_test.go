@@ -33,6 +33,8 @@ func TestLife(t *testing.T) {
 				}, *d.Place)
 			}
 			require.Equal(t, "20000", m.key("MASTER_PORT"))
+			require.Equal(t, nodes[1].seen.EpochID, nodes[0].seen.EpochID, "one name for it")
+			require.Equal(t, nodes[1].seen.EpochID, nodes[2].seen.EpochID)
 			world, err := nodes[0].World(t.Context(), "job")
 			require.NoError(t, err)
 			require.Equal(t, "10.0.0.1", world[1].Addr)

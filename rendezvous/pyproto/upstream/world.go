@@ -221,10 +221,11 @@ func (s *Service) waitingFor(ctx context.Context, name string) (int, error) {
 	return m.Int("waiting_num"), err
 }
 
-// sealed begins an epoch, with s locked. The numbers are this launcher's own.
+// sealed begins an epoch, with s locked. Its numbers are this launcher's own, until the leader has told others.
 func (s *Service) sealed(w world) {
 	s.world, s.barrier = w, barrier{}
-	s.dir.Round, s.dir.Epoch = max(w.round, 1), s.dir.Epoch+1
+	s.epochs++
+	s.dir.EpochID = rendezvous.EpochID{Term: s.term, Round: max(w.round, 1), Epoch: s.epochs}
 	s.failures = nil
 	if w.own == 0 {
 		s.enter(leading)
@@ -254,8 +255,19 @@ func (s *Service) ready(ctx context.Context, e rendezvous.Ready) error {
 	return nil
 }
 
-// show tells the agents of a world where the workers meet. The address comes last: who sees it sees the port as well.
+// epochKey is where a leader says what it calls the epoch. The nodes of a world need one name for it: their checkpoint
+// daemons know by it which shards belong together.
+const epochKey = "dlrover-run/epoch"
+
+// show tells the nodes of a world what this epoch is called and where the workers meet. The address comes last: who
+// sees it sees the rest as well.
 func (s *Service) show(ctx context.Context, w world, addr string, port int) error {
+	s.mu.Lock()
+	e := s.dir.EpochID
+	s.mu.Unlock()
+	if err := s.set(ctx, w.key(epochKey), fmt.Appendf(nil, "%d.%d.%d", e.Term, e.Round, e.Epoch)); err != nil {
+		return err
+	}
 	if err := s.set(ctx, w.key(masterPort), []byte(strconv.Itoa(port))); err != nil {
 		return err
 	}
@@ -290,13 +302,30 @@ func (s *Service) askAddress(ctx context.Context, turn int) error {
 	if err != nil || port == 0 {
 		return s.leaderless(ctx, turn, err)
 	}
+	epoch, err := s.epoch(ctx, w)
+	if err != nil {
+		return err
+	}
 	s.publish(ctx, w)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if turn == s.turn {
-		s.begin(addr, port)
+	if turn != s.turn {
+		return nil
 	}
+	if epoch.Round > 0 {
+		s.dir.EpochID = epoch
+	}
+	s.begin(addr, port)
 	return nil
+}
+
+// epoch is what the leader calls the epoch; zero where it is an agent of DLRover's, who has no name for it.
+func (s *Service) epoch(ctx context.Context, w world) (e rendezvous.EpochID, err error) {
+	text, err := s.text(ctx, w.key(epochKey))
+	if n, _ := fmt.Sscanf(text, "%d.%d.%d", &e.Term, &e.Round, &e.Epoch); n < 3 || e.Round < 1 || e.Epoch < 0 {
+		return rendezvous.EpochID{}, err
+	}
+	return e, err
 }
 
 // address is what the leader of a world has told; port 0: nothing yet.
