@@ -85,3 +85,27 @@ func TestParamsValidate(t *testing.T) {
 		require.NoError(t, p.Validate(), p.String())
 	}
 }
+
+// TestUnlimitedRestartsGiveWay: nodes that count by themselves leave the run's budget to the first that has one.
+func TestUnlimitedRestartsGiveWay(t *testing.T) {
+	join := func(r *Round, id string, restarts int) {
+		p := Params{Min: 4, Max: 4, MaxRestarts: restarts}
+		_, err := r.Step(time.Unix(1, 0), Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 1}, Params: p})
+		require.NoError(t, err)
+	}
+	r := New(Config{})
+	join(r, "agent", Unlimited)
+	require.Equal(t, Unlimited, r.Status().Params.MaxRestarts)
+	require.Contains(t, r.Status().Params.String(), "restarts that every node counts by itself")
+	join(r, "another", Unlimited)
+	join(r, "launcher", 3)
+	require.Equal(t, 3, r.Status().Params.MaxRestarts)
+	join(r, "late", 5)
+	require.Equal(t, 3, r.Status().Params.MaxRestarts, "the first decides")
+
+	r = New(Config{})
+	join(r, "launcher", 0)
+	join(r, "agent", Unlimited)
+	require.Zero(t, r.Status().Params.MaxRestarts, "none is a number, too")
+	require.NoError(t, Params{Min: 1, Max: 1, MaxRestarts: Unlimited}.Validate())
+}
