@@ -53,8 +53,8 @@ func TestWhatAgentsOfDLRoverTell(t *testing.T) {
 		v := Unpack(lines[0].Evidence)
 		require.Len(t, v.Failures, 1)
 		f := v.Failures[0]
-		require.Equal(t, []any{5, 5, -9, "killed", "worker-4", 0}, []any{f.Rank, f.LocalRank, f.ExitCode, f.Message, f.NodeName,
-			f.Node})
+		require.Equal(t, []any{5, 5, -9, "killed", "worker-4", 0},
+			[]any{f.Rank, f.LocalRank, f.ExitCode, f.Message, f.NodeName, f.Node})
 		require.WithinDuration(t, time.Now().Add(-20*time.Second), f.At, time.Second)
 	})
 }

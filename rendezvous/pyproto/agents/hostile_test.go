@@ -155,19 +155,18 @@ func (g *guard) World(ctx context.Context, run string) ([]rendezvous.Member, err
 	return g.Service.World(ctx, run)
 }
 
-// TestTheLockIsNotHeldWhileTheServiceIsCalled in a life with all that may happen: the other agents do nothing
-// meanwhile.
+// TestTheLockIsNotHeldWhileTheServiceIsCalled in a life with all that may happen.
 func TestTheLockIsNotHeldWhileTheServiceIsCalled(t *testing.T) {
 	bubble(t, func(r *rig) {
 		g := &guard{Service: r.hub, h: r.host}
 		r.host.cfg.Service = g
-		play(r, []byte("\x00\x01\x02\x03\x00\x10\x20\x30\x04\x14\x24\x05\x06\x16\x07\x17\x08\x09\x19\x00\x10\x0a\x1a\x0b"))
+		play(r, []byte("\x00\x01\x02\x03"+
+			"\x00\x10\x20\x30\x04\x14\x24\x05\x06\x16\x07\x17\x08\x09\x19\x00\x10\x0a\x1a\x0b"))
 		require.False(t, g.held.Load())
 	})
 }
 
-// FuzzRequests plays requests of four agents in random order: nothing panics, nothing waits for ever, and the bounds
-// hold.
+// FuzzRequests plays requests of agents in random order: nothing panics, nothing waits for ever, and the bounds hold.
 func FuzzRequests(f *testing.F) {
 	f.Add([]byte("\x00\x10\x20\x30\x01\x11\x21\x31\x02\x12\x22\x32\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f"))
 	f.Add([]byte("\x01\x11\xf0\x02\x12\xf1\x03\x04\x14\xf2\x05\x06\x16\xf3\x07\x17\xff\x08\x18"))
@@ -181,8 +180,8 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// play sends a request for every byte of a script: the high half says whose it is or, from 8 on, lets time pass; the
-// low half says what it is.
+// play sends a request for every byte of a script: the high half says whose it is or, if it is 15, that time passes;
+// the low half says what it is.
 func play(r *rig, script []byte) {
 	ctx := context.Background()
 	for i, b := range script {
@@ -224,8 +223,8 @@ func requestOf(m *model, kind, i int, script []byte) (q *pyproto.Message, get bo
 	case 3:
 		return m.msg("WaitingNodeNumRequest", f("rdzv_name", []string{training, checking}[i%2])), true
 	case 4:
-		return m.msg("KeyValuePairs", f("kvs", &pyproto.Dict{Pairs: []pyproto.Pair{{Key: number + masterPort, Value: []byte("1")},
-			{Key: number + masterAddr, Value: "h"}}}), f("op", "set")), false
+		return m.msg("KeyValuePairs", f("kvs", &pyproto.Dict{Pairs: []pyproto.Pair{
+			{Key: number + masterPort, Value: []byte("1")}, {Key: number + masterAddr, Value: "h"}}}), f("op", "set")), false
 	case 5:
 		return m.msg("NodeFailure", f("level", processError), f("error_data", string(script))), false
 	case 6:
