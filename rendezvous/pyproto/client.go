@@ -191,11 +191,31 @@ func reasonOr(reason string) string {
 func (c *Client) call(ctx context.Context, name string, m *Message) ([]byte, Response, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	e := Envelope{NodeID: c.cfg.Caller.NodeID, NodeType: c.cfg.Caller.NodeType, Data: Encode(m)}
 	if c.cfg.HTTP {
-		return c.callHTTP(ctx, name, e)
+		return c.callHTTP(ctx, name, envelope(c.cfg.Caller, m))
 	}
-	return c.callGRPC(ctx, name, e)
+	return c.callGRPC(ctx, name, RequestBody(c.cfg.Caller, m))
+}
+
+func envelope(from Caller, m *Message) Envelope {
+	return Envelope{NodeID: from.NodeID, NodeType: from.NodeType, Data: Encode(m)}
+}
+
+// RequestBody is what a call by gRPC sends, for who asks the same again and again. The JobUID is not in it, but in the
+// header job_uid.
+func RequestBody(from Caller, m *Message) []byte { return frame(envelope(from, m).marshal()) }
+
+// AnswerBody reads the body with which get answers by gRPC. The message is nil if the master has none.
+func AnswerBody(body []byte) (*Message, error) {
+	body, err := readFrame(bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	e, err := parseEnvelope(body)
+	if err != nil || len(e.Data) == 0 {
+		return nil, err
+	}
+	return ReadMessage(e.Data)
 }
 
 func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*http.Response, error) {
@@ -218,13 +238,13 @@ func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*
 	return resp, err
 }
 
-func (c *Client) callGRPC(ctx context.Context, name string, e Envelope) ([]byte, Response, error) {
-	resp, err := c.request(ctx, GRPCPath+name, "application/grpc", frame(e.marshal()))
+func (c *Client) callGRPC(ctx context.Context, name string, body []byte) ([]byte, Response, error) {
+	resp, err := c.request(ctx, GRPCPath+name, "application/grpc", body)
 	if err != nil {
 		return nil, Response{}, err
 	}
 	defer resp.Body.Close()
-	body, err := readAnswer(resp.Body)
+	body, err = readAnswer(resp.Body)
 	if err != nil {
 		return nil, Response{}, err
 	}
