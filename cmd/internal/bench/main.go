@@ -2,7 +2,8 @@
 // runs one of ours, one of the peer's and so on, so that a change of the machine's load
 // meets both. The workers are the same program for both (see stamp). The peers of our
 // checkpoints are torch.save with fsync and, if BENCH_DLROVER_PYTHON names an
-// interpreter that has it, DLRover.
+// interpreter that has it, DLRover. That of our master under the load of DLRover's
+// agents is DLRover's own, if DLROVER_PACKAGES names a folder with dlrover-0.6.1/bin/python.
 //
 //	go run ./cmd/internal/bench [-rows start,restart] [-json] [-quick] [-slow]
 //

@@ -25,10 +25,11 @@ const (
 	speed    unit = "GiB/s"
 	share    unit = "share" // percent of what is possible
 	count    unit = "count"
+	rate     unit = "1/s"
 )
 
 // more says whether a larger value is the better one.
-func (u unit) more() bool { return u == speed || u == share || u == yesno }
+func (u unit) more() bool { return u == speed || u == share || u == yesno || u == rate }
 
 // compares says whether the values of two sides have a ratio.
 func (u unit) compares() bool { return u != yesno && u != count }
@@ -45,6 +46,8 @@ func (u unit) format(v float64) string {
 		return fmt.Sprintf("%.3g GiB/s", v)
 	case u == share:
 		return fmt.Sprintf("%.1f %%", v)
+	case u == rate:
+		return fmt.Sprintf("%.0f/s", v)
 	case u == count:
 		return fmt.Sprintf("%.3g", v)
 	case u == percent:
