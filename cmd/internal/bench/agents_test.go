@@ -21,7 +21,7 @@ import (
 )
 
 // serveAgents serves b, and returns the port.
-func serveAgents(t *testing.T, b pyproto.Backend) string {
+func serveAgents(t testing.TB, b pyproto.Backend) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "0.0.0.0:0")
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func serveAgents(t *testing.T, b pyproto.Backend) string {
 	return port
 }
 
-func testFleet(t *testing.T, n int) *fleet {
+func testFleet(t testing.TB, n int) *fleet {
 	t.Helper()
 	hub := api.NewHub(api.HubConfig{})
 	t.Cleanup(hub.Close)
@@ -57,6 +57,22 @@ func TestAgentsRush(t *testing.T) {
 	f.close()
 	require.Empty(t, f.failed)
 	require.Equal(t, before, f.agents[8].stream, "who does not rush")
+}
+
+// BenchmarkAgents is of a poll at a master in this process, with what it costs who asks.
+func BenchmarkAgents(b *testing.B) {
+	f := testFleet(b, agentsBusy)
+	b.ReportAllocs()
+	answers := f.rush(agentsBusy)
+	begin := answers.Load()
+	b.ResetTimer()
+	for answers.Load()-begin < int64(b.N) {
+		if err := f.wait(b.Context(), time.Millisecond); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StopTimer()
+	f.close()
 }
 
 func TestAgentsPace(t *testing.T) {
@@ -144,6 +160,7 @@ func TestReceive(t *testing.T) {
 	data := func(flags byte, text string) []byte { return appendFrame(nil, frameData, flags, 1, []byte(text)) }
 	settings := appendFrame(nil, frameSettings, 0, 0, make([]byte, 6))
 	ping := appendFrame(nil, framePing, 0, 0, []byte("12345678"))
+	trailers := appendFrame(nil, frameHeaders, flagEndHeaders|flagEndStream, 1, nil)
 	acks := appendFrame(appendFrame(nil, frameSettings, flagAck, 0, nil), framePing, flagAck, 0, []byte("12345678"))
 	for name, tt := range map[string]struct {
 		in   [][]byte
@@ -151,7 +168,7 @@ func TestReceive(t *testing.T) {
 		sent string
 		err  string
 	}{
-		"data and trailers":  {in: [][]byte{data(0, "ab"), data(0, "c"), appendFrame(nil, frameHeaders, 5, 1, nil)}, body: "abc"},
+		"data and trailers":  {in: [][]byte{data(0, "ab"), data(0, "c"), trailers}, body: "abc"},
 		"data alone":         {in: [][]byte{data(flagEndStream, "ab")}, body: "ab"},
 		"settings and pings": {in: [][]byte{settings, acks[:frameHead], ping, data(1, "x")}, body: "x", sent: string(acks)},
 		"what nobody needs":  {in: [][]byte{appendFrame(nil, frameWindow, 0, 0, make([]byte, 4)), data(1, "x")}, body: "x"},
