@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -78,9 +79,8 @@ func serveGRPC(w http.ResponseWriter, req *http.Request, b Backend, name string)
 	if err == nil {
 		reply, err = answerGRPC(req, e, b, name)
 	}
-	limitWriting(w)
 	if err == nil {
-		_, err = w.Write(reply)
+		err = writeAll(w, reply)
 	}
 	h.Set(http.TrailerPrefix+"Grpc-Status", strconv.Itoa(codeOf(err)))
 	if err != nil {
@@ -104,8 +104,49 @@ func limitWriting(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(bodyTimeout))
 }
 
+// limit ends what a handler of HTTP/2 does with its stream, unless it is over in time. The deadlines that net/http
+// keeps itself cost a stream of HTTP/2 two wake-ups of the connection's goroutine for each; here that is only of those
+// that pass.
+type limit struct {
+	pass  func(time.Time) error // sets a deadline
+	timer *time.Timer
+
+	mu   sync.Mutex
+	over bool
+}
+
+func newLimit(pass func(time.Time) error) *limit {
+	l := &limit{pass: pass}
+	l.timer = time.AfterFunc(bodyTimeout, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !l.over { // the handler is there
+			_ = l.pass(time.Unix(1, 0))
+		}
+	})
+	return l
+}
+
+// lift must be called before the handler returns.
+func (l *limit) lift() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = true
+	l.timer.Stop()
+}
+
+// writeAll also waits until the caller's window has taken it.
+func writeAll(w http.ResponseWriter, data []byte) error {
+	c := http.NewResponseController(w)
+	defer newLimit(c.SetWriteDeadline).lift()
+	if _, err := w.Write(data); err != nil {
+		return err
+	}
+	return c.Flush()
+}
+
 func envelopeOf(w http.ResponseWriter, req *http.Request) (Envelope, error) {
-	defer limitReading(w)()
+	defer newLimit(http.NewResponseController(w).SetReadDeadline).lift()
 	body, err := readFrame(req.Body)
 	if err != nil {
 		return Envelope{}, err

@@ -65,6 +65,8 @@ func BenchmarkAgents(b *testing.B) {
 	b.ReportAllocs()
 	answers := f.rush(agentsBusy)
 	begin := answers.Load()
+	before, err := cpuOfAll(os.Getpid())
+	require.NoError(b, err)
 	b.ResetTimer()
 	for answers.Load()-begin < int64(b.N) {
 		if err := f.wait(b.Context(), time.Millisecond); err != nil {
@@ -72,6 +74,9 @@ func BenchmarkAgents(b *testing.B) {
 		}
 	}
 	b.StopTimer()
+	after, err := cpuOfAll(os.Getpid())
+	require.NoError(b, err)
+	b.ReportMetric((after-before)*1e9/float64(b.N), "cpu-ns/op")
 	f.close()
 }
 
