@@ -139,8 +139,7 @@ func TestDLRoverAgentsGrowth(t *testing.T) {
 // TestDLRoverAgentsCheck: agents test each other before they train.
 func TestDLRoverAgentsCheck(t *testing.T) {
 	dlroverPackages(t)
-	for _, d := range []dlrover{{version: "0.6.1", torch2: true}, {version: "0.5.1", torch2: true, http: true},
-		{version: "0.4.0"}} {
+	for _, d := range []dlrover{{version: "0.6.1", torch2: true}, {version: "0.5.1", http: true}, {version: "0.4.0"}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "2", "--network-check")
 			j.one()
