@@ -63,6 +63,9 @@ type decoder struct {
 	values  int // pushed so far
 	again   int // bytes that came out of the memo
 	classes int // pushed, and not made an object of
+
+	few   [8]entry // room for what most messages need
+	known [16]any
 }
 
 // Decode reads a pickle of protocol 2 to 5, which makes no objects but Object.
@@ -71,6 +74,7 @@ func Decode(in []byte) (any, error) {
 		return nil, fmt.Errorf("%w: %d bytes; at most %d are read", ErrPickle, len(in), MaxMessage)
 	}
 	d := &decoder{in: in}
+	d.stack, d.memo = d.few[:0], d.known[:0]
 	for {
 		done, err := d.step()
 		if err != nil {
