@@ -338,6 +338,9 @@ func TestALargeClusterIsBounded(t *testing.T) {
 	require.NotNil(t, b.nodes["kept"])
 	require.Len(t, b.runs["r2"].members, MaxNodes/2)
 	require.Less(t, len(b.runs["r0"].members), 2)
+	if testing.Short() { // 33,000 findings take 20 s with -race
+		return
+	}
 	for i := range MaxFindings + 100 {
 		b.Find(after(time.Duration(i+3)), Finding{Node: fmt.Sprintf("p2-%d", i), Run: "r2", Kind: Silent})
 	}
@@ -425,8 +428,11 @@ type history struct {
 }
 
 func TestRandomHistories(t *testing.T) {
-	counts := map[Do]int{}
-	for seed := range int64(60) {
+	counts, histories := map[Do]int{}, int64(60)
+	if testing.Short() { // one of them is most of what the machine does for half a second
+		histories = 15
+	}
+	for seed := range histories {
 		h := &history{t: t, rnd: rand.New(rand.NewSource(seed)), b: NewBook(Config{}), twin: NewBook(Config{}), now: noon,
 			marks: map[string]Mark{}, cleared: map[string]bool{}}
 		for range 400 {
