@@ -49,7 +49,9 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 				d.observe(cfg.Run, rendezvous.Note{Event: event, Node: node, Text: text, Rank: -1})
 			}
 		}
-		host := agents.New(cfg)
+		var host *agents.Host
+		cfg.Others = func() int { return len(s.Hub.IDs(cfg.Run)) - host.Nodes() }
+		host = agents.New(cfg)
 		return pyproto.Handler(host), host.Close
 	}, nil
 }

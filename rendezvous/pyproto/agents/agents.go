@@ -42,6 +42,8 @@ type Config struct {
 	Trust func(ctx context.Context)
 	// Note adds a line to the run's timeline; nil: nobody reads it.
 	Note func(event, node, text string)
+	// Others is how many nodes of the run are no agents, who do not take part in the agents' checks; nil: there are none.
+	Others func() int
 }
 
 // Host implements pyproto.Backend. Close ends it.
@@ -103,6 +105,21 @@ func (h *Host) Close() {
 	h.cancel() // nothing is started from here on
 	h.mu.Unlock()
 	h.wg.Wait()
+}
+
+// Nodes is how many agents are nodes of the run.
+func (h *Host) Nodes() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.agents)
+}
+
+// others are the nodes of the run that no agent has; never ask while h is locked.
+func (h *Host) others() int {
+	if h.cfg.Others == nil {
+		return 0
+	}
+	return max(0, h.cfg.Others())
 }
 
 // authorize: a uid that is missing on either side is no other job's, as DLRover has it.

@@ -19,6 +19,7 @@ import (
 // until the next one begins. That waits for it, but no longer than a test may take.
 type check struct {
 	params  *rendezvous.Params
+	others  int            // nodes of the run that take no part
 	waiting map[int]tester // by node rank
 	again   int            // of waiting: those that were in the newest round
 	joined  time.Time      // of the last who came
@@ -157,26 +158,36 @@ func (c *check) complete(now time.Time) bool {
 	if !c.ready(now) {
 		return false
 	}
-	n := min(len(c.waiting), c.params.Max)
-	if n < c.params.Max {
+	lowest, highest := c.bounds()
+	n := min(len(c.waiting), highest)
+	if n < highest {
 		n = n / c.params.Unit * c.params.Unit
 	}
-	if n < c.params.Min {
+	if n < lowest {
 		return false
 	}
 	c.begin(now, sortedRanks(c.waiting)[:n])
 	return true
 }
 
+// bounds are for how many nodes a round is: those of the run without those that take no part.
+func (c *check) bounds() (lowest, highest int) {
+	return max(1, c.params.Min-c.others), max(1, c.params.Max-c.others)
+}
+
 func (c *check) ready(now time.Time) bool {
+	if c.params == nil {
+		return false
+	}
 	n := len(c.waiting)
+	lowest, highest := c.bounds()
 	switch {
-	case c.params == nil || n < c.params.Min:
+	case n < lowest:
 		return false
 	case len(c.open) > 0 && now.Sub(c.begun) < testTime:
 		return false
 	}
-	return n >= c.params.Max || now.Sub(c.joined) >= c.params.LastCall
+	return n >= highest || now.Sub(c.joined) >= c.params.LastCall
 }
 
 func sortedRanks[T any](m map[int]T) []int {
@@ -365,9 +376,11 @@ func (h *Host) checked(who caller, rank int, passed bool, seconds float64) {
 
 // checkWorld tells a node with whom it tests.
 func (h *Host) checkWorld(d pyproto.Dialect, who caller, rank int) *pyproto.Message {
+	others := h.others()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
+	h.check.others = others
 	h.check.seen(now, rank, who.id)
 	if h.check.complete(now) {
 		h.store.forget(checking, h.check.round-1)

@@ -270,3 +270,19 @@ func TestCheckIsDLRovers(t *testing.T) {
 		}
 	}
 }
+
+// Launchers of the run check each other, and agents do not wait for them.
+func TestACheckDoesNotWaitForLaunchers(t *testing.T) {
+	k := newCheckers(4, 4, 1)
+	k.join(0, 1)
+	require.Empty(t, k.begin())
+	k.later()
+	require.Empty(t, k.begin())
+	k.c.others = 2
+	require.Equal(t, [][]int{{0, 1}}, k.begin())
+
+	alone := newCheckers(2, 3, 1)
+	alone.c.others = 5
+	alone.join(1)
+	require.Equal(t, [][]int{{1}}, alone.begin())
+}
