@@ -229,3 +229,14 @@ func TestDLRoverAgentsMixed(t *testing.T) {
 		}
 	}
 }
+
+// TestDLRoverAgentsMixedCheck: with a check asked for, an agent alone does not wait for the launcher.
+func TestDLRoverAgentsMixedCheck(t *testing.T) {
+	dlroverPackages(t)
+	j := dlrover{version: "0.6.1", torch2: true}.newJob(t, "2", "--network-check")
+	j.one()
+	j.ourMaster()
+	nodes := []*launched{j.ourAgent(0, 0), j.theirAgent(1, 1)}
+	j.trained(2, nil, nodes...)
+	j.finish(nodes...)
+}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -254,4 +256,83 @@ func TestDLRoverJoinTimeout(t *testing.T) {
 		require.Equal(t, []string{"FAILED_EXITED"}, j.ends(0))
 		j.clean(m)
 	})
+}
+
+// TestDLRoverMixedCheck: a launcher and an agent of DLRover test each other under DLRover's master.
+func TestDLRoverMixedCheck(t *testing.T) {
+	dlroverPackages(t)
+	j := dlrover{version: "0.6.1", torch2: true}.newJob(t, "2", "--network-check")
+	j.one()
+	m := j.theirMaster(2)
+	nodes := []*launched{j.ourAgent(0, 0), j.theirAgent(1, 1)}
+	j.trained(2, nil, nodes...)
+	j.finish(nodes...)
+	require.Len(t, j.passes(0), 1)
+	require.Len(t, j.passes(1), 1)
+	j.clean(m)
+}
+
+// passes are the tests with others that a node has told to have passed.
+func (j *dlJob) passes(id int) []dlHeard {
+	return slices.DeleteFunc(j.heard("NodeEvent", id), func(h dlHeard) bool {
+		return h.Of["event_type"] != "NODE_CHECK_SUCCEEDED"
+	})
+}
+
+// TestDLRoverFault: one of four launchers fails the test with others under DLRover's master, which hears of it; the
+// others train.
+func TestDLRoverFault(t *testing.T) {
+	dlroverPackages(t)
+	j := dlrover{version: "0.6.1"}.newJob(t, "3:4", "--network-check", "--exit-code-policy=dlrover",
+		"--rdzv_conf=lastcall_timeout=10")
+	j.one()
+	m := j.theirMaster(4)
+	const bad = 1
+	j.bench.env = append(j.bench.env, "MOCK_ERR_RANK=0")
+	faulty := j.ourAgent(bad, bad)
+	j.bench.env = j.bench.env[:len(j.bench.env)-1]
+	sound := []*launched{j.ourAgent(0, 0), j.ourAgent(2, 2), j.ourAgent(3, 3)}
+	j.trained(3, nil, sound...)
+	require.Equal(t, 201, faulty.wait())
+	told := j.failures("node_error", bad)
+	require.Len(t, told, 1)
+	require.Contains(t, told[0].Of["error_data"], "CheckFailure")
+	j.finish(sound...)
+	j.clean(m)
+}
+
+// TestDLRoverHealthCheck: a node that its own check finds sick says why.
+func TestDLRoverHealthCheck(t *testing.T) {
+	dlroverPackages(t)
+	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.4.0"}} {
+		t.Run(d.String(), func(t *testing.T) {
+			j := d.newJob(t, "1:2", "--exit-code-policy=dlrover")
+			j.one()
+			check := j.program(`[ "$NODE_RANK" = 1 ] && { echo "the disk is slow"; exit 1; }; exit 0`)
+			j.args = append(j.args, "--health-check="+check)
+			m := j.theirMaster(2)
+			sick := j.ourAgent(1, 1)
+			require.Equal(t, 201, sick.wait())
+			told := j.failures("node_error", 1)
+			require.Len(t, told, 1)
+			require.Regexp(t, "CheckFailure.*the disk is slow", told[0].Of["error_data"])
+			sound := j.ourAgent(0, 0)
+			j.trained(1, nil, sound)
+			j.finish(sound)
+			j.clean(m)
+		})
+	}
+}
+
+// TestDLRoverCheckWithoutPackage: DLRover's test needs DLRover's package in the workers' Python.
+func TestDLRoverCheckWithoutPackage(t *testing.T) {
+	dlroverPackages(t)
+	j := dlrover{version: "0.6.1"}.newJob(t, "1", "--network-check")
+	j.theirMaster(1)
+	j.bench.env = append(j.bench.env, "PYTHON_EXEC=/usr/bin/python3")
+	l := j.ourAgent(0, 0)
+	require.Equal(t, 1, l.wait())
+	require.Equal(t, 1, strings.Count(l.err.String(), "/usr/bin/python3 has no package dlrover"))
+	require.Empty(t, j.starts())
+	require.Empty(t, j.heard("JoinRendezvousRequest", 0))
 }
