@@ -12,12 +12,13 @@ SOAK_COUNT ?= 10
 TORCH2    ?= $(HOME)/.cache/dlrover-run/torch2
 FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
 DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
+KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 IMAGE     ?= dlrover-run:$(VERSION)
 TESTLOG   := go run ./cmd/internal/testlog
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-feedback test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover image clean torch
+.PHONY: help build gpucheck demo demo-feedback test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -123,6 +124,25 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 	$(@D)/bin/pip install --progress-bar off grpcio protobuf kubernetes tornado psutil deprecated pynvml requests \
 	  packaging pydantic
 	touch $@
+
+APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' rendezvous/kube/apiserver/go.mod)
+
+e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
+	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -json -run TestKubernetes \
+	  ./rendezvous/kube ./cmd/dlrover-master | $(TESTLOG)
+
+$(KUBE)/kube-apiserver-%:
+	cd rendezvous/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .
+
+# Unpacked and not installed: the package would start etcd on this machine.
+$(KUBE)/etcd:
+	rm -rf $(KUBE)/package && mkdir -p $(KUBE)/package
+	cd $(KUBE)/package && if command -v etcd >/dev/null; then ln -s "$$(command -v etcd)" etcd; else \
+	  { apt-get download -q etcd-server || { apt-get update -q && apt-get download -q etcd-server; }; } && \
+	  dpkg -x etcd-server_*.deb . && mv usr/bin/etcd .; fi || { \
+	  echo "etcd is missing, and is no package of this distribution: put it on PATH"; exit 1; }
+	mv $(KUBE)/package/etcd $@
+	rm -rf $(KUBE)/package
 
 torch: # PyTorch for /usr/bin/python3, and ip and nft for tests in network namespaces
 	@{ /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v ip && command -v nft; } >/dev/null || { \

@@ -1,0 +1,11 @@
+// Command apiserver is Kubernetes' kube-apiserver, for tests only (make e2e-kube).
+package main
+
+import (
+	"os"
+
+	"k8s.io/component-base/cli"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+)
+
+func main() { os.Exit(cli.Run(app.NewAPIServerCommand())) }
