@@ -3,6 +3,7 @@ package kube_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -64,15 +65,17 @@ func documents(t *testing.T, name string) (documents []document) {
 	}
 }
 
+// manifestOf are the manifests of the levels.
+var manifestOf = map[kube.Level]string{
+	kube.Event: "rbac-event.yaml", kube.Condition: "rbac-condition.yaml", kube.Taint: "rbac-taint.yaml",
+	kube.Cordon: "rbac-taint.yaml",
+}
+
 // granted are the rights that a level's manifest binds to the master's service account.
 func granted(t *testing.T, l kube.Level) (rights []string) {
 	t.Helper()
-	file := map[kube.Level]string{
-		kube.Event: "rbac-event.yaml", kube.Condition: "rbac-condition.yaml", kube.Taint: "rbac-taint.yaml",
-		kube.Cordon: "rbac-taint.yaml",
-	}[l]
 	roles := map[string][]string{}
-	for _, d := range documents(t, file) {
+	for _, d := range documents(t, manifestOf[l]) {
 		switch d.Kind {
 		case "ClusterRole":
 			roles[d.Metadata.Name] = rules(t, d)
@@ -108,30 +111,43 @@ func rules(t *testing.T, d document) (rights []string) {
 	return rights
 }
 
+func (c cluster) node(t *testing.T, name string) { c.AddNode(t, name) }
+
+func (c cluster) account(t *testing.T, rights []string) kube.Config { return c.Account(t, rights...) }
+
+// player is an API server for a story.
+type player interface {
+	node(t *testing.T, name string)
+	account(t *testing.T, rights []string) kube.Config
+}
+
 // TestEveryRightIsNeeded: what the suite shows to be enough is not too much either.
-func TestEveryRightIsNeeded(t *testing.T) {
+func TestEveryRightIsNeeded(t *testing.T) { everyRightIsNeeded(t, cluster{kubetest.Start(t)}) }
+
+func everyRightIsNeeded(t *testing.T, p player) {
 	for _, l := range []kube.Level{kube.Event, kube.Condition, kube.Taint, kube.Cordon} {
 		rights := granted(t, l)
-		require.NoError(t, story(t, l, rights))
+		name := "everything." + string(l)
+		p.node(t, name)
+		require.NoError(t, story(t, l, name, client(t, p.account(t, rights))))
 		for i, right := range rights {
-			err := story(t, l, slices.Delete(slices.Clone(rights), i, i+1))
+			name := fmt.Sprintf("%d.%s", i, l)
+			p.node(t, name)
+			err := story(t, l, name, client(t, p.account(t, slices.Delete(slices.Clone(rights), i, i+1))))
 			require.ErrorIs(t, err, kube.ErrForbidden, "%s without %s", l, right)
 			require.ErrorContains(t, err, "not allowed to "+right)
-			name, _, _ := strings.Cut(strings.SplitAfter(err.Error(), "docs/kubernetes/")[1], " ")
-			_, err = os.Stat(filepath.Join(manifests, strings.TrimSuffix(name, ",")))
+			file, _, _ := strings.Cut(strings.SplitAfter(err.Error(), "docs/kubernetes/")[1], " ")
+			_, err = os.Stat(filepath.Join(manifests, strings.TrimSuffix(file, ",")))
 			require.NoError(t, err, "the manifest that the error names")
 		}
 	}
 }
 
 // story is what a master does at a level.
-func story(t *testing.T, l kube.Level, rights []string) error {
-	s := kubetest.Start(t)
-	s.AddNode(t, "n1")
-	c := client(t, s.Account(t, rights...))
+func story(t *testing.T, l kube.Level, node string, c *kube.Client) error {
 	missing, err := c.Allowed(t.Context(), l)
 	require.NoError(t, err)
-	m := mark("n1")
+	m := mark(node)
 	if err := c.Apply(t.Context(), l, m); err != nil {
 		require.Len(t, missing, 1)
 		return err

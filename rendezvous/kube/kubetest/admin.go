@@ -2,9 +2,11 @@ package kubetest
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -33,31 +35,38 @@ func newAdmin(t *testing.T, cfg kube.Config) *admin {
 	return &admin{t, cfg, &http.Client{Transport: transport}}
 }
 
-// do returns the status code.
-func (a *admin) do(method, path, contentType string, body, into any) int {
+// send returns the status code, 0 without an answer, and the answer.
+func (a *admin) send(ctx context.Context, method, path, contentType string, body []byte) (code int, answer []byte) {
 	a.t.Helper()
-	text, err := json.Marshal(body)
-	check(a.t, err)
-	req, err := http.NewRequestWithContext(a.t.Context(), method, a.cfg.Server+path, bytes.NewReader(text))
+	req, err := http.NewRequestWithContext(ctx, method, a.cfg.Server+path, bytes.NewReader(body))
 	check(a.t, err)
 	token, err := os.ReadFile(a.cfg.TokenFile)
 	check(a.t, err)
 	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	req.Header.Set("Content-Type", contentType)
 	resp, err := a.http.Do(req)
-	check(a.t, err)
-	defer resp.Body.Close()
-	if into != nil {
-		check(a.t, json.NewDecoder(resp.Body).Decode(into))
+	if err != nil {
+		return 0, []byte(err.Error())
 	}
-	return resp.StatusCode
+	defer resp.Body.Close()
+	answer, err = io.ReadAll(resp.Body)
+	check(a.t, err)
+	return resp.StatusCode, answer
+}
+
+// do is send of JSON.
+func (a *admin) do(method, path, contentType string, body any) (code int, answer []byte) {
+	a.t.Helper()
+	text, err := json.Marshal(body)
+	check(a.t, err)
+	return a.send(a.t.Context(), method, path, contentType, text)
 }
 
 // want is do of what has to go well.
 func (a *admin) want(method, path, contentType string, body, into any) {
 	a.t.Helper()
-	var answer json.RawMessage
-	if code := a.do(method, path, contentType, body, &answer); code/100 != 2 {
+	code, answer := a.do(method, path, contentType, body)
+	if code/100 != 2 {
 		a.t.Fatalf("%s %s: %d %s", method, path, code, answer)
 	}
 	if into != nil {
@@ -76,14 +85,10 @@ func (a *admin) node(name string, taints ...object) {
 
 // delete is all right with a node that is gone. The test's own context may have ended.
 func (a *admin) delete(name string) {
-	req, err := http.NewRequest(http.MethodDelete, a.cfg.Server+"/api/v1/nodes/"+name, nil)
-	check(a.t, err)
-	token, err := os.ReadFile(a.cfg.TokenFile)
-	check(a.t, err)
-	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	resp, err := a.http.Do(req)
-	check(a.t, err)
-	check(a.t, resp.Body.Close())
+	code, answer := a.send(context.Background(), "DELETE", "/api/v1/nodes/"+name, "", nil)
+	if code != http.StatusOK && code != http.StatusNotFound {
+		a.t.Fatalf("delete node %s: %d %s", name, code, answer)
+	}
 }
 
 func (a *admin) patch(name, part string, body object) {

@@ -107,7 +107,14 @@ func (s *Server) Admin(t *testing.T) kube.Config { return s.Account(t, everythin
 // Pod makes an account for a pod, and returns the variables with which kube.InCluster finds it.
 func (s *Server) Pod(t T, namespace, name string, rights ...string) (env map[string]string) {
 	t.Helper()
-	cfg, dir := s.Account(t, rights...), t.TempDir()
+	s.AddPod(namespace, name)
+	return inPod(t, namespace, name, s.Account(t, rights...))
+}
+
+// inPod are the variables and files of an account's pod.
+func inPod(t T, namespace, name string, cfg kube.Config) (env map[string]string) {
+	t.Helper()
+	dir := t.TempDir()
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(cfg.Server, "https://"))
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +127,6 @@ func (s *Server) Pod(t T, namespace, name string, rights ...string) (env map[str
 		write(t, filepath.Join(dir, name), string(text))
 	}
 	write(t, filepath.Join(dir, "namespace"), namespace)
-	s.AddPod(namespace, name)
 	return map[string]string{
 		"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, kube.DirVariable: dir, "POD_NAME": name,
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -42,6 +43,7 @@ func Suite(t *testing.T, start func(*testing.T) Cluster) {
 		{"AMarkWithoutAnEndStays", testEndless},
 		{"OneLevelReplacesAnother", testReplacedLevel},
 		{"MarksAreFoundAfterARestart", testRestart},
+		{"MarksAreFoundOnEveryPage", testPages},
 		{"ANodeIsGone", testGone},
 		{"AnAnnotationThatIsNotOursStays", testBrokenAnnotation},
 		{"RightsThatAreMissingAreNamed", testRights},
@@ -295,6 +297,24 @@ func testRestart(t *testing.T, f *fixture) {
 	}
 }
 
+// Two pages of nodes at least, of which the first and the last node that are ours have marks.
+func testPages(t *testing.T, f *fixture) {
+	c, prefix := f.client(kube.Taint), f.node()
+	var names []string
+	for i := range 251 {
+		name := fmt.Sprintf("%s.n%03d", prefix, i)
+		body := object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": name}}
+		f.admin.want("POST", "/api/v1/nodes", "application/json", body, nil)
+		t.Cleanup(func() { f.admin.delete(name) })
+		names = append(names, name)
+	}
+	for _, name := range []string{names[0], names[len(names)-1]} {
+		check(t, c.Apply(t.Context(), kube.Taint, mark(name, "job-a")))
+		equal(t, f.marks(c, name), []kube.Mark{mark(name, "job-a")})
+	}
+	equal(t, len(f.marks(c, names[0])), 1)
+}
+
 func testGone(t *testing.T, f *fixture) {
 	name, c := f.node(), f.client(kube.Taint)
 	check(t, c.Apply(t.Context(), kube.Taint, mark(name, "job-a")))
@@ -362,9 +382,11 @@ func testTaintList(t *testing.T, f *fixture) {
 	equal(t, slices.Contains(f.admin.view(name).Taints, vendors), false)
 	path, kind := "/api/v1/nodes/"+name, "application/merge-patch+json"
 	late := object{"metadata": object{"resourceVersion": stale}, "spec": object{"taints": []object{vendor}}}
-	equal(t, f.admin.do("PATCH", path, kind, late, nil), 409)
+	code, _ := f.admin.do("PATCH", path, kind, late)
+	equal(t, code, http.StatusConflict)
 	twice := object{"spec": object{"taints": []object{own, own}}}
-	equal(t, f.admin.do("PATCH", path, kind, twice, nil), 422)
+	code, _ = f.admin.do("PATCH", path, kind, twice)
+	equal(t, code, http.StatusUnprocessableEntity)
 	f.admin.patch(name, "/status", object{"spec": object{"unschedulable": true}})
 	equal(t, f.admin.view(name).Cordoned, false)
 	f.admin.patch(name, "", object{"status": object{"conditions": []object{}}})

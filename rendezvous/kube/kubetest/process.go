@@ -1,0 +1,78 @@
+package kubetest
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	farewell = 20 * time.Second // for a process to end by itself
+	tailSize = 4 << 10          // bytes of a log that a failure shows
+)
+
+// process is a program that a test has started. Its output is in a file.
+type process struct {
+	name, log string
+	ended     chan struct{} // closed
+}
+
+// spawn starts a program that ends with the test, or with this process.
+func spawn(t *testing.T, dir, program string, args ...string) *process {
+	t.Helper()
+	name := filepath.Base(program)
+	p := &process{name, filepath.Join(dir, name+".log"), make(chan struct{})}
+	out, err := os.Create(p.log)
+	check(t, err)
+	defer out.Close()
+	cmd := exec.Command(program, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // at whose end the program would be killed
+		defer runtime.UnlockOSThread()
+		defer close(p.ended)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+	}()
+	check(t, <-started)
+	t.Cleanup(func() { p.end(cmd.Process) })
+	return p
+}
+
+func (p *process) end(of *os.Process) {
+	_ = of.Signal(syscall.SIGTERM)
+	select {
+	case <-p.ended:
+	case <-time.After(farewell):
+		_ = of.Kill()
+		<-p.ended
+	}
+}
+
+// tail is the end of what it has printed.
+func (p *process) tail() string {
+	text, _ := os.ReadFile(p.log)
+	return p.name + ":\n" + strings.ToValidUTF8(string(text[max(0, len(text)-tailSize):]), "?")
+}
+
+// freePort is a port of 127.0.0.1 that nobody has now.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	check(t, err)
+	return port
+}
