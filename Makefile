@@ -115,7 +115,7 @@ $(DLROVER)/dlrover-%/ready: | torch
 	  pynvml requests packaging pydantic
 	touch $@
 
-# They see the packages of TORCH2: the agents of 0.6 restart no workers with the distribution's PyTorch.
+# They see the packages of TORCH2, with which few of their agents can restart workers, but which is what users have.
 $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 	$(TORCH2)/bin/python -m venv $(@D)
 	$(TORCH2)/bin/python -c 'import site; print(site.getsitepackages()[0])' > \

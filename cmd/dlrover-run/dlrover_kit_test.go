@@ -39,9 +39,8 @@ func (d dlrover) String() string {
 	return name
 }
 
-// restarts reports whether its agents can restart workers: those of 0.6 only with torch 2.8 or later, the others not
-// with that.
-func (d dlrover) restarts() bool { return d.torch2 == (d.version == "0.6.1") }
+// restarts reports whether its agents can restart workers: those before 0.6 cannot with torch 2.8 or later.
+func (d dlrover) restarts() bool { return !d.torch2 || d.version == "0.6.1" }
 
 // dlroverTurn has room for the jobs that may run at once: each has up to six processes of PyTorch.
 var dlroverTurn = make(chan struct{}, 2)
