@@ -333,7 +333,7 @@ func TestNodesThatKubernetesDoesNotKnow(t *testing.T) {
 		require.Contains(t, deed(t, c, name).Why, "set NODE_NAME from spec.nodeName")
 	}
 	s.Requests()
-	time.Sleep(3 * time.Second)
+	time.Sleep(3 * time.Second) // in which nothing more may be asked
 	require.Empty(t, s.Requests(), "they are not tried again")
 	change(t, c, "GPU_07", "clear")
 	require.Eventually(t, func() bool { return deed(t, c, "GPU_07") == marks.Deed{} }, soon, 10*time.Millisecond)

@@ -157,6 +157,9 @@ func (c *checkpoints) joined(j *job) {
 		if j.metrics != nil {
 			j.metrics.with(ckptMetrics{c.daemon}.tell)
 		}
+		if c.replicas > 1 && j.endpoint.python() != nil {
+			j.log.Warn("--ckpt-replicas has no effect under a master of DLRover, which brings no checkpoint daemons together")
+		}
 		c.daemon.Serve(ckptd.Network{Master: j.endpoint.daemons(c.s), Addr: c.s.node.Addr})
 		c.daemon.RemoveStale()
 	}

@@ -45,7 +45,17 @@ type intervals struct {
 
 // Limits is what Service says once, at the start, that a Python master cannot do.
 const Limits = "the master is DLRover's: it has no spares, counts restarts for every node by itself, tells nobody of " +
-	"other nodes' failures, and takes no token"
+	"other nodes' failures, finds no hangs, and takes no token"
+
+// Inert lists the options in p, as a user would type them, that cannot act under a Python master; "" if there are none.
+func Inert(p rendezvous.Params) string {
+	acting := rendezvous.Params{
+		Min: p.Min, Max: p.Max, Unit: p.Unit, LastCall: p.LastCall, JoinTimeout: p.JoinTimeout, MaxRestarts: p.MaxRestarts,
+		Gate: p.Gate, GateTimeout: p.GateTimeout, Check: p.Check, Hang: p.Hang, // of hangs Limits speaks
+	}
+	own, _ := p.Differences(acting)
+	return own
+}
 
 // Config is who speaks to which master.
 type Config struct {
@@ -142,6 +152,10 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	if err := p.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", rendezvous.ErrRefused, err)
 	}
+	if p.Hold {
+		return fmt.Errorf("%w: --hold: a master of DLRover holds no job; leave it out, or use dlrover-master",
+			rendezvous.ErrRefused)
+	}
 	if err := s.introduce(ctx, p); err != nil { // who cannot be reached is noticed by the session
 		return err
 	}
@@ -163,6 +177,9 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 		s.wg.Go(s.follow)
 		s.wg.Go(s.beat)
 		s.cfg.Log.Info(Limits)
+		if inert := Inert(p); inert != "" {
+			s.cfg.Log.Warn("options that have no effect under a master of DLRover", "options", inert)
+		}
 	}
 	return nil
 }
