@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -146,6 +147,15 @@ func TestOnlyTheCheckOfGPUsNeedsC(t *testing.T) {
 	for _, pkg := range strings.Fields(string(out)) {
 		require.Regexp(t, `^dlrover-run/(switchbox/nvml|cmd/gpucheck)(/|$)`, pkg)
 	}
+}
+
+// It lies in every training image. Whatever looks methods up by name, text/template above all, makes the linker keep
+// every exported method: 2 MB.
+func TestSizeOfTheLauncher(t *testing.T) {
+	program, err := os.ReadFile(filepath.Join(binDir, "dlrover-run"))
+	require.NoError(t, err)
+	require.False(t, bytes.Contains(program, []byte("text/template.(*state).evalField")), "linked again: who executes it?")
+	require.Less(t, len(program), 16_000_000)
 }
 
 // Every exec of every program, guard and daemon included, would pay for it.

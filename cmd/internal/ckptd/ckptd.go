@@ -5,6 +5,7 @@ package ckptd
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -55,7 +56,7 @@ func Main(args []string, stdout io.Writer) int {
 		help.Print(stdout, a, "--job NAME [options]")
 		return 0
 	}
-	err := a.Run(append([]string{Name}, args...))
+	err := run(a, args)
 	if err == nil {
 		return 0
 	}
@@ -64,6 +65,22 @@ func Main(args []string, stdout io.Writer) int {
 		return 1
 	}
 	return 2
+}
+
+// run is what App.Run does with these options. App.Run itself can print help by text/template, with which the linker
+// keeps every exported method of the whole launcher.
+func run(a *cli.App, args []string) error {
+	set := flag.NewFlagSet(Name, flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	for _, f := range a.Flags {
+		if err := f.Apply(set); err != nil {
+			return err
+		}
+	}
+	if err := set.Parse(args); err != nil {
+		return help.Misuse(Name, err)
+	}
+	return a.Action(cli.NewContext(a, set, nil))
 }
 
 // background is the niceness of the daemon, which must not take the CPU from trainers.
@@ -96,10 +113,7 @@ func app(stdout io.Writer) *cli.App {
 	const category = "Options"
 	return &cli.App{
 		Name: Name, Usage: "keeps and flushes the checkpoints that workers save in memory", Description: description,
-		HideVersion: true, HideHelp: true, HideHelpCommand: true, Writer: io.Discard, ErrWriter: io.Discard,
-		Action:         func(c *cli.Context) error { return serve(c, stdout) },
-		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse(Name, err) },
-		ExitErrHandler: func(*cli.Context, error) {},
+		Action: func(c *cli.Context) error { return serve(c, stdout) },
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "job", Category: category,
 				Usage: "`NAME`: the name that --ckpt-sidecar gives to the launcher: letters, digits and ._-"},

@@ -23,7 +23,7 @@ func TestWrongOptionsLeaveNothingBehind(t *testing.T) {
 		{"unknown option --nope", []string{"--job=a", "--nope"}},
 		{`unexpected argument "b"`, []string{"--job=a", "b"}},
 	} {
-		err := app(io.Discard).Run(append([]string{Name, "--shm-dir=" + shm}, c.args...))
+		err := run(app(io.Discard), append([]string{"--shm-dir=" + shm}, c.args...))
 		require.ErrorContains(t, err, c.want)
 		_, late := errors.AsType[*runError](err)
 		require.False(t, late, "an error of the command line: %v", err)
