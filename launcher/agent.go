@@ -214,9 +214,7 @@ func (a *Agent) onStopped(s stopResult) {
 	a.group = nil
 	a.keepSides(s.g.sides)
 	if s.g.attempt != nil {
-		if err := s.g.attempt.Close(); err != nil {
-			a.log.Warn("closing the workers' logs", "err", err)
-		}
+		s.g.attempt.Close()
 	}
 	stopped := a.stopInfo(s.g, false)
 	a.tellStopped(stopped)

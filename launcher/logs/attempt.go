@@ -14,8 +14,10 @@ import (
 const (
 	// syncGrace is how much longer than its budget Drain may take to show unfinished lines.
 	syncGrace = 100 * time.Millisecond
-	// closeGrace is how long Attempt.Close waits for a console that takes nothing, such as a stopped terminal.
+	// closeGrace is how long an end waits for a console that takes nothing, such as a stopped terminal.
 	closeGrace = 2 * time.Second
+	// closeLimit is how long it waits for one that takes something, but slowly.
+	closeLimit = 10 * time.Second
 )
 
 // Attempt is one start of the workers of the node, and owns the goroutines that read their output.
@@ -294,20 +296,20 @@ func (s *stream) abandon() {
 	}
 }
 
-// Close reads what is in the pipes, ends the goroutines, closes the files and reports what could not be written to
-// them. It is called when the workers are gone: a process that still writes gets SIGPIPE. It waits at most two seconds
-// for a console that takes nothing; the goroutines it then leaves end when the console does. The directory of an
-// attempt that nothing was written to goes if it is a temporary one: a job that restarts for days would leave
-// thousands.
-func (a *Attempt) Close() error {
+// Close reads what is in the pipes, ends the goroutines and closes the files. It is called when the workers are gone: a
+// process that still writes gets SIGPIPE. It waits at most two seconds for the console, so that a restart does not wait
+// longer; what then still reads goes on beside the next attempt, until Logs.Close. The directory of an attempt that
+// nothing was written to goes if it is a temporary one: a job that restarts for days would leave thousands.
+func (a *Attempt) Close() {
 	a.mu.Lock()
 	workers, closed := a.workers, a.closed
 	a.workers, a.closed = nil, true
 	a.mu.Unlock()
 	if closed {
-		return nil
+		return
 	}
 
+	took := a.l.took()
 	for _, w := range workers {
 		w.Started()
 		for _, s := range w.streams {
@@ -318,11 +320,11 @@ func (a *Attempt) Close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 	defer cancel()
-	stuck := 0
+	var left []*pump
 	for _, w := range workers {
 		for _, s := range w.streams {
 			if s.pump != nil && !s.pump.close(ctx, a.l.cfg.Logger) {
-				stuck++
+				left = append(left, s.pump)
 			}
 		}
 	}
@@ -335,12 +337,9 @@ func (a *Attempt) Close() error {
 	}
 	a.l.mu.Lock()
 	delete(a.l.attempts, a)
+	a.l.left, a.l.leftTook = append(a.l.left, left...), took
 	a.l.mu.Unlock()
-	if stuck > 0 {
-		return fmt.Errorf("the console takes no output: the end of %d streams of the workers is not on it", stuck)
-	}
-	if a.dir != "" && a.temporary {
+	if len(left) == 0 && a.dir != "" && a.temporary {
 		a.l.trash.put(a.dir)
 	}
-	return nil
 }

@@ -15,6 +15,7 @@
 package logs
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -104,6 +106,8 @@ type Logs struct {
 	again    int    // the suffix that its next start takes; 0: none
 	attempts map[*Attempt]struct{}
 	closed   bool
+	left     []*pump // of closed attempts: for them the console was too slow
+	leftTook int64   // what the console had taken when the last attempt began to close
 
 	trash trash
 
@@ -298,8 +302,8 @@ func (l *Logs) fileFailed(path string, err error) {
 	}
 }
 
-// Close closes the attempts that are still open, reports what the console did not take, and removes a temporary
-// directory that nothing was written to, unless that takes long.
+// Close closes the attempts that are still open, waits while a slow console takes their end, for ten seconds at most,
+// reports what it did not take, and removes a temporary directory that nothing was written to, unless that takes long.
 func (l *Logs) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -311,7 +315,10 @@ func (l *Logs) Close() error {
 
 	var errs []error
 	for _, a := range open {
-		errs = append(errs, a.Close())
+		a.Close()
+	}
+	if n := l.linger(); n > 0 {
+		errs = append(errs, fmt.Errorf("the console takes no output: the end of %d streams of the workers is not on it", n))
 	}
 	for _, c := range l.console {
 		c.close()
@@ -329,3 +336,22 @@ func (l *Logs) Close() error {
 	}
 	return errors.Join(errs...)
 }
+
+// linger waits for the pumps that closed attempts have left, as long as the console takes something. It returns how
+// many there still are.
+func (l *Logs) linger() int {
+	l.mu.Lock()
+	left, took := l.left, l.leftTook
+	l.left = nil
+	l.mu.Unlock()
+	for end := time.Now().Add(closeLimit); len(left) > 0 && l.took() > took && time.Now().Before(end); {
+		took = l.took()
+		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+		left = slices.DeleteFunc(left, func(p *pump) bool { return p.close(ctx, l.cfg.Logger) })
+		cancel()
+	}
+	return len(left)
+}
+
+// took is how much the console has taken, in bytes.
+func (l *Logs) took() int64 { return l.console[0].took.Load() + l.console[1].took.Load() }

@@ -42,6 +42,7 @@ type output struct {
 	terminal *os.File // nil: it is none
 	failed   func(err error)
 	dropped  atomic.Int64 // bytes
+	took     atomic.Int64 // bytes
 
 	mu        sync.Mutex
 	next      owner     // the last one given
@@ -168,7 +169,9 @@ func (o *output) emitLocked(p *piece, now time.Time) {
 	}
 	out := p.text[p.head:]
 	o.last = now
-	if n, err := o.write(out); err != nil {
+	n, err := o.write(out)
+	o.took.Add(int64(n))
+	if err != nil {
 		o.dropped.Add(int64(len(out) - n))
 		o.err = err
 	}
