@@ -44,6 +44,8 @@ demo-feedback: build ## a node with a slow link is found, marked in a cluster th
 test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
 
 # The longest package first, and one more at a time than there are CPUs: many tests wait.
+# Tests start their own program as a helper hundreds of times, whose race detector would sleep for a second at each end.
+race: export GORACE := atexit_sleep_ms=0
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
 	go test -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) -json ./cmd/dlrover-run ./... | $(TESTLOG)
 

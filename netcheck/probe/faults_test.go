@@ -418,7 +418,7 @@ func TestPeersThatFailInTheMiddle(t *testing.T) {
 		script func(*testing.T, *session)
 		class  netcheck.Class
 		says   string
-		within time.Duration
+		within time.Duration // on an idle machine
 	}{
 		"silent after the proof": {func(_ *testing.T, s *session) { untilClosed(s) },
 			netcheck.Stalled, "offer", 3 * time.Second},
@@ -477,7 +477,7 @@ func TestPeersThatFailInTheMiddle(t *testing.T) {
 			return func(t *testing.T) {
 				require.Equal(t, tt.class, c.dialed.Class, c.dialed.Text)
 				require.Contains(t, c.dialed.Text, tt.says)
-				require.Less(t, took, tt.within+time.Second)
+				require.Less(t, took, tt.within+4*time.Second)
 			}
 		})
 	}
