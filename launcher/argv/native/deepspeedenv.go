@@ -110,16 +110,19 @@ func (j *deepSpeedJob) envFiles() error {
 		return nil
 	}
 	name := ".deepspeed_env"
-	if text, set := j.sys.Env("DS_ENV_FILE"); set {
+	text, named := j.sys.Env("DS_ENV_FILE")
+	if named {
 		name = text
 	}
 	files := []string{name}
 	if home := j.sys.lookup("HOME"); home != "" && !path.IsAbs(name) {
 		files = []string{path.Join(home, name), name}
 	}
+	missing := 0
 	for _, file := range files {
 		text, err := j.sys.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) {
+			missing++
 			continue
 		}
 		if err == nil {
@@ -128,6 +131,10 @@ func (j *deepSpeedJob) envFiles() error {
 		if err != nil {
 			return usageErrorf("variables of the workers in %s: %v", file, err)
 		}
+	}
+	if named && missing == len(files) {
+		j.cmd.Note("DS_ENV_FILE=%s: there is no %s: the workers get no variables from it", name,
+			strings.Join(files, " and no "))
 	}
 	return nil
 }
