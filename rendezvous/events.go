@@ -2,8 +2,8 @@ package rendezvous
 
 import "time"
 
-// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, Refused, Ready, Failing,
-// Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
+// Event is something that happened to a run. The events are Join, Attach, Detach, Silence, HungUp, Refused, Ready,
+// Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member
@@ -49,6 +49,9 @@ type Detach struct {
 
 // Silence: the connection of the node's last request has broken as in Detach, while no request was open.
 type Silence struct{ ID string }
+
+// HungUp: the connection of the node's last request has closed while no request was open. It dials again if it lives.
+type HungUp struct{ ID string }
 
 // Refused: the connection of the node has broken, and its host refuses connections to Node.Life's port, at an address
 // where the launcher itself had answered before.
@@ -170,6 +173,7 @@ func (Join) event()    {}
 func (Attach) event()  {}
 func (Detach) event()  {}
 func (Silence) event() {}
+func (HungUp) event()  {}
 func (Refused) event() {}
 func (Ready) event()   {}
 func (Failing) event() {}

@@ -229,14 +229,17 @@ func (o *node) supersededBy(n Node) bool {
 
 func (r *Round) leave(now time.Time, e Leave) error {
 	n := r.nodes[e.ID]
-	if n == nil {
+	if n == nil && (!e.Killed || len(e.ID) > MaxName) {
 		return ErrUnknownNode
 	}
-	r.record(e.Failures)
 	if len(r.left) > MaxNodes {
 		clear(r.left) // their requests have long ended
 	}
-	r.left[n.ID] = true
+	r.left[e.ID] = true
+	if n == nil {
+		return ErrUnknownNode // whose join may still be under way
+	}
+	r.record(e.Failures)
 	kind := CauseLeave
 	if e.Killed {
 		kind = CauseLoss

@@ -120,6 +120,20 @@ func (r *Round) silence(e Silence) {
 	r.watchLiveness(n.detached.Add(r.grace(n)))
 }
 
+// hungUp makes n suspect, but does not lose it: a launcher that lives may have closed a connection it has no use for.
+func (r *Round) hungUp(now time.Time, e HungUp) {
+	if n := r.nodes[e.ID]; r.Away(e.ID) {
+		n.broken, n.detached = true, now
+		r.watchLiveness(now.Add(r.grace(n)))
+	}
+}
+
+// Away: the node with this ID has no request open, and nothing is known of its connection.
+func (r *Round) Away(id string) bool {
+	n := r.nodes[id]
+	return n != nil && n.attached == 0 && !n.broken
+}
+
 // closedPort: nobody waits for a launcher that is dead. Where most nodes are suspect, something between may refuse.
 func (r *Round) closedPort(now time.Time, e Refused) {
 	n := r.nodes[e.ID]

@@ -158,6 +158,55 @@ func TestOnlyWhoOwesAStopMayHaveDied(t *testing.T) {
 	require.Contains(t, s.r.Evidence().Cause.Text, "a failed")
 }
 
+// Who hangs up between two requests is waited for as one whose request has broken, unless it is back or has none open.
+func TestHungUp(t *testing.T) {
+	s := world(t, Params{Min: 1, Max: 2, MaxRestarts: 3}, "a", "b")
+	s.must(HungUp{ID: "nobody"})
+	s.must(HungUp{ID: "b"}) // its request is open
+	s.pass(DefaultNodeTimeout)
+	s.must(Detach{ID: "b"})
+	s.must(HungUp{ID: "b"})
+	s.must(Attach{ID: "b"})
+	s.pass(DefaultNodeTimeout)
+	require.Empty(t, s.r.Evidence().Losses)
+	s.must(Detach{ID: "b"})
+	s.pass(time.Second)
+	s.must(HungUp{ID: "b"})
+	at := s.now
+	s.pass(BrokenGrace - time.Millisecond)
+	s.must(HungUp{ID: "b"})
+	require.Empty(t, s.r.Evidence().Losses)
+	s.pass(time.Millisecond)
+	require.Len(t, s.r.Evidence().Losses, 1)
+	require.Equal(t, at, s.r.Evidence().Losses[0].At)
+}
+
+// A newcomer without workers that hangs up is waited for, too: it may have had two connections.
+func TestNewcomerThatHangsUp(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p})
+	s.must(HungUp{ID: "a"})
+	s.pass(BrokenGrace - time.Millisecond)
+	require.Equal(t, 1, s.r.Size())
+	s.pass(time.Millisecond)
+	require.Zero(t, s.r.Size())
+}
+
+// The farewell of a launcher that was killed may be faster than its join.
+func TestFarewellBeforeTheJoin(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("b")
+	err := s.step(Leave{ID: "a", Killed: true})
+	require.ErrorIs(t, err, ErrUnknownNode)
+	err = s.step(Leave{ID: "c"})
+	require.ErrorIs(t, err, ErrUnknownNode)
+	for id, want := range map[string]error{"a": ErrRefused, "c": nil} {
+		n := Node{ID: id, Name: id, Rank: -1, Slots: 1}
+		err = s.step(Join{Node: n, Params: s.p})
+		require.ErrorIs(t, err, want)
+	}
+}
+
 // A launcher whose port is closed is lost at once, if its connection has broken as well; nobody else is.
 func TestClosedPort(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -202,6 +202,9 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case Silence:
 		r.silence(e)
 		return nil
+	case HungUp:
+		r.hungUp(now, e)
+		return nil
 	case Ready:
 		return r.ready(now, e)
 	case Failing:

@@ -393,7 +393,10 @@ func (h *Hub) watch(ctx context.Context, id, node string, after Cursor, over *li
 	broken := err != nil && ctx.Err() != nil
 	silent := broken && over.silent()
 	r.detach(rendezvous.Detach{ID: node, Broken: broken, Silent: silent})
-	if broken && !silent {
+	switch {
+	case !broken:
+		over.recheck()
+	case !silent:
 		h.confirm(over, r, node)
 	}
 	return n, err

@@ -129,15 +129,7 @@ func TestALauncherThatWasKilledIsLostAtOnce(t *testing.T) {
 	hangUp()
 	require.Eventually(t, func() bool { return len(h.Runs(true)[0].Nodes) == 1 }, 20*time.Second, time.Millisecond)
 	t.Logf("known after %s", time.Since(began))
-	events, err := h.Events(t.Context(), "r", 0)
-	require.NoError(t, err)
-	last := events.Events[len(events.Events)-1]
-	for _, e := range events.Events {
-		if e.Note.Node == "b" && e.Note.Event == string(rendezvous.CauseLoss) {
-			last = e
-		}
-	}
-	require.Contains(t, last.Note.Text, "its launcher's port is closed")
+	require.Equal(t, []string{"its connection broke, and its launcher's port is closed"}, losses(t, h))
 }
 
 // What is not proven, or lives, is left to the patience of the run.
@@ -210,4 +202,44 @@ func TestLives(t *testing.T) {
 	ls.close()
 	ls.look(addr, key, func() { t.Error("closed") })
 	require.False(t, ls.isClosed(addr, key), "nobody was asked")
+}
+
+// Nobody waits for a request that a launcher has not come to make.
+func TestALauncherThatIsKilledBetweenItsRequestsIsLostAtOnce(t *testing.T) {
+	for name, requests := range map[string]func(t *testing.T, c *Client){
+		"before it watches": func(*testing.T, *Client) {},
+		"told something": func(t *testing.T, c *Client) {
+			_, err := c.Watch(t.Context(), "r", "b", Cursor{})
+			require.NoError(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, addr := lifeHub(t)
+			l, accepted := lifeline(t)
+			c := NewClient(addr, "")
+			require.NoError(t, c.Join(t.Context(), "r", rendezvous.Join{
+				Node:   rendezvous.Node{ID: "b", Name: "b", Rank: -1, Slots: 1, Life: l.Life()},
+				Params: rendezvous.Params{Min: 2, Max: 2},
+			}))
+			requests(t, c)
+			asked(t, h, accepted)
+			require.NoError(t, l.Close())
+			c.Close()
+			require.Eventually(t, func() bool { return len(h.Runs(true)[0].Nodes) == 0 }, 20*time.Second, time.Millisecond)
+			require.Equal(t, []string{"its connection broke, and its launcher's port is closed"}, losses(t, h))
+		})
+	}
+}
+
+// losses are the texts of the losses that the run tells of.
+func losses(t *testing.T, h *Hub) (texts []string) {
+	t.Helper()
+	events, err := h.Events(t.Context(), "r", 0)
+	require.NoError(t, err)
+	for _, e := range events.Events {
+		if e.Note.Event == string(rendezvous.CauseLoss) {
+			texts = append(texts, e.Note.Text)
+		}
+	}
+	return texts
 }

@@ -71,6 +71,13 @@ func (r *run) detach(e rendezvous.Detach) {
 	}
 }
 
+// hungUp reports whether that is news: one who has left, or watches over another connection, is not suspect.
+func (r *run) hungUp(node string) bool {
+	r.mu.Lock()
+	defer r.unlock()
+	return r.round.Away(node) && r.stepLocked(rendezvous.HungUp{ID: node}) == nil
+}
+
 // await waits for what is new after the cursor. Every node of a run waits here, nearly always: the frames below must
 // be small, as Hub.watch says.
 func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Duration) (*News, error) {

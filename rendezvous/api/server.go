@@ -281,7 +281,10 @@ func (s *server) join(req *http.Request) (any, error) {
 	if b.Resume != nil {
 		shift(b.Resume.Failures, b.SentAt, now)
 	}
-	return struct{}{}, s.hub.Join(req.Context(), run, b.Join)
+	if err = s.hub.Join(req.Context(), run, b.Join); err == nil && !req.Close {
+		lineOf(req.Context()).watched(s.hub, run, b.Node.ID)
+	}
+	return struct{}{}, err
 }
 
 func (s *server) watch(req *http.Request) (any, error) {

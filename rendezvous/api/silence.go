@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http/httptrace"
 	"sync/atomic"
@@ -83,11 +84,12 @@ func (l watchful) Accept() (net.Conn, error) {
 type line struct {
 	net.Conn
 	fallen atomic.Bool // its host was given up as silent
+	closed atomic.Bool // by the other end
 	last   atomic.Pointer[seat]
 	home   atomic.Pointer[home] // of the last node; nil: not proven
 }
 
-// seat is the node that watched last over a line.
+// seat is the node that watched last over a line, or joined and will watch.
 type seat struct {
 	hub       *Hub
 	run, node string
@@ -101,7 +103,7 @@ func lineOf(ctx context.Context) *line {
 	return c
 }
 
-// watched notes who watches now. Requests of one connection come one after the other.
+// watched notes who watches now, or will. Requests of one connection come one after the other.
 func (c *line) watched(h *Hub, run, node string) {
 	if c == nil {
 		return
@@ -115,19 +117,33 @@ func (c *line) watched(h *Hub, run, node string) {
 		c.last.Store(&seat{h, run, node})
 		h.lives.prove(c, h.lifeOf(run, node), node)
 	}
+	c.recheck()
+}
+
+// recheck is for a peer that has hung up before anybody knew whose connection it is, or while its request was open.
+func (c *line) recheck() {
+	if c != nil && c.closed.Load() {
+		s := c.last.Load()
+		s.hub.hungUp(c, s)
+	}
 }
 
 // silent says whether the connection has ended because its host has fallen silent.
 func (c *line) silent() bool { return c != nil && c.fallen.Load() }
 
-// Read tells the hub of a silent host: no request need be under way, as when its last answer was never received.
+// Read tells the hub of a silent host, and of a peer that has hung up: no request need be under way, as when its last
+// answer was never received.
 func (c *line) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if err == nil || !isSilence(err) || c.fallen.Swap(true) {
+	if err == nil {
 		return n, err
 	}
-	if s := c.last.Load(); s != nil {
+	s := c.last.Load()
+	switch {
+	case isSilence(err) && !c.fallen.Swap(true) && s != nil:
 		s.hub.silent(s.run, s.node)
+	case isHangUp(err) && !c.closed.Swap(true) && s != nil:
+		s.hub.hungUp(c, s)
 	}
 	return n, err
 }
@@ -137,6 +153,8 @@ func isSilence(err error) bool {
 	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) ||
 		errors.Is(err, syscall.ENETUNREACH)
 }
+
+func isHangUp(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) }
 
 // Prove tells the connection below.
 func (c *line) Prove(ok bool) {
@@ -152,5 +170,12 @@ func (c *line) NetConn() net.Conn { return c.Conn }
 func (h *Hub) silent(id, node string) {
 	if r, err := h.member(id); err == nil {
 		_ = r.step(rendezvous.Silence{ID: node})
+	}
+}
+
+// hungUp tells the run that the connection of a node has closed, and looks whether its launcher lives.
+func (h *Hub) hungUp(c *line, s *seat) {
+	if r, err := h.member(s.run); err == nil && r.hungUp(s.node) {
+		h.confirm(c, r, s.node)
 	}
 }

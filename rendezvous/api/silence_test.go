@@ -1,6 +1,7 @@
 package api
 
 import (
+	"io"
 	"net"
 	"os"
 	"syscall"
@@ -18,29 +19,67 @@ type ending struct {
 }
 
 func (e ending) Read([]byte) (int, error) {
+	if e.err == io.EOF {
+		return 0, e.err
+	}
 	return 0, &net.OpError{Op: "read", Err: os.NewSyscallError("read", e.err)}
 }
 
-// The end of a connection on which nobody has answered tells of its node, and any other end does not.
-func TestSilentConnection(t *testing.T) {
-	for err, suspect := range map[error]bool{
-		syscall.ETIMEDOUT: true, syscall.EHOSTUNREACH: true, syscall.ENETUNREACH: true,
-		syscall.ECONNRESET: false, os.ErrDeadlineExceeded: false,
+// The end of a connection on which nobody has answered, or whose peer has hung up, tells of its node, and any other
+// end does not.
+func TestEndOfAConnection(t *testing.T) {
+	for err, want := range map[error]struct{ silent, suspect bool }{
+		syscall.ETIMEDOUT: {true, true}, syscall.EHOSTUNREACH: {true, true}, syscall.ENETUNREACH: {true, true},
+		syscall.ECONNRESET: {false, true}, io.EOF: {false, true}, os.ErrDeadlineExceeded: {false, false},
 	} {
 		t.Run(err.Error(), func(t *testing.T) {
-			h := NewHub(HubConfig{})
-			defer h.Close()
-			require.NoError(t, h.Join(t.Context(), "r", rendezvous.Join{
-				Node: rendezvous.Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: 1, Max: 1},
-			}))
-			c := &line{Conn: ending{err: err}}
+			h, c := joinedOver(t, err)
 			c.watched(h, "r", "a")
 			for range 2 {
 				_, got := c.Read(nil)
 				require.ErrorIs(t, got, err)
 			}
-			require.Equal(t, suspect, c.silent())
-			require.Equal(t, suspect, h.Runs(true)[0].Nodes[0].Suspect)
+			require.Equal(t, want.silent, c.silent())
+			require.Equal(t, want.suspect, h.Runs(true)[0].Nodes[0].Suspect)
+		})
+	}
+}
+
+// joinedOver is a Hub with the node a, and a connection whose reads fail.
+func joinedOver(t *testing.T, err error) (*Hub, *line) {
+	t.Helper()
+	h := NewHub(HubConfig{})
+	t.Cleanup(h.Close)
+	require.NoError(t, h.Join(t.Context(), "r", rendezvous.Join{
+		Node: rendezvous.Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: rendezvous.Params{Min: 1, Max: 1},
+	}))
+	return h, &line{Conn: ending{err: err}}
+}
+
+// A peer that hangs up while its request is carried out is suspect when that has ended, but not if it has another one.
+func TestPeerThatHangsUpEarly(t *testing.T) {
+	for name, c := range map[string]struct {
+		request func(*testing.T, *Hub, *line)
+		suspect bool
+	}{
+		"joining": {func(_ *testing.T, h *Hub, c *line) { c.watched(h, "r", "a") }, true},
+		"told something": {func(t *testing.T, h *Hub, c *line) {
+			_, err := h.watch(t.Context(), "r", "a", Cursor{}, c)
+			require.NoError(t, err)
+		}, true},
+		"watching elsewhere": {func(t *testing.T, h *Hub, c *line) {
+			r, err := h.existing("r")
+			require.NoError(t, err)
+			require.NoError(t, r.step(rendezvous.Attach{ID: "a"}))
+			c.watched(h, "r", "a")
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, l := joinedOver(t, io.EOF)
+			_, err := l.Read(nil)
+			require.ErrorIs(t, err, io.EOF)
+			c.request(t, h, l)
+			require.Equal(t, c.suspect, h.Runs(true)[0].Nodes[0].Suspect)
 		})
 	}
 }
