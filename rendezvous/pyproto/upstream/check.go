@@ -42,6 +42,7 @@ const (
 	verdictTime = 360 * time.Second // for the tests of all nodes
 	failedTime  = 3600.0            // what is reported for a test that has failed, in seconds
 	askPause    = 250 * time.Millisecond
+	insistPause = 5 * time.Second // at most, between two attempts at the same
 )
 
 // before is the phase in which a node that joins begins, with s locked.
@@ -76,8 +77,14 @@ func (s *Service) clear(e rendezvous.Cleared) {
 	}
 }
 
-// errAside ends a check that nobody waits for any more.
-var errAside = errors.New("upstream: the check is over")
+var (
+	// errAside ends a check that nobody waits for any more.
+	errAside = errors.New("upstream: the check is over")
+	// errNext: other nodes have begun the next round.
+	errNext = errors.New("upstream: the round is over")
+	// errAnew: the master was started again, or another check has begun.
+	errAnew = errors.New("upstream: the master has forgotten the check")
+)
 
 // test takes part in the master's check, and goes on to train if this node is sound.
 func (s *Service) test(ctx context.Context, turn int) error {
@@ -85,7 +92,11 @@ func (s *Service) test(ctx context.Context, turn int) error {
 	passed := false
 	for round := range checkRounds {
 		var err error
-		if faults, slow, err = s.testOnce(ctx, turn, &passed); err != nil {
+		faults, slow, err = s.testOnce(ctx, turn, &passed)
+		if errors.Is(err, errNext) && round < checkRounds-1 {
+			continue
+		}
+		if err != nil {
 			return s.asideIs(err)
 		}
 		if len(faults) == 0 && (len(slow) == 0 || !s.cfg.Check.ExcludeStraggler) {
@@ -104,17 +115,37 @@ func (s *Service) test(ctx context.Context, turn int) error {
 	return s.conclude(ctx, turn, slices.Contains(faults, s.cfg.Rank), slices.Contains(slow, s.cfg.Rank))
 }
 
-// asideIs: that nobody waits for the check is no error of the master's.
+// asideIs: that nobody waits for the check is no error of the master's, nor is it one that the check begins anew, as it
+// does where the phase is still inCheck.
 func (s *Service) asideIs(err error) error {
-	if errors.Is(err, errAside) {
+	if errors.Is(err, errAside) || errors.Is(err, errNext) || errors.Is(err, errAnew) {
 		return nil
 	}
 	return err
 }
 
+// insist asks the master until it has answered, or nobody waits for the check. A node that began anew for one lost
+// answer would make the round void that all others are in.
+func (s *Service) insist(ctx context.Context, turn int, ask func() error) error {
+	for pause := askPause; ; pause = min(2*pause, insistPause) {
+		err := ask()
+		s.noticeOutage(err)
+		if err == nil {
+			return nil
+		}
+		if err := s.wait(ctx, turn, pause); err != nil {
+			return err
+		}
+	}
+}
+
 // few ends the check of a small job, in which nobody is left to find out which node is at fault.
 func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
-	m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("RunningNodesRequest"))
+	var m *pyproto.Message
+	err := s.insist(ctx, turn, func() (err error) {
+		m, err = s.cfg.Client.Get(ctx, s.cfg.Client.New("RunningNodesRequest"))
+		return err
+	})
 	if err != nil || len(m.List("nodes")) > 3 || s.cfg.Check.ReportOnly {
 		return err
 	}
@@ -131,7 +162,9 @@ func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
 // conclude goes on to train, or ends.
 func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) error {
 	if fault && !s.cfg.Check.ReportOnly {
-		return s.NodeError(ctx, checkFailure, "its test with other nodes has failed twice")
+		return s.asideIs(s.insist(ctx, turn, func() error {
+			return s.NodeError(ctx, checkFailure, "its test with other nodes has failed twice")
+		}))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,18 +203,18 @@ func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults,
 		seconds = failedTime
 		s.cfg.Log.Warn("the test with other nodes has failed", "err", err)
 	}
-	if err := s.nodeEventTook(ctx, kind, seconds); err != nil {
+	if err := s.insist(ctx, turn, func() error { return s.nodeEventTook(ctx, kind, seconds) }); err != nil {
 		return nil, nil, err
 	}
-	if faults, err = s.verdict(ctx, turn, "NetworkReadyRequest"); err == nil {
-		slow, err = s.verdict(ctx, turn, "StragglerExistRequest")
+	if faults, err = s.verdict(ctx, turn, w, "NetworkReadyRequest"); err == nil {
+		slow, err = s.verdict(ctx, turn, w, "StragglerExistRequest")
 	}
 	return faults, slow, err
 }
 
 // group joins the check and finds out with whom this node tests, and where.
 func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
-	if err = s.joinNamed(ctx, checking); err != nil {
+	if err = s.enlist(ctx, turn); err != nil {
 		return w, err
 	}
 	end := time.Now().Add(s.params.JoinTimeout)
@@ -189,18 +222,54 @@ func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
 		if err = s.wait(ctx, turn, askPause); err != nil {
 			return w, err
 		}
-		if w, mine, err = s.worldNamed(ctx, checking); err != nil {
+		var forgotten bool
+		if w, mine, forgotten, err = s.askGroup(ctx, turn); err != nil {
 			return w, err
 		}
 		if !mine && time.Now().After(end) {
 			return w, s.late(ctx, turn)
 		}
+		if forgotten {
+			if err = s.enlist(ctx, turn); err != nil {
+				return w, err
+			}
+		}
 	}
 	w.name = checking
 	if w.own == 0 {
-		return s.lead(ctx, w)
+		return s.lead(ctx, turn, w)
 	}
 	return s.leader(ctx, turn, w)
+}
+
+// enlist joins the check. Where an answer was lost, it looks first whether a round has begun with this node, which
+// another join would make void.
+func (s *Service) enlist(ctx context.Context, turn int) error {
+	before := -1
+	return s.insist(ctx, turn, func() error {
+		w, mine, err := s.worldNamed(ctx, checking)
+		if err != nil || mine && before >= 0 && w.round > before {
+			return err
+		}
+		before = w.round
+		return s.joinNamed(ctx, checking)
+	})
+}
+
+// askGroup asks for this node's group, and whether the master still knows that it waits for one.
+func (s *Service) askGroup(ctx context.Context, turn int) (w world, mine, forgotten bool, err error) {
+	err = s.insist(ctx, turn, func() (err error) {
+		waiting := 1
+		if time.Since(s.joined) > s.every.ask {
+			if waiting, err = s.waitingFor(ctx, checking); err != nil {
+				return err
+			}
+		}
+		w, mine, err = s.worldNamed(ctx, checking)
+		forgotten = s.forgotten(w, waiting)
+		return err
+	})
+	return w, mine, forgotten, err
 }
 
 // late: a check that does not come about blames nobody.
@@ -219,39 +288,78 @@ func (s *Service) late(ctx context.Context, turn int) error {
 }
 
 // lead tells the other nodes of the group where to meet.
-func (s *Service) lead(ctx context.Context, w world) (world, error) {
-	var err error
+func (s *Service) lead(ctx context.Context, turn int, w world) (world, error) {
 	w.addr = s.node.Addr
-	if w.port, err = s.cfg.Port(); err != nil {
-		return w, err
-	}
-	if err = s.set(ctx, w.key(masterAddr), []byte(w.addr)); err == nil {
-		err = s.set(ctx, w.key(masterPort), []byte(strconv.Itoa(w.port)))
-	}
+	err := s.insist(ctx, turn, func() (err error) {
+		if w.port == 0 {
+			w.port, err = s.cfg.Port()
+		}
+		if err == nil {
+			err = s.set(ctx, w.key(masterAddr), []byte(w.addr))
+		}
+		if err == nil {
+			err = s.set(ctx, w.key(masterPort), []byte(strconv.Itoa(w.port)))
+		}
+		return err
+	})
 	return w, err
 }
 
 func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) {
 	for {
-		addr, port, err := s.address(ctx, w)
-		if err != nil || port > 0 {
-			w.addr, w.port = addr, port
+		err := s.insist(ctx, turn, func() (err error) {
+			w.addr, w.port, err = s.address(ctx, w)
+			return err
+		})
+		if err != nil || w.port > 0 {
 			return w, err
 		}
 		if err := s.wait(ctx, turn, askPause); err != nil {
 			return w, err
 		}
+		if err := s.void(ctx, turn, w); err != nil {
+			return w, err
+		}
 	}
 }
 
+// void is why a round is over for the master that is none for this node; nil if it is one for both.
+func (s *Service) void(ctx context.Context, turn int, w world) error {
+	var now world
+	err := s.insist(ctx, turn, func() (err error) {
+		now, _, err = s.worldNamed(ctx, checking)
+		return err
+	})
+	switch {
+	case err != nil:
+	case now.round != w.round:
+		err = errAnew
+	case len(now.seats) == 0:
+		err = errNext
+	}
+	return err
+}
+
 // verdict asks for the node ranks that the master blames, until all nodes have reported.
-func (s *Service) verdict(ctx context.Context, turn int, question string) (ranks []int, err error) {
+func (s *Service) verdict(ctx context.Context, turn int, w world, question string) (ranks []int, err error) {
 	for end := time.Now().Add(verdictTime); time.Now().Before(end); {
-		m, err := s.cfg.Client.Get(ctx, s.cfg.Client.New(question))
+		asked := time.Now()
+		var m *pyproto.Message
+		err := s.insist(ctx, turn, func() (err error) {
+			m, err = s.cfg.Client.Get(ctx, s.cfg.Client.New(question))
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
-		if reason := m.Str("reason"); reason != "Waiting node" && reason != "Not Initialized" {
+		end = end.Add(time.Since(asked)) // without the master nobody can report
+		switch m.Str("reason") {
+		case "Not Initialized": // some node has joined since
+			if err := s.void(ctx, turn, w); err != nil {
+				return nil, err
+			}
+		case "Waiting node":
+		default:
 			for _, v := range m.List("nodes") {
 				ranks = append(ranks, pyproto.IntOf(v))
 			}

@@ -48,6 +48,7 @@ type model struct {
 	forgets  bool                       // it loses what is counted, as 0.4 can
 	actions  map[int][]*pyproto.Message // by node ID
 	heard    []said
+	checks   *theirCheck // nil: it knows no checks
 }
 
 // said is a message, and who has sent it.
@@ -70,6 +71,9 @@ func (m *model) start() {
 	m.min, m.max, m.lastCall, m.round = 0, 0, 30*time.Second, 0
 	m.waits, m.kv, m.check = map[int]int{}, map[string]any{}, "DISABLED"
 	m.world, m.latest = nil, nil
+	if m.checks != nil {
+		m.checks.forget()
+	}
 	m.mu.Unlock()
 	l, err := net.Listen("tcp", m.addr)
 	require.NoError(m.t, err)
@@ -94,11 +98,25 @@ func (m *model) restart() {
 func (m *model) Get(_ context.Context, from pyproto.Caller, q *pyproto.Message) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.checks.lose(from.NodeID, q.Class.Name); err != nil {
+		return nil, err
+	}
+	answer, err := m.get(from, q)
+	if err == nil {
+		err = m.checks.lose(from.NodeID, "answer to "+q.Class.Name)
+	}
+	return answer, err
+}
+
+func (m *model) get(from pyproto.Caller, q *pyproto.Message) ([]byte, error) {
 	d := q.Dialect()
 	if m.v04 && d == pyproto.Comm {
 		return nil, nil
 	}
 	m.heard = append(m.heard, said{from.NodeID, q})
+	if answer, ok := m.checks.get(q); ok {
+		return answer, nil
+	}
 	field := func(name string, value any) pyproto.Field { return pyproto.Field{Name: name, Value: value} }
 	switch q.Class.Name {
 	case "JoinRendezvousRequest":
@@ -189,8 +207,13 @@ func (m *model) ask(id int, class, content string) {
 func (m *model) Report(_ context.Context, from pyproto.Caller, q *pyproto.Message) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.checks.lose(from.NodeID, q.Class.Name); err != nil {
+		return false, err
+	}
 	m.heard = append(m.heard, said{from.NodeID, q})
 	switch q.Class.Name {
+	case "NodeEvent":
+		m.checks.report(q)
 	case "RendezvousParams":
 		if m.max == 0 {
 			m.min, m.max = q.Int("min_nodes"), q.Int("max_nodes")
@@ -199,7 +222,7 @@ func (m *model) Report(_ context.Context, from pyproto.Caller, q *pyproto.Messag
 	case "KeyValuePair":
 		m.kv[q.Str("key")] = q.Get("value")
 	}
-	return true, nil
+	return true, m.checks.lose(from.NodeID, "answer to "+q.Class.Name)
 }
 
 // key is what is kept at a key of the world of this round.

@@ -116,7 +116,7 @@ type Service struct {
 
 	// Of the goroutine that follows the world alone.
 	preCheck preCheck
-	joined   time.Time // when the master was last told that this node wants to be in a world
+	joined   time.Time // when the master was last told that this node wants to be in a world, or in a check
 	round    int       // the master's, then
 	shown    time.Time // when a leader has last told where the workers meet
 }

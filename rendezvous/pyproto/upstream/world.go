@@ -147,11 +147,17 @@ func (s *Service) askWorld(ctx context.Context, turn int) error {
 	switch {
 	case text != "":
 		return s.timedOut(ctx, text, p.JoinTimeout)
-	case len(w.seats) > 0 || n < 0:
-	case w.round != s.round, n == 0 && time.Since(s.joined) > s.every.ask, time.Since(s.joined) > 10*s.every.ask:
+	case n >= 0 && s.forgotten(w, n):
 		return s.joinNamed(ctx, training)
 	}
 	return nil
+}
+
+// forgotten: the master, which counts those that wait, was started again since this node has joined, or has sealed a
+// world with it that another node's join has made void.
+func (s *Service) forgotten(w world, waiting int) bool {
+	waited := time.Since(s.joined)
+	return len(w.seats) == 0 && (w.round != s.round || waiting == 0 && waited > s.every.ask || waited > 10*s.every.ask)
 }
 
 // checkAgain takes part in the check that another node waits for: it has been started again, and is checked first.
