@@ -35,6 +35,7 @@ func TestDLRoverLife(t *testing.T) {
 		require.NoError(t, syscall.Kill(first[3], syscall.SIGKILL))
 		second := j.trained(4, first, nodes...)
 		require.Equal(t, 1, j.started(second[3]).restarts, "a worker of node 1 was killed")
+		require.Zero(t, j.started(second[0]).restarts, "those of node 0 failed by that")
 
 		lost := map[bool]int{false: 1, true: 0}[d.http] // 0 serves the workers' store
 		nodes[lost].signal(syscall.SIGKILL)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -71,7 +72,9 @@ func (m *masterService) findPython(
 	}
 	rank := max(s.node.Rank, 0) // as DLRover's agent
 	log.Info("the master is DLRover's own", "addr", where, "messages", string(c.Dialect()), "node_rank", rank)
-	return upstream.New(upstream.Config{Client: c, Rank: rank, Check: check, Port: workerPort, Log: log}), nil
+	return upstream.New(upstream.Config{
+		Client: c, Rank: rank, Check: check, Port: workerPort, Follows: evidence.Follows, Log: log,
+	}), nil
 }
 
 // usageError is a variable of the environment, or an option, that cannot be used.

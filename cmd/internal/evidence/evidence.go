@@ -45,6 +45,12 @@ func Unpack(e rendezvous.Evidence) verdict.Evidence {
 	return v
 }
 
+// Follows reports whether f can be the consequence of another process' end.
+func Follows(f rendezvous.Failure) bool {
+	v := failure(f)
+	return v.Stopped || v.Follows()
+}
+
 func failure(f rendezvous.Failure) verdict.Failure {
 	var v verdict.Failure
 	if json.Unmarshal(f.Detail, &v) != nil {

@@ -124,21 +124,6 @@ func (s *Service) asideIs(err error) error {
 	return err
 }
 
-// insist asks the master until it has answered, or nobody waits for the check. A node that began anew for one lost
-// answer would make the round void that all others are in.
-func (s *Service) insist(ctx context.Context, turn int, ask func() error) error {
-	for pause := askPause; ; pause = min(2*pause, insistPause) {
-		err := ask()
-		s.noticeOutage(err)
-		if err == nil {
-			return nil
-		}
-		if err := s.wait(ctx, turn, pause); err != nil {
-			return err
-		}
-	}
-}
-
 // few ends the check of a small job, in which nobody is left to find out which node is at fault.
 func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
 	var m *pyproto.Message
@@ -214,7 +199,7 @@ func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults,
 
 // group joins the check and finds out with whom this node tests, and where.
 func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
-	if err = s.enlist(ctx, turn); err != nil {
+	if err = s.enlist(ctx, turn, checking); err != nil {
 		return w, err
 	}
 	end := time.Now().Add(s.params.JoinTimeout)
@@ -230,7 +215,7 @@ func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
 			return w, s.late(ctx, turn)
 		}
 		if forgotten {
-			if err = s.enlist(ctx, turn); err != nil {
+			if err = s.enlist(ctx, turn, checking); err != nil {
 				return w, err
 			}
 		}
@@ -240,20 +225,6 @@ func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
 		return s.lead(ctx, turn, w)
 	}
 	return s.leader(ctx, turn, w)
-}
-
-// enlist joins the check. Where an answer was lost, it looks first whether a round has begun with this node, which
-// another join would make void.
-func (s *Service) enlist(ctx context.Context, turn int) error {
-	before := -1
-	return s.insist(ctx, turn, func() error {
-		w, mine, err := s.worldNamed(ctx, checking)
-		if err != nil || mine && before >= 0 && w.round > before {
-			return err
-		}
-		before = w.round
-		return s.joinNamed(ctx, checking)
-	})
 }
 
 // askGroup asks for this node's group, and whether the master still knows that it waits for one.

@@ -229,3 +229,14 @@ func TestTheNextRoundHasBegun(t *testing.T) {
 	require.Equal(t, []int{2, 2}, []int{*tested[0], *tested[1]})
 	require.NotContains(t, c.model.events(1), "NODE_CHECK_FAILED")
 }
+
+// A world that was sealed with a node is not made void by its second attempt to join.
+func TestTheAnswerToAJoinIsLost(t *testing.T) {
+	t.Parallel()
+	c := newTheirCheck(t)
+	a := c.model.node(0, 0, two).join()
+	eventually(t, "one waits", func() bool { return c.model.count() == 1 })
+	c.lost["answer to JoinRendezvousRequest"] = 1
+	run(a, c.model.node(1, 1, two).join())
+	require.Equal(t, 1, c.model.round)
+}

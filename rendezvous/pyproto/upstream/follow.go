@@ -57,6 +57,11 @@ func (s *Service) sleep(turn int, pause time.Duration) {
 }
 
 func (s *Service) advance(now phase, turn int) error {
+	if now == inCheck || now == joining {
+		if paid, err := s.pay(s.ctx); !paid {
+			return err
+		}
+	}
 	switch now {
 	case inCheck:
 		return s.test(s.ctx, turn)
@@ -79,8 +84,8 @@ func (s *Service) join(ctx context.Context, turn int) error {
 	if passed, err := s.passes(ctx); err != nil || !passed {
 		return err
 	}
-	if err := s.joinNamed(ctx, training); err != nil {
-		return err
+	if err := s.enlist(ctx, turn, training); err != nil {
+		return s.asideIs(err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,6 +93,34 @@ func (s *Service) join(ctx context.Context, turn int) error {
 		s.enter(forming)
 	}
 	return nil
+}
+
+// enlist joins a rendezvous. Where an answer was lost, it looks first whether a world was sealed with this node, which
+// another join would make void.
+func (s *Service) enlist(ctx context.Context, turn int, name string) error {
+	before := -1
+	return s.insist(ctx, turn, func() error {
+		w, mine, err := s.worldNamed(ctx, name)
+		if err != nil || mine && before >= 0 && w.round > before {
+			return err
+		}
+		before = w.round
+		return s.joinNamed(ctx, name)
+	})
+}
+
+// insist asks the master until it has answered, or the phase is another one.
+func (s *Service) insist(ctx context.Context, turn int, ask func() error) error {
+	for pause := askPause; ; pause = min(2*pause, insistPause) {
+		err := ask()
+		s.noticeOutage(err)
+		if err == nil {
+			return nil
+		}
+		if err := s.wait(ctx, turn, pause); err != nil {
+			return err
+		}
+	}
 }
 
 // joinNamed tells the master that this node wants to be in the next world of a rendezvous, and the rules, which a new
@@ -207,7 +240,7 @@ func (s *Service) noticeOutage(err error) {
 		*o = outage{}
 		s.preCheck.told = false
 		if s.phase == forming {
-			s.enter(joining)
+			s.since, s.joined = time.Now(), time.Time{}
 		}
 	}
 }

@@ -294,7 +294,8 @@ func (m *model) node(rank, id int, p rendezvous.Params) *node {
 		cfg.Speak = pyproto.Grpc
 	}
 	n := &node{t: m.t, rank: rank, slots: rank + 1, params: p,
-		Service: New(Config{Client: pyproto.NewClient(cfg), Rank: rank})}
+		Service: New(Config{Client: pyproto.NewClient(cfg), Rank: rank,
+			Follows: func(f rendezvous.Failure) bool { return f.Text == gone }})}
 	n.every.heartbeat, n.every.ask, n.every.show = 20*time.Millisecond, 100*time.Millisecond, 50*time.Millisecond
 	m.t.Cleanup(n.Close)
 	return n
@@ -385,10 +386,15 @@ func (n *node) ready() {
 		rendezvous.Ready{EpochID: n.seen.EpochID, Addr: fmt.Sprintf("10.0.0.%d", n.rank), Port: 20000 + n.rank}))
 }
 
-func (n *node) fails(d rendezvous.Decision) {
+func (n *node) fails(d rendezvous.Decision) { n.failsBy(d, "it broke") }
+
+// gone is how workers fail whose peer has.
+const gone = "the peer is gone"
+
+func (n *node) failsBy(d rendezvous.Decision, text string) {
 	n.t.Helper()
 	require.NoError(n.t, n.Report(n.t.Context(), "job", rendezvous.Failing{EpochID: n.seen.EpochID, Decision: d,
-		Failures: []rendezvous.Failure{{Rank: n.rank, Text: "it broke", At: time.Now(),
+		Failures: []rendezvous.Failure{{Rank: n.rank, Text: text, At: time.Now(),
 			Detail: json.RawMessage(`{"local_rank":0,"exit_code":3,"message":"why"}`)}}}))
 }
 

@@ -89,13 +89,16 @@ func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 	if e.EpochID == s.dir.EpochID {
 		s.record(e.Failures)
 	}
-	spent := s.spent
+	spent, w := s.spent, s.world
 	if current && !e.Tolerated {
 		s.settle(e, waiting > 0)
 	}
 	s.mu.Unlock()
 	if len(e.Failures) == 0 {
 		return nil
+	}
+	if current && !s.followed(e.Failures) {
+		s.takeBlame(ctx, w)
 	}
 	return s.failure(ctx, processError, processErrors(e.Failures), spent)
 }
@@ -118,6 +121,9 @@ func (s *Service) settle(e rendezvous.Failing, follows bool) {
 	}
 	switch {
 	case e.Decision == rendezvous.RestartFree, e.Decision == rendezvous.RestartCharged && follows:
+		s.stop(cause)
+	case e.Decision == rendezvous.RestartCharged && len(s.world.seats) > 1 && s.followed(e.Failures):
+		s.debt = debt{since: time.Now(), world: s.world}
 		s.stop(cause)
 	case e.Decision == rendezvous.RestartCharged && s.spent < s.params.MaxRestarts:
 		s.spent++

@@ -39,6 +39,8 @@ type intervals struct {
 	// show: a leader tells again where the workers meet. A master that was started again has forgotten it, and nodes may
 	// not have asked before.
 	show time.Duration
+	// blame: how long a node whose workers failed as another node's failure makes them waits for one to blame.
+	blame time.Duration
 	// round: between the rounds of a check, in which all nodes hear the verdict of one before somebody begins the next.
 	round time.Duration
 }
@@ -66,7 +68,9 @@ type Config struct {
 	Check Check
 	// Port finds a free port for the first worker of a test; nil without Check.Test.
 	Port func() (int, error)
-	Log  *slog.Logger
+	// Follows reports whether a failure can be the consequence of another node's; nil: none can.
+	Follows func(rendezvous.Failure) bool
+	Log     *slog.Logger
 }
 
 // phase is what the node waits for.
@@ -106,6 +110,7 @@ type Service struct {
 	params   rendezvous.Params
 	world    world
 	spent    int // restarts of this node
+	debt     debt
 	failures []rendezvous.Failure
 	outcome  rendezvous.Outcome
 	cause    *rendezvous.Cause
@@ -127,7 +132,11 @@ func New(cfg Config) *Service {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{})}
-	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second, round: 5 * time.Second}
+	if cfg.Follows == nil {
+		s.cfg.Follows = func(rendezvous.Failure) bool { return false }
+	}
+	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second, blame: 3 * time.Second,
+		round: 5 * time.Second}
 	s.term = uint64(time.Now().UnixNano())
 	s.dir.Term, s.dir.Seq = s.term, s.term
 	return s
@@ -163,6 +172,7 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	defer s.mu.Unlock()
 	s.node, s.params = ev.Node, p
 	s.record(ev.Failures)
+	s.debt.own = s.debt.own || !s.followed(ev.Failures)
 	if s.phase == over {
 		return nil // it is told how the run has ended
 	}

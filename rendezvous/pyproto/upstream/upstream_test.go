@@ -148,6 +148,80 @@ func TestConsequenceIsFree(t *testing.T) {
 	require.Zero(t, a.leave().Restarts)
 }
 
+// TestPeersFailTogether: workers of both nodes fail before the master can tell of either.
+func TestPeersFailTogether(t *testing.T) {
+	t.Parallel()
+	pair := func(t *testing.T, restarts int, blame time.Duration) (a, b *node) {
+		m := newModel(t)
+		p := rendezvous.Params{Min: 2, Max: 2, MaxRestarts: restarts}
+		a, b = m.node(0, 0, p), m.node(1, 1, p)
+		a.every.blame, b.every.blame = blame, blame
+		run(a.join(), b.join())
+		return a, b
+	}
+	t.Run("the cause pays", func(t *testing.T) {
+		t.Parallel()
+		a, b := pair(t, 1, time.Hour)
+		for epoch := range 2 { // the second has no restart left, and ends
+			a.failsBy(rendezvous.RestartCharged, gone)
+			require.Equal(t, rendezvous.Stop, a.next(patience).Kind)
+			a.join()
+			b.fails(rendezvous.RestartCharged)
+			if epoch == 0 {
+				run(a, b)
+			}
+		}
+		b.until(rendezvous.Fail)
+		eventually(t, "the first waits for a node in its place", func() bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return a.phase == forming
+		})
+		require.Equal(t, []int{0, 1}, []int{a.leave().Restarts, b.leave().Restarts})
+	})
+	t.Run("both failed by themselves", func(t *testing.T) {
+		t.Parallel()
+		a, b := pair(t, 1, time.Hour)
+		a.fails(rendezvous.RestartCharged)
+		b.fails(rendezvous.RestartCharged)
+		run(a, b)
+		require.Equal(t, []int{1, 1}, []int{a.leave().Restarts, b.leave().Restarts})
+	})
+	t.Run("one of the node's own is found later", func(t *testing.T) {
+		t.Parallel()
+		a, b := pair(t, 1, time.Hour)
+		a.failsBy(rendezvous.RestartCharged, gone)
+		b.failsBy(rendezvous.RestartCharged, gone)
+		a.until(rendezvous.Stop)
+		require.NoError(t, a.Join(t.Context(), "job", rendezvous.Join{Params: two, Node: a.Service.node,
+			Failures: []rendezvous.Failure{{Rank: 0, Text: "it broke", At: time.Now()}}}))
+		run(a, b)
+		require.Equal(t, []int{1, 0}, []int{a.leave().Restarts, b.leave().Restarts})
+	})
+	t.Run("neither is to blame", func(t *testing.T) { // the restarts of a job whose network fails come to an end
+		t.Parallel()
+		a, b := pair(t, 0, 100*time.Millisecond)
+		a.failsBy(rendezvous.RestartCharged, gone)
+		b.failsBy(rendezvous.RestartCharged, gone)
+		failed := 0
+		for _, n := range []*node{a, b} {
+			n.until(rendezvous.Stop)
+			n.join()
+		}
+		eventually(t, "one ends, the other one waits", func() bool {
+			failed = 0
+			waits := 0
+			for _, n := range []*node{a, b} {
+				n.mu.Lock()
+				failed += map[bool]int{true: 1}[n.outcome == rendezvous.Failed]
+				waits += map[bool]int{true: 1}[n.phase == forming]
+				n.mu.Unlock()
+			}
+			return failed == 1 && waits == 1
+		})
+	})
+}
+
 func TestFailureOfAnOldEpoch(t *testing.T) {
 	t.Parallel()
 	m := newModel(t)

@@ -1,0 +1,85 @@
+package upstream
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"dlrover-run/rendezvous"
+)
+
+// Workers whose peer dies fail within milliseconds of it, before the master can tell that the peer's node wants a new
+// world. A node whose workers failed like that pays nothing if another one's failed by themselves. If none did, such as
+// where the network was interrupted, one of those nodes pays: restarts have to come to an end.
+
+// The keys below a world's for that: a node's workers have failed by themselves; how many nodes found nobody to blame.
+const (
+	blameKey   = "dlrover-run/blame"
+	nobodysKey = "dlrover-run/nobodys"
+)
+
+// debt is a failure for which it is not known yet who pays.
+type debt struct {
+	since time.Time // zero: there is none
+	own   bool      // a worker of this node has failed by itself, too
+	world world
+}
+
+// followed: every one of the failures can be another node's consequence.
+func (s *Service) followed(fs []rendezvous.Failure) bool {
+	return !slices.ContainsFunc(fs, func(f rendezvous.Failure) bool { return !s.cfg.Follows(f) })
+}
+
+// takeBlame says that workers of this node have failed by themselves. If it does not arrive, others pay as well.
+func (s *Service) takeBlame(ctx context.Context, w world) {
+	if err := s.set(ctx, w.key(blameKey), []byte{'1'}); err != nil {
+		s.cfg.Log.Debug("cannot tell the other nodes that the failure is this one's", "err", err)
+	}
+}
+
+// pay settles the debt, and reports whether that is done.
+func (s *Service) pay(ctx context.Context) (bool, error) {
+	s.mu.Lock()
+	d := s.debt
+	s.mu.Unlock()
+	if d.since.IsZero() {
+		return true, nil
+	}
+	mine, known, err := s.mine(ctx, d)
+	if err != nil || !known {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.debt = debt{}
+	switch {
+	case !mine:
+	case s.spent < s.params.MaxRestarts:
+		s.spent++
+	default:
+		s.fail(*s.cause)
+		return false, nil
+	}
+	return true, nil
+}
+
+// mine: this node pays.
+func (s *Service) mine(ctx context.Context, d debt) (mine, known bool, err error) {
+	if d.own {
+		s.takeBlame(ctx, d.world)
+		return true, true, nil
+	}
+	blamed, err := s.text(ctx, d.world.key(blameKey))
+	if err != nil || blamed != "" {
+		return false, err == nil, err
+	}
+	waiting, err := s.waiting(ctx)
+	if err != nil || waiting > 0 {
+		return false, err == nil, err
+	}
+	if time.Since(d.since) < s.every.blame {
+		return false, false, nil
+	}
+	n, err := s.add(ctx, d.world.key(nobodysKey))
+	return n == 1, err == nil, err
+}
