@@ -17,8 +17,8 @@ import (
 // Kind says what a finding is about.
 type Kind string
 
-// The kinds of a Finding. One of a hard kind marks its machine at once: CheckFailed, Unkillable, Xid and ECC. All
-// others are soft: Config.Repeats of them, of whatever soft kinds, mark.
+// The kinds of a Finding. One of a hard kind marks its machine at once: CheckFailed, Unkillable, Xid and ECC. A LogRule
+// is only told. All others are soft: Config.Repeats of them, of whatever soft kinds, mark.
 const (
 	CheckFailed Kind = "check-failed"     // a check of the node has failed
 	Hang        Kind = "hang"             // a hung job waited for its workers
@@ -28,6 +28,7 @@ const (
 	ECC         Kind = "ecc"              // the memory of a device has errors that nothing corrects
 	Device      Kind = "device-error"     // a worker has failed because of its device; that may be the program's fault
 	Silent      Kind = "silent"           // it has gone away without a word
+	LogRule     Kind = "log-rule"         // what a worker prints has broken a rule, which may have any reason
 	Operator    Kind = "operator"         // somebody says so
 )
 
@@ -43,6 +44,7 @@ var hard = map[Kind]string{
 const (
 	MaxNodes    = 100_000 // machines; those that were not seen for longest go, but none that is marked
 	MaxPerNode  = 16      // findings of one machine; the oldest go
+	MaxLogRules = 4       // those of kind LogRule among them, so that they drive out no other
 	MaxFindings = 1 << 15 // findings of all; the oldest go
 	MaxRuns     = 4096    // the one that was not heard of for longest goes
 	MaxRunsNode = 64      // runs that one machine takes part in

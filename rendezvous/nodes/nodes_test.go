@@ -45,7 +45,7 @@ func sized(n int) *Book {
 func TestOneHardFindingMarks(t *testing.T) {
 	for kind, marks := range map[Kind]bool{
 		CheckFailed: true, Unkillable: true, Xid: true, ECC: true,
-		Hang: false, Silent: false, Repeated: false, "new-word": false, Operator: false, "": false,
+		Hang: false, Silent: false, Repeated: false, LogRule: false, "new-word": false, Operator: false, "": false,
 	} {
 		b := sized(100)
 		acts := b.Find(noon, find("n001", kind))
@@ -85,6 +85,28 @@ func TestSoftFindingsMarkWhenTheyAreRepeated(t *testing.T) {
 	require.Empty(t, b.Find(after(time.Hour), find("n001", Hang)))
 	b.Tick(after(8 * 24 * time.Hour))
 	require.Empty(t, b.Find(after(8*24*time.Hour), find("n001", Hang)), "old findings do not count")
+}
+
+// A loss that is NaN says nothing of the machine, however often it is told and whatever else is known.
+func TestLogRulesAreToldAndNeverMark(t *testing.T) {
+	b := sized(100)
+	told := func(i int) Finding {
+		return Finding{Node: "n001", Run: "r", Kind: LogRule, Text: fmt.Sprint("loss ", i)}
+	}
+	require.Empty(t, b.Find(noon, find("n001", Hang)))
+	for i := range 100 {
+		require.Empty(t, b.Find(after(time.Hour), told(i)))
+	}
+	require.Empty(t, b.Find(after(time.Hour), find("n001", Silent)), "they do not count for the third finding")
+	require.Empty(t, b.Find(after(2*time.Hour), told(100)))
+	var texts []string
+	for _, f := range b.List(after(2 * time.Hour))[0].Findings {
+		texts = append(texts, f.Text)
+	}
+	require.Equal(t, []string{"loss 100", "as seen", "loss 99", "loss 98", "loss 97", "as seen"}, texts,
+		"they drive out no other")
+	require.Equal(t, []string{"mark n001"}, deeds(b.Find(after(3*time.Hour), find("n001", Device))))
+	require.Empty(t, b.Find(after(4*time.Hour), told(101)), "and prolong no mark")
 }
 
 func TestMarksExpireAndNewFindingsProlongThem(t *testing.T) {

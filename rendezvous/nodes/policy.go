@@ -61,12 +61,29 @@ func (b *Book) record(now time.Time, f Finding) bool {
 	}
 	r.findings = append(r.findings, f)
 	b.findings++
-	if len(r.findings) > MaxPerNode {
-		r.findings = slices.Delete(r.findings, 0, 1)
+	if i := r.surplus(); i >= 0 {
+		r.findings = slices.Delete(r.findings, i, i+1)
 		b.findings--
 	}
 	b.roomForFindings()
 	return true
+}
+
+// surplus is the finding that has to go now that another one has come, -1 if there is room.
+func (r *record) surplus() int {
+	rules, oldest := 0, -1
+	for i, f := range slices.Backward(r.findings) {
+		if f.Kind == LogRule {
+			rules, oldest = rules+1, i
+		}
+	}
+	switch {
+	case rules > MaxLogRules:
+		return oldest
+	case len(r.findings) > MaxPerNode:
+		return 0
+	}
+	return -1
 }
 
 func later(a, b time.Time) time.Time {
@@ -171,12 +188,12 @@ func (m Mark) line() string {
 
 // reason says why a finding marks; "": it does not.
 func (b *Book) reason(r *record, k Kind) string {
-	if why := hard[k]; why != "" {
+	if why := hard[k]; why != "" || k == LogRule {
 		return why
 	}
 	n := 0
 	for _, f := range r.findings {
-		if hard[f.Kind] == "" {
+		if hard[f.Kind] == "" && f.Kind != LogRule {
 			n++
 		}
 	}
