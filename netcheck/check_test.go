@@ -2,6 +2,8 @@ package netcheck
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -210,6 +212,35 @@ func TestReportOnlyExcludesNobody(t *testing.T) {
 	s.states(t, map[int]State{2: StateFaulty, 3: StateFaulty})
 	require.False(t, s.nodes[2].verdict.Excluded)
 	require.False(t, s.nodes[3].verdict.Excluded)
+}
+
+func TestBrokenDevicesAreToldWhereNobodyIsLeftOut(t *testing.T) {
+	fatal := func(kind, metric string) Finding {
+		return Finding{Severity: Fatal, Kind: kind, Metric: metric, Text: "GPU 3: " + kind + " " + metric}
+	}
+	faults := func(reportOnly bool) (told []Note) {
+		s := newSim(1, 9)
+		s.check.cfg.Spec.ReportOnly = reportOnly
+		s.nodes[2].node.Findings = []Finding{fatal("gpu.driver", "xid"), fatal("gpu.memory", "ecc_uncorrected"),
+			fatal("gpu.lost", ""), fatal("gpu.driver", "hang"), fatal("gpu.memory", "memory_used"),
+			{Severity: Warn, Kind: "gpu.memory", Metric: "ecc_uncorrected"}}
+		for range 9 {
+			s.nodes[3].node.Findings = append(s.nodes[3].node.Findings, fatal("gpu.driver", "xid"))
+		}
+		s.run()
+		for _, n := range s.notes {
+			if n.Event == "device-fault" {
+				told = append(told, n)
+			}
+		}
+		slices.SortStableFunc(told, func(a, b Note) int { return strings.Compare(a.Node, b.Node) })
+		return told
+	}
+	require.Empty(t, faults(false), "who is left out says why")
+	told := faults(true)
+	require.Len(t, told, 3+maxFaults)
+	require.Equal(t, []string{"xid: GPU 3: gpu.driver xid", "ecc: GPU 3: gpu.memory ecc_uncorrected",
+		"xid: GPU 3: gpu.lost "}, []string{told[0].Text, told[1].Text, told[2].Text})
 }
 
 func TestMassVerdictExcludesNobody(t *testing.T) {

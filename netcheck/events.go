@@ -57,7 +57,7 @@ type Action struct {
 
 // Note is one line of the run's timeline.
 type Note struct {
-	Event string // check-began, check-round, check-verdict, check-ended
+	Event string // check-began, check-round, check-verdict, device-fault, check-ended
 	Node  string // name, or ""
 	Text  string
 }

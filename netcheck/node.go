@@ -109,7 +109,37 @@ func (c *Check) settle(n *node, v Verdict) {
 	c.verdicts.count(v)
 	if c.verdicts.excluded+c.verdicts.others <= maxTold && v.State != StateOK {
 		c.note("check-verdict", n.name(), "%s: %s", v.State, v.Reason)
+		c.noteFaults(n)
 	}
+}
+
+// maxFaults bounds the faults of one node's devices that the timeline tells.
+const maxFaults = 4
+
+// noteFaults tells of devices that are broken by what their driver says, where the verdict that says so leaves nobody
+// out.
+func (c *Check) noteFaults(n *node) {
+	told := 0
+	for _, f := range n.Findings {
+		if what := f.fault(); what != "" && !n.verdict.Excluded && told < maxFaults {
+			c.note("device-fault", n.name(), "%s: %s", what, f.Text)
+			told++
+		}
+	}
+}
+
+// fault says of what kind a finding is that no program can cause, "" for others. Memory that is taken out of use, or a
+// reset that is due, is no new error.
+func (f Finding) fault() string {
+	switch {
+	case f.Severity != Fatal:
+		return ""
+	case f.Metric == "xid" || f.Kind == "gpu.lost":
+		return "xid"
+	case f.Metric == "ecc_uncorrected":
+		return "ecc"
+	}
+	return ""
 }
 
 // assign gives a node its duty.

@@ -459,6 +459,13 @@ func (r *run) tellOutside() {
 	}
 }
 
+func (r *run) faulty(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.nodes[id]
+	return m != nil && m.newest.Verdict != nil && m.newest.Verdict.State == netcheck.StateFaulty
+}
+
 func (r *run) picture() (netcheck.Picture, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -158,6 +158,12 @@ func (h *Hub) Next(ctx context.Context, run string, req Request) (netcheck.Assig
 	return r.next(ctx, req)
 }
 
+// Faulty says whether the newest check of a launcher's node, left out or not, has found it at fault.
+func (h *Hub) Faulty(run, id string) bool {
+	r := h.find(run)
+	return r != nil && r.faulty(id)
+}
+
 // Picture is what is known of the checks of a run, with aliases for the launchers' IDs.
 func (h *Hub) Picture(run string) (netcheck.Picture, error) {
 	r := h.find(run)
