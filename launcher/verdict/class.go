@@ -118,7 +118,7 @@ func classOfSignal(n int) Class {
 // output. Where that leaves open whether a device is broken, the end of the output says so.
 func (f Failure) Class() Class {
 	c := f.class()
-	if mayBeHardware(c) && isHardware(f.LastLines) {
+	if mayBeHardware(c) && IsHardware(f.LastLines) {
 		return Hardware
 	}
 	return c

@@ -19,8 +19,8 @@ func hardwareSigns() []string {
 	}
 }
 
-// isHardware reports whether text tells of broken hardware.
-func isHardware(text string) bool {
+// IsHardware reports whether text tells of broken hardware.
+func IsHardware(text string) bool {
 	text = strings.ToLower(text)
 	return slices.ContainsFunc(hardwareSigns(), func(p string) bool { return strings.Contains(text, p) }) ||
 		slices.ContainsFunc(xids(text), isHardwareXid)

@@ -17,13 +17,33 @@ func Answer(f func(*http.Request) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)
 		if req.Method != http.MethodGet && req.Method != http.MethodHead {
-			w.Header().Set("Allow", http.MethodGet)
-			wireErrors.Write(w, fmt.Errorf("%w: %s %s: need GET", errMethod, req.Method, req.URL.Path))
+			refuseMethod(w, req, http.MethodGet)
 			return
 		}
 		v, err := f(req)
 		writeAnswer(w, v, err)
 	})
+}
+
+// Take makes a mount of a function that hears what is posted as JSON. Its error is answered as the API does.
+func Take[B any](f func(run string, body B) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		limitBody(w)
+		if req.Method != http.MethodPost {
+			refuseMethod(w, req, http.MethodPost)
+			return
+		}
+		run, body, err := decode[B](req)
+		if err == nil {
+			err = f(run, body)
+		}
+		writeAnswer(w, struct{}{}, err)
+	})
+}
+
+func refuseMethod(w http.ResponseWriter, req *http.Request, right string) {
+	w.Header().Set("Allow", right)
+	wireErrors.Write(w, fmt.Errorf("%w: %s %s: need %s", errMethod, req.Method, req.URL.Path, right))
 }
 
 // Call posts a value to what is mounted under a name of the run, such as "checks/next", and decodes the answer.

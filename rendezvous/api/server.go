@@ -193,8 +193,7 @@ func (s *server) answer(f func(*http.Request) (any, error)) http.HandlerFunc {
 func (s *server) wrongMethod(right string) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		limitBody(w)
-		w.Header().Set("Allow", right)
-		wireErrors.Write(w, fmt.Errorf("%w: %s %s: need %s", errMethod, req.Method, req.URL.Path, right))
+		refuseMethod(w, req, right)
 	}
 }
 

@@ -41,6 +41,8 @@ const (
 	passed    = "passed"
 	nodeError = "node-error" // an agent of DLRover blames its own node
 	maxSaid   = 1 << 16      // of one run in one piece; the rest is not heard
+
+	deviceFault = "device-fault" // the text begins with a hard kind
 )
 
 func newEar(k *Keeper) *ear {
@@ -52,7 +54,7 @@ func (k *Keeper) Hear(run string, n rendezvous.Note) {
 	switch n.Event {
 	case "join":
 		k.ear.add(run, func(h *heard) { h.machines[n.Node] = n.Machine })
-	case "barred", "late-check", "order", nodeError:
+	case "barred", "late-check", "order", nodeError, deviceFault, string(nodes.LogRule):
 		k.ear.add(run, func(h *heard) { h.say(said{n.Event, n.Node, n.Text}) })
 	case "node-loss", "node-leave", "break", "seal", "run", "succeeded", "failed", "resumed":
 		k.ear.add(run, func(*heard) {})
@@ -221,13 +223,15 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]rendez
 			ok[r.machine(s.node)] = true
 			continue
 		}
-		kind := kindOf(s, bars)
+		kind, text := kindOf(s, bars)
 		if kind == "" {
 			continue
 		}
 		m := r.machine(s.node)
-		delete(ok, m)
-		found = append(found, nodes.Finding{Node: m, Run: run, Kind: kind, Text: s.text})
+		if kind != nodes.LogRule {
+			delete(ok, m)
+		}
+		found = append(found, nodes.Finding{Node: m, Run: run, Kind: kind, Text: text})
 	}
 	if len(found) > 0 {
 		l.k.Find(found...)
@@ -237,16 +241,21 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]rendez
 	}
 }
 
-// kindOf says what a note about a node means; "": nothing. Launchers whose workers survive SIGKILL have their own names
-// barred because of a hang.
-func kindOf(s said, bars map[string]rendezvous.Cause) nodes.Kind {
+// kindOf says what a note about a node means, "": nothing, and its text. Launchers whose workers survive SIGKILL have
+// their own names barred because of a hang.
+func kindOf(s said, bars map[string]rendezvous.Cause) (nodes.Kind, string) {
+	what, rest, _ := strings.Cut(s.text, ": ")
 	switch {
+	case s.event == deviceFault:
+		return nodes.Kind(what), rest
+	case s.event == string(nodes.LogRule):
+		return nodes.LogRule, s.text
 	case s.event == "barred" || s.event == "late-check" || s.event == nodeError:
-		return nodes.CheckFailed
-	case strings.HasPrefix(s.text, string(rendezvous.OrderBar)+": ") && bars[s.node].Kind == rendezvous.CauseHang:
-		return nodes.Unkillable
+		return nodes.CheckFailed, s.text
+	case what == string(rendezvous.OrderBar) && bars[s.node].Kind == rendezvous.CauseHang:
+		return nodes.Unkillable, s.text
 	}
-	return ""
+	return "", ""
 }
 
 // passedIfNoted is Passed, without any cost for the many machines of which nothing is known.

@@ -1,6 +1,7 @@
 package marks
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,6 +106,31 @@ func TestACheckThatPassesCountsThoughTheNodeLeavesAtOnce(t *testing.T) {
 		require.NoError(t, err)
 		j.settle()
 		require.Empty(t, names(j.k))
+	})
+}
+
+// What launchers find in their workers' output is kept, and marks where it tells of broken hardware.
+func TestFindingsOfLogRules(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		find := func(id, text string) {
+			require.NoError(t, j.s.Found("r", service.Finding{ID: id, Text: text}))
+		}
+		for i := range 5 {
+			find("n0", fmt.Sprintf("rank 0: log rule loss: nan is no number in \"step %d loss=nan\"", i))
+		}
+		find("n1", `rank 1: log rule gpu: it says "NVRM: Xid (PCI:0000:3b:00): 79, pid=7"`)
+		j.report(rendezvous.Cleared{ID: "n0"})
+		j.settle()
+		require.Equal(t, []string{"m1"}, names(j.k))
+		list := j.k.List().Nodes
+		require.Equal(t, nodes.LogRule, list[0].Findings[0].Kind)
+		require.Nil(t, list[0].Mark)
+		m := list[1].Mark
+		require.Equal(t, nodes.Xid, m.Kind)
+		require.Equal(t, `rank 1: log rule gpu: it says "NVRM: Xid (PCI:0000:3b:00): 79, pid=7"`, m.Evidence)
+		find("n2", "uncorrectable ECC error encountered")
+		j.settle()
+		require.Equal(t, nodes.ECC, j.k.List().Nodes[2].Mark.Kind)
 	})
 }
 

@@ -40,6 +40,13 @@ func (s *Service) gate(run string, subjects, witnesses []string) {
 	}
 }
 
+// cleared tells of a check that has passed. One that leaves nobody out clears a faulty node, too.
+func (s *Service) cleared(run, id string) {
+	if s.cfg.Cleared != nil && !s.Checks.Faulty(run, id) {
+		s.cfg.Cleared(run, id)
+	}
+}
+
 // released ends the checks of nodes that were told something else meanwhile.
 func (s *Service) released(run string, ids []string) {
 	for _, id := range ids {

@@ -62,7 +62,8 @@ type launchers struct {
 	addr      func(i int) string
 	took      time.Duration // of a test
 	rate      func(from, to string) float64
-	mute      string // the name of a node that does nothing when it is to be checked
+	mute      string                        // the name of a node that does nothing when it is to be checked
+	findings  map[string][]netcheck.Finding // of the local checks of nodes, by their names
 
 	mu    sync.Mutex
 	fates map[string]string // by name: "run", or why not
@@ -139,7 +140,7 @@ func (l *launchers) check(ctx context.Context, s *api.Session, n rendezvous.Node
 			Run: l.run, Transport: l.transport, Prober: wire{n.Name, n.Addr, l.took, l.rate}, Final: api.Final,
 			Node: netcheck.Node{ID: n.ID, Name: n.Name, Addr: n.Addr, NICs: []netcheck.NIC{
 				{Name: "eth0", Addr: n.IP, Mbps: 1000},
-			}},
+			}, Findings: l.findings[n.Name]},
 		})
 		switch {
 		case err != nil:

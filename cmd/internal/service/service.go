@@ -63,6 +63,7 @@ type Service struct {
 	agents   http.Handler // nil: agents of DLRover are not served
 	noAgents func()
 	topology atomic.Pointer[rendezvous.Topology]
+	quota    quota              // of findings
 	stop     context.CancelFunc // ends what runs in the background
 	wg       sync.WaitGroup
 }
@@ -76,7 +77,7 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
 	s.Hub = api.NewHub(api.HubConfig{
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
-		Saved: s.saved, Cleared: cfg.Cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
+		Saved: s.saved, Cleared: s.cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()
@@ -91,7 +92,7 @@ func New(cfg Config) (*Service, error) {
 			Mounts: map[string]http.Handler{
 				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
 				"streams": s.Streams.Handler(),
-				"verdict": api.Answer(s.verdict), "failures": api.Answer(s.failures),
+				"verdict": api.Answer(s.verdict), "failures": api.Answer(s.failures), "findings": api.Take(s.Found),
 			},
 		})
 	})
