@@ -28,6 +28,8 @@ type adapter struct {
 	farewell *farewell
 	// progress is how far this node's workers have come; nil: nobody knows.
 	progress func() rendezvous.Progress
+	// findings are told before this node says good-bye.
+	findings *findings
 }
 
 func newAdapter(s *api.Session, g *storeACL) *adapter {
@@ -255,6 +257,7 @@ func (a *adapter) Leaving(ctx context.Context, reason string, grace time.Duratio
 
 // Leave implements launcher.Rendezvous.
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
+	a.findings.flush()
 	e, err := a.session.Leave(ctx, reason, evidence.Pack(fs))
 	a.farewell.drop()
 	return evidence.Unpack(e), classify(err)

@@ -505,9 +505,14 @@ const testToken = "0123456789abcdef0123456789abcdef"
 // startDaemon starts dlrover-master and returns its address.
 func (b *bench) startDaemon(addr string, env ...string) (*launched, string) {
 	d := b.start("dlrover-master", env, "--listen="+addr, "--event-log="+filepath.Join(b.dir, "events.json"))
+	return d, b.served(d)
+}
+
+// served is the address of a dlrover-master.
+func (b *bench) served(d *launched) string {
 	serving := regexp.MustCompile(`"msg":"serving".*"addr":"([^"]+)"`)
 	eventually(b.t, "daemon serving", func() bool { return serving.MatchString(d.err.String()) })
-	return d, serving.FindStringSubmatch(d.err.String())[1]
+	return serving.FindStringSubmatch(d.err.String())[1]
 }
 
 // The daemon dies while workers run; they keep running, and a new daemon on the same

@@ -335,6 +335,7 @@ func (l *logRules) say(f logrule.Finding) {
 		l.j.log.Info("log rule: good again", attrs...)
 	} else {
 		l.j.log.Warn("log rule", append(attrs, "action", string(f.Rule.Action))...)
+		l.j.findings.add(f.Rule.Name, f.Rank, f.Text)
 	}
 	l.j.events.logRule(f)
 }

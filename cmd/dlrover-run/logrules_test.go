@@ -67,6 +67,28 @@ func TestLogRuleStopsAJob(t *testing.T) {
 	require.NotContains(t, l.err.String(), "\x1b")
 }
 
+// The master hears of what is only told: a broken device marks its node, and anything else is kept beside it.
+func TestTheMasterHearsOfLogRules(t *testing.T) {
+	b := newBench(t)
+	d := b.start("dlrover-master", nil, "--listen=127.0.0.1:0", "--data-dir="+t.TempDir(),
+		"--event-log="+filepath.Join(b.dir, "events.json"))
+	env := []string{"DLROVER_MASTER_ADDR=" + b.served(d), "POD_NAME=pod-3", "NODE_NAME=gpu-07"}
+	const script = `echo loss: nan; echo "NVRM: Xid (PCI:0000:3b:00): 79, pid=7"; echo loss: nan`
+	l := b.start("dlrover-run", env, b.sh(script, "--log-rule=loss:loss:nan", "--log-rule=gpu:NVRM")...)
+	require.Zero(t, l.wait(), l.err.String())
+	for event, want := range map[string]string{
+		"log-rule": `rank 0: log rule loss: nan is no number in "loss: nan"`, "device-fault": "xid: rank 0: log rule gpu: ",
+	} {
+		require.Len(t, b.events(event), 1, "told before the good-bye, and once")
+		require.Equal(t, "pod-3", b.events(event)[0]["node"])
+		require.Contains(t, b.events(event)[0]["text"], want)
+	}
+	eventually(t, "the mark", func() bool { return len(b.events("node-marked")) == 1 })
+	require.Equal(t, "gpu-07", b.events("node-marked")[0]["node"])
+	d.signal(syscall.SIGTERM)
+	require.Zero(t, d.wait())
+}
+
 func TestLogRuleFindsALineThatStaysAway(t *testing.T) {
 	b := newBench(t)
 	l := b.run(b.sh(`echo step 1; exec sleep 60`, "--log-rule=progress:step:every=1s:action=stop")...)

@@ -105,6 +105,7 @@ type job struct {
 	procs    *proc.Supervisor
 	endpoint *endpoint
 	adapter  *adapter
+	findings *findings
 	farewell atomic.Pointer[farewell] // nil: none is ready
 	metrics  *metrics                 // nil: nobody asks for them
 	python   *pythonPath
@@ -177,7 +178,8 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 		return res, err
 	}
 	j.adapter = newAdapter(session, j.endpoint.acl)
-	j.adapter.progress = j.progress
+	j.findings = newFindings(j)
+	j.adapter.progress, j.adapter.findings = j.progress, j.findings
 	j.adapter.bar, j.adapter.farewell = j.barSelf, j.farewell.Load()
 	j.adapter.farewell.joined(session)
 	forParts(j.parts, func(p joiner) { p.joined(j) })

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"dlrover-run/cmd/internal/service"
+	"dlrover-run/launcher/verdict"
+	"dlrover-run/rendezvous/api"
+)
+
+// findings tells the run, and by that who keeps what is known of nodes, what this launcher has found in its workers'
+// output. Nothing runs while there is nothing to tell. The methods of nil have nothing to do.
+type findings struct {
+	send func(ctx context.Context, text string) error
+	log  *slog.Logger
+
+	mu    sync.Mutex
+	said  map[said]time.Time // when it was found, of what is told or will be
+	queue []string
+	done  chan struct{} // closed when all is told; nil: nobody tells
+}
+
+// said is what is told once in saidTime.
+type said struct {
+	rule     string
+	hardware bool
+}
+
+const (
+	saidTime   = 10 * time.Minute
+	maxQueue   = 16
+	sayTries   = 5
+	sayTime    = 10 * time.Second // of one try
+	sayPause   = 3 * time.Second
+	flushLimit = time.Second // how long a good-bye waits for what is to be told
+)
+
+func newFindings(j *job) *findings {
+	return &findings{log: j.log, said: map[said]time.Time{}, send: func(ctx context.Context, text string) error {
+		f := service.Finding{ID: j.s.node.ID, Text: text}
+		switch {
+		case j.endpoint.python() != nil: // DLRover's master keeps nothing of the kind
+			return nil
+		case j.endpoint.served != nil:
+			return j.endpoint.served.Found(j.s.runID, f)
+		}
+		return j.endpoint.client.Call(ctx, j.s.runID, "findings", f, nil)
+	}}
+}
+
+// add has a finding of a log rule told, unless the same rule was told lately.
+func (f *findings) add(rule string, rank int, text string) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	is, now := said{rule, verdict.IsHardware(text)}, time.Now()
+	if last, ok := f.said[is]; ok && now.Sub(last) < saidTime || len(f.queue) >= maxQueue {
+		return
+	}
+	f.said[is] = now
+	f.queue = append(f.queue, fmt.Sprintf("rank %d: log rule %s: %s", rank, rule, text))
+	if f.done == nil {
+		f.done = make(chan struct{})
+		go f.tell()
+	}
+}
+
+// tell tells what is queued.
+func (f *findings) tell() {
+	for {
+		f.mu.Lock()
+		if len(f.queue) == 0 {
+			close(f.done)
+			f.done = nil
+			f.mu.Unlock()
+			return
+		}
+		text := f.queue[0]
+		f.queue = f.queue[1:]
+		f.mu.Unlock()
+		f.deliver(text)
+	}
+}
+
+// deliver is patient with a daemon that is away for a moment.
+func (f *findings) deliver(text string) {
+	for try := 1; ; try++ {
+		ctx, cancel := context.WithTimeout(context.Background(), sayTime)
+		err := f.send(ctx, text)
+		cancel()
+		if err == nil {
+			return
+		}
+		if api.Final(err) || try == sayTries { // a new daemon will know this node soon
+			f.log.Debug("a finding is not told to the run", "finding", text, "err", err)
+			return
+		}
+		time.Sleep(sayPause)
+	}
+}
+
+// flush waits until all is told, or for flushLimit.
+func (f *findings) flush() {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	done := f.done
+	f.mu.Unlock()
+	if done == nil {
+		return
+	}
+	late := time.NewTimer(flushLimit)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+	}
+}
