@@ -14,8 +14,11 @@ const AvoidKey = "dlrover/avoid-nodes"
 // maxAvoid bounds the annotation in bytes: all annotations of a pod have 256 KiB.
 const maxAvoid = 128 << 10
 
-// patchPods is a right in the own namespace.
-var patchPods = right{"patch", "pods"}
+// Rights in the own namespace.
+var (
+	patchPods = right{"patch", "pods"}
+	getPods   = right{"get", "pods"}
+)
 
 // ErrNoPod means that the name or the namespace of the own pod is not known.
 var ErrNoPod = errors.New("the own pod is not known: set POD_NAME from metadata.name")
@@ -40,6 +43,42 @@ func (c *Client) Avoid(ctx context.Context, names []string) error {
 		path: "/api/v1/namespaces/" + url.PathEscape(cfg.Namespace) + "/pods/" + url.PathEscape(cfg.Pod),
 		body: map[string]any{"metadata": map[string]any{"annotations": map[string]any{AvoidKey: avoidText(names)}}},
 	}, nil)
+}
+
+// Place is where a pod is.
+type Place struct {
+	Node string   // "": nowhere yet
+	IPs  []string // of the pod and of its node
+}
+
+// Find looks up a pod of the own namespace, with one request. The errors are ErrNoPod without a namespace, ErrNotFound,
+// and ErrForbidden.
+func (c *Client) Find(ctx context.Context, pod string) (Place, error) {
+	if c.rest.cfg.Namespace == "" {
+		return Place{}, ErrNoPod
+	}
+	if err := checkNode(pod); err != nil { // pods are called as nodes are
+		return Place{}, err
+	}
+	type ip struct{ IP string }
+	var p struct {
+		Spec   struct{ NodeName string }
+		Status struct {
+			HostIP, PodIP   string
+			HostIPs, PodIPs []ip
+		}
+	}
+	err := c.rest.do(ctx, request{
+		right: getPods, method: "GET",
+		path: "/api/v1/namespaces/" + url.PathEscape(c.rest.cfg.Namespace) + "/pods/" + url.PathEscape(pod),
+	}, &p)
+	place := Place{Node: p.Spec.NodeName}
+	for _, a := range append([]ip{{p.Status.HostIP}, {p.Status.PodIP}}, append(p.Status.HostIPs, p.Status.PodIPs...)...) {
+		if a.IP != "" {
+			place.IPs = append(place.IPs, a.IP)
+		}
+	}
+	return place, err
 }
 
 // avoidText is the value of the annotation, nil for none.

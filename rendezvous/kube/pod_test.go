@@ -65,16 +65,51 @@ func TestTheListOfNodesToAvoidNeedsItsRight(t *testing.T) {
 	require.ErrorContains(t, err, "docs/kubernetes/rbac-avoid.yaml")
 }
 
-func TestTheManifestOfTheListOfNodesToAvoid(t *testing.T) {
-	docs := documents(t, "rbac-avoid.yaml")
-	require.Len(t, docs, 2)
-	require.Equal(t, "Role", docs[0].Kind)
-	require.Equal(t, []string{"patch pods"}, rules(t, docs[0]))
-	require.Equal(t, "RoleBinding", docs[1].Kind)
-	require.Equal(t, "Role", docs[1].RoleRef.Kind)
-	require.Equal(t, docs[0].Metadata.Name, docs[1].RoleRef.Name)
-	for _, d := range docs {
-		require.Equal(t, "default", d.Metadata.Namespace)
+func TestTheManifestsAboutPods(t *testing.T) {
+	for file, right := range map[string]string{"rbac-avoid.yaml": "patch pods", "rbac-pods.yaml": "get pods"} {
+		docs := documents(t, file)
+		require.Len(t, docs, 2)
+		require.Equal(t, "Role", docs[0].Kind)
+		require.Equal(t, []string{right}, rules(t, docs[0]))
+		require.Equal(t, "RoleBinding", docs[1].Kind)
+		require.Equal(t, "Role", docs[1].RoleRef.Kind)
+		require.Equal(t, docs[0].Metadata.Name, docs[1].RoleRef.Name)
+		for _, d := range docs {
+			require.Equal(t, "default", d.Metadata.Namespace)
+		}
+		require.Equal(t, "dlrover-master", docs[1].Subjects[0].Name)
 	}
-	require.Equal(t, "dlrover-master", docs[1].Subjects[0].Name)
+}
+
+func TestWhereAPodIs(t *testing.T) {
+	s := kubetest.Start(t)
+	s.PlacePod("train", "job-edljob-worker-2", "gpu-02", "10.0.0.2")
+	s.AddPod("train", "job-edljob-worker-3")
+	cfg := s.Account(t, "get pods")
+	cfg.Namespace = "train"
+	c := client(t, cfg)
+	at, err := c.Find(t.Context(), "job-edljob-worker-2")
+	require.NoError(t, err)
+	require.Equal(t, "gpu-02", at.Node)
+	require.Contains(t, at.IPs, "10.0.0.2")
+	at, err = c.Find(t.Context(), "job-edljob-worker-3")
+	require.NoError(t, err)
+	require.Equal(t, kube.Place{}, at, "it is yet to be scheduled")
+	s.Requests()
+	_, err = c.Find(t.Context(), "job-edljob-worker-4")
+	require.ErrorIs(t, err, kube.ErrNotFound)
+	require.Equal(t, []string{"GET /api/v1/namespaces/train/pods/job-edljob-worker-4"}, s.Requests())
+	for _, name := range []string{"../nodes", "Worker_1", ""} {
+		_, err = c.Find(t.Context(), name)
+		require.ErrorIs(t, err, kube.ErrNotFound)
+	}
+	require.Empty(t, s.Requests(), "no pod can be called so")
+
+	cfg = s.Account(t, "patch pods", "get nodes")
+	_, err = client(t, cfg).Find(t.Context(), "job-edljob-worker-2")
+	require.ErrorIs(t, err, kube.ErrNoPod)
+	cfg.Namespace = "train"
+	_, err = client(t, cfg).Find(t.Context(), "job-edljob-worker-2")
+	require.ErrorIs(t, err, kube.ErrForbidden)
+	require.ErrorContains(t, err, "docs/kubernetes/rbac-pods.yaml")
 }

@@ -76,6 +76,8 @@ func (r right) manifest() string {
 		return "rbac-taint.yaml"
 	case patchPods:
 		return "rbac-avoid.yaml"
+	case getPods:
+		return "rbac-pods.yaml"
 	}
 	return "rbac-condition.yaml or rbac-taint.yaml"
 }

@@ -202,6 +202,27 @@ func (s *Server) AddPod(namespace, name string) {
 	s.pods[namespace+"/"+name] = object{}
 }
 
+// PlacePod makes a pod that runs on a node with that address.
+func (s *Server) PlacePod(namespace, name, node, hostIP string) {
+	s.AddPod(namespace, name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.placed[namespace+"/"+name] = object{
+		"spec": object{"nodeName": node}, "status": object{"hostIP": hostIP, "hostIPs": []any{object{"ip": hostIP}}},
+	}
+}
+
+// getPod is a pod with its annotations and its place.
+func (s *Server) getPod(key string) (int, object) {
+	annotations, ok := s.pods[key]
+	if !ok {
+		return status(http.StatusNotFound, "NotFound", fmt.Sprintf("pods %q not found", key))
+	}
+	pod := object{"kind": "Pod", "metadata": object{"annotations": annotations}}
+	maps.Copy(pod, s.placed[key])
+	return http.StatusOK, pod
+}
+
 // PodAnnotations are those of a pod; nil: there is no such pod.
 func (s *Server) PodAnnotations(namespace, name string) map[string]any {
 	s.mu.Lock()

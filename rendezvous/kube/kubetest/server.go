@@ -42,6 +42,7 @@ type Server struct {
 	nodes     map[string]object
 	events    map[string]object
 	pods      map[string]map[string]any // annotations, by namespace/name
+	placed    map[string]object         // spec and status of pods that run
 	accounts  map[string]account        // by token
 	tokens    int
 	requests  []string
@@ -72,7 +73,7 @@ func Start(t T) *Server {
 func New(t T) *Server {
 	return &Server{
 		dir: t.TempDir(), nodes: map[string]object{}, events: map[string]object{}, accounts: map[string]account{},
-		pods: map[string]map[string]any{},
+		pods: map[string]map[string]any{}, placed: map[string]object{},
 	}
 }
 
@@ -251,6 +252,8 @@ func (s *Server) handle(r *http.Request, q query, who account, body object) (int
 		return s.createNode(body)
 	case "list nodes":
 		return s.listNodes(r)
+	case "get pods":
+		return s.getPod(q.namespace + "/" + q.name)
 	case "patch pods":
 		return s.patchPod(q.namespace+"/"+q.name, body)
 	}
