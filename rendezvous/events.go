@@ -222,7 +222,7 @@ type Note struct {
 	Text  string `json:"text,omitempty"`
 	Nodes int    `json:"nodes,omitempty"`
 	World int    `json:"world_size,omitempty"`
-	// Machine is that of the node, in the note of its join.
+	// Machine is that of the node, in the note of its join, and in that of an agent that may not have joined.
 	Machine string `json:"-"`
 	// ID is that of the launcher which departs, and "" in every other note. Term and Rank tell which member of the round's
 	// world it was; Rank is -1 in every other note.

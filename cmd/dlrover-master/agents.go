@@ -44,10 +44,16 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 	}
 	return func(s *service.Service) (http.Handler, func()) {
 		cfg.Service = s.Hub
-		cfg.Note = func(event, node, text string) {
-			if s.Hub.Annotate(cfg.Run, event, node, text) != nil { // nobody has joined: a check has found it before
-				d.observe(cfg.Run, rendezvous.Note{Event: event, Node: node, Text: text, Rank: -1})
+		cfg.Note = func(event, node, machine, text string) {
+			if machine != "" && d.marks != nil {
+				d.marks.Place(cfg.Run, node, machine)
 			}
+			if s.Hub.Annotate(cfg.Run, event, node, text) != nil { // nobody has joined: a check has found it before
+				d.observe(cfg.Run, rendezvous.Note{Event: event, Node: node, Machine: machine, Text: text, Rank: -1})
+			}
+		}
+		if d.marks != nil {
+			cfg.Machine = newAgentPods(d.nodes, cfg.Run, d.log).machine
 		}
 		var host *agents.Host
 		cfg.Others = func() int { return len(s.Hub.IDs(cfg.Run)) - host.Nodes() }

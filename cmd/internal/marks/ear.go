@@ -53,12 +53,22 @@ func newEar(k *Keeper) *ear {
 func (k *Keeper) Hear(run string, n rendezvous.Note) {
 	switch n.Event {
 	case "join":
-		k.ear.add(run, func(h *heard) { h.machines[n.Node] = n.Machine })
+		k.Place(run, n.Node, n.Machine)
 	case "barred", "late-check", "order", nodeError, deviceFault, string(nodes.LogRule):
-		k.ear.add(run, func(h *heard) { h.say(said{n.Event, n.Node, n.Text}) })
+		k.ear.add(run, func(h *heard) {
+			if n.Machine != "" {
+				h.machines[n.Node] = n.Machine
+			}
+			h.say(said{n.Event, n.Node, n.Text})
+		})
 	case "node-loss", "node-leave", "break", "seal", "run", "succeeded", "failed", "resumed":
 		k.ear.add(run, func(*heard) {})
 	}
+}
+
+// Place hears which machine a node of a run is on, "" if that is unknown.
+func (k *Keeper) Place(run, node, machine string) {
+	k.ear.add(run, func(h *heard) { h.machines[node] = machine })
 }
 
 // Cleared hears that the check of a node has passed, by the ID of its launcher, which may leave right after that.

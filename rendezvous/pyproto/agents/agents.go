@@ -40,8 +40,11 @@ type Config struct {
 	Log    *slog.Logger
 	// Trust, if it is not nil, hears of requests that name the JobUID.
 	Trust func(ctx context.Context)
-	// Note adds a line to the run's timeline; nil: nobody reads it.
-	Note func(event, node, text string)
+	// Note adds a line to the run's timeline; nil: nobody reads it. Machine is that of the node, "" if it is unknown.
+	Note func(event, node, machine, text string)
+	// Machine says where an agent is, by its NODE_TYPE, NODE_ID and NODE_IP ("" where it tells none): agents do not tell
+	// it themselves. The agent waits for the answer, "" for unknown; nil knows of nobody.
+	Machine func(ctx context.Context, kind string, id int, ip string) string
 	// Others is how many nodes of the run are no agents, who do not take part in the agents' checks; nil: there are none.
 	Others func() int
 }
@@ -59,9 +62,10 @@ type Host struct {
 	agents map[caller]*agent
 	names  map[string]*agent
 	ranks  map[int]*agent
-	count  int             // agents that have come
-	waits  int             // agents whose directive is to wait
-	astray map[caller]bool // agents that are in no node any more, and are called back
+	count  int               // agents that have come
+	waits  int               // agents whose directive is to wait
+	astray map[caller]bool   // agents that are in no node any more, and are called back
+	places map[caller]string // the machines of agents that have joined
 	params map[caller]rendezvous.Params
 	last   *rendezvous.Params // of the newest agent that has told its own
 	worlds worlds
@@ -85,12 +89,15 @@ func New(cfg Config) *Host {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Note == nil {
-		cfg.Note = func(string, string, string) {}
+		cfg.Note = func(string, string, string, string) {}
+	}
+	if cfg.Machine == nil {
+		cfg.Machine = func(context.Context, string, int, string) string { return "" }
 	}
 	h := &Host{
 		joins: make(chan struct{}, 1),
 		cfg:   cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, ranks: map[int]*agent{},
-		astray: map[caller]bool{},
+		astray: map[caller]bool{}, places: map[caller]string{},
 		params: map[caller]rendezvous.Params{},
 		steps:  map[caller]int{}, ports: map[caller]int{}, unable: map[string]bool{}, check: newCheck(),
 		worlds: newWorlds(), store: newStore(),

@@ -397,3 +397,40 @@ func TestFailures(t *testing.T) {
 		})
 	})
 }
+
+// TestWhereAgentsAre: whoever knows it is asked with what agents tell, also by one that has not joined.
+func TestWhereAgentsAre(t *testing.T) {
+	hub := api.NewHub(api.HubConfig{})
+	defer hub.Close()
+	var asked, noted []string
+	h := New(Config{Service: hub, Run: testRun,
+		Machine: func(_ context.Context, kind string, id int, ip string) string {
+			asked = append(asked, fmt.Sprint(kind, id, " ", ip))
+			return fmt.Sprint("gpu-0", id)
+		},
+		Note: func(_, node, machine, text string) { noted = append(noted, node+" on "+machine+": "+text) },
+	})
+	defer h.Close()
+	says := func(id int, name string, fields ...pyproto.Field) *pyproto.Message {
+		return pyproto.Comm.New(name, append(fields, f("node_rank", id), f("node_ip", fmt.Sprint("10.0.0.", id)))...)
+	}
+	worker := func(id int) pyproto.Caller { return pyproto.Caller{NodeType: "worker", NodeID: id} }
+	fails := func(id int) {
+		_, err := h.Report(t.Context(), worker(id), says(id, "NodeFailure", f("error_data", "bad"), f("level", nodeError)))
+		require.NoError(t, err)
+	}
+	joins := func(id int, name string) {
+		_, err := h.Get(t.Context(), worker(id), says(id, "JoinRendezvousRequest", f("rdzv_name", name),
+			f("local_world_size", 1)))
+		require.NoError(t, err)
+	}
+	_, err := h.Report(t.Context(), worker(1), says(1, "RendezvousParams", f("min_nodes", 2), f("max_nodes", 2)))
+	require.NoError(t, err)
+	fails(3)
+	joins(2, checking)
+	fails(2)
+	joins(1, training)
+	require.Equal(t, []string{"worker3 ", "worker2 10.0.0.2", "worker1 10.0.0.1"}, asked)
+	require.Equal(t, []string{"worker-3 on gpu-03: bad", "worker-2 on gpu-02: bad"}, noted)
+	require.Equal(t, "gpu-01", hub.Runs(true)[0].Nodes[0].Machine)
+}

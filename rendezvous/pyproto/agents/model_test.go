@@ -68,7 +68,7 @@ func (r *rig) open() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.hub = hub
-	r.host = New(Config{Service: hub, Run: testRun, Note: func(event, node, text string) {
+	r.host = New(Config{Service: hub, Run: testRun, Note: func(event, node, _, text string) {
 		_ = hub.Annotate(testRun, event, node, text)
 	}})
 }

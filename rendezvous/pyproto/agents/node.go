@@ -50,8 +50,10 @@ func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pypro
 		err = fmt.Errorf("agents: node rank %d with %d workers: need a rank from 0 to %d, and 1 to %d workers", rank, slots,
 			rendezvous.MaxNodes-1, maxSlots)
 	case name == checking:
+		h.locate(ctx, who, m.Str("node_ip"))
 		round = h.joinCheck(who, rank, slots)
 	case name == training:
+		h.locate(ctx, who, m.Str("node_ip"))
 		round, err = h.joinTraining(ctx, who, rank, slots, m.Str("node_ip"))
 	default:
 		err = fmt.Errorf("agents: no rendezvous is called %.100q, only %s and %s", name, training, checking)
@@ -61,6 +63,28 @@ func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pypro
 		return nil, err
 	}
 	return rendezvousState(m.Dialect(), &pyproto.Dict{}, 0, round, 0), nil
+}
+
+// locate finds out where an agent is.
+func (h *Host) locate(ctx context.Context, who caller, ip string) {
+	machine := h.cfg.Machine(ctx, who.kind, who.id, ip)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.places) >= 2*rendezvous.MaxNodes {
+		clear(h.places)
+	}
+	h.places[who] = machine
+}
+
+// place is where an agent is, which may not have joined.
+func (h *Host) place(ctx context.Context, who caller) string {
+	h.mu.Lock()
+	machine, known := h.places[who]
+	h.mu.Unlock()
+	if !known {
+		machine = h.cfg.Machine(ctx, who.kind, who.id, "")
+	}
+	return machine
 }
 
 func (h *Host) joinCheck(who caller, rank, slots int) int {
@@ -126,6 +150,7 @@ func (h *Host) arrive(ctx context.Context, who caller, p rendezvous.Params, rank
 	a := &agent{who: who, params: p, seen: time.Now(), node: rendezvous.Node{
 		ID: fmt.Sprintf("%s@%s.%d", name, strconv.FormatInt(time.Now().UnixNano(), 36), h.count), Name: name, Rank: rank,
 		Generation: who.id, Addr: ip, IP: ip, Slots: slots, Agent: rendezvous.AgentDLRover,
+		Machine: h.places[who],
 	}}
 	var watching context.Context
 	watching, a.cancel = context.WithCancel(h.ctx)
@@ -157,7 +182,7 @@ func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error
 	worked, told, epoch := a.works && !a.over(), a.dir.Kind == rendezvous.Stop, a.worked
 	a.works, a.done, a.moved, a.exited = false, false, false, false
 	if worked {
-		a.node.Slots, a.node.Addr, a.node.IP = slots, ip, ip
+		a.node.Slots, a.node.Addr, a.node.IP, a.node.Machine = slots, ip, ip, h.places[a.who]
 		a.ended = a.worked
 	}
 	h.mu.Unlock()
@@ -329,7 +354,7 @@ func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error
 	name := nodeName(who)
 	switch {
 	case level == nodeError:
-		h.cfg.Note("node-error", name, line(text))
+		h.cfg.Note("node-error", name, h.place(ctx, who), line(text))
 		if a != nil {
 			h.leave(ctx, a, rendezvous.Leave{Reason: "the node is at fault: " + line(text)})
 		}
