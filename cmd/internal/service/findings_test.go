@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -109,8 +110,13 @@ func TestFindingsAreFew(t *testing.T) {
 // A check that leaves nobody out tells which devices are broken, and that it has let their node through is no pass.
 func TestAFaultyNodeThatIsLetThrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		var passed []string
-		s, err := New(Config{Log: slog.New(slog.DiscardHandler), Cleared: func(_, id string) { passed = append(passed, id) }})
+		s, err := New(Config{Log: slog.New(slog.DiscardHandler), Cleared: func(_, id string) {
+			mu.Lock()
+			defer mu.Unlock()
+			passed = append(passed, id)
+		}})
 		require.NoError(t, err)
 		defer s.Close(0)
 		p := checking(3, 3)
