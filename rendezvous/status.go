@@ -164,7 +164,7 @@ func (r *Round) World() []Member {
 	for i, n := range r.world {
 		ms[i] = Member{
 			GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase,
-			Slots: n.Slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases,
+			Slots: n.Slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases, Agent: n.Agent,
 		}
 	}
 	return ms

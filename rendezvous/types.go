@@ -389,6 +389,7 @@ type Member struct {
 	Role      string   `json:"role,omitempty"`
 	Ports     []int    `json:"ports,omitempty"`
 	Bases     []int    `json:"bases,omitempty"`
+	Agent     string   `json:"agent,omitempty"`
 }
 
 // NodeStatus is one row of the status page.

@@ -176,6 +176,18 @@ func TestLaunchersOfOurs(t *testing.T) {
 			require.Equal(t, "of a launcher", l.ev.Failures[0].Text)
 		})
 	})
+	t.Run("one is called as an agent is", func(t *testing.T) {
+		bubble(t, func(r *rig) {
+			ms := r.world(2, func(m *model) { m.min, m.max = 3, 3 })
+			l := r.launcher("worker-0", params(3), lasting(time.Minute))
+			r.goAll(ms...)
+			time.Sleep(time.Second)
+			r.goLauncher(l)
+			requireEnds(t, ended, ms...)
+			<-l.closed
+			require.Equal(t, []int{0, 1, rendezvous.MaxNodes + 2}, ms[0].begun()[0].ranks)
+		})
+	})
 	t.Run("an agent fails", func(t *testing.T) {
 		bubble(t, func(r *rig) {
 			ms := r.world(2, func(m *model) { m.min, m.max = 3, 3 })

@@ -103,7 +103,7 @@ func (h *Host) worldOf(world []rendezvous.Member, a *agent, dir rendezvous.Direc
 	ours := false
 	for i, m := range world {
 		rank := rendezvous.MaxNodes + i // a launcher of ours: no agent has this rank
-		if a := h.names[m.Node]; a != nil {
+		if a := h.names[m.Node]; a != nil && m.Agent != "" {
 			rank = a.node.Rank
 		}
 		ours = ours || i == 0 && rank >= rendezvous.MaxNodes
