@@ -72,7 +72,7 @@ type Host struct {
 	store  store
 	check  check
 	steps  map[caller]int
-	ports  map[caller]int
+	ports  ports
 	unable map[string]bool // messages that were refused, said once
 	begun  bool            // somebody looks for silent agents
 }
@@ -99,7 +99,7 @@ func New(cfg Config) *Host {
 		cfg:   cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, ranks: map[int]*agent{},
 		astray: map[caller]bool{}, places: map[caller]string{},
 		params: map[caller]rendezvous.Params{},
-		steps:  map[caller]int{}, ports: map[caller]int{}, unable: map[string]bool{}, check: newCheck(),
+		steps:  map[caller]int{}, ports: ports{offers: map[caller]offer{}}, unable: map[string]bool{}, check: newCheck(),
 		worlds: newWorlds(), store: newStore(),
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -367,33 +367,4 @@ func (h *Host) sameStep(who caller, step int) bool {
 		}
 	}
 	return true
-}
-
-// syncPort finds a port that is free on all nodes, for the collectives of Ascend's devices: each agent tells a port
-// that is free on its own, and gets either the common one or the next to try.
-func (h *Host) syncPort(who caller, m *pyproto.Message) *pyproto.Message {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.ports) >= 2*rendezvous.MaxNodes {
-		clear(h.ports)
-	}
-	h.ports[who] = m.Int("port")
-	port, highest, need := m.Int("port"), 0, 1
-	if h.last != nil {
-		need = h.last.Min
-	}
-	for _, p := range h.ports {
-		highest = max(highest, p)
-	}
-	for _, p := range h.ports {
-		if p != port || len(h.ports) < need {
-			port = 0
-		}
-	}
-	next := 0
-	if port == 0 {
-		next = highest
-	}
-	return m.Dialect().New("SyncTrainingPort", pyproto.Field{Name: "port", Value: port},
-		pyproto.Field{Name: "newport", Value: next})
 }

@@ -546,7 +546,7 @@ func (h *Host) forget(a *agent) {
 		delete(h.ranks, a.node.Rank)
 	}
 	delete(h.steps, a.who)
-	delete(h.ports, a.who)
+	h.ports.forget(a.who, len(h.agents) == 0)
 	h.waitsBy(a, -1)
 	h.check.gone(a.node.Rank, a.who.id)
 }
