@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/cmd/internal/freeports"
 	"dlrover-run/launcher"
 )
 
@@ -70,20 +72,28 @@ func TestCommonBase(t *testing.T) {
 	require.Zero(t, commonBase([]launcher.Member{node(60000), node()}), "a launcher of another version")
 }
 
-// freeStretch is where several ranges in a row are free.
-func freeStretch(t *testing.T, ranges int) int {
+// freeStretch is where many ranges in a row are free, and no other test looks for any: who has the last port of a
+// stretch has all of it. DLRover's agents take theirs from 20000 on, and the kernel's are higher.
+func freeStretch(t *testing.T) int {
 	t.Helper()
-	for start := 20000; start < 30000; start += hcclPorts {
-		if bases := freeBases(start, portRange{}); len(bases) >= ranges && bases[ranges-1] == start+hcclPorts*(ranges-1) {
+	const first, last, size = 10000, 20000, 16 * hcclPorts
+	for _, i := range rand.Perm((last - first) / size) {
+		start := first + i*size
+		claim, err := net.Listen("tcp", fmt.Sprintf(":%d", start+size-1))
+		if err != nil {
+			continue
+		}
+		t.Cleanup(func() { _ = claim.Close() })
+		if freeports.AreFree(start, size-1) {
 			return start
 		}
 	}
-	t.Skip("SKIPPED: TRAINING PORTS ARE NOT TESTED: no free ports between 20000 and 30000")
+	t.Skipf("SKIPPED: TRAINING PORTS ARE NOT TESTED: no %d free ports in a row between %d and %d", size, first, last)
 	return 0
 }
 
 func TestFreeBases(t *testing.T) {
-	start := freeStretch(t, 3)
+	start := freeStretch(t)
 	taken, err := net.Listen("tcp", fmt.Sprintf(":%d", start+hcclPorts-1))
 	require.NoError(t, err)
 	defer taken.Close()
@@ -105,7 +115,7 @@ func TestFreeBases(t *testing.T) {
 
 // What no connection takes by chance is offered first.
 func TestFreeBasesBesideOutgoingPorts(t *testing.T) {
-	start := freeStretch(t, 4)
+	start := freeStretch(t)
 	bases := freeBases(start, portRange{start, start + 2*hcclPorts})
 	require.Equal(t, []int{start, start + 3*hcclPorts}, bases[:2])
 	require.NotContains(t, bases, start+hcclPorts)
@@ -125,7 +135,7 @@ func (o *offered) SetBases(bases []int) { o.bases = bases }
 // Somebody takes a port of the range that both nodes had, and the next epoch has another range, the same on both.
 func TestTrainingPortOfAllNodes(t *testing.T) {
 	b := newBench(t)
-	start := freeStretch(t, 3)
+	start := freeStretch(t)
 	args := b.sh(`n=$RANK.$TORCHELASTIC_RESTART_COUNT; echo $HCCL_IF_BASE_PORT > $DIR/base.$n; : > $DIR/up.$n
 		while [ ! -e $DIR/go.$TORCHELASTIC_RESTART_COUNT ]; do sleep 0.02; done
 		[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1`,
