@@ -32,7 +32,8 @@ type model struct {
 	addr string
 	srv  *http.Server
 	done chan struct{}
-	v04  bool // it speaks the dialect of 0.4 only
+	v04  bool          // it speaks the dialect of 0.4 only
+	slow chan struct{} // closed when failures are answered; nil: at once
 
 	mu       sync.Mutex
 	min, max int
@@ -211,6 +212,11 @@ func (m *model) Report(_ context.Context, from pyproto.Caller, q *pyproto.Messag
 		return false, err
 	}
 	m.heard = append(m.heard, said{from.NodeID, q})
+	if q.Class.Name == "NodeFailure" && m.slow != nil {
+		m.mu.Unlock()
+		<-m.slow
+		m.mu.Lock()
+	}
 	switch q.Class.Name {
 	case "NodeEvent":
 		m.checks.report(q)

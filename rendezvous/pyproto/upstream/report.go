@@ -31,15 +31,21 @@ func (s *Service) failure(ctx context.Context, level, data string, restarts int)
 		pyproto.Field{Name: "restart_count", Value: restarts}, pyproto.Field{Name: "level", Value: level}))
 }
 
-// NodeError tells the master that this node is at fault, which replaces it, and ends the run here.
+// NodeError tells the master that this node is at fault, which replaces it, and ends the run here. Who tells of it after
+// somebody else waits for the answer: in Kubernetes that takes seconds, in which the master creates another pod.
 func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	text := kind
 	if reason != "" {
 		text += ": " + reason
 	}
+	s.faulty.Lock()
+	defer s.faulty.Unlock()
 	s.mu.Lock()
-	spent := s.spent
+	spent, told := s.spent, s.told
 	s.mu.Unlock()
+	if told {
+		return nil
+	}
 	if err := s.failure(ctx, nodeError, text[:min(len(text), maxErrorData)], spent); err != nil {
 		return err
 	}

@@ -97,6 +97,7 @@ type Service struct {
 	ctx    context.Context
 	wg     sync.WaitGroup
 	kick   chan struct{} // the phase has changed
+	faulty sync.Mutex    // held while the master hears that this node is at fault
 
 	mu       sync.Mutex
 	news     chan struct{} // closed when there is a newer directive

@@ -621,6 +621,23 @@ func TestNodeError(t *testing.T) {
 	require.NotContains(t, m.events(0), "FAILED_EXITED", "as DLRover's agents")
 }
 
+// TestNodeErrorIsToldOnce: in Kubernetes the master answers when it has asked for another pod, and two tell of a check.
+func TestNodeErrorIsToldOnce(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	a, _ := m.pair()
+	m.slow = make(chan struct{})
+	done := make(chan error, 2)
+	tell := func() { done <- a.Report(t.Context(), "job", rendezvous.Barred{Reason: "slow"}) }
+	go tell()
+	eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 0)) == 1 })
+	go tell()
+	close(m.slow)
+	require.NoError(t, <-done)
+	require.NoError(t, <-done)
+	require.Len(t, m.told("NodeFailure", 0), 1)
+}
+
 // TestLeaveWithoutAJoin tells nobody; one while the workers are being restarted is a failure.
 func TestLeave(t *testing.T) {
 	t.Parallel()
