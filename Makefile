@@ -106,15 +106,20 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	  'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
 	touch $@
 
-e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/ready $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
+e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/kubernetes $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
 	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -timeout 60m -json -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/... | $(TESTLOG)
 
 # They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
 $(DLROVER)/dlrover-%/ready: | torch
 	/usr/bin/python3 -m venv --system-site-packages $(@D)
 	$(@D)/bin/pip install --progress-bar off --no-deps dlrover==$*
-	$(@D)/bin/pip install --progress-bar off grpcio==1.62.3 protobuf==3.20.3 kubernetes tornado psutil deprecated \
-	  pynvml requests packaging pydantic
+	$(@D)/bin/pip install --progress-bar off grpcio==1.62.3 protobuf==3.20.3 tornado psutil deprecated pynvml requests \
+	  packaging pydantic
+	touch $@
+
+# With Kubernetes' client 37 their masters cannot read the job's template of pods.
+$(DLROVER)/dlrover-%/kubernetes: $(DLROVER)/dlrover-%/ready
+	$(@D)/bin/pip install --progress-bar off 'kubernetes<37'
 	touch $@
 
 # They see the packages of TORCH2, with which few of their agents can restart workers, but which is what users have.

@@ -340,7 +340,7 @@ func (c *corpusRun) boxed(node int, box string) string {
 	text := "exec " + launcher + ` "$@"`
 	switch {
 	case box == "memory":
-		group := c.memoryGroup("/sys/fs/cgroup/memory/dlrover-corpus-"+filepath.Base(filepath.Dir(c.dir)), 1<<30)
+		group := memoryGroup(c.t, 1<<30)
 		text = "echo $$ > " + group + "/cgroup.procs\n" + text
 	case box != "":
 		require.NoError(c.t, os.MkdirAll(filepath.Join(c.dir, "disk"), 0o755))
@@ -352,12 +352,13 @@ func (c *corpusRun) boxed(node int, box string) string {
 }
 
 // memoryGroup makes a cgroup with a limit in bytes, until the end of the test.
-func (c *corpusRun) memoryGroup(dir string, limit int) string {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		c.t.Skip("SKIPPED: no memory cgroup can be made here, so the kernel's OOM killer is not met:", err)
+func memoryGroup(t *testing.T, limit int) (dir string) {
+	dir, err := os.MkdirTemp("/sys/fs/cgroup/memory", "dlrover-test-")
+	if err != nil {
+		t.Skip("SKIPPED: no memory cgroup can be made here, so the kernel's OOM killer is not met:", err)
 	}
-	c.t.Cleanup(func() { _ = exec.Command("rmdir", dir).Run() })
-	require.NoError(c.t, os.WriteFile(dir+"/memory.limit_in_bytes", []byte(fmt.Sprint(limit)), 0o644))
+	t.Cleanup(func() { _ = exec.Command("rmdir", dir).Run() })
+	require.NoError(t, os.WriteFile(dir+"/memory.limit_in_bytes", []byte(fmt.Sprint(limit)), 0o644))
 	return dir
 }
 

@@ -110,10 +110,15 @@ func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
 // theirMaster is DLRover's, with testdata/dlrover_master.py around it. It answers when this returns.
 func (j *dlJob) theirMaster(nodes int) *launched {
 	j.t.Helper()
+	return j.theirMasterOn("local", "--node_num", strconv.Itoa(nodes))
+}
+
+func (j *dlJob) theirMasterOn(platform string, args ...string) *launched {
+	j.t.Helper()
 	script, err := filepath.Abs("testdata/dlrover_master.py")
 	require.NoError(j.t, err)
-	args := []string{script, j.dir, j.uid, "--platform", "local", "--port", j.port, "--node_num", strconv.Itoa(nodes),
-		"--job_name", "job"}
+	args = slices.Concat([]string{script, j.dir, j.uid, "--platform", platform, "--port", j.port, "--job_name", "job"},
+		args)
 	if j.http {
 		args = append(args, "--service_type", "http")
 	}

@@ -2,7 +2,7 @@
 
 Each trains one number w towards the mean of rank+1 over all ranks, by SGD with a rate of 0.1, from 0: if the framework
 averages the gradients of all ranks, w after step s is (N+1)/2 * (1 - 0.9**s). They do so until LOG.stop exists;
-LOG.exitRANK lets one of them fail.
+LOG.exitRANK lets one of them fail, LOG.memoryRANK lets it take all memory.
 """
 
 import os
@@ -22,6 +22,9 @@ def step(rank, world, number, w, total):
     if os.path.exists(f"{LOG}.exit{rank}"):
         os.remove(f"{LOG}.exit{rank}")
         os._exit(9)  # sys.exit would let some frameworks wait for the others first: JAX for 300 s
+    taken = []
+    while os.path.exists(f"{LOG}.memory{rank}"):
+        taken.append(b"x" * (1 << 24))
 
 
 def wanted():
