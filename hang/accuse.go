@@ -22,7 +22,7 @@ func (c *court) terms(m *member) terms {
 	} else if c.young(m) && !m.halted() {
 		quick = both(max(quick.deadline, youngDeadline))
 	}
-	long := both(max(quick.deadline, phaseMin, 3*m.longest()))
+	long := both(max(quick.deadline, phaseMin, 3*m.longest))
 	switch {
 	case m.class == classStopped || m.class == classEnded:
 		return quick
@@ -48,9 +48,7 @@ func adaptive(p99 time.Duration) time.Duration { return min(max(4*p99, limitMin)
 // p99 of the steps of the slowest rank.
 func (c *court) p99() (worst time.Duration) {
 	for _, m := range c.members {
-		if m.page != nil {
-			worst = max(worst, quantile99(gaps(m.page.StepTimes)))
-		}
+		worst = max(worst, m.p99)
 	}
 	return worst
 }
@@ -93,16 +91,13 @@ const clockTick = 10 * time.Millisecond
 
 // young: there are no pages, and the process was started a short time ago.
 func (c *court) young(m *member) bool {
-	return c.outside() && m.at-time.Duration(m.ev.Start)*clockTick < youngAge
+	return c.outside() && m.at-time.Duration(m.start)*clockTick < youngAge
 }
 
-// longest is how long a phase as the present one has lasted before.
-func (m *member) longest() (longest time.Duration) {
-	if m.page == nil {
-		return 0
-	}
-	for _, s := range m.page.Spans {
-		if s.Phase == m.phase {
+// longest is how long a phase has lasted before.
+func (p *Page) longest(phase Phase) (longest time.Duration) {
+	for _, s := range p.Spans {
+		if s.Phase == phase {
 			longest = max(longest, s.To-s.From)
 		}
 	}
@@ -233,10 +228,10 @@ func (m *member) doingIn(g *pgroup) string {
 func (c *court) suspect(m *member) Suspect {
 	_, groupRank := c.world.NodeOf(m.rank)
 	if groupRank < 0 {
-		groupRank = m.ev.GroupRank
+		groupRank = m.groupRank
 	}
 	return Suspect{
-		Rank: m.rank, Node: m.ev.Node, GroupRank: groupRank, PID: m.ev.PID, Doing: m.doing(), Where: m.where, Phase: m.phase,
+		Rank: m.rank, Node: m.node, GroupRank: groupRank, PID: m.pid, Doing: m.doing(), Where: m.where, Phase: m.phase,
 	}
 }
 

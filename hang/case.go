@@ -521,7 +521,7 @@ func (c *Case) Wants(groupRank int, ask uint64) bool {
 	case ask == c.collect.ask.Seq:
 		return !d.collected
 	default:
-		return f.id < ask && ask <= c.seq && len(d.evidence) == 0
+		return f.id < ask && ask <= c.seq && d.evidence.empty()
 	}
 }
 

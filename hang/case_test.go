@@ -3,7 +3,9 @@ package hang
 import (
 	"encoding/json"
 	"fmt"
+	"iter"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,9 +49,9 @@ func newStage(t testing.TB, action Action, nodes int) *stage {
 	s.verdict = func() Verdict { return behind(2) }
 	s.c = NewCase(CaseConfig{
 		Spec: Spec{Action: action}, Seq: 100,
-		Judge: func(w World, es []Evidence, _ []StoreWait) Verdict {
+		Judge: func(w World, es iter.Seq[Evidence], _ []StoreWait) Verdict {
 			require.Equal(t, s.world, w)
-			s.judged = append(s.judged, es)
+			s.judged = append(s.judged, slices.Collect(es))
 			return s.verdict()
 		},
 		Saved: func() (int64, bool) { return s.saved, s.saved >= 0 },

@@ -1,6 +1,9 @@
 package hang
 
-import "time"
+import (
+	"iter"
+	"time"
+)
 
 // CaseEvent is something that happened to a Case.
 type CaseEvent interface{ caseEvent() }
@@ -59,8 +62,8 @@ type CaseConfig struct {
 	Spec Spec
 	// Seq is larger than every number that an earlier judge of the run has given.
 	Seq uint64
-	// Judge makes the verdict of evidence.
-	Judge func(World, []Evidence, []StoreWait) Verdict
+	// Judge makes the verdict of evidence, which is made as it is asked for.
+	Judge func(World, iter.Seq[Evidence], []StoreWait) Verdict
 	// Saved is the run's newest checkpoint; false: none is known. Nil knows none. It must not block.
 	Saved func() (step int64, known bool)
 }

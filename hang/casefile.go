@@ -26,10 +26,10 @@ type file struct {
 
 // dossier is one node's part of a file.
 type dossier struct {
-	answered  bool       // the newest Ask
-	collected bool       // the newest collection
-	evidence  []Evidence // by rank, of those of whom there is some
-	marks     []Sample   // their newest looks before the confirmation
+	answered  bool   // the newest Ask
+	collected bool   // the newest collection
+	evidence  packed // by rank, of those of whom there is some
+	marks     packed // the same before the confirmation
 	store     []StoreWait
 	ras       string
 }
@@ -58,15 +58,16 @@ func (c *Case) answer(groupRank int, r *Report) {
 	f := c.file
 	d := &f.nodes[groupRank]
 	whole := r.Ask == c.ask.Seq && c.ask.What == AskEvidence
-	if d.evidence == nil {
-		d.evidence = make([]Evidence, 0, len(r.Evidence))
-	}
+	es := f.of(groupRank)
 	for i := range r.Evidence {
-		f.take(groupRank, r.Evidence[i], whole, r.Partial)
+		es = f.take(es, groupRank, r.Evidence[i], whole, r.Partial)
 		if p := newestPage(&r.Evidence[i]); p != nil {
 			c.steps = max(c.steps, p.Steps)
 		}
 	}
+	f.size -= d.evidence.size()
+	d.evidence = pack(es)
+	f.size += d.evidence.size()
 	d.store = r.Store
 	if r.RAS != "" {
 		d.ras = r.RAS
@@ -83,36 +84,34 @@ func (c *Case) answer(groupRank int, r *Report) {
 	}
 }
 
-// take files one worker's evidence. whole evidence replaces what there was; other adds to it.
-func (f *file) take(groupRank int, e Evidence, whole bool, partial string) {
+// of is the evidence of one node's workers, by rank.
+func (f *file) of(groupRank int) []Evidence {
+	return f.nodes[groupRank].evidence.unpack(f.world.Nodes[groupRank].Name, groupRank)
+}
+
+// take adds one worker's evidence to that of its node. whole evidence replaces what there was; other adds to it.
+func (f *file) take(es []Evidence, groupRank int, e Evidence, whole bool, partial string) []Evidence {
 	n := f.world.Nodes[groupRank]
 	if e.Rank < n.RankBase || e.Rank >= n.RankBase+n.Slots {
-		return
+		return es
 	}
-	e.Node, e.GroupRank = n.Name, groupRank
 	if e.Error == "" {
 		e.Error = partial
 	}
-	d := &f.nodes[groupRank]
-	i, known := slices.BinarySearchFunc(d.evidence, e.Rank, func(x Evidence, rank int) int {
-		return cmp.Compare(x.Rank,
-			rank)
-	})
+	i, known := slices.BinarySearchFunc(es, e.Rank, func(x Evidence, rank int) int { return cmp.Compare(x.Rank, rank) })
 	if !known {
-		d.evidence, d.marks = slices.Insert(d.evidence, i, e), nil
-		d.evidence[i].thin()
-		f.size += d.evidence[i].Size()
-		return
+		f.nodes[groupRank].marks = packed{}
+		e.thin()
+		return slices.Insert(es, i, e)
 	}
-	old := &d.evidence[i]
-	f.size -= old.Size()
+	old := &es[i]
 	if whole || old.PID != e.PID || old.Start != e.Start {
 		*old = e
 	} else if e.newest().At > old.newest().At { // it was not overtaken
 		old.add(e)
 	}
 	old.thin()
-	f.size += old.Size()
+	return es
 }
 
 // Size is about how many bytes e takes in memory, without Stacks and Groups.
@@ -167,11 +166,16 @@ func (e *Evidence) newest() Sample {
 func (e *Evidence) thin() {
 	for i := range e.Samples[:max(len(e.Samples)-1, 0)] {
 		if p := e.Samples[i].Page; p != nil && (p.StepTimes != nil || p.Spans != nil) {
-			bare := *p
-			bare.StepTimes, bare.Spans = nil, nil
-			e.Samples[i].Page = &bare
+			e.Samples[i].Page = p.bare()
 		}
 	}
+}
+
+// bare is a copy without the rings.
+func (p *Page) bare() *Page {
+	bare := *p
+	bare.StepTimes, bare.Spans = nil, nil
+	return &bare
 }
 
 func newestPage(e *Evidence) *Page {
@@ -181,19 +185,6 @@ func newestPage(e *Evidence) *Page {
 		}
 	}
 	return nil
-}
-
-// all is the evidence of those of whom there is some, by rank.
-func (f *file) all() []Evidence {
-	size := 0
-	for i := range f.nodes {
-		size += len(f.nodes[i].evidence)
-	}
-	out := make([]Evidence, 0, size)
-	for i := range f.nodes {
-		out = append(out, f.nodes[i].evidence...)
-	}
-	return out
 }
 
 // waits are the keys that are waited for in the workers' store.
@@ -210,11 +201,7 @@ func (f *file) waits() (out []StoreWait) {
 // markProgress remembers how far all workers have come.
 func (f *file) markProgress() {
 	for i := range f.nodes {
-		d := &f.nodes[i]
-		d.marks = make([]Sample, len(d.evidence))
-		for k := range d.evidence {
-			d.marks[k] = d.evidence[k].newest()
-		}
+		f.nodes[i].marks = f.nodes[i].evidence
 	}
 }
 
@@ -227,13 +214,17 @@ func (f *file) moved(v Verdict) (rank int, moved bool) {
 	}
 	for i := range f.nodes {
 		d := &f.nodes[i]
-		for k, was := range d.marks {
-			e := &d.evidence[k]
-			if is := e.newest(); !moved && concerned.Has(e.Rank) && is.At > was.At && was.PID != 0 && Progressed(was, is) {
+		before := d.marks
+		if d.marks = (packed{}); moved || before.empty() {
+			continue
+		}
+		now := f.of(i)
+		for k, e := range before.unpack("", i) {
+			was, is := e.newest(), now[k].newest()
+			if !moved && concerned.Has(e.Rank) && is.At > was.At && was.PID != 0 && Progressed(was, is) {
 				rank, moved = e.Rank, true
 			}
 		}
-		d.marks = nil
 	}
 	return rank, moved
 }

@@ -1,11 +1,25 @@
 package hang
 
-import "slices"
+import (
+	"iter"
+	"slices"
+)
 
 // Picture shows the present state, with the evidence if that is set. It shares memory with the Case: whoever keeps it
 // beyond the next Step must not write to what it refers to.
 func (c *Case) Picture(evidence bool) Picture {
-	p := Picture{
+	p, all := c.Pictures()
+	if evidence {
+		p.Evidence = slices.Collect(all)
+	} else {
+		p.World.Nodes, p.RAS = nil, nil
+	}
+	return p
+}
+
+// Pictures is a Picture whose evidence is beside it, and made as it is asked for.
+func (c *Case) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
+	p = Picture{
 		Spec: c.cfg.Spec.String(), State: c.state, Epoch: c.world.Epoch, Suspicions: c.suspicions(),
 		Suspecting: c.suspecting, Verdicts: slices.Clone(c.told), Restarts: c.trials.count, Slow: c.slow(),
 		Collection: c.collect.ask.Seq, Collected: c.collect.ask.Seq != 0 && c.collect.until.IsZero(),
@@ -13,10 +27,11 @@ func (c *Case) Picture(evidence bool) Picture {
 	if c.state == StateIdle && !c.collect.until.IsZero() {
 		p.State = StateCollecting
 	}
-	if c.file != nil {
-		c.file.picture(&p, evidence)
+	if c.file == nil {
+		return p, slices.Values([]Evidence(nil))
 	}
-	return p
+	c.file.picture(&p)
+	return p, c.file.all()
 }
 
 func (c *Case) suspicions() (out []NodeSuspicion) {
@@ -41,7 +56,7 @@ func (c *Case) slow() (out []NodeText) {
 	return out
 }
 
-func (f *file) picture(p *Picture, evidence bool) {
+func (f *file) picture(p *Picture) {
 	p.Case, p.Epoch, p.World, p.Began, p.Since, p.Verdict = f.id, f.world.Epoch, f.world, f.began, f.since, f.verdict
 	p.Asked, p.Answered = len(f.nodes), len(f.nodes)-f.missing
 	for i := range f.nodes {
@@ -54,9 +69,4 @@ func (f *file) picture(p *Picture, evidence bool) {
 		}
 	}
 	p.Store = f.waits()
-	if evidence {
-		p.Evidence = f.all()
-	} else {
-		p.World.Nodes, p.RAS = nil, nil
-	}
 }

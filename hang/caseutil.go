@@ -2,7 +2,6 @@ package hang
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
@@ -84,9 +83,12 @@ func (c *Case) achieved() (a achievement) {
 
 // paged: some worker has a page.
 func (f *file) paged() bool {
-	return slices.ContainsFunc(f.nodes, func(d dossier) bool {
-		return slices.ContainsFunc(d.evidence, func(e Evidence) bool { return newestPage(&e) != nil })
-	})
+	for e := range f.all() {
+		if newestPage(&e) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 func later(a, b time.Time) time.Time {

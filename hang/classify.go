@@ -34,10 +34,17 @@ const (
 // lock is free.
 const staleHeart = 3 * time.Second
 
-// member is a rank as the judge sees it.
+// member is a rank as the judge sees it. It does not keep the evidence, which takes more memory.
 type member struct {
-	rank  int
-	ev    *Evidence // nil: there is none
+	rank, pid, groupRank int
+
+	start   uint64
+	node    string
+	groups  []Group
+	sockets []string
+	flight  *Flight
+	in      []*pgroup // of groups, those that the court knows
+
 	class class
 	wait  wait
 	// maybe: the main thread rests in code of the user's, perhaps until another thread, or something asynchronous that it
@@ -50,8 +57,11 @@ type member struct {
 	use   usage
 	phase Phase
 	where Frame
-	page  *Page // the newest, nil if there is none
+	page  *Page // the newest without its rings, nil if there is none
 	at    time.Duration
+
+	p99     time.Duration // of its steps
+	longest time.Duration // a phase as the present one has lasted before
 }
 
 // usage is what a process has used from its first sample to the last, each per second.
@@ -85,7 +95,10 @@ func (l library) read(s *Stacks) reading {
 
 // classify says what a rank does.
 func classify(ev *Evidence, l library) *member {
-	m := &member{rank: ev.Rank, ev: ev, phase: PhaseUnknown}
+	m := &member{
+		rank: ev.Rank, pid: ev.PID, groupRank: ev.GroupRank, start: ev.Start, node: ev.Node, groups: ev.Groups,
+		sockets: ev.Sockets, flight: ev.Flight, phase: PhaseUnknown,
+	}
 	if len(ev.Samples) > 0 {
 		m.look(ev.Samples)
 	}
@@ -96,7 +109,11 @@ func classify(ev *Evidence, l library) *member {
 	// Without a page this is all that is known of somebody who goes on.
 	m.moved = m.moved || m.page == nil && (m.class == classWaiting || m.class == classStopped) && stirred(ev.Samples)
 	m.gil = m.class >= classBusy && m.page != nil && m.page.Phase != PhaseEnd && m.at-m.page.Heartbeat > staleHeart
-	m.spin = m.class == classBusy && m.isSpin()
+	m.spin = m.class == classBusy && m.isSpin(ev.Stacks)
+	if m.page != nil {
+		m.p99, m.longest = quantile99(gaps(m.page.StepTimes)), m.page.longest(m.phase)
+		m.page = m.page.bare()
+	}
 	return m
 }
 
@@ -195,14 +212,14 @@ func grown[T ~int64 | ~uint64](a, b T) T {
 func (u usage) busy() bool { return u.cpu >= busyCPU || u.io >= busyIO }
 
 // isSpin: a loop in the user's own code, with nothing that would explain it.
-func (m *member) isSpin() bool {
+func (m *member) isSpin(s *Stacks) bool {
 	return (m.eager || m.use.wants >= spinCPU) && m.use.cpu-m.use.mainCPU < spinOther && m.use.io < spinIO &&
-		m.where.Func != "" && !m.inLibrary()
+		m.where.Func != "" && !s.inLibrary()
 }
 
 // inLibrary: the main thread is in a function of Python's or of a library right now.
-func (m *member) inLibrary() bool {
-	main := m.ev.Stacks.Main()
+func (s *Stacks) inLibrary() bool {
+	main := s.Main()
 	return len(main.Python) == 0 || inLibrary(main.Python[0].File)
 }
 

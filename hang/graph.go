@@ -1,6 +1,7 @@
 package hang
 
 import (
+	"iter"
 	"slices"
 	"time"
 )
@@ -40,36 +41,43 @@ type court struct {
 	world   World
 	ranks   RankSet   // of the world
 	members []*member // by rank, one for each rank with evidence
-	byRank  map[int]*member
 	groups  []*pgroup // with at least two members, in a fixed order
-	in      map[*member][]*pgroup
 	noData  RankSet
 	store   []StoreWait
 }
 
-func newCourt(w World, ev []Evidence, store []StoreWait) *court {
-	c := &court{world: w, ranks: w.Ranks(), byRank: map[int]*member{}, in: map[*member][]*pgroup{}, store: store}
+func newCourt(w World, ev iter.Seq[Evidence], store []StoreWait) *court {
+	c := &court{world: w, ranks: w.Ranks(), store: store}
 	known, read := RankSet{}, library{}
-	for _, e := range byRank(ev) {
-		if _, twice := c.byRank[e.Rank]; twice {
-			continue
-		}
-		if m := classify(e, read); m.class != classUnknown {
+	for e := range ev {
+		if m := classify(&e, read); m.class != classUnknown {
 			c.members = append(c.members, m)
-			c.byRank[m.rank] = m
-			known.Add(m.rank)
 		}
+	}
+	slices.SortStableFunc(c.members, func(a, b *member) int { return a.rank - b.rank })
+	c.members = slices.CompactFunc(c.members, func(a, b *member) bool { return a.rank == b.rank })
+	for _, m := range c.members {
+		known.Add(m.rank)
 	}
 	c.noData = c.ranks.Without(known)
 	c.meet()
 	return c
 }
 
+// member is nil for a rank without evidence.
+func (c *court) member(rank int) *member {
+	i, found := slices.BinarySearchFunc(c.members, rank, func(m *member, rank int) int { return m.rank - rank })
+	if !found {
+		return nil
+	}
+	return c.members[i]
+}
+
 // meet finds the groups, and who is in them.
 func (c *court) meet() {
 	index := map[uint64]*pgroup{}
 	for _, m := range c.members {
-		for _, g := range m.ev.Groups {
+		for _, g := range m.groups {
 			if index[g.ID] == nil {
 				index[g.ID] = c.group(g)
 			}
@@ -81,7 +89,7 @@ func (c *court) meet() {
 	})
 	for _, g := range c.groups {
 		for _, m := range g.members {
-			c.in[m] = append(c.in[m], g)
+			m.in = append(m.in, g)
 			seq, _ := g.at(m)
 			g.top = max(g.top, seq)
 		}
@@ -102,7 +110,7 @@ func (c *court) group(g Group) *pgroup {
 	p.whole = len(c.ranks.Without(ranks)) == 0
 	for _, run := range ranks {
 		for r := run.First; r <= run.Last; r++ {
-			switch m := c.byRank[r]; {
+			switch m := c.member(r); {
 			case m == nil:
 				p.unknown.Add(r)
 			case m.halted():
@@ -152,7 +160,7 @@ func ranksIn(text string) (s RankSet) {
 func (c *court) blocking(m *member) (blocking *pgroup) {
 	newest := time.Duration(-1)
 	recorded := m.recorded()
-	for _, g := range c.in[m] {
+	for _, g := range m.in {
 		seq, ok := g.at(m)
 		if !ok || seq < g.top || !g.lacks(m) {
 			continue
@@ -177,10 +185,10 @@ func (g *pgroup) lacks(m *member) bool {
 
 // recorded is the name of the group whose collective m has not completed, "" if the flight recorder does not know.
 func (m *member) recorded() string {
-	if m.ev.Flight == nil {
+	if m.flight == nil {
 		return ""
 	}
-	for _, e := range m.ev.Flight.Entries {
+	for _, e := range m.flight.Entries {
 		if e.State != "completed" && !e.IsP2P {
 			return e.Group
 		}
@@ -263,7 +271,7 @@ func (h *hunt) ends(m *member) bool {
 
 // behind: somebody has come further in one of its groups.
 func (c *court) behind(m *member) bool {
-	return slices.ContainsFunc(c.in[m], func(g *pgroup) bool { return g.lags(m) })
+	return slices.ContainsFunc(m.in, func(g *pgroup) bool { return g.lags(m) })
 }
 
 // circle leaves out, one after the other, who waits but is not waited for.

@@ -2,6 +2,7 @@ package hang
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"time"
 )
@@ -31,7 +32,7 @@ const firstSteps = 3
 //
 // Verdict.Age is what the pages tell, 0 without: who knows more sets it by Verdict.Aged. A verdict is not yet
 // confirmed: for that it takes a second look, whose samples are added to the evidence.
-func Judge(w World, ev []Evidence, store []StoreWait) Verdict {
+func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 	c := newCourt(w, ev, store)
 	if c.anyMoved() {
 		return Verdict{NoData: c.noData.String()}
@@ -99,12 +100,12 @@ func (c *court) byStacks() *Verdict {
 }
 
 // asyncWait: m has entered all that others have, and rests where it might wait for that.
-func (m *member) asyncWait(c *court) bool { return m.maybe && len(c.in[m]) > 0 && !c.behind(m) }
+func (m *member) asyncWait(c *court) bool { return m.maybe && len(m.in) > 0 && !c.behind(m) }
 
 // doubtStacks says why a verdict by stacks alone may be wrong.
 func (c *court) doubtStacks(v *Verdict, culprits, waiters []*member) {
 	idle := func(m *member) bool { return !m.halted() && m.maybe }
-	abreast := func(m *member) bool { return !m.halted() && len(c.in[m]) > 0 }
+	abreast := func(m *member) bool { return !m.halted() && len(m.in) > 0 }
 	switch {
 	case len(c.noData) > 0:
 		v.doubt("nothing is known of ranks " + c.noData.Brief(8))
@@ -149,7 +150,7 @@ func (c *court) meetings() []*pgroup {
 	stuck := c.follow(true).stuck
 	gs := slices.DeleteFunc(slices.Clone(c.groups), func(g *pgroup) bool {
 		strange := slices.ContainsFunc(g.members, func(m *member) bool { return !meets(m) || c.blocking(m) != nil })
-		missed := slices.ContainsFunc(stuck, func(m *member) bool { return slices.Contains(c.in[m], g) })
+		missed := slices.ContainsFunc(stuck, func(m *member) bool { return slices.Contains(m.in, g) })
 		return len(g.late) > 0 || strange || len(stuck) > 0 && !missed
 	})
 	slices.SortStableFunc(gs, func(a, b *pgroup) int {
@@ -221,11 +222,11 @@ func (m *member) operation(g *pgroup) string {
 
 // entry is the oldest collective of a group that m has not completed, as the flight recorder has it.
 func (m *member) entry(group string) *FlightEntry {
-	if m.ev.Flight == nil {
+	if m.flight == nil {
 		return nil
 	}
-	for i := range m.ev.Flight.Entries {
-		if e := &m.ev.Flight.Entries[i]; e.Group == group && e.State != "completed" {
+	for i := range m.flight.Entries {
+		if e := &m.flight.Entries[i]; e.Group == group && e.State != "completed" {
 			return e
 		}
 	}

@@ -2,6 +2,7 @@ package hang
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,7 +153,7 @@ func (s *scene) all(f func(rank int)) *scene {
 	return s
 }
 
-func (s *scene) judge() Verdict { return Judge(s.world, s.ev, s.store) }
+func (s *scene) judge() Verdict { return Judge(s.world, slices.Values(s.ev), s.store) }
 
 func suspects(v Verdict) string {
 	var ranks []int

@@ -271,7 +271,7 @@ func (c *course) step(now time.Duration) {
 		}
 		now += 4 * time.Second
 	}
-	v := Judge(c.job.world, c.ev, nil)
+	v := Judge(c.job.world, slices.Values(c.ev), nil)
 	switch at := max(c.began+max(10*time.Second, c.limit/2), c.last+v.Tell); {
 	case v.Kind == KindNone:
 		c.due, c.next = false, now+c.pause

@@ -26,7 +26,7 @@ func (c *court) byStore() *Verdict {
 func (c *court) waitersOf(w StoreWait) []*member {
 	return c.all(func(m *member) bool {
 		return m.wait.store ||
-			slices.ContainsFunc(m.ev.Sockets, func(s string) bool { return slices.Contains(w.Waiters, s) })
+			slices.ContainsFunc(m.sockets, func(s string) bool { return slices.Contains(w.Waiters, s) })
 	})
 }
 
@@ -66,7 +66,7 @@ func (c *court) absentTerms(culprits []*member) (t terms) {
 		switch {
 		case m.class == classStopped || m.class == classEnded:
 		case m.phase.lasting() || m.class == classBusy && !m.spin:
-			mine = both(max(phaseMin, 3*m.longest()))
+			mine = both(max(phaseMin, 3*m.longest))
 		case m.class == classBusy:
 			mine.deadline = spinMax
 		}

@@ -3,6 +3,7 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"testing"
@@ -96,7 +97,8 @@ func (r *rdzv) world(string) (w hang.World, err error) {
 }
 
 // blame names the rank with the smallest number of steps.
-func blame(_ hang.World, es []hang.Evidence, _ []hang.StoreWait) hang.Verdict {
+func blame(_ hang.World, all iter.Seq[hang.Evidence], _ []hang.StoreWait) hang.Verdict {
+	es := slices.Collect(all)
 	if len(es) == 0 {
 		return hang.Verdict{}
 	}

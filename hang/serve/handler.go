@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"time"
+
+	"dlrover-run/hang"
 )
 
 const (
@@ -60,6 +63,7 @@ func (h *Hub) receive(w http.ResponseWriter, req *http.Request, run, id string) 
 	if err != nil {
 		return Ask{}, err
 	}
+	defer p.spent()
 	return h.take(run, id, p)
 }
 
@@ -162,7 +166,7 @@ func (h *Hub) serveEvidence(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	defer func() { <-h.sending }()
-	p, err := h.Picture(req.Context(), req.PathValue("run"), true)
+	p, all, err := h.pictures(req.PathValue("run"), true)
 	if err != nil {
 		writeError(w, err)
 		return
@@ -170,7 +174,7 @@ func (h *Hub) serveEvidence(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set("Content-Encoding", "gzip")
 	z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
-	if sendPicture(json.NewEncoder(z), p, func() { slowly(w) }) == nil {
+	if sendPicture(json.NewEncoder(z), p, all, func() { slowly(w) }) == nil {
 		_ = z.Close()
 	}
 }
@@ -191,16 +195,14 @@ type pictureLine struct {
 	End      bool           `json:"end,omitempty"` // nothing is missing
 }
 
-func sendPicture(enc *json.Encoder, p Picture, before func()) error {
-	es := p.Evidence
-	p.Evidence = nil
+func sendPicture(enc *json.Encoder, p Picture, all iter.Seq[hang.Evidence], before func()) error {
 	before()
 	if err := enc.Encode(pictureLine{Picture: &p}); err != nil {
 		return err
 	}
-	for pack := newPacker(); len(es) > 0; {
-		n := min(len(es), perLine)
-		line, err := pack.pack(es[:n])
+	pack := newPacker()
+	for es := range chunks(all, perLine) {
+		line, err := pack.pack(es)
 		if err != nil {
 			return err
 		}
@@ -208,10 +210,27 @@ func sendPicture(enc *json.Encoder, p Picture, before func()) error {
 		if err := enc.Encode(pictureLine{tables: pack.tables, Evidence: line}); err != nil {
 			return err
 		}
-		es = es[n:]
 		pack.sent()
 	}
 	return enc.Encode(pictureLine{End: true})
+}
+
+// chunks are slices of so many elements; the next one takes the place of the last.
+func chunks[T any](all iter.Seq[T], most int) iter.Seq[[]T] {
+	return func(yield func([]T) bool) {
+		var some []T
+		for v := range all {
+			if some = append(some, v); len(some) == most {
+				if !yield(some) {
+					return
+				}
+				some = some[:0]
+			}
+		}
+		if len(some) > 0 {
+			yield(some)
+		}
+	}
 }
 
 func writeError(w http.ResponseWriter, err error) { wireErrors().Write(w, err) }

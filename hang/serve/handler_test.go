@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -339,8 +340,25 @@ func FuzzReports(f *testing.F) {
 		require.NoError(t, err)
 		w, err := r.world("r")
 		require.NoError(t, err)
-		hang.Judge(w, pic.Evidence, pic.Store)
+		hang.Judge(w, slices.Values(pic.Evidence), pic.Store)
 		_, err = json.Marshal(pic)
 		require.NoError(t, err)
 	})
+}
+
+// Rows of one report, whose memory the next one uses, are not in that.
+func TestTablesAreUsedAgain(t *testing.T) {
+	first, err := decode([]byte(`{"stack_table":[{"error":"a secret"},{"error":"another"}],"group_table":[[]]}`), "")
+	require.NoError(t, err)
+	first.spent()
+	for body, want := range map[string]int{`{"stack_table":[null]}`: 1, `{"stack_table":[{}]}`: 1, `{}`: 0} {
+		next, err := decode([]byte(body), "")
+		require.NoError(t, err)
+		require.Len(t, next.Stacks, want)
+		require.Empty(t, next.Groups)
+		for _, row := range next.Stacks {
+			require.NotContains(t, string(row), "secret")
+		}
+		next.spent()
+	}
 }

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"fmt"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,7 +36,7 @@ func (h *Hub) newRun(id string, spec hang.Spec) *run {
 	r := &run{hub: h, id: id, used: now}
 	r.of = hang.NewCase(hang.CaseConfig{
 		Spec: spec, Seq: uint64(now.UnixNano()),
-		Judge: func(w hang.World, es []hang.Evidence, store []hang.StoreWait) hang.Verdict {
+		Judge: func(w hang.World, es iter.Seq[hang.Evidence], store []hang.StoreWait) hang.Verdict {
 			return h.judge(id, w, es, store)
 		},
 		Saved: func() (int64, bool) {
@@ -146,13 +147,17 @@ func (r *run) collect(w hang.World) (uint64, error) {
 	return seq, nil
 }
 
-func (r *run) picture(evidence bool) (Picture, error) {
+func (r *run) picture(evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return Picture{}, ErrClosed
+		return Picture{}, nil, ErrClosed
 	}
-	return r.of.Picture(evidence), nil
+	if !evidence {
+		return r.of.Picture(false), nil, nil
+	}
+	p, all := r.of.Pictures()
+	return p, all, nil
 }
 
 // stepLocked takes what the rendezvous has said meanwhile first.

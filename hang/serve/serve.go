@@ -13,9 +13,11 @@ package serve
 import (
 	"cmp"
 	"context"
+	"iter"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,7 +83,7 @@ type Config struct {
 	Log  *slog.Logger
 
 	// In all but tests hang.Judge, MaxHeld and MaxRunHeld.
-	judge               func(hang.World, []hang.Evidence, []hang.StoreWait) hang.Verdict
+	judge               func(hang.World, iter.Seq[hang.Evidence], []hang.StoreWait) hang.Verdict
 	maxHeld, maxRunHeld int
 }
 
@@ -127,7 +129,7 @@ func New(cfg Config) *Hub {
 }
 
 // judge is Config.judge. What it makes of evidence that nobody has thought of must not end the whole service.
-func (h *Hub) judge(run string, w hang.World, es []hang.Evidence, store []hang.StoreWait) (v hang.Verdict) {
+func (h *Hub) judge(run string, w hang.World, es iter.Seq[hang.Evidence], store []hang.StoreWait) (v hang.Verdict) {
 	defer func() {
 		if p := recover(); p != nil {
 			h.cfg.Log.Error("the evidence of a hang cannot be judged", "run_id", run, "err", p, "stack", string(debug.Stack()))
@@ -192,9 +194,18 @@ func (h *Hub) take(run, id string, p *parcel) (Ask, error) {
 
 // Picture implements Transport.
 func (h *Hub) Picture(_ context.Context, run string, evidence bool) (Picture, error) {
+	p, all, err := h.pictures(run, evidence)
+	if err == nil && evidence {
+		p.Evidence = slices.Collect(all)
+	}
+	return p, err
+}
+
+// pictures is a picture whose evidence is beside it, and made as it is asked for.
+func (h *Hub) pictures(run string, evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
 	r := h.find(run)
 	if r == nil {
-		return Picture{}, h.absent(run)
+		return Picture{}, nil, h.absent(run)
 	}
 	return r.picture(evidence)
 }

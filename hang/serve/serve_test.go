@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"iter"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -188,7 +189,7 @@ func TestJudgeThatFailsEndsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRdzv(hang.ActStop, 2)
 		cfg := r.config()
-		cfg.judge = func(hang.World, []hang.Evidence, []hang.StoreWait) hang.Verdict { panic("unthought of") }
+		cfg.judge = func(hang.World, iter.Seq[hang.Evidence], []hang.StoreWait) hang.Verdict { panic("unthought of") }
 		h := New(cfg)
 		defer h.Close()
 		r.live(t, h, 2*time.Minute)

@@ -248,6 +248,14 @@ func (p *parcel) unpack(shared *interner) {
 	}
 }
 
+// spent: nobody needs the tables any more.
+func (p *parcel) spent() {
+	if p.size() <= MaxBody {
+		spare.Put(&tables{p.Stacks[:0], p.Groups[:0]})
+	}
+	p.tables = tables{}
+}
+
 // interner has one copy of everything that many workers share.
 type interner struct {
 	file   uint64 // of the case that it belongs to
@@ -294,8 +302,19 @@ func (n *interner) groupsOf(row []byte) []hang.Group {
 	return gs
 }
 
-// unzippers are gzip.Readers, which are large.
-var unzippers = sync.Pool{New: func() any { return new(gzip.Reader) }}
+// unzippers are gzip.Readers, which are large, rooms bytes.Buffers for what they unpack, and spare tables whose rows
+// are overwritten.
+var (
+	unzippers = sync.Pool{New: func() any { return new(gzip.Reader) }}
+	rooms     = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+	spare     = sync.Pool{New: func() any { return new(tables) }}
+)
+
+func release(room *bytes.Buffer) {
+	if room.Reset(); room.Cap() <= MaxBody {
+		rooms.Put(room)
+	}
+}
 
 // decode understands a body but for its tables.
 func decode(body []byte, encoding string) (*parcel, error) {
@@ -303,14 +322,16 @@ func decode(body []byte, encoding string) (*parcel, error) {
 	switch encoding {
 	case "", "identity":
 	case "gzip":
-		var err error
-		if plain, err = unzip(body); err != nil {
+		room := rooms.Get().(*bytes.Buffer)
+		defer release(room)
+		if err := unzip(room, body); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
 		}
+		plain = room.Bytes() // nothing refers to it later
 	default:
 		return nil, fmt.Errorf("%w: the encoding %.40q of a report: need gzip, or none", ErrBadRequest, encoding)
 	}
-	var w wireReport
+	w := wireReport{tables: *spare.Get().(*tables)}
 	if err := json.Unmarshal(plain, &w); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
 	}
@@ -338,18 +359,16 @@ func (p *parcel) trim() {
 	}
 }
 
-func unzip(body []byte) ([]byte, error) {
+func unzip(room *bytes.Buffer, body []byte) error {
 	z := unzippers.Get().(*gzip.Reader)
 	defer unzippers.Put(z)
 	if err := z.Reset(bytes.NewReader(body)); err != nil {
-		return nil, err
+		return err
 	}
-	var b bytes.Buffer
-	b.Grow(min(len(body)*4, MaxPlain))
-	if n, err := b.ReadFrom(io.LimitReader(z, MaxPlain+1)); err != nil {
-		return nil, err
+	if n, err := room.ReadFrom(io.LimitReader(z, MaxPlain+1)); err != nil {
+		return err
 	} else if n > MaxPlain {
-		return nil, fmt.Errorf("the report has more than %d MiB when it is unpacked", MaxPlain>>20)
+		return fmt.Errorf("the report has more than %d MiB when it is unpacked", MaxPlain>>20)
 	}
-	return b.Bytes(), nil
+	return nil
 }

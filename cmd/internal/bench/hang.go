@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"sync"
@@ -281,7 +282,11 @@ func hungWorkers(node int) (es []hang.Evidence) {
 		for k := range 3 {
 			at := time.Hour + time.Duration(k)*2*time.Second
 			p := &hang.Page{PID: w.PID, Start: w.Start, Rank: w.Rank, Steps: 500, LastStep: time.Hour, Heartbeat: at,
-				Groups: []hang.GroupState{{ID: 7, Seq: 1000, Since: time.Hour}}, StepTimes: make([]time.Duration, 32)}
+				Groups: []hang.GroupState{{ID: 7, Seq: 1000, Since: time.Hour}}}
+			for s := range 32 { // steps of a second, of which ranks see the end within a millisecond
+				end := time.Hour - time.Duration(31-s)*time.Second - time.Duration(s*s%7)*10*time.Millisecond
+				p.StepTimes = append(p.StepTimes, end+rand.N(time.Millisecond))
+			}
 			e.Samples = append(e.Samples, hang.Sample{Worker: w, At: at, Page: p, Proc: hang.Proc{
 				State: 'S', CPU: time.Minute, MainCPU: time.Minute, Switches: 12345, IO: 1 << 30, WChan: "futex_wait_queue",
 				Threads: 40,
