@@ -12,7 +12,7 @@ type Report struct {
 	// Suspicions are all that hold now. Without any the workers of the node make progress, or may take their time: what
 	// the node has said before is withdrawn. They are to be repeated every RepeatEvery while they hold.
 	Suspicions []Suspicion `json:"suspicions,omitempty"`
-	// Summary is how the workers are doing; a node among several sends one every SummaryEvery.
+	// Summary is how the workers are doing, see Summaries.
 	Summary *Summary `json:"summary,omitempty"`
 	// Ask is the Ask.Seq that this report answers, 0: none. Evidence is then of all workers of the node, one for each.
 	Ask      uint64     `json:"ask,omitempty"`
@@ -30,6 +30,18 @@ const (
 	RepeatEvery  = 10 * time.Second
 	SummaryEvery = 30 * time.Second
 )
+
+// summarized is how many nodes send a summary every SummaryEvery.
+const summarized = 1000
+
+// Summaries is how often a node among so many sends a summary of which nothing is news; 0: only its first. Of one run
+// the judge hears 33 a second at most, as each costs a connection: what it wants to know is how far the foremost are.
+func Summaries(nodes int) time.Duration {
+	if nodes < 2 {
+		return 0
+	}
+	return max(SummaryEvery, SummaryEvery*time.Duration(nodes)/summarized)
+}
 
 // Summary is how the workers of one node are doing. What is unknown is 0.
 type Summary struct {

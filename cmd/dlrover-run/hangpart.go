@@ -153,7 +153,7 @@ func ending(text string, room int) string {
 func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	cfg := watch.Config{
 		Epoch: hangEpoch(e), Node: h.job.s.node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
-		First: firstLook, Every: lookOutside, Summaries: e.Place.GroupWorldSize > 1,
+		First: firstLook, Every: lookOutside, Summaries: hang.Summaries(e.Place.GroupWorldSize),
 		Pages: h.pages.dir(), Parse: hang.ReadPage, Groups: hang.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
 		Stacks:   h.read, Sockets: storeSockets(e.Place), Post: h.post, Log: h.log,

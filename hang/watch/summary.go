@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -21,14 +22,17 @@ func (w *Watcher) follow(now time.Duration, samples []hang.Sample) {
 	w.newest = samples
 }
 
-// sum tells the judge how the workers are doing: once, then where that is wanted, or if it has changed who is slow.
+// sum tells the judge how the workers are doing: once, as often as that is wanted, or if it has changed who is slow.
 func (w *Watcher) sum(ctx context.Context, now time.Duration) {
 	s := w.summary(now)
-	if w.summed && !w.cfg.Summaries && s.Slow == w.slow {
+	if now < w.due && s.Slow == w.slow {
 		w.next = now + jittered(hang.SummaryEvery)
 		return
 	}
-	w.summed, w.slow = true, s.Slow
+	w.slow, w.due = s.Slow, math.MaxInt64
+	if w.cfg.Summaries > 0 {
+		w.due = now + w.cfg.Summaries*9/10 // w.next comes later, by jitter
+	}
 	w.say(ctx, now, hang.Report{Summary: s})
 }
 

@@ -28,8 +28,9 @@ type Config struct {
 	PIDs      []int // of the workers, by local rank
 	// First is when the first look is due, Every how often one is after that.
 	First, Every time.Duration
-	// Summaries: the judge hears every hang.SummaryEvery from this node, not just once and when workers become slow.
-	Summaries bool
+	// Summaries is how often the judge hears from this node that nothing has changed; 0: never. It hears of workers that
+	// become slow within hang.SummaryEvery.
+	Summaries time.Duration
 	Pages     string // directory of the shim's pages; "": there are none
 	Parse     func([]byte) (hang.Page, error)
 	Groups    func([]byte) ([]hang.Group, error)
@@ -66,8 +67,8 @@ type Watcher struct {
 	newest    []hang.Sample
 	progress  []time.Duration // when each worker was last seen to make some
 	told      time.Duration   // when the judge heard something last
-	next      time.Duration   // when it hears a summary
-	summed    bool            // it has heard one
+	next      time.Duration   // when it hears a summary if there is news
+	due       time.Duration   // and when in any case
 	slow      string          // what the newest one said of a straggler
 
 	mu        sync.Mutex
@@ -147,7 +148,8 @@ func (w *Watcher) begin() {
 	for i, pid := range c.PIDs {
 		w.looker.state = append(w.looker.state, tracked{local: i, rank: c.RankBase + i, pid: pid})
 	}
-	w.next = c.now() + jittered(hang.SummaryEvery)
+	now := c.now()
+	w.next, w.due = now+jittered(hang.SummaryEvery), now+rand.N(max(c.Summaries-hang.SummaryEvery, 0)+1)
 }
 
 // look takes samples, and tells the judge when it has changed who is suspected, or must hear of it again.

@@ -127,13 +127,28 @@ func TestSuspicionsOfOtherPrograms(t *testing.T) {
 	})
 }
 
+// Each of 10,000 nodes has less to say, and the first of it at any time.
+func TestSummariesOfOneNodeAmongMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := map[int]bool{}
+		for range 20 {
+			c, _, j := bench(t)
+			c.Summaries = hang.Summaries(10_000)
+			watchFor(t, New(c), 30*time.Minute, nil)
+			require.InDelta(t, 6, len(j.heard), 1)
+			first[int(j.at[0]/time.Minute)] = true
+		}
+		require.Greater(t, len(first), 2)
+	})
+}
+
 func TestSummariesOfOneNodeAmongSeveral(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _, j := bench(t)
 		watchFor(t, New(c), 5*time.Minute, nil)
 		require.Len(t, j.heard, 1, "who is alone has nothing more to tell")
 		c, _, j = bench(t)
-		c.Summaries = true
+		c.Summaries = hang.Summaries(2)
 		watchFor(t, New(c), 5*time.Minute, nil)
 		require.InDelta(t, 9, len(j.heard), 2)
 		for _, r := range j.heard {

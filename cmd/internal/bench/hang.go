@@ -27,7 +27,7 @@ const (
 	hangWorkers = 8
 	hangThreads = 8
 	hangFrames  = 25
-	// hangIdle is for how long summaries come, as many a second as of all nodes every 30 s.
+	// hangIdle is for how long summaries come, as many a second as all nodes send.
 	hangIdle = 10 * time.Second
 )
 
@@ -39,7 +39,8 @@ func hangRow(n int) row {
 				n, hangWorkers), unit: duration, goal: 5},
 			{what: "of that, processor time of the daemon", unit: duration},
 			{what: "more peak resident memory of the daemon", unit: size, goal: 100e6},
-			{what: "processor time of one core for the summaries of all nodes, every 30 s", unit: percent, goal: 10},
+			{what: fmt.Sprintf("processor time of one core for the summaries of all nodes, every %s", hang.Summaries(n)),
+				unit: percent, goal: 10},
 		}}
 }
 
@@ -151,7 +152,7 @@ func (h *hanging) idle(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	began := time.Now()
-	count := int(hangIdle/time.Second) * h.nodes / 30
+	count := int(hangIdle * time.Duration(h.nodes) / hang.Summaries(h.nodes))
 	step := hangIdle / time.Duration(count)
 	for i := range count {
 		if err := pause(ctx, time.Until(began.Add(time.Duration(i)*step))); err != nil {
