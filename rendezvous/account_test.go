@@ -457,6 +457,24 @@ func TestElsewhereAndShrink(t *testing.T) {
 	}
 }
 
+// A checkpoint is further than any number of steps from an older one, and steps count from it.
+func TestStepsCountFromTheNewestCheckpoint(t *testing.T) {
+	s := newSim(t, unbounded(1, Budget{BackoffMax: -1, BackoffLimit: -1, NoProgress: 100}))
+	s.join("a")
+	s.obey()
+	for i, c := range []struct {
+		step, checkpoint int64
+		fruitless        int
+	}{
+		{100, 5, 1}, {3, 6, 1}, {4, 6, 1}, {4, 6, 2}, {9, 5, 1}, {8, 6, 2}, {10, 6, 1},
+	} {
+		p := Progress{Step: c.step, Stepping: true, Checkpoint: c.checkpoint, Saving: true}
+		_, ok := s.crashesWith(Failing{Decision: RestartCharged, Progress: p}, "a")
+		require.True(t, ok)
+		require.Equal(t, c.fruitless, s.r.Status().Budget.Fruitless, i)
+	}
+}
+
 func TestTolerate(t *testing.T) {
 	begin := func() *sim {
 		s := newSim(t, unbounded(2, Budget{BackoffMax: -1, Tolerate: true}))
@@ -481,12 +499,21 @@ func TestTolerate(t *testing.T) {
 	fails(s, "a", 0)
 	fails(s, "b", 0)
 	require.Equal(t, Stop, s.dirs["a"].Kind, "nobody is left")
+	require.Equal(t, "a has failed", s.dirs["a"].Cause.Text)
 	s.obey()
 	require.Equal(t, 1, s.r.restarts)
 	s.fail("a", RestartCharged) // such as for a hang
 	require.Equal(t, Stop, s.dirs["b"].Kind)
 	s.obey()
 	require.Equal(t, 2, s.r.restarts)
+
+	s = begin()
+	fails(s, "a", 1)
+	fails(s, "b", 0)
+	require.Equal(t, Run, s.dirs["a"].Kind, "another worker of a runs on")
+	fails(s, "a", 0)
+	require.Equal(t, Stop, s.dirs["a"].Kind)
+	s.obey()
 
 	// A daemon that was started again hears of the failure, too.
 	next := newSim(t, s.p)

@@ -10,6 +10,18 @@ func Ending(text string, limit int) string {
 	if len(end) == len(text) {
 		return text
 	}
+	for { // what is put first leaves less of the end, which may have lost more of the error then
+		first := missing(text, end, limit)
+		rest := lastLines(text, limit-len(first))
+		if len(rest) >= len(end) {
+			return first + end
+		}
+		end = rest
+	}
+}
+
+// missing are the lines of the error at the end of text that are not in end, or "".
+func missing(text, end string, limit int) string {
 	lines, prefix := errorLines(text)
 	err := head(pythonError(text), limit/4)
 	if cppStart(text) >= 0 {
@@ -28,11 +40,10 @@ func Ending(text string, limit int) string {
 			first.WriteString(prefix + err + "\n")
 		}
 	}
-	if first.Len() == 0 {
-		return end
+	if first.Len() > 0 {
+		first.WriteString("  " + ellipsis + "\n") // indented as what is left out
 	}
-	first.WriteString("  " + ellipsis + "\n") // indented as what is left out
-	return first.String() + lastLines(text, limit-first.Len())
+	return first.String()
 }
 
 const traceback = "Traceback (most recent call last):"

@@ -41,6 +41,25 @@ func TestErrorBeforeALongStackIsKept(t *testing.T) {
 	require.Equal(t, "torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /a", f.Timeout())
 }
 
+// An error that came of another one is named once, with what led to it, however long the stack between them is.
+func TestEndingOfAChainedError(t *testing.T) {
+	const frame = "  File \"train.py\", line 7, in step\n    step(batch)\n"
+	once := []string{"\nKeyError: 'lr'\n", "\nThe above exception was the direct cause of the following exception:\n",
+		"\nValueError: bad batch\n", "\nof 17 samples"}
+	for frames := range 60 {
+		text := strings.Repeat("noise\n", 300) + "Traceback (most recent call last):\n" + frame + "KeyError: 'lr'\n\n" +
+			"The above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n" +
+			strings.Repeat(frame, frames) + "ValueError: bad batch\nof 17 samples"
+		end := verdict.Ending(text, 1024)
+		require.LessOrEqual(t, len(end), 1024)
+		f := verdict.Failure{ExitCode: 1, LastLines: end}
+		require.Equal(t, "ValueError: bad batch (exit code 1)", f.Reason(), frames)
+		for _, line := range once {
+			require.Equal(t, 1, strings.Count("\n"+end, line), "%d frames: %q", frames, line)
+		}
+	}
+}
+
 // What was printed after an error says that it did not end the worker.
 func TestOldErrorIsNoEnding(t *testing.T) {
 	old := "  what():  caught and survived\n" + stack(12)

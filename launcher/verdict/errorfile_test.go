@@ -92,6 +92,7 @@ func TestAmendErrorFile(t *testing.T) {
 			`{"message": {"message": "E", "errorCode": 3, "x": [1.50]}, "y": {"z": 1e400}}`},
 		{"plain message", `{"message": "E", "timestamp": 5}`, 3, ""},
 		{"no message", `{"a": 1}`, 3, ""},
+		{"null", `{"message": null, "timestamp": 5}`, 3, ""},
 		{"code 0", recorded, 0, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -244,6 +244,19 @@ def disk_save():
     torch.save({"w": torch.zeros(2 << 20)}, os.path.join(os.environ["DISK"], "model.pt"))
 
 
+def file_limit():
+    """What ulimit -f allows is used up."""
+    limit("RLIMIT_FSIZE", 1 << 20)
+    with open(os.path.join(DIR, "large.%d" % RANK), "wb") as f:
+        f.write(b"x" * (8 << 20))
+
+
+def file_limit_save():
+    import torch
+    limit("RLIMIT_FSIZE", 1 << 20)
+    torch.save({"w": torch.zeros(2 << 20)}, os.path.join(DIR, "large.%d.pt" % RANK))
+
+
 def shm_loader():
     import torch
     for _ in loader(lambda i: torch.ones(1 << 20)):
@@ -317,6 +330,14 @@ def hf_missing():
     AutoConfig.from_pretrained("/models/llama-of-nobody")
 
 
+def hf_unknown():
+    """A name, and not a path, of which nothing is in the cache."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HOME"] = DIR
+    from transformers import AutoConfig
+    AutoConfig.from_pretrained("nobody/llama-of-nobody")
+
+
 def argparse():
     import argparse
     p = argparse.ArgumentParser("train.py")
@@ -343,6 +364,14 @@ def corrupt_checkpoint():
 def state_mismatch():
     import torch
     torch.nn.Linear(2, 2).load_state_dict(torch.nn.Linear(3, 2).state_dict())
+
+
+def state_keys():
+    """A checkpoint of another model, as all ranks load it."""
+    import torch
+    path = os.path.join(DIR, "other.%d.pt" % RANK)
+    torch.save({"encoder.weight": torch.zeros(2, 2), "encoder.bias": torch.zeros(2)}, path)
+    torch.nn.Linear(2, 2).load_state_dict(torch.load(path))
 
 
 def shape_mismatch():
@@ -391,6 +420,13 @@ def slow_teardown():
     raise ValueError("bad batch, slowly")
 
 
+def slow_thread():
+    """Fails and says so, but a thread that nobody has told keeps the interpreter from ending."""
+    import threading
+    threading.Thread(target=time.sleep, args=(8,)).start()
+    raise ValueError("bad batch, and a thread goes on")
+
+
 def late(how):
     """The launcher sees the end a second later than the peers do, as on a node that is overloaded."""
     parent = os.getppid()
@@ -419,6 +455,22 @@ def no_gpu():
 def no_nccl():
     import torch.distributed as dist
     dist.new_group([RANK], backend="nccl")
+
+
+def init_nccl():
+    import torch.distributed as dist
+    dist.init_process_group("nccl")
+    dist.barrier()
+
+
+def unresolved():
+    """The address of the store is no name here, as where a pod's DNS does not work yet."""
+    import datetime
+    import torch.distributed as dist
+    if BAD:
+        os.environ["MASTER_ADDR"] = "job-master-0.nobody.invalid"
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5 if BAD else 60))
+    dist.barrier()
 
 
 def deepspeed_config():
@@ -593,7 +645,7 @@ def paddle_job():
 
 
 JOBS = {"nccl_job", "nccl_hang_job", "monitored_barrier", "store_key", "ddp_mismatch"}  # after init_process_group
-ALONE = {"own_store", "late_member", "jax_job", "jax_shapes", "paddle_job"}  # instead of it
+ALONE = {"own_store", "late_member", "init_nccl", "unresolved", "jax_job", "jax_shapes", "paddle_job"}  # instead of it
 
 
 def main():
