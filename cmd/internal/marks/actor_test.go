@@ -22,6 +22,7 @@ import (
 type cluster struct {
 	mu    sync.Mutex
 	marks map[string]bool
+	until map[string]time.Time // of those that were applied
 	avoid []string
 	calls int
 	fail  error
@@ -38,7 +39,13 @@ func (c *cluster) call(f func()) error {
 }
 
 func (c *cluster) Apply(_ context.Context, m nodes.Mark) error {
-	return c.call(func() { c.marks[m.Node] = true })
+	return c.call(func() {
+		c.marks[m.Node] = true
+		if c.until == nil {
+			c.until = map[string]time.Time{}
+		}
+		c.until[m.Node] = m.Until
+	})
 }
 
 func (c *cluster) Remove(_ context.Context, m nodes.Mark) error {
@@ -95,6 +102,32 @@ func TestMarksThatWereLeftAreSwept(t *testing.T) {
 		time.Sleep(sweepEvery + time.Second)
 		synctest.Wait()
 		require.Equal(t, []string{"n1", "n2"}, c.names())
+		require.NoError(t, k.Close())
+	})
+}
+
+// A shorter time for marks counts from the daemon's start on, and is not begun again by the next one.
+func TestMarksEndSoonerWhereTheyMayLastLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir, c := t.TempDir(), &cluster{marks: map[string]bool{}}
+		start := func(expiry time.Duration) *Keeper {
+			k := open(t, Config{Dir: dir, Actor: c, Policy: nodes.Config{Expiry: expiry}})
+			synctest.Wait()
+			return k
+		}
+		k := start(4 * time.Hour)
+		k.Find(broken("n1"))
+		require.NoError(t, k.Mark(t.Context(), "n2", "me", "smoke"))
+		require.NoError(t, k.Close())
+		end := time.Now().Add(10 * time.Minute)
+		require.NoError(t, start(10*time.Minute).Close())
+		time.Sleep(9 * time.Minute)
+		k = start(10 * time.Minute)
+		require.Equal(t, []string{"n1", "n2"}, c.names())
+		require.WithinDuration(t, end, c.until["n1"], time.Second)
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"n2"}, c.names())
 		require.NoError(t, k.Close())
 	})
 }

@@ -78,6 +78,9 @@ func Open(cfg Config) (*Keeper, error) {
 	k.ctx, k.stop = ctx, stop
 	if cfg.Actor != nil && !cfg.DryRun {
 		k.actor = newActor(k)
+	}
+	k.change((*nodes.Book).Tick, true) // the policy may allow marks less time than that of the daemon before
+	if k.actor != nil {
 		k.actor.begin(k.book.Marks())
 		k.wg.Go(func() { k.actor.work(ctx) })
 	}
