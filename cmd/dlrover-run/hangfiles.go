@@ -54,4 +54,7 @@ func (h *hangs) write(c report.Case) {
 		return
 	}
 	h.log.Info("the evidence of the hang is written", "dir", path)
+	if err := report.Prune(path, time.Now()); err != nil {
+		h.log.Debug("old evidence of hangs stays", "err", err)
+	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/hang"
+	"dlrover-run/hang/report"
 	"dlrover-run/launcher"
 )
 
@@ -99,4 +100,18 @@ func TestWhatTheLivingWereDoing(t *testing.T) {
 	})
 	require.Len(t, lines, 2)
 	require.Equal(t, "ranks 2-3 were in load_batch at data.py:12, called by <module> at train.py:3", lines[0])
+}
+
+// Who writes a report makes room for it.
+func TestOldEvidenceIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(report.TimelinePath, dir)
+	past, err := report.Write(dir, report.Case{Job: "j", At: time.Now().Add(-2 * report.KeepFor)})
+	require.NoError(t, err)
+	h := &hangs{log: slog.New(slog.DiscardHandler), job: &job{s: &settings{runID: "j"}}}
+	h.write(report.Case{Job: "j", At: time.Now()})
+	left, err := filepath.Glob(filepath.Join(dir, "hang-j-*"))
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	require.NotEqual(t, past, left[0])
 }

@@ -1,0 +1,127 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// What Prune leaves in a directory.
+const (
+	KeepOfJob = 16 // reports
+	Keep      = 64 // of all jobs
+	KeepFor   = 30 * 24 * time.Hour
+	// unfinished is for how long what a report is staged in belongs to somebody who may still be writing.
+	unfinished = time.Hour
+)
+
+// old is a report that may be removed.
+type old struct {
+	name, job string
+	at        time.Time
+	info      fs.FileInfo
+}
+
+// Prune makes room in the directory of a report that was just written, at a path: reports go that are older than
+// KeepFor, all but the newest KeepOfJob of one job, and all but the newest Keep. That one stays, and so does what is
+// not a directory of this user with a report's name and nothing in it but a report's files. Links are not followed.
+func Prune(path string, now time.Time) error {
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("remove old reports: %w", err)
+	}
+	defer root.Close()
+	entries, err := list(root)
+	if err != nil {
+		return fmt.Errorf("remove old reports: %w", err)
+	}
+	found, left := reportsOf(root, entries, now), map[string]int{}
+	for i, r := range found {
+		if left[r.job]++; r.name == filepath.Base(path) {
+			continue
+		}
+		if i >= Keep || left[r.job] > KeepOfJob || now.Sub(r.at) > KeepFor {
+			remove(root, r)
+		}
+	}
+	return nil
+}
+
+// reportsOf finds a directory's reports, the newest first. What nobody has finished long ago is one of no time.
+func reportsOf(root *os.Root, names []string, now time.Time) (found []old) {
+	shape := regexp.MustCompile(`^(\.?)hang-(.*)-(\d+)-\d+\.\d+\.\d+(-\d+)?(\.\d+)?$`)
+	for _, name := range names {
+		part := shape.FindStringSubmatch(name)
+		info, err := root.Lstat(name)
+		if part == nil || err != nil || !own(info) {
+			continue
+		}
+		r := old{name: name, job: part[2], info: info}
+		if part[1] == "" && part[5] == "" {
+			seconds, _ := strconv.ParseInt(part[3], 10, 64)
+			r.at = time.Unix(seconds, 0)
+		} else if part[1] == "" || part[5] == "" || now.Sub(info.ModTime()) < unfinished {
+			continue
+		}
+		found = append(found, r)
+	}
+	slices.SortFunc(found, func(a, b old) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(b.name, a.name)) })
+	return found
+}
+
+// own: it is a directory, and this user's.
+func own(info fs.FileInfo) bool {
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	return info.IsDir() && ok && int(owner.Uid) == os.Geteuid()
+}
+
+// remove takes away a report, if it is one and still what it was.
+func remove(root *os.Root, r old) {
+	in, err := root.OpenRoot(r.name)
+	if err != nil {
+		return
+	}
+	defer in.Close()
+	is, err := in.Stat(".")
+	if err != nil || !os.SameFile(is, r.info) {
+		return
+	}
+	names, err := list(in)
+	strange := func(name string) bool {
+		info, err := in.Lstat(name)
+		return err != nil || !info.Mode().IsRegular() || !ofReport(name)
+	}
+	if err != nil || slices.ContainsFunc(names, strange) {
+		return
+	}
+	for _, name := range names {
+		_ = in.Remove(name) // another launcher may be at it, too
+	}
+	_ = root.Remove(r.name) // which fails if anything is left
+}
+
+// ofReport: a report has a file of that name, or has had while it was written.
+func ofReport(name string) bool {
+	if rest, hidden := strings.CutPrefix(name, "."); hidden {
+		name = strings.TrimSuffix(rest, filepath.Ext(rest))
+	}
+	return slices.ContainsFunc(Case{}.contents(), func(c content) bool { return c.name == name })
+}
+
+// list are the names in a directory.
+func list(root *os.Root) ([]string, error) {
+	d, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Readdirnames(-1)
+}
