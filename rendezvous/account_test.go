@@ -293,6 +293,30 @@ func TestStartDeadline(t *testing.T) {
 	require.Equal(t, Run, s.dirs["b"].Kind, "some workers end without a step")
 }
 
+// What an earlier daemon has told of what is spent is told on, if it is one thing alone.
+func TestEachThingThatIsSpentIsTold(t *testing.T) {
+	at := time.Unix(900, 0).UTC()
+	for name, spent := range map[string]Spent{
+		"the deadline": {Since: at}, "a streak": {Streak: 1}, "fruitless": {Fruitless: 1}, "same": {Same: 1, Alike: "x"},
+		"the best": {Best: Progress{Step: 1}}, "recent": {Recent: []Restarted{{At: at, Rank: 1}}}, "held": {Held: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, Params{Min: 2, Max: 2})
+			e := Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}}
+			e.Spent = &spent
+			if spent.Held {
+				e.Paused = &Cause{Kind: CauseFailure, Text: "b failed"}
+			}
+			s.must(e)
+			require.Equal(t, &spent, s.dirs["a"].Spent)
+		})
+	}
+	s := newSim(t, Params{Min: 2, Max: 2})
+	s.join("a")
+	require.Contains(t, s.dirs, "a")
+	require.Nil(t, s.dirs["a"].Spent)
+}
+
 func TestSuccessRules(t *testing.T) {
 	for _, c := range []struct {
 		rule   SuccessRule
@@ -303,6 +327,7 @@ func TestSuccessRules(t *testing.T) {
 		{SuccessRank0, []Success{{ID: "b"}, {ID: "a", Ranks: []int{1}}}, Success{ID: "a", Ranks: []int{0}}},
 		{SuccessRank0, nil, Success{ID: "a"}},
 		{SuccessNode0, []Success{{ID: "b"}, {ID: "a", Ranks: []int{0}}}, Success{ID: "a"}},
+		{SuccessNode0, nil, Success{ID: "a"}},
 		{SuccessAny, nil, Success{ID: "b", Ranks: []int{3}}},
 		{SuccessAny, nil, Success{ID: "b"}},
 	} {
