@@ -199,7 +199,7 @@ func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults,
 
 // group joins the check and finds out with whom this node tests, and where.
 func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
-	if err = s.enlist(ctx, turn, checking); err != nil {
+	if err = s.enlist(ctx, turn, checking, -1); err != nil {
 		return w, err
 	}
 	end := time.Now().Add(s.params.JoinTimeout)
@@ -215,7 +215,7 @@ func (s *Service) group(ctx context.Context, turn int) (w world, err error) {
 			return w, s.late(ctx, turn)
 		}
 		if forgotten {
-			if err = s.enlist(ctx, turn, checking); err != nil {
+			if err = s.enlist(ctx, turn, checking, w.round); err != nil {
 				return w, err
 			}
 		}

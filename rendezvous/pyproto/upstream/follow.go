@@ -84,7 +84,7 @@ func (s *Service) join(ctx context.Context, turn int) error {
 	if passed, err := s.passes(ctx); err != nil || !passed {
 		return err
 	}
-	if err := s.enlist(ctx, turn, training); err != nil {
+	if err := s.enlist(ctx, turn, training, -1); err != nil {
 		return s.asideIs(err)
 	}
 	s.mu.Lock()
@@ -95,11 +95,14 @@ func (s *Service) join(ctx context.Context, turn int) error {
 	return nil
 }
 
-// enlist joins a rendezvous. Where an answer was lost, it looks first whether a world was sealed with this node, which
-// another join would make void.
-func (s *Service) enlist(ctx context.Context, turn int, name string) error {
-	before := -1
-	return s.insist(ctx, turn, func() error {
+// enlist joins a rendezvous. Where this node may have joined after the round before already, as an answer was lost, it
+// looks first whether a world was sealed with it, which another join would make void. -1: it has not joined.
+func (s *Service) enlist(ctx context.Context, turn int, name string, before int) error {
+	_, p := s.self()
+	err := s.insist(ctx, turn, func() error {
+		if err := s.introduce(ctx, p); err != nil { // a new master has not heard the rules
+			return err
+		}
 		w, mine, err := s.worldNamed(ctx, name)
 		if err != nil || mine && before >= 0 && w.round > before {
 			return err
@@ -107,6 +110,8 @@ func (s *Service) enlist(ctx context.Context, turn int, name string) error {
 		before = w.round
 		return s.joinNamed(ctx, name)
 	})
+	s.joined = time.Now()
+	return err
 }
 
 // insist asks the master until it has answered, or the phase is another one.
@@ -123,13 +128,9 @@ func (s *Service) insist(ctx context.Context, turn int, ask func() error) error 
 	}
 }
 
-// joinNamed tells the master that this node wants to be in the next world of a rendezvous, and the rules, which a new
-// master has not heard.
+// joinNamed tells the master that this node wants to be in the next world of a rendezvous.
 func (s *Service) joinNamed(ctx context.Context, name string) error {
-	n, p := s.self()
-	if err := s.introduce(ctx, p); err != nil {
-		return err
-	}
+	n, _ := s.self()
 	id := s.cfg.Client.Caller().NodeID
 	if s.cfg.Client.Old() {
 		id = s.cfg.Rank // to 0.3 there was no node_rank
@@ -140,7 +141,7 @@ func (s *Service) joinNamed(ctx context.Context, name string) error {
 	}
 	answer, err := s.cfg.Client.Get(ctx, s.cfg.Client.New("JoinRendezvousRequest", fields...))
 	if err == nil {
-		s.joined, s.round = time.Now(), answer.Int("round")
+		s.round = answer.Int("round")
 	}
 	return err
 }
@@ -239,8 +240,9 @@ func (s *Service) noticeOutage(err error) {
 		}
 		*o = outage{}
 		s.preCheck.told = false
+		s.joined = time.Time{}
 		if s.phase == forming {
-			s.since, s.joined = time.Now(), time.Time{}
+			s.since = time.Now()
 		}
 	}
 }

@@ -148,7 +148,7 @@ func (s *Service) askWorld(ctx context.Context, turn int) error {
 	case text != "":
 		return s.timedOut(ctx, text, p.JoinTimeout)
 	case n >= 0 && s.forgotten(w, n):
-		return s.joinNamed(ctx, training)
+		return s.asideIs(s.enlist(ctx, turn, training, w.round))
 	}
 	return nil
 }
