@@ -107,7 +107,8 @@ func classify(ev *Evidence, l library) *member {
 	}
 	m.class = m.classOf(ev)
 	// Without a page this is all that is known of somebody who goes on.
-	m.moved = m.moved || m.page == nil && (m.class == classWaiting || m.class == classStopped) && stirred(ev.Samples)
+	m.moved = m.moved || m.page == nil && (m.class == classWaiting || m.class == classStopped) && stirred(ev.Samples) ||
+		m.page == nil && m.class == classIdle && settled(ev.Samples)
 	m.gil = m.class >= classBusy && m.page != nil && m.page.Phase != PhaseEnd && m.at-m.page.Heartbeat > staleHeart
 	m.spin = m.class == classBusy && m.isSpin(ev.Stacks)
 	if m.page != nil {
@@ -295,6 +296,13 @@ func stirred(samples []Sample) bool {
 		}
 	}
 	return false
+}
+
+// settled: the main thread was at work at first, when its stack was read, and then came to rest: in what, only another
+// look will tell.
+func settled(samples []Sample) bool {
+	n := len(samples)
+	return n > 2 && !rested(samples[0], samples[1]) && rested(samples[n-2], samples[n-1])
 }
 
 // Progressed says that a worker has made progress from the first sample to the second: a step or a collective, or

@@ -552,3 +552,16 @@ func TestLinesAreFitToPrint(t *testing.T) {
 	require.Less(t, len(line), 400)
 	require.Contains(t, s.judge().Aged(31*time.Second).Line, "hung for 31 s")
 }
+
+// From outside nobody knows what a rank has come to since its stack was read.
+func TestWhoCameToRestIsNotNamedByAnOldStack(t *testing.T) {
+	s := newScene(2).outside()
+	s.ev[3].Stacks = inUser("train")
+	require.Equal(t, "3", suspects(s.judge()))
+	s.edit(3, func(i int, x *Sample) {
+		if i > 0 {
+			x.Proc.CPU, x.Proc.MainCPU, x.Proc.Switches = x.Proc.CPU+100e6, x.Proc.MainCPU+100e6, x.Proc.Switches+9
+		}
+	})
+	require.Equal(t, KindNone, s.judge().Kind)
+}
