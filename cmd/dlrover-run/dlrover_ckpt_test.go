@@ -14,8 +14,8 @@ import (
 )
 
 // TestDLRoverCheckpoints: the launchers of two nodes save the shards of their workers under DLRover's master, at every
-// step to memory and at every tenth to disk. A worker of each is killed, then a launcher, whose place another one takes.
-// Every rank goes on from its own shard, and what was committed is whole.
+// step to memory and at every tenth to disk. A worker of each is killed, then a launcher, whose place another one
+// takes. Every rank goes on from its own shard, and what was committed is whole.
 func TestDLRoverCheckpoints(t *testing.T) {
 	dlroverPackages(t)
 	const steps, every = 120, 10

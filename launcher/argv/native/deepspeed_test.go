@@ -283,7 +283,8 @@ func TestDeepSpeedEnvironmentFiles(t *testing.T) {
 	vars["DS_ENV_FILE"] = "none.env"
 	got, err = translate(t, "deepspeed", sys, "s")
 	require.NoError(t, err)
-	require.Contains(t, strings.Join(got.Notes, "\n"), "DS_ENV_FILE=none.env: there is no /root/none.env and no none.env: ")
+	require.Contains(t, strings.Join(got.Notes, "\n"),
+		"DS_ENV_FILE=none.env: there is no /root/none.env and no none.env: ")
 	for _, name := range []string{"bad.env", "bare.env"} {
 		vars["DS_ENV_FILE"] = name
 		_, err = translate(t, "deepspeed", sys, "s")

@@ -31,8 +31,8 @@ func (s *Service) failure(ctx context.Context, level, data string, restarts int)
 		pyproto.Field{Name: "restart_count", Value: restarts}, pyproto.Field{Name: "level", Value: level}))
 }
 
-// NodeError tells the master that this node is at fault, which replaces it, and ends the run here. Who tells of it after
-// somebody else waits for the answer: in Kubernetes that takes seconds, in which the master creates another pod.
+// NodeError tells the master that this node is at fault, which replaces it, and ends the run here. Who tells of it
+// after somebody else waits for the answer: in Kubernetes that takes seconds, in which the master creates another pod.
 func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	text := kind
 	if reason != "" {
