@@ -82,7 +82,7 @@ func (r *Round) attach(e Attach) error {
 		return ErrUnknownNode
 	}
 	n.attached++
-	n.broken, n.silent = false, false
+	n.broken, n.silent, n.hungUp = false, false, false
 	return nil
 }
 
@@ -95,7 +95,7 @@ func (r *Round) detach(now time.Time, e Detach) error {
 	if n.attached > 0 {
 		return nil
 	}
-	n.detached, n.broken = now, e.Broken
+	n.detached, n.broken, n.hungUp = now, e.Broken, false
 	if e.Silent {
 		n.detached = now.Add(-SuspectAfter)
 		r.fallSilent(n)
@@ -120,10 +120,11 @@ func (r *Round) silence(e Silence) {
 	r.watchLiveness(n.detached.Add(r.grace(n)))
 }
 
-// hungUp makes n suspect, but does not lose it: a launcher that lives may have closed a connection it has no use for.
+// hungUp makes n suspect, but does not lose it: a launcher that lives may have closed one connection of several. On a
+// busy machine it is not back in a second.
 func (r *Round) hungUp(now time.Time, e HungUp) {
 	if n := r.nodes[e.ID]; r.Away(e.ID) {
-		n.broken, n.detached = true, now
+		n.broken, n.hungUp, n.detached = true, true, now
 		r.watchLiveness(now.Add(r.grace(n)))
 	}
 }
@@ -154,7 +155,7 @@ func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout
 // grace is how long the detached node n may stay away.
 func (r *Round) grace(n *node) time.Duration {
 	switch {
-	case n.silent && r.phase == forming && !r.fresh():
+	case n.hungUp, n.silent && r.phase == forming && !r.fresh():
 		return SuspectAfter
 	case !n.broken, n.silent:
 		return r.nodeTimeout()

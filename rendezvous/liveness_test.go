@@ -158,7 +158,7 @@ func TestOnlyWhoOwesAStopMayHaveDied(t *testing.T) {
 	require.Contains(t, s.r.Evidence().Cause.Text, "a failed")
 }
 
-// Who hangs up between two requests is waited for as one whose request has broken, unless it is back or has none open.
+// Who hangs up between two requests is waited for, longer than one whose request has broken, unless it is back.
 func TestHungUp(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 2, MaxRestarts: 3}, "a", "b")
 	s.must(HungUp{ID: "nobody"})
@@ -173,7 +173,7 @@ func TestHungUp(t *testing.T) {
 	s.pass(time.Second)
 	s.must(HungUp{ID: "b"})
 	at := s.now
-	s.pass(BrokenGrace - time.Millisecond)
+	s.pass(SuspectAfter - time.Millisecond)
 	s.must(HungUp{ID: "b"})
 	require.Empty(t, s.r.Evidence().Losses)
 	s.pass(time.Millisecond)
@@ -186,7 +186,7 @@ func TestNewcomerThatHangsUp(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
 	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p})
 	s.must(HungUp{ID: "a"})
-	s.pass(BrokenGrace - time.Millisecond)
+	s.pass(SuspectAfter - time.Millisecond)
 	require.Equal(t, 1, s.r.Size())
 	s.pass(time.Millisecond)
 	require.Zero(t, s.r.Size())

@@ -62,6 +62,7 @@ type node struct {
 	detached time.Time
 	broken   bool
 	silent   bool // it broke because the host had given no sign of life
+	hungUp   bool // it was closed while no request was open
 	dir      Directive
 	differs  bool // its Params are not the run's
 

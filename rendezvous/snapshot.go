@@ -81,6 +81,7 @@ type NodeSnapshot struct {
 	Detached  time.Time `json:"detached,omitzero"`
 	Broken    bool      `json:"broken,omitempty"`
 	Silent    bool      `json:"silent,omitempty"`
+	HungUp    bool      `json:"hung_up,omitempty"`
 	Directive Directive `json:"directive"`
 	Differs   bool      `json:"differs,omitempty"`
 	Cleared   bool      `json:"cleared,omitempty"`
@@ -163,8 +164,8 @@ func (r *Round) snapshotNodes(s *Snapshot) {
 func (n *node) snapshot() NodeSnapshot {
 	return NodeSnapshot{
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
-		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, Directive: n.dir,
-		Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar, Again: n.again,
+		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, HungUp: n.hungUp,
+		Directive: n.dir, Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar, Again: n.again,
 		Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained, Since: n.since, Starts: n.starts,
 	}
 }
@@ -228,7 +229,7 @@ func (r *Round) restoreNodes(s Snapshot) {
 func (n NodeSnapshot) restore() *node {
 	return &node{
 		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
-		attached: n.Attached, detached: n.Detached, broken: n.Broken, silent: n.Silent, dir: n.Directive,
+		attached: n.Attached, detached: n.Detached, broken: n.Broken, silent: n.Silent, hungUp: n.HungUp, dir: n.Directive,
 		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
 		lone: n.Lone, asked: n.Asked, aside: n.Aside, drained: n.Drained, since: n.Since, starts: n.Starts,
 	}

@@ -21,8 +21,9 @@ const (
 	terminationLog = "/dev/termination-log"
 	// terminationVar names another file, which is made if it is not there.
 	terminationVar = "DLROVER_TERMINATION_LOG"
-	// terminationBudget bounds the wait for a file that cannot be written, such as one on storage that is gone.
-	terminationBudget = 200 * time.Millisecond
+	// terminationBudget bounds the wait for a file that cannot be written, such as one on storage that is gone. On a busy
+	// machine the writer may have to wait for a CPU first.
+	terminationBudget = time.Second
 )
 
 // lastWords writes the termination message of this launcher, if anyone reads one.
@@ -54,11 +55,10 @@ func writeTermination(path string, flags int, text []byte) error {
 	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", path)
 	}
-	if err := f.Truncate(0); err != nil {
+	if _, err = f.Write(text); err != nil {
 		return err
 	}
-	_, err = f.Write(text)
-	return err
+	return f.Truncate(int64(len(text)))
 }
 
 // refused is the last word of a launcher that starts nothing; nobody could be told why it cannot be written.

@@ -22,7 +22,7 @@ func terminationOf(t *testing.T, path string) (line string, m verdict.Terminatio
 	require.NoError(t, err)
 	require.LessOrEqual(t, len(data), verdict.MaxTermination)
 	line, rest, _ := strings.Cut(string(data), "\n")
-	require.NoError(t, json.Unmarshal([]byte(rest), &m), rest)
+	require.NoError(t, json.Unmarshal([]byte(rest), &m), string(data))
 	return line, m
 }
 
