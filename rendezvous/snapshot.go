@@ -165,8 +165,8 @@ func (n *node) snapshot() NodeSnapshot {
 	return NodeSnapshot{
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
 		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, HungUp: n.hungUp,
-		Directive: n.dir, Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar, Again: n.again,
-		Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained, Since: n.since, Starts: n.starts,
+		Directive: n.dir, Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar,
+		Again: n.again, Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained, Since: n.since, Starts: n.starts,
 	}
 }
 

@@ -43,7 +43,8 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			Node: Node{ID: id, Name: id, Rank: arrival, Slots: 1}, State: "checking", GroupRank: 1,
 			RankBase: 8, Arrival: arrival,
 			Attached: 1, Detached: at(1), Broken: true, Silent: true, HungUp: true,
-			Directive: Directive{Seq: 9, Kind: Check}, Differs: true, Cleared: true, Until: at(2), Domain: "rack", Bar: c("bar"), Again: true, Lone: true, Asked: true, Aside: true,
+			Directive: Directive{Seq: 9, Kind: Check}, Differs: true, Cleared: true, Until: at(2),
+			Domain: "rack", Bar: c("bar"), Again: true, Lone: true, Asked: true, Aside: true,
 			Drained: c("drained"), Since: at(13), Starts: 3,
 		}
 	}
