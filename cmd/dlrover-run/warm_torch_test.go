@@ -233,8 +233,11 @@ func (w *warmTraining) killOne() string {
 			}
 		}
 	}
-	return "nobody"
+	return nobody
 }
+
+// nobody: there was no child to be killed, as between two starts.
+const nobody = "nobody"
 
 // TestTorchWarmChaos kills parents, prepared processes and workers at random moments of imports, forks and first steps,
 // WARM_KILLS (50) times. The job goes on, and trains the same.
@@ -246,11 +249,15 @@ func TestTorchWarmChaos(t *testing.T) {
 	killed := map[string]int{}
 	for i := range rounds(t, "WARM_KILLS", 50) {
 		if i%3 == 0 {
+			w.await("step", clock(), 5*time.Minute) // or the job backs off more and more
 			require.Eventually(t, func() bool { return w.off() || w.ready() }, 3*time.Minute, 20*time.Millisecond,
 				"prepared processes")
 		}
-		time.Sleep(rand.N(400 * time.Millisecond)) // any moment
-		killed[w.killOne()]++
+		what := nobody
+		for began := time.Now(); what == nobody && time.Since(began) < time.Minute; what = w.killOne() {
+			time.Sleep(rand.N(400 * time.Millisecond)) // any moment
+		}
+		killed[what]++
 	}
 	w.await("step", clock(), 5*time.Minute)
 	w.finish()

@@ -235,9 +235,7 @@ class Engine:
         """Prepares memory for the first save without being told its size. It is only a hint."""
         try:
             assert self._pool is not None
-            capacity = self._pool.capacity(self.dir)
-            if capacity:  # the segments of an earlier incarnation
-                self._pool.prepare(capacity, self.dir)
+            if self._pool.renew(self.dir):  # the segments of an earlier incarnation
                 return
             size = estimate.from_disk(self.dir, self.shard, self.shards)
             if not size and self.shards == 1:

@@ -151,9 +151,12 @@ class Pool:
     def by_name(self, name: str) -> Optional[Buffer]:
         return next((b for b in self.buffers if b.fd >= 0 and os.path.basename(b.path) == os.path.basename(name)), None)
 
-    def capacity(self, dir: str = "") -> int:
-        """The size of the largest buffer that a directory has."""
-        return max((b.capacity for b in self._set(dir).buffers), default=0)
+    def renew(self, dir: str) -> bool:
+        """Prepares buffers that are as large as the largest that an earlier process has left. False: it has left none."""
+        most = max((b.capacity for b in self._set(dir).buffers), default=0)
+        if most:
+            self.prepare(most * 64 // 65, dir)  # see _rounded: they must not grow with every process
+        return most > 0
 
     def acquire(self, need: int, disk: bool, dir: str = "", drop: bool = False, patience: float = 0.0,
                 served: Callable[[], bool] = lambda: True) -> Optional[Buffer]:

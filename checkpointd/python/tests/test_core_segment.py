@@ -273,6 +273,20 @@ class Pools(Case):
         self.assertEqual([self.save(p, 3 << 20) for _ in range(3)], [0, 1, 2])
         self.assertEqual([os.stat(b.path).st_ino for b in p.buffers], inodes)
 
+    def test_buffers_do_not_grow_with_every_process(self):
+        p, sizes = self.pool(), []
+        for need in [8192, 8192, 8192, 8 << 20, 8192, 8192, 8192, 8192]:
+            b = p.acquire(need, False, "/d")
+            b.begin()
+            b.publish(1, False, 10, b"", b'{"save":"","dir":"/d"}')
+            p.release(b)
+            p.close()
+            p = self.pool()
+            p.renew("/d")
+            self.assertTrue(p.prepared(30))
+            sizes.append(max(b.capacity for b in p.buffers))
+        self.assertEqual([b.capacity for b in p.buffers], [sizes[3]] * 3)
+
     def test_a_save_during_the_preparation(self):
         p = self.pool()
         p.prepare(64 << 20)
