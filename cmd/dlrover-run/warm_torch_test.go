@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -25,6 +27,9 @@ type warmTraining struct {
 	log, ckpts string
 	args       []string
 	nodes      []*launched
+
+	read int64 // of the log
+	seen []trainLine
 }
 
 func newWarmTraining(t *testing.T, opts ...string) *warmTraining {
@@ -55,16 +60,22 @@ type trainLine struct {
 	loss             string
 }
 
-func (w *warmTraining) lines() (all []trainLine) {
-	text, _ := os.ReadFile(w.log)
-	for line := range strings.Lines(string(text)) {
-		var l trainLine
-		n, _ := fmt.Sscan(line, &l.what, &l.rank, &l.count, &l.pid, &l.at, &l.step, &l.loss)
-		if n == 7 && strings.HasSuffix(line, "\n") {
-			all = append(all, l)
+func (w *warmTraining) lines() []trainLine {
+	if f, err := os.Open(w.log); err == nil {
+		defer f.Close()
+		text, _ := io.ReadAll(io.NewSectionReader(f, w.read, math.MaxInt64-w.read)) // what is new
+		for line := range strings.Lines(string(text)) {
+			var l trainLine
+			if !strings.HasSuffix(line, "\n") {
+				break
+			}
+			if n, _ := fmt.Sscan(line, &l.what, &l.rank, &l.count, &l.pid, &l.at, &l.step, &l.loss); n == 7 {
+				w.seen = append(w.seen, l)
+			}
+			w.read += int64(len(line))
 		}
 	}
-	return all
+	return w.seen
 }
 
 func clock() time.Duration {
