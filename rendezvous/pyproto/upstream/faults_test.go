@@ -126,7 +126,7 @@ func (c *theirCheck) nodes(test func(rank, times int) error) (nodes []*node, tes
 	for rank := range 2 {
 		times := new(int)
 		n := c.model.node(rank, rank, rendezvous.Params{Min: 2, Max: 2, JoinTimeout: time.Minute})
-		n.every.round, n.every.ask = 0, time.Second
+		n.every.round, n.every.ask = 0, 3*time.Second
 		n.cfg.Port = func() (int, error) { return 30000 + rank, nil }
 		n.cfg.Check.Test = func(context.Context, Group) (float64, error) {
 			*times++
