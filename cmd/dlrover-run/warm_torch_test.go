@@ -228,8 +228,8 @@ func TestTorchWarmRestarts(t *testing.T) {
 	curve := w.curve()
 	t.Logf("%d kills, %d steps, starts %v; kill to past import torch %s, to the next step %s", n, len(curve), w.hows(),
 		median(imported), median(stepped))
-	require.Equal(t, 4*n, w.hows()["parked"])
 	requireSameCurve(t, undisturbedCurve(t, len(curve)), curve)
+	require.Equal(t, 4*n, w.hows()["parked"])
 }
 
 // killOne kills a child of a launcher, and says what it was.
