@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -335,8 +336,10 @@ func (a *Attempt) Close() {
 			o.mu.Unlock()
 		}
 	}
+	cancel()
 	a.l.mu.Lock()
 	delete(a.l.attempts, a)
+	a.l.left = slices.DeleteFunc(a.l.left, func(p *pump) bool { return p.close(ctx, a.l.cfg.Logger) }) // by now
 	a.l.left, a.l.leftTook = append(a.l.left, left...), took
 	a.l.mu.Unlock()
 	if len(left) == 0 && a.dir != "" && a.temporary {

@@ -255,6 +255,18 @@ func TestBlockedConsoleDoesNotBlockTheEnd(t *testing.T) {
 	<-w.streams[0].pump.done
 }
 
+// A job that restarts for days behind a slow console keeps nothing of the attempts whose output has arrived.
+func TestWhatASlowConsoleHasTakenIsForgotten(t *testing.T) {
+	r, con, a, w, cmd := blockedConsole(t, 500_000)
+	require.NoError(t, cmd.Wait())
+	a.Close()
+	require.Len(t, r.left, 1)
+	go io.Copy(io.Discard, con)
+	<-w.streams[0].pump.done
+	r.begin(t).Close()
+	require.Empty(t, r.left)
+}
+
 // A busy machine, or a log collector behind: nothing is lost, and a restart does not wait for it.
 func TestSlowConsoleGetsTheEnd(t *testing.T) {
 	const size = 500_000
