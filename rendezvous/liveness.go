@@ -82,6 +82,9 @@ func (r *Round) attach(e Attach) error {
 		return ErrUnknownNode
 	}
 	n.attached++
+	if n.broken && !r.doomAt.IsZero() {
+		r.doomAt = r.account.BrokeAt.Add(AttributionWindow) // it was waited for
+	}
 	n.broken, n.silent, n.hungUp = false, false, false
 	return nil
 }

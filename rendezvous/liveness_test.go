@@ -254,6 +254,28 @@ func TestClosedPort(t *testing.T) {
 	}
 }
 
+// A node that is away while a failure is judged, and comes back, delays the run's end no longer than that.
+func TestWhoComesBackHasNotDied(t *testing.T) {
+	s := world(t, Params{Min: 2, Max: 2}, "a", "b")
+	s.fail("b", Permanent)
+	s.must(Detach{ID: "b"})
+	s.must(HungUp{ID: "b"})
+	s.pass(AttributionWindow)
+	require.Equal(t, Stop, s.dirs["a"].Kind, "it may have died")
+	s.pass(time.Second)
+	s.must(Attach{ID: "b"})
+	require.Equal(t, Fail, s.dirs["a"].Kind)
+
+	s = world(t, Params{Min: 2, Max: 2}, "a", "b")
+	s.fail("b", Permanent)
+	s.must(Detach{ID: "b"})
+	s.must(HungUp{ID: "b"})
+	s.must(Attach{ID: "b"})
+	require.Equal(t, Stop, s.dirs["a"].Kind, "others may have died")
+	s.pass(AttributionWindow)
+	require.Equal(t, Fail, s.dirs["a"].Kind)
+}
+
 func TestLifeOfANode(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 1})
 	for _, life := range []Life{{Port: -1}, {Port: 65536}, {Port: 1, Key: strings.Repeat("x", MaxName+1)}} {

@@ -128,18 +128,11 @@ func TestHostileNode(t *testing.T) {
 	require.NoError(t, c.Join(ctx, "job", join))
 	l := b.start("dlrover-run", []string{"DLROVER_MASTER_ADDR=" + addr, "DLROVER_TOKEN=" + testToken, "LOGLEVEL=DEBUG"},
 		b.sh(`exec sleep 60`, "--nnodes=2", "--nproc-per-node=1", "--node-rank=0", "--rdzv-id=job")...)
-	var d rendezvous.Directive
-	for d.Kind != rendezvous.Run {
-		var n api.News
-		n, err = c.Watch(ctx, "job", "other", api.Cursor{Directive: d.Seq})
-		if !errors.Is(err, api.ErrNothingNew) {
-			require.NoError(t, err)
-			d = n.Directive
-		}
-	}
+	d := watchFor(ctx, t, c, "other", rendezvous.Run)
 	require.NoError(t,
 		c.Report(ctx, "job", rendezvous.Failing{ID: "other", EpochID: d.EpochID, Decision: rendezvous.Permanent,
 			Failures: []rendezvous.Failure{{Rank: 1, GroupRank: 1, Text: hostile, At: time.Now()}}}))
+	watchFor(ctx, t, c, "other", rendezvous.Fail)
 	require.Equal(t, 1, l.wait())
 	require.Contains(t, l.err.String(), printable.Line(hostile))
 	for _, text := range []string{
@@ -147,4 +140,19 @@ func TestHostileNode(t *testing.T) {
 	} {
 		unharmed(t, text)
 	}
+}
+
+// watchFor watches as the node of the run "job", until it is told to do what is asked for.
+func watchFor(
+	ctx context.Context, t *testing.T, c *api.Client, node string, kind rendezvous.Kind,
+) (d rendezvous.Directive) {
+	t.Helper()
+	for d.Kind != kind {
+		n, err := c.Watch(ctx, "job", node, api.Cursor{Directive: d.Seq})
+		if !errors.Is(err, api.ErrNothingNew) {
+			require.NoError(t, err)
+			d = n.Directive
+		}
+	}
+	return d
 }
