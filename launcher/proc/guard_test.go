@@ -47,7 +47,7 @@ func startGuarded(t testing.TB, prepare func(*exec.Cmd), env ...string) *guarded
 	stderr, err := os.Create(g.stderr)
 	require.NoError(t, err)
 	defer stderr.Close()
-	g.cmd = exec.Command("/proc/self/exe", "word-of-the-job")
+	g.cmd = exec.Command("/proc/self/exe", wordOfTheJob)
 	g.cmd.Env = append(os.Environ(), append(env, helperEnv+"=launcher")...)
 	g.cmd.Stderr = stderr
 	if prepare != nil {
@@ -71,6 +71,9 @@ func publicDir(t testing.TB) string {
 	return dir
 }
 
+// wordOfTheJob is in the command line of no other test's processes.
+var wordOfTheJob = fmt.Sprintf("word-of-job-%d.", os.Getpid())
+
 // kills are the ways in which a job is killed.
 var kills = []struct {
 	name string
@@ -82,7 +85,7 @@ var kills = []struct {
 	{"by a word of the command line", func(g *guarded) { // as pkill -9 -f does
 		for _, pid := range family.Numbers("/proc") {
 			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-			if bytes.Contains(line, []byte("word-of-the-job")) {
+			if bytes.Contains(line, []byte(wordOfTheJob)) {
 				unix.Kill(pid, unix.SIGKILL)
 			}
 		}
