@@ -101,6 +101,7 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	$(TORCH2)/bin/python -m venv $(@D)
 	$(TORCH2)/bin/python -c 'import site; print(site.getsitepackages()[0])' > \
 	  $$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch2.pth
+	$(@D)/bin/pip install --progress-bar off 'setuptools>=70.1' ninja # what builds the packages
 	$(@D)/bin/pip install --progress-bar off $(PACKAGES)
 	PATH=$(@D)/bin:$$PATH DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(@D)/extensions $(@D)/bin/python -c \
 	  'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
