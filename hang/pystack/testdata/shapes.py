@@ -203,7 +203,7 @@ def dump():
             if t is not threading.current_thread():
                 stack = traceback.extract_stack(frames[t.ident])
                 now[t.native_id] = [[f.name, f.filename, f.lineno or 0] for f in reversed(stack)]
-        if now == last and all(s[0][0] == "block" for tid, s in now.items() if tid != os.getpid()):
+        if now == last and all(s[0][0] == "block" for s in now.values()):
             return now
         last = now
         time.sleep(0.1)
