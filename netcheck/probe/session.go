@@ -51,7 +51,8 @@ type offer struct {
 
 // run goes through the test. What was measured is in s.flow, also after a fault.
 func (s *session) run(ctx context.Context) *fault {
-	stop := context.AfterFunc(ctx, func() { s.breakOff(ctx) })
+	brokenOff := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { s.breakOff(ctx); close(brokenOff) })
 	err := s.steps(ctx)
 	stopped := stop()
 	var f *fault
@@ -63,6 +64,8 @@ func (s *session) run(ctx context.Context) *fault {
 	}
 	if stopped {
 		s.farewell(f)
+	} else {
+		<-brokenOff // with its words to the other end
 	}
 	s.close()
 	return f
@@ -242,7 +245,7 @@ func (s *session) send() error {
 	s.sentFlow(before, infoOf(s.streams), time.Since(began))
 	s.busy = max(s.busy, usage.share())
 	if err != nil {
-		return err
+		return s.explain(err, "sending")
 	}
 	if err := s.ctl.send(kindSent, nil); err != nil {
 		return asFault(err, "sending")
@@ -312,7 +315,7 @@ func (s *session) receive() error {
 	s.busy = max(s.busy, usage.share())
 	m.flow(&s.flow)
 	if err != nil {
-		return s.explain(err)
+		return s.explain(err, "receiving")
 	}
 	// What is on its way may come; more is not taken.
 	r.drain()
@@ -327,13 +330,14 @@ func (s *session) receive() error {
 }
 
 // explain looks for the other end's own words when its data ended.
-func (s *session) explain(err error) error {
-	f := asFault(err, "receiving")
+func (s *session) explain(err error, doing string) error {
+	f := asFault(err, doing)
 	if f.class != netcheck.Reset {
 		return f
 	}
+	s.ctl.cause.Store(nil) // of a stream that cannot be sent to
 	if k, body, err := s.ctl.recv(2 * interval); err == nil && k == kindBye {
-		return peerFault(body, "receiving")
+		return peerFault(body, doing)
 	}
 	return f
 }
