@@ -213,6 +213,24 @@ func TestACheckBeginsAnewWithTheMaster(t *testing.T) {
 	})
 }
 
+// The seat of a node that has gone to be checked, once more, completes a world without it. Who waits there for its
+// leader meets it where both train, and not in a further check, which the leader would join for its part.
+func TestALeaderThatIsLateIsNotChecked(t *testing.T) {
+	t.Parallel()
+	c := newTheirCheck(t)
+	c.model.mu.Lock()
+	c.model.join(0, 1)
+	c.model.mu.Unlock()
+	nodes, tested := c.nodes(func(rank, _ int) error {
+		if rank == 1 { // which is the first to train
+			eventually(t, "the other one has reported", func() bool { return len(c.model.told("NetworkReadyRequest", 0)) > 0 })
+		}
+		return nil
+	})
+	run(nodes...)
+	require.Equal(t, []int{1, 1}, []int{*tested[0], *tested[1]})
+}
+
 // atLeast: a node that is late on a busy machine makes the round void that the other one is in, and both test again.
 func atLeast(t *testing.T, first, second int, tested [2]*int) {
 	t.Helper()

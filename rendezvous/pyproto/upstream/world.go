@@ -355,7 +355,11 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 	if err != nil {
 		return err
 	}
-	n, err := s.waiting(ctx)
+	n, err := s.waitingFor(ctx, training)
+	checked := n != 0 // as who waits there was; to check this node again would take the others along, for ever
+	if err == nil && !checked && s.cfg.Check.Test != nil {
+		n, err = s.waitingFor(ctx, checking)
+	}
 	if err != nil {
 		return err
 	}
@@ -364,6 +368,9 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 	switch {
 	case turn != s.turn || n <= 0 && time.Since(s.since) < late:
 		late = 0
+	case n > 0 && checked:
+		late = 0
+		s.enter(joining)
 	case n > 0:
 		late = 0
 		s.enter(s.before())
