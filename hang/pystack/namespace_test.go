@@ -24,9 +24,10 @@ func TestOtherNamespaces(t *testing.T) {
 		exe, err := filepath.EvalSymlinks(p.path)
 		require.NoError(t, err)
 		// Nobody outside sees the interpreter where it runs.
-		const inside = `set -e; mount -t tmpfs none "$1"; cp "$2" "$1/interpreter"; exec "$1/interpreter" "$3" many`
+		const inside = `set -e; mount -t tmpfs none "$1"; cp "$2" "$1/interpreter"; ` +
+			`PYTHONHOME="$4" exec "$1/interpreter" "$3" many`
 		x, line := start(t, python{path: "unshare"}, "--pid", "--mount", "--fork", "--kill-child",
-			"sh", "-c", inside, "sh", dir, exe, script)
+			"sh", "-c", inside, "sh", dir, exe, script, p.home)
 		require.Equal(t, "now", line)
 		children, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(x.pid), "task", strconv.Itoa(x.pid), "children"))
 		require.NoError(t, err)

@@ -21,8 +21,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// python is an interpreter of this machine.
-type python struct{ path, version string }
+// python is an interpreter of this machine. home is its installation; version tells of free threads, too.
+type python struct{ path, home, version string }
+
+const freeThreaded = " free-threaded"
 
 // pythons are those of 3.8 to 3.14 that are here, one or more of each version.
 var pythons = sync.OnceValue(findPythons)
@@ -41,12 +43,13 @@ func findPythons() (all []python) {
 	}
 	seen := map[string]bool{}
 	for _, path := range paths {
-		const who = "import os, platform\nprint(os.readlink('/proc/self/exe'), platform.python_version())"
+		const who = "import os, platform, sys\nprint(os.readlink('/proc/self/exe'), sys.base_prefix, " +
+			"platform.python_version() + '" + freeThreaded + "' * ('free-threading' in sys.version), sep='\\n', end='')"
 		out, err := exec.Command(path, "-c", who).Output()
-		exe, version, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
-		if err == nil && !seen[exe] && minorOf(version) >= 8 {
-			seen[exe] = true
-			all = append(all, python{path: path, version: version})
+		said := strings.Split(string(out), "\n")
+		if err == nil && !seen[said[0]] && minorOf(said[2]) >= 8 {
+			seen[said[0]] = true
+			all = append(all, python{path: path, home: said[1], version: said[2]})
 		}
 	}
 	return all

@@ -62,9 +62,8 @@ func (s *survey) python() {
 		if err != nil {
 			s.problem("thread %d: %v", th.TID, err)
 		}
-		if len(frames) > len(th.Python) { // a thread may have states in several interpreters
-			th.Python = frames
-		}
+		// A thread has a state in each interpreter that it is in. They come with the newest first: the one called last.
+		th.Python = shorten(append(th.Python, frames...))
 	}
 }
 

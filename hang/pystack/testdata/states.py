@@ -78,6 +78,16 @@ def many(n=200):
     time.sleep(10000)
 
 
+def interpreters():
+    """The main thread is in an interpreter that it has made itself."""
+    try:
+        import _interpreters as made
+    except ImportError:
+        import _xxsubinterpreters as made
+    say()
+    made.run_string(made.create(), "def within():\n    import time\n    time.sleep(10000)\nwithin()")
+
+
 def main_has_ended():
     """The main thread is a zombie, the process lives."""
     threading.Thread(target=asleep).start()
