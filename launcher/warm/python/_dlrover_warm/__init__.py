@@ -8,7 +8,7 @@ the module runpy for a function, and is given the C function that runs the real 
 is below the script, and exceptions, tracebacks, exit codes and the end of the interpreter are the interpreter's own.
 Where our sitecustomize does not run, parent.py does, and says so: a job's script cannot be started by accident.
 
-What is as in a fresh process, as tests compare it with Python 3.8 to 3.13: sys.argv, orig_argv, path, flags, modules
+What is as in a fresh process, as tests compare it with Python 3.8 to 3.14: sys.argv, orig_argv, path, flags, modules
 of __main__, streams, signals, working directory, environment (in Python, in C, and in /proc), session, parent
 process, random numbers, threads of OpenMP and OpenBLAS, atexit, threads, multiprocessing, pickles, sources. What is
 not:
@@ -20,6 +20,8 @@ not:
   import has changed keeps the worker's value if that is not what it was for the import.
 - What exists at the fork stays out of collections of garbage until the exit (gc.freeze), and is not in
   gc.get_objects(): else the first full collection would copy most of the parent's memory.
+- ctypes is imported, of which a newer libffi keeps its own file open, and faulthandler of 3.14 shows that it has
+  called the script.
 - With Python up to 3.11 recursion may be two calls less deep, for they count C functions. With -c and 3.13 a
   KeyboardInterrupt ends with code 1, not by a signal. Forks of 3.8 with -X dev crash when they end: those are unsafe.
 - Where the kernel cannot be told where the command line and the environment are (PR_SET_MM_MAP needs
