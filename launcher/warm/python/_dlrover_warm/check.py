@@ -161,7 +161,8 @@ def _compute():
         assert float(x.grad[0, 0]) == 512
         from torch.utils.data import DataLoader
 
-        batches = DataLoader([torch.ones(4)] * 4, batch_size=2, num_workers=1)
+        # From Python 3.14 on it would start an interpreter that imports all anew, which says nothing of forks.
+        batches = DataLoader([torch.ones(4)] * 4, batch_size=2, num_workers=1, multiprocessing_context="fork")
         assert sum(float(b.sum()) for b in batches) == 16
 
 

@@ -45,16 +45,21 @@ class Shared(Case):
     def test_computes(self):
         out = self.fork("""
             import torch, numpy, torch.utils.data as data
-            x = torch.ones(300, 300, requires_grad=True)
-            (x @ x).sum().backward()
-            model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU())
-            o = torch.optim.Adam(model.parameters())
-            for batch in data.DataLoader([torch.ones(1, 8, 8)] * 8, batch_size=2, num_workers=2):
-                model(batch).sum().backward()
-                o.step()
-            f = torch.jit.script(torch.nn.ReLU())
-            product = numpy.ones((300, 300)) @ numpy.ones((300, 300))
-            print(float(x.grad[0, 0]), float(product[0, 0]), f(torch.ones(1)).item())
+            def main():
+                x = torch.ones(300, 300, requires_grad=True)
+                (x @ x).sum().backward()
+                model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU())
+                o = torch.optim.Adam(model.parameters())
+                for how in (None, "fork"):  # from Python 3.14 on None is not fork
+                    for batch in data.DataLoader([torch.ones(1, 8, 8)] * 8, batch_size=2, num_workers=2,
+                                                 multiprocessing_context=how):
+                        model(batch).sum().backward()
+                        o.step()
+                f = torch.jit.script(torch.nn.ReLU())
+                product = numpy.ones((300, 300)) @ numpy.ones((300, 300))
+                print(float(x.grad[0, 0]), float(product[0, 0]), f(torch.ones(1)).item())
+            if __name__ == "__main__":
+                main()
         """)
         self.assertEqual(out, "600.0 300.0 1.0\n")
 
@@ -182,6 +187,15 @@ class Unsafe(Case):
             answer = parent.prepare("torch", deadline=1)
             self.assertEqual(answer["op"], "unsafe")
             self.assertIn(why, answer["why"])
+
+    def test_a_probe_imports_nothing_anew(self):
+        """As from Python 3.14 on processes would that it starts by multiprocessing's default method."""
+        seen = os.path.join(self.dir, "seen")
+        self.module("spawns", "import multiprocessing as m, torch\nm.set_start_method('forkserver', True)\n"
+                    "m.set_forkserver_preload(['spawns'])\nopen(%r, 'a').write('once\\n')" % seen)
+        self.assertEqual(self.start().prepare("spawns")["op"], "prepared")
+        with open(seen) as f:
+            self.assertEqual(f.read(), "once\n")
 
     def test_a_probe_takes_along_what_it_has_started(self):
         self.module("torch", "import os, time\ndef ones(*a, **k):\n    os.fork()\n"
