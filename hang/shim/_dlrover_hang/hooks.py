@@ -93,6 +93,7 @@ def process_groups(module: Any, *names: str) -> None:
 
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        _forget_older_names()  # again: a warm worker gets its variables after the imports
         depth, made = worker.begin_world(), False
         try:
             result = init(*args, **kwargs)
