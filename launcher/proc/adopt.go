@@ -4,9 +4,31 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
+	"time"
 
 	"dlrover-run/launcher/proc/family"
 )
+
+// forkPatience bounds how long a sweep waits for forks that are on their way: they take milliseconds.
+const forkPatience = 200 * time.Millisecond
+
+// Forking tells that a helper forks a child for Adopt, and returns what is to be called once that has come or will not.
+// A sweep waits for it: nobody can tell from what workers have left who is not known yet. It waits for a sweep.
+func (s *Supervisor) Forking() (done func()) {
+	s.forking.RLock()
+	return sync.OnceFunc(s.forking.RUnlock)
+}
+
+// noForks waits until no fork is on its way, and keeps others from beginning until done is called.
+func (s *Supervisor) noForks() (done func()) {
+	for end := time.Now().Add(forkPatience); !s.forking.TryLock(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			return func() {}
+		}
+	}
+	return s.forking.Unlock
+}
 
 // Adopt takes in a child that the kernel has handed to this process, a subreaper, because its parent has ended. It is a
 // helper until Employ. What has been collected already, or is no child of this process, is an error.
@@ -24,6 +46,8 @@ func (s *Supervisor) Adopt(pid int) (*Process, error) {
 		return nil, fmt.Errorf("adopt process %d: it is a child of %d, not of this process", pid, st.Parent)
 	case s.children[pid] != nil:
 		return nil, fmt.Errorf("adopt process %d: it is known already", pid)
+	case s.swept[pid]:
+		return nil, fmt.Errorf("adopt process %d: it was taken for what workers have left, and killed", pid)
 	}
 	p := &Process{pid: pid, helper: true, adopted: true, done: make(chan struct{})}
 	if p.os, err = os.FindProcess(pid); err != nil {

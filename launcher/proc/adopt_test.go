@@ -71,6 +71,43 @@ func TestAdoptedIsAHelperUntilItIsEmployed(t *testing.T) {
 	require.ErrorIs(t, s.Employ(p), os.ErrProcessDone)
 }
 
+// A fork that is nobody's child yet but the kernel's gift is no rest of the workers; what takes too long is.
+func TestASweepWaitsForForks(t *testing.T) {
+	s := newSupervisor(t, Config{})
+	done := s.Forking()
+	pid := orphan(t, s, "exec sleep 1000")
+	swept := make(chan int, 1)
+	go func() { n, _ := s.Sweep(); swept <- n }()
+	select {
+	case <-swept:
+		require.Fail(t, "it does not wait")
+	case <-time.After(forkPatience / 4):
+	}
+	p, err := s.Adopt(pid)
+	require.NoError(t, err)
+	done()
+	require.Zero(t, <-swept)
+	done() // once is enough
+	require.NoError(t, unix.Kill(p.PID(), 0))
+
+	defer s.Forking()()
+	orphan(t, s, "exec sleep 1000")
+	n, err := s.Sweep()
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+}
+
+// A process that a sweep has killed may tell that it is ready all the same, and take its time to end.
+func TestTheSweptAreNotAdopted(t *testing.T) {
+	s := newSupervisor(t, Config{})
+	pid := orphan(t, s, "exec sleep 1000")
+	s.mu.Lock()
+	s.swept = map[int]bool{pid: true}
+	s.mu.Unlock()
+	_, err := s.Adopt(pid)
+	require.ErrorContains(t, err, "was taken for what workers have left")
+}
+
 func TestExitOfAnAdopted(t *testing.T) {
 	s := newSupervisor(t, Config{})
 	for script, code := range map[string]int{

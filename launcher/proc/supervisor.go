@@ -53,7 +53,9 @@ type Supervisor struct {
 	cgroup    *cgroup       // nil: none
 	memory    *MemoryCgroup // nil: unknown
 	children  map[int]*Process
+	swept     map[int]bool // who was not spared by the newest sweep
 
+	forking  sync.RWMutex   // held for reading while a fork is on its way, and by sweeps
 	services sync.WaitGroup // the reaper
 	waiters  sync.WaitGroup // one for each child
 	close    sync.Once

@@ -58,9 +58,17 @@ func (s *Supervisor) Sweep() (killed int, err error) {
 }
 
 func (s *Supervisor) sweep(spared func(p *Process) bool) (int, error) {
+	defer s.noForks()()
 	defer s.renewCgroup()
+	s.mu.Lock()
+	s.swept = map[int]bool{}
+	s.mu.Unlock()
 	return (&family.Sweep{
-		Spared: func(pid int) bool { p := s.children[pid]; return p != nil && spared(p) },
+		Spared: func(pid int) bool {
+			p := s.children[pid]
+			s.swept[pid] = p == nil || !spared(p)
+			return !s.swept[pid]
+		},
 		Cgroup: s.killCgroup,
 		Reap:   s.reapOrphans,
 		Lock:   &s.mu,

@@ -225,6 +225,7 @@ type child struct {
 	employed   atomic.Bool   // it is a worker
 	parked     chan struct{} // closed when it waits, or cannot any more
 	over       chan struct{} // closed when it has said everything
+	forked     func()        // it was adopted, or will not be
 
 	saidMu  sync.Mutex
 	ran     bool   // it has begun with the script
@@ -239,7 +240,7 @@ func (s *Spawner) park(a Action) {
 		return
 	}
 	c := &child{parent: parent{conn: ours, env: a.Recipe.Env}, generation: a.Generation, how: ByParked,
-		parked: make(chan struct{}), over: make(chan struct{})}
+		parked: make(chan struct{}), over: make(chan struct{}), forked: func() {}}
 	s.children[a.Slot] = c
 	serve := func() string { return s.serveStandby(c, theirs, a) }
 	if s.cfg.Mode == Fork {
@@ -271,6 +272,8 @@ func (c *child) ready() {
 }
 
 func (s *Spawner) serveFork(c *child, from conn, theirs *os.File, a Action) (why string) {
+	c.forked = s.cfg.Processes.Forking()
+	defer c.forked()
 	err := from.send(request{Op: opFork}, theirs)
 	theirs.Close()
 	if err != nil {
@@ -331,6 +334,7 @@ func (s *Spawner) hearChild(c *child, a Action) {
 func (s *Spawner) parked(c *child, pid int, a Action) bool {
 	if c.proc == nil {
 		adopted, err := s.cfg.Processes.Adopt(pid)
+		c.forked()
 		if err != nil {
 			s.cfg.Log.Debug("a forked process cannot be used", "err", err)
 			return false

@@ -37,6 +37,7 @@ const (
 // Processes starts processes, and makes workers of forked ones; proc.Supervisor is one.
 type Processes interface {
 	Start(proc.Spec) (*proc.Process, error)
+	Forking() (done func())
 	Adopt(pid int) (*proc.Process, error)
 	Employ(*proc.Process) error
 }
