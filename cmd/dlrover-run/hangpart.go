@@ -107,6 +107,14 @@ func (h *hangs) Environ(launcher.Epoch, int) []string {
 	return append(h.recorder().Environ(), "DLROVER_HANG_DIR="+dir)
 }
 
+// asked is what has the shim installed in a process that only imports: without a rank it claims no page.
+func (h *hangs) asked() []string {
+	if h.pages == nil {
+		return nil
+	}
+	return []string{"DLROVER_HANG_DIR=" + h.pages.root.Path()}
+}
+
 // recorder is PyTorch's flight recorder in the workers of the present epoch.
 func (h *hangs) recorder() *flight.Recorder {
 	return flight.New(h.pages.dir(), h.pages.dumps(), os.LookupEnv)

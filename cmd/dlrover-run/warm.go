@@ -167,6 +167,7 @@ func (w *warmWorkers) configure(cfg *launcher.Config) {
 	if err != nil {
 		w.log.Debug("the workers' environment is not known before they start", "err", err)
 	}
+	forParts(w.job.parts, func(h *hangs) { env = append(env, h.asked()...) })
 	w.spawner = warm.New(warm.Config{
 		Mode: w.mode, Slots: cfg.Slots, Modules: w.modules, Deny: w.deny, Command: cfg.Args, Flags: pythonFlags,
 		Path: cfg.Path, Program: filepath.Join(tree, python.Parent), Dir: w.dir.Path(), Env: slices.Concat(cfg.Env, env),

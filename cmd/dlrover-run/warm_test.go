@@ -21,6 +21,8 @@ start = len(open(starts).read().split()) // 2 if os.path.exists(starts) else 0
 rank = int(os.environ["RANK"])
 with open(starts, "a") as f:
     f.write("%d:%d:%s:%d\n" % (rank, os.getppid(), os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid()))
+with open(os.environ["DIR"] + "/shims", "a") as f:
+    f.write("%s\n" % ("_dlrover_hang" in sys.modules))
 while not os.path.exists(os.environ["DIR"] + "/go%d" % start):
     time.sleep(0.01)
 assert sys.argv == ["warm.py", "x"] and __name__ == "__main__"
@@ -159,6 +161,20 @@ func TestWarmRestart(t *testing.T) {
 	for _, path := range left {
 		require.NoFileExists(t, filepath.Join(path, "owner"), "only the Python package stays, for the next launcher")
 	}
+}
+
+// Warm workers tell how far they are, too.
+func TestWarmWorkersHaveTheShim(t *testing.T) {
+	t.Parallel()
+	j := newWarmJob(t, "--hang=auto")
+	j.starts(0)
+	j.prepared()
+	j.end(0, 3)
+	j.starts(1)
+	j.end(1, 0)
+	require.Equal(t, 0, j.l.wait())
+	require.Equal(t, []string{"exec", "exec", "parked", "parked"}, j.hows())
+	require.Equal(t, []string{"True", "True", "True", "True"}, j.lines("shims"))
 }
 
 func TestWarmStandby(t *testing.T) {

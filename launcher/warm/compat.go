@@ -71,11 +71,12 @@ func Common(envs ...[]string) (common []string) {
 	return common
 }
 
-// ofOneWorker are variables of one rank or epoch.
+// ofOneWorker are variables of one rank or epoch. DLROVER_HANG_DIR is of an epoch, too, but what it asks for has to be
+// there when modules are imported.
 var ofOneWorker = []string{
 	"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
 	"ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE",
-	"TORCHELASTIC_USE_AGENT_STORE", "DLROVER_HANG_DIR", Variable,
+	"TORCHELASTIC_USE_AGENT_STORE", Variable,
 }
 
 // last leaves the last one of equal names.

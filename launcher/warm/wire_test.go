@@ -84,8 +84,8 @@ func TestCompatible(t *testing.T) {
 }
 
 func TestCommon(t *testing.T) {
-	a := []string{"A=1", "RANK=0", "B=2", "C=old", "C=3"}
-	b := []string{"A=1", "RANK=1", "B=3", "C=3"}
-	require.Equal(t, []string{"A=1", "C=3"}, Common(a, b))
-	require.Equal(t, []string{"A=1", "B=2", "C=3"}, Common(a))
+	a := []string{"A=1", "RANK=0", "B=2", "C=old", "C=3", "DLROVER_HANG_DIR=/d"}
+	b := []string{"A=1", "RANK=1", "B=3", "C=3", "DLROVER_HANG_DIR=/d"}
+	require.Equal(t, []string{"A=1", "C=3", "DLROVER_HANG_DIR=/d"}, Common(a, b))
+	require.Equal(t, []string{"A=1", "B=2", "C=3", "DLROVER_HANG_DIR=/d"}, Common(a))
 }
