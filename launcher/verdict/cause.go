@@ -37,7 +37,7 @@ func consequences() []string {
 // followed reports whether f ended by an error that is a known consequence: an exception, or a SIGABRT when it was
 // thrown in a C++ thread such as NCCL's watchdog. Other signals have causes of their own, whatever the output says.
 func followed(f Failure) bool {
-	if f.Message == "" && f.ExitCode <= 0 && f.ExitCode != -int(unix.SIGABRT) {
+	if f.Message == "" && f.ExitCode <= 0 && f.ExitCode != -int(unix.SIGABRT) || f.lostSharer() {
 		return false
 	}
 	return isConsequence(cmp.Or(f.Message, cause(f), f.LastLines))
@@ -51,7 +51,7 @@ func isConsequence(text string) bool {
 // reactions are parts, in lower case, of what a worker says when it is told to stop.
 func reactions() []string {
 	return []string{"keyboardinterrupt", "systemexit", "signalexception", "got signal", "killed by signal",
-		"termination signal", "sigterm"}
+		"exited unexpectedly", "termination signal", "sigterm"}
 }
 
 // Explains reports whether a worker that the launcher stopped may have failed before: it has an error file, or its
@@ -62,7 +62,7 @@ func (f Failure) Explains() bool {
 	}
 	e := pythonError(f.LastLines)
 	after := f.LastLines[strings.LastIndex(f.LastLines, e):]
-	if e == "" || strings.Count(after, "\n") > maxMore || isConsequence(e) {
+	if e == "" || strings.Count(after, "\n") > maxMore || isConsequence(e) || f.lostSharer() {
 		return false
 	}
 	e = strings.ToLower(e)
@@ -76,7 +76,18 @@ const maxMore = 5
 func (f Failure) LostChild() bool {
 	text := strings.ToLower(cmp.Or(f.Message, cause(f)))
 	return strings.Contains(text, "killed by signal: killed") || strings.Contains(text, "exited unexpectedly") ||
-		strings.Contains(text, "terminated with signal sigkill")
+		strings.Contains(text, "terminated with signal sigkill") || f.lostSharer()
+}
+
+// lostSharer reports whether a connection broke over which a process of the worker's own was to hand a tensor. Before
+// Python 3.14 a DataLoader's worker is a child by default, whose end PyTorch is told of before it gets that far.
+func (f Failure) lostSharer() bool {
+	text := cmp.Or(f.Traceback, f.LastLines)
+	e := pythonError(text)
+	stack := text[:strings.LastIndex(text, e)]
+	i := strings.LastIndex(stack, `  File "`)
+	return e != "" && i >= 0 && strings.Contains(firstLine(stack[i:]), `multiprocessing/connection.py"`) &&
+		strings.Contains(stack, `multiprocessing/resource_sharer.py"`)
 }
 
 // cause is the error that ended the worker, as the worker tells it: "ValueError: bad batch". It is "" if the worker

@@ -151,6 +151,9 @@ func (f Failure) told() Class {
 	e := cause(f)
 	whole := f.Message + "\n" + wholeError(f.Traceback) + "\n" + wholeError(f.LastLines)
 	c := cmp.Or(classOfText(e), classOfText(whole))
+	if f.lostSharer() {
+		c = DataLoader
+	}
 	switch {
 	case c == DataLoader && classOfText(f.LastLines) == SIGBUSShm:
 		return SIGBUSShm // PyTorch prints it beside the exception

@@ -13,6 +13,19 @@ func trace(err string) string {
 	return "step 3\nTraceback (most recent call last):\n  File \"t.py\", line 1, in <module>\n    f()\n" + err + "\n"
 }
 
+// sharing is the end of the traceback of a worker that was to get a tensor from a process of its own, or what it looks
+// like if that was no tensor.
+func sharing(module, err string) string {
+	const lib = "[rank0]:   File \"/usr/lib/python3.14/multiprocessing/"
+	return "[rank0]: Traceback (most recent call last):\n" +
+		"[rank0]:   File \"/x/torch/multiprocessing/reductions.py\", line 543, in rebuild_storage_fd\n" +
+		"[rank0]:     fd = df.detach()\n" + lib + module + ".py\", line 86, in get_connection\n" +
+		"[rank0]:     c = Client(address, authkey=process.current_process().authkey)\n" +
+		lib + "connection.py\", line 417, in _recv\n[rank0]:     chunk = read(handle, to_read)\n[rank0]: " + err + "\n"
+}
+
+const reset = "ConnectionResetError: [Errno 104] Connection reset by peer"
+
 func TestClass(t *testing.T) {
 	timed := exit(0, -9, 1)
 	timed.Timer = "timer expired"
@@ -103,6 +116,11 @@ func TestClass(t *testing.T) {
 		{"a file missing in a loader", said(exit(0, 1, 1), trace("FileNotFoundError: Caught FileNotFoundError in DataLoader "+
 			"worker process 0.\nOriginal Traceback (most recent call last):\n  x\nFileNotFoundError: [Errno 2] x")),
 			verdict.FileNotFound},
+		{"a loader that is none of its children", said(exit(0, 1, 1), sharing("resource_sharer", reset)),
+			verdict.DataLoader},
+		{"the same of an older socket", said(exit(0, 1, 1), sharing("resource_sharer",
+			"FileNotFoundError: [Errno 2] No such file or directory")), verdict.DataLoader},
+		{"a manager elsewhere", said(exit(0, 1, 1), sharing("managers", reset)), verdict.PeerLost},
 		{"a spawned process", said(exit(0, 1, 1), trace("ProcessExitedException: process 0 terminated with signal SIGSEGV")),
 			verdict.Segfault},
 		{"KeyboardInterrupt", said(exit(0, 1, 1), trace("KeyboardInterrupt")), verdict.Interrupted},
@@ -140,11 +158,14 @@ func TestJudgeBelievesTheOutputOfAStoppedWorker(t *testing.T) {
 	later := raised(slow, "ValueError: a", 20)
 	require.Equal(t, 0, verdict.Judge(all(victim, later)).Root.Rank, "its error file says that it failed afterwards")
 	for _, reaction := range []string{"KeyboardInterrupt", "SystemExit: 15", peerGone,
+		"RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
 		"torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"} {
 		f := stopped(said(exit(1, 1, 3), trace(reaction)))
 		require.Equal(t, 0, verdict.Judge(all(victim, f)).Root.Rank, reaction)
 		require.False(t, f.Explains(), reaction)
 	}
+	require.False(t, stopped(said(exit(1, 1, 3), sharing("resource_sharer",
+		"ConnectionRefusedError: [Errno 111] Connection refused"))).Explains(), "its loader was stopped, too")
 	paddle := "--------------------------------------\nC++ Traceback (most recent call last):\n" +
 		"--------------------------------------\nNo stack trace in paddle, may be caused by external reasons.\n\n" +
 		"----------------------\nError Message Summary:\n----------------------\nFatalError: `Termination signal` is " +
@@ -170,6 +191,11 @@ func TestLostChild(t *testing.T) {
 		require.Equal(t, want, said(exit(0, 1, 1), trace(text)).LostChild(), text)
 		require.Equal(t, want, raised(exit(0, 1, 1), text, 1).LostChild(), text)
 	}
+	lost, other := said(exit(0, 1, 2), sharing("resource_sharer", reset)), said(exit(0, 1, 2), sharing("managers", reset))
+	require.True(t, lost.LostChild())
+	require.False(t, other.LostChild())
+	victim := raised(exit(1, 1, 1), peerGone, 1)
+	require.Equal(t, 0, verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{victim, lost}}).Root.Rank)
 }
 
 func TestJudgeOfAHang(t *testing.T) {
