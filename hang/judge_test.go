@@ -200,6 +200,10 @@ const (
 // Whoever has not entered the collective that the others wait in is named, whatever it does.
 func TestWhoIsBehindIsNamed(t *testing.T) {
 	check(t, []ruling{
+		{"waits for workers of the data loader", newScene(2).behind(2, py(
+			Frame{"select", "/usr/lib/python3.14/selectors.py", 435}, Frame{"__next__", site + "utils/data/dataloader.py", 628},
+			Frame{"wrapper", "/dev/shm/dlrover-0/.python-hang-shim-1/_dlrover_hang/hooks.py", 53},
+			Frame{"train", "/job/train.py", 15})), KindBehind, "2", High, soon, soon, "asleep in train at train.py:15"},
 		{"asleep in the data loader", newScene(2).behind(2, inLoader()), KindBehind, "2", High, soon, soon,
 			"rank 2 (node 1 gpu-01) hung for 16 s: asleep in load_batch at data.py:12; ranks 0-1,3 wait in all_reduce #246"},
 		{"stopped", newScene(2).behind(2, inUser("step")).state(2, 'T'), KindStopped, "2", High, soon, soon,
