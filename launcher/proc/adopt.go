@@ -10,7 +10,7 @@ import (
 	"dlrover-run/launcher/proc/family"
 )
 
-// forkPatience bounds how long a sweep waits for forks that are on their way: they take milliseconds.
+// forkPatience bounds how long the sweeps of a new Supervisor wait for forks that are on their way: milliseconds do.
 const forkPatience = 200 * time.Millisecond
 
 // Forking tells that a helper forks a child for Adopt, and returns what is to be called once that has come or will not.
@@ -22,7 +22,7 @@ func (s *Supervisor) Forking() (done func()) {
 
 // noForks waits until no fork is on its way, and keeps others from beginning until done is called.
 func (s *Supervisor) noForks() (done func()) {
-	for end := time.Now().Add(forkPatience); !s.forking.TryLock(); time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(s.forkPatience); !s.forking.TryLock(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
 			return func() {}
 		}

@@ -74,6 +74,7 @@ func TestAdoptedIsAHelperUntilItIsEmployed(t *testing.T) {
 // A fork that is nobody's child yet but the kernel's gift is no rest of the workers; what takes too long is.
 func TestASweepWaitsForForks(t *testing.T) {
 	s := newSupervisor(t, Config{})
+	s.forkPatience = patience
 	done := s.Forking()
 	pid := orphan(t, s, "exec sleep 1000")
 	swept := make(chan int, 1)
@@ -81,7 +82,7 @@ func TestASweepWaitsForForks(t *testing.T) {
 	select {
 	case <-swept:
 		require.Fail(t, "it does not wait")
-	case <-time.After(forkPatience / 4):
+	case <-time.After(forkPatience):
 	}
 	p, err := s.Adopt(pid)
 	require.NoError(t, err)
@@ -90,6 +91,7 @@ func TestASweepWaitsForForks(t *testing.T) {
 	done() // once is enough
 	require.NoError(t, unix.Kill(p.PID(), 0))
 
+	s.forkPatience = forkPatience
 	defer s.Forking()()
 	orphan(t, s, "exec sleep 1000")
 	n, err := s.Sweep()

@@ -245,6 +245,7 @@ func (s *Supervisor) wait(p *Process) {
 	}
 	s.mu.Lock()
 	delete(s.children, p.pid)
+	delete(s.swept, p.pid)
 	abandoned := s.abandoned
 	s.mu.Unlock()
 	s.wakeReaper() // orphans may have hidden behind p in the kernel's list

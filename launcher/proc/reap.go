@@ -48,5 +48,6 @@ func (s *Supervisor) reapOrphan() bool {
 		return false
 	}
 	got, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil)
+	delete(s.swept, pid) // its number may be another's from now on
 	return got == pid
 }

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -53,9 +54,11 @@ type Supervisor struct {
 	cgroup    *cgroup       // nil: none
 	memory    *MemoryCgroup // nil: unknown
 	children  map[int]*Process
-	swept     map[int]bool // who was not spared by the newest sweep
+	swept     map[int]bool // who was not spared by the newest sweep, and is not collected yet
 
-	forking  sync.RWMutex   // held for reading while a fork is on its way, and by sweeps
+	forking      sync.RWMutex // held for reading while a fork is on its way, and by sweeps
+	forkPatience time.Duration
+
 	services sync.WaitGroup // the reaper
 	waiters  sync.WaitGroup // one for each child
 	close    sync.Once
@@ -76,12 +79,13 @@ func New(cfg Config) (*Supervisor, error) {
 	}
 	hideInheritedFiles()
 	s := &Supervisor{
-		cfg:      cfg,
-		log:      cfg.Logger,
-		null:     null,
-		wake:     make(chan struct{}, 1),
-		quit:     make(chan struct{}),
-		children: map[int]*Process{},
+		cfg:          cfg,
+		log:          cfg.Logger,
+		null:         null,
+		wake:         make(chan struct{}, 1),
+		quit:         make(chan struct{}),
+		children:     map[int]*Process{},
+		forkPatience: forkPatience,
 	}
 	s.prepare()
 	chld := make(chan os.Signal, 1)

@@ -368,12 +368,13 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 	switch {
 	case turn != s.turn || n <= 0 && time.Since(s.since) < late:
 		late = 0
-	case n > 0 && checked:
-		late = 0
-		s.enter(joining)
 	case n > 0:
 		late = 0
-		s.enter(s.before())
+		next := s.before()
+		if next == inCheck && checked {
+			next = joining
+		}
+		s.enter(next)
 	default:
 		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: noLeader})
 	}
