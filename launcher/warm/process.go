@@ -134,8 +134,8 @@ func (s *Spawner) unsafe(m answer) {
 }
 
 func (s *Spawner) request(r *Recipe) request {
-	m := request{Op: opPrepare, Modules: r.Modules, Env: map[string]string{}, Count: s.cfg.Slots, Launcher: os.Getpid(),
-		Standby: s.cfg.Mode == Standby}
+	m := request{Op: opPrepare, Python: s.cfg.Command[0], Modules: r.Modules, Env: map[string]string{},
+		Count: s.cfg.Slots, Launcher: os.Getpid(), Standby: s.cfg.Mode == Standby}
 	s.mu.Lock()
 	m.Deny = slices.Concat([]string{}, s.cfg.Deny, s.denied)
 	s.mu.Unlock()

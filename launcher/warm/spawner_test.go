@@ -130,6 +130,22 @@ func (r *rig) ended(e proc.Exit, out string) {
 	}
 }
 
+// A script that starts the interpreter, as pyenv's do, gives it variables that forks would not have.
+func TestSpawnerWhoseInterpreterIsAScript(t *testing.T) {
+	for _, mode := range []Mode{Fork, Standby} {
+		r := newRig(t, mode)
+		path := filepath.Join(r.dir, "python3")
+		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\nexec "+r.cfg.Path+" \"$@\"\n"), 0o700))
+		r.cfg.Path, r.cfg.Command = path, slices.Concat([]string{path}, r.cfg.Command[1:])
+		s := New(r.cfg)
+		t.Cleanup(s.Close)
+		s.Joined()
+		off := func() string { s.mu.Lock(); defer s.mu.Unlock(); return s.pool.Off() }
+		require.Eventually(t, func() bool { return off() != "" }, time.Minute, time.Millisecond)
+		require.Equal(t, "not safe to fork: "+path+" starts another interpreter; set PYTHON_EXEC=/usr/bin/python3", off())
+	}
+}
+
 // A start takes what waits; after a failure so early the next one is by exec, and a step prepares again.
 func TestSpawner(t *testing.T) {
 	for mode, want := range map[Mode]How{Fork: ByParked, Standby: ByStandby} {

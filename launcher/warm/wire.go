@@ -42,6 +42,7 @@ const (
 // each, as JSON.
 type request struct {
 	Op      string   `json:"op"`
+	Python  string   `json:"python,omitempty"` // argv[0] of the workers
 	Modules []string `json:"modules"`
 	// Script, a file or with Module the name of one, stands for what it imports at its top level.
 	Script  string   `json:"script,omitempty"`

@@ -66,6 +66,9 @@ class Parent:
         os.close(files)
 
     def _imported(self, message):
+        python = message.get("python", self.command.python)
+        if python != self.command.python:  # pyenv's is a script, and sets variables that a fork would not have
+            raise check.Unsafe("%s starts another interpreter; set PYTHON_EXEC=%s" % (python, self.command.python))
         standby = message.get("standby", False)
         variables = {n: v for n, v in (message.get("env") or {}).items() if n not in _OF_A_RANK}
         if not standby:
