@@ -57,7 +57,7 @@ func (b *training) memory() (places map[string]map[string]bool, newest map[strin
 func (b *training) killWorker() {
 	b.t.Helper()
 	n, before := len(b.starts()), b.trained()
-	require.NoError(b.t, syscall.Kill(b.workers()[0], syscall.SIGKILL))
+	require.NoError(b.t, syscall.Kill(b.worker(), syscall.SIGKILL))
 	eventually(b.t, "the next start", func() bool { return len(b.starts()) == n+2 })
 	for _, step := range b.starts()[n:] {
 		require.GreaterOrEqual(b.t, step, before-2, "it goes on from its own memory")

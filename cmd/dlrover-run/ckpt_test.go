@@ -120,6 +120,14 @@ func (b *training) workers() (pids []int) {
 	return pids
 }
 
+// worker is the pid of one of them.
+func (b *training) worker() int {
+	b.t.Helper()
+	pids := b.workers()
+	require.NotEmpty(b.t, pids, "the training is over")
+	return pids[0]
+}
+
 // daemons are the checkpoint daemons of this bench; they do not carry its tag.
 func (b *training) daemons() (pids []int) {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -143,9 +151,7 @@ func TestTorchCheckpointWorkerKilled(t *testing.T) {
 	for _, at := range []int{10, 25} {
 		eventually(t, "training", func() bool { return b.trained() >= at })
 		before := b.trained()
-		workers := b.workers()
-		require.NotEmpty(t, workers)
-		require.NoError(t, syscall.Kill(workers[0], syscall.SIGKILL))
+		require.NoError(t, syscall.Kill(b.worker(), syscall.SIGKILL))
 		n := len(b.starts())
 		eventually(t, "the next start", func() bool { return len(b.starts()) == n+2 })
 		for _, step := range b.starts()[n:] {
@@ -165,7 +171,7 @@ func TestTorchCheckpointRestartGrace(t *testing.T) {
 	l := b.run(b.standalone(1000, "deaf")...)
 	eventually(t, "training", func() bool { return b.trained() >= 8 })
 	n, killed := len(b.starts()), time.Now()
-	require.NoError(t, syscall.Kill(b.workers()[0], syscall.SIGKILL))
+	require.NoError(t, syscall.Kill(b.worker(), syscall.SIGKILL))
 	require.Equal(t, 0, l.wait(), l.err.String())
 	require.Len(t, b.starts(), n+2)
 	require.Positive(t, b.starts()[n])
@@ -179,10 +185,15 @@ func TestTorchCheckpointDaemonKilled(t *testing.T) {
 	const steps = 60
 	b := newTraining(t, steps)
 	l := b.run(b.standalone(5)...)
+	var daemons []int
 	for _, at := range []int{8, 20, 32} {
+		killed := daemons // the last of them takes a while to die
 		eventually(t, "training", func() bool { return b.trained() >= at })
-		eventually(t, "a daemon", func() bool { return len(b.daemons()) == 1 })
-		require.NoError(t, syscall.Kill(b.daemons()[0], syscall.SIGKILL))
+		eventually(t, "a new daemon", func() bool {
+			daemons = b.daemons()
+			return len(daemons) == 1 && !slices.Equal(daemons, killed)
+		})
+		require.NoError(t, syscall.Kill(daemons[0], syscall.SIGKILL))
 	}
 	require.Equal(t, 0, l.wait(), l.err.String())
 	require.Equal(t, steps, b.latest())
@@ -378,7 +389,7 @@ func TestTorchCheckpointSidecar(t *testing.T) {
 	n := b.trained()
 	l = b.run(args...)
 	eventually(t, "training", func() bool { return b.trained() >= n+10 })
-	require.NoError(t, syscall.Kill(b.workers()[0], syscall.SIGKILL))
+	require.NoError(t, syscall.Kill(b.worker(), syscall.SIGKILL))
 	eventually(t, "the breakpoint save", func() bool { return b.latest() >= 8 })
 	before, n := b.latest(), b.trained()
 	eventually(t, "training again", func() bool { return b.trained() >= n+10 })
