@@ -41,7 +41,7 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 	run := req.PathValue("run")
 	if h.expects(run, q.ID) { // nobody else may hold what answers others
 		if p := h.lot.take(w, req); p != nil {
-			h.park(p, run, q)
+			h.park(p, q)
 			return
 		}
 	}
@@ -64,11 +64,20 @@ func (h *Hub) expects(run, id string) bool {
 	return r.nodes[id] != nil
 }
 
+// parkAgain is park for another request on such a connection.
+func (h *Hub) parkAgain(p *parked, q Request) bool {
+	ok := h.expects(p.run, q.ID)
+	if ok {
+		h.park(p, q)
+	}
+	return ok
+}
+
 // park answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
-func (h *Hub) park(p *parked, run string, q Request) {
-	r := h.find(run)
+func (h *Hub) park(p *parked, q Request) {
+	r := h.find(p.run)
 	if r == nil {
-		h.lot.send(p, netcheck.Assignment{}, h.absent(notTold(run)))
+		h.lot.send(p, netcheck.Assignment{}, h.absent(notTold(p.run)))
 		return
 	}
 	w := &waiter{seq: q.Seq}

@@ -1,6 +1,8 @@
 package serve
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,9 +18,12 @@ import (
 // goroutines, more than all else that a node needs here; so the connection is taken out of its server, answered when
 // there is an answer, and given back to the server when the next request comes in on it.
 //
-// A connection is, in turn, in the hands of its server, parked (a waiter of its node has it), in queue, and idle.
+// A connection is, in turn, in the hands of its server, parked (a waiter of its node has it), in queue, and idle. When
+// the next request is as the one before, it is parked again without a visit to the server, which costs more than all
+// else that is done for a request.
 type lot struct {
-	wg sync.WaitGroup
+	again func(*parked, Request) bool // parks another request; false: it takes the server to answer it
+	wg    sync.WaitGroup
 
 	mu      sync.Mutex // the last that is taken
 	homes   map[*http.Server]*home
@@ -31,8 +36,11 @@ type lot struct {
 // parked is a connection that was taken out of a server.
 type parked struct {
 	net.Conn
-	home *home
-	last bool // it is closed after the answer
+	home  *home
+	run   string
+	uri   string // of its requests
+	token string // the Authorization that came with the first one
+	last  bool   // it is closed after the answer
 }
 
 // outgoing is an answer that is to be written.
@@ -68,7 +76,8 @@ func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
 	if r, ok := conn.(*returned); ok {
 		conn = r.Conn // its byte has been read
 	}
-	return &parked{Conn: conn, home: h, last: req.Close || rw.Reader.Buffered() > 0}
+	return &parked{Conn: conn, home: h, run: req.PathValue("run"), uri: req.RequestURI,
+		token: req.Header.Get("Authorization"), last: req.Close || rw.Reader.Buffered() > 0}
 }
 
 // send answers on a parked connection. It does not block. Who was parked while the lot was closed gets no answer.
@@ -151,29 +160,75 @@ func (l *lot) rest(p *parked) bool {
 	return true
 }
 
-// await gives a connection back to its server when a request begins. It needs little of its stack.
+// await takes the next request of a connection, or gives that back to its server when one begins. It needs little
+// memory while it waits.
 func (l *lot) await(p *parked) {
-	var first [1]byte
+	begun := &returned{Conn: p.Conn, first: make([]byte, 1)}
 	_ = p.SetReadDeadline(time.Now().Add(idleTime))
-	n, err := p.Read(first[:])
-	l.mu.Lock()
-	delete(l.idle, p)
-	l.mu.Unlock()
-	if err == nil {
-		err = p.SetReadDeadline(time.Time{})
+	switch n, err := p.Read(begun.first); {
+	case n == 0 || err != nil:
+		l.begins(p)
+	case l.repeated(p, begun):
+		return
+	case p.SetReadDeadline(time.Time{}) == nil && p.home.give(begun):
+		return
 	}
-	if n == 0 || err != nil || !p.home.give(&returned{Conn: p.Conn, first: first[:]}) {
-		_ = p.Close()
-	}
+	_ = p.Close()
 }
 
-// returned is a connection whose first byte has been read.
+// begins: the connection is not idle any more; false: it may not be used again either.
+func (l *lot) begins(p *parked) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.idle, p)
+	return !l.closed && !p.home.over
+}
+
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, largeAnswer) }}
+
+// repeated parks the next request of a connection if it has come whole, and is as the one before. If not, all that has
+// been read of it is still to be read.
+func (l *lot) repeated(p *parked, c *returned) bool {
+	r := readers.Get().(*bufio.Reader)
+	defer readers.Put(r)
+	defer r.Reset(nil)
+	r.Reset(c)
+	_, _ = r.Peek(2) // the first byte, and what has come with it
+	data, _ := r.Peek(r.Buffered())
+	if l.begins(p) {
+		if req, ok := p.next(r, data); ok && l.again(p, req) {
+			return true
+		}
+	}
+	c.first = bytes.Clone(data)
+	return false
+}
+
+// next is the request in data, which r has read: a whole one, nothing more, and with nothing in its head that the server
+// has not accepted on this connection before. For any other the server is asked.
+func (p *parked) next(r *bufio.Reader, data []byte) (req Request, ok bool) {
+	_, body, whole := bytes.Cut(data, []byte("\r\n\r\n"))
+	if !whole {
+		return req, false
+	}
+	head, err := http.ReadRequest(r)
+	if err != nil || head.Method != http.MethodPost || head.RequestURI != p.uri ||
+		head.Header.Get("Authorization") != p.token || head.Header.Get("Expect") != "" ||
+		!head.ProtoAtLeast(1, 1) || head.ContentLength != int64(len(body)) {
+		return req, false
+	}
+	p.last = head.Close
+	req, err = decode(body)
+	return req, err == nil
+}
+
+// returned is a connection whose first bytes have been read.
 type returned struct {
 	net.Conn
 	first []byte
 }
 
-// Read returns the first byte first.
+// Read returns these first.
 func (r *returned) Read(b []byte) (int, error) {
 	if len(r.first) > 0 && len(b) > 0 {
 		n := copy(b, r.first)

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,8 +36,12 @@ func (c *counting) Accept() (net.Conn, error) {
 }
 
 func counted(t *testing.T) (*place, *httptest.Server, *counting) {
+	return served(t, func(h http.Handler) http.Handler { return h })
+}
+
+func served(t *testing.T, wrap func(http.Handler) http.Handler) (*place, *httptest.Server, *counting) {
 	p := newPlace(t)
-	s := httptest.NewUnstartedServer(p.Handler())
+	s := httptest.NewUnstartedServer(wrap(p.Handler()))
 	l := &counting{Listener: s.Listener}
 	s.Listener = l
 	s.Start()
@@ -194,4 +199,93 @@ func TestStrangersAreNotParked(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 	}
 	require.Equal(t, 1, homes())
+}
+
+// What comes on a parked connection goes past the server only when nothing is new in it but the request itself.
+func TestWhatTheServerIsAskedAgain(t *testing.T) {
+	const path, token = "/v1/runs/r/checks/next", "Authorization: Bearer t\r\n"
+	usual := text(atOnce(ask("a", 9)))
+	request := func(line, head, body string) string {
+		return fmt.Sprintf("%s\r\nHost: h\r\nContent-Length: %d\r\n%s\r\n%s", line, len(body), head, body)
+	}
+	post := "POST " + path + " HTTP/1.1"
+	again := request(post, token, usual)
+	pieces := func(s ...string) []string { return s }
+	for name, c := range map[string]struct {
+		text   []string // in pieces, which may arrive as one
+		server bool     // it is asked
+		want   int
+	}{
+		"the same again": {pieces(again), false, 200},
+		"other headers":  {pieces(request(post, token+"X-Other: 1\r\n", usual)), false, 200},
+		"the last one":   {pieces(request(post, token+"Connection: close\r\n", usual)), false, 200},
+		"another token":  {pieces(request(post, "Authorization: Bearer u\r\n", usual)), true, 401},
+		"no token":       {pieces(request(post, "", usual)), true, 401},
+		"another run":    {pieces(request("POST /v1/runs/s/checks/next HTTP/1.1", token, usual)), true, 404},
+		"another method": {pieces(request("GET "+path+" HTTP/1.1", token, usual)), true, 405},
+		"another path":   {pieces(request("GET /v1/runs/r/checks HTTP/1.1", token, "")), true, 200},
+		"an old version": {pieces(request("POST "+path+" HTTP/1.0", token, usual)), true, 200},
+		"with questions": {pieces(request(post, token+"Expect: 100-continue\r\n", usual)), true, 100},
+		"in chunks":      {pieces(request(post, token+"Transfer-Encoding: chunked\r\n", chunk(usual))), true, 200},
+		"two at once":    {pieces(again + again), true, 200},
+		"no JSON":        {pieces(request(post, token, "{")), true, 400},
+		"another node":   {pieces(request(post, token, text(atOnce(ask("b", 9))))), true, 404},
+		"large":          {pieces(request(post, token+"X: "+strings.Repeat("x", largeAnswer)+"\r\n", usual)), true, 200},
+		"piece by piece": {pieces(again[:1], again[1:30], again[30:]), true, 200},
+		"body later":     {pieces(again[:len(again)-3], again[len(again)-3:]), true, 200},
+		"no HTTP":        {pieces("garbage\r\n\r\n"), false, 400}, // says net/http
+	} {
+		t.Run(name, func(t *testing.T) {
+			var asked atomic.Int32
+			p, s, _ := served(t, func(h http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+					asked.Add(1)
+					if req.Header.Get("Authorization") != "Bearer t" {
+						w.WriteHeader(http.StatusUnauthorized)
+						return
+					}
+					h.ServeHTTP(w, req)
+				})
+			})
+			require.NoError(t, p.Expect("r", []string{"a"}, nil))
+			nc, r := raw(t, s, token, atOnce(arrive("a")))
+			defer nc.Close()
+			status := func() int {
+				resp, err := http.ReadResponse(r, nil)
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, resp.Body)
+				require.NoError(t, err)
+				return resp.StatusCode
+			}
+			require.Equal(t, http.StatusOK, status())
+			require.EqualValues(t, 1, asked.Load())
+			for i, piece := range c.text {
+				time.Sleep(time.Duration(i) * 5 * time.Millisecond)
+				_, err := io.WriteString(nc, piece)
+				require.NoError(t, err)
+			}
+			require.Equal(t, c.want, status())
+			if len(c.text) == 1 {
+				require.Equal(t, c.server, asked.Load() > 1)
+			}
+		})
+	}
+}
+
+func chunk(s string) string { return fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(s), s) }
+
+// Who stalls after the first byte of a request does not keep the hub from closing.
+func TestAStalledRequestIsNotWaitedFor(t *testing.T) {
+	p, s, _ := counted(t)
+	require.NoError(t, p.Expect("r", []string{"a"}, nil))
+	nc, r := raw(t, s, "", atOnce(arrive("a")))
+	defer nc.Close()
+	_, err := http.ReadResponse(r, nil)
+	require.NoError(t, err)
+	_, err = io.WriteString(nc, "P")
+	require.NoError(t, err)
+	time.Sleep(10 * time.Millisecond)
+	began := time.Now()
+	p.Close()
+	require.Less(t, time.Since(began), idleTime/2)
 }

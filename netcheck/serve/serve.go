@@ -96,10 +96,12 @@ func New(cfg Config) *Hub {
 	if cfg.check == nil {
 		cfg.check = func(c netcheck.Config) check { return netcheck.New(c) }
 	}
-	return &Hub{
+	h := &Hub{
 		cfg: cfg, large: make(chan struct{}, maxLarge), runs: map[string]*run{},
 		lot: &lot{homes: map[*http.Server]*home{}, idle: map[*parked]struct{}{}},
 	}
+	h.lot.again = h.parkAgain
+	return h
 }
 
 // Close ends every held request and every timer. It waits for calls of Bar and Note that are under way.
