@@ -124,7 +124,7 @@ func Alone(s System) string {
 	if r.worker() {
 		return ""
 	}
-	names := []string{"JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX"}
+	names := []string{"JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}
 	if r.all("MASTER_ADDR") {
 		names = append(names, "RANK")
 	}
