@@ -53,6 +53,8 @@ type (
 	tapper interface {
 		tap(id logs.WorkerID, stream logs.Std) logs.Tap
 	}
+	// sideTapper gets the output of the processes beside the workers.
+	sideTapper interface{ sideTap(name string) logs.Tap }
 	// joiner acts when this node has joined its run.
 	joiner interface{ joined(*job) }
 	// releaser gives back what workers and the processes beside them have used, when all of them have ended.

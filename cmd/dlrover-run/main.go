@@ -288,6 +288,7 @@ func (j *job) logsConfig() logs.Config {
 		RotateSize: l.rotateSize, RotateCount: l.rotateCount, Stdout: os.Stdout, Stderr: os.Stderr, Logger: j.log,
 	}
 	forParts(j.parts, func(p tapper) { cfg.Tap = logs.Taps(cfg.Tap, p.tap) })
+	forParts(j.parts, func(p sideTapper) { cfg.SideTap = p.sideTap })
 	if l.ranks != nil {
 		cfg.ConsoleRank = func(r int) bool { return l.ranks[r] }
 	}

@@ -50,8 +50,8 @@ func TestHelpAndErrorsOfNames(t *testing.T) {
 
 // A job of msrun: its workers find what MindSpore reads, one file each has their output, and they are bound.
 func TestMSRunStartsWorkers(t *testing.T) {
-	const script = `echo out $MS_ROLE $RANK_ID/$MS_WORKER_NUM $MS_TOPO_TIMEOUT; echo err >&2; ` +
-		`grep Cpus_allowed_list /proc/self/status`
+	const script = `[ $MS_ROLE = MS_WORKER ] || exec echo only $MS_ROLE; ` +
+		`echo out $MS_ROLE $RANK_ID/$MS_WORKER_NUM $MS_TOPO_TIMEOUT; echo err >&2; grep Cpus_allowed_list /proc/self/status`
 	args := []string{"--worker_num=2", "--local_worker_num=2", "--log_dir=logs", "--cluster_time_out=60",
 		`--bind_core={"device0":["0"]}`, "pytest", "-c", script}
 	cmd := named(t, "msrun", args...)
@@ -60,6 +60,8 @@ func TestMSRunStartsWorkers(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.NotContains(t, string(out), "MS_WORKER", "--join=False shows nothing")
+	require.NotContains(t, string(out), "MS_SCHED")
+	require.Equal(t, "only MS_SCHED\n", string(read(t, filepath.Join(cmd.Dir, "logs", "scheduler.log"))))
 	for rank, want := range []string{`(?s)out MS_WORKER 0/2 60\n.*list:\t0\n`, `(?s)out MS_WORKER 1/2 60\n`} {
 		text, err := os.ReadFile(filepath.Join(cmd.Dir, "logs", "worker_"+string(rune('0'+rank))+".log"))
 		require.NoError(t, err)

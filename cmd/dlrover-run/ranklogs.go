@@ -80,7 +80,17 @@ func (l *rankLogs) Starting(launcher.Epoch) {
 func (l *rankLogs) tap(id logs.WorkerID, _ logs.Std) logs.Tap {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	path := l.now.Path(id.Rank, id.LocalRank)
+	return l.fileLocked(l.now.Path(id.Rank, id.LocalRank))
+}
+
+// sideTap is the logs.Config.SideTap: such a process has its file beside the workers'.
+func (l *rankLogs) sideTap(name string) logs.Tap {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fileLocked(filepath.Join(l.want.Dir, name+".log"))
+}
+
+func (l *rankLogs) fileLocked(path string) logs.Tap {
 	if f := l.open[path]; f != nil {
 		return f
 	}
@@ -90,7 +100,7 @@ func (l *rankLogs) tap(id logs.WorkerID, _ logs.Std) logs.Tap {
 	}
 	file, err := os.OpenFile(path, flags, 0o644)
 	if err != nil {
-		l.log.Warn("a worker has no log file", "err", err)
+		l.log.Warn("there is no log file", "err", err)
 		return nil
 	}
 	l.known[path], l.open[path] = true, &rankLog{file: file, log: l.log}

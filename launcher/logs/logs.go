@@ -76,6 +76,9 @@ type Config struct {
 	// Tap returns who sees what a worker writes to a stream, Stdout or Stderr, besides; nil: nobody. A stream that is
 	// tapped is read by the launcher, wherever it goes.
 	Tap func(id WorkerID, stream Std) Tap
+	// SideTap returns who gets what a process beside the workers of an attempt writes, in place of the console unless it
+	// is tee'd; nil: nobody.
+	SideTap func(name string) Tap
 	// RotateSize (bytes) and RotateCount (old files kept: stdout.log.1 is the newest). Either 0: no rotation.
 	RotateSize  int64
 	RotateCount int

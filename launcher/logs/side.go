@@ -18,7 +18,13 @@ type Side struct {
 
 // Side makes the output of a process that runs beside the workers of the attempt, in the attempt's directory. It does
 // not end with the attempt: Close ends it.
-func (a *Attempt) Side(name string) (*Side, error) { return a.l.side(name, a.dir, a.dirErr) }
+func (a *Attempt) Side(name string) (*Side, error) {
+	var tap Tap
+	if a.l.cfg.SideTap != nil {
+		tap = a.l.cfg.SideTap(name)
+	}
+	return a.l.side(name, a.dir, a.dirErr, tap)
+}
 
 // Side makes the output of a process that runs as long as the job, in the run's directory.
 func (l *Logs) Side(name string) (*Side, error) {
@@ -29,17 +35,17 @@ func (l *Logs) Side(name string) (*Side, error) {
 		dir = l.base
 	}
 	l.mu.Unlock()
-	return l.side(name, dir, err)
+	return l.side(name, dir, err, nil)
 }
 
-func (l *Logs) side(name, dir string, dirErr error) (*Side, error) {
+func (l *Logs) side(name, dir string, dirErr error, tap Tap) (*Side, error) {
 	tee := l.cfg.Tee(0) != 0
 	wanted := tee || l.cfg.Redirects(0) != 0
 	if wanted && dirErr != nil {
 		return nil, fmt.Errorf("output of the %s: %w", name, dirErr)
 	}
-	r := route{tee: tee, file: wanted && dir != ""}
-	r.console = tee || !r.file
+	r := route{tee: tee, file: wanted && dir != "", tap: tap}
+	r.console = tee || !r.file && tap == nil
 	s, err := l.sideStream(name, filepath.Join(dir, name+".log"), r)
 	if err != nil {
 		return nil, fmt.Errorf("output of the %s: %w", name, err)
@@ -62,6 +68,7 @@ func (l *Logs) sideStream(name, path string, r route) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.tap = r.tap
 	if r.file {
 		p.file = l.newFile(path)
 		p.file.open()
