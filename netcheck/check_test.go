@@ -309,6 +309,23 @@ func TestWitnessesShowWhatIsUsual(t *testing.T) {
 	require.Equal(t, "net.tx", s.nodes[0].verdict.Kind)
 }
 
+// Witnesses test each other only as long as the run does not know what is usual.
+func TestWhatIsUsualIsKnownFromTheLastCheck(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		s := newSim(3, 9)
+		if before {
+			s.run()
+			s.work = nil
+		}
+		s.witnesses = 8
+		s.nodes[0].tx = 0.5
+		s.run()
+		s.states(t, map[int]State{0: StateSuspect})
+		between := slices.ContainsFunc(s.work, func(w simWork) bool { return w.ends[0] > 0 && w.ends[1] > 0 })
+		require.Equal(t, !before, between)
+	}
+}
+
 func TestASubjectThatFailsWithWitnessesIsNamed(t *testing.T) {
 	s := newSim(3, 10)
 	s.witnesses = 8
