@@ -1,0 +1,25 @@
+package netcheck
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Only tests whose ends both reach others, and are at no fault, tell about the fabric.
+func TestTestsAmongGoodNodes(t *testing.T) {
+	of := func(records ...record) *member { return &member{n: &node{}, records: records} }
+	good, fine, unproven := of(record{passed: true}), of(record{passed: true}), of(record{})
+	slow, bad := of(record{passed: true}, record{blamed: true}), of(record{passed: true, blamed: true})
+	s := &stage{}
+	for _, ends := range [][2]*member{{good, fine}, {fine, good}, {good, slow}, {slow, good}, {slow, slow}, {good, bad},
+		{bad, good}, {bad, slow}, {good, unproven}, {unproven, good}, {unproven, unproven}} {
+		s.ended = append(s.ended, &trial{ends: ends, reach: fail})
+	}
+	s.ended = append(s.ended, &trial{ends: [2]*member{good, fine}, reach: pass},
+		&trial{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{OK, Silent}},
+		&trial{ends: [2]*member{good, fine}, reach: fail, class: [2]Class{Silent, OK}})
+	failed, all := s.amongGood()
+	require.Equal(t, 2, failed)
+	require.Equal(t, 5, all)
+}
