@@ -58,6 +58,7 @@ func TestWitnesses(t *testing.T) {
 		require.True(t, s.r.Asked("n000") && s.r.Asked("x0"))
 		s.must(Cleared{ID: "n000", Until: s.now}) // it was not needed
 		require.False(t, s.r.Asked("n000"))
+		require.False(t, s.r.nodes["n000"].aside, "it is not awaited")
 		require.Equal(t, gating, s.r.phase)
 		require.Equal(t, Check, s.dirs["n000"].Kind, "it is told to run next")
 		s.must(Cleared{ID: "x0"})
@@ -199,6 +200,29 @@ func TestSpareFindsPartnersAfterTheSeal(t *testing.T) {
 	require.True(t, s.r.nodes["spare"].aside)
 	s.obey()
 	require.Equal(t, "a:run b:run late:wait spare:wait", s.kinds())
+}
+
+// The clock of a certificate runs for who waits, and stands still for a member of a world; an answer does not cut it
+// short.
+func TestWhenACertificateRunsOut(t *testing.T) {
+	s := gated(t, Params{Min: 1, Max: 1, LastCall: time.Second, MaxRestarts: 9})
+	s.join("a")
+	s.must(Cleared{ID: "a", Until: s.now.Add(time.Hour)})
+	s.obey()
+	sealed := s.r.sealedAt
+	require.Equal(t, sealed.Add(time.Hour), s.r.nodes["a"].until)
+	s.join("spare")
+	s.pass(time.Minute)
+	s.must(Cleared{ID: "spare", Until: s.now.Add(time.Hour)})
+	require.Equal(t, s.now.Add(time.Hour), s.r.nodes["spare"].until)
+	for _, hours := range []time.Duration{2, 1} {
+		s.must(Cleared{ID: "a", Until: s.now.Add(hours * time.Hour)})
+		require.Equal(t, sealed.Add(2*time.Hour), s.r.nodes["a"].until)
+	}
+	s.must(Cleared{ID: "a"})
+	require.Zero(t, s.r.nodes["a"].until, "it never runs out")
+	s.must(Cleared{ID: "a", Until: s.now.Add(time.Hour)})
+	require.Zero(t, s.r.nodes["a"].until)
 }
 
 func TestDoubt(t *testing.T) {
