@@ -204,8 +204,8 @@ func (l *lot) repeated(p *parked, c *returned) bool {
 	return false
 }
 
-// next is the request in data, which r has read: a whole one, nothing more, and with nothing in its head that the
-// server has not accepted on this connection before. For any other the server is asked.
+// next is the request in data, which r has read: a whole one, nothing more, with the path and the token that the server
+// has accepted on this connection before, and without a wish for anything but an answer.
 func (p *parked) next(r *bufio.Reader, data []byte) (req Request, ok bool) {
 	_, body, whole := bytes.Cut(data, []byte("\r\n\r\n"))
 	if !whole {
