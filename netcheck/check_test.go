@@ -508,6 +508,17 @@ func TestWhoIsBusyIsWaitedFor(t *testing.T) {
 	s.states(t, map[int]State{3: StateFaulty})
 	require.Less(t, s.took(), DefaultTimeout+3*absentTime)
 
+	took := map[string]time.Duration{}
+	for _, id := range []string{"nobody", "n3"} { // which has arrived
+		s = newSim(1, 5)
+		s.nodes[4].absent = true
+		s.begin()
+		s.at(time.Second, Busy{id})
+		s.drain()
+		took[id] = s.took()
+	}
+	require.Equal(t, took["nobody"], took["n3"])
+
 	s = newSim(1, 5)
 	s.nodes[3].absent = true
 	s.begin()

@@ -23,3 +23,29 @@ func TestTestsAmongGoodNodes(t *testing.T) {
 	require.Equal(t, 2, failed)
 	require.Equal(t, 5, all)
 }
+
+// The class of a verdict is the one of most failures, but for an MTU that is too small: it explains the others.
+func TestWhatTestsFailWith(t *testing.T) {
+	m := &member{n: &node{}}
+	for _, c := range []struct {
+		classes []Class
+		want    Class
+		partner string
+	}{
+		{nil, OK, ""},
+		{[]Class{Refused, Reset, Reset, Stalled}, Reset, "2"},
+		{[]Class{Reset, Refused}, Refused, "1"},
+		{[]Class{Reset, MTU, Reset, Reset}, MTU, "1"},
+		{[]Class{OK, Reset, OK, OK}, Reset, "1"},
+	} {
+		m.trials = nil
+		for i, class := range c.classes {
+			x := &trial{ends: [2]*member{m, {n: &node{Node: Node{Name: string(rune('0' + i))}}}}, class: [2]Class{class}}
+			x.conclude()
+			m.trials = append(m.trials, x)
+		}
+		class, partner := (&stage{}).classOf(m)
+		require.Equal(t, c.want, class, c.classes)
+		require.Equal(t, c.partner, partner, c.classes)
+	}
+}
