@@ -261,6 +261,7 @@ func TestToolIsKilledWhenTheTestIsCalledOff(t *testing.T) {
 	t.Setenv("PROBE_TEST_PID", pid)
 	var c *couple
 	for tries := 0; tries == 0 || tries < 5 && late(c.served.Text+c.dialed.Text); tries++ {
+		_ = os.Remove(pid) // of a try before
 		c = rdmaCouple(t, "hang")
 		ctx, cancel := context.WithCancel(t.Context())
 		c.serveCtx, c.dialCtx = ctx, ctx
