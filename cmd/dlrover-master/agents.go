@@ -48,8 +48,8 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 			if machine != "" && d.marks != nil {
 				d.marks.Place(cfg.Run, node, machine)
 			}
-			if s.Hub.Annotate(cfg.Run, event, node, text) != nil { // nobody has joined: a check has found it before
-				d.observe(cfg.Run, rendezvous.Note{Event: event, Node: node, Machine: machine, Text: text, Rank: -1})
+			if err := s.Hub.AnnotateEarly(cfg.Run, event, node, text); err != nil {
+				d.log.Error("what an agent reports is not kept", "event", event, "node", node, "text", text, "err", err)
 			}
 		}
 		if d.marks != nil {

@@ -102,5 +102,11 @@ func TestWhatAnAgentSaysOfItsNodeIsKept(t *testing.T) {
 		require.NoError(t, c.Global(context.Background(), "nodes", nil, &known))
 		require.Equal(t, []string{"worker-2"}, known.Avoid)
 		require.Equal(t, "CheckFailure", known.Nodes[0].Mark.Evidence)
+		line, err := c.Events(context.Background(), "job", 0)
+		require.NoError(t, err)
+		require.Len(t, line.Events, 2)
+		require.Equal(t, []string{"node-error", "worker-2", "CheckFailure"},
+			[]string{line.Events[0].Event, line.Events[0].Node, line.Events[0].Text})
+		require.Equal(t, []string{"node-marked", "worker-2"}, []string{line.Events[1].Event, line.Events[1].Node})
 	}, 20*time.Second, 20*time.Millisecond)
 }

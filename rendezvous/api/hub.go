@@ -336,14 +336,17 @@ func (h *Hub) Annotate(id, event, node, text string) error {
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return r.closed
+	return r.annotate(event, node, text, false)
+}
+
+// AnnotateEarly is Annotate for what may be found before anybody has joined: the run then begins with the line, and is
+// kept for ten minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
+func (h *Hub) AnnotateEarly(id, event, node, text string) error {
+	r, err := h.find(id, true)
+	if err != nil {
+		return err
 	}
-	n := r.round.Remark(event, node, text)
-	r.performLocked(time.Now(), rendezvous.Action{Note: &n})
-	return nil
+	return r.annotate(event, node, text, true)
 }
 
 // Order gives an order to a run. Beside the errors of the Round there are ErrUnknownRun and ErrClosed.

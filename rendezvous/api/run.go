@@ -20,6 +20,7 @@ type run struct {
 	due    time.Time
 	idle   time.Time // since when nobody is here
 	used   bool      // somebody has been
+	early  bool      // something has been noted before
 	closed error     // why nothing is done any more, or nil
 
 	notices   ring[addressed]
@@ -150,6 +151,22 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 	return err
 }
 
+// annotate adds to the timeline; early is what has been found before anybody was here.
+func (r *run) annotate(event, node, text string, early bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed != nil {
+		return r.closed
+	}
+	now := time.Now()
+	if early && !r.used {
+		r.early, r.idle = true, now
+	}
+	n := r.round.Remark(event, node, text)
+	r.performLocked(now, rendezvous.Action{Note: &n})
+	return nil
+}
+
 func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 	if a.Note != nil {
 		r.line.note(now, *a.Note)
@@ -277,7 +294,7 @@ func (r *run) abandoned(now time.Time) bool {
 // tellsLocked: a node that comes late has to hear something of the run.
 func (r *run) tellsLocked() bool {
 	s := r.round.Status()
-	return s.Outcome != "" || s.Paused != nil || len(s.Bars) > 0
+	return r.early && !r.used || s.Outcome != "" || s.Paused != nil || len(s.Bars) > 0
 }
 
 // hasBeenUsed: a node has been here, or an order has left something.

@@ -40,7 +40,8 @@ type Config struct {
 	Log    *slog.Logger
 	// Trust, if it is not nil, hears of requests that name the JobUID.
 	Trust func(ctx context.Context)
-	// Note adds a line to the run's timeline; nil: nobody reads it. Machine is that of the node, "" if it is unknown.
+	// Note adds a line to the run's timeline, which may begin with it; nil: nobody reads it. Machine is that of the node,
+	// "" if it is unknown.
 	Note func(event, node, machine, text string)
 	// Machine says where an agent is, by its NODE_TYPE, NODE_ID and NODE_IP ("" where it tells none): agents do not tell
 	// it themselves. The agent waits for the answer, "" for unknown; nil knows of nobody.
