@@ -108,6 +108,9 @@ func (s *Service) enlist(ctx context.Context, turn int, name string, before int)
 			return err
 		}
 		before = w.round
+		if err := s.hide(ctx); err != nil {
+			return err
+		}
 		return s.joinNamed(ctx, name)
 	})
 	s.joined = time.Now()

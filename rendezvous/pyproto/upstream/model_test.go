@@ -238,6 +238,14 @@ func (m *model) key(name string) string {
 	return string(pyproto.BytesOf(m.kv[m.path(name)]))
 }
 
+// nextKey is the same of the next round.
+func (m *model) nextKey(name string) string {
+	m.mu.Lock()
+	m.round++
+	defer func() { m.round--; m.mu.Unlock() }()
+	return string(pyproto.BytesOf(m.kv[m.path(name)]))
+}
+
 func (m *model) path(name string) string {
 	return fmt.Sprintf("elastic-training/torch.rendezvous.elastic-training.%d.0/%s", m.round, name)
 }

@@ -110,7 +110,8 @@ type Service struct {
 	node     rendezvous.Node
 	params   rendezvous.Params
 	world    world
-	spent    int // restarts of this node
+	ran      rendezvous.EpochID // the last one whose workers were started
+	spent    int                // restarts of this node
 	debt     debt
 	failures []rendezvous.Failure
 	outcome  rendezvous.Outcome
@@ -125,6 +126,7 @@ type Service struct {
 	joined   time.Time // when the master was last told that this node wants to be in a world, or in a check
 	round    int       // the master's, then
 	shown    time.Time // when a leader has last told where the workers meet
+	shownAt  string    // the key of that; "": nowhere
 }
 
 // New returns a Service, which contacts nobody before Join.

@@ -335,6 +335,33 @@ func TestMasterRestart(t *testing.T) {
 		a.until(rendezvous.Stop)
 		run(a.join(), b)
 	})
+	for name, dies := range map[string]bool{"the leader leads again": false, "another one leads": true} {
+		// Its new round has the number of the old one.
+		t.Run("running, and "+name, func(t *testing.T) {
+			t.Parallel()
+			m := newModel(t)
+			a, b := m.pair()
+			m.restart()
+			eventually(t, "the leader tells the new master", func() bool { return m.nextKey("MASTER_ADDR") != "" })
+			b.fails(rendezvous.RestartFree)
+			b.until(rendezvous.Stop)
+			if dies {
+				a.Close()
+				a = m.node(0, 2, two)
+			}
+			b.join()
+			if !dies {
+				a.until(rendezvous.Stop)
+			}
+			a.join().until(rendezvous.Lead)
+			b.until(rendezvous.Wait)
+			require.Nil(t, b.next(500*time.Millisecond), "the next address is not there yet")
+			require.Equal(t, dies, m.key("MASTER_ADDR") != "", "who leaves a world takes its address back")
+			a.ready()
+			run(a, b)
+			require.Equal(t, a.seen.EpochID, b.seen.EpochID)
+		})
+	}
 	t.Run("ending", func(t *testing.T) {
 		t.Parallel()
 		m := newModel(t)

@@ -287,13 +287,26 @@ func (s *Service) showAgain(ctx context.Context) error {
 	if !due {
 		return nil
 	}
-	s.shown = time.Now()
+	s.shown, s.shownAt = time.Now(), w.key(masterAddr)
 	return s.show(ctx, w, w.addr, w.port)
+}
+
+// hide takes back what showAgain has told. A master that was started again counts its rounds anew, and the nodes of the
+// next world with the number of this one would meet where this one did.
+func (s *Service) hide(ctx context.Context) error {
+	if s.shownAt == "" {
+		return nil
+	}
+	err := s.set(ctx, s.shownAt, []byte{})
+	if err == nil {
+		s.shownAt = ""
+	}
+	return err
 }
 
 // begin starts the workers, with s locked.
 func (s *Service) begin(addr string, port int) {
-	s.world.addr, s.world.port = addr, port
+	s.world.addr, s.world.port, s.ran = addr, port, s.dir.EpochID
 	s.enter(running)
 	s.direct(rendezvous.Directive{Kind: rendezvous.Run, Cause: s.cause})
 	s.cause = nil
@@ -312,6 +325,9 @@ func (s *Service) askAddress(ctx context.Context, turn int) error {
 	if err != nil {
 		return err
 	}
+	if s.past(epoch) {
+		return s.leaderless(ctx, turn, nil)
+	}
 	s.publish(ctx, w)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,6 +339,14 @@ func (s *Service) askAddress(ctx context.Context, turn int) error {
 	}
 	s.begin(addr, port)
 	return nil
+}
+
+// past reports whether an epoch has run here already. Then its leader has told the address to a master that was started
+// again, and has not taken it back, as when it has died.
+func (s *Service) past(e rendezvous.EpochID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return e.Round > 0 && e.Term == s.ran.Term && e.Epoch <= s.ran.Epoch
 }
 
 // epoch is what the leader calls the epoch; zero where it is an agent of DLRover's, who has no name for it.
