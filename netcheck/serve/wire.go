@@ -101,15 +101,26 @@ func statusOf(err error) (int, string) {
 
 // decode reads exactly one Request without unknown fields, and checks it.
 func decode(data []byte) (req Request, err error) {
+	if req, ok := scan(data); ok {
+		return req, req.check()
+	}
+	if req, err = decodeAny(data); err != nil {
+		return req, fmt.Errorf("%w: %w", ErrBadRequest, err)
+	}
+	return req, req.check()
+}
+
+// decodeAny reads whatever JSON a Request may be.
+func decodeAny(data []byte) (req Request, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err = d.Decode(&req); err != nil {
-		return req, fmt.Errorf("%w: %w", ErrBadRequest, err)
+		return req, err
 	}
 	if _, err = d.Token(); err != io.EOF {
-		return req, fmt.Errorf("%w: more than one JSON value", ErrBadRequest)
+		return req, errors.New("more than one JSON value")
 	}
-	return req, req.check()
+	return req, nil
 }
 
 // check reports the first rule that the request breaks.
