@@ -64,27 +64,13 @@ func (h *Hub) expects(run, id string) bool {
 	return r.nodes[id] != nil
 }
 
-// parkAgain is park for another request on such a connection.
-func (h *Hub) parkAgain(p *parked, q Request) bool {
-	ok := h.expects(p.run, q.ID)
-	if ok {
-		h.park(p, q)
-	}
-	return ok
-}
-
 // park answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
 func (h *Hub) park(p *parked, q Request) {
+	w := &waiter{seq: q.Seq, answer: func(a netcheck.Assignment, err error) { h.lot.send(p, a, err) }}
 	r := h.find(p.run)
 	if r == nil {
-		h.lot.send(p, netcheck.Assignment{}, h.absent(notTold(p.run)))
+		w.answer(netcheck.Assignment{}, h.absent(notTold(p.run)))
 		return
-	}
-	w := &waiter{seq: q.Seq}
-	expire := time.AfterFunc(hold, func() { r.drop(q.ID, w, nil) })
-	w.answer = func(a netcheck.Assignment, err error) {
-		expire.Stop()
-		h.lot.send(p, a, err)
 	}
 	if a, err, done := r.take(q, w); done {
 		w.answer(a, err)

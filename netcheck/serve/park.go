@@ -5,11 +5,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
+	"runtime"
+	"strconv"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"dlrover-run/netcheck"
 )
@@ -21,26 +25,44 @@ import (
 // A connection is, in turn, in the hands of its server, parked (a waiter of its node has it), in queue, and idle. When
 // the next request is as the one before, it is parked again without a visit to the server, which costs more than all
 // else that is done for a request.
+//
+// A few goroutines, the hands, read these requests and write the answers: in a new one for each request the stack would
+// have to grow, which takes as long as the rest.
 type lot struct {
-	again func(*parked, Request) bool // parks another request; false: it takes the server to answer it
-	wg    sync.WaitGroup
+	park  func(*parked, Request) // answers a request, now or later
+	begun chan begun
+	wake  chan struct{} // there are answers, and no hand that will find them
+	over  chan struct{} // ends the hands
+	hands sync.WaitGroup
+	wg    sync.WaitGroup // of everything else: idle connections, servers, what is read, answers
 
 	mu      sync.Mutex // the last that is taken
 	homes   map[*http.Server]*home
 	idle    map[*parked]struct{} // that wait for the next request
 	queue   []outgoing
-	writing bool // somebody empties the queue
+	reading int  // hands that will look at the queue soon
+	writing bool // one is at it
+	started bool // the hands
 	closed  bool
 }
 
 // parked is a connection that was taken out of a server.
 type parked struct {
 	net.Conn
+	raw   syscall.RawConn // of the socket; nil: it cannot be waited for without a buffer
 	home  *home
 	run   string
-	uri   string // of its requests
-	token string // the Authorization that came with the first one
-	last  bool   // it is closed after the answer
+	uri   string    // of its requests
+	token string    // the Authorization that came with the first one
+	last  bool      // it is closed after the answer
+	until time.Time // its read deadline
+}
+
+// begun is the beginning of a request, mostly all of it.
+type begun struct {
+	p   *parked
+	buf *[largeAnswer]byte
+	n   int
 }
 
 // outgoing is an answer that is to be written.
@@ -53,11 +75,20 @@ type outgoing struct {
 const (
 	// writeTime is how long a peer may take to accept an answer. Nearly always there is room for it at once.
 	writeTime = 5 * time.Second
-	// idleTime is how long a connection waits for the next request.
+	// idleTime is how long a connection waits for the next request, and twice that at most: a deadline costs as much as a
+	// read, and is not set for each wait.
 	idleTime = time.Minute
 	// largeAnswer is the size from which an answer may not fit into the socket's buffer, and keeps no others waiting.
+	// Requests of that size are their server's.
 	largeAnswer = 8 << 10
 )
+
+func newLot(park func(*parked, Request)) *lot {
+	return &lot{
+		park: park, begun: make(chan begun), wake: make(chan struct{}, 1), over: make(chan struct{}),
+		homes: map[*http.Server]*home{}, idle: map[*parked]struct{}{},
+	}
+}
 
 // take takes the connection of a request out of its server; nil: it cannot be.
 func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
@@ -74,10 +105,25 @@ func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
 		return nil
 	}
 	if r, ok := conn.(*returned); ok {
-		conn = r.Conn // its byte has been read
+		conn = r.Conn // its bytes have been read
 	}
-	return &parked{Conn: conn, home: h, run: req.PathValue("run"), uri: req.RequestURI,
+	return &parked{Conn: conn, raw: rawOf(conn), home: h, run: req.PathValue("run"), uri: req.RequestURI,
 		token: req.Header.Get("Authorization"), last: req.Close || rw.Reader.Buffered() > 0}
+}
+
+// rawOf is the socket below a connection, or nil.
+func rawOf(conn net.Conn) syscall.RawConn {
+	for {
+		switch c := conn.(type) {
+		case syscall.Conn:
+			raw, _ := c.SyscallConn()
+			return raw
+		case interface{ NetConn() net.Conn }:
+			conn = c.NetConn()
+		default:
+			return nil
+		}
+	}
 }
 
 // send answers on a parked connection. It does not block. Who was parked while the lot was closed gets no answer.
@@ -88,62 +134,112 @@ func (l *lot) send(to *parked, a netcheck.Assignment, err error) {
 		_ = to.Close()
 		return
 	}
+	l.wg.Add(1)
 	l.queue = append(l.queue, outgoing{to, a, err})
-	if !l.writing {
-		l.writing = true
-		l.wg.Go(l.write)
+	if !l.writing && l.reading == 0 {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// write empties the queue.
-func (l *lot) write() {
+// hand does what there is to do.
+type hand struct {
+	*lot
+	text  []byte // of an answer
+	r     *bufio.Reader
+	known map[string]bool // heads, by key, that need not be parsed again
+	key   []byte
+}
+
+// maxKnown bounds the heads that a hand knows. Those of all nodes of a run are mostly the same.
+const maxKnown = 64
+
+func (h *hand) work() {
 	for {
-		l.mu.Lock()
-		batch := l.queue
-		l.queue = nil
-		l.writing = len(batch) > 0
-		l.mu.Unlock()
-		if len(batch) == 0 {
+		select {
+		case c := <-h.begun:
+			h.read(c)
+		case <-h.wake:
+			h.write(0)
+		case <-h.over:
 			return
 		}
-		for _, o := range batch {
-			if text := o.text(); len(text) < largeAnswer {
-				l.finish(o.to, text)
-			} else {
-				l.wg.Go(func() { l.finish(o.to, text) })
-			}
+	}
+}
+
+// write empties the queue, unless another hand does, after some requests have been read.
+func (h *hand) write(read int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reading -= read
+	if h.writing {
+		return
+	}
+	h.writing = true
+	for len(h.queue) > 0 {
+		batch := h.queue
+		h.queue = nil
+		h.mu.Unlock()
+		for i := range batch {
+			h.answer(&batch[i])
 		}
+		h.mu.Lock()
 	}
+	h.writing = false
 }
 
-// text is the answer as it goes over the wire.
-func (o *outgoing) text() []byte {
-	status, body := http.StatusOK, any(o.a)
-	if o.err != nil {
-		code := ""
-		status, code = statusOf(o.err)
-		body = errorBody{Code: code, Error: o.err.Error()}
+func (h *hand) answer(o *outgoing) {
+	h.text = o.appendTo(h.text[:0])
+	if len(h.text) < largeAnswer {
+		h.finish(o.to, h.text)
+		h.wg.Done()
+		return
 	}
-	data, err := json.Marshal(body)
-	if err != nil {
-		status, data = http.StatusInternalServerError, []byte(`{"code":"internal","error":"the answer is no JSON"}`)
-	}
+	text := h.text
+	h.text = nil
+	go func() {
+		defer h.wg.Done()
+		h.finish(o.to, text)
+	}()
+}
+
+// appendTo appends the answer as it goes over the wire.
+func (o *outgoing) appendTo(b []byte) []byte {
+	status, body := o.body()
 	o.to.last = o.to.last || errors.Is(o.err, ErrClosed)
-	ends := ""
+	b = append(b, "HTTP/1.1 "...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	b = append(b, ' ')
+	b = append(b, http.StatusText(status)...)
+	b = append(b, "\r\nContent-Type: application/json\r\nContent-Length: "...)
+	b = strconv.AppendInt(b, int64(len(body)), 10)
 	if o.to.last {
-		ends = "Connection: close\r\n"
+		b = append(b, "\r\nConnection: close"...)
 	}
-	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n",
-		status, http.StatusText(status), len(data), ends)
-	return append([]byte(head), data...)
+	b = append(b, "\r\n\r\n"...)
+	return append(b, body...)
 }
 
-// finish writes an answer, and waits for the next request beside.
+// body is the JSON of the answer, and its status.
+func (o *outgoing) body() (status int, data []byte) {
+	if o.err != nil {
+		status, code := statusOf(o.err)
+		data, _ = json.Marshal(errorBody{Code: code, Error: o.err.Error()})
+		return status, data
+	}
+	data, err := json.Marshal(&o.a)
+	if err != nil {
+		return http.StatusInternalServerError, []byte(`{"code":"internal","error":"the answer is no JSON"}`)
+	}
+	return http.StatusOK, data
+}
+
+// finish writes an answer, and lets the next request be waited for.
 func (l *lot) finish(p *parked, text []byte) {
 	_ = p.SetWriteDeadline(time.Now().Add(writeTime))
-	_, err := p.Write(text)
-	_ = p.SetWriteDeadline(time.Time{})
-	if err != nil || p.last || !l.rest(p) {
+	if _, err := p.Write(text); err != nil || p.last || !l.rest(p) {
 		_ = p.Close()
 	}
 }
@@ -160,66 +256,136 @@ func (l *lot) rest(p *parked) bool {
 	return true
 }
 
-// await takes the next request of a connection, or gives that back to its server when one begins. It needs little
-// memory while it waits.
+var buffers = sync.Pool{New: func() any { return new([largeAnswer]byte) }}
+
+// await reads what begins the next request of a connection. It needs little memory while it waits.
 func (l *lot) await(p *parked) {
-	begun := &returned{Conn: p.Conn, first: make([]byte, 1)}
-	_ = p.SetReadDeadline(time.Now().Add(idleTime))
-	switch n, err := p.Read(begun.first); {
-	case n == 0 || err != nil:
-		l.begins(p)
-	case l.repeated(p, begun):
-		return
-	case p.SetReadDeadline(time.Time{}) == nil && p.home.give(begun):
-		return
+	if now := time.Now(); p.until.Sub(now) < idleTime {
+		p.until = now.Add(2 * idleTime)
+		_ = p.SetReadDeadline(p.until)
 	}
+	if p.readable() == nil {
+		buf := buffers.Get().(*[largeAnswer]byte)
+		if n, _ := p.Read(buf[:]); n > 0 {
+			l.wg.Add(1)
+			l.begun <- begun{p, buf, n}
+			return
+		}
+		buffers.Put(buf)
+	}
+	l.ends(p)
 	_ = p.Close()
 }
 
-// begins: the connection is not idle any more; false: it may not be used again either.
+// readable waits until a read would not have to wait.
+func (p *parked) readable() error {
+	if p.raw == nil {
+		return nil
+	}
+	looked := false
+	return p.raw.Read(func(fd uintptr) bool {
+		if looked {
+			return true
+		}
+		looked = true
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n != 0 || err != nil
+	})
+}
+
+// ends: a connection is not idle any more.
+func (l *lot) ends(p *parked) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.idle, p)
+}
+
+// begins: the same, and its next request is read now; false: it may not be used again.
 func (l *lot) begins(p *parked) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.idle, p)
-	return !l.closed && !p.home.over
-}
-
-var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, largeAnswer) }}
-
-// repeated parks the next request of a connection if it has come whole, and is as the one before. If not, all that has
-// been read of it is still to be read.
-func (l *lot) repeated(p *parked, c *returned) bool {
-	r := readers.Get().(*bufio.Reader)
-	defer readers.Put(r)
-	defer r.Reset(nil)
-	r.Reset(c)
-	_, _ = r.Peek(2) // the first byte, and what has come with it
-	data, _ := r.Peek(r.Buffered())
-	if l.begins(p) {
-		if req, ok := p.next(r, data); ok && l.again(p, req) {
-			return true
-		}
+	ok := !l.closed && !p.home.over
+	if ok {
+		l.reading++
 	}
-	c.first = bytes.Clone(data)
-	return false
+	return ok
 }
 
-// next is the request in data, which r has read: a whole one, nothing more, with the path and the token that the server
-// has accepted on this connection before, and without a wish for anything but an answer.
-func (p *parked) next(r *bufio.Reader, data []byte) (req Request, ok bool) {
-	_, body, whole := bytes.Cut(data, []byte("\r\n\r\n"))
+// read takes what has come on an idle connection: a request, or what its server is to read.
+func (h *hand) read(c begun) {
+	defer h.wg.Done()
+	defer buffers.Put(c.buf)
+	data := c.buf[:c.n]
+	if !h.begins(c.p) {
+		_ = c.p.Close()
+		return
+	}
+	defer h.write(1)
+	if req, ok := h.request(c.p, data); ok {
+		h.park(c.p, req)
+		return
+	}
+	_ = c.p.SetDeadline(time.Time{})
+	if !c.p.home.give(&returned{Conn: c.p.Conn, first: bytes.Clone(data)}) {
+		_ = c.p.Close()
+	}
+}
+
+// request is the one in data: a whole one, nothing more, with the path and the token that the server has accepted on
+// this connection before, and without a wish for anything but an answer.
+func (h *hand) request(p *parked, data []byte) (req Request, ok bool) {
+	head, body, whole := bytes.Cut(data, []byte("\r\n\r\n"))
 	if !whole {
 		return req, false
 	}
-	head, err := http.ReadRequest(r)
+	if n := h.keyOf(p, head); n != len(body) || !h.known[string(h.key)] {
+		if !h.accepts(p, data, len(body)) {
+			return req, false
+		}
+		h.learn(p)
+	}
+	req, err := decode(body)
+	return req, err == nil
+}
+
+// accepts parses a request with a body of n bytes.
+func (h *hand) accepts(p *parked, data []byte, n int) bool {
+	h.r.Reset(bytes.NewReader(data))
+	head, err := http.ReadRequest(h.r)
 	if err != nil || head.Method != http.MethodPost || head.RequestURI != p.uri ||
 		head.Header.Get("Authorization") != p.token || head.Header.Get("Expect") != "" ||
-		!head.ProtoAtLeast(1, 1) || head.ContentLength != int64(len(body)) {
-		return req, false
+		!head.ProtoAtLeast(1, 1) || head.ContentLength != int64(n) {
+		return false
 	}
 	p.last = head.Close
-	req, err = decode(body)
-	return req, err == nil
+	return true
+}
+
+// keyOf makes h.key of all that decides whether a request is accepted, but for the length of its body, which it
+// returns; -1: it is not where it can be cut out.
+func (h *hand) keyOf(p *parked, head []byte) int {
+	before, after, found := bytes.Cut(head, []byte("\r\nContent-Length: "))
+	digits, after, _ := bytes.Cut(after, []byte("\r\n"))
+	n, err := strconv.ParseUint(string(digits), 10, 16)
+	if !found || err != nil {
+		h.key = h.key[:0]
+		return -1
+	}
+	h.key = h.key[:0]
+	for _, part := range [][]byte{[]byte(p.uri), []byte(p.token), before, after} {
+		h.key = append(append(h.key, part...), '\n', '\n') // which none of them has
+	}
+	return int(n)
+}
+
+// learn keeps the key of a request that was accepted. One that is the last of its connection need not be known, and
+// one with two lengths must not be.
+func (h *hand) learn(p *parked) {
+	if len(h.key) > 0 && !p.last && len(h.known) < maxKnown &&
+		!bytes.Contains(bytes.ToLower(h.key), []byte("content-length")) {
+		h.known[string(h.key)] = true
+	}
 }
 
 // returned is a connection whose first bytes have been read.
@@ -264,6 +430,7 @@ func (l *lot) homeOf(srv *http.Server) *home {
 	if h == nil {
 		h = &home{lot: l, conns: make(chan net.Conn), done: make(chan struct{})}
 		l.homes[srv] = h
+		l.startLocked()
 		l.wg.Go(func() {
 			_ = srv.Serve(h) // until either is closed
 			_ = h.Close()
@@ -320,14 +487,30 @@ func (h *home) closeLocked() {
 // Addr implements net.Listener.
 func (h *home) Addr() net.Addr { return &net.UnixAddr{Name: "parked connections", Net: "unix"} }
 
+// startLocked starts the hands.
+func (l *lot) startLocked() {
+	if l.started {
+		return
+	}
+	l.started = true
+	for range max(runtime.GOMAXPROCS(0), 2) { // one may have to wait for a peer
+		l.hands.Go((&hand{lot: l, r: bufio.NewReader(nil), known: map[string]bool{}}).work)
+	}
+}
+
 // close ends all connections but those that still have an answer to come, and waits for these. All held requests have
 // been answered.
 func (l *lot) close() {
 	l.mu.Lock()
+	first := !l.closed
 	l.closed = true
 	for _, h := range l.homes {
 		h.closeLocked()
 	}
 	l.mu.Unlock()
 	l.wg.Wait()
+	if first {
+		close(l.over)
+	}
+	l.hands.Wait()
 }

@@ -229,45 +229,102 @@ func TestWhatTheServerIsAskedAgain(t *testing.T) {
 		"in chunks":      {pieces(request(post, token+"Transfer-Encoding: chunked\r\n", chunk(usual))), true, 200},
 		"two at once":    {pieces(again + again), true, 200},
 		"no JSON":        {pieces(request(post, token, "{")), true, 400},
-		"another node":   {pieces(request(post, token, text(atOnce(ask("b", 9))))), true, 404},
+		"another node":   {pieces(request(post, token, text(atOnce(ask("b", 9))))), false, 404},
 		"large":          {pieces(request(post, token+"X: "+strings.Repeat("x", largeAnswer)+"\r\n", usual)), true, 200},
 		"piece by piece": {pieces(again[:1], again[1:30], again[30:]), true, 200},
 		"body later":     {pieces(again[:len(again)-3], again[len(again)-3:]), true, 200},
 		"no HTTP":        {pieces("garbage\r\n\r\n"), false, 400}, // says net/http
 	} {
 		t.Run(name, func(t *testing.T) {
-			var asked atomic.Int32
-			p, s, _ := served(t, func(h http.Handler) http.Handler {
-				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-					asked.Add(1)
-					if req.Header.Get("Authorization") != "Bearer t" {
-						w.WriteHeader(http.StatusUnauthorized)
-						return
-					}
-					h.ServeHTTP(w, req)
-				})
-			})
-			require.NoError(t, p.Expect("r", []string{"a"}, nil))
-			nc, r := raw(t, s, token, atOnce(arrive("a")))
-			defer nc.Close()
-			status := func() int {
-				resp, err := http.ReadResponse(r, nil)
-				require.NoError(t, err)
-				_, err = io.Copy(io.Discard, resp.Body)
-				require.NoError(t, err)
-				return resp.StatusCode
-			}
-			require.Equal(t, http.StatusOK, status())
-			require.EqualValues(t, 1, asked.Load())
+			k := guarded(t)
 			for i, piece := range c.text {
 				time.Sleep(time.Duration(i) * 5 * time.Millisecond)
-				_, err := io.WriteString(nc, piece)
-				require.NoError(t, err)
+				k.say(piece)
 			}
-			require.Equal(t, c.want, status())
+			require.Equal(t, c.want, k.status())
 			if len(c.text) == 1 {
-				require.Equal(t, c.server, asked.Load() > 1)
+				require.Equal(t, c.server, k.asked.Load() > 1)
 			}
+		})
+	}
+}
+
+// keeper is a connection on which node a has been accepted with the token t, at a server that wants this token.
+type keeper struct {
+	*testing.T
+	net.Conn
+	r     *bufio.Reader
+	asked atomic.Int32 // how often the server was
+}
+
+func guarded(t *testing.T) *keeper {
+	k := &keeper{T: t}
+	p, s, _ := served(t, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			k.asked.Add(1)
+			if req.Header.Get("Authorization") != "Bearer t" {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			h.ServeHTTP(w, req)
+		})
+	})
+	require.NoError(t, p.Expect("r", []string{"a"}, nil))
+	k.Conn, k.r = raw(t, s, "Authorization: Bearer t\r\n", atOnce(arrive("a")))
+	t.Cleanup(func() { _ = k.Close() })
+	require.Equal(t, http.StatusOK, k.status())
+	require.EqualValues(t, 1, k.asked.Load())
+	return k
+}
+
+func (k *keeper) say(text string) {
+	_, err := io.WriteString(k, text)
+	require.NoError(k, err)
+}
+
+func (k *keeper) status() int {
+	resp, err := http.ReadResponse(k.r, nil)
+	require.NoError(k, err)
+	_, err = io.Copy(io.Discard, resp.Body)
+	require.NoError(k, err)
+	return resp.StatusCode
+}
+
+// A head that is known is not parsed again, whatever the body. What differs in anything else is.
+func TestKnownHeads(t *testing.T) {
+	body := text(atOnce(ask("a", 9)))
+	request := func(length int, head, body string) string {
+		return fmt.Sprintf("POST /v1/runs/r/checks/next HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n%s\r\n%s", length, head, body)
+	}
+	const token = "Authorization: Bearer t\r\n"
+	for name, c := range map[string]struct {
+		first, then string
+		want        int
+		server      bool // it is asked
+	}{
+		"another body": {token, request(len(body)+1, token, text(atOnce(ask("a", 10)))), 200, false},
+		"no JSON":      {token, request(1, token, "{"), 400, true},
+		"no token":     {token, request(len(body), "", body), 401, true},
+		"too short":    {token, request(len(body)-1, token, body), 400, true},
+		"two lengths": {token + fmt.Sprintf("content-length: %d\r\n", len(body)),
+			request(len(body)+1, token+fmt.Sprintf("content-length: %d\r\n", len(body)), body+" "), 400, false}, // says net/http
+		"the last but one": {token + "Connection: close\r\n", "", 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := guarded(t)
+			for range 3 { // so that every hand may know it
+				k.say(request(len(body), c.first, body))
+				require.Equal(t, 200, k.status())
+				if c.then == "" {
+					_, err := k.r.ReadByte()
+					require.ErrorIs(t, err, io.EOF)
+					return
+				}
+			}
+			require.EqualValues(t, 1, k.asked.Load())
+			k.say(c.then)
+			require.Equal(t, c.want, k.status())
+			require.Equal(t, c.server, k.asked.Load() > 1)
 		})
 	}
 }

@@ -48,8 +48,9 @@ type member struct {
 
 // waiter is a request that is held. Its answer is given once, with the run locked, and must not block.
 type waiter struct {
-	seq    uint64
-	answer func(netcheck.Assignment, error)
+	seq     uint64
+	answer  func(netcheck.Assignment, error)
+	expires *time.Timer // when it is answered without news
 }
 
 // key is the secret of one test, for as long as the newest assignment of some node is of that test.
@@ -162,13 +163,9 @@ func (r *run) next(ctx context.Context, req Request) (netcheck.Assignment, error
 	if a, err, done := r.take(req, w); done {
 		return a, err
 	}
-	expired := time.NewTimer(hold)
-	defer expired.Stop()
 	select {
 	case got := <-news:
 		return got.Assignment, got.err
-	case <-expired.C:
-		r.drop(req.ID, w, nil)
 	case <-ctx.Done():
 		r.drop(req.ID, w, context.Cause(ctx))
 	}
@@ -227,6 +224,8 @@ func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, do
 	}
 	m.tell(rest(w.seq), nil) // of this node only the newest request is held
 	m.waiter = w
+	id := req.ID // the rest of the request is not kept
+	w.expires = time.AfterFunc(hold, func() { r.drop(id, w, nil) })
 	return netcheck.Assignment{}, nil, false
 }
 
@@ -279,6 +278,7 @@ func (r *run) heardLocked(now time.Time, m *member, req Request) error {
 func (m *member) tell(a netcheck.Assignment, err error) {
 	if w := m.waiter; w != nil {
 		m.waiter = nil
+		w.expires.Stop()
 		w.answer(a, err)
 	}
 }

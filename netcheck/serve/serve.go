@@ -12,14 +12,13 @@
 //
 // Goroutines: one for each run with something to tell (Config.Bar, Config.Note) until it is told; one for each HTTP
 // server that has held a request, one for each of its connections that such a request came from and that is idle, and
-// one that answers. Close ends them.
+// from the first of them on as many as there are CPUs, two at least, that read and answer. Close ends them.
 package serve
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
 
@@ -98,9 +97,8 @@ func New(cfg Config) *Hub {
 	}
 	h := &Hub{
 		cfg: cfg, large: make(chan struct{}, maxLarge), runs: map[string]*run{},
-		lot: &lot{homes: map[*http.Server]*home{}, idle: map[*parked]struct{}{}},
 	}
-	h.lot.again = h.parkAgain
+	h.lot = newLot(h.park)
 	return h
 }
 
