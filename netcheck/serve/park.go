@@ -3,6 +3,7 @@ package serve
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"net"
@@ -111,10 +112,12 @@ func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
 		token: req.Header.Get("Authorization"), last: req.Close || rw.Reader.Buffered() > 0}
 }
 
-// rawOf is the socket below a connection, or nil.
+// rawOf is the socket below a connection, or nil. What is between them must have read nothing ahead.
 func rawOf(conn net.Conn) syscall.RawConn {
 	for {
 		switch c := conn.(type) {
+		case *tls.Conn:
+			return nil
 		case syscall.Conn:
 			raw, _ := c.SyscallConn()
 			return raw
