@@ -330,7 +330,7 @@ func (h *hand) read(c begun) {
 		return
 	}
 	_ = c.p.SetDeadline(time.Time{})
-	if !c.p.home.give(&returned{Conn: c.p.Conn, first: bytes.Clone(data)}) {
+	if !c.p.home.give(unread(c.p.Conn, bytes.Clone(data))) {
 		_ = c.p.Close()
 	}
 }
@@ -389,6 +389,16 @@ func (h *hand) learn(p *parked) {
 		!bytes.Contains(bytes.ToLower(h.key), []byte("content-length")) {
 		h.known[string(h.key)] = true
 	}
+}
+
+// unread is c with the bytes that were read of it. One that can take them back stays what it is, as its server may know
+// it by its type.
+func unread(c net.Conn, read []byte) net.Conn {
+	if u, ok := c.(interface{ Unread([]byte) }); ok {
+		u.Unread(read)
+		return c
+	}
+	return &returned{Conn: c, first: read}
 }
 
 // returned is a connection whose first bytes have been read.

@@ -87,6 +87,7 @@ type line struct {
 	closed atomic.Bool // by the other end
 	last   atomic.Pointer[seat]
 	home   atomic.Pointer[home] // of the last node; nil: not proven
+	unread []byte
 }
 
 // seat is the node that watched last over a line, or joined and will watch.
@@ -134,6 +135,12 @@ func (c *line) silent() bool { return c != nil && c.fallen.Load() }
 // Read tells the hub of a silent host, and of a peer that has hung up: no request need be under way, as when its last
 // answer was never received.
 func (c *line) Read(b []byte) (int, error) {
+	if len(c.unread) > 0 {
+		n := copy(b, c.unread)
+		c.unread = c.unread[n:]
+		return n, nil
+	}
+	c.unread = nil
 	n, err := c.Conn.Read(b)
 	if err == nil {
 		return n, err
@@ -162,6 +169,10 @@ func (c *line) Prove(ok bool) {
 		p.Prove(ok)
 	}
 }
+
+// Unread has the next reads return b, which c keeps. It is for who takes a connection out of its server and gives it
+// back: in a wrapper it would not be known as a line any more. Nobody may read meanwhile.
+func (c *line) Unread(b []byte) { c.unread = append(b, c.unread...) }
 
 // NetConn is the connection below.
 func (c *line) NetConn() net.Conn { return c.Conn }

@@ -83,3 +83,13 @@ func TestPeerThatHangsUpEarly(t *testing.T) {
 		})
 	}
 }
+
+// What was read of a connection and given back is read first.
+func TestUnread(t *testing.T) {
+	c := &line{Conn: ending{err: io.EOF}}
+	c.Unread([]byte("cd"))
+	c.Unread([]byte("ab"))
+	got, err := io.ReadAll(c)
+	require.NoError(t, err)
+	require.Equal(t, "abcd", string(got))
+}

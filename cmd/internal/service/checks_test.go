@@ -1,8 +1,10 @@
 package service
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -379,4 +381,34 @@ func TestTwoRunsAtOnce(t *testing.T) {
 		require.Equal(t, map[string]string{"n0": "run", "n1": "run", "n2": "run", "n3": "run"}, one.fates)
 		require.Equal(t, map[string]string{"n0": "run", "n1": "run", "n2": "run"}, other.fates)
 	})
+}
+
+// A node may watch over the connection on which its check was asked for. The rendezvous knows it as any other one: it
+// hears at once that the node has hung up, with no request under way.
+func TestAConnectionIsKnownAfterACheck(t *testing.T) {
+	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	at := serving(t, s)
+	join := joining("a", "10.0.0.1")
+	require.NoError(t, s.Hub.Join(t.Context(), "r", join))
+	require.NoError(t, s.Checks.Expect("r", []string{"a"}, nil))
+	nc, err := net.Dial("tcp", at)
+	require.NoError(t, err)
+	defer nc.Close()
+	r := bufio.NewReader(nc)
+	ask := func(method, path, body string) {
+		_, err := fmt.Fprintf(nc, "%s /v1/runs/r/%s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", method, path, len(body), body)
+		require.NoError(t, err)
+		resp, err := http.ReadResponse(r, nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, resp.StatusCode, path)
+	}
+	for range 2 {
+		ask(http.MethodPost, "checks/next", `{"id":"a","visit":"v","no_wait":true}`)
+	}
+	ask(http.MethodGet, "watch?node=a&after=0", "")
+	require.NoError(t, nc.Close())
+	require.Eventually(t, func() bool { return s.Hub.Runs(true)[0].Nodes[0].Suspect }, 10*time.Second, time.Millisecond)
 }
