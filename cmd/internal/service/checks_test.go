@@ -397,7 +397,8 @@ func TestAConnectionIsKnownAfterACheck(t *testing.T) {
 	defer nc.Close()
 	r := bufio.NewReader(nc)
 	ask := func(method, path, body string) {
-		_, err := fmt.Fprintf(nc, "%s /v1/runs/r/%s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", method, path, len(body), body)
+		_, err := fmt.Fprintf(nc, "%s /v1/runs/r/%s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s",
+			method, path, len(body), body)
 		require.NoError(t, err)
 		resp, err := http.ReadResponse(r, nil)
 		require.NoError(t, err)
