@@ -4,6 +4,7 @@ package freeports
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,15 +49,31 @@ func (p *Ports) HoldAgain() (err error) {
 	return err
 }
 
-// AreFree reports whether n ports from first on are free right now.
+// Another launcher of this host that looks at the same moment has a port for a few microseconds.
+const (
+	looks    = 4
+	lookTime = 3 * time.Millisecond // between two
+)
+
+// AreFree reports whether n ports from first on are free right now. One that is not is looked at again.
 func AreFree(first, n int) bool {
 	for port := first; port < first+n; port++ {
-		fd, _, err := bindPort(port)
-		if err != nil {
-			return false
+		for look := 1; !isFree(port); look++ {
+			if look == looks {
+				return false
+			}
+			time.Sleep(lookTime)
 		}
-		_ = unix.Close(fd)
 	}
+	return true
+}
+
+func isFree(port int) bool {
+	fd, _, err := bindPort(port)
+	if err != nil {
+		return false
+	}
+	_ = unix.Close(fd)
 	return true
 }
 
