@@ -354,11 +354,13 @@ func (h *hand) request(p *parked, data []byte) (req Request, ok bool) {
 
 // accepts parses a request with a body of n bytes.
 func (h *hand) accepts(p *parked, data []byte, n int) bool {
-	h.r.Reset(bytes.NewReader(data))
+	rest := bytes.NewReader(data)
+	h.r.Reset(rest)
 	head, err := http.ReadRequest(h.r)
 	if err != nil || head.Method != http.MethodPost || head.RequestURI != p.uri ||
 		head.Header.Get("Authorization") != p.token || head.Header.Get("Expect") != "" ||
-		!head.ProtoAtLeast(1, 1) || head.ContentLength != int64(n) {
+		!head.ProtoAtLeast(1, 1) || head.ContentLength != int64(n) ||
+		h.r.Buffered()+rest.Len() != n { // a line end without \r has ended the head before
 		return false
 	}
 	p.last = head.Close

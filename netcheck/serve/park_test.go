@@ -347,3 +347,12 @@ func TestAStalledRequestIsNotWaitedFor(t *testing.T) {
 	p.Close()
 	require.Less(t, time.Since(began), idleTime/2)
 }
+
+// A head may also end by lines without a carriage return; what looks like its rest is no part of it.
+func TestAHeadThatEndsBefore(t *testing.T) {
+	h, p := &hand{r: bufio.NewReader(nil)}, &parked{uri: "/x"}
+	for end, want := range map[string]bool{"": true, "\n": false} {
+		data := []byte("POST /x HTTP/1.1\r\nHost: h\n" + end + "X: y\r\nContent-Length: 0\r\n\r\n")
+		require.Equal(t, want, h.accepts(p, data, 0), "%q", data)
+	}
+}
