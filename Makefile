@@ -108,7 +108,7 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	touch $@
 
 e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/kubernetes $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
-	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -timeout 60m -json -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/... | $(TESTLOG)
+	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -parallel 4 -timeout 60m -json -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/... | $(TESTLOG)
 
 # They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
 $(DLROVER)/dlrover-%/ready: | torch

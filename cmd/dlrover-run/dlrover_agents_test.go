@@ -73,10 +73,13 @@ func (j *dlJob) meets(pids []int) string {
 // TestDLRoverAgentsLife: agents of DLRover under our master. A worker is killed, then an agent, whose place another one
 // takes; the job ends, and so does the next one at the same master.
 func TestDLRoverAgentsLife(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range dlAgents {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "2")
+			if !d.http {
+				j.torch()
+			}
 			m := j.ourMaster()
 			nodes := []*launched{j.theirAgent(0, 0), j.theirAgent(1, 1)}
 			pids := j.trained(4, nil, nodes...)
@@ -121,7 +124,7 @@ func (j *dlJob) one() {
 
 // TestDLRoverAgentsGrowth: a third agent joins two that train.
 func TestDLRoverAgentsGrowth(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1", torch2: true}, {version: "0.4.0"}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "2:3")
@@ -138,7 +141,7 @@ func TestDLRoverAgentsGrowth(t *testing.T) {
 
 // TestDLRoverAgentsCheck: agents test each other before they train.
 func TestDLRoverAgentsCheck(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1", torch2: true}, {version: "0.5.1", http: true}, {version: "0.4.0"}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "2", "--network-check")
@@ -156,7 +159,7 @@ func TestDLRoverAgentsCheck(t *testing.T) {
 
 // TestDLRoverAgentsFault: one of four agents fails the test with others, and three train.
 func TestDLRoverAgentsFault(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	j := dlrover{version: "0.6.1", torch2: true}.newJob(t, "3:4", "--network-check", "--rdzv_conf=lastcall_timeout=15")
 	j.one()
 	j.ourMaster()
@@ -180,7 +183,7 @@ func TestDLRoverAgentsFault(t *testing.T) {
 
 // TestDLRoverAgentsControl: an operator acts on a run of agents.
 func TestDLRoverAgentsControl(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1", torch2: true}, {version: "0.5.1"}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "2")
@@ -203,12 +206,13 @@ func TestDLRoverAgentsControl(t *testing.T) {
 // TestDLRoverAgentsMixed: an agent and a launcher in one job of our master, each in both places. A worker of each
 // fails; then each takes the place of the other kind.
 func TestDLRoverAgentsMixed(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1", torch2: true}, {version: "0.4.0"}} {
 		for ours := range 2 {
 			t.Run(fmt.Sprintf("%s/our node %d", d, ours), func(t *testing.T) {
 				j := d.newJob(t, "2")
 				j.one()
+				j.torch()
 				j.ourMaster()
 				theirs := 1 - ours
 				nodes := make([]*launched, 2)
@@ -232,7 +236,7 @@ func TestDLRoverAgentsMixed(t *testing.T) {
 
 // TestDLRoverAgentsMixedCheck: with a check asked for, an agent alone does not wait for the launcher.
 func TestDLRoverAgentsMixedCheck(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	j := dlrover{version: "0.6.1", torch2: true}.newJob(t, "2", "--network-check")
 	j.one()
 	j.ourMaster()

@@ -17,7 +17,7 @@ import (
 // step to memory and at every tenth to disk. A worker of each is killed, then a launcher, whose place another one
 // takes. Every rank goes on from its own shard, and what was committed is whole.
 func TestDLRoverCheckpoints(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	const steps, every = 120, 10
 	j := dlrover{version: "0.6.1"}.newJob(t, "2")
 	j.one()

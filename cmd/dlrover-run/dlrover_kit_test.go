@@ -42,9 +42,6 @@ func (d dlrover) String() string {
 // restarts reports whether its agents can restart workers: those before 0.6 cannot with torch 2.8 or later.
 func (d dlrover) restarts() bool { return !d.torch2 || d.version == "0.6.1" }
 
-// dlroverTurn has room for the jobs that may run at once: each has up to six processes of PyTorch.
-var dlroverTurn = make(chan struct{}, 2)
-
 // dlroverPackages is the directory of the virtual environments; the test is skipped without one.
 func dlroverPackages(t *testing.T) string {
 	t.Helper()
@@ -55,17 +52,14 @@ func dlroverPackages(t *testing.T) string {
 	return dir
 }
 
-// python is the interpreter with DLRover's package; the test waits for its turn.
-func (d dlrover) python(t *testing.T) string {
+// besideDLRovers lets all tests with DLRover's package run at once, as many as make e2e-dlrover says.
+func besideDLRovers(t *testing.T) {
 	t.Helper()
 	dlroverPackages(t)
-	python := d.interpreter(t)
 	t.Parallel()
-	dlroverTurn <- struct{}{}
-	t.Cleanup(func() { <-dlroverTurn })
-	return python
 }
 
+// interpreter is the Python with DLRover's package.
 func (d dlrover) interpreter(t *testing.T) string {
 	t.Helper()
 	venv := "dlrover-" + d.version
@@ -92,10 +86,13 @@ type dlJob struct {
 // confTimes makes worlds that may have more nodes quickly. This is how all of DLRover's versions spell it.
 const confTimes = "--rdzv_conf=lastcall_timeout=3"
 
-// newJob is a job of two workers on every node, with one restart of three.
+// newJob is a job of two workers on every node, with one restart of three. They train without PyTorch.
 func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
 	t.Helper()
-	j := &dlJob{dlrover: d, py: d.python(t), port: freePort(t)}
+	if strings.Contains(t.Name(), "/") {
+		t.Parallel() // as its parent is already
+	}
+	j := &dlJob{dlrover: d, py: d.interpreter(t), port: freePort(t)}
 	j.fwJob = &fwJob{bench: newBench(t)}
 	j.log = filepath.Join(j.dir, "log")
 	script, err := filepath.Abs("testdata/dlrover_train.py")
@@ -106,6 +103,9 @@ func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
 		"DLROVER_EVENT_FILE_DIR="+j.dir, "DLROVER_MASTER_ADDR=127.0.0.1:"+j.port, "ELASTIC_JOB_NAME=job")
 	return j
 }
+
+// torch has the workers train with PyTorch.
+func (j *dlJob) torch() { j.then = append(j.then, "--torch") }
 
 // theirMaster is DLRover's, with testdata/dlrover_master.py around it. It answers when this returns.
 func (j *dlJob) theirMaster(nodes int) *launched {

@@ -53,7 +53,7 @@ func TestDLRoverKubernetesPods(t *testing.T) {
 // TestDLRoverKubernetesCheck: DLRover's master puts other pods in the place of those whose nodes are sick, or fail the
 // test with others. Of two nodes both are replaced, as nobody knows which of them is at fault.
 func TestDLRoverKubernetesCheck(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for name, c := range map[string]struct {
 		nodes    int
 		args     string
@@ -97,7 +97,7 @@ func TestDLRoverKubernetesCheck(t *testing.T) {
 
 // TestDLRoverKubernetesMemory: where the kernel has ended a worker for its memory, the master creates no other pod.
 func TestDLRoverKubernetesMemory(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	j := dlrover{version: "0.6.1"}.newJob(t, "$(NODE_NUM)", "--exit-code-policy=dlrover", "--rule=event oom -> stop-job")
 	group := memoryGroup(t, 1<<30)
 	c := j.newCluster(2)

@@ -16,7 +16,7 @@ import (
 
 // forDLRovers runs a test with every version and form of DLRover's master.
 func forDLRovers(t *testing.T, test func(*testing.T, dlrover)) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range dlrovers {
 		t.Run(d.String(), func(t *testing.T) { test(t, d) })
 	}
@@ -26,6 +26,7 @@ func forDLRovers(t *testing.T, test func(*testing.T, dlrover)) {
 func TestDLRoverLife(t *testing.T) {
 	forDLRovers(t, func(t *testing.T, d dlrover) {
 		j := d.newJob(t, "2")
+		j.torch()
 		m := j.theirMaster(2)
 		nodes := []*launched{j.ourAgent(0, 0), j.ourAgent(1, 1)}
 		first := j.trained(4, nil, nodes...)
@@ -74,7 +75,7 @@ func TestDLRoverGrowth(t *testing.T) {
 // TestDLRoverMasterRestart: the master is killed and started again. The workers do not notice, and what comes later
 // works as before: a restart, the end.
 func TestDLRoverMasterRestart(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.6.1", http: true}, {version: "0.4.0"}} {
 		for _, then := range []string{"end", "restart"} {
 			t.Run(d.String()+"/"+then, func(t *testing.T) {
@@ -140,7 +141,7 @@ func TestDLRoverHears(t *testing.T) {
 
 // TestDLRoverExitStatus: the node whose hardware is to blame says so; the other one learns nothing of it.
 func TestDLRoverExitStatus(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	j := dlrover{version: "0.6.1"}.newJob(t, "2", "--max_restarts=0", "--exit-code-policy=dlrover")
 	j.bench.env = append(j.bench.env, "PYTHON_EXEC=/bin/sh")
 	m := j.theirMaster(2)
@@ -161,11 +162,12 @@ func TestDLRoverExitStatus(t *testing.T) {
 
 // TestDLRoverMixed: a launcher of ours and an agent of DLRover's in one job, each in both places.
 func TestDLRoverMixed(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.4.0"}} {
 		for ours := range 2 {
 			t.Run(fmt.Sprintf("%s/our node %d", d, ours), func(t *testing.T) {
 				j := d.newJob(t, "2")
+				j.torch()
 				m := j.theirMaster(2)
 				nodes := make([]*launched, 2)
 				nodes[ours], nodes[1-ours] = j.ourAgent(ours, ours), j.theirAgent(1-ours, 1-ours)
@@ -184,7 +186,7 @@ func TestDLRoverMixed(t *testing.T) {
 
 // TestDLRoverActions: the master's diagnosis asks for something in its answer to a heartbeat.
 func TestDLRoverActions(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.5.1", http: true}, {version: "0.4.0"}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "2")
@@ -219,7 +221,7 @@ func TestDLRoverActions(t *testing.T) {
 
 // TestDLRoverJobUID: a launcher of another job says so and ends; one of this job works.
 func TestDLRoverJobUID(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.6.1", http: true}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "1")
@@ -261,7 +263,7 @@ func TestDLRoverJoinTimeout(t *testing.T) {
 
 // TestDLRoverMixedCheck: a launcher and an agent of DLRover test each other under DLRover's master.
 func TestDLRoverMixedCheck(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	j := dlrover{version: "0.6.1", torch2: true}.newJob(t, "2", "--network-check")
 	j.one()
 	m := j.theirMaster(2)
@@ -283,7 +285,7 @@ func (j *dlJob) passes(id int) []dlHeard {
 // TestDLRoverFault: one of four launchers fails the test with others under DLRover's master, which hears of it; the
 // others train.
 func TestDLRoverFault(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	j := dlrover{version: "0.6.1"}.newJob(t, "3:4", "--network-check", "--exit-code-policy=dlrover",
 		"--rdzv_conf=lastcall_timeout=10")
 	j.one()
@@ -304,7 +306,7 @@ func TestDLRoverFault(t *testing.T) {
 
 // TestDLRoverHealthCheck: a node that its own check finds sick says why.
 func TestDLRoverHealthCheck(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	for _, d := range []dlrover{{version: "0.6.1"}, {version: "0.4.0"}} {
 		t.Run(d.String(), func(t *testing.T) {
 			j := d.newJob(t, "1:2", "--exit-code-policy=dlrover")
@@ -327,7 +329,7 @@ func TestDLRoverHealthCheck(t *testing.T) {
 
 // TestDLRoverCheckWithoutPackage: DLRover's test needs DLRover's package in the workers' Python.
 func TestDLRoverCheckWithoutPackage(t *testing.T) {
-	dlroverPackages(t)
+	besideDLRovers(t)
 	j := dlrover{version: "0.6.1"}.newJob(t, "1", "--network-check")
 	j.theirMaster(1)
 	j.bench.env = append(j.bench.env, "PYTHON_EXEC=/usr/bin/python3")
