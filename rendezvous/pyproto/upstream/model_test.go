@@ -407,9 +407,13 @@ const gone = "the peer is gone"
 
 func (n *node) failsBy(d rendezvous.Decision, text string) {
 	n.t.Helper()
-	require.NoError(n.t, n.Report(n.t.Context(), "job", rendezvous.Failing{EpochID: n.seen.EpochID, Decision: d,
+	require.NoError(n.t, n.Report(n.t.Context(), "job", n.failing(d, text)))
+}
+
+func (n *node) failing(d rendezvous.Decision, text string) rendezvous.Failing {
+	return rendezvous.Failing{EpochID: n.seen.EpochID, Decision: d,
 		Failures: []rendezvous.Failure{{Rank: n.rank, Text: text, At: time.Now(),
-			Detail: json.RawMessage(`{"local_rank":0,"exit_code":3,"message":"why"}`)}}}))
+			Detail: json.RawMessage(`{"local_rank":0,"exit_code":3,"message":"why"}`)}}}
 }
 
 func (n *node) succeeds() {

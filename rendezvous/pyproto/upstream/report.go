@@ -95,18 +95,57 @@ func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 	if e.EpochID == s.dir.EpochID {
 		s.record(e.Failures)
 	}
-	spent, w := s.spent, s.world
+	if len(e.Failures) > 0 { // before anybody hears what follows
+		s.owe(untold{e.EpochID, processErrors(e.Failures), s.spent, s.world, current && !s.followed(e.Failures)})
+	}
 	if current && !e.Tolerated {
 		s.settle(e, waiting > 0)
 	}
 	s.mu.Unlock()
-	if len(e.Failures) == 0 {
-		return nil
+	return s.pass(ctx)
+}
+
+// untold is a failure of workers that the master does not know yet.
+type untold struct {
+	epoch rendezvous.EpochID
+	data  string
+	spent int
+	world world
+	blame bool // no other node's failure has caused it
+}
+
+// owe notes a failure once, with s locked.
+func (s *Service) owe(u untold) {
+	if !slices.ContainsFunc(s.untold, func(o untold) bool { return o.epoch == u.epoch && o.data == u.data }) {
+		s.untold = append(s.untold, u)
 	}
-	if current && !s.followed(e.Failures) {
-		s.takeBlame(ctx, w)
+}
+
+// pass tells the master what it does not know yet. A launcher that leaves may do so while another call is at it.
+func (s *Service) pass(ctx context.Context) error {
+	select {
+	case s.passing <- struct{}{}:
+		defer func() { <-s.passing }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return s.failure(ctx, processError, processErrors(e.Failures), spent)
+	for {
+		s.mu.Lock()
+		all := s.untold
+		s.mu.Unlock()
+		if len(all) == 0 {
+			return nil
+		}
+		if all[0].blame {
+			s.takeBlame(ctx, all[0].world)
+		}
+		if err := s.failure(ctx, processError, all[0].data, all[0].spent); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		s.untold = s.untold[1:]
+		s.mu.Unlock()
+	}
 }
 
 // record keeps failures once, with s locked.

@@ -91,13 +91,14 @@ const (
 
 // Service implements api.Service. Close ends it.
 type Service struct {
-	cfg    Config
-	every  intervals
-	cancel context.CancelFunc // nil before the first Join
-	ctx    context.Context
-	wg     sync.WaitGroup
-	kick   chan struct{} // the phase has changed
-	faulty sync.Mutex    // held while the master hears that this node is at fault
+	cfg     Config
+	every   intervals
+	cancel  context.CancelFunc // nil before the first Join
+	ctx     context.Context
+	wg      sync.WaitGroup
+	kick    chan struct{} // the phase has changed
+	faulty  sync.Mutex    // held while the master hears that this node is at fault
+	passing chan struct{} // full while the master hears of failures
 
 	mu       sync.Mutex
 	news     chan struct{} // closed when there is a newer directive
@@ -114,6 +115,7 @@ type Service struct {
 	spent    int                // restarts of this node
 	debt     debt
 	failures []rendezvous.Failure
+	untold   []untold
 	outcome  rendezvous.Outcome
 	cause    *rendezvous.Cause
 	told     bool // the master knows how this node has ended
@@ -134,7 +136,7 @@ func New(cfg Config) *Service {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{})}
+	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{}), passing: make(chan struct{}, 1)}
 	if cfg.Follows == nil {
 		s.cfg.Follows = func(rendezvous.Failure) bool { return false }
 	}
@@ -288,6 +290,9 @@ func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (ren
 	s.told = true
 	s.enter(over)
 	s.mu.Unlock()
+	if err := s.pass(ctx); err != nil {
+		s.cfg.Log.Debug("cannot tell the master of failed workers", "err", err)
+	}
 	if told {
 		return e, nil
 	}

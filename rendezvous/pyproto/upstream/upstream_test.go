@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -663,6 +664,43 @@ func TestNodeErrorIsToldOnce(t *testing.T) {
 	require.NoError(t, <-done)
 	require.NoError(t, <-done)
 	require.Len(t, m.told("NodeFailure", 0), 1)
+}
+
+// TestLeaveTellsOfFailures: what the master does not know yet when the launcher leaves it hears first, whether the call
+// that tells it goes on or not.
+func TestLeaveTellsOfFailures(t *testing.T) {
+	t.Parallel()
+	for _, ends := range []bool{false, true} {
+		m := newModel(t)
+		_, b := m.pair()
+		m.slow = make(chan struct{})
+		ctx, end := context.WithCancel(t.Context())
+		done := make(chan error)
+		ev := b.failing(rendezvous.Permanent, "it broke")
+		go func() { done <- b.Report(ctx, "job", ev) }()
+		b.until(rendezvous.Fail)
+		eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 1)) == 1 })
+		answer := func() { close(m.slow) }
+		if ends {
+			end()
+			require.Error(t, <-done)
+			answer()
+		} else {
+			time.AfterFunc(20*time.Millisecond, answer)
+		}
+		b.leave()
+		if !ends {
+			require.NoError(t, <-done)
+		}
+		end()
+		told := m.told("NodeFailure", 1)
+		require.Len(t, told, map[bool]int{false: 1, true: 2}[ends], "it may not have read the first one")
+		require.Equal(t, told[0].Str("error_data"), told[len(told)-1].Str("error_data"))
+		m.mu.Lock()
+		last := m.heard[len(m.heard)-1]
+		m.mu.Unlock()
+		require.Equal(t, "FAILED_EXITED", last.Str("event_type"))
+	}
 }
 
 // TestLeaveWithoutAJoin tells nobody; one while the workers are being restarted is a failure.
