@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/tls"
 	"encoding/json"
@@ -11,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,43 +27,50 @@ import (
 // the next request is as the one before, it is parked again without a visit to the server, which costs more than all
 // else that is done for a request.
 //
-// A few goroutines, the hands, read these requests and write the answers: in a new one for each request the stack would
-// have to grow, which takes as long as the rest.
+// While nodes are expected, new connections come here before their server has them: the first request of most nodes is
+// as that of another one, too.
+//
+// A few goroutines, the hands, wait for the requests of all connections, read them, and write the answers.
 type lot struct {
-	park  func(*parked, Request) // answers a request, now or later
-	begun chan begun
-	wake  chan struct{} // there are answers, and no hand that will find them
-	over  chan struct{} // ends the hands
+	hub   *Hub
+	until atomic.Int64 // nodes are expected; Unix time, ns
+	known heads
 	hands sync.WaitGroup
-	wg    sync.WaitGroup // of everything else: idle connections, servers, what is read, answers
+	wg    sync.WaitGroup // of everything else: servers, answers
 
 	mu      sync.Mutex // the last that is taken
 	homes   map[*http.Server]*home
-	idle    map[*parked]struct{} // that wait for the next request
+	poll    *poller            // nil: nothing was taken yet
+	conns   map[uint64]*parked // all that were taken and not given back
+	last    uint64             // number of a connection
+	sweeper *time.Timer        // nil: none is idle
 	queue   []outgoing
 	reading int  // hands that will look at the queue soon
-	writing bool // one is at it
-	started bool // the hands
+	writing bool // somebody is at it
 	closed  bool
 }
 
 // parked is a connection that was taken out of a server.
 type parked struct {
 	net.Conn
-	raw   syscall.RawConn // of the socket; nil: it cannot be waited for without a buffer
+	origin
+	raw   syscall.RawConn // of the socket
+	id    uint64
 	home  *home
-	run   string
-	uri   string    // of its requests
-	token string    // the Authorization that came with the first one
-	last  bool      // it is closed after the answer
-	until time.Time // its read deadline
+	first bool // its server has not had it yet
+	last  bool // it is closed after the answer
+	ended bool // its other end says no more; of the hand that has it
+
+	// Of the lot's lock:
+	idle  bool
+	since time.Time // that it is
+	news  bool      // there was some while it was not
 }
 
-// begun is the beginning of a request, mostly all of it.
-type begun struct {
-	p   *parked
-	buf *[largeAnswer]byte
-	n   int
+// origin is what the server has accepted requests by.
+type origin struct {
+	run, uri string
+	token    string // the Authorization that came with them
 }
 
 // outgoing is an answer that is to be written.
@@ -76,19 +83,28 @@ type outgoing struct {
 const (
 	// writeTime is how long a peer may take to accept an answer. Nearly always there is room for it at once.
 	writeTime = 5 * time.Second
-	// idleTime is how long a connection waits for the next request, and twice that at most: a deadline costs as much as a
-	// read, and is not set for each wait.
+	// idleTime is how long a connection waits for the next request; up to firstTime longer.
 	idleTime = time.Minute
-	// largeAnswer is the size from which an answer may not fit into the socket's buffer, and keeps no others waiting.
-	// Requests of that size are their server's.
-	largeAnswer = 8 << 10
+	// firstTime is the same before the first one.
+	firstTime = 10 * time.Second
+	// expectTime is how long after they were told so nodes are expected to come.
+	expectTime = time.Minute
 )
 
-func newLot(park func(*parked, Request)) *lot {
-	return &lot{
-		park: park, begun: make(chan begun), wake: make(chan struct{}, 1), over: make(chan struct{}),
-		homes: map[*http.Server]*home{}, idle: map[*parked]struct{}{},
+func newLot(h *Hub) *lot {
+	return &lot{hub: h, homes: map[*http.Server]*home{}, conns: map[uint64]*parked{}}
+}
+
+// expect prepares for nodes that will come soon.
+func (l *lot) expect() { l.until.Store(time.Now().Add(expectTime).UnixNano()) }
+
+// meet keeps a new connection of a server until it says something; false: the server has to.
+func (l *lot) meet(nc net.Conn, srv *http.Server) bool {
+	if until := l.until.Load(); until == 0 || time.Now().UnixNano() > until {
+		return false
 	}
+	h := l.homeOf(srv)
+	return h != nil && l.add(&parked{Conn: nc, home: h, first: true, idle: true, since: time.Now()}) == nil
 }
 
 // take takes the connection of a request out of its server; nil: it cannot be.
@@ -108,13 +124,43 @@ func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
 	if r, ok := conn.(*returned); ok {
 		conn = r.Conn // its bytes have been read
 	}
-	return &parked{Conn: conn, raw: rawOf(conn), home: h, run: req.PathValue("run"), uri: req.RequestURI,
-		token: req.Header.Get("Authorization"), last: req.Close || rw.Reader.Buffered() > 0}
+	o := origin{req.PathValue("run"), req.RequestURI, req.Header.Get("Authorization")}
+	l.known.accepted(conn, o)
+	p := &parked{Conn: conn, origin: o, home: h, last: req.Close || rw.Reader.Buffered() > 0}
+	if !p.last {
+		p.last = l.add(p) != nil
+	}
+	return p
+}
+
+var errNoSocket = errors.New("not a socket")
+
+// add has the next requests of a connection waited for.
+func (l *lot) add(p *parked) error {
+	if p.raw = rawOf(p.Conn); p.raw == nil {
+		return errNoSocket
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return net.ErrClosed
+	}
+	l.last++
+	p.id = l.last
+	if err := l.poll.add(p.raw, p.id); err != nil {
+		return err
+	}
+	l.conns[p.id] = p
+	l.sweepLaterLocked()
+	return nil
 }
 
 // rawOf is the socket below a connection, or nil. What is between them must have read nothing ahead.
 func rawOf(conn net.Conn) syscall.RawConn {
 	for {
+		if b, ok := conn.(interface{ Buffered() int }); ok && b.Buffered() > 0 {
+			return nil
+		}
 		switch c := conn.(type) {
 		case *tls.Conn:
 			return nil
@@ -140,72 +186,76 @@ func (l *lot) send(to *parked, a netcheck.Assignment, err error) {
 	l.wg.Add(1)
 	l.queue = append(l.queue, outgoing{to, a, err})
 	if !l.writing && l.reading == 0 {
-		select {
-		case l.wake <- struct{}{}:
-		default:
-		}
+		l.writing = true
+		go l.write(newWriter())
 	}
 }
 
-// hand does what there is to do.
-type hand struct {
-	*lot
-	text  []byte // of an answer
-	r     *bufio.Reader
-	known map[string]bool // heads, by key, that need not be parsed again
-	key   []byte
-}
-
-// maxKnown bounds the heads that a hand knows. Those of all nodes of a run are mostly the same.
-const maxKnown = 64
-
-func (h *hand) work() {
-	for {
-		select {
-		case c := <-h.begun:
-			h.read(c)
-		case <-h.wake:
-			h.write(0)
-		case <-h.over:
-			return
-		}
-	}
-}
-
-// write empties the queue, unless another hand does, after some requests have been read.
-func (h *hand) write(read int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.reading -= read
-	if h.writing {
-		return
-	}
-	h.writing = true
-	for len(h.queue) > 0 {
-		batch := h.queue
-		h.queue = nil
-		h.mu.Unlock()
+// write empties the queue. It is for who has set l.writing.
+func (l *lot) write(w *writer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.queue) > 0 {
+		batch := l.queue
+		l.queue = nil
+		l.mu.Unlock()
 		for i := range batch {
-			h.answer(&batch[i])
+			l.answer(w, &batch[i])
 		}
-		h.mu.Lock()
+		l.mu.Lock()
 	}
-	h.writing = false
+	l.writing = false
 }
 
-func (h *hand) answer(o *outgoing) {
-	h.text = o.appendTo(h.text[:0])
-	if len(h.text) < largeAnswer {
-		h.finish(o.to, h.text)
-		h.wg.Done()
+// answer writes an answer, and lets the next request be waited for. It does not wait for the peer.
+func (l *lot) answer(w *writer, o *outgoing) {
+	p := o.to
+	w.text = o.appendTo(w.text[:0])
+	rest := w.write(p.raw)
+	if len(rest) == 0 {
+		l.finish(p, nil)
 		return
 	}
-	text := h.text
-	h.text = nil
+	rest = bytes.Clone(rest)
 	go func() {
-		defer h.wg.Done()
-		h.finish(o.to, text)
+		_ = p.SetWriteDeadline(time.Now().Add(writeTime))
+		_, err := p.Write(rest)
+		_ = p.SetWriteDeadline(time.Time{})
+		l.finish(p, err)
 	}()
+}
+
+// finish is the end of an answer that was written, or could not be.
+func (l *lot) finish(p *parked, err error) {
+	defer l.wg.Done()
+	if err != nil || p.last || !l.rest(p) {
+		l.drop(p)
+	}
+}
+
+// writer writes what a socket takes at once.
+type writer struct {
+	text []byte
+	n    int
+	try  func(fd uintptr) bool
+}
+
+func newWriter() *writer {
+	w := &writer{}
+	w.try = func(fd uintptr) bool {
+		w.n, _ = unix.Write(int(fd), w.text) // an error comes again
+		return true
+	}
+	return w
+}
+
+// write returns what is left of the text.
+func (w *writer) write(raw syscall.RawConn) []byte {
+	w.n = 0
+	if raw != nil {
+		_ = raw.Write(w.try)
+	}
+	return w.text[max(w.n, 0):]
 }
 
 // appendTo appends the answer as it goes over the wire.
@@ -239,14 +289,6 @@ func (o *outgoing) body() (status int, data []byte) {
 	return http.StatusOK, data
 }
 
-// finish writes an answer, and lets the next request be waited for.
-func (l *lot) finish(p *parked, text []byte) {
-	_ = p.SetWriteDeadline(time.Now().Add(writeTime))
-	if _, err := p.Write(text); err != nil || p.last || !l.rest(p) {
-		_ = p.Close()
-	}
-}
-
 // rest lets a connection wait for its next request; false: there is nobody to give it back to.
 func (l *lot) rest(p *parked) bool {
 	l.mu.Lock()
@@ -254,142 +296,63 @@ func (l *lot) rest(p *parked) bool {
 	if l.closed || p.home.over {
 		return false
 	}
-	l.idle[p] = struct{}{}
-	l.wg.Go(func() { l.await(p) })
+	p.idle, p.since = true, time.Now()
+	if p.news {
+		p.news = false
+		_ = l.poll.again(p.raw, p.id)
+	}
+	l.sweepLaterLocked()
 	return true
 }
 
-var buffers = sync.Pool{New: func() any { return new([largeAnswer]byte) }}
+func (l *lot) sweepLaterLocked() {
+	if l.sweeper == nil {
+		l.sweeper = time.AfterFunc(firstTime, l.sweep)
+	}
+}
 
-// await reads what begins the next request of a connection. It needs little memory while it waits.
-func (l *lot) await(p *parked) {
-	if now := time.Now(); p.until.Sub(now) < idleTime {
-		p.until = now.Add(2 * idleTime)
-		_ = p.SetReadDeadline(p.until)
+// sweep closes the connections that were idle for too long.
+func (l *lot) sweep() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
 	}
-	if p.readable() == nil {
-		buf := buffers.Get().(*[largeAnswer]byte)
-		if n, _ := p.Read(buf[:]); n > 0 {
-			l.wg.Add(1)
-			l.begun <- begun{p, buf, n}
-			return
+	idle := false
+	for id, p := range l.conns {
+		most := idleTime
+		if p.first {
+			most = firstTime
 		}
-		buffers.Put(buf)
+		if p.idle && time.Since(p.since) >= most {
+			p.idle = false
+			delete(l.conns, id)
+			_ = p.Close()
+		}
+		idle = idle || p.idle
 	}
-	l.ends(p)
+	l.sweeper = nil
+	if idle {
+		l.sweepLaterLocked()
+	}
+}
+
+// drop closes a connection.
+func (l *lot) drop(p *parked) {
+	l.mu.Lock()
+	delete(l.conns, p.id)
+	l.mu.Unlock()
 	_ = p.Close()
 }
 
-// readable waits until a read would not have to wait.
-func (p *parked) readable() error {
-	if p.raw == nil {
-		return nil
-	}
-	looked := false
-	return p.raw.Read(func(fd uintptr) bool {
-		if looked {
-			return true
-		}
-		looked = true
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return n != 0 || err != nil
-	})
-}
-
-// ends: a connection is not idle any more.
-func (l *lot) ends(p *parked) {
+// giveBack lets the server read what has come, after the bytes that were read of it.
+func (l *lot) giveBack(p *parked, read []byte) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.idle, p)
-}
-
-// begins: the same, and its next request is read now; false: it may not be used again.
-func (l *lot) begins(p *parked) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.idle, p)
-	ok := !l.closed && !p.home.over
-	if ok {
-		l.reading++
-	}
-	return ok
-}
-
-// read takes what has come on an idle connection: a request, or what its server is to read.
-func (h *hand) read(c begun) {
-	defer h.wg.Done()
-	defer buffers.Put(c.buf)
-	data := c.buf[:c.n]
-	if !h.begins(c.p) {
-		_ = c.p.Close()
-		return
-	}
-	defer h.write(1)
-	if req, ok := h.request(c.p, data); ok {
-		h.park(c.p, req)
-		return
-	}
-	_ = c.p.SetDeadline(time.Time{})
-	if !c.p.home.give(unread(c.p.Conn, bytes.Clone(data))) {
-		_ = c.p.Close()
-	}
-}
-
-// request is the one in data: a whole one, nothing more, with the path and the token that the server has accepted on
-// this connection before, and without a wish for anything but an answer.
-func (h *hand) request(p *parked, data []byte) (req Request, ok bool) {
-	head, body, whole := bytes.Cut(data, []byte("\r\n\r\n"))
-	if !whole {
-		return req, false
-	}
-	if n := h.keyOf(p, head); n != len(body) || !h.known[string(h.key)] {
-		if !h.accepts(p, data, len(body)) {
-			return req, false
-		}
-		h.learn(p)
-	}
-	req, err := decode(body)
-	return req, err == nil
-}
-
-// accepts parses a request with a body of n bytes.
-func (h *hand) accepts(p *parked, data []byte, n int) bool {
-	rest := bytes.NewReader(data)
-	h.r.Reset(rest)
-	head, err := http.ReadRequest(h.r)
-	if err != nil || head.Method != http.MethodPost || head.RequestURI != p.uri ||
-		head.Header.Get("Authorization") != p.token || head.Header.Get("Expect") != "" ||
-		!head.ProtoAtLeast(1, 1) || head.ContentLength != int64(n) ||
-		h.r.Buffered()+rest.Len() != n { // a line end without \r has ended the head before
-		return false
-	}
-	p.last = head.Close
-	return true
-}
-
-// keyOf makes h.key of all that decides whether a request is accepted, but for the length of its body, which it
-// returns; -1: it is not where it can be cut out.
-func (h *hand) keyOf(p *parked, head []byte) int {
-	before, after, found := bytes.Cut(head, []byte("\r\nContent-Length: "))
-	digits, after, _ := bytes.Cut(after, []byte("\r\n"))
-	n, err := strconv.ParseUint(string(digits), 10, 16)
-	if !found || err != nil {
-		h.key = h.key[:0]
-		return -1
-	}
-	h.key = h.key[:0]
-	for _, part := range [][]byte{[]byte(p.uri), []byte(p.token), before, after} {
-		h.key = append(append(h.key, part...), '\n', '\n') // which none of them has
-	}
-	return int(n)
-}
-
-// learn keeps the key of a request that was accepted. One that is the last of its connection need not be known, and
-// one with two lengths must not be.
-func (h *hand) learn(p *parked) {
-	if len(h.key) > 0 && !p.last && len(h.known) < maxKnown &&
-		!bytes.Contains(bytes.ToLower(h.key), []byte("content-length")) {
-		h.known[string(h.key)] = true
+	delete(l.conns, p.id)
+	_ = l.poll.remove(p.raw)
+	l.mu.Unlock()
+	if !p.home.give(unread(p.Conn, read)) {
+		_ = p.Close()
 	}
 }
 
@@ -401,6 +364,13 @@ func unread(c net.Conn, read []byte) net.Conn {
 		return c
 	}
 	return &returned{Conn: c, first: read}
+}
+
+// prove tells a connection, which may count those of strangers, that its peer is none.
+func prove(c net.Conn) {
+	if p, ok := c.(interface{ Prove(bool) }); ok {
+		p.Prove(true)
+	}
 }
 
 // returned is a connection whose first bytes have been read.
@@ -438,14 +408,13 @@ type home struct {
 func (l *lot) homeOf(srv *http.Server) *home {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.closed || l.startLocked() != nil {
 		return nil
 	}
 	h := l.homes[srv]
 	if h == nil {
 		h = &home{lot: l, conns: make(chan net.Conn), done: make(chan struct{})}
 		l.homes[srv] = h
-		l.startLocked()
 		l.wg.Go(func() {
 			_ = srv.Serve(h) // until either is closed
 			_ = h.Close()
@@ -492,8 +461,10 @@ func (h *home) closeLocked() {
 	}
 	h.over = true
 	close(h.done)
-	for p := range h.lot.idle {
-		if p.home == h {
+	for id, p := range h.lot.conns {
+		if p.home == h && p.idle {
+			p.idle = false
+			delete(h.lot.conns, id)
 			_ = p.Close()
 		}
 	}
@@ -503,14 +474,17 @@ func (h *home) closeLocked() {
 func (h *home) Addr() net.Addr { return &net.UnixAddr{Name: "parked connections", Net: "unix"} }
 
 // startLocked starts the hands.
-func (l *lot) startLocked() {
-	if l.started {
-		return
+func (l *lot) startLocked() (err error) {
+	if l.poll != nil {
+		return nil
 	}
-	l.started = true
-	for range max(runtime.GOMAXPROCS(0), 2) { // one may have to wait for a peer
-		l.hands.Go((&hand{lot: l, r: bufio.NewReader(nil), known: map[string]bool{}}).work)
+	if l.poll, err = newPoller(); err != nil {
+		return err
 	}
+	for range max(runtime.GOMAXPROCS(0), 2) { // one may have to wait for its server
+		l.hands.Go(newHand(l).work)
+	}
+	return nil
 }
 
 // close ends all connections but those that still have an answer to come, and waits for these. All held requests have
@@ -522,10 +496,13 @@ func (l *lot) close() {
 	for _, h := range l.homes {
 		h.closeLocked()
 	}
+	if l.sweeper != nil {
+		l.sweeper.Stop()
+	}
 	l.mu.Unlock()
 	l.wg.Wait()
-	if first {
-		close(l.over)
+	if first && l.poll != nil {
+		l.poll.close()
 	}
 	l.hands.Wait()
 }

@@ -98,7 +98,7 @@ func New(cfg Config) *Hub {
 	h := &Hub{
 		cfg: cfg, large: make(chan struct{}, maxLarge), runs: map[string]*run{},
 	}
-	h.lot = newLot(h.park)
+	h.lot = newLot(h)
 	return h
 }
 
@@ -120,6 +120,7 @@ func (h *Hub) Close() {
 func (h *Hub) Expect(id string, subjects, witnesses []string) error {
 	r, err := h.open(id)
 	if err == nil {
+		h.lot.expect()
 		err = r.expect(subjects, witnesses)
 	}
 	if err != nil {
