@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -261,19 +262,36 @@ func TestWhoHangsUp(t *testing.T) {
 	}
 }
 
-// Digests of heads are bounded, and so are the requests that the server has not accepted yet.
+// Heads are bounded, and so are the requests that the server has not accepted yet.
 func TestHeadsAreBounded(t *testing.T) {
-	k, data := &heads{}, []byte("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
+	k := &heads{}
 	for i := range 2 * maxHeads {
 		nc := &net.TCPConn{}
-		k.ask(nc, headKey{byte(i)}, data)
+		head := fmt.Sprintf("POST /x HTTP/1.1\r\nHost: h%d\r\nContent-Length: 0", i)
+		k.ask(nc, []byte(head+"\r\n\r\n"))
 		require.LessOrEqual(t, len(k.asked), maxHeads)
 		k.accepted(nc, origin{uri: "/x"})
-		require.Empty(t, k.asked[nc].data)
+		require.Empty(t, k.asked[nc])
+		require.NotNil(t, k.get(cutLength([]byte(head))), "the newest")
 	}
 	require.Len(t, *k.known.Load(), maxHeads)
 	for range 2 * maxHeads {
-		k.ask(&net.TCPConn{}, headKey{}, data)
+		k.ask(&net.TCPConn{}, []byte("x"))
 	}
 	require.Len(t, k.asked, maxHeads)
+}
+
+// What may fill the buffer of a hand, and more, is the server's.
+func TestARequestAsLongAsTheBuffer(t *testing.T) {
+	f := newFront(t)
+	f.expect()
+	k := f.arrives("a")
+	require.Equal(t, 200, k.status())
+	body := text(atOnce(arrive("a")))
+	head := fmt.Sprintf("%s\r\nHost: h\r\nContent-Length: %d\r\n%sX: ", theLine, len(body), theToken)
+	long := head + strings.Repeat("x", largeRequest-len(head)-len("\r\n\r\n")-len(body)) + "\r\n\r\n" + body
+	require.Len(t, long, largeRequest)
+	k.say(long + long)
+	require.Equal(t, 200, k.status())
+	require.Equal(t, 200, k.status())
 }

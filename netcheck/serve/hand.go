@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"net/http"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,11 +19,16 @@ type hand struct {
 	n       int // what try has read into it
 	err     error
 	try     func(fd uintptr) bool
-	text    []byte // of keyOf
 }
 
-// largeRequest is the size from which requests are their server's.
-const largeRequest = 8 << 10
+const (
+	// largeRequest is the size from which requests are their server's.
+	largeRequest = 8 << 10
+	// crowdSize is the number of connections from which a hand pauses after each look, so that more has come at the next
+	// one: for every single request it would have to be woken.
+	crowdSize  = 256
+	crowdPause = time.Millisecond
+)
 
 func newHand(l *lot) *hand {
 	h := &hand{lot: l, writer: newWriter(), buf: make([]byte, largeRequest)}
@@ -44,7 +50,9 @@ func (h *hand) work() {
 		for _, p := range h.ready {
 			h.read(p)
 		}
-		h.ends()
+		if h.ends() {
+			time.Sleep(crowdPause)
+		}
 	}
 }
 
@@ -66,16 +74,18 @@ func (h *hand) begins(all []news) {
 	}
 }
 
-// ends writes the answers that there are by now, unless somebody else does.
-func (h *hand) ends() {
+// ends writes the answers that there are by now, unless somebody else does. It reports whether there is a crowd.
+func (h *hand) ends() bool {
 	h.mu.Lock()
 	h.reading--
+	crowd := len(h.conns) >= crowdSize
 	write := !h.writing && len(h.queue) > 0
 	h.writing = h.writing || write
 	h.mu.Unlock()
 	if write {
 		h.write(h.writer)
 	}
+	return crowd
 }
 
 // read takes what has come on a connection: a request, or what its server is to read.
@@ -119,37 +129,42 @@ func (h *hand) receive(p *parked) ([]byte, error) {
 // but an answer.
 func (h *hand) request(p *parked, data []byte) (req Request, ok bool) {
 	head, body, whole := bytes.Cut(data, []byte("\r\n\r\n"))
-	if !whole {
+	if !whole || len(data) == len(h.buf) { // there may be more of it
 		return req, false
 	}
-	key, n := h.keyOf(head)
-	o := h.lot.known.get(key)
+	c := cutLength(head)
+	known := p.known
+	if !known.is(c) {
+		known = h.lot.heads.get(c)
+	}
 	switch {
-	case o != nil && n == len(body) && (p.first || *o == p.origin):
+	case known != nil && c.n == len(body) && (p.first || known.origin == p.origin):
 	case p.first:
-		if n == len(body) {
-			h.lot.known.ask(p.Conn, key, data)
+		if c.n == len(body) {
+			h.lot.heads.ask(p.Conn, data)
 		}
 		return req, false
 	case !p.accepts(data, len(body)):
 		return req, false
-	case n == len(body) && !p.last:
-		h.lot.known.learn(key, head, p.origin)
+	case c.n == len(body) && !p.last:
+		known = h.lot.heads.learn(c, p.origin)
 	}
+	p.known = known
 	req, err := decode(body)
 	if err == nil && p.first {
-		return req, h.welcome(p, o, req.ID)
+		return req, h.welcome(p, req.ID)
 	}
 	return req, err == nil
 }
 
 // welcome makes a connection one that the server has accepted requests of. Only a node that is told to check itself may
 // hold what answers others.
-func (h *hand) welcome(p *parked, o *origin, id string) bool {
-	if !h.hub.expects(o.run, id) {
+func (h *hand) welcome(p *parked, id string) bool {
+	if !h.hub.expects(p.known.run, id) {
 		return false
 	}
-	p.origin, p.first = *o, false
+	p.origin, p.first = p.known.origin, false
+	h.firsts.Add(-1)
 	prove(p.Conn)
 	return true
 }

@@ -32,11 +32,12 @@ import (
 //
 // A few goroutines, the hands, wait for the requests of all connections, read them, and write the answers.
 type lot struct {
-	hub   *Hub
-	until atomic.Int64 // nodes are expected; Unix time, ns
-	known heads
-	hands sync.WaitGroup
-	wg    sync.WaitGroup // of everything else: servers, answers
+	hub    *Hub
+	until  atomic.Int64 // nodes are expected; Unix time, ns
+	firsts atomic.Int64 // connections that their server has not had yet
+	heads  heads
+	hands  sync.WaitGroup
+	wg     sync.WaitGroup // of everything else: servers, answers
 
 	mu      sync.Mutex // the last that is taken
 	homes   map[*http.Server]*home
@@ -57,9 +58,10 @@ type parked struct {
 	raw   syscall.RawConn // of the socket
 	id    uint64
 	home  *home
-	first bool // its server has not had it yet
-	last  bool // it is closed after the answer
-	ended bool // its other end says no more; of the hand that has it
+	known *knownHead // of its last request; nil: none
+	first bool       // its server has not had it yet
+	last  bool       // it is closed after the answer
+	ended bool       // its other end says no more; of the hand that has it
 
 	// Of the lot's lock:
 	idle  bool
@@ -83,10 +85,14 @@ type outgoing struct {
 const (
 	// writeTime is how long a peer may take to accept an answer. Nearly always there is room for it at once.
 	writeTime = 5 * time.Second
-	// idleTime is how long a connection waits for the next request; up to firstTime longer.
+	// idleTime is how long a connection waits for the next request.
 	idleTime = time.Minute
-	// firstTime is the same before the first one.
+	// firstTime is the same before the first one; maxFirsts is how many may wait so. Who bounds connections may have
+	// closed some of them, which is found out only by that time.
 	firstTime = 10 * time.Second
+	maxFirsts = 4096
+	// sweepTime is how often is looked for those whose time is over.
+	sweepTime = 2 * time.Second
 	// expectTime is how long after they were told so nodes are expected to come.
 	expectTime = time.Minute
 )
@@ -100,11 +106,15 @@ func (l *lot) expect() { l.until.Store(time.Now().Add(expectTime).UnixNano()) }
 
 // meet keeps a new connection of a server until it says something; false: the server has to.
 func (l *lot) meet(nc net.Conn, srv *http.Server) bool {
-	if until := l.until.Load(); until == 0 || time.Now().UnixNano() > until {
+	if until := l.until.Load(); until == 0 || time.Now().UnixNano() > until || l.firsts.Load() >= maxFirsts {
 		return false
 	}
 	h := l.homeOf(srv)
-	return h != nil && l.add(&parked{Conn: nc, home: h, first: true, idle: true, since: time.Now()}) == nil
+	if h == nil || l.add(&parked{Conn: nc, home: h, first: true, idle: true, since: time.Now()}) != nil {
+		return false
+	}
+	l.firsts.Add(1)
+	return true
 }
 
 // take takes the connection of a request out of its server; nil: it cannot be.
@@ -125,7 +135,7 @@ func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
 		conn = r.Conn // its bytes have been read
 	}
 	o := origin{req.PathValue("run"), req.RequestURI, req.Header.Get("Authorization")}
-	l.known.accepted(conn, o)
+	l.heads.accepted(conn, o)
 	p := &parked{Conn: conn, origin: o, home: h, last: req.Close || rw.Reader.Buffered() > 0}
 	if !p.last {
 		p.last = l.add(p) != nil
@@ -142,7 +152,7 @@ func (l *lot) add(p *parked) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.closed || p.home.over {
 		return net.ErrClosed
 	}
 	l.last++
@@ -187,7 +197,7 @@ func (l *lot) send(to *parked, a netcheck.Assignment, err error) {
 	l.queue = append(l.queue, outgoing{to, a, err})
 	if !l.writing && l.reading == 0 {
 		l.writing = true
-		go l.write(newWriter())
+		l.wg.Go(func() { l.write(newWriter()) })
 	}
 }
 
@@ -210,7 +220,7 @@ func (l *lot) write(w *writer) {
 // answer writes an answer, and lets the next request be waited for. It does not wait for the peer.
 func (l *lot) answer(w *writer, o *outgoing) {
 	p := o.to
-	w.text = o.appendTo(w.text[:0])
+	w.put(o)
 	rest := w.write(p.raw)
 	if len(rest) == 0 {
 		l.finish(p, nil)
@@ -235,6 +245,7 @@ func (l *lot) finish(p *parked, err error) {
 
 // writer writes what a socket takes at once.
 type writer struct {
+	body []byte
 	text []byte
 	n    int
 	try  func(fd uintptr) bool
@@ -258,35 +269,37 @@ func (w *writer) write(raw syscall.RawConn) []byte {
 	return w.text[max(w.n, 0):]
 }
 
-// appendTo appends the answer as it goes over the wire.
-func (o *outgoing) appendTo(b []byte) []byte {
-	status, body := o.body()
+// put makes w.text the answer as it goes over the wire.
+func (w *writer) put(o *outgoing) {
+	status := w.putBody(o)
 	o.to.last = o.to.last || errors.Is(o.err, ErrClosed)
-	b = append(b, "HTTP/1.1 "...)
+	b := append(w.text[:0], "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	b = append(b, ' ')
 	b = append(b, http.StatusText(status)...)
 	b = append(b, "\r\nContent-Type: application/json\r\nContent-Length: "...)
-	b = strconv.AppendInt(b, int64(len(body)), 10)
+	b = strconv.AppendInt(b, int64(len(w.body)), 10)
 	if o.to.last {
 		b = append(b, "\r\nConnection: close"...)
 	}
 	b = append(b, "\r\n\r\n"...)
-	return append(b, body...)
+	w.text = append(b, w.body...)
 }
 
-// body is the JSON of the answer, and its status.
-func (o *outgoing) body() (status int, data []byte) {
+// putBody makes w.body the JSON of the answer, and returns its status.
+func (w *writer) putBody(o *outgoing) (status int) {
+	var code string
 	if o.err != nil {
-		status, code := statusOf(o.err)
-		data, _ = json.Marshal(errorBody{Code: code, Error: o.err.Error()})
-		return status, data
+		status, code = statusOf(o.err)
+		w.body, _ = json.Marshal(errorBody{Code: code, Error: o.err.Error()})
+		return status
 	}
-	data, err := json.Marshal(&o.a)
-	if err != nil {
-		return http.StatusInternalServerError, []byte(`{"code":"internal","error":"the answer is no JSON"}`)
+	var err error
+	if w.body, err = appendJSON(w.body[:0], &o.a); err != nil {
+		w.body = append(w.body[:0], `{"code":"internal","error":"the answer is no JSON"}`...)
+		return http.StatusInternalServerError
 	}
-	return http.StatusOK, data
+	return http.StatusOK
 }
 
 // rest lets a connection wait for its next request; false: there is nobody to give it back to.
@@ -307,7 +320,7 @@ func (l *lot) rest(p *parked) bool {
 
 func (l *lot) sweepLaterLocked() {
 	if l.sweeper == nil {
-		l.sweeper = time.AfterFunc(firstTime, l.sweep)
+		l.sweeper = time.AfterFunc(sweepTime, l.sweep)
 	}
 }
 
@@ -319,17 +332,19 @@ func (l *lot) sweep() {
 		return
 	}
 	idle := false
-	for id, p := range l.conns {
+	for _, p := range l.conns {
+		if !p.idle { // a hand may have it
+			continue
+		}
 		most := idleTime
 		if p.first {
 			most = firstTime
 		}
-		if p.idle && time.Since(p.since) >= most {
-			p.idle = false
-			delete(l.conns, id)
-			_ = p.Close()
+		if time.Since(p.since) < most {
+			idle = true
+			continue
 		}
-		idle = idle || p.idle
+		l.closeLocked(p)
 	}
 	l.sweeper = nil
 	if idle {
@@ -337,10 +352,25 @@ func (l *lot) sweep() {
 	}
 }
 
-// drop closes a connection.
+// closeLocked closes an idle connection.
+func (l *lot) closeLocked(p *parked) {
+	p.idle = false
+	l.removeLocked(p)
+	_ = p.Close()
+}
+
+func (l *lot) removeLocked(p *parked) {
+	delete(l.conns, p.id)
+	if p.first {
+		p.first = false
+		l.firsts.Add(-1)
+	}
+}
+
+// drop closes a connection that is not idle.
 func (l *lot) drop(p *parked) {
 	l.mu.Lock()
-	delete(l.conns, p.id)
+	l.removeLocked(p)
 	l.mu.Unlock()
 	_ = p.Close()
 }
@@ -348,7 +378,7 @@ func (l *lot) drop(p *parked) {
 // giveBack lets the server read what has come, after the bytes that were read of it.
 func (l *lot) giveBack(p *parked, read []byte) {
 	l.mu.Lock()
-	delete(l.conns, p.id)
+	l.removeLocked(p)
 	_ = l.poll.remove(p.raw)
 	l.mu.Unlock()
 	if !p.home.give(unread(p.Conn, read)) {
@@ -461,11 +491,9 @@ func (h *home) closeLocked() {
 	}
 	h.over = true
 	close(h.done)
-	for id, p := range h.lot.conns {
+	for _, p := range h.lot.conns {
 		if p.home == h && p.idle {
-			p.idle = false
-			delete(h.lot.conns, id)
-			_ = p.Close()
+			h.lot.closeLocked(p)
 		}
 	}
 }

@@ -11,8 +11,8 @@
 // netcheck.Alias.
 //
 // Goroutines: one for each run with something to tell (Config.Bar, Config.Note) until it is told; one for each HTTP
-// server that has held a request, one for each of its connections that such a request came from and that is idle, and
-// from the first of them on as many as there are CPUs, two at least, that read and answer. Close ends them.
+// server that has held a request; and from the first of them on as many as there are CPUs, two at least, that read and
+// answer, with one file descriptor. Close ends them.
 package serve
 
 import (
