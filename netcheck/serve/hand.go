@@ -27,7 +27,7 @@ const (
 	// crowdSize is the number of connections from which a hand pauses after each look, so that more has come at the next
 	// one: for every single request it would have to be woken.
 	crowdSize  = 256
-	crowdPause = time.Millisecond
+	crowdPause = 2 * time.Millisecond
 )
 
 func newHand(l *lot) *hand {
@@ -171,10 +171,13 @@ func (h *hand) welcome(p *parked, id string) bool {
 
 // accepts parses a request with a body of n bytes.
 func (p *parked) accepts(data []byte, n int) bool {
+	if uri, post := bytes.CutPrefix(data, []byte("POST ")); !post || !bytes.HasPrefix(uri, []byte(p.uri)) {
+		return false // what is for others is not read twice
+	}
 	rest := bytes.NewReader(data)
 	r := bufio.NewReader(rest)
 	head, err := http.ReadRequest(r)
-	if err != nil || head.Method != http.MethodPost || head.RequestURI != p.uri ||
+	if err != nil || head.RequestURI != p.uri ||
 		head.Header.Get("Authorization") != p.token || head.Header.Get("Expect") != "" ||
 		!head.ProtoAtLeast(1, 1) || head.ContentLength != int64(n) ||
 		r.Buffered()+rest.Len() != n { // a line end without \r has ended the head before

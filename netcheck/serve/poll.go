@@ -22,7 +22,7 @@ type news struct {
 }
 
 // newsAtOnce is how much of it wait returns at a time. The rest is for others.
-const newsAtOnce = 64
+const newsAtOnce = 256
 
 func newPoller() (*poller, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
