@@ -27,13 +27,13 @@ def connected(address):
 
 
 def exchange(peers, rank, values):
-    """The sums of the values of all ranks. A rank that has ended ends the others."""
+    """The sums of the values of all ranks. A rank that has ended ends the others, in the words of gloo."""
     line = " ".join(map(str, values)) + "\n"
     if rank:
         peers[0].write(line)
         peers[0].flush()
-        return [int(v) for v in peers[0].readline().split()] or sys.exit("rank 0 has gone")
-    rows = [values] + [[int(v) for v in p.readline().split()] or sys.exit("a rank has gone") for p in peers]
+        return [int(v) for v in peers[0].readline().split()] or sys.exit("connection closed by peer")
+    rows = [values] + [[int(v) for v in p.readline().split()] or sys.exit("connection closed by peer") for p in peers]
     sums = [sum(column) for column in zip(*rows)]
     for p in peers:
         p.write(" ".join(map(str, sums)) + "\n")
