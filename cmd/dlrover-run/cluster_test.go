@@ -93,7 +93,7 @@ func (c *cluster) on(i int, program string, env []string, args ...string) *launc
 	path := filepath.Join(binDir, program)
 	script := filepath.Join(c.dir, fmt.Sprintf("%s-on-%d.sh", program, i))
 	text := fmt.Sprintf("#!/bin/sh\nexec ip netns exec %s %s \"$@\"\n", c.names[i], path)
-	require.NoError(c.t, os.WriteFile(script, []byte(text), 0o755))
+	require.NoError(c.t, writeProgram(script, []byte(text)))
 	env = append([]string{"DLROVER_TOKEN=" + testToken, fmt.Sprint("POD_NAME=node", i)}, env...)
 	return c.startPath(script, env, args...)
 }

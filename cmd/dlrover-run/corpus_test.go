@@ -362,7 +362,7 @@ func (c *corpusRun) boxed(node int, box string) string {
 		text = fmt.Sprintf("exec unshare -m sh -c '%s && exec %s \"$@\"' sh \"$@\"", box, launcher)
 	}
 	path := filepath.Join(c.dir, fmt.Sprint("launch-", node))
-	require.NoError(c.t, os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755))
+	require.NoError(c.t, writeProgram(path, []byte("#!/bin/sh\n"+text+"\n")))
 	return path
 }
 

@@ -162,13 +162,21 @@ func (b *bench) run(args ...string) *launched {
 	return b.start("dlrover-run", nil, args...)
 }
 
+// writeProgram writes a file that can be executed at once: a process that another test starts meanwhile must not
+// inherit the open file, which would be busy.
+func writeProgram(path string, text []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, text, 0o755)
+}
+
 // sh is a job of shell workers in a program of its own.
 func (b *bench) sh(script string, opts ...string) []string {
 	path := filepath.Join(b.dir, fmt.Sprintf("worker%d.sh", len(script)))
 	text := []byte("#!/bin/sh\n" + script + "\n")
 	// writing it again would disturb those that run it
 	if old, err := os.ReadFile(path); err != nil || !bytes.Equal(old, text) {
-		require.NoError(b.t, os.WriteFile(path, text, 0o755))
+		require.NoError(b.t, writeProgram(path, text))
 	}
 	return append(opts, "--no-python", path)
 }

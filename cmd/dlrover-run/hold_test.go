@@ -177,7 +177,7 @@ func TestTheWorkingDirectoryOfWorkers(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.Mkdir(filepath.Join(b.dir, "work"), 0o755))
 	script := filepath.Join(b.dir, "work", "script.sh")
-	require.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\npwd > where\n"), 0o755))
+	require.NoError(t, writeProgram(script, []byte("#!/bin/sh\npwd > where\n")))
 	l := b.start("dlrover-run", nil, "--standalone", "--no-python", "--workdir="+filepath.Join(b.dir, "work"),
 		"./script.sh")
 	require.Equal(t, 0, l.wait(), l.err.String())

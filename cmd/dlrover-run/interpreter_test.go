@@ -23,7 +23,7 @@ func tree(t *testing.T, files map[string]string) string {
 		if isLink {
 			require.NoError(t, os.Symlink(strings.ReplaceAll(text, "ROOT", dir), path))
 		} else {
-			require.NoError(t, os.WriteFile(path, []byte(text), 0o755))
+			require.NoError(t, writeProgram(path, []byte(text)))
 		}
 	}
 	return dir
@@ -88,7 +88,7 @@ func TestTheVenvOfTheLauncherComesFirst(t *testing.T) {
 	})
 	text, err := os.ReadFile(filepath.Join(binDir, "dlrover-run"))
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "two/bin/dlrover-run"), text, 0o755))
+	require.NoError(t, writeProgram(filepath.Join(dir, "two/bin/dlrover-run"), text))
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "train.py"), nil, 0o644))
 	b.env = slices.DeleteFunc(b.env,
 		func(kv string) bool { return strings.HasPrefix(kv, "PYTHON_EXEC=") || strings.HasPrefix(kv, "PATH=") })

@@ -62,7 +62,7 @@ func (h *hosts) on(i int, env []string, args ...string) *launched {
 	path := filepath.Join(binDir, "dlrover-run")
 	script := filepath.Join(h.dir, fmt.Sprintf("on%d.sh", i))
 	require.NoError(h.t,
-		os.WriteFile(script, []byte("#!/bin/sh\nexec ip netns exec "+h.names[i]+" "+path+` "$@"`+"\n"), 0o755))
+		writeProgram(script, []byte("#!/bin/sh\nexec ip netns exec "+h.names[i]+" "+path+` "$@"`+"\n")))
 	return h.startPath(script, env, args...)
 }
 

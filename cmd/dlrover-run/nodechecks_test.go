@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -266,7 +265,7 @@ func TestHealthCheckOfTheSite(t *testing.T) {
 	b := newBench(t)
 	check := filepath.Join(b.dir, "prolog")
 	script := "#!/bin/sh\n[ $POD_NAME = good ] || { echo GPU 3 is hot >&2; exit 1; }\n"
-	require.NoError(t, os.WriteFile(check, []byte(script), 0o755))
+	require.NoError(t, writeProgram(check, []byte(script)))
 	args := b.sh(hold, b.c10d("1:2", "--health-check="+check, "--exit-code-policy=reason")...)
 	good := b.start("dlrover-run", []string{"POD_NAME=good"}, args...)
 	eventually(t, "serving", func() bool { return strings.Contains(good.err.String(), "serving the rendezvous") })

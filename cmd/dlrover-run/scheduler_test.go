@@ -327,7 +327,7 @@ func (b *bench) pod(name, domain string, args ...string) *launched {
 	require.NoError(b.t, os.WriteFile(hosts, []byte(text), 0o600))
 	text = fmt.Sprintf("#!/bin/sh\nhostname %s\nmount --bind %s /etc/hosts\nexec %s/dlrover-run \"$@\"\n",
 		name, hosts, binDir)
-	require.NoError(b.t, os.WriteFile(script, []byte(text), 0o700))
+	require.NoError(b.t, writeProgram(script, []byte(text)))
 	return b.startPath("/usr/bin/unshare", []string{"DLROVER_TOKEN=" + testToken, "POD_NAME=" + name},
 		append([]string{"--uts", "--mount", script}, args...)...)
 }

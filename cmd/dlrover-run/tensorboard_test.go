@@ -67,7 +67,7 @@ func (b *bench) board(script string) (env string) {
 	b.t.Helper()
 	dir := filepath.Join(b.dir, "bin")
 	require.NoError(b.t, os.MkdirAll(dir, 0o755))
-	require.NoError(b.t, os.WriteFile(filepath.Join(dir, "tensorboard"), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	require.NoError(b.t, writeProgram(filepath.Join(dir, "tensorboard"), []byte("#!/bin/sh\n"+script+"\n")))
 	return "PATH=" + dir + ":" + os.Getenv("PATH")
 }
 
