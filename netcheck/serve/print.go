@@ -9,7 +9,7 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// appendJSON appends an assignment as encoding/json writes it, which takes five times as long. It fails as that does.
+// appendJSON appends an assignment as encoding/json writes it, which takes four times as long. It fails as that does.
 func appendJSON(b []byte, a *netcheck.Assignment) ([]byte, error) {
 	p := printer{b: b}
 	p.object(func() { p.assignment(a) })
