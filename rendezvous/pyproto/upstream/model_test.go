@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -256,12 +257,12 @@ func (m *model) put(name, value string) {
 	m.kv[m.path(name)] = []byte(value)
 }
 
-// told are the messages of a name that a node has sent.
-func (m *model) told(name string, id int) (all []*pyproto.Message) {
+// told are the messages with one of the names, between commas, that a node has sent, in order.
+func (m *model) told(names string, id int) (all []*pyproto.Message) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, s := range m.heard {
-		if s.id == id && s.Class.Name == name {
+		if s.id == id && slices.Contains(strings.Split(names, ","), s.Class.Name) {
 			all = append(all, s.Message)
 		}
 	}
