@@ -13,7 +13,7 @@ import (
 
 // Limits of the connections that a Listener has open at a time.
 type Limits struct {
-	Total    int // all of them; further ones are closed at once
+	Total    int // all of them; further ones take the place of those whose peer has not proved who it is, or are closed
 	Unproven int // those whose peer has not proved who it is; a further one takes the place of the oldest
 }
 
@@ -56,13 +56,14 @@ type Listener struct {
 	mu       sync.Mutex
 	open     int
 	unproven *list.List // of *Conn, the oldest first
+	spared   *list.List // the same
 	said     bool       // that a limit was reached
 }
 
 // Listen bounds the connections of l.
 func Listen(l net.Listener, limits Limits, log *slog.Logger) *Listener {
 	return &Listener{Listener: l, limits: limits, log: log, closed: make(chan struct{}), room: make(chan struct{}, 1),
-		unproven: list.New()}
+		unproven: list.New(), spared: list.New()}
 }
 
 // Accept returns the next connection, which is unproven.
@@ -90,8 +91,7 @@ func (l *Listener) Close() error {
 func (l *Listener) add(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.unproven.Len() > 0 && (l.unproven.Len() >= l.limits.Unproven || l.open >= l.limits.Total) {
-		oldest := l.unproven.Front().Value.(*Conn)
+	for oldest := l.oldest(); oldest != nil; oldest = l.oldest() {
 		if rest := patience - time.Since(oldest.since); rest > 0 {
 			if !l.await(rest) {
 				return false
@@ -106,9 +106,19 @@ func (l *Listener) add(c *Conn) bool {
 		return false
 	}
 	l.open++
-	c.since = time.Now()
-	c.queued = l.unproven.PushBack(c)
+	c.queueLocked(l.unproven)
 	return true
+}
+
+// oldest is the connection that has to make way for another, or nil.
+func (l *Listener) oldest() *Conn {
+	full := l.open >= l.limits.Total
+	for _, q := range []*list.List{l.unproven, l.spared} {
+		if q.Len() > 0 && (full || q == l.unproven && q.Len() >= l.limits.Unproven) {
+			return q.Front().Value.(*Conn)
+		}
+	}
+	return nil
 }
 
 // await unlocks l until one may be added, or time is up. It reports false when the listener was closed meanwhile.
@@ -139,7 +149,7 @@ func (l *Listener) say(what string, c *Conn) {
 func (l *Listener) Counts() (open, unproven int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.open, l.unproven.Len()
+	return l.open, l.unproven.Len() + l.spared.Len()
 }
 
 // Conn is a connection of a Listener.
@@ -149,21 +159,35 @@ type Conn struct {
 	since time.Time // when it became unproven
 
 	// Guarded by l.mu.
-	queued *list.Element // among the unproven
+	queued *list.Element // nil: its peer has proved who it is
+	queue  *list.List    // in which it is
 	gone   bool
 }
+
+// Spare keeps an unproven connection when those become too many, but not when all do. It is for who bounds how many
+// such there are, and how long they have to prove themselves; Prove(false) ends it.
+func (c *Conn) Spare() {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	if c.queue == c.l.unproven {
+		c.forgetLocked()
+		c.queueLocked(c.l.spared)
+	}
+}
+
+func (c *Conn) queueLocked(q *list.List) { c.since, c.queue, c.queued = time.Now(), q, q.PushBack(c) }
 
 // Prove says whether the peer has proved who it is. A connection may become unproven again.
 func (c *Conn) Prove(ok bool) {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
 	switch {
-	case c.gone || ok == (c.queued == nil):
+	case c.gone || ok && c.queued == nil || !ok && c.queue == c.l.unproven:
 	case ok:
 		c.forgetLocked()
 	default:
-		c.since = time.Now()
-		c.queued = c.l.unproven.PushBack(c)
+		c.forgetLocked()
+		c.queueLocked(c.l.unproven)
 	}
 }
 
@@ -188,8 +212,8 @@ func (c *Conn) closeLocked() error {
 
 func (c *Conn) forgetLocked() {
 	if c.queued != nil {
-		c.l.unproven.Remove(c.queued)
-		c.queued = nil
+		c.queue.Remove(c.queued)
+		c.queue, c.queued = nil, nil
 	}
 	select {
 	case c.l.room <- struct{}{}:

@@ -160,3 +160,48 @@ func TestCloseWhileAConnectionWaits(t *testing.T) {
 		require.True(t, closed(waiting))
 	})
 }
+
+func TestTheSparedMakeRoomLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, p, taken, _ := listen(t, Limits{Total: 4, Unproven: 1})
+		spared, s := dial(t, p, taken)
+		s.Spare()
+		both, b := dial(t, p, taken)
+		require.NotNil(t, b, "the first does not count")
+		b.Spare()
+		b.Prove(true)
+		b.Spare()
+		open, unproven := l.Counts()
+		require.Equal(t, []int{2, 1}, []int{open, unproven}, "who is proven stays so")
+		other, c := dial(t, p, taken)
+		require.NotNil(t, c)
+		time.Sleep(time.Second)
+		second, d := dial(t, p, taken)
+		require.NotNil(t, d)
+		require.True(t, closed(other))
+		require.False(t, closed(spared))
+		d.Prove(true)
+		_, e := dial(t, p, taken)
+		require.NotNil(t, e)
+		e.Prove(true)
+		_, f := dial(t, p, taken)
+		require.NotNil(t, f, "there are too many of all")
+		require.True(t, closed(spared))
+		require.False(t, closed(second))
+		require.False(t, closed(both))
+		_ = l.Close()
+	})
+}
+
+func TestSparedForATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, p, taken, _ := listen(t, Limits{Total: 4, Unproven: 1})
+		spared, s := dial(t, p, taken)
+		s.Spare()
+		s.Prove(false)
+		time.Sleep(time.Second)
+		_, other := dial(t, p, taken)
+		require.NotNil(t, other)
+		require.True(t, closed(spared))
+	})
+}

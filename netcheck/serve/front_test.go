@@ -22,6 +22,7 @@ type front struct {
 	s      *httptest.Server
 	asked  atomic.Int32 // how often the server was
 	proven atomic.Int32 // connections
+	spared atomic.Int32
 }
 
 // provable can be told that its peer is no stranger.
@@ -37,6 +38,8 @@ func (p *provable) Prove(ok bool) {
 		p.f.proven.Add(1)
 	}
 }
+
+func (p *provable) Spare() { p.f.spared.Add(1) }
 
 // proving has connections that are provable.
 type proving struct {
@@ -63,7 +66,7 @@ func newFront(t *testing.T) *front {
 		}
 		h.ServeHTTP(w, req)
 	}))
-	f.s.Listener = f.place.Listener(proving{f.s.Listener, f}, f.s.Config)
+	f.s.Listener = f.place.Listener(proving{f.place.Sockets(f.s.Listener, net.KeepAliveConfig{}), f}, f.s.Config)
 	f.s.Start()
 	t.Cleanup(func() {
 		f.place.Close()

@@ -150,7 +150,8 @@ func (h *hand) request(p *parked, data []byte) (req Request, ok bool) {
 		known = h.lot.heads.learn(c, p.origin)
 	}
 	p.known = known
-	req, err := decode(body)
+	req, err := decode(body, p.said[:]...)
+	p.said = [...]string{req.ID, req.Visit}
 	if err == nil && p.first {
 		return req, h.welcome(p, req.ID)
 	}
@@ -165,7 +166,7 @@ func (h *hand) welcome(p *parked, id string) bool {
 	}
 	p.origin, p.first = p.known.origin, false
 	h.firsts.Add(-1)
-	prove(p.Conn)
+	prove(p.Conn, true)
 	return true
 }
 

@@ -96,7 +96,7 @@ func (h *Hub) park(p *parked, q Request) {
 		w.answer(netcheck.Assignment{}, h.absent(notTold(p.run)))
 		return
 	}
-	if a, err, done := r.take(q, w); done {
+	if a, err, done := r.take(q, w, &p.member); done {
 		w.answer(a, err)
 	}
 }

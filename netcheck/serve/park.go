@@ -34,6 +34,7 @@ import (
 type lot struct {
 	hub    *Hub
 	until  atomic.Int64 // nodes are expected; Unix time, ns
+	most   atomic.Int64 // of firsts
 	firsts atomic.Int64 // connections that their server has not had yet
 	heads  heads
 	hands  sync.WaitGroup
@@ -55,13 +56,15 @@ type lot struct {
 type parked struct {
 	net.Conn
 	origin
-	raw   syscall.RawConn // of the socket
-	id    uint64
-	home  *home
-	known *knownHead // of its last request; nil: none
-	first bool       // its server has not had it yet
-	last  bool       // it is closed after the answer
-	ended bool       // its other end says no more; of the hand that has it
+	raw    syscall.RawConn // of the socket
+	id     uint64
+	home   *home
+	known  *knownHead // of its last request; nil: none
+	said   [2]string  // ID and Visit of that
+	member *member    // whose last request it was; nil: nobody's. Of the run's lock
+	first  bool       // its server has not had it yet
+	last   bool       // it is closed after the answer
+	ended  bool       // its other end says no more; of the hand that has it
 
 	// Of the lot's lock:
 	idle  bool
@@ -87,10 +90,11 @@ const (
 	writeTime = 5 * time.Second
 	// idleTime is how long a connection waits for the next request.
 	idleTime = time.Minute
-	// firstTime is the same before the first one; maxFirsts is how many may wait so. Who bounds connections may have
-	// closed some of them, which is found out only by that time.
+	// firstTime is the same before the first one.
 	firstTime = 10 * time.Second
-	maxFirsts = 4096
+	// maxFirsts is how many may wait so, or twice the nodes that are expected when those are fewer. Who bounds connections
+	// may have closed some of them, which is found out only after firstTime.
+	maxFirsts = 16384
 	// sweepTime is how often is looked for those whose time is over.
 	sweepTime = 2 * time.Second
 	// expectTime is how long after they were told so nodes are expected to come.
@@ -101,12 +105,26 @@ func newLot(h *Hub) *lot {
 	return &lot{hub: h, homes: map[*http.Server]*home{}, conns: map[uint64]*parked{}}
 }
 
-// expect prepares for nodes that will come soon.
-func (l *lot) expect() { l.until.Store(time.Now().Add(expectTime).UnixNano()) }
+// expect prepares for n more nodes that will come soon.
+func (l *lot) expect(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if now.UnixNano() > l.until.Load() {
+		l.most.Store(0)
+	}
+	l.most.Store(min(l.most.Load()+2*int64(n), maxFirsts))
+	l.until.Store(now.Add(expectTime).UnixNano())
+}
+
+func (l *lot) expecting() bool {
+	until := l.until.Load()
+	return until != 0 && time.Now().UnixNano() <= until
+}
 
 // meet keeps a new connection of a server until it says something; false: the server has to.
 func (l *lot) meet(nc net.Conn, srv *http.Server) bool {
-	if until := l.until.Load(); until == 0 || time.Now().UnixNano() > until || l.firsts.Load() >= maxFirsts {
+	if !l.expecting() || l.firsts.Load() >= l.most.Load() {
 		return false
 	}
 	h := l.homeOf(srv)
@@ -114,6 +132,7 @@ func (l *lot) meet(nc net.Conn, srv *http.Server) bool {
 		return false
 	}
 	l.firsts.Add(1)
+	spare(nc)
 	return true
 }
 
@@ -227,12 +246,21 @@ func (l *lot) answer(w *writer, o *outgoing) {
 		return
 	}
 	rest = bytes.Clone(rest)
-	go func() {
-		_ = p.SetWriteDeadline(time.Now().Add(writeTime))
-		_, err := p.Write(rest)
-		_ = p.SetWriteDeadline(time.Time{})
-		l.finish(p, err)
-	}()
+	go func() { l.finish(p, l.push(p, rest)) }()
+}
+
+// push writes what a socket did not take at once. It may have another descriptor afterwards.
+func (l *lot) push(p *parked, rest []byte) error {
+	if !p.last {
+		_ = l.poll.remove(p.raw)
+	}
+	_ = p.SetWriteDeadline(time.Now().Add(writeTime))
+	_, err := p.Write(rest)
+	_ = p.SetWriteDeadline(time.Time{})
+	if err == nil && !p.last {
+		err = l.poll.add(p.raw, p.id)
+	}
+	return err
 }
 
 // finish is the end of an answer that was written, or could not be.
@@ -377,6 +405,9 @@ func (l *lot) drop(p *parked) {
 
 // giveBack lets the server read what has come, after the bytes that were read of it.
 func (l *lot) giveBack(p *parked, read []byte) {
+	if p.first {
+		prove(p.Conn, false)
+	}
 	l.mu.Lock()
 	l.removeLocked(p)
 	_ = l.poll.remove(p.raw)
@@ -396,10 +427,27 @@ func unread(c net.Conn, read []byte) net.Conn {
 	return &returned{Conn: c, first: read}
 }
 
-// prove tells a connection, which may count those of strangers, that its peer is none.
-func prove(c net.Conn) {
-	if p, ok := c.(interface{ Prove(bool) }); ok {
-		p.Prove(true)
+// prove tells a connection, which may count those of strangers, whether its peer is none.
+func prove(c net.Conn, ok bool) {
+	if p, can := c.(interface{ Prove(bool) }); can {
+		p.Prove(ok)
+	}
+}
+
+// spare tells it that it is waited for here.
+func spare(c net.Conn) {
+	for {
+		switch b := c.(type) {
+		case interface{ Spare() }:
+			b.Spare()
+			return
+		case syscall.Conn:
+			return
+		case interface{ NetConn() net.Conn }:
+			c = b.NetConn()
+		default:
+			return
+		}
 	}
 }
 

@@ -42,7 +42,7 @@ func counted(t *testing.T) (*place, *httptest.Server, *counting) {
 func served(t *testing.T, wrap func(http.Handler) http.Handler) (*place, *httptest.Server, *counting) {
 	p := newPlace(t)
 	s := httptest.NewUnstartedServer(wrap(p.Handler()))
-	l := &counting{Listener: s.Listener}
+	l := &counting{Listener: p.Sockets(s.Listener, net.KeepAliveConfig{})}
 	s.Listener = l
 	s.Start()
 	t.Cleanup(func() {
@@ -286,11 +286,17 @@ func (k *keeper) say(text string) {
 }
 
 func (k *keeper) status() int {
+	status, _ := k.answer()
+	return status
+}
+
+// answer is the status of the next one and how long it is.
+func (k *keeper) answer() (status, length int) {
 	resp, err := http.ReadResponse(k.r, nil)
 	require.NoError(k, err)
-	_, err = io.Copy(io.Discard, resp.Body)
+	n, err := io.Copy(io.Discard, resp.Body)
 	require.NoError(k, err)
-	return resp.StatusCode
+	return resp.StatusCode, int(n)
 }
 
 // A head that is known is not parsed again, whatever the body. What differs in anything else is.

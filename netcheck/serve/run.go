@@ -28,8 +28,9 @@ type run struct {
 	seq     uint64 // of the newest assignment; larger than any of an earlier service
 	timer   *time.Timer
 	due     time.Time
-	began   time.Time // the newest check
-	used    time.Time // when something happened last
+	sweeper *time.Timer // nil: no request is held
+	began   time.Time   // the newest check
+	used    time.Time   // when something happened last
 	outbox  []message
 	telling bool
 	closed  error // why nothing is done any more, or nil
@@ -37,6 +38,8 @@ type run struct {
 
 // member is a node that has been told to be checked.
 type member struct {
+	id       string
+	dropped  bool     // it may not take part any more
 	visit    string   // "" before it has arrived
 	hosts    []string // where it may listen
 	newest   netcheck.Assignment
@@ -48,10 +51,13 @@ type member struct {
 
 // waiter is a request that is held. Its answer is given once, with the run locked, and must not block.
 type waiter struct {
-	seq     uint64
-	answer  func(netcheck.Assignment, error)
-	expires *time.Timer // when it is answered without news
+	seq    uint64
+	answer func(netcheck.Assignment, error)
+	until  time.Time // when it is answered without news
 }
+
+// least is how long apart requests are looked for that were held long enough.
+const least = time.Second
 
 // key is the secret of one test, for as long as the newest assignment of some node is of that test.
 type key struct {
@@ -82,7 +88,7 @@ func (r *run) expect(subjects, witnesses []string) error {
 	}
 	for _, id := range slices.Concat(subjects, witnesses) {
 		if r.nodes[id] == nil {
-			r.nodes[id] = &member{}
+			r.nodes[id] = &member{id: id}
 		}
 	}
 	r.beginLocked(now)
@@ -140,7 +146,7 @@ func (r *run) goneLocked(id string) {
 func (r *run) leaveLocked(m *member, id string) {
 	r.releaseLocked(m)
 	m.tell(rest(0), nil)
-	*m = member{}
+	*m = member{id: id}
 	r.stepLocked(time.Now(), netcheck.Gone{ID: id})
 }
 
@@ -149,6 +155,7 @@ func (r *run) dropLocked(id string) {
 	m := r.nodes[id]
 	r.releaseLocked(m)
 	m.tell(netcheck.Assignment{}, notTold(r.id))
+	m.dropped = true
 	delete(r.nodes, id)
 }
 
@@ -160,7 +167,7 @@ func (r *run) next(ctx context.Context, req Request) (netcheck.Assignment, error
 	}
 	news := make(chan reply, 1)
 	w := &waiter{seq: req.Seq, answer: func(a netcheck.Assignment, err error) { news <- reply{a, err} }}
-	if a, err, done := r.take(req, w); done {
+	if a, err, done := r.take(req, w, new(*member)); done {
 		return a, err
 	}
 	select {
@@ -185,15 +192,20 @@ func (r *run) drop(id string, w *waiter, err error) {
 	}
 }
 
-// take steps in what a request says. It returns the answer, or leaves w to be answered later.
-func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, done bool) {
+// take steps in what a request says. It returns the answer, or leaves w to be answered later. known is the member that
+// spoke last where this request has come from, and becomes the one that speaks now.
+func (r *run) take(req Request, w *waiter, known **member) (_ netcheck.Assignment, err error, done bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed != nil {
 		return netcheck.Assignment{}, r.closed, true
 	}
 	now := time.Now()
-	m := r.nodes[req.ID]
+	m := *known
+	if m == nil || m.dropped || m.id != req.ID {
+		m = r.nodes[req.ID]
+		*known = m
+	}
 	if m != nil && m.visit == req.Visit && req.Leave {
 		r.leaveLocked(m, req.ID)
 		return rest(req.Seq), nil, true
@@ -215,7 +227,7 @@ func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, do
 		return netcheck.Assignment{}, err, true
 	}
 	switch {
-	case r.nodes[req.ID] != m: // what it said ended its part
+	case m.dropped: // what it said ended its part
 		return netcheck.Assignment{}, notTold(r.id), true
 	case m.newest.Duty != "" && m.newest.Seq != w.seq:
 		return m.present(now), nil, true
@@ -223,10 +235,32 @@ func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, do
 		return rest(w.seq), nil, true
 	}
 	m.tell(rest(w.seq), nil) // of this node only the newest request is held
-	m.waiter = w
-	id := req.ID // the rest of the request is not kept
-	w.expires = time.AfterFunc(hold, func() { r.drop(id, w, nil) })
+	m.waiter, w.until = w, now.Add(hold)
+	if r.sweeper == nil {
+		r.sweeper = time.AfterFunc(hold, r.sweep)
+	}
 	return netcheck.Assignment{}, nil, false
+}
+
+// sweep answers the requests that were held long enough.
+func (r *run) sweep() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	var next time.Time
+	for _, m := range r.nodes {
+		switch {
+		case m.waiter == nil:
+		case !m.waiter.until.After(now):
+			m.tell(rest(m.waiter.seq), nil)
+		case next.IsZero() || m.waiter.until.Before(next):
+			next = m.waiter.until
+		}
+	}
+	r.sweeper = nil
+	if !next.IsZero() && r.closed == nil {
+		r.sweeper = time.AfterFunc(max(next.Sub(now), least), r.sweep)
+	}
 }
 
 func (r *run) arriveLocked(now time.Time, m *member, req Request) {
@@ -278,7 +312,6 @@ func (r *run) heardLocked(now time.Time, m *member, req Request) error {
 func (m *member) tell(a netcheck.Assignment, err error) {
 	if w := m.waiter; w != nil {
 		m.waiter = nil
-		w.expires.Stop()
 		w.answer(a, err)
 	}
 }
@@ -498,10 +531,13 @@ func (r *run) close(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = err
-	if r.timer != nil {
-		r.timer.Stop()
+	for _, t := range []*time.Timer{r.timer, r.sweeper} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 	for _, m := range r.nodes {
 		m.tell(netcheck.Assignment{}, err)
+		m.dropped = true
 	}
 }

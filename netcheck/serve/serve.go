@@ -12,7 +12,7 @@
 //
 // Goroutines: one for each run with something to tell (Config.Bar, Config.Note) until it is told; one for each HTTP
 // server that has held a request; and from the first of them on as many as there are CPUs, two at least, that read and
-// answer, with one file descriptor. Close ends them.
+// answer, with two file descriptors. Close ends them.
 package serve
 
 import (
@@ -120,7 +120,7 @@ func (h *Hub) Close() {
 func (h *Hub) Expect(id string, subjects, witnesses []string) error {
 	r, err := h.open(id)
 	if err == nil {
-		h.lot.expect()
+		h.lot.expect(len(subjects) + len(witnesses))
 		err = r.expect(subjects, witnesses)
 	}
 	if err != nil {

@@ -281,6 +281,40 @@ func TestAHeldRequestEnds(t *testing.T) {
 	}
 }
 
+// Requests are held for as long as each other, to least.
+func TestRequestsThatAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		require.NoError(t, p.Expect("r", []string{"a", "b", "c", "d"}, nil))
+		for _, id := range []string{"a", "b", "c"} {
+			p.next(t, "r", atOnce(arrive(id)))
+		}
+		run := p.find("r")
+		run.mu.Lock()
+		p.checks[0].due = time.Time{} // nobody is silent here
+		run.armLocked(time.Now())
+		run.mu.Unlock()
+		began := time.Now()
+		took := make(chan string, 3)
+		for _, id := range []string{"a", "b", "c"} {
+			go func() {
+				begin := time.Now()
+				p.next(t, "r", ask(id, 0))
+				took <- fmt.Sprint(id, time.Since(begin))
+			}()
+			time.Sleep(least / 4)
+		}
+		require.Equal(t, "a20s", <-took)
+		time.Sleep(least * 2)
+		go func() { p.next(t, "r", ask("a", 0)); took <- fmt.Sprint("a", time.Since(began)) }()
+		require.ElementsMatch(t, []string{"b20.75s", "c20.5s"}, []string{<-took, <-took})
+		require.Equal(t, "a42s", <-took)
+		run.mu.Lock()
+		defer run.mu.Unlock()
+		require.Nil(t, run.sweeper, "nobody waits")
+	})
+}
+
 var errTest = errors.New("enough")
 
 func TestWhoDoesNotComeIsBarredWithoutItsHelp(t *testing.T) {

@@ -100,8 +100,8 @@ func statusOf(err error) (int, string) {
 }
 
 // decode reads exactly one Request without unknown fields, and checks it.
-func decode(data []byte) (req Request, err error) {
-	if req, ok := scan(data); ok {
+func decode(data []byte, likely ...string) (req Request, err error) {
+	if req, ok := scan(data, likely...); ok {
 		return req, req.check()
 	}
 	if req, err = decodeAny(data); err != nil {

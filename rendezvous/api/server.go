@@ -149,13 +149,13 @@ type (
 	proverKey struct{}
 )
 
-// keepAlive makes the kernel notice a peer that is gone without a word after 14
+// KeepAlive makes the kernel notice a peer that is gone without a word after 14
 // seconds: five of silence and three unanswered probes.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 3 * time.Second, Count: 3}
+var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 3 * time.Second, Count: 3}
 
 // Listen binds a TCP address for Handler.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	lc := net.ListenConfig{KeepAliveConfig: KeepAlive}
 	return lc.Listen(ctx, "tcp", addr)
 }
 
