@@ -27,7 +27,7 @@ const (
 	// crowdSize is the number of connections from which a hand pauses after each look, so that more has come at the next
 	// one: for every single request it would have to be woken.
 	crowdSize  = 256
-	crowdPause = 2 * time.Millisecond
+	crowdPause = 8 * time.Millisecond
 )
 
 func newHand(l *lot) *hand {
