@@ -218,7 +218,8 @@ func TestSocketsEnd(t *testing.T) {
 			_, err := l.Accept()
 			done <- err
 		}()
-		time.AfterFunc(20*time.Millisecond, func() { _ = l.Close() })
+		time.Sleep(20 * time.Millisecond) // it waits by then; else it does not begin
+		require.NoError(t, l.Close())
 		require.ErrorIs(t, <-done, net.ErrClosed)
 		if tl, err = net.Listen("tcp", tl.Addr().String()); err == nil {
 			_ = tl.Close()
