@@ -111,14 +111,16 @@ func (l *Listener) add(c *Conn) bool {
 }
 
 // oldest is the connection that has to make way for another, or nil.
-func (l *Listener) oldest() *Conn {
-	full := l.open >= l.limits.Total
-	for _, q := range []*list.List{l.unproven, l.spared} {
-		if q.Len() > 0 && (full || q == l.unproven && q.Len() >= l.limits.Unproven) {
-			return q.Front().Value.(*Conn)
+func (l *Listener) oldest() (c *Conn) {
+	if l.unproven.Len() > 0 && (l.open >= l.limits.Total || l.unproven.Len() >= l.limits.Unproven) {
+		c = l.unproven.Front().Value.(*Conn)
+	}
+	if l.spared.Len() > 0 && l.open >= l.limits.Total {
+		if s := l.spared.Front().Value.(*Conn); c == nil || s.since.Before(c.since) {
+			c = s
 		}
 	}
-	return nil
+	return c
 }
 
 // await unlocks l until one may be added, or time is up. It reports false when the listener was closed meanwhile.
@@ -165,7 +167,7 @@ type Conn struct {
 }
 
 // Spare keeps an unproven connection when those become too many, but not when all do. It is for who bounds how many
-// such there are, and how long they have to prove themselves; Prove(false) ends it.
+// such there are, and how long they have to prove themselves. Prove(false) ends it, and may close it.
 func (c *Conn) Spare() {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
@@ -188,7 +190,19 @@ func (c *Conn) Prove(ok bool) {
 	default:
 		c.forgetLocked()
 		c.queueLocked(c.l.unproven)
+		c.l.shrinkLocked(c)
 	}
+}
+
+// shrinkLocked closes one of too many unproven connections, of which c is the newest. Nobody can wait here.
+func (l *Listener) shrinkLocked(c *Conn) {
+	if l.unproven.Len() <= l.limits.Unproven {
+		return
+	}
+	if oldest := l.unproven.Front().Value.(*Conn); time.Since(oldest.since) >= patience {
+		c = oldest
+	}
+	_ = c.closeLocked()
 }
 
 // NetConn is the connection below.

@@ -193,15 +193,44 @@ func TestTheSparedMakeRoomLast(t *testing.T) {
 	})
 }
 
-func TestSparedForATime(t *testing.T) {
+// When all are too many the oldest goes, whichever it is: nobody waits for a new one to become old.
+func TestTheOldestOfAllMakesRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, p, taken, _ := listen(t, Limits{Total: 4, Unproven: 1})
+		_, p, taken, _ := listen(t, Limits{Total: 2, Unproven: 2})
 		spared, s := dial(t, p, taken)
 		s.Spare()
-		s.Prove(false)
+		time.Sleep(time.Second)
+		fresh, _ := dial(t, p, taken)
+		_, other := dial(t, p, taken)
+		require.NotNil(t, other, "at once")
+		require.True(t, closed(spared))
+		require.False(t, closed(fresh))
+	})
+}
+
+func TestSparedForATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, p, taken, _ := listen(t, Limits{Total: 10, Unproven: 1})
+		var peers []net.Conn
+		var spared []*Conn
+		for range 3 {
+			nc, c := dial(t, p, taken)
+			c.Spare()
+			peers, spared = append(peers, nc), append(spared, c)
+		}
+		spared[0].Prove(false)
+		_, unproven := l.Counts()
+		require.Equal(t, 3, unproven)
+		spared[1].Prove(false)
+		require.True(t, closed(peers[1]), "the other one has its time")
+		require.False(t, closed(peers[0]))
+		time.Sleep(time.Second)
+		spared[2].Prove(false)
+		require.True(t, closed(peers[0]))
+		require.False(t, closed(peers[2]))
 		time.Sleep(time.Second)
 		_, other := dial(t, p, taken)
 		require.NotNil(t, other)
-		require.True(t, closed(spared))
+		require.True(t, closed(peers[2]))
 	})
 }

@@ -40,16 +40,17 @@ type lot struct {
 	hands  sync.WaitGroup
 	wg     sync.WaitGroup // of everything else: servers, answers
 
-	mu      sync.Mutex // the last that is taken
-	homes   map[*http.Server]*home
-	poll    *poller            // nil: nothing was taken yet
-	conns   map[uint64]*parked // all that were taken and not given back
-	last    uint64             // number of a connection
-	sweeper *time.Timer        // nil: none is idle
-	queue   []outgoing
-	reading int  // hands that will look at the queue soon
-	writing bool // somebody is at it
-	closed  bool
+	mu       sync.Mutex // the last that is taken
+	homes    map[*http.Server]*home
+	poll     *poller            // nil: nothing was taken yet
+	conns    map[uint64]*parked // all that were taken and not given back
+	last     uint64             // number of a connection
+	sweeper  *time.Timer        // nil: none is idle
+	counting time.Time          // since when those who are expected are counted
+	queue    []outgoing
+	reading  int  // hands that will look at the queue soon
+	writing  bool // somebody is at it
+	closed   bool
 }
 
 // parked is a connection that was taken out of a server.
@@ -92,8 +93,8 @@ const (
 	idleTime = time.Minute
 	// firstTime is the same before the first one.
 	firstTime = 10 * time.Second
-	// maxFirsts is how many may wait so, or twice the nodes that are expected when those are fewer. Who bounds connections
-	// may have closed some of them, which is found out only after firstTime.
+	// maxFirsts is how many may wait so, or twice the nodes of which Expect has told within expectTime when those are
+	// fewer. Who bounds connections may have closed some of them, which is found out only after firstTime.
 	maxFirsts = 16384
 	// sweepTime is how often is looked for those whose time is over.
 	sweepTime = 2 * time.Second
@@ -110,7 +111,8 @@ func (l *lot) expect(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
-	if now.UnixNano() > l.until.Load() {
+	if now.Sub(l.counting) > expectTime {
+		l.counting = now
 		l.most.Store(0)
 	}
 	l.most.Store(min(l.most.Load()+2*int64(n), maxFirsts))
@@ -128,11 +130,15 @@ func (l *lot) meet(nc net.Conn, srv *http.Server) bool {
 		return false
 	}
 	h := l.homeOf(srv)
-	if h == nil || l.add(&parked{Conn: nc, home: h, first: true, idle: true, since: time.Now()}) != nil {
+	if h == nil {
+		return false
+	}
+	spare(nc) // a hand may have it as soon as it is added
+	if l.add(&parked{Conn: nc, home: h, first: true, idle: true, since: time.Now()}) != nil {
+		prove(nc, false)
 		return false
 	}
 	l.firsts.Add(1)
-	spare(nc)
 	return true
 }
 

@@ -20,7 +20,9 @@ func (h *Hub) Sockets(l net.Listener, alive net.KeepAliveConfig) net.Listener {
 	if !ok {
 		return l
 	}
-	return &sockets{TCPListener: tl, lot: h.lot, alive: alive}
+	s := &sockets{TCPListener: tl, lot: h.lot, alive: alive}
+	s.keepAlive()
+	return s
 }
 
 type sockets struct {
@@ -71,6 +73,21 @@ func (l *sockets) second() syscall.RawConn {
 	}
 	raw, _ := l.file.SyscallConn()
 	return raw
+}
+
+// keepAlive sets what sockets have from their listener, until they are *net.TCPConn. It is best effort: a host that is
+// gone is found to be so when requests are not held any longer.
+func (l *sockets) keepAlive() {
+	raw, err := l.SyscallConn()
+	if err != nil || !l.alive.Enable {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(l.alive.Idle.Seconds()))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(l.alive.Interval.Seconds()))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPCNT, l.alive.Count)
+	})
 }
 
 func (l *sockets) failed(err error) error {
