@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"errors"
 	"io"
 	"net"
 	"os"
@@ -21,7 +20,7 @@ func (h *Hub) Sockets(l net.Listener, alive net.KeepAliveConfig) net.Listener {
 		return l
 	}
 	s := &sockets{TCPListener: tl, lot: h.lot, alive: alive}
-	s.keepAlive()
+	s.setOptions()
 	return s
 }
 
@@ -75,14 +74,18 @@ func (l *sockets) second() syscall.RawConn {
 	return raw
 }
 
-// keepAlive sets what sockets have from their listener, until they are *net.TCPConn. It is best effort: a host that is
+// setOptions sets what sockets have from their listener, until they are *net.TCPConn. It is best effort: a host that is
 // gone is found to be so when requests are not held any longer.
-func (l *sockets) keepAlive() {
+func (l *sockets) setOptions() {
 	raw, err := l.SyscallConn()
-	if err != nil || !l.alive.Enable {
+	if err != nil {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		if !l.alive.Enable {
+			return
+		}
 		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(l.alive.Idle.Seconds()))
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(l.alive.Interval.Seconds()))
@@ -284,21 +287,16 @@ func (s *socket) SyscallConn() (syscall.RawConn, error) { return rawSocket{s}, n
 // rawSocket is the descriptor of a socket, whichever that is.
 type rawSocket struct{ *socket }
 
-var errWait = errors.New("it has to wait")
-
-// now calls f with the socket's own descriptor. It returns errWait when it has none.
-func (s rawSocket) now(f func(fd uintptr) bool) error {
+// now calls f with the socket's own descriptor; false: there is none, or f has to wait.
+func (s rawSocket) now(f func(fd uintptr) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fd >= 0 && f(uintptr(s.fd)) {
-		return nil
-	}
-	return errWait
+	return s.fd >= 0 && f(uintptr(s.fd))
 }
 
 // Control implements syscall.RawConn.
 func (s rawSocket) Control(f func(fd uintptr)) error {
-	if s.now(func(fd uintptr) bool { f(fd); return true }) == nil {
+	if s.now(func(fd uintptr) bool { f(fd); return true }) {
 		return nil
 	}
 	return s.later(func(raw syscall.RawConn) error { return raw.Control(f) })
@@ -306,7 +304,7 @@ func (s rawSocket) Control(f func(fd uintptr)) error {
 
 // Read implements syscall.RawConn.
 func (s rawSocket) Read(f func(fd uintptr) bool) error {
-	if s.now(f) == nil {
+	if s.now(f) {
 		return nil
 	}
 	return s.later(func(raw syscall.RawConn) error { return raw.Read(f) })
@@ -314,7 +312,7 @@ func (s rawSocket) Read(f func(fd uintptr) bool) error {
 
 // Write implements syscall.RawConn.
 func (s rawSocket) Write(f func(fd uintptr) bool) error {
-	if s.now(f) == nil {
+	if s.now(f) {
 		return nil
 	}
 	return s.later(func(raw syscall.RawConn) error { return raw.Write(f) })

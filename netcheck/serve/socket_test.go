@@ -141,8 +141,10 @@ func TestSocketThatWaits(t *testing.T) {
 			a, b := plugged(t, "127.0.0.1:0")
 			raw, err := a.SyscallConn()
 			require.NoError(t, err)
-			keeps := func(options map[int]int) {
-				for option, want := range options {
+			keeps := func() {
+				for option, want := range map[int]int{
+					unix.TCP_KEEPIDLE: 7, unix.TCP_KEEPINTVL: 3, unix.TCP_KEEPCNT: 2, unix.TCP_NODELAY: 1,
+				} {
 					got := 0
 					require.NoError(t, raw.Control(func(fd uintptr) {
 						got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option)
@@ -151,14 +153,14 @@ func TestSocketThatWaits(t *testing.T) {
 					require.Equal(t, want, got)
 				}
 			}
-			keeps(map[int]int{unix.TCP_KEEPIDLE: 7, unix.TCP_KEEPINTVL: 3, unix.TCP_KEEPCNT: 2})
+			keeps()
 			require.True(t, a.bare())
 			require.NoError(t, f(a, b))
 			require.False(t, a.bare())
 			tcp := a.NetConn().(*net.TCPConn)
 			require.Equal(t, tcp.LocalAddr(), a.LocalAddr())
 			require.Equal(t, tcp.RemoteAddr().String(), a.RemoteAddr().String())
-			keeps(map[int]int{unix.TCP_KEEPIDLE: 7, unix.TCP_KEEPINTVL: 3, unix.TCP_KEEPCNT: 2, unix.TCP_NODELAY: 1})
+			keeps()
 			within(t, a)
 			_, err = b.Write([]byte("y"))
 			require.NoError(t, err)
@@ -222,7 +224,7 @@ func TestSocketsEnd(t *testing.T) {
 			_, err := l.Accept()
 			done <- err
 		}()
-		time.Sleep(20 * time.Millisecond) // it waits by then; else it does not begin
+		time.Sleep(20 * time.Millisecond) // it waits by then, mostly; else it does not begin
 		require.NoError(t, l.Close())
 		require.ErrorIs(t, <-done, net.ErrClosed)
 		if tl, err = net.Listen("tcp", tl.Addr().String()); err == nil {
