@@ -175,6 +175,7 @@ func (c *Case) suspect(m *crewman, ss []Suspicion) {
 	if len(m.suspicions) > 0 {
 		c.suspecting--
 	}
+	ss = m.dated(c.now, ss)
 	m.suspicions, m.heard = ss, c.now
 	if len(ss) == 0 {
 		return
@@ -189,6 +190,22 @@ func (c *Case) suspect(m *crewman, ss []Suspicion) {
 			m.since = at
 		}
 	}
+}
+
+// dated are suspicions of now with ages that do not forget what was known before. A report is older than now by as much
+// as its way has taken and the look before it: without progress since the report before, the age still counts from what
+// that one said. Otherwise each answer would make the deadline later by its own delay.
+func (m *crewman) dated(now time.Time, ss []Suspicion) []Suspicion {
+	ss = slices.Clone(ss)
+	for i := range ss {
+		for _, old := range m.suspicions {
+			since, at := m.heard.Add(-old.Age), now.Add(-ss[i].Age)
+			if old.Rank == ss[i].Rank && at.After(since) && !at.After(m.heard) {
+				ss[i].Age = now.Sub(since)
+			}
+		}
+	}
+	return ss
 }
 
 // sweep withdraws what was not repeated.
@@ -274,10 +291,13 @@ func (c *Case) goOn() {
 // answered: all have, or they have had their time.
 func (c *Case) answered() bool { return c.file.missing == 0 || reached(c.until, c.now) }
 
-// demand asks all nodes for something, unless much was asked lately; then it is tried again.
+// demand asks all nodes for something, unless much was asked lately; then it is tried again. A verdict waits for that
+// as it is: if new evidence came first, there would be no room for its confirmation again.
 func (c *Case) demand(what What, state State, time time.Duration) {
 	if !c.asks.take(c.now) {
-		c.state = StateSuspected // its evidence is old when there is room again
+		if c.state == StateWaiting {
+			c.lookAt = c.asks.next(c.now)
+		}
 		return
 	}
 	c.state, c.until = state, c.now.Add(time)

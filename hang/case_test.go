@@ -28,6 +28,7 @@ type stage struct {
 	mute    map[int]bool   // nodes that do not answer
 	steps   map[int]uint64 // of ranks
 	answers time.Duration  // how long nodes take for evidence
+	looks   time.Duration  // when nodes look, after each full second
 	due     []answer
 
 	asks   []Ask
@@ -136,9 +137,14 @@ func (s *stage) evidence(node int, what What) (es []Evidence) {
 // suspect has nodes say that they have made no progress since dawn, plus since.
 func (s *stage) suspect(since time.Duration, nodes ...int) {
 	for _, i := range nodes {
-		age := s.now.Sub(dawn) - since
-		s.hear(i, Report{Suspicions: []Suspicion{{Rank: 2 * i, Age: age, Limit: 10 * time.Second, Why: "no step"}}})
+		s.hear(i, Report{Suspicions: s.suspicions(i, since)})
 	}
+}
+
+// suspicions are what a node knows by its newest look.
+func (s *stage) suspicions(node int, since time.Duration) []Suspicion {
+	looked := (s.now.Sub(dawn)-s.looks)/Period*Period + s.looks
+	return []Suspicion{{Rank: 2 * node, Age: looked - since, Limit: 10 * time.Second, Why: "no step"}}
 }
 
 func (s *stage) hear(node int, r Report) {
@@ -187,7 +193,7 @@ func (s *stage) pass(d, since time.Duration) {
 func (s *stage) answer(node int, a Ask, since time.Duration) {
 	r := Report{Ask: a.Seq, Evidence: s.evidence(node, a.What)}
 	if since >= 0 {
-		r.Suspicions = []Suspicion{{Rank: 2 * node, Age: s.now.Sub(dawn) - since, Limit: 10 * time.Second, Why: "no step"}}
+		r.Suspicions = s.suspicions(node, since)
 	}
 	s.hear(node, r)
 }
@@ -241,6 +247,46 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	s.pass(time.Hour, 0)
 	require.Len(t, s.asks, 3, "a decided case costs nothing")
 	require.Empty(t, s.orders)
+}
+
+// A node's suspicions are as old as its newest look, whenever in a second it looks, and however long its answers take.
+func TestVerdictIsInTimeWheneverNodesLook(t *testing.T) {
+	for i := range 400 {
+		s := newStage(t, ActReport, 2)
+		s.looks, s.answers = time.Duration(i%20)*50*time.Millisecond, 4*time.Second+time.Duration(i/20)*50*time.Millisecond
+		s.verdict = func() Verdict { v := behind(2); v.Tell, v.Deadline = 25*time.Second, 25*time.Second; return v }
+		s.hangs()
+		s.pass(time.Minute, 0)
+		require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats(), "%s %s", s.looks, s.answers)
+		require.LessOrEqual(t, s.at["hang-verdict"], 27*time.Second)
+	}
+}
+
+// When much was asked lately each question has to wait for its turn, but the verdict is told.
+func TestVerdictWithLittleRoomToAsk(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.now = dawn.Add(12 * time.Second)
+	s.c.asks = bucket{at: s.now}
+	s.suspect(0, 0, 1)
+	s.pass(time.Minute, 0)
+	require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats())
+	require.Equal(t, askEvery+12*time.Second, s.at[string(AskEvidence)])
+	require.Equal(t, 2*askEvery+12*time.Second, s.at[string(AskPages)])
+}
+
+// A rank that has made progress since its node was heard last is suspected from then on.
+func TestProgressBetweenSuspicions(t *testing.T) {
+	s := newStage(t, ActReport, 1)
+	s.verdict = func() Verdict { v := behind(1); v.Tell, v.Deadline = 90*time.Second, 90*time.Second; return v }
+	s.now = dawn.Add(12 * time.Second)
+	s.suspect(0, 0)
+	s.pass(20*time.Second, 2*time.Second) // late, of the same look
+	require.Equal(t, dawn, s.c.crew[0].since)
+	s.now = s.now.Add(12 * time.Second)
+	s.suspect(33*time.Second, 0)
+	require.Equal(t, dawn.Add(33*time.Second), s.c.crew[0].since)
+	s.hear(0, Report{Suspicions: []Suspicion{{Rank: 1, Age: 11 * time.Second, Limit: 10 * time.Second}}})
+	require.Equal(t, s.now.Add(-11*time.Second), s.c.crew[0].since, "of another rank")
 }
 
 func TestActions(t *testing.T) {
