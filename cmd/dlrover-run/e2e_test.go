@@ -186,7 +186,7 @@ func (l *launched) wait() int {
 	select {
 	case <-l.exited:
 		return l.code
-	case <-time.After(60 * time.Second):
+	case <-time.After(2 * time.Minute): // DLRover's agents take a minute on a machine that has much to do
 		require.FailNow(l.t, "the launcher does not end")
 		return -1
 	}
@@ -214,7 +214,7 @@ func (l *launched) thaw() { require.NoError(l.t, syscall.Kill(l.launcher(), sysc
 // machines are slow, and no test passes by it.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	require.Eventually(t, f, 45*time.Second, 5*time.Millisecond, what)
+	require.Eventually(t, f, 90*time.Second, 5*time.Millisecond, what)
 }
 
 func (b *bench) exists(file string) func() bool {
