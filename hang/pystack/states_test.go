@@ -63,17 +63,20 @@ func TestStates(t *testing.T) {
 // arrives waits until the main thread is in a function and a state.
 func (x *target) arrives(t *testing.T, function, states string) (main hang.Thread) {
 	t.Helper()
-	r := New()
+	r, problem := New(), ""
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		s, err := r.Read(t.Context(), x.pid, Native)
 		require.NoError(t, err)
-		require.Empty(t, s.Error)
+		if s.Error != "" {
+			problem = s.Error // it may change while it is on its way
+			continue
+		}
 		main = mainOf(t, s)
 		if len(main.Python) > 0 && main.Python[0].Func == function && strings.IndexByte(states, main.State) >= 0 {
 			return main
 		}
 	}
-	require.Fail(t, "it does not arrive", "%s in %s: %+v", function, states, main)
+	require.Fail(t, "it does not arrive", "%s in %s: %+v %s", function, states, main, problem)
 	return main
 }
 
