@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/cmd/internal/freeports"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/torchpython"
 )
@@ -258,10 +259,10 @@ func (b *bench) noneLeft() {
 }
 
 func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	t.Helper()
+	port, err := freeports.ForServer()
 	require.NoError(t, err)
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	return strconv.Itoa(port)
 }
 
 func (b *bench) c10d(nodes string, more ...string) []string {

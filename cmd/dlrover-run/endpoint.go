@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,6 +93,14 @@ func reachable(s *settings) string {
 		return "127.0.0.1" // a launcher without a token serves on loopback only
 	}
 	return s.host
+}
+
+// takenByStranger is what to say when the endpoint's port was taken on this host all the time that a node waits for the
+// rendezvous, and err is all that came of it.
+func (e *endpoint) takenByStranger(err error, s *settings) error {
+	return fmt.Errorf("port %d of this host is taken%s, and no rendezvous is served at %s after %s; "+
+		"end what has the port, or give all nodes another one (%w)",
+		s.port, holder(os.DirFS("/"), reachable(s), s.port), e.where, s.connect, cmp.Or(errors.Unwrap(err), err))
 }
 
 func whyNotServed(err error) string {

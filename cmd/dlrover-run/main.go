@@ -224,8 +224,11 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 			cfg.ConnectTimeout = min(cfg.ConnectTimeout, retryServing)
 		}
 		session, err := api.Open(ctx, j.endpoint.svc, cfg)
-		if err == nil || !j.endpoint.second || api.Final(err) || ctx.Err() != nil || time.Since(begin) > j.s.connect {
+		if err == nil || !j.endpoint.second || api.Final(err) || ctx.Err() != nil {
 			return session, classify(err)
+		}
+		if time.Since(begin) > j.s.connect {
+			return nil, classify(j.endpoint.takenByStranger(err, j.s))
 		}
 		j.farewell.Load().drop()
 		j.endpoint.close()

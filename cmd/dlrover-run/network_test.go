@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/freeports"
 )
 
 // hosts are two network namespaces joined by a cable: two machines, as far as the
@@ -178,6 +180,28 @@ func TestEndpointsThatCannotBeReached(t *testing.T) {
 			require.Equal(t, 22, l.wait())
 			require.Contains(t, l.err.String(), "no rendezvous daemon at "+endpoint+" within 300ms")
 		})
+	}
+}
+
+// A port that somebody else has cannot be served, and nobody serves a rendezvous there.
+func TestEndpointOfAStranger(t *testing.T) {
+	b := newBench(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	held, err := freeports.Hold(1)
+	require.NoError(t, err)
+	defer held.Release()
+	for port, by := range map[int]string{
+		silent.Addr().(*net.TCPAddr).Port: fmt.Sprintf(" by pid %d ", os.Getpid()),
+		held.Numbers()[0]:                 ", ",
+	} {
+		endpoint := fmt.Sprintf("localhost:%d", port)
+		l := b.run(b.sh("exit 0", "--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint="+endpoint,
+			"--rdzv-conf=read_timeout=0.3", "--exit-code-policy=reason")...)
+		require.Equal(t, 22, l.wait())
+		require.Contains(t, l.err.String(), fmt.Sprintf("port %d of this host is taken%s", port, by))
+		require.Contains(t, l.err.String(), "no rendezvous is served at "+endpoint+" after 300ms")
 	}
 }
 

@@ -58,7 +58,7 @@ func portsFeature() feature {
 
 // openPorts holds n ports. Only who wants to be told has a file for them.
 func openPorts(j *job, n int, tell bool) (*ports, error) {
-	held, err := freeports.Hold(n)
+	held, err := freeports.Hold(n, j.s.port)
 	if err != nil {
 		return nil, unusableOption(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
 			j.s.preset.Name, n, err))

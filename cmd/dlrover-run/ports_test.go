@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -197,6 +198,20 @@ func TestPortsOfAllNodes(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(b.dir, "dlrover-world-*"))
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// Hardly a port is free for whoever names none, and one of them is the endpoint's, where this node serves.
+func TestPortsLeaveTheEndpointAlone(t *testing.T) {
+	if out, err := exec.Command("unshare", "--net", "true").CombinedOutput(); err != nil {
+		t.Skipf("PORTS OF A FULL MACHINE ARE NOT TESTED: unshare --net: %v: %s", err, out)
+	}
+	b := newBench(t)
+	few := filepath.Join(b.dir, "few")
+	require.NoError(t, writeProgram(few, fmt.Appendf(nil, "#!/bin/sh\nip link set lo up || exit 99\n"+
+		"echo 30000 30031 > /proc/sys/net/ipv4/ip_local_port_range || exit 99\nexec %s/dlrover-run \"$@\"\n", binDir)))
+	l := b.startPath("/usr/bin/unshare", nil, append([]string{"--net", few}, b.sh("exit 0", "--nnodes=1",
+		"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:30007", "--ports=28")...)...)
+	require.Equal(t, 0, l.wait(), l.err.String())
 }
 
 // One node has a world, too.

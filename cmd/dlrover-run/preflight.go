@@ -171,8 +171,16 @@ func listenable(root fs.FS, host string, port int) error {
 	return nil // an address that is not this machine's own, or a name: who listens there will see
 }
 
-// listener says who listens on a port, as far as this user may know it.
+// listener says who listens on a port.
 func listener(root fs.FS, host string, port int) string {
+	if by := holder(root, host, port); by != "" {
+		return by
+	}
+	return " by a program of another user or of another container"
+}
+
+// holder says who listens on a port, as far as this user may know it.
+func holder(root fs.FS, host string, port int) string {
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
 		addr = netip.IPv4Unspecified()
@@ -185,7 +193,7 @@ func listener(root fs.FS, host string, port int) string {
 	holders := preflight.Holders(
 		processes(root, func(file string) bool { return strings.HasPrefix(file, "socket:") }), sockets)
 	if len(holders) == 0 {
-		return " by a program of another user or of another container"
+		return ""
 	}
 	return " by " + holders[0]
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"slices"
@@ -50,7 +49,7 @@ func trainingPortFeature() feature {
 			if start == 0 {
 				return nil, nil
 			}
-			bases := func() []int { return freeBases(start, outgoingPorts(os.DirFS("/"))) }
+			bases := func() []int { return freeBases(start, freeports.Outgoing(os.DirFS("/"))) }
 			j.s.node.Bases = bases()
 			return &trainingPort{bases: bases, log: j.log}, nil
 		},
@@ -90,10 +89,10 @@ func (r *resolver) trainingPort() (int, error) {
 
 // freeBases are those from start on with enough free ports behind them: start, then those whose ports no outgoing
 // connection takes by chance, which are likely to be free on the other nodes as well, then the rest.
-func freeBases(start int, outgoing portRange) (bases []int) {
+func freeBases(start int, outgoing freeports.Range) (bases []int) {
 	var chancy []int
 	for base := start; base <= hcclHighest; base += hcclPorts {
-		if base != start && base <= outgoing.last && base+hcclPorts > outgoing.first {
+		if base != start && base <= outgoing.Last && base+hcclPorts > outgoing.First {
 			chancy = append(chancy, base)
 		} else if bases = offerFree(bases, base); len(bases) == offeredBases {
 			return bases
@@ -112,18 +111,6 @@ func offerFree(bases []int, base int) []int {
 		return append(bases, base)
 	}
 	return bases
-}
-
-// portRange is from first to last; that without a port has a last of 0.
-type portRange struct{ first, last int }
-
-// outgoingPorts are those that the kernel takes for connections of whoever does not choose one.
-func outgoingPorts(root fs.FS) (r portRange) {
-	text, _ := fs.ReadFile(root, "proc/sys/net/ipv4/ip_local_port_range")
-	if _, err := fmt.Sscan(string(text), &r.first, &r.last); err != nil {
-		return portRange{}
-	}
-	return r
 }
 
 // Name implements launcher.Part.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/cmd/internal/freeports"
 )
 
 // now is CLOCK_MONOTONIC in nanoseconds, the same clock for all processes.
@@ -296,18 +298,13 @@ func (l *lab) lastWords() string {
 
 // freePort is a port at which nobody listened just now, and freeAddr that of loopback.
 func freePort() (string, error) {
-	addr, err := freeAddr()
-	_, port, _ := strings.Cut(addr, ":")
-	return port, err
+	port, err := freeports.ForServer()
+	return strconv.Itoa(port), err
 }
 
 func freeAddr() (string, error) {
-	s, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer s.Close()
-	return s.Addr().String(), nil
+	port, err := freePort()
+	return "127.0.0.1:" + port, err
 }
 
 // descendants are the pids below root, by /proc; zombies are among them.

@@ -4,6 +4,10 @@ package freeports
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,11 +18,12 @@ import (
 type Ports struct {
 	numbers []int
 	held    []int // descriptors; nil while others may use the ports
+	never   []int
 }
 
-// Hold binds n free ports.
-func Hold(n int) (*Ports, error) {
-	p := &Ports{numbers: make([]int, n)}
+// Hold binds n free ports, none of which is one of never: on those a server is to start that others know.
+func Hold(n int, never ...int) (*Ports, error) {
+	p := &Ports{numbers: make([]int, n), never: never}
 	if err := p.HoldAgain(); err != nil {
 		p.Release()
 		return nil, err
@@ -35,9 +40,9 @@ func (p *Ports) HoldAgain() (err error) {
 	p.Release()
 	var numbers []int
 	for _, n := range p.numbers {
-		fd, got, e := bindPort(n)
+		fd, got, e := p.bind(n)
 		if e != nil && n != 0 {
-			fd, got, e = bindPort(0)
+			fd, got, e = p.bind(0)
 		}
 		if e != nil {
 			err = errors.Join(err, e)
@@ -47,6 +52,16 @@ func (p *Ports) HoldAgain() (err error) {
 	}
 	p.numbers = numbers
 	return err
+}
+
+// bind is bindPort for a port that is not one of never.
+func (p *Ports) bind(n int) (fd, port int, err error) {
+	fd, port, err = bindPort(n)
+	if err != nil || !slices.Contains(p.never, port) {
+		return fd, port, err
+	}
+	defer unix.Close(fd) // afterwards: the kernel does not choose it again
+	return p.bind(0)
 }
 
 // Another launcher of this host that looks at the same moment has a port for a few microseconds.
@@ -123,4 +138,36 @@ func (p *Ports) Release() {
 		_ = unix.Close(fd)
 	}
 	p.held = nil
+}
+
+// Range is from First to Last; that without a port has a Last of 0.
+type Range struct{ First, Last int }
+
+// Outgoing are the ports that the kernel takes for whoever does not choose one, such as outgoing connections.
+func Outgoing(root fs.FS) (r Range) {
+	text, _ := fs.ReadFile(root, "proc/sys/net/ipv4/ip_local_port_range")
+	if _, err := fmt.Sscan(string(text), &r.First, &r.Last); err != nil {
+		return Range{}
+	}
+	return r
+}
+
+// Ports from which ForServer chooses, if they are below the outgoing ones: well-known ones are not among them.
+const lowest, highest = 10_000, 29_000
+
+// ForServer is a free port for a server that is about to start. Where the kernel has its usual settings nobody gets it
+// by chance meanwhile.
+func ForServer() (int, error) {
+	if out := Outgoing(os.DirFS("/")); out.First > highest {
+		for range 100 {
+			if n := lowest + rand.IntN(highest-lowest); isFree(n) {
+				return n, nil
+			}
+		}
+	}
+	fd, n, err := bindPort(0)
+	if err != nil {
+		return 0, err
+	}
+	return n, unix.Close(fd)
 }
