@@ -144,21 +144,20 @@ func (k *Keeper) gather(ctx context.Context) {
 	}
 }
 
-// tick lets marks expire. The answer is when the next tick is due, and what ends that timer.
+// longestTurn is how long a turn of keep waits at most where anything is kept: a clock that is set moves no timer.
+const longestTurn = time.Hour
+
+// tick lets marks expire. It does not ask whether that is due: after the clock was set back, what is due is far away,
+// and only a Tick bounds it. The answer is when the next tick is due, and what ends that timer.
 func (k *Keeper) tick() (<-chan time.Time, func()) {
-	k.change(func(b *nodes.Book, now time.Time) []nodes.Act {
-		if next := b.Next(); next.IsZero() || next.After(now) {
-			return nil
-		}
-		return b.Tick(now)
-	}, false)
+	k.change((*nodes.Book).Tick, false)
 	k.mu.Lock()
 	next := k.book.Next()
 	k.mu.Unlock()
 	if next.IsZero() {
 		return nil, func() {}
 	}
-	timer := time.NewTimer(max(time.Until(next), 0))
+	timer := time.NewTimer(min(max(time.Until(next), 0), longestTurn))
 	return timer.C, func() { timer.Stop() }
 }
 

@@ -235,6 +235,49 @@ func TestMarksAreToldCarriedOutAndExpire(t *testing.T) {
 	})
 }
 
+// A clock that was a year ahead, and is set back while the daemon runs, leaves no mark for a year.
+func TestAClockThatIsSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := nodes.NewBook(nodes.Config{})
+		b.Find(time.Now().Add(365*24*time.Hour), broken("n1"))
+		k := open(t, Config{})
+		k.mu.Lock()
+		k.book = b
+		k.mu.Unlock()
+		signal(k.dirty)
+		time.Sleep(4*time.Hour - time.Second)
+		require.Equal(t, []string{"n1"}, names(k))
+		time.Sleep(gather + 2*time.Second)
+		synctest.Wait()
+		require.Empty(t, names(k))
+		require.NoError(t, k.Close())
+	})
+}
+
+// The timer of a mark that lasts is not all that a turn waits for.
+func TestATurnComesEveryHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		const data = `{"version":1,"nodes":[{"name":"n0","seen":%[1]q,"mark":{"node":"n0","kind":"ecc","since":%[1]q,` +
+			`"until":%[2]q,"by":"policy"}}]}`
+		now, end := time.Now().UTC(), time.Now().UTC().Add(4*time.Hour)
+		text := fmt.Sprintf(data, now.Format(time.RFC3339), end.Format(time.RFC3339))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), []byte(text), 0o600))
+		k := open(t, Config{Dir: dir})
+		time.Sleep(2 * gather) // what the start has changed is written
+		synctest.Wait()
+		b := nodes.NewBook(nodes.Config{})
+		b.Find(now.Add(365*24*time.Hour), broken("n1"))
+		k.mu.Lock()
+		k.book = b // and nothing else wakes the Keeper
+		k.mu.Unlock()
+		time.Sleep(longestTurn + 4*time.Hour + time.Second)
+		synctest.Wait()
+		require.Empty(t, names(k))
+		require.NoError(t, k.Close())
+	})
+}
+
 func TestActsAreTriedAgainAndTheNewestCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		acts := told{fail: 2}
