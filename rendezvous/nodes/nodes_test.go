@@ -128,6 +128,29 @@ func TestMarksExpireAndNewFindingsProlongThem(t *testing.T) {
 	require.Len(t, b.List(after(6 * time.Hour))[0].Findings, 2, "what was found stays")
 }
 
+// The same finding again and again is no news each time, and its node stays marked.
+func TestFindingsThatGoOnProlongAMark(t *testing.T) {
+	const every = 9 * time.Minute
+	b, told, last := sized(100), 0, time.Duration(0)
+	require.Empty(t, b.Find(noon, find("n002", Hang)))
+	for at := time.Duration(0); at < 9*time.Hour; at += every {
+		require.Empty(t, b.Tick(after(at)), "%v", at)
+		told += len(b.Find(after(at), find("n001", ECC)))
+		require.Empty(t, b.Find(after(at), find("n002", Hang)), "it counts once")
+		last = at
+	}
+	require.Equal(t, 30, told, "every other one")
+	require.Empty(t, b.Tick(after(last-every+4*time.Hour-1)))
+	require.Equal(t, []string{"unmark n001"}, deeds(b.Tick(after(last+4*time.Hour))))
+
+	b = NewBook(Config{Expiry: 10 * time.Second})
+	b.Find(noon, find("n001", ECC))
+	require.Empty(t, b.Find(after(5*time.Second-1), find("n001", ECC)))
+	acts := b.Find(after(5*time.Second), find("n001", ECC))
+	require.Equal(t, []string{"mark n001"}, deeds(acts), "a mark that is short is renewed sooner")
+	require.Equal(t, after(15*time.Second), acts[0].Mark.Until)
+}
+
 func TestTheNextTick(t *testing.T) {
 	b := NewBook(Config{Expiry: 10 * time.Minute})
 	require.Zero(t, b.Next())

@@ -152,7 +152,7 @@ func (j *job) expire(until time.Time) {
 // judge says what a finding that was recorded leads to.
 func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
 	r := b.nodes[f.Node]
-	if m := r.mark; m != nil && (m.By != Policy || !fresh) {
+	if m := r.mark; m != nil && (m.By != Policy || !fresh && !b.renewable(now, m)) {
 		return nil
 	}
 	reason := b.reason(r, f.Kind)
@@ -175,6 +175,12 @@ func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
 	b.made = append(b.made, now)
 	b.set(r, m)
 	return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
+}
+
+// renewable says whether a mark of the policy was renewed so long ago that what is no news renews it: the same again
+// and again is not told each time, but its mark may not expire meanwhile.
+func (b *Book) renewable(now time.Time, m *Mark) bool {
+	return now.Sub(m.Until.Add(-b.cfg.Expiry)) >= min(sameWithin, b.cfg.Expiry/2)
 }
 
 // line is a mark for people.
