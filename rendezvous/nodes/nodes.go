@@ -62,6 +62,8 @@ type Finding struct {
 	Kind Kind      `json:"kind"`
 	Text string    `json:"text,omitempty"`
 	At   time.Time `json:"at"` // zero: when the Book hears of it
+	// Mass: it was one of a mass verdict, as the Book has seen, and does not count among Config.Repeats.
+	Mass bool `json:"mass,omitempty"`
 }
 
 // Mark says that no new workers should be placed on a machine.
@@ -175,6 +177,7 @@ type job struct {
 	blames   []blame         // of the last Config.MassWithin, the oldest first
 	blamed   map[Kind]int    // how many of blames are about members
 	known    map[about]bool  // what blames are about
+	massed   map[Kind]bool   // there is a mass verdict, and the findings until now say so
 }
 
 // about is what a blame is about.
@@ -312,7 +315,7 @@ func (b *Book) run(now time.Time, run string) *job {
 }
 
 func newJob() *job {
-	return &job{members: map[string]bool{}, blamed: map[Kind]int{}, known: map[about]bool{}}
+	return &job{members: map[string]bool{}, blamed: map[Kind]int{}, known: map[about]bool{}, massed: map[Kind]bool{}}
 }
 
 func (b *Book) roomForRun() {

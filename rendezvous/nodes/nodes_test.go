@@ -336,6 +336,47 @@ func TestAMassVerdictMarksNobody(t *testing.T) {
 		deeds(b.Find(noon, find("n000", ECC), find("n001", ECC))), "half is no mass")
 }
 
+// A mass verdict does not mark one of its machines later, with one finding more.
+func TestFindingsOfAMassVerdictDoNotCountLater(t *testing.T) {
+	b := sized(4)
+	mass := []Finding{find("n001", Hang), find("n002", Hang), find("n003", Hang)}
+	require.Empty(t, b.Find(noon, mass...))
+	require.Empty(t, b.Find(after(time.Hour), mass...))
+	require.Equal(t, []string{"hold n001", "hold n002", "hold n003"}, deeds(b.Find(after(2*time.Hour), mass...)))
+	b = again(t, b)
+	require.Empty(t, b.Find(after(3*time.Hour), find("n001", Hang)))
+	require.Empty(t, b.Find(after(4*time.Hour), append(mass, find("n001", Silent))...), "nor at the same time")
+	require.Equal(t, []string{"mark n001"}, deeds(b.Find(after(5*time.Hour), find("n001", Silent))))
+	require.Contains(t, b.Marks()[0].Reason, "3 findings")
+}
+
+func TestWhichFindingsAreOfAMassVerdict(t *testing.T) {
+	b := sized(5)
+	for _, o := range []struct {
+		at   time.Duration
+		node string
+		text string
+	}{
+		{0, "n000", "too early"}, {3 * time.Minute, "n001", "the first"}, {4 * time.Minute, "n002", "the second"},
+		{5*time.Minute - 1, "n003", "the third, and most"}, {5*time.Minute - 1, "n004", "one more"},
+		{5*time.Minute - 1, "n001", "the first again"}, {time.Hour, "n001", "much later"},
+	} {
+		b.Find(after(o.at), Finding{Node: o.node, Run: "r", Kind: Hang, Text: o.text},
+			Finding{Node: "n001", Run: "r", Kind: Silent, Text: "another kind " + o.text},
+			Finding{Node: o.node, Run: "other", Kind: Hang, Text: "another run " + o.text})
+	}
+	var got []string
+	for _, n := range again(t, b).List(after(time.Hour)) {
+		for _, f := range slices.Backward(n.Findings) {
+			if f.Mass {
+				got = append(got, n.Name+" "+f.Text)
+			}
+		}
+	}
+	require.Equal(t, []string{"n001 the first", "n001 the first again", "n002 the second", "n003 the third, and most",
+		"n004 one more"}, got)
+}
+
 func TestBounds(t *testing.T) {
 	b := sized(100)
 	for i := range 3 * MaxPerNode {

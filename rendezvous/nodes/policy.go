@@ -28,6 +28,7 @@ func (b *Book) Find(now time.Time, found ...Finding) (acts []Act) {
 		fresh[i] = b.record(now, *f)
 		b.blame(now, *f)
 	}
+	b.noteMass(now, found)
 	for i, f := range found {
 		if b.nodes[f.Node] != nil { // there was room for it
 			acts = append(acts, b.judge(now, f, fresh[i])...)
@@ -149,13 +150,52 @@ func (j *job) expire(until time.Time) {
 	j.blames = slices.Delete(j.blames, 0, n)
 }
 
+// noteMass has the findings of mass verdicts say so: when one is first seen all of its machines', then those that come.
+func (b *Book) noteMass(now time.Time, found []Finding) {
+	since := now.Add(-b.cfg.MassWithin)
+	for _, f := range found {
+		j := b.runs[f.Run]
+		switch {
+		case j == nil:
+		case !b.mass(f):
+			delete(j.massed, f.Kind)
+		case j.massed[f.Kind]:
+			b.setMass(since, f)
+		default:
+			j.massed[f.Kind] = true
+			b.setAllMass(since, f.Run, f.Kind)
+		}
+	}
+}
+
+func (b *Book) setAllMass(since time.Time, run string, k Kind) {
+	for _, o := range b.runs[run].blames {
+		if o.Kind == k {
+			b.setMass(since, Finding{Node: o.Node, Run: run, Kind: k})
+		}
+	}
+}
+
+// setMass has the findings since then say that they are of a mass verdict which are like f, if f is blamed.
+func (b *Book) setMass(since time.Time, f Finding) {
+	r := b.nodes[f.Node]
+	if r == nil || !b.runs[f.Run].known[about{f.Node, f.Kind}] {
+		return
+	}
+	for i := range r.findings {
+		if o := &r.findings[i]; o.Run == f.Run && o.Kind == f.Kind && o.At.After(since) {
+			o.Mass = true
+		}
+	}
+}
+
 // judge says what a finding that was recorded leads to.
 func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
 	r := b.nodes[f.Node]
 	if m := r.mark; m != nil && (m.By != Policy || !fresh && !b.renewable(now, m)) {
 		return nil
 	}
-	reason := b.reason(r, f.Kind)
+	reason := b.reason(r, f)
 	if reason == "" {
 		return nil
 	}
@@ -192,21 +232,22 @@ func (m Mark) line() string {
 	return Line(text)
 }
 
-// reason says why a finding marks; "": it does not.
-func (b *Book) reason(r *record, k Kind) string {
-	if why := hard[k]; why != "" || k == LogRule {
+// reason says why a finding marks; "": it does not. Those of a mass verdict count for nothing but what it holds back.
+func (b *Book) reason(r *record, f Finding) string {
+	if why := hard[f.Kind]; why != "" || f.Kind == LogRule {
 		return why
 	}
-	n := 0
-	for _, f := range r.findings {
-		if hard[f.Kind] == "" && f.Kind != LogRule {
+	n, mass := 0, b.mass(f)
+	for _, o := range r.findings {
+		counts := !o.Mass || mass && o.Run == f.Run && o.Kind == f.Kind
+		if counts && hard[o.Kind] == "" && o.Kind != LogRule {
 			n++
 		}
 	}
 	if n < b.cfg.Repeats {
 		return ""
 	}
-	return fmt.Sprintf("%d findings of the last days, the newest %s", n, k)
+	return fmt.Sprintf("%d findings of the last days, the newest %s", n, f.Kind)
 }
 
 // renew has a mark of the policy last longer. Its beginning and its run stay.
