@@ -41,7 +41,7 @@ const (
 	actBudget  = time.Minute    // of one call
 	firstPause = time.Second    // after a call that has failed; it doubles
 	lastPause  = 2 * time.Minute
-	sweepEvery = time.Hour
+	sweepEvery = time.Hour // also the last pause of a sweep
 )
 
 // What is to be done about no machine in particular; these can be no machine's names.
@@ -213,8 +213,16 @@ func (a *actor) attempt(ctx context.Context, p *pending) {
 	default:
 		p.why = nodes.Line(err.Error())
 		p.due = time.Now().Add(p.pause)
-		p.pause = min(2*p.pause, lastPause)
+		p.pause = min(2*p.pause, p.longest())
 	}
+}
+
+// longest bounds the pause. A sweep lists the whole cluster, and fails as long as one annotation cannot be read.
+func (p *pending) longest() time.Duration {
+	if p.key == sweepTask {
+		return sweepEvery
+	}
+	return lastPause
 }
 
 // succeeded notes what was done. The lock is held.

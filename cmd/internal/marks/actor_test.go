@@ -147,11 +147,11 @@ func TestAnActorThatFailsIsShownAndLoggedOnce(t *testing.T) {
 		require.Len(t, list.Troubles, 2)
 		stats := k.Stats()
 		require.Equal(t, Stats{Marked: 1, Pending: 1, Failures: c.calls}, stats)
-		require.InDelta(t, 45, stats.Failures, 15, "three tasks, at last every two minutes")
+		require.InDelta(t, 45, stats.Failures, 15, "two tasks at last every two minutes, and a sweep")
 		require.Equal(t, 3, strings.Count(out.String(), `msg="not carried out"`))
 
 		c.failing(errors.New("closed"))
-		time.Sleep(10 * time.Minute)
+		time.Sleep(20 * time.Minute)
 		synctest.Wait()
 		require.Equal(t, 6, strings.Count(out.String(), `msg="not carried out"`), "it is another error")
 		_, err := k.Clear(t.Context(), "n1", "me", "")
@@ -162,12 +162,37 @@ func TestAnActorThatFailsIsShownAndLoggedOnce(t *testing.T) {
 		require.Equal(t, nodes.Remove, list.Nodes[0].Deed.Do)
 
 		c.failing(nil)
-		time.Sleep(2 * time.Minute)
+		time.Sleep(sweepEvery)
 		synctest.Wait()
 		require.Empty(t, k.List().Nodes)
 		require.Empty(t, k.List().Troubles)
 		require.Empty(t, c.names())
 		require.Zero(t, k.Stats().Pending)
+		require.NoError(t, k.Close())
+	})
+}
+
+// lister is a cluster of which something cannot be read.
+type lister struct {
+	cluster
+	sweeps []time.Time
+}
+
+func (l *lister) Sweep(context.Context, func(string) bool) error {
+	_ = l.call(func() { l.sweeps = append(l.sweeps, time.Now()) })
+	return errors.New("an annotation cannot be read")
+}
+
+func TestASweepThatFailsIsTriedEverMoreRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lister{cluster: cluster{marks: map[string]bool{}}}
+		k := open(t, Config{Actor: l})
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		require.InDelta(t, 12+23, len(l.sweeps), 2)
+		n := len(l.sweeps)
+		require.Equal(t, sweepEvery, l.sweeps[n-1].Sub(l.sweeps[n-2]))
+		require.Equal(t, firstPause, l.sweeps[1].Sub(l.sweeps[0]), "it may pass")
 		require.NoError(t, k.Close())
 	})
 }
