@@ -134,22 +134,22 @@ type known struct {
 	judged   rendezvous.EpochID
 }
 
+// listen hears in pieces. What has come before ctx ended is heard before it returns, so that Close writes it.
 func (l *listener) listen(ctx context.Context) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
-	for {
+	for last := false; !last; {
 		select {
 		case <-ctx.Done():
-			return
 		case <-look.C:
 			l.lookAtAll()
 		case <-l.k.ear.wake:
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-time.After(l.k.cfg.Settle):
 		}
+		last = ctx.Err() != nil
 		for run, h := range l.k.ear.take() {
 			l.hear(run, h)
 		}

@@ -145,6 +145,23 @@ func TestMarksExpireInTheDaemon(t *testing.T) {
 	})
 }
 
+// The daemon ends before what was heard has settled, with the service or after it.
+func TestWhatWasHeardLastOutlivesTheDaemon(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		inJob(t, 3, func(j *job) {
+			j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
+			if closed {
+				j.s.Close(0)
+			}
+			require.Empty(t, names(j.k))
+			require.NoError(t, j.k.Close())
+			k := open(t, Config{Dir: j.k.cfg.Dir})
+			require.Equal(t, []string{"m1"}, names(k))
+			require.NoError(t, k.Close())
+		})
+	}
+}
+
 // Nodes whose launchers leave at once after a check that all have failed.
 func TestAMassVerdictIsSeenToBeOne(t *testing.T) {
 	inJob(t, 4, func(j *job) {
