@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
@@ -286,6 +287,42 @@ func TestTwoMastersOfOneCluster(t *testing.T) {
 	require.True(t, is, "the other master's mark is still there")
 	change(t, b, "gpu-01", "clear")
 	tainted(t, s, "gpu-01", false)
+}
+
+// What other masters have left goes an hour after its end, unless it may be renewed yet, or is no master's.
+func TestMarksOfMastersThatNeverCameBackAreSwept(t *testing.T) {
+	s := kubetest.Start(t)
+	a, err := newCluster(t.Context(), kube.Taint, s.Account(t, taintRights...), nil, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	defer a.close()
+	const stranger = ownerPrefix + "train/other"
+	now, want := time.Now(), map[string]bool{}
+	for node, m := range map[string]struct {
+		owner string
+		until time.Time
+		stays bool
+	}{
+		"ended-long-ago": {stranger, now.Add(-strangersGrace - time.Minute), false},
+		"ended-just-now": {stranger, now.Add(-strangersGrace + time.Minute), true},
+		"lasts":          {stranger, now.Add(time.Hour), true},
+		"has-no-end":     {stranger, time.Time{}, true},
+		"is-no-masters":  {"dlrover-other/train/other", now.Add(-24 * time.Hour), true},
+		"own":            {a.owner, now.Add(-24 * time.Hour), true},
+		"own-unknown":    {a.owner, now.Add(time.Hour), false},
+	} {
+		s.AddNode(t, node)
+		require.NoError(t, a.client.Apply(t.Context(), kube.Taint, kube.Mark{Node: node, Owner: m.owner, Reason: "x",
+			Since: now.Add(-48 * time.Hour), Until: m.until}))
+		want[node] = m.stays
+	}
+	sweeper, ok := a.asked().(marks.Sweeper)
+	require.True(t, ok)
+	require.NoError(t, sweeper.Sweep(t.Context(), func(machine string) bool { return machine == "own" }))
+	got := map[string]bool{}
+	for node := range want {
+		_, got[node] = s.Taint(node)
+	}
+	require.Equal(t, want, got)
 }
 
 // The daemon and its rendezvous go on while the API server does not answer, and say what is not done.

@@ -173,6 +173,36 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 	require.ErrorContains(t, err, "data directory "+plain)
 }
 
+// Who reads the file while it is replaced reads the old one to its end, and a crash leaves one of both.
+func TestTheFileIsReplacedAsAWhole(t *testing.T) {
+	dir := t.TempDir()
+	f, err := openFile(dir)
+	require.NoError(t, err)
+	defer f.close()
+	old, data := strings.Repeat("old ", 5000), strings.Repeat("new", 50)
+	require.NoError(t, f.save([]byte(old)))
+	in, err := os.Open(f.path())
+	require.NoError(t, err)
+	defer in.Close()
+	begin := make([]byte, 1000)
+	_, err = io.ReadFull(in, begin)
+	require.NoError(t, err)
+	before, err := in.Stat()
+	require.NoError(t, err)
+
+	require.NoError(t, f.save([]byte(data)))
+	rest, err := io.ReadAll(in)
+	require.NoError(t, err)
+	require.Equal(t, old, string(begin)+string(rest))
+	after, err := os.Stat(f.path())
+	require.NoError(t, err)
+	require.False(t, os.SameFile(before, after))
+	text, err := os.ReadFile(f.path())
+	require.NoError(t, err)
+	require.Equal(t, data, string(text))
+	require.NoFileExists(t, filepath.Join(dir, tempName))
+}
+
 // told collects what a Keeper says and has done.
 type told struct {
 	mu    sync.Mutex
