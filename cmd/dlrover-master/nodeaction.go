@@ -106,7 +106,7 @@ const (
 	silentWait = 2 * time.Second
 )
 
-// defaultAction is level event where that is allowed.
+// defaultAction is level event where that is allowed, or turns out to be: the API server may not answer yet.
 func (d *daemon) defaultAction(ctx context.Context) (kube.Level, *cluster, error) {
 	cfg, err := kube.InCluster()
 	if errors.Is(err, kube.ErrNotInCluster) {
@@ -115,8 +115,11 @@ func (d *daemon) defaultAction(ctx context.Context) (kube.Level, *cluster, error
 	ctx, cancel := context.WithTimeout(ctx, silentWait)
 	defer cancel()
 	a, err := newCluster(ctx, kube.Event, cfg, err, d.log)
+	if d.away(err) {
+		a.guessed = true
+		return kube.Event, a, nil
+	}
 	if err != nil {
-		a.close()
 		d.log.Info("nodes that are found faulty are not marked; --node-action=none says that this is meant", "why", err)
 		return kube.None, nil, nil
 	}
@@ -129,14 +132,22 @@ func (d *daemon) act(ctx context.Context, level kube.Level) (*cluster, error) {
 	defer cancel()
 	cfg, err := kube.InCluster()
 	a, err := newCluster(ctx, level, cfg, err, d.log)
-	if away, ok := errors.AsType[*awayError](err); ok {
-		d.log.Warn("the API server cannot be asked what this daemon may do to nodes; it goes on", "err", away.error)
+	if d.away(err) {
 		return a, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--node-action=%s: %w", level, err)
 	}
 	return a, nil
+}
+
+// away says whether an error is an awayError, and tells people if it is.
+func (d *daemon) away(err error) bool {
+	away, ok := errors.AsType[*awayError](err)
+	if ok {
+		d.log.Warn("the API server cannot be asked what this daemon may do to nodes; it goes on", "err", away.error)
+	}
+	return ok
 }
 
 // awayError: nobody has said whether the level is allowed.
@@ -146,10 +157,11 @@ func (e *awayError) Unwrap() error { return e.error }
 
 // cluster carries out marks in Kubernetes.
 type cluster struct {
-	client *kube.Client
-	level  kube.Level
-	owner  string
-	log    *slog.Logger
+	client  *kube.Client
+	level   kube.Level
+	owner   string
+	log     *slog.Logger
+	guessed bool // nobody has asked for the level, nor said that it is allowed
 }
 
 // newCluster returns who acts with the configuration, if there was no error. It is usable with an awayError, too.
@@ -227,6 +239,9 @@ func (a *cluster) Apply(ctx context.Context, m nodes.Mark) error {
 	if errors.Is(err, kube.ErrNotFound) {
 		return fmt.Errorf("Kubernetes has no node %q: set NODE_NAME from spec.nodeName in the training pods, as "+
 			"docs/kubernetes/training-pod.yaml does (%w): %w", m.Node, err, marks.ErrFinal)
+	}
+	if a.guessed && errors.Is(err, kube.ErrForbidden) {
+		return fmt.Errorf("%w (--node-action=none says that this is meant): %w", err, marks.ErrFinal)
 	}
 	return err
 }

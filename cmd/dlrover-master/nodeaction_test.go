@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -406,6 +407,65 @@ func TestTheDefaultLevel(t *testing.T) {
 		require.Nil(t, d.marks)
 		require.Empty(t, s.Requests())
 	})
+}
+
+// keeping has a daemon of these options keep marks, and shows what it logs when it has ended.
+func keeping(t *testing.T, out io.Writer, args ...string) *daemon {
+	t.Helper()
+	d := &daemon{log: slog.New(slog.NewTextHandler(out, nil)), metrics: newMetrics()}
+	a := app(io.Discard)
+	a.Action = d.keepMarks
+	require.NoError(t, a.Run(append([]string{"dlrover-master"}, args...)))
+	return d
+}
+
+// A right that nobody could be asked for at the start may be there or not, and each mark shows.
+func TestTheDefaultLevelWhileTheAPIServerIsAway(t *testing.T) {
+	for want, rights := range map[marks.State][]string{marks.Applied: eventRights, marks.Given: nil} {
+		t.Run(string(want), func(t *testing.T) {
+			s := inPod(t, rights...)
+			s.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+				http.Error(w, "away", http.StatusServiceUnavailable)
+				return true
+			})
+			var out bytes.Buffer
+			d := keeping(t, &out)
+			require.NotNil(t, d.marks)
+			s.Intercept(nil)
+			for range 2 {
+				s.Requests()
+				require.NoError(t, d.marks.Mark(t.Context(), "gpu-01", "me", "smoke"))
+				require.Eventually(t, func() bool { return d.marks.Stats().Pending == 0 }, soon, 10*time.Millisecond)
+				require.Equal(t, []string{"POST /api/v1/namespaces/default/events"}, s.Requests())
+				require.Equal(t, want, d.marks.List().Nodes[0].Deed.State)
+			}
+			d.closeMarks()
+			require.Equal(t, 1, strings.Count(out.String(), "level=WARN msg=\"the API server cannot be asked"))
+			refused := 0
+			if want == marks.Given {
+				refused = 1
+			}
+			require.Equal(t, refused, strings.Count(out.String(), "not carried out"), out.String())
+			require.Equal(t, refused, strings.Count(out.String(), "not allowed to create events"))
+		})
+	}
+}
+
+// A level that was asked for goes on, and tries again: the right may come.
+func TestALevelThatWasAskedForWaitsForItsRight(t *testing.T) {
+	s := inPod(t, eventRights...)
+	_, c, _, end := served(t, "--node-action=event")
+	defer end()
+	s.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		http.Error(w, "not yet", http.StatusForbidden)
+		return true
+	})
+	change(t, c, "gpu-01", "mark")
+	require.Eventually(t, func() bool { return strings.Contains(deed(t, c, "gpu-01").Why, "not yet") }, soon,
+		10*time.Millisecond)
+	require.Equal(t, marks.Pending, deed(t, c, "gpu-01").State)
+	s.Intercept(nil)
+	require.Eventually(t, func() bool { return deed(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
 }
 
 func TestNodeActionsThatCannotBe(t *testing.T) {
