@@ -49,6 +49,9 @@ func (d *daemon) keepMarks(c *cli.Context) error {
 	}
 	dir, dry := c.String("data-dir"), c.Bool("node-action-dry-run")
 	if dir == "" && level == kube.None {
+		if c.IsSet("node-mark-time") {
+			d.log.Warn("--node-mark-time is of no use: no node is marked without --data-dir or a level of --node-action")
+		}
 		return nil
 	}
 	cfg := marks.Config{

@@ -468,6 +468,18 @@ func TestALevelThatWasAskedForWaitsForItsRight(t *testing.T) {
 	require.Eventually(t, func() bool { return deed(t, c, "gpu-01").State == marks.Applied }, soon, 10*time.Millisecond)
 }
 
+func TestAMarkTimeOfNoMarks(t *testing.T) {
+	const warning = "--node-mark-time is of no use: no node is marked without --data-dir or a level of --node-action"
+	for args, want := range map[string]int{
+		"--node-mark-time=1h": 1, "--node-action=none": 0, "--node-mark-time=1h --data-dir=" + t.TempDir(): 0,
+		"--node-mark-time=1h --node-action=event --node-action-dry-run": 0,
+	} {
+		var out bytes.Buffer
+		keeping(t, &out, strings.Fields(args)...).closeMarks()
+		require.Equal(t, want, strings.Count(out.String(), "level=WARN msg=\""+warning), args)
+	}
+}
+
 func TestNodeActionsThatCannotBe(t *testing.T) {
 	for name, c := range map[string]struct {
 		rights []string
