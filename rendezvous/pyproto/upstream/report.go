@@ -209,7 +209,7 @@ func processErrors(fs []rendezvous.Failure) string {
 // timedOut tells the master of a world that has not come about.
 func (s *Service) timedOut(ctx context.Context, text string, after time.Duration) error {
 	data, err := json.Marshal(map[string]any{"rdzv_name": training, "node_rank": s.cfg.Rank,
-		"err_type": "join_timeout", "err_message": text, "elapsed_time": int(after.Seconds())})
+		"err_type": "join_timeout", "err_message": text, "elapsed_time": seconds(after)})
 	if err != nil {
 		return err
 	}

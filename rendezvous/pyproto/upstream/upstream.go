@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -204,10 +205,14 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 func (s *Service) introduce(ctx context.Context, p rendezvous.Params) error {
 	return s.cfg.Client.Report(ctx, s.cfg.Client.New("RendezvousParams",
 		pyproto.Field{Name: "min_nodes", Value: p.Min}, pyproto.Field{Name: "max_nodes", Value: p.Max},
-		pyproto.Field{Name: "waiting_timeout", Value: int(p.LastCall.Seconds())},
+		pyproto.Field{Name: "waiting_timeout", Value: seconds(p.LastCall)},
 		pyproto.Field{Name: "node_unit", Value: p.Unit},
-		pyproto.Field{Name: "join_timeout", Value: int(p.JoinTimeout.Seconds())}))
+		pyproto.Field{Name: "join_timeout", Value: seconds(p.JoinTimeout)}))
 }
+
+// seconds rounds up: the master counts whole ones, and takes a join timeout of 0 for none, in place of which it has its
+// own.
+func seconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
 
 // self is this node, and the rules of its run.
 func (s *Service) self() (rendezvous.Node, rendezvous.Params) {

@@ -66,6 +66,16 @@ func TestOptionsThatCannotAct(t *testing.T) {
 	require.ErrorIs(t, newModel(t).node(0, 0, p).tryJoin(), rendezvous.ErrRefused)
 }
 
+// The master counts whole seconds, and 0 would mean something else to it than a part of one.
+func TestTimesAreRoundedUp(t *testing.T) {
+	t.Parallel()
+	m := newModel(t)
+	p := rendezvous.Params{Min: 1, Max: 2, LastCall: 500 * time.Millisecond, JoinTimeout: 2100 * time.Millisecond}
+	m.node(0, 0, p).join()
+	told := m.told("RendezvousParams", 0)[0]
+	require.Equal(t, []int{1, 3}, []int{told.Int("waiting_timeout"), told.Int("join_timeout")})
+}
+
 func TestHTTP(t *testing.T) {
 	t.Parallel()
 	m := newModel(t)
