@@ -252,7 +252,7 @@ func (s *Service) late(ctx context.Context, turn int) error {
 		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: text})
 	}
 	s.mu.Unlock()
-	if err := s.timedOut(ctx, text, s.params.JoinTimeout); err != nil {
+	if err := s.timedOut(ctx, checking, text, s.params.JoinTimeout); err != nil {
 		return err
 	}
 	return errAside

@@ -206,10 +206,14 @@ func processErrors(fs []rendezvous.Failure) string {
 	}
 }
 
-// timedOut tells the master of a world that has not come about.
-func (s *Service) timedOut(ctx context.Context, text string, after time.Duration) error {
-	data, err := json.Marshal(map[string]any{"rdzv_name": training, "node_rank": s.cfg.Rank,
-		"err_type": "join_timeout", "err_message": text, "elapsed_time": seconds(after)})
+// joinTimeout is the master's word for a rendezvous whose time is up, which 0.6 tells in an event. Those before it keep
+// the text as it is.
+const joinTimeout = "join-timeout"
+
+// timedOut tells the master of a world of a rendezvous that has not come about.
+func (s *Service) timedOut(ctx context.Context, name, text string, after time.Duration) error {
+	data, err := json.Marshal(map[string]any{"rdzv_name": name, "node_rank": s.cfg.Rank, "err_type": joinTimeout,
+		"err_message": text, "elapsed_time": seconds(after)})
 	if err != nil {
 		return err
 	}

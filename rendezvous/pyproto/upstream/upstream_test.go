@@ -542,17 +542,23 @@ func TestJoinTimeout(t *testing.T) {
 	require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: "too few nodes within 1s: need 2 to 2"},
 		*fail.Cause)
 	eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 0)) == 1 })
-	told := m.told("NodeFailure", 0)[0]
+	requireTimedOut(t, training, m.told("NodeFailure", 0)[0])
+	a.leave()
+	require.Equal(t, "FAILED_EXITED", m.events(0)[1])
+}
+
+// requireTimedOut wants a rendezvous of node rank 0 to have ended after a second, in the words that the master knows.
+func requireTimedOut(t *testing.T, name string, told *pyproto.Message) {
+	t.Helper()
 	require.Equal(t, rdzvError, told.Str("level"))
 	var why struct {
 		Name    string `json:"rdzv_name"`
 		Rank    *int   `json:"node_rank"`
+		Kind    string `json:"err_type"`
 		Elapsed int    `json:"elapsed_time"`
 	}
 	require.NoError(t, json.Unmarshal([]byte(told.Str("error_data")), &why))
-	require.Equal(t, []any{training, 0, 1}, []any{why.Name, *why.Rank, why.Elapsed})
-	a.leave()
-	require.Equal(t, "FAILED_EXITED", m.events(0)[1])
+	require.Equal(t, []any{name, 0, "join-timeout", 1}, []any{why.Name, *why.Rank, why.Kind, why.Elapsed})
 }
 
 // TestSpare: the master's world has no place for this node, which waits without limit.

@@ -146,7 +146,7 @@ func (s *Service) askWorld(ctx context.Context, turn int) error {
 	text := s.formed(w, mine, n < 0, turn)
 	switch {
 	case text != "":
-		return s.timedOut(ctx, text, p.JoinTimeout)
+		return s.timedOut(ctx, training, text, p.JoinTimeout)
 	case n >= 0 && s.forgotten(w, n):
 		return s.asideIs(s.enlist(ctx, turn, training, w.round))
 	}
@@ -406,7 +406,7 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 	if late == 0 {
 		return nil
 	}
-	return s.timedOut(ctx, noLeader, late)
+	return s.timedOut(ctx, training, noLeader, late)
 }
 
 // noLeader is why a run ends whose leader has neither come nor been replaced.
