@@ -38,7 +38,7 @@ type Group struct {
 // Times of DLRover's agents in a check.
 const (
 	checkRounds = 2
-	testTime    = 300 * time.Second // of one test
+	testTime    = 300 * time.Second // of one test, and before it for the leader of the group
 	verdictTime = 360 * time.Second // for the tests of all nodes
 	failedTime  = 3600.0            // what is reported for a test that has failed, in seconds
 	askPause    = 250 * time.Millisecond
@@ -84,6 +84,8 @@ var (
 	errNext = errors.New("upstream: the round is over")
 	// errAnew: the master was started again, or another check has begun.
 	errAnew = errors.New("upstream: the master has forgotten the check")
+	// errNoLeader: the test has failed without a beginning.
+	errNoLeader = errors.New("upstream: the leader of the group has not told where to meet")
 )
 
 // test takes part in the master's check, and goes on to train if this node is sound.
@@ -171,12 +173,13 @@ func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) erro
 // has it.
 func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults, slow []int, err error) {
 	w, err := s.group(ctx, turn)
-	if err != nil {
+	var seconds float64
+	switch {
+	case err == nil:
+		seconds, err = s.testIn(ctx, w)
+	case !errors.Is(err, errNoLeader):
 		return nil, nil, err
 	}
-	limited, cancel := context.WithTimeout(ctx, testTime)
-	seconds, err := s.cfg.Check.Test(limited, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
-	cancel()
 	if ctx.Err() != nil {
 		return nil, nil, ctx.Err()
 	}
@@ -195,6 +198,13 @@ func (s *Service) testOnce(ctx context.Context, turn int, passed *bool) (faults,
 		slow, err = s.verdict(ctx, turn, w, "StragglerExistRequest")
 	}
 	return faults, slow, err
+}
+
+// testIn tests this node with its group.
+func (s *Service) testIn(ctx context.Context, w world) (seconds float64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, testTime)
+	defer cancel()
+	return s.cfg.Check.Test(ctx, Group{w.own, w.base(w.own), w.size, w.addr, w.port})
 }
 
 // group joins the check and finds out with whom this node tests, and where.
@@ -276,22 +286,26 @@ func (s *Service) lead(ctx context.Context, turn int, w world) (world, error) {
 	return w, err
 }
 
+// leader asks where to meet. One that has died is replaced, which makes the round void, or not.
 func (s *Service) leader(ctx context.Context, turn int, w world) (world, error) {
-	for {
+	for end := time.Now().Add(s.every.leader); time.Now().Before(end); {
+		asked := time.Now()
 		err := s.insist(ctx, turn, func() (err error) {
 			w.addr, w.port, err = s.address(ctx, w)
 			return err
 		})
+		if err == nil && w.port == 0 {
+			err = s.void(ctx, turn, w)
+		}
 		if err != nil || w.port > 0 {
 			return w, err
 		}
+		end = end.Add(time.Since(asked)) // without the master nobody can tell
 		if err := s.wait(ctx, turn, askPause); err != nil {
 			return w, err
 		}
-		if err := s.void(ctx, turn, w); err != nil {
-			return w, err
-		}
 	}
+	return w, errNoLeader
 }
 
 // void is why a round is over for the master that is none for this node; nil if it is one for both.

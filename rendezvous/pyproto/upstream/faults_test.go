@@ -213,6 +213,27 @@ func TestACheckBeginsAnewWithTheMaster(t *testing.T) {
 	})
 }
 
+// A leader that dies before it has told where to meet, and that nobody replaces, is as a partner that dies in the test:
+// the round goes on with this node's failure.
+func TestALeaderThatDoesNotTellWhereToMeet(t *testing.T) {
+	t.Parallel()
+	c := newTheirCheck(t)
+	n := c.model.node(1, 1, two)
+	n.every.leader = time.Second
+	n.cfg.Check.Test = func(context.Context, Group) (float64, error) {
+		t.Error("it has nobody to meet")
+		return 0, nil
+	}
+	c.model.mu.Lock()
+	c.waits[0] = 1
+	c.model.mu.Unlock()
+	n.join()
+	eventually(t, "it asks for the verdict", func() bool { return len(c.model.told("NetworkReadyRequest", 1)) > 0 })
+	told := c.model.told("NodeEvent", 1)
+	require.Equal(t, []string{"NODE_CHECK_FAILED"}, c.model.events(1))
+	require.InDelta(t, failedTime, told[0].Float("event_elapsed_time"), 0)
+}
+
 // The seat of a node that has gone to be checked, once more, completes a world without it. Who waits there for its
 // leader meets it where both train, and not in a further check, which the leader would join for its part.
 func TestALeaderThatIsLateIsNotChecked(t *testing.T) {

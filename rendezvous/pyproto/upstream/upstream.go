@@ -42,6 +42,8 @@ type intervals struct {
 	show time.Duration
 	// blame: how long a node whose workers failed as another node's failure makes them waits for one to blame.
 	blame time.Duration
+	// leader: how long a node in a check waits for the first of its group to tell where they meet.
+	leader time.Duration
 	// round: between the rounds of a check, in which all nodes hear the verdict of one before somebody begins the next.
 	round time.Duration
 }
@@ -142,7 +144,7 @@ func New(cfg Config) *Service {
 		s.cfg.Follows = func(rendezvous.Failure) bool { return false }
 	}
 	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second, blame: 3 * time.Second,
-		round: 5 * time.Second}
+		leader: testTime, round: 5 * time.Second}
 	s.term = uint64(time.Now().UnixNano())
 	s.dir.Term, s.dir.Seq = s.term, s.term
 	return s
