@@ -71,6 +71,25 @@ func must[T any](v T, err error) T {
 	return v
 }
 
+// What DLRover's test does not know is named if it was asked for, and what this node's own examination heeds is not.
+func TestOptionsOfAPythonCheckThatCannotAct(t *testing.T) {
+	for line, want := range map[string]string{
+		"--network-check": "", "--precheck=1 --exclude-straggler": "", "--network-check --check-action=report": "",
+		"--network-check --check-ttl=600 --check-timeout=1m": "",
+		"--network-check --comm-perf-test":                   "--comm-perf-test",
+		"--precheck=2 --check-ttl=run":                       "--comm-perf-test --check-ttl=run",
+		"--precheck=1 --check-ttl=1h --check-timeout=30":     "--check-ttl=1h0m0s --check-timeout=30s",
+		"--health-check=true --check-ttl=1h":                 "",
+	} {
+		c, err := openedChecks(t, line+" train.py", 0, "")
+		require.NoError(t, err)
+		c.noPy = errors.New("no python3") // which is asked for last
+		k, err := c.pythonCheck(t.Context())
+		require.Equal(t, k.Test != nil, errors.Is(err, c.noPy), line)
+		require.Equal(t, want, k.Inert, line)
+	}
+}
+
 func TestTorchDevices(t *testing.T) {
 	for kind, want := range map[string]python.Device{
 		"": python.CPU, "cuda": python.CUDA, "rocm": python.CUDA, "metax": python.CUDA, "ascend": python.NPU,

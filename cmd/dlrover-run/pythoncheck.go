@@ -43,11 +43,28 @@ func (c *nodeChecks) pythonCheck(ctx context.Context) (upstream.Check, error) {
 	if c.spec.Level == netcheck.LevelLocal {
 		return k, nil
 	}
-	if err := c.hasDLRover(ctx); err != nil {
-		return k, err
+	k.Test, k.Inert = c.pythonTest, strings.Join(c.pythonInert(), " ")
+	return k, c.hasDLRover(ctx)
+}
+
+// pythonInert are the options that DLRover's test does not know. It has no collective of all nodes; every start has a
+// test, as a node that stayed away would keep the others waiting; and its limit is that of all partners, agents among
+// them, whose verdict comes within a fixed time, too.
+func (k *checkSettings) pythonInert() (options []string) {
+	if k.spec.Comm {
+		options = append(options, "--comm-perf-test")
 	}
-	k.Test = c.pythonTest
-	return k, nil
+	switch k.spec.TTL {
+	case netcheck.DefaultTTL:
+	case 0:
+		options = append(options, "--check-ttl=run")
+	default:
+		options = append(options, "--check-ttl="+k.spec.TTL.String())
+	}
+	if k.spec.Timeout != netcheck.DefaultTimeout {
+		options = append(options, "--check-timeout="+k.spec.Timeout.String())
+	}
+	return options
 }
 
 // hasDLRover: the nodes of DLRover's check run its own test.

@@ -22,6 +22,8 @@ type Check struct {
 	// Test runs DLRover's test with the nodes of a group, as its agents do, and returns the seconds that it took; nil:
 	// nodes do not test each other.
 	Test func(ctx context.Context, g Group) (seconds float64, err error)
+	// Inert lists the options, as a user would type them, that Test does not know.
+	Inert string
 	// ExcludeStraggler ends this node if it is slow.
 	ExcludeStraggler bool
 	// ReportOnly trains in spite of what was found.

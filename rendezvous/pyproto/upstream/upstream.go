@@ -53,6 +53,7 @@ const Limits = "the master is DLRover's: it has no spares, counts restarts for e
 	"other nodes' failures, finds no hangs, and takes no token"
 
 // Inert lists the options in p, as a user would type them, that cannot act under a Python master; "" if there are none.
+// Of a check only who makes it can tell: Check.Inert.
 func Inert(p rendezvous.Params) string {
 	acting := rendezvous.Params{
 		Min: p.Min, Max: p.Max, Unit: p.Unit, LastCall: p.LastCall, JoinTimeout: p.JoinTimeout, MaxRestarts: p.MaxRestarts,
@@ -195,11 +196,23 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 		s.wg.Go(s.follow)
 		s.wg.Go(s.beat)
 		s.cfg.Log.Info(Limits)
-		if inert := Inert(p); inert != "" {
+		if inert := s.inert(p); inert != "" {
 			s.cfg.Log.Warn("options that have no effect under a master of DLRover", "options", inert)
 		}
 	}
 	return nil
+}
+
+// inert is all that cannot act here, in p or in how nodes are checked.
+func (s *Service) inert(p rendezvous.Params) string {
+	all := Inert(p)
+	if s.cfg.Check.Inert == "" {
+		return all
+	}
+	if all != "" {
+		all += "; "
+	}
+	return all + "in tests with other nodes: " + s.cfg.Check.Inert
 }
 
 // introduce tells the master the rules of the run. The first node's count, until the master is started again: one that

@@ -1,9 +1,11 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +66,23 @@ func TestOptionsThatCannotAct(t *testing.T) {
 	require.Equal(t, "--restart-policy=Always: true growth_delay=7", Inert(p))
 	p.Hold = true
 	require.ErrorIs(t, newModel(t).node(0, 0, p).tryJoin(), rendezvous.ErrRefused)
+}
+
+// Of the options of a check, too, and once however often the node joins.
+func TestOptionsOfACheckThatCannotAct(t *testing.T) {
+	t.Parallel()
+	for growth, want := range map[time.Duration]string{
+		0:               `options="in tests with other nodes: --check-timeout=30s"`,
+		7 * time.Second: `options="growth_delay=7; in tests with other nodes: --check-timeout=30s"`,
+	} {
+		var log bytes.Buffer
+		n := newModel(t).node(0, 0, rendezvous.Params{Min: 1, Max: 2, GrowthDelay: growth})
+		n.cfg.Check.Inert, n.cfg.Log = "--check-timeout=30s", slog.New(slog.NewTextHandler(&log, nil))
+		n.join().join()
+		n.Close()
+		require.Equal(t, 1, strings.Count(log.String(), want), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "no effect"))
+	}
 }
 
 // The master counts whole seconds, and 0 would mean something else to it than a part of one.
