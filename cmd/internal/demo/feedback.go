@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/rendezvous/kube"
 	"dlrover-run/rendezvous/kube/kubetest"
 )
 
@@ -37,7 +38,7 @@ func feedback(ctx context.Context, s *screen, bin, name string) error {
 		return fmt.Errorf("%w; run 'make build' first, or name the directory with --bin", err)
 	}
 	if name != "" {
-		return playFeedback(ctx, s, bin, hall{name})
+		return playFeedback(ctx, s, bin, hall{name}, played)
 	}
 	why := possible()
 	if why == nil {
@@ -49,10 +50,51 @@ func feedback(ctx context.Context, s *screen, bin, name string) error {
 		h.remove()
 	}
 	s.line("All nodes are on loopback, and a health check plays the slow link: %v.", why)
-	return playFeedback(ctx, s, bin, hall{})
+	return playFeedback(ctx, s, bin, hall{}, played)
 }
 
-func playFeedback(ctx context.Context, s *screen, bin string, h hall) error {
+// kubernetes is what the story needs of a cluster. What is not there is "".
+type kubernetes interface {
+	addNode(name string)
+	masterPod() (env map[string]string) // makes the pod of dlrover-master
+	taint(node string) string           // the value of ours
+	avoid() string                      // the annotation kube.AvoidKey of the master's pod
+}
+
+// masterRights are those of the manifests for taints and for the nodes to avoid.
+var masterRights = []string{"get nodes", "list nodes", "patch nodes", "create events", "patch pods"}
+
+const (
+	namespace = "training"
+	masterPod = "dlrover-master-0"
+)
+
+// playedCluster is an API server in this program.
+type playedCluster struct {
+	t      kubetest.T
+	server *kubetest.Server
+}
+
+func played(f *feedbackStory) kubernetes { return playedCluster{f, kubetest.Start(f)} }
+
+func (k playedCluster) addNode(name string) { k.server.AddNode(k.t, name) }
+
+func (k playedCluster) masterPod() map[string]string {
+	return k.server.Pod(k.t, namespace, masterPod, masterRights...)
+}
+
+func (k playedCluster) taint(node string) string {
+	value, _ := k.server.Taint(node)
+	return value
+}
+
+func (k playedCluster) avoid() string {
+	text, _ := k.server.PodAnnotations(namespace, masterPod)[kube.AvoidKey].(string)
+	return text
+}
+
+// playFeedback plays the story in a cluster that start starts.
+func playFeedback(ctx context.Context, s *screen, bin string, h hall, start func(*feedbackStory) kubernetes) error {
 	if err := adoptOrphans(); err != nil {
 		return err
 	}
@@ -68,6 +110,7 @@ func playFeedback(ctx context.Context, s *screen, bin string, h hall) error {
 		if h.inSpaces() {
 			c.on = f.command
 		}
+		f.k = start(f)
 		s.began = time.Now()
 		return f.run()
 	})
@@ -90,7 +133,7 @@ type feedbackStory struct {
 	ctx     context.Context
 	c       *cluster
 	h       hall
-	server  *kubetest.Server
+	k       kubernetes
 	env     []string // of a pod of the cluster
 	cleanup []func()
 	told    int // lines of the daemon's event log
@@ -126,12 +169,10 @@ func (f *feedbackStory) command(name, program string, args []string) []string {
 }
 
 func (f *feedbackStory) run() error {
-	f.server = kubetest.Start(f)
 	for n := 1; n <= machineCount; n++ {
-		f.server.AddNode(f, machine(n))
+		f.k.addNode(machine(n))
 	}
-	for name, value := range f.server.Pod(f, "training", "dlrover-master-0", "get nodes", "list nodes", "patch nodes",
-		"create events", "patch pods") {
+	for name, value := range f.k.masterPod() {
 		f.env = append(f.env, name+"="+value)
 	}
 	f.line("A cluster of four nodes, with an API server as Kubernetes has it. Three pods are to train, one is a spare.\n"+
@@ -390,21 +431,26 @@ func (f *feedbackStory) event(event, node string) error {
 	})
 }
 
-// tainted waits until the slow machine's node has the taint, or has not.
+// tainted waits until the slow machine's node has the taint, or has not, and the master's pod the annotation with it.
 func (f *feedbackStory) tainted(want bool) error {
+	node, avoid := machine(slowMachine), ""
+	if want {
+		avoid = fmt.Sprintf("[%q]", node)
+	}
 	var value string
-	err := f.until(fmt.Sprintf("the taint of %s is there: %v", machine(slowMachine), want), func() (is bool) {
-		value, is = f.server.Taint(machine(slowMachine))
-		return is == want
+	what := fmt.Sprintf("the taint of %s is there: %v; and %s is %q", node, want, kube.AvoidKey, avoid)
+	err := f.until(what, func() bool {
+		value = f.k.taint(node)
+		return (value != "") == want && f.k.avoid() == avoid
 	})
 	switch {
 	case err != nil:
 		return err
 	case want:
-		f.now("Kubernetes: node %s has the taint dlrover/faulty=%s:NoSchedule; no new pod comes to it", machine(slowMachine),
-			value)
+		f.now("Kubernetes: node %s has the taint %s=%s:NoSchedule; no new pod comes to it", node, kube.Key, value)
+		f.now("Kubernetes: the master's pod has the annotation %s: %s", kube.AvoidKey, avoid)
 	default:
-		f.now("Kubernetes: node %s has no taint any more", machine(slowMachine))
+		f.now("Kubernetes: node %s has no taint any more", node)
 	}
 	return nil
 }
