@@ -16,6 +16,7 @@ import (
 
 	"dlrover-run/rendezvous/kube"
 	"dlrover-run/rendezvous/kube/kubetest"
+	"dlrover-run/rendezvous/nodes"
 )
 
 const (
@@ -333,12 +334,47 @@ func (f *feedbackStory) recheck() error {
 
 // replaceDaemon kills the daemon as a crash would, and starts another one, whose marks last longer.
 func (f *feedbackStory) replaceDaemon() error {
+	before, err := f.findings()
+	if err != nil {
+		return err
+	}
 	if err := f.c.daemon.cmd.Process.Signal(syscall.SIGKILL); err != nil {
 		return err
 	}
 	<-f.c.daemon.done
-	f.now("dlrover-master is killed with kill -9; the next one knows what it knew")
-	return f.startDaemon(time.Hour)
+	f.now("dlrover-master is killed with kill -9")
+	if err := f.startDaemon(time.Hour); err != nil {
+		return err
+	}
+	after, err := f.findings()
+	switch {
+	case err != nil:
+		return err
+	case len(before) == 0 || !slices.Equal(before, after):
+		return fmt.Errorf("what was found about %s was %v, and is %v after the restart", machine(slowMachine), before, after)
+	}
+	f.now("it knows what the one before knew of %s: %s", machine(slowMachine), after[0].Text)
+	return nil
+}
+
+// findings are what the daemon knows of the slow machine, the newest first.
+func (f *feedbackStory) findings() (found []nodes.Finding, err error) {
+	out, err := f.ctl("nodes", "--json")
+	if err != nil {
+		return nil, err
+	}
+	var known struct{ Nodes []nodes.Node }
+	if err := json.Unmarshal(out, &known); err != nil {
+		return nil, fmt.Errorf("dlroverctl nodes --json: %w", err)
+	}
+	for _, n := range known.Nodes {
+		for _, k := range n.Findings {
+			if n.Name == machine(slowMachine) {
+				found = append(found, k.Finding)
+			}
+		}
+	}
+	return found, nil
 }
 
 // check has machines check themselves and each other; the slow one's launcher ends with code.
@@ -457,16 +493,21 @@ func (f *feedbackStory) tainted(want bool) error {
 
 // show prints what dlroverctl says.
 func (f *feedbackStory) show(args ...string) error {
-	cmd := exec.CommandContext(f.ctx, filepath.Join(f.c.bin, "dlroverctl"), args...)
-	cmd.Env = append(environment(), "DLROVER_MASTER_ADDR="+f.c.addr, "DLROVER_TOKEN_FILE="+f.c.path("token"))
-	out, err := cmd.CombinedOutput()
+	out, err := f.ctl(args...)
 	f.line("\n  $ dlroverctl %s", strings.Join(args, " "))
 	for line := range strings.Lines(string(out)) {
 		f.line("  %s", strings.TrimRight(line, "\n"))
 	}
 	f.line("")
-	if err != nil {
-		return fmt.Errorf("dlroverctl %s: %w", strings.Join(args, " "), err)
+	return err
+}
+
+// ctl asks the daemon with dlroverctl. The answer is with an error, too.
+func (f *feedbackStory) ctl(args ...string) (answer []byte, err error) {
+	cmd := exec.CommandContext(f.ctx, filepath.Join(f.c.bin, "dlroverctl"), args...)
+	cmd.Env = append(environment(), "DLROVER_MASTER_ADDR="+f.c.addr, "DLROVER_TOKEN_FILE="+f.c.path("token"))
+	if answer, err = cmd.CombinedOutput(); err != nil {
+		err = fmt.Errorf("dlroverctl %s: %w: %s", strings.Join(args, " "), err, lastLine(answer))
 	}
-	return nil
+	return answer, err
 }

@@ -33,6 +33,7 @@ func testFeedback(t *testing.T, start func(*feedbackStory) kubernetes) {
 		`gpu-02 +check-failed .* taint: applied`,
 		`node-unmarked gpu-02: the mark has expired`,
 		`dlrover-master is killed`,
+		`it knows what the one before knew of gpu-02: node check: .*eth0 sends 38 Mbit/s`,
 		`node-unmarked gpu-02: a check of the node has passed`,
 		`ok      the node is in use again`,
 	} {
