@@ -36,6 +36,7 @@ type cluster struct {
 	quit    chan struct{}
 	wg      sync.WaitGroup
 	open    []io.Closer
+	others  []process // below this one and not ours: a test's
 }
 
 // child is a process that we started.
@@ -49,7 +50,7 @@ type child struct {
 func newCluster(dir, bin, python string, train []string) (*cluster, error) {
 	c := &cluster{
 		dir: dir, bin: bin, python: python, train: train, nodes: map[string]*child{}, records: make(chan record),
-		quit: make(chan struct{}),
+		quit: make(chan struct{}), others: descendants(processes(), os.Getpid()),
 	}
 	err := os.WriteFile(c.path("train.py"), trainPy, 0o644)
 	return c, errors.Join(err, os.WriteFile(c.path("token"), []byte(rand.Text()), 0o600))
@@ -243,7 +244,7 @@ func (c *cluster) close() {
 			ch.wait(late)
 		}
 	}
-	leftovers(stopLimit, true)
+	leftovers(stopLimit, true, c.others...)
 	for _, f := range c.open {
 		_ = f.Close()
 	}
