@@ -135,9 +135,9 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 
 APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' rendezvous/kube/apiserver/go.mod)
 
-e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
+e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and the story of demo-feedback, in a real kube-apiserver, built below KUBE
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -json -run TestKubernetes \
-	  ./rendezvous/kube ./cmd/dlrover-master | $(TESTLOG)
+	  ./rendezvous/kube ./cmd/dlrover-master ./cmd/internal/demo | $(TESTLOG)
 
 $(KUBE)/kube-apiserver-%:
 	cd rendezvous/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .

@@ -259,6 +259,12 @@ func (k *Kubernetes) Node(t *testing.T, name string) (taint string, messages []s
 	return taint, a.messages(name)
 }
 
+// NodeAnnotations are those of a node.
+func (k *Kubernetes) NodeAnnotations(t *testing.T, name string) map[string]string {
+	t.Helper()
+	return newAdmin(t, k.root).view(name).Annotations
+}
+
 // PodAnnotations are those of a pod.
 func (k *Kubernetes) PodAnnotations(t *testing.T, name string) map[string]string {
 	t.Helper()
