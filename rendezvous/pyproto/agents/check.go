@@ -150,11 +150,7 @@ func (c *check) complete(now time.Time) bool {
 	if !c.ready(now) {
 		return false
 	}
-	for rank, t := range c.waiting {
-		if now.Sub(t.seen) > Silence {
-			c.drop(rank)
-		}
-	}
+	c.dropSilent(now)
 	if !c.ready(now) {
 		return false
 	}
@@ -168,6 +164,16 @@ func (c *check) complete(now time.Time) bool {
 	}
 	c.begin(now, sortedRanks(c.waiting)[:n])
 	return true
+}
+
+// dropSilent: who waits asks again and again, or is gone. Agents that are about to train go back to the check for
+// those who wait in it.
+func (c *check) dropSilent(now time.Time) {
+	for rank, t := range c.waiting {
+		if now.Sub(t.seen) > Silence {
+			c.drop(rank)
+		}
+	}
 }
 
 // bounds are for how many nodes a round is: those of the run without those that take no part.

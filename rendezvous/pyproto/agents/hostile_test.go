@@ -31,13 +31,34 @@ func TestTheStoreIsBounded(t *testing.T) {
 	for i := 0; h.set(ctx, who, "big"+string(rune('A'+i)), value) == nil; i++ {
 		require.Less(t, i, maxStore/maxValue)
 	}
-	require.LessOrEqual(t, h.store.bytes, maxStore)
+	require.LessOrEqual(t, h.store.bytes, maxLasting)
 	require.NoError(t, h.set(ctx, who, "bigA", value), "what is there may be replaced")
-	sum := 0
-	for k, v := range h.store.values {
-		sum += weight(k, v)
+	sums := func() {
+		sum, lasting := 0, 0
+		for k, v := range h.store.values {
+			sum += weight(k, v)
+			if h.store.lasts(k) {
+				lasting += weight(k, v)
+			}
+		}
+		require.Equal(t, []int{sum, lasting}, []int{h.store.bytes, h.store.lasting})
 	}
-	require.Equal(t, sum, h.store.bytes)
+	sums()
+
+	// the rendezvous go on, and what fills the keys of a world is gone with that
+	require.Error(t, h.set(ctx, who, prefix(worldsKept), value), "no world of now")
+	for i := 0; h.set(ctx, who, prefix(1)+string(rune('A'+i)), value) == nil; i++ {
+		require.Less(t, i, maxStore/maxValue)
+	}
+	require.Greater(t, h.store.bytes, maxStore-2*maxValue)
+	require.Error(t, h.set(ctx, who, prefix(2)+masterAddr, value))
+	h.store.forget(training, 2)
+	require.NoError(t, h.set(ctx, who, prefix(2)+masterAddr, value))
+	require.NoError(t, h.set(ctx, who, prefix(1+worldsKept)+masterAddr, value))
+	sums()
+	h.store.forget(training, 1+worldsKept+1)
+	require.NotContains(t, h.store.values, prefix(1+worldsKept)+masterAddr)
+	sums()
 }
 
 func TestTheStoreKeepsNoRequests(t *testing.T) {

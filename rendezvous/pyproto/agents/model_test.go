@@ -375,7 +375,7 @@ func (m *model) meetsOnce(ctx context.Context) (s *start, again bool, end string
 		switch {
 		case err != nil || ctx.Err() != nil:
 			return nil, false, broken, err
-		case n < 0:
+		case n < 0 && m.d == pyproto.Comm: // agents to 0.4 know of no such number
 			return nil, false, jobStops, nil
 		case n > 0:
 			return nil, true, "", nil
@@ -394,7 +394,9 @@ func (m *model) meetsOnce(ctx context.Context) (s *start, again bool, end string
 			m.mu.Unlock()
 			return s, false, "", nil
 		}
-		if time.Since(since) > m.timeout {
+		if len(a.Dict("world").Pairs) > 0 { // others are in it
+			since = time.Now()
+		} else if time.Since(since) > m.timeout {
 			_ = m.report(ctx, m.msg("NodeFailure", f("error_data", "{}"), f("level", "rdzv_error")))
 			return nil, false, timedOut, nil
 		}

@@ -561,6 +561,9 @@ func (h *Host) listen() {
 		case <-h.ctx.Done():
 			return
 		}
+		h.mu.Lock()
+		h.check.dropSilent(time.Now())
+		h.mu.Unlock()
 		for _, a := range h.silent(time.Now()) {
 			h.lose(a)
 			h.leave(h.ctx, a, rendezvous.Leave{

@@ -18,17 +18,34 @@ func lasting(d time.Duration) func(int) work { return func(int) work { return wo
 // TestGrowth: nodes that come later are taken in, in whole units.
 func TestGrowth(t *testing.T) {
 	bubble(t, func(r *rig) {
-		ms := r.world(6, func(m *model) { m.min, m.unit, m.lastCall, m.works = 2, 2, time.Second, lasting(5*time.Minute) })
+		ms := r.world(6, func(m *model) { m.min, m.unit, m.lastCall, m.works = 2, 2, time.Second, lasting(2*time.Hour) })
 		r.goAll(ms[:3]...)
 		time.Sleep(time.Minute)
 		require.Equal(t, []int{0, 1}, ms[0].begun()[0].ranks, "in units of two")
 		require.Empty(t, ms[2].begun())
+		time.Sleep(time.Hour) // longer than it waits for a first world
 		r.goAll(ms[3])
 		time.Sleep(time.Minute)
 		sameWorlds(t, 1, ms[:2]...)
 		require.Equal(t, []int{0, 1, 2, 3}, ms[0].begun()[1].ranks)
 		require.Len(t, ms[3].begun(), 1)
 		requireEnds(t, ended, ms[:4]...)
+	})
+}
+
+// TestADeadChecker: who has joined the check and died keeps nobody from training.
+func TestADeadChecker(t *testing.T) {
+	bubble(t, func(r *rig) {
+		dead := r.agent(7, 7)
+		ms := r.world(2, nil)
+		r.goAll(ms[0])
+		time.Sleep(time.Minute)
+		_, err := dead.get(t.Context(), dead.msg("JoinRendezvousRequest", f("node_id", 7), f("local_world_size", 2),
+			f("rdzv_name", checking), f("node_rank", 7), f("node_ip", "10.0.0.7")))
+		require.NoError(t, err)
+		r.goAll(ms[1])
+		requireEnds(t, ended, ms...)
+		require.Len(t, ms[0].begun(), 1)
 	})
 }
 
@@ -70,6 +87,26 @@ func TestOrders(t *testing.T) {
 			sameWorlds(t, 2, ms...)
 		})
 	})
+	for _, d := range pyproto.Dialects() {
+		t.Run("a long pause before the first world, and a long bar, "+string(d), func(t *testing.T) {
+			bubble(t, func(r *rig) {
+				ms := r.world(3, func(m *model) { m.d, m.min, m.works = d, 2, lasting(3*time.Hour) })
+				r.goAll(ms[0])
+				time.Sleep(time.Minute)
+				order(r, rendezvous.Order{Kind: rendezvous.OrderPause, Text: "later"})
+				r.goAll(ms[1:]...)
+				time.Sleep(time.Hour) // no agent waits as long for a world
+				require.Empty(t, ms[0].begun())
+				order(r, rendezvous.Order{Kind: rendezvous.OrderBar, Node: "worker-2", Text: "smoke"})
+				order(r, rendezvous.Order{Kind: rendezvous.OrderResume})
+				time.Sleep(time.Hour)
+				require.Equal(t, []int{0, 1}, ms[0].begun()[0].ranks)
+				order(r, rendezvous.Order{Kind: rendezvous.OrderUnbar, Node: "worker-2"})
+				requireEnds(t, ended, ms...)
+				require.Equal(t, []int{0, 1, 2}, ms[2].begun()[0].ranks)
+			})
+		})
+	}
 	t.Run("stop", func(t *testing.T) {
 		bubble(t, func(r *rig) {
 			ms := r.world(3, func(m *model) { m.works = lasting(0) })

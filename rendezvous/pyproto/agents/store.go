@@ -21,17 +21,22 @@ const (
 	numMembers    = terminalState + "/num_members"
 )
 
-// Bounds of the store, in bytes: of a key, of a value, and of all.
+// Bounds of the store, in bytes: of a key, of a value, of all, and of those keys that are never forgotten, so that
+// they leave room for the rendezvous. The keys of worldsKept worlds from the oldest on that is kept are forgotten.
 const (
-	maxKey   = 4 << 10
-	maxValue = 1 << 20
-	maxStore = 256 << 20
+	maxKey     = 4 << 10
+	maxValue   = 1 << 20
+	maxStore   = 256 << 20
+	maxLasting = maxStore / 2
+	worldsKept = 3
 )
 
 // store is what agents keep at the master: bytes, text or, where they count, a number.
 type store struct {
-	values map[string]any
-	bytes  int
+	values  map[string]any
+	bytes   int
+	lasting int // of them, of keys that lasts
+
 	sizes  map[int]int    // nodes of worlds whose barrier may have to be released, by number
 	pruned map[string]int // by rendezvous: worlds below have no keys any more
 }
@@ -44,10 +49,27 @@ func weight(key string, v any) int { return len(key) + len(pyproto.BytesOf(v)) +
 
 func (s *store) put(key string, v any) {
 	if old, ok := s.values[key]; ok {
-		s.bytes -= weight(key, old)
+		s.weigh(key, -weight(key, old))
 	}
 	s.values[key] = v
-	s.bytes += weight(key, v)
+	s.weigh(key, weight(key, v))
+}
+
+func (s *store) weigh(key string, n int) {
+	s.bytes += n
+	if s.lasts(key) {
+		s.lasting += n
+	}
+}
+
+// lasts: no present world of a rendezvous has the key, with which it would be forgotten. That changes by forget alone.
+func (s *store) lasts(key string) bool {
+	for _, name := range []string{training, checking} {
+		if n, ok := worldOfKey(name, key); ok {
+			return n >= s.pruned[name]+worldsKept
+		}
+	}
+	return true
 }
 
 // forget drops the keys of worlds of a rendezvous below a number.
@@ -56,11 +78,13 @@ func (s *store) forget(rendezvous string, below int) {
 		return
 	}
 	s.pruned[rendezvous] = below
+	s.bytes, s.lasting = 0, 0
 	for key, v := range s.values {
 		if n, ok := worldOfKey(rendezvous, key); ok && n < below {
 			delete(s.values, key)
-			s.bytes -= weight(key, v)
+			continue
 		}
+		s.weigh(key, weight(key, v))
 	}
 	for n := range s.sizes {
 		if rendezvous == training && n < below {
@@ -98,19 +122,24 @@ func (s *store) set(key string, v any) error {
 	default:
 		return fmt.Errorf("agents: a %T as the value of key %.100q", v, key)
 	}
-	bytes := s.bytes + weight(key, v)
+	more := weight(key, v)
 	if old, ok := s.values[key]; ok {
-		bytes -= weight(key, old)
+		more -= weight(key, old)
 	}
-	if key == "" || len(key) > maxKey || len(pyproto.BytesOf(v)) > maxValue || bytes > maxStore {
+	if key == "" || len(key) > maxKey || len(pyproto.BytesOf(v)) > maxValue || s.full(key, more) {
 		return fmt.Errorf("agents: key %.100q of %d bytes with a value of %d: a key has 1 to %d bytes, a value at most %d, "+
-			"and all together %d", key, len(key), len(pyproto.BytesOf(v)), maxKey, maxValue, maxStore)
+			"all together %d, and those of no rendezvous %d", key, len(key), len(pyproto.BytesOf(v)), maxKey, maxValue,
+			maxStore, maxLasting)
 	}
 	if b, ok := v.([]byte); ok {
 		v = slices.Clone(b) // it is a part of the request, which may be large
 	}
 	s.put(key, v)
 	return nil
+}
+
+func (s *store) full(key string, more int) bool {
+	return s.bytes+more > maxStore || more > 0 && s.lasts(key) && s.lasting+more > maxLasting
 }
 
 // wrote acts upon the keys by which agents tell each other how far they are.

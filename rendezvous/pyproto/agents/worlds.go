@@ -61,7 +61,11 @@ func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]
 		if a == nil && h.last != nil {
 			h.stray(who)
 		}
+		why, known := a.idle(), h.worlds.last > 0
 		h.mu.Unlock()
+		if why == aside || why == gathering && (known || h.sealed(ctx)) {
+			return elsewhere[d], nil
+		}
 		return numbered(d, 0), nil
 	}
 	dir, key := a.dir, answerKey{h.worlds.number(a.dir.EpochID), d}
@@ -87,6 +91,48 @@ func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]
 func (a *agent) mayRun() bool {
 	return (a.dir.Kind == rendezvous.Lead || a.dir.Kind == rendezvous.Run) && a.dir.EpochID != a.ended && !a.dir.Hold
 }
+
+// idle says why an agent has no world.
+type idle int
+
+const (
+	busy      idle = iota // it has one, or ends
+	gathering             // it waits for others, or they have a world without it
+	aside                 // it is to have none now
+)
+
+func (a *agent) idle() idle {
+	if a == nil {
+		return busy
+	}
+	switch d := a.dir; {
+	case d.Kind == rendezvous.Bar || d.Hold:
+		return aside
+	case d.Kind != rendezvous.Wait:
+		return busy
+	case d.Paused != nil || d.Barred != nil:
+		return aside
+	default:
+		return gathering
+	}
+}
+
+// sealed: the run has had a world, by which it is known whether there are enough nodes.
+func (h *Host) sealed(ctx context.Context) bool {
+	world, err := h.cfg.Service.World(ctx, h.cfg.Run)
+	return err == nil && len(world) > 0
+}
+
+// elsewhere are the answers with a world that no agent is in. As long as an agent is told of one, it waits; without, it
+// gives up after its join timeout.
+var elsewhere = func() map[pyproto.Dialect][]byte {
+	m := map[pyproto.Dialect][]byte{}
+	for _, d := range pyproto.Dialects() {
+		world := &pyproto.Dict{Pairs: []pyproto.Pair{{Key: rendezvous.MaxNodes, Value: 1}}}
+		m[d] = pyproto.Encode(rendezvousState(d, world, 0, 0, 0))
+	}
+	return m
+}()
 
 // worldOf encodes the world of an epoch, once, and puts into the store what the agents will look for there. Nil: the
 // table is that of another world by now.
