@@ -42,17 +42,25 @@ const GRPCPath = "/elastic.Master/"
 // Handler serves b to agents by gRPC and by HTTP: POST /elastic.Master/{get,report} and /{get,report}. The server must
 // have Protocols with HTTP1 and UnencryptedHTTP2.
 func Handler(b Backend) http.Handler {
-	mux := http.NewServeMux()
+	mux, r := http.NewServeMux(), newRoom()
 	for _, name := range []string{"get", "report"} {
-		mux.HandleFunc("POST "+GRPCPath+name, func(w http.ResponseWriter, req *http.Request) { serveGRPC(w, req, b, name) })
-		mux.HandleFunc("POST /"+name, func(w http.ResponseWriter, req *http.Request) { serveJSON(w, req, b, name) })
+		s := &served{b, name, r}
+		mux.HandleFunc("POST "+GRPCPath+name, s.grpc)
+		mux.HandleFunc("POST /"+name, s.json)
 	}
 	return mux
 }
 
+// served is one of the two methods.
+type served struct {
+	b    Backend
+	name string
+	room *room
+}
+
 // The codes of gRPC that are used here.
 const (
-	codeOK, codeInvalid, codeUnimplemented, codeInternal, codeUnauthenticated = 0, 3, 12, 13, 16
+	codeOK, codeInvalid, codeExhausted, codeUnimplemented, codeInternal, codeUnauthenticated = 0, 3, 8, 12, 13, 16
 )
 
 func codeOf(err error) int {
@@ -61,23 +69,27 @@ func codeOf(err error) int {
 		return codeOK
 	case errors.Is(err, ErrJobUID):
 		return codeUnauthenticated
+	case errors.Is(err, errRoom):
+		return codeExhausted
 	case errors.Is(err, ErrPickle) || errors.Is(err, errProto):
 		return codeInvalid
 	}
 	return codeInternal
 }
 
-func serveGRPC(w http.ResponseWriter, req *http.Request, b Backend, name string) {
+func (s *served) grpc(w http.ResponseWriter, req *http.Request) {
 	if req.ProtoMajor < 2 {
 		http.Error(w, "gRPC needs HTTP/2", http.StatusHTTPVersionNotSupported)
 		return
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/grpc")
-	e, err := envelopeOf(w, req)
+	body := s.room.metered(req.Body)
+	defer body.done()
+	e, err := envelopeOf(w, body)
 	var reply []byte
 	if err == nil {
-		reply, err = answerGRPC(req, e, b, name)
+		reply, err = s.answerGRPC(req, e)
 	}
 	if err == nil {
 		err = writeAll(w, reply)
@@ -145,18 +157,18 @@ func writeAll(w http.ResponseWriter, data []byte) error {
 	return c.Flush()
 }
 
-func envelopeOf(w http.ResponseWriter, req *http.Request) (Envelope, error) {
+func envelopeOf(w http.ResponseWriter, body io.Reader) (Envelope, error) {
 	defer newLimit(http.NewResponseController(w).SetReadDeadline).lift()
-	body, err := readFrame(req.Body)
+	data, err := readFrame(body)
 	if err != nil {
 		return Envelope{}, err
 	}
-	return parseEnvelope(body)
+	return parseEnvelope(data)
 }
 
-func answerGRPC(req *http.Request, e Envelope, b Backend, name string) ([]byte, error) {
-	data, success, err := e.dispatch(req, b, name)
-	if name == "get" {
+func (s *served) answerGRPC(req *http.Request, e Envelope) ([]byte, error) {
+	data, success, err := s.dispatch(req, e)
+	if s.name == "get" {
 		return frame(Envelope{Data: data}.marshal()), err
 	}
 	if errors.Is(err, ErrJobUID) { // as the master of Python
@@ -165,18 +177,18 @@ func answerGRPC(req *http.Request, e Envelope, b Backend, name string) ([]byte, 
 	return frame(Response{Success: success}.marshal()), err
 }
 
-// dispatch has b answer what is in the envelope.
-func (e Envelope) dispatch(req *http.Request, b Backend, name string) (data []byte, success bool, err error) {
-	m, err := ReadMessage(e.Data)
+// dispatch has the Backend answer what is in the envelope.
+func (s *served) dispatch(req *http.Request, e Envelope) (data []byte, success bool, err error) {
+	m, err := s.room.read(req.Context(), e.Data)
 	if err != nil {
 		return nil, false, err
 	}
 	from := Caller{NodeID: e.NodeID, NodeType: e.NodeType, JobUID: req.Header.Get("job_uid")}
-	if name == "get" {
-		data, err = b.Get(req.Context(), from, m)
+	if s.name == "get" {
+		data, err = s.b.Get(req.Context(), from, m)
 		return data, err == nil, err
 	}
-	success, err = b.Report(req.Context(), from, m)
+	success, err = s.b.Report(req.Context(), from, m)
 	return nil, success, err
 }
 
@@ -184,17 +196,17 @@ func (e Envelope) dispatch(req *http.Request, b Backend, name string) (data []by
 func readFrame(r io.Reader) ([]byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, fmt.Errorf("%w: %w", errProto, err)
+		return nil, unreadable(err)
 	}
 	n := binary.BigEndian.Uint32(head[1:])
 	if head[0] != 0 || n > MaxMessage {
 		return nil, fmt.Errorf("%w: compressed, or of more than %d bytes", errProto, MaxMessage)
 	}
-	body := make([]byte, 0, min(n, 64<<10))
+	body := make([]byte, 0, min(n, smallBody))
 	for uint32(len(body)) < n { // what does not come is not allocated
-		chunk := make([]byte, min(n-uint32(len(body)), max(uint32(len(body)), 64<<10)))
+		chunk := make([]byte, min(n-uint32(len(body)), max(uint32(len(body)), smallBody)))
 		if _, err := io.ReadFull(r, chunk); err != nil {
-			return nil, fmt.Errorf("%w: %w", errProto, err)
+			return nil, unreadable(err)
 		}
 		body = append(body, chunk...)
 	}
@@ -204,27 +216,39 @@ func readFrame(r io.Reader) ([]byte, error) {
 	return body, nil
 }
 
+// unreadable is the error of a request that has not come as it should.
+func unreadable(err error) error {
+	if errors.Is(err, errRoom) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errProto, err)
+}
+
 func frame(body []byte) []byte {
 	b := binary.BigEndian.AppendUint32(make([]byte, 1, 5+len(body)), uint32(len(body)))
 	return append(b, body...)
 }
 
 // serveJSON is the form over HTTP, whose answer is a pickle.
-func serveJSON(w http.ResponseWriter, req *http.Request, b Backend, name string) {
+func (s *served) json(w http.ResponseWriter, req *http.Request) {
 	done := limitReading(w)
-	e, err := readJSON(http.MaxBytesReader(w, req.Body, maxJSON))
+	body := s.room.metered(http.MaxBytesReader(w, req.Body, maxJSON))
+	defer body.done()
+	e, err := readJSON(body)
 	done()
 	limitWriting(w)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
+	var data []byte
+	success := false
+	if err == nil {
+		data, success, err = s.dispatch(req, e)
+		limitWriting(w)
 	}
-	data, success, err := e.dispatch(req, b, name)
-	limitWriting(w)
 	switch {
+	case errors.Is(err, errRoom):
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	case errors.Is(err, ErrJobUID):
 		http.Error(w, err.Error(), http.StatusNotAcceptable)
-	case errors.Is(err, ErrPickle):
+	case errors.Is(err, ErrPickle), errors.Is(err, errProto):
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -244,7 +268,7 @@ func readJSON(r io.Reader) (e Envelope, err error) {
 		Data     string `json:"data"`
 	}
 	if err := json.NewDecoder(r).Decode(&raw); err != nil {
-		return e, fmt.Errorf("%w: %w", errProto, err)
+		return e, unreadable(err)
 	}
 	e.NodeID, e.NodeType = raw.NodeID, raw.NodeType
 	if e.Data, err = base64.StdEncoding.DecodeString(raw.Data); err != nil {

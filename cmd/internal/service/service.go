@@ -68,6 +68,9 @@ type Service struct {
 	wg       sync.WaitGroup
 }
 
+// agentStreams is how many calls a connection of DLRover's agents may make at the same time; they make a handful.
+const agentStreams = 100
+
 // New returns a Service without runs. It fails only for a topology file that cannot be used.
 func New(cfg Config) (*Service, error) {
 	file, err := topology.Open(cfg.TopologyFile)
@@ -103,6 +106,7 @@ func New(cfg Config) (*Service, error) {
 		s.server.Protocols = new(http.Protocols)
 		s.server.Protocols.SetHTTP1(true)
 		s.server.Protocols.SetUnencryptedHTTP2(true)
+		s.server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: agentStreams}
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop

@@ -1,0 +1,102 @@
+package pyproto
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// hog sends most of a large request and no end, until ctx is over. The answer comes when the rest is not wanted.
+func hog(ctx context.Context, t *testing.T, addr string, overHTTP bool, n int) (refused chan string) {
+	t.Helper()
+	tr := &http.Transport{Protocols: new(http.Protocols)}
+	tr.Protocols.SetHTTP1(overHTTP)
+	tr.Protocols.SetUnencryptedHTTP2(!overHTTP)
+	path, head := GRPCPath+"get", string(binary.BigEndian.AppendUint32([]byte{0}, MaxMessage))
+	if overHTTP {
+		path, head = "/get", `{"data": "`
+	}
+	body, in := io.Pipe()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+path, body)
+	require.NoError(t, err)
+	refused = make(chan string, 1)
+	go func() {
+		_, _ = io.Copy(in, io.MultiReader(strings.NewReader(head), bytes.NewReader(bytes.Repeat([]byte("A"), n))))
+		<-ctx.Done()
+		_ = in.CloseWithError(ctx.Err())
+	}()
+	go func() {
+		defer tr.CloseIdleConnections()
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			close(refused)
+			return
+		}
+		text, _ := io.ReadAll(resp.Body)
+		refused <- string(text) + resp.Trailer.Get("Grpc-Status")
+		_ = resp.Body.Close()
+	}()
+	return refused
+}
+
+// Strangers who send much and never end get no more memory than there is room; agents go on, and large messages are
+// taken again afterwards.
+func TestRoomForLargeRequests(t *testing.T) {
+	both(t, func(t *testing.T, overHTTP bool) {
+		addr := serve(t, Handler(&backend{answer: echo}))
+		c := client(t, ClientConfig{Addr: addr, HTTP: overHTTP})
+		large := c.New("KeyValuePair", Field{"value", make([]byte, 1<<20)})
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		const each = 12 << 20
+		var refused []chan string
+		for range roomSize/each + 1 {
+			refused = append(refused, hog(ctx, t, addr, overHTTP, each))
+		}
+		want := "8"
+		if overHTTP {
+			want = errRoom.Error()
+		}
+		for said := ""; said == ""; { // one of them
+			for _, r := range refused {
+				select {
+				case said = <-r:
+					require.Equal(t, want, strings.TrimSpace(said))
+				case <-time.After(time.Millisecond):
+				}
+			}
+		}
+		_, err := c.Get(soon(t), c.New("HeartBeat"))
+		require.NoError(t, err, "what is small is always taken")
+
+		stop()
+		require.Eventually(t, func() bool {
+			_, err = c.Get(soon(t), large)
+			return err == nil
+		}, 30*time.Second, 10*time.Millisecond, "room is given back")
+	})
+}
+
+// One large pickle at a time is decoded, and who does not wait for that is let go.
+func TestLargePicklesAreDecodedInTurn(t *testing.T) {
+	r := newRoom()
+	r.large <- struct{}{}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	_, err := r.read(ctx, make([]byte, largePickle))
+	require.ErrorIs(t, err, context.Canceled)
+	small := Encode(Comm.New("HeartBeat"))
+	_, err = r.read(ctx, small)
+	require.NoError(t, err)
+	<-r.large
+	_, err = r.read(t.Context(), Encode(Comm.New("KeyValuePair", Field{"value", make([]byte, largePickle)})))
+	require.NoError(t, err)
+	require.Empty(t, r.large)
+}
