@@ -24,8 +24,7 @@ const (
 	slowMachine  = 2 // the one with a slow link
 	spareMachine = 4
 
-	longMark  = 8 * time.Second // of the first mark
-	shortMark = 3 * time.Second // the same on loopback, where nothing takes long
+	firstMark = 8 * time.Second
 	stepLimit = 45 * time.Second
 )
 
@@ -246,11 +245,7 @@ func (f *feedbackStory) marked() error {
 	if err != nil {
 		return err
 	}
-	lasts := shortMark
-	if f.h.inSpaces() {
-		lasts = longMark
-	}
-	if err := f.startDaemon(lasts); err != nil {
+	if err := f.startDaemon(firstMark); err != nil {
 		return err
 	}
 	f.now("three launchers and a spare start: dlrover-run --nnodes=3 ...; their nodes are checked first")
