@@ -20,11 +20,12 @@ var errRoom = errors.New("too many large requests at once: send it again")
 
 // room bounds the memory of requests, as anybody may send some. Who finds none is refused; agents try again.
 type room struct {
+	size  int64
 	taken atomic.Int64
 	large chan struct{} // holds one while a large pickle is decoded
 }
 
-func newRoom() *room { return &room{large: make(chan struct{}, 1)} }
+func newRoom(size int64) *room { return &room{size: size, large: make(chan struct{}, 1)} }
 
 // metered takes room for what is read of one request. Done gives it back.
 type metered struct {
@@ -40,7 +41,7 @@ func (m *metered) Read(p []byte) (n int, err error) {
 	m.n += int64(n)
 	if more := m.n - smallBody - m.took; more > 0 {
 		m.took += more
-		if m.room.taken.Add(more) > roomSize {
+		if m.room.taken.Add(more) > m.room.size {
 			return 0, errRoom
 		}
 	}

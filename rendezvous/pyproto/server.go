@@ -42,7 +42,11 @@ const GRPCPath = "/elastic.Master/"
 // Handler serves b to agents by gRPC and by HTTP: POST /elastic.Master/{get,report} and /{get,report}. The server must
 // have Protocols with HTTP1 and UnencryptedHTTP2.
 func Handler(b Backend) http.Handler {
-	mux, r := http.NewServeMux(), newRoom()
+	return handler(b, newRoom(roomSize))
+}
+
+func handler(b Backend, r *room) http.Handler {
+	mux := http.NewServeMux()
 	for _, name := range []string{"get", "report"} {
 		s := &served{b, name, r}
 		mux.HandleFunc("POST "+GRPCPath+name, s.grpc)
@@ -242,6 +246,8 @@ func (s *served) json(w http.ResponseWriter, req *http.Request) {
 	if err == nil {
 		data, success, err = s.dispatch(req, e)
 		limitWriting(w)
+	} else {
+		w.Header().Set("Connection", "close") // or the answer would wait for the rest of the request
 	}
 	switch {
 	case errors.Is(err, errRoom):

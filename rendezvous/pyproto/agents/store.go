@@ -35,7 +35,7 @@ const (
 type store struct {
 	values  map[string]any
 	bytes   int
-	lasting int // of them, of keys that lasts
+	lasting int // of them, of keys that last
 
 	sizes  map[int]int    // nodes of worlds whose barrier may have to be released, by number
 	pruned map[string]int // by rendezvous: worlds below have no keys any more
