@@ -5,7 +5,7 @@ VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo de
 GOTAGS    := urfave_cli_no_docs
 LDFLAGS   := -s -w -X dlrover-run/cmd/internal/version.Version=$(VERSION)
 BINARIES  := dlrover-run dlrover-master checkpointd dlroverctl
-FOLDERS   := cmd hang launcher rendezvous checkpointd netcheck switchbox
+FOLDERS   := cmd hang internal launcher rendezvous checkpointd netcheck switchbox
 FUZZTIME  ?= 10s
 CHAOS_ROUNDS ?= 500
 SOAK_COUNT ?= 10

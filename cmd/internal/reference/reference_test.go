@@ -43,7 +43,7 @@ func TestReferenceIsFresh(t *testing.T) {
 // sources visits what programs are made of: Go files without tests, and the client in Python.
 func sources(t *testing.T, visit func(path, ext string)) {
 	t.Helper()
-	for _, folder := range []string{"cmd", "launcher", "rendezvous", "checkpointd", "netcheck", "switchbox"} {
+	for _, folder := range []string{"cmd", "internal", "launcher", "rendezvous", "checkpointd", "netcheck", "switchbox"} {
 		require.NoError(t, filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
 			if d.IsDir() && slices.Contains([]string{"bench", "demo", "reference", "testlog", "tests", "testdata"}, d.Name()) {
 				return fs.SkipDir

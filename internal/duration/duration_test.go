@@ -1,0 +1,55 @@
+package duration
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"60": time.Minute, "60s": time.Minute, "2m": 2 * time.Minute, "1h30m": 90 * time.Minute, "0.5": 500 * time.Millisecond,
+		"0": 0, "-3": -3 * time.Second, " 90s ": 90 * time.Second, "10ms": 10 * time.Millisecond, "1e3": 1000 * time.Second,
+	} {
+		got, err := Parse(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, got, text)
+	}
+	for _, text := range []string{"", "x", "60x", "nan", "inf", "-inf", "1e300", "9223372036.854775807", "2 m"} {
+		_, err := Parse(text)
+		require.ErrorContains(t, err, "a plain number is in seconds", text)
+	}
+}
+
+func TestWithin(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{"1": time.Second, "60m": time.Hour, "1h": time.Hour} {
+		got, err := Within(text, time.Second, time.Hour)
+		require.NoError(t, err, text)
+		require.Equal(t, want, got, text)
+	}
+	for _, text := range []string{"999ms", "61m", "-5", "0"} {
+		_, err := Within(text, time.Second, time.Hour)
+		require.EqualError(t, err, `"`+text+`" is out of range: want 1s to 1h`)
+	}
+	_, err := Within("0", 90*time.Second, 2*time.Minute)
+	require.EqualError(t, err, `"0" is out of range: want 1m30s to 2m`)
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("60")
+	f.Add("1h30m")
+	f.Fuzz(func(t *testing.T, text string) {
+		d, err := Parse(text)
+		if err != nil {
+			return
+		}
+		again, err := Parse(d.String())
+		require.NoError(t, err)
+		require.Equal(t, d, again)
+		require.Less(t, math.Abs(float64(d)), float64(math.MaxInt64)+1)
+	})
+}
