@@ -3,7 +3,7 @@ package rendezvous
 import "time"
 
 // Event is something that happened to a run. The events are Join, Attach, Detach, Silence, HungUp, Refused, Ready,
-// Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire and Tick.
+// Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
 type Event interface{ event() }
 
 // Join: a launcher has no workers and wants to be part of the next world. A member
@@ -166,27 +166,31 @@ type Order struct {
 // Rewire: the topology has changed. It counts from the next seal.
 type Rewire struct{ Topology Topology }
 
+// OtherRun: the run with this ID waits for nodes beside this one, as Lack.With has it.
+type OtherRun struct{ ID string }
+
 // Tick: time has passed; due when Round.Next says so.
 type Tick struct{}
 
-func (Join) event()    {}
-func (Attach) event()  {}
-func (Detach) event()  {}
-func (Silence) event() {}
-func (HungUp) event()  {}
-func (Refused) event() {}
-func (Ready) event()   {}
-func (Failing) event() {}
-func (Success) event() {}
-func (Stepped) event() {}
-func (Leave) event()   {}
-func (Cleared) event() {}
-func (Barred) event()  {}
-func (Doubt) event()   {}
-func (Leaving) event() {}
-func (Order) event()   {}
-func (Rewire) event()  {}
-func (Tick) event()    {}
+func (Join) event()     {}
+func (Attach) event()   {}
+func (Detach) event()   {}
+func (Silence) event()  {}
+func (HungUp) event()   {}
+func (Refused) event()  {}
+func (Ready) event()    {}
+func (Failing) event()  {}
+func (Success) event()  {}
+func (Stepped) event()  {}
+func (Leave) event()    {}
+func (Cleared) event()  {}
+func (Barred) event()   {}
+func (Doubt) event()    {}
+func (Leaving) event()  {}
+func (Order) event()    {}
+func (Rewire) event()   {}
+func (OtherRun) event() {}
+func (Tick) event()     {}
 
 // Action is what the shell around a Round must carry out: a new Directive for a node, a Note for the log, nodes to be
 // checked, or what is known about an epoch that has ended.

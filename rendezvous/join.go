@@ -19,7 +19,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		return nil
 	}
 	if err := r.admit(e); err != nil {
-		r.tellWaiting(e.Node, err)
+		r.tellRefused(e.Node, err)
 		return err
 	}
 	if r.fresh() && len(r.nodes) == 0 {
@@ -50,20 +50,52 @@ func (r *Round) arrived(now time.Time, who Node) *node {
 	return n
 }
 
-// maxRefused bounds the refusals of one run that are told.
+// maxRefused bounds the texts of tellWaiting in one run.
 const maxRefused = 64
 
-// tellWaiting tells those who wait for nodes, once, that and why one will not come.
-func (r *Round) tellWaiting(refused Node, err error) {
-	text := fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": "))
+// tellRefused tells the waiting nodes why another one will not come.
+func (r *Round) tellRefused(refused Node, err error) {
+	r.tellWaiting("refused", refused.Name,
+		fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": ")))
+}
+
+// tellOtherRun tells the nodes of a run without a world that they may be looking for each other under two names.
+func (r *Round) tellOtherRun(e OtherRun) {
+	if !r.Lacks().lonely() {
+		return
+	}
+	r.tellWaiting("other-run", "", fmt.Sprintf("nodes also wait in run %q of this rendezvous, and together there would be "+
+		"enough: is --rdzv-id the same on all nodes?", e.ID))
+}
+
+// tellWaiting tells the waiting nodes, once, why others do not come.
+func (r *Round) tellWaiting(event, name, text string) {
 	if r.joined == 0 || r.refused[text] || len(r.refused) >= maxRefused {
 		return
 	}
 	r.refused[text] = true
-	r.note("refused", refused.Name, text)
+	r.note(event, name, text)
 	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && !n.aside }) {
-		r.direct(n, Directive{Kind: Wait, Cause: &Cause{Kind: CauseRefusal, Node: refused.Name, Text: text}})
+		r.direct(n, Directive{Kind: Wait, Cause: &Cause{Kind: CauseRefusal, Node: name, Text: text}})
 	}
+}
+
+// Lack is how many nodes wait in a run that has had no world yet, and how many it needs. It is zero in any other run.
+type Lack struct{ Joined, Min, Max int }
+
+func (l Lack) lonely() bool { return l.Joined > 0 }
+
+// With reports whether two runs would have a world if their nodes had used one name.
+func (l Lack) With(o Lack) bool {
+	return l.lonely() && o.lonely() && l.Min == o.Min && l.Max == o.Max && l.Joined+o.Joined >= l.Min
+}
+
+// Lacks is what the run waits for.
+func (r *Round) Lacks() Lack {
+	if !r.fresh() || r.phase != forming || r.paused != nil || r.joined >= r.params.Min {
+		return Lack{}
+	}
+	return Lack{r.joined, r.params.Min, r.params.Max}
 }
 
 // fresh reports whether this history has seen no world yet.

@@ -133,7 +133,7 @@ type Round struct {
 	outcome    Outcome
 	finishedAt time.Time
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
-	refused    map[string]bool // nodes and reasons that those who wait have heard of
+	refused    map[string]bool // texts of tellWaiting
 
 	gone       map[string]*Cause // checks' bars of nodes that have left since the last seal, by name
 	lacking    *Cause            // that checks have left too few nodes, as those who wait were told; or nil
@@ -225,6 +225,9 @@ func (r *Round) apply(now time.Time, ev Event) error {
 	case Rewire:
 		r.cfg.Topology = e.Topology
 		r.note("topology", "", fmt.Sprintf("%d nodes; it counts from the next seal", len(e.Topology)))
+		return nil
+	case OtherRun:
+		r.tellOtherRun(e)
 		return nil
 	case Tick:
 		return nil

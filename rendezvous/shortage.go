@@ -85,7 +85,9 @@ func (r *Round) shortage() *Cause {
 	if r.failed() && r.fit(r.joined+r.asked+r.again+r.out+len(r.gone)) >= r.params.Min {
 		kind = CauseCheck
 	}
-	return r.lack(kind, fmt.Sprintf("no world within %s: %s", r.params.JoinTimeout, r.numbers()))
+	texts := append([]string{fmt.Sprintf("no world within %s: %s", r.params.JoinTimeout, r.numbers())},
+		slices.Sorted(maps.Keys(r.refused))...)
+	return r.lack(kind, strings.Join(texts[:min(len(texts), 1+maxNamed)], "; "))
 }
 
 // tellShortage tells those who wait that checks have left too few nodes for a world, whenever more or fewer are barred.

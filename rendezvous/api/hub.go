@@ -102,6 +102,8 @@ type Hub struct {
 	pruned time.Time // when abandoned runs were last looked for
 	closed bool
 	lives  *lives
+	// otherRuns looks for runs that miss each other's nodes; nil while none is due.
+	otherRuns *time.Timer
 }
 
 // NewHub returns a Hub without runs.
@@ -113,6 +115,9 @@ func NewHub(cfg HubConfig) *Hub {
 func (h *Hub) Close() {
 	h.mu.Lock()
 	h.closed = true
+	if h.otherRuns != nil {
+		h.otherRuns.Stop()
+	}
 	for _, r := range h.runs {
 		r.close(ErrClosed)
 	}
@@ -182,8 +187,10 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 	}
 	if err = r.step(ev); err != nil {
 		h.forgetUnused(r)
+		return err
 	}
-	return err
+	h.lookForOtherRuns(r)
+	return nil
 }
 
 // forgetUnused drops a run that was made for a node that it then refused. One that has had nodes, or an order, keeps
