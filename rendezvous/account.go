@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/duration"
 )
 
 // What a Round keeps of its Budget. Whatever ends an epoch has a toll, which is booked at the next seal, when it is
@@ -185,7 +187,7 @@ func (r *Round) overrun(now time.Time) string {
 	}
 	for _, w := range b.Windows {
 		if n := r.within(now, w); w.Max > 0 && n >= w.Max {
-			return fmt.Sprintf("%d restarts of %s within %s (--restart-window)", n, w.subject(t), Short(w.Per))
+			return fmt.Sprintf("%d restarts of %s within %s (--restart-window)", n, w.subject(t), duration.Text(w.Per))
 		}
 	}
 	return ""
@@ -425,7 +427,7 @@ func (r *Round) holdFailed(now time.Time, c *Cause, d time.Duration) {
 	s, text := &r.account.Spent, "until an order"
 	s.Held = true
 	if d > 0 {
-		s.HeldUntil, text = now.Add(d), "for "+Short(d)
+		s.HeldUntil, text = now.Add(d), "for "+duration.Text(d)
 	}
 	r.spent = nil
 	why := "the run would have failed, and is held"
@@ -461,13 +463,13 @@ func (r *Round) timeLimit() (at time.Time, c *Cause) {
 		return time.Time{}, nil
 	case !a.Spent.Since.IsZero() && b.Deadline > 0:
 		at = a.Spent.Since.Add(b.Deadline)
-		c = &Cause{Kind: CauseDeadline, Text: fmt.Sprintf("the job has taken longer than %s (--deadline)", Short(b.Deadline))}
+		c = &Cause{Kind: CauseDeadline, Text: fmt.Sprintf("the job has taken longer than %s (--deadline)", duration.Text(b.Deadline))}
 	}
 	waits := r.phase == running && b.StartDeadline > 0 && a.Progress.Step == 0 && r.done == 0 && !r.heldWorld
 	if start := a.RanAt.Add(b.StartDeadline); waits && !a.RanAt.IsZero() && (c == nil || start.Before(at)) {
 		at = start
 		c = &Cause{Kind: CauseNoStep, Text: fmt.Sprintf("no worker has made a step within %s of its start (--start-deadline)",
-			Short(b.StartDeadline))}
+			duration.Text(b.StartDeadline))}
 	}
 	return at, c
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/duration"
 )
 
 // Budget bounds what recovery may cost a run, and says when the run has reached its end. The zero value of a field is
@@ -164,19 +166,7 @@ func (w Window) validate() error {
 }
 
 // String is w as a user would type it.
-func (w Window) String() string { return fmt.Sprintf("%s=%d/%s", w.Scope, w.Max, Short(w.Per)) }
-
-// Short is d without units that are zero, such as 1h instead of 1h0m0s.
-func Short(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
+func (w Window) String() string { return fmt.Sprintf("%s=%d/%s", w.Scope, w.Max, duration.Text(w.Per)) }
 
 // options lists the fields as a user would type them, defaults included.
 func (b Budget) options() (list []option) {
@@ -195,7 +185,7 @@ func (b Budget) options() (list []option) {
 		fmt.Sprintf("--backoff-limit=%d", b.BackoffLimit), "--restart-backoff=" + b.backoffText(),
 		"--restart-window=" + strings.Join(windows, ","),
 		fmt.Sprintf("--same-failures=%d", b.SameFailures), fmt.Sprintf("--no-progress=%d", b.NoProgress),
-		"--deadline=" + Short(b.Deadline), "--start-deadline=" + Short(b.StartDeadline),
+		"--deadline=" + duration.Text(b.Deadline), "--start-deadline=" + duration.Text(b.StartDeadline),
 		"--success-rule=" + string(b.Success), "--clean-up=" + string(b.CleanUp),
 		"--on-failure=" + b.onFailure(), "--on-rank-exit=" + exit,
 	} {
@@ -208,7 +198,7 @@ func (b Budget) backoffText() string {
 	if b.BackoffMax < 0 {
 		return "0"
 	}
-	return Short(b.BackoffMin) + ":" + Short(b.BackoffMax)
+	return duration.Text(b.BackoffMin) + ":" + duration.Text(b.BackoffMax)
 }
 
 func (b Budget) onFailure() string {
@@ -218,7 +208,7 @@ func (b Budget) onFailure() string {
 	case b.HoldFor == 0:
 		return "hold"
 	}
-	return "hold=" + Short(b.HoldFor)
+	return "hold=" + duration.Text(b.HoldFor)
 }
 
 // Progress is how far the workers of one epoch have come, as far as a node knows.

@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/internal/duration"
 	"dlrover-run/rendezvous/kube"
 	"dlrover-run/rendezvous/nodes"
 )
@@ -32,14 +33,14 @@ func nodeFlags() []cli.Flag {
 				"event, in a pod that may create events; else none)"},
 		&cli.BoolFlag{Name: "node-action-dry-run", Category: "Options",
 			Usage: "say in the log what would be done to nodes, and do nothing; Kubernetes is not needed"},
-		&cli.DurationFlag{Name: "node-mark-time", Category: "Options", Value: 4 * time.Hour,
+		&cli.GenericFlag{Name: "node-mark-time", Category: "Options", Value: new(duration.Value(4 * time.Hour)),
 			Usage: "`DURATION`: how long the mark of a faulty node lasts after what was found last, 1s to 720h (default: 4h)"},
 	}
 }
 
 // keepMarks keeps what is known of nodes, and acts on it, if anybody wants that.
 func (d *daemon) keepMarks(c *cli.Context) error {
-	expiry := c.Duration("node-mark-time")
+	expiry := time.Duration(*c.Generic("node-mark-time").(*duration.Value))
 	if expiry < leastMarkTime || expiry > mostMarkTime {
 		return fmt.Errorf("--node-mark-time=%v: need %v to %v", expiry, leastMarkTime, mostMarkTime)
 	}

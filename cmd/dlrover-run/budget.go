@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 	"dlrover-run/rendezvous"
 )
@@ -66,8 +67,8 @@ func (r *resolver) backoff(b *rendezvous.Budget) (err error) {
 	}
 	lo, hi, ok := strings.Cut(text, ":")
 	if ok {
-		if b.BackoffMin, err = time.ParseDuration(lo); err == nil {
-			b.BackoffMax, err = time.ParseDuration(hi)
+		if b.BackoffMin, err = duration.Parse(lo); err == nil {
+			b.BackoffMax, err = duration.Parse(hi)
 		}
 	}
 	if !ok || err != nil || b.BackoffMin <= 0 || b.BackoffMax <= 0 {
@@ -100,7 +101,7 @@ func parseWindow(text string) (w rendezvous.Window, err error) {
 	count, per, both := strings.Cut(rest, "/")
 	if w.Scope = rendezvous.WindowScope(scope); ok && both {
 		if w.Max, err = strconv.Atoi(count); err == nil {
-			w.Per, err = time.ParseDuration(per)
+			w.Per, err = duration.Parse(per)
 		}
 	}
 	if !ok || !both || err != nil || w.Max < 1 || w.Per <= 0 {
@@ -109,17 +110,15 @@ func parseWindow(text string) (w rendezvous.Window, err error) {
 	return w, nil
 }
 
+// maxDeadline is ten years.
+const maxDeadline = 10 * 365 * 24 * time.Hour
+
+// deadlines are 0 where there is none.
 func (r *resolver) deadlines(b *rendezvous.Budget) (err error) {
-	for name, d := range map[string]*time.Duration{"deadline": &b.Deadline, "start-deadline": &b.StartDeadline} {
-		text := r.c.String(name)
-		if text == "" || text == "0" {
-			continue
-		}
-		if *d, err = time.ParseDuration(text); err != nil || *d <= 0 {
-			return fmt.Errorf("--%s=%s: need a time such as 90m or 36h", name, text)
-		}
+	if b.Deadline, err = r.duration("deadline", 0, maxDeadline); err == nil {
+		b.StartDeadline, err = r.duration("start-deadline", 0, maxDeadline)
 	}
-	return nil
+	return err
 }
 
 // onFailure reads exit, hold or hold=DURATION.
@@ -127,7 +126,7 @@ func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
 	what, per, timed := strings.Cut(r.c.String("on-failure"), "=")
 	b.HoldFailed = what == "hold"
 	if timed {
-		b.HoldFor, err = time.ParseDuration(per)
+		b.HoldFor, err = duration.Parse(per)
 	}
 	if what != "hold" && (what != "exit" || timed) || err != nil || timed && b.HoldFor <= 0 {
 		return fmt.Errorf("--on-failure=%s: need exit, hold or hold=DURATION, such as hold=2h", r.c.String("on-failure"))

@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/hang"
+	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 )
 
@@ -70,8 +70,8 @@ func (r *resolver) hangs() (k hangSettings, err error) {
 		return k, fmt.Errorf("--hang-action=%s: hang detection is off by %s: leave one of them out", k.action, k.why)
 	}
 	if text := r.lookup("XPU_TIMER_HANG_TIMEOUT"); text != "" && k.mode != hangOff {
-		if k.limit, err = hangTimeout(text); err != nil {
-			return k, fmt.Errorf("$XPU_TIMER_HANG_TIMEOUT=%q: %w", text, err)
+		if k.limit, err = duration.Within(text, minHangTimeout, maxHangTimeout); err != nil {
+			return k, fmt.Errorf("$XPU_TIMER_HANG_TIMEOUT: %w", err)
 		}
 	}
 	return k, nil
@@ -111,15 +111,6 @@ const (
 	minHangTimeout = time.Second
 	maxHangTimeout = 7 * 24 * time.Hour
 )
-
-// hangTimeout reads seconds.
-func hangTimeout(text string) (time.Duration, error) {
-	n, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(n >= minHangTimeout.Seconds() && n <= maxHangTimeout.Seconds()) {
-		return 0, fmt.Errorf("need seconds from %g to %g", minHangTimeout.Seconds(), maxHangTimeout.Seconds())
-	}
-	return time.Duration(n * float64(time.Second)), nil
-}
 
 // planHang is what --dry-run prints.
 type planHang struct {

@@ -73,11 +73,11 @@ func TestHangOptionsThatAreRefused(t *testing.T) {
 		{"--hang=off --hang-action=restart", nil, "--hang-action=restart: hang detection is off by --hang=off: leave one"},
 		{"--hang-action=stop", map[string]string{"DLROVER_HANG": "off"}, "off by $DLROVER_HANG"},
 		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "soon"},
-			`$XPU_TIMER_HANG_TIMEOUT="soon": need seconds from 1 to 604800`},
-		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "0"}, "need seconds"},
-		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "-5"}, "need seconds"},
-		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "NaN"}, "need seconds"},
-		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "1e300"}, "need seconds"},
+			`$XPU_TIMER_HANG_TIMEOUT: "soon" is not a duration`},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "0"}, `$XPU_TIMER_HANG_TIMEOUT: "0" is out of range: want 1s to 168h`},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "-5"}, "out of range"},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "NaN"}, "is not a duration"},
+		{"", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "1e300"}, "is not a duration"},
 	} {
 		_, err := hangsOf(t, c.line, c.env)
 		require.ErrorContains(t, err, c.want, "%s %v", c.line, c.env)

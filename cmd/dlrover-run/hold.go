@@ -111,10 +111,10 @@ func (r *resolver) onResume(k *holdSettings) (err error) {
 // node, bounds nothing else.
 func (r *resolver) leaveGrace(k *holdSettings) (err error) {
 	grace := defaultLeaveGrace
-	switch text := r.c.String("leave-grace"); {
-	case text != "":
-		if grace, err = time.ParseDuration(text); err != nil || grace <= 0 || grace > maxLeaveGrace {
-			return fmt.Errorf("--leave-grace=%s: need a time such as 30s or 5m, up to %s", text, maxLeaveGrace)
+	switch {
+	case r.c.IsSet("leave-grace"):
+		if grace, err = r.duration("leave-grace", time.Millisecond, maxLeaveGrace); err != nil {
+			return err
 		}
 	case r.c.IsSet("shutdown-timeout") || r.lookup("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") != "":
 		grace = 0

@@ -3,12 +3,12 @@ package main
 import (
 	"fmt"
 	"os/exec"
-	"strconv"
 	"strings"
 	"time"
 
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/cmd/internal/healthcheck"
+	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
@@ -150,34 +150,16 @@ func (r *resolver) checkSpec(network, comm bool) (netcheck.Spec, error) {
 	}
 	var err error
 	if text := r.c.String("check-ttl"); text != "run" {
-		if s.TTL, err = duration(text, netcheck.MaxTTL); err != nil {
-			return s, fmt.Errorf("--check-ttl=%s: %w, or run for as long as the node stays", text, err)
+		if s.TTL, err = duration.Within(text, time.Millisecond, netcheck.MaxTTL); err != nil {
+			return s, fmt.Errorf("--check-ttl: %w, or run for as long as the node stays", err)
 		}
 	}
-	text := r.c.String("check-timeout")
-	if s.Timeout, err = duration(text, netcheck.MaxTimeout); err != nil {
-		return s, fmt.Errorf("--check-timeout=%s: %w", text, err)
-	}
-	if s.Timeout < minCheckTimeout {
-		return s, fmt.Errorf("--check-timeout=%s: a check needs %s at least", text, minCheckTimeout)
-	}
-	return s, nil
+	s.Timeout, err = r.duration("check-timeout", minCheckTimeout, netcheck.MaxTimeout)
+	return s, err
 }
 
 // minCheckTimeout is the least --check-timeout.
 const minCheckTimeout = 10 * time.Second
-
-// duration reads 30s, 10m or 1h30m, and seconds without a unit.
-func duration(text string, most time.Duration) (time.Duration, error) {
-	d, err := time.ParseDuration(text)
-	if n, e := strconv.ParseFloat(text, 64); err != nil && e == nil {
-		d, err = time.Duration(n*float64(time.Second)), nil
-	}
-	if err != nil || d <= 0 || d > most {
-		return 0, fmt.Errorf("need a duration such as 30s or 10m, of at most %gh", most.Hours())
-	}
-	return d, nil
-}
 
 func (r *resolver) switchbox() (*boxSettings, error) {
 	pairs, err := argv.ParsePairs([]string{r.c.String("box-pairs")})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
 )
 
@@ -215,13 +216,8 @@ func (r *resolver) applyKey(key, text string) (err error) {
 	return err
 }
 
-// seconds reads a positive number of seconds; fractions are allowed.
 func seconds(text string) (time.Duration, error) {
-	f, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(f > 0) || f > 1e8 {
-		return 0, fmt.Errorf("need a positive number of seconds")
-	}
-	return time.Duration(f * float64(time.Second)), nil
+	return duration.Within(text, time.Millisecond, maxDeadline)
 }
 
 func truth(text string) (bool, error) {

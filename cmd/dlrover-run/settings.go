@@ -14,6 +14,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
@@ -378,8 +379,8 @@ func (r *resolver) restarts() error {
 		}
 		s.policy.Retryable = ranges
 	}
-	if v := r.c.Float64("monitor-interval"); !(v > 0) {
-		return fmt.Errorf("--monitor-interval=%v: must be greater than 0", v)
+	if r.c.Duration("monitor-interval") <= 0 {
+		return fmt.Errorf("--monitor-interval=%s: must be greater than 0", r.c.String("monitor-interval"))
 	}
 	if err := s.codes.Validate(); err != nil {
 		return err
@@ -395,29 +396,37 @@ func (r *resolver) shutdownLadder() error {
 	}
 	r.s.signals, r.s.signalText = signals, r.c.String("signals-to-handle")
 	r.s.warnings = append(r.s.warnings, warnings...)
-	seconds, where := 30, "--shutdown-timeout"
-	if r.c.IsSet("shutdown-timeout") {
-		seconds = r.c.Int("shutdown-timeout")
-	} else if text := r.lookup("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"); text != "" {
-		where = "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-		if seconds, err = strconv.Atoi(text); err != nil {
-			return fmt.Errorf("%s=%q: need whole seconds", where, text)
+	r.s.shutdown = 30 * time.Second
+	if text := r.lookup("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"); r.c.IsSet("shutdown-timeout") {
+		r.s.shutdown, err = r.grace("shutdown-timeout")
+	} else if text != "" {
+		if r.s.shutdown, err = duration.Within(text, 0, maxGrace); err != nil {
+			err = fmt.Errorf("$TORCH_ELASTIC_SHUTDOWN_TIMEOUT: %w", err)
 		}
 	}
-	if seconds < 0 || seconds > 1<<24 {
-		return fmt.Errorf("%s=%d: need seconds from 0", where, seconds)
+	if err != nil {
+		return err
 	}
-	r.s.shutdown = time.Duration(seconds) * time.Second
-	return r.restartGrace()
+	r.s.restart.Always = r.c.IsSet("restart-grace")
+	r.s.restart.Grace, err = r.grace("restart-grace")
+	return err
 }
 
-func (r *resolver) restartGrace() error {
-	v := r.c.Float64("restart-grace")
-	if !(v >= 0) || v > 1<<24 {
-		return fmt.Errorf("--restart-grace=%v: need seconds from 0", v)
+// maxGrace bounds the time that workers may get to end.
+const maxGrace = 180 * 24 * time.Hour
+
+func (r *resolver) grace(option string) (time.Duration, error) {
+	return r.duration(option, 0, maxGrace)
+}
+
+// duration is the value of an option of type Duration within bounds, both of them inclusive.
+func (r *resolver) duration(option string, least, most time.Duration) (time.Duration, error) {
+	d := r.c.Duration(option)
+	if d < least || d > most {
+		return 0, fmt.Errorf("--%s=%ss is out of range: want %s to %s", option, r.c.String(option), duration.Text(least),
+			duration.Text(most))
 	}
-	r.s.restart = launcher.Restart{Grace: time.Duration(v * float64(time.Second)), Always: r.c.IsSet("restart-grace")}
-	return nil
+	return d, nil
 }
 
 func (r *resolver) logging() (err error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -169,6 +170,30 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// Every option that takes a duration takes seconds, too.
+func TestDurationsOfOptions(t *testing.T) {
+	for _, text := range []string{"60", "60s", "1m"} {
+		s, err := resolved(t, fmt.Sprintf("--dry-run --deadline=%[1]s --start-deadline=%[1]s --leave-grace=%[1]s "+
+			"--restart-grace=%[1]s --shutdown-timeout=%[1]s --monitor-interval=%[1]s --restart-backoff=%[1]s:%[1]s "+
+			"--restart-window=job=3/%[1]s --on-failure=hold=%[1]s --network-check --check-ttl=%[1]s --check-timeout=%[1]s "+
+			"--rdzv-conf=join_timeout=%[1]s,node_timeout=%[1]s train.py", text), nil)
+		require.NoError(t, err, text)
+		b := s.params.Budget
+		for i, d := range []time.Duration{b.Deadline, b.StartDeadline, s.restart.Grace, s.shutdown, b.BackoffMin, b.BackoffMax,
+			b.Windows[0].Per, b.HoldFor, s.params.JoinTimeout, s.params.NodeTimeout, s.leaveGrace + maxLeaveMargin} {
+			require.Equal(t, time.Minute, d, "%s: %d", text, i)
+		}
+	}
+}
+
+// Of two errors always the same one is reported.
+func TestFirstErrorIsStable(t *testing.T) {
+	for range 20 {
+		_, err := resolved(t, "--deadline=-1 --start-deadline=-1 train.py", nil)
+		require.ErrorContains(t, err, "--deadline=-1s is out of range")
+	}
+}
+
 func TestResolveErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		line string
@@ -197,14 +222,14 @@ func TestResolveErrors(t *testing.T) {
 		"node rank":           {"--nnodes=2 --node-rank=2 --master-addr=localhost train.py", nil, "from 0 to 1"},
 		"negative node rank":  {"--node-rank=-1 train.py", nil, "from 0"},
 		"NODE_RANK":           {"train.py", map[string]string{"NODE_RANK": "x"}, "$NODE_RANK"},
-		"conf":                {"--rdzv-conf=join_timeout=-1 train.py", nil, "positive"},
+		"conf":                {"--rdzv-conf=join_timeout=-1 train.py", nil, `join_timeout=-1: "-1" is out of range`},
 		"conf host":           {"--rdzv-conf=is_host=maybe train.py", nil, "true or false"},
 		"conf store":          {"--rdzv-conf=store_type=file train.py", nil, "only tcp"},
 		"monitor interval":    {"--monitor-interval=0 train.py", nil, "greater than 0"},
 		"restarts":            {"--max-restarts=-1 train.py", nil, "need a number from 0"},
 		"retryable":           {"--restart-policy=ExitCode --retryable-exit-codes=999 train.py", nil, "999"},
-		"shutdown":            {"--shutdown-timeout=-1 train.py", nil, "from 0"},
-		"shutdown env":        {"train.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "whole seconds"},
+		"shutdown":            {"--shutdown-timeout=-1 train.py", nil, "--shutdown-timeout=-1s is out of range: want 0s to 4320h"},
+		"shutdown env":        {"train.py", map[string]string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, `"soon" is not a duration`},
 		"redirects":           {"--redirects=9 train.py", nil, "9"},
 		"ranks":               {"--local-ranks-filter=a train.py", nil, "a"},
 		"rotate":              {"--log-rotate-size=many train.py", nil, "many"},

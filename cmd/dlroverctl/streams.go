@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/rendezvous/api"
@@ -34,7 +35,7 @@ func tailOption() cli.Flag {
 }
 
 func timeoutOption() cli.Flag {
-	return &cli.DurationFlag{Name: "timeout", Category: runOptions,
+	return &cli.GenericFlag{Name: "timeout", Category: runOptions, Value: new(duration.Value),
 		Usage: "`DURATION`: exec: end the command, and all that it has started, after so long (default: never)"}
 }
 
@@ -204,7 +205,7 @@ func (p *logPrinter) line(s streams.Source, line []byte) {
 
 // exec executes a command beside a worker, and ends as it does.
 func (c *call) exec(rank int, args []string) error {
-	req := streams.Request{Rank: rank, Args: args, Timeout: c.args.Duration("timeout")}
+	req := streams.Request{Rank: rank, Args: args, Timeout: time.Duration(*c.args.Generic("timeout").(*duration.Value))}
 	if err := req.CheckArgs(); err != nil {
 		return &usageError{fmt.Errorf("exec: %w", err)}
 	}

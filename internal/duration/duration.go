@@ -16,8 +16,9 @@ func Parse(text string) (time.Duration, error) {
 		return d, nil
 	}
 	seconds, err := strconv.ParseFloat(text, 64)
-	if ns := seconds * float64(time.Second); err == nil && math.Abs(ns) < math.MaxInt64 { // false for NaN
-		return time.Duration(ns), nil
+	hex := strings.ContainsAny(text, "xX")
+	if ns := seconds * float64(time.Second); err == nil && !hex && math.Abs(ns) < math.MaxInt64 { // false for NaN
+		return time.Duration(math.Round(ns)), nil
 	}
 	return 0, fmt.Errorf("%q is not a duration: want 90s, 2m or 1h30m; a plain number is in seconds", text)
 }
@@ -26,13 +27,13 @@ func Parse(text string) (time.Duration, error) {
 func Within(text string, least, most time.Duration) (time.Duration, error) {
 	d, err := Parse(text)
 	if err == nil && (d < least || d > most) {
-		err = fmt.Errorf("%q is out of range: want %s to %s", text, short(least), short(most))
+		err = fmt.Errorf("%q is out of range: want %s to %s", text, Text(least), Text(most))
 	}
 	return d, err
 }
 
-// short prints 2m0s as 2m and 1h0m0s as 1h.
-func short(d time.Duration) string {
+// Text prints d as a user would type it: 2m, not 2m0s, and 1h, not 1h0m0s.
+func Text(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")
@@ -42,3 +43,16 @@ func short(d time.Duration) string {
 	}
 	return s
 }
+
+// Value is a duration as a flag of a command line, read by Parse.
+type Value time.Duration
+
+// Set implements flag.Value.
+func (v *Value) Set(text string) error {
+	d, err := Parse(text)
+	*v = Value(d)
+	return err
+}
+
+// String implements flag.Value.
+func (v *Value) String() string { return Text(time.Duration(*v)) }

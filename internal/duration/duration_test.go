@@ -18,7 +18,7 @@ func TestParse(t *testing.T) {
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
-	for _, text := range []string{"", "x", "60x", "nan", "inf", "-inf", "1e300", "9223372036.854775807", "2 m"} {
+	for _, text := range []string{"", "x", "60x", "nan", "inf", "-inf", "1e300", "9223372036.854775807", "2 m", "0x1p4"} {
 		_, err := Parse(text)
 		require.ErrorContains(t, err, "a plain number is in seconds", text)
 	}

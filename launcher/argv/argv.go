@@ -25,6 +25,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"dlrover-run/internal/duration"
 )
 
 // Kind says how many arguments an option takes.
@@ -45,7 +47,7 @@ type Type int
 const (
 	String Type = iota
 	Int
-	Float
+	Duration // 60 or 0.5 are seconds, as torchrun has them; 90s, 2m and 1h30m as well. The canonical text is in seconds
 )
 
 // Option is one row of the command line's table.
@@ -384,10 +386,14 @@ func convert(o *Option, value string) (string, error) {
 			return "", fmt.Errorf("invalid int value: %s", pyRepr(value))
 		}
 		return n, nil
-	case Float:
+	case Duration:
 		f, ok := pyFloat(value)
 		if !ok {
-			return "", fmt.Errorf("invalid float value: %s", pyRepr(value))
+			d, err := duration.Parse(value)
+			if err != nil {
+				return "", fmt.Errorf("invalid duration: %s (want 90s, 2m or 1h30m; a plain number is in seconds)", pyRepr(value))
+			}
+			f = d.Seconds()
 		}
 		return strconv.FormatFloat(f, 'g', -1, 64), nil
 	}

@@ -2,9 +2,11 @@ package argv
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Line is a command line that has been read. Its methods panic at the name of an option that is not in the table.
@@ -47,10 +49,17 @@ func (l *Line) Int(name string) int {
 	return n
 }
 
-// Float64 is the value of an option of type Float; 0 where there is neither a value nor a default.
-func (l *Line) Float64(name string) float64 {
-	f, _ := strconv.ParseFloat(l.String(name), 64)
-	return f
+// Duration is the value of an option of type Duration; 0 where there is neither a value nor a default. What does not fit
+// becomes the longest duration, and NaN the most negative one, so that no check of a range lets it pass.
+func (l *Line) Duration(name string) time.Duration {
+	seconds, _ := strconv.ParseFloat(l.String(name), 64) // convert has seen to it
+	switch ns := math.Round(seconds * float64(time.Second)); {
+	case ns >= math.MaxInt64:
+		return math.MaxInt64
+	case ns > math.MinInt64:
+		return time.Duration(ns)
+	}
+	return math.MinInt64
 }
 
 func (l *Line) find(name string) (value string, set bool) {

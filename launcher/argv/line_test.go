@@ -2,6 +2,7 @@ package argv
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -32,7 +33,7 @@ func TestLine(t *testing.T) {
 	require.Equal(t, "1:2", l.String("nnodes"), "the command line wins")
 	require.Equal(t, "3", l.String("nproc-per-node"))
 	require.Equal(t, 4, l.Int("max-restarts"))
-	require.Equal(t, 5.0, l.Float64("monitor-interval"))
+	require.Equal(t, 5*time.Second, l.Duration("monitor-interval"))
 	require.True(t, l.Bool("module"))
 	require.True(t, l.IsSet("nproc-per-node"))
 

@@ -140,13 +140,13 @@ func restartOptions() []Option {
 	return []Option{
 		{Name: "max-restarts", Type: Int, Default: "0", Meta: "N", Category: restartSection,
 			Usage: "worker failures that the whole job may recover from, >= 0; lost and new nodes are not counted"},
-		{Name: "monitor-interval", Type: Float, Default: "0.1", Meta: "SECONDS", Category: restartSection,
+		{Name: "monitor-interval", Type: Duration, Default: "0.1", Meta: "SECONDS", Category: restartSection,
 			Usage: "accepted for compatibility, ignored (must be > 0): the kernel reports the end of a worker at once"},
-		{Name: "shutdown-timeout", Type: Int, Meta: "SECONDS", Category: restartSection,
+		{Name: "shutdown-timeout", Type: Duration, Meta: "SECONDS", Category: restartSection,
 			Usage: "time between the stop signal and SIGKILL, >= 0 (default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)"},
-		{Name: "restart-grace", Type: Float, Default: "2", Meta: "SECONDS", Category: restartSection, Extra: true,
-			Usage: "the same where workers are started again, >= 0, and not more: if it is given, or what they have saved is " +
-				"safe"},
+		{Name: "restart-grace", Type: Duration, Default: "2", Meta: "SECONDS", Category: restartSection, Extra: true,
+			Usage: "like --shutdown-timeout, but before a restart, and never longer; used only if set, or once the workers' " +
+				"checkpoints are safe"},
 		{Name: "signals-to-handle", Default: "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Meta: "NAME,...", Category: restartSection,
 			Usage: "signals that stop the job; they are forwarded to the workers"},
 		choice(Option{Name: "restart-policy", Choices: []string{"OnFailure", "Never", "Always", "ExitCode"},
@@ -180,9 +180,9 @@ func restartOptions() []Option {
 			Usage: "end the job when workers fail alike N times in a row before their first step; -1: never"},
 		{Name: "no-progress", Type: Int, Default: "0", Meta: "N", Category: restartSection, Extra: true,
 			Usage: "end the job after N restarts in a row without a newer checkpoint or more steps; 0: never"},
-		{Name: "deadline", Meta: "DURATION", Category: restartSection, Extra: true,
+		{Name: "deadline", Type: Duration, Meta: "DURATION", Category: restartSection, Extra: true,
 			Usage: "end the job so long after its first start, restarts included, such as 36h (default: never)"},
-		{Name: "start-deadline", Meta: "DURATION", Category: restartSection, Extra: true,
+		{Name: "start-deadline", Type: Duration, Meta: "DURATION", Category: restartSection, Extra: true,
 			Usage: "end the job when no worker has made a step so long after a start; needs --hang=auto, which it implies " +
 				"(default: never)"},
 		choice(Option{Name: "success-rule", Choices: []string{"all", "rank0", "node0", "any"}, Default: "all",
@@ -222,7 +222,7 @@ func holdOptions() []Option {
 			Usage: "arguments of --resume-command, or else of the script, once a hold or a pause has ended"},
 		{Name: "leave-on", Meta: "FILE|URL", Category: holdSection, Extra: true,
 			Usage: "leave the job when the file appears, or when the URL answers with status 200 (404: not yet)"},
-		{Name: "leave-grace", Meta: "DURATION", Category: holdSection, Extra: true,
+		{Name: "leave-grace", Type: Duration, Meta: "DURATION", Category: holdSection, Extra: true,
 			Usage: "time between the news that this node has to leave, such as SIGTERM, and its end: the grace period of " +
 				"its pod, of which a tenth is kept, 2s at most (default: 30s, or none where --shutdown-timeout is given)"},
 	}
@@ -320,7 +320,7 @@ func checkOptions() []Option {
 		{Name: "check-ttl", Default: "10m", Meta: "DURATION", Category: checkSection, Extra: true,
 			Usage: "how long a passed check holds, not counting the time in which workers run: such as 30s or 10m, " +
 				"or run for as long as the node stays in the run"},
-		{Name: "check-timeout", Default: "60s", Meta: "DURATION", Category: checkSection, Extra: true,
+		{Name: "check-timeout", Type: Duration, Default: "60", Meta: "DURATION", Category: checkSection, Extra: true,
 			Usage: "limit of a check, without the import of PyTorch, which may take 120s more"},
 		{Name: "health-check", Meta: "COMMAND|unix:PATH", Category: checkSection, Extra: true,
 			Usage: "the site's own check of a node: a command, whose exit status or JSON counts, " +

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/duration"
 	logrule "dlrover-run/launcher/logs/rule"
 )
 
@@ -259,8 +260,8 @@ func (r *Rule) setAction(text string) (err error) {
 func (r *Rule) setMax(text string) error {
 	number, window, found := strings.Cut(text, " per ")
 	n, errN := strconv.Atoi(strings.TrimSpace(number))
-	per, errPer := time.ParseDuration(strings.TrimSpace(window))
-	if !found || errN != nil || errPer != nil || n < 1 || n > maxMax || per < minPer || per > maxPer {
+	per, errPer := duration.Within(window, minPer, maxPer)
+	if !found || errN != nil || errPer != nil || n < 1 || n > maxMax {
 		return fmt.Errorf("max %q: need a number from 1 to %d and a duration from 1s to 720h, such as max 2 per 1h",
 			text, maxMax)
 	}
@@ -294,7 +295,7 @@ func sound(text string, limit int) error {
 func (r Rule) String() string {
 	s := r.when() + " -> " + r.Action.Word()
 	if r.Max > 0 {
-		s += " max " + strconv.Itoa(r.Max) + " per " + duration(r.Per)
+		s += " max " + strconv.Itoa(r.Max) + " per " + duration.Text(r.Per)
 	}
 	if r.Reason != "" {
 		s += " because " + r.Reason
@@ -344,18 +345,6 @@ func texts[T any](list []T, text func(T) string) (out []string) {
 		out = append(out, text(v))
 	}
 	return out
-}
-
-// duration writes 1h and not 1h0m0s.
-func duration(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
 }
 
 // always reports whether r holds whatever has happened, and as often as it may.

@@ -41,7 +41,7 @@ _arguments -s -S -A '-*' \
   '*--max-restarts=[worker failures that the whole job may recover from, >= 0; lost and new nodes are not counted (default\: 0)]:N: ' \
   '*--monitor-interval=[accepted for compatibility, ignored (must be > 0)\: the kernel reports the end of a worker at once (default\: 0.1)]:SECONDS: ' \
   '*--shutdown-timeout=[time between the stop signal and SIGKILL, >= 0 (default\: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)]:SECONDS: ' \
-  '*--restart-grace=[the same where workers are started again, >= 0, and not more\: if it is given, or what they have saved is safe (default\: 2)]:SECONDS: ' \
+  '*--restart-grace=[like --shutdown-timeout, but before a restart, and never longer; used only if set, or once the workers'\'' checkpoints are safe (default\: 2)]:SECONDS: ' \
   '*--signals-to-handle=[signals that stop the job; they are forwarded to the workers (default\: SIGTERM,SIGINT,SIGHUP,SIGQUIT)]:NAME,...: ' \
   '*--restart-policy=[when workers are restarted\: OnFailure, Never, Always, or ExitCode for --retryable-exit-codes only (default\: OnFailure)]:POLICY:(OnFailure Never Always ExitCode)' \
   '*--retryable-exit-codes=[exit codes from 1 to 255, and ranges such as 1-5, that are retried with --restart-policy=ExitCode (default\: 130,137,143)]:CODE,...: ' \
@@ -101,7 +101,7 @@ _arguments -s -S -A '-*' \
   '*--check-action=[what becomes of a node that fails a check\: exclude leaves it out of the job, report only tells (default\: exclude)]:ACTION:(exclude report)' \
   '*--exclude-straggler[with --network-check\: leave out slow nodes like faulty ones]' \
   '*--check-ttl=[how long a passed check holds, not counting the time in which workers run\: such as 30s or 10m, or run for as long as the node stays in the run (default\: 10m)]:DURATION: ' \
-  '*--check-timeout=[limit of a check, without the import of PyTorch, which may take 120s more (default\: 60s)]:DURATION: ' \
+  '*--check-timeout=[limit of a check, without the import of PyTorch, which may take 120s more (default\: 60)]:DURATION: ' \
   '*--health-check=[the site'\''s own check of a node\: a command, whose exit status or JSON counts, or a socket that answers a GET with JSON (default\: none)]:COMMAND|unix\:PATH: ' \
   '*--check-only[check, print what was found, and exit without starting workers; needs no script]' \
   '*--switchbox-check[before training, every node tests the links between pairs of its devices]' \

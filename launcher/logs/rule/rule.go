@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/duration"
 )
 
 // Action is what a finding leads to.
@@ -229,14 +231,7 @@ func (r *Rule) set(key, value string) (err error) {
 
 // interval reads 300s, 5m or 1h30m, and seconds without a unit.
 func interval(text string) (time.Duration, error) {
-	d, err := time.ParseDuration(text)
-	if n, e := strconv.ParseFloat(text, 64); err != nil && e == nil && n < maxTime.Seconds() {
-		d, err = time.Duration(n*float64(time.Second)), nil
-	}
-	if err != nil || d < minTime || d > maxTime {
-		return 0, fmt.Errorf("need a duration from 1s to 720h, such as 300s or 5m")
-	}
-	return d, nil
+	return duration.Within(text, minTime, maxTime)
 }
 
 func number(text string) (*float64, error) {

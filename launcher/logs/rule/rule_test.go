@@ -38,9 +38,9 @@ func TestParseRefuses(t *testing.T) {
 		"x:every=300s":   "stands before the end",
 		"x:(":            "the expression cannot be used",
 		"x:.*":           "matches every line",
-		"x:a:every=0":    "every=0: need a duration from 1s",
-		"x:a:every=soon": "need a duration",
-		"x:a:first=900h": "need a duration",
+		"x:a:every=0":    `every=0: "0" is out of range: want 1s to 720h`,
+		"x:a:every=soon": `"soon" is not a duration`,
+		"x:a:first=900h": "is out of range",
 		"x:a:below=low":  "need a number such as",
 		"x:a:above=nan":  "need a number such as",
 		"x:a:evry=300s": `there is no option evry; if evry=300s is part of the expression, write ` +
