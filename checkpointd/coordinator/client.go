@@ -16,6 +16,7 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/retry"
+	"dlrover-run/internal/plainhttp"
 )
 
 const (
@@ -53,11 +54,11 @@ type replay struct {
 }
 
 // Client returns the Coordinator of a run on the Hub whose handler is at base, such as "http://10.0.0.1:29400". A token
-// is sent as a bearer token. hc may be nil for the default one; it must not limit requests to less than a minute. While
+// is sent as a bearer token. hc may be nil for one of its own; it must not limit requests to less than a minute. While
 // the hub is away every method tries again, until its ctx ends.
 func Client(base, run, token string, hc *http.Client) Coordinator {
 	if hc == nil {
-		hc = http.DefaultClient
+		hc = plainhttp.New(nil)
 	}
 	return &client{base: strings.TrimRight(base, "/") + "/v1/runs/" + url.PathEscape(run) + "/checkpoints/",
 		token: token, hc: hc}

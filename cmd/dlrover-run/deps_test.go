@@ -161,6 +161,80 @@ func TestSizeOfTheLauncher(t *testing.T) {
 	require.Less(t, len(program), 16_000_000)
 }
 
+// One constructor makes all HTTP clients, so that no request goes through a proxy of the environment, which would read
+// its token.
+func TestClientsAreMadeInOnePlace(t *testing.T) {
+	files := 0
+	require.NoError(t, filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
+		inPlace := strings.Contains(path, "internal/plainhttp/")
+		if err != nil || inPlace || !slices.Contains([]string{".go", ".py"}, filepath.Ext(path)) {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		switch {
+		case filepath.Ext(path) == ".py":
+			require.NotRegexp(t, `(?m)^\s*(import|from) (urllib\.request|urllib3|http\.client|requests)\b`, string(text), path)
+		case !strings.HasSuffix(path, "_test.go"):
+			files++
+			require.Empty(t, ownClients(t, string(text)), "%s: use internal/plainhttp", path)
+		}
+		return nil
+	}))
+	require.Greater(t, files, 100)
+}
+
+func TestOwnClientsAreSeen(t *testing.T) {
+	for text, seen := range map[string]bool{
+		`var c = http.Client{}`:                        true,
+		`var c = &http.Client{}`:                       true,
+		`var c http.Client`:                            true,
+		`var c = new(http.Transport)`:                  true,
+		`type c struct{ http.Client }`:                 true,
+		`func f() { _, _ = http.Get("") }`:             true,
+		`var do = http.DefaultClient.Do`:               true,
+		`var t = http.DefaultTransport`:                true,
+		`var p = http.ProxyFromEnvironment`:            true,
+		`type c struct{ *http.Client }`:                false,
+		`func f(t *http.Transport) *http.Client`:       false,
+		`func f() { http.NewRequest("", "", nil) }`:    false,
+		`func f(hs map[string]http.Handler)`:           false,
+		`func f(http struct{ Get string }) { http.x }`: false,
+	} {
+		require.Equal(t, seen, len(ownClients(t, `package a; import "net/http"; `+text)) > 0, text)
+	}
+	require.NotEmpty(t, ownClients(t, `package a; import web "net/http"; var c = web.DefaultClient`))
+}
+
+// ownClients are the places in a file where it makes or takes an HTTP client that may use a proxy.
+func ownClients(t *testing.T, text string) (found []string) {
+	f, err := parser.ParseFile(token.NewFileSet(), "", text, 0)
+	require.NoError(t, err)
+	name := ""
+	for _, i := range f.Imports {
+		if i.Path.Value == `"net/http"` {
+			if name = "http"; i.Name != nil {
+				name = i.Name.Name
+			}
+		}
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.StarExpr: // a client that comes from elsewhere
+			_, selected := n.X.(*ast.SelectorExpr)
+			return !selected
+		case *ast.SelectorExpr:
+			pkg, ok := n.X.(*ast.Ident)
+			if ok && pkg.Name == name && slices.Contains([]string{"Client", "Transport", "DefaultClient",
+				"DefaultTransport", "Get", "Head", "Post", "PostForm", "ProxyFromEnvironment", "ProxyURL"}, n.Sel.Name) {
+				found = append(found, n.Sel.Name)
+			}
+		}
+		return true
+	})
+	return found
+}
+
 // Every exec of every program, guard and daemon included, would pay for it.
 func TestNoPatternIsCompiledInAnInit(t *testing.T) {
 	p, files := callGraph{calls: map[string][]string{}, inits: map[string][]string{}}, 0

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/plainhttp"
 )
 
 // How often a notice is looked for, how long an answer may take, and how much of it is read.
@@ -51,13 +53,12 @@ func awaitLeaveNotice(ctx context.Context, from string, log *slog.Logger) string
 	return "notice at " + from
 }
 
-// noticeClient follows nobody, and uses no proxy: the services of clouds that give notice are close by, and whoever
-// could send it elsewhere could end the job.
+// noticeClient is for services of clouds that give notice: they are close by, and a proxy or a redirect could end the
+// job.
 func noticeClient() *http.Client {
-	return &http.Client{
-		Timeout: answerTime, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: 2 * askURL, MaxResponseHeaderBytes: answerLength},
-	}
+	c := plainhttp.New(nil)
+	c.Timeout = answerTime
+	return c
 }
 
 // noticeAt reports whether a URL gives notice: with status 200, unless the body says no in a word, as that of Google's

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/internal/plainhttp"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api/httperr"
 )
@@ -35,10 +36,10 @@ type Client struct {
 // NewClient returns a Client of the daemon at host:port. It connects on first use.
 func NewClient(addr, token string) *Client {
 	c := &Client{addr: addr, token: token}
-	c.hc = &http.Client{CheckRedirect: refuseRedirect, Transport: &http.Transport{
-		DialContext: c.dial, MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true,
-		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
-	}}
+	c.hc = plainhttp.New(func(t *http.Transport) {
+		t.DialContext, t.IdleConnTimeout = c.dial, 5*time.Second
+		t.WriteBufferSize, t.ReadBufferSize = 4<<10, 4<<10
+	})
 	return c
 }
 
@@ -54,9 +55,6 @@ func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	}
 	return nc, err
 }
-
-// refuseRedirect: the daemon never redirects, and the token is for nobody else.
-func refuseRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // Close ends the idle connections.
 func (c *Client) Close() { c.hc.CloseIdleConnections() }

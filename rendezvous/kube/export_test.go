@@ -5,7 +5,7 @@ import "net/http"
 // NewOver is New with another transport, which needs no network.
 func NewOver(cfg Config, t http.RoundTripper) (*Client, error) {
 	cfg.Log = logger(cfg.Log)
-	r, err := newRestOver(cfg, "https://kubernetes.invalid", t)
+	r, err := newRestOver(cfg, "https://kubernetes.invalid", &http.Client{Transport: t})
 	if err != nil {
 		return nil, err
 	}

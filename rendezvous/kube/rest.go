@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/plainhttp"
 )
 
 const (
@@ -110,19 +112,16 @@ func newRest(cfg Config) (*rest, error) {
 	if err != nil {
 		return nil, err
 	}
-	// No proxy: the service account's token is for the API server only.
-	t := &http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, TLSHandshakeTimeout: requestTimeout,
-		MaxIdleConnsPerHost: 2, IdleConnTimeout: 30 * time.Second, MaxResponseHeaderBytes: 64 << 10,
-	}
-	return newRestOver(cfg, "https://"+u.Host, t)
+	// kubectl honours HTTPS_PROXY, this does not: the API server is in the pod's own cluster, and the variables of a
+	// training image, which rarely except the cluster's addresses, would send requests out of it.
+	return newRestOver(cfg, "https://"+u.Host, plainhttp.New(func(t *http.Transport) {
+		t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+		t.TLSHandshakeTimeout, t.DisableCompression = requestTimeout, false
+	}))
 }
 
-func newRestOver(cfg Config, server string, t http.RoundTripper) (*rest, error) {
-	r := &rest{server: server, token: &tokenFile{path: cfg.TokenFile}, cfg: cfg, http: &http.Client{
-		Transport:     t,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+func newRestOver(cfg Config, server string, hc *http.Client) (*rest, error) {
+	r := &rest{server: server, token: &tokenFile{path: cfg.TokenFile}, cfg: cfg, http: hc}
 	_, err := r.token.get()
 	return r, err
 }

@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"dlrover-run/internal/plainhttp"
 )
 
 // ClientConfig says who speaks to which master.
@@ -65,14 +67,11 @@ func NewClient(cfg ClientConfig) *Client {
 		cfg.Speak = Comm
 	}
 	c := &Client{cfg: cfg, conns: map[*greeted]bool{}}
-	t := &http.Transport{
-		DialContext: c.dial, DisableCompression: true, MaxIdleConnsPerHost: 2, Protocols: new(http.Protocols),
-	}
-	t.Protocols.SetHTTP1(cfg.HTTP)
-	t.Protocols.SetUnencryptedHTTP2(!cfg.HTTP)
-	c.hc = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse
-	}}
+	c.hc = plainhttp.New(func(t *http.Transport) {
+		t.DialContext, t.IdleConnTimeout, t.Protocols = c.dial, 0, new(http.Protocols)
+		t.Protocols.SetHTTP1(cfg.HTTP)
+		t.Protocols.SetUnencryptedHTTP2(!cfg.HTTP)
+	})
 	return c
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/replica"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/plainhttp"
 )
 
 //go:embed ckpt.py
@@ -246,7 +246,7 @@ func (l *lab) copyTarget(ctx context.Context, memory string) (string, int, error
 	if err := l.enter(ctx, sock, w); err != nil {
 		return "", 0, err
 	}
-	hc := &http.Client{Transport: &http.Transport{}}
+	hc := plainhttp.New(nil)
 	defer hc.CloseIdleConnections()
 	peers, err := coordinator.Client("http://"+addr, copyKey, l.token, hc).Peers(ctx, w.Key(),
 		coordinator.Peer{Addr: "127.0.0.1:1"}, w.GroupWorldSize, 30*time.Second)

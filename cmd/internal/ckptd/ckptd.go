@@ -10,7 +10,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -289,7 +288,7 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 		if c.String("run") == "" {
 			return cfg, errors.New("--master needs --run, the name of the run")
 		}
-		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), cfg.Token, &http.Client{})
+		cfg.Remote = coordinator.Client("http://"+master, c.String("run"), cfg.Token, nil)
 	}
 	if cfg.Dir, err = openDir(c); err != nil { // last: what has been opened is left behind by an error
 		return cfg, &runError{err}

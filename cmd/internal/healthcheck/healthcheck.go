@@ -24,6 +24,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"dlrover-run/internal/plainhttp"
 )
 
 // Outcome is what a check says of the node.
@@ -101,12 +103,12 @@ func execute(ctx context.Context, start Start, command string) Answer {
 }
 
 func ask(ctx context.Context, path string) Answer {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	client := plainhttp.New(func(t *http.Transport) {
+		t.DisableKeepAlives = true
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		},
-	}}
+		}
+	})
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/", nil)
 	if err != nil {
 		return Answer{Unclear, err.Error()}

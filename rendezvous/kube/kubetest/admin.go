@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"dlrover-run/internal/plainhttp"
 	"dlrover-run/rendezvous/kube"
 )
 
@@ -30,9 +31,9 @@ func newAdmin(t *testing.T, cfg kube.Config) *admin {
 	check(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(text)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &admin{t, cfg, &http.Client{Transport: transport}}
+	hc := plainhttp.New(func(t *http.Transport) { t.TLSClientConfig = &tls.Config{RootCAs: roots} })
+	t.Cleanup(hc.CloseIdleConnections)
+	return &admin{t, cfg, hc}
 }
 
 // send returns the status code, 0 without an answer, and the answer.
