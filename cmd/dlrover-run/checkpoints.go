@@ -45,6 +45,7 @@ type checkpoints struct {
 	opening  sync.WaitGroup
 	daemon   *ckptd.Supervisor // nil: workers save by themselves; known when opening is over
 	signaled bool              // the job was told to end; belongs to the launcher's loop
+	unsaved  error             // why saves may not be on disk at the end; known after End
 }
 
 func checkpointsFeature() feature {
@@ -218,7 +219,7 @@ func (c *checkpoints) Saved(ctx context.Context) bool {
 func (c *checkpoints) End(e launcher.Ending) {
 	c.opening.Wait() // this node may not have joined
 	if c.daemon != nil {
-		c.daemon.End(e.Budget, e.Enough)
+		c.unsaved = c.daemon.End(e.Budget, e.Enough)
 	}
 }
 

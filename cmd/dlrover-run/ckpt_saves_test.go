@@ -5,9 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/launcher/policy"
 )
 
 // saves runs testdata/saves.py.
@@ -49,15 +52,32 @@ func TestTorchCheckpointSlowUnlock(t *testing.T) {
 	require.NotContains(t, l.err.String(), "a newer one came first")
 }
 
-// A save that was given up does not hold the end of the job, and there is one line about it.
+// A save that was given up does not hold the end of the job, and there is one line about it. Its workers have
+// succeeded, and the job has not.
 func TestTorchCheckpointGivenUp(t *testing.T) {
 	b := newTraining(t, 0)
-	l := b.saves([]string{"--nproc-per-node=2"}, "refused")
-	require.Equal(t, 0, l.wait(), l.err.String())
+	l := b.saves([]string{"--nproc-per-node=2", "--exit-code-policy=reason"}, "refused")
+	require.Equal(t, int(policy.SaveLost), l.wait(), l.err.String())
+	require.Regexp(t, `dlrover-run: .*the workers succeeded, but not all of their checkpoints are on disk: \d+ saves are not`,
+		l.err.String())
 	require.Equal(t, 1, strings.Count(l.err.String(), "a checkpoint was not committed"), l.err.String())
 	require.LessOrEqual(t, strings.Count(l.err.String(), "saving what is in memory"), 1)
 	require.Equal(t, 1, strings.Count(l.err.String(), "not all checkpoints are on disk"))
 	require.Len(t, b.rows("found"), 2)
+}
+
+// A sidecar ends as it has to say, too.
+func TestTorchCheckpointGivenUpBySidecar(t *testing.T) {
+	long(t)
+	b := newTraining(t, 0)
+	side := b.start("checkpointd", nil, "--job=side", "--shm-dir="+b.shm)
+	socket := filepath.Join(b.shm, fmt.Sprintf("dlrover-%d", os.Getuid()), "side", "sock")
+	eventually(t, "the sidecar's socket", func() bool { _, err := os.Stat(socket); return err == nil })
+	l := b.saves([]string{"--nproc-per-node=2", "--ckpt-sidecar=side"}, "refused")
+	require.Equal(t, 1, l.wait(), l.err.String())
+	side.signal(syscall.SIGTERM)
+	require.Equal(t, 1, side.wait(), side.err.String())
+	require.Regexp(t, `checkpointd: error: \d+ saves are not on disk; they stay in memory, in `, side.err.String())
 }
 
 // The newest save of a directory is there at once and for the next process, whatever was saved to others since.

@@ -110,6 +110,8 @@ type job struct {
 	metrics  *metrics                 // nil: nobody asks for them
 	python   *pythonPath
 	parts    []launcher.Part // of the features that were asked for
+	ended    bool            // the parts are
+	unsaved  error           // why a job that has succeeded lacks checkpoints on disk
 	guard    *guard.Link     // nil: there is none
 	inbox    *inbox.Inbox
 	signals  chan os.Signal
@@ -148,6 +150,9 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	}
 	if j.logs != nil {
 		j.logs.Stderr().FreshLine()
+	}
+	if res.Reason == policy.Success { // which its last checkpoints decide
+		res = j.awaitSaves(res)
 	}
 	code := res.Reason.Code(s.codes, res.Blame)
 	if s.called.command.Alone {
@@ -448,11 +453,22 @@ func (j *job) close(res launcher.Result) {
 	j.closeFeatures()
 }
 
-// endParts gives the parts the time that the job's end leaves; the next signal ends it.
+// awaitSaves ends the parts of a job whose workers have succeeded. That of a job whose last save is lost has not.
+func (j *job) awaitSaves(res launcher.Result) launcher.Result {
+	j.endParts(res)
+	forParts(j.parts, func(c *checkpoints) { j.unsaved = c.unsaved })
+	if j.unsaved != nil {
+		res.Reason = policy.SaveLost
+	}
+	return res
+}
+
+// endParts gives the parts the time that the job's end leaves; the next signal ends it. A second call does nothing.
 func (j *job) endParts(res launcher.Result) {
-	if len(j.parts) == 0 {
+	if len(j.parts) == 0 || j.ended {
 		return
 	}
+	j.ended = true
 	enough, done := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -100,6 +100,9 @@ func (j *job) summary(res launcher.Result) string {
 		return "dlrover-run: " + j.s.jobName() + ": left: " + printable.Line(res.Left)
 	case res.Signal != 0:
 		return "dlrover-run: " + j.s.jobName() + ": stopped by " + proc.SignalName(res.Signal)
+	case j.unsaved != nil:
+		return "dlrover-run: " + j.s.jobName() + ": the workers succeeded, but not all of their checkpoints are on disk: " +
+			printable.Line(j.unsaved.Error())
 	}
 	return ""
 }

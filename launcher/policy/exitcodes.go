@@ -58,6 +58,7 @@ const (
 
 	CannotExecute Reason = 30 // the script or its interpreter cannot be started
 	LogDir        Reason = 31 // the log directory cannot be written
+	SaveLost      Reason = 32 // all workers succeeded, and a checkpoint of theirs is not on disk
 
 	NodeCheckFailed Reason = 40 // this node has not passed its check
 	TooFewPassed    Reason = 41 // too few nodes have passed their checks
@@ -73,7 +74,7 @@ func Signaled(n int) Reason { return Reason(128 + n) }
 // Reasons lists all reasons except the Signaled ones, in order of their codes.
 func Reasons() []Reason {
 	return []Reason{Success, Unclassified, Usage, WorkerFailed, WorkerPermanent, OutOfMemory, NodeLost,
-		RendezvousTimeout, RendezvousClosed, MasterUnreachable, TokenRefused, CannotExecute, LogDir,
+		RendezvousTimeout, RendezvousClosed, MasterUnreachable, TokenRefused, CannotExecute, LogDir, SaveLost,
 		NodeCheckFailed, TooFewPassed, Hung, Deadline, NoFirstStep, OperatorStop}
 }
 
@@ -152,6 +153,8 @@ func (r Reason) String() string {
 		return "the worker's command cannot be started"
 	case LogDir:
 		return "the log directory cannot be written"
+	case SaveLost:
+		return "the workers succeeded, but not all of their checkpoints are on disk"
 	case NodeCheckFailed:
 		return "this node has not passed its check"
 	case TooFewPassed:

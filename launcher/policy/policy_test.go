@@ -243,6 +243,6 @@ func TestReasonsKeepTheirCodes(t *testing.T) {
 	for _, r := range policy.Reasons() {
 		codes = append(codes, int(r))
 	}
-	require.Equal(t, []int{0, 1, 2, 10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 40, 41, 42, 43, 44, 45}, codes)
+	require.Equal(t, []int{0, 1, 2, 10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 40, 41, 42, 43, 44, 45}, codes)
 	require.Equal(t, "an operator stopped the job", policy.OperatorStop.String())
 }

@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -194,9 +195,16 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	if err := world(c, d); err != nil {
 		return err
 	}
-	go lastWords(ctx, cancel, d, cfg.Logger)
+	var unsaved atomic.Int64
+	go func() {
+		defer cancel()
+		unsaved.Store(int64(lastWords(ctx, d, cfg.Logger)))
+	}()
 	if err := d.Serve(ctx, ln); err != nil {
 		return &runError{err}
+	}
+	if n := unsaved.Load(); n > 0 {
+		return &runError{fmt.Errorf("%d saves are not on disk; they stay in memory, in %s", n, cfg.Dir.Path())}
 	}
 	return nil
 }
@@ -204,21 +212,21 @@ func serve(c *cli.Context, stdout io.Writer) error {
 // maxLastWords bounds how long a daemon that is told to end saves what is in memory.
 const maxLastWords = 10 * time.Minute
 
-// lastWords waits for a signal, saves what is in memory, and ends the daemon; a second
-// signal ends it at once.
-func lastWords(ctx context.Context, end func(), d *checkpointd.Daemon, log *slog.Logger) {
+// lastWords waits for a signal and saves what is in memory; a second signal ends that. It returns how many saves are
+// not on disk.
+func lastWords(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) (left int) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
-	defer end()
 	select {
 	case sig := <-signals:
 		log.Info("saving what is in memory before the end", "signal", sig.String())
 	case <-ctx.Done():
-		return
+		return 0
 	}
 	d.Breakpoint("the daemon is told to end", true)
 	saving, stop := context.WithCancel(ctx)
+	defer stop()
 	go func() {
 		select {
 		case <-signals:
@@ -226,10 +234,7 @@ func lastWords(ctx context.Context, end func(), d *checkpointd.Daemon, log *slog
 		case <-saving.Done():
 		}
 	}()
-	if left := d.Drain(saving, maxLastWords); left > 0 {
-		log.Warn("not everything in memory is on disk", "left", left)
-	}
-	stop()
+	return d.Drain(saving, maxLastWords)
 }
 
 // exclude waits until no other daemon works on the directory: one whose launcher was

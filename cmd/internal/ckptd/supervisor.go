@@ -162,26 +162,31 @@ func (s *Supervisor) Breakpoint(reason string, early bool) {
 }
 
 // End waits, for at most budget or until enough, for what is on its way to the disk, and removes the run's memory if
-// all of it got there. After it the daemon may be ended. Without Serve there is nothing to wait for.
-func (s *Supervisor) End(budget time.Duration, enough <-chan struct{}) {
+// all of it got there; else the error says what is known of it. After it the daemon may be ended. Without Serve there
+// is nothing to wait for.
+func (s *Supervisor) End(budget time.Duration, enough <-chan struct{}) error {
 	defer close(s.quit)
 	if !s.serves {
-		return
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), budget+OrderBudget)
 	defer cancel()
-	done := make(chan struct{})
-	s.orders <- func() { // behind the last Breakpoint
-		defer close(done)
-		s.endDaemon(ctx, budget)
+	done := make(chan error, 1)
+	s.orders <- func() { done <- s.endDaemon(ctx, budget) } // behind the last Breakpoint
+	select {
+	case err := <-done:
+		return err
+	case <-enough:
 	}
 	select {
-	case <-done:
-	case <-enough:
+	case err := <-done:
+		return err
+	default:
+		return errors.New("a signal has ended the wait for them")
 	}
 }
 
-func (s *Supervisor) endDaemon(ctx context.Context, budget time.Duration) {
+func (s *Supervisor) endDaemon(ctx context.Context, budget time.Duration) error {
 	var left int
 	err := s.carryOut(ctx, func(ctx context.Context, c *checkpointd.Control) (err error) {
 		left, err = c.End(ctx, budget)
@@ -194,6 +199,7 @@ func (s *Supervisor) endDaemon(ctx context.Context, budget time.Duration) {
 		s.log.Warn("not all checkpoints are on disk; they stay in memory for the next launcher with the same --rdzv-id and "+
 			"endpoint on this machine", "dir", s.dir.Path(), "err", err)
 	}
+	return err
 }
 
 // Close gives the directory back; without segments in it, it goes. It follows End, after the daemon has been ended.

@@ -207,9 +207,9 @@ func newRig(t *testing.T, change func(*SupervisorConfig)) *rig {
 }
 
 // finish ends and closes as a launcher does, and checks that nothing is left.
-func (r *rig) finish() {
+func (r *rig) finish() error {
 	r.t.Helper()
-	r.End(time.Second, nil)
+	unsaved := r.End(time.Second, nil)
 	for _, d := range r.all() {
 		select {
 		case <-d.done:
@@ -219,6 +219,7 @@ func (r *rig) finish() {
 	}
 	r.Close()
 	goleak.VerifyNone(r.t)
+	return unsaved
 }
 
 // call is a worker that calls the daemon.
@@ -248,7 +249,7 @@ func TestNoDaemonBeforeAWorkerCalls(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, st)
 	dir := r.Dir()
-	r.finish()
+	require.NoError(t, r.finish())
 	require.Zero(t, r.attempts(), "nobody saves, so nobody needs a daemon")
 	require.NoDirExists(t, dir)
 }
@@ -274,7 +275,7 @@ func TestTheFirstCallStartsADaemon(t *testing.T) {
 	st, err := r.Status(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, "full", st.Trouble)
-	r.finish()
+	require.NoError(t, r.finish())
 	require.NotContains(t, r.log.String(), "level=WARN")
 }
 
@@ -295,7 +296,7 @@ func TestADaemonThatDiesIsReplaced(t *testing.T) {
 	require.Contains(t, r.log.String(), "code=-9")
 	r.World(epoch(2))
 	second.hears("lead", "world 1", "flush 1 a worker failed false", "world 2")
-	r.finish()
+	require.NoError(t, r.finish())
 }
 
 // What is to be told while no daemon runs reaches the next one.
@@ -312,7 +313,7 @@ func TestOrdersWaitForTheNextDaemon(t *testing.T) {
 	first.hears("lead", "world 0", "flush 0 a worker failed true")
 	first.die()
 	r.nth(2).hears("lead", "world 0", "flush 0 a worker failed true")
-	r.finish()
+	require.NoError(t, r.finish())
 }
 
 func TestADaemonThatCannotBeStartedIsTriedAgain(t *testing.T) {
@@ -326,7 +327,7 @@ func TestADaemonThatCannotBeStartedIsTriedAgain(t *testing.T) {
 	r.fail = nil
 	r.fakes.mu.Unlock()
 	r.nth(1).hears("lead", "world 0")
-	r.finish()
+	require.NoError(t, r.finish())
 }
 
 func TestNoDaemonIsStartedOnceTheLauncherEnds(t *testing.T) {
@@ -337,7 +338,7 @@ func TestNoDaemonIsStartedOnceTheLauncherEnds(t *testing.T) {
 	require.Eventually(t, func() bool { return r.attempts() == 1 }, 10*time.Second, time.Millisecond)
 	enough := make(chan struct{})
 	close(enough) // a daemon was called for, and none will ever answer
-	r.End(time.Minute, enough)
+	require.Error(t, r.End(time.Minute, enough))
 	r.Close()
 	require.Equal(t, 1, r.attempts())
 	goleak.VerifyNone(t)
@@ -351,14 +352,14 @@ func TestMemoryOfADeadLauncherNeedsADaemon(t *testing.T) {
 	r.left = 1
 	r.Serve(Network{})
 	r.nth(1).hears("lead", "world 0")
-	r.finish()
+	require.ErrorContains(t, r.finish(), "1 saves are not there")
 	require.Contains(t, r.log.String(), "1 saves are not there")
 	require.FileExists(t, filepath.Join(dir, "seg", "l0-0.seg"), "it stays for the next launcher")
 	next, err := NewSupervisor(r.cfg)
 	require.NoError(t, err)
 	require.Equal(t, dir, next.Dir())
 	require.NoError(t, next.dir.RemoveAll())
-	next.End(0, patienceIsOver())
+	require.NoError(t, next.End(0, patienceIsOver()), "nothing was served")
 	next.Close()
 }
 
@@ -379,7 +380,8 @@ func TestEndWaitsNoLongerThanEnough(t *testing.T) {
 	d.mute = true
 	d.mu.Unlock()
 	enough, ended := make(chan struct{}), make(chan struct{})
-	go func() { defer close(ended); r.End(time.Hour, enough) }()
+	var unsaved error
+	go func() { defer close(ended); unsaved = r.End(time.Hour, enough) }()
 	d.hears("lead", "world 0", "end")
 	select {
 	case <-ended:
@@ -388,6 +390,7 @@ func TestEndWaitsNoLongerThanEnough(t *testing.T) {
 	}
 	close(enough)
 	<-ended
+	require.ErrorContains(t, unsaved, "a signal has ended the wait")
 	d.die()
 	r.Close()
 	goleak.VerifyNone(t)
@@ -400,10 +403,10 @@ func TestTwoLaunchersOfARunHaveADirectoryEach(t *testing.T) {
 	require.Equal(t, "job-0", filepath.Base(r.Dir()))
 	require.Equal(t, "job-1", filepath.Base(other.Dir()))
 	other.Serve(Network{})
-	other.End(time.Second, nil)
+	require.NoError(t, other.End(time.Second, nil))
 	other.Close()
 	r.Serve(Network{})
-	r.finish()
+	require.NoError(t, r.finish())
 }
 
 func TestNoDirectory(t *testing.T) {
@@ -426,7 +429,7 @@ func TestSidecar(t *testing.T) {
 	r.World(epoch(2))
 	d.hears("lead", "world 1", "world 2")
 	dir := r.Dir()
-	r.End(time.Second, nil)
+	require.NoError(t, r.End(time.Second, nil))
 	d.hears("lead", "world 1", "world 2", "end")
 	r.Close()
 	d.die()
@@ -457,7 +460,7 @@ func TestSidecarComesBack(t *testing.T) {
 		defer second.mu.Unlock()
 		return slices.Contains(second.told, "lead") && slices.Contains(second.told, "world 1")
 	}, 10*time.Second, time.Millisecond)
-	r.End(time.Second, nil)
+	require.NoError(t, r.End(time.Second, nil))
 	r.Close()
 	second.die()
 	goleak.VerifyNone(t)
@@ -492,7 +495,7 @@ func TestMemoryOfDeadJobsIsRemoved(t *testing.T) {
 	r.Serve(Network{})
 	own := r.Dir()
 	require.DirExists(t, own)
-	r.finish()
+	require.NoError(t, r.finish())
 	require.DirExists(t, fresh, "its next launcher may come")
 	require.Contains(t, r.log.String(), "removed the checkpoint memory of a job that is dead")
 	require.Equal(t, 1, strings.Count(r.log.String(), "removed the checkpoint memory"),
