@@ -33,7 +33,8 @@ import (
 
 const description = `Launchers find it through DLROVER_MASTER_ADDR=host:port or --rdzv-endpoint.
 Without a job token (--token-file, DLROVER_TOKEN_FILE, DLROVER_TOKEN) it serves
-loopback only. Workers that run keep running when it ends; a new one takes over.`
+loopback only, and there its own user. Workers that run keep running when it ends;
+a new one takes over.`
 
 func main() { os.Exit(run(os.Args, os.Stdout)) }
 
@@ -150,8 +151,8 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		return nil, err
 	}
 	cfg := service.Config{
-		Token: secret, TopologyFile: c.String("topology-file"), Observe: d.observe, Extra: d.extra(), Log: d.log,
-		Agents: agents,
+		Token: secret, Insecure: c.Bool("insecure"), TopologyFile: c.String("topology-file"), Observe: d.observe,
+		Extra: d.extra(), Log: d.log, Agents: agents,
 	}
 	if d.marks != nil {
 		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid
@@ -173,9 +174,12 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 		d.close()
 		return nil, err
 	}
-	if secret == "" {
+	switch {
+	case secret == "" && c.Bool("insecure"):
 		d.log.Warn("no job token: any process that can reach the address may join and end jobs",
 			"listen", c.String("listen"))
+	case secret == "":
+		d.log.Info("no job token: only processes of this user are served", "listen", c.String("listen"))
 	}
 	return d, nil
 }

@@ -111,7 +111,9 @@ func whyNotServed(err error) string {
 }
 
 func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
-	served, err := service.New(service.Config{Token: s.token, TopologyFile: s.topology, Observe: observe, Log: runsLog})
+	served, err := service.New(service.Config{
+		Token: s.token, Insecure: s.insecure, Name: s.host, TopologyFile: s.topology, Observe: observe, Log: runsLog,
+	})
 	if err != nil {
 		return unusableOption(err)
 	}

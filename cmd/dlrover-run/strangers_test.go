@@ -5,10 +5,12 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,4 +139,40 @@ func TestWorkersKeepTheirLimitOnFiles(t *testing.T) {
 	l := b.startPath(path, nil, b.sh("ulimit -Sn", "--standalone")...)
 	require.Equal(t, 0, l.wait())
 	require.Equal(t, "123\n", l.out.String())
+}
+
+// TestStrangersOfTheHost has other users, and web pages, ask a launcher that has no token and serves loopback.
+func TestStrangersOfTheHost(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	b := newBench(t)
+	args := b.sh(hold, b.c10d("1:2", "--rdzv-conf=last_call_timeout=0.2,growth_delay=0.1")...)
+	l1 := b.start("dlrover-run", nil, args...)
+	eventually(t, "started", b.exists("up.2.0"))
+	addr := "127.0.0.1:" + strings.TrimPrefix(args[3], "--rdzv-endpoint=localhost:")
+	const script = `import http.client, json, sys
+c = http.client.HTTPConnection(sys.argv[1])
+c.request(sys.argv[2], sys.argv[3], sys.argv[4] or None, dict(h.split(": ") for h in sys.argv[5:]))
+r = c.getresponse()
+print(r.status, r.read().decode())`
+	ask := func(uid uint32, request ...string) string {
+		cmd := exec.Command("/usr/bin/python3", append([]string{"-c", script, addr}, request...)...)
+		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return string(out)
+	}
+	require.Regexp(t, "^401 .*serves its own user alone, uid 0, and this is uid 12345", ask(12345, "GET", "/v1/runs", ""))
+	require.Regexp(t, "^401 ", ask(12345, "POST", "/v1/runs/none/orders", `{"kind":"stop"}`))
+	require.Regexp(t, "^403 ", ask(0, "POST", "/v1/runs/none/orders", `{"kind":"stop"}`, "Content-Type: text/plain",
+		"Origin: http://evil.example"))
+	require.Regexp(t, "^415 ", ask(0, "POST", "/v1/runs/none/orders", `{"kind":"stop"}`, "Content-Type: text/plain"))
+	require.Regexp(t, "^403 ", ask(0, "GET", "/v1/runs", "", "Host: evil.example:29400"))
+	require.Regexp(t, "^200 .*running", ask(0, "GET", "/v1/runs", ""))
+	l2 := b.start("dlrover-run", nil, args...)
+	eventually(t, "grown", b.exists("up.4.3"))
+	b.release()
+	require.Equal(t, 0, l1.wait())
+	require.Equal(t, 0, l2.wait())
 }

@@ -33,11 +33,13 @@ type served struct {
 	addr   string
 }
 
-func serveHub(t testing.TB, token string) served {
+func serveHub(t testing.TB, token string) served { return serveConfig(t, ServerConfig{Token: token}) }
+
+func serveConfig(t testing.TB, cfg ServerConfig) served {
 	hub := NewHub(HubConfig{})
-	s := httptest.NewServer(Handler(hub, ServerConfig{Token: token}))
+	s := httptest.NewServer(Handler(hub, cfg))
 	addr := s.Listener.Addr().String()
-	c := NewClient(addr, token)
+	c := NewClient(addr, cfg.Token)
 	t.Cleanup(func() { c.Close(); hub.Close(); s.CloseClientConnections(); s.Close() })
 	return served{hub, c, addr}
 }

@@ -19,8 +19,12 @@ import (
 // ServerConfig describes the HTTP side of a Hub.
 type ServerConfig struct {
 	// Token, when not empty, must come as "Authorization: Bearer <token>" with every
-	// request but /healthz and those of Extra.
+	// request but /healthz and those of Extra. Without one only processes of this one's user, on this host, are served.
 	Token string
+	// Insecure serves everyone without a Token.
+	Insecure bool
+	// Name is a name by which callers reach this server, beside localhost and the host's.
+	Name string
 	// Mounts serve /v1/runs/{run}/NAME and what is below, with the token and the run's id checked: a handler finds the
 	// id as PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME
 	// is one segment of a path, and not one of the API's own.
@@ -89,12 +93,12 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 		return nil, fmt.Errorf("%w: %s %s", ErrNotFound, req.Method, req.URL.Path)
 	}))
 	top := http.NewServeMux()
-	top.HandleFunc("/v1/", s.guard(api))
+	top.Handle("/v1/", programsOnly(s.guard(api)))
 	top.HandleFunc("/healthz", s.wrongMethod(http.MethodGet))
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
 	if cfg.Python != nil {
 		for _, path := range []string{"/elastic.Master/", "/get", "/report"} {
-			top.Handle(path, cfg.Python)
+			top.Handle(path, programsOnly(cfg.Python))
 		}
 	}
 	if cfg.Extra != nil {
@@ -168,10 +172,12 @@ type server struct {
 // any other ends.
 func (s *server) guard(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
-		if err := s.checkToken(req); err != nil {
-			w.Header().Set("Connection", "close")
-			limitBody(w)
-			wireErrors.Write(w, err)
+		err := s.checkToken(req)
+		if err == nil {
+			err = checkMedia(req)
+		}
+		if err != nil {
+			turnAway(w, err)
 			return
 		}
 		Trust(req.Context())
@@ -223,7 +229,10 @@ func writeAnswer(w http.ResponseWriter, v any, err error) {
 
 func (s *server) checkToken(req *http.Request) error {
 	if s.cfg.Token == "" {
-		return nil
+		if err := s.checkHost(req); err != nil {
+			return err
+		}
+		return s.checkUser(req)
 	}
 	got, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
 	if !ok {

@@ -98,14 +98,21 @@ var wireErrors = httperr.Table{
 	{ErrUnknownRun, http.StatusNotFound, "unknown_run"},
 	{ErrNoNotices, http.StatusConflict, "no_notices"},
 	{errMethod, http.StatusMethodNotAllowed, "method_not_allowed"},
+	{errPage, http.StatusForbidden, "web_page"},
+	{errMedia, http.StatusUnsupportedMediaType, "media_type"},
 	{ErrNotFound, http.StatusNotFound, "not_found"}, // before ErrBadRequest, which it is, too
 	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
 	{ErrTooManyRuns, http.StatusTooManyRequests, "too_many_runs"},
 	{ErrClosed, http.StatusServiceUnavailable, "closed"},
 }
 
-// errMethod: the path exists, and the method does not.
-var errMethod = fmt.Errorf("%w: wrong method", ErrBadRequest)
+var (
+	// errMethod: the path exists, and the method does not.
+	errMethod = fmt.Errorf("%w: wrong method", ErrBadRequest)
+	// errPage: a web page may be behind the request, in the browser of somebody who may do what is asked for.
+	errPage  = fmt.Errorf("%w: web pages are not served", ErrBadRequest)
+	errMedia = fmt.Errorf("%w: wrong Content-Type", ErrBadRequest)
+)
 
 // errorOf is the error that a daemon sent. One that is shutting down is merely away.
 func errorOf(b httperr.Body) error {

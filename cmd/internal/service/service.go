@@ -27,8 +27,11 @@ import (
 
 // Config is what differs between those who serve.
 type Config struct {
-	// Token, when not empty, must come with every request below /v1.
-	Token string
+	// Token, when not empty, must come with every request below /v1; without one only this process's user is served,
+	// unless it is Insecure. Name is a name by which others reach the service, "" for none.
+	Token    string
+	Insecure bool
+	Name     string
 	// TopologyFile is the path of --topology-file; "" for none.
 	TopologyFile string
 	// Observe receives every note of every run in order, with the run locked: it must be quick and must not call the
@@ -91,7 +94,8 @@ func New(cfg Config) (*Service, error) {
 	}
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
-			Token: cfg.Token, Extra: cfg.Extra, Python: s.agents, Global: cfg.Global,
+			Token: cfg.Token, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra, Python: s.agents,
+			Global: cfg.Global,
 			Mounts: map[string]http.Handler{
 				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
 				"streams": s.Streams.Handler(),

@@ -1,0 +1,75 @@
+package api
+
+import (
+	"fmt"
+	"mime"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+)
+
+// A web page can have the browser that shows it send requests to any address, also to one that only this host reaches.
+// Browsers say so: by Origin in all that change something, by Sec-Fetch-Site, by a Content-Type that needs no leave, or
+// by a Host of the page's own, whose name resolves to our address.
+
+// programsOnly keeps out what the scripts and forms of web pages send.
+func programsOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if len(req.Header["Origin"]) > 0 {
+			turnAway(w, fmt.Errorf("%w: it has an Origin, %.100q", errPage, req.Header.Get("Origin")))
+			return
+		}
+		next.ServeHTTP(w, req)
+	})
+}
+
+// checkMedia refuses what is posted as anything else than JSON. Launchers of earlier versions do not say what it is.
+func checkMedia(req *http.Request) error {
+	said := req.Header.Get("Content-Type")
+	kind, _, _ := mime.ParseMediaType(said)
+	if req.Method == http.MethodGet || said == "" || kind == "application/json" {
+		return nil
+	}
+	return fmt.Errorf("%w: %.100q; need application/json (curl: -H 'Content-Type: application/json')", errMedia, said)
+}
+
+// checkHost refuses names that others may have given to an address of this host. It is for requests without a token,
+// which no page has.
+func (s *server) checkHost(req *http.Request) error {
+	if site := req.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" {
+		return fmt.Errorf("%w: it has Sec-Fetch-Site, %.20q", errPage, site)
+	}
+	local, ok := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	if !ok || !local.IP.IsLoopback() || s.ownName(hostOf(req.Host)) {
+		return nil // --insecure serves a network by whatever name that knows
+	}
+	return fmt.Errorf("%w: Host is %.100q; without a job token need an address, localhost or this host's name", errPage,
+		req.Host)
+}
+
+func hostOf(hostPort string) string {
+	if host, _, err := net.SplitHostPort(hostPort); err == nil {
+		return host
+	}
+	return strings.Trim(hostPort, "[]")
+}
+
+// ownName: nobody can register a name without a dot, or one below localhost.
+func (s *server) ownName(host string) bool {
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	if _, err := netip.ParseAddr(host); err == nil {
+		return true
+	}
+	own, _ := os.Hostname()
+	return !strings.Contains(host, ".") || strings.HasSuffix(host, ".localhost") || host == strings.ToLower(own) ||
+		host == strings.ToLower(s.cfg.Name)
+}
+
+// turnAway answers a caller who gets nothing else, and ends the connection.
+func turnAway(w http.ResponseWriter, err error) {
+	w.Header().Set("Connection", "close")
+	limitBody(w)
+	wireErrors.Write(w, err)
+}
