@@ -42,7 +42,11 @@ func main() {
 	}
 	link, watch, err := guarded.Role()
 	if watch != nil {
-		proc.EndRemains(watch, os.Stderr)
+		var stderr io.Writer = os.Stderr
+		if os.Args[0] == guard.ShelterName { // it is the command's
+			stderr = io.Discard
+		}
+		proc.EndRemains(watch, stderr)
 		os.Exit(watch.Follow())
 	}
 	os.Exit(run(started, os.Args, os.Stdout, link, err))

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/launcher/proc/family"
+	"dlrover-run/launcher/proc/guard"
 )
 
 // maxCPUs bounds the CPU numbers of an affinity mask; the kernel's own limit.
@@ -37,6 +38,9 @@ type Spec struct {
 	// Survives marks a helper that lives on when the launcher is killed, to end
 	// its work by itself. Close kills it like any other.
 	Survives bool
+	// Sheltered starts the program below one more process, /proc/self/exe under the name guard.ShelterName, which takes
+	// in its orphans, ends as it does, and kills what it has left before.
+	Sheltered bool
 }
 
 // Exit says how a process ended.
@@ -77,6 +81,9 @@ func (s *Supervisor) Start(spec Spec) (*Process, error) {
 	}
 	if spec.Args == nil {
 		spec.Args = []string{spec.Path}
+	}
+	if spec.Sheltered {
+		path, spec.Args = "/proc/self/exe", append([]string{guard.ShelterName, path}, spec.Args...)
 	}
 	attr := &os.ProcAttr{
 		Dir:   spec.Dir,

@@ -36,6 +36,10 @@ func init() {
 	if len(os.Args) > 0 && os.Args[0] == Nothing {
 		os.Exit(0)
 	}
+	if len(os.Args) > 2 && os.Args[0] == guard.ShelterName {
+		shelter()
+		return
+	}
 	if exempt(os.Args) {
 		return
 	}
@@ -47,8 +51,20 @@ func init() {
 	}
 }
 
+// shelter returns if the command has ended and left something.
+func shelter() {
+	var err error
+	if watch, err = guard.Shelter(os.Args); err != nil {
+		_, _ = os.Stderr.WriteString(os.Args[1] + ": " + err.Error() + "\n")
+		os.Exit(126) // as a shell says of what it cannot execute
+	}
+	if !watch.Remains() {
+		os.Exit(watch.Follow())
+	}
+}
+
 // Role says what this process is: a launcher with a link to its guard, or a guard
-// whose launcher has ended and left something. With neither it is something that needs
+// (or the shelter of a command) whose launcher has ended and left something. With neither it is something that needs
 // no guard, or, with the reason, a launcher that could not be given one.
 func Role() (*guard.Link, *guard.Watch, error) { return link, watch, problem }
 

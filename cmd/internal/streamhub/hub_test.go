@@ -12,14 +12,17 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/cmd/internal/streamhub"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"
@@ -29,7 +32,13 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if _, watch, _ := guarded.Role(); watch != nil { // the shelter of a command
+		proc.EndRemains(watch, io.Discard)
+		os.Exit(watch.Follow())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // rig is a daemon and the launcher of a run "r" with the ranks 0 and 1 on the node "n0". There is one at a time: it
 // supervises all children of the process.
@@ -263,15 +272,51 @@ func (r *rig) requireNoted(pattern string) {
 	}, 20*time.Second, time.Millisecond)
 }
 
-// Whatever the command has started is gone when the caller is.
+// hidden are what commands start that is hard to find: each prints its pid.
+var hidden = map[string]string{
+	"a session of its own":     "(setsid sh -c 'echo $$; exec sleep 1000' &)",
+	"an orphan's child":        "(setsid sh -c 'sleep 1000 & echo $!; wait' &)",
+	"an empty environment":     "env -i sh -c 'echo $$; exec sleep 1000' &",
+	"all of it":                "(setsid env -i sh -c 'echo $$; exec sleep 1000' &)",
+	"all of it, by two forks":  "(setsid env -i sh -c '(setsid sh -c \"echo \\$\\$; exec sleep 1000\" &)' &)",
+	"all of it, deaf":          "(setsid env -i sh -c 'trap \"\" TERM HUP; echo $$; while :; do sleep 1; done' &)",
+	"all of it, and a stopped": "(setsid env -i sh -c 'echo $$; kill -STOP $$; sleep 1000' &)",
+}
+
+func requireGone(t *testing.T, pid string) {
+	t.Helper()
+	n, err := strconv.Atoi(strings.TrimSpace(pid))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return syscall.Kill(n, 0) == syscall.ESRCH }, 20*time.Second, 20*time.Millisecond)
+}
+
+// Whatever the command has started is gone when the caller is, or when its time is over.
 func TestCallerGoesAway(t *testing.T) {
+	for name, script := range hidden {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, true, true)
+			nc := r.execute(0, 0, "sh", "-c", script+"\nsleep 1000")
+			_, f := rest(t, nc, streams.KindOutput)
+			require.NoError(t, nc.Close())
+			requireGone(t, string(f.Data))
+		})
+	}
 	r := newRig(t, true, true)
-	nc := r.execute(0, 0, "sh", "-c", "setsid sleep 1000 & (setsid sh -c 'sleep 1000 & echo $!' &); wait")
-	_, f := rest(t, nc, streams.KindOutput)
-	pid := strings.TrimSpace(string(f.Data))
-	require.NoError(t, nc.Close())
-	require.Eventually(t, func() bool { return exec.Command("kill", "-0", pid).Run() != nil }, 20*time.Second,
-		20*time.Millisecond)
+	out, e := r.exit(r.execute(0, time.Second, "sh", "-c", hidden["all of it"]+"\nsleep 1000"))
+	require.Equal(t, streams.CodeTimeout, e.Code)
+	requireGone(t, out)
+}
+
+// Nothing of a command outlives its end.
+func TestCommandLeavesNothing(t *testing.T) {
+	for name, script := range hidden {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, true, true)
+			out, e := r.exit(r.execute(0, 0, "sh", "-c", script+"\nsleep 0.5; exit 7"))
+			require.Equal(t, streams.Exit{Code: 7}, e)
+			requireGone(t, out)
+		})
+	}
 }
 
 func TestExecNotAllowed(t *testing.T) {

@@ -134,7 +134,7 @@ func (n *Node) start(c *conn, in *input, w Worker, req streams.Request) (*runnin
 	}
 	r.p, err = n.cfg.Start(proc.Spec{
 		Path: req.Args[0], Args: req.Args, Env: env, Dir: dir, Stdin: child[0], Stdout: child[1], Stderr: child[2],
-		Helper: true,
+		Helper: true, Sheltered: true,
 	})
 	if err != nil {
 		closeAll(own[:])

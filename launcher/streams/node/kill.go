@@ -11,21 +11,29 @@ import (
 	"dlrover-run/launcher/proc/family"
 )
 
-// killPatience is how long killed processes may take to disappear.
-const killPatience = 5 * time.Second
+// killPatience is how long killed processes may take to disappear, and shelterPatience how long the shelter of a
+// command may outlive all that was below it.
+const (
+	killPatience    = 5 * time.Second
+	shelterPatience = time.Second
+)
 
-// killAll kills a command and what it has started, until nothing of it is left: its session, its descendants, and
-// whoever has its mark in its environment. The error says what could not be ended. What has left its session, lost its
-// parents and cleared its environment escapes; it ends with the job's workers.
+// killAll kills a command and what it has started, until nothing of it is left: what is below its shelter, the leader,
+// where its orphans are, too; and for a shelter that was killed, its session and whatever has its mark in its
+// environment. The shelter ends by itself once it is childless: killed before, it would lose the orphans. The error
+// says what could not be ended.
 func killAll(leader int, mark string) error {
-	deadline := time.Now().Add(killPatience)
+	begun := time.Now()
+	deadline := begun.Add(killPatience)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		left := members(leader, mark)
 		if len(left) == 0 {
 			return nil
 		}
 		for _, st := range left {
-			kill(st)
+			if st.PID != leader || len(left) == 1 && time.Since(begun) > shelterPatience {
+				kill(st)
+			}
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%d processes of it are left, such as %s", len(left), family.Describe(left[0].PID))
