@@ -126,6 +126,7 @@ type job struct {
 const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, link *guard.Link) int {
+	_ = os.Unsetenv(guard.TokenVariable) // no child inherits it
 	j := &job{s: s, guard: link, inbox: in, stderr: console.NewRelay(os.Stderr), level: new(slog.LevelVar)}
 	j.level.Set(s.called.logLevel())
 	j.runsLog = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
@@ -346,14 +347,14 @@ func (s *settings) agent(host hostFacts) launcher.Config {
 	}
 }
 
-// workerEnv is what workers inherit, all but the job token, which is for launchers, and what the command line of
-// another launcher gives them.
+// workerEnv is what workers inherit, all but the job token, which is for launchers (a --dry-run still has it), and what
+// the command line of another launcher gives them.
 func (s *settings) workerEnv() []string {
 	env := os.Environ()
 	if len(s.called.command.Env) > 0 {
 		env = preset.MergeEnv(env, s.called.command.Env)
 	}
-	return slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DLROVER_TOKEN=") })
+	return slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, guard.TokenVariable+"=") })
 }
 
 // catchSignals takes the job's signals, and those that a PID 1 has to pass on.

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+
+	"dlrover-run/launcher/proc/guard"
 )
 
 // MinLength bounds a token from below, in bytes.
@@ -26,8 +28,9 @@ func Find(file string, env func(string) (string, bool)) (string, error) {
 		}
 		return check(strings.TrimSpace(string(data)), "token file "+file)
 	}
-	if v, ok := env("DLROVER_TOKEN"); ok && v != "" {
-		return check(v, "$DLROVER_TOKEN")
+	if v, ok := env(guard.TokenVariable); ok && v != "" {
+		guard.Conceal() // from workers of the same user
+		return check(v, "$"+guard.TokenVariable)
 	}
 	return "", nil
 }

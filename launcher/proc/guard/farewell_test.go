@@ -12,7 +12,7 @@ import (
 )
 
 func newPages(t testing.TB) int {
-	fd, err := newWill([]string{"x"}, false)
+	fd, err := newWill([]string{"x"}, "", false)
 	require.NoError(t, err)
 	t.Cleanup(func() { syscall.Close(fd) })
 	return fd

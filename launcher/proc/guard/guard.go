@@ -10,9 +10,9 @@
 //
 // The two share a memfd and a pipe, neither of which a worker ever has:
 //   - the memfd's first page is the launcher's will: which cgroup to kill, whom to
-//     spare. The arguments follow; they are not on the launcher's command line, so
-//     that `pkill -f` with a word of the job's does not kill both at once. Once the
-//     launcher has read them, the farewell takes their place: what whoever survives
+//     spare. The job token and the arguments follow, so that /proc shows neither of
+//     the launcher, and `pkill -f` with a word of the job's does not kill both at once.
+//     Once the launcher has read them, the farewell takes their place: what whoever survives
 //     of the two says to the rendezvous, so that it need not wait for one that is dead.
 //   - in the pipe the guard writes a byte for each signal. A terminal signals only
 //     the guard's process group, systemd every process of the unit: the launcher can
@@ -85,6 +85,7 @@ func Divide(warn func(string)) (*Link, *Watch, error) {
 	if link := inherited(os.Args); link != nil {
 		return link, nil, nil
 	}
+	Conceal()
 	thrifty, err := limits(warn)
 	if err != nil {
 		return nil, nil, err
@@ -125,13 +126,13 @@ func anyChild() bool {
 // guard alone. If the guard dies, SIGCONT sees to it that even a stopped launcher
 // notices.
 func (w *Watch) start(args []string, thrifty bool) (err error) {
-	env := os.Environ()
+	env, token := withoutToken(os.Environ())
 	if _, given := os.LookupEnv(maxProcs); thrifty && !given {
 		env = append(env, maxProcs+"=1")
 	} else {
 		thrifty = false
 	}
-	if w.will, err = newWill(args, thrifty); err != nil {
+	if w.will, err = newWill(args, token, thrifty); err != nil {
 		return err
 	}
 	var p [2]int
@@ -158,6 +159,17 @@ func (w *Watch) start(args []string, thrifty bool) (err error) {
 	}
 	setCloseOnExec(w.will, true)
 	return nil
+}
+
+func withoutToken(env []string) (rest []string, token string) {
+	for _, kv := range env {
+		if hasToken(kv) {
+			token = kv[len(tokenHead):]
+		} else {
+			rest = append(rest, kv)
+		}
+	}
+	return rest, token
 }
 
 // catchDeadly takes the signals that would end the guard and not the launcher. A hangup

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
@@ -12,11 +13,13 @@ import (
 
 func TestArguments(t *testing.T) {
 	for _, args := range [][]string{{"x"}, {""}, {"dlrover-run", "", "a b", "ä\n"}, {"x", strings.Repeat("y", 1<<20)}} {
-		fd, err := newWill(args, false)
+		t.Setenv(TokenVariable, "")
+		fd, err := newWill(args, "a token", false)
 		require.NoError(t, err)
 		got, err := readArguments(fd)
 		require.NoError(t, err)
 		require.Equal(t, args, got)
+		require.Equal(t, "a token", os.Getenv(TokenVariable))
 		require.NoError(t, syscall.Close(fd))
 	}
 }
@@ -45,7 +48,7 @@ func TestForeignArguments(t *testing.T) {
 }
 
 func TestWill(t *testing.T) {
-	fd, err := newWill([]string{"x"}, true)
+	fd, err := newWill([]string{"x"}, "", true)
 	require.NoError(t, err)
 	defer syscall.Close(fd)
 	check := func(cgroup string, heirs ...int) {
@@ -76,4 +79,28 @@ func FuzzNumbers(f *testing.F) {
 			require.GreaterOrEqual(t, n, 0)
 		}
 	})
+}
+
+// TestConceal has a child look at its own environment: that of a test is no other's.
+func TestConceal(t *testing.T) {
+	const token, other = "a-token-0123456789", "DLROVER_TOKEN_FILE=/run/token"
+	if os.Getenv("TEST_CONCEAL") != "" {
+		Conceal()
+		Conceal()
+		shown, err := os.ReadFile("/proc/self/environ")
+		require.NoError(t, err)
+		require.NotContains(t, string(shown), token)
+		require.Contains(t, string(shown), other)
+		require.Contains(t, string(shown), "TEST_CONCEAL=yes")
+		require.Equal(t, token, os.Getenv(TokenVariable))
+		env, kept := withoutToken(os.Environ())
+		require.Equal(t, token, kept)
+		require.Equal(t, []string{"TEST_CONCEAL=yes", other, "X="}, env)
+		return
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestConceal$", "-test.v")
+	cmd.Env = []string{"TEST_CONCEAL=yes", TokenVariable + "=" + token, other, "X="}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: TestConceal")
 }

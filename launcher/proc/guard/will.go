@@ -20,8 +20,8 @@ const (
 	frugal = "arguments of a guarded launcher, who needs few threads"
 )
 
-// newWill makes the memfd, with an empty will and the arguments. Programs that are executed inherit it.
-func newWill(args []string, thrifty bool) (int, error) {
+// newWill makes the memfd, with an empty will, the job token and the arguments. Programs that are executed inherit it.
+func newWill(args []string, token string, thrifty bool) (int, error) {
 	name := append([]byte(Name), 0)
 	r, _, errno := syscall.RawSyscall(sysMemfdCreate(), uintptr(unsafe.Pointer(&name[0])), 0, 0)
 	if errno != 0 {
@@ -32,6 +32,7 @@ func newWill(args []string, thrifty bool) (int, error) {
 	if thrifty {
 		text = []byte(frugal)
 	}
+	text = append(append(text, 0), token...)
 	for _, a := range args {
 		text = append(append(text, 0), a...)
 	}
@@ -62,6 +63,7 @@ func sysMemfdCreate() uintptr {
 
 var errForeign = errors.New("not from a guard")
 
+// readArguments also puts the token, if there is one, where the launcher looks for it.
 func readArguments(fd int) ([]string, error) {
 	var st syscall.Stat_t
 	if err := syscall.Fstat(fd, &st); err != nil {
@@ -86,7 +88,14 @@ func readArguments(fd int) ([]string, error) {
 	default:
 		return nil, errForeign
 	}
-	return words[1:], nil
+	if len(words) < 2 {
+		return nil, errForeign
+	}
+	if words[1] != "" {
+		_ = os.Setenv(TokenVariable, words[1])
+		concealed = true
+	}
+	return words[2:], nil
 }
 
 // split splits at NULs.
