@@ -59,8 +59,8 @@ func (c *call) listMachines() error {
 	err := t.w.Flush()
 	for _, n := range known.Nodes {
 		if n.Deed != nil && n.Deed.Why != "" {
-			fmt.Fprintf(c.stdout, "%s: %s is %s: %s\n", printable.Line(n.Name), n.Deed.Do, n.Deed.State,
-				printable.Line(n.Deed.Why))
+			text := fmt.Sprintf("%s: %s is %s: %s", n.Name, n.Deed.Do, n.Deed.State, n.Deed.Why)
+			fmt.Fprintln(c.stdout, printable.Line(text))
 		}
 	}
 	for _, text := range known.Troubles {

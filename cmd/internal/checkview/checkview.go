@@ -25,10 +25,9 @@ func Table(w io.Writer, p netcheck.Picture) error {
 	nodes := slices.Clone(p.Nodes)
 	slices.SortStableFunc(nodes, func(a, b netcheck.NodePicture) int { return cmp.Compare(rank(b), rank(a)) })
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tVERDICT\tSAID BY\tREASON")
+	row(t, "NODE", "VERDICT", "SAID BY", "REASON")
 	for _, n := range nodes {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", printable.Line(name(n.Node)), state(n), partners(n.Verdict),
-			printable.Line(cmp.Or(n.Verdict.Reason, "-")))
+		row(t, name(n.Node), state(n), partners(n.Verdict), cmp.Or(n.Verdict.Reason, "-"))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -36,11 +35,19 @@ func Table(w io.Writer, p netcheck.Picture) error {
 	for _, n := range nodes {
 		for _, f := range n.Verdict.Findings {
 			if f.Severity != netcheck.Info {
-				fmt.Fprintf(w, "%s: %s: %s\n", printable.Line(name(n.Node)), f.Severity, printable.Line(Finding(f)))
+				fmt.Fprintln(w, printable.Line(fmt.Sprintf("%s: %s: %s", name(n.Node), f.Severity, Finding(f))))
 			}
 		}
 	}
 	return nil
+}
+
+// row writes cells, each of which fits on its line.
+func row(w io.Writer, cells ...string) {
+	for i, c := range cells {
+		cells[i] = printable.Line(c)
+	}
+	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
 func name(n netcheck.Node) string { return cmp.Or(n.Name, n.ID) }
@@ -126,13 +133,13 @@ func Matrix(w io.Writer, p netcheck.Picture) error {
 	for i := range p.Nodes {
 		head = append(head, strconv.Itoa(i))
 	}
-	fmt.Fprintln(t, strings.Join(head, "\t")+"\t")
+	row(t, append(head, "")...)
 	for i, n := range p.Nodes {
-		row := []string{fmt.Sprintf("%d %s", i, printable.Line(name(n.Node)))}
+		line := []string{fmt.Sprintf("%d %s", i, name(n.Node))}
 		for j := range p.Nodes {
-			row = append(row, cellText(cells, i, j))
+			line = append(line, cellText(cells, i, j))
 		}
-		fmt.Fprintln(t, strings.Join(row, "\t")+"\t")
+		row(t, append(line, "")...)
 	}
 	if err := t.Flush(); err != nil {
 		return err

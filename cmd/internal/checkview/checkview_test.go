@@ -89,7 +89,7 @@ func TestSVG(t *testing.T) {
 	require.Equal(t, 1+4, strings.Count(text, "<rect"), "the ground, and what was tested")
 	require.Contains(t, text, `fill="#000000"><title>b to a: mtu</title>`)
 	require.Contains(t, text, `fill="#c80040"><title>a to b: 400 Mbit/s</title>`, "below half of the median")
-	require.Contains(t, text, `fill="#00b440"><title>a to c [2J: 1234567 Mbit/s</title>`)
+	require.Contains(t, text, `fill="#00b440"><title>a to c\x1b[2J: 1234567 Mbit/s</title>`)
 	requireXML(t, text)
 	p.Nodes = append(p.Nodes, make([]netcheck.NodePicture, smallFrom)...)
 	p.Nodes[0].Node.Name = "<script>&\x00\xff"

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"dlrover-run/launcher/printable"
 	"dlrover-run/netcheck"
 )
 
@@ -82,12 +83,7 @@ func short(s string) string {
 	return s
 }
 
-// escape makes text of XML, in which control characters may not be.
+// escape makes text of XML, in which neither control characters nor two others may be.
 func escape(s string) string {
-	return html.EscapeString(strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0xfffe || r == 0xffff {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "?")))
+	return html.EscapeString(strings.NewReplacer("\ufffe", " ", "\uffff", " ").Replace(printable.Line(s)))
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 )
 
 // Body is the JSON of an error.
@@ -36,10 +37,11 @@ func (t Table) Write(w http.ResponseWriter, err error) {
 	_ = json.NewEncoder(w).Encode(body) // the peer may be gone; it asks again
 }
 
-// Parse reads what Write has written. It reports false for a reply of some other service.
+// Parse reads what Write has written, the words on one line. It reports false for a reply of some other service.
 func Parse(data []byte) (Body, bool) {
 	var b Body
 	err := json.Unmarshal(data, &b)
+	b.Error = strings.NewReplacer("\r", " ", "\n", " ").Replace(b.Error)
 	return b, err == nil && b.Code != ""
 }
 
