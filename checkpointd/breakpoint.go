@@ -207,6 +207,9 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []coordinator.Holding
 	flying := slices.DeleteFunc(d.flyingLocked(dir), func(j *save) bool { return later != "" && j.meta.Epoch == later })
 	d.mu.Unlock()
 	plan, ok, err := c.Agree(ctx, breakpointKey(w, dir, early), node, nodes, hs, agreePatience)
+	d.mu.Lock()
+	d.undecided[dir] = err != nil
+	d.mu.Unlock()
 	if err != nil {
 		return err
 	}

@@ -146,6 +146,7 @@ type Daemon struct {
 	launcher       string                 // the last one that led
 	orphan         bool                   // somebody waits for a launcher
 	breaking       int                    // breakpoint saves that have not been decided
+	undecided      map[string]bool        // directories whose newest breakpoint save the nodes could not agree on
 	durable        map[int]SegmentStatus  // newest committed save of each rank
 	said           map[string]bool        // loads that were told of since the world last changed
 	recovered      map[string]bool        // directories recovered since the world last changed
@@ -201,6 +202,7 @@ func New(cfg Config) (*Daemon, error) {
 		conns:      map[net.Conn]struct{}{},
 		troubles:   map[string]string{},
 		recovered:  map[string]bool{},
+		undecided:  map[string]bool{},
 		said:       map[string]bool{},
 		over:       map[string]bool{},
 		completing: map[string]*sync.Mutex{},

@@ -11,7 +11,7 @@ import (
 )
 
 // Drain waits until no save is on its way to the disk and returns how many are not on disk then: still on their way
-// after the timeout, or given up.
+// after the timeout, given up, or kept in memory because the nodes could not agree on what to save.
 func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	d.scan()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -19,6 +19,11 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	_ = d.until(ctx, func() bool { return d.breaking == 0 && d.pendingLocked() == 0 }) // what is left is counted
 	d.mu.Lock()
 	left, lost := d.breaking+d.pendingLocked(), d.lostLocked()
+	for _, open := range d.undecided {
+		if open {
+			left++
+		}
+	}
 	d.mu.Unlock()
 	for _, j := range lost {
 		if !d.replaced(j) {

@@ -1,0 +1,46 @@
+package checkpointd_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/checkpointd"
+	"dlrover-run/checkpointd/coordinator"
+)
+
+// away is a coordinator that cannot be reached for an agreement.
+type away struct{ coordinator.Coordinator }
+
+func (away) Agree(context.Context, string, int, int, []coordinator.Holding, time.Duration) (coordinator.Plan, bool,
+	error) {
+	return coordinator.Plan{}, false, errors.New("the checkpoint coordinator is away")
+}
+
+// What the nodes could not agree on at the end counts as not saved, and stays in memory, until a later save is on disk.
+func TestNoAgreementAtTheEnd(t *testing.T) {
+	n, dir := newNode(t, func(c *checkpointd.Config) { c.Remote = away{coordinator.Local(0)} }), t.TempDir()
+	n.join(1, 0, 2)
+	s := shard(dir, 10, 0, 1, 1)
+	s.Disk = false
+	n.put(s, "seg/l0-0.seg")
+	require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+	left, err := n.control().End(t.Context(), 5*time.Second)
+	require.NoError(t, err)
+	require.Equal(t, 1, left)
+	names, err := n.dir.Names()
+	require.NoError(t, err)
+	require.Len(t, names, 1, "for the next launcher")
+	s = shard(dir, 20, 0, 1, 1)
+	n.put(s, "seg/l0-1.seg")
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	left, err = n.control().End(t.Context(), 5*time.Second)
+	require.NoError(t, err)
+	require.Zero(t, left)
+	names, err = n.dir.Names()
+	require.NoError(t, err)
+	require.Empty(t, names)
+}
