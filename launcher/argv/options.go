@@ -90,7 +90,7 @@ func rendezvousOptions() []Option {
 			Usage: "let whoever has the job token execute commands beside this node's workers, by dlroverctl exec; " +
 				"needs a token, and cannot be combined with --insecure"},
 		{Name: "insecure", Kind: Flag, Category: rdzvSection, Extra: true,
-			Usage: "serve and join a rendezvous on a network address without a job token"},
+			Usage: "serve and join a rendezvous without a job token, on a network address, too, and for every user"},
 		{Name: "topology-file", Meta: "PATH", Category: rdzvSection, Extra: true,
 			Usage: "file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
 				"the node that serves the rendezvous reads it, again when it changes"},

@@ -26,14 +26,14 @@ func (s *server) checkUser(req *http.Request) error {
 	} else {
 		uid, err = userOf(peer, local.AddrPort())
 	}
-	const fix = "give this job a token: the same DLROVER_TOKEN (openssl rand -hex 16) or --token-file everywhere"
+	const fix = "give the job a token: the same DLROVER_TOKEN (openssl rand -hex 16) or --token-file everywhere"
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: this rendezvous has none and serves its own user alone, and the kernel does not tell whose "+
 			"connection this is (%w); %s", ErrUnauthorized, err, fix)
 	case uid != os.Geteuid():
-		return fmt.Errorf("%w: this rendezvous has none and serves its own user alone, uid %d, and this is uid %d; %s",
-			ErrUnauthorized, os.Geteuid(), uid, fix)
+		return fmt.Errorf("%w: this rendezvous has none and serves its own user alone, uid %d, and this is uid %d; "+
+			"become that user, or %s", ErrUnauthorized, os.Geteuid(), uid, fix)
 	}
 	return nil
 }

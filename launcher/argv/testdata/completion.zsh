@@ -16,7 +16,7 @@ _arguments -s -S -A '-*' \
   '*--local-addr=[address at which the other nodes reach this one (default\: the one that leads to the rendezvous)]:HOST: ' \
   '*--token-file=[file with the job token, a secret that all nodes of the job share (default\: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)]:PATH:_files' \
   '*--allow-exec[let whoever has the job token execute commands beside this node'\''s workers, by dlroverctl exec; needs a token, and cannot be combined with --insecure]' \
-  '*--insecure[serve and join a rendezvous on a network address without a job token]' \
+  '*--insecure[serve and join a rendezvous without a job token, on a network address, too, and for every user]' \
   '*--topology-file=[file with lines of three words, asw psw ip\: nodes under the same switch get adjacent ranks; the node that serves the rendezvous reads it, again when it changes]:PATH:_files' \
   '*--module[run the script as a Python module, as python -m does]' \
   '*-m[run the script as a Python module, as python -m does]' \
