@@ -253,13 +253,18 @@ func (r *Round) streaks(now time.Time) (streak, fruitless int) {
 	return streak, fruitless
 }
 
+// early reports whether the newest epoch ended before its first step. Where steps are unknown, a short epoch without
+// progress counts as early.
+func (r *Round) early(now time.Time) bool {
+	p := r.account.Progress
+	return p.Step == 0 && !r.progressed(now) && (p.Stepping || r.ran(now) < earlyEpoch)
+}
+
 // same is how often in a row workers have failed like this before their first step.
 func (r *Round) same(now time.Time) int {
 	a := &r.account
 	switch {
-	case !a.Progress.Stepping || a.Progress.Step > 0 || r.progressed(now):
-		return 0
-	case a.Toll.Alike == "":
+	case a.Toll.Alike == "" || !r.early(now):
 		return 0
 	case a.Toll.Alike == a.Spent.Alike:
 		return a.Spent.Same + 1

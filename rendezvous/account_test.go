@@ -64,7 +64,8 @@ func (s *sim) why() string {
 }
 
 func TestBackoffGrowsAndEndsWithProgress(t *testing.T) {
-	s := newSim(t, unbounded(1, Budget{BackoffLimit: -1, BackoffMin: 10 * time.Millisecond, BackoffMax: time.Second}))
+	s := newSim(t, unbounded(1, Budget{BackoffLimit: -1, SameFailures: -1, BackoffMin: 10 * time.Millisecond,
+		BackoffMax: time.Second}))
 	s.join("a")
 	s.obey()
 	want := time.Duration(0)
@@ -93,6 +94,23 @@ func TestBackoffGrowsAndEndsWithProgress(t *testing.T) {
 	require.Equal(t, 1, s.r.Status().Budget.Streak)
 }
 
+// Where steps are unknown, workers that have run for a while count as having made some.
+func TestLateFailuresAreNotCountedAsAlike(t *testing.T) {
+	s := newSim(t, unbounded(1, Budget{SameFailures: 2}))
+	s.join("a")
+	s.obey()
+	for range 5 {
+		s.runsFor(earlyEpoch)
+		_, ok := s.crashes("a", RestartCharged)
+		require.True(t, ok)
+	}
+	s.runsFor(earlyEpoch - time.Second)
+	_, ok := s.crashes("a", RestartCharged)
+	require.True(t, ok)
+	_, ok = s.crashes("a", RestartCharged)
+	require.False(t, ok)
+}
+
 // TestBackoffCountsFromTheFailure: what workers take to stop is part of it.
 func TestBackoffCountsFromTheFailure(t *testing.T) {
 	s := newSim(t, unbounded(2, Budget{BackoffMin: time.Second, BackoffMax: time.Second, BackoffLimit: -1}))
@@ -112,7 +130,7 @@ func TestBackoffCountsFromTheFailure(t *testing.T) {
 }
 
 func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
-	b := Budget{BackoffMin: time.Minute, BackoffMax: time.Minute, BackoffLimit: 1, SameFailures: 1, NoProgress: 1}
+	b := Budget{BackoffMin: time.Minute, BackoffMax: time.Minute, BackoffLimit: 1, SameFailures: 2, NoProgress: 1}
 	b.Windows[0] = Window{WindowJob, 1, time.Hour}
 	p := unbounded(2, b)
 	p.Min = 1
@@ -122,6 +140,7 @@ func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 	_, ok := s.crashes("a", RestartCharged)
 	require.True(t, ok)
 	before := s.r.account.Spent
+	before.Same, before.Alike = 0, "" // a node loss ends the row
 	for i := range 5 {
 		s.vanish("b")
 		s.fail("a", RestartCharged)
@@ -185,8 +204,13 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 		"not alike": {with(func(b *Budget) { b.SameFailures = 2 }),
 			[]Failing{noStep("code 1"), noStep("code 2")}, 200, ""},
 		"after a step": {with(func(b *Budget) { b.SameFailures = 2 }), []Failing{noStep("x"), {}}, 200, ""},
-		"who knows when": {with(func(b *Budget) { b.SameFailures = 2 }),
-			[]Failing{{Failures: []Failure{{Text: "x"}}}}, 200, ""},
+		"at once, steps unknown": {with(func(b *Budget) { b.SameFailures = 2 }),
+			[]Failing{{Failures: []Failure{{Text: "x"}}}}, 1,
+			"budget: workers have failed 2 times in a row before their first step (--same-failures): x"},
+		"after a checkpoint, steps unknown": {with(func(b *Budget) { b.SameFailures = 2 }),
+			[]Failing{{Progress: Progress{Saving: true, Checkpoint: 1}}, {Progress: Progress{Saving: true, Checkpoint: 2}},
+				{Progress: Progress{Saving: true, Checkpoint: 3}}, {}}, 4,
+			"budget: workers have failed 2 times in a row before their first step (--same-failures): a failed"},
 		"window": {with(func(b *Budget) { b.Windows[1] = Window{WindowJob, 4, time.Hour} }), []Failing{{}}, 4,
 			"budget: 4 restarts of the job within 1h (--restart-window)"},
 		"window of a rank": {with(func(b *Budget) { b.Windows[0] = Window{WindowRank, 2, time.Minute} }),

@@ -98,6 +98,9 @@ const (
 // after so long.
 const longEpoch = 10 * time.Minute
 
+// earlyEpoch bounds an epoch that counts as one without a first step where steps are unknown.
+const earlyEpoch = 2 * time.Minute
+
 func (b Budget) withDefaults() Budget {
 	set(&b.BackoffLimit, DefaultBackoffLimit)
 	set(&b.BackoffMax, DefaultBackoffMax)
