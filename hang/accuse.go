@@ -13,8 +13,9 @@ type terms struct{ tell, deadline time.Duration }
 
 func both(d time.Duration) terms { return terms{d, d} }
 
-// terms of a rank that others wait for: what does nothing hangs as soon as it is sure; what may be at work has the time
-// of its phase, and a loop that does nothing else is told of, but not acted upon.
+// terms of a rank that others wait for: what does nothing is told as soon as it is sure; what may be at work has the
+// time of its phase, and a loop that does nothing else is told of, but not acted upon. Nothing is done before Case says
+// so.
 func (c *court) terms(m *member) terms {
 	quick := both(c.base())
 	if c.early() {
@@ -24,10 +25,14 @@ func (c *court) terms(m *member) terms {
 	}
 	long := both(max(quick.deadline, phaseMin, 3*m.longest))
 	switch {
+	case m.debugged:
+		return terms{quick.tell, debugMax}
 	case m.class == classStopped || m.class == classEnded:
 		return quick
 	case m.phase.lasting():
 		return long
+	case m.wakes():
+		return terms{quick.tell, long.deadline}
 	case m.class != classBusy:
 		return quick
 	case m.spin && (m.phase == PhaseUnknown || m.phase == PhaseTrain || m.phase == PhaseEnd):
@@ -128,6 +133,9 @@ func (c *court) accuse(culprits, waiters []*member, g *pgroup) *Verdict {
 		v.Suspects = append(v.Suspects, c.suspect(m))
 	}
 	v.Tell, v.Deadline = t.tell, t.deadline
+	if slices.ContainsFunc(culprits, (*member).wakes) {
+		v.doubt("it looks for something that may come from outside of the job")
+	}
 	v.Waiting = ranksOf(waiters, culprits).String()
 	v.In, v.Group = c.place(waiters, g)
 	return v
@@ -247,20 +255,25 @@ func (m *member) doing() string {
 	case classWaiting:
 		return "waiting in " + m.wait.op
 	case classBusy:
-		return m.work() + m.lock()
+		return m.labour() + m.lock()
 	}
 	return m.rest() + m.lock()
 }
 
-func (m *member) work() string {
-	if m.use.cpu < busyCPU && !m.eager {
-		return "reading or writing"
+func (m *member) labour() string {
+	switch {
+	case m.use.cpu >= busyCPU || m.eager:
+		return "computing"
+	case m.work == WorkNet:
+		return "sending or receiving"
+	case m.work == WorkChild && m.use.io < busyIO:
+		return "waiting for a child at work"
 	}
-	return "computing"
+	return "reading or writing"
 }
 
 func (m *member) rest() string {
-	if m.use.switches > 2 {
+	if m.wakes() {
 		return "waking up in vain"
 	}
 	return "asleep"

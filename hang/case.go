@@ -1,6 +1,7 @@
 package hang
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -38,6 +39,8 @@ type Case struct {
 
 	told   []Told
 	trials progress
+	// longest is for how long the run has made no progress and then has gone on by itself.
+	longest time.Duration
 }
 
 // crewman is one node of the present world.
@@ -142,6 +145,7 @@ func (c *Case) heard(ev Heard) {
 	}
 	m, r := &c.crew[ev.GroupRank], &ev.Report
 	c.suspect(m, r.Suspicions)
+	c.longest = max(c.longest, min(r.Paused, longestPause))
 	if s := r.Summary; s != nil {
 		m.slow = s.Slow
 		c.steps = max(c.steps, s.Steps)
@@ -186,7 +190,7 @@ func (c *Case) suspect(m *crewman, ss []Suspicion) {
 	c.suspecting++
 	m.since = c.now
 	for _, s := range ss {
-		if at := c.now.Add(-s.Age); at.Before(m.since) {
+		if at := c.now.Add(-s.age()); at.Before(m.since) {
 			m.since = at
 		}
 	}
@@ -208,7 +212,7 @@ func (m *crewman) dated(now time.Time, ss []Suspicion) []Suspicion {
 	return ss
 }
 
-// sweep withdraws what was not repeated.
+// sweep forgets what was not repeated. That is no progress: a launcher that cannot speak says nothing of its workers.
 func (c *Case) sweep() {
 	for i := range c.crew {
 		if m := &c.crew[i]; len(m.suspicions) > 0 && c.now.Sub(m.heard) >= staleTime {
@@ -216,6 +220,9 @@ func (c *Case) sweep() {
 		}
 	}
 	c.sweepAt = c.now.Add(sweepEvery)
+	if c.suspecting == 0 && c.state != StateIdle {
+		c.lapse()
+	}
 }
 
 // open begins a case.
@@ -416,41 +423,55 @@ func (c *Case) doubtSilent() {
 	}
 }
 
-// decide tells the verdict and acts upon it. One that may not be acted upon yet is told at once, and acted upon after
-// another look that says the same; one of low confidence, too.
+// decide tells the verdict at once, and again when it counts as a hang, which takes another look that says the same.
+// Then it is acted upon.
 func (c *Case) decide() {
 	f := c.file
 	c.state = StateDecided
-	acts := c.cfg.Spec.Action != ActReport
-	wait := f.verdict.Deadline
-	if f.verdict.Confidence == Low {
-		wait = max(wait, lowWait)
-	}
-	f.actAt = c.lastProgress().Add(wait)
-	if f.told == 0 || f.told < maxRetold && !sameVerdict(c.told[len(c.told)-1].Verdict, f.verdict) {
-		c.tell(acts && reached(f.actAt, c.now))
+	f.actAt = c.lastProgress().Add(c.patience(&f.verdict))
+	decided := reached(f.actAt, c.now)
+	again := f.told > 0 && sameVerdict(c.told[len(c.told)-1].Verdict, f.verdict)
+	if decided || !again && f.told < maxRetold {
+		c.tell(decided, again)
 	}
 	switch {
-	case !reached(f.actAt, c.now):
+	case !decided:
 		c.plan()
-	case acts:
+	case c.cfg.Spec.Action != ActReport:
 		c.act()
 	}
 }
 
-// tell tells the verdict to nodes and people. acts: the action follows now.
-func (c *Case) tell(acts bool) {
+// patience is for how long there must have been no progress before a verdict counts. A rank that does nothing may still
+// go on; that is the likelier the longer this run has paused before.
+func (c *Case) patience(v *Verdict) time.Duration {
+	if v.Certain {
+		return v.Deadline
+	}
+	wait := max(v.Deadline, cmp.Or(c.cfg.Spec.After, actLate), 3*c.longest)
+	if v.Confidence == Low {
+		wait = max(wait, lowWait)
+	}
+	return wait
+}
+
+// tell tells the verdict to nodes and people. decided: the action follows now.
+func (c *Case) tell(decided, again bool) {
 	f, v := c.file, c.file.verdict
 	f.told++
 	a := Ask{What: TellVerdict, Case: f.id, Line: clipText(v.Line, maxLine), Kind: v.Kind, Confidence: v.Confidence,
-		Age: v.Age, Action: ActReport}
-	if acts {
+		Age: v.Age, Action: ActReport, Decided: decided, Again: again}
+	if decided {
 		a.Action, _ = c.action()
 	}
 	for _, s := range v.Suspects[:min(len(v.Suspects), maxListed)] {
 		a.Suspects = append(a.Suspects, s.Rank)
 	}
 	c.say(a)
+	if again {
+		c.told[len(c.told)-1].Verdict = v
+		return
+	}
 	node := ""
 	if len(v.Suspects) > 0 {
 		node = v.Suspects[0].Node
@@ -486,6 +507,15 @@ func (c *Case) action() (a Action, why string) {
 		return ActStop, fmt.Sprintf("%d restarts for hangs have brought no newer step", maxFruitless)
 	}
 	return a, ""
+}
+
+// lapse ends a case of which nothing is heard any more. What was told of it stands.
+func (c *Case) lapse() {
+	if c.file.told > 0 {
+		c.rest()
+		return
+	}
+	c.withdraw("no node repeats what it has suspected")
 }
 
 // withdraw ends a case: it was no hang, or is none any more. Who still suspects something says so again.

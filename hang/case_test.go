@@ -228,7 +228,7 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	require.GreaterOrEqual(t, s.at["hang-verdict"], 22*time.Second, "10 s after the first suspicion")
 	require.LessOrEqual(t, s.at["hang-verdict"], 23*time.Second)
 	p := s.c.Picture(true)
-	require.Equal(t, StateDecided, p.State)
+	require.Equal(t, StateWaiting, p.State, "it is told, but may still go on")
 	line := "rank 2 (node 1 n1) hung for 22 s: asleep; ranks 0-1,3 wait in all_reduce #246"
 	require.Equal(t, line, s.notes[1].Text)
 	require.Equal(t, Ask{
@@ -245,8 +245,16 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	require.Equal(t, "n1", p.Evidence[2].Node)
 	require.Positive(t, s.c.Held())
 	s.pass(time.Hour, 0)
-	require.Len(t, s.asks, 3, "a decided case costs nothing")
+	last := s.asks[len(s.asks)-1]
+	require.True(t, last.Decided && last.Again, "%+v", last)
+	require.InDelta(t, actLate.Seconds(), last.Age.Seconds(), 1)
+	require.LessOrEqual(t, len(s.asks), 9)
+	require.Len(t, s.notes, 2)
 	require.Empty(t, s.orders)
+	require.Equal(t, StateDecided, s.c.Picture(false).State)
+	before := len(s.asks)
+	s.pass(time.Hour, 0)
+	require.Len(t, s.asks, before, "a decided case costs nothing")
 }
 
 // A node's suspicions are as old as its newest look, whenever in a second it looks, and however long its answers take.
@@ -256,7 +264,7 @@ func TestVerdictIsInTimeWheneverNodesLook(t *testing.T) {
 		s.looks, s.answers = time.Duration(i%20)*50*time.Millisecond, 4*time.Second+time.Duration(i/20)*50*time.Millisecond
 		s.verdict = func() Verdict { v := behind(2); v.Tell, v.Deadline = 25*time.Second, 25*time.Second; return v }
 		s.hangs()
-		s.pass(time.Minute, 0)
+		s.pass(25*time.Second, 0)
 		require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats(), "%s %s", s.looks, s.answers)
 		require.LessOrEqual(t, s.at["hang-verdict"], 27*time.Second)
 	}
@@ -268,7 +276,7 @@ func TestVerdictWithLittleRoomToAsk(t *testing.T) {
 	s.now = dawn.Add(12 * time.Second)
 	s.c.asks = bucket{at: s.now}
 	s.suspect(0, 0, 1)
-	s.pass(time.Minute, 0)
+	s.pass(40*time.Second, 0)
 	require.Equal(t, []What{AskEvidence, AskPages, TellVerdict}, s.whats())
 	require.Equal(t, askEvery+12*time.Second, s.at[string(AskEvidence)])
 	require.Equal(t, 2*askEvery+12*time.Second, s.at[string(AskPages)])
@@ -290,7 +298,7 @@ func TestProgressBetweenSuspicions(t *testing.T) {
 }
 
 func TestActions(t *testing.T) {
-	const line = "rank 2 (node 1 n1) hung for 22 s: asleep; ranks 0-1,3 wait in all_reduce #246"
+	const line = "rank 2 (node 1 n1) hung for 180 s: asleep; ranks 0-1,3 wait in all_reduce #246"
 	for action, want := range map[Action][]Order{
 		ActReport:  nil,
 		ActRestart: {{ActRestart, Epoch{1, 1, 0}, line}},
@@ -299,7 +307,9 @@ func TestActions(t *testing.T) {
 		t.Run(string(action), func(t *testing.T) {
 			s := newStage(t, action, 2)
 			s.hangs()
-			s.pass(18*time.Second, 0)
+			s.pass(150*time.Second, 0)
+			require.Empty(t, s.orders)
+			s.pass(30*time.Second, 0)
 			require.Equal(t, want, s.orders)
 			require.Equal(t, action, s.asks[len(s.asks)-1].Action)
 			require.Equal(t, action, s.c.Picture(false).Verdicts[0].Action)
@@ -346,7 +356,7 @@ func TestProgressWithdraws(t *testing.T) {
 		s.hangs()
 		s.pass(8*time.Second, 0)
 		s.steps[3] = 1
-		s.pass(3*time.Second, 0)
+		s.pass(actLate, 0)
 		require.Len(t, s.orders, 1)
 	})
 	t.Run("after the verdict", func(t *testing.T) {
@@ -397,15 +407,16 @@ func TestToldBeforeItIsActedUpon(t *testing.T) {
 	require.Equal(t, ActReport, s.c.Picture(false).Verdicts[0].Action, "nothing has been done")
 	require.Equal(t, 1, s.doubts, "the network is to be checked")
 	require.Empty(t, s.orders)
-	s.pass(time.Minute, 0)
+	s.pass(2*time.Minute, 0)
 	require.Len(t, s.orders, 1)
-	require.InDelta(t, 120, s.at["order"].Seconds(), 8)
+	require.InDelta(t, 180, s.at["order"].Seconds(), 1)
 	require.Len(t, s.c.Picture(false).Verdicts, 1, "it is told once")
 	require.Equal(t, ActRestart, s.c.Picture(false).Verdicts[0].Action)
 }
 
 func TestLowConfidenceActsLater(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
+	s.c.cfg.Spec.After = 10 * time.Second
 	low := func() Verdict { v := behind(2); v.Confidence, v.Doubt = Low, "no pages"; return v }
 	s.verdict = low
 	s.hangs()
@@ -417,6 +428,56 @@ func TestLowConfidenceActsLater(t *testing.T) {
 	require.GreaterOrEqual(t, s.at["order"], lowWait)
 }
 
+// How long nothing is done depends on what the user wants, on what the run has recovered from, and on what is certain.
+func TestPatience(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		after   time.Duration
+		paused  time.Duration
+		certain bool
+		want    time.Duration
+	}{
+		{"by default", 0, 0, false, actLate},
+		{"short pauses change nothing", 0, 50 * time.Second, false, actLate},
+		{"three times the longest pause", 0, 90 * time.Second, false, 270 * time.Second},
+		{"one of hours counts as one of an hour", 0, 9 * time.Hour, false, 3 * time.Hour},
+		{"the user's time", 40 * time.Second, 0, false, 40 * time.Second},
+		{"the user's time, and pauses", 40 * time.Second, time.Minute, false, 3 * time.Minute},
+		{"what cannot end by itself", 0, time.Hour, true, 22 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, ActRestart, 2)
+			s.c.cfg.Spec.After = c.after
+			s.verdict = func() Verdict { v := behind(2); v.Certain = c.certain; return v }
+			s.hear(0, Report{Paused: c.paused})
+			s.hangs()
+			s.pass(4*time.Hour, 0)
+			require.Len(t, s.orders, 1)
+			require.InDelta(t, 22, s.at["hang-verdict"].Seconds(), 1)
+			require.InDelta(t, c.want.Seconds(), s.at["order"].Seconds(), 1)
+		})
+	}
+}
+
+// A launcher that cannot speak says nothing of its workers: what was told stands, and nothing is done.
+func TestSilenceIsNoProgress(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.hangs()
+	s.pass(18*time.Second, 0)
+	s.mute[0], s.mute[1] = true, true
+	s.pass(time.Hour, -1)
+	require.Empty(t, s.orders)
+	p := s.c.Picture(false)
+	require.Equal(t, StateIdle, p.State)
+	require.Len(t, p.Verdicts, 1)
+	require.False(t, p.Verdicts[0].Withdrawn)
+	require.NotContains(t, s.whats(), TellOver)
+	s.mute = map[int]bool{}
+	s.suspect(0, 0)
+	s.pass(time.Minute, 0)
+	require.Len(t, s.orders, 1, "it speaks again, and nothing has changed")
+}
+
 func TestAnotherSuspectIsNotAccusedAtOnce(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	n := 0
@@ -426,7 +487,7 @@ func TestAnotherSuspectIsNotAccusedAtOnce(t *testing.T) {
 	require.Equal(t, []What{AskEvidence, AskPages}, s.whats())
 	require.Empty(t, s.orders)
 	s.pass(8*time.Second, 0)
-	require.Contains(t, s.orders[0].Text, "rank 3 (node 1 n1) hung")
+	require.Contains(t, s.notes[1].Text, "rank 3 (node 1 n1) hung")
 }
 
 func TestNothingCanBeSaid(t *testing.T) {
@@ -520,7 +581,7 @@ func (s *stage) restartOften(epochs int, steps func(epoch int) uint64, life time
 		began := s.now.Sub(dawn)
 		s.now = s.now.Add(12 * time.Second)
 		s.suspect(began, 0, 1)
-		s.pass(time.Minute, began)
+		s.pass(actLate, began)
 	}
 }
 
@@ -571,12 +632,13 @@ func TestJudgeIsReplacedBetweenSuspicionAndVerdict(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	s.hangs()
 	s.pass(3*time.Second, 0)
-	s.c = NewCase(CaseConfig{Spec: Spec{ActRestart}, Seq: 1 << 60, Judge: s.c.cfg.Judge})
+	s.c = NewCase(CaseConfig{Spec: Spec{Action: ActRestart}, Seq: 1 << 60, Judge: s.c.cfg.Judge})
 	s.due = nil
 	s.step(Begin{World: s.world})
 	s.pass(30*time.Second, 0)
-	require.Len(t, s.orders, 1)
 	require.LessOrEqual(t, s.at["hang-verdict"], 40*time.Second)
+	s.pass(actLate, 0)
+	require.Len(t, s.orders, 1)
 }
 
 func TestCollection(t *testing.T) {
@@ -634,8 +696,9 @@ func TestCollectionBesideACase(t *testing.T) {
 	s.pass(5*time.Second, 0)
 	s.step(Collect{})
 	s.pass(15*time.Second, 0)
-	require.Len(t, s.orders, 1)
 	require.True(t, s.c.Picture(false).Collected)
+	s.pass(actLate, 0)
+	require.Len(t, s.orders, 1)
 }
 
 // Who suspects and takes it back all the time costs the others little, and leaves room in the timeline.
@@ -650,7 +713,7 @@ func TestFlapping(t *testing.T) {
 	require.Less(t, len(s.asks), 50)
 	s.pass(time.Minute, -1)
 	began := s.now.Sub(dawn)
-	s.pass(40*time.Second, began)
+	s.pass(actLate+20*time.Second, began)
 	require.Len(t, s.orders, 1, "and a hang is found all the same")
 }
 
@@ -702,7 +765,7 @@ func TestAsksFitIntoANotice(t *testing.T) {
 		return v
 	}
 	s.hangs()
-	s.pass(time.Minute, 0)
+	s.pass(12*time.Second, 0)
 	last := s.asks[len(s.asks)-1]
 	require.Equal(t, TellVerdict, last.What)
 	data, err := json.Marshal(last)
@@ -726,14 +789,19 @@ func TestPictureIsBounded(t *testing.T) {
 
 func TestSpec(t *testing.T) {
 	for _, a := range []Action{ActReport, ActRestart, ActStop} {
-		s, err := ParseSpec(Spec{a}.String())
+		s, err := ParseSpec(Spec{Action: a}.String())
 		require.NoError(t, err)
-		require.Equal(t, Spec{a}, s)
+		require.Equal(t, Spec{Action: a}, s)
 	}
-	s, err := ParseSpec("")
+	late := Spec{Action: ActStop, After: 90 * time.Second}
+	s, err := ParseSpec(late.String())
 	require.NoError(t, err)
-	require.Equal(t, Spec{ActReport}, s)
-	for _, text := range []string{"action=", "action=shoot", "x", "x=y", "action=stop later"} {
+	require.Equal(t, late, s)
+	s, err = ParseSpec("")
+	require.NoError(t, err)
+	require.Equal(t, Spec{Action: ActReport}, s)
+	for _, text := range []string{"action=", "action=shoot", "x", "x=y", "action=stop later", "after=", "after=0s",
+		"after=-1s"} {
 		_, err := ParseSpec(text)
 		require.ErrorContains(t, err, fmt.Sprintf("hang detection %q", text))
 	}

@@ -78,7 +78,8 @@ const (
 	lookAhead   = 6 * time.Second  // before a deadline for a look whose evidence is there in time
 	firstWait   = 20 * time.Second // before another look at what may take its time; it doubles with each
 	longestWait = 5 * time.Minute
-	lowWait     = time.Minute      // since the last progress, before anything is done about a verdict of low confidence
+	actLate     = 3 * time.Minute  // without progress, before anything is done about a verdict that may still be wrong
+	lowWait     = time.Minute      // likewise of low confidence, if the user wants less than actLate
 	staleTime   = 35 * time.Second // after which a suspicion that is not repeated counts as withdrawn
 	sweepEvery  = 5 * time.Second
 	keepTime    = 10 * time.Minute // how long evidence is kept that nobody waits for
@@ -87,10 +88,11 @@ const (
 
 // Bounds.
 const (
-	maxFruitless  = 3  // restarts for hangs without progress between them; then the run is stopped
-	maxTold       = 16 // verdicts that are kept
-	maxRetold     = 3  // verdicts of one case that are told
-	maxListed     = 64 // entries of a list for people
+	longestPause  = time.Hour // that counts for how long the next one may take
+	maxFruitless  = 3         // restarts for hangs without progress between them; then the run is stopped
+	maxTold       = 16        // verdicts that are kept
+	maxRetold     = 3         // verdicts of one case that are told
+	maxListed     = 64        // entries of a list for people
 	maxRAS        = 16
 	maxAsks       = 12 // that may follow each other closely
 	askEvery      = 15 * time.Second

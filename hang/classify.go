@@ -54,11 +54,14 @@ type member struct {
 	gil   bool // it does not let go of the interpreter's lock
 	moved bool // it has made progress between the samples
 	spin  bool // it is busy with nothing but a loop
-	use   usage
-	phase Phase
-	where Frame
-	page  *Page // the newest without its rings, nil if there is none
-	at    time.Duration
+	work  Work
+	// debugged: a person looks at it, and may take their time.
+	debugged bool
+	use      usage
+	phase    Phase
+	where    Frame
+	page     *Page // the newest without its rings, nil if there is none
+	at       time.Duration
 
 	p99     time.Duration // of its steps
 	longest time.Duration // a phase as the present one has lasted before
@@ -97,7 +100,7 @@ func (l library) read(s *Stacks) reading {
 func classify(ev *Evidence, l library) *member {
 	m := &member{
 		rank: ev.Rank, pid: ev.PID, groupRank: ev.GroupRank, start: ev.Start, node: ev.Node, groups: ev.Groups,
-		sockets: ev.Sockets, flight: ev.Flight, phase: PhaseUnknown,
+		sockets: ev.Sockets, flight: ev.Flight, work: ev.Work, phase: PhaseUnknown,
 	}
 	if len(ev.Samples) > 0 {
 		m.look(ev.Samples)
@@ -123,7 +126,7 @@ func (m *member) look(samples []Sample) {
 	first, last := samples[0], samples[len(samples)-1]
 	m.at = last.At
 	m.use = useBetween(first, last)
-	m.eager = allIn(samples, "R")
+	m.eager, m.debugged = allIn(samples, "R"), allIn(samples, "t")
 	for i := range samples {
 		if samples[i].Page != nil {
 			m.page = samples[i].Page
@@ -143,6 +146,7 @@ func (m *member) read(r reading) {
 		m.wait = r.wait
 	}
 	m.maybe = r.wait.op != "" && !r.sure
+	m.debugged = m.debugged || r.phase == PhaseDebug
 	if m.phase == PhaseUnknown || m.phase == PhaseTrain || m.phase == PhaseEval || r.phase.lasting() {
 		m.phase = cmp.Or(r.phase, m.phase)
 	}
@@ -158,15 +162,23 @@ func (m *member) classOf(ev *Evidence) class {
 		return classEnded
 	case allIn(ev.Samples, "Tt"):
 		return classStopped
-	case allIn(ev.Samples, "D") && !m.use.busy():
+	case allIn(ev.Samples, "D") && !m.atWork():
 		return classBlocked
 	case m.wait.op != "":
 		return classWaiting
-	case m.use.busy() || m.eager:
+	case m.atWork() || m.eager:
 		return classBusy
 	}
 	m.maybe = m.maybe || m.restsAnywhere(ev.Samples[len(ev.Samples)-1].Proc.WChan)
 	return classIdle
+}
+
+// atWork: it is, by all that was seen of it.
+func (m *member) atWork() bool { return m.use.busy() || m.work.busy() }
+
+// wakes: its main thread looks for something now and then, which may come from outside of the job.
+func (m *member) wakes() bool {
+	return m.class == classIdle && (m.work == WorkWakes || m.use.switches > 2)
 }
 
 // allIn says that the process was in one of these states in every sample, or in the last one, if it has ended.

@@ -34,6 +34,7 @@ type Detector struct {
 	cfg     DetectorConfig
 	last    time.Duration // the newest look
 	looks   uint64
+	paused  time.Duration
 	workers map[int]*watched // by rank
 }
 
@@ -49,6 +50,7 @@ type watched struct {
 	steps   pace          // between steps
 	rests   pace          // of the main thread; with pages times between changes
 	stepped time.Duration // the newest step that is in steps
+	toil    toil
 }
 
 // NewDetector returns a Detector that has seen nothing.
@@ -64,6 +66,9 @@ func (d *Detector) Look(now time.Duration, workers []Sample, store []StoreWait) 
 	d.looks++
 	for i := range workers {
 		w := d.meet(now, &workers[i])
+		if w.trained() && w.hasMoved(&workers[i]) {
+			d.paused = max(d.paused, now-w.moved-w.starved)
+		}
 		w.see(now, &workers[i], late, d.period())
 		if s, ok := d.suspect(now, w); ok {
 			found = append(found, s)
@@ -118,6 +123,7 @@ func (w *watched) see(now time.Duration, s *Sample, late, period time.Duration) 
 	if useBetween(w.prev, *s).busy() || s.Proc.State == 'R' {
 		w.active = now
 	}
+	w.toil.see(w.prev, *s, w.works(s))
 	moved := w.hasMoved(s)
 	if moved {
 		w.rests.add(max(now-w.moved-period, 0))
@@ -142,6 +148,39 @@ func (w *watched) hasMoved(s *Sample) bool {
 		return true
 	}
 	return advanced(&w.page, s.Page) || w.page.PhaseSince != s.Page.PhaseSince
+}
+
+// works: it is at its own work, which ends what was seen of it while it waited. Without a page one that wakes up may
+// wait all the same.
+func (w *watched) works(s *Sample) bool {
+	if s.Page == nil {
+		return useBetween(w.prev, *s).busy()
+	}
+	return w.hasMoved(s)
+}
+
+// Paused is the longest time without progress after which a worker of the node has gone on.
+func (d *Detector) Paused() time.Duration { return d.paused }
+
+// trained: the last progress was not one of its first, before which preparations may take any time.
+func (w *watched) trained() bool {
+	if w.paged {
+		return w.page.Steps >= firstSteps || w.page.Steps == 0 && w.byPages(w.moved)
+	}
+	return w.moved-time.Duration(w.prev.Start)*clockTick >= youngAge
+}
+
+// byPages: without an optimizer collectives tell the pace.
+func (w *watched) byPages(now time.Duration) bool {
+	return w.rests.n >= seqPaces && now-w.page.Created >= seqAge
+}
+
+// Work is what a worker was seen to do since its last progress.
+func (d *Detector) Work(rank int) Work {
+	if w := d.workers[rank]; w != nil {
+		return w.toil.work()
+	}
+	return WorkNone
 }
 
 // remember what the next page is compared with, and how long the new steps took.
@@ -179,7 +218,6 @@ func (d *Detector) suspect(now time.Duration, w *watched) (s Suspicion, suspecte
 
 // limit of a worker, and whether it is that of first steps, in which whoever is busy is not suspected.
 func (d *Detector) limit(now time.Duration, w *watched) (limit time.Duration, first bool) {
-	byPages := w.rests.n >= seqPaces && now-w.page.Created >= seqAge
 	switch {
 	case d.cfg.Limit > 0:
 		return d.cfg.Limit, false
@@ -189,7 +227,7 @@ func (d *Detector) limit(now time.Duration, w *watched) (limit time.Duration, fi
 		return max(adaptive(w.rests.p99()), pagelessIn), false
 	case w.page.Steps >= firstSteps:
 		return adaptive(w.steps.p99()), false
-	case w.page.Steps == 0 && byPages:
+	case w.page.Steps == 0 && w.byPages(now):
 		return adaptive(w.rests.p99()), false
 	}
 	return limitFirst, true

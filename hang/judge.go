@@ -22,6 +22,8 @@ const (
 	youngDeadline = 90 * time.Second
 	outsideComm   = 300 * time.Second
 	outsideTell   = 60 * time.Second
+
+	debugMax = 24 * time.Hour // a person may sit in a debugger for so long
 )
 
 // firstSteps is how many steps must be done before their times say anything.
@@ -192,6 +194,7 @@ func (c *court) mismatch(g *pgroup) *Verdict {
 	v := c.accuse(others, most, g)
 	v.Kind = KindMismatch
 	c.doubtMismatch(v, g, len(most))
+	v.Certain = v.Confidence == High && len(ops["backward"]) == 0 // which is of several collectives
 	return v
 }
 

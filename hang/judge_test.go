@@ -112,6 +112,12 @@ func (s *scene) state(rank int, state byte) *scene {
 	return s.edit(rank, func(_ int, x *Sample) { x.Proc.State = state; x.Proc.WChan = "" })
 }
 
+// works: so its node has seen it.
+func (s *scene) works(rank int, w Work) *scene {
+	s.ev[rank].Work = w
+	return s
+}
+
 // spins: the rank computes with one thread.
 func (s *scene) spins(rank int) *scene {
 	return s.edit(rank, func(i int, x *Sample) {
@@ -210,7 +216,10 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 			"hung for 16 s: stopped in step at train.py:30; ranks 0-1,3 wait"},
 		{"stopped in the collective", newScene(2).state(2, 'T'), KindStopped, "2", High, soon, soon,
 			"stopped in <module> at train.py:19; ranks 0-1,3 wait"},
-		{"traced", newScene(2).state(2, 't'), KindStopped, "2", High, soon, soon, "stopped"},
+		{"traced", newScene(2).state(2, 't'), KindStopped, "2", High, soon, debugMax, "stopped"},
+		{"in a debugger", newScene(2).behind(2, py(Frame{"cmdloop", "/usr/lib/python3.11/cmd.py", 126},
+			Frame{"interaction", "/usr/lib/python3.11/pdb.py", 358}, Frame{"trace_dispatch", "/usr/lib/python3.11/bdb.py", 90},
+			Frame{"step", "/job/train.py", 30})), KindBehind, "2", High, soon, debugMax, "asleep in step at train.py:30"},
 		{"dead loop", newScene(2).behind(2, inUser("spin")).spins(2), KindBusy, "2", Low, soon, spin,
 			"rank 2 (node 1 gpu-01) busy for 16 s: computing in spin at train.py:30; ranks 0-1,3 wait"},
 		{"dead loop that holds the lock", newScene(2).behind(2, inUser("spin")).spins(2).unhearted(2), KindBusy, "2", Low,
@@ -227,7 +236,9 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 		{"retries", newScene(2).behind(2, inUser("poll")).edit(2, func(i int, x *Sample) {
 			x.Proc.Switches += uint64(41 * i)
 			x.Proc.CPU += time.Duration(i) * 20 * time.Millisecond
-		}), KindBehind, "2", High, soon, soon, "waking up in vain in poll"},
+		}), KindBehind, "2", Low, soon, long, "waking up in vain in poll"},
+		{"was seen to look for something", newScene(2).behind(2, inUser("poll")).works(2, WorkWakes), KindBehind, "2", Low,
+			soon, long, "waking up in vain in poll"},
 		{"rank 0", newScene(2).behind(0, inUser("hold")), KindBehind, "0", High, soon, soon, "rank 0 (node 0 gpu-00)"},
 		{"two", newScene(2).behind(1, inLoader()).behind(2, inUser("hold")), KindBehind, "1-2", High, soon, soon,
 			"ranks 1-2 hung for 16 s: rank 1 asleep in load_batch at data.py:12, rank 2 asleep in hold at train.py:30; ranks " +
@@ -308,6 +319,12 @@ func TestWorkHasItsTime(t *testing.T) {
 		{"children compute", newScene(2).behind(0, inLoader()).edit(0, func(i int, x *Sample) {
 			x.Proc.TreeCPU += time.Duration(i) * time.Second
 		}), KindBusy, "0", Low, long, long, "computing in load_batch"},
+		{"a child copies", newScene(2).behind(0, inUser("f")).works(0, WorkChild), KindBusy, "0", Low, long, long,
+			"waiting for a child at work in f"},
+		{"downloads slowly", newScene(2).behind(0, inUser("f")).works(0, WorkNet), KindBusy, "0", Low, long, long,
+			"sending or receiving in f"},
+		{"reads slowly from storage", newScene(2).behind(0, inUser("f")).state(0, 'D').works(0, WorkIO), KindBusy, "0", Low,
+			long, long, "reading or writing in f"},
 		{"a loop in the data loader", newScene(2).behind(0, inLoader()).spins(0), KindBusy, "0", Low, long, long, ""},
 	})
 }
@@ -385,6 +402,24 @@ func TestMismatch(t *testing.T) {
 		{"recorded", recorded(newScene(2)), KindMismatch, "2", High, soon, soon, "wait in all_reduce #246"},
 		{"outside", other(newScene(2), 2).outside(), KindMismatch, "2", Low, soon, soon, ""},
 	})
+}
+
+// Different collectives at the same place never end. Everything else may.
+func TestWhatIsCertain(t *testing.T) {
+	other := func(s *scene) *scene { s.ev[2].Stacks = inAllGather(); return s }
+	for name, c := range map[string]struct {
+		scene *scene
+		want  bool
+	}{
+		"another collective":          {other(newScene(2)), true},
+		"another collective, outside": {other(newScene(2).outside()), false},
+		"one of several in backward":  {other(newScene(2).all2(inBackward)), false},
+		"asleep":                      {newScene(2).behind(2, inLoader()), false},
+		"stopped":                     {newScene(2).state(2, 'T'), false},
+		"all in the same":             {newScene(2), false},
+	} {
+		require.Equal(t, c.want, c.scene.judge().Certain, name)
+	}
 }
 
 func TestNetwork(t *testing.T) {

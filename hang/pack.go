@@ -156,6 +156,7 @@ func (c *coder) evidence(es *[]Evidence) {
 	list(c, es, func(c *coder, e, before *Evidence) {
 		c.worker(&e.Worker, &before.Worker)
 		c.share(e)
+		c.string((*string)(&e.Work), string(before.Work))
 		c.string(&e.Log, "")
 		c.string(&e.Error, before.Error)
 		list(c, &e.Sockets, func(c *coder, v, before *string) { c.string(v, *before) })
@@ -242,6 +243,7 @@ func (c *coder) proc(p, base *Proc) {
 	number(c, &p.Switches, base.Switches)
 	number(c, &p.IO, base.IO)
 	number(c, &p.TreeIO, base.TreeIO)
+	number(c, &p.Net, base.Net)
 	c.string(&p.WChan, base.WChan)
 	number(c, &p.Threads, base.Threads)
 	number(c, &p.DThreads, base.DThreads)

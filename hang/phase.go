@@ -8,7 +8,8 @@ import (
 
 // String names the phase, as in metrics and reports.
 func (p Phase) String() string {
-	names := [phases]string{"unknown", "train", "init", "data", "compile", "build", "eval", "checkpoint", "end"}
+	names := [phases]string{"unknown", "train", "init", "data", "compile", "build", "eval", "checkpoint", "end",
+		"debug"}
 	if p >= phases {
 		return names[PhaseUnknown]
 	}
@@ -107,6 +108,10 @@ func makeSigns() []sign {
 		{phase: PhaseInit, file: "torch/distributed/rendezvous.py"},
 		{phase: PhaseEnd, file: "threading.py", fn: words(`_shutdown`)},
 		{phase: PhaseEnd, file: "multiprocessing/util.py", fn: words(`_exit_function`)},
+		{phase: PhaseDebug, file: "/pdb.py"},
+		{phase: PhaseDebug, file: "/bdb.py"},
+		{phase: PhaseDebug, file: "/debugpy/"},
+		{phase: PhaseDebug, file: "/IPython/terminal/"},
 		{phase: PhaseEval, fn: words(`_?(evaluate|evaluation|validate|validation|predict|prediction)(_(loop|step|epoch|` +
 			`model|all|set))?`)},
 		{phase: PhaseEval, file: "evaluation_loop.py"},

@@ -12,6 +12,8 @@ type Report struct {
 	// Suspicions are all that hold now. Without any the workers of the node make progress, or may take their time: what
 	// the node has said before is withdrawn. They are to be repeated every RepeatEvery while they hold.
 	Suspicions []Suspicion `json:"suspicions,omitempty"`
+	// Paused is the longest time without progress after which a worker of this epoch on the node has gone on.
+	Paused time.Duration `json:"paused,omitempty"`
 	// Summary is how the workers are doing, see Summaries.
 	Summary *Summary `json:"summary,omitempty"`
 	// Ask is the Ask.Seq that this report answers, 0: none. Evidence is then of all workers of the node, one for each.
@@ -89,6 +91,10 @@ type Ask struct {
 	Suspects   []int         `json:"suspects,omitempty"` // their ranks, the first 64
 	// Action is what follows the verdict by itself.
 	Action Action `json:"action,omitempty"`
+	// Decided: there was no progress for so long that it counts as a hang, and is acted upon. Until then it is told only.
+	Decided bool `json:"decided,omitempty"`
+	// Again: all but that it is decided was told before.
+	Again bool `json:"again,omitempty"`
 }
 
 // Action is what is done about a hang.

@@ -1,8 +1,6 @@
 package hang
 
 import (
-	"cmp"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -29,8 +27,9 @@ type activity struct {
 	name             string
 	state            byte
 	main, other, cpu float64 // cores: the main thread, other threads, descendants
-	io               uint64
+	io, net, childIO uint64
 	switches         float64
+	every            time.Duration // I/O and switches come in bursts so far apart
 	wchan            string
 	stack            *Stacks
 }
@@ -163,7 +162,12 @@ func (a *activity) use(p *Proc, d time.Duration) {
 	p.CPU += time.Duration((a.main + a.other) * float64(d))
 	p.MainCPU += time.Duration(a.main * float64(d))
 	p.TreeCPU += time.Duration(a.cpu * float64(d))
+	if a.every > 0 {
+		d = d / a.every * a.every
+	}
 	p.IO += uint64(float64(a.io) * d.Seconds())
+	p.TreeIO += uint64(float64(a.io+a.childIO) * d.Seconds())
+	p.Net += uint64(float64(a.net) * d.Seconds())
 	p.Switches += uint64(math.Ceil(a.switches * d.Seconds()))
 }
 
@@ -190,114 +194,6 @@ func (j *job) sample(r int, now time.Duration, page *Page) (Sample, *activity) {
 	}
 	s.Page = page
 	return s, does
-}
-
-// observed counts what has been seen of a job.
-type observed struct {
-	suspicions, asked, doubtful int
-	suspected, told             time.Duration // the first of each
-	verdict                     Verdict
-}
-
-// watchJob follows a job, with one detector for each node, and the judge's course: evidence, and another look when it
-// may be told. A verdict ends it.
-func watchJob(j *job, steps int, until time.Duration) (o observed) {
-	period := Period
-	if j.outside {
-		period = OutsidePeriod
-	}
-	var detectors []*Detector
-	for range j.world.Nodes {
-		detectors = append(detectors, NewDetector(DetectorConfig{Outside: j.outside}))
-	}
-	pages, samples := make([]Page, j.ranks), make([]Sample, j.ranks)
-	c := course{job: j, o: &o}
-	for now := now0; j.number < steps && now < until && o.told == 0; now += period {
-		j.advance(now)
-		for r := range samples {
-			samples[r], _ = j.sample(r, now, &pages[r])
-		}
-		var all []Suspicion
-		for n, d := range detectors {
-			all = append(all, d.Look(now, samples[2*n:2*n+2], nil)...)
-		}
-		c.hear(now, all)
-	}
-	return o
-}
-
-// course is a small judge's case.
-type course struct {
-	job   *job
-	o     *observed
-	open  bool
-	began time.Duration
-	limit time.Duration
-	last  time.Duration // the last progress
-	ev    []Evidence
-	next  time.Duration // when to ask for evidence, or to look again
-	pause time.Duration
-	due   bool // a verdict is to be confirmed
-}
-
-func (c *course) hear(now time.Duration, all []Suspicion) {
-	if len(all) == 0 {
-		c.open = false
-		return
-	}
-	youngest := slices.MinFunc(all, func(a, b Suspicion) int { return cmp.Compare(a.Age, b.Age) })
-	if !c.open {
-		*c = course{job: c.job, o: c.o, open: true, began: now, limit: youngest.Limit, pause: 15 * time.Second, next: now}
-		c.last = now - youngest.Age
-		c.o.suspicions++
-		if c.o.suspected == 0 {
-			c.o.suspected = now
-		}
-	}
-	if now >= c.next {
-		c.step(now)
-	}
-}
-
-// step asks for evidence, which takes 4 s, or adds one more look to it.
-func (c *course) step(now time.Duration) {
-	if c.due {
-		c.examine(now)
-	} else {
-		c.ev = nil
-		c.o.asked++
-		for i := range 3 {
-			c.examine(now + time.Duration(2*i)*time.Second)
-		}
-		now += 4 * time.Second
-	}
-	v := Judge(c.job.world, slices.Values(c.ev), nil)
-	switch at := max(c.began+max(10*time.Second, c.limit/2), c.last+v.Tell); {
-	case v.Kind == KindNone:
-		c.due, c.next = false, now+c.pause
-	case now >= at && c.due:
-		c.o.told, c.o.verdict = now, v.Aged(now-c.last)
-	case at-now > 30*time.Second:
-		c.o.doubtful++
-		c.due, c.next = false, at-8*time.Second
-	default:
-		c.o.doubtful++
-		c.due, c.next = true, at
-	}
-	c.pause = min(2*c.pause, 2*time.Minute)
-}
-
-// examine adds a look at all ranks. A look may come a little later on one node than on another.
-func (c *course) examine(now time.Duration) {
-	c.job.advance(now)
-	for r := range c.job.ranks {
-		s, does := c.job.sample(r, now, &Page{})
-		if len(c.ev) <= r {
-			g := []Group{{ID: 1, Name: "0", Ranks: fmt.Sprintf("0-%d", c.job.ranks-1)}}
-			c.ev = append(c.ev, Evidence{Worker: s.Worker, Node: c.job.world.Nodes[r/2].Name, Groups: g, Stacks: does.stack})
-		}
-		c.ev[r].Samples = append(c.ev[r].Samples, s)
-	}
 }
 
 func chance(rng *rand.Rand, p float64) bool { return rng.Float64() < p }
@@ -361,13 +257,16 @@ func TestSimulatedHealthyJobs(t *testing.T) {
 		steps = 1_500
 	}
 	seed := seedOf(t)
-	t.Logf("%-32s %9s %7s %10s %6s %9s %6s", "shape", "steps", "hours", "suspicions", "asked", "planned", "false")
+	t.Logf("%-32s %9s %7s %10s %6s %6s %7s", "shape", "steps", "hours", "suspicions", "asked", "told", "decided")
 	for i, s := range shapes() {
 		j := newJob(s, rand.New(rand.NewPCG(seed, uint64(i))))
-		o := watchJob(j, steps, forever)
-		t.Logf("%-32s %9d %7.1f %10d %6d %9d %6d", s.name, j.number, (j.begin - now0).Hours(), o.suspicions, o.asked,
-			o.doubtful, min(1, int(o.told)))
-		require.Zero(t, o.told, "%s at %s, step %d: %s", s.name, o.told-now0, j.number, o.verdict.Line)
+		p := newPlay(j, ActRestart)
+		p.run(func() bool { return j.number < steps && len(p.orders) == 0 })
+		t.Logf("%-32s %9d %7.1f %10d %6d %6d %7d", s.name, j.number, (j.begin - now0).Hours(), p.suspicions, p.asked,
+			len(p.told), p.decided())
+		for _, a := range p.told {
+			require.False(t, a.Decided, "%s: %s", s.name, a.Line)
+		}
 		require.GreaterOrEqual(t, j.number, steps)
 	}
 }
@@ -386,11 +285,12 @@ func TestSimulatedHangs(t *testing.T) {
 			f, at, culprit := faults[i%len(faults)], 20+rng.IntN(3000), rng.IntN(ranks)
 			j := newJob(shape{step: 50 * time.Millisecond, noise: 0.2, ranks: ranks}, rng)
 			j.fault = func(step, rank int) (act, bool) { return act{f, forever}, step == at && rank == culprit }
-			o := watchJob(j, 1<<30, now0+time.Hour)
+			p := newPlay(j, ActReport)
+			p.run(func() bool { return p.now < now0+time.Hour && len(p.told) == 0 })
 			last := j.ends[len(j.ends)-1]
-			require.NotZero(t, o.told, "%s: rank %d of %d at step %d", f.name, culprit, ranks, at)
-			require.Equal(t, strconv.Itoa(culprit), suspects(o.verdict), "%s: %s", f.name, o.verdict.Line)
-			suspected, told = append(suspected, o.suspected-last), append(told, o.told-last)
+			require.NotEmpty(t, p.told, "%s: rank %d of %d at step %d", f.name, culprit, ranks, at)
+			require.Equal(t, []int{culprit}, p.told[0].Suspects, "%s: %s", f.name, p.told[0].Line)
+			suspected, told = append(suspected, p.suspected-last), append(told, p.at[0]-last)
 		}
 	}
 	slices.Sort(suspected)

@@ -3,26 +3,41 @@ package hang
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Spec is how a run's hangs are treated: what the rendezvous carries as Params.Hang.
 type Spec struct {
 	Action Action
+	// After is how long there must have been no progress before anything is done, unless other rules take longer; 0: three
+	// minutes.
+	After time.Duration
 }
 
 // String is the text that ParseSpec understands.
-func (s Spec) String() string { return "action=" + string(s.Action) }
+func (s Spec) String() string {
+	text := "action=" + string(s.Action)
+	if s.After > 0 {
+		text += " after=" + s.After.String()
+	}
+	return text
+}
 
 // ParseSpec reads what String has written. What is not named has its default: hangs are reported.
-func ParseSpec(text string) (Spec, error) {
-	s := Spec{Action: ActReport}
+func ParseSpec(text string) (s Spec, err error) {
+	s.Action = ActReport
 	for _, field := range strings.Fields(text) {
-		key, value, _ := strings.Cut(field, "=")
-		if key != "action" {
+		switch key, value, _ := strings.Cut(field, "="); key {
+		case "action":
+			s.Action = Action(value)
+		case "after":
+			if s.After, err = time.ParseDuration(value); err != nil || s.After <= 0 {
+				return Spec{}, fmt.Errorf("hang detection %.200q: after %.80q is no time: use 3m or the like", text, value)
+			}
+		default:
 			return Spec{}, fmt.Errorf("hang detection %.200q: %.80q is unknown here: all nodes of a run need the same version",
 				text, field)
 		}
-		s.Action = Action(value)
 	}
 	if err := s.Validate(); err != nil {
 		return Spec{}, fmt.Errorf("hang detection %.200q: %w", text, err)

@@ -64,11 +64,15 @@ func (c *court) absentTerms(culprits []*member) (t terms) {
 	for _, m := range culprits {
 		mine := both(namedByStore)
 		switch {
+		case m.debugged:
+			mine.deadline = debugMax
 		case m.class == classStopped || m.class == classEnded:
 		case m.phase.lasting() || m.class == classBusy && !m.spin:
 			mine = both(max(phaseMin, 3*m.longest))
 		case m.class == classBusy:
 			mine.deadline = spinMax
+		case m.wakes():
+			mine.deadline = phaseMin
 		}
 		t = terms{max(t.tell, mine.tell), max(t.deadline, mine.deadline)}
 	}

@@ -27,6 +27,7 @@ type Proc struct {
 	Switches uint64        `json:"switches"`  // context switches of its main thread, voluntary or not
 	IO       uint64        `json:"io"`        // bytes read and written, sockets and pipes included (rchar + wchar)
 	TreeIO   uint64        `json:"tree_io"`   // and by its living descendants
+	Net      uint64        `json:"net"`       // bytes of TCP connections, while it is quiet; not the store's
 	WChan    string        `json:"wchan"`     // where the kernel has put the main thread to sleep; "" if unknown
 	Threads  int           `json:"threads"`   // how many it has
 	DThreads int           `json:"d_threads"` // how many of them are in uninterruptible sleep
@@ -46,6 +47,7 @@ const (
 	PhaseEval             // evaluation, validation, generation
 	PhaseCheckpoint       // a checkpoint is written or read
 	PhaseEnd              // the interpreter is ending
+	PhaseDebug            // a person looks at it in a debugger
 	phases
 )
 
@@ -128,12 +130,25 @@ type Stacks struct {
 	Error       string   `json:"error,omitempty"` // why there is nothing, or not all
 }
 
+// Work is what a worker was seen to do again and again since its last progress, although its main thread rests.
+type Work string
+
+// The kinds of Work.
+const (
+	WorkNone  Work = ""
+	WorkWakes Work = "wakes"   // its main thread looks for something, time and again
+	WorkIO    Work = "io"      // it reads or writes
+	WorkNet   Work = "network" // it sends or receives
+	WorkChild Work = "child"   // a descendant computes, reads or writes
+)
+
 // Evidence is what one node has collected of one worker for a Case.
 type Evidence struct {
 	Worker
 	Node      string   `json:"node"` // what people call it
 	GroupRank int      `json:"group_rank"`
 	Samples   []Sample `json:"samples,omitempty"` // seconds apart, the oldest first
+	Work      Work     `json:"work,omitempty"`
 	Groups    []Group  `json:"groups,omitempty"`
 	Stacks    *Stacks  `json:"stacks,omitempty"`  // shared between workers that have the same; nil: not collected
 	Sockets   []string `json:"sockets,omitempty"` // its ends, host:port, of connections to the workers' store
@@ -193,6 +208,9 @@ type Suspicion struct {
 	Starved time.Duration `json:"starved,omitempty"`
 }
 
+// age leaves out the time in which nobody looked.
+func (s Suspicion) age() time.Duration { return max(max(s.Age, 0)-max(s.Starved, 0), 0) }
+
 // Kind says what a Verdict is about.
 type Kind string
 
@@ -211,7 +229,8 @@ const (
 	KindSlow     Kind = "slow"     // progress is made, far slower than before; told only
 )
 
-// Confidence says how far a Verdict can be trusted.
+// Confidence says how far a Verdict can be trusted: that the others wait for these ranks. Whether they go on again only
+// time can tell, unless the verdict is Certain.
 type Confidence string
 
 // The confidences.
@@ -238,6 +257,8 @@ type Verdict struct {
 	// Tell is when, counted likewise, it may be told to people if it is confirmed: never later than Deadline. What may
 	// be at work, or may recover, is told of long before anything is done about it.
 	Tell time.Duration `json:"tell,omitempty"`
+	// Certain: it cannot end by itself, so nothing is gained by waiting beyond Deadline.
+	Certain bool `json:"certain,omitempty"`
 	// Line says all of it in one line, for people: rank 2 (node 1 gpu-07) hung for 31 s: asleep in load_batch at
 	// data.py:12; ranks 0-1,3 wait in all_reduce #246.
 	Line string `json:"line"`

@@ -38,7 +38,7 @@ func hangFeature() feature {
 		name: "hang detection",
 		settings: func(r *resolver) (err error) {
 			if k, err = r.hangs(); err == nil && k.mode != hangOff {
-				r.s.params.Hang = hang.Spec{Action: k.action}.String()
+				r.s.params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
 			}
 			return err
 		},

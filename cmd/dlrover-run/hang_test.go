@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -50,11 +53,12 @@ func (j *hangJob) start(nodes int, opts []string, script ...string) {
 	}
 }
 
-// logged are the messages of a launcher that begin so.
-func (l *launched) logged(begin string) (msgs []string) {
+// logged are the messages of a launcher that begin so, of some levels or of all.
+func (l *launched) logged(begin string, levels ...string) (msgs []string) {
 	for line := range strings.Lines(l.err.String()) {
-		var m struct{ Msg string }
-		if json.Unmarshal([]byte(line), &m) == nil && strings.HasPrefix(m.Msg, begin) {
+		var m struct{ Msg, Level string }
+		if json.Unmarshal([]byte(line), &m) == nil && strings.HasPrefix(m.Msg, begin) &&
+			(len(levels) == 0 || slices.Contains(levels, m.Level)) {
 			msgs = append(msgs, m.Msg)
 		}
 	}
@@ -216,8 +220,51 @@ func TestHealthyPausesAreNoHangsWithTorch(t *testing.T) {
 	}
 }
 
+// Nobody ends a job because one of its ranks waits for something for a minute. A line may say what it does.
+func TestInnocentWaitsAreNotEndedWithTorch(t *testing.T) {
+	besideOthers(t)
+	service := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(service.Close)
+	for _, c := range []struct {
+		name, script string
+		want         string // a pattern of the line, if there may be one
+		rare         bool
+	}{
+		{"a service is polled", "service", `rank 1 .* evaluate_by_service .*\(uncertain: it looks for something`, false},
+		{"a child copies slowly", "child", "", false},
+		{"data comes late", "late", `rank 1 .*asleep in await_data`, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.rare {
+				longest(t)
+			}
+			besideOthers(t)
+			j := newHangJob(t)
+			j.env = append(j.env, "SECONDS=60", "SERVICE="+service.URL)
+			j.start(1, []string{"--hang-action=restart", "--max-restarts=3"}, c.script, "1", "200")
+			j.ends()
+			require.Empty(t, j.ls[0].logged("hang: ", "ERROR"))
+			require.Len(t, j.lines("up.1"), 1, "there is no restart")
+			lines := j.ls[0].logged("hang: ")
+			t.Logf("%q", lines)
+			require.LessOrEqual(t, len(lines), 1)
+			if c.want == "" {
+				require.Empty(t, lines)
+				return
+			}
+			require.Regexp(t, c.want, strings.Join(lines, ""))
+		})
+	}
+}
+
 // healthy waits for the end of a job of which nothing is to be said.
 func (j *hangJob) healthy() {
+	j.t.Helper()
+	j.ends()
+	require.Empty(j.t, j.ls[0].logged("hang: "))
+}
+
+func (j *hangJob) ends() {
 	j.t.Helper()
 	select {
 	case <-j.ls[0].exited:
@@ -225,7 +272,6 @@ func (j *hangJob) healthy() {
 		require.FailNow(j.t, "the job does not end")
 	}
 	require.Zero(j.t, j.ls[0].code)
-	require.Empty(j.t, j.ls[0].logged("hang: "))
 }
 
 // A launcher that does not run sees no steps, and knows why.
@@ -248,6 +294,9 @@ func TestStarvedObserverAccusesNobodyWithTorch(t *testing.T) {
 	}
 }
 
+// actsSoon has hangs acted upon in less than three minutes.
+const actsSoon = "XPU_TIMER_HANG_TIMEOUT=12"
+
 // The job goes on, and says whose fault it was.
 func TestHangRestartWithTorch(t *testing.T) {
 	besideOthers(t)
@@ -262,6 +311,7 @@ func TestHangRestartWithTorch(t *testing.T) {
 			}
 			besideOthers(t)
 			j := newHangJob(t)
+			j.env = append(j.env, actsSoon)
 			j.start(c.nodes, []string{"--hang-action=restart", "--max-restarts=1"}, c.script, c.ranks)
 			line, took := j.verdict(90 * time.Second)
 			t.Logf("%5.1f s: %s", took.Seconds(), line)
@@ -281,6 +331,7 @@ func TestHangRestartWithTorch(t *testing.T) {
 func TestHangStopWithTorch(t *testing.T) {
 	besideOthers(t)
 	j := newHangJob(t)
+	j.env = append(j.env, actsSoon)
 	j.start(2, []string{"--hang-action=stop", "--exit-code-policy=reason"}, "data", "2")
 	line, took := j.verdict(90 * time.Second)
 	t.Logf("%5.1f s: %s", took.Seconds(), line)

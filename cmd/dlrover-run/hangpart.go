@@ -164,7 +164,8 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 		First: firstLook, Every: lookOutside, Summaries: hang.Summaries(e.Place.GroupWorldSize),
 		Pages: h.pages.dir(), Parse: hang.ReadPage, Groups: hang.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
-		Stacks:   h.read, Sockets: storeSockets(e.Place), Post: h.post, Log: h.log,
+		Stacks:   h.read, Sockets: storeSockets(e.Place), Traffic: sockets.Traffic(uint16(e.Place.MasterPort)),
+		Post: h.post, Log: h.log,
 	}
 	if h.mode == hangAuto {
 		cfg.First, cfg.Every = lookAuto, lookAuto
@@ -296,7 +297,14 @@ func (h *hangs) tellLocked(a hang.Ask) {
 	attrs := []any{"round", a.Epoch.Round, "epoch", a.Epoch.Epoch, "kind", a.Kind, "confidence", a.Confidence,
 		"action", a.Action}
 	h.told = a.Case
-	h.log.Error("hang: "+printable.Line(a.Line), attrs...)
+	level := slog.LevelWarn
+	if a.Decided {
+		level = slog.LevelError
+	}
+	h.log.Log(context.Background(), level, "hang: "+printable.Line(a.Line), attrs...)
+	if a.Again {
+		return
+	}
 	h.metrics.verdict(a)
 	if a.Epoch != hangEpoch(h.epoch) || h.epoch.Place.GroupRank != 0 {
 		return

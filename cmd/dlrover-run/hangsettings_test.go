@@ -97,4 +97,7 @@ func TestTheRunHearsWhatIsDoneAboutHangs(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, s.params.Hang, line)
 	}
+	s, err := resolved(t, "--hang-action=restart train.py", map[string]string{"XPU_TIMER_HANG_TIMEOUT": "90"})
+	require.NoError(t, err)
+	require.Equal(t, "action=restart after=1m30s", s.params.Hang)
 }

@@ -106,7 +106,7 @@ func blame(_ hang.World, all iter.Seq[hang.Evidence], _ []hang.StoreWait) hang.V
 		return int(a.Samples[0].Page.Steps) - int(b.Samples[0].Page.Steps)
 	})
 	return hang.Verdict{
-		Kind: hang.KindBehind, Confidence: hang.High, Deadline: 20 * time.Second,
+		Kind: hang.KindBehind, Confidence: hang.High, Deadline: 20 * time.Second, Certain: true,
 		Suspects: []hang.Suspect{{Rank: least.Rank, Node: least.Node, GroupRank: least.GroupRank, Doing: "asleep"}},
 	}
 }

@@ -54,6 +54,7 @@ func (s *stats) count(a hang.CaseAction) {
 		s.now.Verdicts, s.now.Orders = map[hang.Kind]int{}, map[hang.Action]int{}
 	}
 	switch {
+	case a.Ask != nil && a.Ask.What == hang.TellVerdict && a.Ask.Again:
 	case a.Ask != nil && a.Ask.What == hang.TellVerdict:
 		s.now.Verdicts[a.Ask.Kind]++
 		s.now.Detect = a.Ask.Age

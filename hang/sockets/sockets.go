@@ -3,7 +3,8 @@
 // Package sockets finds out which processes of this node own which connections to a port: the workers' store knows its
 // clients by address, and people by rank.
 //
-// It reads /proc/PID/ns/net, net/tcp, net/tcp6 and fd of the processes that it is asked about, and nothing of others.
+// It reads /proc/PID/ns/net, net/tcp, net/tcp6 and fd of the processes that it is asked about, and nothing of others;
+// for Traffic it asks the kernel what the connections of this network namespace have carried.
 package sockets
 
 import (
@@ -157,28 +158,41 @@ func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
 // owned returns those of t that are among the descriptors in dir.
 func owned(dir string, t table) ([]netip.AddrPort, error) {
-	d, err := os.Open(dir)
+	found := map[netip.AddrPort]struct{}{}
+	err := eachLink(dir, func(link string) bool {
+		if end, ok := t[link]; ok {
+			found[end] = struct{}{}
+		}
+		return len(found) < len(t)
+	})
 	if err != nil {
 		return nil, err
 	}
+	return sorted(found), nil
+}
+
+// eachLink tells what the links in a directory lead to, until each wants no more.
+func eachLink(dir string, each func(link string) bool) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
 	defer d.Close()
-	found := map[netip.AddrPort]struct{}{}
-	for len(found) < len(t) {
+	for {
 		names, err := d.Readdirnames(1024)
 		if err != nil && err != io.EOF {
-			return nil, err
+			return err
 		}
 		if len(names) == 0 {
-			break
+			return nil
 		}
 		for _, name := range names {
 			link, err := os.Readlink(dir + "/" + name) // it may have been closed meanwhile
-			if end, ok := t[link]; ok && err == nil {
-				found[end] = struct{}{}
+			if err == nil && !each(link) {
+				return nil
 			}
 		}
 	}
-	return sorted(found), nil
 }
 
 func sorted(ends map[netip.AddrPort]struct{}) []netip.AddrPort {

@@ -40,6 +40,7 @@ func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
 	if limited.Err() != nil {
 		r.Partial = "not everything could be read within " + budget.String()
 	}
+	w.works(r.Evidence)
 	r.Store = w.store()
 	w.send(ctx, r)
 }

@@ -76,7 +76,7 @@ func (l *looker) clone() *looker {
 }
 
 func (s *sampler) another() *sampler {
-	return &sampler{fs: newProcfs(s.fs.root), now: s.now, pages: s.pages, parse: s.parse}
+	return &sampler{fs: newProcfs(s.fs.root), now: s.now, pages: s.pages, parse: s.parse, traffic: s.traffic}
 }
 
 func samples(ts []tracked) []hang.Sample {

@@ -23,7 +23,13 @@ type tracked struct {
 	python       bool // one of the two is an interpreter
 	last         hang.Sample
 	cpu, io      total // of the tree
+	net          total // while it is quiet
+	moved        time.Duration
 }
+
+// quiet is for how long a worker must have made no progress before its connections are looked for, which takes longer
+// than all else.
+const quiet = 5 * time.Second
 
 // total is a sum over living processes that does not fall when one of them has ended unseen.
 type total struct{ raw, sum uint64 }
@@ -42,6 +48,7 @@ type sampler struct {
 	now     func() time.Duration
 	pages   string                          // directory of the shim's pages; "": there are none
 	parse   func([]byte) (hang.Page, error) // of a page
+	traffic func(pids []int) uint64         // of processes; nil: unknown
 	reading atomic.Int64                    // the pid that is being read, 0 for none
 }
 
@@ -78,6 +85,22 @@ func (s *sampler) sample(t *tracked, deep bool) {
 		}
 	}
 	next.Proc = s.proc(t, next.PID, st, deep)
+	next.Proc.Net = s.net(t, &next, deep)
+}
+
+// net is what the connections of a quiet worker's tree have carried since it has come to rest.
+func (s *sampler) net(t *tracked, next *hang.Sample, deep bool) uint64 {
+	if hang.Progressed(t.last, *next) {
+		t.moved, t.net = next.At, total{}
+	}
+	if s.traffic == nil || next.At-t.moved < quiet {
+		return 0
+	}
+	raw := s.traffic(append(s.descendants(t.pid, deep), t.pid))
+	if t.net.raw == 0 {
+		t.net.raw = raw // what came before is no news
+	}
+	return t.net.add(raw)
 }
 
 // proc tells of the process that trains, and of the worker's whole tree.

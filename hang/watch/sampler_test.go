@@ -196,3 +196,34 @@ func BenchmarkLook(b *testing.B) {
 		l.look(b.Context(), false)
 	}
 }
+
+// Connections are looked for while a worker is quiet only; what they have carried before is no news.
+func TestTrafficOfTheQuiet(t *testing.T) {
+	root := t.TempDir()
+	fakeProc(t, root, 7, 100)
+	l := lookAt(root, 7)
+	now, raw, asked := time.Hour, uint64(1<<30), 0
+	l.sampler.now = func() time.Duration { return now }
+	l.sampler.traffic = func(pids []int) uint64 {
+		require.Equal(t, []int{7}, pids)
+		asked++
+		return raw
+	}
+	look := func() uint64 { now += time.Second; return l.look(t.Context(), false)[0].Proc.Net }
+	look()
+	for range quiet/time.Second - 1 {
+		require.Zero(t, look())
+	}
+	require.Zero(t, asked)
+	require.Zero(t, look())
+	require.Equal(t, 1, asked)
+	raw += 500
+	require.EqualValues(t, 500, look())
+	raw = 100 // a connection is closed
+	require.EqualValues(t, 500, look())
+	raw = 300
+	require.EqualValues(t, 700, look())
+	require.NoError(t, os.WriteFile(filepath.Join(root, "7", "schedstat"), []byte("9000000000 5 500\n"), 0o600))
+	require.Zero(t, look(), "it goes on")
+	require.Equal(t, 4, asked)
+}

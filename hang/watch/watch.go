@@ -17,6 +17,10 @@ import (
 type Detector interface {
 	// Look returns all that are suspected now.
 	Look(now time.Duration, workers []hang.Sample, store []hang.StoreWait) []hang.Suspicion
+	// Work is what a rank was seen to do since its last progress.
+	Work(rank int) hang.Work
+	// Paused is the longest time without progress after which a worker has gone on.
+	Paused() time.Duration
 }
 
 // Config is an epoch on this node. Functions that are nil have nothing to tell.
@@ -43,6 +47,8 @@ type Config struct {
 	// Sockets are the connections of processes to the workers' store, by pid.
 	Sockets func(pids []int) map[int][]string
 	RAS     func(ctx context.Context) string
+	// Traffic is how many bytes the present TCP connections of processes have carried, both ways.
+	Traffic func(pids []int) uint64
 	// Output is the end of what a worker has written.
 	Output func(local int) string
 	// Post delivers a report to the judge; it is tried again for a while when it fails.
@@ -73,6 +79,8 @@ type Watcher struct {
 
 	mu        sync.Mutex
 	suspected []hang.Suspicion // by the newest look
+	work      []hang.Work      // of each worker
+	paused    time.Duration
 }
 
 // New prepares to watch; nothing is read yet.
@@ -140,7 +148,7 @@ func (w *Watcher) begin() {
 	c := &w.cfg
 	w.looker = &looker{
 		patient: stuckAfter,
-		sampler: &sampler{fs: newProcfs(c.root), now: c.now, pages: c.Pages, parse: c.Parse},
+		sampler: &sampler{fs: newProcfs(c.root), now: c.now, pages: c.Pages, parse: c.Parse, traffic: c.Traffic},
 		blocked: func(pid int) {
 			c.Log.Warn("reading a worker's state does not return: it is not read any more", "pid", pid)
 		},
@@ -163,9 +171,7 @@ func (w *Watcher) look(ctx context.Context) {
 	w.follow(now, samples)
 	w.straggler.Look(now, samples)
 	suspected, before := w.credible(w.cfg.Detector.Look(now, samples, store), store), w.suspicions()
-	w.mu.Lock()
-	w.suspected = suspected
-	w.mu.Unlock()
+	w.note(samples, suspected)
 	if w.cfg.Looked != nil {
 		w.cfg.Looked(samples, suspected)
 	}
@@ -174,6 +180,26 @@ func (w *Watcher) look(ctx context.Context) {
 		w.say(ctx, now, hang.Report{Store: store})
 	case now >= w.next:
 		w.sum(ctx, now)
+	}
+}
+
+// note keeps what the newest look has shown, for answers to the judge.
+func (w *Watcher) note(samples []hang.Sample, suspected []hang.Suspicion) {
+	work := make([]hang.Work, len(samples))
+	for i := range samples {
+		work[i] = w.cfg.Detector.Work(samples[i].Rank)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.suspected, w.work, w.paused = suspected, work, w.cfg.Detector.Paused()
+}
+
+// works adds to evidence what the looks before have shown.
+func (w *Watcher) works(ev []hang.Evidence) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range ev[:min(len(ev), len(w.work))] {
+		ev[i].Work = w.work[i]
 	}
 }
 
@@ -193,7 +219,10 @@ func (w *Watcher) say(ctx context.Context, now time.Duration, r hang.Report) {
 }
 
 func (w *Watcher) send(ctx context.Context, r hang.Report) {
-	r.Epoch, r.Suspicions = w.cfg.Epoch, w.suspicions()
+	r.Epoch = w.cfg.Epoch
+	w.mu.Lock()
+	r.Suspicions, r.Paused = w.suspected, w.paused
+	w.mu.Unlock()
 	w.outbox.put(ctx, &w.wg, r)
 }
 

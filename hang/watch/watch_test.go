@@ -33,6 +33,9 @@ func (s *script) Look(time.Duration, []hang.Sample, []hang.StoreWait) []hang.Sus
 	return nil
 }
 
+func (s *script) Work(int) hang.Work    { return hang.WorkNet }
+func (s *script) Paused() time.Duration { return time.Hour }
+
 // judge hears reports.
 type judge struct {
 	began time.Time
@@ -227,9 +230,11 @@ func TestEvidence(t *testing.T) {
 		require.Len(t, e.Evidence, 2)
 		require.Equal(t, "ras", e.RAS)
 		require.Equal(t, "k", e.Store[0].Key)
+		require.Equal(t, time.Hour, e.Paused)
 		for i, ev := range e.Evidence {
 			require.Equal(t, 10+i, ev.Rank)
 			require.Equal(t, "n", ev.Node)
+			require.Equal(t, hang.WorkNet, ev.Work)
 			require.NotNil(t, ev.Flight)
 			require.Len(t, ev.Samples, 3)
 			require.Equal(t, 4*time.Second, ev.Samples[2].At-ev.Samples[0].At)

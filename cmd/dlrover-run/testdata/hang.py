@@ -6,8 +6,10 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
+import urllib.request
 
 import torch
 import torch.distributed as dist
@@ -58,6 +60,22 @@ def validate(seconds):
         torch.randn(64, 64).mm(torch.randn(64, 64))
 
 
+def evaluate_by_service(seconds):
+    end = time.time() + seconds
+    while time.time() < end:
+        urllib.request.urlopen(os.environ["SERVICE"]).read()
+        time.sleep(0.5)
+
+
+def sync_results(seconds):
+    copy = "import time\nwith open('/dev/null', 'wb') as f:\n for _ in range(%d):\n  f.write(bytes(30000)); time.sleep(0.1)\n"
+    subprocess.run([sys.executable, "-c", copy % (seconds * 10)])
+
+
+def await_data(seconds):
+    time.sleep(seconds)
+
+
 def finish():
     mark("hangs")
     time.sleep(100000)  # the results are on their way to a server that is not there
@@ -81,6 +99,12 @@ def misbehave(tensor):
         dist.all_gather([torch.zeros(1) for _ in range(dist.get_world_size())], tensor)
     elif CASE == "pause15":
         time.sleep(15)
+    elif CASE == "service":
+        evaluate_by_service(float(os.environ["SECONDS"]))
+    elif CASE == "child":
+        sync_results(float(os.environ["SECONDS"]))
+    elif CASE == "late":
+        await_data(float(os.environ["SECONDS"]))
     elif CASE == "save":
         save_checkpoint(float(os.environ.get("SECONDS", "40")))
     elif CASE == "eval":

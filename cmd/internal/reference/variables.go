@@ -101,7 +101,7 @@ var variables = []variable{
 	{"GLOO_SOCKET_IFNAME", launcher, "passed on, also to PyTorch's part of node checks"},
 	{"DLROVER_HANG", launcher, "default of `--hang`: `auto`, `outside` or `off`; see [hang.md](hang.md)"},
 	{"XPU_TIMER_HANG_TIMEOUT", launcher,
-		"seconds without progress from which on a worker is suspected; see [hang.md](hang.md)"},
+		"seconds without progress from which on a worker is suspected, and hangs are acted upon; see [hang.md](hang.md)"},
 	{"XPU_TIMER_TIMELINE_PATH", launcher + ", dlroverctl", "directory for the evidence of hangs"},
 	{"DLROVER_SYSFS_ROOT", launcher, "where the layout of MetaX devices is looked up (default: `/sys`)"},
 	{"SWITCHBOX_CHECK_TOOL_PATH", launcher,

@@ -115,7 +115,7 @@ func ready(t *testing.T, s *Service) {
 }
 
 func hangParams(a hang.Action) rendezvous.Params {
-	return rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1, Hang: hang.Spec{Action: a}.String()}
+	return rendezvous.Params{Min: 2, Max: 2, MaxRestarts: 1, Hang: hang.Spec{Action: a, After: 20 * time.Second}.String()}
 }
 
 func TestHangEndsTheEpoch(t *testing.T) {
