@@ -169,7 +169,7 @@ func (c *Case) reconsider() {
 		return
 	}
 	if v := c.opinion(); decisive(v.Kind) {
-		f.verdict, f.judgedAt = v, c.now
+		f.find(c.now, v)
 		c.plan()
 	}
 }
@@ -322,9 +322,7 @@ func (c *Case) say(a Ask) Ask {
 
 // judge makes a verdict of evidence that has just come in.
 func (c *Case) judge() {
-	f := c.file
-	f.judgedAt = c.now
-	f.verdict = c.opinion()
+	c.file.find(c.now, c.opinion())
 	c.plan()
 }
 
@@ -358,12 +356,28 @@ func (c *Case) dueAt() time.Time {
 	if f.told > 0 {
 		return f.actAt
 	}
-	v := &f.verdict
-	wait := v.Tell
-	if wait == 0 || v.Deadline < wait {
-		wait = v.Deadline
+	tell := c.lastProgress().Add(f.verdict.tell())
+	if steady := c.steadyAt(); steady.Before(tell) {
+		tell = steady
 	}
-	return later(f.began.Add(f.wait), c.lastProgress().Add(wait))
+	return later(f.began.Add(f.wait), tell)
+}
+
+// steadyAt is when a finding that has stayed the same is told, however long it may last: when the run has never gone on
+// after so long. A phase with a name has its own time.
+func (c *Case) steadyAt() time.Time {
+	if c.file.verdict.Phase.lasting() {
+		return c.lastProgress().Add(c.file.verdict.Deadline)
+	}
+	return later(c.lastProgress().Add(max(steadyTime, c.longest)), c.file.foundAt.Add(firstWait))
+}
+
+// tell is when v may be told, counted from the last progress.
+func (v *Verdict) tell() time.Duration {
+	if v.Tell == 0 {
+		return v.Deadline
+	}
+	return min(v.Tell, v.Deadline)
 }
 
 // decisive verdicts are told, and acted upon.
@@ -398,7 +412,7 @@ func (c *Case) confirm() {
 		c.withdraw(fmt.Sprintf("rank %d makes progress", r))
 		return
 	}
-	f.verdict, f.judgedAt = c.opinion(), c.now
+	f.find(c.now, c.opinion())
 	if !sameSuspects(before, f.verdict) || !decisive(f.verdict.Kind) {
 		c.plan()
 		c.lookAt = c.now.Add(pagesTime)
@@ -428,6 +442,10 @@ func (c *Case) doubtSilent() {
 func (c *Case) decide() {
 	f := c.file
 	c.state = StateDecided
+	if v := &f.verdict; c.now.Before(c.lastProgress().Add(v.tell())) {
+		v.doubt("it may take its time")
+		*v = v.Aged(v.Age)
+	}
 	f.actAt = c.lastProgress().Add(c.patience(&f.verdict))
 	decided := reached(f.actAt, c.now)
 	again := f.told > 0 && sameVerdict(c.told[len(c.told)-1].Verdict, f.verdict)

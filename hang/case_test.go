@@ -25,11 +25,13 @@ type stage struct {
 	saved   int64 // -1: no checkpoint is known
 	judged  [][]Evidence
 
-	mute    map[int]bool   // nodes that do not answer
-	steps   map[int]uint64 // of ranks
-	answers time.Duration  // how long nodes take for evidence
-	looks   time.Duration  // when nodes look, after each full second
-	due     []answer
+	mute     map[int]bool   // nodes that do not answer
+	steps    map[int]uint64 // of ranks
+	pageless bool           // nobody has a page
+	runs     int            // the rank whose main thread runs then
+	answers  time.Duration  // how long nodes take for evidence
+	looks    time.Duration  // when nodes look, after each full second
+	due      []answer
 
 	asks   []Ask
 	notes  []Note
@@ -124,7 +126,14 @@ func (s *stage) evidence(node int, what What) (es []Evidence) {
 		for i := range max(looks, 1) {
 			p := &Page{Rank: rank, Steps: s.steps[rank], StepTimes: []time.Duration{1}}
 			at := s.now.Sub(dawn) + time.Duration(i)
-			e.Samples = append(e.Samples, Sample{Worker: w, At: at, Page: p})
+			x := Sample{Worker: w, At: at, Page: p}
+			if s.pageless {
+				x.Page = nil
+			}
+			if s.pageless && rank == s.runs {
+				x.Proc.Switches = uint64(at / time.Millisecond)
+			}
+			e.Samples = append(e.Samples, x)
 		}
 		if what != AskPages {
 			e.Stacks = &Stacks{Interpreter: "CPython 3.11"}
@@ -392,6 +401,63 @@ func TestDeadlines(t *testing.T) {
 	require.GreaterOrEqual(t, s.at["order"], 10*time.Minute)
 	require.LessOrEqual(t, s.at["order"], 10*time.Minute+10*time.Second)
 	require.Less(t, s.at["order"]-s.at["evidence"], 12*time.Second, "evidence is fresh")
+}
+
+// What stays the same is told after a while, however long it may last; a phase with a name is not.
+func TestWhatStaysTheSameIsTold(t *testing.T) {
+	busy := func(int) Verdict {
+		v := behind(2)
+		v.Kind, v.Tell, v.Deadline = KindBusy, 10*time.Minute, 10*time.Minute
+		return v
+	}
+	for _, c := range []struct {
+		name    string
+		verdict func(n int) Verdict
+		told    time.Duration
+		doubt   string
+		paused  time.Duration
+	}{
+		{"busy", busy, steadyTime, "it may take its time", 0},
+		{"busy, in a run that has paused for longer", busy, 4 * time.Minute, "it may take its time", 4 * time.Minute},
+		{"all in the same collective", func(int) Verdict {
+			return Verdict{Kind: KindComm, Confidence: High, Waiting: "0-3", Tell: long, Deadline: long}
+		}, steadyTime, "it may take its time", 0},
+		{"a checkpoint", func(n int) Verdict { v := busy(n); v.Phase = PhaseCheckpoint; return v }, long, "", 0},
+		{"a phase without a right to last", func(n int) Verdict { v := busy(n); v.Phase = PhaseData; return v }, steadyTime,
+			"it may take its time", 0},
+		{"others every time", func(n int) Verdict { v := busy(n); v.Suspects[0].Rank += n % 2; return v }, 0, "", 0},
+		{"others at first", func(n int) Verdict { v := busy(n); v.Suspects[0].Rank += min(n, 5); return v },
+			150 * time.Second, "it may take its time", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, n := newStage(t, ActReport, 2), 0
+			s.verdict = func() Verdict { n++; return c.verdict(n) }
+			if c.paused > 0 {
+				s.hear(0, Report{Paused: c.paused})
+			}
+			s.hangs()
+			s.pass(20*time.Minute, 0)
+			told := s.c.Picture(false).Verdicts
+			if c.told == 0 {
+				require.Empty(t, told)
+				return
+			}
+			require.NotEmpty(t, told)
+			require.InDelta(t, c.told.Seconds(), told[0].At.Sub(dawn).Seconds(), 10)
+			require.Equal(t, c.doubt, told[0].Verdict.Doubt)
+		})
+	}
+}
+
+// Without pages the main thread of a suspect may run, or wake up, without getting on; those that wait may not.
+func TestProgressFromOutside(t *testing.T) {
+	for rank, want := range map[int]int{2: 1, 3: 0} {
+		s := newStage(t, ActReport, 2)
+		s.pageless, s.runs = true, rank
+		s.hangs()
+		s.pass(20*time.Second, 0)
+		require.Len(t, s.c.Picture(false).Verdicts, want, "rank %d runs", rank)
+	}
 }
 
 func TestToldBeforeItIsActedUpon(t *testing.T) {

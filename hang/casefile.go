@@ -20,6 +20,7 @@ type file struct {
 
 	verdict  Verdict
 	judgedAt time.Time
+	foundAt  time.Time // since when it has had these suspects
 	told     int       // how often a verdict was
 	actAt    time.Time // when the last one may be acted upon
 }
@@ -208,7 +209,7 @@ func (f *file) markProgress() {
 // moved finds a worker among suspects and waiters of v that has made progress since markProgress, and forgets that.
 func (f *file) moved(v Verdict) (rank int, moved bool) {
 	waiting, _ := ParseRanks(v.Waiting)
-	concerned := RanksOf(waiting...)
+	concerned, suspects := RanksOf(waiting...), v.SuspectRanks()
 	for _, s := range v.Suspects {
 		concerned.Add(s.Rank)
 	}
@@ -221,12 +222,23 @@ func (f *file) moved(v Verdict) (rank int, moved bool) {
 		now := f.of(i)
 		for k, e := range before.unpack("", i) {
 			was, is := e.newest(), now[k].newest()
+			if is.Page == nil && len(waiting) > 0 && suspects.Has(e.Rank) {
+				continue // what it does is no progress before it comes to those that wait
+			}
 			if !moved && concerned.Has(e.Rank) && is.At > was.At && was.PID != 0 && Progressed(was, is) {
 				rank, moved = e.Rank, true
 			}
 		}
 	}
 	return rank, moved
+}
+
+// find takes what the evidence says now.
+func (f *file) find(now time.Time, v Verdict) {
+	if !sameSuspects(f.verdict, v) || decisive(f.verdict.Kind) != decisive(v.Kind) {
+		f.foundAt = now
+	}
+	f.verdict, f.judgedAt = v, now
 }
 
 // sameSuspects: two verdicts name the same ranks.

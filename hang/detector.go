@@ -27,6 +27,7 @@ const (
 	seqPaces   = 20               // without steps, so many looks at which collectives had gone on
 	seqAge     = 60 * time.Second // and so old must the page be
 	pagelessIn = 60 * time.Second // a worker without a page, although there is a shim, may rest
+	firstRest  = 60 * time.Second // and one before its first steps
 )
 
 // A Detector finds the workers of one node that make no progress. It is for one epoch, and one goroutine.
@@ -216,7 +217,7 @@ func (d *Detector) suspect(now time.Duration, w *watched) (s Suspicion, suspecte
 	return s, quiet-w.starved >= limit
 }
 
-// limit of a worker, and whether it is that of first steps, in which whoever is busy is not suspected.
+// limit of a worker, and whether it is that of first steps, in which a busy worker is not suspected.
 func (d *Detector) limit(now time.Duration, w *watched) (limit time.Duration, first bool) {
 	switch {
 	case d.cfg.Limit > 0:
@@ -230,7 +231,7 @@ func (d *Detector) limit(now time.Duration, w *watched) (limit time.Duration, fi
 	case w.page.Steps == 0 && w.byPages(now):
 		return adaptive(w.rests.p99()), false
 	}
-	return limitFirst, true
+	return firstRest, true
 }
 
 func (w *watched) why() string {

@@ -1,6 +1,7 @@
 package hang
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -165,5 +166,44 @@ func TestHangsAreToldEarlyAndActedUponLate(t *testing.T) {
 			require.Equal(t, []int{2}, decided.Suspects)
 			require.Equal(t, 1, p.decided())
 		})
+	}
+}
+
+// A finding that stays the same is told within two minutes, whatever the suspect does, with pages and without.
+func TestSteadyFindingsAreTold(t *testing.T) {
+	inC := inUser("solve")
+	inC.Threads[0].Native = []Frame{{Func: "dgemm_kernel", File: "libblas.so.3"}}
+	library := py(Frame{"match", "/usr/lib/python3.11/re/__init__.py", 166}, Frame{"clean", "/job/data.py", 3})
+	for _, c := range []struct {
+		name  string
+		does  activity
+		first bool
+	}{
+		{"an endless loop", *looping, false},
+		{"C code spins", activity{state: 'R', main: 1, switches: 9, stack: inC}, false},
+		{"a library call holds the interpreter", activity{state: 'R', main: 1, mute: true, stack: library}, false},
+		{"a call sleeps with the interpreter locked", activity{state: 'S', mute: true, stack: inC}, false},
+		{"threads compute", activity{state: 'S', other: 2, stack: inUser("wait_for_them")}, false},
+		{"polls every 0.1 s", activity{state: 'S', main: 0.01, switches: 10, wchan: "hrtimer_nanosleep",
+			stack: inUser("poll")}, false},
+		{"a child copies for ever", activity{state: 'S', childIO: 1 << 20, wchan: "do_wait", stack: inUser("copy")}, false},
+		{"asleep before the first steps", *asleep, true},
+		{"a loop before the first steps", *looping, true},
+		{"computes before the first steps", *computing, true},
+		{"asleep", *asleep, false},
+		{"stopped", *halted, false},
+	} {
+		for _, outside := range []bool{false, true} {
+			p := (&pause{does: c.does, lasts: []time.Duration{forever}, first: c.first}).play(outside, 3)
+			about := fmt.Sprintf("%s, outside %v: %v", c.name, outside, p.told)
+			require.NotEmpty(t, p.told, about)
+			require.Equal(t, []int{2}, p.told[0].Suspects, about)
+			took := p.at[0] - p.job.begin
+			t.Logf("%5.1f s: %s", took.Seconds(), p.told[0].Line)
+			require.LessOrEqual(t, took, 2*time.Minute, about)
+			if c.first && !outside {
+				require.Equal(t, Low, p.told[0].Confidence, about)
+			}
+		}
 	}
 }

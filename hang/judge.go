@@ -96,7 +96,7 @@ func (c *court) byStacks() *Verdict {
 	v := c.accuse(c.urgent(culprits), waiters, nil)
 	c.doubtStacks(v, culprits, waiters)
 	if v.Confidence == Low && v.Kind == KindBusy && len(culprits) >= len(waiters) {
-		return nil // those that only seem to be at work may wait for their devices
+		v.Tell = v.Deadline // those that only seem to be at work may wait for their devices
 	}
 	return v
 }

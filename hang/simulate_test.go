@@ -32,6 +32,7 @@ type activity struct {
 	every            time.Duration // I/O and switches come in bursts so far apart
 	wchan            string
 	stack            *Stacks
+	mute             bool // the shim's thread does not run
 }
 
 var (
@@ -50,7 +51,7 @@ var (
 		stack: py(Frame{"_compile", site + "_dynamo/convert_frame.py", 300}, Frame{"train", "/job/train.py", 20})}
 	loading = &activity{name: "waits for its data loader's workers", state: 'S', cpu: 2, switches: 5, stack: inLoader()}
 	stalled = &activity{name: "waits for data", state: 'S', wchan: "do_sys_poll", stack: inLoader()}
-	halted  = &activity{name: "is stopped", state: 'T', stack: inUser("train")}
+	halted  = &activity{name: "is stopped", state: 'T', mute: true, stack: inUser("train")}
 	asleep  = &activity{name: "sleeps", state: 'S', wchan: "hrtimer_nanosleep", stack: inUser("hold")}
 	locked  = &activity{name: "waits for a lock", state: 'S', wchan: "futex_wait_queue", stack: inUser("lock")}
 	looping = &activity{name: "loops", state: 'R', main: 1, switches: 9, stack: inUser("spin")}
@@ -186,7 +187,7 @@ func (j *job) sample(r int, now time.Duration, page *Page) (Sample, *activity) {
 		groups[0].Since = max(j.begin, now-time.Second)
 	}
 	*page = Page{PID: r + 1, Start: s.Start, Rank: r, Created: now0, Heartbeat: now, Phase: PhaseTrain, Groups: groups}
-	if does == halted {
+	if does.mute {
 		page.Heartbeat = j.begin
 	}
 	if n := len(j.ends); n > 0 && !j.stepless {

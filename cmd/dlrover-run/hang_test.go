@@ -377,6 +377,7 @@ func TestHangsFromOutsideWithTorch(t *testing.T) {
 	besideOthers(t)
 	for _, c := range []hangCase{
 		{"asleep", "data", "2", 1, `rank 2 .*load_batch`, true}, {"stopped", "stop", "2", 1, `rank 2 .*stopped`, false},
+		{"a loop", "spin", "2", 1, `rank 2 .*preprocess`, false}, {"polls", "poll", "2", 1, `rank 2 .*await_file`, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.rare {
@@ -388,6 +389,7 @@ func TestHangsFromOutsideWithTorch(t *testing.T) {
 			line, took := j.verdict(3 * time.Minute)
 			t.Logf("%5.1f s: %s", took.Seconds(), line)
 			require.Regexp(t, c.want, line)
+			require.Less(t, took, 2*time.Minute)
 			j.kill()
 		})
 	}

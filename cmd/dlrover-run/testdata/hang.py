@@ -76,6 +76,11 @@ def await_data(seconds):
     time.sleep(seconds)
 
 
+def await_file():
+    while not os.path.exists(os.path.join(DIR, "never")):
+        time.sleep(0.1)
+
+
 def finish():
     mark("hangs")
     time.sleep(100000)  # the results are on their way to a server that is not there
@@ -99,6 +104,8 @@ def misbehave(tensor):
         dist.all_gather([torch.zeros(1) for _ in range(dist.get_world_size())], tensor)
     elif CASE == "pause15":
         time.sleep(15)
+    elif CASE == "poll":
+        await_file()
     elif CASE == "service":
         evaluate_by_service(float(os.environ["SECONDS"]))
     elif CASE == "child":
