@@ -659,6 +659,7 @@ func (s *stage) actions() (as []Action) {
 }
 
 func TestFruitlessRestarts(t *testing.T) {
+	const elsewhere = 1 << 20 // steps from which on each hang is in another line
 	twice := []Action{ActRestart, ActRestart, ActRestart, ActStop}
 	often := []Action{ActRestart, ActRestart, ActRestart, ActRestart}
 	for name, c := range map[string]struct {
@@ -668,7 +669,13 @@ func TestFruitlessRestarts(t *testing.T) {
 		want  []Action
 	}{
 		"no step":                       {nil, func(int) uint64 { return 0 }, time.Second, twice},
-		"some steps, no checkpoint":     {nil, func(int) uint64 { return 5 }, time.Second, often},
+		"the same steps, no checkpoint": {nil, func(int) uint64 { return 3 }, time.Second, twice},
+		"fewer steps, no checkpoint":    {nil, func(e int) uint64 { return 9 - uint64(e) }, time.Second, twice},
+		"more steps, no checkpoint":     {nil, func(e int) uint64 { return 5 + uint64(e) }, time.Second, often},
+		"the same steps, elsewhere":     {nil, func(e int) uint64 { return elsewhere + 3 }, time.Second, often},
+		"the same steps after long":     {nil, func(int) uint64 { return 3 }, longEpoch, twice},
+		"other steps after long":        {nil, func(e int) uint64 { return 9000 - uint64(e) }, longEpoch, often},
+		"no step is known, after long":  {nil, func(int) uint64 { return 0 }, longEpoch, twice},
 		"the same steps from a save on": {func(int) int64 { return 7 }, func(int) uint64 { return 5 }, time.Second, twice},
 		"further with every restart": {func(int) int64 { return 7 }, func(e int) uint64 { return 5 + uint64(e) }, 1,
 			often},
@@ -678,7 +685,16 @@ func TestFruitlessRestarts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, ActRestart, 2)
+			epoch := 0
+			s.verdict = func() Verdict {
+				v := behind(2)
+				if v.Suspects[0].Where.Line = 12; c.steps(0) > elsewhere {
+					v.Suspects[0].Where.Line += epoch
+				}
+				return v
+			}
 			s.restartOften(4, func(e int) uint64 {
+				epoch = e
 				if c.saved != nil {
 					s.saved = c.saved(e)
 				}

@@ -84,7 +84,7 @@ const (
 	staleTime   = 35 * time.Second // after which a suspicion that is not repeated counts as withdrawn
 	sweepEvery  = 5 * time.Second
 	keepTime    = 10 * time.Minute // how long evidence is kept that nobody waits for
-	longEpoch   = 10 * time.Minute // workers whose steps are not known, and that lived as long, have made some
+	longEpoch   = 10 * time.Minute // workers that lived as long have made some steps, if these are not known
 )
 
 // Bounds.

@@ -39,12 +39,14 @@ type progress struct {
 }
 
 // achievement is how far a run has come. Steps count from the start of the workers, which is the newest checkpoint's if
-// one is known; so they are compared only while that is the same.
+// one is known; so they are compared only while that is the same. If none is known, the user may have some: fewer steps
+// are no progress in the same place only, and not after a long time.
 type achievement struct {
 	saved int64 // newest checkpoint
 	known bool  // there is one
 	steps uint64
-	long  bool // steps are not known, but there was time for some
+	long  bool   // there was time for much
+	where string // the suspects, and what they were in
 }
 
 // fruitless is how many restarts there were without progress, if the run has come as far as now.
@@ -67,6 +69,8 @@ func (a achievement) beyond(b achievement) bool {
 		return true
 	case a.known:
 		return a.steps > b.steps
+	case a.steps > 0 && a.where == b.where:
+		return a.steps > b.steps || a.long && a.steps != b.steps
 	}
 	return a.steps > 0 || a.long
 }
@@ -76,9 +80,17 @@ func (c *Case) achieved() (a achievement) {
 	if c.cfg.Saved != nil {
 		a.saved, a.known = c.cfg.Saved()
 	}
-	a.steps = c.steps
-	a.long = c.steps == 0 && !c.file.paged() && c.file.since.Sub(c.beganAt) >= longEpoch
+	a.steps, a.where = c.steps, c.file.verdict.where()
+	a.long = (c.steps > 0 || !c.file.paged()) && c.file.since.Sub(c.beganAt) >= longEpoch
 	return a
+}
+
+// where says which ranks hang in which lines.
+func (v *Verdict) where() (text string) {
+	for _, s := range v.Suspects {
+		text += fmt.Sprintf(" %d:%s:%s:%d", s.Rank, s.Where.File, s.Where.Func, s.Where.Line)
+	}
+	return text
 }
 
 // paged: some worker has a page.
