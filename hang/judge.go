@@ -22,6 +22,7 @@ const (
 	youngDeadline = 90 * time.Second
 	outsideComm   = 300 * time.Second
 	outsideTell   = 60 * time.Second
+	silentTell    = 60 * time.Second // the rendezvous gives up nodes sooner
 
 	debugMax = 24 * time.Hour // a person may sit in a debugger for so long
 )
@@ -40,7 +41,8 @@ func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 		return Verdict{NoData: c.noData.String()}
 	}
 	for _, rule := range []func() *Verdict{
-		c.byCollectives, c.byStore, c.byStacks, c.byOperation, c.byCircle, c.byNetwork, c.byUnknown, c.byThemselves,
+		c.byCollectives, c.byStore, c.byStacks, c.byOperation, c.byCircle, c.byNetwork, c.byPeers, c.byUnknown,
+		c.byThemselves,
 	} {
 		if v := rule(); v != nil {
 			v.NoData = c.noData.String()
@@ -273,8 +275,48 @@ func (c *court) byNetwork() *Verdict {
 		v.doubt("without pages nobody knows whether they are at the same place")
 	}
 	if len(gs[0].unknown) > 0 {
-		v.doubt("they may wait for ranks " + gs[0].unknown.Brief(8) + ", of which nothing is known")
+		c.blameSilent(v, gs[0].unknown)
 	}
+	return v
+}
+
+// blameSilent makes of a verdict on a network one on ranks that the others may wait for, and of which nothing is known:
+// their node may be lost, which the rendezvous finds out meanwhile.
+func (c *court) blameSilent(v *Verdict, ranks RankSet) {
+	for i, n := range c.world.Nodes {
+		for r := n.RankBase; r < n.RankBase+n.Slots; r++ {
+			if ranks.Has(r) {
+				v.Suspects = append(v.Suspects, Suspect{Rank: r, Node: n.Name, GroupRank: i, Doing: "silent"})
+			}
+		}
+	}
+	if len(v.Suspects) > 0 {
+		v.Kind = KindBehind
+	}
+	v.Tell = max(v.Tell, silentTell)
+	v.Deadline = max(v.Deadline, v.Tell)
+	v.doubt("nothing is known of ranks " + ranks.Brief(8))
+}
+
+// byPeers: all wait, and some of them for one other rank, which numbers do not tell.
+func (c *court) byPeers() *Verdict {
+	peers := c.all(func(m *member) bool { return m.class == classWaiting && m.wait.p2p })
+	others := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.p2p && !m.wait.store })
+	if len(peers) == 0 || len(peers)+len(others) < len(c.members) {
+		return nil
+	}
+	if len(c.noData) > 0 {
+		v := c.accuse(nil, c.members, nil)
+		c.blameSilent(v, c.noData)
+		return v
+	}
+	v := c.accuse(peers, others, nil)
+	v.Kind = KindDeadlock
+	if len(others) > 0 {
+		v.Kind = KindMismatch
+	}
+	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
+	v.doubt("for which ranks they wait is not known")
 	return v
 }
 

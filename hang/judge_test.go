@@ -426,11 +426,38 @@ func TestNetwork(t *testing.T) {
 	check(t, []ruling{
 		{"all wait", newScene(2), KindComm, "", High, soon, time.Minute, "ranks 0-3 hung for 16 s: all of them wait in " +
 			"all_reduce #246; the network, a device or a library does not go on"},
-		{"some are unknown", newScene(3).without(4, 5), KindComm, "", Low, soon, time.Minute, "may wait for ranks 4-5"},
+		{"a node is silent", newScene(3).without(4, 5), KindBehind, "4-5", Low, time.Minute, time.Minute,
+			"ranks 4-5 (node 2 gpu-02) hung for 16 s: silent; ranks 0-3 wait in all_reduce #246 (uncertain: nothing is known"},
+		{"a node is silent, outside", newScene(3).without(4, 5).outside(), KindBehind, "4-5", Low, time.Minute,
+			300 * time.Second, "silent"},
+		{"one rank is unknown", newScene(2).without(1), KindBehind, "1", Low, time.Minute, time.Minute, "rank 1 (node 0 "},
 		{"outside", newScene(2).outside(), KindComm, "", Low, time.Minute, 300 * time.Second,
 			"all of them wait in all_reduce;"},
 		{"long steps", newScene(2).paced(20 * time.Second), KindComm, "", High, 120 * time.Second, 160 * time.Second, ""},
 	})
+}
+
+// Two that wait for each other do so at the same place, and so do one that receives and others in a collective.
+func TestPeers(t *testing.T) {
+	both := func() *scene { return newScene(1).all2(inRecv) }
+	one := func() *scene { s := newScene(2); s.ev[3].Stacks = inRecv(); return s }
+	check(t, []ruling{
+		{"both receive", both(), KindDeadlock, "0-1", Low, soon, time.Minute,
+			"ranks 0-1 (node 0 gpu-00) waiting for each other for 16 s: waiting in recv in forward at pipe.py:7 (uncertain: for"},
+		{"both receive, outside", both().outside(), KindDeadlock, "0-1", Low, soon, time.Minute, "waiting in recv"},
+		{"one receives, the others are in a collective", one(), KindMismatch, "3", Low, soon, time.Minute,
+			"rank 3 (node 1 gpu-01) in another collective than the others for 16 s: waiting in recv in forward at pipe.py:7; " +
+				"ranks 0-2 wait in all_reduce"},
+		{"one receives, outside", one().outside(), KindMismatch, "3", Low, soon, time.Minute, "waiting in recv"},
+		{"one computes", both().computes(0), KindBusy, "0", Low, long, long, "computing in f"},
+		{"one is unknown", one().without(0), KindBehind, "0", Low, time.Minute, time.Minute, "silent; ranks 1-3 wait in all_"},
+	})
+}
+
+// computes: the rank has threads that do.
+func (s *scene) computes(rank int) *scene {
+	s.ev[rank].Stacks = inUser("f")
+	return s.edit(rank, func(i int, x *Sample) { x.Proc.CPU += time.Duration(i) * 7 * time.Second })
 }
 
 // Without pages only what the stacks say is known.
