@@ -68,7 +68,12 @@ func (m *hangMetrics) verdict(a hang.Ask) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.verdicts[a.Kind]++
+	if !a.Again {
+		m.verdicts[a.Kind]++
+	}
+	if !a.Decided {
+		return // what alerts and DLRover's master act upon is not told early
+	}
 	for _, rank := range a.Suspects {
 		if r := m.ranks[rank]; r != nil {
 			r.hung = true

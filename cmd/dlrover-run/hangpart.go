@@ -302,11 +302,8 @@ func (h *hangs) tellLocked(a hang.Ask) {
 		level = slog.LevelError
 	}
 	h.log.Log(context.Background(), level, "hang: "+printable.Line(a.Line), attrs...)
-	if a.Again {
-		return
-	}
 	h.metrics.verdict(a)
-	if a.Epoch != hangEpoch(h.epoch) || h.epoch.Place.GroupRank != 0 {
+	if a.Again || a.Epoch != hangEpoch(h.epoch) || h.epoch.Place.GroupRank != 0 {
 		return
 	}
 	h.writing.Go(func() { h.keep(a) })
