@@ -118,7 +118,7 @@ func (f *file) take(es []Evidence, groupRank int, e Evidence, whole bool, partia
 // Size is about how many bytes e takes in memory, without Stacks and Groups.
 func (e *Evidence) Size() int {
 	const evidence, sample, page, entry = 280, 176, 200, 160
-	n := evidence + len(e.Sockets)*32 + len(e.Log) + len(e.Error)
+	n := evidence + len(e.Work) + len(e.Sockets)*32 + len(e.Log) + len(e.Error)
 	for _, s := range e.Samples {
 		n += sample
 		if p := s.Page; p != nil {

@@ -71,6 +71,7 @@ func fitEvidence(e *hang.Evidence) {
 	}
 	e.Sockets = texts(maxName, cut(e.Sockets, maxSockets))
 	text(maxText, &e.Error)
+	text(maxName, (*string)(&e.Work))
 	lines(maxLong, &e.Log)
 	if f := e.Flight; f != nil {
 		f.Entries = cut(f.Entries, maxFlight)

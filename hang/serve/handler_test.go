@@ -223,7 +223,7 @@ func TestReportsAreCutToTheirBounds(t *testing.T) {
 	es := evidence(0, 1)
 	es[0].Stacks = &hang.Stacks{Threads: make([]hang.Thread, 1000), Error: strings.Repeat("x", 3<<20)}
 	es[0].Stacks.Threads[0] = hang.Thread{Name: "evil\x1b[2J\u202e", Python: frames("f", 1000), Native: frames("g", 1000)}
-	es[0].Error, es[0].Sockets = long, make([]string, 1000)
+	es[0].Error, es[0].Sockets, es[0].Work = long, make([]string, 1000), hang.Work(long)
 	es[0].Flight = &hang.Flight{Entries: make([]hang.FlightEntry, 1000)}
 	es[0].Samples = append(es[0].Samples, make([]hang.Sample, 100)...)
 	es[1].Samples[0].Page.StepTimes = make([]time.Duration, 1000)
@@ -251,6 +251,7 @@ func TestReportsAreCutToTheirBounds(t *testing.T) {
 	require.Len(t, got.Store[0].Waiters, maxWaiters)
 	e := got.Evidence[0]
 	require.Len(t, e.Samples, maxSamples)
+	require.LessOrEqual(t, len(e.Work), maxName)
 	require.Len(t, got.Evidence[1].Samples[0].Page.StepTimes, maxSteps)
 	require.Len(t, e.Sockets, maxSockets)
 	require.Len(t, e.Flight.Entries, maxFlight)

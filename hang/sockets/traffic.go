@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strconv"
+	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,26 +17,52 @@ import (
 // ways. Those from or to port are left out: workers ask their store in the background. What is unknown counts nothing,
 // and so does what is in another network namespace than the caller.
 func Traffic(port uint16) func(pids []int) uint64 {
+	t := &traffic{port: port}
 	return func(pids []int) (sum uint64) {
-		carried := map[string]uint64{}
-		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-			_ = dump(family, func(c connection) { // what there is
-				if c.local != port && c.remote != port && c.inode != 0 {
-					carried["socket:["+strconv.FormatUint(uint64(c.inode), 10)+"]"] = c.bytes
-				}
-			})
-		}
+		carried, counted := t.newest(), map[string]bool{} // a connection may be inherited
 		for _, pid := range pids {
-			if len(carried) > 0 {
-				_ = eachLink("/proc/"+strconv.Itoa(pid)+"/fd", func(link string) bool {
-					sum += carried[link]
-					delete(carried, link) // it may be inherited
-					return len(carried) > 0
-				})
+			if len(carried) == 0 {
+				return 0
 			}
+			_ = eachLink("/proc/"+strconv.Itoa(pid)+"/fd", func(link string) bool {
+				if bytes, ok := carried[link]; ok && !counted[link] {
+					counted[link], sum = true, sum+bytes
+				}
+				return len(counted) < len(carried)
+			})
 		}
 		return sum
 	}
+}
+
+// fresh is for how long what the kernel has told counts: the workers of a node are looked at one after the other.
+const fresh = 200 * time.Millisecond
+
+// traffic is what all connections have carried, by the link to their socket, as the kernel has told last.
+type traffic struct {
+	port uint16
+
+	mu      sync.Mutex
+	carried map[string]uint64 // never changed
+	at      time.Time
+}
+
+func (t *traffic) newest() map[string]uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if time.Since(t.at) < fresh {
+		return t.carried
+	}
+	t.carried = map[string]uint64{}
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		_ = dump(family, func(c connection) { // what there is
+			if c.local != t.port && c.remote != t.port && c.inode != 0 {
+				t.carried["socket:["+strconv.FormatUint(uint64(c.inode), 10)+"]"] = c.bytes
+			}
+		})
+	}
+	t.at = time.Now()
+	return t.carried
 }
 
 // connection is what the kernel tells of one by sock_diag(7).

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -29,7 +30,7 @@ func pair(t *testing.T) (a, b net.Conn) {
 
 func TestTrafficOfAProcess(t *testing.T) {
 	a, b := pair(t)
-	carried := Traffic(1)
+	carried := func(pids []int) uint64 { return Traffic(1)(pids) }
 	pids := []int{os.Getpid()}
 	before := carried(pids)
 	_, err := a.Write(make([]byte, 50_000))
@@ -42,6 +43,11 @@ func TestTrafficOfAProcess(t *testing.T) {
 	require.Equal(t, before+grown, carried(append(pids, pids...)))
 	require.Zero(t, carried([]int{1 << 30}))
 	require.Zero(t, carried(nil))
+	kept := Traffic(1)
+	require.Equal(t, before+grown, kept(pids))
+	_, err = a.Write(make([]byte, 9000))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return kept(pids) > before+grown }, 10*time.Second, 10*time.Millisecond)
 	port := a.RemoteAddr().(*net.TCPAddr).Port
 	require.LessOrEqual(t, Traffic(uint16(port))(pids), before, "the store's do not count")
 }
@@ -57,4 +63,15 @@ func FuzzParseAnswer(f *testing.F) {
 		require.Equal(t, ok, ok && len(b) >= answerLen+4+offAcked+16, "%+v", c)
 		_, _ = answer(b, func(connection) {})
 	})
+}
+
+// BenchmarkTraffic is one look at eight workers.
+func BenchmarkTraffic(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		carried := Traffic(1)
+		for range 8 {
+			carried([]int{os.Getpid()})
+		}
+	}
 }
