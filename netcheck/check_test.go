@@ -93,7 +93,7 @@ func TestWhoNeverComesIsSilent(t *testing.T) {
 	s := newSim(1, 5)
 	s.nodes[3].absent = true
 	s.run()
-	s.states(t, map[int]State{3: StateFaulty})
+	s.states(t, map[int]State{3: StateUnreachable})
 	require.True(t, s.nodes[3].verdict.Excluded)
 	require.Less(t, s.took(), gatherQuiet+absentTime+time.Second)
 	require.Less(t, s.nodes[0].done, gatherQuiet+10*time.Second, "the others do not wait for it")
@@ -305,7 +305,7 @@ func TestWitnessesShowWhatIsUsual(t *testing.T) {
 	s.witnesses = 8
 	s.nodes[0].tx = 0.5
 	s.run()
-	s.states(t, map[int]State{0: StateSuspect})
+	s.states(t, map[int]State{0: StateSlow})
 	require.Equal(t, "net.tx", s.nodes[0].verdict.Kind)
 }
 
@@ -320,7 +320,7 @@ func TestWhatIsUsualIsKnownFromTheLastCheck(t *testing.T) {
 		s.witnesses = 8
 		s.nodes[0].tx = 0.5
 		s.run()
-		s.states(t, map[int]State{0: StateSuspect})
+		s.states(t, map[int]State{0: StateSlow})
 		between := slices.ContainsFunc(s.work, func(w simWork) bool { return w.ends[0] > 0 && w.ends[1] > 0 })
 		require.Equal(t, !before, between)
 	}
@@ -505,7 +505,7 @@ func TestWhoIsBusyIsWaitedFor(t *testing.T) {
 	s.begin()
 	s.at(3*time.Second, Busy{s.nodes[3].node.ID})
 	s.drain()
-	s.states(t, map[int]State{3: StateFaulty})
+	s.states(t, map[int]State{3: StateUnreachable})
 	require.Less(t, s.took(), DefaultTimeout+3*absentTime)
 
 	took := map[string]time.Duration{}

@@ -34,7 +34,7 @@ func (s *stage) blame(m *member) Verdict {
 	}
 	v.Kind, v.Reason = joint(kinds), strings.Join(reasons, "; ")
 	if !lossy && !s.c.cfg.Spec.ExcludeStraggler {
-		v.State, v.Excluded = StateSuspect, false
+		v.State, v.Excluded = StateSlow, false
 		for i := range v.Findings {
 			v.Findings[i].Severity = Warn
 		}

@@ -117,7 +117,7 @@ func TestARailIsNamed(t *testing.T) {
 		twoRails(s)
 		s.nodes[2].sent = func(r *Result, _ *simNode) { r.Flows[1].Mbps /= 2 }
 		s.run()
-		s.states(t, map[int]State{2: StateSuspect})
+		s.states(t, map[int]State{2: StateSlow})
 		require.Equal(t, "eth1", s.nodes[2].verdict.Findings[0].Entity)
 		require.Equal(t, "net.tx", s.nodes[2].verdict.Kind)
 		rails := map[int]bool{}

@@ -205,7 +205,7 @@ func (c *Check) firstAbsent() *node {
 func (c *Check) silent(n *node) {
 	c.absent.pop()
 	c.become(n, decided)
-	c.settle(n, Verdict{State: StateFaulty, Kind: "net.silent", Confidence: 1, Excluded: true,
+	c.settle(n, Verdict{State: StateUnreachable, Kind: "net.silent", Confidence: 1, Excluded: true,
 		Reason: "it was told to be checked and has not answered"})
 	c.out = append(c.out, Action{Silent: n.ID, Verdict: &n.verdict})
 }

@@ -43,7 +43,7 @@ func (c *Check) Picture() Picture {
 func (n *node) picture() NodePicture {
 	p := NodePicture{Node: n.Node, Open: n.state != decided, Verdict: n.verdict}
 	if p.Open {
-		p.Verdict.State = StateSuspect
+		p.Verdict.State = StateUndecided
 		p.Verdict.Reason = "not decided yet"
 	}
 	return p

@@ -55,7 +55,7 @@ func (c *Check) judgeCompute(nodes []*node) {
 func (n *node) slowCompute(med float64, exclude bool) {
 	text := fmt.Sprintf("a multiplication takes %.3g ms, %.2f times the median of %.3g", n.matmul, n.matmul/med, med)
 	severity := Warn
-	n.slow = Verdict{State: StateSuspect, Kind: "compute", Confidence: 0.99, Reason: text}
+	n.slow = Verdict{State: StateSlow, Kind: "compute", Confidence: 0.99, Reason: text}
 	if exclude {
 		severity = Fatal
 		n.slow.State, n.slow.Excluded = StateFaulty, true

@@ -50,7 +50,7 @@ func requireStraggler(t *testing.T, s *sim, slow *simNode, kind string, exclude 
 	for _, x := range s.nodes {
 		want := StateOK
 		if x == slow && kind != "" {
-			want = StateSuspect
+			want = StateSlow
 			if exclude {
 				want = StateFaulty
 			}
@@ -99,7 +99,7 @@ func TestOneNodeIsComparedWithTheLastCheck(t *testing.T) {
 	s.at(0, Expect{IDs: []string{"n0"}})
 	s.at(0, Arrive{s.nodes[0].node})
 	s.drain()
-	require.Equal(t, StateSuspect, s.nodes[0].verdict.State)
+	require.Equal(t, StateSlow, s.nodes[0].verdict.State)
 	require.Equal(t, "compute", s.nodes[0].verdict.Kind)
 	require.False(t, s.nodes[0].verdict.Paired)
 }

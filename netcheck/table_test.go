@@ -338,7 +338,7 @@ func TestHalfTheRateAmongFour(t *testing.T) {
 			s := newSim(seed, 4)
 			slow(s)
 			s.run()
-			s.states(t, map[int]State{2: StateSuspect})
+			s.states(t, map[int]State{2: StateSlow})
 			require.Equal(t, what, s.nodes[2].verdict.Kind)
 			require.InDelta(t, 0.5, s.nodes[2].verdict.Findings[0].Value/s.nodes[2].verdict.Findings[0].Median, 0.1)
 		}

@@ -193,16 +193,19 @@ type TorchResult struct {
 // State is what a check says of a node.
 type State string
 
-// The states of a verdict.
+// The states of a verdict, and of a single probe. A node that could have been tested with others is OK only if it has
+// passed with one.
 const (
 	StateOK             State = "ok"
-	StateSuspect        State = "suspect" // not decided, or slow without being left out
+	StateSlow           State = "slow" // it works, and is not left out
 	StateFaulty         State = "faulty"
 	StatePath           State = "path"   // the node is fine, a path from or to it is not
 	StateLeaf           State = "leaf"   // its switch is cut off from the others
 	StateIsland         State = "island" // it reaches only some others: a partition of the network
 	StateUnattributable State = "unattributable"
-	StateSkipped        State = "skipped"
+	StateNotTested      State = "not tested"
+	StateUndecided      State = "not decided" // tested, without a result that proves anything
+	StateUnreachable    State = "unreachable" // it could not be asked
 )
 
 // Severity of a Finding.

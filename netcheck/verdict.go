@@ -192,7 +192,7 @@ func (s *stage) unblamed(m *member) Verdict {
 		return Verdict{State: StatePath, Kind: "net.both", Confidence: 0.9, Findings: s.warnings(m),
 			Reason: s.pathReason(m, paths)}
 	case s.fails(m) > 0 && (m.standing == open || m.standing == capped):
-		return Verdict{State: StateSuspect, Kind: "net.both", Findings: s.warnings(m),
+		return Verdict{State: StateUndecided, Kind: "net.both", Findings: s.warnings(m),
 			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing", s.fails(m), len(m.trials))}
 	}
 	return s.fine(m)

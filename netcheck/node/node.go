@@ -202,7 +202,7 @@ func (v *visit) follow(ctx context.Context, a netcheck.Assignment) *netcheck.Ver
 		if a.Verdict != nil {
 			return a.Verdict
 		}
-		return &netcheck.Verdict{State: netcheck.StateSkipped, Reason: "the service has decided without a verdict"}
+		return &netcheck.Verdict{State: netcheck.StateNotTested, Reason: "the service has decided without a verdict"}
 	default:
 		v.work = begin(ctx, v.cfg, a)
 	}

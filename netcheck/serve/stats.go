@@ -10,8 +10,9 @@ import (
 
 // States are those that Stats.Verdicts counts.
 var States = []netcheck.State{
-	netcheck.StateOK, netcheck.StateSuspect, netcheck.StateFaulty, netcheck.StatePath, netcheck.StateLeaf,
-	netcheck.StateIsland, netcheck.StateUnattributable, netcheck.StateSkipped,
+	netcheck.StateOK, netcheck.StateSlow, netcheck.StateFaulty, netcheck.StatePath, netcheck.StateLeaf,
+	netcheck.StateIsland, netcheck.StateUnattributable, netcheck.StateNotTested, netcheck.StateUndecided,
+	netcheck.StateUnreachable,
 }
 
 // Stats are figures of all checks of a Hub since it was made.
