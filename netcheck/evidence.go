@@ -23,6 +23,7 @@ type evidence struct {
 	weight      float64 // log-likelihood
 	partners    int     // different certified ones that it failed with
 	fails       int
+	certain     int // failures with certified ones
 	retestFails int
 	unexplained int // failures that nobody else is to blame for, and that were not tested again
 	doubtful    int // of these, the ones in which the other end has never passed
@@ -63,6 +64,7 @@ func (s *stage) addFailure(e *evidence, i int, m *member, f faculty) {
 		}
 	}
 	if o.certified(f.counterpart()) {
+		e.certain++
 		if t.kind == retestTrial {
 			e.retestFails++
 		}
@@ -79,7 +81,7 @@ func weightOfFailure(t *trial, m *member, f faculty) float64 {
 	switch {
 	case theirs && t.kind == retestTrial && t.subject() == m:
 		return weightFail
-	case t.kind == pairTrial, mine && !theirs:
+	case t.kind == pairTrial, t.kind == mutualTrial, mine && !theirs:
 		return 0 // the pair's or the other one's
 	case theirs && !mine:
 		return weightAlone

@@ -22,7 +22,7 @@ func (s *stage) blame(m *member) Verdict {
 	lossy := false
 	var kinds, reasons []string
 	for f := faculty(1); f < s.faculties(); f++ {
-		if !m.record(f).blamed {
+		if !m.slow(f) {
 			continue
 		}
 		x := s.rateFinding(m, f)
@@ -115,15 +115,20 @@ func (s *stage) rateFinding(m *member, f faculty) Finding {
 	return x
 }
 
-// bestOf enters the best sample of f in a finding: it is what the node can do.
+// bestOf enters the best sample of f in a finding, compared with its like: it is what the node can do.
 func (s *stage) bestOf(m *member, f faculty, x *Finding) (best sample, lossy bool) {
+	share := float32(0)
 	for _, t := range m.trials {
 		y := t.of(m, f)
-		if y == nil || y.result == none || y.mbps <= best.mbps {
+		if y == nil || y.result == none {
 			continue
 		}
 		usual := s.norms[rateClass{s.lanes[f.lane()], t.cross}]
-		best, lossy = *y, y.lossy && y.mbps >= blameShare*usual.mbps
+		if y.mbps <= share*usual.mbps {
+			continue
+		}
+		share = y.mbps / usual.mbps
+		best, lossy = *y, y.lossy && share >= blameShare
 		x.Value, x.Median, x.Threshold = float64(y.mbps), float64(usual.mbps), float64(blameShare*usual.mbps)
 		x.Peer, x.Round = t.other(m).n.name(), t.round
 	}

@@ -116,12 +116,14 @@ func (c *Check) place(n *node) {
 	switch {
 	case c.unfit(n):
 	case c.phase == gathering:
+	case c.cfg.Spec.Level == LevelLocal:
+		c.decide(n, Verdict{State: StateOK})
 	case n.witness:
-		c.decide(n, Verdict{State: StateOK, Paired: true})
+		c.decide(n, Verdict{State: StateNotTested, Paired: true, Reason: unpaired + ": nobody needs it any more"})
 	case c.phase == inHost:
 		c.stage().join(n)
 	default:
-		c.decide(n, Verdict{State: StateOK, Reason: unpaired + ": it came too late"})
+		c.decide(n, Verdict{State: StateNotTested, Reason: unpaired + ": it came too late"})
 	}
 }
 

@@ -1,13 +1,20 @@
 package netcheck
 
+import (
+	"math"
+	"slices"
+)
+
 // Bounds of what is needed for a decision.
 const (
 	partnersReach = 2 // different certified nodes that must have failed with a node: one path condemns nobody
 	partnersRate  = 3
-	retestsReach  = 2  // failed retests, unless all have met: of a thousand nodes some meet three bad paths in a row
-	retestsRate   = 3  // failed retests of a rate, each of which a disturbance elsewhere may have spoilt
-	capTrials     = 14 // of one node for its own sake
-	hopeless      = 2  // more tests of nodes among which nobody has ever passed
+	retestsReach  = 2    // failed retests, unless all have met: of a thousand nodes some meet three bad paths in a row
+	disturbed     = 0.2  // share of rates that something elsewhere may spoil
+	slowWise      = 1e-3 // chance that these alone make any healthy node of all slow
+	capTrials     = 14   // of one node for its own sake
+	fewRetests    = 4    // of one that others do not reach, where most are suspects: they fail alike
+	hopeless      = 1    // more tests of one of two nodes
 )
 
 // assess brings the standing of m up to date, and blames.
@@ -31,9 +38,21 @@ func (s *stage) assess(m *member) {
 // faculties is the number of them that a member has in this stage.
 func (s *stage) faculties() faculty { return faculty(1 + 2*len(s.lanes)) }
 
-// exhausted says that m had all tests that one node gets.
+// exhausted says that m had all tests that one node gets. Of two nodes none can be told from the other; and where hardly
+// any node has passed none is named, so that one test with a good node shows all there is to see.
 func (s *stage) exhausted(m *member) bool {
-	return len(m.trials) >= s.base+m.retests && m.retests >= capTrials-s.base
+	switch {
+	case s.size == 2:
+		return m.retests >= hopeless
+	case s.scarce(s.alive):
+		return slices.ContainsFunc(m.trials, func(t *trial) bool {
+			return t.kind == retestTrial && t.subject() == m && t.other(m).certified(reach)
+		})
+	}
+	if s.many && s.stand(m, reach) == open {
+		return m.retests >= fewRetests
+	}
+	return m.retests >= capTrials-s.base
 }
 
 // stand is the standing of one faculty of m.
@@ -55,8 +74,8 @@ func (s *stage) stand(m *member, f faculty) standing {
 
 // guilty says whether the evidence is enough, with share of the threshold.
 func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
-	if m.n.witness {
-		return false // it is a partner only
+	if m.n.witness && f != reach {
+		return false // its rates are measured for others' sake, and quickly
 	}
 	if f == reach && (m.silents >= 2 || m.owns >= 2) {
 		return true
@@ -67,25 +86,25 @@ func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
 	if f == reach {
 		return e.partners >= partnersReach && (s.roundRobin || e.retestFails >= retestsReach)
 	}
-	return !m.record(f).passed && e.partners >= min(partnersRate, s.size-1) && e.retestFails >= s.retestsOfRate()
+	return !m.record(f).passed && e.partners >= min(partnersRate, s.size-1) && e.retestFails > 0 && e.certain >= s.lowsToBlame()
 }
 
-// retestsOfRate: where all have met, their base tests have shown most of it.
-func (s *stage) retestsOfRate() int {
-	if s.roundRobin {
-		return 1
-	}
-	return retestsRate
+// lowsToBlame is how many rates of a node have to be low, and none good, before all of them can hardly be disturbed.
+func (s *stage) lowsToBlame() int {
+	n := float64(max(s.size, 2) * int(s.faculties()-1))
+	return int(math.Ceil(math.Log(n/slowWise) / -math.Log(disturbed)))
 }
 
 func (s *stage) standReach(m *member, e evidence) standing {
-	passed := m.certified(reach) && (m.want <= 1 || m.n.witness || m.passes() >= m.want)
+	passed := m.certified(reach) && (m.want <= 1 || m.passes() >= m.want)
 	switch {
+	case m.n.witness && len(m.trials) == 0:
+		return cleared // nobody has needed it
 	case !passed:
 		return open
 	case e.unexplained == 0:
 		return cleared
-	case e.weight <= acquitAt, e.weight <= 0 && e.doubtful == e.unexplained, m.n.witness:
+	case e.weight <= acquitAt, e.weight <= 0 && e.doubtful == e.unexplained:
 		return pending
 	}
 	return open
@@ -94,7 +113,7 @@ func (s *stage) standReach(m *member, e evidence) standing {
 // standRate: one good sample certifies. What was low then is the other end's, the path's or a disturbance.
 func (s *stage) standRate(m *member, f faculty, e evidence) standing {
 	switch {
-	case s.lows(m, f) == 0:
+	case m.n.witness, s.lows(m, f) == 0:
 		return cleared // or no rate is known, or none counts
 	case !m.certified(f) && e.weight > acquitAt:
 		return open
@@ -117,7 +136,7 @@ func (s *stage) lows(m *member, f faculty) (n int) {
 // disputed says that t failed between two nodes that are fine by all other tests, and was not made again yet: it is
 // the path's failure, or was nobody's.
 func (s *stage) disputed(t *trial) bool {
-	if t.again != nil || t.kind == pairTrial || t.ends[0].n.witness && t.ends[1].n.witness {
+	if t.again != nil || t.kind == pairTrial {
 		return false
 	}
 	for f := range s.faculties() {
@@ -129,11 +148,14 @@ func (s *stage) disputed(t *trial) bool {
 }
 
 func (s *stage) contested(t *trial, f faculty) bool {
+	if f != reach && (t.ends[0].n.witness && t.ends[1].n.witness || s.slowFabric(s.slowTwice)) {
+		return false // nothing is decided by it
+	}
 	for _, m := range t.ends {
 		if t.outcome(m, f) != fail || s.explained(t, m, f) || !m.certified(f) || m.standing == capped {
 			return false
 		}
-		if f == reach && s.weigh(m, f).weight > acquitAt && !m.n.witness {
+		if f == reach && s.weigh(m, f).weight > acquitAt {
 			return false
 		}
 		f = f.counterpart()

@@ -55,6 +55,7 @@ type member struct {
 	owns     int
 	want     int // tests that have to be passed, by different nodes
 	newcomer bool
+	mated    bool // tested with one that seems slow, too
 	standing standing
 	told     int  // known, when those it has failed with were last reassessed
 	pooled   bool // in stage.pool
@@ -80,10 +81,10 @@ func (m *member) recordOf(f faculty) *record {
 	return &m.records[f]
 }
 
-// certified says that f of m has been seen to work, and is not blamed all the same. A witness brings its certificate.
+// certified says that f of m has been seen to work, and is not blamed all the same.
 func (m *member) certified(f faculty) bool {
 	r := m.record(f)
-	return (r.passed || m.n.witness) && !r.blamed && !m.record(reach).blamed
+	return r.passed && !r.blamed && !m.record(reach).blamed
 }
 
 // exposed says that f of m is blamed; who reaches nobody has no rates either.

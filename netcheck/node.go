@@ -105,6 +105,7 @@ func (c *Check) settle(n *node, v Verdict) {
 	v.Findings = append(append([]Finding(nil), n.Findings...), v.Findings...)
 	v.Findings = v.Findings[:min(len(v.Findings), MaxFindings)]
 	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
+	v.Again = v.Again && v.Excluded
 	n.verdict = v
 	c.verdicts.count(v)
 	if c.verdicts.excluded+c.verdicts.others <= maxTold && v.State != StateOK {

@@ -1,17 +1,19 @@
 package netcheck
 
-import "math/rand/v2"
+import (
+	"math/rand/v2"
+	"slices"
+)
 
 // How many base matchings every node takes part in. A faulty node that fails a share d of its tests is missed with
 // (1-d)^rounds; what they blame wrongly the retests clear up.
 const (
-	roundRobinTo   = 6 // up to this many nodes all pairs are tested
-	baseRounds     = 2
-	labelledRounds = 3   // in the leaf, across leaves, anyhow
-	labelledFrom   = 256 // nodes with labels from which labelledRounds are worth a third round
+	roundRobinTo = 6 // up to this many nodes all pairs are tested
+	baseRounds   = 3
+	newRounds    = 2 // of a node that comes to others that have passed
 )
 
-// referencePairs is how many pairs of witnesses show what is usual.
+// referencePairs is how many pairs of witnesses a round has that show what is usual, where that is unknown.
 const referencePairs = 3
 
 // plan is the base rounds of n nodes: pairs of indices, every index at most once a round. leaf names the switch of a
@@ -24,7 +26,7 @@ func plan(n int, leaf func(int) string, rng *rand.Rand) [][][2]int {
 	case n <= roundRobinTo:
 		return circle(order, n)
 	case !labelled(n, leaf):
-		return circle(order, baseRounds)
+		return circle(order, baseRounds+n%2) // of an odd number one rests in every round
 	}
 	return byLeaf(order, leaf, rng)
 }
@@ -66,11 +68,11 @@ func circle(order []int, rounds int) [][][2]int {
 	return out
 }
 
-// byLeaf tests in the leaf first, then across leaves, and with many nodes once more across.
+// byLeaf tests in the leaf first, then across leaves.
 func byLeaf(order []int, leaf func(int) string, rng *rand.Rand) [][][2]int {
 	m := matcher{leaf: leaf, rng: rng, met: map[[2]int]bool{}}
-	out := [][][2]int{m.inLeaf(order), m.across(order)}
-	if len(order) >= labelledFrom {
+	out := [][][2]int{m.inLeaf(order)}
+	for range baseRounds - 1 {
 		out = append(out, m.across(order))
 	}
 	return out
@@ -153,20 +155,42 @@ func (m *matcher) cost(o []int, i int) (cost int) {
 	return cost
 }
 
-// withWitnesses has every subject meet two witnesses. reference adds pairs of witnesses that nobody else needs, so that
-// it is known what is usual.
-func withWitnesses(subjects, witnesses []int, reference bool) [][][2]int {
-	rounds := make([][][2]int, baseRounds)
-	w := len(witnesses)
-	for i, s := range subjects {
-		for r := range rounds {
-			rounds[r] = append(rounds[r], [2]int{s, witnesses[(i+r*max(w/2, 1))%w]})
+// withWitnesses has every subject meet two witnesses. What a witness has passed before is no evidence: witnesses that no
+// subject needs in a round meet each other, those first that a subject meets, and in at least one pair of them.
+func withWitnesses(subjects, witnesses []int, references int) [][][2]int {
+	rounds := make([][][2]int, newRounds)
+	w, met := len(witnesses), map[[2]int]bool{}
+	meets := func(i, r int) int { return witnesses[(i+r*max(w/2, 1))%w] }
+	for r := range rounds {
+		var needed, free []int
+		for i := range subjects {
+			rounds[r] = append(rounds[r], [2]int{subjects[i], meets(i, r)})
+			needed = append(needed, meets(i, newRounds-1-r))
 		}
+		for _, x := range append(needed, witnesses...) {
+			if !slices.Contains(free, x) && !holds(rounds[r], x) {
+				free = append(free, x)
+			}
+		}
+		rounds[r] = append(rounds[r], couples(free, max(references, min(len(subjects), w)), met)...)
 	}
-	if reference {
-		for i := len(subjects); i+1 < min(w/2, len(subjects)+2*referencePairs); i += 2 {
-			rounds[0] = append(rounds[0], [2]int{witnesses[i], witnesses[i+1]})
-		}
+	if len(met) == 0 {
+		rounds = append(rounds, [][2]int{{witnesses[0], witnesses[1]}})
 	}
 	return rounds
+}
+
+func holds(pairs [][2]int, x int) bool {
+	return slices.ContainsFunc(pairs, func(p [2]int) bool { return p[0] == x || p[1] == x })
+}
+
+// couples pairs the first with the last, at most so many, without those that have met.
+func couples(free []int, most int, met map[[2]int]bool) (pairs [][2]int) {
+	for i, j := 0, len(free)-1; i < j && len(pairs) < most; i, j = i+1, j-1 {
+		if p := unordered(free[i], free[j]); !met[p] {
+			met[p] = true
+			pairs = append(pairs, p)
+		}
+	}
+	return pairs
 }

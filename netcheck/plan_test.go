@@ -36,10 +36,10 @@ func TestFewNodesAllMeet(t *testing.T) {
 	}
 }
 
-func TestManyNodesMeetTwice(t *testing.T) {
+func TestManyNodesMeetThreeTimes(t *testing.T) {
 	for _, n := range []int{7, 8, 9, 64, 101, 255, 256, 1000} {
 		p := plan(n, noLeaf, rand.New(rand.NewPCG(uint64(n), 1)))
-		require.Len(t, p, 2)
+		require.Len(t, p, baseRounds+n%2)
 		met(t, n, p)
 		rest := map[int]bool{}
 		for _, round := range p {
@@ -59,11 +59,10 @@ func TestManyNodesMeetTwice(t *testing.T) {
 }
 
 func TestLabelledNodesMeetInTheirLeafAndAcross(t *testing.T) {
-	for _, c := range []struct{ n, size, rounds int }{{8, 4, 2}, {64, 16, 2}, {255, 5, 2}, {256, 16, 3}, {1000, 32, 3},
-		{300, 150, 3}} {
+	for _, c := range []struct{ n, size int }{{8, 4}, {64, 16}, {255, 5}, {256, 16}, {1000, 32}, {300, 150}} {
 		leaf := func(i int) string { return fmt.Sprint(i / c.size) }
 		p := plan(c.n, leaf, rand.New(rand.NewPCG(1, 1)))
-		require.Len(t, p, c.rounds)
+		require.Len(t, p, baseRounds)
 		met(t, c.n, p)
 		for r, round := range p {
 			inLeaf := 0
@@ -89,23 +88,37 @@ func TestLabels(t *testing.T) {
 }
 
 func TestSubjectsMeetTwoWitnesses(t *testing.T) {
-	subjects, witnesses := []int{0, 1, 2}, []int{3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}
-	for _, reference := range []bool{false, true} {
-		p := withWitnesses(subjects, witnesses, reference)
-		require.Len(t, p, 2)
-		pairs := met(t, 19, p)
-		between := 0
-		for q := range pairs {
-			if q[0] > 2 {
-				between++
+	for subjects := 1; subjects <= 8; subjects++ {
+		for w := max(2, subjects); w <= 4*subjects+4; w++ {
+			for _, references := range []int{1, referencePairs} {
+				p := withWitnesses(upTo(0, subjects), upTo(subjects, subjects+w), references)
+				partners := map[int]int{}
+				between := 0
+				for q := range met(t, subjects+w, p) {
+					if q[0] >= subjects {
+						between++
+					} else {
+						partners[q[0]]++
+					}
+				}
+				for s := range subjects {
+					require.Equal(t, 2, partners[s])
+				}
+				require.Positive(t, between, "%d subjects, %d witnesses", subjects, w)
+				require.LessOrEqual(t, between, 2*max(references, subjects))
 			}
 		}
-		require.Equal(t, len(pairs)-between, 6)
-		require.Equal(t, reference, between > 0)
 	}
 }
 
+func upTo(from, to int) (xs []int) {
+	for i := from; i < to; i++ {
+		xs = append(xs, i)
+	}
+	return xs
+}
+
 func TestTwoWitnessesAreEnough(t *testing.T) {
-	p := withWitnesses([]int{0}, []int{1, 2}, true)
-	require.Equal(t, [][][2]int{{{0, 1}}, {{0, 2}}}, p)
+	p := withWitnesses([]int{0}, []int{1, 2}, 1)
+	require.Equal(t, [][][2]int{{{0, 1}}, {{0, 2}}, {{1, 2}}}, p)
 }

@@ -51,28 +51,49 @@ func (s *stage) measure(trials []*trial) {
 			continue
 		}
 		x := usual(samples)
-		if s.roundRobin {
-			x.mbps = median(s.bests(c))
+		if best := median(s.bests(c)); best > 0 && (s.roundRobin || s.ofNodes(c, best)) {
+			x.mbps = best
 		}
 		s.norms[c] = x
 	}
 }
 
-// bests are the rates that every member has reached at best, in both directions. Of three nodes a slow one is in two of
-// three pairs, so that the median of the pairs is its own.
-func (s *stage) bests(c rateClass) (rates []float32) {
-	for _, m := range s.members {
-		for _, f := range []faculty{sends(slices.Index(s.lanes, c.lane)), receives(slices.Index(s.lanes, c.lane))} {
-			best := float32(0)
-			for _, t := range m.trials {
-				if x := t.of(m, f); x != nil && t.cross == c.cross {
-					best = max(best, x.mbps)
-				}
+// ofNodes says that slow nodes explain which pairs are slow: it is not so where leaves that are not known have slow
+// uplinks. Then many pairs are slow of nodes that are both fast with others.
+func (s *stage) ofNodes(c rateClass, best float32) bool {
+	lane, low, all := slices.Index(s.lanes, c.lane), 0, 0
+	for _, t := range s.ended {
+		for _, f := range []faculty{sends(lane), receives(lane)} {
+			a, b := t.ends[0], t.ends[1]
+			x := t.of(a, f)
+			if x == nil || t.cross != c.cross || min(s.best(a, f, c), s.best(b, f.counterpart(), c)) < blameShare*best {
+				continue
 			}
-			rates = appendPositive(rates, best)
+			if all++; x.mbps < blameShare*best {
+				low++
+			}
 		}
 	}
+	return low*4 <= all
+}
+
+// bests are the rates that every member has reached at best, in both directions. Most pairs of a few slow nodes are slow,
+// so that the median of the pairs would be theirs.
+func (s *stage) bests(c rateClass) (rates []float32) {
+	lane := slices.Index(s.lanes, c.lane)
+	for _, m := range s.members {
+		rates = appendPositive(appendPositive(rates, s.best(m, sends(lane), c)), s.best(m, receives(lane), c))
+	}
 	return rates
+}
+
+func (s *stage) best(m *member, f faculty, c rateClass) (best float32) {
+	for _, t := range m.trials {
+		if x := t.of(m, f); x != nil && t.cross == c.cross && !x.cpu {
+			best = max(best, x.mbps)
+		}
+	}
+	return best
 }
 
 // usual is the norm of samples. Rates that a CPU has limited count only as long as there are no others.

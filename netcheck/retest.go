@@ -5,7 +5,7 @@ const (
 	scanPool     = 32 // members of the pool that are looked at for one that a suspect has not met
 	scanWaiting  = 8  // suspects that are looked at in vain
 	companionsTo = 32 // nodes among which suspects are tested with each other when nobody has passed
-	onCall       = 16 // certified nodes that are kept while anything is open, and two for every open node
+	onCall       = 16 // certified nodes that are kept while anything is open, and one for every open node
 )
 
 // pump starts what can be started, lets go whom nobody needs, and ends the phase when nothing is left.
@@ -51,6 +51,11 @@ func (s *stage) startRetests() {
 		if !m.idle() || m.standing != open {
 			continue
 		}
+		if p := s.mate(m); p != nil {
+			m.mated, p.mated = true, true
+			s.retest(mutualTrial, m, p, nil)
+			continue
+		}
 		if p := s.partner(m); p != nil {
 			s.retest(retestTrial, m, p, nil)
 			continue
@@ -59,6 +64,36 @@ func (s *stage) startRetests() {
 		s.waiting.push(m)
 		vain++
 	}
+}
+
+// mate takes another one out of those that wait that is slow with all, as m is: what nodes behind one slow switch are, and
+// not with each other. One test of a node shows it.
+func (s *stage) mate(m *member) *member {
+	if !s.seemsSlow(m) {
+		return nil
+	}
+	for range min(s.waiting.len(), scanPool) {
+		p := s.waiting.pop()
+		if s.seemsSlow(p) && p.idle() && p.standing == open && m.meetings(p) == 0 {
+			p.waiting = false
+			return p
+		}
+		s.waiting.push(p)
+	}
+	return nil
+}
+
+// seemsSlow says that a rate of m was low in several tests and good in none.
+func (s *stage) seemsSlow(m *member) bool {
+	if m.mated || !m.certified(reach) {
+		return false
+	}
+	for f := faculty(1); f < s.faculties(); f++ {
+		if s.lows(m, f) > 1 && !m.record(f).passed {
+			return true
+		}
+	}
+	return false
 }
 
 // partner takes somebody out of the pool whom m has not met, or nil.
@@ -157,7 +192,11 @@ func leastMet(m *member, judges []*member) (best *member) {
 
 // companion is another suspect, for the few nodes among which nobody has passed yet.
 func (s *stage) companion(m *member) *member {
-	if s.size > companionsTo || s.passed > 0 || m.newcomer || m.retests >= hopeless {
+	most := 2 * hopeless
+	if s.roundRobin {
+		most = hopeless
+	}
+	if s.size > companionsTo || s.passed > 0 || m.newcomer || m.retests >= most {
 		return nil
 	}
 	var others []*member
@@ -174,7 +213,7 @@ func (s *stage) release() {
 	if !s.final {
 		return
 	}
-	for s.pool.len() > onCall+2*s.unsettled {
+	for s.pool.len() > onCall+s.unsettled {
 		m := s.pool.pop()
 		m.pooled = false
 		if m.idle() && m.standing == cleared {

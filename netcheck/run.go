@@ -180,12 +180,18 @@ func (c *Check) advanceStage() {
 
 // abort ends a stage whose time is over: what runs says nothing any more.
 func (s *stage) abort() {
-	s.phase = stageOver
+	inBase := s.phase == inBase
+	s.phase, s.aborted = stageOver, true
 	for _, m := range s.members {
-		m.queue = nil
+		m.queue = nil // of all, before any is free for the next one
+	}
+	for _, m := range s.members {
 		if m.n.trial != nil {
 			s.c.void(m.n.trial)
 		}
+	}
+	if inBase {
+		s.weighBase()
 	}
 }
 

@@ -29,6 +29,9 @@ type sim struct {
 	witnesses int // the last so many nodes
 
 	commFails bool
+	before    int                         // tests of earlier checks
+	began     func(test string, a, b int) // of every test; nil
+	ended     func(test string)
 
 	notes []Note
 	work  []simWork
@@ -58,6 +61,7 @@ type simNode struct {
 	broken     Class // with which it computes
 	node       Node
 	absent     bool
+	passed     bool // a test of this check
 	duty       Assignment
 	verdict    *Verdict
 	done       time.Duration
@@ -113,7 +117,9 @@ func (s *sim) took() time.Duration { return s.now.Sub(s.start) }
 // begin has all nodes arrive within a tenth of a second.
 func (s *sim) begin() {
 	var ids, witnesses []string
+	s.before = len(s.work)
 	for i, x := range s.nodes {
+		x.passed = false
 		if i >= len(s.nodes)-s.witnesses {
 			witnesses = append(witnesses, x.id)
 		} else {
@@ -164,6 +170,9 @@ func later(a, b time.Time) time.Time {
 }
 
 func (s *sim) give(ev Event) {
+	if r, ok := ev.(Report); ok && s.ended != nil {
+		s.ended(r.Result.Test)
+	}
 	for _, a := range s.check.Step(s.now, ev) {
 		s.act(a)
 	}
@@ -195,12 +204,18 @@ const (
 func (s *sim) obey(x *simNode, a Assignment) {
 	switch a.Duty {
 	case Decided:
+		if a.Verdict.State == StateOK && !x.passed && len(s.work) > s.before {
+			panic(fmt.Sprintf("node %d is ok, and has passed no test: %+v", x.i, a.Verdict))
+		}
 		x.verdict = a.Verdict
 		x.done = s.took()
 	case Serve:
 		s.at(simLatency, Ready{ID: x.id, Test: a.Test, Addrs: []string{"10.0.0.1:1"}})
 		peer := s.byID[a.Peer.ID]
 		t := s.check.byID[x.id].trial
+		if s.began != nil {
+			s.began(a.Test, x.i, peer.i)
+		}
 		s.work = append(s.work, simWork{s.took(), a.Round, [2]int{x.i, peer.i}, t.kind})
 		if peer.dead {
 			s.at(trialTime, Report{x.id, Result{Test: a.Test, Class: Unreachable}})
@@ -225,6 +240,7 @@ func (s *sim) meet(x, server *simNode, a Assignment) {
 		s.at(s.failTime, Report{server.id, Result{Test: a.Test, Class: class}})
 		return
 	}
+	x.passed, server.passed = true, true
 	took := 3 * time.Second
 	switch {
 	case a.Torch:

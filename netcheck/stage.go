@@ -32,9 +32,13 @@ type stage struct {
 	dead       map[string]bool // leaves
 
 	phase     stagePhase
-	left      int // base trials that have not ended
+	aborted   bool // its time was over
+	left      int  // base trials that have not ended
 	running   int
 	passed    int      // trials
+	alive     int      // members that have passed any
+	slowTwice int      // directions
+	many      bool     // most members were suspects after the base trials
 	unsettled int      // members that are pending or open
 	ended     []*trial // for Picture and the medians
 	pool      fifo[*member]
@@ -72,7 +76,7 @@ func (s *stage) begin() {
 	s.base = len(rounds)
 	for r, pairs := range rounds {
 		for _, p := range pairs {
-			s.enqueue(s.members[p[0]], s.members[p[1]], r+1, s.roundRobin && r >= thorough(s.base))
+			s.enqueue(s.members[p[0]], s.members[p[1]], r+1, r >= thorough(s.base))
 		}
 	}
 	s.c.round = 1
@@ -85,7 +89,13 @@ func (s *stage) begin() {
 // plan pairs all members, or every subject with witnesses where there are enough of these.
 func (s *stage) plan() [][][2]int {
 	if subjects, witnesses := s.split(); len(witnesses) >= 2 && 2*len(witnesses) >= len(subjects) {
-		return withWitnesses(subjects, witnesses, len(s.norms) == 0)
+		references := 1
+		if len(s.norms) == 0 {
+			references = referencePairs
+		}
+		rounds := withWitnesses(subjects, witnesses, references)
+		s.roundRobin = len(s.members) == 3
+		return rounds
 	}
 	s.roundRobin = len(s.members) <= roundRobinTo
 	return plan(len(s.members), func(i int) string { return s.members[i].leaf }, s.c.rng)
@@ -200,8 +210,12 @@ func (s *stage) enter(t *trial) {
 	}
 	if t.reach == pass {
 		s.passed++
-		t.ends[0].recordOf(reach).passed = true
-		t.ends[1].recordOf(reach).passed = true
+		for _, m := range t.ends {
+			if r := m.recordOf(reach); !r.passed {
+				r.passed = true
+				s.alive++
+			}
+		}
 	}
 	s.tally(t)
 }
@@ -219,18 +233,45 @@ func (s *stage) endBase(t *trial) {
 
 // barrier ends the base rounds when their last trial has ended: now it is known what is usual.
 func (s *stage) barrier() {
-	if s.phase != inBase || s.left > 0 || s.running > 0 {
+	if s.phase != inBase || s.left > 0 || s.running > 0 || s.complete() {
 		return
 	}
 	s.phase = inRetests
+	s.weighBase()
+	s.many = 2*s.unsettled > s.size
+	s.c.noteBase(s)
+	s.pump()
+}
+
+// complete has all of a few nodes meet where some have failed with witnesses: that decides most. It reports whether
+// there is anything to be tested.
+func (s *stage) complete() bool {
+	if s.roundRobin || len(s.members) > roundRobinTo || s.passed == len(s.ended) {
+		return false
+	}
+	s.roundRobin = true
+	for _, pairs := range circle(s.c.rng.Perm(len(s.members)), len(s.members)) {
+		for _, p := range pairs {
+			a, b := s.members[p[0]], s.members[p[1]]
+			if a.idle() && b.idle() && a.silents+b.silents == 0 && a.meetings(b) == 0 {
+				s.enqueue(a, b, s.base+1, true)
+			}
+		}
+	}
+	for _, m := range s.members {
+		s.proceed(m)
+	}
+	return s.left > 0
+}
+
+// weighBase judges the base trials: now it is known what is usual.
+func (s *stage) weighBase() {
 	s.measure(s.ended)
 	for _, t := range s.ended {
 		s.judge(t)
 	}
 	s.findLeaves()
 	s.reassess(s.members...)
-	s.c.noteBase(s)
-	s.pump()
 }
 
 // endLater judges a trial of the later phases.
@@ -252,6 +293,9 @@ func (s *stage) repeated(t *trial) {
 	for _, old := range t.ends[0].trials {
 		if old != t && old.other(t.ends[0]) == t.ends[1] && old.again == nil {
 			old.again = t
+			if fs := s.pathFaculties(old); len(fs) > 0 && fs[0] != reach {
+				s.slowTwice += len(fs)
+			}
 		}
 	}
 }
@@ -317,7 +361,7 @@ func (s *stage) leave(m *member) {
 // join takes a newcomer in: it is tested against certified nodes only, and quickly.
 func (s *stage) join(n *node) {
 	m := s.add(n)
-	m.newcomer, m.want = true, baseRounds
+	m.newcomer, m.want = true, newRounds
 	m.standing = open
 	s.count(m)
 	s.place(m)

@@ -242,6 +242,8 @@ type Verdict struct {
 	Confidence float64 `json:"confidence,omitempty"` // 0 to 1
 	Partners   int     `json:"partners,omitempty"`   // how many other nodes said so
 	Excluded   bool    `json:"excluded,omitempty"`   // it is left out of the job
+	// Again, with Excluded: nothing is proved against it. It waits to be checked once more, and is not marked.
+	Again bool `json:"again,omitempty"`
 	// Paired: it was tested against another node. A node is ok without that when there was none, or at LevelLocal.
 	Paired   bool      `json:"paired,omitempty"`
 	Reason   string    `json:"reason,omitempty"`   // in one line

@@ -3,6 +3,8 @@ package netcheck
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 )
 
 // What makes a verdict about one node doubtful, because of what became of all.
@@ -84,7 +86,7 @@ func (s *stage) pathFaculties(t *trial) (fs []faculty) {
 // nameless says why no node can be named.
 func (s *stage) nameless(certified int) string {
 	paths, slow := s.countPaths()
-	if slow >= fabricFrom && float64(slow) > slowShare*float64(2*s.pairs*len(s.lanes)) {
+	if s.slowFabric(slow) {
 		s.ruling.slow = fmt.Sprintf("fabric: %d of %d directions between good nodes were slow twice", slow, 2*s.pairs)
 	}
 	failed, all := s.amongGood()
@@ -92,15 +94,25 @@ func (s *stage) nameless(certified int) string {
 	case s.passed == 0 && len(s.ended) == 0, s.passed > 0 && s.size == 2:
 		return ""
 	case s.passed == 0:
-		return fmt.Sprintf("not one of %d pairs has passed: %s", s.pairs, s.commonest())
-	case float64(certified) < max(goodFrom, goodShare*float64(s.size)):
-		return fmt.Sprintf("only %d of %d nodes have passed with anybody: %s", certified, s.size, s.commonest())
+		return fmt.Sprintf("not one of %d pairs has passed%s: %s", s.pairs, s.over(), s.commonest())
+	case s.scarce(certified):
+		return fmt.Sprintf("only %d of %d nodes have passed with another one%s: %s", certified, s.size, s.over(), s.commonest())
 	case paths >= fabricFrom && float64(paths) > fabricShare*float64(s.pairs):
 		return fmt.Sprintf("fabric: %d of %d pairs of good nodes have failed twice", paths, s.pairs)
 	case failed >= badFrom && float64(failed) > badShare*float64(all):
 		return fmt.Sprintf("fabric: %d of %d tests of good nodes have failed", failed, all)
 	}
 	return ""
+}
+
+// slowFabric says that so many directions between good nodes were slow twice that it is no matter of single paths.
+func (s *stage) slowFabric(slow int) bool {
+	return slow >= fabricFrom && float64(slow) > slowShare*float64(2*s.pairs*len(s.lanes))
+}
+
+// scarce says that so few nodes have passed that none of the others can be named.
+func (s *stage) scarce(passed int) bool {
+	return float64(passed) < max(goodFrom, goodShare*float64(s.size))
 }
 
 // amongGood counts the tests between nodes that are certified and not blamed.
@@ -115,6 +127,25 @@ func (s *stage) amongGood() (failed, all int) {
 		}
 	}
 	return failed, all
+}
+
+// over names the interfaces that all members have in common.
+func (s *stage) over() string {
+	var names []string
+	for i, m := range s.members {
+		var own []string
+		for _, nic := range m.n.NICs {
+			own = append(own, nic.Name)
+		}
+		if i > 0 && !slices.Equal(own, names) {
+			return ""
+		}
+		names = own
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return " over " + strings.Join(names, ", ")
 }
 
 // commonest is the class of most failures.
@@ -145,15 +176,43 @@ func (s *stage) massive() string {
 	return fmt.Sprintf("%d of %d nodes are blamed at once", n, s.size)
 }
 
-// verdict of a member at the end of the stage.
+// verdict of a member at the end of the stage. Where others reach each other one that reaches nobody gets no workers,
+// whatever is thought of the cause: that decides only whether it is held against the node.
 func (s *stage) verdict(m *member) Verdict {
 	v := s.judged(m)
 	v.Paired = s.paired(m)
-	if v.Excluded && s.ruling.mass != "" {
-		v.Excluded = false
-		v.Reason += "; nobody is left out, as " + s.ruling.mass
+	switch {
+	case v.Excluded && s.ruling.mass != "":
+		v.Excluded = m.exposed(reach) || m.silents >= 2 || m.owns >= 2
+		v.Again = v.Excluded
+		v.Reason += "; it is not held against the node, as " + s.ruling.mass
+	case !v.Excluded && s.apart(m) && s.othersWork(m):
+		v.Excluded, v.Again = true, true
+		if v.State == StatePath {
+			v.State = StateUndecided // of two, the other one has passed before
+		}
 	}
 	return v
+}
+
+// apart says that a world with m cannot work: it reaches no others, or only its like.
+func (s *stage) apart(m *member) bool {
+	return !m.record(reach).passed && (!m.n.witness || len(m.trials) > 0) || s.dead[m.leaf] || m.ofIsland()
+}
+
+// othersWork says that nodes reach each other without m. What a newcomer meets are nodes that have trained together; that
+// tests between nodes can pass at all is known from the rates of this run.
+func (s *stage) othersWork(m *member) bool {
+	if !m.n.witness && s.c.withWitnesses() && len(s.norms) > 0 {
+		return true
+	}
+	good := 0
+	for _, o := range s.members {
+		if o != m && o.certified(reach) && !s.dead[o.leaf] {
+			good++
+		}
+	}
+	return good >= goodFrom
 }
 
 // paired says that m was really tested: whose partners all failed it was not.
@@ -186,16 +245,24 @@ func (s *stage) judged(m *member) Verdict {
 
 // unblamed is the verdict of a member that nothing is proved against.
 func (s *stage) unblamed(m *member) Verdict {
-	paths := s.pathsOf(m)
+	paths, fails := s.pathsOf(m), s.fails(m)
 	switch {
-	case len(paths) > 0 || s.size == 2 && s.fails(m) > 0:
+	case len(paths) > 0 || s.size == 2 && fails > 0:
 		return Verdict{State: StatePath, Kind: "net.both", Confidence: 0.9, Findings: s.warnings(m),
 			Reason: s.pathReason(m, paths)}
-	case s.fails(m) > 0 && (m.standing == open || m.standing == capped):
+	case fails > 0 && (!m.certified(reach) || m.standing == open || m.standing == capped):
 		return Verdict{State: StateUndecided, Kind: "net.both", Findings: s.warnings(m),
-			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing", s.fails(m), len(m.trials))}
+			Reason: fmt.Sprintf("%d of its %d tests have failed, which proves nothing%s", fails, len(m.trials), s.late())}
 	}
 	return s.fine(m)
+}
+
+// late says that the tests were cut short.
+func (s *stage) late() string {
+	if s.aborted {
+		return fmt.Sprintf("; the time of the check, %s, was over", s.c.cfg.Spec.Timeout)
+	}
+	return ""
 }
 
 // fails counts the failed trials of m that nothing explains.
@@ -208,26 +275,27 @@ func (s *stage) fails(m *member) (n int) {
 
 // fine is the verdict of a member that has passed, or was not tested by no fault of its own.
 func (s *stage) fine(m *member) Verdict {
-	v := Verdict{State: StateOK, Partners: m.passes(), Paired: s.paired(m), Findings: s.warnings(m)}
-	if !v.Paired {
-		v.Reason = unpaired
-		return v
+	v := Verdict{State: StateOK, Partners: m.passes(), Findings: s.warnings(m), Confidence: 1}
+	if !m.certified(reach) {
+		v.State, v.Confidence, v.Reason = StateNotTested, 0, unpaired+s.late()
 	}
-	v.Confidence = 1
 	return v
 }
 
 const unpaired = "it was not tested against others"
 
-// blamed says that any faculty of m is.
+// blamed says that any faculty of m is, and has not been seen to work since.
 func (m *member) blamed() bool {
 	for i := range m.records {
-		if m.records[i].blamed {
+		if m.slow(faculty(i)) {
 			return true
 		}
 	}
-	return false
+	return m.record(reach).blamed
 }
+
+// slow says that a rate of m is blamed, and was good in no test, not even in a later one.
+func (m *member) slow(f faculty) bool { return f != reach && m.record(f).blamed && !m.record(f).passed }
 
 // confidence is the probability of a fault when one node of n is at fault beforehand.
 func confidence(weight float32, n int) float64 {
@@ -243,8 +311,9 @@ func (s *stage) convict(m *member, kind, reason string) Verdict {
 func (v Verdict) and(later Verdict) Verdict {
 	later.Findings = append(append([]Finding(nil), v.Findings...), later.Findings...)
 	later.Paired = later.Paired || v.Paired
-	if later.State == StateOK && v.State == StatePath {
+	if later.State == StateOK && v.State == StatePath || later.State == StateNotTested && v.State != "" {
 		later.State, later.Kind, later.Reason, later.Confidence = v.State, v.Kind, v.Reason, v.Confidence
+		later.Excluded, later.Again = v.Excluded, v.Again
 	}
 	return later
 }
