@@ -151,7 +151,10 @@ func (s *fakeRdzv) Doubt(_ context.Context, reason string) error {
 	return nil
 }
 
-func (s *fakeRdzv) Barred(_ context.Context, reason string) error {
+func (s *fakeRdzv) Barred(_ context.Context, reason string, again bool) error {
+	if again {
+		reason += ", not decided"
+	}
 	defer s.note("barred: %s", reason)()
 	return nil
 }

@@ -95,10 +95,13 @@ func (a *Agent) onChecked(c *check) {
 		a.clear(c.answer.CheckResult)
 		return
 	}
-	reason := c.answer.reason()
-	a.failedCheck = reason
-	a.log.Warn("the check of this node has not passed", "reason", reason, "took", rounded(c.answer.Took).String())
-	a.call("report the check", func() error { return a.cfg.Rendezvous.Barred(a.ctx, reason) })
+	reason, again := c.answer.reason(), c.answer.Again
+	if !again {
+		a.failedCheck = reason
+	}
+	a.log.Warn("the check of this node has not passed", "reason", reason, "again", again, "took",
+		rounded(c.answer.Took).String())
+	a.call("report the check", func() error { return a.cfg.Rendezvous.Barred(a.ctx, reason, again) })
 }
 
 // maxReason bounds what is told of a check that did not pass, in bytes.

@@ -123,7 +123,7 @@ type Rendezvous interface {
 	// Cleared and Barred answer a Check: this node may get workers until then (zero: for this launcher's life), and is in
 	// a domain (see CheckResult), or it must not, and why.
 	Cleared(ctx context.Context, until time.Time, domain string) error
-	Barred(ctx context.Context, reason string) error
+	Barred(ctx context.Context, reason string, again bool) error
 	// Doubt: what has been answered last does not hold any more, and why. It comes before the Rejoin.
 	Doubt(ctx context.Context, reason string) error
 	// Bar keeps every launcher of this node's name without workers until somebody unbars the name.

@@ -29,6 +29,8 @@ type Checker interface {
 
 // CheckResult is the answer of a Checker.
 type CheckResult struct {
+	// Again, of one that has not passed: nothing is proved. The node waits for another check.
+	Again  bool
 	Passed bool
 	Reason string    // why not, in one line
 	Until  time.Time // how long a pass holds; zero: for this launcher's life

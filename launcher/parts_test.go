@@ -388,6 +388,9 @@ func TestChecksAreAnswered(t *testing.T) {
 			[]Part{says("a", pass, nil), says("b", CheckResult{Reason: "GPU 3 is\n slow"}, nil),
 				says("c", CheckResult{Reason: "not asked"}, nil)},
 			"barred: b: GPU 3 is slow", []string{"checked \"b\" false GPU 3 is\n slow"}},
+		"nothing is proved": {[]Part{says("a", CheckResult{Again: true, Reason: "its time was over"}, nil)},
+			"barred: a: its time was over, not decided",
+			[]string{`checked "a" false its time was over`}},
 		"no reason": {[]Part{says("a", CheckResult{}, nil)}, "barred: a: it does not say why",
 			[]string{`checked "a" false `}},
 		"an error": {

@@ -107,6 +107,9 @@ func (c *Check) settle(n *node, v Verdict) {
 	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
 	v.Again = v.Again && v.Excluded
 	n.verdict = v
+	if n.witness && v.State == StateNotTested {
+		return // it was not needed
+	}
 	c.verdicts.count(v)
 	if c.verdicts.excluded+c.verdicts.others <= maxTold && v.State != StateOK {
 		c.note("check-verdict", n.name(), "%s: %s", v.State, v.Reason)

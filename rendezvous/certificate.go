@@ -23,8 +23,12 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	}
 	n.asked = false
 	r.certify(now, n, e)
+	if !n.lone {
+		delete(r.wary, n.machine())
+	}
 	if n.bar != nil {
 		r.setBar(n, nil, false)
+		n.unsure = false
 		r.note("cleared", n.Name, "its check has passed")
 	}
 	switch {

@@ -124,6 +124,8 @@ type Cleared struct {
 type Barred struct {
 	ID     string `json:"id"`
 	Reason string `json:"reason,omitempty"`
+	// Again: the check has proved nothing. The node waits, and is checked again where there is no world without it.
+	Again bool `json:"again,omitempty"`
 }
 
 // Doubt: something has happened to a node that its check did not know of, so that it no longer counts.

@@ -15,6 +15,8 @@ import (
 //   - A node whose launcher cannot gate counts as cleared, and is never told to Check or Bar.
 //   - A check's bar ends with a check that passes, and one that is barred is checked again when the next world forms.
 //     Nobody waits for that second opinion unless there is no world without it, and without it the bar stands.
+//   - A node whose check has proved nothing (Barred.Again) waits under such a bar. Where there is no world without it, it
+//     is checked again in the same gate, maxRechecks times at most.
 //   - In gating nobody has workers (owing is 0), and every node that waits has been cleared, or cannot gate.
 //   - Who is told to Check aside (witnesses, and those who have passed alone) goes on to wait: nobody waits for its
 //     answer, and it is a candidate for a world as before.
@@ -80,7 +82,7 @@ func (r *Round) queue(now time.Time, n *node) {
 // exclude keeps n without workers because of its name's bar, or else its own.
 func (r *Round) exclude(n *node) {
 	d := Directive{Kind: Bar, Cause: cmp.Or(r.bars[n.Name], n.bar)}
-	if !n.can(CanGate) {
+	if !n.can(CanGate) || n.unsure && r.bars[n.Name] == nil {
 		d.Kind = Wait
 	}
 	r.become(n, barred)
@@ -191,15 +193,20 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 	}
 	entered := r.phase != gating
 	if entered {
-		r.phase, r.gateSince, r.gateAt = gating, now, now.Add(r.params.GateTimeout)
+		r.phase, r.gateSince, r.gateAt, r.rechecks = gating, now, now.Add(r.params.GateTimeout), 0
+		for _, n := range r.nodes {
+			n.late = false
+		}
 		r.askAll(now)
 	}
 	sure, possible := r.fit(r.joined), r.fit(r.joined+r.asked)
 	if sure == possible && sure >= r.params.Min {
-		return sure, true
+		return sure, !r.askLate(now)
 	}
 	if entered {
 		r.noteGate(now)
+	} else if r.asked == 0 {
+		r.recheck(now)
 	}
 	if sure == possible || now.Before(r.gateAt) {
 		return 0, false
@@ -208,6 +215,66 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 		r.asked, r.joined+r.asked, r.params.GateTimeout)
 	r.note("gate-opened", "", text)
 	return possible, true
+}
+
+// askLate has nodes checked with others, once, that came too late to be paired. It reports whether there are any.
+func (r *Round) askLate(now time.Time) bool {
+	if r.gaters() < 2 {
+		return false
+	}
+	late := r.sorted(func(n *node) bool { return n.state == waiting && n.lone && !n.late && r.mustCheck(now, n) })
+	for _, n := range late {
+		n.late = true
+		r.ask(n)
+	}
+	if len(late) > 0 {
+		r.gateAt = now.Add(r.params.GateTimeout)
+		r.noteGate(now)
+	}
+	return len(late) > 0
+}
+
+// maxRechecks is how often a gate checks again what has proved nothing.
+const maxRechecks = 2
+
+// recheck has nodes checked again without which there is no world, and of which nothing is proved. In the end their bars
+// stand as those of others.
+func (r *Round) recheck(now time.Time) {
+	if len(r.sorted(func(n *node) bool { return n.state == checking })) > 0 {
+		return
+	}
+	unsure := r.sorted(func(n *node) bool { return n.state == barred && n.unsure && r.bars[n.Name] == nil })
+	if len(unsure) == 0 {
+		return
+	}
+	if r.rechecks == maxRechecks {
+		for _, n := range unsure {
+			r.stand(n)
+		}
+		r.fails(now)
+		r.leaveGate(now)
+		return
+	}
+	r.rechecks++
+	r.gateAt = now.Add(r.params.GateTimeout)
+	for _, n := range unsure {
+		r.ask(n)
+	}
+	r.noteGate(now)
+}
+
+// stand makes the bar of n one that the next gate may end, and no earlier one.
+func (r *Round) stand(n *node) {
+	n.unsure = false
+	r.setBar(n, n.bar, false)
+	r.exclude(n)
+}
+
+// fails lets a static run fail soon because of a check.
+func (r *Round) fails(now time.Time) {
+	if r.params.Static && r.failAt.IsZero() {
+		r.failAt = now.Add(staticPatience)
+	}
 }
 
 // noteGate says who is waited for, and calls witnesses.
@@ -244,8 +311,7 @@ func (r *Round) endSecondOpinions(now time.Time) {
 		return
 	}
 	for _, n := range r.sorted(func(n *node) bool { return n.state == checking && n.bar != nil }) {
-		r.setBar(n, n.bar, false)
-		r.exclude(n)
+		r.stand(n)
 	}
 }
 
@@ -268,17 +334,27 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		return nil
 	}
 	n.void()
-	reason := cut(e.Reason, maxReason)
+	reason, event := cut(e.Reason, maxReason), "barred"
+	if e.Again {
+		event = "undecided" // it is no mark of a node
+	}
 	if !n.idle() { // the gate had opened without this answer
-		r.note("late-check", n.Name, reason+"; it is checked again before the next world")
+		if !e.Again {
+			event = "late-check"
+		}
+		r.note(event, n.Name, reason+"; it is checked again before the next world")
 		return nil
 	}
-	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, false)
+	if r.phase == gating && len(r.wary) < maxGone {
+		r.wary[n.machine()] = true
+	}
+	n.unsure = e.Again
+	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, e.Again)
 	r.exclude(n)
-	r.note("barred", n.Name, reason)
+	r.note(event, n.Name, reason)
 	delete(r.gone, n.Name) // it is here again
-	if r.params.Static && r.failAt.IsZero() {
-		r.failAt = now.Add(staticPatience)
+	if !e.Again {
+		r.fails(now)
 	}
 	return nil
 }

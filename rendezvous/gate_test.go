@@ -236,6 +236,117 @@ func TestElasticWorldGoesWithoutTheBarred(t *testing.T) {
 	require.Len(t, s.runs, 4)
 }
 
+// A check that proves nothing is no reason to hold others up, and none to throw the node out.
+func TestUndecidedNodeWaitsBesideTheWorld(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 4, MaxRestarts: 1})
+	s.join("a", "b", "c", "d")
+	s.must(Barred{ID: "c", Reason: "its time was over", Again: true})
+	require.Equal(t, Wait, s.dirs["c"].Kind, "its launcher stays")
+	require.Equal(t, CauseCheck, s.dirs["c"].Cause.Kind)
+	require.Len(t, s.notes("undecided"), 1)
+	require.Empty(t, s.notes("barred"), "which would mark it")
+	s.clear("a", "b", "d")
+	s.obey()
+	require.Equal(t, "a b d", s.order())
+	s.pass(DefaultGrowthDelay)
+	require.Equal(t, running, s.r.phase, "no worker is stopped for it")
+	s.fail("b", RestartCharged)
+	s.obey() // its check passes this time
+	require.Equal(t, "a b d c", s.order(), "the next gate has checked it again")
+}
+
+// Where there is no world without it, it is checked again, with witnesses.
+func TestUndecidedNodeThatIsNeededIsCheckedAgain(t *testing.T) {
+	undecided := Barred{ID: "c", Reason: "1 of its 1 tests has failed", Again: true}
+	for _, passes := range []int{1, maxRechecks, maxRechecks + 1} {
+		s := gated(t, Params{Min: 3, Max: 3, JoinTimeout: time.Minute})
+		s.join("a", "b", "c")
+		s.clear("a", "b")
+		for range min(passes, maxRechecks) {
+			s.must(undecided)
+			require.Equal(t, gating, s.r.phase)
+			require.Equal(t, "a:check b:check c:check", s.kinds())
+		}
+		if passes <= maxRechecks {
+			s.clear("c")
+			s.obey()
+			require.Equal(t, "a b c", s.order())
+			continue
+		}
+		s.must(undecided)
+		require.Equal(t, Bar, s.dirs["c"].Kind)
+		require.Len(t, s.notes("too-few"), 1)
+		require.Empty(t, s.notes("barred"))
+		s.clear("a", "b")
+		s.leave("c")
+		s.join("d")
+		s.clear("d")
+		s.obey()
+		require.Equal(t, "a b d", s.order())
+	}
+}
+
+// A dead node comes again and again: it passes alone, and fails as soon as workers were stopped to check it with others.
+// That happens once.
+func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 4})
+	s.join("a", "b")
+	s.pass(DefaultLastCall)
+	s.obey()
+	s.health["x1"], s.health["x2"] = alone, alone
+	come := func(id string) {
+		s.joinNode(Node{ID: id, Name: "x", Rank: -1, Slots: 2, Can: s.can})
+		s.obey()
+		require.Equal(t, Wait, s.dirs[id].Kind)
+		s.pass(DefaultGrowthDelay)
+	}
+	come("x1")
+	require.Equal(t, "a:stop b:stop x1:wait", s.kinds())
+	s.health["x1"] = broken
+	s.obey()
+	require.Equal(t, "a b", s.order())
+	s.leave("x1")
+	come("x2")
+	require.Equal(t, running, s.r.phase)
+	s.fail("a", RestartFree) // the next gate checks it all the same
+	s.health["x2"] = healthy
+	s.obey()
+	require.Equal(t, "a b x2", s.order())
+}
+
+// A node that came too late to be tested with the others is tested with them before it gets workers.
+func TestLateNodeIsCheckedWithOthers(t *testing.T) {
+	for _, dead := range []bool{false, true} {
+		s := gated(t, Params{Min: 2, Max: 3})
+		s.join("a", "b", "c")
+		s.clear("a", "b")
+		s.must(Cleared{ID: "c", Until: s.now})
+		require.Equal(t, "a:check b:check c:check", s.kinds())
+		if dead {
+			s.must(Barred{ID: "c", Reason: "2 tests have failed"})
+		} else {
+			s.must(Cleared{ID: "c", Until: s.now}) // it is too late again
+		}
+		s.obey()
+		require.Equal(t, map[bool]string{true: "a b", false: "a b c"}[dead], s.order())
+	}
+}
+
+func TestUndecidedNodeOfAStaticRun(t *testing.T) {
+	s := gated(t, Params{Min: 2, Max: 2, Static: true})
+	for i, id := range []string{"a", "b"} {
+		s.joinNode(Node{ID: id, Name: id, Rank: i, Slots: 2, Can: s.can})
+	}
+	s.clear("a")
+	for range maxRechecks + 1 {
+		require.NotEqual(t, finished, s.r.phase)
+		s.must(Barred{ID: "b", Reason: "nothing is proved", Again: true})
+	}
+	s.pass(staticPatience)
+	require.Equal(t, finished, s.r.phase)
+	require.Contains(t, s.r.cause.Text, "nothing is proved")
+}
+
 func TestUnitsAtTheGate(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 4, Unit: 2})
 	s.join("a", "b", "c", "d")

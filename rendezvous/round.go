@@ -71,7 +71,9 @@ type node struct {
 	domain  string    // of its newest check that has passed
 	bar     *Cause    // a check has failed, and none has passed since
 	again   bool      // the next gate may check it again, although it is barred
+	unsure  bool      // the check that bars it has proved nothing
 	lone    bool      // it is cleared, but there was nobody to pair it with
+	late    bool      // the present gate has asked it once more for that
 	asked   bool      // it was told to Check, and nobody has answered
 	aside   bool      // it waits, and was told to Check all the same; its answer is not waited for
 	drained *Cause    // it was told to leave
@@ -135,6 +137,7 @@ type Round struct {
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
 	refused    map[string]bool // texts of tellWaiting
 
+	wary       map[string]bool   // machines that have failed a check with others, and passed none since
 	gone       map[string]*Cause // checks' bars of nodes that have left since the last seal, by name
 	lacking    *Cause            // that checks have left too few nodes, as those who wait were told; or nil
 	lackingFor int               // how many were barred, or had left for it, when that was last looked at
@@ -152,6 +155,7 @@ type Round struct {
 	failAt     time.Time // a static run fails then because of a check
 	gateSince  time.Time // when the phase gating began
 	gateAt     time.Time // it ends then without the missing answers
+	rechecks   int       // in the present gate, of those of which nothing is proved
 	lastCallAt time.Time
 	growAt     time.Time
 	doomAt     time.Time // the run fails then, unless a node turns out to have died
@@ -169,7 +173,7 @@ func New(cfg Config) *Round {
 	return &Round{
 		cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term,
 		nodes: map[string]*node{}, wishes: map[int]*node{},
-		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{}, gone: map[string]*Cause{},
+		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{}, gone: map[string]*Cause{}, wary: map[string]bool{},
 	}
 }
 

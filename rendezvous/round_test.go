@@ -1555,7 +1555,7 @@ func (s *sim) randomAnswer(rnd *rand.Rand, id string) {
 	switch {
 	case s.r.nodes[id] == nil:
 	case rnd.Intn(3) == 0:
-		s.must(Barred{ID: id, Reason: "at random"})
+		s.must(Barred{ID: id, Reason: "at random", Again: rnd.Intn(2) == 0})
 	case rnd.Intn(3) == 0:
 		s.must(Doubt{ID: id, Reason: "at random"})
 	case rnd.Intn(3) == 0:

@@ -21,10 +21,7 @@ func (r *Round) trySeal(now time.Time) bool {
 	r.endSecondOpinions(now)
 	candidates := r.joined + r.asked + r.again
 	if r.fit(candidates) < r.params.Min {
-		r.lastCallAt, r.short = time.Time{}, true
-		r.leaveGate(now)
-		r.tellShortage()
-		return false
+		return r.tooFew(now)
 	}
 	r.lacking, r.lackingFor = nil, 0
 	if r.phase != gating && candidates < r.params.Max && (r.fresh() || r.short) && !r.lastCallOver(now, candidates) {
@@ -34,7 +31,18 @@ func (r *Round) trySeal(now time.Time) bool {
 	if open {
 		r.seal(now, size)
 	}
+	if r.phase == forming { // checks have been given up
+		return r.tooFew(now)
+	}
 	return open
+}
+
+// tooFew says that there are too few nodes for a world.
+func (r *Round) tooFew(now time.Time) (sealed bool) {
+	r.lastCallAt, r.short = time.Time{}, true
+	r.leaveGate(now)
+	r.tellShortage()
+	return false
 }
 
 // fit is the size of the largest world of n nodes.
@@ -137,8 +145,9 @@ func (r *Round) candidates(size int) []*node {
 
 // tryGrow restarts a running world for newcomers when they make it larger.
 func (r *Round) tryGrow(now time.Time) {
-	size := r.fit(len(r.world) + r.joined)
-	if r.joined == 0 || size <= len(r.world) || r.done > 0 {
+	newcomers := r.newcomers()
+	size := r.fit(len(r.world) + newcomers)
+	if newcomers == 0 || size <= len(r.world) || r.done > 0 {
 		r.growAt = time.Time{}
 		return
 	}
@@ -156,6 +165,21 @@ func (r *Round) tryGrow(now time.Time) {
 	text := fmt.Sprintf("the world grows from %d to %d nodes", len(r.world), size)
 	r.breakWorld(now, Cause{Kind: CauseGrowth, Text: text})
 	r.elastic = true
+}
+
+// newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone since:
+// no workers are stopped for these.
+func (r *Round) newcomers() int {
+	waits := r.joined
+	if len(r.wary) == 0 {
+		return waits
+	}
+	for _, n := range r.nodes {
+		if n.state == waiting && n.lone && r.wary[n.machine()] {
+			waits--
+		}
+	}
+	return waits
 }
 
 // checkJoinTimeout: the time that members take to stop their workers does not count; their launchers bound it. Nor

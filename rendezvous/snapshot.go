@@ -68,6 +68,9 @@ type Snapshot struct {
 	DoomAt     time.Time `json:"doom_at,omitzero"`
 	HoldAt     time.Time `json:"hold_at,omitzero"`
 	LiveAt     time.Time `json:"live_at,omitzero"`
+
+	Rechecks int             `json:"rechecks,omitempty"`
+	Wary     map[string]bool `json:"wary,omitempty"`
 }
 
 // NodeSnapshot is the state of one node.
@@ -89,6 +92,8 @@ type NodeSnapshot struct {
 	Domain    string    `json:"domain,omitempty"`
 	Bar       *Cause    `json:"bar,omitempty"`
 	Again     bool      `json:"again,omitempty"`
+	Unsure    bool      `json:"unsure,omitempty"`
+	Late      bool      `json:"late,omitempty"`
 	Lone      bool      `json:"lone,omitempty"`
 	Asked     bool      `json:"asked,omitempty"`
 	Aside     bool      `json:"aside,omitempty"`
@@ -122,6 +127,7 @@ func (r *Round) Snapshot() Snapshot {
 		Account:    r.account,
 		FinishedAt: r.finishedAt, FormingAt: r.formingAt, GateSince: r.gateSince, GateAt: r.gateAt,
 		LastCallAt: r.lastCallAt, GrowAt: r.growAt, DoomAt: r.doomAt, HoldAt: r.holdAt, LiveAt: r.liveAt,
+		Rechecks: r.rechecks, Wary: r.wary,
 	}
 	r.snapshotNodes(&s)
 	return s
@@ -166,7 +172,7 @@ func (n *node) snapshot() NodeSnapshot {
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
 		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, HungUp: n.hungUp,
 		Directive: n.dir, Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar,
-		Again: n.again, Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained, Since: n.since, Starts: n.starts,
+		Again: n.again, Unsure: n.unsure, Late: n.late, Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained, Since: n.since, Starts: n.starts,
 	}
 }
 
@@ -184,6 +190,8 @@ func Restore(cfg Config, s Snapshot) (*Round, error) {
 	r.paused, r.pausedIn, r.unpaused = s.Paused, s.PausedIn, s.Unpaused
 	r.account = s.Account
 	r.commands = commands{s.Hold, s.Unheld, s.HeldWorld, s.Command, s.CommandIn, s.OnResume}
+	r.rechecks = s.Rechecks
+	maps.Copy(r.wary, s.Wary)
 	r.finishedAt, r.formingAt, r.gateSince, r.gateAt = s.FinishedAt, s.FormingAt, s.GateSince, s.GateAt
 	r.lastCallAt, r.growAt, r.doomAt, r.holdAt, r.liveAt = s.LastCallAt, s.GrowAt, s.DoomAt, s.HoldAt, s.LiveAt
 	r.lacking, r.lackingFor, r.sealedAt, r.failAt = s.Lacking, s.LackingFor, s.SealedAt, s.FailAt
@@ -230,7 +238,7 @@ func (n NodeSnapshot) restore() *node {
 	return &node{
 		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
 		attached: n.Attached, detached: n.Detached, broken: n.Broken, silent: n.Silent, hungUp: n.HungUp, dir: n.Directive,
-		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
+		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again, unsure: n.Unsure, late: n.Late,
 		lone: n.Lone, asked: n.Asked, aside: n.Aside, drained: n.Drained, since: n.Since, starts: n.Starts,
 	}
 }

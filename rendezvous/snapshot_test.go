@@ -44,7 +44,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			RankBase: 8, Arrival: arrival,
 			Attached: 1, Detached: at(1), Broken: true, Silent: true, HungUp: true,
 			Directive: Directive{Seq: 9, Kind: Check}, Differs: true, Cleared: true, Until: at(2),
-			Domain: "rack", Bar: c("bar"), Again: true, Lone: true, Asked: true, Aside: true,
+			Domain: "rack", Bar: c("bar"), Again: true, Unsure: true, Late: true, Lone: true, Asked: true, Aside: true,
 			Drained: c("drained"), Since: at(13), Starts: 3,
 		}
 	}
@@ -74,7 +74,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			PausedAt: at(23),
 		},
 		FinishedAt: at(6), FormingAt: at(7), GateSince: at(8), GateAt: at(9), LastCallAt: at(10), GrowAt: at(11),
-		DoomAt: at(12), HoldAt: at(13), LiveAt: at(14),
+		DoomAt: at(12), HoldAt: at(13), LiveAt: at(14), Rechecks: 1, Wary: map[string]bool{"n": true},
 	}
 	for _, v := range []reflect.Value{reflect.ValueOf(s), reflect.ValueOf(s.Nodes[0]), reflect.ValueOf(*s.Resume),
 		reflect.ValueOf(s.Account), reflect.ValueOf(s.Account.Spent), reflect.ValueOf(s.Account.Toll)} {

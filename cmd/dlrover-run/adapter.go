@@ -217,8 +217,8 @@ func (a *adapter) Cleared(ctx context.Context, until time.Time, domain string) e
 }
 
 // Barred implements launcher.Rendezvous.
-func (a *adapter) Barred(ctx context.Context, reason string) error {
-	return a.report(ctx, rendezvous.Barred{ID: a.session.ID(), Reason: reason})
+func (a *adapter) Barred(ctx context.Context, reason string, again bool) error {
+	return a.report(ctx, rendezvous.Barred{ID: a.session.ID(), Reason: reason, Again: again})
 }
 
 // Doubt implements launcher.Rendezvous. A daemon of an older version does not know it, and goes on without.

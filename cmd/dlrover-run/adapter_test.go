@@ -154,8 +154,8 @@ func TestAdapterReports(t *testing.T) {
 				rendezvous.Doubt{ID: "id", Reason: "link_downed"}},
 			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, time.Time{}, "") },
 				rendezvous.Cleared{ID: "id"}},
-			"barred": {func(ctx context.Context) error { return a.Barred(ctx, "slow") },
-				rendezvous.Barred{ID: "id", Reason: "slow"}},
+			"barred": {func(ctx context.Context) error { return a.Barred(ctx, "slow", true) },
+				rendezvous.Barred{ID: "id", Reason: "slow", Again: true}},
 			"free": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartFree, nil) },
 				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartFree, Failures: []rendezvous.Failure{}}},
 			"charged": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartCharged, nil) },
@@ -174,7 +174,7 @@ func TestReportToADaemonThatForgotIsNoError(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
 		d.err = rendezvous.ErrUnknownNode
 		require.NoError(t, a.Success(t.Context(), launcher.Directive{}))
-		require.NoError(t, a.Barred(t.Context(), "slow"))
+		require.NoError(t, a.Barred(t.Context(), "slow", false))
 		require.NoError(t, a.Doubt(t.Context(), "carrier"))
 		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 2}}, "10.0.0.1", 9))
 		_, err := a.World(t.Context())

@@ -206,10 +206,12 @@ func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.
 	if c.only {
 		fmt.Printf("%s: %s: %s\n", c.job.s.node.Name, r.State, cmp.Or(r.Reason, "nothing was found"))
 	}
-	if !r.Excluded && r.State != netcheck.StateOK {
+	if !r.Excluded && r.State == netcheck.StateNotTested {
+		c.log.Info("this node was not tested with others", "reason", r.Reason)
+	} else if !r.Excluded && r.State != netcheck.StateOK {
 		c.log.Warn("this node takes part in spite of its check", "verdict", r.State, "reason", r.Reason)
 	}
-	return launcher.CheckResult{Passed: !r.Excluded, Reason: r.Reason, Until: r.Until, Domain: r.Domain}, nil
+	return launcher.CheckResult{Passed: !r.Excluded, Again: r.Again, Reason: r.Reason, Until: r.Until, Domain: r.Domain}, nil
 }
 
 // Doubt implements launcher.Doubter.
