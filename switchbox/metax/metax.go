@@ -169,19 +169,23 @@ var figure = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^ *([0-9]{1,12}(?:\.[0-9]{1,12})?) *MB/s(?:[^A-Za-z0-9]|$)`)
 })
 
-// bandwidth finds the first bandwidth in the tool's output, in MB/s.
-func bandwidth(out []byte) (float64, error) {
-	_, rest, found := bytes.Cut(out, []byte("bandwidth:"))
-	if !found {
+// bandwidth is the lowest in the tool's output, in MB/s: of two directions the slower one counts.
+func bandwidth(out []byte) (lowest float64, err error) {
+	parts := bytes.Split(out, []byte("bandwidth:"))[1:]
+	if len(parts) == 0 {
 		return 0, errors.New("its output has no bandwidth")
 	}
-	m := figure().FindSubmatch(rest)
-	if m == nil {
-		return 0, fmt.Errorf("its output has no number of MB/s after bandwidth: but %.40q", rest)
+	lowest = math.Inf(1)
+	for _, rest := range parts {
+		m := figure().FindSubmatch(rest)
+		if m == nil {
+			return 0, fmt.Errorf("its output has no number of MB/s after bandwidth: but %.40q", rest)
+		}
+		mbps, err := strconv.ParseFloat(string(m[1]), 64)
+		if err != nil {
+			return 0, fmt.Errorf("its bandwidth is %.40q", m[1])
+		}
+		lowest = min(lowest, mbps)
 	}
-	mbps, err := strconv.ParseFloat(string(m[1]), 64)
-	if err != nil || math.IsInf(mbps, 0) {
-		return 0, fmt.Errorf("its bandwidth is %.40q", m[1])
-	}
-	return mbps, nil
+	return lowest, nil
 }
