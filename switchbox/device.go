@@ -10,8 +10,9 @@ import "errors"
 var (
 	// ErrNotSupported: this device, its driver or its mode (MIG, a virtual GPU) has no such thing.
 	ErrNotSupported = errors.New("not supported")
-	// ErrLost: the device has fallen off the bus or answers no more.
-	ErrLost = errors.New("the device is lost")
+	// ErrLost: the device is of no use: it has fallen off the bus, or its driver refuses it. What wraps it says why, in
+	// the driver's words.
+	ErrLost = errors.New("the driver refuses the device")
 )
 
 // Device is one accelerator through the eyes of its driver. A call may block for as long as the driver does. Counters

@@ -11,11 +11,11 @@ var hardXids = []int{48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136
 func JudgeGrowth(before, after []Facts, copied map[int]uint64) (findings []Finding) {
 	for _, b := range after {
 		i := slices.IndexFunc(before, func(a Facts) bool { return a.Index == b.Index })
-		if i < 0 || before[i].Lost {
+		if i < 0 || before[i].Lost != "" {
 			continue
 		}
-		if b.Lost {
-			findings = append(findings, fatal(b, "gpu.lost", "stopped answering the driver during the copies"))
+		if b.Lost != "" {
+			findings = append(findings, fatal(b, "gpu.lost", "was lost during the copies: %s", b.Lost))
 			continue
 		}
 		a := before[i]

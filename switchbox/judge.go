@@ -15,8 +15,8 @@ const MemoryInUse = 0.30
 func Judge(devices []Facts) []Finding {
 	var findings []Finding
 	for _, d := range devices {
-		if d.Lost {
-			findings = append(findings, fatal(d, "gpu.lost", "does not answer the driver any more"))
+		if d.Lost != "" {
+			findings = append(findings, fatal(d, "gpu.lost", "cannot be used: %s", d.Lost))
 			continue
 		}
 		for _, rule := range []func(Facts, []Facts) []Finding{
@@ -52,9 +52,16 @@ func (f Finding) measured(metric string, value, threshold float64, unit string) 
 	return f
 }
 
+// basic are the calls that a driver answers for every sound device, if only by ErrNotSupported.
+var basic = []string{"Mode", "Memory", "ECC", "Remap", "PCIe"}
+
 func failedCalls(d Facts, _ []Facts) (findings []Finding) {
 	for _, call := range d.Failed {
-		findings = append(findings, warn(d, "gpu.driver", "cannot be asked for everything: %s", call))
+		severity := Warn
+		if method, _, _ := strings.Cut(call, ":"); slices.Contains(basic, method) {
+			severity = Fatal
+		}
+		findings = append(findings, of(d, "gpu.driver", severity, "cannot be asked for %s", call))
 	}
 	return findings
 }

@@ -79,7 +79,7 @@ func TestJudge(t *testing.T) {
 		}, nil},
 		"links that cannot be asked for are not down": {fake.Box(2), func(g []*fake.GPU) {
 			g[1].Fail["Link"] = errors.New("no permission")
-		}, []string{"warn gpu.driver: GPU 1 cannot be asked for everything: Link: no permission"}},
+		}, []string{"warn gpu.driver: GPU 1 cannot be asked for Link: no permission"}},
 		"one GPU of eight reaches nobody": {fake.Box(8), func(g []*fake.GPU) { cut(g, 3, ns) }, []string{
 			"fatal gpu.p2p: GPU 3 reaches only 0 of 7 others by P2P",
 		}},
@@ -154,7 +154,27 @@ func TestJudge(t *testing.T) {
 			"warn gpu.pcie: GPU 3 has PCIe generation 3 at most, most others 5",
 		}},
 		"a lost device": {fake.Box(2), func(g []*fake.GPU) { g[1].Lose(switchbox.ErrLost) }, []string{
-			"fatal gpu.lost: GPU 1 does not answer the driver any more",
+			"fatal gpu.lost: GPU 1 cannot be used: Mode: the driver refuses the device",
+		}},
+		"a device whose driver is at a loss": {fake.Box(2), func(g []*fake.GPU) { g[1].Lose(errors.New("Unknown Error")) },
+			[]string{
+				"fatal gpu.driver: GPU 1 cannot be asked for Mode: Unknown Error",
+				"fatal gpu.driver: GPU 1 cannot be asked for Memory: Unknown Error",
+				"fatal gpu.driver: GPU 1 cannot be asked for ECC: Unknown Error",
+				"fatal gpu.driver: GPU 1 cannot be asked for Remap: Unknown Error",
+				"fatal gpu.driver: GPU 1 cannot be asked for PCIe: Unknown Error",
+				"warn gpu.driver: GPU 1 cannot be asked for Traffic: Unknown Error",
+				"warn gpu.driver: GPU 1 cannot be asked for Fabric: Unknown Error",
+				"warn gpu.driver: GPU 1 cannot be asked for Recovery: Unknown Error",
+				"warn gpu.driver: GPU 1 cannot be asked for Xids: Unknown Error",
+				"warn gpu.driver: GPU 1 cannot be asked for Links: Unknown Error",
+				"warn gpu.driver: GPU 1 cannot be asked for Peer: Unknown Error",
+			}},
+		"memory that cannot be asked for": {fake.Box(2), func(g []*fake.GPU) {
+			g[0].Fail["Memory"], g[1].Fail["Fabric"] = errors.New("Unknown Error"), errors.New("Unknown Error")
+		}, []string{
+			"fatal gpu.driver: GPU 0 cannot be asked for Memory: Unknown Error",
+			"warn gpu.driver: GPU 1 cannot be asked for Fabric: Unknown Error",
 		}},
 		"MIG": {fake.Box(1), func(g []*fake.GPU) {
 			g[0].Is.MIG = true
@@ -201,8 +221,8 @@ func TestALostDeviceIsLeftAlone(t *testing.T) {
 	gpus[0].Fail["Traffic"] = switchbox.ErrLost
 	var asked []string
 	facts := switchbox.Read(fake.Devices(gpus), func(_ int, method string) { asked = append(asked, method) })
-	require.Equal(t, []string{"Identity", "Mode", "Traffic"}, asked)
-	require.True(t, facts[0].Lost)
+	require.Equal(t, []string{"Identity", "Mode", "Memory", "Traffic"}, asked)
+	require.Equal(t, "Traffic: the driver refuses the device", facts[0].Lost)
 }
 
 func TestReadSaysInWhichCallItIs(t *testing.T) {
@@ -250,7 +270,7 @@ func TestJudgeGrowth(t *testing.T) {
 		}},
 		"over the links": {func(g *fake.GPU) { g.Moved.Sent += 500e6 }, 512e6, nil},
 		"lost": {func(g *fake.GPU) { g.Fail["ECC"] = switchbox.ErrLost }, 0, []string{
-			"fatal gpu.lost: GPU 0 stopped answering the driver during the copies",
+			"fatal gpu.lost: GPU 0 was lost during the copies: ECC: the driver refuses the device",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

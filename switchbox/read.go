@@ -20,9 +20,9 @@ type Facts struct {
 	PCIe     *PCIe        `json:"pcie,omitempty"`
 	Recovery Recovery     `json:"recovery,omitempty"`
 	Xids     []Xid        `json:"xids,omitempty"`
-	// Lost: a call said ErrLost, and no further one was made. Unsupported are the methods of Device that said
-	// ErrNotSupported, Failed those with another error.
-	Lost        bool     `json:"lost,omitempty"`
+	// Lost is the call that said ErrLost and its words: no further call was made. Unsupported are the methods of Device
+	// that said ErrNotSupported, Failed those with another error.
+	Lost        string   `json:"lost,omitempty"` // method: error
 	Unsupported []string `json:"unsupported,omitempty"`
 	Failed      []string `json:"failed,omitempty"` // method: error
 }
@@ -43,6 +43,20 @@ const maxLinks = 64
 // Read asks every Device everything. Before each call it says so by calling (which may be nil), so that whoever watches
 // knows in which call the driver hangs.
 func Read(devices []Device, calling func(device int, method string)) []Facts {
+	return readWith(devices, calling, func(r reader, d Device) {
+		r.use(d)
+		r.state(d)
+		r.links(d)
+		r.peers(d, devices)
+	})
+}
+
+// ReadUse is Read for what the devices are and what of their memory is in use.
+func ReadUse(devices []Device, calling func(device int, method string)) []Facts {
+	return readWith(devices, calling, reader.use)
+}
+
+func readWith(devices []Device, calling func(device int, method string), ask func(reader, Device)) []Facts {
 	all := make([]Facts, len(devices))
 	for i, d := range devices {
 		r := reader{facts: &all[i], calling: func(string) {}}
@@ -51,9 +65,7 @@ func Read(devices []Device, calling func(device int, method string)) []Facts {
 		}
 		r.calling("Identity")
 		r.facts.Identity = d.Identity()
-		r.state(d)
-		r.links(d)
-		r.peers(d, devices)
+		ask(r, d)
 		all[i].clean()
 	}
 	return all
@@ -91,7 +103,7 @@ type reader struct {
 
 // ask makes one call and keeps its error; nil is what failed.
 func ask[T any](r reader, method string, call func() (T, error)) *T {
-	if r.facts.Lost {
+	if r.facts.Lost != "" {
 		return nil
 	}
 	r.calling(method)
@@ -102,7 +114,7 @@ func ask[T any](r reader, method string, call func() (T, error)) *T {
 	case errors.Is(err, ErrNotSupported):
 		r.facts.Unsupported = with(r.facts.Unsupported, method)
 	case errors.Is(err, ErrLost):
-		r.facts.Lost = true
+		r.facts.Lost = oneLine(method + ": " + err.Error())
 	default:
 		r.facts.Failed = with(r.facts.Failed, oneLine(method+": "+err.Error()))
 	}
@@ -117,12 +129,15 @@ func with(list []string, s string) []string {
 	return append(list, s)
 }
 
+func (r reader) use(d Device) {
+	r.facts.Mode = value(ask(r, "Mode", d.Mode))
+	r.facts.Memory = ask(r, "Memory", d.Memory)
+}
+
 func (r reader) state(d Device) {
 	f := r.facts
-	f.Mode = value(ask(r, "Mode", d.Mode))
 	f.Traffic = ask(r, "Traffic", d.Traffic)
 	f.Fabric = ask(r, "Fabric", d.Fabric)
-	f.Memory = ask(r, "Memory", d.Memory)
 	f.ECC = ask(r, "ECC", d.ECC)
 	f.Remap = ask(r, "Remap", d.Remap)
 	f.PCIe = ask(r, "PCIe", d.PCIe)

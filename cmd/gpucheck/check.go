@@ -16,15 +16,17 @@ func check(o options, d drivers, p *progress) (switchbox.Report, error) {
 		return cannotAsk(err), nil
 	}
 	devices := m.Devices()
+	p.doing("check", "looking for GPUs that NVML does not list")
+	unlisted := unlisted(d.files, m.Files())
 	p.doing("check", "")
-	if len(devices) == 0 {
+	if len(devices) == 0 && len(unlisted) == 0 {
 		return switchbox.Skip(adaptor, "the NVIDIA driver shows this process no GPU"), nil
 	}
 	r := switchbox.Report{Adaptor: adaptor, Driver: "NVIDIA " + m.Driver()}
 	r.Devices = read(o.level, devices, p)
-	r.Findings = switchbox.Judge(r.Devices)
+	r.Findings = append(switchbox.Judge(r.Devices), unlisted...)
 	p.keep(r)
-	if o.level == copies {
+	if o.level == copies && len(devices) > 0 {
 		c := copying{options: o, drivers: d, progress: p, devices: devices, report: &r}
 		if err := c.run(); err != nil {
 			return r, err
@@ -52,27 +54,8 @@ func driverFault(text string) switchbox.Finding {
 func read(l level, devices []switchbox.Device, p *progress) []switchbox.Facts {
 	defer p.doing("check", "")
 	calling := func(device int, call string) { p.doing("check", fmt.Sprintf("asking GPU %d for %s", device, call)) }
-	if l != inventory {
-		return switchbox.Read(devices, calling)
+	if l == inventory {
+		return switchbox.ReadUse(devices, calling)
 	}
-	all := make([]switchbox.Facts, len(devices))
-	for i, d := range devices {
-		calling(i, "Identity")
-		all[i] = identify(d)
-	}
-	return all
-}
-
-// identify asks a device for what it is and what of its memory is in use.
-func identify(d switchbox.Device) switchbox.Facts {
-	f := switchbox.Facts{Identity: d.Identity()}
-	var err error
-	if f.Mode, err = d.Mode(); err == nil {
-		var m switchbox.Memory
-		if m, err = d.Memory(); err == nil {
-			f.Memory = &m
-		}
-	}
-	f.Lost = errors.Is(err, switchbox.ErrLost)
-	return f
+	return switchbox.Read(devices, calling)
 }

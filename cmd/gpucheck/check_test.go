@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,6 +35,8 @@ type machine struct {
 	busy      map[string]bool       // devices in a copy
 	collision bool                  // a device was in two copies at once
 	byName    map[string]*fake.GPU  // of those that were opened
+	files     string                // directory of device files
+	listed    []int                 // of those, by device
 }
 
 func (m *machine) Devices() []switchbox.Device {
@@ -41,6 +47,7 @@ func (m *machine) Devices() []switchbox.Device {
 	return all
 }
 
+func (m *machine) Files() []int    { return m.listed }
 func (m *machine) Driver() string  { return "550.54.15" }
 func (m *machine) Version() string { return "12.4" }
 
@@ -91,6 +98,7 @@ func (m *machine) drivers() drivers {
 	return drivers{
 		manager: func() (manager, error) { return m, m.open },
 		copier:  func() (copier, error) { return m, m.cuda },
+		files:   m.files,
 	}
 }
 
@@ -301,10 +309,61 @@ func TestDriverThatCannotStart(t *testing.T) {
 	require.Len(t, r.Devices, 2, "what NVML said is not lost")
 }
 
-func TestInventoryOfALostDevice(t *testing.T) {
-	m := box(2)
-	m.gpus[1].Fail = map[string]error{"Mode": switchbox.ErrLost}
-	r, status := m.check(t, "--level=inventory")
-	require.Equal(t, exitFaulty, status)
-	require.True(t, r.Devices[1].Lost)
+// Whatever of the driver's refusals it is: a GPU that cannot be asked is not sound, at any level.
+func TestDeviceThatTheDriverRefuses(t *testing.T) {
+	for _, level := range []string{"inventory", "links", "copy"} {
+		for method, err := range map[string]error{
+			"Mode":   fmt.Errorf("%w: GPU requires reset", switchbox.ErrLost),
+			"Memory": errors.New("Unknown Error"),
+		} {
+			m := box(2)
+			m.gpus[1].Fail = map[string]error{method: err}
+			r, status := m.check(t, "--level="+level)
+			require.Equal(t, exitFaulty, status, level+method)
+			require.Contains(t, r.Reason, "GPU 1 ")
+			require.Contains(t, r.Reason, method+": "+err.Error(), "in the driver's words")
+		}
+	}
+}
+
+func TestDeviceFilesWithoutAGPU(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"nvidia0", "nvidia1", "nvidia2", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia01"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	gone, path := filepath.Join(dir, "nvidia7"), func(n string) string { return filepath.Join(dir, "nvidia"+n) }
+	require.NoError(t, syscall.Mkfifo(gone, 0o600))
+	for name, c := range map[string]struct {
+		listed []int
+		want   string
+		status int
+	}{
+		"all are there":     {[]int{0, 1, 2, 7, 10}, "", exitOK},
+		"one is missing":    {[]int{0, 1, 7, 10}, "fatal: NVML lists no GPU for " + path("2"), exitFaulty},
+		"two are missing":   {[]int{0, 2, 7}, "NVML lists no GPU for " + path("1") + ", " + path("10"), exitFaulty},
+		"one has no handle": {[]int{0, -1, 2, 7, 10}, "", exitOK},
+		"one of each":       {[]int{0, -1, 7, 10}, path("1") + ", " + path("2") + " but 1", exitFaulty},
+		"none is there":     {nil, "NVML lists no GPU for " + path("0") + ", ", exitFaulty},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := box(len(c.listed))
+			m.files, m.listed = dir, c.listed
+			r, status := m.check(t, "--level=copy")
+			require.Equal(t, c.status, status, texts(r))
+			require.Contains(t, texts(r), c.want)
+			require.Equal(t, c.want == "", !strings.Contains(texts(r), "NVML lists no GPU"), texts(r))
+		})
+	}
+}
+
+// A device that the kernel does not know either is told: its file may have been left behind.
+func TestDeviceFileThatIsStale(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "nvidia0")) // opening a socket fails by ENXIO
+	require.NoError(t, err)
+	defer l.Close()
+	found := unlisted(dir, nil)
+	require.Len(t, found, 1)
+	require.Equal(t, switchbox.Warn, found[0].Severity)
+	require.Contains(t, found[0].Text, "nvidia0 (no such device or address)")
 }

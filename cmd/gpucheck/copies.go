@@ -83,8 +83,8 @@ func (c *copying) open(pairs []switchbox.Pair) {
 func (c *copying) prepare(i int) error {
 	f := c.facts(i)
 	switch {
-	case f.Lost:
-		return fmt.Errorf("GPU %d: %w", i, switchbox.ErrLost)
+	case f.Lost != "":
+		return fmt.Errorf("GPU %d cannot be used: %s", i, f.Lost)
 	case f.Mode.MIG:
 		return fmt.Errorf("GPU %d is divided (MIG): %w", i, cuda.ErrHidden)
 	case f.PCI == "":

@@ -9,11 +9,13 @@ import (
 type drivers struct {
 	manager func() (manager, error)
 	copier  func() (copier, error)
+	files   string // directory of the device files, "" for none
 }
 
 // manager is NVML.
 type manager interface {
 	Devices() []switchbox.Device
+	Files() []int   // numbers of the device files of Devices, -1 is unknown
 	Driver() string // version
 }
 

@@ -14,6 +14,7 @@ var system = drivers{
 		d, err := cuda.Open(cuda.Library)
 		return gpus{d}, err
 	},
+	files: "/dev",
 }
 
 // gpus is a CUDA driver as a copier.

@@ -120,6 +120,8 @@ func TestFaultsOfAFakeDriver(t *testing.T) {
 	}{
 		{"fabric not registered", "FAKE_NVML_FABRIC=2", switchbox.Faulty,
 			"GPU 0 has 18 active links, but its fabric is in_progress"},
+		{"no handle", "FAKE_NVML_HANDLE=16", switchbox.Faulty,
+			"GPU 1 cannot be used: Mode: the driver refuses the device: GPU requires reset"},
 		{"routes unhealthy", "FAKE_NVML_HEALTH=0x10", switchbox.Faulty, "has broken routes through its switches"},
 		{"H100 refuses the newest structure", "FAKE_NVML_FABRIC_V=2", switchbox.OK, ""},
 		{"link down", "FAKE_NVML_DOWN=1:5", switchbox.Faulty, "GPU 1 has 17 active links, others have 18; down: 5"},

@@ -77,7 +77,7 @@ func (d *device) Mode() (switchbox.Mode, error) {
 	var m switchbox.Mode
 	if d.usable("nvmlDeviceGetMigMode") == nil {
 		current, _, ret := d.handle.GetMigMode()
-		if err := failure(ret); err != nil && !errors.Is(err, switchbox.ErrNotSupported) {
+		if err := absent(ret); err != nil && !errors.Is(err, switchbox.ErrNotSupported) {
 			return m, err
 		}
 		m.MIG = ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE
@@ -123,7 +123,7 @@ func (d *device) memory() (switchbox.Memory, error) {
 		return switchbox.Memory{}, err
 	}
 	m, ret := d.handle.GetMemoryInfo()
-	return switchbox.Memory{Total: m.Total, Used: m.Used}, failure(ret)
+	return switchbox.Memory{Total: m.Total, Used: m.Used}, absent(ret)
 }
 
 // known turns the value by which NVML says that it does not know a number of bytes into 0.
@@ -150,24 +150,24 @@ func (d *device) ECC() (switchbox.ECC, error) {
 		return e, err
 	}
 	mode, _, ret := d.handle.GetEccMode()
-	if err := failure(ret); err != nil {
+	if err := absent(ret); err != nil {
 		return e, err
 	}
 	if e.Enabled = mode == nvml.FEATURE_ENABLED; !e.Enabled {
 		return e, nil
 	}
 	e.Uncorrected, ret = d.handle.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
-	if err := failure(ret); err != nil {
+	if err := absent(ret); err != nil {
 		return e, err
 	}
 	e.Corrected, ret = d.handle.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC)
-	return e, failure(ret)
+	return e, absent(ret)
 }
 
 func (d *device) Remap() (switchbox.Remap, error) {
 	if d.usable("nvmlDeviceGetRemappedRows") == nil {
 		_, uncorrectable, pending, failed, ret := d.handle.GetRemappedRows()
-		err := failure(ret)
+		err := absent(ret)
 		if !errors.Is(err, switchbox.ErrNotSupported) {
 			return switchbox.Remap{Uncorrectable: uncorrectable, Pending: pending, Failed: failed}, err
 		}
@@ -181,11 +181,11 @@ func (d *device) retiredPages() (switchbox.Remap, error) {
 		return switchbox.Remap{}, err
 	}
 	pages, ret := d.handle.GetRetiredPages(nvml.PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
-	if err := failure(ret); err != nil {
+	if err := absent(ret); err != nil {
 		return switchbox.Remap{}, err
 	}
 	pending, ret := d.handle.GetRetiredPagesPendingStatus()
-	return switchbox.Remap{Uncorrectable: len(pages), Pending: pending == nvml.FEATURE_ENABLED}, failure(ret)
+	return switchbox.Remap{Uncorrectable: len(pages), Pending: pending == nvml.FEATURE_ENABLED}, absent(ret)
 }
 
 func (d *device) PCIe() (switchbox.PCIe, error) {
@@ -201,7 +201,7 @@ func (d *device) PCIe() (switchbox.PCIe, error) {
 		{&p.Width, nvml.Device.GetCurrPcieLinkWidth}, {&p.MaxWidth, nvml.Device.GetMaxPcieLinkWidth},
 	} {
 		n, ret := v.get(d.handle)
-		if err := failure(ret); err != nil {
+		if err := absent(ret); err != nil {
 			return p, err
 		}
 		*v.to = n

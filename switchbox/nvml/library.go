@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -38,7 +39,7 @@ func open(api nvml.Interface) (*Library, error) {
 	for i := range n {
 		d := &device{lib: l, index: i}
 		d.handle, ret = api.DeviceGetHandleByIndex(i)
-		d.broken = failure(ret)
+		d.broken = noHandle(ret)
 		l.devices = append(l.devices, d)
 	}
 	l.listen()
@@ -69,12 +70,30 @@ func (l *Library) Close() {
 	l.api.Shutdown()
 }
 
-// Devices are those that this process may see, in the driver's order. One that cannot be opened is among them and says
-// why at every call.
+// Devices are those that this process may use, in the driver's order. One of which the driver gives no handle is among
+// them and says why at every call.
 func (l *Library) Devices() []switchbox.Device {
-	all := make([]switchbox.Device, len(l.devices))
-	for i, d := range l.devices {
-		all[i] = d
+	var all []switchbox.Device
+	for _, d := range l.devices {
+		if !errors.Is(d.broken, switchbox.ErrNotSupported) {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// Files are the numbers N of the device files /dev/nvidiaN of the Devices, -1 where the driver does not say.
+func (l *Library) Files() []int {
+	var all []int
+	for _, d := range l.devices {
+		n, ret := -1, nvml.ERROR_NOT_SUPPORTED
+		if d.usable("nvmlDeviceGetMinorNumber") == nil {
+			n, ret = d.handle.GetMinorNumber()
+		}
+		if ret != nvml.SUCCESS {
+			n = -1
+		}
+		all = append(all, n)
 	}
 	return all
 }
@@ -132,11 +151,20 @@ func failure(ret nvml.Return) error {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_ARGUMENT_VERSION_MISMATCH,
 		nvml.ERROR_DEPRECATED, nvml.ERROR_NO_PERMISSION, nvml.ERROR_VGPU_ECC_NOT_SUPPORTED:
 		return fmt.Errorf("%w: %w", switchbox.ErrNotSupported, ret)
-	case nvml.ERROR_GPU_IS_LOST:
+	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED, nvml.ERROR_IRQ_ISSUE, nvml.ERROR_INSUFFICIENT_POWER:
 		return fmt.Errorf("%w: %w", switchbox.ErrLost, ret)
 	default:
 		return ret
 	}
+}
+
+// noHandle is failure for the call that gives a device's handle: of a device that this process may use there is one.
+func noHandle(ret nvml.Return) error {
+	err := failure(ret)
+	if err == nil || errors.Is(err, switchbox.ErrNotSupported) || isLost(err) {
+		return err
+	}
+	return fmt.Errorf("%w: NVML gives no handle: %w", switchbox.ErrLost, err)
 }
 
 // absent is failure for calls where an argument, such as a link's number, that the device does not know means that

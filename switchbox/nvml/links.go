@@ -194,7 +194,7 @@ func (d *device) Peer(other int) (switchbox.Peer, error) {
 	}
 	peer := d.lib.devices[other]
 	if peer.broken != nil {
-		return p, fmt.Errorf("device %d: %w", other, peer.broken)
+		return p, fmt.Errorf("%w: device %d: %v", switchbox.ErrNotSupported, other, peer.broken)
 	}
 	for _, c := range []struct {
 		to  *switchbox.P2P
@@ -203,7 +203,9 @@ func (d *device) Peer(other int) (switchbox.Peer, error) {
 		{&p.Read, nvml.P2P_CAPS_INDEX_READ}, {&p.Write, nvml.P2P_CAPS_INDEX_WRITE}, {&p.NVLink, nvml.P2P_CAPS_INDEX_NVLINK},
 	} {
 		status, ret := d.handle.GetP2PStatus(peer.handle, c.cap)
-		if err := absent(ret); err != nil {
+		if err := absent(ret); isLost(err) {
+			return p, fmt.Errorf("one of devices %d and %d: %v", d.index, other, err) // it does not say which
+		} else if err != nil {
 			return p, err
 		}
 		*c.to = p2p(status)

@@ -498,26 +498,81 @@ func TestMIGAndVirtual(t *testing.T) {
 	require.Equal(t, switchbox.Mode{}, must(devices[2].Mode()))
 }
 
-// Every call of a device that has fallen off the bus says so, and none of them panics.
-func TestLostDevice(t *testing.T) {
+// Every call of a device that NVML gives no handle for says why, none of them panics, and no other device suffers.
+func TestDeviceWithoutAHandle(t *testing.T) {
+	for ret, want := range map[nvml.Return]string{
+		nvml.ERROR_GPU_IS_LOST:        "Mode: the driver refuses the device: ERROR_GPU_IS_LOST",
+		nvml.ERROR_RESET_REQUIRED:     "Mode: the driver refuses the device: ERROR_RESET_REQUIRED",
+		nvml.ERROR_INSUFFICIENT_POWER: "Mode: the driver refuses the device: ERROR_INSUFFICIENT_POWER",
+		nvml.ERROR_UNKNOWN:            "Mode: the driver refuses the device: NVML gives no handle: ERROR_UNKNOWN",
+	} {
+		b := newBox()
+		handle := b.DeviceGetHandleByIndexFunc
+		b.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+			if i == 6 {
+				return nil, ret
+			}
+			return handle(i)
+		}
+		devices := b.open(t)
+		require.Len(t, devices, 8, "it is not forgotten")
+		require.Equal(t, switchbox.Identity{Index: 6}, devices[6].Identity())
+		all := switchbox.Read(devices, nil)
+		require.Equal(t, want, all[6].Lost)
+		require.Empty(t, all[0].Lost)
+		require.Len(t, switchbox.Judge(all), 1)
+		for call, err := range errorsOf(devices[6]) {
+			require.ErrorIs(t, err, switchbox.ErrLost, call)
+		}
+	}
+}
+
+// A device of which a call says that it is of no use is not called sound, whatever its handle.
+func TestDeviceThatNVMLRefuses(t *testing.T) {
+	for ret, want := range map[nvml.Return]string{
+		nvml.ERROR_RESET_REQUIRED: "GPU 3 cannot be used: ECC: the driver refuses the device: ERROR_RESET_REQUIRED",
+		nvml.ERROR_UNKNOWN:        "GPU 3 cannot be asked for ECC: ERROR_UNKNOWN",
+	} {
+		b := newBox()
+		b.gpus[3].GetTotalEccErrorsFunc = func(nvml.MemoryErrorType, nvml.EccCounterType) (uint64, nvml.Return) {
+			return 0, ret
+		}
+		findings := switchbox.Judge(switchbox.Read(b.open(t), nil))
+		require.Len(t, findings, 1)
+		require.Equal(t, switchbox.Fatal, findings[0].Severity)
+		require.Equal(t, want, findings[0].Text)
+	}
+}
+
+// What another container has is none of this one's devices.
+func TestDeviceOfOthers(t *testing.T) {
 	b := newBox()
 	handle := b.DeviceGetHandleByIndexFunc
 	b.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
 		if i == 6 {
-			return nil, nvml.ERROR_GPU_IS_LOST
+			return nil, nvml.ERROR_NO_PERMISSION
 		}
 		return handle(i)
 	}
-	devices := b.open(t)
-	require.Len(t, devices, 8, "it is not forgotten")
-	require.Equal(t, switchbox.Identity{Index: 6}, devices[6].Identity())
-	f := switchbox.Read(devices[6:7], nil)[0]
-	require.True(t, f.Lost)
-	for call, err := range errorsOf(devices[6]) {
-		require.ErrorIs(t, err, switchbox.ErrLost, call)
+	b.gpus[2].GetMinorNumberFunc = func() (int, nvml.Return) { return 9, nvml.SUCCESS }
+	b.gpus[3].GetMinorNumberFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
+	l, err := open(b)
+	require.NoError(t, err)
+	require.Len(t, l.Devices(), 7)
+	require.Equal(t, []int{0, 1, 9, -1, 4, 5, -1, 7}, l.Files())
+}
+
+// A P2P status that is refused does not say which of the two is lost.
+func TestLostPeer(t *testing.T) {
+	b := newBox()
+	for i := range 2 {
+		b.gpus[i].GetP2PStatusFunc = func(nvml.Device, nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, nvml.Return) {
+			return 0, nvml.ERROR_GPU_IS_LOST
+		}
 	}
-	_, err := devices[0].Peer(6)
-	require.ErrorIs(t, err, switchbox.ErrLost)
+	_, err := b.open(t)[0].Peer(1)
+	require.ErrorContains(t, err, "one of devices 0 and 1: ")
+	require.NotErrorIs(t, err, switchbox.ErrLost)
 }
 
 // errorsOf calls everything.

@@ -1,6 +1,7 @@
 // An NVML without a GPU. What its devices are like is read from the environment at every call:
 //   FAKE_GPUS=4               devices, at 0000:10:00.0, 0000:11:00.0, ... (4)
 //   FAKE_NVML_INIT=18         nvmlInit says this
+//   FAKE_NVML_HANDLE=16       there is no handle of device 1: asking for it says this
 //   FAKE_NVML_LINKS=18        links of each device, all to a switch (18)
 //   FAKE_NVML_DOWN=1:5        link 5 of device 1 is down
 //   FAKE_NVML_FABRIC=2        state of every device's fabric (3, completed)
@@ -44,7 +45,7 @@ static void misbehave(const char *function) {
 }
 #define BEGIN misbehave(__func__)
 
-const char *nvmlErrorString(int code) { return code == 18 ? "Driver/library version mismatch" : "an error of the fake"; }
+const char *nvmlErrorString(int code) { return code == 18 ? "Driver/library version mismatch" : code == 16 ? "GPU requires reset" : "an error of the fake"; }
 
 #ifndef ANCIENT
 int nvmlInit_v2(void) {
@@ -66,7 +67,7 @@ int nvmlDeviceGetCount_v2(unsigned *n) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, struct device **d) {
   BEGIN;
   *d = &devices[i];
-  return 0;
+  return i == 1 ? number("FAKE_NVML_HANDLE", 0) : 0;
 }
 int nvmlDeviceGetName(struct device *d, char *name, unsigned length) {
   snprintf(name, length, "Fake H100");
