@@ -1,6 +1,7 @@
 package netcheck
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -60,20 +61,21 @@ func joint(kinds []string) string {
 // blameReach is the verdict of a member that certified nodes do not reach.
 func (s *stage) blameReach(m *member) Verdict {
 	e := s.weigh(m, reach)
-	class, peer := s.classOf(m)
+	class, peer, words := s.classOf(m)
 	kind := "net.both"
 	if class == MTU {
 		kind = "net.mtu"
 	}
-	text := fmt.Sprintf("%d tests with %d good nodes have failed: %s", e.fails, e.partners, class)
+	text := fmt.Sprintf("%d tests with %d good nodes have failed: %s%s", e.fails, e.partners, class, words)
 	return Verdict{State: StateFaulty, Kind: kind, Confidence: confidence(m.record(reach).weight, s.size),
 		Partners: e.partners, Excluded: true, Reason: text, Findings: []Finding{{Check: s.name(), Kind: kind,
 			Severity: Fatal, Metric: "failed tests", Value: float64(e.fails), Threshold: partnersReach, Peer: peer,
 			Text: text}}}
 }
 
-// classOf is what the tests of m failed with most often, MTU before all, and the last partner that said so.
-func (s *stage) classOf(m *member) (class Class, peer string) {
+// classOf is what the tests of m failed with most often, MTU before all, and of the last of these the partner, and m's
+// own words, else its partner's, behind a colon.
+func (s *stage) classOf(m *member) (class Class, peer, words string) {
 	count := map[Class]int{}
 	for _, t := range m.trials {
 		if t.reach != fail {
@@ -81,10 +83,13 @@ func (s *stage) classOf(m *member) (class Class, peer string) {
 		}
 		c := t.worst()
 		if count[c]++; class == OK || c == MTU || class != MTU && count[c] >= count[class] {
-			class, peer = c, t.other(m).n.name()
+			class, peer, words = c, t.other(m).n.name(), cmp.Or(t.text[t.end(m)], t.text[1-t.end(m)])
 		}
 	}
-	return class, peer
+	if words != "" {
+		words = ": " + words
+	}
+	return class, peer, words
 }
 
 // worst is the class of a failed trial: that of the first end that has one, MTU before all.
@@ -137,10 +142,14 @@ func (s *stage) bestOf(m *member, f faculty, x *Finding) (best sample, lossy boo
 
 // nic is the name of the interface of a lane.
 func (m *member) nic(l lane) string {
+	name := fmt.Sprintf("rail %d", l.rail)
 	if l.rail < len(m.n.NICs) {
-		return m.n.NICs[l.rail].Name
+		nic := m.n.NICs[l.rail]
+		if name = nic.Name; l.kind != "" {
+			name = cmp.Or(nic.HCA, name)
+		}
 	}
-	return fmt.Sprintf("rail %d", l.rail)
+	return name + l.by()
 }
 
 // warnings are what is told of a member that is not blamed for it.
@@ -154,6 +163,7 @@ func (s *stage) warnings(m *member) (found []Finding) {
 		if !f.receives() {
 			found = append(found, s.warnLane(m, f)...)
 		}
+		found = append(found, s.warnMTU(m, f)...)
 	}
 	return found[:min(len(found), MaxFindings)]
 }
@@ -186,6 +196,38 @@ func (s *stage) warnLane(m *member, f faculty) (found []Finding) {
 	return found
 }
 
+// warnMTU tells that packets as large as the interfaces at both ends take came through in no test.
+func (s *stage) warnMTU(m *member, f faculty) []Finding {
+	l := s.lanes[f.lane()]
+	most, want := int32(0), int32(0)
+	for _, t := range m.trials {
+		if y := t.of(m, f); y != nil && y.mtu > 0 {
+			most, want = max(most, y.mtu), max(want, min(m.mtu(l), t.other(m).mtu(l)))
+		}
+	}
+	if most >= min(want, maxPacket) {
+		return nil
+	}
+	verb := "sends"
+	if f.receives() {
+		verb = "receives"
+	}
+	return []Finding{{Check: s.name(), Kind: "net.mtu", Severity: Warn, Entity: m.nic(l), Metric: "packet, " + verb,
+		Unit: "bytes", Value: float64(most), Threshold: float64(want),
+		Text: fmt.Sprintf("%s %s packets of at most %d bytes, though the MTU is %d at both ends", m.nic(l), verb, most, want)}}
+}
+
+// maxPacket is the largest packet of IP.
+const maxPacket = 65535
+
+// mtu is that of the interface of a lane, 0 if unknown.
+func (m *member) mtu(l lane) int32 {
+	if l.rail >= len(m.n.NICs) {
+		return 0
+	}
+	return int32(m.n.NICs[l.rail].MTU)
+}
+
 // pathsOf are the paths of m that are at fault, in words.
 func (s *stage) pathsOf(m *member) (paths []string) {
 	for _, t := range m.trials {
@@ -212,23 +254,23 @@ func (s *stage) pathNames(t *trial) (names []string) {
 
 func (s *stage) pathRate(t *trial, f faculty, from, to string) string {
 	y := t.again.of(t.ends[0], f)
-	usual := s.norms[rateClass{s.lanes[f.lane()], t.cross}]
+	l := s.lanes[f.lane()]
 	if y.lossy {
 		return fmt.Sprintf("%s > %s: %.2g of the segments lost", from, to, y.loss)
 	}
-	return fmt.Sprintf("%s > %s: %.2f of the median rate", from, to, y.mbps/usual.mbps)
+	return fmt.Sprintf("%s > %s: %.2f of the median rate%s", from, to, y.mbps/s.norms[rateClass{l, t.cross}].mbps, l.by())
 }
 
 func (s *stage) pathReason(m *member, paths []string) string {
 	if len(paths) > 0 {
 		return "the node is fine, a path is not: " + strings.Join(paths[:min(len(paths), 4)], ", ")
 	}
-	class, peer := s.classOf(m)
+	class, peer, words := s.classOf(m)
 	if class == OK {
 		return "one of two nodes is slow; it takes a third one to say which"
 	}
-	return fmt.Sprintf("it and %s do not reach each other (%s); it takes a third node to say whose fault that is", peer,
-		class)
+	return fmt.Sprintf("it and %s do not reach each other (%s%s); it takes a third node to say whose fault that is", peer,
+		class, words)
 }
 
 // hear keeps for Picture what is nobody's fault.

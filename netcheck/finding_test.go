@@ -166,11 +166,15 @@ func TestWhatDiffersFromMostIsTold(t *testing.T) {
 	s.nodes[1].node.NICs[0].Mbps = 100
 	s.nodes[2].node.NICs[0].MTU = 9000
 	s.nodes[3].node.NICs[0].Mbps = 0 // unknown
+	for i, cpu := range []int{33, 6400, 6400, 6400, 0} {
+		s.nodes[i].node.CPU = cpu
+	}
 	s.nodes[4].node.NICs = nil
 	s.run()
 	s.states(t, nil)
-	require.Equal(t, "rail 0 speed is 100, most other nodes have 1000", s.nodes[1].verdict.Findings[0].Text)
-	require.Equal(t, "rail 0 MTU is 9000, most other nodes have 1500", s.nodes[2].verdict.Findings[0].Text)
+	require.Equal(t, "node CPU time is 33 % of a CPU, most other nodes have 6400", s.nodes[0].verdict.Findings[0].Text)
+	require.Equal(t, "rail 0 speed is 100 Mbit/s, most other nodes have 1000", s.nodes[1].verdict.Findings[0].Text)
+	require.Equal(t, "rail 0 MTU is 9000 bytes, most other nodes have 1500", s.nodes[2].verdict.Findings[0].Text)
 	require.Empty(t, s.nodes[3].verdict.Findings)
 	require.Equal(t, "node interfaces is 0, most other nodes have 1", s.nodes[4].verdict.Findings[0].Text)
 	require.Equal(t, Warn, s.nodes[4].verdict.Findings[0].Severity)

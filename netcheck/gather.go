@@ -130,7 +130,7 @@ func (c *Check) place(n *node) {
 // unfit decides a node whose own checks have failed; no test of others is spent on it.
 func (c *Check) unfit(n *node) bool {
 	if f := fatal(n.Findings); f != nil {
-		c.decide(n, Verdict{State: StateFaulty, Kind: f.Kind, Confidence: 1, Excluded: true, Reason: f.Text})
+		c.decide(n, Verdict{}.by(f))
 		return true
 	}
 	if n.Wants && n.GPUs == 0 {

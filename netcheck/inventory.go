@@ -1,6 +1,9 @@
 package netcheck
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // compareInventories looks, when all are there, for nodes that differ from most others: it works without knowing what
 // is right. Hardware that differs is told; a node without a GPU among nodes that have some is not tested.
@@ -34,6 +37,9 @@ type item struct {
 // items is what is compared. What is unknown is left out.
 func (n *node) items() []item {
 	items := []item{{"node", "GPUs", "", n.GPUs}, {"node", "interfaces", "", len(n.NICs)}}
+	if n.CPU > 0 {
+		items = append(items, item{"node", "CPU time", "% of a CPU", n.CPU})
+	}
 	for i, nic := range n.NICs {
 		rail := fmt.Sprintf("rail %d", i)
 		if nic.Mbps > 0 {
@@ -82,6 +88,7 @@ func (n *node) compare(usual map[item]int) {
 		}
 		n.Findings = append(n.Findings, Finding{Check: "host", Kind: kind, Severity: Warn, Entity: x.entity, Metric: x.metric,
 			Value: float64(x.value), Unit: x.unit, Median: float64(want),
-			Text: fmt.Sprintf("%s %s is %d, most other nodes have %d", x.entity, x.metric, x.value, want)})
+			Text: fmt.Sprintf("%s %s is %s, most other nodes have %d", x.entity, x.metric,
+				strings.TrimSpace(fmt.Sprint(x.value, " ", x.unit)), want)})
 	}
 }

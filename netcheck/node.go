@@ -94,7 +94,8 @@ func (c *Check) decide(n *node, v Verdict) {
 	}
 	c.become(n, decided)
 	c.settle(n, v)
-	c.assign(n, Assignment{Duty: Decided, Verdict: &n.verdict})
+	told := n.verdict // which may be revised
+	c.assign(n, Assignment{Duty: Decided, Verdict: &told})
 }
 
 // maxTold bounds the nodes of a check of which the timeline tells; the picture has all.
@@ -102,6 +103,7 @@ const maxTold = 64
 
 // settle makes v the verdict of n: with what its local checks have found, and what this Spec makes of it.
 func (c *Check) settle(n *node, v Verdict) {
+	v = v.by(fatal(n.Findings))
 	v.Findings = append(append([]Finding(nil), n.Findings...), v.Findings...)
 	v.Findings = v.Findings[:min(len(v.Findings), MaxFindings)]
 	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
@@ -110,7 +112,7 @@ func (c *Check) settle(n *node, v Verdict) {
 	if n.witness && v.State == StateNotTested {
 		return // it was not needed
 	}
-	c.verdicts.count(v)
+	c.verdicts.count(v, +1)
 	if c.verdicts.excluded+c.verdicts.others <= maxTold && v.State != StateOK {
 		c.note("check-verdict", n.name(), "%s: %s", v.State, v.Reason)
 		c.noteFaults(n)

@@ -8,14 +8,14 @@ import (
 // tallies counts the verdicts of a check.
 type tallies struct{ ok, excluded, others int }
 
-func (t *tallies) count(v Verdict) {
+func (t *tallies) count(v Verdict, by int) {
 	switch {
 	case v.Excluded:
-		t.excluded++
+		t.excluded += by
 	case v.State == StateOK:
-		t.ok++
+		t.ok += by
 	default:
-		t.others++
+		t.others += by
 	}
 }
 

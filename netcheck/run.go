@@ -67,6 +67,7 @@ func (c *Check) report(ev Report) {
 	if n == nil {
 		return
 	}
+	c.notice(n, ev.Result.Findings)
 	if n.busy {
 		c.reportAlone(n, &ev.Result)
 		return

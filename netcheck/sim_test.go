@@ -25,6 +25,7 @@ type sim struct {
 	noise     float64                // standard deviation of rates
 	disturbed float64                // share of samples that are too low
 	failTime  time.Duration          // of a test that fails
+	failText  string
 	compute   time.Duration
 	witnesses int // the last so many nodes
 
@@ -236,8 +237,8 @@ func (s *sim) meet(x, server *simNode, a Assignment) {
 		if x.fails == 0 {
 			class = server.class
 		}
-		s.at(s.failTime, Report{x.id, Result{Test: a.Test, Class: class}})
-		s.at(s.failTime, Report{server.id, Result{Test: a.Test, Class: class}})
+		s.at(s.failTime, Report{x.id, Result{Test: a.Test, Class: class, Text: s.failText}})
+		s.at(s.failTime, Report{server.id, Result{Test: a.Test, Class: class, Text: s.failText}})
 		return
 	}
 	x.passed, server.passed = true, true

@@ -2,6 +2,7 @@ package netcheck
 
 import (
 	"math"
+	"strings"
 	"time"
 )
 
@@ -51,6 +52,7 @@ type trial struct {
 	dropped  bool // planned, and will not be made
 	reported [2]bool
 	class    [2]Class
+	text     [2]string // of a failure
 	reach    outcome
 	cross    bool // between two leaves
 	listed   bool // in stage.disputes, or was
@@ -63,7 +65,8 @@ type trial struct {
 type sample struct {
 	mbps, low, p50 float32
 	loss           float32
-	cpu            bool // a low rate says nothing
+	mtu            int32 // the largest packet that came through; 0 is unknown
+	cpu            bool  // a low rate says nothing
 	result         outcome
 	lossy          bool // result is fail because of losses
 }
@@ -82,6 +85,14 @@ func (t *trial) end(m *member) int {
 	return 1
 }
 
+// by says in words by what means a lane was measured, where that is not TCP.
+func (l lane) by() string {
+	if l.kind == "" {
+		return ""
+	}
+	return " by " + strings.ToUpper(l.kind)
+}
+
 // other is who m was tested against.
 func (t *trial) other(m *member) *member { return t.ends[1-t.end(m)] }
 
@@ -95,6 +106,9 @@ func blameless(c Class) bool { return c == Own || c == Canceled }
 func (t *trial) absorb(s *stage, end int, r *Result) {
 	t.reported[end] = true
 	t.class[end] = r.Class
+	if r.Class != OK {
+		t.text[end] = r.Text
+	}
 	for i := range r.Flows[:min(len(r.Flows), 2*maxRails)] {
 		t.flow(s, end, &r.Flows[i])
 	}
@@ -114,6 +128,7 @@ func (t *trial) flow(s *stage, end int, f *Flow) {
 	in := t.sample(s, 1-end, l)
 	in.mbps, in.low, in.p50 = positive(f.Mbps), positive(f.Low), positive(f.P50)
 	in.cpu = in.cpu || f.CPUBound
+	in.mtu = int32(min(max(f.MTU, 0), math.MaxInt32))
 	out := t.sample(s, end, l) // after in: either may have moved the slice
 	out.cpu = out.cpu || f.CPUBound
 	if f.Segments >= minSegments {

@@ -53,6 +53,8 @@ type Node struct {
 	// GPUs is the number of devices that were found, Wants whether the user says that there must be some.
 	GPUs  int  `json:"gpus"`
 	Wants bool `json:"wants,omitempty"`
+	// CPU is how much of its CPUs the node may use, in hundredths of one; 0 is unknown.
+	CPU int `json:"cpu,omitempty"`
 	// Torch says whether PyTorch can be used; NoTorch why not, in words.
 	Torch   bool   `json:"torch,omitempty"`
 	NoTorch string `json:"no_torch,omitempty"`
@@ -147,7 +149,13 @@ type Result struct {
 	Flows []Flow `json:"flows,omitempty"`
 	// Torch is of PyTorch's tests.
 	Torch *TorchResult `json:"torch,omitempty"`
+	// Findings are what this end has noticed of its own node until now: counters that have grown, tools that failed.
+	Findings []Finding `json:"findings,omitempty"`
 }
+
+// AfterVerdict is the Test of a Result that has nothing but Findings: what the node has noticed when it hears its
+// verdict.
+const AfterVerdict = "verdict"
 
 // Flow is one direction over one rail. Rates are in 10^6 bit/s of payload.
 type Flow struct {

@@ -12,6 +12,7 @@ import (
 	"dlrover-run/cmd/internal/checkview"
 	"dlrover-run/cmd/internal/nodecheck"
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/proc"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/node"
 	"dlrover-run/netcheck/python"
@@ -114,6 +115,7 @@ func (c *nodeChecks) joined(j *job) {
 		Run: j.s.runID, Spec: c.spec, Alone: j.s.params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
 		Node: netcheck.Node{
 			ID: j.s.node.ID, Name: j.s.node.Name, Addr: j.s.node.Addr, GPUs: c.gpus, Wants: c.wants, NoTorch: c.noTorch(),
+			CPU: int(100 * proc.CPUs("", "")),
 		},
 		Devices: c.devices, Env: os.Getenv, Start: j.startCommand, Final: api.Final, Log: j.log,
 	}

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,7 +16,12 @@ import (
 // 1. procRoot stands for /proc and cgroupRoot for /sys/fs/cgroup; "" means the
 // real one.
 func CPUCount(procRoot, cgroupRoot string) int {
-	n := affinityCount()
+	return int(math.Ceil(CPUs(procRoot, cgroupRoot)))
+}
+
+// CPUs is CPUCount without rounding: a cgroup may leave less than one.
+func CPUs(procRoot, cgroupRoot string) float64 {
+	n := float64(affinityCount())
 	c, err := ownCgroups(procRoot, cgroupRoot)
 	if err != nil {
 		return n
@@ -39,7 +45,7 @@ func affinityCount() int {
 
 // limit lowers n to the quota in "quota period" (microseconds). A quota of "max"
 // (v2), -1 (v1) or one that cannot be read is none.
-func limit(n int, quota string) int {
+func limit(n float64, quota string) float64 {
 	f := strings.Fields(quota)
 	if len(f) != 2 {
 		return n
@@ -49,7 +55,7 @@ func limit(n int, quota string) int {
 	if err1 != nil || err2 != nil || q <= 0 || p <= 0 {
 		return n
 	}
-	return int(min(int64(n), (q-1)/p+1))
+	return min(n, float64(q)/float64(p))
 }
 
 func readFile(dir, name string) string {

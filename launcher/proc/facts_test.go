@@ -151,11 +151,11 @@ func TestCPUCount(t *testing.T) {
 }
 
 func TestLimit(t *testing.T) {
-	require.Equal(t, 3, limit(64, "250000 100000"))
-	require.Equal(t, 2, limit(64, "200000 100000"))
-	require.Equal(t, 64, limit(64, "9223372036854775807 1"))
-	require.Equal(t, 64, limit(64, "0 100000"))
-	require.Equal(t, 64, limit(64, "garbage"))
+	require.Equal(t, 2.5, limit(64, "250000 100000"))
+	require.Equal(t, 0.33, limit(64, "33000 100000"))
+	require.Equal(t, 64., limit(64, "9223372036854775807 1"))
+	require.Equal(t, 64., limit(64, "0 100000"))
+	require.Equal(t, 64., limit(64, "garbage"))
 }
 
 func TestGPUCount(t *testing.T) {
@@ -336,8 +336,8 @@ func FuzzLimit(f *testing.F) {
 	f.Add(64, "250000 100000")
 	f.Fuzz(func(t *testing.T, n int, quota string) {
 		n = max(n, 1)
-		got := limit(n, quota)
-		require.True(t, got >= 1 && got <= n)
+		got := limit(float64(n), quota)
+		require.True(t, got > 0 && got <= float64(n))
 	})
 }
 

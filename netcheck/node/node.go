@@ -46,6 +46,9 @@ type Config struct {
 	Transport serve.Transport
 	Prober    Prober
 	Torch     Torch // nil: none. Run closes it.
+	// Noticed is all that the node has noticed of itself since its local checks, nil: nothing. It is asked when a test
+	// is over, and at the verdict.
+	Noticed func() []netcheck.Finding
 	// Final says which errors of the Transport no repetition helps against; nil: none.
 	Final func(error) bool
 	Log   *slog.Logger
@@ -59,7 +62,7 @@ const (
 	listenAfter = 5 * time.Second
 	// A service that is away is tried again after pauses that grow from the first to the longest.
 	firstPause, longestPause = 50 * time.Millisecond, time.Second
-	// goodbye bounds how long the service is told that the node takes no part any more.
+	// goodbye bounds how long the service is told that the node takes no part any more, or what it has noticed at last.
 	goodbye = 500 * time.Millisecond
 )
 
@@ -84,8 +87,31 @@ func Run(ctx context.Context, cfg Config) (netcheck.Verdict, error) {
 	}
 	v := &visit{cfg: &cfg, name: rand.Text()}
 	verdict, err := v.take(ctx)
+	if err == nil {
+		verdict = v.noticed(ctx, verdict)
+	}
 	v.end(ctx, err)
 	return verdict, err
+}
+
+// noticed adds to the verdict what the node has noticed of itself since its last test, and tells it.
+func (v *visit) noticed(ctx context.Context, verdict netcheck.Verdict) netcheck.Verdict {
+	found := slices.DeleteFunc(v.cfg.noticed(), func(f netcheck.Finding) bool { return f.In(verdict.Findings) })
+	if len(found) == 0 {
+		return verdict
+	}
+	for _, f := range found {
+		verdict = verdict.Against(f)
+	}
+	v.last(ctx, serve.Request{Report: &netcheck.Result{Test: netcheck.AfterVerdict, Findings: slices.Clone(found)}})
+	return verdict
+}
+
+func (c *Config) noticed() []netcheck.Finding {
+	if c.Noticed == nil {
+		return nil
+	}
+	return c.Noticed()
 }
 
 // announceEvery is how often a node says that it is busy: a new service has to hear it, too.
@@ -231,7 +257,7 @@ func (v *visit) end(ctx context.Context, err error) {
 			<-v.req.answer
 		}
 		if err != nil && v.met {
-			v.leave(ctx)
+			v.last(ctx, serve.Request{Leave: true}) // the service also hears from the rendezvous
 		}
 	})
 	do(func() {
@@ -251,11 +277,14 @@ func (v *visit) end(ctx context.Context, err error) {
 	}
 }
 
-func (v *visit) leave(ctx context.Context) {
+// last says something to which no answer is waited for.
+func (v *visit) last(ctx context.Context, q serve.Request) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 	defer cancel()
-	bye := v.signed(serve.Request{Leave: true, NoWait: true})
-	_, _ = v.cfg.Transport.Next(ctx, v.cfg.Run, bye) // the service also hears from the rendezvous
+	q = v.signed(q)
+	q.NoWait = true
+	q.Fit()
+	_, _ = v.cfg.Transport.Next(ctx, v.cfg.Run, q)
 }
 
 // request is one call of the Transport.

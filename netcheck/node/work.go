@@ -51,6 +51,7 @@ func (w *work) await(ctx context.Context, cfg *Config, result <-chan netcheck.Re
 		}
 	}
 	res.Test = w.a.Test
+	res.Findings = cfg.noticed()
 	w.done <- res
 }
 

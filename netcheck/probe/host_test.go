@@ -113,7 +113,12 @@ func TestLinkStates(t *testing.T) {
 	require.Equal(t, "host.nic", found[0].Kind)
 	require.Equal(t, "eth0", found[0].Entity)
 
-	// What only a prefix selects may be spare.
+	// What only a prefix selects may be spare: it is told if it has an address.
+	found = newFakeHost(t, l, up("eth1", "10.0.1.1/24")).Local(choice(t, "eth", "", "10.0.0.1"))
+	require.Len(t, found, 1)
+	require.Equal(t, netcheck.Warn, found[0].Severity)
+	require.Equal(t, "network interface eth0 does not work: it is switched off", found[0].Text)
+	l.Addrs = nil
 	require.Empty(t, newFakeHost(t, l, up("eth1", "10.0.1.1/24")).Local(choice(t, "eth", "", "10.0.0.1")))
 }
 

@@ -42,15 +42,20 @@ func nicFinding(s netcheck.Severity, entity, format string, args ...any) netchec
 		Text: oneLine(fmt.Sprintf(format, args...))}
 }
 
-// link judges one interface by itself. One that only a prefix selects may be there and not be used.
+// link judges one interface by itself. One that only a prefix selects may be there and not be used: then that it does
+// not work is told if it has an address, as what is in use has.
 func (h Host) link(l Link, c Choice) []netcheck.Finding {
 	var found []netcheck.Finding
-	if !running(l) && (c.Sockets.All() || c.Sockets.Names(l.Name)) {
-		why := "it is switched off"
+	named := c.Sockets.All() || c.Sockets.Names(l.Name)
+	if _, addressed := usableAddr(l, c.Addr); !running(l) && (named || addressed) {
+		severity, why := netcheck.Warn, "it is switched off"
+		if named {
+			severity = netcheck.Fatal
+		}
 		if l.Up {
 			why = "its link is " + l.Oper
 		}
-		found = append(found, nicFinding(netcheck.Fatal, l.Name, "network interface %s does not work: %s", l.Name, why))
+		found = append(found, nicFinding(severity, l.Name, "network interface %s does not work: %s", l.Name, why))
 	}
 	if running(l) && read(h.sys("class/net", l.Name, "duplex")) == "half" {
 		found = append(found, nicFinding(netcheck.Warn, l.Name, "network interface %s runs half duplex", l.Name))

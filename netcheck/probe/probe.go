@@ -36,14 +36,35 @@ type Config struct {
 
 // Prober carries out the tests of one node. It is safe for concurrent use.
 type Prober struct {
-	cfg  Config
-	pace *plan // of tests: in place of the plans
-	mu   sync.Mutex
-	used []string // tests that were begun, the newest last
+	cfg     Config
+	pace    *plan // of tests: in place of the plans
+	mu      sync.Mutex
+	used    []string // tests that were begun, the newest last
+	noticed []netcheck.Finding
 }
 
 // keepUsed is how many tests a Prober remembers, none of which is carried out again.
 const keepUsed = 1024
+
+// RDMASkipped is the kind of a finding that says why RDMA was not tested.
+const RDMASkipped = "rdma.skipped"
+
+// Noticed is what the tests have shown of this node beside their results, each thing once.
+func (p *Prober) Noticed() []netcheck.Finding {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.noticed)
+}
+
+func (p *Prober) notice(found []netcheck.Finding, peer string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range found {
+		if f.Peer = peer; len(p.noticed) < netcheck.MaxFindings && !f.In(p.noticed) {
+			p.noticed = append(p.noticed, f)
+		}
+	}
+}
 
 // New returns a Prober.
 func New(cfg Config) *Prober { return &Prober{cfg: cfg} }
@@ -285,8 +306,8 @@ func (p *Prober) test(ctx context.Context, a netcheck.Assignment, rails []rail,
 	all.Wait()
 	r := result(a, p.flows(sessions), worst(faults))
 	for _, s := range sessions {
-		if s != nil && r.Text == "" {
-			r.Text = s.words
+		if s != nil {
+			p.notice(s.notices, a.Peer.Name)
 		}
 	}
 	return r

@@ -22,8 +22,8 @@ import (
 
 // RDMA is measured by perftest's ib_write_bw, where both ends have it and the rail's interfaces have an RDMA device:
 // first from the dialer to the server, then back. The receiving end runs the tool's server. Its own connection proves
-// nothing, so the server exists only while this very test waits for it. What the tools cannot do is told in words and
-// is no fault: nobody is blamed for a limit on locked memory.
+// nothing, so the server exists only while this very test waits for it. What the tools cannot do is a finding of their
+// node (Prober.Noticed), and no fault: nobody is blamed for a limit on locked memory.
 const (
 	rdmaTool    = "ib_write_bw"
 	rdmaMessage = 8 << 20                // bytes
@@ -56,11 +56,11 @@ type rdmaEnd struct {
 
 func (r rdmaEnd) usable() bool { return r.tool != "" && r.hca != "" }
 
-// rdmaStep is what the ends tell each other: the receiver, where its tool listens; the sender, what it has measured.
+// rdmaStep is what the ends tell each other: the receiver, where its tool listens; the sender, what it has measured. 0
+// is that there is nothing.
 type rdmaStep struct {
 	Port int     `json:"port,omitempty"`
 	Mbps float64 `json:"mbps,omitempty"`
-	Text string  `json:"text,omitempty"` // why there is nothing
 }
 
 // testRDMA measures both directions. It returns an error only when the other end is gone.
@@ -102,7 +102,6 @@ func parseStep(body []byte) (rdmaStep, error) {
 		step.Mbps > maxMbps {
 		return rdmaStep{}, faultf(netcheck.Reset, "RDMA: the other end's message cannot be read")
 	}
-	step.Text = oneLine(step.Text)
 	return step, nil
 }
 
@@ -120,8 +119,7 @@ func (s *session) rdmaReceive(ctx context.Context, left time.Duration) error {
 		err = tool.listening(ctx, port)
 	}
 	if err != nil {
-		s.note("RDMA: " + err.Error())
-		return s.tell(rdmaStep{Text: oneLine(err.Error())})
+		return s.giveUp(err)
 	}
 	if err := s.tell(rdmaStep{Port: port}); err != nil {
 		return err
@@ -131,7 +129,6 @@ func (s *session) rdmaReceive(ctx context.Context, left time.Duration) error {
 		return err
 	}
 	if step.Mbps == 0 {
-		s.note("RDMA: the other end: " + step.Text)
 		return nil
 	}
 	s.more = append(s.more, netcheck.Flow{Rail: s.rail, NIC: s.out.nic.Name, Kind: "rdma", Mbps: step.Mbps})
@@ -145,24 +142,21 @@ func (s *session) rdmaSend(ctx context.Context, left time.Duration) error {
 		return err
 	}
 	if step.Port == 0 {
-		s.note("RDMA: the other end: " + step.Text)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
 	rate, err := runTool(ctx, s.rdma.start, s.rdma.tool, s.rdmaArgs(step.Port, s.peer.String())...)
 	if err != nil {
-		s.note("RDMA: " + err.Error())
-		return s.tell(rdmaStep{Text: oneLine(err.Error())})
+		return s.giveUp(err)
 	}
 	return s.tell(rdmaStep{Mbps: rate})
 }
 
-// note keeps words for the result, the first only.
-func (s *session) note(text string) {
-	if s.words == "" {
-		s.words = oneLine(text)
-	}
+// giveUp keeps why this end's tool has measured nothing, and tells the other end that there is nothing.
+func (s *session) giveUp(err error) error {
+	s.notice(RDMASkipped, s.rdma.hca, fmt.Sprintf("%s was not tested by RDMA: %v", s.rdma.hca, err))
+	return s.tell(rdmaStep{})
 }
 
 // rdmaArgs are those of the tool's server, or with host those of its client. Client and server have to agree on the

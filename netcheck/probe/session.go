@@ -35,8 +35,8 @@ type session struct {
 	streams []*net.TCPConn
 	flow    netcheck.Flow
 	more    []netcheck.Flow // of RDMA
-	words   string          // what is to be told beside the figures
-	hole    *fault          // what the ladder found
+	notices []netcheck.Finding
+	hole    *fault // what the ladder found
 	// How much of its CPUs this process used while it sent or received, the larger.
 	busy float64
 
@@ -113,7 +113,7 @@ func (s *session) close() {
 func (s *session) steps(ctx context.Context) error {
 	s.flow = netcheck.Flow{Rail: s.rail, NIC: s.out.nic.Name}
 	if !s.out.bind {
-		s.note(s.out.routeFault(s.peer))
+		s.notice("host.route", s.out.nic.Name, s.out.routeFault(s.peer))
 	}
 	l, theirs, err := s.offers(ctx)
 	if err != nil {
@@ -132,6 +132,14 @@ func (s *session) steps(ctx context.Context) error {
 		return s.testRDMA(ctx)
 	}
 	return nil
+}
+
+// notice keeps what this node is to be warned of; no text is nothing.
+func (s *session) notice(kind, entity, text string) {
+	if text != "" {
+		s.notices = append(s.notices, netcheck.Finding{Check: "netcheck", Kind: kind, Severity: netcheck.Warn, Entity: entity,
+			Text: oneLine(text)})
+	}
 }
 
 // offers tells the other end what this one can do and learns the same of it.

@@ -301,11 +301,19 @@ func (r *run) heardLocked(now time.Time, m *member, req Request) error {
 		}
 		m.readied = true
 		r.stepLocked(now, netcheck.Ready{ID: req.ID, Test: req.Ready.Test, Addrs: req.Ready.Addrs})
-	case req.Report != nil && req.Report.Test == a.Test && !m.reported:
+	case req.Report != nil && req.Report.Test == tested(a) && !m.reported:
 		m.reported = true
 		r.stepLocked(now, netcheck.Report{ID: req.ID, Result: *req.Report})
 	}
 	return nil
+}
+
+// tested is the Test of the report that a is answered with.
+func tested(a *netcheck.Assignment) string {
+	if a.Duty == netcheck.Decided {
+		return netcheck.AfterVerdict
+	}
+	return a.Test
 }
 
 // tell answers the held request, if there is one.

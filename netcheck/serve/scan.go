@@ -67,6 +67,7 @@ func (s *scanner) node(n *netcheck.Node) {
 		field{"domain", &n.Domain},
 		field{"gpus", &n.GPUs},
 		field{"wants", &n.Wants},
+		field{"cpu", &n.CPU},
 		field{"torch", &n.Torch},
 		field{"no_torch", &n.NoTorch},
 		field{"rdma", &n.RDMA})
@@ -83,7 +84,7 @@ func (s *scanner) nic(n *netcheck.NIC) {
 		field{"loopback", &n.Lo})
 }
 
-// result reads nothing of PyTorch, whose tests are few.
+// result reads nothing of PyTorch, whose tests are few, and no findings.
 func (s *scanner) result(r *netcheck.Result) {
 	s.object(
 		field{"test", &r.Test},

@@ -39,7 +39,7 @@ func filled(v reflect.Value) {
 // full is a request with all that there is, but what scan leaves to encoding/json.
 func full() (q Request) {
 	filled(reflect.ValueOf(&q).Elem())
-	q.Arrive.Findings, q.Report.Torch = nil, nil
+	q.Arrive.Findings, q.Report.Torch, q.Report.Findings = nil, nil, nil
 	return q
 }
 

@@ -57,6 +57,7 @@ const (
 	maxStreams  = 64
 	maxFlows    = 4 * MaxRails
 	maxDevices  = 4096
+	maxCPU      = 100 << 16
 	maxMbps     = 100_000_000
 	maxPartners = 1 << 20
 )
@@ -183,6 +184,7 @@ func (b *bounds) node(n *netcheck.Node) {
 	b.text("domain", n.Domain, 0, maxName)
 	b.text("no_torch", n.NoTorch, 0, MaxText)
 	b.number("gpus", float64(n.GPUs), 0, maxDevices)
+	b.number("cpu", float64(n.CPU), 0, maxCPU)
 	b.most("nics", len(n.NICs), MaxRails)
 	b.findings(n.Findings)
 	for _, nic := range n.NICs {
@@ -248,6 +250,7 @@ func (b *bounds) result(r *netcheck.Result) {
 	if t := r.Torch; t != nil {
 		b.torch(t)
 	}
+	b.findings(r.Findings)
 }
 
 func (b *bounds) flow(f netcheck.Flow) {
@@ -304,6 +307,7 @@ func (q *Request) Fit() {
 		if t := r.Torch; t != nil {
 			fit(MaxText, &t.Backend, &t.Torch, &t.Device, &t.Transport)
 		}
+		r.Findings = fitFindings(r.Findings)
 	}
 }
 

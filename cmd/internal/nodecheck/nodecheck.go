@@ -125,21 +125,23 @@ func ownAddresses() []netip.Addr {
 // verdict.
 func (c *Checker) Check(ctx context.Context) (Result, error) {
 	c.mark = ""
-	mark, before := c.host.Fingerprint(c.choice), c.host.Snapshot(c.choice)
+	mark := c.host.Fingerprint(c.choice)
+	noticed := c.watch()
 	torch, noTorch := c.startTorch(ctx)
 	self := c.announced(ctx)
 	self.Torch, self.NoTorch = torch != nil, cmp.Or(noTorch, self.NoTorch)
-	rdma, _ := c.host.FindRDMA() // without it there are no tests with RDMA, which most nodes have no cards for
-	self.RDMA = rdma != ""
+	rdma := c.rdma(&self)
+	prober := c.prober(ctx, self, rdma)
 	v, err := node.Run(ctx, node.Config{
-		Run: c.cfg.Run, Node: self, Transport: c.cfg.Transport, Prober: c.prober(ctx, self, rdma), Torch: torch,
-		Final: c.cfg.Final, Log: c.cfg.Log,
+		Run: c.cfg.Run, Node: self, Transport: c.cfg.Transport, Prober: prober, Torch: torch,
+		Noticed: func() []netcheck.Finding { return append(noticed(), prober.Noticed()...) },
+		Final:   c.cfg.Final, Log: c.cfg.Log,
 	})
 	if err = cmp.Or(err, ctx.Err()); err != nil {
 		return Result{}, err // what was called off may have failed for that
 	}
-	c.tellSkipped(v)
-	c.judgeGrowth(&v, probe.Delta(before, c.host.Snapshot(c.choice)))
+	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
+	c.tellLater(self, v)
 	if !v.Excluded {
 		c.mark = mark
 	}
@@ -158,24 +160,37 @@ func (c *Checker) startTorch(ctx context.Context) (t node.Torch, why string) {
 	return t, ""
 }
 
-// tellSkipped logs what was not tested.
-func (c *Checker) tellSkipped(v netcheck.Verdict) {
+// tellLater logs what is about this node alone, and was not known when it introduced itself.
+func (c *Checker) tellLater(self netcheck.Node, v netcheck.Verdict) {
 	for _, f := range v.Findings {
-		if f.Kind == netcheck.TorchSkipped {
+		own := strings.HasPrefix(f.Kind, "host.") || strings.HasSuffix(f.Kind, ".skipped")
+		if own && !f.In(self.Findings) {
 			c.tell(f)
 		}
 	}
 }
 
-// judgeGrowth holds against the node what its own counters say has happened while it was tested.
-func (c *Checker) judgeGrowth(v *netcheck.Verdict, found []netcheck.Finding) {
-	for _, f := range found {
-		c.tell(f)
-		if f.Severity == netcheck.Fatal && !v.Excluded && !c.cfg.Spec.ReportOnly {
-			v.State, v.Kind, v.Excluded, v.Reason = netcheck.StateFaulty, f.Kind, true, f.Text
-		}
+// watch returns what says what this node's own counters tell against it from now on. What happens on healthy networks
+// is left out.
+func (c *Checker) watch() func() []netcheck.Finding {
+	before := c.host.Snapshot(c.choice)
+	return func() []netcheck.Finding {
+		return slices.DeleteFunc(probe.Delta(before, c.host.Snapshot(c.choice)),
+			func(f netcheck.Finding) bool { return f.Severity == netcheck.Info })
 	}
-	v.Findings = append(v.Findings, found...)
+}
+
+// rdma is the tool for RDMA. That there are cards, and no tests, is told; most nodes have none.
+func (c *Checker) rdma(self *netcheck.Node) string {
+	tool, why := c.host.FindRDMA()
+	cards := slices.ContainsFunc(self.NICs, func(n netcheck.NIC) bool { return n.HCA != "" })
+	self.RDMA = tool != ""
+	if tool == "" && cards && c.cfg.Spec.Level != netcheck.LevelLocal && !c.cfg.Alone {
+		f := netcheck.Finding{Check: "host", Kind: probe.RDMASkipped, Severity: netcheck.Warn, Text: "not tested by RDMA: " + why}
+		c.tell(f)
+		self.Findings = append(self.Findings, f)
+	}
+	return tool
 }
 
 // until is how long a pass holds. One without a partner is provisional: it lets the node wait, and the next world in
@@ -225,7 +240,7 @@ func (c *Checker) introduce(ctx context.Context) netcheck.Node {
 			self.Domain, devices = r.Domain, findings(r)
 		})
 	}
-	nics := c.nics(ctx)
+	nics := append(starved(self.CPU), c.nics(ctx)...)
 	self.NICs, _ = c.host.NICs(c.choice) // no interface is a finding
 	wg.Wait()
 	self.Findings = append(append(health, nics...), devices...)
@@ -233,6 +248,16 @@ func (c *Checker) introduce(ctx context.Context) netcheck.Node {
 		c.tell(f)
 	}
 	return self
+}
+
+// starved tells that a cgroup leaves less than one CPU, given in hundredths, to this node.
+func starved(cpu int) []netcheck.Finding {
+	if cpu <= 0 || cpu >= 100 {
+		return nil
+	}
+	return []netcheck.Finding{{Check: "host", Kind: "host.cpu", Severity: netcheck.Warn, Metric: "CPU time",
+		Value: float64(cpu), Unit: "% of a CPU", Threshold: 100,
+		Text: fmt.Sprintf("the cgroup leaves this node %d %% of one CPU: workers, and the tests of this check, are slow", cpu)}}
 }
 
 // A link that has just come up, as that of a new container, may be told as down for a second.

@@ -109,8 +109,9 @@ type decided struct {
 	verdict netcheck.Verdict
 	before  func() // called before it says so
 
-	mu  sync.Mutex
-	who netcheck.Node
+	mu   sync.Mutex
+	who  netcheck.Node
+	last netcheck.Result // that was reported
 }
 
 func (d *decided) Next(_ context.Context, _ string, q serve.Request) (netcheck.Assignment, error) {
@@ -118,6 +119,12 @@ func (d *decided) Next(_ context.Context, _ string, q serve.Request) (netcheck.A
 		d.mu.Lock()
 		d.who = *q.Arrive
 		d.mu.Unlock()
+	}
+	if q.Report != nil {
+		d.mu.Lock()
+		d.last = *q.Report
+		d.mu.Unlock()
+		return netcheck.Assignment{}, nil
 	}
 	if d.before != nil {
 		d.before()
@@ -129,6 +136,12 @@ func (d *decided) node() netcheck.Node {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.who
+}
+
+func (d *decided) reported() netcheck.Result {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.last
 }
 
 func check(t *testing.T, c *Checker) Result {
@@ -229,9 +242,44 @@ func TestLinkLostInTheCheck(t *testing.T) {
 	require.False(t, r.Excluded, "a warning is told")
 	require.Len(t, r.Findings, 1)
 
+	require.Equal(t, netcheck.AfterVerdict, d.reported().Test, "the service hears of it, too")
+	require.Equal(t, "rx_errors", d.reported().Findings[0].Metric)
+
 	d.verdict = netcheck.Verdict{State: netcheck.StateFaulty, Kind: "net.tx", Excluded: true, Reason: "sends slowly"}
 	d.before = func() { m.carrier("3") }
 	require.Equal(t, "sends slowly", check(t, m.checker(func(c *Config) { c.Transport = d })).Reason)
+}
+
+// flaps loses the link once the node has introduced itself.
+type flaps struct {
+	*serve.Hub
+	m *machine
+}
+
+func (f flaps) Next(ctx context.Context, run string, q serve.Request) (netcheck.Assignment, error) {
+	if q.Arrive != nil {
+		f.m.carrier("2")
+	}
+	return f.Hub.Next(ctx, run, q)
+}
+
+// What leaves a node out is in the table of the check.
+func TestALinkThatFlapsIsInTheTable(t *testing.T) {
+	for _, report := range []bool{false, true} {
+		m := newMachine(t)
+		var hub *serve.Hub
+		r := check(t, m.checker(func(c *Config) {
+			c.Spec.ReportOnly = report
+			hub = meet(t, c.Spec, c.Node.ID)
+			c.Transport = flaps{hub, m}
+		}))
+		require.Equal(t, !report, r.Excluded)
+		p, err := hub.Picture("r")
+		require.NoError(t, err)
+		require.Equal(t, r.Verdict, p.Nodes[0].Verdict)
+		require.Equal(t, "eth0 lost its link during the check: carrier_down_count grew by 1", r.Reason)
+		require.NotContains(t, p.Summary, "1 ok")
+	}
 }
 
 func TestHowLongAPassHolds(t *testing.T) {
@@ -339,6 +387,40 @@ func TestAddresses(t *testing.T) {
 	} {
 		require.Equal(t, x[2], choose(ips(x[0]), ips(x[1])).String(), x[0])
 	}
+}
+
+func TestAFractionOfACPUIsTold(t *testing.T) {
+	for cpu, want := range map[int]int{0: 0, 33: 1, 99: 1, 100: 0, 6400: 0} {
+		d := &decided{verdict: netcheck.Verdict{State: netcheck.StateOK}}
+		check(t, newMachine(t).checker(func(c *Config) { c.Transport, c.Node.CPU = d, cpu }))
+		require.Len(t, d.node().Findings, want, cpu)
+		if want > 0 {
+			require.Contains(t, d.node().Findings[0].Text, " % of one CPU")
+		}
+	}
+}
+
+// That there are RDMA cards and no tool is told; that there are none is not.
+func TestRDMAWithoutATool(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	m := newMachine(t)
+	run := func(change func(*Config)) []netcheck.Finding {
+		d := &decided{verdict: netcheck.Verdict{State: netcheck.StateOK}}
+		check(t, m.checker(func(c *Config) {
+			c.Transport, c.Spec.Level = d, netcheck.LevelHost
+			change(c)
+		}))
+		require.False(t, d.node().RDMA)
+		return d.node().Findings
+	}
+	paired := func(*Config) {}
+	require.Empty(t, run(paired))
+	m.set("class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
+	require.Empty(t, run(paired), "no interface that is tested belongs to it")
+	m.set("class/net/eth0/device/infiniband/mlx5_0/x", "")
+	require.Equal(t, []netcheck.Finding{{Check: "host", Kind: probe.RDMASkipped, Severity: netcheck.Warn,
+		Text: "not tested by RDMA: ib_write_bw (package perftest) is not installed"}}, run(paired))
+	require.Empty(t, run(func(c *Config) { c.Alone = true }), "there is nobody to test with")
 }
 
 // A node that cannot use PyTorch says why, and one that can closes it.

@@ -1,0 +1,52 @@
+package netcheck
+
+import "slices"
+
+// notice takes what a node has noticed of itself since its local checks, each thing once.
+func (c *Check) notice(n *node, found []Finding) {
+	for _, f := range found {
+		if len(n.Findings) >= MaxFindings || f.In(n.Findings) {
+			continue
+		}
+		n.Findings = append(slices.Clip(n.Findings), f)
+		if n.state == decided {
+			c.revise(n, f)
+		}
+	}
+}
+
+// revise adds to a verdict what came after it.
+func (c *Check) revise(n *node, f Finding) {
+	was := n.verdict.State
+	if !n.witness || was != StateNotTested {
+		c.verdicts.count(n.verdict, -1)
+	}
+	n.verdict = n.verdict.Against(f)
+	n.verdict.Excluded = n.verdict.Excluded && !c.cfg.Spec.ReportOnly
+	c.verdicts.count(n.verdict, +1)
+	if n.verdict.State != was {
+		c.note("check-verdict", n.name(), "%s: %s", n.verdict.State, n.verdict.Reason)
+		c.noteFaults(n)
+	}
+}
+
+// In says whether one of found is about the same, whatever its figures.
+func (f Finding) In(found []Finding) bool {
+	return slices.ContainsFunc(found, func(o Finding) bool {
+		return o.Kind == f.Kind && o.Entity == f.Entity && o.Metric == f.Metric
+	})
+}
+
+// Against is the verdict once f is known, too: what a node finds of itself counts more than tests with others.
+func (v Verdict) Against(f Finding) Verdict {
+	v.Findings = append(slices.Clip(v.Findings[:min(len(v.Findings), MaxFindings-1)]), f)
+	return v.by(&f)
+}
+
+// by is the verdict that a fatal finding of the node's own leads to; nil is none.
+func (v Verdict) by(f *Finding) Verdict {
+	if f != nil && f.Severity == Fatal && !v.Excluded {
+		v.State, v.Kind, v.Confidence, v.Excluded, v.Reason = StateFaulty, f.Kind, 1, true, f.Text
+	}
+	return v
+}
