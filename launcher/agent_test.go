@@ -141,7 +141,7 @@ func (s *fakeRdzv) Leaving(_ context.Context, reason string, _ time.Duration) er
 	return nil
 }
 
-func (s *fakeRdzv) Cleared(context.Context, time.Time, string) error {
+func (s *fakeRdzv) Cleared(context.Context, CheckResult) error {
 	defer s.note("cleared")()
 	return nil
 }
@@ -151,8 +151,9 @@ func (s *fakeRdzv) Doubt(_ context.Context, reason string) error {
 	return nil
 }
 
-func (s *fakeRdzv) Barred(_ context.Context, reason string, again bool) error {
-	if again {
+func (s *fakeRdzv) Barred(_ context.Context, res CheckResult) error {
+	reason := res.Reason
+	if res.Again {
 		reason += ", not decided"
 	}
 	defer s.note("barred: %s", reason)()

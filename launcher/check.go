@@ -49,6 +49,7 @@ func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
 			break
 		}
 		info.Until, info.Domain = earlier(info.Until, res.Until), cmp.Or(info.Domain, res.Domain)
+		info.Covered = append(info.Covered, res.Covered...)
 	}
 	info.Took = now().Sub(begun)
 	return info
@@ -95,13 +96,13 @@ func (a *Agent) onChecked(c *check) {
 		a.clear(c.answer.CheckResult)
 		return
 	}
-	reason, again := c.answer.reason(), c.answer.Again
-	if !again {
-		a.failedCheck = reason
+	res := c.answer.CheckResult
+	if res.Reason = c.answer.reason(); !res.Again {
+		a.failedCheck = res.Reason
 	}
-	a.log.Warn("the check of this node has not passed", "reason", reason, "again", again, "took",
+	a.log.Warn("the check of this node has not passed", "reason", res.Reason, "again", res.Again, "took",
 		rounded(c.answer.Took).String())
-	a.call("report the check", func() error { return a.cfg.Rendezvous.Barred(a.ctx, reason, again) })
+	a.call("report the check", func() error { return a.cfg.Rendezvous.Barred(a.ctx, res) })
 }
 
 // maxReason bounds what is told of a check that did not pass, in bytes.
@@ -120,7 +121,7 @@ func bounded(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxRea
 // clear reports that this node may get workers.
 func (a *Agent) clear(res CheckResult) {
 	a.failedCheck = ""
-	a.call("report the check", func() error { return a.cfg.Rendezvous.Cleared(a.ctx, res.Until, res.Domain) })
+	a.call("report the check", func() error { return a.cfg.Rendezvous.Cleared(a.ctx, res) })
 }
 
 // doubtTime is how long a part may take to say whether a check still holds.

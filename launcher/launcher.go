@@ -120,10 +120,9 @@ type Rendezvous interface {
 	// any worker of the run is left; left are those of this node.
 	RankSucceeded(ctx context.Context, d Directive, rank int) error
 	RankFailed(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure, left int) error
-	// Cleared and Barred answer a Check: this node may get workers until then (zero: for this launcher's life), and is in
-	// a domain (see CheckResult), or it must not, and why.
-	Cleared(ctx context.Context, until time.Time, domain string) error
-	Barred(ctx context.Context, reason string, again bool) error
+	// Cleared and Barred answer a Check: this node may get workers, or it must not, and why.
+	Cleared(ctx context.Context, res CheckResult) error
+	Barred(ctx context.Context, res CheckResult) error
 	// Doubt: what has been answered last does not hold any more, and why. It comes before the Rejoin.
 	Doubt(ctx context.Context, reason string) error
 	// Bar keeps every launcher of this node's name without workers until somebody unbars the name.

@@ -33,7 +33,10 @@ type CheckResult struct {
 	Again  bool
 	Passed bool
 	Reason string    // why not, in one line
+	Aspect string    // of the node that has failed, in a word; "" is none that a check can disprove
 	Until  time.Time // how long a pass holds; zero: for this launcher's life
+	// Covered are the aspects of the node that were found to be sound.
+	Covered []string
 	// Domain labels nodes that are connected better with each other than with the rest, such as by NVLink: the rendezvous
 	// makes them neighbours. "" is unknown.
 	Domain string

@@ -409,8 +409,8 @@ func TestChecksAreAnswered(t *testing.T) {
 	}
 }
 
-func (b *bare) Cleared(_ context.Context, until time.Time, _ string) error {
-	defer b.note("cleared until %s", until.Format("2006"))()
+func (b *bare) Cleared(_ context.Context, res CheckResult) error {
+	defer b.note("cleared until %s", res.Until.Format("2006"))()
 	return nil
 }
 
@@ -632,7 +632,7 @@ func TestJobThatEndsByChecks(t *testing.T) {
 // gated is a fakeRdzv that bars its node first and gives it workers once it is cleared.
 type gated struct{ *fakeRdzv }
 
-func (g *gated) Cleared(context.Context, time.Time, string) error {
+func (g *gated) Cleared(context.Context, CheckResult) error {
 	defer g.note("cleared")()
 	g.tell(Lead, "")
 	return nil

@@ -214,7 +214,8 @@ func (s *stage) warnMTU(m *member, f faculty) []Finding {
 	}
 	return []Finding{{Check: s.name(), Kind: "net.mtu", Severity: Warn, Entity: m.nic(l), Metric: "packet, " + verb,
 		Unit: "bytes", Value: float64(most), Threshold: float64(want),
-		Text: fmt.Sprintf("%s %s packets of at most %d bytes, though the MTU is %d at both ends", m.nic(l), verb, most, want)}}
+		Text: fmt.Sprintf("%s %s packets of at most %d bytes, though the MTU is %d at both ends", m.nic(l), verb, most,
+			want)}}
 }
 
 // maxPacket is the largest packet of IP.

@@ -26,6 +26,7 @@ type node struct {
 	matmul   float64   // milliseconds of its slowest device; 0 is unknown
 	computed Class     // how computing ended
 	why      string    // the same in words
+	torched  bool      // it has passed a test with PyTorch
 	slow     Verdict   // as a straggler
 	verdict  Verdict
 }
@@ -108,6 +109,7 @@ func (c *Check) settle(n *node, v Verdict) {
 	v.Findings = v.Findings[:min(len(v.Findings), MaxFindings)]
 	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
 	v.Again = v.Again && v.Excluded
+	v.Covered = n.cover(v)
 	n.verdict = v
 	if n.witness && v.State == StateNotTested {
 		return // it was not needed

@@ -205,6 +205,7 @@ func (c *Check) closeStage(s *stage) {
 		}
 		v := s.verdict(m)
 		m.n.member = nil
+		m.n.torched = s.torch && m.certified(reach)
 		v = m.n.verdict.and(v)
 		if v.State == StateOK || v.State == StatePath {
 			m.n.verdict = v

@@ -60,6 +60,8 @@ type Node struct {
 	NoTorch string `json:"no_torch,omitempty"`
 	// RDMA: the tools for RDMA tests are there.
 	RDMA bool `json:"rdma,omitempty"`
+	// Covered are the aspects that the local checks have looked at.
+	Covered []string `json:"covered,omitempty"`
 	// Findings of the local checks. A fatal one decides: the node is not paired.
 	Findings []Finding `json:"findings,omitempty"`
 }
@@ -252,6 +254,8 @@ type Verdict struct {
 	Excluded   bool    `json:"excluded,omitempty"`   // it is left out of the job
 	// Again, with Excluded: nothing is proved against it. It waits to be checked once more, and is not marked.
 	Again bool `json:"again,omitempty"`
+	// Covered are the aspects of the node that were found to be sound.
+	Covered []string `json:"covered,omitempty"`
 	// Paired: it was tested against another node. A node is ok without that when there was none, or at LevelLocal.
 	Paired   bool      `json:"paired,omitempty"`
 	Reason   string    `json:"reason,omitempty"`   // in one line

@@ -116,6 +116,8 @@ type Cleared struct {
 	// Domain labels nodes that are connected better with each other than with the rest, such as by NVLink: where no
 	// topology is known they become neighbours in rank. "" is unknown; at most MaxName bytes count.
 	Domain string `json:"domain,omitempty"`
+	// Covered are the aspects of the node that the check has found to be sound, such as "network".
+	Covered []string `json:"covered,omitempty"`
 	// Unchecked: nobody has examined the node; it is let through.
 	Unchecked bool `json:"-"`
 }
@@ -126,6 +128,8 @@ type Barred struct {
 	Reason string `json:"reason,omitempty"`
 	// Again: the check has proved nothing. The node waits, and is checked again where there is no world without it.
 	Again bool `json:"again,omitempty"`
+	// Aspect is what has failed, in a word, such as "network"; "" is what no check can disprove.
+	Aspect string `json:"aspect,omitempty"`
 }
 
 // Doubt: something has happened to a node that its check did not know of, so that it no longer counts.
@@ -228,6 +232,8 @@ type Note struct {
 	Text  string `json:"text,omitempty"`
 	Nodes int    `json:"nodes,omitempty"`
 	World int    `json:"world_size,omitempty"`
+	// Aspect is that of a check that has failed, as in Barred.
+	Aspect string `json:"-"`
 	// Machine is that of the node, in the note of its join, and in that of an agent that may not have joined.
 	Machine string `json:"-"`
 	// ID is that of the launcher which departs, and "" in every other note. Term and Rank tell which member of the round's

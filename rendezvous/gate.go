@@ -24,6 +24,9 @@ import (
 // maxReason bounds the reason of a failed check, in bytes.
 const maxReason = 1024
 
+// maxAspect bounds the word for what has failed.
+const maxAspect = 64
+
 func (n Node) can(a Ability) bool { return slices.Contains(n.Can, a) }
 
 // idle: it has no workers, and none that it would have to stop.
@@ -334,7 +337,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		return nil
 	}
 	n.void()
-	reason, event := cut(e.Reason, maxReason), "barred"
+	reason, aspect, event := cut(e.Reason, maxReason), cut(e.Aspect, maxAspect), "barred"
 	if e.Again {
 		event = "undecided" // it is no mark of a node
 	}
@@ -342,7 +345,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		if !e.Again {
 			event = "late-check"
 		}
-		r.note(event, n.Name, reason+"; it is checked again before the next world")
+		r.note(event, n.Name, reason+"; it is checked again before the next world").Aspect = aspect
 		return nil
 	}
 	if r.phase == gating && len(r.wary) < maxGone {
@@ -351,7 +354,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 	n.unsure = e.Again
 	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, e.Again)
 	r.exclude(n)
-	r.note(event, n.Name, reason)
+	r.note(event, n.Name, reason).Aspect = aspect
 	delete(r.gone, n.Name) // it is here again
 	if !e.Again {
 		r.fails(now)

@@ -27,7 +27,7 @@ func TestKubernetes(t *testing.T) {
 	b, endB := masterIn(t, k, "other-0")
 	defer endB()
 	join(t, a)
-	report(t, a, rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
+	report(t, a, rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 	change(t, b, "gpu-01", "mark")
 	state := func(taint, avoid string, events int) {
 		t.Helper()
@@ -41,7 +41,7 @@ func TestKubernetes(t *testing.T) {
 	told := strings.Join(messages, "\n")
 	require.Contains(t, told, "its link is slow (marked by dlrover-master/default/master-0 until 2")
 	require.Contains(t, told, "(marked by dlrover-master/default/other-0 until somebody clears it)")
-	report(t, a, rendezvous.Cleared{ID: "n1"})
+	report(t, a, rendezvous.Cleared{ID: "n1", Covered: []string{"network"}})
 	state(string(nodes.Operator), "", 2)
 	change(t, b, "gpu-01", "clear")
 	state("", "", 2)

@@ -212,13 +212,14 @@ func decision(a policy.Action) rendezvous.Decision {
 }
 
 // Cleared implements launcher.Rendezvous.
-func (a *adapter) Cleared(ctx context.Context, until time.Time, domain string) error {
-	return a.report(ctx, rendezvous.Cleared{ID: a.session.ID(), Until: until, Domain: domain})
+func (a *adapter) Cleared(ctx context.Context, r launcher.CheckResult) error {
+	c := rendezvous.Cleared{ID: a.session.ID(), Until: r.Until, Domain: r.Domain, Covered: r.Covered}
+	return a.report(ctx, c)
 }
 
 // Barred implements launcher.Rendezvous.
-func (a *adapter) Barred(ctx context.Context, reason string, again bool) error {
-	return a.report(ctx, rendezvous.Barred{ID: a.session.ID(), Reason: reason, Again: again})
+func (a *adapter) Barred(ctx context.Context, r launcher.CheckResult) error {
+	return a.report(ctx, rendezvous.Barred{ID: a.session.ID(), Reason: r.Reason, Again: r.Again, Aspect: r.Aspect})
 }
 
 // Doubt implements launcher.Rendezvous. A daemon of an older version does not know it, and goes on without.

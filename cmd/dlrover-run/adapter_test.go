@@ -148,14 +148,16 @@ func TestAdapterReports(t *testing.T) {
 		}{
 			"success": {func(ctx context.Context) error { return a.Success(ctx, e) },
 				rendezvous.Success{ID: "id", EpochID: id}},
-			"cleared": {func(ctx context.Context) error { return a.Cleared(ctx, at, "rack 7") },
-				rendezvous.Cleared{ID: "id", Until: at, Domain: "rack 7"}},
+			"cleared": {func(ctx context.Context) error {
+				return a.Cleared(ctx, launcher.CheckResult{Until: at, Domain: "rack 7", Covered: []string{"network"}})
+			}, rendezvous.Cleared{ID: "id", Until: at, Domain: "rack 7", Covered: []string{"network"}}},
 			"doubt": {func(ctx context.Context) error { return a.Doubt(ctx, "link_downed") },
 				rendezvous.Doubt{ID: "id", Reason: "link_downed"}},
-			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, time.Time{}, "") },
+			"cleared forever": {func(ctx context.Context) error { return a.Cleared(ctx, launcher.CheckResult{}) },
 				rendezvous.Cleared{ID: "id"}},
-			"barred": {func(ctx context.Context) error { return a.Barred(ctx, "slow", true) },
-				rendezvous.Barred{ID: "id", Reason: "slow", Again: true}},
+			"barred": {func(ctx context.Context) error {
+				return a.Barred(ctx, launcher.CheckResult{Reason: "slow", Again: true, Aspect: "network"})
+			}, rendezvous.Barred{ID: "id", Reason: "slow", Again: true, Aspect: "network"}},
 			"free": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartFree, nil) },
 				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartFree, Failures: []rendezvous.Failure{}}},
 			"charged": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartCharged, nil) },
@@ -174,7 +176,7 @@ func TestReportToADaemonThatForgotIsNoError(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
 		d.err = rendezvous.ErrUnknownNode
 		require.NoError(t, a.Success(t.Context(), launcher.Directive{}))
-		require.NoError(t, a.Barred(t.Context(), "slow", false))
+		require.NoError(t, a.Barred(t.Context(), launcher.CheckResult{Reason: "slow"}))
 		require.NoError(t, a.Doubt(t.Context(), "carrier"))
 		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 2}}, "10.0.0.1", 9))
 		_, err := a.World(t.Context())

@@ -213,7 +213,8 @@ func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.
 	} else if !r.Excluded && r.State != netcheck.StateOK {
 		c.log.Warn("this node takes part in spite of its check", "verdict", r.State, "reason", r.Reason)
 	}
-	return launcher.CheckResult{Passed: !r.Excluded, Again: r.Again, Reason: r.Reason, Until: r.Until, Domain: r.Domain}, nil
+	return launcher.CheckResult{Passed: !r.Excluded, Again: r.Again, Reason: r.Reason, Aspect: r.Aspect(), Until: r.Until,
+		Covered: r.Covered, Domain: r.Domain}, nil
 }
 
 // Doubt implements launcher.Doubter.

@@ -179,7 +179,7 @@ func (c *nodeChecks) alone(p *upstream.Service) *serve.Hub {
 	hub := serve.New(serve.Config{
 		Spec: func(string) (netcheck.Spec, error) { return spec, nil }, Log: c.log,
 		Keep: func(string) bool { return true }, Note: func(string, netcheck.Note) {},
-		Bar: func(run, id, reason string) {
+		Bar: func(run, id, _, reason string) {
 			_ = p.Report(context.Background(), run, rendezvous.Barred{ID: id, Reason: reason}) // the launcher reports it, too
 		},
 	})

@@ -22,7 +22,7 @@ func TestFourNodesTestEachOtherForReal(t *testing.T) {
 	spec := netcheck.Spec{Level: netcheck.LevelHost, TTL: time.Hour, Timeout: netcheck.DefaultTimeout}
 	hub := serve.New(serve.Config{
 		Spec: func(string) (netcheck.Spec, error) { return spec, nil },
-		Bar:  func(_, _, reason string) { t.Error(reason) },
+		Bar:  func(_, _, _, reason string) { t.Error(reason) },
 		Note: func(_ string, n netcheck.Note) { t.Log(n.Event, n.Text) },
 	})
 	defer hub.Close()

@@ -67,8 +67,8 @@ type key struct {
 
 // message is something for Config.Bar or Config.Note.
 type message struct {
-	bar, reason string
-	note        netcheck.Note
+	bar, aspect, reason string
+	note                netcheck.Note
 }
 
 func (r *run) expect(subjects, witnesses []string) error {
@@ -413,7 +413,7 @@ func (r *run) enforce(id string, m *member, seq uint64) {
 	if r.closed != nil || r.nodes[id] != m || m.newest.Seq != seq {
 		return
 	}
-	r.barLocked(id, m.newest.Verdict.Reason)
+	r.barLocked(id, m.newest.Verdict)
 	r.flushLocked()
 }
 
@@ -423,12 +423,12 @@ func (r *run) silentLocked(id string, v *netcheck.Verdict) {
 	if r.nodes[id] == nil || v == nil || !v.Excluded { // its launcher, or the gate's time, answers for it
 		return
 	}
-	r.barLocked(id, v.Reason)
+	r.barLocked(id, v)
 }
 
-func (r *run) barLocked(id, reason string) {
+func (r *run) barLocked(id string, v *netcheck.Verdict) {
 	r.dropLocked(id)
-	r.outbox = append(r.outbox, message{bar: id, reason: reason})
+	r.outbox = append(r.outbox, message{bar: id, aspect: v.Aspect(), reason: v.Reason})
 }
 
 // keyLocked is the secret of a test, for one more node.
@@ -492,19 +492,12 @@ func (r *run) tellOutside() {
 		}
 		for _, m := range batch {
 			if m.bar != "" {
-				r.hub.cfg.Bar(r.id, m.bar, m.reason)
+				r.hub.cfg.Bar(r.id, m.bar, m.aspect, m.reason)
 			} else {
 				r.hub.cfg.Note(r.id, m.note)
 			}
 		}
 	}
-}
-
-func (r *run) faulty(id string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	m := r.nodes[id]
-	return m != nil && m.newest.Verdict != nil && m.newest.Verdict.State == netcheck.StateFaulty
 }
 
 func (r *run) picture() (netcheck.Picture, error) {

@@ -70,7 +70,8 @@ func (s *scanner) node(n *netcheck.Node) {
 		field{"cpu", &n.CPU},
 		field{"torch", &n.Torch},
 		field{"no_torch", &n.NoTorch},
-		field{"rdma", &n.RDMA})
+		field{"rdma", &n.RDMA},
+		field{"covered", &n.Covered})
 }
 
 func (s *scanner) nic(n *netcheck.NIC) {

@@ -54,8 +54,9 @@ type Config struct {
 	Names func(run string, ids []string) map[string]string
 	// Topology names the leaf switch of a node, "" for unknown; nil knows none. It must be safe for concurrent use.
 	Topology func(netcheck.Node) string
-	// Bar bars a node that did not take part, or does not obey a verdict that leaves it out.
-	Bar func(run, id, reason string)
+	// Bar bars a node that did not take part, or does not obey a verdict that leaves it out. The aspect is that of the
+	// verdict.
+	Bar func(run, id, aspect, reason string)
 	// Note takes a line for the run's timeline.
 	Note func(run string, n netcheck.Note)
 	// Keep says whether the rendezvous knows the run; nil knows none. It is asked now and then.
@@ -157,12 +158,6 @@ func (h *Hub) Next(ctx context.Context, run string, req Request) (netcheck.Assig
 		return netcheck.Assignment{}, h.absent(notTold(run))
 	}
 	return r.next(ctx, req)
-}
-
-// Faulty says whether the newest check of a launcher's node, left out or not, has found it at fault.
-func (h *Hub) Faulty(run, id string) bool {
-	r := h.find(run)
-	return r != nil && r.faulty(id)
 }
 
 // Picture is what is known of the checks of a run, with aliases for the launchers' IDs.

@@ -30,10 +30,10 @@ func newPlace(t *testing.T) *place {
 	p := &place{spec: netcheck.Spec{Level: netcheck.LevelHost}}
 	p.Hub = New(Config{
 		Spec: func(string) (netcheck.Spec, error) { return p.spec, nil },
-		Bar: func(run, id, reason string) {
+		Bar: func(run, id, aspect, reason string) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.barred = append(p.barred, fmt.Sprint(run, " ", id, " ", reason))
+			p.barred = append(p.barred, fmt.Sprint(run, " ", id, " ", aspect, reason))
 		},
 		Note: func(run string, n netcheck.Note) {
 			p.mu.Lock()
@@ -356,7 +356,7 @@ func TestGoneDoesNotWaitForWhatItCauses(t *testing.T) {
 	take := func() { lock.Lock(); told <- struct{}{}; lock.Unlock() }
 	h := New(Config{
 		Spec:  func(string) (netcheck.Spec, error) { return netcheck.Spec{}, nil },
-		Bar:   func(string, string, string) { take() },
+		Bar:   func(string, string, string, string) { take() },
 		Note:  func(string, netcheck.Note) { take() },
 		check: func(c netcheck.Config) check { return newPairing(c) },
 	})

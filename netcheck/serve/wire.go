@@ -55,6 +55,7 @@ const (
 	maxName     = 512 // of an ID, a name, an address: rendezvous.MaxName
 	maxWord     = 128 // of everything short
 	maxStreams  = 64
+	maxAspects  = 16
 	maxFlows    = 4 * MaxRails
 	maxDevices  = 4096
 	maxCPU      = 100 << 16
@@ -186,6 +187,10 @@ func (b *bounds) node(n *netcheck.Node) {
 	b.number("gpus", float64(n.GPUs), 0, maxDevices)
 	b.number("cpu", float64(n.CPU), 0, maxCPU)
 	b.most("nics", len(n.NICs), MaxRails)
+	b.most("covered", len(n.Covered), maxAspects)
+	for _, a := range n.Covered {
+		b.text("covered", a, 1, maxWord)
+	}
 	b.findings(n.Findings)
 	for _, nic := range n.NICs {
 		b.nic(nic)

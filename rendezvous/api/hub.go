@@ -84,7 +84,7 @@ type HubConfig struct {
 	Saved func(run string) (step int64, known bool)
 	// Cleared receives the launcher's ID whenever the check of a node of a run has passed in company, or alone where it
 	// needs none. It must be quick, and may call the Hub. Nil is told nothing.
-	Cleared func(run, id string)
+	Cleared func(run, id string, covered []string)
 	// Suspicious is the Rounds'. It is called with the run locked, and must not call the Hub.
 	Suspicious func(rendezvous.Evidence) string
 	// Suspect is the Rounds', and called as Suspicious is.
@@ -218,7 +218,7 @@ func (h *Hub) Report(_ context.Context, id string, ev rendezvous.Event) error {
 		return err
 	}
 	if c, ok := ev.(rendezvous.Cleared); ok && h.cfg.Cleared != nil && tellsOfACheck(c, time.Now()) {
-		h.cfg.Cleared(id, c.ID)
+		h.cfg.Cleared(id, c.ID, c.Covered)
 	}
 	return nil
 }

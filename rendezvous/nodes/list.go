@@ -93,11 +93,10 @@ func (b *Book) RunsOf(node string) (runs []string) {
 	return runs
 }
 
-// Noted says whether a check that passes of a machine would change anything: it has a mark, or one was
-// held back.
+// Noted says whether a check that passes of a machine would change anything.
 func (b *Book) Noted(node string) bool {
 	r := b.nodes[node]
-	return r != nil && (r.mark != nil || r.held != nil)
+	return r != nil && (r.mark != nil || r.held != nil || len(r.findings) > 0)
 }
 
 // Marked says whether a machine has a mark.

@@ -40,6 +40,10 @@ var hard = map[Kind]string{
 	ECC:         "memory of a device of the node is broken",
 }
 
+// aspects are what findings of a kind are about where they do not say so themselves, by the names that checks give to
+// what they have looked at. Of the other kinds no check can see anything.
+var aspects = map[Kind]string{Xid: "xids", ECC: "memory", Device: "copies"}
+
 // Bounds of a Book.
 const (
 	MaxNodes    = 100_000 // machines; those that were not seen for longest go, but none that is marked
@@ -62,6 +66,11 @@ type Finding struct {
 	Kind Kind      `json:"kind"`
 	Text string    `json:"text,omitempty"`
 	At   time.Time `json:"at"` // zero: when the Book hears of it
+	// Aspect is what it is about, such as "network": a check that has found this sound disproves it. "" is what the Kind
+	// says, or what no check can see.
+	Aspect string `json:"aspect,omitempty"`
+	// Cleared: a check has disproved it, as the Book has seen. It marks no more.
+	Cleared bool `json:"cleared,omitempty"`
 	// Mass: it was one of a mass verdict, as the Book has seen, and does not count among Config.Repeats.
 	Mass bool `json:"mass,omitempty"`
 }
@@ -70,6 +79,7 @@ type Finding struct {
 type Mark struct {
 	Node     string `json:"node"`
 	Kind     Kind   `json:"kind"`
+	Aspect   string `json:"aspect,omitempty"`   // of the newest finding
 	Reason   string `json:"reason"`             // in a few words
 	Evidence string `json:"evidence,omitempty"` // the text of the newest finding
 	// Run is the one whose finding has made the mark, which counts for that run's breaker.

@@ -58,8 +58,8 @@ func TestOneHardFindingMarks(t *testing.T) {
 		require.Equal(t, "r", acts[0].Run)
 		require.Contains(t, acts[0].Text, "as seen")
 		m := acts[0].Mark
-		require.Equal(t, Mark{Node: "n001", Kind: kind, Reason: m.Reason, Evidence: "as seen", Run: "r", Since: noon,
-			Until: after(4 * time.Hour), By: Policy}, m)
+		require.Equal(t, Mark{Node: "n001", Kind: kind, Aspect: aspects[kind], Reason: m.Reason, Evidence: "as seen",
+			Run: "r", Since: noon, Until: after(4 * time.Hour), By: Policy}, m)
 		require.NotEmpty(t, m.Reason)
 		require.Equal(t, []string{"n001"}, b.Avoid(noon))
 		require.Equal(t, []Mark{m}, b.Marks())
@@ -173,18 +173,85 @@ func TestTheNextTick(t *testing.T) {
 	require.Empty(t, b.nodes)
 }
 
+// of is a finding about one aspect.
+func of(node string, k Kind, aspect string) Finding {
+	f := find(node, k)
+	f.Aspect, f.Text = aspect, string(k)+" "+aspect
+	return f
+}
+
 func TestAPassedCheckClearsMarksOfThePolicy(t *testing.T) {
 	b := sized(100)
-	b.Find(noon, find("n001", CheckFailed))
-	require.Empty(t, b.Passed(noon, "n002"))
-	require.Empty(t, b.Passed(noon, "unknown"))
-	require.Equal(t, []string{"unmark n001"}, deeds(b.Passed(after(time.Minute), "n001")))
-	require.Empty(t, b.Passed(after(time.Minute), "n001"))
-	require.Equal(t, []string{"mark n001"}, deeds(b.Find(after(2*time.Minute), find("n001", CheckFailed))))
+	b.Find(noon, of("n001", CheckFailed, "network"))
+	require.Empty(t, b.Passed(noon, "n002", "network"))
+	require.Empty(t, b.Passed(noon, "unknown", "network"))
+	require.Empty(t, b.Passed(noon, "n001", "health", "devices"), "what it has not looked at it does not clear")
+	require.Empty(t, b.Passed(noon, "n001"))
+	require.Equal(t, []string{"unmark n001"}, deeds(b.Passed(after(time.Minute), "n001", "host", "network")))
+	require.Empty(t, b.Passed(after(time.Minute), "n001", "network"))
+	again := deeds(b.Find(after(2*time.Minute), of("n001", CheckFailed, "network")))
+	require.Equal(t, []string{"mark n001"}, again, "the same again is news once it was disproved")
 
 	_, err := b.SetMark(noon, "n002", "me", "smoke", time.Time{})
 	require.NoError(t, err)
-	require.Empty(t, b.Passed(after(time.Minute), "n002"), "not what an operator has said")
+	require.Empty(t, b.Passed(after(time.Minute), "n002", "network"), "not what an operator has said")
+}
+
+// A mark ends only by a check that can see what it rests on, whatever else that has seen.
+func TestWhatACheckCanSee(t *testing.T) {
+	all := []string{"host", "network", "pytorch", "health", "devices", "copies", "memory", "xids"}
+	for _, c := range []struct {
+		f  Finding
+		by string // the aspect that clears it; "" is none
+	}{
+		{of("n001", CheckFailed, "network"), "network"}, {of("n001", CheckFailed, "health"), "health"},
+		{of("n001", CheckFailed, ""), ""}, {of("n001", Xid, ""), "xids"}, {of("n001", ECC, ""), "memory"},
+		{of("n001", Unkillable, ""), ""},
+	} {
+		b := sized(100)
+		require.Equal(t, []string{"mark n001"}, deeds(b.Find(noon, c.f)))
+		others := slices.DeleteFunc(slices.Clone(all), func(a string) bool { return a == c.by })
+		require.Empty(t, b.Passed(after(time.Minute), "n001", others...), c.f)
+		data, err := b.Snapshot()
+		require.NoError(t, err)
+		b, err = Restore(Config{}, data)
+		require.NoError(t, err)
+		require.Equal(t, c.by != "", len(b.Passed(after(time.Minute), "n001", all...)) == 1, c.f)
+		require.Len(t, b.Tick(after(5*time.Hour)), map[bool]int{true: 0, false: 1}[c.by != ""], "else it expires")
+	}
+}
+
+// A mark that rests on several findings ends when all of them are disproved, in any order.
+func TestAMarkThatRestsOnSeveralFindings(t *testing.T) {
+	for _, first := range []string{"network", "memory"} {
+		b := sized(100)
+		b.Find(noon, of("n001", CheckFailed, "network"))
+		b.Find(after(time.Hour), of("n001", ECC, ""))
+		acts := b.Passed(after(2*time.Hour), "n001", first)
+		second := "memory"
+		if first == "memory" {
+			second = "network"
+			require.Equal(t, []string{"mark n001"}, deeds(acts), "it says what it rests on now")
+			require.Equal(t, "a check of the node has failed: check-failed network", acts[0].Text)
+			require.Equal(t, after(4*time.Hour), acts[0].Mark.Until)
+		} else {
+			require.Empty(t, acts)
+		}
+		require.Equal(t, []string{"unmark n001"}, deeds(b.Passed(after(3*time.Hour), "n001", second)))
+	}
+}
+
+func TestDisprovedFindingsDoNotCount(t *testing.T) {
+	b := sized(100)
+	for i := range 2 {
+		f := find("n001", Device)
+		f.Text = fmt.Sprint(i)
+		require.Empty(t, b.Find(after(time.Duration(i)*time.Hour), f))
+	}
+	require.True(t, b.Noted("n001"))
+	require.Empty(t, b.Passed(after(2*time.Hour), "n001", "copies"))
+	require.Empty(t, b.Find(after(3*time.Hour), find("n001", Device)), "it is the first, not the third")
+	require.Len(t, b.List(after(3 * time.Hour))[0].Findings, 3)
 }
 
 func TestOperators(t *testing.T) {
@@ -579,7 +646,7 @@ func (h *history) op() func(*Book) []Act {
 		delete(h.cleared, node)
 		return func(b *Book) []Act { return b.Failed(now, run, node, "failed") }
 	case 2:
-		return func(b *Book) []Act { return b.Passed(now, node) }
+		return func(b *Book) []Act { return b.Passed(now, node, "network", "xids") }
 	case 3:
 		delete(h.cleared, node)
 		until := []time.Time{{}, now.Add(time.Hour)}[h.rnd.Intn(2)]

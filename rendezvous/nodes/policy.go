@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,7 +22,8 @@ func (b *Book) Find(now time.Time, found ...Finding) (acts []Act) {
 	fresh := make([]bool, len(found))
 	for i := range found {
 		f := &found[i]
-		f.Text = Line(f.Text)
+		f.Text, f.Cleared = Line(f.Text), false
+		f.Aspect = cmp.Or(f.Aspect, aspects[f.Kind])
 		if f.At = stamp(f.At); f.At.IsZero() || f.At.After(now) {
 			f.At = now
 		}
@@ -38,7 +40,16 @@ func (b *Book) Find(now time.Time, found ...Finding) (acts []Act) {
 }
 
 func acceptable(f Finding) bool {
-	return CheckName(f.Node) == nil && checkRun(f.Run) == nil && checkKind(f.Kind) == nil && f.Kind != Operator
+	return CheckName(f.Node) == nil && checkRun(f.Run) == nil && checkKind(f.Kind) == nil && f.Kind != Operator &&
+		checkAspect(f.Aspect) == nil
+}
+
+// checkAspect reports why an aspect cannot be called so; "" is none.
+func checkAspect(a string) error {
+	if a == "" {
+		return nil
+	}
+	return checkKind(Kind(a))
 }
 
 func checkKind(k Kind) error {
@@ -55,7 +66,7 @@ func (b *Book) record(now time.Time, f Finding) bool {
 		return false
 	}
 	for i, o := range r.findings {
-		if o.Kind == f.Kind && o.Run == f.Run && o.Text == f.Text && f.At.Sub(o.At).Abs() < sameWithin {
+		if !o.Cleared && o.Kind == f.Kind && o.Run == f.Run && o.Text == f.Text && f.At.Sub(o.At).Abs() < sameWithin {
 			r.findings[i].At = later(o.At, f.At)
 			return false
 		}
@@ -200,8 +211,8 @@ func (b *Book) judge(now time.Time, f Finding, fresh bool) []Act {
 		return nil
 	}
 	m := Mark{
-		Node: f.Node, Kind: f.Kind, Reason: reason, Evidence: f.Text, Run: f.Run, Since: now, Until: now.Add(b.cfg.Expiry),
-		By: Policy,
+		Node: f.Node, Kind: f.Kind, Aspect: f.Aspect, Reason: reason, Evidence: f.Text, Run: f.Run, Since: now,
+		Until: now.Add(b.cfg.Expiry), By: Policy,
 	}
 	if b.mass(f) {
 		return b.holdMass(now, m)
@@ -240,7 +251,7 @@ func (b *Book) reason(r *record, f Finding) string {
 	n, mass := 0, b.mass(f)
 	for _, o := range r.findings {
 		counts := !o.Mass || mass && o.Run == f.Run && o.Kind == f.Kind
-		if counts && hard[o.Kind] == "" && o.Kind != LogRule {
+		if counts && !o.Cleared && hard[o.Kind] == "" && o.Kind != LogRule {
 			n++
 		}
 	}
@@ -388,18 +399,46 @@ func (b *Book) Suspect(node string) bool {
 	return b.suspects[node]
 }
 
-// Passed says that a check of a machine has passed: a mark of the policy is removed. What was found stays on record.
-func (b *Book) Passed(now time.Time, node string) []Act {
+// Passed says that a check of a machine has found some aspects of it sound. What was found of these is disproved, and a
+// mark of the policy that rests on nothing else is removed. All findings stay on record.
+func (b *Book) Passed(now time.Time, node string, covered ...string) []Act {
 	r := b.nodes[node]
 	if r == nil {
 		return nil
 	}
-	r.seen, r.held = stamp(now), nil
-	if r.mark == nil || r.mark.By != Policy {
+	now = stamp(now)
+	r.seen = now
+	if r.held != nil && slices.Contains(covered, r.held.Aspect) {
+		r.held = nil
+	}
+	for i := range r.findings {
+		f := &r.findings[i]
+		f.Cleared = f.Cleared || slices.Contains(covered, f.Aspect)
+	}
+	if r.mark == nil || r.mark.By != Policy || !slices.Contains(covered, r.mark.Aspect) {
 		return nil
+	}
+	if f, reason := b.rest(now, r); reason != "" {
+		m := *r.mark
+		m.Kind, m.Aspect, m.Reason, m.Evidence, m.Until = f.Kind, f.Aspect, reason, f.Text, f.At.Add(b.cfg.Expiry)
+		r.mark = &m
+		return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}
 	}
 	m := b.unset(r)
 	return []Act{{Do: Remove, Mark: m, Run: m.Run, Text: "a check of the node has passed"}}
+}
+
+// rest is the newest finding that the mark of a machine still rests on, and why it marks; "" is none.
+func (b *Book) rest(now time.Time, r *record) (Finding, string) {
+	for _, f := range slices.Backward(r.findings) {
+		if f.Cleared || f.Mass || now.Sub(f.At) >= b.cfg.Expiry {
+			continue
+		}
+		if reason := b.reason(r, f); reason != "" {
+			return f, reason
+		}
+	}
+	return Finding{}, ""
 }
 
 // SetMark marks a machine because somebody says so: no breaker counts it. It lasts until it is cleared, or until a time

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -159,7 +160,8 @@ func (f *Finding) check(node string) error {
 	if f.Node != node {
 		return fmt.Errorf("a finding is about node %.100q", f.Node)
 	}
-	return errors.Join(checkRun(f.Run), checkKind(f.Kind), checkText(f.Text), reasonable(&f.At))
+	f.Aspect = cmp.Or(f.Aspect, aspects[f.Kind]) // of an older program
+	return errors.Join(checkRun(f.Run), checkKind(f.Kind), checkAspect(f.Aspect), checkText(f.Text), reasonable(&f.At))
 }
 
 func (m *Mark) check(node string) error {
@@ -176,8 +178,9 @@ func (m *Mark) check(node string) error {
 			return err
 		}
 	}
-	return errors.Join(checkRun(m.Run), checkKind(m.Kind), checkText(m.Reason), checkText(m.Evidence), checkText(m.By),
-		reasonable(&m.Since))
+	m.Aspect = cmp.Or(m.Aspect, aspects[m.Kind])
+	return errors.Join(checkRun(m.Run), checkKind(m.Kind), checkAspect(m.Aspect), checkText(m.Reason),
+		checkText(m.Evidence), checkText(m.By), reasonable(&m.Since))
 }
 
 func checkText(text string) error {

@@ -32,15 +32,18 @@ type heard struct {
 
 // said is something about a node.
 type said struct {
-	event string // of the Note; passed is none
-	node  string // its name
-	text  string
+	event   string // of the Note; passed is none
+	node    string // its name
+	text    string
+	aspect  string   // of the node, that has failed
+	covered []string // aspects of the node that have passed
 }
 
 const (
 	passed    = "passed"
 	nodeError = "node-error" // an agent of DLRover blames its own node
 	maxSaid   = 1 << 16      // of one run in one piece; the rest is not heard
+	maxCover  = 16           // aspects of one node, of nodes.MaxKind bytes
 
 	deviceFault = "device-fault" // the text begins with a hard kind
 )
@@ -59,7 +62,7 @@ func (k *Keeper) Hear(run string, n rendezvous.Note) {
 			if n.Machine != "" {
 				h.machines[n.Node] = n.Machine
 			}
-			h.say(said{n.Event, n.Node, n.Text})
+			h.say(said{event: n.Event, node: n.Node, text: n.Text, aspect: n.Aspect})
 		})
 	case "node-loss", "node-leave", "break", "seal", "run", "succeeded", "failed", "resumed":
 		k.ear.add(run, func(*heard) {})
@@ -71,15 +74,22 @@ func (k *Keeper) Place(run, node, machine string) {
 	k.ear.add(run, func(h *heard) { h.machines[node] = machine })
 }
 
-// Cleared hears that the check of a node has passed, by the ID of its launcher, which may leave right after that.
-func (k *Keeper) Cleared(run, id string) {
+// Cleared hears which aspects of a node a check has found to be sound, by the ID of its launcher, which may leave right
+// after that.
+func (k *Keeper) Cleared(run, id string, covered []string) {
 	s := k.service.Load()
 	if s == nil {
 		return
 	}
 	if name := s.Hub.Names(run, []string{id})[id]; name != "" {
-		k.ear.add(run, func(h *heard) { h.say(said{event: passed, node: name}) })
+		k.ear.add(run, func(h *heard) { h.say(said{event: passed, node: name, covered: bounded(covered)}) })
 	}
+}
+
+// bounded leaves out what is no aspect of ours.
+func bounded(covered []string) []string {
+	covered = slices.Clone(covered[:min(len(covered), maxCover)])
+	return slices.DeleteFunc(covered, func(a string) bool { return len(a) > nodes.MaxKind })
 }
 
 func (h *heard) say(s said) {
@@ -227,10 +237,10 @@ func (r *known) places(ns []rendezvous.NodeStatus) []string {
 // find hands over findings, all at once, and then which machines have passed a check since.
 func (l *listener) find(run string, r *known, all []said, bars map[string]rendezvous.Cause) {
 	var found []nodes.Finding
-	ok := map[string]bool{}
+	ok := map[string][]string{} // aspects, by machine
 	for _, s := range all {
 		if s.event == passed {
-			ok[r.machine(s.node)] = true
+			ok[r.machine(s.node)] = s.covered
 			continue
 		}
 		kind, text := kindOf(s, bars)
@@ -241,13 +251,13 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]rendez
 		if kind != nodes.LogRule {
 			delete(ok, m)
 		}
-		found = append(found, nodes.Finding{Node: m, Run: run, Kind: kind, Text: text})
+		found = append(found, nodes.Finding{Node: m, Run: run, Kind: kind, Text: text, Aspect: s.aspect})
 	}
 	if len(found) > 0 {
 		l.k.Find(found...)
 	}
 	for _, m := range slices.Sorted(maps.Keys(ok)) {
-		l.k.passedIfNoted(m)
+		l.k.passedIfNoted(m, ok[m])
 	}
 }
 
@@ -269,12 +279,12 @@ func kindOf(s said, bars map[string]rendezvous.Cause) (nodes.Kind, string) {
 }
 
 // passedIfNoted is Passed, without any cost for the many machines of which nothing is known.
-func (k *Keeper) passedIfNoted(machine string) {
+func (k *Keeper) passedIfNoted(machine string, covered []string) {
 	k.mu.Lock()
 	noted := k.book.Noted(machine)
 	k.mu.Unlock()
 	if noted {
-		k.Passed(machine)
+		k.Passed(machine, covered...)
 	}
 }
 

@@ -47,6 +47,8 @@ func inJob(t *testing.T, size int, f func(*job)) {
 	})
 }
 
+var network = []string{"host", "network"}
+
 func (j *job) settle() {
 	time.Sleep(2 * time.Second)
 	synctest.Wait()
@@ -68,7 +70,7 @@ func (j *job) report(ev rendezvous.Event) {
 
 func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 	inJob(t, 3, func(j *job) {
-		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
+		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 		require.Empty(t, names(j.k), "findings are collected")
 		j.settle()
 		require.Equal(t, []string{"m1"}, names(j.k))
@@ -81,14 +83,16 @@ func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 		require.Equal(t, "node-marked", es.Events[len(es.Events)-1].Event)
 
 		for name, ev := range map[string]rendezvous.Cleared{
-			"alone": {ID: "n1", Until: time.Now().Add(-time.Second)}, "unchecked": {ID: "n1", Unchecked: true},
-			"another node": {ID: "n0"},
+			"alone":          {ID: "n1", Until: time.Now().Add(-time.Second), Covered: network},
+			"unchecked":      {ID: "n1", Unchecked: true},
+			"another node":   {ID: "n0", Covered: network},
+			"another aspect": {ID: "n1", Covered: []string{"health", "devices"}},
 		} {
 			j.report(ev)
 			j.settle()
 			require.Equal(t, []string{"m1"}, names(j.k), name)
 		}
-		j.report(rendezvous.Cleared{ID: "n1", Until: time.Now().Add(time.Hour)})
+		j.report(rendezvous.Cleared{ID: "n1", Until: time.Now().Add(time.Hour), Covered: network})
 		j.settle()
 		require.Empty(t, names(j.k))
 		require.Equal(t, []string{"r: node-unmarked m1"}, j.notes.take())
@@ -98,10 +102,10 @@ func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 // As the launchers of dlrover-run --check-only do.
 func TestACheckThatPassesCountsThoughTheNodeLeavesAtOnce(t *testing.T) {
 	inJob(t, 3, func(j *job) {
-		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
+		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 		j.settle()
 		require.Equal(t, []string{"m1"}, names(j.k))
-		j.report(rendezvous.Cleared{ID: "n1"})
+		j.report(rendezvous.Cleared{ID: "n1", Covered: network})
 		_, err := j.s.Hub.Leave(t.Context(), "r", rendezvous.Leave{ID: "n1"})
 		require.NoError(t, err)
 		j.settle()
@@ -149,7 +153,7 @@ func TestMarksExpireInTheDaemon(t *testing.T) {
 func TestWhatWasHeardLastOutlivesTheDaemon(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		inJob(t, 3, func(j *job) {
-			j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow"})
+			j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 			if closed {
 				j.s.Close(0)
 			}

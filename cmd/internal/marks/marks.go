@@ -275,9 +275,9 @@ func (k *Keeper) Failed(run, culprit, text string) {
 	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Failed(now, run, culprit, text) }, true)
 }
 
-// Passed says that a check of a machine has passed.
-func (k *Keeper) Passed(node string) {
-	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Passed(now, node) }, false)
+// Passed says which aspects of a machine a check has found to be sound.
+func (k *Keeper) Passed(node string, covered ...string) {
+	k.change(func(b *nodes.Book, now time.Time) []nodes.Act { return b.Passed(now, node, covered...) }, true)
 }
 
 // Size says which machines take part in a run now; none: it is over.

@@ -186,7 +186,8 @@ func (c *Checker) rdma(self *netcheck.Node) string {
 	cards := slices.ContainsFunc(self.NICs, func(n netcheck.NIC) bool { return n.HCA != "" })
 	self.RDMA = tool != ""
 	if tool == "" && cards && c.cfg.Spec.Level != netcheck.LevelLocal && !c.cfg.Alone {
-		f := netcheck.Finding{Check: "host", Kind: probe.RDMASkipped, Severity: netcheck.Warn, Text: "not tested by RDMA: " + why}
+		f := netcheck.Finding{Check: "host", Kind: probe.RDMASkipped, Severity: netcheck.Warn,
+			Text: "not tested by RDMA: " + why}
 		c.tell(f)
 		self.Findings = append(self.Findings, f)
 	}
@@ -231,19 +232,24 @@ func (c *Checker) introduce(ctx context.Context) netcheck.Node {
 	self := c.cfg.Node
 	var wg sync.WaitGroup
 	var health, devices []netcheck.Finding
+	var covered []string
 	if c.cfg.Health != "" {
 		wg.Go(func() { health = c.health(ctx) })
 	}
 	if c.cfg.Devices != nil {
 		wg.Go(func() {
 			r := c.cfg.Devices(ctx)
-			self.Domain, devices = r.Domain, findings(r)
+			self.Domain, devices, covered = r.Domain, findings(r), aspects(r)
 		})
 	}
 	nics := append(starved(self.CPU), c.nics(ctx)...)
 	self.NICs, _ = c.host.NICs(c.choice) // no interface is a finding
 	wg.Wait()
 	self.Findings = append(append(health, nics...), devices...)
+	if len(health) > 0 && health[0].Severity == netcheck.Info {
+		covered = append(covered, netcheck.AspectHealth)
+	}
+	self.Covered = covered
 	for _, f := range self.Findings {
 		c.tell(f)
 	}
@@ -257,7 +263,7 @@ func starved(cpu int) []netcheck.Finding {
 	}
 	return []netcheck.Finding{{Check: "host", Kind: "host.cpu", Severity: netcheck.Warn, Metric: "CPU time",
 		Value: float64(cpu), Unit: "% of a CPU", Threshold: 100,
-		Text: fmt.Sprintf("the cgroup leaves this node %d %% of one CPU: workers, and the tests of this check, are slow", cpu)}}
+		Text: fmt.Sprintf("the cgroup leaves this node %d %% of one CPU: workers, and tests of this check, are slow", cpu)}}
 }
 
 // A link that has just come up, as that of a new container, may be told as down for a second.
@@ -317,6 +323,29 @@ func (c *Checker) health(ctx context.Context) []netcheck.Finding {
 		f.Text += ": " + a.Reason
 	}
 	return []netcheck.Finding{f}
+}
+
+// aspects are those of the devices that r has looked at and has nothing against.
+func aspects(r switchbox.Report) (all []string) {
+	if r.State != switchbox.OK || len(r.Devices) == 0 {
+		return nil
+	}
+	all = append(all, netcheck.AspectDevices)
+	each := func(sound func(switchbox.Facts) bool) bool {
+		return !slices.ContainsFunc(r.Devices, func(f switchbox.Facts) bool { return !sound(f) })
+	}
+	if each(func(f switchbox.Facts) bool { return f.ECC != nil && f.ECC.Enabled && f.ECC.Uncorrected == 0 }) {
+		all = append(all, netcheck.AspectMemory)
+	}
+	failed := func(m switchbox.Measurement) bool { return m.Error != "" }
+	if len(r.Pairs) == 0 || slices.ContainsFunc(r.Pairs, failed) {
+		return all
+	}
+	all = append(all, netcheck.AspectCopies)
+	if r.Adaptor == "nvml" && each(func(f switchbox.Facts) bool { return !slices.Contains(f.Unsupported, "Xids") }) {
+		all = append(all, netcheck.AspectXids)
+	}
+	return all
 }
 
 // findings turns what an adaptor has found into findings of the node.

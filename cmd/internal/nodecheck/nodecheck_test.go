@@ -82,7 +82,7 @@ func (m *machine) checker(change func(*Config)) *Checker {
 func meet(t *testing.T, spec netcheck.Spec, ids ...string) *serve.Hub {
 	hub := serve.New(serve.Config{
 		Spec: func(string) (netcheck.Spec, error) { return spec, nil },
-		Bar:  func(string, string, string) {}, Note: func(string, netcheck.Note) {},
+		Bar:  func(string, string, string, string) {}, Note: func(string, netcheck.Note) {},
 	})
 	t.Cleanup(hub.Close)
 	require.NoError(t, hub.Expect("r", ids, nil))
@@ -386,6 +386,45 @@ func TestAddresses(t *testing.T) {
 		{"127.0.1.1", "127.0.0.1", "127.0.1.1"},
 	} {
 		require.Equal(t, x[2], choose(ips(x[0]), ips(x[1])).String(), x[0])
+	}
+}
+
+// What of the devices was looked at depends on how.
+func TestWhatTheDevicesReportCovers(t *testing.T) {
+	gpu := func(change func(*switchbox.Facts)) []switchbox.Facts {
+		f := switchbox.Facts{ECC: &switchbox.ECC{Enabled: true}}
+		change(&f)
+		return []switchbox.Facts{{ECC: &switchbox.ECC{Enabled: true}}, f}
+	}
+	sound := gpu(func(*switchbox.Facts) {})
+	copied := []switchbox.Measurement{{MBps: 1}}
+	for want, r := range map[string]switchbox.Report{
+		"devices memory": {Adaptor: "nvml", State: switchbox.OK, Devices: sound},
+		"devices memory copies xids": {
+			Adaptor: "nvml", State: switchbox.OK, Devices: sound, Pairs: copied,
+		},
+		"devices": {
+			Adaptor: "nvml", State: switchbox.OK, Devices: gpu(func(f *switchbox.Facts) { f.ECC.Uncorrected = 1 }),
+			Pairs: []switchbox.Measurement{{MBps: 1}, {Error: "no"}},
+		},
+		"devices copies": {
+			Adaptor: "nvml", State: switchbox.OK, Pairs: copied,
+			Devices: gpu(func(f *switchbox.Facts) { f.ECC, f.Unsupported = nil, []string{"Xids"} }),
+		},
+		"": {Adaptor: "nvml", State: switchbox.Faulty, Devices: sound, Pairs: copied},
+	} {
+		d := &decided{verdict: netcheck.Verdict{State: netcheck.StateOK}}
+		devices := func(context.Context) switchbox.Report { return r }
+		check(t, newMachine(t).checker(func(c *Config) { c.Transport, c.Devices = d, devices }))
+		require.Equal(t, want, strings.Join(d.node().Covered, " "))
+	}
+	require.Empty(t, aspects(switchbox.Skip("nvml", "no driver")))
+	require.Equal(t, []string{"devices", "copies"}, aspects(switchbox.Report{Adaptor: "metax", State: switchbox.OK,
+		Devices: make([]switchbox.Facts, 2), Pairs: copied}))
+	for command, want := range map[string][]string{"true": {"health"}, "false": nil, "exit 127": nil} {
+		d := &decided{verdict: netcheck.Verdict{State: netcheck.StateOK}}
+		check(t, newMachine(t).checker(func(c *Config) { c.Health, c.Transport = command, d }))
+		require.Equal(t, want, d.node().Covered, command)
 	}
 }
 

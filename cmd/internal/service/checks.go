@@ -40,13 +40,6 @@ func (s *Service) gate(run string, subjects, witnesses []string) {
 	}
 }
 
-// cleared tells of a check that has passed. One that leaves nobody out clears a faulty node, too.
-func (s *Service) cleared(run, id string) {
-	if s.cfg.Cleared != nil && !s.Checks.Faulty(run, id) {
-		s.cfg.Cleared(run, id)
-	}
-}
-
 // released ends the checks of nodes that were told something else meanwhile.
 func (s *Service) released(run string, ids []string) {
 	for _, id := range ids {
@@ -62,8 +55,9 @@ func (s *Service) checkSpec(run string) (netcheck.Spec, error) {
 	return netcheck.ParseSpec(p.Check)
 }
 
-func (s *Service) barSilent(run, id, reason string) {
-	_ = s.Hub.Report(context.Background(), run, rendezvous.Barred{ID: id, Reason: reason}) // it may have left
+func (s *Service) barSilent(run, id, aspect, reason string) {
+	b := rendezvous.Barred{ID: id, Reason: reason, Aspect: aspect}
+	_ = s.Hub.Report(context.Background(), run, b) // it may have left
 }
 
 func (s *Service) annotate(run string, n netcheck.Note) {

@@ -147,9 +147,9 @@ func (l *launchers) check(ctx context.Context, s *api.Session, n rendezvous.Node
 		switch {
 		case err != nil:
 		case v.Excluded:
-			_ = s.Report(ctx, rendezvous.Barred{ID: n.ID, Reason: v.Reason})
+			_ = s.Report(ctx, rendezvous.Barred{ID: n.ID, Reason: v.Reason, Aspect: v.Aspect()})
 		default:
-			_ = s.Report(ctx, rendezvous.Cleared{ID: n.ID})
+			_ = s.Report(ctx, rendezvous.Cleared{ID: n.ID, Covered: v.Covered})
 		}
 	}()
 	return func() { cancel(); <-done }

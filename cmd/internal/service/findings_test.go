@@ -112,10 +112,10 @@ func TestAFaultyNodeThatIsLetThrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var passed []string
-		s, err := New(Config{Log: slog.New(slog.DiscardHandler), Cleared: func(_, id string) {
+		s, err := New(Config{Log: slog.New(slog.DiscardHandler), Cleared: func(_, id string, covered []string) {
 			mu.Lock()
 			defer mu.Unlock()
-			passed = append(passed, id)
+			passed = append(passed, fmt.Sprint(id, covered))
 		}})
 		require.NoError(t, err)
 		defer s.Close(0)
@@ -130,6 +130,6 @@ func TestAFaultyNodeThatIsLetThrough(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"device-fault n1 xid: GPU 3 had Xid 79"}, told(t, s))
 		slices.Sort(passed)
-		require.Equal(t, []string{"id-n0", "id-n2"}, passed)
+		require.Equal(t, []string{"id-n0[interfaces network]", "id-n1[]", "id-n2[interfaces network]"}, passed)
 	})
 }

@@ -38,7 +38,7 @@ type Config struct {
 	// service. Nil drops them.
 	Observe func(run string, n rendezvous.Note)
 	// Cleared receives the ID of a launcher of a run when its node has passed a check. Nil is told nothing.
-	Cleared func(run, id string)
+	Cleared func(run, id string, covered []string)
 	// Suspect says that spares are preferred to a machine, and Avoid are those that pods of a replacement should avoid.
 	// They must be quick, and must not call the service. Nil knows of none.
 	Suspect func(machine string) bool
@@ -83,7 +83,7 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
 	s.Hub = api.NewHub(api.HubConfig{
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
-		Saved: s.saved, Cleared: s.cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
+		Saved: s.saved, Cleared: cfg.Cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()
