@@ -41,7 +41,12 @@ func (m *master) Report(_ context.Context, from Caller, q *Message) (bool, error
 	return true, nil
 }
 
-func (m *master) Get(_ context.Context, from Caller, q *Message) ([]byte, error) {
+func (m *master) Get(_ context.Context, from Caller, q *Message) (Answer, error) {
+	data, err := m.get(from, q)
+	return Answer{Encoded: data}, err
+}
+
+func (m *master) get(from Caller, q *Message) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.note(from, q)

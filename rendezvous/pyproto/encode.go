@@ -5,13 +5,53 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"unicode/utf8"
 )
 
 // Encode writes v, one of the values that Decode makes or an int, as a pickle of protocol 3, which every Python from
 // 3.0 on reads, and with it every version of DLRover. Text that is no UTF-8 is mended. A value of another type, and a
 // class whose name is none, are defects of the caller's, for which it panics.
 func Encode(v any) []byte {
-	return append(encode([]byte{opProto, 3}, v), opStop)
+	return append(encode(append(make([]byte, 0, encodedLen(v)), opProto, 3), v), opStop)
+}
+
+// encodedLen is how many bytes Encode makes of v, or a few more: text that is mended counts as if all of it were.
+func encodedLen(v any) int { return len("..") + lenOf(v) + len(".") }
+
+func lenOf(v any) int {
+	const head = 5 // an opcode and a length
+	switch v := v.(type) {
+	case string:
+		if !utf8.ValidString(v) {
+			return head + len("\uFFFD")*len(v)
+		}
+		return head + len(v)
+	case []byte:
+		return head + len(v)
+	case Tuple:
+		return lenOfAll(v)
+	case *List:
+		return lenOfAll(v.Items)
+	case *Dict:
+		return lenOfPairs(v.Pairs)
+	case *Object:
+		return len("c\n\n)\x81b") + len(v.Class.Module) + len(v.Class.Name) + lenOfPairs(v.State.Pairs)
+	}
+	return len("\x8a\x08") + 8 // the longest of the rest: a number
+}
+
+func lenOfAll(items []any) (n int) {
+	for _, v := range items {
+		n += lenOf(v)
+	}
+	return n + len("](e")
+}
+
+func lenOfPairs(pairs []Pair) (n int) {
+	for _, p := range pairs {
+		n += lenOf(p.Key) + lenOf(p.Value)
+	}
+	return n + len("}(u")
 }
 
 func encode(b []byte, v any) []byte {

@@ -104,6 +104,7 @@ func TestEveryOpcode(t *testing.T) {
 				_, err := Decode(in[:n])
 				require.ErrorIs(t, err, ErrPickle, "cut at byte %d", n)
 			}
+			require.LessOrEqual(t, len(Encode(v)), encodedLen(v))
 			again, err := Decode(Encode(v))
 			require.NoError(t, err)
 			require.Equal(t, v, again)
@@ -325,6 +326,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		out := Encode(v) // which compares what is no number, too
+		require.LessOrEqual(t, len(out), encodedLen(v))
 		again, err := Decode(out)
 		require.NoError(t, err)
 		require.Equal(t, out, Encode(again))

@@ -3,22 +3,26 @@ package pyproto
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync/atomic"
 )
 
 const (
-	// smallBody is how many bytes of a request are always taken. Nearly all that agents send are smaller.
+	// smallBody is how many bytes of a request and its answer are always taken. Nearly all are smaller.
 	smallBody = 4 << 10
-	// roomSize is how many bytes of requests may be here beyond that, of all callers together.
+	// roomSize is how many bytes of both may be here beyond that, of all callers together.
 	roomSize = 2 * maxJSON
 	// largePickle is from how many bytes on one pickle is decoded at a time: its values may take fifty times as much.
 	largePickle = 64 << 10
 )
 
-var errRoom = errors.New("too many large requests at once: send it again")
+var (
+	errRoom   = errors.New("too many large requests at once: send it again")
+	errAnswer = errors.New("the answer is too large")
+)
 
-// room bounds the memory of requests, as anybody may send some. Who finds none is refused; agents try again.
+// room bounds the memory of requests and answers, as anybody may send some. Who finds none is refused; agents try again.
 type room struct {
 	size  int64
 	taken atomic.Int64
@@ -27,28 +31,57 @@ type room struct {
 
 func newRoom(size int64) *room { return &room{size: size, large: make(chan struct{}, 1)} }
 
-// metered takes room for what is read of one request. Done gives it back.
-type metered struct {
+// call takes room for what is read of one request, and for its answer until that is written. Done gives it back.
+type call struct {
 	io.Reader
 	room    *room
 	n, took int64
 }
 
-func (r *room) metered(body io.Reader) *metered { return &metered{Reader: body, room: r} }
+func (r *room) enter(body io.Reader) *call { return &call{Reader: body, room: r} }
 
-func (m *metered) Read(p []byte) (n int, err error) {
-	n, err = m.Reader.Read(p)
-	m.n += int64(n)
-	if more := m.n - smallBody - m.took; more > 0 {
-		m.took += more
-		if m.room.taken.Add(more) > m.room.size {
-			return 0, errRoom
-		}
+func (c *call) Read(p []byte) (n int, err error) {
+	n, err = c.Reader.Read(p)
+	if e := c.take(int64(n)); e != nil {
+		return 0, e
 	}
 	return n, err
 }
 
-func (m *metered) done() { m.room.taken.Add(-m.took) }
+// take takes room for n more bytes.
+func (c *call) take(n int64) error {
+	c.n += n
+	more := c.n - smallBody - c.took
+	if more <= 0 {
+		return nil
+	}
+	c.took += more
+	if c.room.taken.Add(more) > c.room.size {
+		return errRoom
+	}
+	return nil
+}
+
+func (c *call) done() { c.room.taken.Add(-c.took) }
+
+// encode makes the bytes of an answer. There is room for them before they are made.
+func (c *call) encode(a Answer) ([]byte, error) {
+	n := len(a.Encoded)
+	if a.Message != nil {
+		n = encodedLen(a.Message)
+	}
+	if n > MaxMessage {
+		return nil, fmt.Errorf("%w: it has %d bytes, and at most %d are sent; ask for fewer keys at once", errAnswer, n,
+			MaxMessage)
+	}
+	if a.Message == nil {
+		return a.Encoded, nil
+	}
+	if err := c.take(int64(n)); err != nil {
+		return nil, err
+	}
+	return Encode(a.Message), nil
+}
 
 // read is ReadMessage, in its turn.
 func (r *room) read(ctx context.Context, data []byte) (*Message, error) {

@@ -3,10 +3,14 @@ package pyproto
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,6 +86,78 @@ func TestRoomForLargeRequests(t *testing.T) {
 			_, err = c.Get(soon(t), large)
 			return err == nil
 		}, 30*time.Second, 10*time.Millisecond, "room is given back")
+	})
+}
+
+// large answers with a message of that many bytes, and keeps nothing of it.
+func large(n int) *backend {
+	value := make([]byte, n)
+	return &backend{message: func(m *Message) *Message {
+		if m.Class.Name == "HeartBeat" {
+			return m
+		}
+		return m.Dialect().New("KeyValuePair", Field{"value", value})
+	}}
+}
+
+// Answers that nobody reads get no more memory than there is room; small ones go on, and large ones are sent again
+// when those are given up.
+func TestRoomForLargeAnswers(t *testing.T) {
+	const size, each = 24 << 20, 6 << 20 // more than a kernel takes
+	ask := frame2(0, 1, 1, string(frame(Envelope{Data: Encode(Comm.New("KeyValuePair"))}.marshal())))
+	both(t, func(t *testing.T, overHTTP bool) {
+		r := newRoom(size)
+		addr := serve(t, handler(large(each), r))
+		c := client(t, ClientConfig{Addr: addr, HTTP: overHTTP})
+		var asked []net.Conn
+		for range 8 {
+			nc := dialSmall(t, addr)
+			if overHTTP {
+				body := fmt.Sprintf(`{"data":%q}`, base64.StdEncoding.EncodeToString(Encode(Comm.New("KeyValuePair"))))
+				fmt.Fprintf(nc, "POST /get HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+			} else {
+				_, _ = io.WriteString(nc, preface(0)+headers2+ask)
+			}
+			asked = append(asked, nc)
+		}
+		require.Eventually(t, func() bool { return r.taken.Load() > size-2*each }, 20*time.Second, time.Millisecond)
+		require.LessOrEqual(t, r.taken.Load(), int64(size))
+		_, err := c.Get(soon(t), c.New("KeyValuePair"))
+		require.ErrorContains(t, err, map[bool]string{true: "503", false: errRoom.Error()}[overHTTP])
+		_, err = c.Get(soon(t), c.New("HeartBeat"))
+		require.NoError(t, err, "what is small is always answered")
+		for _, nc := range asked {
+			_ = nc.Close()
+		}
+		require.Eventually(t, func() bool {
+			_, err = c.Get(soon(t), c.New("KeyValuePair"))
+			return err == nil && r.taken.Load() == 0
+		}, 20*time.Second, time.Millisecond)
+	})
+}
+
+// dialSmall connects with so little room for answers that the server has to wait for their reader.
+func dialSmall(t *testing.T, addr string) net.Conn {
+	t.Helper()
+	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
+		return raw.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 1) })
+	}}
+	nc, err := d.DialContext(t.Context(), "tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = nc.Close() })
+	return nc
+}
+
+// No answer is longer than a message may be, and none is made before that is known.
+func TestAnswersThatAreTooLargeAreNotMade(t *testing.T) {
+	both(t, func(t *testing.T, overHTTP bool) {
+		c := client(t, ClientConfig{Addr: serve(t, Handler(large(MaxMessage+1))), HTTP: overHTTP})
+		var err error
+		require.Less(t, heap(func() { _, err = c.Get(soon(t), c.New("KeyValuePair")) }), uint64(1<<20))
+		require.ErrorContains(t, err, errAnswer.Error())
+		require.ErrorContains(t, err, "ask for fewer keys")
+		_, err = c.Get(soon(t), c.New("HeartBeat"))
+		require.NoError(t, err)
 	})
 }
 

@@ -22,10 +22,16 @@ type Caller struct {
 	JobUID   string // "" from who has none
 }
 
+// Answer is what a Backend answers: a message in the dialect of the request, or nothing.
+type Answer struct {
+	Message *Message
+	// Encoded is in place of Message what Encode made of one that many callers share. Nobody may change it.
+	Encoded []byte
+}
+
 // Backend answers the requests of agents. Both methods are called by many goroutines.
 type Backend interface {
-	// Get answers with a pickled message in the dialect of the request, or with nothing.
-	Get(ctx context.Context, from Caller, m *Message) ([]byte, error)
+	Get(ctx context.Context, from Caller, m *Message) (Answer, error)
 	// Report says whether it has been heeded.
 	Report(ctx context.Context, from Caller, m *Message) (bool, error)
 }
@@ -73,7 +79,7 @@ func codeOf(err error) int {
 		return codeOK
 	case errors.Is(err, ErrJobUID):
 		return codeUnauthenticated
-	case errors.Is(err, errRoom):
+	case errors.Is(err, errRoom), errors.Is(err, errAnswer):
 		return codeExhausted
 	case errors.Is(err, ErrPickle) || errors.Is(err, errProto):
 		return codeInvalid
@@ -88,15 +94,15 @@ func (s *served) grpc(w http.ResponseWriter, req *http.Request) {
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/grpc")
-	body := s.room.metered(req.Body)
-	defer body.done()
-	e, err := envelopeOf(w, body)
-	var reply []byte
+	call := s.room.enter(req.Body)
+	defer call.done()
+	e, err := envelopeOf(w, call)
+	var head, data []byte
 	if err == nil {
-		reply, err = s.answerGRPC(req, e)
+		head, data, err = s.answerGRPC(req, call, e)
 	}
 	if err == nil {
-		err = writeAll(w, reply)
+		err = writeAll(w, head, data)
 	}
 	h.Set(http.TrailerPrefix+"Grpc-Status", strconv.Itoa(codeOf(err)))
 	if err != nil {
@@ -151,12 +157,15 @@ func (l *limit) lift() {
 	l.timer.Stop()
 }
 
-// writeAll also waits until the caller's window has taken it.
-func writeAll(w http.ResponseWriter, data []byte) error {
+// writeAll also waits until the caller's window has taken it. An answer and what is before it are not joined: that would
+// be a copy.
+func writeAll(w http.ResponseWriter, parts ...[]byte) error {
 	c := http.NewResponseController(w)
 	defer newLimit(c.SetWriteDeadline).lift()
-	if _, err := w.Write(data); err != nil {
-		return err
+	for _, part := range parts {
+		if _, err := w.Write(part); err != nil {
+			return err
+		}
 	}
 	return c.Flush()
 }
@@ -170,26 +179,39 @@ func envelopeOf(w http.ResponseWriter, body io.Reader) (Envelope, error) {
 	return parseEnvelope(data)
 }
 
-func (s *served) answerGRPC(req *http.Request, e Envelope) ([]byte, error) {
-	data, success, err := s.dispatch(req, e)
+func (s *served) answerGRPC(req *http.Request, c *call, e Envelope) (head, data []byte, err error) {
+	data, success, err := s.dispatch(req, c, e)
 	if s.name == "get" {
-		return frame(Envelope{Data: data}.marshal()), err
+		return beforeData(len(data)), data, err
 	}
 	if errors.Is(err, ErrJobUID) { // as the master of Python
-		return frame(Response{Reason: err.Error()}.marshal()), nil
+		return frame(Response{Reason: err.Error()}.marshal()), nil, nil
 	}
-	return frame(Response{Success: success}.marshal()), err
+	return frame(Response{Success: success}.marshal()), nil, err
+}
+
+// beforeData begins a frame with an Envelope of Data alone.
+func beforeData(n int) []byte {
+	var tag []byte
+	if n > 0 {
+		tag = binary.AppendUvarint([]byte{3<<3 | lengthed}, uint64(n))
+	}
+	b := binary.BigEndian.AppendUint32([]byte{0}, uint32(len(tag)+n))
+	return append(b, tag...)
 }
 
 // dispatch has the Backend answer what is in the envelope.
-func (s *served) dispatch(req *http.Request, e Envelope) (data []byte, success bool, err error) {
+func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, success bool, err error) {
 	m, err := s.room.read(req.Context(), e.Data)
 	if err != nil {
 		return nil, false, err
 	}
 	from := Caller{NodeID: e.NodeID, NodeType: e.NodeType, JobUID: req.Header.Get("job_uid")}
 	if s.name == "get" {
-		data, err = s.b.Get(req.Context(), from, m)
+		a, err := s.b.Get(req.Context(), from, m)
+		if err == nil {
+			data, err = c.encode(a)
+		}
 		return data, err == nil, err
 	}
 	success, err = s.b.Report(req.Context(), from, m)
@@ -236,15 +258,15 @@ func frame(body []byte) []byte {
 // serveJSON is the form over HTTP, whose answer is a pickle.
 func (s *served) json(w http.ResponseWriter, req *http.Request) {
 	done := limitReading(w)
-	body := s.room.metered(http.MaxBytesReader(w, req.Body, maxJSON))
-	defer body.done()
-	e, err := readJSON(body)
+	call := s.room.enter(http.MaxBytesReader(w, req.Body, maxJSON))
+	defer call.done()
+	e, err := readJSON(call)
 	done()
 	limitWriting(w)
 	var data []byte
 	success := false
 	if err == nil {
-		data, success, err = s.dispatch(req, e)
+		data, success, err = s.dispatch(req, call, e)
 		limitWriting(w)
 	} else {
 		w.Header().Set("Connection", "close") // or the answer would wait for the rest of the request
@@ -259,8 +281,19 @@ func (s *served) json(w http.ResponseWriter, req *http.Request) {
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	default:
-		_, _ = w.Write(Encode(Comm.New("BaseResponse", Field{"success", success}, Field{"data", data})))
+		before, after := aroundData(success, len(data))
+		for _, part := range [][]byte{before, data, after} {
+			_, _ = w.Write(part) // the caller may be gone; it asks again
+		}
 	}
+}
+
+// aroundData is a BaseResponse without the bytes of its last attribute, data.
+func aroundData(success bool, n int) (before, after []byte) {
+	b := Encode(Comm.New("BaseResponse", Field{"success", success}, Field{"data", []byte{}}))
+	end := len(b) - len("ub.") // SETITEMS, BUILD and STOP
+	binary.LittleEndian.PutUint32(b[end-4:], uint32(n))
+	return b[:end:end], b[end:]
 }
 
 // maxJSON is room for a message in base64, and for what surrounds it, in bytes.

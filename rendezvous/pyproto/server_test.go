@@ -29,6 +29,8 @@ type backend struct {
 	mu     sync.Mutex
 	heard  []heard
 	answer func(ctx context.Context, from Caller, m *Message) ([]byte, error)
+	// message is in place of answer: what is encoded by the server.
+	message func(m *Message) *Message
 }
 
 type heard struct {
@@ -43,9 +45,13 @@ func (b *backend) hear(method string, from Caller, m *Message) {
 	b.heard = append(b.heard, heard{method, from, m})
 }
 
-func (b *backend) Get(ctx context.Context, from Caller, m *Message) ([]byte, error) {
+func (b *backend) Get(ctx context.Context, from Caller, m *Message) (Answer, error) {
+	if b.message != nil {
+		return Answer{Message: b.message(m)}, nil
+	}
 	b.hear("get", from, m)
-	return b.answer(ctx, from, m)
+	data, err := b.answer(ctx, from, m)
+	return Answer{Encoded: data}, err
 }
 
 func (b *backend) Report(ctx context.Context, from Caller, m *Message) (bool, error) {
@@ -236,12 +242,16 @@ func TestBigMessages(t *testing.T) {
 	})
 }
 
+// tooLong answers with more than any master does.
+type tooLong struct{}
+
+func (tooLong) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	_, _ = w.Write(make([]byte, 2*MaxMessage))
+}
+
 func TestAnswersThatAreTooLong(t *testing.T) {
 	both(t, func(t *testing.T, http bool) {
-		b := &backend{answer: func(context.Context, Caller, *Message) ([]byte, error) {
-			return make([]byte, 2*MaxMessage), nil
-		}}
-		c := client(t, ClientConfig{Addr: serve(t, Handler(b)), HTTP: http})
+		c := client(t, ClientConfig{Addr: serve(t, tooLong{}), HTTP: http})
 		_, err := c.Get(soon(t), c.New("HeartBeat"))
 		require.ErrorContains(t, err, "more than")
 		require.NotErrorIs(t, err, ErrNoMaster)

@@ -34,6 +34,14 @@ func frame2(kind, flags byte, stream uint32, payload string) string {
 	return string(binary.BigEndian.AppendUint32(append(b, flags), stream)) + payload
 }
 
+// preface begins a connection of HTTP/2 whose streams have a window for answers.
+func preface(window uint32) string {
+	return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame2(4, 0, 0, string(binary.BigEndian.AppendUint32([]byte{0, 4}, window)))
+}
+
+// headers2 begins a call of get on stream 1: POST, http, :path, :authority.
+var headers2 = frame2(1, 4, 1, "\x83\x86\x04"+string(rune(len(GRPCPath+"get")))+GRPCPath+"get"+"\x01\x01x")
+
 // speak2 says something to a server of HTTP/2, and returns the kinds of frames on stream 1 until it ends, and when.
 func speak2(t *testing.T, h http.Handler, window uint32, say string) (kinds []byte, after time.Duration) {
 	t.Helper()
@@ -46,8 +54,7 @@ func speak2(t *testing.T, h http.Handler, window uint32, say string) (kinds []by
 	l <- theirs
 	began := time.Now()
 	go func() {
-		_, _ = io.WriteString(ours, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
-			frame2(4, 0, 0, string(binary.BigEndian.AppendUint32([]byte{0, 4}, window)))+say)
+		_, _ = io.WriteString(ours, preface(window)+say)
 	}()
 	for r := bufio.NewReader(ours); ; {
 		var head [9]byte
@@ -72,8 +79,7 @@ func speak2(t *testing.T, h http.Handler, window uint32, say string) (kinds []by
 
 // TestSlowCallers: who does not send all of a call, or does not take its answer, is not waited for without end.
 func TestSlowCallers(t *testing.T) {
-	path := GRPCPath + "get"
-	headers := frame2(1, 4, 1, "\x83\x86\x04"+string(rune(len(path)))+path+"\x01\x01x") // POST, http, :path, :authority
+	headers := headers2
 	good := string(frame(Envelope{Data: Encode(Comm.New("HeartBeat"))}.marshal()))
 	for _, c := range []struct {
 		name   string

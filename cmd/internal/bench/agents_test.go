@@ -96,8 +96,8 @@ func TestAgentsPace(t *testing.T) {
 // refuses answers nobody.
 type refuses struct{}
 
-func (refuses) Get(context.Context, pyproto.Caller, *pyproto.Message) ([]byte, error) {
-	return nil, errors.New("no")
+func (refuses) Get(context.Context, pyproto.Caller, *pyproto.Message) (pyproto.Answer, error) {
+	return pyproto.Answer{}, errors.New("no")
 }
 
 func (refuses) Report(context.Context, pyproto.Caller, *pyproto.Message) (bool, error) {
@@ -111,8 +111,8 @@ func (forgets) Report(context.Context, pyproto.Caller, *pyproto.Message) (bool, 
 	return true, nil
 }
 
-func (forgets) Get(context.Context, pyproto.Caller, *pyproto.Message) ([]byte, error) {
-	return nil, nil
+func (forgets) Get(context.Context, pyproto.Caller, *pyproto.Message) (pyproto.Answer, error) {
+	return pyproto.Answer{}, nil
 }
 
 func TestAgentsOfAMasterThatFails(t *testing.T) {

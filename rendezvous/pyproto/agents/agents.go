@@ -142,24 +142,20 @@ func (h *Host) authorize(ctx context.Context, from pyproto.Caller) error {
 }
 
 // Get implements pyproto.Backend.
-func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message) ([]byte, error) {
+func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message) (a pyproto.Answer, err error) {
 	if err := h.authorize(ctx, from); err != nil {
-		return nil, err
+		return a, err
 	}
 	who := h.heard(from)
-	switch m.Class.Name {
-	case "WaitingNodeNumRequest":
-		return numbered(m.Dialect(), h.waiting(who, m.Str("rdzv_name"))), nil
-	case "CommWorldRequest":
-		if m.Str("rdzv_name") == training {
-			return h.commWorld(ctx, who, m.Dialect())
-		}
+	switch name := m.Class.Name; {
+	case name == "WaitingNodeNumRequest":
+		a.Encoded = numbered(m.Dialect(), h.waiting(who, m.Str("rdzv_name")))
+	case name == "CommWorldRequest" && m.Str("rdzv_name") == training:
+		a.Encoded, err = h.commWorld(ctx, who, m.Dialect())
+	default:
+		a.Message, err = h.answer(ctx, who, m)
 	}
-	answer, err := h.answer(ctx, who, m)
-	if err != nil || answer == nil {
-		return nil, err
-	}
-	return pyproto.Encode(answer), nil
+	return a, err
 }
 
 // answer makes what an agent asks for, nil for what nobody serves here.

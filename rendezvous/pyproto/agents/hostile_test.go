@@ -138,6 +138,41 @@ func TestRulesAndJoinsThatCannotBe(t *testing.T) {
 	})
 }
 
+// get is what an agent reads of an answer, nil if there is none.
+func get(ctx context.Context, h *Host, from pyproto.Caller, q *pyproto.Message) (*pyproto.Message, error) {
+	a, err := h.Get(ctx, from, q)
+	if a.Message != nil {
+		a.Encoded = pyproto.Encode(a.Message)
+	}
+	if err != nil || len(a.Encoded) == 0 {
+		return nil, err
+	}
+	return pyproto.ReadMessage(a.Encoded)
+}
+
+// TestAnswersToRepeatedKeys: a key is answered once, however often it is asked for.
+func TestAnswersToRepeatedKeys(t *testing.T) {
+	h := New(Config{})
+	defer h.Close()
+	ctx := context.Background()
+	for _, key := range []string{"a", "b"} {
+		require.NoError(t, h.set(ctx, caller{}, key, []byte("of "+key)))
+	}
+	for _, c := range []struct{ asked, want string }{{"ab", "ab"}, {"baabbab", "ba"}, {"aca", ""}, {"", ""}} {
+		asked := &pyproto.Dict{}
+		for _, key := range c.asked {
+			asked.Pairs = append(asked.Pairs, pyproto.Pair{Key: string(key), Value: ""})
+		}
+		m, err := get(ctx, h, pyproto.Caller{}, pyproto.Comm.New("KeyValuePairs", f("kvs", asked), f("op", "get")))
+		require.NoError(t, err)
+		want := []pyproto.Pair(nil)
+		for _, key := range c.want {
+			want = append(want, pyproto.Pair{Key: string(key), Value: []byte("of " + string(key))})
+		}
+		require.Equal(t, want, m.Dict("kvs").Pairs, c.asked)
+	}
+}
+
 // guard is a Service that notices when it is called with the lock held.
 type guard struct {
 	api.Service
@@ -212,13 +247,9 @@ func play(r *rig, script []byte) {
 		}
 		m := r.agent(int(b>>4), int(b>>4)%4)
 		m.min, m.max = 2, 3
-		q, get := requestOf(m, int(b&15), i, script)
-		if get {
-			data, err := r.host.Get(ctx, m.from, q)
-			if err == nil && data != nil {
-				_, err = pyproto.ReadMessage(data)
-				require.NoError(r.t, err)
-			}
+		q, asks := requestOf(m, int(b&15), i, script)
+		if asks {
+			_, _ = get(ctx, r.host, m.from, q)
 		} else {
 			_, _ = r.host.Report(ctx, m.from, q)
 		}

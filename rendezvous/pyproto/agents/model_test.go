@@ -249,16 +249,12 @@ func f(name string, v any) pyproto.Field {
 }
 
 // get sends as DLRover's client does: ten times, 5 s apart.
-func (m *model) get(ctx context.Context, q *pyproto.Message) (*pyproto.Message, error) {
-	var data []byte
-	err := m.retry(ctx, func() (err error) {
-		data, err = m.host().Get(ctx, m.from, q)
+func (m *model) get(ctx context.Context, q *pyproto.Message) (answer *pyproto.Message, err error) {
+	err = m.retry(ctx, func() (err error) {
+		answer, err = get(ctx, m.host(), m.from, q)
 		return err
 	})
-	if err != nil || data == nil {
-		return nil, err
-	}
-	return pyproto.ReadMessage(data)
+	return answer, err
 }
 
 func (m *model) retry(ctx context.Context, send func() error) error {

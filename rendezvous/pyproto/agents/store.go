@@ -236,19 +236,35 @@ func (h *Host) add(ctx context.Context, who caller, key string, n int) int {
 	return sum
 }
 
-// pairs answers with all keys, or with none if one is missing.
+// pairs answers with all keys, each once, or with none if one is missing.
 func (h *Host) pairs(m *pyproto.Message) *pyproto.Message {
-	out := &pyproto.Dict{}
+	found := h.lookUp(keysOf(m.Dict("kvs")))
+	return m.Dialect().New("KeyValuePairs", pyproto.Field{Name: "kvs", Value: &pyproto.Dict{Pairs: found}},
+		pyproto.Field{Name: "op", Value: ""})
+}
+
+// keysOf are the keys of a question, each once.
+func keysOf(d *pyproto.Dict) (keys []string) {
+	asked := map[string]bool{}
+	for _, p := range d.Pairs {
+		if key, _ := p.Key.(string); !asked[key] {
+			asked[key] = true
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// lookUp returns nothing if one key has no value.
+func (h *Host) lookUp(keys []string) (found []pyproto.Pair) {
 	h.mu.Lock()
-	for _, p := range m.Dict("kvs").Pairs {
-		key, _ := p.Key.(string)
+	defer h.mu.Unlock()
+	for _, key := range keys {
 		v, ok := h.store.values[key]
 		if b := pyproto.BytesOf(v); !ok || b != nil && len(b) == 0 {
-			out = &pyproto.Dict{}
-			break
+			return nil
 		}
-		out.Pairs = append(out.Pairs, pyproto.Pair{Key: key, Value: v})
+		found = append(found, pyproto.Pair{Key: key, Value: v})
 	}
-	h.mu.Unlock()
-	return m.Dialect().New("KeyValuePairs", pyproto.Field{Name: "kvs", Value: out}, pyproto.Field{Name: "op", Value: ""})
+	return found
 }

@@ -97,17 +97,17 @@ func (m *model) restart() {
 	m.start()
 }
 
-func (m *model) Get(_ context.Context, from pyproto.Caller, q *pyproto.Message) ([]byte, error) {
+func (m *model) Get(_ context.Context, from pyproto.Caller, q *pyproto.Message) (a pyproto.Answer, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.checks.lose(from.NodeID, q.Class.Name); err != nil {
-		return nil, err
+		return a, err
 	}
-	answer, err := m.get(from, q)
+	a.Encoded, err = m.get(from, q)
 	if err == nil {
 		err = m.checks.lose(from.NodeID, "answer to "+q.Class.Name)
 	}
-	return answer, err
+	return a, err
 }
 
 func (m *model) get(from pyproto.Caller, q *pyproto.Message) ([]byte, error) {
