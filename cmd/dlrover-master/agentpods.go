@@ -34,7 +34,7 @@ const (
 	podLookups = 4               // at the same time
 	podTime    = 3 * time.Second // for which an agent waits
 	podPause   = time.Minute     // after a lookup without an answer
-	maxPods    = 1 << 17         // that are remembered
+	maxPods    = 1 << 15         // that are remembered
 )
 
 func newAgentPods(c *cluster, job string, log *slog.Logger) *agentPods {

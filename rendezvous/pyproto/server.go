@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // Caller is who sends a request, in its own words.
@@ -202,11 +203,14 @@ func beforeData(n int) []byte {
 
 // dispatch has the Backend answer what is in the envelope.
 func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, success bool, err error) {
+	from, err := callerOf(e, req.Header.Get("job_uid"))
+	if err != nil {
+		return nil, false, err
+	}
 	m, err := s.room.read(req.Context(), e.Data)
 	if err != nil {
 		return nil, false, err
 	}
-	from := Caller{NodeID: e.NodeID, NodeType: e.NodeType, JobUID: req.Header.Get("job_uid")}
 	if s.name == "get" {
 		a, err := s.b.Get(req.Context(), from, m)
 		if err == nil {
@@ -216,6 +220,21 @@ func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, 
 	}
 	success, err = s.b.Report(req.Context(), from, m)
 	return nil, success, err
+}
+
+// maxKind is the most bytes of a NODE_TYPE, of which DLRover's longest has 14.
+const maxKind = 64
+
+// callerOf checks what a request says of its sender, which Backends keep.
+func callerOf(e Envelope, uid string) (Caller, error) {
+	if len(e.NodeType) > maxKind || !utf8.ValidString(e.NodeType) {
+		return Caller{}, fmt.Errorf("%w: a NODE_TYPE %.80q of %d bytes: need UTF-8 of at most %d", errProto, e.NodeType,
+			len(e.NodeType), maxKind)
+	}
+	if int(int32(e.NodeID)) != e.NodeID {
+		return Caller{}, fmt.Errorf("%w: a NODE_ID of %d: need a number of 32 bits", errProto, e.NodeID)
+	}
+	return Caller{NodeID: e.NodeID, NodeType: e.NodeType, JobUID: uid}, nil
 }
 
 // readFrame reads the one message of a call, which comes as it is: agents compress nothing.

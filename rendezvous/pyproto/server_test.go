@@ -124,6 +124,39 @@ func TestCalls(t *testing.T) {
 	})
 }
 
+// What a request says of its sender is kept, so it is short; it is checked before the message is read.
+func TestSendersThatCannotBe(t *testing.T) {
+	both(t, func(t *testing.T, http bool) {
+		b := &backend{answer: echo}
+		addr := serve(t, Handler(b))
+		for _, c := range []struct {
+			caller Caller
+			want   string // "": it is served
+		}{
+			{Caller{NodeType: strings.Repeat("x", maxKind)}, ""},
+			{Caller{NodeType: strings.Repeat("x", maxKind+1)}, "of 65 bytes"},
+			{Caller{NodeType: strings.Repeat("x", 10<<20)}, "at most 64"},
+			{Caller{NodeType: strings.Repeat("ö", maxKind/2+1)}, "of 66 bytes"},
+			{Caller{NodeID: 1 << 31}, "a number of 32 bits"},
+		} {
+			if c.caller.NodeID != 0 && !http {
+				continue // it cannot be said by gRPC
+			}
+			b.heard = nil
+			cl := client(t, ClientConfig{Addr: addr, HTTP: http, Caller: c.caller})
+			_, err := cl.Get(soon(t), cl.New("HeartBeat"))
+			for _, err := range []error{err, cl.Report(soon(t), cl.New("HeartBeat"))} {
+				if c.want == "" {
+					require.NoError(t, err)
+					continue
+				}
+				require.ErrorContains(t, err, map[bool]string{true: "400", false: c.want}[http])
+				require.Empty(t, b.heard)
+			}
+		}
+	})
+}
+
 func TestNoAnswerAndNoSuccess(t *testing.T) {
 	both(t, func(t *testing.T, http bool) {
 		b := &backend{answer: func(context.Context, Caller, *Message) ([]byte, error) { return nil, nil }}

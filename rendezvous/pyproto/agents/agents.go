@@ -84,6 +84,9 @@ type caller struct {
 	id   int
 }
 
+// maxCallers bounds each of the maps that keep something of callers that may be in no run. One that is full is emptied.
+const maxCallers = rendezvous.MaxNodes
+
 // New returns a Host without agents.
 func New(cfg Config) *Host {
 	if cfg.Log == nil {
@@ -310,7 +313,7 @@ func (h *Host) brings(who caller, m *pyproto.Message) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.params) >= 2*rendezvous.MaxNodes {
+	if len(h.params) >= maxCallers {
 		clear(h.params) // the newest count for all
 	}
 	h.params[who], h.last = p, &p

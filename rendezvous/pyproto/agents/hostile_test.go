@@ -125,7 +125,8 @@ func TestRulesAndJoinsThatCannotBe(t *testing.T) {
 		for _, name := range []string{training, checking, "other", ""} {
 			for _, change := range []pyproto.Field{f("node_rank", 1<<31), f("node_rank", rendezvous.MaxNodes),
 				f("local_world_size", 0), f("local_world_size", -4), f("local_world_size", math.MaxInt64),
-				f("local_world_size", math.NaN()), f("rdzv_name", "x")} {
+				f("local_world_size", math.NaN()), f("rdzv_name", "x"), f("node_ip", strings.Repeat("1", maxAddr+1)),
+				f("node_ip", "10.0.0.1\n")} {
 				q := m.joins()
 				q.State.Pairs = append(q.State.Pairs, pyproto.Pair{Key: "rdzv_name", Value: name},
 					pyproto.Pair{Key: change.Name, Value: change.Value})
@@ -135,6 +136,7 @@ func TestRulesAndJoinsThatCannotBe(t *testing.T) {
 		}
 		require.Empty(t, r.host.agents)
 		require.Empty(t, r.host.check.waiting)
+		require.Empty(t, r.host.places)
 	})
 }
 
@@ -171,6 +173,29 @@ func TestAnswersToRepeatedKeys(t *testing.T) {
 		}
 		require.Equal(t, want, m.Dict("kvs").Pairs, c.asked)
 	}
+}
+
+// TestCallersAreForgotten: what is kept of callers that are in no run has a bound, and the newest counts.
+func TestCallersAreForgotten(t *testing.T) {
+	h := New(Config{})
+	defer h.Close()
+	ctx := context.Background()
+	for i := range maxCallers + 1 {
+		who := caller{"worker", i}
+		require.NoError(t, h.brings(who, pyproto.Comm.New("RendezvousParams", f("min_nodes", i%7+1), f("max_nodes", 7))))
+		h.locate(ctx, who, "")
+		h.stray(who)
+		h.syncPort(who, pyproto.Comm.New("SyncTrainingPort", f("port", 1)))
+	}
+	require.Equal(t, []int{1, 1, 1}, []int{len(h.params), len(h.places), len(h.astray)})
+	require.LessOrEqual(t, len(h.ports.offers), maxCallers)
+}
+
+// TestFailuresOfManyBytes are one failure: reading them as JSON would take far more memory.
+func TestFailuresOfManyBytes(t *testing.T) {
+	text := "{" + strings.TrimSuffix(strings.Repeat(`"1":{},`, maxErrors/7+1), ",") + "}"
+	require.Len(t, failures("n", rendezvous.Place{WorldSize: 2}, text), 1)
+	require.Contains(t, failures("n", rendezvous.Place{WorldSize: 2}, text)[0].Text, `{"1":{},`)
 }
 
 // guard is a Service that notices when it is called with the lock held.

@@ -33,12 +33,15 @@ type agent struct {
 	moved  bool               // it has told of a step
 }
 
-// maxSlots is more than any host has devices.
-const maxSlots = 1 << 16
+// Bounds of what an agent joins with: no host has as many devices, nor an address of as many bytes.
+const (
+	maxSlots = 1 << 16
+	maxAddr  = 255
+)
 
 // join takes an agent into a rendezvous.
 func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pyproto.Message, error) {
-	rank := m.Int("node_rank")
+	rank, ip := m.Int("node_rank"), m.Str("node_ip")
 	if m.Get("node_rank") == nil || rank < 0 {
 		rank = m.Int("node_id") // to 0.3
 	}
@@ -49,12 +52,14 @@ func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pypro
 	case rank < 0 || rank >= rendezvous.MaxNodes || slots < 1 || slots > maxSlots:
 		err = fmt.Errorf("agents: node rank %d with %d workers: need a rank from 0 to %d, and 1 to %d workers", rank, slots,
 			rendezvous.MaxNodes-1, maxSlots)
+	case len(ip) > maxAddr || !rendezvous.Printable(ip):
+		err = fmt.Errorf("agents: NODE_IP %.100q of %d bytes: %s, at most %d", ip, len(ip), rendezvous.PrintableRule, maxAddr)
 	case name == checking:
-		h.locate(ctx, who, m.Str("node_ip"))
+		h.locate(ctx, who, ip)
 		round = h.joinCheck(who, rank, slots)
 	case name == training:
-		h.locate(ctx, who, m.Str("node_ip"))
-		round, err = h.joinTraining(ctx, who, rank, slots, m.Str("node_ip"))
+		h.locate(ctx, who, ip)
+		round, err = h.joinTraining(ctx, who, rank, slots, ip)
 	default:
 		err = fmt.Errorf("agents: no rendezvous is called %.100q, only %s and %s", name, training, checking)
 	}
@@ -70,7 +75,7 @@ func (h *Host) locate(ctx context.Context, who caller, ip string) {
 	machine := h.cfg.Machine(ctx, who.kind, who.id, ip)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.places) >= 2*rendezvous.MaxNodes {
+	if len(h.places) >= maxCallers {
 		clear(h.places)
 	}
 	h.places[who] = machine
@@ -324,7 +329,7 @@ func (h *Host) strayed(who caller) int {
 
 // stray notes, h locked, that an agent is in no node any more, and does not know it.
 func (h *Host) stray(who caller) {
-	if len(h.astray) >= 2*rendezvous.MaxNodes {
+	if len(h.astray) >= maxCallers {
 		clear(h.astray) // who asks is noted again
 	}
 	h.astray[who] = true
@@ -388,8 +393,11 @@ func inName(r rune) rune {
 	return -1
 }
 
-// maxFailures bounds those that one agent tells at once.
-const maxFailures = 128
+// Bounds of what one agent tells at once: failures, and the bytes of them that are read.
+const (
+	maxFailures = 128
+	maxErrors   = 256 << 10
+)
 
 // failures reads what an agent tells of its workers: an object by global rank. One that was cut is a failure still.
 func failures(name string, place rendezvous.Place, text string) []rendezvous.Failure {
@@ -399,7 +407,9 @@ func failures(name string, place rendezvous.Place, text string) []rendezvous.Fai
 		Message   string `json:"message"`
 	}
 	at, group := time.Now(), place.GroupRank
-	_ = json.Unmarshal([]byte(text), &told)
+	if len(text) <= maxErrors { // a few bytes of JSON may become a hundred
+		_ = json.Unmarshal([]byte(text), &told)
+	}
 	var fs []rendezvous.Failure
 	for _, rank := range sortedRanks(told) {
 		f := told[rank]

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"time"
 
-	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
 
@@ -28,7 +27,7 @@ func (p *ports) ask(now time.Time, who caller, port, need int) (common, next int
 		return 0, p.agreed
 	case p.agreed > 0:
 		return p.agreed, 0
-	case len(p.offers) >= 2*rendezvous.MaxNodes:
+	case len(p.offers) >= maxCallers:
 		clear(p.offers)
 	}
 	p.offers[who] = offer{port, now}

@@ -45,7 +45,7 @@ func newStore() store {
 	return store{values: map[string]any{}, sizes: map[int]int{}, pruned: map[string]int{}}
 }
 
-func weight(key string, v any) int { return len(key) + len(pyproto.BytesOf(v)) + 64 }
+func weight(key string, v any) int { return len(key) + len(pyproto.BytesOf(v)) + 128 }
 
 func (s *store) put(key string, v any) {
 	if old, ok := s.values[key]; ok {
