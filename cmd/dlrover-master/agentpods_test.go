@@ -75,7 +75,7 @@ func TestTheNodeOfAnAgentIsMarked(t *testing.T) {
 		t.Run(right, func(t *testing.T) {
 			s := inPod(t, append(taintRights, right)...)
 			s.PlacePod("train", "job-edljob-worker-2", "gpu-02", "10.0.0.2")
-			_, c, at, end := served(t, "--python-agents", "--python-run=job", "--node-action=taint")
+			_, c, at, end := served(t, "--python-agents=open", "--python-run=job", "--node-action=taint")
 			defer end()
 			agent := pyproto.NewClient(pyproto.ClientConfig{
 				Addr: strings.TrimPrefix(at, "http://"), Caller: pyproto.Caller{NodeType: "worker", NodeID: 2},

@@ -2,24 +2,52 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/service"
-	"dlrover-run/cmd/internal/token"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
 	"dlrover-run/rendezvous/pyproto/agents"
 )
 
+// agentsMode says whether agents of DLRover are served: not, those that name the job, or all.
+type agentsMode string
+
+const (
+	agentsOff  agentsMode = ""
+	agentsOfUs agentsMode = "true"
+	agentsOpen agentsMode = "open"
+)
+
+// Set implements cli.Generic.
+func (m *agentsMode) Set(text string) error {
+	switch mode := agentsMode(text); mode {
+	case "false":
+		*m = agentsOff
+	case agentsOfUs, agentsOpen:
+		*m = mode
+	default:
+		return errors.New("need no value, or open")
+	}
+	return nil
+}
+
+// String implements cli.Generic.
+func (m *agentsMode) String() string { return string(*m) }
+
+// IsBoolFlag lets the option have no value.
+func (m *agentsMode) IsBoolFlag() bool { return true }
+
 // pythonAgents reads how agents of DLRover are served, nil without them.
 func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Handler, func()), error) {
-	if !c.Bool("python-agents") {
+	mode := *c.Generic("python-agents").(*agentsMode)
+	if mode == agentsOff {
 		for _, name := range []string{"python-run", "job-uid"} {
 			if c.IsSet(name) {
 				return nil, fmt.Errorf("--%s is for agents of DLRover: give --python-agents, too, or leave it out", name)
@@ -27,17 +55,13 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 		}
 		return nil, nil
 	}
-	host, _, err := net.SplitHostPort(c.String("listen"))
-	if err != nil {
-		return nil, fmt.Errorf("--listen=%s: need host:port: %w", c.String("listen"), err)
-	}
 	cfg := agents.Config{
 		Run:    cmp.Or(c.String("python-run"), os.Getenv("ELASTIC_JOB_NAME"), "none"),
-		JobUID: cmp.Or(c.String("job-uid"), os.Getenv("JOB_UID")), Log: d.log, Trust: api.Trust,
+		JobUID: cmp.Or(c.String("job-uid"), os.Getenv("JOB_UID")), Open: mode == agentsOpen, Log: d.log, Trust: api.Trust,
 	}
-	if cfg.JobUID == "" && !c.Bool("insecure") && !token.Loopback(host) {
-		return nil, fmt.Errorf("--python-agents: agents of DLRover know no job token, and --listen=%s is a network address: "+
-			"give --job-uid what they have in JOB_UID, or --insecure to serve whoever comes", c.String("listen"))
+	if cfg.JobUID == "" && !cfg.Open {
+		return nil, errors.New("--python-agents: agents of DLRover know no job token: give --job-uid what they have in " +
+			"JOB_UID, or --python-agents=open to serve every caller, as agents before 0.6 need it")
 	}
 	if len(cfg.Run) > 256 || !rendezvous.Printable(cfg.Run) || cfg.Run == "." || cfg.Run == ".." {
 		return nil, fmt.Errorf("--python-run=%.100q: %s, at most 256 bytes", cfg.Run, rendezvous.PrintableRule)

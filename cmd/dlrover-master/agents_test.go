@@ -44,7 +44,8 @@ func TestAgentsAreServedBesideLaunchers(t *testing.T) {
 	}{
 		"gRPC":              {false, "u1", nil},
 		"HTTP":              {true, "u1", nil},
-		"gRPC, no uid":      {false, "", nil},
+		"gRPC, no uid":      {false, "", pyproto.ErrJobUID},
+		"HTTP, no uid":      {true, "", pyproto.ErrJobUID},
 		"gRPC, another job": {false, "u2", pyproto.ErrJobUID},
 		"HTTP, another job": {true, "u2", pyproto.ErrJobUID},
 	} {
@@ -74,21 +75,34 @@ func TestWithoutAgentsNobodySpeaksTheirProtocol(t *testing.T) {
 	require.ErrorIs(t, err, pyproto.ErrNoMaster)
 }
 
-func TestAgentsNeedAWordOnANetworkAddress(t *testing.T) {
+func TestAgentsNeedAUIDOrAWord(t *testing.T) {
 	t.Setenv("JOB_UID", "")
 	t.Setenv("DLROVER_TOKEN", "0123456789abcdef0123456789abcdef")
-	for want, args := range map[string][]string{
-		"give --job-uid":         {"--listen=:1", "--python-agents"},
-		"give --python-agents":   {"--python-run=x"},
-		"--python-run=\"a\\nb\"": {"--listen=127.0.0.1:0", "--python-agents", "--python-run=a\nb"},
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"give --job-uid what they have in JOB_UID, or --python-agents=open", []string{"--listen=:1", "--python-agents"}},
+		{"give --job-uid", []string{"--listen=127.0.0.1:1", "--insecure", "--python-agents=true"}},
+		{"need no value, or open", []string{"--python-agents=all"}},
+		{"give --python-agents", []string{"--python-run=x"}},
+		{"give --python-agents", []string{"--python-agents=false", "--job-uid=x"}},
+		{"--python-run=\"a\\nb\"", []string{"--listen=127.0.0.1:0", "--python-agents=open", "--python-run=a\nb"}},
 	} {
-		require.ErrorContains(t, app(io.Discard).Run(append([]string{"dlrover-master"}, args...)), want)
+		require.ErrorContains(t, app(io.Discard).Run(append([]string{"dlrover-master"}, c.args...)), c.want)
 	}
+	addr := daemonFor(t, "--python-agents=open")
+	client := pyproto.NewClient(pyproto.ClientConfig{Addr: addr, Caller: pyproto.Caller{NodeType: "worker"}})
+	defer client.Close()
+	require.Eventually(t, func() bool {
+		_, err := client.Get(t.Context(), client.New("HeartBeat"))
+		return err == nil
+	}, 10*time.Second, 20*time.Millisecond)
 }
 
 // The check of agents finds a fault before anybody has joined the run.
 func TestWhatAnAgentSaysOfItsNodeIsKept(t *testing.T) {
-	_, c, at, end := served(t, "--python-agents", "--python-run=job", "--data-dir="+t.TempDir())
+	_, c, at, end := served(t, "--python-agents=open", "--python-run=job", "--data-dir="+t.TempDir())
 	defer end()
 	agent := pyproto.NewClient(pyproto.ClientConfig{
 		Addr: strings.TrimPrefix(at, "http://"), Caller: pyproto.Caller{NodeType: "worker", NodeID: 2},

@@ -72,14 +72,14 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "topology-file", Category: "Options",
 				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
 					"read again when it changes"},
-			&cli.BoolFlag{Name: "python-agents", Category: "Options",
-				Usage: "let agents of DLRover, in Python, take part in the run of --python-run; they know no job token, so a " +
-					"network address needs --job-uid or --insecure"},
+			&cli.GenericFlag{Name: "python-agents", Category: "Options", Value: new(agentsMode),
+				Usage: "let agents of DLRover, in Python, take part in the run of --python-run; they know no job token, so they " +
+					"must name the job of --job-uid, unless this is --python-agents=open"},
 			&cli.StringFlag{Name: "python-run", Category: "Options",
 				Usage: "`RUN`: id of the run of DLRover's agents, the --rdzv-id of launchers in it " +
 					"(default: $ELASTIC_JOB_NAME, else none)"},
 			&cli.StringFlag{Name: "job-uid", Category: "Options",
-				Usage: "`UID`: what DLRover's agents have in their JOB_UID; requests with another one are refused " +
+				Usage: "`UID`: what DLRover's agents have in their JOB_UID; requests with another one, or none, are refused " +
 					"(default: $JOB_UID)"},
 			&cli.StringFlag{Name: "data-dir", Category: "Options",
 				Usage: "`DIR`: directory, made if need be, for what is known of nodes across jobs (dlroverctl nodes); one " +

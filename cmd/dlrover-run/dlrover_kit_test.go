@@ -127,11 +127,19 @@ func (j *dlJob) theirMasterOn(platform string, args ...string) *launched {
 	return m
 }
 
+// kitUID is what agents name that can: those of 0.6.
+const kitUID = "uid-of-the-job"
+
 // ourMaster is our daemon, which Python agents may join.
 func (j *dlJob) ourMaster(args ...string) *launched {
 	j.t.Helper()
-	m := j.start("dlrover-master", nil, append([]string{"--listen=127.0.0.1:" + j.port, "--python-agents",
-		"--python-run=job"}, args...)...)
+	agents := []string{"--python-agents=open"}
+	if j.version == "0.6.1" {
+		agents = []string{"--python-agents", "--job-uid=" + kitUID}
+		j.bench.env = append(j.bench.env, "JOB_UID="+kitUID)
+	}
+	m := j.start("dlrover-master", nil, slices.Concat([]string{"--listen=127.0.0.1:" + j.port, "--python-run=job"}, agents,
+		args)...)
 	j.answers(m)
 	return m
 }

@@ -171,11 +171,8 @@ func (c *Client) Get(ctx context.Context, m *Message) (*Message, error) {
 // Report tells the master; ErrRefused: it did not do what it was told.
 func (c *Client) Report(ctx context.Context, m *Message) error {
 	_, r, err := c.call(ctx, "report", m)
-	switch {
-	case err != nil || r.Success:
+	if err != nil || r.Success {
 		return err
-	case r.Reason == ErrJobUID.Error(): // there is no status for it here; masters of Python give no reason at all
-		return ErrJobUID
 	}
 	return fmt.Errorf("%w %s: %s", ErrRefused, m.Class.Name, reasonOr(r.Reason))
 }
@@ -225,7 +222,7 @@ func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*
 	}
 	req.Header.Set("Content-Type", kind)
 	if c.cfg.Caller.JobUID != "" {
-		req.Header.Set("job_uid", c.cfg.Caller.JobUID)
+		req.Header.Set(jobUID, c.cfg.Caller.JobUID)
 	}
 	if !c.cfg.HTTP {
 		req.Header.Set("Te", "trailers")

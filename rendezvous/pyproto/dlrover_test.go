@@ -25,10 +25,18 @@ type master struct {
 	kv    map[string][]byte
 	heard map[string]Caller
 	last  map[string]*Message
+	uid   string // that was named last
 }
 
 func (m *master) note(from Caller, q *Message) {
 	m.heard[q.Class.Name], m.last[q.Class.Name] = from, q
+}
+
+func (m *master) Admit(_ context.Context, uid string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uid = uid
+	return nil
 }
 
 func (m *master) Report(_ context.Context, from Caller, q *Message) (bool, error) {
@@ -108,10 +116,8 @@ func TestDLRoverAsClient(t *testing.T) {
 			require.Equal(t, 2.0, got["nodes"])
 			require.Equal(t, map[string]any{"network_check": "true"}, got["config"])
 			require.EqualValues(t, 8<<20, got["big"])
-			want := Caller{3, "worker", "uid"}
-			if c.version != "0.6.1" {
-				want.JobUID = ""
-			}
+			require.Equal(t, map[bool]string{true: "uid"}[c.version == "0.6.1"], m.uid)
+			want := Caller{NodeID: 3, NodeType: "worker"}
 			if c.version != "0.4.0" {
 				require.Equal(t, 6.0, got["add"])
 				require.Equal(t, map[string]any{"größe": "00ff"}, got["multi"])

@@ -16,7 +16,7 @@ import (
 	"unicode/utf8"
 )
 
-// Caller is who sends a request, in its own words.
+// Caller is who sends a request, in its own words. Backends get it without the JobUID, which Admit has had.
 type Caller struct {
 	NodeID   int
 	NodeType string
@@ -30,15 +30,18 @@ type Answer struct {
 	Encoded []byte
 }
 
-// Backend answers the requests of agents. Both methods are called by many goroutines.
+// Backend answers the requests of agents. Its methods are called by many goroutines.
 type Backend interface {
+	// Admit says whether a caller may speak, by the job_uid of its request, "" if it names none. Nothing else of the
+	// request has been read. The error is ErrJobUID.
+	Admit(ctx context.Context, uid string) error
 	Get(ctx context.Context, from Caller, m *Message) (Answer, error)
 	// Report says whether it has been heeded.
 	Report(ctx context.Context, from Caller, m *Message) (bool, error)
 }
 
-// ErrJobUID: the caller belongs to another job.
-var ErrJobUID = errors.New("the job_uid is another job's")
+// ErrJobUID: the caller has not shown that it belongs to the job.
+var ErrJobUID = errors.New("the job_uid is not the job's")
 
 // bodyTimeout bounds the reading of a request, and the writing of its answer; what the Backend takes is its own affair.
 const bodyTimeout = 30 * time.Second
@@ -95,15 +98,9 @@ func (s *served) grpc(w http.ResponseWriter, req *http.Request) {
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/grpc")
-	call := s.room.enter(req.Body)
-	defer call.done()
-	e, err := envelopeOf(w, call)
-	var head, data []byte
+	err := s.b.Admit(req.Context(), req.Header.Get(jobUID))
 	if err == nil {
-		head, data, err = s.answerGRPC(req, call, e)
-	}
-	if err == nil {
-		err = writeAll(w, head, data)
+		err = s.callGRPC(w, req)
 	}
 	h.Set(http.TrailerPrefix+"Grpc-Status", strconv.Itoa(codeOf(err)))
 	if err != nil {
@@ -111,6 +108,24 @@ func (s *served) grpc(w http.ResponseWriter, req *http.Request) {
 		h.Set(http.TrailerPrefix+"Grpc-Message", url.PathEscape(text[:min(len(text), maxReason)]))
 	}
 }
+
+// callGRPC writes an answer, or returns an error, which is told behind it: no window of the caller's can hold that up.
+func (s *served) callGRPC(w http.ResponseWriter, req *http.Request) error {
+	call := s.room.enter(req.Body)
+	defer call.done()
+	e, err := envelopeOf(w, call)
+	if err != nil {
+		return err
+	}
+	head, data, err := s.answerGRPC(req, call, e)
+	if err != nil {
+		return err
+	}
+	return writeAll(w, head, data)
+}
+
+// jobUID is the header with which agents of DLRover from 0.6 on name their job.
+const jobUID = "job_uid"
 
 // maxReason is the most bytes of an error that go into a header, of which peers take 8 KiB.
 const maxReason = 1000
@@ -185,9 +200,6 @@ func (s *served) answerGRPC(req *http.Request, c *call, e Envelope) (head, data 
 	if s.name == "get" {
 		return beforeData(len(data)), data, err
 	}
-	if errors.Is(err, ErrJobUID) { // as the master of Python
-		return frame(Response{Reason: err.Error()}.marshal()), nil, nil
-	}
 	return frame(Response{Success: success}.marshal()), nil, err
 }
 
@@ -203,7 +215,7 @@ func beforeData(n int) []byte {
 
 // dispatch has the Backend answer what is in the envelope.
 func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, success bool, err error) {
-	from, err := callerOf(e, req.Header.Get("job_uid"))
+	from, err := callerOf(e)
 	if err != nil {
 		return nil, false, err
 	}
@@ -226,7 +238,7 @@ func (s *served) dispatch(req *http.Request, c *call, e Envelope) (data []byte, 
 const maxKind = 64
 
 // callerOf checks what a request says of its sender, which Backends keep.
-func callerOf(e Envelope, uid string) (Caller, error) {
+func callerOf(e Envelope) (Caller, error) {
 	if len(e.NodeType) > maxKind || !utf8.ValidString(e.NodeType) {
 		return Caller{}, fmt.Errorf("%w: a NODE_TYPE %.80q of %d bytes: need UTF-8 of at most %d", errProto, e.NodeType,
 			len(e.NodeType), maxKind)
@@ -234,7 +246,7 @@ func callerOf(e Envelope, uid string) (Caller, error) {
 	if int(int32(e.NodeID)) != e.NodeID {
 		return Caller{}, fmt.Errorf("%w: a NODE_ID of %d: need a number of 32 bits", errProto, e.NodeID)
 	}
-	return Caller{NodeID: e.NodeID, NodeType: e.NodeType, JobUID: uid}, nil
+	return Caller{NodeID: e.NodeID, NodeType: e.NodeType}, nil
 }
 
 // readFrame reads the one message of a call, which comes as it is: agents compress nothing.
@@ -274,37 +286,49 @@ func frame(body []byte) []byte {
 	return append(b, body...)
 }
 
-// serveJSON is the form over HTTP, whose answer is a pickle.
+// json is the form over HTTP, whose answer is a pickle.
 func (s *served) json(w http.ResponseWriter, req *http.Request) {
-	done := limitReading(w)
 	call := s.room.enter(http.MaxBytesReader(w, req.Body, maxJSON))
 	defer call.done()
-	e, err := readJSON(call)
-	done()
-	limitWriting(w)
+	e, err := s.readCall(w, req, call)
+	if err != nil {
+		w.Header().Set("Connection", "close") // or the answer would wait for the rest of the request
+	}
 	var data []byte
 	success := false
 	if err == nil {
 		data, success, err = s.dispatch(req, call, e)
-		limitWriting(w)
-	} else {
-		w.Header().Set("Connection", "close") // or the answer would wait for the rest of the request
 	}
-	switch {
+	limitWriting(w)
+	if err != nil {
+		http.Error(w, err.Error(), statusFor(err))
+		return
+	}
+	before, after := aroundData(success, len(data))
+	for _, part := range [][]byte{before, data, after} {
+		_, _ = w.Write(part) // the caller may be gone; it asks again
+	}
+}
+
+// readCall reads a request of a caller that may speak.
+func (s *served) readCall(w http.ResponseWriter, req *http.Request, body io.Reader) (Envelope, error) {
+	if err := s.b.Admit(req.Context(), req.Header.Get(jobUID)); err != nil {
+		return Envelope{}, err
+	}
+	defer limitReading(w)()
+	return readJSON(body)
+}
+
+func statusFor(err error) int {
+	switch code := codeOf(err); {
 	case errors.Is(err, errRoom):
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-	case errors.Is(err, ErrJobUID):
-		http.Error(w, err.Error(), http.StatusNotAcceptable)
-	case errors.Is(err, ErrPickle), errors.Is(err, errProto):
-		http.Error(w, err.Error(), http.StatusBadRequest)
-	case err != nil:
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-	default:
-		before, after := aroundData(success, len(data))
-		for _, part := range [][]byte{before, data, after} {
-			_, _ = w.Write(part) // the caller may be gone; it asks again
-		}
+		return http.StatusServiceUnavailable
+	case code == codeUnauthenticated:
+		return http.StatusNotAcceptable
+	case code == codeInvalid:
+		return http.StatusBadRequest
 	}
+	return http.StatusInternalServerError
 }
 
 // aroundData is a BaseResponse without the bytes of its last attribute, data.

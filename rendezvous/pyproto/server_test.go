@@ -31,6 +31,19 @@ type backend struct {
 	answer func(ctx context.Context, from Caller, m *Message) ([]byte, error)
 	// message is in place of answer: what is encoded by the server.
 	message func(m *Message) *Message
+	// uid refuses callers with another one; "" refuses none.
+	uid  string
+	uids []string // that were named
+}
+
+func (b *backend) Admit(_ context.Context, uid string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.uids = append(b.uids, uid)
+	if b.uid != "" && uid != b.uid {
+		return ErrJobUID
+	}
+	return nil
 }
 
 type heard struct {
@@ -110,13 +123,15 @@ func TestCalls(t *testing.T) {
 			for _, caller := range []Caller{
 				{3, "worker", "uid"}, {-1, "", ""}, {1<<31 - 1, "größe", ""}, {-1 << 31, "chief", "x"},
 			} {
-				b.heard = nil
+				b.heard, b.uids = nil, nil
 				c := client(t, ClientConfig{Addr: addr, HTTP: http, Caller: caller, Speak: speak})
 				m := c.New("KeyValuePair", Field{"key", "k"}, Field{"value", []byte("v\x00")})
 				got, err := c.Get(soon(t), m)
 				require.NoError(t, err)
 				require.Equal(t, m, got)
 				require.NoError(t, c.Report(soon(t), m))
+				require.Equal(t, []string{caller.JobUID, caller.JobUID}, b.uids)
+				caller.JobUID = ""
 				require.Equal(t, []heard{{"get", caller, m}, {"report", caller, m}}, b.heard)
 				require.NotEmpty(t, c.Dialect())
 			}
@@ -172,18 +187,16 @@ func TestNoAnswerAndNoSuccess(t *testing.T) {
 
 func TestAnotherJob(t *testing.T) {
 	both(t, func(t *testing.T, http bool) {
-		b := &backend{answer: func(_ context.Context, from Caller, m *Message) ([]byte, error) {
-			if from.JobUID != "mine" {
-				return nil, ErrJobUID
-			}
-			return Encode(m), nil
-		}}
+		b := &backend{answer: echo, uid: "mine"}
 		addr := serve(t, Handler(b))
-		c := client(t, ClientConfig{Addr: addr, HTTP: http, Caller: Caller{JobUID: "other"}})
-		_, err := c.Get(soon(t), c.New("HeartBeat"))
-		require.ErrorIs(t, err, ErrJobUID)
-		require.ErrorIs(t, c.Report(soon(t), c.New("HeartBeat")), ErrJobUID)
-		c = client(t, ClientConfig{Addr: addr, HTTP: http, Caller: Caller{JobUID: "mine"}})
+		for _, uid := range []string{"other", ""} {
+			c := client(t, ClientConfig{Addr: addr, HTTP: http, Caller: Caller{JobUID: uid}})
+			_, err := c.Get(soon(t), c.New("HeartBeat"))
+			require.ErrorIs(t, err, ErrJobUID)
+			require.ErrorIs(t, c.Report(soon(t), c.New("HeartBeat")), ErrJobUID)
+		}
+		require.Empty(t, b.heard)
+		c := client(t, ClientConfig{Addr: addr, HTTP: http, Caller: Caller{JobUID: "mine"}})
 		require.NoError(t, c.Report(soon(t), c.New("HeartBeat")))
 	})
 }

@@ -77,6 +77,17 @@ func speak2(t *testing.T, h http.Handler, window uint32, say string) (kinds []by
 	return kinds, after
 }
 
+// TestStrangersAreNotReadFrom: who is refused hears it at once, whatever it does not send, and does not take.
+func TestStrangersAreNotReadFrom(t *testing.T) {
+	for _, body := range []string{"", frame2(0, 0, 1, "\x00\x01\x00\x00\x00 a little of it")} {
+		synctest.Test(t, func(t *testing.T) {
+			kinds, after := speak2(t, Handler(&backend{uid: "mine"}), 0, headers2+body)
+			require.Zero(t, after)
+			require.Equal(t, "\x01\x01", string(kinds), "headers alone, which need no window")
+		})
+	}
+}
+
 // TestSlowCallers: who does not send all of a call, or does not take its answer, is not waited for without end.
 func TestSlowCallers(t *testing.T) {
 	headers := headers2

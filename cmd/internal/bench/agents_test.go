@@ -100,6 +100,8 @@ func (refuses) Get(context.Context, pyproto.Caller, *pyproto.Message) (pyproto.A
 	return pyproto.Answer{}, errors.New("no")
 }
 
+func (refuses) Admit(context.Context, string) error { return nil }
+
 func (refuses) Report(context.Context, pyproto.Caller, *pyproto.Message) (bool, error) {
 	return false, nil
 }
@@ -110,6 +112,8 @@ type forgets struct{ refuses }
 func (forgets) Report(context.Context, pyproto.Caller, *pyproto.Message) (bool, error) {
 	return true, nil
 }
+
+func (forgets) Admit(context.Context, string) error { return nil }
 
 func (forgets) Get(context.Context, pyproto.Caller, *pyproto.Message) (pyproto.Answer, error) {
 	return pyproto.Answer{}, nil

@@ -20,7 +20,11 @@ func plain(text string) string {
 		return "option " + dashed(name) + " needs a value"
 	}
 	if rest, ok := strings.CutPrefix(text, "invalid boolean value "); ok {
-		return wrong(text, rest, " for -", "takes true, false or no value")
+		rule := "takes true, false or no value"
+		if own := text[strings.LastIndex(text, ": ")+len(": "):]; own != "parse error" {
+			rule = own // the option's own
+		}
+		return wrong(text, rest, " for -", rule)
 	}
 	if rest, ok := strings.CutPrefix(text, "invalid value "); ok && strings.HasSuffix(text, ": parse error") {
 		return wrong(text, rest, " for flag -", "need a whole number")

@@ -11,6 +11,7 @@ package agents
 import (
 	"cmp"
 	"context"
+	"crypto/subtle"
 	"fmt"
 	"log/slog"
 	"math"
@@ -35,8 +36,9 @@ const Silence = 45 * time.Second
 type Config struct {
 	Service api.Service
 	Run     string
-	// JobUID, when not empty, must come with every request that names one, as DLRover's master has it.
+	// JobUID must come with every request. Open serves those that name none, too, and any without a JobUID.
 	JobUID string
+	Open   bool
 	Log    *slog.Logger
 	// Trust, if it is not nil, hears of requests that name the JobUID.
 	Trust func(ctx context.Context)
@@ -74,7 +76,7 @@ type Host struct {
 	check  check
 	steps  map[caller]int
 	ports  ports
-	unable map[string]bool // messages that were refused, said once
+	said   map[string]bool // what is said once
 	begun  bool            // somebody looks for silent agents
 }
 
@@ -103,7 +105,7 @@ func New(cfg Config) *Host {
 		cfg:   cfg, agents: map[caller]*agent{}, names: map[string]*agent{}, ranks: map[int]*agent{},
 		astray: map[caller]bool{}, places: map[caller]string{},
 		params: map[caller]rendezvous.Params{},
-		steps:  map[caller]int{}, ports: ports{offers: map[caller]offer{}}, unable: map[string]bool{}, check: newCheck(),
+		steps:  map[caller]int{}, ports: ports{offers: map[caller]offer{}}, said: map[string]bool{}, check: newCheck(),
 		worlds: newWorlds(), store: newStore(),
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -133,22 +135,28 @@ func (h *Host) others() int {
 	return max(0, h.cfg.Others())
 }
 
-// authorize: a uid that is missing on either side is no other job's, as DLRover has it.
-func (h *Host) authorize(ctx context.Context, from pyproto.Caller) error {
-	if h.cfg.JobUID != "" && from.JobUID != "" && from.JobUID != h.cfg.JobUID {
-		return pyproto.ErrJobUID
+// Admit implements pyproto.Backend. Agents of DLRover before 0.6 name no job.
+func (h *Host) Admit(ctx context.Context, uid string) error {
+	switch {
+	case h.cfg.JobUID != "" && subtle.ConstantTimeCompare([]byte(uid), []byte(h.cfg.JobUID)) == 1:
+		if h.cfg.Trust != nil {
+			h.cfg.Trust(ctx)
+		}
+		return nil
+	case h.cfg.Open && (uid == "" || h.cfg.JobUID == ""):
+		return nil
+	case uid == "":
+		h.once("without job_uid", func() { h.cfg.Log.Warn("a caller is refused: " + errNoUID.Error()) })
+		return errNoUID
 	}
-	if h.cfg.JobUID == from.JobUID && h.cfg.Trust != nil {
-		h.cfg.Trust(ctx)
-	}
-	return nil
+	return pyproto.ErrJobUID
 }
+
+var errNoUID = fmt.Errorf("%w: the request names none; set JOB_UID of the agents to the master's --job-uid, or serve "+
+	"agents that name none, as those of DLRover before 0.6, with --python-agents=open", pyproto.ErrJobUID)
 
 // Get implements pyproto.Backend.
 func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message) (a pyproto.Answer, err error) {
-	if err := h.authorize(ctx, from); err != nil {
-		return a, err
-	}
 	who := h.heard(from)
 	switch name := m.Class.Name; {
 	case name == "WaitingNodeNumRequest":
@@ -198,11 +206,17 @@ func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyp
 
 // cannot says once of what is asked for in vain.
 func (h *Host) cannot(m *pyproto.Message) {
+	name := fmt.Sprintf("%.100s", m.Class.Name)
+	h.once(name, func() { h.cfg.Log.Warn("agents ask for what only DLRover's own master has", "message", name) })
+}
+
+// once says what is said once under a name.
+func (h *Host) once(name string, say func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if name := fmt.Sprintf("%.100s", m.Class.Name); !h.unable[name] && len(h.unable) < 64 {
-		h.unable[name] = true
-		h.cfg.Log.Warn("agents ask for what only DLRover's own master has", "message", name)
+	if !h.said[name] && len(h.said) < 64 {
+		h.said[name] = true
+		say()
 	}
 }
 
@@ -251,9 +265,6 @@ func parallel(d pyproto.Dialect) *pyproto.Message {
 
 // Report implements pyproto.Backend.
 func (h *Host) Report(ctx context.Context, from pyproto.Caller, m *pyproto.Message) (bool, error) {
-	if err := h.authorize(ctx, from); err != nil {
-		return false, err
-	}
 	who := h.heard(from)
 	switch m.Class.Name {
 	case "RendezvousParams":

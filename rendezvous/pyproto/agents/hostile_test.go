@@ -84,24 +84,39 @@ func TestKeysOfOldChecksAreForgotten(t *testing.T) {
 	require.Len(t, s.values, 3)
 }
 
-func TestAnotherJobsUID(t *testing.T) {
-	trusted := 0
-	h := New(Config{JobUID: "a", Trust: func(context.Context) { trusted++ }})
-	defer h.Close()
-	ctx, q := context.Background(), pyproto.Comm.New("HeartBeat")
-	for _, uid := range []string{"b", "a ", "A"} {
-		_, err := h.Get(ctx, pyproto.Caller{JobUID: uid}, q)
-		require.ErrorIs(t, err, pyproto.ErrJobUID)
-		_, err = h.Report(ctx, pyproto.Caller{JobUID: uid}, q)
-		require.ErrorIs(t, err, pyproto.ErrJobUID)
+// TestWhoIsAdmitted: a caller must name the job, unless all are served.
+func TestWhoIsAdmitted(t *testing.T) {
+	for _, c := range []struct {
+		uid       string
+		open      bool
+		admitted  string
+		refused   string
+		isTrusted int
+	}{
+		{uid: "a", admitted: "a", refused: ",b,a ,A,aa", isTrusted: 1},
+		{uid: "a", open: true, admitted: "a,", refused: "b,a ,A", isTrusted: 1},
+		{open: true, admitted: ",a,b"},
+		{refused: ",a"},
+	} {
+		trusted := 0
+		h := New(Config{JobUID: c.uid, Open: c.open, Trust: func(context.Context) { trusted++ }})
+		for _, uid := range strings.Split(c.admitted, ",") {
+			if c.admitted != "" {
+				require.NoError(t, h.Admit(t.Context(), uid), "%+v: %q", c, uid)
+			}
+		}
+		require.Equal(t, c.isTrusted, trusted)
+		for _, uid := range strings.Split(c.refused, ",") {
+			if c.refused == "" {
+				continue
+			}
+			err := h.Admit(t.Context(), uid)
+			require.ErrorIs(t, err, pyproto.ErrJobUID, "%+v: %q", c, uid)
+			require.Equal(t, uid == "", strings.Contains(err.Error(), "--python-agents=open"), err)
+		}
+		require.Equal(t, c.isTrusted, trusted)
+		h.Close()
 	}
-	require.Zero(t, trusted)
-	_, err := h.Get(ctx, pyproto.Caller{}, q)
-	require.NoError(t, err)
-	require.Zero(t, trusted)
-	_, err = h.Get(ctx, pyproto.Caller{JobUID: "a"}, q)
-	require.NoError(t, err)
-	require.Equal(t, 1, trusted)
 }
 
 // TestRulesAndJoinsThatCannotBe are refused with an error that names them, and leave nothing behind.

@@ -33,7 +33,7 @@ func newChecked(t *testing.T) *checked {
 	c := &checked{
 		t: t, hub: api.NewHub(api.HubConfig{}), bad: map[int]bool{}, slow: map[int]bool{}, pairs: map[string]int{},
 	}
-	host := agents.New(agents.Config{Service: c.hub, Run: "job"})
+	host := agents.New(agents.Config{Service: c.hub, Run: "job", Open: true})
 	srv := httptest.NewUnstartedServer(pyproto.Handler(host))
 	srv.Config.Protocols = new(http.Protocols)
 	srv.Config.Protocols.SetHTTP1(true)

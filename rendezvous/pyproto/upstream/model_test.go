@@ -97,6 +97,8 @@ func (m *model) restart() {
 	m.start()
 }
 
+func (*model) Admit(context.Context, string) error { return nil }
+
 func (m *model) Get(_ context.Context, from pyproto.Caller, q *pyproto.Message) (a pyproto.Answer, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
