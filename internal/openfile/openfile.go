@@ -1,0 +1,152 @@
+// Package openfile opens files that another process can replace while we look: a FIFO would block the one who opens it,
+// /dev/zero has no end, and a link leads to a file of somebody else. What is opened here is a regular file, opening
+// waits for nothing, and what is read has a bound.
+package openfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Why a file is refused, behind its path.
+var (
+	ErrNotRegular = errors.New("not a regular file")
+	ErrLink       = fmt.Errorf("a link, which is not followed here: %w", syscall.ELOOP)
+	ErrTooLong    = errors.New("too long")
+)
+
+// Open is os.OpenFile for a file in a place where others write, too. It follows no link at the end of path.
+func Open(path string, flags int, mode fs.FileMode) (*os.File, error) {
+	return regular(open(path, flags|unix.O_NOFOLLOW, mode))
+}
+
+// OpenLinked opens a file for reading that may be reached through links, as programs are, and what Kubernetes mounts.
+func OpenLinked(path string) (*os.File, error) { return regular(open(path, os.O_RDONLY, 0)) }
+
+// Read returns the content of a file as Open opens it. One of more than limit bytes is an error.
+func Read(path string, limit int64) ([]byte, error) {
+	f, err := Open(path, os.O_RDONLY, 0)
+	return readAll(f, err, limit)
+}
+
+// ReadLinked is Read for a file as OpenLinked opens it.
+func ReadLinked(path string, limit int64) ([]byte, error) {
+	f, err := OpenLinked(path)
+	return readAll(f, err, limit)
+}
+
+// How long ReadNamed waits for all of a pipe, and how often it looks for a writer.
+var pipeTime = 10 * time.Second
+
+const pipePause = 5 * time.Millisecond
+
+// ReadNamed is ReadLinked for a file that the command line names: a pipe will do, such as a shell's <(command), if its
+// end comes soon.
+func ReadNamed(path string, limit int64) ([]byte, error) {
+	f, err := open(path, os.O_RDONLY, 0)
+	if err == nil {
+		if info, err := f.Stat(); err == nil && info.Mode().Type() == fs.ModeNamedPipe {
+			defer f.Close()
+			return readPipe(f, limit)
+		}
+	}
+	f, err = regular(f, err)
+	return readAll(f, err, limit)
+}
+
+// readPipe waits for a writer, too: without one a pipe is at its end.
+func readPipe(f *os.File, limit int64) (data []byte, err error) {
+	_ = f.SetReadDeadline(time.Now().Add(pipeTime))
+	for len(data) == 0 && err == nil {
+		time.Sleep(pipePause)
+		data, err = readTo(f, limit)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = pathError("read", f.Name(), fmt.Errorf("a pipe whose writer has not ended within %s", pipeTime))
+	}
+	return data, err
+}
+
+func open(path string, flags int, mode fs.FileMode) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|unix.O_NONBLOCK|unix.O_NOCTTY, mode)
+	switch {
+	case errors.Is(err, unix.ENXIO): // a socket, or a FIFO without a reader
+		err = pathError("open", path, ErrNotRegular)
+	case errors.Is(err, unix.ELOOP) && flags&unix.O_NOFOLLOW != 0:
+		err = pathError("open", path, ErrLink)
+	}
+	return f, err
+}
+
+// regular closes what is no regular file. The flag that kept the opening from waiting is not left to children.
+func regular(f *os.File, err error) (*os.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = pathError("open", f.Name(), ErrNotRegular)
+	}
+	if err == nil {
+		err = unix.SetNonblock(int(f.Fd()), false)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// readAll reads and closes what was opened.
+func readAll(f *os.File, err error, limit int64) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > limit {
+		return nil, tooLong(f, limit)
+	}
+	return readTo(f, limit)
+}
+
+func readTo(f *os.File, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if int64(len(data)) > limit {
+		err = tooLong(f, limit)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return data, nil
+}
+
+func tooLong(f *os.File, limit int64) error {
+	return pathError("read", f.Name(), fmt.Errorf("%w: at most %d bytes are read", ErrTooLong, limit))
+}
+
+func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
+
+// Replace puts a file with data at path, in place of whatever has that name: readers see all of it, or what was there
+// before. A crash may leave a file beside it whose name ends in ".new".
+func Replace(path string, data []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.new")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
