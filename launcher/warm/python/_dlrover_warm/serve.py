@@ -113,7 +113,10 @@ def _take_control():
     """Makes descriptor 0 what it is for others."""
     import fcntl
 
-    control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
+    try:
+        control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
+    except OSError:  # ulimit -n is below that
+        control = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

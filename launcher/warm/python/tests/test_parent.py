@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -87,6 +88,16 @@ class Parents(Case):
             help.send(parent.wire, {"op": "prepare", "launcher": os.getpid()}, f.fileno())
         self.assertEqual(help.receive(parent.wire)["op"], "prepared")
         self.assertEqual(self.run_in(parent, "import sys; print('colorsys' in sys.modules)"), "True\n")
+
+    def test_few_descriptors(self):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+        try:
+            parent = self.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        self.assertEqual(parent.prepare("colorsys")["op"], "prepared", self.errors())
+        self.assertEqual(self.run_in(parent, "import os; print(os.readlink('/proc/self/fd/0'))"), "/dev/null\n")
 
     def test_unsafe(self):
         thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
