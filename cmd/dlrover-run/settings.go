@@ -343,6 +343,9 @@ func (r *resolver) secret() (err error) {
 		return r.withoutToken()
 	}
 	if s.serves(r.host) {
+		if s.params.Max == 1 {
+			return nil // there are no nodes to miss
+		}
 		r.warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; " +
 			"give every node the same DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file")
 		return nil

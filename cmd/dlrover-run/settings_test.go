@@ -99,6 +99,8 @@ func TestResolve(t *testing.T) {
 				require.Equal(t, 3, s.policy.MaxRestarts)
 				require.Equal(t, -1, s.node.Rank)
 			}},
+		"c10d, one node": {"--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=host-a train.py", nil,
+			func(t *testing.T, s settings) { require.Empty(t, s.warnings) }},
 		"c10d is_host": {"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host-a " +
 			"--rdzv-conf=is_host=0,last_call_timeout=1.5,join_timeout=7 train.py", map[string]string{"DLROVER_TOKEN": secret},
 			func(t *testing.T, s settings) {

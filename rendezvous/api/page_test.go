@@ -178,6 +178,15 @@ func TestOtherUsers(t *testing.T) {
 	}
 }
 
+func TestMayAsk(t *testing.T) {
+	for _, c := range []struct {
+		uid, own int
+		may      bool
+	}{{7, 7, true}, {0, 0, true}, {0, 7, true}, {7, 0, false}, {8, 7, false}, {-1, 7, false}} {
+		require.Equal(t, c.may, mayAsk(c.uid, c.own), c)
+	}
+}
+
 func FuzzReadDiag(f *testing.F) {
 	answer := make([]byte, diagAnswerSize)
 	binary.NativeEndian.PutUint16(answer[4:], sockDiagByFamily)
