@@ -391,7 +391,8 @@ func TestRejoinReachesANewDaemonFirst(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var svc swapped
 			svc.hub.Store(NewHub(HubConfig{}))
-			s := openSession(t, &svc, "a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 9})
+			s := openSession(t, &svc, "a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 9,
+				Budget: rendezvous.Budget{SameFailures: -1}})
 			defer s.Close()
 			runs := make(chan rendezvous.Directive, 9)
 			ctx, cancel := context.WithCancel(t.Context())
