@@ -97,3 +97,20 @@ func TestPausesAreLearned(t *testing.T) {
 	rest(30)
 	require.InDelta(t, 71, l.d.Paused().Seconds(), 1)
 }
+
+// Without an optimizer collectives tell what is no preparation any more; with one the first steps do.
+func TestPausesWithoutAnOptimizer(t *testing.T) {
+	for steps, want := range map[uint64]float64{0: 31, 1: 1} {
+		l := newLookout(DetectorConfig{})
+		l.s.Page.Steps = steps
+		collective := func() { l.s.Page.Groups = []GroupState{{ID: 1, Seq: l.s.Page.Groups[0].Seq + 1}} }
+		for range 120 {
+			l.look(collective)
+		}
+		for range 30 {
+			l.look(nil)
+		}
+		l.look(collective)
+		require.InDelta(t, want, l.d.Paused().Seconds(), 1, "%d steps", steps)
+	}
+}

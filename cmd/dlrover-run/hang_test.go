@@ -220,7 +220,7 @@ func TestHealthyPausesAreNoHangsWithTorch(t *testing.T) {
 	}
 }
 
-// Nobody ends a job because one of its ranks waits for something for a minute. A line may say what it does.
+// A job is not ended because one of its ranks waits for something for a minute. A line may say what it does.
 func TestInnocentWaitsAreNotEndedWithTorch(t *testing.T) {
 	besideOthers(t)
 	service := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
