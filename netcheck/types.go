@@ -262,5 +262,16 @@ type Verdict struct {
 	Findings []Finding `json:"findings,omitempty"` // at most MaxFindings
 }
 
+// Reaches says that the node has passed with another one, or had none to be tested with.
+func (v Verdict) Reaches() bool {
+	switch v.State {
+	case StateOK, StateSlow:
+		return true
+	case StatePath:
+		return v.Partners > 0
+	}
+	return false
+}
+
 // MaxFindings bounds the findings of a node.
 const MaxFindings = 64

@@ -248,7 +248,7 @@ func (s *stage) unblamed(m *member) Verdict {
 	paths, fails := s.pathsOf(m), s.fails(m)
 	switch {
 	case len(paths) > 0 || s.size == 2 && fails > 0:
-		return Verdict{State: StatePath, Kind: "net.both", Confidence: 0.9, Findings: s.warnings(m),
+		return Verdict{State: StatePath, Kind: "net.both", Confidence: 0.9, Partners: m.passes(), Findings: s.warnings(m),
 			Reason: s.pathReason(m, paths)}
 	case fails > 0 && (!m.certified(reach) || m.standing == open || m.standing == capped):
 		return Verdict{State: StateUndecided, Kind: "net.both", Findings: s.warnings(m),

@@ -273,9 +273,9 @@ func (r *Round) stand(n *node) {
 	r.exclude(n)
 }
 
-// fails lets a static run fail soon because of a check.
+// fails lets a run that no other node can join fail soon because of a check.
 func (r *Round) fails(now time.Time) {
-	if r.params.Static && r.failAt.IsZero() {
+	if (r.params.Static || r.params.CheckOnly) && r.failAt.IsZero() {
 		r.failAt = now.Add(staticPatience)
 	}
 }
@@ -351,12 +351,12 @@ func (r *Round) bar(now time.Time, e Barred) error {
 	if r.phase == gating && len(r.wary) < maxGone {
 		r.wary[n.machine()] = true
 	}
-	n.unsure = e.Again
-	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, e.Again)
+	n.unsure = e.Again && !r.params.CheckOnly
+	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, n.unsure)
 	r.exclude(n)
 	r.note(event, n.Name, reason).Aspect = aspect
 	delete(r.gone, n.Name) // it is here again
-	if !e.Again {
+	if !n.unsure {
 		r.fails(now)
 	}
 	return nil

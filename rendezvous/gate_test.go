@@ -314,6 +314,29 @@ func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
 	require.Equal(t, "a b x2", s.order())
 }
 
+// What is only checked waits for no other nodes, and checks none again.
+func TestCheckOnlyEndsWithItsChecks(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		s := gated(t, Params{Min: 2, Max: 3, CheckOnly: true})
+		s.join("a", "b", "c")
+		s.must(Barred{ID: "c", Reason: "it reaches nothing", Again: again})
+		require.Equal(t, Bar, s.dirs["c"].Kind)
+		require.Len(t, s.notes("undecided"), map[bool]int{true: 1}[again])
+		s.clear("a", "b")
+		s.obey()
+		require.Equal(t, "a b", s.order())
+
+		s = gated(t, Params{Min: 2, Max: 3, CheckOnly: true})
+		s.join("a", "b", "c")
+		for _, id := range []string{"a", "b", "c"} {
+			require.NotEqual(t, finished, s.r.phase)
+			s.must(Barred{ID: id, Reason: "it reaches nothing", Again: again})
+		}
+		require.Equal(t, finished, s.r.phase)
+		require.Contains(t, s.r.cause.Text, "too few nodes have passed their checks: 0 nodes joined, need 2; a is barred: it")
+	}
+}
+
 // A node that came too late to be tested with the others is tested with them before it gets workers.
 func TestLateNodeIsCheckedWithOthers(t *testing.T) {
 	for _, dead := range []bool{false, true} {

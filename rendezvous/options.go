@@ -59,7 +59,10 @@ func (p Params) holds() string {
 }
 
 func (p Params) checks() string {
-	if p.Check == "" {
+	switch {
+	case p.CheckOnly:
+		return "only checks of nodes (" + p.Check + ")"
+	case p.Check == "":
 		return "no checks of nodes"
 	}
 	return "checks of nodes (" + p.Check + ")"

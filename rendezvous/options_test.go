@@ -13,7 +13,7 @@ import (
 // TestEveryFieldOfParamsIsNamed changes each field once: two nodes that differ in it are told so.
 func TestEveryFieldOfParamsIsNamed(t *testing.T) {
 	run := Params{Min: 2, Max: 2}.WithDefaults()
-	shared := []string{"Min", "Max", "Unit", "Static", "Check"}
+	shared := []string{"Min", "Max", "Unit", "Static", "Check", "CheckOnly"}
 	for i := range reflect.TypeFor[Params]().NumField() {
 		name := reflect.TypeFor[Params]().Field(i).Name
 		if name == "Budget" {

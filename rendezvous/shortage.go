@@ -97,7 +97,7 @@ func (r *Round) tellShortage() {
 		return
 	}
 	r.lacking, r.lackingFor = nil, barred
-	if r.params.Static || !r.failed() { // failStatic does not wait
+	if r.params.Static || r.params.CheckOnly || !r.failed() { // failStatic does not wait
 		return
 	}
 	r.lacking = r.lack(CauseCheck, fmt.Sprintf("too few nodes have passed their checks; waiting up to %s for others: %s",
@@ -116,12 +116,16 @@ func (r *Round) failStatic(now time.Time) bool {
 	switch {
 	case r.failAt.IsZero() || r.paused != nil:
 		return false
-	case !r.failed(): // somebody has mended it, or says so
+	case !r.failed(), r.params.CheckOnly && r.fit(r.joined+r.asked) >= r.params.Min: // somebody has mended it, or says so
 		r.failAt = time.Time{}
 		return false
 	case r.asked > 0 && now.Before(r.failAt):
 		return false
 	}
-	r.finish(now, Failed, r.lack(CauseCheck, "checks of nodes have failed, and nobody replaces a node of a static run"))
+	text := "checks of nodes have failed, and nobody replaces a node of a static run"
+	if r.params.CheckOnly {
+		text = "too few nodes have passed their checks: " + r.numbers()
+	}
+	r.finish(now, Failed, r.lack(CauseCheck, text))
 	return true
 }

@@ -56,6 +56,8 @@ type Params struct {
 	GateTimeout time.Duration `json:"gate_timeout,omitempty"`
 	// Check says how nodes are checked, in the words of those who check them; "" without. At most MaxCheck bytes.
 	Check string `json:"check,omitempty"`
+	// CheckOnly: the run is over with its checks. Nodes that fail are not waited for, nor checked again.
+	CheckOnly bool `json:"check_only,omitempty"`
 	// Hang says what is done about workers that hang, in the words of those who watch them; "" if nobody does. At most
 	// MaxHang bytes.
 	Hang string `json:"hang,omitempty"`

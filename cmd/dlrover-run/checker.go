@@ -213,6 +213,9 @@ func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.
 	} else if !r.Excluded && r.State != netcheck.StateOK {
 		c.log.Warn("this node takes part in spite of its check", "verdict", r.State, "reason", r.Reason)
 	}
+	if c.only && !c.spec.ReportOnly && !r.Excluded && !r.Reaches() {
+		r.Excluded, r.Again = true, true // nobody trains; the exit status says what was found
+	}
 	return launcher.CheckResult{Passed: !r.Excluded, Again: r.Again, Reason: r.Reason, Aspect: r.Aspect(), Until: r.Until,
 		Covered: r.Covered, Domain: r.Domain}, nil
 }

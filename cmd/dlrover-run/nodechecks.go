@@ -185,6 +185,7 @@ func (r *resolver) gate(k *checkSettings) {
 	}
 	if k.only {
 		r.s.runID += "-check" // the job itself has not begun
+		p.CheckOnly = true
 		r.s.slots, r.s.node.Slots, r.s.slotsWhy = 1, 1, "--check-only"
 		r.s.policy.Restart, p.Always = policy.Never, false // there is no work to be done again
 	}
