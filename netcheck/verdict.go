@@ -195,9 +195,10 @@ func (s *stage) verdict(m *member) Verdict {
 	return v
 }
 
-// apart says that a world with m cannot work: it reaches no others, or only its like.
+// apart says that a world with m cannot work: it reaches no others, or only its like. A witness has reached others in an
+// earlier check, and stands until the opposite is proved.
 func (s *stage) apart(m *member) bool {
-	return !m.record(reach).passed && (!m.n.witness || len(m.trials) > 0) || s.dead[m.leaf] || m.ofIsland()
+	return !m.record(reach).passed && !m.n.witness || s.dead[m.leaf] || m.ofIsland()
 }
 
 // othersWork says that nodes reach each other without m. What a newcomer meets are nodes that have trained together; that
@@ -215,9 +216,9 @@ func (s *stage) othersWork(m *member) bool {
 	return good >= goodFrom
 }
 
-// paired says that m was really tested: whose partners all failed it was not.
+// paired says that m was really tested: whose partners all failed it was not. The pass of a witness is not renewed by less.
 func (s *stage) paired(m *member) bool {
-	return m.certified(reach) || m.blamed() || s.fails(m) > 0
+	return m.certified(reach) || m.blamed() || s.fails(m) > 0 && !m.n.witness
 }
 
 // judged is the verdict of a member without regard to how many others have the same.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -191,6 +192,26 @@ func TestGate(t *testing.T) {
 	rs, err := c.Runs(t.Context())
 	require.NoError(t, err)
 	require.Contains(t, rs[0].Nodes[2].Barred.Text, "slow link")
+}
+
+// A node that happens to ask does not hear of a check before the check has heard of the node: it would come too early, and
+// be checked alone.
+func TestNoNodeComesToACheckTooEarly(t *testing.T) {
+	var hub *Hub
+	early := make(chan rendezvous.Directive, 9)
+	hub = NewHub(HubConfig{Gate: func(run string, ids, _ []string) {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		if d, err := hub.Watch(ctx, run, ids[0], Cursor{}); err == nil {
+			early <- d.Directive
+		}
+	}})
+	defer hub.Close()
+	require.NoError(t, hub.Join(t.Context(), "r", gated("a")))
+	require.NoError(t, hub.Join(t.Context(), "r", gated("b")))
+	require.Empty(t, early)
+	until(t, hub, "a", rendezvous.Check)
+	until(t, hub, "b", rendezvous.Check)
 }
 
 // A clearance is for a length of time, whatever the clock of the node says.

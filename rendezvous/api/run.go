@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +28,7 @@ type run struct {
 	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
 
 	gates   []rendezvous.Action // for cfg.Gate, to be told when the lock is released
+	untold  map[string]bool     // IDs in gates, which do not hear of their checks before
 	telling bool                // somebody is telling them
 }
 
@@ -35,7 +37,7 @@ func (h *Hub) newRun(id string) *run {
 	now := time.Now()
 	base := uint64(now.UnixNano())
 	return &run{
-		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{},
+		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, untold: map[string]bool{},
 		round: rendezvous.New(rendezvous.Config{
 			Term: base, Topology: h.cfg.Topology, Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
 		}),
@@ -115,7 +117,8 @@ func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, e
 	if after.WithNotices {
 		notices, seq = r.noticesLocked(node, after.Notices), r.noticeSeq
 	}
-	if d.Seq != after.Directive || len(notices) > 0 {
+	early := d.Kind == rendezvous.Check && r.untold[node]
+	if (d.Seq != after.Directive || len(notices) > 0) && !early {
 		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil, nil
 	}
 	ch := r.wake[node]
@@ -179,6 +182,9 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 	}
 	if len(a.Gate)+len(a.Witnesses)+len(a.Released) > 0 && r.cfg.Gate != nil {
 		r.gates = append(r.gates, a)
+		for _, id := range slices.Concat(a.Gate, a.Witnesses) {
+			r.untold[id] = true
+		}
 	}
 	if a.Directive != nil && (a.Directive.Kind != rendezvous.Check || r.cfg.Gate == nil) {
 		r.wakeLocked(a.Node)
@@ -200,9 +206,7 @@ func (r *run) unlock() {
 		r.mu.Unlock()
 		r.cfg.tell(r.id, g)
 		r.mu.Lock()
-		for _, ids := range [][]string{g.Gate, g.Witnesses} {
-			r.wakeAskedLocked(ids)
-		}
+		r.wakeAskedLocked(slices.Concat(g.Gate, g.Witnesses))
 	}
 	r.telling = false
 	r.mu.Unlock()
@@ -220,6 +224,7 @@ func (c *HubConfig) tell(run string, a rendezvous.Action) {
 
 func (r *run) wakeAskedLocked(ids []string) {
 	for _, id := range ids {
+		delete(r.untold, id)
 		if r.round.Asked(id) {
 			r.wakeLocked(id)
 		}

@@ -147,7 +147,7 @@ func (l *launchers) check(ctx context.Context, s *api.Session, n rendezvous.Node
 		switch {
 		case err != nil:
 		case v.Excluded:
-			_ = s.Report(ctx, rendezvous.Barred{ID: n.ID, Reason: v.Reason, Aspect: v.Aspect()})
+			_ = s.Report(ctx, rendezvous.Barred{ID: n.ID, Reason: v.Reason, Aspect: v.Aspect(), Again: v.Again})
 		default:
 			_ = s.Report(ctx, rendezvous.Cleared{ID: n.ID, Covered: v.Covered})
 		}
@@ -233,6 +233,68 @@ func TestASlowNodeIsLeftOutAndTheOthersRun(t *testing.T) {
 		require.Equal(t, map[string]string{"n0": "run", "n1": "run", "n3": "run"}, fates)
 		synctest.Wait()
 		require.Subset(t, timeline(t, s), []string{"check-verdict n2", "barred n2"})
+	})
+}
+
+// without is the rate between nodes of which some reach no others.
+func without(dead ...string) func(from, to string) float64 {
+	return func(from, to string) float64 {
+		if slices.Contains(dead, from) || slices.Contains(dead, to) {
+			return 0
+		}
+		return 950
+	}
+}
+
+// Many nodes that reach no others are not marked for it, and the world goes without them.
+func TestManyDeadNodesAreLeftOutUnmarked(t *testing.T) {
+	for name, c := range map[string]struct {
+		n, lo   int
+		timeout time.Duration
+		took    time.Duration
+		dead    []string
+	}{
+		"three of eight":    {8, 4, netcheck.DefaultTimeout, 2 * time.Second, []string{"n1", "n4", "n6"}},
+		"the time was over": {6, 4, 10 * time.Second, 3900 * time.Millisecond, []string{"n1", "n4"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newService(t)
+				p := checking(c.lo, c.n)
+				spec := netcheck.Spec{Level: netcheck.LevelHost, TTL: time.Hour, Timeout: c.timeout}
+				p.Check = spec.String()
+				l := newLaunchers(s, p)
+				l.took, l.rate = c.took, without(c.dead...)
+				for node, fate := range l.meet(t, c.n) {
+					require.Equal(t, slices.Contains(c.dead, node), fate != "run", "%s: %s", node, fate)
+				}
+				synctest.Wait()
+				if len(c.dead) > 2 {
+					require.Subset(t, timeline(t, s), []string{"undecided n1", "undecided n4", "undecided n6"})
+					require.NotContains(t, strings.Join(timeline(t, s), "\n"), "barred")
+				}
+			})
+		})
+	}
+}
+
+// Where there is no world without it, a node of which nothing is proved is checked again with the others.
+func TestAnUndecidedNodeIsCheckedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		l := newLaunchers(s, checking(6, 6))
+		begun, bad := time.Now(), without("n1", "n3", "n4")
+		l.rate = func(from, to string) float64 {
+			if time.Since(begun) > 15*time.Second { // it was not the nodes
+				return 950
+			}
+			return bad(from, to)
+		}
+		for node, fate := range l.meet(t, 6) {
+			require.Equal(t, "run", fate, node)
+		}
+		require.Less(t, l.ran.Sub(begun), time.Minute)
+		require.Subset(t, timeline(t, s), []string{"undecided n1", "undecided n3", "undecided n4", "cleared n1", "run"})
 	})
 }
 
