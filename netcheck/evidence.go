@@ -21,6 +21,7 @@ func threshold(n int) float64 { return math.Log(float64(max(n, 2)) / familyWise)
 // evidence is what the trials of a member say about one faculty.
 type evidence struct {
 	weight      float64 // log-likelihood
+	early       float64 // that of base tests which have passed
 	partners    int     // different certified ones that it failed with
 	fails       int
 	certain     int // failures with certified ones
@@ -34,7 +35,7 @@ func (s *stage) weigh(m *member, f faculty) (e evidence) {
 	for i, t := range m.trials {
 		switch t.outcome(m, f) {
 		case pass:
-			e.weight += s.weightOfPass(t, m, f)
+			s.addPass(&e, t, m, f)
 		case fail:
 			s.addFailure(&e, i, m, f)
 		}
@@ -42,12 +43,16 @@ func (s *stage) weigh(m *member, f faculty) (e evidence) {
 	return e
 }
 
-// weightOfPass: with few nodes, where all have met, the base tests count like retests.
-func (s *stage) weightOfPass(t *trial, m *member, f faculty) float64 {
-	if t.kind == baseTrial && !s.roundRobin || !t.other(m).certified(f.counterpart()) {
-		return 0
+// addPass: with few nodes, where all have met, the base tests count like retests. In others a base test that has passed
+// is no reason to stop looking, but speaks against blame.
+func (s *stage) addPass(e *evidence, t *trial, m *member, f faculty) {
+	switch {
+	case !t.other(m).certified(f.counterpart()):
+	case t.kind == baseTrial && !s.roundRobin:
+		e.early += weightPass
+	default:
+		e.weight += weightPass
 	}
-	return weightPass
 }
 
 func (s *stage) addFailure(e *evidence, i int, m *member, f faculty) {

@@ -80,7 +80,7 @@ func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
 	if f == reach && (m.silents >= 2 || m.owns >= 2) {
 		return true
 	}
-	if e.weight < share*threshold(s.size) {
+	if e.weight+e.early < share*threshold(s.size) {
 		return false
 	}
 	if f == reach {
