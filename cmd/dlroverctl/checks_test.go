@@ -56,7 +56,7 @@ func TestCheck(t *testing.T) {
 	require.Equal(t, netcheck.StateFaulty, p.Nodes[0].Verdict.State)
 	require.NotEqual(t, "gpu-01", p.Nodes[0].Node.ID, "the ID is what proves who a launcher is")
 
-	require.Regexp(t, `(?m)^ +0 gpu-01 +- *$`, d.ok("check", "--matrix", "job"))
+	require.Regexp(t, `(?m)^ +0 gpu-01 \(faulty, left out\) +- *$`, d.ok("check", "--matrix", "job"))
 
 	svg := xml.NewDecoder(strings.NewReader(d.ok("check", "job", "--svg")))
 	first, err := svg.Token()

@@ -16,14 +16,13 @@ import (
 )
 
 // Table writes a line for every node and one for every finding that is more than information, worst nodes first, below
-// the summary.
+// the summary. Nodes of which the same is found share its line.
 func Table(w io.Writer, p netcheck.Picture) error {
 	fmt.Fprintln(w, printable.Line(p.Summary))
 	for _, path := range p.Paths {
 		fmt.Fprintln(w, "  "+printable.Line(path))
 	}
-	nodes := slices.Clone(p.Nodes)
-	slices.SortStableFunc(nodes, func(a, b netcheck.NodePicture) int { return cmp.Compare(rank(b), rank(a)) })
+	nodes := worstFirst(p.Nodes)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row(t, "NODE", "VERDICT", "SAID BY", "REASON")
 	for _, n := range nodes {
@@ -32,14 +31,7 @@ func Table(w io.Writer, p netcheck.Picture) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	for _, n := range nodes {
-		for _, f := range n.Verdict.Findings {
-			if f.Severity != netcheck.Info {
-				fmt.Fprintln(w, printable.Line(fmt.Sprintf("%s: %s: %s", name(n.Node), f.Severity, Finding(f))))
-			}
-		}
-	}
-	return nil
+	return findings(w, nodes)
 }
 
 // row writes cells, each of which fits on its line.
@@ -48,6 +40,51 @@ func row(w io.Writer, cells ...string) {
 		cells[i] = printable.Line(c)
 	}
 	fmt.Fprintln(w, strings.Join(cells, "\t"))
+}
+
+// findings writes what was found, each thing once, in the order of the nodes.
+func findings(w io.Writer, nodes []netcheck.NodePicture) (err error) {
+	of := map[string][]string{} // names, by line
+	var lines []string
+	for _, n := range nodes {
+		for _, f := range n.Verdict.Findings {
+			line := fmt.Sprintf("%s: %s", found(f), Finding(f))
+			if f.Severity == netcheck.Info {
+				continue
+			}
+			if of[line] == nil {
+				lines = append(lines, line)
+			}
+			of[line] = append(of[line], name(n.Node))
+		}
+	}
+	for _, line := range lines {
+		_, err = fmt.Fprintln(w, printable.Line(several(of[line])+": "+line))
+	}
+	return err
+}
+
+// found is how serious a finding is. What was not tested is neither good nor bad.
+func found(f netcheck.Finding) string {
+	if strings.HasSuffix(f.Kind, ".skipped") {
+		return string(netcheck.StateNotTested)
+	}
+	return string(f.Severity)
+}
+
+// several are names, of many the first few and how many.
+func several(names []string) string {
+	const most = 4
+	if more := len(names) - most; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+func worstFirst(nodes []netcheck.NodePicture) []netcheck.NodePicture {
+	return slices.SortedStableFunc(slices.Values(nodes), func(a, b netcheck.NodePicture) int {
+		return cmp.Compare(rank(b), rank(a))
+	})
 }
 
 func name(n netcheck.Node) string { return cmp.Or(n.Name, n.ID) }
@@ -71,6 +108,8 @@ func state(n netcheck.NodePicture) string {
 	switch {
 	case n.Open:
 		return "being checked"
+	case n.Verdict.Excluded && n.Verdict.Again:
+		return string(n.Verdict.State) + ", waits"
 	case n.Verdict.Excluded:
 		return string(n.Verdict.State) + ", left out"
 	}
@@ -135,7 +174,7 @@ func Matrix(w io.Writer, p netcheck.Picture) error {
 	}
 	row(t, append(head, "")...)
 	for i, n := range p.Nodes {
-		line := []string{fmt.Sprintf("%d %s", i, name(n.Node))}
+		line := []string{fmt.Sprintf("%d %s", i, label(n))}
 		for j := range p.Nodes {
 			line = append(line, cellText(cells, i, j))
 		}
@@ -144,7 +183,8 @@ func Matrix(w io.Writer, p netcheck.Picture) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "median %s, line %s Mbit/s; * below the line, a word is how a test failed, . not tested\n",
+	_, err := fmt.Fprintf(w, "median %s, line %s Mbit/s; * below the line, ! segments lost, a word is how a test failed, "+
+		". not tested\n",
 		Number(p.Median), Number(p.Line))
 	return err
 }
@@ -155,7 +195,9 @@ type edge struct{ from, to int }
 type cell struct {
 	class netcheck.Class
 	mbps  float64
-	low   bool // below the line
+	low   bool    // below the line
+	lossy bool    // on any rail
+	loss  float64 // share of the segments
 }
 
 // cells leaves out PyTorch's collectives, whose rates have another line, and what names no node of the picture.
@@ -163,13 +205,28 @@ func cells(p netcheck.Picture) map[edge]cell {
 	m := map[edge]cell{}
 	for _, t := range p.Pairs {
 		at := edge{t.From, t.To}
-		c := cell{class: t.Class, mbps: t.Mbps, low: t.Class == netcheck.Slow || p.Line > 0 && t.Mbps < p.Line}
+		c := cell{class: t.Class, mbps: t.Mbps, low: t.Class == netcheck.Slow || p.Line > 0 && t.Mbps < p.Line,
+			lossy: t.Class == netcheck.Lossy, loss: t.Loss}
 		known := min(t.From, t.To) >= 0 && max(t.From, t.To) < len(p.Nodes)
-		if old, ok := m[at]; known && !t.Torch && (!ok || worse(c, old)) {
-			m[at] = c
+		if !known || t.Torch {
+			continue
 		}
+		if old, ok := m[at]; ok {
+			c = c.with(old)
+		}
+		m[at] = c
 	}
 	return m
+}
+
+// with is the worse one of two rails, and what either has lost.
+func (c cell) with(old cell) cell {
+	worst := old
+	if worse(c, old) {
+		worst = c
+	}
+	worst.lossy, worst.loss = c.lossy || old.lossy, max(c.loss, old.loss)
+	return worst
 }
 
 func worse(a, b cell) bool {
@@ -192,9 +249,14 @@ func cellText(m map[edge]cell, i, j int) string {
 	case !ok:
 		return "."
 	case c.failed():
-		return string(c.class)
-	case c.low:
-		return Number(c.mbps) + "*"
+		return strings.Replace(string(c.class), "unreachable", "unreach", 1) // narrow columns
 	}
-	return Number(c.mbps)
+	text := Number(c.mbps)
+	if c.low {
+		text += "*"
+	}
+	if c.lossy {
+		text += "!"
+	}
+	return text
 }
