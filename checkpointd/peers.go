@@ -76,7 +76,11 @@ func (d *Daemon) newPeers(nodes int) (*peers, error) {
 	if d.cfg.Remote == nil || d.cfg.Addr == "" {
 		return nil, errors.New("copies need a rendezvous that all nodes reach: use --rdzv-backend=c10d or dlrover-master")
 	}
-	ln, err := net.Listen("tcp", net.JoinHostPort(d.cfg.Addr, "0"))
+	host := d.cfg.Addr
+	if d.cfg.Token != "" && net.ParseIP(host) == nil {
+		host = "" // a name may be a loopback address here, and another one elsewhere
+	}
+	ln, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		return nil, fmt.Errorf("listen for copies of other nodes: %w", err)
 	}

@@ -131,6 +131,7 @@ func (r *Round) rejoin(now time.Time, n *node, e Join) {
 	}
 	r.progress(e.Progress)
 	n.Slots, n.Addr, n.Addrs = e.Node.Slots, e.Node.Addr, e.Node.Addrs
+	n.Peer, n.Via = e.Node.Peer, e.Node.Via
 	n.Ports, n.Bases = e.Node.Ports, e.Node.Bases
 	r.record(e.Failures)
 	r.queue(now, n)

@@ -248,12 +248,13 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	}
 	r.phase, r.heldWorld, r.account.RanAt = running, r.hold != nil, now
 	r.begun(now)
+	addr := overviewOf(r.world).reach(r.world[0], e.Addr)
 	for i, p := range r.places(r.world) { // nothing has changed since the seal
-		p.MasterAddr, p.MasterPort = e.Addr, e.Port
+		p.MasterAddr, p.MasterPort = addr, e.Port
 		r.direct(r.world[i], Directive{Kind: Run, Place: &p, Cause: r.cause})
 	}
 	r.cause = nil
-	r.note("run", "", fmt.Sprintf("store at %s:%d", e.Addr, e.Port))
+	r.note("run", "", fmt.Sprintf("store at %s:%d", addr, e.Port))
 	return nil
 }
 

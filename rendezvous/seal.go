@@ -92,6 +92,7 @@ func (r *Round) seal(now time.Time, size int) {
 		}
 	}
 	r.note("seal", ranked[0].Name, "").Members = r.World()
+	r.noteAddresses()
 }
 
 // tellEnded hands out what is known about the end of the newest epoch, before it is forgotten.

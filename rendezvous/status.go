@@ -160,10 +160,10 @@ func (r *Round) Empty() bool { return len(r.nodes) == 0 }
 
 // World is the table of the newest sealed world, by group rank.
 func (r *Round) World() []Member {
-	ms := make([]Member, len(r.world))
+	ms, o := make([]Member, len(r.world)), overviewOf(r.world)
 	for i, n := range r.world {
 		ms[i] = Member{
-			GroupRank: i, Node: n.Name, Addr: n.Addr, Addrs: n.Addrs, RankBase: n.rankBase,
+			GroupRank: i, Node: n.Name, Addr: o.reach(n, n.Addr), Addrs: n.Addrs, RankBase: n.rankBase,
 			Slots: n.Slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases, Agent: n.Agent,
 		}
 	}

@@ -145,6 +145,10 @@ type Node struct {
 	// Addrs are all addresses of the node, at most MaxAddrs: its workers may come
 	// from any of them.
 	Addrs []string `json:"addrs,omitempty"`
+	// Peer is the address from which the node's connection comes, and Via the daemon's own at its other end. The daemon
+	// fills them in, whatever is sent; both are "" for a node in its process.
+	Peer string `json:"peer,omitempty"`
+	Via  string `json:"via,omitempty"`
 	// Slots is the number of workers on this node (nproc-per-node).
 	Slots int    `json:"slots"`
 	Role  string `json:"role,omitempty"`

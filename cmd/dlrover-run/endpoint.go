@@ -78,6 +78,10 @@ func openEndpoint(
 		e.close()
 		return nil, err
 	}
+	if s.addrWhy != "" && !token.Loopback(s.node.Addr) {
+		log.Info(s.addrWhy)
+		s.addrWhy = "" // this may be tried again
+	}
 	return e, nil
 }
 
@@ -176,7 +180,7 @@ func (e *endpoint) join(ctx context.Context, s *settings, daemon string, log *sl
 		s.node.Addr = "127.0.0.1"
 	}
 	host := ""
-	if token.Loopback(s.node.Addr) {
+	if token.Loopback(s.node.Addr) && !(s.backend == master && (s.token != "" || s.insecure)) { // else others may come
 		host = s.node.Addr
 	}
 	if host == "localhost" {

@@ -286,7 +286,7 @@ func unusableOption(err error) error {
 
 func (j *job) observe(run string, n rendezvous.Note) {
 	j.events.rendezvous(n)
-	if n.Event == "last-call" || n.Event == "resume" {
+	if n.Event == "last-call" || n.Event == "resume" || n.Event == "address" {
 		j.log.Info("rendezvous: "+n.Event, "text", n.Text)
 	}
 }

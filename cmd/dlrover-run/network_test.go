@@ -58,13 +58,21 @@ func (h *hosts) ip(args ...string) {
 	require.NoError(h.t, err, "ip %v: %s", args, out)
 }
 
-// on starts a launcher on one of the hosts; exec keeps its pid.
+// on starts a launcher on one of the hosts.
 func (h *hosts) on(i int, env []string, args ...string) *launched {
 	h.t.Helper()
-	path := filepath.Join(binDir, "dlrover-run")
-	script := filepath.Join(h.dir, fmt.Sprintf("on%d.sh", i))
-	require.NoError(h.t,
-		writeProgram(script, []byte("#!/bin/sh\nexec ip netns exec "+h.names[i]+" "+path+` "$@"`+"\n")))
+	return h.onProgram(i, "dlrover-run", env, args...)
+}
+
+// onProgram starts a program on one of the hosts; exec keeps its pid.
+func (h *hosts) onProgram(i int, program string, env []string, args ...string) *launched {
+	h.t.Helper()
+	path := filepath.Join(binDir, program)
+	script := filepath.Join(h.dir, fmt.Sprintf("on%d%s.sh", i, program))
+	if _, err := os.Stat(script); err != nil { // another launcher may be reading it
+		require.NoError(h.t,
+			writeProgram(script, []byte("#!/bin/sh\nexec ip netns exec "+h.names[i]+" "+path+` "$@"`+"\n")))
+	}
 	return h.startPath(script, env, args...)
 }
 
@@ -73,11 +81,13 @@ func (h *hosts) job(more ...string) []string {
 		h.addrs[0] + ":29401", "--rdzv-id=job", "--rdzv-conf=last_call_timeout=20"}, more...)
 }
 
+func hasTorch() bool { return exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil }
+
 func TestJobAcrossHosts(t *testing.T) {
 	h := newHosts(t)
 	env := []string{"DLROVER_TOKEN=" + testToken, "PYTHON_EXEC=/usr/bin/python3"}
 	var args []string
-	if exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil {
+	if hasTorch() {
 		script, err := filepath.Abs("testdata/allreduce.py")
 		require.NoError(t, err)
 		args = h.job("--max-restarts=3", script, h.dir)
@@ -91,6 +101,95 @@ func TestJobAcrossHosts(t *testing.T) {
 		append(env, "GLOO_SOCKET_IFNAME=veth1"), args...)
 	require.Equal(t, 0, l0.wait())
 	require.Equal(t, 0, l1.wait())
+}
+
+// named gives the hosts files of their own, in which the first one's name is a loopback address for itself only, as
+// Debian and Ubuntu write it.
+func (h *hosts) named() (name string) {
+	name = "node1"
+	for i, own := range []string{"127.0.1.1", h.addrs[0]} {
+		dir := filepath.Join("/etc/netns", h.names[i]) // which ip netns exec mounts over /etc
+		require.NoError(h.t, os.MkdirAll(dir, 0o755))
+		h.t.Cleanup(func() { _ = os.RemoveAll(dir); _ = os.Remove("/etc/netns") })
+		text := "127.0.0.1 localhost\n" + own + " " + name + "\n"
+		require.NoError(h.t, os.WriteFile(filepath.Join(dir, "hosts"), []byte(text), 0o600))
+	}
+	return name
+}
+
+// A host's own name is a loopback address on many hosts, and a daemon may be reached at localhost on its own: the other
+// host is told neither.
+func TestLoopbackIsNotToldToOtherHosts(t *testing.T) {
+	const chosen = "node1 is a loopback address on this host"
+	for name, c := range map[string]struct {
+		backend, at string // of the first host; the other one uses the name
+		said        string
+	}{
+		"c10d":                        {"c10d", "node1", chosen},
+		"a daemon by the host's name": {"dlrover-master", "node1", chosen},
+		"a daemon by localhost":       {"dlrover-master", "localhost", "it announces 127.0.0.1, which other hosts cannot reach"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHosts(t)
+			other := h.named()
+			env := []string{"DLROVER_TOKEN=" + testToken, "PYTHON_EXEC=/usr/bin/python3"}
+			said := &launched{}
+			if c.backend == "dlrover-master" {
+				said = h.onProgram(0, "dlrover-master", env, "--listen=0.0.0.0:29401")
+				h.served(said)
+			}
+			job := func(at string, more ...string) []string {
+				return append([]string{"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=" + c.backend,
+					"--rdzv-endpoint=" + at + ":29401", "--rdzv-id=job"}, more...)
+			}
+			script, training := []string{"--no-python", "sh", "-c", "echo $MASTER_ADDR"}, hasTorch()
+			if training {
+				path, err := filepath.Abs("testdata/allreduce.py")
+				require.NoError(t, err)
+				script = []string{path, h.dir}
+				h.release()
+			} else {
+				t.Log("no PyTorch for /usr/bin/python3: the workers' store is NOT tested across hosts")
+			}
+			// The node that joins first leads.
+			l0 := h.on(0, append(env, "GLOO_SOCKET_IFNAME=veth0"), job(c.at, script...)...)
+			eventually(t, "waiting", func() bool { return strings.Contains(l0.err.String(), "waiting for the other nodes") })
+			l1 := h.on(1, append(env, "GLOO_SOCKET_IFNAME=veth1"), job(other, script...)...)
+			require.Equal(t, 0, l0.wait(), l0.err.String())
+			require.Equal(t, 0, l1.wait(), l1.err.String())
+			all := l0.err.String()
+			if said.err != nil {
+				all += said.err.String()
+				said.signal(syscall.SIGTERM)
+				said.wait()
+			}
+			require.Contains(t, all, c.said)
+			require.Contains(t, all, h.addrs[0])
+			if !training {
+				require.Contains(t, l1.out.String(), h.addrs[0])
+			}
+		})
+	}
+}
+
+// Launchers of one host that meet on loopback stay there.
+func TestLoopbackOnOneHost(t *testing.T) {
+	h := newHosts(t)
+	h.named()
+	for name, c := range map[string]struct {
+		at  string
+		env []string
+	}{"localhost": {"localhost", []string{"DLROVER_TOKEN=" + testToken}}, "the host's name, without a token": {"node1", nil}} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=" + c.at + ":29401",
+				"--rdzv-id=job", "--no-python", "sh", "-c", "echo $MASTER_ADDR"}
+			l0, l1 := h.on(0, c.env, args...), h.on(0, c.env, args...)
+			require.Equal(t, 0, l0.wait(), l0.err.String())
+			require.Equal(t, 0, l1.wait(), l1.err.String())
+			require.Contains(t, l0.out.String(), "127.0.0.1")
+			require.NotContains(t, l0.err.String()+l1.err.String(), "is a loopback address on this host")
+		})
+	}
 }
 
 func TestNoTokenMeansNoNetwork(t *testing.T) {

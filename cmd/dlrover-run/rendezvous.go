@@ -247,10 +247,29 @@ func (r *resolver) address() string {
 		return ip
 	}
 	if r.meetsByScheduler() {
-		return r.scheduledAddress()
+		return r.seenElsewhere(r.scheduledAddress())
 	}
 	if r.s.backend == static && r.s.node.Rank == 0 {
 		return r.s.host
 	}
-	return r.host.route(r.s.host, r.s.port)
+	return r.seenElsewhere(r.host.route(r.s.host, r.s.port))
+}
+
+// seenElsewhere replaces a loopback address, which leads to the rendezvous where /etc/hosts gives this host's own name
+// one, by an address that other hosts can reach: that of the way to other networks, or else this host's first.
+func (r *resolver) seenElsewhere(addr string) string {
+	own := r.host.addrs()
+	if !token.Loopback(addr) || r.s.params.Max == 1 || len(own) == 0 {
+		return addr
+	}
+	best, why := own[0], "its first one"
+	for _, far := range []string{"192.0.2.1", "2001:db8::1"} { // nobody's, so that the default route leads there
+		if a := r.host.route(far, 1); slices.Contains(own, a) {
+			best, why = a, "that of its default route"
+			break
+		}
+	}
+	r.s.addrWhy = fmt.Sprintf("%s is a loopback address on this host (see /etc/hosts): other nodes are told %s, %s; "+
+		"give --local-addr for another one", r.s.host, best, why)
+	return best
 }

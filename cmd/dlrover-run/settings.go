@@ -52,6 +52,7 @@ type settings struct {
 	role      string
 	params    rendezvous.Params
 	node      rendezvous.Node
+	addrWhy   string // why its address is not the one by which it reaches the rendezvous; "": it is
 	slots     int
 	slotsWhy  string
 	connect   time.Duration

@@ -294,3 +294,55 @@ func TestHelpNamesEveryOption(t *testing.T) {
 		require.Equal(t, 1, strings.Count(out.String(), section), section)
 	}
 }
+
+// Where the way to the rendezvous is loopback, other hosts are told another address: that of the default route, or the
+// first one.
+func TestAddressThatOthersSee(t *testing.T) {
+	token := map[string]string{"DLROVER_TOKEN": secret}
+	for name, c := range map[string]struct {
+		line    string
+		env     map[string]string
+		own     []string
+		far     string // where the default route leads from; "": there is none
+		addr    string
+		because string
+	}{
+		"the default route": {"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host-a:1", token,
+			[]string{"10.0.0.1", "192.168.0.1"}, "192.168.0.1", "192.168.0.1", "that of its default route"},
+		"no default route": {"--nnodes=1:2 --rdzv-backend=dlrover-master --rdzv-endpoint=host-a:1", token,
+			[]string{"10.0.0.1", "192.168.0.1"}, "", "10.0.0.1", "its first one"},
+		"a scheduler": {"--nnodes=2", map[string]string{"DLROVER_TOKEN": secret, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+			"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "host-a,host-b", "SLURM_NTASKS": "2"},
+			[]string{"10.0.0.1"}, "10.0.0.1", "10.0.0.1", "that of its default route"},
+		"not the first node": {"--nnodes=2 --node-rank=1 --master-addr=host-a",
+			token, []string{"10.0.0.1"}, "10.0.0.1", "10.0.0.1", "that of its default route"},
+		"no network": {"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host-a:1",
+			token, nil, "", "127.0.0.1", ""},
+		"a loopback name": {"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:1",
+			token, []string{"10.0.0.1"}, "10.0.0.1", "127.0.0.1", ""},
+		"one node": {"--nnodes=1 --rdzv-backend=dlrover-master --rdzv-endpoint=host-a:1",
+			token, []string{"10.0.0.1"}, "", "127.0.0.1", ""},
+		"the user's choice": {"--nnodes=2 --local-addr=127.0.0.1 --rdzv-backend=c10d --rdzv-endpoint=host-a:1",
+			token, []string{"10.0.0.1"}, "", "127.0.0.1", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := testHost()
+			h.addrs = func() []string { return c.own }
+			h.route = func(host string, _ int) string {
+				if host == "192.0.2.1" || host == "2001:db8::1" {
+					return c.far
+				}
+				return "127.0.0.1"
+			}
+			s, err := resolvedOn(t, h, c.line+" train.py", c.env)
+			require.NoError(t, err)
+			require.Equal(t, c.addr, s.node.Addr)
+			if c.because == "" {
+				require.Empty(t, s.addrWhy)
+				return
+			}
+			require.Regexp(t, `^host-a is a loopback address on this host \(see /etc/hosts\): other nodes are told `+c.addr+", "+
+				c.because, s.addrWhy)
+		})
+	}
+}

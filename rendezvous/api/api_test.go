@@ -58,6 +58,29 @@ func TestServiceContract(t *testing.T) {
 	}
 }
 
+// The addresses of a node's connection are those that the daemon sees, whatever the node says.
+func TestEndsOfTheConnection(t *testing.T) {
+	s := serveHub(t, "")
+	p := rendezvous.Params{Min: 2, Max: 2}
+	ev := joinOf("a", p)
+	ev.Node.Peer, ev.Node.Via = "10.0.0.2", "10.0.0.1"
+	require.NoError(t, s.client.Join(t.Context(), "run", ev))
+	require.NoError(t, s.hub.Join(t.Context(), "run", joinOf("b", p)))
+	world, err := s.hub.World(t.Context(), "run")
+	require.NoError(t, err)
+	require.Equal(t, []string{"127.0.0.1", "127.0.0.1"}, []string{world[0].Addr, world[1].Addr}, "they are on one host")
+
+	req := httptest.NewRequest(http.MethodPost, "/", nil)
+	local := &net.TCPAddr{IP: net.ParseIP("fe80::1"), Port: 1, Zone: "eth0"}
+	req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, net.Addr(local)))
+	req.RemoteAddr = "[::ffff:10.0.0.2]:80"
+	peer, own := ends(req)
+	require.Equal(t, []string{"10.0.0.2", "fe80::1"}, []string{peer, own})
+	req.RemoteAddr = "@"
+	peer, own = ends(req.WithContext(t.Context()))
+	require.Equal(t, []string{"", ""}, []string{peer, own})
+}
+
 func contract(t *testing.T, svc Service) {
 	ctx := t.Context()
 	p := rendezvous.Params{Min: 2, Max: 2}

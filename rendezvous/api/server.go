@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -284,6 +285,7 @@ func (s *server) join(req *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.Node.Peer, b.Node.Via = ends(req)
 	now := time.Now()
 	shift(b.Failures, b.SentAt, now)
 	if b.Resume != nil {
@@ -293,6 +295,21 @@ func (s *server) join(req *http.Request) (any, error) {
 		lineOf(req.Context()).watched(s.hub, run, b.Node.ID)
 	}
 	return struct{}{}, err
+}
+
+// ends are the addresses of a request's connection: the peer's and our own.
+func ends(req *http.Request) (peer, own string) {
+	local, _ := req.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return bare(req.RemoteAddr), bare(fmt.Sprint(local))
+}
+
+// bare is the address in text, without its port and zone; "" if there is none.
+func bare(text string) string {
+	a, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return ""
+	}
+	return a.Addr().Unmap().WithZone("").String()
 }
 
 func (s *server) watch(req *http.Request) (any, error) {

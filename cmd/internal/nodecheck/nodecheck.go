@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/healthcheck"
+	"dlrover-run/cmd/internal/token"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/node"
 	"dlrover-run/netcheck/probe"
@@ -92,11 +93,14 @@ func resolve(addr string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("this node's address %q cannot be resolved (%w): give it as --local-addr=IP", addr, err)
 	}
+	if token.Loopback(addr) {
+		return ips[0].Unmap().String(), nil
+	}
 	return choose(ips, ownAddresses()).String(), nil
 }
 
-// choose prefers an address that an interface of this node has: many hosts give their own name one on loopback that no
-// interface has, such as 127.0.1.1, be it in place of the one that others see or beside it.
+// choose prefers an address that an interface of this node has: many hosts give their own name one on loopback, such as
+// 127.0.1.1, be it in place of the one that others see or beside it.
 func choose(ips, own []netip.Addr) netip.Addr {
 	best := ips[0].Unmap()
 	for _, ip := range slices.Backward(ips) {
@@ -104,7 +108,7 @@ func choose(ips, own []netip.Addr) netip.Addr {
 			best = ip
 		}
 	}
-	if i := slices.IndexFunc(own, netip.Addr.IsGlobalUnicast); i >= 0 && best.IsLoopback() && !slices.Contains(own, best) {
+	if i := slices.IndexFunc(own, netip.Addr.IsGlobalUnicast); i >= 0 && best.IsLoopback() {
 		return own[i]
 	}
 	return best

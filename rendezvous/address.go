@@ -1,0 +1,64 @@
+package rendezvous
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+)
+
+// overview is on how many hosts the nodes of a world are, as far as their connections show it.
+type overview struct {
+	several bool
+	via     string // the address of the daemon's host by which a node of another host has reached it
+	by      string // the name of that node
+}
+
+func overviewOf(world []*node) (o overview) {
+	for _, n := range world {
+		o.several = o.several || n.host() != world[0].host()
+		if o.via == "" && n.host() != "" {
+			o.via, o.by = n.Via, n.Name
+		}
+	}
+	return o
+}
+
+// host is the node's as the daemon sees it: the address from which its connection comes; "" is the daemon's own.
+func (n Node) host() string {
+	if n.Peer == n.Via || loopback(n.Peer) {
+		return ""
+	}
+	return n.Peer
+}
+
+// reach is where the world reaches a node that announces addr. A loopback address is of use on one host only: where the
+// world is on several, all are told where the node's connection comes from or, for a node of the daemon's host, by which
+// address another node has reached that host.
+func (o overview) reach(n *node, addr string) string {
+	if !o.several || !loopback(addr) {
+		return addr
+	}
+	return cmp.Or(n.host(), o.via, addr)
+}
+
+// noteAddresses says which nodes of a new world are told another address than they announce.
+func (r *Round) noteAddresses() {
+	o := overviewOf(r.world)
+	for _, n := range r.world {
+		addr := o.reach(n, n.Addr)
+		if addr == n.Addr {
+			continue
+		}
+		why := "where its connection comes from"
+		if n.host() == "" {
+			why = "by which " + o.by + " has reached its host"
+		}
+		r.note("address", n.Name, fmt.Sprintf("it announces %s, which other hosts cannot reach; they are told %s, %s; "+
+			"give it --local-addr for another one", n.Addr, addr, why))
+	}
+}
+
+func loopback(addr string) bool {
+	a, err := netip.ParseAddr(addr)
+	return err == nil && a.IsLoopback() || addr == "localhost"
+}
