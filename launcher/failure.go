@@ -49,8 +49,12 @@ func (a *Agent) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
 	f := a.bare(g, w, exit)
 	f.Timer = w.timer
 	a.readErrorFile(&f)
-	_, stderr := w.out.Tail()
-	f.LastLines = tailText(stderr)
+	stdout, stderr := w.out.Tail()
+	if f.LastLines = tailText(stderr); !f.Tells() { // some loggers write to standard output
+		if g := (verdict.Failure{LastLines: tailText(stdout)}); g.Tells() {
+			f.LastLines = g.LastLines
+		}
+	}
 	if f.Timer == "" && (exit.Signal == syscall.SIGKILL || f.LostChild()) {
 		f.OOM = a.oomSince(g.oomKills)
 	}
@@ -91,7 +95,7 @@ func ReadBounded(path string, limit int64) ([]byte, error) {
 
 // tailText keeps whole last lines. On a terminal, Python 3.13 and later colour tracebacks.
 func tailText(b []byte) string {
-	return verdict.Ending(strings.TrimRight(verdict.Plain(b), "\n\t "), lastLines)
+	return verdict.Ending(verdict.Unfold(strings.TrimRight(verdict.Plain(b), "\n\t ")), lastLines)
 }
 
 func (a *Agent) oomKills() int64 {
@@ -139,7 +143,7 @@ func (a *Agent) decide(g *group, w *worker, f *verdict.Failure) policy.Action {
 // decideBy is decide with the end of what was written.
 func (a *Agent) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stderr []byte)) policy.Action {
 	e := policy.Exit{
-		Code: f.ExitCode, Exception: f.Exception(), OOM: f.OOM != nil, Hung: f.Timer != "" || f.Timeout() != "",
+		Code: f.ExitCode, Exceptions: f.Exceptions(), OOM: f.OOM != nil, Hung: f.Timer != "" || f.Timeout() != "",
 		Follows: f.Follows(),
 	}
 	if a.cfg.Policy.NeedsText() {

@@ -113,11 +113,11 @@ func (c Config) NeedsText() bool {
 
 // Exit is one worker's end.
 type Exit struct {
-	Code      int    // the exit code; -n when signal n ended the worker
-	Exception string // the class of the Python exception, with its module where that is known; "" without one
-	Text      string // the error and the end of the output; needed by patterns only, see Config.NeedsText
-	OOM       bool   // the kernel killed it, or a process of its cgroup, for lack of memory
-	Hung      bool   // a collective timed out, or a timer expired
+	Code       int      // the exit code; -n when signal n ended the worker
+	Exceptions []string // the classes of the Python exception, with their modules where those are known
+	Text       string   // the error and the end of the output; needed by patterns only, see Config.NeedsText
+	OOM        bool     // the kernel killed it, or a process of its cgroup, for lack of memory
+	Hung       bool     // a collective timed out, or a timer expired
 	// Follows: its error says that another process is gone, stuck or stopped, whose end is not this node's to judge.
 	Follows bool
 }

@@ -363,9 +363,11 @@ func (r Rule) matches(e Exit) bool {
 		(r.Pattern == nil || r.Pattern.Find([]byte(e.Text)) != nil)
 }
 
-// raised reports whether name is the exception's class, or the end of its name.
+// raised reports whether name is one of the exception's classes, or the end of its name.
 func (e Exit) raised(name string) bool {
-	return e.Exception == name || strings.HasSuffix(e.Exception, "."+name)
+	return slices.ContainsFunc(e.Exceptions, func(class string) bool {
+		return class == name || strings.HasSuffix(class, "."+name)
+	})
 }
 
 func (e Exit) happened(ev Event) bool {

@@ -113,7 +113,7 @@ func long(n int) string { return strings.Repeat("x", n) }
 
 func TestConditions(t *testing.T) {
 	oom := policy.Exit{Code: -9, OOM: true}
-	cuda := policy.Exit{Code: 1, Exception: "torch.cuda.OutOfMemoryError", Text: "noise\nCUDA out of memory\nnoise"}
+	cuda := policy.Exit{Code: 1, Exceptions: []string{"torch.cuda.OutOfMemoryError"}, Text: "noise\nCUDA out of memory\nnoise"}
 	for _, tt := range []struct {
 		rule string
 		exit policy.Exit
@@ -253,7 +253,7 @@ func TestNeedsText(t *testing.T) {
 
 // A failure that only followed another one asks for no more than a restart by its exit code.
 func TestFollowersAskForARestartOnly(t *testing.T) {
-	reset := policy.Exit{Code: 1, Exception: "RuntimeError", Text: "Connection reset by peer", Follows: true}
+	reset := policy.Exit{Code: 1, Exceptions: []string{"RuntimeError"}, Text: "Connection reset by peer", Follows: true}
 	for _, tt := range []struct {
 		config policy.Config
 		want   policy.Action

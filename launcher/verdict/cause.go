@@ -60,14 +60,18 @@ func (f Failure) Explains() bool {
 	if !f.ErrorTime.IsZero() {
 		return true
 	}
-	e := pythonError(f.LastLines)
-	after := f.LastLines[strings.LastIndex(f.LastLines, e):]
+	text := withoutIgnored(f.LastLines)
+	e := pythonError(text)
+	after := text[strings.LastIndex(text, e):]
 	if e == "" || strings.Count(after, "\n") > maxMore || isConsequence(e) || f.lostSharer() {
 		return false
 	}
 	e = strings.ToLower(e)
 	return !slices.ContainsFunc(reactions(), func(r string) bool { return strings.Contains(e, r) })
 }
+
+// Tells reports whether the worker's own words name an exception.
+func (f Failure) Tells() bool { return f.Message != "" || cause(f) != "" }
 
 // maxMore is how many lines may follow an error that ended a worker: the rest of its message.
 const maxMore = 5
@@ -98,28 +102,13 @@ func cause(f Failure) string {
 	}
 	for _, text := range []string{f.Traceback, f.LastLines} {
 		if e := pythonError(text); e != "" {
+			if in := grouped(text); len(in) > 0 {
+				e += ", first " + in[0]
+			}
 			return e
 		}
 		if e := cppError(text); e != "" {
 			return e
-		}
-	}
-	return ""
-}
-
-// pythonError finds the line of the last Python traceback that names the error: the first one that is not indented.
-// Whatever stands before "Traceback" stands before every line, as in torch's "[rank0]: ".
-func pythonError(text string) string {
-	const mark = "Traceback (most recent call last):"
-	i := strings.LastIndex(text, mark)
-	if i < 0 {
-		return ""
-	}
-	prefix := strings.TrimSuffix(text[strings.LastIndexByte(text[:i], '\n')+1:i], "Original ")
-	for line := range strings.Lines(text[i+len(mark):]) {
-		line = strings.TrimRight(strings.TrimPrefix(line, prefix), " \r\n")
-		if line != "" && line[0] != ' ' && line[0] != '\t' {
-			return line
 		}
 	}
 	return ""

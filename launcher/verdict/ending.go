@@ -23,10 +23,11 @@ func Ending(text string, limit int) string {
 // missing are the lines of the error at the end of text that are not in end, or "".
 func missing(text, end string, limit int) string {
 	lines, prefix := errorLines(text)
-	err := head(pythonError(text), limit/4)
+	e := pythonError(text)
 	if cppStart(text) >= 0 {
-		err = ""
+		e = ""
 	}
+	err := head(e, limit/4)
 	var first strings.Builder
 	for _, line := range lines {
 		line = head(line, limit/4)
@@ -34,8 +35,8 @@ func missing(text, end string, limit int) string {
 			first.WriteString(line + "\n")
 		}
 	}
-	if err != "" && !strings.Contains(end, traceback) {
-		first.WriteString(prefix + traceback + "\n")
+	if e != "" && pythonError(end) != e {
+		first.WriteString(prefix + traceback + ":\n")
 		if !strings.Contains(end, err) {
 			first.WriteString(prefix + err + "\n")
 		}
@@ -44,38 +45,6 @@ func missing(text, end string, limit int) string {
 		first.WriteString("  " + ellipsis + "\n") // indented as what is left out
 	}
 	return first.String()
-}
-
-const traceback = "Traceback (most recent call last):"
-
-// errorLines are the lines of the error that ended a worker, as its output tells it, without stacks and source: those
-// of the last Python traceback and of the ones that it names as its reason, or of an exception that C++ did not catch.
-// prefix is what stands before each of them, as in torch's "[rank0]: ", and is left out.
-func errorLines(text string) (lines []string, prefix string) {
-	if from := cppStart(text); from >= 0 {
-		return plainLines(text[from:], ""), ""
-	}
-	from := strings.LastIndex(text, traceback)
-	if from < 0 {
-		return nil, ""
-	}
-	for {
-		before := strings.LastIndex(text[:from], traceback)
-		if before < 0 || !chained(text[before:from]) {
-			break
-		}
-		from = before
-	}
-	start := strings.LastIndexByte(text[:from], '\n') + 1
-	prefix = strings.TrimSuffix(text[start:from], "Original ")
-	return plainLines(text[start:], prefix), prefix
-}
-
-// chained reports whether text, which is between two tracebacks, says that the second one came of the first.
-func chained(text string) bool {
-	return strings.Contains(text, "During handling of the above exception, another exception occurred:") ||
-		strings.Contains(text, "The above exception was the direct cause of the following exception:") ||
-		strings.HasSuffix(text, "Original ") || strings.Contains(text, "terminated with the following error:")
 }
 
 // cppStart is where the message of a C++ exception begins that nobody caught; -1 if none ended the worker.
@@ -98,11 +67,11 @@ func plainLines(text, prefix string) []string {
 	var out []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(strings.TrimPrefix(line, prefix), " \r\n")
-		if line != "" && line[0] != ' ' && line[0] != '\t' && !strings.HasSuffix(line, traceback) && !inStack(line) {
+		if !stackLine(line) && !strings.Contains(line, traceback) && !inStack(line) {
 			out = append(out, line)
 		}
 	}
-	return out
+	return append(out, grouped(text)...)
 }
 
 // inStack reports whether a line is a part of what c10::Error and Python's fault handler print below a message.

@@ -1,25 +1,46 @@
 package verdict
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 
 	"golang.org/x/sys/unix"
 )
 
-// Exception is the class of the Python exception that ended f, with its module where the traceback gives one:
-// "torch.cuda.OutOfMemoryError", "ValueError". It is "" if no exception is known to have.
-func (f Failure) Exception() string {
-	texts := []string{pythonError(f.Traceback), pythonError(f.LastLines), firstLine(f.Message)}
+// Exceptions are the classes of the Python exception that ended f, with their modules where the traceback gives them:
+// "torch.cuda.OutOfMemoryError", "ValueError". There are several for a group of exceptions, and for Ray's, which are
+// what they wrap, too. There are none if no exception is known to have ended it.
+func (f Failure) Exceptions() []string {
 	if f.Message == "" && f.ExitCode <= 0 && f.ExitCode != -int(unix.SIGINT) {
-		return "" // a signal ended it: whatever it has printed was survived
+		return nil // a signal ended it: whatever it has printed was survived
 	}
-	for _, text := range texts {
-		if name, _, _ := strings.Cut(text, ":"); isClass(name) {
-			return name
+	for _, text := range []string{f.Traceback, f.LastLines} {
+		if name := className(pythonError(text)); name != "" {
+			return append([]string{name}, others(text)...)
 		}
 	}
-	return ""
+	if name := className(firstLine(f.Message)); name != "" {
+		return []string{name}
+	}
+	return nil
+}
+
+// others are the classes of a group's exceptions, and of what is around an exception of another process.
+func others(text string) (names []string) {
+	for _, line := range grouped(text) {
+		if name := className(line); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	lines, _ := errorLines(text)
+	for _, line := range lines {
+		outer, inner, is := strings.Cut(line, "(")
+		if name, _, ends := strings.Cut(inner, "):"); is && ends && isClass(outer) && isClass(name) {
+			names = append(names, outer)
+		}
+	}
+	return names
 }
 
 // isClass reports whether s can be the dotted name of a Python class.
