@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/internal/openfile"
 )
 
 // ground is what a directory stood on when it was committed to: the inodes of it and of the directories above it, by
@@ -126,10 +127,7 @@ func (d *Daemon) keepUsedLocked() {
 	}
 	b, err := json.Marshal(usedJSON{d.launcher, d.used})
 	if err == nil {
-		err = os.WriteFile(path+".new", b, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = openfile.Replace(path, b, 0o600)
 	}
 	if err != nil {
 		d.log.Debug("the next daemon will not know what was committed to", "err", err)
@@ -138,7 +136,7 @@ func (d *Daemon) keepUsedLocked() {
 
 func (d *Daemon) readUsed() (launcher string, used map[string]ground) {
 	var n usedJSON
-	b, err := os.ReadFile(filepath.Join(d.cfg.Dir.Path(), usedFile))
+	b, err := openfile.Read(filepath.Join(d.cfg.Dir.Path(), usedFile), maxRecord)
 	if err != nil || json.Unmarshal(b, &n) != nil || n.Dirs == nil {
 		return "", map[string]ground{}
 	}

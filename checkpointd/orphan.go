@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/openfile"
 )
 
 // A daemon that a launcher has started outlives it for as long as there is something to save:
@@ -162,7 +164,7 @@ func (d *Daemon) watchDirectory(ctx context.Context, end func()) {
 
 // locked reports whether another process has locked a file.
 func locked(path string) bool {
-	f, err := os.Open(path)
+	f, err := openfile.Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return false
 	}

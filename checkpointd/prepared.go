@@ -13,6 +13,7 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/openfile"
 )
 
 // A preparedRecord stands for a shard that is durable and not committed. When its segment is settled the worker may
@@ -48,13 +49,7 @@ func (d *Daemon) keepPrepared(j *save, e commit.Entry) error {
 	if err := os.Mkdir(d.preparedDir(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
 	}
-	tmp := d.preparedPath(j) + ".new"
-	err = os.WriteFile(tmp, b, 0o600)
-	if err == nil {
-		err = os.Rename(tmp, d.preparedPath(j))
-	}
-	if err != nil {
-		_ = os.Remove(tmp)
+	if err := openfile.Replace(d.preparedPath(j), b, 0o600); err != nil {
 		return fmt.Errorf("record save %s: %w", j.meta.Save, err)
 	}
 	return nil
@@ -85,8 +80,11 @@ func (d *Daemon) loadPrepared() (saves []*save) {
 	return saves
 }
 
+// maxRecord bounds what an earlier daemon has noted in one file, in bytes.
+const maxRecord = 16 << 20
+
 func (d *Daemon) readPrepared(path string) (*save, error) {
-	b, err := os.ReadFile(path)
+	b, err := openfile.Read(path, maxRecord)
 	if err != nil {
 		return nil, err
 	}

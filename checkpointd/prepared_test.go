@@ -6,11 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -258,28 +256,18 @@ func requirePlaced(t *testing.T, dir, pattern string) {
 	}, patience, time.Millisecond)
 }
 
-// A worker that could have the segment before the record is there would say that the step is dropped.
-func TestASegmentIsKeptUntilItIsSettled(t *testing.T) {
+// A worker may put anything in the place of a record: the daemon does not wait for a reader of a pipe.
+func TestARecordReplacesWhatHasItsName(t *testing.T) {
 	n, dir := newNode(t), t.TempDir()
 	require.Equal(t, true, n.ask(map[string]any{"op": "status"})["ok"]) // from now on nothing is swept any more
 	s := shard(dir, 1, 0, 2, 2)
 	s.Write(t, n.dir, "seg/l0-0.seg")
-	record := filepath.Join(n.dir.Path(), "prepared", s.Meta.Save+".0.new")
+	record := filepath.Join(n.dir.Path(), "prepared", s.Meta.Save+".0")
 	require.NoError(t, os.MkdirAll(filepath.Dir(record), 0o700))
-	require.NoError(t, unix.Mkfifo(record, 0o600)) // the daemon waits there for a reader
+	require.NoError(t, unix.Mkfifo(record, 0o600))
 	require.Equal(t, true, n.ask(map[string]any{"op": "saved", "seg": "seg/l0-0.seg"})["ok"])
-	read := sync.OnceFunc(func() {
-		reader, err := os.OpenFile(record, os.O_RDWR, 0)
-		if assert.NoError(t, err) {
-			t.Cleanup(func() { reader.Close() })
-		}
-	})
-	t.Cleanup(read) // else the daemon would not end
 	requirePlaced(t, dir, "shard-0.prepared")
-	free := n.whenFree("seg/l0-0.seg")
-	n.requireKept(free, "there is no record")
-	read()
-	n.requireSettled(free)
+	n.requireSettled(n.whenFree("seg/l0-0.seg"))
 	n.put(shard(dir, 1, 1, 2, 2), "seg/l1-0.seg")
 	n.requireCommitted(dir)
 }

@@ -7,10 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/openfile"
 )
 
 const (
@@ -40,7 +41,7 @@ func (d *Daemon) turn(dir string) (done func()) {
 func (d *Daemon) turnOfWorkers(dir string) *os.File {
 	sum := sha256.Sum256([]byte(dir))
 	path := filepath.Join(d.cfg.Dir.Path(), "turn-"+hex.EncodeToString(sum[:8]))
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	f, err := openfile.Open(path, os.O_CREATE|os.O_RDWR, 0o600)
 	for begun := time.Now(); err == nil; time.Sleep(turnLook) {
 		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			return f

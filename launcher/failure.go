@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
@@ -76,20 +76,16 @@ func (a *Agent) readErrorFile(f *verdict.Failure) {
 	f.Message, f.Traceback, f.ErrorTime = rep.Message, rep.Traceback, rep.Time
 }
 
-// ReadBounded reads at most limit bytes of a regular file that must not be a link:
-// the directory may be shared with others.
+// ReadBounded reads at most limit bytes of a file that the workers can replace.
 func ReadBounded(path string, limit int64) ([]byte, error) {
 	if path == "" {
 		return nil, os.ErrNotExist
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := openfile.Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -121,20 +122,11 @@ func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 			return "", fmt.Errorf("rank %d: %w", id.Rank, err)
 		}
 		file := filepath.Join(a.envDir, fmt.Sprintf("rank%d.env.sh", i))
-		if err := replaceFile(file, ShellEnv(spec)); err != nil {
+		if err := openfile.Replace(file, []byte(ShellEnv(spec)), 0o600); err != nil {
 			return "", err
 		}
 	}
 	return filepath.Join(a.envDir, "rank<local rank>.env.sh"), nil
-}
-
-// replaceFile writes a file that only its owner may read. Who reads it meanwhile sees the one before.
-func replaceFile(path, text string) error {
-	next := path + ".new"
-	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, path)
 }
 
 // ShellEnv is a script for a POSIX shell that sets the environment of s and goes to its working directory. Variables

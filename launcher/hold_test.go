@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
 )
@@ -27,7 +28,7 @@ func TestAShellReadsTheEnvironment(t *testing.T) {
 			"noequals"},
 	})
 	file := filepath.Join(t.TempDir(), "env.sh")
-	require.NoError(t, replaceFile(file, text))
+	require.NoError(t, openfile.Replace(file, []byte(text), 0o600))
 	info, err := os.Stat(file)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode())

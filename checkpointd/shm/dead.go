@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/openfile"
 )
 
 // justMade is how long a directory without a lock file may wait for its owner.
@@ -105,7 +107,7 @@ func (d *Dir) vacant() bool {
 
 // unowned says whether nobody holds the lock. It takes it for a moment: there is no other way to ask.
 func (d *Dir) unowned() bool {
-	f, err := os.OpenFile(filepath.Join(d.path, ownerFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := openfile.Open(filepath.Join(d.path, ownerFile), os.O_RDONLY, 0)
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}
@@ -136,7 +138,7 @@ func savedAt(path string, e fs.DirEntry) time.Time {
 	if !e.Type().IsRegular() || !strings.HasSuffix(path, ".seg") {
 		return time.Time{}
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := openfile.Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return time.Time{}
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/openfile"
 )
 
 // How often the lock of a directory is tried, and the time between.
@@ -24,7 +26,7 @@ func lockOwner(dir string) (*os.File, error) {
 	path := filepath.Join(dir, ownerFile)
 	tries := ownTries
 	for try := 1; ; try++ {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		f, err := openfile.Open(path, os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
 			return nil, err
 		}

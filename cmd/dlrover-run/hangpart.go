@@ -24,6 +24,7 @@ import (
 	"dlrover-run/hang/shim"
 	"dlrover-run/hang/sockets"
 	"dlrover-run/hang/watch"
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/rendezvous/tcpstore"
@@ -354,7 +355,7 @@ func (p *hangPages) progressLocked() (n launcher.Progress) {
 	}
 	paths, _ := filepath.Glob(filepath.Join(p.present, "*.page")) // the pattern is none of a user's
 	for _, path := range paths {
-		data, err := os.ReadFile(path)
+		data, err := openfile.Read(path, hang.PageSize)
 		if err != nil {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"dlrover-run/launcher"
@@ -212,7 +213,7 @@ func (r *resolver) pickWorkdir() error {
 	if r.s.workdir, err = filepath.Abs(dir); err != nil {
 		return fmt.Errorf("--workdir=%s: %w", dir, err)
 	}
-	if f, err := os.Open(r.s.workdir); err == nil {
+	if f, err := os.OpenFile(r.s.workdir, syscall.O_DIRECTORY, 0); err == nil {
 		return f.Close()
 	}
 	return fmt.Errorf("--workdir=%s: it cannot be read", dir)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/hostfile"
 )
@@ -79,7 +80,7 @@ func (h *liveHostfile) NeedsWorld() bool { return true }
 
 // Starting implements launcher.Starter.
 func (h *liveHostfile) Starting(e launcher.Epoch) {
-	if err := replaceFile(h.path, h.text(e.World), 0o644); err != nil {
+	if err := openfile.Replace(h.path, []byte(h.text(e.World)), 0o644); err != nil {
 		h.log.Error("cannot write the live hostfile: it has the nodes of an earlier world", "path", h.path, "err", err)
 	}
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	logrule "dlrover-run/launcher/logs/rule"
@@ -61,11 +61,11 @@ func (r *resolver) logRules() (rules []logrule.Rule, err error) {
 		rules = append(rules, one)
 	}
 	if path := r.c.String("log-rules"); path != "" {
-		text, err := rulesFile(path)
+		text, err := openfile.ReadNamed(path, maxRulesFile)
 		if err != nil {
 			return nil, fmt.Errorf("--log-rules=%s: %w; give the path of a file with rules", path, err)
 		}
-		more, err := logrule.ParseFile(text)
+		more, err := logrule.ParseFile(string(text))
 		if err != nil {
 			return nil, fmt.Errorf("--log-rules=%s: %w", path, err)
 		}
@@ -78,18 +78,6 @@ func (r *resolver) logRules() (rules []logrule.Rule, err error) {
 		return nil, fmt.Errorf("--log-rule: %w", err)
 	}
 	return rules, nil
-}
-
-func rulesFile(path string) (string, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", err
-	}
-	if info.IsDir() || info.Size() > maxRulesFile {
-		return "", fmt.Errorf("need a file of at most %d bytes", maxRulesFile)
-	}
-	text, err := os.ReadFile(path)
-	return string(text), err
 }
 
 // planRule is what --dry-run prints of a rule.

@@ -118,7 +118,7 @@ func TestLogRulesOfAFile(t *testing.T) {
 		"# none\n":               "",
 		"a:x:nan\n\nb:(:nan\n":   path + ": line 3: b: the expression cannot be used",
 		"loss:x:nan":             "two rules are called loss",
-		strings.Repeat("#", 2e6): "need a file of at most 1048576 bytes",
+		strings.Repeat("#", 2e6): "too long: at most 1048576 bytes are read",
 		"a:x:action=destroy:nan": "line 1: a: action=destroy: need report, restart or stop",
 	} {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))

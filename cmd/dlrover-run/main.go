@@ -19,6 +19,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/cmd/internal/inbox"
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/logs"
@@ -423,7 +424,7 @@ func (j *job) copyErrorFile(f verdict.Failure) {
 		data, err = verdict.AmendErrorFile(data, f.ExitCode)
 	}
 	if err == nil {
-		err = os.WriteFile(to, data, 0o644)
+		err = openfile.Replace(to, data, 0o644)
 	}
 	if err != nil {
 		j.log.Warn("cannot copy the error file for the parent launcher", "from", f.ErrorFile, "to", to, "err", err)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -128,7 +127,7 @@ func shown(c native.Command) (env []string) {
 
 func systemOf(env argv.LookupEnv, h hostFacts) *native.System {
 	return &native.System{
-		Env: env, ReadFile: os.ReadFile, Abs: absolute, Host: h.name, Owns: h.owns, CPUs: affinity,
+		Env: env, ReadFile: readNamed, Abs: absolute, Host: h.name, Owns: h.owns, CPUs: affinity,
 		Devices:   func() int { n, _ := h.gpus(); return n },
 		Installed: func() (int, string) { return proc.GPUCount("/", func(string) (string, bool) { return "", false }) },
 		AddrTo:    func(host string) string { return h.route(host, 1) },

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 )
 
@@ -44,29 +44,12 @@ func writePIDFiles(names []string, command int) (*pidFiles, error) {
 	p := &pidFiles{text: strconv.Itoa(os.Getpid())}
 	for _, name := range names {
 		path := strings.ReplaceAll(name, "{pid}", strconv.Itoa(command))
-		if err := replaceFile(path, p.text, 0o644); err != nil {
+		if err := openfile.Replace(path, []byte(p.text), 0o644); err != nil {
 			return nil, errors.Join(fmt.Errorf("file for the launcher's process id: %w", err), p.close())
 		}
 		p.paths = append(p.paths, path)
 	}
 	return p, nil
-}
-
-// replaceFile puts a file where there is none, or in place of one. Readers see all of it or what was there before, and
-// a link is not followed.
-func replaceFile(path, text string, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	if err = errors.Join(err, f.Chmod(mode), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
 }
 
 // Name implements launcher.Part.
@@ -75,7 +58,7 @@ func (p *pidFiles) Name() string { return "pid files" }
 func (p *pidFiles) close() error {
 	var errs []error
 	for _, path := range p.paths {
-		if text, err := os.ReadFile(path); err == nil && string(text) == p.text {
+		if text, err := openfile.Read(path, int64(len(p.text))); err == nil && string(text) == p.text {
 			errs = append(errs, os.Remove(path))
 		}
 	}

@@ -2,12 +2,11 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/rendezvous"
 )
@@ -49,23 +48,12 @@ func policyTable(name string) (policy.Table, error) {
 	if table, ok := policy.Named(name); ok {
 		return table, nil
 	}
-	text, err := policyFile(name)
+	text, err := openfile.ReadNamed(name, policy.MaxFile)
 	if err != nil {
 		return policy.Table{}, fmt.Errorf("%w; give one of %s, or the path of a file", err,
 			strings.Join(policy.Names(), ", "))
 	}
-	return policy.ParseTable(filepath.Base(name), text)
-}
-
-// policyFile reads a file that may be a pipe, but not without end.
-func policyFile(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, policy.MaxFile+1))
-	return string(text), err
+	return policy.ParseTable(filepath.Base(name), string(text))
 }
 
 // warnOfPolicy says what rules cannot do in this job.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/rendezvous"
 )
@@ -146,7 +147,7 @@ func (p *ports) writeWorld(world []launcher.Member) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(p.worldFile(), string(data)+"\n", 0o600)
+	return openfile.Replace(p.worldFile(), append(data, '\n'), 0o600)
 }
 
 func (p *ports) close() error {

@@ -3,11 +3,11 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/preset"
 )
 
@@ -69,7 +69,7 @@ func (r *resolver) script(name string) (path string, src []byte) {
 	if path == "" || name == "torch" && r.s.params.Max*r.s.slots < 2 {
 		return "", nil
 	}
-	if src = readScript(r.s.inWorkdir(path)); src == nil {
+	if src, _ = openfile.ReadLinked(r.s.inWorkdir(path), preset.MaxScript); src == nil {
 		return "", nil
 	}
 	if name == "torch" && !preset.Telling(src) {
@@ -107,22 +107,4 @@ func (r *resolver) modulePath(module string) string {
 		}
 	}
 	return ""
-}
-
-// readScript returns nil for what is no file, cannot be read, or is too large.
-func readScript(path string) []byte {
-	info, err := os.Stat(path)
-	if err != nil || !info.Mode().IsRegular() || info.Size() > preset.MaxScript {
-		return nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	src, err := io.ReadAll(io.LimitReader(f, preset.MaxScript))
-	if err != nil {
-		return nil
-	}
-	return src
 }

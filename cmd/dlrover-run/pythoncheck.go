@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/serve"
@@ -156,10 +157,13 @@ func pythonModule(kind string) string {
 	return "nvidia_gpu" // MetaX' too; without devices it uses the CPU
 }
 
+// maxTold bounds what a process of the test tells, in bytes.
+const maxTold = 64 << 10
+
 // slowest is the time of the slowest process, in seconds.
 func slowest(dir string, processes int) (most float64, err error) {
 	for local := range processes {
-		data, err := os.ReadFile(filepath.Join(dir, strconv.Itoa(local)+".txt"))
+		data, err := openfile.Read(filepath.Join(dir, strconv.Itoa(local)+".txt"), maxTold)
 		if err != nil {
 			return 0, fmt.Errorf("DLRover's test has not told how long it took: %w", err)
 		}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/logs"
@@ -98,7 +99,7 @@ func (l *rankLogs) fileLocked(path string) logs.Tap {
 	if !l.known[path] {
 		flags |= os.O_TRUNC
 	}
-	file, err := os.OpenFile(path, flags, 0o644)
+	file, err := openfile.Open(path, flags, 0o644)
 	if err != nil {
 		l.log.Warn("there is no log file", "err", err)
 		return nil

@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"path"
 	"strconv"
 	"strings"
 	"time"
 
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/scheduler"
 )
@@ -51,12 +51,19 @@ func (r *resolver) namesRendezvous() bool {
 		r.c.IsSet("master-port") || r.c.String("rdzv-backend") == string(master)
 }
 
+// readNamed reads a file that an option or a variable names, at most 16 MiB.
+func readNamed(name string) ([]byte, error) { return openfile.ReadNamed(name, 16<<20) }
+
 // readFile reads a file of this machine.
 func (h hostFacts) readFile(name string) ([]byte, error) {
 	if !path.IsAbs(name) {
-		return os.ReadFile(name)
+		return readNamed(name)
 	}
-	return fs.ReadFile(h.root, strings.TrimPrefix(path.Clean(name), "/"))
+	name = strings.TrimPrefix(path.Clean(name), "/")
+	if info, err := fs.Stat(h.root, name); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("/%s is %w", name, openfile.ErrNotRegular)
+	}
+	return fs.ReadFile(h.root, name)
 }
 
 // scheduled reports whether a scheduler says anything that the rendezvous has no variables of its own for.

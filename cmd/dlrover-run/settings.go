@@ -15,6 +15,7 @@ import (
 	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
@@ -566,18 +567,28 @@ type unusableError struct{ error }
 // checkScript opens the script as Python will. A directory or a zip file with a
 // __main__ is a script, too.
 func checkScript(script string) error {
-	f, err := os.Open(script)
+	info, err := os.Stat(script)
+	if err == nil && info.Mode().IsRegular() {
+		err = readable(script)
+	}
 	if err != nil {
 		wd, _ := os.Getwd()
 		return &unusableError{fmt.Errorf("training script: %w (working directory %s)", err, wd)}
 	}
-	defer f.Close()
-	if fi, err := f.Stat(); err == nil && fi.IsDir() {
+	if info.IsDir() {
 		if _, err := os.Stat(filepath.Join(script, "__main__.py")); err != nil {
 			return &unusableError{fmt.Errorf("training script %s is a directory without a __main__.py", script)}
 		}
 	}
 	return nil
+}
+
+func readable(file string) error {
+	f, err := openfile.OpenLinked(file)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // terminates reports whether the signal ends the job.

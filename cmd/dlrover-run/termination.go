@@ -6,9 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/printable"
@@ -45,16 +45,12 @@ func lastWords(t verdict.Termination) error {
 	}
 }
 
-// writeTermination follows no link: the name may be in a directory that others can write to.
 func writeTermination(path string, flags int, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK|flags, 0o644)
+	f, err := openfile.Open(path, os.O_WRONLY|flags, 0o644)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file", path)
-	}
 	if _, err = f.Write(text); err != nil {
 		return err
 	}

@@ -84,8 +84,8 @@ func TestTerminationMessageGoesToAPlainFileOnly(t *testing.T) {
 	require.NoError(t, os.Symlink(target, link))
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for path, why := range map[string]string{
-		link: "too many levels of symbolic links", pipe: "no such device or address", b.dir: "is a directory",
-		"/dev/null": "is not a regular file", "/nosuch/x": "no such file or directory",
+		link: "a link, which is not followed here", pipe: "not a regular file", b.dir: "is a directory",
+		"/dev/null": "not a regular file", "/nosuch/x": "no such file or directory",
 	} {
 		l := b.start("dlrover-run", []string{"DLROVER_TERMINATION_LOG=" + path}, b.sh("exit 3", "--standalone")...)
 		require.Equal(t, 1, l.wait())

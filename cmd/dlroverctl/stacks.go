@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -18,6 +16,7 @@ import (
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/printable"
 )
 
@@ -175,7 +174,7 @@ func readStacks(dir string) (report.Case, error) {
 	if !errors.Is(err, xpu.ErrNone) {
 		return report.Case{}, err
 	}
-	f, open := openFile(filepath.Join(dir, report.JSONFile))
+	f, open := openfile.Open(filepath.Join(dir, report.JSONFile), os.O_RDONLY, 0)
 	if errors.Is(open, fs.ErrNotExist) {
 		return report.Case{}, fmt.Errorf("%w, and no %s", err, report.JSONFile)
 	}
@@ -192,16 +191,4 @@ func absolute(dir string) string {
 		return abs
 	}
 	return dir
-}
-
-// openFile opens a regular file, and follows no link to it.
-func openFile(path string) (io.ReadCloser, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(fmt.Errorf("%s is no regular file", path), f.Close())
-	}
-	return f, nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/openfile"
 )
 
 // Recorder knows where the flight recorders of the workers of an epoch are asked, and where they answer. Its methods
@@ -143,15 +143,7 @@ func trigger(pipe string) error {
 }
 
 func load(file string) (hang.Flight, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return hang.Flight{}, fmt.Errorf("flight: %w", err)
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return hang.Flight{}, fmt.Errorf("flight: %s is no regular file", file)
-	}
-	dump, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	dump, err := openfile.Read(file, maxBytes)
 	if err != nil {
 		return hang.Flight{}, fmt.Errorf("flight: %w", err)
 	}

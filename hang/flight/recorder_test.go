@@ -127,7 +127,7 @@ func TestLoadOnlyFiles(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, unix.Mkfifo(prefix+"1", 0o600))
 	_, err = r.Load(1)
-	require.ErrorContains(t, err, "no regular file")
+	require.ErrorContains(t, err, "not a regular file")
 }
 
 func TestEnviron(t *testing.T) {

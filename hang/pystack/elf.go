@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
+
+	"dlrover-run/internal/openfile"
 )
 
 // Bounds of what is read of an ELF file.
@@ -24,14 +26,14 @@ const (
 // openMapped opens the file of a mapping: the mapping itself where the reader may, which is right whatever has happened
 // to the path; else by its path as the process sees it, or as the reader does (chroot).
 func openMapped(pid int, m mapping) (*os.File, error) {
-	if f, err := open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.start, m.end)); err == nil {
+	if f, err := openfile.OpenLinked(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.start, m.end)); err == nil {
 		return f, nil
 	}
-	f, err := open(fmt.Sprintf("/proc/%d/root%s", pid, m.path))
+	f, err := openfile.OpenLinked(fmt.Sprintf("/proc/%d/root%s", pid, m.path))
 	if err == nil && inode(f) == m.inode {
 		return f, nil
 	}
-	other, otherErr := open(m.path)
+	other, otherErr := openfile.OpenLinked(m.path)
 	switch {
 	case otherErr == nil && inode(other) == m.inode:
 		if f != nil {
@@ -42,19 +44,6 @@ func openMapped(pid int, m mapping) (*os.File, error) {
 		other.Close()
 	}
 	return f, err // some file systems show one number in maps and another to who asks
-}
-
-// open opens a regular file. What is a fifo, or a device, does not stop it.
-func open(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		f.Close()
-		return nil, fmt.Errorf("%s is no regular file", path)
-	}
-	return f, nil
 }
 
 func inode(f *os.File) uint64 { return fileID(f).inode }

@@ -2,10 +2,10 @@ package watch
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/openfile"
 )
 
 // The evidence of a node.
@@ -265,10 +265,7 @@ func (w *Watcher) readGroups(ev []hang.Evidence) {
 	}
 	for i := range ev {
 		path := pageFile(w.cfg.Pages, ev[i].Local, "groups")
-		if fi, err := os.Stat(path); err != nil || fi.Size() > hang.GroupsSize {
-			continue
-		}
-		b, err := os.ReadFile(path)
+		b, err := openfile.Read(path, hang.GroupsSize)
 		if err != nil {
 			continue
 		}

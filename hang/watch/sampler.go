@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/openfile"
 )
 
 // tracked is a worker and what is known of it after a look.
@@ -188,7 +189,7 @@ func (s *sampler) page(local int) *hang.Page {
 	if s.pages == "" {
 		return nil
 	}
-	b, err := s.fs.read(pageFile(s.pages, local, "page"))
+	b, err := openfile.Read(pageFile(s.pages, local, "page"), hang.PageSize)
 	if err != nil {
 		return nil
 	}

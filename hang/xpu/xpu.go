@@ -5,15 +5,14 @@ package xpu
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/openfile"
 )
 
 // What a file, and a directory, may hold at most.
@@ -143,7 +142,7 @@ func (s *Stacks) choose(found []file) {
 }
 
 func (s *Stacks) read(dir string, f file) {
-	b, err := readFile(filepath.Join(dir, f.name))
+	b, err := openfile.Read(filepath.Join(dir, f.name), maxFile)
 	if err == nil {
 		var e hang.Evidence
 		if e, err = Parse(b); err == nil {
@@ -153,28 +152,6 @@ func (s *Stacks) read(dir string, f file) {
 		}
 	}
 	s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", f.name, err))
-}
-
-// readFile follows no link and waits for nobody.
-func readFile(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, syscall.ELOOP) {
-		return nil, errors.New("links are not followed")
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, errors.New("no regular file")
-	case info.Size() > maxFile:
-		return nil, fmt.Errorf("it has %d bytes; %d is the most that is read", info.Size(), maxFile)
-	}
-	return io.ReadAll(io.LimitReader(f, maxFile))
 }
 
 // Parse reads one file. Threads that have both sorts of stacks come twice: the orders of both are kept.

@@ -142,7 +142,7 @@ func TestRead(t *testing.T) {
 		"00001-20000.stacktrace: no message of protocol buffers",
 		`"20000-20000.stacktrace": a world of 20000 has no rank 20000`,
 		`"x-\x1b8.stacktrace": the name is not <rank>-<world size>`, "the world size is above 1048576",
-		"00003-20000.stacktrace: links are not followed", "00004-20000.stacktrace: no regular file",
+		"00003-20000.stacktrace: a link, which is not followed here", "00004-20000.stacktrace: not a regular file",
 	} {
 		require.Contains(t, notes, want)
 	}

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +18,7 @@ import (
 // Why a file is refused, behind its path.
 var (
 	ErrNotRegular = errors.New("not a regular file")
-	ErrLink       = fmt.Errorf("a link, which is not followed here: %w", syscall.ELOOP)
+	ErrLink       = errors.New("a link, which is not followed here")
 	ErrTooLong    = errors.New("too long")
 )
 

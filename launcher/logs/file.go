@@ -9,7 +9,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"syscall"
+
+	"dlrover-run/internal/openfile"
 )
 
 // nearLineEnd is how far over RotateSize a file may grow to end with a whole line.
@@ -33,11 +34,11 @@ type file struct {
 	err     error // the first one
 }
 
-// openLog opens path for append, and its directory when there was no space for it before. O_NOFOLLOW: nobody who can
-// write to a shared directory may aim the output of a job at another file.
+// openLog opens path for append, and its directory when there was no space for it before. Workers can put something
+// else there at any time.
 func openLog(path string) (*os.File, int64, error) {
 	open := func() (*os.File, error) {
-		return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o644)
+		return openfile.Open(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 	}
 	f, err := open()
 	if errors.Is(err, fs.ErrNotExist) && os.MkdirAll(filepath.Dir(path), 0o755) == nil {

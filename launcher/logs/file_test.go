@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/openfile"
 )
 
 // joined is the content of path with its rotated files, oldest first, and the sizes in that order.
@@ -183,7 +185,7 @@ func TestOpenLogFollowsNoLink(t *testing.T) {
 	link := filepath.Join(dir, "stdout.log")
 	require.NoError(t, os.Symlink(victim, link))
 	_, _, err := openLog(link)
-	require.ErrorIs(t, err, syscall.ELOOP)
+	require.ErrorIs(t, err, openfile.ErrLink)
 	require.Equal(t, "precious", read(t, victim))
 }
 
@@ -269,4 +271,25 @@ func TestOutputCountsWhatIsDropped(t *testing.T) {
 	}
 	require.Equal(t, int64(6), o.dropped.Load())
 	require.Equal(t, 2, said)
+}
+
+// What a worker puts in the place of its log is not written to, and holds up nobody; the bytes are counted.
+func TestALogThatIsNoFile(t *testing.T) {
+	for name, plant := range map[string]func(path string) error{
+		"fifo":   func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"device": func(path string) error { return os.Symlink("/dev/full", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "stdout.log")
+			var failed error
+			f := &file{path: path, rotateSize: 10, rotateCount: 2, create: func(path string) (io.WriteCloser, int64, error) {
+				_ = plant(path) // before each opening, the first one included
+				return createLog(path)
+			}, failed: func(_ string, err error) { failed = err }}
+			f.write([]byte("line 1\nline 2\nline 3\n"))
+			require.Error(t, failed)
+			require.EqualValues(t, 21, f.lost)
+			require.Empty(t, fileTail(path, 8))
+		})
+	}
 }

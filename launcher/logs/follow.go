@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"dlrover-run/internal/openfile"
 )
 
 // Follower sees what workers print, now and then: unlike a Tap it comes and goes, and costs nothing while there is
@@ -230,7 +232,7 @@ func (a *Attempt) isClosed() bool {
 }
 
 func (file *followedFile) read(f *following, buf []byte) {
-	r, err := os.Open(file.path)
+	r, err := openfile.Open(file.path, os.O_RDONLY, 0)
 	if err != nil {
 		return // it may come back
 	}

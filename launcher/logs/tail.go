@@ -4,6 +4,8 @@ import (
 	"io"
 	"os"
 	"sync"
+
+	"dlrover-run/internal/openfile"
 )
 
 // tail keeps the last max bytes of a stream. It has its own lock, so that it can be read while the pump of the
@@ -59,7 +61,7 @@ func fileTail(path string, n int) []byte {
 
 // fileEnd is fileTail, and where those bytes end.
 func fileEnd(path string, n int) (b []byte, size int64) {
-	f, err := os.Open(path)
+	f, err := openfile.Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, 0
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/openfile"
 )
 
 // lookPath finds a program named without a slash in PATH of env, as Python's
@@ -95,7 +97,7 @@ func missingReason(file string) string {
 
 // interpreter returns the program on the #! line of a script.
 func interpreter(file string) (string, bool) {
-	f, err := os.Open(file)
+	f, err := openfile.OpenLinked(file)
 	if err != nil {
 		return "", false
 	}

@@ -3,9 +3,10 @@ package warm
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
+
+	"dlrover-run/internal/openfile"
 )
 
 // maxLearned bounds what a worker tells of its imports, in bytes.
@@ -49,14 +50,7 @@ func (s *Spawner) Learned() bool {
 }
 
 func readLearned(path string) (l learned, err error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return l, err
-	}
-	if info.Size() > maxLearned {
-		return l, fmt.Errorf("%s has %d bytes, %d at most are read", path, info.Size(), maxLearned)
-	}
-	text, err := os.ReadFile(path)
+	text, err := openfile.Read(path, maxLearned)
 	if err == nil {
 		err = json.Unmarshal(text, &l)
 	}

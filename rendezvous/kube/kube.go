@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/openfile"
 )
 
 const (
@@ -88,7 +90,7 @@ func inCluster(lookup func(string) (string, bool), dir string) (Config, error) {
 	if _, err := os.Stat(c.TokenFile); err != nil {
 		return Config{}, fmt.Errorf("%w (is automountServiceAccountToken off?): %w", ErrNotInCluster, err)
 	}
-	namespace, _ := os.ReadFile(filepath.Join(dir, "namespace")) // only told
+	namespace, _ := openfile.ReadLinked(filepath.Join(dir, "namespace"), maxName) // only told
 	c.Namespace = strings.TrimSpace(string(namespace))
 	c.Pod, _ = lookup("POD_NAME")
 	return c, nil

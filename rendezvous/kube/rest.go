@@ -13,11 +13,11 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/plainhttp"
 )
 
@@ -126,12 +126,15 @@ func newRestOver(cfg Config, server string, hc *http.Client) (*rest, error) {
 	return r, err
 }
 
+// maxRoots bounds the file of certificates, in bytes.
+const maxRoots = 4 << 20
+
 // readRoots returns nil, which are the system's, without a file.
 func readRoots(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(file)
+	text, err := openfile.ReadLinked(file, maxRoots)
 	if err != nil {
 		return nil, fmt.Errorf("kube: certificates of the API server: %w", err)
 	}

@@ -3,11 +3,11 @@ package kube
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"sync"
 	"time"
+
+	"dlrover-run/internal/openfile"
 )
 
 const (
@@ -50,18 +50,13 @@ func (t *tokenFile) forget() {
 }
 
 func readToken(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", fmt.Errorf("kube: token of the service account: %w", err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxToken+1))
+	text, err := openfile.ReadLinked(path, maxToken)
 	if err != nil {
 		return "", fmt.Errorf("kube: token of the service account: %w", err)
 	}
 	value := strings.TrimSpace(string(text))
 	odd := func(r rune) bool { return r <= ' ' || r > '~' }
-	if value == "" || len(text) > maxToken || strings.ContainsFunc(value, odd) {
+	if value == "" || strings.ContainsFunc(value, odd) {
 		return "", errors.New("kube: " + path + ": a token is one line of printable ASCII without spaces")
 	}
 	return value, nil

@@ -32,6 +32,7 @@ import (
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/argv"
 )
 
@@ -240,7 +241,7 @@ func lastWords(ctx context.Context, d *checkpointd.Daemon, log *slog.Logger) (le
 // exclude waits until no other daemon works on the directory: one whose launcher was
 // killed may still be saving what the workers of the next launcher found there.
 func exclude(dir *shm.Dir) (io.Closer, error) {
-	f, err := os.OpenFile(filepath.Join(dir.Path(), "daemon"), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	f, err := openfile.Open(filepath.Join(dir.Path(), "daemon"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}

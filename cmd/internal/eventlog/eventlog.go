@@ -8,8 +8,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"syscall"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/printable"
 )
 
@@ -21,10 +21,10 @@ type Log struct {
 
 // Open appends to the file at path, which must not be a link; "" gives a nil Log.
 func Open(path string) (*Log, error) {
-	if path == "" {
+	if path == "" || path == os.DevNull {
 		return nil, nil
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o644)
+	f, err := openfile.Open(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("event log: %w", err)
 	}

@@ -3,7 +3,6 @@ package marks
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -11,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/rendezvous/nodes"
 )
 
@@ -32,17 +32,12 @@ type file struct {
 	bad    error
 }
 
-// noFollow opens a file, and no link. It does not wait for a peer of a pipe.
-func noFollow(path string, flags int) (*os.File, error) {
-	return os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
-}
-
 // openFile takes the directory, which it makes if need be.
 func openFile(dir string) (*file, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory %s: %w; give one that can be made, or is there", dir, err)
 	}
-	lock, err := noFollow(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE)
+	lock, err := openfile.Open(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("data directory %s: %w; give one that this user may write to", dir, err)
 	}
@@ -62,7 +57,7 @@ func (f *file) path() string { return filepath.Join(f.dir, fileName) }
 
 // load reads the Book, a new one if there is no file.
 func (f *file) load(policy nodes.Config) (*nodes.Book, error) {
-	data, err := f.read()
+	data, err := openfile.Read(f.path(), nodes.MaxSnapshot)
 	if errors.Is(err, os.ErrNotExist) {
 		return nodes.NewBook(policy), nil
 	}
@@ -75,24 +70,6 @@ func (f *file) load(policy nodes.Config) (*nodes.Book, error) {
 			f.path(), err)
 	}
 	return book, nil
-}
-
-func (f *file) read() ([]byte, error) {
-	in, err := noFollow(f.path(), os.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	defer in.Close()
-	st, err := in.Stat()
-	switch {
-	case err != nil:
-		return nil, err
-	case !st.Mode().IsRegular():
-		return nil, errors.New("it is no regular file")
-	case st.Size() > nodes.MaxSnapshot:
-		return nil, fmt.Errorf("%d bytes: at most %d can be right", st.Size(), nodes.MaxSnapshot)
-	}
-	return io.ReadAll(io.LimitReader(in, nodes.MaxSnapshot))
 }
 
 // save replaces the file. After an error the old one is still there.
@@ -113,7 +90,7 @@ func replace(path string, data []byte) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of a daemon that was killed
 		return err
 	}
-	out, err := noFollow(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
+	out, err := openfile.Open(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -126,7 +103,7 @@ func replace(path string, data []byte) error {
 
 // syncDir puts the names in a directory on the disk.
 func syncDir(dir string) error {
-	d, err := os.Open(dir)
+	d, err := os.OpenFile(dir, unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}

@@ -148,14 +148,14 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 		}, fileName},
 		"a pipe": {func(t *testing.T, dir string) {
 			require.NoError(t, exec.Command("mkfifo", filepath.Join(dir, fileName)).Run())
-		}, "no regular file"},
+		}, "not a regular file"},
 		"a lock that is a link": {func(t *testing.T, dir string) {
 			require.NoError(t, os.Symlink(filepath.Join(t.TempDir(), "x"), filepath.Join(dir, lockName)))
 		}, "data directory"},
 		"huge": {func(t *testing.T, dir string) {
 			require.NoError(t, os.WriteFile(filepath.Join(dir, fileName), nil, 0o600))
 			require.NoError(t, os.Truncate(filepath.Join(dir, fileName), nodes.MaxSnapshot+1))
-		}, "can be right"},
+		}, "at most"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -3,15 +3,14 @@ package pyenv
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/argv"
 )
 
@@ -201,14 +200,11 @@ func releaseIn(path string) (major, minor int, ok bool) {
 
 // readHead reads the first 4 KiB of a regular file, more than those that it is for have.
 func readHead(path string) (string, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := openfile.OpenLinked(path)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is not a regular file", path)
-	}
 	text, err := io.ReadAll(io.LimitReader(f, 4<<10))
 	return string(text), err
 }

@@ -12,6 +12,8 @@ import (
 	"path"
 	"path/filepath"
 	"syscall"
+
+	"dlrover-run/internal/openfile"
 )
 
 // Source is a tree of Python packages within this program.
@@ -117,21 +119,11 @@ func mkdir(dir string) error {
 }
 
 // write gives the file its name when it is whole. A rename replaces a link instead of following it.
-func write(name string, data []byte) (err error) {
+func write(name string, data []byte) error {
 	if same(name, data) {
 		return nil
 	}
-	f, err := os.CreateTemp(filepath.Dir(name), ".*.tmp") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
+	if err := openfile.Replace(name, data, 0o600); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
@@ -143,6 +135,6 @@ func same(name string, data []byte) bool {
 	if err != nil || info.Mode() != 0o600 || info.Size() != int64(len(data)) {
 		return false
 	}
-	old, err := os.ReadFile(name)
+	old, err := openfile.Read(name, int64(len(data)))
 	return err == nil && bytes.Equal(old, data)
 }

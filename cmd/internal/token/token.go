@@ -6,14 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/proc/guard"
 )
 
 // MinLength bounds a token from below, in bytes.
 const MinLength = 16
+
+// maxFile bounds the file of a token, in bytes.
+const maxFile = 64 << 10
 
 // Find returns the token from the file, else from $DLROVER_TOKEN_FILE, else from
 // $DLROVER_TOKEN, else "". The error never holds the token.
@@ -22,7 +25,7 @@ func Find(file string, env func(string) (string, bool)) (string, error) {
 		file, _ = env("DLROVER_TOKEN_FILE")
 	}
 	if file != "" {
-		data, err := os.ReadFile(file)
+		data, err := openfile.ReadNamed(file, maxFile)
 		if err != nil {
 			return "", fmt.Errorf("token file: %w", err)
 		}

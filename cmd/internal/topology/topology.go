@@ -3,6 +3,7 @@
 package topology
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,12 +11,16 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/rendezvous"
 )
 
 // Interval is how often the file is looked at. A change counts when it has been the same twice, so that a file is not
 // read while it is being written.
 const Interval = 2 * time.Second
+
+// maxFile bounds the file, in bytes: no cluster has that many nodes.
+const maxFile = 64 << 20
 
 // File is a topology file that has been read. A nil *File is no topology.
 type File struct {
@@ -82,32 +87,19 @@ func (f *File) reload(log *slog.Logger, changed func(rendezvous.Topology)) {
 }
 
 func (f *File) read() (rendezvous.Topology, error) {
-	in, err := f.open()
+	read := openfile.ReadLinked
+	if f.fixed {
+		read = openfile.ReadNamed
+	}
+	text, err := read(f.path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("--topology-file: %w", err)
 	}
-	defer in.Close()
-	topo, err := rendezvous.ParseTopology(in)
+	topo, err := rendezvous.ParseTopology(bytes.NewReader(text))
 	if err != nil {
 		return nil, fmt.Errorf("--topology-file %s: %w", f.path, err)
 	}
 	return topo, nil
-}
-
-// open never waits for the other end of a pipe that has taken the place of a file.
-func (f *File) open() (*os.File, error) {
-	if f.fixed {
-		return os.Open(f.path)
-	}
-	in, err := os.OpenFile(f.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if fi, err := in.Stat(); err == nil && !fi.Mode().IsRegular() {
-		_ = in.Close()
-		return nil, fmt.Errorf("%s is not a regular file any more", f.path)
-	}
-	return in, nil
 }
 
 // stamp is equal as long as a path leads to the same content. The time of change catches what keeps its time of

@@ -142,9 +142,9 @@ func TestABrokenFileChangesNothingAndIsToldOnce(t *testing.T) {
 		"a line":  {func(w *followed) { w.write(before + "c 10.0.0.3\n") }, `line 3: .*need three: asw psw ip`},
 		"no file": {func(w *followed) { require.NoError(w.t, os.Remove(w.path)) }, `no such file`},
 		"directory": {func(w *followed) { _ = os.Remove(w.path); require.NoError(w.t, os.Mkdir(w.path, 0o700)) },
-			`not a regular file any more`},
+			`not a regular file`},
 		"pipe": {func(w *followed) { _ = os.Remove(w.path); require.NoError(w.t, syscall.Mkfifo(w.path, 0o600)) },
-			`not a regular file any more`},
+			`not a regular file`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			follow(t, file(t), func(w *followed) {

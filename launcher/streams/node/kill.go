@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/proc/family"
 )
 
@@ -69,8 +70,12 @@ func below(stats map[int]family.Stat, pid, leader int) bool {
 	return false
 }
 
+// maxEnviron is more than the kernel lets a process begin with, in bytes.
+const maxEnviron = 8 << 20
+
 func marked(pid int, mark string) bool {
-	env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ") // of other users' processes it is hidden
+	// Of other users' processes it is hidden, and its length is the process's own choice.
+	env, _ := openfile.Read("/proc/"+strconv.Itoa(pid)+"/environ", maxEnviron)
 	for kv := range bytes.SplitSeq(env, []byte{0}) {
 		if string(kv) == mark {
 			return true
