@@ -42,6 +42,10 @@ func openNodeChecks(j *job, k checkSettings) (*nodeChecks, error) {
 	return c, unusableOption(err)
 }
 
+// noDevices says that detection has found nothing that this job uses.
+const noDevices = "no accelerator was found that this job uses; looked for " + proc.DeviceFiles +
+	"; what --accelerator names is tested all the same"
+
 // adaptor is what examines the devices of this node, nil if there is nothing to examine. The error is one of the user's
 // pairs.
 func (c *nodeChecks) adaptor() (func(context.Context) switchbox.Report, error) {
@@ -54,9 +58,9 @@ func (c *nodeChecks) adaptor() (func(context.Context) switchbox.Report, error) {
 		return nil, nil
 	case c.kind == "" && c.box.limits.Given:
 		_, _, err := switchbox.SelectPairs(c.box.pairs, nil, true)
-		return nil, err
+		return nil, fmt.Errorf("%w: %s", err, noDevices)
 	}
-	why := "this node has no accelerator"
+	why := noDevices
 	if c.kind != "" {
 		why = "there is no way to test the links between devices of the kind " + c.kind
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -51,16 +52,25 @@ func TestWhatDevicesAreChecked(t *testing.T) {
 	require.Empty(t, skipped("--network-check train.py", 0, ""))
 	require.Empty(t, skipped("--network-check train.py", 8, "metax"), "only --switchbox-check needs MetaX' tool")
 	require.Empty(t, skipped("--network-check train.py", 8, "ascend"))
-	require.Equal(t, "this node has no accelerator", skipped("--switchbox-check train.py", 0, ""))
-	require.Equal(t, "this node has no accelerator", skipped("--switchbox-check --accelerator=cpu train.py", 8, "cuda"))
+	require.Equal(t, noDevices, skipped("--switchbox-check train.py", 0, ""))
+	require.Equal(t, noDevices, skipped("--switchbox-check --accelerator=cpu train.py", 8, "cuda"))
 	require.Contains(t, skipped("--switchbox-check train.py", 8, "ascend"), "devices of the kind ascend")
 	require.NotNil(t, must(openedChecks(t, "--network-check train.py", 8, "cuda")).devices)
+
+	// What is named is tested, whatever detection has found.
+	t.Setenv("DLROVER_SYSFS_ROOT", filepath.Join(metaxTree(t, 0, 2), "host/sys"))
+	t.Setenv("SWITCHBOX_CHECK_TOOL_PATH", "/no/such/tool")
+	const metax = "--switchbox-check --accelerator=metax-tech.com/gpu --box-pairs=0:1 --min-channels=1 train.py"
+	require.Contains(t, skipped(metax, 0, ""), "/no/such/tool cannot be run")
+	require.NotNil(t, must(openedChecks(t, "--network-check --accelerator=nvidia.com/gpu train.py", 0, "")).devices)
+	_, err := openedChecks(t, strings.Replace(metax, "0:1", "0:7", 1), 0, "")
+	require.ErrorContains(t, err, "--box-pairs: 0:7 names a device that is not here; this node has 0, 1")
 }
 
 // A pair that the user has named and that this node has not is an error of the command line; a default one is not.
 func TestPairsThatAreNotHere(t *testing.T) {
 	_, err := openedChecks(t, "--switchbox-check --box-pairs=0:1 --min-channels=1 train.py", 0, "")
-	require.ErrorContains(t, err, "--box-pairs: 0:1 names a device that is not here; this node has none")
+	require.ErrorContains(t, err, "--box-pairs: 0:1 names a device that is not here; this node has none: "+noDevices)
 	require.Equal(t, policy.Usage, reasonOf(err))
 }
 

@@ -104,6 +104,9 @@ func (r *resolver) nodeChecks() (k checkSettings, err error) {
 		k.gpus, k.kind = 0, ""
 	} else {
 		k.wants = r.c.IsSet("accelerator") || r.c.String("nproc-per-node") == "gpu"
+		if named := accelerators[r.c.String("accelerator")]; k.kind == "" && r.c.IsSet("accelerator") && len(named) > 0 {
+			k.kind = named[0] // the test itself finds out what there is
+		}
 	}
 	if strings.HasPrefix(k.health, healthcheck.Socket+"/") || !strings.HasPrefix(k.health, healthcheck.Socket) {
 		return k, nil

@@ -238,8 +238,8 @@ func (r *resolver) workers(text string) (int, string, error) {
 		return r.host.cpus(), "no accelerator to use, so CPUs that this process may use", nil
 	case "gpu":
 		if gpus == 0 {
-			return 0, "", fmt.Errorf("--nproc-per-node=gpu: no GPU is visible here (looked for device files and at the " +
-				"visibility variables); use auto, cpu or a number")
+			return 0, "", fmt.Errorf("--nproc-per-node=gpu: no GPU is visible here (looked for " + proc.DeviceFiles +
+				", and at the visibility variables); use auto, cpu or a number")
 		}
 		return gpus, kind, nil
 	case "xpu":

@@ -8,6 +8,9 @@ import (
 	"strings"
 )
 
+// DeviceFiles are what GPUCount looks for, for people.
+const DeviceFiles = "/dev/nvidia0 and so on, /dev/kfd, /dev/davinci0 and so on, and /dev/mxcd"
+
 // GPUCount returns how many accelerators a worker of this process would see and
 // their kind: "cuda", "rocm", "ascend", "metax", or "" and 0. It counts device
 // files below root ("" = /) and applies the variables that the vendor's runtime

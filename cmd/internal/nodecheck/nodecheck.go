@@ -244,6 +244,7 @@ func (c *Checker) introduce(ctx context.Context) netcheck.Node {
 		wg.Go(func() {
 			r := c.cfg.Devices(ctx)
 			self.Domain, devices, covered = r.Domain, findings(r), aspects(r)
+			self.GPUs = max(self.GPUs, len(r.Devices))
 		})
 	}
 	nics := append(starved(self.CPU), c.nics(ctx)...)

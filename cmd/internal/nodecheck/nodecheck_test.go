@@ -201,8 +201,14 @@ func TestDevices(t *testing.T) {
 	require.Equal(t, "link 2 of GPU 3 is down", r.Reason)
 	require.Equal(t, "rack1", r.Domain)
 
+	// What the examination has found counts, whatever was found before it.
 	d := &decided{verdict: netcheck.Verdict{State: netcheck.StateOK}}
-	c := newMachine(t).checker(devices(switchbox.Skip("nvml", "no gpucheck")))
+	c := newMachine(t).checker(devices(switchbox.Report{State: switchbox.OK, Devices: make([]switchbox.Facts, 8)}))
+	c.cfg.Transport = d
+	check(t, c)
+	require.Equal(t, 8, d.node().GPUs)
+
+	c = newMachine(t).checker(devices(switchbox.Skip("nvml", "no gpucheck")))
 	c.cfg.Transport = d
 	require.False(t, check(t, c).Excluded)
 	require.Equal(t, []netcheck.Finding{{
