@@ -36,7 +36,11 @@ Without a job token (--token-file, DLROVER_TOKEN_FILE, DLROVER_TOKEN) it serves
 loopback only, and there its own user. Workers that run keep running when it ends;
 a new one takes over.`
 
-func main() { os.Exit(run(os.Args, os.Stdout)) }
+func main() {
+	code := run(os.Args, os.Stdout)
+	console.Stderr.Flush()
+	os.Exit(code)
+}
 
 func run(args []string, stdout io.Writer) int {
 	a := app(stdout)
@@ -48,7 +52,7 @@ func run(args []string, stdout io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	console.Complain(os.Stderr, "dlrover-master", err)
+	console.Complain(console.Stderr, "dlrover-master", err)
 	if _, ok := errors.AsType[*serveError](err); ok {
 		return 1
 	}
@@ -141,7 +145,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{log: console.Logger(os.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
+	d := &daemon{log: console.Logger(console.Stderr, "dlrover-master", format, console.Level()), metrics: newMetrics()}
 	console.Libraries(d.log)
 	agents, err := d.pythonAgents(c)
 	if err != nil {

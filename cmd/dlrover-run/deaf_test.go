@@ -2,12 +2,16 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // Whatever a worker puts in the place of what its launcher reads and writes: the launcher restarts it, hears a signal,
@@ -54,4 +58,28 @@ func TestNamedFilesEnd(t *testing.T) {
 		" --standalone --policy=<(printf 'rules:\\n  - exit: 3\\n    action: stop-job\\n') --dry-run --no-python /bin/true")
 	require.Equal(t, 0, l.wait())
 	require.Contains(t, l.out.String(), "exit 3 -> stop-job")
+}
+
+// A console that takes nothing keeps the launcher neither from restarting its workers nor from hearing a signal.
+func TestABlockedConsoleHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	defer w.Close()
+	size, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4096)
+	require.NoError(t, err)
+	_, err = w.Write(make([]byte, size))
+	require.NoError(t, err)
+	args := b.sh(`echo line; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 3; : > $DIR/up; exec sleep 1000`,
+		"--standalone", "--max-restarts=1")
+	l := &launched{t: t, cmd: exec.Command(filepath.Join(binDir, "dlrover-run"), args...), exited: make(chan struct{})}
+	l.cmd.Dir, l.cmd.Env, l.cmd.Stdout, l.cmd.Stderr = b.dir, b.env, w, w
+	b.follow(l)
+	eventually(t, "the restart", b.exists("up"))
+	begun := time.Now()
+	l.signal(syscall.SIGTERM)
+	l.wait()
+	require.Less(t, time.Since(begun), 30*time.Second)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"log/slog"
 
+	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/launcher"
 	logrule "dlrover-run/launcher/logs/rule"
@@ -36,7 +37,7 @@ func eventLogFeature() feature {
 				}
 				j.events = eventWriter{l.With(run, host)}
 			case onConsole:
-				j.events = eventWriter{eventlog.New(j.stderr).With(run)}
+				j.events = eventWriter{eventlog.New(console.Stderr).With(run)}
 			default:
 				return nil, nil
 			}

@@ -43,20 +43,23 @@ func main() {
 	}
 	link, watch, err := guarded.Role()
 	if watch != nil {
-		var stderr io.Writer = os.Stderr
+		var stderr io.Writer = console.Stderr
 		if os.Args[0] == guard.ShelterName { // it is the command's
 			stderr = io.Discard
 		}
 		proc.EndRemains(watch, stderr)
+		console.Stderr.Flush()
 		os.Exit(watch.Follow())
 	}
-	os.Exit(run(started, os.Args, os.Stdout, link, err))
+	code := run(started, os.Args, os.Stdout, link, err)
+	console.Stderr.Flush()
+	os.Exit(code)
 }
 
 // run has the link to its guard, or why there is none.
 func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, unguarded error) int {
 	if errors.Is(unguarded, guard.ErrNoRoom) {
-		console.Complain(os.Stderr, "dlrover-run", unguarded)
+		console.Complain(console.Stderr, "dlrover-run", unguarded)
 		return refused(unguarded, policy.CannotExecute, policy.TorchrunCodes)
 	}
 	in := inbox.New(link)
@@ -91,7 +94,7 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 func refuse(err error, s *settings) int {
 	var unusable *unusableError
 	if errors.As(err, &unusable) {
-		console.Complain(os.Stderr, "dlrover-run", err)
+		console.Complain(console.Stderr, "dlrover-run", err)
 		return refused(err, policy.CannotExecute, s.codes)
 	}
 	s.called.usage(err)
@@ -101,7 +104,6 @@ func refuse(err error, s *settings) int {
 // job is everything that launch opens, in the order of opening.
 type job struct {
 	s        *settings
-	stderr   *console.Relay
 	level    *slog.LevelVar // of log
 	log      *slog.Logger
 	runsLog  *slog.Logger // as log, for lines that name their run themselves
@@ -128,9 +130,9 @@ const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, link *guard.Link) int {
 	_ = os.Unsetenv(guard.TokenVariable) // no child inherits it
-	j := &job{s: s, guard: link, inbox: in, stderr: console.NewRelay(os.Stderr), level: new(slog.LevelVar)}
+	j := &job{s: s, guard: link, inbox: in, level: new(slog.LevelVar)}
 	j.level.Set(s.called.logLevel())
-	j.runsLog = console.Logger(j.stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
+	j.runsLog = console.Logger(console.Stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
 	j.log = j.runsLog.With("run_id", s.runID)
 	console.Libraries(j.log)
 	j.python = &pythonPath{shmDir: s.shmDir, log: j.log}
@@ -256,7 +258,7 @@ func (j *job) open() (err error) {
 	if j.logs, err = logs.New(j.logsConfig()); err != nil {
 		return &launcher.ReasonError{Reason: policy.LogDir, Err: err}
 	}
-	j.stderr.Through(j.logs.Stderr())
+	console.Stderr.Through(j.logs.Stderr())
 	cfg := proc.Config{Logger: j.log}
 	if j.guard != nil {
 		cfg.Bequeath = j.guard.Bequeath
@@ -395,12 +397,12 @@ func (j *job) conclude(res launcher.Result) {
 	j.events.ended(res)
 	switch {
 	case res.Err != nil:
-		console.Complain(os.Stderr, "dlrover-run", res.Err)
+		console.Complain(console.Stderr, "dlrover-run", res.Err)
 	case j.summary(res) != "":
-		fmt.Fprintln(os.Stderr, j.summary(res))
+		fmt.Fprintln(console.Stderr, j.summary(res))
 	}
 	if res.Verdict != "" && slices.ContainsFunc(res.Local, func(f verdict.Failure) bool { return !f.Stopped }) {
-		fmt.Fprintln(os.Stderr, printable.Text(verdict.Block(j.s.program.name, res.Local, res.Root)))
+		fmt.Fprintln(console.Stderr, printable.Text(verdict.Block(j.s.program.name, res.Local, res.Root)))
 		j.copyErrorFile(res.Local[res.Root])
 	}
 }
@@ -452,7 +454,7 @@ func (j *job) close(res launcher.Result) {
 	if j.endpoint != nil {
 		j.endpoint.close()
 	}
-	j.stderr.Through(nil)
+	console.Stderr.Through(nil)
 	if j.logs != nil {
 		j.closing("close logs", j.logs.Close())
 	}

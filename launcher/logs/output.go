@@ -43,9 +43,9 @@ type output struct {
 	failed   func(err error)
 	dropped  atomic.Int64 // bytes
 	took     atomic.Int64 // bytes
+	owners   atomic.Uint32
 
 	mu        sync.Mutex
-	next      owner     // the last one given
 	open      owner     // whose unfinished line is last, else nobody
 	bar       bool      // a \r was on that line, so that it is drawn again as a whole
 	column0   bool      // it ends with \r
@@ -67,12 +67,9 @@ type piece struct {
 	cont bool
 }
 
-// tee adds a stream of its own.
+// tee adds a stream of its own. It does not wait for an output that is blocked: a start of workers must not.
 func (o *output) tee(l lines) *lines {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.next++
-	by := o.next
+	by := owner(o.owners.Add(1))
 	l.by, l.send = by, o.put
 	l.quiet = func() time.Time { return o.quiet(by) }
 	l.leave = func() { o.leave(by) }

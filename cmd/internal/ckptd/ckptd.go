@@ -57,11 +57,12 @@ func Main(args []string, stdout io.Writer) int {
 		help.Print(stdout, a, "--job NAME [options]")
 		return 0
 	}
+	defer console.Stderr.Flush()
 	err := run(a, args)
 	if err == nil {
 		return 0
 	}
-	console.Complain(os.Stderr, Name, err)
+	console.Complain(console.Stderr, Name, err)
 	if _, ok := errors.AsType[*runError](err); ok {
 		return 1
 	}
@@ -271,7 +272,7 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	cfg.Logger = console.Logger(os.Stderr, Name, format, console.Level()).With("run_id", runName(c))
+	cfg.Logger = console.Logger(console.Stderr, Name, format, console.Level()).With("run_id", runName(c))
 	if c.String("runtime") == "" && c.String("job") == "" {
 		return cfg, errors.New("--job is required: the name that the launcher's --ckpt-sidecar says")
 	}

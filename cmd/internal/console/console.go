@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -19,35 +18,6 @@ type File interface {
 	io.Writer
 	Fd() uintptr
 }
-
-// Relay is a file that somebody else may write to, too, who then has to see to it that lines do not mix.
-type Relay struct {
-	file    *os.File
-	through atomic.Pointer[io.Writer]
-}
-
-// NewRelay returns f.
-func NewRelay(f *os.File) *Relay { return &Relay{file: f} }
-
-// Through makes w write to the file from now on; nil: the relay itself.
-func (r *Relay) Through(w io.Writer) {
-	if w == nil {
-		r.through.Store(nil)
-		return
-	}
-	r.through.Store(&w)
-}
-
-// Write writes p to the file.
-func (r *Relay) Write(p []byte) (int, error) {
-	if w := r.through.Load(); w != nil {
-		return (*w).Write(p)
-	}
-	return r.file.Write(p)
-}
-
-// Fd returns the descriptor of the file.
-func (r *Relay) Fd() uintptr { return r.file.Fd() }
 
 // IsTerminal reports whether f is a terminal.
 func IsTerminal(f File) bool {

@@ -45,6 +45,9 @@ func ParseFormat(text string) (Format, error) {
 // Logger writes what is of level at least to w. Nothing in a record reaches w that could act on a terminal.
 func Logger(w File, program string, f Format, level slog.Leveler) *slog.Logger {
 	log := newLogger(w, program, f, level)
+	if r, ok := w.(*Relay); ok {
+		r.tells(log)
+	}
 	if _, ok := levelOf(os.Getenv(levelVariable)); !ok {
 		log.Warn("LOGLEVEL is not one of DEBUG, INFO, WARNING, ERROR and CRITICAL: INFO counts",
 			"value", os.Getenv(levelVariable))
