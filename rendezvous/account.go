@@ -468,7 +468,8 @@ func (r *Round) timeLimit() (at time.Time, c *Cause) {
 		return time.Time{}, nil
 	case !a.Spent.Since.IsZero() && b.Deadline > 0:
 		at = a.Spent.Since.Add(b.Deadline)
-		c = &Cause{Kind: CauseDeadline, Text: fmt.Sprintf("the job has taken longer than %s (--deadline)", duration.Text(b.Deadline))}
+		c = &Cause{Kind: CauseDeadline,
+			Text: fmt.Sprintf("the job has taken longer than %s (--deadline)", duration.Text(b.Deadline))}
 	}
 	waits := r.phase == running && b.StartDeadline > 0 && a.Progress.Step == 0 && r.done == 0 && !r.heldWorld
 	if start := a.RanAt.Add(b.StartDeadline); waits && !a.RanAt.IsZero() && (c == nil || start.Before(at)) {

@@ -64,8 +64,8 @@ func (r *Round) tellOtherRun(e OtherRun) {
 	if !r.Lacks().lonely() {
 		return
 	}
-	r.tellWaiting("other-run", "", fmt.Sprintf("nodes also wait in run %q of this rendezvous, and together there would be "+
-		"enough: is --rdzv-id the same on all nodes?", e.ID))
+	r.tellWaiting("other-run", "", fmt.Sprintf("nodes also wait in run %q of this rendezvous, and together there would "+
+		"be enough: is --rdzv-id the same on all nodes?", e.ID))
 }
 
 // tellWaiting tells the waiting nodes, once, why others do not come.

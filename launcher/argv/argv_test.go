@@ -106,7 +106,8 @@ func TestNormalizeRefuses(t *testing.T) {
 		{name: "int beyond 64 bits", argv: "--max-restarts 9223372036854775808 s",
 			want: "argument --max-restarts/--max_restarts: invalid int value: '9223372036854775808'"},
 		{name: "float", argv: "--monitor-interval 0x1p4 s",
-			want: "argument --monitor-interval/--monitor_interval: invalid duration: '0x1p4' (want 90s, 2m or 1h30m; a plain number is in seconds)"},
+			want: "argument --monitor-interval/--monitor_interval: invalid duration: '0x1p4' (want 90s, 2m or 1h30m; a " +
+				"plain number is in seconds)"},
 		{name: "duration", argv: "--deadline soon s",
 			want: "argument --deadline: invalid duration: 'soon' (want 90s, 2m or 1h30m; a plain number is in seconds)"},
 		{name: "choice", argv: "--start-method thread s", want: "argument --start-method/--start_method: " +

@@ -191,8 +191,8 @@ func known(r request, torch, ours answer) string {
 		return "what needs Python"
 	case slices.ContainsFunc(r.Argv, regexp.MustCompile(`^--event[-_]log(=|$)`).MatchString):
 		return "--event-log is an option of ours"
-	case strings.Contains(torch.Message, "invalid float value") && strings.Contains(ours.Message, ": invalid duration: ") ||
-		strings.Contains(torch.Message, "_timeout: invalid int value") && !strings.Contains(ours.Message, "invalid int value"):
+	case strings.Contains(torch.Message, "invalid float value") && strings.Contains(ours.Message, "invalid duration: "),
+		strings.Contains(torch.Message, "_timeout: invalid int") && !strings.Contains(ours.Message, "invalid int"):
 		return "a duration may have a unit"
 	case badFlag && ours.Kind != "error":
 		return "torchrun reads the variables of flags before -h and before the command line"

@@ -8,8 +8,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// otherRunsAfter is how long a run without its first world waits before other such runs are considered: the nodes of one
-// job seldom arrive at the same moment.
+// otherRunsAfter is how long a run without its first world waits before other such runs are considered: the nodes of
+// one job seldom arrive at the same moment.
 const otherRunsAfter = 5 * time.Second
 
 // lookForOtherRuns looks once, later, for two runs that would make one world. It is called after a node has joined.

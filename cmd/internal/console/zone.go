@@ -35,8 +35,8 @@ func posixZone(tz string) *time.Location {
 	return l
 }
 
-// zoneFile is a file in the format of RFC 8536 without transitions of its own: the rule in its footer holds at any time.
-// Go reads the rule only behind a transition, so there is one at the beginning of time.
+// zoneFile is a file in the format of RFC 8536 without transitions of its own: the rule in its footer always holds. Go
+// reads the rule only behind a transition, so there is one at the beginning of time.
 func zoneFile(rule string) []byte {
 	header := func(version byte, counts ...uint32) []byte { // isutc, isstd, leap, time, type and char counts
 		b := append([]byte("TZif"), version)
