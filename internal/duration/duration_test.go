@@ -13,7 +13,7 @@ func TestParse(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"60": time.Minute, "60s": time.Minute, "2m": 2 * time.Minute, "1h30m": 90 * time.Minute,
 		"0.5": 500 * time.Millisecond,
-		"0": 0, "-3": -3 * time.Second, " 90s ": 90 * time.Second, "10ms": 10 * time.Millisecond, "1e3": 1000 * time.Second,
+		"0":   0, "-3": -3 * time.Second, " 90s ": 90 * time.Second, "10ms": 10 * time.Millisecond, "1e3": 1000 * time.Second,
 	} {
 		got, err := Parse(text)
 		require.NoError(t, err, text)
