@@ -49,7 +49,7 @@ type Worker struct {
 // Command is one that is executed.
 type Command struct {
 	Rank, LocalRank int
-	PID             int // its own
+	PID             int // of its shelter
 	From            string
 	Args            []string
 }
