@@ -25,6 +25,9 @@ const readBlock = 1 << 20
 type OS struct {
 	Rate  *Limiter // shared by all writers; nil: no limit
 	Paced bool     // never O_DIRECT: through the page cache, which is emptied behind the writer
+	// Weak is told of a file system that has no fsync: it is taken at its word, and what it holds may not survive a
+	// crash of its own. nil: nobody is told.
+	Weak func(path string, err error)
 }
 
 var _ FS = OS{}
@@ -86,7 +89,7 @@ func (o OS) WriteFile(path string, data []byte) error {
 	}
 	_, err = f.Write(data)
 	if err == nil {
-		err = f.Sync()
+		err = o.synced(path, f.Sync())
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil {
@@ -112,17 +115,27 @@ func (OS) Rename(from, to string) error {
 	return pathError("rename", from, unix.Renameat(int(p.Fd()), base, int(p.Fd()), filepath.Base(to)))
 }
 
-// SyncDir implements FS. A file system that has no such operation is taken at its word.
-func (OS) SyncDir(dir string) error {
+// SyncDir implements FS.
+func (o OS) SyncDir(dir string) error {
 	d, err := openDir(dir, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	if err := d.Sync(); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTSUP) {
-		return err
+	return o.synced(dir, d.Sync())
+}
+
+// synced is the error of an fsync, unless it says that there is none here.
+func (o OS) synced(path string, err error) error {
+	for _, none := range []error{unix.EINVAL, unix.ENOTSUP, unix.ENOSYS, unix.EBADF} {
+		if errors.Is(err, none) {
+			if o.Weak != nil {
+				o.Weak(path, err)
+			}
+			return nil
+		}
 	}
-	return nil
+	return err
 }
 
 // Remove implements FS.

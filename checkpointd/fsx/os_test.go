@@ -346,3 +346,18 @@ func BenchmarkWriteFrom(b *testing.B) {
 		})
 	}
 }
+
+// A file system without fsync would be tried for ever; it is told of instead.
+func TestFileSystemsWithoutFsync(t *testing.T) {
+	var weak []string
+	o := OS{Weak: func(path string, _ error) { weak = append(weak, path) }}
+	require.NoError(t, o.SyncDir("/proc")) // EINVAL
+	for _, err := range []error{unix.ENOTSUP, unix.ENOSYS, unix.EBADF} {
+		require.NoError(t, o.synced("/x", &fs.PathError{Op: "sync", Path: "/x", Err: err}))
+	}
+	require.Equal(t, []string{"/proc", "/x", "/x", "/x"}, weak)
+	require.ErrorIs(t, o.synced("/x", unix.EIO), unix.EIO)
+	require.NoError(t, o.SyncDir(tempDir(t)))
+	require.NoError(t, OS{}.SyncDir("/proc"))
+	require.Len(t, weak, 4)
+}

@@ -35,7 +35,7 @@ func (o OS) WriteFrom(ctx context.Context, path string, src Source) error {
 		err = w.copy(ctx, src)
 	}
 	if err == nil {
-		err = w.finish(src.Len())
+		err = w.finish(src.Len(), o)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		_ = unix.Unlinkat(int(p.Fd()), base, 0)
@@ -190,11 +190,11 @@ func (w *writer) write(b []byte, off int64) error {
 }
 
 // finish cuts off the padding of the last block and makes the file durable.
-func (w *writer) finish(size int64) error {
+func (w *writer) finish(size int64, o OS) error {
 	if err := w.f.Truncate(size); err != nil {
 		return err
 	}
-	if err := w.f.Sync(); err != nil {
+	if err := o.synced(w.f.Name(), w.f.Sync()); err != nil {
 		return err
 	}
 	if !w.direct {

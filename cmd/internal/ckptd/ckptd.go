@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -282,7 +283,13 @@ func config(c *cli.Context) (checkpointd.Config, error) {
 	if cfg.Token, err = token.Find(c.String("token-file"), os.LookupEnv); err != nil {
 		return cfg, err
 	}
-	storage := fsx.OS{}
+	var once sync.Once
+	storage := fsx.OS{Weak: func(path string, err error) {
+		once.Do(func() {
+			cfg.Logger.Warn("this storage has no fsync: a crash of its own may lose steps that are told as written",
+				"path", path, "err", err)
+		})
+	}}
 	if text := c.String("write-rate"); text != "" {
 		rate, err := argv.ParseSize(text)
 		if err != nil {
