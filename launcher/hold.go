@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -111,7 +112,7 @@ func (a *Agent) startMeanwhile(g *group) {
 // files' names. The directory is this launcher's alone, and goes with it.
 func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 	if a.envDir == "" {
-		if a.envDir, err = os.MkdirTemp("", "dlrover-env-"); err != nil {
+		if a.envDir, err = tempdir.Make("dlrover-env-"); err != nil {
 			return "", err
 		}
 	}

@@ -796,6 +796,8 @@ func TestMetricsOfTheLauncher(t *testing.T) {
 // TestNothingCanBeWritten: a job that asked for no file runs where no directory can be made, and one that did is
 // refused.
 func TestNothingCanBeWritten(t *testing.T) {
+	// In a mount namespace nobody but the launcher misses a place for temporary files.
+	const bare = `mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && mount --bind /proc /var/tmp && exec "$@"`
 	for name, c := range map[string]struct {
 		opts, env []string
 		code      int
@@ -820,8 +822,9 @@ func TestNothingCanBeWritten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			env := append([]string{"PET_CKPT_SHM_DIR=/proc", "TMPDIR=/proc", "PYTHONPATH=", "CODE=0"}, c.env...)
-			l := b.start("dlrover-run", env,
-				b.sh(`echo "<$PYTHONPATH$TORCHELASTIC_ERROR_FILE>"; exit $CODE`, append(c.opts, "--standalone")...)...)
+			args := b.sh(`echo "<$PYTHONPATH$TORCHELASTIC_ERROR_FILE>"; exit $CODE`, append(c.opts, "--standalone")...)
+			l := b.startPath("/usr/bin/unshare", env,
+				append([]string{"-rm", "sh", "-c", bare, "sh", filepath.Join(binDir, "dlrover-run")}, args...)...)
 			require.Equal(t, c.code, l.wait(), l.err.String())
 			for _, text := range c.say {
 				require.Equal(t, 1, strings.Count(l.err.String(), text), "%s\n%s", text, l.err.String())

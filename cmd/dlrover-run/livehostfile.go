@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/hostfile"
 )
@@ -55,7 +56,7 @@ func liveHostfileFeature() feature {
 func openLiveHostfile(path string, log *slog.Logger) (*liveHostfile, error) {
 	h := &liveHostfile{log: log}
 	if path == "auto" {
-		dir, err := os.MkdirTemp("", "dlrover-hosts-") // mode 0700
+		dir, err := tempdir.Make("dlrover-hosts-") // mode 0700
 		h.path, h.private = filepath.Join(dir, "hostfile"), dir
 		return h, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"dlrover-run/cmd/internal/freeports"
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher"
 	"dlrover-run/rendezvous"
 )
@@ -66,7 +67,7 @@ func openPorts(j *job, n int, tell bool) (*ports, error) {
 	}
 	p := &ports{Ports: held, preset: j.s.preset.PortsOf, slots: j.s.slots, log: j.log}
 	if tell {
-		p.dir, err = os.MkdirTemp("", "dlrover-world-") // mode 0700
+		p.dir, err = tempdir.Make("dlrover-world-") // mode 0700
 	}
 	if err != nil {
 		held.Release()

@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/serve"
@@ -98,7 +99,7 @@ func (c *nodeChecks) interpreter() (string, error) {
 
 // pythonTest runs the test with the nodes of a group, with as many processes as there will be workers.
 func (c *nodeChecks) pythonTest(ctx context.Context, g upstream.Group) (float64, error) {
-	dir, err := os.MkdirTemp("", "dlrover-run-check-")
+	dir, err := tempdir.Make("dlrover-run-check-")
 	if err != nil {
 		return 0, err
 	}

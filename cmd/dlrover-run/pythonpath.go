@@ -11,6 +11,7 @@ import (
 
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/pytree"
+	"dlrover-run/internal/tempdir"
 )
 
 // pythonTree is a tree of packages within this program that workers import.
@@ -65,7 +66,7 @@ func (p *pythonPath) place(t *placedTree) {
 }
 
 func (t *placedTree) temporary() error {
-	root, err := os.MkdirTemp("", "dlrover-python-")
+	root, err := tempdir.Make("dlrover-python-")
 	if err != nil {
 		return err
 	}

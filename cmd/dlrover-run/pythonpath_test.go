@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/pytree"
+	"dlrover-run/internal/tempdir"
 )
 
 func aTree(name string, after bool) pythonTree {
@@ -79,6 +80,9 @@ func TestPythonPathInATemporaryDirectory(t *testing.T) {
 }
 
 func TestPythonPathNowhere(t *testing.T) {
+	fallbacks := tempdir.Fallbacks
+	tempdir.Fallbacks = nil
+	t.Cleanup(func() { tempdir.Fallbacks = fallbacks })
 	t.Setenv("TMPDIR", "/proc")
 	var log bytes.Buffer
 	p := &pythonPath{shmDir: "/proc", log: slog.New(slog.NewTextHandler(&log, nil))}

@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/tempdir"
 )
 
 // TimelinePath is xpu_timer's variable for the directory of its files.
@@ -42,7 +44,10 @@ func choose(env func(string) (string, bool), timeline, logDir string) (dir strin
 			skipped = append(skipped, fmt.Errorf("no reports in %s: %w", c.tell, err))
 		}
 	}
-	dir, err := private(os.TempDir())
+	err := tempdir.First(func(base string) (err error) {
+		dir, err = private(base)
+		return err
+	})
 	if err != nil {
 		return "", append(skipped, err)
 	}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"dlrover-run/internal/tempdir"
 )
 
 // ErrServed is returned by Listen for a path that another process reads.
@@ -45,7 +47,7 @@ func Listen(path string, log *slog.Logger) (*FIFO, error) {
 
 func (f *FIFO) open() (err error) {
 	if f.path == "" {
-		if f.dir, err = os.MkdirTemp("", "watchdog_timer_"); err != nil {
+		if f.dir, err = tempdir.Make("watchdog_timer_"); err != nil {
 			return err
 		}
 		f.path = filepath.Join(f.dir, "fifo")

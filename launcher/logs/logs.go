@@ -32,6 +32,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher/printable"
 )
 
@@ -263,7 +264,7 @@ func (l *Logs) tempBaseLocked() error {
 }
 
 func (l *Logs) makeTemp() error {
-	dir, err := os.MkdirTemp("", "torchelastic_*")
+	dir, err := tempdir.Make("torchelastic_*")
 	if err != nil {
 		return fmt.Errorf("temporary log directory: %w", err)
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/tempdir"
 )
 
 func TestLayout(t *testing.T) {
@@ -187,7 +189,21 @@ func TestASlowRemovalHoldsNothing(t *testing.T) {
 	<-r.trash.gone
 }
 
+// As under torchrun, a job with a TMPDIR that is not there has its files elsewhere.
+func TestTempDirElsewhere(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
+	r := newRig(t, Config{Tee: all})
+	w := worker(t, r.begin(t), 0)
+	require.True(t, strings.HasPrefix(w.ErrorFile(), "/tmp/torchelastic_"), w.ErrorFile())
+	w.Started()
+	require.NoError(t, r.Close())
+	require.NoFileExists(t, w.ErrorFile())
+}
+
 func TestNoTempDir(t *testing.T) {
+	fallbacks := tempdir.Fallbacks
+	tempdir.Fallbacks = nil
+	t.Cleanup(func() { tempdir.Fallbacks = fallbacks })
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 	r := newRig(t, Config{Tee: func(rank int) Std { return Std(rank) }})
 	a := r.begin(t)
