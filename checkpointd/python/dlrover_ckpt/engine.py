@@ -352,8 +352,7 @@ class Engine:
         try:
             b = self._pool.acquire(need, disk, self.dir, self._drop, patience, self._has_daemon)
         except NoRoom as e:
-            _once.warn("%s. Give the container more with --shm-size; until then checkpoints go to %s on disk only", e,
-                       self.dir, about=self.dir)
+            _once.warn("%s. Until then checkpoints go to %s on disk only", e, self.dir, about=self.dir)
             return None
         if self._pool.waited > _LONG:
             self._waits.add(step, self._pool.waited)

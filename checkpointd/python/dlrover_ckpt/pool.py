@@ -250,7 +250,8 @@ class Pool:
                 segment.unlock(b.fd)
             if e.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            raise NoRoom("shared memory is full: %d bytes for a save were refused" % need) from e
+            raise NoRoom("shared memory is full: %d bytes for a save were refused; %s"
+                         % (need, segment.remedy(self._seg))) from e
 
     def _slots(self, s: _Set) -> List[Slot]:
         out = []
@@ -283,12 +284,11 @@ class Pool:
             if n < enough and self._spared(s, keep):
                 n = how_many(size, self._room(s))
         if n == 0:
-            raise NoRoom("a save of %d bytes does not fit into shared memory: %d bytes are free for each worker%s"
-                         % (need, self._free(self._seg) // self._holders, self._others(s)))
+            raise NoRoom("a save of %d bytes does not fit into shared memory: %d bytes are free for each worker%s; %s"
+                         % (need, self._free(self._seg) // self._holders, self._others(s), segment.remedy(self._seg)))
         if n == 1:
             log.warning("shared memory has room for one save of %s only, of %d bytes: the newest is lost while the next is "
-                        "written%s; make it larger (for example with --shm-size)", s.dir or "this size", need,
-                        self._others(s))
+                        "written%s; %s", s.dir or "this size", need, self._others(s), segment.remedy(self._seg))
         while len(s.buffers) < n:
             self._add(s, size)
         _remove(self._slim(s, n, 1) + self._idle)  # these were counted as room

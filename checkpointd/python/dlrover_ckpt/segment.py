@@ -533,8 +533,20 @@ def _remove_abandoned(path: str) -> None:
 
 def free_bytes(shm: str) -> int:
     """Bytes that may still be used: the file system's, the machine's and the control group's limits."""
+    return max(0, min(n for n, _ in _bounds(shm)))
+
+
+def remedy(shm: str) -> str:
+    """What to do about the limit that leaves the fewest bytes."""
+    return min(_bounds(shm), key=lambda bound: bound[0])[1]
+
+
+def _bounds(shm: str) -> List[Tuple[int, str]]:
     st = os.statvfs(shm)
-    return max(0, min([st.f_bavail * st.f_frsize] + _available() + _cgroup_free()))
+    return ([(st.f_bavail * st.f_frsize, "make /dev/shm larger, for example with --shm-size")]
+            + [(n, "the machine has no more memory: start fewer workers on it") for n in _available()]
+            + [(n, "raise the container's limit of memory (docker run --memory, in Kubernetes limits.memory), of which "
+                   "/dev/shm is a part; --shm-size does not help") for n in _cgroup_free()])
 
 
 def _available() -> List[int]:

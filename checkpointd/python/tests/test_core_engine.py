@@ -345,6 +345,19 @@ class Disk(One):
             self.assertTrue(self.save(e, 2, DISK))
         self.assertEqual(self.loaded(e), ("disk", 2, 2.0))
 
+    def test_the_limit_that_binds_is_named(self):
+        e = self.engine()
+        shm = e._pool._seg
+        with mock.patch("os.statvfs", return_value=mock.Mock(f_bavail=1, f_frsize=1000)):
+            self.assertIn("make /dev/shm larger", segment.remedy(shm))
+        with mock.patch("dlrover_ckpt.segment._available", return_value=[1000]):
+            self.assertIn("the machine has no more memory", segment.remedy(shm))
+        with mock.patch("dlrover_ckpt.segment._cgroup_free", return_value=[1 << 60, 1000]):
+            self.assertEqual(segment.free_bytes(shm), 1000)
+            with self.assertLogs("dlrover", "WARNING") as logs:
+                self.assertFalse(self.save(e, 1, MEMORY))
+        self.assertIn("raise the container's limit of memory", "".join(logs.output))
+
     def test_waiting_in_vain(self):
         e = self.engine()
         self.assertEqual(e.wait(), 0)
