@@ -45,8 +45,9 @@ func (v Verdict) Against(f Finding) Verdict {
 
 // by is the verdict that a fatal finding of the node's own leads to; nil is none.
 func (v Verdict) by(f *Finding) Verdict {
-	if f != nil && f.Severity == Fatal && !v.Excluded {
-		v.State, v.Kind, v.Confidence, v.Excluded, v.Reason, v.Covered = StateFaulty, f.Kind, 1, true, f.Text, nil
+	if f != nil && f.Severity == Fatal && (!v.Excluded || v.Again) {
+		v.State, v.Kind, v.Confidence, v.Reason = StateFaulty, f.Kind, 1, f.Text
+		v.Excluded, v.Again, v.Covered = true, false, nil
 	}
 	return v
 }

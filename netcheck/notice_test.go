@@ -56,6 +56,18 @@ func TestWhatANodeNoticesAtItsVerdict(t *testing.T) {
 	}
 }
 
+// A verdict that proves nothing gives way to what the node finds of itself, and one that does stays.
+func TestWhatCountsMoreThanANotice(t *testing.T) {
+	link := noticed(Fatal, "link", "eth0")
+	waits := Verdict{State: StateUndecided, Excluded: true, Again: true, Covered: []string{AspectHealth}}
+	require.Equal(t, Verdict{State: StateFaulty, Kind: "link", Confidence: 1, Excluded: true, Reason: "eth0 has link",
+		Findings: []Finding{link}}, waits.Against(link))
+	faulty := Verdict{State: StateFaulty, Kind: "net.both", Excluded: true, Reason: "no way"}
+	require.Equal(t, "no way", faulty.Against(link).Reason)
+	require.Equal(t, waits.Reason, waits.Against(noticed(Warn, "crc", "eth0")).Reason)
+	require.True(t, waits.Against(noticed(Warn, "crc", "eth0")).Again)
+}
+
 func TestNoticesAreBounded(t *testing.T) {
 	s := newSim(1, 3)
 	var many []Finding

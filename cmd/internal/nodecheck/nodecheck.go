@@ -320,7 +320,7 @@ func (c *Checker) health(ctx context.Context) []netcheck.Finding {
 	case healthcheck.Healthy:
 		f.Text = "the site's health check has passed"
 	case healthcheck.Unclear:
-		f.Severity, f.Text = netcheck.Warn, "the site's health check says nothing of use"
+		f.Kind, f.Severity, f.Text = "health.skipped", netcheck.Warn, "the site's health check says nothing of use"
 	case healthcheck.Unhealthy:
 		f.Severity, f.Text = netcheck.Fatal, "the site's health check has failed"
 	}

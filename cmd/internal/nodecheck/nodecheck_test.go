@@ -178,6 +178,7 @@ func TestUnclearHealthCheckIsAWarning(t *testing.T) {
 	check(t, c)
 	require.Len(t, d.node().Findings, 1)
 	require.Equal(t, netcheck.Warn, d.node().Findings[0].Severity)
+	require.Equal(t, "health.skipped", d.node().Findings[0].Kind, "the table says: not tested")
 	require.Contains(t, d.node().Findings[0].Text, "says nothing of use: could not be run")
 }
 
