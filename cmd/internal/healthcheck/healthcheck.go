@@ -91,7 +91,8 @@ func execute(ctx context.Context, start Start, command string) Answer {
 	case !errors.As(err, &exit):
 		return Answer{Unclear, "could not be run: " + err.Error()}
 	case exit.ExitCode() == 126 || exit.ExitCode() == 127:
-		return Answer{Unclear, "could not be run: " + lastLine(errs.Bytes())}
+		why := exit.ProcessState.String() + ": " + lastLine(errs.Bytes())
+		return Answer{Unclear, "could not be run: " + strings.TrimSuffix(why, ": ")}
 	}
 	why := exit.ProcessState.String()
 	if a := judge(out.Bytes(), true); a.Outcome == Unhealthy {

@@ -42,7 +42,7 @@ func TestCommand(t *testing.T) {
 		`echo '{"verdict": "warn", "message": "hot"}'`: {Unclear, "it warns: hot"},
 		`echo '{"verdict": "maybe"}'`:                  {Unclear, `its verdict "maybe" is neither ok nor failed`},
 		`echo '{"verdict": '`:                          {Unclear, "its answer cannot be read: unexpected end of JSON input"},
-		"exit 126":                                     {Unclear, "could not be run: "},
+		"exit 126":                                     {Unclear, "could not be run: exit status 126"},
 	} {
 		require.Equal(t, want, Run(t.Context(), start, command, time.Minute), command)
 	}
