@@ -33,6 +33,7 @@ _REMEMBERED = 1000  # steps
 
 _ALONE = ("there is no checkpoint daemon (dlrover-run starts one): DISK saves are written while training waits, and "
           "MEMORY saves last only as long as torchrun, or whoever started this process, lives")
+_UNUSABLE = "shared memory cannot be used, checkpoints go to disk only: %s"
 
 _once = Once()
 
@@ -145,7 +146,13 @@ class Engine:
         step = checked_step(step)
         meta = self._meta(step, trackers)
         made = self._made(images, meta, disk)
-        stored, by_daemon = self._to_memory(meta, made, disk) if self.holder else (True, self._by_daemon(step, disk))
+        try:
+            stored, by_daemon = self._to_memory(meta, made, disk) if self.holder else (True, self._by_daemon(step, disk))
+        except OSError as e:
+            if disk:  # the other ranks count on this one
+                raise
+            _once.warn(_UNUSABLE, e)
+            return False
         self.latest_step = step
         if not disk:
             return stored
@@ -221,7 +228,7 @@ class Engine:
                 holders = min(info.local_world_size, self.shards)
                 self._pool = pool(self._runtime, info.local_rank, holders, self._launched)
         except OSError as e:
-            _once.warn("shared memory cannot be used, checkpoints go to disk only: %s", e)
+            _once.warn(_UNUSABLE, e)
             return
         if self._launched:
             hello = {"rank": info.rank, "local_rank": info.local_rank, "world_size": info.world_size,
@@ -353,6 +360,9 @@ class Engine:
             b = self._pool.acquire(need, disk, self.dir, self._drop, patience, self._has_daemon)
         except NoRoom as e:
             _once.warn("%s. Until then checkpoints go to %s on disk only", e, self.dir, about=self.dir)
+            return None
+        except OSError as e:  # such as ESTALE
+            _once.warn(_UNUSABLE, e)
             return None
         if self._pool.waited > _LONG:
             self._waits.add(step, self._pool.waited)

@@ -345,6 +345,17 @@ class Disk(One):
             self.assertTrue(self.save(e, 2, DISK))
         self.assertEqual(self.loaded(e), ("disk", 2, 2.0))
 
+    def test_memory_that_fails_ends_nothing(self):
+        stale = OSError(errno.ESTALE, "stale")
+        e = self.engine()
+        with mock.patch("dlrover_ckpt.segment.Buffer.make", side_effect=stale):
+            self.assertFalse(self.save(e, 1, MEMORY))
+            self.assertTrue(self.save(e, 2, DISK))
+        with mock.patch("dlrover_ckpt.segment.Buffer.publish", side_effect=stale):
+            self.assertFalse(self.save(e, 3, MEMORY))
+        self.assertEqual(self.loaded(e), ("disk", 2, 2.0))
+        self.assertTrue(self.save(e, 4, MEMORY))
+
     def test_the_limit_that_binds_is_named(self):
         e = self.engine()
         shm = e._pool._seg
