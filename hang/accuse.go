@@ -239,7 +239,8 @@ func (c *court) suspect(m *member) Suspect {
 		groupRank = m.groupRank
 	}
 	return Suspect{
-		Rank: m.rank, Node: m.node, GroupRank: groupRank, PID: m.pid, Doing: m.doing(), Where: m.where, Phase: m.phase,
+		Rank: m.rank, Node: m.node, GroupRank: groupRank, PID: m.pid, Doing: m.doing(), Where: m.where,
+		Exception: m.error, Phase: m.phase,
 	}
 }
 

@@ -118,7 +118,7 @@ func (f *file) take(es []Evidence, groupRank int, e Evidence, whole bool, partia
 // Size is about how many bytes e takes in memory, without Stacks and Groups.
 func (e *Evidence) Size() int {
 	const evidence, sample, page, entry = 280, 176, 200, 160
-	n := evidence + len(e.Work) + len(e.Sockets)*32 + len(e.Log) + len(e.Error)
+	n := evidence + len(e.Work) + len(e.Sockets)*32 + len(e.Log) + len(e.Exception) + len(e.Error)
 	for _, s := range e.Samples {
 		n += sample
 		if p := s.Page; p != nil {
@@ -152,7 +152,7 @@ func (e *Evidence) add(more Evidence) {
 	if more.Log != "" {
 		e.Log = more.Log
 	}
-	e.Error = more.Error
+	e.Exception, e.Error = more.Exception, more.Error
 }
 
 // newest is the last look at the worker, zero without any.

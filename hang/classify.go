@@ -62,6 +62,7 @@ type member struct {
 	where    Frame
 	page     *Page // the newest without its rings, nil if there is none
 	at       time.Duration
+	error    string // the exception that has ended its main thread
 
 	p99     time.Duration // of its steps
 	longest time.Duration // a phase as the present one has lasted before
@@ -101,6 +102,7 @@ func classify(ev *Evidence, l library) *member {
 	m := &member{
 		rank: ev.Rank, pid: ev.PID, groupRank: ev.GroupRank, start: ev.Start, node: ev.Node, groups: ev.Groups,
 		sockets: ev.Sockets, flight: ev.Flight, work: ev.Work, phase: PhaseUnknown,
+		error: ev.Exception,
 	}
 	if len(ev.Samples) > 0 {
 		m.look(ev.Samples)
@@ -123,9 +125,10 @@ func classify(ev *Evidence, l library) *member {
 
 // look takes what the samples say.
 func (m *member) look(samples []Sample) {
-	first, last := samples[0], samples[len(samples)-1]
+	last := samples[len(samples)-1]
+	same := func(s Sample) bool { return s.Proc.Thread == last.Proc.Thread }
 	m.at = last.At
-	m.use = useBetween(first, last)
+	m.use = useBetween(samples[slices.IndexFunc(samples, same)], last)
 	m.eager, m.debugged = allIn(samples, "R"), allIn(samples, "t")
 	for i := range samples {
 		if samples[i].Page != nil {
@@ -288,8 +291,11 @@ func (p *Page) progress() time.Duration {
 }
 
 // rested: the main thread was not at work between two looks. It may have looked up, as one does that asks every few
-// seconds whether there is something for it.
+// seconds whether there is something for it. Of looks at different threads nothing is known.
 func rested(a, b Sample) bool {
+	if a.Proc.Thread != b.Proc.Thread {
+		return true
+	}
 	span := b.At - a.At
 	return grown(a.Proc.Switches, b.Proc.Switches) <= 2+uint64(span/(2*time.Second)) &&
 		grown(a.Proc.MainCPU, b.Proc.MainCPU) <= clockTick+span/200

@@ -96,7 +96,7 @@ func what(v Verdict) string {
 	var order []string
 	ranks := map[string]*RankSet{}
 	for _, s := range v.Suspects {
-		d := s.Doing + where(s.Where)
+		d := s.Doing + where(s.Where) + ended(s)
 		if ranks[d] == nil {
 			ranks[d] = &RankSet{}
 			order = append(order, d)
@@ -114,6 +114,14 @@ func what(v Verdict) string {
 		clauses = append(clauses, "and others")
 	}
 	return strings.Join(clauses, ", ")
+}
+
+// ended says by what the main thread has ended while others go on.
+func ended(s Suspect) string {
+	if s.Exception == "" {
+		return ""
+	}
+	return ", after its main thread has ended by " + clean(s.Exception)
 }
 
 // where is a function, its file and line.

@@ -51,6 +51,8 @@ type MergeOptions struct {
 	Native bool // the stacks of the native code
 	Lines  bool // frames on different lines are different
 	States bool // the states of the processes, as stacks of their own
+	// Children are merged instead of the threads of the ranks.
+	Children bool
 	// Threads and Ranks choose; nil is all.
 	Threads func(Thread) bool
 	Ranks   func(rank int) bool
@@ -120,7 +122,11 @@ func (e *Evidence) State() (byte, bool) {
 }
 
 func (m *merger) ways(s *Stacks) (ways [][]*Node) {
-	for _, t := range s.Threads {
+	threads := s.Threads
+	if m.Children {
+		threads = s.Children
+	}
+	for _, t := range threads {
 		if m.Threads != nil && !m.Threads(t) {
 			continue
 		}
@@ -308,7 +314,7 @@ func Foldable(name string) string {
 	}, strings.ToValidUTF8(name, "\ufffd"))
 }
 
-// StackGroup are ranks whose main threads are in the same functions.
+// StackGroup are ranks whose main threads (Thread.Main) are in the same functions.
 type StackGroup struct {
 	Ranks  RankSet
 	States string // the states of their processes, each once

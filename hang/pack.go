@@ -158,6 +158,7 @@ func (c *coder) evidence(es *[]Evidence) {
 		c.share(e)
 		c.string((*string)(&e.Work), string(before.Work))
 		c.string(&e.Log, "")
+		c.string(&e.Exception, "")
 		c.string(&e.Error, before.Error)
 		list(c, &e.Sockets, func(c *coder, v, before *string) { c.string(v, *before) })
 		recorded := e.Flight != nil
@@ -235,6 +236,7 @@ func (c *coder) sample(s, base *Sample, w *Worker) {
 }
 
 func (c *coder) proc(p, base *Proc) {
+	number(c, &p.Thread, base.Thread)
 	number(c, &p.State, base.State)
 	number(c, &p.CPU, base.CPU)
 	number(c, &p.MainCPU, base.MainCPU)
@@ -259,6 +261,7 @@ func (c *coder) page(p, base *Page) {
 	number(c, &p.Heartbeat, base.Heartbeat)
 	number(c, &p.Steps, base.Steps)
 	number(c, &p.LastStep, base.LastStep)
+	number(c, &p.Thread, base.Thread)
 	number(c, &p.Phase, base.Phase)
 	number(c, &p.PhaseSince, base.PhaseSince)
 	i := 0

@@ -29,7 +29,8 @@ const PageSize = 4096
 //	    72      1  when it last did, 0: never
 //	    80      1  phase: its number in the lowest 8 bits, above them when it began, in microseconds
 //	    88      1  spans: how many phases have ended
-//	    96      4  0
+//	    96      1  the kernel's id of the thread that has made the last step, or the process group before; 0: unknown
+//	   104      3  0
 //	   128    144  48 groups: id (0: an empty slot), sequence number, when that was seen to change
 //	  1280    192  192 step times: step n, counted from 0, is at n mod 192
 //	  2816    160  80 spans: phase and begin as above, end; span n is at n mod 80
@@ -50,6 +51,7 @@ const (
 	offLastStep  = 72
 	offPhase     = 80
 	offSpans     = 88
+	offThread    = 96
 	offGroups    = 128
 	offStepTimes = offGroups + groupSlots*24
 	offSpanRing  = offStepTimes + stepSlots*8
@@ -79,6 +81,7 @@ func ReadPage(b []byte) (Page, error) {
 		Heartbeat: r.time(offHeartbeat, "heartbeat"),
 		Steps:     r.word(offSteps),
 		LastStep:  r.time(offLastStep, "last step"),
+		Thread:    r.number(offThread, math.MaxInt32, "thread"),
 	}
 	p.Rank = r.number(offRank, max(p.WorldSize, 1)-1, "rank")
 	p.Phase, p.PhaseSince = r.phase(offPhase)

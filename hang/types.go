@@ -19,6 +19,9 @@ type Worker struct {
 
 // Proc is what the kernel says of a process. Times and counts grow.
 type Proc struct {
+	// Thread is the one that trains, where that is known not to be the process's main thread, which 0 stands for. State
+	// (but for the states of whole processes), MainCPU, MainWait, Switches and WChan are of that thread.
+	Thread   int           `json:"thread,omitempty"`
 	State    byte          `json:"state"`     // of the main thread: R S D T t Z X, I for idle; 0: it is gone
 	CPU      time.Duration `json:"cpu"`       // of all its threads, user and system
 	MainCPU  time.Duration `json:"main_cpu"`  // of its main thread
@@ -63,6 +66,7 @@ type Page struct {
 	Heartbeat  time.Duration `json:"heartbeat"`
 	Steps      uint64        `json:"steps"`     // of optimizers: events, not the job's own step number
 	LastStep   time.Duration `json:"last_step"` // 0: none yet
+	Thread     int           `json:"thread"`    // that has made it, or the process group before; 0: unknown
 	Phase      Phase         `json:"phase"`
 	PhaseSince time.Duration `json:"phase_since"`
 	Groups     []GroupState  `json:"groups,omitempty"`
@@ -115,8 +119,8 @@ type Thread struct {
 	TID    int     `json:"tid"`
 	Name   string  `json:"name,omitempty"`
 	State  byte    `json:"state,omitempty"`
-	Main   bool    `json:"main,omitempty"`
-	GIL    bool    `json:"gil,omitempty"` // it holds the interpreter's lock
+	Main   bool    `json:"main,omitempty"` // it trains: the process's main thread, unless Stacks.Lead knows better
+	GIL    bool    `json:"gil,omitempty"`  // it holds the interpreter's lock
 	Python []Frame `json:"python,omitempty"`
 	Native []Frame `json:"native,omitempty"`
 	// Approximate: Native was found by a search of the stack for return addresses; lower frames may be old ones.
@@ -127,7 +131,10 @@ type Thread struct {
 type Stacks struct {
 	Interpreter string   `json:"interpreter,omitempty"` // such as CPython 3.11.2; "" is no Python
 	Threads     []Thread `json:"threads,omitempty"`
-	Error       string   `json:"error,omitempty"` // why there is nothing, or not all
+	// Children are the main threads of descendants, such as those that load data, with their pids and names. Of a
+	// process that waits for other ranks they are not read.
+	Children []Thread `json:"children,omitempty"`
+	Error    string   `json:"error,omitempty"` // why there is nothing, or not all
 }
 
 // Work is what a worker was seen to do again and again since its last progress, although its main thread rests.
@@ -154,7 +161,9 @@ type Evidence struct {
 	Sockets   []string `json:"sockets,omitempty"` // its ends, host:port, of connections to the workers' store
 	Flight    *Flight  `json:"flight,omitempty"`  // PyTorch's flight recorder; nil: there is none
 	Log       string   `json:"log,omitempty"`     // the end of its output, as far as the launcher keeps it
-	Error     string   `json:"error,omitempty"`   // why there is nothing, or not all
+	// Exception has ended its main thread, as ValueError: text, and its other threads go on.
+	Exception string `json:"exception,omitempty"`
+	Error     string `json:"error,omitempty"` // why there is nothing, or not all
 }
 
 // StoreWait is a key of the workers' store that nobody has set and that somebody waits for.
@@ -270,7 +279,8 @@ type Suspect struct {
 	Node      string `json:"node"`
 	GroupRank int    `json:"group_rank"`
 	PID       int    `json:"pid"`
-	Doing     string `json:"doing"` // asleep, stopped, computing, waiting in all_gather ...
-	Where     Frame  `json:"where"` // the innermost frame that is the user's own, if there is one
+	Doing     string `json:"doing"`               // asleep, stopped, computing, waiting in all_gather ...
+	Where     Frame  `json:"where"`               // the innermost frame that is the user's own, if there is one
+	Exception string `json:"exception,omitempty"` // see Evidence
 	Phase     Phase  `json:"phase,omitempty"`
 }

@@ -147,6 +147,9 @@ func TestHangsAreNamedWithTorch(t *testing.T) {
 		{"before the first step, two nodes", "before", "3", 2, `rank 3`, true},
 		{"after the last step", "after", "2", 1, `rank 2 .*finish`, false},
 		{"rank 0", "data", "0", 1, `rank 0 .*load_batch`, true},
+		{"in a thread", "data.thread", "2", 1, `rank 2 .*load_batch.*wait in`, false},
+		{"an exception that does not end it", "fail", "2", 1,
+			`rank 2 .* in beat .*has ended by ValueError: a batch of rank 2 is bad;`, false},
 		{"two of them", "data", "1,3", 1, `ranks 1,3 .*load_batch`, true},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t) })
@@ -378,6 +381,7 @@ func TestHangsFromOutsideWithTorch(t *testing.T) {
 	for _, c := range []hangCase{
 		{"asleep", "data", "2", 1, `rank 2 .*load_batch`, true}, {"stopped", "stop", "2", 1, `rank 2 .*stopped`, false},
 		{"a loop", "spin", "2", 1, `rank 2 .*preprocess`, false}, {"polls", "poll", "2", 1, `rank 2 .*await_file`, true},
+		{"in a thread", "data.thread", "2", 1, `rank 2 .*load_batch`, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.rare {

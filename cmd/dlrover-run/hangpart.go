@@ -27,6 +27,7 @@ import (
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/printable"
+	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous/tcpstore"
 )
 
@@ -136,6 +137,7 @@ func (h *hangs) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launc
 	cfg := h.config(e, pids)
 	room := outputRoom / max(1, e.Place.WorldSize)
 	cfg.Output = func(local int) string { return ending(c.Output(local), room) }
+	cfg.Exception = verdict.LastException
 	w := watch.New(cfg)
 	h.mu.Lock()
 	h.watcher = w

@@ -151,12 +151,14 @@ const maxSuspects = 16
 
 func suspectText(s hang.Suspect) string {
 	text := fmt.Sprintf("rank %d, node %d %s, pid %d: %s", s.Rank, s.GroupRank, s.Node, s.PID, s.Doing)
-	if s.Where.Func == "" {
-		return text
+	if s.Where.Func != "" {
+		text += " in " + s.Where.Func
 	}
-	text += " in " + s.Where.Func
 	if s.Where.File != "" {
-		text += fmt.Sprintf(" at %s:%d", s.Where.File, s.Where.Line)
+		text += " at " + s.Where.Source()
+	}
+	if s.Exception != "" {
+		text += ", after its main thread has ended by " + s.Exception
 	}
 	return text
 }

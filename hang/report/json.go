@@ -41,6 +41,7 @@ type threads struct {
 	Interpreter string   `json:"interpreter,omitempty"`
 	Error       string   `json:"error,omitempty"`
 	Threads     []thread `json:"threads,omitempty"`
+	Children    []thread `json:"children,omitempty"`
 }
 
 // thread refers to document.Stacks.
@@ -112,13 +113,18 @@ func (in *interned) threads(s *hang.Stacks) *threads {
 	if s == nil {
 		return nil
 	}
-	out := &threads{Interpreter: s.Interpreter, Error: s.Error}
-	for _, t := range s.Threads {
+	return &threads{
+		Interpreter: s.Interpreter, Error: s.Error, Threads: in.rows(s.Threads), Children: in.rows(s.Children),
+	}
+}
+
+func (in *interned) rows(threads []hang.Thread) (rows []thread) {
+	for _, t := range threads {
 		row := thread{t, in.add(t.Python), in.add(t.Native)}
 		row.Thread.Python, row.Thread.Native = nil, nil
-		out.Threads = append(out.Threads, row)
+		rows = append(rows, row)
 	}
-	return out
+	return rows
 }
 
 func (in *interned) add(frames []hang.Frame) *int {
@@ -172,7 +178,14 @@ func ReadJSON(r io.Reader) (Case, error) {
 
 func (t *threads) resolve(stacks [][]hang.Frame) (*hang.Stacks, error) {
 	s := &hang.Stacks{Interpreter: t.Interpreter, Error: t.Error}
-	for _, row := range t.Threads {
+	var threads, children error
+	s.Threads, threads = resolve(t.Threads, stacks)
+	s.Children, children = resolve(t.Children, stacks)
+	return s, errors.Join(threads, children)
+}
+
+func resolve(rows []thread, stacks [][]hang.Frame) (threads []hang.Thread, err error) {
+	for _, row := range rows {
 		out := row.Thread
 		for of, to := range map[*int]*[]hang.Frame{row.Python: &out.Python, row.Native: &out.Native} {
 			if of == nil {
@@ -183,9 +196,9 @@ func (t *threads) resolve(stacks [][]hang.Frame) (*hang.Stacks, error) {
 			}
 			*to = stacks[*of]
 		}
-		s.Threads = append(s.Threads, out)
+		threads = append(threads, out)
 	}
-	return s, nil
+	return threads, nil
 }
 
 // maxRanks is how many ranks a world may have.

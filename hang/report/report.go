@@ -241,6 +241,8 @@ func (c Case) WritePicture(w io.Writer, native bool) error {
 		flame.Section{Title: "other threads of all ranks", Tree: tree(hang.MergeOptions{
 			Threads: func(t hang.Thread) bool { return !t.Main },
 		})},
+		flame.Section{Title: "children of ranks, such as workers of data loaders",
+			Tree: tree(hang.MergeOptions{Children: true})},
 		flame.Section{Title: "states of the processes", Tree: tree(hang.MergeOptions{
 			States: true, Threads: func(hang.Thread) bool { return false },
 		})})

@@ -65,6 +65,37 @@ func stuck() Case {
 	return c
 }
 
+// Workers of data loaders are part of what their rank does.
+func TestChildrenAreShown(t *testing.T) {
+	c := stuck()
+	child := hang.Thread{TID: 900, Name: "python3, one of 2 alike", Python: frames("decode", "getitem", "main")}
+	tool := hang.Thread{TID: 901, Name: "nvcc\x1b", Native: []hang.Frame{{Func: "compile", File: "nvcc"}}}
+	for _, i := range []int{1, 2} {
+		c.Evidence[i].Stacks.Children = []hang.Thread{child, tool}
+	}
+	c.Verdict.Suspects[0].Exception = "ValueError: x"
+	var text, picture, doc bytes.Buffer
+	require.NoError(t, c.WriteText(&text))
+	require.Contains(t, text.String(), "\nchildren of rank 2, innermost function first\n"+
+		"  pid 900 python3, one of 2 alike\n    decode at /job/train.py:10\n    getitem at /job/train.py:11\n"+
+		"    main at /job/train.py:12\n  pid 901 nvcc_\n    compile at nvcc\n")
+	require.NotContains(t, text.String(), "children of rank 1", "it is no suspect")
+	require.Contains(t, text.String(), "train.py:10, after its main thread has ended by ValueError: x")
+	require.NoError(t, c.WritePicture(&picture, false))
+	require.Contains(t, picture.String(), ">children of ranks, such as workers of data loaders<")
+	require.Contains(t, picture.String(), "decode@/job/train.py:10 (2 ranks, 100.00%): 1-2")
+	require.NoError(t, c.WriteJSON(&doc))
+	back, err := ReadJSON(&doc)
+	require.NoError(t, err)
+	require.Equal(t, c.Evidence[2].Stacks.Children, back.Evidence[2].Stacks.Children)
+
+	c.Verdict = hang.Verdict{}
+	text.Reset()
+	require.NoError(t, c.WriteText(&text))
+	require.Contains(t, text.String(), "children of rank 1,")
+	require.Contains(t, text.String(), "children of rank 2,")
+}
+
 func read(t *testing.T, path ...string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(path...))

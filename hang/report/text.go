@@ -16,12 +16,13 @@ import (
 
 // What the text names at most.
 const (
-	maxGroups  = 64
-	topFrames  = 8
-	maxWaits   = 32
-	maxFlights = 64
-	maxErrors  = 64
-	maxRAS     = 4 << 10 // bytes of a node
+	maxGroups   = 64
+	maxFamilies = 4 // ranks whose children are shown
+	topFrames   = 8
+	maxWaits    = 32
+	maxFlights  = 64
+	maxErrors   = 64
+	maxRAS      = 4 << 10 // bytes of a node
 )
 
 // WriteText writes the report for people. Its first line is for programs: HANG (STACKS where nothing hangs, SLOW for a
@@ -33,6 +34,7 @@ func (c Case) WriteText(to io.Writer) error {
 	t.about()
 	t.suspects()
 	t.groups()
+	t.children()
 	t.waits()
 	t.flights()
 	t.ras()
@@ -184,6 +186,9 @@ func (t *text) suspects() {
 		if s.Where.Func != "" {
 			t.printf(" in %s at %s", plain(s.Where.Func), plain(s.Where.Source()))
 		}
+		if s.Exception != "" {
+			t.printf(", after its main thread has ended by %s", plain(s.Exception))
+		}
 		if s.Phase != hang.PhaseUnknown {
 			t.printf(", phase %s", s.Phase)
 		}
@@ -231,15 +236,46 @@ func (t *text) group(g hang.StackGroup) {
 		}
 	}
 	t.printf("\n")
-	for i, f := range g.Frames {
+	t.frames(g.Frames)
+	if g.Native.Func != "" && len(g.Frames) > 0 && g.Native != g.Frames[0] {
+		t.printf("    native: %s at %s\n", plain(g.Native.Func), plain(hang.Foldable(g.Native.Source())))
+	}
+}
+
+func (t *text) frames(frames []hang.Frame) {
+	for i, f := range frames {
 		if i == topFrames {
-			t.printf("    and %d more\n", len(g.Frames)-i)
-			break
+			t.printf("    and %d more\n", len(frames)-i)
+			return
 		}
 		t.printf("    %s at %s\n", plain(hang.Foldable(f.Func)), plain(hang.Foldable(f.Source())))
 	}
-	if g.Native.Func != "" && len(g.Frames) > 0 && g.Native != g.Frames[0] {
-		t.printf("    native: %s at %s\n", plain(g.Native.Func), plain(hang.Foldable(g.Native.Source())))
+}
+
+// visible is the stack of a thread that tells the most.
+func visible(t hang.Thread) []hang.Frame {
+	if len(t.Python) > 0 {
+		return t.Python
+	}
+	return t.Native
+}
+
+// children are those of the suspects, or of the first ranks that have some.
+func (t *text) children() {
+	suspects := t.Verdict.SuspectRanks()
+	shown := 0
+	for _, e := range t.Evidence {
+		if e.Stacks == nil || len(e.Stacks.Children) == 0 || len(suspects) > 0 && !suspects.Has(e.Rank) {
+			continue
+		}
+		if shown++; shown > maxFamilies {
+			return
+		}
+		t.printf("\nchildren of rank %d, innermost function first\n", e.Rank)
+		for _, c := range e.Stacks.Children {
+			t.printf("  pid %d %s\n", c.TID, plain(c.Name))
+			t.frames(visible(c))
+		}
 	}
 }
 

@@ -15,21 +15,22 @@ const (
 	MaxBody  = 1 << 20
 	MaxPlain = 8 << 20
 
-	maxTable   = 2 << 20 // all stacks, and all groups, of one report
-	maxWorkers = 4096
-	maxSamples = 4
-	maxThreads = 256 // of one worker
-	maxFrames  = 200 // of one stack
-	maxGroups  = 256 // of one worker
-	maxSteps   = 256 // StepTimes and Spans of a page
-	maxSockets = 64
-	maxFlight  = 256
-	maxStore   = 64
-	maxWaiters = 64
-	maxName    = 256 // of a function, a file, a key, a group
-	maxText    = 1 << 10
-	maxRanks   = 16 << 10 // the members of a group
-	maxLong    = 16 << 10 // RAS, the end of a log
+	maxTable    = 2 << 20 // all stacks, and all groups, of one report
+	maxWorkers  = 4096
+	maxSamples  = 4
+	maxThreads  = 256 // of one worker
+	maxChildren = 8
+	maxFrames   = 200 // of one stack
+	maxGroups   = 256 // of one worker
+	maxSteps    = 256 // StepTimes and Spans of a page
+	maxSockets  = 64
+	maxFlight   = 256
+	maxStore    = 64
+	maxWaiters  = 64
+	maxName     = 256 // of a function, a file, a key, a group
+	maxText     = 1 << 10
+	maxRanks    = 16 << 10 // the members of a group
+	maxLong     = 16 << 10 // RAS, the end of a log
 
 	maxAge = 30 * 24 * time.Hour
 )
@@ -70,7 +71,7 @@ func fitEvidence(e *hang.Evidence) {
 		}
 	}
 	e.Sockets = texts(maxName, cut(e.Sockets, maxSockets))
-	text(maxText, &e.Error)
+	text(maxText, &e.Error, &e.Exception)
 	text(maxName, (*string)(&e.Work))
 	lines(maxLong, &e.Log)
 	if f := e.Flight; f != nil {
@@ -85,11 +86,13 @@ func fitEvidence(e *hang.Evidence) {
 func fitStacks(s *hang.Stacks) {
 	text(maxName, &s.Interpreter)
 	text(maxText, &s.Error)
-	s.Threads = cut(s.Threads, maxThreads)
-	for i := range s.Threads {
-		t := &s.Threads[i]
-		text(maxName, &t.Name)
-		t.Python, t.Native = fitFrames(t.Python), fitFrames(t.Native)
+	s.Threads, s.Children = cut(s.Threads, maxThreads), cut(s.Children, maxChildren)
+	for _, list := range [][]hang.Thread{s.Threads, s.Children} {
+		for i := range list {
+			t := &list[i]
+			text(maxName, &t.Name)
+			t.Python, t.Native = fitFrames(t.Python), fitFrames(t.Native)
+		}
 	}
 }
 

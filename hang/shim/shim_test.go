@@ -170,6 +170,7 @@ func TestPageIsRead(t *testing.T) {
 	p, groups := read(t, dir)
 	require.Equal(t, []any{cmd.Process.Pid, 5, 8, 1, uint64(5), hang.PhaseEval},
 		[]any{p.PID, p.Rank, p.WorldSize, p.Local, p.Steps, p.Phase})
+	require.Equal(t, cmd.Process.Pid, p.Thread)
 	require.Len(t, p.StepTimes, 5)
 	require.Equal(t, p.LastStep, p.StepTimes[4])
 	require.Equal(t, hang.PhaseCheckpoint, p.Spans[len(p.Spans)-1].Phase)

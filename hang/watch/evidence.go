@@ -28,7 +28,7 @@ func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
 	case hang.AskEvidence:
 		r.Evidence, r.RAS = w.collect(limited, own)
 	case hang.AskStacks:
-		r.Evidence = w.collectOnce(limited, own, w.readStacks, w.readOutput, w.readFlights)
+		r.Evidence = w.collectOnce(limited, own, w.readFamilies, w.readOutput, w.readFlights)
 	case hang.AskPages:
 		r.Evidence = w.collectOnce(limited, own)
 	default:
@@ -85,7 +85,7 @@ func (w *Watcher) collect(ctx context.Context, own *looker) (ev []hang.Evidence,
 	}
 	ev = w.blank(series[0])
 	g := &gathering{ctx: ctx}
-	w.readStacks(g, ev, own)
+	w.readFamilies(g, ev, own)
 	w.readOutput(g, ev, own)
 	w.readFlights(g, ev, own)
 	w.readRest(g, ev, &ras)
@@ -95,6 +95,7 @@ func (w *Watcher) collect(ctx context.Context, own *looker) (ev []hang.Evidence,
 		}
 	}
 	g.gather()
+	w.readExceptions(ev)
 	for _, samples := range series {
 		for i := range ev {
 			ev[i].Samples = append(ev[i].Samples, samples[i])
@@ -117,6 +118,7 @@ func (w *Watcher) collectOnce(ctx context.Context, own *looker, read ...func(*ga
 		r(g, ev, own)
 	}
 	g.gather()
+	w.readExceptions(ev)
 	for i := range ev {
 		ev[i].Samples = samples[i : i+1]
 	}
@@ -140,6 +142,15 @@ func (w *Watcher) blank(samples []hang.Sample) []hang.Evidence {
 
 // readStacks reads some workers at a time. One that cannot be read costs stackTime, the others nothing.
 func (w *Watcher) readStacks(g *gathering, ev []hang.Evidence, own *looker) {
+	w.readAll(g, ev, own, false)
+}
+
+// readFamilies reads the children, too, of those that do not wait for other ranks.
+func (w *Watcher) readFamilies(g *gathering, ev []hang.Evidence, own *looker) {
+	w.readAll(g, ev, own, true)
+}
+
+func (w *Watcher) readAll(g *gathering, ev []hang.Evidence, own *looker, families bool) {
 	if w.cfg.Stacks == nil {
 		return
 	}
@@ -155,37 +166,15 @@ func (w *Watcher) readStacks(g *gathering, ev []hang.Evidence, own *looker) {
 			continue
 		}
 		e.Error = "its stacks could not be read in time"
-		alongside(g, func() *hang.Stacks { return w.stacks(g.ctx, room, e.PID) }, func(s *hang.Stacks) {
+		f := &family{watcher: w, sampler: own.sampler.another(), pid: e.PID, children: families}
+		if p := own.state[i].last.Page; p != nil && p.PID == e.PID {
+			f.steps = p.Thread
+		}
+		alongside(g, func() *hang.Stacks { return f.stacks(g.ctx, room) }, func(s *hang.Stacks) {
 			if s != nil {
 				e.Stacks, e.Error = s, ""
 			}
 		})
-	}
-}
-
-// stacks returns nil if there is no result in time.
-func (w *Watcher) stacks(ctx context.Context, room chan struct{}, pid int) *hang.Stacks {
-	select {
-	case room <- struct{}{}:
-		defer func() { <-room }()
-	case <-ctx.Done():
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, stackTime)
-	defer cancel()
-	done := make(chan *hang.Stacks, 1)
-	go func() {
-		s, err := w.cfg.Stacks(ctx, pid)
-		if err != nil && s.Error == "" {
-			s.Error = err.Error()
-		}
-		done <- &s
-	}()
-	select {
-	case s := <-done:
-		return s
-	case <-ctx.Done():
-		return nil
 	}
 }
 
@@ -197,6 +186,15 @@ func (w *Watcher) readOutput(g *gathering, ev []hang.Evidence, _ *looker) {
 	for i := range ev {
 		e, local := &ev[i], ev[i].Local
 		alongside(g, func() string { return w.cfg.Output(local) }, func(text string) { e.Log = text })
+	}
+}
+
+// readExceptions finds by what the main threads of those have ended that go on for the sake of other threads.
+func (w *Watcher) readExceptions(ev []hang.Evidence) {
+	for i := range ev {
+		if e := &ev[i]; w.cfg.Exception != nil && e.Stacks != nil && e.Stacks.Ending() {
+			e.Exception = w.cfg.Exception(e.Log)
+		}
 	}
 }
 

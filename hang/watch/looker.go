@@ -76,7 +76,9 @@ func (l *looker) clone() *looker {
 }
 
 func (s *sampler) another() *sampler {
-	return &sampler{fs: newProcfs(s.fs.root), now: s.now, pages: s.pages, parse: s.parse, traffic: s.traffic}
+	return &sampler{
+		fs: newProcfs(s.fs.root), now: s.now, pages: s.pages, parse: s.parse, traffic: s.traffic, leads: s.leads,
+	}
 }
 
 func samples(ts []tracked) []hang.Sample {

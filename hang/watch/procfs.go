@@ -72,6 +72,14 @@ func (p *procfs) read(path string) ([]byte, error) {
 	}
 }
 
+// task is where the files of a thread are below its process's: those of the main thread are its own.
+func task(pid, tid int) string {
+	if tid == pid {
+		return ""
+	}
+	return "task/" + strconv.Itoa(tid) + "/"
+}
+
 func retry(call func() (int, error)) (int, error) {
 	for {
 		if n, err := call(); !errors.Is(err, unix.EINTR) {
@@ -135,20 +143,20 @@ func number(b []byte) (n uint64, ok bool) {
 	return n, true
 }
 
-// main is the CPU time of the main thread, how long it has waited for a CPU, and how often it was switched to, or off.
+// thread is the CPU time of a thread, how long it has waited for a CPU, and how often it was switched to, or off.
 // Kernels without CONFIG_SCHED_INFO tell the first by the tick, the second not, and the third in a longer file.
-func (p *procfs) main(pid int) (cpu, wait time.Duration, switches uint64) {
-	if b, err := p.file(pid, "schedstat"); err == nil {
+func (p *procfs) thread(pid, tid int) (cpu, wait time.Duration, switches uint64) {
+	if b, err := p.file(pid, task(pid, tid)+"schedstat"); err == nil {
 		if cpu, wait, switches, ok := parseSchedstat(b); ok {
 			return cpu, wait, switches
 		}
 	}
-	task := "task/" + strconv.Itoa(pid)
-	if b, err := p.file(pid, task+"/stat"); err == nil {
+	dir := "task/" + strconv.Itoa(tid)
+	if b, err := p.file(pid, dir+"/stat"); err == nil {
 		s, _ := parseStat(b)
 		cpu = s.cpu
 	}
-	if b, err := p.file(pid, task+"/status"); err == nil {
+	if b, err := p.file(pid, dir+"/status"); err == nil {
 		switches = fieldOf(b, "voluntary_ctxt_switches:") + fieldOf(b, "nonvoluntary_ctxt_switches:")
 	}
 	return cpu, 0, switches
@@ -190,9 +198,9 @@ func fieldOf(b []byte, name string) uint64 {
 	return 0
 }
 
-// wchan is where the kernel has put the main thread to sleep.
-func (p *procfs) wchan(pid int) string {
-	b, err := p.file(pid, "wchan")
+// wchan is where the kernel has put a thread to sleep.
+func (p *procfs) wchan(pid, tid int) string {
+	b, err := p.file(pid, task(pid, tid)+"wchan")
 	if err != nil || len(b) > 64 || len(b) == 1 && b[0] == '0' {
 		return ""
 	}

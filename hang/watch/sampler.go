@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +52,25 @@ type sampler struct {
 	parse   func([]byte) (hang.Page, error) // of a page
 	traffic func(pids []int) uint64         // of processes; nil: unknown
 	reading atomic.Int64                    // the pid that is being read, 0 for none
+	leads   *leads
+}
+
+// leads are the threads that train, of processes of which stacks have told that this is not the main one.
+type leads struct {
+	mu  sync.Mutex
+	tid map[int]int // by pid
+}
+
+func (l *leads) set(pid, tid int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tid[pid] = tid
+}
+
+func (l *leads) of(pid int) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tid[pid]
 }
 
 // look takes a sample of every worker. A deep one looks at all threads of all processes, too.
@@ -85,7 +105,7 @@ func (s *sampler) sample(t *tracked, deep bool) {
 			st, next.PID, next.Start = own, pid, own.start
 		}
 	}
-	next.Proc = s.proc(t, next.PID, st, deep)
+	next.Proc = s.proc(t, next.PID, st, next.Page, deep)
 	next.Proc.Net = s.net(t, &next, deep)
 }
 
@@ -105,10 +125,18 @@ func (s *sampler) net(t *tracked, next *hang.Sample, deep bool) uint64 {
 }
 
 // proc tells of the process that trains, and of the worker's whole tree.
-func (s *sampler) proc(t *tracked, pid int, st stat, deep bool) hang.Proc {
-	p := hang.Proc{State: st.state, CPU: st.cpu, Threads: st.threads, IO: s.fs.io(pid), WChan: s.fs.wchan(pid)}
-	p.MainCPU, p.MainWait, p.Switches = s.fs.main(pid)
-	if st.state == 'D' {
+func (s *sampler) proc(t *tracked, pid int, st stat, page *hang.Page, deep bool) hang.Proc {
+	p := hang.Proc{State: st.state, CPU: st.cpu, Threads: st.threads, IO: s.fs.io(pid)}
+	lead := pid
+	if tid, own := s.lead(pid, page); tid != 0 {
+		p.Thread, lead = tid, tid
+		if strings.IndexByte("TtZX", st.state) < 0 {
+			p.State = own.state
+		}
+	}
+	p.WChan = s.fs.wchan(pid, lead)
+	p.MainCPU, p.MainWait, p.Switches = s.fs.thread(pid, lead)
+	if p.State == 'D' {
 		p.DThreads = 1
 	}
 	if deep {
@@ -117,6 +145,26 @@ func (s *sampler) proc(t *tracked, pid int, st stat, deep bool) hang.Proc {
 	cpu, bytes := s.tree(t, deep)
 	p.TreeCPU, p.TreeIO = time.Duration(t.cpu.add(uint64(cpu))), t.io.add(bytes)
 	return p
+}
+
+// lead is the thread that trains, if it is known not to be the main one and lives; else 0.
+func (s *sampler) lead(pid int, p *hang.Page) (tid int, st stat) {
+	tid = s.leads.of(pid)
+	if tid == 0 && p != nil && p.PID == pid {
+		tid = p.Thread
+	}
+	if tid == 0 || tid == pid {
+		return 0, stat{}
+	}
+	b, err := s.fs.file(pid, task(pid, tid)+"stat")
+	if err != nil {
+		return 0, stat{}
+	}
+	st, ok := parseStat(b)
+	if !ok {
+		return 0, stat{}
+	}
+	return tid, st
 }
 
 // tree sums up the worker's descendants, the one that trains as well if it is among them, and those that they have

@@ -18,7 +18,9 @@ import (
 // lookAt is a looker for processes of this machine, or of a directory that stands for /proc.
 func lookAt(root string, pids ...int) *looker {
 	l := &looker{
-		sampler: &sampler{fs: newProcfs(root), now: monotonic, parse: hang.ReadPage}, patient: time.Minute,
+		sampler: &sampler{
+			fs: newProcfs(root), now: monotonic, parse: hang.ReadPage, leads: &leads{tid: map[int]int{}},
+		}, patient: time.Minute,
 		blocked: func(int) {},
 	}
 	for i, pid := range pids {

@@ -51,6 +51,8 @@ type Config struct {
 	Traffic func(pids []int) uint64
 	// Output is the end of what a worker has written.
 	Output func(local int) string
+	// Exception finds in such a text the Python exception that its worker has ended by.
+	Exception func(output string) string
 	// Post delivers a report to the judge; it is tried again for a while when it fails.
 	Post func(context.Context, hang.Report) error
 	// Looked, if not nil, is told every look.
@@ -148,7 +150,10 @@ func (w *Watcher) begin() {
 	c := &w.cfg
 	w.looker = &looker{
 		patient: stuckAfter,
-		sampler: &sampler{fs: newProcfs(c.root), now: c.now, pages: c.Pages, parse: c.Parse, traffic: c.Traffic},
+		sampler: &sampler{
+			fs: newProcfs(c.root), now: c.now, pages: c.Pages, parse: c.Parse, traffic: c.Traffic,
+			leads: &leads{tid: map[int]int{}},
+		},
 		blocked: func(pid int) {
 			c.Log.Warn("reading a worker's state does not return: it is not read any more", "pid", pid)
 		},

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -263,6 +264,129 @@ func stuckFor(pid int, d time.Duration) func(context.Context, int) (hang.Stacks,
 		}
 		return hang.Stacks{Interpreter: "CPython"}, nil
 	}
+}
+
+// loop is a process whose main thread joins the one that trains.
+func loop(tid int) hang.Stacks {
+	threading := "/usr/lib/python3.11/threading.py"
+	return hang.Stacks{Threads: []hang.Thread{
+		{TID: 7, Main: true, Python: []hang.Frame{{Func: "join", File: threading}}},
+		{TID: tid, Python: []hang.Frame{{Func: "load", File: "/job/data.py"}, {Func: "run", File: threading}}},
+		{TID: 99, Name: "dlrover-hang", Python: []hang.Frame{{Func: "_run", File: "/x/_dlrover_hang/worker.py"}}},
+	}}
+}
+
+// fakeThread adds a thread to a process of fakeProc.
+func fakeThread(t *testing.T, root string, pid, tid int, state byte) {
+	t.Helper()
+	dir := filepath.Join(root, strconv.Itoa(pid), "task", strconv.Itoa(tid))
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	for name, text := range map[string]string{
+		"stat": line("python3", state, 1, 1, 0, 0, 4, 1), "schedstat": "90 91 92\n", "wchan": "hrtimer_nanosleep",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+}
+
+// From the moment that its stacks are known a worker is its thread that trains, until that has ended.
+func TestTheThreadThatTrainsIsFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		fakeThread(t, c.root, 7, 70, 'R')
+		c.Stacks = func(_ context.Context, pid int) (hang.Stacks, error) { return loop(10 * pid), nil }
+		w := New(c)
+		watchFor(t, w, 22*time.Second, map[time.Duration]hang.Ask{time.Second: {Seq: 1, What: hang.AskEvidence}})
+		e := j.heard[0].Evidence[0]
+		for i, thread := range []int{0, 70, 70} {
+			require.Equal(t, thread, e.Samples[i].Proc.Thread)
+		}
+		p := e.Samples[2].Proc
+		require.Equal(t, []any{byte('R'), "hrtimer_nanosleep", uint64(92)}, []any{p.State, p.WChan, p.Switches})
+		require.Equal(t, "load", e.Stacks.Main().Python[0].Func)
+		require.Len(t, e.Stacks.Threads, 2, "without the shim's own thread")
+		require.Equal(t, byte('S'), j.heard[0].Evidence[1].Samples[2].Proc.State, "it has no thread 80")
+		require.Equal(t, 70, w.looker.state[0].last.Proc.Thread, "looks follow it, too")
+		require.NoError(t, os.RemoveAll(filepath.Join(c.root, "7", "task", "70")))
+		require.Zero(t, w.looker.clone().look(t.Context(), false)[0].Proc.Thread)
+	})
+}
+
+// What the shim has seen is known before any stack is read.
+func TestTheShimKnowsTheThreadThatTrains(t *testing.T) {
+	root := t.TempDir()
+	fakeProc(t, root, 7, 1)
+	fakeThread(t, root, 7, 70, 'S')
+	l := lookAt(root, 7)
+	l.sampler.pages, l.sampler.parse = t.TempDir(), func([]byte) (hang.Page, error) {
+		return hang.Page{PID: 7, Start: 1, Thread: 70}, nil
+	}
+	require.NoError(t, os.WriteFile(pageFile(l.sampler.pages, 0, "page"), nil, 0o600))
+	require.Equal(t, 70, l.look(t.Context(), false)[0].Proc.Thread)
+	f := &family{watcher: New(Config{Stacks: func(context.Context, int) (hang.Stacks, error) {
+		s := loop(70)
+		s.Threads = append(s.Threads, hang.Thread{TID: 71, Python: s.Threads[1].Python})
+		return s, nil
+	}}), sampler: l.sampler, pid: 7, steps: 71}
+	require.Equal(t, 71, f.stacks(t.Context(), make(chan struct{}, 1)).Main().TID)
+}
+
+// Of sixteen loaders of data the one that is stuck is shown, and one of those that have nothing to do.
+func TestChildrenOfWhoDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		var children []string
+		for pid := 200; pid < 216; pid++ {
+			fakeProc(t, c.root, pid, 1)
+			children = append(children, strconv.Itoa(pid))
+		}
+		for _, pid := range []string{"7", "8"} {
+			path := filepath.Join(c.root, pid, "task", pid, "children")
+			require.NoError(t, os.WriteFile(path, []byte(strings.Join(children, " ")), 0o600))
+		}
+		frames := func(names ...string) (fs []hang.Frame) {
+			for _, n := range names {
+				fs = append(fs, hang.Frame{Func: n, File: map[bool]string{true: "/job/data.py",
+					false: "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"}[n != "all_reduce"]})
+			}
+			return fs
+		}
+		c.Stacks = func(_ context.Context, pid int) (hang.Stacks, error) {
+			what := frames("get", "main")
+			switch pid {
+			case 7:
+				what = frames("main")
+			case 8:
+				what = frames("all_reduce", "main")
+			case 209:
+				what = frames("decode", "getitem", "main")
+			}
+			return hang.Stacks{Threads: []hang.Thread{{TID: pid, Name: "python3", Main: true, Python: what}}}, nil
+		}
+		watchFor(t, New(c), 3*time.Second, map[time.Duration]hang.Ask{time.Second: {Seq: 1, What: hang.AskStacks}})
+		its := j.heard[0].Evidence[0].Stacks.Children
+		require.Len(t, its, 2)
+		require.Equal(t, []any{209, "python3", "decode"}, []any{its[0].TID, its[0].Name, its[0].Python[0].Func})
+		require.Equal(t, []any{200, "python3, one of 15 alike"}, []any{its[1].TID, its[1].Name})
+		require.Empty(t, j.heard[0].Evidence[1].Stacks.Children, "it waits for another rank")
+		require.Empty(t, New(c).Once(t.Context())[0].Stacks.Children, "before a stop there is no time for them")
+	})
+}
+
+func TestTheExceptionBehindAProcessThatDoesNotEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, j := bench(t)
+		c.Output = func(int) string { return "ValueError: bad" }
+		c.Exception = func(output string) string { return "found " + output }
+		c.Stacks = func(_ context.Context, pid int) (hang.Stacks, error) {
+			name := map[int]string{7: "_shutdown", 8: "join"}[pid]
+			return hang.Stacks{Threads: []hang.Thread{
+				{TID: pid, Main: true, Python: []hang.Frame{{Func: name, File: "/usr/lib/python3.11/threading.py"}}},
+			}}, nil
+		}
+		watchFor(t, New(c), 3*time.Second, map[time.Duration]hang.Ask{time.Second: {Seq: 1, What: hang.AskStacks}})
+		require.Equal(t, "found ValueError: bad", j.heard[0].Evidence[0].Exception)
+		require.Empty(t, j.heard[0].Evidence[1].Exception, "what it has printed it has survived")
+	})
 }
 
 func TestAnErrorOfTheReaderIsTold(t *testing.T) {

@@ -43,6 +43,9 @@ func others(text string) (names []string) {
 	return names
 }
 
+// LastException is the line that names the exception of the last Python traceback in an output, "" without any.
+func LastException(output string) string { return pythonError(Plain([]byte(output))) }
+
 // isClass reports whether s can be the dotted name of a Python class.
 func isClass(s string) bool {
 	for part := range strings.SplitSeq(s, ".") {

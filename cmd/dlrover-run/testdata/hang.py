@@ -1,6 +1,7 @@
 """A training loop as users write them: DistributedDataParallel over gloo, one step of about 50 ms.
 
-hang.py CASE RANKS [STEPS]: at step 100 of the first epoch (of the launcher's) the named ranks do what CASE says.
+hang.py CASE[.thread] RANKS [STEPS]: at step 100 of the first epoch (of the launcher's) the named ranks do what CASE
+says. With .thread all ranks train in a thread, which the main one joins.
 """
 import ctypes
 import os
@@ -8,13 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
 import torch
 import torch.distributed as dist
 
-CASE, CULPRITS = sys.argv[1], [int(r) for r in sys.argv[2].split(",")]
+(CASE, _, THREAD), CULPRITS = sys.argv[1].partition("."), [int(r) for r in sys.argv[2].split(",")]
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 100000
 RANK, DIR = int(os.environ["RANK"]), os.environ["DIR"]
 AT = 100
@@ -86,10 +88,21 @@ def finish():
     time.sleep(100000)  # the results are on their way to a server that is not there
 
 
+def beat():
+    time.sleep(100000)  # a thread that keeps the process alive
+
+
+def fail():
+    threading.Thread(target=beat).start()
+    raise ValueError("a batch of rank %d is bad" % RANK)
+
+
 def misbehave(tensor):
     mark("hangs")
     if CASE in ("data", "subgroup"):
         load_batch()
+    elif CASE == "fail":
+        fail()
     elif CASE == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif CASE == "spin":
@@ -158,5 +171,10 @@ def train():
 
 
 if __name__ == "__main__":
-    train()
+    if THREAD:
+        loop = threading.Thread(target=train)
+        loop.start()
+        loop.join()
+    else:
+        train()
     mark("done.%d" % RANK)

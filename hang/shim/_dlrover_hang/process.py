@@ -67,13 +67,14 @@ def allow_tracer(env: Mapping[str, str]) -> None:
 def name_thread(name: str) -> None:
     """Gives this thread a name for the tools that list threads."""
     try:
-        with open("/proc/self/task/%d/comm" % _tid(), "w") as f:
+        with open("/proc/self/task/%d/comm" % tid(), "w") as f:
             f.write(name)
     except Exception:
         pass
 
 
-def _tid() -> int:
+def tid() -> int:
+    """The kernel's id of this thread."""
     import _thread
 
     return _thread.get_native_id()

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import environ, process
 from .groups import Groups
 from .page import (END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS, STEP_RING, STEP_SLOTS,
-                   STEPS, TRAIN, UNKNOWN, Place, Taken, claim)
+                   STEPS, THREAD, TRAIN, UNKNOWN, Place, Taken, claim)
 
 _TICK = 0.5  # seconds between two looks at the process groups
 _RETRY = 5 * 10**9  # ns between two attempts to claim a page that another process has
@@ -29,6 +29,7 @@ _BELIEVED = 3  # times that an evaluation may end by a step: a model that is no 
 _words: Optional[memoryview] = None  # the page, once this process has claimed it
 _publisher: Optional["_Publisher"] = None
 _trainer = 0  # the thread whose phases count
+_lead = 0  # the thread that has made the last step, or the process group before
 _outer: List[int] = []  # the words of the phases around the present one
 _after: int = 0  # ns: no attempt to claim before
 _generation = 0  # how many worlds of torch.distributed there have been, with the one that is being made
@@ -53,12 +54,26 @@ def step() -> None:
         words[STEP_RING + n % STEP_SLOTS] = now
         words[LAST_STEP] = now
         words[STEPS] = n + 1
+        if get_ident() != _lead:
+            _trains_here(words)
         if _outer or not _training:
             _trains(words, n, now)
         if now - _looked > _LOOK:
             _look(words, n, now)
     except Exception as e:
         process.unless_ours(e)
+
+
+def _trains_here(words: memoryview) -> None:
+    """This thread trains. One that PyTorch has started only helps another one, which is in backward."""
+    global _lead
+    me, threading = get_ident(), sys.modules.get("threading")
+    if threading is not None:
+        thread = threading._active.get(me)
+        if thread is None or type(thread) is threading._DummyThread:
+            return
+    _lead = me
+    words[THREAD] = process.tid()
 
 
 def _look(words: memoryview, step: int, now: int) -> None:
@@ -129,6 +144,8 @@ def begin_world() -> int:
     try:
         if _words is None:
             _claimed()
+        elif not _words[STEPS]:
+            _trains_here(_words)
     except Exception as e:
         process.unless_ours(e)
     return enter(INIT)
@@ -211,6 +228,7 @@ def _claimed() -> Optional[memoryview]:
     process.allow_tracer(os.environ)
     _trainer = get_ident()
     _words = memoryview(mapping).cast("Q")
+    _trains_here(_words)
     _publisher = _Publisher(_words, Groups(_words, place))
     _publisher.start()
     atexit.register(_end, os.getpid())
@@ -273,10 +291,10 @@ def _end(pid: int) -> None:
 
 def _in_child() -> None:
     """A fork has made this process. The page is its parent's, and so is what was done there."""
-    global _words, _publisher, _trainer, _after, _generation, _evaluating, _training, _doubts
+    global _words, _publisher, _trainer, _lead, _after, _generation, _evaluating, _training, _doubts
     _kept.append((_words, _publisher))
     _words = _publisher = None
-    _trainer = _after = _generation = _doubts = 0
+    _trainer = _lead = _after = _generation = _doubts = 0
     _evaluating = _training = False
     del _outer[:]
     _zeroed.clear()

@@ -55,6 +55,34 @@ class Claims(Worker):
             assert (p.steps, p.phase, p.groups) == (0, 0, {}), vars(p)
         """)
 
+    def test_the_thread_that_trains(self):
+        """The one that makes the process group, until another one makes steps; threads that PyTorch starts do not."""
+        self.run_code("""
+            import _thread, threading, torch, torch.distributed as dist
+            dist.init_process_group()
+            assert page().thread == os.getpid()
+            tids = []
+            def train():
+                tids.append(threading.get_native_id())
+                torch.optim.Optimizer().step()
+                assert page().thread == tids[-1]
+            for _ in range(2):
+                t = threading.Thread(target=train)
+                t.start(); t.join()
+            assert page().thread == tids[1]
+            def helps():
+                threading.current_thread()  # as logging does; it makes one of threading's objects for it
+                torch.optim.Optimizer().step()
+                done.release()
+            done = threading.Lock()
+            done.acquire()
+            _thread.start_new_thread(helps, ())
+            done.acquire()
+            assert (page().thread, page().steps) == (tids[1], 3), vars(page())
+            torch.optim.Optimizer().step()
+            assert page().thread == os.getpid()
+        """)
+
     def test_environments_that_name_no_worker(self):
         for env in ({"RANK": ""}, {"RANK": "x"}, {"RANK": "1"}, {"RANK": "-1"}, {"LOCAL_RANK": "1"},
                     {"WORLD_SIZE": "0"}, {"DLROVER_HANG_DIR": "/nowhere"}, {"DLROVER_HANG_DIR": "/proc"},
