@@ -245,10 +245,8 @@ func whereOf(s *Stacks) Frame {
 	switch {
 	case main == nil:
 		return Frame{}
-	case len(main.Python) == 0 && len(main.Native) == 0:
-		return Frame{}
 	case len(main.Python) == 0:
-		return main.Native[0]
+		return innermost(main.Native)
 	}
 	for _, f := range main.Python {
 		if !inLibrary(f.File) {

@@ -32,6 +32,8 @@ type Node struct {
 	Stacks int   // how many threads' stacks it is on; of main threads as many as there are Ranks
 	End    int   // how many of these end here
 	Lines  []int // in a tree without lines those of the frames, ascending, the first 8 of them
+	// Exact: on some stack it is for certain. Others were found by a search of the stack, see Thread.Approximate.
+	Exact bool
 	// Children are what it has called, in the order in which they were found.
 	Children []*Node
 
@@ -147,7 +149,7 @@ func (m *merger) way(t Thread) (way []*Node) {
 		frames = t.Native
 	}
 	at := &m.root
-	for _, f := range slices.Backward(frames[max(0, len(frames)-maxDepth):]) {
+	for i, f := range slices.Backward(frames[max(0, len(frames)-maxDepth):]) {
 		line := f.Line
 		if !m.Lines {
 			f.Line = 0
@@ -158,6 +160,7 @@ func (m *merger) way(t Thread) (way []*Node) {
 		if !m.Lines {
 			at.line(line)
 		}
+		at.Exact = at.Exact || !m.Native || !t.Approximate || i == 0 // the instruction that a thread is at is known
 		way = append(way, at)
 	}
 	return way
@@ -392,9 +395,7 @@ func (g *grouper) find(st *Stacks) *StackGroup {
 	s := g.groups[string(g.key)]
 	if s == nil {
 		s = &StackGroup{Frames: slices.Clone(frames)}
-		if len(main.Native) > 0 {
-			s.Native = main.Native[0]
-		}
+		s.Native = innermost(main.Native)
 		g.groups[string(g.key)] = s
 	}
 	for i, f := range frames {
@@ -403,6 +404,16 @@ func (g *grouper) find(st *Stacks) *StackGroup {
 		}
 	}
 	return s
+}
+
+// innermost is the first frame that has a name, such as those without are not: [libc.so.6].
+func innermost(frames []Frame) Frame {
+	for _, f := range frames {
+		if f.Func != "" && f.Func[0] != '[' {
+			return f
+		}
+	}
+	return append(frames, Frame{})[0]
 }
 
 // Main is the main thread, nil if there is none.

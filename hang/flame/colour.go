@@ -16,7 +16,8 @@ func colour(n *hang.Node) string {
 	_, _ = h.Write([]byte(n.Frame.Func))
 	shade := int(h.Sum32() % 40)
 	switch f := n.Frame; {
-	case strings.Contains(f.File, "/torch") || strings.Contains(f.Func, "nccl") || strings.Contains(f.File, "nccl"):
+	case strings.Contains(f.File, "/torch") || strings.Contains(f.Func, "nccl") || strings.Contains(f.File, "nccl"),
+		strings.Contains(f.File, "/libtorch"), strings.Contains(f.File, "/libc10"):
 		return rgb(80+shade, 200+shade, 80+shade)
 	case strings.Contains(f.Func, "::"):
 		return rgb(190+shade, 190+shade, 50)

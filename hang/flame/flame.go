@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"dlrover-run/hang"
 )
@@ -79,7 +80,8 @@ const head = `<?xml version="1.0" encoding="UTF-8"?>
 <rect width="100%%" height="100%%" fill="#f8f8f8"/>
 `
 
-const style = `text{pointer-events:none;white-space:pre}.t{font-size:17px;text-anchor:middle}.h{font-weight:bold}` +
+const style = `text{pointer-events:none;white-space:pre}.t{font-size:17px;text-anchor:middle}.h{font-weight:bold}.k{fill:#666}` +
+	`.a>rect{fill-opacity:.45;stroke:#999;stroke-dasharray:4 3}` +
 	`.s>rect{stroke:#c00000;stroke-width:2}g.m>rect{fill:#e600e6}`
 
 type drawing struct {
@@ -93,11 +95,31 @@ type drawing struct {
 func (d *drawing) heading() {
 	fmt.Fprintf(&d.body, `<text class="t" x="%d" y="24">%s</text>`+"\n", width/2, escape(clip(d.Title, 150)))
 	d.line("", clip(d.Subtitle, 220))
+	d.line("k", d.legend())
 	if len(d.NoData) > 0 {
 		d.line("", fmt.Sprintf("no data: %s (%s)", d.NoData.Brief(20), count(d.NoData.Len(), "rank")))
 	}
 	d.line("found", "") // what a search has found
 }
+
+// legend says how to read the picture.
+func (d *drawing) legend() string {
+	text := "Boxes: function@file:line@ranks, as wide as the number of stacks; what it has called is above."
+	if len(d.Suspects) > 0 {
+		text += " Red frame: suspects only."
+	}
+	if slices.ContainsFunc(d.Sections, func(s Section) bool { return slices.ContainsFunc(s.Tree.Roots, approximate) }) {
+		text += " Dashed: approximate, found by a search of the stack; may be left over from calls that have ended."
+	}
+	return text + " Click: magnify. Ctrl-F: search."
+}
+
+// approximate says whether a function, or one that it has called, is not for certain on a stack.
+func approximate(n *hang.Node) bool {
+	return guessed(n) || slices.ContainsFunc(n.Children, approximate)
+}
+
+func guessed(n *hang.Node) bool { return !n.Exact && !n.State }
 
 // line writes one line of text at the left.
 func (d *drawing) line(class, text string) {
@@ -264,17 +286,29 @@ func (l *layout) draw(s Section, total int) {
 	all := escape(fmt.Sprintf("all (%s)", count(total, "stack")))
 	l.rect("", &box{x: margin, w: width - 2*margin, title: all, label: all}, bottom, "#d0d0d0")
 	for _, b := range l.boxes {
-		class := ""
-		if b.suspect && len(b.Ranks.FirstWithout(l.Suspects, 1)) == 0 {
-			class = ` class="s"`
-		}
-		l.rect(class, &b, bottom, colour(b.Node))
+		l.rect(l.class(&b), &b, bottom, colour(b.Node))
 	}
 	l.body.WriteString("</g>\n")
 	l.y = bottom + 2*rowHeight + fontSize/2
 }
 
-// label is func@source@ranks, as much of it as fits, escaped.
+// class is how a box is drawn, as an attribute.
+func (l *layout) class(b *box) string {
+	var names []string
+	if b.suspect && len(b.Ranks.FirstWithout(l.Suspects, 1)) == 0 {
+		names = append(names, "s")
+	}
+	if guessed(b.Node) {
+		names = append(names, "a")
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return ` class="` + strings.Join(names, " ") + `"`
+}
+
+// label is func@source@ranks, escaped. What does not fit is left out of the path first, then all of that, so that the
+// ranks are there.
 func label(b *box) string {
 	fits := int(b.w / charWidth)
 	if fits < 3 {
@@ -284,9 +318,31 @@ func label(b *box) string {
 	if len(b.Lines) == 1 {
 		source += fmt.Sprintf(":%d", b.Lines[0])
 	}
-	text := hang.Foldable(b.Frame.Func) + "@" + source + "@" + strings.ReplaceAll(b.Ranks.Brief(8), ",", "/")
-	return escape(clip(text, min(fits, maxLabel)))
+	name, ranks := hang.Foldable(b.Frame.Func), "@"+strings.ReplaceAll(b.Ranks.Brief(8), ",", "/")
+	return escape(shorten(name, source, ranks, min(fits, maxLabel)))
 }
+
+// shorten puts them together in so many characters.
+func shorten(name, source, ranks string, fits int) string {
+	left := fits - utf8.RuneCountInString(name+ranks) - 1
+	for rest := source; rest != ""; {
+		if utf8.RuneCountInString(rest) <= left {
+			return name + "@" + rest + ranks
+		}
+		_, after, more := strings.Cut(strings.TrimPrefix(rest, "../"), "/")
+		if !more {
+			break
+		}
+		rest = "../" + after
+	}
+	if n := fits - utf8.RuneCountInString(ranks); n >= minName || n >= utf8.RuneCountInString(name) {
+		return clip(name, n) + ranks
+	}
+	return clip(name+ranks, fits)
+}
+
+// minName is how much of a name is to be seen beside the ranks.
+const minName = 6
 
 func (l *layout) rect(class string, b *box, bottom int, fill string) {
 	y := bottom - b.depth*rowHeight

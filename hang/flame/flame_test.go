@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -104,6 +105,51 @@ func TestWidthIsRanksAndSuspectsComeFirst(t *testing.T) {
 	require.Equal(t, "b@t.py:3 (2 ranks, 50.00%): 0-1; not here: 2-3; no data: 4", b.Title)
 	require.Equal(t, "b@t.py:3@0-1", b.Text)
 	require.Contains(t, d.Texts, "no data: 4 (1 rank)")
+}
+
+// The ranks are what a person looks for: a long path does not push them out of the box.
+func TestLabelsKeepTheRanks(t *testing.T) {
+	const file = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py:1541"
+	for _, c := range []struct {
+		name, source string
+		fits         int
+		want         string
+	}{
+		{"all_reduce", file, 99, "all_reduce@" + file + "@0-1/3"},
+		{"all_reduce", file, 85, "all_reduce@../python3/dist-packages/torch/distributed/distributed_c10d.py:1541@0-1/3"},
+		{"all_reduce", file, 48, "all_reduce@../distributed_c10d.py:1541@0-1/3"},
+		{"all_reduce", file, 30, "all_reduce@0-1/3"},
+		{"all_reduce", file, 14, "all_re..@0-1/3"},
+		{"all_reduce", file, 8, "all_re.."},
+		{"f", file, 7, "f@0-1/3"},
+		{"f", "", 20, "f@0-1/3"},
+		{"größer", "ärmer/größer.py", 27, "größer@../größer.py@0-1/3"},
+	} {
+		got := shorten(c.name, c.source, "@0-1/3", c.fits)
+		require.Equal(t, c.want, got)
+		require.LessOrEqual(t, utf8.RuneCountInString(got), c.fits)
+	}
+}
+
+// What a search of the stack has found is drawn as that, unless another stack has it for certain.
+func TestApproximateFramesAreDrawnAsSuch(t *testing.T) {
+	ev := evidence("main search wait", "main wait")
+	for i := range ev {
+		th := &ev[i].Stacks.Threads[0]
+		th.Native, th.Python, th.Approximate = th.Python, nil, i == 0
+	}
+	p := picture(ev)
+	p.Sections[0].Tree = hang.Merge(world(2), ev, hang.MergeOptions{Native: true})
+	p.Suspects = hang.RanksOf(0)
+	d, text := draw(t, p)
+	require.Equal(t, []string{"", "s a"}, []string{d.find(t, "main").Class, d.find(t, "search").Class})
+	require.Equal(t, 2, strings.Count(text, "<title>wait@"))
+	require.NotContains(t, text, `class="a"`, "the instruction that a thread is at is known")
+	require.Contains(t, text, "Dashed: approximate")
+	_, text = draw(t, picture(evidence("main")))
+	require.NotContains(t, text, "Dashed")
+	require.NotContains(t, text, "Red frame")
+	require.Contains(t, text, "function@file:line@ranks")
 }
 
 func TestNothingWritesMarkup(t *testing.T) {

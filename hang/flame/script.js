@@ -7,9 +7,18 @@
   function number(e, name) { return parseFloat(e.getAttribute(name)); }
   boxes(svg).forEach(function (g) {
     var r = g.querySelector("rect");
-    g.home = { x: number(r, "x"), w: number(r, "width") };
+    var label = g.querySelector("text");
+    g.home = { x: number(r, "x"), w: number(r, "width"), label: label ? label.textContent : "" };
     g.addEventListener("click", function () { magnify(g); });
   });
+  // The ranks of a title stay; what does not fit is left out of the path.
+  function shorten(text, fits) {
+    var m = /^(.*)@([^@]*) \(\d+ ranks?, .*?%\): ([^;]*)/.exec(text);
+    var tries = m ? [m[1] + "@" + m[2] + "@" + m[3], m[1] + "@" + m[2].replace(/^.*\//, "../") + "@" + m[3],
+                     m[1] + "@" + m[3]] : [text];
+    for (var i = 0; i < tries.length; i++) { if (tries[i].length <= fits) { return tries[i]; } }
+    return text.slice(0, fits - 2) + "..";
+  }
   function magnify(to) {
     boxes(to.parentNode).forEach(function (g) {
       var r = g.querySelector("rect"), t = g.querySelector("text"), all = 1580, k = all / to.home.w;
@@ -28,7 +37,7 @@
       }
       if (t) {
         t.setAttribute("x", x + 2);
-        t.textContent = fits < 3 ? "" : text.length <= fits ? text : text.slice(0, fits - 2) + "..";
+        t.textContent = k === 1 ? g.home.label : fits < 3 ? "" : shorten(text, fits);
       }
     });
   }

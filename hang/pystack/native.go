@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -46,7 +48,21 @@ func (s *survey) native() {
 			}
 			th.Native = append(th.Native, names[addr])
 		}
+		th.Native = fold(th.Native)
 	}
+}
+
+// fold gives functions without a name that of their file in brackets, as perf does. Of several in a row that are in the
+// same file one is left: they say no more.
+func fold(frames []hang.Frame) []hang.Frame {
+	for i := range frames {
+		if f := &frames[i]; f.Func == "" && f.File != "" {
+			f.Func = "[" + filepath.Base(f.File) + "]"
+		} else if f.Func == "" {
+			f.Func = "[unknown]"
+		}
+	}
+	return slices.CompactFunc(frames, func(a, b hang.Frame) bool { return a == b && a.Func[0] == '[' })
 }
 
 // blockedAt is where a thread is that sleeps in the kernel, or is stopped.

@@ -237,7 +237,7 @@ func (c Case) WritePicture(w io.Writer, native bool) error {
 		})
 	}
 	p.Sections = append(p.Sections,
-		flame.Section{Title: "main threads of all ranks", Tree: tree(hang.MergeOptions{Threads: main})},
+		flame.Section{Title: "main (training) threads of all ranks", Tree: tree(hang.MergeOptions{Threads: main})},
 		flame.Section{Title: "other threads of all ranks", Tree: tree(hang.MergeOptions{
 			Threads: func(t hang.Thread) bool { return !t.Main },
 		})},
