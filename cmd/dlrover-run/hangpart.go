@@ -167,8 +167,8 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 		First: firstLook, Every: lookOutside, Summaries: hang.Summaries(e.Place.GroupWorldSize),
 		Pages: h.pages.dir(), Parse: hang.ReadPage, Groups: hang.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
-		Stacks:   h.read, Sockets: storeSockets(e.Place), Traffic: sockets.Traffic(uint16(e.Place.MasterPort)),
-		Post: h.post, Log: h.log,
+		Stacks:   h.read, Trace: h.trace, Sockets: storeSockets(e.Place),
+		Traffic: sockets.Traffic(uint16(e.Place.MasterPort)), Post: h.post, Log: h.log,
 	}
 	if h.mode == hangAuto {
 		cfg.First, cfg.Every = lookAuto, lookAuto
@@ -198,6 +198,11 @@ func hangEpoch(e launcher.Epoch) hang.Epoch {
 // read reads the stacks of one process.
 func (h *hangs) read(ctx context.Context, pid int) (hang.Stacks, error) {
 	return h.stacks().Read(ctx, pid, pystack.Native)
+}
+
+// trace has eu-stack find the native frames, where it is installed.
+func (h *hangs) trace(ctx context.Context, pid int) (hang.Stacks, error) {
+	return h.stacks().Read(ctx, pid, pystack.Tool)
 }
 
 // storeWaits are what the workers wait for in the store that this launcher serves.

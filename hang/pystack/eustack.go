@@ -46,7 +46,7 @@ func (s *survey) tool(ctx context.Context) {
 	}
 	for tid, frames := range parseTool(string(out)) {
 		if t, ok := byTID[tid]; ok && len(frames) > 0 {
-			s.thread(t, true).Native = frames
+			s.thread(t, true).Native = fold(frames)
 		}
 	}
 }
@@ -88,6 +88,7 @@ func runTool(ctx context.Context, path string, pid int) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, path, "-m", "-r", "-n", strconv.Itoa(maxNativeFrames), "-p", strconv.Itoa(pid))
 	cmd.Env = append(os.Environ(), "DEBUGINFOD_URLS=")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 100 * time.Millisecond
 	out := limitedBuffer{left: toolOutput}
 	cmd.Stdout = &out

@@ -3,7 +3,9 @@ package pystack
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -37,6 +39,7 @@ echo "PID $last - process"
 echo "TID $last:"
 echo "#0  0x00007f14562dd545 clock_nanosleep@GLIBC_2.2.5 - /usr/lib/libc.so.6"
 echo "#1  0x00000000005d64b4 - /usr/bin/python3.11"
+echo "#1  0x00000000005d64b6 - /usr/bin/python3.11"
 echo "#2  0x00000000005d64b5 _ZN4c10d7Reducer17finalize_backwardEv - /usr/lib/libtorch_cpu.so"
 echo "eu-stack: no more" >&2
 exit 1
@@ -45,10 +48,26 @@ exit 1
 	require.NoError(t, err)
 	require.Empty(t, s.Error)
 	require.Equal(t, []hang.Frame{
-		{Func: "clock_nanosleep", File: "/usr/lib/libc.so.6"}, {File: "/usr/bin/python3.11"},
+		{Func: "clock_nanosleep", File: "/usr/lib/libc.so.6"}, {Func: "[python3.11]", File: "/usr/bin/python3.11"},
 		{Func: "c10d::Reducer::finalize_backward", File: "/usr/lib/libtorch_cpu.so"},
 	}, mainOf(t, s).Native)
 	require.False(t, mainOf(t, s).Approximate)
+}
+
+// The tool itself, where it is installed: its frames are no approximation, and the process goes on.
+func TestToolThatIsInstalled(t *testing.T) {
+	if _, err := exec.LookPath("eu-stack"); err != nil {
+		t.Skip("SKIPPED: EU-STACK IS NOT TESTED: it is not installed (elfutils)")
+	}
+	x := sleeper(t)
+	s, err := New().Read(t.Context(), x.pid, Tool)
+	require.NoError(t, err)
+	require.Empty(t, s.Error)
+	main := mainOf(t, s)
+	require.False(t, main.Approximate)
+	require.Regexp(t, "nanosleep", main.Native[0].Func)
+	require.Contains(t, strings.Join(text(main.Native), " "), "PyEval")
+	x.arrives(t, "asleep", "S")
 }
 
 // A tool that is killed may leave the process stopped: it goes on, and its frames are found without.

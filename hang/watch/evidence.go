@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"dlrover-run/hang"
@@ -166,7 +167,11 @@ func (w *Watcher) readAll(g *gathering, ev []hang.Evidence, own *looker, familie
 			continue
 		}
 		e.Error = "its stacks could not be read in time"
-		f := &family{watcher: w, sampler: own.sampler.another(), pid: e.PID, children: families}
+		f := &family{sampler: own.sampler.another(), pid: e.PID, children: families, own: w.cfg.Stacks, child: w.cfg.Stacks}
+		suspected := func(s hang.Suspicion) bool { return s.Rank == e.Rank }
+		if families && w.cfg.Trace != nil && slices.ContainsFunc(w.suspicions(), suspected) {
+			f.own = w.cfg.Trace
+		}
 		if p := own.state[i].last.Page; p != nil && p.PID == e.PID {
 			f.steps = p.Thread
 		}

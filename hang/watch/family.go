@@ -19,11 +19,11 @@ const (
 
 // family is a worker and its children, whose stacks are read by a goroutine.
 type family struct {
-	watcher  *Watcher
-	sampler  *sampler // its own
-	pid      int
-	steps    int  // the thread that the shim has seen making a step; 0: none
-	children bool // are read if the worker does not wait for other ranks
+	own, child func(ctx context.Context, pid int) (hang.Stacks, error) // read one process
+	sampler    *sampler                                                // of this family alone
+	pid        int
+	steps      int  // the thread that the shim has seen making a step; 0: none
+	children   bool // are read if the worker does not wait for other ranks
 }
 
 // stacks returns nil if there is no result in time.
@@ -36,7 +36,7 @@ func (f *family) stacks(ctx context.Context, room chan struct{}) *hang.Stacks {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stackTime)
 	defer cancel()
-	s, ok := within(ctx, func() *hang.Stacks { return f.read(ctx, f.pid) })
+	s, ok := within(ctx, func() *hang.Stacks { return read(ctx, f.own, f.pid) })
 	if !ok {
 		return nil
 	}
@@ -61,8 +61,8 @@ func within[T any](ctx context.Context, f func() T) (v T, ok bool) {
 	}
 }
 
-func (f *family) read(ctx context.Context, pid int) *hang.Stacks {
-	s, err := f.watcher.cfg.Stacks(ctx, pid)
+func read(ctx context.Context, by func(context.Context, int) (hang.Stacks, error), pid int) *hang.Stacks {
+	s, err := by(ctx, pid)
 	if err != nil && s.Error == "" {
 		s.Error = err.Error()
 	}
@@ -75,7 +75,7 @@ func (f *family) readChildren(ctx context.Context) []hang.Thread {
 	var found []hang.Thread
 	alike := map[string]int{}
 	for _, pid := range pids[:min(len(pids), maxChildren)] {
-		main := f.read(ctx, pid).Main()
+		main := read(ctx, f.child, pid).Main()
 		if main == nil || ctx.Err() != nil {
 			continue
 		}

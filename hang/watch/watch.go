@@ -43,6 +43,8 @@ type Config struct {
 	Store func() []hang.StoreWait
 	// Stacks reads one process, Flight its flight recorder. They may be called by several goroutines.
 	Stacks func(ctx context.Context, pid int) (hang.Stacks, error)
+	// Trace takes the place of Stacks for workers that are suspected: it may stop them for a moment.
+	Trace  func(ctx context.Context, pid int) (hang.Stacks, error)
 	Flight func(ctx context.Context, rank int) (*hang.Flight, error)
 	// Sockets are the connections of processes to the workers' store, by pid.
 	Sockets func(pids []int) map[int][]string

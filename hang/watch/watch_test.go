@@ -322,11 +322,11 @@ func TestTheShimKnowsTheThreadThatTrains(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(pageFile(l.sampler.pages, 0, "page"), nil, 0o600))
 	require.Equal(t, 70, l.look(t.Context(), false)[0].Proc.Thread)
-	f := &family{watcher: New(Config{Stacks: func(context.Context, int) (hang.Stacks, error) {
+	f := &family{sampler: l.sampler, pid: 7, steps: 71, own: func(context.Context, int) (hang.Stacks, error) {
 		s := loop(70)
 		s.Threads = append(s.Threads, hang.Thread{TID: 71, Python: s.Threads[1].Python})
 		return s, nil
-	}}), sampler: l.sampler, pid: 7, steps: 71}
+	}}
 	require.Equal(t, 71, f.stacks(t.Context(), make(chan struct{}, 1)).Main().TID)
 }
 
@@ -386,6 +386,26 @@ func TestTheExceptionBehindAProcessThatDoesNotEnd(t *testing.T) {
 		watchFor(t, New(c), 3*time.Second, map[time.Duration]hang.Ask{time.Second: {Seq: 1, What: hang.AskStacks}})
 		require.Equal(t, "found ValueError: bad", j.heard[0].Evidence[0].Exception)
 		require.Empty(t, j.heard[0].Evidence[1].Exception, "what it has printed it has survived")
+	})
+}
+
+// What stops a process for a moment is for those that are suspected.
+func TestTheHealthyAreNotTraced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s, j := bench(t)
+		s.from, s.to = 4*time.Second, time.Hour
+		c.Stacks = func(context.Context, int) (hang.Stacks, error) { return hang.Stacks{Interpreter: "read"}, nil }
+		c.Trace = func(context.Context, int) (hang.Stacks, error) { return hang.Stacks{Interpreter: "traced"}, nil }
+		watchFor(t, New(c), 12*time.Second, map[time.Duration]hang.Ask{
+			time.Second: {Seq: 1, What: hang.AskStacks}, 6 * time.Second: {Seq: 2, What: hang.AskEvidence},
+		})
+		by := map[uint64][]string{}
+		for _, r := range j.heard {
+			for _, e := range r.Evidence {
+				by[r.Ask] = append(by[r.Ask], e.Stacks.Interpreter)
+			}
+		}
+		require.Equal(t, map[uint64][]string{1: {"read", "read"}, 2: {"traced", "read"}}, by)
 	})
 }
 
