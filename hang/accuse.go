@@ -275,7 +275,7 @@ func (m *member) labour() string {
 
 func (m *member) rest() string {
 	if m.wakes() {
-		return "waking up in vain"
+		return "polling"
 	}
 	return "asleep"
 }

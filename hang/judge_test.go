@@ -236,9 +236,9 @@ func TestWhoIsBehindIsNamed(t *testing.T) {
 		{"retries", newScene(2).behind(2, inUser("poll")).edit(2, func(i int, x *Sample) {
 			x.Proc.Switches += uint64(41 * i)
 			x.Proc.CPU += time.Duration(i) * 20 * time.Millisecond
-		}), KindBehind, "2", Low, soon, long, "waking up in vain in poll"},
+		}), KindBehind, "2", Low, soon, long, "polling in poll"},
 		{"was seen to look for something", newScene(2).behind(2, inUser("poll")).works(2, WorkWakes), KindBehind, "2", Low,
-			soon, long, "waking up in vain in poll"},
+			soon, long, "polling in poll"},
 		{"rank 0", newScene(2).behind(0, inUser("hold")), KindBehind, "0", High, soon, soon, "rank 0 (node 0 gpu-00)"},
 		{"two", newScene(2).behind(1, inLoader()).behind(2, inUser("hold")), KindBehind, "1-2", High, soon, soon,
 			"ranks 1-2 hung for 16 s: rank 1 asleep in load_batch at data.py:12, rank 2 asleep in hold at train.py:30; ranks " +
@@ -425,7 +425,7 @@ func TestWhatIsCertain(t *testing.T) {
 func TestNetwork(t *testing.T) {
 	check(t, []ruling{
 		{"all wait", newScene(2), KindComm, "", High, soon, time.Minute, "ranks 0-3 hung for 16 s: all of them wait in " +
-			"all_reduce #246; the network, a device or a library does not go on"},
+			"all_reduce #246; the network, a device or a library is stuck"},
 		{"a node is silent", newScene(3).without(4, 5), KindBehind, "4-5", Low, time.Minute, time.Minute,
 			"ranks 4-5 (node 2 gpu-02) hung for 16 s: silent; ranks 0-3 wait in all_reduce #246 (uncertain: nothing is known"},
 		{"a node is silent, outside", newScene(3).without(4, 5).outside(), KindBehind, "4-5", Low, time.Minute,

@@ -40,7 +40,7 @@ func line(v Verdict) string {
 
 // comm names no suspect.
 func comm(v Verdict) string {
-	return fmt.Sprintf("%s hung%s: all of them wait in %s; the network, a device or a library does not go on",
+	return fmt.Sprintf("%s hung%s: all of them wait in %s; the network, a device or a library is stuck",
 		ranksText(ranksIn(v.Waiting).Brief(8)), since(v), orCollective(v)+inGroup(v))
 }
 

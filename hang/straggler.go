@@ -90,7 +90,8 @@ func (f Slowness) Line(clock func(time.Duration) string) string {
 	if f.Rank < 0 {
 		return text
 	}
-	return fmt.Sprintf("%s; rank %d last, by %.0f %% of a collective on average", text, f.Rank, 100*f.Share)
+	return fmt.Sprintf("%s; rank %d lags, on average %.2f collectives behind the fastest rank", text, f.Rank,
+		f.Share)
 }
 
 // lags are sums over the looks of a window, by rank.
