@@ -163,14 +163,17 @@ func (c *hangCase) test(t *testing.T) {
 	besideOthers(t)
 	j := newHangJob(t)
 	args := []string{c.script, c.ranks}
+	opts := []string{"--hang=auto"}
 	within := 30 * time.Second
 	switch c.script {
+	case "fail":
+		opts = append(opts, "--tee=3") // its output is kept
 	case "after":
 		args = append(args, "150")
 	case "before":
 		within = 40 * time.Second // since it began to start; the others wait in the store for less
 	}
-	j.start(c.nodes, []string{"--hang=auto"}, args...)
+	j.start(c.nodes, opts, args...)
 	line, took := j.verdict(90 * time.Second)
 	t.Logf("%5.1f s: %s", took.Seconds(), line)
 	require.Regexp(t, c.want, line)
