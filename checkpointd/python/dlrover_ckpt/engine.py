@@ -235,6 +235,7 @@ class Engine:
                      "pid": os.getpid(), "run": info.run, "epoch": info.epoch, "replicas": self._replicas}
             self._daemon = Daemon(os.path.join(self._runtime, "sock"), hello)
         if self._pool is not None:
+            estimate.hear_steps()
             self._guessing = threading.Thread(target=self._guess, name="dlrover-ckpt-guess", daemon=True)
             self._guessing.start()
 
@@ -246,7 +247,7 @@ class Engine:
                 return
             size = estimate.from_disk(self.dir, self.shard, self.shards)
             if not size and self.shards == 1:
-                size = estimate.from_modules()
+                estimate.from_steps(lambda nbytes: None if self.latest_step else self.prepare(nbytes))
             if size:
                 self.prepare(size)
         except Exception as e:

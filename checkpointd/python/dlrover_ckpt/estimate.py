@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from typing import Any, Dict
+from collections import defaultdict
+from typing import Any, Callable, Dict, Iterator, List
 
 from . import sync
+
+_waiting: List["_Sum"] = []  # those that want to hear of steps
+_hooked = False
 
 
 def from_disk(dir: str, shard: int, shards: int) -> int:
@@ -17,41 +20,80 @@ def from_disk(dir: str, shard: int, shards: int) -> int:
     return 0
 
 
-def from_modules() -> int:
-    """Bytes of all parameters and buffers in the process and of what their optimizers will keep, 0 = none found.
+def from_steps(tell: Callable[[int], None]) -> None:
+    """Calls tell with the bytes of what an optimizer updates and keeps when it has made its first step, and with the sum
+    when another one has. The steps of one that has stepped before end that.
 
-    Looks at every object once. An object's own idea of its class is not asked: that may run its code.
+    tell is called in the thread that steps, and nothing else of the process is looked at: code of the user's, such as a
+    destructor or a property, must not run because of us. It needs hear_steps.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "nn") or not hasattr(torch, "optim"):
-        return 0
-    module, optimizer = torch.nn.Module, torch.optim.Optimizer
-    found = [o for o in gc.get_objects() if issubclass(type(o), (module, optimizer))]
-    tensors: Dict[int, Any] = {}
-    for o in found:
-        if isinstance(o, module):
-            for group in (o._parameters, o._buffers):
-                tensors.update((id(t), t) for t in list(group.values()) if t is not None)
-    size = sum(_nbytes(t) for t in tensors.values())
-    return size + sum(_optimizer_bytes(o) for o in found if isinstance(o, optimizer))
+    _waiting.append(_Sum(tell))
+
+
+class _Sum:
+    """The optimizers that have stepped so far."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._known: Dict[int, int] = {}  # bytes by the optimizer's id: no reference is kept
+
+    def stepped(self, optimizer: Any) -> None:
+        if id(optimizer) in self._known:
+            _waiting.remove(self)
+            return
+        self._known[id(optimizer)] = _optimizer_bytes(optimizer)
+        self._tell(sum(self._known.values()))
+
+
+def hear_steps() -> None:
+    """Hears of the steps of all optimizers from now on; to be called by a thread of the user's. Version 2 of PyTorch has
+    hooks for that, 1.13 a method that does nothing."""
+    global _hooked
+    module = sys.modules.get("torch.optim.optimizer")
+    if module is None or _hooked:
+        return
+    _hooked = True
+    compiling = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None) or (lambda: False)
+
+    def hook(optimizer: Any, *_: Any) -> None:
+        if not compiling() and _waiting:
+            _stepped(optimizer)
+
+    if hasattr(module, "register_optimizer_step_post_hook"):
+        module.register_optimizer_step_post_hook(hook)
+        return
+    before = module.Optimizer._optimizer_step_code
+
+    def _optimizer_step_code(self: Any) -> None:
+        before(self)
+        hook(self)
+
+    module.Optimizer._optimizer_step_code = _optimizer_step_code
+
+
+def _stepped(optimizer: Any) -> None:
+    for s in list(_waiting):
+        try:
+            s.stepped(optimizer)
+        except Exception:  # an optimizer of a strange kind: the first save takes longer
+            if s in _waiting:
+                _waiting.remove(s)
+
+
+def _optimizer_bytes(optimizer: Any) -> int:
+    own = object.__getattribute__(optimizer, "__dict__")
+    params = [p for g in _items(own.get("param_groups")) if type(g) is dict for p in _items(g.get("params"))]
+    kept = [t for s in _items(own.get("state")) for t in _items(s)]
+    return sum(_nbytes(t) for t in params + kept)
+
+
+def _items(of: Any) -> Iterator[Any]:
+    """The elements of a list, or the values of a dict; of nothing else, which may have code of its own."""
+    if type(of) is list:
+        return iter(of)
+    return iter(of.values()) if type(of) in (dict, defaultdict) else iter(())
 
 
 def _nbytes(t: Any) -> int:
-    t = getattr(t, "_local_tensor", t)
-    try:
-        return int(t.numel() * t.element_size())
-    except (RuntimeError, ValueError):  # not yet materialised
-        return 0
-
-
-def _optimizer_bytes(o: Any) -> int:
-    return sum(_nbytes(p) * _copies(type(o).__name__.lower(), g) for g in o.param_groups for p in g["params"])
-
-
-def _copies(name: str, group: Dict[str, Any]) -> int:
-    """How many tensors of its size an optimizer keeps for a parameter."""
-    if "adam" in name or "lamb" in name:
-        return 3 if group.get("amsgrad") else 2
-    if name == "sgd":
-        return 1 if group.get("momentum") else 0
-    return 1
+    torch = sys.modules["torch"]
+    return int(t.numel() * t.element_size()) if type(t) in (torch.Tensor, torch.nn.Parameter) else 0
