@@ -21,7 +21,8 @@ func full(seed uint64, n int) *sim {
 	return s
 }
 
-// states requires the verdicts of the sim's nodes: ok, except those that are named, and witnesses that nobody has needed.
+// states requires the verdicts of the sim's nodes: ok, except those that are named, and witnesses that nobody has
+// needed.
 func (s *sim) states(t *testing.T, except map[int]State) {
 	t.Helper()
 	for i, x := range s.nodes {

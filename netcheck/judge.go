@@ -38,8 +38,8 @@ func (s *stage) assess(m *member) {
 // faculties is the number of them that a member has in this stage.
 func (s *stage) faculties() faculty { return faculty(1 + 2*len(s.lanes)) }
 
-// exhausted says that m had all tests that one node gets. Of two nodes none can be told from the other; and where hardly
-// any node has passed none is named, so that one test with a good node shows all there is to see.
+// exhausted says that m had all tests that one node gets. Of two nodes none can be told from the other; and where
+// hardly any node has passed none is named, so that one test with a good node shows all there is to see.
 func (s *stage) exhausted(m *member) bool {
 	switch {
 	case s.size == 2:
@@ -86,7 +86,8 @@ func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
 	if f == reach {
 		return e.partners >= partnersReach && (s.roundRobin || e.retestFails >= retestsReach)
 	}
-	return !m.record(f).passed && e.partners >= min(partnersRate, s.size-1) && e.retestFails > 0 && e.certain >= s.lowsToBlame()
+	return !m.record(f).passed && e.partners >= min(partnersRate, s.size-1) && e.retestFails > 0 &&
+		e.certain >= s.lowsToBlame()
 }
 
 // lowsToBlame is how many rates of a node have to be low, and none good, before all of them can hardly be disturbed.

@@ -155,8 +155,8 @@ func (m *matcher) cost(o []int, i int) (cost int) {
 	return cost
 }
 
-// withWitnesses has every subject meet two witnesses. What a witness has passed before is no evidence: witnesses that no
-// subject needs in a round meet each other, those first that a subject meets, and in at least one pair of them.
+// withWitnesses has every subject meet two witnesses. What a witness has passed before is no evidence: witnesses that
+// no subject needs in a round meet each other, those first that a subject meets, and in at least one pair of them.
 func withWitnesses(subjects, witnesses []int, references int) [][][2]int {
 	rounds := make([][][2]int, newRounds)
 	w, met := len(witnesses), map[[2]int]bool{}

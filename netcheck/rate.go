@@ -77,8 +77,8 @@ func (s *stage) ofNodes(c rateClass, best float32) bool {
 	return low*4 <= all
 }
 
-// bests are the rates that every member has reached at best, in both directions. Most pairs of a few slow nodes are slow,
-// so that the median of the pairs would be theirs.
+// bests are the rates that every member has reached at best, in both directions. Most pairs of a few slow nodes are
+// slow, so that the median of the pairs would be theirs.
 func (s *stage) bests(c rateClass) (rates []float32) {
 	lane := slices.Index(s.lanes, c.lane)
 	for _, m := range s.members {

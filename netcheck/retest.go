@@ -66,8 +66,8 @@ func (s *stage) startRetests() {
 	}
 }
 
-// mate takes another one out of those that wait that is slow with all, as m is: what nodes behind one slow switch are, and
-// not with each other. One test of a node shows it.
+// mate takes another one out of those that wait that is slow with all, as m is: what nodes behind one slow switch are,
+// and not with each other. One test of a node shows it.
 func (s *stage) mate(m *member) *member {
 	if !s.seemsSlow(m) {
 		return nil

@@ -96,7 +96,8 @@ func (s *stage) nameless(certified int) string {
 	case s.passed == 0:
 		return fmt.Sprintf("not one of %d pairs has passed%s: %s", s.pairs, s.over(), s.commonest())
 	case s.scarce(certified):
-		return fmt.Sprintf("only %d of %d nodes have passed with another one%s: %s", certified, s.size, s.over(), s.commonest())
+		return fmt.Sprintf("only %d of %d nodes have passed with another one%s: %s", certified, s.size, s.over(),
+			s.commonest())
 	case paths >= fabricFrom && float64(paths) > fabricShare*float64(s.pairs):
 		return fmt.Sprintf("fabric: %d of %d pairs of good nodes have failed twice", paths, s.pairs)
 	case failed >= badFrom && float64(failed) > badShare*float64(all):
@@ -195,14 +196,14 @@ func (s *stage) verdict(m *member) Verdict {
 	return v
 }
 
-// apart says that a world with m cannot work: it reaches no others, or only its like. A witness has reached others in an
-// earlier check, and stands until the opposite is proved.
+// apart says that a world with m cannot work: it reaches no others, or only its like. A witness has reached others in
+// an earlier check, and stands until the opposite is proved.
 func (s *stage) apart(m *member) bool {
 	return !m.record(reach).passed && !m.n.witness || s.dead[m.leaf] || m.ofIsland()
 }
 
-// othersWork says that nodes reach each other without m. What a newcomer meets are nodes that have trained together; that
-// tests between nodes can pass at all is known from the rates of this run.
+// othersWork says that nodes reach each other without m. What a newcomer meets are nodes that have trained together;
+// that tests between nodes can pass at all is known from the rates of this run.
 func (s *stage) othersWork(m *member) bool {
 	if !m.n.witness && s.c.withWitnesses() && len(s.norms) > 0 {
 		return true
@@ -216,7 +217,8 @@ func (s *stage) othersWork(m *member) bool {
 	return good >= goodFrom
 }
 
-// paired says that m was really tested: whose partners all failed it was not. The pass of a witness is not renewed by less.
+// paired says that m was really tested: whose partners all failed it was not. The pass of a witness is not renewed by
+// less.
 func (s *stage) paired(m *member) bool {
 	return m.certified(reach) || m.blamed() || s.fails(m) > 0 && !m.n.witness
 }

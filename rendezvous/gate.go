@@ -15,8 +15,8 @@ import (
 //   - A node whose launcher cannot gate counts as cleared, and is never told to Check or Bar.
 //   - A check's bar ends with a check that passes, and one that is barred is checked again when the next world forms.
 //     Nobody waits for that second opinion unless there is no world without it, and without it the bar stands.
-//   - A node whose check has proved nothing (Barred.Again) waits under such a bar. Where there is no world without it, it
-//     is checked again in the same gate, maxRechecks times at most.
+//   - A node whose check has proved nothing (Barred.Again) waits under such a bar. Where there is no world without it,
+//     it is checked again in the same gate, maxRechecks times at most.
 //   - In gating nobody has workers (owing is 0), and every node that waits has been cleared, or cannot gate.
 //   - Who is told to Check aside (witnesses, and those who have passed alone) goes on to wait: nobody waits for its
 //     answer, and it is a candidate for a world as before.
@@ -240,8 +240,8 @@ func (r *Round) askLate(now time.Time) bool {
 // maxRechecks is how often a gate checks again what has proved nothing.
 const maxRechecks = 2
 
-// recheck has nodes checked again without which there is no world, and of which nothing is proved. In the end their bars
-// stand as those of others.
+// recheck has nodes checked again without which there is no world, and of which nothing is proved. In the end their
+// bars stand as those of others.
 func (r *Round) recheck(now time.Time) {
 	if len(r.sorted(func(n *node) bool { return n.state == checking })) > 0 {
 		return

@@ -286,8 +286,8 @@ func TestUndecidedNodeThatIsNeededIsCheckedAgain(t *testing.T) {
 	}
 }
 
-// A dead node comes again and again: it passes alone, and fails as soon as workers were stopped to check it with others.
-// That happens once.
+// A dead node comes again and again: it passes alone, and fails as soon as workers were stopped to check it with
+// others. That happens once.
 func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 4})
 	s.join("a", "b")

@@ -173,7 +173,8 @@ func New(cfg Config) *Round {
 	return &Round{
 		cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term,
 		nodes: map[string]*node{}, wishes: map[int]*node{},
-		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{}, gone: map[string]*Cause{}, wary: map[string]bool{},
+		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{}, gone: map[string]*Cause{},
+		wary: map[string]bool{},
 	}
 }
 

@@ -168,8 +168,8 @@ func (r *Round) tryGrow(now time.Time) {
 	r.elastic = true
 }
 
-// newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone since:
-// no workers are stopped for these.
+// newcomers is how many nodes wait, but for those that have failed a check with others and have passed only alone
+// since: no workers are stopped for these.
 func (r *Round) newcomers() int {
 	waits := r.joined
 	if len(r.wary) == 0 {

@@ -172,7 +172,8 @@ func (n *node) snapshot() NodeSnapshot {
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
 		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, HungUp: n.hungUp,
 		Directive: n.dir, Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar,
-		Again: n.again, Unsure: n.unsure, Late: n.late, Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained, Since: n.since, Starts: n.starts,
+		Again: n.again, Unsure: n.unsure, Late: n.late, Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained,
+		Since: n.since, Starts: n.starts,
 	}
 }
 
@@ -238,7 +239,8 @@ func (n NodeSnapshot) restore() *node {
 	return &node{
 		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
 		attached: n.Attached, detached: n.Detached, broken: n.Broken, silent: n.Silent, hungUp: n.HungUp, dir: n.Directive,
-		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again, unsure: n.Unsure, late: n.Late,
+		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
+		unsure: n.Unsure, late: n.Late,
 		lone: n.Lone, asked: n.Asked, aside: n.Aside, drained: n.Drained, since: n.Since, starts: n.Starts,
 	}
 }

@@ -194,8 +194,8 @@ func TestGate(t *testing.T) {
 	require.Contains(t, rs[0].Nodes[2].Barred.Text, "slow link")
 }
 
-// A node that happens to ask does not hear of a check before the check has heard of the node: it would come too early, and
-// be checked alone.
+// A node that happens to ask does not hear of a check before the check has heard of the node: it would come too early,
+// and be checked alone.
 func TestNoNodeComesToACheckTooEarly(t *testing.T) {
 	var hub *Hub
 	early := make(chan rendezvous.Directive, 9)
