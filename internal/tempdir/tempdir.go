@@ -16,7 +16,8 @@ func Make(pattern string) (dir string, err error) {
 	return dir, err
 }
 
-// First calls use with one directory for temporary files after the other until there is no error, and returns the first.
+// First calls use with one directory for temporary files after the other until there is no error; else it returns the
+// first.
 func First(use func(base string) error) error {
 	first := use(os.TempDir())
 	for _, base := range Fallbacks {
