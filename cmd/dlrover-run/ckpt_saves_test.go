@@ -58,7 +58,7 @@ func TestTorchCheckpointGivenUp(t *testing.T) {
 	b := newTraining(t, 0)
 	l := b.saves([]string{"--nproc-per-node=2", "--exit-code-policy=reason"}, "refused")
 	require.Equal(t, int(policy.SaveLost), l.wait(), l.err.String())
-	require.Regexp(t, `dlrover-run: .*the workers succeeded, but not all of their checkpoints are on disk: \d+ saves are not`,
+	require.Regexp(t, `dlrover-run: .*the workers succeeded, but not all of their checkpoints are on disk: \d+ saves are`,
 		l.err.String())
 	require.Equal(t, 1, strings.Count(l.err.String(), "a checkpoint was not committed"), l.err.String())
 	require.LessOrEqual(t, strings.Count(l.err.String(), "saving what is in memory"), 1)

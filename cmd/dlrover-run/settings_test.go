@@ -182,7 +182,8 @@ func TestDurationsOfOptions(t *testing.T) {
 		require.NoError(t, err, text)
 		b := s.params.Budget
 		for i, d := range []time.Duration{b.Deadline, b.StartDeadline, s.restart.Grace, s.shutdown, b.BackoffMin,
-			b.BackoffMax, b.Windows[0].Per, b.HoldFor, s.params.JoinTimeout, s.params.NodeTimeout, s.leaveGrace + maxLeaveMargin} {
+			b.BackoffMax, b.Windows[0].Per, b.HoldFor, s.params.JoinTimeout, s.params.NodeTimeout,
+			s.leaveGrace + maxLeaveMargin} {
 			require.Equal(t, time.Minute, d, "%s: %d", text, i)
 		}
 	}
