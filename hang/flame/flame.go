@@ -80,7 +80,8 @@ const head = `<?xml version="1.0" encoding="UTF-8"?>
 <rect width="100%%" height="100%%" fill="#f8f8f8"/>
 `
 
-const style = `text{pointer-events:none;white-space:pre}.t{font-size:17px;text-anchor:middle}.h{font-weight:bold}.k{fill:#666}` +
+const style = `text{pointer-events:none;white-space:pre}.t{font-size:17px;text-anchor:middle}.h{font-weight:bold}` +
+	`.k{fill:#666}` +
 	`.a>rect{fill-opacity:.45;stroke:#999;stroke-dasharray:4 3}` +
 	`.s>rect{stroke:#c00000;stroke-width:2}g.m>rect{fill:#e600e6}`
 

@@ -64,7 +64,8 @@ func userByDiag(from, to netip.AddrPort) (uid int, err error) {
 		return 0, os.NewSyscallError("socket", err)
 	}
 	defer syscall.Close(fd)
-	if err := syscall.Sendto(fd, diagRequest(from, to), 0, &syscall.SockaddrNetlink{Family: syscall.AF_NETLINK}); err != nil {
+	kernel := &syscall.SockaddrNetlink{Family: syscall.AF_NETLINK}
+	if err := syscall.Sendto(fd, diagRequest(from, to), 0, kernel); err != nil {
 		return 0, os.NewSyscallError("sock_diag", err)
 	}
 	answer := make([]byte, 4096)

@@ -92,8 +92,8 @@ var variables = []variable{
 	{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", launcher, "no effect, which the launcher says"},
 	{"PYTHONPATH", launcher,
 		"passed on behind a directory of the launcher's; also where it looks for the version of PyTorch"},
-	{"TMPDIR", launcher, "where the workers' logs go without `--log-dir` (default, and where it cannot be used: `/tmp`, then " +
-		"`/var/tmp`)"},
+	{"TMPDIR", launcher, "where the workers' logs go without `--log-dir` (default, and where it cannot be used: `/tmp`, " +
+		"then `/var/tmp`)"},
 	{"DLROVER_CKPT_CLIENT", client, "`upstream`: import the installed DLRover's checkpoint modules, not ours"},
 	{"DLROVER_CKPT_SHM", client,
 		"directory in memory for checkpoints of workers without a launcher (default: `/dev/shm`)"},
