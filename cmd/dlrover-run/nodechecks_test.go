@@ -260,6 +260,79 @@ func checkOnly(t *testing.T) {
 	require.Regexp(t, regexp.MustCompile(`node1 +\w+, left out`), table)
 }
 
+// served starts a daemon on machine 0, and returns the arguments of a job of the other ones with it.
+func (c *cluster) served(nodes string, more ...string) []string {
+	listen := c.addrs[0] + ":50001"
+	d := c.on(0, "dlrover-master", nil, "--listen="+listen)
+	eventually(c.t, "serving", func() bool { return strings.Contains(d.err.String(), `"msg":"serving"`) })
+	c.t.Cleanup(func() {
+		d.signal(syscall.SIGTERM)
+		d.wait()
+	})
+	return c.checked(nodes, append([]string{"--rdzv-backend=dlrover-master", "--rdzv-endpoint=" + listen}, more...)...)
+}
+
+// apart cuts a machine off from others, but not from the daemon.
+func (c *cluster) apart(i int, others ...int) {
+	for _, j := range others {
+		c.cut(i, j)
+		c.cut(j, i)
+	}
+}
+
+// One of three nodes dies, and its replacement reaches the rendezvous, but none of the two that are left. They go on
+// without it, and are not stopped when it comes again.
+func TestDeadReplacementIsLeftOut(t *testing.T) { unstarved(t, deadReplacementIsLeftOut) }
+
+func deadReplacementIsLeftOut(t *testing.T) {
+	c := newCluster(t, 5, "100mbit")
+	args := c.sh(hold, c.served("2:4")...)
+	ls := map[int]*launched{}
+	for _, i := range []int{1, 2, 3} {
+		ls[i] = c.on(i, "dlrover-run", nil, args...)
+	}
+	eventually(t, "three", c.up(3))
+	ls[3].signal(syscall.SIGKILL)
+	ls[3].wait()
+	eventually(t, "two", c.up(2))
+	c.apart(4, 1, 2)
+	began := time.Now()
+	bad := c.on(4, "dlrover-run", nil, args...)
+	require.Equal(t, 40, bad.wait())
+	require.Contains(t, bad.err.String(), "good nodes have failed")
+	eventually(t, "two again", func() bool { return len(c.lines("starts")) == 3+2+2 })
+	t.Logf("the two were without workers for less than %v", time.Since(began))
+	again := c.on(4, "dlrover-run", nil, args...)
+	eventually(t, "checked", func() bool { return strings.Contains(again.err.String(), "the check of this node has passed") })
+	time.Sleep(3 * time.Second) // three times the growth delay
+	require.Len(t, c.lines("starts"), 3+2+2, "nobody is stopped for it again")
+	require.False(t, c.exists("up.4.0")())
+	c.release()
+	for _, l := range []*launched{ls[1], ls[2], again} {
+		require.Equal(t, 0, l.wait())
+	}
+}
+
+// No node reaches any other one: that is no success of a check, and nobody waits for other nodes.
+func TestCheckOnlyOfNodesThatReachNobody(t *testing.T) { unstarved(t, checkOnlyOfNodesThatReachNobody) }
+
+func checkOnlyOfNodesThatReachNobody(t *testing.T) {
+	c := newCluster(t, 4, "100mbit")
+	c.apart(1, 2, 3)
+	c.apart(2, 3)
+	args := c.served("1:3", "--check-only")
+	began := time.Now()
+	var ls []*launched
+	for i := 1; i < 4; i++ {
+		ls = append(ls, c.on(i, "dlrover-run", nil, args...))
+	}
+	for _, l := range ls {
+		require.Contains(t, []int{40, 41}, l.wait())
+		require.Contains(t, l.out.String()+l.err.String(), "not one of 3 pairs has passed over eth0: unreachable")
+	}
+	require.Less(t, time.Since(began), 90*time.Second)
+}
+
 // The site's own check fails on one of two nodes.
 func TestHealthCheckOfTheSite(t *testing.T) {
 	b := newBench(t)
