@@ -303,7 +303,8 @@ func deadReplacementIsLeftOut(t *testing.T) {
 	eventually(t, "two again", func() bool { return len(c.lines("starts")) == 3+2+2 })
 	t.Logf("the two were without workers for less than %v", time.Since(began))
 	again := c.on(4, "dlrover-run", nil, args...)
-	eventually(t, "checked", func() bool { return strings.Contains(again.err.String(), "the check of this node has passed") })
+	passed := func() bool { return strings.Contains(again.err.String(), "the check of this node has passed") }
+	eventually(t, "checked", passed)
 	time.Sleep(3 * time.Second) // three times the growth delay
 	require.Len(t, c.lines("starts"), 3+2+2, "nobody is stopped for it again")
 	require.False(t, c.exists("up.4.0")())
