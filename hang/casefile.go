@@ -138,7 +138,7 @@ func (e *Evidence) add(more Evidence) {
 		e.Samples = slices.Delete(e.Samples, 1, 1+n-maxSamples) // the first one shows the most progress
 	}
 	if more.Stacks != nil {
-		e.Stacks = more.Stacks
+		e.Stacks, e.Exception = more.Stacks, more.Exception // a look at pages alone knows of neither
 	}
 	if len(more.Groups) > 0 {
 		e.Groups = more.Groups
@@ -152,7 +152,7 @@ func (e *Evidence) add(more Evidence) {
 	if more.Log != "" {
 		e.Log = more.Log
 	}
-	e.Exception, e.Error = more.Exception, more.Error
+	e.Error = more.Error
 }
 
 // newest is the last look at the worker, zero without any.

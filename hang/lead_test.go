@@ -116,6 +116,11 @@ func TestTheExceptionBehindAProcessThatDoesNotEnd(t *testing.T) {
 	require.Contains(t, s.judge().Line,
 		"asleep in beat at train.py:5, after its main thread has ended by ValueError: bad ? batch; ranks 0-1,3 wait in")
 	require.False(t, threads(joining, reducing).Ending())
+
+	s.ev[2].add(Evidence{Worker: s.ev[2].Worker})
+	require.NotEmpty(t, s.ev[2].Exception, "a look at pages alone does not know of it")
+	s.ev[2].add(Evidence{Worker: s.ev[2].Worker, Stacks: threads(beating)})
+	require.Empty(t, s.ev[2].Exception)
 }
 
 // Two samples of one thread and two of another one: what both have used cannot be compared.
