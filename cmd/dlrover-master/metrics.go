@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/hang"
@@ -36,10 +38,52 @@ func newMetrics() *metrics {
 
 func (m *metrics) note(n rendezvous.Note) { m.events.WithLabelValues(n.Event).Inc() }
 
-func (m *metrics) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{}))
-	return mux
+// page is the metrics as text, which is made once in pageTime at most: a reader that is slow, or one of many, takes no
+// memory of its own.
+type page struct {
+	reg prometheus.Gatherer
+
+	mu   sync.Mutex
+	at   time.Time
+	text []byte // nobody may change it
+}
+
+const pageTime = time.Second
+
+func (m *metrics) handler() http.Handler { return &page{reg: m.reg} }
+
+// ServeHTTP implements http.Handler.
+func (p *page) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	text, err := p.fresh(time.Now())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", string(textFormat))
+	_, _ = w.Write(text) // the reader may be gone
+}
+
+var textFormat = expfmt.NewFormat(expfmt.TypeTextPlain)
+
+func (p *page) fresh(now time.Time) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.text != nil && now.Sub(p.at) < pageTime {
+		return p.text, nil
+	}
+	families, err := p.reg.Gather()
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	enc := expfmt.NewEncoder(&b, textFormat)
+	for _, f := range families {
+		if err := enc.Encode(f); err != nil {
+			return nil, err
+		}
+	}
+	p.at, p.text = now, b.Bytes()
+	return p.text, nil
 }
 
 // watch adds the gauges of the hub's runs. The run's name is not a label: names come

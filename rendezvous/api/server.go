@@ -30,8 +30,8 @@ type ServerConfig struct {
 	// id as PathValue("run") and the whole path in the URL, and bounds bodies, and times to read them, itself. A NAME
 	// is one segment of a path, and not one of the API's own.
 	Mounts map[string]http.Handler
-	// Python serves agents of DLRover, which know no token, below /elastic.Master/ and at /get and /report, by HTTP/1.1
-	// and HTTP/2; nil serves none.
+	// Python serves agents of DLRover, which know no token, at /get and /report, and below /elastic.Master/, which alone
+	// is served by HTTP/2; nil serves none.
 	Python http.Handler
 	// Global serves /v1/NAME and what is below, with the token checked: as Mounts, but for no run.
 	Global map[string]http.Handler
@@ -97,15 +97,23 @@ func Handler(h *Hub, cfg ServerConfig) http.Handler {
 	top.Handle("/v1/", programsOnly(s.guard(api)))
 	top.HandleFunc("/healthz", s.wrongMethod(http.MethodGet))
 	top.HandleFunc("GET /healthz", brief(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
-	if cfg.Python != nil {
-		for _, path := range []string{"/elastic.Master/", "/get", "/report"} {
-			top.Handle(path, programsOnly(cfg.Python))
-		}
-	}
 	if cfg.Extra != nil {
 		top.HandleFunc("/", brief(cfg.Extra.ServeHTTP))
 	}
-	return top
+	if cfg.Python == nil {
+		return top
+	}
+	const calls = "/elastic.Master/"
+	for _, path := range []string{calls, "/get", "/report"} {
+		top.Handle(path, programsOnly(cfg.Python))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.ProtoMajor > 1 && !strings.HasPrefix(req.URL.Path, calls) {
+			w.WriteHeader(http.StatusHTTPVersionNotSupported) // without a body, for which the peer may have no window
+			return
+		}
+		top.ServeHTTP(w, req)
+	})
 }
 
 // brief bounds how long a body is read that nobody asked for.
@@ -131,12 +139,14 @@ func limitBody(w http.ResponseWriter) {
 }
 
 // NewServer returns an http.Server with timeouts that suit long-polls: a peer must
-// send its header promptly, may then wait for as long as a Watch is held, and an
+// send its header promptly, may then wait for as long as a Watch is held, a minute at most,
+// has another one to take the answer, unless its handler gives it more, and an
 // idle connection outlives the pause between two polls. A connection that has a method
 // Prove(bool) hears when its peer has shown the token.
 func NewServer(handler http.Handler) *http.Server {
 	return &http.Server{
-		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: answerTime, IdleTimeout: 3 * time.Minute,
+		MaxHeaderBytes: 16 << 10,
 		ConnContext: func(ctx context.Context, nc net.Conn) context.Context {
 			if c, ok := nc.(*line); ok {
 				return context.WithValue(ctx, lineKey{}, c)
@@ -148,6 +158,9 @@ func NewServer(handler http.Handler) *http.Server {
 		},
 	}
 }
+
+// answerTime is from a request's header to the end of its answer.
+const answerTime = 2 * time.Minute
 
 type (
 	prover    interface{ Prove(bool) }

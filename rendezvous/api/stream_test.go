@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -252,5 +253,27 @@ func FuzzCursor(f *testing.F) {
 			h.ServeHTTP(w, req)
 			require.Equal(t, want, w.Code, c.path)
 		}
+	})
+}
+
+// An answer that nobody takes is given up, whatever it is an answer to; so is its connection.
+func TestAnswersThatNobodyTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failed := make(chan error, 1)
+		s := NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, err := w.Write(make([]byte, 1<<20))
+			failed <- err
+		}))
+		l, done := newPipes(), make(chan error, 1)
+		go func() { done <- s.Serve(l) }()
+		ours := l.dial()
+		began := time.Now()
+		_, err := io.WriteString(ours, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		require.ErrorIs(t, <-failed, os.ErrDeadlineExceeded)
+		require.Equal(t, answerTime, time.Since(began))
+		_ = ours.Close()
+		require.NoError(t, s.Close())
+		<-done
 	})
 }

@@ -32,11 +32,11 @@ func (m *master) note(from Caller, q *Message) {
 	m.heard[q.Class.Name], m.last[q.Class.Name] = from, q
 }
 
-func (m *master) Admit(_ context.Context, uid string) error {
+func (m *master) Admit(_ context.Context, uid string) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.uid = uid
-	return nil
+	return true, nil
 }
 
 func (m *master) Report(_ context.Context, from Caller, q *Message) (bool, error) {

@@ -13,20 +13,24 @@ const (
 	smallBody = 4 << 10
 	// roomSize is how many bytes of both may be here beyond that, of all callers together.
 	roomSize = 2 * maxJSON
+	// maxStrangers is how many calls of callers that are not known may be here at once: each takes some 40 KB.
+	maxStrangers = 2048
 	// largePickle is from how many bytes on one pickle is decoded at a time: its values may take fifty times as much.
 	largePickle = 64 << 10
 )
 
 var (
-	errRoom   = errors.New("too many large requests at once: send it again")
+	errRoom   = errors.New("too many or too large requests at once: send it again")
 	errAnswer = errors.New("the answer is too large")
 )
 
-// room bounds the memory of requests and answers, as anybody may send some. Who finds none is refused; agents try again.
+// room bounds the memory of requests and their answers, as anybody may send some. A call that finds none is refused;
+// agents try again.
 type room struct {
-	size  int64
-	taken atomic.Int64
-	large chan struct{} // holds one while a large pickle is decoded
+	size      int64
+	taken     atomic.Int64
+	strangers atomic.Int64  // calls
+	large     chan struct{} // holds one while a large pickle is decoded
 }
 
 func newRoom(size int64) *room { return &room{size: size, large: make(chan struct{}, 1)} }
@@ -35,10 +39,17 @@ func newRoom(size int64) *room { return &room{size: size, large: make(chan struc
 type call struct {
 	io.Reader
 	room    *room
+	known   bool
 	n, took int64
 }
 
-func (r *room) enter(body io.Reader) *call { return &call{Reader: body, room: r} }
+func (r *room) enter(body io.Reader, known bool) (*call, error) {
+	if !known && r.strangers.Add(1) > maxStrangers {
+		r.strangers.Add(-1)
+		return nil, errRoom
+	}
+	return &call{Reader: body, room: r, known: known}, nil
+}
 
 func (c *call) Read(p []byte) (n int, err error) {
 	n, err = c.Reader.Read(p)
@@ -55,14 +66,20 @@ func (c *call) take(n int64) error {
 	if more <= 0 {
 		return nil
 	}
-	c.took += more
 	if c.room.taken.Add(more) > c.room.size {
+		c.room.taken.Add(-more)
 		return errRoom
 	}
+	c.took += more
 	return nil
 }
 
-func (c *call) done() { c.room.taken.Add(-c.took) }
+func (c *call) done() {
+	c.room.taken.Add(-c.took)
+	if !c.known {
+		c.room.strangers.Add(-1)
+	}
+}
 
 // encode makes the bytes of an answer. There is room for them before they are made.
 func (c *call) encode(a Answer) ([]byte, error) {

@@ -120,8 +120,10 @@ func TestRoomForLargeAnswers(t *testing.T) {
 			}
 			asked = append(asked, nc)
 		}
-		require.Eventually(t, func() bool { return r.taken.Load() > size-2*each }, 20*time.Second, time.Millisecond)
-		require.LessOrEqual(t, r.taken.Load(), int64(size))
+		require.Eventually(t, func() bool {
+			taken := r.taken.Load()
+			return taken > size-2*each && taken <= size
+		}, 20*time.Second, time.Millisecond)
 		_, err := c.Get(soon(t), c.New("KeyValuePair"))
 		require.ErrorContains(t, err, map[bool]string{true: "503", false: errRoom.Error()}[overHTTP])
 		_, err = c.Get(soon(t), c.New("HeartBeat"))
@@ -146,6 +148,25 @@ func dialSmall(t *testing.T, addr string) net.Conn {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = nc.Close() })
 	return nc
+}
+
+// Callers that are not known make no more than so many calls at once; those that are do not count.
+func TestStrangersAreFew(t *testing.T) {
+	both(t, func(t *testing.T, http bool) {
+		r := newRoom(roomSize)
+		addr := serve(t, handler(&backend{answer: echo}, r))
+		stranger := client(t, ClientConfig{Addr: addr, HTTP: http})
+		known := client(t, ClientConfig{Addr: addr, HTTP: http, Caller: Caller{JobUID: "mine"}})
+		r.strangers.Store(maxStrangers)
+		_, err := stranger.Get(soon(t), stranger.New("HeartBeat"))
+		require.ErrorContains(t, err, map[bool]string{true: "503", false: errRoom.Error()}[http])
+		_, err = known.Get(soon(t), known.New("HeartBeat"))
+		require.NoError(t, err)
+		r.strangers.Store(maxStrangers - 1)
+		_, err = stranger.Get(soon(t), stranger.New("HeartBeat"))
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return r.strangers.Load() == maxStrangers-1 }, 10*time.Second, time.Millisecond)
+	})
 }
 
 // No answer is longer than a message may be, and none is made before that is known.

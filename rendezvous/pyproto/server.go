@@ -33,8 +33,8 @@ type Answer struct {
 // Backend answers the requests of agents. Its methods are called by many goroutines.
 type Backend interface {
 	// Admit says whether a caller may speak, by the job_uid of its request, "" if it names none. Nothing else of the
-	// request has been read. The error is ErrJobUID.
-	Admit(ctx context.Context, uid string) error
+	// request has been read. A caller is known if that has shown that it belongs to the job. The error is ErrJobUID.
+	Admit(ctx context.Context, uid string) (known bool, err error)
 	Get(ctx context.Context, from Caller, m *Message) (Answer, error)
 	// Report says whether it has been heeded.
 	Report(ctx context.Context, from Caller, m *Message) (bool, error)
@@ -62,6 +62,7 @@ func handler(b Backend, r *room) http.Handler {
 		mux.HandleFunc("POST "+GRPCPath+name, s.grpc)
 		mux.HandleFunc("POST /"+name, s.json)
 	}
+	mux.HandleFunc(GRPCPath, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
 	return mux
 }
 
@@ -98,9 +99,10 @@ func (s *served) grpc(w http.ResponseWriter, req *http.Request) {
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/grpc")
-	err := s.b.Admit(req.Context(), req.Header.Get(jobUID))
+	call, err := s.enter(req, req.Body)
 	if err == nil {
-		err = s.callGRPC(w, req)
+		defer call.done()
+		err = s.callGRPC(w, req, call)
 	}
 	h.Set(http.TrailerPrefix+"Grpc-Status", strconv.Itoa(codeOf(err)))
 	if err != nil {
@@ -110,9 +112,7 @@ func (s *served) grpc(w http.ResponseWriter, req *http.Request) {
 }
 
 // callGRPC writes an answer, or returns an error, which is told behind it: no window of the caller's can hold that up.
-func (s *served) callGRPC(w http.ResponseWriter, req *http.Request) error {
-	call := s.room.enter(req.Body)
-	defer call.done()
+func (s *served) callGRPC(w http.ResponseWriter, req *http.Request, call *call) error {
 	e, err := envelopeOf(w, call)
 	if err != nil {
 		return err
@@ -122,6 +122,15 @@ func (s *served) callGRPC(w http.ResponseWriter, req *http.Request) error {
 		return err
 	}
 	return writeAll(w, head, data)
+}
+
+// enter begins a call of a caller that may speak.
+func (s *served) enter(req *http.Request, body io.Reader) (*call, error) {
+	known, err := s.b.Admit(req.Context(), req.Header.Get(jobUID))
+	if err != nil {
+		return nil, err
+	}
+	return s.room.enter(body, known)
 }
 
 // jobUID is the header with which agents of DLRover from 0.6 on name their job.
@@ -173,17 +182,34 @@ func (l *limit) lift() {
 	l.timer.Stop()
 }
 
-// writeAll also waits until the caller's window has taken it. An answer and what is before it are not joined: that would
-// be a copy.
+// writeAll also waits until the caller's window has taken it all. The parts are not joined, which would be a copy.
 func writeAll(w http.ResponseWriter, parts ...[]byte) error {
 	c := http.NewResponseController(w)
 	defer newLimit(c.SetWriteDeadline).lift()
 	for _, part := range parts {
-		if _, err := w.Write(part); err != nil {
+		if err := writeSlowly(w, part); err != nil {
 			return err
 		}
 	}
 	return c.Flush()
+}
+
+// writeSlowly writes through a buffer of the size of a frame: net/http holds what it was given last for a while when a
+// stream is reset, and that is not to be all of an answer.
+func writeSlowly(w io.Writer, data []byte) error {
+	if len(data) <= smallBody {
+		_, err := w.Write(data)
+		return err
+	}
+	buf := make([]byte, min(len(data), 16<<10))
+	for len(data) > 0 {
+		n := copy(buf, data)
+		if _, err := w.Write(buf[:n]); err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return nil
 }
 
 func envelopeOf(w http.ResponseWriter, body io.Reader) (Envelope, error) {
@@ -288,9 +314,12 @@ func frame(body []byte) []byte {
 
 // json is the form over HTTP, whose answer is a pickle.
 func (s *served) json(w http.ResponseWriter, req *http.Request) {
-	call := s.room.enter(http.MaxBytesReader(w, req.Body, maxJSON))
-	defer call.done()
-	e, err := s.readCall(w, req, call)
+	call, err := s.enter(req, http.MaxBytesReader(w, req.Body, maxJSON))
+	var e Envelope
+	if err == nil {
+		defer call.done()
+		e, err = readJSON(w, call)
+	}
 	if err != nil {
 		w.Header().Set("Connection", "close") // or the answer would wait for the rest of the request
 	}
@@ -308,15 +337,6 @@ func (s *served) json(w http.ResponseWriter, req *http.Request) {
 	for _, part := range [][]byte{before, data, after} {
 		_, _ = w.Write(part) // the caller may be gone; it asks again
 	}
-}
-
-// readCall reads a request of a caller that may speak.
-func (s *served) readCall(w http.ResponseWriter, req *http.Request, body io.Reader) (Envelope, error) {
-	if err := s.b.Admit(req.Context(), req.Header.Get(jobUID)); err != nil {
-		return Envelope{}, err
-	}
-	defer limitReading(w)()
-	return readJSON(body)
 }
 
 func statusFor(err error) int {
@@ -342,8 +362,13 @@ func aroundData(success bool, n int) (before, after []byte) {
 // maxJSON is room for a message in base64, and for what surrounds it, in bytes.
 const maxJSON = MaxMessage/3*4 + 64<<10
 
-// readJSON reads the envelope of a request.
-func readJSON(r io.Reader) (e Envelope, err error) {
+// readJSON reads the envelope of a request, in its time.
+func readJSON(w http.ResponseWriter, r io.Reader) (e Envelope, err error) {
+	defer limitReading(w)()
+	return parseJSON(r)
+}
+
+func parseJSON(r io.Reader) (e Envelope, err error) {
 	var raw struct {
 		NodeID   int    `json:"node_id"`
 		NodeType string `json:"node_type"`

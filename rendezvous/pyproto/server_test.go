@@ -36,14 +36,14 @@ type backend struct {
 	uids []string // that were named
 }
 
-func (b *backend) Admit(_ context.Context, uid string) error {
+func (b *backend) Admit(_ context.Context, uid string) (known bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.uids = append(b.uids, uid)
 	if b.uid != "" && uid != b.uid {
-		return ErrJobUID
+		return false, ErrJobUID
 	}
-	return nil
+	return uid != "", nil
 }
 
 type heard struct {
@@ -573,7 +573,7 @@ func FuzzJSON(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
-		e, err := readJSON(bytes.NewReader(in))
+		e, err := parseJSON(bytes.NewReader(in))
 		if err != nil {
 			require.ErrorIs(t, err, errProto)
 			return

@@ -36,7 +36,8 @@ func frame2(kind, flags byte, stream uint32, payload string) string {
 
 // preface begins a connection of HTTP/2 whose streams have a window for answers.
 func preface(window uint32) string {
-	return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame2(4, 0, 0, string(binary.BigEndian.AppendUint32([]byte{0, 4}, window)))
+	setting := binary.BigEndian.AppendUint32([]byte{0, 4}, window)
+	return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame2(4, 0, 0, string(setting))
 }
 
 // headers2 begins a call of get on stream 1: POST, http, :path, :authority.

@@ -100,7 +100,7 @@ func (refuses) Get(context.Context, pyproto.Caller, *pyproto.Message) (pyproto.A
 	return pyproto.Answer{}, errors.New("no")
 }
 
-func (refuses) Admit(context.Context, string) error { return nil }
+func (refuses) Admit(context.Context, string) (bool, error) { return true, nil }
 
 func (refuses) Report(context.Context, pyproto.Caller, *pyproto.Message) (bool, error) {
 	return false, nil
@@ -113,7 +113,7 @@ func (forgets) Report(context.Context, pyproto.Caller, *pyproto.Message) (bool, 
 	return true, nil
 }
 
-func (forgets) Admit(context.Context, string) error { return nil }
+func (forgets) Admit(context.Context, string) (bool, error) { return true, nil }
 
 func (forgets) Get(context.Context, pyproto.Caller, *pyproto.Message) (pyproto.Answer, error) {
 	return pyproto.Answer{}, nil

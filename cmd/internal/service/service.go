@@ -71,8 +71,12 @@ type Service struct {
 	wg       sync.WaitGroup
 }
 
-// agentStreams is how many calls a connection of DLRover's agents may make at the same time; they make a handful.
-const agentStreams = 100
+// agentLimits bound what a connection of HTTP/2 takes, which only DLRover's agents have: they make a handful of calls at
+// a time. A frame that is announced takes its length at once, whether it comes or not.
+var agentLimits = http.HTTP2Config{
+	MaxConcurrentStreams: 16, MaxReadFrameSize: 16 << 10, MaxReceiveBufferPerConnection: 128 << 10,
+	MaxReceiveBufferPerStream: 64 << 10, WriteByteTimeout: 30 * time.Second,
+}
 
 // New returns a Service without runs. It fails only for a topology file that cannot be used.
 func New(cfg Config) (*Service, error) {
@@ -110,7 +114,7 @@ func New(cfg Config) (*Service, error) {
 		s.server.Protocols = new(http.Protocols)
 		s.server.Protocols.SetHTTP1(true)
 		s.server.Protocols.SetUnencryptedHTTP2(true)
-		s.server.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: agentStreams}
+		s.server.HTTP2 = &agentLimits
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop

@@ -136,20 +136,20 @@ func (h *Host) others() int {
 }
 
 // Admit implements pyproto.Backend. Agents of DLRover before 0.6 name no job.
-func (h *Host) Admit(ctx context.Context, uid string) error {
+func (h *Host) Admit(ctx context.Context, uid string) (known bool, err error) {
 	switch {
 	case h.cfg.JobUID != "" && subtle.ConstantTimeCompare([]byte(uid), []byte(h.cfg.JobUID)) == 1:
 		if h.cfg.Trust != nil {
 			h.cfg.Trust(ctx)
 		}
-		return nil
+		return true, nil
 	case h.cfg.Open && (uid == "" || h.cfg.JobUID == ""):
-		return nil
+		return false, nil
 	case uid == "":
 		h.once("without job_uid", func() { h.cfg.Log.Warn("a caller is refused: " + errNoUID.Error()) })
-		return errNoUID
+		return false, errNoUID
 	}
-	return pyproto.ErrJobUID
+	return false, pyproto.ErrJobUID
 }
 
 var errNoUID = fmt.Errorf("%w: the request names none; set JOB_UID of the agents to the master's --job-uid, or serve "+

@@ -102,7 +102,9 @@ func TestWhoIsAdmitted(t *testing.T) {
 		h := New(Config{JobUID: c.uid, Open: c.open, Trust: func(context.Context) { trusted++ }})
 		for _, uid := range strings.Split(c.admitted, ",") {
 			if c.admitted != "" {
-				require.NoError(t, h.Admit(t.Context(), uid), "%+v: %q", c, uid)
+				known, err := h.Admit(t.Context(), uid)
+				require.NoError(t, err, "%+v: %q", c, uid)
+				require.Equal(t, c.uid != "" && uid == c.uid, known)
 			}
 		}
 		require.Equal(t, c.isTrusted, trusted)
@@ -110,7 +112,7 @@ func TestWhoIsAdmitted(t *testing.T) {
 			if c.refused == "" {
 				continue
 			}
-			err := h.Admit(t.Context(), uid)
+			_, err := h.Admit(t.Context(), uid)
 			require.ErrorIs(t, err, pyproto.ErrJobUID, "%+v: %q", c, uid)
 			require.Equal(t, uid == "", strings.Contains(err.Error(), "--python-agents=open"), err)
 		}

@@ -97,7 +97,7 @@ func (m *model) restart() {
 	m.start()
 }
 
-func (*model) Admit(context.Context, string) error { return nil }
+func (*model) Admit(context.Context, string) (bool, error) { return true, nil }
 
 func (m *model) Get(_ context.Context, from pyproto.Caller, q *pyproto.Message) (a pyproto.Answer, err error) {
 	m.mu.Lock()
