@@ -72,7 +72,7 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 			if machine != "" && d.marks != nil {
 				d.marks.Place(cfg.Run, node, machine)
 			}
-			if err := s.Hub.AnnotateEarly(cfg.Run, event, node, text); err != nil {
+			if err := s.Hub.Told(cfg.Run, event, node, text); err != nil {
 				d.log.Error("what an agent reports is not kept", "event", event, "node", node, "text", text, "err", err)
 			}
 		}

@@ -343,17 +343,20 @@ func (h *Hub) Annotate(id, event, node, text string) error {
 	if err != nil {
 		return err
 	}
-	return r.annotate(event, node, text, false)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.annotateLocked(time.Now(), event, node, text)
 }
 
-// AnnotateEarly is Annotate for what may be found before anybody has joined: the run then begins with the line, and is
+// Told is Annotate for what a node tells of itself: what is more than 8 lines of an event by a node, or 64 by all of its
+// run, in ten minutes is dropped. It may be told before anybody has joined: the run then begins with the line, and is
 // kept for ten minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
-func (h *Hub) AnnotateEarly(id, event, node, text string) error {
+func (h *Hub) Told(id, event, node, text string) error {
 	r, err := h.find(id, true)
 	if err != nil {
 		return err
 	}
-	return r.annotate(event, node, text, true)
+	return r.told(event, node, text)
 }
 
 // Order gives an order to a run. Beside the errors of the Round there are ErrUnknownRun and ErrClosed.

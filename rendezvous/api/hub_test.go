@@ -420,19 +420,19 @@ func TestAnnotate(t *testing.T) {
 }
 
 // What is found before anybody has joined begins the run, which keeps it for the nodes that come.
-func TestAnnotateEarly(t *testing.T) {
+func TestToldEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHub(HubConfig{})
 		defer h.Close()
-		require.NoError(t, h.AnnotateEarly("r", "node-error", "b", "no GPU"))
+		require.NoError(t, h.Told("r", "node-error", "b", "no GPU"))
 		time.Sleep(retention / 2)
-		require.NoError(t, h.AnnotateEarly("r", "node-error", "c", "no GPU"))
+		require.NoError(t, h.Told("r", "node-error", "c", "no GPU"))
 		time.Sleep(retention - time.Second)
 		require.Error(t, h.Join(t.Context(), "r", rendezvous.Join{}))
 		require.NoError(t, h.Join(t.Context(), "other", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
 		require.Len(t, h.Runs(false), 2)
 		require.NoError(t, h.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
-		require.NoError(t, h.AnnotateEarly("r", "node-error", "d", "no GPU"))
+		require.NoError(t, h.Told("r", "node-error", "d", "no GPU"))
 		es, err := h.Events(t.Context(), "r", 0)
 		require.NoError(t, err)
 		var told []string
@@ -443,7 +443,7 @@ func TestAnnotateEarly(t *testing.T) {
 		}
 		require.Equal(t, []string{"b", "c", "d"}, told)
 
-		require.NoError(t, h.AnnotateEarly("lost", "node-error", "b", "no GPU"))
+		require.NoError(t, h.Told("lost", "node-error", "b", "no GPU"))
 		time.Sleep(retention + time.Second)
 		require.NoError(t, h.Join(t.Context(), "last", joinOf("z", rendezvous.Params{Min: 2, Max: 2})))
 		_, err = h.Params("lost")

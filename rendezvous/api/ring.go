@@ -36,6 +36,20 @@ func (q *ring[T]) pop() T {
 	return v
 }
 
+// remove removes the i-th oldest item, by moving those that are older.
+func (q *ring[T]) remove(i int) T {
+	at, last := (q.head+i)%len(q.items), len(q.items)-1
+	v := q.items[at]
+	if at < q.head { // what is older lies on both sides of the end
+		copy(q.items[1:at+1], q.items[:at])
+		q.items[0] = q.items[last]
+		at = last
+	}
+	copy(q.items[q.head+1:at+1], q.items[q.head:at])
+	q.pop()
+	return v
+}
+
 func (q *ring[T]) grow() { q.resize(max(2*len(q.items), firstRing)) }
 
 // trim gives back the room that nothing is in.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,10 @@ func TestRing(t *testing.T) {
 			if rnd.IntN(4) == 0 && len(model) > 0 {
 				require.Equal(t, model[0], q.pop())
 				model = model[1:]
+			} else if rnd.IntN(5) == 0 && len(model) > 0 {
+				at := rnd.IntN(len(model))
+				require.Equal(t, model[at], q.remove(at))
+				model = slices.Delete(model, at, at+1)
 			} else if rnd.IntN(50) == 0 {
 				q.trim()
 				require.LessOrEqual(t, len(q.items), max(q.count, firstRing))

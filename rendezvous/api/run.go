@@ -22,6 +22,7 @@ type run struct {
 	idle   time.Time // since when nobody is here
 	used   bool      // somebody has been
 	early  bool      // something has been noted before
+	quota  quota     // of what nodes tell
 	closed error     // why nothing is done any more, or nil
 
 	notices   ring[addressed]
@@ -154,16 +155,23 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 	return err
 }
 
-// annotate adds to the timeline; early is what has been found before anybody was here.
-func (r *run) annotate(event, node, text string, early bool) error {
+// told adds to the timeline what a node tells, which may be before anybody is here.
+func (r *run) told(event, node, text string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := time.Now()
+	if r.closed == nil && !r.quota.take(now, event, node) {
+		return nil
+	}
+	if !r.used {
+		r.early, r.idle = true, now
+	}
+	return r.annotateLocked(now, event, node, text)
+}
+
+func (r *run) annotateLocked(now time.Time, event, node, text string) error {
 	if r.closed != nil {
 		return r.closed
-	}
-	now := time.Now()
-	if early && !r.used {
-		r.early, r.idle = true, now
 	}
 	n := r.round.Remark(event, node, text)
 	r.performLocked(now, rendezvous.Action{Note: &n})

@@ -2,6 +2,8 @@ package api
 
 import (
 	"context"
+	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -47,17 +49,30 @@ type archive struct {
 	lines map[*timeline]struct{}
 }
 
-// timeline is what a run remembers of itself. Nothing is encoded before somebody asks.
+// timeline is what a run remembers of itself. Nothing is encoded before somebody asks. When it is full, no source of
+// events displaces those of others: a node that floods it loses its own oldest, and else the kind of events, or the
+// evidence, that takes the most loses its oldest.
 type timeline struct {
-	of     *archive
-	base   uint64 // every sequence number is larger
-	seq    uint64
-	events ring[Event]
-	ended  ring[endedAt]
-	size   int
-	news   chan struct{} // closed with the next event; nil while nobody waits
-	closed error
+	of      *archive
+	base    uint64 // every sequence number is larger
+	seq     uint64
+	lost    uint64 // of the newest event that is not here any more, or base
+	events  ring[Event]
+	ended   ring[endedAt]
+	size    int
+	sources []source
+	news    chan struct{} // closed with the next event; nil while nobody waits
+	closed  error
 }
+
+// source is a kind of events, of which there are some dozens, or evidence, which has no name.
+type source struct {
+	event string
+	bytes int
+}
+
+// A node floods a timeline whose last floodOf events are its own to a half.
+const floodOf = 64
 
 type endedAt struct {
 	at time.Time
@@ -68,7 +83,7 @@ func newArchive(limit int) *archive { return &archive{limit: limit, lines: map[*
 
 // open returns the timeline of a new run, whose numbers begin after base.
 func (a *archive) open(base uint64) *timeline {
-	t := &timeline{of: a, base: base, seq: base}
+	t := &timeline{of: a, base: base, seq: base, lost: base}
 	t.events.limit, t.ended.limit = maxEvents, maxEnded
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,11 +101,12 @@ func (t *timeline) note(now time.Time, n rendezvous.Note) {
 		return
 	}
 	t.seq++
-	e := Event{Seq: t.seq, At: now.Round(0).UTC(), Note: n}
-	if old, full := t.events.push(e); full {
-		t.grow(-old.size())
+	if t.events.count == t.events.limit {
+		t.dropFor(n.Node, t.heaviest(false))
 	}
-	t.grow(e.size())
+	e := Event{Seq: t.seq, At: now.Round(0).UTC(), Note: n}
+	t.events.push(e)
+	t.grow(e.Event, n.Node, e.size())
 	if t.news != nil {
 		close(t.news)
 		t.news = nil
@@ -106,21 +122,75 @@ func (t *timeline) end(now time.Time, e rendezvous.EpochEvidence) {
 		return
 	}
 	if old, full := t.ended.push(kept); full {
-		t.grow(-old.size())
+		t.book("", -old.size())
 	}
-	t.grow(kept.size())
+	t.grow("", "", kept.size())
 }
 
-// grow books n bytes and drops the oldest until they fit.
-func (t *timeline) grow(n int) {
-	t.size += n
-	t.of.used += n
+// grow books n bytes of a source and drops others until they fit.
+func (t *timeline) grow(event, node string, n int) {
+	t.book(event, n)
 	for t.size > maxLine {
-		t.dropOldest()
+		t.dropFor(node, t.heaviest(true))
 	}
 	for t.of.used > t.of.limit {
 		t.of.evict()
 	}
+}
+
+func (t *timeline) book(event string, n int) {
+	t.size += n
+	t.of.used += n
+	i := slices.IndexFunc(t.sources, func(s source) bool { return s.event == event })
+	if i < 0 {
+		i = len(t.sources)
+		t.sources = append(t.sources, source{event: event})
+	}
+	t.sources[i].bytes += n
+}
+
+// heaviest is the source that takes the most, of all or of events.
+func (t *timeline) heaviest(evidence bool) string {
+	var most source
+	for _, s := range t.sources {
+		if s.bytes > most.bytes && (evidence || s.event != "") {
+			most = s
+		}
+	}
+	return most.event
+}
+
+// dropFor makes room for news of a node: the oldest of its own events if it floods, else the oldest of a source.
+func (t *timeline) dropFor(node, event string) {
+	floods := t.floods(node)
+	if event == "" && !floods {
+		t.book("", -t.ended.pop().size())
+		return
+	}
+	i := 0
+	for e := t.events.at(0); floods && e.Node != node || !floods && e.Event != event; e = t.events.at(i) {
+		i++
+	}
+	t.dropped(t.events.remove(i))
+}
+
+func (t *timeline) floods(node string) bool {
+	return node != "" && t.recent(node, 4) > 0 && t.recent(node, floodOf) >= floodOf/2
+}
+
+// recent is how many of the last n events are a node's.
+func (t *timeline) recent(node string, n int) (own int) {
+	for i := max(t.events.count-n, 0); i < t.events.count; i++ {
+		if t.events.at(i).Node == node {
+			own++
+		}
+	}
+	return own
+}
+
+func (t *timeline) dropped(e Event) {
+	t.lost = max(t.lost, e.Seq)
+	t.book(e.Event, -e.size())
 }
 
 // evict drops a piece of the timeline that goes back the farthest.
@@ -150,14 +220,11 @@ func (t *timeline) eventIsOldest() bool {
 }
 
 func (t *timeline) dropOldest() {
-	var freed int
 	if t.eventIsOldest() {
-		freed = t.events.pop().size()
+		t.dropped(t.events.pop())
 	} else {
-		freed = t.ended.pop().size()
+		t.book("", -t.ended.pop().size())
 	}
-	t.size -= freed
-	t.of.used -= freed
 }
 
 // close forgets everything and ends whatever waits for news, with err.
@@ -170,7 +237,7 @@ func (t *timeline) close(err error) {
 	t.closed = err
 	t.of.used -= t.size
 	delete(t.of.lines, t)
-	t.events, t.ended, t.size = ring[Event]{}, ring[endedAt]{}, 0
+	t.events, t.ended, t.sources, t.size = ring[Event]{}, ring[endedAt]{}, nil, 0
 	if t.news != nil {
 		close(t.news)
 	}
@@ -188,9 +255,9 @@ func (t *timeline) since(after uint64) (Events, <-chan struct{}, error) {
 	if after < t.base || after > t.seq {
 		after = t.base
 	}
-	first := t.seq - uint64(t.events.count) // the newest event that is not here
-	out := Events{Next: t.seq, Dropped: foreign || after < first}
-	if out.Events = t.events.from(int(max(after, first) - first)); out.Events != nil {
+	out := Events{Next: t.seq, Dropped: foreign || after < t.lost}
+	first := sort.Search(t.events.count, func(i int) bool { return t.events.at(i).Seq > after })
+	if out.Events = t.events.from(first); out.Events != nil {
 		return out, nil, nil
 	}
 	if t.news == nil {

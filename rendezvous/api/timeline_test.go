@@ -74,6 +74,62 @@ func TestTimelineKeepsTheNewest(t *testing.T) {
 	require.Nil(t, es.Events[0].Members, "a world of 10,000 nodes is not kept with every seal")
 }
 
+// Whatever floods a timeline, the events of others stay, as far as they are no more than their share.
+func TestTimelineUnderFloods(t *testing.T) {
+	const n = 3 * maxEvents
+	for name, flood := range map[string]func(i int) rendezvous.Note{
+		"one kind, of one node":   func(int) rendezvous.Note { return rendezvous.Note{Event: "node-error", Node: "evil"} },
+		"one kind, of many nodes": func(i int) rendezvous.Note { return rendezvous.Note{Event: "node-error", Node: fmt.Sprint("evil", i)} },
+		"one kind, of no node":    func(int) rendezvous.Note { return rendezvous.Note{Event: "break"} },
+		"a known kind, of a node": func(int) rendezvous.Note { return rendezvous.Note{Event: "join", Node: "evil"} },
+		"all kinds, of a node":    func(i int) rendezvous.Note { return rendezvous.Note{Event: fmt.Sprint("kind", i%40), Node: "evil"} },
+		"long texts, of many nodes": func(i int) rendezvous.Note {
+			return rendezvous.Note{Event: "node-error", Node: fmt.Sprint("evil", i), Text: strings.Repeat("x", 10*maxText)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			line := testLine(maxLines)
+			at := time.Unix(0, 0)
+			note := func(n rendezvous.Note) {
+				at = at.Add(time.Second)
+				line.note(at, n)
+			}
+			line.end(at, rendezvous.EpochEvidence{Evidence: rendezvous.Evidence{Failures: []rendezvous.Failure{{Text: "why"}}}})
+			for i := range 100 {
+				note(rendezvous.Note{Event: "join", Node: fmt.Sprint("n", i)})
+			}
+			for range 20 {
+				note(rendezvous.Note{Event: "run"})
+			}
+			for i := range n {
+				note(flood(i))
+			}
+			kept := map[string]int{}
+			es, _, err := line.since(0)
+			require.NoError(t, err)
+			for _, e := range es.Events {
+				if e.Node != "evil" {
+					kept[e.Event]++
+				}
+			}
+			require.Equal(t, 100, kept["join"])
+			require.Equal(t, 20, kept["run"])
+			require.Len(t, line.evidences(), 1)
+			require.True(t, es.Dropped)
+			require.IsIncreasing(t, numbers(es))
+			require.EqualValues(t, 120+n, es.Events[len(es.Events)-1].Seq-testBase, "the newest is there")
+			require.LessOrEqual(t, line.size, maxLine)
+			sum := 0
+			for _, s := range line.sources {
+				sum += s.bytes
+			}
+			require.Equal(t, line.size, sum)
+			es, _, _ = line.since(es.Next - 1)
+			require.False(t, es.Dropped, "a reader who follows misses nothing")
+		})
+	}
+}
+
 func TestTimelineKeepsEvidence(t *testing.T) {
 	line := testLine(maxLines)
 	for i := range maxEnded + 2 {
@@ -173,6 +229,18 @@ func TestNotesAreCheap(t *testing.T) {
 		line.note(now, n)
 	}
 	require.Zero(t, testing.AllocsPerRun(1000, func() { line.note(now, n) }))
+}
+
+// BenchmarkFlood is the worst case: what gives way lies behind all others.
+func BenchmarkFlood(b *testing.B) {
+	line := testLine(maxLines)
+	now := time.Now()
+	for i := range maxEvents / 2 {
+		line.note(now, rendezvous.Note{Event: fmt.Sprint("kind", i%20)})
+	}
+	for b.Loop() {
+		line.note(now, noteOf("2 slots"))
+	}
 }
 
 func BenchmarkNote(b *testing.B) {

@@ -66,7 +66,6 @@ type Service struct {
 	agents   http.Handler // nil: agents of DLRover are not served
 	noAgents func()
 	topology atomic.Pointer[rendezvous.Topology]
-	quota    quota              // of findings
 	stop     context.CancelFunc // ends what runs in the background
 	wg       sync.WaitGroup
 }

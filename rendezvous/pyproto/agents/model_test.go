@@ -69,7 +69,7 @@ func (r *rig) open() {
 	defer r.mu.Unlock()
 	r.hub = hub
 	r.host = New(Config{Service: hub, Run: testRun, Note: func(event, node, _, text string) {
-		_ = hub.AnnotateEarly(testRun, event, node, text)
+		_ = hub.Told(testRun, event, node, text)
 	}})
 }
 
