@@ -108,6 +108,9 @@ func TestWhatAnAgentSaysOfItsNodeIsKept(t *testing.T) {
 		Addr: strings.TrimPrefix(at, "http://"), Caller: pyproto.Caller{NodeType: "worker", NodeID: 2},
 	})
 	defer agent.Close()
+	_, err := agent.Get(t.Context(), agent.New("JoinRendezvousRequest", pyproto.Field{Name: "node_rank", Value: 2},
+		pyproto.Field{Name: "local_world_size", Value: 8}, pyproto.Field{Name: "rdzv_name", Value: "network-check"}))
+	require.NoError(t, err)
 	require.NoError(t, agent.Report(t.Context(), agent.New("NodeFailure",
 		pyproto.Field{Name: "error_data", Value: "CheckFailure"}, pyproto.Field{Name: "restart_count", Value: -1},
 		pyproto.Field{Name: "level", Value: "node_error"})))

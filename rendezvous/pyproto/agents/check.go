@@ -335,6 +335,16 @@ func (c *check) slow() (ranks []int) {
 	return ranks
 }
 
+// has: a node waits, or has been in the newest round.
+func (c *check) has(id int) bool {
+	for _, t := range c.nodes() {
+		if t.id == id {
+			return true
+		}
+	}
+	return false
+}
+
 // nodes are those that wait or have been in the newest round, by rank.
 func (c *check) nodes() map[int]tester {
 	all := maps.Clone(c.testers)

@@ -81,17 +81,6 @@ func (h *Host) locate(ctx context.Context, who caller, ip string) {
 	h.places[who] = machine
 }
 
-// place is where an agent is, which may not have joined.
-func (h *Host) place(ctx context.Context, who caller) string {
-	h.mu.Lock()
-	machine, known := h.places[who]
-	h.mu.Unlock()
-	if !known {
-		machine = h.cfg.Machine(ctx, who.kind, who.id, "")
-	}
-	return machine
-}
-
 func (h *Host) joinCheck(who caller, rank, slots int) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -348,6 +337,7 @@ func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error
 	text, level := m.Str("error_data"), m.Str("level")
 	h.mu.Lock()
 	a := h.agents[who]
+	takesPart, machine := a != nil || h.check.has(who.id), h.places[who]
 	ev, at := rendezvous.Failing{Decision: rendezvous.RestartFree}, rendezvous.Place{}
 	if a != nil {
 		ev.ID, ev.EpochID = a.node.ID, a.worked
@@ -358,8 +348,13 @@ func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error
 	h.mu.Unlock()
 	name := nodeName(who)
 	switch {
+	case level == nodeError && !takesPart:
+		h.once("node error of a stranger", func() {
+			h.cfg.Log.Warn("an agent that has joined neither the run nor a check tells that its node is at fault, which is "+
+				"not heeded; this is said once", "node", name, "text", line(text))
+		})
 	case level == nodeError:
-		h.cfg.Note("node-error", name, h.place(ctx, who), line(text))
+		h.cfg.Note("node-error", name, machine, line(text))
 		if a != nil {
 			h.leave(ctx, a, rendezvous.Leave{Reason: "the node is at fault: " + line(text)})
 		}

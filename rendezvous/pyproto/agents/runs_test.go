@@ -261,7 +261,7 @@ func TestLaunchersOfOurs(t *testing.T) {
 	})
 }
 
-// TestNodeError: the node leaves, with a note, also before it has come to train.
+// TestNodeError: the node leaves, with a note, also before it has come to train; who takes no part is not heeded.
 func TestNodeError(t *testing.T) {
 	bubble(t, func(r *rig) {
 		ms := r.world(3, func(m *model) { m.min, m.lastCall = 2, time.Second })
@@ -281,7 +281,20 @@ func TestNodeError(t *testing.T) {
 		time.Sleep(time.Second)
 		q := m.msg("NodeFailure", f("level", nodeError), f("error_data", "CheckFailure"))
 		require.NoError(t, m.report(context.Background(), q))
-		require.Equal(t, []string{"worker-0: CheckFailure"}, r.events("node-error"))
+		require.Empty(t, r.events("node-error"), "it has joined nothing")
+		_, err := m.get(t.Context(), m.msg("JoinRendezvousRequest", f("node_id", 0), f("local_world_size", 2),
+			f("rdzv_name", checking), f("node_rank", 0), f("node_ip", "10.0.0.1")))
+		require.NoError(t, err)
+		for range 100 {
+			require.NoError(t, m.report(context.Background(), q))
+		}
+		require.Len(t, r.events("node-error"), 8)
+		require.Equal(t, "worker-0: CheckFailure", r.events("node-error")[0])
+		for i := range 3000 {
+			stranger := r.agent(100+i, 0)
+			require.NoError(t, stranger.report(context.Background(), q))
+		}
+		require.Len(t, r.events("node-error"), 8)
 		other.dies()
 	})
 }
