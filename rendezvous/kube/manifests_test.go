@@ -27,6 +27,9 @@ type podSpec struct {
 				Port int
 			} `yaml:"httpGet"`
 		} `yaml:"readinessProbe"`
+		Resources struct {
+			Limits struct{ Memory string }
+		}
 		VolumeMounts []struct {
 			Name      string
 			MountPath string `yaml:"mountPath"`
@@ -104,7 +107,8 @@ func TestManifestsOfMasterAndTrainingFitTogether(t *testing.T) {
 	}, c.Args)
 	require.Equal(t, "/readyz", c.ReadinessProbe.HTTPGet.Path)
 	require.Equal(t, 50001, c.ReadinessProbe.HTTPGet.Port)
-	require.Equal(t, map[string]string{"POD_NAME": "$metadata.name"}, daemon.env())
+	require.Equal(t, map[string]string{"POD_NAME": "$metadata.name", "GOMEMLIMIT": "900MiB"}, daemon.env())
+	require.Equal(t, "1Gi", c.Resources.Limits.Memory, "above GOMEMLIMIT")
 
 	var service struct {
 		Selector map[string]string
