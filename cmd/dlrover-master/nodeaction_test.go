@@ -347,7 +347,9 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 	require.Contains(t, metricsOf(t, at), "dlrover_node_action_pending 1")
 	s.Intercept(nil)
 	require.Eventually(t, func() bool { return deed(t, c, "gpu-01").State == marks.Applied }, soon, 20*time.Millisecond)
-	require.Contains(t, metricsOf(t, at), "dlrover_node_action_pending 0")
+	require.Eventually(t, func() bool {
+		return strings.Contains(metricsOf(t, at), "dlrover_node_action_pending 0")
+	}, soon, 20*time.Millisecond, "the page may be a second old")
 }
 
 func metricsOf(t *testing.T, at string) string {

@@ -78,11 +78,15 @@ func TestTimelineKeepsTheNewest(t *testing.T) {
 func TestTimelineUnderFloods(t *testing.T) {
 	const n = 3 * maxEvents
 	for name, flood := range map[string]func(i int) rendezvous.Note{
-		"one kind, of one node":   func(int) rendezvous.Note { return rendezvous.Note{Event: "node-error", Node: "evil"} },
-		"one kind, of many nodes": func(i int) rendezvous.Note { return rendezvous.Note{Event: "node-error", Node: fmt.Sprint("evil", i)} },
+		"one kind, of one node": func(int) rendezvous.Note { return rendezvous.Note{Event: "node-error", Node: "evil"} },
+		"one kind, of many nodes": func(i int) rendezvous.Note {
+			return rendezvous.Note{Event: "node-error", Node: fmt.Sprint("evil", i)}
+		},
 		"one kind, of no node":    func(int) rendezvous.Note { return rendezvous.Note{Event: "break"} },
 		"a known kind, of a node": func(int) rendezvous.Note { return rendezvous.Note{Event: "join", Node: "evil"} },
-		"all kinds, of a node":    func(i int) rendezvous.Note { return rendezvous.Note{Event: fmt.Sprint("kind", i%40), Node: "evil"} },
+		"all kinds, of a node": func(i int) rendezvous.Note {
+			return rendezvous.Note{Event: fmt.Sprint("kind", i%40), Node: "evil"}
+		},
 		"long texts, of many nodes": func(i int) rendezvous.Note {
 			return rendezvous.Note{Event: "node-error", Node: fmt.Sprint("evil", i), Text: strings.Repeat("x", 10*maxText)}
 		},
