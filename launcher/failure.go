@@ -76,7 +76,8 @@ func (a *Agent) readErrorFile(f *verdict.Failure) {
 	f.Message, f.Traceback, f.ErrorTime = rep.Message, rep.Traceback, rep.Time
 }
 
-// ReadBounded reads at most limit bytes of a file that the workers can replace.
+// ReadBounded reads a file that the workers can replace. Of a JSON text of more than limit bytes it reads the beginning
+// and the end.
 func ReadBounded(path string, limit int64) ([]byte, error) {
 	if path == "" {
 		return nil, os.ErrNotExist
@@ -86,7 +87,23 @@ func ReadBounded(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, limit))
+	return readEnds(f, limit)
+}
+
+func readEnds(f *os.File, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil || int64(len(data)) <= limit {
+		return data, err
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	end := make([]byte, limit/2)
+	if _, err = f.ReadAt(end, max(0, size-limit/2)); err != nil {
+		return nil, err
+	}
+	return verdict.Splice(data[:limit/2], end), nil
 }
 
 // tailText keeps whole last lines. On a terminal, Python 3.13 and later colour tracebacks.

@@ -293,3 +293,32 @@ func TestALogThatIsNoFile(t *testing.T) {
 		})
 	}
 }
+
+// The beginning of a line that is longer than what is kept is kept, too, with what leads to it, as long as some of the
+// line is.
+func TestTailKeepsTheBeginningOfALongLine(t *testing.T) {
+	const room = 64 << 10
+	before := strings.Repeat("step\n", 4000) + "Traceback:\n"
+	for _, n := range []int{100, 20_000, 60_000, 70_000, 1 << 20} {
+		for _, after := range []string{"", "\n", "\nafter\n" + strings.Repeat("more\n", 3000),
+			"\n" + strings.Repeat("more\n", 20_000)} {
+			text := before + "ValueError: " + strings.Repeat("x", n) + " end" + after
+			kept := strings.Contains(text[max(0, len(text)-room):], "x end")
+			for _, size := range []int{1000, 8192, 10_000, 1 << 21} {
+				ring := tail{max: room}
+				for p := []byte(text); len(p) > 0; p = p[min(size, len(p)):] {
+					ring.write(p[:min(size, len(p))])
+				}
+				got := string(ring.bytes())
+				require.True(t, strings.HasSuffix(got, text[len(text)-min(room, len(text)):]))
+				require.LessOrEqual(t, len(got), room+leading+longLine+len(omitted))
+				require.Equal(t, kept, strings.Contains(got, "Traceback:\nValueError: x"), "%d %d %d", n, len(after), size)
+			}
+			path := filepath.Join(t.TempDir(), "f")
+			require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+			got := string(fileTail(path, room))
+			require.True(t, strings.HasSuffix(got, text[len(text)-min(room, len(text)):]))
+			require.Equal(t, kept, strings.Contains(got, "Traceback:\nValueError: x"), "file %d %d", n, len(after))
+		}
+	}
+}

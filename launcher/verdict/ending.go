@@ -27,10 +27,10 @@ func missing(text, end string, limit int) string {
 	if cppStart(text) >= 0 {
 		e = ""
 	}
-	err := head(e, limit/4)
+	err := ends(e, limit/4)
 	var first strings.Builder
 	for _, line := range lines {
-		line = head(line, limit/4)
+		line = ends(line, limit/4)
 		if line != err && !strings.Contains(end, line) && first.Len()+len(line) < limit/2 {
 			first.WriteString(line + "\n")
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,6 +23,24 @@ type ErrorReport struct {
 	Traceback string    // "" if the file has none
 	Time      time.Time // whole seconds; zero if the file has none
 	ExitCode  *int      // set in files that an inner launcher passed on
+}
+
+// Splice makes one JSON text of the beginning and the end of one that was too long to be read: what is left out is a
+// part of one or more of its strings, which become one.
+func Splice(head, end []byte) []byte {
+	if i := bytes.LastIndexByte(head, '\\'); i >= max(0, len(head)-len(`\u0000`)) { // perhaps half of an escape
+		head = bytes.TrimRight(head[:i], `\`)
+	}
+	end = bytes.TrimLeft(end, `\`)
+	if len(end) > 0 {
+		end = end[1:] // which the backslashes may have been for
+	}
+	all := slices.Concat(head, []byte(ellipsis), end)
+	var whole json.RawMessage
+	if json.NewDecoder(bytes.NewReader(all)).Decode(&whole) == nil { // fewer objects may begin than end
+		return whole
+	}
+	return all
 }
 
 // ParseErrorFile reads an error file of torch's @record in either of its shapes:
@@ -42,12 +61,15 @@ func ParseErrorFile(data []byte) (ErrorReport, error) {
 	}
 	inner, ok := object(message)
 	if !ok {
-		return ErrorReport{Message: head(text(message), maxReport), Time: timestamp(top["timestamp"])}, nil
+		return ErrorReport{Message: ends(text(message), maxReport), Time: timestamp(top["timestamp"])}, nil
 	}
-	extra, _ := object(inner["extraInfo"])
+	extra, ok := object(inner["extraInfo"])
+	if !ok {
+		extra = inner // as Splice leaves it
+	}
 	r := ErrorReport{
-		Message:   head(text(inner["message"]), maxReport),
-		Traceback: tail(text(extra["py_callstack"]), maxReport),
+		Message:   ends(text(inner["message"]), maxReport),
+		Traceback: Ending(text(extra["py_callstack"]), maxReport),
 		Time:      timestamp(extra["timestamp"]),
 	}
 	var code *int

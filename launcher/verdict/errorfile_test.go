@@ -1,6 +1,7 @@
 package verdict_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -139,5 +140,72 @@ func FuzzErrorFile(f *testing.F) {
 		if again.ExitCode != nil {
 			require.Equal(t, 42, *again.ExitCode)
 		}
+	})
+}
+
+// errorFile is one in torch's order.
+func errorFile(t *testing.T, message, stack string) []byte {
+	t.Helper()
+	type extra struct {
+		Stack string `json:"py_callstack"`
+		Time  string `json:"timestamp"`
+	}
+	type inner struct {
+		Message string `json:"message"`
+		Extra   extra  `json:"extraInfo"`
+	}
+	data, err := json.Marshal(map[string]inner{"message": {message, extra{stack, "1700000000"}}})
+	require.NoError(t, err)
+	return data
+}
+
+// Of a file that is longer than what is read of it, the class, both ends of the message and the time are left.
+func TestSplice(t *testing.T) {
+	long := func(s string) string { return strings.Repeat(s, 40_000) }
+	for name, message := range map[string]string{
+		"letters": long("x"), "quotes": long(`"`), "backslashes": long(`\`), "lines": long("\n"), "no ASCII": long("é"),
+		"pairs": long("😀"), "control": long("\x01\\"),
+	} {
+		for _, stack := range []string{"Traceback (most recent call last):\n  File \"a.py\", line 1\nValueError: ", "short"} {
+			data := errorFile(t, "ValueError: bad"+message+"of batch", stack+message+"end")
+			for cut := range 40 {
+				const limit = 8 << 10
+				r, err := verdict.ParseErrorFile(verdict.Splice(data[:limit-cut], data[len(data)-limit+cut:]))
+				require.NoError(t, err, "%s %d", name, cut)
+				require.True(t, strings.HasPrefix(r.Message, "ValueError: bad"), name)
+				require.Equal(t, int64(1700000000), r.Time.Unix(), name)
+				require.Equal(t, []string{"ValueError"}, verdict.Failure{ExitCode: 1, Message: r.Message}.Exceptions())
+			}
+		}
+	}
+	require.Equal(t, "…", string(verdict.Splice(nil, nil)))
+}
+
+// However long an exception's line is, its class and both ends of its message are left of it.
+func TestLongMessages(t *testing.T) {
+	for _, n := range []int{0, 500, 5_000, 70_000, 1 << 20} {
+		e := "my.Error: bad " + strings.Repeat("x", n) + " batch"
+		text := "Traceback (most recent call last):\n" + strings.Repeat("  File \"a.py\", line 1, in f\n    g()\n", n/300) + e
+		r, err := verdict.ParseErrorFile(errorFile(t, strings.TrimPrefix(e, "my."), text))
+		require.NoError(t, err)
+		for how, f := range map[string]verdict.Failure{
+			"error file": {ExitCode: 1, Message: r.Message, Traceback: r.Traceback},
+			"output":     {ExitCode: 1, LastLines: verdict.Ending(text, 2048)},
+			"traceback":  {ExitCode: 1, Traceback: text},
+		} {
+			f = f.Compact()
+			require.Equal(t, []string{"my.Error"}, f.Exceptions(), "%s %d", how, n)
+			require.Regexp(t, `^(my\.)?Error: bad`, f.Reason(), "%s %d", how, n)
+			require.Contains(t, f.Message+f.Traceback+f.LastLines, "x batch"[min(n, 1)^1:], "%s %d", how, n)
+		}
+	}
+}
+
+func FuzzSplice(f *testing.F) {
+	f.Add([]byte(recorded[:60]), []byte(recorded[50:]))
+	f.Fuzz(func(t *testing.T, head, end []byte) {
+		all := verdict.Splice(head, end)
+		require.LessOrEqual(t, len(all), len(head)+len(end)+len("…"))
+		_, _ = verdict.ParseErrorFile(all)
 	})
 }

@@ -41,6 +41,14 @@ func head(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit-len(ellipsis)], "") + ellipsis
 }
 
+// ends are the beginning and the end of s, cut to limit bytes together.
+func ends(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	return head(s, limit-limit/4) + strings.TrimPrefix(tail(s, limit/4), ellipsis)
+}
+
 // tail is the end of s, cut to limit bytes.
 func tail(s string, limit int) string {
 	if len(s) <= limit {
