@@ -78,6 +78,8 @@ class Engine:
                        no room for both; else training waits, at most for save_timeout (several ranks: half of it, and
                        at most 300 s), and the save is written here and now
 
+    reshards           whether saves of another number of shards can be read from disk
+
     ValueError: there is no such shard, or the directory's name is empty. OSError: the directory cannot be made.
     In a child that was forked from the process, save and load raise RuntimeError.
     """
@@ -88,7 +90,7 @@ class Engine:
     def __init__(self, checkpoint_dir: Union[str, "os.PathLike[str]"], framework: str, *, shard: int, shards: int,
                  primary: bool, holder: bool = True, resize: str = "same", deletion_strategy: Any = None,
                  save_timeout: float = 600, replica_count: int = 0, group: Any = None,
-                 drop_superseded: bool = False) -> None:
+                 drop_superseded: bool = False, reshards: bool = True) -> None:
         if not 0 <= shard < shards:
             raise ValueError("shard %d of %d" % (shard, shards))
         self.dir = checked_dir(checkpoint_dir)
@@ -98,6 +100,7 @@ class Engine:
         self.primary = primary
         self.holder = holder
         self.resize = resize
+        self.reshards = reshards
         self.latest_step = 0
         self.threads = copying.default_threads()
         self._retention = deletion_strategy.retention() if hasattr(deletion_strategy, "retention") else None
@@ -170,12 +173,13 @@ class Engine:
         """Finds the newest save that every rank can load; called by all ranks together. None: nothing anywhere.
 
         want: "memory-first", "memory" or "disk"; ValueError: it is none of these. Says in one log line what is loaded
-        and why not something newer. Damaged saves are passed over.
+        and why not something newer. Damaged saves are passed over. Unloadable (a RuntimeError): there are checkpoints
+        that this job cannot load, and would overwrite.
         """
         if want not in (MEMORY_FIRST, MEMORY, DISK):
             raise ValueError('want must be "memory-first", "memory" or "disk", not %r' % want)
         self._check_process()
-        wanted = Wanted(self.dir, self.framework, self.shard, self.shards, self.resize)
+        wanted = Wanted(self.dir, self.framework, self.shard, self.shards, self.resize, self.reshards)
         search = Search(wanted, self._ranks, self._runtime, self._pool, self._daemon, self._inline.turn)
         found = search.newest(want)
         self._incarnation = search.incarnation or self._incarnation

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+_NODES = 8  # that are named
 _SLACK_NS = 5 * 10**9  # the tracker is written right after the manifest
 
 
@@ -25,6 +26,8 @@ class Commit(NamedTuple):
     save: str
     committed_ns: int
     saved_ns: int
+    shards: int = 1
+    world_size: int = 1
 
 
 class Disk(NamedTuple):
@@ -60,6 +63,25 @@ def on_disk(ranks: Sequence[Disk]) -> List[Commit]:
         older = out[out.index(named[0]) + 1:]
         return named + older
     return out
+
+
+def unseen(ranks: Sequence[Disk], nodes: Sequence[int]) -> str:
+    """Which nodes see which commits, when they see different ones; "" = they all see the same, or none."""
+    seen: Dict[int, Set[Tuple[int, str]]] = {}
+    for node, disk in zip(nodes, ranks):
+        seen.setdefault(node, set()).update((c.step, c.save) for c in disk.commits)
+    if all(s == seen[nodes[0]] for s in seen.values()):
+        return ""
+    return ", ".join("node %d sees %s" % (n, _steps(step for step, _ in seen[n])) for n in sorted(seen)[:_NODES]) + (
+        " and so on for %d nodes" % len(seen) if len(seen) > _NODES else "")
+
+
+def _steps(steps: Iterable[int]) -> str:
+    some = sorted(set(steps), reverse=True)
+    if not some:
+        return "no step"
+    return "step%s %s" % ("s" if len(some) > 1 else "", ", ".join(map(str, some[:3]))) + (
+        " and %d more" % (len(some) - 3) if len(some) > 3 else "")
 
 
 def distrust(disk: Disk, step: int, saved_ns: int) -> str:

@@ -44,14 +44,19 @@ class Loaded:
         self.dir = dir
 
 
+class Unloadable(RuntimeError):
+    """There are checkpoints, but this job cannot load them: to begin anew would overwrite them."""
+
+
 class Wanted(NamedTuple):
-    """Whose save is looked for, and of what kind."""
+    """Whose save is looked for, and of what kind. reshards: one of another number of shards can be read."""
 
     dir: str
     framework: str
     shard: int
     shards: int
     resize: str
+    reshards: bool = True
 
 
 class Search:
@@ -70,7 +75,9 @@ class Search:
         self.incarnation = ""  # rank 0's word for this incarnation of the workers; "" = the ranks could not agree
 
     def newest(self, where: str) -> Optional[Loaded]:
-        """The newest save that every rank can load; None: nothing anywhere. One log line says what and why."""
+        """The newest save that every rank can load; None: nothing anywhere. One log line says what and why.
+
+        Unloadable: what there is does not fit this job, or not all nodes see it. All ranks say so together."""
         alone = self._ranks.info.world_size > 1 and not self._ranks.initialized
         if alone and where != DISK:
             self._notes.append("memory is not used, because torch.distributed is not initialised and the ranks cannot "
@@ -91,8 +98,16 @@ class Search:
                           + [c.saved_ns for c in everyone[0][1].commits])
         prefer = find.prefer_memory(memory, commits, [e[0] for e in everyone])
         found = self._from_memory(memory, offers) if prefer and memory is not None else None
+        apart = find.unseen([e[1] for e in everyone], [e[3] for e in everyone])
+        if apart:
+            apart = "not all nodes see the same checkpoints in %s: %s" % (self._wanted.dir, apart)
+            self._notes.append(apart)
         if found is None and where != MEMORY:
-            found = self._from_disk(commits) or self._foreign(everyone[0][1].tracked)
+            found = self._from_disk(commits)
+            if found is None and apart and not commits:
+                raise Unloadable("%s; it has to be on storage that all nodes see: mount that there, copy the directory "
+                                 "to the other nodes, or use another one to begin anew" % apart)
+            found = found or self._foreign(everyone[0][1].tracked)
         return found
 
     def _survey(self, in_memory: bool, patience: float) -> Tuple[List[find.Offer], List[Any]]:
@@ -100,7 +115,7 @@ class Search:
         offers, in_order = self._offers(patience)
         disk = self._look(in_order)
         offers = self._trusted(offers, disk) if in_memory else []
-        everyone = self._ranks.gather((offers, disk, os.urandom(8).hex()))
+        everyone = self._ranks.gather((offers, disk, os.urandom(8).hex(), self._ranks.info.node_rank))
         if self._ranks.info.world_size == 1 or self._ranks.initialized:
             self.incarnation = everyone[0][2]  # torchrun starts workers again under the same names
         return offers, everyone
@@ -149,6 +164,8 @@ class Search:
         if meta.get("dir_id") not in (None, directory_id(w.dir)):
             self._notes.append("step %d in memory belongs to an earlier %s" % (h.step, w.dir))
             return None
+        if meta["shards"] != w.shards and meta["shard"] == w.shard:
+            self._notes.append("step %d in memory is %s" % (h.step, _differs(meta["shards"], meta["world_size"], w.shards)))
         if (meta["shard"], meta["shards"]) != (w.shard, w.shards):
             return None
         return find.Offer(meta["save"], h.step, h.saved_ns, meta["world_size"], meta["resize"], name)
@@ -200,11 +217,16 @@ class Search:
         when = sync.manifest_mtime_ns(dir, tracked) if tracked is not None else 0
         if tracked is not None and not when:
             self._notes.append("%s names step %d, which has no manifest" % (sync.LATEST, tracked))
-        return find.Disk([find.Commit(m["step"], m["save"], m["committed_ns"], m["saved_ns"]) for m in ms], tracked,
+        return find.Disk([find.Commit(m["step"], m["save"], m["committed_ns"], m["saved_ns"], m["shards"],
+                                      m["world_size"]) for m in ms], tracked,
                          find.moved(tracked, sync.tracker_mtime_ns(dir), when))
 
     def _from_disk(self, commits: Sequence[find.Commit]) -> Optional[Loaded]:
         for c in commits:
+            if c.shards != self._wanted.shards and not self._wanted.reshards:
+                raise Unloadable("step %d in %s is %s: load it with as many shards as it has, or use another directory to "
+                                 "begin anew" % (c.step, self._wanted.dir,
+                                                 _differs(c.shards, c.world_size, self._wanted.shards)))
             m = sync.manifest(self._wanted.dir, c.step)
             wrong = self._verify(m) if m is not None else "its manifest is gone"
             wrong = next((w for w in self._ranks.gather(wrong) if w), "")
@@ -256,6 +278,11 @@ class Search:
             log.error("no checkpoint can be loaded from %s: %s", dir, said)
         else:
             log.info("there is no checkpoint in %s", dir)
+
+
+def _differs(shards: int, world_size: int, own: int) -> str:
+    return "of %d shard%s, saved by %d rank%s, and this job has %d" % (
+        shards, "s" if shards != 1 else "", world_size, "s" if world_size != 1 else "", own)
 
 
 def directory_id(dir: str) -> Optional[str]:

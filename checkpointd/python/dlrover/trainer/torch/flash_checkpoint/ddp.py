@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Dict, Optional
+import re
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from dlrover.python.common.storage import (CheckpointConstant, CheckpointDeletionStrategy, CheckpointStorage,
                                            get_checkpoint_storage)
 from dlrover_ckpt.engine import Engine, checked_dir
 from dlrover_ckpt.image import torch_load, torch_zip
+from dlrover_ckpt.restore import Unloadable
 
 from .checkpointer import Checkpointer, StorageType
 from .full_ckpt_engine import FullCheckpointEngine
@@ -53,7 +55,8 @@ class DdpCheckpointer(Checkpointer):
         self._engine = Engine(checkpoint_dir, "ddp", shard=shard, shards=global_shard_num,
                               primary=rank < global_shard_num, holder=sharded or local_rank < local_shard_num,
                               resize="same" if sharded else "any", deletion_strategy=deletion_strategy,
-                              save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded)
+                              save_timeout=save_timeout, replica_count=replica_count, drop_superseded=drop_superseded,
+                              reshards=False)
         self._cache: Dict[str, Any] = {}
 
     def save_checkpoint(self, step: int, state_dict: StateDict, path: Path = "",
@@ -77,7 +80,8 @@ class DdpCheckpointer(Checkpointer):
         """Returns the newest state dict, or that of the file resume_path, on the CPU; {} when there is none.
 
         To be called by all ranks, after init_process_group: they load the same save. The tensors are views of private
-        memory, and may be changed. A damaged save is passed over for an older one, and the log says so. With
+        memory, and may be changed. A damaged save is passed over for an older one, and the log says so. RuntimeError:
+        there are checkpoints, but of another number of shards, or not all nodes see them. With
         resume_path the errors are those of open and torch.load.
         """
         if resume_path:
@@ -89,6 +93,8 @@ class DdpCheckpointer(Checkpointer):
             state: Loaded = torch_load(view)
             return state
         files = [f["path"] for f in loaded.manifest["files"] if f.get("shard") in (None, self._engine.shard)]
+        if "shards" not in loaded.manifest:
+            _check_parts(loaded, files, self._engine.shards)
         wanted = "rank_%d.pt" % self._engine.shard
         files.sort(key=lambda p: os.path.basename(p) != wanted)
         return _load_file(os.path.join(loaded.dir, files[0])) if files else {}
@@ -105,6 +111,15 @@ class DdpCheckpointer(Checkpointer):
         full = os.path.abspath(os.path.expanduser(path))
         inside = os.path.relpath(full, self._engine.dir)
         return full if inside.startswith("..") else inside
+
+
+def _check_parts(loaded: Any, files: List[str], shards: int) -> None:
+    """Whether a checkpoint of another program has as many parts as are loaded; only their names tell."""
+    parts = {m.group(1) for m in (re.match(r"rank_(\d+)\.pt$", os.path.basename(f)) for f in files) if m}
+    if (parts or shards > 1) and parts != {str(i) for i in range(shards)}:
+        raise Unloadable("step %d in %s has %d files rank_<r>.pt, and this job has %d shards: load it with as many shards "
+                         "as it has, or use another directory to begin anew"
+                         % (loaded.step, loaded.dir, len(parts), shards))
 
 
 def _load_file(path: str) -> Loaded:
