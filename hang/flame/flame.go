@@ -110,7 +110,7 @@ func (d *drawing) legend() string {
 		text += " Red frame: suspects only."
 	}
 	if slices.ContainsFunc(d.Sections, func(s Section) bool { return slices.ContainsFunc(s.Tree.Roots, approximate) }) {
-		text += " Dashed: approximate, found by a search of the stack; may be left over from calls that have ended."
+		text += " Dashed: approximate, found by a search of the stack; may be left over from earlier calls."
 	}
 	return text + " Click: magnify. Ctrl-F: search."
 }

@@ -21,8 +21,8 @@ def from_disk(dir: str, shard: int, shards: int) -> int:
 
 
 def from_steps(tell: Callable[[int], None]) -> None:
-    """Calls tell with the bytes of what an optimizer updates and keeps when it has made its first step, and with the sum
-    when another one has. The steps of one that has stepped before end that.
+    """Calls tell with the bytes of what an optimizer updates and keeps when it has made its first step, and with the
+    sum when another one has. The steps of one that has stepped before end that.
 
     tell is called in the thread that steps, and nothing else of the process is looked at: code of the user's, such as a
     destructor or a property, must not run because of us. It needs hear_steps.
@@ -46,8 +46,8 @@ class _Sum:
 
 
 def hear_steps() -> None:
-    """Hears of the steps of all optimizers from now on; to be called by a thread of the user's. Version 2 of PyTorch has
-    hooks for that, 1.13 a method that does nothing."""
+    """Hears of the steps of all optimizers from now on; to be called by a thread of the user's. Version 2 of PyTorch
+    has hooks for that, 1.13 a method that does nothing."""
     global _hooked
     module = sys.modules.get("torch.optim.optimizer")
     if module is None or _hooked:

@@ -52,7 +52,8 @@ class Guess(Case):
         estimate.from_steps(told.append)
         self.addCleanup(estimate._waiting.clear)
         size = 4 * (1000 * 1000 + 1000)
-        adam, sgd = (make(torch.nn.Linear(1000, 1000).parameters(), lr=0.1) for make in (torch.optim.Adam, torch.optim.SGD))
+        adam, sgd = (make(torch.nn.Linear(1000, 1000).parameters(), lr=0.1)
+                     for make in (torch.optim.Adam, torch.optim.SGD))
         for optimizer in (adam, sgd, adam, torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)):
             for group in optimizer.param_groups:
                 for p in group["params"]:
