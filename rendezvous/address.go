@@ -32,8 +32,8 @@ func (n Node) host() string {
 }
 
 // reach is where the world reaches a node that announces addr. A loopback address is of use on one host only: where the
-// world is on several, all are told where the node's connection comes from or, for a node of the daemon's host, by which
-// address another node has reached that host.
+// world is on several, all are told where the node's connection comes from or, for a node of the daemon's host, by
+// which address another node has reached that host.
 func (o overview) reach(n *node, addr string) string {
 	if !o.several || !loopback(addr) {
 		return addr

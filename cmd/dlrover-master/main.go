@@ -72,7 +72,8 @@ func app(stdout io.Writer) *cli.App {
 					"(default: 127.0.0.1:50001)"},
 			&cli.StringFlag{Name: "token-file", Category: "Options",
 				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
-			&cli.BoolFlag{Name: "insecure", Category: "Options", Usage: "serve every user, and a network address, without a job token"},
+			&cli.BoolFlag{Name: "insecure", Category: "Options",
+				Usage: "serve every user, and a network address, without a job token"},
 			&cli.StringFlag{Name: "topology-file", Category: "Options",
 				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
 					"read again when it changes"},

@@ -10,8 +10,8 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// tail keeps the last max bytes of a stream, and the beginning of the line that they begin in, if that is long. It has its own lock, so that it can be read while the pump of the
-// stream is blocked by the console.
+// tail keeps the last max bytes of a stream, and the beginning of the line that they begin in, if that is long. It has
+// its own lock, so that it can be read while the pump of the stream is blocked by the console.
 type tail struct {
 	mu   sync.Mutex
 	buf  []byte // grows to max, then is a ring

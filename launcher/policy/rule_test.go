@@ -113,7 +113,7 @@ func long(n int) string { return strings.Repeat("x", n) }
 
 func TestConditions(t *testing.T) {
 	oom := policy.Exit{Code: -9, OOM: true}
-	cuda := policy.Exit{Code: 1, Exceptions: []string{"torch.cuda.OutOfMemoryError"}, Text: "noise\nCUDA out of memory\nnoise"}
+	cuda := policy.Exit{Code: 1, Exceptions: []string{"torch.cuda.OutOfMemoryError"}, Text: "noise\nCUDA out of memory\n"}
 	for _, tt := range []struct {
 		rule string
 		exit policy.Exit

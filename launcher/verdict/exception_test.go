@@ -57,5 +57,5 @@ func TestLineSaysWhichRuleDidNotRetry(t *testing.T) {
 func TestLastException(t *testing.T) {
 	require.Empty(t, verdict.LastException("ValueError: nothing says that it ended anything\n"))
 	require.Equal(t, "ValueError: bad", verdict.LastException(
-		"Traceback (most recent call last):\n  File \"a.py\", line 3, in f\n    g()\n\x1b[31mValueError: bad\x1b[0m\nlater\n"))
+		"Traceback (most recent call last):\n  File \"a.py\", line 3, in f\n    g()\n\x1b[31mValueError: bad\x1b[0m\nlate\n"))
 }

@@ -108,7 +108,9 @@ func TestStacksWithoutAnError(t *testing.T) {
 func TestUnfold(t *testing.T) {
 	const escaped = `Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: \u00e9 \ud83d \/ \t.`
 	const want = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: é "
-	for _, line := range []string{`{"e": "` + escaped + `", "n": 1}`, `x e="` + escaped, `{"e":"` + escaped + "\"}\nmore\n"} {
+	for _, line := range []string{
+		`{"e": "` + escaped + `", "n": 1}`, `x e="` + escaped, `{"e":"` + escaped + "\"}\nmore\n",
+	} {
 		got := verdict.Unfold(line)
 		require.Contains(t, got, "\n"+want)
 		require.Equal(t, []string{"ValueError"}, verdict.Failure{ExitCode: 1, LastLines: got}.Exceptions())

@@ -55,8 +55,8 @@ const (
 	maxLastLines = 2 << 10
 )
 
-// Compact returns f small enough to travel: at most 8 KiB of text. Messages keep their beginning and end, tracebacks and
-// output their end, which is where Python puts the cause, and of a longer cause its beginning, where the class is.
+// Compact returns f small enough to travel: at most 8 KiB of text. Messages keep their beginning and end, tracebacks
+// and output their end, which is where Python puts the cause, and of a longer cause its beginning, where the class is.
 func (f Failure) Compact() Failure {
 	f.Message, f.Timer, f.Policy = ends(f.Message, maxMessage), head(f.Timer, maxCause), head(f.Policy, maxPolicy)
 	f.Traceback = Ending(f.Traceback, maxTraceback)

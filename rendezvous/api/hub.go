@@ -349,8 +349,8 @@ func (h *Hub) Annotate(id, event, node, text string) error {
 }
 
 // Told is Annotate for what a node tells of itself: what is more than 8 lines of an event by a node, or 64 by all of
-// its run, in ten minutes is dropped. It may be told before anybody has joined: the run then begins with the line, and is
-// kept for ten minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
+// its run, in ten minutes is dropped. It may be told before anybody has joined: the run then begins with the line, and
+// is kept for ten minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
 func (h *Hub) Told(id, event, node, text string) error {
 	r, err := h.find(id, true)
 	if err != nil {

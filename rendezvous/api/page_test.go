@@ -155,8 +155,8 @@ func TestOtherUsers(t *testing.T) {
 		uid uint32
 		say string
 	}{
-		"another user": {ServerConfig{}, 12345, "refused: the job token was not accepted: this rendezvous has none and serves " +
-			"its own user alone, uid 0, and this is uid 12345"},
+		"another user": {ServerConfig{}, 12345, "refused: the job token was not accepted: this rendezvous has none " +
+			"and serves its own user alone, uid 0, and this is uid 12345"},
 		"its own user": {ServerConfig{}, 0, ""},
 		"everybody":    {ServerConfig{Insecure: true}, 12345, ""},
 	} {

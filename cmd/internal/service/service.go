@@ -70,8 +70,8 @@ type Service struct {
 	wg       sync.WaitGroup
 }
 
-// agentLimits bound what a connection of HTTP/2 takes, which only DLRover's agents have: they make a handful of calls at
-// a time. A frame that is announced takes its length at once, whether it comes or not.
+// agentLimits bound what a connection of HTTP/2 takes, which only DLRover's agents have: they make a handful of calls
+// at a time. A frame that is announced takes its length at once, whether it comes or not.
 var agentLimits = http.HTTP2Config{
 	MaxConcurrentStreams: 16, MaxReadFrameSize: 16 << 10, MaxReceiveBufferPerConnection: 128 << 10,
 	MaxReceiveBufferPerStream: 64 << 10, WriteByteTimeout: 30 * time.Second,
