@@ -96,5 +96,5 @@ func TestOpenMapped(t *testing.T) {
 		require.NoError(t, f.Close())
 	}
 	_, err = openMapped(pid, mapping{path: "/dev/null"})
-	require.ErrorContains(t, err, "no regular file")
+	require.ErrorContains(t, err, "not a regular file")
 }

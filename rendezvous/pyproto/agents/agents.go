@@ -314,6 +314,7 @@ func (h *Host) brings(who caller, m *pyproto.Message) error {
 	p := rendezvous.Params{
 		Min: m.Int("min_nodes"), Max: m.Int("max_nodes"), Unit: m.Int("node_unit"), MaxRestarts: rendezvous.Unlimited,
 		LastCall: seconds(m.Float("waiting_timeout")), JoinTimeout: seconds(m.Float("join_timeout")),
+		Budget: rendezvous.Budget{SameFailures: -1}, // agents count their restarts themselves, and have no such option
 	}
 	if m.Get("waiting_timeout") != nil {
 		p.LastCall = cmp.Or(p.LastCall, time.Millisecond) // 0 is no default
