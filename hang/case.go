@@ -234,7 +234,7 @@ func (c *Case) open(groupRank int) {
 	if c.collect.until.IsZero() {
 		c.newFile()
 	} // else what is being collected is evidence, too
-	c.file.began, c.file.since, c.file.wait, c.dropAt = c.now, m.since, confirmWait, time.Time{}
+	c.file.began, c.file.since, c.file.wait, c.dropAt = c.now, m.since, c.soon(confirmWait), time.Time{}
 	c.state, c.pause = StateSuspected, firstWait
 	oldest := m.suspicions[0]
 	for _, s := range m.suspicions {
@@ -369,7 +369,19 @@ func (c *Case) steadyAt() time.Time {
 	if c.file.verdict.Phase.lasting() {
 		return c.lastProgress().Add(c.file.verdict.Deadline)
 	}
-	return later(c.lastProgress().Add(max(steadyTime, c.longest)), c.file.foundAt.Add(firstWait))
+	steady := max(steadyTime, c.longest)
+	if after := c.cfg.Spec.After; after > 0 && after < steadyTime {
+		steady = after
+	}
+	return later(c.lastProgress().Add(steady), c.file.foundAt.Add(c.soon(firstWait)))
+}
+
+// soon is a pause before something is told, or less where the user wants to be told within less than steadyTime.
+func (c *Case) soon(pause time.Duration) time.Duration {
+	if after := c.cfg.Spec.After; after > 0 {
+		return min(pause, after/4)
+	}
+	return pause
 }
 
 // tell is when v may be told, counted from the last progress.

@@ -487,11 +487,31 @@ func TestLowConfidenceActsLater(t *testing.T) {
 	s.verdict = low
 	s.hangs()
 	s.pass(18*time.Second, 0)
-	require.InDelta(t, 22, s.at["hang-verdict"].Seconds(), 1)
+	require.InDelta(t, 20, s.at["hang-verdict"].Seconds(), 1)
 	require.Empty(t, s.orders)
 	s.pass(50*time.Second, 0)
 	require.Len(t, s.orders, 1)
 	require.GreaterOrEqual(t, s.at["order"], lowWait)
+}
+
+// A user who wants to hear after four seconds hears then, with the doubt that it may take its time.
+func TestAShortTimeoutTellsEarly(t *testing.T) {
+	s := newStage(t, ActRestart, 2)
+	s.c.cfg.Spec.After, s.answers = 4*time.Second, time.Second
+	s.now = dawn.Add(4 * time.Second)
+	for node := range 2 {
+		ss := s.suspicions(node, 0)
+		ss[0].Limit = 4 * time.Second
+		s.hear(node, Report{Suspicions: ss})
+	}
+	s.pass(4*time.Second, 0)
+	require.InDelta(t, 6, s.at["hang-verdict"].Seconds(), 1)
+	v := s.c.Picture(false).Verdicts[0].Verdict
+	require.Equal(t, []any{Low, "it may take its time"}, []any{v.Confidence, v.Doubt})
+	require.Empty(t, s.orders)
+	s.pass(time.Minute, 0)
+	require.Len(t, s.orders, 1)
+	require.GreaterOrEqual(t, s.at["order"], 20*time.Second, "an early word is no reason to act early")
 }
 
 // How long nothing is done depends on what the user wants, on what the run has recovered from, and on what is certain.

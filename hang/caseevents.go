@@ -79,7 +79,7 @@ const (
 	firstWait   = 20 * time.Second // before another look at what may take its time; it doubles with each
 	longestWait = 5 * time.Minute
 	actLate     = 3 * time.Minute  // without progress, before anything is done about a verdict that may still be wrong
-	steadyTime  = 90 * time.Second // likewise, before a finding that stays the same is told, whatever it is
+	steadyTime  = 90 * time.Second // likewise, before a finding that stays the same is told, unless the user wants less
 	lowWait     = time.Minute      // likewise of low confidence, if the user wants less than actLate
 	staleTime   = 35 * time.Second // after which a suspicion that is not repeated counts as withdrawn
 	sweepEvery  = 5 * time.Second

@@ -38,7 +38,6 @@ func hangFeature() feature {
 		name: "hang detection",
 		settings: func(r *resolver) (err error) {
 			if k, err = r.hangs(); err == nil && k.mode != hangOff {
-				r.warnOfHangTimeout(k.limit)
 				r.s.params.Hang = hang.Spec{Action: k.action, After: k.limit}.String()
 			}
 			return err
@@ -54,18 +53,6 @@ func hangFeature() feature {
 			}
 			return openHangs(j, k), nil
 		},
-	}
-}
-
-// soonestTold is when hangs are told at the earliest: four steps, but not less than 10 s, then evidence and, 10 s after
-// the suspicion, a second look.
-const soonestTold = 20 * time.Second
-
-// warnOfHangTimeout says what a short timeout does not do.
-func (r *resolver) warnOfHangTimeout(limit time.Duration) {
-	if limit > 0 && limit < soonestTold {
-		r.warn("$XPU_TIMER_HANG_TIMEOUT: a worker is suspected after %s without progress, but a hang is not told before %s: "+
-			"evidence of all nodes and a second look take that time", limit, soonestTold)
 	}
 }
 

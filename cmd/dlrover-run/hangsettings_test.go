@@ -89,18 +89,6 @@ func TestHangOptionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A timeout that is shorter than what a verdict takes is no error, and no promise either.
-func TestAShortHangTimeoutIsExplained(t *testing.T) {
-	for text, want := range map[string]bool{"4": true, "1.5": true, "20": false, "300": false} {
-		s, err := resolved(t, "train.py", map[string]string{"XPU_TIMER_HANG_TIMEOUT": text})
-		require.NoError(t, err)
-		found := slices.ContainsFunc(s.warnings, func(w string) bool {
-			return strings.Contains(w, "suspected after "+text+"s") && strings.Contains(w, "not told before 20s")
-		})
-		require.Equal(t, want, found, "%s: %v", text, s.warnings)
-	}
-}
-
 // What is done about hangs is the run's, and goes with its parameters.
 func TestTheRunHearsWhatIsDoneAboutHangs(t *testing.T) {
 	for line, want := range map[string]string{
