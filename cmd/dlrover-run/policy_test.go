@@ -62,7 +62,7 @@ func TestPolicyThatCannotBeUsed(t *testing.T) {
 		`--rule: "exit 1": there is no ->`:                  {"", "exit 1"},
 		`--policy=` + path + `: line 3: there is no action`: {"--policy=" + path, "exit 1 -> hold"},
 		"give one of t9k, ms-operator, kubeflow":            {"--policy=" + dir + "/none", "exit 1 -> hold"},
-		"is a directory":                                    {"--policy=" + dir, "exit 1 -> hold"},
+		dir + ": not a regular file":                        {"--policy=" + dir, "exit 1 -> hold"},
 		"/dev/zero: not a regular file":                     {"--policy=/dev/zero", "exit 1 -> hold"},
 		"shrinks a job that needs all of its 1 nodes":       {"", "exit 1 -> shrink"},
 		`the rule "any -> hold" (--rule) decides before`:    {"--policy=t9k", "any -> hold"},
