@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/tempdir"
 	"dlrover-run/hang"
 )
 
@@ -300,6 +301,9 @@ func TestAReportThatCannotBeWrittenLeavesNothing(t *testing.T) {
 func TestWhereReportsBelong(t *testing.T) {
 	base := t.TempDir()
 	t.Setenv("TMPDIR", filepath.Join(base, "tmp"))
+	fallbacks := tempdir.Fallbacks
+	tempdir.Fallbacks = nil
+	t.Cleanup(func() { tempdir.Fallbacks = fallbacks })
 	require.NoError(t, os.Mkdir(filepath.Join(base, "tmp"), 0o777))
 	file := filepath.Join(base, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
