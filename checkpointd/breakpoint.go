@@ -208,7 +208,10 @@ func (d *Daemon) breakpoint(w World, later, dir string, hs []coordinator.Holding
 	d.mu.Unlock()
 	plan, ok, err := c.Agree(ctx, breakpointKey(w, dir, early), node, nodes, hs, agreePatience)
 	d.mu.Lock()
-	d.undecided[dir] = err != nil
+	delete(d.undecided, dir)
+	if err != nil {
+		d.undecided[dir] = slices.MaxFunc(hs, func(a, b coordinator.Holding) int { return a.Saved.Compare(b.Saved) })
+	}
 	d.mu.Unlock()
 	if err != nil {
 		return err

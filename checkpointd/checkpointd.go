@@ -140,20 +140,20 @@ type Daemon struct {
 	count          Counters
 	peers          *peers // nil until copies are wanted
 	conns          map[net.Conn]struct{}
-	takenOver      chan struct{}          // closed when what an earlier daemon left has been taken over
-	home           os.FileInfo            // the runtime directory as it was found
-	leaders        map[*session]struct{}  // connections of launchers
-	launcher       string                 // the last one that led
-	orphan         bool                   // somebody waits for a launcher
-	breaking       int                    // breakpoint saves that have not been decided
-	undecided      map[string]bool        // directories whose newest breakpoint save the nodes could not agree on
-	durable        map[int]SegmentStatus  // newest committed save of each rank
-	said           map[string]bool        // loads that were told of since the world last changed
-	recovered      map[string]bool        // directories recovered since the world last changed
-	over           map[string]bool        // epochs whose workers have ended
-	used           map[string]ground      // directories that were committed to, by this launcher's job
-	completing     map[string]*sync.Mutex // by directory
-	found          []string               // epochs of what an earlier daemon left, until the world is told
+	takenOver      chan struct{}                  // closed when what an earlier daemon left has been taken over
+	home           os.FileInfo                    // the runtime directory as it was found
+	leaders        map[*session]struct{}          // connections of launchers
+	launcher       string                         // the last one that led
+	orphan         bool                           // somebody waits for a launcher
+	breaking       int                            // breakpoint saves that have not been decided
+	undecided      map[string]coordinator.Holding // the newest save, by directory, where the nodes could not agree on one
+	durable        map[int]SegmentStatus          // newest committed save of each rank
+	said           map[string]bool                // loads that were told of since the world last changed
+	recovered      map[string]bool                // directories recovered since the world last changed
+	over           map[string]bool                // epochs whose workers have ended
+	used           map[string]ground              // directories that were committed to, by this launcher's job
+	completing     map[string]*sync.Mutex         // by directory
+	found          []string                       // epochs of what an earlier daemon left, until the world is told
 }
 
 // Counters only ever grow.
@@ -202,7 +202,7 @@ func New(cfg Config) (*Daemon, error) {
 		conns:      map[net.Conn]struct{}{},
 		troubles:   map[string]string{},
 		recovered:  map[string]bool{},
-		undecided:  map[string]bool{},
+		undecided:  map[string]coordinator.Holding{},
 		said:       map[string]bool{},
 		over:       map[string]bool{},
 		completing: map[string]*sync.Mutex{},

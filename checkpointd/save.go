@@ -351,7 +351,9 @@ func (d *Daemon) finish(j *save, to phase, err error) {
 	switch to {
 	case committed:
 		d.count.Commits++
-		delete(d.undecided, j.meta.Dir)
+		if !j.saved.Before(d.undecided[j.meta.Dir].Saved) {
+			delete(d.undecided, j.meta.Dir)
+		}
 		d.useLocked(j)
 		if !j.saved.Before(d.durable[j.meta.Rank].Saved) {
 			d.durable[j.meta.Rank] = SegmentStatus{Rank: j.meta.Rank, Step: j.meta.Step, Saved: j.saved, Durable: true}

@@ -44,3 +44,28 @@ func TestNoAgreementAtTheEnd(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, names)
 }
+
+// What is on disk already is not lost because the nodes could not agree on it, and an older save makes up for nothing.
+func TestNoAgreementOnWhatIsOnDisk(t *testing.T) {
+	n, dir := newNode(t, func(c *checkpointd.Config) { c.Remote = away{coordinator.Local(0)} }), t.TempDir()
+	n.join(1, 0, 2)
+	n.put(single(dir, 10), "seg/l0-0.seg")
+	require.Equal(t, true, n.wait(dir, 10)["ok"])
+	end := func() int {
+		require.NoError(t, n.control().Breakpoint(t.Context(), checkpointd.World{}, "test", false))
+		left, err := n.control().End(t.Context(), 5*time.Second)
+		require.NoError(t, err)
+		return left
+	}
+	require.Zero(t, end())
+
+	newer := single(dir, 30)
+	newer.Disk, newer.Saved = false, time.Now().Add(time.Minute)
+	n.put(newer, "seg/l0-1.seg")
+	require.Equal(t, 1, end())
+	n.put(single(dir, 20), "seg/l0-2.seg")
+	require.Equal(t, true, n.wait(dir, 20)["ok"])
+	left, err := n.control().End(t.Context(), 5*time.Second)
+	require.NoError(t, err)
+	require.Equal(t, 1, left)
+}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
+	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/retry"
 )
 
@@ -19,12 +21,14 @@ func (d *Daemon) Drain(ctx context.Context, timeout time.Duration) int {
 	_ = d.until(ctx, func() bool { return d.breaking == 0 && d.pendingLocked() == 0 }) // what is left is counted
 	d.mu.Lock()
 	left, lost := d.breaking+d.pendingLocked(), d.lostLocked()
-	for _, open := range d.undecided {
-		if open {
+	undecided := slices.Collect(maps.Values(d.undecided))
+	d.mu.Unlock()
+	for _, h := range undecided {
+		plan := coordinator.Plan{Save: h.Save, Dir: h.Dir, Step: h.Step}
+		if !d.onDiskAlready(plan, []coordinator.Holding{h}) {
 			left++
 		}
 	}
-	d.mu.Unlock()
 	for _, j := range lost {
 		if !d.replaced(j) {
 			left++
