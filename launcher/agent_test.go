@@ -425,6 +425,25 @@ type deserted struct {
 
 func (d *deserted) Success(context.Context, Directive) error { return d.err }
 
+// An error on standard output is the worker's last word only if it is the last one there, and no signal ended it.
+func TestErrorOnStandardOutput(t *testing.T) {
+	const trace = `printf 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad batch\n'; `
+	const words = `echo 'dataset dir is missing' >&2; `
+	for name, c := range map[string]struct{ script, want string }{
+		"its last word":  {trace + words + `exit 1`, "ValueError: bad batch (exit code 1)"},
+		"survived":       {trace + `for i in 1 2 3 4 5 6; do echo step $i; done; ` + words + `exit 1`, "exit code 1"},
+		"before a crash": {trace + words + `kill -SEGV $$$$`, "SIGSEGV"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			res := newRig(t, `[ $RANK = 0 ] || exec sleep 60; `+c.script, 0).run(t)
+			f := res.Local[res.Root]
+			require.True(t, strings.HasSuffix(f.LastLines, "dataset dir is missing"), f.LastLines)
+			require.Equal(t, c.want == "ValueError: bad batch (exit code 1)", f.Tells())
+			require.Contains(t, f.Reason(), c.want)
+		})
+	}
+}
+
 func TestLogsOfEveryEpochAreKept(t *testing.T) {
 	r := newRig(t, `n=$TORCHELASTIC_RESTART_COUNT; echo epoch $n; : > $DIR/said.$RANK.$n; `+
 		`while [ ! -e $DIR/said.0.$n ]; do sleep 0.01; done; [ $n = 2 ] || exit 1`, 2)

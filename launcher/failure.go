@@ -50,10 +50,9 @@ func (a *Agent) describe(g *group, w *worker, exit proc.Exit) verdict.Failure {
 	f.Timer = w.timer
 	a.readErrorFile(&f)
 	stdout, stderr := w.out.Tail()
-	if f.LastLines = tailText(stderr); !f.Tells() { // some loggers write to standard output
-		if g := (verdict.Failure{LastLines: tailText(stdout)}); g.Tells() {
-			f.LastLines = g.LastLines
-		}
+	f.LastLines = tailText(stderr)
+	if !f.Tells() && (exit.Signal == 0 || f.Stopped) { // some loggers write to standard output
+		f.LastLines = withStdout(plainText(stdout), plainText(stderr))
 	}
 	if f.Timer == "" && (exit.Signal == syscall.SIGKILL || f.LostChild()) {
 		f.OOM = a.oomSince(g.oomKills)
@@ -106,9 +105,20 @@ func readEnds(f *os.File, limit int64) ([]byte, error) {
 	return verdict.Splice(data[:limit/2], end), nil
 }
 
-// tailText keeps whole last lines. On a terminal, Python 3.13 and later colour tracebacks.
-func tailText(b []byte) string {
-	return verdict.Ending(verdict.Unfold(strings.TrimRight(verdict.Plain(b), "\n\t ")), lastLines)
+// plainText is what a worker wrote. On a terminal, Python 3.13 and later colour tracebacks.
+func plainText(b []byte) string {
+	return verdict.Unfold(strings.TrimRight(verdict.Plain(b), "\n\t "))
+}
+
+// tailText keeps whole last lines.
+func tailText(b []byte) string { return verdict.Ending(plainText(b), lastLines) }
+
+// withStdout is the end of stderr, below an error that stdout ends in: an earlier one was survived.
+func withStdout(stdout, stderr string) string {
+	if verdict.EndsInError(stdout) {
+		stderr = strings.TrimRight(stdout+"\n"+stderr, "\n")
+	}
+	return verdict.Ending(stderr, lastLines)
 }
 
 func (a *Agent) oomKills() int64 {

@@ -60,14 +60,32 @@ func (f Failure) Explains() bool {
 	if !f.ErrorTime.IsZero() {
 		return true
 	}
-	text := withoutIgnored(f.LastLines)
-	e := pythonError(text)
-	after := text[strings.LastIndex(text, e):]
-	if e == "" || strings.Count(after, "\n") > maxMore || isConsequence(e) || f.lostSharer() {
+	e := finalError(f.LastLines)
+	if e == "" || isConsequence(e) || f.lostSharer() {
 		return false
 	}
 	e = strings.ToLower(e)
 	return !slices.ContainsFunc(reactions(), func(r string) bool { return strings.Contains(e, r) })
+}
+
+// EndsInError reports whether an output ends in a Python error: nothing more than the rest of its message follows.
+func EndsInError(output string) bool { return finalError(output) != "" }
+
+// finalError is the line of the error that text ends in, "" if it goes on after the last one.
+func finalError(text string) string {
+	text = withoutIgnored(text)
+	e := pythonError(text)
+	more := 0
+	for line := range strings.Lines(text[strings.LastIndex(text, e)+len(e):]) {
+		more += strings.Count(line, "\n")
+		if strings.HasSuffix(className(e), "Group") && stackLine(strings.TrimRight(line, "\n")) {
+			more-- // of the exceptions in it
+		}
+	}
+	if more > maxMore {
+		return ""
+	}
+	return e
 }
 
 // Tells reports whether the worker's own words name an exception.

@@ -176,6 +176,11 @@ func TestJudgeBelievesTheOutputOfAStoppedWorker(t *testing.T) {
 	require.False(t, gone.Explains(), "it went on")
 	more := stopped(said(exit(1, -15, 3), trace("torch.AcceleratorError: CUDA error: x\nCUDA kernel errors\n1\n2")))
 	require.True(t, more.Explains(), "a message of several lines")
+	group := "  + Exception Group Traceback (most recent call last):\n  |   File \"a.py\", line 1, in f\n" +
+		"  | ExceptionGroup: two (2 sub-exceptions)\n  +-+---- 1 ----\n    | Traceback (most recent call last):\n" +
+		"    |   File \"a.py\", line 1, in g\n    |   File \"a.py\", line 1, in h\n    | ValueError: bad batch\n" +
+		"    +---- 2 ----\n    | OSError: x\n    +----\n"
+	require.True(t, stopped(said(exit(1, -15, 3), group)).Explains(), "exceptions of a group")
 	require.True(t, later.Explains())
 	require.False(t, stopped(exit(1, -15, 3)).Explains())
 }
