@@ -68,7 +68,7 @@ func (d *Detector) Look(now time.Duration, workers []Sample, store []StoreWait) 
 	for i := range workers {
 		w := d.meet(now, &workers[i])
 		if w.trained() && w.hasMoved(&workers[i]) {
-			d.paused = max(d.paused, now-w.moved-w.starved)
+			d.paused = max(d.paused, now-w.moved-w.starved-late)
 		}
 		w.see(now, &workers[i], late, d.period())
 		if s, ok := d.suspect(now, w); ok {

@@ -172,6 +172,25 @@ func TestStarvedObserverDoubtsItself(t *testing.T) {
 	require.Greater(t, s.Age, time.Minute)
 }
 
+// A pause is the worker's own, with time in which the observer did not run or without.
+func TestPausesOfTheObserverAreNoPauses(t *testing.T) {
+	step := 50 * time.Millisecond
+	l := newLookout(DetectorConfig{})
+	l.train(t, step, 10*time.Second)
+	l.now += time.Hour
+	require.Empty(t, l.look(func() { l.steps(step) }))
+	require.LessOrEqual(t, l.d.Paused(), 2*l.period, "it trained on meanwhile")
+
+	for range 30 {
+		l.look(nil)
+	}
+	l.now += time.Hour
+	l.look(nil)
+	l.s.Page.LastStep = l.now
+	l.look(func() { l.steps(step) })
+	require.InDelta(t, 33, l.d.Paused().Seconds(), 2)
+}
+
 // From outside the rest of the main thread is all that there is.
 func TestOutsideSuspectsRest(t *testing.T) {
 	l := newLookout(DetectorConfig{Outside: true})
