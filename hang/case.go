@@ -350,11 +350,16 @@ func (c *Case) plan() {
 	c.pause = min(2*c.pause, longestWait)
 }
 
-// dueAt is when the verdict may be told, or acted upon if it has been told.
+// dueAt is when the verdict may be told, or acted upon if these suspects, or enough others, have been told.
 func (c *Case) dueAt() time.Time {
 	f := c.file
 	if f.told > 0 {
-		return f.actAt
+		if told := &c.told[len(c.told)-1].Verdict; sameSuspects(*told, f.verdict) {
+			return later(c.actAt(&f.verdict), c.actAt(told)) // what was seen of them once may come again
+		}
+	}
+	if f.told >= maxRetold {
+		return c.actAt(&f.verdict)
 	}
 	tell := c.lastProgress().Add(f.verdict.tell())
 	if steady := c.steadyAt(); steady.Before(tell) {
@@ -458,8 +463,7 @@ func (c *Case) decide() {
 		v.doubt("it may take its time")
 		*v = v.Aged(v.Age)
 	}
-	f.actAt = c.lastProgress().Add(c.patience(&f.verdict))
-	decided := reached(f.actAt, c.now)
+	decided := reached(c.actAt(&f.verdict), c.now)
 	again := f.told > 0 && sameVerdict(c.told[len(c.told)-1].Verdict, f.verdict)
 	if decided || !again && f.told < maxRetold {
 		c.tell(decided, again)
@@ -471,6 +475,9 @@ func (c *Case) decide() {
 		c.act()
 	}
 }
+
+// actAt is when v may be acted upon.
+func (c *Case) actAt(v *Verdict) time.Time { return c.lastProgress().Add(c.patience(v)) }
 
 // patience is for how long there must have been no progress before a verdict counts. A rank that does nothing may still
 // go on; that is the likelier the longer this run has paused before.

@@ -480,6 +480,34 @@ func TestToldBeforeItIsActedUpon(t *testing.T) {
 	require.Equal(t, ActRestart, s.c.Picture(false).Verdicts[0].Action)
 }
 
+// A rank that may take a day, such as one in a debugger, is no reason to wait as long for another one.
+func TestAnotherSuspectHasItsOwnTime(t *testing.T) {
+	for name, first := range map[string][]int{"the first": {2}, "after as many as are told": {2, 3, 4}} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, ActRestart, 3)
+			now, day := first[0], 24*time.Hour
+			s.verdict = func() Verdict {
+				v := behind(now)
+				if now != 5 {
+					v.Deadline = day
+				}
+				return v
+			}
+			s.hangs()
+			for _, rank := range first {
+				now = rank
+				s.pass(2*time.Minute, 0)
+			}
+			require.Len(t, s.c.Picture(false).Verdicts, len(first))
+			now = 5
+			s.pass(10*time.Minute, 0)
+			require.Len(t, s.orders, 1)
+			told := s.c.Picture(false).Verdicts
+			require.Equal(t, 5, told[len(told)-1].Verdict.Suspects[0].Rank)
+		})
+	}
+}
+
 func TestLowConfidenceActsLater(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	s.c.cfg.Spec.After = 10 * time.Second

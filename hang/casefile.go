@@ -22,7 +22,6 @@ type file struct {
 	judgedAt time.Time
 	foundAt  time.Time // since when it has had these suspects
 	told     int       // how often a verdict was
-	actAt    time.Time // when the last one may be acted upon
 }
 
 // dossier is one node's part of a file.
