@@ -22,7 +22,7 @@ type Facts struct {
 	Xids     []Xid        `json:"xids,omitempty"`
 	// Lost is the call that said ErrLost and its words: no further call was made. Unsupported are the methods of Device
 	// that said ErrNotSupported, Failed those with another error.
-	Lost        string   `json:"lost,omitempty"` // method: error
+	Lost        string   `json:"refused,omitempty"` // method: error; "lost" was a bool
 	Unsupported []string `json:"unsupported,omitempty"`
 	Failed      []string `json:"failed,omitempty"` // method: error
 }

@@ -126,7 +126,8 @@ func domain(devices []Facts) string {
 	return domains[0]
 }
 
-// ParseReport reads a Report as Conclude leaves it, and nothing else: it comes from another program.
+// ParseReport reads a Report as Conclude leaves it: it comes from another program, which may be older or newer. Fields
+// that are unknown here are left out.
 func ParseReport(text []byte) (Report, error) {
 	if len(text) > MaxReport {
 		return Report{}, fmt.Errorf("the report is longer than %d bytes", MaxReport)
@@ -135,9 +136,7 @@ func ParseReport(text []byte) (Report, error) {
 		return Report{}, fmt.Errorf("the report is not as it should be: %w", err)
 	}
 	var r Report
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
+	if err := json.Unmarshal(text, &r); err != nil {
 		return Report{}, fmt.Errorf("the report is not as it should be: %w", err)
 	}
 	if err := r.check(); err != nil {

@@ -101,7 +101,7 @@ func statusOf(err error) (int, string) {
 	return http.StatusInternalServerError, "internal"
 }
 
-// decode reads exactly one Request without unknown fields, and checks it.
+// decode reads exactly one Request, and checks it.
 func decode(data []byte, likely ...string) (req Request, err error) {
 	if req, ok := scan(data, likely...); ok {
 		return req, req.check()
@@ -112,10 +112,9 @@ func decode(data []byte, likely ...string) (req Request, err error) {
 	return req, req.check()
 }
 
-// decodeAny reads whatever JSON a Request may be.
+// decodeAny reads whatever JSON a Request may be. Fields that only newer launchers know are left out.
 func decodeAny(data []byte) (req Request, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
 	if err = d.Decode(&req); err != nil {
 		return req, err
 	}
