@@ -850,7 +850,9 @@ func TestPortTaken(t *testing.T) {
 
 func TestParentLauncherGetsTheErrorFile(t *testing.T) {
 	b := newBench(t)
-	b.env = append(b.env, "TORCHELASTIC_ERROR_FILE="+filepath.Join(b.dir, "reply.json"))
+	link := filepath.Join(b.dir, "link.json")
+	require.NoError(t, os.Symlink("reply.json", link))
+	b.env = append(b.env, "TORCHELASTIC_ERROR_FILE="+link)
 	l := b.run(b.sh(`printf '{"message":{"message":"Boom: x","extraInfo":{"py_callstack":"tb",`+
 		`"timestamp":"1700000000"}}}' > $TORCHELASTIC_ERROR_FILE; exit 5`, "--nproc-per-node=1")...)
 	require.Equal(t, 1, l.wait())

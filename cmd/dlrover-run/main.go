@@ -426,7 +426,7 @@ func (j *job) copyErrorFile(f verdict.Failure) {
 		data, err = verdict.AmendErrorFile(data, f.ExitCode)
 	}
 	if err == nil {
-		err = openfile.Replace(to, data, 0o644)
+		err = openfile.WriteNamed(to, data, 0o644)
 	}
 	if err != nil {
 		j.log.Warn("cannot copy the error file for the parent launcher", "from", f.ErrorFile, "to", to, "err", err)

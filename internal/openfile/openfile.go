@@ -133,6 +133,19 @@ func tooLong(f *os.File, limit int64) error {
 
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 
+// WriteNamed writes a file that the user names, in place and through links: it may be mounted there, or be in a directory
+// where nothing can be made. A new one gets mode.
+func WriteNamed(path string, data []byte, mode fs.FileMode) error {
+	f, err := regular(open(path, os.O_WRONLY|os.O_CREATE, mode))
+	if err != nil {
+		return err
+	}
+	if _, err = f.Write(data); err == nil {
+		err = f.Truncate(int64(len(data)))
+	}
+	return errors.Join(err, f.Close())
+}
+
 // Replace puts a file with data at path, in place of whatever has that name: readers see all of it, or what was there
 // before. A crash may leave a file beside it whose name ends in ".new".
 func Replace(path string, data []byte, mode fs.FileMode) error {

@@ -47,6 +47,7 @@ func TestWhatIsNoFileIsRefused(t *testing.T) {
 			require.ErrorContains(t, err, "open x: ")
 			_, err = Read("x", 10)
 			require.ErrorContains(t, err, "open x: ")
+			require.ErrorContains(t, WriteNamed("x", nil, 0o600), "open x: ")
 		})
 	}
 }
@@ -125,6 +126,21 @@ func TestAPipeThatStaysSilent(t *testing.T) {
 		_, err := ReadNamed(path, 10)
 		require.EqualError(t, err, "read "+path+": a pipe whose writer has not ended within 10ms")
 	}
+}
+
+// A file that the user names stays the same one, wherever it is mounted or linked.
+func TestWriteNamed(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.Symlink("file", "link"))
+	require.NoError(t, WriteNamed("link", []byte("a longer text"), 0o640))
+	require.NoError(t, os.Link("file", "same"))
+	require.NoError(t, WriteNamed("link", []byte("text"), 0o600))
+	text, err := Read("same", 20)
+	require.NoError(t, err)
+	require.Equal(t, "text", string(text))
+	info, err := os.Lstat("link")
+	require.NoError(t, err)
+	require.Equal(t, fs.ModeSymlink, info.Mode().Type())
 }
 
 func TestReplace(t *testing.T) {
