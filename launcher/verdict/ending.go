@@ -1,6 +1,9 @@
 package verdict
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Ending is the end of a worker's output, in whole lines of at most limit bytes together. Where the error that ended
 // the worker is longer, its own lines come first: those that name it, and what led to it, without the stacks between
@@ -27,19 +30,36 @@ func missing(text, end string, limit int) string {
 	if cppStart(text) >= 0 {
 		e = ""
 	}
+	outer, drawn := strings.CutSuffix(prefix, "| ")
+	if len(outer) > limit/8 {
+		outer = ""
+	}
+	prefix, header := outer, outer+traceback
+	if drawn {
+		prefix, header = outer+"| ", outer+groupStart+traceback
+	}
 	err := ends(e, limit/4)
 	var first strings.Builder
-	for _, line := range lines {
+	add := func(before, line string) {
 		line = ends(line, limit/4)
-		if line != err && !strings.Contains(end, line) && first.Len()+len(line) < limit/2 {
-			first.WriteString(line + "\n")
+		if line != err && !strings.Contains(end, line) && first.Len()+len(before)+len(line) < limit/2 {
+			first.WriteString(before + line + "\n")
+		}
+	}
+	leaves := grouped(text)
+	for _, line := range lines {
+		if !slices.Contains(leaves, line) {
+			add("", line)
 		}
 	}
 	if e != "" && pythonError(end) != e {
-		first.WriteString(prefix + traceback + ":\n")
+		first.WriteString(header + ":\n")
 		if !strings.Contains(end, err) {
 			first.WriteString(prefix + err + "\n")
 		}
+	}
+	for _, leaf := range leaves {
+		add(outer+"  | ", leaf)
 	}
 	if first.Len() > 0 {
 		first.WriteString("  " + ellipsis + "\n") // indented as what is left out
@@ -66,7 +86,7 @@ func cppStart(text string) int {
 func plainLines(text, prefix string) []string {
 	var out []string
 	for line := range strings.Lines(text) {
-		line = strings.TrimRight(strings.TrimPrefix(line, prefix), " \r\n")
+		line = withoutPrefix(strings.TrimRight(line, " \r\n"), prefix)
 		if !stackLine(line) && !strings.Contains(line, traceback) && !inStack(line) {
 			out = append(out, line)
 		}

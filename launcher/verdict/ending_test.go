@@ -73,6 +73,32 @@ func TestOldErrorIsNoEnding(t *testing.T) {
 	require.NotContains(t, verdict.Ending(stack(100), 2048), "…", "nothing but a stack")
 }
 
+// A group of exceptions keeps its class and those in it, however long the stacks between them are.
+func TestEndingOfAGroup(t *testing.T) {
+	const header, line = "Traceback (most recent call last):\n", "File \"/srv/train.py\", line 7, in step\n"
+	for _, rank := range []string{"", "[rank3]: "} {
+		for frames := range 60 {
+			stack := func(bar string) string { return strings.Repeat(bar+"  "+line, frames) }
+			text := strings.Repeat("noise\n", 300) + "  + Exception Group " + header + stack("  | ") +
+				"  | ExceptionGroup: two shards failed (2 sub-exceptions)\n  +-+---- 1 ----\n    | " + header + stack("    | ") +
+				"    | ValueError: bad batch\n    +---- 2 ----\n    | " + header + stack("    | ") + "    | OSError: x\n    +----"
+			text = rank + strings.ReplaceAll(text, "\n", "\n"+rank)
+			end := verdict.Ending(text, 1024)
+			require.LessOrEqual(t, len(end), 1024)
+			f := verdict.Failure{ExitCode: 1, LastLines: end}
+			require.Equal(t, []string{"ExceptionGroup", "ValueError", "OSError"}, f.Exceptions(), end)
+			require.Contains(t, f.Reason(), "two shards failed (2 sub-exceptions), first ValueError: bad batch", end)
+		}
+	}
+}
+
+func TestEndingBelowALongPrefix(t *testing.T) {
+	text := strings.Repeat("x", 3000) + "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: bad\n"
+	end := verdict.Ending(text, 1024)
+	require.LessOrEqual(t, len(end), 1024)
+	require.Equal(t, []string{"ValueError"}, verdict.Failure{ExitCode: 1, LastLines: end}.Exceptions())
+}
+
 func FuzzEnding(f *testing.F) {
 	f.Add("what(): x\n"+stack(20), 300)
 	f.Add("ü\n\n", 2)

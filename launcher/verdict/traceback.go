@@ -127,18 +127,21 @@ func prefixOf(before string) string {
 // or a part of it, where it is indented.
 func errorBelow(text string, at int) string {
 	prefix := prefixOf(text[lineStart(text, at):at])
-	firm := strings.TrimRight(prefix, " >|")
 	_, below, _ := strings.Cut(text[at:], "\n")
 	for line := range strings.Lines(below) {
-		line = strings.TrimRight(line, " \r\n")
-		if strings.HasPrefix(line, firm) {
-			line = line[common(prefix, line):]
-		}
-		if !stackLine(line) {
+		if line = withoutPrefix(strings.TrimRight(line, " \r\n"), prefix); !stackLine(line) {
 			return line
 		}
 	}
 	return ""
+}
+
+// withoutPrefix is line without prefix, or without a part of it, where the line is indented.
+func withoutPrefix(line, prefix string) string {
+	if !strings.HasPrefix(line, strings.TrimRight(prefix, " >|")) {
+		return line
+	}
+	return line[common(prefix, line):]
 }
 
 // common is how many bytes a and b have in common at their beginning, in whole characters.
@@ -179,7 +182,9 @@ func errorLines(text string) (lines []string, prefix string) {
 	text = withoutIgnored(text)
 	from := lastHeader(text)
 	if from >= 0 && inGroup(text, from) {
-		from = max(strings.LastIndex(text, groupStart+traceback)+len(groupStart), 0)
+		if start := strings.LastIndex(text, groupStart+traceback); start >= 0 {
+			from = start + len(groupStart)
+		}
 	}
 	if from < 0 {
 		from = lastFrame(text)
