@@ -97,6 +97,9 @@ type Ask struct {
 	Again bool `json:"again,omitempty"`
 }
 
+// Counts: the verdict counts as a hang. An older judge does not say so, but what it does.
+func (a *Ask) Counts() bool { return a.Decided || a.Action == ActRestart || a.Action == ActStop }
+
 // Action is what is done about a hang.
 type Action string
 

@@ -1,10 +1,14 @@
 package hang
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 )
+
+// ErrSpec is what all errors of ParseSpec are.
+var ErrSpec = errors.New("hang detection")
 
 // Spec is how a run's hangs are treated: what the rendezvous carries as Params.Hang.
 type Spec struct {
@@ -32,15 +36,15 @@ func ParseSpec(text string) (s Spec, err error) {
 			s.Action = Action(value)
 		case "after":
 			if s.After, err = time.ParseDuration(value); err != nil || s.After <= 0 {
-				return Spec{}, fmt.Errorf("hang detection %.200q: after %.80q is no time: use 3m or the like", text, value)
+				return Spec{}, fmt.Errorf("%w %.200q: after %.80q is no time: use 3m or the like", ErrSpec, text, value)
 			}
 		default:
-			return Spec{}, fmt.Errorf("hang detection %.200q: %.80q is unknown here: all nodes of a run need the same version",
-				text, field)
+			return Spec{}, fmt.Errorf("%w %.200q: %.80q is unknown here: all nodes of a run need the same version",
+				ErrSpec, text, field)
 		}
 	}
 	if err := s.Validate(); err != nil {
-		return Spec{}, fmt.Errorf("hang detection %.200q: %w", text, err)
+		return Spec{}, fmt.Errorf("%w %.200q: %w", ErrSpec, text, err)
 	}
 	return s, nil
 }

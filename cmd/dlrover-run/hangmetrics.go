@@ -71,7 +71,7 @@ func (m *hangMetrics) verdict(a hang.Ask) {
 	if !a.Again {
 		m.verdicts[a.Kind]++
 	}
-	if !a.Decided {
+	if !a.Counts() {
 		return // what alerts and DLRover's master act upon is not told early
 	}
 	for _, rank := range a.Suspects {

@@ -55,6 +55,7 @@ type hangs struct {
 	metrics *hangMetrics           // nil: nobody asks for them
 	stacks  func() *pystack.Reader
 	writing sync.WaitGroup // of what is written after a verdict
+	refused sync.Once      // it was said that the judge cannot be spoken to
 
 	mu      sync.Mutex
 	epoch   launcher.Epoch // the newest
@@ -248,14 +249,25 @@ func (h *hangs) post(ctx context.Context, r hang.Report) error {
 	defer cancel()
 	r.ID = h.job.s.node.ID
 	ask, err := h.judge().Post(ctx, h.job.s.runID, r)
-	if errors.Is(err, serve.ErrNotMember) || errors.Is(err, serve.ErrBadRequest) {
+	switch {
+	case err == nil:
+		h.hear(ask)
+	case misread(err):
+		h.refused.Do(func() {
+			h.log.Warn("no hang of this job is found: all launchers and the daemon need the same version", "err", err)
+		})
+		return nil
+	case errors.Is(err, serve.ErrNotMember):
 		h.log.Debug("the judge of hangs does not want to hear of these workers", "err", err)
 		return nil // what holds is told again
 	}
-	if err == nil {
-		h.hear(ask)
-	}
 	return err
+}
+
+// misread: the judge does not understand our reports, or the Spec of the run, which older ones call no member.
+func misread(err error) bool {
+	return errors.Is(err, serve.ErrBadRequest) ||
+		errors.Is(err, serve.ErrNotMember) && strings.Contains(err.Error(), hang.ErrSpec.Error()+` "`)
 }
 
 // Notice implements launcher.Noticer.
@@ -306,7 +318,7 @@ func (h *hangs) tellLocked(a hang.Ask) {
 		"action", a.Action}
 	h.told = a.Case
 	level := slog.LevelWarn
-	if a.Decided {
+	if a.Counts() {
 		level = slog.LevelError
 	}
 	h.log.Log(context.Background(), level, "hang: "+printable.Line(a.Line), attrs...)

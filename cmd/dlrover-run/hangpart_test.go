@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/hang"
 	"dlrover-run/hang/report"
+	"dlrover-run/hang/serve"
 	"dlrover-run/launcher"
 )
 
@@ -85,6 +88,51 @@ func TestVerdictsAreSaidOnce(t *testing.T) {
 	require.Contains(t, scraped(m), "dlrover_hang_false_alarms_total 1")
 	h.Notice(hang.Topic, "{")
 	require.Contains(t, out.String(), "the same version")
+}
+
+// An older judge does not say that a verdict is decided, but what it does about it.
+func TestVerdictsOfAnOlderJudge(t *testing.T) {
+	var out strings.Builder
+	m := newHangMetrics(&settings{runID: "j"})
+	h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), metrics: m}
+	h.epoch.Place.GroupRank = 1
+	m.looked([]hang.Sample{{Worker: hang.Worker{Rank: 2, PID: 9}, At: time.Second}}, nil)
+	h.hear(hang.Ask{Seq: 5, Case: 4, What: hang.TellVerdict, Line: "rank 2 hung", Suspects: []int{2},
+		Action: hang.ActRestart})
+	require.Contains(t, out.String(), `level=ERROR msg="hang: rank 2 hung`)
+	require.Contains(t, scraped(m), `dlrover_hang_state{rank="2"} 3`)
+}
+
+// deafJudge refuses all reports.
+type deafJudge struct {
+	serve.Transport
+	err error
+}
+
+func (d *deafJudge) Post(context.Context, string, serve.Report) (serve.Ask, error) {
+	return serve.Ask{}, d.err
+}
+
+// Hang detection that is off because versions differ is said once; that a world has ended is no news.
+func TestAJudgeOfAnotherVersion(t *testing.T) {
+	_, unread := hang.ParseSpec("action=report sooner=1s")
+	for name, c := range map[string]struct {
+		err  error
+		warn int
+	}{
+		"our report":                {serve.ErrBadRequest, 1},
+		"our Spec":                  {fmt.Errorf("%w: %w", serve.ErrBadRequest, unread), 1},
+		"our Spec, says an old one": {fmt.Errorf("%w: %s", serve.ErrNotMember, unread), 1},
+		"another epoch":             {serve.ErrNotMember, 0},
+	} {
+		var out strings.Builder
+		h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), job: &job{s: &settings{runID: "j"}}}
+		h.judge = func() serve.Transport { return &deafJudge{err: c.err} }
+		for range 3 {
+			require.NoError(t, h.post(t.Context(), hang.Report{}))
+		}
+		require.Equal(t, c.warn, strings.Count(out.String(), "level=WARN"), name)
+	}
 }
 
 func scraped(m *hangMetrics) string {

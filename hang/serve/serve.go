@@ -13,6 +13,8 @@ package serve
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
 	"runtime"
@@ -109,7 +111,8 @@ type Hub struct {
 
 	mu     sync.Mutex // before run.mu, never after
 	runs   map[string]*run
-	pruned time.Time // when runs were last looked for that nobody needs
+	unread map[string]bool // runs whose Spec cannot be read, as was logged
+	pruned time.Time       // when runs were last looked for that nobody needs
 	closed bool
 }
 
@@ -123,8 +126,9 @@ func New(cfg Config) *Hub {
 	}
 	cfg.maxHeld, cfg.maxRunHeld = cmp.Or(cfg.maxHeld, MaxHeld), cmp.Or(cfg.maxRunHeld, MaxRunHeld)
 	return &Hub{
-		cfg: cfg, runs: map[string]*run{}, decoding: make(chan struct{}, runtime.GOMAXPROCS(0)+1),
-		reading: make(chan struct{}, maxReading), sending: make(chan struct{}, maxSending),
+		cfg: cfg, runs: map[string]*run{}, unread: map[string]bool{},
+		decoding: make(chan struct{}, runtime.GOMAXPROCS(0)+1),
+		reading:  make(chan struct{}, maxReading), sending: make(chan struct{}, maxSending),
 	}
 }
 
@@ -166,6 +170,7 @@ func (h *Hub) Forget(run string) {
 		r.close()
 		delete(h.runs, run)
 	}
+	delete(h.unread, run)
 }
 
 // Post implements Transport.
@@ -247,7 +252,7 @@ func (h *Hub) open(id string) (*run, error) {
 	}
 	spec, err := h.cfg.Spec(id)
 	if err != nil {
-		return nil, notMember(id, err)
+		return nil, h.refuse(id, err)
 	}
 	h.prune(time.Now())
 	h.mu.Lock()
@@ -263,6 +268,21 @@ func (h *Hub) open(id string) (*run, error) {
 	r := h.newRun(id, spec)
 	h.runs[id] = r
 	return r, nil
+}
+
+// refuse is why a run without a Spec is not judged. That its Spec cannot be read is logged once.
+func (h *Hub) refuse(run string, err error) error {
+	if !errors.Is(err, hang.ErrSpec) {
+		return notMember(run, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.unread[run] && len(h.unread) < MaxRuns {
+		h.unread[run] = true
+		h.cfg.Log.Warn("no hang of the run is found: its launchers and this daemon need the same version", "run_id", run,
+			"err", err)
+	}
+	return fmt.Errorf("%w in run %q: %w", ErrBadRequest, run, err)
 }
 
 // prune drops, at most once a minute, the runs that the rendezvous does not know and in which nothing has happened for

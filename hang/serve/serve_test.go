@@ -2,6 +2,8 @@ package serve
 
 import (
 	"iter"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -228,6 +230,29 @@ func TestRunsAreBounded(t *testing.T) {
 	}
 	_, err := h.open("one more")
 	require.ErrorIs(t, err, ErrLimit)
+}
+
+// A Spec of another version is no reason to say nothing: it is logged once, and the launcher hears of it.
+func TestASpecThatCannotBeRead(t *testing.T) {
+	var out strings.Builder
+	r := newRdzv(hang.ActReport, 1)
+	cfg := r.config()
+	cfg.Log = slog.New(slog.NewTextHandler(&out, nil))
+	cfg.Spec = func(string) (hang.Spec, error) { return hang.ParseSpec("action=report sooner=1s") }
+	h := New(cfg)
+	defer h.Close()
+	for range 3 {
+		_, err := h.Post(t.Context(), "r", r.suspicion(0, 12*time.Second))
+		require.ErrorIs(t, err, ErrBadRequest)
+		require.ErrorContains(t, err, `"sooner=1s" is unknown here`)
+	}
+	require.Equal(t, 1, strings.Count(out.String(), "level=WARN"), out.String())
+	h.Forget("r")
+	require.Empty(t, h.unread)
+	cfg.Spec = func(string) (hang.Spec, error) { return hang.Spec{}, errNobody }
+	_, err := New(cfg).Post(t.Context(), "r", r.suspicion(0, 12*time.Second))
+	require.ErrorIs(t, err, ErrNotMember)
+	require.Equal(t, 1, strings.Count(out.String(), "level=WARN"))
 }
 
 // Whoever comes beyond the bounds is taken without stacks, and then without evidence.
