@@ -327,6 +327,11 @@ func (r *Round) barsAge() {
 	}
 }
 
+// withOthers: the check with others has failed. Older launchers name no aspect.
+func (e Barred) withOthers() bool {
+	return e.Again || e.Aspect == "" || e.Aspect == "network" || e.Aspect == "pytorch"
+}
+
 func (r *Round) bar(now time.Time, e Barred) error {
 	n := r.nodes[e.ID]
 	if n == nil {
@@ -348,7 +353,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		r.note(event, n.Name, reason+"; it is checked again before the next world").Aspect = aspect
 		return nil
 	}
-	if r.phase == gating && len(r.wary) < maxGone {
+	if r.phase == gating && e.withOthers() && len(r.wary) < maxGone {
 		r.wary[n.machine()] = true
 	}
 	n.unsure = e.Again && !r.params.CheckOnly

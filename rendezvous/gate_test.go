@@ -314,6 +314,36 @@ func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
 	require.Equal(t, "a b x2", s.order())
 }
 
+// What a node finds of itself can be repaired without others: it may grow into a world that runs.
+func TestRepairedNodeGrowsIntoTheWorld(t *testing.T) {
+	for _, c := range []struct {
+		bar  Barred
+		want string
+	}{
+		{Barred{Aspect: "devices"}, "a:stop b:stop x2:wait"},
+		{Barred{Aspect: "health"}, "a:stop b:stop x2:wait"},
+		{Barred{Aspect: "network"}, "a:run b:run x2:wait"},
+		{Barred{Aspect: "pytorch"}, "a:run b:run x2:wait"},
+		{Barred{}, "a:run b:run x2:wait"},
+		{Barred{Aspect: "devices", Again: true}, "a:run b:run x2:wait"},
+	} {
+		s := gated(t, Params{Min: 2, Max: 4})
+		s.join("a", "b")
+		s.joinNode(Node{ID: "x1", Name: "x", Rank: -1, Slots: 2, Can: s.can})
+		s.pass(DefaultLastCall)
+		c.bar.ID = "x1"
+		s.must(c.bar)
+		s.clear("a", "b")
+		s.obey()
+		s.leave("x1")
+		s.health["x2"] = alone
+		s.joinNode(Node{ID: "x2", Name: "x", Rank: -1, Slots: 2, Can: s.can})
+		s.obey()
+		s.pass(DefaultGrowthDelay)
+		require.Equal(t, c.want, s.kinds(), "%+v", c.bar)
+	}
+}
+
 // What is only checked waits for no other nodes, and checks none again.
 func TestCheckOnlyEndsWithItsChecks(t *testing.T) {
 	for _, again := range []bool{false, true} {
