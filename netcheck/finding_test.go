@@ -242,4 +242,9 @@ func TestVerdictsOfStagesAddUp(t *testing.T) {
 	require.True(t, both.Paired)
 	require.Len(t, both.Findings, 2)
 	require.Equal(t, StateFaulty, path.and(Verdict{State: StateFaulty}).State)
+	untested := Verdict{State: StateNotTested, Reason: unpaired}
+	for before, partners := range map[State]int{StateOK: 3, StatePath: 1, StateFaulty: 2} {
+		v := Verdict{State: before, Partners: partners}.and(untested)
+		require.Equal(t, Verdict{State: before, Partners: partners}, v, "a later stage without a test takes nothing away")
+	}
 }

@@ -317,6 +317,7 @@ func (v Verdict) and(later Verdict) Verdict {
 	if later.State == StateOK && v.State == StatePath || later.State == StateNotTested && v.State != "" {
 		later.State, later.Kind, later.Reason, later.Confidence = v.State, v.Kind, v.Reason, v.Confidence
 		later.Excluded, later.Again = v.Excluded, v.Again
+		later.Partners = max(later.Partners, v.Partners)
 	}
 	return later
 }

@@ -241,6 +241,25 @@ func TestAMarkThatRestsOnSeveralFindings(t *testing.T) {
 	}
 }
 
+// What is disproved counts also where the newest finding is another one, which no check can see.
+func TestAMarkWhoseNewestFindingStays(t *testing.T) {
+	b := sized(100)
+	soft := func(hour int, aspect string) []Act {
+		f := of("n001", Device, aspect)
+		f.Text = fmt.Sprint(hour)
+		return b.Find(after(time.Duration(hour)*time.Hour/4), f)
+	}
+	require.Empty(t, soft(0, "copies"))
+	require.Empty(t, soft(1, "devices"))
+	require.Equal(t, []string{"mark n001"}, deeds(soft(2, "devices")))
+	require.Equal(t, []string{"mark n001"}, deeds(soft(3, "special")))
+	acts := b.Passed(after(time.Hour), "n001", "copies")
+	require.Equal(t, []string{"mark n001"}, deeds(acts), "fewer findings")
+	require.Contains(t, acts[0].Text, "3 findings of the last days")
+	require.Empty(t, b.Passed(after(time.Hour), "n001", "copies", "network"))
+	require.Equal(t, []string{"unmark n001"}, deeds(b.Passed(after(time.Hour), "n001", "devices")))
+}
+
 func TestDisprovedFindingsDoNotCount(t *testing.T) {
 	b := sized(100)
 	for i := range 2 {

@@ -411,15 +411,20 @@ func (b *Book) Passed(now time.Time, node string, covered ...string) []Act {
 	if r.held != nil && slices.Contains(covered, r.held.Aspect) {
 		r.held = nil
 	}
+	disproved := r.mark != nil && slices.Contains(covered, r.mark.Aspect)
 	for i := range r.findings {
-		f := &r.findings[i]
-		f.Cleared = f.Cleared || slices.Contains(covered, f.Aspect)
+		if f := &r.findings[i]; !f.Cleared && slices.Contains(covered, f.Aspect) {
+			f.Cleared, disproved = true, true
+		}
 	}
-	if r.mark == nil || r.mark.By != Policy || !slices.Contains(covered, r.mark.Aspect) {
+	if r.mark == nil || r.mark.By != Policy || !disproved {
 		return nil
 	}
 	if f, reason := b.rest(now, r); reason != "" {
 		m := *r.mark
+		if f.Text == m.Evidence && f.Kind == m.Kind && reason == m.Reason {
+			return nil
+		}
 		m.Kind, m.Aspect, m.Reason, m.Evidence, m.Until = f.Kind, f.Aspect, reason, f.Text, f.At.Add(b.cfg.Expiry)
 		r.mark = &m
 		return []Act{{Do: Apply, Mark: m, Run: m.Run, Text: m.line()}}

@@ -240,7 +240,8 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]rendez
 	ok := map[string][]string{} // aspects, by machine
 	for _, s := range all {
 		if s.event == passed {
-			ok[r.machine(s.node)] = s.covered
+			m := r.machine(s.node)
+			ok[m] = append(ok[m], s.covered...)
 			continue
 		}
 		kind, text := kindOf(s, bars)

@@ -99,6 +99,19 @@ func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 	})
 }
 
+// Two checks that pass one after the other count both, also when they are heard of together.
+func TestChecksThatPassTogetherCountTogether(t *testing.T) {
+	inJob(t, 3, func(j *job) {
+		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
+		j.settle()
+		require.Equal(t, []string{"m1"}, names(j.k))
+		j.report(rendezvous.Cleared{ID: "n1", Covered: network})
+		j.report(rendezvous.Cleared{ID: "n1", Covered: []string{"devices"}})
+		j.settle()
+		require.Empty(t, names(j.k))
+	})
+}
+
 // As the launchers of dlrover-run --check-only do.
 func TestACheckThatPassesCountsThoughTheNodeLeavesAtOnce(t *testing.T) {
 	inJob(t, 3, func(j *job) {
