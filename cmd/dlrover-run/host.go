@@ -31,8 +31,9 @@ type hostFacts struct {
 	addrs    func() []string        // of this machine's interfaces, loopback left out
 	route    func(host string, port int) string
 	lookPath func(file string) (string, error)
-	venvs    func() []string // bin directories of the venvs that the launcher lies in
-	environ  func() []string // all variables, as KEY=VALUE
+	readFile func(path string) ([]byte, error) // that a scheduler names
+	venvs    func() []string                   // bin directories of the venvs that the launcher lies in
+	environ  func() []string                   // all variables, as KEY=VALUE
 	shmFree  func() (int64, error)
 }
 
@@ -43,7 +44,7 @@ func thisHost(env func(string) (string, bool)) hostFacts {
 	}
 	return hostFacts{
 		id: randomID(), name: name, root: os.DirFS("/"), owns: ownsHost,
-		addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath,
+		addrs: networkAddresses, route: routeTo, lookPath: exec.LookPath, readFile: readNamed,
 		cpus:  func() int { return proc.CPUCount("/proc", "/sys/fs/cgroup") },
 		gpus:  sync.OnceValues(func() (int, string) { return proc.GPUCount("/", env) }), // takes a millisecond
 		venvs: func() []string { return pyenv.LauncherVenvs(os.Args[0]) }, environ: os.Environ, shmFree: shmFree,

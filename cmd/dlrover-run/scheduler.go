@@ -2,9 +2,7 @@ package main
 
 import (
 	"fmt"
-	"io/fs"
 	"net"
-	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -53,18 +51,6 @@ func (r *resolver) namesRendezvous() bool {
 
 // readNamed reads a file that an option or a variable names, at most 16 MiB.
 func readNamed(name string) ([]byte, error) { return openfile.ReadNamed(name, 16<<20) }
-
-// readFile reads a file of this machine.
-func (h hostFacts) readFile(name string) ([]byte, error) {
-	if !path.IsAbs(name) {
-		return readNamed(name)
-	}
-	name = strings.TrimPrefix(path.Clean(name), "/")
-	if info, err := fs.Stat(h.root, name); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("/%s is %w", name, openfile.ErrNotRegular)
-	}
-	return fs.ReadFile(h.root, name)
-}
 
 // scheduled reports whether a scheduler says anything that the rendezvous has no variables of its own for.
 func (r *resolver) scheduled() bool {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/scheduler"
 )
@@ -244,16 +245,21 @@ func TestSchedulerOption(t *testing.T) {
 	require.Equal(t, append([]string{scheduler.Auto, "none"}, scheduler.Names()...), opts[i].Choices)
 }
 
+// A file that the environment names may be anything: a program can put a device in its place.
 func TestSchedulerReadsFiles(t *testing.T) {
-	h := testHost()
-	h.root = fstest.MapFS{"etc/mpi/hostfile": {Data: []byte("a slots=2\n")}}
-	text, err := h.readFile("/etc/../etc/mpi/hostfile")
+	read := thisHost(os.LookupEnv).readFile
+	path := filepath.Join(t.TempDir(), "hostfile")
+	require.NoError(t, os.WriteFile(path, []byte("a slots=2\n"), 0o600))
+	text, err := read(path)
 	require.NoError(t, err)
 	require.Equal(t, "a slots=2\n", string(text))
-	_, err = h.readFile("/etc/hosts")
+	_, err = read("no/such/file")
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = h.readFile("no/such/file")
-	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = read("/dev/zero")
+	require.ErrorIs(t, err, openfile.ErrNotRegular)
+	require.NoError(t, os.Truncate(path, 1<<30))
+	_, err = read(path)
+	require.ErrorIs(t, err, openfile.ErrTooLong)
 }
 
 // Two launchers get nothing but what a scheduler sets, and are one job.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,6 +28,9 @@ func testHost() hostFacts {
 		owns:  func(host string) bool { return host == "host-a" || host == "localhost" || host == "127.0.0.1" },
 		addrs: func() []string { return []string{"10.0.0.1"} },
 		route: func(string, int) string { return "10.0.0.1" },
+		readFile: func(path string) ([]byte, error) {
+			return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
+		},
 		venvs: func() []string { return nil }, environ: func() []string { return nil },
 		lookPath: func(f string) (string, error) {
 			if strings.Contains(f, "missing") {
