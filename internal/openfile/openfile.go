@@ -42,14 +42,15 @@ func ReadLinked(path string, limit int64) ([]byte, error) {
 	return readAll(f, err, limit)
 }
 
-// How long ReadNamed waits for all of a pipe, and how often it looks for a writer.
+// pipeTime is how long ReadNamed waits for all of a pipe.
 var pipeTime = 10 * time.Second
 
-const pipePause = 5 * time.Millisecond
-
 // ReadNamed is ReadLinked for a file that the command line names: a pipe will do, such as a shell's <(command), if its
-// end comes soon.
+// end comes soon, and /dev/null is an empty file.
 func ReadNamed(path string, limit int64) ([]byte, error) {
+	if path == os.DevNull {
+		return nil, nil
+	}
 	f, err := open(path, os.O_RDONLY, 0)
 	if err == nil {
 		if info, err := f.Stat(); err == nil && info.Mode().Type() == fs.ModeNamedPipe {
@@ -61,17 +62,35 @@ func ReadNamed(path string, limit int64) ([]byte, error) {
 	return readAll(f, err, limit)
 }
 
-// readPipe waits for a writer, too: without one a pipe is at its end.
+// readPipe waits for a writer, too: before there has been one, a read finds the end.
 func readPipe(f *os.File, limit int64) (data []byte, err error) {
-	_ = f.SetReadDeadline(time.Now().Add(pipeTime))
-	for len(data) == 0 && err == nil {
-		time.Sleep(pipePause)
+	end := time.Now().Add(pipeTime)
+	_ = f.SetReadDeadline(end)
+	if err = awaitWriter(f, end); err == nil {
 		data, err = readTo(f, limit)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = pathError("read", f.Name(), fmt.Errorf("a pipe whose writer has not ended within %s", pipeTime))
 	}
 	return data, err
+}
+
+// awaitWriter waits until something is written to a pipe, or its writers have ended.
+func awaitWriter(f *os.File, end time.Time) (err error) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	n := 0
+	control := conn.Control(func(fd uintptr) {
+		for err = unix.EINTR; err == unix.EINTR; { // by the runtime's own signals
+			n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
+		}
+	})
+	if err == nil && n == 0 {
+		err = os.ErrDeadlineExceeded
+	}
+	return errors.Join(control, err)
 }
 
 func open(path string, flags int, mode fs.FileMode) (*os.File, error) {

@@ -114,6 +114,23 @@ func TestPipesOfAShell(t *testing.T) {
 	text, err := ReadNamed(fmt.Sprintf("/dev/fd/%d", r.Fd()), 10)
 	require.NoError(t, err)
 	require.Equal(t, "text", string(text))
+	text, err = ReadNamed(fmt.Sprintf("/dev/fd/%d", r.Fd()), 10)
+	require.NoError(t, err, "a pipe whose writer has ended is an empty file")
+	require.Empty(t, text)
+	text, err = ReadNamed(os.DevNull, 10)
+	require.NoError(t, err)
+	require.Empty(t, text)
+}
+
+func TestAPipeWhoseWriterComesLater(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	require.NoError(t, syscall.Mkfifo(path, 0o600))
+	written := make(chan error, 1)
+	go func() { written <- os.WriteFile(path, []byte("text"), 0) }() // waits for a reader
+	text, err := ReadNamed(path, 10)
+	require.NoError(t, err)
+	require.NoError(t, <-written)
+	require.Equal(t, "text", string(text))
 }
 
 func TestAPipeThatStaysSilent(t *testing.T) {
