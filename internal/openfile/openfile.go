@@ -84,7 +84,8 @@ func awaitWriter(f *os.File, end time.Time) (err error) {
 	n := 0
 	control := conn.Control(func(fd uintptr) {
 		for err = unix.EINTR; err == unix.EINTR; { // by the runtime's own signals
-			n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
+			left := max(0, time.Until(end)).Milliseconds()
+			n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left))
 		}
 	})
 	if err == nil && n == 0 {

@@ -120,8 +120,10 @@ func (r *Relay) tell() {
 		n = 0
 	}
 	r.dropped -= n
+	tells := n > 0 && log != nil
+	r.behind = r.behind || tells // this goroutine, which writes, must not wait for itself
 	r.mu.Unlock()
-	if n > 0 && log != nil {
+	if tells {
 		log.Warn("standard error took nothing for a while: lines were dropped", "lines", n)
 	}
 }

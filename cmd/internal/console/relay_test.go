@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -68,6 +69,20 @@ func TestAReaderThatReadsNothingHoldsUpNobody(t *testing.T) {
 	out.Flush()
 	log.Info("back")
 	require.Contains(t, read(), "back")
+}
+
+// The goroutine that writes tells what was dropped, and does not wait for itself.
+func TestTheWriterDoesNotWaitForItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		out := NewRelay(nil)
+		Logger(out, "prog", Text, slog.LevelInfo)
+		out.dropped, out.idle = 7, make(chan struct{})
+		begun := time.Now()
+		out.tell()
+		require.Zero(t, time.Since(begun))
+		_, text := out.next()
+		require.Contains(t, string(text), "lines=7")
+	})
 }
 
 // What is written comes before what happens next.

@@ -1,8 +1,8 @@
 // Package guarded divides dlrover-run into guard and launcher before the other
 // packages of the program are initialised. Only its main imports it.
 //
-// This is the one init function of the module that does work. In the guard it lasts
-// as long as the job. The guard waits; it needs none of the program's packages, whose
+// Its init function is the module's only one beside that of cmd/internal/console, which
+// reads TZ. In the guard it lasts as long as the job. The guard waits; it needs none of the program's packages, whose
 // initialisation would take milliseconds before the launcher is started, and memory as
 // long as the job runs. Go initialises packages in the order of their import paths
 // as soon as their imports are ready, so this one, with few imports, comes

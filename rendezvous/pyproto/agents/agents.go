@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -76,7 +77,7 @@ type Host struct {
 	check  check
 	steps  map[caller]int
 	ports  ports
-	said   map[string]bool // what is said once
+	said   map[string]bool // what is said once, and the first names that callers chose
 	begun  bool            // somebody looks for silent agents
 }
 
@@ -207,15 +208,21 @@ func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyp
 // cannot says once of what is asked for in vain.
 func (h *Host) cannot(m *pyproto.Message) {
 	name := fmt.Sprintf("%.100s", m.Class.Name)
-	h.once(name, func() { h.cfg.Log.Warn("agents ask for what only DLRover's own master has", "message", name) })
+	h.once("message "+name, func() {
+		h.cfg.Log.Warn("agents ask for what only DLRover's own master has", "message", name)
+	})
 }
 
-// once says what is said once under a name.
+// once says what is said once under a name. A "message" is one that callers choose: there may be any number of them.
 func (h *Host) once(name string, say func()) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.said[name] && len(h.said) < 64 {
+	chosen := strings.HasPrefix(name, "message ")
+	first := !h.said[name] && (!chosen || len(h.said) < 64)
+	if first {
 		h.said[name] = true
+	}
+	h.mu.Unlock()
+	if first {
 		say()
 	}
 }

@@ -3,7 +3,9 @@ package agents
 import (
 	"context"
 	"encoding/binary"
+	"log/slog"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +19,23 @@ import (
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
 )
+
+// Names that callers choose hide no warning of our own, and what is said may ask the Host.
+func TestManyNamesHideNoWarning(t *testing.T) {
+	var log strings.Builder
+	h := New(Config{JobUID: "uid", Log: slog.New(slog.NewTextHandler(&log, nil))})
+	defer h.Close()
+	for i := range 200 {
+		h.cannot(&pyproto.Message{Class: pyproto.Class{Name: strconv.Itoa(i)}})
+	}
+	for range 2 {
+		_, err := h.Admit(t.Context(), "")
+		require.ErrorIs(t, err, errNoUID)
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "a caller is refused"))
+	require.Equal(t, 64, strings.Count(log.String(), "only DLRover's own master has"))
+	h.once("asks", func() { require.Zero(t, h.Nodes()) })
+}
 
 func TestTheStoreIsBounded(t *testing.T) {
 	h := New(Config{})
