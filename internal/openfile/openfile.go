@@ -153,8 +153,8 @@ func tooLong(f *os.File, limit int64) error {
 
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 
-// WriteNamed writes a file that the user names, in place and through links: it may be mounted there, or be in a directory
-// where nothing can be made. A new one gets mode.
+// WriteNamed writes a file that the user names, in place and through links: it may be mounted there, or be in a
+// directory where nothing can be made. A new one gets mode.
 func WriteNamed(path string, data []byte, mode fs.FileMode) error {
 	f, err := regular(open(path, os.O_WRONLY|os.O_CREATE, mode))
 	if err != nil {

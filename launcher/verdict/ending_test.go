@@ -93,7 +93,8 @@ func TestEndingOfAGroup(t *testing.T) {
 }
 
 func TestEndingBelowALongPrefix(t *testing.T) {
-	text := strings.Repeat("x", 3000) + "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: bad\n"
+	text := strings.Repeat("x", 3000) + "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\n" +
+		"ValueError: bad\n"
 	end := verdict.Ending(text, 1024)
 	require.LessOrEqual(t, len(end), 1024)
 	require.Equal(t, []string{"ValueError"}, verdict.Failure{ExitCode: 1, LastLines: end}.Exceptions())
