@@ -505,19 +505,22 @@ func (c *Case) tell(decided, again bool) {
 		a.Suspects = append(a.Suspects, s.Rank)
 	}
 	c.say(a)
-	if again {
-		c.told[len(c.told)-1].Verdict = v
-		return
-	}
 	node := ""
 	if len(v.Suspects) > 0 {
 		node = v.Suspects[0].Node
 	}
-	c.note("hang-verdict", node, "%s", v.Line)
-	c.told = append(c.told, Told{Case: f.id, Epoch: f.world.Epoch, At: c.now, Verdict: v, Action: a.Action})
-	if len(c.told) > maxTold {
-		c.told = slices.Delete(c.told, 0, 1)
+	if again {
+		c.told[len(c.told)-1].Verdict = v
+	} else {
+		c.note("hang-verdict", node, "%s", v.Line)
+		c.told = append(c.told, Told{Case: f.id, Epoch: f.world.Epoch, At: c.now, Verdict: v, Action: a.Action})
+		c.told = slices.Delete(c.told, 0, max(len(c.told)-maxTold, 0))
 	}
+	if !decided {
+		return
+	}
+	c.told[len(c.told)-1].Decided = true
+	c.note("hang-decided", node, "%s", v.Line)
 	if v.Kind == KindComm {
 		c.out = append(c.out, CaseAction{Doubt: v.Line})
 	}

@@ -45,7 +45,7 @@ type CaseAction struct {
 
 // Note is one line of the run's timeline.
 type Note struct {
-	Event string // hang-suspected, hang-verdict, hang-withdrawn
+	Event string // hang-suspected, hang-verdict, hang-decided, hang-withdrawn
 	Node  string // name, or ""
 	Text  string
 }

@@ -182,6 +182,8 @@ type Told struct {
 	Verdict Verdict   `json:"verdict"`
 	// Action is what the verdict has led to: one of the Spec's, or stop because restarts did not help.
 	Action Action `json:"action"`
+	// Decided: it counts as a hang.
+	Decided bool `json:"decided,omitempty"`
 	// Withdrawn: the workers have made progress since.
 	Withdrawn bool `json:"withdrawn,omitempty"`
 }

@@ -122,6 +122,9 @@ func (c *call) listSuspicions(p hang.Picture) {
 func (c *call) listVerdicts(told []hang.Told) {
 	for _, v := range slices.Backward(told) {
 		end := string(v.Action)
+		if v.Decided {
+			end += "; it counts as a hang"
+		}
 		if v.Withdrawn {
 			end = "withdrawn: the workers made progress later"
 		}

@@ -162,7 +162,7 @@ func TestHangEndsTheEpoch(t *testing.T) {
 					return
 				}
 				require.Equal(t, rendezvous.CauseHang, dirs[0].Cause.Kind)
-				require.Contains(t, all, "hang-verdict order")
+				require.Contains(t, all, "hang-decided order")
 			})
 		})
 	}
