@@ -38,6 +38,7 @@ type Case struct {
 	collect collection
 
 	told   []Told
+	lapsed uint64 // the case that was told, and of which nothing was heard any more; 0: none
 	trials progress
 	// longest is for how long the run has made no progress and then has gone on by itself.
 	longest time.Duration
@@ -126,7 +127,7 @@ func (c *Case) over(e Epoch) {
 	if !c.live || e != c.world.Epoch {
 		return
 	}
-	c.live, c.crew, c.suspecting = false, nil, 0
+	c.live, c.crew, c.suspecting, c.lapsed = false, nil, 0, 0
 	c.rest()
 	c.endCollection()
 }
@@ -145,6 +146,9 @@ func (c *Case) heard(ev Heard) {
 	}
 	m, r := &c.crew[ev.GroupRank], &ev.Report
 	c.suspect(m, r.Suspicions)
+	if len(r.Suspicions) == 0 {
+		c.speaks(ev.GroupRank)
+	}
 	c.longest = max(c.longest, min(r.Paused, longestPause))
 	if s := r.Summary; s != nil {
 		m.slow = s.Slow
@@ -552,26 +556,47 @@ func (c *Case) action() (a Action, why string) {
 // lapse ends a case of which nothing is heard any more. What was told of it stands.
 func (c *Case) lapse() {
 	if c.file.told > 0 {
+		c.lapsed = c.file.id
 		c.rest()
 		return
 	}
 	c.withdraw("no node repeats what it has suspected")
 }
 
+// speaks takes back what was told of a lapsed case: a node of a suspect speaks again, and suspects nothing.
+func (c *Case) speaks(groupRank int) {
+	if c.lapsed == 0 {
+		return
+	}
+	i := slices.IndexFunc(c.told, func(t Told) bool { return t.Case == c.lapsed })
+	if i < 0 {
+		return
+	}
+	ss := c.told[i].Verdict.Suspects
+	if len(ss) == 0 || slices.ContainsFunc(ss, func(s Suspect) bool { return s.GroupRank == groupRank }) {
+		c.retract(c.lapsed, fmt.Sprintf("node %d %s speaks again: its workers make progress", groupRank,
+			c.world.Nodes[groupRank].Name))
+		c.lapsed = 0
+	}
+}
+
 // withdraw ends a case: it was no hang, or is none any more. Who still suspects something says so again.
 func (c *Case) withdraw(why string) {
-	f := c.file
-	for i := len(c.told) - 1; i >= 0 && c.told[i].Case == f.id; i-- {
-		c.told[i].Withdrawn = true
-	}
-	line := fmt.Sprintf("after %s: %s", seconds(c.now.Sub(f.began)), why)
-	c.say(Ask{What: TellOver, Case: f.id, Line: line})
-	c.note("hang-withdrawn", "", "%s", line)
+	c.retract(c.file.id, fmt.Sprintf("after %s: %s", seconds(c.now.Sub(c.file.began)), why))
 	for i := range c.crew {
 		c.crew[i].suspicions = nil
 	}
 	c.suspecting = 0
 	c.rest()
+}
+
+// retract takes back what was told of a case.
+func (c *Case) retract(id uint64, line string) {
+	for i := range c.told {
+		c.told[i].Withdrawn = c.told[i].Withdrawn || c.told[i].Case == id
+	}
+	c.say(Ask{What: TellOver, Case: id, Line: line})
+	c.note("hang-withdrawn", "", "%s", line)
 }
 
 func (c *Case) note(event, node, format string, args ...any) {

@@ -596,6 +596,38 @@ func TestSilenceIsNoProgress(t *testing.T) {
 	require.Len(t, s.orders, 1, "it speaks again, and nothing has changed")
 }
 
+// What was told before the silence is taken back when a suspect's node speaks again and suspects nothing.
+func TestProgressAfterSilence(t *testing.T) {
+	for name, verdict := range map[string]func() Verdict{
+		"a suspect": func() Verdict { return behind(2) },
+		"no suspect": func() Verdict {
+			return Verdict{Kind: KindComm, Confidence: High, Waiting: "0-3", Tell: 20 * time.Second, Deadline: time.Hour}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, ActReport, 2)
+			s.verdict = verdict
+			s.hangs()
+			s.pass(18*time.Second, 0)
+			s.mute[0], s.mute[1] = true, true
+			s.pass(time.Hour, -1)
+			require.Equal(t, StateIdle, s.c.Picture(false).State)
+			if len(verdict().Suspects) > 0 {
+				s.hear(0, Report{})
+				require.False(t, s.c.Picture(false).Verdicts[0].Withdrawn, "it is another node's worker that hung")
+			}
+			s.hear(1, Report{})
+			require.True(t, s.c.Picture(false).Verdicts[0].Withdrawn)
+			over := s.asks[len(s.asks)-1]
+			require.Equal(t, TellOver, over.What)
+			require.Equal(t, s.c.Picture(false).Verdicts[0].Case, over.Case)
+			before := len(s.asks)
+			s.hear(1, Report{})
+			require.Len(t, s.asks, before, "it is taken back once")
+		})
+	}
+}
+
 func TestAnotherSuspectIsNotAccusedAtOnce(t *testing.T) {
 	s := newStage(t, ActRestart, 2)
 	n := 0
