@@ -50,6 +50,9 @@ func TestTracebacksOfLibraries(t *testing.T) {
 		"empty":   {`^AssertionError:?( |$)`, "AssertionError", verdict.Assertion},
 		"module": {`^(configparser\.)?NoSectionError: No section: 'train'$`, "(configparser.)?NoSectionError",
 			verdict.UserException},
+		"misconfiguration": {`^lightning\.fabric\.utilities\.exceptions\.MisconfigurationException: ` +
+			"No `training_step\\(\\)` method defined\\. Lightning `Trainer` expects as minimum ",
+			`lightning\.fabric\.utilities\.exceptions\.MisconfigurationException`, verdict.UserException},
 		"group": {`^ExceptionGroup: two shards failed \(2 sub-exceptions\), first ValueError: bad batch: b$`,
 			"ExceptionGroup ValueError OSError", verdict.DiskFull},
 	}
