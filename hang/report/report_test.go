@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/internal/tempdir"
 	"dlrover-run/hang"
+	"dlrover-run/internal/tempdir"
 )
 
 func frames(words ...string) (out []hang.Frame) {
