@@ -58,7 +58,7 @@ func (c *chaos) launch() {
 	c.launchers = append(c.launchers,
 		c.start("dlrover-run", []string{"DLROVER_MASTER_ADDR=" + c.addr, "DLROVER_TOKEN=" + testToken},
 			c.sh(script, "--nnodes=1:3", "--nproc-per-node=2", "--max-restarts=1000000", "--backoff-limit=-1",
-				"--restart-backoff=0", "--rdzv-id=chaos",
+				"--same-failures=-1", "--restart-backoff=0", "--rdzv-id=chaos",
 				"--rdzv-conf=last_call_timeout=0.3", "--shutdown-timeout=3")...))
 }
 

@@ -149,7 +149,7 @@ func (c *ckptChaos) launch(n *ckptNode) {
 	require.NoError(c.t, err)
 	n.launcher = c.start("dlrover-run", []string{n.tag, "DLROVER_MASTER_ADDR=" + c.addr},
 		"--nnodes=2:2", "--nproc-per-node=2", "--max-restarts=1000000", "--backoff-limit=-1", "--restart-backoff=0",
-		"--rdzv-id=ckptchaos",
+		"--same-failures=-1", "--rdzv-id=ckptchaos",
 		"--shutdown-timeout=3", "--ckpt-replicas=2", "--ckpt-shm-dir="+n.shm, script, c.dir, c.ckpts, chaosPause)
 }
 

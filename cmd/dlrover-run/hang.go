@@ -90,7 +90,7 @@ func (r *resolver) hangMode() (m hangMode, why string, err error) {
 	default:
 		return m, "", fmt.Errorf("$DLROVER_HANG=%q: need auto, outside or off", text)
 	}
-	for _, name := range []string{"hang-action", "start-deadline", "same-failures", "no-progress"} {
+	for _, name := range []string{"hang-action", "start-deadline", "no-progress"} {
 		if r.c.IsSet(name) {
 			return hangAuto, "--" + name, nil
 		}

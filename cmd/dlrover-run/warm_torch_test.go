@@ -40,8 +40,8 @@ func newWarmTraining(t *testing.T, opts ...string) *warmTraining {
 	require.NoError(t, os.Mkdir(w.ckpts, 0o700))
 	script, err := filepath.Abs("../internal/bench/warm.py")
 	require.NoError(t, err)
-	w.args = append(w.c10d("2", append([]string{"--max-restarts=1000000", "--hang=off", "--shutdown-timeout=20"},
-		opts...)...), script, w.log, w.ckpts, "1000000", "0.02")
+	w.args = append(w.c10d("2", append([]string{"--max-restarts=1000000", "--same-failures=-1", "--hang=off",
+		"--shutdown-timeout=20"}, opts...)...), script, w.log, w.ckpts, "1000000", "0.02")
 	return w
 }
 

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,7 +42,9 @@ func warmRows() []row {
 // warmSides are ours with warm workers, ours without, and the peer.
 func (b *bench) warmSides() []side {
 	warm, cold := b.ours, b.ours
-	warm.env, cold.env = []string{"PYTHON_EXEC=" + b.python, "PET_WARM=auto"}, []string{"PYTHON_EXEC=" + b.python}
+	// Workers are killed again and again, and nothing sees their steps.
+	cold.env = []string{"PYTHON_EXEC=" + b.python, "PET_SAME_FAILURES=-1"}
+	warm.env = append(slices.Clone(cold.env), "PET_WARM=auto")
 	warm.name, cold.name = "dlrover-run --warm", "dlrover-run"
 	return []side{warm, cold, b.peer}
 }
