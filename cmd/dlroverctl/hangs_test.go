@@ -63,7 +63,8 @@ func TestHangThatIsJudged(t *testing.T) {
 	decided := hang.Told{Decided: true, Action: hang.ActReport}
 	c.listVerdicts([]hang.Told{withdrawn, decided, told})
 	for _, line := range []string{
-		`.*, round 1, epoch 0: rank 1 hung`, `  kind +behind, confidence high`, `  action +restart`, `  action +report; it counts as a hang`,
+		`.*, round 1, epoch 0: rank 1 hung`, `  kind +behind, confidence high`, `  action +restart`,
+		`  action +report; it counts as a hang`,
 		`  suspect +rank 1, node 0 n0, pid 77: asleep in load at data.py:12`, ` +and 5 more`,
 		`  waiting +ranks 0,2-3 in all_reduce #246`, `  no data +ranks 7`,
 		`  action +withdrawn: the workers made progress later`,
