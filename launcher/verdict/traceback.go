@@ -123,10 +123,27 @@ func prefixOf(before string) string {
 	return before
 }
 
+// prefixAt is the prefix of the traceback whose header or frame is at at. What is in that line only, such as a progress
+// bar, is none.
+func prefixAt(text string, at int) string {
+	before := text[lineStart(text, at):at]
+	prefix := prefixOf(before)
+	_, below, _ := strings.Cut(text[at:], "\n")
+	next, _, _ := strings.Cut(below, "\n")
+	if strings.HasPrefix(next, strings.TrimRight(prefix, " >|")) || strings.TrimSpace(next) == ellipsis {
+		return prefix
+	}
+	prefix = next[:common(prefix, next)]
+	if bar := strings.Index(next, "| "); bar >= len(prefix) && strings.HasSuffix(before, groupStart) {
+		return next[:bar+2]
+	}
+	return prefix
+}
+
 // errorBelow is the first line below the one of at that is no part of a stack. Lines may have the prefix of that line,
 // or a part of it, where it is indented.
 func errorBelow(text string, at int) string {
-	prefix := prefixOf(text[lineStart(text, at):at])
+	prefix := prefixAt(text, at)
 	_, below, _ := strings.Cut(text[at:], "\n")
 	for line := range strings.Lines(below) {
 		if line = withoutPrefix(strings.TrimRight(line, " \r\n"), prefix); !stackLine(line) {
@@ -199,9 +216,8 @@ func errorLines(text string) (lines []string, prefix string) {
 		}
 		from = before
 	}
-	start := lineStart(text, from)
-	prefix = prefixOf(text[start:from])
-	return plainLines(text[start:], prefix), prefix
+	prefix = prefixAt(text, from)
+	return plainLines(text[lineStart(text, from):], prefix), prefix
 }
 
 // earlier is where the traceback before the end of text begins, or a frame of it; -1: there is none.

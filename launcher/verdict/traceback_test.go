@@ -108,6 +108,27 @@ func TestStacksWithoutAnError(t *testing.T) {
 	require.Equal(t, []string{"SyntaxError"}, verdict.Failure{ExitCode: 1, LastLines: syntax}.Exceptions())
 }
 
+// What stands in the line of a traceback's header, such as a progress bar, need not stand before the lines below.
+func TestHeaderBehindProgressBar(t *testing.T) {
+	const bar = "Epoch 0:  50%|█████     | 2/4 [00:01<00:01,  1.23it/s]"
+	group := tracebacks(t)["python group"]
+	chain := tracebacks(t)["python chained"]
+	for text, want := range map[string]string{
+		bar + group + bar + "\n": "ExceptionGroup: two shards failed (2 sub-exceptions), first ValueError: bad batch: b",
+		bar + chain + bar + "\n": "ValueError: bad batch: b",
+	} {
+		for _, prefix := range []string{"", "[rank3]: "} {
+			text := prefix + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n"+prefix)
+			f := verdict.Failure{ExitCode: 1, LastLines: text}
+			require.Equal(t, want+" (exit code 1)", f.Reason(), text)
+			short := verdict.Ending(text, len(text)*2/3)
+			first, _, _ := strings.Cut(short, "…")
+			require.NotContains(t, first, "load(batch)", "source is no error")
+			require.Equal(t, want+" (exit code 1)", verdict.Failure{ExitCode: 1, LastLines: short}.Reason(), short)
+		}
+	}
+}
+
 func TestUnfold(t *testing.T) {
 	const escaped = `Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: \u00e9 \ud83d \/ \t.`
 	const want = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: é "
