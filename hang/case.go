@@ -463,7 +463,7 @@ func (c *Case) doubtSilent() {
 func (c *Case) decide() {
 	f := c.file
 	c.state = StateDecided
-	if v := &f.verdict; c.now.Before(c.lastProgress().Add(v.tell())) {
+	if v := &f.verdict; c.now.Before(c.lastProgress().Add(min(v.tell(), cmp.Or(c.cfg.Spec.After, v.tell())))) {
 		v.doubt("it may take its time")
 		*v = v.Aged(v.Age)
 	}
