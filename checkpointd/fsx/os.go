@@ -25,7 +25,7 @@ const readBlock = 1 << 20
 type OS struct {
 	Rate  *Limiter // shared by all writers; nil: no limit
 	Paced bool     // never O_DIRECT: through the page cache, which is emptied behind the writer
-	// Weak is told of a file system that has no fsync: it is taken at its word, and what it holds may not survive a
+	// Weak receives the error of a file system without fsync. Its answer is accepted, and its data may not survive a
 	// crash of its own. nil: nobody is told.
 	Weak func(path string, err error)
 }

@@ -347,7 +347,7 @@ func BenchmarkWriteFrom(b *testing.B) {
 	}
 }
 
-// A file system without fsync would be tried for ever; it is told of instead.
+// A file system without fsync is reported instead of being tried for ever.
 func TestFileSystemsWithoutFsync(t *testing.T) {
 	var weak []string
 	o := OS{Weak: func(path string, _ error) { weak = append(weak, path) }}

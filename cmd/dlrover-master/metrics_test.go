@@ -9,7 +9,7 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// Whoever asks within a second gets the same bytes.
+// Two requests within a second get the same bytes.
 func TestThePageOfMetricsIsShared(t *testing.T) {
 	m := newMetrics()
 	p, now := &page{reg: m.reg}, time.Now()

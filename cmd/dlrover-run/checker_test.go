@@ -57,7 +57,7 @@ func TestWhatDevicesAreChecked(t *testing.T) {
 	require.Contains(t, skipped("--switchbox-check train.py", 8, "ascend"), "devices of the kind ascend")
 	require.NotNil(t, must(openedChecks(t, "--network-check train.py", 8, "cuda")).devices)
 
-	// What is named is tested, whatever detection has found.
+	// The named kind is tested, also where detection has found another.
 	t.Setenv("DLROVER_SYSFS_ROOT", filepath.Join(metaxTree(t, 0, 2), "host/sys"))
 	t.Setenv("SWITCHBOX_CHECK_TOOL_PATH", "/no/such/tool")
 	const metax = "--switchbox-check --accelerator=metax-tech.com/gpu --box-pairs=0:1 --min-channels=1 train.py"
