@@ -45,7 +45,7 @@ func held() int {
 }
 
 // Strangers who open streams and read nothing, send halves of requests, reset what they have begun or end no header
-// cost the master no more memory than there is room, whatever they ask; meanwhile callers are answered.
+// cost the master no more memory than there is room, and callers are answered meanwhile.
 func TestStrangersTakeLittleMemory(t *testing.T) {
 	const conns, streams = 40, 100
 	ask := string(pyproto.RequestBody(pyproto.Caller{NodeType: "worker"}, pyproto.Comm.New("KeyValuePair",

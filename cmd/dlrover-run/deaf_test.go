@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whatever a worker puts in the place of what its launcher reads and writes: the launcher restarts it, hears a signal,
-// and stays as small as it is.
+// A worker replaces what its launcher reads and writes by something else. The launcher restarts it, hears a signal, and
+// stays as small as it is.
 func TestAWorkerCannotMakeItsLauncherDeaf(t *testing.T) {
 	t.Parallel()
 	for name, plant := range map[string]string{

@@ -309,7 +309,7 @@ func TestDriverThatCannotStart(t *testing.T) {
 	require.Len(t, r.Devices, 2, "what NVML said is not lost")
 }
 
-// Whatever of the driver's refusals it is: a GPU that cannot be asked is not sound, at any level.
+// A GPU that the driver refuses to describe is not sound, at any level.
 func TestDeviceThatTheDriverRefuses(t *testing.T) {
 	for _, level := range []string{"inventory", "links", "copy"} {
 		for method, err := range map[string]error{

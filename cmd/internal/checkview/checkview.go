@@ -16,7 +16,7 @@ import (
 )
 
 // Table writes a line for every node and one for every finding that is more than information, worst nodes first, below
-// the summary. Nodes of which the same is found share its line.
+// the summary. Nodes with the same finding share a line.
 func Table(w io.Writer, p netcheck.Picture) error {
 	fmt.Fprintln(w, printable.Line(p.Summary))
 	for _, path := range p.Paths {
@@ -34,7 +34,7 @@ func Table(w io.Writer, p netcheck.Picture) error {
 	return findings(w, nodes)
 }
 
-// row writes cells, each of which fits on its line.
+// row writes cells; each fits on its line.
 func row(w io.Writer, cells ...string) {
 	for i, c := range cells {
 		cells[i] = printable.Line(c)

@@ -174,7 +174,7 @@ func brief(mbps float64) string {
 	return Number(float64(int(mbps)))
 }
 
-// outsiders hatches the rows and columns of nodes that are left out: not all is well there, whatever the rates.
+// outsiders hatches the rows and columns of nodes that are left out, whatever their rates.
 func (s *sheet) outsiders() {
 	for i, n := range s.p.Nodes {
 		if s.size > smallCell { // a node is not tested with itself
