@@ -30,7 +30,11 @@ func Copy(from, to *GPU) (Rate, error) {
 
 // measure takes the samples on a stream of the sending GPU.
 func measure(from, to *GPU, r *Rate) error {
-	defer from.enter()()
+	leave, err := from.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	s, err := newStopwatch(from, to, r.Bytes)
 	defer s.close()
 	if err != nil {

@@ -122,7 +122,8 @@ func TestErrorsOfADevice(t *testing.T) {
 			"too little memory is free: cuDevicePrimaryCtxRetain"},
 		{"allocation", "0000:10:00.0", "FAKE_CUDA_FAIL", "cuMemAlloc_v2=2", "too little memory is free: cuMemAlloc"},
 		{"unknown code", "0000:10:00.0", "FAKE_CUDA_FAIL", "cuMemcpyHtoD_v2=4711", "cuMemcpyHtoD: CUDA error 4711"},
-		{"lost context", "0000:10:00.0", "FAKE_CUDA_FAIL", "cuCtxSetCurrent=201", "cuMemGetInfo: CUDA_ERROR_INVALID_CONTEXT"},
+		{"lost context", "0000:10:00.0", "FAKE_CUDA_FAIL", "cuCtxSetCurrent=201",
+			"cuCtxSetCurrent: CUDA_ERROR_INVALID_CONTEXT"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := open(t, c.knob, c.value)

@@ -59,7 +59,11 @@ func (g *GPU) find(pci string) error {
 
 // prepare allocates both buffers and fills the one to send from.
 func (g *GPU) prepare() error {
-	defer g.enter()()
+	leave, err := g.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	var free, total C.size_t
 	if err := check("cuMemGetInfo", C.cuda_memory_info(&free, &total)); err != nil {
 		return err
@@ -92,11 +96,15 @@ func withoutMemory(err error) error {
 	return err
 }
 
-// enter makes the device's context that of this thread, until the function that it returns is called.
-func (g *GPU) enter() (leave func()) {
+// enter makes the device's context that of this thread, until leave is called. A context that cannot be set is an
+// error: the thread may have another device's.
+func (g *GPU) enter() (leave func(), err error) {
 	runtime.LockOSThread()
-	C.cuda_context_set(g.ctx)
-	return runtime.UnlockOSThread
+	if err := check("cuCtxSetCurrent", C.cuda_context_set(g.ctx)); err != nil {
+		runtime.UnlockOSThread()
+		return nil, err
+	}
+	return runtime.UnlockOSThread, nil
 }
 
 // Bytes is the size of each buffer.
@@ -104,13 +112,15 @@ func (g *GPU) Bytes() int64 { return g.bytes }
 
 // Close frees the buffers and the context.
 func (g *GPU) Close() {
-	defer g.enter()()
-	for _, p := range []C.cu_ptr{g.out, g.in} {
-		if p != 0 {
-			C.cuda_release(p)
+	if leave, err := g.enter(); err == nil {
+		defer leave()
+		for _, p := range []C.cu_ptr{g.out, g.in} {
+			if p != 0 {
+				C.cuda_release(p)
+			}
 		}
+		C.cuda_context_set(nil)
 	}
-	C.cuda_context_set(nil)
 	C.cuda_context_release(g.dev)
 }
 
@@ -130,8 +140,12 @@ func Reach(a, b *GPU) (direct bool, err error) {
 }
 
 func (g *GPU) enable(peer *GPU) error {
-	defer g.enter()()
-	err := check("cuCtxEnablePeerAccess", C.cuda_enable_access(peer.ctx, 0))
+	leave, err := g.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	err = check("cuCtxEnablePeerAccess", C.cuda_enable_access(peer.ctx, 0))
 	if code(err) == alreadyEnabled {
 		return nil
 	}
@@ -178,7 +192,11 @@ func (g *GPU) settle() error { return check("cuCtxSynchronize", C.cuda_context_w
 
 // verify compares the first bytes of the receiving buffer with the pattern of the GPU that sent them.
 func (g *GPU) verify(from *GPU, bytes int64) error {
-	defer g.enter()()
+	leave, err := g.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	host, err := newBuffer()
 	if err != nil {
 		return err
@@ -200,7 +218,11 @@ func (g *GPU) verify(from *GPU, bytes int64) error {
 
 // spoil overwrites the receiving buffer, so that what an earlier copy left cannot pass for this one's.
 func (g *GPU) spoil(bytes int64) error {
-	defer g.enter()()
+	leave, err := g.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	if err := check("cuMemsetD32", C.cuda_set_words(g.in, 0xdeadbeef, C.size_t(bytes/4))); err != nil {
 		return err
 	}
