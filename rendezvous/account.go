@@ -21,6 +21,8 @@ type Spent struct {
 	// Streak are the restarts in a row without progress, and Fruitless those without a newer checkpoint or more steps.
 	Streak    int `json:"streak,omitempty"`
 	Fruitless int `json:"fruitless,omitempty"`
+	// Sum are all restarts, if Budget.Sum wants them counted.
+	Sum int `json:"sum,omitempty"`
 	// Same is how often in a row workers have failed before their first step as Alike says.
 	Same  int    `json:"same,omitempty"`
 	Alike string `json:"alike,omitempty"`
@@ -179,6 +181,9 @@ func (r *Round) overrun(now time.Time) string {
 	case b.SameFailures > 0 && same >= b.SameFailures:
 		return fmt.Sprintf("workers have failed %d times in a row before their first step (--same-failures): %s",
 			same, t.Alike)
+	case r.sumSpent():
+		return fmt.Sprintf("%d restarts of the job, whether they have brought progress or not (--backoff-limit)",
+			r.account.Spent.Sum)
 	case b.BackoffLimit >= 0 && streak >= b.BackoffLimit:
 		return fmt.Sprintf("%d restarts in a row have brought no progress (--backoff-limit)", streak)
 	case b.NoProgress > 0 && fruitless >= b.NoProgress:
@@ -191,6 +196,12 @@ func (r *Round) overrun(now time.Time) string {
 		}
 	}
 	return ""
+}
+
+// sumSpent: BackoffLimit bounds all restarts together, and there have been as many.
+func (r *Round) sumSpent() bool {
+	b := r.params.Budget
+	return b.Sum && b.BackoffLimit >= 0 && r.account.Spent.Sum >= b.BackoffLimit
 }
 
 // subject is whose restarts w counts after a failure.
@@ -340,6 +351,9 @@ func (r *Round) book(now time.Time) {
 		s.Fruitless++
 		r.bookRecent(now)
 	}
+	if r.params.Budget.Sum && (counts || r.charge && !r.elastic) {
+		s.Sum++
+	}
 	if s.Same = same; same > 0 {
 		s.Alike = a.Toll.Alike
 	} else {
@@ -382,7 +396,7 @@ func (r *Round) bookRecent(now time.Time) {
 func (r *Round) spentNow() *Spent {
 	s := r.account.Spent
 	if r.spent == nil && (!s.Since.IsZero() || s.Streak > 0 || s.Fruitless > 0 || s.Same > 0 || s.Best != (Progress{}) ||
-		len(s.Recent) > 0 || s.Held) {
+		s.Sum > 0 || len(s.Recent) > 0 || s.Held) {
 		s.Recent = s.Recent[max(0, len(s.Recent)-maxRecentTold):]
 		r.spent = &s
 	}
@@ -396,7 +410,7 @@ func (r *Round) recallSpent(now time.Time, e Join) {
 		return
 	}
 	s := *e.Spent
-	s.Streak, s.Fruitless, s.Same = max(s.Streak, 0), max(s.Fruitless, 0), max(s.Same, 0)
+	s.Streak, s.Fruitless, s.Same, s.Sum = max(s.Streak, 0), max(s.Fruitless, 0), max(s.Same, 0), max(s.Sum, 0)
 	s.Alike, s.Held = cut(s.Alike, maxAlike), s.Held && e.Paused != nil
 	s.Recent = slices.Clone(s.Recent[max(0, len(s.Recent)-maxRecentTold):])
 	if s.Since.After(now) {
@@ -559,6 +573,9 @@ type BudgetStatus struct {
 	// Streak are the restarts in a row without progress, of Limit, or of any number if that is -1.
 	Streak int `json:"streak"`
 	Limit  int `json:"limit"`
+	// Sum are all restarts, and SumCounts says that Limit is theirs, as well.
+	Sum       int  `json:"sum,omitempty"`
+	SumCounts bool `json:"sum_counts,omitempty"`
 	// NextWait is how long a start would wait after a failure now without progress.
 	NextWait time.Duration `json:"next_wait"`
 	// Fruitless are the restarts in a row without a newer checkpoint or more steps.
@@ -581,7 +598,7 @@ func (r *Round) budgetStatus() *BudgetStatus {
 	a, b := &r.account, r.params.Budget
 	s := &BudgetStatus{
 		Streak: a.Spent.Streak, Limit: b.BackoffLimit, NextWait: r.backoff(a.Spent.Streak), Fruitless: a.Spent.Fruitless,
-		BackoffUntil: a.BackoffAt, Recent: a.Spent.Recent, HeldUntil: a.Spent.HeldUntil,
+		BackoffUntil: a.BackoffAt, Recent: a.Spent.Recent, HeldUntil: a.Spent.HeldUntil, Sum: a.Spent.Sum, SumCounts: b.Sum,
 	}
 	if !a.Spent.Since.IsZero() && b.Deadline > 0 {
 		s.Deadline = a.Spent.Since.Add(b.Deadline)

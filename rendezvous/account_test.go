@@ -191,6 +191,10 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 		"limit": {with(func(b *Budget) { b.BackoffLimit = 3 }), []Failing{{Decision: RestartFree}}, 3,
 			"budget: 3 restarts in a row have brought no progress (--backoff-limit)"},
 		"no limit": {none, []Failing{{}}, 200, ""},
+		"sum": {with(func(b *Budget) { b.BackoffLimit, b.Sum = 3, true }), []Failing{{Decision: RestartFree,
+			Progress: Progress{Step: 30, Stepping: true, Checkpoint: 7, Saving: true}}, {Decision: RestartCharged}}, 3,
+			"budget: 3 restarts of the job, whether they have brought progress or not (--backoff-limit)"},
+		"no sum": {with(func(b *Budget) { b.Sum = true }), []Failing{{}}, 200, ""},
 		"no progress": {with(func(b *Budget) { b.NoProgress = 2 }),
 			[]Failing{{Progress: Progress{Step: 5, Stepping: true}}}, 2,
 			"budget: 2 restarts in a row have brought neither a newer checkpoint nor more steps (--no-progress)"},
@@ -249,6 +253,47 @@ func TestWindowsForget(t *testing.T) {
 		s.runsFor(30 * time.Minute)
 	}
 	require.LessOrEqual(t, len(s.r.account.Spent.Recent), 2)
+}
+
+// TestTheSumIsOfAllReplicas: each restart counts once, whoever's failure has led to it; nodes that come and go do not.
+func TestTheSumIsOfAllReplicas(t *testing.T) {
+	p := unbounded(2, Budget{BackoffMax: -1, BackoffLimit: 2, Sum: true})
+	p.Min = 1
+	s := newSim(t, p)
+	s.join("a", "b")
+	s.obey()
+	_, ok := s.crashes("a", RestartFree)
+	require.True(t, ok)
+	s.must(Leave{ID: "b"})
+	s.obey()
+	require.Equal(t, 1, s.r.Status().Budget.Sum)
+	s.join("c")
+	s.pass(DefaultGrowthDelay)
+	s.obey()
+	require.Contains(t, s.runs, "c")
+	s.runsFor(longEpoch)
+	_, ok = s.crashes("c", RestartCharged)
+	require.True(t, ok)
+	require.Equal(t, 2, s.runs["a"].Spent.Sum)
+	s.runsFor(longEpoch)
+	_, ok = s.crashes("a", RestartFree)
+	require.False(t, ok)
+	require.Contains(t, s.why(), "2 restarts of the job, whether")
+}
+
+// Successes that are started anew count, too, and the last of them is the run's.
+func TestTheSumBoundsAlways(t *testing.T) {
+	p := unbounded(1, Budget{BackoffMax: -1, BackoffLimit: 2, Sum: true})
+	p.Always = true
+	s := newSim(t, p)
+	s.join("a")
+	s.obey()
+	for i := range 3 {
+		require.Equal(t, i, s.r.account.Spent.Sum)
+		s.must(Success{ID: "a", EpochID: s.runs["a"].EpochID})
+		s.obey()
+	}
+	require.Equal(t, Succeeded, s.r.outcome)
 }
 
 // TestAnotherNodesProgressSavesTheRun: it is told when that node has stopped.
@@ -322,6 +367,7 @@ func TestEachThingThatIsSpentIsTold(t *testing.T) {
 	at := time.Unix(900, 0).UTC()
 	for name, spent := range map[string]Spent{
 		"the deadline": {Since: at}, "a streak": {Streak: 1}, "fruitless": {Fruitless: 1}, "same": {Same: 1, Alike: "x"},
+		"sum":      {Sum: 1},
 		"the best": {Best: Progress{Step: 1}}, "recent": {Recent: []Restarted{{At: at, Rank: 1}}}, "held": {Held: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -463,8 +509,8 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 	require.Contains(t, next.why(), "5 restarts in a row")
 
 	// Who knows of the newest epoch is believed, whoever comes first.
-	old, newer := Spent{Streak: 4}, Spent{Streak: -1, Same: -1, Fruitless: -1, Since: next.now.Add(time.Hour), Held: true,
-		Recent: make([]Restarted, 99), Alike: strings.Repeat("x", 999)}
+	old, newer := Spent{Streak: 4}, Spent{Streak: -1, Same: -1, Fruitless: -1, Sum: -1, Since: next.now.Add(time.Hour),
+		Held: true, Recent: make([]Restarted, 99), Alike: strings.Repeat("x", 999)}
 	r := New(Config{Term: 9})
 	for i, e := range []Join{
 		{Seen: EpochID{7, 2, 1}, Spent: &newer}, {Seen: EpochID{7, 2, 0}, Spent: &old}, {Seen: EpochID{7, 2, 2}},

@@ -14,6 +14,8 @@ type Budget struct {
 	// BackoffLimit is how many restarts in a row may bring no progress, those included that MaxRestarts does not count;
 	// -1 is no limit. What nodes that come or go cause is not counted.
 	BackoffLimit int `json:"backoff_limit,omitempty"`
+	// Sum lets BackoffLimit bound all restarts of the run together, those that have brought progress included.
+	Sum bool `json:"sum,omitempty"`
 	// BackoffMin and BackoffMax bound the time from a failure to the next start. The first restart after progress does
 	// not wait, the second one BackoffMin, and each further one twice as long. A BackoffMax below 0 is no wait at all.
 	BackoffMin time.Duration `json:"backoff_min,omitempty"`
@@ -185,7 +187,7 @@ func (b Budget) options() (list []option) {
 		exit = "tolerate"
 	}
 	for _, text := range []string{
-		fmt.Sprintf("--backoff-limit=%d", b.BackoffLimit), "--restart-backoff=" + b.backoffText(),
+		b.limitText(), "--restart-backoff=" + b.backoffText(),
 		"--restart-window=" + strings.Join(windows, ","),
 		fmt.Sprintf("--same-failures=%d", b.SameFailures), fmt.Sprintf("--no-progress=%d", b.NoProgress),
 		"--deadline=" + duration.Text(b.Deadline), "--start-deadline=" + duration.Text(b.StartDeadline),
@@ -195,6 +197,14 @@ func (b Budget) options() (list []option) {
 		list = append(list, option{text: text})
 	}
 	return list
+}
+
+func (b Budget) limitText() string {
+	text := fmt.Sprintf("--backoff-limit=%d", b.BackoffLimit)
+	if b.Sum {
+		text += " in all"
+	}
+	return text
 }
 
 func (b Budget) backoffText() string {

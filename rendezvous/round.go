@@ -336,7 +336,7 @@ func (r *Round) checkDone(now time.Time) {
 	case r.phase == running && r.account.Exhausted >= len(r.world):
 		r.breakExhausted(now)
 	case r.phase != running || !r.enough():
-	case r.params.Always && r.restarts < r.params.MaxRestarts:
+	case r.params.Always && r.restarts < r.params.MaxRestarts && !r.sumSpent():
 		r.charge = true
 		r.breakWorld(now, Cause{Kind: CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
 	default:

@@ -66,7 +66,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 		OnResume: &Command{Args: []string{}},
 		Account: account{
 			Spent: Spent{
-				Since: at(17), Streak: 1, Fruitless: 2, Same: 3, Alike: "alike", Best: Progress{1, true, 2, true},
+				Since: at(17), Streak: 1, Fruitless: 2, Same: 3, Sum: 4, Alike: "alike", Best: Progress{1, true, 2, true},
 				Recent: []Restarted{{at(18), "n", 3}}, Held: true, HeldUntil: at(19),
 			},
 			SpentIn: id, Toll: toll{true, true, true, "n", 4, "alike"}, Progress: Progress{3, true, 4, true}, RanAt: at(20),

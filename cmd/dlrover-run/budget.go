@@ -42,10 +42,14 @@ func (r *resolver) budget() (b rendezvous.Budget, err error) {
 		BackoffLimit: r.c.Int("backoff-limit"), SameFailures: r.c.Int("same-failures"), NoProgress: r.c.Int("no-progress"),
 		Success: rendezvous.SuccessRule(r.c.String("success-rule")), CleanUp: rendezvous.CleanUp(r.c.String("clean-up")),
 		Tolerate: r.c.String("on-rank-exit") == "tolerate",
+		Sum:      r.s.params.Budget.Sum, // of --policy
 	}
 	if b.BackoffLimit == 0 || b.SameFailures == 0 {
 		return b, fmt.Errorf("--backoff-limit=%d, --same-failures=%d: need numbers from 1, or -1 for no limit; "+
 			"--restart-policy=Never restarts nothing", b.BackoffLimit, b.SameFailures)
+	}
+	if b.Sum && !r.c.IsSet("same-failures") { // the limit of all restarts is the only one then
+		b.SameFailures = -1
 	}
 	if !r.c.IsSet("success-rule") { // --policy has one, or the preset
 		b.Success = cmp.Or(r.s.params.Budget.Success, rendezvous.SuccessRule(r.s.preset.Success), b.Success)

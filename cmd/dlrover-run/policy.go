@@ -31,7 +31,10 @@ func (r *resolver) policyRules() error {
 			return fmt.Errorf("--policy=%s: %w", name, err)
 		}
 		s.policy.Rules = append(s.policy.Rules, table.Rules...)
-		s.params.Budget.Success = rendezvous.SuccessRule(table.Success)
+		s.params.Budget.Success, s.params.Budget.Sum = rendezvous.SuccessRule(table.Success), table.Sum
+		if table.Restart != "" && !r.c.IsSet("restart-policy") {
+			s.policy.Restart = table.Restart
+		}
 	}
 	s.policy.Alone = s.backend == local
 	if err := s.policy.Validate(); err != nil {

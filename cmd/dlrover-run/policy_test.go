@@ -37,9 +37,8 @@ func TestPolicyOfTheCommandLine(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []planPolicy{
 		{"exit 3 -> stop-job", "--rule"}, {"exit 4 -> retry-elsewhere", "--rule"}, {"exit 5 -> hold", "site.yaml:3"},
-		{"exit 130,137,143 -> retry because SIGINT, SIGKILL and SIGTERM come from outside", "t9k"},
-		{"exit 138 -> retry-free because the program asks for a restart", "t9k"},
-		{"any -> stop-job because other exit codes are permanent", "t9k"},
+		{"exit 130,137,143 -> retry", "--restart-policy=ExitCode"},
+		{"exit 138 -> retry-free", "--restart-policy=ExitCode"}, {"any -> stop-job", "--restart-policy=ExitCode"},
 	}, planRules(s.policy))
 	require.Equal(t, rendezvous.SuccessNode0, s.params.Budget.Success)
 	require.Equal(t, policy.RestartCharged, s.policy.Decide(policy.Exit{Code: 4}), "there is no other node")
@@ -54,6 +53,32 @@ func TestPolicyOfTheCommandLine(t *testing.T) {
 	require.Equal(t, []planPolicy{{"any -> retry", "--restart-policy=OnFailure"}}, planRules(s.policy))
 }
 
+// T9k's policy has its four restart policies, and a limit of all restarts.
+func TestPolicyOfT9k(t *testing.T) {
+	for line, want := range map[string]policy.Action{
+		"--max-restarts=1": policy.Fail, "--max-restarts=1 --restart-policy=ExitCode": policy.Fail,
+		"--max-restarts=1 --restart-policy=OnFailure":   policy.RestartCharged,
+		"--max-restarts=1 --restart-policy=Always":      policy.RestartCharged,
+		"--restart-policy=Never":                        policy.Fail,
+		"--max-restarts=1 --retryable-exit-codes=1,137": policy.RestartCharged,
+	} {
+		s, err := withRules(t, "--standalone --policy=t9k --backoff-limit=3 "+line)
+		require.NoError(t, err, line)
+		require.Equal(t, want, s.policy.Decide(policy.Exit{Code: 1}), line)
+		b := s.params.Budget
+		require.True(t, b.Sum)
+		require.Equal(t, []int{3, -1}, []int{b.BackoffLimit, b.SameFailures})
+		require.Contains(t, b.String(), "--backoff-limit=3 in all ")
+		require.Equal(t, rendezvous.SuccessNode0, b.Success)
+	}
+	s, err := withRules(t, "--standalone --policy=t9k --same-failures=2 --max-restarts=1")
+	require.NoError(t, err)
+	require.Equal(t, 2, s.params.Budget.SameFailures)
+	s, err = withRules(t, "--standalone --policy=nvrx --max-restarts=1")
+	require.NoError(t, err)
+	require.False(t, s.params.Budget.Sum)
+}
+
 func TestPolicyThatCannotBeUsed(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "site.yaml")
@@ -65,7 +90,7 @@ func TestPolicyThatCannotBeUsed(t *testing.T) {
 		dir + ": not a regular file":                        {"--policy=" + dir, "exit 1 -> hold"},
 		"/dev/zero: not a regular file":                     {"--policy=/dev/zero", "exit 1 -> hold"},
 		"shrinks a job that needs all of its 1 nodes":       {"", "exit 1 -> shrink"},
-		`the rule "any -> hold" (--rule) decides before`:    {"--policy=t9k", "any -> hold"},
+		`the rule "any -> hold" (--rule) decides before`:    {"--policy=nvrx", "any -> hold"},
 		"restart policy ExitCode has no effect":             {"--restart-policy=ExitCode", "any -> hold"},
 	} {
 		_, err := withRules(t, "--standalone "+c.line, c.rule)

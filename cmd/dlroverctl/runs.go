@@ -90,7 +90,12 @@ func restarts(s rendezvous.Status) string {
 // budget says what is left before a run ends, and how long its next restart waits.
 func budget(b rendezvous.BudgetStatus, now time.Time) string {
 	text := fmt.Sprintf("%d restarts in a row without progress", b.Streak)
-	if b.Limit >= 0 {
+	switch {
+	case b.SumCounts && b.Limit >= 0:
+		text = fmt.Sprintf("%d of %d restarts in all", b.Sum, b.Limit)
+	case b.SumCounts:
+		text = fmt.Sprintf("%d restarts in all", b.Sum)
+	case b.Limit >= 0:
 		text = fmt.Sprintf("%d of %d restarts in a row without progress", b.Streak, b.Limit)
 	}
 	if until := b.BackoffUntil.Sub(now); until > 0 {

@@ -167,8 +167,7 @@ func restartOptions() []Option {
 				"DLRover's master takes for a hardware error, an OOM kill or a stop)"}),
 		{Name: "backoff-limit", Type: Int, Default: "100", Meta: "N", Category: restartSection, Extra: true,
 			Usage: "restarts of the whole job in a row that may bring no progress, those included that --max-restarts does " +
-				"not " +
-				"count; -1: any number"},
+				"not count; -1: any number; with --policy=t9k: all restarts"},
 		{Name: "restart-backoff", Default: "10ms:30s", Meta: "MIN:MAX", Category: restartSection, Extra: true,
 			Usage: "wait before a restart that follows one without progress: MIN at first, then twice as long each time, up " +
 				"to " +

@@ -27,7 +27,7 @@ type Rule struct {
 	Max       int           // how often it decides within Per, on one node; 0: always
 	Per       time.Duration // a window that slides; 0 without Max
 	Reason    string        // for people
-	From      string        // where it was written: "--rule", "site.yaml:12", "t9k"
+	From      string        // where it was written: "--rule", "site.yaml:12", "nvrx"
 }
 
 // Event is something that is known about a worker's end beside its exit code and output.

@@ -13,40 +13,42 @@ type Table struct {
 	Name    string
 	Rules   []Rule
 	Success string // the success rule that goes with it: all, rank0, node0 or any; "" if it names none
+	// Restart decides what no rule does, unless the user names another one; "" leaves that to the user alone.
+	Restart Restart
+	// Sum: --backoff-limit bounds all restarts of the job, whether they bring progress or not.
+	Sum bool
 }
 
 // builtin is a Table as it is written here.
 type builtin struct {
 	name, success string
+	restart       Restart
+	sum           bool
 	rules         []string
 }
 
 // builtins follow what the systems that they are named after do with the exit code of a replica.
 func builtins() []builtin {
 	return []builtin{
-		{"t9k", "node0", []string{
-			"exit 130,137,143 -> retry because SIGINT, SIGKILL and SIGTERM come from outside",
-			"exit 138 -> retry-free because the program asks for a restart",
-			"any -> stop-job because other exit codes are permanent",
-		}},
-		{"ms-operator", "node0", []string{
+		{name: "t9k", success: "node0", restart: ExitCode, sum: true},
+		{name: "ms-operator", success: "node0", rules: []string{
 			"exit 128-255 -> retry because a signal, or an exit code that asks for a restart",
 			"any -> stop-job because exit codes below 128 are permanent",
 		}},
-		{"kubeflow", "", []string{
+		{name: "kubeflow", rules: []string{
 			"exit 128-255 -> retry because a signal, or an exit code that asks for a restart",
 			"any -> stop-job because exit codes below 128 are permanent",
 		}},
-		{"nvrx", "", []string{
+		{name: "nvrx", rules: []string{
 			"exit 93 -> stop-job because the program asks not to be restarted",
 			"any -> retry",
 		}},
-		{"paddle", "", []string{
+		{name: "paddle", rules: []string{
 			"exit 101 -> retry-free because the program asks for an elastic restart",
 			"exit 102 -> retry-free because the automatic parallelism asks for a new start",
 			"any -> retry",
 		}},
-		{"dlrover", "", []string{
+		{name: "dlrover", rules: []string{
 			"event oom -> stop-job because it would run out of memory again",
 			"exit 247 -> stop-job because it ran out of memory",
 			"exit 14,201,202 -> retry-elsewhere because the hardware of the node is at fault",
@@ -71,7 +73,7 @@ func Named(name string) (Table, bool) {
 	if i < 0 {
 		return Table{}, false
 	}
-	t := Table{Name: name, Success: all[i].success}
+	t := Table{Name: name, Success: all[i].success, Restart: all[i].restart, Sum: all[i].sum}
 	for _, text := range all[i].rules {
 		r, err := ParseRule(text)
 		if err != nil {
@@ -92,7 +94,7 @@ const MaxFile = 64 << 10
 // of scalars or of texts; scalars in one line, plain or in quotes; lists in brackets in place of commas; comments. What
 // is not understood is refused, never read in another way than YAML has it.
 //
-//	base: t9k                 # its rules come behind those of this file
+//	base: t9k                 # it decides what the rules of this file do not
 //	success-rule: node0
 //	rules:
 //	  - exit: 3,10-12
@@ -121,7 +123,7 @@ func ParseTable(name, text string) (Table, error) {
 		r.From = fmt.Sprintf("%s:%d", name, item.line)
 		t.Rules = append(t.Rules, r)
 	}
-	if len(t.Rules)+len(end) == 0 {
+	if len(t.Rules)+len(end) == 0 && t.Restart == "" {
 		return t, errors.New("there is nothing in it: write rules:, base: or default:")
 	}
 	return t.close(end)
@@ -136,7 +138,7 @@ func (t *Table) set(f field, end *[]Rule) error {
 			return fmt.Errorf("there is no policy %q: use one of %s", f.value, strings.Join(Names(), ", "))
 		}
 		*end = append(base.Rules, *end...)
-		t.Success = cmp.Or(t.Success, base.Success)
+		t.Success, t.Restart, t.Sum = cmp.Or(t.Success, base.Success), base.Restart, base.Sum
 	case "default":
 		r := Rule{From: fmt.Sprintf("%s:%d", t.Name, f.line)}
 		if err := r.setAction(f.value); err != nil {
@@ -163,6 +165,9 @@ func (t Table) close(end []Rule) (Table, error) {
 	if i := slices.IndexFunc(t.Rules, Rule.always); i >= 0 && i < len(t.Rules)-1 {
 		return t, fmt.Errorf("the rule %q (%s) decides before %q (%s) can: leave one out",
 			t.Rules[i], t.Rules[i].From, t.Rules[i+1], t.Rules[i+1].From)
+	} else if i >= 0 && t.Restart != "" {
+		return t, fmt.Errorf("the rule %q (%s) decides before --restart-policy=%s can, which base brings: leave one out",
+			t.Rules[i], t.Rules[i].From, t.Restart)
 	}
 	return t, nil
 }

@@ -48,9 +48,7 @@ func TestParseTable(t *testing.T) {
 			var got []string
 			for _, r := range table.Rules {
 				got = append(got, r.String())
-				if r.From != "t9k" {
-					require.Regexp(t, `^site.yaml:\d+$`, r.From)
-				}
+				require.Regexp(t, `^site.yaml:\d+$`, r.From)
 			}
 			require.Equal(t, []string{
 				`exit 3,10-12 and exception ValueError -> retry-elsewhere max 2 per 1h because bad "memory" \ it's #1`,
@@ -59,9 +57,9 @@ func TestParseTable(t *testing.T) {
 				`event oom -> stop-job because memory`,
 				`pattern /x: y/ -> retry`,
 				`exit 9 -> stop-job`,
-			}, got[:6])
-			t9k, _ := policy.Named("t9k")
-			require.Equal(t, t9k.Rules, table.Rules[6:])
+			}, got)
+			require.Equal(t, policy.ExitCode, table.Restart)
+			require.True(t, table.Sum)
 		})
 	}
 	table, err := policy.ParseTable("a", site)
@@ -78,6 +76,15 @@ func TestParseTable(t *testing.T) {
 
 	table, err = policy.ParseTable("a", "default: hold\nbase: nvrx")
 	require.ErrorContains(t, err, `the rule "any -> retry" (nvrx) decides before "any -> hold" (a:1) can: leave one out`)
+	table, err = policy.ParseTable("a", "base: t9k\ndefault: hold")
+	require.ErrorContains(t, err, `"any -> hold" (a:2) decides before --restart-policy=ExitCode can, which base brings`)
+	table, err = policy.ParseTable("a", "base: nvrx\nrules:\n- exit 7 -> hold")
+	require.NoError(t, err)
+	require.Equal(t, "nvrx", table.Rules[1].From)
+	require.Empty(t, table.Restart)
+	require.False(t, table.Sum)
+	table, err = policy.ParseTable("a", "base: t9k")
+	require.NoError(t, err, "it has no rules of its own")
 	table, err = policy.ParseTable("a", "success-rule: any\nbase: ms-operator")
 	require.NoError(t, err)
 	require.Equal(t, "any", table.Success)
@@ -201,7 +208,8 @@ func TestBuiltinTables(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, name, table.Name)
 		require.Equal(t, success[name], table.Success)
-		c := policy.Config{MaxRestarts: 3, Rules: table.Rules}
+		require.Equal(t, name == "t9k", table.Sum)
+		c := policy.Config{MaxRestarts: 3, Rules: table.Rules, Restart: table.Restart}
 		require.NoError(t, c.Validate())
 		require.NoError(t, policy.Check(table.Rules))
 		require.NoError(t, c.CheckSize(1, 1))

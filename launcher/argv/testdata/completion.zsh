@@ -48,7 +48,7 @@ _arguments -s -S -A '-*' \
   '*--policy=[rules that say what a failure leads to\: a file, or one of t9k, ms-operator, kubeflow, nvrx, paddle, dlrover (default\: --restart-policy decides)]:FILE|NAME: ' \
   '*--rule=[a rule before those of --policy\: exit 3, signal SIGKILL, exception NAME, pattern /REGEX/, event oom|hang or any, joined by and, then -> retry, retry-free, retry-elsewhere, shrink, hold or stop-job, and if wanted max N per DURATION because TEXT; may be repeated]:RULE: ' \
   '*--exit-code-policy=[exit status when the job fails\: torchrun (always 1), reason (one status for each cause) or dlrover (what DLRover'\''s master takes for a hardware error, an OOM kill or a stop) (default\: torchrun)]:POLICY:(torchrun reason dlrover)' \
-  '*--backoff-limit=[restarts of the whole job in a row that may bring no progress, those included that --max-restarts does not count; -1\: any number (default\: 100)]:N: ' \
+  '*--backoff-limit=[restarts of the whole job in a row that may bring no progress, those included that --max-restarts does not count; -1\: any number; with --policy=t9k\: all restarts (default\: 100)]:N: ' \
   '*--restart-backoff=[wait before a restart that follows one without progress\: MIN at first, then twice as long each time, up to MAX; 0\: none (default\: 10ms\:30s)]:MIN\:MAX: ' \
   '*--restart-window=[at most N restarts within the time for failures of one rank, of one node or of the job, such as job=3/1h; up to 4, separated by commas or repeated]:SCOPE=N/DURATION: ' \
   '*--same-failures=[end the job when workers fail alike N times in a row before their first step; -1\: never (default\: 5)]:N: ' \
