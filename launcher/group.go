@@ -281,7 +281,7 @@ func (a *Agent) failFirst(g *group, w *worker, exit proc.Exit) {
 	w.out.Drain(drainBudget)
 	f := a.describe(g, w, exit)
 	act := a.decide(g, w, &f)
-	if g.epoch.Rules.Tolerate && act != policy.Fail {
+	if g.epoch.Rules.Tolerate && act != policy.Fail || g.beside(f, act) {
 		a.tolerate(g, f, act)
 		return
 	}
@@ -320,6 +320,9 @@ func (a *Agent) failToo(g *group, w *worker, exit proc.Exit) {
 	if !f.Stopped {
 		act = a.decide(g, w, &f)
 	}
+	if act == policy.Fail && g.beside(f, act) {
+		act = policy.RestartCharged
+	}
 	g.failures = append(g.failures, f)
 	if act > max(g.reported, policy.RestartCharged) {
 		a.log.Warn("another worker had failed as well", "rank", f.Rank, "why", f.Reason(), "action", act.String(),
@@ -347,13 +350,27 @@ func (a *Agent) oneSucceeded(g *group, rank int) {
 	}
 }
 
-// tolerate reports the failure of a worker that the others outlive.
+// beside reports whether a failure is of a worker whose success is not the run's, so that the others may outlive it.
+// They do not if a rule says so.
+func (g *group) beside(f verdict.Failure, act policy.Action) bool {
+	switch r := g.epoch.Rules; {
+	case !r.Alone || act == policy.Fail && f.Policy != "":
+		return false
+	case r.Success == "rank0":
+		return f.Rank != 0
+	}
+	return g.epoch.Place.GroupRank != 0
+}
+
+// tolerate reports the failure of a worker that the others outlive or, if it is beside them, may outlive.
 func (a *Agent) tolerate(g *group, f verdict.Failure, act policy.Action) {
 	g.failures = append(g.failures, f)
-	a.log.Warn("worker failed; the others go on", "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why",
-		f.Reason(),
-		"left", g.left)
-	if g.left == 0 && g.succeeded > 0 {
+	what := "worker failed; the others go on"
+	if !g.epoch.Rules.Tolerate {
+		what = "worker failed; the others go on if no restart is left for it"
+	}
+	a.log.Warn(what, "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason(), "left", g.left)
+	if g.left == 0 && g.succeeded > 0 && g.epoch.Rules.Tolerate {
 		a.succeed(g)
 		return
 	}

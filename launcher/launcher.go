@@ -72,6 +72,8 @@ type Rules struct {
 	LetRun bool
 	// Tolerate: an epoch goes on when one of its workers fails, as long as another one is left.
 	Tolerate bool
+	// Alone: with a Success of "rank0" or "node0", an epoch that no restart may follow goes on when other workers fail.
+	Alone bool
 }
 
 // The kinds of causes that decide how workers are stopped.
@@ -116,8 +118,8 @@ type Rendezvous interface {
 	Ready(ctx context.Context, d Directive, addr string, port int) error
 	Failing(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure) error
 	Success(ctx context.Context, d Directive) error
-	// RankSucceeded: one worker has, and others of this node still run. RankFailed: one has, which ends nothing as long as
-	// any worker of the run is left; left are those of this node.
+	// RankSucceeded: one worker has, and others of this node still run. RankFailed: one has, which the others may outlive
+	// by d.Rules; left are those of this node.
 	RankSucceeded(ctx context.Context, d Directive, rank int) error
 	RankFailed(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure, left int) error
 	// Cleared and Barred answer a Check: this node may get workers, or it must not, and why.

@@ -92,6 +92,40 @@ func TestLaterFailureThatAsksForMoreIsTold(t *testing.T) {
 	require.Contains(t, said, "failing: fail")
 }
 
+// Where rank 0 decides alone, the rendezvous says what the failure of another worker leads to.
+func TestFailuresBesideRankZero(t *testing.T) {
+	const script = `if [ $RANK = 0 ]; then : > $DIR/up.0; while [ ! -e $DIR/go ]; do sleep 0.01; done; exit 0; fi; ` +
+		`: > $DIR/up.1; exit 3`
+	begin := func(t *testing.T, success string, rules ...string) *rig {
+		r := newRig(t, script, 0).rule(t, rules...)
+		<-r.fakeRdzv.dirs
+		r.fakeRdzv.d.Rules = Rules{Success: success, Alone: true}
+		r.fakeRdzv.order(Lead, "")
+		return r
+	}
+	for name, rules := range map[string][]string{"no rule": nil, "retry": {"exit 3 -> retry"}} {
+		t.Run(name, func(t *testing.T) {
+			r := begin(t, "rank0", rules...)
+			r.cfg.Policy.Restart = policy.Never
+			r.whenUp(t, func() {
+				require.Eventually(t, func() bool { return strings.Contains(strings.Join(r.fakeRdzv.said(), "\n"), "1 left") },
+					10*time.Second, time.Millisecond)
+				require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
+			})
+			require.Equal(t, policy.Success, r.run(t).Reason)
+			require.Contains(t, r.fakeRdzv.said(), "success")
+		})
+	}
+	t.Run("a rule stops the job", func(t *testing.T) {
+		r := begin(t, "rank0", "exit 3 -> stop-job")
+		require.Equal(t, policy.WorkerPermanent, r.run(t).Reason)
+	})
+	t.Run("all of node 0 decide", func(t *testing.T) {
+		r := begin(t, "node0")
+		require.Equal(t, policy.WorkerFailed, r.run(t).Reason)
+	})
+}
+
 func TestOurOwnSignalsAreNoFailures(t *testing.T) {
 	r := newRig(t, `trap '' TERM; if [ $RANK = 0 ]; then : > $DIR/up.0; exec sleep 60; fi; `+
 		`while [ ! -e $DIR/up.0 ]; do sleep 0.01; done; exit 1`, 0).rule(t, "signal KILL -> stop-job", "exit 1 -> retry")

@@ -87,12 +87,26 @@ func (d Decision) charged() bool { return !oneOf(d, RestartFree, Permanent, Hold
 // breakFailed ends the epoch because workers of n have failed.
 func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []Failure) {
 	c := Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(fs, n)}
-	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: alike(c.Text)}
+	r.breakCharged(now, c, d.charged(), tollOf(n, d, fs))
+	r.dismiss(now, n, d, c)
+}
+
+// tollOf is what failures of workers of n cost.
+func tollOf(n *node, d Decision, fs []Failure) toll {
+	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: alike(firstText(fs, n))}
 	if len(fs) > 0 {
 		t.Rank = fs[0].Rank
 	}
-	r.breakCharged(now, c, d.charged(), t)
-	r.dismiss(now, n, d, c)
+	return t
+}
+
+// futile: no restart may follow a failure that, by its own, ends nothing.
+func (r *Round) futile(now time.Time, n *node, e Failing) bool {
+	charge, t := r.charge, r.account.Toll
+	r.charge, r.account.Toll = e.Decision.charged(), tollOf(n, e.Decision, e.Failures)
+	futile := e.Decision != Hold && r.hopeless(now)
+	r.charge, r.account.Toll = charge, t
+	return futile
 }
 
 // stiffen lets a further report of an epoch that has failed count for more than the first one, as a policy wants on

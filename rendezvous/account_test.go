@@ -623,6 +623,82 @@ func TestTolerate(t *testing.T) {
 	require.Equal(t, string(Succeeded), next.r.Status().Outcome)
 }
 
+// Who decides alone is not disturbed by others, but for the restarts that there are.
+func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
+	begin := func(restarts int, b Budget) *sim {
+		b.BackoffMax, b.Success, b.Alone = -1, SuccessRank0, true
+		s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: restarts, Budget: b})
+		s.join("a", "b")
+		s.obey()
+		return s
+	}
+	beside := func(s *sim, id string, d Decision, left int) {
+		s.must(Failing{ID: id, EpochID: s.runs[id].EpochID, Decision: d, Beside: true, Left: left,
+			Failures: []Failure{{Rank: 3, GroupRank: 1, Text: id + " has failed"}}})
+	}
+	s := begin(1, Budget{})
+	beside(s, "b", RestartCharged, 1)
+	require.Equal(t, Stop, s.dirs["a"].Kind, "a restart is left")
+	s.obey()
+	require.Equal(t, 1, s.r.restarts)
+	beside(s, "b", RestartCharged, 1)
+	require.Equal(t, "rank-failed", s.log[len(s.log)-1].Event)
+	beside(s, "a", RestartCharged, 1)
+	beside(s, "b", RestartCharged, 0)
+	s.pass(time.Hour)
+	require.Equal(t, Run, s.dirs["a"].Kind, "rank 0 goes on")
+	require.Equal(t, toll{}, s.r.account.Toll)
+	s.must(Leave{ID: "b"})
+	require.Equal(t, Run, s.dirs["a"].Kind, "nobody needs b")
+	s.succeed("a")
+	require.Equal(t, string(Succeeded), s.r.Status().Outcome)
+
+	s = begin(0, Budget{})
+	beside(s, "b", Permanent, 0)
+	s.fail("a", RestartCharged)
+	s.pass(AttributionWindow)
+	require.Equal(t, Fail, s.dirs["a"].Kind, "rank 0 has failed")
+	require.Len(t, s.r.Evidence().Failures, 2)
+
+	s = begin(9, Budget{})
+	beside(s, "b", Permanent, 0)
+	require.Equal(t, Run, s.dirs["a"].Kind)
+	s.fail("a", RestartCharged)
+	require.Equal(t, Stop, s.dirs["b"].Kind)
+	beside(s, "b", Permanent, 0)
+	s.obey()
+	require.Len(t, s.runs, 2, "and b starts anew with it")
+	s.fail("a", RestartCharged)
+	beside(s, "a", Permanent, 0)
+	s.obey()
+	require.Equal(t, 2, s.r.restarts, "it is not for those beside rank 0 to end the run")
+
+	s = begin(9, Budget{BackoffLimit: 1})
+	beside(s, "b", RestartFree, 0)
+	s.obey()
+	beside(s, "b", RestartFree, 0)
+	require.Equal(t, Run, s.dirs["a"].Kind, "the limit of restarts is reached")
+	s = begin(0, Budget{})
+	beside(s, "b", Hold, 1)
+	s.pass(AttributionWindow)
+	s.obey()
+	require.NotNil(t, s.dirs["a"].Paused, "an order of a policy")
+
+	// A daemon that was started again hears of it, too.
+	s = begin(0, Budget{})
+	next := newSim(t, s.p)
+	for _, id := range []string{"a", "b"} {
+		run := s.runs[id]
+		e := Resume{EpochID: run.EpochID, Place: *run.Place}
+		if id == "b" {
+			e.Beside, e.Decision = true, RestartCharged
+		}
+		next.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Seen: run.EpochID, Resume: &e})
+	}
+	require.Equal(t, running, next.r.phase)
+	require.Equal(t, 1, next.r.account.Exhausted)
+}
+
 func TestBudgetValidate(t *testing.T) {
 	p := Params{Min: 1, Max: 1}
 	require.NoError(t, p.Validate())

@@ -34,6 +34,8 @@ type Budget struct {
 	StartDeadline time.Duration `json:"start_deadline,omitempty"`
 	// Success says whose success is the run's.
 	Success SuccessRule `json:"success,omitempty"`
+	// Alone: they decide alone. A failure of another worker that no restart may follow leaves the run as it is.
+	Alone bool `json:"alone,omitempty"`
 	// CleanUp says what becomes of workers that still run then.
 	CleanUp CleanUp `json:"clean_up,omitempty"`
 	// HoldFailed pauses a run that would fail because of its workers, for HoldFor; 0 is until an order.
@@ -191,7 +193,7 @@ func (b Budget) options() (list []option) {
 		"--restart-window=" + strings.Join(windows, ","),
 		fmt.Sprintf("--same-failures=%d", b.SameFailures), fmt.Sprintf("--no-progress=%d", b.NoProgress),
 		"--deadline=" + duration.Text(b.Deadline), "--start-deadline=" + duration.Text(b.StartDeadline),
-		"--success-rule=" + string(b.Success), "--clean-up=" + string(b.CleanUp),
+		b.successText(), "--clean-up=" + string(b.CleanUp),
 		"--on-failure=" + b.onFailure(), "--on-rank-exit=" + exit,
 	} {
 		list = append(list, option{text: text})
@@ -203,6 +205,14 @@ func (b Budget) limitText() string {
 	text := fmt.Sprintf("--backoff-limit=%d", b.BackoffLimit)
 	if b.Sum {
 		text += " in all"
+	}
+	return text
+}
+
+func (b Budget) successText() string {
+	text := "--success-rule=" + string(b.Success)
+	if b.Alone {
+		text += " alone"
 	}
 	return text
 }

@@ -76,6 +76,8 @@ type Failing struct {
 	// Tolerated: only these workers have ended; Left others of the node are left.
 	Tolerated bool `json:"tolerated,omitempty"`
 	Left      int  `json:"left,omitempty"`
+	// Beside: as Tolerated, but of workers whose success is not the run's, so that a restart may follow.
+	Beside bool `json:"beside,omitempty"`
 }
 
 // Success: all workers of the node's epoch exited with 0 or, with Ranks, only those of these ranks.

@@ -28,6 +28,7 @@ type Resume struct {
 	Ranks   []int `json:"ranks,omitempty"`
 	// Tolerated: no worker of the node is left, which ends nothing.
 	Tolerated bool `json:"tolerated,omitempty"`
+	Beside    bool `json:"beside,omitempty"` // as Failing.Beside
 }
 
 // resume is a world being rebuilt.
@@ -116,7 +117,7 @@ func (r *Round) catchUp(n *node, e *Resume) {
 		r.record(e.Failures)
 		r.resume.failing = append(r.resume.failing, Failing{
 			ID: n.ID, EpochID: e.EpochID, Decision: e.Decision, Failures: e.Failures, Progress: e.Progress,
-			Tolerated: e.Tolerated,
+			Tolerated: e.Tolerated, Beside: e.Beside,
 		})
 	}
 }

@@ -275,12 +275,14 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		r.resume.hurry(now)
 		return nil
 	case r.collecting():
-		r.stiffen(now, e.Decision)
+		if !e.Beside {
+			r.stiffen(now, e.Decision)
+		}
 		r.dismiss(now, n, e.Decision, Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
 		return nil
 	case r.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
-	case e.Tolerated:
+	case e.Tolerated, e.Beside && r.futile(now, n, e):
 		r.tolerate(now, n, e)
 		return nil
 	}

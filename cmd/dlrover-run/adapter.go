@@ -77,6 +77,7 @@ func directive(d rendezvous.Directive, p rendezvous.Params) launcher.Directive {
 	}
 	l.Rules = launcher.Rules{
 		Success: string(p.Budget.Success), LetRun: p.Budget.CleanUp == rendezvous.CleanNone, Tolerate: p.Budget.Tolerate,
+		Alone: p.Budget.Alone,
 	}
 	if d.Place != nil {
 		l.Place = launcher.Place(*d.Place)
@@ -171,7 +172,7 @@ func (a *adapter) RankFailed(
 	ctx context.Context, d launcher.Directive, act policy.Action, fs []verdict.Failure, left int,
 ) error {
 	ev := a.failing(d, act, fs)
-	ev.Tolerated, ev.Left = true, left
+	ev.Tolerated, ev.Beside, ev.Left = d.Rules.Tolerate, !d.Rules.Tolerate, left
 	return a.report(ctx, ev)
 }
 

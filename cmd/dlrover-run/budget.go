@@ -42,6 +42,7 @@ func (r *resolver) budget() (b rendezvous.Budget, err error) {
 		BackoffLimit: r.c.Int("backoff-limit"), SameFailures: r.c.Int("same-failures"), NoProgress: r.c.Int("no-progress"),
 		Success: rendezvous.SuccessRule(r.c.String("success-rule")), CleanUp: rendezvous.CleanUp(r.c.String("clean-up")),
 		Tolerate: r.c.String("on-rank-exit") == "tolerate",
+		Alone:    true,
 		Sum:      r.s.params.Budget.Sum, // of --policy
 	}
 	if b.BackoffLimit == 0 || b.SameFailures == 0 {
@@ -53,7 +54,9 @@ func (r *resolver) budget() (b rendezvous.Budget, err error) {
 	}
 	if !r.c.IsSet("success-rule") { // --policy has one, or the preset
 		b.Success = cmp.Or(r.s.params.Budget.Success, rendezvous.SuccessRule(r.s.preset.Success), b.Success)
+		b.Alone = r.s.params.Budget.Alone
 	}
+	b.Alone = b.Alone && (b.Success == rendezvous.SuccessRank0 || b.Success == rendezvous.SuccessNode0)
 	for _, step := range []func(*rendezvous.Budget) error{r.backoff, r.windows, r.deadlines, r.onFailure} {
 		if err = step(&b); err != nil {
 			return b, err

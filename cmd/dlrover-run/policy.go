@@ -31,7 +31,9 @@ func (r *resolver) policyRules() error {
 			return fmt.Errorf("--policy=%s: %w", name, err)
 		}
 		s.policy.Rules = append(s.policy.Rules, table.Rules...)
-		s.params.Budget.Success, s.params.Budget.Sum = rendezvous.SuccessRule(table.Success), table.Sum
+		s.params.Budget = rendezvous.Budget{
+			Success: rendezvous.SuccessRule(table.Success), Alone: table.Alone, Sum: table.Sum,
+		}
 		if table.Restart != "" && !r.c.IsSet("restart-policy") {
 			s.policy.Restart = table.Restart
 		}

@@ -70,6 +70,7 @@ func TestPolicyOfT9k(t *testing.T) {
 		require.Equal(t, []int{3, -1}, []int{b.BackoffLimit, b.SameFailures})
 		require.Contains(t, b.String(), "--backoff-limit=3 in all ")
 		require.Equal(t, rendezvous.SuccessNode0, b.Success)
+		require.True(t, b.Alone)
 	}
 	s, err := withRules(t, "--standalone --policy=t9k --same-failures=2 --max-restarts=1")
 	require.NoError(t, err)
@@ -77,6 +78,23 @@ func TestPolicyOfT9k(t *testing.T) {
 	s, err = withRules(t, "--standalone --policy=nvrx --max-restarts=1")
 	require.NoError(t, err)
 	require.False(t, s.params.Budget.Sum)
+}
+
+// Whose success counts decides alone if it was said on purpose, and not by a preset or for an operator that does not.
+func TestWhoDecidesAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "site.yaml")
+	require.NoError(t, os.WriteFile(path, []byte("success-rule: rank0\nbase: ms-operator\n"), 0o600))
+	for line, want := range map[string]string{
+		"": "all", "--success-rule=all": "all", "--success-rule=any": "any", "--success-rule=rank0": "rank0 alone",
+		"--success-rule=node0": "node0 alone", "--preset=mindspore": "rank0",
+		"--preset=mindspore --success-rule=rank0": "rank0 alone", "--policy=t9k": "node0 alone",
+		"--policy=t9k --success-rule=all": "all", "--policy=ms-operator": "node0", "--policy=" + path: "rank0 alone",
+		"--policy=ms-operator --success-rule=rank0": "rank0 alone",
+	} {
+		s, err := withRules(t, "--standalone "+line)
+		require.NoError(t, err, line)
+		require.Contains(t, s.params.Budget.String(), " --success-rule="+want+" --clean-up", line)
+	}
 }
 
 func TestPolicyThatCannotBeUsed(t *testing.T) {

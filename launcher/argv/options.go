@@ -186,7 +186,8 @@ func restartOptions() []Option {
 				"(default: never)"},
 		choice(Option{Name: "success-rule", Choices: []string{"all", "rank0", "node0", "any"}, Default: "all",
 			Meta: "RULE", Category: restartSection, Extra: true,
-			Usage: "whose success is the job's: that of all workers, of rank 0, of all workers of node 0, or of any worker"}),
+			Usage: "whose success is the job's: that of all workers, of rank 0, of all workers of node 0, or of any worker; " +
+				"rank 0 and node 0 decide alone: failures of others end nothing when no restart is left for them"}),
 		choice(Option{Name: "clean-up", Choices: []string{"none", "unfinished", "all"}, Default: "unfinished",
 			Meta: "WHAT", Category: restartSection, Extra: true,
 			Usage: "workers that still run when the job has succeeded: none lets them run to their end, which does not count; " +

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +12,7 @@ type Table struct {
 	Name    string
 	Rules   []Rule
 	Success string // the success rule that goes with it: all, rank0, node0 or any; "" if it names none
+	Alone   bool   // those whose success that is decide alone: failures of others end nothing
 	// Restart decides what no rule does, unless the user names another one; "" leaves that to the user alone.
 	Restart Restart
 	// Sum: --backoff-limit bounds all restarts of the job, whether they bring progress or not.
@@ -23,14 +23,14 @@ type Table struct {
 type builtin struct {
 	name, success string
 	restart       Restart
-	sum           bool
+	alone, sum    bool
 	rules         []string
 }
 
 // builtins follow what the systems that they are named after do with the exit code of a replica.
 func builtins() []builtin {
 	return []builtin{
-		{name: "t9k", success: "node0", restart: ExitCode, sum: true},
+		{name: "t9k", success: "node0", restart: ExitCode, alone: true, sum: true},
 		{name: "ms-operator", success: "node0", rules: []string{
 			"exit 128-255 -> retry because a signal, or an exit code that asks for a restart",
 			"any -> stop-job because exit codes below 128 are permanent",
@@ -73,7 +73,7 @@ func Named(name string) (Table, bool) {
 	if i < 0 {
 		return Table{}, false
 	}
-	t := Table{Name: name, Success: all[i].success, Restart: all[i].restart, Sum: all[i].sum}
+	t := Table{Name: name, Success: all[i].success, Alone: all[i].alone, Restart: all[i].restart, Sum: all[i].sum}
 	for _, text := range all[i].rules {
 		r, err := ParseRule(text)
 		if err != nil {
@@ -138,7 +138,10 @@ func (t *Table) set(f field, end *[]Rule) error {
 			return fmt.Errorf("there is no policy %q: use one of %s", f.value, strings.Join(Names(), ", "))
 		}
 		*end = append(base.Rules, *end...)
-		t.Success, t.Restart, t.Sum = cmp.Or(t.Success, base.Success), base.Restart, base.Sum
+		t.Restart, t.Sum = base.Restart, base.Sum
+		if t.Success == "" {
+			t.Success, t.Alone = base.Success, base.Alone
+		}
 	case "default":
 		r := Rule{From: fmt.Sprintf("%s:%d", t.Name, f.line)}
 		if err := r.setAction(f.value); err != nil {
@@ -149,7 +152,7 @@ func (t *Table) set(f field, end *[]Rule) error {
 		if !slices.Contains([]string{"all", "rank0", "node0", "any"}, f.value) {
 			return fmt.Errorf("there is no success rule %q: use all, rank0, node0 or any", f.value)
 		}
-		t.Success = f.value
+		t.Success, t.Alone = f.value, true
 	default:
 		return fmt.Errorf("there is no field %q: use base, default, success-rule and rules", f.key)
 	}

@@ -132,7 +132,8 @@ func (s *Session) booked(ev rendezvous.Event) {
 		r.Stepped = r.Stepped || e.EpochID == r.EpochID
 	case rendezvous.Failing:
 		if e.EpochID == r.EpochID && e.Left == 0 {
-			r.Decision, r.Failures, r.Progress, r.Tolerated = e.Decision, e.Failures, e.Progress, e.Tolerated
+			r.Decision, r.Failures, r.Progress = e.Decision, e.Failures, e.Progress
+			r.Tolerated, r.Beside = e.Tolerated, e.Beside
 		}
 	}
 	s.resume = &r
