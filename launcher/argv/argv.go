@@ -58,6 +58,8 @@ type Option struct {
 	Kind    Kind
 	Type    Type
 	Choices []string // enforced on the command line only: torchrun does not check the default that a PET_ variable gives
+	// Others are words of other systems, by which Choices are meant. Help and reference name them, completion does not.
+	Others  []Synonym
 	Default string
 	Bare    string // value of an Optional that is given without one
 	Env     string // PET_ variable that gives the default, "" if there is none
@@ -75,6 +77,9 @@ type Option struct {
 	// Check, when not nil, judges the final value, from the command line or the environment.
 	Check func(value string) error
 }
+
+// Synonym is another word for a value.
+type Synonym struct{ Word, Means string }
 
 // LookupEnv returns the value of an environment variable and whether it is set. It has the signature of os.LookupEnv.
 type LookupEnv func(string) (string, bool)
@@ -396,6 +401,9 @@ func convert(o *Option, value string) (string, error) {
 			f = d.Seconds()
 		}
 		return strconv.FormatFloat(f, 'g', -1, 64), nil
+	}
+	if i := slices.IndexFunc(o.Others, func(s Synonym) bool { return s.Word == value }); i >= 0 {
+		return o.Others[i].Means, nil
 	}
 	return value, nil
 }

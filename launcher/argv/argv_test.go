@@ -238,10 +238,36 @@ func TestOptionsTable(t *testing.T) {
 					require.NoError(t, o.Check(value), "the default must be usable")
 				}
 			}
+			for _, s := range o.Others {
+				require.NotContains(t, o.Choices, s.Word)
+				require.Contains(t, o.Choices, s.Means)
+				require.Contains(t, o.Usage, s.Word+" ("+s.Means+")")
+			}
 		})
 	}
 	opts[0].Name = "changed"
 	require.NotEqual(t, "changed", Options()[0].Name, "each call returns a table of its own")
+}
+
+// Words of other systems are those that we have for them, on the command line and in variables.
+func TestWordsOfOthers(t *testing.T) {
+	for _, c := range [][3]string{
+		{"clean-up", "None", "none"}, {"clean-up", "All", "all"}, {"clean-up", "Unfinished", "unfinished"},
+		{"clean-up", "Running", "unfinished"}, {"success-rule", "AllWorkers", "all"}, {"restart-policy", "Never", "Never"},
+	} {
+		l, err := Parse(Options(), []string{"--" + c[0] + "=" + c[1], "train.py"}, nil)
+		require.NoError(t, err)
+		require.Equal(t, c[2], l.String(c[0]))
+		l, err = Parse(Options(), []string{"train.py"}, func(name string) (string, bool) {
+			return c[1], name == "PET_"+strings.ToUpper(strings.ReplaceAll(c[0], "-", "_"))
+		})
+		require.NoError(t, err)
+		require.Equal(t, c[2], l.String(c[0]))
+	}
+	_, err := Parse(Options(), []string{"--clean-up=none ", "train.py"}, nil)
+	require.ErrorContains(t, err, "invalid choice: 'none ' (choose from 'none', 'unfinished', 'all')")
+	_, err = Parse(Options(), []string{"--clean-up=NONE", "train.py"}, nil)
+	require.Error(t, err)
 }
 
 func TestRepeatedOption(t *testing.T) {

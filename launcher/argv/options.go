@@ -33,6 +33,9 @@ func Options() []Option {
 		default:
 			o.Env = "PET_" + strings.ToUpper(strings.ReplaceAll(o.Name, "-", "_"))
 		}
+		for i, s := range o.Others {
+			o.Usage += []string{"; also ", ", "}[min(i, 1)] + s.Word + " (" + s.Means + ")"
+		}
 		if o.Default != "" {
 			o.Usage += " (default: " + o.Default + ")"
 		}
@@ -185,11 +188,12 @@ func restartOptions() []Option {
 			Usage: "end the job when no worker has made a step so long after a start; needs --hang=auto, which it implies " +
 				"(default: never)"},
 		choice(Option{Name: "success-rule", Choices: []string{"all", "rank0", "node0", "any"}, Default: "all",
-			Meta: "RULE", Category: restartSection, Extra: true,
+			Meta: "RULE", Category: restartSection, Extra: true, Others: []Synonym{{"AllWorkers", "all"}},
 			Usage: "whose success is the job's: that of all workers, of rank 0, of all workers of node 0, or of any worker; " +
 				"rank 0 and node 0 decide alone: failures of others end nothing when no restart is left for them"}),
 		choice(Option{Name: "clean-up", Choices: []string{"none", "unfinished", "all"}, Default: "unfinished",
 			Meta: "WHAT", Category: restartSection, Extra: true,
+			Others: []Synonym{{"None", "none"}, {"Unfinished", "unfinished"}, {"Running", "unfinished"}, {"All", "all"}},
 			Usage: "workers that still run when the job has succeeded: none lets them run to their end, which does not count; " +
 				"unfinished and all stop them"}),
 		{Name: "on-failure", Default: "exit", Meta: "exit|hold[=DURATION]", Category: restartSection, Extra: true,

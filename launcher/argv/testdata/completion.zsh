@@ -55,8 +55,8 @@ _arguments -s -S -A '-*' \
   '*--no-progress=[end the job after N restarts in a row without a newer checkpoint or more steps; 0\: never (default\: 0)]:N: ' \
   '*--deadline=[end the job so long after its first start, restarts included, such as 36h (default\: never)]:DURATION: ' \
   '*--start-deadline=[end the job when no worker has made a step so long after a start; needs --hang=auto, which it implies (default\: never)]:DURATION: ' \
-  '*--success-rule=[whose success is the job'\''s\: that of all workers, of rank 0, of all workers of node 0, or of any worker; rank 0 and node 0 decide alone\: failures of others end nothing when no restart is left for them (default\: all)]:RULE:(all rank0 node0 any)' \
-  '*--clean-up=[workers that still run when the job has succeeded\: none lets them run to their end, which does not count; unfinished and all stop them (default\: unfinished)]:WHAT:(none unfinished all)' \
+  '*--success-rule=[whose success is the job'\''s\: that of all workers, of rank 0, of all workers of node 0, or of any worker; rank 0 and node 0 decide alone\: failures of others end nothing when no restart is left for them; also AllWorkers (all) (default\: all)]:RULE:(all rank0 node0 any)' \
+  '*--clean-up=[workers that still run when the job has succeeded\: none lets them run to their end, which does not count; unfinished and all stop them; also None (none), Unfinished (unfinished), Running (unfinished), All (all) (default\: unfinished)]:WHAT:(none unfinished all)' \
   '*--on-failure=[what a job does that would fail because of its workers\: exit, or hold, paused without workers for the time or until an order (default\: exit)]:exit|hold\[=DURATION\]: ' \
   '*--on-rank-exit=[when a worker fails\: restart-all, or tolerate, by which the others go on as long as any is left (default\: restart-all)]:ACTION:(restart-all tolerate)' \
   '*--warm=-[keep processes ready that have imported the job'\''s modules, so that a restart need not\: auto, also without a value, those that the workers have imported at their first step, or these MODULEs (default\: off)]' \
