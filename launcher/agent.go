@@ -297,6 +297,9 @@ func (a *Agent) apply(d Directive) {
 	case Stop:
 		a.rejoin(d)
 	case Done:
+		if d.CauseKind == CauseEnded {
+			a.log.Warn(d.Cause)
+		}
 		a.leave(d, "done")
 	case Fail:
 		a.leave(d, "the job failed")

@@ -82,6 +82,9 @@ const (
 	CauseLeave   = "node-leave"     // a node leaves, and may still be there
 )
 
+// CauseEnded comes with Done: the job had succeeded before this node came to it.
+const CauseEnded = "ended"
+
 // The kinds of causes that decide about the exit status.
 const (
 	CauseTimeout  = "timeout"       // too few nodes in time

@@ -567,6 +567,7 @@ func (r *Round) tolerate(now time.Time, n *node, e Failing) {
 		return
 	}
 	r.become(n, succeeded)
+	n.failed = true
 	r.account.Exhausted++
 	r.account.Decision = e.Decision
 	r.checkDone(now)

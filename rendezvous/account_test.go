@@ -648,10 +648,20 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	s.pass(time.Hour)
 	require.Equal(t, Run, s.dirs["a"].Kind, "rank 0 goes on")
 	require.Equal(t, toll{}, s.r.account.Toll)
-	s.must(Leave{ID: "b"})
-	require.Equal(t, Run, s.dirs["a"].Kind, "nobody needs b")
+	require.Equal(t, "failed", s.r.Nodes()[1].State)
 	s.succeed("a")
 	require.Equal(t, string(Succeeded), s.r.Status().Outcome)
+	states := map[string]string{}
+	for _, n := range s.r.Ended() {
+		states[n.Name] = n.State
+	}
+	require.Equal(t, map[string]string{"a": "succeeded", "b": "failed"}, states)
+	require.False(t, s.r.Status().EndedAt.IsZero())
+
+	s = begin(0, Budget{})
+	beside(s, "b", RestartCharged, 0)
+	s.must(Leave{ID: "b"})
+	require.Equal(t, Run, s.dirs["a"].Kind, "nobody needs b")
 
 	s = begin(0, Budget{})
 	beside(s, "b", Permanent, 0)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/duration"
 )
 
 func (r *Round) join(now time.Time, e Join) error {
@@ -296,10 +298,30 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		r.direct(n, r.verdict())
 		return nil
 	}
+	if r.outcome == Succeeded && r.cfg.Run != "" && !r.params.CheckOnly && e.Node.Agent == "" {
+		return r.tellSucceeded(now, e)
+	}
 	if len(r.nodes) > 0 {
 		return ErrFinishing
 	}
 	r.reset()
+	return nil
+}
+
+// tellSucceeded answers a node that comes to a run that had succeeded before: it is done, unless it is of another job.
+func (r *Round) tellSucceeded(now time.Time, e Join) error {
+	text := fmt.Sprintf("run %s has succeeded, %s ago", r.cfg.Run, duration.Text(now.Sub(r.finishedAt).Round(time.Second)))
+	instead := "another job needs another --rdzv-id or, first, dlroverctl forget " + r.cfg.Run
+	if err := r.conflict(e); err != nil {
+		return fmt.Errorf("%w: %s, with other options (%w); %s", ErrRefused, text, err, instead)
+	}
+	if o := r.nodes[e.Node.ID]; o != nil {
+		r.count(o, -1)
+	}
+	n := r.arrived(now, e.Node)
+	r.become(n, waiting)
+	r.note("late", n.Name, "the run has succeeded; nothing is started")
+	r.direct(n, Directive{Kind: Done, Cause: &Cause{Kind: CauseEnded, Text: text + ": nothing is started; " + instead}})
 	return nil
 }
 

@@ -26,6 +26,9 @@ type Config struct {
 	// Suspect says of a machine, by the node's name where that is not known, that spares are preferred to it when a world
 	// is chosen of more nodes than it takes. Between two events its answers must stay the same. Nil suspects none.
 	Suspect func(machine string) bool
+	// Run is the run's name, for launchers that are started after it has succeeded: they are told so and get no workers.
+	// "" lets them open the run anew.
+	Run string
 }
 
 type phase string
@@ -65,6 +68,7 @@ type node struct {
 	hungUp   bool // it was closed while no request was open
 	dir      Directive
 	differs  bool // its Params are not the run's
+	failed   bool // workers of it have, which the others outlive
 
 	cleared bool      // its newest check has passed
 	until   time.Time // and counts until then; zero: for good
@@ -134,6 +138,7 @@ type Round struct {
 	resumed    bool    // such a world was rebuilt, and no epoch has been sealed since
 	outcome    Outcome
 	finishedAt time.Time
+	ended      []NodeStatus    // the nodes as they were then
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
 	refused    map[string]bool // texts of tellWaiting
 
@@ -455,6 +460,7 @@ func (r *Round) judge(now time.Time) {
 }
 
 func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
+	r.ended = r.lastStates(o)
 	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
 	r.paused, r.resume, r.commands = nil, nil, commands{}
 	r.doomAt, r.growAt, r.lastCallAt = time.Time{}, time.Time{}, time.Time{}

@@ -81,7 +81,7 @@ func (r *Round) seal(now time.Time, size int) {
 	places := r.places(ranked)
 	for i, n := range ranked {
 		r.become(n, member)
-		n.rank, n.rankBase, n.aside, n.starts = i, places[i].RankBase, false, n.starts+1
+		n.rank, n.rankBase, n.aside, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
 	}
 	r.resetEpoch()
 	r.direct(ranked[0], Directive{Kind: Lead, Place: &places[0], Cause: r.cause})

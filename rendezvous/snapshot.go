@@ -38,7 +38,9 @@ type Snapshot struct {
 	Losses   []Loss    `json:"losses,omitempty"`
 	Outcome  Outcome   `json:"outcome,omitempty"`
 	Left     []string  `json:"left,omitempty"`
-	Refused  []string  `json:"refused,omitempty"`
+	// Ended are the nodes at the end.
+	Ended   []NodeStatus `json:"ended,omitempty"`
+	Refused []string     `json:"refused,omitempty"`
 
 	Gone       map[string]*Cause `json:"gone,omitempty"`
 	Lacking    *Cause            `json:"lacking,omitempty"`
@@ -87,6 +89,7 @@ type NodeSnapshot struct {
 	HungUp    bool      `json:"hung_up,omitempty"`
 	Directive Directive `json:"directive"`
 	Differs   bool      `json:"differs,omitempty"`
+	Failed    bool      `json:"failed,omitempty"`
 	Cleared   bool      `json:"cleared,omitempty"`
 	Until     time.Time `json:"until,omitzero"`
 	Domain    string    `json:"domain,omitempty"`
@@ -118,7 +121,7 @@ func (r *Round) Snapshot() Snapshot {
 		Term: r.cfg.Term, Topology: r.cfg.Topology, Params: r.params, Phase: string(r.phase), ID: r.id,
 		Seq: r.seq, Arrive: r.arrive, Done: r.done, Restarts: r.restarts, WorldSize: r.worldSize,
 		Charge: r.charge, Elastic: r.elastic, Short: r.short, Resumed: r.resumed, Held: r.held,
-		Cause: r.cause, Failures: r.failures, Losses: r.losses, Outcome: r.outcome,
+		Cause: r.cause, Failures: r.failures, Losses: r.losses, Outcome: r.outcome, Ended: r.ended,
 		Left: slices.Sorted(maps.Keys(r.left)), Refused: slices.Sorted(maps.Keys(r.refused)),
 		Gone: r.gone, Lacking: r.lacking, LackingFor: r.lackingFor, SealedAt: r.sealedAt, FailAt: r.failAt,
 		Bars: r.bars, Paused: r.paused, PausedIn: r.pausedIn, Unpaused: r.unpaused,
@@ -171,23 +174,26 @@ func (n *node) snapshot() NodeSnapshot {
 	return NodeSnapshot{
 		Node: n.Node, State: string(n.state), GroupRank: n.rank, RankBase: n.rankBase, Arrival: n.arrival,
 		Attached: n.attached, Detached: n.detached, Broken: n.broken, Silent: n.silent, HungUp: n.hungUp,
-		Directive: n.dir, Differs: n.differs, Cleared: n.cleared, Until: n.until, Domain: n.domain, Bar: n.bar,
+		Directive: n.dir, Differs: n.differs, Failed: n.failed, Cleared: n.cleared, Until: n.until, Domain: n.domain,
+		Bar:   n.bar,
 		Again: n.again, Unsure: n.unsure, Late: n.late, Lone: n.lone, Asked: n.asked, Aside: n.aside, Drained: n.drained,
 		Since: n.since, Starts: n.starts,
 	}
 }
 
 // Restore returns the Round whose state s is. It goes on as the one that s was taken of, given the same
-// Config.Suspicious and Suspect; what else is in cfg, s has.
+// Config.Suspicious, Suspect and Run; what else is in cfg, s has.
 func Restore(cfg Config, s Snapshot) (*Round, error) {
 	if err := s.validate(); err != nil {
 		return nil, fmt.Errorf("rendezvous: bad snapshot: %w", err)
 	}
-	r := New(Config{Term: s.Term, Topology: s.Topology, Suspicious: cfg.Suspicious, Suspect: cfg.Suspect})
+	r := New(Config{Term: s.Term, Topology: s.Topology, Suspicious: cfg.Suspicious, Suspect: cfg.Suspect,
+		Run: cfg.Run})
 	r.params, r.phase, r.id = s.Params, phase(s.Phase), s.ID
 	r.seq, r.arrive, r.done, r.restarts, r.worldSize = s.Seq, s.Arrive, s.Done, s.Restarts, s.WorldSize
 	r.charge, r.elastic, r.short, r.resumed, r.held = s.Charge, s.Elastic, s.Short, s.Resumed, s.Held
 	r.cause, r.failures, r.losses, r.outcome = s.Cause, slices.Clone(s.Failures), slices.Clone(s.Losses), s.Outcome
+	r.ended = s.Ended
 	r.paused, r.pausedIn, r.unpaused = s.Paused, s.PausedIn, s.Unpaused
 	r.account = s.Account
 	r.commands = commands{s.Hold, s.Unheld, s.HeldWorld, s.Command, s.CommandIn, s.OnResume}
@@ -239,7 +245,8 @@ func (n NodeSnapshot) restore() *node {
 	return &node{
 		Node: n.Node, state: nodeState(n.State), rank: n.GroupRank, rankBase: n.RankBase, arrival: n.Arrival,
 		attached: n.Attached, detached: n.Detached, broken: n.Broken, silent: n.Silent, hungUp: n.HungUp, dir: n.Directive,
-		differs: n.Differs, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar, again: n.Again,
+		differs: n.Differs, failed: n.Failed, cleared: n.Cleared, until: n.Until, domain: n.Domain, bar: n.Bar,
+		again:  n.Again,
 		unsure: n.Unsure, late: n.Late,
 		lone: n.Lone, asked: n.Asked, aside: n.Aside, drained: n.Drained, since: n.Since, starts: n.Starts,
 	}

@@ -43,7 +43,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			Node: Node{ID: id, Name: id, Rank: arrival, Slots: 1}, State: "checking", GroupRank: 1,
 			RankBase: 8, Arrival: arrival,
 			Attached: 1, Detached: at(1), Broken: true, Silent: true, HungUp: true,
-			Directive: Directive{Seq: 9, Kind: Check}, Differs: true, Cleared: true, Until: at(2),
+			Directive: Directive{Seq: 9, Kind: Check}, Differs: true, Failed: true, Cleared: true, Until: at(2),
 			Domain: "rack", Bar: c("bar"), Again: true, Unsure: true, Late: true, Lone: true, Asked: true, Aside: true,
 			Drained: c("drained"), Since: at(13), Starts: 3,
 		}
@@ -60,6 +60,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 		Failures: []Failure{{Rank: 1, Text: "f", At: at(4), Detail: json.RawMessage(`{"x":1}`)}},
 		Losses:   []Loss{{Node: "l", At: at(5)}},
 		Gone:     map[string]*Cause{"g": c("g")}, Lacking: c("lack"), LackingFor: 17, SealedAt: at(15), FailAt: at(16),
+		Ended:   []NodeStatus{{Name: "e", State: "failed"}},
 		Outcome: Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
 		Bars: map[string]*Cause{"n": c("n"), "m": nil}, Paused: c("p"), PausedIn: &id, Unpaused: true,
 		Hold: c("h"), Unheld: true, HeldWorld: true, Command: &Command{Program: []string{"x"}}, CommandIn: &id,

@@ -188,7 +188,7 @@ func (r *Round) Status() Status {
 		Phase: string(r.phase), Round: r.id.Round, Epoch: r.id.Epoch, Params: r.params, Restarts: r.restarts,
 		Members: len(r.nodes) - idle, Waiting: idle, WorldSize: r.worldSize,
 		Outcome: string(r.outcome), Cause: r.cause, Paused: r.paused, Hold: r.hold, Command: r.command,
-		Budget: r.budgetStatus(),
+		Budget: r.budgetStatus(), EndedAt: r.finishedAt,
 	}
 	for name, c := range r.bars {
 		if c == nil {
@@ -211,7 +211,7 @@ func (r *Round) Nodes() []NodeStatus {
 			rank = -1 // its former one may be another's by now
 		}
 		ns = append(ns, NodeStatus{
-			Name: n.Name, State: string(n.state), GroupRank: rank, Addr: n.Addr, Slots: n.Slots,
+			Name: n.Name, State: n.stateText(), GroupRank: rank, Addr: n.Addr, Slots: n.Slots,
 			Connected: n.attached > 0, Suspect: n.suspect(), Barred: cmp.Or(r.bars[n.Name], n.bar),
 			Since: n.since, Restarts: max(n.starts-1, 0), Role: n.Role, Machine: n.Machine, Devices: n.Devices,
 		})
@@ -221,3 +221,37 @@ func (r *Round) Nodes() []NodeStatus {
 	})
 	return ns
 }
+
+// failedState is what becomes of a node all of whose workers have ended, some by a failure.
+const failedState = "failed"
+
+func (n *node) stateText() string {
+	if n.state == succeeded && n.failed {
+		return failedState
+	}
+	return string(n.state)
+}
+
+// lastStates are the nodes of a run that ends with o: of those with workers whether they count as succeeded or failed.
+func (r *Round) lastStates(o Outcome) []NodeStatus {
+	ns := r.Nodes()
+	failed := map[string]bool{}
+	for _, n := range r.nodes {
+		failed[n.Name] = failed[n.Name] || n.failed
+	}
+	for i := range ns {
+		n := &ns[i]
+		n.Connected, n.Suspect = false, false
+		switch {
+		case n.GroupRank < 0:
+		case failed[n.Name]:
+			n.State = failedState
+		default:
+			n.State = string(o)
+		}
+	}
+	return ns
+}
+
+// Ended are the nodes of a run that has ended, as they were then. The caller must not write to them.
+func (r *Round) Ended() []NodeStatus { return r.ended }

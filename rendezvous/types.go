@@ -310,6 +310,8 @@ const (
 	CauseNoStep   CauseKind = "no-first-step"
 	// CauseBudget ends a run whose workers fail: more restarts than its Budget allows would be needed.
 	CauseBudget CauseKind = "budget"
+	// CauseEnded comes with a Done: the run had succeeded before the node's launcher was started.
+	CauseEnded CauseKind = "ended"
 )
 
 // Cause says in one line what ended an epoch or a run.
@@ -439,6 +441,8 @@ type Status struct {
 	Command *Command `json:"command,omitempty"`
 	// Budget is what is left, of a run that has a world or had one.
 	Budget *BudgetStatus `json:"budget,omitempty"`
+	// EndedAt is when the run got its Outcome.
+	EndedAt time.Time `json:"ended_at,omitzero"`
 }
 
 // Printable reports whether s can be the name of something: valid UTF-8 that acts on no terminal.

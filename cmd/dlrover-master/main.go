@@ -27,6 +27,7 @@ import (
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/duration"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -89,6 +90,9 @@ func app(stdout io.Writer) *cli.App {
 			&cli.StringFlag{Name: "data-dir", Category: "Options",
 				Usage: "`DIR`: directory, made if need be, for what is known of nodes across jobs (dlroverctl nodes); one " +
 					"daemon each (default: nothing is kept)"},
+			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
+				Usage: "`DURATION`: how long a run that has ended is kept, for dlroverctl and, if it has succeeded, for nodes " +
+					"that come to it again and then end with 0; 10m to 720h (default: 24h)"},
 		}, nodeFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
@@ -134,6 +138,12 @@ type daemon struct {
 	nodes   *cluster      // nil: nobody acts on marks
 }
 
+// Bounds of --keep-runs.
+const (
+	leastKeep = 10 * time.Minute
+	mostKeep  = 30 * 24 * time.Hour
+)
+
 func newDaemon(c *cli.Context) (*daemon, error) {
 	secret, err := token.Find(c.String("token-file"), os.LookupEnv)
 	if err != nil {
@@ -141,6 +151,11 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	}
 	if err := checkExposure(c.String("listen"), secret != "", c.Bool("insecure")); err != nil {
 		return nil, err
+	}
+	keep := time.Duration(*c.Generic("keep-runs").(*duration.Value))
+	if keep < leastKeep || keep > mostKeep {
+		return nil, fmt.Errorf("--keep-runs=%s: need %s to %s", duration.Text(keep), duration.Text(leastKeep),
+			duration.Text(mostKeep))
 	}
 	format, err := console.ParseFormat(c.String("log-format"))
 	if err != nil {
@@ -158,6 +173,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	cfg := service.Config{
 		Token: secret, Insecure: c.Bool("insecure"), TopologyFile: c.String("topology-file"), Observe: d.observe,
 		Extra: d.extra(), Log: d.log, Agents: agents,
+		Keep: keep,
 	}
 	if d.marks != nil {
 		cfg.Suspect, cfg.Avoid = d.marks.Suspect, d.marks.Avoid

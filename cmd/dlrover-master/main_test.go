@@ -44,6 +44,8 @@ func TestUsage(t *testing.T) {
 		"argument":         {[]string{"x"}, 2, ""},
 		"missing topology": {[]string{"--topology-file=/nope"}, 2, ""},
 		"missing token":    {[]string{"--token-file=/nope"}, 2, ""},
+		"keep-runs":        {[]string{"--keep-runs=9m"}, 2, ""},
+		"keep-runs ever":   {[]string{"--keep-runs=721h"}, 2, ""},
 		"event log":        {[]string{"--event-log=/nope/x"}, 2, ""},
 		"port taken":       {[]string{"--listen=127.0.0.1:99999"}, 1, ""},
 	} {

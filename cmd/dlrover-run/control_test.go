@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -210,4 +211,77 @@ func TestAnOperatorSetsTheLogLevel(t *testing.T) {
 	require.NotContains(t, r.nodes[0].err.String(), "the log level changes")
 	r.release()
 	r.ends(0)
+}
+
+// operatorView is what status --json says in the words of training operators.
+func (r *ruled) operatorView() string {
+	var s struct {
+		Operator struct {
+			Phase     string
+			Aggregate map[string]int
+			Tasks     []struct {
+				Name                   string
+				Replicas, RestartCount int
+			}
+		}
+	}
+	require.NoError(r.t, json.Unmarshal([]byte(r.ctl(0, "status", "job", "--json")), &s))
+	return fmt.Sprint(s.Operator.Phase, " ", s.Operator.Aggregate["succeeded"], " ", s.Operator.Aggregate["failed"], " ",
+		s.Operator.Tasks)
+}
+
+// What a run was like is shown after its end, and who comes to one that has succeeded has nothing to do.
+func TestARunAfterItsEnd(t *testing.T) {
+	r := rule(t, "2", "n0", "n1")
+	r.worlds(1)
+	r.ctl(1, "forget", "job")
+	r.ctl(0, "restart", "job")
+	r.worlds(2)
+	r.release()
+	for _, n := range r.nodes {
+		require.Equal(t, 0, n.wait())
+	}
+	require.Equal(t, "Succeeded 2 0 [{default 2 2}]", r.operatorView())
+	require.Regexp(t, `(?s)n[01] +Succeeded .* true .*n[01] +Succeeded .* false `, r.ctl(0, "nodes", "job"))
+	text := r.ctl(0, "status", "job", "--conditions")
+	require.Regexp(t, `(?s)ended +\d+s ago.*nodes +2 at the end; it wants 2.*Completed +True.*succeeded +2.*`+
+		`n[01] .*n[01] `, text)
+	require.Contains(t, r.ctl(0, "events", "job"), "succeeded")
+	require.Contains(t, r.ctl(0, "verdict", "job"), "round 1, epoch 1")
+
+	again := r.node("n1", "2")
+	require.Equal(t, 0, again.wait())
+	require.Contains(t, again.err.String(), "run job has succeeded, ")
+	require.Contains(t, again.err.String(), "dlroverctl forget job")
+	other := r.node("n1", "1")
+	require.Equal(t, 21, other.wait())
+	require.Contains(t, other.err.String(), "with other options")
+	require.Len(t, r.lines("starts"), 4)
+	require.Equal(t, "Succeeded 2 0 [{default 2 2}]", r.operatorView(), "they change nothing")
+
+	require.Contains(t, r.ctl(0, "forget", "job"), "its name is free")
+	require.Contains(t, r.ctl(1, "status", "job"), "keeps no run")
+	require.Equal(t, 0, r.node("n1", "1").wait())
+	require.Len(t, r.lines("starts"), 5)
+}
+
+// A pod of a failed run that is started again is another attempt.
+func TestAFailedRunAfterItsEnd(t *testing.T) {
+	r := rule(t, "2", "n0", "n1")
+	r.worlds(1)
+	require.NoError(t, os.WriteFile(filepath.Join(r.dir, "fail.1"), nil, 0o600))
+	for _, n := range r.nodes {
+		require.Equal(t, 10, n.wait())
+	}
+	require.Equal(t, "Failed 0 2 [{default 2 0}]", r.operatorView())
+	require.Contains(t, r.ctl(0, "verdict", "job"), "ValueError: bad batch")
+	require.NoError(t, os.Remove(filepath.Join(r.dir, "fail.1")))
+	r.nodes = []*launched{r.node("n0", "2"), r.node("n1", "2")}
+	r.worlds(2)
+	r.release()
+	for _, n := range r.nodes {
+		require.Equal(t, 0, n.wait())
+	}
+	require.Contains(t, r.ctl(0, "verdict", "job"), "ValueError: bad batch", "of the attempt before")
+	require.Equal(t, "Succeeded 2 0 [{default 2 0}]", r.operatorView())
 }

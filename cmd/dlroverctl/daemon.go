@@ -196,5 +196,9 @@ func (c *call) status() (api.RunStatus, error) {
 	if i < 0 {
 		return api.RunStatus{}, api.ErrUnknownRun
 	}
-	return runs[i], nil
+	s := runs[i]
+	if s.Outcome != "" {
+		s.Nodes, s.Ended = s.Ended, nil
+	}
+	return s, nil
 }

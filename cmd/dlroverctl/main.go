@@ -37,6 +37,8 @@ const description = `A running job, which its --rdzv-id names:
   bundle RUN                     all that is known of the run in one archive:
                                  stacks, recorders, events, ends of logs
   check RUN                      what the nodes found out about each other
+  forget RUN                     drop what is kept of a run that has ended, so
+                                 that its name can be used for a new one
   restart RUN [-- ARGUMENTS]     stop all workers and start them anew
   stop RUN                       end the run as failed
   pause RUN [-- ARGUMENTS]       stop all workers; the launchers stay; --command

@@ -28,6 +28,7 @@ func (p *program) runs() []*cli.Command {
 		p.onDaemon("status", "RUN", (*call).showStatus, jsonOption(), conditionsOption()),
 		p.onDaemon("verdict", "RUN", (*call).showVerdict, jsonOption()),
 		p.onDaemon("events", "RUN", (*call).showEvents, jsonOption(), followOption()),
+		p.onDaemon("forget", "RUN", (*call).forget),
 	}
 }
 
@@ -180,6 +181,10 @@ func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
 	t.row("run", s.Run)
 	t.row("state", phase(s.Status))
 	nodes := fmt.Sprintf("%d in the world, %d waiting", s.Members, s.Waiting)
+	if !s.EndedAt.IsZero() {
+		t.row("ended", age(c.now().Sub(s.EndedAt))+" ago")
+		nodes = fmt.Sprintf("%d at the end", len(s.Nodes))
+	}
 	if s.Params.Max > 0 {
 		nodes += "; it wants " + size(s.Params)
 	}
@@ -316,4 +321,16 @@ func (c *call) showVerdict() error {
 	}
 	fmt.Fprintf(c.stdout, "round %d, epoch %d: %s\n", v.Round, v.Epoch, printable.Line(v.Line))
 	return nil
+}
+
+// forget drops what is kept of a run that has ended.
+func (c *call) forget() error {
+	err := c.client.Forget(c, c.run())
+	if errors.Is(err, api.ErrNotEnded) {
+		return &foundError{fmt.Errorf("run %q has not ended; to end it: dlroverctl stop %[1]s", c.run())}
+	}
+	if err == nil {
+		fmt.Fprintf(c.stdout, "run %s is forgotten; its name is free\n", printable.Line(c.run()))
+	}
+	return err
 }

@@ -126,6 +126,8 @@ func replicaStates() []string {
 // replicaState is that of one node. Who has left the run is not listed: nobody is ever deleted here.
 func replicaState(s rendezvous.Status, n rendezvous.NodeStatus) string {
 	switch {
+	case n.State == "failed":
+		return "failed"
 	case n.State == "succeeded" || s.Outcome == string(rendezvous.Succeeded):
 		return "succeeded"
 	case n.State == "barred" || s.Outcome == string(rendezvous.Failed):

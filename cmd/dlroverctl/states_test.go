@@ -52,6 +52,9 @@ func TestOperatorStates(t *testing.T) {
 			"Running", "Initialized Running", map[string]int{"running": 1, "unknown": 1, "succeeded": 1, "deleted": 1}},
 		"succeeded": {rendezvous.Status{Phase: "finished", Round: 1, Outcome: "succeeded", Cause: crash},
 			two, "Succeeded", "Initialized Completed", map[string]int{"succeeded": 2}},
+		"one failed beside": {rendezvous.Status{Phase: "finished", Round: 1, Outcome: "succeeded"},
+			[]rendezvous.NodeStatus{node("succeeded", 0), node("failed", 0)}, "Succeeded", "Initialized Completed",
+			map[string]int{"succeeded": 1, "failed": 1}},
 		"failed": {rendezvous.Status{Phase: "finished", Round: 1, Outcome: "failed", Cause: crash},
 			two, "Failed", "Initialized ReplicaFailure Failed", map[string]int{"failed": 2}},
 	} {

@@ -147,6 +147,11 @@ func (c *Client) Notify(ctx context.Context, run, node, topic, body string) erro
 	return c.post(ctx, run, "notices", true, noticeBody{node, topic, body}, nil)
 }
 
+// Forget does as Hub.Forget.
+func (c *Client) Forget(ctx context.Context, run string) error {
+	return c.post(ctx, run, "forget", true, struct{}{}, nil)
+}
+
 // Events does as Hub.Events.
 func (c *Client) Events(ctx context.Context, run string, after uint64) (es Events, err error) {
 	query := "?after=" + strconv.FormatUint(after, 10)

@@ -51,6 +51,8 @@ var (
 	ErrClosed = errors.New("api: closed")
 	// ErrUnknownRun answers who is no node of the run: an order, a notice, or a question for its events.
 	ErrUnknownRun = errors.New("the rendezvous daemon has no such run")
+	// ErrNotEnded: a run that has not ended cannot be forgotten.
+	ErrNotEnded = errors.New("the run has not ended")
 	// ErrNoNotices: the launchers of the node do not read notices.
 	ErrNoNotices = errors.New("the node's launcher is of a version without notices")
 	// ErrNotFound: the service has nothing under this path. Trying again is useless.
@@ -60,8 +62,19 @@ var (
 // MaxRuns bounds the runs that one Hub keeps, finished ones included.
 const MaxRuns = 4096
 
-// retention is how long a run that has ended, is paused or has barred nodes is kept for launchers that come late.
+// retention is how long a run that is paused or has barred nodes is kept for launchers that come late, and one that has
+// ended, where HubConfig.Keep says nothing else.
 const retention = 10 * time.Minute
+
+// Bounds of the runs that nobody is in, and of the nodes of those that have ended: of more, those that were left first
+// are forgotten.
+const (
+	maxLeftRuns  = 1024
+	maxLeftNodes = 16384
+)
+
+// Nameless is the id of the run of jobs that were given none: torchrun's default. It never means the same job again.
+const Nameless = "none"
 
 // HubConfig is what a Hub knows beyond its requests.
 type HubConfig struct {
@@ -89,6 +102,10 @@ type HubConfig struct {
 	Suspicious func(rendezvous.Evidence) string
 	// Suspect is the Rounds', and called as Suspicious is.
 	Suspect func(machine string) bool
+	// Keep is how long a run is kept that has ended, or that all nodes have left: for people and, if it has succeeded, for
+	// launchers that are started later under its name, which are told so. 0: ten minutes at least, if there is anything to
+	// tell, and launchers open the run anew.
+	Keep time.Duration
 	// Avoid are the machines that pods of a replacement should avoid, for RunStatus. Nil knows of none.
 	Avoid func() []string
 }
@@ -132,12 +149,11 @@ func (h *Hub) find(id string, create bool) (*run, error) {
 	if h.closed {
 		return nil, ErrClosed
 	}
+	if h.cfg.Keep > 0 || create && h.runs[id] == nil {
+		h.pruneLocked(time.Now(), create && len(h.runs) >= MaxRuns)
+	}
 	if r := h.runs[id]; r != nil || !create {
 		return r, nil
-	}
-	if now := time.Now(); now.Sub(h.pruned) > time.Minute {
-		h.pruned = now
-		h.pruneLocked(now)
 	}
 	if len(h.runs) >= MaxRuns {
 		return nil, fmt.Errorf("%w: %d", ErrTooManyRuns, MaxRuns)
@@ -147,13 +163,60 @@ func (h *Hub) find(id string, create bool) (*run, error) {
 	return r, nil
 }
 
-func (h *Hub) pruneLocked(now time.Time) {
+// pruneLocked forgets runs, once a minute at most unless it is urgent.
+func (h *Hub) pruneLocked(now time.Time, urgent bool) {
+	if now.Sub(h.pruned) <= time.Minute && !urgent {
+		return
+	}
+	h.pruned = now
+	var left []leftRun
 	for id, r := range h.runs {
 		if r.abandoned(now) {
-			r.close(unknownRun(id))
-			delete(h.runs, id)
+			h.dropLocked(id)
+		} else if l, ok := r.left(); ok {
+			left = append(left, l)
 		}
 	}
+	slices.SortFunc(left, func(a, b leftRun) int { return b.at.Compare(a.at) }) // the newest first
+	runs, nodes := min(maxLeftRuns, max(MaxRuns-1-(len(h.runs)-len(left)), 0)), maxLeftNodes
+	for i, l := range left {
+		if nodes -= l.nodes; i >= runs || nodes < 0 && i > 0 {
+			h.dropLocked(l.id)
+		}
+	}
+}
+
+// leftRun is a run that nobody is in, since when, and how many nodes are kept of it.
+type leftRun struct {
+	id    string
+	at    time.Time
+	nodes int
+}
+
+func (h *Hub) dropLocked(id string) {
+	h.runs[id].close(unknownRun(id))
+	delete(h.runs, id)
+}
+
+// Forget drops a run that has ended. ErrUnknownRun, ErrNotEnded, rendezvous.ErrFinishing, while its last nodes leave,
+// and ErrClosed are the errors.
+func (h *Hub) Forget(id string) error {
+	r, err := h.existing(id)
+	if err != nil {
+		return err
+	}
+	switch s := r.status(false); {
+	case s.Outcome == "":
+		return fmt.Errorf("%w: %q", ErrNotEnded, id)
+	case s.Members+s.Waiting > 0:
+		return rendezvous.ErrFinishing
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, left := r.left(); left && h.runs[id] == r {
+		h.dropLocked(id)
+	}
+	return nil
 }
 
 func unknownRun(id string) error { return fmt.Errorf("%w: %q", ErrUnknownRun, id) }
@@ -199,8 +262,7 @@ func (h *Hub) forgetUnused(r *run) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !r.hasBeenUsed() && h.runs[r.id] == r {
-		r.close(unknownRun(r.id)) // who comes for it at this moment tries again
-		delete(h.runs, r.id)
+		h.dropLocked(r.id) // who comes for it at this moment tries again
 	}
 }
 
@@ -420,6 +482,8 @@ type RunStatus struct {
 	Run string `json:"run"`
 	rendezvous.Status
 	Nodes []rendezvous.NodeStatus `json:"nodes,omitempty"`
+	// Ended are the nodes of a run that has ended, as they were then.
+	Ended []rendezvous.NodeStatus `json:"ended,omitempty"`
 	// Avoid are the machines that pods of a replacement should avoid, whatever their run.
 	Avoid []string `json:"avoid,omitempty"`
 }
@@ -439,6 +503,9 @@ func (h *Hub) Runs(nodes bool) []RunStatus {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.cfg.Keep > 0 && !h.closed {
+		h.pruneLocked(time.Now(), false)
+	}
 	out := make([]RunStatus, 0, len(h.runs))
 	for _, id := range slices.Sorted(maps.Keys(h.runs)) {
 		s := h.runs[id].status(nodes)

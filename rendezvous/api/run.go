@@ -37,10 +37,15 @@ type run struct {
 func (h *Hub) newRun(id string) *run {
 	now := time.Now()
 	base := uint64(now.UnixNano())
+	name := ""
+	if h.cfg.Keep > 0 && id != Nameless {
+		name = id
+	}
 	return &run{
 		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, untold: map[string]bool{},
 		round: rendezvous.New(rendezvous.Config{
 			Term: base, Topology: h.cfg.Topology, Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
+			Run: name,
 		}),
 		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
 	}
@@ -298,10 +303,24 @@ func (r *run) abandoned(now time.Time) bool {
 	if r.idle.IsZero() {
 		return false
 	}
+	if keep := r.cfg.Keep; keep > 0 && r.used {
+		since := r.idle
+		if at := r.round.Status().EndedAt; !at.IsZero() {
+			since = at // whoever comes later does not prolong it
+		}
+		return now.Sub(since) > keep
+	}
 	if r.tellsLocked() {
 		return now.Sub(r.idle) > retention
 	}
 	return now.Sub(r.idle) > time.Minute
+}
+
+// left says what is kept of a run that nobody is in.
+func (r *run) left() (leftRun, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return leftRun{r.id, r.idle, len(r.round.Ended())}, !r.idle.IsZero()
 }
 
 // tellsLocked: a node that comes late has to hear something of the run.
@@ -322,7 +341,7 @@ func (r *run) status(nodes bool) RunStatus {
 	defer r.mu.Unlock()
 	s := RunStatus{Run: r.id, Status: r.round.Status()}
 	if nodes {
-		s.Nodes = r.round.Nodes()
+		s.Nodes, s.Ended = r.round.Nodes(), r.round.Ended()
 	}
 	return s
 }

@@ -64,6 +64,7 @@ func (s *server) routes() []route {
 		{http.MethodGet, runPath + "events", s.events},
 		{http.MethodPost, runPath + "orders", s.answer(s.order)},
 		{http.MethodPost, runPath + "notices", s.answer(s.notify)},
+		{http.MethodPost, runPath + "forget", s.answer(s.forget)},
 		{http.MethodGet, "/v1/runs", s.answer(s.runs)},
 	}
 }
@@ -434,6 +435,14 @@ func (s *server) notify(req *http.Request) (any, error) {
 		return nil, err
 	}
 	return struct{}{}, s.hub.Notify(run, b.Node, b.Topic, b.Body)
+}
+
+func (s *server) forget(req *http.Request) (any, error) {
+	run, err := runName(req)
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, s.hub.Forget(run)
 }
 
 func (s *server) runs(*http.Request) (any, error) { return s.hub.Runs(true), nil }

@@ -297,7 +297,7 @@ func TestHeldEventsEnd(t *testing.T) {
 		"run forgotten": {func(t *testing.T, h *Hub) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.pruneLocked(time.Now().Add(time.Hour))
+			h.pruneLocked(time.Now().Add(time.Hour), true)
 			require.Empty(t, h.runs)
 		}, ErrUnknownRun},
 	} {

@@ -96,6 +96,7 @@ var wireErrors = httperr.Table{
 	{rendezvous.ErrNotPaused, http.StatusConflict, "not_paused"},
 	{rendezvous.ErrBadOrder, http.StatusBadRequest, "bad_order"},
 	{ErrUnknownRun, http.StatusNotFound, "unknown_run"},
+	{ErrNotEnded, http.StatusConflict, "not_ended"},
 	{ErrNoNotices, http.StatusConflict, "no_notices"},
 	{errMethod, http.StatusMethodNotAllowed, "method_not_allowed"},
 	{errPage, http.StatusForbidden, "web_page"},

@@ -43,6 +43,8 @@ type Config struct {
 	// They must be quick, and must not call the service. Nil knows of none.
 	Suspect func(machine string) bool
 	Avoid   func() []string
+	// Keep is how long runs that have ended are kept; 0: as api.HubConfig has it.
+	Keep time.Duration
 	// Global serves what is below /v1 and of no run, by its first segment, with the token.
 	Global map[string]http.Handler
 	// Extra serves what is not below /v1, such as /metrics, without a token; nil serves nothing.
@@ -87,6 +89,7 @@ func New(cfg Config) (*Service, error) {
 	s.Hub = api.NewHub(api.HubConfig{
 		Topology: file.First(), Observe: s.observe, Gate: s.gate, Released: s.released, Suspicious: suspicious,
 		Saved: s.saved, Cleared: cfg.Cleared, Suspect: cfg.Suspect, Avoid: cfg.Avoid,
+		Keep: cfg.Keep,
 	})
 	s.Checks = s.newChecks()
 	s.Hangs = s.newHangs()

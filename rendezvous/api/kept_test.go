@@ -1,0 +1,160 @@
+package api
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous"
+)
+
+// completes has a run of one node end, and the node leave.
+func completes(t *testing.T, h *Hub, id string, o rendezvous.Outcome) {
+	t.Helper()
+	require.NoError(t, h.Join(t.Context(), id, joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+	n, err := h.Watch(t.Context(), id, "a", Cursor{})
+	require.NoError(t, err)
+	require.NoError(t, h.Report(t.Context(), id, rendezvous.Ready{ID: "a", EpochID: n.Directive.EpochID}))
+	if o == rendezvous.Succeeded {
+		require.NoError(t, h.Report(t.Context(), id, rendezvous.Success{ID: "a", EpochID: n.Directive.EpochID}))
+	} else {
+		require.NoError(t, h.Report(t.Context(), id, rendezvous.Failing{ID: "a", EpochID: n.Directive.EpochID,
+			Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{{Text: "boom"}}}))
+	}
+	_, err = h.Leave(t.Context(), id, rendezvous.Leave{ID: "a"})
+	require.NoError(t, err)
+}
+
+func TestEndedRunsAreKeptForADay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(HubConfig{Keep: 24 * time.Hour})
+		defer h.Close()
+		completes(t, h, "good", rendezvous.Succeeded)
+		completes(t, h, "bad", rendezvous.Failed)
+		time.Sleep(23 * time.Hour)
+		for id, want := range map[string]string{"good": "succeeded", "bad": "failed"} {
+			s, err := h.Run(id)
+			require.NoError(t, err)
+			require.Equal(t, want, s.Outcome)
+			require.Empty(t, s.Nodes, "nobody is here")
+			require.Len(t, s.Ended, 1)
+			require.Equal(t, want, s.Ended[0].State)
+			require.Equal(t, 23*time.Hour, time.Since(s.EndedAt))
+			es, err := h.Events(t.Context(), id, 0)
+			require.NoError(t, err)
+			require.NotEmpty(t, es.Events)
+			proof, err := h.Evidences(id)
+			require.NoError(t, err)
+			require.Len(t, proof, 1)
+		}
+
+		// Who comes to what has succeeded is told so, and prolongs nothing; what has failed begins anew.
+		for _, id := range []string{"good", "bad"} {
+			require.NoError(t, h.Join(t.Context(), id, joinOf("b", rendezvous.Params{Min: 1, Max: 1})))
+		}
+		n, err := h.Watch(t.Context(), "good", "b", Cursor{})
+		require.NoError(t, err)
+		require.Equal(t, rendezvous.Done, n.Directive.Kind)
+		require.Equal(t, &rendezvous.Cause{Kind: rendezvous.CauseEnded, Text: "run good has succeeded, 23h ago: nothing " +
+			"is started; another job needs another --rdzv-id or, first, dlroverctl forget good"}, n.Directive.Cause)
+		n, err = h.Watch(t.Context(), "bad", "b", Cursor{})
+		require.NoError(t, err)
+		require.Equal(t, rendezvous.Lead, n.Directive.Kind)
+		require.ErrorIs(t, h.Forget("good"), rendezvous.ErrFinishing)
+		for _, id := range []string{"good", "bad"} {
+			_, err = h.Leave(t.Context(), id, rendezvous.Leave{ID: "b"})
+			require.NoError(t, err)
+		}
+		time.Sleep(time.Hour + time.Minute)
+		require.Len(t, h.Runs(true), 1)
+		time.Sleep(24 * time.Hour)
+		require.Empty(t, h.Runs(true), "bad was left by all nodes")
+	})
+}
+
+func TestForget(t *testing.T) {
+	h := NewHub(HubConfig{Keep: time.Hour})
+	defer h.Close()
+	server := httptest.NewServer(Handler(h, ServerConfig{Insecure: true}))
+	defer server.Close()
+	c := NewClient(server.Listener.Addr().String(), "")
+	defer c.Close()
+	completes(t, h, "r", rendezvous.Succeeded)
+	completes(t, h, Nameless, rendezvous.Succeeded)
+	require.NoError(t, h.Join(t.Context(), "runs", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+	require.ErrorIs(t, c.Forget(t.Context(), "runs"), ErrNotEnded)
+	require.ErrorIs(t, c.Forget(t.Context(), "no"), ErrUnknownRun)
+
+	err := c.Join(t.Context(), "r", joinOf("b", rendezvous.Params{Min: 2, Max: 2}))
+	require.ErrorIs(t, err, rendezvous.ErrRefused)
+	require.ErrorContains(t, err, "has succeeded, 0s ago, with other options (--nnodes=2:2, but the run was opened with "+
+		"--nnodes=1:1; use the same option on every node); another job needs another --rdzv-id or, first, dlroverctl "+
+		"forget r")
+	require.NoError(t, c.Forget(t.Context(), "r"))
+	for _, id := range []string{"r", Nameless} {
+		require.NoError(t, c.Join(t.Context(), id, joinOf("b", rendezvous.Params{Min: 1, Max: 1})))
+		n, err := c.Watch(t.Context(), id, "b", Cursor{})
+		require.NoError(t, err)
+		require.Equal(t, rendezvous.Lead, n.Directive.Kind, "the name %q is free", id)
+	}
+}
+
+// What is kept is bounded: who was left first goes first, and never hinders new runs.
+func TestKeptRunsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(HubConfig{Keep: 24 * time.Hour})
+		defer h.Close()
+		for i := range maxLeftRuns + 10 {
+			completes(t, h, fmt.Sprint("r", i), rendezvous.Succeeded)
+			time.Sleep(time.Second)
+		}
+		time.Sleep(2 * time.Minute)
+		require.Len(t, h.Runs(false), maxLeftRuns)
+		_, err := h.Run("r9")
+		require.ErrorIs(t, err, ErrUnknownRun)
+		_, err = h.Run("r10")
+		require.NoError(t, err)
+		for i := range MaxRuns - maxLeftRuns + 100 {
+			require.NoError(t, h.Join(t.Context(), fmt.Sprint("n", i), joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
+		}
+		require.Len(t, h.Runs(false), MaxRuns)
+		_, err = h.Run("r10")
+		require.ErrorIs(t, err, ErrUnknownRun)
+
+		r, err := h.existing("r1033")
+		require.NoError(t, err)
+		l, ok := r.left()
+		require.True(t, ok)
+		require.Equal(t, 1, l.nodes)
+	})
+}
+
+// So are their nodes: large runs go sooner, but for the one that was left last.
+func TestNodesOfKeptRunsAreBounded(t *testing.T) {
+	h := NewHub(HubConfig{Keep: time.Hour})
+	defer h.Close()
+	const size = maxLeftNodes/2 + 1
+	params := rendezvous.Params{Min: size + 1, Max: size + 1}
+	for _, run := range []string{"old", "new"} {
+		for i := range size {
+			require.NoError(t, h.Join(t.Context(), run, joinOf(fmt.Sprint("n", i), params)))
+		}
+		require.NoError(t, h.Order(run, rendezvous.Order{Kind: rendezvous.OrderStop}))
+		for i := range size {
+			_, err := h.Leave(t.Context(), run, rendezvous.Leave{ID: fmt.Sprint("n", i)})
+			require.NoError(t, err)
+		}
+	}
+	h.mu.Lock()
+	h.pruneLocked(time.Now(), true)
+	h.mu.Unlock()
+	s, err := h.Run("new")
+	require.NoError(t, err)
+	require.Len(t, s.Ended, size)
+	_, err = h.Run("old")
+	require.ErrorIs(t, err, ErrUnknownRun)
+}
