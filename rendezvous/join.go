@@ -33,6 +33,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.params.MaxRestarts = e.Params.MaxRestarts
 	}
 	n := r.arrived(now, e.Node)
+	r.cameAt = now
 	n.differs = e.Params.WithDefaults() != r.params
 	r.replace(now, n)
 	r.remember(now, e)

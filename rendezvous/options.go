@@ -26,7 +26,7 @@ func (p Params) options() []option {
 		{text: p.restarts()},
 		{text: fmt.Sprintf("--restart-policy=Always: %v", p.Always)},
 		{text: fmt.Sprintf("join_timeout=%v", p.JoinTimeout.Seconds())},
-		{text: fmt.Sprintf("last_call_timeout=%v", p.LastCall.Seconds())},
+		{text: p.lastCall()},
 		{text: fmt.Sprintf("growth_delay=%v", p.GrowthDelay.Seconds())},
 		{text: fmt.Sprintf("node_timeout=%v", p.NodeTimeout.Seconds())},
 		{text: fmt.Sprintf("gate=%v", p.Gate)},
@@ -35,6 +35,17 @@ func (p Params) options() []option {
 		{text: p.hangs()},
 		{text: p.holds()},
 	}, p.Budget.options()...)
+}
+
+func (p Params) lastCall() string {
+	text := fmt.Sprintf("last_call_timeout=%v", p.LastCall.Seconds())
+	if p.Quiet > 0 {
+		text += fmt.Sprintf(" or %v after the newest node", p.Quiet.Seconds())
+	}
+	if p.Promised > 0 {
+		text += fmt.Sprintf(" (promised: %d)", p.Promised)
+	}
+	return text
 }
 
 func (p Params) restarts() string {

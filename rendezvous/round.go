@@ -161,7 +161,8 @@ type Round struct {
 	gateSince  time.Time // when the phase gating began
 	gateAt     time.Time // it ends then without the missing answers
 	rechecks   int       // in the present gate, of those of which nothing is proved
-	lastCallAt time.Time
+	lastCallAt time.Time // the last call ends then at the latest
+	cameAt     time.Time // the newest node did
 	growAt     time.Time
 	doomAt     time.Time // the run fails then, unless a node turns out to have died
 	holdAt     time.Time // no world is sealed before: members of an older history may come back

@@ -1178,6 +1178,73 @@ func TestDepartureEndsADoomAtOnce(t *testing.T) {
 	require.Equal(t, Lead, s.dirs["a"].Kind)
 }
 
+// Where nobody says how many nodes come, a first world waits only as long as they keep coming.
+func TestLastCallEndsWhenNobodyComes(t *testing.T) {
+	quiet := Params{Min: 2, Max: 8, Quiet: 2 * time.Second}
+	promised, more, many := quiet, quiet, quiet
+	promised.Promised, more.Promised, many.Max = 4, 99, 99
+	every := func(d time.Duration, n int) (ds []time.Duration) {
+		for range n {
+			ds = append(ds, d)
+		}
+		return ds
+	}
+	for name, c := range map[string]struct {
+		p     Params
+		gaps  []time.Duration // between the arrivals of nodes
+		after time.Duration   // the last one the world is sealed
+		size  int
+	}{
+		"two":                        {quiet, every(0, 1), 2 * time.Second, 2},
+		"milliseconds apart":         {quiet, every(time.Millisecond, 5), 2 * time.Second, 6},
+		"seconds apart":              {quiet, every(1900*time.Millisecond, 4), 2 * time.Second, 5},
+		"the second is late":         {quiet, []time.Duration{time.Minute, time.Second}, 2 * time.Second, 3},
+		"all":                        {quiet, every(time.Second, 7), 0, 8},
+		"they keep coming":           {many, every(1500*time.Millisecond, 21), 0, 21},
+		"promised, and there":        {promised, every(5*time.Second, 3), 2 * time.Second, 4},
+		"promised, and more come":    {promised, append(every(5*time.Second, 3), time.Second), 2 * time.Second, 5},
+		"promised, and one missing":  {promised, every(5*time.Second, 2), 25 * time.Second, 3},
+		"more are promised than fit": {more, every(time.Second, 3), 28 * time.Second, 4},
+		"no quiet":                   {Params{Min: 2, Max: 8, Promised: 2}, every(time.Second, 2), 29 * time.Second, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, c.p)
+			s.join("n00")
+			for i, gap := range c.gaps {
+				s.pass(gap)
+				s.join(fmt.Sprintf("n%02d", i+1))
+			}
+			if c.after > 0 {
+				s.pass(c.after - time.Millisecond)
+				require.Zero(t, s.r.worldSize)
+				next := s.r.Next()
+				require.Equal(t, s.now.Add(time.Millisecond), next, "the Round wants to be asked then")
+				s.pass(time.Millisecond)
+			}
+			s.obey()
+			require.Len(t, s.runs, c.size)
+		})
+	}
+}
+
+// So it does when a world that has been too small is mended.
+func TestShortLastCallAfterAShortage(t *testing.T) {
+	s := newSim(t, Params{Min: 2, Max: 4, Quiet: 2 * time.Second})
+	s.join("a", "b")
+	s.pass(2 * time.Second)
+	s.obey()
+	s.vanish("b")
+	s.pass(BrokenGrace)
+	s.obey()
+	s.pass(time.Minute)
+	s.join("c")
+	s.pass(2*time.Second - 1)
+	require.Equal(t, Wait, s.dirs["a"].Kind)
+	s.pass(1)
+	s.obey()
+	require.Equal(t, "a c", s.order())
+}
+
 // A world that has been too small makes a last call for those who come to mend it.
 func TestLastCallAfterAShortage(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 4})

@@ -19,7 +19,7 @@ func (r *Round) trySeal(now time.Time) bool {
 	}
 	r.epochOver(now)
 	r.endSecondOpinions(now)
-	candidates := r.joined + r.asked + r.again
+	candidates := r.candidatesNow()
 	if r.fit(candidates) < r.params.Min {
 		return r.tooFew(now)
 	}
@@ -45,18 +45,40 @@ func (r *Round) tooFew(now time.Time) (sealed bool) {
 	return false
 }
 
+// candidatesNow is how many nodes a world might be chosen from.
+func (r *Round) candidatesNow() int { return r.joined + r.asked + r.again }
+
 // fit is the size of the largest world of n nodes.
 func (r *Round) fit(n int) int { return r.params.floor(min(n, r.params.Max)) }
 
 // lastCallOver starts the last call when the world first could be sealed. A world
 // that merely lost nodes skips it: everyone who is known is here.
 func (r *Round) lastCallOver(now time.Time, candidates int) bool {
-	if r.lastCallAt.IsZero() {
-		r.lastCallAt = now.Add(r.params.LastCall)
-		text := fmt.Sprintf("%d of %d:%d nodes; sealing in %s", candidates, r.params.Min, r.params.Max, r.params.LastCall)
+	if p := r.params; r.lastCallAt.IsZero() {
+		r.lastCallAt = now.Add(p.LastCall)
+		text := fmt.Sprintf("%d of %d:%d nodes; sealing in %s", candidates, p.Min, p.Max, p.LastCall)
+		switch {
+		case p.Quiet > 0 && candidates < min(p.Promised, p.Max):
+			text += fmt.Sprintf(" at the latest, or when the %d that are promised are there", min(p.Promised, p.Max))
+		case p.Quiet > 0:
+			text += fmt.Sprintf(" at the latest, or %s after the newest node", p.Quiet)
+		}
 		r.note("last-call", "", text)
 	}
-	return !now.Before(r.lastCallAt)
+	return !now.Before(r.lastCallEnd(candidates))
+}
+
+// lastCallEnd is when the last call is over, unless another node comes.
+func (r *Round) lastCallEnd(candidates int) time.Time {
+	p := r.params
+	if p.Quiet == 0 || candidates < min(p.Promised, p.Max) {
+		return r.lastCallAt
+	}
+	quiet := r.lastCallAt.Add(-p.LastCall) // from its beginning
+	if r.cameAt.After(quiet) {
+		quiet = r.cameAt
+	}
+	return earlier(quiet.Add(p.Quiet), r.lastCallAt)
 }
 
 func (r *Round) seal(now time.Time, size int) {

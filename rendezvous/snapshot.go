@@ -66,6 +66,7 @@ type Snapshot struct {
 	GateSince  time.Time `json:"gate_since,omitzero"`
 	GateAt     time.Time `json:"gate_at,omitzero"`
 	LastCallAt time.Time `json:"last_call_at,omitzero"`
+	CameAt     time.Time `json:"came_at,omitzero"`
 	GrowAt     time.Time `json:"grow_at,omitzero"`
 	DoomAt     time.Time `json:"doom_at,omitzero"`
 	HoldAt     time.Time `json:"hold_at,omitzero"`
@@ -129,7 +130,7 @@ func (r *Round) Snapshot() Snapshot {
 		Command: r.command, CommandIn: r.commandIn, OnResume: r.onResume,
 		Account:    r.account,
 		FinishedAt: r.finishedAt, FormingAt: r.formingAt, GateSince: r.gateSince, GateAt: r.gateAt,
-		LastCallAt: r.lastCallAt, GrowAt: r.growAt, DoomAt: r.doomAt, HoldAt: r.holdAt, LiveAt: r.liveAt,
+		LastCallAt: r.lastCallAt, CameAt: r.cameAt, GrowAt: r.growAt, DoomAt: r.doomAt, HoldAt: r.holdAt, LiveAt: r.liveAt,
 		Rechecks: r.rechecks, Wary: r.wary,
 	}
 	r.snapshotNodes(&s)
@@ -200,7 +201,8 @@ func Restore(cfg Config, s Snapshot) (*Round, error) {
 	r.rechecks = s.Rechecks
 	maps.Copy(r.wary, s.Wary)
 	r.finishedAt, r.formingAt, r.gateSince, r.gateAt = s.FinishedAt, s.FormingAt, s.GateSince, s.GateAt
-	r.lastCallAt, r.growAt, r.doomAt, r.holdAt, r.liveAt = s.LastCallAt, s.GrowAt, s.DoomAt, s.HoldAt, s.LiveAt
+	r.lastCallAt, r.cameAt, r.growAt, r.doomAt = s.LastCallAt, s.CameAt, s.GrowAt, s.DoomAt
+	r.holdAt, r.liveAt = s.HoldAt, s.LiveAt
 	r.lacking, r.lackingFor, r.sealedAt, r.failAt = s.Lacking, s.LackingFor, s.SealedAt, s.FailAt
 	maps.Copy(r.bars, s.Bars)
 	maps.Copy(r.gone, s.Gone)

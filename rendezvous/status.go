@@ -48,7 +48,7 @@ func (r *Round) nextDecision() time.Time {
 	}
 	at := r.formingAt.Add(r.params.JoinTimeout)
 	if !r.lastCallAt.IsZero() {
-		return earlier(r.lastCallAt, at)
+		return earlier(r.lastCallEnd(r.candidatesNow()), at)
 	}
 	return at
 }

@@ -32,8 +32,12 @@ type Params struct {
 	Max int `json:"max"`
 	// Unit floors the world to a multiple of itself (--node_unit); 0 means 1.
 	Unit int `json:"unit,omitempty"`
-	// LastCall is how long a first world waits for more nodes once Min have joined.
+	// LastCall is how long a first world waits for more nodes once Min have joined, at most.
 	LastCall time.Duration `json:"last_call,omitempty"`
+	// Quiet ends the last call once no node has come for so long and the Promised ones are there; 0: it does not.
+	Quiet time.Duration `json:"quiet,omitempty"`
+	// Promised is how many nodes somebody has started, as a scheduler's variables say; 0: that is not known.
+	Promised int `json:"promised,omitempty"`
 	// JoinTimeout bounds the forming of a world; then the run fails.
 	JoinTimeout time.Duration `json:"join_timeout,omitempty"`
 	// GrowthDelay collects newcomers before a running world is restarted for them.
@@ -106,10 +110,10 @@ func (p Params) Validate() error {
 			p.Unit, p.Min, p.Max)
 	case p.MaxRestarts < 0:
 		return fmt.Errorf("max restarts %d: must not be negative", p.MaxRestarts)
-	case min(p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout) < 0:
+	case min(p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout, p.Quiet) < 0 || p.Promised < 0:
 		return fmt.Errorf("rendezvous timeouts must be positive "+
-			"(last call %s, join timeout %s, growth delay %s, gate timeout %s)",
-			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout)
+			"(last call %s, join timeout %s, growth delay %s, gate timeout %s, quiet %s for %d nodes)",
+			p.LastCall, p.JoinTimeout, p.GrowthDelay, p.GateTimeout, p.Quiet, p.Promised)
 	case p.NodeTimeout < SuspectAfter:
 		return fmt.Errorf("node timeout %s: need at least %s, after which a host that is silent is noticed",
 			p.NodeTimeout, SuspectAfter)

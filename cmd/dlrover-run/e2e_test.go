@@ -345,6 +345,18 @@ func TestElasticLifeOfAJob(t *testing.T) {
 	}
 }
 
+// Where nothing says how many nodes come, MIN of them start soon.
+func TestMinNodesStartAtOnce(t *testing.T) {
+	b := newBench(t)
+	began := time.Now()
+	l := b.run(b.sh(hold, append(b.c10d("1:4"), "--rdzv-conf=join_timeout=60")...)...)
+	eventually(t, "alone", b.exists("up.2.1"))
+	require.Less(t, time.Since(began), 20*time.Second, "it would be 30 s if others were waited for")
+	b.release()
+	require.Equal(t, 0, l.wait())
+	require.Contains(t, l.err.String(), "1 of 1:4 nodes; sealing in 30s at the latest, or 2s after the newest node")
+}
+
 func count(all []string, one string) (n int) {
 	for _, s := range all {
 		if s == one {

@@ -64,6 +64,8 @@ type planRendezvous struct {
 	NodeUnit    int    `json:"node_unit"`
 	JoinTimeout string `json:"join_timeout"`
 	LastCall    string `json:"last_call"`
+	Quiet       string `json:"last_call_quiet,omitempty"`
+	Promised    int    `json:"promised_nodes,omitempty"`
 	GrowthDelay string `json:"growth_delay"`
 }
 
@@ -136,7 +138,7 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 			Backend: string(s.backend), ServedHere: s.serves(h), Token: s.token != "",
 			Nodes: fmt.Sprintf("%d:%d", params.Min, params.Max), NodeUnit: params.Unit,
 			JoinTimeout: params.JoinTimeout.String(), LastCall: params.LastCall.String(),
-			GrowthDelay: params.GrowthDelay.String(),
+			GrowthDelay: params.GrowthDelay.String(), Promised: params.Promised,
 		},
 		Node: planNode{Name: s.node.Name, Addr: s.node.Addr, Slots: s.slots, Why: s.slotsWhy},
 		Restarts: planRestarts{
@@ -145,6 +147,9 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 			Signals: s.signalText, ExitCodes: planCodes(s.codes), Rules: planRules(s.policy),
 		},
 		Logs: planLogs{Dir: s.logs.dir, RotateSize: s.logs.rotateSize},
+	}
+	if params.Quiet > 0 {
+		p.Rendezvous.Quiet = params.Quiet.String()
 	}
 	for _, f := range s.features {
 		if f.plan != nil {

@@ -11,6 +11,8 @@ import (
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher/argv"
+	"dlrover-run/launcher/scheduler"
+	"dlrover-run/rendezvous"
 )
 
 // rendezvous decides how and where the nodes meet.
@@ -33,6 +35,7 @@ func (r *resolver) rendezvous() error {
 		r.s.params.Max = 1 // nobody else can join
 	}
 	r.s.params.Static = r.s.backend == static
+	r.lastCall()
 	if r.s.backend == static && r.s.node.Rank < 0 {
 		r.s.node.Rank = 0
 	}
@@ -52,6 +55,34 @@ func (r *resolver) rendezvous() error {
 		r.s.node.IP = r.s.node.Addr
 	}
 	return nil
+}
+
+// quietCall is how long a first world of MIN:MAX nodes waits after the newest node, where the user does not say.
+const quietCall = 2 * time.Second
+
+// lastCall decides for whom a first world waits that MIN nodes could make: for those that somebody has promised, and
+// else only as long as nodes keep coming.
+func (r *resolver) lastCall() {
+	if p := &r.s.params; p.LastCall == 0 && p.Min < p.Max {
+		p.Quiet, p.Promised = quietCall, r.promised()
+	}
+}
+
+// promised is how many nodes a scheduler's variables speak of; 0: none do. It does not matter here who says where the
+// nodes meet.
+func (r *resolver) promised() int {
+	f := r.s.scheduler
+	if r.c.String("scheduler") == "none" {
+		return 0
+	}
+	if f.Name == "" {
+		f, _ = scheduler.Detect(scheduler.Auto, r.system(r.s.params.Max)) // what contradicts itself promises nothing
+	}
+	n, _ := strconv.Atoi(r.lookup("NODE_NUM"))
+	if f.Nodes > 0 {
+		n = f.Nodes
+	}
+	return min(max(n, 0), rendezvous.MaxNodes)
 }
 
 // misplaced says which options cannot act with the chosen backend.

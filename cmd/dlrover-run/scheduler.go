@@ -34,13 +34,18 @@ func (r *resolver) schedule() (err error) {
 	if name == scheduler.Auto && (most == 1 || r.namesRendezvous()) {
 		return nil
 	}
-	s := scheduler.System{Env: r.env, ReadFile: r.host.readFile, Host: r.host.name, Nodes: most}
+	s := r.system(most)
 	r.s.scheduler, err = scheduler.Detect(name, s)
 	if v := scheduler.Alone(s); err == nil && r.s.scheduler.Name == "" && most == 0 && v != "" {
 		r.warn("%s, but nothing says how many nodes there are, and where they meet: this one trains alone; give --nnodes "+
 			"(1, if that is meant)", v)
 	}
 	return err
+}
+
+// system is what a scheduler's words are read from; most is the number of nodes that the user asks for.
+func (r *resolver) system(most int) scheduler.System {
+	return scheduler.System{Env: r.env, ReadFile: r.host.readFile, Host: r.host.name, Nodes: most}
 }
 
 // namesRendezvous reports whether an option says how the nodes meet.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -405,4 +406,41 @@ func TestDryRunNamesTheScheduler(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &planScheduler{Name: "slurm", Nodes: 4, NodeRank: 2, Workers: 8, From: slices.DeleteFunc(
 		slices.Sorted(maps.Keys(env)), func(n string) bool { return n == "DLROVER_TOKEN" })}, p.Scheduler)
+}
+
+// A first world waits for nodes that somebody has promised, and for others only as long as they keep coming.
+func TestWhomTheLastCallWaitsFor(t *testing.T) {
+	const hand = "--nnodes=2:8 --rdzv-backend=c10d --rdzv-endpoint=host-a train.py"
+	kubeflow := "MASTER_ADDR=host-a MASTER_PORT=29400 RANK=0 WORLD_SIZE=6 DLROVER_TOKEN=" + secret
+	for name, c := range map[string]struct {
+		line, env   string
+		quiet, last time.Duration
+		promised    int
+	}{
+		"by hand":             {hand, "", 2 * time.Second, 0, 0},
+		"said":                {"--rdzv-conf=last_call_timeout=30 " + hand, "NODE_NUM=4", 0, 30 * time.Second, 0},
+		"said, as PyTorch":    {"--rdzv-conf=lastcall_timeout=7 " + hand, "NODE_NUM=4", 0, 7 * time.Second, 0},
+		"fixed":               {"--nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=host-a train.py", "NODE_NUM=4", 0, 0, 0},
+		"NODE_NUM":            {hand, "NODE_NUM=4", 2 * time.Second, 0, 4},
+		"a bad NODE_NUM":      {hand, "NODE_NUM=-4", 2 * time.Second, 0, 0},
+		"no number":           {hand, "NODE_NUM=four", 2 * time.Second, 0, 0},
+		"Kubeflow":            {"--nnodes=2:8 train.py", kubeflow, 2 * time.Second, 0, 6},
+		"Kubeflow, by hand":   {hand, kubeflow, 2 * time.Second, 0, 6},
+		"not asked for":       {"--scheduler=none " + hand, kubeflow + " NODE_NUM=4", 2 * time.Second, 0, 0},
+		"Slurm":               {hand, slurmVariables, 2 * time.Second, 0, 4},
+		"a contradiction":     {hand, slurmVariables + " " + kubeflow, 2 * time.Second, 0, 0},
+		"a master of a pod":   {"--nnodes=2:8 train.py", "DLROVER_MASTER_ADDR=localhost:1 NODE_NUM=5", 2 * time.Second, 0, 5},
+		"a master, no number": {"--nnodes=2:8 train.py", "DLROVER_MASTER_ADDR=localhost:1", 2 * time.Second, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := map[string]string{}
+			for _, kv := range strings.Fields(c.env) {
+				k, v, _ := strings.Cut(kv, "=")
+				env[k] = v
+			}
+			s, err := resolved(t, c.line, env)
+			require.NoError(t, err)
+			require.Equal(t, []any{c.quiet, c.last, c.promised}, []any{s.params.Quiet, s.params.LastCall, s.params.Promised})
+		})
+	}
 }

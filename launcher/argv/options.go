@@ -67,7 +67,8 @@ func rendezvousOptions() []Option {
 		{Name: "rdzv-id", Default: "none", Meta: "ID", Category: rdzvSection,
 			Usage: "id of the job, the same on all its nodes"},
 		{Name: "rdzv-conf", Meta: "KEY=VALUE,...", Category: rdzvSection,
-			Usage: "rendezvous settings, times in seconds: join_timeout (default: 600), last_call_timeout (30), " +
+			Usage: "rendezvous settings, times in seconds: join_timeout (default: 600), last_call_timeout (2 after " +
+				"the newest node, 30 in all; 30 as long as nodes are missing that a scheduler has promised), " +
 				"growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false"},
 		{Name: "standalone", Kind: Flag, Category: rdzvSection,
 			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, " +

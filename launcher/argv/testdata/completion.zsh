@@ -7,7 +7,7 @@ _arguments -s -S -A '-*' \
   '*--rdzv-backend=[how nodes find each other\: static (fixed node ranks), c10d (one node serves the rendezvous; ranks are assigned when the nodes meet) or dlrover-master (a daemon serves it) (default\: static)]:NAME: ' \
   '*--rdzv-endpoint=[address of the rendezvous, IPv6 as \[ADDRESS\]\:PORT (default with static\: --master-addr and --master-port)]:HOST\[\:PORT\]: ' \
   '*--rdzv-id=[id of the job, the same on all its nodes (default\: none)]:ID: ' \
-  '*--rdzv-conf=[rendezvous settings, times in seconds\: join_timeout (default\: 600), last_call_timeout (30), growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false]:KEY=VALUE,...: ' \
+  '*--rdzv-conf=[rendezvous settings, times in seconds\: join_timeout (default\: 600), last_call_timeout (2 after the newest node, 30 in all; 30 as long as nodes are missing that a scheduler has promised), growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false]:KEY=VALUE,...: ' \
   '*--standalone[run a one-node job with its own rendezvous on a free port; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored]' \
   '*--node-rank=[rank of this node, >= 0; required by static, a preference for other backends (default\: 0)]:N: ' \
   '*--master-addr=[host name or address of the node with rank 0; static only (default\: 127.0.0.1)]:HOST: ' \
