@@ -59,7 +59,8 @@ func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 		text := fmt.Sprintf("%d of %d:%d nodes; sealing in %s", candidates, p.Min, p.Max, p.LastCall)
 		switch {
 		case p.Quiet > 0 && candidates < min(p.Promised, p.Max):
-			text += fmt.Sprintf(" at the latest, or when the %d that are promised are there", min(p.Promised, p.Max))
+			text += fmt.Sprintf(" at the latest, or %s after the last of the %d that are promised", p.Quiet,
+				min(p.Promised, p.Max))
 		case p.Quiet > 0:
 			text += fmt.Sprintf(" at the latest, or %s after the newest node", p.Quiet)
 		}
