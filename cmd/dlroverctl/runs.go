@@ -67,7 +67,11 @@ func (c *call) listRuns() error {
 	t := newTable(c.stdout)
 	t.row("RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")
 	for _, r := range runs {
-		t.row(r.Run, strconv.Itoa(r.Members+r.Waiting), size(r.Params), strconv.Itoa(workers(r.Status)),
+		nodes := r.Members + r.Waiting
+		if r.Outcome != "" {
+			nodes = len(r.Ended)
+		}
+		t.row(r.Run, strconv.Itoa(nodes), size(r.Params), strconv.Itoa(workers(r.Status)),
 			strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), restarts(r.Status), phase(r.Status))
 	}
 	return t.w.Flush()

@@ -178,11 +178,13 @@ func (h *Hub) pruneLocked(now time.Time, urgent bool) {
 		}
 	}
 	slices.SortFunc(left, func(a, b leftRun) int { return b.at.Compare(a.at) }) // the newest first
-	runs, nodes := min(maxLeftRuns, max(MaxRuns-1-(len(h.runs)-len(left)), 0)), maxLeftNodes
+	runs, nodes := min(maxLeftRuns, max(MaxRuns-1-(len(h.runs)-len(left)), 0)), 0
 	for i, l := range left {
-		if nodes -= l.nodes; i >= runs || nodes < 0 && i > 0 {
+		if i >= runs || nodes > 0 && nodes+l.nodes > maxLeftNodes {
 			h.dropLocked(l.id)
+			continue
 		}
+		nodes += l.nodes
 	}
 }
 
