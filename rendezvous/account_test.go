@@ -659,6 +659,11 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	require.False(t, s.r.Status().EndedAt.IsZero())
 
 	s = begin(0, Budget{})
+	beside(s, "b", RestartCharged, 1)
+	s.succeed("b", "a")
+	require.Equal(t, "failed", s.r.Ended()[1].State, "although its other worker has succeeded")
+
+	s = begin(0, Budget{})
 	beside(s, "b", RestartCharged, 0)
 	s.must(Leave{ID: "b"})
 	require.Equal(t, Run, s.dirs["a"].Kind, "nobody needs b")
