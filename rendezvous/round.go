@@ -433,6 +433,11 @@ func (r *Round) settle(now time.Time) {
 		}
 	case running:
 		r.tryGrow(now)
+	case finished:
+		if len(r.nodes) == 0 { // it may be kept for long: only its nodes' last states are
+			r.world = nil
+			clear(r.wishes)
+		}
 	}
 }
 

@@ -50,6 +50,9 @@ func TestEndedRunsAreKeptForADay(t *testing.T) {
 			proof, err := h.Evidences(id)
 			require.NoError(t, err)
 			require.Len(t, proof, 1)
+			world, err := h.World(t.Context(), id)
+			require.NoError(t, err)
+			require.Empty(t, world, "which takes more room")
 		}
 
 		// Who comes to what has succeeded is told so, and prolongs nothing; what has failed begins anew.
