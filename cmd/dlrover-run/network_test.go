@@ -209,6 +209,40 @@ func TestNoTokenMeansNoNetwork(t *testing.T) {
 	l0.wait()
 }
 
+// A launcher without a token leaves it to the master whether it needs one.
+func TestTheMasterDecidesAboutTheToken(t *testing.T) {
+	h := newHosts(t)
+	at := h.addrs[0] + ":29401"
+	pod := []string{"DLROVER_MASTER_ADDR=" + at, "NODE_ID=0", "NODE_RANK=0", "NODE_TYPE=worker", "JOB_UID=u", "NODE_NUM=1"}
+	args := h.sh("echo $MASTER_ADDR", "--nnodes=1", "--nproc-per-node=1", "--rdzv-id=job", "--exit-code-policy=reason")
+	t.Run("ours wants one", func(t *testing.T) {
+		d := h.onProgram(0, "dlrover-master", []string{"DLROVER_TOKEN=" + testToken}, "--listen="+at)
+		h.served(d)
+		began := time.Now()
+		l := h.on(1, pod, args...)
+		require.Equal(t, 23, l.wait())
+		require.Less(t, time.Since(began), 20*time.Second, "it has tried again and again")
+		require.Regexp(t, "^dlrover-run: error: the rendezvous daemon at "+at+" needs a job token, and this node has none: .*"+
+			"DLROVER_TOKEN .*DLROVER_TOKEN_FILE or --token-file\n$", l.err.String())
+		d.signal(syscall.SIGTERM)
+		d.wait()
+	})
+	t.Run("ours serves everybody", func(t *testing.T) {
+		d := h.onProgram(0, "dlrover-master", nil, "--listen="+at, "--insecure")
+		h.served(d)
+		l := h.on(1, pod, args...)
+		require.Equal(t, 0, l.wait())
+		require.Equal(t, h.addrs[1]+"\n", l.out.String())
+		require.Equal(t, 1, strings.Count(l.err.String(), `"level":"WARN"`), l.err.String())
+		require.Contains(t, l.err.String(), "asks for no job token")
+		l = h.on(1, pod, append([]string{"--insecure"}, args...)...)
+		require.Equal(t, 0, l.wait())
+		require.NotContains(t, l.err.String(), `"level":"WARN"`, "it was meant")
+		d.signal(syscall.SIGTERM)
+		d.wait()
+	})
+}
+
 // The cable is cut: no FIN, no RST. The kernel notices after 5 s of silence. The node is lost then if workers of others
 // fail as well, also when they failed before, so that what its kernel does not take is this news; and else after
 // node_timeout.

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/cmd/internal/token"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -29,10 +30,14 @@ type masterService struct {
 	chosen func()                                        // is called when the master is DLRover's
 	python atomic.Pointer[upstream.Service]              // nil: it is ours, or nobody has answered yet
 	ours   atomic.Bool
+	bare   bool   // this node has no job token, and its master is on a network
+	where  string // host:port
+	log    *slog.Logger
 }
 
 func newMasterService(c *api.Client, s *settings, where string, log *slog.Logger) *masterService {
-	m := &masterService{Client: c, chosen: func() {}}
+	m := &masterService{Client: c, chosen: func() {}, where: where, log: log,
+		bare: s.token == "" && !s.insecure && !token.Loopback(s.host)}
 	m.find = func(ctx context.Context) (*upstream.Service, error) {
 		return m.findPython(ctx, s, where, log)
 	}
@@ -109,10 +114,7 @@ func (m *masterService) svc() api.Service {
 func (m *masterService) Join(ctx context.Context, run string, ev rendezvous.Join) error {
 	err := m.svc().Join(ctx, run, ev)
 	if err == nil || m.ours.Load() || m.python.Load() != nil || !strange(err) {
-		if err == nil && m.python.Load() == nil {
-			m.ours.Store(true)
-		}
-		return err
+		return m.judged(err)
 	}
 	p, none := m.find(ctx)
 	if none != nil {
@@ -122,6 +124,31 @@ func (m *masterService) Join(ctx context.Context, run string, ev rendezvous.Join
 	m.chosen()
 	return p.Join(ctx, run, ev)
 }
+
+// judged is the answer of our daemon, or a later one of DLRover's master, to a join.
+func (m *masterService) judged(err error) error {
+	switch {
+	case m.bare && errors.Is(err, api.ErrUnauthorized):
+		return &tokenError{m.where}
+	case err == nil && m.python.Load() == nil && m.ours.CompareAndSwap(false, true) && m.bare:
+		m.log.Warn("the rendezvous daemon asks for no job token (it was started with --insecure): whoever reaches it can end "+
+			"this job; give it and every node the same "+tokenSources, "daemon", m.where)
+	}
+	return err
+}
+
+// tokenSources is where a job token comes from.
+const tokenSources = "DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file"
+
+// tokenError: the daemon asks for a job token, and this node has none.
+type tokenError struct{ where string }
+
+func (e *tokenError) Error() string {
+	return fmt.Sprintf("the rendezvous daemon at %s needs a job token, and this node has none: give it the daemon's %s",
+		e.where, tokenSources)
+}
+
+func (e *tokenError) Unwrap() error { return api.ErrUnauthorized }
 
 // neither: what answers is no daemon of ours, nor a master of DLRover's that is ready.
 func (m *masterService) neither(ours, python error) error {

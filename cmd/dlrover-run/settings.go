@@ -327,7 +327,8 @@ func (r *resolver) nodeRank() error {
 	return nil
 }
 
-// secret finds the job token and refuses what would cross a network without one.
+// secret finds the job token and refuses what would cross a network without one. Whether a master asks for one it says
+// itself: DLRover's knows none.
 func (r *resolver) secret() (err error) {
 	s := &r.s
 	s.insecure = r.c.Bool("insecure")
@@ -338,7 +339,7 @@ func (r *resolver) secret() (err error) {
 	if s.token == "" {
 		s.token = s.called.command.Token
 	}
-	if s.backend == local || s.token != "" || s.insecure || token.Loopback(s.host) {
+	if s.backend == local || s.backend == master || s.token != "" || s.insecure || token.Loopback(s.host) {
 		return nil
 	}
 	if r.meetsByScheduler() {
@@ -349,11 +350,11 @@ func (r *resolver) secret() (err error) {
 			return nil // there are no nodes to miss
 		}
 		r.warn("no job token: the rendezvous is served on loopback only, so nodes on other hosts cannot join; " +
-			"give every node the same DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file")
+			"give every node the same " + tokenSources)
 		return nil
 	}
-	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same "+
-		"DLROVER_TOKEN (openssl rand -hex 16), DLROVER_TOKEN_FILE or --token-file; --insecure joins without", s.host, s.port)
+	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same %s; "+
+		"--insecure joins without", s.host, s.port, tokenSources)
 }
 
 // serves reports whether this node is the one to serve the rendezvous.
