@@ -11,31 +11,29 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// cluster are network namespaces on one switch, which is in a namespace of its own: as many machines, as far as the
+// network are network namespaces on one switch, which is in a namespace of its own: as many machines, as far as the
 // network goes. All traffic stays between them.
-type cluster struct {
-	*bench
+type network struct {
+	test  *testing.T
 	names []string
 	addrs []string
 	hub   string
 }
 
-// clusters counts them, for names that no other test has.
-var clusters atomic.Int32
+// networks counts them, for names that no other test has.
+var networks atomic.Int32
 
-// newCluster makes n machines that reach each other at rate, such as 1gbit, in both directions.
-func newCluster(t *testing.T, n int, rate string) *cluster {
-	c := &cluster{bench: newBench(t)}
+// newNetwork makes n machines that reach each other.
+func newNetwork(t *testing.T, n int) *network {
+	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: network namespaces need root, so checks across hosts are NOT tested")
+		t.Skip("SKIPPED: network namespaces need root, so jobs of several machines are NOT tested")
 	}
-	for _, tool := range []string{"ip", "tc"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skip("SKIPPED: no "+tool+" command (package iproute2), so checks across hosts are NOT tested:", err)
-		}
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("SKIPPED: no ip command (package iproute2), so jobs of several machines are NOT tested:", err)
 	}
-	prefix := fmt.Sprintf("dlc%d-%d-", os.Getpid(), clusters.Add(1))
-	c.hub = prefix + "hub"
+	prefix := fmt.Sprintf("dlc%d-%d-", os.Getpid(), networks.Add(1))
+	c := &network{test: t, hub: prefix + "hub"}
 	c.namespace(c.hub)
 	c.tool("ip", "-n", c.hub, "link", "add", "name", "switch0", "type", "bridge")
 	c.tool("ip", "-n", c.hub, "link", "set", "switch0", "up")
@@ -48,6 +46,28 @@ func newCluster(t *testing.T, n int, rate string) *cluster {
 		c.tool("ip", "-n", name, "addr", "add", c.addrs[i]+"/24", "dev", "eth0")
 		c.tool("ip", "-n", name, "link", "set", "eth0", "up")
 		c.tool("ip", "-n", name, "link", "set", "lo", "up")
+	}
+	return c
+}
+
+// within is the command line that executes another one on a machine, with the same pid.
+func (c *network) within(i int, command ...string) []string {
+	return append([]string{"ip", "netns", "exec", c.names[i]}, command...)
+}
+
+// cluster is a network whose machines have slow cables, and a directory for what runs there.
+type cluster struct {
+	*bench
+	*network
+}
+
+// newCluster makes n machines that reach each other at rate, such as 1gbit, in both directions.
+func newCluster(t *testing.T, n int, rate string) *cluster {
+	if _, err := exec.LookPath("tc"); err != nil {
+		t.Skip("SKIPPED: no tc command (package iproute2), so checks across hosts are NOT tested:", err)
+	}
+	c := &cluster{newBench(t), newNetwork(t, n)}
+	for i := range n {
 		c.sends(i, rate)
 		c.receives(i, rate)
 	}
@@ -57,17 +77,18 @@ func newCluster(t *testing.T, n int, rate string) *cluster {
 // port is the switch's end of a machine's cable.
 func port(i int) string { return fmt.Sprint("p", i) }
 
-func (c *cluster) namespace(name string) {
+func (c *network) namespace(name string) {
 	if out, err := exec.Command("ip", "netns", "add", name).CombinedOutput(); err != nil {
-		c.t.Skipf("SKIPPED: network namespaces are not allowed here, so checks across hosts are NOT tested: %v %s", err, out)
+		c.test.Skipf("SKIPPED: network namespaces are not allowed here, so jobs of several machines are NOT tested: %v %s", err,
+			out)
 	}
-	c.t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() })
+	c.test.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() })
 }
 
-func (c *cluster) tool(args ...string) {
-	c.t.Helper()
+func (c *network) tool(args ...string) {
+	c.test.Helper()
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
-	require.NoError(c.t, err, "%v: %s", args, out)
+	require.NoError(c.test, err, "%v: %s", args, out)
 }
 
 // sends and receives limit what a machine sends and receives.
@@ -90,10 +111,7 @@ func (c *cluster) cut(i, j int) {
 // on starts a program on a machine; exec keeps its pid.
 func (c *cluster) on(i int, program string, env []string, args ...string) *launched {
 	c.t.Helper()
-	path := filepath.Join(binDir, program)
-	script := filepath.Join(c.dir, fmt.Sprintf("%s-on-%d.sh", program, i))
-	text := fmt.Sprintf("#!/bin/sh\nexec ip netns exec %s %s \"$@\"\n", c.names[i], path)
-	require.NoError(c.t, writeProgram(script, []byte(text)))
+	command := c.within(i, append([]string{filepath.Join(binDir, program)}, args...)...)
 	env = append([]string{"DLROVER_TOKEN=" + testToken, fmt.Sprint("POD_NAME=node", i)}, env...)
-	return c.startPath(script, env, args...)
+	return c.startPath(command[0], env, command[1:]...)
 }

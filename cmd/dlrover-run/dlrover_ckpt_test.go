@@ -27,7 +27,8 @@ func TestDLRoverCheckpoints(t *testing.T) {
 	b.bench = j.bench
 	b.env = append(b.env, python)
 	node := func(rank, id int) *launched {
-		return b.start("dlrover-run", j.place(rank, id), b.args(j.args, every, "sharded")...)
+		command := append([]string{filepath.Join(binDir, "dlrover-run")}, b.args(j.args, every, "sharded")...)
+		return j.startOn(1+id, j.place(rank, id), command...)
 	}
 	nodes := []*launched{node(0, 0), node(1, 1)}
 	// goesOn waits for the next epoch, in which all ranks begin at the same step.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -77,10 +76,13 @@ func (d dlrover) interpreter(t *testing.T) string {
 type dlJob struct {
 	*fwJob
 	dlrover
-	py   string   // DLRover's interpreter
-	port string   // of the master
-	uid  string   // of the job, as the master knows it
-	args []string // of every agent
+	py    string   // DLRover's interpreter
+	port  string   // of the master
+	uid   string   // of the job, as the master knows it
+	nodes string   // the most that there may be
+	args  []string // of every agent
+	// pods are the master's machine and one for each node ID; nil: all are processes of this one.
+	pods *network
 }
 
 // confTimes makes worlds that may have more nodes quickly. This is how all of DLRover's versions spell it.
@@ -92,7 +94,7 @@ func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
 	if strings.Contains(t.Name(), "/") {
 		t.Parallel() // as its parent is already
 	}
-	j := &dlJob{dlrover: d, py: d.interpreter(t), port: freePort(t)}
+	j := &dlJob{dlrover: d, py: d.interpreter(t), port: freePort(t), nodes: nodes[strings.LastIndex(nodes, ":")+1:]}
 	j.fwJob = &fwJob{bench: newBench(t)}
 	j.log = filepath.Join(j.dir, "log")
 	script, err := filepath.Abs("testdata/dlrover_train.py")
@@ -107,22 +109,52 @@ func (d dlrover) newJob(t *testing.T, nodes string, args ...string) *dlJob {
 // torch has the workers train with PyTorch.
 func (j *dlJob) torch() { j.then = append(j.then, "--torch") }
 
-// theirMaster is DLRover's, with testdata/dlrover_master.py around it. It answers when this returns.
+// replacements are the most nodes of a job that come after those of its first world.
+const replacements = 2
+
+// theirMaster is DLRover's, with testdata/dlrover_master.py around it, on a machine of its own. It answers when this
+// returns. Its pods have what its operator tells them, and nothing else: no job token.
 func (j *dlJob) theirMaster(nodes int) *launched {
 	j.t.Helper()
+	if j.pods == nil {
+		j.pods = newNetwork(j.t, 1+nodes+replacements)
+		j.bench.env = slices.DeleteFunc(j.bench.env, func(v string) bool {
+			name, _, _ := strings.Cut(v, "=")
+			return slices.Contains([]string{"ELASTIC_JOB_NAME", "DLROVER_TOKEN", "DLROVER_TOKEN_FILE", "PET_INSECURE"}, name)
+		})
+		j.bench.env = append(j.bench.env, "DLROVER_MASTER_ADDR="+net.JoinHostPort(j.pods.addrs[0], j.port),
+			"GLOO_SOCKET_IFNAME=eth0")
+	}
 	return j.theirMasterOn("local", "--node_num", strconv.Itoa(nodes))
+}
+
+// startOn starts a program on a machine of the job, 0 is the master's.
+func (j *dlJob) startOn(machine int, env []string, command ...string) *launched {
+	j.t.Helper()
+	if j.pods != nil {
+		command = j.pods.within(machine, command...)
+	}
+	return j.startPath(command[0], env, command[1:]...)
+}
+
+// address is that of a machine of the job.
+func (j *dlJob) address(machine int) string {
+	if j.pods == nil {
+		return "127.0.0.1"
+	}
+	return j.pods.addrs[machine]
 }
 
 func (j *dlJob) theirMasterOn(platform string, args ...string) *launched {
 	j.t.Helper()
 	script, err := filepath.Abs("testdata/dlrover_master.py")
 	require.NoError(j.t, err)
-	args = slices.Concat([]string{script, j.dir, j.uid, "--platform", platform, "--port", j.port, "--job_name", "job"},
-		args)
+	args = slices.Concat([]string{dlrover{version: j.version}.interpreter(j.t), script, j.dir, j.uid, "--platform", platform,
+		"--port", j.port, "--job_name", "job"}, args)
 	if j.http {
 		args = append(args, "--service_type", "http")
 	}
-	m := j.startPath(dlrover{version: j.version}.interpreter(j.t), nil, args...)
+	m := j.startOn(0, nil, args...)
 	j.answers(m)
 	return m
 }
@@ -148,17 +180,29 @@ func (j *dlJob) answers(m *launched) {
 	j.t.Helper()
 	eventually(j.t, "a master at its port", func() bool {
 		require.False(j.t, m.ended(), "the master has ended")
-		c, err := net.DialTimeout("tcp", "127.0.0.1:"+j.port, time.Second)
-		if err == nil {
-			_ = c.Close()
-		}
-		return err == nil
+		return listens(m.cmd.Process.Pid, j.port)
 	})
+}
+
+// listens reports whether somebody listens at a port where a process is.
+func listens(pid int, port string) bool {
+	const local, state, listen = 1, 3, "0A"
+	n, _ := strconv.Atoi(port)
+	for _, table := range []string{"tcp", "tcp6"} {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+		for line := range strings.Lines(string(text)) {
+			if w := strings.Fields(line); len(w) > state && w[state] == listen &&
+				strings.HasSuffix(w[local], fmt.Sprintf(":%04X", n)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // place is what DLRover's operator tells a pod: id is new for every replacement of a rank.
 func (j *dlJob) place(rank, id int) []string {
-	env := []string{fmt.Sprintf("NODE_RANK=%d", rank), nodeID(id), "NODE_TYPE=worker"}
+	env := []string{fmt.Sprintf("NODE_RANK=%d", rank), nodeID(id), "NODE_TYPE=worker", "NODE_NUM=" + j.nodes}
 	if j.http {
 		env = append(env, "DLROVER_MASTER_SERVICE_TYPE=http")
 	}
@@ -183,7 +227,8 @@ func (j *dlJob) kill(l *launched, id int) {
 // ourAgent is our launcher as the node of a rank.
 func (j *dlJob) ourAgent(rank, id int, args ...string) *launched {
 	j.t.Helper()
-	return j.start("dlrover-run", j.place(rank, id), slices.Concat(j.args, args, j.then)...)
+	command := slices.Concat([]string{filepath.Join(binDir, "dlrover-run")}, j.args, args, j.then)
+	return j.startOn(1+id, j.place(rank, id), command...)
 }
 
 // theirAgent is DLRover's. PyTorch 1 reads the default of its options --redirects and --tee, 0, as None with Python
@@ -196,13 +241,13 @@ func (j *dlJob) theirAgentWith(env []string, rank, id int, args ...string) *laun
 	j.t.Helper()
 	site, err := filepath.Abs("testdata/dlrover_site")
 	require.NoError(j.t, err)
-	env = slices.Concat(j.place(rank, id), env, []string{"POD_IP=127.0.0.1", "PYTHONPATH=" + site,
+	env = slices.Concat(j.place(rank, id), env, []string{"POD_IP=" + j.address(1+id), "PYTHONPATH=" + site,
 		"DLROVER_FOLDER=" + filepath.Join(j.dir, nodeID(id))})
 	first := []string{"-m", "dlrover.trainer.torch.elastic_run", "--monitor_interval=0.3"}
 	if !j.torch2 {
 		first = append(first, "--redirects=1", "--tee=1")
 	}
-	return j.startPath(j.py, env, slices.Concat(first, j.args, args, j.then)...)
+	return j.startOn(1+id, env, slices.Concat([]string{j.py}, first, j.args, args, j.then)...)
 }
 
 // dlHeard is a message that a master has heard.

@@ -213,7 +213,8 @@ func TestNoTokenMeansNoNetwork(t *testing.T) {
 func TestTheMasterDecidesAboutTheToken(t *testing.T) {
 	h := newHosts(t)
 	at := h.addrs[0] + ":29401"
-	pod := []string{"DLROVER_MASTER_ADDR=" + at, "NODE_ID=0", "NODE_RANK=0", "NODE_TYPE=worker", "JOB_UID=u", "NODE_NUM=1"}
+	pod := []string{"DLROVER_MASTER_ADDR=" + at, "NODE_ID=0", "NODE_RANK=0", "NODE_TYPE=worker", "JOB_UID=u",
+		"NODE_NUM=1"}
 	args := h.sh("echo $MASTER_ADDR", "--nnodes=1", "--nproc-per-node=1", "--rdzv-id=job", "--exit-code-policy=reason")
 	t.Run("ours wants one", func(t *testing.T) {
 		d := h.onProgram(0, "dlrover-master", []string{"DLROVER_TOKEN=" + testToken}, "--listen="+at)
