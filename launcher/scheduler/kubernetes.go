@@ -152,7 +152,7 @@ func volcano(r *reader) (f Facts, found bool, err error) {
 	case "MASTER":
 		hosts = append(hosts, r.volcanoHosts("WORKER")...)
 	}
-	f.Nodes, f.MasterAddr = len(hosts), hosts[0]
+	f.Nodes, f.MasterAddr, f.hosts = len(hosts), hosts[0], hosts
 	f.nodesFrom = fmt.Sprintf("$VC_%s_HOSTS with %d hosts", task, f.Nodes)
 	f.MasterPort, err = r.port()
 	return f, true, err
@@ -224,6 +224,9 @@ func (r *reader) mpiNode(path string, role variable, hosts []hostfile.Host) (f F
 	}
 	f = Facts{Nodes: len(hosts), NodeRank: i, MasterAddr: hosts[0].Name, Slots: hosts[i].Slots}
 	f.nodesFrom = fmt.Sprintf("%s with %d hosts", path, f.Nodes)
+	for _, h := range hosts {
+		f.hosts = append(f.hosts, h.Name)
+	}
 	f.MasterPort, err = r.port()
 	return f, true, err
 }

@@ -52,7 +52,8 @@ type Facts struct {
 	// From are the variables, and the paths of the files, that were used, in the order of their names.
 	From []string
 
-	nodesFrom string // for messages: "$WORLD_SIZE=2"
+	nodesFrom string   // for messages: "$WORLD_SIZE=2"
+	hosts     []string // all nodes, where they are listed
 }
 
 // complete reports whether the nodes can meet by f, where the user asks for that many.

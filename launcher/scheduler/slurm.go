@@ -80,7 +80,7 @@ func (r *reader) slurmMaster(f *Facts, job variable) error {
 	if len(hosts) != f.Nodes {
 		return fmt.Errorf("%v lists %d nodes, but %s", list, len(hosts), f.nodesFrom)
 	}
-	f.MasterAddr = hosts[0]
+	f.MasterAddr, f.hosts = hosts[0], hosts
 	if f.MasterPort, err = r.port(); err != nil || f.MasterPort > 0 {
 		return err
 	}
@@ -103,7 +103,7 @@ func skyPilot(r *reader) (f Facts, found bool, err error) {
 	if rank >= len(hosts) {
 		return f, false, fmt.Errorf("%v does not fit $SKYPILOT_NODE_IPS, which has %d lines", v, len(hosts))
 	}
-	f = Facts{Nodes: len(hosts), NodeRank: rank, MasterAddr: hosts[0]}
+	f = Facts{Nodes: len(hosts), NodeRank: rank, MasterAddr: hosts[0], hosts: hosts}
 	f.nodesFrom = fmt.Sprintf("$SKYPILOT_NODE_IPS with %d lines", len(hosts))
 	if f.Slots, _, err = r.number(0, 4096, "SKYPILOT_NUM_GPUS_PER_NODE"); err != nil {
 		return f, false, err
@@ -128,7 +128,7 @@ func sageMaker(r *reader) (f Facts, found bool, err error) {
 	if f.NodeRank = slices.Index(hosts, own.value); f.NodeRank < 0 {
 		return f, false, fmt.Errorf("%v is not in %v", own, list)
 	}
-	f.Nodes, f.MasterAddr = len(hosts), hosts[0]
+	f.Nodes, f.MasterAddr, f.hosts = len(hosts), hosts[0], hosts
 	f.nodesFrom = list.String()
 	if f.Slots, _, err = r.number(0, 4096, "SM_NUM_GPUS"); err != nil {
 		return f, false, err
