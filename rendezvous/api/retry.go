@@ -94,7 +94,9 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 	if !o.said && time.Since(o.since) >= sayAfter {
 		o.said = true
 		text := "cannot reach the rendezvous daemon; trying again"
-		if o.s.working() {
+		if errors.Is(err, ErrStranger) {
+			text = "the rendezvous does not know this host yet; trying again"
+		} else if o.s.working() {
 			text = "cannot reach the rendezvous daemon; running workers keep running, trying again"
 		}
 		o.s.cfg.Logger.Warn(text, "daemon", o.s.cfg.Where, "what", o.what, "err", err)

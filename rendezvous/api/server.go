@@ -24,6 +24,10 @@ type ServerConfig struct {
 	Token string
 	// Insecure serves everyone without a Token.
 	Insecure bool
+	// Peers are other hosts whose launchers are served, too, without a Token; nil: none. PeerCalls are what launchers
+	// ask of Mounts, by method and path after the run, such as "POST checks/next".
+	Peers     *Peers
+	PeerCalls []string
 	// Name is a name by which callers reach this server, beside localhost and the host's.
 	Name string
 	// Mounts serve /v1/runs/{run}/NAME and what is below, with the token and the run's id checked: a handler finds the

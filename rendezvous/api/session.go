@@ -272,13 +272,45 @@ func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error
 func (s *Session) connect(ctx context.Context) error {
 	deadline, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
-	err := s.retry(deadline, "join", func(ctx context.Context) error { return s.join(ctx, nil) })
+	var strange time.Time // since when this node is turned away
+	err := s.retry(deadline, "join", func(ctx context.Context) error {
+		err := s.join(ctx, nil)
+		if !errors.Is(err, ErrStranger) {
+			strange = time.Time{}
+			return err
+		}
+		if strange.IsZero() {
+			strange = time.Now()
+		}
+		if time.Since(strange) >= strangersPatience {
+			return &turnedAwayError{s.cfg.Where, err}
+		}
+		return err
+	})
+	if errors.Is(err, ErrStranger) && !Final(err) && ctx.Err() == nil {
+		return &turnedAwayError{s.cfg.Where, err} // before its patience was over
+	}
 	if err != nil && ctx.Err() == nil && deadline.Err() != nil {
 		return fmt.Errorf("no rendezvous daemon at %s within %s; is it running, and is the address right? (%w)",
 			s.cfg.Where, s.cfg.ConnectTimeout, err)
 	}
 	return err
 }
+
+// strangersPatience is how long a pod may wait for its name.
+const strangersPatience = time.Minute
+
+// turnedAwayError: the server does not know this node's host, and will not.
+type turnedAwayError struct {
+	where string
+	err   error
+}
+
+func (e *turnedAwayError) Error() string {
+	return fmt.Sprintf("%s has turned this node away: %v", e.where, e.err)
+}
+
+func (e *turnedAwayError) Unwrap() []error { return []error{ErrUnauthorized, e.err} }
 
 // follow watches until Close or a fatal error.
 func (s *Session) follow(ctx context.Context) {

@@ -85,6 +85,7 @@ type line struct {
 	net.Conn
 	fallen atomic.Bool // its host was given up as silent
 	closed atomic.Bool // by the other end
+	peer   atomic.Bool // its host is one of the job's
 	last   atomic.Pointer[seat]
 	home   atomic.Pointer[home] // of the last node; nil: not proven
 	unread []byte

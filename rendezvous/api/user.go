@@ -13,27 +13,27 @@ import (
 	"syscall"
 )
 
-// checkUser is for a daemon without a token: the caller has to be a process of the daemon's own user on this host. A
-// request without a TCP connection is made within this process.
+// checkUser is for a daemon without a token: the caller has to be a process of the daemon's own user on this host, or a
+// launcher on another host of the job. A request without a TCP connection is made within this process.
 func (s *server) checkUser(req *http.Request) error {
 	local, ok := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if s.cfg.Insecure || !ok {
 		return nil
 	}
-	uid, err := -1, error(nil)
-	if peer, bad := netip.ParseAddrPort(req.RemoteAddr); bad != nil {
-		err = bad
-	} else {
+	uid := -1
+	peer, err := netip.ParseAddrPort(req.RemoteAddr)
+	if err == nil {
 		uid, err = userOf(peer, local.AddrPort())
 	}
-	const fix = "give the job a token: the same DLROVER_TOKEN (openssl rand -hex 16) or --token-file everywhere"
 	switch {
+	case err == errNoSocket && s.cfg.Peers != nil && !peer.Addr().Unmap().IsLoopback():
+		return s.checkPeer(req, peer.Addr())
 	case err != nil:
 		return fmt.Errorf("%w: this rendezvous has none and serves its own user alone, and the kernel does not tell whose "+
-			"connection this is (%w); %s", ErrUnauthorized, err, fix)
+			"connection this is (%w); %s", ErrUnauthorized, err, tokenFix)
 	case !mayAsk(uid, os.Geteuid()):
 		return fmt.Errorf("%w: this rendezvous has none and serves its own user alone, uid %d, and this is uid %d; "+
-			"become that user, or %s", ErrUnauthorized, os.Geteuid(), uid, fix)
+			"become that user, or %s", ErrUnauthorized, os.Geteuid(), uid, tokenFix)
 	}
 	return nil
 }

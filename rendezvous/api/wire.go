@@ -91,6 +91,7 @@ var wireErrors = httperr.Table{
 	{rendezvous.ErrFinishing, http.StatusServiceUnavailable, "finishing"},
 	{rendezvous.ErrTaken, http.StatusServiceUnavailable, "taken"},
 	{ErrUnauthorized, http.StatusUnauthorized, "unauthorized"},
+	{ErrStranger, http.StatusForbidden, "stranger"},
 	{rendezvous.ErrFinished, http.StatusConflict, "finished"},
 	{rendezvous.ErrNotRunning, http.StatusConflict, "not_running"},
 	{rendezvous.ErrNotPaused, http.StatusConflict, "not_paused"},

@@ -32,6 +32,8 @@ type Config struct {
 	Token    string
 	Insecure bool
 	Name     string
+	// Peers are other hosts whose launchers are served without a Token; nil: none. New takes them, also if it fails.
+	Peers *api.Peers
 	// TopologyFile is the path of --topology-file; "" for none.
 	TopologyFile string
 	// Observe receives every note of every run in order, with the run locked: it must be quick and must not call the
@@ -83,6 +85,7 @@ var agentLimits = http.HTTP2Config{
 func New(cfg Config) (*Service, error) {
 	file, err := topology.Open(cfg.TopologyFile)
 	if err != nil {
+		cfg.Peers.Close()
 		return nil, err
 	}
 	s := &Service{cfg: cfg, Checkpoints: coordinator.NewHub()}
@@ -101,7 +104,7 @@ func New(cfg Config) (*Service, error) {
 	s.handler = sync.OnceValue(func() http.Handler {
 		return api.Handler(s.Hub, api.ServerConfig{
 			Token: cfg.Token, Insecure: cfg.Insecure, Name: cfg.Name, Extra: cfg.Extra, Python: s.agents,
-			Global: cfg.Global,
+			Global: cfg.Global, Peers: cfg.Peers, PeerCalls: peerCalls(),
 			Mounts: map[string]http.Handler{
 				"checkpoints": s.Checkpoints.Handler(), "checks": s.Checks.Handler(), "hang": s.Hangs.Handler(),
 				"streams": s.Streams.Handler(),
@@ -124,6 +127,13 @@ func New(cfg Config) (*Service, error) {
 		s.wg.Go(func() { file.Follow(ctx, cfg.Log, s.rewire) })
 	}
 	return s, nil
+}
+
+// peerCalls are what launchers and their checkpoint daemons ask of what is mounted.
+func peerCalls() []string {
+	return []string{"POST checkpoints/reports", "POST checkpoints/agree", "POST checkpoints/speaks",
+		"POST checkpoints/peers", "POST checkpoints/ages", "POST checks/next", "GET checks", "POST hang/report",
+		"POST findings", "GET streams/feed"}
 }
 
 // rewire makes a new topology count: for the ranks of the next world, for the partners that its checkpoint daemons then
@@ -154,6 +164,7 @@ func (s *Service) ServeRarely(l net.Listener) error {
 func (s *Service) Close(grace time.Duration) {
 	s.stop()
 	s.wg.Wait()
+	s.cfg.Peers.Close()
 	if s.agents != nil {
 		s.noAgents()
 	}
