@@ -79,8 +79,8 @@ func port(i int) string { return fmt.Sprint("p", i) }
 
 func (c *network) namespace(name string) {
 	if out, err := exec.Command("ip", "netns", "add", name).CombinedOutput(); err != nil {
-		c.test.Skipf("SKIPPED: network namespaces are not allowed here, so jobs of several machines are NOT tested: %v %s", err,
-			out)
+		c.test.Skipf("SKIPPED: network namespaces are not allowed here, so jobs of several machines are NOT tested: %v %s",
+			err, out)
 	}
 	c.test.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() })
 }

@@ -149,8 +149,8 @@ func (j *dlJob) theirMasterOn(platform string, args ...string) *launched {
 	j.t.Helper()
 	script, err := filepath.Abs("testdata/dlrover_master.py")
 	require.NoError(j.t, err)
-	args = slices.Concat([]string{dlrover{version: j.version}.interpreter(j.t), script, j.dir, j.uid, "--platform", platform,
-		"--port", j.port, "--job_name", "job"}, args)
+	args = slices.Concat([]string{dlrover{version: j.version}.interpreter(j.t), script, j.dir, j.uid,
+		"--platform", platform, "--port", j.port, "--job_name", "job"}, args)
 	if j.http {
 		args = append(args, "--service_type", "http")
 	}

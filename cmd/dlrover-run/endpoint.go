@@ -91,10 +91,14 @@ func (s *settings) mayBeServedByAnother() bool {
 	return s.backend == c10d && s.isHost == nil && s.params.Max > 1
 }
 
+// networked reports whether a rendezvous of this job is served to other hosts. Without a token it is on loopback,
+// unless the hosts of the job are known.
+func (s *settings) networked() bool { return s.token != "" || s.insecure || len(s.peers.Names) > 0 }
+
 // reachable is where a launcher on the same host serves.
 func reachable(s *settings) string {
-	if s.token == "" && !s.insecure && !token.Loopback(s.host) {
-		return "127.0.0.1" // a launcher without a token serves on loopback only
+	if !s.networked() && !token.Loopback(s.host) {
+		return "127.0.0.1"
 	}
 	return s.host
 }
@@ -117,6 +121,7 @@ func whyNotServed(err error) string {
 func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Logger, observe observer) error {
 	served, err := service.New(service.Config{
 		Token: s.token, Insecure: s.insecure, Name: s.host, TopologyFile: s.topology, Observe: observe, Log: runsLog,
+		Peers: s.newPeers(log),
 	})
 	if err != nil {
 		return unusableOption(err)
@@ -150,6 +155,14 @@ func (e *endpoint) serve(ctx context.Context, s *settings, log, runsLog *slog.Lo
 	return nil
 }
 
+// newPeers is nil where nobody is served by the name of a host.
+func (s *settings) newPeers(log *slog.Logger) *api.Peers {
+	if s.backend == local || len(s.peers.Names) == 0 {
+		return nil
+	}
+	return api.NewPeers(api.PeersConfig{Names: s.peers.Names, Text: s.peers.String(), Log: log})
+}
+
 // Descriptors that connections leave to everything else: what a launcher has open, and what it needs for a worker.
 const (
 	reservedFiles  = 128
@@ -161,10 +174,10 @@ func (e *endpoint) limit(l net.Listener, s *settings, log *slog.Logger) net.List
 	return conns.Listen(l, conns.Below(conns.OpenFiles(), reservedFiles+filesForWorker*s.slots+len(s.node.Ports)), log)
 }
 
-// bindAddr: without a token nothing but this machine may speak to us.
+// bindAddr: without a token, and without known hosts, nothing but this machine may speak to us.
 func (e *endpoint) bindAddr(s *settings) string {
 	host := ""
-	if s.backend == local || token.Loopback(s.host) || (s.token == "" && !s.insecure) {
+	if s.backend == local || token.Loopback(s.host) || !s.networked() {
 		host = "127.0.0.1"
 	}
 	if s.host == "::1" {

@@ -223,8 +223,8 @@ func TestTheMasterDecidesAboutTheToken(t *testing.T) {
 		l := h.on(1, pod, args...)
 		require.Equal(t, 23, l.wait())
 		require.Less(t, time.Since(began), 20*time.Second, "it has tried again and again")
-		require.Regexp(t, "^dlrover-run: error: the rendezvous daemon at "+at+" needs a job token, and this node has none: .*"+
-			"DLROVER_TOKEN .*DLROVER_TOKEN_FILE or --token-file\n$", l.err.String())
+		require.Regexp(t, "^dlrover-run: error: the rendezvous daemon at "+at+" needs a job token, and this node has none: "+
+			".*DLROVER_TOKEN .*DLROVER_TOKEN_FILE or --token-file\n$", l.err.String())
 		d.signal(syscall.SIGTERM)
 		d.wait()
 	})

@@ -56,10 +56,12 @@ type planPreset struct {
 }
 
 type planRendezvous struct {
-	Backend     string `json:"backend"`
-	Endpoint    string `json:"endpoint,omitempty"`
-	ServedHere  bool   `json:"served_here"`
-	Token       bool   `json:"token"`
+	Backend    string `json:"backend"`
+	Endpoint   string `json:"endpoint,omitempty"`
+	ServedHere bool   `json:"served_here"`
+	Token      bool   `json:"token"`
+	// Hosts are those that are served without a token.
+	Hosts       string `json:"hosts,omitempty"`
 	Nodes       string `json:"nodes"`
 	NodeUnit    int    `json:"node_unit"`
 	JoinTimeout string `json:"join_timeout"`
@@ -135,7 +137,7 @@ func makePlan(s *settings, h hostFacts) (plan, error) {
 		Called: s.called.plan(), Scheduler: s.planScheduler(), RunID: s.runID,
 		Warnings: s.warnings, Features: map[string]any{},
 		Rendezvous: planRendezvous{
-			Backend: string(s.backend), ServedHere: s.serves(h), Token: s.token != "",
+			Backend: string(s.backend), ServedHere: s.serves(h), Token: s.token != "", Hosts: s.peers.String(),
 			Nodes: fmt.Sprintf("%d:%d", params.Min, params.Max), NodeUnit: params.Unit,
 			JoinTimeout: params.JoinTimeout.String(), LastCall: params.LastCall.String(),
 			GrowthDelay: params.GrowthDelay.String(), Promised: params.Promised,

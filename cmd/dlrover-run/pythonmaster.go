@@ -131,8 +131,8 @@ func (m *masterService) judged(err error) error {
 	case m.bare && errors.Is(err, api.ErrUnauthorized):
 		return &tokenError{m.where}
 	case err == nil && m.python.Load() == nil && m.ours.CompareAndSwap(false, true) && m.bare:
-		m.log.Warn("the rendezvous daemon asks for no job token (it was started with --insecure): whoever reaches it can end "+
-			"this job; give it and every node the same "+tokenSources, "daemon", m.where)
+		m.log.Warn("the rendezvous daemon asks for no job token (it was started with --insecure): whoever reaches it can "+
+			"end this job; give it and every node the same "+tokenSources, "daemon", m.where)
 	}
 	return err
 }

@@ -128,23 +128,23 @@ func (r *resolver) sameRank(name string) error {
 	return nil
 }
 
-// withoutToken makes the job token of what all nodes have, or refuses to start nodes that could not meet. The MPI
-// operator and Volcano give all pods of a job one key of ssh, and a cluster with Slurm has one home directory.
+// tokenOfKey makes the job token of what all nodes have: the MPI operator and Volcano give all pods of a job one key of
+// ssh, and a cluster with Slurm has one home directory.
+func (r *resolver) tokenOfKey() bool {
+	switch r.s.scheduler.Name {
+	case "slurm", "mpi", "volcano":
+		r.s.token, r.s.tokenFrom = token.OfKey(r.host.root, r.lookup("HOME"), r.s.runID)
+	}
+	return r.s.token != ""
+}
+
+// withoutToken refuses to start nodes that could not meet.
 func (r *resolver) withoutToken() error {
 	f := &r.s.scheduler
 	hint := "give every node the same DLROVER_TOKEN (openssl rand -hex 16)"
 	switch f.Name {
-	case "slurm":
-		hint = "before srun, do: export DLROVER_TOKEN=$(openssl rand -hex 16)"
-	case "kubeflow", "jobset", "volcano", "mpi", "statefulset":
+	case "kubeflow", "jobset", "statefulset":
 		hint = "set DLROVER_TOKEN in every pod from one Secret (made by: openssl rand -hex 16)"
-	}
-	if f.Name == "slurm" || f.Name == "mpi" || f.Name == "volcano" {
-		r.s.token, r.s.tokenFrom = token.OfKey(r.host.root, r.lookup("HOME"), r.s.runID)
-		if r.s.token != "" {
-			return nil
-		}
-		hint += ", or the same key of ssh in ~/.ssh, which only its owner may read"
 	}
 	return fmt.Errorf("%s says that the nodes meet at %s, on a network, which needs a job token: %s; --insecure, or "+
 		"PET_INSECURE=1, does without", f.Name, r.s.endpoint(), hint)

@@ -61,6 +61,7 @@ type settings struct {
 	token     string
 	tokenFrom string // the private key of ssh that it is derived from, if it is
 	insecure  bool
+	peers     scheduler.Peers // that are served without a token; none where there is one
 	topology  string
 	program   program
 	policy    policy.Config
@@ -342,10 +343,19 @@ func (r *resolver) secret() (err error) {
 	if s.backend == local || s.backend == master || s.token != "" || s.insecure || token.Loopback(s.host) {
 		return nil
 	}
-	if r.meetsByScheduler() {
-		return r.withoutToken()
+	if r.meetsByScheduler() && r.tokenOfKey() {
+		return nil
 	}
-	if s.serves(r.host) {
+	if s.params.Max > 1 {
+		s.peers = scheduler.PeersOf(s.scheduler, r.system(s.params.Max), s.host, s.params.Max)
+	}
+	switch {
+	case len(s.peers.Names) > 0:
+		r.warnOfPeers()
+		return nil
+	case r.meetsByScheduler():
+		return r.withoutToken()
+	case s.serves(r.host):
 		if s.params.Max == 1 {
 			return nil // there are no nodes to miss
 		}
@@ -355,6 +365,15 @@ func (r *resolver) secret() (err error) {
 	}
 	return fmt.Errorf("the rendezvous at %s:%d is on another host and needs a job token: give every node the same %s; "+
 		"--insecure joins without", s.host, s.port, tokenSources)
+}
+
+// warnOfPeers says who is served without a token.
+func (r *resolver) warnOfPeers() {
+	if s := &r.s; s.serves(r.host) {
+		r.warn("no job token: the rendezvous at %s serves launchers on %s alone (by %s), and whoever runs a process there "+
+			"can end the job; to close that, and for dlroverctl from elsewhere, give every node the same %s",
+			s.endpoint(), s.peers, s.peers.From, tokenSources)
+	}
 }
 
 // serves reports whether this node is the one to serve the rendezvous.

@@ -19,8 +19,9 @@ func TestPeersOf(t *testing.T) {
 	}
 	const pods = "the names of the pods"
 	for name, c := range map[string]c{
-		"an elastic PyTorchJob": {system("job-worker-2", 0), "job-worker-0", 3, "job-worker-0 job-worker-1 job-worker-2", pods},
-		"its first pod":         {system("job-worker-0", 0), "job-worker-0", 2, "job-worker-0 job-worker-1", pods},
+		"an elastic PyTorchJob": {system("job-worker-2", 0), "job-worker-0", 3,
+			"job-worker-0 job-worker-1 job-worker-2", pods},
+		"its first pod": {system("job-worker-0", 0), "job-worker-0", 2, "job-worker-0 job-worker-1", pods},
 		"by full names": {system("w-1.s.ns.svc.cluster.local", 0), "w-0.s.ns", 2,
 			"w-0.s.ns w-1.s.ns", pods},
 		"in capitals":        {system("W-1", 0), "w-0", 2, "w-0 w-1", pods},
