@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,7 +11,55 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/rendezvous"
 )
+
+// Who is served without a token, and when nobody is.
+func TestHostsThatAreServedWithoutAToken(t *testing.T) {
+	const line = "--nnodes=1:3 --rdzv-backend=c10d --rdzv-endpoint=w-0:29400 "
+	for name, c := range map[string]struct {
+		own, line string
+		env       map[string]string
+		hosts     string
+		bind      string // of the node that serves; "": it joins
+		warned    bool
+		err       string
+	}{
+		"the first pod": {"w-0", line, nil, "w-0, w-1, w-2", ":29400", true, ""},
+		"a later one":   {"w-2", line, nil, "w-0, w-1, w-2", "", false, ""},
+		"with a token":  {"w-0", line, variables("DLROVER_TOKEN=" + secret), "", ":29400", false, ""},
+		"for everybody": {"w-0", line + "--insecure ", nil, "", ":29400", false, ""},
+		"one node": {"w-0", "--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=w-0:29400 ", nil, "",
+			"127.0.0.1:29400", false, ""},
+		"a pod too many": {"w-3", line, nil, "", "", false, "needs a job token"},
+		"on this host": {"w-0", "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:29400 ", nil, "",
+			"127.0.0.1:29400", false, ""},
+		"static, its rank": {"w-1", "--nnodes=2 --node-rank=1 --master-addr=w-0 ", nil, "w-0, w-1", "", false, ""},
+		"a PyTorchJob": {"job-master-0", "", variables("MASTER_ADDR=localhost MASTER_PORT=7 RANK=0 WORLD_SIZE=2"),
+			"job-master-0, job-worker-0", ":7", true, ""},
+		"a master of DLRover's": {"w-1", "--nnodes=2 ", variables("DLROVER_MASTER_ADDR=w-0:1"), "", "", false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := testHost()
+			h.name, h.owns = c.own, func(host string) bool { return host == c.own || host == "localhost" }
+			s, err := resolvedOn(t, h, c.line+"train.py", c.env)
+			if c.err != "" {
+				require.ErrorContains(t, err, c.err)
+				return
+			}
+			require.NoError(t, err)
+			p, err := makePlan(&s, h)
+			require.NoError(t, err)
+			require.Equal(t, c.hosts, p.Rendezvous.Hosts)
+			require.Equal(t, c.warned, strings.Contains(strings.Join(s.warnings, "\n"), "serves launchers on "+c.hosts+" alone"))
+			require.Equal(t, c.bind != "", s.serves(h))
+			if c.bind != "" {
+				require.Equal(t, c.bind, new(endpoint).bindAddr(&s))
+			}
+		})
+	}
+}
 
 // pods are machines that know each other by the names of a hosts file.
 type pods struct {
@@ -283,14 +332,22 @@ for at in sys.argv[1], "127.0.0.1":
     c.request("GET", "/v1/runs/job/world")
     print(c.getresponse().status)
 # gone before it is asked who it is
-s = socket.create_connection((sys.argv[1], 29400))
-body = b'{"id": "x", "name": "x"}'
-s.sendall(b"POST /v1/runs/gone/leave HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-s.close()`
-	command := p.within(0, "/usr/bin/python3", "-c", script, p.addrs[0])
+for i in range(20):
+    s = socket.create_connection((sys.argv[1], 29400))
+    body = sys.argv[2].encode()
+    s.sendall(b"POST /v1/runs/gone/join HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    s.close()`
+	join, err := json.Marshal(rendezvous.Join{Params: rendezvous.Params{Min: 2, Max: 2},
+		Node: rendezvous.Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Addr: p.addrs[0]}})
+	require.NoError(t, err)
+	p.ask(1, p.addrs[0]+":29400", "GET", "/v1/runs/job/world", "") // the names are known from then on
+	command := p.within(0, "/usr/bin/python3", "-c", script, p.addrs[0], string(join))
 	l := p.startPath(command[0], nil, command[1:]...)
 	require.Equal(t, 0, l.wait(), l.err.String())
 	require.Equal(t, "401\n401\n", l.out.String())
+	code, text := p.ctl(0, "--master", p.addrs[0]+":29400", "runs")
+	require.Zero(t, code, text)
+	require.NotContains(t, text, "gone")
 	l1 := p.pod("job-1", "dlrover-run", nil, args...)
 	require.Equal(t, 0, l0.wait())
 	require.Equal(t, 0, l1.wait())
