@@ -1,0 +1,361 @@
+package remote
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Bounds of the time until a launcher is started.
+const (
+	helloTime = 2 * time.Minute  // for the first word of the host
+	sendTime  = 10 * time.Minute // for the program to be there
+	// closeTime is for the remote shell to end by itself once all is said: what the launcher has left to live, such as a
+	// checkpoint daemon that still writes, holds its streams.
+	closeTime = 2 * time.Second
+)
+
+// Target is a host on which a launcher is to be started.
+type Target struct {
+	Name string
+	// Shell is the command that has a sh read its standard input on the host; nil: this is the host.
+	Shell []string
+	// SSH says that the shell is ssh, whose messages are known.
+	SSH     bool
+	Program *Program
+	Memo    Memo // its Mark is made here
+	Out     *Printer
+	Err     *Printer
+}
+
+// Ending is how a launcher has ended, or why there is none.
+type Ending struct {
+	Status int
+	// Joined: the other nodes have heard of its end.
+	Joined bool
+	// Failure is why the host could not be reached, or is not any more; nil: the launcher has ended with Status.
+	Failure error
+	// Started: there was a launcher.
+	Started bool
+}
+
+// Session is the connection to one host.
+type Session struct {
+	to    Target
+	mark  string
+	cmd   *exec.Cmd
+	in    *writer
+	stdin io.Closer
+	said  *tail // on the standard error before there was an agent
+
+	ready chan struct{} // closed once there is an agent
+	done  chan struct{}
+	end   Ending
+}
+
+// Start executes the remote shell. It has to be called by a thread that lives as long as the session: the kernel ends
+// the remote shell with it.
+func Start(to Target) (*Session, error) {
+	mark, err := randomText()
+	if err != nil {
+		return nil, err
+	}
+	to.Memo.Mark = "dlrover-remote-" + mark
+	s := &Session{to: to, mark: to.Memo.Mark, said: &tail{}, ready: make(chan struct{}), done: make(chan struct{})}
+	words := to.Shell
+	if words == nil {
+		words = []string{ownFile, Argument, asAgent}
+	}
+	s.cmd = exec.Command(words[0], words[1:]...)
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdin, err1 := s.cmd.StdinPipe()
+	stdout, err2 := s.cmd.StdoutPipe()
+	stderr, err3 := s.cmd.StderrPipe()
+	if err := errors.Join(err1, err2, err3, s.cmd.Start()); err != nil {
+		return nil, err
+	}
+	s.stdin, s.in = stdin, newWriter(stdin)
+	go s.follow(stdout, stderr)
+	return s, nil
+}
+
+// randomText is the name of a directory and a line that nobody guesses.
+func randomText() (string, error) {
+	b := make([]byte, 12)
+	if _, err := rand.Read(b); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(b), nil
+}
+
+// Ready is closed once the launcher is being started.
+func (s *Session) Ready() <-chan struct{} { return s.ready }
+
+// Done is closed when the session is over.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Ending is to be called once Done is closed.
+func (s *Session) Ending() Ending { return s.end }
+
+// Signal passes a signal on to the launcher. It waits for nobody.
+func (s *Session) Signal(sig syscall.Signal) { s.in.line(fmt.Sprintf("%s%d", tellSignal, sig)) }
+
+// Leave asks the launcher to end, unless it is about to. It waits for nobody.
+func (s *Session) Leave() { s.in.line(tellLeave) }
+
+// Close ends the remote shell at once; the agent ends the launcher.
+func (s *Session) Close() { _ = s.cmd.Process.Kill() }
+
+// follow is the session.
+func (s *Session) follow(stdout, stderr io.ReadCloser) {
+	defer close(s.done)
+	var streams sync.WaitGroup
+	streams.Go(func() { s.errors(stderr) })
+	slow := time.AfterFunc(helloTime, s.Close)
+	r := bufio.NewReaderSize(stdout, chunk)
+	err := s.greet(r, slow)
+	late := !slow.Stop()
+	if err == nil {
+		close(s.ready)
+		s.end.Started = true
+		err = s.output(r)
+	}
+	s.in.close()
+	_ = s.stdin.Close()
+	hurry := time.AfterFunc(closeTime, func() {
+		s.Close()
+		_ = stdout.Close()
+		_ = stderr.Close()
+	})
+	streams.Wait()
+	wait := s.cmd.Wait()
+	hurry.Stop()
+	switch {
+	case err == nil: // it has told how it ended
+	case s.end.Started:
+		s.end.Failure = fmt.Errorf("the connection is lost (%s): the launcher there ends by itself", s.how(wait))
+	default:
+		s.end.Failure = s.why(err, late, wait)
+	}
+}
+
+// how the remote shell ended.
+func (s *Session) how(err error) string {
+	if err == nil {
+		return s.shell() + " has ended"
+	}
+	return s.shell() + ": " + err.Error()
+}
+
+func (s *Session) shell() string {
+	if s.to.Shell == nil {
+		return "the agent"
+	}
+	return s.to.Shell[0]
+}
+
+// why there is no agent.
+func (s *Session) why(err error, late bool, wait error) error {
+	switch {
+	case errors.As(err, new(*refusal)):
+		return err
+	case late:
+		return fmt.Errorf("%s has executed nothing within %s", s.shell(), helloTime)
+	}
+	return explain(s.to.Name, s.shell(), s.to.SSH, status(wait), s.said.String())
+}
+
+func status(err error) int {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exitStatus(exit.Sys().(syscall.WaitStatus))
+	}
+	return 0
+}
+
+// refusal is what the script says in place of becoming an agent.
+type refusal struct{ text string }
+
+func (r *refusal) Error() string { return r.text }
+
+// greet comes to an agent that has its memo.
+func (s *Session) greet(r *bufio.Reader, slow *time.Timer) error {
+	if s.to.Shell != nil {
+		directory, err := randomText()
+		if err != nil {
+			return err
+		}
+		s.in.text([]byte(Script(s.to.Program, "dlrover-run-"+directory)))
+	}
+	for skipped := 0; skipped < maxGreeting; {
+		line, err := r.ReadSlice('\n')
+		if err != nil && err != bufio.ErrBufferFull {
+			return err
+		}
+		skipped += len(line)
+		switch said, is := strings.CutPrefix(strings.TrimRight(string(line), "\r\n"), head); {
+		case !is:
+		case said == sayReady:
+			text, err := s.to.Memo.Encode()
+			if err != nil {
+				return &refusal{err.Error()}
+			}
+			s.in.text(text)
+			s.in.beat()
+			return nil
+		case said == saySend:
+			slow.Reset(sendTime)
+			s.in.program(s.to.Program)
+		case said == sayNowhere:
+			return &refusal{"this program is not there, and there is no directory for it: $TMPDIR, /tmp, /var/tmp, /dev/shm " +
+				"and $HOME cannot be written, or nothing may be executed in them; install it there, at a place in PATH"}
+		case strings.HasPrefix(said, sayCannot):
+			return &refusal{fmt.Sprintf("this program is not there, and was sent, but cannot be executed (%s): install it "+
+				"there, at a place in PATH", strings.TrimSpace(said[len(sayCannot):]))}
+		}
+	}
+	return &refusal{"the remote shell prints without end before it executes anything"}
+}
+
+// maxGreeting bounds what a login shell may print before it executes anything, in bytes.
+const maxGreeting = 1 << 20
+
+// output prints what the launcher prints, until its agent says that it has ended.
+func (s *Session) output(r *bufio.Reader) error {
+	p := s.to.Out.of(s.to.Name)
+	defer p.close()
+	for {
+		line, err := r.ReadSlice('\n')
+		before, status, at, found := parseEnding(s.mark, string(line))
+		p.add(before)
+		if found {
+			s.end.Status, s.end.Joined = status, at != alone
+			return nil
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			return err
+		}
+		if r.Buffered() == 0 {
+			p.flush()
+		}
+	}
+}
+
+// errors prints what the launcher prints on its standard error. What came before is kept, to tell why there is no
+// launcher.
+func (s *Session) errors(stderr io.Reader) {
+	p := s.to.Err.of(s.to.Name)
+	defer p.close()
+	r := bufio.NewReaderSize(stderr, chunk)
+	for {
+		line, err := r.ReadSlice('\n')
+		select {
+		case <-s.ready:
+			p.add(string(line))
+		default:
+			s.said.add(string(line))
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			return
+		}
+		if r.Buffered() == 0 {
+			p.flush()
+		}
+	}
+}
+
+// tail keeps the end of a text.
+type tail struct {
+	mu   sync.Mutex
+	text string
+}
+
+func (t *tail) add(text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text += text
+	t.text = t.text[max(0, len(t.text)-8<<10):]
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text
+}
+
+// writer writes to an agent in a goroutine of its own: one that does not read holds nobody up.
+type writer struct {
+	w    io.Writer
+	todo chan func(io.Writer) error
+	mu   sync.Mutex
+	over bool
+}
+
+func newWriter(w io.Writer) *writer {
+	n := &writer{w: w, todo: make(chan func(io.Writer) error, 64)}
+	go n.write()
+	return n
+}
+
+// write says every now and then that the starter is there.
+func (n *writer) write() {
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	talks := false // to an agent that has its memo
+	for {
+		select {
+		case f, open := <-n.todo:
+			if !open {
+				return
+			}
+			if f == nil {
+				talks = true
+			} else if f(n.w) != nil {
+				talks = false
+			}
+		case <-beat.C:
+			if talks {
+				_, _ = io.WriteString(n.w, "\n")
+			}
+		}
+	}
+}
+
+// do drops what comes when the agent has not read for long.
+func (n *writer) do(f func(io.Writer) error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.over {
+		return
+	}
+	select {
+	case n.todo <- f:
+	default:
+	}
+}
+
+func (n *writer) text(text []byte) {
+	n.do(func(w io.Writer) error { _, err := w.Write(text); return err })
+}
+
+func (n *writer) program(p *Program) { n.do(p.send) }
+
+// beat begins with it.
+func (n *writer) beat() { n.do(nil) }
+
+func (n *writer) line(text string) { n.text([]byte(text + "\n")) }
+
+func (n *writer) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.over = true
+	close(n.todo)
+}

@@ -1,0 +1,48 @@
+package remote
+
+import (
+	_ "embed"
+	"strconv"
+	"strings"
+)
+
+// Argument is the first argument of the program where it is the agent, or is asked for its identity.
+const Argument = "--dlrover-remote"
+
+// What follows Argument.
+const (
+	asAgent = "agent"
+	askID   = "id"
+)
+
+// head begins the lines by which script and agent speak before the launcher is started. What others print until then,
+// such as a login shell's greeting, is skipped.
+const head = "dlrover-remote: "
+
+// What follows head.
+const (
+	sayReady   = "ready"      // the agent waits for its memo
+	saySend    = "send"       // the program is to be sent
+	sayNowhere = "nowhere"    // there is no directory for it
+	sayCannot  = "cannot run" // it is there, and cannot be executed; the machine's kind follows
+)
+
+//go:embed bootstrap.sh
+var bootstrap string
+
+// Script is what the remote sh reads. It executes the agent from the program at own, or one in PATH, if that is the
+// file with that size and identity. Where there is none it asks for the program, and keeps it, as long as it runs, in a
+// directory of that name, which is to be nobody else's.
+func Script(p *Program, directory string) string {
+	own := p.Path
+	if strings.ContainsFunc(own, func(r rune) bool { return !plain(r) }) {
+		own = ""
+	}
+	return strings.NewReplacer("@OWN@", own, "@SIZE@", strconv.FormatInt(p.Size, 10), "@ID@", p.ID,
+		"@DIR@", directory, "@ARGUMENT@", Argument).Replace(bootstrap)
+}
+
+// plain is a character that means nothing else to a shell.
+func plain(r rune) bool {
+	return r|0x20 >= 'a' && r|0x20 <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+", r)
+}
