@@ -34,7 +34,7 @@ func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) 
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(python, as.command.Become...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = with(os.Environ(), "PATH", findable(as.Name))
+	cmd.Env = append(with(os.Environ(), "PATH", findable(as.Name)), as.command.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	signals := make(chan os.Signal, 16)
 	in.Catch(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)

@@ -28,6 +28,7 @@ import (
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/proc/guard"
+	"dlrover-run/launcher/remote"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -37,6 +38,9 @@ func main() {
 	started := time.Now()
 	if os.Args[0] == ckptd.Name {
 		os.Exit(ckptd.Main(os.Args[1:], os.Stdout))
+	}
+	if len(os.Args) > 1 && os.Args[1] == remote.Argument {
+		os.Exit(remote.Main(os.Args[2:]))
 	}
 	if guarded.BecomesCommand(os.Args) {
 		os.Exit(becomeCommand(os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
@@ -65,6 +69,7 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	in := inbox.New(link)
 	defer in.Close()
 	host, as := thisHost(os.LookupEnv), calledAs(args)
+	as.started()
 	c, err := as.parse(args[1:], os.LookupEnv, host, stdout)
 	if err != nil {
 		as.usage(err)
@@ -72,6 +77,9 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	}
 	if as.command.Become != nil {
 		return as.become(host, in, stdout)
+	}
+	if as.command.Remote != nil {
+		return as.start(in, link, stdout)
 	}
 	if c == nil {
 		return 0
@@ -154,7 +162,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	j.catchSignals()
 	res, err := j.execute(started, host)
 	if err != nil {
-		res = launcher.Result{Reason: reasonOf(err), Err: err}
+		res = launcher.Result{Reason: reasonOf(err), Err: j.s.called.twice(err)}
 	}
 	if j.logs != nil {
 		j.logs.Stderr().FreshLine()
@@ -190,6 +198,8 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 	if err != nil {
 		return res, err
 	}
+	j.s.called.starter.Joined()
+	defer j.s.called.starter.Ended()
 	j.adapter = newAdapter(session, j.endpoint.acl)
 	j.findings = newFindings(j)
 	j.adapter.progress, j.adapter.findings = j.progress, j.findings

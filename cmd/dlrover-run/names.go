@@ -17,6 +17,7 @@ import (
 	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
+	"dlrover-run/launcher/remote"
 )
 
 // The program answers to the names of other launchers with their command lines. Each becomes one of its own; from there
@@ -26,6 +27,8 @@ import (
 type invocation struct {
 	native.Launcher
 	command native.Command
+	starter *remote.Handed // nil: a user has started this launcher
+	handed  *native.Handed
 }
 
 func ownName() invocation {
@@ -50,7 +53,9 @@ func (as *invocation) parse(args []string, env argv.LookupEnv, h hostFacts, stdo
 	}
 	var idle *native.IdleError
 	var err error
-	as.command, err = as.Translate(args, systemOf(env, h))
+	sys := systemOf(env, h)
+	sys.Handed = as.handed
+	as.command, err = as.Translate(args, sys)
 	switch {
 	case errors.Is(err, argv.ErrHelp):
 		as.help(stdout)
@@ -64,7 +69,7 @@ func (as *invocation) parse(args []string, env argv.LookupEnv, h hostFacts, stdo
 	case err != nil:
 		return nil, err
 	}
-	if as.command.Become != nil {
+	if as.command.Become != nil || as.command.Remote != nil {
 		return nil, nil
 	}
 	if as.command.NoDefaults {
@@ -130,6 +135,8 @@ func systemOf(env argv.LookupEnv, h hostFacts) *native.System {
 		Env: env, ReadFile: readNamed, Abs: absolute, Host: h.name, Owns: h.owns, CPUs: affinity,
 		Devices:   func() int { n, _ := h.gpus(); return n },
 		Installed: func() (int, string) { return proc.GPUCount("/", func(string) (string, bool) { return "", false }) },
+		Has:       inPath,
+		RankedBy:  func() string { return rankedBy(env, h) },
 		AddrTo:    func(host string) string { return h.route(host, 1) },
 		KeyToken: func(job string) (string, string) {
 			home, _ := env("HOME")

@@ -48,6 +48,8 @@ type planCalled struct {
 	Env     []string `json:"env,omitempty"`
 	Notes   []string `json:"notes,omitempty"`
 	Execute []string `json:"execute,omitempty"` // in place of workers
+	// Start is what is done on other hosts in place of a job here.
+	Start *planStart `json:"start,omitempty"`
 }
 
 type planPreset struct {

@@ -20,6 +20,9 @@ import (
 // Daemon is argv[0] of the checkpoint daemon, which is the same file.
 const Daemon = "checkpointd"
 
+// RemoteAgent is the first argument of what starts a launcher for another host; launcher/remote has it.
+const RemoteAgent = "--dlrover-remote"
+
 // Nothing is argv[0] of what --check-only runs in place of workers: the same file, which ends at once.
 const Nothing = "dlrover-checked"
 
@@ -74,7 +77,14 @@ func exempt(args []string) bool {
 	if len(args) == 0 || args[0] == Daemon || hasSuffix(args[0], ".test") || BecomesCommand(args) {
 		return true
 	}
-	return len(args) > 1 && (args[1] == "--help" || args[1] == "-h" || args[1] == "--version" || args[1] == "--dry-run")
+	if len(args) < 2 {
+		return false
+	}
+	switch args[1] {
+	case RemoteAgent, "--help", "-h", "--version", "--dry-run":
+		return true
+	}
+	return false
 }
 
 // BecomesCommand says whether the program was called as xpu_timer_launch where it is to execute what follows: in a

@@ -10,8 +10,8 @@ import (
 	"dlrover-run/launcher/hostfile"
 )
 
-// DeepSpeed's launcher starts the workers of all nodes over ssh from the one node on which it is called. Here every
-// node runs the same command line and finds its own line of the host file.
+// DeepSpeed's launcher starts the workers of all nodes over ssh from the one node on which it is called. Here that
+// starts a launcher of ours on each; or every node runs the same command line and finds its own line of the host file.
 
 const (
 	deepSpeed         = "deepspeed"
@@ -24,8 +24,8 @@ const (
 func deepSpeedLauncher() Launcher {
 	return Launcher{
 		Name: deepSpeed, Usage: "[options] user_script [script arguments]",
-		About: "DeepSpeed's launcher, version 0.19. Every node runs the command itself and takes its\n" +
-			"own place in the host file; nothing is started over ssh.",
+		About: "DeepSpeed's launcher, version 0.19. Run on one host, it starts all hosts of the host\n" +
+			"file over ssh; with --no_ssh every host runs the command itself.",
 		Options: deepSpeedOptions, Translate: translateDeepSpeed,
 	}
 }
@@ -34,6 +34,7 @@ func deepSpeedLauncher() Launcher {
 const (
 	nodesSection    = "Nodes and devices"
 	scriptSection   = "Workers"
+	remoteSection   = "Start of the hosts"
 	replacedSection = "Accepted and replaced"
 	oldSection      = "Of older versions"
 )
@@ -76,13 +77,20 @@ func deepSpeedOptions() []argv.Option {
 			Meta: "LEVEL", Category: scriptSection, Usage: "least level of the launcher's own lines (default: info)"},
 		{Name: "quiet", Short: 'q', Kind: argv.Flag, Category: scriptSection, Usage: "as --log_level=error"},
 
-		{Name: "launcher", Default: "pdsh", Meta: "NAME", Category: replacedSection,
-			Usage: "pdsh, openmpi, mpich, impi, mvapich or slurm: none is used"},
-		{Name: "launcher_args", Meta: "TEXT", Category: replacedSection, Usage: "of that launcher"},
-		{Name: "no_ssh", Kind: argv.Flag, Category: replacedSection, Usage: "always so"},
-		{Name: "no_ssh_check", Kind: argv.Flag, Category: replacedSection, Usage: "always so"},
-		{Name: "ssh_port", Type: argv.Int, Meta: "PORT", Category: replacedSection, Usage: "no ssh is used"},
-		{Name: "force_multi", Kind: argv.Flag, Category: replacedSection, Usage: "one node needs no other way to be started"},
+		{Name: "launcher", Default: "pdsh", Meta: "NAME", Category: remoteSection,
+			Usage: "pdsh, ssh, openmpi, mpich, impi, mvapich or slurm: all mean ssh, one connection a host (default: pdsh)"},
+		{Name: "launcher_args", Meta: "TEXT", Category: remoteSection,
+			Usage: "arguments of ssh with --launcher=ssh; else of pdsh: -l USER, -t SECONDS, -f N, -R ssh"},
+		{Name: "ssh_port", Type: argv.Int, Meta: "PORT", Category: remoteSection, Usage: "port of sshd (default: ssh's own)"},
+		{Name: "rsh", Meta: "TEXT", Extra: true, Category: remoteSection,
+			Usage: "remote shell in place of ssh, in whose words {host} stands for the host, as in 'kubectl exec -i {host} " +
+				"--' (default: $PET_RSH, else ssh)"},
+		{Name: "no_ssh", Kind: argv.Flag, Category: remoteSection,
+			Usage: "start nothing on other hosts: every host runs this command"},
+		{Name: "force_multi", Kind: argv.Flag, Category: remoteSection,
+			Usage: "start a single host over ssh, too, where it is this one"},
+		{Name: "no_ssh_check", Kind: argv.Flag, Category: replacedSection,
+			Usage: "nothing is checked before: a host that cannot be reached is told at once"},
 	}, elasticOptions(), own())
 }
 
@@ -109,6 +117,7 @@ type deepSpeedJob struct {
 	devices []string        // that are used here
 	chosen  bool            // by options or the file, and not by the variable that makes devices visible
 	lo, hi  int             // bounds of the number of nodes; 0: others may know them
+	fanOut  int             // of pdsh; 0: not given
 }
 
 func translateDeepSpeed(args []string, sys *System) (Command, error) {
@@ -117,22 +126,45 @@ func translateDeepSpeed(args []string, sys *System) (Command, error) {
 		return Command{}, err
 	}
 	j := &deepSpeedJob{line: line, sys: sys}
-	steps := []func() error{j.contradictions, j.readHosts, j.chooseNodes, j.findPlace, j.chooseDevices}
-	if line.IsSet("autotuning") {
-		steps = append(steps, j.tune)
-	} else {
-		steps = append(steps, j.size, j.meet, j.script, j.output, j.bindCores, j.interpreter, j.envFiles, j.replaced)
+	if err := inOrder(j.contradictions, j.readHosts, j.chooseNodes, j.startHosts); err != nil {
+		return Command{}, err
 	}
+	switch {
+	case line.IsSet("autotuning") && j.cmd.Remote != nil:
+		err = j.tuneHosts()
+	case line.IsSet("autotuning"):
+		err = inOrder(j.findPlace, j.chooseDevices, j.tune)
+	case j.cmd.Remote != nil:
+		err = inOrder(j.remote, j.replaced)
+	default:
+		err = inOrder(j.findPlace, j.chooseDevices, j.size, j.meet, j.script, j.output, j.bindCores, j.interpreter,
+			j.envFiles, j.replaced)
+	}
+	if err != nil {
+		return Command{}, err
+	}
+	if j.cmd.Remote == nil {
+		j.alone()
+	}
+	return j.cmd, nil
+}
+
+// inOrder ends with the first error.
+func inOrder(steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
-			return Command{}, err
+			return err
 		}
 	}
-	if line.Bool("dry-run") {
+	return nil
+}
+
+// alone ends the translation of a command line for this node.
+func (j *deepSpeedJob) alone() {
+	if j.line.Bool("dry-run") {
 		j.flag("dry-run")
 	}
-	j.cmd.Args = withScript(j.cmd.Args, line.Args())
-	return j.cmd, nil
+	j.cmd.Args = withScript(j.cmd.Args, j.line.Args())
 }
 
 // option is --name=value.
@@ -163,14 +195,16 @@ func (j *deepSpeedJob) contradictions() error {
 	case j.line.Bool("module") && j.line.Bool("no_python"):
 		return usageErrorf("--module and --no_python contradict each other: use one of them")
 	case !slices.Contains(known, strings.ToLower(j.line.String("launcher"))):
-		return usageErrorf("--launcher=%s is unknown: DeepSpeed has %s, of which none is used here; leave the option out",
+		return usageErrorf("--launcher=%s is unknown: there are %s, which all mean ssh here; leave the option out",
 			j.line.String("launcher"), strings.Join(known, ", "))
+	case j.line.Bool("no_ssh") && j.line.IsSet("rsh"):
+		return usageErrorf("--no_ssh and --rsh contradict each other: use one of them")
 	}
 	return nil
 }
 
 func launchersOfDeepSpeed() []string {
-	return []string{"pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"}
+	return []string{"pdsh", "ssh", "openmpi", "mpich", "impi", "mvapich", "slurm"}
 }
 
 // script is what the workers run.
@@ -189,7 +223,11 @@ func (j *deepSpeedJob) output() error {
 		j.cmd.RankLogs = &RankLogs{Dir: dir, Name: "{time}_rank{rank}.log"}
 	}
 	if j.line.Bool("save_pid") {
-		j.cmd.PIDFiles = []string{"/tmp/{pid}.deepspeed", "/tmp/{pid}.ds"}
+		pid := "{pid}"
+		if j.sys.Handed != nil {
+			pid = strconv.Itoa(j.sys.Handed.PID)
+		}
+		j.cmd.PIDFiles = []string{"/tmp/" + pid + ".deepspeed", "/tmp/" + pid + ".ds"}
 	}
 	if j.line.IsSet("log_level") {
 		j.cmd.LogLevel = j.line.String("log_level")
@@ -200,17 +238,23 @@ func (j *deepSpeedJob) output() error {
 	return nil
 }
 
-// replaced says what is done in another way.
+// replaced says what is done in another way, or not at all.
 func (j *deepSpeedJob) replaced() error {
-	var given []string
-	for _, o := range deepSpeedOptions() {
-		if o.Category == replacedSection && j.line.IsSet(o.Name) {
-			given = append(given, strings.TrimSuffix(option(o.Name, j.line.String(o.Name)), "="))
-		}
+	launcher := strings.ToLower(j.line.String("launcher"))
+	given := j.given(replacedSection)
+	switch remote := j.cmd.Remote; {
+	case remote == nil:
+		given = append(given, j.given(remoteSection)...)
+	case !remote.SSH:
+		given = append(given, slices.DeleteFunc(j.given(remoteSection), func(o string) bool {
+			return strings.HasPrefix(o, "--rsh") || o == "--force_multi"
+		})...)
+	case launcher != "pdsh" && launcher != "ssh":
+		j.cmd.Note("--launcher=%s: replaced, hosts are started over ssh", j.line.String("launcher"))
 	}
-	if given != nil {
-		j.cmd.Note("%s: replaced, for nothing is started over ssh or by another launcher: every node runs this command",
-			strings.Join(given, " "))
+	given = slices.DeleteFunc(given, func(o string) bool { return o == "--no_ssh" })
+	if len(given) > 0 && j.sys.Handed == nil {
+		j.cmd.Note("without effect here: %s", strings.Join(given, " "))
 	}
 	for _, name := range []string{"min_elastic_nodes", "max_elastic_nodes"} {
 		if j.line.IsSet(name) && !j.line.Bool("elastic_training") {
@@ -220,31 +264,71 @@ func (j *deepSpeedJob) replaced() error {
 	return nil
 }
 
+// given are the options of a section that the line has.
+func (j *deepSpeedJob) given(section string) (given []string) {
+	for _, o := range deepSpeedOptions() {
+		if o.Category == section && j.line.IsSet(o.Name) {
+			given = append(given, strings.TrimSuffix(option(o.Name, j.line.String(o.Name)), "="))
+		}
+	}
+	return given
+}
+
 // tune leaves the node to DeepSpeed's own launcher, whose tuner starts every trial by the name deepspeed.
 func (j *deepSpeedJob) tune() error {
-	mode := j.line.String("autotuning")
-	if len(j.nodes) > 1 {
-		return usageErrorf("--autotuning=%s with %d nodes: DeepSpeed would start its trials over ssh, which is not used "+
-			"here; tune on one node, with --hostfile=%s or --include=%s, and train with what was found",
-			mode, len(j.nodes), noHostfile, j.nodes[0].Name)
+	if n := len(j.nodes); n > 1 {
+		return usageErrorf("--autotuning=%s with %d nodes needs to start its trials on them from here: run it without "+
+			"--no_ssh and --node_rank, where there is ssh, or --rsh is given; or tune on one node, with --hostfile=%s or "+
+			"--include=%s, and train with what was found", j.line.String("autotuning"), n, noHostfile, j.nodes[0].Name)
 	}
-	handled := []string{"hostfile", "autotuning", "include", "exclude", "dry-run"}
-	runner := []string{"-u", "-m", "deepspeed.launcher.runner", option("hostfile", noHostfile), option("autotuning", mode)}
+	runner := j.tuner(noHostfile, "include", "exclude")
+	if j.filtered() || j.hosts != nil && j.line.Int("num_gpus") < 1 {
+		runner = append(runner, option("include", localhost+":"+strings.Join(j.devices, ",")))
+	}
+	j.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials",
+		j.line.String("autotuning"))
+	j.become(runner)
+	return nil
+}
+
+// tuneHosts does so for several nodes. It asks the first one for its address over ssh, unless it is given.
+func (j *deepSpeedJob) tuneHosts() error {
+	runner := j.tuner(j.sys.Abs(j.line.String("hostfile")))
+	if !j.line.IsSet("master_addr") {
+		runner = append(runner, option("master_addr", j.nodes[0].Name))
+	}
+	if j.line.IsSet("rsh") {
+		j.env("PET_RSH", j.line.String("rsh"))
+	} else if j.line.IsSet("ssh_port") {
+		j.env("PDSH_SSH_ARGS_APPEND", strings.TrimSpace(j.sys.lookup("PDSH_SSH_ARGS_APPEND")+" -p "+
+			strconv.Itoa(j.line.Int("ssh_port"))))
+	}
+	j.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials on %d hosts",
+		j.line.String("autotuning"), len(j.nodes))
+	j.cmd.Remote = nil
+	j.become(runner)
+	return nil
+}
+
+// tuner is DeepSpeed's own launcher with the options of this line, but for some.
+func (j *deepSpeedJob) tuner(hosts string, but ...string) []string {
+	runner := []string{"-u", "-m", "deepspeed.launcher.runner", option("hostfile", hosts),
+		option("autotuning", j.line.String("autotuning"))}
 	for _, o := range deepSpeedOptions() {
 		switch {
-		case !j.line.IsSet(o.Name) || slices.Contains(handled, o.Name):
-		case o.Category == oldSection || o.Category == replacedSection:
+		case !j.line.IsSet(o.Name) || slices.Contains(but, o.Name):
+		case slices.Contains([]string{"hostfile", "autotuning", "dry-run"}, o.Name):
+		case o.Category == oldSection || o.Category == replacedSection || o.Category == remoteSection:
 		case o.Kind == argv.Flag:
 			runner = append(runner, "--"+o.Name)
 		default:
 			runner = append(runner, option(o.Name, j.line.String(o.Name)))
 		}
 	}
-	if j.filtered() || j.hosts != nil && j.line.Int("num_gpus") < 1 {
-		runner = append(runner, option("include", localhost+":"+strings.Join(j.devices, ",")))
-	}
-	j.cmd.Note("--autotuning=%s: DeepSpeed's own launcher runs on this node, and starts its trials", mode)
+	return runner
+}
+
+func (j *deepSpeedJob) become(runner []string) {
 	j.cmd.DryRun = j.line.Bool("dry-run")
 	j.cmd.Become = append(runner, j.line.Args()...)
-	return nil
 }

@@ -142,7 +142,8 @@ func TestDeepSpeedRefuses(t *testing.T) {
 		"-i a --num_gpus=1 s":                         "--num_nodes and --num_gpus contradict --include and --exclude",
 		"-e a --num_nodes=0 s":                        "contradict",
 		"--module --no_python s":                      "--module and --no_python contradict",
-		"--launcher=ssh s":                            "--launcher=ssh is unknown: DeepSpeed has pdsh, openmpi",
+		"--launcher=rsh s":                            "--launcher=rsh is unknown: there are pdsh, ssh, openmpi",
+		"--no_ssh --rsh=x s":                          "--no_ssh and --rsh contradict",
 		"--num_gpu=3 s":                               "--num_gpus=3: host host-a has 2 slots in /job/hostfile",
 		"--num_gpus=9999 s":                           "need at most 4096",
 		"--node_rank=3 s":                             "--node_rank=3: 3 hosts are used; need a number from 0 to 2",
@@ -200,8 +201,8 @@ func TestDeepSpeedOnAHostThatIsNotUsed(t *testing.T) {
 func TestDeepSpeedNotes(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
-		"--launcher=OpenMPI --launcher_args=-x --no_ssh_check --force_multi --ssh_port=22 s": "--launcher=OpenMPI " +
-			"--launcher_args=-x --no_ssh_check --ssh_port=22 --force_multi: replaced",
+		"--launcher=OpenMPI --launcher_args=-x --no_ssh_check --force_multi --ssh_port=22 s": "without effect here: " +
+			"--no_ssh_check --launcher=OpenMPI --launcher_args=-x --ssh_port=22 --force_multi",
 		"--hostfile=missing s":             "--hostfile=missing: there is no such file, so this node trains alone",
 		"--num_nodes=9 s":                  "--num_nodes=9: /job/hostfile has 3 hosts",
 		"--bind_core_list=0 s":             "--bind_core_list has no effect without",

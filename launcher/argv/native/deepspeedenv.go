@@ -106,7 +106,10 @@ func (j *deepSpeedJob) interpreter() error {
 // envFiles reads the variables that DeepSpeed gives to the workers of several nodes: a file in the home directory, and
 // then one in the working directory.
 func (j *deepSpeedJob) envFiles() error {
-	if j.hi < 2 && !j.line.Bool("force_multi") {
+	if j.sys.Handed != nil {
+		return j.readEnvFiles(j.sys.Handed.EnvFiles)
+	}
+	if j.cmd.Remote == nil && j.hi < 2 && !j.line.Bool("force_multi") {
 		return nil
 	}
 	name := ".deepspeed_env"
@@ -119,22 +122,33 @@ func (j *deepSpeedJob) envFiles() error {
 		files = []string{path.Join(home, name), name}
 	}
 	missing := 0
+	var found []EnvFile
 	for _, file := range files {
 		text, err := j.sys.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			missing++
-			continue
-		}
-		if err == nil {
-			err = j.variables(string(text))
-		}
-		if err != nil {
+		case err != nil:
 			return usageErrorf("variables of the workers in %s: %v", file, err)
+		default:
+			found = append(found, EnvFile{file, string(text)})
 		}
+	}
+	if r := j.cmd.Remote; r != nil {
+		r.Handed.EnvFiles = found
 	}
 	if named && missing == len(files) {
 		j.cmd.Note("DS_ENV_FILE=%s: there is no %s: the workers get no variables from it", name,
 			strings.Join(files, " and no "))
+	}
+	return j.readEnvFiles(found)
+}
+
+func (j *deepSpeedJob) readEnvFiles(files []EnvFile) error {
+	for _, file := range files {
+		if err := j.variables(file.Text); err != nil {
+			return usageErrorf("variables of the workers in %s: %v", file.Path, err)
+		}
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func (j *deepSpeedJob) readHosts() error {
 	if path == noHostfile {
 		return nil
 	}
-	text, err := j.sys.ReadFile(path)
+	text, err := j.sys.readHostfile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if j.line.IsSet("hostfile") {
 			j.cmd.Note("--hostfile=%s: there is no such file, so this node trains alone, unless a scheduler names others",
@@ -165,44 +165,44 @@ func (j *deepSpeedJob) findPlace() error {
 		j.place = rank
 		return nil
 	}
-	own, err := j.ownHost()
-	if err != nil {
-		return err
+	own := j.ownNames()
+	switch len(own) {
+	case 0:
+		return usageErrorf("%s: run the command on the hosts of the file, where it starts the workers of that host; or give "+
+			"--node_rank; or --hostfile=%s, to train on this node alone", j.notInFile(), noHostfile)
+	case 1:
+	default:
+		return usageErrorf("%s of %s are all this node: say by --node_rank which one it is",
+			strings.Join(own, ", "), j.line.String("hostfile"))
 	}
-	j.place = slices.IndexFunc(j.nodes, func(n hostfile.Node) bool { return n.Name == own })
+	j.place = slices.IndexFunc(j.nodes, func(n hostfile.Node) bool { return n.Name == own[0] })
 	if j.place < 0 {
-		return &IdleError{fmt.Sprintf("host %s is not among those that are used: nothing to do here", own)}
+		return &IdleError{fmt.Sprintf("host %s is not among those that are used: nothing to do here", own[0])}
 	}
 	return nil
+}
+
+func (j *deepSpeedJob) notInFile() string {
+	return fmt.Sprintf("this node, %s, is not in %s, which has %s", j.sys.Host, j.line.String("hostfile"),
+		hostfile.Names(hostfile.Nodes(j.hosts)))
 }
 
 // maxLookups bounds how many names are resolved to find this node.
 const maxLookups = 32
 
-// ownHost is the name that the host file has for this node.
-func (j *deepSpeedJob) ownHost() (string, error) {
+// ownNames are those that the host file has for this node: one, unless it is not in the file, or more than once.
+func (j *deepSpeedJob) ownNames() (own []string) {
 	names := []string{j.sys.lookup("POD_NAME"), j.sys.Host, j.sys.lookup("POD_IP"), j.sys.lookup("NODE_IP")}
 	if i := hostfile.Find(j.hosts, names...); i >= 0 {
-		return j.hosts[i].Name, nil
+		return []string{j.hosts[i].Name}
 	}
-	var own []string
 	for _, h := range j.hosts {
 		_, err := netip.ParseAddr(h.Name)
 		if (err == nil || len(j.hosts) <= maxLookups) && j.sys.Owns(h.Name) {
 			own = append(own, h.Name)
 		}
 	}
-	path := j.line.String("hostfile")
-	switch len(own) {
-	case 1:
-		return own[0], nil
-	case 0:
-		return "", usageErrorf("this node, %s, is not in %s, which has %s: run the command on the hosts of the file, where "+
-			"it starts the workers of that host; or give --node_rank; or --hostfile=%s, to train on this node alone",
-			j.sys.Host, path, hostfile.Names(hostfile.Nodes(j.hosts)), noHostfile)
-	}
-	return "", usageErrorf("%s of %s are all this node: say by --node_rank which one it is",
-		strings.Join(own, ", "), path)
+	return own
 }
 
 // chooseDevices are those of this node's slots, which it must have.
@@ -275,10 +275,10 @@ func (j *deepSpeedJob) elastic() error {
 
 // meet is where the nodes do.
 func (j *deepSpeedJob) meet() error {
-	port := j.line.Int("master_port")
-	if port < 1 || port > 65535 {
-		return usageErrorf("--master_port=%d: need a port from 1 to 65535", port)
+	if err := j.checkPort(); err != nil {
+		return err
 	}
+	port := j.line.Int("master_port")
 	switch {
 	case j.hi <= 1:
 		j.meetAlone(port)
@@ -292,6 +292,13 @@ func (j *deepSpeedJob) meet() error {
 	}
 	if j.hi > 1 && j.sys.lookup("PET_LIVE_HOSTFILE") == "" {
 		j.flag("live-hostfile")
+	}
+	return nil
+}
+
+func (j *deepSpeedJob) checkPort() error {
+	if port := j.line.Int("master_port"); port < 1 || port > 65535 {
+		return usageErrorf("--master_port=%d: need a port from 1 to 65535", port)
 	}
 	return nil
 }

@@ -43,6 +43,8 @@ type Command struct {
 	PIDFiles []string
 	// LogLevel is the least level of the launcher's own lines: debug, info, warning, error or critical; "": as usual.
 	LogLevel string
+	// Remote: this process starts the job's launchers, and is none itself.
+	Remote *Remote
 	// Become: the workers' Python, with these arguments, takes the place of this program.
 	Become []string
 	// DryRun: it is only to be shown what would.
@@ -101,6 +103,22 @@ type System struct {
 	// KeyToken derives a job token for a job from the first of the user's private keys of ssh, and names its file; "" if
 	// there is none that is a secret.
 	KeyToken func(job string) (token, file string)
+	// Has reports whether there is a program of that name in PATH, or at that path; nil: there is none.
+	Has func(program string) bool
+	// RankedBy is the scheduler that starts the command on every node, "" without one; nil: none is known.
+	RankedBy func() string
+	// Handed is what the process has told this launcher that has started it; nil: a user has.
+	Handed *Handed
+}
+
+func (s *System) has(program string) bool { return s.Has != nil && s.Has(program) }
+
+// readHostfile reads the host file that the user names, wherever that was.
+func (s *System) readHostfile(path string) ([]byte, error) {
+	if s.Handed != nil {
+		return []byte(s.Handed.Hostfile), nil
+	}
+	return s.ReadFile(path)
 }
 
 // lookup is a variable's value, "" where it is not set.

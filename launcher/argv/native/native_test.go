@@ -115,6 +115,7 @@ func FuzzTranslate(f *testing.F) {
 		"--bind_numa\nx.json\ns", "--bind_numa=True\n--worker_n\n2\n--local\n2\ns", "--master_addr\n::1\ns", "-h", "--\ns",
 		"-H\nx.json\n-i\nhost-a:0\ns", "-e\nlocalhost:0\ns", "--num_g\n2\n--bind_cores_to_rank\n--bind_core_list\n1,3-5\ns",
 		"--elastic_training\n--max_elastic_nodes=4\ns", "--autotuning=run\ns\n--x", "--hostfile=x.json\n--num_nodes=1\ns",
+		"--hostfile=x.json\n--ssh_port=22\n--launcher_args=-l me -f 3\n--module\ns\n--x", "-H\nx.json\n--rsh=ssh {host}\ns",
 	} {
 		f.Add(seed, `{"bind_config":{"bind_cpu_mode":"cpu"},"bind_cpu":{"device0":{"main":"0-3"}}}`)
 		f.Add(seed, "host-a slots=2\nhost-b:4 # x")
@@ -126,7 +127,9 @@ func FuzzTranslate(f *testing.F) {
 			if l.Translate == nil {
 				continue
 			}
-			c, err := l.Translate(words, node(map[string]string{"RANK_ID": "1"}, map[string]string{"x.json": file}))
+			sys := node(map[string]string{"RANK_ID": "1"}, map[string]string{"x.json": file})
+			sys.Has = func(program string) bool { return program == "ssh" }
+			c, err := l.Translate(words, sys)
 			require.Equal(t, before, words, "the words are the caller's")
 			if err != nil {
 				var usage *argv.UsageError
@@ -136,11 +139,15 @@ func FuzzTranslate(f *testing.F) {
 				require.True(t, known, err)
 				continue
 			}
-			i := slices.Index(c.Args, "--")
-			script := c.Args[i+1:]
+			args := c.Args
+			if c.Remote != nil {
+				args = c.Remote.Args
+			}
+			i := slices.Index(args, "--")
+			script := args[i+1:]
 			require.Equal(t, words[len(words)-len(script)+1:], script[min(1, len(script)):])
-			for _, option := range c.Args[:i] {
-				require.Regexp(t, `^--[a-z-]+(=|$)`, option)
+			for _, option := range args[:i] {
+				require.Regexp(t, `^--[a-z_-]+(=|$)`, option)
 			}
 		}
 	})
