@@ -203,6 +203,31 @@ func (j *fwJob) restarts() (all []time.Duration) {
 	return all
 }
 
+// TestFrameworksDeepSpeedOverSSH has one pod start the job on two others over ssh, as Arena does; a rank fails, and
+// trains again.
+func TestFrameworksDeepSpeedOverSSH(t *testing.T) {
+	f := framework{name: "deepspeed", venv: "torch"}
+	python := f.python(t)
+	farm := newFarm(t)
+	farm.serve(0, true)
+	farm.serve(1, false)
+	j := &fwJob{bench: farm.bench, log: filepath.Join(farm.dir, "log")}
+	j.sweepsBuffers()
+	script, err := filepath.Abs("testdata/frameworks/train_deepspeed.py")
+	require.NoError(t, err)
+	bin := filepath.Dir(python)
+	farm.file(".deepspeed_env", "GLOO_SOCKET_IFNAME=eth\nTORCH_EXTENSIONS_DIR="+j.extensions(bin+"/../extensions")+"\n")
+	env := []string{"PYTHON_EXEC=" + python, "PYTHONDONTWRITEBYTECODE=1", "PATH=" + bin + ":" + os.Getenv("PATH"),
+		"PET_MAX_RESTARTS=1", "PET_HANG=off"}
+	hosts := j.hosts(farmHosts[0]+" slots=1", farmHosts[1]+" slots=2")
+	l := farm.deepSpeed(3, env, "--hostfile="+hosts, script, j.log)
+	pids := j.trained(3, nil, l)
+	require.NoError(t, syscall.Kill(pids[2], syscall.SIGKILL))
+	j.trained(3, pids, l)
+	j.finish(l)
+	require.Contains(t, l.err.String(), farmHosts[1]+": ")
+}
+
 // testRestart: one node of two ranks, one of which is killed.
 func (f framework) testRestart(t *testing.T, python string) {
 	j := f.train(t, python, "--standalone", "--nproc-per-node=2")

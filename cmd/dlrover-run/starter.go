@@ -242,20 +242,11 @@ func (s *starter) pass(sig syscall.Signal) {
 	for _, session := range s.sessions {
 		switch {
 		case session == nil:
-		case ready(session):
+		case session.Running():
 			session.Signal(sig)
 		case ends:
 			session.Close()
 		}
-	}
-}
-
-func ready(session *remote.Session) bool {
-	select {
-	case <-session.Ready():
-		return true
-	default:
-		return false
 	}
 }
 
@@ -273,7 +264,7 @@ func (s *starter) endAll() {
 	for _, session := range s.sessions {
 		switch {
 		case session == nil:
-		case ready(session):
+		case session.Running():
 			session.Leave()
 		default:
 			session.Close()

@@ -56,9 +56,11 @@ type Session struct {
 	stdin io.Closer
 	said  *tail // on the standard error before there was an agent
 
-	ready chan struct{} // closed once there is an agent
-	done  chan struct{}
-	end   Ending
+	ready   chan struct{} // closed once there is an agent
+	closing sync.Once
+	closed  chan struct{}
+	done    chan struct{}
+	end     Ending
 }
 
 // Start executes the remote shell. It has to be called by a thread that lives as long as the session: the kernel ends
@@ -69,7 +71,8 @@ func Start(to Target) (*Session, error) {
 		return nil, err
 	}
 	to.Memo.Mark = "dlrover-remote-" + mark
-	s := &Session{to: to, mark: to.Memo.Mark, said: &tail{}, ready: make(chan struct{}), done: make(chan struct{})}
+	s := &Session{to: to, mark: to.Memo.Mark, said: &tail{}, ready: make(chan struct{}),
+		closed: make(chan struct{}), done: make(chan struct{})}
 	words := to.Shell
 	if words == nil {
 		words = []string{ownFile, Argument, asAgent}
@@ -99,6 +102,16 @@ func randomText() (string, error) {
 // Ready is closed once the launcher is being started.
 func (s *Session) Ready() <-chan struct{} { return s.ready }
 
+// Running reports whether Ready is closed.
+func (s *Session) Running() bool {
+	select {
+	case <-s.ready:
+		return true
+	default:
+		return false
+	}
+}
+
 // Done is closed when the session is over.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
@@ -111,24 +124,63 @@ func (s *Session) Signal(sig syscall.Signal) { s.in.line(fmt.Sprintf("%s%d", tel
 // Leave asks the launcher to end, unless it is about to. It waits for nobody.
 func (s *Session) Leave() { s.in.line(tellLeave) }
 
-// Close ends the remote shell at once; the agent ends the launcher.
-func (s *Session) Close() { _ = s.cmd.Process.Kill() }
+// Close ends the remote shell at once; the agent ends the launcher. What has been printed by then, and nobody has read,
+// is lost.
+func (s *Session) Close() {
+	s.closing.Do(func() { close(s.closed) })
+	_ = s.cmd.Process.Kill()
+}
 
 // follow is the session.
 func (s *Session) follow(stdout, stderr io.ReadCloser) {
 	defer close(s.done)
+	said := make(chan heard, 1)
+	go func() { said <- s.listen(stdout, stderr) }()
+	h := heard{err: errClosed}
+	select {
+	case h = <-said:
+	case <-s.closed:
+		select {
+		case h = <-said:
+		case <-time.After(closeTime): // whoever is to read what is printed does not
+			h.end.Started = s.Running()
+		}
+	}
+	s.in.close()
+	_ = s.stdin.Close()
+	wait := s.cmd.Wait()
+	s.end = h.end
+	switch {
+	case h.err == nil: // it has told how it ended
+	case h.end.Started:
+		s.end.Failure = fmt.Errorf("the connection is lost (%s): the launcher there ends by itself", s.how(wait))
+	default:
+		s.end.Failure = s.why(h, wait)
+	}
+}
+
+var errClosed = errors.New("closed")
+
+// heard is what has come of a session.
+type heard struct {
+	end  Ending
+	err  error // nil: the agent has told how the launcher ended
+	late bool  // before there was an agent
+}
+
+// listen reads both streams to their ends.
+func (s *Session) listen(stdout, stderr io.ReadCloser) (h heard) {
 	var streams sync.WaitGroup
 	streams.Go(func() { s.errors(stderr) })
 	slow := time.AfterFunc(helloTime, s.Close)
 	r := bufio.NewReaderSize(stdout, chunk)
-	err := s.greet(r, slow)
-	late := !slow.Stop()
-	if err == nil {
+	h.err = s.greet(r, slow)
+	h.late = !slow.Stop()
+	if h.err == nil {
 		close(s.ready)
-		s.end.Started = true
-		err = s.output(r)
+		h.end.Started = true
+		h.end.Status, h.end.Joined, h.err = s.output(r)
 	}
-	s.in.close()
 	_ = s.stdin.Close()
 	hurry := time.AfterFunc(closeTime, func() {
 		s.Close()
@@ -136,15 +188,8 @@ func (s *Session) follow(stdout, stderr io.ReadCloser) {
 		_ = stderr.Close()
 	})
 	streams.Wait()
-	wait := s.cmd.Wait()
 	hurry.Stop()
-	switch {
-	case err == nil: // it has told how it ended
-	case s.end.Started:
-		s.end.Failure = fmt.Errorf("the connection is lost (%s): the launcher there ends by itself", s.how(wait))
-	default:
-		s.end.Failure = s.why(err, late, wait)
-	}
+	return h
 }
 
 // how the remote shell ended.
@@ -163,11 +208,11 @@ func (s *Session) shell() string {
 }
 
 // why there is no agent.
-func (s *Session) why(err error, late bool, wait error) error {
+func (s *Session) why(h heard, wait error) error {
 	switch {
-	case errors.As(err, new(*refusal)):
-		return err
-	case late:
+	case errors.As(h.err, new(*refusal)):
+		return h.err
+	case h.late:
 		return fmt.Errorf("%s has executed nothing within %s", s.shell(), helloTime)
 	}
 	return explain(s.to.Name, s.shell(), s.to.SSH, status(wait), s.said.String())
@@ -229,7 +274,7 @@ func (s *Session) greet(r *bufio.Reader, slow *time.Timer) error {
 const maxGreeting = 1 << 20
 
 // output prints what the launcher prints, until its agent says that it has ended.
-func (s *Session) output(r *bufio.Reader) error {
+func (s *Session) output(r *bufio.Reader) (status int, knew bool, err error) {
 	p := s.to.Out.of(s.to.Name)
 	defer p.close()
 	for {
@@ -237,11 +282,10 @@ func (s *Session) output(r *bufio.Reader) error {
 		before, status, at, found := parseEnding(s.mark, string(line))
 		p.add(before)
 		if found {
-			s.end.Status, s.end.Joined = status, at != alone
-			return nil
+			return status, at != alone, nil
 		}
 		if err != nil && err != bufio.ErrBufferFull {
-			return err
+			return 0, false, err
 		}
 		if r.Buffered() == 0 {
 			p.flush()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -158,6 +159,32 @@ func TestSessionsThatFail(t *testing.T) {
 	}
 	_, err := Start(Target{Shell: []string{"/no/such/shell"}})
 	require.Error(t, err)
+}
+
+// stuck is a file that nobody reads.
+type stuck struct{ entered, release chan struct{} }
+
+func (w stuck) Write(p []byte) (int, error) {
+	w.entered <- struct{}{}
+	<-w.release
+	return len(p), nil
+}
+
+// Nobody reads what is printed: a session can be ended all the same.
+func TestSessionWithoutAReader(t *testing.T) {
+	t.Parallel()
+	p, err := OpenProgram()
+	require.NoError(t, err)
+	defer p.Close()
+	w := stuck{entered: make(chan struct{}, 100), release: make(chan struct{})}
+	defer close(w.release)
+	s, err := Start(Target{Name: "h", Program: p, Out: NewPrinter(w), Err: NewPrinter(io.Discard), Memo: Memo{
+		Name: "launcher", Args: []string{"trap 'exit 3' TERM; while :; do echo 0123456789; done"}, Dir: "/"}})
+	require.NoError(t, err)
+	<-w.entered
+	s.Close()
+	<-s.Done()
+	require.ErrorContains(t, s.Ending().Failure, "the connection is lost")
 }
 
 func TestNoDirectoryThere(t *testing.T) {
