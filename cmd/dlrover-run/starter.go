@@ -122,6 +122,9 @@ func (s *starter) writeMemo(env argv.LookupEnv) (err error) {
 	if python, err := r.python(); err == nil { // DeepSpeed's hosts run its own Python, too
 		m.Env = append(m.Env, "PYTHON_EXEC="+python)
 	}
+	if _, set := env(console.FormatVariable); !set && console.IsTerminal(os.Stderr) {
+		m.Env = append(m.Env, console.FormatVariable+"="+string(console.Text)) // the hosts have no terminal
+	}
 	handed := s.job.Handed
 	handed.PID = os.Getppid() // of the guard, which is what was started
 	if m.Handed, err = json.Marshal(handed); err != nil {

@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/launcher/remote"
 )
 
 // farm is four hosts with network namespaces of their own, of which the first three have an sshd: farmHosts are their
@@ -392,4 +395,31 @@ func TestDeepSpeedShowsHowItStartsHosts(t *testing.T) {
 	require.Contains(t, p.Start.Variables, "NCCL_X")
 	require.NotContains(t, l.out.String(), "secret")
 	require.NotContains(t, l.out.String(), testToken)
+}
+
+// The tuner's trials are jobs of this program, which starts their hosts in the way that the tuner's own line names.
+func TestDeepSpeedTunesOnHosts(t *testing.T) {
+	t.Parallel()
+	f := newFarm(t)
+	f.serve(0, true)
+	f.serve(1, true)
+	python := f.program(`[ -z "$RANK" ] || { echo "trial $RANK/$WORLD_SIZE"; exit; }
+		echo "$@" > $DIR/args
+		exec deepspeed --hostfile ` + filepath.Join(f.dir, "hosts") + ` --include=` + farmHosts[0] + `:0@` + farmHosts[1] +
+		`:0,1 --master_port=29777 train.py`)
+	f.file("train.py", "")
+	l := f.deepSpeed(3, []string{"PYTHON_EXEC=" + python, "PATH=/usr/bin:/bin"}, f.three(), "--autotuning=run",
+		"--ssh_port=22", "train.py", "--deepspeed", "ds.json")
+	require.Equal(t, 0, l.wait())
+	require.Contains(t, l.out.String(), farmHosts[1]+": trial 2/3\n")
+	require.Equal(t, strings.Fields("-u -m deepspeed.launcher.runner --hostfile="+filepath.Join(f.dir, "hosts")+
+		" --autotuning=run --master_addr="+farmHosts[0]+" train.py --deepspeed ds.json"), f.lines("args"))
+}
+
+func TestAgentsHaveNoGuard(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, guarded.RemoteAgent, remote.Argument)
+	out, err := exec.Command(filepath.Join(binDir, "dlrover-run"), remote.Argument, "id").Output()
+	require.NoError(t, err)
+	require.Regexp(t, "^[0-9a-f]{32}\n$", string(out))
 }

@@ -173,7 +173,7 @@ func (s *Session) listen(stdout, stderr io.ReadCloser) (h heard) {
 	var streams sync.WaitGroup
 	streams.Go(func() { s.errors(stderr) })
 	slow := time.AfterFunc(helloTime, s.Close)
-	r := bufio.NewReaderSize(stdout, chunk)
+	r := bufio.NewReaderSize(stdout, buffered)
 	h.err = s.greet(r, slow)
 	h.late = !slow.Stop()
 	if h.err == nil {
@@ -298,7 +298,7 @@ func (s *Session) output(r *bufio.Reader) (status int, knew bool, err error) {
 func (s *Session) errors(stderr io.Reader) {
 	p := s.to.Err.of(s.to.Name)
 	defer p.close()
-	r := bufio.NewReaderSize(stderr, chunk)
+	r := bufio.NewReaderSize(stderr, buffered)
 	for {
 		line, err := r.ReadSlice('\n')
 		select {

@@ -9,6 +9,9 @@ import (
 // chunk bounds a line; a longer one becomes several.
 const chunk = 64 << 10
 
+// buffered is how many bytes of a stream are read at a time.
+const buffered = 16 << 10
+
 // Printer prints whole lines of many hosts to one file.
 type Printer struct {
 	mu sync.Mutex
