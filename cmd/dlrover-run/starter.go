@@ -225,6 +225,7 @@ func (s *starter) await(signals <-chan os.Signal) {
 	case sig := <-signals:
 		s.pass(sig.(syscall.Signal))
 	case <-s.ending:
+		s.sayTheEnd()
 		s.endAll()
 	case <-s.late:
 		for _, session := range s.sessions {
@@ -290,13 +291,17 @@ func (s *starter) hostEnded(host int, end remote.Ending) {
 	switch {
 	case told || s.muster.Left() == 0:
 	case verdict == remote.EndNow:
-		s.say(slog.LevelWarn, "the other hosts cannot go on without it, and are told to end")
+		s.sayTheEnd()
 		s.endAll()
 	case verdict == remote.EndSoon && s.ending == nil:
 		s.ending = time.After(remote.Patience)
 	case verdict == remote.GoOn && (end.Failure != nil || end.Status != 0):
 		s.say(slog.LevelWarn, "the job goes on with %d hosts", s.muster.Left())
 	}
+}
+
+func (s *starter) sayTheEnd() {
+	s.say(slog.LevelWarn, "the other hosts cannot go on without it, and are told to end")
 }
 
 // say prints a line of the starter's own.

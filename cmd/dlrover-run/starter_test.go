@@ -423,3 +423,25 @@ func TestAgentsHaveNoGuard(t *testing.T) {
 	require.NoError(t, err)
 	require.Regexp(t, "^[0-9a-f]{32}\n$", string(out))
 }
+
+// A scheduler that starts the command on every node is seen; an operator whose launcher pod starts the others is not.
+func TestRankedBy(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"": "",
+		"MASTER_ADDR=a MASTER_PORT=1 RANK=1 WORLD_SIZE=2":                    "kubeflow",
+		"MASTER_ADDR=a MASTER_PORT=1 RANK=1 WORLD_SIZE=2 PET_SCHEDULER=none": "",
+		"MASTER_ADDR=a MASTER_PORT=1 RANK=0 WORLD_SIZE=1":                    "",
+		slurmVariables:                          "slurm",
+		"SLURM_JOB_ID=1 SLURM_JOB_NODELIST=a,b": "",
+		"K_MPI_JOB_ROLE=launcher OMPI_MCA_orte_default_hostfile=hosts":                 "",
+		"K_MPI_JOB_ROLE=worker OMPI_MCA_orte_default_hostfile=hosts PET_SCHEDULER=mpi": "mpi",
+		"VC_TASK_INDEX=0 VC_WORKER_HOSTS=a,b VC_TASK_NAME=worker":                      "",
+		"DLROVER_MASTER_ADDR=a:1": "",
+	} {
+		vars := variables(text)
+		env := func(name string) (string, bool) { v, ok := vars[name]; return v, ok }
+		host := hostFacts{name: "a", readFile: func(string) ([]byte, error) { return []byte("a slots=1\nb slots=1\n"), nil }}
+		require.Equal(t, want, rankedBy(env, host), text)
+	}
+}
