@@ -135,7 +135,7 @@ func (f *farm) deepSpeed(host int, env []string, args ...string) *launched {
 		_ = os.Symlink(filepath.Join(binDir, "dlrover-run"), link)
 		require.NoError(f.t, writeProgram(path, []byte("#!/bin/sh\nexec ip netns exec "+f.names[host]+" "+link+` "$@"`+"\n")))
 	}
-	own := []string{"HOME=" + f.dir, "DS_ACCELERATOR=cpu", "PDSH_SSH_ARGS_APPEND=-F " + f.config + " -o ConnectTimeout=2"}
+	own := []string{"HOME=" + f.dir, "DS_ACCELERATOR=cpu", "PDSH_SSH_ARGS_APPEND=-F " + f.config}
 	return f.startPath(path, append(own, env...), args...)
 }
 
@@ -232,6 +232,7 @@ func TestDeepSpeedWhereSomeoneIsKilled(t *testing.T) {
 		said    string
 	}{
 		"the starter":       {"", ""},
+		"below its guard":   {"launcher", ""},
 		"ssh":               {"ssh\x00-F", "the connection is lost (ssh: signal: killed)"},
 		"a session of sshd": {"sshd: root", "the connection is lost (ssh: exit status"},
 		"an agent":          {"--dlrover-remote\x00agent", "the connection is lost (ssh: exit status 137)"},
@@ -242,10 +243,14 @@ func TestDeepSpeedWhereSomeoneIsKilled(t *testing.T) {
 			f := newFarm(t).serveAll()
 			l := f.deepSpeed(0, nil, f.three(), "--no_python", f.program(hold))
 			f.up()
-			if c.pattern == "" {
+			switch {
+			case c.pattern == "":
 				l.signal(syscall.SIGKILL)
 				l.wait()
-			} else {
+			case c.said == "":
+				require.NoError(t, syscall.Kill(l.launcher(), syscall.SIGKILL))
+				l.wait()
+			default:
 				require.NoError(t, syscall.Kill(f.process(c.pattern, farmHosts[2]), syscall.SIGKILL))
 				require.Equal(t, 1, min(l.wait(), 1))
 				require.Contains(t, l.err.String(), "host "+farmHosts[2]+": "+c.said)
@@ -295,7 +300,7 @@ func TestDeepSpeedWhereAHostCannotBeReached(t *testing.T) {
 	f := newFarm(t)
 	f.serve(1, true)
 	script := f.program("exit 0")
-	config := "PDSH_SSH_ARGS_APPEND=-F " + f.config + " -o ConnectTimeout=1 "
+	config := "PDSH_SSH_ARGS_APPEND=-F " + f.config + " "
 	other := config + "-i " + f.dir + "/otherkey -F /dev/null -o UserKnownHostsFile=" + f.dir + "/known_hosts"
 	for name, c := range map[string]struct{ host, env, arg, said string }{
 		"no sshd":           {farmHosts[2], "", "", "ssh: no sshd listens there: start one, or give its port by --ssh_port"},
@@ -303,7 +308,7 @@ func TestDeepSpeedWhereAHostCannotBeReached(t *testing.T) {
 		"a key that is not": {farmHosts[1], other, "", "ssh: no key of this user is accepted there"},
 		"an unknown host": {farmHosts[1], config + "-o UserKnownHostsFile=/dev/null", "",
 			"ssh: its host key is not known here: add it by ssh-keyscan " + farmHosts[1]},
-		"a host away":    {"10.99.8.9", config, "", "ssh: it does not answer"},
+		"a host away":    {"10.99.8.9", config + "-o ConnectTimeout=1", "", "ssh: it does not answer"},
 		"no such name":   {"nobody.invalid", config, "", "ssh: there is no host of that name"},
 		"a wrong option": {farmHosts[1], config + "-o NoSuch=1", "", "ssh: ssh does not understand its options"},
 		"no program": {farmHosts[1], "", "--rsh=sh -c 'echo no such pod >&2; exit 3' {host}",
