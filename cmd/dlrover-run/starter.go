@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -341,11 +342,14 @@ func (s *starter) bequeath(link *guard.Link) {
 
 // daemonsOf are the children of a guard that go on without their launcher.
 func daemonsOf(parent int) (pids []int) {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", parent))
-	for _, word := range strings.Fields(string(text)) {
-		line, _ := os.ReadFile("/proc/" + word + "/cmdline")
-		if pid, err := strconv.Atoi(word); err == nil && strings.HasPrefix(string(line), ckptd.Name+"\x00") {
-			pids = append(pids, pid)
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		for _, word := range strings.Fields(string(text)) {
+			line, _ := os.ReadFile("/proc/" + word + "/cmdline")
+			if pid, err := strconv.Atoi(word); err == nil && strings.HasPrefix(string(line), ckptd.Name+"\x00") {
+				pids = append(pids, pid)
+			}
 		}
 	}
 	return pids

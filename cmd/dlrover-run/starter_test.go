@@ -450,3 +450,21 @@ func TestRankedBy(t *testing.T) {
 		require.Equal(t, want, rankedBy(env, host), text)
 	}
 }
+
+// The checkpoint daemon of a launcher that was killed writes on when the starter ends.
+func TestDaemonsOf(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("sleep", "60")
+	cmd.Args[0] = "checkpointd"
+	other := exec.Command("sleep", "60")
+	require.NoError(t, cmd.Start())
+	require.NoError(t, other.Start())
+	defer func() {
+		for _, c := range []*exec.Cmd{cmd, other} {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+		}
+	}()
+	require.Contains(t, daemonsOf(os.Getpid()), cmd.Process.Pid)
+	require.NotContains(t, daemonsOf(os.Getpid()), other.Process.Pid)
+}

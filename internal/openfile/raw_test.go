@@ -26,6 +26,7 @@ var raw = map[string]string{
 	"checkpointd/shm/free.go field":               "/proc, /sys",
 	"cmd/dlrover-run/preflight.go holder":         "/proc",
 	"cmd/dlrover-run/preflight.go statOf":         "/proc",
+	"cmd/dlrover-run/starter.go daemonsOf":        "/proc",
 	"cmd/internal/pytree/pytree.go Sum":           "in the program itself",
 	"cmd/internal/pytree/pytree.go extract":       "in the program itself",
 	"launcher/numa/topology.go readText":          "/proc, /sys",
