@@ -1,6 +1,7 @@
-"""DLRover's checkpoint API, served by dlrover_ckpt.
+"""DLRover's checkpoint API, served by dlrover_ckpt, and its elastic training.
 
-The modules here take the place of those of an installed DLRover; its other modules stay importable. With
+The modules for checkpoints take the place of those of an installed DLRover; its other modules stay, those for elastic
+training as well. With
 DLROVER_CKPT_CLIENT=upstream in the environment this package gives way to the installed one. It gives way by itself to a
 ``dlrover`` that is not DLRover, but a package or module of the user's own.
 """
@@ -65,8 +66,9 @@ class _Missing:
         if name.startswith("dlrover.") and _importing():
             # By the name of what is not installed. With that of the module, "from package import module" would
             # replace the text.
-            raise ModuleNotFoundError("No module named %r: dlrover-run brings DLRover's checkpoint modules only; the "
-                                      "others need pip install dlrover" % name, name="dlrover")
+            raise ModuleNotFoundError("No module named %r: dlrover-run brings DLRover's modules for checkpoints and "
+                                      "elastic training only; the others need pip install dlrover" % name,
+                                      name="dlrover")
         return None
 
 

@@ -1,7 +1,8 @@
 """The names that programs written for DLRover import, and how they call them.
 
-dlrover_names.txt has those of DLRover 0.6.1: the classes, functions and re-exports of each module of its checkpoint
-package, with the names of the parameters; an "=" marks those with a default, and "self" what objects have.
+dlrover_names.txt has those of DLRover 0.6.1: the classes, functions and re-exports of each module of its packages for
+checkpoints and elastic training, with the names of the parameters; an "=" marks those with a default, and "self" what
+objects have.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from tests.adapters_jobs import HERE
 INSTALLED = "BENCH_DLROVER_PYTHON"  # a Python that has DLRover; the benchmark knows it by this name, too
 NAMES = os.path.join(HERE, "dlrover_names.txt")
 FLASH = "dlrover.trainer.torch.flash_checkpoint"
-COMMON = "dlrover.python.common"
+WHERE = {
+    "storage": "dlrover.python.common", "constants": "dlrover.python.common", "sampler": "dlrover.trainer.torch.elastic",
+    "dataloader": "dlrover.trainer.torch.elastic", "trainer": "dlrover.trainer.torch.elastic",
+}  # of those that are not in FLASH
 CONSTANTS = "CheckpointConstant"  # of the module constants only this class concerns checkpoints
 
 # What has no place here, and what the message about it speaks of.
@@ -33,12 +37,15 @@ LACKING = {
                     "FileReader": "FileSystemReader", "SlicedBufferedReader": "FileSystemReader"},
     "replica": {"CkptReplicaManger": "replica_count", "ShardCkptReplicaManager": "replica_count",
                 "FullCkptReplicaManager": "replica_count"},
+    "trainer": {"TrainingRecord": "dlroverctl", "find_free_port": "--ports", "get_rank": "torch.distributed"},
 }
-# Of the parts of DLRover that are not about checkpoints, or of the classes that its savers are.
-FOREIGN = {"CheckpointConfig", "DLROVER_CKPT_CONFIG_KEY", "DeepSpeedCheckpointSaver", "MegatronCheckpointSaver",
+# Of the parts of DLRover that are about something else, or of the classes that its savers are.
+FOREIGN = {"CheckpointConfig", "ConfigPath", "ElasticDataLoader", "JsonSerializable", "T_co", "DLROVER_CKPT_CONFIG_KEY", "DeepSpeedCheckpointSaver", "MegatronCheckpointSaver",
            "SharedMemoryHandler", "Singleton", "env_utils", "logger"}
-# Of the engines: there are no savers in Python. Of FlashCkptTrainer: it has wait_latest_checkpoint itself.
-UNUSED = {"get_saver_class", "saver_proc", "local_shard_id", "flash_checkpointer"}
+# Of the engines: there are no savers in Python. Of FlashCkptTrainer: it has wait_latest_checkpoint itself. Of
+# ElasticTrainer and ElasticDataLoader: what they call themselves.
+UNUSED = {"get_saver_class", "saver_proc", "local_shard_id", "flash_checkpointer", "check_sync_gradient", "init_config",
+          "report_training_step"}
 
 
 def _parameters(function: Any) -> str:
@@ -75,7 +82,7 @@ def _declared(path: str, module: str) -> Iterator[str]:
                     yield "%s %s.%s = %r" % (module, node.name, member.targets[0].id, member.value.value)
         elif isinstance(node, ast.FunctionDef) and node.name[0] != "_":
             yield "%s %s(%s)" % (module, node.name, _parameters(node))
-        elif isinstance(node, ast.Assign) and node.targets[0].id[0] != "_":
+        elif isinstance(node, ast.Assign) and node.targets[0].id[0] != "_" and node.targets[0].id not in FOREIGN:
             yield "%s %s" % (module, node.targets[0].id)
         elif isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith("dlrover.")):
             if module.endswith("engine"):
@@ -89,7 +96,7 @@ def _all_declared(top: str) -> Set[str]:
     """The lines of a whole installation, by its directory dlrover."""
     flash = os.path.join(top, "trainer", "torch", "flash_checkpoint")
     files = [os.path.join(flash, name) for name in os.listdir(flash) if name.endswith(".py") and name[0] != "_"]
-    files += [os.path.join(top, "python", "common", name + ".py") for name in ("storage", "constants")]
+    files += [os.path.join(top, *package.split(".")[1:], name + ".py") for name, package in WHERE.items()]
     return {line for path in files for line in _declared(path, os.path.basename(path)[:-3])}
 
 
@@ -117,7 +124,7 @@ class Names(unittest.TestCase):
     def _check(self, module: str, rest: str) -> None:
         name, _, parameters = rest.partition("(")
         name, _, value = name.partition(" = ")
-        where = COMMON if module in ("storage", "constants") else FLASH
+        where = WHERE.get(module, FLASH)
         first, _, method = name.partition(".")
         said = LACKING.get(module, {}).get(first)
         if said:
@@ -138,7 +145,7 @@ class Names(unittest.TestCase):
             found = getattr(found, method)
         if value:
             self.assertEqual(value, repr(found))
-        if parameters:
+        if parameters and not isinstance(found, property):
             self._check_call(found, parameters[:-1].split(", ") if parameters != ")" else [])
 
     def _check_call(self, function: Any, wanted: List[str]) -> None:

@@ -23,13 +23,14 @@ class _Case(unittest.TestCase):
 
     def install(self) -> None:
         """Puts a dlrover there that has storage, and modules which we have not."""
-        for package in ("", "python", "python/common", "python/master", "trainer", "trainer/torch"):
+        for package in ("", "python", "python/common", "python/master", "trainer", "trainer/torch",
+                        "trainer/torch/elastic"):
             path = os.path.join(self.installed, "dlrover", package)
             os.makedirs(path, exist_ok=True)
             with open(os.path.join(path, "__init__.py"), "w") as f:
                 f.write("INSTALLED = True\n")
         for module in ("python/common/storage", "python/common/env_utils", "python/common/constants",
-                       "python/master/main"):
+                       "python/master/main", "trainer/torch/elastic/sampler"):
             with open(os.path.join(self.installed, "dlrover", module + ".py"), "w") as f:
                 f.write("WHERE = 'installed'\n")
 
@@ -55,6 +56,20 @@ class Installed(_Case):
         self.assertEqual("True installed installed installed", done.stdout.strip(), done.stderr)
         self.assertEqual(1, done.stderr.count(SAID), done.stderr)
         self.assertEqual("", self.run_python(script, PYTHON, self.installed, RANK="1").stderr)
+
+    def test_elastic_training_is_the_installed_one(self) -> None:
+        """It asks no launcher, so nothing is gained by ours; what an older DLRover lacks is ours all the same."""
+        script = """
+            from dlrover.trainer.torch.elastic.sampler import %s
+            from dlrover.trainer.torch.elastic.trainer import ElasticTrainer
+            import dlrover.trainer.torch.flash_checkpoint.ddp
+        """
+        self.install()
+        for name, path, code in (("WHERE", [PYTHON, self.installed], 0), ("WHERE", [PYTHON], 1),
+                                 ("ElasticDistributedSampler", [PYTHON, self.installed], 1),
+                                 ("ElasticDistributedSampler", [PYTHON], 0)):
+            done = self.run_python(script % name, *path)
+            self.assertEqual(code, done.returncode, (name, path, done.stderr))
 
     def test_alone(self) -> None:
         done = self.run_python("""
@@ -95,7 +110,7 @@ class Installed(_Case):
         self.assertEqual(1, self.run_python(script, PYTHON, copy, self.installed).stderr.count(SAID))
 
     def test_what_is_missing_says_what_to_do(self) -> None:
-        for script in ("import dlrover.trainer.torch.elastic.sampler", "from dlrover.trainer.torch import elastic",
+        for script in ("import dlrover.trainer.torch.node_check.utils", "from dlrover.trainer.torch import utils",
                        "from dlrover.python.common.log import default_logger",
                        "from dlrover.python.common.constants import NodeEnv"):
             done = self.run_python(script, PYTHON)
@@ -106,7 +121,7 @@ class Installed(_Case):
     def test_whoever_asks_for_a_missing_module_is_told_that_there_is_none(self) -> None:
         done = self.run_python("""
             import importlib.util, pkgutil
-            for name in ("dlrover.x", "dlrover.trainer.x", "dlrover.trainer.torch.elastic", "dlrover_ckpt.x"):
+            for name in ("dlrover.x", "dlrover.trainer.x", "dlrover.trainer.torch.utils", "dlrover_ckpt.x"):
                 print(importlib.util.find_spec(name))
             print(importlib.util.find_spec("dlrover.trainer").name)
             try:
