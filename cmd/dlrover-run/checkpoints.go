@@ -175,6 +175,9 @@ func (c *checkpoints) Environ(e launcher.Epoch, _ int) []string {
 	if c.daemon != nil {
 		env = append(env, "DLROVER_CKPT_RUNTIME="+c.daemon.Dir())
 	}
+	if p := c.s.params; p.Max > p.Min { // what ElasticTrainer keeps the batch size of
+		env = append(env, fmt.Sprintf("DLROVER_MAX_NODES=%d", p.Max))
+	}
 	return env
 }
 

@@ -99,6 +99,10 @@ var variables = []variable{
 	{"TMPDIR", launcher, "where the workers' logs go without `--log-dir` (default, and where it cannot be used: `/tmp`, " +
 		"then `/var/tmp`)"},
 	{"DLROVER_CKPT_CLIENT", client, "`upstream`: import the installed DLRover's checkpoint modules, not ours"},
+	{"DLROVER_MAX_NODES", client,
+		"set by the launcher with `--nnodes=MIN:MAX`: MAX, for [ElasticTrainer](dlrover.md#elastic-training)"},
+	{"DLROVER_PARAL_CONFIG_PATH", client,
+		"file from which [ElasticDataLoader](dlrover.md#elastic-training) takes its batch size"},
 	{"DLROVER_CKPT_SHM", client,
 		"directory in memory for checkpoints of workers without a launcher (default: `/dev/shm`)"},
 	{"NCCL_SOCKET_IFNAME", launcher, "passed on; also which interfaces [node checks](node-checks.md) test"},
