@@ -35,6 +35,9 @@ type Config struct {
 	MaxStoreBytes     int64 // 1 GiB: keys, values and waits of all clients, and 128 bytes for each
 	MaxQueuedBytes    int64 // 256 MiB: answers that one client has not read; large values are counted, not copied
 
+	// Keep is a prefix of keys whose values outlive Reset; "" is none.
+	Keep string
+
 	// FirstByte (10 seconds) is how long a connection may be silent at first, unless its address has a place for silent
 	// ones: those stay, since the callback connection of PyTorch 1.x never sends unless a key is watched. Silent says how
 	// many places an address has; nil is no limit.
@@ -185,16 +188,20 @@ func (s *Server) ServeConn(nc net.Conn) {
 	}
 }
 
-// Reset starts an empty namespace and drops every connection of the old one. A connection that was accepted before
-// Reset belongs to the old one even if it has not sent a byte; the places of silent ones are free again.
+// Reset starts an empty namespace, but for what Config.Keep says, and drops every connection of the old one. A
+// connection that was accepted before Reset belongs to the old one even if it has not sent a byte; the places of silent
+// ones are free again.
 func (s *Server) Reset() {
+	fresh := newSpace(s.cfg)
+	fresh.mu.Lock() // nobody sees it before it has what is kept
 	s.mu.Lock()
 	old := s.space
 	if !s.closed {
-		s.space = newSpace(s.cfg)
+		s.space = fresh
 	}
 	s.mu.Unlock()
-	s.end(old)
+	fresh.store.inherit(s.end(old), s.cfg.Keep)
+	fresh.mu.Unlock()
 	s.silent.evict(s.cfg.FirstByte)
 }
 
@@ -231,17 +238,19 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-func (s *Server) end(sp *space) {
+// end drops all connections of a namespace and returns what it had; nil: it had ended before.
+func (s *Server) end(sp *space) *store {
 	sp.mu.Lock()
 	if sp.lapse != nil && sp.lapse.Stop() {
 		s.wg.Done()
 	}
-	conns := sp.conns
+	conns, store := sp.conns, sp.store
 	sp.ended, sp.conns, sp.store = true, nil, nil
 	sp.mu.Unlock()
 	for _, c := range conns {
 		c.nc.Close()
 	}
+	return store
 }
 
 // newConn binds a connection to the present namespace without touching it.

@@ -52,6 +52,25 @@ func TestResetIsolatesNamespaces(t *testing.T) {
 	require.Equal(t, 1, s.Stats().Connections)
 }
 
+func TestResetKeepsWhatHasThePrefix(t *testing.T) {
+	ctx := testContext(t)
+	s, addr := start(t, Config{Keep: "/shards/", MaxStoreBytes: 1000})
+	for range 20 { // what is kept is charged once
+		c := dial(t, addr)
+		n, err := c.Add(ctx, "/shards/next", 1)
+		require.NoError(t, err)
+		require.NoError(t, c.Set(ctx, "/k", make([]byte, 500)))
+		s.Reset()
+		require.Equal(t, 1, s.Stats().Keys)
+		again, err := dial(t, addr).Add(ctx, "/shards/next", 0)
+		require.NoError(t, err)
+		require.Equal(t, n, again)
+	}
+	require.NoError(t, s.Close())
+	s.Reset()
+	require.Zero(t, s.Stats().Keys)
+}
+
 // TestResetAmongRequests resets while clients count: a connection that got into the next namespace would count down.
 func TestResetAmongRequests(t *testing.T) {
 	ctx := testContext(t)

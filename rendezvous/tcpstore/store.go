@@ -87,6 +87,18 @@ func newStore(limit int64) *store {
 	}
 }
 
+// inherit takes over the values of an earlier store of the same limit, of keys with this prefix.
+func (s *store) inherit(old *store, prefix string) {
+	if old == nil || prefix == "" {
+		return
+	}
+	for key, value := range old.values {
+		if strings.HasPrefix(key, prefix) {
+			_ = s.replace(key, value) // there was room for it
+		}
+	}
+}
+
 // apply carries out one request of connection id. The messages are valid until the next apply, and also to be sent
 // when an error says that the connection must be closed.
 func (s *store) apply(id connID, r request) ([]message, error) {
