@@ -38,6 +38,10 @@ type endpoint struct {
 	acl    *storeACL
 }
 
+// dataShards begins the keys with which workers hand out shards of data among each other, behind the slash that PyTorch
+// puts before every key. Workers that start anew go on with the shards that are left.
+const dataShards = "/dlrover_shards/"
+
 // Reset and Port make an endpoint the launcher's Store.
 func (e *endpoint) Reset()    { e.store.Reset() }
 func (e *endpoint) Port() int { return e.port }
@@ -61,7 +65,7 @@ func openEndpoint(
 	ctx context.Context, s *settings, h hostFacts, log, runsLog *slog.Logger, observe observer,
 ) (*endpoint, error) {
 	g := newStoreACL(s.insecure, s.slots)
-	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent})
+	store := tcpstore.New(tcpstore.Config{Logger: log, Allow: g.allow, Silent: g.silent, Keep: dataShards})
 	e := &endpoint{acl: g, store: store, where: net.JoinHostPort(s.host, strconv.Itoa(s.port))}
 	var err error
 	if s.serves(h) {

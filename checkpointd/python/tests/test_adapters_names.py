@@ -25,6 +25,7 @@ FLASH = "dlrover.trainer.torch.flash_checkpoint"
 WHERE = {
     "storage": "dlrover.python.common", "constants": "dlrover.python.common", "sampler": "dlrover.trainer.torch.elastic",
     "dataloader": "dlrover.trainer.torch.elastic", "trainer": "dlrover.trainer.torch.elastic",
+    "client": "dlrover.python.elastic_agent.sharding",
 }  # of those that are not in FLASH
 CONSTANTS = "CheckpointConstant"  # of the module constants only this class concerns checkpoints
 
@@ -40,8 +41,9 @@ LACKING = {
     "trainer": {"TrainingRecord": "dlroverctl", "find_free_port": "--ports", "get_rank": "torch.distributed"},
 }
 # Of the parts of DLRover that are about something else, or of the classes that its savers are.
-FOREIGN = {"CheckpointConfig", "ConfigPath", "ElasticDataLoader", "JsonSerializable", "T_co", "DLROVER_CKPT_CONFIG_KEY", "DeepSpeedCheckpointSaver", "MegatronCheckpointSaver",
-           "SharedMemoryHandler", "Singleton", "env_utils", "logger"}
+FOREIGN = {"CheckpointConfig", "ConfigPath", "DLROVER_CKPT_CONFIG_KEY", "DeepSpeedCheckpointSaver",
+           "ElasticDataLoader", "JsonSerializable", "MasterClient", "MegatronCheckpointSaver", "SharedMemoryHandler",
+           "Singleton", "TFTrainingReporter", "T_co", "comm", "elastic_training_pb2", "env_utils", "logger"}
 # Of the engines: there are no savers in Python. Of FlashCkptTrainer: it has wait_latest_checkpoint itself. Of
 # ElasticTrainer and ElasticDataLoader: what they call themselves.
 UNUSED = {"get_saver_class", "saver_proc", "local_shard_id", "flash_checkpointer", "check_sync_gradient", "init_config",

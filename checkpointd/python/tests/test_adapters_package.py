@@ -24,13 +24,14 @@ class _Case(unittest.TestCase):
     def install(self) -> None:
         """Puts a dlrover there that has storage, and modules which we have not."""
         for package in ("", "python", "python/common", "python/master", "trainer", "trainer/torch",
-                        "trainer/torch/elastic"):
+                        "trainer/torch/elastic", "python/elastic_agent", "python/elastic_agent/sharding"):
             path = os.path.join(self.installed, "dlrover", package)
             os.makedirs(path, exist_ok=True)
             with open(os.path.join(path, "__init__.py"), "w") as f:
                 f.write("INSTALLED = True\n")
         for module in ("python/common/storage", "python/common/env_utils", "python/common/constants",
-                       "python/master/main", "trainer/torch/elastic/sampler"):
+                       "python/master/main", "trainer/torch/elastic/sampler",
+                       "python/elastic_agent/master_client", "python/elastic_agent/sharding/client"):
             with open(os.path.join(self.installed, "dlrover", module + ".py"), "w") as f:
                 f.write("WHERE = 'installed'\n")
 
@@ -70,6 +71,21 @@ class Installed(_Case):
                                  ("ElasticDistributedSampler", [PYTHON], 0)):
             done = self.run_python(script % name, *path)
             self.assertEqual(code, done.returncode, (name, path, done.stderr))
+
+    def test_data_shards_are_those_of_who_serves_the_store(self) -> None:
+        """Of the launcher, ours; under DLRover's master, where workers serve it, the installed ones ask that master."""
+        script = """
+            import dlrover.python.elastic_agent.sharding.client as c
+            print(hasattr(c, "IndexShardingClient"), getattr(c, "WHERE", ""))
+            from dlrover.python.elastic_agent.master_client import WHERE
+        """
+        self.install()
+        for agent, path, out, code in (("True", [PYTHON, self.installed], "True ", 0), ("True", [PYTHON], "True ", 1),
+                                       ("False", [PYTHON, self.installed], "False installed", 0),
+                                       ("False", [PYTHON], "True ", 1)):
+            done = self.run_python(script, *path, TORCHELASTIC_USE_AGENT_STORE=agent)
+            self.assertEqual((out, code), (done.stdout.strip("\n"), done.returncode), (agent, path, done.stderr))
+        self.assertIn("pip install dlrover", done.stderr, "there is no master client in ours")
 
     def test_alone(self) -> None:
         done = self.run_python("""
