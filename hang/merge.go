@@ -16,10 +16,12 @@ const Unknown = "??"
 // Tree are the stacks of many ranks, one in the other: each Node is a function that those below it have called.
 type Tree struct {
 	Roots []*Node // in the order in which they were found
+	// All are the ranks of the world that were to be merged.
+	All RankSet
 	// Known are the ranks of which there is a stack, and Stated those whose process' state is known. A rank that is in
 	// neither is no witness: it has not been seen outside of a function, either.
 	Known, Stated RankSet
-	// NoData are the ranks of the world that are not in Known.
+	// NoData are those of All that are not in Known.
 	NoData RankSet
 }
 
@@ -70,11 +72,11 @@ func Merge(w World, ev []Evidence, o MergeOptions) *Tree {
 			m.add(e)
 		}
 	}
-	all := w.Ranks()
+	t.All = w.Ranks()
 	if o.Ranks != nil {
-		all = all.filter(o.Ranks)
+		t.All = t.All.filter(o.Ranks)
 	}
-	t.NoData = all.Without(t.Known)
+	t.NoData = t.All.Without(t.Known)
 	return t
 }
 
@@ -231,12 +233,12 @@ const MaxFolded = 64 << 20
 
 // Folded writes the tree as xpu_timer's viewer does, a line for each stack that ends:
 // func@source@stuck|leak;func@source@stuck|leak 1, the outermost function first. Stuck are the ranks that are in the
-// function, leak those that were looked at and are not: ranks of which nothing is known are in neither. What would
-// break the format in a name is replaced. It stops at the end of a line below MaxFolded bytes, and says whether it has.
+// function, leak all others of the world: also those of which nothing is known (NoData). What would break the format in
+// a name is replaced. It stops at the end of a line below MaxFolded bytes, and says whether it has.
 func (t *Tree) Folded(w io.Writer) (cut bool, err error) { return t.folded(w, MaxFolded) }
 
 func (t *Tree) folded(w io.Writer, room int) (cut bool, err error) {
-	f := &folder{w: bufio.NewWriter(w), known: t.Known, stated: t.Stated, room: room}
+	f := &folder{w: bufio.NewWriter(w), all: t.All, room: room}
 	for _, n := range t.Roots {
 		f.write(n)
 	}
@@ -244,11 +246,11 @@ func (t *Tree) folded(w io.Writer, room int) (cut bool, err error) {
 }
 
 type folder struct {
-	w             *bufio.Writer
-	known, stated RankSet
-	path          []byte
-	room          int // bytes that may still be written
-	cut           bool
+	w    *bufio.Writer
+	all  RankSet
+	path []byte
+	room int // bytes that may still be written
+	cut  bool
 }
 
 func (f *folder) write(n *Node) {
@@ -281,10 +283,7 @@ func (f *folder) frame(b []byte, n *Node) []byte {
 	b = append(b, '@')
 	b = n.Ranks.append(b, '/')
 	b = append(b, '|')
-	if n.State {
-		return f.stated.Without(n.Ranks).append(b, '/')
-	}
-	return f.known.Without(n.Ranks).append(b, '/')
+	return f.all.Without(n.Ranks).append(b, '/')
 }
 
 // Name is func@source, with the line where the tree has lines.

@@ -69,15 +69,25 @@ func TestFoldedStacksAreThoseOfTheViewer(t *testing.T) {
 	require.Empty(t, tree.NoData)
 }
 
-func TestRanksWithoutDataAreNoWitnesses(t *testing.T) {
+// As in xpu_timer's own files.
+func TestRanksWithoutDataAreInLeak(t *testing.T) {
 	dead := Evidence{Worker: Worker{Rank: 2}, Samples: []Sample{{Proc: Proc{State: 'D'}}},
 		Stacks: &Stacks{Error: "blocked"}}
 	ev := []Evidence{rank(0, 'S', "main@t.py:5"), {Worker: Worker{Rank: 1}}, dead, rank(3, 'S', "other@t.py:5")}
 	tree := Merge(world(6), ev, MergeOptions{States: true})
-	require.Equal(t, "State@S (sleeping)@0/3|2 1\nmain@t.py@0|3 1\nState@D (disk sleep)@2|0/3 1\nother@t.py@3|0 1\n",
-		folded(t, tree))
+	require.Equal(t, "State@S (sleeping)@0/3|1-2/4-5 1\nmain@t.py@0|1-5 1\n"+
+		"State@D (disk sleep)@2|0-1/3-5 1\nother@t.py@3|0-2/4-5 1\n", folded(t, tree))
 	require.Equal(t, "1-2,4-5", tree.NoData.String())
 	require.Equal(t, "0,3", tree.Known.String())
+}
+
+// The example of xpu_timer's guide: seven of sixteen ranks have left a file.
+func TestRanksAreFoldedAsInTheGuide(t *testing.T) {
+	var ev []Evidence
+	for _, r := range []int{11, 1, 2, 3, 9, 12, 13, 14, 15} {
+		ev = append(ev, rank(r, 0, "main@t.py:5"))
+	}
+	require.Equal(t, "main@t.py:5@1-3/9/11-15|0/4-8/10 1\n", folded(t, Merge(world(16), ev, MergeOptions{Lines: true})))
 }
 
 func TestNamesCannotBreakTheFormat(t *testing.T) {
@@ -105,7 +115,7 @@ func TestThreadsAndRanksAreChosen(t *testing.T) {
 	tree := Merge(world(4), ev, MergeOptions{
 		Threads: func(t Thread) bool { return !t.Main }, Ranks: func(r int) bool { return r > 0 },
 	})
-	require.Equal(t, "help@h.py@1| 1\n", folded(t, tree))
+	require.Equal(t, "help@h.py@1|2-3 1\n", folded(t, tree))
 	require.Equal(t, "2-3", tree.NoData.String())
 }
 

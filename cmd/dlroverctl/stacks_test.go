@@ -31,7 +31,7 @@ func dumped(t *testing.T) string {
 	return dir
 }
 
-const merged = "State@S (sleeping)@0-2| 1\nall_reduce@t.py@0-1|2 1\nload_batch@t.py@2|0-1 1\n"
+const merged = "State@S (sleeping)@0-2|3 1\nall_reduce@t.py@0-1|2-3 1\nload_batch@t.py@2|0-1/3 1\n"
 
 func TestFilesOfXPUTimerAreMerged(t *testing.T) {
 	for name, args := range map[string][]string{
@@ -83,7 +83,7 @@ func TestReportsAreMergedAgain(t *testing.T) {
 	require.Contains(t, out.String(), "STACKS job=j")
 	text, err := os.ReadFile(filepath.Join(path, report.PythonStacks))
 	require.NoError(t, err)
-	require.Equal(t, "f@??@0| 1\n", string(text))
+	require.Equal(t, "f@??@0|1 1\n", string(text))
 }
 
 func TestWrongUsesOfStacks(t *testing.T) {

@@ -105,7 +105,7 @@ func (d *drawing) heading() {
 
 // legend says how to read the picture.
 func (d *drawing) legend() string {
-	text := "Boxes: function@file:line@ranks, as wide as the number of stacks; what it has called is above."
+	text := "Boxes: function@file:line@stuck|leak (ranks in it|others), as wide as its stacks; what it called is above."
 	if len(d.Suspects) > 0 {
 		text += " Red frame: suspects only."
 	}
@@ -146,7 +146,7 @@ type box struct {
 }
 
 func (d *drawing) section(s Section, room int) {
-	l := layout{drawing: d, known: counts(s.Tree.Known), stated: counts(s.Tree.Stated)}
+	l := layout{drawing: d, all: counts(s.Tree.All), known: counts(s.Tree.Known), stated: counts(s.Tree.Stated)}
 	if len(d.NoData) > 0 {
 		l.noData = "; no data: " + d.NoData.Brief(8)
 	}
@@ -178,7 +178,8 @@ func before(first bool) int {
 type layout struct {
 	*drawing
 	scale         float64 // pixels for a stack
-	known, stated counted // the ranks of which the section has a stack, or a state
+	all           counted // the ranks that the section is about
+	known, stated counted // those of which it has a stack, or a state
 	noData        string  // the end of every title
 	boxes         []box   // those before others can be drawn without them
 	rows          int
@@ -233,7 +234,7 @@ const boxSize = 190
 func (l *layout) fit(room int) {
 	for i := range l.boxes {
 		b := &l.boxes[i]
-		b.title, b.label = escape(l.title(b)), label(b)
+		b.title, b.label = escape(l.title(b)), l.label(b)
 		size := boxSize + len(b.title) + len(b.label)
 		if size > room {
 			l.left += len(l.boxes) - i
@@ -255,8 +256,8 @@ func (l *layout) title(b *box) string {
 	if n == 1 {
 		are = "rank"
 	}
-	text := fmt.Sprintf("%s (%d %s, %.2f%%): %s", name(b.Node), n, are, 100*float64(n)/float64(max(known.n, 1)),
-		b.Ranks.Brief(16))
+	text := fmt.Sprintf("%s@%s (%d %s, %.2f%%): %s", name(b.Node), l.folded(b.Node, 16), n, are,
+		100*float64(n)/float64(max(known.n, 1)), b.Ranks.Brief(16))
 	if b.Stacks != n {
 		text += fmt.Sprintf("; %d threads", b.Stacks)
 	}
@@ -268,6 +269,21 @@ func (l *layout) title(b *box) string {
 		}
 	}
 	return text + l.noData
+}
+
+// folded is stuck|leak as xpu_timer writes it, each with at most that many runs.
+func (l *layout) folded(n *hang.Node, runs int) string {
+	in := n.Ranks.Len()
+	return slashed(n.Ranks[:min(len(n.Ranks), runs)], in) + "|" + slashed(l.all.FirstWithout(n.Ranks, runs), l.all.n-in)
+}
+
+// slashed are the first of so many ranks.
+func slashed(first hang.RankSet, total int) string {
+	text := strings.ReplaceAll(first.String(), ",", "/")
+	if more := total - first.Len(); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // name is func@source with all lines.
@@ -308,9 +324,9 @@ func (l *layout) class(b *box) string {
 	return ` class="` + strings.Join(names, " ") + `"`
 }
 
-// label is func@source@ranks, escaped. What does not fit is left out of the path first, then all of that, so that the
-// ranks are there.
-func label(b *box) string {
+// label is func@source@stuck|leak, escaped. What does not fit is left out of the path first, then all of that, then the
+// ranks that are not in it, so that those in it are there.
+func (l *layout) label(b *box) string {
 	fits := int(b.w / charWidth)
 	if fits < 3 {
 		return ""
@@ -319,8 +335,7 @@ func label(b *box) string {
 	if len(b.Lines) == 1 {
 		source += fmt.Sprintf(":%d", b.Lines[0])
 	}
-	name, ranks := hang.Foldable(b.Frame.Func), "@"+strings.ReplaceAll(b.Ranks.Brief(8), ",", "/")
-	return escape(shorten(name, source, ranks, min(fits, maxLabel)))
+	return escape(shorten(hang.Foldable(b.Frame.Func), source, "@"+l.folded(b.Node, 8), min(fits, maxLabel)))
 }
 
 // shorten puts them together in so many characters.
@@ -336,8 +351,11 @@ func shorten(name, source, ranks string, fits int) string {
 		}
 		rest = "../" + after
 	}
-	if n := fits - utf8.RuneCountInString(ranks); n >= minName || n >= utf8.RuneCountInString(name) {
-		return clip(name, n) + ranks
+	stuck, _, _ := strings.Cut(ranks, "|")
+	for _, shown := range []string{ranks, stuck} {
+		if n := fits - utf8.RuneCountInString(shown); n >= minName || n >= utf8.RuneCountInString(name) {
+			return clip(name, n) + shown
+		}
 	}
 	return clip(name+ranks, fits)
 }

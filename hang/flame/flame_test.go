@@ -102,9 +102,30 @@ func TestWidthIsRanksAndSuspectsComeFirst(t *testing.T) {
 	require.InDelta(t, z.Rect.X, x.Rect.X, 0.01)
 	require.InDelta(t, z.Rect.Y-rowHeight, x.Rect.Y, 0.01, "what was called is above")
 	require.Equal(t, []string{"", "s", "s", "", ""}, []string{main.Class, z.Class, x.Class, a.Class, b.Class})
-	require.Equal(t, "b@t.py:3 (2 ranks, 50.00%): 0-1; not here: 2-3; no data: 4", b.Title)
-	require.Equal(t, "b@t.py:3@0-1", b.Text)
+	require.Equal(t, "b@t.py:3@0-1|2-4 (2 ranks, 50.00%): 0-1; not here: 2-3; no data: 4", b.Title)
+	require.Equal(t, "b@t.py:3@0-1|2-4", b.Text)
 	require.Contains(t, d.Texts, "no data: 4 (1 rank)")
+}
+
+// The names of xpu_timer's pictures: leak has the ranks that have left nothing, too.
+func TestNamesAreThoseOfTheViewer(t *testing.T) {
+	var ev []hang.Evidence
+	for _, r := range []int{1, 2, 3, 9, 11, 12, 13, 14, 15} {
+		e := evidence("main")[0]
+		e.Rank = r
+		ev = append(ev, e)
+	}
+	tree := hang.Merge(world(16), ev, hang.MergeOptions{})
+	d, _ := draw(t, Picture{Title: "job", Sections: []Section{{"main threads", tree}}, NoData: tree.NoData})
+	main := d.find(t, "main")
+	require.Equal(t, "main@t.py:3@1-3/9/11-15|0/4-8/10", main.Text)
+	require.Equal(t, "main@t.py:3@1-3/9/11-15|0/4-8/10 (9 ranks, 100.00%): 1-3,9,11-15; no data: 0,4-8,10", main.Title)
+	all := hang.RanksOf()
+	for r := range 100 {
+		all.Add(2 * r)
+	}
+	l := layout{all: counts(all)}
+	require.Equal(t, "0/2 and 48 more|100/102 and 48 more", l.folded(&hang.Node{Ranks: all[:50]}, 2))
 }
 
 // The ranks are what a person looks for: a long path does not push them out of the box.
@@ -115,17 +136,19 @@ func TestLabelsKeepTheRanks(t *testing.T) {
 		fits         int
 		want         string
 	}{
-		{"all_reduce", file, 99, "all_reduce@" + file + "@0-1/3"},
-		{"all_reduce", file, 85, "all_reduce@../python3/dist-packages/torch/distributed/distributed_c10d.py:1541@0-1/3"},
-		{"all_reduce", file, 48, "all_reduce@../distributed_c10d.py:1541@0-1/3"},
-		{"all_reduce", file, 30, "all_reduce@0-1/3"},
-		{"all_reduce", file, 14, "all_re..@0-1/3"},
+		{"all_reduce", file, 99, "all_reduce@" + file + "@0-1/3|2"},
+		{"all_reduce", file, 87, "all_reduce@../python3/dist-packages/torch/distributed/distributed_c10d.py:1541@0-1/3|2"},
+		{"all_reduce", file, 48, "all_reduce@../distributed_c10d.py:1541@0-1/3|2"},
+		{"all_reduce", file, 30, "all_reduce@0-1/3|2"},
+		{"all_reduce", file, 14, "all_..@0-1/3|2"},
+		{"all_reduce", file, 13, "all_r..@0-1/3"},
 		{"all_reduce", file, 8, "all_re.."},
+		{"f", file, 9, "f@0-1/3|2"},
 		{"f", file, 7, "f@0-1/3"},
-		{"f", "", 20, "f@0-1/3"},
-		{"größer", "ärmer/größer.py", 27, "größer@../größer.py@0-1/3"},
+		{"f", "", 20, "f@0-1/3|2"},
+		{"größer", "ärmer/größer.py", 29, "größer@../größer.py@0-1/3|2"},
 	} {
-		got := shorten(c.name, c.source, "@0-1/3", c.fits)
+		got := shorten(c.name, c.source, "@0-1/3|2", c.fits)
 		require.Equal(t, c.want, got)
 		require.LessOrEqual(t, utf8.RuneCountInString(got), c.fits)
 	}
@@ -149,7 +172,7 @@ func TestApproximateFramesAreDrawnAsSuch(t *testing.T) {
 	_, text = draw(t, picture(evidence("main")))
 	require.NotContains(t, text, "Dashed")
 	require.NotContains(t, text, "Red frame")
-	require.Contains(t, text, "function@file:line@ranks")
+	require.Contains(t, text, "function@file:line@stuck|leak")
 }
 
 func TestNothingWritesMarkup(t *testing.T) {

@@ -13,8 +13,9 @@
   });
   // The ranks of a title stay; what does not fit is left out of the path.
   function shorten(text, fits) {
-    var m = /^(.*)@([^@]*) \(\d+ ranks?, .*?%\): ([^;]*)/.exec(text);
-    var tries = m ? [m[1] + "@" + m[2] + "@" + m[3], m[1] + "@" + m[2].replace(/^.*\//, "../") + "@" + m[3],
+    var m = /^(.*)@([^@]*)@([^@|]*)(\|[^@(]*) \(\d+ ranks?, /.exec(text);
+    var ranks = m && "@" + m[3] + m[4];
+    var tries = m ? [m[1] + "@" + m[2] + ranks, m[1] + "@" + m[2].replace(/^.*\//, "../") + ranks, m[1] + ranks,
                      m[1] + "@" + m[3]] : [text];
     for (var i = 0; i < tries.length; i++) { if (tries[i].length <= fits) { return tries[i]; } }
     return text.slice(0, fits - 2) + "..";

@@ -84,7 +84,7 @@ func TestChildrenAreShown(t *testing.T) {
 	require.Contains(t, text.String(), "train.py:10, after its main thread has ended by ValueError: x")
 	require.NoError(t, c.WritePicture(&picture, false))
 	require.Contains(t, picture.String(), ">children of ranks, such as workers of data loaders<")
-	require.Contains(t, picture.String(), "decode@/job/train.py:10 (2 ranks, 100.00%): 1-2")
+	require.Contains(t, picture.String(), "decode@/job/train.py:10@1-2|0/3 (2 ranks, 100.00%): 1-2")
 	require.NoError(t, c.WriteJSON(&doc))
 	back, err := ReadJSON(&doc)
 	require.NoError(t, err)
@@ -132,9 +132,9 @@ func TestReportIsADirectoryWithAllFiles(t *testing.T) {
 	link, _ = os.Readlink(filepath.Join(dir, Latest))
 	require.Equal(t, filepath.Base(again), link)
 
-	require.Contains(t, read(t, path, PythonStacks), "\nmain@/job/train.py:12@0-2|;step@/job/train.py:11@0-2|;"+
-		"load_batch@/job/train.py:10@2|0-1 1\n")
-	require.Contains(t, read(t, path, NativeStacks), "futex_wait@libc.so.6@0-2| 1\n")
+	require.Contains(t, read(t, path, PythonStacks), "\nmain@/job/train.py:12@0-2|3;step@/job/train.py:11@0-2|3;"+
+		"load_batch@/job/train.py:10@2|0-1/3 1\n")
+	require.Contains(t, read(t, path, NativeStacks), "futex_wait@libc.so.6@0-2|3 1\n")
 	for _, picture := range []string{PythonPicture, NativePicture} {
 		svg := read(t, path, picture)
 		require.NoError(t, xml.Unmarshal([]byte(svg), new(struct{})))
