@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/hang"
+	"dlrover-run/hang/report"
 	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 )
@@ -27,6 +29,8 @@ type hangSettings struct {
 	action hang.Action
 	limit  time.Duration // XPU_TIMER_HANG_TIMEOUT; 0: adaptive
 	files  string        // XPU_TIMER_TIMELINE_PATH
+	// xpuTimer: the job was started with xpu_timer in mind, so what its users look for is there, too.
+	xpuTimer bool
 }
 
 // xpuTimer begins the names of the variables of DLRover's xpu_timer.
@@ -58,10 +62,12 @@ func hangFeature() feature {
 
 // hangs reads the options, and the variables of xpu_timer that stand for some of them.
 func (r *resolver) hangs() (k hangSettings, err error) {
-	k = hangSettings{action: hang.Action(r.c.String("hang-action")), files: r.lookup("XPU_TIMER_TIMELINE_PATH")}
+	k = hangSettings{action: hang.Action(r.c.String("hang-action"))}
 	if k.mode, k.why, err = r.hangMode(); err != nil {
 		return k, err
 	}
+	k.xpuTimer = k.mode != hangOff && r.xpuTimer() != ""
+	k.files = cmp.Or(r.lookup(report.TimelinePath), report.Default(r.env, k.xpuTimer))
 	if k.mode != hangAuto && r.c.IsSet("start-deadline") {
 		return k, fmt.Errorf("--start-deadline needs to see steps, but hangs are found %s by %s: use --hang=auto", k.mode,
 			k.why)
@@ -95,15 +101,23 @@ func (r *resolver) hangMode() (m hangMode, why string, err error) {
 			return hangAuto, "--" + name, nil
 		}
 	}
-	if args := r.c.Args(); r.c.Bool("no-python") && len(args) > 0 && byXPUTimer(args) {
-		return hangAuto, guarded.XPUTimerLaunch, nil
+	if why = r.xpuTimer(); why != "" {
+		return hangAuto, why, nil
+	}
+	return hangOutside, "", nil
+}
+
+// xpuTimer is what shows that xpu_timer is meant: its launcher's name, or one of its variables; "" for nothing.
+func (r *resolver) xpuTimer() string {
+	if r.s.called.Name == guarded.XPUTimerLaunch || r.c.Bool("no-python") && byXPUTimer(r.c.Args()) {
+		return guarded.XPUTimerLaunch
 	}
 	for _, kv := range r.host.environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, xpuTimer) {
-			return hangAuto, "$" + name, nil
+			return "$" + name
 		}
 	}
-	return hangOutside, "", nil
+	return ""
 }
 
 // Bounds of XPU_TIMER_HANG_TIMEOUT.

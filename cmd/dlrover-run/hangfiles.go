@@ -35,16 +35,22 @@ func verdictOf(p hang.Picture, number uint64) hang.Verdict {
 	return p.Verdict
 }
 
-// write puts a case into files, and says where they are.
-func (h *hangs) write(c report.Case) {
+// directory is where files about hangs belong; "" if there is no such place, which has been said.
+func (h *hangs) directory() string {
 	logs := h.job.s.logs.dir
 	if logs == os.DevNull {
 		logs = ""
 	}
-	dir, skipped := report.Dir(os.LookupEnv, logs)
+	dir, skipped := report.Dir(os.LookupEnv, h.xpuTimer, logs)
 	for _, err := range skipped {
 		h.log.Warn("the evidence of the hang cannot be written where it belongs", "err", err)
 	}
+	return dir
+}
+
+// write puts a case into files, and says where they are.
+func (h *hangs) write(c report.Case) {
+	dir := h.directory()
 	if dir == "" {
 		return
 	}

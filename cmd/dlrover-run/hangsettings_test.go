@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/hang/report"
 )
 
 // hangsOf resolves the options of hang detection.
@@ -30,6 +31,7 @@ func hangsOf(t *testing.T, line string, env map[string]string) (hangSettings, er
 
 func TestHangOptions(t *testing.T) {
 	type vars = map[string]string
+	timeline := report.Default(func(string) (string, bool) { return "", false }, true) // root's; others have it at home
 	for _, c := range []struct {
 		line string
 		env  vars
@@ -47,13 +49,18 @@ func TestHangOptions(t *testing.T) {
 		{"--hang=outside --hang-action=restart", nil,
 			hangSettings{mode: hangOutside, why: "--hang=outside", action: hang.ActRestart}},
 		{"", vars{"XPU_TIMER_HANG_TIMEOUT": "300"},
-			hangSettings{mode: hangAuto, why: "$XPU_TIMER_HANG_TIMEOUT", action: hang.ActReport, limit: 5 * time.Minute}},
+			hangSettings{mode: hangAuto, why: "$XPU_TIMER_HANG_TIMEOUT", action: hang.ActReport, limit: 5 * time.Minute,
+				files: timeline, xpuTimer: true}},
 		{"", vars{"XPU_TIMER_TIMELINE_PATH": "/out"},
-			hangSettings{mode: hangAuto, why: "$XPU_TIMER_TIMELINE_PATH", action: hang.ActReport, files: "/out"}},
+			hangSettings{mode: hangAuto, why: "$XPU_TIMER_TIMELINE_PATH", action: hang.ActReport, files: "/out",
+				xpuTimer: true}},
 		{"", vars{"XPU_TIMER_BASEPORT": "1"}, hangSettings{mode: hangAuto, why: "$XPU_TIMER_BASEPORT",
-			action: hang.ActReport}},
+			action: hang.ActReport, files: timeline, xpuTimer: true}},
 		{"--hang=outside", vars{"XPU_TIMER_HANG_TIMEOUT": "1.5"},
-			hangSettings{mode: hangOutside, why: "--hang=outside", action: hang.ActReport, limit: 1500 * time.Millisecond}},
+			hangSettings{mode: hangOutside, why: "--hang=outside", action: hang.ActReport, limit: 1500 * time.Millisecond,
+				files: timeline, xpuTimer: true}},
+		{"--no-python /x/xpu_timer_launch", nil, hangSettings{mode: hangAuto, why: "xpu_timer_launch",
+			action: hang.ActReport, files: timeline, xpuTimer: true}},
 		{"--hang=off", vars{"XPU_TIMER_HANG_TIMEOUT": "soon"},
 			hangSettings{mode: hangOff, why: "--hang=off", action: hang.ActReport}},
 	} {

@@ -14,6 +14,7 @@ import (
 	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/hang/report"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 )
@@ -76,16 +77,26 @@ func observable(environ []string) (env []string, warning string) {
 		vars[name] = value
 	}
 	switch {
-	case vars["RANK"] == "" && vars["DLROVER_HANG"] == "": // before a launcher, which looks for itself
-		return with(environ, "DLROVER_HANG", "auto"), ""
-	case vars["RANK"] == "":
-		return environ, ""
+	case vars["RANK"] == "": // before a launcher, which looks for itself
+		return forLauncher(environ, vars), ""
 	case vars["DLROVER_HANG_DIR"] != "":
 		return withShim(environ, vars["PYTHONPATH"])
 	case vars["LOCAL_RANK"] != "" && vars["LOCAL_RANK"] != "0": // one warning a node will do
 		return environ, ""
 	}
 	return environ, "this worker's launcher does not look into it: let dlrover-run --hang=auto start the workers"
+}
+
+// forLauncher is the environment of a launcher that shall know that xpu_timer is meant.
+func forLauncher(environ []string, vars map[string]string) []string {
+	if vars["DLROVER_HANG"] == "" {
+		environ = with(environ, "DLROVER_HANG", "auto")
+	}
+	lookup := func(name string) (string, bool) { v, ok := vars[name]; return v, ok }
+	if dir := report.Default(lookup, true); dir != "" {
+		environ = with(environ, report.TimelinePath, dir)
+	}
+	return environ
 }
 
 // withShim puts the shim on PYTHONPATH again, if something between the launcher and this process has taken it away.

@@ -76,6 +76,17 @@ func TestXPUTimerLaunchBeforeALauncher(t *testing.T) {
 	require.NoError(t, err, stderr)
 	require.Equal(t, "2 watched\n2 watched\n", string(out), stderr)
 
+	// The launcher shall know that xpu_timer is meant, and make its directory when there is something to write.
+	cmd, stderr = asXPUTimer(t, []string{"DLROVER_HANG=off"}, "dlrover-run", "--standalone", "--no-python", "sh", "-c",
+		`echo "${DLROVER_HANG_DIR:+watched} $XPU_TIMER_TIMELINE_PATH"`)
+	out, err = cmd.Output()
+	require.NoError(t, err, stderr)
+	home := "/root"
+	if os.Geteuid() != 0 {
+		home = strings.TrimPrefix(cmd.Env[1], "HOME=")
+	}
+	require.Equal(t, " "+filepath.Join(home, "timeline")+"\n", string(out), stderr)
+
 	cmd, stderr = asXPUTimer(t, nil, "sh", "-c", `exec dlrover-run --standalone --no-python xpu_timer_launch sh -c '
 		echo $RANK ${DLROVER_HANG_DIR:+watched}'`)
 	cmd.Path, cmd.Args = "/bin/sh", cmd.Args[1:]

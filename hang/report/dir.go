@@ -16,23 +16,41 @@ import (
 // TimelinePath is xpu_timer's variable for the directory of its files.
 const TimelinePath = "XPU_TIMER_TIMELINE_PATH"
 
-// timeline is xpu_timer's directory without the variable.
+// timeline is xpu_timer's directory without the variable. Its processes are root's.
 const timeline = "/root/timeline"
 
 // Dir is where reports belong: $XPU_TIMER_TIMELINE_PATH, which is made if need be; else /root/timeline, if it is there;
-// else logDir, if it is not empty; else a directory of this user alone below the one for temporary files. What cannot
-// be written to is passed over; skipped says why the variable's or logDir was. Only if all fail dir is empty.
-func Dir(env func(string) (string, bool), logDir string) (dir string, skipped []error) {
-	return choose(env, timeline, logDir)
+// else logDir, if it is not empty; else a directory of this user alone below the one for temporary files. meant: the job
+// was started with xpu_timer in mind, so its default is made, /root/timeline or, for who is not root, ~/timeline. What
+// cannot be written to is passed over; skipped says why that was, of directories that would have been made. Only if all
+// fail dir is empty.
+func Dir(env func(string) (string, bool), meant bool, logDir string) (dir string, skipped []error) {
+	return choose(env, timeline, Default(env, meant), logDir)
 }
 
-func choose(env func(string) (string, bool), timeline, logDir string) (dir string, skipped []error) {
+// Default is xpu_timer's own directory for its files where no variable names one: "" if xpu_timer is not meant, a
+// variable does, or who is not root has no home.
+func Default(env func(string) (string, bool), meant bool) string {
+	home, _ := env("HOME")
+	switch named, _ := env(TimelinePath); {
+	case !meant || named != "":
+		return ""
+	case os.Geteuid() == 0:
+		return timeline
+	case !filepath.IsAbs(home):
+		return ""
+	}
+	return filepath.Join(home, filepath.Base(timeline))
+}
+
+func choose(env func(string) (string, bool), timeline, standard, logDir string) (dir string, skipped []error) {
 	named, _ := env(TimelinePath)
 	for _, c := range []struct {
 		dir  string
 		make bool
 		tell string
-	}{{named, true, "$" + TimelinePath}, {timeline, false, ""}, {logDir, true, "the directory of the logs"}} {
+	}{{named, true, "$" + TimelinePath}, {timeline, false, ""}, {standard, true, "xpu_timer's directory"},
+		{logDir, true, "the directory of the logs"}} {
 		if c.dir == "" {
 			continue
 		}

@@ -324,7 +324,7 @@ func TestWhereReportsBelong(t *testing.T) {
 		{file, timeline, "", private, "XPU_TIMER_TIMELINE_PATH"},
 		{"", timeline, file, private, "the directory of the logs"},
 	} {
-		got, skipped := choose(env(step.env), step.timeline, step.logs)
+		got, skipped := choose(env(step.env), step.timeline, "", step.logs)
 		require.Equal(t, step.want, got)
 		if step.skipped == "" {
 			require.Empty(t, skipped)
@@ -333,14 +333,37 @@ func TestWhereReportsBelong(t *testing.T) {
 		require.Len(t, skipped, 1)
 		require.Regexp(t, step.skipped, skipped[0])
 	}
+	home := filepath.Join(base, "home", "timeline")
+	got, skipped := choose(env(""), timeline, home, logs)
+	require.Equal(t, home, got)
+	require.Empty(t, skipped)
+	require.DirExists(t, home, "xpu_timer is meant")
+	got, skipped = choose(env(""), timeline, filepath.Join(file, "timeline"), logs)
+	require.Equal(t, logs, got)
+	require.ErrorContains(t, skipped[0], "no reports in xpu_timer's directory: mkdir "+file+": not a directory")
 	require.NoError(t, os.Chmod(private, 0o777))
-	_, skipped := choose(env(""), timeline, "")
+	_, skipped = choose(env(""), timeline, "", "")
 	require.Len(t, skipped, 1)
 	require.NoError(t, os.Remove(private))
 	require.NoError(t, os.Symlink(base, private))
-	got, skipped := choose(env(""), timeline, "")
+	got, skipped = choose(env(""), timeline, "", "")
 	require.Empty(t, got)
 	require.ErrorContains(t, skipped[0], "nobody else may write")
+}
+
+func TestDefaultOfXPUTimer(t *testing.T) {
+	env := func(vars map[string]string) func(string) (string, bool) {
+		return func(k string) (string, bool) { v, ok := vars[k]; return v, ok }
+	}
+	home := map[string]string{"HOME": "/home/u"}
+	require.Empty(t, Default(env(home), false))
+	require.Empty(t, Default(env(map[string]string{"HOME": "/home/u", TimelinePath: "/out"}), true))
+	if os.Geteuid() == 0 {
+		require.Equal(t, "/root/timeline", Default(env(home), true))
+		return
+	}
+	require.Equal(t, "/home/u/timeline", Default(env(home), true))
+	require.Empty(t, Default(env(map[string]string{"HOME": "."}), true))
 }
 
 // A reader of the directory finds complete files only.
