@@ -67,7 +67,7 @@ func (r *resolver) hangs() (k hangSettings, err error) {
 		return k, err
 	}
 	k.xpuTimer = k.mode != hangOff && r.xpuTimer() != ""
-	k.files = cmp.Or(r.lookup(report.TimelinePath), report.Default(r.env, k.xpuTimer))
+	k.files = cmp.Or(r.lookup("XPU_TIMER_TIMELINE_PATH"), report.Default(r.env, k.xpuTimer))
 	if k.mode != hangAuto && r.c.IsSet("start-deadline") {
 		return k, fmt.Errorf("--start-deadline needs to see steps, but hangs are found %s by %s: use --hang=auto", k.mode,
 			k.why)

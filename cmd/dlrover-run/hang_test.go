@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/hang/xpu"
 	"dlrover-run/launcher/torchpython"
 )
 
@@ -196,6 +197,15 @@ func (j *hangJob) evidence() {
 			return err == nil && len(data) > 0
 		})
 	}
+	for rank := range 4 { // each node writes those of its own ranks
+		eventually(j.t, "stacks of a rank", func() bool {
+			_, err := os.Stat(filepath.Join(j.files, xpu.Name(rank, 4)))
+			return err == nil
+		})
+	}
+	found, err := xpu.Read(j.files)
+	require.NoError(j.t, err)
+	require.Len(j.t, found.Evidence, 4, "%v", found.Notes)
 	dirs, err := filepath.Glob(filepath.Join(j.files, "hang-*"))
 	require.NoError(j.t, err)
 	require.Len(j.t, dirs, 1, "one node writes")

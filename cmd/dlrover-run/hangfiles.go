@@ -7,22 +7,68 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/report"
+	"dlrover-run/hang/xpu"
 )
 
 // keepTime bounds the writing of the evidence, from the judge's answer to the last file.
 const keepTime = 30 * time.Second
 
-// keep writes the evidence of a verdict to files.
-func (h *hangs) keep(a hang.Ask) {
+// keep writes what is known of a verdict to files: the stacks of this node's ranks for who looks for xpu_timer's files,
+// and, on the node of group rank 0, the evidence of all nodes. That is the newer one, and so what the viewer takes.
+func (h *hangs) keep(a hang.Ask, first bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), keepTime)
 	defer cancel()
+	dir := h.directory()
+	if dir == "" {
+		return
+	}
+	h.writeStacktraces(dir, a.Epoch)
+	if !first {
+		return
+	}
 	p, err := h.judge().Picture(ctx, h.job.s.runID, true)
 	if err != nil {
 		h.log.Warn("the evidence of the hang cannot be fetched from the judge", "err", err)
 		return
 	}
 	p.Verdict = verdictOf(p, a.Case)
-	h.write(report.Of(h.job.s.runID, time.Now(), p))
+	h.write(dir, report.Of(h.job.s.runID, time.Now(), p))
+}
+
+// stacktraces are the newest stacks of this node's ranks, as files of xpu_timer.
+type stacktraces struct {
+	epoch hang.Epoch
+	files map[string][]byte // by name; nil: nothing is known of the rank
+}
+
+// collected keeps the evidence that the judge gets for keep.
+func (h *hangs) collected(e hang.Epoch, world int) func([]hang.Evidence) {
+	return func(ev []hang.Evidence) {
+		if len(ev) == 0 {
+			return
+		}
+		files := map[string][]byte{}
+		for _, x := range ev {
+			files[xpu.Name(x.Rank, world)] = xpu.Format(x)
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.stacktraces = stacktraces{e, files}
+	}
+}
+
+func (h *hangs) writeStacktraces(dir string, e hang.Epoch) {
+	h.mu.Lock()
+	s := h.stacktraces
+	h.mu.Unlock()
+	if s.epoch != e || len(s.files) == 0 {
+		return
+	}
+	if err := report.WriteStacktraces(dir, s.files); err != nil {
+		h.log.Warn("the stacks of this node's workers cannot be written", "dir", dir, "err", err)
+		return
+	}
+	h.log.Info("the stacks of this node's workers are written", "dir", dir)
 }
 
 // verdictOf is the verdict that was told in a case; there may be a newer case by now.
@@ -49,11 +95,7 @@ func (h *hangs) directory() string {
 }
 
 // write puts a case into files, and says where they are.
-func (h *hangs) write(c report.Case) {
-	dir := h.directory()
-	if dir == "" {
-		return
-	}
+func (h *hangs) write(dir string, c report.Case) {
 	path, err := report.Write(dir, c)
 	if err != nil {
 		h.log.Warn("the evidence of the hang cannot be written", "err", err)

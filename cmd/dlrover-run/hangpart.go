@@ -62,6 +62,8 @@ type hangs struct {
 	watcher *watch.Watcher // of its workers; nil before and after
 	heard   uint64         // the newest of the judge's asks
 	told    uint64         // the case of the newest verdict
+
+	stacktraces stacktraces
 }
 
 func openHangs(j *job, k hangSettings) *hangs {
@@ -189,6 +191,9 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	if h.metrics != nil {
 		cfg.Looked = h.metrics.looked
 	}
+	if h.xpuTimer {
+		cfg.Collected = h.collected(cfg.Epoch, e.Place.WorldSize)
+	}
 	return cfg
 }
 
@@ -312,7 +317,8 @@ func (h *hangs) overLocked(a hang.Ask) {
 	h.metrics.over()
 }
 
-// tellLocked says the verdict. The node of group rank 0 keeps the evidence.
+// tellLocked says the verdict. The node of group rank 0 keeps the evidence, and each one what it has collected for who
+// looks for files of xpu_timer.
 func (h *hangs) tellLocked(a hang.Ask) {
 	attrs := []any{"round", a.Epoch.Round, "epoch", a.Epoch.Epoch, "kind", a.Kind, "confidence", a.Confidence,
 		"action", a.Action}
@@ -323,10 +329,11 @@ func (h *hangs) tellLocked(a hang.Ask) {
 	}
 	h.log.Log(context.Background(), level, "hang: "+printable.Line(a.Line), attrs...)
 	h.metrics.verdict(a)
-	if a.Again || a.Epoch != hangEpoch(h.epoch) || h.epoch.Place.GroupRank != 0 {
+	first := h.epoch.Place.GroupRank == 0
+	if a.Again || a.Epoch != hangEpoch(h.epoch) || !first && !h.xpuTimer {
 		return
 	}
-	h.writing.Go(func() { h.keep(a) })
+	h.writing.Go(func() { h.keep(a, first) })
 }
 
 // End implements launcher.Ender: what is being written comes to its end.

@@ -17,6 +17,7 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
+	"dlrover-run/hang/xpu"
 	"dlrover-run/launcher"
 )
 
@@ -162,9 +163,44 @@ func TestOldEvidenceIsRemoved(t *testing.T) {
 	past, err := report.Write(dir, report.Case{Job: "j", At: time.Now().Add(-2 * report.KeepFor)})
 	require.NoError(t, err)
 	h := &hangs{log: slog.New(slog.DiscardHandler), job: &job{s: &settings{runID: "j"}}}
-	h.write(report.Case{Job: "j", At: time.Now()})
+	h.write(h.directory(), report.Case{Job: "j", At: time.Now()})
 	left, err := filepath.Glob(filepath.Join(dir, "hang-j-*"))
 	require.NoError(t, err)
 	require.Len(t, left, 1)
 	require.NotEqual(t, past, left[0])
+}
+
+// Every node leaves files of xpu_timer of its own ranks, where xpu_timer is meant.
+func TestStacktracesOfAVerdict(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(report.TimelinePath, dir)
+	past := filepath.Join(dir, "00003-00004.stacktrace")
+	require.NoError(t, os.WriteFile(past, nil, 0o600))
+	h := &hangs{log: slog.New(slog.DiscardHandler), job: &job{s: &settings{runID: "j"}}}
+	h.xpuTimer = true
+	h.epoch.Place.GroupRank = 1
+	e := hang.Epoch{Term: 1}
+	h.epoch.Term = 1
+	collected := h.collected(e, 4)
+	collected([]hang.Evidence{{Worker: hang.Worker{Rank: 2, PID: 7}, Stacks: &hang.Stacks{Threads: []hang.Thread{{TID: 7,
+		Main: true, Python: []hang.Frame{{Func: "load", File: "t.py", Line: 3}}}}}}, {Worker: hang.Worker{Rank: 3}}})
+	collected(nil)
+	tell := hang.Ask{Seq: 1, Case: 1, Epoch: e, What: hang.TellVerdict, Line: "rank 2 hung", Suspects: []int{2}}
+	h.hear(tell)
+	h.writing.Wait()
+	found, err := xpu.Read(dir)
+	require.NoError(t, err)
+	require.Len(t, found.Evidence, 1)
+	require.Equal(t, "load", found.Evidence[0].Stacks.Threads[0].Python[0].Func)
+	require.Equal(t, 4, found.World.Ranks().Len())
+	require.NoFileExists(t, past, "nothing is known of rank 3 now")
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "00002-00004.stacktrace")))
+	tell.Seq, tell.Epoch = 2, hang.Epoch{Term: 2}
+	h.epoch.Term = 2
+	h.hear(tell)
+	h.writing.Wait()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries, "those are stacks of another epoch")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -151,9 +150,9 @@ func (c *call) noHangs(err error) error {
 }
 
 // mergeStacks does what xpu_timer's viewer does with a directory: it writes py_stack and cpp_stack, and pictures of
-// them, beside what it has read. A directory with a report of this program has all that there is.
+// them, there.
 func (p *program) mergeStacks(dir string, asJSON bool) error {
-	found, err := readStacks(dir)
+	found, err := p.readStacks(dir)
 	if err != nil {
 		return &foundError{fmt.Errorf("stacks --path=%s: %w", dir, err)}
 	}
@@ -164,22 +163,34 @@ func (p *program) mergeStacks(dir string, asJSON bool) error {
 	return err
 }
 
-func readStacks(dir string) (report.Case, error) {
+// sameHang is how much newer than a report xpu_timer's files may be that the nodes have written of the same hang.
+const sameHang = 5 * time.Second
+
+// readStacks takes what is newest of xpu_timer's files and our reports: those have the stacks of all nodes, whoever can
+// write here.
+func (p *program) readStacks(dir string) (report.Case, error) {
 	s, err := xpu.Read(dir)
-	if err == nil {
-		return report.Case{
-			Job: filepath.Base(absolute(dir)), At: s.At, World: s.World, Evidence: s.Evidence, Notes: s.Notes,
-		}, nil
-	}
-	if !errors.Is(err, xpu.ErrNone) {
+	path, at := report.Newest(dir)
+	switch {
+	case path != "" && (err != nil || s.At.Before(at.Add(sameHang))):
+		if path != dir {
+			fmt.Fprintf(p.stderr, "dlroverctl: the newest stacks are those in %s\n", printable.Line(path))
+		}
+		return readReport(path)
+	case errors.Is(err, xpu.ErrNone):
+		return report.Case{}, fmt.Errorf("%w, and no %s, nor a directory hang-* with one", err, report.JSONFile)
+	case err != nil:
 		return report.Case{}, err
 	}
-	f, open := openfile.Open(filepath.Join(dir, report.JSONFile), os.O_RDONLY, 0)
-	if errors.Is(open, fs.ErrNotExist) {
-		return report.Case{}, fmt.Errorf("%w, and no %s", err, report.JSONFile)
-	}
-	if open != nil {
-		return report.Case{}, open
+	return report.Case{
+		Job: filepath.Base(absolute(dir)), At: s.At, World: s.World, Evidence: s.Evidence, Notes: s.Notes,
+	}, nil
+}
+
+func readReport(dir string) (report.Case, error) {
+	f, err := openfile.Open(filepath.Join(dir, report.JSONFile), os.O_RDONLY, 0)
+	if err != nil {
+		return report.Case{}, err
 	}
 	defer f.Close()
 	return report.ReadJSON(f)

@@ -86,6 +86,42 @@ func TestReportsAreMergedAgain(t *testing.T) {
 	require.Equal(t, "f@??@0|1 1\n", string(text))
 }
 
+// What the nodes have written of a hang is in files of xpu_timer and in a report, which has all nodes. What was dumped
+// later is newer.
+func TestTheNewestStacksAreFound(t *testing.T) {
+	dir := dumped(t)
+	put := func(job string, at time.Time) string {
+		path, err := report.Write(dir, report.Case{
+			Job: job, At: at, World: hang.World{Nodes: []hang.WorldNode{{Name: "n", Slots: 4}}},
+			Evidence: []hang.Evidence{{Stacks: &hang.Stacks{Threads: []hang.Thread{{Main: true,
+				Python: []hang.Frame{{Func: "f"}}}}}}},
+		})
+		require.NoError(t, err)
+		return path
+	}
+	put("old", time.Now().Add(-time.Hour))
+	path := put("new", time.Now())
+	require.NoError(t, os.Remove(filepath.Join(dir, report.Latest))) // storage without links has none
+	view := func() (out, stderr string) {
+		var text, log strings.Builder
+		p := &program{stdout: &text, stderr: &log, env: noEnv, now: time.Now}
+		require.Zero(t, p.run(t.Context(), []string{viewer, "--path", dir}), log.String())
+		return text.String(), log.String()
+	}
+	out, note := view()
+	require.Contains(t, out, "STACKS job=new")
+	require.Equal(t, "dlroverctl: the newest stacks are those in "+path+"\n", note)
+	text, err := os.ReadFile(filepath.Join(dir, report.PythonStacks))
+	require.NoError(t, err)
+	require.Equal(t, "f@??@0|1-3 1\n", string(text), "where xpu_timer's viewer writes it")
+
+	later := time.Now().Add(time.Minute)
+	require.NoError(t, os.Chtimes(filepath.Join(dir, "00000-00004.stacktrace"), later, later))
+	out, note = view()
+	require.Contains(t, out, "all_reduce at t.py")
+	require.Empty(t, note)
+}
+
 func TestWrongUsesOfStacks(t *testing.T) {
 	d := newServed(t)
 	empty := t.TempDir()

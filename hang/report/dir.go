@@ -20,16 +20,15 @@ const TimelinePath = "XPU_TIMER_TIMELINE_PATH"
 const timeline = "/root/timeline"
 
 // Dir is where reports belong: $XPU_TIMER_TIMELINE_PATH, which is made if need be; else /root/timeline, if it is there;
-// else logDir, if it is not empty; else a directory of this user alone below the one for temporary files. meant: the job
-// was started with xpu_timer in mind, so its default is made, /root/timeline or, for who is not root, ~/timeline. What
-// cannot be written to is passed over; skipped says why that was, of directories that would have been made. Only if all
+// else Default, if it is not empty, and logDir; else a directory of this user alone below the one for temporary files.
+// What cannot be written to is passed over; skipped says why that was, of those that would have been made. Only if all
 // fail dir is empty.
 func Dir(env func(string) (string, bool), meant bool, logDir string) (dir string, skipped []error) {
 	return choose(env, timeline, Default(env, meant), logDir)
 }
 
-// Default is xpu_timer's own directory for its files where no variable names one: "" if xpu_timer is not meant, a
-// variable does, or who is not root has no home.
+// Default is xpu_timer's own directory for its files where no variable names one, if the job was started with xpu_timer
+// in mind (meant): /root/timeline, or ~/timeline of who is not root. "": there is none.
 func Default(env func(string) (string, bool), meant bool) string {
 	home, _ := env("HOME")
 	switch named, _ := env(TimelinePath); {

@@ -43,7 +43,7 @@ func Prune(path string, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("remove old reports: %w", err)
 	}
-	found, left := reportsOf(root, entries, now), map[string]int{}
+	found, left := reportsOf(root, entries, now, own), map[string]int{}
 	for i, r := range found {
 		if left[r.job]++; r.name == filepath.Base(path) {
 			continue
@@ -55,13 +55,14 @@ func Prune(path string, now time.Time) error {
 	return nil
 }
 
-// reportsOf finds a directory's reports, the newest first. What nobody has finished long ago is one of no time.
-func reportsOf(root *os.Root, names []string, now time.Time) (found []old) {
+// reportsOf finds the wanted ones of a directory's reports, the newest first. What nobody has finished long ago is one
+// of no time.
+func reportsOf(root *os.Root, names []string, now time.Time, wanted func(fs.FileInfo) bool) (found []old) {
 	shape := regexp.MustCompile(`^(\.?)hang-(.*)-(\d+)-\d+\.\d+\.\d+(-\d+)?(\.\d+)?$`)
 	for _, name := range names {
 		part := shape.FindStringSubmatch(name)
 		info, err := root.Lstat(name)
-		if part == nil || err != nil || !own(info) {
+		if part == nil || err != nil || !wanted(info) {
 			continue
 		}
 		r := old{name: name, job: part[2], info: info}

@@ -55,6 +55,45 @@ const (
 	TraceFile     = "trace.json"
 )
 
+// Newest is the newest report in dir, which may be one itself, and when it was written; "": there is none.
+func Newest(dir string) (path string, at time.Time) {
+	if info, err := os.Lstat(filepath.Join(dir, JSONFile)); err == nil {
+		return dir, info.ModTime()
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", time.Time{}
+	}
+	defer root.Close()
+	names, _ := list(root)
+	for _, r := range reportsOf(root, names, time.Now(), fs.FileInfo.IsDir) {
+		info, err := root.Lstat(filepath.Join(r.name, JSONFile))
+		if err == nil && info.Mode().IsRegular() && !r.at.IsZero() {
+			return filepath.Join(dir, r.name), info.ModTime()
+		}
+	}
+	return "", time.Time{}
+}
+
+// WriteStacktraces puts files of xpu_timer into dir, each in place of what has its name. The nil ones are removed: what
+// an earlier hang has left there would be taken for this one's.
+func WriteStacktraces(dir string, files map[string][]byte) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	var errs []error
+	for name, data := range files {
+		if data == nil {
+			_ = root.Remove(name)
+			continue
+		}
+		errs = append(errs, create(root, name, func(w io.Writer) error { _, err := w.Write(data); return err }))
+	}
+	return errors.Join(errs...)
+}
+
 // Latest is the link to the newest report of a directory.
 const Latest = "latest"
 
@@ -232,7 +271,7 @@ func (c Case) WritePicture(w io.Writer, native bool) error {
 	p := flame.Picture{Title: "merged " + of + " stacks of " + c.Job, Subtitle: c.headline(), Suspects: suspects}
 	if len(suspects) > 0 {
 		p.Sections = append(p.Sections, flame.Section{
-			Title: "suspects: " + ranks(suspects),
+			Title: "suspects: " + ranks(suspects) + " (leak: of these)",
 			Tree:  tree(hang.MergeOptions{Ranks: suspects.Has, Threads: main}),
 		})
 	}

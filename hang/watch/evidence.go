@@ -42,6 +42,9 @@ func (w *Watcher) answer(ctx context.Context, own *looker, a hang.Ask) {
 		r.Partial = "not everything could be read within " + budget.String()
 	}
 	w.works(r.Evidence)
+	if w.cfg.Collected != nil && a.What != hang.AskPages {
+		w.cfg.Collected(r.Evidence)
+	}
 	r.Store = w.store()
 	w.send(ctx, r)
 }

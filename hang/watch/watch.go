@@ -59,7 +59,9 @@ type Config struct {
 	Post func(context.Context, hang.Report) error
 	// Looked, if not nil, is told every look.
 	Looked func([]hang.Sample, []hang.Suspicion)
-	Log    *slog.Logger
+	// Collected, if not nil, sees the evidence with stacks that the judge gets. It must not keep it.
+	Collected func([]hang.Evidence)
+	Log       *slog.Logger
 
 	root string               // of /proc, in tests
 	now  func() time.Duration // in tests

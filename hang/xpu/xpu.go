@@ -1,4 +1,4 @@
-// Package xpu reads the stacks that xpu_timer has written: files <rank>-<world size>.stacktrace, each a message
+// Package xpu reads and writes the stacks of xpu_timer: files <rank>-<world size>.stacktrace, each a message
 // xpu_timer.server.Stacktrace of protocol buffers.
 package xpu
 
@@ -22,6 +22,12 @@ const (
 	maxFrames  = 1024 // of a thread, the innermost
 	maxWorld   = 1 << 20
 )
+
+// ending is that of the files' names.
+const ending = ".stacktrace"
+
+// mainThread is the name that Python gives a process's main thread.
+const mainThread = "MainThread"
 
 // ErrNone: the directory has no file of xpu_timer.
 var ErrNone = errors.New("there is no file <rank>-<world size>.stacktrace, such as 00003-00008.stacktrace")
@@ -70,7 +76,7 @@ func list(dir string) (found []file, notes []string, err error) {
 		return nil, nil, err
 	}
 	for _, e := range entries {
-		name, ok := strings.CutSuffix(e.Name(), ".stacktrace")
+		name, ok := strings.CutSuffix(e.Name(), ending)
 		if !ok {
 			continue
 		}
@@ -229,7 +235,7 @@ func parsePython(b []byte) (t hang.Thread, err error) {
 		}
 		return err
 	})
-	t.Main = t.Name == "MainThread" || pid != 0 && pid == t.TID
+	t.Main = t.Name == mainThread || pid != 0 && pid == t.TID
 	return t, err
 }
 

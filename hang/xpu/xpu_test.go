@@ -1,7 +1,6 @@
 package xpu
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,20 +13,6 @@ import (
 
 	"dlrover-run/hang"
 )
-
-// message writes protocol buffers as the reader does not: forwards.
-type message []byte
-
-func (m message) number(id int, v uint64) message {
-	return binary.AppendUvarint(binary.AppendUvarint(m, uint64(id)<<3|varint), v)
-}
-
-func (m message) text(id int, s string) message { return m.within(id, message(s)) }
-
-func (m message) within(id int, inner message) message {
-	m = binary.AppendUvarint(m, uint64(id)<<3|bytes)
-	return append(binary.AppendUvarint(m, uint64(len(inner))), inner...)
-}
 
 // dump is a file as xpu_timer's dump driver writes it.
 func dump() message {
@@ -87,7 +72,7 @@ func TestWhatIsNoMessageIsRefused(t *testing.T) {
 	}
 	var many message
 	for range maxThreads + 1 {
-		many = many.within(1, message{})
+		many = many.within(1, message{0x50, 0})
 	}
 	_, err := Parse(many)
 	require.ErrorContains(t, err, "4096 threads")
@@ -104,12 +89,57 @@ func TestDeepStacksAreCut(t *testing.T) {
 	require.Equal(t, "f0", e.Stacks.Threads[0].Native[0].Func, "the innermost are kept")
 }
 
+// What is written is read again, and looks the same to who merges it.
+func TestFormat(t *testing.T) {
+	lead := hang.Thread{TID: 1150, Name: "trainer", Main: true, State: 'R', Python: []hang.Frame{{Func: "step",
+		File: "t.py", Line: 3}, {}}}
+	main := hang.Thread{TID: 1142, Name: "python3", GIL: true, State: 'S',
+		Python: []hang.Frame{{Func: "join", File: "threading.py", Line: 1}},
+		Native: []hang.Frame{{Func: "futex_wait", File: "libc.so.6"}, {Func: "evil\xff", File: "main.c", Line: 15}}}
+	e := hang.Evidence{Worker: hang.Worker{Rank: 3, PID: 1142}, Error: "late", Samples: []hang.Sample{
+		{Proc: hang.Proc{State: 'R'}}, {Proc: hang.Proc{State: 'D'}}},
+		Stacks: &hang.Stacks{Error: "not all", Threads: []hang.Thread{lead, main, {TID: 1151, Name: "idle"}}}}
+	got, err := Parse(Format(e))
+	require.NoError(t, err)
+	unknown := []hang.Frame{{Func: "step", File: "t.py", Line: 3}, {Func: "??", File: "??"}}
+	require.Equal(t, hang.Evidence{
+		Worker:  hang.Worker{Rank: 3, PID: 1142},
+		Samples: []hang.Sample{{Proc: hang.Proc{State: 'D'}}},
+		Stacks: &hang.Stacks{Error: "not all\nlate", Threads: []hang.Thread{
+			{TID: 1150, Name: "trainer", Python: unknown},
+			{TID: 1142, Name: mainThread, Main: true, GIL: true, Python: main.Python},
+			{TID: 1142, Name: "python3", Main: true, Native: []hang.Frame{{Func: "futex_wait", File: "libc.so.6"},
+				{Func: "evil\ufffd", File: "main.c", Line: 15}}},
+		}},
+	}, got)
+	for _, native := range []bool{false, true} {
+		o := hang.MergeOptions{Native: native, Lines: true, States: true}
+		world := hang.World{Nodes: []hang.WorldNode{{Slots: 8}}}
+		var want, have strings.Builder
+		_, _ = hang.Merge(world, []hang.Evidence{e}, o).Folded(&want)
+		_, _ = hang.Merge(world, []hang.Evidence{got}, o).Folded(&have)
+		require.Equal(t, want.String(), have.String())
+	}
+	require.Equal(t, "00003-00008.stacktrace", Name(3, 8))
+	require.Equal(t, "123456-200000.stacktrace", Name(123456, 200000))
+}
+
+// A rank of which nothing is known has no file, one that could not be read says why.
+func TestFormatOfLittle(t *testing.T) {
+	require.Nil(t, Format(hang.Evidence{Worker: hang.Worker{Rank: 1, PID: 7}, Stacks: &hang.Stacks{}}))
+	e, err := Parse(Format(hang.Evidence{Worker: hang.Worker{Rank: 1, PID: 7}, Error: "the process is gone"}))
+	require.NoError(t, err)
+	require.Equal(t, "the process is gone", e.Stacks.Error)
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(dump()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if e, err := Parse(b); err == nil {
 			e.Rank = 0
 			hang.Merge(hang.World{}, []hang.Evidence{e}, hang.MergeOptions{Native: true, States: true})
+			_, err := Parse(Format(e))
+			require.NoError(t, err)
 		}
 	})
 }
