@@ -501,7 +501,7 @@ func (c *Case) tell(decided, again bool) {
 	f, v := c.file, c.file.verdict
 	f.told++
 	a := Ask{What: TellVerdict, Case: f.id, Line: clipText(v.Line, maxLine), Kind: v.Kind, Confidence: v.Confidence,
-		Age: v.Age, Action: ActReport, Decided: decided, Again: again}
+		Age: v.Age, Action: ActReport, Decided: decided, Again: again, Waiting: clipRanks(v.Waiting, maxLine/2)}
 	if decided {
 		a.Action, _ = c.action()
 	}

@@ -242,7 +242,7 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	require.Equal(t, line, s.notes[1].Text)
 	require.Equal(t, Ask{
 		Seq: s.asks[2].Seq, Case: p.Case, Epoch: s.world.Epoch, What: TellVerdict, Line: line, Kind: KindBehind,
-		Confidence: High, Age: p.Verdicts[0].Verdict.Age, Suspects: []int{2}, Action: ActReport,
+		Confidence: High, Age: p.Verdicts[0].Verdict.Age, Suspects: []int{2}, Waiting: "0-1,3", Action: ActReport,
 	}, s.asks[2])
 	require.Equal(t, "n1", s.notes[1].Node)
 	require.InDelta(t, 22, p.Verdicts[0].Verdict.Age.Seconds(), 1, "since the last progress")
@@ -970,5 +970,11 @@ func TestSpec(t *testing.T) {
 		"after=-1s"} {
 		_, err := ParseSpec(text)
 		require.ErrorContains(t, err, fmt.Sprintf("hang detection %q", text))
+	}
+}
+
+func TestRanksAreClippedBetweenThem(t *testing.T) {
+	for room, want := range map[int]string{8: "0-1,3,75", 7: "0-1,3", 5: "0-1,3", 4: "0-1", 3: "0-1", 2: "", 0: ""} {
+		require.Equal(t, want, clipRanks("0-1,3,75", room), room)
 	}
 }

@@ -6,6 +6,14 @@ import (
 	"time"
 )
 
+// clipRanks leaves the first ranks of a text such as 0-1,3, in so many bytes.
+func clipRanks(ranks string, room int) string {
+	if len(ranks) <= room {
+		return ranks
+	}
+	return ranks[:max(strings.LastIndexByte(ranks[:room+1], ','), 0)]
+}
+
 // maxLine bounds a Line that is told, in bytes: a notice has 4 KiB.
 const maxLine = 1 << 10
 

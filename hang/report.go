@@ -89,6 +89,7 @@ type Ask struct {
 	Confidence Confidence    `json:"confidence,omitempty"`
 	Age        time.Duration `json:"age,omitempty"`      // since the last progress
 	Suspects   []int         `json:"suspects,omitempty"` // their ranks, the first 64
+	Waiting    string        `json:"waiting,omitempty"`  // the ranks that wait for them, as 0-1,3; the first of many
 	// Action is what follows the verdict by itself.
 	Action Action `json:"action,omitempty"`
 	// Decided: there was no progress for so long that it counts as a hang, and is acted upon. Until then it is told only.

@@ -28,7 +28,8 @@ type hangRank struct {
 	sample    hang.Sample
 	moved     time.Duration // when it was last seen to make progress
 	suspected bool
-	hung      bool
+	hung      bool // the others wait for it
+	waits     bool // in a hang, for others
 }
 
 func newHangMetrics(s *settings) *hangMetrics {
@@ -47,6 +48,7 @@ func (m *hangMetrics) looked(samples []hang.Sample, suspected []hang.Suspicion) 
 			r = &hangRank{moved: s.At}
 		} else if hang.Progressed(r.sample, s) {
 			r.moved, r.hung = s.At, false
+			r.waits = r.waits && s.Page == nil // who waits for a device works hard, as it looks from outside
 		}
 		was := r.suspected
 		r.local, r.sample = s.Local, s
@@ -74,10 +76,10 @@ func (m *hangMetrics) verdict(a hang.Ask) {
 	if !a.Counts() {
 		return // what alerts and DLRover's master act upon is not told early
 	}
-	for _, rank := range a.Suspects {
-		if r := m.ranks[rank]; r != nil {
-			r.hung = true
-		}
+	waiting, _ := hang.ParseRanks(a.Waiting)
+	for rank, r := range m.ranks { // what was told of many ranks is not all of them
+		r.hung = r.hung || slices.Contains(a.Suspects, rank)
+		r.waits = r.waits || r.suspected || slices.Contains(waiting, rank)
 	}
 }
 
@@ -88,7 +90,7 @@ func (m *hangMetrics) over() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range m.ranks {
-		r.hung = false
+		r.hung, r.waits = false, false
 	}
 }
 
@@ -149,14 +151,15 @@ func (m *hangMetrics) tellRank(s *exposition.Scrape, rank int, r *hangRank) {
 		m.tellGroups(s, p.Groups, label)
 	}
 	s.Gauge("dlrover_hang_shim", "1 if the shim of hang detection tells of the worker.", shim, label)
-	s.Gauge("XPU_TIMER_COMMON_HANG", "1 while the job waits for this worker in a hang; the name is xpu_timer's.",
-		hung(r), label, exposition.Label{Name: "local_rank", Value: strconv.Itoa(r.local)},
+	s.Gauge("XPU_TIMER_COMMON_HANG",
+		"1 for each worker that stands still in a hang, or waits for others that do; the name is xpu_timer's.",
+		still(r), label, exposition.Label{Name: "local_rank", Value: strconv.Itoa(r.local)},
 		exposition.Label{Name: "ip", Value: m.ip}, exposition.Label{Name: "pod_name", Value: m.pod},
 		exposition.Label{Name: "job_name", Value: m.job})
 }
 
-func hung(r *hangRank) float64 {
-	if r.hung {
+func still(r *hangRank) float64 {
+	if r.hung || r.waits {
 		return 1
 	}
 	return 0

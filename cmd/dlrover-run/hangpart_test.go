@@ -91,6 +91,44 @@ func TestVerdictsAreSaidOnce(t *testing.T) {
 	require.Contains(t, out.String(), "the same version")
 }
 
+// As with xpu_timer, where the kernel of each of them does not end.
+func TestEveryRankOfAHangIsInTheMetric(t *testing.T) {
+	m := newHangMetrics(&settings{runID: "j"})
+	at := func(d time.Duration, steps ...uint64) (ss []hang.Sample) {
+		for rank, n := range steps {
+			s := hang.Sample{Worker: hang.Worker{Rank: rank, PID: 9 + rank}, At: d}
+			if rank < 4 {
+				s.Page = &hang.Page{PID: s.PID, Steps: n}
+			}
+			s.Proc.Switches, s.Proc.MainCPU = n*1000, time.Duration(n)*time.Second
+			ss = append(ss, s)
+		}
+		return ss
+	}
+	still := func(want ...int) {
+		t.Helper()
+		text := scraped(m)
+		for rank, n := range want {
+			require.Regexp(t, fmt.Sprintf(`XPU_TIMER_COMMON_HANG\{rank="%d",[^}]*\} %d\n`, rank, n), text)
+		}
+	}
+	m.looked(at(time.Second, 5, 5, 5, 5, 5), []hang.Suspicion{{Rank: 2}})
+	told := hang.Ask{What: hang.TellVerdict, Suspects: []int{1}, Waiting: "0,4"}
+	m.verdict(told)
+	still(0, 0, 0, 0, 0)
+	told.Decided = true
+	m.verdict(told)
+	still(1, 1, 1, 0, 1)
+	require.Contains(t, scraped(m), `dlrover_hang_state{rank="1"} 3`)
+	require.NotContains(t, scraped(m), `dlrover_hang_state{rank="0"} 3`, "whom to blame is told apart")
+	m.looked(at(2*time.Second, 5, 5, 5, 6, 6), []hang.Suspicion{{Rank: 2}})
+	still(1, 1, 1, 0, 1) // rank 4 has no page and waits by looking again and again
+	m.looked(at(3*time.Second, 6, 6, 6, 7, 7), nil)
+	still(0, 0, 0, 0, 1)
+	m.over()
+	still(0, 0, 0, 0, 0)
+}
+
 // An older judge does not say that a verdict is decided, but what it does about it.
 func TestVerdictsOfAnOlderJudge(t *testing.T) {
 	var out strings.Builder
