@@ -103,6 +103,9 @@ func refuse(err error, s *settings) int {
 	var unusable *unusableError
 	if errors.As(err, &unusable) {
 		console.Complain(console.Stderr, "dlrover-run", err)
+		if s.called.command.Alone {
+			return refusedWith(err, policy.CannotExecute, shellStatus(err))
+		}
 		return refused(err, policy.CannotExecute, s.codes)
 	}
 	s.called.usage(err)

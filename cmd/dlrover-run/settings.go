@@ -574,7 +574,10 @@ func (r *resolver) executable(script string, rest []string) error {
 		found = r.s.inWorkdir(script)
 	}
 	path, err := r.host.lookPath(found)
-	if err != nil {
+	switch {
+	case err != nil && r.s.called.command.Alone:
+		return &unusableError{fmt.Errorf("cannot execute %q: %w", script, err)}
+	case err != nil:
 		return &unusableError{fmt.Errorf("--no-python: cannot execute %q: %w", script, err)}
 	}
 	r.s.program = program{path: path, args: append([]string{script}, rest...), own: 1, name: script}
@@ -583,6 +586,8 @@ func (r *resolver) executable(script string, rest []string) error {
 
 // unusableError is a program that cannot be executed: not a usage error to argparse.
 type unusableError struct{ error }
+
+func (e *unusableError) Unwrap() error { return e.error }
 
 // checkScript opens the script as Python will. A directory or a zip file with a
 // __main__ is a script, too.

@@ -59,7 +59,10 @@ func writeTermination(path string, flags int, text []byte) error {
 
 // refused is the last word of a launcher that starts nothing; nobody could be told why it cannot be written.
 func refused(err error, reason policy.Reason, codes policy.CodePolicy) int {
-	code := reason.Code(codes, policy.Nobody)
+	return refusedWith(err, reason, reason.Code(codes, policy.Nobody))
+}
+
+func refusedWith(err error, reason policy.Reason, code int) int {
 	line := "dlrover-run: error: " + firstLineOf(err)
 	_ = lastWords(verdict.Termination{Line: line, Reason: reason.String(), ExitCode: code})
 	return code

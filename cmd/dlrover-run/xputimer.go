@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,7 +68,15 @@ func becomeCommand(command, environ []string, stdout, stderr io.Writer) int {
 		err = syscall.Exec(path, command, env)
 	}
 	console.Complain(stderr, guarded.XPUTimerLaunch, fmt.Errorf("cannot execute %q: %w", command[0], err))
-	return policy.CannotExecute.Code(policy.TorchrunCodes, policy.Nobody)
+	return shellStatus(err)
+}
+
+// shellStatus is the exit status of a shell whose exec has failed: xpu_timer's launcher is one.
+func shellStatus(err error) int {
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return 127
+	}
+	return 126
 }
 
 // observable is an environment in which Python tells of its progress; the warning says why nobody will hear of it.

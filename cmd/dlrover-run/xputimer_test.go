@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -105,9 +106,16 @@ func TestXPUTimerLaunchOfNothing(t *testing.T) {
 	require.NoError(t, err, stderr)
 	require.Contains(t, string(out), "usage: xpu_timer_launch COMMAND")
 
+}
+
+// As the shell that xpu_timer's launcher is.
+func TestXPUTimerLaunchOfWhatIsNotThere(t *testing.T) {
 	for _, vars := range [][]string{nil, {"RANK=0", "LOCAL_RANK=1"}} {
-		cmd, stderr = asXPUTimer(t, vars, "/none/such")
-		require.Error(t, cmd.Run())
-		require.Contains(t, stderr.String(), `cannot execute "/none/such"`)
+		for command, code := range map[string]int{"/none/such": 127, "none-such": 127, "/etc/passwd": 126, "/": 126} {
+			cmd, stderr := asXPUTimer(t, vars, command)
+			require.Error(t, cmd.Run())
+			require.Contains(t, stderr.String(), fmt.Sprintf("error: cannot execute %q: ", command))
+			require.Equal(t, code, cmd.ProcessState.ExitCode(), "%v %s", vars, command)
+		}
 	}
 }
