@@ -17,6 +17,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/pytree"
 	"dlrover-run/hang"
+	"dlrover-run/hang/dump"
 	"dlrover-run/hang/flight"
 	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/ras"
@@ -62,8 +63,10 @@ type hangs struct {
 	watcher *watch.Watcher // of its workers; nil before and after
 	heard   uint64         // the newest of the judge's asks
 	told    uint64         // the case of the newest verdict
+	present present
 
 	stacktraces stacktraces
+	dumps       *dump.Server // nil: nobody can ask for one
 }
 
 func openHangs(j *job, k hangSettings) *hangs {
@@ -72,6 +75,7 @@ func openHangs(j *job, k hangSettings) *hangs {
 	if k.mode == hangAuto {
 		j.python.add(hangShim)
 		h.pages = newHangPages(j.s.shmDir, j.log)
+		h.serveDumps()
 	}
 	return h
 }
@@ -134,8 +138,11 @@ func (h *hangs) Stopped(why launcher.StopInfo) {
 
 // Watch implements launcher.Watcher.
 func (h *hangs) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launcher.Control) {
+	h.attend(present{e, pids})
+	defer h.leave(e)
 	if h.job.endpoint.python() != nil {
-		return // DLRover's master has no judge of hangs that we could ask
+		<-ctx.Done() // DLRover's master has no judge of hangs that we could ask
+		return
 	}
 	cfg := h.config(e, pids)
 	room := outputRoom / max(1, e.Place.WorldSize)
@@ -150,6 +157,22 @@ func (h *hangs) Watch(ctx context.Context, e launcher.Epoch, pids []int, c launc
 	defer h.mu.Unlock()
 	if h.watcher == w {
 		h.watcher = nil
+	}
+}
+
+// attend notes which workers run now.
+func (h *hangs) attend(p present) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.present = p
+}
+
+// leave: they do not any more, unless those of another epoch do.
+func (h *hangs) leave(e launcher.Epoch) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if hangEpoch(h.present.epoch) == hangEpoch(e) {
+		h.present.pids = nil
 	}
 }
 
@@ -352,7 +375,12 @@ func (h *hangs) End(e launcher.Ending) {
 	}
 }
 
-func (h *hangs) release() { h.pages.remove() }
+func (h *hangs) release() {
+	if h.dumps != nil {
+		_ = h.dumps.Close()
+	}
+	h.pages.remove()
+}
 
 // hangPages is where the shims of this node's workers write: a directory for each epoch. The methods of nil have
 // nothing to do.

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +17,8 @@ import (
 
 	"dlrover-run/cmd/internal/exposition"
 	"dlrover-run/hang"
+	"dlrover-run/hang/dump"
+	"dlrover-run/hang/pystack"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
@@ -127,6 +131,72 @@ func TestEveryRankOfAHangIsInTheMetric(t *testing.T) {
 	still(0, 0, 0, 0, 1)
 	m.over()
 	still(0, 0, 0, 0, 0)
+}
+
+// sleeper is a Python that sleeps in a function load.
+func sleeper(t *testing.T) int {
+	t.Helper()
+	cmd := exec.Command("python3", "-c", "import time\ndef load():\n  print(flush=True)\n  time.sleep(1000)\nload()")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	_, err = out.Read(make([]byte, 1))
+	require.NoError(t, err)
+	eventually(t, "it sleeps", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+		return err == nil && strings.Contains(string(stat), ") S ")
+	})
+	return cmd.Process.Pid
+}
+
+func TestDumpsOnDemand(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("SKIPPED: DUMPS ON DEMAND ARE NOT TESTED: there is no python3")
+	}
+	h := &hangs{log: slog.New(slog.DiscardHandler), stacks: sync.OnceValue(pystack.New),
+		job: &job{s: &settings{runID: "j"}}}
+	h.xpuTimer = true
+	place := launcher.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4}
+	e := launcher.Epoch{Directive: launcher.Directive{Term: 1, Place: place}}
+	pids := []int{sleeper(t), sleeper(t)}
+	h.attend(present{e, pids})
+	dir := filepath.Join(t.TempDir(), "is", "made")
+	all := dump.Answer{Run: "j", World: 4, Workers: []dump.Worker{{Rank: 2, PID: pids[0]}, {Rank: 3, PID: pids[1]}}}
+	require.Equal(t, all, h.dump(t.Context(), dump.Request{}), "who is there")
+	require.NoDirExists(t, dir)
+
+	a := h.dump(t.Context(), dump.Request{Dir: dir, Ranks: []int{3}, Python: true})
+	require.Equal(t, []string{filepath.Join(dir, "00003-00004.stacktrace")}, a.Files, a)
+	s, err := xpu.Read(dir)
+	require.NoError(t, err)
+	require.Len(t, s.Evidence, 1)
+	require.Equal(t, "load", s.Evidence[0].Stacks.Threads[0].Python[0].Func)
+	require.Equal(t, byte('S'), s.Evidence[0].Samples[0].Proc.State)
+	require.Len(t, s.Evidence[0].Stacks.Threads, 1, "native stacks are not wanted")
+
+	t.Setenv(report.TimelinePath, filepath.Join(dir, "named"))
+	a = h.dump(t.Context(), dump.Request{Native: true})
+	require.Len(t, a.Files, 2, a)
+	s, err = xpu.Read(filepath.Join(dir, "named"))
+	require.NoError(t, err)
+	for _, e := range s.Evidence {
+		require.NotEmpty(t, e.Stacks.Threads[0].Native)
+		require.Empty(t, e.Stacks.Threads[0].Python)
+	}
+
+	for want, r := range map[string]dump.Request{
+		"is no absolute path": {Dir: "x", Python: true}, "none of these workers": {Ranks: []int{0}, Python: true},
+		"not a directory": {Dir: "/dev/null/x", Python: true},
+	} {
+		require.Contains(t, h.dump(t.Context(), r).Error, want)
+	}
+	later := e
+	later.Term = 2
+	h.leave(later)
+	require.Equal(t, all, h.dump(t.Context(), dump.Request{}), "another epoch has ended")
+	h.leave(e)
+	require.Contains(t, h.dump(t.Context(), dump.Request{Python: true}).Error, "none of these workers run now")
 }
 
 // An older judge does not say that a verdict is decided, but what it does about it.

@@ -33,6 +33,9 @@ func (c *call) bundle() (err error) {
 	if dir == "" {
 		dir = "."
 	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return &foundError{fmt.Errorf("bundle: %w", err)}
+	}
 	path := filepath.Join(dir, name+".tar.gz")
 	staged := filepath.Join(dir, fmt.Sprintf(".%s.%d", name, os.Getpid()))
 	f, err := os.OpenFile(staged, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) // logs may hold secrets

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -76,6 +77,7 @@ Names of other launchers:
   install-names DIR [NAME...]    links in DIR by which dlrover-run answers to
                                  deepspeed, msrun, torchrun and xpu_timer_launch,
                                  and dlroverctl to xpu_timer_stacktrace_viewer
+                                 and xpu_timer_dump_driver
 
 Exit status: 0 done; 1 the daemon refuses, is not there, or has nothing of that
 name, or a checkpoint is damaged; 2 the command line is wrong, or there are no
@@ -108,6 +110,9 @@ type foundError struct{ error }
 func (e *foundError) Unwrap() error { return e.error }
 
 func (p *program) run(ctx context.Context, args []string) int {
+	if len(args) > 0 && filepath.Base(args[0]) == driver {
+		return p.driverMain(ctx, args)
+	}
 	a := p.app()
 	if args = viewerArgs(args); len(args) < 2 || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help.Print(p.stdout, a, "COMMAND ARGUMENTS [options]")

@@ -48,7 +48,7 @@ type link struct{ name, program string }
 // linksOf are the links to the programs in a directory that are wanted, all if none is named.
 func linksOf(programs string, wanted []string) ([]link, error) {
 	launcher, ctl := filepath.Join(programs, "dlrover-run"), filepath.Join(programs, "dlroverctl")
-	all := []link{{viewer, ctl}}
+	all := []link{{viewer, ctl}, {driver, ctl}}
 	for _, l := range native.Launchers() {
 		all = append(all, link{l.Name, launcher})
 	}

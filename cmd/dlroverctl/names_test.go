@@ -44,9 +44,11 @@ func TestInstallNames(t *testing.T) {
 		require.Equal(t, "dlrover-run", target)
 		require.Contains(t, out, "made "+filepath.Join(bin, l.Name)+" -> dlrover-run\n")
 	}
-	target, err := os.Readlink(filepath.Join(bin, viewer))
-	require.NoError(t, err)
-	require.Equal(t, "dlroverctl", target)
+	for _, name := range []string{viewer, driver} {
+		target, err := os.Readlink(filepath.Join(bin, name))
+		require.NoError(t, err)
+		require.Equal(t, "dlroverctl", target)
+	}
 	require.True(t, strings.HasSuffix(out, "note: "+bin+" is not in $PATH\n"), out)
 
 	t.Setenv("PATH", bin)
@@ -54,7 +56,7 @@ func TestInstallNames(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, out, "made")
 	require.NotContains(t, out, "note")
-	require.Equal(t, len(native.Launchers())+1, strings.Count(out, "kept"))
+	require.Equal(t, len(native.Launchers())+2, strings.Count(out, "kept"))
 }
 
 // Links from elsewhere: relative in the same tree, through a link to the directory, too.

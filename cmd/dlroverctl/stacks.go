@@ -38,7 +38,7 @@ func viewerArgs(args []string) []string {
 func pathOption() cli.Flag {
 	return &cli.StringFlag{Name: "path", Aliases: []string{"p"}, Category: runOptions,
 		Usage: "`DIR`: stacks: whose *.stacktrace files, or report, to merge; with RUN, where to write the report; " +
-			"bundle: where to write"}
+			"bundle: where to write. What is written to is made if need be"}
 }
 
 // stacks are the commands that show what workers are doing.
@@ -81,6 +81,11 @@ const (
 func (c *call) showStacks() error {
 	if _, err := c.status(); err != nil {
 		return err
+	}
+	if dir := c.args.String("path"); dir != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return &foundError{fmt.Errorf("stacks: %w", err)}
+		}
 	}
 	found, err := c.collect(serve.Over(c.client))
 	if err != nil {

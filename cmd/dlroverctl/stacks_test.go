@@ -180,5 +180,8 @@ func TestBundleHasWhatTheDaemonKnows(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "logs may hold secrets")
 
-	d.fails(1, "no such file", "bundle", "job 7", "--path", filepath.Join(dir, "none"))
+	deep := filepath.Join(dir, "is", "made")
+	require.FileExists(t, strings.TrimSpace(d.ok("bundle", "job 7", "-p", deep)))
+	d.fails(1, "not a directory", "bundle", "job 7", "--path", filepath.Join(path, "none"))
+	d.fails(1, "not a directory", "stacks", "job 7", "--path", filepath.Join(path, "none"))
 }

@@ -1,0 +1,104 @@
+package dump
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// served is a directory as a launcher has it.
+func served(t *testing.T, answer func(context.Context, Request) Answer) (path string, s *Server) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "hang-x")
+	require.NoError(t, mkdir(dir))
+	s, err := Serve(dir, answer)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return filepath.Join(dir, socket), s
+}
+
+func mkdir(dir string) error { return os.MkdirAll(dir, 0o700) }
+
+func TestLaunchersAreFoundAndAnswer(t *testing.T) {
+	path, s := served(t, func(_ context.Context, r Request) Answer {
+		return Answer{Run: r.Dir, World: r.Steps, Workers: []Worker{{Rank: r.Ranks[0], PID: 7}}}
+	})
+	found, err := Find()
+	require.NoError(t, err)
+	require.Contains(t, found, path)
+	a, err := Ask(t.Context(), path, Request{Dir: "/x", Steps: 4, Ranks: []int{3}})
+	require.NoError(t, err)
+	require.Equal(t, Answer{Run: "/x", World: 4, Workers: []Worker{{3, 7}}}, a)
+	require.NoError(t, s.Close())
+	_, err = Ask(t.Context(), path, Request{})
+	require.True(t, Gone(err), "%v", err)
+	found, err = Find()
+	require.NoError(t, err)
+	require.NotContains(t, found, path)
+}
+
+// Whoever asks may go: the launcher stops what it does for them.
+func TestWhoAsksMayGo(t *testing.T) {
+	began, ended := make(chan struct{}), make(chan struct{})
+	path, _ := served(t, func(ctx context.Context, _ Request) Answer {
+		close(began)
+		<-ctx.Done()
+		close(ended)
+		return Answer{}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-began; cancel() }()
+	_, err := Ask(ctx, path, Request{})
+	require.ErrorIs(t, err, context.Canceled)
+	<-ended
+}
+
+func TestALauncherThatEnds(t *testing.T) {
+	began := make(chan struct{})
+	path, s := served(t, func(ctx context.Context, _ Request) Answer {
+		close(began)
+		<-ctx.Done()
+		return Answer{}
+	})
+	go func() { <-began; _ = s.Close() }()
+	_, err := Ask(t.Context(), path, Request{})
+	require.ErrorContains(t, err, "the launcher has ended meanwhile")
+}
+
+func TestWhatIsNoRequest(t *testing.T) {
+	path, _ := served(t, func(context.Context, Request) Answer { return Answer{Run: "j"} })
+	for text, want := range map[string]string{"{\n": "need the same version", "{}\n": `"run":"j"`, "[1]\n": "version"} {
+		c, err := net.Dial("unix", path)
+		require.NoError(t, err)
+		_, err = c.Write([]byte(text))
+		require.NoError(t, err)
+		var b [4096]byte
+		n, err := c.Read(b[:])
+		require.NoError(t, err)
+		require.Contains(t, string(b[:n]), want)
+		require.NoError(t, c.Close())
+	}
+}
+
+func TestSocketsAreKnownByTheirPlace(t *testing.T) {
+	require.Equal(t, []string{"/dev/shm/dlrover-0/hang-ab/dump", "/tmp/my shm/hang-c/dump"}, sockets(
+		"Num       RefCount Protocol Flags    Type St Inode Path\n"+
+			"0000: 00000002 00000000 00010000 0001 01 17 /tmp/my shm/hang-c/dump\n"+
+			"0000: 00000002 00000000 00010000 0001 01 18 /dev/shm/dlrover-0/hang-ab/dump\n"+
+			"0000: 00000002 00000000 00010000 0001 03 19 /dev/shm/dlrover-0/hang-ab/dump\n"+
+			"0000: 00000002 00000000 00010000 0001 01 20 /run/dump\n"+
+			"0000: 00000002 00000000 00010000 0001 01 21 @/hang-x/dump/more\n"+
+			"0000: 00000002 00000000 00010000 0001 01 22\n"))
+}
+
+func TestAPathThatIsTooLong(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	require.NoError(t, mkdir(dir))
+	_, err := Serve(dir, nil)
+	require.ErrorContains(t, err, "longer than a socket's may be")
+}
