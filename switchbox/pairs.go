@@ -32,6 +32,43 @@ func (p *Pair) UnmarshalText(text []byte) error {
 // same says whether two Pairs are of the same devices, in either order.
 func (p Pair) same(q Pair) bool { return p == q || p == Pair{q.B, q.A} }
 
+// DefaultPairs are those of --box-pairs where nobody names any.
+var DefaultPairs = []Pair{{0, 1}, {2, 4}, {3, 5}, {6, 7}}
+
+// RingWord is what people write for Ring in place of pairs.
+const RingWord = "ring"
+
+// Ring joins every device with the next one: each is tested with two others, so that one bad device shows as such.
+func Ring(found []int) []Pair {
+	var pairs []Pair
+	for i := range found {
+		if len(found) > 2 || i == 0 && len(found) == 2 {
+			pairs = append(pairs, Pair{found[i], found[(i+1)%len(found)]})
+		}
+	}
+	return pairs
+}
+
+// Untested are the devices that are in none of pairs.
+func Untested(pairs []Pair, found []int) []int {
+	return slices.DeleteFunc(slices.Clone(found), func(i int) bool {
+		return slices.ContainsFunc(pairs, func(p Pair) bool { return p.A == i || p.B == i })
+	})
+}
+
+// Rest joins the devices that are in none of pairs, in their order, and the last one of an odd number with the first
+// of all devices.
+func Rest(pairs []Pair, found []int) (rest []Pair) {
+	left := Untested(pairs, found)
+	for ; len(left) > 1; left = left[2:] {
+		rest = append(rest, Pair{left[0], left[1]})
+	}
+	if len(left) == 1 && left[0] != found[0] {
+		rest = append(rest, Pair{found[0], left[0]})
+	}
+	return rest
+}
+
 // Limits are what Pairs are judged by.
 type Limits struct {
 	// MinBandwidth in 10^6 byte/s is what a pair needs to pass; 0 measures only.
@@ -40,6 +77,8 @@ type Limits struct {
 	MinChannels int
 	// Given: a user has named the pairs. Default pairs may lack a device, given ones may not.
 	Given bool
+	// Ring: the pairs are a ring of all devices, whose number is known only when these are.
+	Ring bool
 }
 
 // CheckPairs says what is wrong with what a user asks for, as far as it can be known without the devices. Errors name
@@ -54,15 +93,15 @@ func CheckPairs(pairs []Pair, l Limits) error {
 		}
 	}
 	switch {
-	case len(pairs) == 0:
-		return fmt.Errorf("--box-pairs names no pair; write 0:1,2:4")
+	case len(pairs) == 0 && !l.Ring:
+		return fmt.Errorf("--box-pairs names no pair; write 0:1,2:4, or ring")
 	case len(pairs) > MaxPairs:
 		return fmt.Errorf("--box-pairs names %d pairs; at most %d can be tested", len(pairs), MaxPairs)
 	case l.MinBandwidth < 0 || math.IsNaN(l.MinBandwidth) || math.IsInf(l.MinBandwidth, 0):
 		return fmt.Errorf("--min-bandwidth=%v: need a number of MB/s from 0", l.MinBandwidth)
 	case l.MinChannels < 0:
 		return fmt.Errorf("--min-channels=%d: need a number of pairs from 0", l.MinChannels)
-	case l.MinChannels > len(pairs):
+	case l.MinChannels > len(pairs) && !l.Ring:
 		return fmt.Errorf("--min-channels=%d is more than the %d pairs that are tested; name more in --box-pairs, or "+
 			"ask for fewer", l.MinChannels, len(pairs))
 	}
@@ -113,7 +152,8 @@ func JudgePairs(pairs []Pair, measured []Measurement, l Limits) (State, string, 
 		return "", "", nil, err
 	}
 	var findings []Finding
-	tested, passed, mid := 0, 0, medianRate(measured)
+	tested, mid := 0, medianRate(measured)
+	var failed []string
 	for _, p := range pairs {
 		i := slices.IndexFunc(measured, func(m Measurement) bool { return m.Pair == p })
 		if i < 0 {
@@ -122,15 +162,17 @@ func JudgePairs(pairs []Pair, measured []Measurement, l Limits) (State, string, 
 		}
 		f := judgePair(measured[i], l.MinBandwidth)
 		f.Median = mid
-		if tested++; f.Severity == Info {
-			passed++
+		if tested++; f.Severity != Info {
+			failed = append(failed, p.String())
 		}
 		findings = append(findings, f)
 	}
 	if tested < max(l.MinChannels, 1) {
 		return Skipped, TooFew(tested, len(pairs), l.MinChannels), findings, nil
 	}
-	reason := fmt.Sprintf("%d of %d pairs reach %s; %d must", passed, tested, rate(l.MinBandwidth), l.MinChannels)
+	passed := tested - len(failed)
+	reason := fmt.Sprintf("%d of %d pairs reach %s%s; %d must", passed, tested, rate(l.MinBandwidth), butNot(failed),
+		l.MinChannels)
 	if passed >= l.MinChannels {
 		return OK, reason, findings, nil
 	}
@@ -138,6 +180,18 @@ func JudgePairs(pairs []Pair, measured []Measurement, l Limits) (State, string, 
 		Check: "switchbox", Kind: "gpu.copy", Severity: Fatal, Metric: "pairs", Value: float64(passed),
 		Threshold: float64(l.MinChannels), Text: reason,
 	}), nil
+}
+
+// butNot names pairs, of many the first ones.
+func butNot(pairs []string) string {
+	const most = 8
+	switch more := len(pairs) - most; {
+	case len(pairs) == 0:
+		return ""
+	case more > 0:
+		return fmt.Sprintf(" (not %s and %d more)", strings.Join(pairs[:most], ", "), more)
+	}
+	return " (not " + strings.Join(pairs, ", ") + ")"
 }
 
 // TooFew says why pairs are not judged.

@@ -2,7 +2,9 @@ package switchbox_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,13 +41,13 @@ func TestJudgePairs(t *testing.T) {
 				"info gpu.copy: pair 3:5 reaches 10000 MB/s", "info gpu.copy: pair 6:7 reaches 10000 MB/s",
 			}},
 		"just below is a fault": {measured(9999.99, 20000, 0, 30000), need(3),
-			switchbox.Faulty, "2 of 4 pairs reach 10000 MB/s; 3 must", []string{
+			switchbox.Faulty, "2 of 4 pairs reach 10000 MB/s (not 0:1, 3:5); 3 must", []string{
 				"warn gpu.copy: pair 0:1 reaches 9999.9 MB/s, less than 10000 MB/s", "info gpu.copy: pair 2:4 reaches 20000 MB/s",
 				"warn gpu.copy: pair 3:5 reaches 0 MB/s, less than 10000 MB/s", "info gpu.copy: pair 6:7 reaches 30000 MB/s",
-				"fatal gpu.copy: 2 of 4 pairs reach 10000 MB/s; 3 must",
+				"fatal gpu.copy: 2 of 4 pairs reach 10000 MB/s (not 0:1, 3:5); 3 must",
 			}},
 		"failed pairs are told when enough pass": {measured(1, 20000, 2, 30000), need(2),
-			switchbox.OK, "2 of 4 pairs reach 10000 MB/s; 2 must", []string{
+			switchbox.OK, "2 of 4 pairs reach 10000 MB/s (not 0:1, 3:5); 2 must", []string{
 				"warn gpu.copy: pair 0:1 reaches 1 MB/s, less than 10000 MB/s", "info gpu.copy: pair 2:4 reaches 20000 MB/s",
 				"warn gpu.copy: pair 3:5 reaches 2 MB/s, less than 10000 MB/s", "info gpu.copy: pair 6:7 reaches 30000 MB/s",
 			}},
@@ -63,16 +65,16 @@ func TestJudgePairs(t *testing.T) {
 				"info gpu.copy: pair 6:7 is skipped: a device of it is not on this node",
 			}},
 		"none must pass": {measured(1, 1, 1, 1), need(0),
-			switchbox.OK, "0 of 4 pairs reach 10000 MB/s; 0 must", nil},
+			switchbox.OK, "0 of 4 pairs reach 10000 MB/s (not 0:1, 2:4, 3:5, 6:7); 0 must", nil},
 		"an error counts as failed": {[]switchbox.Measurement{
 			{Pair: guide[0], MBps: 50000, Error: "data arrived damaged"}, {Pair: guide[1], MBps: math.NaN()},
 			{Pair: guide[2], MBps: 5, There: 5, Back: 9}, {Pair: guide[3], MBps: 10, There: 10, Back: 12},
 		}, switchbox.Limits{MinBandwidth: 10, MinChannels: 2},
-			switchbox.Faulty, "1 of 4 pairs reach 10 MB/s; 2 must", []string{
+			switchbox.Faulty, "1 of 4 pairs reach 10 MB/s (not 0:1, 2:4, 3:5); 2 must", []string{
 				"warn gpu.copy: pair 0:1: data arrived damaged", "warn gpu.copy: pair 2:4 reaches NaN MB/s, less than 10 MB/s",
 				"warn gpu.copy: pair 3:5 reaches 5 MB/s, less than 10 MB/s (3 to 5: 5 MB/s, back: 9 MB/s)",
 				"info gpu.copy: pair 6:7 reaches 10 MB/s (6 to 7: 10 MB/s, back: 12 MB/s)",
-				"fatal gpu.copy: 1 of 4 pairs reach 10 MB/s; 2 must",
+				"fatal gpu.copy: 1 of 4 pairs reach 10 MB/s (not 0:1, 2:4, 3:5); 2 must",
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +109,7 @@ func TestCheckPairs(t *testing.T) {
 		limits switchbox.Limits
 		want   string
 	}{
-		"none": {nil, switchbox.Limits{}, "--box-pairs names no pair; write 0:1,2:4"},
+		"none": {nil, switchbox.Limits{}, "--box-pairs names no pair; write 0:1,2:4, or ring"},
 		"itself": {[]switchbox.Pair{{A: 3, B: 3}}, switchbox.Limits{},
 			"--box-pairs: 3:3 names one device twice; a pair is two devices, as in 0:1"},
 		"twice": {[]switchbox.Pair{{A: 0, B: 1}, {A: 1, B: 0}}, switchbox.Limits{},
@@ -127,6 +129,58 @@ func TestCheckPairs(t *testing.T) {
 		})
 	}
 	require.NoError(t, switchbox.CheckPairs(guide, need(4)))
+	require.NoError(t, switchbox.CheckPairs(nil, switchbox.Limits{Ring: true, MinChannels: 9}), "not known yet")
+}
+
+// A pair that fails is named in the verdict wherever it stands; of very many the first ones are.
+func TestReasonNamesPairs(t *testing.T) {
+	for i := range guide {
+		rates := []float64{20000, 20000, 20000, 20000}
+		rates[i] = 1
+		_, reason, _, err := switchbox.JudgePairs(guide, measured(rates...), need(2))
+		require.NoError(t, err)
+		require.Equal(t, "3 of 4 pairs reach 10000 MB/s (not "+guide[i].String()+"); 2 must", reason)
+	}
+	ring := switchbox.Ring([]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
+	var ms []switchbox.Measurement
+	for _, p := range ring {
+		ms = append(ms, switchbox.Measurement{Pair: p})
+	}
+	_, reason, _, err := switchbox.JudgePairs(ring, ms, need(1))
+	require.NoError(t, err)
+	require.Contains(t, reason, " (not 0:1, 1:2, 2:3, 3:4, 4:5, 5:6, 6:7, 7:8 and 2 more); 1 must")
+}
+
+func pairs(ps []switchbox.Pair) string { return strings.Trim(fmt.Sprint(ps), "[]") }
+
+func TestRing(t *testing.T) {
+	for want, found := range map[string][]int{
+		"": {0}, "0:1": {0, 1}, "0:1 1:2 2:0": {0, 1, 2}, "0:1 1:2 2:5 5:0": {0, 1, 2, 5},
+	} {
+		require.Equal(t, want, pairs(switchbox.Ring(found)))
+	}
+}
+
+func TestRest(t *testing.T) {
+	require.Equal(t, guide, switchbox.DefaultPairs)
+	for n, want := range []string{
+		"", "", "0:1", "0:1 0:2", "0:1 2:3", "0:1 2:4 0:3", "0:1 2:4 3:5", "0:1 2:4 3:5 0:6", "0:1 2:4 3:5 6:7",
+		"0:1 2:4 3:5 6:7 0:8", "0:1 2:4 3:5 6:7 8:9", "0:1 2:4 3:5 6:7 8:9 0:10",
+	} {
+		var found []int
+		for i := range n {
+			found = append(found, i)
+		}
+		have, _, err := switchbox.SelectPairs(guide, found, false)
+		require.NoError(t, err)
+		all := append(have, switchbox.Rest(have, found)...)
+		require.Equal(t, want, pairs(all))
+		if n > 1 {
+			require.Empty(t, switchbox.Untested(all, found))
+			require.NoError(t, switchbox.CheckPairs(all, switchbox.Limits{}))
+		}
+	}
+	require.Equal(t, "1:3 1:7", pairs(switchbox.Rest(nil, []int{1, 3, 7})))
 }
 
 func TestSelectPairs(t *testing.T) {

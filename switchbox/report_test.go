@@ -48,7 +48,7 @@ func TestAReportComesBackAsItWas(t *testing.T) {
 func TestConclude(t *testing.T) {
 	r := report(nil)
 	require.Equal(t, switchbox.OK, r.State)
-	require.Equal(t, "3 of 4 pairs reach 10000 MB/s; 2 must", r.Reason)
+	require.Equal(t, "3 of 4 pairs reach 10000 MB/s (not 6:7); 2 must", r.Reason)
 	require.Equal(t, "6c6f6e67-0000-0000-0000-000000000001.3", r.Domain)
 	require.Equal(t, switchbox.Warn, r.Findings[0].Severity)
 

@@ -99,7 +99,7 @@ func (c *nodeChecks) nvidia(ctx context.Context) switchbox.Report {
 	return r
 }
 
-// gpucheckArgs are gpucheck's. The default pairs are those of MetaX' boxes; without any, gpucheck goes round all GPUs.
+// gpucheckArgs are gpucheck's, which knows the default pairs.
 func (c *nodeChecks) gpucheckArgs() []string {
 	timeout := "--timeout=" + gpucheckTime.String()
 	if c.box == nil {
@@ -107,7 +107,7 @@ func (c *nodeChecks) gpucheckArgs() []string {
 	}
 	args := []string{"--level=copy", timeout, fmt.Sprintf("--min-bandwidth=%g", c.box.limits.MinBandwidth),
 		fmt.Sprintf("--min-channels=%d", c.box.limits.MinChannels)}
-	if c.box.limits.Given {
+	if c.box.limits.Given || c.box.limits.Ring {
 		args = append(args, "--pairs="+c.box.list())
 	}
 	return args
@@ -210,7 +210,7 @@ func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.
 		return launcher.CheckResult{}, err
 	}
 	if c.only {
-		fmt.Printf("%s: %s: %s\n", c.job.s.node.Name, r.State, cmp.Or(r.Reason, "nothing was found"))
+		c.print(r.Verdict)
 	}
 	if !r.Excluded && r.State == netcheck.StateNotTested {
 		c.log.Info("this node was not tested with others", "reason", r.Reason)
@@ -222,6 +222,15 @@ func (c *nodeChecks) Check(ctx context.Context, _ launcher.Directive) (launcher.
 	}
 	return launcher.CheckResult{Passed: !r.Excluded, Again: r.Again, Reason: r.Reason, Aspect: r.Aspect(), Until: r.Until,
 		Covered: r.Covered, Domain: r.Domain}, nil
+}
+
+// print shows the verdict on this node, with what was found where no table will have it.
+func (c *nodeChecks) print(v netcheck.Verdict) {
+	self := netcheck.Node{Name: c.job.s.node.Name}
+	fmt.Printf("%s: %s: %s\n", self.Name, v.State, cmp.Or(v.Reason, "nothing was found against it"))
+	if !c.serves() {
+		checkview.Findings(os.Stdout, []netcheck.NodePicture{{Node: self, Verdict: v}})
+	}
 }
 
 // Doubt implements launcher.Doubter.

@@ -67,6 +67,24 @@ func TestWhatDevicesAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "--box-pairs: 0:7 names a device that is not here; this node has 0, 1")
 }
 
+// gpucheck knows the default pairs, and is told of others.
+func TestPairsOfGpucheck(t *testing.T) {
+	for line, want := range map[string]string{
+		"--switchbox-check":                              "",
+		"--switchbox-check --box-pairs=ring":             "--pairs=ring",
+		"--switchbox-check --box-pairs 0:1 2:4 train.py": "--pairs=0:1,2:4",
+	} {
+		c := must(openedChecks(t, line+" train.py", 8, "cuda"))
+		got := ""
+		for _, arg := range c.gpucheckArgs() {
+			if strings.HasPrefix(arg, "--pairs") {
+				got = arg
+			}
+		}
+		require.Equal(t, want, got, line)
+	}
+}
+
 // A pair that the user has named and that this node has not is an error of the command line; a default one is not.
 func TestPairsThatAreNotHere(t *testing.T) {
 	_, err := openedChecks(t, "--switchbox-check --box-pairs=0:1 --min-channels=1 train.py", 0, "")

@@ -49,6 +49,7 @@ func TestCheckOptions(t *testing.T) {
 		{"--health-check=unix:/run/health.sock", local},
 		{"--switchbox-check", local},
 		{"--switchbox-check --box-pairs=0:1,2:3 --min-channels=2", local},
+		{"--switchbox-check --box-pairs=ring --min-channels=8", local},
 		{"--switchbox-check --network-check --min-bandwidth=0", full},
 		{"--check-only --health-check=true", local},
 		{"--check-only --switchbox-check", local},
@@ -124,6 +125,7 @@ func TestCheckOptionErrors(t *testing.T) {
 		{"--switchbox-check --box-pairs=0:1,0:1 --min-channels=1", "0:1 is there twice"},
 		{"--switchbox-check --box-pairs=2:2 --min-channels=1", "--box-pairs: '2:2' does not name two different devices"},
 		{"--switchbox-check --box-pairs=a:b", "invalid pair list: 'a:b'"},
+		{"--switchbox-check --box-pairs=ring --box-pairs=0:1", "'ring,0:1' is not a list of device pairs"},
 		{"--network-check --check-ttl=soon", `--check-ttl: "soon" is not a duration`},
 		{"--network-check --check-ttl=0", "or run for as long as the node stays"},
 		{"--network-check --check-ttl=-1s", `--check-ttl: "-1s" is out of range`},
@@ -227,6 +229,13 @@ func TestPlanShowsTheChecks(t *testing.T) {
 		"level": "full", "action": "report", "comm_perf_test": true, "exclude_straggler": false, "ttl": "run",
 		"timeout": "1m0s", "health_check": "/opt/check",
 		"switchbox": {"box_pairs": ["0:1", "2:3"], "min_bandwidth_mbps": 9000, "min_channels": 2}
+	}`, planned(t, &s))
+	s, err = resolved(t, "--dry-run --check-only --switchbox-check --box-pairs=ring --min-channels=8", nil)
+	require.NoError(t, err)
+	require.JSONEq(t, `{
+		"level": "local", "action": "exclude", "comm_perf_test": false, "exclude_straggler": false, "ttl": "10m0s",
+		"timeout": "1m0s", "check_only": true,
+		"switchbox": {"ring": true, "min_bandwidth_mbps": 10000, "min_channels": 8}
 	}`, planned(t, &s))
 	s, err = resolved(t, "--dry-run --check-only --check-level=host --exclude-straggler --check-timeout=30", nil)
 	require.NoError(t, err)

@@ -37,6 +37,9 @@ type boxSettings struct {
 
 // list is the pairs as one word.
 func (b *boxSettings) list() string {
+	if b.limits.Ring {
+		return switchbox.RingWord
+	}
 	var words []string
 	for _, p := range b.pairs {
 		words = append(words, p.String())
@@ -165,13 +168,18 @@ func (r *resolver) checkSpec(network, comm bool) (netcheck.Spec, error) {
 const minCheckTimeout = 10 * time.Second
 
 func (r *resolver) switchbox() (*boxSettings, error) {
-	pairs, err := argv.ParsePairs([]string{r.c.String("box-pairs")})
+	text := r.c.String("box-pairs")
+	b := &boxSettings{limits: switchbox.Limits{
+		MinBandwidth: float64(r.c.Int("min-bandwidth")), MinChannels: r.c.Int("min-channels"), Ring: text == argv.Ring,
+	}}
+	if b.limits.Ring {
+		return b, switchbox.CheckPairs(nil, b.limits)
+	}
+	pairs, err := argv.ParsePairs([]string{text})
 	if err != nil {
 		return nil, err
 	}
-	b := &boxSettings{limits: switchbox.Limits{
-		MinBandwidth: float64(r.c.Int("min-bandwidth")), MinChannels: r.c.Int("min-channels"), Given: r.c.IsSet("box-pairs"),
-	}}
+	b.limits.Given = r.c.IsSet("box-pairs")
 	for _, p := range pairs {
 		b.pairs = append(b.pairs, switchbox.Pair{A: p[0], B: p[1]})
 	}
@@ -216,7 +224,8 @@ type planChecks struct {
 }
 
 type planBox struct {
-	Pairs       []switchbox.Pair `json:"box_pairs"`
+	Pairs       []switchbox.Pair `json:"box_pairs,omitempty"`
+	Ring        bool             `json:"ring,omitempty"` // of all devices, in place of pairs
 	MinMBps     float64          `json:"min_bandwidth_mbps"`
 	MinChannels int              `json:"min_channels"`
 }
@@ -233,7 +242,7 @@ func (k *checkSettings) plan() planChecks {
 		p.TTL = k.spec.TTL.String()
 	}
 	if k.box != nil {
-		p.Switchbox = &planBox{k.box.pairs, k.box.limits.MinBandwidth, k.box.limits.MinChannels}
+		p.Switchbox = &planBox{k.box.pairs, k.box.limits.Ring, k.box.limits.MinBandwidth, k.box.limits.MinChannels}
 	}
 	return p
 }

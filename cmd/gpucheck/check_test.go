@@ -138,12 +138,49 @@ func TestHealthyMachine(t *testing.T) {
 			require.Empty(t, m.order, "nothing is copied")
 			require.Equal(t, "NVIDIA 550.54.15", r.Driver)
 		case "copy":
-			require.Len(t, r.Pairs, 8, "a ring")
-			require.Len(t, m.order, 16, "both directions")
+			require.Equal(t, "0:1 2:4 3:5 6:7", tested(r))
+			require.Len(t, m.order, 8, "both directions")
 			require.False(t, m.collision)
 			require.EqualValues(t, 400_000, r.Pairs[0].Back)
 			require.Equal(t, "NVIDIA 550.54.15, CUDA 12.4", r.Driver)
 		}
+	}
+}
+
+func tested(r switchbox.Report) string {
+	var all []string
+	for _, m := range r.Pairs {
+		all = append(all, m.Pair.String())
+	}
+	return strings.Join(all, " ")
+}
+
+// Without pairs those of the documents are tested, and no GPU is left out.
+func TestDefaultPairs(t *testing.T) {
+	for n, want := range map[int]string{
+		2: "0:1", 3: "0:1 0:2", 4: "0:1 2:3", 5: "0:1 2:4 0:3", 8: "0:1 2:4 3:5 6:7", 10: "0:1 2:4 3:5 6:7 8:9",
+	} {
+		r, _ := box(n).check(t, "--level=copy")
+		require.Equal(t, want, tested(r))
+	}
+	r, _ := box(8).check(t, "--pairs=ring")
+	require.ElementsMatch(t, strings.Fields("0:1 1:2 2:3 3:4 4:5 5:6 6:7 7:0"), strings.Fields(tested(r)))
+}
+
+// A pair below the limit is told wherever it stands, whether enough pass or not.
+func TestSlowDefaultPair(t *testing.T) {
+	for pair, rate := range map[string]string{
+		"0:1": "GPU 1>GPU 0", "2:4": "GPU 2>GPU 4", "3:5": "GPU 3>GPU 5", "6:7": "GPU 7>GPU 6",
+	} {
+		m := box(8)
+		m.rates = map[string]float64{rate: 8000}
+		r, status := m.check(t, "--level=copy", "--min-bandwidth=10000", "--min-channels=2")
+		require.Equal(t, exitOK, status)
+		require.Equal(t, "3 of 4 pairs reach 10000 MB/s (not "+pair+"); 2 must", r.Reason)
+		require.Contains(t, texts(r), "warn: pair "+pair+" reaches 8000 MB/s, less than 10000 MB/s")
+		r, status = m.check(t, "--level=copy", "--min-bandwidth=10000", "--min-channels=4")
+		require.Equal(t, exitFaulty, status)
+		require.Equal(t, "3 of 4 pairs reach 10000 MB/s (not "+pair+"); 4 must", r.Reason)
 	}
 }
 

@@ -30,10 +30,7 @@ type copying struct {
 // run measures all pairs. The error is one of the command line.
 func (c *copying) run() error {
 	found := indices(c.report.Devices)
-	wanted := c.pairs
-	if len(wanted) == 0 {
-		wanted = ring(found)
-	}
+	wanted := c.wanted(found)
 	have, _, err := switchbox.SelectPairs(wanted, found, c.limits.Given)
 	if err != nil {
 		return err
@@ -49,6 +46,18 @@ func (c *copying) run() error {
 	c.open(have)
 	c.measure(have)
 	return c.judge(wanted)
+}
+
+// wanted are the pairs that are asked for. The default ones leave no GPU out: any two can be copied between.
+func (c *copying) wanted(found []int) []switchbox.Pair {
+	switch {
+	case c.limits.Ring:
+		return switchbox.Ring(found)
+	case c.limits.Given:
+		return c.pairs
+	}
+	have, _, _ := switchbox.SelectPairs(switchbox.DefaultPairs, found, false)
+	return append(have, switchbox.Rest(have, found)...)
 }
 
 // start loads CUDA. What keeps it from working is noted.
@@ -255,18 +264,6 @@ func members(pairs []switchbox.Pair) []int {
 		all[p.A], all[p.B] = true, true
 	}
 	return slices.Sorted(maps.Keys(all))
-}
-
-// ring joins every GPU with the next one: each is tested with two others, so that one bad GPU shows as such.
-func ring(found []int) []switchbox.Pair {
-	var pairs []switchbox.Pair
-	for i := range found {
-		next := found[(i+1)%len(found)]
-		if len(found) > 2 || i == 0 && len(found) == 2 {
-			pairs = append(pairs, switchbox.Pair{A: found[i], B: next})
-		}
-	}
-	return pairs
 }
 
 // rounds divides pairs so that none of a round have a GPU in common.

@@ -85,8 +85,8 @@ func parse(args []string, help io.Writer) (options, error) {
 	f.BoolVar(&o.json, "json", false, "print one line of JSON instead of text")
 	f.Func("level", "inventory, links or copy: each includes those before it (links)", o.setLevel)
 	addPairs := func(text string) error { return o.addPairs(text) }
-	f.Func("pairs", "GPUs to copy between, by the driver's numbers, as in 0:1 2:3; else a ring of all; implies "+
-		"--level=copy", addPairs)
+	f.Func("pairs", "GPUs to copy between, by the driver's numbers, as in 0:1 2:3, or ring: each with the next one; "+
+		"implies --level=copy, whose default is 0:1 2:4 3:5 6:7, and what those leave out in order", addPairs)
 	f.Func("box-pairs", "the same, as the launcher calls it", addPairs)
 	f.Float64Var(&o.limits.MinBandwidth, "min-bandwidth", 0,
 		"MB/s (10^6 byte/s) that each direction of a pair must reach; 0 measures only")
@@ -133,6 +133,10 @@ func (o *options) setLevel(text string) error {
 
 func (o *options) addPairs(text string) error {
 	for _, word := range strings.FieldsFunc(text, func(c rune) bool { return c == ',' || c == ' ' }) {
+		if word == switchbox.RingWord {
+			o.limits.Ring = true
+			continue
+		}
 		var p switchbox.Pair
 		if err := p.UnmarshalText([]byte(word)); err != nil {
 			return err
@@ -146,9 +150,12 @@ func (o *options) complete() error {
 	if o.timeout < time.Second || o.timeout > time.Hour {
 		return fmt.Errorf("--timeout=%s: need 1s to 1h", o.timeout)
 	}
-	if o.limits.Given = len(o.pairs) > 0; o.limits.Given {
-		o.level = copies
-		return switchbox.CheckPairs(o.pairs, o.limits)
+	o.limits.Given = len(o.pairs) > 0
+	if !o.limits.Given && !o.limits.Ring {
+		return nil
 	}
-	return nil
+	if o.level = copies; o.limits.Given && o.limits.Ring {
+		return fmt.Errorf("--pairs has ring beside %s: ring is all pairs there are; use one of them", o.pairs[0])
+	}
+	return switchbox.CheckPairs(o.pairs, o.limits)
 }

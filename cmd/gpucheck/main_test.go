@@ -33,6 +33,10 @@ func TestParse(t *testing.T) {
 				limits: switchbox.Limits{Given: true, MinBandwidth: 10000, MinChannels: 2},
 			},
 		},
+		{
+			[]string{"--pairs", "ring", "--min-channels=9"},
+			options{level: copies, timeout: 20 * time.Second, limits: switchbox.Limits{Ring: true, MinChannels: 9}},
+		},
 	} {
 		got, err := parse(c.args, io.Discard)
 		require.NoError(t, err, c.args)
@@ -50,6 +54,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"what"}, `"what" is no pair`},
 		{[]string{"--pairs=0:0"}, "0:0 names one device twice"},
 		{[]string{"--pairs=0:1", "--min-channels=2"}, "--min-channels=2 is more than the 1 pairs"},
+		{[]string{"--pairs=ring,0:1"}, "--pairs has ring beside 0:1: ring is all pairs there are"},
 		{[]string{"--timeout=0"}, "need 1s to 1h"},
 		{[]string{"--nonsense"}, "flag provided but not defined: -nonsense"},
 	} {
@@ -69,20 +74,6 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-func TestRing(t *testing.T) {
-	text := func(found ...int) string {
-		var s string
-		for _, p := range ring(found) {
-			s += p.String() + " "
-		}
-		return s
-	}
-	require.Empty(t, text(0))
-	require.Equal(t, "0:1 ", text(0, 1), "not 1:0 once more")
-	require.Equal(t, "0:1 1:2 2:0 ", text(0, 1, 2))
-	require.Equal(t, "0:1 1:2 2:5 5:0 ", text(0, 1, 2, 5))
-}
-
 func TestRoundsHaveNoGPUTwice(t *testing.T) {
 	for n := 2; n <= 9; n++ {
 		var all []switchbox.Pair
@@ -98,5 +89,5 @@ func TestRoundsHaveNoGPUTwice(t *testing.T) {
 		}
 		require.Equal(t, len(all), total)
 	}
-	require.Len(t, rounds(ring([]int{0, 1, 2, 3, 4, 5, 6, 7})), 2)
+	require.Len(t, rounds(switchbox.Ring([]int{0, 1, 2, 3, 4, 5, 6, 7})), 2)
 }

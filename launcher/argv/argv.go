@@ -315,10 +315,16 @@ func (p *parser) next(o *Option) (string, error) {
 }
 
 func (p *parser) takePairs(o *Option, value string, attached bool) error {
+	if !attached && len(p.argv) > 0 && p.argv[0] == Ring {
+		value, attached, p.argv = Ring, true, p.argv[1:]
+	}
 	var pairs []string
-	if attached {
+	switch {
+	case attached && value == Ring:
+		pairs = []string{Ring}
+	case attached:
 		if pairs = splitPairs(value); pairs == nil {
-			return argumentError(o, fmt.Errorf("invalid pair list: %s (want A:B[,A:B...])", pyRepr(value)))
+			return argumentError(o, fmt.Errorf("invalid pair list: %s (want A:B[,A:B...], or ring)", pyRepr(value)))
 		}
 	}
 	for !attached && len(p.argv) > 0 {

@@ -47,6 +47,9 @@ func TestNormalize(t *testing.T) {
 		{name: "lone dash is a script", argv: "- a", want: "-- - a"},
 		{name: "pairs", argv: "--box-pairs 0:1 2:4,3:5 --box_pairs=6:7 s", want: "--box-pairs=0:1,2:4,3:5,6:7 -- s"},
 		{name: "pairs stop at the script", argv: "--box-pairs 0:1 train.py 2:4", want: "--box-pairs=0:1 -- train.py 2:4"},
+		{name: "ring", argv: "--box-pairs ring 0:1", want: "--box-pairs=ring -- 0:1"},
+		{name: "attached ring", argv: "--box-pairs=ring s", want: "--box-pairs=ring -- s"},
+		{name: "pairs stop at ring", argv: "--box-pairs 0:1 ring", want: "--box-pairs=0:1 -- ring"},
 		{name: "attached pairs end", argv: "--box-pairs=0:1 2:4", want: "--box-pairs=0:1 -- 2:4"},
 		{name: "DLRover's spellings", argv: "--auto_config --auto-tunning --node_unit 4 s",
 			want: "--auto-config --auto-tunning --node-unit=4 -- s"},
@@ -147,7 +150,7 @@ func TestNormalizeRefuses(t *testing.T) {
 		{name: "no pairs", argv: "--box-pairs train.py",
 			want: "argument --box-pairs/--box_pairs: expected at least one argument"},
 		{name: "bad pairs", argv: "--box-pairs=0:1,2 s",
-			want: "argument --box-pairs/--box_pairs: invalid pair list: '0:1,2' (want A:B[,A:B...])"},
+			want: "argument --box-pairs/--box_pairs: invalid pair list: '0:1,2' (want A:B[,A:B...], or ring)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			name, value, set := strings.Cut(tc.env, "=")

@@ -335,7 +335,9 @@ func checkOptions() []Option {
 		{Name: "switchbox-check", Kind: Flag, Category: checkSection, Extra: true,
 			Usage: "before training, every node tests the links between pairs of its devices"},
 		{Name: "box-pairs", Kind: Pairs, Meta: "A:B", Category: checkSection, Extra: true,
-			Default: "0:1,2:4,3:5,6:7", Usage: "pairs of devices that --switchbox-check tests, separated by spaces or commas"},
+			Default: "0:1,2:4,3:5,6:7", Usage: "pairs of devices that --switchbox-check tests, separated by spaces or commas, " +
+				"or ring: each device with the next one; default pairs that lack a device here fall away, and NVIDIA's devices " +
+				"that they leave out are paired in their order"},
 		{Name: "min-bandwidth", Type: Int, Default: "10000", Meta: "MB/S", Category: checkSection, Extra: true,
 			Usage: "bandwidth in 10^6 bytes a second that a pair needs to pass --switchbox-check"},
 		{Name: "min-channels", Type: Int, Default: "2", Meta: "N", Category: checkSection, Extra: true,

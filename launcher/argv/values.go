@@ -195,13 +195,16 @@ func ParseFilters(s string) []string {
 	return filters
 }
 
+// Ring is what --box-pairs takes in place of pairs.
+const Ring = "ring"
+
 // ParsePairs reads the values of --box-pairs: "0:1", or lists such as "0:1,2:4".
 func ParsePairs(values []string) ([][2]int, error) {
 	var pairs [][2]int
 	for _, s := range values {
 		list := splitPairs(s)
 		if list == nil {
-			return nil, fmt.Errorf("--box-pairs: %s is not a list of device pairs; write 0:1,2:4", pyRepr(s))
+			return nil, fmt.Errorf("--box-pairs: %s is not a list of device pairs; write 0:1,2:4, or ring alone", pyRepr(s))
 		}
 		for _, text := range list {
 			a, b, _ := strings.Cut(text, ":")

@@ -164,6 +164,7 @@ func TestParsePairs(t *testing.T) {
 		{in: []string{"0:1,2:4", "3:5 6:7"}, want: [][2]int{{0, 1}, {2, 4}, {3, 5}, {6, 7}}},
 		{in: []string{"0-1"}, err: "--box-pairs: '0-1' is not a list of device pairs; write 0:1,2:4"},
 		{in: []string{""}, err: "is not a list"},
+		{in: []string{"ring,0:1"}, err: "is not a list of device pairs; write 0:1,2:4, or ring alone"},
 		{in: []string{"0:1:2"}, err: "is not a list"},
 		{in: []string{"0:1,2:2"}, err: "--box-pairs: '2:2' does not name two different devices; write 0:1,2:4"},
 		{in: []string{"0:99999999999999999999"}, err: "does not name two"},

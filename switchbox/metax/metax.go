@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,10 +31,7 @@ const (
 // DefaultDeadline bounds the tests of all pairs together.
 const DefaultDeadline = 10 * time.Second
 
-// DefaultPairs are those of MetaX' nodes of eight devices.
-var DefaultPairs = []switchbox.Pair{{A: 0, B: 1}, {A: 2, B: 4}, {A: 3, B: 5}, {A: 6, B: 7}}
-
-// Config of a check. Pairs are of socket ids.
+// Config of a check. Pairs are of socket ids; nil are the default ones.
 type Config struct {
 	Pairs  []switchbox.Pair
 	Limits switchbox.Limits
@@ -60,6 +58,9 @@ func Check(ctx context.Context, c Config) (switchbox.Report, error) {
 		return switchbox.Skip(Adaptor, err.Error()), nil
 	}
 	cards = Visible(cards, c.lookup)
+	if c.Limits.Ring {
+		c.Pairs = switchbox.Ring(sockets(cards))
+	}
 	have, _, err := switchbox.SelectPairs(c.Pairs, sockets(cards), c.Limits.Given)
 	if err != nil {
 		return switchbox.Report{}, err
@@ -75,8 +76,18 @@ func Check(ctx context.Context, c Config) (switchbox.Report, error) {
 		return switchbox.Skip(Adaptor, "the check was stopped"), nil
 	}
 	r.State, r.Reason, r.Findings, err = switchbox.JudgePairs(c.Pairs, r.Pairs, c.Limits)
+	if left := switchbox.Untested(have, sockets(cards)); len(left) > 0 && !c.Limits.Given {
+		r.Findings = append(r.Findings, untested(left))
+	}
 	r.Conclude()
 	return r, err
+}
+
+// untested tells of sockets that are in no default pair. Which others those have links to is not known here.
+func untested(left []int) switchbox.Finding {
+	return switchbox.Finding{Check: Adaptor, Kind: "gpu.skipped", Severity: switchbox.Warn, Text: fmt.Sprintf(
+		"no default pair that is whole on this node has the device of socket %s: name pairs in --box-pairs, or ring",
+		strings.Trim(strings.ReplaceAll(fmt.Sprint(left), " ", ", "), "[]"))}
 }
 
 // Validate is the error that Check would give for what the user asks for, before anything is started.
@@ -104,8 +115,8 @@ func (c *Config) defaults() {
 	c.Sysfs = cmp.Or(c.Sysfs, fromEnv(SysfsVariable), DefaultSysfs)
 	c.Tool = cmp.Or(c.Tool, fromEnv(ToolVariable), DefaultTool)
 	c.Deadline = cmp.Or(c.Deadline, DefaultDeadline)
-	if c.Pairs == nil {
-		c.Pairs = DefaultPairs
+	if c.Pairs == nil && !c.Limits.Ring {
+		c.Pairs = switchbox.DefaultPairs
 	}
 }
 

@@ -152,7 +152,7 @@ func TestMinChannels(t *testing.T) {
 	require.Equal(t, "warn: pair 2:4 reaches 9000 MB/s, less than 10000 MB/s", told(r)["2:4"])
 	r = check(t, config(t, slow("7|5|1")))
 	require.Equal(t, switchbox.Faulty, r.State)
-	require.Equal(t, "1 of 4 pairs reach 10000 MB/s; 2 must", r.Reason)
+	require.Equal(t, "1 of 4 pairs reach 10000 MB/s (not 0:1, 2:4, 6:7); 2 must", r.Reason)
 }
 
 // All pairs run at once: each waits for the others.
@@ -268,6 +268,23 @@ func TestUsageErrors(t *testing.T) {
 		_, err := Check(t.Context(), c)
 		require.EqualError(t, err, want)
 	}
+}
+
+// What the default pairs leave out is told, and is no fault; a ring leaves nothing out.
+func TestDevicesThatNoPairHas(t *testing.T) {
+	c := config(t, "echo bandwidth:20000MB/s")
+	c.Sysfs = tree(t, roots[0], 1, 0, 1, 2, 3, 4, 6)
+	r := check(t, c)
+	require.Equal(t, switchbox.OK, r.State)
+	require.Equal(t, "warn: no default pair that is whole on this node has the device of socket 3, 6: "+
+		"name pairs in --box-pairs, or ring", told(r)[""])
+	c.Limits.Ring = true
+	r = check(t, c)
+	require.Equal(t, "6 of 6 pairs reach 10000 MB/s; 2 must", r.Reason)
+	require.Empty(t, told(r)[""])
+	require.NoError(t, Validate(c))
+	c.Sysfs = tree(t, roots[0], 1, 5)
+	require.Equal(t, switchbox.Skipped, check(t, c).State)
 }
 
 func TestSkipped(t *testing.T) {

@@ -31,7 +31,7 @@ func Table(w io.Writer, p netcheck.Picture) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return findings(w, nodes)
+	return Findings(w, nodes)
 }
 
 // row writes cells; each fits on its line.
@@ -42,8 +42,8 @@ func row(w io.Writer, cells ...string) {
 	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
-// findings writes what was found, each thing once, in the order of the nodes.
-func findings(w io.Writer, nodes []netcheck.NodePicture) (err error) {
+// Findings writes what was found that is more than information, each thing once, in the order of the nodes.
+func Findings(w io.Writer, nodes []netcheck.NodePicture) (err error) {
 	of := map[string][]string{} // names, by line
 	var lines []string
 	for _, n := range nodes {

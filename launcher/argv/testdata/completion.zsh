@@ -105,7 +105,7 @@ _arguments -s -S -A '-*' \
   '*--health-check=[the site'\''s own check of a node\: a command, whose exit status or JSON counts, or a socket that answers a GET with JSON (default\: none)]:COMMAND|unix\:PATH: ' \
   '*--check-only[check, print what was found, and exit without starting workers; needs no script]' \
   '*--switchbox-check[before training, every node tests the links between pairs of its devices]' \
-  '*--box-pairs=[pairs of devices that --switchbox-check tests, separated by spaces or commas (default\: 0\:1,2\:4,3\:5,6\:7)]:A\:B: ' \
+  '*--box-pairs=[pairs of devices that --switchbox-check tests, separated by spaces or commas, or ring\: each device with the next one; default pairs that lack a device here fall away, and NVIDIA'\''s devices that they leave out are paired in their order (default\: 0\:1,2\:4,3\:5,6\:7)]:A\:B: ' \
   '*--min-bandwidth=[bandwidth in 10^6 bytes a second that a pair needs to pass --switchbox-check (default\: 10000)]:MB/S: ' \
   '*--min-channels=[number of pairs that must pass --switchbox-check (default\: 2)]:N: ' \
   '*--hang=[how hangs are found\: outside looks at the workers only; auto puts a small shim into their interpreters, too, and is implied by --hang-action and by XPU_TIMER_ variables; off not at all (default\: outside)]:auto|outside|off:(auto outside off)' \
