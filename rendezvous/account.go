@@ -62,7 +62,7 @@ type account struct {
 	// Exhausted are nodes all of whose workers have failed, while others go on; Decision is that of the newest.
 	Exhausted int      `json:"exhausted,omitempty"`
 	Decision  Decision `json:"decision,omitempty"`
-	// Rank 0, all of group rank 0, and any worker have succeeded.
+	// Rank 0, all of the first node with workers, and any worker have succeeded.
 	Rank0 bool `json:"rank0,omitempty"`
 	Node0 bool `json:"node0,omitempty"`
 	Any   bool `json:"any,omitempty"`
@@ -539,8 +539,9 @@ func (r *Round) progress(p Progress) { r.account.Progress = r.account.Progress.w
 func (a *account) succeeded(n *node, e Success, tolerate bool) {
 	whole := len(e.Ranks) == 0
 	a.Any = true
-	a.Node0 = a.Node0 || whole && n.rank == 0
-	a.Rank0 = a.Rank0 || slices.Contains(e.Ranks, 0) || whole && n.rank == 0 && !tolerate
+	first := n.rankBase == 0 && n.Slots > 0
+	a.Node0 = a.Node0 || whole && first
+	a.Rank0 = a.Rank0 || slices.Contains(e.Ranks, 0) || whole && first && !tolerate
 }
 
 // enough reports whether those have succeeded whose success is the run's.
@@ -558,7 +559,7 @@ func (r *Round) enough() bool {
 }
 
 // over: no worker is left, and some have succeeded.
-func (r *Round) over() bool { return r.done > 0 && r.done+r.account.Exhausted >= len(r.world) }
+func (r *Round) over() bool { return r.done > 0 && r.done+r.account.Exhausted >= r.working }
 
 // tolerate books failures of workers beside which the others of the world go on.
 func (r *Round) tolerate(now time.Time, n *node, e Failing) {

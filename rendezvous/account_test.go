@@ -416,6 +416,38 @@ func TestSuccessRules(t *testing.T) {
 	}
 }
 
+// What serves the workers of others has no success of its own, and rank 0 is on the first node that has workers.
+func TestSuccessBesideNodesWithoutWorkers(t *testing.T) {
+	for _, c := range []struct {
+		rule   SuccessRule
+		before []string
+		enough string
+	}{
+		{SuccessAll, []string{"b"}, "c"}, {SuccessRank0, []string{"c"}, "b"}, {SuccessNode0, []string{"c"}, "b"},
+		{SuccessAny, nil, "c"},
+	} {
+		s := newSim(t, unbounded(3, Budget{Success: c.rule}))
+		for i, id := range []string{"scheduler", "b", "c"} {
+			s.joinNode(Node{ID: id, Name: id, Rank: i, Slots: min(i, 1) * 2})
+		}
+		s.obey()
+		require.Equal(t, Place{GroupRank: 0, GroupWorldSize: 3, WorldSize: 4}, unplaced(s.runs["scheduler"].Place))
+		require.Equal(t, Place{GroupRank: 1, GroupWorldSize: 3, WorldSize: 4}, unplaced(s.runs["b"].Place))
+		require.Equal(t, Place{GroupRank: 2, GroupWorldSize: 3, RankBase: 2, WorldSize: 4}, unplaced(s.runs["c"].Place))
+		s.succeed(c.before...)
+		s.restore()
+		require.Empty(t, s.r.Status().Outcome, c)
+		s.succeed(c.enough)
+		require.Equal(t, string(Succeeded), s.r.Status().Outcome, c)
+		require.Equal(t, Done, s.dirs["scheduler"].Kind)
+	}
+}
+
+// unplaced is what a Place says of numbers.
+func unplaced(p *Place) Place {
+	return Place{GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize, RankBase: p.RankBase, WorldSize: p.WorldSize}
+}
+
 func TestARunThatWouldFailIsHeld(t *testing.T) {
 	begin := func(b Budget, decision Decision) *sim {
 		s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1, Budget: b})

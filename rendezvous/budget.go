@@ -52,7 +52,7 @@ type SuccessRule string
 const (
 	SuccessAll   SuccessRule = "all"   // all workers
 	SuccessRank0 SuccessRule = "rank0" // rank 0
-	SuccessNode0 SuccessRule = "node0" // all workers of group rank 0
+	SuccessNode0 SuccessRule = "node0" // all workers of the first node that has any
 	SuccessAny   SuccessRule = "any"   // any worker
 )
 

@@ -162,8 +162,8 @@ func (r *Round) check(e Join) error {
 	if r.left[e.Node.ID] {
 		return fmt.Errorf("node %q has left the run", e.Node.Name)
 	}
-	if e.Node.ID == "" || e.Node.Slots < 1 {
-		return fmt.Errorf("node %q needs an id and at least one slot, has %d", e.Node.Name, e.Node.Slots)
+	if e.Node.ID == "" || e.Node.Slots < 0 {
+		return fmt.Errorf("node %q needs an id and no fewer than 0 slots, has %d", e.Node.Name, e.Node.Slots)
 	}
 	if err := e.Node.checkNames(); err != nil {
 		return err

@@ -133,11 +133,13 @@ func (r *Round) settleResume(now time.Time) {
 		return
 	}
 	r.resume, r.resumed, r.phase, r.sealedAt, r.account.RanAt = nil, true, running, now, now
+	var members []*node
 	for _, n := range w.world {
 		if n != nil {
-			r.world = append(r.world, n)
+			members = append(members, n)
 		}
 	}
+	r.setWorld(members)
 	if w.missing > 0 {
 		r.elastic = true
 		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again",

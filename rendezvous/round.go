@@ -123,8 +123,10 @@ type Round struct {
 	out    int           // other nodes in state barred
 	owing  int           // nodes in state pending
 	done   int           // members that succeeded
-	seq    uint64
-	arrive int
+
+	working int // members of the newest sealed world that have workers
+	seq     uint64
+	arrive  int
 
 	restarts   int
 	worldSize  int
@@ -341,7 +343,7 @@ func (r *Round) succeed(n *node) {
 // that is the policy and a restart is left.
 func (r *Round) checkDone(now time.Time) {
 	switch {
-	case r.phase == running && r.account.Exhausted >= len(r.world):
+	case r.phase == running && r.account.Exhausted >= r.working:
 		r.breakExhausted(now)
 	case r.phase != running || !r.enough():
 	case r.params.Always && r.restarts < r.params.MaxRestarts && !r.sumSpent():

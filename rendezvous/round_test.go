@@ -745,7 +745,7 @@ func TestRefusals(t *testing.T) {
 			"--nnodes=2:2, but the run was opened with --nnodes=1:2"},
 		"other unit":       {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 2, Unit: 2}}, "--node-unit=2"},
 		"other backend":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 2, Max: 2, Static: true}}, "--nnodes"},
-		"no slots":         {Join{Node: Node{ID: "x"}, Params: s.p}, "slot"},
+		"no slots":         {Join{Node: Node{ID: "x", Slots: -1}, Params: s.p}, "slot"},
 		"unit without fit": {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 1, Max: 3, Unit: 4}}, "node unit 4"},
 		"min above max":    {Join{Node: Node{ID: "x", Slots: 1}, Params: Params{Min: 3, Max: 2}}, "0 < MIN <= MAX"},
 		"long name":        {Join{Node: Node{ID: "x", Name: long, Slots: 1}, Params: s.p}, "at most 512 bytes"},
@@ -816,7 +816,7 @@ func TestThoseWhoWaitHearOfARefusal(t *testing.T) {
 		}, d.Cause)
 	}
 	require.Equal(t, before+3, max(s.dirs["a"].Seq, s.dirs["b"].Seq), "the arrival of b, and once for each")
-	require.ErrorIs(t, s.step(Join{Node: Node{ID: "x", Name: "x"}, Params: s.p}), ErrRefused)
+	require.ErrorIs(t, s.step(Join{Node: Node{ID: "x", Name: "x", Slots: -1}, Params: s.p}), ErrRefused)
 	require.Contains(t, s.dirs["a"].Cause.Text, "slot", "another reason")
 	s.join("c")
 	s.obey()
@@ -1596,6 +1596,9 @@ func (s *sim) random(rnd *rand.Rand, i int) {
 // randomJoin brings a node with one of a few names, so that names are replaced, and repeated.
 func (s *sim) randomJoin(rnd *rand.Rand, i int) {
 	n := Node{ID: fmt.Sprintf("n%d", i), Name: fmt.Sprint("name", rnd.Intn(20)), Rank: rnd.Intn(4) - 1, Slots: 2}
+	if rnd.Intn(8) == 0 {
+		n.Slots = 0
+	}
 	if rnd.Intn(4) > 0 {
 		n.Can = []Ability{CanGate}
 	}
@@ -1679,9 +1682,12 @@ func (s *sim) check() {
 	if r.phase == running || r.phase == releasing {
 		size := len(r.world)
 		require.True(s.t, size >= s.p.Min && size <= s.p.Max && size%s.p.Unit == 0, "world of %d under %+v", size, s.p)
+		working := 0
 		for i, n := range r.world {
 			require.Equal(s.t, i, n.rank)
+			working += min(n.Slots, 1)
 		}
+		require.Equal(s.t, working, r.working)
 	}
 	for id, d := range s.runs { // no worker of an older epoch runs beside a released one
 		if n := r.nodes[id]; n != nil && r.phase == running && n.state == member {

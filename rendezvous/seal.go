@@ -99,7 +99,8 @@ func (r *Round) seal(now time.Time, size int) {
 		r.restarts++
 	}
 	r.book(now)
-	r.world, r.sealedAt, r.heldWorld = ranked, now, false
+	r.sealedAt, r.heldWorld = now, false
+	r.setWorld(ranked)
 	r.phase = releasing
 	places := r.places(ranked)
 	for i, n := range ranked {
@@ -132,6 +133,15 @@ func (r *Round) resetEpoch() {
 	clear(r.gone)
 	r.lastCallAt, r.growAt, r.doomAt, r.holdAt = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	r.failAt = time.Time{}
+}
+
+func (r *Round) setWorld(members []*node) {
+	r.world, r.working = members, 0
+	for _, n := range members {
+		if n.Slots > 0 {
+			r.working++
+		}
+	}
 }
 
 func (r *Round) places(ranked []*node) []Place {

@@ -231,7 +231,7 @@ func (r *Round) restoreNodes(s Snapshot) {
 		}
 		return ns[i]
 	}
-	r.world = mapped(s.World, at)
+	r.setWorld(mapped(s.World, at))
 	for rank, i := range s.Wishes {
 		r.wishes[rank] = at(i)
 	}

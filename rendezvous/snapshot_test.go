@@ -17,7 +17,7 @@ func TestSnapshotKnowsEveryField(t *testing.T) {
 		other           string // fields that are kept under another name, are counted anew, or live for one Step only
 	}{
 		{reflect.TypeFor[Round](), reflect.TypeFor[Snapshot](),
-			"cfg joined asked again out owing acts told free commands spent"},
+			"cfg joined asked again out owing working acts told free commands spent"},
 		{reflect.TypeFor[commands](), reflect.TypeFor[Snapshot](), ""},
 		{reflect.TypeFor[node](), reflect.TypeFor[NodeSnapshot](), "rank dir"},
 		{reflect.TypeFor[resume](), reflect.TypeFor[ResumeSnapshot](), ""},

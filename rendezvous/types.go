@@ -153,7 +153,8 @@ type Node struct {
 	// fills them in, whatever is sent; both are "" for a node in its process.
 	Peer string `json:"peer,omitempty"`
 	Via  string `json:"via,omitempty"`
-	// Slots is the number of workers on this node (nproc-per-node).
+	// Slots is the number of workers on this node (nproc-per-node); 0: it serves those of other nodes, and the run
+	// succeeds without it.
 	Slots int    `json:"slots"`
 	Role  string `json:"role,omitempty"`
 	// Machine is what the node's place is called, that of a pod by its cluster; "": as Name, or unknown. Devices is how
