@@ -72,6 +72,17 @@ func behind(rank int) Verdict {
 	}
 }
 
+// A node without workers has nothing to say, and is not waited for.
+func TestNodesWithoutWorkersAreNotAsked(t *testing.T) {
+	s := newStage(t, ActReport, 2)
+	s.world.Nodes[0].Slots, s.world.Nodes[1].RankBase = 0, 0
+	s.world.Epoch.Epoch++
+	s.step(Begin{World: s.world})
+	s.suspect(0, 1)
+	require.Equal(t, 1, s.c.file.missing)
+	require.Equal(t, []int{1}, s.c.Picture(false).Silent)
+}
+
 func (s *stage) begin(epoch, nodes int) {
 	s.world = World{Epoch: Epoch{Term: 1, Round: 1, Epoch: epoch}}
 	for i := range nodes {

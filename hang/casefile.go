@@ -41,12 +41,12 @@ func (c *Case) newFile() {
 	c.file = f
 }
 
-// expect awaits an answer of every node.
+// expect awaits an answer of every node that has workers.
 func (f *file) expect() {
-	for i := range f.nodes {
-		f.nodes[i].answered = false
+	for i, n := range f.world.Nodes {
+		f.nodes[i].answered = n.Slots == 0
 	}
-	f.missing = len(f.nodes)
+	f.missing = f.world.working()
 }
 
 func (f *file) heardOf(groupRank int) bool {

@@ -61,7 +61,7 @@ func (f *file) picture(p *Picture) {
 	p.Asked, p.Answered = len(f.nodes), len(f.nodes)-f.missing
 	for i := range f.nodes {
 		d := &f.nodes[i]
-		if !d.answered && !d.collected && len(p.Silent) < maxListed {
+		if !d.answered && !d.collected && f.world.Nodes[i].Slots > 0 && len(p.Silent) < maxListed {
 			p.Silent = append(p.Silent, i)
 		}
 		if d.ras != "" && len(p.RAS) < maxRAS {

@@ -158,6 +158,14 @@ func (w World) Ranks() (s RankSet) {
 	return s
 }
 
+// working is how many nodes have workers.
+func (w World) working() (n int) {
+	for i := range w.Nodes {
+		n += min(w.Nodes[i].Slots, 1)
+	}
+	return n
+}
+
 // NodeOf returns the node that a rank belongs to, with its group rank; -1 if it belongs to none.
 func (w World) NodeOf(rank int) (WorldNode, int) {
 	for i, n := range w.Nodes {

@@ -179,6 +179,7 @@ func (a *Agent) onDirective(d Directive) {
 		if d.Kind == Done {
 			cause = cmp.Or(cause, "the job has succeeded")
 		}
+		a.success = d.Kind == Done && len(a.group.workers) == 0 // what serves others may end by itself
 		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", cause)
 		a.stopFor(a.group, d)
 	}
@@ -457,7 +458,7 @@ func own(fs []verdict.Failure) []verdict.Failure {
 // merge adds to the job's failures those of this node that the daemon did not pass on.
 func merge(all, local []verdict.Failure) []verdict.Failure {
 	for _, f := range local {
-		if !slices.ContainsFunc(all, func(o verdict.Failure) bool { return o.Rank == f.Rank }) {
+		if !slices.ContainsFunc(all, func(o verdict.Failure) bool { return o.Rank == f.Rank && o.Role == f.Role }) {
 			all = append(all, f)
 		}
 	}

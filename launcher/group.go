@@ -205,7 +205,8 @@ func (c *Config) Vars(p Place, localRank int, errorFile string) preset.Vars {
 		MasterAddr: p.MasterAddr, MasterPort: p.MasterPort, AgentStore: !p.WorkerStore,
 		RestartCount: p.RestartCount, MaxRestarts: c.Policy.MaxRestarts, RunID: c.RunID,
 		ErrorFile: errorFile, VirtualLocalRank: c.VirtualLocalRank, OldTorch: c.OldTorch, Signals: c.SignalNames,
-		Parent: lookup(c.Env), ServicePort: c.ServicePort, Servers: c.Servers, Devices: c.Devices, Device: c.Device,
+		Parent: lookup(c.Env), ServicePort: c.ServicePort, Servers: c.Servers, Share: c.Share,
+		Devices: c.Devices, Device: c.Device,
 	}
 }
 

@@ -79,6 +79,9 @@ func (a *Agent) hold(e Epoch) {
 
 // ranks are those of this node's workers, for people.
 func (e Epoch) ranks(slots int) string {
+	if slots == 0 {
+		return fmt.Sprintf("none of %d", e.Place.WorldSize)
+	}
 	return fmt.Sprintf("%d-%d of %d", e.Place.RankBase, e.Place.RankBase+slots-1, e.Place.WorldSize)
 }
 

@@ -162,7 +162,7 @@ type Config struct {
 	NodeName, Host string
 	// Addr is where other nodes reach this one.
 	Addr string
-	// Slots is the number of workers (nproc-per-node).
+	// Slots is the number of workers (nproc-per-node); 0: this node has a side alone.
 	Slots int
 	// Command is a worker's argv; ${local_rank} is replaced in Args. Path is the
 	// executable.
@@ -176,9 +176,10 @@ type Config struct {
 	Env    []string
 	Stdin  *os.File // inherited by every worker; nil is /dev/null
 	Preset preset.Preset
-	// ServicePort, Servers, Devices and Device are preset.Vars'.
+	// ServicePort, Servers, Share, Devices and Device are preset.Vars'.
 	ServicePort      int
 	Servers          int
+	Share            string
 	Devices          int
 	Device           string
 	VirtualLocalRank bool
@@ -263,7 +264,7 @@ type Result struct {
 // Validate reports the first thing that is missing.
 func (c *Config) Validate() error {
 	switch {
-	case c.Slots < 1:
+	case c.Slots < 1 && (c.Slots < 0 || c.Share == "" || c.Share == preset.Workers):
 		return fmt.Errorf("launcher: %d workers on this node; need at least 1", c.Slots)
 	case c.Path == "":
 		return errors.New("launcher: no program to run")

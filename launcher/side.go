@@ -67,7 +67,7 @@ func (a *Agent) startSides(g *group, patience time.Time) error {
 	return nil
 }
 
-// sidesOf are those of the parts and, on the first node, those of the preset.
+// sidesOf are those of the parts and of the preset.
 func (a *Agent) sidesOf(g *group) (all []Side, err error) {
 	for _, p := range a.parts.siders {
 		list, err := p.Sides(g.epoch)
@@ -76,10 +76,7 @@ func (a *Agent) sidesOf(g *group) (all []Side, err error) {
 		}
 		all = append(all, list...)
 	}
-	if a.cfg.Preset.Sides == nil || g.epoch.Place.GroupRank != 0 {
-		return all, nil
-	}
-	list, err := a.cfg.Preset.Sides(a.sideVars(g))
+	list, err := a.cfg.Preset.SidesOf(a.sideVars(g))
 	return append(all, list...), err
 }
 
@@ -93,7 +90,7 @@ func (a *Agent) sideVars(g *group) preset.Vars {
 
 func (a *Agent) startSide(g *group, what Side, patience time.Time) error {
 	path, args, err := a.program(g.epoch, a.sideVars(g))
-	if err != nil {
+	if g.path = path; err != nil {
 		return err
 	}
 	s := &side{name: what.Name}
@@ -135,7 +132,8 @@ func (a *Agent) onSideExit(e sideExit) {
 	}
 }
 
-// failSide ends the epoch because of what ran beside its workers. The node's first rank stands for it.
+// failSide ends the epoch because of what ran beside its workers. The node's first rank stands for it, where it has
+// none that of the next node that has some.
 func (a *Agent) failSide(g *group, s *side, exit proc.Exit) {
 	out := s.out.Tail(drainBudget)
 	f := verdict.Failure{

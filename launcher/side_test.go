@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/launcher/policy"
+	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/verdict"
 )
 
@@ -138,6 +139,47 @@ func TestSideThatCannotStartEndsTheJob(t *testing.T) {
 	res := r.run(t)
 	require.Equal(t, policy.CannotExecute, res.Reason)
 	require.Contains(t, res.Verdict, "port 8118 is taken")
+}
+
+// aloneRig is a node that has the scheduler and no workers.
+func aloneRig(t *testing.T, scheduler string, maxRestarts int) *rig {
+	t.Helper()
+	r := newRig(t, scheduler, maxRestarts)
+	r.cfg.Slots, r.cfg.Share = 0, "scheduler"
+	r.cfg.Preset.Sides = func(preset.Vars) ([]Side, error) {
+		return []Side{{Name: "scheduler"}, {Name: "pserver-0"}}, nil
+	}
+	return r
+}
+
+// It runs as long as the job does, ends by itself when that has succeeded, and says nothing of a success of its own.
+func TestSideWithoutWorkers(t *testing.T) {
+	r := aloneRig(t, `: > $DIR/up; `+until("late")+`; : > $DIR/down`, 0)
+	r.when(t, "up", func() {
+		r.fakeRdzv.tell(Done, "")
+		require.Eventually(t, func() bool { return len(r.fakeRdzv.said()) == 2 }, 10*time.Second, 5*time.Millisecond)
+		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "late"), nil, 0o600))
+	})
+	require.Equal(t, Result{Reason: policy.Success}, r.run(t))
+	require.FileExists(t, filepath.Join(r.dir, "down"))
+	require.Equal(t, []string{"ready", "leave: done"}, r.fakeRdzv.said())
+}
+
+func TestSideWithoutWorkersThatFailsEndsTheEpoch(t *testing.T) {
+	r := aloneRig(t, `[ -e $DIR/again ] && { : > $DIR/up; exec sleep 60; }; : > $DIR/again; echo "no port" >&2; exit 3`, 1)
+	r.when(t, "up", func() { r.fakeRdzv.tell(Stop, ""); r.signals <- syscall.SIGTERM })
+	require.Equal(t, policy.Signaled(int(syscall.SIGTERM)), r.run(t).Reason)
+	f := r.fakeRdzv.failures[0]
+	require.Equal(t, `the scheduler beside the workers ended before they did, last output "no port"`, f.Message)
+	require.Equal(t, "scheduler", f.Role)
+}
+
+func TestNobodyOnANode(t *testing.T) {
+	r := newRig(t, "true", 0)
+	for _, share := range []string{"", preset.Workers} {
+		r.cfg.Slots, r.cfg.Share = 0, share
+		require.ErrorContains(t, r.cfg.Validate(), "0 workers on this node; need at least 1")
+	}
 }
 
 type failingSider struct{}

@@ -43,7 +43,7 @@ func (a *Agent) attendFor(ctx context.Context, grace time.Duration, part string,
 
 // watchGroup starts the watchers of a group whose workers run. They end when it is stopped.
 func (a *Agent) watchGroup(g *group) {
-	if len(a.parts.watchers) == 0 {
+	if len(a.parts.watchers) == 0 || len(g.workers) == 0 {
 		return
 	}
 	ctx, cancel := context.WithCancel(a.ctx)

@@ -18,6 +18,9 @@ func (r *resolver) numaAffinity() error {
 		}
 		return nil
 	}
+	if r.s.slots == 0 {
+		return nil
+	}
 	places, err := r.places()
 	if err != nil {
 		r.warn("--numa-affinity: workers are not bound: %s", err)

@@ -28,6 +28,9 @@ func (r *resolver) binding() error {
 	if err != nil {
 		return err
 	}
+	if r.s.slots == 0 {
+		return nil
+	}
 	sets, err := r.cpuSets(mode)
 	if err != nil {
 		return fmt.Errorf("--numa-binding=%s: %w", mode, err)

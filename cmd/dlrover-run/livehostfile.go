@@ -88,16 +88,20 @@ func (h *liveHostfile) Starting(e launcher.Epoch) {
 
 // text lists the nodes in rank order, by the names that the job's own host file has for them; others by their address.
 func (h *liveHostfile) text(world []launcher.Member) string {
-	hosts := make([]hostfile.Host, len(world))
+	var hosts []hostfile.Host
 	for i, m := range world {
-		hosts[i] = hostfile.Host{Name: m.Addr, Slots: m.Slots}
+		if m.Slots == 0 {
+			continue // it has no workers
+		}
+		host := hostfile.Host{Name: m.Addr, Slots: m.Slots}
 		known := hostfile.Find(h.known, m.Node, m.Addr)
 		if h.fixed && len(h.known) == len(world) {
 			known = i
 		}
 		if known >= 0 {
-			hosts[i].Name = h.known[known].Name
+			host.Name = h.known[known].Name
 		}
+		hosts = append(hosts, host)
 	}
 	return hostfile.Format(hosts)
 }

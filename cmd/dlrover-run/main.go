@@ -310,7 +310,7 @@ func (j *job) observe(run string, n rendezvous.Note) {
 func (j *job) logsConfig() logs.Config {
 	l := &j.s.logs
 	cfg := logs.Config{
-		Dir: l.dir, RunID: j.s.runID, Files: l.files(j.s.slots), PrefixTemplate: l.prefix,
+		Dir: l.dir, RunID: j.s.runID, Files: l.files(max(j.s.slots, 1)), PrefixTemplate: l.prefix,
 		StdoutFilters: l.outFilters, StderrFilters: l.errFilters,
 		Redirects:  func(r int) logs.Std { return logs.Std(l.redirects.For(r)) },
 		Tee:        func(r int) logs.Std { return logs.Std(l.tee.For(r)) },
@@ -343,7 +343,7 @@ func (j *job) agentConfig(host hostFacts) launcher.Config {
 	forParts(j.parts, func(o launcher.Observer) { cfg.Observers = append(cfg.Observers, o) })
 	cfg.Observers = append(cfg.Observers, &thrift{})
 	forParts(j.parts, func(p configurer) { p.configure(&cfg) })
-	cfg.LogsKept = j.s.logs.files(j.s.slots)
+	cfg.LogsKept = j.s.logs.files(max(j.s.slots, 1))
 	if memory := j.procs.Memory(); memory != nil {
 		cfg.Memory = memory.Read
 	}
@@ -358,8 +358,8 @@ func (s *settings) agent(host hostFacts) launcher.Config {
 		Env: s.workerEnv(), Stdin: os.Stdin, Preset: s.preset, MemoryPolicy: s.memory,
 		VirtualLocalRank: s.virtual, OldTorch: s.oldTorch, CPUs: s.cpus, Policy: s.policy, ShutdownTimeout: s.shutdown,
 		SignalNames: s.signalText, Substitute: argv.SubstituteLocalRank, Dir: s.workdir, Meanwhile: s.meanwhile,
-		ServicePort: s.servicePort, Servers: s.servers, Devices: s.devices, Device: s.device, LeaveGrace: s.leaveGrace,
-		Resolve: s.resolveCommand, Restart: s.restart,
+		ServicePort: s.servicePort, Servers: s.servers, Share: s.share, Devices: s.devices, Device: s.device,
+		LeaveGrace: s.leaveGrace, Resolve: s.resolveCommand, Restart: s.restart,
 	}
 }
 

@@ -181,15 +181,20 @@ func planCodes(p policy.CodePolicy) string {
 
 func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
 	nodeRank := max(s.node.Rank, 0)
+	world, all := s.assumedWorld()
+	base := world[min(nodeRank, len(world)-1)].RankBase
 	p.Assumed = fmt.Sprintf("group rank %d of %d nodes with %d workers each, first start", nodeRank, s.params.Max, s.slots)
+	if s.share != "" {
+		p.Assumed = fmt.Sprintf("group rank %d of %d nodes with %d workers in all, first start", nodeRank, s.params.Max, all)
+	}
 	cfg := s.agent(h)
 	place := launcher.Place{
-		GroupRank: nodeRank, GroupWorldSize: s.params.Max, RankBase: nodeRank * s.slots, WorldSize: s.params.Max * s.slots,
-		RoleRankBase: nodeRank * s.slots, RoleWorldSize: s.params.Max * s.slots, MasterAddr: fromRendezvous,
+		GroupRank: nodeRank, GroupWorldSize: s.params.Max, RankBase: base, WorldSize: all,
+		RoleRankBase: base, RoleWorldSize: all, MasterAddr: fromRendezvous,
 	}
 	for i := range s.slots {
 		v := cfg.Vars(place, i, fromRendezvous)
-		v.World = s.assumedWorld()
+		v.World = world
 		env, err := s.preset.Environ(v)
 		if err != nil {
 			return err
@@ -200,7 +205,7 @@ func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
 		})
 	}
 	v := cfg.Vars(place, 0, "")
-	v.World = s.assumedWorld()
+	v.World = world
 	p.Beside, err = planSides(s, cfg, v)
 	return err
 }
@@ -217,14 +222,21 @@ func masked(env []string) []string {
 	return env
 }
 
-// assumedWorld is one of nodes like this one.
-func (s *settings) assumedWorld() []preset.Node {
-	nodes := make([]preset.Node, s.params.Max)
-	for i := range nodes {
-		nodes[i] = preset.Node{GroupRank: i, Addr: fromRendezvous, RankBase: i * s.slots, Slots: s.slots,
-			Ports: make([]int, s.preset.PortsOf(s.slots))}
+// assumedWorld is one of nodes like this one, but for those that have no workers, and the number of its workers.
+func (s *settings) assumedWorld() (nodes []preset.Node, workers int) {
+	for i := range s.params.Max {
+		slots := s.slots
+		if s.share != "" {
+			slots = max(slots, 1)
+		}
+		if s.share != "" && i <= s.servers {
+			slots = 0
+		}
+		nodes = append(nodes, preset.Node{GroupRank: i, Addr: fromRendezvous, RankBase: workers, Slots: slots,
+			Ports: make([]int, s.preset.PortsOf(slots))})
+		workers += slots
 	}
-	return nodes
+	return nodes, workers
 }
 
 func cpusOf(cfg launcher.Config, i int) []int {

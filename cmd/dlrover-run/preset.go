@@ -17,6 +17,11 @@ const autoPreset = "auto"
 // pickPreset finds what the workers' framework expects, and says what speaks against it.
 func (r *resolver) pickPreset() (err error) {
 	name := r.c.String("preset")
+	if f := &r.s.scheduler; f.Share != "" {
+		if name, err = r.presetByScheduler(name); err != nil {
+			return err
+		}
+	}
 	auto := name == autoPreset
 	path, src := r.script(name)
 	found := preset.Imports(src)
@@ -36,6 +41,16 @@ func (r *resolver) pickPreset() (err error) {
 		r.s.devices, r.s.device = r.host.gpus()
 	}
 	return nil
+}
+
+// presetByScheduler is the preset of a scheduler whose pods are those of one framework.
+func (r *resolver) presetByScheduler(name string) (string, error) {
+	f := &r.s.scheduler
+	if r.c.IsSet("preset") && name != autoPreset && name != f.Preset {
+		return "", fmt.Errorf("--preset=%s, but the pods of %s are those of --preset=%s: leave the option out, or give "+
+			"--scheduler=none", name, f.Name, f.Preset)
+	}
+	return f.Preset, nil
 }
 
 // autoPresetOf picks the preset by the imports of the script at path, and says why.

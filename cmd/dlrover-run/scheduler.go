@@ -110,7 +110,7 @@ func (r *resolver) scheduledAddress() string {
 	if r.s.scheduler.NodeRank == 0 && r.s.host != r.host.name {
 		return r.s.host
 	}
-	if a := r.host.route(r.s.host, r.s.port); r.s.scheduler.NodeRank > 0 && a != r.host.name {
+	if a := r.host.route(r.s.host, r.s.port); r.s.scheduler.NodeRank != 0 && a != r.host.name {
 		return a
 	}
 	if own := r.host.addrs(); len(own) > 0 { // node 0's name is not known yet, or is this host's
@@ -121,7 +121,7 @@ func (r *resolver) scheduledAddress() string {
 
 // sameRank refuses a variable that contradicts the scheduler's.
 func (r *resolver) sameRank(name string) error {
-	if f := &r.s.scheduler; r.rankedByScheduler() && r.s.node.Rank != f.NodeRank {
+	if f := &r.s.scheduler; r.rankedByScheduler() && f.NodeRank >= 0 && r.s.node.Rank != f.NodeRank {
 		return fmt.Errorf("$%s=%d and %s's node rank %d (from $%s) contradict each other: unset one, or give --node-rank",
 			name, r.s.node.Rank, f.Name, f.NodeRank, strings.Join(f.From, ", $"))
 	}
@@ -143,7 +143,7 @@ func (r *resolver) withoutToken() error {
 	f := &r.s.scheduler
 	hint := "give every node the same DLROVER_TOKEN (openssl rand -hex 16)"
 	switch f.Name {
-	case "kubeflow", "jobset", "statefulset":
+	case "kubeflow", "ms-operator", "jobset", "statefulset":
 		hint = "set DLROVER_TOKEN in every pod from one Secret (made by: openssl rand -hex 16)"
 	}
 	return fmt.Errorf("%s says that the nodes meet at %s, on a network, which needs a job token: %s; --insecure, or "+
@@ -164,7 +164,14 @@ func (s *settings) scheduledText() string {
 	case s.backend == local:
 		return fmt.Sprintf("%s: one node, workers: %d (from %s)", f.Name, s.slots, strings.Join(f.From, ", "))
 	}
-	text := fmt.Sprintf("%s: node %d of %s, which meet at %s (from %s)", f.Name, f.NodeRank, nodesText(s), s.endpoint(),
+	who := fmt.Sprintf("node %d", f.NodeRank)
+	if f.NodeRank < 0 {
+		who = "a node"
+	}
+	if f.Share != "" {
+		who += " (" + f.Share + ")"
+	}
+	text := fmt.Sprintf("%s: %s of %s, which meet at %s (from %s)", f.Name, who, nodesText(s), s.endpoint(),
 		strings.Join(f.From, ", "))
 	if s.tokenFrom != "" {
 		text += "; no DLROVER_TOKEN: the job token is derived from " + s.tokenFrom + ", which all nodes must share"
@@ -185,6 +192,7 @@ type planScheduler struct {
 	Nodes    int      `json:"nodes,omitempty"`
 	NodeRank int      `json:"node_rank"`
 	Workers  int      `json:"workers,omitempty"`
+	Share    string   `json:"share,omitempty"`
 	Restart  int      `json:"restart,omitempty"`
 	From     []string `json:"from"`
 }
@@ -194,6 +202,6 @@ func (s *settings) planScheduler() *planScheduler {
 	if f.Name == "" {
 		return nil
 	}
-	return &planScheduler{Name: f.Name, Nodes: f.Nodes, NodeRank: f.NodeRank, Workers: f.Slots, Restart: f.Restart,
-		From: f.From}
+	return &planScheduler{Name: f.Name, Nodes: f.Nodes, NodeRank: f.NodeRank, Workers: f.Slots, Share: f.Share,
+		Restart: f.Restart, From: f.From}
 }

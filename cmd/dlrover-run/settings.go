@@ -56,6 +56,7 @@ type settings struct {
 	addrWhy   string // why its address is not the one by which it reaches the rendezvous; "": it is
 	slots     int
 	slotsWhy  string
+	share     string // preset.Vars'
 	connect   time.Duration
 	scheduler scheduler.Facts // without a name: of nobody
 	token     string
@@ -191,6 +192,10 @@ func (r *resolver) size() error {
 	r.s.params.Min, r.s.params.Max = lo, hi
 	if r.s.params.Unit = r.c.Int("node-unit"); r.s.params.Unit < 1 {
 		return fmt.Errorf("--node_unit=%d: need a number of nodes from 1", r.s.params.Unit)
+	}
+	if r.s.share = r.s.scheduler.Share; r.s.share != "" && r.s.share != preset.Workers {
+		r.s.slotsWhy = r.s.scheduler.Name + ": this node is the " + r.s.share
+		return nil
 	}
 	if n := r.s.scheduler.Slots; n > 0 && !r.c.IsSet("nproc-per-node") && !r.c.Bool("auto-config") {
 		r.s.slots, r.s.slotsWhy = n, r.s.scheduler.Name

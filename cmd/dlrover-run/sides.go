@@ -37,6 +37,9 @@ func sidesFeature() feature {
 func (r *resolver) sides() (err error) {
 	s := &r.s
 	s.servicePort, s.servers = r.c.Int("ms-port"), r.c.Int("ms-servers")
+	if s.share != "" {
+		return r.sidesByScheduler()
+	}
 	if s.servicePort < 0 || s.servicePort > 65535 {
 		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", s.servicePort)
 	}
@@ -52,6 +55,23 @@ func (r *resolver) sides() (err error) {
 				s.preset.Name)
 		}
 	}
+	return nil
+}
+
+// sidesByScheduler: the servers are pods, and $MS_SCHED_PORT is where the nodes meet, for that is the port which others
+// reach by $MS_SCHED_HOST. MindSpore's scheduler has another one.
+func (r *resolver) sidesByScheduler() error {
+	s, f := &r.s, &r.s.scheduler
+	switch {
+	case s.servicePort < 0 || s.servicePort > 65535:
+		return fmt.Errorf("--ms-port=%d: need a port from 1 to 65535, or 0 for a free one", s.servicePort)
+	case s.servicePort != 0 && s.servicePort == s.port:
+		return fmt.Errorf("--ms-port=%d is where the nodes meet: leave it out, or choose another port", s.servicePort)
+	case r.c.IsSet("ms-servers") && s.servers != f.Servers:
+		return fmt.Errorf("--ms-servers=%d and %d pods of parameter servers contradict each other: leave the option out",
+			s.servers, f.Servers)
+	}
+	s.servers = f.Servers
 	return nil
 }
 
@@ -75,7 +95,7 @@ func (r *resolver) inheritSides() (err error) {
 
 // surelyFirst reports whether this node will have group rank 0, as far as it is known before the nodes have met.
 func (s *settings) surelyFirst() bool {
-	return s.backend == local || s.backend == static && s.node.Rank == 0 || s.params.Max == 1
+	return s.backend == local || s.backend == static && s.node.Rank == 0 || s.params.Max == 1 || s.share == "scheduler"
 }
 
 // fixedPort is the port of the framework's service on the first node that the user has chosen.
@@ -115,10 +135,7 @@ type planSide struct {
 
 // planSides are those of the first node, as far as they are known before the nodes have met.
 func planSides(s *settings, cfg launcher.Config, v preset.Vars) (plans []planSide, err error) {
-	if s.preset.Sides == nil || v.GroupRank != 0 {
-		return nil, nil
-	}
-	sides, err := s.preset.Sides(v)
+	sides, err := s.preset.SidesOf(v)
 	for _, side := range sides {
 		env := slices.Clone(side.Env)
 		slices.Sort(env)

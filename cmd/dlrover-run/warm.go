@@ -72,7 +72,7 @@ func (r *resolver) warm() (k warmSettings, err error) {
 			return k, fmt.Errorf("--%s has no effect without --warm: add that, or leave this out", name)
 		}
 	}
-	if !k.on || r.c.Bool("check-only") {
+	if !k.on || r.c.Bool("check-only") || r.s.slots == 0 {
 		return warmSettings{}, nil
 	}
 	if r.c.Bool("no-python") && !r.c.Bool("run-path") {
@@ -162,7 +162,7 @@ func (w *warmWorkers) configure(cfg *launcher.Config) {
 		tree = "/nonexistent" // what has been said already is said again, by the parent that cannot be started
 	}
 	v := cfg.Vars(launcher.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, "")
-	v.World = w.job.s.assumedWorld()
+	v.World, _ = w.job.s.assumedWorld()
 	env, err := cfg.Preset.Environ(v)
 	if err != nil {
 		w.log.Debug("the workers' environment is not known before they start", "err", err)

@@ -19,6 +19,7 @@ func mindsporeSides(v Vars) (sides []Side, err error) {
 		}
 		p := Preset{Name: "mindspore", vars: slices.Concat(process(), mindsporeJob(), more, []variable{
 			text("MS_ROLE", func(Vars) string { return role }), mindsporeLogDir(),
+			only(func(v Vars) bool { return v.Share != "" }, text("MS_NODE_ID", func(Vars) string { return name })),
 		})}
 		env, e := p.Environ(at)
 		if e != nil && err == nil {

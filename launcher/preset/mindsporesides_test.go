@@ -1,6 +1,7 @@
 package preset_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,6 +36,31 @@ func TestMindSporeSides(t *testing.T) {
 	}
 	require.Equal(t, "scheduler", sides[0].Name)
 	require.Equal(t, "pserver-0", sides[1].Name)
+}
+
+// Where processes have nodes of their own, each has one side or none; else the first node has all of them.
+func TestMindSporeSidesOfANode(t *testing.T) {
+	p, err := preset.Lookup("mindspore")
+	require.NoError(t, err)
+	for _, c := range []struct {
+		share     string
+		groupRank int
+		want      string
+	}{
+		{"", 0, "scheduler pserver-0 pserver-1 "}, {"", 1, ""}, {"scheduler", 0, "scheduler "},
+		{"pserver-1", 2, "pserver-1 "}, {preset.Workers, 0, ""}, {preset.Workers, 3, ""},
+	} {
+		v := mindsporeVars(nil)
+		v.Servers, v.Share, v.GroupRank = 2, c.share, c.groupRank
+		sides, err := p.SidesOf(v)
+		require.NoError(t, err)
+		names := ""
+		for _, s := range sides {
+			names += s.Name + " "
+			require.Equal(t, c.share != "", slices.Contains(s.Env, "MS_NODE_ID="+s.Name), "a pod's may be that of another role")
+		}
+		require.Equal(t, c.want, names)
+	}
 }
 
 func TestMindSporeInheritedSettingsCount(t *testing.T) {

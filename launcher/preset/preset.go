@@ -48,11 +48,17 @@ type Vars struct {
 	ServicePort int
 	// Servers is the number of parameter servers that run beside the workers.
 	Servers int
+	// Share is what this node has of a job whose sides have nodes of their own: Workers, or the name of a Side; "": the
+	// first node has all sides beside its workers.
+	Share string
 	// LogDir is where the worker's own log files belong, and for Sides the directory above theirs; "": none are kept.
 	LogDir string
 	// Attempt is unlike that of any other start of this run's workers, and can be part of a file's name.
 	Attempt string
 }
+
+// Workers is the Share of a node without sides.
+const Workers = "workers"
 
 // Node is one node of a world.
 type Node struct {
@@ -79,7 +85,7 @@ type Preset struct {
 	Wants []string
 	// Args are put between the script and its own arguments; nil: none.
 	Args func(Vars) []string
-	// Sides are the processes that run beside the workers of group rank 0, for whose local rank 0 Vars are; nil: none.
+	// Sides are all processes that run beside workers; nil: none. SidesOf are a node's.
 	Sides func(Vars) ([]Side, error)
 	// Success is the rule that says whose success is the job's: all, rank0, node0 or any; "": the launcher's default.
 	Success string
@@ -91,6 +97,18 @@ type Preset struct {
 type Side struct {
 	Name string   // of its log file, and in messages
 	Env  []string // NAME=value, to be laid over the inherited environment
+}
+
+// SidesOf are the processes beside the workers of the node for whose local rank 0 v is.
+func (p Preset) SidesOf(v Vars) ([]Side, error) {
+	if p.Sides == nil || v.Share == Workers || v.Share == "" && v.GroupRank != 0 {
+		return nil, nil
+	}
+	all, err := p.Sides(v)
+	if v.Share == "" {
+		return all, err
+	}
+	return slices.DeleteFunc(all, func(s Side) bool { return s.Name != v.Share }), err
 }
 
 // PortsOf is the number of ports that a node with so many workers offers.

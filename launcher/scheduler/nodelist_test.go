@@ -81,6 +81,8 @@ func FuzzDetect(f *testing.F) {
 	f.Add("job-w-0-3", 4, indexed+"\x00"+podHosts)
 	f.Add("j-worker-1", 0, mpiWorker+"\x00"+mpiHosts)
 	f.Add("x", 0, strings.Join(vars(sky), "\x00")+"\x00SKYPILOT_NODE_IPS=1 2")
+	f.Add("j-worker-2", 0, strings.Join(vars(msJob), "\x00")+"\x00MS_ROLE=MS_WORKER")
+	f.Add("h", 0, strings.Join(vars(msJob), "\x00")+"\x00MS_ROLE=MS_PSERVER\x00MS_NODE_ID=j-ps-1")
 	f.Add("x", 0, `SM_HOSTS=["a"]`+"\x00SM_CURRENT_HOST=a")
 	f.Fuzz(func(t *testing.T, host string, count int, lines string) {
 		s := system(host, count, strings.Split(lines, "\x00")...)
@@ -92,7 +94,8 @@ func FuzzDetect(f *testing.F) {
 			}
 			require.NotEmpty(t, facts.MasterAddr, name)
 			require.NotEmpty(t, facts.From, name)
-			require.GreaterOrEqual(t, facts.NodeRank, 0)
+			require.GreaterOrEqual(t, facts.NodeRank, -1)
+			require.True(t, facts.NodeRank >= 0 || facts.Share != "")
 			if facts.Name != dlroverName {
 				require.True(t, facts.Nodes == 0 || facts.NodeRank < facts.Nodes, "%s: %+v", name, facts)
 				require.True(t, facts.MasterPort > 0 && facts.MasterPort < 65536, "%s: %+v", name, facts)

@@ -37,7 +37,7 @@ type Facts struct {
 	Name string
 	// Nodes is the number of nodes, 0 where it is not told.
 	Nodes int
-	// NodeRank is this node's, from 0.
+	// NodeRank is this node's, from 0; -1 where it is not told.
 	NodeRank int
 	// MasterAddr is the host name or address of node 0 and MasterPort, from 1, a port there. DLRover's are its master's,
 	// without a port.
@@ -45,6 +45,13 @@ type Facts struct {
 	MasterPort int
 	// Slots is how many workers this node is to have, 0 where it is not told.
 	Slots int
+	// Share is what this node has of the framework's processes, where some have nodes of their own, as preset.Vars has
+	// it; "": workers and whatever is beside them.
+	Share string
+	// Preset is that of the framework whose pods these are, and Servers how many of them are parameter servers; "" and 0
+	// without Share.
+	Preset  string
+	Servers int
 	// RunID names the job, "" where the scheduler has no name that all nodes know.
 	RunID string
 	// Restart counts the starts of the job before this one.
@@ -73,6 +80,7 @@ func sources() []source {
 	return []source{
 		{dlroverName, dlrover, "$DLROVER_MASTER_ADDR, which DLRover's operator sets"},
 		{kubeflowName, kubeflow, "$MASTER_ADDR, $MASTER_PORT, $RANK and $WORLD_SIZE, the latter two of nodes"},
+		{msOperatorName, msOperator, "$MS_ROLE, $MS_SCHED_HOST and $MS_WORKER_NUM, which ms-operator sets"},
 		{"jobset", jobSet, "$JOB_COMPLETION_INDEX, and a host name that ends with it"},
 		{volcanoName, volcano, "$VC_TASK_INDEX, and $VC_<TASK>_HOSTS of Volcano's plug-in svc"},
 		{"mpi", mpi, "the host file of the MPI operator, " + mpiHostFile + ", or where " +
@@ -134,8 +142,10 @@ func Alone(s System) string {
 			return v.String()
 		}
 	}
-	if v, set := r.peek("K_MPI_JOB_ROLE"); set && v.value == "worker" {
-		return v.String()
+	for _, v := range []variable{{"K_MPI_JOB_ROLE", "worker"}, {"MS_ROLE", "MS_WORKER"}} {
+		if role, set := r.peek(v.name); set && role == v {
+			return v.String()
+		}
 	}
 	return ""
 }

@@ -42,6 +42,7 @@ const (
 	pyTorchJob = `PYTHONUNBUFFERED=1 MASTER_ADDR=job-master-0 MASTER_PORT=23456 RANK=1 WORLD_SIZE=2`
 	volcanoJob = `VK_TASK_INDEX=1 VC_TASK_INDEX=1 VC_WORKER_HOSTS=tj-worker-0.tj,tj-worker-1.tj VC_WORKER_NUM=2
 		VC_MASTER_HOSTS=tj-master-0.tj VC_MASTER_NUM=1`
+	msJob     = `MS_SCHED_HOST=10.96.0.9 MS_SCHED_PORT=2223 MS_WORKER_NUM=4 MS_SERVER_NUM=2`
 	indexed   = `JOB_COMPLETION_INDEX=3`
 	mpiWorker = `K_MPI_JOB_ROLE=worker`
 	sky       = `SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=2 SKYPILOT_NUM_GPUS_PER_NODE=8 SKYPILOT_TASK_ID=sky-1`
@@ -62,6 +63,24 @@ func TestDetect(t *testing.T) {
 			Facts{Name: "dlrover", Nodes: 2, MasterAddr: "m:50001", From: vars("DLROVER_MASTER_ADDR NODE_NUM")}},
 		"Kubeflow": {system("h", 0, vars(pyTorchJob)...), Facts{Name: "kubeflow", Nodes: 2, NodeRank: 1,
 			MasterAddr: "job-master-0", MasterPort: 23456, From: vars("MASTER_ADDR MASTER_PORT RANK WORLD_SIZE")}},
+		"ms-operator, the scheduler": {system("j-a-scheduler-0", 0, append(vars(msJob), "MS_ROLE=MS_SCHED",
+			"MS_NODE_ID=j-a-scheduler-0")...), Facts{Name: "ms-operator", Nodes: 7, MasterAddr: "10.96.0.9", MasterPort: 2223,
+			Share: "scheduler", Preset: "mindspore", Servers: 2, RunID: "j-a", From: vars(`MS_NODE_ID MS_ROLE MS_SCHED_HOST
+			MS_SCHED_PORT MS_SERVER_NUM MS_WORKER_NUM`)}},
+		"ms-operator, a server": {system("j-ps-1", 0, append(vars(msJob), "MS_ROLE=MS_PSERVER")...), Facts{
+			Name: "ms-operator", Nodes: 7, NodeRank: 2, MasterAddr: "10.96.0.9", MasterPort: 2223, Share: "pserver-1",
+			Preset: "mindspore", Servers: 2, RunID: "j", From: vars(
+				"MS_ROLE MS_SCHED_HOST MS_SCHED_PORT MS_SERVER_NUM MS_WORKER_NUM")}},
+		"ms-operator, a worker": {system("h", 0, append(vars(msJob), "MS_ROLE=MS_WORKER", "MS_NODE_ID=3")...), Facts{
+			Name: "ms-operator", Nodes: 7, NodeRank: 6, MasterAddr: "10.96.0.9", MasterPort: 2223, Share: "workers",
+			Preset: "mindspore", Servers: 2, From: vars(
+				"MS_NODE_ID MS_ROLE MS_SCHED_HOST MS_SCHED_PORT MS_SERVER_NUM MS_WORKER_NUM")}},
+		"ms-operator, a worker without a number": {
+			system("h", 0, vars("MS_ROLE=MS_WORKER MS_SCHED_HOST=s MS_WORKER_NUM=1")...),
+			Facts{Name: "ms-operator", Nodes: 2, NodeRank: -1, MasterAddr: "s", MasterPort: 2222, Share: "workers",
+				Preset: "mindspore", From: vars("MS_ROLE MS_SCHED_HOST MS_WORKER_NUM")}},
+		"a worker of ours, of MindSpore": {system("h", 0, append(vars(msJob), "MS_ROLE=MS_WORKER", "LOCAL_RANK=0")...),
+			Facts{}},
 		"Slurm": {system("login1", 0, vars(slurmStep)...), Facts{Name: "slurm", Nodes: 4, NodeRank: 2, RunID: "4711.0",
 			MasterAddr: "gpu08", MasterPort: 24711, From: vars(
 				"SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_NNODES SLURM_NODEID SLURM_NTASKS SLURM_STEP_ID")}},
@@ -131,6 +150,14 @@ func TestDetectRefuses(t *testing.T) {
 		s         System
 		want      []string
 	}{
+		"a role that nobody knows": {Auto, system("h", 0, append(vars(msJob), "MS_ROLE=MS_PS")...), []string{
+			"ms-operator: $MS_ROLE=MS_PS: need MS_SCHED, MS_PSERVER or MS_WORKER; --scheduler=none"}},
+		"more workers than there are": {Auto, system("h", 0, append(vars(msJob), "MS_ROLE=MS_WORKER",
+			"MS_NODE_ID=j-worker-4")...), []string{"ms-operator: $MS_NODE_ID=j-worker-4 does not fit $MS_WORKER_NUM=4: " +
+			"need a number from 0 to 3, or a name that ends with -worker-NUMBER"}},
+		"a server where there is none": {"ms-operator", system("j-ps-0", 0, vars(
+			"MS_ROLE=MS_PSERVER MS_SCHED_HOST=s MS_WORKER_NUM=1")...), []string{
+			"--scheduler=ms-operator: $MS_ROLE=MS_PSERVER, but $MS_SERVER_NUM is not set, or 0"}},
 		"ranks from 1": {Auto, system("h", 0, append(vars(pyTorchJob), "RANK=2")...), []string{
 			"kubeflow: $RANK=2 does not fit $WORLD_SIZE=2", "ranks are from 0", "--scheduler=none"}},
 		"not a number": {Auto, system("h", 0, append(vars(pyTorchJob), "WORLD_SIZE=two")...), []string{
