@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import unittest
+from datetime import timedelta
 from typing import Any, Dict, List
 from unittest import mock
 
@@ -89,12 +90,30 @@ class Arithmetic(unittest.TestCase):
                 _plan.Plan.load(data, text)
 
 
+    def test_damaged_checkpoints(self) -> None:
+        """Whatever is in one: it is refused, or a plan of records that are there."""
+        r = random.Random(1)
+        data = _plan.Dataset("d", 10, 4, 2, True, True)
+        good = _plan.Plan(data, []).after(4, lambda n: n == 1).dump()
+        for _ in range(3000):
+            text = bytearray(good.encode())
+            for _ in range(r.randrange(1, 4)):
+                at = r.randrange(len(text))
+                text[at:at + r.randrange(3)] = r.choice([b"", b"1", b"-", b"[", b"]", b"9" * 20, b"null", b"\xff", b","])
+            try:
+                plan = _plan.Plan.load(data, bytes(text))
+            except ValueError:
+                continue
+            shards = [plan.at(n) for n in range(min(plan.total(), 100))]
+            self.assertTrue(all(0 <= i < 10 for s in shards if s for i in records(data, s)), text)
+
+
 class Clients(unittest.TestCase):
     """The ranks of a job are clients with one store; a start of the workers is a name that the launcher gives it."""
 
     def setUp(self) -> None:
         self.store = dist.HashStore()
-        patches = [mock.patch.object(client, "_connect", lambda: self.store), mock.patch.dict(os.environ)]
+        patches = [mock.patch.object(client, "_connect", lambda pid: self.store), mock.patch.dict(os.environ)]
         for patch in patches:
             patch.start()
             self.addCleanup(patch.stop)
@@ -201,6 +220,29 @@ class Clients(unittest.TestCase):
             keys.append(self.store.num_keys())
         self.assertEqual(keys[1:], [keys[1]] * 3)
 
+    def test_plan_that_does_not_come(self) -> None:
+        """The rank that was to make it is gone."""
+        self.store.add("dlrover_shards/d/1.1.1/claim", 1)
+        with mock.patch.object(client, "_WAIT", timedelta(milliseconds=20)):
+            with self.assertRaisesRegex(TimeoutError, "dataset d: the rank that was the first to ask has not told"):
+                self.ranks(1)
+
+    def test_start_that_is_cut_off(self) -> None:
+        """Wherever a rank is killed while it makes the plan of its start, the next start knows what is left."""
+        for n in range(1, 12):
+            self.store = dist.HashStore()
+            self.start("1.1.1")
+            trained = self.take(self.ranks(1)[0], 10)
+            self.start("1.1.2")
+            self.store = _Cut(self.store, n)
+            try:
+                self.ranks(1)
+            except _Killed:
+                pass
+            self.store = self.store.store
+            self.start("1.1.3")
+            self.assertEqual(list(range(100)), trained + self.take(self.ranks(1)[0]), n)
+
     def test_sizes_that_change(self) -> None:
         """Where the world changes, so may the batch size; among the ranks of one the first one's counts."""
         trained = self.take(self.ranks(1, num_epochs=3)[0], 30)
@@ -290,6 +332,23 @@ class Clients(unittest.TestCase):
         self.assertIn("the shards of dataset d cannot be fetched: Connection reset", logs.output[0])
 
 
+class _Killed(BaseException):
+    pass
+
+
+class _Cut:
+    """A store that its client can use n times."""
+
+    def __init__(self, store: Any, n: int) -> None:
+        self.store, self.left = store, n
+
+    def __getattr__(self, name: str) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise _Killed
+        return getattr(self.store, name)
+
+
 class _Records(Dataset):
     def __init__(self, c: IndexShardingClient) -> None:
         self.client = c
@@ -302,12 +361,18 @@ class _Records(Dataset):
 
 
 class Connection(unittest.TestCase):
+    def setUp(self) -> None:
+        client._connect.cache_clear()
+        self.addCleanup(client._connect.cache_clear)
+
     def test_store_of_the_launcher(self) -> None:
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         with mock.patch.dict(os.environ, env):
             a, b = (ShardingClient("d", 2, 1, 40, num_minibatches_per_shard=10) for _ in range(2))
             self.assertEqual([0, 20, None], [s and s.start for s in (a.fetch_shard(), b.fetch_shard(), a.fetch_shard())])
+            self.assertIs(a._store, b._store)
+            client._connect.cache_clear()
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
             with self.assertRaisesRegex(RuntimeError, "call init_process_group before"):
                 ShardingClient("d", 2, 1, 40)

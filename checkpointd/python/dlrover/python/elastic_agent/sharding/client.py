@@ -6,12 +6,14 @@ The ranks do it among themselves, with counters in the store that the launcher o
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import logging
 import multiprocessing
 import os
 import struct
 import threading
+import time
 from collections import OrderedDict, deque
 from datetime import timedelta
 from typing import Any, Deque, Dict, Iterator, List, Optional
@@ -73,8 +75,10 @@ class _Shared:
         return self.plan.after(handed, lambda n: n // _BITS not in blocks or bool(blocks[n // _BITS] >> n % _BITS & 1))
 
 
-def _connect() -> Any:
-    """The store of the workers, by a connection of our own: others wait in those of the process group."""
+@functools.lru_cache(maxsize=1)
+def _connect(pid: int) -> Any:
+    """The store of the workers, by one connection for all clients of a process. It is not that of the process group, in
+    which others wait, and nobody waits in it."""
     import torch.distributed as dist
 
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -118,7 +122,7 @@ class ShardingClient:
         self._reported: Dict[int, int] = {}  # records of them that are done
         self._failed: Deque[Task] = deque()
         self._restores = 0
-        self._store = _connect()
+        self._store = _connect(os.getpid())
         self._name = _KEYS + dataset_name
         self._begin = os.environ.get("DLROVER_CKPT_EPOCH") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
         self._shared = self._agree("%s/%s" % (self._name, self._begin), self._left_by_others)
@@ -126,17 +130,31 @@ class ShardingClient:
     def _agree(self, name: str, plan: Any) -> _Shared:
         """The plan of this name; the first who asks makes it, and all others take that."""
         if self._store.add(name + "/claim", 1) == 1:
-            made = plan()
-            self._store.set(self._name + "/current", name)  # before the plan, for which others wait
+            made, before = plan(), self._current()
             self._store.set(name + "/plan", json.dumps({"data": self._data[1:], "plan": made.dump()}))
+            self._store.set(self._name + "/current", name)  # who ends before this has changed nothing
+            self._store.set(name + "/ready", "1")
+            if before and self._parts(before)[0] != self._begin:
+                self._remove(before)
             return _Shared(self._store, name, made)
-        made = self._load(self._store.get(name + "/plan"))
+        self._wait(name + "/ready")
+        made = self._load(self._read(name + "/plan"))
         if made.data != self._data:
             _log.warning("dataset %s: another rank was the first and has %s, which counts, and not %s", *(
                 [self._data.name] + ["%d records in shards of %d for %d epochs, shuffle=%s, text=%s" % tuple(d[1:])
                                      for d in (made.data, self._data)]))
             self._data = made.data
         return _Shared(self._store, name, made)
+
+    def _wait(self, key: str) -> None:
+        end, pause = time.monotonic() + _WAIT.total_seconds(), 0.001
+        while time.monotonic() < end:
+            if self._read(key):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+        raise TimeoutError("dataset %s: the rank that was the first to ask has not told in %s which shards there are" %
+                           (self._data.name, _WAIT))
 
     def _load(self, text: bytes) -> _plan.Plan:
         state = json.loads(text)
@@ -149,19 +167,23 @@ class ShardingClient:
         if not text:
             return _plan.Plan(self._data, [])
         left = _Shared(self._store, before, self._load(text)).left()
-        self._remove(before)
         _log.info("dataset %s goes on in epoch %d, with %d shards that were not done", self._data.name, left.epoch,
                   len(left.left))
         return _plan.Plan.load(self._data, left.dump())  # the sizes may be others now
 
+    def _parts(self, plan: str) -> "tuple[str, int]":
+        """Of which start of the workers a plan is, and how many there were in it before."""
+        start, _, restores = plan[len(self._name) + 1:].partition("/")
+        return start, int(restores or 0)
+
     def _remove(self, last: str) -> None:
         """Removes what the store has of an earlier start, to its last plan."""
-        start, _, restores = last[len(self._name) + 1:].partition("/")
-        for n in range(int(restores or 0) + 1):
+        start, restores = self._parts(last)
+        for n in range(restores + 1):
             name = "%s/%s" % (self._name, start) + ("/%d" % n if n else "")
             for block in range(self._store.add(name + "/next", 0) // _BITS + 1):
                 self._store.delete_key("%s/done/%d" % (name, block))
-            for key in ("/plan", "/next", "/claim"):
+            for key in ("/plan", "/next", "/claim", "/ready"):
                 self._store.delete_key(name + key)
 
     def _current(self) -> str:
