@@ -318,7 +318,9 @@ class Clients(unittest.TestCase):
         self.assertEqual([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [a.fetch_sample_index() for _ in range(10)])
         with self.assertRaises(StopIteration):
             a.fetch_sample_index()
-        a._stop()
+        a._stop(0)
+        self.assertTrue(a._server.is_alive(), "the end of a fork is not its end")
+        a._stop(os.getpid())
         self.assertFalse(a._server.is_alive())
 
     def test_store_that_fails(self) -> None:

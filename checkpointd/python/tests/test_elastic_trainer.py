@@ -173,6 +173,11 @@ class Steps(Case):
                 getattr(module, name)
 
 
+class _Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
 def _ddp(batches: List[int]) -> List[float]:
     """Each rank's part of every global batch of 4; returns the weights."""
     import torch.distributed as dist
@@ -271,6 +276,7 @@ class Config(Case):
                                    sampler=ElasticDistributedSampler(range(6), 2, 1, shuffle=False))
         for _ in range(2):
             self.assertEqual([[1, 3], [5]], [b.tolist() for b in loader])
+        self.assertEqual([[0, 1], [2, 3], [4]], [b.tolist() for b in ElasticDataLoader(_Stream(), batch_size=2)])
         plain = DataLoader(range(6), batch_size=4)
         self.assertEqual([b.tolist() for b in plain], [b.tolist() for b in ElasticDataLoader(range(6), batch_size=4)])
 

@@ -313,13 +313,15 @@ class IndexShardingClient(ShardingClient):
         self._failure = ""
         self._server = threading.Thread(target=self._serve, name="fetch_sample_indices", daemon=True)
         self._server.start()
-        atexit.register(self._stop)
+        atexit.register(self._stop, os.getpid())
 
     def __getstate__(self) -> Dict[str, Any]:  # for processes that are not forked
         return {"_ask": self._ask, "_answers": self._answers, "_failure": ""}
 
-    def _stop(self) -> None:
+    def _stop(self, pid: int) -> None:
         """Ends the thread before the interpreter does: within the store's code that would abort the process."""
+        if pid != os.getpid():
+            return  # a fork, which has no such thread and shares the pipes
         os.write(self._ask.fileno(), _STOP)
         self._server.join(_PATIENCE)
 
