@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,9 +42,11 @@ func TestHostsThatAreServedWithoutAToken(t *testing.T) {
 		"a master of DLRover's": {"w-1", "--nnodes=2 ", variables("DLROVER_MASTER_ADDR=w-0:1"), "", "", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			env := variables(inPod)
+			maps.Copy(env, c.env)
 			h := testHost()
 			h.name, h.owns = c.own, func(host string) bool { return host == c.own || host == "localhost" }
-			s, err := resolvedOn(t, h, c.line+"train.py", c.env)
+			s, err := resolvedOn(t, h, c.line+"train.py", env)
 			if c.err != "" {
 				require.ErrorContains(t, err, c.err)
 				return
@@ -60,6 +63,9 @@ func TestHostsThatAreServedWithoutAToken(t *testing.T) {
 		})
 	}
 }
+
+// inPod is what the kubelet tells every pod.
+const inPod = "KUBERNETES_SERVICE_HOST=10.0.0.1"
 
 // pods are machines that know each other by the names of a hosts file.
 type pods struct {
@@ -103,7 +109,7 @@ func (p *pods) on(i int, name, program string, env []string, args ...string) *la
 	}
 	script := append([]string{"unshare", "--uts", "sh", "-c", `hostname "$0" && exec "$@"`, name, program}, args...)
 	command := p.within(i, script...)
-	return p.startPath(command[0], append([]string{"GLOO_SOCKET_IFNAME=eth0"}, env...), command[1:]...)
+	return p.startPath(command[0], append([]string{"GLOO_SOCKET_IFNAME=eth0", inPod}, env...), command[1:]...)
 }
 
 // pod starts a program on the machine that has a name.
@@ -285,7 +291,7 @@ func TestAllHostsAreHeardWithoutAToken(t *testing.T) {
 func TestCheckpointsOfPodsWithoutAToken(t *testing.T) {
 	long(t)
 	p, b := newPods(t, "job-0", "job-1"), newTraining(t, 20)
-	p.bench, p.env = b.bench, append(b.env, "GLOO_SOCKET_IFNAME=eth0")
+	p.bench, p.env = b.bench, append(b.env, "GLOO_SOCKET_IFNAME=eth0", inPod)
 	args := b.args([]string{"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job",
 		"--rdzv-endpoint=job-0:29400"}, 10, "sharded")
 	l0, l1 := p.pod("job-0", "dlrover-run", nil, args...), p.pod("job-1", "dlrover-run", nil, args...)

@@ -143,6 +143,9 @@ func (r *resolver) withoutToken() error {
 	f := &r.s.scheduler
 	hint := "give every node the same DLROVER_TOKEN (openssl rand -hex 16)"
 	switch f.Name {
+	case "slurm":
+		hint = "before srun, do: export DLROVER_TOKEN=$(openssl rand -hex 16); or have the same key of ssh in ~/.ssh, " +
+			"which only its owner may read"
 	case "kubeflow", "ms-operator", "jobset", "statefulset":
 		hint = "set DLROVER_TOKEN in every pod from one Secret (made by: openssl rand -hex 16)"
 	}

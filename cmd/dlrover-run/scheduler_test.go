@@ -176,6 +176,7 @@ func TestSchedulerThatDoesNotFit(t *testing.T) {
 			"$NODE_RANK=0 and kubeflow's node rank 1 (from $MASTER_ADDR, $MASTER_PORT, $RANK, $WORLD_SIZE) " +
 				"contradict each other"},
 		"two schedulers": {"train.py", variables(slurmVariables + " " + kubeflowVariables), "contradict each other"},
+		"no token":       {"train.py", variables(slurmVariables, "DLROVER_TOKEN="), "before srun, do: export DLROVER_TOKEN="},
 		"no token in a pod": {"train.py", variables(kubeflowVariables, "DLROVER_TOKEN=", "RANK=0"),
 			"set DLROVER_TOKEN in every pod from one Secret"},
 		"unknown":            {"--scheduler=pbs train.py", nil, "invalid choice: 'pbs'"},
@@ -360,23 +361,23 @@ func TestTwoPodsByTheirNames(t *testing.T) {
 	}
 }
 
-// A real step across hosts: node 0 serves, with a token or without one the nodes of the list alone.
+// A real step across hosts: the token is asked for before anything starts, and then node 0 serves.
 func TestSlurmAcrossHosts(t *testing.T) {
-	for name, token := range map[string]string{"a token": testToken, "none": ""} {
-		t.Run(name, func(t *testing.T) {
-			h := newHosts(t)
-			env := []string{"HOME=" + h.dir, "SLURM_JOB_ID=4711", "SLURM_STEP_ID=0", "SLURM_NNODES=2", "SLURM_NTASKS=2",
-				"SLURM_JOB_NODELIST=" + h.addrs[0] + "," + h.addrs[1], "SLURM_NODEID=1", "DLROVER_TOKEN=" + token}
-			args := h.sh(`echo $GROUP_RANK:$RANK/$WORLD_SIZE:$MASTER_ADDR:$TORCHELASTIC_RUN_ID >> $DIR/seen`)
-			l1 := h.on(1, env, args...)
-			l0 := h.on(0, append(env, "SLURM_NODEID=0"), args...)
-			require.Equal(t, 0, l0.wait())
-			require.Equal(t, 0, l1.wait())
-			require.ElementsMatch(t, []string{"0:0/2:10.99.7.1:4711.0", "1:1/2:10.99.7.1:4711.0"}, h.lines("seen"))
-			require.Equal(t, map[string]int{"": 1}[token], l0.tokenWarnings())
-			require.Zero(t, l1.tokenWarnings())
-		})
-	}
+	h := newHosts(t)
+	env := []string{"HOME=" + h.dir, "SLURM_JOB_ID=4711", "SLURM_STEP_ID=0", "SLURM_NNODES=2", "SLURM_NTASKS=2",
+		"SLURM_JOB_NODELIST=" + h.addrs[0] + ",node1", "SLURM_NODEID=1"}
+	args := h.sh(`echo $GROUP_RANK:$RANK/$WORLD_SIZE:$MASTER_ADDR:$TORCHELASTIC_RUN_ID >> $DIR/seen`)
+	refused := h.on(1, env, args...)
+	require.Equal(t, 2, refused.wait())
+	require.Contains(t, refused.err.String(), "slurm says that the nodes meet at 10.99.7.1:24711, "+
+		"on a network, which needs "+
+		"a job token: before srun, do: export DLROVER_TOKEN=$(openssl rand -hex 16)")
+	env = append(env, "DLROVER_TOKEN="+testToken)
+	l1 := h.on(1, env, args...)
+	l0 := h.on(0, append(env, "SLURM_NODEID=0"), args...)
+	require.Equal(t, 0, l0.wait())
+	require.Equal(t, 0, l1.wait())
+	require.ElementsMatch(t, []string{"0:0/2:10.99.7.1:4711.0", "1:1/2:10.99.7.1:4711.0"}, h.lines("seen"))
 }
 
 // A node of a scheduler whose launcher was killed comes back, and finds its rank.

@@ -26,12 +26,16 @@ func (p Peers) String() string {
 }
 
 // PeersOf finds the nodes of a job of at most nodes that meet at a host: in the list of f, which Detect has read, or of
-// another scheduler, or else by the names that pods have.
+// another scheduler, or else by the names that pods have. A machine of Slurm, or one that is no pod, is none of them:
+// other users may run processes there.
 func PeersOf(f Facts, s System, host string, nodes int) Peers {
 	for _, list := range append([]Facts{f}, lists(s)...) {
 		if slices.ContainsFunc(list.hosts, func(name string) bool { return sameHost(name, host) }) {
 			return peers(list.hosts, strings.Join(list.From, ", "))
 		}
+	}
+	if _, pod := s.Env("KUBERNETES_SERVICE_HOST"); !pod {
+		return Peers{}
 	}
 	return peers(podNames(strings.ToLower(host), strings.ToLower(s.Host), nodes), "the names of the pods")
 }

@@ -63,15 +63,14 @@ func TestPeersOf(t *testing.T) {
 			"fd00::1 fd00::2", "SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK, SKYPILOT_NUM_GPUS_PER_NODE, SKYPILOT_TASK_ID"},
 		"SageMaker": {system("x", 0, `SM_HOSTS=["algo-1","algo-2"]`, "SM_CURRENT_HOST=algo-2"), "algo-1", 2,
 			"algo-1 algo-2", "SM_CURRENT_HOST, SM_HOSTS"},
-		"SageMaker's oddity": {system("x", 0, `SM_HOSTS=["algo-1","a b"]`, "SM_CURRENT_HOST=algo-1"), "algo-1", 2, "", ""},
-		"Slurm": {system("login1", 0, vars(slurmStep)...), "gpu08", 4, "gpu08 gpu09 gpu10 login1",
-			"SLURM_JOB_ID, SLURM_JOB_NODELIST, SLURM_NNODES, SLURM_NODEID, SLURM_NTASKS, SLURM_STEP_ID"},
+		"SageMaker's oddity":                          {system("x", 0, `SM_HOSTS=["algo-1","a b"]`, "SM_CURRENT_HOST=algo-1"), "algo-1", 2, "", ""},
+		"Slurm, whose machines other users may share": {system("login1", 0, vars(slurmStep)...), "gpu08", 4, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := Detect(Auto, c.s)
 			require.NoError(t, err)
 			for _, f := range []Facts{f, {}} { // called torchrun, we have asked for nothing
-				got := PeersOf(f, c.s, c.host, c.nodes)
+				got := PeersOf(f, inPod(c.s), c.host, c.nodes)
 				require.Equal(t, c.want, strings.Join(got.Names, " "))
 				require.Equal(t, c.from, got.From)
 			}
@@ -79,9 +78,25 @@ func TestPeersOf(t *testing.T) {
 	}
 }
 
+// inPod adds what the kubelet tells every pod.
+func inPod(s System) System {
+	env := s.Env
+	s.Env = func(name string) (string, bool) {
+		if name == "KUBERNETES_SERVICE_HOST" {
+			return "10.0.0.1", true
+		}
+		return env(name)
+	}
+	return s
+}
+
+func TestMachinesThatAreCalledLikePodsAreNone(t *testing.T) {
+	require.Empty(t, PeersOf(Facts{}, system("w-0", 0), "w-0", 2))
+}
+
 func TestPeersText(t *testing.T) {
 	for n, want := range map[int]string{2: "w-0, w-1", 4: "w-0, w-1, w-2, w-3", 12: "w-0, w-1, w-2 ... w-11 (12 hosts)"} {
-		require.Equal(t, want, PeersOf(Facts{}, system("w-0", 0), "w-0", n).String())
+		require.Equal(t, want, PeersOf(Facts{}, inPod(system("w-0", 0)), "w-0", n).String())
 	}
 }
 
@@ -93,7 +108,7 @@ func FuzzPeersOf(f *testing.F) {
 	f.Add("login1", "gpu08", 4, strings.Join(vars(slurmStep), "\x00"))
 	f.Add("x", "10.0.0.1", 2, strings.Join(vars(sky), "\x00")+"\x00SKYPILOT_NODE_IPS=10.0.0.1 2")
 	f.Fuzz(func(t *testing.T, own, host string, nodes int, lines string) {
-		p := PeersOf(Facts{}, system(own, 0, strings.Split(lines, "\x00")...), host, min(nodes, 200))
+		p := PeersOf(Facts{}, inPod(system(own, 0, strings.Split(lines, "\x00")...)), host, min(nodes, 200))
 		if len(p.Names) == 0 {
 			require.Empty(t, p.From)
 			return

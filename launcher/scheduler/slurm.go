@@ -80,7 +80,7 @@ func (r *reader) slurmMaster(f *Facts, job variable) error {
 	if len(hosts) != f.Nodes {
 		return fmt.Errorf("%v lists %d nodes, but %s", list, len(hosts), f.nodesFrom)
 	}
-	f.MasterAddr, f.hosts = hosts[0], hosts
+	f.MasterAddr = hosts[0]
 	if f.MasterPort, err = r.port(); err != nil || f.MasterPort > 0 {
 		return err
 	}
