@@ -43,6 +43,7 @@ const defaultFanOut = 128
 // starter is the job's launchers.
 type starter struct {
 	as       *invocation
+	link     *guard.Link // nil: there is none
 	job      *native.Remote
 	codes    policy.CodePolicy
 	memo     remote.Memo // of every host, but for its rank
@@ -73,6 +74,7 @@ func (as *invocation) start(in *inbox.Inbox, link *guard.Link, stdout io.Writer)
 	runtime.LockOSThread() // remote shells end with this thread
 	defer runtime.UnlockOSThread()
 	s, err := as.newStarter(os.LookupEnv)
+	s.link = link
 	if err != nil {
 		as.usage(err)
 		return policy.Usage.Code(policy.TorchrunCodes, policy.Nobody)
@@ -90,7 +92,6 @@ func (as *invocation) start(in *inbox.Inbox, link *guard.Link, stdout io.Writer)
 		s.connect()
 		s.await(signals)
 	}
-	s.bequeath(link)
 	return s.code()
 }
 
@@ -181,6 +182,7 @@ func (s *starter) connect() {
 		}
 		s.connecting++
 		s.sessions[host] = session
+		s.bequeath(host)
 		go s.follow(host, session)
 	}
 }
@@ -222,6 +224,7 @@ func (s *starter) await(signals <-chan os.Signal) {
 		}
 		end := s.sessions[e.host].Ending()
 		s.sessions[e.host] = nil
+		s.bequeath(e.host)
 		s.hostEnded(e.host, end)
 	case sig := <-signals:
 		s.pass(sig.(syscall.Signal))
@@ -333,10 +336,16 @@ func (s *starter) code() int {
 	return policy.RendezvousTimeout.Code(s.codes, policy.Nobody)
 }
 
-// bequeath leaves alone what outlives the launcher of this host, as the checkpoint daemon does.
-func (s *starter) bequeath(link *guard.Link) {
-	if link != nil {
-		link.Bequeath("", daemonsOf(os.Getppid()))
+// bequeath has the guard leave alone what is to outlive the starter on this host: an agent, which ends its launcher as
+// those of other hosts do, with time for its last checkpoints; and the checkpoint daemon of a launcher that has ended.
+func (s *starter) bequeath(host int) {
+	if s.link == nil || host != s.job.Here {
+		return
+	}
+	if session := s.sessions[host]; session != nil {
+		s.link.Bequeath("", []int{session.PID()})
+	} else {
+		s.link.Bequeath("", daemonsOf(os.Getppid()))
 	}
 }
 

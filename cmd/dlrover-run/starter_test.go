@@ -241,7 +241,7 @@ func TestDeepSpeedWhereSomeoneIsKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFarm(t).serveAll()
-			l := f.deepSpeed(0, nil, f.three(), "--no_python", f.program(hold))
+			l := f.deepSpeed(0, nil, f.three(), "--no_python", f.program(`trap 'echo TERM >> $DIR/terms; exit 3' TERM; `+hold))
 			f.up()
 			switch {
 			case c.pattern == "":
@@ -255,11 +255,14 @@ func TestDeepSpeedWhereSomeoneIsKilled(t *testing.T) {
 				require.Equal(t, 1, min(l.wait(), 1))
 				require.Contains(t, l.err.String(), "host "+farmHosts[2]+": "+c.said)
 			}
+			if c.said == "" {
+				eventually(t, "the end of all workers, with time", func() bool { return len(f.lines("terms")) == 4 })
+			}
+			f.noCopyLeft()
 			for _, s := range f.sshds {
 				s.signal(syscall.SIGKILL)
 			}
 			f.noneLeft()
-			f.noCopyLeft()
 		})
 	}
 }

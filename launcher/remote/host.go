@@ -64,7 +64,7 @@ type Session struct {
 }
 
 // Start executes the remote shell. It has to be called by a thread that lives as long as the session: the kernel ends
-// the remote shell with it.
+// the remote shell with it. An agent of this host ends by the end of its input.
 func Start(to Target) (*Session, error) {
 	mark, err := randomText()
 	if err != nil {
@@ -78,7 +78,9 @@ func Start(to Target) (*Session, error) {
 		words = []string{ownFile, Argument, asAgent}
 	}
 	s.cmd = exec.Command(words[0], words[1:]...)
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if to.Shell != nil {
+		s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	}
 	stdin, err1 := s.cmd.StdinPipe()
 	stdout, err2 := s.cmd.StdoutPipe()
 	stderr, err3 := s.cmd.StderrPipe()
@@ -98,6 +100,9 @@ func randomText() (string, error) {
 	}
 	return hex.EncodeToString(b), nil
 }
+
+// PID is the remote shell's, or that of this host's agent.
+func (s *Session) PID() int { return s.cmd.Process.Pid }
 
 // Ready is closed once the launcher is being started.
 func (s *Session) Ready() <-chan struct{} { return s.ready }
