@@ -43,7 +43,7 @@ func Main(words []string) int {
 func runAgent(stdin io.Reader, stdout io.Writer) int {
 	runtime.LockOSThread() // the launcher is told of the end of this thread
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	fmt.Fprintln(stdout, head+sayReady)
+	fmt.Fprintln(stdout, "\n"+head+sayReady) // behind a greeting that has no end of line
 	r := bufio.NewReader(stdin)
 	m, err := readMemo(r)
 	if err != nil {

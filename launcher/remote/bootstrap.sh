@@ -1,5 +1,5 @@
 {
-say() { printf "dlrover-remote: %s\n" "$*"; }
+say() { printf "\ndlrover-remote: %s\n" "$*"; }
 ours() { [ -x "$1" ] && [ $(wc -c < "$1") -eq @SIZE@ ] && [ "$("$1" @ARGUMENT@ id < /dev/null 2> /dev/null)" = @ID@ ]; }
 for n in "@OWN@" dlrover-run deepspeed torchrun msrun; do
   p=$(command -v "$n" 2> /dev/null)

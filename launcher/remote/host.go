@@ -254,25 +254,36 @@ func (s *Session) greet(r *bufio.Reader, slow *time.Timer) error {
 		switch said, is := strings.CutPrefix(strings.TrimRight(string(line), "\r\n"), head); {
 		case !is:
 		case said == sayReady:
-			text, err := s.to.Memo.Encode()
-			if err != nil {
-				return &refusal{err.Error()}
-			}
-			s.in.text(text)
-			s.in.beat()
-			return nil
+			return s.brief()
 		case said == saySend:
 			slow.Reset(sendTime)
 			s.in.program(s.to.Program)
-		case said == sayNowhere:
-			return &refusal{"this program is not there, and there is no directory for it: $TMPDIR, /tmp, /var/tmp, /dev/shm " +
-				"and $HOME cannot be written, or nothing may be executed in them; install it there, at a place in PATH"}
-		case strings.HasPrefix(said, sayCannot):
-			return &refusal{fmt.Sprintf("this program is not there, and was sent, but cannot be executed (%s): install it "+
-				"there, at a place in PATH", strings.TrimSpace(said[len(sayCannot):]))}
+		default:
+			return refused(said)
 		}
 	}
 	return &refusal{"the remote shell prints without end before it executes anything"}
+}
+
+// brief gives the agent its memo.
+func (s *Session) brief() error {
+	text, err := s.to.Memo.Encode()
+	if err != nil {
+		return &refusal{err.Error()}
+	}
+	s.in.text(text)
+	s.in.beat()
+	return nil
+}
+
+// refused is why the script does not execute the agent.
+func refused(said string) error {
+	if said == sayNowhere {
+		return &refusal{"this program is not there, and there is no directory for it: $TMPDIR, /tmp, /var/tmp, /dev/shm " +
+			"and $HOME cannot be written, or nothing may be executed in them; install it there, at a place in PATH"}
+	}
+	return &refusal{fmt.Sprintf("this program is not there, and was sent, but cannot be executed (%s): install it "+
+		"there, at a place in PATH", strings.TrimSpace(strings.TrimPrefix(said, sayCannot)))}
 }
 
 // maxGreeting bounds what a login shell may print before it executes anything, in bytes.

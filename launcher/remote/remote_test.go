@@ -81,7 +81,7 @@ func TestSession(t *testing.T) {
 		for name, hide := range map[string]bool{"own path": false, "sent": true} {
 			t.Run(shell+", "+name, func(t *testing.T) {
 				tmp := t.TempDir()
-				greet := "echo welcome; echo motd >&2; TMPDIR=" + tmp + " exec " + shell
+				greet := "echo welcome; printf 'to this host'; echo motd >&2; TMPDIR=" + tmp + " exec " + shell
 				words := []string{"sh", "-c", greet, "h"}
 				p, err := OpenProgram()
 				require.NoError(t, err)
