@@ -421,7 +421,7 @@ func TestDeepSpeedTunesOnHosts(t *testing.T) {
 	require.Equal(t, 0, l.wait())
 	require.Contains(t, l.out.String(), farmHosts[1]+": trial 2/3\n")
 	require.Equal(t, strings.Fields("-u -m deepspeed.launcher.runner --hostfile="+filepath.Join(f.dir, "hosts")+
-		" --autotuning=run --master_addr="+farmHosts[0]+" train.py --deepspeed ds.json"), f.lines("args"))
+		" --autotuning=run --no_ssh_check --master_addr="+farmHosts[0]+" train.py --deepspeed ds.json"), f.lines("args"))
 }
 
 func TestAgentsHaveNoGuard(t *testing.T) {

@@ -291,9 +291,9 @@ func (j *deepSpeedJob) tune() error {
 	return nil
 }
 
-// tuneHosts does so for several nodes. It asks the first one for its address over ssh, unless it is given.
+// tuneHosts does so for several nodes. It would ask the first one for its address over ssh, and try ssh before.
 func (j *deepSpeedJob) tuneHosts() error {
-	runner := j.tuner(j.sys.Abs(j.line.String("hostfile")))
+	runner := append(j.tuner(j.sys.Abs(j.line.String("hostfile"))), "--no_ssh_check")
 	if !j.line.IsSet("master_addr") {
 		runner = append(runner, option("master_addr", j.nodes[0].Name))
 	}

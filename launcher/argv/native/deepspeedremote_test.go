@@ -178,7 +178,7 @@ func TestDeepSpeedTunesHosts(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, got.Remote)
 	require.Equal(t, "-u -m deepspeed.launcher.runner --hostfile=/job//job/hostfile --autotuning=tune --num_gpus=2 "+
-		"--master_addr=host-a s --x", strings.Join(got.Become, " "))
+		"--no_ssh_check --master_addr=host-a s --x", strings.Join(got.Become, " "))
 	require.Equal(t, []string{"PDSH_SSH_ARGS_APPEND=-F cfg -p 2222"}, got.Env)
 	got, err = translate(t, "deepspeed", sys, "--autotuning=run", "--rsh=kubectl {host}", "--master_addr=m", "s")
 	require.NoError(t, err)
