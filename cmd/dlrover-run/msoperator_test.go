@@ -65,6 +65,11 @@ func TestMSOperatorsVariables(t *testing.T) {
 	s, err := resolved(t, "--preset=auto --ms-port=2223 --ms-servers=2 train.py", pod("MS_WORKER", "1"))
 	require.NoError(t, err)
 	require.Equal(t, []any{"mindspore", 2223}, []any{s.preset.Name, s.servicePort})
+	daemon := pod("MS_SCHED", "j-scheduler-0")
+	daemon["DLROVER_MASTER_ADDR"] = "m:50001"
+	s, err = resolved(t, "--rdzv-id=j train.py", daemon)
+	require.NoError(t, err)
+	require.Equal(t, []any{master, "m:50001", "scheduler", 7}, []any{s.backend, s.endpoint(), s.share, s.params.Max})
 	s, err = resolved(t, "train.py", map[string]string{"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "4"})
 	require.NoError(t, err)
 	require.Contains(t, s.warnings, "$MS_ROLE=MS_WORKER, but nothing says how many nodes there are, and where they "+

@@ -80,7 +80,7 @@ func rendezvousOptions() []Option {
 		{Name: "master-port", Type: Int, Meta: "PORT", Category: rdzvSection,
 			Usage: "port on the node with rank 0, 0-65535; static only (default: 29500)"},
 		{Name: "scheduler", Default: "auto", Meta: "auto|none|NAME", Category: rdzvSection, Extra: true,
-			Choices: []string{"auto", "none", "dlrover", "kubeflow", "ms-operator", "jobset", "volcano", "mpi", "slurm",
+			Choices: []string{"auto", "none", "ms-operator", "dlrover", "kubeflow", "jobset", "volcano", "mpi", "slurm",
 				"skypilot", "sagemaker", "statefulset"},
 			Usage: "whose variables say how many nodes there are, which is this one, and where they meet, unless options do: " +
 				"auto is the first that is found, none is nobody's"},

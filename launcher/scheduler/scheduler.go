@@ -75,12 +75,12 @@ type source struct {
 	needs string
 }
 
-// sources are in the order in which they are looked for.
+// sources are in the order in which they are looked for. The roles of ms-operator's pods count with a daemon, too.
 func sources() []source {
 	return []source{
+		{msOperatorName, msOperator, "$MS_ROLE, $MS_SCHED_HOST and $MS_WORKER_NUM, which ms-operator sets"},
 		{dlroverName, dlrover, "$DLROVER_MASTER_ADDR, which DLRover's operator sets"},
 		{kubeflowName, kubeflow, "$MASTER_ADDR, $MASTER_PORT, $RANK and $WORLD_SIZE, the latter two of nodes"},
-		{msOperatorName, msOperator, "$MS_ROLE, $MS_SCHED_HOST and $MS_WORKER_NUM, which ms-operator sets"},
 		{"jobset", jobSet, "$JOB_COMPLETION_INDEX, and a host name that ends with it"},
 		{volcanoName, volcano, "$VC_TASK_INDEX, and $VC_<TASK>_HOSTS of Volcano's plug-in svc"},
 		{"mpi", mpi, "the host file of the MPI operator, " + mpiHostFile + ", or where " +

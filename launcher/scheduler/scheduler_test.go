@@ -201,7 +201,7 @@ func TestDetectRefuses(t *testing.T) {
 			"$SM_HOSTS=algo-1: need a list"}},
 		"SageMaker's host": {Auto, system("h", 0, `SM_HOSTS=[]`, "SM_CURRENT_HOST=algo-1"), []string{
 			"$SM_CURRENT_HOST=algo-1 is not in $SM_HOSTS=[]"}},
-		"unknown": {"pbs", system("h", 0), []string{"--scheduler=pbs is unknown; use auto, none, or one of dlrover,"}},
+		"unknown": {"pbs", system("h", 0), []string{"--scheduler=pbs is unknown; use auto, none, or one of ms-operator, dlrover,"}},
 		"named, and not there": {"slurm", system("h", 0), []string{
 			"--scheduler=slurm needs $SLURM_JOB_ID and $SLURM_STEP_ID: start dlrover-run with srun"}},
 		"named, and no number of nodes": {"statefulset", system("job-w-0-3", 0, podHosts), []string{
@@ -234,7 +234,7 @@ func TestNamed(t *testing.T) {
 	f, err := Detect("mpi", system("a", 0, "OMPI_MCA_orte_default_hostfile=/x", `/x:a slots=3`))
 	require.NoError(t, err)
 	require.Equal(t, 3, f.Slots)
-	require.Equal(t, "dlrover", Names()[0])
+	require.Equal(t, []string{"ms-operator", "dlrover", "kubeflow"}, Names()[:3])
 }
 
 func TestANodeThatMayNotBeAlone(t *testing.T) {
@@ -242,6 +242,7 @@ func TestANodeThatMayNotBeAlone(t *testing.T) {
 		system System
 		want   string
 	}{
+		"MindSpore's role without more":   {system("h", 0, "MS_ROLE=MS_WORKER", "MS_WORKER_NUM=4"), "$MS_ROLE=MS_WORKER"},
 		"a later pod of an indexed Job":   {system("job-2", 0, "JOB_COMPLETION_INDEX=2"), "$JOB_COMPLETION_INDEX=2"},
 		"its first may be the only one":   {system("job-0", 0, "JOB_COMPLETION_INDEX=0"), ""},
 		"Volcano without its plug-in":     {system("j-worker-1", 0, "VC_TASK_INDEX=1"), "$VC_TASK_INDEX=1"},

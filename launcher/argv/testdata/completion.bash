@@ -14,7 +14,7 @@ _dlrover_run() {
   done
   [[ $cur != '=' ]] || cur=
   case $opt in
-    --scheduler) COMPREPLY=($(compgen -W 'auto none dlrover kubeflow ms-operator jobset volcano mpi slurm skypilot sagemaker statefulset' -- "$cur")); return ;;
+    --scheduler) COMPREPLY=($(compgen -W 'auto none ms-operator dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset' -- "$cur")); return ;;
     --token-file|--token_file) compopt -o default; return ;;
     --topology-file|--topology_file) compopt -o default; return ;;
     --workdir) compopt -o default; return ;;

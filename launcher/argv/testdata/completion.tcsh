@@ -9,7 +9,7 @@ complete dlrover-run \
   'n@--node-rank@x:N@' \
   'n@--master-addr@x:HOST@' \
   'n@--master-port@x:PORT@' \
-  'n@--scheduler@(auto none dlrover kubeflow ms-operator jobset volcano mpi slurm skypilot sagemaker statefulset)@' 'c@--scheduler=@(auto none dlrover kubeflow ms-operator jobset volcano mpi slurm skypilot sagemaker statefulset)@' \
+  'n@--scheduler@(auto none ms-operator dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset)@' 'c@--scheduler=@(auto none ms-operator dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset)@' \
   'n@--local-addr@x:HOST@' \
   'n@--token-file@f@' 'c@--token-file=@f@' \
   'n@--topology-file@f@' 'c@--topology-file=@f@' \

@@ -12,7 +12,7 @@ _arguments -s -S -A '-*' \
   '*--node-rank=[rank of this node, >= 0; required by static, a preference for other backends (default\: 0)]:N: ' \
   '*--master-addr=[host name or address of the node with rank 0; static only (default\: 127.0.0.1)]:HOST: ' \
   '*--master-port=[port on the node with rank 0, 0-65535; static only (default\: 29500)]:PORT: ' \
-  '*--scheduler=[whose variables say how many nodes there are, which is this one, and where they meet, unless options do\: auto is the first that is found, none is nobody'\''s (default\: auto)]:auto|none|NAME:(auto none dlrover kubeflow ms-operator jobset volcano mpi slurm skypilot sagemaker statefulset)' \
+  '*--scheduler=[whose variables say how many nodes there are, which is this one, and where they meet, unless options do\: auto is the first that is found, none is nobody'\''s (default\: auto)]:auto|none|NAME:(auto none ms-operator dlrover kubeflow jobset volcano mpi slurm skypilot sagemaker statefulset)' \
   '*--local-addr=[address at which the other nodes reach this one (default\: the one that leads to the rendezvous)]:HOST: ' \
   '*--token-file=[file with the job token, a secret that all nodes of the job share (default\: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)]:PATH:_files' \
   '*--allow-exec[let whoever has the job token execute commands beside this node'\''s workers, by dlroverctl exec; needs a token, and cannot be combined with --insecure]' \
