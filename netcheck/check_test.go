@@ -197,6 +197,15 @@ func TestANodeWithoutGPUsAmongNodesWithSomeFails(t *testing.T) {
 	s.states(t, map[int]State{0: StateFaulty})
 	require.Contains(t, s.nodes[4].verdict.Findings[0].Text, "node GPUs is 7, most other nodes have 8")
 
+	s = newSim(1, 5) // what has no workers needs none
+	for _, x := range s.nodes[1:] {
+		x.node.GPUs, x.node.CPU = 8, 800
+	}
+	s.nodes[0].node.Bare, s.nodes[0].node.CPU = true, 100
+	s.run()
+	s.states(t, nil)
+	require.Empty(t, s.nodes[0].verdict.Findings)
+
 	s = newSim(1, 4) // a job without GPUs, and a node that has some
 	s.nodes[0].node.GPUs = 8
 	s.run()

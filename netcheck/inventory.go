@@ -12,16 +12,19 @@ func (c *Check) compareInventories() {
 	if len(nodes) < 3 { // of two nobody knows which is right
 		return
 	}
-	withGPU := 0
+	withGPU, working := 0, 0
 	for _, n := range nodes {
-		if n.GPUs > 0 {
+		if n.GPUs > 0 && !n.Bare {
 			withGPU++
+		}
+		if !n.Bare {
+			working++
 		}
 	}
 	usual := c.usualInventory(nodes)
 	for _, n := range nodes {
-		if n.GPUs == 0 && 2*withGPU > len(nodes) {
-			c.decide(n, noGPU(fmt.Sprintf("%d of %d nodes have some", withGPU, len(nodes))))
+		if n.GPUs == 0 && !n.Bare && working > 2 && 2*withGPU > working {
+			c.decide(n, noGPU(fmt.Sprintf("%d of %d nodes have some", withGPU, working)))
 			continue
 		}
 		n.compare(usual)
@@ -36,8 +39,12 @@ type item struct {
 
 // items is what is compared. What is unknown is left out.
 func (n *node) items() []item {
-	items := []item{{"node", "GPUs", "", n.GPUs}, {"node", "interfaces", "", len(n.NICs)}}
-	if n.CPU > 0 {
+	var items []item
+	if !n.Bare {
+		items = append(items, item{"node", "GPUs", "", n.GPUs})
+	}
+	items = append(items, item{"node", "interfaces", "", len(n.NICs)})
+	if n.CPU > 0 && !n.Bare {
 		items = append(items, item{"node", "CPU time", "% of a CPU", n.CPU})
 	}
 	for i, nic := range n.NICs {

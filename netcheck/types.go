@@ -53,6 +53,8 @@ type Node struct {
 	// GPUs is the number of devices that were found, Wants whether the user says that there must be some.
 	GPUs  int  `json:"gpus"`
 	Wants bool `json:"wants,omitempty"`
+	// Bare: no workers run there, so it needs no devices.
+	Bare bool `json:"bare,omitempty"`
 	// CPU is how much of its CPUs the node may use, in hundredths of one; 0 is unknown.
 	CPU int `json:"cpu,omitempty"`
 	// Torch says whether PyTorch can be used; NoTorch why not, in words.

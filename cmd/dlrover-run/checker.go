@@ -119,11 +119,12 @@ func (c *nodeChecks) joined(j *job) {
 		Run: j.s.runID, Spec: c.spec, Alone: j.s.params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
 		Node: netcheck.Node{
 			ID: j.s.node.ID, Name: j.s.node.Name, Addr: j.s.node.Addr, GPUs: c.gpus, Wants: c.wants, NoTorch: c.noTorch(),
-			CPU: int(100 * proc.CPUs("", "")),
+			Bare: j.s.sideOnly(),
+			CPU:  int(100 * proc.CPUs("", "")),
 		},
 		Devices: c.devices, Env: os.Getenv, Start: j.startCommand, Final: api.Final, Log: j.log,
 	}
-	if c.spec.Level == netcheck.LevelFull && c.noPy == nil {
+	if c.spec.Level == netcheck.LevelFull && c.noPy == nil && !j.s.sideOnly() {
 		cfg.Torch = c.torch
 	}
 	if p := j.endpoint.python(); p != nil {
@@ -141,7 +142,10 @@ func (c *nodeChecks) joined(j *job) {
 }
 
 func (c *nodeChecks) noTorch() string {
-	if c.noPy == nil {
+	switch {
+	case c.job.s.sideOnly():
+		return "it has no workers"
+	case c.noPy == nil:
 		return ""
 	}
 	return c.noPy.Error()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,6 +75,29 @@ func TestMSOperatorsVariables(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, s.warnings, "$MS_ROLE=MS_WORKER, but nothing says how many nodes there are, and where they "+
 		"meet: this one trains alone; give --nnodes (1, if that is meant)")
+}
+
+// A pod without workers needs no accelerators.
+func TestChecksOfMSOperatorsPods(t *testing.T) {
+	for share, wants := range map[string]bool{"": true, "workers": true, "scheduler": false, "pserver-0": false} {
+		s := settings{share: share}
+		require.Equal(t, !wants, s.sideOnly())
+		c := &nodeChecks{job: &job{s: &s}}
+		require.Equal(t, wants, c.noTorch() == "")
+	}
+	for role, wants := range map[string]bool{"MS_SCHED": false, "MS_WORKER": true} {
+		vars := map[string]string{"MS_ROLE": role, "MS_SCHED_HOST": "h", "MS_WORKER_NUM": "1", "DLROVER_TOKEN": testToken}
+		env := func(name string) (string, bool) { v, set := vars[name]; return v, set }
+		c, err := parse([]string{"--network-check", "--accelerator=ascend-npu", "--no-python", "/bin/true"}, env, io.Discard)
+		require.NoError(t, err)
+		host := testHost()
+		host.gpus = func() (int, string) { return 0, "" }
+		var k checkSettings
+		table := []feature{{settings: func(r *resolver) (err error) { k, err = r.nodeChecks(); return err }}}
+		_, err = resolveWith(table, c, env, host)
+		require.NoError(t, err)
+		require.Equal(t, wants, k.wants, role)
+	}
 }
 
 // msPods are the pods of an MSJob, each in a network of its own: the scheduler, servers, workers. All but the scheduler

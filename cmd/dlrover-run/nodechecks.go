@@ -106,7 +106,7 @@ func (r *resolver) nodeChecks() (k checkSettings, err error) {
 	if k.gpus, k.kind = r.host.gpus(); r.c.String("accelerator") == noAccelerator {
 		k.gpus, k.kind = 0, ""
 	} else {
-		k.wants = r.c.IsSet("accelerator") || r.c.String("nproc-per-node") == "gpu"
+		k.wants = !r.s.sideOnly() && (r.c.IsSet("accelerator") || r.c.String("nproc-per-node") == "gpu")
 		if named := accelerators[r.c.String("accelerator")]; k.kind == "" && r.c.IsSet("accelerator") && len(named) > 0 {
 			k.kind = named[0] // the test itself finds out what there is
 		}

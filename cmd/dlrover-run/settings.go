@@ -193,7 +193,7 @@ func (r *resolver) size() error {
 	if r.s.params.Unit = r.c.Int("node-unit"); r.s.params.Unit < 1 {
 		return fmt.Errorf("--node_unit=%d: need a number of nodes from 1", r.s.params.Unit)
 	}
-	if r.s.share = r.s.scheduler.Share; r.s.share != "" && r.s.share != preset.Workers {
+	if r.s.share = r.s.scheduler.Share; r.s.sideOnly() {
 		r.s.slotsWhy = r.s.scheduler.Name + ": this node is the " + r.s.share
 		return nil
 	}

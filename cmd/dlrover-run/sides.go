@@ -93,6 +93,9 @@ func (r *resolver) inheritSides() (err error) {
 	return nil
 }
 
+// sideOnly reports whether this node has one process that is no worker, and nothing else.
+func (s *settings) sideOnly() bool { return s.share != "" && s.share != preset.Workers }
+
 // surelyFirst reports whether this node will have group rank 0, as far as it is known before the nodes have met.
 func (s *settings) surelyFirst() bool {
 	return s.backend == local || s.backend == static && s.node.Rank == 0 || s.params.Max == 1 || s.share == "scheduler"

@@ -201,7 +201,8 @@ func TestDetectRefuses(t *testing.T) {
 			"$SM_HOSTS=algo-1: need a list"}},
 		"SageMaker's host": {Auto, system("h", 0, `SM_HOSTS=[]`, "SM_CURRENT_HOST=algo-1"), []string{
 			"$SM_CURRENT_HOST=algo-1 is not in $SM_HOSTS=[]"}},
-		"unknown": {"pbs", system("h", 0), []string{"--scheduler=pbs is unknown; use auto, none, or one of ms-operator, dlrover,"}},
+		"unknown": {"pbs", system("h", 0), []string{
+			"--scheduler=pbs is unknown; use auto, none, or one of ms-operator, dlrover,"}},
 		"named, and not there": {"slurm", system("h", 0), []string{
 			"--scheduler=slurm needs $SLURM_JOB_ID and $SLURM_STEP_ID: start dlrover-run with srun"}},
 		"named, and no number of nodes": {"statefulset", system("job-w-0-3", 0, podHosts), []string{

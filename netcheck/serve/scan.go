@@ -67,6 +67,7 @@ func (s *scanner) node(n *netcheck.Node) {
 		field{"domain", &n.Domain},
 		field{"gpus", &n.GPUs},
 		field{"wants", &n.Wants},
+		field{"bare", &n.Bare},
 		field{"cpu", &n.CPU},
 		field{"torch", &n.Torch},
 		field{"no_torch", &n.NoTorch},
