@@ -12,6 +12,9 @@ import (
 // PageSize is the length of a page in bytes.
 const PageSize = 4096
 
+// PageWanted is where in a page others ask for a timeline.
+const PageWanted = 104
+
 // A page is what the shim in a worker says of it: the file l<LOCAL_RANK>.page of the epoch's directory, mapped by the
 // worker. It consists of 512 words of 8 bytes, little endian, each written by one aligned store, so a reader gets every
 // word whole, but not all words of the same moment. Times are nanoseconds of CLOCK_MONOTONIC unless said otherwise.
@@ -30,7 +33,9 @@ const PageSize = 4096
 //	    80      1  phase: its number in the lowest 8 bits, above them when it began, in microseconds
 //	    88      1  spans: how many phases have ended
 //	    96      1  the kernel's id of the thread that has made the last step, or the process group before; 0: unknown
-//	   104      3  0
+//	   104      1  wanted: a timeline, by the word of its request, with the highest bit once it has begun. Who asks sets
+//	              it, and the worker sets it to 0 when it is done
+//	   112      2  0
 //	   128    144  48 groups: id (0: an empty slot), sequence number, when that was seen to change
 //	  1280    192  192 step times: step n, counted from 0, is at n mod 192
 //	  2816    160  80 spans: phase and begin as above, end; span n is at n mod 80

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -185,6 +186,34 @@ func (c *hangCase) test(t *testing.T) {
 	require.Less(t, took, within)
 	j.evidence()
 	j.kill()
+}
+
+// Stacks and a timeline of a healthy job, by the tool that xpu_timer's users know.
+func TestDumpDriverWithTorch(t *testing.T) {
+	besideOthers(t)
+	j := newHangJob(t)
+	path, err := filepath.Abs("testdata/hang.py")
+	require.NoError(t, err)
+	l := j.run("--standalone", "--nproc-per-node=3", "--hang=auto", path, "data", "9")
+	eventually(t, "the ranks train", func() bool {
+		marks, _ := filepath.Glob(filepath.Join(j.dir, "up.*"))
+		return len(marks) == 3
+	})
+	driver := filepath.Join(j.dir, "xpu_timer_dump_driver")
+	require.NoError(t, os.Symlink(filepath.Join(binDir, "dlroverctl"), driver))
+	out, err := exec.Command(driver, "--world-size=3", "--gdb", "--pyspy", "--timeline=4").CombinedOutput()
+	require.NoError(t, err, string(out))
+	found, err := xpu.Read(j.files)
+	require.NoError(t, err)
+	require.Len(t, found.Evidence, 3)
+	for rank := range 3 {
+		data, err := os.ReadFile(filepath.Join(j.files, fmt.Sprintf("%05d-00003.trace.json", rank)))
+		require.NoError(t, err, string(out))
+		require.True(t, json.Valid(data))
+		require.Contains(t, string(data), "aten::addmm")
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(j.dir, "go"), nil, 0o600))
+	require.Zero(t, l.wait(), "the job goes on, and ends as it would have")
 }
 
 // evidence checks the files.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"dlrover-run/hang"
@@ -99,7 +100,34 @@ func (h *hangs) dumpInto(ctx context.Context, dir string, p present, r dump.Requ
 		}
 		a.Files = append(a.Files, filepath.Join(dir, name))
 	}
+	if r.Steps > 0 {
+		h.timelines(ctx, dir, p, min(r.Steps, dump.MaxSteps), locals, a)
+	}
 	h.log.Info("somebody has asked for a dump", "dir", dir, "files", len(a.Files))
+}
+
+// timelines has workers record their next steps, all at the same time.
+func (h *hangs) timelines(ctx context.Context, dir string, p present, steps int, locals []int, a *dump.Answer) {
+	pages := h.pages.dir()
+	paths, notes, errs := make([]string, len(locals)), make([]string, len(locals)), make([]error, len(locals))
+	var wg sync.WaitGroup
+	for i, local := range locals {
+		name := fmt.Sprintf("%05d-%05d.trace.json", p.epoch.Place.RankBase+local, p.epoch.Place.WorldSize)
+		paths[i] = filepath.Join(dir, name)
+		wg.Go(func() { notes[i], errs[i] = dump.Timeline(ctx, pages, local, steps, paths[i]) })
+	}
+	wg.Wait()
+	for i, local := range locals {
+		rank := p.epoch.Place.RankBase + local
+		if errs[i] != nil {
+			a.Notes = append(a.Notes, fmt.Sprintf("no timeline of rank %d: %v", rank, errs[i]))
+			continue
+		}
+		a.Files = append(a.Files, paths[i])
+		if notes[i] != "" {
+			a.Notes = append(a.Notes, fmt.Sprintf("the timeline of rank %d has %s", rank, notes[i]))
+		}
+	}
 }
 
 // dumpStacks reads the stacks of some workers, as files of xpu_timer.

@@ -27,9 +27,9 @@ const driver = "xpu_timer_dump_driver"
 const driverAbout = `Writes the stacks of the workers on this machine, as they are now, to files
 <rank>-<world size>.stacktrace for xpu_timer_stacktrace_viewer. It asks the
 launchers of this user that look into their workers (--hang=auto, any variable
-XPU_TIMER_..., xpu_timer_launch); root asks those of all users. Without --gdb and
---pyspy both sorts of stacks are written. No process is traced, but by --gdb where
-eu-stack is installed, for a moment.
+XPU_TIMER_..., xpu_timer_launch); root asks those of all users. Without --gdb, --pyspy and
+--timeline both sorts of stacks are written. No process is traced, but by --gdb
+where eu-stack is installed, for a moment.
 
 Exit status: 0 done; 1 something is missing, which is said; 2 the command line is
 wrong.`
@@ -60,8 +60,11 @@ func (p *program) driverApp(ctx context.Context) *cli.App {
 		a.Flags = append(a.Flags, &cli.StringFlag{Name: name, Category: options,
 			Usage: "`FILE`: no effect, which is said: no such tool is needed"})
 	}
-	a.Flags = append(a.Flags, &cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: options,
-		Usage: "show this text, and exit"})
+	a.Flags = append(a.Flags, &cli.IntFlag{Name: "timeline", Category: own, Usage: fmt.Sprintf("`STEPS`: have PyTorch's "+
+		"profiler record so many steps of each worker, 1 to %d, from the end of its next one on: "+
+		"<rank>-<world size>.trace.json, for Perfetto; stacks only if they are wanted, too", dump.MaxSteps)},
+		&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: options,
+			Usage: "show this text, and exit"})
 	return a
 }
 
@@ -107,7 +110,7 @@ func (p *program) drive(ctx context.Context, c *cli.Context) error {
 }
 
 func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
-	r := dump.Request{Native: c.Bool("gdb"), Python: c.Bool("pyspy")}
+	r := dump.Request{Native: c.Bool("gdb"), Python: c.Bool("pyspy"), Steps: c.Int("timeline")}
 	if c.NArg() > 0 {
 		return r, fmt.Errorf("%q is no option; see %s --help", c.Args().First(), driver)
 	}
@@ -115,6 +118,9 @@ func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
 		if n := c.Int(name); c.IsSet(name) && (n < -1 || n == 0 && name != "rank") {
 			return r, fmt.Errorf("--%s=%d: there is no such one; leave it out for all", name, n)
 		}
+	}
+	if c.IsSet("timeline") && (r.Steps < 1 || r.Steps > dump.MaxSteps) {
+		return r, fmt.Errorf("--timeline=%d: need 1 to %d steps", r.Steps, dump.MaxSteps)
 	}
 	if dir := c.String("dump-path"); dir != "" {
 		r.Dir = absolute(dir)
@@ -124,7 +130,7 @@ func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
 			fmt.Fprintf(p.stderr, "%s: --%s has no effect: dlrover-run reads stacks itself\n", driver, name)
 		}
 	}
-	if !r.Native && !r.Python {
+	if !r.Native && !r.Python && r.Steps == 0 {
 		r.Native, r.Python = true, true
 	}
 	return r, nil
@@ -211,10 +217,9 @@ func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) er
 	}
 	wg.Wait()
 	failed := false
+	var files []string
 	for i, a := range answers {
-		for _, f := range a.Files {
-			fmt.Fprintln(p.stdout, printable.Line(f))
-		}
+		files = append(files, a.Files...)
 		for _, n := range a.Notes {
 			fmt.Fprintf(p.stderr, "%s: %s\n", driver, printable.Line(n))
 		}
@@ -225,6 +230,10 @@ func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) er
 			errs[i] = fmt.Errorf("run %s: %w", wanted[i].answer.Run, errs[i])
 		}
 		failed = failed || len(a.Notes) > 0
+	}
+	slices.Sort(files)
+	for _, f := range files {
+		fmt.Fprintln(p.stdout, printable.Line(f))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return &foundError{err}

@@ -21,7 +21,7 @@ func launchers(t *testing.T, here ...dump.Answer) *[]dump.Request {
 		dir := filepath.Join(t.TempDir(), "hang-x")
 		require.NoError(t, os.Mkdir(dir, 0o700))
 		s, err := dump.Serve(dir, func(_ context.Context, r dump.Request) dump.Answer {
-			if !r.Native && !r.Python {
+			if !r.Native && !r.Python && r.Steps == 0 {
 				return a
 			}
 			*got = append(*got, r)
@@ -64,6 +64,11 @@ func TestDumpDriverAsksTheLauncherOfARank(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []dump.Request{{Dir: filepath.Join(wd, "x"), Ranks: []int{70000, 70001}, Python: true}}, *got)
 
+	*got = nil
+	code, _, log = drive(t, "--world-size=70003", "--timeline=5")
+	require.Zero(t, code, log)
+	require.Equal(t, []dump.Request{{Ranks: []int{70002}, Steps: 5}}, *got)
+
 	code, _, log = drive(t, "--rank", "70001", "--world-size", "70003")
 	require.Equal(t, 1, code)
 	require.Contains(t, log, "no such worker runs here; there are ")
@@ -82,7 +87,8 @@ func TestDumpDriverOfTwoJobsWithTheSameNames(t *testing.T) {
 func TestWrongUsesOfTheDumpDriver(t *testing.T) {
 	for want, args := range map[string][]string{
 		`--pid=0: there is no such one`: {"--pid", "0"}, `"x" is no option; see xpu_timer_dump_driver --help`: {"x"},
-		"--rank=-2": {"--rank=-2"}, "--device": {"--device"}, "--dump-path needs a value": {"--dump-path"},
+		"--rank=-2": {"--rank=-2"}, "--timeline=0: need 1 to 100 steps": {"--timeline=0"},
+		"--device": {"--device"}, "--dump-path needs a value": {"--dump-path"},
 	} {
 		code, _, log := drive(t, args...)
 		require.Equal(t, 2, code, log)

@@ -6,6 +6,8 @@
 // its environment, claims the page of its local rank there (see hang.ReadPage). DLROVER_HANG_TRACER may name a process
 // that is let read its memory, where Yama allows ancestors only.
 //
+// Whoever may write to the page can ask for a timeline: PyTorch's profiler then records steps, see hang/dump.
+//
 // What it cannot do costs the job nothing but the page: it is quiet.
 package shim
 

@@ -16,7 +16,8 @@ SIZE = 4096
 MAGIC = b"DLRHANG1"
 
 # The words of a page, of 8 bytes each. A store into one is one aligned store of the processor.
-PID, START, RANK, WORLD_SIZE, LOCAL, CREATED, HEARTBEAT, STEPS, LAST_STEP, PHASE, SPANS, THREAD = range(1, 13)
+PID, START, RANK, WORLD_SIZE, LOCAL, CREATED, HEARTBEAT, STEPS, LAST_STEP, PHASE, SPANS, THREAD, WANTED = range(1, 14)
+BEGUN = 1 << 63  # in WANTED
 GROUPS, GROUP_SLOTS = 16, 48
 STEP_RING, STEP_SLOTS = 160, 192
 SPAN_RING, SPAN_SLOTS = 352, 80
@@ -38,6 +39,10 @@ class Place:
     @property
     def page(self) -> str:
         return os.path.join(self.dir, "l%d.page" % self.local)
+
+    @property
+    def timeline(self) -> str:
+        return os.path.join(self.dir, "l%d.timeline" % self.local)
 
     @property
     def groups(self) -> str:

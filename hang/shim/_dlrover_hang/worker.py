@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import environ, process
 from .groups import Groups
 from .page import (END, EVAL, HEARTBEAT, INIT, LAST_STEP, PHASE, SPAN_RING, SPAN_SLOTS, SPANS, STEP_RING, STEP_SLOTS,
-                   STEPS, THREAD, TRAIN, UNKNOWN, Place, Taken, claim)
+                   STEPS, THREAD, TRAIN, UNKNOWN, WANTED, Place, Taken, claim)
 
 _TICK = 0.5  # seconds between two looks at the process groups
 _RETRY = 5 * 10**9  # ns between two attempts to claim a page that another process has
@@ -28,6 +28,7 @@ _BELIEVED = 3  # times that an evaluation may end by a step: a model that is no 
 
 _words: Optional[memoryview] = None  # the page, once this process has claimed it
 _publisher: Optional["_Publisher"] = None
+_timeline = ""  # the file of who asks for one
 _trainer = 0  # the thread whose phases count
 _lead = 0  # the thread that has made the last step, or the process group before
 _outer: List[int] = []  # the words of the phases around the present one
@@ -62,6 +63,11 @@ def step() -> None:
             _look(words, n, now)
     except Exception as e:
         process.unless_ours(e)
+        return
+    if words[WANTED]:
+        from . import timeline
+
+        timeline.step(words, _timeline)
 
 
 def _trains_here(words: memoryview) -> None:
@@ -212,7 +218,7 @@ def _span(words: memoryview, word: int, now: int) -> None:
 
 def _claimed() -> Optional[memoryview]:
     """The page, if it is there for this process to claim. It is tried now and then."""
-    global _words, _publisher, _trainer, _after
+    global _words, _publisher, _trainer, _after, _timeline
     now = monotonic_ns()
     if now < _after:
         return None
@@ -226,7 +232,7 @@ def _claimed() -> Optional[memoryview]:
         process.unless_ours(e)
         return None
     process.allow_tracer(os.environ)
-    _trainer = get_ident()
+    _trainer, _timeline = get_ident(), place.timeline
     _words = memoryview(mapping).cast("Q")
     _trains_here(_words)
     _publisher = _Publisher(_words, Groups(_words, place))
@@ -284,6 +290,10 @@ def _end(pid: int) -> None:
     if words is None or pid != os.getpid():
         return
     del _outer[:]
+    if words[WANTED] and __package__ + ".timeline" in sys.modules:
+        from . import timeline
+
+        timeline.end()
     if _publisher is not None:
         _publisher.stop()
     _begin(words, END, monotonic_ns())
@@ -298,6 +308,9 @@ def _in_child() -> None:
     _evaluating = _training = False
     del _outer[:]
     _zeroed.clear()
+    timeline = sys.modules.get(__package__ + ".timeline")
+    if timeline is not None:
+        timeline.forget()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -1,5 +1,7 @@
 """The shim with PyTorch."""
 
+import json
+import os
 import socket
 import unittest
 
@@ -254,6 +256,184 @@ class Compile(Torch):
     torch._dynamo.reset()
     assert with_us == run()
         """)
+
+
+TIMELINE = """
+    import json, struct, torch, warnings
+    import torch.autograd.profiler as autograd
+    warnings.simplefilter("ignore")
+    pages, out = os.environ["DLROVER_HANG_DIR"], os.environ["OUT"]
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def steps(n):
+        for _ in range(n):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    def want(n, path=out):
+        with open(pages + "/l0.timeline", "w") as f:
+            json.dump({"path": path, "steps": n}, f)
+        with open(pages + "/l0.page", "r+b") as f:
+            f.seek(104)
+            f.write(struct.pack("<Q", 77))
+    def word():
+        with open(pages + "/l0.page", "rb") as f:
+            return struct.unpack("<512Q", f.read())[13]
+    def done():
+        with open(pages + "/l0.timeline.done") as f:
+            d = json.load(f)
+        os.unlink(f.name)
+        assert word() == 0 and d["word"] == 77, (word(), d)
+        assert functions == [getattr(autograd, n) for n in names]
+        return d["steps"], d["path"] == out, d["error"]
+    def names_of(path=out):
+        with open(path) as f:
+            trace = json.load(f)
+        return {e.get("name") for e in (trace["traceEvents"] if isinstance(trace, dict) else trace)}
+    names = ["_prepare_profiler", "_enable_profiler"]
+    functions = [getattr(autograd, n) for n in names]
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    steps(3)
+    assert "_dlrover_hang.timeline" not in sys.modules
+"""
+
+
+class Timelines(Torch):
+    def recorded(self, code, last=None):
+        """Runs it, and returns what became of the timeline that was wanted last. PyTorch's profiler is not quiet."""
+        out = os.path.join(self.dir, "t.json")
+        p = self.popen(TIMELINE + code, OUT=out)
+        text, err = p.communicate(timeout=300)
+        self.assertEqual(p.returncode, 0, err)
+        if last is not None:
+            with open(os.path.join(self.pages, "l0.timeline.done")) as f:
+                d = json.load(f)
+            self.assertEqual((d["steps"], d["path"] == out, d["error"]), last)
+        return text
+
+    def test_steps_are_recorded(self):
+        self.recorded("""
+    for n in (3, 1):
+        want(n)
+        steps(1)
+        assert word() == 77 | 1 << 63, word()
+        steps(n)
+        assert done() == (n, True, "")
+        assert "aten::addmm" in names_of()
+        os.unlink(out)
+    assert not [f for f in os.listdir(os.path.dirname(out)) if f.endswith(".new")]
+""")
+
+    def test_the_jobs_own_profiler_comes_first(self):
+        self.recorded("""
+    want(50)
+    steps(3)
+    with torch.profiler.profile(activities=cpu) as own:
+        steps(2)
+    assert own.key_averages()
+    assert done() == (2, True, "the job has begun to profile itself")
+    assert "aten::addmm" in names_of()
+    want(1)
+    with torch.profiler.profile(activities=cpu) as own:
+        steps(2)
+    assert own.key_averages()
+    assert done() == (0, False, "the job's own profiler runs")
+    want(2)
+    steps(3)
+    assert done() == (2, True, "")
+""")
+
+    def test_a_step_is_not_lost_by_what_fails(self):
+        self.recorded("""
+    want(1, "/none/such/t.json")
+    steps(2)
+    n, path, why = done()
+    assert (n, path) == (1, False) and "No such file" in why, why
+    with open(pages + "/l0.timeline", "w") as f:
+        f.write("{")
+    with open(pages + "/l0.page", "r+b") as f:
+        f.seek(104)
+        f.write(struct.pack("<Q", 77))
+    steps(1)
+    assert "JSONDecodeError" in done()[2]
+    want(1)
+    kineto = torch.profiler.profiler._KinetoProfile
+    begin = kineto.start
+    def start(self):
+        begin(self)
+        json.loads("}")
+    kineto.start = start
+    steps(1)
+    kineto.start = begin
+    assert "JSONDecodeError" in done()[2]
+    assert not torch.autograd._profiler_enabled()
+    assert page().steps == 3 + 2 + 1 + 1, page().steps
+""")
+
+    def test_a_signal_handler_of_the_job_raises(self):
+        self.recorded("""
+    class Late(Exception):
+        pass
+    kineto = torch.profiler.profiler._KinetoProfile
+    begin = kineto.start
+    def handler():
+        raise Late  # as one that has interrupted the profiler
+    def start(self):
+        handler()
+    kineto.start = start
+    want(1)
+    try:
+        steps(1)
+        raise AssertionError("it is not ours to catch")
+    except Late:
+        pass
+    kineto.start = begin
+    assert done()[2].endswith("Late")
+    want(1)
+    steps(2)
+    assert done() == (1, True, "")
+""")
+
+    def test_other_threads_and_processes(self):
+        self.recorded("""
+    import threading
+    want(2)
+    steps(1)
+    t = threading.Thread(target=optimizer.step)
+    t.start()
+    t.join()
+    steps(2)
+    assert done() == (2, True, "")
+    want(50)
+    steps(2)
+    if os.fork() == 0:
+        ok = functions == [getattr(autograd, n) for n in names] and not torch.autograd._profiler_enabled()
+        os._exit(0 if ok else 1)
+    assert os.wait()[1] == 0
+    assert done() == (1, True, "the process has forked")
+    want(50)
+    steps(2)
+    def profiled():
+        with torch.profiler.profile(activities=cpu) as own:
+            torch.ones(1) + 1
+        assert own.key_averages()
+        names.append("seen")
+    t = threading.Thread(target=profiled)
+    t.start()
+    t.join()
+    assert names.pop() == "seen"
+    steps(1)
+    assert done() == (2, False, "the job has begun to profile itself in another thread")
+    want(1)
+    steps(2)
+    assert done() == (1, True, "")
+""")
+
+    def test_the_end_of_the_job(self):
+        self.recorded("""
+    want(50)
+    steps(3)
+""", (2, True, "the process has ended"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,155 @@
+package dump
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"dlrover-run/hang"
+	"dlrover-run/internal/openfile"
+)
+
+// MaxSteps bounds a timeline: all of it is in the worker's memory before it is written.
+const MaxSteps = 100
+
+// How long a timeline may take.
+const (
+	beginTime = 2 * time.Minute // until the next step ends
+	wholeTime = 10 * time.Minute
+	lookEvery = 50 * time.Millisecond
+)
+
+// begun is the bit of the page's word by which a worker says that it records.
+const begun = 1 << 63
+
+// result is what a worker says of a timeline.
+type result struct {
+	Word  uint64 `json:"word"`
+	Path  string `json:"path"`
+	Steps int    `json:"steps"`
+	Error string `json:"error"`
+}
+
+// Timeline has the worker that has the page of a local rank in a directory record its next steps with PyTorch's
+// profiler, and write them to a path as a trace of Chrome's format. It returns when that is there. A note says why less
+// is in it than was wanted.
+func Timeline(ctx context.Context, pages string, local, steps int, to string) (note string, err error) {
+	t := &timeline{page: filepath.Join(pages, fmt.Sprintf("l%d.page", local)), word: uint64(time.Now().UnixNano())}
+	t.request = filepath.Join(pages, fmt.Sprintf("l%d.timeline", local))
+	if err := t.ask(steps, to); err != nil {
+		return "", err
+	}
+	defer t.withdraw()
+	r, err := t.await(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case r.Path == "":
+		return "", errors.New(cmp.Or(r.Error, "the worker has not said why there is none"))
+	case r.Error != "":
+		return fmt.Sprintf("%d of %d steps: %s", r.Steps, steps, r.Error), nil
+	}
+	return "", nil
+}
+
+type timeline struct {
+	page, request string
+	word          uint64
+}
+
+// ask leaves the request, and then the word by which the worker sees it at the end of its next step.
+func (t *timeline) ask(steps int, to string) error {
+	switch word, err := t.wanted(); {
+	case err != nil:
+		return err
+	case word != 0:
+		return errors.New("another timeline of this worker is wanted, or being recorded")
+	}
+	body, err := json.Marshal(map[string]any{"path": to, "steps": steps})
+	if err == nil {
+		err = os.WriteFile(t.request+".new", body, 0o600)
+	}
+	if err == nil {
+		_ = os.Remove(t.request + ".done") // an earlier one's
+		err = os.Rename(t.request+".new", t.request)
+	}
+	if err == nil {
+		err = t.put(t.word)
+	}
+	return err
+}
+
+// wanted is the page's word.
+func (t *timeline) wanted() (uint64, error) {
+	b, err := openfile.Read(t.page, hang.PageSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, errors.New("no optimizer of PyTorch steps in it")
+	}
+	if err == nil {
+		_, err = hang.ReadPage(b)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return binary.LittleEndian.Uint64(b[hang.PageWanted:]), nil
+}
+
+func (t *timeline) put(word uint64) error {
+	f, err := openfile.Open(t.page, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, word), hang.PageWanted)
+	return errors.Join(err, f.Close())
+}
+
+// withdraw takes the request back if the worker has not seen it.
+func (t *timeline) withdraw() {
+	if word, err := t.wanted(); err == nil && word == t.word {
+		_ = t.put(0)
+	}
+}
+
+// await returns what the worker has made of it.
+func (t *timeline) await(ctx context.Context) (r result, err error) {
+	ctx, cancel := context.WithTimeout(ctx, wholeTime)
+	defer cancel()
+	begin := time.Now().Add(beginTime)
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		word, err := t.wanted()
+		if err != nil {
+			return r, fmt.Errorf("the worker has ended: %w", err)
+		}
+		if word&^begun != t.word {
+			return t.result()
+		}
+		if word == t.word && time.Now().After(begin) {
+			return r, fmt.Errorf("no step has ended within %v", beginTime)
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return r, fmt.Errorf("its steps have not ended: %w", ctx.Err())
+		}
+	}
+}
+
+func (t *timeline) result() (r result, err error) {
+	b, err := openfile.Read(t.request+".done", maxRequest)
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	if err == nil && r.Word != t.word {
+		err = errors.New("the worker has made another timeline meanwhile")
+	}
+	return r, err
+}

@@ -1,0 +1,227 @@
+"""A timeline on demand: PyTorch's own profiler records some steps, from the end of one on, in the thread that makes them.
+
+Nothing of this is imported before somebody asks for a timeline by the word WANTED of the page. The request is a file
+beside that, and so is what has become of it. While the profiler runs, functions of torch.autograd.profiler are replaced:
+if the job begins to profile itself, its own profiler finds ours gone. Before a fork it ends as well: the child would
+record on, for nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from _thread import get_ident
+from typing import Any, Callable, Dict, List, Optional
+
+from .page import BEGUN, WANTED
+
+_GUARDED = ("_prepare_profiler", "_enable_profiler")  # what begins, in torch.autograd.profiler
+_MOST = 100  # steps
+
+_running: Optional["_Recording"] = None
+
+
+def step(words: memoryview, path: str) -> None:
+    """A step has ended while a timeline is wanted. path: the request's file. Raises what a signal handler of the job has
+    raised, and nothing else but what ends the process."""
+    global _running
+    word = words[WANTED]
+    try:
+        if _running is not None:
+            _running.step()
+        elif word & BEGUN:
+            words[WANTED] = 0  # that was another process
+        else:
+            words[WANTED] = word | BEGUN
+            _running = _Recording(words, word, path)
+            _running.begin()
+    except Exception as e:
+        if _running is not None:
+            _running.end(_why(e))
+        if _foreign(e):
+            raise
+    except BaseException:
+        forget()
+        raise
+
+
+def end() -> None:
+    """The interpreter ends: what was recorded counts."""
+    try:
+        if _running is not None and _running.thread == get_ident():
+            _running.finish("the process has ended")
+    except Exception:
+        pass
+
+
+def _before_fork() -> None:
+    try:
+        if _running is not None and _running.thread == get_ident():
+            _running.finish("the process has forked")
+    except Exception:
+        forget()
+
+
+os.register_at_fork(before=_before_fork)
+
+
+def forget() -> None:
+    """What runs is another process's, or has failed."""
+    global _running
+    if _running is not None:
+        _running.release()
+        _running = None
+
+
+class _Recording:
+    """From begin() to end()."""
+
+    def __init__(self, words: memoryview, word: int, path: str) -> None:
+        self.thread = get_ident()
+        self._pid = os.getpid()
+        self._words = words
+        self._word = word
+        self._request = path
+        self._to = ""
+        self._left = self._steps = 0
+        self._profile: Any = None
+        self._records = self._starts = False
+        self._autograd: Any = None
+        self._guarded: Dict[str, Any] = {}
+        self._lost = ""  # why it cannot go on, as another thread than ours has found out
+
+    def begin(self) -> None:
+        with open(self._request, encoding="utf-8") as f:
+            request = json.load(f)
+        self._to, self._left = str(request["path"]), max(1, min(int(request["steps"]), _MOST))
+        profiler, autograd = (sys.modules.get(n) for n in ("torch.profiler.profiler", "torch.autograd.profiler"))
+        if profiler is None or autograd is None:
+            raise Refused("PyTorch's profiler is not loaded in this process")
+        if sys.modules["torch"].autograd._profiler_enabled() or getattr(autograd, "_is_profiler_enabled", False):
+            raise Refused("the job's own profiler runs")
+        self._profile = profiler._KinetoProfile(activities=_activities(profiler))
+        self._guard(autograd)
+        self._records = self._starts = True
+        self._profile.start()
+        self._starts = False
+
+    def step(self) -> None:
+        if get_ident() != self.thread:
+            return
+        self._steps += 1
+        self._left -= 1
+        if self._lost or not self._left:
+            self.finish()
+
+    def finish(self, why: str = "") -> None:
+        """Writes what there is. why: not all that was wanted."""
+        self._records = False
+        self._profile.stop()
+        self.release()
+        if self._lost:  # there may be nothing any more, and PyTorch 2 dies of writing that
+            self.end(self._lost)
+            return
+        new = "%s.%d.new" % (self._to, os.getpid())
+        try:
+            self._profile.export_chrome_trace(new)
+            os.replace(new, self._to)
+        except BaseException:
+            if os.path.exists(new):
+                os.unlink(new)
+            raise
+        self.end(why, self._to)
+
+    def end(self, why: str, path: str = "") -> None:
+        """Says what has become of it."""
+        global _running
+        _running = None
+        try:
+            if self._records:
+                self._profile.stop()
+        except Exception:
+            pass  # it has not begun, then
+        self.release()
+        try:
+            new = "%s.%d.new" % (self._request, os.getpid())
+            with open(new, "w", encoding="utf-8") as f:
+                json.dump({"word": self._word, "path": path, "steps": self._steps, "error": why}, f)
+            os.replace(new, self._request + ".done")
+        except OSError:
+            pass  # who waits for it hears by the word that it has ended
+        self._words[WANTED] = 0
+
+    def _guard(self, autograd: Any) -> None:
+        self._autograd = autograd
+        for name in _GUARDED:
+            function = getattr(autograd, name, None)
+            if function is not None:
+                self._guarded[name] = function
+                setattr(autograd, name, self._yielding(function))
+
+    def _yielding(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the profiler before whose call ours ends."""
+
+        def first_ours(*args: Any, **kwargs: Any) -> Any:
+            try:
+                self._give_way()
+            except Exception as e:
+                self.end(_why(e))
+            return function(*args, **kwargs)
+
+        return first_ours
+
+    def _give_way(self) -> None:
+        mine = get_ident() == self.thread
+        if mine and self._starts:
+            return
+        if self is not _running or os.getpid() != self._pid:
+            self.release()
+        elif mine:
+            self.finish("the job has begun to profile itself")
+        else:
+            self._lost = "the job has begun to profile itself in another thread"
+
+    def release(self) -> None:
+        """The profiler's functions are what they were."""
+        while self._guarded:
+            name, function = self._guarded.popitem()
+            setattr(self._autograd, name, function)
+
+
+class Refused(Exception):
+    """There can be no timeline now."""
+
+
+def _activities(profiler: Any) -> List[Any]:
+    """What can be recorded: a device only if this process uses it."""
+    kinds = profiler.ProfilerActivity
+    cuda = getattr(sys.modules["torch"], "cuda", None)
+    idle = {getattr(kinds, "CUDA", None)} if cuda is None or not cuda.is_initialized() else set()
+    return [kinds.CPU] + sorted((k for k in profiler.supported_activities() if k != kinds.CPU and k not in idle), key=str)
+
+
+def _why(e: BaseException) -> str:
+    if isinstance(e, Refused):
+        return str(e)
+    return traceback.format_exception_only(type(e), e)[-1].strip()[:500]
+
+
+def _foreign(e: BaseException) -> bool:
+    """Whether code of the job has raised it, while this ran: a signal handler."""
+    at = e.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None:
+        return False
+    file = os.path.abspath(at.tb_frame.f_code.co_filename)
+    torch = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "/none/x")
+    if _below(file, os.path.dirname(os.path.abspath(__file__))) or _below(file, torch):
+        return False
+    standard = _below(file, os.path.dirname(os.path.abspath(os.__file__)))
+    return not (standard and "-packages" + os.sep not in file)
+
+
+def _below(file: str, dir: str) -> bool:
+    return file.startswith(dir + os.sep)
