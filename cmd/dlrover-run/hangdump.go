@@ -70,12 +70,12 @@ func (h *hangs) dump(ctx context.Context, r dump.Request) (a dump.Answer) {
 	return a
 }
 
-// dumpDir is where a dump goes.
+// dumpDir is where a dump goes; workers, which write timelines, may have another working directory.
 func (h *hangs) dumpDir(named string) (string, error) {
 	switch {
 	case named == "":
 		if dir := h.directory(); dir != "" {
-			return dir, nil
+			return absolute(dir), nil
 		}
 		return "", fmt.Errorf("there is no directory for the files: name one by --dump-path")
 	case !filepath.IsAbs(named):

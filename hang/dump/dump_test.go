@@ -102,3 +102,13 @@ func TestAPathThatIsTooLong(t *testing.T) {
 	_, err := Serve(dir, nil)
 	require.ErrorContains(t, err, "longer than a socket's may be")
 }
+
+func FuzzSockets(f *testing.F) {
+	f.Add("0000: 00000002 00000000 00010000 0001 01 17 /tmp/hang-c/dump\n")
+	f.Fuzz(func(t *testing.T, table string) {
+		for _, path := range sockets(table) {
+			require.True(t, filepath.IsAbs(path))
+			require.NotContains(t, path, "\n")
+		}
+	})
+}

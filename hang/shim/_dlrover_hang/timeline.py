@@ -1,9 +1,9 @@
-"""A timeline on demand: PyTorch's own profiler records some steps, from the end of one on, in the thread that makes them.
+"""A timeline on demand: PyTorch's own profiler records steps, from the end of one on, in the thread that makes them.
 
 Nothing of this is imported before somebody asks for a timeline by the word WANTED of the page. The request is a file
-beside that, and so is what has become of it. While the profiler runs, functions of torch.autograd.profiler are replaced:
-if the job begins to profile itself, its own profiler finds ours gone. Before a fork it ends as well: the child would
-record on, for nobody.
+beside that, and so is what has become of it. While the profiler runs, functions of torch.autograd.profiler are
+replaced: if the job begins to profile itself, its own profiler finds ours gone. Before a fork it ends as well: the
+child would record on, for nobody.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _running: Optional["_Recording"] = None
 
 
 def step(words: memoryview, path: str) -> None:
-    """A step has ended while a timeline is wanted. path: the request's file. Raises what a signal handler of the job has
-    raised, and nothing else but what ends the process."""
+    """A step has ended while a timeline is wanted. path: the request's file. Raises what a signal handler of the job
+    has raised, and nothing else but what ends the process."""
     global _running
     word = words[WANTED]
     try:
@@ -199,7 +199,8 @@ def _activities(profiler: Any) -> List[Any]:
     kinds = profiler.ProfilerActivity
     cuda = getattr(sys.modules["torch"], "cuda", None)
     idle = {getattr(kinds, "CUDA", None)} if cuda is None or not cuda.is_initialized() else set()
-    return [kinds.CPU] + sorted((k for k in profiler.supported_activities() if k != kinds.CPU and k not in idle), key=str)
+    devices = (k for k in profiler.supported_activities() if k != kinds.CPU and k not in idle)
+    return [kinds.CPU] + sorted(devices, key=str)
 
 
 def _why(e: BaseException) -> str:
