@@ -75,7 +75,6 @@ func openHangs(j *job, k hangSettings) *hangs {
 	if k.mode == hangAuto {
 		j.python.add(hangShim)
 		h.pages = newHangPages(j.s.shmDir, j.log)
-		h.serveDumps()
 	}
 	return h
 }
@@ -91,8 +90,9 @@ func judgeOf(e *endpoint) serve.Transport {
 	return serve.Over(e.client)
 }
 
-// joined begins to tell the metrics.
+// joined begins to tell the metrics, and to answer who wants a dump.
 func (h *hangs) joined(j *job) {
+	h.serveDumps()
 	if j.metrics != nil {
 		h.metrics = newHangMetrics(j.s)
 		j.metrics.with(h.metrics.tell)
