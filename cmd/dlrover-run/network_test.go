@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -236,6 +237,7 @@ func TestTheMasterDecidesAboutTheToken(t *testing.T) {
 		require.Equal(t, h.addrs[1]+"\n", l.out.String())
 		require.Equal(t, 1, strings.Count(l.err.String(), `"level":"WARN"`), l.err.String())
 		require.Contains(t, l.err.String(), "asks for no job token")
+		args[slices.Index(args, "--rdzv-id=job")] = "--rdzv-id=another"
 		l = h.on(1, pod, append([]string{"--insecure"}, args...)...)
 		require.Equal(t, 0, l.wait())
 		require.NotContains(t, l.err.String(), `"level":"WARN"`, "it was meant")

@@ -74,11 +74,8 @@ func (t *timeline) ask(steps int, to string) error {
 	}
 	body, err := json.Marshal(map[string]any{"path": to, "steps": steps})
 	if err == nil {
-		err = os.WriteFile(t.request+".new", body, 0o600)
-	}
-	if err == nil {
 		_ = os.Remove(t.request + ".done") // an earlier one's
-		err = os.Rename(t.request+".new", t.request)
+		err = openfile.Replace(t.request, body, 0o600)
 	}
 	if err == nil {
 		err = t.put(t.word)

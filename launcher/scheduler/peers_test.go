@@ -63,7 +63,8 @@ func TestPeersOf(t *testing.T) {
 			"fd00::1 fd00::2", "SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK, SKYPILOT_NUM_GPUS_PER_NODE, SKYPILOT_TASK_ID"},
 		"SageMaker": {system("x", 0, `SM_HOSTS=["algo-1","algo-2"]`, "SM_CURRENT_HOST=algo-2"), "algo-1", 2,
 			"algo-1 algo-2", "SM_CURRENT_HOST, SM_HOSTS"},
-		"SageMaker's oddity":                          {system("x", 0, `SM_HOSTS=["algo-1","a b"]`, "SM_CURRENT_HOST=algo-1"), "algo-1", 2, "", ""},
+		"SageMaker's oddity": {system("x", 0, `SM_HOSTS=["algo-1","a b"]`, "SM_CURRENT_HOST=algo-1"), "algo-1", 2, "", ""},
+
 		"Slurm, whose machines other users may share": {system("login1", 0, vars(slurmStep)...), "gpu08", 4, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
