@@ -156,7 +156,7 @@ func aloneRig(t *testing.T, scheduler string, maxRestarts int) *rig {
 func TestSideWithoutWorkers(t *testing.T) {
 	r := aloneRig(t, `: > $DIR/up; `+until("late")+`; : > $DIR/down`, 0)
 	r.when(t, "up", func() {
-		r.fakeRdzv.tell(Done, "")
+		r.fakeRdzv.order(Done, "")
 		require.Eventually(t, func() bool { return len(r.fakeRdzv.said()) == 2 }, 10*time.Second, 5*time.Millisecond)
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "late"), nil, 0o600))
 	})
@@ -167,7 +167,7 @@ func TestSideWithoutWorkers(t *testing.T) {
 
 func TestSideWithoutWorkersThatFailsEndsTheEpoch(t *testing.T) {
 	r := aloneRig(t, `[ -e $DIR/again ] && { : > $DIR/up; exec sleep 60; }; : > $DIR/again; echo "no port" >&2; exit 3`, 1)
-	r.when(t, "up", func() { r.fakeRdzv.tell(Stop, ""); r.signals <- syscall.SIGTERM })
+	r.when(t, "up", func() { r.fakeRdzv.order(Stop, ""); r.signals <- syscall.SIGTERM })
 	require.Equal(t, policy.Signaled(int(syscall.SIGTERM)), r.run(t).Reason)
 	f := r.fakeRdzv.failures[0]
 	require.Equal(t, `the scheduler beside the workers ended before they did, last output "no port"`, f.Message)
