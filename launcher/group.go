@@ -360,7 +360,7 @@ func (g *group) beside(f verdict.Failure, act policy.Action) bool {
 	case r.Success == "rank0":
 		return f.Rank != 0
 	}
-	return g.epoch.Place.GroupRank != 0
+	return g.epoch.Place.RankBase != 0 // node 0 is the first one that has workers
 }
 
 // tolerate reports the failure of a worker that the others outlive or, if it is beside them, may outlive.
@@ -368,7 +368,7 @@ func (a *Agent) tolerate(g *group, f verdict.Failure, act policy.Action) {
 	g.failures = append(g.failures, f)
 	what := "worker failed; the others go on"
 	if !g.epoch.Rules.Tolerate {
-		what = "worker failed; the others go on if no restart is left for it"
+		what = "worker failed; the rendezvous decides whether all restart or the others go on"
 	}
 	a.log.Warn(what, "rank", f.Rank, "local_rank", f.LocalRank, "pid", f.PID, "why", f.Reason(), "left", g.left)
 	if g.left == 0 && g.succeeded > 0 && g.epoch.Rules.Tolerate {

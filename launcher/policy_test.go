@@ -124,6 +124,13 @@ func TestFailuresBesideRankZero(t *testing.T) {
 		r := begin(t, "node0")
 		require.Equal(t, policy.WorkerFailed, r.run(t).Reason)
 	})
+	t.Run("behind a node without workers, too", func(t *testing.T) {
+		r := begin(t, "node0")
+		<-r.fakeRdzv.dirs
+		r.fakeRdzv.d.Place.GroupRank, r.fakeRdzv.d.Place.GroupWorldSize = 1, 2
+		r.fakeRdzv.order(Lead, "")
+		require.Equal(t, policy.WorkerFailed, r.run(t).Reason)
+	})
 }
 
 func TestOurOwnSignalsAreNoFailures(t *testing.T) {

@@ -564,7 +564,7 @@ func (r *Round) over() bool { return r.done > 0 && r.done+r.account.Exhausted >=
 // tolerate books failures of workers beside which the others of the world go on.
 func (r *Round) tolerate(now time.Time, n *node, e Failing) {
 	r.note("rank-failed", n.Name, firstText(e.Failures, n))
-	n.failed = n.failed || e.Beside && n.rank > 0 // what becomes of node 0 is the run's
+	n.failed = n.failed || e.Beside && n.rankBase > 0 // what becomes of node 0 is the run's
 	if e.Left > 0 {
 		return
 	}

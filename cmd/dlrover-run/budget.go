@@ -152,7 +152,7 @@ func (j *job) progress() rendezvous.Progress {
 	return rendezvous.Progress(p)
 }
 
-// firstStep tells the rendezvous of the first step of an epoch, from the node of group rank 0.
+// firstStep tells the rendezvous of the first step of an epoch, from the node of rank 0.
 type firstStep struct{ job *job }
 
 // Name implements launcher.Part.
@@ -163,7 +163,7 @@ const stepLook = time.Second / 2
 
 // Watch implements launcher.Watcher.
 func (f *firstStep) Watch(ctx context.Context, e launcher.Epoch, _ []int, _ launcher.Control) {
-	if e.Place.GroupRank != 0 {
+	if e.Place.RankBase != 0 {
 		return
 	}
 	tick := time.NewTicker(stepLook)

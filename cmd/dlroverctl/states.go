@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -175,9 +176,9 @@ type nodeRow struct {
 func nodeRows(s api.RunStatus, now time.Time) []nodeRow {
 	states := map[string]string{"creating": "Pending", "deleted": "Terminating", "failed": "Failed",
 		"pending": "Pending", "running": "Running", "succeeded": "Succeeded", "unknown": "Unknown"}
-	rows := make([]nodeRow, 0, len(s.Nodes))
+	rows, chief := make([]nodeRow, 0, len(s.Nodes)), chiefOf(s.Nodes)
 	for _, n := range s.Nodes {
-		r := nodeRow{Name: n.Name, Status: states[replicaState(s.Status, n)], Chief: n.GroupRank == 0, GPU: n.Devices,
+		r := nodeRow{Name: n.Name, Status: states[replicaState(s.Status, n)], Chief: n.GroupRank == chief, GPU: n.Devices,
 			Node: cmp.Or(n.Machine, n.Name)}
 		if !n.Since.IsZero() {
 			r.Age = age(now.Sub(n.Since))
@@ -185,6 +186,18 @@ func nodeRows(s api.RunStatus, now time.Time) []nodeRow {
 		rows = append(rows, r)
 	}
 	return rows
+}
+
+// chiefOf is the node of rank 0, before which there may be nodes without workers; a number that no node has if there is
+// no world.
+func chiefOf(nodes []rendezvous.NodeStatus) int {
+	chief := math.MaxInt
+	for _, n := range nodes {
+		if n.GroupRank >= 0 && n.Slots > 0 {
+			chief = min(chief, n.GroupRank)
+		}
+	}
+	return chief
 }
 
 func (c *call) showNodes() error {

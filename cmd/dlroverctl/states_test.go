@@ -88,10 +88,13 @@ func TestOperatorTasks(t *testing.T) {
 func TestNodeRows(t *testing.T) {
 	now := time.Unix(10_000, 0)
 	s := api.RunStatus{Status: rendezvous.Status{Phase: "running", Round: 1}, Nodes: []rendezvous.NodeStatus{
-		{Name: "job-worker-0", State: "member", Machine: "10.1.1.1", Devices: 8, Since: now.Add(-3661 * time.Second)},
+		{Name: "job-scheduler-0", State: "member"},
+		{Name: "job-worker-0", State: "member", GroupRank: 1, Slots: 8, Machine: "10.1.1.1", Devices: 8,
+			Since: now.Add(-3661 * time.Second)},
 		{Name: "job-worker-1", State: "waiting", GroupRank: -1},
 	}}
 	require.Equal(t, []nodeRow{
+		{"job-scheduler-0", "Running", "", false, 0, "job-scheduler-0"},
 		{"job-worker-0", "Running", "1h1m", true, 8, "10.1.1.1"},
 		{"job-worker-1", "Pending", "", false, 0, "job-worker-1"},
 	}, nodeRows(s, now))
