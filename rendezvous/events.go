@@ -33,6 +33,8 @@ type Join struct {
 	// that of the node which opens the run counts.
 	Command  *Command `json:"command,omitempty"`
 	OnResume *Command `json:"on_resume,omitempty"`
+	// Work is a digest of what the node was started to execute, of MaxName bytes at most; "" from older launchers.
+	Work string `json:"work,omitempty"`
 }
 
 // Attach: a request of the node has arrived and is being held open.

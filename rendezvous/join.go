@@ -33,6 +33,7 @@ func (r *Round) join(now time.Time, e Join) error {
 		r.params.MaxRestarts = e.Params.MaxRestarts
 	}
 	n := r.arrived(now, e.Node)
+	r.learnWork(e)
 	r.cameAt = now
 	n.differs = e.Params.WithDefaults() != r.params
 	r.replace(now, n)
@@ -161,6 +162,9 @@ func (r *Round) check(e Join) error {
 	}
 	if r.left[e.Node.ID] {
 		return fmt.Errorf("node %q has left the run", e.Node.Name)
+	}
+	if len(e.Work) > MaxName {
+		return fmt.Errorf("work: %d bytes; need at most %d", len(e.Work), MaxName)
 	}
 	if e.Node.ID == "" || e.Node.Slots < 0 {
 		return fmt.Errorf("node %q needs an id and no fewer than 0 slots, has %d", e.Node.Name, e.Node.Slots)
@@ -299,8 +303,9 @@ func (r *Round) reopen(now time.Time, e Join) error {
 		r.direct(n, r.verdict())
 		return nil
 	}
-	if r.outcome == Succeeded && r.cfg.Run != "" && !r.params.CheckOnly && e.Node.Agent == "" {
-		return r.tellSucceeded(now, e)
+	if r.sameJob(now, e) {
+		r.tellSucceeded(now, e)
+		return nil
 	}
 	if len(r.nodes) > 0 {
 		return ErrFinishing
@@ -309,13 +314,30 @@ func (r *Round) reopen(now time.Time, e Join) error {
 	return nil
 }
 
-// tellSucceeded answers a node that comes to a run that had succeeded before: it is done, unless it is of another job.
-func (r *Round) tellSucceeded(now time.Time, e Join) error {
-	text := fmt.Sprintf("run %s has succeeded, %s ago", r.cfg.Run, duration.Text(now.Sub(r.finishedAt).Round(time.Second)))
-	instead := "another job needs another --rdzv-id or, first, dlroverctl forget " + r.cfg.Run
-	if err := r.conflict(e); err != nil {
-		return fmt.Errorf("%w: %s, with other options (%w); %s", ErrRefused, text, err, instead)
+// Bounds of sameJob.
+const (
+	sameJobFor = 10 * time.Minute // Kubernetes replaces a pod that is gone within this time
+	maxWorks   = 64               // of one run
+)
+
+// sameJob: a node that comes to a run which has succeeded is of the same job, such as a pod that was made anew. Who has
+// something else to do, or comes later, is of another one by the same name.
+func (r *Round) sameJob(now time.Time, e Join) bool {
+	return r.outcome == Succeeded && r.cfg.Run != "" && now.Sub(r.finishedAt) < sameJobFor &&
+		slices.Contains(r.works, e.Work) && r.check(e) == nil
+}
+
+// learnWork remembers what nodes of the run were started to execute.
+func (r *Round) learnWork(e Join) {
+	if e.Work != "" && len(r.works) < maxWorks && !slices.Contains(r.works, e.Work) {
+		r.works = append(r.works, e.Work)
 	}
+}
+
+// tellSucceeded answers a node that comes to a run that had succeeded before: it is done.
+func (r *Round) tellSucceeded(now time.Time, e Join) {
+	text := fmt.Sprintf("run %s has succeeded, %s ago", r.cfg.Run, duration.Text(now.Sub(r.finishedAt).Round(time.Second)))
+	instead := "to do it again, give another --rdzv-id or, first, dlroverctl forget " + r.cfg.Run
 	if o := r.nodes[e.Node.ID]; o != nil {
 		r.count(o, -1)
 	}
@@ -323,7 +345,6 @@ func (r *Round) tellSucceeded(now time.Time, e Join) error {
 	r.become(n, waiting)
 	r.note("late", n.Name, "the run has succeeded; nothing is started")
 	r.direct(n, Directive{Kind: Done, Cause: &Cause{Kind: CauseEnded, Text: text + ": nothing is started; " + instead}})
-	return nil
 }
 
 // reset makes r as New does, with a new term. Bars are of names and stay, and so does a pause of a run that has not

@@ -10,6 +10,7 @@ package rendezvous
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -141,6 +142,7 @@ type Round struct {
 	outcome    Outcome
 	finishedAt time.Time
 	ended      []NodeStatus    // the nodes as they were then
+	works      []string        // Join.Work of its nodes, each once
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
 	refused    map[string]bool // texts of tellWaiting
 
@@ -439,6 +441,8 @@ func (r *Round) settle(now time.Time) {
 		if len(r.nodes) == 0 { // it may be kept for long: only its nodes' last states are
 			r.world = nil
 			clear(r.wishes)
+			told := r.Evidence()
+			r.failures, r.losses = slices.Clone(told.Failures), slices.Clone(told.Losses)
 		}
 	}
 }

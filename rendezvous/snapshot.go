@@ -40,6 +40,7 @@ type Snapshot struct {
 	Left     []string  `json:"left,omitempty"`
 	// Ended are the nodes at the end.
 	Ended   []NodeStatus `json:"ended,omitempty"`
+	Works   []string     `json:"works,omitempty"`
 	Refused []string     `json:"refused,omitempty"`
 
 	Gone       map[string]*Cause `json:"gone,omitempty"`
@@ -123,7 +124,8 @@ func (r *Round) Snapshot() Snapshot {
 		Seq: r.seq, Arrive: r.arrive, Done: r.done, Restarts: r.restarts, WorldSize: r.worldSize,
 		Charge: r.charge, Elastic: r.elastic, Short: r.short, Resumed: r.resumed, Held: r.held,
 		Cause: r.cause, Failures: r.failures, Losses: r.losses, Outcome: r.outcome, Ended: r.ended,
-		Left: slices.Sorted(maps.Keys(r.left)), Refused: slices.Sorted(maps.Keys(r.refused)),
+		Works: r.works,
+		Left:  slices.Sorted(maps.Keys(r.left)), Refused: slices.Sorted(maps.Keys(r.refused)),
 		Gone: r.gone, Lacking: r.lacking, LackingFor: r.lackingFor, SealedAt: r.sealedAt, FailAt: r.failAt,
 		Bars: r.bars, Paused: r.paused, PausedIn: r.pausedIn, Unpaused: r.unpaused,
 		Hold: r.hold, Unheld: r.unheld, HeldWorld: r.heldWorld,
@@ -194,7 +196,7 @@ func Restore(cfg Config, s Snapshot) (*Round, error) {
 	r.seq, r.arrive, r.done, r.restarts, r.worldSize = s.Seq, s.Arrive, s.Done, s.Restarts, s.WorldSize
 	r.charge, r.elastic, r.short, r.resumed, r.held = s.Charge, s.Elastic, s.Short, s.Resumed, s.Held
 	r.cause, r.failures, r.losses, r.outcome = s.Cause, slices.Clone(s.Failures), slices.Clone(s.Losses), s.Outcome
-	r.ended = s.Ended
+	r.ended, r.works = s.Ended, s.Works
 	r.paused, r.pausedIn, r.unpaused = s.Paused, s.PausedIn, s.Unpaused
 	r.account = s.Account
 	r.commands = commands{s.Hold, s.Unheld, s.HeldWorld, s.Command, s.CommandIn, s.OnResume}

@@ -74,7 +74,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			BrokeAt: at(21), Exhausted: 1, Decision: Hold, Rank0: true, Node0: true, Any: true, BackoffAt: at(22),
 			PausedAt: at(23),
 		},
-		FinishedAt: at(6), FormingAt: at(7), GateSince: at(8), GateAt: at(9), LastCallAt: at(10),
+		Works: []string{"w"}, FinishedAt: at(6), FormingAt: at(7), GateSince: at(8), GateAt: at(9), LastCallAt: at(10),
 		CameAt: at(24), GrowAt: at(11),
 		DoomAt: at(12), HoldAt: at(13), LiveAt: at(14), Rechecks: 1, Wary: map[string]bool{"n": true},
 	}

@@ -91,8 +91,8 @@ func app(stdout io.Writer) *cli.App {
 				Usage: "`DIR`: directory, made if need be, for what is known of nodes across jobs (dlroverctl nodes); one " +
 					"daemon each (default: nothing is kept)"},
 			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
-				Usage: "`DURATION`: how long a run that has ended is kept, for dlroverctl and, if it has succeeded, for nodes " +
-					"that come to it again and then end with 0; 10m to 720h (default: 24h)"},
+				Usage: "`DURATION`: how long what is known of a run is kept after its end, for dlroverctl; 10m to 720h " +
+					"(default: 24h)"},
 		}, nodeFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
 				Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},

@@ -253,11 +253,8 @@ func TestARunAfterItsEnd(t *testing.T) {
 	require.Equal(t, 0, again.wait())
 	require.Contains(t, again.err.String(), "run job has succeeded, ")
 	require.Contains(t, again.err.String(), "dlroverctl forget job")
-	other := r.node("n1", "1")
-	require.Equal(t, 21, other.wait())
-	require.Contains(t, other.err.String(), "with other options")
 	require.Len(t, r.lines("starts"), 4)
-	require.Equal(t, "Succeeded 2 0 [{default 2 2}]", r.operatorView(), "they change nothing")
+	require.Equal(t, "Succeeded 2 0 [{default 2 2}]", r.operatorView(), "it changes nothing")
 
 	require.Contains(t, r.ctl(0, "forget", "job"), "its name is free")
 	require.Contains(t, r.ctl(1, "status", "job"), "keeps no run")

@@ -327,7 +327,7 @@ func (j *job) logsConfig() logs.Config {
 func (j *job) sessionConfig(started time.Time) api.SessionConfig {
 	return api.SessionConfig{
 		Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started,
-		ConnectTimeout: j.s.connect, OnResume: j.s.onResume, Logger: j.log,
+		ConnectTimeout: j.s.connect, OnResume: j.s.onResume, Work: j.s.work(), Logger: j.log,
 	}
 }
 

@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -531,6 +533,15 @@ type program struct {
 	args []string // argv, [0] included
 	own  int      // how many of args are no arguments of the script
 	name string   // for the failure report
+}
+
+// work is a digest of what the workers execute; "" where they execute nothing.
+func (s *settings) work() string {
+	if s.params.CheckOnly {
+		return ""
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", s.program.args))
+	return hex.EncodeToString(sum[:16])
 }
 
 // entrypoint finds the interpreter and the script, and checks them now: a typo must

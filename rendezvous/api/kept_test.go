@@ -12,10 +12,15 @@ import (
 	"dlrover-run/rendezvous"
 )
 
+// work is what the nodes of these tests were started to execute.
+const work = "w"
+
 // completes has a run of one node end, and the node leave.
 func completes(t *testing.T, h *Hub, id string, o rendezvous.Outcome) {
 	t.Helper()
-	require.NoError(t, h.Join(t.Context(), id, joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
+	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
+	j.Work = work
+	require.NoError(t, h.Join(t.Context(), id, j))
 	n, err := h.Watch(t.Context(), id, "a", Cursor{})
 	require.NoError(t, err)
 	require.NoError(t, h.Report(t.Context(), id, rendezvous.Ready{ID: "a", EpochID: n.Directive.EpochID}))
@@ -55,27 +60,57 @@ func TestEndedRunsAreKeptForADay(t *testing.T) {
 			require.Empty(t, world, "which takes more room")
 		}
 
-		// Who comes to what has succeeded is told so, and prolongs nothing; what has failed begins anew.
-		for _, id := range []string{"good", "bad"} {
-			require.NoError(t, h.Join(t.Context(), id, joinOf("b", rendezvous.Params{Min: 1, Max: 1})))
-		}
-		n, err := h.Watch(t.Context(), "good", "b", Cursor{})
-		require.NoError(t, err)
-		require.Equal(t, rendezvous.Done, n.Directive.Kind)
-		require.Equal(t, &rendezvous.Cause{Kind: rendezvous.CauseEnded, Text: "run good has succeeded, 23h ago: nothing " +
-			"is started; another job needs another --rdzv-id or, first, dlroverctl forget good"}, n.Directive.Cause)
-		n, err = h.Watch(t.Context(), "bad", "b", Cursor{})
-		require.NoError(t, err)
-		require.Equal(t, rendezvous.Lead, n.Directive.Kind)
-		require.ErrorIs(t, h.Forget("good"), rendezvous.ErrFinishing)
-		for _, id := range []string{"good", "bad"} {
-			_, err = h.Leave(t.Context(), id, rendezvous.Leave{ID: "b"})
-			require.NoError(t, err)
-		}
 		time.Sleep(time.Hour + time.Minute)
-		require.Len(t, h.Runs(true), 1)
-		time.Sleep(24 * time.Hour)
-		require.Empty(t, h.Runs(true), "bad was left by all nodes")
+		require.Empty(t, h.Runs(true))
+	})
+}
+
+// Who comes to what has succeeded, and is of the same job, is told so; what else comes begins anew.
+func TestNodesThatComeAfterTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(HubConfig{Keep: 24 * time.Hour})
+		defer h.Close()
+		count := 0
+		comes := func(id, work string, nodes int) rendezvous.Directive {
+			t.Helper()
+			count++
+			node := fmt.Sprint("b", count)
+			j := joinOf(node, rendezvous.Params{Min: nodes, Max: nodes})
+			j.Work = work
+			require.NoError(t, h.Join(t.Context(), id, j))
+			n, err := h.Watch(t.Context(), id, node, Cursor{})
+			require.NoError(t, err)
+			if n.Directive.Kind == rendezvous.Done {
+				require.ErrorIs(t, h.Forget(id), rendezvous.ErrFinishing)
+			}
+			_, err = h.Leave(t.Context(), id, rendezvous.Leave{ID: node})
+			require.NoError(t, err)
+			return n.Directive
+		}
+		for _, c := range []struct {
+			name, work string
+			o          rendezvous.Outcome
+			after      time.Duration
+			want       rendezvous.Kind
+		}{
+			{"same", work, rendezvous.Succeeded, 9 * time.Minute, rendezvous.Done},
+			{"late", work, rendezvous.Succeeded, 10 * time.Minute, rendezvous.Lead},
+			{"another", "x", rendezvous.Succeeded, time.Minute, rendezvous.Lead},
+			{"old", "", rendezvous.Succeeded, time.Minute, rendezvous.Lead},
+			{"failed", work, rendezvous.Failed, time.Minute, rendezvous.Lead},
+		} {
+			completes(t, h, c.name, c.o)
+			time.Sleep(c.after)
+			d := comes(c.name, c.work, 1)
+			require.Equal(t, c.want, d.Kind, c.name)
+			if c.want == rendezvous.Done {
+				require.Equal(t, &rendezvous.Cause{Kind: rendezvous.CauseEnded, Text: "run same has succeeded, 9m ago: nothing " +
+					"is started; to do it again, give another --rdzv-id or, first, dlroverctl forget same"}, d.Cause)
+				require.Equal(t, rendezvous.Done, comes(c.name, c.work, 1).Kind, "once more")
+			}
+		}
+		completes(t, h, "other size", rendezvous.Succeeded)
+		require.Equal(t, rendezvous.Wait, comes("other size", work, 2).Kind)
 	})
 }
 
@@ -92,11 +127,6 @@ func TestForget(t *testing.T) {
 	require.ErrorIs(t, c.Forget(t.Context(), "runs"), ErrNotEnded)
 	require.ErrorIs(t, c.Forget(t.Context(), "no"), ErrUnknownRun)
 
-	err := c.Join(t.Context(), "r", joinOf("b", rendezvous.Params{Min: 2, Max: 2}))
-	require.ErrorIs(t, err, rendezvous.ErrRefused)
-	require.ErrorContains(t, err, "has succeeded, 0s ago, with other options (--nnodes=2:2, but the run was opened with "+
-		"--nnodes=1:1; use the same option on every node); another job needs another --rdzv-id or, first, dlroverctl "+
-		"forget r")
 	require.NoError(t, c.Forget(t.Context(), "r"))
 	for _, id := range []string{"r", Nameless} {
 		require.NoError(t, c.Join(t.Context(), id, joinOf("b", rendezvous.Params{Min: 1, Max: 1})))

@@ -20,6 +20,9 @@ type SessionConfig struct {
 	Params rendezvous.Params
 	// OnResume is a command that is given in advance; nil is none.
 	OnResume *rendezvous.Command
+	// Work is a digest of what this node was started to execute, by which a run that has succeeded knows it again; "":
+	// it does not.
+	Work string
 	// Where names the daemon in messages, such as host:port.
 	Where string
 	// Started is when this launcher process began; the zero value means now.
@@ -262,6 +265,7 @@ func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error
 		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
 		Resume: s.resume, Paused: s.paused, Barred: s.barred,
 		Spent: s.used, Progress: s.progress, Command: s.command, OnResume: s.cfg.OnResume,
+		Work: s.cfg.Work,
 	}
 	s.mu.Unlock()
 	ev.Node.Uptime = time.Since(s.cfg.Started)
