@@ -200,6 +200,15 @@ class Counted(Fresh):
             pass
         self.assertEqual(100, loader.sampler.state_dict(8, 7)["completed_num"])
 
+    def test_a_look_at_the_first_batch_within_a_loop(self) -> None:
+        for workers in (0, 2):
+            loader = self.loader(40, batch_size=4, num_workers=workers)
+            for step, batch in enumerate(loader, 1):
+                if step == 3:
+                    self.assertEqual([0, 2, 4, 6], next(iter(loader)).tolist())
+                self.assertEqual(8 * step, loader.sampler.state_dict(step, 4)["completed_num"], (workers, step))
+            self.assertEqual(5, step)
+
     def test_batch_size_that_changes(self) -> None:
         for drop_last in (False, True):
             loader = self.loader(40, batch_size=2, drop_last=drop_last)

@@ -45,6 +45,7 @@ class Task:
 
     def __init__(self, task_id: int, shard: Shard, type: Any, plan: "_Shared") -> None:
         self.task_id, self.shard, self.type, self.plan, self.failures = task_id, shard, type, plan, 0
+        self.error = ""  # that was told of a batch
 
 
 class _Shared:
@@ -233,20 +234,21 @@ class ShardingClient:
 
     def report_batch_done(self, batch_size: Optional[int] = None, err_msg: str = "",
                           task_ids: Optional[List[int]] = None) -> bool:
-        """Some records were trained on, the oldest shards' first. Returns whether a shard is done by that. With err_msg
-        such a shard has failed: this process gets it again, up to three times."""
+        """Some records were trained on, the oldest shards' first. Returns whether a shard is done by that. A shard that
+        err_msg was told of has failed: this process gets it again, up to three times."""
         with self._lock:
             records, finished = batch_size or self._batch_size, False
             for n in list(task_ids or self._pending):
                 task = self._pending.get(n)
                 if task is None or records <= 0:
                     continue
+                task.error = task.error or err_msg
                 size, had = task.shard.end - task.shard.start, self._reported.pop(n, 0)
                 if had + records < size:
                     self._reported[n] = had + records
                     break
                 records -= size - had
-                self._report_task(task, err_msg)
+                self._report_task(task, task.error)
                 finished = True
             return finished
 
@@ -255,7 +257,7 @@ class ShardingClient:
         if not err_msg:
             task.plan.done(task.task_id)
             return
-        task.failures += 1
+        task.failures, task.error = task.failures + 1, ""
         if task.failures <= _RETRIES:
             self._failed.append(task)
             return

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import stat
+import weakref
 from typing import Any, Iterator, List, Optional
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -20,23 +21,34 @@ class _Batches(BatchSampler):
     """Asks for its size before each batch."""
 
     def __iter__(self) -> Iterator[List[int]]:
-        indices = iter(self.sampler)
+        indices, current = iter(self.sampler), None
         while True:
             batch = list(itertools.islice(indices, self.batch_size))
             if not batch or (self.drop_last and len(batch) < self.batch_size):
                 return
-            current = getattr(self.sampler, "current", None)
+            if current is None:  # the sampler has begun this pass with the first index; another one may begin later
+                current = getattr(self.sampler, "current", None)
             if current is not None:
                 current.drawn.append(len(batch))
             yield batch
 
 
 class _Counted:
-    """What iterates over a loader, and tells the sampler of each batch."""
+    """What iterates over a loader, and tells the sampler of each batch.
 
-    def __init__(self, batches: Any, sampler: Any) -> None:
+    outer is the iterator that was used before. If it is still in use when this one is gone, as after a look at the
+    first batch within a loop, the sampler's place is that of outer again.
+    """
+
+    def __init__(self, batches: Any, sampler: Any, outer: Optional["_Counted"]) -> None:
         self._batches, self._sampler = batches, sampler
+        self._outer = weakref.ref(outer) if outer is not None else None
         self._pass: Any = None
+
+    def __del__(self) -> None:
+        outer = self._outer() if self._outer is not None else None
+        if outer is not None and outer._pass is not None and self._sampler.current is self._pass:
+            self._sampler.current = outer._pass
 
     def __iter__(self) -> "_Counted":
         return self
@@ -49,6 +61,7 @@ class _Counted:
         if self._pass is None:
             self._pass = self._sampler.current
         self._pass.take()
+        self._sampler.current = self._pass
         return batch
 
 
@@ -64,6 +77,7 @@ class ElasticDataLoader(DataLoader):
         if self.batch_size is not None:  # the batch sampler is torch's, which refuses to have it set
             self.__dict__["batch_sampler"] = _Batches(self.sampler, self.batch_size, self.drop_last)
         self._config_version = 0
+        self._used: Any = lambda: None  # a weak reference to the iterator that was made last
         self.config_file = config_file or os.environ.get(_CONFIG, "")
         self.load_config()
 
@@ -71,7 +85,11 @@ class ElasticDataLoader(DataLoader):
         self.load_config()
         batches = super().__iter__()
         counts = hasattr(self.sampler, "current") and isinstance(self.batch_sampler, _Batches)
-        return _Counted(batches, self.sampler) if counts else batches
+        if not counts:
+            return batches
+        counted = _Counted(batches, self.sampler, self._used())
+        self._used = weakref.ref(counted)
+        return counted
 
     def load_config(self, config_file: Optional[str] = None) -> None:
         """Takes the batch size of a file, if its version is newer than the one that was taken last."""
