@@ -46,6 +46,7 @@ type Agent struct {
 	announced chan error
 
 	last     Directive  // the newest epoch whose workers were started
+	led      Directive  // the newest epoch that this node was told to lead
 	group    *group     // nil when nothing of a group is left
 	kept     *sides     // what still runs beside workers that have succeeded; nil: nothing, or there is a group
 	check    *check     // nil when none is under way; without a group
@@ -332,7 +333,8 @@ func (a *Agent) wait(d Directive) {
 // lead makes the store fresh before anyone starts a worker.
 func (a *Agent) lead(d Directive) {
 	a.unbar()
-	a.cfg.Store.Reset()
+	a.cfg.Store.Reset(d.follows(a.led))
+	a.led = d
 	a.call("report ready", func() error {
 		return a.cfg.Rendezvous.Ready(a.ctx, d, a.cfg.Addr, a.cfg.Store.Port())
 	})

@@ -180,8 +180,8 @@ func (s *fakeRdzv) said() []string {
 
 type store struct{ resets int }
 
-func (s *store) Reset()    { s.resets++ }
-func (s *store) Port() int { return 4242 }
+func (s *store) Reset(bool) { s.resets++ }
+func (s *store) Port() int  { return 4242 }
 
 // rig is an agent with two shell workers in a directory of its own.
 type rig struct {
@@ -477,5 +477,19 @@ func TestConfigErrors(t *testing.T) {
 			_, err := New(cfg)
 			require.ErrorContains(t, err, c.want)
 		})
+	}
+}
+
+// What outlives an epoch in the store is of no use once another node has served one.
+func TestWhichEpochFollows(t *testing.T) {
+	at := func(round, epoch int) Directive { return Directive{Round: round, Epoch: epoch} }
+	for _, c := range []struct {
+		led, next Directive
+		want      bool
+	}{
+		{at(0, 0), at(1, 0), false}, {at(1, 0), at(1, 0), true}, {at(1, 0), at(1, 1), true}, {at(1, 3), at(2, 0), true},
+		{at(1, 0), at(1, 2), false}, {at(1, 0), at(3, 0), false}, {at(2, 0), at(1, 0), false},
+	} {
+		require.Equal(t, c.want, c.next.follows(c.led), "%v after %v", c.next, c.led)
 	}
 }

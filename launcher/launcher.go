@@ -64,6 +64,11 @@ type Directive struct {
 	Rules Rules
 }
 
+// follows: no other epoch was sealed between e and d.
+func (d Directive) follows(e Directive) bool {
+	return e.Round > 0 && (d.Round == e.Round && d.Epoch <= e.Epoch+1 || d.Round == e.Round+1)
+}
+
 // Rules say what the ends of single workers mean for the run.
 type Rules struct {
 	// Success: "rank0" and "any" want to hear of workers that succeed while others of their node run.
@@ -144,7 +149,9 @@ type Rendezvous interface {
 // Store is the TCPStore that the workers meet at while this node is rank 0. Its port
 // is bound once, before the first rendezvous, and kept.
 type Store interface {
-	Reset() // a fresh namespace; drops every connection
+	// Reset makes a fresh namespace, and drops every connection. again: the epoch directly before was served from here as
+	// well, so that what is to outlive an epoch stays.
+	Reset(again bool)
 	Port() int
 }
 

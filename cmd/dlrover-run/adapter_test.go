@@ -267,8 +267,8 @@ func TestNodeBarsItself(t *testing.T) {
 	})
 }
 
-func (idle) Reset()    {}
-func (idle) Port() int { return 1 }
+func (idle) Reset(bool) {}
+func (idle) Port() int  { return 1 }
 
 // slow is a part whose check does not pass.
 type slow struct{}

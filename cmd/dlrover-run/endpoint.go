@@ -43,7 +43,14 @@ type endpoint struct {
 const dataShards = "/dlrover_shards/"
 
 // Reset and Port make an endpoint the launcher's Store.
-func (e *endpoint) Reset()    { e.store.Reset() }
+func (e *endpoint) Reset(again bool) {
+	if again {
+		e.store.Reset()
+	} else {
+		e.store.ResetAll()
+	}
+}
+
 func (e *endpoint) Port() int { return e.port }
 
 // order gives an order to a run of the rendezvous, wherever that is served.

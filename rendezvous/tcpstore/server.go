@@ -191,7 +191,12 @@ func (s *Server) ServeConn(nc net.Conn) {
 // Reset starts an empty namespace, but for what Config.Keep says, and drops every connection of the old one. A
 // connection that was accepted before Reset belongs to the old one even if it has not sent a byte; the places of silent
 // ones are free again.
-func (s *Server) Reset() {
+func (s *Server) Reset() { s.reset(s.cfg.Keep) }
+
+// ResetAll is Reset without keeping anything.
+func (s *Server) ResetAll() { s.reset("") }
+
+func (s *Server) reset(keep string) {
 	fresh := newSpace(s.cfg)
 	fresh.mu.Lock() // nobody sees it before it has what is kept
 	s.mu.Lock()
@@ -200,7 +205,7 @@ func (s *Server) Reset() {
 		s.space = fresh
 	}
 	s.mu.Unlock()
-	fresh.store.inherit(s.end(old), s.cfg.Keep)
+	fresh.store.inherit(s.end(old), keep)
 	fresh.mu.Unlock()
 	s.silent.evict(s.cfg.FirstByte)
 }

@@ -66,6 +66,9 @@ func TestResetKeepsWhatHasThePrefix(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, n, again)
 	}
+	s.ResetAll()
+	require.Zero(t, s.Stats().Keys)
+	require.NoError(t, dial(t, addr).Set(ctx, "/shards/k", nil))
 	require.NoError(t, s.Close())
 	s.Reset()
 	require.Zero(t, s.Stats().Keys)
