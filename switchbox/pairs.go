@@ -57,14 +57,18 @@ func Untested(pairs []Pair, found []int) []int {
 }
 
 // Rest joins the devices that are in none of pairs, in their order, and the last one of an odd number with the first
-// of all devices.
+// other one of all devices.
 func Rest(pairs []Pair, found []int) (rest []Pair) {
 	left := Untested(pairs, found)
 	for ; len(left) > 1; left = left[2:] {
 		rest = append(rest, Pair{left[0], left[1]})
 	}
-	if len(left) == 1 && left[0] != found[0] {
-		rest = append(rest, Pair{found[0], left[0]})
+	if len(left) == 1 && len(found) > 1 {
+		other := found[0]
+		if other == left[0] {
+			other = found[1]
+		}
+		rest = append(rest, Pair{min(other, left[0]), max(other, left[0])})
 	}
 	return rest
 }
@@ -196,6 +200,9 @@ func butNot(pairs []string) string {
 
 // TooFew says why pairs are not judged.
 func TooFew(present, all, need int) string {
+	if present == all {
+		return fmt.Sprintf("there are %d pairs of devices on this node, and %d must pass", all, need)
+	}
 	return fmt.Sprintf("%d of %d pairs have both devices on this node, and %d must pass", present, all, need)
 }
 

@@ -181,6 +181,8 @@ func TestRest(t *testing.T) {
 		}
 	}
 	require.Equal(t, "1:3 1:7", pairs(switchbox.Rest(nil, []int{1, 3, 7})))
+	require.Equal(t, "0:2", pairs(switchbox.Rest(guide[1:], []int{0, 2, 3, 4, 5, 6, 7})), "its partner is gone")
+	require.Equal(t, "there are 8 pairs of devices on this node, and 9 must pass", switchbox.TooFew(8, 8, 9))
 }
 
 func TestSelectPairs(t *testing.T) {
