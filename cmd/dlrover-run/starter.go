@@ -58,6 +58,7 @@ type starter struct {
 	told       syscall.Signal // that ends the job; 0: none
 	ending     <-chan time.Time
 	late       <-chan time.Time
+	until      time.Time // when late comes
 }
 
 // event is a host whose launcher is being started, or whose session is over.
@@ -135,7 +136,7 @@ func (s *starter) writeMemo(env argv.LookupEnv) (err error) {
 	if m.Token, err = jobToken(env); err != nil {
 		return err
 	}
-	m.Grace = endGrace(env)
+	m.Grace, m.Drain = endGrace(env), maxDrain
 	_, err = m.Encode()
 	return err
 }
@@ -155,7 +156,7 @@ func jobToken(env argv.LookupEnv) (string, error) {
 
 // endGrace is how long a launcher may take to end, workers and last checkpoints included.
 func endGrace(env argv.LookupEnv) time.Duration {
-	shutdown := 30 * time.Second
+	shutdown, leave := 30*time.Second, time.Duration(0)
 	for _, name := range []string{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"} {
 		if text, set := env(name); set {
 			if d, err := duration.Within(text, 0, maxGrace); err == nil { // else the launchers say so
@@ -163,7 +164,12 @@ func endGrace(env argv.LookupEnv) time.Duration {
 			}
 		}
 	}
-	return 2*shutdown + 30*time.Second
+	if text, set := env("PET_LEAVE_GRACE"); set {
+		if d, err := duration.Within(text, 0, maxLeaveGrace); err == nil {
+			leave = d
+		}
+	}
+	return max(2*shutdown, leave) + 30*time.Second
 }
 
 // connect begins as many sessions as there may be at a time.
@@ -245,7 +251,7 @@ func (s *starter) pass(sig syscall.Signal) {
 	ends := sig != syscall.SIGUSR1 && sig != syscall.SIGUSR2
 	if ends {
 		s.told = cmp.Or(s.told, sig)
-		s.finish()
+		s.finish(s.memo.Grace)
 	}
 	for _, session := range s.sessions {
 		switch {
@@ -259,16 +265,16 @@ func (s *starter) pass(sig syscall.Signal) {
 }
 
 // finish notes that the job is to end, within a time.
-func (s *starter) finish() {
+func (s *starter) finish(within time.Duration) {
 	s.muster.End()
-	if s.late == nil {
-		s.late = time.After(s.memo.Grace)
+	if at := time.Now().Add(within); s.late == nil || at.Before(s.until) {
+		s.until, s.late = at, time.After(within)
 	}
 }
 
-// endAll ends a job that cannot go on.
+// endAll ends a job that cannot go on. Those that are about to end may write their last checkpoints.
 func (s *starter) endAll() {
-	s.finish()
+	s.finish(s.memo.Grace + s.memo.Drain)
 	for _, session := range s.sessions {
 		switch {
 		case session == nil:

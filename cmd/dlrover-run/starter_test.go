@@ -454,6 +454,33 @@ func TestRankedBy(t *testing.T) {
 	}
 }
 
+// The end of a job leaves time for last checkpoints, unless somebody wants it.
+func TestStarterWaitsForTheEnd(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"":                        90 * time.Second,
+		"PET_SHUTDOWN_TIMEOUT=60": 150 * time.Second,
+		"PET_LEAVE_GRACE=20":      90 * time.Second,
+		"PET_LEAVE_GRACE=10m":     630 * time.Second,
+		"PET_LEAVE_GRACE=x":       90 * time.Second,
+		"PET_LEAVE_GRACE=600 PET_SHUTDOWN_TIMEOUT=1h": 2*time.Hour + 30*time.Second,
+	} {
+		vars := variables(text)
+		require.Equal(t, want, endGrace(func(name string) (string, bool) { v, ok := vars[name]; return v, ok }), text)
+	}
+	s := &starter{muster: remote.NewMuster(2, 2), memo: remote.Memo{Grace: time.Minute, Drain: time.Hour}}
+	s.endAll()
+	require.WithinRange(t, s.until, time.Now().Add(30*time.Minute), time.Now().Add(61*time.Minute))
+	s.pass(syscall.SIGUSR1)
+	require.Greater(t, time.Until(s.until), 30*time.Minute)
+	s.pass(syscall.SIGTERM)
+	require.LessOrEqual(t, time.Until(s.until), time.Minute)
+	at := s.until
+	s.pass(syscall.SIGTERM)
+	s.endAll()
+	require.Equal(t, at, s.until)
+}
+
 // The checkpoint daemon of a launcher that was killed writes on when the starter ends.
 func TestDaemonsOf(t *testing.T) {
 	t.Parallel()

@@ -79,7 +79,8 @@ func (m *Memo) run(r *bufio.Reader) (status int, s stage) {
 		_ = cmd.Wait() // the state says more
 		close(done)
 	}()
-	a := agent{launcher: cmd.Process, handed: handed, grace: m.Grace, done: done, signals: signals, orders: orders(r)}
+	a := agent{launcher: cmd.Process, handed: handed, grace: m.Grace, drain: m.Drain, done: done,
+		signals: signals, orders: orders(r)}
 	a.follow()
 	return exitStatus(cmd.ProcessState.Sys().(syscall.WaitStatus)), stageOf(handed)
 }
@@ -124,6 +125,7 @@ type agent struct {
 	launcher *os.Process
 	handed   *os.File
 	grace    time.Duration
+	drain    time.Duration
 	done     <-chan struct{}
 	signals  <-chan os.Signal
 	orders   <-chan order
@@ -162,16 +164,28 @@ func (a *agent) obey(o order) {
 	}
 }
 
-// end ends a launcher that nobody wants any more.
+// end ends a launcher that nobody wants any more. One whose run is over ends by itself: SIGTERM would cut its last
+// checkpoints short.
 func (a *agent) end() {
-	_ = a.launcher.Signal(syscall.SIGTERM)
-	late := time.NewTimer(a.grace)
+	within := a.grace
+	if stageOf(a.handed) == ended {
+		within += a.drain
+	} else {
+		_ = a.launcher.Signal(syscall.SIGTERM)
+	}
+	late := time.NewTimer(within)
 	defer late.Stop()
-	select {
-	case <-a.done:
-	case <-late.C:
-		_ = a.launcher.Kill()
-		<-a.done
+	for {
+		select {
+		case <-a.done:
+			return
+		case s := <-a.signals:
+			_ = a.launcher.Signal(s)
+		case <-late.C:
+			_ = a.launcher.Kill()
+			<-a.done
+			return
+		}
 	}
 }
 

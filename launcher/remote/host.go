@@ -129,11 +129,17 @@ func (s *Session) Signal(sig syscall.Signal) { s.in.line(fmt.Sprintf("%s%d", tel
 // Leave asks the launcher to end, unless it is about to. It waits for nobody.
 func (s *Session) Leave() { s.in.line(tellLeave) }
 
-// Close ends the remote shell at once; the agent ends the launcher. What has been printed by then, and nobody has read,
-// is lost.
+// Close ends the remote shell at once; the agent ends the launcher. The agent of this host is told to, and the session
+// is over when it has: the kernel would signal the launcher of one that is killed. What has been printed by then, and
+// nobody has read, is lost.
 func (s *Session) Close() {
 	s.closing.Do(func() { close(s.closed) })
-	_ = s.cmd.Process.Kill()
+	if s.to.Shell != nil {
+		_ = s.cmd.Process.Kill()
+		return
+	}
+	_ = s.stdin.Close()
+	time.AfterFunc(s.to.Memo.Grace+s.to.Memo.Drain+closeTime, func() { _ = s.cmd.Process.Kill() }) // it is stuck
 }
 
 // follow is the session.
@@ -149,6 +155,7 @@ func (s *Session) follow(stdout, stderr io.ReadCloser) {
 		case h = <-said:
 		case <-time.After(closeTime): // whoever is to read what is printed does not
 			h.end.Started = s.Running()
+			_ = errors.Join(stdout.Close(), stderr.Close())
 		}
 	}
 	s.in.close()

@@ -28,6 +28,8 @@ type Memo struct {
 	Token string
 	// Grace is how long the launcher has for its end when nobody is there any more who wants it to run.
 	Grace time.Duration
+	// Drain is how long it has besides where its run is over by then, and it writes its last checkpoints.
+	Drain time.Duration
 	// Handed is for the launcher, and nobody else.
 	Handed json.RawMessage
 }

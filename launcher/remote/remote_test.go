@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// launcher executes a script of sh in which JOINED is a command.
+// launcher executes a script of sh in which JOINED and ENDED are commands.
 func launcher(script string) int {
 	h := Received()
 	if h == nil || os.Getenv(variable) != "" {
@@ -36,6 +36,10 @@ func launcher(script string) int {
 	script, joins := strings.CutPrefix(script, "JOINED;")
 	if joins {
 		h.Joined()
+	}
+	script, ends := strings.CutPrefix(script, "ENDED;")
+	if ends {
+		h.Ended()
 	}
 	err := syscall.Exec("/bin/sh", []string{"sh", "-c", script}, append(os.Environ(), "HANDED="+string(h.Text)))
 	println(err.Error())
@@ -135,6 +139,47 @@ func TestSessionPassesSignals(t *testing.T) {
 			<-s.Done()
 			require.Equal(t, c.status, s.Ending().Status)
 			require.NoError(t, s.Ending().Failure)
+		})
+	}
+}
+
+// A launcher that writes its last checkpoints gets time, and no signal, when its starter is gone.
+func TestSessionLeavesTheLastCheckpointsTime(t *testing.T) {
+	t.Parallel()
+	gone := func(s *Session) { _ = s.stdin.Close() }
+	for name, c := range map[string]struct {
+		come         string
+		end          func(*Session)
+		grace, drain time.Duration
+		said         string
+	}{
+		"its run goes on":           {"JOINED", gone, time.Hour, 0, "TERM"},
+		"its run goes on, by Close": {"JOINED", (*Session).Close, time.Hour, 0, "TERM"},
+		"its run is over":           {"ENDED", gone, 0, time.Hour, "saved"},
+		"its run is over, by Close": {"ENDED", (*Session).Close, 0, time.Hour, "saved"},
+		"it takes too long":         {"ENDED", gone, 10 * time.Millisecond, 10 * time.Millisecond, ""},
+		"somebody ends it":          {"ENDED", func(s *Session) { s.Signal(syscall.SIGTERM) }, 0, 0, "TERM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, err := OpenProgram()
+			require.NoError(t, err)
+			defer p.Close()
+			script := c.come + `;trap 'echo TERM > said; exit 8' TERM; : > up
+				while ! [ -e go ]; do sleep 0.02; done; echo saved > said`
+			dir := t.TempDir()
+			s, err := Start(Target{Name: "h", Program: p, Out: NewPrinter(io.Discard), Err: NewPrinter(io.Discard), Memo: Memo{
+				Name: "launcher", Args: []string{script}, Dir: dir, Grace: c.grace, Drain: c.drain}})
+			require.NoError(t, err)
+			up := func() bool { _, err := os.Stat(filepath.Join(dir, "up")); return err == nil }
+			require.Eventually(t, up, time.Minute, 5*time.Millisecond)
+			c.end(s)
+			if c.said == "saved" {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
+			}
+			<-s.Done()
+			said, _ := os.ReadFile(filepath.Join(dir, "said"))
+			require.Equal(t, c.said, strings.TrimSpace(string(said)))
 		})
 	}
 }
