@@ -5,6 +5,7 @@ for n in "@OWN@" dlrover-run deepspeed torchrun msrun; do
   p=$(command -v "$n" 2> /dev/null)
   case $p in /*) ours "$p" && exec "$p" @ARGUMENT@ agent ;; esac
 done
+u=$(umask)
 umask 077
 d=
 for b in "$TMPDIR" /tmp /var/tmp /dev/shm "$HOME"; do
@@ -22,6 +23,7 @@ say send
 head -c @SIZE@ > "$d/dlrover-run"
 chmod 700 "$d/dlrover-run"
 ours "$d/dlrover-run" || { say "cannot run $(uname -m)"; exit 1; }
+umask "$u"
 "$d/dlrover-run" @ARGUMENT@ agent
 exit $?
 }

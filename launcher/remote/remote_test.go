@@ -72,7 +72,8 @@ func startWith(t *testing.T, p *Program, script string, shell ...string) (s *Ses
 	return s, out, errs
 }
 
-const speak = `JOINED;echo "$A $HANDED $DLROVER_TOKEN $DLROVER_TOKEN_FILE"; pwd; echo oops >&2; printf "no end"; exit 3`
+const speak = "JOINED;" +
+	`echo "$A $HANDED $DLROVER_TOKEN $DLROVER_TOKEN_FILE"; pwd; umask; echo oops >&2; printf "no end"; exit 3`
 
 // The program is found in PATH, or sent; the script is read by any sh. A login shell may print something before.
 func TestSession(t *testing.T) {
@@ -85,7 +86,7 @@ func TestSession(t *testing.T) {
 		for name, hide := range map[string]bool{"own path": false, "sent": true} {
 			t.Run(shell+", "+name, func(t *testing.T) {
 				tmp := t.TempDir()
-				greet := "echo welcome; printf 'to this host'; echo motd >&2; TMPDIR=" + tmp + " exec " + shell
+				greet := "echo welcome; printf 'to this host'; echo motd >&2; umask 026; TMPDIR=" + tmp + " exec " + shell
 				words := []string{"sh", "-c", greet, "h"}
 				p, err := OpenProgram()
 				require.NoError(t, err)
@@ -97,6 +98,7 @@ func TestSession(t *testing.T) {
 				<-s.Done()
 				require.Equal(t, Ending{Status: 3, Joined: true, Started: true}, s.Ending())
 				require.Contains(t, out.String(), "h: b c \"x\" secret \n")
+				require.Contains(t, out.String(), "h: 0026\n")
 				require.Contains(t, out.String(), "h: no end\n")
 				require.Equal(t, "h: oops\n", errs.String())
 				left, err := filepath.Glob(tmp + "/*")
