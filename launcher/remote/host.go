@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -60,6 +61,7 @@ type Session struct {
 	closing sync.Once
 	closed  chan struct{}
 	done    chan struct{}
+	told    atomic.Pointer[Ending] // by the agent
 	end     Ending
 }
 
@@ -154,7 +156,9 @@ func (s *Session) follow(stdout, stderr io.ReadCloser) {
 		select {
 		case h = <-said:
 		case <-time.After(closeTime): // whoever is to read what is printed does not
-			h.end.Started = s.Running()
+			if h.end.Started = s.Running(); s.told.Load() != nil {
+				h = heard{end: *s.told.Load()}
+			}
 			_ = errors.Join(stdout.Close(), stderr.Close())
 		}
 	}
@@ -192,6 +196,9 @@ func (s *Session) listen(stdout, stderr io.ReadCloser) (h heard) {
 		close(s.ready)
 		h.end.Started = true
 		h.end.Status, h.end.Joined, h.err = s.output(r)
+		if told := h.end; h.err == nil {
+			s.told.Store(&told)
+		}
 	}
 	_ = s.stdin.Close()
 	hurry := time.AfterFunc(closeTime, func() {

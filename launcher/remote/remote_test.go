@@ -234,6 +234,21 @@ func TestSessionWithoutAReader(t *testing.T) {
 	require.ErrorContains(t, s.Ending().Failure, "the connection is lost")
 }
 
+// Nobody reads the errors that are printed: it is known all the same how the launcher has ended.
+func TestSessionWithoutAReaderOfErrors(t *testing.T) {
+	t.Parallel()
+	p, err := OpenProgram()
+	require.NoError(t, err)
+	defer p.Close()
+	w := stuck{entered: make(chan struct{}, 100), release: make(chan struct{})}
+	defer close(w.release)
+	s, err := Start(Target{Name: "h", Program: p, Out: NewPrinter(io.Discard), Err: NewPrinter(w), Memo: Memo{
+		Name: "launcher", Args: []string{"JOINED;echo oops >&2; exit 3"}, Dir: "/"}})
+	require.NoError(t, err)
+	<-s.Done()
+	require.Equal(t, Ending{Status: 3, Joined: true, Started: true}, s.Ending())
+}
+
 func TestNoDirectoryThere(t *testing.T) {
 	t.Parallel()
 	p, err := OpenProgram()
