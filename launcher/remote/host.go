@@ -303,13 +303,20 @@ func refused(said string) error {
 // maxGreeting bounds what a login shell may print before it executes anything, in bytes.
 const maxGreeting = 1 << 20
 
-// output prints what the launcher prints, until its agent says that it has ended.
+// output prints what the launcher prints, until its agent says that it has ended. The end of a part of a line waits for
+// the next one: the agent's line may begin in it.
 func (s *Session) output(r *bufio.Reader) (status int, knew bool, err error) {
 	p := s.to.Out.of(s.to.Name)
 	defer p.close()
+	held := ""
 	for {
-		line, err := r.ReadSlice('\n')
-		before, status, at, found := parseEnding(s.mark, string(line))
+		text, err := r.ReadSlice('\n')
+		line := held + string(text)
+		before, status, at, found := parseEnding(s.mark, line)
+		if held = ""; !found && err == bufio.ErrBufferFull {
+			before = line[:max(0, len(line)-len(ending(s.mark, 255, ended)))]
+			held = line[len(before):]
+		}
 		p.add(before)
 		if found {
 			return status, at != alone, nil

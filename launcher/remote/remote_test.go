@@ -117,6 +117,29 @@ func TestSessionOfThisHost(t *testing.T) {
 	require.Empty(t, out.String())
 }
 
+// The agent's line is found wherever a read ends.
+func TestSessionFindsTheEnd(t *testing.T) {
+	t.Parallel()
+	mark := "dlrover-remote-0123456789abcdef01234567"
+	last := ending(mark, 137, joined)
+	for _, before := range []int{buffered, 2 * buffered, chunk} {
+		for n := before - 2*len(last); n < before+2; n++ {
+			var out bytes.Buffer
+			s := &Session{to: Target{Name: "h", Out: NewPrinter(&out)}, mark: mark}
+			text := strings.Repeat("x", n)
+			status, knew, err := s.output(bufio.NewReaderSize(strings.NewReader(text+last), buffered))
+			require.NoError(t, err, n)
+			require.Equal(t, 137, status, n)
+			require.True(t, knew, n)
+			require.Equal(t, text, strings.NewReplacer("h: ", "", "\n", "").Replace(out.String()), n)
+			out.Reset()
+			_, _, err = s.output(bufio.NewReaderSize(strings.NewReader(text), buffered))
+			require.ErrorIs(t, err, io.EOF)
+			require.Equal(t, text, strings.NewReplacer("h: ", "", "\n", "").Replace(out.String()), n)
+		}
+	}
+}
+
 // Signals come through, and the end of the remote shell is the launcher's end.
 func TestSessionPassesSignals(t *testing.T) {
 	t.Parallel()
