@@ -21,6 +21,10 @@ const (
 	silence = 90 * time.Second
 )
 
+// sameSignal is how far apart a signal may come to a starter's own host both ways, and is one: systemd, for one,
+// signals every process of a unit.
+const sameSignal = 5 * time.Second
+
 // Main is the program called with Argument and words behind it. It returns the exit status.
 func Main(words []string) int {
 	if len(words) == 1 && words[0] == asAgent {
@@ -80,7 +84,7 @@ func (m *Memo) run(r *bufio.Reader) (status int, s stage) {
 		close(done)
 	}()
 	a := agent{launcher: cmd.Process, handed: handed, grace: m.Grace, drain: m.Drain, done: done,
-		signals: signals, orders: orders(r)}
+		signals: signals, orders: orders(r), passed: map[came]time.Time{}}
 	a.follow()
 	return exitStatus(cmd.ProcessState.Sys().(syscall.WaitStatus)), stageOf(handed)
 }
@@ -129,6 +133,13 @@ type agent struct {
 	done     <-chan struct{}
 	signals  <-chan os.Signal
 	orders   <-chan order
+	passed   map[came]time.Time
+}
+
+// came is a signal, and the way it came.
+type came struct {
+	signal  syscall.Signal
+	ordered bool
 }
 
 // follow returns once the launcher has ended.
@@ -140,7 +151,7 @@ func (a *agent) follow() {
 		case <-a.done:
 			return
 		case s := <-a.signals:
-			_ = a.launcher.Signal(s)
+			a.pass(came{s.(syscall.Signal), false})
 		case o, open := <-a.orders:
 			if !open {
 				a.end()
@@ -158,10 +169,22 @@ func (a *agent) follow() {
 func (a *agent) obey(o order) {
 	switch {
 	case o.leave && stageOf(a.handed) != ended: // a further signal would cut its end short
-		_ = a.launcher.Signal(syscall.SIGTERM)
+		a.pass(came{syscall.SIGTERM, true})
 	case o.signal != 0:
-		_ = a.launcher.Signal(o.signal)
+		a.pass(came{o.signal, true})
 	}
+}
+
+// pass signals the launcher, unless the same signal has just come the other way.
+func (a *agent) pass(c came) {
+	other := came{c.signal, !c.ordered}
+	at, is := a.passed[other]
+	delete(a.passed, other)
+	if is && time.Since(at) < sameSignal {
+		return
+	}
+	a.passed[c] = time.Now()
+	_ = a.launcher.Signal(c.signal)
 }
 
 // end ends a launcher that nobody wants any more. One whose run is over ends by itself: SIGTERM would cut its last
@@ -180,7 +203,7 @@ func (a *agent) end() {
 		case <-a.done:
 			return
 		case s := <-a.signals:
-			_ = a.launcher.Signal(s)
+			a.pass(came{s.(syscall.Signal), false})
 		case <-late.C:
 			_ = a.launcher.Kill()
 			<-a.done

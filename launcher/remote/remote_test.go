@@ -168,6 +168,29 @@ func TestSessionPassesSignals(t *testing.T) {
 	}
 }
 
+// A signal to every process of a unit comes to the agent twice, and is one; a second one is a second.
+func TestAgentCountsSignals(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("sleep", "60")
+	require.NoError(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	a := agent{launcher: cmd.Process, passed: map[came]time.Time{}}
+	for i, c := range []struct{ ordered, passes bool }{
+		{true, true}, {false, false}, {false, true}, {true, false}, {true, true}, {true, true},
+		{false, false}, {false, true},
+	} {
+		this := came{syscall.SIGURG, c.ordered} // does nothing
+		delete(a.passed, this)
+		a.pass(this)
+		_, passes := a.passed[this]
+		require.Equal(t, c.passes, passes, i)
+	}
+	a.passed[came{syscall.SIGTERM, true}] = time.Now().Add(-sameSignal)
+	a.pass(came{syscall.SIGTERM, false})
+	require.Error(t, cmd.Wait(), "a signal that came long ago is another one")
+	require.Equal(t, syscall.SIGTERM, cmd.ProcessState.Sys().(syscall.WaitStatus).Signal())
+}
+
 // A launcher that writes its last checkpoints gets time, and no signal, when its starter is gone.
 func TestSessionLeavesTheLastCheckpointsTime(t *testing.T) {
 	t.Parallel()
