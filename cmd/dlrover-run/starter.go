@@ -238,12 +238,32 @@ func (s *starter) await(signals <-chan os.Signal) {
 		s.sayTheEnd()
 		s.endAll()
 	case <-s.late:
+		s.say(slog.LevelError, "%s", s.leftBehind())
 		for _, session := range s.sessions {
 			if session != nil {
 				session.Close()
 			}
 		}
 	}
+}
+
+// maxLeftBehind is how many hosts are named.
+const maxLeftBehind = 10
+
+// leftBehind says which hosts the starter gives up.
+func (s *starter) leftBehind() string {
+	var names []string
+	for host, session := range s.sessions {
+		if session != nil {
+			names = append(names, s.job.Hosts[host])
+		}
+	}
+	more := ""
+	if n := len(names) - maxLeftBehind; n > 0 {
+		names, more = names[:maxLeftBehind], fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("these hosts have not ended in time, and are cut off: %s%s; see what still runs there",
+		strings.Join(names, ", "), more)
 }
 
 // pass gives a signal to all launchers. One that ends the job ends the sessions that have no launcher yet.

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/remote"
 )
 
@@ -479,6 +480,21 @@ func TestStarterWaitsForTheEnd(t *testing.T) {
 	s.pass(syscall.SIGTERM)
 	s.endAll()
 	require.Equal(t, at, s.until)
+}
+
+// Whoever does not end is named.
+func TestStarterNamesWhomItGivesUp(t *testing.T) {
+	t.Parallel()
+	s := &starter{job: &native.Remote{}}
+	for i := range 14 {
+		s.job.Hosts = append(s.job.Hosts, fmt.Sprintf("h%d", i))
+		s.sessions = append(s.sessions, &remote.Session{})
+	}
+	s.sessions[1] = nil
+	require.Equal(t, "these hosts have not ended in time, and are cut off: h0, h2, h3, h4, h5, h6, h7, h8, h9, h10 and 3 "+
+		"more; see what still runs there", s.leftBehind())
+	clear(s.sessions[3:])
+	require.Contains(t, s.leftBehind(), "cut off: h0, h2; see")
 }
 
 // The checkpoint daemon of a launcher that was killed writes on when the starter ends.
