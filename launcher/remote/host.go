@@ -182,6 +182,7 @@ type heard struct {
 	end  Ending
 	err  error // nil: the agent has told how the launcher ended
 	late bool  // before there was an agent
+	sent bool  // the program was asked for
 }
 
 // listen reads both streams to their ends.
@@ -190,7 +191,7 @@ func (s *Session) listen(stdout, stderr io.ReadCloser) (h heard) {
 	streams.Go(func() { s.errors(stderr) })
 	slow := time.AfterFunc(helloTime, s.Close)
 	r := bufio.NewReaderSize(stdout, buffered)
-	h.err = s.greet(r, slow)
+	h.sent, h.err = s.greet(r, slow)
 	h.late = !slow.Stop()
 	if h.err == nil {
 		close(s.ready)
@@ -231,8 +232,11 @@ func (s *Session) why(h heard, wait error) error {
 	switch {
 	case errors.As(h.err, new(*refusal)):
 		return h.err
+	case h.late && h.sent:
+		return fmt.Errorf("the program could not be sent there within %s: install it there, at a place in PATH", sendTime)
 	case h.late:
-		return fmt.Errorf("%s has executed nothing within %s", s.shell(), helloTime)
+		return fmt.Errorf("%s has executed nothing there within %s: see that the host answers, and what its login shell "+
+			"waits for", s.shell(), helloTime)
 	}
 	return explain(s.to.Name, s.shell(), s.to.SSH, status(wait), s.said.String())
 }
@@ -251,32 +255,33 @@ type refusal struct{ text string }
 func (r *refusal) Error() string { return r.text }
 
 // greet comes to an agent that has its memo.
-func (s *Session) greet(r *bufio.Reader, slow *time.Timer) error {
+func (s *Session) greet(r *bufio.Reader, slow *time.Timer) (sent bool, err error) {
 	if s.to.Shell != nil {
 		directory, err := randomText()
 		if err != nil {
-			return err
+			return false, err
 		}
 		s.in.text([]byte(Script(s.to.Program, "dlrover-run-"+directory)))
 	}
 	for skipped := 0; skipped < maxGreeting; {
 		line, err := r.ReadSlice('\n')
 		if err != nil && err != bufio.ErrBufferFull {
-			return err
+			return sent, err
 		}
 		skipped += len(line)
 		switch said, is := strings.CutPrefix(strings.TrimRight(string(line), "\r\n"), head); {
 		case !is:
 		case said == sayReady:
-			return s.brief()
+			return sent, s.brief()
 		case said == saySend:
+			sent = true
 			slow.Reset(sendTime)
 			s.in.program(s.to.Program)
 		default:
-			return refused(said)
+			return sent, refused(said)
 		}
 	}
-	return &refusal{"the remote shell prints without end before it executes anything"}
+	return sent, &refusal{"the remote shell prints without end before it executes anything"}
 }
 
 // brief gives the agent its memo.

@@ -254,6 +254,27 @@ func TestSessionsThatFail(t *testing.T) {
 	require.Error(t, err)
 }
 
+// A host that is too slow is told which wait is over.
+func TestSessionSaysWhatTookTooLong(t *testing.T) {
+	t.Parallel()
+	p, err := OpenProgram()
+	require.NoError(t, err)
+	defer p.Close()
+	for said, want := range map[string]string{
+		"":                                "ssh has executed nothing there within 2m0s",
+		"welcome\n":                       "ssh has executed nothing there within 2m0s",
+		"\ndlrover-remote: send\npart of": "the program could not be sent there within 10m0s: install it",
+	} {
+		s := &Session{to: Target{Shell: []string{"ssh"}, Program: p}, in: newWriter(io.Discard), said: &tail{}}
+		slow := time.NewTimer(time.Hour)
+		h := heard{late: true}
+		h.sent, h.err = s.greet(bufio.NewReader(strings.NewReader(said)), slow)
+		s.in.close()
+		slow.Stop()
+		require.ErrorContains(t, s.why(h, nil), want)
+	}
+}
+
 // stuck is a file that nobody reads.
 type stuck struct{ entered, release chan struct{} }
 
