@@ -57,7 +57,8 @@ type Session struct {
 	stdin io.Closer
 	said  *tail // on the standard error before there was an agent
 
-	ready   chan struct{} // closed once there is an agent
+	speaks  atomic.Bool   // the agent, or its launcher: standard error is theirs
+	ready   chan struct{} // closed once the agent has its memo, which orders follow
 	closing sync.Once
 	closed  chan struct{}
 	done    chan struct{}
@@ -290,6 +291,7 @@ func (s *Session) brief() error {
 	if err != nil {
 		return &refusal{err.Error()}
 	}
+	s.speaks.Store(true) // the launcher may print before this goes on
 	s.in.text(text)
 	s.in.beat()
 	return nil
@@ -343,10 +345,9 @@ func (s *Session) errors(stderr io.Reader) {
 	r := bufio.NewReaderSize(stderr, buffered)
 	for {
 		line, err := r.ReadSlice('\n')
-		select {
-		case <-s.ready:
+		if s.speaks.Load() {
 			p.add(string(line))
-		default:
+		} else {
 			s.said.add(string(line))
 		}
 		if err != nil && err != bufio.ErrBufferFull {

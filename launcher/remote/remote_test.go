@@ -275,6 +275,29 @@ func TestSessionSaysWhatTookTooLong(t *testing.T) {
 	}
 }
 
+// watched is what an agent reads.
+type watched struct {
+	*Session
+	early chan bool
+}
+
+func (w watched) Write(p []byte) (int, error) {
+	w.early <- w.speaks.Load()
+	return len(p), nil
+}
+
+// What a launcher prints first is printed, however fast it is.
+func TestSessionPrintsTheFirstErrors(t *testing.T) {
+	t.Parallel()
+	s := &Session{ready: make(chan struct{})}
+	w := watched{s, make(chan bool, 1)}
+	s.in = newWriter(w)
+	defer s.in.close()
+	require.NoError(t, s.brief())
+	require.True(t, <-w.early, "the memo is sent before standard error is the launcher's")
+	require.False(t, s.Running(), "an order may precede the memo")
+}
+
 // stuck is a file that nobody reads.
 type stuck struct{ entered, release chan struct{} }
 
