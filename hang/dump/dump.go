@@ -58,6 +58,7 @@ const (
 	maxAnswer  = 8 << 20
 	askedAtOne = 4               // requests at a time; more wait
 	sendTime   = 5 * time.Second // for a request to arrive, or an answer to leave
+	closeTime  = 2 * time.Second // for what is being answered to end
 )
 
 // socket is the name of a launcher's, in a directory hang-<anything>.
@@ -88,11 +89,19 @@ func Serve(dir string, answer func(context.Context, Request) Answer) (*Server, e
 	return s, nil
 }
 
-// Close returns when nothing is answered any more.
+// Close returns when nothing is answered any more, or cannot be stopped: a file system may hang.
 func (s *Server) Close() error {
 	s.stop()
 	err := s.l.Close()
-	s.wg.Wait()
+	done := make(chan struct{})
+	go func() {
+		s.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeTime):
+	}
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -68,6 +69,26 @@ func TestALauncherThatEnds(t *testing.T) {
 	go func() { <-began; _ = s.Close() }()
 	_, err := Ask(t.Context(), path, Request{})
 	require.ErrorContains(t, err, "the launcher has ended meanwhile")
+}
+
+// The storage that a dump goes to may hang: the launcher ends all the same.
+func TestAnAnswerThatHangs(t *testing.T) {
+	began, release, closed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	path, s := served(t, func(context.Context, Request) Answer {
+		close(began)
+		<-release
+		return Answer{}
+	})
+	defer close(release)
+	go func() { _, _ = Ask(t.Context(), path, Request{}) }()
+	<-began
+	go func() { closed <- s.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		t.Fatal("it waits for the answer")
+	}
 }
 
 func TestWhatIsNoRequest(t *testing.T) {
