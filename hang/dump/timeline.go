@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"dlrover-run/hang"
@@ -26,8 +27,12 @@ const (
 	lookEvery = 50 * time.Millisecond
 )
 
-// begun is the bit of the page's word by which a worker says that it records.
-const begun = 1 << 63
+// What the page's word says beside which request is wanted.
+const (
+	begun = 1 << 63 // the bit by which a worker says that it records
+	// stop ends what is recorded. It is not 0, at which a worker does not look: it may begin just now.
+	stop = 1
+)
 
 // result is what a worker says of a timeline.
 type result struct {
@@ -64,12 +69,17 @@ type timeline struct {
 	word          uint64
 }
 
+// asking holds off a second request between the look at the word and its change.
+var asking sync.Mutex
+
 // ask leaves the request, and then the word by which the worker sees it at the end of its next step.
 func (t *timeline) ask(steps int, to string) error {
+	asking.Lock()
+	defer asking.Unlock()
 	switch word, err := t.wanted(); {
 	case err != nil:
 		return err
-	case word != 0:
+	case word != 0 && word != stop:
 		return errors.New("another timeline of this worker is wanted, or being recorded")
 	}
 	body, err := json.Marshal(map[string]any{"path": to, "steps": steps})
@@ -107,10 +117,10 @@ func (t *timeline) put(word uint64) error {
 	return errors.Join(err, f.Close())
 }
 
-// withdraw takes the request back if the worker has not seen it.
+// withdraw takes the request back, or ends what the worker records for it.
 func (t *timeline) withdraw() {
-	if word, err := t.wanted(); err == nil && word == t.word {
-		_ = t.put(0)
+	if word, err := t.wanted(); err == nil && word&^begun == t.word {
+		_ = t.put(stop)
 	}
 }
 

@@ -17,7 +17,7 @@ MAGIC = b"DLRHANG1"
 
 # The words of a page, of 8 bytes each. A store into one is one aligned store of the processor.
 PID, START, RANK, WORLD_SIZE, LOCAL, CREATED, HEARTBEAT, STEPS, LAST_STEP, PHASE, SPANS, THREAD, WANTED = range(1, 14)
-BEGUN = 1 << 63  # in WANTED
+BEGUN, STOP = 1 << 63, 1  # in WANTED
 GROUPS, GROUP_SLOTS = 16, 48
 STEP_RING, STEP_SLOTS = 160, 192
 SPAN_RING, SPAN_SLOTS = 352, 80

@@ -12,13 +12,15 @@ import json
 import os
 import sys
 import traceback
-from _thread import get_ident
+from _thread import _local, get_ident
+from time import monotonic
 from typing import Any, Callable, Dict, List, Optional
 
-from .page import BEGUN, WANTED
+from .page import BEGUN, STOP, WANTED
 
 _GUARDED = ("_prepare_profiler", "_enable_profiler")  # what begins, in torch.autograd.profiler
 _MOST = 100  # steps
+_LONGEST = 9 * 60  # seconds, which is less than who wants it waits
 
 _running: Optional["_Recording"] = None
 
@@ -31,11 +33,11 @@ def step(words: memoryview, path: str) -> None:
     try:
         if _running is not None:
             _running.step()
-        elif word & BEGUN:
-            words[WANTED] = 0  # that was another process
+        elif word & BEGUN or word == STOP:
+            words[WANTED] = 0  # that was another process, or is over
         else:
-            words[WANTED] = word | BEGUN
             _running = _Recording(words, word, path)
+            words[WANTED] = word | BEGUN
             _running.begin()
     except Exception as e:
         if _running is not None:
@@ -49,17 +51,18 @@ def step(words: memoryview, path: str) -> None:
 
 def end() -> None:
     """The interpreter ends: what was recorded counts."""
-    try:
-        if _running is not None and _running.thread == get_ident():
-            _running.finish("the process has ended")
-    except Exception:
-        pass
+    _cut("the process has ended")
 
 
 def _before_fork() -> None:
+    _cut("the process has forked")
+
+
+def _cut(why: str) -> None:
+    """Ends what this thread records."""
     try:
         if _running is not None and _running.thread == get_ident():
-            _running.finish("the process has forked")
+            _running.finish(why)
     except Exception:
         forget()
 
@@ -75,6 +78,20 @@ def forget() -> None:
         _running = None
 
 
+_kept = _local()  # by each thread
+
+
+class _Goes:
+    """With the thread that keeps it: nobody else can stop what that records."""
+
+    def __init__(self, recording: "_Recording") -> None:
+        self._recording = recording
+
+    def __del__(self) -> None:
+        if self._recording is _running:
+            _cut("the thread that was recorded has ended")
+
+
 class _Recording:
     """From begin() to end()."""
 
@@ -86,11 +103,12 @@ class _Recording:
         self._request = path
         self._to = ""
         self._left = self._steps = 0
+        self._until = monotonic() + _LONGEST
         self._profile: Any = None
         self._records = self._starts = False
         self._autograd: Any = None
         self._guarded: Dict[str, Any] = {}
-        self._lost = ""  # why it cannot go on, as another thread than ours has found out
+        self._lost = ""  # why there can be none, as another thread than ours or another process has found out
 
     def begin(self) -> None:
         with open(self._request, encoding="utf-8") as f:
@@ -103,6 +121,7 @@ class _Recording:
             raise Refused("the job's own profiler runs")
         self._profile = profiler._KinetoProfile(activities=_activities(profiler))
         self._guard(autograd)
+        _kept.goes = _Goes(self)
         self._records = self._starts = True
         self._profile.start()
         self._starts = False
@@ -112,8 +131,11 @@ class _Recording:
             return
         self._steps += 1
         self._left -= 1
-        if self._lost or not self._left:
-            self.finish()
+        if self._words[WANTED] != self._word | BEGUN:
+            self._lost = self._lost or "nobody waits for it any more"
+        late = monotonic() > self._until
+        if self._lost or late or not self._left:
+            self.finish("it has taken too long" if late and self._left else "")
 
     def finish(self, why: str = "") -> None:
         """Writes what there is. why: not all that was wanted."""
@@ -142,6 +164,7 @@ class _Recording:
                 self._profile.stop()
         except Exception:
             pass  # it has not begun, then
+        self._profile = None
         self.release()
         try:
             new = "%s.%d.new" % (self._request, os.getpid())
@@ -150,7 +173,8 @@ class _Recording:
             os.replace(new, self._request + ".done")
         except OSError:
             pass  # who waits for it hears by the word that it has ended
-        self._words[WANTED] = 0
+        if self._words[WANTED] in (self._word | BEGUN, STOP):  # no other one is wanted yet
+            self._words[WANTED] = 0
 
     def _guard(self, autograd: Any) -> None:
         self._autograd = autograd

@@ -429,6 +429,43 @@ class Timelines(Torch):
     assert done() == (1, True, "")
 """)
 
+    def test_it_ends_without_all_steps(self):
+        self.recorded("""
+    import threading
+    def put(n):
+        with open(pages + "/l0.page", "r+b") as f:
+            f.seek(104)
+            f.write(struct.pack("<Q", n))
+    put(1)
+    steps(1)
+    assert word() == 0, "nothing ran"
+    want(50)
+    steps(2)
+    put(1)
+    steps(1)
+    assert done() == (2, False, "nobody waits for it any more")
+    assert not os.path.exists(out) and not torch.autograd._profiler_enabled()
+    want(50)
+    steps(2)
+    put(78)  # who withdrew it wants another one
+    steps(1)
+    assert word() == 78, word()
+    want(50)
+    steps(1)
+    from _dlrover_hang import timeline
+    timeline._running._until = 0
+    steps(1)
+    assert done() == (1, True, "it has taken too long")
+    want(50)
+    t = threading.Thread(target=steps, args=(3,))
+    t.start()
+    t.join()
+    assert done() == (2, True, "the thread that was recorded has ended")
+    want(1)
+    steps(2)
+    assert done() == (1, True, "")
+""")
+
     def test_the_end_of_the_job(self):
         self.recorded("""
     want(50)
