@@ -65,8 +65,11 @@ def step() -> None:
         process.unless_ours(e)
         return
     if words[WANTED]:
-        from . import timeline
-
+        try:
+            from . import timeline
+        except Exception:  # the launcher that has put us there may be gone
+            words[WANTED] = 0
+            return
         timeline.step(words, _timeline)
 
 

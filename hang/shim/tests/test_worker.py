@@ -209,6 +209,27 @@ class Claims(Worker):
         """)
         os.mkdir(self.pages)
 
+    def test_the_tree_goes(self):
+        """Somebody wants a timeline of a worker whose launcher has gone: nothing comes of it."""
+        self.run_code("""
+            import shutil, tempfile
+            tree = tempfile.mkdtemp()
+            shutil.copytree(os.path.dirname(sys.modules["_dlrover_hang"].__file__), tree + "/_dlrover_hang")
+            sys.modules["_dlrover_hang"].__path__[:] = [tree + "/_dlrover_hang"]
+            import struct, torch
+            o = torch.optim.Optimizer()
+            o.step()
+            shutil.rmtree(tree)
+            with open(os.environ["DLROVER_HANG_DIR"] + "/l0.page", "r+b") as f:
+                f.seek(104)
+                f.write(struct.pack("<Q", 77))
+                f.flush()
+                o.step()
+                f.seek(104)
+                assert f.read(8) == bytes(8)
+            assert page().steps == 2
+        """)
+
     def test_no_room(self):
         """A page is written before it is mapped: no signal later."""
         self.run_code("""
