@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -103,6 +105,26 @@ func TestTimelineIsWithdrawn(t *testing.T) {
 		require.ErrorContains(t, <-err, "its steps have not ended")
 		word, _ := w.wanted()
 		require.EqualValues(t, stop, word)
+	}
+}
+
+// Of two who ask at once, one is refused.
+func TestTimelinesAreAskedForAtOnce(t *testing.T) {
+	w, _ := newWorker(t)
+	for range 20 {
+		var asked atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				mine := &timeline{page: w.page, request: w.request, word: uint64(100 + i)}
+				if mine.ask(1, "/x") == nil {
+					asked.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		require.EqualValues(t, 1, asked.Load())
+		require.NoError(t, w.put(0))
 	}
 }
 

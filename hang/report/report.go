@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"dlrover-run/hang"
@@ -292,10 +293,13 @@ func (c Case) WritePicture(w io.Writer, native bool) error {
 	return flame.SVG(w, p)
 }
 
+// created counts files, of which several with one name may be written at a time.
+var created atomic.Uint64
+
 // create writes a file, which has its name when all of it is there.
 func create(in *os.Root, name string, write func(io.Writer) error) (err error) {
-	staged := "." + name + "." + strconv.Itoa(os.Getpid())
-	_ = in.Remove(staged)
+	staged := fmt.Sprintf(".%s.%d.%d", name, os.Getpid(), created.Add(1))
+	_ = in.Remove(staged) // of a process that had this pid
 	f, err := in.OpenFile(staged, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +25,29 @@ func frames(words ...string) (out []hang.Frame) {
 		out = append(out, hang.Frame{Func: w, File: "/job/train.py", Line: 10 + i})
 	}
 	return out
+}
+
+// A dump that is asked for, another one and that of a verdict may write the same files.
+func TestStacktracesAreWrittenAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	files := map[string][]byte{}
+	for i := range 8 {
+		files[fmt.Sprintf("0000%d-00008.stacktrace", i)] = bytes.Repeat([]byte("x"), 1<<16)
+	}
+	errs := make([]error, 16)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			for range 5 {
+				errs[i] = errors.Join(errs[i], WriteStacktraces(dir, files))
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, errors.Join(errs...))
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, len(files))
 }
 
 // stuck is a case of four ranks: 2 sleeps, 3 is silent.
