@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -82,6 +83,21 @@ func TestDumpDriverOfTwoJobsWithTheSameNames(t *testing.T) {
 	require.Equal(t, 1, code)
 	require.Contains(t, log, "have the same name, 70000-70002.stacktrace: choose by --pid")
 	require.Empty(t, *got)
+}
+
+// A launcher that is stopped holds nobody up for long.
+func TestDumpDriverOfALauncherThatIsSilent(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "hang-x")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	path := filepath.Join(dir, "dump")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	defer l.Close()
+	got := launchers(t, dump.Answer{Run: "a", World: 70002, Workers: []dump.Worker{{Rank: 70000, PID: 5}}})
+	code, _, log := drive(t, "--world-size=70002")
+	require.Zero(t, code, log)
+	require.Contains(t, log, "the launcher at "+path+" has not answered for 5s: ")
+	require.Len(t, *got, 1)
 }
 
 func TestWrongUsesOfTheDumpDriver(t *testing.T) {

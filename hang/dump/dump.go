@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"dlrover-run/internal/openfile"
 )
 
@@ -182,7 +184,8 @@ func sockets(table string) (paths []string) {
 	return slices.Compact(paths) // a connection has the name of its listener
 }
 
-// Ask asks one launcher. Answer.Error is not looked at.
+// Ask asks one launcher, which has to be this user's; root asks those of the users who have the directories. Anybody
+// may have made a socket that Find returns. Answer.Error is not looked at.
 func Ask(ctx context.Context, path string, r Request) (a Answer, err error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", path)
@@ -190,6 +193,9 @@ func Ask(ctx context.Context, path string, r Request) (a Answer, err error) {
 		return a, err
 	}
 	defer c.Close()
+	if err := trusted(c, path); err != nil {
+		return a, err
+	}
 	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
 	body, err := json.Marshal(r)
 	if err == nil {
@@ -206,6 +212,33 @@ func Ask(ctx context.Context, path string, r Request) (a Answer, err error) {
 		return a, errors.New("the launcher has ended meanwhile")
 	}
 	return a, err
+}
+
+// trusted looks at who listens.
+func trusted(c net.Conn, path string) error {
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var inner error
+	if err := raw.Control(func(fd uintptr) {
+		peer, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || inner != nil {
+		return errors.Join(err, inner)
+	}
+	me := os.Geteuid()
+	if int(peer.Uid) == me {
+		return nil
+	}
+	var dir unix.Stat_t
+	if err := unix.Lstat(filepath.Dir(path), &dir); err != nil {
+		return err
+	}
+	if me == 0 && peer.Uid == dir.Uid {
+		return nil
+	}
+	return fmt.Errorf("uid %d listens at %s", peer.Uid, path)
 }
 
 // Gone says that the launcher of a socket has ended since it was found.

@@ -2,10 +2,13 @@ package dump
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -89,6 +92,42 @@ func TestAnAnswerThatHangs(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("it waits for the answer")
 	}
+}
+
+// A socket may be anybody's.
+func TestWhoListens(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: WHO LISTENS AT A SOCKET IS NOT TESTED: it takes root")
+	}
+	path, s := served(t, func(context.Context, Request) Answer { return Answer{Run: "j"} })
+	const other = 65534
+	listenAs(t, s, other)
+	_, err := Ask(t.Context(), path, Request{})
+	require.ErrorContains(t, err, "uid 65534 listens at "+path)
+	require.NoError(t, os.Chown(filepath.Dir(path), other, other))
+	a, err := Ask(t.Context(), path, Request{})
+	require.NoError(t, err, "root asks the launchers of other users")
+	require.Equal(t, "j", a.Run)
+}
+
+// listenAs makes the listener another user's: the kernel notes who has called listen.
+func listenAs(t *testing.T, s *Server, uid uintptr) {
+	t.Helper()
+	raw, err := s.l.SyscallConn()
+	require.NoError(t, err)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // which ends with this goroutine, and its user
+		const same = ^uintptr(0)
+		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, same, uid, same); e != 0 {
+			done <- e
+			return
+		}
+		var inner error
+		err := raw.Control(func(fd uintptr) { inner = syscall.Listen(int(fd), 8) })
+		done <- errors.Join(err, inner)
+	}()
+	require.NoError(t, <-done)
 }
 
 func TestWhatIsNoRequest(t *testing.T) {
