@@ -13,6 +13,7 @@ const (
 	dlroverName     = "dlrover"
 	kubeflowName    = "kubeflow"
 	volcanoName     = "volcano"
+	mpiName         = "mpi"
 	statefulSetName = "statefulset"
 )
 

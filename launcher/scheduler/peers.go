@@ -26,18 +26,26 @@ func (p Peers) String() string {
 }
 
 // PeersOf finds the nodes of a job of at most nodes that meet at a host: in the list of f, which Detect has read, or of
-// another scheduler, or else by the names that pods have. A machine of Slurm, or one that is no pod, is none of them:
-// other users may run processes there.
+// another scheduler, or else by the names that pods have. A machine of Slurm, or one that is no pod, is none of them
+// but by the lists of SkyPilot and SageMaker: other users may run processes there. So they may where a pod has its
+// machine's network, and with that its name.
 func PeersOf(f Facts, s System, host string, nodes int) Peers {
+	_, pod := s.Env("KUBERNETES_SERVICE_HOST")
 	for _, list := range append([]Facts{f}, lists(s)...) {
-		if slices.ContainsFunc(list.hosts, func(name string) bool { return sameHost(name, host) }) {
+		ofPods := list.Name == volcanoName || list.Name == mpiName
+		if list.lists(host) && (!ofPods || pod && list.lists(s.Host)) {
 			return peers(list.hosts, strings.Join(list.From, ", "))
 		}
 	}
-	if _, pod := s.Env("KUBERNETES_SERVICE_HOST"); !pod {
+	if !pod {
 		return Peers{}
 	}
 	return peers(podNames(strings.ToLower(host), strings.ToLower(s.Host), nodes), "the names of the pods")
+}
+
+// lists: a host is one of those that are listed.
+func (f *Facts) lists(host string) bool {
+	return slices.ContainsFunc(f.hosts, func(name string) bool { return sameHost(name, host) })
 }
 
 // lists are what schedulers say whose variables are there.

@@ -95,6 +95,30 @@ func TestMachinesThatAreCalledLikePodsAreNone(t *testing.T) {
 	require.Empty(t, PeersOf(Facts{}, system("w-0", 0), "w-0", 2))
 }
 
+// Lists of pods count in pods whose network, and so whose name, is their own.
+func TestListsOfPodsElsewhere(t *testing.T) {
+	mpiByAddress := []string{mpiWorker, "POD_IP=10.0.0.5", `/etc/mpi/hostfile:j-worker-0.j.ns.svc\n10.0.0.5\n`}
+	for _, c := range []struct {
+		own, host string
+		vars      []string
+		names     []string // of pods that are served
+	}{
+		{"tj-worker-1", "tj-master-0.tj", vars(volcanoJob), []string{"tj-master-0.tj", "tj-worker-0.tj", "tj-worker-1.tj"}},
+		{"gpu08", "tj-master-0.tj", vars(volcanoJob), nil},
+		{"j-worker-1", "j-worker-0.j.ns.svc", []string{mpiWorker, mpiHosts},
+			[]string{"j-worker-0.j.ns.svc", "j-worker-1.j.ns.svc"}},
+		{"gpu08", "j-worker-0.j.ns.svc", mpiByAddress, nil},
+	} {
+		s := system(c.own, 0, c.vars...)
+		f, err := Detect(Auto, s)
+		require.NoError(t, err)
+		for _, f := range []Facts{f, {}} {
+			require.Equal(t, c.names, PeersOf(f, inPod(s), c.host, 3).Names, c.own)
+			require.Empty(t, PeersOf(f, s, c.host, 3), "no pod")
+		}
+	}
+}
+
 func TestPeersText(t *testing.T) {
 	for n, want := range map[int]string{2: "w-0, w-1", 4: "w-0, w-1, w-2, w-3", 12: "w-0, w-1, w-2 ... w-11 (12 hosts)"} {
 		require.Equal(t, want, PeersOf(Facts{}, inPod(system("w-0", 0)), "w-0", n).String())
