@@ -256,8 +256,11 @@ func (p *Peers) resolve(ctx context.Context, i int) {
 	}
 	h.addrs = nil
 	for _, a := range addrs {
-		h.addrs = append(h.addrs, bareAddr(a))
-		p.at[bareAddr(a)] = i
+		a = bareAddr(a)
+		h.addrs = append(h.addrs, a)
+		if j, known := p.at[a]; !known || !p.hosts[j].fixed {
+			p.at[a] = i
+		}
 	}
 }
 

@@ -141,6 +141,18 @@ func TestPeersShareAHost(t *testing.T) {
 	})
 }
 
+// An address that is listed stays, whatever name has had it.
+func TestPeersByAddressStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &names{addrs: map[string]string{"b": "10.0.0.1"}}
+		p, _ := peersOf(t, n, "10.0.0.1", "b")
+		require.ErrorIs(t, p.check("10.0.0.2"), ErrStranger)
+		n.set("b", "10.0.0.2")
+		require.NoError(t, p.check("10.0.0.2"))
+		require.NoError(t, p.check("10.0.0.1"))
+	})
+}
+
 // Strangers, and pods whose names come late, make few lookups, however many come.
 func TestPeersLookUpFewNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
