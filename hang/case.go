@@ -612,7 +612,7 @@ func (c *Case) beginCollection() {
 		c.newFile()
 	}
 	a := c.say(Ask{What: AskStacks, Case: c.file.id})
-	c.collect = collection{ask: a, at: c.now, until: c.now.Add(collectTime), missing: c.world.working()}
+	c.collect = collection{ask: a, at: c.now, until: c.now.Add(collectTime), missing: c.world.Working()}
 	c.dropAt = time.Time{}
 }
 

@@ -46,7 +46,7 @@ func (f *file) expect() {
 	for i, n := range f.world.Nodes {
 		f.nodes[i].answered = n.Slots == 0
 	}
-	f.missing = f.world.working()
+	f.missing = f.world.Working()
 }
 
 func (f *file) heardOf(groupRank int) bool {

@@ -2,6 +2,7 @@ package hang
 
 import (
 	"cmp"
+	"fmt"
 	"iter"
 	"slices"
 	"time"
@@ -46,6 +47,7 @@ func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 	} {
 		if v := rule(); v != nil {
 			v.NoData = c.noData.String()
+			v.unseen(w.Elsewhere)
 			v.Line = line(*v)
 			return *v
 		}
@@ -373,6 +375,19 @@ func (c *court) byThemselves() *Verdict {
 // outside: nobody has a page.
 func (c *court) outside() bool {
 	return !slices.ContainsFunc(c.members, func(m *member) bool { return m.page != nil })
+}
+
+// unseen: so many ranks of the job are not in the world, and may be those that all wait for.
+func (v *Verdict) unseen(ranks int) {
+	if ranks <= 0 {
+		return
+	}
+	why := fmt.Sprintf("nothing is known of %d ranks elsewhere", ranks)
+	if v.Confidence == Low {
+		v.Doubt += ", and " + why
+	}
+	v.doubt(why)
+	v.Elsewhere, v.Certain = ranks, false
 }
 
 // doubt lowers the confidence. The first reason counts.

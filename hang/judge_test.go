@@ -631,3 +631,23 @@ func TestWhoCameToRestIsNotNamedByAnOldStack(t *testing.T) {
 	})
 	require.Equal(t, KindNone, s.judge().Kind)
 }
+
+// Who sees only a part of the ranks does not blame the network alone, and is never sure.
+func TestRanksElsewhere(t *testing.T) {
+	judge := func(s *scene) Verdict {
+		s.world.Elsewhere = 4
+		return Judge(s.world, slices.Values(s.ev), s.store)
+	}
+	all := newScene(1)
+	v := judge(all)
+	require.Equal(t, KindComm, v.Kind)
+	require.Equal(t, Low, v.Confidence)
+	require.Contains(t, v.Line, "ranks 0-1 hung for 16 s: all of them wait in all_reduce #246; a rank elsewhere, "+
+		"the network, a device or a library is stuck (uncertain: nothing is known of 4 ranks elsewhere)")
+
+	v = judge(newScene(2).behind(1, inLoader()).outside())
+	require.Equal(t, "1", v.SuspectRanks().String())
+	require.Contains(t, v.Line, "nothing is known of 4 ranks elsewhere")
+	require.False(t, v.Certain)
+	require.Equal(t, v.Line, v.Aged(v.Age).Line)
+}

@@ -40,8 +40,12 @@ func line(v Verdict) string {
 
 // comm names no suspect.
 func comm(v Verdict) string {
-	return fmt.Sprintf("%s hung%s: all of them wait in %s; the network, a device or a library is stuck",
-		ranksText(ranksIn(v.Waiting).Brief(8)), since(v), orCollective(v)+inGroup(v))
+	stuck := "the network, a device or a library"
+	if v.Elsewhere > 0 {
+		stuck = "a rank elsewhere, " + stuck
+	}
+	return fmt.Sprintf("%s hung%s: all of them wait in %s; %s is stuck", ranksText(ranksIn(v.Waiting).Brief(8)), since(v),
+		orCollective(v)+inGroup(v), stuck)
 }
 
 // fault says what the suspects have done wrong.

@@ -158,8 +158,8 @@ func (w World) Ranks() (s RankSet) {
 	return s
 }
 
-// working is how many nodes have workers.
-func (w World) working() (n int) {
+// Working is how many nodes have workers.
+func (w World) Working() (n int) {
 	for i := range w.Nodes {
 		n += min(w.Nodes[i].Slots, 1)
 	}

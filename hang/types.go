@@ -197,6 +197,8 @@ type FlightEntry struct {
 type World struct {
 	Epoch Epoch       `json:"epoch"`
 	Nodes []WorldNode `json:"nodes"` // by group rank
+	// Elsewhere is how many ranks the job has beside these. Nothing will ever be known of them.
+	Elsewhere int `json:"elsewhere,omitempty"`
 }
 
 // WorldNode is one node of a World: its workers have the ranks from RankBase to RankBase+Slots-1.
@@ -258,9 +260,11 @@ type Verdict struct {
 	// Waiting are the ranks that wait for the suspects, as 0-1,3; In is what they wait in, such as all_reduce #246.
 	Waiting string `json:"waiting,omitempty"`
 	In      string `json:"in,omitempty"`
-	Group   string `json:"group,omitempty"`   // the process group's name, if it is not the default one
-	NoData  string `json:"no_data,omitempty"` // ranks of which nothing is known
-	Phase   Phase  `json:"phase,omitempty"`
+	Group   string `json:"group,omitempty"` // the process group's name, if it is not the default one
+	// Elsewhere is World.Elsewhere.
+	Elsewhere int    `json:"elsewhere,omitempty"`
+	NoData    string `json:"no_data,omitempty"` // ranks of which nothing is known
+	Phase     Phase  `json:"phase,omitempty"`
 	// Deadline is when, counted from the last progress, the verdict may be acted upon; longer for phases that may last.
 	Deadline time.Duration `json:"deadline,omitempty"`
 	// Tell is when, counted likewise, it may be told to people if it is confirmed: never later than Deadline. What may

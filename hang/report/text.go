@@ -136,7 +136,11 @@ type text struct {
 func (t *text) printf(format string, args ...any) { fmt.Fprintf(t.w, format, args...) }
 
 func (t *text) about() {
-	t.printf("\n%s: %d ranks on %d nodes\n", t.At.UTC().Format(time.RFC3339), t.World.Ranks().Len(), len(t.World.Nodes))
+	t.printf("\n%s: %d ranks on %d nodes\n", t.At.UTC().Format(time.RFC3339), t.World.Ranks().Len(),
+		t.World.Working())
+	if n := t.World.Elsewhere; n > 0 {
+		t.printf("not seen: %d ranks of the job, elsewhere\n", n)
+	}
 	if none := t.noData(); len(none) > 0 {
 		t.printf("no data: ranks %s (%d)\n", none.Brief(64), none.Len())
 	}
