@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/guarded"
+	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/hang"
 	"dlrover-run/hang/report"
-	"dlrover-run/internal/duration"
 	"dlrover-run/launcher"
 )
 
@@ -76,11 +76,9 @@ func (r *resolver) hangs() (k hangSettings, err error) {
 		return k, fmt.Errorf("--hang-action=%s: hang detection is off by %s: leave one of them out", k.action, k.why)
 	}
 	if text := r.lookup("XPU_TIMER_HANG_TIMEOUT"); text != "" && k.mode != hangOff {
-		if k.limit, err = duration.Within(text, minHangTimeout, maxHangTimeout); err != nil {
-			return k, fmt.Errorf("$XPU_TIMER_HANG_TIMEOUT: %w", err)
-		}
+		k.limit, err = hangtell.Timeout(text)
 	}
-	return k, nil
+	return k, err
 }
 
 // hangMode is what the user says, or what other options and variables need.
@@ -119,12 +117,6 @@ func (r *resolver) xpuTimer() string {
 	}
 	return ""
 }
-
-// Bounds of XPU_TIMER_HANG_TIMEOUT.
-const (
-	minHangTimeout = time.Second
-	maxHangTimeout = 7 * 24 * time.Hour
-)
 
 // planHang is what --dry-run prints.
 type planHang struct {

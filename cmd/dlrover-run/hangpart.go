@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/cmd/internal/pytree"
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
@@ -39,12 +40,8 @@ var hangShim = pythonTree{
 	what:   "shim of hang detection", loss: "hangs are found from outside only",
 }
 
-// How often the workers are looked at.
-const (
-	firstLook   = 5 * time.Second // nothing is read before
-	lookAuto    = time.Second
-	lookOutside = 5 * time.Second
-)
+// lookAuto is how often workers are looked at that have a shim.
+const lookAuto = time.Second
 
 // hangs is the part of the launcher that observes its workers, and does what the judge of the run asks for.
 type hangs struct {
@@ -62,7 +59,7 @@ type hangs struct {
 	epoch   launcher.Epoch // the newest
 	watcher *watch.Watcher // of its workers; nil before and after
 	heard   uint64         // the newest of the judge's asks
-	told    uint64         // the case of the newest verdict
+	teller  hangtell.Teller
 	present present
 
 	stacktraces stacktraces
@@ -190,7 +187,7 @@ func ending(text string, room int) string {
 func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	cfg := watch.Config{
 		Epoch: hangEpoch(e), Node: h.job.s.node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
-		First: firstLook, Every: lookOutside, Summaries: hang.Summaries(e.Place.GroupWorldSize),
+		First: hangtell.First, Every: hangtell.Look, Summaries: hang.Summaries(e.Place.GroupWorldSize),
 		Pages: h.pages.dir(), Parse: hang.ReadPage, Groups: hang.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
 		Stacks:   h.read, Trace: h.trace, Sockets: storeSockets(e.Place),
@@ -324,33 +321,17 @@ func (h *hangs) hear(a hang.Ask) {
 	case a.What == hang.TellVerdict:
 		h.tellLocked(a)
 	case a.What == hang.TellOver:
-		h.overLocked(a)
+		h.teller.Over(h.log, a)
+		h.metrics.over()
 	case h.watcher != nil && a.Epoch == hangEpoch(h.epoch):
 		h.watcher.Ask(a)
 	}
 }
 
-// overLocked withdraws what was suspected. Most of that was never told to people.
-func (h *hangs) overLocked(a hang.Ask) {
-	level := slog.LevelDebug
-	if a.Case == h.told {
-		level = slog.LevelInfo
-	}
-	h.log.Log(context.Background(), level, "no hang: "+printable.Line(a.Line), "case", a.Case)
-	h.metrics.over()
-}
-
 // tellLocked says the verdict. The node of group rank 0 keeps the evidence, and each one what it has collected for who
 // looks for files of xpu_timer.
 func (h *hangs) tellLocked(a hang.Ask) {
-	attrs := []any{"round", a.Epoch.Round, "epoch", a.Epoch.Epoch, "kind", a.Kind, "confidence", a.Confidence,
-		"action", a.Action}
-	h.told = a.Case
-	level := slog.LevelWarn
-	if a.Counts() {
-		level = slog.LevelError
-	}
-	h.log.Log(context.Background(), level, "hang: "+printable.Line(a.Line), attrs...)
+	h.teller.Verdict(h.log, a)
 	h.metrics.verdict(a)
 	first := h.epoch.Place.GroupRank == 0
 	if a.Again || a.Epoch != hangEpoch(h.epoch) || !first && !h.xpuTimer {
@@ -366,7 +347,7 @@ func (h *hangs) End(e launcher.Ending) {
 		h.writing.Wait()
 		close(done)
 	}()
-	late := time.NewTimer(min(e.Budget, keepTime))
+	late := time.NewTimer(min(e.Budget, hangtell.KeepTime))
 	defer late.Stop()
 	select {
 	case <-done:

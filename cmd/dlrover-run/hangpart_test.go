@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/exposition"
+	"dlrover-run/cmd/internal/hangtell"
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
 	"dlrover-run/hang/pystack"
@@ -271,7 +272,7 @@ func TestOldEvidenceIsRemoved(t *testing.T) {
 	past, err := report.Write(dir, report.Case{Job: "j", At: time.Now().Add(-2 * report.KeepFor)})
 	require.NoError(t, err)
 	h := &hangs{log: slog.New(slog.DiscardHandler), job: &job{s: &settings{runID: "j"}}}
-	h.write(h.directory(), report.Case{Job: "j", At: time.Now()})
+	hangtell.Write(h.log, h.directory(), report.Case{Job: "j", At: time.Now()})
 	left, err := filepath.Glob(filepath.Join(dir, "hang-j-*"))
 	require.NoError(t, err)
 	require.Len(t, left, 1)
