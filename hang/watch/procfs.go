@@ -37,6 +37,7 @@ type stat struct {
 	reaped  time.Duration // of the descendants that it has waited for
 	threads int
 	start   uint64
+	parent  int
 }
 
 var errGone = errors.New("there is no such process")
@@ -120,7 +121,7 @@ func parseStat(b []byte) (s stat, ok bool) {
 		i++
 	}
 	s.cpu, s.reaped = ofTicks(n[10], n[11]), ofTicks(n[12], n[13])
-	s.threads, s.start = int(min(n[16], 1<<30)), n[18]
+	s.parent, s.threads, s.start = int(min(n[0], 1<<30)), int(min(n[16], 1<<30)), n[18]
 	return s, i >= len(n) && s.start > 0
 }
 

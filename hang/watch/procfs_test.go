@@ -19,8 +19,8 @@ func TestStat(t *testing.T) {
 	for _, name := range []string{"python3", "a b", ") R 1 (", "x)\n(", ""} {
 		s, ok := parseStat([]byte(line(name, 'D', 12, 3, 4, 5, 6, 789)))
 		require.True(t, ok, name)
-		require.Equal(t, stat{state: 'D', cpu: 150 * time.Millisecond, reaped: 90 * time.Millisecond, threads: 6, start: 789},
-			s)
+		require.Equal(t, stat{state: 'D', cpu: 150 * time.Millisecond, reaped: 90 * time.Millisecond, threads: 6, start: 789,
+			parent: 1}, s)
 	}
 	for _, bad := range []string{
 		"", "7", "7 (a", "7 (a)", "7 (a) S 1", strings.Repeat(" ", 100), line("a", 'S', 1, 1, 1, 1, 1, 1)[:50],
