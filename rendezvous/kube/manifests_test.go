@@ -9,6 +9,14 @@ import (
 
 // podSpec is what we check of a pod's template.
 type podSpec struct {
+	ShareProcessNamespace bool `yaml:"shareProcessNamespace"`
+	InitContainers        []struct {
+		Command, Args   []string
+		RestartPolicy   string `yaml:"restartPolicy"`
+		SecurityContext struct {
+			RunAsUser *int `yaml:"runAsUser"`
+		} `yaml:"securityContext"`
+	} `yaml:"initContainers"`
 	ServiceAccountName string `yaml:"serviceAccountName"`
 	Automount          *bool  `yaml:"automountServiceAccountToken"`
 	Containers         []struct {
@@ -128,4 +136,16 @@ func TestManifestsOfMasterAndTrainingFitTogether(t *testing.T) {
 		"DLROVER_MASTER_ADDR": "dlrover-master:50001", "DLROVER_TOKEN_FILE": "/etc/dlrover/token",
 		"NODE_NAME": "$spec.nodeName", "POD_NAME": "$metadata.name", "POD_IP": "$status.podIP",
 	}, worker.env())
+}
+
+func TestASidecarSeesTheProcessesOfTorchrun(t *testing.T) {
+	var pod podSpec
+	spec(t, documents(t, "torchrun-pod.yaml"), "Job", &pod, "template", "spec")
+	require.True(t, pod.ShareProcessNamespace)
+	side := pod.InitContainers[0]
+	require.Equal(t, "Always", side.RestartPolicy, "else the pod waits for its end")
+	require.Equal(t, []string{"checkpointd"}, side.Command)
+	require.Contains(t, side.Args, "--hang=outside")
+	require.Equal(t, 0, *side.SecurityContext.RunAsUser)
+	require.Equal(t, []string{"torchrun"}, pod.Containers[0].Command)
 }

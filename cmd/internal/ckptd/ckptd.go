@@ -30,9 +30,11 @@ import (
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/console"
+	"dlrover-run/cmd/internal/hangside"
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/version"
+	"dlrover-run/hang"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/argv"
 )
@@ -48,7 +50,8 @@ const DefaultShm = "/dev/shm"
 
 const description = `dlrover-run starts it by itself. As a sidecar container it shares --shm-dir (a
 volume in memory) and the user id with the training container, whose launcher is
-told --ckpt-sidecar=NAME.`
+told --ckpt-sidecar=NAME. With --hang=outside it finds hangs of torchrun's workers,
+whose container shares its processes (shareProcessNamespace).`
 
 // Main runs the daemon and returns the exit status.
 func Main(args []string, stdout io.Writer) int {
@@ -136,6 +139,12 @@ func app(stdout io.Writer) *cli.App {
 				Usage: "`NAME`: switch of this node; copies go to nodes on other switches"},
 			&cli.StringFlag{Name: "write-rate", Category: category,
 				Usage: "`SIZE`: limit for writing to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
+			&cli.StringFlag{Name: "hang", Category: category, Value: hangside.Off,
+				Usage: "`outside|off`: whether hangs of the workers of a torchrun are found; their processes must be seen here " +
+					"(default: off)"},
+			&cli.StringFlag{Name: "hang-action", Category: category, Value: string(hang.ActReport),
+				Usage: "`report|restart|stop`: what is done about a hang: report only tells, restart kills the workers to blame, " +
+					"so that torchrun starts all anew, stop tells torchrun to end (default: report)"},
 			&cli.StringFlag{Name: "log-format", Category: category, EnvVars: []string{console.FormatVariable},
 				Usage: console.FormatUsage},
 			&cli.StringFlag{Name: "runtime", Hidden: true},
@@ -160,6 +169,10 @@ func serve(c *cli.Context, stdout io.Writer) error {
 		return fmt.Errorf("unexpected argument %q: %s takes options only", c.Args().First(), Name)
 	}
 	runtime.GOMAXPROCS(min(maxThreads, runtime.GOMAXPROCS(0)))
+	hangs, err := hangside.Settings(c.String("hang"), c.String("hang-action"), c.IsSet("hang-action"), os.LookupEnv)
+	if err != nil {
+		return err
+	}
 	cfg, err := config(c)
 	if err != nil {
 		return err
@@ -197,6 +210,13 @@ func serve(c *cli.Context, stdout io.Writer) error {
 	defer d.Close()
 	if err := world(c, d); err != nil {
 		return err
+	}
+	if hangs != nil {
+		hangs.Run, hangs.Log = runName(c), cfg.Logger
+		var watching sync.WaitGroup
+		watching.Go(func() { hangside.Run(ctx, *hangs) })
+		defer watching.Wait()
+		defer cancel()
 	}
 	var unsaved atomic.Int64
 	go func() {

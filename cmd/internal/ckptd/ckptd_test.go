@@ -20,6 +20,9 @@ func TestWrongOptionsLeaveNothingBehind(t *testing.T) {
 		{"--write-rate: size '3x' is not a whole number", []string{"--job=a", "--write-rate=3x"}},
 		{"--master needs --run", []string{"--job=a", "--master=node0:50001"}},
 		{"--replicas=x: need a whole number; see checkpointd --help", []string{"--job=a", "--replicas=x"}},
+		{"--hang=auto: need outside or off", []string{"--job=a", "--hang=auto"}},
+		{"--hang-action=kill: need report, restart or stop", []string{"--job=a", "--hang=outside", "--hang-action=kill"}},
+		{"--hang-action=stop needs --hang=outside", []string{"--job=a", "--hang-action=stop"}},
 		{"unknown option --nope", []string{"--job=a", "--nope"}},
 		{`unexpected argument "b"`, []string{"--job=a", "b"}},
 	} {
