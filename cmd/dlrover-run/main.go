@@ -69,7 +69,9 @@ func run(started time.Time, args []string, stdout io.Writer, link *guard.Link, u
 	in := inbox.New(link)
 	defer in.Close()
 	host, as := thisHost(os.LookupEnv), calledAs(args)
-	as.started()
+	if as.started(); as.starter != nil {
+		in.Relayed()
+	}
 	c, err := as.parse(args[1:], os.LookupEnv, host, stdout)
 	if err != nil {
 		as.usage(err)

@@ -224,6 +224,27 @@ func TestDeepSpeedPassesSignalsOn(t *testing.T) {
 	f.noCopyLeft()
 }
 
+// The starter, its host's agent and launcher are signaled together, as systemd does: that is one signal, and the
+// workers have time to end.
+func TestDeepSpeedInAUnit(t *testing.T) {
+	t.Parallel()
+	f := newFarm(t).serveAll()
+	l := f.deepSpeed(0, nil, f.three(), "--no_python",
+		f.program(`trap 'sleep 0.5; echo $RANK >> $DIR/graceful; exit 3' TERM; `+hold))
+	f.up()
+	own := 0
+	for _, p := range f.tagged() {
+		exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", p))
+		if filepath.Base(exe) == "dlrover-run" && f.on(p) == farmHosts[0] {
+			own++
+			require.NoError(t, syscall.Kill(p, syscall.SIGTERM))
+		}
+	}
+	require.GreaterOrEqual(t, own, 5)
+	require.NotEqual(t, 0, l.wait())
+	require.ElementsMatch(t, []string{"0", "1", "2", "3"}, f.lines("graceful"))
+}
+
 // Whoever of them is killed, nothing of the job is left on any host, and the others end.
 func TestDeepSpeedWhereSomeoneIsKilled(t *testing.T) {
 	long(t)

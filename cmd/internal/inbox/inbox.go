@@ -23,7 +23,9 @@ type Inbox struct {
 
 	mu      sync.Mutex
 	caught  map[syscall.Signal]chan<- os.Signal
-	echoes  map[echo][]time.Time // that are still to come
+	relayed bool
+	last    map[syscall.Signal]time.Time // delivered
+	echoes  map[echo][]time.Time         // that are still to come
 	abandon func()
 }
 
@@ -36,12 +38,15 @@ type echo struct {
 // sameSignal is generous: on a busy machine the guard waits for its turn.
 const sameSignal = 5 * time.Second
 
+// sameRelayed is less than a user takes for a second one.
+const sameRelayed = time.Second
+
 // New follows the guard, if link is not nil, at once. A signal that is not caught does to the launcher what
 // it does by default.
 func New(link *guard.Link) *Inbox {
 	in := &Inbox{
 		link: link, twoWays: link != nil, direct: make(chan os.Signal, 64), caught: map[syscall.Signal]chan<- os.Signal{},
-		echoes: map[echo][]time.Time{}, abandon: func() {},
+		echoes: map[echo][]time.Time{}, last: map[syscall.Signal]time.Time{}, abandon: func() {},
 	}
 	in.wg.Go(func() {
 		for s := range in.direct {
@@ -52,6 +57,14 @@ func New(link *guard.Link) *Inbox {
 		link.Follow(func(s syscall.Signal) { in.deliver(s, true) }, in.orphaned)
 	}
 	return in
+}
+
+// Relayed says that somebody else passes signals on to the guard, who may be in the same unit: the guard has them twice
+// then, and what it passes on within sameRelayed is one signal.
+func (in *Inbox) Relayed() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.relayed = true
 }
 
 // Catch sends signals to out from now on; like those of signal.Notify, they are dropped where out is full.
@@ -73,9 +86,10 @@ func (in *Inbox) deliver(s syscall.Signal, passed bool) {
 		return
 	}
 	now := time.Now()
-	if in.isEcho(echo{s, passed}, now) {
+	if in.isEcho(echo{s, passed}, now) || in.relayed && passed && now.Sub(in.last[s]) < sameRelayed {
 		return
 	}
+	in.last[s] = now
 	if in.twoWays {
 		in.echoes[echo{s, !passed}] = append(in.echoes[echo{s, !passed}], now)
 	}
