@@ -11,7 +11,7 @@ import atexit
 import os
 import sys
 import time
-from _thread import get_ident
+from _thread import get_ident, get_native_id
 from time import monotonic_ns
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -30,7 +30,7 @@ _words: Optional[memoryview] = None  # the page, once this process has claimed i
 _publisher: Optional["_Publisher"] = None
 _timeline = ""  # the file of who asks for one
 _trainer = 0  # the thread whose phases count
-_lead = 0  # the thread that has made the last step, or the process group before
+_lead = 0  # the kernel's id of the thread that has made the last step, or the process group before
 _outer: List[int] = []  # the words of the phases around the present one
 _after: int = 0  # ns: no attempt to claim before
 _generation = 0  # how many worlds of torch.distributed there have been, with the one that is being made
@@ -55,7 +55,7 @@ def step() -> None:
         words[STEP_RING + n % STEP_SLOTS] = now
         words[LAST_STEP] = now
         words[STEPS] = n + 1
-        if get_ident() != _lead:
+        if get_native_id() != _lead:  # the other identity may be one of a thread that has ended
             _trains_here(words)
         if _outer or not _training:
             _trains(words, n, now)
@@ -76,13 +76,12 @@ def step() -> None:
 def _trains_here(words: memoryview) -> None:
     """This thread trains. One that PyTorch has started only helps another one, which is in backward."""
     global _lead
-    me, threading = get_ident(), sys.modules.get("threading")
+    threading = sys.modules.get("threading")
     if threading is not None:
-        thread = threading._active.get(me)
+        thread = threading._active.get(get_ident())
         if thread is None or type(thread) is threading._DummyThread:
             return
-    _lead = me
-    words[THREAD] = process.tid()
+    _lead = words[THREAD] = get_native_id()
 
 
 def _look(words: memoryview, step: int, now: int) -> None:
