@@ -31,7 +31,9 @@ func (j *hangJob) startPod(n int, sidecar, torchrun []string, script ...string) 
 	args := []string{"--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", pod, "sh", strings.Join(side, " "),
 		j.python, "-m", "torch.distributed.run", "--redirects=1", "--tee=1", "--nproc_per_node=2"}
 	args = append(append(append(args, torchrun...), path), script[1:]...)
-	j.ls = append(j.ls, j.startPath("/usr/bin/unshare", nil, args...))
+	// Without it workers that a torchrun 2.x starts anew often find the addresses of those before in the store.
+	fresh := []string{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"}
+	j.ls = append(j.ls, j.startPath("/usr/bin/unshare", fresh, args...))
 }
 
 // alone is a torchrun without others, at a port of its own: --standalone of PyTorch 1.13 takes always the same.
