@@ -37,7 +37,7 @@ func TestWorkerZeroDecidesAlone(t *testing.T) {
 				`while [ ! -e $DIR/go ]; do sleep 0.02; done`, b.c10d("2", opts...)...)
 			first, second := b.run(args...), b.run(args...)
 			told := func() int {
-				return strings.Count(first.err.String()+second.err.String(), "the others go on if no restart is left")
+				return strings.Count(first.err.String()+second.err.String(), "the rendezvous decides whether all restart")
 			}
 			eventually(t, "two failures", func() bool { return told() == 2 })
 			require.Equal(t, 2, count(b.lines("starts"), "0"))
