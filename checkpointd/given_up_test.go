@@ -28,7 +28,8 @@ func (n *node) busy(name string) (release func()) {
 	require.NoError(n.t, err)
 	release = sync.OnceFunc(func() { f.Close() })
 	n.t.Cleanup(release)
-	require.NoError(n.t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+	wait := unix.F_OFD_SETLKW // the daemon may look at it at this moment
+	require.NoError(n.t, unix.FcntlFlock(f.Fd(), wait, &unix.Flock_t{Type: unix.F_WRLCK}))
 	return release
 }
 
