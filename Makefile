@@ -71,7 +71,7 @@ soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a
 	go test -count=$(SOAK_COUNT) -timeout 5h -failfast -json ./cmd/dlrover-run | $(TESTLOG)
 
 e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included; with DLROVER_LONG_TESTS=1 every hang
-	go test -count=1 -timeout 30m -json ./cmd/dlrover-run | $(TESTLOG)
+	go test -count=1 -timeout 45m -json ./cmd/dlrover-run | $(TESTLOG)
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
 	TORCH_PYTHON=$(TORCH2)/bin/python go test -count=1 -timeout 30m -json -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/... | $(TESTLOG)
