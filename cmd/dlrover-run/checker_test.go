@@ -67,7 +67,7 @@ func TestWhatDevicesAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "--box-pairs: 0:7 names a device that is not here; this node has 0, 1")
 }
 
-// gpucheck knows the default pairs, and is told of others.
+// gpucheck knows the default pairs; only others are passed to it.
 func TestPairsOfGpucheck(t *testing.T) {
 	for line, want := range map[string]string{
 		"--switchbox-check":                              "",

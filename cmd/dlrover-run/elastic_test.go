@@ -100,7 +100,7 @@ func (b elasticJob) requireEveryEpochWhole(most int) {
 	}
 }
 
-// disturb runs the job with two ranks, of which one is killed, then with three, then with two again.
+// disturb runs the job with two ranks, kills one, and then runs it with three, and with two again.
 func (b elasticJob) disturb(more ...string) {
 	b.t.Helper()
 	args := b.args(more...)
@@ -141,7 +141,7 @@ func TestTorchElasticSampler(t *testing.T) {
 	b.requireEveryEpochWhole(3)
 }
 
-// The same with data shards, of which the checkpoint tells which are left.
+// The same with data shards: the checkpoint says which are left.
 func TestTorchElasticShards(t *testing.T) {
 	long(t)
 	b := newElasticJob(t, "shards.py")

@@ -48,7 +48,7 @@ func (m *hangMetrics) looked(samples []hang.Sample, suspected []hang.Suspicion) 
 			r = &hangRank{moved: s.At}
 		} else if hang.Progressed(r.sample, s) {
 			r.moved, r.hung = s.At, false
-			r.waits = r.waits && s.Page == nil // who waits for a device works hard, as it looks from outside
+			r.waits = r.waits && s.Page == nil // from outside, a wait for a device looks like work
 		}
 		was := r.suspected
 		r.local, r.sample = s.Local, s

@@ -210,7 +210,7 @@ func TestPodsOfMSOperator(t *testing.T) {
 	}
 }
 
-// MindSpore itself as an MSJob: one scheduler and two workers in pods of their own, of which one worker is killed.
+// MindSpore itself as an MSJob: one scheduler and two workers in pods of their own; one worker is killed.
 func TestFrameworksMSOperator(t *testing.T) {
 	f := framework{name: "mindspore", venv: "mindspore"}
 	python := f.python(t)

@@ -347,7 +347,7 @@ class IndexShardingClient(ShardingClient):
     def fetch_sample_index(self) -> int:
         """The number of the next record; StopIteration: there is none left."""
         os.write(self._ask.fileno(), _WISH)
-        # Whoever reads gets whole numbers: so few bytes are written, and read, at once.
+        # Readers get whole numbers: so few bytes are written, and read, at once.
         record, = _RECORD.unpack(os.read(self._answers.fileno(), _RECORD.size))
         if record == _NO_MORE:
             raise StopIteration
