@@ -53,7 +53,7 @@ lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
 	go vet ./...
 
-docs: ## write docs/reference.md from the tables in the code
+docs: ## write docs/reference/reference.md from the tables in the code
 	go run ./cmd/internal/reference
 
 fuzz: ## every fuzz target for FUZZTIME (10s)

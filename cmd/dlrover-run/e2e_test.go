@@ -891,7 +891,8 @@ func TestLogFlood(t *testing.T) {
 	require.Equal(t, 250000, bytes.Count(read(t, files[3]), []byte("\n")))
 }
 
-// TestProcessGroupsInTurn holds what docs/torchrun.md tells those to do who make several process groups in one job.
+// TestProcessGroupsInTurn holds what docs/start/from-torchrun.md tells those to do who make several process groups in
+// one job.
 func TestProcessGroupsInTurn(t *testing.T) {
 	script, err := filepath.Abs("testdata/groups.py")
 	require.NoError(t, err)

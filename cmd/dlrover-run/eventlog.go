@@ -14,8 +14,8 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-// eventWriter writes what happens on this node into the event log; docs/events.md has the names and fields. Without one
-// it writes nothing.
+// eventWriter writes what happens on this node into the event log; docs/reference/events.md has the names and fields.
+// Without one it writes nothing.
 type eventWriter struct{ log *eventlog.Log }
 
 func eventLogFeature() feature {

@@ -52,7 +52,7 @@ func TestOnlyTheGenerationsNCCLVariable(t *testing.T) {
 // TestVariablesThatAreNotTorchrunsAreDocumented looks at what a worker has and the launcher has not. That torchrun's
 // own are the same is a test of package preset.
 func TestVariablesThatAreNotTorchrunsAreDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/torchrun.md")
+	docs, err := os.ReadFile("../../docs/start/from-torchrun.md")
 	require.NoError(t, err)
 	b := newBench(t)
 	l := b.start("dlrover-run", nil, b.sh(`env`)...)

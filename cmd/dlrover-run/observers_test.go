@@ -138,7 +138,7 @@ func TestEventLogIsStable(t *testing.T) {
 	}, lines)
 }
 
-// eventDoc is docs/events.md: the type of every field by event, and the names of the rendezvous' events.
+// eventDoc is docs/reference/events.md: the type of every field by event, and the names of the rendezvous' events.
 type eventDoc struct {
 	fields     map[string]map[string]string
 	rendezvous []string
@@ -146,7 +146,7 @@ type eventDoc struct {
 
 func readEventDoc(t *testing.T) eventDoc {
 	t.Helper()
-	data, err := os.ReadFile("../../docs/events.md")
+	data, err := os.ReadFile("../../docs/reference/events.md")
 	require.NoError(t, err)
 	doc := eventDoc{fields: map[string]map[string]string{}}
 	event, field, name := "", regexp.MustCompile("^\\| `([a-z_]+)` \\| ([a-z]+\\??) \\|"),
@@ -168,7 +168,7 @@ func readEventDoc(t *testing.T) eventDoc {
 	return doc
 }
 
-// typeOf is how docs/events.md calls the type of a JSON value.
+// typeOf is how docs/reference/events.md calls the type of a JSON value.
 func typeOf(v any) string {
 	switch v := v.(type) {
 	case bool:
@@ -200,7 +200,7 @@ func TestEventsAreDocumented(t *testing.T) {
 		require.NoError(t, dec.Decode(&e))
 		event := e["event"].(string)
 		fields := doc.fields[event]
-		require.NotNil(t, fields, "docs/events.md does not list the event %s", event)
+		require.NotNil(t, fields, "docs/reference/events.md does not list the event %s", event)
 		seen[event] = true
 		delete(e, "event")
 		delete(e, "time")
@@ -241,7 +241,7 @@ func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
 	}
 	require.Greater(t, len(names), 10)
 	for _, name := range names {
-		require.Contains(t, doc, name, "docs/events.md does not list it")
+		require.Contains(t, doc, name, "docs/reference/events.md does not list it")
 	}
 }
 

@@ -207,8 +207,8 @@ func TestWithoutCUDA(t *testing.T) {
 	require.Len(t, r.Devices, 4)
 }
 
-// newestGlibc is what images must have; docs/gpucheck.md names it. Debian 12 builds against 2.36, and what is used of
-// that has been there since 2.34.
+// newestGlibc is what images must have; docs/tasks/gpucheck.md names it. Debian 12 builds against 2.36, and what is
+// used of that has been there since 2.34.
 const newestGlibc = 34
 
 func TestGlibcThatIsNeeded(t *testing.T) {
@@ -229,7 +229,7 @@ func TestGlibcThatIsNeeded(t *testing.T) {
 	}
 	t.Logf("gpucheck needs glibc 2.%d", newest)
 	require.Positive(t, newest)
-	require.LessOrEqual(t, newest, newestGlibc, "say so in docs/gpucheck.md")
+	require.LessOrEqual(t, newest, newestGlibc, "say so in docs/tasks/gpucheck.md")
 	needed, err := f.ImportedLibraries()
 	require.NoError(t, err)
 	for _, library := range needed {

@@ -224,7 +224,7 @@ func TestDLRoverCodes(t *testing.T) {
 }
 
 func TestReasonsAreDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/exit-codes.md")
+	doc, err := os.ReadFile("../../docs/reference/exit-codes.md")
 	require.NoError(t, err)
 	ours, _, _ := strings.Cut(string(doc), "\nWith `--exit-code-policy=dlrover`")
 	var listed, known []string

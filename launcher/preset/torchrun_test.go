@@ -25,7 +25,7 @@ func oldTorch(t *testing.T, python string) bool {
 }
 
 // TestTorchIsTorchruns has the real torchrun start two workers and demands every variable that it gave them, and no
-// others but those that docs/torchrun.md names.
+// others but those that docs/start/from-torchrun.md names.
 func TestTorchIsTorchruns(t *testing.T) {
 	python := torchpython.Require(t, "THE WORKERS' ENVIRONMENT AGAINST TORCHRUN'S IS")
 	old := oldTorch(t, python)

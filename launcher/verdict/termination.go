@@ -15,7 +15,7 @@ type Termination struct {
 
 	RunID    string `json:"run_id,omitempty"`
 	Node     string `json:"node,omitempty"` // the name of this node
-	Reason   string `json:"reason"`         // see docs/exit-codes.md
+	Reason   string `json:"reason"`         // see docs/reference/exit-codes.md
 	ExitCode int    `json:"exit_code"`      // of the launcher
 	Signal   string `json:"signal,omitempty"`
 

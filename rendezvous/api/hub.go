@@ -3,7 +3,7 @@
 // Hub is the shell around the Rounds of any number of runs: it gives them time,
 // holds the long-polls and hands out directives. Handler serves a Hub over HTTP,
 // Client is its other side, and both are a Service. Session keeps one launcher in
-// one run over any Service. The wire is described in docs/rendezvous-api.md.
+// one run over any Service. The wire is described in docs/reference/rendezvous-api.md.
 //
 // Goroutines: a Hub has one timer a run, and a few that look whether launchers live; a Session owns one until Close.
 package api

@@ -1,4 +1,4 @@
-"""Process groups over gloo, one after the other, each with a part of the store of its own, as docs/torchrun.md says."""
+"""Process groups over gloo, one after the other, each with a part of the store of its own, as docs/start/from-torchrun.md says."""
 import os
 import sys
 

@@ -14,7 +14,7 @@ import (
 
 func documents(t *testing.T) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(root, "docs/*.md"))
+	paths, err := filepath.Glob(filepath.Join(root, "docs/*/*.md"))
 	require.NoError(t, err)
 	require.Greater(t, len(paths), 5)
 	return append(paths, filepath.Join(root, "README.md"), filepath.Join(root, "CONTRIBUTING.md"))

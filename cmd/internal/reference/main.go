@@ -1,5 +1,5 @@
-// reference writes docs/reference.md from the tables in the code: the options of every program, the environment
-// variables and the metrics. It runs in the repository's root.
+// reference writes docs/reference/reference.md from the tables in the code: the options of every program, the
+// environment variables and the metrics. It runs in the repository's root.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 )
 
 // Path is the file below the root.
-const Path = "docs/reference.md"
+const Path = "docs/reference/reference.md"
 
 func main() {
 	text, err := generate(".")
@@ -162,7 +162,7 @@ func programOptions(b *bytes.Buffer, program, help string) {
 
 func environment(b *bytes.Buffer) {
 	heading(b, "## Environment",
-		"What the programs read. What workers get: [torchrun.md](torchrun.md#the-workers-environment).\n",
+		"What the programs read. What workers get: [torchrun.md](../start/from-torchrun.md#the-workers-environment).\n",
 		"variable", "read by", "meaning")
 	for _, v := range variables {
 		row(b, code(v.name), v.reader, v.meaning)

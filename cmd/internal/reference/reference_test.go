@@ -20,7 +20,7 @@ import (
 	"dlrover-run/launcher/policy"
 )
 
-var update = flag.Bool("update", false, "write docs/reference.md")
+var update = flag.Bool("update", false, "write docs/reference/reference.md")
 
 const root = "../../.."
 
@@ -37,7 +37,7 @@ func TestReferenceIsFresh(t *testing.T) {
 	if *update {
 		require.NoError(t, os.WriteFile(filepath.Join(root, Path), want, 0o644))
 	}
-	require.Equal(t, string(want), file(t, Path), "docs/reference.md is stale: make docs")
+	require.Equal(t, string(want), file(t, Path), "docs/reference/reference.md is stale: make docs")
 }
 
 // sources visits what programs are made of: Go files without tests, and the client in Python.
@@ -101,7 +101,7 @@ func TestEveryVariableIsExplained(t *testing.T) {
 		NCCL_DEBUG NCCL_DEBUG_FILE NCCL_DEBUG_SUBSYS`) // the last are left as they are when they are set
 	names := readVariables(t)
 	require.Greater(t, len(names), 15)
-	docs := file(t, Path) + file(t, "docs/torchrun.md")
+	docs := file(t, Path) + file(t, "docs/start/from-torchrun.md")
 	missing := slices.DeleteFunc(names, func(name string) bool {
 		return slices.Contains(known, name) || strings.HasPrefix(name, "PET_") || strings.Contains(docs, "`"+name)
 	})
@@ -149,9 +149,9 @@ func TestExitStatusesAreThoseOfTheCode(t *testing.T) {
 		want = append(want, fmt.Sprint(code))
 	}
 	table := regexp.MustCompile(`(?m)^\| (\d+) \|`)
-	launcher, _, _ := strings.Cut(file(t, "docs/exit-codes.md"), "\n# Exit status of dlroverctl\n")
+	launcher, _, _ := strings.Cut(file(t, "docs/reference/exit-codes.md"), "\n# Exit status of dlroverctl\n")
 	for _, m := range table.FindAllStringSubmatch(launcher, -1) {
 		got = append(got, m[1])
 	}
-	require.Equal(t, want, got, "docs/exit-codes.md")
+	require.Equal(t, want, got, "docs/reference/exit-codes.md")
 }
