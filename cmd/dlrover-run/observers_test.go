@@ -138,7 +138,8 @@ func TestEventLogIsStable(t *testing.T) {
 	}, lines)
 }
 
-// eventDoc is docs/reference/events.md: the type of every field by event, and the names of the rendezvous' events.
+// eventDoc is docs/reference/events.md and run-events.md: the type of every field by event, and the names of the
+// rendezvous' events.
 type eventDoc struct {
 	fields     map[string]map[string]string
 	rendezvous []string
@@ -148,12 +149,14 @@ func readEventDoc(t *testing.T) eventDoc {
 	t.Helper()
 	data, err := os.ReadFile("../../docs/reference/events.md")
 	require.NoError(t, err)
+	more, err := os.ReadFile("../../docs/reference/run-events.md")
+	require.NoError(t, err)
 	doc := eventDoc{fields: map[string]map[string]string{}}
 	event, field, name := "", regexp.MustCompile("^\\| `([a-z_]+)` \\| ([a-z]+\\??) \\|"),
 		regexp.MustCompile("^\\| `([a-z-]+)` \\| ")
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(string(append(data, more...))) {
 		switch {
-		case strings.HasPrefix(line, "## "):
+		case strings.HasPrefix(line, "# "), strings.HasPrefix(line, "## "):
 			event = ""
 		case strings.HasPrefix(line, "### `"):
 			event = strings.Trim(line, "#` \n")
@@ -241,7 +244,7 @@ func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
 	}
 	require.Greater(t, len(names), 10)
 	for _, name := range names {
-		require.Contains(t, doc, name, "docs/reference/events.md does not list it")
+		require.Contains(t, doc, name, "docs/reference/run-events.md does not list it")
 	}
 }
 

@@ -434,7 +434,7 @@ func TestTheAPI(t *testing.T) {
 }
 
 func TestEventsAreDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../../docs/reference/events.md")
+	doc, err := os.ReadFile("../../../docs/reference/run-events.md")
 	require.NoError(t, err)
 	for _, event := range events {
 		require.Contains(t, string(doc), "| `"+event+"` |")

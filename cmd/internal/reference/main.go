@@ -162,7 +162,7 @@ func programOptions(b *bytes.Buffer, program, help string) {
 
 func environment(b *bytes.Buffer) {
 	heading(b, "## Environment",
-		"What the programs read. What workers get: [torchrun.md](../start/from-torchrun.md#the-workers-environment).\n",
+		"What the programs read. [What workers get](../start/from-torchrun.md#the-workers-environment).\n",
 		"variable", "read by", "meaning")
 	for _, v := range variables {
 		row(b, code(v.name), v.reader, v.meaning)
@@ -170,6 +170,6 @@ func environment(b *bytes.Buffer) {
 }
 
 func pointers(b *bytes.Buffer) {
-	b.WriteString("\n## Exit status\n\nOf every program, by policy: [exit-codes.md](exit-codes.md).\n" +
-		"\n## Events\n\nWhat `--event-log` writes and the rendezvous tells: [events.md](events.md).\n")
+	b.WriteString("\n## Exit status\n\nOf every program, by policy: [exit status](exit-codes.md).\n" +
+		"\n## Events\n\nWhat `--event-log` writes and the rendezvous tells: [the event log](events.md).\n")
 }
