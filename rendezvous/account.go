@@ -3,7 +3,6 @@ package rendezvous
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/internal/duration"
@@ -23,7 +22,7 @@ type Spent struct {
 	Fruitless int `json:"fruitless,omitempty"`
 	// Sum are all restarts, if Budget.Sum wants them counted.
 	Sum int `json:"sum,omitempty"`
-	// Same is how often in a row workers have failed before their first step as Alike says.
+	// Same is how often in a row workers have failed before their first step with the fingerprint Alike.
 	Same  int    `json:"same,omitempty"`
 	Alike string `json:"alike,omitempty"`
 	// Best is how far the run has come.
@@ -79,6 +78,7 @@ type toll struct {
 	Node  string `json:"node,omitempty"`
 	Rank  int    `json:"rank,omitempty"` // of the first failure; -1: none
 	Alike string `json:"alike,omitempty"`
+	Text  string `json:"text,omitempty"` // of the first failure
 }
 
 // charged reports whether d spends one of MaxRestarts. A decision of a later version does.
@@ -93,7 +93,8 @@ func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []Failure) {
 
 // tollOf is what failures of workers of n cost.
 func tollOf(n *node, d Decision, fs []Failure) toll {
-	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: alike(firstText(fs, n))}
+	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: fingerprint(fs, n),
+		Text: cut(firstText(fs, n), maxOrderText)}
 	if len(fs) > 0 {
 		t.Rank = fs[0].Rank
 	}
@@ -139,26 +140,13 @@ func (r *Round) dismiss(now time.Time, n *node, d Decision, c Cause) {
 	}
 }
 
-// alike is what failures have in common that are the same: not who has failed, nor numbers such as those of processes.
-func alike(text string) string {
-	if _, why, ok := strings.Cut(text, ") failed: "); ok {
-		text = why
+// fingerprint is what failures of one kind have in common: for those of older launchers, their text.
+func fingerprint(fs []Failure, n *node) string {
+	text := firstText(fs, n)
+	if len(fs) > 0 && fs[0].Fingerprint != "" {
+		text = fs[0].Fingerprint
 	}
-	var b strings.Builder
-	for len(text) > 0 && b.Len() < maxAlike {
-		n := strings.IndexFunc(text, func(c rune) bool { return c < '0' || c > '9' })
-		if n < 0 {
-			n = len(text)
-		}
-		if n > 3 {
-			b.WriteByte('#')
-		} else {
-			n = max(n, 1)
-			b.WriteString(text[:n])
-		}
-		text = text[n:]
-	}
-	return cut(b.String(), maxAlike)
+	return cut(text, maxAlike)
 }
 
 // breakCharged ends the epoch, at the cost of a restart if charge is set, and of t. The run fails if that is final or
@@ -194,7 +182,7 @@ func (r *Round) overrun(now time.Time) string {
 	switch {
 	case b.SameFailures > 0 && same >= b.SameFailures:
 		return fmt.Sprintf("workers have failed %d times in a row before their first step (--same-failures): %s",
-			same, t.Alike)
+			same, t.Text)
 	case r.sumSpent():
 		return fmt.Sprintf("%d restarts of the job, whether they have brought progress or not (--backoff-limit)",
 			r.account.Spent.Sum)

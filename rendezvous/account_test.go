@@ -182,6 +182,11 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 	noStep := func(text string) Failing {
 		return Failing{Progress: Progress{Stepping: true}, Failures: []Failure{{Rank: 3, Text: text}}}
 	}
+	alike := func(text string) Failing {
+		f := noStep(text)
+		f.Failures[0].Fingerprint = "no module named y"
+		return f
+	}
 	for name, c := range map[string]struct {
 		b      Budget
 		events []Failing
@@ -202,9 +207,10 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 			{Progress: Progress{Step: 6, Stepping: true}}, {Progress: Progress{Step: 7, Stepping: true}}, {}}, 3,
 			"budget: 1 restarts in a row have brought neither a newer checkpoint nor more steps (--no-progress)"},
 		"alike": {with(func(b *Budget) { b.SameFailures = 3 }),
-			[]Failing{noStep("rank 1 (node 0 x, local rank 1) failed: no module named y, pid 12345"),
-				noStep("rank 0 (node 0 x, local rank 0) failed: no module named y, pid 9876")}, 2,
-			"budget: workers have failed 3 times in a row before their first step (--same-failures): no module named y, pid #"},
+			[]Failing{alike("rank 1 (node 0 x) failed: no module named y, pid 12345"),
+				alike("rank 0 (node 0 x) says: no module named y, pid 9876")}, 2,
+			"budget: workers have failed 3 times in a row before their first step (--same-failures): rank 1 (node 0 x) " +
+				"failed: no module named y, pid 12345"},
 		"not alike": {with(func(b *Budget) { b.SameFailures = 2 }),
 			[]Failing{noStep("code 1"), noStep("code 2")}, 200, ""},
 		"after a step": {with(func(b *Budget) { b.SameFailures = 2 }), []Failing{noStep("x"), {}}, 200, ""},
@@ -800,15 +806,14 @@ func TestEveryFieldOfABudgetIsNamed(t *testing.T) {
 	require.Equal(t, 5*time.Millisecond, Budget{BackoffMax: 5 * time.Millisecond}.withDefaults().BackoffMin)
 }
 
-func TestAlike(t *testing.T) {
-	for text, want := range map[string]string{
-		"": "",
-		"rank 3 (node 1 gpu-07, local rank 1) failed: exit code 7, pid 4711": "exit code 7, pid #",
-		"123 1234 12345":         "123 # #",
-		"12345":                  "#",
-		strings.Repeat("é", 200): strings.Repeat("é", 128),
+func TestFingerprintIsBounded(t *testing.T) {
+	n := &node{Node: Node{Name: "a"}}
+	for want, fs := range map[string][]Failure{
+		"x":                      {{Fingerprint: "x", Text: "rank 3 failed: x"}, {Fingerprint: "y"}},
+		"rank 3 failed: x":       {{Text: "rank 3 failed: x"}},
+		strings.Repeat("é", 128): {{Fingerprint: strings.Repeat("é", 200)}},
 	} {
-		require.Equal(t, want, alike(text))
+		require.Equal(t, want, fingerprint(fs, n))
 	}
 }
 

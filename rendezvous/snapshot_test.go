@@ -70,7 +70,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 				Since: at(17), Streak: 1, Fruitless: 2, Same: 3, Sum: 4, Alike: "alike", Best: Progress{1, true, 2, true},
 				Recent: []Restarted{{at(18), "n", 3}}, Held: true, HeldUntil: at(19),
 			},
-			SpentIn: id, Toll: toll{true, true, true, "n", 4, "alike"}, Progress: Progress{3, true, 4, true}, RanAt: at(20),
+			SpentIn: id, Toll: toll{true, true, true, "n", 4, "alike", "t"}, Progress: Progress{3, true, 4, true}, RanAt: at(20),
 			BrokeAt: at(21), Exhausted: 1, Decision: Hold, Rank0: true, Node0: true, Any: true, BackoffAt: at(22),
 			PausedAt: at(23),
 		},

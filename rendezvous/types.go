@@ -334,6 +334,8 @@ type Failure struct {
 	Text      string          `json:"text"`
 	At        time.Time       `json:"at"`
 	Detail    json.RawMessage `json:"detail,omitempty"`
+	// Fingerprint is the same for failures of one kind, whichever worker they are of; "" from older launchers.
+	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
 // Loss is a member that went away without finishing.

@@ -308,7 +308,7 @@ func bounded(e rendezvous.EpochEvidence) rendezvous.EpochEvidence {
 	}
 	left := maxProof - proofSize
 	e.Failures = fitting(e.Failures, &left, func(f rendezvous.Failure) (rendezvous.Failure, int) {
-		f.Text = clip(f.Text, maxText)
+		f.Text, f.Fingerprint = clip(f.Text, maxText), ""
 		if len(f.Detail) > maxDetail {
 			f.Detail = nil
 		}

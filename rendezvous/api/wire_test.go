@@ -131,6 +131,8 @@ func newForms() map[string]any {
 	runs[0].Params, runs[0].Paused, runs[0].Bars = p, wirePaused, map[string]rendezvous.Cause{"worker-1": *wireBarred}
 	runs[0].Nodes[1].Barred = wireBarred
 	run.Paused, run.Barred, run.Params = wirePaused, wireBarred, &p
+	failure := wireFailure
+	failure.Fingerprint = "exit code 1"
 	lost := rendezvous.Loss{Node: "worker-0", Slots: 2, Reason: "silent for 15s", At: wireSent, Silent: true}
 	return map[string]any{
 		"join-again": joinBody{join, sent{wireSent}},
@@ -144,6 +146,9 @@ func newForms() map[string]any {
 		},
 		"world": world,
 		"runs":  runs,
+		"failing": failingBody{rendezvous.Failing{
+			ID: "a", EpochID: wireEpoch, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{failure},
+		}, sent{wireSent}},
 		"watch-bar": News{
 			Directive: rendezvous.Directive{Seq: 10, Kind: rendezvous.Bar, EpochID: wireEpoch, Cause: wireBarred},
 		},

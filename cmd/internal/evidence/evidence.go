@@ -20,7 +20,7 @@ func Pack(fs []verdict.Failure) []rendezvous.Failure {
 			detail = nil
 		}
 		out = append(out, rendezvous.Failure{Rank: f.Rank, GroupRank: f.Node, At: f.At, Detail: detail,
-			Text: fmt.Sprintf("rank %d (node %d %s, local rank %d) failed: %s",
+			Fingerprint: f.Fingerprint(), Text: fmt.Sprintf("rank %d (node %d %s, local rank %d) failed: %s",
 				f.Rank, f.Node, f.NodeName, f.LocalRank, f.Reason())})
 	}
 	return out

@@ -419,7 +419,7 @@ func failures(name string, place rendezvous.Place, text string) []rendezvous.Fai
 		if f.Message != "" {
 			why += ", " + line(f.Message)
 		}
-		fs = append(fs, rendezvous.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail,
+		fs = append(fs, rendezvous.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail, Fingerprint: why,
 			Text: fmt.Sprintf("rank %d (node %s, local rank %d) failed: %s", rank, name, f.LocalRank, why)})
 	}
 	if len(fs) == 0 {
