@@ -254,7 +254,7 @@ func TestNodeBarsItself(t *testing.T) {
 		require.NoError(t, err)
 		a := newAdapter(s, newStoreACL(false, 1))
 		defer a.close()
-		j := &job{s: &settings{runID: "run", node: node}, endpoint: &endpoint{served: &service.Service{Hub: hub}}}
+		j := &nodeJob{s: &settings{runID: "run", node: node}, endpoint: &endpoint{served: &service.Service{Hub: hub}}}
 		a.bar = j.barSelf
 		require.NoError(t, a.Bar(t.Context(), "stop the workers: pid 7 survived SIGKILL\n"+strings.Repeat("x", 5000)))
 		for d := range a.Directives() {

@@ -25,7 +25,7 @@ func budgetFeature() feature {
 				p.Features["budget"] = b.String()
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if b.StartDeadline == 0 {
 				return nil, nil
 			}
@@ -142,7 +142,7 @@ func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
 }
 
 // progress is how far the workers have come, as far as the parts know.
-func (j *job) progress() rendezvous.Progress {
+func (j *nodeJob) progress() rendezvous.Progress {
 	var p launcher.Progress
 	forParts(j.parts, func(o launcher.Progresser) {
 		q := o.Progress()
@@ -153,7 +153,7 @@ func (j *job) progress() rendezvous.Progress {
 }
 
 // firstStep tells the rendezvous of the first step of an epoch, from the node of rank 0.
-type firstStep struct{ job *job }
+type firstStep struct{ job *nodeJob }
 
 // Name implements launcher.Part.
 func (f *firstStep) Name() string { return "budget" }

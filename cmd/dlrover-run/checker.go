@@ -26,7 +26,7 @@ import (
 // nodeChecks is the part of the launcher that examines this node when it is told to.
 type nodeChecks struct {
 	checkSettings
-	job     *job
+	job     *nodeJob
 	devices func(context.Context) switchbox.Report
 	checker *nodecheck.Checker
 	own     *serve.Hub // under a master of DLRover, which has none
@@ -35,7 +35,7 @@ type nodeChecks struct {
 }
 
 // openNodeChecks finds out what can be wrong with the options on this node.
-func openNodeChecks(j *job, k checkSettings) (*nodeChecks, error) {
+func openNodeChecks(j *nodeJob, k checkSettings) (*nodeChecks, error) {
 	c := &nodeChecks{checkSettings: k, job: j, log: j.log}
 	var err error
 	c.devices, err = c.adaptor()
@@ -114,7 +114,7 @@ func (c *nodeChecks) gpucheckArgs() []string {
 }
 
 // joined prepares what has to know how the others are reached.
-func (c *nodeChecks) joined(j *job) {
+func (c *nodeChecks) joined(j *nodeJob) {
 	cfg := nodecheck.Config{
 		Run: j.s.runID, Spec: c.spec, Alone: j.s.params.Max == 1, Health: c.health, HealthTime: c.spec.Timeout,
 		Node: netcheck.Node{

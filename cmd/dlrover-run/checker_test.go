@@ -35,7 +35,7 @@ func openedChecks(t *testing.T, line string, n int, kind string) (*nodeChecks, e
 	t.Helper()
 	host := testHost()
 	host.gpus = func() (int, string) { return n, kind }
-	return openNodeChecks(&job{log: slog.New(slog.DiscardHandler), s: &settings{}}, checksOf(t, line, host))
+	return openNodeChecks(&nodeJob{log: slog.New(slog.DiscardHandler), s: &settings{}}, checksOf(t, line, host))
 }
 
 func TestWhatDevicesAreChecked(t *testing.T) {

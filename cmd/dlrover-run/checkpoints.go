@@ -61,7 +61,7 @@ func checkpointsFeature() feature {
 				}
 			}
 		},
-		open: func(j *job) (launcher.Part, error) { return openCheckpoints(j, k), nil },
+		open: func(j *nodeJob) (launcher.Part, error) { return openCheckpoints(j, k), nil },
 	}
 }
 
@@ -111,7 +111,7 @@ type planCheckpoints struct {
 }
 
 // openCheckpoints takes the runtime directory beside whatever else is done until this node has joined.
-func openCheckpoints(j *job, k ckptSettings) *checkpoints {
+func openCheckpoints(j *nodeJob, k ckptSettings) *checkpoints {
 	c := &checkpoints{ckptSettings: k, s: j.s}
 	j.python.add(checkpointClient)
 	if k.off {
@@ -127,7 +127,7 @@ func openCheckpoints(j *job, k ckptSettings) *checkpoints {
 	return c
 }
 
-func (c *checkpoints) daemonConfig(j *job) ckptd.SupervisorConfig {
+func (c *checkpoints) daemonConfig(j *nodeJob) ckptd.SupervisorConfig {
 	s := c.s
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%s|%s:%d", s.runID, s.backend, s.host, s.port))
 	return ckptd.SupervisorConfig{
@@ -141,7 +141,7 @@ type daemonProcess struct{ *proc.Process }
 
 func (p daemonProcess) Code() int { return p.Exit().Code }
 
-func (j *job) startDaemon(c ckptd.Command) (ckptd.Process, error) {
+func (j *nodeJob) startDaemon(c ckptd.Command) (ckptd.Process, error) {
 	p, err := j.procs.Start(proc.Spec{
 		Path: "/proc/self/exe", Args: c.Args, Env: c.Env, Dir: "/", Stdin: c.Stdin, Stderr: os.Stderr, Survives: true,
 	})
@@ -152,7 +152,7 @@ func (j *job) startDaemon(c ckptd.Command) (ckptd.Process, error) {
 }
 
 // joined begins to keep the daemon, now that it is known how it reaches others.
-func (c *checkpoints) joined(j *job) {
+func (c *checkpoints) joined(j *nodeJob) {
 	c.opening.Wait()
 	if c.daemon != nil {
 		if j.metrics != nil {

@@ -157,7 +157,7 @@ func TestNoCheckIsAskedFor(t *testing.T) {
 	require.Zero(t, s.params.GateTimeout)
 	for _, f := range s.features {
 		if f.name == "node check" {
-			part, err := f.open(&job{})
+			part, err := f.open(&nodeJob{})
 			require.NoError(t, err)
 			require.Nil(t, part)
 		}

@@ -27,7 +27,7 @@ func eventLogFeature() feature {
 			path, onConsole = r.c.String("event-log"), r.c.String("event-log-handler") == "console"
 			return nil
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			run, host := slog.String("run_id", j.s.runID), slog.String("host", j.s.node.Name)
 			switch {
 			case path != "":

@@ -16,7 +16,7 @@ type feature struct {
 	// plan adds to what --dry-run prints.
 	plan func(*plan)
 	// open prepares what can fail, before anyone is contacted. Who was not asked for returns nil, and costs nothing.
-	open func(*job) (launcher.Part, error)
+	open func(*nodeJob) (launcher.Part, error)
 }
 
 // features are opened in this order, and ended and closed in the reverse order.
@@ -56,7 +56,7 @@ type (
 	// sideTapper gets the output of the processes beside the workers.
 	sideTapper interface{ sideTap(name string) logs.Tap }
 	// joiner acts when this node has joined its run.
-	joiner interface{ joined(*job) }
+	joiner interface{ joined(*nodeJob) }
 	// releaser gives back what workers and the processes beside them have used, when all of them have ended.
 	releaser interface{ release() }
 	// closer gives back the rest, when the other nodes have been told as well.
@@ -76,7 +76,7 @@ func (r *resolver) features() error {
 }
 
 // openFeatures stops at the first that cannot be opened.
-func (j *job) openFeatures() error {
+func (j *nodeJob) openFeatures() error {
 	for _, f := range j.s.features {
 		if f.open == nil {
 			continue
@@ -101,11 +101,11 @@ func forParts[T any](parts []launcher.Part, do func(T)) {
 	}
 }
 
-func (j *job) releaseFeatures() {
+func (j *nodeJob) releaseFeatures() {
 	forParts(j.backwards(), func(p releaser) { p.release() })
 }
 
-func (j *job) closeFeatures() {
+func (j *nodeJob) closeFeatures() {
 	for _, p := range j.backwards() {
 		if c, ok := p.(closer); ok {
 			j.closing("close the "+p.Name(), c.close())
@@ -113,7 +113,7 @@ func (j *job) closeFeatures() {
 	}
 }
 
-func (j *job) backwards() []launcher.Part {
+func (j *nodeJob) backwards() []launcher.Part {
 	parts := slices.Clone(j.parts)
 	slices.Reverse(parts)
 	return parts

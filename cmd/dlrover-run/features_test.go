@@ -27,14 +27,14 @@ func emptyFeature(steps *[]string) feature {
 		name:     "empty",
 		settings: func(*resolver) error { did("settings"); return nil },
 		plan:     func(p *plan) { p.Features["empty"] = true },
-		open:     func(*job) (launcher.Part, error) { did("open"); return emptyPart(did), nil },
+		open:     func(*nodeJob) (launcher.Part, error) { did("open"); return emptyPart(did), nil },
 	}
 }
 
 type emptyPart func(step string)
 
 func (p emptyPart) Name() string                         { return "empty" }
-func (p emptyPart) joined(*job)                          { p("joined") }
+func (p emptyPart) joined(*nodeJob)                      { p("joined") }
 func (p emptyPart) configure(*launcher.Config)           { p("configure") }
 func (p emptyPart) End(launcher.Ending)                  { p("end") }
 func (p emptyPart) release()                             { p("release") }
@@ -43,7 +43,7 @@ func (p emptyPart) Starting(launcher.Epoch)              {}
 func (p emptyPart) Environ(launcher.Epoch, int) []string { return nil }
 
 // withEmpty is a job of a command line, with one more row in the table.
-func withEmpty(t *testing.T, line string, steps *[]string) (*job, hostFacts) {
+func withEmpty(t *testing.T, line string, steps *[]string) (*nodeJob, hostFacts) {
 	t.Helper()
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.WriteFile("train.py", nil, 0o600))
@@ -53,7 +53,8 @@ func withEmpty(t *testing.T, line string, steps *[]string) (*job, hostFacts) {
 	s, err := resolveWith(append(features(), emptyFeature(steps)), c, env, testHost())
 	require.NoError(t, err)
 	log := slog.New(slog.DiscardHandler)
-	return &job{s: &s, log: log, level: new(slog.LevelVar), python: &pythonPath{shmDir: s.shmDir, log: log}}, testHost()
+	python := &pythonPath{shmDir: s.shmDir, log: log}
+	return &nodeJob{s: &s, log: log, level: new(slog.LevelVar), python: python}, testHost()
 }
 
 func TestAnEmptyFeatureIsARow(t *testing.T) {
@@ -80,7 +81,7 @@ func TestFeaturesEndInTheReverseOrder(t *testing.T) {
 	named := func(name string) launcher.Part {
 		return emptyPart(func(step string) { order = append(order, name+" "+step) })
 	}
-	j := &job{log: slog.New(slog.DiscardHandler), parts: []launcher.Part{named("a"), named("b")}}
+	j := &nodeJob{log: slog.New(slog.DiscardHandler), parts: []launcher.Part{named("a"), named("b")}}
 	launcher.EndParts(j.parts, launcher.Ending{})
 	j.releaseFeatures()
 	j.closeFeatures()

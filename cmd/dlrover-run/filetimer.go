@@ -24,7 +24,7 @@ func fileTimerFeature() feature {
 			}
 			return nil
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if !on {
 				return nil, nil
 			}
@@ -35,7 +35,7 @@ func fileTimerFeature() feature {
 
 // openFileTimer serves the timer to workers. A path that is served already is that of a launcher around this one, or of
 // another node on this machine; workers find ours in their environment.
-func openFileTimer(j *job, path string) (launcher.Part, error) {
+func openFileTimer(j *nodeJob, path string) (launcher.Part, error) {
 	fifo, err := filetimer.Listen(path, j.log)
 	if errors.Is(err, filetimer.ErrServed) {
 		j.log.Warn("another process serves $TORCHELASTIC_TIMER_FILE; the workers get a file timer at another path",

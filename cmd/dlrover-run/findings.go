@@ -39,7 +39,7 @@ const (
 	flushLimit = time.Second // how long a good-bye waits for what is to be told
 )
 
-func newFindings(j *job) *findings {
+func newFindings(j *nodeJob) *findings {
 	return &findings{log: j.log, said: map[said]time.Time{}, send: func(ctx context.Context, text string) error {
 		f := service.Finding{ID: j.s.node.ID, Text: text}
 		switch {

@@ -51,7 +51,7 @@ func hangFeature() feature {
 				p.Features["hang"] = k.plan()
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if k.mode == hangOff {
 				return nil, nil
 			}

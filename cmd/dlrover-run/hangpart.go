@@ -46,7 +46,7 @@ const lookAuto = time.Second
 // hangs is the part of the launcher that observes its workers, and does what the judge of the run asks for.
 type hangs struct {
 	hangSettings
-	job     *job
+	job     *nodeJob
 	log     *slog.Logger
 	judge   func() serve.Transport // for when this node has joined
 	pages   *hangPages             // nil but with the shim
@@ -66,7 +66,7 @@ type hangs struct {
 	dumps       *dump.Server // nil: nobody can ask for one
 }
 
-func openHangs(j *job, k hangSettings) *hangs {
+func openHangs(j *nodeJob, k hangSettings) *hangs {
 	h := &hangs{hangSettings: k, job: j, log: j.log, stacks: sync.OnceValue(pystack.New)}
 	h.judge = sync.OnceValue(func() serve.Transport { return judgeOf(j.endpoint) })
 	if k.mode == hangAuto {
@@ -88,7 +88,7 @@ func judgeOf(e *endpoint) serve.Transport {
 }
 
 // joined begins to tell the metrics, and to answer who wants a dump.
-func (h *hangs) joined(j *job) {
+func (h *hangs) joined(j *nodeJob) {
 	h.serveDumps()
 	if j.metrics != nil {
 		h.metrics = newHangMetrics(j.s)

@@ -156,7 +156,7 @@ func TestDumpsOnDemand(t *testing.T) {
 		t.Skip("SKIPPED: DUMPS ON DEMAND ARE NOT TESTED: there is no python3")
 	}
 	h := &hangs{log: slog.New(slog.DiscardHandler), stacks: sync.OnceValue(pystack.New),
-		job: &job{s: &settings{runID: "j"}}}
+		job: &nodeJob{s: &settings{runID: "j"}}}
 	h.xpuTimer = true
 	place := launcher.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4}
 	e := launcher.Epoch{Directive: launcher.Directive{Term: 1, Place: place}}
@@ -236,7 +236,7 @@ func TestAJudgeOfAnotherVersion(t *testing.T) {
 		"another epoch":             {serve.ErrNotMember, 0},
 	} {
 		var out strings.Builder
-		h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), job: &job{s: &settings{runID: "j"}}}
+		h := &hangs{log: slog.New(slog.NewTextHandler(&out, nil)), job: &nodeJob{s: &settings{runID: "j"}}}
 		h.judge = func() serve.Transport { return &deafJudge{err: c.err} }
 		for range 3 {
 			require.NoError(t, h.post(t.Context(), hang.Report{}))
@@ -271,7 +271,7 @@ func TestOldEvidenceIsRemoved(t *testing.T) {
 	t.Setenv(report.TimelinePath, dir)
 	past, err := report.Write(dir, report.Case{Job: "j", At: time.Now().Add(-2 * report.KeepFor)})
 	require.NoError(t, err)
-	h := &hangs{log: slog.New(slog.DiscardHandler), job: &job{s: &settings{runID: "j"}}}
+	h := &hangs{log: slog.New(slog.DiscardHandler), job: &nodeJob{s: &settings{runID: "j"}}}
 	hangtell.Write(h.log, h.directory(), report.Case{Job: "j", At: time.Now()})
 	left, err := filepath.Glob(filepath.Join(dir, "hang-j-*"))
 	require.NoError(t, err)
@@ -285,7 +285,7 @@ func TestStacktracesOfAVerdict(t *testing.T) {
 	t.Setenv(report.TimelinePath, dir)
 	past := filepath.Join(dir, "00003-00004.stacktrace")
 	require.NoError(t, os.WriteFile(past, nil, 0o600))
-	h := &hangs{log: slog.New(slog.DiscardHandler), job: &job{s: &settings{runID: "j"}}}
+	h := &hangs{log: slog.New(slog.DiscardHandler), job: &nodeJob{s: &settings{runID: "j"}}}
 	h.xpuTimer = true
 	h.epoch.Place.GroupRank = 1
 	e := hang.Epoch{Term: 1}

@@ -47,7 +47,7 @@ func holdFeature() feature {
 				p.Features["hold"] = k
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if k.LeaveOn == "" {
 				return nil, nil
 			}
@@ -143,7 +143,7 @@ func (l *leaveNotice) Name() string { return "hold" }
 
 func (l *leaveNotice) configure(cfg *launcher.Config) { cfg.Leaves = l.leaves }
 
-func (l *leaveNotice) joined(*job) {
+func (l *leaveNotice) joined(*nodeJob) {
 	var ctx context.Context
 	ctx, l.cancel = context.WithCancel(context.Background())
 	l.wg.Go(func() {

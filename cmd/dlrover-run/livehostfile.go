@@ -35,7 +35,7 @@ func liveHostfileFeature() feature {
 				p.Features["live_hostfile"] = path
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if path == "" {
 				return nil, nil
 			}

@@ -16,7 +16,7 @@ type logLevel struct {
 func logLevelFeature() feature {
 	return feature{
 		name: "log level",
-		open: func(j *job) (launcher.Part, error) { return logLevel{j.level, j.log}, nil },
+		open: func(j *nodeJob) (launcher.Part, error) { return logLevel{j.level, j.log}, nil },
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 
 // logRules watches what workers print.
 type logRules struct {
-	j     *job
+	j     *nodeJob
 	rules []logrule.Rule
 
 	unread sync.Once // that output went by unread has been said
@@ -39,7 +39,7 @@ func logRulesFeature() feature {
 				p.Features["log_rules"] = planLogRules(rules)
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if len(rules) == 0 {
 				return nil, nil
 			}

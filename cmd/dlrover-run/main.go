@@ -114,8 +114,8 @@ func refuse(err error, s *settings) int {
 	return refused(err, policy.Usage, s.codes)
 }
 
-// job is everything that launch opens, in the order of opening.
-type job struct {
+// nodeJob is this node's part of the job: everything that launch opens, in the order of opening.
+type nodeJob struct {
 	s        *settings
 	level    *slog.LevelVar // of log
 	log      *slog.Logger
@@ -143,7 +143,7 @@ const lingerBudget = 20 * time.Second
 
 func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, link *guard.Link) int {
 	_ = os.Unsetenv(guard.TokenVariable) // no child inherits it
-	j := &job{s: s, guard: link, inbox: in, level: new(slog.LevelVar)}
+	j := &nodeJob{s: s, guard: link, inbox: in, level: new(slog.LevelVar)}
 	j.level.Set(s.called.logLevel())
 	j.runsLog = console.Logger(console.Stderr, "dlrover-run", s.logs.format, j.level).With("host", s.node.Name)
 	j.log = j.runsLog.With("run_id", s.runID)
@@ -185,7 +185,7 @@ func launch(started time.Time, s *settings, host hostFacts, in *inbox.Inbox, lin
 	return code
 }
 
-func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, err error) {
+func (j *nodeJob) execute(started time.Time, host hostFacts) (res launcher.Result, err error) {
 	if err = j.open(); err != nil {
 		return res, err
 	}
@@ -223,7 +223,7 @@ func (j *job) execute(started time.Time, host hostFacts) (res launcher.Result, e
 const maxOrderText = 1024
 
 // barSelf keeps every launcher of this node's name without workers.
-func (j *job) barSelf(ctx context.Context, reason string) error {
+func (j *nodeJob) barSelf(ctx context.Context, reason string) error {
 	text := printable.Line(reason)
 	text = strings.ToValidUTF8(text[:min(len(text), maxOrderText)], "")
 	return j.endpoint.order(ctx, j.s.runID, rendezvous.Order{
@@ -236,7 +236,7 @@ func (j *job) barSelf(ctx context.Context, reason string) error {
 const retryServing = 2 * time.Second
 
 // join binds what this node serves and introduces it to the rendezvous.
-func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api.Session, error) {
+func (j *nodeJob) join(ctx context.Context, started time.Time, host hostFacts) (*api.Session, error) {
 	for begin := time.Now(); ; {
 		var err error
 		if j.endpoint, err = openEndpoint(ctx, j.s, host, j.log, j.runsLog, j.observe); err != nil {
@@ -266,7 +266,7 @@ func (j *job) join(ctx context.Context, started time.Time, host hostFacts) (*api
 }
 
 // open prepares all that can fail before anyone is contacted.
-func (j *job) open() (err error) {
+func (j *nodeJob) open() (err error) {
 	if err = j.openFeatures(); err != nil { // first: some go on meanwhile
 		return err
 	}
@@ -286,7 +286,7 @@ func (j *job) open() (err error) {
 }
 
 // orphaned ends what the launcher has started, while it tells the rendezvous that this node is lost.
-func (j *job) orphaned() {
+func (j *nodeJob) orphaned() {
 	f := j.farewell.Load()
 	var told sync.WaitGroup
 	told.Go(f.say)
@@ -302,14 +302,14 @@ func unusableOption(err error) error {
 	return &launcher.ReasonError{Reason: policy.Usage, Err: err}
 }
 
-func (j *job) observe(run string, n rendezvous.Note) {
+func (j *nodeJob) observe(run string, n rendezvous.Note) {
 	j.events.rendezvous(n)
 	if n.Event == "last-call" || n.Event == "resume" || n.Event == "address" {
 		j.log.Info("rendezvous: "+n.Event, "text", n.Text)
 	}
 }
 
-func (j *job) logsConfig() logs.Config {
+func (j *nodeJob) logsConfig() logs.Config {
 	l := &j.s.logs
 	cfg := logs.Config{
 		Dir: l.dir, RunID: j.s.runID, Files: l.files(max(j.s.slots, 1)), PrefixTemplate: l.prefix,
@@ -326,14 +326,14 @@ func (j *job) logsConfig() logs.Config {
 	return cfg
 }
 
-func (j *job) sessionConfig(started time.Time) api.SessionConfig {
+func (j *nodeJob) sessionConfig(started time.Time) api.SessionConfig {
 	return api.SessionConfig{
 		Run: j.s.runID, Node: j.s.node, Params: j.s.params, Where: j.endpoint.where, Started: started,
 		ConnectTimeout: j.s.connect, OnResume: j.s.onResume, Work: j.s.work(), Logger: j.log,
 	}
 }
 
-func (j *job) agentConfig(host hostFacts) launcher.Config {
+func (j *nodeJob) agentConfig(host hostFacts) launcher.Config {
 	cfg := j.s.agent(host)
 	cfg.Rendezvous, cfg.Store, cfg.Processes, cfg.Logs = j.adapter, j.endpoint, j.procs, j.logs
 	cfg.Parts, cfg.Env = j.parts, j.python.environ(cfg.Env)
@@ -376,7 +376,7 @@ func (s *settings) workerEnv() []string {
 }
 
 // catchSignals takes the job's signals, and those that a PID 1 has to pass on.
-func (j *job) catchSignals() {
+func (j *nodeJob) catchSignals() {
 	j.signals = make(chan os.Signal, 16)
 	j.inbox.Catch(j.signals, j.s.signals...)
 	j.inbox.Catch(j.signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
@@ -388,7 +388,7 @@ type signalError struct{ sig syscall.Signal }
 func (e *signalError) Error() string { return "received " + e.sig.String() }
 
 // interruptible cancels on a terminating signal until the returned function is called.
-func (j *job) interruptible(cancel context.CancelCauseFunc) (stop func()) {
+func (j *nodeJob) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 	quit, gone := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -408,7 +408,7 @@ func (j *job) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 }
 
 // conclude says how the job ended.
-func (j *job) conclude(res launcher.Result) {
+func (j *nodeJob) conclude(res launcher.Result) {
 	j.events.ended(res)
 	switch {
 	case res.Err != nil:
@@ -431,7 +431,7 @@ func (s *settings) jobName() string {
 }
 
 // copyErrorFile hands the root cause to whoever launched this launcher, as torchrun does.
-func (j *job) copyErrorFile(f verdict.Failure) {
+func (j *nodeJob) copyErrorFile(f verdict.Failure) {
 	to := os.Getenv("TORCHELASTIC_ERROR_FILE")
 	if to == "" || f.ErrorFile == "" {
 		return
@@ -448,7 +448,7 @@ func (j *job) copyErrorFile(f verdict.Failure) {
 	}
 }
 
-func (j *job) close(res launcher.Result) {
+func (j *nodeJob) close(res launcher.Result) {
 	j.endParts(res)
 	if j.procs != nil {
 		j.closing("end processes", j.procs.Close())
@@ -477,7 +477,7 @@ func (j *job) close(res launcher.Result) {
 }
 
 // awaitSaves ends the parts of a job whose workers have succeeded. That of a job whose last save is lost has not.
-func (j *job) awaitSaves(res launcher.Result) launcher.Result {
+func (j *nodeJob) awaitSaves(res launcher.Result) launcher.Result {
 	j.endParts(res)
 	forParts(j.parts, func(c *checkpoints) { j.unsaved = c.unsaved })
 	if j.unsaved != nil {
@@ -487,7 +487,7 @@ func (j *job) awaitSaves(res launcher.Result) launcher.Result {
 }
 
 // endParts gives the parts the time that the job's end leaves; the next signal ends it. A second call does nothing.
-func (j *job) endParts(res launcher.Result) {
+func (j *nodeJob) endParts(res launcher.Result) {
 	if len(j.parts) == 0 || j.ended {
 		return
 	}
@@ -511,7 +511,7 @@ const maxDrain = 10 * time.Minute
 
 // drainBudget is how long the last checkpoints may take: of a node that leaves, until it has to be gone; a signal
 // without such a time leaves as long as the workers had.
-func (j *job) drainBudget(res launcher.Result) time.Duration {
+func (j *nodeJob) drainBudget(res launcher.Result) time.Duration {
 	switch {
 	case !res.Deadline.IsZero():
 		return max(0, time.Until(res.Deadline))
@@ -521,7 +521,7 @@ func (j *job) drainBudget(res launcher.Result) time.Duration {
 	return maxDrain
 }
 
-func (j *job) closing(what string, err error) {
+func (j *nodeJob) closing(what string, err error) {
 	if err != nil {
 		j.log.Warn(what, "err", err)
 	}

@@ -45,7 +45,7 @@ func metricsFeature() feature {
 	return feature{
 		name:     "metrics",
 		settings: func(r *resolver) error { addr = r.c.String("metrics-addr"); return nil },
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if addr == "" {
 				return nil, nil
 			}

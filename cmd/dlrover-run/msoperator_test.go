@@ -82,7 +82,7 @@ func TestChecksOfMSOperatorsPods(t *testing.T) {
 	for share, wants := range map[string]bool{"": true, "workers": true, "scheduler": false, "pserver-0": false} {
 		s := settings{share: share}
 		require.Equal(t, !wants, s.sideOnly())
-		c := &nodeChecks{job: &job{s: &s}}
+		c := &nodeChecks{job: &nodeJob{s: &s}}
 		require.Equal(t, wants, c.noTorch() == "")
 	}
 	for role, wants := range map[string]bool{"MS_SCHED": false, "MS_WORKER": true} {

@@ -64,7 +64,7 @@ func nodeChecksFeature() feature {
 				p.Features["node_checks"] = k.plan()
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if !k.asked() {
 				return nil, nil
 			}
@@ -248,4 +248,4 @@ func (k *checkSettings) plan() planChecks {
 }
 
 // startCommand starts a command of a check. Nothing else in the launcher may wait for children.
-func (j *job) startCommand(c *exec.Cmd) (wait func() error, err error) { return j.procs.Command(c) }
+func (j *nodeJob) startCommand(c *exec.Cmd) (wait func() error, err error) { return j.procs.Command(c) }

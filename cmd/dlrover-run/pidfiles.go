@@ -22,7 +22,7 @@ func pidFilesFeature() feature {
 	return feature{
 		name:     "pid files",
 		settings: func(r *resolver) error { names = r.s.called.command.PIDFiles; return nil },
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if len(names) == 0 {
 				return nil, nil
 			}

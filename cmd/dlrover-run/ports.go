@@ -49,7 +49,7 @@ func portsFeature() feature {
 				p.Features["ports"] = users
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if all == 0 && !world {
 				return nil, nil
 			}
@@ -59,7 +59,7 @@ func portsFeature() feature {
 }
 
 // openPorts holds n ports. Only who wants to be told has a file for them.
-func openPorts(j *job, n int, tell bool) (*ports, error) {
+func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
 	held, err := freeports.Hold(n, j.s.port)
 	if err != nil {
 		return nil, unusableOption(fmt.Errorf("--preset=%s and --ports need %d ports: %w; ask for fewer",
@@ -84,7 +84,7 @@ func (p *ports) Name() string { return "ports" }
 // NeedsWorld implements launcher.WorldNeeder.
 func (p *ports) NeedsWorld() bool { return true }
 
-func (p *ports) joined(j *job) { p.offer = j.adapter.session.SetPorts }
+func (p *ports) joined(j *nodeJob) { p.offer = j.adapter.session.SetPorts }
 
 // Starting implements launcher.Starter: from now on the ports are the workers'.
 func (p *ports) Starting(e launcher.Epoch) {

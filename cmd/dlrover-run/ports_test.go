@@ -19,10 +19,10 @@ import (
 	"dlrover-run/rendezvous"
 )
 
-func openTestPorts(t *testing.T, n int) (*ports, *job) {
+func openTestPorts(t *testing.T, n int) (*ports, *nodeJob) {
 	t.Helper()
 	t.Setenv("TMPDIR", t.TempDir())
-	j := &job{s: &settings{}, log: slog.New(slog.DiscardHandler)}
+	j := &nodeJob{s: &settings{}, log: slog.New(slog.DiscardHandler)}
 	p, err := openPorts(j, n, true)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.close()) })

@@ -36,7 +36,7 @@ func preflightFeature() feature {
 			}
 			return nil
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if root := os.DirFS("/"); hasDevices(root) {
 				return lookAtDevices(root, j.log), nil
 			}

@@ -45,7 +45,7 @@ func rankLogsFeature() feature {
 				p.Logs.Ranks = want.Path(0, 0)
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if want == nil {
 				return nil, nil
 			}

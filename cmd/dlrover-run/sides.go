@@ -21,7 +21,7 @@ func sidesFeature() feature {
 	return feature{
 		name:     "sides",
 		settings: (*resolver).sides,
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if j.s.servicePort == 0 {
 				return nil, nil
 			}

@@ -22,7 +22,7 @@ import (
 // streamServer shows the workers' output to who follows it from elsewhere. Until somebody does it is a reader of
 // notices and nothing else.
 type streamServer struct {
-	job  *job
+	job  *nodeJob
 	exec *execBeside // nil: nothing is executed
 
 	mu   sync.Mutex
@@ -42,7 +42,7 @@ func streamsFeature() feature {
 				p.Features["allow_exec"] = true
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			s := &streamServer{job: j}
 			if !exec {
 				return s, nil

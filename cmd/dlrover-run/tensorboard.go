@@ -43,7 +43,7 @@ func tensorBoardFeature() feature {
 				p.Features["tensorboard"] = b
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if b == nil {
 				return nil, nil
 			}
@@ -134,7 +134,7 @@ func (r *resolver) findTensorBoard(b *board) error {
 // count.
 type tensorBoard struct {
 	board
-	job     *job
+	job     *nodeJob
 	root    fs.FS
 	backoff []time.Duration // before each new start
 	cancel  context.CancelFunc
@@ -144,7 +144,7 @@ type tensorBoard struct {
 // stopBoard is how long it may take to end.
 const stopBoard = 2 * time.Second
 
-func newTensorBoard(j *job, b board) *tensorBoard {
+func newTensorBoard(j *nodeJob, b board) *tensorBoard {
 	return &tensorBoard{board: b, job: j, root: os.DirFS("/"),
 		backoff: []time.Duration{time.Second, 5 * time.Second, 25 * time.Second}}
 }

@@ -74,7 +74,7 @@ func firstLineOf(err error) string {
 }
 
 // sayLastWords says how the job ended. It comes before what may take long: a pod may be killed meanwhile.
-func (j *job) sayLastWords(res launcher.Result, code int) {
+func (j *nodeJob) sayLastWords(res launcher.Result, code int) {
 	t := verdict.Termination{Line: j.summary(res), RunID: j.s.runID, Node: j.s.node.Name, Reason: res.Reason.String(),
 		ExitCode: code}
 	if res.Signal != 0 {
@@ -89,7 +89,7 @@ func (j *job) sayLastWords(res launcher.Result, code int) {
 }
 
 // summary says in one line how the job ended; "" if it has succeeded.
-func (j *job) summary(res launcher.Result) string {
+func (j *nodeJob) summary(res launcher.Result) string {
 	switch {
 	case res.Err != nil:
 		return "dlrover-run: " + printable.Line(firstLineOf(res.Err))

@@ -45,7 +45,7 @@ func trainingPortFeature() feature {
 				p.Features["training-port"] = map[string]any{"from": start, hcclVariable: fromRendezvous}
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if start == 0 {
 				return nil, nil
 			}
@@ -119,7 +119,7 @@ func (p *trainingPort) Name() string { return "training-port" }
 // NeedsWorld implements launcher.WorldNeeder.
 func (p *trainingPort) NeedsWorld() bool { return true }
 
-func (p *trainingPort) joined(j *job) { p.session = j.adapter.session }
+func (p *trainingPort) joined(j *nodeJob) { p.session = j.adapter.session }
 
 // Starting implements launcher.Starter.
 func (p *trainingPort) Starting(e launcher.Epoch) {

@@ -54,7 +54,7 @@ func warmFeature() feature {
 				p.Features["warm"] = k.plan()
 			}
 		},
-		open: func(j *job) (launcher.Part, error) {
+		open: func(j *nodeJob) (launcher.Part, error) {
 			if !k.on {
 				return nil, nil
 			}
@@ -129,7 +129,7 @@ func (k *warmSettings) plan() planWarm {
 // warmWorkers is the part of the launcher that starts workers from prepared processes.
 type warmWorkers struct {
 	warmSettings
-	job     *job
+	job     *nodeJob
 	log     *slog.Logger
 	dir     *shm.Dir
 	unlock  func() error
@@ -137,7 +137,7 @@ type warmWorkers struct {
 }
 
 // openWarm goes on without warm workers where they have no place.
-func openWarm(j *job, k warmSettings) launcher.Part {
+func openWarm(j *nodeJob, k warmSettings) launcher.Part {
 	w := &warmWorkers{warmSettings: k, job: j, log: j.log}
 	var err error
 	if w.dir, err = shm.Create(j.s.shmDir, "warm-"+strings.ToLower(rand.Text())); err == nil {
