@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/job"
 )
 
 // What a Round keeps of its Budget. Whatever ends an epoch has a toll, which is booked at the next seal, when it is
@@ -26,7 +27,7 @@ type Spent struct {
 	Same  int    `json:"same,omitempty"`
 	Alike string `json:"alike,omitempty"`
 	// Best is how far the run has come.
-	Best Progress `json:"best,omitzero"`
+	Best job.Progress `json:"best,omitzero"`
 	// Recent are the newest restarts, the oldest first, if Windows count them.
 	Recent []Restarted `json:"recent,omitempty"`
 	// Held: the run would have failed, and was paused instead, until then; zero is until an order.
@@ -50,14 +51,14 @@ const (
 
 // account is what a Round keeps of its Budget.
 type account struct {
-	Spent   Spent   `json:"spent,omitzero"`
-	SpentIn EpochID `json:"spent_in,omitzero"` // the newest epoch that the node had seen who brought Spent
+	Spent   Spent       `json:"spent,omitzero"`
+	SpentIn job.EpochID `json:"spent_in,omitzero"` // the newest epoch that the node had seen who brought Spent
 
 	// Of the newest epoch:
-	Toll     toll      `json:"toll,omitzero"`
-	Progress Progress  `json:"progress,omitzero"`
-	RanAt    time.Time `json:"ran_at,omitzero"`   // its workers were started
-	BrokeAt  time.Time `json:"broke_at,omitzero"` // and are being stopped since then
+	Toll     toll         `json:"toll,omitzero"`
+	Progress job.Progress `json:"progress,omitzero"`
+	RanAt    time.Time    `json:"ran_at,omitzero"`   // its workers were started
+	BrokeAt  time.Time    `json:"broke_at,omitzero"` // and are being stopped since then
 	// Exhausted are nodes all of whose workers have failed, while others go on; Decision is that of the newest.
 	Exhausted int      `json:"exhausted,omitempty"`
 	Decision  Decision `json:"decision,omitempty"`
@@ -85,14 +86,14 @@ type toll struct {
 func (d Decision) charged() bool { return !oneOf(d, RestartFree, Permanent, Hold) }
 
 // breakFailed ends the epoch because workers of n have failed.
-func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []Failure) {
-	c := Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(fs, n)}
+func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []job.Failure) {
+	c := job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(fs, n)}
 	r.breakCharged(now, c, d.charged(), tollOf(n, d, fs))
 	r.dismiss(now, n, d, c)
 }
 
 // tollOf is what failures of workers of n cost.
-func tollOf(n *node, d Decision, fs []Failure) toll {
+func tollOf(n *node, d Decision, fs []job.Failure) toll {
 	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: fingerprint(fs, n),
 		Text: cut(firstText(fs, n), maxOrderText)}
 	if len(fs) > 0 {
@@ -113,7 +114,7 @@ func (r *Round) futile(now time.Time, n *node, e Failing) bool {
 // stiffen lets a further report of an epoch that has failed count for more than the first one, as a policy wants on
 // purpose. A mere restart does not: most failures only follow the first.
 func (r *Round) stiffen(now time.Time, d Decision) {
-	if r.cause == nil || r.cause.Kind != CauseFailure || !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
+	if r.cause == nil || r.cause.Kind != job.CauseFailure || !oneOf(d, Permanent, Hold, RestartElsewhere, Shrink) {
 		return
 	}
 	t := &r.account.Toll
@@ -125,7 +126,7 @@ func (r *Round) stiffen(now time.Time, d Decision) {
 }
 
 // dismiss goes on without n if that is decided about it.
-func (r *Round) dismiss(now time.Time, n *node, d Decision, c Cause) {
+func (r *Round) dismiss(now time.Time, n *node, d Decision, c job.Cause) {
 	if !r.doomAt.IsZero() || d != RestartElsewhere && d != Shrink || n.state != pending {
 		return
 	}
@@ -133,7 +134,7 @@ func (r *Round) dismiss(now time.Time, n *node, d Decision, c Cause) {
 	if n.can(CanLeave) {
 		n.drained = &c
 		r.become(n, leaving)
-		r.direct(n, Directive{Kind: Stop, Cause: &c})
+		r.direct(n, Directive{Kind: job.Stop, Cause: &c})
 	}
 	if (d == RestartElsewhere || !n.can(CanLeave)) && r.roomForBar(n.Name) {
 		r.barName(now, n.Name, &c)
@@ -141,7 +142,7 @@ func (r *Round) dismiss(now time.Time, n *node, d Decision, c Cause) {
 }
 
 // fingerprint is what failures of one kind have in common: for those of older launchers, their text.
-func fingerprint(fs []Failure, n *node) string {
+func fingerprint(fs []job.Failure, n *node) string {
 	text := firstText(fs, n)
 	if len(fs) > 0 && fs[0].Fingerprint != "" {
 		text = fs[0].Fingerprint
@@ -151,7 +152,7 @@ func fingerprint(fs []Failure, n *node) string {
 
 // breakCharged ends the epoch, at the cost of a restart if charge is set, and of t. The run fails if that is final or
 // more than what is left, unless a node turns out to have died.
-func (r *Round) breakCharged(now time.Time, c Cause, charge bool, t toll) {
+func (r *Round) breakCharged(now time.Time, c job.Cause, charge bool, t toll) {
 	r.charge, r.account.Toll = charge, t
 	if r.hopeless(now) {
 		r.doom(now)
@@ -245,7 +246,7 @@ func (r *Round) ran(now time.Time) time.Duration {
 // fruitful: the newest epoch has a newer checkpoint or more steps than any before or, where neither is known, was long.
 func (r *Round) fruitful(now time.Time) bool {
 	p := r.account.Progress
-	return p.beyond(r.account.Spent.Best) || !p.Stepping && !p.Saving && r.ran(now) >= longEpoch
+	return p.Beyond(r.account.Spent.Best) || !p.Stepping && !p.Saving && r.ran(now) >= longEpoch
 }
 
 // progressed is fruitful, but gives the benefit of the doubt: to a long epoch and, without checkpoints that the
@@ -296,11 +297,11 @@ func (r *Round) backoff(streak int) time.Duration {
 		d *= 2
 	}
 	d = min(d, b.BackoffMax)
-	return d - time.Duration(r.id.mixed()%uint64(d/4+1))
+	return d - time.Duration(mixed(r.id)%uint64(d/4+1))
 }
 
 // mixed is a number that looks random, and is the same for the same epoch.
-func (e EpochID) mixed() uint64 {
+func mixed(e job.EpochID) uint64 {
 	x := e.Term ^ uint64(e.Round)<<32 ^ uint64(e.Epoch)
 	for range 2 { // the finalizer of SplitMix64
 		x += 0x9e3779b97f4a7c15
@@ -346,7 +347,7 @@ func (r *Round) book(now time.Time) {
 	}
 	s.Streak, s.Fruitless = r.streaks(now)
 	if r.fruitful(now) {
-		s.Best = s.Best.reached(a.Progress)
+		s.Best = reached(s.Best, a.Progress)
 	}
 	if counts {
 		s.Streak++
@@ -372,12 +373,12 @@ func (r *Round) begun(now time.Time) {
 	}
 }
 
-// reached is the best of a run whose newest epoch has come as far as p, which is further.
-func (p Progress) reached(o Progress) Progress {
+// reached is the best of a run whose newest epoch has come as far as o, which is further than p.
+func reached(p, o job.Progress) job.Progress {
 	if o.Saving && (!p.Saving || o.Checkpoint > p.Checkpoint) {
 		return o // steps count from there
 	}
-	return p.with(o)
+	return p.With(o)
 }
 
 func (r *Round) bookRecent(now time.Time) {
@@ -397,7 +398,8 @@ func (r *Round) bookRecent(now time.Time) {
 // spentNow is what directives tell; all share it.
 func (r *Round) spentNow() *Spent {
 	s := r.account.Spent
-	if r.spent == nil && (!s.Since.IsZero() || s.Streak > 0 || s.Fruitless > 0 || s.Same > 0 || s.Best != (Progress{}) ||
+	none := job.Progress{}
+	if r.spent == nil && (!s.Since.IsZero() || s.Streak > 0 || s.Fruitless > 0 || s.Same > 0 || s.Best != none ||
 		s.Sum > 0 || len(s.Recent) > 0 || s.Held) {
 		s.Recent = s.Recent[max(0, len(s.Recent)-maxRecentTold):]
 		r.spent = &s
@@ -408,7 +410,7 @@ func (r *Round) spentNow() *Spent {
 // recallSpent takes over what an earlier daemon had told the node, unless another one has heard of a newer epoch.
 func (r *Round) recallSpent(now time.Time, e Join) {
 	a := &r.account
-	if e.Spent == nil || !r.fresh() || a.SpentIn.newer(e.Seen) {
+	if e.Spent == nil || !r.fresh() || a.SpentIn.Newer(e.Seen) {
 		return
 	}
 	s := *e.Spent
@@ -425,7 +427,7 @@ func (r *Round) recallSpent(now time.Time, e Join) {
 func (r *Round) failRun(now time.Time) {
 	c, t := r.cause, r.account.Toll
 	if why := r.overrun(now); why != "" && !t.Final && !t.Hold {
-		c = &Cause{Kind: CauseBudget, Node: t.Node, Text: why}
+		c = &job.Cause{Kind: job.CauseBudget, Node: t.Node, Text: why}
 	}
 	b := r.params.Budget
 	switch {
@@ -434,12 +436,12 @@ func (r *Round) failRun(now time.Time) {
 	case b.HoldFailed:
 		r.holdFailed(now, c, b.HoldFor)
 	default:
-		r.finish(now, Failed, c)
+		r.finish(now, job.Failed, c)
 	}
 }
 
 // holdFailed pauses a run that would fail, for d or, if that is 0, until an order.
-func (r *Round) holdFailed(now time.Time, c *Cause, d time.Duration) {
+func (r *Round) holdFailed(now time.Time, c *job.Cause, d time.Duration) {
 	held := r.account.Toll.Hold && !r.account.Toll.Final // nothing but a policy has decided it
 	r.doomAt, r.charge, r.account.Toll = time.Time{}, false, toll{}
 	if r.paused != nil {
@@ -474,7 +476,7 @@ func (r *Round) pauseEnds(now time.Time) {
 }
 
 // timeLimit is when time alone ends the run, and why; zero when it never does.
-func (r *Round) timeLimit() (at time.Time, c *Cause) {
+func (r *Round) timeLimit() (at time.Time, c *job.Cause) {
 	a, b := &r.account, r.params.Budget
 	switch {
 	case r.paused != nil:
@@ -484,14 +486,14 @@ func (r *Round) timeLimit() (at time.Time, c *Cause) {
 		return time.Time{}, nil
 	case !a.Spent.Since.IsZero() && b.Deadline > 0:
 		at = a.Spent.Since.Add(b.Deadline)
-		c = &Cause{Kind: CauseDeadline,
+		c = &job.Cause{Kind: job.CauseDeadline,
 			Text: fmt.Sprintf("the job has taken longer than %s (--deadline)", duration.Text(b.Deadline))}
 	}
 	waits := r.phase == running && b.StartDeadline > 0 && a.Progress.Step == 0 && r.done == 0 && !r.heldWorld
 	if start := a.RanAt.Add(b.StartDeadline); waits && !a.RanAt.IsZero() && (c == nil || start.Before(at)) {
 		at = start
-		c = &Cause{Kind: CauseNoStep, Text: fmt.Sprintf("no worker has made a step within %s of its start (--start-deadline)",
-			duration.Text(b.StartDeadline))}
+		c = &job.Cause{Kind: job.CauseNoStep, Text: fmt.Sprintf(
+			"no worker has made a step within %s of its start (--start-deadline)", duration.Text(b.StartDeadline))}
 	}
 	return at, c
 }
@@ -505,7 +507,7 @@ func (r *Round) overdue(now time.Time) bool {
 	if at.IsZero() || now.Before(at) {
 		return false
 	}
-	r.finish(now, Failed, c)
+	r.finish(now, job.Failed, c)
 	return true
 }
 
@@ -515,13 +517,13 @@ func (r *Round) stepped(e Stepped) error {
 		return ErrUnknownNode
 	}
 	if e.EpochID == r.id {
-		r.progress(Progress{Step: 1, Stepping: true})
+		r.progress(job.Progress{Step: 1, Stepping: true})
 	}
 	return nil
 }
 
 // progress books how far the workers of the newest epoch have come.
-func (r *Round) progress(p Progress) { r.account.Progress = r.account.Progress.with(p) }
+func (r *Round) progress(p job.Progress) { r.account.Progress = r.account.Progress.With(p) }
 
 // succeeded books whose success n reports.
 func (a *account) succeeded(n *node, e Success, tolerate bool) {
@@ -566,7 +568,7 @@ func (r *Round) tolerate(now time.Time, n *node, e Failing) {
 // breakExhausted ends an epoch all of whose workers have failed, one after the other.
 func (r *Round) breakExhausted(now time.Time) {
 	n := r.world[0]
-	var fs []Failure
+	var fs []job.Failure
 	if len(r.failures) > 0 {
 		fs = r.failures[:1]
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // unbounded is a run that restarts for ever, but for what b bounds.
@@ -29,7 +31,8 @@ func (s *sim) crashesWith(e Failing, id string) (wait time.Duration, ok bool) {
 	run := s.runs[id]
 	e.ID, e.EpochID = id, run.EpochID
 	if e.Failures == nil {
-		e.Failures = []Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}}
+		p := run.Place
+		e.Failures = []job.Failure{{Rank: p.RankBase, GroupRank: p.GroupRank, Text: id + " failed", At: s.now}}
 	}
 	s.must(e)
 	return s.restarts(id)
@@ -45,7 +48,7 @@ func (s *sim) restarts(id string) (wait time.Duration, ok bool) {
 			return s.now.Sub(failed), true
 		}
 		next := s.r.Next()
-		if s.dirs[id].Kind == Fail || next.IsZero() {
+		if s.dirs[id].Kind == job.Fail || next.IsZero() {
 			return 0, false
 		}
 		s.pass(max(0, next.Sub(s.now)))
@@ -81,15 +84,15 @@ func TestBackoffGrowsAndEndsWithProgress(t *testing.T) {
 	wait, _ := s.crashes("a", RestartFree)
 	require.Zero(t, wait, "an epoch of ten minutes is progress")
 	_, _ = s.crashes("a", RestartFree)
-	wait, _ = s.crashesWith(Failing{Progress: Progress{Step: 1, Stepping: true}}, "a")
+	wait, _ = s.crashesWith(Failing{Progress: job.Progress{Step: 1, Stepping: true}}, "a")
 	require.Zero(t, wait, "so is a step, if nothing is known of checkpoints")
 	_, _ = s.crashes("a", RestartFree)
-	_, _ = s.crashesWith(Failing{Progress: Progress{Checkpoint: 7, Saving: true}}, "a")
+	_, _ = s.crashesWith(Failing{Progress: job.Progress{Checkpoint: 7, Saving: true}}, "a")
 	for range 2 {
-		wait, _ = s.crashesWith(Failing{Progress: Progress{Checkpoint: 7, Saving: true, Step: 1, Stepping: true}}, "a")
+		wait, _ = s.crashesWith(Failing{Progress: job.Progress{Checkpoint: 7, Saving: true, Step: 1, Stepping: true}}, "a")
 	}
 	require.NotZero(t, wait, "steps count from the checkpoint, and there have been as many")
-	wait, _ = s.crashesWith(Failing{Progress: Progress{Checkpoint: 8, Saving: true}}, "a")
+	wait, _ = s.crashesWith(Failing{Progress: job.Progress{Checkpoint: 8, Saving: true}}, "a")
 	require.Zero(t, wait)
 	require.Equal(t, 1, s.r.Status().Budget.Streak)
 }
@@ -167,7 +170,7 @@ func TestWhoComesOrGoesIsNotCharged(t *testing.T) {
 	require.True(t, ok)
 	require.Zero(t, wait, "an operator's order costs nothing either")
 	require.Equal(t, before, s.r.account.Spent)
-	s.must(Order{Kind: OrderRestart, Cause: CauseHang, Charge: true})
+	s.must(Order{Kind: OrderRestart, Cause: job.CauseHang, Charge: true})
 	_, ok = s.restarts("a")
 	require.False(t, ok)
 }
@@ -180,7 +183,7 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 		return b
 	}
 	noStep := func(text string) Failing {
-		return Failing{Progress: Progress{Stepping: true}, Failures: []Failure{{Rank: 3, Text: text}}}
+		return Failing{Progress: job.Progress{Stepping: true}, Failures: []job.Failure{{Rank: 3, Text: text}}}
 	}
 	alike := func(text string) Failing {
 		f := noStep(text)
@@ -197,14 +200,15 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 			"budget: 3 restarts in a row have brought no progress (--backoff-limit)"},
 		"no limit": {none, []Failing{{}}, 200, ""},
 		"sum": {with(func(b *Budget) { b.BackoffLimit, b.Sum = 3, true }), []Failing{{Decision: RestartFree,
-			Progress: Progress{Step: 30, Stepping: true, Checkpoint: 7, Saving: true}}, {Decision: RestartCharged}}, 3,
+			Progress: job.Progress{Step: 30, Stepping: true, Checkpoint: 7, Saving: true}}, {Decision: RestartCharged}}, 3,
 			"budget: 3 restarts of the job, whether they have brought progress or not (--backoff-limit)"},
 		"no sum": {with(func(b *Budget) { b.Sum = true }), []Failing{{}}, 200, ""},
 		"no progress": {with(func(b *Budget) { b.NoProgress = 2 }),
-			[]Failing{{Progress: Progress{Step: 5, Stepping: true}}}, 2,
+			[]Failing{{Progress: job.Progress{Step: 5, Stepping: true}}}, 2,
 			"budget: 2 restarts in a row have brought neither a newer checkpoint nor more steps (--no-progress)"},
-		"more steps": {with(func(b *Budget) { b.NoProgress = 1 }), []Failing{{Progress: Progress{Step: 5, Stepping: true}},
-			{Progress: Progress{Step: 6, Stepping: true}}, {Progress: Progress{Step: 7, Stepping: true}}, {}}, 3,
+		"more steps": {with(func(b *Budget) { b.NoProgress = 1 }), []Failing{
+			{Progress: job.Progress{Step: 5, Stepping: true}},
+			{Progress: job.Progress{Step: 6, Stepping: true}}, {Progress: job.Progress{Step: 7, Stepping: true}}, {}}, 3,
 			"budget: 1 restarts in a row have brought neither a newer checkpoint nor more steps (--no-progress)"},
 		"alike": {with(func(b *Budget) { b.SameFailures = 3 }),
 			[]Failing{alike("rank 1 (node 0 x) failed: no module named y, pid 12345"),
@@ -215,11 +219,12 @@ func TestEveryBoundEndsTheRunWithItsReason(t *testing.T) {
 			[]Failing{noStep("code 1"), noStep("code 2")}, 200, ""},
 		"after a step": {with(func(b *Budget) { b.SameFailures = 2 }), []Failing{noStep("x"), {}}, 200, ""},
 		"at once, steps unknown": {with(func(b *Budget) { b.SameFailures = 2 }),
-			[]Failing{{Failures: []Failure{{Text: "x"}}}}, 1,
+			[]Failing{{Failures: []job.Failure{{Text: "x"}}}}, 1,
 			"budget: workers have failed 2 times in a row before their first step (--same-failures): x"},
 		"after a checkpoint, steps unknown": {with(func(b *Budget) { b.SameFailures = 2 }),
-			[]Failing{{Progress: Progress{Saving: true, Checkpoint: 1}}, {Progress: Progress{Saving: true, Checkpoint: 2}},
-				{Progress: Progress{Saving: true, Checkpoint: 3}}, {}}, 4,
+			[]Failing{{Progress: job.Progress{Saving: true, Checkpoint: 1}},
+				{Progress: job.Progress{Saving: true, Checkpoint: 2}},
+				{Progress: job.Progress{Saving: true, Checkpoint: 3}}, {}}, 4,
 			"budget: workers have failed 2 times in a row before their first step (--same-failures): a failed"},
 		"window": {with(func(b *Budget) { b.Windows[1] = Window{WindowJob, 4, time.Hour} }), []Failing{{}}, 4,
 			"budget: 4 restarts of the job within 1h (--restart-window)"},
@@ -299,7 +304,7 @@ func TestTheSumBoundsAlways(t *testing.T) {
 		s.must(Success{ID: "a", EpochID: s.runs["a"].EpochID})
 		s.obey()
 	}
-	require.Equal(t, Succeeded, s.r.outcome)
+	require.Equal(t, job.Succeeded, s.r.outcome)
 }
 
 // TestAnotherNodesProgressSavesTheRun: it is told when that node has stopped.
@@ -311,10 +316,10 @@ func TestAnotherNodesProgressSavesTheRun(t *testing.T) {
 	require.True(t, ok)
 	s.fail("a", RestartCharged)
 	d := s.dirs["b"]
-	require.Equal(t, Stop, d.Kind)
+	require.Equal(t, job.Stop, d.Kind)
 	delete(s.runs, "b")
 	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Stopped: d.EpochID,
-		Progress: Progress{Step: 9, Stepping: true}})
+		Progress: job.Progress{Step: 9, Stepping: true}})
 	s.dirs["b"] = Directive{}
 	s.pass(AttributionWindow)
 	s.obey()
@@ -330,14 +335,14 @@ func TestDeadline(t *testing.T) {
 	s.must(Order{Kind: OrderPause})
 	s.obey()
 	s.pass(3 * time.Hour)
-	require.Equal(t, Wait, s.dirs["a"].Kind, "a pause does not count")
+	require.Equal(t, job.Wait, s.dirs["a"].Kind, "a pause does not count")
 	s.must(Order{Kind: OrderResume})
 	s.obey()
 	s.runsFor(29 * time.Minute)
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	require.Equal(t, s.now.Add(time.Minute), s.r.Status().Budget.Deadline)
 	s.runsFor(time.Minute)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 	require.Equal(t, "deadline: the job has taken longer than 1h (--deadline)", s.why())
 }
 
@@ -351,21 +356,21 @@ func TestStartDeadline(t *testing.T) {
 		return s
 	}
 	s := begin()
-	s.must(Stepped{ID: "b", EpochID: EpochID{}}) // of another epoch
+	s.must(Stepped{ID: "b", EpochID: job.EpochID{}}) // of another epoch
 	s.runsFor(1)
 	require.Equal(t, "no-first-step: no worker has made a step within 1m of its start (--start-deadline)", s.why())
 	s = begin()
 	require.ErrorIs(t, s.step(Stepped{ID: "x", EpochID: s.runs["a"].EpochID}), ErrUnknownNode)
 	s.must(Stepped{ID: "b", EpochID: s.runs["a"].EpochID})
 	s.runsFor(time.Hour)
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	_, _ = s.crashes("a", RestartCharged)
 	s.runsFor(time.Minute)
-	require.Equal(t, Fail, s.dirs["a"].Kind, "each start has its own")
+	require.Equal(t, job.Fail, s.dirs["a"].Kind, "each start has its own")
 	s = begin()
 	s.succeed("a")
 	s.runsFor(time.Hour)
-	require.Equal(t, Run, s.dirs["b"].Kind, "some workers end without a step")
+	require.Equal(t, job.Run, s.dirs["b"].Kind, "some workers end without a step")
 }
 
 // What an earlier daemon has told of what is spent is told on, if it is one thing alone.
@@ -374,14 +379,14 @@ func TestEachThingThatIsSpentIsTold(t *testing.T) {
 	for name, spent := range map[string]Spent{
 		"the deadline": {Since: at}, "a streak": {Streak: 1}, "fruitless": {Fruitless: 1}, "same": {Same: 1, Alike: "x"},
 		"sum":      {Sum: 1},
-		"the best": {Best: Progress{Step: 1}}, "recent": {Recent: []Restarted{{At: at, Rank: 1}}}, "held": {Held: true},
+		"the best": {Best: job.Progress{Step: 1}}, "recent": {Recent: []Restarted{{At: at, Rank: 1}}}, "held": {Held: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t, Params{Min: 2, Max: 2})
-			e := Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}}
+			e := Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}}
 			e.Spent = &spent
 			if spent.Held {
-				e.Paused = &Cause{Kind: CauseFailure, Text: "b failed"}
+				e.Paused = &job.Cause{Kind: job.CauseFailure, Text: "b failed"}
 			}
 			s.must(e)
 			require.Equal(t, &spent, s.dirs["a"].Spent)
@@ -416,9 +421,9 @@ func TestSuccessRules(t *testing.T) {
 			require.Empty(t, s.r.Status().Outcome, c)
 		}
 		tell(c.enough)
-		require.Equal(t, string(Succeeded), s.r.Status().Outcome, c)
-		require.Equal(t, Done, s.dirs["a"].Kind)
-		require.Equal(t, Done, s.dirs["b"].Kind)
+		require.Equal(t, string(job.Succeeded), s.r.Status().Outcome, c)
+		require.Equal(t, job.Done, s.dirs["a"].Kind)
+		require.Equal(t, job.Done, s.dirs["b"].Kind)
 	}
 }
 
@@ -437,21 +442,22 @@ func TestSuccessBesideNodesWithoutWorkers(t *testing.T) {
 			s.joinNode(Node{ID: id, Name: id, Rank: i, Slots: min(i, 1) * 2})
 		}
 		s.obey()
-		require.Equal(t, Place{GroupRank: 0, GroupWorldSize: 3, WorldSize: 4}, unplaced(s.runs["scheduler"].Place))
-		require.Equal(t, Place{GroupRank: 1, GroupWorldSize: 3, WorldSize: 4}, unplaced(s.runs["b"].Place))
-		require.Equal(t, Place{GroupRank: 2, GroupWorldSize: 3, RankBase: 2, WorldSize: 4}, unplaced(s.runs["c"].Place))
+		require.Equal(t, job.Place{GroupRank: 0, GroupWorldSize: 3, WorldSize: 4}, unplaced(s.runs["scheduler"].Place))
+		require.Equal(t, job.Place{GroupRank: 1, GroupWorldSize: 3, WorldSize: 4}, unplaced(s.runs["b"].Place))
+		require.Equal(t, job.Place{GroupRank: 2, GroupWorldSize: 3, RankBase: 2, WorldSize: 4}, unplaced(s.runs["c"].Place))
 		s.succeed(c.before...)
 		s.restore()
 		require.Empty(t, s.r.Status().Outcome, c)
 		s.succeed(c.enough)
-		require.Equal(t, string(Succeeded), s.r.Status().Outcome, c)
-		require.Equal(t, Done, s.dirs["scheduler"].Kind)
+		require.Equal(t, string(job.Succeeded), s.r.Status().Outcome, c)
+		require.Equal(t, job.Done, s.dirs["scheduler"].Kind)
 	}
 }
 
 // unplaced is what a Place says of numbers.
-func unplaced(p *Place) Place {
-	return Place{GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize, RankBase: p.RankBase, WorldSize: p.WorldSize}
+func unplaced(p *job.Place) job.Place {
+	return job.Place{GroupRank: p.GroupRank, GroupWorldSize: p.GroupWorldSize, RankBase: p.RankBase,
+		WorldSize: p.WorldSize}
 }
 
 func TestARunThatWouldFailIsHeld(t *testing.T) {
@@ -462,8 +468,8 @@ func TestARunThatWouldFailIsHeld(t *testing.T) {
 		s.fail("b", decision)
 		s.pass(AttributionWindow)
 		s.obey()
-		require.Equal(t, Wait, s.dirs["a"].Kind)
-		require.Equal(t, &Cause{CauseFailure, "b", "b failed"}, s.dirs["a"].Paused)
+		require.Equal(t, job.Wait, s.dirs["a"].Kind)
+		require.Equal(t, &job.Cause{Kind: job.CauseFailure, Node: "b", Text: "b failed"}, s.dirs["a"].Paused)
 		return s
 	}
 	hold := Budget{BackoffMax: -1, HoldFailed: true, HoldFor: time.Hour}
@@ -471,7 +477,7 @@ func TestARunThatWouldFailIsHeld(t *testing.T) {
 	s.pass(time.Hour - 1)
 	require.Empty(t, s.r.Status().Outcome)
 	s.pass(1)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 	require.Equal(t, "worker-failure: b failed", s.why())
 
 	s = begin(hold, Permanent)
@@ -484,9 +490,9 @@ func TestARunThatWouldFailIsHeld(t *testing.T) {
 
 	for _, s := range []*sim{begin(Budget{}, Hold), begin(Budget{HoldFailed: true}, Permanent)} {
 		s.pass(1000 * time.Hour)
-		require.Equal(t, Wait, s.dirs["b"].Kind, "until an order")
+		require.Equal(t, job.Wait, s.dirs["b"].Kind, "until an order")
 		s.must(Order{Kind: OrderStop})
-		require.Equal(t, Fail, s.dirs["b"].Kind)
+		require.Equal(t, job.Fail, s.dirs["b"].Kind)
 	}
 
 	s = begin(hold, Permanent)
@@ -508,7 +514,7 @@ func TestAHoldOutlivesTheDaemon(t *testing.T) {
 		Spent: d.Spent, Stopped: d.EpochID})
 	next.must(Attach{ID: "a"})
 	next.pass(time.Hour)
-	require.Equal(t, Fail, next.dirs["a"].Kind)
+	require.Equal(t, job.Fail, next.dirs["a"].Kind)
 }
 
 // TestADaemonWithoutMemoryLearnsWhatIsSpent: it neither forgets nor counts twice.
@@ -551,7 +557,8 @@ func TestADaemonWithoutMemoryLearnsWhatIsSpent(t *testing.T) {
 		Held: true, Recent: make([]Restarted, 99), Alike: strings.Repeat("x", 999)}
 	r := New(Config{Term: 9})
 	for i, e := range []Join{
-		{Seen: EpochID{7, 2, 1}, Spent: &newer}, {Seen: EpochID{7, 2, 0}, Spent: &old}, {Seen: EpochID{7, 2, 2}},
+		{Seen: job.EpochID{Term: 7, Round: 2, Epoch: 1}, Spent: &newer},
+		{Seen: job.EpochID{Term: 7, Round: 2}, Spent: &old}, {Seen: job.EpochID{Term: 7, Round: 2, Epoch: 2}},
 	} {
 		e.Node, e.Params = Node{ID: fmt.Sprint(i), Name: fmt.Sprint(i), Rank: -1, Slots: 1}, Params{Min: 5, Max: 5}
 		_, err := r.Step(next.now, e)
@@ -601,7 +608,7 @@ func TestStepsCountFromTheNewestCheckpoint(t *testing.T) {
 	}{
 		{100, 5, 1}, {3, 6, 1}, {4, 6, 1}, {4, 6, 2}, {9, 5, 1}, {8, 6, 2}, {10, 6, 1},
 	} {
-		p := Progress{Step: c.step, Stepping: true, Checkpoint: c.checkpoint, Saving: true}
+		p := job.Progress{Step: c.step, Stepping: true, Checkpoint: c.checkpoint, Saving: true}
 		_, ok := s.crashesWith(Failing{Decision: RestartCharged, Progress: p}, "a")
 		require.True(t, ok)
 		require.Equal(t, c.fruitless, s.r.Status().Budget.Fruitless, i)
@@ -617,35 +624,35 @@ func TestTolerate(t *testing.T) {
 	}
 	fails := func(s *sim, id string, left int) {
 		s.must(Failing{ID: id, EpochID: s.runs[id].EpochID, Decision: RestartCharged, Tolerated: true, Left: left,
-			Failures: []Failure{{Rank: left, Text: id + " has failed"}}})
+			Failures: []job.Failure{{Rank: left, Text: id + " has failed"}}})
 	}
 	s := begin()
 	fails(s, "a", 1)
 	require.Equal(t, "rank-failed", s.log[len(s.log)-1].Event)
-	require.Equal(t, Run, s.dirs["b"].Kind)
+	require.Equal(t, job.Run, s.dirs["b"].Kind)
 	fails(s, "a", 0)
-	require.Equal(t, Run, s.dirs["b"].Kind, "b runs on")
+	require.Equal(t, job.Run, s.dirs["b"].Kind, "b runs on")
 	s.succeed("b")
-	require.Equal(t, string(Succeeded), s.r.Status().Outcome)
+	require.Equal(t, string(job.Succeeded), s.r.Status().Outcome)
 
 	s = begin()
 	fails(s, "a", 0)
 	fails(s, "b", 0)
-	require.Equal(t, Stop, s.dirs["a"].Kind, "nobody is left")
+	require.Equal(t, job.Stop, s.dirs["a"].Kind, "nobody is left")
 	require.Equal(t, "a has failed", s.dirs["a"].Cause.Text)
 	s.obey()
 	require.Equal(t, 1, s.r.restarts)
 	s.fail("a", RestartCharged) // such as for a hang
-	require.Equal(t, Stop, s.dirs["b"].Kind)
+	require.Equal(t, job.Stop, s.dirs["b"].Kind)
 	s.obey()
 	require.Equal(t, 2, s.r.restarts)
 
 	s = begin()
 	fails(s, "a", 1)
 	fails(s, "b", 0)
-	require.Equal(t, Run, s.dirs["a"].Kind, "another worker of a runs on")
+	require.Equal(t, job.Run, s.dirs["a"].Kind, "another worker of a runs on")
 	fails(s, "a", 0)
-	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, job.Stop, s.dirs["a"].Kind)
 	s.obey()
 
 	// A daemon that was started again hears of the failure, too.
@@ -658,7 +665,7 @@ func TestTolerate(t *testing.T) {
 		}
 		next.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2}, Params: s.p, Seen: run.EpochID, Resume: &e})
 	}
-	require.Equal(t, string(Succeeded), next.r.Status().Outcome)
+	require.Equal(t, string(job.Succeeded), next.r.Status().Outcome)
 }
 
 // Who decides alone is not disturbed by others, but for the restarts that there are.
@@ -672,11 +679,11 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	}
 	beside := func(s *sim, id string, d Decision, left int) {
 		s.must(Failing{ID: id, EpochID: s.runs[id].EpochID, Decision: d, Beside: true, Left: left,
-			Failures: []Failure{{Rank: 3, GroupRank: 1, Text: id + " has failed"}}})
+			Failures: []job.Failure{{Rank: 3, GroupRank: 1, Text: id + " has failed"}}})
 	}
 	s := begin(1, Budget{})
 	beside(s, "b", RestartCharged, 1)
-	require.Equal(t, Stop, s.dirs["a"].Kind, "a restart is left")
+	require.Equal(t, job.Stop, s.dirs["a"].Kind, "a restart is left")
 	s.obey()
 	require.Equal(t, 1, s.r.restarts)
 	beside(s, "b", RestartCharged, 1)
@@ -684,11 +691,11 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	beside(s, "a", RestartCharged, 1)
 	beside(s, "b", RestartCharged, 0)
 	s.pass(time.Hour)
-	require.Equal(t, Run, s.dirs["a"].Kind, "rank 0 goes on")
+	require.Equal(t, job.Run, s.dirs["a"].Kind, "rank 0 goes on")
 	require.Equal(t, toll{}, s.r.account.Toll)
 	require.Equal(t, "failed", s.r.Nodes()[1].State)
 	s.succeed("a")
-	require.Equal(t, string(Succeeded), s.r.Status().Outcome)
+	require.Equal(t, string(job.Succeeded), s.r.Status().Outcome)
 	states := map[string]string{}
 	for _, n := range s.r.Ended() {
 		states[n.Name] = n.State
@@ -704,20 +711,20 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	s = begin(0, Budget{})
 	beside(s, "b", RestartCharged, 0)
 	s.must(Leave{ID: "b"})
-	require.Equal(t, Run, s.dirs["a"].Kind, "nobody needs b")
+	require.Equal(t, job.Run, s.dirs["a"].Kind, "nobody needs b")
 
 	s = begin(0, Budget{})
 	beside(s, "b", Permanent, 0)
 	s.fail("a", RestartCharged)
 	s.pass(AttributionWindow)
-	require.Equal(t, Fail, s.dirs["a"].Kind, "rank 0 has failed")
+	require.Equal(t, job.Fail, s.dirs["a"].Kind, "rank 0 has failed")
 	require.Len(t, s.r.Evidence().Failures, 2)
 
 	s = begin(9, Budget{})
 	beside(s, "b", Permanent, 0)
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	s.fail("a", RestartCharged)
-	require.Equal(t, Stop, s.dirs["b"].Kind)
+	require.Equal(t, job.Stop, s.dirs["b"].Kind)
 	beside(s, "b", Permanent, 0)
 	s.obey()
 	require.Len(t, s.runs, 2, "and b starts anew with it")
@@ -730,7 +737,7 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	beside(s, "b", RestartFree, 0)
 	s.obey()
 	beside(s, "b", RestartFree, 0)
-	require.Equal(t, Run, s.dirs["a"].Kind, "the limit of restarts is reached")
+	require.Equal(t, job.Run, s.dirs["a"].Kind, "the limit of restarts is reached")
 	s = begin(0, Budget{})
 	beside(s, "b", Hold, 1)
 	s.pass(AttributionWindow)
@@ -808,7 +815,7 @@ func TestEveryFieldOfABudgetIsNamed(t *testing.T) {
 
 func TestFingerprintIsBounded(t *testing.T) {
 	n := &node{Node: Node{Name: "a"}}
-	for want, fs := range map[string][]Failure{
+	for want, fs := range map[string][]job.Failure{
 		"x":                      {{Fingerprint: "x", Text: "rank 3 failed: x"}, {Fingerprint: "y"}},
 		"rank 3 failed: x":       {{Text: "rank 3 failed: x"}},
 		strings.Repeat("é", 128): {{Fingerprint: strings.Repeat("é", 200)}},
@@ -953,7 +960,7 @@ func (h *failureHistory) permanent(id string) bool {
 	if h.p.Budget.HoldFailed {
 		return h.r.paused != nil && h.r.id == epoch && h.resumed()
 	}
-	return h.r.id == epoch && h.r.outcome == Failed
+	return h.r.id == epoch && h.r.outcome == job.Failed
 }
 
 func (h *failureHistory) resumed() bool {
@@ -964,7 +971,7 @@ func (h *failureHistory) resumed() bool {
 
 func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.Duration) bool {
 	d := []Decision{RestartCharged, RestartFree}[h.rnd.Intn(2)]
-	p := Progress{Stepping: h.rnd.Intn(2) == 0, Saving: h.rnd.Intn(4) == 0}
+	p := job.Progress{Stepping: h.rnd.Intn(2) == 0, Saving: h.rnd.Intn(4) == 0}
 	if p.Stepping {
 		p.Step = int64(h.rnd.Intn(3))
 	}
@@ -980,7 +987,7 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	}
 	rank := h.runs[id].Place.RankBase
 	h.must(Failing{ID: id, EpochID: h.runs[id].EpochID, Decision: d, Progress: p,
-		Failures: []Failure{{Rank: rank, Text: fmt.Sprint("error ", h.rnd.Intn(2)), At: h.now}}})
+		Failures: []job.Failure{{Rank: rank, Text: fmt.Sprint("error ", h.rnd.Intn(2)), At: h.now}}})
 	failed, epoch := h.now, h.r.id
 	h.obey()
 	for range 3 {
@@ -991,7 +998,7 @@ func (h *failureHistory) fails(id string, restarts int, before Spent, ran time.D
 	}
 	b := h.p.Budget.withDefaults()
 	if h.r.id == epoch {
-		return h.r.outcome == Failed || h.r.paused != nil // there was no restart left
+		return h.r.outcome == job.Failed || h.r.paused != nil // there was no restart left
 	}
 	wait := h.now.Sub(failed)
 	most := time.Duration(0)
@@ -1039,12 +1046,12 @@ func (h *failureHistory) ended() bool {
 	switch {
 	case c == nil:
 		return false
-	case c.Kind == CauseDeadline:
+	case c.Kind == job.CauseDeadline:
 		return b.Deadline > 0 && !h.now.Before(h.r.account.Spent.Since.Add(b.Deadline))
-	case c.Kind == CauseBudget:
+	case c.Kind == job.CauseBudget:
 		return strings.Contains(c.Text, " (--")
 	}
-	return c.Kind == CauseFailure || c.Kind == CauseTimeout
+	return c.Kind == job.CauseFailure || c.Kind == job.CauseTimeout
 }
 
 // TestALaterReportMayWeighMore: what a policy decides on purpose counts also from a node that reports second.
@@ -1060,7 +1067,7 @@ func TestALaterReportMayWeighMore(t *testing.T) {
 		s.obey()
 		return s
 	}
-	require.Equal(t, Fail, begin(1, Permanent).dirs["a"].Kind)
+	require.Equal(t, job.Fail, begin(1, Permanent).dirs["a"].Kind)
 	require.NotNil(t, begin(1, Hold).dirs["a"].Paused)
 	require.Zero(t, begin(1, RestartCharged).r.restarts, "most failures only follow the first")
 	for _, d := range []Decision{RestartElsewhere, Shrink} {
@@ -1069,7 +1076,7 @@ func TestALaterReportMayWeighMore(t *testing.T) {
 		require.Equal(t, 1, s.r.restarts)
 		_, barred := s.r.Status().Bars["b"]
 		require.True(t, barred, "this launcher cannot be told to leave")
-		require.Equal(t, Fail, begin(0, d).dirs["a"].Kind, "nothing is left to pay with")
+		require.Equal(t, job.Fail, begin(0, d).dirs["a"].Kind, "nothing is left to pay with")
 	}
 }
 
@@ -1081,10 +1088,10 @@ func TestADecisionHoldsARunOfOneNode(t *testing.T) {
 	s.fail("a", Hold)
 	s.obey()
 	s.pass(1000 * time.Hour)
-	require.Equal(t, Wait, s.dirs["a"].Kind)
+	require.Equal(t, job.Wait, s.dirs["a"].Kind)
 	require.Equal(t, "a failed", s.dirs["a"].Paused.Text)
 	s.must(Order{Kind: OrderResume})
 	s.obey()
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	require.Zero(t, s.r.restarts)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // at is a node that announces addr, and whose connection to the daemon's address via comes from peer.
@@ -43,7 +45,7 @@ func TestLoopbackIsToldToItsOwnHostOnly(t *testing.T) {
 			}
 			require.Equal(t, c.want, got)
 			lead := s.dirs["a"]
-			require.Equal(t, Lead, lead.Kind)
+			require.Equal(t, job.Lead, lead.Kind)
 			s.must(Ready{ID: "a", EpochID: lead.EpochID, Addr: c.nodes[0].Addr, Port: 7})
 			for _, n := range c.nodes {
 				require.Equal(t, c.want[0], s.dirs[n.ID].Place.MasterAddr, n.ID)

@@ -234,33 +234,6 @@ func (b Budget) onFailure() string {
 	return "hold=" + duration.Text(b.HoldFor)
 }
 
-// Progress is how far the workers of one epoch have come, as far as a node knows.
-type Progress struct {
-	// Step is the number of steps since the workers were started, if Stepping says that it is known.
-	Step     int64 `json:"step,omitempty"`
-	Stepping bool  `json:"stepping,omitempty"`
-	// Checkpoint is the newest one, if Saving says that there is one.
-	Checkpoint int64 `json:"checkpoint,omitempty"`
-	Saving     bool  `json:"saving,omitempty"`
-}
-
-// with is the further of both.
-func (p Progress) with(o Progress) Progress {
-	return Progress{
-		Step: max(p.Step, o.Step, 0), Stepping: p.Stepping || o.Stepping,
-		Checkpoint: max(p.Checkpoint, o.Checkpoint, 0), Saving: p.Saving || o.Saving,
-	}
-}
-
-// beyond reports whether a run that had come as far as best is further now. Steps count from the newest checkpoint, if
-// there is one, so they are compared only while that is the same.
-func (p Progress) beyond(best Progress) bool {
-	if p.Saving && (!best.Saving || p.Checkpoint > best.Checkpoint) {
-		return true
-	}
-	return p.Stepping && p.Step > best.Step
-}
-
 // String lists the fields as a user would type them, defaults included.
 func (b Budget) String() string {
 	var texts []string

@@ -1,6 +1,10 @@
 package rendezvous
 
-import "time"
+import (
+	"time"
+
+	"dlrover-run/internal/job"
+)
 
 // A certificate is what a check that has passed leaves: the node needs no other one until the certificate runs out. Its
 // clock stands still from the seal of a world until all of its workers have been stopped, so that a world that is
@@ -41,7 +45,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	default:
 		return nil
 	}
-	if r.phase != gating || n.dir.Kind != Check {
+	if r.phase != gating || n.dir.Kind != job.Check {
 		r.direct(n, r.wait())
 	}
 	return nil

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // witnesses are the nodes that were told to help, by the newest Action that names some.
@@ -60,11 +62,11 @@ func TestWitnesses(t *testing.T) {
 		require.False(t, s.r.Asked("n000"))
 		require.False(t, s.r.nodes["n000"].aside, "it is not awaited")
 		require.Equal(t, gating, s.r.phase)
-		require.Equal(t, Check, s.dirs["n000"].Kind, "it is told to run next")
+		require.Equal(t, job.Check, s.dirs["n000"].Kind, "it is told to run next")
 		s.must(Cleared{ID: "x0"})
 		require.Equal(t, releasing, s.r.phase, "nobody waits for the other witnesses")
 		s.must(Cleared{ID: "n001", Until: s.now})
-		require.NotEqual(t, Wait, s.dirs["n001"].Kind, "it is in the world")
+		require.NotEqual(t, job.Wait, s.dirs["n001"].Kind, "it is in the world")
 		s.obey()
 		require.Len(t, s.runs, 4)
 		s.fail("n000", RestartCharged)
@@ -78,7 +80,7 @@ func TestWitnesses(t *testing.T) {
 	t.Run("a witness fails", func(t *testing.T) {
 		s, _ := start(t, 3, 1)
 		s.must(Barred{ID: "n001", Reason: "ecc"})
-		require.Equal(t, Bar, s.dirs["n001"].Kind)
+		require.Equal(t, job.Bar, s.dirs["n001"].Kind)
 		s.clear("x0")
 		s.obey()
 		require.Equal(t, "n000 x0 n002", s.order())
@@ -93,7 +95,7 @@ func TestWitnesses(t *testing.T) {
 	t.Run("a refusal does not disturb", func(t *testing.T) {
 		s, _ := start(t, 3, 1)
 		require.Error(t, s.step(Join{Node: Node{ID: "y", Name: "y", Slots: 1}, Params: Params{Min: 1, Max: 1}}))
-		require.Equal(t, Check, s.dirs["n001"].Kind)
+		require.Equal(t, job.Check, s.dirs["n001"].Kind)
 	})
 	t.Run("old launchers are none", func(t *testing.T) {
 		s := gated(t, Params{Min: 3, Max: 3})
@@ -112,7 +114,7 @@ func TestWitnesses(t *testing.T) {
 		seq := s.dirs["n000"].Seq
 		s.join("late")
 		require.Equal(t, seq, s.dirs["n000"].Seq)
-		require.Equal(t, Check, s.dirs["late"].Kind)
+		require.Equal(t, job.Check, s.dirs["late"].Kind)
 	})
 }
 
@@ -243,12 +245,12 @@ func TestDoubt(t *testing.T) {
 	s.obeyOne("a")
 	s.obeyOne("b")
 	require.Equal(t, releasing, s.r.phase, "the world does not wait for it: there is a spare")
-	require.Equal(t, Check, s.dirs["a"].Kind)
+	require.Equal(t, job.Check, s.dirs["a"].Kind)
 	s.obey()
 	require.Equal(t, "spare b", s.order())
 
 	s.must(Doubt{ID: "a", Reason: "carrier"})
-	require.Equal(t, Check, s.dirs["a"].Kind, "a spare is checked again at once")
+	require.Equal(t, job.Check, s.dirs["a"].Kind, "a spare is checked again at once")
 	s.clear("a")
 	s.must(Order{Kind: OrderStop})
 	seq := s.r.seq
@@ -303,7 +305,7 @@ func TestReleased(t *testing.T) {
 	lead := s.r.id
 	require.Empty(t, released(Tick{}))
 	require.Equal(t, []string{"a"}, s.freed, "the world is sealed without the witness")
-	require.Equal(t, Lead, s.dirs["a"].Kind)
+	require.Equal(t, job.Lead, s.dirs["a"].Kind)
 	require.Equal(t, lead, s.dirs["a"].EpochID)
 }
 
@@ -322,8 +324,8 @@ func TestSuspiciousEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := gated(t, Params{Min: 2, Max: 3, MaxRestarts: 9, LastCall: time.Second})
 			s.p.Gate = c.gate
-			var asked []Evidence
-			s.r.cfg.Suspicious = func(e Evidence) string { asked = append(asked, e); return c.verdict }
+			var asked []job.Evidence
+			s.r.cfg.Suspicious = func(e job.Evidence) string { asked = append(asked, e); return c.verdict }
 			s.join("a", "b", "c")
 			s.obey()
 			require.Empty(t, asked, "no epoch has ended")
@@ -335,7 +337,7 @@ func TestSuspiciousEnd(t *testing.T) {
 			s.pass(BrokenGraceFailing)
 			require.Empty(t, asked, "c has not stopped yet")
 			s.must(Join{Node: Node{ID: "c", Name: "c", Slots: 2}, Params: s.p, Stopped: s.r.id,
-				Failures: []Failure{{Rank: 4, GroupRank: 2, Text: "connection reset"}}})
+				Failures: []job.Failure{{Rank: 4, GroupRank: 2, Text: "connection reset"}}})
 			if !c.gate {
 				require.Empty(t, asked)
 				return

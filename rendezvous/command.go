@@ -3,10 +3,9 @@ package rendezvous
 import (
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
-	"unicode/utf8"
+
+	"dlrover-run/internal/job"
 )
 
 // Holds and commands. With Params.Hold a run begins held: worlds are sealed as ever, with ranks and a store, but their
@@ -14,85 +13,20 @@ import (
 // instead of what their nodes were started with is the run's Command: an order brings it, every directive says it, and
 // nodes that join later, or a daemon that is started again, hear of it as of a pause.
 
-// Bounds of a Command.
-const (
-	MaxCommand = 64 << 10 // bytes of all words, with one more for each
-	MaxWords   = 4096
-)
-
-// Command is what workers execute instead of what their nodes were started with.
-type Command struct {
-	// Program is a program or a script with arguments; empty: that of each node.
-	Program []string `json:"program,omitempty"`
-	// Args follow it. Nil: those of each node if Program is empty, else none.
-	Args []string `json:"args"`
-}
-
-// Validate reports what is wrong with c; nil is no command.
-func (c *Command) Validate() error {
-	if c == nil {
-		return nil
-	}
-	size := 0
-	for _, w := range append(append([]string{}, c.Program...), c.Args...) {
-		if !utf8.ValidString(w) || strings.ContainsRune(w, 0) {
-			return fmt.Errorf("command: the word %.100q: need UTF-8 without NUL", w)
-		}
-		size += len(w) + 1
-	}
-	switch words := len(c.Program) + len(c.Args); {
-	case words > MaxWords:
-		return fmt.Errorf("command: %d words; at most %d are taken", words, MaxWords)
-	case size > MaxCommand:
-		return fmt.Errorf("command: %d bytes; at most %d are taken", size, MaxCommand)
-	case len(c.Program) > 0 && c.Program[0] == "":
-		return fmt.Errorf("command: the program's name is empty")
-	}
-	return nil
-}
-
-// String is c as one would type it, in at most some 300 bytes.
-func (c *Command) String() string {
-	var words []string
-	for _, w := range c.Program {
-		words = append(words, word(w))
-	}
-	if c.Args != nil {
-		words = append(words, "--")
-	}
-	for _, w := range c.Args {
-		words = append(words, word(w))
-	}
-	text := strings.Join(words, " ")
-	if len(text) > 300 {
-		text = cut(text, 297) + "..."
-	}
-	return text
-}
-
-// word quotes what could be taken for more than one word.
-func word(w string) string {
-	odd := func(r rune) bool { return r <= ' ' || r == '"' || r == '\\' }
-	if w == "" || strings.ContainsFunc(w, odd) || !Printable(w) {
-		return strconv.Quote(w)
-	}
-	return w
-}
-
 // commands is what a Round knows of holds and commands.
 type commands struct {
-	hold      *Cause   // the run is held; nil: it is not
-	unheld    bool     // an order has ended a hold; what nodes bring is older
-	heldWorld bool     // the members of the newest world were told to run without workers
-	command   *Command // what workers execute; nil: what their nodes were started with
-	commandIn *EpochID // the newest epoch that the node had seen who brought the command; nil: it was ordered
-	onResume  *Command // becomes the command when the run is first paused, or a hold ends; nil: none was given in advance
+	hold      *job.Cause   // the run is held; nil: it is not
+	unheld    bool         // an order has ended a hold; what nodes bring is older
+	heldWorld bool         // the members of the newest world were told to run without workers
+	command   *job.Command // what workers execute; nil: what their nodes were started with
+	commandIn *job.EpochID // the newest epoch that the node had seen who brought the command; nil: it was ordered
+	onResume  *job.Command // becomes the command when the run is first paused, or a hold ends; nil: none was given
 }
 
 // opened takes over what the node that opens the run has asked for.
 func (r *Round) opened(e Join) {
 	if r.params.Hold {
-		r.hold = &Cause{Kind: CauseOperator, Text: "the job was started with --hold"}
+		r.hold = &job.Cause{Kind: job.CauseOperator, Text: "the job was started with --hold"}
 	}
 	if e.OnResume.Validate() == nil {
 		r.onResume = e.OnResume
@@ -100,7 +34,7 @@ func (r *Round) opened(e Join) {
 }
 
 // commandRefusal is why a command cannot be given.
-func (r *Round) commandRefusal(c *Command) error {
+func (r *Round) commandRefusal(c *job.Command) error {
 	if c == nil {
 		return nil
 	}
@@ -127,10 +61,10 @@ func (r *Round) cannotFollow(n Node) error {
 
 // setCommand has workers execute c from their next start on; nil changes nothing. Arguments alone are for what is
 // executed now.
-func (r *Round) setCommand(c *Command) {
+func (r *Round) setCommand(c *job.Command) {
 	if c != nil {
 		if len(c.Program) == 0 && r.command != nil {
-			c = &Command{Program: r.command.Program, Args: c.Args}
+			c = &job.Command{Program: r.command.Program, Args: c.Args}
 		}
 		r.command, r.commandIn, r.onResume = c, nil, nil
 		r.note("command", "", c.String())
@@ -162,7 +96,7 @@ func (r *Round) resumeRun(now time.Time, o Order) {
 
 // recallCommand takes over the command that an earlier daemon had told the node, unless this history knows a newer one.
 func (r *Round) recallCommand(e Join) {
-	known := r.command != nil && (r.commandIn == nil || !e.Seen.newer(*r.commandIn))
+	known := r.command != nil && (r.commandIn == nil || !e.Seen.Newer(*r.commandIn))
 	if e.Command == nil || known || e.Command.Validate() != nil {
 		return
 	}
@@ -176,13 +110,13 @@ func (r *Round) recallHold(e *Resume) {
 	case !e.Hold:
 		r.hold = nil
 	case !r.unheld && r.hold == nil:
-		r.hold = &Cause{Kind: CauseOperator, Text: "it was held before the rendezvous daemon was started again"}
+		r.hold = &job.Cause{Kind: job.CauseOperator, Text: "it was held before the rendezvous daemon was started again"}
 	}
 }
 
 // startHeld ends a world that runs without workers although the run is not held any more.
 func (r *Round) startHeld(now time.Time) {
 	if r.heldWorld && r.hold == nil && !r.collecting() {
-		r.breakWorld(now, Cause{Kind: CauseOperator, Text: "the hold has ended"})
+		r.breakWorld(now, job.Cause{Kind: job.CauseOperator, Text: "the hold has ended"})
 	}
 }

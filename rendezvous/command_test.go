@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // able are nodes of today.
@@ -24,7 +26,7 @@ func held(t testing.TB, p Params, ids ...string) *sim {
 
 func TestAHeldRunMeetsAndWaits(t *testing.T) {
 	s := held(t, Params{Min: 2, Max: 3, Hold: true}, "a", "b")
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	require.True(t, s.dirs["a"].Hold && s.dirs["b"].Hold)
 	require.NotNil(t, s.r.Status().Hold)
 	s.pass(time.Hour)
@@ -35,15 +37,15 @@ func TestAHeldRunMeetsAndWaits(t *testing.T) {
 	s.obey()
 	require.True(t, s.dirs["a"].Hold, "what is started anew is held, too")
 
-	s.must(Order{Kind: OrderResume, Text: "go", Command: &Command{Args: []string{"x"}}})
+	s.must(Order{Kind: OrderResume, Text: "go", Command: &job.Command{Args: []string{"x"}}})
 	s.obey()
 	require.False(t, s.dirs["a"].Hold)
-	require.Equal(t, &Command{Args: []string{"x"}}, s.dirs["c"].Command)
+	require.Equal(t, &job.Command{Args: []string{"x"}}, s.dirs["c"].Command)
 	require.Equal(t, 0, s.runs["a"].Place.RestartCount)
 	require.Equal(t, 2, s.runs["a"].Epoch, "the same nodes: another epoch")
 	require.ErrorIs(t, s.step(Order{Kind: OrderResume}), ErrNotPaused)
 	s.succeed("a", "b", "c")
-	require.Equal(t, Succeeded, s.r.Evidence().Outcome)
+	require.Equal(t, job.Succeeded, s.r.Evidence().Outcome)
 }
 
 func TestAHoldEndsBeforeTheNodesHaveMet(t *testing.T) {
@@ -54,14 +56,14 @@ func TestAHoldEndsBeforeTheNodesHaveMet(t *testing.T) {
 	s.join("b")
 	s.obey()
 	require.False(t, s.dirs["a"].Hold)
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 }
 
 func TestCommandsOfARun(t *testing.T) {
 	s := held(t, Params{Min: 2, Max: 3}, "a", "b")
 	s.must(Order{Kind: OrderPause})
 	s.obey()
-	s.must(Order{Kind: OrderResume, Command: &Command{Program: []string{"b.py"}}})
+	s.must(Order{Kind: OrderResume, Command: &job.Command{Program: []string{"b.py"}}})
 	s.obey()
 	require.Equal(t, []string{"b.py"}, s.runs["a"].Command.Program)
 	require.Equal(t, "b.py", s.notes("command")[0].Text)
@@ -70,27 +72,27 @@ func TestCommandsOfARun(t *testing.T) {
 	s.obey()
 	require.Equal(t, []string{"b.py"}, s.runs["c"].Command.Program, "who comes later gets it")
 
-	s.must(Order{Kind: OrderPause, Command: &Command{Args: []string{"--fast"}}})
-	require.Equal(t, &Command{Program: []string{"b.py"}, Args: []string{"--fast"}}, s.dirs["a"].Command,
+	s.must(Order{Kind: OrderPause, Command: &job.Command{Args: []string{"--fast"}}})
+	require.Equal(t, &job.Command{Program: []string{"b.py"}, Args: []string{"--fast"}}, s.dirs["a"].Command,
 		"a daemon that is started again hears of it")
 	s.obey()
 	s.must(Order{Kind: OrderResume})
 	s.obey()
 	require.Equal(t, []string{"--fast"}, s.runs["b"].Command.Args)
-	s.must(Order{Kind: OrderRestart, Command: &Command{Program: []string{"c"}}})
+	s.must(Order{Kind: OrderRestart, Command: &job.Command{Program: []string{"c"}}})
 	s.obey()
-	require.Equal(t, &Command{Program: []string{"c"}}, s.runs["b"].Command)
+	require.Equal(t, &job.Command{Program: []string{"c"}}, s.runs["b"].Command)
 }
 
 func TestACommandThatWasGivenInAdvance(t *testing.T) {
-	join := func(s *sim, id string, c *Command) {
+	join := func(s *sim, id string, c *job.Command) {
 		s.must(Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: able()}, Params: s.p, OnResume: c})
 		s.must(Attach{ID: id})
 	}
 	for _, hold := range []bool{false, true} {
 		s := newSim(t, Params{Min: 2, Max: 2, Hold: hold})
-		join(s, "a", &Command{Program: []string{"first"}})
-		join(s, "b", &Command{Program: []string{"second"}})
+		join(s, "a", &job.Command{Program: []string{"first"}})
+		join(s, "b", &job.Command{Program: []string{"second"}})
 		s.obey()
 		require.Nil(t, s.dirs["a"].Command)
 		if !hold {
@@ -102,7 +104,7 @@ func TestACommandThatWasGivenInAdvance(t *testing.T) {
 		require.Equal(t, []string{"first"}, s.runs["b"].Command.Program, "that of the node which opened the run")
 		s.must(Order{Kind: OrderPause})
 		s.obey()
-		s.must(Order{Kind: OrderResume, Command: &Command{Program: []string{"x"}}})
+		s.must(Order{Kind: OrderResume, Command: &job.Command{Program: []string{"x"}}})
 		s.obey()
 		require.Equal(t, []string{"x"}, s.runs["b"].Command.Program)
 	}
@@ -112,7 +114,7 @@ func TestNobodyIsToldWhatItCannotDo(t *testing.T) {
 	s := held(t, Params{Min: 1, Max: 3}, "a")
 	s.can = []Ability{CanHold}
 	s.join("old")
-	c := &Command{Program: []string{"x"}}
+	c := &job.Command{Program: []string{"x"}}
 	require.ErrorContains(t, s.step(Order{Kind: OrderRestart, Command: c}), `node "old" takes no other command`)
 	s.must(Leave{ID: "old"})
 	s.must(Order{Kind: OrderPause, Command: c})
@@ -125,7 +127,7 @@ func TestNobodyIsToldWhatItCannotDo(t *testing.T) {
 }
 
 func TestADaemonWithoutMemoryHearsOfHoldAndCommand(t *testing.T) {
-	c := &Command{Program: []string{"x"}}
+	c := &job.Command{Program: []string{"x"}}
 	again := func(s, old *sim, id string, hold bool) {
 		run := old.runs[id]
 		s.must(Join{
@@ -145,7 +147,7 @@ func TestADaemonWithoutMemoryHearsOfHoldAndCommand(t *testing.T) {
 		require.True(t, s.dirs["a"].Hold)
 		s.must(Order{Kind: OrderResume})
 		s.obey()
-		require.Equal(t, Run, s.dirs["a"].Kind)
+		require.Equal(t, job.Run, s.dirs["a"].Kind)
 		require.False(t, s.dirs["a"].Hold)
 	})
 	t.Run("resumed before all are back", func(t *testing.T) {
@@ -156,7 +158,7 @@ func TestADaemonWithoutMemoryHearsOfHoldAndCommand(t *testing.T) {
 		again(s, old, "b", true)
 		s.obey()
 		require.False(t, s.dirs["a"].Hold)
-		require.Equal(t, Run, s.dirs["b"].Kind)
+		require.Equal(t, job.Run, s.dirs["b"].Kind)
 		require.Greater(t, s.dirs["b"].Term, old.dirs["b"].Term)
 	})
 	t.Run("it had been resumed with another command", func(t *testing.T) {
@@ -177,27 +179,27 @@ func TestADaemonWithoutMemoryHearsOfHoldAndCommand(t *testing.T) {
 }
 
 func TestValidateCommand(t *testing.T) {
-	require.NoError(t, (*Command)(nil).Validate())
-	require.NoError(t, (&Command{Args: []string{""}}).Validate())
-	for want, c := range map[string]*Command{
+	require.NoError(t, (*job.Command)(nil).Validate())
+	require.NoError(t, (&job.Command{Args: []string{""}}).Validate())
+	for want, c := range map[string]*job.Command{
 		"without NUL":                 {Program: []string{"a\x00"}},
 		"need UTF-8":                  {Args: []string{"\xff"}},
 		"5000 words; at most 4096":    {Args: make([]string, 5000)},
-		"65539 bytes; at most 65536":  {Program: []string{"a"}, Args: []string{strings.Repeat("x", MaxCommand)}},
+		"65539 bytes; at most 65536":  {Program: []string{"a"}, Args: []string{strings.Repeat("x", job.MaxCommand)}},
 		"the program's name is empty": {Program: []string{"", "a"}},
 	} {
 		require.ErrorContains(t, c.Validate(), want)
 		require.ErrorIs(t, Order{Kind: OrderRestart, Command: c}.validate(), ErrBadOrder)
 	}
-	require.ErrorContains(t, Order{Kind: OrderBar, Node: "a", Command: &Command{}}.validate(), "bar takes no command")
-	require.Equal(t, `a.py "b c" -- "" "\x1b[31m"`, (&Command{Program: []string{"a.py", "b c"},
+	require.ErrorContains(t, Order{Kind: OrderBar, Node: "a", Command: &job.Command{}}.validate(), "bar takes no command")
+	require.Equal(t, `a.py "b c" -- "" "\x1b[31m"`, (&job.Command{Program: []string{"a.py", "b c"},
 		Args: []string{"", "\x1b[31m"}}).String())
-	require.Len(t, (&Command{Args: []string{strings.Repeat("x", 9999)}}).String(), 300)
+	require.Len(t, (&job.Command{Args: []string{strings.Repeat("x", 9999)}}).String(), 300)
 
-	none := &Command{Args: []string{}}
+	none := &job.Command{Args: []string{}}
 	text, err := json.Marshal(none)
 	require.NoError(t, err)
-	var read Command
+	var read job.Command
 	require.NoError(t, json.Unmarshal(text, &read))
 	require.NotNil(t, read.Args, "no arguments are not the node's own")
 }

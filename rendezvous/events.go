@@ -1,6 +1,10 @@
 package rendezvous
 
-import "time"
+import (
+	"time"
+
+	"dlrover-run/internal/job"
+)
 
 // Event is something that happened to a run. The events are Join, Attach, Detach, Silence, HungUp, Refused, Ready,
 // Failing, Success, Stepped, Leaving, Leave, Cleared, Barred, Doubt, Order, Rewire, OtherRun and Tick.
@@ -12,27 +16,27 @@ type Join struct {
 	Node   Node   `json:"node"`
 	Params Params `json:"params"`
 	// Failures are the workers of the ended epoch that failed before they were stopped.
-	Failures []Failure `json:"failures,omitempty"`
+	Failures []job.Failure `json:"failures,omitempty"`
 	// Stopped is the epoch whose workers the node has ended as it was told to.
-	Stopped EpochID `json:"stopped,omitzero"`
+	Stopped job.EpochID `json:"stopped,omitzero"`
 	// Seen is the newest epoch that the node has heard of, and Restarts what the run
 	// had spent by then. They are for a daemon that was started again.
-	Seen     EpochID `json:"seen,omitzero"`
-	Restarts int     `json:"restarts,omitempty"`
+	Seen     job.EpochID `json:"seen,omitzero"`
+	Restarts int         `json:"restarts,omitempty"`
 	// Spent is what an earlier daemon had told the node of the run's budget, and Progress how far the workers of Stopped
 	// had come.
-	Spent    *Spent   `json:"spent,omitempty"`
-	Progress Progress `json:"progress,omitzero"`
+	Spent    *Spent       `json:"spent,omitempty"`
+	Progress job.Progress `json:"progress,omitzero"`
 	// Resume is set when the node has workers, or had some whose end the daemon may
 	// not have heard of.
 	Resume *Resume `json:"resume,omitempty"`
 	// Paused and Barred are what an earlier daemon had told the node.
-	Paused *Cause `json:"paused,omitempty"`
-	Barred *Cause `json:"barred,omitempty"`
+	Paused *job.Cause `json:"paused,omitempty"`
+	Barred *job.Cause `json:"barred,omitempty"`
 	// Command is what an earlier daemon had told the node to execute. OnResume is a command that was given in advance:
 	// that of the node which opens the run counts.
-	Command  *Command `json:"command,omitempty"`
-	OnResume *Command `json:"on_resume,omitempty"`
+	Command  *job.Command `json:"command,omitempty"`
+	OnResume *job.Command `json:"on_resume,omitempty"`
 	// Work is a digest of what the node was started to execute, of MaxName bytes at most; "" from older launchers.
 	Work string `json:"work,omitempty"`
 }
@@ -63,7 +67,7 @@ type Refused struct{ ID string }
 // so.
 type Ready struct {
 	ID string `json:"id"`
-	EpochID
+	job.EpochID
 	Addr string `json:"addr,omitempty"`
 	Port int    `json:"port,omitempty"`
 }
@@ -71,10 +75,10 @@ type Ready struct {
 // Failing: a worker of the epoch ended and the node's policy decided.
 type Failing struct {
 	ID string `json:"id"`
-	EpochID
-	Decision Decision  `json:"decision,omitempty"`
-	Failures []Failure `json:"failures,omitempty"`
-	Progress Progress  `json:"progress,omitzero"`
+	job.EpochID
+	Decision Decision      `json:"decision,omitempty"`
+	Failures []job.Failure `json:"failures,omitempty"`
+	Progress job.Progress  `json:"progress,omitzero"`
 	// Tolerated: only these workers have ended; Left others of the node are left.
 	Tolerated bool `json:"tolerated,omitempty"`
 	Left      int  `json:"left,omitempty"`
@@ -85,14 +89,14 @@ type Failing struct {
 // Success: all workers of the node's epoch exited with 0 or, with Ranks, only those of these ranks.
 type Success struct {
 	ID string `json:"id"`
-	EpochID
+	job.EpochID
 	Ranks []int `json:"ranks,omitempty"`
 }
 
 // Stepped: a worker of the epoch has made its first step.
 type Stepped struct {
 	ID string `json:"id"`
-	EpochID
+	job.EpochID
 }
 
 // Leaving: the launcher will go away on purpose. Its workers still run, if it has any: those of all nodes are stopped
@@ -106,9 +110,9 @@ type Leaving struct {
 
 // Leave: the launcher goes away on purpose, or was killed, as somebody else says who knows.
 type Leave struct {
-	ID       string    `json:"id"`
-	Reason   string    `json:"reason,omitempty"`
-	Failures []Failure `json:"failures,omitempty"`
+	ID       string        `json:"id"`
+	Reason   string        `json:"reason,omitempty"`
+	Failures []job.Failure `json:"failures,omitempty"`
 	// Killed: it is a loss, of a launcher alone and not of its host.
 	Killed bool `json:"killed,omitempty"`
 }
@@ -162,15 +166,15 @@ type Order struct {
 	// Node is the name of a node, for OrderBar, OrderUnbar and OrderDrain.
 	Node string `json:"node,omitempty"`
 	// Cause is one of CauseHang, CauseCheck, CauseOperator, CauseDeadline and CauseNoStep; Text says more.
-	Cause CauseKind `json:"cause,omitempty"`
-	Text  string    `json:"text,omitempty"`
+	Cause job.CauseKind `json:"cause,omitempty"`
+	Text  string        `json:"text,omitempty"`
 	// Charge: a restart spends one of the run's restarts; without one left the run fails.
 	Charge bool `json:"charge,omitempty"`
 	// Of, for OrderRestart and OrderStop, is the epoch whose workers are meant: they are left alone if others run by now.
 	// Zero means whatever runs.
-	Of EpochID `json:"of,omitzero"`
+	Of job.EpochID `json:"of,omitzero"`
 	// Command, for OrderRestart, OrderPause and OrderResume, is what workers execute from their next start on.
-	Command *Command `json:"command,omitempty"`
+	Command *job.Command `json:"command,omitempty"`
 }
 
 // Rewire: the topology has changed. It counts from the next seal.
@@ -223,8 +227,8 @@ type Action struct {
 
 // EpochEvidence is all that is known about the end of one epoch.
 type EpochEvidence struct {
-	EpochID
-	Evidence
+	job.EpochID
+	job.Evidence
 }
 
 // Note is one line of the event log.
@@ -246,5 +250,5 @@ type Note struct {
 	Term uint64 `json:"-"`
 	Rank int    `json:"-"`
 	// Members is the world by rank, in the note of its seal.
-	Members []Member `json:"-"`
+	Members []job.Member `json:"-"`
 }

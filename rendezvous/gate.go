@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // The gate. With Params.Gate no node gets workers before a check has cleared it. When a world could be sealed, the
@@ -43,7 +45,7 @@ func (r *Round) become(n *node, s nodeState) {
 }
 
 // setBar gives n a check's bar or, with nil, takes it away; again says that the next gate may check it again.
-func (r *Round) setBar(n *node, bar *Cause, again bool) {
+func (r *Round) setBar(n *node, bar *job.Cause, again bool) {
 	r.count(n, -1)
 	n.bar, n.again = bar, again
 	r.count(n, 1)
@@ -84,9 +86,9 @@ func (r *Round) queue(now time.Time, n *node) {
 
 // exclude keeps n without workers because of its name's bar, or else its own.
 func (r *Round) exclude(n *node) {
-	d := Directive{Kind: Bar, Cause: cmp.Or(r.bars[n.Name], n.bar)}
+	d := Directive{Kind: job.Bar, Cause: cmp.Or(r.bars[n.Name], n.bar)}
 	if !n.can(CanGate) || n.unsure && r.bars[n.Name] == nil {
-		d.Kind = Wait
+		d.Kind = job.Wait
 	}
 	r.become(n, barred)
 	r.direct(n, d)
@@ -94,7 +96,7 @@ func (r *Round) exclude(n *node) {
 
 func (r *Round) ask(n *node) {
 	r.become(n, checking)
-	r.direct(n, Directive{Kind: Check})
+	r.direct(n, Directive{Kind: job.Check})
 	n.asked = true
 	r.told = append(r.told, n)
 }
@@ -148,7 +150,7 @@ func (r *Round) askWitnesses(now time.Time, subjects int) int {
 
 // askAside tells n to Check, and goes on without its answer.
 func (r *Round) askAside(n *node) {
-	r.direct(n, Directive{Kind: Check})
+	r.direct(n, Directive{Kind: job.Check})
 	n.aside, n.asked = true, true
 	r.told = append(r.told, n)
 }
@@ -159,7 +161,7 @@ func (r *Round) tellGate(now time.Time) {
 	var a Action
 	for _, n := range r.told {
 		switch {
-		case r.nodes[n.ID] != n || n.dir.Kind != Check:
+		case r.nodes[n.ID] != n || n.dir.Kind != job.Check:
 		case n.aside && !r.mustCheck(now, n):
 			a.Witnesses = append(a.Witnesses, n.ID)
 		default:
@@ -303,7 +305,7 @@ func (r *Round) leaveGate(now time.Time) {
 // endChecks tells those who wait that their check is over. While the gate is closed nobody tells a node that is
 // cleared to Wait: nearly always it is told to Run next.
 func (r *Round) endChecks() {
-	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == Check }) {
+	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && n.dir.Kind == job.Check }) {
 		r.direct(n, r.wait())
 	}
 }
@@ -357,7 +359,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		r.wary[n.machine()] = true
 	}
 	n.unsure = e.Again && !r.params.CheckOnly
-	r.setBar(n, &Cause{Kind: CauseCheck, Node: n.Name, Text: reason}, n.unsure)
+	r.setBar(n, &job.Cause{Kind: job.CauseCheck, Node: n.Name, Text: reason}, n.unsure)
 	r.exclude(n)
 	r.note(event, n.Name, reason).Aspect = aspect
 	delete(r.gone, n.Name) // it is here again

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // checkOutcome is what a node in a sim says when it is told to Check; by default its check passes.
@@ -48,7 +50,7 @@ func (s *sim) holdActions(acts []Action) {
 		if d := a.Directive; d != nil {
 			ids, newest[a.Node] = append(ids, a.Node), *d
 			if n := s.r.nodes[a.Node]; n != nil && !n.can(CanGate) {
-				require.NotContains(s.t, []Kind{Check, Bar}, d.Kind, "node %s does not know it", a.Node)
+				require.NotContains(s.t, []job.Kind{job.Check, job.Bar}, d.Kind, "node %s does not know it", a.Node)
 			}
 		}
 		if a.Ended != nil {
@@ -61,7 +63,7 @@ func (s *sim) holdActions(acts []Action) {
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
-		if newest[id].Kind == Check && s.r.nodes[id] != nil {
+		if newest[id].Kind == job.Check && s.r.nodes[id] != nil {
 			told = append(told, id)
 		}
 	}
@@ -78,7 +80,7 @@ func (s *sim) holdGate(acts []Action) (gate []string) {
 		}
 		for _, id := range a.Released {
 			require.True(s.t, s.awaited[id], "node %s was not told to check", id)
-			require.NotEqual(s.t, Check, s.r.nodes[id].dir.Kind, id)
+			require.NotEqual(s.t, job.Check, s.r.nodes[id].dir.Kind, id)
 			delete(s.awaited, id)
 		}
 		for _, id := range slices.Concat(a.Gate, a.Witnesses) {
@@ -202,8 +204,8 @@ func TestOneBarredSpareReplacesIt(t *testing.T) {
 	require.Equal(t, "a:check b:check c:check spare:check", s.kinds(),
 		"who comes while the gate is closed is checked, too")
 	s.must(Barred{ID: "b", Reason: "gpu 3 is gone"})
-	require.Equal(t, Bar, s.dirs["b"].Kind)
-	require.Equal(t, &Cause{CauseCheck, "b", "gpu 3 is gone"}, s.dirs["b"].Cause)
+	require.Equal(t, job.Bar, s.dirs["b"].Kind)
+	require.Equal(t, &job.Cause{Kind: job.CauseCheck, Node: "b", Text: "gpu 3 is gone"}, s.dirs["b"].Cause)
 	require.Len(t, s.notes("barred"), 1)
 	seq := s.r.seq
 	s.must(Barred{ID: "b", Reason: "gpu 4, too"})
@@ -211,11 +213,11 @@ func TestOneBarredSpareReplacesIt(t *testing.T) {
 	s.clear("a", "c", "spare")
 	s.obey()
 	require.Equal(t, "a c spare", s.order())
-	require.Equal(t, Bar, s.dirs["b"].Kind)
+	require.Equal(t, job.Bar, s.dirs["b"].Kind)
 	for _, n := range s.r.Nodes() {
 		if n.Name == "b" {
 			require.Equal(t, "barred", n.State)
-			require.Equal(t, CauseCheck, n.Barred.Kind)
+			require.Equal(t, job.CauseCheck, n.Barred.Kind)
 		}
 	}
 }
@@ -230,7 +232,7 @@ func TestElasticWorldGoesWithoutTheBarred(t *testing.T) {
 	s.obey()
 	require.Equal(t, "a c d", s.order())
 	s.clear("b") // somebody has mended it
-	require.Equal(t, Wait, s.dirs["b"].Kind)
+	require.Equal(t, job.Wait, s.dirs["b"].Kind)
 	s.pass(DefaultGrowthDelay)
 	s.obey()
 	require.Len(t, s.runs, 4)
@@ -241,8 +243,8 @@ func TestUndecidedNodeWaitsBesideTheWorld(t *testing.T) {
 	s := gated(t, Params{Min: 2, Max: 4, MaxRestarts: 1})
 	s.join("a", "b", "c", "d")
 	s.must(Barred{ID: "c", Reason: "its time was over", Again: true})
-	require.Equal(t, Wait, s.dirs["c"].Kind, "its launcher stays")
-	require.Equal(t, CauseCheck, s.dirs["c"].Cause.Kind)
+	require.Equal(t, job.Wait, s.dirs["c"].Kind, "its launcher stays")
+	require.Equal(t, job.CauseCheck, s.dirs["c"].Cause.Kind)
 	require.Len(t, s.notes("undecided"), 1)
 	require.Empty(t, s.notes("barred"), "which would mark it")
 	s.clear("a", "b", "d")
@@ -274,7 +276,7 @@ func TestUndecidedNodeThatIsNeededIsCheckedAgain(t *testing.T) {
 			continue
 		}
 		s.must(undecided)
-		require.Equal(t, Bar, s.dirs["c"].Kind)
+		require.Equal(t, job.Bar, s.dirs["c"].Kind)
 		require.Len(t, s.notes("too-few"), 1)
 		require.Empty(t, s.notes("barred"))
 		s.clear("a", "b")
@@ -297,7 +299,7 @@ func TestNoWorkersAreStoppedTwiceForADeadNode(t *testing.T) {
 	come := func(id string) {
 		s.joinNode(Node{ID: id, Name: "x", Rank: -1, Slots: 2, Can: s.can})
 		s.obey()
-		require.Equal(t, Wait, s.dirs[id].Kind)
+		require.Equal(t, job.Wait, s.dirs[id].Kind)
 		s.pass(DefaultGrowthDelay)
 	}
 	come("x1")
@@ -350,7 +352,7 @@ func TestCheckOnlyEndsWithItsChecks(t *testing.T) {
 		s := gated(t, Params{Min: 2, Max: 3, CheckOnly: true})
 		s.join("a", "b", "c")
 		s.must(Barred{ID: "c", Reason: "it reaches nothing", Again: again})
-		require.Equal(t, Bar, s.dirs["c"].Kind)
+		require.Equal(t, job.Bar, s.dirs["c"].Kind)
 		require.Len(t, s.notes("undecided"), map[bool]int{true: 1}[again])
 		s.clear("a", "b")
 		s.obey()
@@ -423,12 +425,14 @@ func TestTooFewPass(t *testing.T) {
 	require.Equal(t, "a:wait b:wait c:bar", s.kinds())
 	require.Equal(t, forming, s.r.phase)
 	s.pass(time.Minute - 1)
-	require.Equal(t, Wait, s.dirs["a"].Kind)
+	require.Equal(t, job.Wait, s.dirs["a"].Kind)
 	s.pass(1)
-	require.Equal(t, &Cause{CauseCheck, "c", "no world within 1m0s: 2 nodes joined, need 3; c is barred: gpu 3 is gone"},
+	require.Equal(t,
+		&job.Cause{Kind: job.CauseCheck, Node: "c",
+			Text: "no world within 1m0s: 2 nodes joined, need 3; c is barred: gpu 3 is gone"},
 		s.dirs["a"].Cause)
-	require.Equal(t, Fail, s.dirs["c"].Kind)
-	require.Equal(t, CauseCheck, s.ended[0].Cause.Kind)
+	require.Equal(t, job.Fail, s.dirs["c"].Kind)
+	require.Equal(t, job.CauseCheck, s.ended[0].Cause.Kind)
 }
 
 func TestShortageThatBarsDoNotExplain(t *testing.T) {
@@ -436,14 +440,14 @@ func TestShortageThatBarsDoNotExplain(t *testing.T) {
 		join   int
 		broken int
 		barred int
-		kind   CauseKind
+		kind   job.CauseKind
 		text   string
 	}{
-		"a node is missing beside the barred": {2, 1, 0, CauseTimeout, "1 nodes joined, need 3; n000 is barred"},
-		"an operator's bar":                   {3, 0, 1, CauseTimeout, "2 nodes joined, need 3; n002 is barred: faulty"},
-		"both bars": {3, 1, 1, CauseCheck,
+		"a node is missing beside the barred": {2, 1, 0, job.CauseTimeout, "1 nodes joined, need 3; n000 is barred"},
+		"an operator's bar":                   {3, 0, 1, job.CauseTimeout, "2 nodes joined, need 3; n002 is barred: faulty"},
+		"both bars": {3, 1, 1, job.CauseCheck,
 			"1 nodes joined, need 3; n000 is barred: gpu 3 is gone; n002 is barred: faulty"},
-		"many": {9, 8, 0, CauseCheck, "n003 is barred: gpu 3 is gone and 4 more"},
+		"many": {9, 8, 0, job.CauseCheck, "n003 is barred: gpu 3 is gone and 4 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := gated(t, Params{Min: 3, Max: 10, JoinTimeout: time.Minute, LastCall: time.Second})
@@ -465,7 +469,7 @@ func TestShortageThatBarsDoNotExplain(t *testing.T) {
 			}
 			s.obey()
 			s.pass(time.Minute)
-			require.Equal(t, Fail, s.dirs[ids[0]].Kind)
+			require.Equal(t, job.Fail, s.dirs[ids[0]].Kind)
 			require.Equal(t, c.kind, s.dirs[ids[0]].Cause.Kind)
 			require.Contains(t, s.dirs[ids[0]].Cause.Text, c.text)
 		})
@@ -484,7 +488,7 @@ func TestUnansweredGateOpens(t *testing.T) {
 	s.obey()
 	require.Equal(t, "a b c", s.order(), "b counts as cleared")
 	s.must(Barred{ID: "b", Reason: "at last"})
-	require.Equal(t, Run, s.dirs["b"].Kind, "nobody is stopped for a late answer")
+	require.Equal(t, job.Run, s.dirs["b"].Kind, "nobody is stopped for a late answer")
 	require.Equal(t, "at last; it is checked again before the next world", s.notes("late-check")[0].Text)
 
 	s.fail("a", RestartCharged)
@@ -513,9 +517,9 @@ func TestOpenedGatePrefersTheCleared(t *testing.T) {
 	s.pass(time.Minute)
 	s.obey()
 	require.Equal(t, "a c", s.order())
-	require.Equal(t, Check, s.dirs["b"].Kind, "its check goes on")
+	require.Equal(t, job.Check, s.dirs["b"].Kind, "its check goes on")
 	s.pass(time.Hour)
-	require.Equal(t, Check, s.dirs["b"].Kind)
+	require.Equal(t, job.Check, s.dirs["b"].Kind)
 }
 
 func TestNodeDepartsWhileGating(t *testing.T) {
@@ -576,7 +580,7 @@ func TestRepeatedJoinWhileGatingChangesNothing(t *testing.T) {
 	s.health["b"] = broken
 	s.obey()
 	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Stopped: s.r.id})
-	require.Equal(t, Bar, s.dirs["b"].Kind)
+	require.Equal(t, job.Bar, s.dirs["b"].Kind)
 	require.Equal(t, 1, s.r.out)
 }
 
@@ -605,11 +609,11 @@ func TestSpareIsCheckedBesideARunningWorld(t *testing.T) {
 	require.Equal(t, "a", s.order(), "growth counts the cleared only")
 	s.must(Barred{ID: "bad", Reason: "slow link"})
 	s.clear("b")
-	require.Equal(t, Wait, s.dirs["b"].Kind)
+	require.Equal(t, job.Wait, s.dirs["b"].Kind)
 	s.pass(DefaultGrowthDelay)
 	s.obey()
 	require.Equal(t, "a b", s.order())
-	require.Equal(t, Bar, s.dirs["bad"].Kind, "it was given another chance and failed again")
+	require.Equal(t, job.Bar, s.dirs["bad"].Kind, "it was given another chance and failed again")
 	s.vanish("b")
 	s.health["bad"] = healthy
 	s.pass(BrokenGrace)
@@ -639,7 +643,7 @@ func TestSecondOpinion(t *testing.T) {
 		s.obey()
 		require.Equal(t, "a c", s.order())
 		require.Equal(t, 1, s.runs["a"].Epoch)
-		require.Equal(t, Check, s.dirs["b"].Kind)
+		require.Equal(t, job.Check, s.dirs["b"].Kind)
 		seq := s.dirs["b"].Seq
 		s.pass(time.Hour)
 		s.fail("a", RestartCharged)
@@ -671,7 +675,7 @@ func TestSecondOpinion(t *testing.T) {
 		require.Equal(t, "a:wait b:bar c:wait", s.kinds())
 		require.Equal(t, forming, s.r.phase)
 		s.pass(time.Hour)
-		require.Equal(t, CauseCheck, s.dirs["a"].Cause.Kind)
+		require.Equal(t, job.CauseCheck, s.dirs["a"].Cause.Kind)
 	})
 	t.Run("needed and silent", func(t *testing.T) {
 		s := start(t, 3)
@@ -790,8 +794,8 @@ func TestPermanentFailureWhileGating(t *testing.T) {
 		}
 		s.pass(AttributionWindow)
 		s.obey()
-		require.Equal(t, loss, s.dirs["a"].Kind == Run)
-		require.Equal(t, !loss, s.dirs["a"].Kind == Fail)
+		require.Equal(t, loss, s.dirs["a"].Kind == job.Run)
+		require.Equal(t, !loss, s.dirs["a"].Kind == job.Fail)
 	}
 }
 
@@ -833,7 +837,7 @@ func TestDaemonDiesWhileGating(t *testing.T) {
 
 	s := gated(t, old.p)
 	s.r = New(Config{Term: epoch.Term + 1000})
-	again := func(id string, barred *Cause) {
+	again := func(id string, barred *job.Cause) {
 		j := Join{Node: Node{ID: id, Name: id, Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Seen: epoch, Barred: barred}
 		if d, ok := run[id]; ok {
 			j.Stopped, j.Resume = epoch, &Resume{EpochID: epoch, Place: *d.Place}
@@ -841,7 +845,7 @@ func TestDaemonDiesWhileGating(t *testing.T) {
 		s.must(j)
 		s.must(Attach{ID: id})
 	}
-	again("spare", &Cause{CauseCheck, "spare", "gpu 3 is gone"})
+	again("spare", &job.Cause{Kind: job.CauseCheck, Node: "spare", Text: "gpu 3 is gone"})
 	require.Equal(t, "spare:bar", s.kinds(), "a node's own bar survives the daemon")
 	again("a", nil)
 	again("b", nil)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/job"
 )
 
 func (r *Round) join(now time.Time, e Join) error {
@@ -80,7 +81,7 @@ func (r *Round) tellWaiting(event, name, text string) {
 	r.refused[text] = true
 	r.note(event, name, text)
 	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting && !n.aside }) {
-		r.direct(n, Directive{Kind: Wait, Cause: &Cause{Kind: CauseRefusal, Node: name, Text: text}})
+		r.direct(n, Directive{Kind: job.Wait, Cause: &job.Cause{Kind: job.CauseRefusal, Node: name, Text: text}})
 	}
 }
 
@@ -280,9 +281,9 @@ func (r *Round) leave(now time.Time, e Leave) error {
 		return ErrUnknownNode // whose join may still be under way
 	}
 	r.record(e.Failures)
-	kind := CauseLeave
+	kind := job.CauseLeave
 	if e.Killed {
-		kind = CauseLoss
+		kind = job.CauseLoss
 	}
 	r.depart(now, n, kind, e.Reason, false)
 	return nil
@@ -323,7 +324,7 @@ const (
 // sameJob: a node that comes to a run which has succeeded is of the same job, such as a pod that was made anew. Who has
 // something else to do, or comes later, is of another one by the same name.
 func (r *Round) sameJob(now time.Time, e Join) bool {
-	return r.outcome == Succeeded && r.cfg.Run != "" && now.Sub(r.finishedAt) < sameJobFor &&
+	return r.outcome == job.Succeeded && r.cfg.Run != "" && now.Sub(r.finishedAt) < sameJobFor &&
 		slices.Contains(r.works, e.Work) && r.check(e) == nil
 }
 
@@ -344,7 +345,8 @@ func (r *Round) tellSucceeded(now time.Time, e Join) {
 	n := r.arrived(now, e.Node)
 	r.become(n, waiting)
 	r.note("late", n.Name, "the run has succeeded; nothing is started")
-	r.direct(n, Directive{Kind: Done, Cause: &Cause{Kind: CauseEnded, Text: text + ": nothing is started; " + instead}})
+	text += ": nothing is started; " + instead
+	r.direct(n, Directive{Kind: job.Done, Cause: &job.Cause{Kind: job.CauseEnded, Text: text}})
 }
 
 // reset makes r as New does, with a new term. Bars are of names and stay, and so does a pause of a run that has not

@@ -3,6 +3,8 @@ package rendezvous
 import (
 	"fmt"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Leaving. A node that will go says so while its workers still run. All nodes of its world, it too, are told to stop in
@@ -41,17 +43,17 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 func (r *Round) loseTo(now time.Time, n *node, reason string) {
 	r.elastic = true
 	if len(r.losses) < maxKept {
-		r.losses = append(r.losses, Loss{
+		r.losses = append(r.losses, job.Loss{
 			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: now,
 		})
 	}
 	text := fmt.Sprintf("node %d (%s) is leaving: %s", n.rank, n.Name, reason)
-	r.breakWorld(now, Cause{Kind: CauseLeave, Node: n.Name, Text: text})
+	r.breakWorld(now, job.Cause{Kind: job.CauseLeave, Node: n.Name, Text: text})
 }
 
 // drain has all nodes of the name leave, and keeps others of that name without workers. A launcher that cannot be told
 // to leave stays, barred.
-func (r *Round) drain(now time.Time, name string, c *Cause) {
+func (r *Round) drain(now time.Time, name string, c *job.Cause) {
 	ns := r.sorted(func(n *node) bool { return n.Name == name && n.can(CanLeave) })
 	for _, n := range ns {
 		n.drained = c
@@ -62,7 +64,7 @@ func (r *Round) drain(now time.Time, name string, c *Cause) {
 	r.barName(now, name, c)
 	for _, n := range ns {
 		if n.dir.Leave == nil {
-			r.direct(n, Directive{Kind: Bar, Cause: c})
+			r.direct(n, Directive{Kind: job.Bar, Cause: c})
 		}
 	}
 }

@@ -5,14 +5,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 func TestTheOthersGoOnWithoutANodeThatWillLeave(t *testing.T) {
 	s := held(t, Params{Min: 2, Max: 3, MaxRestarts: 0}, "a", "b", "c")
 	s.must(Leaving{ID: "b", Reason: "spot notice", Grace: 28 * time.Second})
 	for _, id := range []string{"a", "b", "c"} {
-		require.Equal(t, Stop, s.dirs[id].Kind, "all stop in one step")
-		require.Equal(t, &Cause{CauseLeave, "b", "node 1 (b) is leaving: spot notice"}, s.dirs[id].Cause)
+		require.Equal(t, job.Stop, s.dirs[id].Kind, "all stop in one step")
+		require.Equal(t, &job.Cause{Kind: job.CauseLeave, Node: "b", Text: "node 1 (b) is leaving: spot notice"},
+			s.dirs[id].Cause)
 	}
 	require.Equal(t, "spot notice (within 28s)", s.notes("leaving")[0].Text)
 	s.gone["b"] = true // it is busy with its workers
@@ -44,7 +47,7 @@ func TestTooFewWaitForAReplacement(t *testing.T) {
 	delete(s.dirs, "a")
 	delete(s.runs, "a")
 	s.obey()
-	require.Equal(t, Wait, s.dirs["b"].Kind)
+	require.Equal(t, job.Wait, s.dirs["b"].Kind)
 	require.Empty(t, s.r.Evidence().Outcome)
 	s.join("c")
 	s.pass(DefaultLastCall)
@@ -70,7 +73,7 @@ func TestLeavingChangesNothing(t *testing.T) {
 	s.succeed("a")
 	s.must(Leaving{ID: "a"})
 	s.succeed("b")
-	require.Equal(t, Succeeded, s.r.Evidence().Outcome)
+	require.Equal(t, job.Succeeded, s.r.Evidence().Outcome)
 	s.must(Leaving{ID: "b"})
 }
 
@@ -82,7 +85,7 @@ func TestAFailureOfWorkersWhoseNodeLeavesIsFree(t *testing.T) {
 	delete(s.dirs, "a")
 	s.obey()
 	s.pass(AttributionWindow)
-	require.Equal(t, Run, s.dirs["b"].Kind)
+	require.Equal(t, job.Run, s.dirs["b"].Kind)
 	require.Equal(t, 0, s.dirs["b"].Restarts)
 }
 
@@ -91,11 +94,11 @@ func TestDrain(t *testing.T) {
 	require.ErrorIs(t, s.step(Order{Kind: OrderDrain, Node: "x"}), ErrUnknownNode)
 	s.must(Order{Kind: OrderDrain, Node: "spare", Text: "old"})
 	require.Equal(t, "old", s.dirs["spare"].Leave.Text)
-	require.Equal(t, Bar, s.dirs["spare"].Kind)
+	require.Equal(t, job.Bar, s.dirs["spare"].Kind)
 	require.Equal(t, "a b", s.order())
 
 	s.must(Order{Kind: OrderDrain, Node: "a", Text: "mend"})
-	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, job.Stop, s.dirs["a"].Kind)
 	require.Equal(t, "mend", s.dirs["a"].Leave.Text)
 	require.Nil(t, s.dirs["b"].Leave)
 	s.must(Leave{ID: "a"})
@@ -104,7 +107,7 @@ func TestDrain(t *testing.T) {
 	s.obey()
 	require.Equal(t, "b", s.order())
 	s.joinNode(Node{ID: "a2", Name: "a", Rank: -1, Slots: 2, Can: able()})
-	require.Equal(t, Bar, s.dirs["a2"].Kind, "its name gets no workers")
+	require.Equal(t, job.Bar, s.dirs["a2"].Kind, "its name gets no workers")
 	require.Nil(t, s.dirs["a2"].Leave)
 	s.must(Order{Kind: OrderUnbar, Node: "a"})
 	s.pass(DefaultGrowthDelay)
@@ -116,7 +119,7 @@ func TestWhoCannotBeToldToLeaveIsBarred(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 2}, "a", "b")
 	s.must(Order{Kind: OrderDrain, Node: "a"})
 	s.obey()
-	require.Equal(t, Bar, s.dirs["a"].Kind)
+	require.Equal(t, job.Bar, s.dirs["a"].Kind)
 	require.Nil(t, s.dirs["a"].Leave)
 	require.Equal(t, "b", s.order())
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Liveness rules. A node whose connection broke is suspect at once; a launcher that
@@ -33,14 +35,14 @@ const (
 func (n *node) suspect() bool { return n.broken }
 
 func (r *Round) lose(now time.Time, n *node, reason string) {
-	r.depart(now, n, CauseLoss, reason, true)
+	r.depart(now, n, job.CauseLoss, reason, true)
 }
 
 // depart removes a node. A member that departs before it is done breaks the world. Silent: nobody has said good-bye.
-func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string, silent bool) {
+func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string, silent bool) {
 	delete(r.nodes, n.ID)
 	if n.state == leaving {
-		kind = CauseLeave // as it has said
+		kind = job.CauseLeave // as it has said
 	}
 	note := r.note(string(kind), n.Name, reason)
 	note.ID = n.ID
@@ -59,18 +61,18 @@ func (r *Round) depart(now time.Time, n *node, kind CauseKind, reason string, si
 	}
 	r.elastic = true
 	if len(r.losses) < maxKept {
-		r.losses = append(r.losses, Loss{
+		r.losses = append(r.losses, job.Loss{
 			Node: n.Name, GroupRank: n.rank, RankBase: n.rankBase, Slots: n.Slots, Reason: reason, At: lossTime(now, n, kind),
 			Silent: silent,
 		})
 	}
 	text := fmt.Sprintf("node %d (%s) is gone: %s", n.rank, n.Name, reason)
-	r.breakWorld(now, Cause{Kind: kind, Node: n.Name, Text: text})
+	r.breakWorld(now, job.Cause{Kind: kind, Node: n.Name, Text: text})
 }
 
 // lossTime is when the node went away, not when patience ran out.
-func lossTime(now time.Time, n *node, kind CauseKind) time.Time {
-	if kind == CauseLoss && n.attached == 0 {
+func lossTime(now time.Time, n *node, kind job.CauseKind) time.Time {
+	if kind == job.CauseLoss && n.attached == 0 {
 		return n.detached
 	}
 	return now

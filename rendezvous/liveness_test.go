@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // A loss is dated by the last sign of life, and by its news where the node was there until then.
@@ -52,7 +54,8 @@ func TestKilledLauncherIsLostAtOnce(t *testing.T) {
 			before(s)
 			s.must(Leave{ID: "b", Reason: "its launcher was killed", Killed: true})
 			e := s.r.Evidence()
-			require.Equal(t, &Cause{Kind: CauseLoss, Node: "b", Text: "node 1 (b) is gone: its launcher was killed"}, e.Cause)
+			require.Equal(t, &job.Cause{Kind: job.CauseLoss, Node: "b", Text: "node 1 (b) is gone: its launcher was killed"},
+				e.Cause)
 			require.Len(t, e.Losses, 1)
 			require.False(t, e.Losses[0].Silent)
 			delete(s.dirs, "b")
@@ -154,7 +157,7 @@ func TestOnlyWhoOwesAStopMayHaveDied(t *testing.T) {
 	s.ordered(OrderBar, "b")
 	s.must(Detach{ID: "b", Broken: true})
 	s.pass(AttributionWindow)
-	require.Equal(t, Failed, s.r.Evidence().Outcome)
+	require.Equal(t, job.Failed, s.r.Evidence().Outcome)
 	require.Contains(t, s.r.Evidence().Cause.Text, "a failed")
 }
 
@@ -261,19 +264,19 @@ func TestWhoComesBackHasNotDied(t *testing.T) {
 	s.must(Detach{ID: "b"})
 	s.must(HungUp{ID: "b"})
 	s.pass(AttributionWindow)
-	require.Equal(t, Stop, s.dirs["a"].Kind, "it may have died")
+	require.Equal(t, job.Stop, s.dirs["a"].Kind, "it may have died")
 	s.pass(time.Second)
 	s.must(Attach{ID: "b"})
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 
 	s = world(t, Params{Min: 2, Max: 2}, "a", "b")
 	s.fail("b", Permanent)
 	s.must(Detach{ID: "b"})
 	s.must(HungUp{ID: "b"})
 	s.must(Attach{ID: "b"})
-	require.Equal(t, Stop, s.dirs["a"].Kind, "others may have died")
+	require.Equal(t, job.Stop, s.dirs["a"].Kind, "others may have died")
 	s.pass(AttributionWindow)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 }
 
 func TestLifeOfANode(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Orders come from outside of the run. A bar holds for a name, not for a launcher: whoever comes under that name gets
@@ -20,13 +22,13 @@ const (
 )
 
 // orderCauses are the causes that an order may give.
-var orderCauses = []CauseKind{CauseHang, CauseCheck, CauseOperator, CauseDeadline, CauseNoStep}
+var orderCauses = []job.CauseKind{job.CauseHang, job.CauseCheck, job.CauseOperator, job.CauseDeadline, job.CauseNoStep}
 
 // cause is what o says about itself, CauseOperator unless it names another.
-func (o Order) cause() *Cause {
-	c := &Cause{Kind: o.Cause, Node: o.Node, Text: o.Text}
+func (o Order) cause() *job.Cause {
+	c := &job.Cause{Kind: o.Cause, Node: o.Node, Text: o.Text}
 	if c.Kind == "" {
-		c.Kind = CauseOperator
+		c.Kind = job.CauseOperator
 	}
 	if c.Text == "" {
 		c.Text = fmt.Sprintf("%s ordered (%s)", o.Kind, c.Kind)
@@ -47,7 +49,7 @@ func (o Order) validate() error {
 		return fmt.Errorf("%w: text %.100q: %s, at most %d bytes", ErrBadOrder, o.Text, PrintableRule, maxOrderText)
 	case len(o.Node) > MaxName || !Printable(o.Node):
 		return fmt.Errorf("%w: node %.100q: %s, at most %d bytes", ErrBadOrder, o.Node, PrintableRule, MaxName)
-	case o.Of != (EpochID{}) && o.Kind != OrderRestart && o.Kind != OrderStop:
+	case o.Of != (job.EpochID{}) && o.Kind != OrderRestart && o.Kind != OrderStop:
 		return fmt.Errorf("%w: only %s and %s can be of one epoch, not %s", ErrBadOrder, OrderRestart, OrderStop, o.Kind)
 	case o.Command != nil && !slices.Contains([]OrderKind{OrderRestart, OrderPause, OrderResume}, o.Kind):
 		return fmt.Errorf("%w: %s takes no command", ErrBadOrder, o.Kind)
@@ -66,7 +68,7 @@ func (r *Round) refusal(o Order) error {
 		return ErrFinished
 	case o.Kind == OrderRestart && r.collecting() && r.resume == nil:
 		return ErrNotRunning
-	case o.Of != (EpochID{}) && (o.Of != r.id || r.collecting() && r.resume == nil):
+	case o.Of != (job.EpochID{}) && (o.Of != r.id || r.collecting() && r.resume == nil):
 		return fmt.Errorf("%w any more in that epoch", ErrNotRunning)
 	case o.Kind == OrderResume && r.paused == nil && r.hold == nil:
 		return ErrNotPaused
@@ -94,7 +96,7 @@ func (r *Round) order(now time.Time, o Order) error {
 		r.setCommand(o.Command)
 		r.restart(now, o)
 	case OrderStop:
-		r.finish(now, Failed, c)
+		r.finish(now, job.Failed, c)
 	case OrderBar:
 		r.barName(now, o.Node, c)
 	case OrderUnbar:
@@ -122,7 +124,7 @@ func (r *Round) restart(now time.Time, o Order) {
 }
 
 // barName keeps every node of the name without workers, those to come, too. The world goes on without it.
-func (r *Round) barName(now time.Time, name string, c *Cause) {
+func (r *Round) barName(now time.Time, name string, c *job.Cause) {
 	r.bars[name] = c
 	for _, n := range r.sorted(func(n *node) bool { return n.Name == name && n.idle() }) {
 		r.setBar(n, n.bar, false)
@@ -135,7 +137,7 @@ func (r *Round) barName(now time.Time, name string, c *Cause) {
 // roomForBar forgets which names were unbarred when there is no room for another one that is barred.
 func (r *Round) roomForBar(name string) bool {
 	if r.bars[name] == nil && len(r.bars) >= maxBars {
-		maps.DeleteFunc(r.bars, func(_ string, c *Cause) bool { return c == nil })
+		maps.DeleteFunc(r.bars, func(_ string, c *job.Cause) bool { return c == nil })
 	}
 	return r.bars[name] != nil || len(r.bars) < maxBars
 }
@@ -175,7 +177,7 @@ func (r *Round) enforce(now time.Time) {
 }
 
 // pause makes a pause that nodes have brought from an earlier daemon one of this daemon: it ends with an order only.
-func (r *Round) pause(now time.Time, c *Cause) {
+func (r *Round) pause(now time.Time, c *job.Cause) {
 	r.pausedIn = nil
 	if r.paused != nil {
 		return
@@ -226,8 +228,8 @@ func (r *Round) recall(now time.Time, n *node, e Join) {
 	if e.Barred == nil {
 		return
 	}
-	bar := e.Barred.bounded()
-	if bar.Kind == CauseCheck {
+	bar := bounded(*e.Barred)
+	if bar.Kind == job.CauseCheck {
 		if r.mustCheck(now, n) {
 			n.bar = bar
 		}
@@ -239,9 +241,9 @@ func (r *Round) recall(now time.Time, n *node, e Join) {
 }
 
 // bounded is c without what no daemon has ever said, which a node may send all the same.
-func (c Cause) bounded() *Cause {
-	kind := CauseKind(cut(string(c.Kind), MaxName))
-	return &Cause{Kind: kind, Node: cut(c.Node, MaxName), Text: cut(c.Text, maxOrderText)}
+func bounded(c job.Cause) *job.Cause {
+	kind := job.CauseKind(cut(string(c.Kind), MaxName))
+	return &job.Cause{Kind: kind, Node: cut(c.Node, MaxName), Text: cut(c.Text, maxOrderText)}
 }
 
 // cut is s, or as many of its characters as fit into limit bytes.
@@ -251,19 +253,19 @@ func cut(s string, limit int) string {
 
 func (r *Round) recallPause(now time.Time, n *node, e Join) {
 	switch {
-	case r.pausedIn != nil && e.Seen.newer(*r.pausedIn):
+	case r.pausedIn != nil && e.Seen.Newer(*r.pausedIn):
 		r.pausedIn = &e.Seen
 	case r.paused != nil || r.unpaused || !r.collecting():
-	case r.fresh() || r.resume != nil && !r.id.newer(e.Seen):
+	case r.fresh() || r.resume != nil && !r.id.Newer(e.Seen):
 		r.note("order", n.Name, "pause: it was ordered before the rendezvous daemon was started again")
-		r.pause(now, e.Paused.bounded())
+		r.pause(now, bounded(*e.Paused))
 		r.pausedIn = &e.Seen
 	}
 }
 
 // outlived ends a pause that a node has brought when a member of a newer world comes: the pause had ended before.
-func (r *Round) outlived(now time.Time, e EpochID) {
-	if r.pausedIn != nil && e.newer(*r.pausedIn) {
+func (r *Round) outlived(now time.Time, e job.EpochID) {
+	if r.pausedIn != nil && e.Newer(*r.pausedIn) {
 		r.paused, r.pausedIn = nil, nil
 		r.pauseEnds(now)
 		r.tellIdle(now)

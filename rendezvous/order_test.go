@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 func (s *sim) ordered(kind OrderKind, node string) {
@@ -30,19 +32,19 @@ func TestOrderedRestart(t *testing.T) {
 		restarts int
 		lost     bool
 		spent    int
-		end      Kind
+		end      job.Kind
 	}{
-		"free":                           {false, 0, false, 0, Run},
-		"charged":                        {true, 2, false, 1, Run},
-		"charged without one left":       {true, 0, false, 0, Fail},
-		"a node has died, nothing spent": {true, 0, true, 0, Run},
+		"free":                           {false, 0, false, 0, job.Run},
+		"charged":                        {true, 2, false, 1, job.Run},
+		"charged without one left":       {true, 0, false, 0, job.Fail},
+		"a node has died, nothing spent": {true, 0, true, 0, job.Run},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := world(t, Params{Min: 1, Max: 2, MaxRestarts: c.restarts}, "a", "b")
-			s.must(Order{Kind: OrderRestart, Node: "b", Cause: CauseHang, Text: "no step for 300s", Charge: c.charge})
+			s.must(Order{Kind: OrderRestart, Node: "b", Cause: job.CauseHang, Text: "no step for 300s", Charge: c.charge})
 			require.Equal(t, "restart: no step for 300s", s.notes("order")[0].Text)
-			cause := &Cause{CauseHang, "b", "no step for 300s"}
-			require.Equal(t, Stop, s.dirs["a"].Kind)
+			cause := &job.Cause{Kind: job.CauseHang, Node: "b", Text: "no step for 300s"}
+			require.Equal(t, job.Stop, s.dirs["a"].Kind)
 			require.Equal(t, cause, s.dirs["a"].Cause)
 			if c.lost {
 				s.vanish("b")
@@ -55,7 +57,7 @@ func TestOrderedRestart(t *testing.T) {
 			if !c.lost {
 				require.Equal(t, cause, s.dirs["a"].Cause)
 			}
-			require.Equal(t, c.end == Run, s.r.Evidence().Outcome == "")
+			require.Equal(t, c.end == job.Run, s.r.Evidence().Outcome == "")
 			require.Len(t, s.ended, 1)
 			require.Equal(t, 1, s.ended[0].Round)
 		})
@@ -130,21 +132,21 @@ func TestOrderedStop(t *testing.T) {
 		"gating": func(s *sim) {
 			s.p.Gate, s.can = true, []Ability{CanGate}
 			s.join("a", "b")
-			require.Equal(s.t, Check, s.dirs["a"].Kind)
+			require.Equal(s.t, job.Check, s.dirs["a"].Kind)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 5})
 			bring(s)
-			s.must(Order{Kind: OrderStop, Cause: CauseDeadline, Text: "longer than 2h"})
+			s.must(Order{Kind: OrderStop, Cause: job.CauseDeadline, Text: "longer than 2h"})
 			for id, d := range s.dirs {
-				require.Equal(t, Fail, d.Kind, id)
-				require.Equal(t, &Cause{CauseDeadline, "", "longer than 2h"}, d.Cause)
+				require.Equal(t, job.Fail, d.Kind, id)
+				require.Equal(t, &job.Cause{Kind: job.CauseDeadline, Text: "longer than 2h"}, d.Cause)
 				require.Nil(t, d.Paused)
 			}
-			require.Equal(t, Failed, s.r.Evidence().Outcome)
-			require.Equal(t, Failed, s.ended[0].Outcome)
-			require.Equal(t, CauseDeadline, s.ended[0].Cause.Kind)
+			require.Equal(t, job.Failed, s.r.Evidence().Outcome)
+			require.Equal(t, job.Failed, s.ended[0].Outcome)
+			require.Equal(t, job.CauseDeadline, s.ended[0].Cause.Kind)
 			require.LessOrEqual(t, s.r.Next().Sub(s.now), SilentGrace, "nothing but the last good-byes")
 			for _, kind := range []OrderKind{OrderRestart, OrderStop, OrderBar, OrderUnbar, OrderPause, OrderResume} {
 				require.ErrorIs(t, s.step(Order{Kind: kind, Node: "a"}), ErrFinished)
@@ -156,7 +158,7 @@ func TestOrderedStop(t *testing.T) {
 			s.join("next", "one")
 			s.obey()
 			require.Len(t, s.ended, 1, "once for each")
-			require.Equal(t, Run, s.dirs["next"].Kind)
+			require.Equal(t, job.Run, s.dirs["next"].Kind)
 		})
 	}
 }
@@ -167,7 +169,7 @@ func TestBadOrders(t *testing.T) {
 		`kind "dance"; need one of`:              {Kind: "dance"},
 		`kind ""`:                                {},
 		`cause "mood"; need one of ["hang"`:      {Kind: OrderStop, Cause: "mood"},
-		`cause "node-loss"`:                      {Kind: OrderStop, Cause: CauseLoss},
+		`cause "node-loss"`:                      {Kind: OrderStop, Cause: job.CauseLoss},
 		`text "\x1b[31m": need UTF-8`:            {Kind: OrderStop, Text: "\x1b[31m"},
 		"at most 1024 bytes":                     {Kind: OrderStop, Text: strings.Repeat("x", 1025)},
 		`node "a\n": need UTF-8`:                 {Kind: OrderBar, Node: "a\n"},
@@ -189,7 +191,7 @@ func TestBadOrders(t *testing.T) {
 func TestDefaultTextOfAnOrder(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 1}, "a")
 	s.must(Order{Kind: OrderRestart})
-	require.Equal(t, &Cause{CauseOperator, "", "restart ordered (operator)"}, s.dirs["a"].Cause)
+	require.Equal(t, &job.Cause{Kind: job.CauseOperator, Text: "restart ordered (operator)"}, s.dirs["a"].Cause)
 }
 
 func TestBarByName(t *testing.T) {
@@ -197,16 +199,16 @@ func TestBarByName(t *testing.T) {
 	t.Run("a member, and a spare takes its rank", func(t *testing.T) {
 		s := world(t, p, "a", "b", "spare")
 		s.ordered(OrderBar, "b")
-		cause := &Cause{CauseOperator, "b", "by hand"}
-		require.Equal(t, Stop, s.dirs["a"].Kind)
+		cause := &job.Cause{Kind: job.CauseOperator, Node: "b", Text: "by hand"}
+		require.Equal(t, job.Stop, s.dirs["a"].Kind)
 		require.Equal(t, cause, s.dirs["a"].Cause)
 		s.obey()
 		require.Equal(t, "a spare", s.order())
-		require.Equal(t, Bar, s.dirs["b"].Kind)
+		require.Equal(t, job.Bar, s.dirs["b"].Kind)
 		require.Equal(t, cause, s.dirs["b"].Cause)
 		require.Equal(t, 2, s.runs["a"].Round, "another world, at no cost")
 		require.Equal(t, 0, s.runs["a"].Place.RestartCount)
-		require.Equal(t, map[string]Cause{"b": *cause}, s.r.Status().Bars)
+		require.Equal(t, map[string]job.Cause{"b": *cause}, s.r.Status().Bars)
 		s.pass(time.Hour)
 		require.Equal(t, "a spare", s.order())
 	})
@@ -215,7 +217,7 @@ func TestBarByName(t *testing.T) {
 		s.fail("a", RestartCharged)
 		s.obeyOne("a")
 		s.ordered(OrderBar, "b")
-		require.Equal(t, CauseFailure, s.dirs["b"].Cause.Kind, "it is being stopped already")
+		require.Equal(t, job.CauseFailure, s.dirs["b"].Cause.Kind, "it is being stopped already")
 		s.obey()
 		require.Equal(t, "a spare", s.order())
 	})
@@ -242,7 +244,7 @@ func TestBarByName(t *testing.T) {
 		s := world(t, p, "a", "b", "spare")
 		s.succeed("a")
 		s.ordered(OrderBar, "a")
-		require.Equal(t, Run, s.dirs["b"].Kind, "it has no workers that could harm")
+		require.Equal(t, job.Run, s.dirs["b"].Kind, "it has no workers that could harm")
 		s.fail("b", RestartCharged)
 		s.obey()
 		require.Equal(t, "spare b", s.order())
@@ -275,8 +277,8 @@ func TestBarByName(t *testing.T) {
 		s.ordered(OrderBar, "b")
 		s.obey()
 		require.Equal(t, "a spare", s.order())
-		require.Equal(t, Wait, s.dirs["b"].Kind)
-		require.Equal(t, &Cause{CauseOperator, "b", "by hand"}, s.dirs["b"].Cause)
+		require.Equal(t, job.Wait, s.dirs["b"].Kind)
+		require.Equal(t, &job.Cause{Kind: job.CauseOperator, Node: "b", Text: "by hand"}, s.dirs["b"].Cause)
 	})
 	t.Run("while it is checked, and unbarred again", func(t *testing.T) {
 		s := gated(t, p)
@@ -284,10 +286,10 @@ func TestBarByName(t *testing.T) {
 		s.ordered(OrderBar, "b")
 		require.Equal(t, "a:wait b:bar", strings.Replace(s.kinds(), "a:check", "a:wait", 1))
 		s.must(Cleared{ID: "b"})
-		require.Equal(t, Bar, s.dirs["b"].Kind, "a check does not end the bar of the name")
+		require.Equal(t, job.Bar, s.dirs["b"].Kind, "a check does not end the bar of the name")
 		s.ordered(OrderUnbar, "b")
 		require.Equal(t, waiting, s.r.nodes["b"].state)
-		require.Equal(t, Check, s.dirs["b"].Kind, "it is cleared, and helps with the check of the other")
+		require.Equal(t, job.Check, s.dirs["b"].Kind, "it is cleared, and helps with the check of the other")
 		s.obey()
 		require.Equal(t, "a b", s.order())
 	})
@@ -296,7 +298,7 @@ func TestBarByName(t *testing.T) {
 		s.join("a", "b")
 		s.must(Barred{ID: "b"})
 		s.ordered(OrderBar, "b")
-		require.Equal(t, CauseOperator, s.dirs["b"].Cause.Kind)
+		require.Equal(t, job.CauseOperator, s.dirs["b"].Cause.Kind)
 		s.clear("b")
 		require.Equal(t, []int{0, 1}, []int{s.r.again, s.r.out}, "its name is barred still")
 		s.r.nodes["b"].cleared = false
@@ -318,7 +320,7 @@ func TestBarByName(t *testing.T) {
 		require.Equal(t, []int{0, 1}, []int{s.r.again, s.r.out})
 		s.obey()
 		require.Equal(t, "a b", s.order())
-		require.Equal(t, Bar, s.dirs["c"].Kind)
+		require.Equal(t, job.Bar, s.dirs["c"].Kind)
 		seq := s.dirs["c"].Seq
 		s.ordered(OrderRestart, "")
 		s.obey()
@@ -346,7 +348,7 @@ func TestUnbarOfWhoIsNotBarred(t *testing.T) {
 
 	s = gated(t, Params{Min: 2, Max: 2})
 	s.must(Join{
-		Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseCheck},
+		Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &job.Cause{Kind: job.CauseCheck},
 	})
 	s.join("a")
 	require.Equal(t, []int{1, 1}, []int{s.r.asked, s.r.again})
@@ -361,7 +363,7 @@ func TestBarOutlivesTheRun(t *testing.T) {
 	s.vanish("a")
 	s.pass(SilentGrace)
 	s.join("b")
-	require.Equal(t, Bar, s.dirs["b"].Kind, "nobody was left")
+	require.Equal(t, job.Bar, s.dirs["b"].Kind, "nobody was left")
 	s.join("a")
 	s.obey()
 	s.succeed("a")
@@ -389,14 +391,15 @@ func TestBarsAreBounded(t *testing.T) {
 	require.Len(t, s.r.bars, maxBars)
 	s.can = []Ability{CanGate}
 	s.must(Join{
-		Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Can: s.can}, Params: s.p, Barred: &Cause{Kind: CauseOperator},
+		Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Can: s.can}, Params: s.p,
+		Barred: &job.Cause{Kind: job.CauseOperator},
 	})
 	require.Len(t, s.r.bars, maxBars)
 }
 
 func TestPause(t *testing.T) {
 	p := Params{Min: 2, Max: 3, MaxRestarts: 3, JoinTimeout: time.Minute, LastCall: time.Second}
-	cause := &Cause{CauseOperator, "", "by hand"}
+	cause := &job.Cause{Kind: job.CauseOperator, Text: "by hand"}
 	held := func(t *testing.T, s *sim) {
 		t.Helper()
 		s.obey()
@@ -406,9 +409,9 @@ func TestPause(t *testing.T) {
 		}
 		require.Empty(t, s.runs)
 		for id, d := range s.dirs {
-			require.Contains(t, []Kind{Wait, Bar}, d.Kind, id)
+			require.Contains(t, []job.Kind{job.Wait, job.Bar}, d.Kind, id)
 			require.Equal(t, cause, d.Paused, id)
-			if d.Kind == Wait {
+			if d.Kind == job.Wait {
 				require.Equal(t, cause, d.Cause, id)
 			}
 		}
@@ -469,9 +472,9 @@ func TestPause(t *testing.T) {
 		held(t, s)
 		resumed(t, s)
 		s.pass(time.Minute - 1)
-		require.Equal(t, Wait, s.dirs["a"].Kind)
+		require.Equal(t, job.Wait, s.dirs["a"].Kind)
 		s.pass(1)
-		require.Equal(t, Fail, s.dirs["a"].Kind)
+		require.Equal(t, job.Fail, s.dirs["a"].Kind)
 	})
 	t.Run("gating", func(t *testing.T) {
 		s := gated(t, p)
@@ -484,7 +487,7 @@ func TestPause(t *testing.T) {
 		s.clear("c") // it had just been done
 		require.Equal(t, cause, s.dirs["c"].Paused)
 		s.join("d")
-		require.Equal(t, Wait, s.dirs["d"].Kind)
+		require.Equal(t, job.Wait, s.dirs["d"].Kind)
 		resumed(t, s)
 		require.Equal(t, "a:check b:check c:check d:check", s.kinds())
 		require.Equal(t, []int{2, 1, 1}, []int{s.r.joined, s.r.asked, s.r.again})
@@ -497,7 +500,7 @@ func TestPause(t *testing.T) {
 		s := world(t, p, "a", "b")
 		s.fail("a", RestartCharged)
 		s.ordered(OrderPause, "")
-		require.Equal(t, CauseFailure, s.dirs["a"].Cause.Kind)
+		require.Equal(t, job.CauseFailure, s.dirs["a"].Cause.Kind)
 		held(t, s)
 		resumed(t, s)
 		s.obey()
@@ -509,7 +512,7 @@ func TestPause(t *testing.T) {
 		s.ordered(OrderPause, "")
 		s.obey()
 		s.pass(AttributionWindow)
-		require.Equal(t, Fail, s.dirs["a"].Kind, "what was decided stands")
+		require.Equal(t, job.Fail, s.dirs["a"].Kind, "what was decided stands")
 		require.Nil(t, s.dirs["a"].Paused)
 	})
 	t.Run("some had succeeded", func(t *testing.T) {
@@ -559,7 +562,7 @@ func TestPause(t *testing.T) {
 		s.ordered(OrderPause, "")
 		s.obey()
 		s.ordered(OrderBar, "b")
-		require.Equal(t, Bar, s.dirs["b"].Kind)
+		require.Equal(t, job.Bar, s.dirs["b"].Kind)
 		held(t, s)
 		s.ordered(OrderUnbar, "b")
 		s.ordered(OrderBar, "c")
@@ -567,7 +570,7 @@ func TestPause(t *testing.T) {
 		s.pass(time.Second)
 		s.obey()
 		require.Equal(t, "a b", s.order())
-		require.Equal(t, Bar, s.dirs["c"].Kind)
+		require.Equal(t, job.Bar, s.dirs["c"].Kind)
 	})
 }
 
@@ -593,7 +596,7 @@ func (v *revived) comeBack(ids ...string) {
 		if d.Round > 0 {
 			j.Seen = d.EpochID
 		}
-		if j.Barred = d.Barred; d.Kind == Bar {
+		if j.Barred = d.Barred; d.Kind == job.Bar {
 			j.Barred = d.Cause
 		}
 		_, works := v.old.runs[id]
@@ -606,7 +609,7 @@ func (v *revived) comeBack(ids ...string) {
 		v.must(j)
 		v.must(Attach{ID: id})
 		delete(v.runs, id) // told to wait, it ends its workers
-		if works && v.dirs[id].Kind == Run {
+		if works && v.dirs[id].Kind == job.Run {
 			v.runs[id] = v.dirs[id]
 		}
 	}
@@ -699,7 +702,7 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 	t.Run("brought to a world that has gone on it is late", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2, MaxRestarts: 3}, "a", "b", "spare")
 		late := s.dirs["spare"]
-		late.Paused, late.EpochID = &Cause{CauseOperator, "", "by hand"}, s.r.id
+		late.Paused, late.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.id
 		s.dirs["spare"] = late
 		v := s.revive()
 		v.comeBack("a", "b")
@@ -713,7 +716,7 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 	t.Run("the newest of those who bring it counts", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
 		stale := s.dirs["spare"]
-		stale.Paused, stale.EpochID = &Cause{CauseOperator, "", "by hand"}, s.r.id
+		stale.Paused, stale.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.id
 		s.ordered(OrderRestart, "")
 		s.obey()
 		s.ordered(OrderPause, "")
@@ -737,7 +740,7 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 	t.Run("ordered again, it is not the one that a newer world has outlived", func(t *testing.T) {
 		s := world(t, Params{Min: 2, Max: 2}, "a", "b", "spare")
 		stale := s.dirs["spare"]
-		stale.Paused, stale.EpochID = &Cause{CauseOperator, "", "by hand"}, s.r.id
+		stale.Paused, stale.EpochID = &job.Cause{Kind: job.CauseOperator, Text: "by hand"}, s.r.id
 		s.ordered(OrderRestart, "")
 		s.obey()
 		s.dirs["spare"] = stale
@@ -760,11 +763,13 @@ func TestPauseSurvivesTheDaemon(t *testing.T) {
 
 // What a node brings back takes no more room than what a daemon may have told it.
 func TestWhatIsBroughtBackIsBounded(t *testing.T) {
-	long := &Cause{
-		CauseKind(strings.Repeat("k", 600)), strings.Repeat("n", 600), strings.Repeat("x", maxOrderText-1) + "é",
+	long := &job.Cause{
+		Kind: job.CauseKind(strings.Repeat("k", 600)), Node: strings.Repeat("n", 600),
+		Text: strings.Repeat("x", maxOrderText-1) + "é",
 	}
-	want := Cause{
-		CauseKind(strings.Repeat("k", MaxName)), strings.Repeat("n", MaxName), strings.Repeat("x", maxOrderText-1),
+	want := job.Cause{
+		Kind: job.CauseKind(strings.Repeat("k", MaxName)), Node: strings.Repeat("n", MaxName),
+		Text: strings.Repeat("x", maxOrderText-1),
 	}
 	s := newSim(t, Params{Min: 1, Max: 1})
 	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 1}, Params: s.p, Paused: long, Barred: long})
@@ -795,7 +800,7 @@ func TestOrdersSurviveADaemonThatDiesWhileWorkersStop(t *testing.T) {
 			v.comeBack("a", "b")
 			v.obey()
 			require.Equal(t, c.paused, v.r.Status().Paused != nil)
-			require.Equal(t, c.bars, v.dirs["b"].Kind == Bar)
+			require.Equal(t, c.bars, v.dirs["b"].Kind == job.Bar)
 			require.Equal(t, c.bars, len(v.r.Status().Bars) == 1)
 			want := map[bool]string{true: "a", false: "a b"}[c.bars]
 			if !c.paused {
@@ -857,9 +862,9 @@ func TestBarSurvivesTheDaemon(t *testing.T) {
 	v.ordered(OrderBar, "another")
 	v.must(Join{
 		Node: Node{ID: "b2", Name: "b", Rank: -1, Slots: 2, Can: v.can}, Params: v.p,
-		Barred: &Cause{CauseOperator, "b", "by hand"},
+		Barred: &job.Cause{Kind: job.CauseOperator, Node: "b", Text: "by hand"},
 	})
-	require.Equal(t, Wait, v.dirs["b2"].Kind, "it has not heard that it was unbarred")
+	require.Equal(t, job.Wait, v.dirs["b2"].Kind, "it has not heard that it was unbarred")
 
 	v = s.revive()
 	v.ordered(OrderUnbar, v.barred("b"))
@@ -877,15 +882,16 @@ func (s *sim) barred(name string) string {
 func TestBroughtBarBreaksTheWorld(t *testing.T) {
 	s := world(t, Params{Min: 1, Max: 1}, "a", "spare")
 	s.must(Join{
-		Node: Node{ID: "a2", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p, Barred: &Cause{CauseHang, "a", "twice"},
+		Node: Node{ID: "a2", Name: "a", Rank: -1, Slots: 2, Can: s.can}, Params: s.p,
+		Barred: &job.Cause{Kind: job.CauseHang, Node: "a", Text: "twice"},
 	})
-	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, job.Stop, s.dirs["a"].Kind)
 	s.obey()
 	require.Equal(t, "a:bar a2:bar spare:run", s.kinds())
 }
 
 func TestBroughtChecksBar(t *testing.T) {
-	bar := &Cause{CauseCheck, "b", "gpu 3"}
+	bar := &job.Cause{Kind: job.CauseCheck, Node: "b", Text: "gpu 3"}
 	join := func(s *sim, can []Ability) {
 		s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Can: can}, Params: s.p, Barred: bar})
 	}
@@ -921,7 +927,7 @@ func TestOrdersWhileAWorldIsRebuilt(t *testing.T) {
 		v := world(t, p, "a", "b").revive()
 		v.comeBack("a")
 		v.must(Order{Kind: OrderRestart, Charge: true, Text: "now"})
-		require.Equal(t, Run, v.dirs["a"].Kind)
+		require.Equal(t, job.Run, v.dirs["a"].Kind)
 		v.comeBack("b")
 		require.Equal(t, "a:stop b:stop", v.kinds())
 		require.Equal(t, "now", v.dirs["a"].Cause.Text)
@@ -936,14 +942,14 @@ func TestOrdersWhileAWorldIsRebuilt(t *testing.T) {
 		v.comeBack("b")
 		v.obey()
 		v.pass(AttributionWindow)
-		require.Equal(t, CauseFailure, v.dirs["b"].Cause.Kind)
-		require.Equal(t, Fail, v.dirs["b"].Kind)
+		require.Equal(t, job.CauseFailure, v.dirs["b"].Cause.Kind)
+		require.Equal(t, job.Fail, v.dirs["b"].Kind)
 	})
 	t.Run("stop", func(t *testing.T) {
 		v := world(t, p, "a", "b").revive()
 		v.comeBack("a")
 		v.ordered(OrderStop, "")
-		require.Equal(t, Fail, v.dirs["a"].Kind)
+		require.Equal(t, job.Fail, v.dirs["a"].Kind)
 		v.must(Leave{ID: "a"})
 		v.pass(time.Hour)
 		require.Zero(t, v.r.Next())
@@ -990,14 +996,14 @@ func TestEvidenceOfEveryEpochIsHandedOutOnce(t *testing.T) {
 	require.Empty(t, s.ended, "more may become known until the next seal")
 	s.obey()
 	require.Len(t, s.ended, 1)
-	require.Equal(t, EpochID{Term: s.r.id.Term, Round: 1}, s.ended[0].EpochID)
+	require.Equal(t, job.EpochID{Term: s.r.id.Term, Round: 1}, s.ended[0].EpochID)
 	require.Equal(t, "a failed", s.ended[0].Failures[0].Text)
-	require.Equal(t, CauseFailure, s.ended[0].Cause.Kind)
+	require.Equal(t, job.CauseFailure, s.ended[0].Cause.Kind)
 	require.Empty(t, s.ended[0].Outcome)
 	s.fail("a", RestartCharged)
 	require.Len(t, s.ended, 2)
-	require.Equal(t, EpochID{Term: s.r.id.Term, Round: 1, Epoch: 1}, s.ended[1].EpochID)
-	require.Equal(t, Failed, s.ended[1].Outcome)
+	require.Equal(t, job.EpochID{Term: s.r.id.Term, Round: 1, Epoch: 1}, s.ended[1].EpochID)
+	require.Equal(t, job.Failed, s.ended[1].Outcome)
 	s.pass(time.Hour)
 	require.Len(t, s.ended, 2)
 
@@ -1012,7 +1018,7 @@ func TestEvidenceOfEveryEpochIsHandedOutOnce(t *testing.T) {
 	s = newSim(t, Params{Min: 2, Max: 2, JoinTimeout: time.Second})
 	s.join("a")
 	s.pass(time.Second)
-	require.Equal(t, CauseTimeout, s.ended[0].Cause.Kind, "a run that had no epoch")
+	require.Equal(t, job.CauseTimeout, s.ended[0].Cause.Kind, "a run that had no epoch")
 }
 
 func TestPortsAreToldToTheWorld(t *testing.T) {

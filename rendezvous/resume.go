@@ -3,6 +3,8 @@ package rendezvous
 import (
 	"fmt"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // resumeWindow is how long a daemon that has lost its memory waits for all members
@@ -13,16 +15,16 @@ const resumeWindow = SilentGrace
 // workers run in, or have run in, and its own place. A daemon that was started again
 // rebuilds the world from all members' words, and no worker notices.
 type Resume struct {
-	EpochID
-	Place Place `json:"place"`
+	job.EpochID
+	Place job.Place `json:"place"`
 	// Done: the workers have succeeded.
 	Done bool `json:"done,omitempty"`
 	// Hold: there are none, because the run is held.
 	Hold bool `json:"hold,omitempty"`
 	// Decision and Failures: a worker has failed, and the daemon may not know.
-	Decision Decision  `json:"decision,omitempty"`
-	Failures []Failure `json:"failures,omitempty"`
-	Progress Progress  `json:"progress,omitzero"`
+	Decision Decision      `json:"decision,omitempty"`
+	Failures []job.Failure `json:"failures,omitempty"`
+	Progress job.Progress  `json:"progress,omitzero"`
 	// Stepped: the first step has been made. Ranks have succeeded, though not all.
 	Stepped bool  `json:"stepped,omitempty"`
 	Ranks   []int `json:"ranks,omitempty"`
@@ -45,7 +47,7 @@ type resume struct {
 // history of its own, in which the node's world has no place.
 func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	e := join.Resume
-	if e == nil || !r.collecting() || (!r.fresh() && r.resume == nil) || !e.Place.plausible() {
+	if e == nil || !r.collecting() || (!r.fresh() && r.resume == nil) || !plausible(e.Place) {
 		return false
 	}
 	r.giveUpFor(now, e.EpochID)
@@ -62,7 +64,7 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 	w.missing--
 	r.become(n, member)
 	n.rank, n.rankBase = e.Place.GroupRank, e.Place.RankBase
-	r.direct(n, Directive{Kind: Run, Place: &e.Place})
+	r.direct(n, Directive{Kind: job.Run, Place: &e.Place})
 	r.catchUp(n, e)
 	if join.Stopped == e.EpochID {
 		w.stopped = append(w.stopped, n)
@@ -72,9 +74,9 @@ func (r *Round) adopt(now time.Time, n *node, join Join) bool {
 
 // giveUpFor ends the rebuilding of a world in which nobody works any more when a member of a newer one comes: those
 // who came first had been left out of that.
-func (r *Round) giveUpFor(now time.Time, e EpochID) {
+func (r *Round) giveUpFor(now time.Time, e job.EpochID) {
 	w := r.resume
-	if w == nil || !w.onlyStopped() || !e.newer(r.id) {
+	if w == nil || !w.onlyStopped() || !e.Newer(r.id) {
 		return
 	}
 	r.resume = nil
@@ -98,14 +100,10 @@ func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 // onlyStopped: nobody has come back whose workers run.
 func (w *resume) onlyStopped() bool { return len(w.stopped) == len(w.world)-w.missing }
 
-func (e EpochID) newer(o EpochID) bool {
-	return e.Term > o.Term || e.Term == o.Term && (e.Round > o.Round || e.Round == o.Round && e.Epoch > o.Epoch)
-}
-
 // catchUp books what happened to a member's workers while there was no daemon.
 func (r *Round) catchUp(n *node, e *Resume) {
 	if e.Stepped {
-		r.progress(Progress{Step: 1, Stepping: true})
+		r.progress(job.Progress{Step: 1, Stepping: true})
 	}
 	if e.Done || len(e.Ranks) > 0 {
 		r.account.succeeded(n, Success{Ranks: e.Ranks}, r.params.Budget.Tolerate)
@@ -122,7 +120,7 @@ func (r *Round) catchUp(n *node, e *Resume) {
 	}
 }
 
-func (p Place) plausible() bool {
+func plausible(p job.Place) bool {
 	return p.GroupWorldSize >= 1 && p.GroupWorldSize <= MaxNodes && p.GroupRank >= 0 && p.GroupRank < p.GroupWorldSize
 }
 
@@ -144,7 +142,7 @@ func (r *Round) settleResume(now time.Time) {
 		r.elastic = true
 		text := fmt.Sprintf("%d of %d nodes did not come back after the rendezvous daemon was started again",
 			w.missing, len(w.world))
-		r.breakWorld(now, Cause{Kind: CauseLoss, Text: text})
+		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
 	} else {
 		r.note("resumed", "", "the running world is complete again")
 	}
@@ -175,8 +173,9 @@ func (r *Round) carryOut(now time.Time, w *resume) {
 }
 
 // restartedAcross is the cause of an epoch that an earlier daemon had ended already.
-func restartedAcross() Cause {
-	return Cause{Kind: CauseFailure, Text: "the workers were being restarted when the rendezvous daemon was started again"}
+func restartedAcross() job.Cause {
+	return job.Cause{Kind: job.CauseFailure,
+		Text: "the workers were being restarted when the rendezvous daemon was started again"}
 }
 
 // hurry waits no longer than a launcher's back-off for a world that has to be formed

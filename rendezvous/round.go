@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Config is what a Round knows beyond its events.
@@ -23,7 +25,7 @@ type Config struct {
 	Topology Topology
 	// Suspicious says in one line, or with "", why the end of an epoch may have a cause that checks of nodes find: then
 	// all nodes are checked before the next world. It must be pure. Nil suspects nothing.
-	Suspicious func(Evidence) string
+	Suspicious func(job.Evidence) string
 	// Suspect says of a machine, by the node's name where that is not known, that spares are preferred to it when a world
 	// is chosen of more nodes than it takes. Between two events its answers must stay the same. Nil suspects none.
 	Suspect func(machine string) bool
@@ -71,17 +73,17 @@ type node struct {
 	differs  bool // its Params are not the run's
 	failed   bool // workers of it have, which the others outlive
 
-	cleared bool      // its newest check has passed
-	until   time.Time // and counts until then; zero: for good
-	domain  string    // of its newest check that has passed
-	bar     *Cause    // a check has failed, and none has passed since
-	again   bool      // the next gate may check it again, although it is barred
-	unsure  bool      // the check that bars it has proved nothing
-	lone    bool      // it is cleared, but there was nobody to pair it with
-	late    bool      // the present gate has asked it once more for that
-	asked   bool      // it was told to Check, and nobody has answered
-	aside   bool      // it waits, and was told to Check all the same; its answer is not waited for
-	drained *Cause    // it was told to leave
+	cleared bool       // its newest check has passed
+	until   time.Time  // and counts until then; zero: for good
+	domain  string     // of its newest check that has passed
+	bar     *job.Cause // a check has failed, and none has passed since
+	again   bool       // the next gate may check it again, although it is barred
+	unsure  bool       // the check that bars it has proved nothing
+	lone    bool       // it is cleared, but there was nobody to pair it with
+	late    bool       // the present gate has asked it once more for that
+	asked   bool       // it was told to Check, and nobody has answered
+	aside   bool       // it waits, and was told to Check all the same; its answer is not waited for
+	drained *job.Cause // it was told to leave
 }
 
 // Errors of Step that a launcher can act upon.
@@ -114,7 +116,7 @@ type Round struct {
 	cfg    Config
 	params Params
 	phase  phase
-	id     EpochID // of the newest sealed world; Round is 0 before the first
+	id     job.EpochID // of the newest sealed world; Round is 0 before the first
 	nodes  map[string]*node
 	wishes map[int]*node // newest node of each wished rank
 	world  []*node       // members of the newest sealed world by group rank; lost ones stay until the next seal
@@ -134,27 +136,27 @@ type Round struct {
 	charge     bool // the broken epoch spends a restart at the next seal
 	elastic    bool // a member went away since the last seal
 	short      bool // the world has been below Min since the last seal
-	cause      *Cause
-	failures   []Failure
-	losses     []Loss
+	cause      *job.Cause
+	failures   []job.Failure
+	losses     []job.Loss
 	resume     *resume // a world that an earlier daemon sealed, being rebuilt
 	resumed    bool    // such a world was rebuilt, and no epoch has been sealed since
-	outcome    Outcome
+	outcome    job.Outcome
 	finishedAt time.Time
 	ended      []NodeStatus    // the nodes as they were then
 	works      []string        // Join.Work of its nodes, each once
 	left       map[string]bool // IDs that have said good-bye: a Join that was under way must not bring them back
 	refused    map[string]bool // texts of tellWaiting
 
-	wary       map[string]bool   // machines that have failed a check with others, and passed none since
-	gone       map[string]*Cause // checks' bars of nodes that have left since the last seal, by name
-	lacking    *Cause            // that checks have left too few nodes, as those who wait were told; or nil
-	lackingFor int               // how many were barred, or had left for it, when that was last looked at
+	wary       map[string]bool       // machines that have failed a check with others, and passed none since
+	gone       map[string]*job.Cause // checks' bars of nodes that have left since the last seal, by name
+	lacking    *job.Cause            // that checks have left too few nodes, as those who wait were told; or nil
+	lackingFor int                   // how many were barred, or had left for it, when that was last looked at
 
-	bars     map[string]*Cause // by name of nodes; nil: it was barred once
-	paused   *Cause
-	pausedIn *EpochID // the newest epoch that those had seen who brought the pause from an earlier daemon; nil: ordered
-	unpaused bool     // a pause was ended by an order; what nodes bring is older
+	bars     map[string]*job.Cause // by name of nodes; nil: it was barred once
+	paused   *job.Cause
+	pausedIn *job.EpochID // the newest epoch seen by those who brought the pause from an earlier daemon; nil: ordered
+	unpaused bool         // a pause was ended by an order; what nodes bring is older
 	commands
 	account account
 	spent   *Spent // of account, as directives tell it; nil: it has changed, or is nothing
@@ -181,9 +183,9 @@ type Round struct {
 // New returns the Round of a run that nobody has joined.
 func New(cfg Config) *Round {
 	return &Round{
-		cfg: cfg, phase: forming, id: EpochID{Term: cfg.Term}, seq: cfg.Term,
+		cfg: cfg, phase: forming, id: job.EpochID{Term: cfg.Term}, seq: cfg.Term,
 		nodes: map[string]*node{}, wishes: map[int]*node{},
-		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*Cause{}, gone: map[string]*Cause{},
+		left: map[string]bool{}, refused: map[string]bool{}, bars: map[string]*job.Cause{}, gone: map[string]*job.Cause{},
 		wary: map[string]bool{},
 	}
 }
@@ -262,7 +264,7 @@ func (r *Round) ready(now time.Time, e Ready) error {
 	addr := overviewOf(r.world).reach(r.world[0], e.Addr)
 	for i, p := range r.places(r.world) { // nothing has changed since the seal
 		p.MasterAddr, p.MasterPort = addr, e.Port
-		r.direct(r.world[i], Directive{Kind: Run, Place: &p, Cause: r.cause})
+		r.direct(r.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.cause})
 	}
 	r.cause = nil
 	r.note("run", "", fmt.Sprintf("store at %s:%d", addr, e.Port))
@@ -288,7 +290,7 @@ func (r *Round) failing(now time.Time, e Failing) error {
 		if !e.Beside {
 			r.stiffen(now, e.Decision)
 		}
-		r.dismiss(now, n, e.Decision, Cause{Kind: CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
+		r.dismiss(now, n, e.Decision, job.Cause{Kind: job.CauseFailure, Node: n.Name, Text: firstText(e.Failures, n)})
 		return nil
 	case r.phase != running || n.state != member:
 		return nil // this epoch is ending already, and why is known
@@ -312,7 +314,7 @@ func (r *Round) doom(now time.Time) {
 	}
 }
 
-func firstText(fs []Failure, n *node) string {
+func firstText(fs []job.Failure, n *node) string {
 	if len(fs) > 0 && fs[0].Text != "" {
 		return fs[0].Text
 	}
@@ -350,15 +352,15 @@ func (r *Round) checkDone(now time.Time) {
 	case r.phase != running || !r.enough():
 	case r.params.Always && r.restarts < r.params.MaxRestarts && !r.sumSpent():
 		r.charge = true
-		r.breakWorld(now, Cause{Kind: CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
+		r.breakWorld(now, job.Cause{Kind: job.CauseFailure, Text: "all workers succeeded, and the restart policy is Always"})
 	default:
-		r.finish(now, Succeeded, nil)
+		r.finish(now, job.Succeeded, nil)
 	}
 }
 
 // record keeps the first failures of the newest epoch, at most one for a worker and
 // at most maxKept, so that a world of any size costs the same.
-func (r *Round) record(fs []Failure) {
+func (r *Round) record(fs []job.Failure) {
 	for _, f := range fs {
 		if len(r.failures) < maxKept && !r.knows(f) {
 			r.failures = append(r.failures, f)
@@ -366,7 +368,7 @@ func (r *Round) record(fs []Failure) {
 	}
 }
 
-func (r *Round) knows(f Failure) bool {
+func (r *Round) knows(f job.Failure) bool {
 	for _, k := range r.failures {
 		if k.Rank == f.Rank && k.GroupRank == f.GroupRank {
 			return true
@@ -377,12 +379,12 @@ func (r *Round) knows(f Failure) bool {
 
 // breakWorld ends the current epoch: every member has to stop its workers and join
 // again. The first cause stands; a loss replaces a failure, which it explains.
-func (r *Round) breakWorld(now time.Time, c Cause) {
+func (r *Round) breakWorld(now time.Time, c job.Cause) {
 	broken := r.collecting()
 	if !broken {
 		r.enterForming(now, c)
 	}
-	if r.cause == nil || (c.Kind == CauseLoss && r.cause.Kind != CauseLoss) {
+	if r.cause == nil || (c.Kind == job.CauseLoss && r.cause.Kind != job.CauseLoss) {
 		r.cause = &c
 	}
 	if broken {
@@ -393,14 +395,14 @@ func (r *Round) breakWorld(now time.Time, c Cause) {
 			continue
 		}
 		r.become(n, pending)
-		r.direct(n, Directive{Kind: Stop, Cause: r.cause})
+		r.direct(n, Directive{Kind: job.Stop, Cause: r.cause})
 		if n.suspect() {
 			r.watchLiveness(n.detached.Add(r.grace(n)))
 		}
 	}
 }
 
-func (r *Round) enterForming(now time.Time, c Cause) {
+func (r *Round) enterForming(now time.Time, c job.Cause) {
 	r.phase = forming
 	r.formingAt = now
 	r.cause = nil
@@ -471,7 +473,7 @@ func (r *Round) judge(now time.Time) {
 	r.failRun(now)
 }
 
-func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
+func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	r.ended = r.lastStates(o)
 	r.phase, r.outcome, r.cause, r.finishedAt = finished, o, c, now
 	r.paused, r.resume, r.commands = nil, nil, commands{}
@@ -488,24 +490,24 @@ func (r *Round) finish(now time.Time, o Outcome, c *Cause) {
 }
 
 func (r *Round) verdict() Directive {
-	if r.outcome == Succeeded {
-		return Directive{Kind: Done}
+	if r.outcome == job.Succeeded {
+		return Directive{Kind: job.Done}
 	}
-	return Directive{Kind: Fail, Cause: r.cause}
+	return Directive{Kind: job.Fail, Cause: r.cause}
 }
 
 func (r *Round) direct(n *node, d Directive) {
 	r.seq++
 	d.Seq, d.EpochID, d.Restarts, d.Paused, d.Barred = r.seq, r.id, r.restarts, r.paused, r.bars[n.Name]
-	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == Run && r.heldWorld, r.command, n.drained, r.spentNow()
+	d.Hold, d.Command, d.Leave, d.Spent = d.Kind == job.Run && r.heldWorld, r.command, n.drained, r.spentNow()
 	if n.differs {
 		p := r.params
 		d.Params = &p
 	}
-	if n.asked && d.Kind != Check {
+	if n.asked && d.Kind != job.Check {
 		r.free = append(r.free, n)
 	}
-	n.dir, n.aside, n.asked = d, false, n.asked && d.Kind == Check
+	n.dir, n.aside, n.asked = d, false, n.asked && d.Kind == job.Check
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"dlrover-run/internal/job"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -117,24 +119,24 @@ func (s *sim) obeyOne(id string) bool {
 		return true
 	}
 	switch d.Kind {
-	case Lead:
+	case job.Lead:
 		s.must(Ready{ID: id, EpochID: d.EpochID, Addr: id, Port: 1})
-	case Run:
+	case job.Run:
 		_, works := s.runs[id]
 		if s.runs[id].Seq == d.Seq || !works && s.worked[id].EpochID == d.EpochID {
 			return false // nobody starts an epoch twice
 		}
 		s.runs[id], s.worked[id] = d, d
-	case Stop:
+	case job.Stop:
 		delete(s.runs, id)
 		s.must(Join{Node: Node{ID: id, Name: id, Rank: s.r.nodes[id].Rank, Slots: 2}, Params: s.p, Stopped: d.EpochID})
-	case Check:
+	case job.Check:
 		delete(s.runs, id)
 		return s.answer(id)
-	case Wait, Bar:
+	case job.Wait, job.Bar:
 		delete(s.runs, id)
 		return false
-	case Done, Fail:
+	case job.Done, job.Fail:
 		delete(s.runs, id)
 		return false
 	default:
@@ -184,7 +186,7 @@ func (s *sim) fail(id string, d Decision) {
 	run := s.runs[id]
 	s.must(Failing{
 		ID: id, EpochID: run.EpochID, Decision: d,
-		Failures: []Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}},
+		Failures: []job.Failure{{Rank: run.Place.RankBase, GroupRank: run.Place.GroupRank, Text: id + " failed", At: s.now}},
 	})
 }
 
@@ -247,11 +249,11 @@ func TestPlaces(t *testing.T) {
 	s.joinNode(Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Role: "ps"})
 	s.joinNode(Node{ID: "c", Name: "c", Rank: -1, Slots: 3, Role: "trainer"})
 	s.obey()
-	require.Equal(t, &Place{
+	require.Equal(t, &job.Place{
 		GroupRank: 2, GroupWorldSize: 3, RankBase: 3, WorldSize: 6, RoleRankBase: 1, RoleWorldSize: 4,
 		MasterAddr: "a", MasterPort: 1,
 	}, s.runs["c"].Place)
-	require.Equal(t, &Place{
+	require.Equal(t, &job.Place{
 		GroupRank: 1, GroupWorldSize: 3, RankBase: 1, WorldSize: 6, RoleRankBase: 0, RoleWorldSize: 2,
 		MasterAddr: "a", MasterPort: 1,
 	}, s.runs["b"].Place)
@@ -263,7 +265,7 @@ func TestWorkersServeTheirStoreWhereAnAgentKnowsNoOther(t *testing.T) {
 		s.join("a")
 		s.joinNode(Node{ID: "b", Name: "b", Rank: -1, Slots: 2, Agent: agent})
 		lead := s.dirs["a"]
-		require.Equal(t, Lead, lead.Kind)
+		require.Equal(t, job.Lead, lead.Kind)
 		require.Equal(t, agent != "", lead.Place.WorkerStore)
 		s.must(Ready{ID: "a", EpochID: lead.EpochID, Addr: "a", Port: 1})
 		require.Equal(t, agent != "", s.dirs["b"].Place.WorkerStore)
@@ -273,8 +275,8 @@ func TestWorkersServeTheirStoreWhereAnAgentKnowsNoOther(t *testing.T) {
 func TestNobodyRunsBeforeTheLeaderIsReady(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 2})
 	s.join("a", "b")
-	require.Equal(t, Lead, s.dirs["a"].Kind)
-	require.Equal(t, Wait, s.dirs["b"].Kind)
+	require.Equal(t, job.Lead, s.dirs["a"].Kind)
+	require.Equal(t, job.Wait, s.dirs["b"].Kind)
 	s.obey()
 	require.Equal(t, "a b", s.order())
 }
@@ -283,7 +285,7 @@ func TestJoinTimeoutFailsWithTheNumbers(t *testing.T) {
 	s := newSim(t, Params{Min: 3, Max: 4, JoinTimeout: time.Minute})
 	s.join("a", "b")
 	s.pass(time.Minute)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 	require.Contains(t, s.dirs["b"].Cause.Text, "2 nodes joined")
 	require.Contains(t, s.dirs["b"].Cause.Text, "need 3")
 }
@@ -304,7 +306,7 @@ func TestRestartIsAnEpochOfTheSameRound(t *testing.T) {
 	s.join("a", "b")
 	s.obey()
 	s.fail("b", RestartCharged)
-	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, job.Stop, s.dirs["a"].Kind)
 	require.Equal(t, "b failed", s.dirs["a"].Cause.Text)
 	s.obey()
 	require.Equal(t, "a b", s.order())
@@ -325,10 +327,10 @@ func TestRestartBudgetIsTheRuns(t *testing.T) {
 	s.obey()
 	require.Equal(t, 1, s.runs["a"].Place.RestartCount, "a free restart is not charged")
 	s.fail("b", RestartCharged)
-	require.Equal(t, Stop, s.dirs["a"].Kind, "workers stop while the cause is being found")
+	require.Equal(t, job.Stop, s.dirs["a"].Kind, "workers stop while the cause is being found")
 	s.pass(AttributionWindow)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
-	require.Equal(t, Failed, s.r.Evidence().Outcome)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Failed, s.r.Evidence().Outcome)
 	require.Equal(t, "b failed", s.r.Evidence().Failures[0].Text)
 }
 
@@ -337,7 +339,7 @@ func TestPermanentFailureOfTheOnlyNodeEndsAtOnce(t *testing.T) {
 	s.join("a")
 	s.obey()
 	s.fail("a", Permanent)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 }
 
 func TestLossShrinksWithoutLastCallOrCharge(t *testing.T) {
@@ -350,7 +352,7 @@ func TestLossShrinksWithoutLastCallOrCharge(t *testing.T) {
 	require.Equal(t, "a c", s.order())
 	require.Equal(t, 2, s.runs["a"].Round)
 	require.Equal(t, 0, s.runs["a"].Place.RestartCount)
-	require.Equal(t, CauseLoss, s.runs["a"].Cause.Kind)
+	require.Equal(t, job.CauseLoss, s.runs["a"].Cause.Kind)
 }
 
 func TestLossIsQuickWhenTheSurvivorsFailToo(t *testing.T) {
@@ -395,9 +397,9 @@ func TestSilentNodeIsLost(t *testing.T) {
 	s.obey()
 	s.must(Detach{ID: "b"})
 	s.pass(SilentGrace - 1)
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	s.pass(1)
-	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, job.Stop, s.dirs["a"].Kind)
 }
 
 func TestMostNodesSuspectDoubtsTheDaemonsOwnNetwork(t *testing.T) {
@@ -408,7 +410,7 @@ func TestMostNodesSuspectDoubtsTheDaemonsOwnNetwork(t *testing.T) {
 		s.must(Detach{ID: id, Broken: true})
 	}
 	s.pass(SilentGrace - 1)
-	require.Equal(t, Run, s.dirs["n005"].Kind)
+	require.Equal(t, job.Run, s.dirs["n005"].Kind)
 	for _, id := range nodes(4) {
 		s.must(Attach{ID: id})
 	}
@@ -434,12 +436,12 @@ func TestGrowth(t *testing.T) {
 	s.obey()
 	require.Equal(t, "a", s.order())
 	s.join("b")
-	require.Equal(t, Run, s.dirs["a"].Kind, "newcomers are collected for a moment")
+	require.Equal(t, job.Run, s.dirs["a"].Kind, "newcomers are collected for a moment")
 	s.pass(DefaultGrowthDelay)
 	s.obey()
 	require.Equal(t, "a b", s.order())
 	s.join("c", "d")
-	require.Equal(t, Stop, s.dirs["a"].Kind, "a full world restarts at once")
+	require.Equal(t, job.Stop, s.dirs["a"].Kind, "a full world restarts at once")
 	s.obey()
 	require.Equal(t, "a b c d", s.order())
 	require.Equal(t, 0, s.runs["a"].Place.RestartCount)
@@ -452,7 +454,7 @@ func TestGrowthWaitsForAWholeUnit(t *testing.T) {
 	s.obey()
 	require.Equal(t, "a b", s.order())
 	s.pass(time.Minute)
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	s.join("d")
 	s.pass(DefaultGrowthDelay)
 	s.obey()
@@ -466,7 +468,7 @@ func TestLateJoinerLeavesASealedWorldAlone(t *testing.T) {
 	s.join("late")
 	s.obey()
 	require.Equal(t, "a b", s.order())
-	require.Equal(t, Wait, s.dirs["late"].Kind)
+	require.Equal(t, job.Wait, s.dirs["late"].Kind)
 }
 
 // A replacement with the rank of a dead node that was still listed used to be ignored.
@@ -489,7 +491,7 @@ func TestLaterGenerationTakesThePlace(t *testing.T) {
 	s.joinNode(Node{ID: "b", Name: "b", Rank: 1, Slots: 2, Generation: 6})
 	s.obey()
 	s.joinNode(Node{ID: "older", Name: "older", Rank: 0, Slots: 2, Generation: 4})
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	delete(s.dirs, "a")
 	delete(s.runs, "a")
 	s.joinNode(Node{ID: "a2", Name: "a2", Rank: 0, Slots: 2, Generation: 7})
@@ -552,10 +554,10 @@ func TestSuccessNeedsEveryNode(t *testing.T) {
 	s.join("a", "b")
 	s.obey()
 	s.succeed("a")
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	s.succeed("b")
-	require.Equal(t, Done, s.dirs["a"].Kind)
-	require.Equal(t, Done, s.dirs["b"].Kind)
+	require.Equal(t, job.Done, s.dirs["a"].Kind)
+	require.Equal(t, job.Done, s.dirs["b"].Kind)
 }
 
 // One node done, the other failing used to dead-lock the exit barrier against the join.
@@ -568,7 +570,7 @@ func TestSucceededNodeRestartsWithTheOthers(t *testing.T) {
 	s.obey()
 	require.Equal(t, "a b", s.order())
 	s.succeed("a", "b")
-	require.Equal(t, Done, s.dirs["a"].Kind)
+	require.Equal(t, job.Done, s.dirs["a"].Kind)
 }
 
 func TestLossOfASucceededNodeChangesNothing(t *testing.T) {
@@ -578,9 +580,9 @@ func TestLossOfASucceededNodeChangesNothing(t *testing.T) {
 	s.succeed("a")
 	s.vanish("a")
 	s.pass(time.Minute)
-	require.Equal(t, Run, s.dirs["b"].Kind)
+	require.Equal(t, job.Run, s.dirs["b"].Kind)
 	s.succeed("b")
-	require.Equal(t, Done, s.dirs["b"].Kind)
+	require.Equal(t, job.Done, s.dirs["b"].Kind)
 }
 
 func TestStaleJoinDoesNotCountAsAStop(t *testing.T) {
@@ -593,8 +595,8 @@ func TestStaleJoinDoesNotCountAsAStop(t *testing.T) {
 	s.fail("a", RestartCharged)
 	s.obeyOne("a")
 	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Stopped: first})
-	require.Equal(t, Stop, s.dirs["b"].Kind)
-	require.Equal(t, Wait, s.dirs["a"].Kind, "b's workers still run")
+	require.Equal(t, job.Stop, s.dirs["b"].Kind)
+	require.Equal(t, job.Wait, s.dirs["a"].Kind, "b's workers still run")
 }
 
 func TestJoinThatArrivesAfterTheGoodbye(t *testing.T) {
@@ -610,7 +612,7 @@ func TestCrashLoopingNewcomerDoesNotDisturb(t *testing.T) {
 	s.pass(DefaultLastCall)
 	s.obey()
 	s.join("c")
-	require.Equal(t, Stop, s.dirs["a"].Kind)
+	require.Equal(t, job.Stop, s.dirs["a"].Kind)
 	s.obey()
 	s.vanish("c")
 	s.pass(BrokenGrace)
@@ -633,7 +635,7 @@ func TestAlwaysRestartsASucceededWorld(t *testing.T) {
 	s.obey()
 	require.Equal(t, 1, s.runs["a"].Place.RestartCount)
 	s.succeed("a", "b")
-	require.Equal(t, Done, s.dirs["a"].Kind)
+	require.Equal(t, job.Done, s.dirs["a"].Kind)
 }
 
 func TestPermanentFailureWinsOverARestart(t *testing.T) {
@@ -644,7 +646,7 @@ func TestPermanentFailureWinsOverARestart(t *testing.T) {
 	s.fail("b", Permanent)
 	s.obey()
 	s.pass(AttributionWindow)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 }
 
 // Ten thousand nodes that leave at once cost a moment, not a square.
@@ -719,10 +721,10 @@ func TestFinishedRun(t *testing.T) {
 	late := Node{ID: "late", Name: "late", Rank: -1, Slots: 1, Uptime: time.Second}
 	s.now = s.now.Add(500 * time.Millisecond)
 	s.must(Join{Node: late, Params: s.p})
-	require.Equal(t, Done, s.dirs["late"].Kind, "a launcher that is older than the end belongs to the ended run")
+	require.Equal(t, job.Done, s.dirs["late"].Kind, "a launcher that is older than the end belongs to the ended run")
 	seq := s.dirs["late"].Seq
 	s.must(Join{Node: late, Params: s.p, Stopped: s.r.id})
-	require.Equal(t, Done, s.dirs["late"].Kind)
+	require.Equal(t, job.Done, s.dirs["late"].Kind)
 	require.Greater(t, s.dirs["late"].Seq, seq, "it asks again because it has not heard")
 	require.Equal(t, finished, s.r.phase)
 	next := Node{ID: "next", Name: "next", Rank: -1, Slots: 1}
@@ -730,7 +732,7 @@ func TestFinishedRun(t *testing.T) {
 	s.must(Leave{ID: "a"})
 	s.must(Leave{ID: "late"})
 	s.must(Join{Node: next, Params: s.p})
-	require.Equal(t, Lead, s.dirs["next"].Kind, "the run starts anew")
+	require.Equal(t, job.Lead, s.dirs["next"].Kind, "the run starts anew")
 }
 
 func TestRefusals(t *testing.T) {
@@ -772,7 +774,7 @@ func TestTheFirstNodesWordCounts(t *testing.T) {
 	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: other})
 	s.must(Attach{ID: "b"})
 	s.obey()
-	require.Equal(t, Run, s.dirs["b"].Kind)
+	require.Equal(t, job.Run, s.dirs["b"].Kind)
 	require.Equal(t, s.p.WithDefaults(), *s.dirs["b"].Params)
 	require.Nil(t, s.dirs["a"].Params, "it has brought them")
 	other.Budget = s.p.Budget
@@ -785,7 +787,7 @@ func TestTheFirstNodesWordCounts(t *testing.T) {
 		s.pass(time.Second)
 		s.obey()
 	}
-	require.Equal(t, Fail, s.dirs["a"].Kind, "one restart was the first node's word")
+	require.Equal(t, job.Fail, s.dirs["a"].Kind, "one restart was the first node's word")
 
 	// The node comes back with another value, and then opens the next run of the name.
 	late := newSim(t, Params{Min: 2, Max: 2, MaxRestarts: 1})
@@ -795,7 +797,7 @@ func TestTheFirstNodesWordCounts(t *testing.T) {
 	late.pass(time.Minute)
 	late.must(Join{Node: Node{ID: "a2", Name: "a", Rank: -1, Slots: 2}, Params: Params{Min: 2, Max: 2, MaxRestarts: 9}})
 	late.obey()
-	require.Equal(t, Run, late.dirs["a2"].Kind)
+	require.Equal(t, job.Run, late.dirs["a2"].Kind)
 	require.Equal(t, 1, late.dirs["a2"].Params.MaxRestarts)
 }
 
@@ -809,10 +811,11 @@ func TestThoseWhoWaitHearOfARefusal(t *testing.T) {
 	}
 	for _, id := range []string{"a", "b"} {
 		d := s.dirs[id]
-		require.Equal(t, Wait, d.Kind)
-		require.Equal(t, &Cause{
-			CauseRefusal, "x",
-			`node "x" was refused: --nnodes=2:2, but the run was opened with --nnodes=3:3; use the same option on every node`,
+		require.Equal(t, job.Wait, d.Kind)
+		require.Equal(t, &job.Cause{
+			Kind: job.CauseRefusal, Node: "x",
+			Text: `node "x" was refused: --nnodes=2:2, but the run was opened with --nnodes=3:3; use the same option on ` +
+				"every node",
 		}, d.Cause)
 	}
 	require.Equal(t, before+3, max(s.dirs["a"].Seq, s.dirs["b"].Seq), "the arrival of b, and once for each")
@@ -820,7 +823,7 @@ func TestThoseWhoWaitHearOfARefusal(t *testing.T) {
 	require.Contains(t, s.dirs["a"].Cause.Text, "slot", "another reason")
 	s.join("c")
 	s.obey()
-	require.Equal(t, Run, s.dirs["a"].Kind)
+	require.Equal(t, job.Run, s.dirs["a"].Kind)
 	seq := s.dirs["a"].Seq
 	require.Error(t, s.step(Join{Node: Node{ID: "y", Name: "y", Slots: 1}, Params: Params{Min: 2, Max: 2}}))
 	require.Equal(t, seq, s.dirs["a"].Seq, "nobody waits")
@@ -837,11 +840,11 @@ func TestWaitInASealedWorldHasNoCause(t *testing.T) {
 	}
 	require.Equal(t, releasing, s.r.phase)
 	for _, id := range []string{"a", "b"} {
-		if d, err := s.r.Directive(id); d.Kind == Wait {
+		if d, err := s.r.Directive(id); d.Kind == job.Wait {
 			require.NoError(t, err)
 			require.Nil(t, d.Cause)
 			s.obey()
-			require.Equal(t, CauseFailure, s.dirs[id].Cause.Kind)
+			require.Equal(t, job.CauseFailure, s.dirs[id].Cause.Kind)
 			return
 		}
 	}
@@ -921,7 +924,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 			again(s, id)
 		}
 		s.succeed("a", "c")
-		require.Equal(t, Done, s.dirs["b"].Kind)
+		require.Equal(t, job.Done, s.dirs["b"].Kind)
 	})
 	t.Run("all had succeeded meanwhile", func(t *testing.T) {
 		defer clear(done)
@@ -930,7 +933,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 			done[id] = true
 			again(s, id)
 		}
-		require.Equal(t, Done, s.dirs["a"].Kind)
+		require.Equal(t, job.Done, s.dirs["a"].Kind)
 	})
 	t.Run("success while others are awaited", func(t *testing.T) {
 		s := newSim(t, old.p)
@@ -939,7 +942,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		again(s, "b")
 		again(s, "c")
 		s.succeed("b", "c")
-		require.Equal(t, Done, s.dirs["a"].Kind)
+		require.Equal(t, job.Done, s.dirs["a"].Kind)
 	})
 	t.Run("failure while others are awaited", func(t *testing.T) {
 		s := newSim(t, old.p)
@@ -948,7 +951,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		again(s, "b")
 		again(s, "c")
 		s.pass(AttributionWindow)
-		require.Equal(t, Fail, s.dirs["c"].Kind)
+		require.Equal(t, job.Fail, s.dirs["c"].Kind)
 	})
 	t.Run("failure before", func(t *testing.T) {
 		s := newSim(t, old.p)
@@ -956,7 +959,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		s.must(Join{
 			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p,
 			Resume: &Resume{
-				EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}},
+				EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []job.Failure{{Text: "a failed"}},
 			},
 		})
 		again(s, "b")
@@ -970,15 +973,15 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		s.must(Join{
 			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Stopped: run.EpochID, Seen: run.EpochID,
 			Resume: &Resume{
-				EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []Failure{{Text: "a failed"}},
+				EpochID: run.EpochID, Place: *run.Place, Decision: RestartCharged, Failures: []job.Failure{{Text: "a failed"}},
 			},
 		})
 		s.must(Attach{ID: "a"})
 		again(s, "b")
-		require.Equal(t, Run, s.dirs["a"].Kind)
+		require.Equal(t, job.Run, s.dirs["a"].Kind)
 		again(s, "c")
-		require.Equal(t, Wait, s.dirs["a"].Kind, "it has stopped already")
-		require.Equal(t, Stop, s.dirs["b"].Kind)
+		require.Equal(t, job.Wait, s.dirs["a"].Kind, "it has stopped already")
+		require.Equal(t, job.Stop, s.dirs["b"].Kind)
 		s.obey()
 		require.Equal(t, 2, s.runs["a"].Place.RestartCount)
 		require.Equal(t, "a b c", s.order())
@@ -993,8 +996,8 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 					s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Stopped: old.runs["a"].EpochID})
 				}
 			}
-			require.Equal(t, Stop, s.dirs["b"].Kind)
-			require.Equal(t, Wait, s.dirs["a"].Kind)
+			require.Equal(t, job.Stop, s.dirs["b"].Kind)
+			require.Equal(t, job.Wait, s.dirs["a"].Kind)
 			s.obey()
 			require.Equal(t, "a b c", s.order())
 			require.Equal(t, 1, s.runs["b"].Place.RestartCount, "what the old daemon had decided is not charged twice")
@@ -1010,7 +1013,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		s.obey()
 		after := s.runs["a"].EpochID
 		require.NotEqual(t, before.Term, after.Term, "the daemon that died may have announced the next epoch of its own term")
-		require.True(t, after.newer(before))
+		require.True(t, after.Newer(before))
 		s.must(Failing{ID: "a", EpochID: after, Decision: RestartCharged})
 		s.obey()
 		require.Equal(t, after.Term, s.runs["a"].Term)
@@ -1018,8 +1021,8 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 	t.Run("a former member comes before the newer world", func(t *testing.T) {
 		s := newSim(t, old.p)
 		run := old.runs["a"]
-		former := EpochID{Term: run.Term, Round: run.Round}
-		place := Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4}
+		former := job.EpochID{Term: run.Term, Round: run.Round}
+		place := job.Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4}
 		s.must(Join{
 			Node: Node{ID: "x", Name: "x", Rank: -1, Slots: 2}, Params: s.p, Stopped: former, Seen: former,
 			Resume: &Resume{EpochID: former, Place: place},
@@ -1029,23 +1032,23 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 			again(s, id)
 		}
 		require.Equal(t, "a b c", s.order())
-		require.Equal(t, Wait, s.dirs["x"].Kind)
+		require.Equal(t, job.Wait, s.dirs["x"].Kind)
 	})
 	t.Run("a report of the old history does not touch a new one", func(t *testing.T) {
 		s := newSim(t, Params{Min: 1, Max: 1})
 		s.join("a")
 		s.obey()
-		s.must(Success{ID: "a", EpochID: EpochID{Term: 7, Round: 1}})
-		require.Equal(t, Run, s.dirs["a"].Kind)
+		s.must(Success{ID: "a", EpochID: job.EpochID{Term: 7, Round: 1}})
+		require.Equal(t, job.Run, s.dirs["a"].Kind)
 	})
 	t.Run("a spare does not take the world's place", func(t *testing.T) {
 		s := newSim(t, Params{Min: 1, Max: 1})
 		s.must(Join{
 			Node: Node{ID: "spare", Name: "spare", Rank: -1, Slots: 2}, Params: s.p,
-			Seen: EpochID{Term: 1, Round: 1}, Restarts: 2,
+			Seen: job.EpochID{Term: 1, Round: 1}, Restarts: 2,
 		})
 		s.must(Attach{ID: "spare"})
-		require.Equal(t, Wait, s.dirs["spare"].Kind)
+		require.Equal(t, job.Wait, s.dirs["spare"].Kind)
 		s.pass(resumeWindow)
 		s.obey()
 		require.Equal(t, 2, s.runs["spare"].Place.RestartCount, "nobody came back; what was spent is remembered")
@@ -1056,7 +1059,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		s.pass(DefaultLastCall)
 		s.obey()
 		s.must(Join{
-			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 4}, Restarts: 3,
+			Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 4}, Restarts: 3,
 		})
 		s.must(Attach{ID: "a"})
 		s.obey()
@@ -1078,7 +1081,7 @@ func TestDaemonWithoutMemoryRebuildsTheWorld(t *testing.T) {
 		s.join("x", "y", "z")
 		s.obey()
 		again(s, "a")
-		require.Equal(t, Wait, s.dirs["a"].Kind)
+		require.Equal(t, job.Wait, s.dirs["a"].Kind)
 	})
 }
 
@@ -1086,7 +1089,7 @@ func TestEvidenceIsBounded(t *testing.T) {
 	s := newSim(t, Params{Min: 1, Max: 1})
 	s.join("a")
 	s.obey()
-	fs := make([]Failure, 10_000)
+	fs := make([]job.Failure, 10_000)
 	for i := range fs {
 		fs[i].Rank = i
 	}
@@ -1107,17 +1110,17 @@ func TestCauseOfAnEnd(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		events []func(*sim)
-		kind   CauseKind
+		kind   job.CauseKind
 		node   string
 	}{
-		"failure":                       {[]func(*sim){failure}, CauseFailure, "a"},
-		"a loss explains the failure":   {[]func(*sim){failure, loss("b")}, CauseLoss, "b"},
-		"the first loss stands":         {[]func(*sim){loss("c"), loss("b")}, CauseLoss, "c"},
-		"a loss needs no explanation":   {[]func(*sim){loss("b"), leave}, CauseLoss, "b"},
-		"a departure explains nothing":  {[]func(*sim){failure, leave}, CauseFailure, "a"},
-		"the first departure stands":    {[]func(*sim){leave, failure}, CauseLeave, "c"},
-		"a loss explains a departure":   {[]func(*sim){leave, loss("b")}, CauseLoss, "b"},
-		"failure, departure, then loss": {[]func(*sim){failure, leave, loss("b")}, CauseLoss, "b"},
+		"failure":                       {[]func(*sim){failure}, job.CauseFailure, "a"},
+		"a loss explains the failure":   {[]func(*sim){failure, loss("b")}, job.CauseLoss, "b"},
+		"the first loss stands":         {[]func(*sim){loss("c"), loss("b")}, job.CauseLoss, "c"},
+		"a loss needs no explanation":   {[]func(*sim){loss("b"), leave}, job.CauseLoss, "b"},
+		"a departure explains nothing":  {[]func(*sim){failure, leave}, job.CauseFailure, "a"},
+		"the first departure stands":    {[]func(*sim){leave, failure}, job.CauseLeave, "c"},
+		"a loss explains a departure":   {[]func(*sim){leave, loss("b")}, job.CauseLoss, "b"},
+		"failure, departure, then loss": {[]func(*sim){failure, leave, loss("b")}, job.CauseLoss, "b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t, Params{Min: 1, Max: 4})
@@ -1147,18 +1150,18 @@ func TestSilentNodeKeepsItsRank(t *testing.T) {
 // A hold that is over is not named again by Next, nor is a last call that ends within it.
 func TestNextNeverNamesThePast(t *testing.T) {
 	s := newSim(t, Params{Min: 2, Max: 4, LastCall: time.Minute})
-	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}})
+	s.must(Join{Node: Node{ID: "a", Name: "a", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}})
 	s.must(Attach{ID: "a"})
 	s.pass(resumeWindow)
 	require.Equal(t, s.now.Add(DefaultJoinTimeout), s.r.Next(), "the hold is no join time")
-	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}})
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}})
 	s.must(Attach{ID: "b"})
 	require.Zero(t, s.r.holdAt, "held once")
 
 	s = newSim(t, Params{Min: 1, Max: 4, LastCall: time.Minute})
 	s.join("a")
 	s.pass(time.Minute - time.Second)
-	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: EpochID{Term: 1, Round: 1}})
+	s.must(Join{Node: Node{ID: "b", Name: "b", Rank: -1, Slots: 2}, Params: s.p, Seen: job.EpochID{Term: 1, Round: 1}})
 	s.must(Attach{ID: "b"})
 	s.pass(time.Second)
 	require.Equal(t, s.now.Add(resumeWindow-time.Second), s.r.Next())
@@ -1175,7 +1178,7 @@ func TestDepartureEndsADoomAtOnce(t *testing.T) {
 	s.fail("a", RestartCharged)
 	s.obeyOne("a")
 	s.must(Leave{ID: "b"})
-	require.Equal(t, Lead, s.dirs["a"].Kind)
+	require.Equal(t, job.Lead, s.dirs["a"].Kind)
 }
 
 // Where nobody says how many nodes come, a first world waits only as long as they keep coming.
@@ -1239,7 +1242,7 @@ func TestShortLastCallAfterAShortage(t *testing.T) {
 	s.pass(time.Minute)
 	s.join("c")
 	s.pass(2*time.Second - 1)
-	require.Equal(t, Wait, s.dirs["a"].Kind)
+	require.Equal(t, job.Wait, s.dirs["a"].Kind)
 	s.pass(1)
 	s.obey()
 	require.Equal(t, "a c", s.order())
@@ -1255,7 +1258,7 @@ func TestLastCallAfterAShortage(t *testing.T) {
 	s.pass(BrokenGrace)
 	s.obey()
 	s.join("c")
-	require.Equal(t, Wait, s.dirs["a"].Kind)
+	require.Equal(t, job.Wait, s.dirs["a"].Kind)
 	s.pass(DefaultLastCall - 1)
 	s.join("d")
 	s.pass(1)
@@ -1312,9 +1315,9 @@ func TestJoinTimeoutAfterASlowStop(t *testing.T) {
 	s.pass(30 * time.Second)
 	s.must(Leave{ID: "b"})
 	s.pass(5*time.Second - 1)
-	require.Equal(t, Wait, s.dirs["a"].Kind)
+	require.Equal(t, job.Wait, s.dirs["a"].Kind)
 	s.pass(1)
-	require.Equal(t, Fail, s.dirs["a"].Kind)
+	require.Equal(t, job.Fail, s.dirs["a"].Kind)
 }
 
 // A member that leaves while its world is being rebuilt is missed, whoever comes later.
@@ -1342,7 +1345,7 @@ func TestNotesOfDepartures(t *testing.T) {
 		s.must(Leave{ID: id, Reason: "drained"})
 	}
 	ranks := map[string]int{}
-	for _, n := range s.notes(string(CauseLeave)) {
+	for _, n := range s.notes(string(job.CauseLeave)) {
 		ranks[n.Node] = n.Rank
 		require.Equal(t, s.ended[0].Term, n.Term)
 		require.Equal(t, n.Node, n.ID)
@@ -1405,7 +1408,7 @@ func TestRebuiltWorldRefusesWhatDoesNotFit(t *testing.T) {
 		"another size":  func(e *Resume) { e.Place.GroupWorldSize = 5 },
 		"a taken place": func(e *Resume) { e.Place.GroupRank = 0 },
 		"another epoch": func(e *Resume) { e.Epoch++ },
-		"no place":      func(e *Resume) { e.Place = Place{} },
+		"no place":      func(e *Resume) { e.Place = job.Place{} },
 		"no such place": func(e *Resume) { e.Place.GroupRank = 3 },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1437,11 +1440,11 @@ func TestEvidenceOfAnEnd(t *testing.T) {
 }
 
 func TestPlausiblePlaces(t *testing.T) {
-	require.True(t, Place{GroupWorldSize: 1}.plausible())
-	require.True(t, Place{GroupWorldSize: MaxNodes, GroupRank: MaxNodes - 1}.plausible())
-	for _, p := range []Place{{}, {GroupWorldSize: MaxNodes + 1}, {GroupWorldSize: 2, GroupRank: 2},
+	require.True(t, plausible(job.Place{GroupWorldSize: 1}))
+	require.True(t, plausible(job.Place{GroupWorldSize: MaxNodes, GroupRank: MaxNodes - 1}))
+	for _, p := range []job.Place{{}, {GroupWorldSize: MaxNodes + 1}, {GroupWorldSize: 2, GroupRank: 2},
 		{GroupWorldSize: 2, GroupRank: -1}} {
-		require.False(t, p.plausible(), "%+v", p)
+		require.False(t, plausible(p), "%+v", p)
 	}
 }
 
@@ -1470,7 +1473,7 @@ func history(t testing.TB, rnd *rand.Rand, steps int) {
 		return
 	}
 	s := newSim(t, p)
-	s.r.cfg.Suspicious = func(e Evidence) string {
+	s.r.cfg.Suspicious = func(e job.Evidence) string {
 		if len(e.Losses) > 1 || len(e.Failures) == 2 {
 			return "two at once"
 		}
@@ -1644,7 +1647,7 @@ func (s *sim) newDaemon(rnd *rand.Rand) {
 	ids := sortedKeys(v.old.dirs)
 	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	for _, id := range ids {
-		if k := v.old.dirs[id].Kind; v.old.r.nodes[id] == nil || k == Done || k == Fail || rnd.Intn(10) == 0 {
+		if k := v.old.dirs[id].Kind; v.old.r.nodes[id] == nil || k == job.Done || k == job.Fail || rnd.Intn(10) == 0 {
 			delete(s.runs, id)
 			continue
 		}
@@ -1700,7 +1703,7 @@ func (s *sim) check() {
 func (s *sim) checkCertificates() {
 	r := s.r
 	for _, n := range r.nodes {
-		require.False(s.t, n.aside && (n.state != waiting || n.dir.Kind != Check), "%s is asked aside: %s", n.ID, n.state)
+		require.False(s.t, n.aside && (n.state != waiting || n.dir.Kind != job.Check), "%s is asked aside: %s", n.ID, n.state)
 		require.Equal(s.t, s.awaited[n.ID], r.Asked(n.ID), "who checks node %s knows when it shall not", n.ID)
 		require.False(s.t, n.lone && !n.cleared, "node %s has passed alone, and has not", n.ID)
 	}
@@ -1724,7 +1727,7 @@ func (s *sim) checkNode(n *node) {
 		require.Fail(s.t, "a barred node has workers, or may get some", "%s: %s", n.ID, n.state)
 	case !out && n.state == barred:
 		require.Fail(s.t, "a node is barred by nobody", n.ID)
-	case r.paused != nil && (n.dir.Kind == Run || n.dir.Kind == Lead || n.dir.Kind == Check):
+	case r.paused != nil && (n.dir.Kind == job.Run || n.dir.Kind == job.Lead || n.dir.Kind == job.Check):
 		require.Fail(s.t, "the run is paused", "%s: %s", n.ID, n.dir.Kind)
 	case !s.p.Gate && n.state == checking:
 		require.Fail(s.t, "the run has no gate", n.ID)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 func (r *Round) trySeal(now time.Time) bool {
@@ -108,7 +110,7 @@ func (r *Round) seal(now time.Time, size int) {
 		n.rank, n.rankBase, n.aside, n.failed, n.starts = i, places[i].RankBase, false, false, n.starts+1
 	}
 	r.resetEpoch()
-	r.direct(ranked[0], Directive{Kind: Lead, Place: &places[0], Cause: r.cause})
+	r.direct(ranked[0], Directive{Kind: job.Lead, Place: &places[0], Cause: r.cause})
 	if r.params.Gate {
 		r.endChecks()
 		if r.asked == 1 {
@@ -144,13 +146,13 @@ func (r *Round) setWorld(members []*node) {
 	}
 }
 
-func (r *Round) places(ranked []*node) []Place {
+func (r *Round) places(ranked []*node) []job.Place {
 	roles := map[string]int{}
-	ps := make([]Place, len(ranked))
+	ps := make([]job.Place, len(ranked))
 	base := 0
 	workerStore := slices.ContainsFunc(ranked, func(n *node) bool { return n.Agent != "" })
 	for i, n := range ranked {
-		ps[i] = Place{
+		ps[i] = job.Place{
 			GroupRank: i, GroupWorldSize: len(ranked), RankBase: base, RoleRankBase: roles[n.Role], RestartCount: r.restarts,
 			WorkerStore: workerStore,
 		}
@@ -197,7 +199,7 @@ func (r *Round) tryGrow(now time.Time) {
 		return
 	}
 	text := fmt.Sprintf("the world grows from %d to %d nodes", len(r.world), size)
-	r.breakWorld(now, Cause{Kind: CauseGrowth, Text: text})
+	r.breakWorld(now, job.Cause{Kind: job.CauseGrowth, Text: text})
 	r.elastic = true
 }
 
@@ -224,6 +226,6 @@ func (r *Round) checkJoinTimeout(now time.Time) {
 		return
 	}
 	if r.phase == forming && !now.Before(r.formingAt.Add(r.params.JoinTimeout)) {
-		r.finish(now, Failed, r.shortage())
+		r.finish(now, job.Failed, r.shortage())
 	}
 }

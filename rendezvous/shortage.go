@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // What becomes of a run when checks leave too few nodes. It waits for others, as for nodes that have never come, and
@@ -61,9 +63,9 @@ func (r *Round) barredNodes() (names, texts []string) {
 }
 
 // lack is a Cause that says what there is too little of, and who is barred.
-func (r *Round) lack(kind CauseKind, text string) *Cause {
+func (r *Round) lack(kind job.CauseKind, text string) *job.Cause {
 	names, texts := r.barredNodes()
-	c := &Cause{Kind: kind, Text: strings.Join(append([]string{text}, texts...), "; ")}
+	c := &job.Cause{Kind: kind, Text: strings.Join(append([]string{text}, texts...), "; ")}
 	if len(names) == 1 {
 		c.Node = names[0]
 	}
@@ -80,10 +82,10 @@ func (r *Round) numbers() string {
 }
 
 // shortage is why no world has formed in time: too few have joined, or too few of them may have workers.
-func (r *Round) shortage() *Cause {
-	kind := CauseTimeout
+func (r *Round) shortage() *job.Cause {
+	kind := job.CauseTimeout
 	if r.failed() && r.fit(r.joined+r.asked+r.again+r.out+len(r.gone)) >= r.params.Min {
-		kind = CauseCheck
+		kind = job.CauseCheck
 	}
 	texts := append([]string{fmt.Sprintf("no world within %s: %s", r.params.JoinTimeout, r.numbers())},
 		slices.Sorted(maps.Keys(r.refused))...)
@@ -100,7 +102,8 @@ func (r *Round) tellShortage() {
 	if r.params.Static || r.params.CheckOnly || !r.failed() { // failStatic does not wait
 		return
 	}
-	r.lacking = r.lack(CauseCheck, fmt.Sprintf("too few nodes have passed their checks; waiting up to %s for others: %s",
+	r.lacking = r.lack(job.CauseCheck, fmt.Sprintf(
+		"too few nodes have passed their checks; waiting up to %s for others: %s",
 		r.params.JoinTimeout, r.numbers()))
 	r.note("too-few", "", r.lacking.Text)
 	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting }) {
@@ -109,7 +112,9 @@ func (r *Round) tellShortage() {
 }
 
 // wait is the directive of who may have workers, but not yet.
-func (r *Round) wait() Directive { return Directive{Kind: Wait, Cause: cmp.Or(r.paused, r.lacking)} }
+func (r *Round) wait() Directive {
+	return Directive{Kind: job.Wait, Cause: cmp.Or(r.paused, r.lacking)}
+}
 
 // failStatic ends a static run in which a check has failed: when nobody is left to answer, or after staticPatience.
 func (r *Round) failStatic(now time.Time) bool {
@@ -126,6 +131,6 @@ func (r *Round) failStatic(now time.Time) bool {
 	if r.params.CheckOnly {
 		text = "too few nodes have passed their checks: " + r.numbers()
 	}
-	r.finish(now, Failed, r.lack(CauseCheck, text))
+	r.finish(now, job.Failed, r.lack(job.CauseCheck, text))
 	return true
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // leave lets the launcher of a node go away on purpose, as one does whose check has failed.
@@ -27,7 +29,7 @@ func TestShortageIsToldAtOnce(t *testing.T) {
 	const text = "too few nodes have passed their checks; waiting up to 1m0s for others: 2 nodes joined, need 3; " +
 		"b is barred: gpu 3 is gone"
 	require.Equal(t, "a:wait b:bar c:check", s.kinds())
-	require.Equal(t, &Cause{CauseCheck, "b", text}, s.dirs["a"].Cause)
+	require.Equal(t, &job.Cause{Kind: job.CauseCheck, Node: "b", Text: text}, s.dirs["a"].Cause)
 	require.Equal(t, text, s.notes("too-few")[0].Text)
 	s.clear("c")
 	require.Equal(t, text, s.dirs["c"].Cause.Text, "who hears later hears it, too")
@@ -55,12 +57,12 @@ func TestShortageIsToldAtOnce(t *testing.T) {
 func TestTheTimeoutNamesThoseWhoHaveLeft(t *testing.T) {
 	for name, c := range map[string]struct {
 		join, leave int
-		kind        CauseKind
+		kind        job.CauseKind
 		text        string
 	}{
-		"one":   {3, 1, CauseCheck, "no world within 1m0s: 2 nodes joined, need 3; n000 has left: gpu 3 is gone"},
-		"a few": {6, 4, CauseCheck, "n003 has left: gpu 3 is gone"},
-		"many":  {8, 6, CauseCheck, "n003 has left: gpu 3 is gone and 2 more"},
+		"one":   {3, 1, job.CauseCheck, "no world within 1m0s: 2 nodes joined, need 3; n000 has left: gpu 3 is gone"},
+		"a few": {6, 4, job.CauseCheck, "n003 has left: gpu 3 is gone"},
+		"many":  {8, 6, job.CauseCheck, "n003 has left: gpu 3 is gone and 2 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := gated(t, Params{Min: 3, Max: c.join, JoinTimeout: time.Minute})
@@ -86,7 +88,7 @@ func TestShortageBesideOneThatHasLeft(t *testing.T) {
 	s.must(Barred{ID: "b", Reason: "slow"})
 	s.leave("b", "c")
 	s.pass(time.Minute)
-	require.Equal(t, CauseTimeout, s.dirs["a"].Cause.Kind)
+	require.Equal(t, job.CauseTimeout, s.dirs["a"].Cause.Kind)
 	require.Contains(t, s.dirs["a"].Cause.Text, "b has left: slow")
 }
 
@@ -129,10 +131,10 @@ func TestOnlyChecksAreTold(t *testing.T) {
 func TestNamesThatAreKeptAreBounded(t *testing.T) {
 	s := gated(t, Params{Min: 1, Max: 1})
 	for i := range maxGone + 2 {
-		s.r.keepBar(&node{Node: Node{Name: fmt.Sprint(i)}, bar: &Cause{Text: "1"}})
+		s.r.keepBar(&node{Node: Node{Name: fmt.Sprint(i)}, bar: &job.Cause{Text: "1"}})
 	}
 	require.Len(t, s.r.gone, maxGone)
-	s.r.keepBar(&node{Node: Node{Name: "0"}, bar: &Cause{Text: "2"}})
+	s.r.keepBar(&node{Node: Node{Name: "0"}, bar: &job.Cause{Text: "2"}})
 	require.Equal(t, "2", s.r.gone["0"].Text)
 	s.r.keepBar(&node{Node: Node{Name: "1"}})
 	require.Equal(t, "1", s.r.gone["1"].Text)
@@ -158,7 +160,8 @@ func TestStaticRunEndsByACheck(t *testing.T) {
 		require.Equal(t, s.now.Add(staticPatience), s.r.Next())
 		s.must(Barred{ID: "c", Reason: "ecc"})
 		require.Equal(t, "a:fail c:fail", s.kinds())
-		require.Equal(t, &Cause{Kind: CauseCheck, Text: text + "c is barred: ecc; b has left: slow"}, s.dirs["a"].Cause)
+		require.Equal(t, &job.Cause{Kind: job.CauseCheck, Text: text + "c is barred: ecc; b has left: slow"},
+			s.dirs["a"].Cause)
 	})
 	t.Run("one does not", func(t *testing.T) {
 		s := start(t)
@@ -166,9 +169,9 @@ func TestStaticRunEndsByACheck(t *testing.T) {
 		s.pass(time.Second)
 		s.must(Barred{ID: "a", Reason: "slow, too"})
 		s.pass(staticPatience - time.Second - 1)
-		require.Equal(t, Check, s.dirs["c"].Kind)
+		require.Equal(t, job.Check, s.dirs["c"].Kind)
 		s.pass(1)
-		require.Equal(t, Fail, s.dirs["c"].Kind)
+		require.Equal(t, job.Fail, s.dirs["c"].Kind)
 		require.Equal(t, text+"a is barred: slow, too; b is barred: slow", s.dirs["c"].Cause.Text)
 	})
 	t.Run("one leaves", func(t *testing.T) {
@@ -176,7 +179,7 @@ func TestStaticRunEndsByACheck(t *testing.T) {
 		s.must(Barred{ID: "b", Reason: "slow"})
 		s.clear("a")
 		s.leave("c")
-		require.Equal(t, Fail, s.dirs["a"].Kind)
+		require.Equal(t, job.Fail, s.dirs["a"].Kind)
 		require.Equal(t, "b", s.dirs["a"].Cause.Node)
 	})
 	t.Run("it is mended", func(t *testing.T) {
@@ -206,8 +209,8 @@ func TestStaticRunEndsByACheck(t *testing.T) {
 		s.p.MaxRestarts = 0
 		s.fail("a", RestartFree)
 		s.obey()
-		require.Equal(t, Fail, s.dirs["a"].Kind)
+		require.Equal(t, job.Fail, s.dirs["a"].Kind)
 		require.Equal(t, text+"c is barred: gpu 3 is gone", s.dirs["a"].Cause.Text)
-		require.Equal(t, CauseCheck, s.ended[0].Cause.Kind)
+		require.Equal(t, job.CauseCheck, s.ended[0].Cause.Kind)
 	})
 }

@@ -5,21 +5,23 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Snapshot is the whole state of a Round between two Steps. It survives JSON; the times in it are of the wall clock.
 // Nodes are referred to by their index in Nodes, -1 being none.
 type Snapshot struct {
-	Term      uint64   `json:"term"`
-	Topology  Topology `json:"topology,omitempty"`
-	Params    Params   `json:"params"`
-	Phase     string   `json:"phase"`
-	ID        EpochID  `json:"id"`
-	Seq       uint64   `json:"seq"`
-	Arrive    int      `json:"arrive"`
-	Done      int      `json:"done,omitempty"`
-	Restarts  int      `json:"restarts,omitempty"`
-	WorldSize int      `json:"world_size,omitempty"`
+	Term      uint64      `json:"term"`
+	Topology  Topology    `json:"topology,omitempty"`
+	Params    Params      `json:"params"`
+	Phase     string      `json:"phase"`
+	ID        job.EpochID `json:"id"`
+	Seq       uint64      `json:"seq"`
+	Arrive    int         `json:"arrive"`
+	Done      int         `json:"done,omitempty"`
+	Restarts  int         `json:"restarts,omitempty"`
+	WorldSize int         `json:"world_size,omitempty"`
 
 	// Nodes are those that are here, in order of arrival, and then those of the world that are not.
 	Nodes  []NodeSnapshot  `json:"nodes"`
@@ -28,37 +30,37 @@ type Snapshot struct {
 	Wishes map[int]int     `json:"wishes,omitempty"`
 	Resume *ResumeSnapshot `json:"resume,omitempty"`
 
-	Charge   bool      `json:"charge,omitempty"`
-	Elastic  bool      `json:"elastic,omitempty"`
-	Short    bool      `json:"short,omitempty"`
-	Resumed  bool      `json:"resumed,omitempty"`
-	Held     bool      `json:"held,omitempty"`
-	Cause    *Cause    `json:"cause,omitempty"`
-	Failures []Failure `json:"failures,omitempty"`
-	Losses   []Loss    `json:"losses,omitempty"`
-	Outcome  Outcome   `json:"outcome,omitempty"`
-	Left     []string  `json:"left,omitempty"`
+	Charge   bool          `json:"charge,omitempty"`
+	Elastic  bool          `json:"elastic,omitempty"`
+	Short    bool          `json:"short,omitempty"`
+	Resumed  bool          `json:"resumed,omitempty"`
+	Held     bool          `json:"held,omitempty"`
+	Cause    *job.Cause    `json:"cause,omitempty"`
+	Failures []job.Failure `json:"failures,omitempty"`
+	Losses   []job.Loss    `json:"losses,omitempty"`
+	Outcome  job.Outcome   `json:"outcome,omitempty"`
+	Left     []string      `json:"left,omitempty"`
 	// Ended are the nodes at the end.
 	Ended   []NodeStatus `json:"ended,omitempty"`
 	Works   []string     `json:"works,omitempty"`
 	Refused []string     `json:"refused,omitempty"`
 
-	Gone       map[string]*Cause `json:"gone,omitempty"`
-	Lacking    *Cause            `json:"lacking,omitempty"`
-	LackingFor int               `json:"lacking_for,omitempty"`
+	Gone       map[string]*job.Cause `json:"gone,omitempty"`
+	Lacking    *job.Cause            `json:"lacking,omitempty"`
+	LackingFor int                   `json:"lacking_for,omitempty"`
 
-	Bars     map[string]*Cause `json:"bars,omitempty"`
-	Paused   *Cause            `json:"paused,omitempty"`
-	PausedIn *EpochID          `json:"paused_in,omitempty"`
-	Unpaused bool              `json:"unpaused,omitempty"`
+	Bars     map[string]*job.Cause `json:"bars,omitempty"`
+	Paused   *job.Cause            `json:"paused,omitempty"`
+	PausedIn *job.EpochID          `json:"paused_in,omitempty"`
+	Unpaused bool                  `json:"unpaused,omitempty"`
 
-	Hold      *Cause   `json:"hold,omitempty"`
-	Unheld    bool     `json:"unheld,omitempty"`
-	HeldWorld bool     `json:"held_world,omitempty"`
-	Command   *Command `json:"command,omitempty"`
-	CommandIn *EpochID `json:"command_in,omitempty"`
-	OnResume  *Command `json:"on_resume,omitempty"`
-	Account   account  `json:"account,omitzero"`
+	Hold      *job.Cause   `json:"hold,omitempty"`
+	Unheld    bool         `json:"unheld,omitempty"`
+	HeldWorld bool         `json:"held_world,omitempty"`
+	Command   *job.Command `json:"command,omitempty"`
+	CommandIn *job.EpochID `json:"command_in,omitempty"`
+	OnResume  *job.Command `json:"on_resume,omitempty"`
+	Account   account      `json:"account,omitzero"`
 
 	FinishedAt time.Time `json:"finished_at,omitzero"`
 	FormingAt  time.Time `json:"forming_at,omitzero"`
@@ -79,32 +81,32 @@ type Snapshot struct {
 
 // NodeSnapshot is the state of one node.
 type NodeSnapshot struct {
-	Node      Node      `json:"node"`
-	State     string    `json:"state"`
-	GroupRank int       `json:"group_rank"`
-	RankBase  int       `json:"rank_base"`
-	Arrival   int       `json:"arrival"`
-	Attached  int       `json:"attached,omitempty"`
-	Detached  time.Time `json:"detached,omitzero"`
-	Broken    bool      `json:"broken,omitempty"`
-	Silent    bool      `json:"silent,omitempty"`
-	HungUp    bool      `json:"hung_up,omitempty"`
-	Directive Directive `json:"directive"`
-	Differs   bool      `json:"differs,omitempty"`
-	Failed    bool      `json:"failed,omitempty"`
-	Cleared   bool      `json:"cleared,omitempty"`
-	Until     time.Time `json:"until,omitzero"`
-	Domain    string    `json:"domain,omitempty"`
-	Bar       *Cause    `json:"bar,omitempty"`
-	Again     bool      `json:"again,omitempty"`
-	Unsure    bool      `json:"unsure,omitempty"`
-	Late      bool      `json:"late,omitempty"`
-	Lone      bool      `json:"lone,omitempty"`
-	Asked     bool      `json:"asked,omitempty"`
-	Aside     bool      `json:"aside,omitempty"`
-	Drained   *Cause    `json:"drained,omitempty"`
-	Since     time.Time `json:"since,omitzero"`
-	Starts    int       `json:"starts,omitempty"`
+	Node      Node       `json:"node"`
+	State     string     `json:"state"`
+	GroupRank int        `json:"group_rank"`
+	RankBase  int        `json:"rank_base"`
+	Arrival   int        `json:"arrival"`
+	Attached  int        `json:"attached,omitempty"`
+	Detached  time.Time  `json:"detached,omitzero"`
+	Broken    bool       `json:"broken,omitempty"`
+	Silent    bool       `json:"silent,omitempty"`
+	HungUp    bool       `json:"hung_up,omitempty"`
+	Directive Directive  `json:"directive"`
+	Differs   bool       `json:"differs,omitempty"`
+	Failed    bool       `json:"failed,omitempty"`
+	Cleared   bool       `json:"cleared,omitempty"`
+	Until     time.Time  `json:"until,omitzero"`
+	Domain    string     `json:"domain,omitempty"`
+	Bar       *job.Cause `json:"bar,omitempty"`
+	Again     bool       `json:"again,omitempty"`
+	Unsure    bool       `json:"unsure,omitempty"`
+	Late      bool       `json:"late,omitempty"`
+	Lone      bool       `json:"lone,omitempty"`
+	Asked     bool       `json:"asked,omitempty"`
+	Aside     bool       `json:"aside,omitempty"`
+	Drained   *job.Cause `json:"drained,omitempty"`
+	Since     time.Time  `json:"since,omitzero"`
+	Starts    int        `json:"starts,omitempty"`
 }
 
 // ResumeSnapshot is the state of a world that is being rebuilt.

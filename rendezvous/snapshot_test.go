@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 // TestSnapshotKnowsEveryField fails when a field is added to the state and not to the Snapshot.
@@ -36,14 +38,14 @@ func TestSnapshotKnowsEveryField(t *testing.T) {
 // TestSnapshotKeepsEveryField takes every field through JSON and a Round.
 func TestSnapshotKeepsEveryField(t *testing.T) {
 	at := func(s int64) time.Time { return time.Unix(s, 0).UTC() }
-	c := func(text string) *Cause { return &Cause{Kind: CauseHang, Node: "n", Text: text} }
-	id := EpochID{Term: 7, Round: 3, Epoch: 2}
+	c := func(text string) *job.Cause { return &job.Cause{Kind: job.CauseHang, Node: "n", Text: text} }
+	id := job.EpochID{Term: 7, Round: 3, Epoch: 2}
 	n := func(id string, arrival int) NodeSnapshot {
 		return NodeSnapshot{
 			Node: Node{ID: id, Name: id, Rank: arrival, Slots: 1}, State: "checking", GroupRank: 1,
 			RankBase: 8, Arrival: arrival,
 			Attached: 1, Detached: at(1), Broken: true, Silent: true, HungUp: true,
-			Directive: Directive{Seq: 9, Kind: Check}, Differs: true, Failed: true, Cleared: true, Until: at(2),
+			Directive: Directive{Seq: 9, Kind: job.Check}, Differs: true, Failed: true, Cleared: true, Until: at(2),
 			Domain: "rack", Bar: c("bar"), Again: true, Unsure: true, Late: true, Lone: true, Asked: true, Aside: true,
 			Drained: c("drained"), Since: at(13), Starts: 3,
 		}
@@ -57,20 +59,22 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 			Stopped: []int{0}, Restart: &Order{Kind: OrderRestart, Charge: true},
 		},
 		Charge: true, Elastic: true, Short: true, Resumed: true, Held: true, Cause: c("cause"),
-		Failures: []Failure{{Rank: 1, Text: "f", At: at(4), Detail: json.RawMessage(`{"x":1}`)}},
-		Losses:   []Loss{{Node: "l", At: at(5)}},
-		Gone:     map[string]*Cause{"g": c("g")}, Lacking: c("lack"), LackingFor: 17, SealedAt: at(15), FailAt: at(16),
+		Failures: []job.Failure{{Rank: 1, Text: "f", At: at(4), Detail: json.RawMessage(`{"x":1}`)}},
+		Losses:   []job.Loss{{Node: "l", At: at(5)}},
+		Gone:     map[string]*job.Cause{"g": c("g")}, Lacking: c("lack"), LackingFor: 17, SealedAt: at(15), FailAt: at(16),
 		Ended:   []NodeStatus{{Name: "e", State: "failed"}},
-		Outcome: Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
-		Bars: map[string]*Cause{"n": c("n"), "m": nil}, Paused: c("p"), PausedIn: &id, Unpaused: true,
-		Hold: c("h"), Unheld: true, HeldWorld: true, Command: &Command{Program: []string{"x"}}, CommandIn: &id,
-		OnResume: &Command{Args: []string{}},
+		Outcome: job.Failed, Left: []string{"x", "y"}, Refused: []string{"z"},
+		Bars: map[string]*job.Cause{"n": c("n"), "m": nil}, Paused: c("p"), PausedIn: &id, Unpaused: true,
+		Hold: c("h"), Unheld: true, HeldWorld: true, Command: &job.Command{Program: []string{"x"}}, CommandIn: &id,
+		OnResume: &job.Command{Args: []string{}},
 		Account: account{
 			Spent: Spent{
-				Since: at(17), Streak: 1, Fruitless: 2, Same: 3, Sum: 4, Alike: "alike", Best: Progress{1, true, 2, true},
+				Since: at(17), Streak: 1, Fruitless: 2, Same: 3, Sum: 4, Alike: "alike",
+				Best: job.Progress{Step: 1, Stepping: true, Checkpoint: 2, Saving: true},
 				Recent: []Restarted{{at(18), "n", 3}}, Held: true, HeldUntil: at(19),
 			},
-			SpentIn: id, Toll: toll{true, true, true, "n", 4, "alike", "t"}, Progress: Progress{3, true, 4, true}, RanAt: at(20),
+			SpentIn: id, Toll: toll{true, true, true, "n", 4, "alike", "t"},
+			Progress: job.Progress{Step: 3, Stepping: true, Checkpoint: 4, Saving: true}, RanAt: at(20),
 			BrokeAt: at(21), Exhausted: 1, Decision: Hold, Rank0: true, Node0: true, Any: true, BackoffAt: at(22),
 			PausedAt: at(23),
 		},

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Next is when the Round wants a Tick; zero when only an event can change it.
@@ -80,7 +82,7 @@ func (r *Round) Node(id string) (Node, error) {
 
 // Seat is a node's place in the newest sealed world.
 type Seat struct {
-	EpochID
+	job.EpochID
 	GroupRank int
 	Name      string
 	// Running: the workers of the epoch run, or those of this node have succeeded.
@@ -100,7 +102,7 @@ func (r *Round) Seat(id string) (Seat, error) {
 func (r *Round) IDs() []string { return slices.Collect(maps.Keys(r.nodes)) }
 
 // Running is the epoch whose workers run; false: none do.
-func (r *Round) Running() (EpochID, bool) { return r.id, r.phase == running }
+func (r *Round) Running() (job.EpochID, bool) { return r.id, r.phase == running }
 
 // Names are those of the nodes with ids that are here.
 func (r *Round) Names(ids []string) map[string]string {
@@ -159,10 +161,10 @@ func (r *Round) Size() int { return len(r.nodes) }
 func (r *Round) Empty() bool { return len(r.nodes) == 0 }
 
 // World is the table of the newest sealed world, by group rank.
-func (r *Round) World() []Member {
-	ms, o := make([]Member, len(r.world)), overviewOf(r.world)
+func (r *Round) World() []job.Member {
+	ms, o := make([]job.Member, len(r.world)), overviewOf(r.world)
 	for i, n := range r.world {
-		ms[i] = Member{
+		ms[i] = job.Member{
 			GroupRank: i, Node: n.Name, Addr: o.reach(n, n.Addr), Addrs: n.Addrs, RankBase: n.rankBase,
 			Slots: n.Slots, Role: n.Role, Ports: n.Ports, Bases: n.Bases, Agent: n.Agent,
 		}
@@ -171,10 +173,11 @@ func (r *Round) World() []Member {
 }
 
 // Evidence is what is known about the end of the newest epoch, the earliest first.
-func (r *Round) Evidence() Evidence {
-	failures := slices.SortedStableFunc(slices.Values(r.failures), func(a, b Failure) int { return a.At.Compare(b.At) })
-	losses := slices.SortedStableFunc(slices.Values(r.losses), func(a, b Loss) int { return a.At.Compare(b.At) })
-	return Evidence{
+func (r *Round) Evidence() job.Evidence {
+	earlier := func(a, b job.Failure) int { return a.At.Compare(b.At) }
+	failures := slices.SortedStableFunc(slices.Values(r.failures), earlier)
+	losses := slices.SortedStableFunc(slices.Values(r.losses), func(a, b job.Loss) int { return a.At.Compare(b.At) })
+	return job.Evidence{
 		Outcome: r.outcome, Cause: r.cause,
 		Failures: failures[:min(len(failures), maxTold)], Losses: losses[:min(len(losses), maxTold)],
 		Restarts: r.restarts, MaxRestarts: r.params.MaxRestarts, WorldSize: r.worldSize,
@@ -195,7 +198,7 @@ func (r *Round) Status() Status {
 			continue
 		}
 		if s.Bars == nil {
-			s.Bars = map[string]Cause{}
+			s.Bars = map[string]job.Cause{}
 		}
 		s.Bars[name] = *c
 	}
@@ -233,7 +236,7 @@ func (n *node) stateText() string {
 }
 
 // lastStates are the nodes of a run that ends with o: of those with workers whether they count as succeeded or failed.
-func (r *Round) lastStates(o Outcome) []NodeStatus {
+func (r *Round) lastStates(o job.Outcome) []NodeStatus {
 	ns := r.Nodes()
 	failed := map[string]bool{}
 	for _, n := range r.nodes {

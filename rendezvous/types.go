@@ -1,12 +1,13 @@
 package rendezvous
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"dlrover-run/internal/job"
 )
 
 // Defaults of Params. LastCall and JoinTimeout are torchrun's.
@@ -216,149 +217,33 @@ const (
 	MaxAbilities = 16
 )
 
-// Kind is what a node shall do now.
-type Kind string
-
-// The kinds of a Directive.
-const (
-	// Wait: joined; a world is forming, or this node is a hot spare.
-	Wait Kind = "wait"
-	// Lead: this node is rank 0 of a sealed world. It clears its store and reports
-	// Ready; only then is anyone told to Run, so that no worker ever meets the
-	// store of an earlier epoch.
-	Lead Kind = "lead"
-	// Run: start the workers of (Round, Epoch).
-	Run Kind = "run"
-	// Stop: end the workers of (Round, Epoch) and join again.
-	Stop Kind = "stop"
-	// Done: every node's workers succeeded.
-	Done Kind = "done"
-	// Fail: end the workers and leave; the run has failed for good.
-	Fail Kind = "fail"
-	// Check: examine this node and report Cleared or Barred. Any newer directive ends the examination.
-	Check Kind = "check"
-	// Bar: stay without workers; Cause says why. A later Check or Wait ends it.
-	Bar Kind = "bar"
-)
-
-// EpochID names one epoch of one history of a run. Term tells histories apart: a
-// daemon that was started again counts rounds from one, but never repeats a term.
-type EpochID struct {
-	Term  uint64 `json:"term"`
-	Round int    `json:"round"`
-	Epoch int    `json:"epoch"`
-}
-
 // Directive is the present duty of one node. Only the newest one counts.
 type Directive struct {
 	// Seq grows with every directive and differs between histories.
-	Seq  uint64 `json:"seq"`
-	Kind Kind   `json:"kind"`
-	EpochID
+	Seq  uint64   `json:"seq"`
+	Kind job.Kind `json:"kind"`
+	job.EpochID
 	// Place is set for Lead and Run.
-	Place *Place `json:"place,omitempty"`
+	Place *job.Place `json:"place,omitempty"`
 	// Restarts is what the run has spent.
 	Restarts int `json:"restarts,omitempty"`
 	// Cause says what led here: why a Stop, why this epoch follows another, why a Fail.
-	Cause *Cause `json:"cause,omitempty"`
+	Cause *job.Cause `json:"cause,omitempty"`
 	// Params are the run's, when this node brought others.
 	Params *Params `json:"params,omitempty"`
 	// Paused is set while the run is paused, with who paused it and why: no limit on waiting counts meanwhile.
-	Paused *Cause `json:"paused,omitempty"`
+	Paused *job.Cause `json:"paused,omitempty"`
 	// Barred is set while an order bars the node's name, whatever the node is still doing: an earlier word than Bar, for
 	// a daemon that is started again before the node has ended its workers.
-	Barred *Cause `json:"barred,omitempty"`
+	Barred *job.Cause `json:"barred,omitempty"`
 	// Hold, with Run: start no workers, but be ready to.
 	Hold bool `json:"hold,omitempty"`
 	// Command is what workers execute; nil: what their node was started with.
-	Command *Command `json:"command,omitempty"`
+	Command *job.Command `json:"command,omitempty"`
 	// Spent is what the run has used of its budget beside Restarts; nil is nothing.
 	Spent *Spent `json:"spent,omitempty"`
 	// Leave says why this node shall end its workers, if it has any, and leave the run for good.
-	Leave *Cause `json:"leave,omitempty"`
-}
-
-// Place is a node's position in a sealed world. Its size does not depend on the world's.
-type Place struct {
-	GroupRank      int    `json:"group_rank"`
-	GroupWorldSize int    `json:"group_world_size"`
-	RankBase       int    `json:"rank_base"`
-	WorldSize      int    `json:"world_size"`
-	RoleRankBase   int    `json:"role_rank_base"`
-	RoleWorldSize  int    `json:"role_world_size"`
-	RestartCount   int    `json:"restart_count"`
-	MasterAddr     string `json:"master_addr,omitempty"`
-	MasterPort     int    `json:"master_port,omitempty"`
-	// WorkerStore: the first worker serves the workers' store at MasterAddr:MasterPort, instead of its launcher. It is so
-	// in worlds with agents that know it no other way; for a Lead, the launcher chooses a port for that worker.
-	WorkerStore bool `json:"worker_store,omitempty"`
-}
-
-// CauseKind classifies what ended an epoch or a run.
-type CauseKind string
-
-// The kinds of a Cause.
-const (
-	CauseFailure CauseKind = "worker-failure"
-	CauseLoss    CauseKind = "node-loss"
-	CauseLeave   CauseKind = "node-leave"
-	CauseGrowth  CauseKind = "growth"
-	CauseTimeout CauseKind = "timeout"
-	// CauseRefusal comes with a Wait: another node was refused.
-	CauseRefusal CauseKind = "refusal"
-	// Causes of an Order, and of the bars that it leaves.
-	CauseHang     CauseKind = "hang"
-	CauseCheck    CauseKind = "check"
-	CauseOperator CauseKind = "operator"
-	// CauseDeadline and CauseNoStep end a run: it took too long, or made no first step in time.
-	CauseDeadline CauseKind = "deadline"
-	CauseNoStep   CauseKind = "no-first-step"
-	// CauseBudget ends a run whose workers fail: more restarts than its Budget allows would be needed.
-	CauseBudget CauseKind = "budget"
-	// CauseEnded comes with a Done: the run had succeeded before the node's launcher was started.
-	CauseEnded CauseKind = "ended"
-)
-
-// Cause says in one line what ended an epoch or a run.
-type Cause struct {
-	Kind CauseKind `json:"kind"`
-	Node string    `json:"node,omitempty"`
-	Text string    `json:"text"`
-}
-
-// Failure is one worker's end as a node reports it. Detail is the launcher's own
-// record; the rendezvous keeps it and never reads it.
-type Failure struct {
-	Rank      int             `json:"rank"`
-	GroupRank int             `json:"group_rank"`
-	Text      string          `json:"text"`
-	At        time.Time       `json:"at"`
-	Detail    json.RawMessage `json:"detail,omitempty"`
-	// Fingerprint is the same for failures of one kind, whichever worker they are of; "" from older launchers.
-	Fingerprint string `json:"fingerprint,omitempty"`
-}
-
-// Loss is a member that went away without finishing.
-type Loss struct {
-	Node      string    `json:"node"`
-	GroupRank int       `json:"group_rank"`
-	RankBase  int       `json:"rank_base"`
-	Slots     int       `json:"slots"`
-	Reason    string    `json:"reason"`
-	At        time.Time `json:"at"`
-	// Silent: it went away without a good-bye.
-	Silent bool `json:"silent,omitempty"`
-}
-
-// Evidence is all that is known about the end of the newest epoch.
-type Evidence struct {
-	Outcome     Outcome   `json:"outcome"`
-	Cause       *Cause    `json:"cause,omitempty"`
-	Failures    []Failure `json:"failures,omitempty"`
-	Losses      []Loss    `json:"losses,omitempty"`
-	Restarts    int       `json:"restarts"`
-	MaxRestarts int       `json:"max_restarts"`
-	WorldSize   int       `json:"world_size"`
+	Leave *job.Cause `json:"leave,omitempty"`
 }
 
 // What is kept of one epoch's end, and how much of it a leaving node is told: in a
@@ -366,15 +251,6 @@ type Evidence struct {
 const (
 	maxKept = 256
 	maxTold = 16
-)
-
-// Outcome is how a run ended.
-type Outcome string
-
-// The outcomes of a run; "" while it lives.
-const (
-	Succeeded Outcome = "succeeded"
-	Failed    Outcome = "failed"
 )
 
 // Decision is what a launcher's policy says about a worker's exit.
@@ -393,20 +269,6 @@ const (
 	Hold Decision = "hold"
 )
 
-// Member is one row of the world table.
-type Member struct {
-	GroupRank int      `json:"group_rank"`
-	Node      string   `json:"node"`
-	Addr      string   `json:"addr,omitempty"`
-	Addrs     []string `json:"addrs,omitempty"`
-	RankBase  int      `json:"rank_base"`
-	Slots     int      `json:"slots"`
-	Role      string   `json:"role,omitempty"`
-	Ports     []int    `json:"ports,omitempty"`
-	Bases     []int    `json:"bases,omitempty"`
-	Agent     string   `json:"agent,omitempty"`
-}
-
 // NodeStatus is one row of the status page.
 type NodeStatus struct {
 	Name  string `json:"name"`
@@ -419,7 +281,7 @@ type NodeStatus struct {
 	Connected bool `json:"connected"`
 	Suspect   bool `json:"suspect,omitempty"`
 	// Barred says why the node gets no workers.
-	Barred *Cause `json:"barred,omitempty"`
+	Barred *job.Cause `json:"barred,omitempty"`
 	// Since is the start of its launcher, and Restarts how often its workers were started again.
 	Since    time.Time `json:"since,omitzero"`
 	Restarts int       `json:"restarts,omitempty"`
@@ -430,22 +292,22 @@ type NodeStatus struct {
 
 // Status is a picture of a run for people and metrics.
 type Status struct {
-	Phase     string `json:"phase"`
-	Round     int    `json:"round"`
-	Epoch     int    `json:"epoch"`
-	Params    Params `json:"params"`
-	Restarts  int    `json:"restarts"`
-	Members   int    `json:"members"`
-	Waiting   int    `json:"waiting"`
-	WorldSize int    `json:"world_size"`
-	Outcome   string `json:"outcome,omitempty"`
-	Cause     *Cause `json:"cause,omitempty"`
+	Phase     string     `json:"phase"`
+	Round     int        `json:"round"`
+	Epoch     int        `json:"epoch"`
+	Params    Params     `json:"params"`
+	Restarts  int        `json:"restarts"`
+	Members   int        `json:"members"`
+	Waiting   int        `json:"waiting"`
+	WorldSize int        `json:"world_size"`
+	Outcome   string     `json:"outcome,omitempty"`
+	Cause     *job.Cause `json:"cause,omitempty"`
 	// Paused says who paused the run, and Bars which names of nodes get no workers.
-	Paused *Cause           `json:"paused,omitempty"`
-	Bars   map[string]Cause `json:"bars,omitempty"`
+	Paused *job.Cause           `json:"paused,omitempty"`
+	Bars   map[string]job.Cause `json:"bars,omitempty"`
 	// Hold says why the run is held, and Command what its workers execute if that is not what nodes were started with.
-	Hold    *Cause   `json:"hold,omitempty"`
-	Command *Command `json:"command,omitempty"`
+	Hold    *job.Cause   `json:"hold,omitempty"`
+	Command *job.Command `json:"command,omitempty"`
 	// Budget is what is left, of a run that has a world or had one.
 	Budget *BudgetStatus `json:"budget,omitempty"`
 	// EndedAt is when the run got its Outcome.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/verdict"
@@ -27,7 +28,7 @@ type adapter struct {
 	// farewell is dropped once this node has said good-bye itself; nil without one.
 	farewell *farewell
 	// progress is how far this node's workers have come; nil: nobody knows.
-	progress func() rendezvous.Progress
+	progress func() job.Progress
 	// findings are told before this node says good-bye.
 	findings *findings
 }
@@ -95,8 +96,8 @@ func directive(d rendezvous.Directive, p rendezvous.Params) launcher.Directive {
 	return l
 }
 
-func epochOf(d launcher.Directive) rendezvous.EpochID {
-	return rendezvous.EpochID{Term: d.Term, Round: d.Round, Epoch: d.Epoch}
+func epochOf(d launcher.Directive) job.EpochID {
+	return job.EpochID{Term: d.Term, Round: d.Round, Epoch: d.Epoch}
 }
 
 // Directives implements launcher.Rendezvous.
@@ -111,7 +112,7 @@ func (a *adapter) Running(d *launcher.Directive) {
 		a.session.Running(nil)
 		return
 	}
-	a.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: rendezvous.Place(d.Place), Hold: d.Hold})
+	a.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: job.Place(d.Place), Hold: d.Hold})
 }
 
 // Rejoin implements launcher.Rendezvous.
@@ -135,7 +136,7 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 		}
 		a.acl.admit(world)
 	} else {
-		a.acl.admit([]rendezvous.Member{{Addr: addr, Slots: a.acl.slots}})
+		a.acl.admit([]job.Member{{Addr: addr, Slots: a.acl.slots}})
 	}
 	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
 }
@@ -160,9 +161,9 @@ func (a *adapter) failing(d launcher.Directive, act policy.Action, fs []verdict.
 		Progress: a.achieved()}
 }
 
-func (a *adapter) achieved() rendezvous.Progress {
+func (a *adapter) achieved() job.Progress {
 	if a.progress == nil {
-		return rendezvous.Progress{}
+		return job.Progress{}
 	}
 	return a.progress()
 }

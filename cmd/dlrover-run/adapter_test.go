@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
@@ -25,7 +26,7 @@ import (
 // toldDaemon is an api.Service that says what the test wants and writes down what it is told.
 type toldDaemon struct {
 	news  chan api.News
-	world []rendezvous.Member
+	world []job.Member
 	err   error // of reports and World
 
 	mu   sync.Mutex
@@ -60,11 +61,11 @@ func (d *toldDaemon) Report(_ context.Context, _ string, ev rendezvous.Event) er
 	return d.tell(ev)
 }
 
-func (d *toldDaemon) Leave(_ context.Context, _ string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
-	return rendezvous.Evidence{Restarts: 2, Failures: ev.Failures}, d.tell(ev)
+func (d *toldDaemon) Leave(_ context.Context, _ string, ev rendezvous.Leave) (job.Evidence, error) {
+	return job.Evidence{Restarts: 2, Failures: ev.Failures}, d.tell(ev)
 }
 
-func (d *toldDaemon) World(context.Context, string) ([]rendezvous.Member, error) {
+func (d *toldDaemon) World(context.Context, string) ([]job.Member, error) {
 	return d.world, d.err
 }
 
@@ -91,13 +92,13 @@ func adapted(t *testing.T, f func(t *testing.T, a *adapter, d *toldDaemon)) {
 
 func TestAdapterTranslatesDirectives(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
-		id := rendezvous.EpochID{Term: 7, Round: 2, Epoch: 1}
-		place := rendezvous.Place{
+		id := job.EpochID{Term: 7, Round: 2, Epoch: 1}
+		place := job.Place{
 			GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6,
 			MasterAddr: "a", MasterPort: 9,
 		}
 		all := launcher.Rules{Success: "all"}
-		d.news <- api.News{Directive: rendezvous.Directive{Seq: 1, Kind: rendezvous.Run, EpochID: id, Place: &place}}
+		d.news <- api.News{Directive: rendezvous.Directive{Seq: 1, Kind: job.Run, EpochID: id, Place: &place}}
 		require.Equal(t, launcher.Directive{
 			Kind: launcher.Run, Term: 7, Round: 2, Epoch: 1, MaxRestarts: 3, Rules: all,
 			Place: launcher.Place{
@@ -107,7 +108,7 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 		}, <-a.Directives())
 		d.news <- api.News{
 			Directive: rendezvous.Directive{
-				Seq: 2, Kind: rendezvous.Bar, Cause: &rendezvous.Cause{Kind: rendezvous.CauseHang, Text: "stuck"},
+				Seq: 2, Kind: job.Bar, Cause: &job.Cause{Kind: job.CauseHang, Text: "stuck"},
 			},
 		}
 		require.Equal(t, launcher.Directive{
@@ -118,20 +119,20 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 
 // The launcher names the kinds of directives and causes itself; they are the rendezvous'.
 func TestKindsAreThoseOfTheRendezvous(t *testing.T) {
-	for k, want := range map[launcher.Kind]rendezvous.Kind{
-		launcher.Wait: rendezvous.Wait, launcher.Lead: rendezvous.Lead, launcher.Run: rendezvous.Run,
-		launcher.Stop: rendezvous.Stop,
-		launcher.Done: rendezvous.Done, launcher.Fail: rendezvous.Fail, launcher.Check: rendezvous.Check,
-		launcher.Bar: rendezvous.Bar,
+	for k, want := range map[launcher.Kind]job.Kind{
+		launcher.Wait: job.Wait, launcher.Lead: job.Lead, launcher.Run: job.Run,
+		launcher.Stop: job.Stop,
+		launcher.Done: job.Done, launcher.Fail: job.Fail, launcher.Check: job.Check,
+		launcher.Bar: job.Bar,
 	} {
 		require.Equal(t, string(want), string(k))
 	}
-	for c, want := range map[string]rendezvous.CauseKind{
-		launcher.CauseTimeout: rendezvous.CauseTimeout, launcher.CauseCheck: rendezvous.CauseCheck,
-		launcher.CauseHang:     rendezvous.CauseHang,
-		launcher.CauseFailure:  rendezvous.CauseFailure,
-		launcher.CauseDeadline: rendezvous.CauseDeadline, launcher.CauseNoStep: rendezvous.CauseNoStep,
-		launcher.CauseOperator: rendezvous.CauseOperator,
+	for c, want := range map[string]job.CauseKind{
+		launcher.CauseTimeout: job.CauseTimeout, launcher.CauseCheck: job.CauseCheck,
+		launcher.CauseHang:     job.CauseHang,
+		launcher.CauseFailure:  job.CauseFailure,
+		launcher.CauseDeadline: job.CauseDeadline, launcher.CauseNoStep: job.CauseNoStep,
+		launcher.CauseOperator: job.CauseOperator,
 	} {
 		require.Equal(t, string(want), c)
 	}
@@ -140,7 +141,7 @@ func TestKindsAreThoseOfTheRendezvous(t *testing.T) {
 func TestAdapterReports(t *testing.T) {
 	at := time.Unix(1700000000, 0)
 	e := launcher.Directive{Term: 7, Round: 2, Epoch: 1}
-	id := rendezvous.EpochID{Term: 7, Round: 2, Epoch: 1}
+	id := job.EpochID{Term: 7, Round: 2, Epoch: 1}
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
 		for name, tt := range map[string]struct {
 			report func(ctx context.Context) error
@@ -159,11 +160,11 @@ func TestAdapterReports(t *testing.T) {
 				return a.Barred(ctx, launcher.CheckResult{Reason: "slow", Again: true, Aspect: "network"})
 			}, rendezvous.Barred{ID: "id", Reason: "slow", Again: true, Aspect: "network"}},
 			"free": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartFree, nil) },
-				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartFree, Failures: []rendezvous.Failure{}}},
+				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartFree, Failures: []job.Failure{}}},
 			"charged": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.RestartCharged, nil) },
-				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartCharged, Failures: []rendezvous.Failure{}}},
+				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.RestartCharged, Failures: []job.Failure{}}},
 			"permanent": {func(ctx context.Context) error { return a.Failing(ctx, e, policy.Fail, nil) },
-				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{}}},
+				rendezvous.Failing{ID: "id", EpochID: id, Decision: rendezvous.Permanent, Failures: []job.Failure{}}},
 		} {
 			require.NoError(t, tt.report(t.Context()), name)
 			require.Equal(t, tt.want, d.newest(), name)
@@ -186,7 +187,7 @@ func TestReportToADaemonThatForgotIsNoError(t *testing.T) {
 
 func TestAdapterWorld(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
-		d.world = []rendezvous.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Addrs: []string{"10.0.0.1"}, Slots: 4,
+		d.world = []job.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Addrs: []string{"10.0.0.1"}, Slots: 4,
 			Role: "r", Ports: []int{5}},
 			{GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
 		world, err := a.World(t.Context())
@@ -199,10 +200,10 @@ func TestAdapterWorld(t *testing.T) {
 // Whoever leads admits the nodes of the new world to its store before they are told of it.
 func TestReadyAdmitsTheWorld(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
-		d.world = []rendezvous.Member{{Addr: "10.0.0.1", Slots: 2}, {Addr: "10.0.0.2", Slots: 2}}
+		d.world = []job.Member{{Addr: "10.0.0.1", Slots: 2}, {Addr: "10.0.0.2", Slots: 2}}
 		two := launcher.Directive{Round: 1, Place: launcher.Place{GroupWorldSize: 2}}
 		require.NoError(t, a.Ready(t.Context(), two, "10.0.0.1", 9))
-		require.Equal(t, rendezvous.Ready{ID: "id", EpochID: rendezvous.EpochID{Round: 1}, Addr: "10.0.0.1", Port: 9},
+		require.Equal(t, rendezvous.Ready{ID: "id", EpochID: job.EpochID{Round: 1}, Addr: "10.0.0.1", Port: 9},
 			d.newest())
 		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")))
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/rendezvous"
 )
@@ -142,14 +143,14 @@ func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
 }
 
 // progress is how far the workers have come, as far as the parts know.
-func (j *nodeJob) progress() rendezvous.Progress {
+func (j *nodeJob) progress() job.Progress {
 	var p launcher.Progress
 	forParts(j.parts, func(o launcher.Progresser) {
 		q := o.Progress()
 		p.Step, p.Stepping = max(p.Step, q.Step), p.Stepping || q.Stepping
 		p.Checkpoint, p.Saving = max(p.Checkpoint, q.Checkpoint), p.Saving || q.Saving
 	})
-	return rendezvous.Progress(p)
+	return job.Progress(p)
 }
 
 // firstStep tells the rendezvous of the first step of an epoch, from the node of rank 0.

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/rendezvous"
@@ -94,7 +95,7 @@ func (r *resolver) onResume(k *holdSettings) (err error) {
 		return errors.New("--resume-command and --resume-args need a job token: give every node the same DLROVER_TOKEN, " +
 			"DLROVER_TOKEN_FILE or --token-file")
 	}
-	c := &rendezvous.Command{}
+	c := &job.Command{}
 	if c.Program, err = argv.Words(r.c.String("resume-command")); err != nil {
 		return fmt.Errorf("--resume-command: %w", err)
 	}

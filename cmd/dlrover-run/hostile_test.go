@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -128,11 +129,11 @@ func TestHostileNode(t *testing.T) {
 	require.NoError(t, c.Join(ctx, "job", join))
 	l := b.start("dlrover-run", []string{"DLROVER_MASTER_ADDR=" + addr, "DLROVER_TOKEN=" + testToken, "LOGLEVEL=DEBUG"},
 		b.sh(`exec sleep 60`, "--nnodes=2", "--nproc-per-node=1", "--node-rank=0", "--rdzv-id=job")...)
-	d := watchFor(ctx, t, c, "other", rendezvous.Run)
+	d := watchFor(ctx, t, c, "other", job.Run)
 	require.NoError(t,
 		c.Report(ctx, "job", rendezvous.Failing{ID: "other", EpochID: d.EpochID, Decision: rendezvous.Permanent,
-			Failures: []rendezvous.Failure{{Rank: 1, GroupRank: 1, Text: hostile, At: time.Now()}}}))
-	watchFor(ctx, t, c, "other", rendezvous.Fail)
+			Failures: []job.Failure{{Rank: 1, GroupRank: 1, Text: hostile, At: time.Now()}}}))
+	watchFor(ctx, t, c, "other", job.Fail)
 	require.Equal(t, 1, l.wait())
 	require.Contains(t, l.err.String(), printable.Line(hostile))
 	for _, text := range []string{
@@ -144,7 +145,7 @@ func TestHostileNode(t *testing.T) {
 
 // watchFor watches as the node of the run "job", until it is told to do what is asked for.
 func watchFor(
-	ctx context.Context, t *testing.T, c *api.Client, node string, kind rendezvous.Kind,
+	ctx context.Context, t *testing.T, c *api.Client, node string, kind job.Kind,
 ) (d rendezvous.Directive) {
 	t.Helper()
 	for d.Kind != kind {

@@ -19,6 +19,7 @@ import (
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/cmd/internal/inbox"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
@@ -227,7 +228,7 @@ func (j *nodeJob) barSelf(ctx context.Context, reason string) error {
 	text := printable.Line(reason)
 	text = strings.ToValidUTF8(text[:min(len(text), maxOrderText)], "")
 	return j.endpoint.order(ctx, j.s.runID, rendezvous.Order{
-		Kind: rendezvous.OrderBar, Node: j.s.node.Name, Cause: rendezvous.CauseHang, Text: text,
+		Kind: rendezvous.OrderBar, Node: j.s.node.Name, Cause: job.CauseHang, Text: text,
 	})
 }
 

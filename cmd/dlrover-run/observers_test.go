@@ -22,6 +22,7 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/exposition"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	logrule "dlrover-run/launcher/logs/rule"
@@ -230,8 +231,8 @@ func TestEventsOfTheRendezvousAreDocumented(t *testing.T) {
 	doc := readEventDoc(t).rendezvous
 	files, err := filepath.Glob("../../rendezvous/*.go")
 	require.NoError(t, err)
-	names := []string{string(rendezvous.CauseLoss), string(rendezvous.CauseLeave), string(rendezvous.Succeeded),
-		string(rendezvous.Failed)}
+	names := []string{string(job.CauseLoss), string(job.CauseLeave), string(job.Succeeded),
+		string(job.Failed)}
 	for _, file := range files {
 		src, err := os.ReadFile(file)
 		require.NoError(t, err)

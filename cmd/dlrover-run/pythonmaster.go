@@ -15,6 +15,7 @@ import (
 
 	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/token"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -192,12 +193,12 @@ func (m *masterService) Report(ctx context.Context, run string, ev rendezvous.Ev
 }
 
 // Leave implements api.Service.
-func (m *masterService) Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+func (m *masterService) Leave(ctx context.Context, run string, ev rendezvous.Leave) (job.Evidence, error) {
 	return m.svc().Leave(ctx, run, ev)
 }
 
 // World implements api.Service.
-func (m *masterService) World(ctx context.Context, run string) ([]rendezvous.Member, error) {
+func (m *masterService) World(ctx context.Context, run string) ([]job.Member, error) {
 	return m.svc().World(ctx, run)
 }
 

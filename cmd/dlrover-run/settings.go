@@ -17,6 +17,7 @@ import (
 	"dlrover-run/cmd/internal/pyenv"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
@@ -89,7 +90,7 @@ type settings struct {
 	features    []feature
 	findPython  func() (string, error) // that runs scripts
 	workdir     string                 // of the workers; "": the launcher's
-	onResume    *rendezvous.Command    // given in advance; nil: none
+	onResume    *job.Command           // given in advance; nil: none
 	meanwhile   []string               // argv of what runs while the run is held
 	leaveGrace  time.Duration          // for a node that leaves; 0: no bound
 	dryRun      bool

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 
-	"dlrover-run/rendezvous"
+	"dlrover-run/internal/job"
 )
 
 // storeACL is those who may speak to the workers' store. PyTorch's protocol knows no
@@ -69,7 +69,7 @@ func (l *storeACL) silent(a netip.Addr) int {
 }
 
 // admit replaces the world.
-func (l *storeACL) admit(members []rendezvous.Member) {
+func (l *storeACL) admit(members []job.Member) {
 	w := world{slots: map[netip.Addr]int{}}
 	for _, m := range members {
 		w.all += m.Slots
@@ -81,7 +81,7 @@ func (l *storeACL) admit(members []rendezvous.Member) {
 }
 
 // addresses are a member's, each once.
-func addresses(m rendezvous.Member) map[netip.Addr]bool {
+func addresses(m job.Member) map[netip.Addr]bool {
 	as := map[netip.Addr]bool{}
 	for _, text := range append(m.Addrs, m.Addr) {
 		if a, err := netip.ParseAddr(text); err == nil {

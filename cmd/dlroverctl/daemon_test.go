@@ -18,6 +18,7 @@ import (
 	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/service"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/netcheck/serve"
@@ -123,18 +124,18 @@ func (d *served) join(run, id string, nodes int) {
 }
 
 // start has the world of a run running, and returns its epoch.
-func (d *served) start(run, leader string) rendezvous.EpochID {
+func (d *served) start(run, leader string) job.EpochID {
 	d.t.Helper()
 	n, err := d.hub.Watch(d.t.Context(), run, leader, api.Cursor{})
 	require.NoError(d.t, err)
-	require.Equal(d.t, rendezvous.Lead, n.Kind)
+	require.Equal(d.t, job.Lead, n.Kind)
 	require.NoError(d.t,
 		d.hub.Report(d.t.Context(), run, rendezvous.Ready{ID: leader, EpochID: n.EpochID, Addr: "10.0.0.1", Port: 1}))
 	return n.EpochID
 }
 
 // fail ends a run by a failure of which the text is hostile.
-func (d *served) fail(run, id string, e rendezvous.EpochID) {
+func (d *served) fail(run, id string, e job.EpochID) {
 	d.t.Helper()
 	fs := evidence.Pack([]verdict.Failure{
 		{NodeName: id, Rank: 1, PID: 7, ExitCode: 3, At: time.Now(), LastLines: "boom \x1b[2J\u202e"},

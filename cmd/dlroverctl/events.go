@@ -8,8 +8,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/printable"
-	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -91,7 +91,7 @@ func (c *call) mayComeBack(err error, lost *time.Time) bool {
 func ended(es []api.Event) (end bool) {
 	for _, e := range es {
 		switch e.Event {
-		case string(rendezvous.Succeeded), string(rendezvous.Failed):
+		case string(job.Succeeded), string(job.Failed):
 			end = true
 		case "join", "seal":
 			end = false

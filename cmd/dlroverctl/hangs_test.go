@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -78,7 +79,7 @@ func TestVerdictOfAHang(t *testing.T) {
 	d := newServed(t)
 	d.suspected("job", "gpu-01")
 	require.NoError(t, d.hub.Order("job", rendezvous.Order{
-		Kind: rendezvous.OrderStop, Cause: rendezvous.CauseHang, Text: "rank 1 (node 0 gpu-01) hung for 22 s: asleep",
+		Kind: rendezvous.OrderStop, Cause: job.CauseHang, Text: "rank 1 (node 0 gpu-01) hung for 22 s: asleep",
 	}))
 	require.Equal(t, "round 1, epoch 0: rank 1 (node 0 gpu-01) hung for 22 s: asleep; class hang; restarts used 0 of 3\n",
 		d.ok("verdict", "job"))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/rendezvous"
@@ -33,7 +34,7 @@ func commandOption() cli.Flag {
 }
 
 // command is what the workers shall execute, nil if nothing is said of that.
-func (c *call) command() (*rendezvous.Command, error) {
+func (c *call) command() (*job.Command, error) {
 	if !c.args.IsSet("command") && c.behind == nil {
 		return nil, nil
 	}
@@ -44,7 +45,7 @@ func (c *call) command() (*rendezvous.Command, error) {
 	if err != nil {
 		return nil, &usageError{fmt.Errorf("--command=%s: %w", c.args.String("command"), err)}
 	}
-	return &rendezvous.Command{Program: program, Args: c.behind}, nil
+	return &job.Command{Program: program, Args: c.behind}, nil
 }
 
 func nodeOption() cli.Flag {
@@ -89,7 +90,7 @@ func (p *program) orders() []*cli.Command {
 
 // order gives an order and says what it has done.
 func (c *call) order(o rendezvous.Order, done string) error {
-	o.Cause, o.Text = rendezvous.CauseOperator, c.reason(o.Kind)
+	o.Cause, o.Text = job.CauseOperator, c.reason(o.Kind)
 	if err := c.client.Order(c, c.run(), o); err != nil {
 		return c.refused(o, err)
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -18,10 +19,10 @@ func (d *served) directive(run, id string) rendezvous.Directive {
 }
 
 // stopped has the nodes do as they are told: end their workers and join again.
-func (d *served) stopped(run string, e rendezvous.EpochID, ids ...string) {
+func (d *served) stopped(run string, e job.EpochID, ids ...string) {
 	d.t.Helper()
 	for _, id := range ids {
-		require.Equal(d.t, rendezvous.Stop, d.directive(run, id).Kind)
+		require.Equal(d.t, job.Stop, d.directive(run, id).Kind)
 		require.NoError(d.t, d.hub.Join(d.t.Context(), run, rendezvous.Join{
 			Node: rendezvous.Node{
 				ID: id, Name: id, Rank: -1, Addr: "10.0.0.1", Slots: 2,
@@ -42,7 +43,7 @@ func TestRestart(t *testing.T) {
 	d.env["USER"] = "ann"
 	require.Equal(t, "run job: its workers are stopped and started anew\n", d.ok("restart", "job", "--reason", "new data"))
 	cause := d.directive("job", "n1").Cause
-	require.Equal(t, rendezvous.CauseOperator, cause.Kind)
+	require.Equal(t, job.CauseOperator, cause.Kind)
 	require.Regexp(t, `^new data \(restart by dlroverctl on \S+ as ann\)$`, cause.Text)
 	require.Regexp(t, `(?m)break +new data`, d.ok("events", "job"))
 	d.stopped("job", e, "n0", "n1")
@@ -74,7 +75,7 @@ func TestPauseAndResume(t *testing.T) {
 	d.stopped("job", e, "n0")
 	require.Contains(t, d.ok("status", "job"), "paused: pause by dlroverctl")
 	require.Regexp(t, `(?m)^- +n0 .*waiting$`, d.ok("status", "job"), "its rank was that of the last world")
-	require.Equal(t, rendezvous.Wait, d.directive("job", "n0").Kind)
+	require.Equal(t, job.Wait, d.directive("job", "n0").Kind)
 	require.Equal(t, "run job: goes on\n", d.ok("resume", "job"))
 	e = d.start("job", "n0")
 

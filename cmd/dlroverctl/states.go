@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -64,9 +65,9 @@ func operatorOf(s api.RunStatus) operatorStatus {
 
 func operatorPhase(s api.RunStatus) string {
 	switch {
-	case s.Outcome == string(rendezvous.Succeeded):
+	case s.Outcome == string(job.Succeeded):
 		return "Succeeded"
-	case s.Outcome == string(rendezvous.Failed):
+	case s.Outcome == string(job.Failed):
 		return "Failed"
 	case len(s.Nodes) == 0:
 		return "Unknown"
@@ -114,9 +115,9 @@ func truth(b bool) string {
 }
 
 // failed says whether the newest stop was for something that failed: not for growth, or an order of a person.
-func failed(c *rendezvous.Cause) bool {
-	return c != nil && !slices.Contains([]rendezvous.CauseKind{rendezvous.CauseGrowth, rendezvous.CauseLeave,
-		rendezvous.CauseOperator, rendezvous.CauseRefusal, rendezvous.CauseCheck}, c.Kind)
+func failed(c *job.Cause) bool {
+	return c != nil && !slices.Contains([]job.CauseKind{job.CauseGrowth, job.CauseLeave,
+		job.CauseOperator, job.CauseRefusal, job.CauseCheck}, c.Kind)
 }
 
 // replicaStates are those that are counted.
@@ -129,9 +130,9 @@ func replicaState(s rendezvous.Status, n rendezvous.NodeStatus) string {
 	switch {
 	case n.State == "failed":
 		return "failed"
-	case n.State == "succeeded" || s.Outcome == string(rendezvous.Succeeded):
+	case n.State == "succeeded" || s.Outcome == string(job.Succeeded):
 		return "succeeded"
-	case n.State == "barred" || s.Outcome == string(rendezvous.Failed):
+	case n.State == "barred" || s.Outcome == string(job.Failed):
 		return "failed"
 	case n.Suspect:
 		return "unknown"

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -16,8 +17,8 @@ func TestOperatorStates(t *testing.T) {
 		return rendezvous.NodeStatus{Name: "n", State: state, Restarts: restarts}
 	}
 	two := []rendezvous.NodeStatus{node("member", 2), node("member", 1)}
-	crash := &rendezvous.Cause{Kind: rendezvous.CauseFailure, Text: "rank 1 failed"}
-	growth := &rendezvous.Cause{Kind: rendezvous.CauseGrowth}
+	crash := &job.Cause{Kind: job.CauseFailure, Text: "rank 1 failed"}
+	growth := &job.Cause{Kind: job.CauseGrowth}
 	params := rendezvous.Params{Min: 2, Max: 2}
 	for name, c := range map[string]struct {
 		status rendezvous.Status
@@ -41,10 +42,10 @@ func TestOperatorStates(t *testing.T) {
 		"between": {rendezvous.Status{Phase: "forming", Round: 1, Cause: crash},
 			[]rendezvous.NodeStatus{node("stopping", 0), node("barred", 0)},
 			"Running", "Initialized ReplicaFailure", map[string]int{"pending": 1, "failed": 1}},
-		"paused": {rendezvous.Status{Phase: "forming", Round: 1, Paused: &rendezvous.Cause{}},
+		"paused": {rendezvous.Status{Phase: "forming", Round: 1, Paused: &job.Cause{}},
 			[]rendezvous.NodeStatus{node("waiting", 0)},
 			"Pending", "Initialized", map[string]int{"pending": 1}},
-		"held": {rendezvous.Status{Phase: "running", Round: 1, WorldSize: 2, Hold: &rendezvous.Cause{}},
+		"held": {rendezvous.Status{Phase: "running", Round: 1, WorldSize: 2, Hold: &job.Cause{}},
 			two, "Pending", "Initialized", map[string]int{"pending": 2}},
 		"one is silent": {rendezvous.Status{Phase: "running", Round: 1, WorldSize: 2},
 			[]rendezvous.NodeStatus{node("member", 0), {State: "member", Suspect: true}, node("succeeded", 0),

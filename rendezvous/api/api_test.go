@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -91,13 +92,13 @@ func contract(t *testing.T, svc Service) {
 	require.ErrorIs(t, svc.Join(ctx, "r", joinOf("c", rendezvous.Params{Min: 1, Max: 9})), rendezvous.ErrRefused)
 	lead, err := svc.Watch(ctx, "r", "a", Cursor{})
 	require.NoError(t, err)
-	require.Equal(t, rendezvous.Lead, lead.Kind)
+	require.Equal(t, job.Lead, lead.Kind)
 
 	require.NoError(t, svc.Report(ctx, "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID, Addr: "10.0.0.1", Port: 7}))
 	run, err := svc.Watch(ctx, "r", "b", Cursor{})
 	require.NoError(t, err)
-	require.Equal(t, rendezvous.Run, run.Kind)
-	require.Equal(t, rendezvous.Place{
+	require.Equal(t, job.Run, run.Kind)
+	require.Equal(t, job.Place{
 		GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4, RoleRankBase: 2, RoleWorldSize: 4,
 		MasterAddr: "10.0.0.1", MasterPort: 7,
 	}, *run.Place)
@@ -110,13 +111,13 @@ func contract(t *testing.T, svc Service) {
 	require.NoError(t,
 		svc.Report(ctx, "r", rendezvous.Failing{
 			ID: "b", EpochID: run.EpochID, Decision: rendezvous.Permanent,
-			Failures: []rendezvous.Failure{{Rank: 2, GroupRank: 1, Text: "boom", At: at, Detail: json.RawMessage(`{"x":1}`)}},
+			Failures: []job.Failure{{Rank: 2, GroupRank: 1, Text: "boom", At: at, Detail: json.RawMessage(`{"x":1}`)}},
 		}))
-	fail := until(t, svc, "a", rendezvous.Fail)
+	fail := until(t, svc, "a", job.Fail)
 	require.Equal(t, "boom", fail.Cause.Text)
 	ev, err := svc.Leave(ctx, "r", rendezvous.Leave{ID: "a", Reason: "bye"})
 	require.NoError(t, err)
-	require.Equal(t, rendezvous.Failed, ev.Outcome)
+	require.Equal(t, job.Failed, ev.Outcome)
 	require.Len(t, ev.Failures, 1)
 	require.WithinDuration(t, at, ev.Failures[0].At, 200*time.Millisecond)
 	require.JSONEq(t, `{"x":1}`, string(ev.Failures[0].Detail))
@@ -125,7 +126,7 @@ func contract(t *testing.T, svc Service) {
 }
 
 // until watches until a directive of the kind arrives.
-func until(t testing.TB, svc Service, id string, kind rendezvous.Kind) rendezvous.Directive {
+func until(t testing.TB, svc Service, id string, kind job.Kind) rendezvous.Directive {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -146,7 +147,7 @@ func until(t testing.TB, svc Service, id string, kind rendezvous.Kind) rendezvou
 func TestTimesAreShiftedToTheDaemonsClock(t *testing.T) {
 	now := time.Unix(5000, 0)
 	sent := now.Add(-time.Hour) // a sender whose clock is an hour slow
-	fs := []rendezvous.Failure{{At: sent.Add(-2 * time.Second)}}
+	fs := []job.Failure{{At: sent.Add(-2 * time.Second)}}
 	shift(fs, sent, now)
 	require.Equal(t, now.Add(-2*time.Second), fs[0].At)
 }
@@ -154,7 +155,7 @@ func TestTimesAreShiftedToTheDaemonsClock(t *testing.T) {
 func TestAgesSurviveTheWire(t *testing.T) {
 	failed := time.Now()
 	sent := failed.Add(3 * time.Second)
-	fs := []rendezvous.Failure{{At: failed}}
+	fs := []job.Failure{{At: failed}}
 	out := dated(fs, sent)
 	require.Equal(t, 3*time.Second, sent.Round(0).Sub(out[0].At))
 	require.Equal(t, failed, fs[0].At, "the caller's record is left alone")
@@ -266,9 +267,9 @@ func TestBrokenConnectionIsALoss(t *testing.T) {
 	require.NoError(t, s.hub.Join(t.Context(), "r", joinOf("a", p)))
 	require.NoError(t, s.client.Join(t.Context(), "r", joinOf("b", p)))
 	require.NoError(t,
-		s.hub.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: until(t, s.hub, "a", rendezvous.Lead).EpochID}))
-	run := until(t, s.hub, "a", rendezvous.Run)
-	last := until(t, s.client, "b", rendezvous.Run).Seq
+		s.hub.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: until(t, s.hub, "a", job.Lead).EpochID}))
+	run := until(t, s.hub, "a", job.Run)
+	last := until(t, s.client, "b", job.Run).Seq
 	ctx, die := context.WithCancel(t.Context())
 	watching := make(chan error)
 	go func() {
@@ -283,8 +284,8 @@ func TestBrokenConnectionIsALoss(t *testing.T) {
 	start := time.Now()
 	d, err := s.hub.Watch(t.Context(), "r", "a", Cursor{Directive: run.Seq})
 	require.NoError(t, err)
-	require.Equal(t, rendezvous.Stop, d.Kind)
-	require.Equal(t, rendezvous.CauseLoss, d.Cause.Kind)
+	require.Equal(t, job.Stop, d.Kind)
+	require.Equal(t, job.CauseLoss, d.Cause.Kind)
 	require.InDelta(t, rendezvous.BrokenGrace.Seconds(), time.Since(start).Seconds(), 1.5)
 }
 
@@ -344,12 +345,12 @@ func obedient(ctx context.Context, s *Session, runs chan<- rendezvous.Directive)
 
 func obey(ctx context.Context, s *Session, d rendezvous.Directive, runs chan<- rendezvous.Directive) error {
 	switch d.Kind {
-	case rendezvous.Lead:
+	case job.Lead:
 		return s.Report(ctx, rendezvous.Ready{ID: s.ID(), EpochID: d.EpochID, Addr: "127.0.0.1", Port: 1})
-	case rendezvous.Run:
+	case job.Run:
 		s.Running(&rendezvous.Resume{EpochID: d.EpochID, Place: *d.Place})
 		runs <- d
-	case rendezvous.Stop:
+	case job.Stop:
 		s.Running(nil)
 		return s.Rejoin(ctx, d.EpochID, nil)
 	}
@@ -372,11 +373,11 @@ func (s *swapped) Watch(ctx context.Context, run, id string, after Cursor) (News
 	return d, away(err)
 }
 
-func (s *swapped) Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+func (s *swapped) Leave(ctx context.Context, run string, ev rendezvous.Leave) (job.Evidence, error) {
 	return s.hub.Load().Leave(ctx, run, ev)
 }
 
-func (s *swapped) World(ctx context.Context, run string) ([]rendezvous.Member, error) {
+func (s *swapped) World(ctx context.Context, run string) ([]job.Member, error) {
 	ms, err := s.hub.Load().World(ctx, run)
 	return ms, away(err)
 }
@@ -393,9 +394,9 @@ func away(err error) error {
 // one had sealed.
 func TestSpareRemembersTheWorld(t *testing.T) {
 	s := &Session{dirs: make(chan rendezvous.Directive, 1)}
-	world := rendezvous.EpochID{Term: 7, Round: 3, Epoch: 1}
-	s.deliver(rendezvous.Directive{Kind: rendezvous.Wait, EpochID: world, Restarts: 2})
-	s.deliver(rendezvous.Directive{Kind: rendezvous.Wait, EpochID: rendezvous.EpochID{Term: 9}})
+	world := job.EpochID{Term: 7, Round: 3, Epoch: 1}
+	s.deliver(rendezvous.Directive{Kind: job.Wait, EpochID: world, Restarts: 2})
+	s.deliver(rendezvous.Directive{Kind: job.Wait, EpochID: job.EpochID{Term: 9}})
 	require.Equal(t, world, s.seen)
 	require.Equal(t, 2, s.spent)
 }
@@ -467,7 +468,7 @@ func TestSuccessDuringAnOutage(t *testing.T) {
 		time.Sleep(time.Minute)
 		svc.hub.Store(NewHub(HubConfig{}))
 		time.Sleep(time.Minute)
-		require.Equal(t, string(rendezvous.Succeeded), svc.hub.Load().Runs(false)[0].Outcome)
+		require.Equal(t, string(job.Succeeded), svc.hub.Load().Runs(false)[0].Outcome)
 		cancel()
 		wg.Wait()
 		for _, s := range sessions {

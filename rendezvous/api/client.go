@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/plainhttp"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api/httperr"
@@ -98,7 +99,7 @@ func (c *Client) Report(ctx context.Context, run string, ev rendezvous.Event) er
 }
 
 // Leave implements Service.
-func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e rendezvous.Evidence, err error) {
+func (c *Client) Leave(ctx context.Context, run string, ev rendezvous.Leave) (e job.Evidence, err error) {
 	now := time.Now()
 	ev.Failures = dated(ev.Failures, now)
 	err = c.post(ctx, run, "leave", true, leaveBody{ev, sent{now}}, &e)
@@ -122,7 +123,7 @@ func (c *Client) LeaveRequest(run string, ev rendezvous.Leave) ([]byte, error) {
 }
 
 // World implements Service.
-func (c *Client) World(ctx context.Context, run string) (ms []rendezvous.Member, err error) {
+func (c *Client) World(ctx context.Context, run string) (ms []job.Member, err error) {
 	err = c.get(ctx, requestTimeout, "/v1/runs/"+url.PathEscape(run)+"/world", &ms)
 	return ms, err
 }

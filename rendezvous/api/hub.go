@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -32,9 +33,9 @@ type Service interface {
 	// Report delivers a Ready, Failing, Success, Cleared, Barred, Doubt or Leaving.
 	Report(ctx context.Context, run string, ev rendezvous.Event) error
 	// Leave takes the node out of the run and returns what is known about its end.
-	Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error)
+	Leave(ctx context.Context, run string, ev rendezvous.Leave) (job.Evidence, error)
 	// World is the table of the newest sealed world.
-	World(ctx context.Context, run string) ([]rendezvous.Member, error)
+	World(ctx context.Context, run string) ([]job.Member, error)
 }
 
 // Errors of a Service.
@@ -99,7 +100,7 @@ type HubConfig struct {
 	// needs none. It must be quick, and may call the Hub. Nil is told nothing.
 	Cleared func(run, id string, covered []string)
 	// Suspicious is the Rounds'. It is called with the run locked, and must not call the Hub.
-	Suspicious func(rendezvous.Evidence) string
+	Suspicious func(job.Evidence) string
 	// Suspect is the Rounds', and called as Suspicious is.
 	Suspect func(machine string) bool
 	// Keep is how long a run is kept that has ended, or that all nodes have left: for people and, if it has succeeded, for
@@ -293,7 +294,7 @@ func tellsOfACheck(c rendezvous.Cleared, now time.Time) bool {
 }
 
 // saved adds to p what is known here of the run's checkpoints.
-func (h *Hub) saved(run string, p rendezvous.Progress) rendezvous.Progress {
+func (h *Hub) saved(run string, p job.Progress) job.Progress {
 	if h.cfg.Saved == nil {
 		return p
 	}
@@ -304,21 +305,21 @@ func (h *Hub) saved(run string, p rendezvous.Progress) rendezvous.Progress {
 }
 
 // Leave implements Service.
-func (h *Hub) Leave(_ context.Context, id string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+func (h *Hub) Leave(_ context.Context, id string, ev rendezvous.Leave) (job.Evidence, error) {
 	r, err := h.member(id)
 	if err != nil {
-		return rendezvous.Evidence{}, err
+		return job.Evidence{}, err
 	}
 	r.mu.Lock()
 	defer r.unlock()
 	if err = r.stepLocked(ev); err != nil || r.round.Status().Outcome == "" {
-		return rendezvous.Evidence{}, err // a good-bye in the middle needs none
+		return job.Evidence{}, err // a good-bye in the middle needs none
 	}
 	return r.round.Evidence(), nil
 }
 
 // World implements Service.
-func (h *Hub) World(_ context.Context, id string) ([]rendezvous.Member, error) {
+func (h *Hub) World(_ context.Context, id string) ([]job.Member, error) {
 	r, err := h.member(id)
 	if err != nil {
 		return nil, err
@@ -352,16 +353,16 @@ func (h *Hub) Seat(id, node string) (rendezvous.Seat, error) {
 
 // Crew is the world whose workers run now, by group rank, and its epoch. ErrUnknownRun and rendezvous.ErrNotRunning are
 // the errors.
-func (h *Hub) Crew(id string) (rendezvous.EpochID, []rendezvous.Member, error) {
+func (h *Hub) Crew(id string) (job.EpochID, []job.Member, error) {
 	r, err := h.existing(id)
 	if err != nil {
-		return rendezvous.EpochID{}, nil, err
+		return job.EpochID{}, nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	epoch, runs := r.round.Running()
 	if !runs {
-		return rendezvous.EpochID{}, nil, rendezvous.ErrNotRunning
+		return job.EpochID{}, nil, rendezvous.ErrNotRunning
 	}
 	return epoch, r.round.World(), nil
 }

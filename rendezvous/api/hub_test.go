@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -65,8 +66,8 @@ func TestGateIsToldInOrder(t *testing.T) {
 func TestWhoIsToldToCheck(t *testing.T) {
 	for name, c := range map[string]struct {
 		answers bool
-		want    rendezvous.Kind
-	}{"at once": {true, rendezvous.Lead}, "later": {false, rendezvous.Check}} {
+		want    job.Kind
+	}{"at once": {true, job.Lead}, "later": {false, job.Check}} {
 		t.Run(name, func(t *testing.T) {
 			var h *Hub
 			h = NewHub(HubConfig{Gate: func(run string, ids, _ []string) {
@@ -80,8 +81,8 @@ func TestWhoIsToldToCheck(t *testing.T) {
 			require.NoError(t, h.Join(t.Context(), "r", gated("a")))
 			wait, err := h.Watch(t.Context(), "r", "a", Cursor{})
 			require.NoError(t, err)
-			require.Equal(t, rendezvous.Wait, wait.Kind)
-			next := make(chan rendezvous.Kind, 1)
+			require.Equal(t, job.Wait, wait.Kind)
+			next := make(chan job.Kind, 1)
 			go func() {
 				d, _ := h.Watch(t.Context(), "r", "a", Cursor{Directive: wait.Seq})
 				next <- d.Kind
@@ -129,7 +130,7 @@ func TestOrders(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderStop}), ErrUnknownRun)
 			require.NoError(t, c.svc.Join(t.Context(), "r", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
-			lead := until(t, c.svc, "a", rendezvous.Lead)
+			lead := until(t, c.svc, "a", job.Lead)
 			for _, step := range []struct {
 				order rendezvous.Order
 				want  error
@@ -144,20 +145,20 @@ func TestOrders(t *testing.T) {
 				require.ErrorIs(t, err, step.want)
 				require.Equal(t, step.want == nil, err == nil)
 			}
-			stop := until(t, c.svc, "a", rendezvous.Stop)
+			stop := until(t, c.svc, "a", job.Stop)
 			require.Equal(t, "maintenance", stop.Paused.Text)
-			require.Equal(t, rendezvous.CauseOperator, stop.Paused.Kind)
+			require.Equal(t, job.CauseOperator, stop.Paused.Kind)
 			j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
 			j.Stopped = lead.EpochID
 			require.NoError(t, c.svc.Join(t.Context(), "r", j))
-			require.NotNil(t, until(t, c.svc, "a", rendezvous.Wait).Paused)
+			require.NotNil(t, until(t, c.svc, "a", job.Wait).Paused)
 			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderRestart}), rendezvous.ErrNotRunning)
 			require.NoError(t, c.order(rendezvous.Order{Kind: rendezvous.OrderResume}))
-			until(t, c.svc, "a", rendezvous.Lead)
+			until(t, c.svc, "a", job.Lead)
 			require.NoError(t,
-				c.order(rendezvous.Order{Kind: rendezvous.OrderStop, Cause: rendezvous.CauseDeadline, Text: "24 h are over"}))
-			fail := until(t, c.svc, "a", rendezvous.Fail)
-			require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseDeadline, Text: "24 h are over"}, *fail.Cause)
+				c.order(rendezvous.Order{Kind: rendezvous.OrderStop, Cause: job.CauseDeadline, Text: "24 h are over"}))
+			fail := until(t, c.svc, "a", job.Fail)
+			require.Equal(t, job.Cause{Kind: job.CauseDeadline, Text: "24 h are over"}, *fail.Cause)
 			require.ErrorIs(t, c.order(rendezvous.Order{Kind: rendezvous.OrderPause}), rendezvous.ErrFinished)
 		})
 	}
@@ -180,15 +181,15 @@ func TestGate(t *testing.T) {
 	require.NoError(t, c.Join(t.Context(), "r", gated("a")))
 	require.NoError(t, c.Join(t.Context(), "r", gated("b")))
 	require.Equal(t, "r:a,b", <-asked)
-	until(t, c, "a", rendezvous.Check)
+	until(t, c, "a", job.Check)
 	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Cleared{ID: "a", Until: time.Now().Add(time.Hour)}))
 	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Barred{ID: "b", Reason: "slow link"}))
-	bar := until(t, c, "b", rendezvous.Bar)
-	require.Equal(t, rendezvous.CauseCheck, bar.Cause.Kind)
+	bar := until(t, c, "b", job.Bar)
+	require.Equal(t, job.CauseCheck, bar.Cause.Kind)
 	require.Contains(t, bar.Cause.Text, "slow link")
 	require.NoError(t, hub.Join(t.Context(), "r", gated("c")))
 	require.NoError(t, hub.Report(t.Context(), "r", rendezvous.Cleared{ID: "c"}))
-	until(t, c, "a", rendezvous.Lead)
+	until(t, c, "a", job.Lead)
 	rs, err := c.Runs(t.Context())
 	require.NoError(t, err)
 	require.Contains(t, rs[0].Nodes[2].Barred.Text, "slow link")
@@ -210,8 +211,8 @@ func TestNoNodeComesToACheckTooEarly(t *testing.T) {
 	require.NoError(t, hub.Join(t.Context(), "r", gated("a")))
 	require.NoError(t, hub.Join(t.Context(), "r", gated("b")))
 	require.Empty(t, early)
-	until(t, hub, "a", rendezvous.Check)
-	until(t, hub, "b", rendezvous.Check)
+	until(t, hub, "a", job.Check)
+	until(t, hub, "b", job.Check)
 }
 
 // A clearance is for a length of time, whatever the clock of the node says.
@@ -231,7 +232,7 @@ func TestClearanceIsShifted(t *testing.T) {
 func TestSetTopology(t *testing.T) {
 	h := NewHub(HubConfig{Topology: rendezvous.Topology{"1": "x", "2": "y", "3": "x"}})
 	defer h.Close()
-	join := func(run, id string, stopped rendezvous.EpochID) {
+	join := func(run, id string, stopped job.EpochID) {
 		j := joinOf(id, rendezvous.Params{Min: 3, Max: 3, MaxRestarts: 1})
 		j.Node.IP, j.Stopped = id, stopped
 		require.NoError(t, h.Join(t.Context(), run, j))
@@ -246,7 +247,7 @@ func TestSetTopology(t *testing.T) {
 	}
 	ids := []string{"1", "2", "3"}
 	for _, id := range ids {
-		join("r", id, rendezvous.EpochID{})
+		join("r", id, job.EpochID{})
 	}
 	require.Equal(t, []string{"1", "3", "2"}, world("r"))
 	h.SetTopology(rendezvous.Topology{"1": "x", "2": "x", "3": "y"})
@@ -256,7 +257,7 @@ func TestSetTopology(t *testing.T) {
 	require.NoError(t, err)
 	for _, id := range ids {
 		join("r", id, stop.EpochID)
-		join("new", id, rendezvous.EpochID{})
+		join("new", id, job.EpochID{})
 	}
 	want := []string{"1", "2", "3"}
 	require.ElementsMatch(t, want[:2], world("r")[:2])
@@ -272,11 +273,11 @@ func TestHubKeepsWhatHappened(t *testing.T) {
 	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 3, Budget: rendezvous.Budget{BackoffMax: -1}})
 	require.NoError(t, h.Join(t.Context(), "r", j))
 	for i := range 2 {
-		lead := until(t, h, "a", rendezvous.Lead)
+		lead := until(t, h, "a", job.Lead)
 		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID}))
 		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Failing{
 			ID: "a", EpochID: lead.EpochID, Decision: rendezvous.RestartCharged,
-			Failures: []rendezvous.Failure{{Text: fmt.Sprint("boom ", i)}},
+			Failures: []job.Failure{{Text: fmt.Sprint("boom ", i)}},
 		}))
 		j.Stopped = lead.EpochID
 		require.NoError(t, h.Join(t.Context(), "r", j))
@@ -341,7 +342,7 @@ func TestReportsKeepNoConnection(t *testing.T) {
 	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
 	require.NoError(t, c.Join(t.Context(), "r", j))
 	require.False(t, <-closes)
-	j.Stopped = rendezvous.EpochID{Round: 1}
+	j.Stopped = job.EpochID{Round: 1}
 	require.NoError(t, c.Join(t.Context(), "r", j))
 	require.True(t, <-closes)
 	require.NoError(t, c.Report(t.Context(), "r", rendezvous.Cleared{ID: "a"}))
@@ -477,7 +478,7 @@ func TestHubKnowsWhatIsSaved(t *testing.T) {
 	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 9, Budget: budget})
 	require.NoError(t, h.Join(t.Context(), "r", j))
 	fails := func() {
-		lead := until(t, h, "a", rendezvous.Lead)
+		lead := until(t, h, "a", job.Lead)
 		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Ready{ID: "a", EpochID: lead.EpochID}))
 		require.NoError(t, h.Report(t.Context(), "r", rendezvous.Failing{
 			ID: "a", EpochID: lead.EpochID, Decision: rendezvous.RestartCharged,
@@ -493,5 +494,5 @@ func TestHubKnowsWhatIsSaved(t *testing.T) {
 	}
 	again()
 	fails()
-	until(t, h, "a", rendezvous.Fail)
+	until(t, h, "a", job.Fail)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -16,7 +17,7 @@ import (
 const work = "w"
 
 // completes has a run of one node end, and the node leave.
-func completes(t *testing.T, h *Hub, id string, o rendezvous.Outcome) {
+func completes(t *testing.T, h *Hub, id string, o job.Outcome) {
 	t.Helper()
 	j := joinOf("a", rendezvous.Params{Min: 1, Max: 1})
 	j.Work = work
@@ -24,11 +25,11 @@ func completes(t *testing.T, h *Hub, id string, o rendezvous.Outcome) {
 	n, err := h.Watch(t.Context(), id, "a", Cursor{})
 	require.NoError(t, err)
 	require.NoError(t, h.Report(t.Context(), id, rendezvous.Ready{ID: "a", EpochID: n.Directive.EpochID}))
-	if o == rendezvous.Succeeded {
+	if o == job.Succeeded {
 		require.NoError(t, h.Report(t.Context(), id, rendezvous.Success{ID: "a", EpochID: n.Directive.EpochID}))
 	} else {
 		require.NoError(t, h.Report(t.Context(), id, rendezvous.Failing{ID: "a", EpochID: n.Directive.EpochID,
-			Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{{Text: "boom"}}}))
+			Decision: rendezvous.Permanent, Failures: []job.Failure{{Text: "boom"}}}))
 	}
 	_, err = h.Leave(t.Context(), id, rendezvous.Leave{ID: "a"})
 	require.NoError(t, err)
@@ -38,8 +39,8 @@ func TestEndedRunsAreKeptForADay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := NewHub(HubConfig{Keep: 24 * time.Hour})
 		defer h.Close()
-		completes(t, h, "good", rendezvous.Succeeded)
-		completes(t, h, "bad", rendezvous.Failed)
+		completes(t, h, "good", job.Succeeded)
+		completes(t, h, "bad", job.Failed)
 		time.Sleep(23 * time.Hour)
 		for id, want := range map[string]string{"good": "succeeded", "bad": "failed"} {
 			s, err := h.Run(id)
@@ -80,7 +81,7 @@ func TestNodesThatComeAfterTheEnd(t *testing.T) {
 			require.NoError(t, h.Join(t.Context(), id, j))
 			n, err := h.Watch(t.Context(), id, node, Cursor{})
 			require.NoError(t, err)
-			if n.Directive.Kind == rendezvous.Done {
+			if n.Directive.Kind == job.Done {
 				require.ErrorIs(t, h.Forget(id), rendezvous.ErrFinishing)
 			}
 			_, err = h.Leave(t.Context(), id, rendezvous.Leave{ID: node})
@@ -89,28 +90,28 @@ func TestNodesThatComeAfterTheEnd(t *testing.T) {
 		}
 		for _, c := range []struct {
 			name, work string
-			o          rendezvous.Outcome
+			o          job.Outcome
 			after      time.Duration
-			want       rendezvous.Kind
+			want       job.Kind
 		}{
-			{"same", work, rendezvous.Succeeded, 9 * time.Minute, rendezvous.Done},
-			{"late", work, rendezvous.Succeeded, 10 * time.Minute, rendezvous.Lead},
-			{"another", "x", rendezvous.Succeeded, time.Minute, rendezvous.Lead},
-			{"old", "", rendezvous.Succeeded, time.Minute, rendezvous.Lead},
-			{"failed", work, rendezvous.Failed, time.Minute, rendezvous.Lead},
+			{"same", work, job.Succeeded, 9 * time.Minute, job.Done},
+			{"late", work, job.Succeeded, 10 * time.Minute, job.Lead},
+			{"another", "x", job.Succeeded, time.Minute, job.Lead},
+			{"old", "", job.Succeeded, time.Minute, job.Lead},
+			{"failed", work, job.Failed, time.Minute, job.Lead},
 		} {
 			completes(t, h, c.name, c.o)
 			time.Sleep(c.after)
 			d := comes(c.name, c.work, 1)
 			require.Equal(t, c.want, d.Kind, c.name)
-			if c.want == rendezvous.Done {
-				require.Equal(t, &rendezvous.Cause{Kind: rendezvous.CauseEnded, Text: "run same has succeeded, 9m ago: nothing " +
+			if c.want == job.Done {
+				require.Equal(t, &job.Cause{Kind: job.CauseEnded, Text: "run same has succeeded, 9m ago: nothing " +
 					"is started; to do it again, give another --rdzv-id or, first, dlroverctl forget same"}, d.Cause)
-				require.Equal(t, rendezvous.Done, comes(c.name, c.work, 1).Kind, "once more")
+				require.Equal(t, job.Done, comes(c.name, c.work, 1).Kind, "once more")
 			}
 		}
-		completes(t, h, "other size", rendezvous.Succeeded)
-		require.Equal(t, rendezvous.Wait, comes("other size", work, 2).Kind)
+		completes(t, h, "other size", job.Succeeded)
+		require.Equal(t, job.Wait, comes("other size", work, 2).Kind)
 	})
 }
 
@@ -121,8 +122,8 @@ func TestForget(t *testing.T) {
 	defer server.Close()
 	c := NewClient(server.Listener.Addr().String(), "")
 	defer c.Close()
-	completes(t, h, "r", rendezvous.Succeeded)
-	completes(t, h, Nameless, rendezvous.Succeeded)
+	completes(t, h, "r", job.Succeeded)
+	completes(t, h, Nameless, job.Succeeded)
 	require.NoError(t, h.Join(t.Context(), "runs", joinOf("a", rendezvous.Params{Min: 1, Max: 1})))
 	require.ErrorIs(t, c.Forget(t.Context(), "runs"), ErrNotEnded)
 	require.ErrorIs(t, c.Forget(t.Context(), "no"), ErrUnknownRun)
@@ -132,7 +133,7 @@ func TestForget(t *testing.T) {
 		require.NoError(t, c.Join(t.Context(), id, joinOf("b", rendezvous.Params{Min: 1, Max: 1})))
 		n, err := c.Watch(t.Context(), id, "b", Cursor{})
 		require.NoError(t, err)
-		require.Equal(t, rendezvous.Lead, n.Directive.Kind, "the name %q is free", id)
+		require.Equal(t, job.Lead, n.Directive.Kind, "the name %q is free", id)
 	}
 }
 
@@ -142,7 +143,7 @@ func TestKeptRunsAreBounded(t *testing.T) {
 		h := NewHub(HubConfig{Keep: 24 * time.Hour})
 		defer h.Close()
 		for i := range maxLeftRuns + 10 {
-			completes(t, h, fmt.Sprint("r", i), rendezvous.Succeeded)
+			completes(t, h, fmt.Sprint("r", i), job.Succeeded)
 			time.Sleep(time.Second)
 		}
 		time.Sleep(2 * time.Minute)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -237,7 +238,7 @@ func losses(t *testing.T, h *Hub) (texts []string) {
 	events, err := h.Events(t.Context(), "r", 0)
 	require.NoError(t, err)
 	for _, e := range events.Events {
-		if e.Note.Event == string(rendezvous.CauseLoss) {
+		if e.Note.Event == string(job.CauseLoss) {
 			texts = append(texts, e.Note.Text)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -14,22 +15,12 @@ const (
 	maxNotices = 64
 )
 
-// Notice is a short message for a node or for all of a run, beside the directives: it asks for nothing that the run
-// depends on, and it may be lost when more than 64 come while a node is away.
-type Notice struct {
-	// Seq grows with every notice of a run, also from one daemon to the next.
-	Seq uint64 `json:"seq"`
-	// Topic says who is meant to read Body, such as "log-level".
-	Topic string `json:"topic"`
-	Body  string `json:"body,omitempty"`
-}
-
 // News is the answer of a Watch: the present directive and what has been told beside it.
 type News struct {
 	rendezvous.Directive
 	// Notices are those after the Cursor's, and NoticeSeq is where to go on; both only for who asked.
-	Notices   []Notice `json:"notices,omitempty"`
-	NoticeSeq uint64   `json:"notice_seq,omitempty"`
+	Notices   []job.Notice `json:"notices,omitempty"`
+	NoticeSeq uint64       `json:"notice_seq,omitempty"`
 }
 
 // Cursor is what the caller of a Watch has heard already.
@@ -43,11 +34,11 @@ type Cursor struct {
 
 // addressed is a Notice for the nodes of a name, "" for all.
 type addressed struct {
-	Notice
+	job.Notice
 	node string
 }
 
-func (n Notice) validate() error {
+func validate(n job.Notice) error {
 	switch {
 	case n.Topic == "" || len(n.Topic) > MaxTopic || !rendezvous.Printable(n.Topic):
 		return fmt.Errorf("%w: the topic %.80q of a notice: %s, 1 to %d bytes",
@@ -65,8 +56,8 @@ func (n Notice) validate() error {
 // for notices hear nothing; ErrNoNotices says so of a single one. ErrUnknownRun, ErrUnknownNode and ErrBadRequest are
 // the other errors.
 func (h *Hub) Notify(id, node, topic, body string) error {
-	n := Notice{Topic: topic, Body: body}
-	if err := n.validate(); err != nil {
+	n := job.Notice{Topic: topic, Body: body}
+	if err := validate(n); err != nil {
 		return err
 	}
 	r, err := h.existing(id)
@@ -78,7 +69,7 @@ func (h *Hub) Notify(id, node, topic, body string) error {
 	return r.notifyLocked(node, n)
 }
 
-func (r *run) notifyLocked(node string, n Notice) error {
+func (r *run) notifyLocked(node string, n job.Notice) error {
 	if r.closed != nil {
 		return r.closed
 	}
@@ -101,7 +92,7 @@ func (r *run) notifyLocked(node string, n Notice) error {
 	return nil
 }
 
-func (r *run) keepLocked(node string, n Notice) {
+func (r *run) keepLocked(node string, n job.Notice) {
 	r.noticeSeq++
 	n.Seq = r.noticeSeq
 	r.notices.push(addressed{n, node})
@@ -109,7 +100,7 @@ func (r *run) keepLocked(node string, n Notice) {
 
 // noticesLocked are the notices for a node after the given one. A number of the future is that of a daemon whose clock
 // was ahead of ours: whatever is here is new then.
-func (r *run) noticesLocked(id string, after uint64) (ns []Notice) {
+func (r *run) noticesLocked(id string, after uint64) (ns []job.Notice) {
 	if after == r.noticeSeq || r.notices.count == 0 {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -61,8 +62,8 @@ func TestNoticesOverBothServices(t *testing.T) {
 			require.NoError(t, c.notify("b", "stacks", ""))
 			a, err := c.svc.Watch(t.Context(), "r", "a", at["a"])
 			require.NoError(t, err)
-			require.Equal(t, []Notice{{Seq: at["a"].Notices + 1, Topic: "log-level", Body: "debug"}}, a.Notices)
-			require.Equal(t, rendezvous.Wait, a.Kind, "the present directive comes along")
+			require.Equal(t, []job.Notice{{Seq: at["a"].Notices + 1, Topic: "log-level", Body: "debug"}}, a.Notices)
+			require.Equal(t, job.Wait, a.Kind, "the present directive comes along")
 			require.Equal(t, at["a"].Directive, a.Seq)
 			require.Equal(t, at["b"].Notices+2, a.NoticeSeq)
 			b, err := c.svc.Watch(t.Context(), "r", "b", at["b"])

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -41,7 +42,7 @@ func TestOtherRuns(t *testing.T) {
 				}
 				require.NoError(t, err)
 				require.Equal(t, otherRunsAfter, time.Since(ahead))
-				require.Equal(t, rendezvous.Wait, n.Directive.Kind)
+				require.Equal(t, job.Wait, n.Directive.Kind)
 				require.Contains(t, n.Directive.Cause.Text, `nodes also wait in run "x" of this rendezvous`)
 				hint := n.Directive.Seq
 				for err = ErrNothingNew; err != nil; {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -118,12 +119,12 @@ func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, e
 	if err != nil {
 		return nil, nil, err
 	}
-	var notices []Notice
+	var notices []job.Notice
 	var seq uint64
 	if after.WithNotices {
 		notices, seq = r.noticesLocked(node, after.Notices), r.noticeSeq
 	}
-	early := d.Kind == rendezvous.Check && r.untold[node]
+	early := d.Kind == job.Check && r.untold[node]
 	if (d.Seq != after.Directive || len(notices) > 0) && !early {
 		return &News{Directive: d, Notices: notices, NoticeSeq: seq}, nil, nil
 	}
@@ -199,7 +200,7 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 			r.untold[id] = true
 		}
 	}
-	if a.Directive != nil && (a.Directive.Kind != rendezvous.Check || r.cfg.Gate == nil) {
+	if a.Directive != nil && (a.Directive.Kind != job.Check || r.cfg.Gate == nil) {
 		r.wakeLocked(a.Node)
 	}
 }

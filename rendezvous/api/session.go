@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -19,7 +20,7 @@ type SessionConfig struct {
 	Node   rendezvous.Node
 	Params rendezvous.Params
 	// OnResume is a command that is given in advance; nil is none.
-	OnResume *rendezvous.Command
+	OnResume *job.Command
 	// Work is a digest of what this node was started to execute, by which a run that has succeeded knows it again; "":
 	// it does not.
 	Work string
@@ -40,23 +41,23 @@ type Session struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	dirs     chan rendezvous.Directive
-	notices  chan Notice
+	notices  chan job.Notice
 	flooded  bool  // of follow: it has said that notices were dropped
 	err      error // why dirs is closed; read after it is
 	mu       sync.Mutex
-	resume   *rendezvous.Resume  // the newest epoch that had workers here
-	stopped  rendezvous.EpochID  // the newest epoch whose workers have been stopped as told
-	works    bool                // workers run
-	idleAt   time.Time           // since when they do not
-	seen     rendezvous.EpochID  // the newest epoch heard of
-	spent    int                 // restarts the run had spent by then
-	params   rendezvous.Params   // the run's, as far as is known; a daemon that was started again is told these
-	paused   *rendezvous.Cause   // the newest directive said so
-	barred   *rendezvous.Cause   // the newest directive is a Bar, or says that one will follow
-	progress rendezvous.Progress // of the workers of stopped
-	used     *rendezvous.Spent   // of the run's budget beside restarts, by then
-	command  *rendezvous.Command // the newest directive said so
-	left     atomic.Bool         // by Leave or Abandon: being unknown is then as it should be
+	resume   *rendezvous.Resume // the newest epoch that had workers here
+	stopped  job.EpochID        // the newest epoch whose workers have been stopped as told
+	works    bool               // workers run
+	idleAt   time.Time          // since when they do not
+	seen     job.EpochID        // the newest epoch heard of
+	spent    int                // restarts the run had spent by then
+	params   rendezvous.Params  // the run's, as far as is known; a daemon that was started again is told these
+	paused   *job.Cause         // the newest directive said so
+	barred   *job.Cause         // the newest directive is a Bar, or says that one will follow
+	progress job.Progress       // of the workers of stopped
+	used     *rendezvous.Spent  // of the run's budget beside restarts, by then
+	command  *job.Command       // the newest directive said so
+	left     atomic.Bool        // by Leave or Abandon: being unknown is then as it should be
 }
 
 // Open joins the run and starts to follow its directives. It fails when the daemon
@@ -73,7 +74,7 @@ func Open(ctx context.Context, svc Service, cfg SessionConfig) (*Session, error)
 	}
 	s := &Session{
 		svc: svc, cfg: cfg, params: cfg.Params.WithDefaults(),
-		dirs: make(chan rendezvous.Directive, 1), notices: make(chan Notice, maxNotices),
+		dirs: make(chan rendezvous.Directive, 1), notices: make(chan job.Notice, maxNotices),
 	}
 	if err := s.connect(ctx); err != nil {
 		return nil, err
@@ -95,7 +96,7 @@ func (s *Session) Directives() <-chan rendezvous.Directive { return s.dirs }
 
 // Notices delivers what is told beside the directives, if the node can read notices. Of those that are not read in time
 // the oldest of more than 64 are dropped. The channel closes with Directives.
-func (s *Session) Notices() <-chan Notice { return s.notices }
+func (s *Session) Notices() <-chan job.Notice { return s.notices }
 
 // Err is why Directives was closed.
 func (s *Session) Err() error { return s.err }
@@ -202,14 +203,14 @@ func (s *Session) heed(d rendezvous.Directive) {
 var ErrAway = errors.New("api: the rendezvous daemon does not come back")
 
 // Achieved says how far the workers have come that the next Rejoin tells of.
-func (s *Session) Achieved(p rendezvous.Progress) {
+func (s *Session) Achieved(p job.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.progress = p
 }
 
 // Rejoin asks for a place in the next world, after the workers of stopped have ended.
-func (s *Session) Rejoin(ctx context.Context, stopped rendezvous.EpochID, failures []rendezvous.Failure) error {
+func (s *Session) Rejoin(ctx context.Context, stopped job.EpochID, failures []job.Failure) error {
 	ctx, cancel := s.patient(ctx)
 	defer cancel()
 	s.mu.Lock()
@@ -241,7 +242,7 @@ func (s *Session) Report(ctx context.Context, ev rendezvous.Event) error {
 }
 
 // World is the table of the newest sealed world.
-func (s *Session) World(ctx context.Context) (ms []rendezvous.Member, err error) {
+func (s *Session) World(ctx context.Context) (ms []job.Member, err error) {
 	err = s.retryKnown(ctx, "world", func(ctx context.Context) error {
 		ms, err = s.svc.World(ctx, s.cfg.Run)
 		return err
@@ -250,7 +251,7 @@ func (s *Session) World(ctx context.Context) (ms []rendezvous.Member, err error)
 }
 
 // Leave takes the node out of the run and returns what is known about its end.
-func (s *Session) Leave(ctx context.Context, reason string, fs []rendezvous.Failure) (rendezvous.Evidence, error) {
+func (s *Session) Leave(ctx context.Context, reason string, fs []job.Failure) (job.Evidence, error) {
 	s.left.Store(true)
 	return s.svc.Leave(ctx, s.cfg.Run, rendezvous.Leave{ID: s.cfg.Node.ID, Reason: reason, Failures: fs})
 }
@@ -259,7 +260,7 @@ func (s *Session) Leave(ctx context.Context, reason string, fs []rendezvous.Fail
 // the node any more is then as it should be.
 func (s *Session) Abandon() { s.left.Store(true) }
 
-func (s *Session) join(ctx context.Context, failures []rendezvous.Failure) error {
+func (s *Session) join(ctx context.Context, failures []job.Failure) error {
 	s.mu.Lock()
 	ev := rendezvous.Join{
 		Node: s.cfg.Node, Params: s.params, Failures: failures, Stopped: s.stopped, Seen: s.seen, Restarts: s.spent,
@@ -377,7 +378,7 @@ func (s *Session) take(n News, after *Cursor) {
 }
 
 // queue hands a notice to a reader who may be slow, or missing.
-func (s *Session) queue(n Notice) {
+func (s *Session) queue(n job.Notice) {
 	select {
 	case s.notices <- n:
 		return
@@ -417,7 +418,7 @@ func (s *Session) deliver(d rendezvous.Directive) {
 		s.seen, s.spent, s.used = d.EpochID, d.Restarts, d.Spent
 	}
 	s.paused, s.barred, s.command = d.Paused, d.Barred, d.Command
-	if d.Kind == rendezvous.Bar {
+	if d.Kind == job.Bar {
 		s.barred = d.Cause
 	}
 	s.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -65,11 +66,11 @@ func (s *script) Watch(ctx context.Context, _, _ string, after Cursor) (News, er
 
 func (s *script) Report(context.Context, string, rendezvous.Event) error { return s.failing() }
 
-func (s *script) Leave(context.Context, string, rendezvous.Leave) (rendezvous.Evidence, error) {
-	return rendezvous.Evidence{}, nil
+func (s *script) Leave(context.Context, string, rendezvous.Leave) (job.Evidence, error) {
+	return job.Evidence{}, nil
 }
 
-func (s *script) World(context.Context, string) ([]rendezvous.Member, error) { return nil, s.failing() }
+func (s *script) World(context.Context, string) ([]job.Member, error) { return nil, s.failing() }
 
 func openScript(t *testing.T, svc Service, log *strings.Builder, can ...rendezvous.Ability) *Session {
 	p := rendezvous.Params{Min: 1, Max: 1}
@@ -81,8 +82,8 @@ func openScript(t *testing.T, svc Service, log *strings.Builder, can ...rendezvo
 	return s
 }
 
-func newsOf(seq uint64, kind rendezvous.Kind) News {
-	return News{Directive: rendezvous.Directive{Seq: seq, Kind: kind, EpochID: rendezvous.EpochID{Term: 1, Round: 1}}}
+func newsOf(seq uint64, kind job.Kind) News {
+	return News{Directive: rendezvous.Directive{Seq: seq, Kind: kind, EpochID: job.EpochID{Term: 1, Round: 1}}}
 }
 
 // Notices that nobody reads hold no directive back; the newest 64 are kept, and one line says so.
@@ -90,14 +91,14 @@ func TestNoticesDoNotBlockDirectives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc, log := newScript(), &strings.Builder{}
 		s := openScript(t, svc, log, rendezvous.CanNotice)
-		n := newsOf(5, rendezvous.Wait)
+		n := newsOf(5, job.Wait)
 		for i := range maxNotices + 10 {
-			n.Notices, n.NoticeSeq = []Notice{{Seq: uint64(i + 1), Topic: fmt.Sprint(i)}}, uint64(i+1)
+			n.Notices, n.NoticeSeq = []job.Notice{{Seq: uint64(i + 1), Topic: fmt.Sprint(i)}}, uint64(i+1)
 			svc.news <- n
 		}
-		svc.news <- newsOf(6, rendezvous.Stop)
+		svc.news <- newsOf(6, job.Stop)
 		synctest.Wait()
-		require.Equal(t, rendezvous.Stop, (<-s.Directives()).Kind)
+		require.Equal(t, job.Stop, (<-s.Directives()).Kind)
 		for i := range maxNotices {
 			require.Equal(t, fmt.Sprint(i+10), (<-s.Notices()).Topic)
 		}
@@ -115,12 +116,12 @@ func TestNoticeRepeatsNoDirective(t *testing.T) {
 		s := openScript(t, svc, &strings.Builder{}, rendezvous.CanNotice)
 		defer s.Close()
 		require.Equal(t, Cursor{WithNotices: true}, <-svc.asked)
-		n := newsOf(5, rendezvous.Wait)
+		n := newsOf(5, job.Wait)
 		n.NoticeSeq = 100
 		svc.news <- n
 		require.Equal(t, Cursor{Directive: 5, WithNotices: true, Notices: 100}, <-svc.asked)
-		require.Equal(t, rendezvous.Wait, (<-s.Directives()).Kind)
-		n.Notices, n.NoticeSeq = []Notice{{Seq: 101, Topic: "t"}}, 101
+		require.Equal(t, job.Wait, (<-s.Directives()).Kind)
+		n.Notices, n.NoticeSeq = []job.Notice{{Seq: 101, Topic: "t"}}, 101
 		svc.news <- n
 		require.Equal(t, Cursor{Directive: 5, WithNotices: true, Notices: 101}, <-svc.asked)
 		synctest.Wait()
@@ -140,7 +141,7 @@ func TestOnlyListenersAskForNotices(t *testing.T) {
 		s := openScript(t, svc, &strings.Builder{}, rendezvous.CanGate)
 		defer s.Close()
 		require.Equal(t, Cursor{}, <-svc.asked)
-		svc.news <- newsOf(5, rendezvous.Wait)
+		svc.news <- newsOf(5, job.Wait)
 		require.Equal(t, Cursor{Directive: 5}, <-svc.asked)
 	})
 }
@@ -153,7 +154,7 @@ func TestTheNextJoinOffersOtherPorts(t *testing.T) {
 		require.Empty(t, (<-svc.joins).Node.Ports)
 		s.SetPorts([]int{4001, 4002})
 		s.SetBases([]int{60000})
-		require.NoError(t, s.Rejoin(t.Context(), rendezvous.EpochID{}, nil))
+		require.NoError(t, s.Rejoin(t.Context(), job.EpochID{}, nil))
 		joined := (<-svc.joins).Node
 		require.Equal(t, []int{4001, 4002}, joined.Ports)
 		require.Equal(t, []int{60000}, joined.Bases)
@@ -174,22 +175,22 @@ func TestSessionRemembersPauseAndBar(t *testing.T) {
 			svc.news <- rendezvous.ErrUnknownNode
 			return <-svc.joins
 		}
-		pause := &rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "maintenance"}
-		bar := &rendezvous.Cause{Kind: rendezvous.CauseCheck, Text: "slow link"}
-		n := newsOf(1, rendezvous.Stop)
+		pause := &job.Cause{Kind: job.CauseOperator, Text: "maintenance"}
+		bar := &job.Cause{Kind: job.CauseCheck, Text: "slow link"}
+		n := newsOf(1, job.Stop)
 		n.Paused = pause
 		got := join(n)
 		require.Equal(t, pause, got.Paused)
 		require.Nil(t, got.Barred)
-		n = newsOf(2, rendezvous.Bar)
+		n = newsOf(2, job.Bar)
 		n.Cause = bar
 		got = join(n)
 		require.Nil(t, got.Paused)
 		require.Equal(t, bar, got.Barred)
-		n = newsOf(3, rendezvous.Stop)
+		n = newsOf(3, job.Stop)
 		n.Barred = bar
 		require.Equal(t, bar, join(n).Barred, "it is told to stop first")
-		n = newsOf(4, rendezvous.Check)
+		n = newsOf(4, job.Check)
 		n.Cause = bar
 		got = join(n)
 		require.Nil(t, got.Paused)
@@ -217,14 +218,14 @@ func TestPauseAndBarSurviveTheDaemon(t *testing.T) {
 		<-runs
 		require.NoError(t, svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderPause, Text: "maintenance"}))
 		require.NoError(t,
-			svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "b", Cause: rendezvous.CauseHang}))
+			svc.hub.Load().Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: "b", Cause: job.CauseHang}))
 		time.Sleep(time.Minute)
 		old := svc.hub.Swap(NewHub(HubConfig{}))
 		old.Close()
 		time.Sleep(2 * rendezvous.DefaultJoinTimeout)
 		got := svc.hub.Load().Runs(true)[0]
 		require.Equal(t, "maintenance", got.Paused.Text)
-		require.Equal(t, rendezvous.CauseHang, got.Bars["b"].Kind)
+		require.Equal(t, job.CauseHang, got.Bars["b"].Kind)
 		for len(runs) > 0 {
 			require.Equal(t, first, (<-runs).EpochID, "no epoch but the one that they know has ended")
 		}
@@ -243,15 +244,15 @@ func TestSessionRemembersReports(t *testing.T) {
 		s := openScript(t, svc, &strings.Builder{})
 		defer s.Close()
 		<-svc.joins
-		now := rendezvous.EpochID{Term: 1, Round: 1, Epoch: 1}
+		now := job.EpochID{Term: 1, Round: 1, Epoch: 1}
 		s.Running(&rendezvous.Resume{EpochID: now})
-		resume := func(e rendezvous.EpochID) *rendezvous.Resume {
+		resume := func(e job.EpochID) *rendezvous.Resume {
 			failing := rendezvous.Failing{ID: "a", EpochID: e, Decision: rendezvous.RestartCharged}
 			require.NoError(t, s.Report(t.Context(), failing))
 			svc.news <- rendezvous.ErrUnknownNode
 			return (<-svc.joins).Resume
 		}
-		require.Empty(t, resume(rendezvous.EpochID{Term: 1, Round: 1}).Decision)
+		require.Empty(t, resume(job.EpochID{Term: 1, Round: 1}).Decision)
 		require.Equal(t, rendezvous.RestartCharged, resume(now).Decision)
 	})
 }
@@ -264,7 +265,7 @@ func TestSessionTakesARefusal(t *testing.T) {
 		defer s.Close()
 		start := time.Now()
 		svc.setFailing(rendezvous.ErrRefused)
-		require.ErrorIs(t, s.Rejoin(t.Context(), rendezvous.EpochID{}, nil), rendezvous.ErrRefused)
+		require.ErrorIs(t, s.Rejoin(t.Context(), job.EpochID{}, nil), rendezvous.ErrRefused)
 		svc.news <- ErrUnauthorized
 		_, open := <-s.Directives()
 		require.False(t, open)
@@ -288,18 +289,18 @@ func TestClosedSessionHasNoError(t *testing.T) {
 // While a run is paused its nodes wait for the daemon without end, and otherwise for the join timeout.
 func TestPatienceWhilePaused(t *testing.T) {
 	gone := errors.New("connection refused")
-	for name, paused := range map[string]*rendezvous.Cause{"running": nil, "paused": {Kind: rendezvous.CauseOperator}} {
+	for name, paused := range map[string]*job.Cause{"running": nil, "paused": {Kind: job.CauseOperator}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				svc := newScript()
 				s := openScript(t, svc, &strings.Builder{})
-				n := newsOf(1, rendezvous.Stop)
+				n := newsOf(1, job.Stop)
 				n.Paused = paused
 				svc.news <- n
-				require.Equal(t, rendezvous.Stop, (<-s.Directives()).Kind)
+				require.Equal(t, job.Stop, (<-s.Directives()).Kind)
 				svc.setFailing(gone)
 				rejoined := make(chan error, 1)
-				go func() { rejoined <- s.Rejoin(t.Context(), rendezvous.EpochID{}, nil) }()
+				go func() { rejoined <- s.Rejoin(t.Context(), job.EpochID{}, nil) }()
 				time.Sleep(10 * rendezvous.DefaultJoinTimeout)
 				if paused == nil {
 					require.ErrorIs(t, <-rejoined, ErrAway)
@@ -319,12 +320,12 @@ func TestPatienceWhilePaused(t *testing.T) {
 
 // The same of the watch itself.
 func TestWatchIsPatientWhilePaused(t *testing.T) {
-	for name, paused := range map[string]*rendezvous.Cause{"running": nil, "paused": {Kind: rendezvous.CauseOperator}} {
+	for name, paused := range map[string]*job.Cause{"running": nil, "paused": {Kind: job.CauseOperator}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				svc := newScript()
 				s := openScript(t, svc, &strings.Builder{})
-				n := newsOf(1, rendezvous.Wait)
+				n := newsOf(1, job.Wait)
 				n.Paused = paused
 				svc.news <- n
 				<-s.Directives()

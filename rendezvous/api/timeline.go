@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -307,14 +308,14 @@ func bounded(e rendezvous.EpochEvidence) rendezvous.EpochEvidence {
 		e.Cause = &c
 	}
 	left := maxProof - proofSize
-	e.Failures = fitting(e.Failures, &left, func(f rendezvous.Failure) (rendezvous.Failure, int) {
+	e.Failures = fitting(e.Failures, &left, func(f job.Failure) (job.Failure, int) {
 		f.Text, f.Fingerprint = clip(f.Text, maxText), ""
 		if len(f.Detail) > maxDetail {
 			f.Detail = nil
 		}
 		return f, lineSize + len(f.Text) + len(f.Detail)
 	})
-	e.Losses = fitting(e.Losses, &left, func(l rendezvous.Loss) (rendezvous.Loss, int) {
+	e.Losses = fitting(e.Losses, &left, func(l job.Loss) (job.Loss, int) {
 		l.Reason = clip(l.Reason, maxText)
 		return l, lineSize + len(l.Node) + len(l.Reason)
 	})

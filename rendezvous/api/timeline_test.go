@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -18,7 +19,7 @@ const testBase = 1000
 func testLine(limit int) *timeline { return newArchive(limit).open(testBase) }
 
 func noteOf(text string) rendezvous.Note {
-	return rendezvous.Note{Event: "join", Node: "n", Text: text, Members: []rendezvous.Member{{}}}
+	return rendezvous.Note{Event: "join", Node: "n", Text: text, Members: []job.Member{{}}}
 }
 
 func numbers(es Events) (ns []uint64) {
@@ -98,7 +99,7 @@ func TestTimelineUnderFloods(t *testing.T) {
 				at = at.Add(time.Second)
 				line.note(at, n)
 			}
-			line.end(at, rendezvous.EpochEvidence{Evidence: rendezvous.Evidence{Failures: []rendezvous.Failure{{Text: "why"}}}})
+			line.end(at, rendezvous.EpochEvidence{Evidence: job.Evidence{Failures: []job.Failure{{Text: "why"}}}})
 			for i := range 100 {
 				note(rendezvous.Note{Event: "join", Node: fmt.Sprint("n", i)})
 			}
@@ -138,7 +139,7 @@ func TestTimelineKeepsEvidence(t *testing.T) {
 	line := testLine(maxLines)
 	for i := range maxEnded + 2 {
 		line.end(time.Now(), rendezvous.EpochEvidence{
-			EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: []rendezvous.Failure{{Text: "x"}}},
+			EpochID: job.EpochID{Epoch: i}, Evidence: job.Evidence{Failures: []job.Failure{{Text: "x"}}},
 		})
 	}
 	got := line.evidences()
@@ -154,12 +155,12 @@ func TestTimelineIsBounded(t *testing.T) {
 	for i := range 3 * maxEnded {
 		at = at.Add(time.Second)
 		line.note(at, noteOf(strings.Repeat("x", 10*maxText)))
-		var fs []rendezvous.Failure
+		var fs []job.Failure
 		for range 16 {
-			fs = append(fs, rendezvous.Failure{Text: "t", Detail: make(json.RawMessage, 7<<10)})
+			fs = append(fs, job.Failure{Text: "t", Detail: make(json.RawMessage, 7<<10)})
 		}
 		line.end(at,
-			rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Epoch: i}, Evidence: rendezvous.Evidence{Failures: fs}})
+			rendezvous.EpochEvidence{EpochID: job.EpochID{Epoch: i}, Evidence: job.Evidence{Failures: fs}})
 	}
 	require.LessOrEqual(t, line.size, maxLine)
 	require.Equal(t, line.size, line.of.used)
@@ -174,12 +175,12 @@ func TestTimelineIsBounded(t *testing.T) {
 }
 
 func TestEvidenceIsBounded(t *testing.T) {
-	huge := rendezvous.Failure{Text: strings.Repeat("ä", maxText), Detail: make(json.RawMessage, maxDetail+1)}
+	huge := job.Failure{Text: strings.Repeat("ä", maxText), Detail: make(json.RawMessage, maxDetail+1)}
 	in := rendezvous.EpochEvidence{
-		Evidence: rendezvous.Evidence{Cause: &rendezvous.Cause{Text: huge.Text}, Failures: []rendezvous.Failure{huge}},
+		Evidence: job.Evidence{Cause: &job.Cause{Text: huge.Text}, Failures: []job.Failure{huge}},
 	}
 	for range 300 {
-		in.Losses = append(in.Losses, rendezvous.Loss{Reason: strings.Repeat("r", 2000)})
+		in.Losses = append(in.Losses, job.Loss{Reason: strings.Repeat("r", 2000)})
 	}
 	out := bounded(in)
 	require.LessOrEqual(t, endedAt{EpochEvidence: out}.size(), maxProof+maxText+10)
@@ -331,13 +332,13 @@ func TestSizesCount(t *testing.T) {
 	long := strings.Repeat("x", n)
 	e := Event{Note: rendezvous.Note{Event: long, Node: long, Text: long}}
 	require.Equal(t, Event{}.size()+3*n, e.size())
-	cause := &rendezvous.Cause{Node: long, Text: long}
+	cause := &job.Cause{Node: long, Text: long}
 	empty, full := endedAt{}, endedAt{}
-	empty.Failures, empty.Losses = make([]rendezvous.Failure, 2), make([]rendezvous.Loss, 2)
+	empty.Failures, empty.Losses = make([]job.Failure, 2), make([]job.Loss, 2)
 	full.Cause = cause
 	for range 2 {
-		full.Failures = append(full.Failures, rendezvous.Failure{Text: long, Detail: json.RawMessage(long)})
-		full.Losses = append(full.Losses, rendezvous.Loss{Node: long, Reason: long})
+		full.Failures = append(full.Failures, job.Failure{Text: long, Detail: json.RawMessage(long)})
+		full.Losses = append(full.Losses, job.Loss{Node: long, Reason: long})
 	}
 	require.Equal(t, empty.size()+10*n, full.size())
 	require.Greater(t, empty.size(), endedAt{}.size())

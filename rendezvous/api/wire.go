@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api/httperr"
 )
@@ -58,7 +59,7 @@ type (
 
 // dated expresses the times of fs in the wall clock of sentAt. Ages are taken from the
 // monotonic clock, so that a jump of the wall clock since a failure does not matter.
-func dated(fs []rendezvous.Failure, sentAt time.Time) []rendezvous.Failure {
+func dated(fs []job.Failure, sentAt time.Time) []job.Failure {
 	out := slices.Clone(fs)
 	for i := range out {
 		out[i].At = sentAt.Round(0).Add(-sentAt.Sub(out[i].At))
@@ -67,7 +68,7 @@ func dated(fs []rendezvous.Failure, sentAt time.Time) []rendezvous.Failure {
 }
 
 // shift moves the times of fs from the sender's clock to ours, in place.
-func shift(fs []rendezvous.Failure, sentAt, now time.Time) {
+func shift(fs []job.Failure, sentAt, now time.Time) {
 	if sentAt.IsZero() {
 		return
 	}

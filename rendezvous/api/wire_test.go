@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api/httperr"
 )
@@ -21,17 +22,17 @@ var update = flag.Bool("update", false, "write testdata/wire/new anew")
 
 var (
 	wireSent    = time.Date(2026, 3, 1, 12, 0, 0, 5e8, time.UTC)
-	wireFailure = rendezvous.Failure{
+	wireFailure = job.Failure{
 		Rank: 3, GroupRank: 1, Text: "rank 3 failed", At: wireSent.Add(-time.Second), Detail: json.RawMessage(`{"code":1}`),
 	}
-	wireEpoch = rendezvous.EpochID{Term: 1700000000000000000, Round: 2, Epoch: 1}
-	wirePlace = rendezvous.Place{
+	wireEpoch = job.EpochID{Term: 1700000000000000000, Round: 2, Epoch: 1}
+	wirePlace = job.Place{
 		GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4, RoleRankBase: 2, RoleWorldSize: 4, RestartCount: 1,
 		MasterAddr: "10.0.0.1", MasterPort: 29500,
 	}
-	wireCause  = &rendezvous.Cause{Kind: rendezvous.CauseFailure, Node: "worker-1", Text: "rank 3 failed"}
-	wirePaused = &rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "maintenance"}
-	wireBarred = &rendezvous.Cause{Kind: rendezvous.CauseCheck, Node: "worker-1", Text: "GPU 3: 41 GB/s, need 300"}
+	wireCause  = &job.Cause{Kind: job.CauseFailure, Node: "worker-1", Text: "rank 3 failed"}
+	wirePaused = &job.Cause{Kind: job.CauseOperator, Text: "maintenance"}
+	wireBarred = &job.Cause{Kind: job.CauseCheck, Node: "worker-1", Text: "GPU 3: 41 GB/s, need 300"}
 )
 
 func wireParams() rendezvous.Params {
@@ -53,16 +54,16 @@ func wireJoin() rendezvous.Join {
 			ID: "0123456789abcdef", Name: "worker-1", Rank: 1, Generation: 2, Addr: "10.0.0.2", IP: "10.0.0.2",
 			Addrs: []string{"10.0.0.2", "fd00::2"}, Slots: 2, Role: "trainer", Uptime: time.Second,
 		},
-		Params: wireParams(), Failures: []rendezvous.Failure{wireFailure}, Stopped: wireEpoch, Seen: wireEpoch, Restarts: 1,
+		Params: wireParams(), Failures: []job.Failure{wireFailure}, Stopped: wireEpoch, Seen: wireEpoch, Restarts: 1,
 		Resume: &rendezvous.Resume{
 			EpochID: wireEpoch, Place: wirePlace, Decision: rendezvous.RestartCharged,
-			Failures: []rendezvous.Failure{wireFailure},
+			Failures: []job.Failure{wireFailure},
 		},
 	}
 }
 
-func wireWorld() []rendezvous.Member {
-	return []rendezvous.Member{
+func wireWorld() []job.Member {
+	return []job.Member{
 		{GroupRank: 0, Node: "worker-0", Addr: "10.0.0.1", Slots: 2},
 		{GroupRank: 1, Node: "worker-1", Addr: "10.0.0.2", Addrs: []string{"10.0.0.2", "fd00::2"}, RankBase: 2,
 			Slots: 2, Role: "trainer"},
@@ -85,7 +86,7 @@ func wireRuns() []RunStatus {
 func wireRun() rendezvous.Directive {
 	p := wireParams()
 	return rendezvous.Directive{
-		Seq: 8, Kind: rendezvous.Run, EpochID: wireEpoch, Place: &wirePlace, Restarts: 1, Cause: wireCause, Params: &p,
+		Seq: 8, Kind: job.Run, EpochID: wireEpoch, Place: &wirePlace, Restarts: 1, Cause: wireCause, Params: &p,
 	}
 }
 
@@ -98,22 +99,22 @@ func oldForms() map[string]any {
 		"join-again": joinBody{wireJoin(), sent{wireSent}},
 		"ready":      readyBody{Ready: rendezvous.Ready{ID: "a", EpochID: wireEpoch, Addr: "10.0.0.1", Port: 29500}},
 		"failing": failingBody{rendezvous.Failing{
-			ID: "a", EpochID: wireEpoch, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{wireFailure},
+			ID: "a", EpochID: wireEpoch, Decision: rendezvous.Permanent, Failures: []job.Failure{wireFailure},
 		}, sent{wireSent}},
 		"success": successBody{Success: rendezvous.Success{ID: "a", EpochID: wireEpoch}},
 		"leave": leaveBody{
-			rendezvous.Leave{ID: "a", Reason: "done", Failures: []rendezvous.Failure{wireFailure}}, sent{wireSent},
+			rendezvous.Leave{ID: "a", Reason: "done", Failures: []job.Failure{wireFailure}}, sent{wireSent},
 		},
 		"watch-wait": News{
-			Directive: rendezvous.Directive{Seq: 7, Kind: rendezvous.Wait, EpochID: rendezvous.EpochID{Term: 7}},
+			Directive: rendezvous.Directive{Seq: 7, Kind: job.Wait, EpochID: job.EpochID{Term: 7}},
 		},
 		"watch-run": News{Directive: wireRun()},
 		"watch-fail": News{
-			Directive: rendezvous.Directive{Seq: 9, Kind: rendezvous.Fail, EpochID: wireEpoch, Restarts: 1, Cause: wireCause},
+			Directive: rendezvous.Directive{Seq: 9, Kind: job.Fail, EpochID: wireEpoch, Restarts: 1, Cause: wireCause},
 		},
-		"evidence": rendezvous.Evidence{
-			Outcome: rendezvous.Failed, Cause: wireCause, Failures: []rendezvous.Failure{wireFailure},
-			Losses:   []rendezvous.Loss{{Node: "worker-0", Slots: 2, Reason: "silent for 15s", At: wireSent}},
+		"evidence": job.Evidence{
+			Outcome: job.Failed, Cause: wireCause, Failures: []job.Failure{wireFailure},
+			Losses:   []job.Loss{{Node: "worker-0", Slots: 2, Reason: "silent for 15s", At: wireSent}},
 			Restarts: 1, MaxRestarts: 3, WorldSize: 4,
 		},
 		"world": wireWorld(),
@@ -128,40 +129,40 @@ func newForms() map[string]any {
 	join.Node.Ports, join.Node.Can = []int{40000, 40001}, []rendezvous.Ability{rendezvous.CanGate, rendezvous.CanNotice}
 	join.Params, join.Paused, join.Barred = p, wirePaused, wireBarred
 	world[1].Ports = []int{40000, 40001}
-	runs[0].Params, runs[0].Paused, runs[0].Bars = p, wirePaused, map[string]rendezvous.Cause{"worker-1": *wireBarred}
+	runs[0].Params, runs[0].Paused, runs[0].Bars = p, wirePaused, map[string]job.Cause{"worker-1": *wireBarred}
 	runs[0].Nodes[1].Barred = wireBarred
 	run.Paused, run.Barred, run.Params = wirePaused, wireBarred, &p
 	failure := wireFailure
 	failure.Fingerprint = "exit code 1"
-	lost := rendezvous.Loss{Node: "worker-0", Slots: 2, Reason: "silent for 15s", At: wireSent, Silent: true}
+	lost := job.Loss{Node: "worker-0", Slots: 2, Reason: "silent for 15s", At: wireSent, Silent: true}
 	return map[string]any{
 		"join-again": joinBody{join, sent{wireSent}},
 		"watch-run": News{
-			Directive: run, Notices: []Notice{{Seq: 1700000000000000001, Topic: "log-level", Body: "debug"}},
+			Directive: run, Notices: []job.Notice{{Seq: 1700000000000000001, Topic: "log-level", Body: "debug"}},
 			NoticeSeq: 1700000000000000001,
 		},
-		"evidence": rendezvous.Evidence{
-			Outcome: rendezvous.Failed, Cause: wireCause, Failures: []rendezvous.Failure{wireFailure},
-			Losses: []rendezvous.Loss{lost}, Restarts: 1, MaxRestarts: 3, WorldSize: 4,
+		"evidence": job.Evidence{
+			Outcome: job.Failed, Cause: wireCause, Failures: []job.Failure{wireFailure},
+			Losses: []job.Loss{lost}, Restarts: 1, MaxRestarts: 3, WorldSize: 4,
 		},
 		"world": world,
 		"runs":  runs,
 		"failing": failingBody{rendezvous.Failing{
-			ID: "a", EpochID: wireEpoch, Decision: rendezvous.Permanent, Failures: []rendezvous.Failure{failure},
+			ID: "a", EpochID: wireEpoch, Decision: rendezvous.Permanent, Failures: []job.Failure{failure},
 		}, sent{wireSent}},
 		"watch-bar": News{
-			Directive: rendezvous.Directive{Seq: 10, Kind: rendezvous.Bar, EpochID: wireEpoch, Cause: wireBarred},
+			Directive: rendezvous.Directive{Seq: 10, Kind: job.Bar, EpochID: wireEpoch, Cause: wireBarred},
 		},
 		"watch-idle": News{
-			Directive: rendezvous.Directive{Seq: 7, Kind: rendezvous.Check, EpochID: rendezvous.EpochID{Term: 7}}, NoticeSeq: 7,
+			Directive: rendezvous.Directive{Seq: 7, Kind: job.Check, EpochID: job.EpochID{Term: 7}}, NoticeSeq: 7,
 		},
 		"cleared": clearedBody{rendezvous.Cleared{ID: "a", Until: wireSent.Add(time.Hour), Domain: "b1e0:7"}, sent{wireSent}},
 		"doubt":   rendezvous.Doubt{ID: "a", Reason: "mlx5_0: link was down 1 time"},
 		"barred":  rendezvous.Barred{ID: "a", Reason: "GPU 3: 41 GB/s, need 300"},
 		"order": rendezvous.Order{
-			Kind: rendezvous.OrderRestart, Cause: rendezvous.CauseHang, Text: "no step for 10 min", Charge: true,
+			Kind: rendezvous.OrderRestart, Cause: job.CauseHang, Text: "no step for 10 min", Charge: true,
 		},
-		"order-bar": rendezvous.Order{Kind: rendezvous.OrderBar, Node: "worker-1", Cause: rendezvous.CauseOperator},
+		"order-bar": rendezvous.Order{Kind: rendezvous.OrderBar, Node: "worker-1", Cause: job.CauseOperator},
 		"notice":    noticeBody{Node: "worker-1", Topic: "log-level", Body: "debug"},
 		"events": Events{Events: []Event{
 			{Seq: 1700000000000000001, At: wireSent,

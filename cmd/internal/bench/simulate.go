@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -31,7 +32,7 @@ type simulation struct {
 	mu       sync.Mutex
 	sessions []*api.Session
 	clients  []*api.Client
-	epoch    rendezvous.EpochID // of the newest Run; written before released
+	epoch    job.EpochID // of the newest Run; written before released
 	readers  sync.WaitGroup
 }
 
@@ -118,13 +119,13 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 	for d := range session.Directives() {
 		var err error
 		switch d.Kind {
-		case rendezvous.Wait:
+		case job.Wait:
 			s.waiting <- now()
-		case rendezvous.Check:
+		case job.Check:
 			err = s.passGate(ctx, session, client, node)
-		case rendezvous.Lead:
+		case job.Lead:
 			err = session.Report(ctx, rendezvous.Ready{ID: session.ID(), EpochID: d.EpochID, Addr: "127.0.0.1", Port: 29500})
-		case rendezvous.Run:
+		case job.Run:
 			at := now()
 			s.mu.Lock()
 			s.epoch = d.EpochID
@@ -133,7 +134,7 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 			if d.Place.GroupWorldSize != s.params.Max {
 				err = fmt.Errorf("a world of %d nodes", d.Place.GroupWorldSize)
 			}
-		case rendezvous.Stop:
+		case job.Stop:
 			err = session.Rejoin(ctx, d.EpochID, nil)
 		default:
 			err = fmt.Errorf("unexpected directive %q: %v", d.Kind, d.Cause)

@@ -7,19 +7,19 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
-	"dlrover-run/rendezvous"
 )
 
 // Pack makes the launcher's records travel with the rendezvous, which keeps them unread.
-func Pack(fs []verdict.Failure) []rendezvous.Failure {
-	out := make([]rendezvous.Failure, 0, len(fs))
+func Pack(fs []verdict.Failure) []job.Failure {
+	out := make([]job.Failure, 0, len(fs))
 	for _, f := range fs {
 		detail, err := json.Marshal(f)
 		if err != nil { // a Failure holds nothing that JSON cannot
 			detail = nil
 		}
-		out = append(out, rendezvous.Failure{Rank: f.Rank, GroupRank: f.Node, At: f.At, Detail: detail,
+		out = append(out, job.Failure{Rank: f.Rank, GroupRank: f.Node, At: f.At, Detail: detail,
 			Fingerprint: f.Fingerprint(), Text: fmt.Sprintf("rank %d (node %d %s, local rank %d) failed: %s",
 				f.Rank, f.Node, f.NodeName, f.LocalRank, f.Reason())})
 	}
@@ -27,9 +27,9 @@ func Pack(fs []verdict.Failure) []rendezvous.Failure {
 }
 
 // Unpack reads them again. The daemon's clock, to which it has shifted every node's times, replaces each node's own.
-func Unpack(e rendezvous.Evidence) verdict.Evidence {
+func Unpack(e job.Evidence) verdict.Evidence {
 	v := verdict.Evidence{RestartsUsed: e.Restarts, MaxRestarts: e.MaxRestarts, WorldSize: e.WorldSize}
-	if e.Cause != nil && e.Cause.Kind == rendezvous.CauseHang {
+	if e.Cause != nil && e.Cause.Kind == job.CauseHang {
 		v.Hung = cmp.Or(e.Cause.Text, "the workers hung")
 	}
 	for _, f := range e.Failures {
@@ -46,12 +46,12 @@ func Unpack(e rendezvous.Evidence) verdict.Evidence {
 }
 
 // Follows reports whether f can be the consequence of another process' end.
-func Follows(f rendezvous.Failure) bool {
+func Follows(f job.Failure) bool {
 	v := failure(f)
 	return v.Stopped || v.Follows()
 }
 
-func failure(f rendezvous.Failure) verdict.Failure {
+func failure(f job.Failure) verdict.Failure {
 	var v verdict.Failure
 	if json.Unmarshal(f.Detail, &v) != nil {
 		return verdict.Failure{Rank: f.Rank, Node: f.GroupRank, Message: f.Text, At: f.At, ExitCode: 1}

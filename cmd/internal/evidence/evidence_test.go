@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
-	"dlrover-run/rendezvous"
 )
 
 var noon = time.Unix(1700000000, 0).UTC()
@@ -20,7 +20,7 @@ func TestWhatIsPackedIsUnpacked(t *testing.T) {
 	packed := Pack([]verdict.Failure{f})
 	require.Equal(t, `rank 3 (node 1 gpu-07, local rank 1) failed: exit code 7, last output "ValueError: bad batch"`,
 		packed[0].Text)
-	e := Unpack(rendezvous.Evidence{Failures: packed, Restarts: 1, MaxRestarts: 2, WorldSize: 4})
+	e := Unpack(job.Evidence{Failures: packed, Restarts: 1, MaxRestarts: 2, WorldSize: 4})
 	require.Equal(t, verdict.Evidence{Failures: []verdict.Failure{f}, RestartsUsed: 1, MaxRestarts: 2, WorldSize: 4}, e)
 	require.Empty(t, Pack(nil))
 }
@@ -28,21 +28,21 @@ func TestWhatIsPackedIsUnpacked(t *testing.T) {
 func TestTheDaemonsClockCounts(t *testing.T) {
 	packed := Pack([]verdict.Failure{{Rank: 3, At: noon, ErrorTime: noon.Add(-2 * time.Second)}})
 	packed[0].At = noon.Add(time.Hour)
-	f := Unpack(rendezvous.Evidence{Failures: packed}).Failures[0]
+	f := Unpack(job.Evidence{Failures: packed}).Failures[0]
 	require.Equal(t, noon.Add(time.Hour), f.At)
 	require.Equal(t, noon.Add(time.Hour-2*time.Second), f.ErrorTime)
 }
 
 func TestAFailureOfAnotherLauncher(t *testing.T) {
-	e := Unpack(rendezvous.Evidence{
-		Failures: []rendezvous.Failure{{Rank: 3, GroupRank: 1, Text: "it burns", At: noon, Detail: []byte(`"?"`)}},
+	e := Unpack(job.Evidence{
+		Failures: []job.Failure{{Rank: 3, GroupRank: 1, Text: "it burns", At: noon, Detail: []byte(`"?"`)}},
 	})
 	require.Equal(t, []verdict.Failure{{Rank: 3, Node: 1, Message: "it burns", At: noon, ExitCode: 1}}, e.Failures)
 }
 
 func TestALostNode(t *testing.T) {
-	e := Unpack(rendezvous.Evidence{
-		Losses: []rendezvous.Loss{{Node: "gpu-07", GroupRank: 1, RankBase: 2, Slots: 2, Reason: "it is silent", At: noon}},
+	e := Unpack(job.Evidence{
+		Losses: []job.Loss{{Node: "gpu-07", GroupRank: 1, RankBase: 2, Slots: 2, Reason: "it is silent", At: noon}},
 	})
 	require.Equal(t, []verdict.Loss{{Node: 1, NodeName: "gpu-07", Reason: "it is silent", At: noon, Ranks: []int{2, 3}}},
 		e.Losses)

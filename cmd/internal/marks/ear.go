@@ -10,6 +10,7 @@ import (
 
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/nodes"
@@ -141,7 +142,7 @@ type listener struct {
 type known struct {
 	machines map[string]string // by the names of nodes; "" is unknown
 	here     []string          // machines of the nodes that were here when it last looked
-	judged   rendezvous.EpochID
+	judged   job.EpochID
 }
 
 // listen hears in pieces. What has come before ctx ended is heard before it returns, so that Close writes it.
@@ -235,7 +236,7 @@ func (r *known) places(ns []rendezvous.NodeStatus) []string {
 }
 
 // find hands over findings, all at once, and then which machines have passed a check since.
-func (l *listener) find(run string, r *known, all []said, bars map[string]rendezvous.Cause) {
+func (l *listener) find(run string, r *known, all []said, bars map[string]job.Cause) {
 	var found []nodes.Finding
 	ok := map[string][]string{} // aspects, by machine
 	for _, s := range all {
@@ -264,7 +265,7 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]rendez
 
 // kindOf says what a note about a node means, "": nothing, and its text. Launchers whose workers survive SIGKILL have
 // their own names barred because of a hang.
-func kindOf(s said, bars map[string]rendezvous.Cause) (nodes.Kind, string) {
+func kindOf(s said, bars map[string]job.Cause) (nodes.Kind, string) {
 	what, rest, _ := strings.Cut(s.text, ": ")
 	switch {
 	case s.event == deviceFault:
@@ -273,7 +274,7 @@ func kindOf(s said, bars map[string]rendezvous.Cause) (nodes.Kind, string) {
 		return nodes.LogRule, s.text
 	case s.event == "barred" || s.event == "late-check" || s.event == nodeError:
 		return nodes.CheckFailed, s.text
-	case what == string(rendezvous.OrderBar) && bars[s.node].Kind == rendezvous.CauseHang:
+	case what == string(rendezvous.OrderBar) && bars[s.node].Kind == job.CauseHang:
 		return nodes.Unkillable, s.text
 	}
 	return "", ""
@@ -342,7 +343,7 @@ func (l *listener) hung(run string, r *known, v service.Verdict) string {
 }
 
 func silent(e rendezvous.EpochEvidence, node string) bool {
-	return slices.ContainsFunc(e.Losses, func(o rendezvous.Loss) bool { return o.Node == node && o.Silent })
+	return slices.ContainsFunc(e.Losses, func(o job.Loss) bool { return o.Node == node && o.Silent })
 }
 
 // programs says whether a class of failures comes from the program and its command line, wherever it runs.

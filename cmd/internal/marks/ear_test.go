@@ -11,6 +11,7 @@ import (
 	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -18,7 +19,7 @@ import (
 )
 
 // job is a run on a service with a Keeper.
-type job struct {
+type aJob struct {
 	t     *testing.T
 	k     *Keeper
 	s     *service.Service
@@ -26,9 +27,9 @@ type job struct {
 }
 
 // inJob runs f with a run of nodes on the machines m0, m1 ...; n0 and so on are their names.
-func inJob(t *testing.T, size int, f func(*job)) {
+func inJob(t *testing.T, size int, f func(*aJob)) {
 	synctest.Test(t, func(t *testing.T) {
-		j := &job{t: t}
+		j := &aJob{t: t}
 		j.k = open(t, Config{Dir: t.TempDir(), Annotate: func(run, event, node, text string) {
 			j.notes.annotate(run, event, node, text)
 			_ = j.s.Hub.Annotate(run, event, node, text)
@@ -49,12 +50,12 @@ func inJob(t *testing.T, size int, f func(*job)) {
 
 var network = []string{"host", "network"}
 
-func (j *job) settle() {
+func (j *aJob) settle() {
 	time.Sleep(2 * time.Second)
 	synctest.Wait()
 }
 
-func (j *job) join(name string, size int) {
+func (j *aJob) join(name string, size int) {
 	j.t.Helper()
 	require.NoError(j.t, j.s.Hub.Join(j.t.Context(), "r", rendezvous.Join{
 		Node: rendezvous.Node{ID: name, Name: name, Machine: "m" + name[1:], Rank: -1, Slots: 1, Addr: "10.0.0.1",
@@ -63,13 +64,13 @@ func (j *job) join(name string, size int) {
 	}))
 }
 
-func (j *job) report(ev rendezvous.Event) {
+func (j *aJob) report(ev rendezvous.Event) {
 	j.t.Helper()
 	require.NoError(j.t, j.s.Hub.Report(j.t.Context(), "r", ev))
 }
 
 func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
-	inJob(t, 3, func(j *job) {
+	inJob(t, 3, func(j *aJob) {
 		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 		require.Empty(t, names(j.k), "findings are collected")
 		j.settle()
@@ -101,7 +102,7 @@ func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 
 // Two checks that pass one after the other count both, also when they are heard of together.
 func TestChecksThatPassTogetherCountTogether(t *testing.T) {
-	inJob(t, 3, func(j *job) {
+	inJob(t, 3, func(j *aJob) {
 		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 		j.settle()
 		require.Equal(t, []string{"m1"}, names(j.k))
@@ -114,7 +115,7 @@ func TestChecksThatPassTogetherCountTogether(t *testing.T) {
 
 // As the launchers of dlrover-run --check-only do.
 func TestACheckThatPassesCountsThoughTheNodeLeavesAtOnce(t *testing.T) {
-	inJob(t, 3, func(j *job) {
+	inJob(t, 3, func(j *aJob) {
 		j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 		j.settle()
 		require.Equal(t, []string{"m1"}, names(j.k))
@@ -128,7 +129,7 @@ func TestACheckThatPassesCountsThoughTheNodeLeavesAtOnce(t *testing.T) {
 
 // What launchers find in their workers' output is kept, and marks where it tells of broken hardware.
 func TestFindingsOfLogRules(t *testing.T) {
-	inJob(t, 3, func(j *job) {
+	inJob(t, 3, func(j *aJob) {
 		find := func(id, text string) {
 			require.NoError(t, j.s.Found("r", service.Finding{ID: id, Text: text}))
 		}
@@ -152,7 +153,7 @@ func TestFindingsOfLogRules(t *testing.T) {
 }
 
 func TestMarksExpireInTheDaemon(t *testing.T) {
-	inJob(t, 3, func(j *job) {
+	inJob(t, 3, func(j *aJob) {
 		j.report(rendezvous.Barred{ID: "n1", Reason: "slow"})
 		j.settle()
 		require.Equal(t, []string{"m1"}, names(j.k))
@@ -165,7 +166,7 @@ func TestMarksExpireInTheDaemon(t *testing.T) {
 // The daemon ends before what was heard has settled, with the service or after it.
 func TestWhatWasHeardLastOutlivesTheDaemon(t *testing.T) {
 	for _, closed := range []bool{false, true} {
-		inJob(t, 3, func(j *job) {
+		inJob(t, 3, func(j *aJob) {
 			j.report(rendezvous.Barred{ID: "n1", Reason: "its link is slow", Aspect: "network"})
 			if closed {
 				j.s.Close(0)
@@ -181,7 +182,7 @@ func TestWhatWasHeardLastOutlivesTheDaemon(t *testing.T) {
 
 // Nodes whose launchers leave at once after a check that all have failed.
 func TestAMassVerdictIsSeenToBeOne(t *testing.T) {
-	inJob(t, 4, func(j *job) {
+	inJob(t, 4, func(j *aJob) {
 		for _, n := range []string{"n0", "n1", "n2"} {
 			j.report(rendezvous.Barred{ID: n, Reason: "the switch is gone"})
 			_, err := j.s.Hub.Leave(t.Context(), "r", rendezvous.Leave{ID: n})
@@ -194,22 +195,22 @@ func TestAMassVerdictIsSeenToBeOne(t *testing.T) {
 }
 
 func TestUnkillableWorkers(t *testing.T) {
-	inJob(t, 3, func(j *job) {
-		order := func(node string, cause rendezvous.CauseKind) {
+	inJob(t, 3, func(j *aJob) {
+		order := func(node string, cause job.CauseKind) {
 			require.NoError(t, j.s.Hub.Order("r", rendezvous.Order{Kind: rendezvous.OrderBar, Node: node, Cause: cause,
 				Text: "stop the workers: 42 survived SIGKILL"}))
 			j.settle()
 		}
-		order("n0", rendezvous.CauseOperator)
+		order("n0", job.CauseOperator)
 		require.Empty(t, names(j.k), "an operator's bar is of this run alone")
-		order("n1", rendezvous.CauseHang)
+		order("n1", job.CauseHang)
 		require.Equal(t, []string{"m1"}, names(j.k))
 		require.Equal(t, nodes.Unkillable, j.k.List().Nodes[0].Mark.Kind)
 	})
 }
 
 // fail has a worker of the node fail in the world that runs, and starts the next one.
-func (j *job) fail(name string, rank int, output string) {
+func (j *aJob) fail(name string, rank int, output string) {
 	j.t.Helper()
 	all := []string{"n0", "n1", "n2"}
 	for _, n := range all {
@@ -218,11 +219,11 @@ func (j *job) fail(name string, rank int, output string) {
 		}
 	}
 	j.settle()
-	var id rendezvous.EpochID
+	var id job.EpochID
 	for _, n := range all {
 		d, err := j.s.Hub.Watch(j.t.Context(), "r", n, api.Cursor{})
 		require.NoError(j.t, err)
-		if d.Kind == rendezvous.Lead {
+		if d.Kind == job.Lead {
 			j.report(rendezvous.Ready{ID: n, EpochID: d.EpochID, Addr: "10.0.0.1", Port: 1})
 		}
 		id = d.EpochID
@@ -241,7 +242,7 @@ func (j *job) fail(name string, rank int, output string) {
 }
 
 func TestTheEndsOfEpochsAreJudged(t *testing.T) {
-	inJob(t, 3, func(j *job) {
+	inJob(t, 3, func(j *aJob) {
 		j.fail("n1", 1, "RuntimeError: shape mismatch")
 		require.Empty(t, j.k.List().Nodes)
 		j.fail("n1", 1, "RuntimeError: CUDA error: unspecified launch failure")
@@ -259,7 +260,7 @@ func TestTheEndsOfEpochsAreJudged(t *testing.T) {
 }
 
 func TestRunsThatAreOverAreForgotten(t *testing.T) {
-	inJob(t, 3, func(j *job) {
+	inJob(t, 3, func(j *aJob) {
 		require.Equal(t, []string{"r"}, j.k.book.RunsOf("m1"))
 		for _, n := range []string{"n0", "n1", "n2"} {
 			_, err := j.s.Hub.Leave(t.Context(), "r", rendezvous.Leave{ID: n})
@@ -273,7 +274,7 @@ func TestRunsThatAreOverAreForgotten(t *testing.T) {
 func TestWhomTheEndOfAnEpochBlames(t *testing.T) {
 	one := 1
 	lost := func(silent bool) rendezvous.EpochEvidence {
-		e := rendezvous.Evidence{Losses: []rendezvous.Loss{{Node: "n1", Silent: silent}}}
+		e := job.Evidence{Losses: []job.Loss{{Node: "n1", Silent: silent}}}
 		return rendezvous.EpochEvidence{Evidence: e}
 	}
 	hung := func(c hang.Confidence) service.Verdict {

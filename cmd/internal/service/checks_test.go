@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/node"
 	"dlrover-run/netcheck/serve"
@@ -93,7 +94,7 @@ func (l *launchers) start(ctx context.Context, i int) {
 				l.ends(n.Name, session.Err().Error())
 				return
 			}
-			if d.Kind == rendezvous.Check && n.Name != l.mute {
+			if d.Kind == job.Check && n.Name != l.mute {
 				stop = l.check(ctx, session, n)
 			}
 			if l.follow(ctx, session, n, d) {
@@ -119,12 +120,12 @@ func (l *launchers) ends(name, how string) {
 // follow reports whether it was the last directive of interest.
 func (l *launchers) follow(ctx context.Context, s *api.Session, n rendezvous.Node, d rendezvous.Directive) bool {
 	switch d.Kind {
-	case rendezvous.Lead:
+	case job.Lead:
 		_ = s.Report(ctx, rendezvous.Ready{ID: n.ID, EpochID: d.EpochID, Addr: n.Addr, Port: 1})
-	case rendezvous.Run:
+	case job.Run:
 		l.ends(n.Name, "run")
 		return true
-	case rendezvous.Bar, rendezvous.Fail:
+	case job.Bar, job.Fail:
 		l.ends(n.Name, d.Cause.Text)
 		_, _ = s.Leave(ctx, d.Cause.Text, nil)
 		return true
@@ -356,7 +357,7 @@ func TestARunWithoutChecksHasNone(t *testing.T) {
 		require.ErrorIs(t, err, serve.ErrUnknownRun)
 		d, err := s.Hub.Watch(t.Context(), "r", "a", api.Cursor{})
 		require.NoError(t, err)
-		require.Equal(t, rendezvous.Check, d.Kind, "the node alone answers")
+		require.Equal(t, job.Check, d.Kind, "the node alone answers")
 	})
 }
 

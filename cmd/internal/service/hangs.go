@@ -8,6 +8,7 @@ import (
 
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 )
 
@@ -29,7 +30,7 @@ func (s *Service) newHangs() *hangs.Hub {
 
 // endsEpoch says whether the event of a note ends an epoch.
 func endsEpoch(event string) bool {
-	return event == "break" || event == string(rendezvous.Succeeded) || event == string(rendezvous.Failed)
+	return event == "break" || event == string(job.Succeeded) || event == string(job.Failed)
 }
 
 func (s *Service) hangSpec(run string) (hang.Spec, error) {
@@ -89,8 +90,8 @@ func (s *Service) askNodes(run string, a hangs.Ask) {
 // endHang ends the epoch that hangs, and no other.
 func (s *Service) endHang(run string, o hang.Order) {
 	order := rendezvous.Order{
-		Kind: rendezvous.OrderRestart, Cause: rendezvous.CauseHang, Text: orderText(o.Text), Charge: true,
-		Of: rendezvous.EpochID(o.Epoch),
+		Kind: rendezvous.OrderRestart, Cause: job.CauseHang, Text: orderText(o.Text), Charge: true,
+		Of: job.EpochID(o.Epoch),
 	}
 	if o.Action == hang.ActStop {
 		order.Kind = rendezvous.OrderStop
@@ -133,7 +134,7 @@ func (s *Service) doubtAll(run, why string) {
 }
 
 // hangOf is the newest verdict about a hang that was told in the epoch, and led to its end.
-func (s *Service) hangOf(run string, e rendezvous.EpochID) *hang.Verdict {
+func (s *Service) hangOf(run string, e job.EpochID) *hang.Verdict {
 	p, err := s.Hangs.Picture(context.Background(), run, false)
 	if err != nil {
 		return nil

@@ -15,6 +15,7 @@ import (
 
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -80,7 +81,7 @@ func (n *trainer) follow(ctx context.Context) rendezvous.Directive {
 				n.lines = append(n.lines, fmt.Sprintf("%s: %s", a.What, a.Line))
 			}
 		}
-		if news.Kind == rendezvous.Stop || news.Kind == rendezvous.Fail {
+		if news.Kind == job.Stop || news.Kind == job.Fail {
 			return news.Directive
 		}
 	}
@@ -119,8 +120,8 @@ func hangParams(a hang.Action) rendezvous.Params {
 }
 
 func TestHangEndsTheEpoch(t *testing.T) {
-	for action, want := range map[hang.Action]rendezvous.Kind{
-		hang.ActRestart: rendezvous.Stop, hang.ActStop: rendezvous.Fail, hang.ActReport: "",
+	for action, want := range map[hang.Action]job.Kind{
+		hang.ActRestart: job.Stop, hang.ActStop: job.Fail, hang.ActReport: "",
 	} {
 		t.Run(string(action), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -161,7 +162,7 @@ func TestHangEndsTheEpoch(t *testing.T) {
 				if action == hang.ActReport {
 					return
 				}
-				require.Equal(t, rendezvous.CauseHang, dirs[0].Cause.Kind)
+				require.Equal(t, job.CauseHang, dirs[0].Cause.Kind)
 				require.Contains(t, all, "hang-decided order")
 			})
 		})

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -15,7 +16,7 @@ import (
 
 // failingRun has a node of a run with --same-failures=2 report one failure an epoch, as launchers do, until the run
 // ends. It is the cause of that, nil if all epochs were followed by another one.
-func failingRun(t *testing.T, fs ...verdict.Failure) *rendezvous.Cause {
+func failingRun(t *testing.T, fs ...verdict.Failure) *job.Cause {
 	s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	c := api.NewClient(serving(t, s), "")
@@ -26,11 +27,11 @@ func failingRun(t *testing.T, fs ...verdict.Failure) *rendezvous.Cause {
 			Budget: rendezvous.Budget{SameFailures: 2, BackoffMax: -1}},
 	}
 	var after api.Cursor
-	next := func(kind rendezvous.Kind) rendezvous.Directive {
+	next := func(kind job.Kind) rendezvous.Directive {
 		for range 10 {
 			n, err := c.Watch(t.Context(), "r", "n", after)
 			require.NoError(t, err)
-			if after.Directive = n.Directive.Seq; n.Directive.Kind == kind || n.Directive.Kind == rendezvous.Fail {
+			if after.Directive = n.Directive.Seq; n.Directive.Kind == kind || n.Directive.Kind == job.Fail {
 				return n.Directive
 			}
 		}
@@ -39,13 +40,13 @@ func failingRun(t *testing.T, fs ...verdict.Failure) *rendezvous.Cause {
 	}
 	for _, f := range fs {
 		require.NoError(t, c.Join(t.Context(), "r", join))
-		lead := next(rendezvous.Lead)
+		lead := next(job.Lead)
 		require.NoError(t, c.Report(t.Context(), "r", rendezvous.Ready{ID: "n", EpochID: lead.EpochID, Port: 1}))
-		run := next(rendezvous.Run)
+		run := next(job.Run)
 		require.NoError(t, c.Report(t.Context(), "r", rendezvous.Failing{ID: "n", EpochID: run.EpochID,
 			Decision: rendezvous.RestartCharged, Failures: evidence.Pack([]verdict.Failure{f})}))
-		stop := next(rendezvous.Stop)
-		if stop.Kind == rendezvous.Fail {
+		stop := next(job.Stop)
+		if stop.Kind == job.Fail {
 			return stop.Cause
 		}
 		join.Stopped = run.EpochID
@@ -63,7 +64,7 @@ func TestSameFailuresOfDifferentRanks(t *testing.T) {
 	c := failingRun(t, failure(3, 4711, "gpu-a", said+"10.0.0.7:29500 from gpu-a after 3.2s"),
 		failure(17, 815, "gpu-b", said+"10.0.0.9:31234 from gpu-b after 1m12s"))
 	require.NotNil(t, c, "the run goes on")
-	require.Equal(t, rendezvous.CauseBudget, c.Kind)
+	require.Equal(t, job.CauseBudget, c.Kind)
 	require.Contains(t, c.Text, "failed 2 times in a row before their first step (--same-failures): rank 17 (node 2 gpu-b")
 	require.Contains(t, c.Text, said+"10.0.0.9:31234")
 

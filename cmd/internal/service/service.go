@@ -20,6 +20,7 @@ import (
 	"dlrover-run/cmd/internal/topology"
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
+	"dlrover-run/internal/job"
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -182,7 +183,7 @@ func (s *Service) Close(grace time.Duration) {
 
 // observe has the run locked.
 func (s *Service) observe(run string, n rendezvous.Note) {
-	if n.Event == string(rendezvous.CauseLoss) && n.Rank >= 0 {
+	if n.Event == string(job.CauseLoss) && n.Rank >= 0 {
 		s.Checkpoints.Lost(run, n.Term, n.Round, n.Rank)
 	}
 	if n.ID != "" {

@@ -23,6 +23,7 @@ import (
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/topology"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -171,7 +172,7 @@ func TestAChangedTopologyReachesTheRanks(t *testing.T) {
 		s, err := New(Config{TopologyFile: path, Log: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		defer s.Close(0)
-		var e rendezvous.EpochID
+		var e job.EpochID
 		seal := func() (names []string) {
 			for i := range 3 {
 				j := joining(fmt.Sprintf("n%d", i), fmt.Sprintf("10.0.0.%d", i))
@@ -180,7 +181,7 @@ func TestAChangedTopologyReachesTheRanks(t *testing.T) {
 			}
 			lead, err := s.Hub.Watch(t.Context(), "r", "n0", api.Cursor{})
 			require.NoError(t, err)
-			require.Equal(t, rendezvous.Lead, lead.Kind)
+			require.Equal(t, job.Lead, lead.Kind)
 			e = lead.EpochID
 			require.NoError(t, s.Hub.Report(t.Context(), "r", rendezvous.Ready{ID: "n0", EpochID: e, Addr: "10.0.0.0", Port: 1}))
 			world, err := s.Hub.World(t.Context(), "r")
@@ -215,7 +216,7 @@ func TestASealIsLoggedByRankAHundredNodesALine(t *testing.T) {
 	note := rendezvous.Note{Event: "seal", Round: 2, Epoch: 1}
 	for i := range 250 {
 		note.Members = append(note.Members,
-			rendezvous.Member{GroupRank: i, Node: fmt.Sprintf("n%d", i), Addr: "10.0.0.1", Slots: 8, Ports: []int{4000, 4001}})
+			job.Member{GroupRank: i, Node: fmt.Sprintf("n%d", i), Addr: "10.0.0.1", Slots: 8, Ports: []int{4000, 4001}})
 	}
 	logWorld(slog.New(slog.NewJSONHandler(&out, nil)), "job", note)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")

@@ -2,19 +2,19 @@ package service
 
 import (
 	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
-	"dlrover-run/rendezvous"
 )
 
 // suspicious says in one line why an epoch may have ended by a fault that checks of nodes find: its workers hung, a
 // node went away without a good-bye, or workers failed only because of something that nobody has reported. "" is an
 // end that explains itself, such as a worker's own error.
-func suspicious(e rendezvous.Evidence) string {
-	var kind rendezvous.CauseKind
+func suspicious(e job.Evidence) string {
+	var kind job.CauseKind
 	if e.Cause != nil {
 		kind = e.Cause.Kind
 	}
-	if kind == rendezvous.CauseHang {
+	if kind == job.CauseHang {
 		return "the workers hung: " + e.Cause.Text
 	}
 	for _, l := range e.Losses {
@@ -22,7 +22,7 @@ func suspicious(e rendezvous.Evidence) string {
 			return "node " + l.Node + " went away without a good-bye: " + l.Reason
 		}
 	}
-	if kind != rendezvous.CauseFailure { // workers that are stopped one after the other fail because of each other
+	if kind != job.CauseFailure { // workers that are stopped one after the other fail because of each other
 		return ""
 	}
 	if v := verdict.Judge(evidence.Unpack(e)); v.Rule == verdict.Consequence {

@@ -8,13 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
-func ends(kind rendezvous.CauseKind, fs ...verdict.Failure) rendezvous.Evidence {
-	return rendezvous.Evidence{Cause: &rendezvous.Cause{Kind: kind, Text: "why"}, Failures: evidence.Pack(fs)}
+func ends(kind job.CauseKind, fs ...verdict.Failure) job.Evidence {
+	return job.Evidence{Cause: &job.Cause{Kind: kind, Text: "why"}, Failures: evidence.Pack(fs)}
 }
 
 func fails(rank int, output string) verdict.Failure {
@@ -27,28 +28,28 @@ func fails(rank int, output string) verdict.Failure {
 func TestSuspiciousEnds(t *testing.T) {
 	const follows = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:1234"
 	first, second := fails(0, follows), fails(1, follows)
-	lost := func(silent bool, e rendezvous.Evidence) rendezvous.Evidence {
-		e.Losses = []rendezvous.Loss{{Node: "gpu-09", GroupRank: 3, Reason: "silent for 15s", At: noon, Silent: silent}}
+	lost := func(silent bool, e job.Evidence) job.Evidence {
+		e.Losses = []job.Loss{{Node: "gpu-09", GroupRank: 3, Reason: "silent for 15s", At: noon, Silent: silent}}
 		return e
 	}
 	killed := verdict.Failure{ExitCode: -9, At: noon, OOM: &verdict.OOM{}}
 	for name, c := range map[string]struct {
-		end  rendezvous.Evidence
+		end  job.Evidence
 		want string
 	}{
-		"nothing known":        {rendezvous.Evidence{}, ""},
-		"an error of a worker": {ends(rendezvous.CauseFailure, first, fails(1, "ValueError: bad batch")), ""},
-		"out of memory":        {ends(rendezvous.CauseFailure, killed), ""},
-		"all only followed": {ends(rendezvous.CauseFailure, first, second),
+		"nothing known":        {job.Evidence{}, ""},
+		"an error of a worker": {ends(job.CauseFailure, first, fails(1, "ValueError: bad batch")), ""},
+		"out of memory":        {ends(job.CauseFailure, killed), ""},
+		"all only followed": {ends(job.CauseFailure, first, second),
 			"the first failure only followed something that nobody has reported: rank 0"},
-		"a hang": {ends(rendezvous.CauseHang), "the workers hung: why"},
-		"a silent loss": {lost(true, ends(rendezvous.CauseLoss)),
+		"a hang": {ends(job.CauseHang), "the workers hung: why"},
+		"a silent loss": {lost(true, ends(job.CauseLoss)),
 			"node gpu-09 went away without a good-bye: silent for 15s"},
-		"a silent loss in a growth": {lost(true, ends(rendezvous.CauseGrowth)), "node gpu-09 went away"},
-		"a good-bye":                {lost(false, ends(rendezvous.CauseLeave, first)), ""},
-		"a good-bye and its traces": {lost(false, ends(rendezvous.CauseFailure, first)), ""},
-		"growth":                    {ends(rendezvous.CauseGrowth, first), ""},
-		"an operator's restart":     {ends(rendezvous.CauseOperator, first), ""},
+		"a silent loss in a growth": {lost(true, ends(job.CauseGrowth)), "node gpu-09 went away"},
+		"a good-bye":                {lost(false, ends(job.CauseLeave, first)), ""},
+		"a good-bye and its traces": {lost(false, ends(job.CauseFailure, first)), ""},
+		"growth":                    {ends(job.CauseGrowth, first), ""},
+		"an operator's restart":     {ends(job.CauseOperator, first), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.want == "" {
@@ -63,9 +64,9 @@ func TestSuspiciousEnds(t *testing.T) {
 // What hung is checked before it starts anew.
 func TestSuspiciousEndsReachTheRounds(t *testing.T) {
 	for name, c := range map[string]struct {
-		cause rendezvous.CauseKind
-		want  rendezvous.Kind
-	}{"hang": {rendezvous.CauseHang, rendezvous.Check}, "by hand": {rendezvous.CauseOperator, rendezvous.Lead}} {
+		cause job.CauseKind
+		want  job.Kind
+	}{"hang": {job.CauseHang, job.Check}, "by hand": {job.CauseOperator, job.Lead}} {
 		t.Run(name, func(t *testing.T) {
 			s, err := New(Config{Log: slog.New(slog.DiscardHandler)})
 			require.NoError(t, err)
@@ -76,7 +77,7 @@ func TestSuspiciousEndsReachTheRounds(t *testing.T) {
 			require.NoError(t, s.Hub.Report(t.Context(), "r", rendezvous.Cleared{ID: j.Node.ID}))
 			lead, err := s.Hub.Watch(t.Context(), "r", "n0", api.Cursor{})
 			require.NoError(t, err)
-			require.Equal(t, rendezvous.Lead, lead.Kind)
+			require.Equal(t, job.Lead, lead.Kind)
 			require.NoError(t, s.Hub.Order("r", rendezvous.Order{Kind: rendezvous.OrderRestart, Cause: c.cause}))
 			j.Stopped = lead.EpochID
 			require.NoError(t, s.Hub.Join(t.Context(), "r", j))

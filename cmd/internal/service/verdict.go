@@ -5,6 +5,7 @@ import (
 
 	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -15,9 +16,9 @@ import (
 type Verdict struct {
 	Round   int `json:"round"`
 	Epoch   int `json:"epoch"`
-	epoch   rendezvous.EpochID
-	Outcome rendezvous.Outcome `json:"outcome,omitempty"` // of the run, if it ended with the epoch
-	Cause   *rendezvous.Cause  `json:"cause,omitempty"`
+	epoch   job.EpochID
+	Outcome job.Outcome `json:"outcome,omitempty"` // of the run, if it ended with the epoch
+	Cause   *job.Cause  `json:"cause,omitempty"`
 
 	Line     string        `json:"line"`  // for people
 	Rule     verdict.Rule  `json:"rule"`  // what decided
@@ -52,11 +53,11 @@ func judge(epochs []rendezvous.EpochEvidence) (Verdict, bool) {
 }
 
 func tells(e rendezvous.EpochEvidence) bool {
-	return e.Outcome == rendezvous.Failed || len(e.Failures)+len(e.Losses) > 0 || endedByHang(e)
+	return e.Outcome == job.Failed || len(e.Failures)+len(e.Losses) > 0 || endedByHang(e)
 }
 
 func endedByHang(e rendezvous.EpochEvidence) bool {
-	return e.Cause != nil && e.Cause.Kind == rendezvous.CauseHang
+	return e.Cause != nil && e.Cause.Kind == job.CauseHang
 }
 
 func judgeEpoch(e rendezvous.EpochEvidence) Verdict {

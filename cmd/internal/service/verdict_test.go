@@ -9,28 +9,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/evidence"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 )
 
 var noon = time.Unix(1700000000, 0).UTC()
 
-func epoch(n int, e rendezvous.Evidence) rendezvous.EpochEvidence {
+func epoch(n int, e job.Evidence) rendezvous.EpochEvidence {
 	e.MaxRestarts, e.WorldSize = 3, 4
-	return rendezvous.EpochEvidence{EpochID: rendezvous.EpochID{Term: 1, Round: 1, Epoch: n}, Evidence: e}
+	return rendezvous.EpochEvidence{EpochID: job.EpochID{Term: 1, Round: 1, Epoch: n}, Evidence: e}
 }
 
-func failed(rank int, output string) rendezvous.Evidence {
-	return rendezvous.Evidence{
-		Cause: &rendezvous.Cause{Kind: rendezvous.CauseFailure, Text: "a rank failed"},
+func failed(rank int, output string) job.Evidence {
+	return job.Evidence{
+		Cause: &job.Cause{Kind: job.CauseFailure, Text: "a rank failed"},
 		Failures: evidence.Pack([]verdict.Failure{
 			{Node: 1, NodeName: "gpu-07", Rank: rank, PID: 42, ExitCode: 7, At: noon, LastLines: output},
 		}),
 	}
 }
 
-func grown() rendezvous.Evidence {
-	return rendezvous.Evidence{Cause: &rendezvous.Cause{Kind: rendezvous.CauseGrowth, Text: "a node joined"}}
+func grown() job.Evidence {
+	return job.Evidence{Cause: &job.Cause{Kind: job.CauseGrowth, Text: "a node joined"}}
 }
 
 func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
@@ -53,13 +54,13 @@ func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
 			Epoch: 1, Rule: verdict.NoCause, Class: verdict.Unknown,
 			Line: "a node joined; no worker failed by itself; restarts used 0 of 3",
 		}},
-		"stopped": {[]rendezvous.EpochEvidence{epoch(0, failed(3, "old")), epoch(1, rendezvous.Evidence{
-			Outcome: rendezvous.Failed, Cause: &rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "stopped by hand"}})},
-			Verdict{Epoch: 1, Outcome: rendezvous.Failed, Rule: verdict.NoCause, Class: verdict.Unknown,
+		"stopped": {[]rendezvous.EpochEvidence{epoch(0, failed(3, "old")), epoch(1, job.Evidence{
+			Outcome: job.Failed, Cause: &job.Cause{Kind: job.CauseOperator, Text: "stopped by hand"}})},
+			Verdict{Epoch: 1, Outcome: job.Failed, Rule: verdict.NoCause, Class: verdict.Unknown,
 				Line: "stopped by hand; no worker failed by itself; restarts used 0 of 3"}},
 		"a lost node": {[]rendezvous.EpochEvidence{
-			epoch(0, rendezvous.Evidence{
-				Losses: []rendezvous.Loss{{Node: "gpu-09", GroupRank: 1, RankBase: 2, Slots: 2, Reason: "silent", At: noon}},
+			epoch(0, job.Evidence{
+				Losses: []job.Loss{{Node: "gpu-09", GroupRank: 1, RankBase: 2, Slots: 2, Reason: "silent", At: noon}},
 			}),
 		},
 			Verdict{Rule: verdict.NodeLost, Class: verdict.Lost, RootNode: "gpu-09", Losses: 1,
@@ -70,7 +71,7 @@ func TestVerdictOfTheNewestEpochThatTellsSomething(t *testing.T) {
 			require.True(t, ok)
 			c.want.Round, c.want.MaxRestarts, c.want.WorldSize = 1, 3, 4
 			require.Equal(t, got.Epoch, got.epoch.Epoch)
-			got.Cause, got.epoch = nil, rendezvous.EpochID{}
+			got.Cause, got.epoch = nil, job.EpochID{}
 			require.Equal(t, c.want, got)
 		})
 	}

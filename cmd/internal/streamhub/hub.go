@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/rendezvous"
@@ -112,8 +113,8 @@ func (h *Hub) Happened(run, event string) {
 		return
 	}
 	over := ""
-	switch rendezvous.Outcome(event) {
-	case rendezvous.Succeeded, rendezvous.Failed:
+	switch job.Outcome(event) {
+	case job.Succeeded, job.Failed:
 		over = "the run has " + event
 	}
 	if over == "" && event != "join" && event != "run" && event != "resumed" && event != "resume" {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -40,7 +41,7 @@ func TestAgentsMeetRunAndEnd(t *testing.T) {
 						require.Equal(t, 1, s.round)
 						require.Equal(t, "10.0.0.0:23450", s.master)
 						time.Sleep(time.Minute)
-						require.Equal(t, string(rendezvous.Succeeded), r.status().Outcome)
+						require.Equal(t, string(job.Succeeded), r.status().Outcome)
 						require.Zero(t, r.status().Members+r.status().Waiting, "all have left")
 						require.Len(t, r.events("seal"), 1)
 						require.Empty(t, r.events("node-loss"))
@@ -296,7 +297,7 @@ func TestSuccess(t *testing.T) {
 				m.exits(context.Background(), true)
 			}
 			synctest.Wait()
-			require.Equal(t, string(rendezvous.Succeeded), r.status().Outcome)
+			require.Equal(t, string(job.Succeeded), r.status().Outcome)
 			for _, m := range ms {
 				m.dies()
 			}

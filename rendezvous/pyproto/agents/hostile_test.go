@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -230,8 +231,8 @@ func TestCallersAreForgotten(t *testing.T) {
 // TestFailuresOfManyBytes are one failure: reading them as JSON would take far more memory.
 func TestFailuresOfManyBytes(t *testing.T) {
 	text := "{" + strings.TrimSuffix(strings.Repeat(`"1":{},`, maxErrors/7+1), ",") + "}"
-	require.Len(t, failures("n", rendezvous.Place{WorldSize: 2}, text), 1)
-	require.Contains(t, failures("n", rendezvous.Place{WorldSize: 2}, text)[0].Text, `{"1":{},`)
+	require.Len(t, failures("n", job.Place{WorldSize: 2}, text), 1)
+	require.Contains(t, failures("n", job.Place{WorldSize: 2}, text)[0].Text, `{"1":{},`)
 }
 
 // guard is a Service that notices when it is called with the lock held.
@@ -262,12 +263,12 @@ func (g *guard) Report(ctx context.Context, run string, ev rendezvous.Event) err
 	return g.Service.Report(ctx, run, ev)
 }
 
-func (g *guard) Leave(ctx context.Context, run string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+func (g *guard) Leave(ctx context.Context, run string, ev rendezvous.Leave) (job.Evidence, error) {
 	g.look()
 	return g.Service.Leave(ctx, run, ev)
 }
 
-func (g *guard) World(ctx context.Context, run string) ([]rendezvous.Member, error) {
+func (g *guard) World(ctx context.Context, run string) ([]job.Member, error) {
 	g.look()
 	return g.Service.World(ctx, run)
 }

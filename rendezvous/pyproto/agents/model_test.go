@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -551,7 +552,7 @@ type launcher struct {
 	mu     sync.Mutex
 	runs   []rendezvous.Directive
 	last   rendezvous.Directive
-	ev     rendezvous.Evidence
+	ev     job.Evidence
 	err    error
 	closed chan struct{}
 }
@@ -594,9 +595,9 @@ func (l *launcher) follow(s *api.Session) {
 			l.last = d
 			l.mu.Unlock()
 			switch d.Kind {
-			case rendezvous.Lead:
+			case job.Lead:
 				_ = s.Report(ctx, rendezvous.Ready{ID: s.ID(), EpochID: d.EpochID, Addr: "10.1.0.1", Port: 4321})
-			case rendezvous.Run:
+			case job.Run:
 				l.mu.Lock()
 				w = l.works(len(l.runs))
 				l.runs = append(l.runs, d)
@@ -605,19 +606,19 @@ func (l *launcher) follow(s *api.Session) {
 				if w.lasts > 0 {
 					ends = time.After(w.lasts)
 				}
-			case rendezvous.Stop:
+			case job.Stop:
 				ends = nil
 				_ = s.Rejoin(ctx, d.EpochID, nil)
-			case rendezvous.Done, rendezvous.Fail:
+			case job.Done, job.Fail:
 				l.ev, _ = s.Leave(ctx, "done", nil)
 				return
 			}
 		case <-ends:
 			ends = nil
 			if w.fails {
-				failure := rendezvous.Failure{Rank: epoch.Place.RankBase, GroupRank: epoch.Place.GroupRank, Text: "of a launcher"}
+				failure := job.Failure{Rank: epoch.Place.RankBase, GroupRank: epoch.Place.GroupRank, Text: "of a launcher"}
 				_ = s.Report(ctx, rendezvous.Failing{ID: s.ID(), EpochID: epoch.EpochID, Decision: rendezvous.RestartCharged,
-					Failures: []rendezvous.Failure{failure}})
+					Failures: []job.Failure{failure}})
 			} else {
 				_ = s.Report(ctx, rendezvous.Success{ID: s.ID(), EpochID: epoch.EpochID})
 			}

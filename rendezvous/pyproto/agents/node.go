@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -24,13 +25,13 @@ type agent struct {
 	seen   time.Time // its last request
 
 	dir    rendezvous.Directive
-	worked rendezvous.EpochID // the newest epoch whose world it was told
-	place  *rendezvous.Place  // its own in it
-	works  bool               // it has workers of that epoch
-	ended  rendezvous.EpochID // the newest epoch that it has ended, by joining again
-	done   bool               // its workers have succeeded
-	exited bool               // it has said that it ends
-	moved  bool               // it has told of a step
+	worked job.EpochID // the newest epoch whose world it was told
+	place  *job.Place  // its own in it
+	works  bool        // it has workers of that epoch
+	ended  job.EpochID // the newest epoch that it has ended, by joining again
+	done   bool        // its workers have succeeded
+	exited bool        // it has said that it ends
+	moved  bool        // it has told of a step
 }
 
 // Bounds of what an agent joins with: no host has as many devices, nor an address of as many bytes.
@@ -173,7 +174,7 @@ func (h *Host) arrive(ctx context.Context, who caller, p rendezvous.Params, rank
 // by its next question.
 func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error {
 	h.mu.Lock()
-	worked, told, epoch := a.works && !a.over(), a.dir.Kind == rendezvous.Stop, a.worked
+	worked, told, epoch := a.works && !a.over(), a.dir.Kind == job.Stop, a.worked
 	a.works, a.done, a.moved, a.exited = false, false, false, false
 	if worked {
 		a.node.Slots, a.node.Addr, a.node.IP, a.node.Machine = slots, ip, ip, h.places[a.who]
@@ -191,7 +192,7 @@ func (h *Host) rejoin(ctx context.Context, a *agent, slots int, ip string) error
 
 // over: the run has ended for the agent.
 func (a *agent) over() bool {
-	return a.dir.Kind == rendezvous.Fail || a.dir.Kind == rendezvous.Done || a.dir.Leave != nil
+	return a.dir.Kind == job.Fail || a.dir.Kind == job.Done || a.dir.Leave != nil
 }
 
 func (h *Host) rejoinHub(ctx context.Context, a *agent) error {
@@ -242,13 +243,13 @@ func (h *Host) take(ctx context.Context, a *agent, d rendezvous.Directive) {
 	h.waitsBy(a, 1)
 	var then func()
 	switch {
-	case d.Kind == rendezvous.Stop:
+	case d.Kind == job.Stop:
 		then = h.stop(ctx, a, d)
-	case d.Kind == rendezvous.Done && !a.exited:
+	case d.Kind == job.Done && !a.exited:
 		h.release(a)
-	case d.Kind == rendezvous.Done:
+	case d.Kind == job.Done:
 		then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "done"}) }
-	case d.Kind == rendezvous.Fail && a.exited:
+	case d.Kind == job.Fail && a.exited:
 		then = func() { h.leave(ctx, a, rendezvous.Leave{Reason: "the job failed"}) }
 	}
 	h.mu.Unlock()
@@ -259,7 +260,7 @@ func (h *Host) take(ctx context.Context, a *agent, d rendezvous.Directive) {
 
 // waitsBy keeps the number of agents that wait for others.
 func (h *Host) waitsBy(a *agent, n int) {
-	if a.dir.Kind == rendezvous.Wait {
+	if a.dir.Kind == job.Wait {
 		h.waits += n
 	}
 }
@@ -292,7 +293,7 @@ func (h *Host) waiting(who caller, name string) int {
 		return h.strayed(who)
 	case a.over() && !a.works:
 		return -1
-	case a.over() && a.dir.Kind != rendezvous.Done:
+	case a.over() && a.dir.Kind != job.Done:
 		return 1 // it ends its workers, and asks again
 	case name == checking:
 		return max(h.check.waitingNum(), stopped(a))
@@ -301,7 +302,7 @@ func (h *Host) waiting(who caller, name string) int {
 }
 
 func stopped(a *agent) int {
-	if a.works && a.dir.Kind == rendezvous.Stop {
+	if a.works && a.dir.Kind == job.Stop {
 		return 1
 	}
 	return 0
@@ -338,7 +339,7 @@ func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error
 	h.mu.Lock()
 	a := h.agents[who]
 	takesPart, machine := a != nil || h.check.has(who.id), h.places[who]
-	ev, at := rendezvous.Failing{Decision: rendezvous.RestartFree}, rendezvous.Place{}
+	ev, at := rendezvous.Failing{Decision: rendezvous.RestartFree}, job.Place{}
 	if a != nil {
 		ev.ID, ev.EpochID = a.node.ID, a.worked
 		if a.place != nil {
@@ -395,7 +396,7 @@ const (
 )
 
 // failures reads what an agent tells of its workers: an object by global rank. One that was cut is a failure still.
-func failures(name string, place rendezvous.Place, text string) []rendezvous.Failure {
+func failures(name string, place job.Place, text string) []job.Failure {
 	var told map[int]struct {
 		LocalRank int    `json:"local_rank"`
 		ExitCode  int    `json:"exitcode"`
@@ -405,7 +406,7 @@ func failures(name string, place rendezvous.Place, text string) []rendezvous.Fai
 	if len(text) <= maxErrors { // a few bytes of JSON may become a hundred
 		_ = json.Unmarshal([]byte(text), &told)
 	}
-	var fs []rendezvous.Failure
+	var fs []job.Failure
 	for _, rank := range sortedRanks(told) {
 		f := told[rank]
 		if rank < 0 || rank >= max(place.WorldSize, 1) || len(fs) == maxFailures {
@@ -419,11 +420,11 @@ func failures(name string, place rendezvous.Place, text string) []rendezvous.Fai
 		if f.Message != "" {
 			why += ", " + line(f.Message)
 		}
-		fs = append(fs, rendezvous.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail, Fingerprint: why,
+		fs = append(fs, job.Failure{Rank: rank, GroupRank: group, At: at, Detail: detail, Fingerprint: why,
 			Text: fmt.Sprintf("rank %d (node %s, local rank %d) failed: %s", rank, name, f.LocalRank, why)})
 	}
 	if len(fs) == 0 {
-		return []rendezvous.Failure{{Rank: place.RankBase, GroupRank: group, Text: line(text), At: at}}
+		return []job.Failure{{Rank: place.RankBase, GroupRank: group, Text: line(text), At: at}}
 	}
 	return fs
 }
@@ -471,7 +472,7 @@ func (h *Host) exit(ctx context.Context, who caller, succeeded bool) error {
 	case !succeeded:
 		h.leave(ctx, a, rendezvous.Leave{Reason: "its workers have failed, and it starts them no more"})
 		return nil
-	case kind == rendezvous.Done || kind == rendezvous.Fail:
+	case kind == job.Done || kind == job.Fail:
 		h.leave(ctx, a, rendezvous.Leave{Reason: "done"})
 		return nil
 	case !works:
@@ -485,7 +486,7 @@ func (h *Host) exit(ctx context.Context, who caller, succeeded bool) error {
 func (h *Host) succeeded(ctx context.Context, a *agent) error {
 	h.mu.Lock()
 	told, epoch := a.done, a.worked
-	late := a.dir.Kind == rendezvous.Stop && a.dir.EpochID == epoch
+	late := a.dir.Kind == job.Stop && a.dir.EpochID == epoch
 	a.done = true
 	if late {
 		h.release(a)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -61,7 +62,7 @@ func TestJoinTimeout(t *testing.T) {
 		at := time.Now()
 		requireEnds(t, jobStops, ms[:2]...)
 		require.Less(t, time.Since(at), 2*time.Minute)
-		require.Equal(t, string(rendezvous.Failed), r.status().Outcome)
+		require.Equal(t, string(job.Failed), r.status().Outcome)
 	})
 }
 
@@ -182,7 +183,7 @@ func TestLaunchersOfOurs(t *testing.T) {
 					sameWorlds(t, 0, ms...)
 					runs, last := l.told()
 					require.Len(t, runs, 1)
-					require.Equal(t, rendezvous.Done, last.Kind)
+					require.Equal(t, job.Done, last.Kind)
 					require.True(t, runs[0].Place.WorkerStore)
 					require.Equal(t, 1, r.status().Params.MaxRestarts, "agents count by themselves")
 					s := ms[0].begun()[0]
@@ -208,7 +209,7 @@ func TestLaunchersOfOurs(t *testing.T) {
 			requireEnds(t, jobStops, ms...)
 			<-l.closed
 			sameWorlds(t, 1, ms...)
-			require.Equal(t, rendezvous.Failed, l.ev.Outcome)
+			require.Equal(t, job.Failed, l.ev.Outcome)
 			require.Equal(t, 1, l.ev.Restarts)
 			require.Equal(t, "of a launcher", l.ev.Failures[0].Text)
 		})

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -152,7 +153,7 @@ func (h *Host) wrote(ctx context.Context, who caller, key string) error {
 	}
 	number, ours := h.worlds.numbers[a.worked]
 	name, below := strings.CutPrefix(key, prefix(number))
-	mine, leads := ours && below, a.dir.Kind == rendezvous.Lead
+	mine, leads := ours && below, a.dir.Kind == job.Lead
 	h.mu.Unlock()
 	switch {
 	case mine && leads && (name == masterAddr || name == masterPort):

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -13,7 +14,7 @@ import (
 // worlds numbers epochs as DLRover numbers rounds: every start of workers has one, and with it keys of its own.
 type worlds struct {
 	last    int
-	numbers map[rendezvous.EpochID]int
+	numbers map[job.EpochID]int
 	answers map[answerKey][]byte // encoded: all nodes of a world ask for the same
 }
 
@@ -23,11 +24,11 @@ type answerKey struct {
 }
 
 func newWorlds() worlds {
-	return worlds{numbers: map[rendezvous.EpochID]int{}, answers: map[answerKey][]byte{}}
+	return worlds{numbers: map[job.EpochID]int{}, answers: map[answerKey][]byte{}}
 }
 
 // number is that of an epoch. Older ones than the one before are forgotten.
-func (w *worlds) number(e rendezvous.EpochID) int {
+func (w *worlds) number(e job.EpochID) int {
 	n, ok := w.numbers[e]
 	if ok {
 		return n
@@ -89,7 +90,7 @@ func (h *Host) commWorld(ctx context.Context, who caller, d pyproto.Dialect) ([]
 
 // mayRun: the node is in a world that has not ended for it.
 func (a *agent) mayRun() bool {
-	return (a.dir.Kind == rendezvous.Lead || a.dir.Kind == rendezvous.Run) && a.dir.EpochID != a.ended && !a.dir.Hold
+	return (a.dir.Kind == job.Lead || a.dir.Kind == job.Run) && a.dir.EpochID != a.ended && !a.dir.Hold
 }
 
 // idle says why an agent has no world.
@@ -106,9 +107,9 @@ func (a *agent) idle() idle {
 		return busy
 	}
 	switch d := a.dir; {
-	case d.Kind == rendezvous.Bar || d.Hold:
+	case d.Kind == job.Bar || d.Hold:
 		return aside
-	case d.Kind != rendezvous.Wait:
+	case d.Kind != job.Wait:
 		return busy
 	case d.Paused != nil || d.Barred != nil:
 		return aside
@@ -136,7 +137,7 @@ var elsewhere = func() map[pyproto.Dialect][]byte {
 
 // worldOf encodes the world of an epoch, once, and puts into the store what the agents will look for there. Nil: the
 // table is that of another world by now.
-func (h *Host) worldOf(world []rendezvous.Member, a *agent, dir rendezvous.Directive, key answerKey) []byte {
+func (h *Host) worldOf(world []job.Member, a *agent, dir rendezvous.Directive, key answerKey) []byte {
 	if len(world) != dir.Place.GroupWorldSize || world[dir.Place.GroupRank].Node != a.node.Name {
 		return nil
 	}
@@ -166,7 +167,7 @@ func (h *Host) worldOf(world []rendezvous.Member, a *agent, dir rendezvous.Direc
 // seed writes what launchers of ours do not write themselves: where the workers meet, if one leads. Agents of 0.4 with
 // torch 2.4 or later tell each other about ranks, too, before their leader says where; the others hear of the world
 // only then, so that it is told for them. h is locked.
-func (h *Host) seed(world []rendezvous.Member, ours bool, place *rendezvous.Place, key answerKey) {
+func (h *Host) seed(world []job.Member, ours bool, place *job.Place, key answerKey) {
 	p := prefix(key.number)
 	if ours && place.MasterPort > 0 {
 		h.store.put(p+masterAddr, []byte(place.MasterAddr))

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
-	"dlrover-run/rendezvous"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous/pyproto"
 )
 
@@ -48,7 +48,7 @@ func (s *Service) obey(a *pyproto.Message) {
 		return
 	}
 	_ = json.Unmarshal([]byte(a.Str("action_content")), &c) // what it does not say is empty
-	cause := rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "the master asks for it: " + kind}
+	cause := job.Cause{Kind: job.CauseOperator, Text: "the master asks for it: " + kind}
 	if c.Reason != "" {
 		cause.Text += " (" + c.Reason + ")"
 	}

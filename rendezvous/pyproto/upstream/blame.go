@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"dlrover-run/rendezvous"
+	"dlrover-run/internal/job"
 )
 
 // Workers whose peer dies fail within milliseconds of it, before the master can tell that the peer's node wants a new
@@ -26,8 +26,8 @@ type debt struct {
 }
 
 // followed: every one of the failures can be another node's consequence.
-func (s *Service) followed(fs []rendezvous.Failure) bool {
-	return !slices.ContainsFunc(fs, func(f rendezvous.Failure) bool { return !s.cfg.Follows(f) })
+func (s *Service) followed(fs []job.Failure) bool {
+	return !slices.ContainsFunc(fs, func(f job.Failure) bool { return !s.cfg.Follows(f) })
 }
 
 // takeBlame says that workers of this node have failed by themselves. If it does not arrive, others pay as well.

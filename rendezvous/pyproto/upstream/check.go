@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -75,7 +76,7 @@ func (s *Service) clear(e rendezvous.Cleared) {
 	s.cleared = clearance{true, e.Until}
 	if s.phase == examining {
 		s.enter(s.before())
-		s.direct(rendezvous.Directive{Kind: rendezvous.Wait})
+		s.direct(rendezvous.Directive{Kind: job.Wait})
 	}
 }
 
@@ -141,7 +142,7 @@ func (s *Service) few(ctx context.Context, turn int, faults, slow []int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if turn == s.turn {
-		s.fail(rendezvous.Cause{Kind: rendezvous.CauseCheck, Text: fmt.Sprintf(
+		s.fail(job.Cause{Kind: job.CauseCheck, Text: fmt.Sprintf(
 			"the check of the nodes has failed (node ranks at fault: %v, slow: %v), and %d nodes are too few to find out whose "+
 				"fault it is", faults, slow, len(m.List("nodes")))})
 	}
@@ -160,7 +161,7 @@ func (s *Service) conclude(ctx context.Context, turn int, fault, slow bool) erro
 	switch {
 	case turn != s.turn:
 	case slow && s.cfg.Check.ExcludeStraggler && !s.cfg.Check.ReportOnly:
-		s.fail(rendezvous.Cause{Kind: rendezvous.CauseCheck, Node: s.node.Name,
+		s.fail(job.Cause{Kind: job.CauseCheck, Node: s.node.Name,
 			Text: "its test took more than twice the median of all nodes (--exclude-straggler)"})
 	default:
 		if fault || slow {
@@ -261,7 +262,7 @@ func (s *Service) late(ctx context.Context, turn int) error {
 		s.params.JoinTimeout, s.params.Min, s.params.Max)
 	s.mu.Lock()
 	if turn == s.turn {
-		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: text})
+		s.fail(job.Cause{Kind: job.CauseTimeout, Text: text})
 	}
 	s.mu.Unlock()
 	if err := s.timedOut(ctx, checking, text, s.params.JoinTimeout); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -91,7 +92,7 @@ func TestTheNodeAtFaultIsTold(t *testing.T) {
 	for rank := range 4 {
 		nodes = append(nodes, c.node(rank, p, Check{}))
 	}
-	require.Equal(t, rendezvous.CauseCheck, nodes[2].until(rendezvous.Bar).Cause.Kind)
+	require.Equal(t, job.CauseCheck, nodes[2].until(job.Bar).Cause.Kind)
 	nodes[2].leave()
 	run(nodes[0], nodes[1], nodes[3])
 	require.Equal(t, 6, nodes[3].seen.Place.WorldSize)
@@ -103,7 +104,7 @@ func TestFewNodesCannotTellWhoseFaultItIs(t *testing.T) {
 	c.bad[1] = true
 	nodes := []*node{c.node(0, two, Check{}), c.node(1, two, Check{})}
 	for _, n := range nodes {
-		require.Contains(t, n.until(rendezvous.Fail).Cause.Text, "too few to find out whose fault")
+		require.Contains(t, n.until(job.Fail).Cause.Text, "too few to find out whose fault")
 	}
 }
 
@@ -127,7 +128,7 @@ func TestAStragglerLeavesOnlyIfItIsAsked(t *testing.T) {
 				nodes = append(nodes, c.node(rank, p, Check{ExcludeStraggler: exclude}))
 			}
 			if exclude {
-				require.Contains(t, nodes[3].until(rendezvous.Fail).Cause.Text, "--exclude-straggler")
+				require.Contains(t, nodes[3].until(job.Fail).Cause.Text, "--exclude-straggler")
 				nodes[3].leave()
 				nodes = nodes[:3]
 			}
@@ -142,17 +143,17 @@ func TestTheOwnNodeIsExaminedFirst(t *testing.T) {
 	c := newChecked(t)
 	one := rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 1}
 	n := c.node(0, one, Check{Local: true})
-	require.Equal(t, rendezvous.Check, n.next(patience).Kind)
+	require.Equal(t, job.Check, n.next(patience).Kind)
 	require.NoError(t, n.Report(t.Context(), "job", rendezvous.Cleared{ID: "x"}))
-	n.until(rendezvous.Run)
+	n.until(job.Run)
 	n.fails(rendezvous.RestartCharged)
-	n.until(rendezvous.Run) // and is not told to Check again
+	n.until(job.Run) // and is not told to Check again
 	require.Equal(t, 2, c.pairs["10.0.0.0:30000 of 2"], "tests are made before every start")
 
 	n = c.node(1, one, Check{Local: true})
-	require.Equal(t, rendezvous.Check, n.next(patience).Kind)
+	require.Equal(t, job.Check, n.next(patience).Kind)
 	require.NoError(t, n.Report(t.Context(), "job", rendezvous.Barred{ID: "x", Reason: "no device"}))
-	require.Equal(t, "no device", n.until(rendezvous.Bar).Cause.Text)
+	require.Equal(t, "no device", n.until(job.Bar).Cause.Text)
 }
 
 func TestACheckThatDoesNotComeAboutBlamesNobody(t *testing.T) {
@@ -161,7 +162,7 @@ func TestACheckThatDoesNotComeAboutBlamesNobody(t *testing.T) {
 	n := m.node(0, 0, rendezvous.Params{Min: 2, Max: 2, JoinTimeout: time.Second})
 	n.cfg.Check.Test = func(context.Context, Group) (float64, error) { return 1, nil }
 	n.join()
-	require.Equal(t, rendezvous.CauseTimeout, n.until(rendezvous.Fail).Cause.Kind)
+	require.Equal(t, job.CauseTimeout, n.until(job.Fail).Cause.Kind)
 	eventually(t, "the master hears", func() bool { return len(m.told("NodeFailure", 0)) == 1 })
 	requireTimedOut(t, "network-check", m.told("NodeFailure", 0)[0])
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -193,23 +194,23 @@ func (s *Service) askMembers(ctx context.Context, turn int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if turn == s.turn {
-		s.stop(rendezvous.Cause{Kind: rendezvous.CauseGrowth, Text: fmt.Sprintf("nodes that wait for a new world: %d", n)})
+		s.stop(job.Cause{Kind: job.CauseGrowth, Text: fmt.Sprintf("nodes that wait for a new world: %d", n)})
 	}
 	return nil
 }
 
 // stop ends the epoch; the launcher joins again. s is locked.
-func (s *Service) stop(cause rendezvous.Cause) {
+func (s *Service) stop(cause job.Cause) {
 	s.enter(idle)
 	s.cause = &cause
-	s.direct(rendezvous.Directive{Kind: rendezvous.Stop, Cause: &cause})
+	s.direct(rendezvous.Directive{Kind: job.Stop, Cause: &cause})
 }
 
 // fail ends the run for this node. s is locked.
-func (s *Service) fail(cause rendezvous.Cause) {
+func (s *Service) fail(cause job.Cause) {
 	s.enter(over)
-	s.outcome, s.cause = rendezvous.Failed, &cause
-	s.direct(rendezvous.Directive{Kind: rendezvous.Fail, Cause: &cause})
+	s.outcome, s.cause = job.Failed, &cause
+	s.direct(rendezvous.Directive{Kind: job.Fail, Cause: &cause})
 }
 
 // outage is a time without the master.
@@ -261,5 +262,5 @@ func (s *Service) forsaken(gone time.Duration) {
 		s.succeed()
 		return
 	}
-	s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: "no master for " + gone.Round(time.Second).String()})
+	s.fail(job.Cause{Kind: job.CauseTimeout, Text: "no master for " + gone.Round(time.Second).String()})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -312,7 +313,7 @@ func (m *model) node(rank, id int, p rendezvous.Params) *node {
 	}
 	n := &node{t: m.t, rank: rank, slots: rank + 1, params: p,
 		Service: New(Config{Client: pyproto.NewClient(cfg), Rank: rank,
-			Follows: func(f rendezvous.Failure) bool { return f.Text == gone }})}
+			Follows: func(f job.Failure) bool { return f.Text == gone }})}
 	n.every.heartbeat, n.every.ask, n.every.show = 20*time.Millisecond, 100*time.Millisecond, 50*time.Millisecond
 	m.t.Cleanup(n.Close)
 	return n
@@ -344,7 +345,7 @@ func (n *node) next(within time.Duration) *rendezvous.Directive {
 }
 
 // until follows the directives up to one of a kind.
-func (n *node) until(kind rendezvous.Kind) rendezvous.Directive {
+func (n *node) until(kind job.Kind) rendezvous.Directive {
 	n.t.Helper()
 	for {
 		d := n.next(patience)
@@ -357,14 +358,14 @@ func (n *node) until(kind rendezvous.Kind) rendezvous.Directive {
 }
 
 // obeys does what the newest directive wants, which is no end unless the test wants that.
-func (n *node) obeys(want rendezvous.Kind) {
+func (n *node) obeys(want job.Kind) {
 	n.t.Helper()
 	switch n.seen.Kind {
-	case rendezvous.Lead:
+	case job.Lead:
 		n.ready()
-	case rendezvous.Stop:
+	case job.Stop:
 		n.join()
-	case rendezvous.Wait:
+	case job.Wait:
 	default:
 		require.Equal(n.t, want, n.seen.Kind, "node %d: %+v", n.rank, n.seen)
 	}
@@ -378,9 +379,9 @@ func run(all ...*node) {
 			n.t.Helper()
 			require.True(n.t, time.Now().Before(end), "node %d: %+v", n.rank, n.seen)
 			if n.next(10*time.Millisecond) != nil {
-				n.obeys(rendezvous.Run)
+				n.obeys(job.Run)
 			}
-			if n.seen.Kind == rendezvous.Run {
+			if n.seen.Kind == job.Run {
 				running++
 			}
 		}
@@ -415,7 +416,7 @@ func (n *node) failsBy(d rendezvous.Decision, text string) {
 
 func (n *node) failing(d rendezvous.Decision, text string) rendezvous.Failing {
 	return rendezvous.Failing{EpochID: n.seen.EpochID, Decision: d,
-		Failures: []rendezvous.Failure{{Rank: n.rank, Text: text, At: time.Now(),
+		Failures: []job.Failure{{Rank: n.rank, Text: text, At: time.Now(),
 			Detail: json.RawMessage(`{"local_rank":0,"exit_code":3,"message":"why"}`)}}}
 }
 
@@ -424,7 +425,7 @@ func (n *node) succeeds() {
 	require.NoError(n.t, n.Report(n.t.Context(), "job", rendezvous.Success{EpochID: n.seen.EpochID}))
 }
 
-func (n *node) leave() rendezvous.Evidence {
+func (n *node) leave() job.Evidence {
 	n.t.Helper()
 	e, err := n.Leave(n.t.Context(), "job", rendezvous.Leave{})
 	require.NoError(n.t, err)

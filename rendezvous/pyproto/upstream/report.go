@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -53,9 +54,9 @@ func (s *Service) NodeError(ctx context.Context, kind, reason string) error {
 	defer s.mu.Unlock()
 	s.told = true // DLRover's agents send no FAILED_EXITED after this
 	s.enter(over)
-	cause := rendezvous.Cause{Kind: rendezvous.CauseCheck, Node: s.node.Name, Text: reason}
-	s.outcome, s.cause = rendezvous.Failed, &cause
-	s.direct(rendezvous.Directive{Kind: rendezvous.Bar, Cause: &cause})
+	cause := job.Cause{Kind: job.CauseCheck, Node: s.node.Name, Text: reason}
+	s.outcome, s.cause = job.Failed, &cause
+	s.direct(rendezvous.Directive{Kind: job.Bar, Cause: &cause})
 	return nil
 }
 
@@ -107,7 +108,7 @@ func (s *Service) failing(ctx context.Context, e rendezvous.Failing) error {
 
 // untold is a failure of workers that the master does not know yet.
 type untold struct {
-	epoch rendezvous.EpochID
+	epoch job.EpochID
 	data  string
 	spent int
 	world world
@@ -149,9 +150,9 @@ func (s *Service) pass(ctx context.Context) error {
 }
 
 // record keeps failures once, with s locked.
-func (s *Service) record(fs []rendezvous.Failure) {
+func (s *Service) record(fs []job.Failure) {
 	for _, f := range fs {
-		if !slices.ContainsFunc(s.failures, func(g rendezvous.Failure) bool { return g.Rank == f.Rank && g.At.Equal(f.At) }) {
+		if !slices.ContainsFunc(s.failures, func(g job.Failure) bool { return g.Rank == f.Rank && g.At.Equal(f.At) }) {
 			s.failures = append(s.failures, f)
 		}
 	}
@@ -160,7 +161,7 @@ func (s *Service) record(fs []rendezvous.Failure) {
 // settle says what a failure leads to, with s locked. Where another node waits for a new world already, the failure is
 // a consequence of its failure or loss, and costs this node nothing.
 func (s *Service) settle(e rendezvous.Failing, follows bool) {
-	cause := rendezvous.Cause{Kind: rendezvous.CauseFailure, Node: s.node.Name, Text: "a worker failed"}
+	cause := job.Cause{Kind: job.CauseFailure, Node: s.node.Name, Text: "a worker failed"}
 	if len(e.Failures) > 0 {
 		cause.Text = e.Failures[0].Text
 	}
@@ -179,7 +180,7 @@ func (s *Service) settle(e rendezvous.Failing, follows bool) {
 }
 
 // processErrors is what DLRover's agent sends: an object by global rank, whole within maxErrorData.
-func processErrors(fs []rendezvous.Failure) string {
+func processErrors(fs []job.Failure) string {
 	for limit := 1024; ; limit /= 2 {
 		all := map[string]any{}
 		for _, f := range fs {
@@ -269,8 +270,8 @@ func (s *Service) meet(ctx context.Context, turn int) error {
 // succeed ends the run for this node. s is locked.
 func (s *Service) succeed() {
 	s.enter(over)
-	s.told, s.outcome = true, rendezvous.Succeeded
-	s.direct(rendezvous.Directive{Kind: rendezvous.Done})
+	s.told, s.outcome = true, job.Succeeded
+	s.direct(rendezvous.Directive{Kind: job.Done})
 }
 
 // arrive tells those who wait at the barriers of this node.

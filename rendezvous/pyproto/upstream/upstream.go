@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -73,7 +74,7 @@ type Config struct {
 	// Port finds a free port for the first worker of a test; nil without Check.Test.
 	Port func() (int, error)
 	// Follows reports whether a failure can be the consequence of another node's; nil: none can.
-	Follows func(rendezvous.Failure) bool
+	Follows func(job.Failure) bool
 	Log     *slog.Logger
 }
 
@@ -115,13 +116,13 @@ type Service struct {
 	node     rendezvous.Node
 	params   rendezvous.Params
 	world    world
-	ran      rendezvous.EpochID // the last one whose workers were started
-	spent    int                // restarts of this node
+	ran      job.EpochID // the last one whose workers were started
+	spent    int         // restarts of this node
 	debt     debt
-	failures []rendezvous.Failure
+	failures []job.Failure
 	untold   []untold
-	outcome  rendezvous.Outcome
-	cause    *rendezvous.Cause
+	outcome  job.Outcome
+	cause    *job.Cause
 	told     bool // the master knows how this node has ended
 	cleared  clearance
 	barrier  barrier
@@ -142,7 +143,7 @@ func New(cfg Config) *Service {
 	}
 	s := &Service{cfg: cfg, kick: make(chan struct{}, 1), news: make(chan struct{}), passing: make(chan struct{}, 1)}
 	if cfg.Follows == nil {
-		s.cfg.Follows = func(rendezvous.Failure) bool { return false }
+		s.cfg.Follows = func(job.Failure) bool { return false }
 	}
 	s.every = intervals{heartbeat: heartbeat, ask: 5 * time.Second, show: 10 * time.Second, blame: 3 * time.Second,
 		leader: testTime, round: 5 * time.Second}
@@ -187,9 +188,9 @@ func (s *Service) Join(ctx context.Context, _ string, ev rendezvous.Join) error 
 	}
 	s.enter(s.before())
 	if s.phase == examining {
-		s.direct(rendezvous.Directive{Kind: rendezvous.Check})
+		s.direct(rendezvous.Directive{Kind: job.Check})
 	} else {
-		s.direct(rendezvous.Directive{Kind: rendezvous.Wait})
+		s.direct(rendezvous.Directive{Kind: job.Wait})
 	}
 	if s.cancel == nil {
 		s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -249,7 +250,7 @@ func (s *Service) enter(p phase) {
 // direct tells the launcher its new duty, with s locked.
 func (s *Service) direct(d rendezvous.Directive) {
 	d.Seq, d.EpochID, d.Restarts = s.dir.Seq+1, s.dir.EpochID, s.spent
-	if d.Kind == rendezvous.Lead || d.Kind == rendezvous.Run {
+	if d.Kind == job.Lead || d.Kind == job.Run {
 		d.Place = s.world.place(s.spent)
 	}
 	s.dir = d
@@ -299,10 +300,10 @@ func (s *Service) Report(ctx context.Context, _ string, ev rendezvous.Event) err
 }
 
 // Leave implements api.Service.
-func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (rendezvous.Evidence, error) {
+func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (job.Evidence, error) {
 	s.mu.Lock()
 	s.record(ev.Failures)
-	e := rendezvous.Evidence{
+	e := job.Evidence{
 		Outcome: s.outcome, Cause: s.cause, Failures: s.failures, Restarts: s.spent, MaxRestarts: s.params.MaxRestarts,
 		WorldSize: s.world.size,
 	}
@@ -321,7 +322,7 @@ func (s *Service) Leave(ctx context.Context, _ string, ev rendezvous.Leave) (ren
 
 // World implements api.Service: what the members that are launchers have said of themselves, and of others what the
 // master tells of all, which is no address.
-func (s *Service) World(ctx context.Context, _ string) ([]rendezvous.Member, error) {
+func (s *Service) World(ctx context.Context, _ string) ([]job.Member, error) {
 	s.mu.Lock()
 	w := s.world
 	s.mu.Unlock()

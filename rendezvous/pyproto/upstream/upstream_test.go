@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -29,7 +30,7 @@ func TestLife(t *testing.T) {
 			run(nodes...)
 			for _, n := range nodes {
 				d := n.seen
-				require.Equal(t, rendezvous.Place{
+				require.Equal(t, job.Place{
 					GroupRank: n.rank, GroupWorldSize: 3, RankBase: []int{0, 1, 3}[n.rank], WorldSize: 6,
 					RoleRankBase: []int{0, 1, 3}[n.rank], RoleWorldSize: 6,
 					MasterAddr: "10.0.0.0", MasterPort: 20000, WorkerStore: true,
@@ -41,15 +42,15 @@ func TestLife(t *testing.T) {
 			world, err := nodes[0].World(t.Context(), "job")
 			require.NoError(t, err)
 			require.Equal(t, "10.0.0.1", world[1].Addr)
-			require.Equal(t, rendezvous.Member{GroupRank: 2, Node: "n2", Addr: "10.0.0.2", RankBase: 3, Slots: 3}, world[2])
+			require.Equal(t, job.Member{GroupRank: 2, Node: "n2", Addr: "10.0.0.2", RankBase: 3, Slots: 3}, world[2])
 
 			nodes[0].succeeds()
 			nodes[1].succeeds()
 			nodes[0].quiet() // one still works
 			nodes[2].succeeds()
 			for _, n := range nodes {
-				n.until(rendezvous.Done)
-				require.Equal(t, rendezvous.Succeeded, n.leave().Outcome)
+				n.until(job.Done)
+				require.Equal(t, job.Succeeded, n.leave().Outcome)
 				events := m.events(n.rank + 5)
 				require.Equal(t, "SUCCEEDED_EXITED", events[len(events)-1])
 				require.NotContains(t, events, "FAILED_EXITED")
@@ -102,9 +103,9 @@ func TestHTTP(t *testing.T) {
 	require.NoError(t, err)
 	n := &node{t: t, slots: 1, params: rendezvous.Params{Min: 1, Max: 1}, Service: New(Config{Client: c})}
 	t.Cleanup(n.Close)
-	n.join().until(rendezvous.Run)
+	n.join().until(job.Run)
 	n.succeeds()
-	n.until(rendezvous.Done)
+	n.until(job.Done)
 }
 
 // TestFailureIsCharged: the node pays, the other one does not; without a restart left the run ends for the node.
@@ -113,22 +114,22 @@ func TestFailureIsCharged(t *testing.T) {
 	m := newModel(t)
 	a, b := m.pair()
 	b.fails(rendezvous.RestartCharged)
-	stop := b.until(rendezvous.Stop)
-	require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseFailure, Node: "n1", Text: "it broke"}, *stop.Cause)
+	stop := b.until(job.Stop)
+	require.Equal(t, job.Cause{Kind: job.CauseFailure, Node: "n1", Text: "it broke"}, *stop.Cause)
 	b.join()
-	stop = a.until(rendezvous.Stop)
-	require.Equal(t, rendezvous.CauseGrowth, stop.Cause.Kind)
+	stop = a.until(job.Stop)
+	require.Equal(t, job.CauseGrowth, stop.Cause.Kind)
 	a.join()
-	require.Zero(t, a.until(rendezvous.Run).Place.RestartCount)
-	run := b.until(rendezvous.Run)
+	require.Zero(t, a.until(job.Run).Place.RestartCount)
+	run := b.until(job.Run)
 	require.Equal(t, 1, run.Place.RestartCount)
 	require.Equal(t, 2, run.Epoch)
 	require.Equal(t, "it broke", run.Cause.Text)
 
 	b.fails(rendezvous.RestartCharged)
-	b.until(rendezvous.Fail)
+	b.until(job.Fail)
 	e := b.leave()
-	require.Equal(t, rendezvous.Failed, e.Outcome)
+	require.Equal(t, job.Failed, e.Outcome)
 	require.Equal(t, []int{1, 1, 4}, []int{e.Restarts, e.MaxRestarts, 5 - len(e.Failures)})
 	require.Equal(t, "FAILED_EXITED", m.events(1)[1])
 	told := m.told("NodeFailure", 1)
@@ -141,20 +142,20 @@ func TestFailureIsCharged(t *testing.T) {
 
 func TestDecisions(t *testing.T) {
 	t.Parallel()
-	for decision, want := range map[rendezvous.Decision]rendezvous.Kind{
-		rendezvous.RestartFree: rendezvous.Stop, rendezvous.RestartCharged: rendezvous.Stop,
-		rendezvous.Permanent: rendezvous.Fail, rendezvous.RestartElsewhere: rendezvous.Fail,
-		rendezvous.Shrink: rendezvous.Fail, rendezvous.Hold: rendezvous.Fail,
+	for decision, want := range map[rendezvous.Decision]job.Kind{
+		rendezvous.RestartFree: job.Stop, rendezvous.RestartCharged: job.Stop,
+		rendezvous.Permanent: job.Fail, rendezvous.RestartElsewhere: job.Fail,
+		rendezvous.Shrink: job.Fail, rendezvous.Hold: job.Fail,
 	} {
 		t.Run(string(decision), func(t *testing.T) {
 			t.Parallel()
 			m := newModel(t)
 			n := m.node(0, 0, rendezvous.Params{Min: 1, Max: 1, MaxRestarts: 1}).join()
-			n.until(rendezvous.Run)
+			n.until(job.Run)
 			n.fails(decision)
 			n.until(want)
-			if want == rendezvous.Stop {
-				restarts := n.join().until(rendezvous.Run).Place.RestartCount
+			if want == job.Stop {
+				restarts := n.join().until(job.Run).Place.RestartCount
 				require.Equal(t, decision == rendezvous.RestartCharged, restarts == 1)
 			}
 		})
@@ -167,7 +168,7 @@ func TestConsequenceIsFree(t *testing.T) {
 	m := newModel(t)
 	a, b := m.pair()
 	b.fails(rendezvous.RestartCharged)
-	b.until(rendezvous.Stop)
+	b.until(job.Stop)
 	a.mu.Lock() // its own question comes later than the failure
 	a.turn++
 	a.mu.Unlock()
@@ -194,14 +195,14 @@ func TestPeersFailTogether(t *testing.T) {
 		a, b := pair(t, 1, time.Hour)
 		for epoch := range 2 { // the second has no restart left, and ends
 			a.failsBy(rendezvous.RestartCharged, gone)
-			require.Equal(t, rendezvous.Stop, a.next(patience).Kind)
+			require.Equal(t, job.Stop, a.next(patience).Kind)
 			a.join()
 			b.fails(rendezvous.RestartCharged)
 			if epoch == 0 {
 				run(a, b)
 			}
 		}
-		b.until(rendezvous.Fail)
+		b.until(job.Fail)
 		eventually(t, "the first waits for a node in its place", func() bool {
 			a.mu.Lock()
 			defer a.mu.Unlock()
@@ -222,9 +223,9 @@ func TestPeersFailTogether(t *testing.T) {
 		a, b := pair(t, 1, time.Hour)
 		a.failsBy(rendezvous.RestartCharged, gone)
 		b.failsBy(rendezvous.RestartCharged, gone)
-		a.until(rendezvous.Stop)
+		a.until(job.Stop)
 		require.NoError(t, a.Join(t.Context(), "job", rendezvous.Join{Params: two, Node: a.Service.node,
-			Failures: []rendezvous.Failure{{Rank: 0, Text: "it broke", At: time.Now()}}}))
+			Failures: []job.Failure{{Rank: 0, Text: "it broke", At: time.Now()}}}))
 		run(a, b)
 		require.Equal(t, []int{1, 0}, []int{a.leave().Restarts, b.leave().Restarts})
 	})
@@ -235,7 +236,7 @@ func TestPeersFailTogether(t *testing.T) {
 		b.failsBy(rendezvous.RestartCharged, gone)
 		failed := 0
 		for _, n := range []*node{a, b} {
-			n.until(rendezvous.Stop)
+			n.until(job.Stop)
 			n.join()
 		}
 		eventually(t, "one ends, the other one waits", func() bool {
@@ -243,7 +244,7 @@ func TestPeersFailTogether(t *testing.T) {
 			waits := 0
 			for _, n := range []*node{a, b} {
 				n.mu.Lock()
-				failed += map[bool]int{true: 1}[n.outcome == rendezvous.Failed]
+				failed += map[bool]int{true: 1}[n.outcome == job.Failed]
 				waits += map[bool]int{true: 1}[n.phase == forming]
 				n.mu.Unlock()
 			}
@@ -258,9 +259,9 @@ func TestFailureOfAnOldEpoch(t *testing.T) {
 	a, b := m.pair()
 	old := a.seen
 	b.fails(rendezvous.RestartFree)
-	b.until(rendezvous.Stop)
+	b.until(job.Stop)
 	b.join()
-	a.until(rendezvous.Stop)
+	a.until(job.Stop)
 	a.join()
 	run(a, b)
 	now := a.seen
@@ -316,13 +317,13 @@ func TestMasterRestart(t *testing.T) {
 		m.mu.Lock() // the other one has joined, was told the world, and has come back
 		m.waits, m.round = map[int]int{1: 1}, m.round+1
 		m.mu.Unlock()
-		a.until(rendezvous.Run)
+		a.until(job.Run)
 	})
 	t.Run("leading", func(t *testing.T) {
 		t.Parallel()
 		m := newModel(t)
 		a, b := m.node(0, 0, two).join(), m.node(1, 1, two).join()
-		a.until(rendezvous.Lead)
+		a.until(job.Lead)
 		m.restart()
 		a.ready()
 		run(a, b)
@@ -334,7 +335,7 @@ func TestMasterRestart(t *testing.T) {
 		m.mu.Lock() // the other one has joined, and asks late
 		m.waits[1] = 2
 		m.mu.Unlock()
-		a.until(rendezvous.Run)
+		a.until(job.Run)
 		m.mu.Lock()
 		world, round := m.world, m.round
 		m.mu.Unlock()
@@ -350,7 +351,7 @@ func TestMasterRestart(t *testing.T) {
 		b.mu.Unlock()
 		eventually(t, "the address is there again", func() bool { return m.key("MASTER_ADDR") != "" })
 		require.NoError(t, b.askAddress(t.Context(), b.turn))
-		require.Equal(t, rendezvous.Run, b.dir.Kind)
+		require.Equal(t, job.Run, b.dir.Kind)
 	})
 	t.Run("running", func(t *testing.T) {
 		t.Parallel()
@@ -360,9 +361,9 @@ func TestMasterRestart(t *testing.T) {
 		a.quiet()
 		b.quiet()
 		b.fails(rendezvous.RestartFree)
-		b.until(rendezvous.Stop)
+		b.until(job.Stop)
 		b.join()
-		a.until(rendezvous.Stop)
+		a.until(job.Stop)
 		run(a.join(), b)
 	})
 	for name, dies := range map[string]bool{"the leader leads again": false, "another one leads": true} {
@@ -374,17 +375,17 @@ func TestMasterRestart(t *testing.T) {
 			m.restart()
 			eventually(t, "the leader tells the new master", func() bool { return m.nextKey("MASTER_ADDR") != "" })
 			b.fails(rendezvous.RestartFree)
-			b.until(rendezvous.Stop)
+			b.until(job.Stop)
 			if dies {
 				a.Close()
 				a = m.node(0, 2, two)
 			}
 			b.join()
 			if !dies {
-				a.until(rendezvous.Stop)
+				a.until(job.Stop)
 			}
-			a.join().until(rendezvous.Lead)
-			b.until(rendezvous.Wait)
+			a.join().until(job.Lead)
+			b.until(job.Wait)
 			require.Nil(t, b.next(500*time.Millisecond), "the next address is not there yet")
 			require.Equal(t, dies, m.key("MASTER_ADDR") != "", "who leaves a world takes its address back")
 			a.ready()
@@ -407,8 +408,8 @@ func TestMasterRestart(t *testing.T) {
 		m.mu.Unlock()
 		eventually(t, "it has arrived anew", func() bool { return m.key(numMembers) == "1" })
 		b.succeeds()
-		a.until(rendezvous.Done)
-		b.until(rendezvous.Done)
+		a.until(job.Done)
+		b.until(job.Done)
 	})
 }
 
@@ -436,7 +437,7 @@ func TestMasterDoesNotComeBack(t *testing.T) {
 		a := m.node(0, 0, p).join()
 		eventually(t, "it waits", func() bool { return m.count() == 1 })
 		m.stop()
-		require.Regexp(t, "^no master for ", a.until(rendezvous.Fail).Cause.Text)
+		require.Regexp(t, "^no master for ", a.until(job.Fail).Cause.Text)
 		m.start()
 	})
 	t.Run("ending", func(t *testing.T) {
@@ -446,7 +447,7 @@ func TestMasterDoesNotComeBack(t *testing.T) {
 		run(a, b)
 		a.succeeds()
 		m.stop()
-		a.until(rendezvous.Done)
+		a.until(job.Done)
 		b.quiet() // it works
 		m.start()
 	})
@@ -459,11 +460,11 @@ func TestLeaderDies(t *testing.T) {
 		t.Parallel()
 		m := newModel(t)
 		a, b := m.node(0, 0, two).join(), m.node(1, 1, two).join()
-		a.until(rendezvous.Lead)
+		a.until(job.Lead)
 		a.Close()
 		c := m.node(0, 2, two).join()
-		require.Equal(t, 20000, c.until(rendezvous.Run).Place.MasterPort)
-		b.until(rendezvous.Run)
+		require.Equal(t, 20000, c.until(job.Run).Place.MasterPort)
+		b.until(job.Run)
 	})
 	t.Run("for good", func(t *testing.T) {
 		t.Parallel()
@@ -471,9 +472,9 @@ func TestLeaderDies(t *testing.T) {
 		p := two
 		p.JoinTimeout = 2 * time.Second
 		a, b := m.node(0, 0, p).join(), m.node(1, 1, p).join()
-		a.until(rendezvous.Lead)
+		a.until(job.Lead)
 		a.Close()
-		require.Equal(t, noLeader, b.until(rendezvous.Fail).Cause.Text)
+		require.Equal(t, noLeader, b.until(job.Fail).Cause.Text)
 		eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 1)) == 1 })
 	})
 }
@@ -485,7 +486,7 @@ func TestBarrier(t *testing.T) {
 		m := newModel(t)
 		m.waits[1] = 1 // an agent
 		a := m.node(0, 0, two).join()
-		a.until(rendezvous.Run)
+		a.until(job.Run)
 		return m, a
 	}
 	t.Run("count, the agent first", func(t *testing.T) {
@@ -493,7 +494,7 @@ func TestBarrier(t *testing.T) {
 		m, a := alone(t)
 		m.put(numMembers, "1")
 		a.succeeds()
-		a.until(rendezvous.Done)
+		a.until(job.Done)
 		require.NotEmpty(t, m.key(lastMember), "the agent waits for it")
 	})
 	t.Run("count, the agent last", func(t *testing.T) {
@@ -503,7 +504,7 @@ func TestBarrier(t *testing.T) {
 		eventually(t, "it has arrived", func() bool { return m.key(numMembers) == "1" })
 		a.quiet()
 		m.put(lastMember, "<val_ignored>")
-		a.until(rendezvous.Done)
+		a.until(job.Done)
 	})
 	t.Run("a key for every member", func(t *testing.T) {
 		t.Parallel()
@@ -513,7 +514,7 @@ func TestBarrier(t *testing.T) {
 		require.NotEmpty(t, m.key(terminalState+"0"))
 		a.quiet()
 		m.put(terminalState+"1", "1")
-		a.until(rendezvous.Done)
+		a.until(job.Done)
 	})
 	t.Run("lost counts", func(t *testing.T) {
 		t.Parallel()
@@ -522,8 +523,8 @@ func TestBarrier(t *testing.T) {
 		a, b := m.pair()
 		a.succeeds()
 		b.succeeds()
-		a.until(rendezvous.Done)
-		b.until(rendezvous.Done)
+		a.until(job.Done)
+		b.until(job.Done)
 	})
 	t.Run("the other one fails", func(t *testing.T) {
 		t.Parallel()
@@ -531,13 +532,13 @@ func TestBarrier(t *testing.T) {
 		a, b := m.pair()
 		a.succeeds()
 		b.fails(rendezvous.RestartFree)
-		b.until(rendezvous.Stop)
+		b.until(job.Stop)
 		b.join()
 		run(a, b)
 		a.succeeds()
 		b.succeeds()
-		a.until(rendezvous.Done)
-		b.until(rendezvous.Done)
+		a.until(job.Done)
+		b.until(job.Done)
 	})
 	t.Run("the other one is silent", func(t *testing.T) {
 		t.Parallel()
@@ -547,7 +548,7 @@ func TestBarrier(t *testing.T) {
 		a.mu.Lock()
 		a.since = a.since.Add(-barrierTime)
 		a.mu.Unlock()
-		a.until(rendezvous.Done)
+		a.until(job.Done)
 	})
 }
 
@@ -557,8 +558,8 @@ func TestJoinTimeout(t *testing.T) {
 	p := two
 	p.JoinTimeout = time.Second
 	a := m.node(0, 0, p).join()
-	fail := a.until(rendezvous.Fail)
-	require.Equal(t, rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: "too few nodes within 1s: need 2 to 2"},
+	fail := a.until(job.Fail)
+	require.Equal(t, job.Cause{Kind: job.CauseTimeout, Text: "too few nodes within 1s: need 2 to 2"},
 		*fail.Cause)
 	eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 0)) == 1 })
 	requireTimedOut(t, training, m.told("NodeFailure", 0)[0])
@@ -592,7 +593,7 @@ func TestSpare(t *testing.T) {
 	m.waits[5], m.world = 1, []pyproto.Pair{{Key: 0, Value: 1}, {Key: 1, Value: 2}}
 	m.mu.Unlock()
 	spare := m.node(5, 5, p).join()
-	require.Equal(t, rendezvous.Wait, spare.next(patience).Kind)
+	require.Equal(t, job.Wait, spare.next(patience).Kind)
 	require.Nil(t, spare.next(3*time.Second))
 }
 
@@ -605,24 +606,24 @@ func TestStoppingJob(t *testing.T) {
 	m.mu.Unlock()
 	a.quiet()
 	b.fails(rendezvous.RestartFree)
-	b.until(rendezvous.Stop)
+	b.until(job.Stop)
 	b.join()
-	require.Equal(t, "the master is ending the job", b.until(rendezvous.Fail).Cause.Text)
+	require.Equal(t, "the master is ending the job", b.until(job.Fail).Cause.Text)
 	a.succeeds()
 	m.put(lastMember, "x")
-	a.until(rendezvous.Done)
+	a.until(job.Done)
 }
 
 func TestActions(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		class, content string
-		want           rendezvous.Kind
+		want           job.Kind
 	}{
-		{"NodeAction", `{"action_type":"restart_worker","reason":"a hang"}`, rendezvous.Stop},
-		{"NodeAction", `{"action_type":"relaunch_worker","reason":"a hang"}`, rendezvous.Fail},
-		{"JobAbortionAction", `{"reason":"a hang"}`, rendezvous.Fail},
-		{"JobRestartAction", `{"reason":"a hang"}`, rendezvous.Fail},
+		{"NodeAction", `{"action_type":"restart_worker","reason":"a hang"}`, job.Stop},
+		{"NodeAction", `{"action_type":"relaunch_worker","reason":"a hang"}`, job.Fail},
+		{"JobAbortionAction", `{"reason":"a hang"}`, job.Fail},
+		{"JobRestartAction", `{"reason":"a hang"}`, job.Fail},
 		{"NodeAction", `{"action_type":"collect_metric"}`, ""},
 		{"EventAction", `{"event_type":"x"}`, ""},
 		{"NoAction", `{}`, ""},
@@ -632,19 +633,19 @@ func TestActions(t *testing.T) {
 			t.Parallel()
 			m := newModel(t)
 			n := m.node(0, 3, rendezvous.Params{Min: 1, Max: 1}).join()
-			n.until(rendezvous.Run)
+			n.until(job.Run)
 			m.ask(3, c.class, c.content)
 			if c.want == "" {
 				n.quiet()
 				return
 			}
 			d := n.until(c.want)
-			require.Equal(t, rendezvous.CauseOperator, d.Cause.Kind)
+			require.Equal(t, job.CauseOperator, d.Cause.Kind)
 			require.Contains(t, d.Cause.Text, c.class+" (a hang)")
-			if c.want == rendezvous.Stop {
+			if c.want == job.Stop {
 				m.ask(3, c.class, c.content)
 				n.quiet() // there is nothing to restart
-				require.Zero(t, n.join().until(rendezvous.Run).Place.RestartCount)
+				require.Zero(t, n.join().until(job.Run).Place.RestartCount)
 				return
 			}
 			n.leave()
@@ -658,12 +659,12 @@ func TestActionAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	m := newModel(t)
 	n := m.node(0, 3, rendezvous.Params{Min: 1, Max: 1}).join()
-	n.until(rendezvous.Run)
+	n.until(job.Run)
 	n.succeeds()
-	n.until(rendezvous.Done)
+	n.until(job.Done)
 	m.ask(3, "JobAbortionAction", `{}`)
 	n.quiet()
-	require.Equal(t, rendezvous.Succeeded, n.leave().Outcome)
+	require.Equal(t, job.Succeeded, n.leave().Outcome)
 }
 
 func TestNodeError(t *testing.T) {
@@ -671,9 +672,9 @@ func TestNodeError(t *testing.T) {
 	m := newModel(t)
 	a, b := m.pair()
 	require.NoError(t, a.Report(t.Context(), "job", rendezvous.Barred{Reason: "slow"}))
-	require.Equal(t, rendezvous.CauseCheck, a.until(rendezvous.Bar).Cause.Kind)
+	require.Equal(t, job.CauseCheck, a.until(job.Bar).Cause.Kind)
 	require.NoError(t, b.Order(t.Context(), rendezvous.Order{Kind: rendezvous.OrderBar, Text: "unkillable"}))
-	b.until(rendezvous.Bar)
+	b.until(job.Bar)
 	require.Error(t, b.Order(t.Context(), rendezvous.Order{Kind: rendezvous.OrderPause}))
 	for id, text := range []string{"CheckFailure: slow", "NodeFault: unkillable"} {
 		told := m.told("NodeFailure", id)
@@ -713,7 +714,7 @@ func TestLeaveTellsOfFailures(t *testing.T) {
 		done := make(chan error)
 		ev := b.failing(rendezvous.Permanent, "it broke")
 		go func() { done <- b.Report(ctx, "job", ev) }()
-		b.until(rendezvous.Fail)
+		b.until(job.Fail)
 		eventually(t, "the master hears of it", func() bool { return len(m.told("NodeFailure", 1)) == 1 })
 		answer := func() { close(m.slow) }
 		if ends {
@@ -744,9 +745,9 @@ func TestLeave(t *testing.T) {
 	n.leave()
 	require.Empty(t, m.events(0))
 	n = m.node(0, 1, rendezvous.Params{Min: 1, Max: 1}).join()
-	n.until(rendezvous.Run)
+	n.until(job.Run)
 	n.fails(rendezvous.RestartFree)
-	n.until(rendezvous.Stop)
+	n.until(job.Stop)
 	n.leave()
 	require.Equal(t, []string{"WAIT_PRE_CHECK", "FAILED_EXITED"}, m.events(1))
 }
@@ -758,21 +759,21 @@ func TestPreCheck(t *testing.T) {
 	m.check = "CHECKING"
 	n := m.node(0, 0, rendezvous.Params{Min: 1, Max: 1}).join()
 	eventually(t, "questions", func() bool { return len(m.told("PreCheckRequest", 0)) > 3 })
-	require.Equal(t, rendezvous.Wait, n.next(patience).Kind)
+	require.Equal(t, job.Wait, n.next(patience).Kind)
 	require.Equal(t, []string{"WAIT_PRE_CHECK"}, m.events(0))
 	m.mu.Lock()
 	m.check = "PASS"
 	m.mu.Unlock()
-	n.until(rendezvous.Run)
+	n.until(job.Run)
 	require.Equal(t, []string{"WAIT_PRE_CHECK"}, m.events(0))
 }
 
 // TestProcessErrors: the master's json.loads reads it whatever the workers have said, and it loses nothing of the form.
 func TestProcessErrors(t *testing.T) {
 	t.Parallel()
-	var many []rendezvous.Failure
+	var many []job.Failure
 	for rank := range 64 {
-		many = append(many, rendezvous.Failure{Rank: rank, Text: strings.Repeat("\x01ü\"", 800), At: time.Now()})
+		many = append(many, job.Failure{Rank: rank, Text: strings.Repeat("\x01ü\"", 800), At: time.Now()})
 	}
 	for n := range many {
 		text := processErrors(many[:n])

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -57,9 +58,9 @@ func (w world) base(group int) (n int) {
 	return n
 }
 
-func (w world) place(restarts int) *rendezvous.Place {
+func (w world) place(restarts int) *job.Place {
 	base := w.base(w.own)
-	return &rendezvous.Place{
+	return &job.Place{
 		GroupRank: w.own, GroupWorldSize: len(w.seats), RankBase: base, WorldSize: w.size, RoleRankBase: base,
 		RoleWorldSize: w.size, RestartCount: restarts, MasterAddr: w.addr, MasterPort: w.port, WorkerStore: true,
 	}
@@ -203,10 +204,10 @@ func (s *Service) formed(w world, mine, stopping bool, turn int) string {
 	case len(w.seats) > 0:
 		s.since = time.Now() // a spare: no limit of the join counts
 	case stopping:
-		s.fail(rendezvous.Cause{Kind: rendezvous.CauseOperator, Text: "the master is ending the job"})
+		s.fail(job.Cause{Kind: job.CauseOperator, Text: "the master is ending the job"})
 	case time.Since(s.since) > s.params.JoinTimeout:
 		text := fmt.Sprintf("too few nodes within %s: need %d to %d", s.params.JoinTimeout, s.params.Min, s.params.Max)
-		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: text})
+		s.fail(job.Cause{Kind: job.CauseTimeout, Text: text})
 		return text
 	}
 	return ""
@@ -231,11 +232,11 @@ func (s *Service) waitingFor(ctx context.Context, name string) (int, error) {
 func (s *Service) sealed(w world) {
 	s.world, s.barrier = w, barrier{}
 	s.epochs++
-	s.dir.EpochID = rendezvous.EpochID{Term: s.term, Round: max(w.round, 1), Epoch: s.epochs}
+	s.dir.EpochID = job.EpochID{Term: s.term, Round: max(w.round, 1), Epoch: s.epochs}
 	s.failures = nil
 	if w.own == 0 {
 		s.enter(leading)
-		s.direct(rendezvous.Directive{Kind: rendezvous.Lead})
+		s.direct(rendezvous.Directive{Kind: job.Lead})
 		return
 	}
 	s.enter(following)
@@ -308,7 +309,7 @@ func (s *Service) hide(ctx context.Context) error {
 func (s *Service) begin(addr string, port int) {
 	s.world.addr, s.world.port, s.ran = addr, port, s.dir.EpochID
 	s.enter(running)
-	s.direct(rendezvous.Directive{Kind: rendezvous.Run, Cause: s.cause})
+	s.direct(rendezvous.Directive{Kind: job.Run, Cause: s.cause})
 	s.cause = nil
 }
 
@@ -343,17 +344,17 @@ func (s *Service) askAddress(ctx context.Context, turn int) error {
 
 // past reports whether an epoch has run here already. Then its leader has told the address to a master that was started
 // again, and has not taken it back, as when it has died.
-func (s *Service) past(e rendezvous.EpochID) bool {
+func (s *Service) past(e job.EpochID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return e.Round > 0 && e.Term == s.ran.Term && e.Epoch <= s.ran.Epoch
 }
 
 // epoch is what the leader calls the epoch; zero where it is an agent of DLRover's, who has no name for it.
-func (s *Service) epoch(ctx context.Context, w world) (e rendezvous.EpochID, err error) {
+func (s *Service) epoch(ctx context.Context, w world) (e job.EpochID, err error) {
 	text, err := s.text(ctx, w.key(epochKey))
 	if n, _ := fmt.Sscanf(text, "%d.%d.%d", &e.Term, &e.Round, &e.Epoch); n < 3 || e.Round < 1 || e.Epoch < 0 {
-		return rendezvous.EpochID{}, err
+		return job.EpochID{}, err
 	}
 	return e, err
 }
@@ -400,7 +401,7 @@ func (s *Service) leaderless(ctx context.Context, turn int, err error) error {
 		}
 		s.enter(next)
 	default:
-		s.fail(rendezvous.Cause{Kind: rendezvous.CauseTimeout, Text: noLeader})
+		s.fail(job.Cause{Kind: job.CauseTimeout, Text: noLeader})
 	}
 	s.mu.Unlock()
 	if late == 0 {
@@ -415,7 +416,7 @@ const noLeader = "the node of the first rank has not told where the workers meet
 // publish says who this node is. It is for presets that need the table of the world: that it does not come about is
 // noticed by who asks for it.
 func (s *Service) publish(ctx context.Context, w world) {
-	m := rendezvous.Member{GroupRank: w.own, Node: s.node.Name, Addr: s.node.Addr, Addrs: s.node.Addrs,
+	m := job.Member{GroupRank: w.own, Node: s.node.Name, Addr: s.node.Addr, Addrs: s.node.Addrs,
 		RankBase: w.base(w.own), Slots: w.seats[w.own].slots, Role: s.node.Role, Ports: s.node.Ports, Bases: s.node.Bases}
 	data, err := json.Marshal(m)
 	if err == nil {
@@ -429,10 +430,10 @@ func (s *Service) publish(ctx context.Context, w world) {
 // tableTime bounds the wait for what other launchers say of themselves; agents say nothing.
 const tableTime = 5 * time.Second
 
-func (s *Service) members(ctx context.Context, w world) ([]rendezvous.Member, error) {
+func (s *Service) members(ctx context.Context, w world) ([]job.Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, tableTime)
 	defer cancel()
-	ms := make([]rendezvous.Member, len(w.seats))
+	ms := make([]job.Member, len(w.seats))
 	for i, at := range w.seats {
 		ms[i] = s.member(ctx, w, i)
 		ms[i].GroupRank, ms[i].RankBase, ms[i].Slots = i, w.base(i), at.slots
@@ -440,8 +441,8 @@ func (s *Service) members(ctx context.Context, w world) ([]rendezvous.Member, er
 	return ms, nil
 }
 
-func (s *Service) member(ctx context.Context, w world, group int) rendezvous.Member {
-	m := rendezvous.Member{Node: fmt.Sprintf("node-%d", w.seats[group].rank)}
+func (s *Service) member(ctx context.Context, w world, group int) job.Member {
+	m := job.Member{Node: fmt.Sprintf("node-%d", w.seats[group].rank)}
 	for {
 		v, err := s.get(ctx, w.key(memberKey(group)))
 		if data := pyproto.BytesOf(v); err == nil && len(data) > 0 {
