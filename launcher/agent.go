@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
@@ -40,7 +41,7 @@ type Agent struct {
 	stopped   chan stopResult
 	checked   chan *check
 	worlds    chan *fetch
-	notices   <-chan Notice // nil if no part wants them
+	notices   <-chan job.Notice // nil if no part wants them
 	errs      chan error
 	// announced carries the answer of the rendezvous to this node's announcement that it will leave.
 	announced chan error
@@ -64,9 +65,9 @@ type Agent struct {
 	success  bool // the workers of this epoch succeeded; the others are waited for
 	result   *Result
 
-	barred      *BarInfo // the Bar that counts
-	failedCheck string   // why this node has not passed its newest check
-	unknown     []Kind   // of directives, that have been logged
+	barred      *job.Cause // the Bar that counts
+	failedCheck string     // why this node has not passed its newest check
+	unknown     []job.Kind // of directives, that have been logged
 }
 
 func now() time.Time { return time.Now() }
@@ -152,7 +153,7 @@ func (a *Agent) next() {
 
 // onDirective applies a duty, after the workers of another epoch have ended, or the check of this node.
 func (a *Agent) onDirective(d Directive) {
-	if a.strange(d.Kind) || d.Kind == Run && same(d, a.last) {
+	if a.strange(d.Kind) || d.Kind == job.Run && same(d, a.last) {
 		return // a daemon that was started again confirms what runs, or has run
 	}
 	if d.Leave != "" {
@@ -171,16 +172,16 @@ func (a *Agent) onDirective(d Directive) {
 	case waits:
 	case a.check != nil:
 		a.check.cancel()
-	case !a.group.stopping && d.Kind == Done && d.Rules.LetRun && a.group.left > 0:
+	case !a.group.stopping && d.Kind == job.Done && d.Rules.LetRun && a.group.left > 0:
 		a.letRun = &d
 		a.log.Info("the job has succeeded; the workers that are left run to their end, which does not count",
 			"left", a.group.left)
 	case !a.group.stopping:
-		cause := d.Cause
-		if d.Kind == Done {
+		cause := d.Cause.Text
+		if d.Kind == job.Done {
 			cause = cmp.Or(cause, "the job has succeeded")
 		}
-		a.success = d.Kind == Done && len(a.group.workers) == 0 // what serves others may end by itself
+		a.success = d.Kind == job.Done && len(a.group.workers) == 0 // what serves others may end by itself
 		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", cause)
 		a.stopFor(a.group, d)
 	}
@@ -189,11 +190,11 @@ func (a *Agent) onDirective(d Directive) {
 // stopFor stops a group because of a directive.
 func (a *Agent) stopFor(g *group, d Directive) {
 	g.again.Store(d.restarts() && a.signal == 0)
-	if d.CauseKind == CauseFailure {
-		a.stopFailed(g, verdict.Failure{}, d.Cause)
+	if d.Cause.Kind == job.CauseFailure {
+		a.stopFailed(g, verdict.Failure{}, d.Cause.Text)
 		return
 	}
-	if d.CauseKind == CauseLeave && !g.stopping { // all nodes save in one step
+	if d.Cause.Kind == job.CauseLeave && !g.stopping { // all nodes save in one step
 		a.tellStopped(a.stopInfo(g, true))
 	}
 	if a.signal != 0 {
@@ -254,7 +255,7 @@ func (a *Agent) unusable(err error) {
 func (a *Agent) stopInfo(g *group, early bool) StopInfo {
 	info := StopInfo{Epoch: g.epoch, Reason: a.whyStopped(g), Early: early, Leaving: a.signal != 0}
 	if a.pending != nil {
-		info.CauseKind = a.pending.CauseKind
+		info.CauseKind = a.pending.Cause.Kind
 	}
 	return info
 }
@@ -272,9 +273,9 @@ func (a *Agent) whyStopped(g *group) string {
 		return "the workers have ended"
 	case a.signal != 0:
 		return a.why
-	case a.pending != nil && a.pending.Cause != "":
-		return a.pending.Cause
-	case a.pending != nil && a.pending.Kind == Done:
+	case a.pending != nil && a.pending.Cause.Text != "":
+		return a.pending.Cause.Text
+	case a.pending != nil && a.pending.Kind == job.Done:
 		return "the job has succeeded"
 	case g.fault != "":
 		return g.fault
@@ -286,41 +287,41 @@ func (a *Agent) whyStopped(g *group) string {
 func (a *Agent) apply(d Directive) {
 	a.dropFetch()
 	switch d.Kind {
-	case Wait:
+	case job.Wait:
 		a.wait(d)
-	case Lead:
+	case job.Lead:
 		a.lead(d)
-	case Run:
+	case job.Run:
 		a.run(d)
-	case Check:
+	case job.Check:
 		a.startCheck(d)
-	case Bar:
+	case job.Bar:
 		a.bar(d)
-	case Stop:
+	case job.Stop:
 		a.rejoin(d)
-	case Done:
-		if d.CauseKind == CauseEnded {
-			a.log.Warn(d.Cause)
+	case job.Done:
+		if d.Cause.Kind == job.CauseEnded {
+			a.log.Warn(d.Cause.Text)
 		}
 		a.leave(d, "done")
-	case Fail:
+	case job.Fail:
 		a.leave(d, "the job failed")
 	}
 }
 
 func (a *Agent) wait(d Directive) {
 	a.unbar()
-	if _, ordered := orderReason(d.CauseKind); ordered {
-		a.log.Warn("waiting; no workers are started for now", "cause", d.Cause, "kind", d.CauseKind)
+	if _, ordered := orderReason(d.Cause.Kind); ordered {
+		a.log.Warn("waiting; no workers are started for now", "cause", d.Cause.Text, "kind", d.Cause.Kind)
 		return
 	}
-	if d.CauseKind == CauseFailure || d.CauseKind == CauseBudget {
+	if d.Cause.Kind == job.CauseFailure || d.Cause.Kind == job.CauseBudget {
 		a.log.Warn("the job is held after a failure; to go on: dlroverctl resume, to end it: dlroverctl stop",
-			"cause", d.Cause)
+			"cause", d.Cause.Text)
 		return
 	}
-	if d.Cause != "" {
-		a.log.Warn("still waiting for the other nodes", "cause", d.Cause)
+	if d.Cause.Text != "" {
+		a.log.Warn("still waiting for the other nodes", "cause", d.Cause.Text)
 		return
 	}
 	level := slog.LevelDebug
@@ -382,8 +383,8 @@ func (a *Agent) logStart(g *group) {
 	e, p := g.epoch, g.epoch.Place
 	attrs := []any{"round", e.Round, "epoch", e.Epoch, "node", p.GroupRank, "nodes", p.GroupWorldSize,
 		"ranks", e.ranks(a.cfg.Slots), "restarts", p.RestartCount, "executable", g.path}
-	if e.Cause != "" {
-		attrs = append(attrs, "cause", e.Cause)
+	if e.Cause.Text != "" {
+		attrs = append(attrs, "cause", e.Cause.Text)
 	}
 	if a.cfg.LogsKept {
 		attrs = append(attrs, "logs", g.attempt.Dir())
@@ -410,13 +411,13 @@ func (a *Agent) leave(d Directive, reason string) {
 	if err != nil {
 		a.log.Debug("leave", "err", err)
 	}
-	if d.Kind == Done {
+	if d.Kind == job.Done {
 		a.end(Result{Reason: policy.Success})
 		return
 	}
 	ev.Failures = merge(ev.Failures, a.fails)
-	if d.CauseKind == CauseHang {
-		ev.Hung = cmp.Or(ev.Hung, d.Cause)
+	if d.Cause.Kind == job.CauseHang {
+		ev.Hung = cmp.Or(ev.Hung, d.Cause.Text)
 	}
 	a.end(a.failed(d, verdict.Judge(ev)))
 }
@@ -424,13 +425,13 @@ func (a *Agent) leave(d Directive, reason string) {
 // failed is the result of a job that failed as d says.
 func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 	res := Result{
-		Reason: reasonOf(v, d.CauseKind), Blame: a.blameOf(v, d.CauseKind), Verdict: v.Line(), Judged: v,
+		Reason: reasonOf(v, d.Cause.Kind), Blame: a.blameOf(v, d.Cause.Kind), Verdict: v.Line(), Judged: v,
 		Local: a.fails, Root: rootOf(a.fails, v),
 	}
-	if _, ordered := orderReason(d.CauseKind); ordered && d.Cause != "" || v.Root == nil && v.Loss == nil {
-		res.Verdict = d.Cause
-	} else if d.CauseKind == CauseBudget {
-		res.Verdict += "; " + d.Cause
+	if _, ordered := orderReason(d.Cause.Kind); ordered && d.Cause.Text != "" || v.Root == nil && v.Loss == nil {
+		res.Verdict = d.Cause.Text
+	} else if d.Cause.Kind == job.CauseBudget {
+		res.Verdict += "; " + d.Cause.Text
 	}
 	if a.failedCheck == "" {
 		return res

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
@@ -34,8 +35,8 @@ func TestMain(m *testing.M) {
 type fakeRdzv struct {
 	dirs     chan Directive
 	err      error
-	notices  chan Notice
-	world    []Member
+	notices  chan job.Notice
+	world    []job.Member
 	worldErr error
 
 	mu       sync.Mutex
@@ -47,19 +48,23 @@ type fakeRdzv struct {
 
 func newFakeRdzv(maxRestarts int) *fakeRdzv {
 	s := &fakeRdzv{dirs: make(chan Directive, 8), max: maxRestarts}
-	s.d = Directive{Kind: Lead, Round: 1, Place: Place{GroupWorldSize: 1, WorldSize: 2, RoleWorldSize: 2}}
+	place := job.Place{GroupWorldSize: 1, WorldSize: 2, RoleWorldSize: 2}
+	s.d = Directive{Kind: job.Lead, EpochID: job.EpochID{Round: 1}, Place: place}
 	s.dirs <- s.d
 	return s
 }
 
-func (s *fakeRdzv) tell(k Kind, cause string) {
+// because is a cause of no node.
+func because(k job.CauseKind, text string) job.Cause { return job.Cause{Kind: k, Text: text} }
+
+func (s *fakeRdzv) tell(k job.Kind, cause string) {
 	d := s.d
-	d.Kind, d.Cause = k, cause
+	d.Kind, d.Cause.Text = k, cause
 	s.dirs <- d
 }
 
 // order is tell from outside of a call.
-func (s *fakeRdzv) order(k Kind, cause string) {
+func (s *fakeRdzv) order(k job.Kind, cause string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tell(k, cause)
@@ -85,7 +90,7 @@ func (s *fakeRdzv) Ready(_ context.Context, d Directive, addr string, port int) 
 	defer s.note("ready")()
 	s.d = d
 	s.d.Place.MasterAddr, s.d.Place.MasterPort = addr, port
-	s.tell(Run, d.Cause)
+	s.tell(job.Run, d.Cause.Text)
 	return nil
 }
 
@@ -93,9 +98,9 @@ func (s *fakeRdzv) Failing(_ context.Context, _ Directive, a policy.Action, fs [
 	defer s.note("failing: %s", a)()
 	s.failures = append(s.failures, fs...)
 	if a == policy.Fail || s.d.Place.RestartCount >= s.max {
-		s.tell(Fail, "over")
+		s.tell(job.Fail, "over")
 	} else {
-		s.tell(Stop, fs[0].Reason())
+		s.tell(job.Stop, fs[0].Reason())
 	}
 	return nil
 }
@@ -105,13 +110,13 @@ func (s *fakeRdzv) Rejoin(_ context.Context, _ Directive, fs []verdict.Failure) 
 	s.failures = append(s.failures, fs...)
 	s.d.Epoch++
 	s.d.Place.RestartCount++
-	s.tell(Lead, "")
+	s.tell(job.Lead, "")
 	return nil
 }
 
 func (s *fakeRdzv) Success(context.Context, Directive) error {
 	defer s.note("success")()
-	s.tell(Done, "")
+	s.tell(job.Done, "")
 	return nil
 }
 
@@ -126,7 +131,7 @@ func (s *fakeRdzv) RankFailed(
 	defer s.note("rank failed: %s, %d left", a, left)()
 	s.failures = append(s.failures, fs...)
 	if left == 0 {
-		s.tell(Fail, "over")
+		s.tell(job.Fail, "over")
 	}
 	return nil
 }
@@ -165,12 +170,12 @@ func (s *fakeRdzv) Bar(_ context.Context, reason string) error {
 	return nil
 }
 
-func (s *fakeRdzv) World(context.Context) ([]Member, error) {
+func (s *fakeRdzv) World(context.Context) ([]job.Member, error) {
 	defer s.note("world")()
 	return s.world, s.worldErr
 }
 
-func (s *fakeRdzv) Notices() <-chan Notice { return s.notices }
+func (s *fakeRdzv) Notices() <-chan job.Notice { return s.notices }
 
 func (s *fakeRdzv) said() []string {
 	s.mu.Lock()
@@ -339,7 +344,7 @@ func TestRestartMeIsFree(t *testing.T) {
 func TestStopFromOutsideRestartsTheWorkers(t *testing.T) {
 	r := newRig(t,
 		`echo x >> $DIR/starts.$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; : > $DIR/up.$RANK; exec sleep 60`, 0)
-	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
+	r.whenUp(t, func() { r.fakeRdzv.order(job.Stop, "the world grows") })
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.Equal(t, "x\nx\n", r.read(t, "starts.0"))
 	require.Empty(t, r.fakeRdzv.failures, "workers that were stopped have not failed")
@@ -380,7 +385,7 @@ func TestProgramThatCannotStart(t *testing.T) {
 func TestConfirmationOfTheRunningEpochChangesNothing(t *testing.T) {
 	r := newRig(t, `echo x >> $DIR/starts.$RANK; : > $DIR/up.$RANK; while [ ! -e $DIR/go ]; do sleep 0.01; done`, 0)
 	r.whenUp(t, func() {
-		r.fakeRdzv.order(Run, "")
+		r.fakeRdzv.order(job.Run, "")
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600))
 	})
 	require.Equal(t, policy.Success, r.run(t).Reason)
@@ -393,9 +398,9 @@ func TestAnEpochNeverRunsTwice(t *testing.T) {
 	r := newRig(t,
 		`echo x >> $DIR/starts.$RANK; trap 'sleep 0.2; exit 0' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
 	r.whenUp(t, func() {
-		r.fakeRdzv.order(Stop, "the world grows")
-		r.fakeRdzv.order(Run, "late")
-		r.fakeRdzv.order(Fail, "over")
+		r.fakeRdzv.order(job.Stop, "the world grows")
+		r.fakeRdzv.order(job.Run, "late")
+		r.fakeRdzv.order(job.Fail, "over")
 	})
 	r.run(t)
 	require.Equal(t, "x\n", r.read(t, "starts.0"))
@@ -482,7 +487,7 @@ func TestConfigErrors(t *testing.T) {
 
 // What outlives an epoch in the store is of no use once another node has served one.
 func TestWhichEpochFollows(t *testing.T) {
-	at := func(round, epoch int) Directive { return Directive{Round: round, Epoch: epoch} }
+	at := func(round, epoch int) Directive { return Directive{EpochID: job.EpochID{Round: round, Epoch: epoch}} }
 	for _, c := range []struct {
 		led, next Directive
 		want      bool

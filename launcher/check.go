@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 )
 
@@ -25,7 +26,7 @@ func (a *Agent) startCheck(d Directive) {
 		a.clear(CheckResult{})
 		return
 	}
-	a.log.Info("checking this node", "cause", d.Cause)
+	a.log.Info("checking this node", "cause", d.Cause.Text)
 	ctx, cancel := context.WithCancel(a.ctx)
 	c := &check{cancel: cancel}
 	a.check = c
@@ -155,21 +156,20 @@ func (a *Agent) doubt(d named[Doubter]) string {
 // bar carries out a Bar on a node without workers: it says so, once, and leaves if a check is the cause, unless others
 // depend on this launcher.
 func (a *Agent) bar(d Directive) {
-	info := BarInfo{d.Cause, d.CauseKind}
-	if d.CauseKind == CauseCheck && a.failedCheck == "" {
-		a.failedCheck = d.Cause
+	if d.Cause.Kind == job.CauseCheck && a.failedCheck == "" {
+		a.failedCheck = d.Cause.Text
 	}
-	if a.barred != nil && *a.barred == info {
+	if a.barred != nil && *a.barred == d.Cause {
 		return
 	}
-	a.barred = &info
-	a.observe(func(o Observer) { o.Barred(info) })
+	a.barred = &d.Cause
+	a.observe(func(o Observer) { o.Barred(d.Cause) })
 	switch {
-	case d.CauseKind != CauseCheck:
-		a.log.Warn("this node gets no workers", "cause", d.Cause, "kind", d.CauseKind)
+	case d.Cause.Kind != job.CauseCheck:
+		a.log.Warn("this node gets no workers", "cause", d.Cause.Text, "kind", d.Cause.Kind)
 	case a.cfg.StayWhenBarred:
 		a.log.Warn("this node gets no workers; it stays, because other nodes depend on it, and ends with the job",
-			"cause", d.Cause, "kind", d.CauseKind)
+			"cause", d.Cause.Text, "kind", d.Cause.Kind)
 	default:
 		a.leaveBarred()
 	}
@@ -193,8 +193,8 @@ func (a *Agent) unbar() { a.barred, a.failedCheck = nil, "" }
 const maxStrange = 16
 
 // strange reports whether k is of a later version of the rendezvous, which is said once. Such a duty changes nothing.
-func (a *Agent) strange(k Kind) bool {
-	if slices.Contains([]Kind{Wait, Lead, Run, Stop, Done, Fail, Check, Bar}, k) {
+func (a *Agent) strange(k job.Kind) bool {
+	if slices.Contains([]job.Kind{job.Wait, job.Lead, job.Run, job.Stop, job.Done, job.Fail, job.Check, job.Bar}, k) {
 		return false
 	}
 	if len(a.unknown) < maxStrange && !slices.Contains(a.unknown, k) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
@@ -95,11 +96,12 @@ func TestNothingElseIsExamined(t *testing.T) {
 func TestExaminationOnTheOtherNodes(t *testing.T) {
 	const cause = "rank 9 (node 1 gpu-07, local rank 1) failed: RuntimeError: Operation timed out! (exit code 1)"
 	for _, tc := range []struct {
-		cause, kind string
-		want        []string
+		cause string
+		kind  job.CauseKind
+		want  []string
 	}{
-		{cause, CauseFailure, []string{"epoch 0, 2 pids: " + cause}},
-		{"rank 9 (node 1 gpu-07, local rank 1) failed: RuntimeError: Connection closed by peer", CauseFailure, nil},
+		{cause, job.CauseFailure, []string{"epoch 0, 2 pids: " + cause}},
+		{"rank 9 (node 1 gpu-07, local rank 1) failed: RuntimeError: Connection closed by peer", job.CauseFailure, nil},
 		{cause, "growth", nil},
 	} {
 		r := newRig(t, `: > $DIR/up.$RANK; exec sleep 60`, 0)
@@ -109,7 +111,7 @@ func TestExaminationOnTheOtherNodes(t *testing.T) {
 			r.fakeRdzv.mu.Lock()
 			defer r.fakeRdzv.mu.Unlock()
 			d := r.fakeRdzv.d
-			d.Kind, d.Cause, d.CauseKind = Fail, tc.cause, tc.kind
+			d.Kind, d.Cause.Text, d.Cause.Kind = job.Fail, tc.cause, tc.kind
 			r.fakeRdzv.dirs <- d
 		})
 		r.run(t)

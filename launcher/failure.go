@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
@@ -182,14 +183,14 @@ func (a *Agent) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stde
 }
 
 // reasonOf classifies the end of the job for --exit-code-policy.
-func reasonOf(v verdict.Verdict, causeKind string) policy.Reason {
+func reasonOf(v verdict.Verdict, causeKind job.CauseKind) policy.Reason {
 	if r, ordered := orderReason(causeKind); ordered {
 		return r
 	}
 	switch {
 	case v.Loss != nil:
 		return policy.NodeLost
-	case causeKind == CauseTimeout:
+	case causeKind == job.CauseTimeout:
 		return policy.RendezvousTimeout
 	case v.Root == nil:
 		return policy.RendezvousClosed
@@ -205,17 +206,17 @@ func reasonOf(v verdict.Verdict, causeKind string) policy.Reason {
 }
 
 // orderReason is the reason of a job that something outside of it has ended; false if its own nodes and workers did.
-func orderReason(causeKind string) (policy.Reason, bool) {
+func orderReason(causeKind job.CauseKind) (policy.Reason, bool) {
 	switch causeKind {
-	case CauseCheck:
+	case job.CauseCheck:
 		return policy.TooFewPassed, true
-	case CauseHang:
+	case job.CauseHang:
 		return policy.Hung, true
-	case CauseDeadline:
+	case job.CauseDeadline:
 		return policy.Deadline, true
-	case CauseNoStep:
+	case job.CauseNoStep:
 		return policy.NoFirstStep, true
-	case CauseOperator:
+	case job.CauseOperator:
 		return policy.OperatorStop, true
 	}
 	return 0, false
@@ -223,8 +224,8 @@ func orderReason(causeKind string) (policy.Reason, bool) {
 
 // blameOf says whether a machine has ended the job, and whose, for --exit-code-policy=dlrover. This node is to blame
 // also when another one, which failed in the same way, was the first.
-func (a *Agent) blameOf(v verdict.Verdict, causeKind string) policy.Blame {
-	if _, ordered := orderReason(causeKind); ordered || causeKind == CauseTimeout || v.Root == nil {
+func (a *Agent) blameOf(v verdict.Verdict, causeKind job.CauseKind) policy.Blame {
+	if _, ordered := orderReason(causeKind); ordered || causeKind == job.CauseTimeout || v.Root == nil {
 		return policy.Nobody
 	}
 	switch own := a.hasFailed(v.Class); {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 )
 
@@ -37,11 +38,11 @@ func (g *group) failed(act policy.Action) {
 
 // restarts reports whether a directive stops workers so that others follow them, and nobody's order.
 func (d Directive) restarts() bool {
-	switch d.CauseKind {
-	case CauseOperator, CauseCheck, CauseDeadline, CauseNoStep, CauseTimeout:
+	switch d.Cause.Kind {
+	case job.CauseOperator, job.CauseCheck, job.CauseDeadline, job.CauseNoStep, job.CauseTimeout:
 		return false
 	}
-	return d.Kind == Stop
+	return d.Kind == job.Stop
 }
 
 // patience closes over when the workers of g, which have just got the signal, are to be killed: by a second signal, or

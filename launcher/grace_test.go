@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 )
 
@@ -23,17 +24,17 @@ func TestRestartGrace(t *testing.T) {
 		`while [ ! -e $DIR/go ]; do sleep 0.01; done; : > $DIR/late.$RANK`
 	for name, c := range map[string]struct {
 		change    func(*Config)
-		kind      Kind
-		causeKind string
+		kind      job.Kind
+		causeKind job.CauseKind
 		quick     bool
 	}{
-		"nothing is known": {func(*Config) {}, Stop, "node-loss", false},
-		"it was asked for": {func(c *Config) { c.Restart.Always = true }, Stop, "node-loss", true},
-		"the preset":       {func(c *Config) { c.Preset.QuickRestart = true }, Stop, "node-leave", true},
-		"a save":           {func(c *Config) { c.Parts = []Part{saver{true}} }, Stop, "growth", true},
-		"no save":          {func(c *Config) { c.Parts = []Part{saver{false}} }, Stop, "hang", false},
-		"a pause":          {func(c *Config) { c.Restart.Always = true }, Stop, "operator", false},
-		"the end":          {func(c *Config) { c.Restart.Always = true }, Fail, "node-loss", false},
+		"nothing is known": {func(*Config) {}, job.Stop, "node-loss", false},
+		"it was asked for": {func(c *Config) { c.Restart.Always = true }, job.Stop, "node-loss", true},
+		"the preset":       {func(c *Config) { c.Preset.QuickRestart = true }, job.Stop, "node-leave", true},
+		"a save":           {func(c *Config) { c.Parts = []Part{saver{true}} }, job.Stop, "growth", true},
+		"no save":          {func(c *Config) { c.Parts = []Part{saver{false}} }, job.Stop, "hang", false},
+		"a pause":          {func(c *Config) { c.Restart.Always = true }, job.Stop, "operator", false},
+		"the end":          {func(c *Config) { c.Restart.Always = true }, job.Fail, "node-loss", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, catches, 0)
@@ -55,11 +56,11 @@ func TestRestartGrace(t *testing.T) {
 	}
 }
 
-func (s *fakeRdzv) orderFor(k Kind, causeKind string) {
+func (s *fakeRdzv) orderFor(k job.Kind, causeKind job.CauseKind) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d := s.d
-	d.Kind, d.CauseKind = k, causeKind
+	d.Kind, d.Cause.Kind = k, causeKind
 	s.dirs <- d
 }
 
@@ -88,7 +89,7 @@ func TestNoRestartGraceAtTheEnd(t *testing.T) {
 		"not charged": {policy.RestartFree, 2, true},
 		"for good":    {policy.Fail, 0, false},
 	} {
-		g := &group{epoch: Epoch{Directive: Directive{MaxRestarts: 2, Place: Place{RestartCount: c.spent}}}}
+		g := &group{epoch: Epoch{Directive: Directive{MaxRestarts: 2, Place: job.Place{RestartCount: c.spent}}}}
 		g.failed(c.act)
 		require.Equal(t, c.restarts, g.again.Load(), name)
 	}

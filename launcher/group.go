@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -175,7 +176,7 @@ func attemptName(run string, d Directive) string {
 }
 
 // presetWorld is a world as presets see it.
-func presetWorld(world []Member) []preset.Node {
+func presetWorld(world []job.Member) []preset.Node {
 	nodes := make([]preset.Node, len(world))
 	for i, m := range world {
 		nodes[i] = preset.Node{GroupRank: m.GroupRank, Addr: m.Addr, RankBase: m.RankBase, Slots: m.Slots, Ports: m.Ports}
@@ -196,7 +197,7 @@ func (c *Config) withArgs(argv []string, own int, v preset.Vars) []string {
 }
 
 // Vars are the values that a worker's environment is made of.
-func (c *Config) Vars(p Place, localRank int, errorFile string) preset.Vars {
+func (c *Config) Vars(p job.Place, localRank int, errorFile string) preset.Vars {
 	return preset.Vars{
 		LocalRank: localRank, LocalWorldSize: c.Slots,
 		Rank: p.RankBase + localRank, WorldSize: p.WorldSize,

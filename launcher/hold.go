@@ -17,14 +17,6 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// Command is what workers execute instead of what this node was started with.
-type Command struct {
-	// Program is a program or a script with arguments; empty: this node's.
-	Program []string
-	// Args follow it. Nil: this node's if Program is empty, else none.
-	Args []string
-}
-
 // Program is what a Command comes to on this node: see Config.
 type Program struct {
 	Path string

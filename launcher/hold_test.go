@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
@@ -44,7 +45,7 @@ func TestAShellReadsTheEnvironment(t *testing.T) {
 }
 
 // holdRun makes the rendezvous of a rig hold the run.
-func (s *fakeRdzv) holdRun(hold bool, c *Command) {
+func (s *fakeRdzv) holdRun(hold bool, c *job.Command) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.d.Hold, s.d.Command = hold, c
@@ -59,7 +60,7 @@ func TestAHeldNodeStartsNoWorkers(t *testing.T) {
 	r := newRig(t, "echo worker >> $DIR/ran", 0)
 	r.cfg.Meanwhile = []string{"/bin/sh", "-c", `cp $DLROVER_ENV_DIR/*.sh .; echo $DLROVER_ENV_DIR > dir; exec sleep 60`}
 	r.cfg.Dir = r.dir
-	r.cfg.Resolve = func(c Command) (Program, error) {
+	r.cfg.Resolve = func(c job.Command) (Program, error) {
 		return Program{Path: "/bin/sh", Args: append([]string{"sh", "-c"}, c.Program...)}, nil
 	}
 	r.fakeRdzv.holdRun(true, nil)
@@ -76,8 +77,8 @@ func TestAHeldNodeStartsNoWorkers(t *testing.T) {
 	require.Contains(t, string(env), "export RANK='1'\n")
 	require.Contains(t, string(env), "export MASTER_PORT='4242'\n")
 
-	r.fakeRdzv.holdRun(false, &Command{Program: []string{"echo other >> ran"}})
-	r.fakeRdzv.order(Stop, "go")
+	r.fakeRdzv.holdRun(false, &job.Command{Program: []string{"echo other >> ran"}})
+	r.fakeRdzv.order(job.Stop, "go")
 	require.Equal(t, policy.Success, (<-done).Reason)
 	ran, err := os.ReadFile(filepath.Join(r.dir, "ran"))
 	require.NoError(t, err)
@@ -88,8 +89,8 @@ func TestAHeldNodeStartsNoWorkers(t *testing.T) {
 
 func TestACommandThatCannotBeFound(t *testing.T) {
 	r := newRig(t, "true", 3)
-	r.cfg.Resolve = func(Command) (Program, error) { return Program{}, errors.New("no such program") }
-	r.fakeRdzv.holdRun(false, &Command{Program: []string{"x"}})
+	r.cfg.Resolve = func(job.Command) (Program, error) { return Program{}, errors.New("no such program") }
+	r.fakeRdzv.holdRun(false, &job.Command{Program: []string{"x"}})
 	res := r.run(t)
 	require.Equal(t, policy.CannotExecute, res.Reason)
 	require.Contains(t, res.Local[0].Message, "no such program")
@@ -102,9 +103,9 @@ func TestANodeIsDrained(t *testing.T) {
 	go func() { done <- r.run(t) }()
 	r.up(t)
 	r.fakeRdzv.mu.Lock()
-	r.fakeRdzv.d.Leave, r.fakeRdzv.d.CauseKind = "mend the fan", CauseLeave
+	r.fakeRdzv.d.Leave, r.fakeRdzv.d.Cause.Kind = "mend the fan", job.CauseLeave
 	r.fakeRdzv.mu.Unlock()
-	r.fakeRdzv.order(Stop, "node 0 is leaving")
+	r.fakeRdzv.order(job.Stop, "node 0 is leaving")
 	res := <-done
 	require.Equal(t, policy.Signaled(int(syscall.SIGTERM)), res.Reason)
 	require.Equal(t, "drained: mend the fan", res.Left)

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/filetimer"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
@@ -26,38 +27,18 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// Kind is what the rendezvous tells this node to do.
-type Kind string
-
-// The kinds of a Directive.
-const (
-	Wait Kind = "wait" // joined; no world yet, or a hot spare
-	Lead Kind = "lead" // rank 0 of a sealed world: clear the store, report Ready
-	Run  Kind = "run"  // start the workers of (Round, Epoch)
-	Stop Kind = "stop" // end the workers and join again
-	Done Kind = "done" // the whole job succeeded
-	Fail Kind = "fail" // the whole job failed: end the workers and leave
-	// Check: examine this node and answer with Cleared or Barred; any newer directive ends it.
-	Check Kind = "check"
-	Bar   Kind = "bar" // stay without workers until there is another directive
-)
-
 // Directive is the present duty of this node.
 type Directive struct {
-	Kind Kind
-	// Term, Round and Epoch name an epoch; Term tells the histories of a daemon that
-	// was started again apart.
-	Term         uint64
-	Round, Epoch int
-	Place        Place // for Lead and Run
-	MaxRestarts  int   // of the whole job
-	// Cause says in one line why; CauseKind classifies it: CauseFailure, node-loss, node-leave, growth, refusal (of
-	// another node, with Wait), one of the kinds below, or "".
-	Cause, CauseKind string
+	job.EpochID
+	Kind        job.Kind
+	Place       job.Place // for Lead and Run
+	MaxRestarts int       // of the whole job
+	// Cause says why; zero if nobody has said. That of a Wait may be the refusal of another node.
+	Cause job.Cause
 	// Hold, with Run: the run is held, so that no workers are started.
 	Hold bool
 	// Command is what workers execute; nil: Config.Path and Args.
-	Command *Command
+	Command *job.Command
 	// Leave says why this node shall leave the job, "" if it shall not.
 	Leave string
 	// Rules are the run's, for who has to act on them before the rendezvous does.
@@ -79,38 +60,6 @@ type Rules struct {
 	Tolerate bool
 	// Alone: with a Success of "rank0" or "node0", an epoch that no restart may follow goes on when other workers fail.
 	Alone bool
-}
-
-// The kinds of causes that decide how workers are stopped.
-const (
-	CauseFailure = "worker-failure" // of any node
-	CauseLeave   = "node-leave"     // a node leaves, and may still be there
-)
-
-// CauseEnded comes with Done: the job had succeeded before this node came to it.
-const CauseEnded = "ended"
-
-// The kinds of causes that decide about the exit status.
-const (
-	CauseTimeout  = "timeout"       // too few nodes in time
-	CauseCheck    = "check"         // checks of nodes that did not pass
-	CauseHang     = "hang"          // workers that made no progress
-	CauseDeadline = "deadline"      // the job has taken too long
-	CauseNoStep   = "no-first-step" // the job has not begun to train in time
-	CauseOperator = "operator"      // somebody's order
-	CauseBudget   = "budget"        // workers failed, and no restart was left; the cause says by which bound
-)
-
-// Place is this node's position in the world.
-type Place struct {
-	GroupRank, GroupWorldSize   int
-	RankBase, WorldSize         int
-	RoleRankBase, RoleWorldSize int
-	RestartCount                int
-	MasterAddr                  string
-	MasterPort                  int
-	// WorkerStore: the first worker serves the workers' store, instead of its launcher.
-	WorkerStore bool
 }
 
 // Rendezvous is how a node takes part in its run. Every method but Directives may block
@@ -138,9 +87,9 @@ type Rendezvous interface {
 	// Bar keeps every launcher of this node's name without workers until somebody unbars the name.
 	Bar(ctx context.Context, reason string) error
 	// World is the newest world that was sealed, by group rank.
-	World(ctx context.Context) ([]Member, error)
+	World(ctx context.Context) ([]job.Member, error)
 	// Notices carries messages beside the directives; nil if nobody reads them.
-	Notices() <-chan Notice
+	Notices() <-chan job.Notice
 	// Leaving says that this node will leave within grace: the workers of all nodes are told to end.
 	Leaving(ctx context.Context, reason string, grace time.Duration) error
 	Leave(ctx context.Context, reason string, failures []verdict.Failure) (verdict.Evidence, error)
@@ -206,7 +155,7 @@ type Config struct {
 	// Substitute replaces ${local_rank} in an argument.
 	Substitute func(arg string, localRank int) string
 	// Resolve finds what a Command executes. Required if directives bring commands.
-	Resolve func(Command) (Program, error)
+	Resolve func(job.Command) (Program, error)
 	// Meanwhile is the argv of what runs while the run is held; nil: nothing does.
 	Meanwhile []string
 	// Leaves carries reasons, in a few words, to leave the job; nil: there are none but signals and orders.

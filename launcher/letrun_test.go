@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/verdict"
 )
@@ -19,7 +20,7 @@ func (s *fakeRdzv) done() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d := s.d
-	d.Kind, d.Rules.LetRun = Done, true
+	d.Kind, d.Rules.LetRun = job.Done, true
 	s.dirs <- d
 }
 
@@ -87,7 +88,7 @@ func TestALeaveShortensTheGraceOfAStop(t *testing.T) {
 	r := newRig(t, `trap ': > $DIR/told.$RANK' TERM; : > $DIR/up.$RANK; while :; do sleep 0.01; done`, 0)
 	r.cfg.ShutdownTimeout, r.cfg.LeaveGrace = time.Hour, 200*time.Millisecond
 	r.cfg.Restart.Grace = time.Hour
-	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
+	r.whenUp(t, func() { r.fakeRdzv.order(job.Stop, "the world grows") })
 	r.when(t, "told.0", func() { r.signals <- syscall.SIGTERM })
 	res := r.run(t)
 	require.Equal(t, policy.Signaled(15), res.Reason)

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"dlrover-run/internal/job"
 	"syscall"
 	"time"
 
@@ -29,7 +30,7 @@ type Observer interface {
 	// Checked: a check of this node has given an answer that counts.
 	Checked(CheckInfo)
 	// Barred: this node was told to stay without workers.
-	Barred(BarInfo)
+	Barred(job.Cause)
 	// Faulted: a part of the launcher has ended the epoch as failed.
 	Faulted(FaultInfo)
 	// Decided: a rule of the policy has said what the failure of a worker leads to.
@@ -56,10 +57,10 @@ type SuccessInfo struct{ Epoch Epoch }
 // StopInfo tells of the end of an epoch's workers.
 type StopInfo struct {
 	Epoch     Epoch
-	Reason    string // why they have ended, in a few words
-	CauseKind string // of the directive that stopped them; "" if none did
-	Early     bool   // they have not ended: a signal is about to end them
-	Leaving   bool   // this node leaves the job
+	Reason    string        // why they have ended, in a few words
+	CauseKind job.CauseKind // of the directive that stopped them; "" if none did
+	Early     bool          // they have not ended: a signal is about to end them
+	Leaving   bool          // this node leaves the job
 }
 
 // SignalInfo tells of a signal that ends this node's part.
@@ -89,9 +90,6 @@ type CheckInfo struct {
 	CheckResult
 	Took time.Duration
 }
-
-// BarInfo tells why this node gets no workers.
-type BarInfo struct{ Cause, CauseKind string }
 
 // FaultInfo tells of a failure that a part has found.
 type FaultInfo struct {
@@ -136,7 +134,7 @@ func (NopObserver) TimerExpired(TimerInfo) {}
 func (NopObserver) Checked(CheckInfo) {}
 
 // Barred implements Observer.
-func (NopObserver) Barred(BarInfo) {}
+func (NopObserver) Barred(job.Cause) {}
 
 // Faulted implements Observer.
 func (NopObserver) Faulted(FaultInfo) {}

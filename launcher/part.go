@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
@@ -119,17 +120,7 @@ type Excuser interface {
 type Progresser interface {
 	// Progress is that of the newest epoch that had workers, also after their end. It is called by any goroutine, before a
 	// failure is reported, and must be quick.
-	Progress() Progress
-}
-
-// Progress is how far the workers of one epoch have come.
-type Progress struct {
-	// Step is the number of steps of the optimizer since they were started; Stepping: it is known.
-	Step     int64
-	Stepping bool
-	// Checkpoint is the step of the newest checkpoint that all workers of this node have saved; Saving: there is one.
-	Checkpoint int64
-	Saving     bool
+	Progress() job.Progress
 }
 
 // Noticer gets every notice that the rendezvous sends to this node.
@@ -159,22 +150,8 @@ type Ending struct {
 type Epoch struct {
 	Directive // of kind Run
 	// World is every node by group rank, this one included; nil unless a WorldNeeder asks for it.
-	World []Member
+	World []job.Member
 }
-
-// Member is one node of a world.
-type Member struct {
-	GroupRank       int
-	Node            string // what people call it
-	Addr            string // where other nodes reach it
-	RankBase, Slots int    // its workers have the ranks from RankBase to RankBase+Slots-1
-	Role            string
-	Ports           []int // free TCP ports that its workers may listen on
-	Bases           []int // ports from which on enough are free for the collectives of its devices
-}
-
-// Notice is a short message of the rendezvous beside the directives.
-type Notice struct{ Topic, Body string }
 
 // EndParts ends the parts, the last one first, after the job's verdict has been told.
 func EndParts(parts []Part, e Ending) {

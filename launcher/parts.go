@@ -3,6 +3,8 @@ package launcher
 import (
 	"errors"
 	"fmt"
+
+	"dlrover-run/internal/job"
 )
 
 // parts are Config.Parts by what they take part in.
@@ -99,7 +101,7 @@ func (a *Agent) observe(tell func(Observer)) {
 }
 
 // onNotice passes a notice on; the channel closes with the directives'.
-func (a *Agent) onNotice(n Notice, ok bool) {
+func (a *Agent) onNotice(n job.Notice, ok bool) {
 	if !ok {
 		a.notices = nil
 		return

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
@@ -83,8 +84,8 @@ func TestPartsAreCalledInOrder(t *testing.T) {
 		`: > $DIR/up.$RANK; exec sleep 60`, 0)
 	p := &everything{name: "all", procs: r.cfg.Processes}
 	r.cfg.Parts = []Part{p}
-	r.fakeRdzv.world = []Member{{Node: "node-x", Slots: 2}}
-	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
+	r.fakeRdzv.world = []job.Member{{Node: "node-x", Slots: 2}}
+	r.whenUp(t, func() { r.fakeRdzv.order(job.Stop, "the world grows") })
 	res := r.run(t)
 	require.Equal(t, policy.Success, res.Reason)
 	EndParts(r.cfg.Parts, Ending{Result: res})
@@ -112,10 +113,10 @@ func (p *stopper) Name() string         { return "stopper" }
 func (p *stopper) Stopped(why StopInfo) { p.write("%s %t", why.Reason, why.Early) }
 
 func TestStopSaysItsCause(t *testing.T) {
-	a := &Agent{pending: &Directive{Kind: Stop, Cause: "scaled", CauseKind: CauseOperator}}
-	info := a.stopInfo(&group{epoch: Epoch{Directive: Directive{Round: 3}}}, false)
-	require.Equal(t, StopInfo{Epoch: Epoch{Directive: Directive{Round: 3}}, Reason: "scaled", CauseKind: CauseOperator},
-		info)
+	a := &Agent{pending: &Directive{Kind: job.Stop, Cause: because(job.CauseOperator, "scaled")}}
+	e := Epoch{Directive: Directive{EpochID: job.EpochID{Round: 3}}}
+	require.Equal(t, StopInfo{Epoch: e, Reason: "scaled", CauseKind: job.CauseOperator},
+		a.stopInfo(&group{epoch: e}, false))
 }
 
 // watcher is a part that does one thing as soon as workers run.
@@ -225,7 +226,7 @@ func TestWatcherThatDoesNotReturnIsLeftBehind(t *testing.T) {
 			<-block
 		}
 	})}
-	r.whenUp(t, func() { r.fakeRdzv.order(Stop, "the world grows") })
+	r.whenUp(t, func() { r.fakeRdzv.order(job.Stop, "the world grows") })
 	begun := time.Now()
 	require.Equal(t, policy.Success, r.run(t).Reason)
 	require.GreaterOrEqual(t, time.Since(begun), partGrace)
@@ -250,7 +251,7 @@ func (o *observed) TimerExpired(i TimerInfo) {
 	o.write("timer %s of %d after %s: %s", i.Scope, i.Worker.Rank, i.After, i.Signal)
 }
 func (o *observed) Checked(i CheckInfo) { o.write("checked %q %t %s", i.Part, i.Passed, i.Reason) }
-func (o *observed) Barred(i BarInfo)    { o.write("barred %s: %s", i.CauseKind, i.Cause) }
+func (o *observed) Barred(c job.Cause)  { o.write("barred %s: %s", c.Kind, c.Text) }
 func (o *observed) Faulted(i FaultInfo) {
 	o.write("faulted %s rank %d: %s", i.Part, i.Failure.Rank, i.Action)
 }
@@ -283,7 +284,7 @@ func TestObserversHearOfSignals(t *testing.T) {
 
 func TestNobodyToTellCostsNothing(t *testing.T) {
 	a := &Agent{log: slog.New(slog.DiscardHandler)}
-	g := &group{epoch: Epoch{Directive: Directive{Round: 1}}}
+	g := &group{epoch: Epoch{Directive: Directive{EpochID: job.EpochID{Round: 1}}}}
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		a.observe(func(o Observer) { o.Started(StartInfo{Epoch: g.epoch, PIDs: g.pids()}) })
 		a.tellStopped(StopInfo{Epoch: g.epoch})
@@ -400,10 +401,10 @@ func TestChecksAreAnswered(t *testing.T) {
 		bubble(t, name, func(t *testing.T) {
 			b, seen := newBare(tt.parts...), &observed{}
 			b.cfg.Observers = []Observer{seen}
-			b.begin(t, Directive{Kind: Check})
+			b.begin(t, Directive{Kind: job.Check})
 			require.Equal(t, []string{tt.want}, b.said())
 			require.Equal(t, tt.seen, seen.read())
-			b.tell(Directive{Kind: Done})
+			b.tell(Directive{Kind: job.Done})
 			require.Equal(t, Result{Reason: policy.Success}, <-b.done)
 		})
 	}
@@ -432,10 +433,10 @@ func TestNewerDirectiveEndsACheck(t *testing.T) {
 			<-ctx.Done()
 			return CheckResult{}, ctx.Err()
 		}})
-		b.begin(t, Directive{Kind: Check}, Directive{Kind: Wait, Cause: "a spare"})
+		b.begin(t, Directive{Kind: job.Check}, Directive{Kind: job.Wait, Cause: job.Cause{Text: "a spare"}})
 		require.Contains(t, b.log.String(), "a spare")
 		require.Empty(t, b.said(), "its answer does not count")
-		b.tell(Directive{Kind: Done})
+		b.tell(Directive{Kind: job.Done})
 		<-b.done
 		require.NotContains(t, b.log.String(), "does not return")
 	})
@@ -448,7 +449,8 @@ func TestCheckThatDoesNotEndIsLeftBehind(t *testing.T) {
 			<-block
 			return CheckResult{Passed: true}, nil
 		}}, says("next", CheckResult{Reason: "never asked"}, nil))
-		b.begin(t, Directive{Kind: Check}, Directive{Kind: Wait}, Directive{Kind: Wait, Cause: "the newest"})
+		b.begin(t, Directive{Kind: job.Check}, Directive{Kind: job.Wait},
+			Directive{Kind: job.Wait, Cause: job.Cause{Text: "the newest"}})
 		require.NotContains(t, b.log.String(), "the newest")
 		time.Sleep(partGrace)
 		synctest.Wait()
@@ -458,7 +460,7 @@ func TestCheckThatDoesNotEndIsLeftBehind(t *testing.T) {
 		require.Empty(t, b.said(), "a late answer does not count")
 		require.Equal(t, 1, strings.Count(b.log.String(), "does not return"))
 		require.Contains(t, b.log.String(), "part=stubborn")
-		b.tell(Directive{Kind: Done})
+		b.tell(Directive{Kind: job.Done})
 		<-b.done
 	})
 }
@@ -471,7 +473,7 @@ func TestSignalEndsACheck(t *testing.T) {
 		}})
 		signals := make(chan os.Signal, 1)
 		b.cfg.Signals, b.cfg.Terminate = signals, func(os.Signal) bool { return true }
-		b.begin(t, Directive{Kind: Check})
+		b.begin(t, Directive{Kind: job.Check})
 		signals <- syscall.SIGTERM
 		require.Equal(t, policy.Signaled(15), (<-b.done).Reason)
 		require.Equal(t, []string{"leave: received SIGTERM"}, b.said())
@@ -481,9 +483,9 @@ func TestSignalEndsACheck(t *testing.T) {
 func TestWaitSaysWhatFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBare()
-		b.begin(t, Directive{Kind: Wait}, Directive{Kind: Wait, Cause: "paused by alice", CauseKind: CauseOperator},
-			Directive{Kind: Wait, Cause: "node-y was refused", CauseKind: "refusal"},
-			Directive{Kind: Wait, Cause: "rank 3 failed", CauseKind: CauseFailure}, Directive{Kind: Done})
+		b.begin(t, Directive{Kind: job.Wait}, Directive{Kind: job.Wait, Cause: because(job.CauseOperator, "paused by alice")},
+			Directive{Kind: job.Wait, Cause: because("refusal", "node-y was refused")},
+			Directive{Kind: job.Wait, Cause: because(job.CauseFailure, "rank 3 failed")}, Directive{Kind: job.Done})
 		<-b.done
 		require.Regexp(t, `(?s)INFO msg="waiting for the other nodes".*WARN msg="waiting; `+
 			`no workers are started for now" cause="paused by alice" kind=operator`+
@@ -496,13 +498,14 @@ func TestBarIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, seen := newBare(), &observed{}
 		b.cfg.Observers, b.cfg.StayWhenBarred = []Observer{seen}, true
-		bar := Directive{Kind: Bar, Cause: "disk full", CauseKind: CauseOperator}
-		b.begin(t, bar, bar, Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}, Directive{Kind: Wait}, bar)
+		bar := Directive{Kind: job.Bar, Cause: because(job.CauseOperator, "disk full")}
+		b.begin(t, bar, bar, Directive{Kind: job.Bar, Cause: because(job.CauseCheck, "node-x: slow")},
+			Directive{Kind: job.Wait}, bar)
 		require.Equal(t, []string{"barred operator: disk full", "barred check: node-x: slow", "barred operator: disk full"},
 			seen.read())
 		require.Equal(t, 3, strings.Count(b.log.String(), "this node gets no workers"))
 		require.Equal(t, 1, strings.Count(b.log.String(), "it stays, because other nodes depend on it"))
-		b.tell(Directive{Kind: Done})
+		b.tell(Directive{Kind: job.Done})
 		<-b.done
 	})
 }
@@ -517,11 +520,11 @@ func TestBarredLauncherLeaves(t *testing.T) {
 	}{
 		"its own check": {
 			[]Part{says("speed", CheckResult{Reason: "GPU 3 is slow"}, nil)},
-			[]Directive{{Kind: Check}, {Kind: Bar, Cause: "speed: GPU 3 is slow", CauseKind: CauseCheck}},
+			[]Directive{{Kind: job.Check}, {Kind: job.Bar, Cause: because(job.CauseCheck, "speed: GPU 3 is slow")}},
 			"speed: GPU 3 is slow", []string{"barred: speed: GPU 3 is slow", "leave: its check has not passed"}},
 		"somebody else": {
 			[]Part{checker{"net", func(ctx context.Context) (CheckResult, error) { <-ctx.Done(); return CheckResult{}, nil }}},
-			[]Directive{{Kind: Check}, {Kind: Bar, Cause: "it does not take part", CauseKind: CauseCheck}},
+			[]Directive{{Kind: job.Check}, {Kind: job.Bar, Cause: because(job.CauseCheck, "it does not take part")}},
 			"it does not take part", []string{"leave: its check has not passed"}},
 	} {
 		bubble(t, name, func(t *testing.T) {
@@ -541,16 +544,17 @@ func TestBarredLauncherLeaves(t *testing.T) {
 
 // A launcher on which others depend ends with the job: with its check as the reason if that has failed.
 func TestBarredLauncherThatStays(t *testing.T) {
-	for kind, want := range map[Kind]policy.Reason{Done: policy.Success, Fail: policy.NodeCheckFailed} {
+	for kind, want := range map[job.Kind]policy.Reason{job.Done: policy.Success, job.Fail: policy.NodeCheckFailed} {
 		bubble(t, string(kind), func(t *testing.T) {
 			b := newBare(says("speed", CheckResult{Reason: "GPU 3 is slow"}, nil))
 			b.cfg.StayWhenBarred = true
-			b.begin(t, Directive{Kind: Check}, Directive{Kind: Bar, Cause: "speed: GPU 3 is slow", CauseKind: CauseCheck})
+			b.begin(t, Directive{Kind: job.Check},
+				Directive{Kind: job.Bar, Cause: because(job.CauseCheck, "speed: GPU 3 is slow")})
 			require.Contains(t, b.log.String(), "it stays")
-			b.tell(Directive{Kind: kind, Cause: "too few", CauseKind: CauseCheck})
+			b.tell(Directive{Kind: kind, Cause: because(job.CauseCheck, "too few")})
 			res := <-b.done
 			require.Equal(t, want, res.Reason)
-			require.Equal(t, kind == Fail, strings.Contains(res.Verdict, "speed: GPU 3 is slow"))
+			require.Equal(t, kind == job.Fail, strings.Contains(res.Verdict, "speed: GPU 3 is slow"))
 			require.NoError(t, res.Err)
 		})
 	}
@@ -597,11 +601,11 @@ func TestDoubts(t *testing.T) {
 		bubble(t, name, func(t *testing.T) {
 			b := newBare(tt.parts...)
 			b.cfg.Rendezvous = &joinsOnly{b, nil}
-			b.begin(t, Directive{Kind: Stop, Round: 1})
+			b.begin(t, Directive{Kind: job.Stop, EpochID: job.EpochID{Round: 1}})
 			time.Sleep(doubtTime + partGrace)
 			synctest.Wait()
 			require.Equal(t, tt.want, b.said())
-			b.tell(Directive{Kind: Done})
+			b.tell(Directive{Kind: job.Done})
 			<-b.done
 			time.Sleep(time.Minute) // what was left behind ends
 		})
@@ -613,7 +617,7 @@ func TestDoubtThatCannotBeTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBare(doubter{"nic", func(context.Context) string { return "down" }})
 		b.cfg.Rendezvous = &joinsOnly{b, errors.New("gone")}
-		b.begin(t, Directive{Kind: Stop, Round: 1})
+		b.begin(t, Directive{Kind: job.Stop, EpochID: job.EpochID{Round: 1}})
 		require.EqualError(t, (<-b.done).Err, "rejoin: gone")
 	})
 }
@@ -622,7 +626,7 @@ func TestDoubtThatCannotBeTold(t *testing.T) {
 func TestJobThatEndsByChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBare()
-		b.begin(t, Directive{Kind: Fail, Cause: "too few; node-y is barred: slow", CauseKind: CauseCheck})
+		b.begin(t, Directive{Kind: job.Fail, Cause: because(job.CauseCheck, "too few; node-y is barred: slow")})
 		res := <-b.done
 		require.Equal(t, policy.TooFewPassed, res.Reason)
 		require.Equal(t, "too few; node-y is barred: slow", res.Verdict)
@@ -634,16 +638,16 @@ type gated struct{ *fakeRdzv }
 
 func (g *gated) Cleared(context.Context, CheckResult) error {
 	defer g.note("cleared")()
-	g.tell(Lead, "")
+	g.tell(job.Lead, "")
 	return nil
 }
 
 func TestBarredNodeThatPassesGetsWorkers(t *testing.T) {
 	r := newRig(t, `exit 0`, 0)
 	lead := <-r.fakeRdzv.dirs
-	require.Equal(t, Lead, lead.Kind)
-	r.fakeRdzv.dirs <- Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}
-	r.fakeRdzv.dirs <- Directive{Kind: Check}
+	require.Equal(t, job.Lead, lead.Kind)
+	r.fakeRdzv.dirs <- Directive{Kind: job.Bar, Cause: because(job.CauseCheck, "node-x: slow")}
+	r.fakeRdzv.dirs <- Directive{Kind: job.Check}
 	r.cfg.StayWhenBarred = true
 	r.cfg.Rendezvous, r.cfg.Parts = &gated{r.fakeRdzv}, []Part{says("speed", CheckResult{Passed: true}, nil)}
 	require.Equal(t, Result{Reason: policy.Success}, r.run(t))
@@ -668,41 +672,43 @@ func TestUnknownDirectiveIsSaidOnceAndChangesNothing(t *testing.T) {
 func TestUnknownDirectivesAreBounded(t *testing.T) {
 	a := &Agent{log: slog.New(slog.DiscardHandler)}
 	for i := range 1000 {
-		require.True(t, a.strange(Kind(fmt.Sprint(i))))
+		require.True(t, a.strange(job.Kind(fmt.Sprint(i))))
 	}
 	require.Len(t, a.unknown, maxStrange)
-	for _, k := range []Kind{Wait, Lead, Run, Stop, Done, Fail, Check, Bar} {
+	for _, k := range []job.Kind{job.Wait, job.Lead, job.Run, job.Stop, job.Done, job.Fail, job.Check, job.Bar} {
 		require.False(t, a.strange(k))
 	}
 }
 
 func TestReasonsOfFailure(t *testing.T) {
-	fail := func(kind string) Directive { return Directive{Kind: Fail, Cause: "because", CauseKind: kind} }
-	bar := Directive{Kind: Bar, Cause: "node-x: slow", CauseKind: CauseCheck}
+	fail := func(kind job.CauseKind) Directive {
+		return Directive{Kind: job.Fail, Cause: because(kind, "because")}
+	}
+	bar := Directive{Kind: job.Bar, Cause: because(job.CauseCheck, "node-x: slow")}
 	for name, tt := range map[string]struct {
 		told    []Directive
 		parts   []Part
 		want    policy.Reason
 		verdict string
 	}{
-		"timeout":   {[]Directive{fail(CauseTimeout)}, nil, policy.RendezvousTimeout, "because"},
-		"check":     {[]Directive{fail(CauseCheck)}, nil, policy.TooFewPassed, "because"},
-		"hang":      {[]Directive{fail(CauseHang)}, nil, policy.Hung, "because"},
-		"deadline":  {[]Directive{fail(CauseDeadline)}, nil, policy.Deadline, "because"},
-		"no step":   {[]Directive{fail(CauseNoStep)}, nil, policy.NoFirstStep, "because"},
-		"operator":  {[]Directive{fail(CauseOperator)}, nil, policy.OperatorStop, "because"},
+		"timeout":   {[]Directive{fail(job.CauseTimeout)}, nil, policy.RendezvousTimeout, "because"},
+		"check":     {[]Directive{fail(job.CauseCheck)}, nil, policy.TooFewPassed, "because"},
+		"hang":      {[]Directive{fail(job.CauseHang)}, nil, policy.Hung, "because"},
+		"deadline":  {[]Directive{fail(job.CauseDeadline)}, nil, policy.Deadline, "because"},
+		"no step":   {[]Directive{fail(job.CauseNoStep)}, nil, policy.NoFirstStep, "because"},
+		"operator":  {[]Directive{fail(job.CauseOperator)}, nil, policy.OperatorStop, "because"},
 		"elsewhere": {[]Directive{fail("worker-failure")}, nil, policy.RendezvousClosed, "because"},
-		"barred by a check": {[]Directive{bar, fail(CauseCheck)}, nil, policy.NodeCheckFailed,
+		"barred by a check": {[]Directive{bar, fail(job.CauseCheck)}, nil, policy.NodeCheckFailed,
 			"because; this node had not passed its check: node-x: slow"},
-		"barred by an operator": {[]Directive{{Kind: Bar, CauseKind: CauseOperator}, fail(CauseHang)}, nil,
-			policy.Hung, "because"},
-		"not barred any more": {[]Directive{bar, {Kind: Wait}, fail(CauseHang)}, nil, policy.Hung, "because"},
-		"passed after a bar":  {[]Directive{bar, {Kind: Check}, fail(CauseHang)}, nil, policy.Hung, "because"},
-		"own check": {[]Directive{{Kind: Check}, bar, fail(CauseOperator)},
+		"barred by an operator": {[]Directive{{Kind: job.Bar, Cause: because(job.CauseOperator, "")}, fail(job.CauseHang)},
+			nil, policy.Hung, "because"},
+		"not barred any more": {[]Directive{bar, {Kind: job.Wait}, fail(job.CauseHang)}, nil, policy.Hung, "because"},
+		"passed after a bar":  {[]Directive{bar, {Kind: job.Check}, fail(job.CauseHang)}, nil, policy.Hung, "because"},
+		"own check": {[]Directive{{Kind: job.Check}, bar, fail(job.CauseOperator)},
 			[]Part{says("speed", CheckResult{Reason: "slow"}, nil)}, policy.NodeCheckFailed,
 			"because; this node had not passed its check: speed: slow"},
 		"the cause says it": {[]Directive{bar,
-			{Kind: Fail, Cause: "of 2 nodes 1 passed: node-x: slow", CauseKind: CauseCheck}}, nil, policy.NodeCheckFailed,
+			{Kind: job.Fail, Cause: because(job.CauseCheck, "of 2 nodes 1 passed: node-x: slow")}}, nil, policy.NodeCheckFailed,
 			"of 2 nodes 1 passed: node-x: slow"},
 	} {
 		bubble(t, name, func(t *testing.T) {
@@ -720,13 +726,14 @@ func TestReasonsOfFailure(t *testing.T) {
 func TestOrderExplainsTheEndOfAJob(t *testing.T) {
 	a := &Agent{}
 	v := verdict.Judge(verdict.Evidence{Failures: []verdict.Failure{{Rank: 1, ExitCode: 1, PID: 7}}})
-	res := a.failed(Directive{Cause: "alice: wrong data", CauseKind: CauseOperator}, v)
+	res := a.failed(Directive{Cause: because(job.CauseOperator, "alice: wrong data")}, v)
 	require.Equal(t, policy.OperatorStop, res.Reason)
 	require.Equal(t, "alice: wrong data", res.Verdict)
-	require.Contains(t, a.failed(Directive{CauseKind: CauseHang}, v).Verdict, "rank 1", "an order that does not say why")
-	require.Contains(t, a.failed(Directive{Cause: "c", CauseKind: "worker-failure"}, v).Verdict, "rank 1")
+	require.Contains(t, a.failed(Directive{Cause: because(job.CauseHang, "")}, v).Verdict, "rank 1",
+		"an order that does not say why")
+	require.Contains(t, a.failed(Directive{Cause: because("worker-failure", "c")}, v).Verdict, "rank 1")
 	v = verdict.Judge(verdict.Evidence{Losses: []verdict.Loss{{}}})
-	require.Equal(t, policy.Hung, a.failed(Directive{CauseKind: CauseHang}, v).Reason)
+	require.Equal(t, policy.Hung, a.failed(Directive{Cause: job.Cause{Kind: job.CauseHang}}, v).Reason)
 }
 
 // What ended the job decides the blame; what the workers of this node did decides whose it is.
@@ -746,33 +753,33 @@ func TestBlameOfFailure(t *testing.T) {
 	type failures = []verdict.Failure
 	for name, tt := range map[string]struct {
 		own, others failures
-		kind        string
+		kind        job.CauseKind
 		want        policy.Blame
 	}{
-		"hardware here": {failures{failure(0, 1, xid)}, nil, CauseFailure, policy.OwnHardware},
-		"hardware here, others fail": {failures{failure(0, 1, xid)}, failures{failure(1, 2, plain)}, CauseFailure,
+		"hardware here": {failures{failure(0, 1, xid)}, nil, job.CauseFailure, policy.OwnHardware},
+		"hardware here, others fail": {failures{failure(0, 1, xid)}, failures{failure(1, 2, plain)}, job.CauseFailure,
 			policy.OwnHardware},
-		"hardware elsewhere": {nil, failures{failure(1, 1, xid)}, CauseFailure, policy.OtherHardware},
+		"hardware elsewhere": {nil, failures{failure(1, 1, xid)}, job.CauseFailure, policy.OtherHardware},
 		"hardware elsewhere, and a consequence here": {failures{failure(0, 2, plain)}, failures{failure(1, 1, xid)},
-			CauseBudget, policy.OtherHardware},
-		"hardware here, after that of another": {failures{failure(0, 2, xid)}, failures{failure(1, 1, xid)}, CauseFailure,
+			job.CauseBudget, policy.OtherHardware},
+		"hardware here, after that of another": {failures{failure(0, 2, xid)}, failures{failure(1, 1, xid)}, job.CauseFailure,
 			policy.OwnHardware},
-		"hardware here, after a program": {failures{failure(0, 2, xid)}, failures{failure(1, 1, plain)}, CauseFailure,
+		"hardware here, after a program": {failures{failure(0, 2, xid)}, failures{failure(1, 1, plain)}, job.CauseFailure,
 			policy.Nobody},
-		"memory here":      {failures{failure(0, 1, oom)}, nil, CauseFailure, policy.OwnMemory},
-		"memory elsewhere": {nil, failures{failure(1, 1, oom)}, CauseFailure, policy.Nobody},
+		"memory here":      {failures{failure(0, 1, oom)}, nil, job.CauseFailure, policy.OwnMemory},
+		"memory elsewhere": {nil, failures{failure(1, 1, oom)}, job.CauseFailure, policy.Nobody},
 		"memory elsewhere, and a stopped worker here": {failures{failure(0, 2, stoppedOOM)}, failures{failure(1, 1, oom)},
-			CauseFailure, policy.Nobody},
-		"a program":          {failures{failure(0, 1, plain)}, nil, CauseFailure, policy.Nobody},
-		"an order":           {failures{failure(0, 1, xid)}, nil, CauseOperator, policy.Nobody},
-		"a hang":             {failures{failure(0, 1, xid)}, nil, CauseHang, policy.Nobody},
-		"too few came again": {failures{failure(0, 1, xid)}, nil, CauseTimeout, policy.Nobody},
-		"nothing known":      {nil, nil, CauseFailure, policy.Nobody},
+			job.CauseFailure, policy.Nobody},
+		"a program":          {failures{failure(0, 1, plain)}, nil, job.CauseFailure, policy.Nobody},
+		"an order":           {failures{failure(0, 1, xid)}, nil, job.CauseOperator, policy.Nobody},
+		"a hang":             {failures{failure(0, 1, xid)}, nil, job.CauseHang, policy.Nobody},
+		"too few came again": {failures{failure(0, 1, xid)}, nil, job.CauseTimeout, policy.Nobody},
+		"nothing known":      {nil, nil, job.CauseFailure, policy.Nobody},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := &Agent{fails: tt.own}
 			v := verdict.Judge(verdict.Evidence{Failures: slices.Concat(tt.own, tt.others)})
-			require.Equal(t, tt.want, a.failed(Directive{Cause: "c", CauseKind: tt.kind}, v).Blame)
+			require.Equal(t, tt.want, a.failed(Directive{Cause: because(tt.kind, "c")}, v).Blame)
 		})
 	}
 }
@@ -787,13 +794,13 @@ func TestNoticesReachTheirParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &noticer{}
 		b := newBare(p)
-		b.notices = make(chan Notice, 2)
-		b.notices <- Notice{"stacks", "now"}
-		b.notices <- Notice{"log-level", "debug"}
-		b.begin(t, Directive{Kind: Wait})
+		b.notices = make(chan job.Notice, 2)
+		b.notices <- job.Notice{Topic: "stacks", Body: "now"}
+		b.notices <- job.Notice{Topic: "log-level", Body: "debug"}
+		b.begin(t, Directive{Kind: job.Wait})
 		require.Equal(t, []string{"stacks: now", "log-level: debug"}, p.read())
 		close(b.notices)
-		b.tell(Directive{Kind: Done})
+		b.tell(Directive{Kind: job.Done})
 		<-b.done
 	})
 }
@@ -801,9 +808,9 @@ func TestNoticesReachTheirParts(t *testing.T) {
 func TestNoticesAreOnlyAskedForWhenWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBare()
-		b.notices = make(chan Notice, 1)
-		b.notices <- Notice{}
-		b.begin(t, Directive{Kind: Done})
+		b.notices = make(chan job.Notice, 1)
+		b.notices <- job.Notice{}
+		b.begin(t, Directive{Kind: job.Done})
 		<-b.done
 		require.Len(t, b.notices, 1)
 	})
@@ -817,27 +824,28 @@ func (p *mapped) NeedsWorld() bool { return true }
 func (p *mapped) Starting(e Epoch) { p.write("starting with %d nodes", len(e.World)) }
 
 func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
-	good := []Member{{GroupRank: 0, Slots: 4}, {GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
-	spoil := func(f func(ms []Member)) []Member {
+	good := []job.Member{{GroupRank: 0, Slots: 4}, {GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
+	spoil := func(f func(ms []job.Member)) []job.Member {
 		ms := slices.Clone(good)
 		f(ms)
 		return ms
 	}
 	for name, tt := range map[string]struct {
-		world []Member
+		world []job.Member
 		err   error
 		want  string
 	}{
 		"an error":      {nil, errors.New("gone"), "gone"},
 		"another size":  {good[:1], nil, "it has 1 nodes instead of 2: another world has been sealed meanwhile"},
-		"another order": {spoil(func(ms []Member) { ms[0].GroupRank = 1 }), nil, "its node 0 () has rank 1"},
-		"another base": {spoil(func(ms []Member) { ms[1].RankBase = 2 }), nil,
+		"another order": {spoil(func(ms []job.Member) { ms[0].GroupRank = 1 }), nil, "its node 0 () has rank 1"},
+		"another base": {spoil(func(ms []job.Member) { ms[1].RankBase = 2 }), nil,
 			"its node 1 (b) has rank 1 and 2 workers from rank 2 on"},
-		"another node":      {spoil(func(ms []Member) { ms[1].Slots = 3 }), nil, "its node 1 (b) has rank 1 and 3 workers"},
-		"others may differ": {spoil(func(ms []Member) { ms[0].Slots, ms[0].RankBase = 9, 9 }), nil, ""},
+		"another node": {spoil(func(ms []job.Member) { ms[1].Slots = 3 }), nil,
+			"its node 1 (b) has rank 1 and 3 workers"},
+		"others may differ": {spoil(func(ms []job.Member) { ms[0].Slots, ms[0].RankBase = 9, 9 }), nil, ""},
 	} {
 		bubble(t, name, func(t *testing.T) {
-			e := Epoch{Directive: Directive{Place: Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 4}}, World: tt.world}
+			e := Epoch{Directive: Directive{Place: job.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 4}}, World: tt.world}
 			if tt.want == "" {
 				require.NoError(t, e.checkWorld(2))
 				return
@@ -845,7 +853,7 @@ func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
 			p := &mapped{}
 			b := newBare(p)
 			b.world, b.worldErr, b.max = tt.world, tt.err, 1
-			b.begin(t, Directive{Kind: Run, Round: 7, Epoch: 2, Place: e.Place})
+			b.begin(t, Directive{Kind: job.Run, EpochID: job.EpochID{Round: 7, Epoch: 2}, Place: e.Place})
 			require.Equal(t, []string{"world", "failing: restart", "rejoin", "ready", "world"}, b.said()[:5], "%s", b.log)
 			require.Contains(t, b.failures[0].Message,
 				"cannot fetch the world of round 7, epoch 2 from the rendezvous: "+tt.want)
@@ -859,7 +867,7 @@ func TestWorldThatCannotBeFetchedFailsTheEpoch(t *testing.T) {
 // silent is a rendezvous that does not tell the world until ctx ends.
 type silent struct{ *bare }
 
-func (s silent) World(ctx context.Context) ([]Member, error) {
+func (s silent) World(ctx context.Context) ([]job.Member, error) {
 	<-ctx.Done()
 	s.note("gave up")()
 	return nil, ctx.Err()
@@ -869,12 +877,12 @@ func TestNewerDirectiveDropsTheFetchOfAWorld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBare(&mapped{})
 		b.cfg.Rendezvous = silent{b}
-		run := Directive{Kind: Run, Round: 1, Place: Place{GroupWorldSize: 1}}
+		run := Directive{Kind: job.Run, EpochID: job.EpochID{Round: 1}, Place: job.Place{GroupWorldSize: 1}}
 		b.begin(t, run, run)
 		require.Empty(t, b.said(), "a confirmation changes nothing")
-		b.tell(Directive{Kind: Wait})
+		b.tell(Directive{Kind: job.Wait})
 		require.Equal(t, []string{"gave up"}, b.said())
-		b.tell(Directive{Kind: Fail, Cause: "over"})
+		b.tell(Directive{Kind: job.Fail, Cause: job.Cause{Text: "over"}})
 		require.Equal(t, "over", (<-b.done).Verdict)
 	})
 }
@@ -885,7 +893,7 @@ func TestSignalEndsTheFetchOfAWorld(t *testing.T) {
 		b.cfg.Rendezvous = silent{b}
 		signals := make(chan os.Signal, 1)
 		b.cfg.Signals, b.cfg.Terminate = signals, func(os.Signal) bool { return true }
-		b.begin(t, Directive{Kind: Run, Round: 1})
+		b.begin(t, Directive{Kind: job.Run, EpochID: job.EpochID{Round: 1}})
 		signals <- syscall.SIGINT
 		require.Equal(t, policy.Signaled(2), (<-b.done).Reason)
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 )
 
@@ -100,7 +101,7 @@ func TestFailuresBesideRankZero(t *testing.T) {
 		r := newRig(t, script, 0).rule(t, rules...)
 		<-r.fakeRdzv.dirs
 		r.fakeRdzv.d.Rules = Rules{Success: success, Alone: true}
-		r.fakeRdzv.order(Lead, "")
+		r.fakeRdzv.order(job.Lead, "")
 		return r
 	}
 	for name, rules := range map[string][]string{"no rule": nil, "retry": {"exit 3 -> retry"}} {
@@ -128,7 +129,7 @@ func TestFailuresBesideRankZero(t *testing.T) {
 		r := begin(t, "node0")
 		<-r.fakeRdzv.dirs
 		r.fakeRdzv.d.Place.GroupRank, r.fakeRdzv.d.Place.GroupWorldSize = 1, 2
-		r.fakeRdzv.order(Lead, "")
+		r.fakeRdzv.order(job.Lead, "")
 		require.Equal(t, policy.WorkerFailed, r.run(t).Reason)
 	})
 }

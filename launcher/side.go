@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -178,7 +179,7 @@ func (a *Agent) keepSides(list []*side) {
 func (a *Agent) dropSides(d Directive) bool {
 	k := a.kept
 	switch {
-	case k == nil, k.gone == nil && (d.Kind == Done || d.Kind == Wait):
+	case k == nil, k.gone == nil && (d.Kind == job.Done || d.Kind == job.Wait):
 		return false
 	case k.gone != nil:
 		return true

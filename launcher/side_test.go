@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
 	"dlrover-run/launcher/verdict"
@@ -113,7 +114,7 @@ func (l *lateLoss) Success(ctx context.Context, d Directive) error {
 	}
 	l.failed = true
 	defer l.note("success")()
-	l.tell(Stop, "another node has failed")
+	l.tell(job.Stop, "another node has failed")
 	return nil
 }
 
@@ -156,7 +157,7 @@ func aloneRig(t *testing.T, scheduler string, maxRestarts int) *rig {
 func TestSideWithoutWorkers(t *testing.T) {
 	r := aloneRig(t, `: > $DIR/up; `+until("late")+`; : > $DIR/down`, 0)
 	r.when(t, "up", func() {
-		r.fakeRdzv.order(Done, "")
+		r.fakeRdzv.order(job.Done, "")
 		require.Eventually(t, func() bool { return len(r.fakeRdzv.said()) == 2 }, 10*time.Second, 5*time.Millisecond)
 		require.NoError(t, os.WriteFile(filepath.Join(r.dir, "late"), nil, 0o600))
 	})
@@ -167,7 +168,7 @@ func TestSideWithoutWorkers(t *testing.T) {
 
 func TestSideWithoutWorkersThatFailsEndsTheEpoch(t *testing.T) {
 	r := aloneRig(t, `[ -e $DIR/again ] && { : > $DIR/up; exec sleep 60; }; : > $DIR/again; echo "no port" >&2; exit 3`, 1)
-	r.when(t, "up", func() { r.fakeRdzv.order(Stop, ""); r.signals <- syscall.SIGTERM })
+	r.when(t, "up", func() { r.fakeRdzv.order(job.Stop, ""); r.signals <- syscall.SIGTERM })
 	require.Equal(t, policy.Signaled(int(syscall.SIGTERM)), r.run(t).Reason)
 	f := r.fakeRdzv.failures[0]
 	require.Equal(t, `the scheduler beside the workers ended before they did, last output "no port"`, f.Message)

@@ -20,7 +20,6 @@ import (
 type adapter struct {
 	session *api.Session
 	out     chan launcher.Directive
-	notices chan launcher.Notice
 	end     chan struct{}
 	wg      sync.WaitGroup
 	acl     *storeACL
@@ -34,11 +33,8 @@ type adapter struct {
 }
 
 func newAdapter(s *api.Session, g *storeACL) *adapter {
-	a := &adapter{
-		session: s, out: make(chan launcher.Directive), notices: make(chan launcher.Notice), end: make(chan struct{}), acl: g,
-	}
+	a := &adapter{session: s, out: make(chan launcher.Directive), end: make(chan struct{}), acl: g}
 	a.wg.Go(a.translate)
-	a.wg.Go(a.pass)
 	return a
 }
 
@@ -61,43 +57,22 @@ func (a *adapter) translate() {
 	}
 }
 
-// pass hands notices on. Theirs is a way of their own, so that they delay no directive.
-func (a *adapter) pass() {
-	for n := range a.session.Notices() {
-		select {
-		case a.notices <- launcher.Notice{Topic: n.Topic, Body: n.Body}:
-		case <-a.end:
-			return
-		}
-	}
-}
-
 func directive(d rendezvous.Directive, p rendezvous.Params) launcher.Directive {
-	l := launcher.Directive{
-		Kind: launcher.Kind(d.Kind), Term: d.Term, Round: d.Round, Epoch: d.Epoch, MaxRestarts: p.MaxRestarts,
-	}
+	l := launcher.Directive{EpochID: d.EpochID, Kind: d.Kind, Hold: d.Hold, Command: d.Command, MaxRestarts: p.MaxRestarts}
 	l.Rules = launcher.Rules{
 		Success: string(p.Budget.Success), LetRun: p.Budget.CleanUp == rendezvous.CleanNone, Tolerate: p.Budget.Tolerate,
 		Alone: p.Budget.Alone,
 	}
 	if d.Place != nil {
-		l.Place = launcher.Place(*d.Place)
-	}
-	l.Hold = d.Hold
-	if d.Command != nil {
-		l.Command = &launcher.Command{Program: d.Command.Program, Args: d.Command.Args}
+		l.Place = *d.Place
 	}
 	if d.Leave != nil {
 		l.Leave = d.Leave.Text
 	}
 	if d.Cause != nil {
-		l.Cause, l.CauseKind = d.Cause.Text, string(d.Cause.Kind)
+		l.Cause = *d.Cause
 	}
 	return l
-}
-
-func epochOf(d launcher.Directive) job.EpochID {
-	return job.EpochID{Term: d.Term, Round: d.Round, Epoch: d.Epoch}
 }
 
 // Directives implements launcher.Rendezvous.
@@ -112,13 +87,13 @@ func (a *adapter) Running(d *launcher.Directive) {
 		a.session.Running(nil)
 		return
 	}
-	a.session.Running(&rendezvous.Resume{EpochID: epochOf(*d), Place: job.Place(d.Place), Hold: d.Hold})
+	a.session.Running(&rendezvous.Resume{EpochID: d.EpochID, Place: d.Place, Hold: d.Hold})
 }
 
 // Rejoin implements launcher.Rendezvous.
 func (a *adapter) Rejoin(ctx context.Context, stopped launcher.Directive, fs []verdict.Failure) error {
 	a.session.Achieved(a.achieved())
-	return classify(a.session.Rejoin(ctx, epochOf(stopped), evidence.Pack(fs)))
+	return classify(a.session.Rejoin(ctx, stopped.EpochID, evidence.Pack(fs)))
 }
 
 // Ready implements launcher.Rendezvous.
@@ -138,7 +113,7 @@ func (a *adapter) Ready(ctx context.Context, d launcher.Directive, addr string, 
 	} else {
 		a.acl.admit([]job.Member{{Addr: addr, Slots: a.acl.slots}})
 	}
-	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
+	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: d.EpochID, Addr: addr, Port: port})
 }
 
 // readyWorker tells where the first worker will serve the store.
@@ -147,7 +122,7 @@ func (a *adapter) readyWorker(ctx context.Context, d launcher.Directive, addr st
 	if err != nil {
 		return err
 	}
-	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: epochOf(d), Addr: addr, Port: port})
+	return a.report(ctx, rendezvous.Ready{ID: a.session.ID(), EpochID: d.EpochID, Addr: addr, Port: port})
 }
 
 // Failing implements launcher.Rendezvous.
@@ -156,7 +131,7 @@ func (a *adapter) Failing(ctx context.Context, d launcher.Directive, act policy.
 }
 
 func (a *adapter) failing(d launcher.Directive, act policy.Action, fs []verdict.Failure) rendezvous.Failing {
-	return rendezvous.Failing{ID: a.session.ID(), EpochID: epochOf(d), Decision: decision(act),
+	return rendezvous.Failing{ID: a.session.ID(), EpochID: d.EpochID, Decision: decision(act),
 		Failures: evidence.Pack(fs),
 		Progress: a.achieved()}
 }
@@ -179,12 +154,12 @@ func (a *adapter) RankFailed(
 
 // RankSucceeded implements launcher.Rendezvous.
 func (a *adapter) RankSucceeded(ctx context.Context, d launcher.Directive, rank int) error {
-	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: epochOf(d), Ranks: []int{rank}})
+	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: d.EpochID, Ranks: []int{rank}})
 }
 
 // Success implements launcher.Rendezvous.
 func (a *adapter) Success(ctx context.Context, d launcher.Directive) error {
-	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: epochOf(d)})
+	return a.report(ctx, rendezvous.Success{ID: a.session.ID(), EpochID: d.EpochID})
 }
 
 // report delivers; a daemon that does not know this node any more will say what to
@@ -237,21 +212,13 @@ func (a *adapter) Doubt(ctx context.Context, reason string) error {
 func (a *adapter) Bar(ctx context.Context, reason string) error { return a.bar(ctx, reason) }
 
 // World implements launcher.Rendezvous.
-func (a *adapter) World(ctx context.Context) ([]launcher.Member, error) {
+func (a *adapter) World(ctx context.Context) ([]job.Member, error) {
 	world, err := a.session.World(ctx)
-	if err != nil {
-		return nil, classify(err)
-	}
-	members := make([]launcher.Member, len(world))
-	for i, m := range world {
-		members[i] = launcher.Member{GroupRank: m.GroupRank, Node: m.Node, Addr: m.Addr, RankBase: m.RankBase,
-			Slots: m.Slots, Role: m.Role, Ports: m.Ports, Bases: m.Bases}
-	}
-	return members, nil
+	return world, classify(err)
 }
 
 // Notices implements launcher.Rendezvous.
-func (a *adapter) Notices() <-chan launcher.Notice { return a.notices }
+func (a *adapter) Notices() <-chan job.Notice { return a.session.Notices() }
 
 // Leaving implements launcher.Rendezvous.
 func (a *adapter) Leaving(ctx context.Context, reason string, grace time.Duration) error {

@@ -100,11 +100,7 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 		all := launcher.Rules{Success: "all"}
 		d.news <- api.News{Directive: rendezvous.Directive{Seq: 1, Kind: job.Run, EpochID: id, Place: &place}}
 		require.Equal(t, launcher.Directive{
-			Kind: launcher.Run, Term: 7, Round: 2, Epoch: 1, MaxRestarts: 3, Rules: all,
-			Place: launcher.Place{
-				GroupRank: 1, GroupWorldSize: 2, RankBase: 4, WorldSize: 8, RoleRankBase: 3, RoleWorldSize: 5, RestartCount: 6,
-				MasterAddr: "a", MasterPort: 9,
-			},
+			Kind: job.Run, EpochID: id, MaxRestarts: 3, Rules: all, Place: place,
 		}, <-a.Directives())
 		d.news <- api.News{
 			Directive: rendezvous.Directive{
@@ -112,35 +108,14 @@ func TestAdapterTranslatesDirectives(t *testing.T) {
 			},
 		}
 		require.Equal(t, launcher.Directive{
-			Kind: launcher.Bar, Cause: "stuck", CauseKind: launcher.CauseHang, MaxRestarts: 3, Rules: all,
+			Kind: job.Bar, Cause: job.Cause{Kind: job.CauseHang, Text: "stuck"}, MaxRestarts: 3, Rules: all,
 		}, <-a.Directives())
 	})
 }
 
-// The launcher names the kinds of directives and causes itself; they are the rendezvous'.
-func TestKindsAreThoseOfTheRendezvous(t *testing.T) {
-	for k, want := range map[launcher.Kind]job.Kind{
-		launcher.Wait: job.Wait, launcher.Lead: job.Lead, launcher.Run: job.Run,
-		launcher.Stop: job.Stop,
-		launcher.Done: job.Done, launcher.Fail: job.Fail, launcher.Check: job.Check,
-		launcher.Bar: job.Bar,
-	} {
-		require.Equal(t, string(want), string(k))
-	}
-	for c, want := range map[string]job.CauseKind{
-		launcher.CauseTimeout: job.CauseTimeout, launcher.CauseCheck: job.CauseCheck,
-		launcher.CauseHang:     job.CauseHang,
-		launcher.CauseFailure:  job.CauseFailure,
-		launcher.CauseDeadline: job.CauseDeadline, launcher.CauseNoStep: job.CauseNoStep,
-		launcher.CauseOperator: job.CauseOperator,
-	} {
-		require.Equal(t, string(want), c)
-	}
-}
-
 func TestAdapterReports(t *testing.T) {
 	at := time.Unix(1700000000, 0)
-	e := launcher.Directive{Term: 7, Round: 2, Epoch: 1}
+	e := launcher.Directive{EpochID: job.EpochID{Term: 7, Round: 2, Epoch: 1}}
 	id := job.EpochID{Term: 7, Round: 2, Epoch: 1}
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
 		for name, tt := range map[string]struct {
@@ -179,21 +154,9 @@ func TestReportToADaemonThatForgotIsNoError(t *testing.T) {
 		require.NoError(t, a.Success(t.Context(), launcher.Directive{}))
 		require.NoError(t, a.Barred(t.Context(), launcher.CheckResult{Reason: "slow"}))
 		require.NoError(t, a.Doubt(t.Context(), "carrier"))
-		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 2}}, "10.0.0.1", 9))
+		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: job.Place{GroupWorldSize: 2}}, "10.0.0.1", 9))
 		_, err := a.World(t.Context())
 		require.ErrorIs(t, err, rendezvous.ErrUnknownNode, "an epoch cannot start without its world")
-	})
-}
-
-func TestAdapterWorld(t *testing.T) {
-	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
-		d.world = []job.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Addrs: []string{"10.0.0.1"}, Slots: 4,
-			Role: "r", Ports: []int{5}},
-			{GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}
-		world, err := a.World(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, []launcher.Member{{GroupRank: 0, Node: "a", Addr: "10.0.0.1", Slots: 4, Role: "r", Ports: []int{5}},
-			{GroupRank: 1, Node: "b", RankBase: 4, Slots: 2}}, world)
 	})
 }
 
@@ -201,13 +164,13 @@ func TestAdapterWorld(t *testing.T) {
 func TestReadyAdmitsTheWorld(t *testing.T) {
 	adapted(t, func(t *testing.T, a *adapter, d *toldDaemon) {
 		d.world = []job.Member{{Addr: "10.0.0.1", Slots: 2}, {Addr: "10.0.0.2", Slots: 2}}
-		two := launcher.Directive{Round: 1, Place: launcher.Place{GroupWorldSize: 2}}
+		two := launcher.Directive{EpochID: job.EpochID{Round: 1}, Place: job.Place{GroupWorldSize: 2}}
 		require.NoError(t, a.Ready(t.Context(), two, "10.0.0.1", 9))
 		require.Equal(t, rendezvous.Ready{ID: "id", EpochID: job.EpochID{Round: 1}, Addr: "10.0.0.1", Port: 9},
 			d.newest())
 		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")))
 
-		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: launcher.Place{GroupWorldSize: 1}}, "10.0.0.1", 9))
+		require.NoError(t, a.Ready(t.Context(), launcher.Directive{Place: job.Place{GroupWorldSize: 1}}, "10.0.0.1", 9))
 		require.False(t, a.acl.allow(netip.MustParseAddr("10.0.0.2")), "it is not in the newest world")
 		require.True(t, a.acl.allow(netip.MustParseAddr("10.0.0.1")))
 	})
@@ -259,9 +222,9 @@ func TestNodeBarsItself(t *testing.T) {
 		a.bar = j.barSelf
 		require.NoError(t, a.Bar(t.Context(), "stop the workers: pid 7 survived SIGKILL\n"+strings.Repeat("x", 5000)))
 		for d := range a.Directives() {
-			if d.Kind == launcher.Bar {
-				require.Contains(t, d.Cause, "pid 7 survived SIGKILL")
-				require.Equal(t, launcher.CauseHang, d.CauseKind)
+			if d.Kind == job.Bar {
+				require.Contains(t, d.Cause.Text, "pid 7 survived SIGKILL")
+				require.Equal(t, job.CauseHang, d.Cause.Kind)
 				return
 			}
 		}

@@ -144,13 +144,9 @@ func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
 
 // progress is how far the workers have come, as far as the parts know.
 func (j *nodeJob) progress() job.Progress {
-	var p launcher.Progress
-	forParts(j.parts, func(o launcher.Progresser) {
-		q := o.Progress()
-		p.Step, p.Stepping = max(p.Step, q.Step), p.Stepping || q.Stepping
-		p.Checkpoint, p.Saving = max(p.Checkpoint, q.Checkpoint), p.Saving || q.Saving
-	})
-	return job.Progress(p)
+	var p job.Progress
+	forParts(j.parts, func(o launcher.Progresser) { p = p.With(o.Progress()) })
+	return p
 }
 
 // firstStep tells the rendezvous of the first step of an epoch, from the node of rank 0.
@@ -183,8 +179,8 @@ func (f *firstStep) Watch(ctx context.Context, e launcher.Epoch, _ []int, _ laun
 
 // stepped reports the first step of an epoch.
 func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
-	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: epochOf(d)})
+	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
 }
 
 // Progress implements launcher.Progresser, from the pages of the shim: how many steps the furthest worker has made.
-func (h *hangs) Progress() launcher.Progress { return h.pages.progress() }
+func (h *hangs) Progress() job.Progress { return h.pages.progress() }

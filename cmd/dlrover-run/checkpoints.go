@@ -17,6 +17,7 @@ import (
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/ckptd"
 	"dlrover-run/cmd/internal/pytree"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/proc"
@@ -198,7 +199,7 @@ func (c *checkpoints) Starting(e launcher.Epoch) {
 // that stay, without which there is no whole step.
 func (c *checkpoints) Stopped(why launcher.StopInfo) {
 	c.signaled = c.signaled || why.Leaving
-	if c.daemon != nil && (c.breakpoint || c.signaled || why.CauseKind == launcher.CauseLeave) {
+	if c.daemon != nil && (c.breakpoint || c.signaled || why.CauseKind == job.CauseLeave) {
 		c.daemon.Breakpoint(why.Reason, why.Early)
 	}
 }

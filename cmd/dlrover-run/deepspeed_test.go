@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/hostfile"
 )
@@ -143,7 +144,7 @@ func TestLiveHostfileOfKnownHosts(t *testing.T) {
 	h, err := openLiveHostfile("auto", slog.New(slog.NewTextHandler(io.Discard, nil)))
 	require.NoError(t, err)
 	h.known = []hostfile.Host{{Name: "w-0.svc"}, {Name: "10.0.0.2"}}
-	world := []launcher.Member{{Node: "w-2", Addr: "10.0.0.3", Slots: 4}, {Node: "w-0", Addr: "10.0.0.1", Slots: 1},
+	world := []job.Member{{Node: "w-2", Addr: "10.0.0.3", Slots: 4}, {Node: "w-0", Addr: "10.0.0.1", Slots: 1},
 		{Node: "w-1", Addr: "10.0.0.2", Slots: 2}}
 	h.Starting(launcher.Epoch{World: world})
 	text, err := os.ReadFile(h.path)

@@ -5,6 +5,7 @@ import (
 
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/eventlog"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	logrule "dlrover-run/launcher/logs/rule"
 	"dlrover-run/launcher/proc"
@@ -56,7 +57,7 @@ func (w eventWriter) Started(i launcher.StartInfo) {
 	e, p := i.Epoch, i.Epoch.Place
 	w.log.Event("start", slog.Int("round", e.Round), slog.Int("epoch", e.Epoch), slog.Int("node", p.GroupRank),
 		slog.Int("nodes", p.GroupWorldSize), slog.Int("world_size", p.WorldSize), slog.Int("restart_count", p.RestartCount),
-		slog.String("cause", e.Cause), slog.String("cause_kind", e.CauseKind), slog.Any("pids", i.PIDs))
+		slog.String("cause", e.Cause.Text), slog.String("cause_kind", string(e.Cause.Kind)), slog.Any("pids", i.PIDs))
 }
 
 // Exited implements launcher.Observer.
@@ -105,8 +106,8 @@ func (w eventWriter) Checked(i launcher.CheckInfo) {
 }
 
 // Barred implements launcher.Observer.
-func (w eventWriter) Barred(i launcher.BarInfo) {
-	w.log.Event("barred", slog.String("cause", i.Cause), slog.String("cause_kind", i.CauseKind))
+func (w eventWriter) Barred(c job.Cause) {
+	w.log.Event("barred", slog.String("cause", c.Text), slog.String("cause_kind", string(c.Kind)))
 }
 
 // Faulted implements launcher.Observer.

@@ -26,6 +26,7 @@ import (
 	"dlrover-run/hang/shim"
 	"dlrover-run/hang/sockets"
 	"dlrover-run/hang/watch"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/printable"
@@ -248,7 +249,7 @@ func ofStore(waits []tcpstore.Wait, now time.Time) (list []hang.StoreWait) {
 }
 
 // storeSockets finds the connections of workers to their store.
-func storeSockets(p launcher.Place) func([]int) map[int][]string {
+func storeSockets(p job.Place) func([]int) map[int][]string {
 	var hosts []netip.Addr
 	if a, err := netip.ParseAddr(p.MasterAddr); err == nil {
 		hosts = append(hosts, a)
@@ -370,21 +371,21 @@ type hangPages struct {
 	unlock  func() error
 	log     *slog.Logger
 	mu      sync.Mutex
-	present string            // the epoch's; "": there is none
-	newest  launcher.Progress // of the newest epoch whose pages are gone
+	present string       // the epoch's; "": there is none
+	newest  job.Progress // of the newest epoch whose pages are gone
 }
 
 // progress is that of the newest epoch: the most steps of a worker that has a page.
-func (p *hangPages) progress() launcher.Progress {
+func (p *hangPages) progress() job.Progress {
 	if p == nil {
-		return launcher.Progress{}
+		return job.Progress{}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.progressLocked()
 }
 
-func (p *hangPages) progressLocked() (n launcher.Progress) {
+func (p *hangPages) progressLocked() (n job.Progress) {
 	if p.present == "" {
 		return p.newest
 	}
@@ -432,7 +433,7 @@ func (p *hangPages) begin(e launcher.Epoch) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.present, p.newest = dir, launcher.Progress{}
+	p.present, p.newest = dir, job.Progress{}
 }
 
 // dir is "" without pages.

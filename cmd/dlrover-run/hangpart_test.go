@@ -23,6 +23,7 @@ import (
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 )
 
@@ -30,7 +31,7 @@ func TestPagesOfAnEpochEndWithIt(t *testing.T) {
 	base := t.TempDir()
 	p := newHangPages(base, slog.New(slog.DiscardHandler))
 	require.Empty(t, p.dir())
-	e := launcher.Epoch{Directive: launcher.Directive{Term: 7, Round: 1, Epoch: 2}}
+	e := launcher.Epoch{Directive: launcher.Directive{EpochID: job.EpochID{Term: 7, Round: 1, Epoch: 2}}}
 	p.begin(e)
 	first := p.dir()
 	require.Equal(t, "7.1.2", filepath.Base(first))
@@ -158,8 +159,8 @@ func TestDumpsOnDemand(t *testing.T) {
 	h := &hangs{log: slog.New(slog.DiscardHandler), stacks: sync.OnceValue(pystack.New),
 		job: &nodeJob{s: &settings{runID: "j"}}}
 	h.xpuTimer = true
-	place := launcher.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4}
-	e := launcher.Epoch{Directive: launcher.Directive{Term: 1, Place: place}}
+	place := job.Place{GroupRank: 1, GroupWorldSize: 2, RankBase: 2, WorldSize: 4}
+	e := launcher.Epoch{Directive: launcher.Directive{EpochID: job.EpochID{Term: 1}, Place: place}}
 	pids := []int{sleeper(t), sleeper(t)}
 	h.attend(present{e, pids})
 	dir := filepath.Join(t.TempDir(), "is", "made")

@@ -164,7 +164,7 @@ func (l *leaveNotice) close() error {
 
 // resolveCommand finds what a command of the run executes on this node. A program that is a Python file is executed by
 // the workers' Python.
-func (s *settings) resolveCommand(c launcher.Command) (p launcher.Program, err error) {
+func (s *settings) resolveCommand(c job.Command) (p launcher.Program, err error) {
 	if len(c.Program) == 0 {
 		p = launcher.Program{Path: s.program.path, Args: s.program.args, Own: s.program.own}
 		if c.Args != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher"
@@ -87,7 +88,7 @@ func (h *liveHostfile) Starting(e launcher.Epoch) {
 }
 
 // text lists the nodes in rank order, by the names that the job's own host file has for them; others by their address.
-func (h *liveHostfile) text(world []launcher.Member) string {
+func (h *liveHostfile) text(world []job.Member) string {
 	var hosts []hostfile.Host
 	for i, m := range world {
 		if m.Slots == 0 {

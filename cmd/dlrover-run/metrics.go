@@ -124,7 +124,7 @@ func (m *metrics) tellOwn(s *exposition.Scrape) (more []func(*exposition.Scrape)
 func (m *metrics) Started(i launcher.StartInfo) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.starts[i.Epoch.CauseKind]++
+	m.starts[string(i.Epoch.Cause.Kind)]++
 	m.world, m.spent = i.Epoch.Place.WorldSize, i.Epoch.Place.RestartCount
 }
 

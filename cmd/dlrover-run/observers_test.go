@@ -34,20 +34,21 @@ import (
 	"dlrover-run/rendezvous"
 )
 
+var fifthRound = launcher.Epoch{Directive: launcher.Directive{EpochID: job.EpochID{Round: 5, Epoch: 6}}}
+
 // told has every method of an Observer called, by name, with values that tell their types in JSON.
 var told = map[string]func(launcher.Observer){
 	"Started": func(o launcher.Observer) {
-		p := launcher.Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4, RestartCount: 3}
-		d := launcher.Directive{Round: 5, Epoch: 6, Place: p, Cause: "exit code 1", CauseKind: "worker-failure"}
-		o.Started(launcher.StartInfo{Epoch: launcher.Epoch{Directive: d}, PIDs: []int{7, 8}})
+		p := job.Place{GroupRank: 1, GroupWorldSize: 2, WorldSize: 4, RestartCount: 3}
+		e := fifthRound
+		e.Place, e.Cause = p, job.Cause{Kind: job.CauseFailure, Text: "exit code 1"}
+		o.Started(launcher.StartInfo{Epoch: e, PIDs: []int{7, 8}})
 	},
 	"Exited": func(o launcher.Observer) {
 		o.Exited(launcher.ExitInfo{Worker: logs.WorkerID{Rank: 3, LocalRank: 1}, PID: 8, ExitCode: -9, Stopped: true})
 	},
 	"Succeeded": func(o launcher.Observer) { o.Succeeded(launcher.SuccessInfo{}) },
-	"Stopped": func(o launcher.Observer) {
-		o.Stopped(launcher.StopInfo{Epoch: launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}}})
-	},
+	"Stopped":   func(o launcher.Observer) { o.Stopped(launcher.StopInfo{Epoch: fifthRound}) },
 	"Signaled": func(o launcher.Observer) {
 		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGTERM})
 		o.Signaled(launcher.SignalInfo{Signal: syscall.SIGINT, Again: true})
@@ -68,17 +69,17 @@ var told = map[string]func(launcher.Observer){
 		})
 		o.Checked(launcher.CheckInfo{CheckResult: launcher.CheckResult{Passed: true}, Took: 1500 * time.Millisecond})
 	},
-	"Barred": func(o launcher.Observer) { o.Barred(launcher.BarInfo{Cause: "slow", CauseKind: launcher.CauseCheck}) },
+	"Barred": func(o launcher.Observer) { o.Barred(job.Cause{Kind: job.CauseCheck, Text: "slow"}) },
 	"Faulted": func(o launcher.Observer) {
 		f := verdict.Failure{Rank: 3, LocalRank: 1, PID: 8, Message: "no progress", ExitCode: 1}
 		o.Faulted(launcher.FaultInfo{
-			Epoch: launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}}, Part: "hang", Failure: f,
+			Epoch: fifthRound, Part: "hang", Failure: f,
 			Action: policy.RestartCharged,
 		})
 	},
 	"Decided": func(o launcher.Observer) {
 		o.Decided(launcher.DecideInfo{
-			Epoch:    launcher.Epoch{Directive: launcher.Directive{Round: 5, Epoch: 6}},
+			Epoch:    fifthRound,
 			Failure:  verdict.Failure{Rank: 3, LocalRank: 1, ExitCode: 138, Policy: "rule exit 138 -> retry-free (t9k)"},
 			Decision: policy.Decision{Action: policy.RestartFree},
 		})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/console"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
@@ -188,7 +189,7 @@ func (p *plan) addWorkers(s *settings, h hostFacts) (err error) {
 		p.Assumed = fmt.Sprintf("group rank %d of %d nodes with %d workers in all, first start", nodeRank, s.params.Max, all)
 	}
 	cfg := s.agent(h)
-	place := launcher.Place{
+	place := job.Place{
 		GroupRank: nodeRank, GroupWorldSize: s.params.Max, RankBase: base, WorldSize: all,
 		RoleRankBase: base, RoleWorldSize: all, MasterAddr: fromRendezvous,
 	}

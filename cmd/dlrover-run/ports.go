@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/tempdir"
 	"dlrover-run/launcher"
@@ -137,7 +138,7 @@ type worldNode struct {
 func (p *ports) worldFile() string { return filepath.Join(p.dir, "world.json") }
 
 // writeWorld writes the nodes in rank order. A reader sees all of it or what was there before.
-func (p *ports) writeWorld(world []launcher.Member) error {
+func (p *ports) writeWorld(world []job.Member) error {
 	nodes := make([]worldNode, len(world))
 	for i, m := range world {
 		// Every reader gets a list.

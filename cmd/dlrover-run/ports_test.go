@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/rendezvous"
 )
@@ -107,7 +108,7 @@ func TestPortsAreHeldAgainAfterAnEpoch(t *testing.T) {
 
 func TestWorldFile(t *testing.T) {
 	p, _ := openTestPorts(t, 1)
-	p.Starting(launcher.Epoch{World: []launcher.Member{
+	p.Starting(launcher.Epoch{World: []job.Member{
 		{Node: "a", Addr: "10.0.0.1", Slots: 2, Role: "default", Ports: []int{4000, 4001}},
 		{GroupRank: 1, Node: "b", Addr: "10.0.0.2", RankBase: 2, Slots: 2, Role: "default"},
 	}})

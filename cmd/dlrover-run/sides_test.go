@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 )
 
@@ -49,7 +50,7 @@ func TestTheFirstNodeNeedsThePort(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.Close()
 	p := &fixedPort{root: os.DirFS("/"), port: taken.Addr().(*net.TCPAddr).Port}
-	e := launcher.Epoch{World: []launcher.Member{{Addr: "127.0.0.1"}, {Addr: "127.0.0.1"}}}
+	e := launcher.Epoch{World: []job.Member{{Addr: "127.0.0.1"}, {Addr: "127.0.0.1"}}}
 	_, err = p.Sides(e)
 	require.ErrorContains(t, err, fmt.Sprintf("--ms-port=%d: port %[1]d is taken by pid %d", p.port, os.Getpid()))
 	e.Place.GroupRank = 1

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 )
 
@@ -130,12 +131,12 @@ func (p *trainingPort) Starting(e launcher.Epoch) {
 }
 
 // commonBase is the lowest that every node has offered, so that all nodes find the same; 0 is none.
-func commonBase(world []launcher.Member) int {
+func commonBase(world []job.Member) int {
 	if len(world) == 0 {
 		return 0
 	}
 	for _, base := range slices.Sorted(slices.Values(world[0].Bases)) {
-		if !slices.ContainsFunc(world, func(m launcher.Member) bool { return !slices.Contains(m.Bases, base) }) {
+		if !slices.ContainsFunc(world, func(m job.Member) bool { return !slices.Contains(m.Bases, base) }) {
 			return base
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/cmd/internal/freeports"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 )
 
@@ -59,8 +60,8 @@ func TestTrainingPortOption(t *testing.T) {
 }
 
 func TestCommonBase(t *testing.T) {
-	node := func(bases ...int) launcher.Member { return launcher.Member{Bases: bases} }
-	for want, world := range map[int][]launcher.Member{
+	node := func(bases ...int) job.Member { return job.Member{Bases: bases} }
+	for want, world := range map[int][]job.Member{
 		0:     {node(60000), node(60016)},
 		60000: {node(60000, 60016), node(60016, 60000)},
 		60032: {node(60000, 60032, 60048), node(60048, 60032), node(60016, 60032)},
@@ -68,7 +69,7 @@ func TestCommonBase(t *testing.T) {
 		require.Equal(t, want, commonBase(world))
 	}
 	require.Zero(t, commonBase(nil))
-	require.Zero(t, commonBase([]launcher.Member{node(60000), node()}), "a launcher of another version")
+	require.Zero(t, commonBase([]job.Member{node(60000), node()}), "a launcher of another version")
 }
 
 // freeStretch is where many ranges in a row are free, and no other test looks for any: who has the last port of a
@@ -101,13 +102,13 @@ func TestFreeBases(t *testing.T) {
 	require.Equal(t, start+hcclPorts, bases[0])
 	p := &trainingPort{bases: func() []int { return freeBases(start, freeports.Range{}) },
 		log: slog.New(slog.DiscardHandler), session: &offered{}}
-	p.Starting(launcher.Epoch{World: []launcher.Member{{Bases: bases}}})
+	p.Starting(launcher.Epoch{World: []job.Member{{Bases: bases}}})
 	require.Equal(t, []string{fmt.Sprintf("HCCL_IF_BASE_PORT=%d", start+hcclPorts)}, p.Environ(launcher.Epoch{}, 0))
 	p.Stopped(launcher.StopInfo{Early: true})
 	require.Nil(t, p.session.(*offered).bases)
 	p.Stopped(launcher.StopInfo{})
 	require.Equal(t, bases, p.session.(*offered).bases)
-	p.Starting(launcher.Epoch{World: []launcher.Member{{}}})
+	p.Starting(launcher.Epoch{World: []job.Member{{}}})
 	require.Empty(t, p.Environ(launcher.Epoch{}, 0))
 	require.Empty(t, freeBases(hcclHighest+1, freeports.Range{}))
 }

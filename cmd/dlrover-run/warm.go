@@ -13,6 +13,7 @@ import (
 
 	"dlrover-run/checkpointd/shm"
 	"dlrover-run/cmd/internal/pytree"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"
@@ -161,7 +162,7 @@ func (w *warmWorkers) configure(cfg *launcher.Config) {
 	if tree == "" {
 		tree = "/nonexistent" // what has been said already is said again, by the parent that cannot be started
 	}
-	v := cfg.Vars(launcher.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, "")
+	v := cfg.Vars(job.Place{WorldSize: cfg.Slots, GroupWorldSize: 1}, 0, "")
 	v.World, _ = w.job.s.assumedWorld()
 	env, err := cfg.Preset.Environ(v)
 	if err != nil {
