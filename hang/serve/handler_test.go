@@ -162,7 +162,7 @@ func TestBadReports(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
-	require.Empty(t, h.runs)
+	require.Empty(t, h.runs.All())
 }
 
 // A stranger is sent away before anything that it sends is read.

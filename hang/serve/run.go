@@ -8,27 +8,23 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/runhost"
 )
 
 // run is a Case with a clock. Its lock is held for one step at a time, and nothing of Config but Saved is called under
 // it.
 type run struct {
+	runhost.Run
 	hub   *Hub
 	id    string
 	ended atomic.Pointer[hang.Epoch] // that nobody has told the Case yet
 
-	meeting sync.Mutex // before mu: somebody fetches the world
+	meeting sync.Mutex // before Run: somebody fetches the world
 
-	mu      sync.Mutex
-	of      *hang.Case
-	shared  interner
-	held    int // bytes of evidence, as booked in the hub
-	timer   *time.Timer
-	due     time.Time
-	used    time.Time // when something was heard last
-	outbox  []func()
-	telling bool
-	closed  bool
+	of     *hang.Case
+	shared interner
+	held   int       // bytes of evidence, as booked in the hub
+	used   time.Time // when something was heard last
 }
 
 func (h *Hub) newRun(id string, spec hang.Spec) *run {
@@ -54,10 +50,10 @@ func (r *run) take(s Seat, p *parcel) (Ask, error) {
 	if err := r.meet(s.Epoch); err != nil {
 		return Ask{}, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return Ask{}, ErrClosed
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return Ask{}, r.Err()
 	}
 	r.used = time.Now()
 	r.stepLocked(r.used, hang.CaseTick{}) // or what the rendezvous has said would come after the report
@@ -89,17 +85,17 @@ func (r *run) meet(e hang.Epoch) error {
 
 // knows: the epoch is the newest that has begun, and may be over.
 func (r *run) knows(e hang.Epoch) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	known, _ := r.of.Epoch()
 	return known == e
 }
 
 func (r *run) begin(w hang.World) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return ErrClosed
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return r.Err()
 	}
 	r.stepLocked(time.Now(), hang.Begin{World: w})
 	return nil
@@ -133,10 +129,10 @@ func (r *run) collect(w hang.World) (uint64, error) {
 	if err := r.begin(w); err != nil {
 		return 0, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return 0, ErrClosed
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return 0, r.Err()
 	}
 	r.used = time.Now()
 	r.stepLocked(r.used, hang.Collect{})
@@ -148,10 +144,10 @@ func (r *run) collect(w hang.World) (uint64, error) {
 }
 
 func (r *run) picture(evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return Picture{}, nil, ErrClosed
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return Picture{}, nil, r.Err()
 	}
 	if !evidence {
 		return r.of.Picture(false), nil, nil
@@ -170,16 +166,7 @@ func (r *run) stepLocked(now time.Time, ev hang.CaseEvent) {
 		r.shared.of(r.of.File())
 	}
 	r.bookLocked(r.of.Held() + r.shared.size)
-	r.armLocked(now)
-	r.flushLocked()
-}
-
-// flushLocked begins to tell what is in the outbox.
-func (r *run) flushLocked() {
-	if len(r.outbox) > 0 && !r.telling {
-		r.telling = true
-		r.hub.wg.Go(r.tellOutside)
-	}
+	r.Arm(now, r.of.Next())
 }
 
 func (r *run) bookLocked(held int) {
@@ -193,73 +180,22 @@ func (r *run) performLocked(acts []hang.CaseAction) {
 		r.hub.stats.count(a)
 		switch {
 		case a.Ask != nil:
-			r.outbox = append(r.outbox, func() { cfg.Notify(r.id, *a.Ask) })
+			r.Tell(func() { cfg.Notify(r.id, *a.Ask) })
 		case a.Note != nil:
-			r.outbox = append(r.outbox, func() { cfg.Note(r.id, *a.Note) })
+			r.Tell(func() { cfg.Note(r.id, *a.Note) })
 		case a.Order != nil:
-			r.outbox = append(r.outbox, func() { cfg.Order(r.id, *a.Order) })
+			r.Tell(func() { cfg.Order(r.id, *a.Order) })
 		case a.Doubt != "":
-			r.outbox = append(r.outbox, func() { cfg.Doubt(r.id, a.Doubt) })
+			r.Tell(func() { cfg.Doubt(r.id, a.Doubt) })
 		}
 	}
 }
 
-// tellOutside empties the outbox.
-func (r *run) tellOutside() {
-	for {
-		r.mu.Lock()
-		batch := r.outbox
-		r.outbox = nil
-		r.telling = len(batch) > 0 && !r.closed
-		more := r.telling
-		r.mu.Unlock()
-		if !more {
-			return
-		}
-		for _, tell := range batch {
-			tell()
-		}
-	}
-}
+// Tick implements runhost.Machine.
+func (r *run) Tick(now time.Time) { r.stepLocked(now, hang.CaseTick{}) }
 
-// armLocked sets the one timer of the run to when the Case next wants to be asked.
-func (r *run) armLocked(now time.Time) {
-	next := r.of.Next()
-	if next.Equal(r.due) {
-		return
-	}
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	r.due = next
-	if !next.IsZero() {
-		r.timer = time.AfterFunc(max(next.Sub(now), 0), r.tick)
-	}
-}
+// Idle implements runhost.Machine.
+func (r *run) Idle(now time.Time) bool { return now.Sub(r.used) > retention }
 
-func (r *run) tick() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return
-	}
-	r.due = time.Time{} // the timer is spent, or set anew
-	r.stepLocked(time.Now(), hang.CaseTick{})
-}
-
-// idleSince is for how long nothing was heard.
-func (r *run) idleSince(now time.Time) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return now.Sub(r.used)
-}
-
-func (r *run) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	r.bookLocked(0)
-}
+// Closed implements runhost.Machine.
+func (r *run) Closed() { r.bookLocked(0) }

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/runhost"
 )
 
 // What goes between the nodes and the judge is hang's.
@@ -51,7 +52,6 @@ type Transport interface {
 
 // Bounds of what a Hub keeps.
 const (
-	MaxRuns = 4096
 	// MaxHeld is about how many bytes of evidence are kept of all runs, and MaxRunHeld of one. What is beyond is taken
 	// without its stacks, and then not at all.
 	MaxHeld    = 512 << 20
@@ -107,13 +107,10 @@ type Hub struct {
 	reading  chan struct{} // a place for every large body that is read now
 	sending  chan struct{} // a place for every file of evidence that is sent now
 	senders  sync.Map      // of large bodies that are read now: run and launcher
-	wg       sync.WaitGroup
+	runs     *runhost.Host[*run]
 
-	mu     sync.Mutex // before run.mu, never after
-	runs   map[string]*run
+	mu     sync.Mutex
 	unread map[string]bool // runs whose Spec cannot be read, as was logged
-	pruned time.Time       // when runs were last looked for that nobody needs
-	closed bool
 }
 
 // New returns a Hub without runs.
@@ -126,7 +123,9 @@ func New(cfg Config) *Hub {
 	}
 	cfg.maxHeld, cfg.maxRunHeld = cmp.Or(cfg.maxHeld, MaxHeld), cmp.Or(cfg.maxRunHeld, MaxRunHeld)
 	return &Hub{
-		cfg: cfg, runs: map[string]*run{}, unread: map[string]bool{},
+		cfg: cfg, unread: map[string]bool{},
+		runs: runhost.New[*run](runhost.Config{Closed: ErrClosed, Full: tooMuch("%d runs", runhost.MaxRuns),
+			Forgotten: func(string) error { return ErrClosed }}),
 		decoding: make(chan struct{}, runtime.GOMAXPROCS(0)+1),
 		reading:  make(chan struct{}, maxReading), sending: make(chan struct{}, maxSending),
 	}
@@ -144,32 +143,21 @@ func (h *Hub) judge(run string, w hang.World, es iter.Seq[hang.Evidence], store 
 }
 
 // Close ends every timer. It waits for calls of Config's functions that are under way.
-func (h *Hub) Close() {
-	h.mu.Lock()
-	h.closed = true
-	for _, r := range h.runs {
-		r.close()
-	}
-	h.mu.Unlock()
-	h.wg.Wait()
-}
+func (h *Hub) Close() { h.runs.Close() }
 
 // Ended says that an epoch of the run has ended. It does not block: the rendezvous may call it with its own lock held.
 func (h *Hub) Ended(run string, e hang.Epoch) {
-	if r := h.find(run); r != nil {
+	if r := h.runs.Get(run); r != nil {
 		r.ended.Store(&e)
-		time.AfterFunc(0, r.tick)
+		time.AfterFunc(0, r.Expire)
 	}
 }
 
 // Forget drops all that is known of a run.
 func (h *Hub) Forget(run string) {
+	h.runs.Drop(run, nil)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if r := h.runs[run]; r != nil {
-		r.close()
-		delete(h.runs, run)
-	}
 	delete(h.unread, run)
 }
 
@@ -208,9 +196,9 @@ func (h *Hub) Picture(_ context.Context, run string, evidence bool) (Picture, er
 
 // pictures is a picture whose evidence is beside it, and made as it is asked for.
 func (h *Hub) pictures(run string, evidence bool) (Picture, iter.Seq[hang.Evidence], error) {
-	r := h.find(run)
-	if r == nil {
-		return Picture{}, nil, h.absent(run)
+	r, err := h.runs.Find(run, unknownRun)
+	if err != nil {
+		return Picture{}, nil, err
 	}
 	return r.picture(evidence)
 }
@@ -228,46 +216,17 @@ func (h *Hub) Collect(_ context.Context, run string) (uint64, error) {
 	return r.collect(w)
 }
 
-// absent is why a run was not found.
-func (h *Hub) absent(run string) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return ErrClosed
-	}
-	return unknownRun(run)
-}
-
-// find returns nil for a run of which nothing is known.
-func (h *Hub) find(id string) *run {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.runs[id]
-}
-
 // open returns a run, a new one if need be.
 func (h *Hub) open(id string) (*run, error) {
-	if r := h.find(id); r != nil {
+	if r := h.runs.Get(id); r != nil {
 		return r, nil
 	}
 	spec, err := h.cfg.Spec(id)
 	if err != nil {
 		return nil, h.refuse(id, err)
 	}
-	h.prune(time.Now())
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch r := h.runs[id]; {
-	case h.closed:
-		return nil, ErrClosed
-	case r != nil:
-		return r, nil
-	case len(h.runs) >= MaxRuns:
-		return nil, tooMuch("%d runs", MaxRuns)
-	}
-	r := h.newRun(id, spec)
-	h.runs[id] = r
-	return r, nil
+	h.runs.Prune(time.Now(), false, h.cfg.Keep)
+	return h.runs.Open(id, func() *run { return h.newRun(id, spec) })
 }
 
 // refuse is why a run without a Spec is not judged. That its Spec cannot be read is logged once.
@@ -277,31 +236,10 @@ func (h *Hub) refuse(run string, err error) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.unread[run] && len(h.unread) < MaxRuns {
+	if !h.unread[run] && len(h.unread) < runhost.MaxRuns {
 		h.unread[run] = true
 		h.cfg.Log.Warn("no hang of the run is found: its launchers and this daemon need the same version", "run_id", run,
 			"err", err)
 	}
 	return fmt.Errorf("%w in run %q: %w", ErrBadRequest, run, err)
-}
-
-// prune drops, at most once a minute, the runs that the rendezvous does not know and in which nothing has happened for
-// some time.
-func (h *Hub) prune(now time.Time) {
-	h.mu.Lock()
-	var idle []string
-	if now.Sub(h.pruned) > time.Minute {
-		h.pruned = now
-		for id, r := range h.runs {
-			if r.idleSince(now) > retention {
-				idle = append(idle, id)
-			}
-		}
-	}
-	h.mu.Unlock()
-	for _, id := range idle { // Keep is asked without a lock
-		if h.cfg.Keep == nil || !h.cfg.Keep(id) {
-			h.Forget(id)
-		}
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/runhost"
 )
 
 // live is nodes that have hung since the start, and answer what a Hub asks.
@@ -119,7 +120,7 @@ func TestWhoMayReport(t *testing.T) {
 	require.ErrorIs(t, post("r", id(0), r.epoch), ErrNotMember)
 	_, err := h.Collect(t.Context(), "r")
 	require.ErrorIs(t, err, ErrNotMember)
-	require.Empty(t, h.runs, "who may not report leaves nothing behind")
+	require.Empty(t, h.runs.All(), "who may not report leaves nothing behind")
 	_, err = h.Picture(t.Context(), "r", false)
 	require.ErrorIs(t, err, ErrUnknownRun)
 	r.running = true
@@ -210,12 +211,12 @@ func TestForgottenRuns(t *testing.T) {
 		_, err := h.Post(t.Context(), "r", r.suspicion(0, time.Second))
 		require.NoError(t, err)
 		time.Sleep(retention + time.Second)
-		h.prune(time.Now())
-		require.Len(t, h.runs, 1, "the rendezvous knows it")
+		h.runs.Prune(time.Now(), false, cfg.Keep)
+		require.Len(t, h.runs.All(), 1, "the rendezvous knows it")
 		kept = false
 		time.Sleep(time.Minute + time.Second)
-		h.prune(time.Now())
-		require.Empty(t, h.runs)
+		h.runs.Prune(time.Now(), false, cfg.Keep)
+		require.Empty(t, h.runs.All())
 	})
 }
 
@@ -224,7 +225,7 @@ func TestRunsAreBounded(t *testing.T) {
 	cfg.Spec = func(string) (hang.Spec, error) { return hang.Spec{Action: hang.ActReport}, nil }
 	h := New(cfg)
 	defer h.Close()
-	for i := range MaxRuns {
+	for i := range runhost.MaxRuns {
 		_, err := h.open(id(i))
 		require.NoError(t, err)
 	}
