@@ -49,7 +49,7 @@ var (
 	ErrCommitted = errors.New("the save is already committed")
 	// ErrBadRequest: no coordinator accepts this. Trying again is useless.
 	ErrBadRequest = errors.New("bad request")
-	// ErrLimit: one of the limits of a run is reached, or the hub keeps MaxRuns runs.
+	// ErrLimit: one of the limits of a run is reached, or the hub keeps as many runs as it may.
 	ErrLimit = errors.New("over the limit")
 )
 

@@ -3,13 +3,13 @@ package coordinator
 import (
 	"crypto/rand"
 	"fmt"
-	"sync"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
-)
 
-// MaxRuns bounds the runs that one Hub keeps.
-const MaxRuns = 4096
+	"dlrover-run/internal/runhost"
+)
 
 // Hub keeps the coordinators of all runs of a master. It has no memory on disk: when it comes back empty, the daemons
 // tell it everything again.
@@ -17,15 +17,15 @@ type Hub struct {
 	term string // names this Hub, so that clients notice another one
 
 	switches atomic.Pointer[map[string]string]
-
-	mu     sync.Mutex // before run.mu, never after
-	runs   map[string]*run
-	pruned time.Time // when empty runs were last looked for
-	closed bool
+	runs     *runhost.Host[*run]
 }
 
 // NewHub returns a Hub without runs.
-func NewHub() *Hub { return &Hub{term: rand.Text(), runs: map[string]*run{}} }
+func NewHub() *Hub {
+	full := fmt.Errorf("%w: the hub keeps %d runs already", ErrLimit, runhost.MaxRuns)
+	return &Hub{term: rand.Text(), runs: runhost.New[*run](runhost.Config{Closed: errClosed, Full: full,
+		Forgotten: func(string) error { return errClosed }})}
+}
 
 // SetSwitches tells, by the address of a node without port, the switch that it hangs on, for peers that do not know it
 // themselves. It counts for whoever says from then on that it is here. The map is not changed afterwards.
@@ -41,14 +41,7 @@ func (h *Hub) switchOf(host string) string {
 }
 
 // Close ends every held request. Clients take the hub for one that is away, and go on trying.
-func (h *Hub) Close() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.closed = true
-	for _, r := range h.runs {
-		r.close()
-	}
-}
+func (h *Hub) Close() { h.runs.Close() }
 
 // lostGrace is what the daemon of a launcher that has died needs to notice, and to say what it holds.
 const lostGrace = time.Second
@@ -66,52 +59,17 @@ func (h *Hub) Lost(run string, term uint64, round, node int) {
 
 // Summary describes a run; an unknown one is empty.
 func (h *Hub) Summary(run string) Summary {
-	h.mu.Lock()
-	r := h.runs[run]
-	h.mu.Unlock()
-	if r == nil {
-		return NewState().Summary()
+	if r := h.runs.Get(run); r != nil {
+		return r.summary()
 	}
-	return r.summary()
+	return NewState().Summary()
 }
 
 // Runs are the names of the runs that have been heard of lately, in no order.
-func (h *Hub) Runs() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	names := make([]string, 0, len(h.runs))
-	for name := range h.runs {
-		names = append(names, name)
-	}
-	return names
-}
+func (h *Hub) Runs() []string { return slices.Collect(maps.Keys(h.runs.All())) }
 
 // run returns that of a name, a new one if need be.
 func (h *Hub) run(run string) (*run, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return nil, errClosed
-	}
-	if now := time.Now(); now.Sub(h.pruned) > time.Minute {
-		h.pruned = now
-		h.pruneLocked()
-	}
-	r := h.runs[run]
-	if r == nil {
-		if len(h.runs) >= MaxRuns {
-			return nil, fmt.Errorf("%w: the hub keeps %d runs already", ErrLimit, MaxRuns)
-		}
-		r = newRun()
-		h.runs[run] = r
-	}
-	return r, nil
-}
-
-func (h *Hub) pruneLocked() {
-	for name, r := range h.runs {
-		if r.retire() {
-			delete(h.runs, name)
-		}
-	}
+	h.runs.Prune(time.Now(), false, nil)
+	return h.runs.Open(run, newRun)
 }

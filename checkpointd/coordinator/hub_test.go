@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/runhost"
 )
 
 // wire is an HTTP connection in memory to a hub that can be restarted: synctest knows no sockets.
@@ -543,7 +545,7 @@ func TestHubForgetsRuns(t *testing.T) {
 
 func TestHubBoundsItsRuns(t *testing.T) {
 	w := newWire(t)
-	for i := range MaxRuns {
+	for i := range runhost.MaxRuns {
 		_, err := w.hub.Load().run(fmt.Sprint(i))
 		require.NoError(t, err)
 	}

@@ -3,10 +3,10 @@ package coordinator
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/internal/runhost"
 )
 
 // hold is how long a request waits before it has to be repeated.
@@ -19,10 +19,9 @@ var (
 
 // run is a State with a clock and with those who wait for it.
 type run struct {
-	mu      sync.Mutex
+	runhost.Run
 	state   *State
 	waiting map[Topic]*waiters
-	closed  bool
 }
 
 // waiters share one channel, so that news cost one step for each of them and nothing for anybody else.
@@ -52,8 +51,8 @@ func (r *run) ask(ctx context.Context, ev Event, t Topic, answer func(*State) (b
 
 // try returns what to wait for and until when (zero: as long as possible), or nil when there is an answer.
 func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiters, time.Time, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	if err := r.stepLocked(ev); err != nil {
 		return nil, time.Time{}, err
 	}
@@ -70,8 +69,8 @@ func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiter
 }
 
 func (r *run) stepLocked(ev Event) error {
-	if r.closed {
-		return errClosed
+	if err := r.Err(); err != nil {
+		return err
 	}
 	topics, err := r.state.Step(time.Now(), ev)
 	for _, t := range topics {
@@ -104,8 +103,8 @@ func (w *waiters) wait(ctx context.Context, expired <-chan time.Time, due time.T
 }
 
 func (r *run) leave(t Topic, w *waiters) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	if w.n--; w.n == 0 && r.waiting[t] == w {
 		delete(r.waiting, t)
 	}
@@ -113,8 +112,8 @@ func (r *run) leave(t Topic, w *waiters) {
 
 // tell steps ev in and waits for nothing.
 func (r *run) tell(ev Event) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.stepLocked(ev)
 }
 
@@ -144,39 +143,30 @@ func (r *run) peers(ctx context.Context, h Here) (body encoded, err error) {
 
 // reopen forgets that a save was given up: it is to be written once more.
 func (r *run) reopen(id string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	r.state.reopen(id)
 }
 
 func (r *run) summary() Summary {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.state.Summary()
 }
 
-// close ends every request, present and future.
-func (r *run) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closeLocked()
+// Tick implements runhost.Machine.
+func (r *run) Tick(time.Time) { _ = r.stepLocked(Tick{}) } // never refused
+
+// Idle implements runhost.Machine.
+func (r *run) Idle(now time.Time) bool {
+	r.Tick(now)
+	return r.state.Empty() && len(r.waiting) == 0
 }
 
-func (r *run) closeLocked() {
-	r.closed = true
+// Closed implements runhost.Machine. It ends every request.
+func (r *run) Closed() {
 	for t, w := range r.waiting {
 		close(w.news)
 		delete(r.waiting, t)
 	}
-}
-
-// retire closes the run if there is nothing in it.
-func (r *run) retire() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.stepLocked(Tick{}); err != nil || !r.state.Empty() || len(r.waiting) > 0 {
-		return r.closed
-	}
-	r.closeLocked()
-	return true
 }
