@@ -62,19 +62,16 @@ func evictFor[M interface{ asBarrier() *barrier }](st *State, all map[string]M) 
 	return nil
 }
 
-// Due is when patience runs out under the topic's key; zero if nobody waits there. Step in a Tick then.
-func (st *State) Due(t Topic) time.Time {
-	var b *barrier
-	if a := st.agreements[t.Key]; t.Kind == Agreed && a != nil {
-		b = &a.barrier
+// Next is when patience runs out next; zero if nobody waits. Step in a Tick then.
+func (st *State) Next() time.Time { return soonest(st.exchanges, soonest(st.agreements, time.Time{})) }
+
+func soonest[M interface{ asBarrier() *barrier }](all map[string]M, next time.Time) time.Time {
+	for _, x := range all {
+		if b := x.asBarrier(); !b.open && (next.IsZero() || b.due.Before(next)) {
+			next = b.due
+		}
 	}
-	if x := st.exchanges[t.Key]; t.Kind == PeersKnown && x != nil {
-		b = &x.barrier
-	}
-	if b == nil || b.open {
-		return time.Time{}
-	}
-	return b.due
+	return next
 }
 
 // expire answers those whose patience has run out.

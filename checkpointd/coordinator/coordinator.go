@@ -8,7 +8,7 @@
 // A save is a two-phase commit, and the leader (the writer of shard 0) decides. A node that has posted Prepared must
 // keep its temporary files until a Post says ErrAborted, whatever else happens: the leader may be past the intent.
 //
-// Nothing here starts a goroutine, but for the timer of Hub.Lost.
+// Nothing here starts a goroutine, but for timers: one for each run, and those of Hub.Lost.
 package coordinator
 
 import (

@@ -37,11 +37,17 @@ func (r *run) ask(ctx context.Context, ev Event, t Topic, answer func(*State) (b
 	expired := time.NewTimer(hold)
 	defer expired.Stop()
 	for {
-		w, due, err := r.try(ev, t, answer)
+		w, err := r.try(ev, t, answer)
 		if w == nil {
 			return err
 		}
-		err = w.wait(ctx, expired.C, due)
+		select {
+		case <-w.news:
+		case <-expired.C:
+			err = errPending
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
 		r.leave(t, w)
 		if err != nil {
 			return err
@@ -49,15 +55,15 @@ func (r *run) ask(ctx context.Context, ev Event, t Topic, answer func(*State) (b
 	}
 }
 
-// try returns what to wait for and until when (zero: as long as possible), or nil when there is an answer.
-func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiters, time.Time, error) {
+// try returns what to wait for, or nil when there is an answer.
+func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiters, error) {
 	r.Lock()
 	defer r.Unlock()
 	if err := r.stepLocked(ev); err != nil {
-		return nil, time.Time{}, err
+		return nil, err
 	}
 	if done, err := answer(r.state); done || err != nil {
-		return nil, time.Time{}, err
+		return nil, err
 	}
 	w := r.waiting[t]
 	if w == nil {
@@ -65,41 +71,23 @@ func (r *run) try(ev Event, t Topic, answer func(*State) (bool, error)) (*waiter
 		r.waiting[t] = w
 	}
 	w.n++
-	return w, r.state.Due(t), nil
+	return w, nil
 }
 
 func (r *run) stepLocked(ev Event) error {
 	if err := r.Err(); err != nil {
 		return err
 	}
-	topics, err := r.state.Step(time.Now(), ev)
+	now := time.Now()
+	topics, err := r.state.Step(now, ev)
 	for _, t := range topics {
 		if w := r.waiting[t]; w != nil {
 			close(w.news)
 			delete(r.waiting, t)
 		}
 	}
+	r.Arm(now, r.state.Next())
 	return err
-}
-
-// wait returns nil when it is time to ask again.
-func (w *waiters) wait(ctx context.Context, expired <-chan time.Time, due time.Time) error {
-	var patience <-chan time.Time
-	if !due.IsZero() {
-		timer := time.NewTimer(time.Until(due))
-		defer timer.Stop()
-		patience = timer.C
-	}
-	select {
-	case <-w.news:
-		return nil
-	case <-patience:
-		return nil
-	case <-expired:
-		return errPending
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 func (r *run) leave(t Topic, w *waiters) {
