@@ -83,6 +83,13 @@ func (h *Host[M]) Open(id string, create func() M) (m M, err error) {
 	return m, nil
 }
 
+// Len is how many runs there are.
+func (h *Host[M]) Len() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.runs)
+}
+
 // All are the runs by their ids. The caller owns the map.
 func (h *Host[M]) All() map[string]M {
 	h.mu.Lock()

@@ -9,7 +9,7 @@ import (
 type Machine interface {
 	// Tick is called when the time that was given to Arm has come. The timer is spent.
 	Tick(now time.Time)
-	// Idle reports whether the run may be forgotten.
+	// Idle reports whether the run may be forgotten. It tells nothing.
 	Idle(now time.Time) bool
 	// Closed ends whatever is held. Err says why.
 	Closed()

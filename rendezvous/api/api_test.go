@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/runhost"
 	"dlrover-run/rendezvous"
 )
 
@@ -320,7 +321,7 @@ func TestHubBoundsItsRuns(t *testing.T) {
 	h := NewHub(HubConfig{})
 	defer h.Close()
 	p := rendezvous.Params{Min: 1, Max: 1}
-	for i := range MaxRuns {
+	for i := range runhost.MaxRuns {
 		require.NoError(t, h.Join(t.Context(), fmt.Sprint(i), joinOf("a", p)))
 	}
 	require.ErrorIs(t, h.Join(t.Context(), "one more", joinOf("a", p)), ErrTooManyRuns)

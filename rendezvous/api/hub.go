@@ -14,10 +14,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/runhost"
 	"dlrover-run/rendezvous"
 )
 
@@ -46,7 +47,7 @@ var (
 	ErrUnauthorized = errors.New("the job token was not accepted")
 	// ErrBadRequest: the service could not read the request. Trying again is useless.
 	ErrBadRequest = errors.New("the rendezvous cannot be spoken to")
-	// ErrTooManyRuns: the daemon keeps MaxRuns runs already.
+	// ErrTooManyRuns: the daemon keeps as many runs as it may.
 	ErrTooManyRuns = errors.New("the rendezvous daemon keeps too many runs")
 	// ErrClosed: the Hub has shut down.
 	ErrClosed = errors.New("api: closed")
@@ -59,9 +60,6 @@ var (
 	// ErrNotFound: the service has nothing under this path. Trying again is useless.
 	ErrNotFound = fmt.Errorf("%w: not found", ErrBadRequest)
 )
-
-// MaxRuns bounds the runs that one Hub keeps, finished ones included.
-const MaxRuns = 4096
 
 // retention is how long a run that is paused or has barred nodes is kept for launchers that come late, and one that has
 // ended, where HubConfig.Keep says nothing else.
@@ -113,76 +111,63 @@ type HubConfig struct {
 
 // Hub keeps the Rounds of all runs of one daemon.
 type Hub struct {
-	cfg    HubConfig
-	mu     sync.Mutex // before run.mu, never after
-	runs   map[string]*run
-	lines  *archive
-	pruned time.Time // when abandoned runs were last looked for
-	closed bool
-	lives  *lives
-	// otherRuns looks for runs that miss each other's nodes; nil while none is due.
-	otherRuns *time.Timer
+	cfg      HubConfig
+	topology atomic.Pointer[rendezvous.Topology]
+	runs     *runhost.Host[*run]
+	lines    *archive
+	lives    *lives
+	looking  atomic.Bool // soon, for runs that miss each other's nodes
 }
 
 // NewHub returns a Hub without runs.
 func NewHub(cfg HubConfig) *Hub {
-	return &Hub{cfg: cfg, runs: map[string]*run{}, lines: newArchive(maxLines), lives: newLives()}
+	h := &Hub{cfg: cfg, lines: newArchive(maxLines), lives: newLives()}
+	h.topology.Store(&cfg.Topology)
+	full := fmt.Errorf("%w: %d", ErrTooManyRuns, runhost.MaxRuns)
+	h.runs = runhost.New[*run](runhost.Config{Closed: ErrClosed, Full: full, Forgotten: unknownRun, Waits: true})
+	return h
 }
 
 // Close ends every held request, every timer and every look at a node.
 func (h *Hub) Close() {
-	h.mu.Lock()
-	h.closed = true
-	if h.otherRuns != nil {
-		h.otherRuns.Stop()
-	}
-	for _, r := range h.runs {
-		r.close(ErrClosed)
-	}
-	h.mu.Unlock()
+	h.runs.Close()
 	h.lives.close()
 }
 
-// find returns the run, or nil if it does not exist and create is false.
-func (h *Hub) find(id string, create bool) (*run, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return nil, ErrClosed
+// find returns a run that exists, or the error of absent.
+func (h *Hub) find(id string, absent func(id string) error) (*run, error) {
+	if h.cfg.Keep > 0 {
+		h.prune(time.Now(), false)
 	}
-	if h.cfg.Keep > 0 || create && h.runs[id] == nil {
-		h.pruneLocked(time.Now(), create && len(h.runs) >= MaxRuns)
-	}
-	if r := h.runs[id]; r != nil || !create {
-		return r, nil
-	}
-	if len(h.runs) >= MaxRuns {
-		return nil, fmt.Errorf("%w: %d", ErrTooManyRuns, MaxRuns)
-	}
-	r := h.newRun(id)
-	h.runs[id] = r
-	return r, nil
+	return h.runs.Find(id, absent)
 }
 
-// pruneLocked forgets runs, once a minute at most unless it is urgent.
-func (h *Hub) pruneLocked(now time.Time, urgent bool) {
-	if now.Sub(h.pruned) <= time.Minute && !urgent {
+// open returns a run, a new one if need be.
+func (h *Hub) open(id string) (*run, error) {
+	create := h.runs.Get(id) == nil
+	if h.cfg.Keep > 0 || create {
+		h.prune(time.Now(), create && h.runs.Len() >= runhost.MaxRuns)
+	}
+	return h.runs.Open(id, func() *run { return h.newRun(id) })
+}
+
+// prune forgets runs, once a minute at most unless it is urgent.
+func (h *Hub) prune(now time.Time, urgent bool) {
+	if !h.runs.Prune(now, urgent, nil) {
 		return
 	}
-	h.pruned = now
+	all := h.runs.All()
 	var left []leftRun
-	for id, r := range h.runs {
-		if r.abandoned(now) {
-			h.dropLocked(id)
-		} else if l, ok := r.left(); ok {
+	for _, r := range all {
+		if l, ok := r.left(); ok {
 			left = append(left, l)
 		}
 	}
 	slices.SortFunc(left, func(a, b leftRun) int { return b.at.Compare(a.at) }) // the newest first
-	runs, nodes := min(maxLeftRuns, max(MaxRuns-1-(len(h.runs)-len(left)), 0)), 0
+	runs, nodes := min(maxLeftRuns, max(runhost.MaxRuns-1-(len(all)-len(left)), 0)), 0
 	for i, l := range left {
 		if i >= runs || nodes > 0 && nodes+l.nodes > maxLeftNodes {
-			h.dropLocked(l.id)
+			h.dropLeft(l.run)
 			continue
 		}
 		nodes += l.nodes
@@ -191,14 +176,14 @@ func (h *Hub) pruneLocked(now time.Time, urgent bool) {
 
 // leftRun is a run that nobody is in, since when, and how many nodes are kept of it.
 type leftRun struct {
-	id    string
+	run   *run
 	at    time.Time
 	nodes int
 }
 
-func (h *Hub) dropLocked(id string) {
-	h.runs[id].close(unknownRun(id))
-	delete(h.runs, id)
+// dropLeft drops a run if nobody is in it.
+func (h *Hub) dropLeft(r *run) {
+	h.runs.Drop(r.id, func(kept *run) bool { return kept == r && !r.idle.IsZero() })
 }
 
 // Forget drops a run that has ended. ErrUnknownRun, ErrNotEnded, rendezvous.ErrFinishing, while its last nodes leave,
@@ -214,37 +199,23 @@ func (h *Hub) Forget(id string) error {
 	case s.Members+s.Waiting > 0:
 		return rendezvous.ErrFinishing
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if _, left := r.left(); left && h.runs[id] == r {
-		h.dropLocked(id)
-	}
+	h.dropLeft(r)
 	return nil
 }
 
 func unknownRun(id string) error { return fmt.Errorf("%w: %q", ErrUnknownRun, id) }
 
 // existing returns a run that exists, or ErrUnknownRun.
-func (h *Hub) existing(id string) (*run, error) {
-	r, err := h.find(id, false)
-	if err == nil && r == nil {
-		err = unknownRun(id)
-	}
-	return r, err
-}
+func (h *Hub) existing(id string) (*run, error) { return h.find(id, unknownRun) }
 
 // member returns a run that exists, or ErrUnknownNode.
 func (h *Hub) member(id string) (*run, error) {
-	r, err := h.find(id, false)
-	if err == nil && r == nil {
-		err = rendezvous.ErrUnknownNode
-	}
-	return r, err
+	return h.find(id, func(string) error { return rendezvous.ErrUnknownNode })
 }
 
 // Join implements Service.
 func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
-	r, err := h.find(id, true)
+	r, err := h.open(id)
 	if err != nil {
 		return err
 	}
@@ -260,13 +231,9 @@ func (h *Hub) Join(_ context.Context, id string, ev rendezvous.Join) error {
 }
 
 // forgetUnused drops a run that was made for a node that it then refused. One that has had nodes, or an order, keeps
-// what is known.
+// what is known. Who comes for the run at this moment tries again.
 func (h *Hub) forgetUnused(r *run) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !r.hasBeenUsed() && h.runs[r.id] == r {
-		h.dropLocked(r.id) // who comes for it at this moment tries again
-	}
+	h.runs.Drop(r.id, func(kept *run) bool { return kept == r && !r.used && !r.tellsLocked() })
 }
 
 // Report implements Service.
@@ -310,8 +277,8 @@ func (h *Hub) Leave(_ context.Context, id string, ev rendezvous.Leave) (job.Evid
 	if err != nil {
 		return job.Evidence{}, err
 	}
-	r.mu.Lock()
-	defer r.unlock()
+	r.Lock()
+	defer r.Unlock()
 	if err = r.stepLocked(ev); err != nil || r.round.Status().Outcome == "" {
 		return job.Evidence{}, err // a good-bye in the middle needs none
 	}
@@ -324,8 +291,8 @@ func (h *Hub) World(_ context.Context, id string) ([]job.Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.World(), nil
 }
 
@@ -335,8 +302,8 @@ func (h *Hub) Params(id string) (rendezvous.Params, error) {
 	if err != nil {
 		return rendezvous.Params{}, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.Status().Params, nil
 }
 
@@ -346,8 +313,8 @@ func (h *Hub) Seat(id, node string) (rendezvous.Seat, error) {
 	if err != nil {
 		return rendezvous.Seat{}, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.Seat(node)
 }
 
@@ -358,8 +325,8 @@ func (h *Hub) Crew(id string) (job.EpochID, []job.Member, error) {
 	if err != nil {
 		return job.EpochID{}, nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	epoch, runs := r.round.Running()
 	if !runs {
 		return job.EpochID{}, nil, rendezvous.ErrNotRunning
@@ -373,8 +340,8 @@ func (h *Hub) Roster(id string) ([]rendezvous.Occupant, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.Roster(), nil
 }
 
@@ -384,8 +351,8 @@ func (h *Hub) IDs(id string) []string {
 	if err != nil {
 		return nil
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.IDs()
 }
 
@@ -395,8 +362,8 @@ func (h *Hub) Names(id string, ids []string) map[string]string {
 	if err != nil {
 		return nil
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.Names(ids)
 }
 
@@ -408,8 +375,8 @@ func (h *Hub) Annotate(id, event, node, text string) error {
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.annotateLocked(time.Now(), event, node, text)
 }
 
@@ -417,7 +384,7 @@ func (h *Hub) Annotate(id, event, node, text string) error {
 // its run, in ten minutes is dropped. It may be told before anybody has joined: the run then begins with the line, and
 // is kept for ten minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
 func (h *Hub) Told(id, event, node, text string) error {
-	r, err := h.find(id, true)
+	r, err := h.open(id)
 	if err != nil {
 		return err
 	}
@@ -435,11 +402,8 @@ func (h *Hub) Order(id string, o rendezvous.Order) error {
 
 // SetTopology replaces the topology of every run, from its next seal on, and of those to come.
 func (h *Hub) SetTopology(t rendezvous.Topology) {
-	h.mu.Lock()
-	h.cfg.Topology = t
-	runs := slices.Collect(maps.Values(h.runs))
-	h.mu.Unlock()
-	for _, r := range runs {
+	h.topology.Store(&t) // before the runs are listed: no new one misses it
+	for _, r := range h.runs.All() {
 		_ = r.step(rendezvous.Rewire{Topology: t}) // only a run that has ended meanwhile refuses
 	}
 }
@@ -504,14 +468,13 @@ func (h *Hub) Runs(nodes bool) []RunStatus {
 	if nodes {
 		avoid = h.avoid()
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.cfg.Keep > 0 && !h.closed {
-		h.pruneLocked(time.Now(), false)
+	if h.cfg.Keep > 0 {
+		h.prune(time.Now(), false)
 	}
-	out := make([]RunStatus, 0, len(h.runs))
-	for _, id := range slices.Sorted(maps.Keys(h.runs)) {
-		s := h.runs[id].status(nodes)
+	all := h.runs.All()
+	out := make([]RunStatus, 0, len(all))
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		s := all[id].status(nodes)
 		s.Avoid = avoid
 		out = append(out, s)
 	}

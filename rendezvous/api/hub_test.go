@@ -21,11 +21,11 @@ import (
 func perform(t *testing.T, h *Hub, acts ...rendezvous.Action) {
 	r, err := h.existing("r")
 	require.NoError(t, err)
-	r.mu.Lock()
+	r.Lock()
 	for _, a := range acts {
 		r.performLocked(time.Now(), a)
 	}
-	r.unlock()
+	r.Unlock()
 }
 
 // The gate is called in the order of the steps and without locks, one call at a time, also when it calls the Hub
@@ -102,7 +102,7 @@ func TestNoGateIsToldNothing(t *testing.T) {
 	perform(t, h, rendezvous.Action{Gate: []string{"a"}})
 	r, err := h.existing("r")
 	require.NoError(t, err)
-	require.Empty(t, r.gates)
+	require.Empty(t, r.untold)
 }
 
 // A gate that a closed hub has not told is not told any more.
@@ -326,11 +326,11 @@ func TestRunWithANodeIsKept(t *testing.T) {
 	r, err := h.existing("r")
 	require.NoError(t, err)
 	require.False(t, h.Idle())
-	require.False(t, r.abandoned(time.Now().Add(24*time.Hour)))
+	require.False(t, r.Idle(time.Now().Add(24*time.Hour)))
 	_, err = h.Leave(t.Context(), "r", rendezvous.Leave{ID: "a"})
 	require.NoError(t, err)
 	require.True(t, h.Idle())
-	require.True(t, r.abandoned(time.Now().Add(24*time.Hour)))
+	require.True(t, r.Idle(time.Now().Add(24*time.Hour)))
 }
 
 // Only the connection of the first join is kept: the watch takes it over.
@@ -353,7 +353,7 @@ func TestReportsKeepNoConnection(t *testing.T) {
 func TestRefusalKeepsAnOrderThatWasFaster(t *testing.T) {
 	h := NewHub(HubConfig{})
 	defer h.Close()
-	r, err := h.find("r", true)
+	r, err := h.open("r")
 	require.NoError(t, err)
 	require.NoError(t, h.Order("r", rendezvous.Order{Kind: rendezvous.OrderPause}))
 	h.forgetUnused(r)
@@ -417,7 +417,7 @@ func TestAnnotate(t *testing.T) {
 	require.ErrorIs(t, h.Annotate("r", "check-verdict", "a", "slow"), ErrClosed)
 	_, err = h.Params("r")
 	require.ErrorIs(t, err, ErrClosed)
-	require.ErrorIs(t, r.closed, ErrClosed)
+	require.ErrorIs(t, r.Err(), ErrClosed)
 }
 
 // What is found before anybody has joined begins the run, which keeps it for the nodes that come.

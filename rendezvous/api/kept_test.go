@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/runhost"
 	"dlrover-run/rendezvous"
 )
 
@@ -152,10 +153,10 @@ func TestKeptRunsAreBounded(t *testing.T) {
 		require.ErrorIs(t, err, ErrUnknownRun)
 		_, err = h.Run("r10")
 		require.NoError(t, err)
-		for i := range MaxRuns - maxLeftRuns + 100 {
+		for i := range runhost.MaxRuns - maxLeftRuns + 100 {
 			require.NoError(t, h.Join(t.Context(), fmt.Sprint("n", i), joinOf("a", rendezvous.Params{Min: 2, Max: 2})))
 		}
-		require.Len(t, h.Runs(false), MaxRuns)
+		require.Len(t, h.Runs(false), runhost.MaxRuns)
 		_, err = h.Run("r10")
 		require.ErrorIs(t, err, ErrUnknownRun)
 
@@ -183,9 +184,7 @@ func TestNodesOfKeptRunsAreBounded(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	h.mu.Lock()
-	h.pruneLocked(time.Now(), true)
-	h.mu.Unlock()
+	h.prune(time.Now(), true)
 	s, err := h.Run("new")
 	require.NoError(t, err)
 	require.Len(t, s.Ended, size)

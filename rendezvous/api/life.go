@@ -217,8 +217,8 @@ func (h *Hub) lifeOf(id, node string) rendezvous.Life {
 	if err != nil {
 		return rendezvous.Life{}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.Life(node)
 }
 

@@ -83,8 +83,8 @@ func held(t *testing.T, h *Hub, want bool) {
 	r, err := h.existing("r")
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+		r.Lock()
+		defer r.Unlock()
 		for _, n := range r.round.Nodes() {
 			if n.Name == "b" {
 				return want && r.wake["b"] != nil || !want && n.Suspect

@@ -64,14 +64,14 @@ func (h *Hub) Notify(id, node, topic, body string) error {
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.notifyLocked(node, n)
 }
 
 func (r *run) notifyLocked(node string, n job.Notice) error {
-	if r.closed != nil {
-		return r.closed
+	if r.Err() != nil {
+		return r.Err()
 	}
 	if node == "" {
 		r.keepLocked(node, n)

@@ -17,24 +17,19 @@ func (h *Hub) lookForOtherRuns(r *run) {
 	if r.lacks() == (rendezvous.Lack{}) {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.runs) > 1 && h.otherRuns == nil && !h.closed {
-		h.otherRuns = time.AfterFunc(otherRunsAfter, h.tellOtherRuns)
+	if h.runs.Len() > 1 && h.looking.CompareAndSwap(false, true) {
+		time.AfterFunc(otherRunsAfter, h.tellOtherRuns)
 	}
 }
 
 func (h *Hub) tellOtherRuns() {
-	h.mu.Lock()
-	h.otherRuns = nil
-	lacks := map[string]rendezvous.Lack{}
-	for id, r := range h.runs {
+	h.looking.Store(false)
+	runs, lacks := h.runs.All(), map[string]rendezvous.Lack{}
+	for id, r := range runs {
 		if l := r.lacks(); l != (rendezvous.Lack{}) {
 			lacks[id] = l
 		}
 	}
-	runs := maps.Clone(h.runs)
-	h.mu.Unlock()
 	ids := slices.Sorted(maps.Keys(lacks))
 	for i, id := range ids {
 		other := slices.IndexFunc(ids, func(o string) bool { return o != id && lacks[id].With(lacks[o]) })
@@ -45,7 +40,7 @@ func (h *Hub) tellOtherRuns() {
 }
 
 func (r *run) lacks() rendezvous.Lack {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.Lacks()
 }

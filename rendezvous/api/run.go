@@ -3,35 +3,30 @@ package api
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/runhost"
 	"dlrover-run/rendezvous"
 )
 
-// run gives one Round its time and carries out what it wants. Locks are taken in the order Hub.mu, run.mu, archive.mu.
+// run gives one Round its time and carries out what it wants. Locks are taken in the order Host, Run, archive.mu.
 type run struct {
-	id     string
-	cfg    *HubConfig
-	line   *timeline
-	mu     sync.Mutex
-	round  *rendezvous.Round
-	wake   map[string]chan struct{} // closed when the node has a new directive or a notice
-	timer  *time.Timer
-	due    time.Time
-	idle   time.Time // since when nobody is here
-	used   bool      // somebody has been
-	early  bool      // something has been noted before
-	quota  quota     // of what nodes tell
-	closed error     // why nothing is done any more, or nil
+	runhost.Run
+	id    string
+	cfg   *HubConfig
+	line  *timeline
+	round *rendezvous.Round
+	wake  map[string]chan struct{} // closed when the node has a new directive or a notice
+	idle  time.Time                // since when nobody is here
+	used  bool                     // somebody has been
+	early bool                     // something has been noted before
+	quota quota                    // of what nodes tell
 
 	notices   ring[addressed]
 	noticeSeq uint64 // of the newest notice; larger than that of any earlier daemon
 
-	gates   []rendezvous.Action // for cfg.Gate, to be told when the lock is released
-	untold  map[string]bool     // IDs in gates, which do not hear of their checks before
-	telling bool                // somebody is telling them
+	untold map[string]bool // IDs of which cfg.Gate has not been told, which do not hear of their checks before
 }
 
 // newRun makes a run whose numbers are larger than those of any that had its name before.
@@ -45,7 +40,7 @@ func (h *Hub) newRun(id string) *run {
 	return &run{
 		id: id, cfg: &h.cfg, line: h.lines.open(base), idle: now, wake: map[string]chan struct{}{}, untold: map[string]bool{},
 		round: rendezvous.New(rendezvous.Config{
-			Term: base, Topology: h.cfg.Topology, Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
+			Term: base, Topology: *h.topology.Load(), Suspicious: h.cfg.Suspicious, Suspect: h.cfg.Suspect,
 			Run: name,
 		}),
 		noticeSeq: base, notices: ring[addressed]{limit: maxNotices},
@@ -61,8 +56,8 @@ func hold(nodes int) time.Duration {
 
 // attach begins a Watch. Notices "from now on" are those after the present one.
 func (r *run) attach(node string, after *Cursor) (time.Duration, error) {
-	r.mu.Lock()
-	defer r.unlock()
+	r.Lock()
+	defer r.Unlock()
 	if after.Notices == 0 {
 		after.Notices = r.noticeSeq
 	}
@@ -70,9 +65,9 @@ func (r *run) attach(node string, after *Cursor) (time.Duration, error) {
 }
 
 func (r *run) detach(e rendezvous.Detach) {
-	r.mu.Lock()
-	defer r.unlock()
-	if r.closed != nil {
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
 		return
 	}
 	_ = r.stepLocked(e) // a Detach is never refused
@@ -83,8 +78,8 @@ func (r *run) detach(e rendezvous.Detach) {
 
 // hungUp reports whether that is news: one who has left, or watches over another connection, is not suspect.
 func (r *run) hungUp(node string) bool {
-	r.mu.Lock()
-	defer r.unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.round.Away(node) && r.stepLocked(rendezvous.HungUp{ID: node}) == nil
 }
 
@@ -110,10 +105,10 @@ func (r *run) await(ctx context.Context, node string, after Cursor, hold time.Du
 
 // newer returns what is new after the cursor, or a channel that closes when something may be.
 func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return nil, nil, r.closed
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return nil, nil, r.Err()
 	}
 	d, err := r.round.Directive(node)
 	if err != nil {
@@ -137,14 +132,14 @@ func (r *run) newer(node string, after Cursor) (n *News, wake <-chan struct{}, e
 }
 
 func (r *run) step(ev rendezvous.Event) error {
-	r.mu.Lock()
-	defer r.unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.stepLocked(ev)
 }
 
 func (r *run) stepLocked(ev rendezvous.Event) error {
-	if r.closed != nil {
-		return r.closed
+	if r.Err() != nil {
+		return r.Err()
 	}
 	now := time.Now()
 	acts, err := r.round.Step(now, ev)
@@ -157,16 +152,16 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 		r.idle = now
 		r.wakeAllLocked()
 	}
-	r.armLocked(now)
+	r.Arm(now, r.round.Next())
 	return err
 }
 
 // told adds to the timeline what a node tells, which may be before anybody is here.
 func (r *run) told(event, node, text string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	now := time.Now()
-	if r.closed == nil && !r.quota.take(now, event, node) {
+	if r.Err() == nil && !r.quota.take(now, event, node) {
 		return nil
 	}
 	if !r.used {
@@ -176,8 +171,8 @@ func (r *run) told(event, node, text string) error {
 }
 
 func (r *run) annotateLocked(now time.Time, event, node, text string) error {
-	if r.closed != nil {
-		return r.closed
+	if r.Err() != nil {
+		return r.Err()
 	}
 	n := r.round.Remark(event, node, text)
 	r.performLocked(now, rendezvous.Action{Note: &n})
@@ -195,48 +190,34 @@ func (r *run) performLocked(now time.Time, a rendezvous.Action) {
 		r.line.end(now, *a.Ended)
 	}
 	if len(a.Gate)+len(a.Witnesses)+len(a.Released) > 0 && r.cfg.Gate != nil {
-		r.gates = append(r.gates, a)
-		for _, id := range slices.Concat(a.Gate, a.Witnesses) {
-			r.untold[id] = true
-		}
+		r.gateLocked(a)
 	}
 	if a.Directive != nil && (a.Directive.Kind != job.Check || r.cfg.Gate == nil) {
 		r.wakeLocked(a.Node)
 	}
 }
 
-// unlock releases the run after a step, and then tells cfg.Gate whom to check. Who finds another telling leaves it to
-// that one, so that the order of the steps is kept; so does a step that cfg.Gate itself makes. A node hears that it is
-// to be checked only when that has not answered for it: what it is told next may be there already.
-func (r *run) unlock() {
-	if r.telling || len(r.gates) == 0 {
-		r.mu.Unlock()
-		return
+// gateLocked passes on whom to check and whom not any more. Who was released in the same step comes first. A node hears
+// that it is to be checked only when cfg.Gate has not answered for it: what it is told next may be there already.
+func (r *run) gateLocked(a rendezvous.Action) {
+	asked := slices.Concat(a.Gate, a.Witnesses)
+	for _, id := range asked {
+		r.untold[id] = true
 	}
-	r.telling = true
-	for len(r.gates) > 0 && r.closed == nil {
-		g := r.gates[0]
-		r.gates = r.gates[1:]
-		r.mu.Unlock()
-		r.cfg.tell(r.id, g)
-		r.mu.Lock()
-		r.wakeAskedLocked(slices.Concat(g.Gate, g.Witnesses))
-	}
-	r.telling = false
-	r.mu.Unlock()
+	r.Tell(func() {
+		if len(a.Released) > 0 && r.cfg.Released != nil {
+			r.cfg.Released(r.id, a.Released)
+		}
+		if len(asked) > 0 {
+			r.cfg.Gate(r.id, a.Gate, a.Witnesses)
+			r.wakeAsked(asked)
+		}
+	})
 }
 
-// tell passes on whom to check and whom not any more. Who was released in the same step comes first.
-func (c *HubConfig) tell(run string, a rendezvous.Action) {
-	if len(a.Released) > 0 && c.Released != nil {
-		c.Released(run, a.Released)
-	}
-	if len(a.Gate)+len(a.Witnesses) > 0 {
-		c.Gate(run, a.Gate, a.Witnesses)
-	}
-}
-
-func (r *run) wakeAskedLocked(ids []string) {
+func (r *run) wakeAsked(ids []string) {
+	r.Lock()
+	defer r.Unlock()
 	for _, id := range ids {
 		delete(r.untold, id)
 		if r.round.Asked(id) {
@@ -259,48 +240,18 @@ func (r *run) wakeAllLocked() {
 	clear(r.wake)
 }
 
-// armLocked sets the one timer of the run to when the Round next wants to be asked.
-func (r *run) armLocked(now time.Time) {
-	next := r.round.Next()
-	if next.Equal(r.due) {
-		return
-	}
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	r.due = next
-	if !next.IsZero() {
-		r.timer = time.AfterFunc(max(next.Sub(now), 0), r.tick)
-	}
-}
+// Tick implements runhost.Machine.
+func (r *run) Tick(time.Time) { _ = r.stepLocked(rendezvous.Tick{}) }
 
-func (r *run) tick() {
-	r.mu.Lock()
-	defer r.unlock()
-	if r.closed != nil {
-		return
-	}
-	r.due = time.Time{} // the timer is spent
-	_ = r.stepLocked(rendezvous.Tick{})
-}
-
-// close ends every held request with err, and forgets the timeline.
-func (r *run) close(err error) {
-	r.line.close(err)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = err
-	if r.timer != nil {
-		r.timer.Stop()
-	}
+// Closed implements runhost.Machine. It ends every held request, and forgets the timeline.
+func (r *run) Closed() {
+	r.line.close(r.Err())
 	r.wakeAllLocked()
 }
 
-// abandoned reports whether the run may be forgotten: nobody is here, and there is either nothing to tell to who comes
-// late, or there has been for long enough.
-func (r *run) abandoned(now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// Idle implements runhost.Machine: nobody is here, and there is either nothing to tell to who comes late, or there has
+// been for long enough.
+func (r *run) Idle(now time.Time) bool {
 	if r.idle.IsZero() {
 		return false
 	}
@@ -319,9 +270,9 @@ func (r *run) abandoned(now time.Time) bool {
 
 // left says what is kept of a run that nobody is in.
 func (r *run) left() (leftRun, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return leftRun{r.id, r.idle, len(r.round.Ended())}, !r.idle.IsZero()
+	r.Lock()
+	defer r.Unlock()
+	return leftRun{r, r.idle, len(r.round.Ended())}, !r.idle.IsZero()
 }
 
 // tellsLocked: a node that comes late has to hear something of the run.
@@ -330,16 +281,9 @@ func (r *run) tellsLocked() bool {
 	return r.early && !r.used || s.Outcome != "" || s.Paused != nil || len(s.Bars) > 0
 }
 
-// hasBeenUsed: a node has been here, or an order has left something.
-func (r *run) hasBeenUsed() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.used || r.tellsLocked()
-}
-
 func (r *run) status(nodes bool) RunStatus {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	s := RunStatus{Run: r.id, Status: r.round.Status()}
 	if nodes {
 		s.Nodes, s.Ended = r.round.Nodes(), r.round.Ended()

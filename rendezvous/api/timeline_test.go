@@ -296,10 +296,8 @@ func TestHeldEventsEnd(t *testing.T) {
 	}{
 		"hub closed": {func(_ *testing.T, h *Hub) { h.Close() }, ErrClosed},
 		"run forgotten": {func(t *testing.T, h *Hub) {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.pruneLocked(time.Now().Add(time.Hour), true)
-			require.Empty(t, h.runs)
+			h.prune(time.Now().Add(time.Hour), true)
+			require.Empty(t, h.Runs(false))
 		}, ErrUnknownRun},
 	} {
 		t.Run(name, func(t *testing.T) {
