@@ -283,7 +283,6 @@ func (d *daemon) serve(ctx context.Context, listen string) error {
 	}
 	// The limit bounds the nodes that can be connected; each takes one, for moments two.
 	files := conns.OpenFiles()
-	l = d.service.Checks.Sockets(l, api.KeepAlive)
 	l = conns.Listen(l, conns.Below(files, reservedFiles), d.log)
 	d.log.Info("serving", "addr", l.Addr().String(), "pid", os.Getpid(), "max_open_files", files)
 	failed := make(chan error, 1)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"time"
 
@@ -31,29 +30,6 @@ func (h *Hub) Handler() http.Handler {
 	mux.HandleFunc("GET "+base, h.servePicture)
 	mux.HandleFunc("GET "+base+"/{$}", h.servePicture)
 	return mux
-}
-
-// Listener is l, on which srv serves Handler. While nodes are expected, connections come to the server only when
-// they have said something that the hub has not seen it accept before. Those that can take back what was read of them
-// by a method Unread([]byte) come as what they are.
-func (h *Hub) Listener(l net.Listener, srv *http.Server) net.Listener {
-	return &listener{l, h.lot, srv}
-}
-
-type listener struct {
-	net.Listener
-	lot *lot
-	srv *http.Server
-}
-
-// Accept implements net.Listener.
-func (l *listener) Accept() (net.Conn, error) {
-	for {
-		nc, err := l.Listener.Accept()
-		if err != nil || !l.lot.meet(nc, l.srv) {
-			return nc, err
-		}
-	}
 }
 
 func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
@@ -96,7 +72,7 @@ func (h *Hub) park(p *parked, q Request) {
 		w.answer(netcheck.Assignment{}, h.absent(notTold(p.run)))
 		return
 	}
-	if a, err, done := r.take(q, w, &p.member); done {
+	if a, err, done := r.take(q, w); done {
 		w.answer(a, err)
 	}
 }

@@ -38,8 +38,6 @@ type run struct {
 
 // member is a node that has been told to be checked.
 type member struct {
-	id       string
-	dropped  bool     // it may not take part any more
 	visit    string   // "" before it has arrived
 	hosts    []string // where it may listen
 	newest   netcheck.Assignment
@@ -88,7 +86,7 @@ func (r *run) expect(subjects, witnesses []string) error {
 	}
 	for _, id := range slices.Concat(subjects, witnesses) {
 		if r.nodes[id] == nil {
-			r.nodes[id] = &member{id: id}
+			r.nodes[id] = &member{}
 		}
 	}
 	r.beginLocked(now)
@@ -146,7 +144,7 @@ func (r *run) goneLocked(id string) {
 func (r *run) leaveLocked(m *member, id string) {
 	r.releaseLocked(m)
 	m.tell(rest(0), nil)
-	*m = member{id: id}
+	*m = member{}
 	r.stepLocked(time.Now(), netcheck.Gone{ID: id})
 }
 
@@ -155,7 +153,6 @@ func (r *run) dropLocked(id string) {
 	m := r.nodes[id]
 	r.releaseLocked(m)
 	m.tell(netcheck.Assignment{}, notTold(r.id))
-	m.dropped = true
 	delete(r.nodes, id)
 }
 
@@ -167,7 +164,7 @@ func (r *run) next(ctx context.Context, req Request) (netcheck.Assignment, error
 	}
 	news := make(chan reply, 1)
 	w := &waiter{seq: req.Seq, answer: func(a netcheck.Assignment, err error) { news <- reply{a, err} }}
-	if a, err, done := r.take(req, w, new(*member)); done {
+	if a, err, done := r.take(req, w); done {
 		return a, err
 	}
 	select {
@@ -192,20 +189,15 @@ func (r *run) drop(id string, w *waiter, err error) {
 	}
 }
 
-// take steps in what a request says. It returns the answer, or leaves w to be answered later. known is the member that
-// spoke last where this request has come from, and becomes the one that speaks now.
-func (r *run) take(req Request, w *waiter, known **member) (_ netcheck.Assignment, err error, done bool) {
+// take steps in what a request says. It returns the answer, or leaves w to be answered later.
+func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, done bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed != nil {
 		return netcheck.Assignment{}, r.closed, true
 	}
 	now := time.Now()
-	m := *known
-	if m == nil || m.dropped || m.id != req.ID {
-		m = r.nodes[req.ID]
-		*known = m
-	}
+	m := r.nodes[req.ID]
 	if m != nil && m.visit == req.Visit && req.Leave {
 		r.leaveLocked(m, req.ID)
 		return rest(req.Seq), nil, true
@@ -227,7 +219,7 @@ func (r *run) take(req Request, w *waiter, known **member) (_ netcheck.Assignmen
 		return netcheck.Assignment{}, err, true
 	}
 	switch {
-	case m.dropped: // what it said ended its part
+	case r.nodes[req.ID] != m: // what it said ended its part
 		return netcheck.Assignment{}, notTold(r.id), true
 	case m.newest.Duty != "" && m.newest.Seq != w.seq:
 		return m.present(now), nil, true
@@ -539,6 +531,5 @@ func (r *run) close(err error) {
 	}
 	for _, m := range r.nodes {
 		m.tell(netcheck.Assignment{}, err)
-		m.dropped = true
 	}
 }

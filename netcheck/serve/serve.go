@@ -11,8 +11,8 @@
 // netcheck.Alias.
 //
 // Goroutines: one for each run with something to tell (Config.Bar, Config.Note) until it is told; one for each HTTP
-// server that has held a request; and from the first of them on as many as there are CPUs, two at least, that read and
-// answer, with two file descriptors. Close ends them.
+// server that has held a request, one for each of its connections that such a request came from and that is idle, and
+// one that answers. Close ends them.
 package serve
 
 import (
@@ -121,7 +121,6 @@ func (h *Hub) Close() {
 func (h *Hub) Expect(id string, subjects, witnesses []string) error {
 	r, err := h.open(id)
 	if err == nil {
-		h.lot.expect(len(subjects) + len(witnesses))
 		err = r.expect(subjects, witnesses)
 	}
 	if err != nil {

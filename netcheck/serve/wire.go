@@ -1,11 +1,9 @@
 package serve
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -101,27 +99,12 @@ func statusOf(err error) (int, string) {
 	return http.StatusInternalServerError, "internal"
 }
 
-// decode reads exactly one Request, and checks it.
-func decode(data []byte, likely ...string) (req Request, err error) {
-	if req, ok := scan(data, likely...); ok {
-		return req, req.check()
-	}
-	if req, err = decodeAny(data); err != nil {
+// decode reads exactly one Request, and checks it. Fields that only newer launchers know are left out.
+func decode(data []byte) (req Request, err error) {
+	if err := json.Unmarshal(data, &req); err != nil {
 		return req, fmt.Errorf("%w: %w", ErrBadRequest, err)
 	}
 	return req, req.check()
-}
-
-// decodeAny reads whatever JSON a Request may be. Fields that only newer launchers know are left out.
-func decodeAny(data []byte) (req Request, err error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	if err = d.Decode(&req); err != nil {
-		return req, err
-	}
-	if _, err = d.Token(); err != io.EOF {
-		return req, errors.New("more than one JSON value")
-	}
-	return req, nil
 }
 
 // check reports the first rule that the request breaks.

@@ -157,7 +157,7 @@ func (s *Service) Serve(l net.Listener) error {
 
 // ServeRarely is Serve for who expects no request: the first one waits a little.
 func (s *Service) ServeRarely(l net.Listener) error {
-	return s.server.Serve(s.Checks.Listener(api.Watchful(l), s.server))
+	return s.server.Serve(api.Watchful(l))
 }
 
 // Close ends the service. Requests that are held are answered at once; others have grace to come to their end, before
