@@ -56,14 +56,13 @@ type Listener struct {
 	mu       sync.Mutex
 	open     int
 	unproven *list.List // of *Conn, the oldest first
-	spared   *list.List // the same
 	said     bool       // that a limit was reached
 }
 
 // Listen bounds the connections of l.
 func Listen(l net.Listener, limits Limits, log *slog.Logger) *Listener {
 	return &Listener{Listener: l, limits: limits, log: log, closed: make(chan struct{}), room: make(chan struct{}, 1),
-		unproven: list.New(), spared: list.New()}
+		unproven: list.New()}
 }
 
 // Accept returns the next connection, which is unproven.
@@ -91,7 +90,8 @@ func (l *Listener) Close() error {
 func (l *Listener) add(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for oldest := l.oldest(); oldest != nil; oldest = l.oldest() {
+	for l.unproven.Len() > 0 && (l.unproven.Len() >= l.limits.Unproven || l.open >= l.limits.Total) {
+		oldest := l.unproven.Front().Value.(*Conn)
 		if rest := patience - time.Since(oldest.since); rest > 0 {
 			if !l.await(rest) {
 				return false
@@ -106,21 +106,9 @@ func (l *Listener) add(c *Conn) bool {
 		return false
 	}
 	l.open++
-	c.queueLocked(l.unproven)
+	c.since = time.Now()
+	c.queued = l.unproven.PushBack(c)
 	return true
-}
-
-// oldest is the connection that has to make way for another, or nil.
-func (l *Listener) oldest() (c *Conn) {
-	if l.unproven.Len() > 0 && (l.open >= l.limits.Total || l.unproven.Len() >= l.limits.Unproven) {
-		c = l.unproven.Front().Value.(*Conn)
-	}
-	if l.spared.Len() > 0 && l.open >= l.limits.Total {
-		if s := l.spared.Front().Value.(*Conn); c == nil || s.since.Before(c.since) {
-			c = s
-		}
-	}
-	return c
 }
 
 // await unlocks l until one may be added, or time is up. It reports false when the listener was closed meanwhile.
@@ -151,7 +139,7 @@ func (l *Listener) say(what string, c *Conn) {
 func (l *Listener) Counts() (open, unproven int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.open, l.unproven.Len() + l.spared.Len()
+	return l.open, l.unproven.Len()
 }
 
 // Conn is a connection of a Listener.
@@ -161,48 +149,22 @@ type Conn struct {
 	since time.Time // when it became unproven
 
 	// Guarded by l.mu.
-	queued *list.Element // nil: its peer has proved who it is
-	queue  *list.List    // in which it is
+	queued *list.Element // among the unproven
 	gone   bool
 }
-
-// Spare keeps an unproven connection when those become too many, but not when all do. It is for who bounds how many
-// such there are, and how long they have to prove themselves. Prove(false) ends it, and may close it.
-func (c *Conn) Spare() {
-	c.l.mu.Lock()
-	defer c.l.mu.Unlock()
-	if c.queue == c.l.unproven {
-		c.forgetLocked()
-		c.queueLocked(c.l.spared)
-	}
-}
-
-func (c *Conn) queueLocked(q *list.List) { c.since, c.queue, c.queued = time.Now(), q, q.PushBack(c) }
 
 // Prove says whether the peer has proved who it is. A connection may become unproven again.
 func (c *Conn) Prove(ok bool) {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
 	switch {
-	case c.gone || ok && c.queued == nil || !ok && c.queue == c.l.unproven:
+	case c.gone || ok == (c.queued == nil):
 	case ok:
 		c.forgetLocked()
 	default:
-		c.forgetLocked()
-		c.queueLocked(c.l.unproven)
-		c.l.shrinkLocked(c)
+		c.since = time.Now()
+		c.queued = c.l.unproven.PushBack(c)
 	}
-}
-
-// shrinkLocked closes one of too many unproven connections, of which c is the newest. Nobody can wait here.
-func (l *Listener) shrinkLocked(c *Conn) {
-	if l.unproven.Len() <= l.limits.Unproven {
-		return
-	}
-	if oldest := l.unproven.Front().Value.(*Conn); time.Since(oldest.since) >= patience {
-		c = oldest
-	}
-	_ = c.closeLocked()
 }
 
 // NetConn is the connection below.
@@ -226,8 +188,8 @@ func (c *Conn) closeLocked() error {
 
 func (c *Conn) forgetLocked() {
 	if c.queued != nil {
-		c.queue.Remove(c.queued)
-		c.queue, c.queued = nil, nil
+		c.l.unproven.Remove(c.queued)
+		c.queued = nil
 	}
 	select {
 	case c.l.room <- struct{}{}:

@@ -49,7 +49,7 @@ func NewClient(addr, token string) *Client {
 func (c *Client) WhenDialed(f func(peer net.Addr)) { c.dialed = f }
 
 func (c *Client) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d := net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: KeepAlive}
+	d := net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: keepAlive}
 	nc, err := d.DialContext(ctx, network, addr)
 	if err == nil && c.dialed != nil {
 		c.dialed(nc.RemoteAddr())

@@ -49,7 +49,7 @@ func (h *Hub) newRun(id string) *run {
 
 // hold is how long a Watch waits: 20 seconds in a small run, a minute in a run of ten
 // thousand nodes, so that idle watching costs at most about 170 requests a second. It
-// is longer than KeepAlive takes, so that a dead host shows as a broken connection.
+// is longer than keepAlive takes, so that a dead host shows as a broken connection.
 func hold(nodes int) time.Duration {
 	return min(20*time.Second+time.Duration(nodes)*4*time.Millisecond, time.Minute)
 }

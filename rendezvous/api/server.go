@@ -172,13 +172,13 @@ type (
 	proverKey struct{}
 )
 
-// KeepAlive makes the kernel notice a peer that is gone without a word after 14
+// keepAlive makes the kernel notice a peer that is gone without a word after 14
 // seconds: five of silence and three unanswered probes.
-var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 3 * time.Second, Count: 3}
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 3 * time.Second, Count: 3}
 
 // Listen binds a TCP address for Handler.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
-	lc := net.ListenConfig{KeepAliveConfig: KeepAlive}
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
 	return lc.Listen(ctx, "tcp", addr)
 }
 

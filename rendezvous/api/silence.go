@@ -175,9 +175,6 @@ func (c *line) Prove(ok bool) {
 // back: in a wrapper it would not be known as a line any more. Nobody may read meanwhile.
 func (c *line) Unread(b []byte) { c.unread = append(b, c.unread...) }
 
-// Buffered is how many bytes it has taken back.
-func (c *line) Buffered() int { return len(c.unread) }
-
 // NetConn is the connection below.
 func (c *line) NetConn() net.Conn { return c.Conn }
 

@@ -131,14 +131,6 @@ type peeked struct {
 // NetConn is the connection below.
 func (p *peeked) NetConn() net.Conn { return p.Conn }
 
-// Buffered is how many bytes the connection below has been read ahead.
-func (p *peeked) Buffered() int {
-	if p.r == nil {
-		return 0
-	}
-	return p.r.Buffered()
-}
-
 // Prove tells the connection below.
 func (p *peeked) Prove(ok bool) { prove(p.Conn, ok) }
 
