@@ -55,21 +55,21 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 
 // expects reports whether the node was told to check itself.
 func (h *Hub) expects(run, id string) bool {
-	r := h.find(run)
+	r := h.runs.Get(run)
 	if r == nil {
 		return false
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.nodes[id] != nil
 }
 
 // park answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
 func (h *Hub) park(p *parked, q Request) {
 	w := &waiter{seq: q.Seq, answer: func(a netcheck.Assignment, err error) { h.lot.send(p, a, err) }}
-	r := h.find(p.run)
-	if r == nil {
-		w.answer(netcheck.Assignment{}, h.absent(notTold(p.run)))
+	r, err := h.runs.Find(p.run, notTold)
+	if err != nil {
+		w.answer(netcheck.Assignment{}, err)
 		return
 	}
 	if a, err, done := r.take(q, w); done {

@@ -115,9 +115,9 @@ func TestAParkedConnectionEndsAsItWasTold(t *testing.T) {
 			nc, r := raw(t, s, c.extra, arrive("a"))
 			defer nc.Close()
 			require.Eventually(t, func() bool {
-				run := p.find("r")
-				run.mu.Lock()
-				defer run.mu.Unlock()
+				run := p.runs.Get("r")
+				run.Lock()
+				defer run.Unlock()
 				return run.nodes["a"].waiter != nil
 			}, 10*time.Second, time.Millisecond)
 			if name == "a newer request" {
@@ -165,11 +165,11 @@ func TestALargeAnswer(t *testing.T) {
 	resp, err := http.ReadResponse(r, nil) // alone it is decided at once
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
-	run := p.find("r")
-	run.mu.Lock()
+	run := p.runs.Get("r")
+	run.Lock()
 	v := netcheck.Verdict{State: netcheck.StateOK, Reason: strings.Repeat("x", 1<<20)}
 	run.assignLocked(time.Now(), "a", netcheck.Assignment{Duty: netcheck.Decided, Verdict: &v})
-	run.mu.Unlock()
+	run.Unlock()
 	slow, _ := raw(t, s, "", ask("a", 0))
 	defer slow.Close()
 	other, r := raw(t, s, "", ask("a", 0))

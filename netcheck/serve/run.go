@@ -7,33 +7,28 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"dlrover-run/internal/runhost"
 	"dlrover-run/netcheck"
 )
 
 // run is a Check with a clock, and with those who wait for it. Its lock is held for one step at a time, and nothing of
 // Config but Topology is called under it: the rendezvous calls gone with its own lock held.
 type run struct {
+	runhost.Run
 	hub *Hub
 	id  string
 
-	mu      sync.Mutex
 	spec    netcheck.Spec
 	check   check // nil before the first Expect
 	nodes   map[string]*member
 	active  bool // a check has begun and not ended
 	keys    map[string]*key
-	seq     uint64 // of the newest assignment; larger than any of an earlier service
-	timer   *time.Timer
-	due     time.Time
+	seq     uint64      // of the newest assignment; larger than any of an earlier service
 	sweeper *time.Timer // nil: no request is held
 	began   time.Time   // the newest check
 	used    time.Time   // when something happened last
-	outbox  []message
-	telling bool
-	closed  error // why nothing is done any more, or nil
 }
 
 // member is a node that has been told to be checked.
@@ -63,22 +58,16 @@ type key struct {
 	uses   int
 }
 
-// message is something for Config.Bar or Config.Note.
-type message struct {
-	bar, aspect, reason string
-	note                netcheck.Note
-}
-
 func (r *run) expect(subjects, witnesses []string) error {
 	spec, err := r.hub.cfg.Spec(r.id)
 	if err != nil {
 		return err
 	}
 	names := r.names(subjects, witnesses)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return r.closed
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return r.Err()
 	}
 	now := time.Now()
 	if r.check == nil || !r.active && spec != r.spec {
@@ -125,9 +114,9 @@ func (r *run) beginLocked(now time.Time) {
 }
 
 func (r *run) gone(id string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed == nil {
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() == nil {
 		r.goneLocked(id)
 	}
 }
@@ -182,8 +171,8 @@ func rest(seq uint64) netcheck.Assignment { return netcheck.Assignment{Seq: seq,
 
 // drop answers a request that is still held: there is no news.
 func (r *run) drop(id string, w *waiter, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	if m := r.nodes[id]; m != nil && m.waiter == w {
 		m.tell(rest(w.seq), err)
 	}
@@ -191,10 +180,10 @@ func (r *run) drop(id string, w *waiter, err error) {
 
 // take steps in what a request says. It returns the answer, or leaves w to be answered later.
 func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, done bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return netcheck.Assignment{}, r.closed, true
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return netcheck.Assignment{}, r.Err(), true
 	}
 	now := time.Now()
 	m := r.nodes[req.ID]
@@ -236,8 +225,8 @@ func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, do
 
 // sweep answers the requests that were held long enough.
 func (r *run) sweep() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	now := time.Now()
 	var next time.Time
 	for _, m := range r.nodes {
@@ -250,7 +239,7 @@ func (r *run) sweep() {
 		}
 	}
 	r.sweeper = nil
-	if !next.IsZero() && r.closed == nil {
+	if !next.IsZero() && r.Err() == nil {
 		r.sweeper = time.AfterFunc(max(next.Sub(now), least), r.sweep)
 	}
 }
@@ -335,16 +324,7 @@ func (r *run) stepLocked(now time.Time, ev netcheck.Event) {
 	for _, a := range r.check.Step(now, ev) {
 		r.performLocked(now, a)
 	}
-	r.armLocked(now)
-	r.flushLocked()
-}
-
-// flushLocked begins to tell what is in the outbox.
-func (r *run) flushLocked() {
-	if len(r.outbox) > 0 && !r.telling {
-		r.telling = true
-		r.hub.wg.Go(r.tellOutside)
-	}
+	r.Arm(now, r.check.Next())
 }
 
 func (r *run) performLocked(now time.Time, a netcheck.Action) {
@@ -354,7 +334,8 @@ func (r *run) performLocked(now time.Time, a netcheck.Action) {
 	case a.Silent != "":
 		r.silentLocked(a.Silent, a.Verdict)
 	case a.Note != nil:
-		r.outbox = append(r.outbox, message{note: r.aliased(*a.Note)})
+		n := r.aliased(*a.Note)
+		r.Tell(func() { r.hub.cfg.Note(r.id, n) })
 		if a.Note.Event == "check-ended" {
 			r.active = false
 			r.hub.stats.ended(now.Sub(r.began))
@@ -400,13 +381,12 @@ func (r *run) decidedLocked(id string, m *member) {
 }
 
 func (r *run) enforce(id string, m *member, seq uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil || r.nodes[id] != m || m.newest.Seq != seq {
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil || r.nodes[id] != m || m.newest.Seq != seq {
 		return
 	}
 	r.barLocked(id, m.newest.Verdict)
-	r.flushLocked()
 }
 
 // silentLocked bars a node that the Check does not wait for any longer.
@@ -420,7 +400,8 @@ func (r *run) silentLocked(id string, v *netcheck.Verdict) {
 
 func (r *run) barLocked(id string, v *netcheck.Verdict) {
 	r.dropLocked(id)
-	r.outbox = append(r.outbox, message{bar: id, aspect: v.Aspect(), reason: v.Reason})
+	aspect, reason := v.Aspect(), v.Reason
+	r.Tell(func() { r.hub.cfg.Bar(r.id, id, aspect, reason) })
 }
 
 // keyLocked is the secret of a test, for one more node.
@@ -445,58 +426,27 @@ func (r *run) releaseLocked(m *member) {
 	m.newest.Key = nil
 }
 
-// armLocked sets the one timer of the run to when the Check next wants to be asked.
-func (r *run) armLocked(now time.Time) {
-	next := r.check.Next()
-	if next.Equal(r.due) {
-		return
-	}
-	if r.timer != nil {
-		r.timer.Stop()
-	}
-	r.due = next
-	if !next.IsZero() {
-		r.timer = time.AfterFunc(max(next.Sub(now), 0), r.tick)
-	}
-}
+// Tick implements runhost.Machine.
+func (r *run) Tick(now time.Time) { r.stepLocked(now, netcheck.Tick{}) }
 
-func (r *run) tick() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return
-	}
-	r.due = time.Time{} // the timer is spent
-	r.stepLocked(time.Now(), netcheck.Tick{})
-}
+// Idle implements runhost.Machine.
+func (r *run) Idle(now time.Time) bool { return !r.active && now.Sub(r.used) > retention }
 
-// tellOutside empties the outbox.
-func (r *run) tellOutside() {
-	for {
-		r.mu.Lock()
-		batch := r.outbox
-		r.outbox = nil
-		r.telling = len(batch) > 0 && r.closed == nil
-		more := r.telling
-		r.mu.Unlock()
-		if !more {
-			return
-		}
-		for _, m := range batch {
-			if m.bar != "" {
-				r.hub.cfg.Bar(r.id, m.bar, m.aspect, m.reason)
-			} else {
-				r.hub.cfg.Note(r.id, m.note)
-			}
-		}
+// Closed implements runhost.Machine. It ends every held request.
+func (r *run) Closed() {
+	if r.sweeper != nil {
+		r.sweeper.Stop()
+	}
+	for _, m := range r.nodes {
+		m.tell(netcheck.Assignment{}, r.Err())
 	}
 }
 
 func (r *run) picture() (netcheck.Picture, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed != nil {
-		return netcheck.Picture{}, r.closed
+	r.Lock()
+	defer r.Unlock()
+	if r.Err() != nil {
+		return netcheck.Picture{}, r.Err()
 	}
 	if r.check == nil {
 		return netcheck.Picture{}, unknownRun(r.id)
@@ -507,29 +457,4 @@ func (r *run) picture() (netcheck.Picture, error) {
 		p.Nodes[i].Node.ID = netcheck.Alias(p.Nodes[i].Node.ID)
 	}
 	return p, nil
-}
-
-// idleSince is for how long nothing has happened; 0 while somebody is being checked.
-func (r *run) idleSince(now time.Time) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.active {
-		return 0
-	}
-	return now.Sub(r.used)
-}
-
-// close ends every held request with err.
-func (r *run) close(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = err
-	for _, t := range []*time.Timer{r.timer, r.sweeper} {
-		if t != nil {
-			t.Stop()
-		}
-	}
-	for _, m := range r.nodes {
-		m.tell(netcheck.Assignment{}, err)
-	}
 }

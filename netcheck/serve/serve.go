@@ -19,9 +19,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
+	"dlrover-run/internal/runhost"
 	"dlrover-run/netcheck"
 )
 
@@ -31,9 +31,6 @@ import (
 type Transport interface {
 	Next(ctx context.Context, run string, req Request) (netcheck.Assignment, error)
 }
-
-// MaxRuns bounds the runs that one Hub keeps.
-const MaxRuns = 4096
 
 const (
 	// hold is how long a request waits for an assignment. A client has to be more patient.
@@ -80,12 +77,7 @@ type Hub struct {
 	stats stats
 	large chan struct{} // a place for everybody who sends a large request
 	lot   *lot
-	wg    sync.WaitGroup
-
-	mu     sync.Mutex // before run.mu, never after
-	runs   map[string]*run
-	pruned time.Time // when runs were last looked for that nobody needs
-	closed bool
+	runs  *runhost.Host[*run]
 }
 
 // New returns a Hub without runs.
@@ -96,22 +88,16 @@ func New(cfg Config) *Hub {
 	if cfg.check == nil {
 		cfg.check = func(c netcheck.Config) check { return netcheck.New(c) }
 	}
-	h := &Hub{
-		cfg: cfg, large: make(chan struct{}, maxLarge), runs: map[string]*run{},
-	}
+	h := &Hub{cfg: cfg, large: make(chan struct{}, maxLarge)}
+	full := fmt.Errorf("%w: %d runs", ErrLimit, runhost.MaxRuns)
+	h.runs = runhost.New[*run](runhost.Config{Closed: ErrClosed, Full: full, Forgotten: unknownRun})
 	h.lot = newLot(h)
 	return h
 }
 
 // Close ends every held request and every timer. It waits for calls of Bar and Note that are under way.
 func (h *Hub) Close() {
-	h.mu.Lock()
-	h.closed = true
-	for _, r := range h.runs {
-		r.close(ErrClosed)
-	}
-	h.mu.Unlock()
-	h.wg.Wait()
+	h.runs.Close()
 	h.lot.close()
 }
 
@@ -132,38 +118,31 @@ func (h *Hub) Expect(id string, subjects, witnesses []string) error {
 // Gone says that the launcher has left the run, or was told something else than to be checked. It does not block, and
 // calls neither Bar nor Note itself.
 func (h *Hub) Gone(run, id string) {
-	if r := h.find(run); r != nil {
+	if r := h.runs.Get(run); r != nil {
 		r.gone(id)
 	}
 }
 
 // Forget drops all that is known of a run.
-func (h *Hub) Forget(id string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if r := h.runs[id]; r != nil {
-		r.close(unknownRun(id))
-		delete(h.runs, id)
-	}
-}
+func (h *Hub) Forget(id string) { h.runs.Drop(id, nil) }
 
 // Next implements Transport.
 func (h *Hub) Next(ctx context.Context, run string, req Request) (netcheck.Assignment, error) {
 	if err := req.check(); err != nil {
 		return netcheck.Assignment{}, err
 	}
-	r := h.find(run)
-	if r == nil {
-		return netcheck.Assignment{}, h.absent(notTold(run))
+	r, err := h.runs.Find(run, notTold)
+	if err != nil {
+		return netcheck.Assignment{}, err
 	}
 	return r.next(ctx, req)
 }
 
 // Picture is what is known of the checks of a run, with aliases for the launchers' IDs.
 func (h *Hub) Picture(run string) (netcheck.Picture, error) {
-	r := h.find(run)
-	if r == nil {
-		return netcheck.Picture{}, h.absent(unknownRun(run))
+	r, err := h.runs.Find(run, unknownRun)
+	if err != nil {
+		return netcheck.Picture{}, err
 	}
 	return r.picture()
 }
@@ -174,59 +153,11 @@ func notTold(run string) error {
 	return fmt.Errorf("%w in run %q: the rendezvous has not told it to (yet), or it has left", ErrNotTold, run)
 }
 
-// absent is why a run was not found.
-func (h *Hub) absent(err error) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return ErrClosed
-	}
-	return err
-}
-
-// find returns nil for a run without checks.
-func (h *Hub) find(id string) *run {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.runs[id]
-}
-
 // open returns a run, a new one if need be.
 func (h *Hub) open(id string) (*run, error) {
-	h.prune(time.Now())
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch r := h.runs[id]; {
-	case h.closed:
-		return nil, ErrClosed
-	case r != nil:
-		return r, nil
-	case len(h.runs) >= MaxRuns:
-		return nil, fmt.Errorf("%w: %d runs", ErrLimit, MaxRuns)
-	}
-	r := &run{hub: h, id: id, nodes: map[string]*member{}, keys: map[string]*key{},
-		seq: uint64(time.Now().UnixNano())}
-	h.runs[id] = r
-	return r, nil
-}
-
-// prune drops, at most once a minute, the runs that the rendezvous does not know and in which nothing has happened for
-// some time.
-func (h *Hub) prune(now time.Time) {
-	h.mu.Lock()
-	var idle []string
-	if now.Sub(h.pruned) > time.Minute {
-		h.pruned = now
-		for id, r := range h.runs {
-			if r.idleSince(now) > retention {
-				idle = append(idle, id)
-			}
-		}
-	}
-	h.mu.Unlock()
-	for _, id := range idle { // Keep is asked without a lock
-		if h.cfg.Keep == nil || !h.cfg.Keep(id) {
-			h.Forget(id)
-		}
-	}
+	now := time.Now()
+	h.runs.Prune(now, false, h.cfg.Keep)
+	return h.runs.Open(id, func() *run {
+		return &run{hub: h, id: id, nodes: map[string]*member{}, keys: map[string]*key{}, seq: uint64(now.UnixNano())}
+	})
 }

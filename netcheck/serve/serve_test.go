@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/runhost"
 	"dlrover-run/netcheck"
 )
 
@@ -125,7 +126,7 @@ func TestTwoNodesCheckEachOther(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"r check-began 2 nodes", "r check-ended"}, p.notes)
 		require.Equal(t, Stats{Verdicts: map[netcheck.State]int{"ok": 1, "faulty": 1}, Excluded: 1, Checks: 1}, p.Stats())
-		require.Empty(t, p.find("r").keys, "a key outlives its test")
+		require.Empty(t, p.runs.Get("r").keys, "a key outlives its test")
 	})
 }
 
@@ -254,10 +255,10 @@ func TestAHeldRequestEnds(t *testing.T) {
 				p := newPlace(t)
 				require.NoError(t, p.Expect("r", []string{"a", "b", "c"}, nil))
 				p.next(t, "r", atOnce(arrive("a")))
-				run := p.find("r")
-				run.mu.Lock()
+				run := p.runs.Get("r")
+				run.Lock()
 				p.checks[0].due = time.Time{} // nobody is silent here
-				run.mu.Unlock()
+				run.Unlock()
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
 				began, got := time.Now(), make(chan error, 1)
@@ -269,9 +270,9 @@ func TestAHeldRequestEnds(t *testing.T) {
 					got <- err
 				}()
 				synctest.Wait()
-				p.find("r").mu.Lock()
-				p.find("r").armLocked(began)
-				p.find("r").mu.Unlock()
+				run.Lock()
+				run.Arm(began, run.check.Next())
+				run.Unlock()
 				c.end(p, cancel)
 				err := <-got
 				require.ErrorIs(t, err, c.want)
@@ -289,11 +290,11 @@ func TestRequestsThatAreHeld(t *testing.T) {
 		for _, id := range []string{"a", "b", "c"} {
 			p.next(t, "r", atOnce(arrive(id)))
 		}
-		run := p.find("r")
-		run.mu.Lock()
+		run := p.runs.Get("r")
+		run.Lock()
 		p.checks[0].due = time.Time{} // nobody is silent here
-		run.armLocked(time.Now())
-		run.mu.Unlock()
+		run.Arm(time.Now(), run.check.Next())
+		run.Unlock()
 		began := time.Now()
 		took := make(chan string, 3)
 		for _, id := range []string{"a", "b", "c"} {
@@ -309,8 +310,8 @@ func TestRequestsThatAreHeld(t *testing.T) {
 		go func() { p.next(t, "r", ask("a", 0)); took <- fmt.Sprint("a", time.Since(began)) }()
 		require.ElementsMatch(t, []string{"b20.75s", "c20.5s"}, []string{<-took, <-took})
 		require.Equal(t, "a42s", <-took)
-		run.mu.Lock()
-		defer run.mu.Unlock()
+		run.Lock()
+		defer run.Unlock()
 		require.Nil(t, run.sweeper, "nobody waits")
 	})
 }
@@ -447,10 +448,10 @@ func TestRunsThatTheRendezvousHasForgottenAreForgotten(t *testing.T) {
 				p.next(t, run, arrive("a"))
 			}
 		}
-		busy := p.find("busy")
-		busy.mu.Lock()
+		busy := p.runs.Get("busy")
+		busy.Lock()
 		p.checks[2].due = time.Time{}
-		busy.mu.Unlock()
+		busy.Unlock()
 		time.Sleep(retention + time.Second)
 		require.NoError(t, p.Expect("new", nil, nil))
 		for run, known := range map[string]bool{"kept": true, "gone": false, "busy": true} {
@@ -462,7 +463,7 @@ func TestRunsThatTheRendezvousHasForgottenAreForgotten(t *testing.T) {
 
 func TestThereAreNotMoreRunsThanMaxRuns(t *testing.T) {
 	p := newPlace(t)
-	for i := range MaxRuns {
+	for i := range runhost.MaxRuns {
 		require.NoError(t, p.Expect(fmt.Sprint(i), nil, nil))
 	}
 	require.ErrorIs(t, p.Expect("more", nil, nil), ErrLimit)
