@@ -92,8 +92,8 @@ func rows(o options) []row {
 	return slices.Concat(all, probeRows(), pystackRows(), scaleRows(o), ckptRows(o), warmRows(), agentRows(o))
 }
 
-func rowIDs() (ids []string) {
-	for _, r := range rows(options{}) {
+func rowIDs(all []row) (ids []string) {
+	for _, r := range all {
 		if !slices.Contains(ids, r.id) {
 			ids = append(ids, r.id)
 		}
@@ -114,7 +114,7 @@ func selectRows(all []row, list string) ([]row, error) {
 			}
 		}
 		if len(out) == n {
-			return nil, fmt.Errorf("-rows: no row %q; there are %s", id, strings.Join(rowIDs(), ", "))
+			return nil, fmt.Errorf("-rows: no row %q; there are %s", id, strings.Join(rowIDs(all), ", "))
 		}
 	}
 	return out, nil

@@ -34,6 +34,7 @@ type simulation struct {
 	clients  []*api.Client
 	epoch    job.EpochID // of the newest Run; written before released
 	readers  sync.WaitGroup
+	stop     context.CancelFunc // ends readers
 }
 
 // dialers bounds the nodes that join at the same time, so that the daemon's accept
@@ -70,6 +71,7 @@ func openNodes(ctx context.Context, port, token string, total, from, count int, 
 		port: port, token: token, gate: gate, params: gate.params(total), count: count,
 		waiting: make(chan int64, 2*count), released: make(chan int64, 2*count), failed: make(chan error, 2*count),
 	}
+	ctx, s.stop = context.WithCancel(ctx)
 	next := make(chan int)
 	var wg sync.WaitGroup
 	for range min(dialers, count) {
@@ -120,7 +122,7 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 		var err error
 		switch d.Kind {
 		case job.Wait:
-			s.waiting <- now()
+			tell(ctx, s.waiting, now())
 		case job.Check:
 			err = s.passGate(ctx, session, client, node)
 		case job.Lead:
@@ -130,7 +132,7 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 			s.mu.Lock()
 			s.epoch = d.EpochID
 			s.mu.Unlock()
-			s.released <- at
+			tell(ctx, s.released, at)
 			if d.Place.GroupWorldSize != s.params.Max {
 				err = fmt.Errorf("a world of %d nodes", d.Place.GroupWorldSize)
 			}
@@ -140,9 +142,17 @@ func (s *simulation) follow(ctx context.Context, session *api.Session, client *a
 			err = fmt.Errorf("unexpected directive %q: %v", d.Kind, d.Cause)
 		}
 		if err != nil {
-			s.failed <- fmt.Errorf("node %s: %w", session.ID(), err)
+			tell(ctx, s.failed, fmt.Errorf("node %s: %w", session.ID(), err))
 			return
 		}
+	}
+}
+
+// tell gives up when ctx ends: nobody may listen any more.
+func tell[T any](ctx context.Context, to chan<- T, v T) {
+	select {
+	case to <- v:
+	case <-ctx.Done():
 	}
 }
 
@@ -170,6 +180,7 @@ func (s *simulation) collect(ctx context.Context, times <-chan int64) (at int64,
 }
 
 func (s *simulation) close() {
+	s.stop()
 	for i := range s.sessions {
 		s.sessions[i].Close()
 		s.clients[i].Close()

@@ -2,11 +2,14 @@ package main
 
 import (
 	"net"
+	"net/http/httptest"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -49,6 +52,39 @@ func TestSimulatedNodesMeetTwice(t *testing.T) {
 	}
 	_, err = openNodes(t.Context(), port, "another token....", 2, 64, 1, "")
 	require.ErrorIs(t, err, api.ErrUnauthorized)
+}
+
+// A node that has more to tell than anybody listens to ends, too.
+func TestSimulatedNodesEnd(t *testing.T) {
+	const token = "0123456789abcdef"
+	hub := api.NewHub(api.HubConfig{})
+	defer hub.Close()
+	server := httptest.NewServer(api.Handler(hub, api.ServerConfig{Token: token}))
+	defer server.Close()
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	require.NoError(t, err)
+	s, err := openNodes(t.Context(), port, token, 1, 0, 1, "")
+	require.NoError(t, err)
+	_, err = s.collect(t.Context(), s.released)
+	require.NoError(t, err)
+	for range cap(s.released) {
+		s.released <- 0
+	}
+	epoch := func() job.EpochID {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.epoch
+	}
+	first := epoch()
+	require.NoError(t, s.breakWorld(t.Context()))
+	require.Eventually(t, func() bool { return epoch() != first }, 30*time.Second, time.Millisecond)
+	done := make(chan struct{})
+	go func() { s.close(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "it does not end")
+	}
 }
 
 func TestSimulateRejectsItsArguments(t *testing.T) {
