@@ -2,6 +2,7 @@ package netcheck
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -75,6 +76,24 @@ func TestWitnessesThatHaveBrokenSince(t *testing.T) {
 	}
 }
 
+// As long as two nodes reach each other, those that reach nobody are not let in, however many they are.
+func TestMostNodesAreDead(t *testing.T) {
+	for _, n := range []int{4, 7, 8, 12} {
+		for good := 2; good <= n/2; good++ {
+			for seed := range seedsOf(40, 400) {
+				s := newSim(seed, n)
+				bad := s.rng.Perm(n)[good:]
+				dead(bad...)(s)
+				s.run()
+				for i, x := range s.nodes {
+					require.Equal(t, slices.Contains(bad, i), x.verdict.Excluded, "%d of %d, seed %d: node %d: %+v", good, n, seed, i,
+						x.verdict)
+				}
+			}
+		}
+	}
+}
+
 // Where nothing passes at all the newcomer waits, and nobody is named.
 func TestNothingPassesWithWitnesses(t *testing.T) {
 	s := newcomer(1, 4, dead(0, 1, 2, 3, 4))
@@ -82,6 +101,18 @@ func TestNothingPassesWithWitnesses(t *testing.T) {
 		require.NotEqual(t, StateFaulty, x.verdict.State)
 		require.Equal(t, i == 0, x.verdict.Excluded)
 		require.Equal(t, i == 0, x.verdict.Again)
+	}
+}
+
+// Two nodes that reach each other by no test train, as the tests may be what is wrong; --check-only ends by Reaches.
+func TestTwoNodesThatFailEachOther(t *testing.T) {
+	s := newSim(1, 2)
+	dead(1)(s)
+	s.run()
+	for _, x := range s.nodes {
+		require.Equal(t, StatePath, x.verdict.State)
+		require.False(t, x.verdict.Excluded)
+		require.False(t, x.verdict.Reaches())
 	}
 }
 

@@ -5,6 +5,7 @@ const (
 	scanPool     = 32 // members of the pool that are looked at for one that a suspect has not met
 	scanWaiting  = 8  // suspects that are looked at in vain
 	companionsTo = 32 // nodes among which suspects are tested with each other when nobody has passed
+	allMeetTo    = 12 // nodes of which every pair is tested then: two of them may be fine
 	onCall       = 16 // certified nodes that are kept while anything is open, and one for every open node
 )
 
@@ -196,12 +197,12 @@ func (s *stage) companion(m *member) *member {
 	if s.roundRobin {
 		most = hopeless
 	}
-	if s.size > companionsTo || s.passed > 0 || m.newcomer || m.retests >= most {
+	if s.size > companionsTo || s.passed > 0 || m.newcomer || m.retests >= most && s.size > allMeetTo {
 		return nil
 	}
 	var others []*member
 	for _, p := range s.members {
-		if p.idle() && !p.newcomer && p.standing == open {
+		if p.idle() && !p.newcomer && p.standing == open && (m.retests < most || m.meetings(p) == 0) {
 			others = append(others, p)
 		}
 	}
