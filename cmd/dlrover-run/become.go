@@ -12,8 +12,8 @@ import (
 
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/inbox"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/policy"
-	"dlrover-run/launcher/printable"
 )
 
 // become runs the workers' Python in place of a job, and passes signals on to it. What it leaves behind the guard ends.
@@ -28,7 +28,7 @@ func (as *invocation) become(host hostFacts, in *inbox.Inbox, stdout io.Writer) 
 		return as.printBecome(stdout, python)
 	}
 	for _, n := range as.command.Notes {
-		fmt.Fprintf(os.Stderr, "%s: %s\n", as.Name, printable.Line(n))
+		fmt.Fprintf(os.Stderr, "%s: %s\n", as.Name, text.EscapeLine(n))
 	}
 	runtime.LockOSThread() // the child is told of the end of this thread
 	defer runtime.UnlockOSThread()

@@ -10,8 +10,8 @@ import (
 
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/argv"
-	"dlrover-run/launcher/printable"
 )
 
 const ownUsage = "[options] [--] training_script [script arguments]"
@@ -71,5 +71,5 @@ func flag(o argv.Option) cli.Flag {
 // usage prints an error of the command line as argparse does.
 func (as *invocation) usage(err error) {
 	fmt.Fprintf(os.Stderr, "usage: %[1]s %[2]s\n%[1]s: error: %[3]s\nSee %[1]s --help.\n", as.Name, as.Usage,
-		printable.Text(err.Error()))
+		text.Escape(err.Error()))
 }

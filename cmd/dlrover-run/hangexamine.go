@@ -7,8 +7,8 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/watch"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
-	"dlrover-run/launcher/printable"
 )
 
 // Bounds of what is said about workers that are about to be stopped.
@@ -20,7 +20,7 @@ const (
 // Examine implements launcher.Examiner: it says what the living were doing when a collective timed out.
 func (h *hangs) Examine(ctx context.Context, e launcher.Epoch, pids []int, why string) {
 	for _, line := range doing(watch.New(h.config(e, pids)).Once(ctx)) {
-		h.log.Warn("before the stop: "+line, "round", e.Round, "epoch", e.Epoch, "why", printable.Line(why))
+		h.log.Warn("before the stop: "+line, "round", e.Round, "epoch", e.Epoch, "why", text.EscapeLine(why))
 	}
 }
 
@@ -44,7 +44,7 @@ func calls(frames []hang.Frame) string {
 		if f.File != "" {
 			name = fmt.Sprintf("%s at %s", f.Func, f.Source())
 		}
-		names = append(names, printable.Line(name))
+		names = append(names, text.EscapeLine(name))
 	}
 	return strings.Join(names, ", called by ")
 }

@@ -28,8 +28,8 @@ import (
 	"dlrover-run/hang/watch"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous/tcpstore"
 )
@@ -239,7 +239,7 @@ func (h *hangs) storeWaits() []hang.StoreWait {
 
 func ofStore(waits []tcpstore.Wait, now time.Time) (list []hang.StoreWait) {
 	for _, w := range waits {
-		s := hang.StoreWait{Key: printable.Line(w.Key), Age: now.Sub(w.Since), More: w.More}
+		s := hang.StoreWait{Key: text.EscapeLine(w.Key), Age: now.Sub(w.Since), More: w.More}
 		for _, p := range w.Peers {
 			s.Waiters = append(s.Waiters, p.String())
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/job"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -21,10 +21,10 @@ import (
 // hostile clears the screen, sets the title, goes back, and turns the direction of writing.
 const hostile = "x\x1b[2J\x1b]0;t\a\r\x7f\u009b31m\u202egnp"
 
-// unharmed says that nothing in text acts on a terminal.
-func unharmed(t *testing.T, text string) {
+// unharmed says that nothing in shown acts on a terminal.
+func unharmed(t *testing.T, shown string) {
 	t.Helper()
-	require.Equal(t, printable.Text(text), text)
+	require.Equal(t, text.Escape(shown), shown)
 }
 
 func TestHostileNamesAreRefused(t *testing.T) {
@@ -99,7 +99,7 @@ func TestHostileTexts(t *testing.T) {
 	}
 	require.Contains(t, first.out.String()+second.out.String(), raw, "the workers' own output stays as it is")
 	require.Contains(t, first.err.String()+second.err.String(),
-		"  traceback : Traceback\n  \tin größe 🚀 "+printable.Line(hostile)+"\n  ValueError")
+		"  traceback : Traceback\n  \tin größe 🚀 "+text.EscapeLine(hostile)+"\n  ValueError")
 
 	plan := b.run(append([]string{"--dry-run"}, args...)...)
 	require.Equal(t, 0, plan.wait())
@@ -135,7 +135,7 @@ func TestHostileNode(t *testing.T) {
 			Failures: []job.Failure{{Rank: 1, GroupRank: 1, Text: hostile, At: time.Now()}}}))
 	watchFor(ctx, t, c, "other", job.Fail)
 	require.Equal(t, 1, l.wait())
-	require.Contains(t, l.err.String(), printable.Line(hostile))
+	require.Contains(t, l.err.String(), text.EscapeLine(hostile))
 	for _, text := range []string{
 		l.err.String(), master.err.String(), string(read(t, filepath.Join(b.dir, "events.json"))),
 	} {

@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	logrule "dlrover-run/launcher/logs/rule"
 	"dlrover-run/launcher/policy"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/verdict"
 )
 
@@ -317,7 +317,7 @@ func (l *logRules) tell(workers []*watchedLog, act func(f logrule.Finding, local
 }
 
 func (l *logRules) say(f logrule.Finding) {
-	text := printable.Line(f.Text)
+	text := text.EscapeLine(f.Text)
 	attrs := []any{"rule", f.Rule.Name, "rank", f.Rank, "found", text}
 	if f.Over {
 		l.j.log.Info("log rule: good again", attrs...)

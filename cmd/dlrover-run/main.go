@@ -21,12 +21,12 @@ import (
 	"dlrover-run/cmd/internal/inbox"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/proc/guard"
 	"dlrover-run/launcher/remote"
@@ -225,7 +225,7 @@ const maxOrderText = 1024
 
 // barSelf keeps every launcher of this node's name without workers.
 func (j *nodeJob) barSelf(ctx context.Context, reason string) error {
-	text := printable.Line(reason)
+	text := text.EscapeLine(reason)
 	text = strings.ToValidUTF8(text[:min(len(text), maxOrderText)], "")
 	return j.endpoint.order(ctx, j.s.runID, rendezvous.Order{
 		Kind: rendezvous.OrderBar, Node: j.s.node.Name, Cause: job.CauseHang, Text: text,
@@ -418,7 +418,7 @@ func (j *nodeJob) conclude(res launcher.Result) {
 		fmt.Fprintln(console.Stderr, j.summary(res))
 	}
 	if res.Verdict != "" && slices.ContainsFunc(res.Local, func(f verdict.Failure) bool { return !f.Stopped }) {
-		fmt.Fprintln(console.Stderr, printable.Text(verdict.Block(j.s.program.name, res.Local, res.Root)))
+		fmt.Fprintln(console.Stderr, text.Escape(verdict.Block(j.s.program.name, res.Local, res.Root)))
 		j.copyErrorFile(res.Local[res.Root])
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/argv/native"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/remote"
 )
@@ -64,7 +64,7 @@ func (as *invocation) parse(args []string, env argv.LookupEnv, h hostFacts, stdo
 		fmt.Fprintln(stdout, as.Name, "of dlrover-run", version.Version)
 		return nil, nil
 	case errors.As(err, &idle):
-		fmt.Fprintf(stdout, "%s: %s\n", as.Name, printable.Line(idle.Why))
+		fmt.Fprintf(stdout, "%s: %s\n", as.Name, text.EscapeLine(idle.Why))
 		return nil, nil
 	case err != nil:
 		return nil, err

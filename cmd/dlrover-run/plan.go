@@ -10,10 +10,10 @@ import (
 
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 )
 
@@ -124,7 +124,7 @@ func printPlan(w io.Writer, s *settings, h hostFacts) int {
 
 // printJSON shows what a program of that name would do, and returns its exit status.
 func printJSON(w io.Writer, name string, plan any) int {
-	enc := json.NewEncoder(printable.JSON(w))
+	enc := json.NewEncoder(text.JSON(w))
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(plan); err != nil {

@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/preflight"
-	"dlrover-run/launcher/printable"
 )
 
 // preflightFeature says what on this node will get into the job's way. It refuses nothing.
@@ -130,20 +130,20 @@ func processes(root fs.FS, wanted func(file string) bool) (all []preflight.Proce
 
 // statOf reads the name, which may have anything in it, and the parent of a process.
 func statOf(root fs.FS, path string) (name string, parent int, err error) {
-	text, err := fs.ReadFile(root, path)
+	line, err := fs.ReadFile(root, path)
 	if err != nil {
 		return "", 0, err
 	}
-	from, to := strings.IndexByte(string(text), '('), strings.LastIndexByte(string(text), ')')
+	from, to := strings.IndexByte(string(line), '('), strings.LastIndexByte(string(line), ')')
 	if from < 0 || to < from {
 		return "", 0, errors.New("no name")
 	}
-	rest := strings.Fields(string(text[to+1:]))
+	rest := strings.Fields(string(line[to+1:]))
 	if len(rest) < 2 {
 		return "", 0, errors.New("no parent")
 	}
 	parent, err = strconv.Atoi(rest[1])
-	return printable.Line(string(text[from+1 : to])), parent, err
+	return text.EscapeLine(string(line[from+1 : to])), parent, err
 }
 
 // commandOf is the beginning of a process's command line.
@@ -153,8 +153,8 @@ func commandOf(root fs.FS, path string) string {
 		return ""
 	}
 	defer f.Close()
-	text, _ := io.ReadAll(io.LimitReader(f, 256)) // what could be read will do
-	return printable.Line(strings.TrimSpace(strings.ReplaceAll(string(text), "\x00", " ")))
+	words, _ := io.ReadAll(io.LimitReader(f, 256)) // what could be read will do
+	return text.EscapeLine(strings.TrimSpace(strings.ReplaceAll(string(words), "\x00", " ")))
 }
 
 // listenable is an error that names who is in the way of a server of this node at host:port; host may be empty.

@@ -19,11 +19,11 @@ import (
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/preset"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/scheduler"
 	"dlrover-run/rendezvous"
@@ -162,8 +162,8 @@ func (r *resolver) names() error {
 	}
 	for _, n := range [][2]string{{"run id (--rdzv-id)", r.s.runID}, {"--role", r.s.role}, {node, r.s.node.Name},
 		{"$NODE_NAME", cmp.Or(r.s.node.Machine, r.s.node.Name)}} {
-		if !printable.Name(n[1]) {
-			return fmt.Errorf("%s %.100q: %s", n[0], n[1], printable.NameRule)
+		if !text.Printable(n[1]) {
+			return fmt.Errorf("%s %.100q: %s", n[0], n[1], text.PrintableRule)
 		}
 	}
 	return nil

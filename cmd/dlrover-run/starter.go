@@ -23,10 +23,10 @@ import (
 	"dlrover-run/cmd/internal/inbox"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/argv/native"
 	"dlrover-run/launcher/policy"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc/guard"
 	"dlrover-run/launcher/remote"
 	"dlrover-run/launcher/scheduler"
@@ -339,7 +339,7 @@ func (s *starter) say(level slog.Level, format string, args ...any) {
 	if level < s.as.logLevel() {
 		return
 	}
-	text := printable.Line(fmt.Sprintf(format, args...))
+	text := text.EscapeLine(fmt.Sprintf(format, args...))
 	if level == slog.LevelError {
 		text = "error: " + text
 	}

@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/launcher/streams/node"
@@ -185,6 +185,6 @@ func (x *execBeside) ended(c node.Command, e streams.Exit) {
 const maxCommandLine = 512
 
 func commandLine(args []string) string {
-	text := printable.Line(fmt.Sprintf("%q", args))
+	text := text.EscapeLine(fmt.Sprintf("%q", args))
 	return text[:min(len(text), maxCommandLine)]
 }

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
 )
@@ -92,16 +92,16 @@ func (j *nodeJob) sayLastWords(res launcher.Result, code int) {
 func (j *nodeJob) summary(res launcher.Result) string {
 	switch {
 	case res.Err != nil:
-		return "dlrover-run: " + printable.Line(firstLineOf(res.Err))
+		return "dlrover-run: " + text.EscapeLine(firstLineOf(res.Err))
 	case res.Verdict != "":
-		return "dlrover-run: " + j.s.jobName() + " failed: " + printable.Line(res.Verdict)
+		return "dlrover-run: " + j.s.jobName() + " failed: " + text.EscapeLine(res.Verdict)
 	case res.Left != "":
-		return "dlrover-run: " + j.s.jobName() + ": left: " + printable.Line(res.Left)
+		return "dlrover-run: " + j.s.jobName() + ": left: " + text.EscapeLine(res.Left)
 	case res.Signal != 0:
 		return "dlrover-run: " + j.s.jobName() + ": stopped by " + proc.SignalName(res.Signal)
 	case j.unsaved != nil:
 		return "dlrover-run: " + j.s.jobName() + ": the workers succeeded, but not all of their checkpoints are on disk: " +
-			printable.Line(j.unsaved.Error())
+			text.EscapeLine(j.unsaved.Error())
 	}
 	return ""
 }

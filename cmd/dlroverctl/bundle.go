@@ -17,7 +17,7 @@ import (
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 	"dlrover-run/rendezvous"
 )
@@ -56,7 +56,7 @@ func (c *call) bundle() (err error) {
 	if err := os.Rename(staged, path); err != nil {
 		return &foundError{fmt.Errorf("bundle: %w", err)}
 	}
-	fmt.Fprintln(c.stdout, printable.Line(path))
+	fmt.Fprintln(c.stdout, text.EscapeLine(path))
 	return nil
 }
 
@@ -137,7 +137,7 @@ func (c *call) fillStacks(a *archive, judge serve.Transport) error {
 }
 
 func (a *archive) lacks(name string, err error) {
-	a.missing = append(a.missing, printable.Line(name+": "+err.Error()))
+	a.missing = append(a.missing, text.EscapeLine(name+": "+err.Error()))
 }
 
 // addCase adds a report, and for each rank its page, its flight recorder and the end of its output.

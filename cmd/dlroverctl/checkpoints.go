@@ -18,7 +18,7 @@ import (
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/cmd/internal/help"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // errDamaged ends a command that worked, and found damage.
@@ -77,11 +77,11 @@ func (t *tender) list(_ context.Context, args []string) error {
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime),
 			m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), bytesOf(m),
-			printable.Line(m.Framework), state)
+			text.EscapeLine(m.Framework), state)
 	}
 	for _, s := range wrong {
 		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n",
-			strings.TrimPrefix(name(s.Step, tracked, ok), "step "), printable.Line(s.Reason))
+			strings.TrimPrefix(name(s.Step, tracked, ok), "step "), text.EscapeLine(s.Reason))
 	}
 	return w.Flush()
 }
@@ -163,13 +163,13 @@ func (t *tender) verify(ctx context.Context, args []string) error {
 	}
 	tracked, ok := t.store.Tracked(args[0])
 	for _, s := range wrong {
-		fmt.Fprintf(t.out, "%s: damaged: %s\n", name(s.Step, tracked, ok), printable.Line(s.Reason))
+		fmt.Fprintf(t.out, "%s: damaged: %s\n", name(s.Step, tracked, ok), text.EscapeLine(s.Reason))
 	}
 	bad := len(wrong)
 	for _, m := range ms {
 		if err := t.store.Verify(ctx, args[0], m, nil); err != nil {
 			bad++
-			fmt.Fprintf(t.out, "%s: damaged: %s\n", name(m.Step, tracked, ok), printable.Line(err.Error()))
+			fmt.Fprintf(t.out, "%s: damaged: %s\n", name(m.Step, tracked, ok), text.EscapeLine(err.Error()))
 			continue
 		}
 		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), bytesOf(m))

@@ -14,7 +14,7 @@ import (
 
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -183,7 +183,7 @@ func several(names []string) string {
 	if n := len(names) - maxNamed; n > 0 {
 		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
 	}
-	return printable.Line(strings.Join(names, ", ")) + more
+	return text.EscapeLine(strings.Join(names, ", ")) + more
 }
 
 // status is that of the run, with its nodes.

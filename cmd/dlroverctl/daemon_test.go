@@ -19,7 +19,7 @@ import (
 	"dlrover-run/cmd/internal/service"
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
@@ -98,7 +98,7 @@ func (d *served) ok(args ...string) string {
 	d.t.Helper()
 	r := d.ctl(args...)
 	require.Zero(d.t, r.code, r.err)
-	require.True(d.t, printable.Name(strings.ReplaceAll(r.out, "\n", "")), "%q", r.out)
+	require.True(d.t, text.Printable(strings.ReplaceAll(r.out, "\n", "")), "%q", r.out)
 	return r.out
 }
 

@@ -19,7 +19,7 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
 	"dlrover-run/hang/xpu"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // driver is the name of xpu_timer's tool that dumps stacks: under it this program asks the launchers of this machine.
@@ -164,7 +164,7 @@ func (p *program) launchersHere(ctx context.Context) (all []asked, err error) {
 		}
 		if errors.Is(errs[i], context.DeadlineExceeded) {
 			fmt.Fprintf(p.stderr, "%s: the launcher at %s has not answered for %v: it is stopped, or the machine is "+
-				"overloaded\n", driver, printable.Line(path), firstAnswer)
+				"overloaded\n", driver, text.EscapeLine(path), firstAnswer)
 		}
 	}
 	switch {
@@ -236,7 +236,7 @@ func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) er
 	for i, a := range answers {
 		files = append(files, a.Files...)
 		for _, n := range a.Notes {
-			fmt.Fprintf(p.stderr, "%s: %s\n", driver, printable.Line(n))
+			fmt.Fprintf(p.stderr, "%s: %s\n", driver, text.EscapeLine(n))
 		}
 		if a.Error != "" {
 			errs[i] = errors.New(a.Error)
@@ -248,7 +248,7 @@ func (p *program) askAll(ctx context.Context, wanted []asked, r dump.Request) er
 	}
 	slices.Sort(files)
 	for _, f := range files {
-		fmt.Fprintln(p.stdout, printable.Line(f))
+		fmt.Fprintln(p.stdout, text.EscapeLine(f))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return &foundError{err}

@@ -9,7 +9,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/internal/job"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
+	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
@@ -110,7 +111,7 @@ func (c *call) printEvents(es api.Events) {
 			continue
 		}
 		fmt.Fprintf(c.stdout, "%s  %3d.%-3d %-14s  %s\n",
-			e.At.Local().Format(time.DateTime), e.Round, e.Epoch, printable.Line(e.Event), printable.Line(eventText(e)))
+			e.At.Local().Format(time.DateTime), e.Round, e.Epoch, text.EscapeLine(e.Event), text.EscapeLine(eventText(e)))
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/serve"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // hangs show what is suspected of a run's workers, and what was decided.
@@ -129,7 +129,7 @@ func (c *call) listVerdicts(told []hang.Told) {
 			end = "withdrawn: the workers made progress later"
 		}
 		fmt.Fprintf(c.stdout, "\n%s, %s: %s\n", v.At.Local().Format(time.DateTime), epochText(v.Epoch),
-			printable.Line(v.Verdict.Line))
+			text.EscapeLine(v.Verdict.Line))
 		t := newTable(c.stdout)
 		t.row("  kind", string(v.Verdict.Kind)+", confidence "+cmp.Or(string(v.Verdict.Confidence), "unknown"))
 		t.row("  action", end)

@@ -11,7 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/marks"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/nodes"
 )
@@ -59,12 +59,12 @@ func (c *call) listMachines() error {
 	err := t.w.Flush()
 	for _, n := range known.Nodes {
 		if n.Deed != nil && n.Deed.Why != "" {
-			text := fmt.Sprintf("%s: %s is %s: %s", n.Name, n.Deed.Do, n.Deed.State, n.Deed.Why)
-			fmt.Fprintln(c.stdout, printable.Line(text))
+			why := fmt.Sprintf("%s: %s is %s: %s", n.Name, n.Deed.Do, n.Deed.State, n.Deed.Why)
+			fmt.Fprintln(c.stdout, text.EscapeLine(why))
 		}
 	}
-	for _, text := range known.Troubles {
-		fmt.Fprintf(c.stdout, "not done: %s\n", printable.Line(text))
+	for _, trouble := range known.Troubles {
+		fmt.Fprintf(c.stdout, "not done: %s\n", text.EscapeLine(trouble))
 	}
 	return err
 }
@@ -123,11 +123,11 @@ func (c *call) changeMachine(action string) error {
 	case err != nil:
 		return c.noMachines(err)
 	case action == "mark":
-		fmt.Fprintf(c.stdout, "node %s is marked; to end it: dlroverctl node clear %[1]s\n", printable.Line(node))
+		fmt.Fprintf(c.stdout, "node %s is marked; to end it: dlroverctl node clear %[1]s\n", text.EscapeLine(node))
 	case !done.Known:
 		return &foundError{fmt.Errorf("nothing is known of node %q; dlroverctl nodes lists what is", node)}
 	default:
-		fmt.Fprintf(c.stdout, "node %s is cleared\n", printable.Line(node))
+		fmt.Fprintf(c.stdout, "node %s is cleared\n", text.EscapeLine(node))
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/argv/native"
-	"dlrover-run/launcher/printable"
 )
 
 func forceOption() cli.Flag {
@@ -100,16 +100,16 @@ func (p *program) install(dir string, links []link, force bool) error {
 		if err != nil {
 			return &foundError{err}
 		}
-		fmt.Fprintf(p.stdout, "%s %s -> %s\n", done, printable.Line(filepath.Join(dir, l.name)),
-			printable.Line(l.target(real)))
+		fmt.Fprintf(p.stdout, "%s %s -> %s\n", done, text.EscapeLine(filepath.Join(dir, l.name)),
+			text.EscapeLine(l.target(real)))
 	}
 	for _, l := range links {
 		if first, err := exec.LookPath(l.name); err == nil && !sameFile(first, filepath.Join(real, l.name)) {
-			fmt.Fprintf(p.stdout, "note: $PATH finds %s first\n", printable.Line(first))
+			fmt.Fprintf(p.stdout, "note: $PATH finds %s first\n", text.EscapeLine(first))
 		}
 	}
 	if !slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")), func(d string) bool { return sameFile(d, real) }) {
-		fmt.Fprintf(p.stdout, "note: %s is not in $PATH\n", printable.Line(dir))
+		fmt.Fprintf(p.stdout, "note: %s is not in $PATH\n", text.EscapeLine(dir))
 	}
 	return nil
 }

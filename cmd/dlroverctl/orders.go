@@ -11,8 +11,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/argv"
-	"dlrover-run/launcher/printable"
 	"dlrover-run/rendezvous"
 )
 
@@ -64,7 +64,7 @@ func (p *program) orders() []*cli.Command {
 			if o.Charge {
 				return c.order(o, "its workers are stopped and, if a restart is left, started anew")
 			}
-			return c.order(o, strings.ReplaceAll(done, "RUN", printable.Line(c.run())))
+			return c.order(o, strings.ReplaceAll(done, "RUN", text.EscapeLine(c.run())))
 		}, append(options, reasonOption())...)
 	}
 	node := func(name string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {
@@ -81,7 +81,7 @@ func (p *program) orders() []*cli.Command {
 		run("start", rendezvous.OrderResume, "its workers are started", commandOption()),
 		node("bar", rendezvous.OrderBar, (*call).barred),
 		node("unbar", rendezvous.OrderUnbar, func(c *call) string {
-			return "node " + printable.Line(c.node()) + " may get workers again"
+			return "node " + text.EscapeLine(c.node()) + " may get workers again"
 		}),
 		node("drain", rendezvous.OrderDrain, (*call).drained),
 		p.onDaemon("log-level", "RUN LEVEL", (*call).logLevel, nodeOption()),
@@ -94,13 +94,13 @@ func (c *call) order(o rendezvous.Order, done string) error {
 	if err := c.client.Order(c, c.run(), o); err != nil {
 		return c.refused(o, err)
 	}
-	fmt.Fprintf(c.stdout, "run %s: %s\n", printable.Line(c.run()), done)
+	fmt.Fprintf(c.stdout, "run %s: %s\n", text.EscapeLine(c.run()), done)
 	return nil
 }
 
 // barred says what a bar does, and whether it concerns anybody who is here.
 func (c *call) barred() string {
-	run, node := printable.Line(c.run()), printable.Line(c.node())
+	run, node := text.EscapeLine(c.run()), text.EscapeLine(c.node())
 	text := fmt.Sprintf("node %s gets no workers any more", node)
 	named := func(n rendezvous.NodeStatus) bool { return n.Name == c.node() }
 	if s, err := c.status(); err == nil && !slices.ContainsFunc(s.Nodes, named) {
@@ -111,7 +111,7 @@ func (c *call) barred() string {
 
 // drained says what a drain does.
 func (c *call) drained() string {
-	run, node := printable.Line(c.run()), printable.Line(c.node())
+	run, node := text.EscapeLine(c.run()), text.EscapeLine(c.node())
 	return fmt.Sprintf("node %s leaves, after a save; its launcher ends, and no other one of that name gets workers "+
 		"until: dlroverctl unbar %s %s", node, run, node)
 }
@@ -129,10 +129,10 @@ func (c *call) reason(kind rendezvous.OrderKind) string {
 func (c *call) who() string {
 	by := "dlroverctl"
 	if host, err := os.Hostname(); err == nil {
-		by += " on " + printable.Line(host)
+		by += " on " + text.EscapeLine(host)
 	}
 	if user, ok := c.env("USER"); ok && user != "" {
-		by += " as " + printable.Line(user)
+		by += " as " + text.EscapeLine(user)
 	}
 	return by
 }
@@ -206,8 +206,8 @@ func (c *call) logLevel() error {
 	}
 	whom := "all launchers of the run are"
 	if node != "" {
-		whom = "the launcher of node " + printable.Line(node) + " is"
+		whom = "the launcher of node " + text.EscapeLine(node) + " is"
 	}
-	fmt.Fprintf(c.stdout, "run %s: %s told to log from level %s on\n", printable.Line(c.run()), whom, level)
+	fmt.Fprintf(c.stdout, "run %s: %s told to log from level %s on\n", text.EscapeLine(c.run()), whom, level)
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/service"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -39,14 +39,14 @@ func newTable(w io.Writer) table { return table{tabwriter.NewWriter(w, 0, 0, 2, 
 
 func (t table) row(cells ...string) {
 	for i, c := range cells {
-		cells[i] = printable.Line(c)
+		cells[i] = text.EscapeLine(c)
 	}
 	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
 }
 
 // json prints v on a line.
 func (c *call) json(v any) error {
-	enc := json.NewEncoder(printable.JSON(c.stdout))
+	enc := json.NewEncoder(text.JSON(c.stdout))
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
 }
@@ -323,7 +323,7 @@ func (c *call) showVerdict() error {
 	if c.args.Bool("json") {
 		return c.json(v)
 	}
-	fmt.Fprintf(c.stdout, "round %d, epoch %d: %s\n", v.Round, v.Epoch, printable.Line(v.Line))
+	fmt.Fprintf(c.stdout, "round %d, epoch %d: %s\n", v.Round, v.Epoch, text.EscapeLine(v.Line))
 	return nil
 }
 
@@ -334,7 +334,7 @@ func (c *call) forget() error {
 		return &foundError{fmt.Errorf("run %q has not ended; to end it: dlroverctl stop %[1]s", c.run())}
 	}
 	if err == nil {
-		fmt.Fprintf(c.stdout, "run %s is forgotten; its name is free\n", printable.Line(c.run()))
+		fmt.Fprintf(c.stdout, "run %s is forgotten; its name is free\n", text.EscapeLine(c.run()))
 	}
 	return err
 }

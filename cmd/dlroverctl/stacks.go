@@ -16,7 +16,7 @@ import (
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
 	"dlrover-run/internal/openfile"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // viewer is the name of xpu_timer's tool that merges stacks: under it this program is its command stacks.
@@ -96,14 +96,14 @@ func (c *call) showStacks() error {
 		if err != nil {
 			return &foundError{err}
 		}
-		fmt.Fprintf(c.stderr, "dlroverctl: the report is in %s\n", printable.Line(path))
+		fmt.Fprintf(c.stderr, "dlroverctl: the report is in %s\n", text.EscapeLine(path))
 	}
 	return c.printCase(found, c.args.Bool("json"))
 }
 
 func (p *program) printCase(found report.Case, asJSON bool) error {
 	if asJSON {
-		return found.WriteJSON(printable.JSON(p.stdout))
+		return found.WriteJSON(text.JSON(p.stdout))
 	}
 	return found.WriteText(p.stdout)
 }
@@ -179,7 +179,7 @@ func (p *program) readStacks(dir string) (report.Case, error) {
 	switch {
 	case path != "" && (err != nil || s.At.Before(at.Add(sameHang))):
 		if path != dir {
-			fmt.Fprintf(p.stderr, "dlroverctl: the newest stacks are those in %s\n", printable.Line(path))
+			fmt.Fprintf(p.stderr, "dlroverctl: the newest stacks are those in %s\n", text.EscapeLine(path))
 		}
 		return readReport(path)
 	case errors.Is(err, xpu.ErrNone):

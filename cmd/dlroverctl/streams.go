@@ -18,7 +18,7 @@ import (
 
 	"dlrover-run/cmd/internal/console"
 	"dlrover-run/internal/duration"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/rendezvous/api"
 )
@@ -181,13 +181,13 @@ func (p *logPrinter) take(f streams.Frame) {
 	case streams.KindNode:
 		p.nodes[f.Node] = string(f.Data)
 	case streams.KindNote:
-		fmt.Fprintf(p.stderr, "dlroverctl: %s\n", printable.Line(string(f.Data)))
+		fmt.Fprintf(p.stderr, "dlroverctl: %s\n", text.EscapeLine(string(f.Data)))
 	case streams.KindOutput:
 		p.lines.Write(s, f.Data, time.Now())
 	case streams.KindDropped:
 		p.lines.Cut(s, time.Now())
 		fmt.Fprintf(p.stderr, "dlroverctl: %s: %d bytes were printed faster than they are read here, and dropped\n",
-			printable.Line(p.name(s)), f.Count())
+			text.EscapeLine(p.name(s)), f.Count())
 	}
 }
 
@@ -196,11 +196,11 @@ func (p *logPrinter) name(s streams.Source) string {
 }
 
 func (p *logPrinter) line(s streams.Source, line []byte) {
-	text := string(line)
+	shown := string(line)
 	if p.terminal {
-		text = printable.Text(text)
+		shown = text.Escape(shown)
 	}
-	p.out.WriteString(printable.Line(p.name(s)) + ": " + text + "\n")
+	p.out.WriteString(text.EscapeLine(p.name(s)) + ": " + shown + "\n")
 }
 
 // exec executes a command beside a worker, and ends as it does.
@@ -342,17 +342,17 @@ type safeWriter struct {
 
 // Write implements io.Writer.
 func (s *safeWriter) Write(b []byte) (int, error) {
-	text := append(s.rest, b...)
-	whole := len(text)
-	for i := 1; i <= min(utf8.UTFMax-1, len(text)); i++ {
-		if c := text[len(text)-i]; utf8.RuneStart(c) {
-			if c >= utf8.RuneSelf && !utf8.FullRune(text[len(text)-i:]) || i == 1 && c == '\r' {
+	all := append(s.rest, b...)
+	whole := len(all)
+	for i := 1; i <= min(utf8.UTFMax-1, len(all)); i++ {
+		if c := all[len(all)-i]; utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(all[len(all)-i:]) || i == 1 && c == '\r' {
 				whole -= i
 			}
 			break
 		}
 	}
-	s.rest = append([]byte(nil), text[whole:]...)
-	_, err := io.WriteString(s.w, printable.Text(strings.ReplaceAll(string(text[:whole]), "\r\n", "\n")))
+	s.rest = append([]byte(nil), all[whole:]...)
+	_, err := io.WriteString(s.w, text.Escape(strings.ReplaceAll(string(all[:whole]), "\r\n", "\n")))
 	return len(b), err
 }

@@ -33,7 +33,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/tempdir"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 const (
@@ -132,7 +132,7 @@ func New(cfg Config) (*Logs, error) {
 		if err != nil {
 			return nil, fmt.Errorf("host name for the log line prefix: %w", err)
 		}
-		l.hostname = printable.Line(name)
+		l.hostname = text.EscapeLine(name)
 	}
 	if cfg.Dir != "" && cfg.Dir != os.DevNull {
 		if err := l.makeBase(cfg.Dir); err != nil {

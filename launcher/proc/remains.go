@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/proc/family"
 	"dlrover-run/launcher/proc/guard"
 )
@@ -41,7 +41,7 @@ func EndRemains(w *guard.Watch, stderr io.Writer) {
 	}
 	switch {
 	case err != nil:
-		fmt.Fprintln(stderr, "dlrover-run: the launcher has ended, but", printable.Line(err.Error()))
+		fmt.Fprintln(stderr, "dlrover-run: the launcher has ended, but", text.EscapeLine(err.Error()))
 	case killed > 0:
 		fmt.Fprintf(stderr, "dlrover-run: the launcher died; killed %d of its processes\n", killed)
 	}

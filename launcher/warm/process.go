@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/proc"
 )
 
@@ -109,7 +109,7 @@ func (s *Spawner) hearParent(p *parent, a Action) {
 func (s *Spawner) prepared(m answer) {
 	p := Preparation{PID: m.PID, Modules: m.Modules, Took: time.Duration(m.Seconds * float64(time.Second))}
 	for _, f := range m.Failed {
-		p.Failed = append(p.Failed, printable.Line(f[0]+": "+f[1]))
+		p.Failed = append(p.Failed, text.EscapeLine(f[0]+": "+f[1]))
 	}
 	attrs := []any{"pid", p.PID, "modules", p.Modules, "took", p.Took.Round(time.Millisecond).String()}
 	if len(p.Failed) > 0 {
@@ -123,7 +123,7 @@ func (s *Spawner) prepared(m answer) {
 func (s *Spawner) unsafe(m answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	why := printable.Line(m.Why)
+	why := text.EscapeLine(m.Why)
 	if m.Module == "" || len(s.denied) == maxDenied || slices.Contains(s.denied, m.Module) {
 		s.do(s.pool.Stop("not safe to fork: " + why))
 		return
@@ -212,7 +212,7 @@ func lastWords(e proc.Exit, out *output) string {
 	}
 	lines := strings.Split(strings.TrimSpace(string(out.tail)), "\n")
 	if line := lines[len(lines)-1]; line != "" {
-		how += ": " + printable.Line(line)
+		how += ": " + text.EscapeLine(line)
 	}
 	return how
 }
@@ -353,7 +353,7 @@ func (c *child) say(m answer) {
 	defer c.saidMu.Unlock()
 	c.ran = m.Op == opRunning
 	if m.Op == opRefused {
-		c.refused = printable.Line(m.Why)
+		c.refused = text.EscapeLine(m.Why)
 	}
 }
 

@@ -11,16 +11,16 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 )
 
 // Table writes a line for every node and one for every finding that is more than information, worst nodes first, below
 // the summary. Nodes with the same finding share a line.
 func Table(w io.Writer, p netcheck.Picture) error {
-	fmt.Fprintln(w, printable.Line(p.Summary))
+	fmt.Fprintln(w, text.EscapeLine(p.Summary))
 	for _, path := range p.Paths {
-		fmt.Fprintln(w, "  "+printable.Line(path))
+		fmt.Fprintln(w, "  "+text.EscapeLine(path))
 	}
 	nodes := worstFirst(p.Nodes)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -37,7 +37,7 @@ func Table(w io.Writer, p netcheck.Picture) error {
 // row writes cells; each fits on its line.
 func row(w io.Writer, cells ...string) {
 	for i, c := range cells {
-		cells[i] = printable.Line(c)
+		cells[i] = text.EscapeLine(c)
 	}
 	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
@@ -59,7 +59,7 @@ func Findings(w io.Writer, nodes []netcheck.NodePicture) (err error) {
 		}
 	}
 	for _, line := range lines {
-		_, err = fmt.Fprintln(w, printable.Line(several(of[line])+": "+line))
+		_, err = fmt.Fprintln(w, text.EscapeLine(several(of[line])+": "+line))
 	}
 	return err
 }

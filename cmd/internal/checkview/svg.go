@@ -11,7 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 )
 
@@ -336,5 +336,5 @@ func wrap(text string, width int) (lines []string) {
 
 // escape makes text of XML, in which neither control characters nor two others may be.
 func escape(s string) string {
-	return html.EscapeString(strings.NewReplacer("\ufffe", " ", "\uffff", " ").Replace(printable.Line(s)))
+	return html.EscapeString(strings.NewReplacer("\ufffe", " ", "\uffff", " ").Replace(text.EscapeLine(s)))
 }

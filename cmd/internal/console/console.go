@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // File is an open file to write to.
@@ -40,7 +40,7 @@ func Columns(w io.Writer) (int, bool) {
 
 // Complain writes an error for people: one line that starts with the program's name.
 func Complain(w io.Writer, program string, err error) {
-	fmt.Fprintf(w, "%s: error: %s\n", program, printable.Text(err.Error()))
+	fmt.Fprintf(w, "%s: error: %s\n", program, text.Escape(err.Error()))
 }
 
 // OutliveReaders lets the program live on when whoever reads its output is gone: a write

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // Format is how log lines are written.
@@ -59,7 +59,7 @@ func newLogger(w File, program string, f Format, level slog.Leveler) *slog.Logge
 	if f == Text || f != JSON && IsTerminal(w) {
 		return slog.New(newLines(w, program, level))
 	}
-	return slog.New(slog.NewJSONHandler(printable.JSON(w), &slog.HandlerOptions{Level: level})).With("program", program)
+	return slog.New(slog.NewJSONHandler(text.JSON(w), &slog.HandlerOptions{Level: level})).With("program", program)
 }
 
 const levelVariable = "LOGLEVEL"
@@ -105,7 +105,7 @@ type output struct {
 }
 
 func newLines(w io.Writer, program string, level slog.Leveler) *lines {
-	out := &output{w: printable.JSON(w)}
+	out := &output{w: text.JSON(w)}
 	return &lines{out, program, slog.NewTextHandler(&out.attrs, &slog.HandlerOptions{Level: level, ReplaceAttr: dropHead})}
 }
 
@@ -131,7 +131,7 @@ func (l *lines) Handle(ctx context.Context, r slog.Record) error {
 	if err := l.attrs.Handle(ctx, r); err != nil {
 		return err
 	}
-	head := fmt.Sprintf("%s %-5s %s: %s", r.Time.Format("15:04:05.000"), r.Level, l.who, printable.Line(r.Message))
+	head := fmt.Sprintf("%s %-5s %s: %s", r.Time.Format("15:04:05.000"), r.Level, l.who, text.EscapeLine(r.Message))
 	_, err := fmt.Fprintln(l.out.w, strings.TrimSpace(head+" "+l.out.attrs.String()))
 	return err
 }
@@ -143,7 +143,7 @@ func (l *lines) WithAttrs(attrs []slog.Attr) slog.Handler {
 	for _, a := range attrs {
 		switch a.Key {
 		case "host":
-			next.who = printable.Line(a.Value.String())
+			next.who = text.EscapeLine(a.Value.String())
 		case "run_id":
 		default:
 			rest = append(rest, a)

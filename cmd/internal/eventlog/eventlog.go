@@ -10,7 +10,7 @@ import (
 	"os"
 
 	"dlrover-run/internal/openfile"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // Log is an event log; a nil *Log drops every event.
@@ -33,7 +33,7 @@ func Open(path string) (*Log, error) {
 
 // New writes to w, which is not closed.
 func New(w io.Writer) *Log {
-	return &Log{handler: slog.NewJSONHandler(printable.JSON(w), &slog.HandlerOptions{ReplaceAttr: replace})}
+	return &Log{handler: slog.NewJSONHandler(text.JSON(w), &slog.HandlerOptions{ReplaceAttr: replace})}
 }
 
 // replace calls the message "event" and drops the level.

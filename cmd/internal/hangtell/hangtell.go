@@ -12,7 +12,7 @@ import (
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
 	"dlrover-run/internal/duration"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 )
 
 // Look is how often workers are looked at without a shim in them, and First is when that begins.
@@ -49,7 +49,7 @@ func (t *Teller) Verdict(log *slog.Logger, a hang.Ask) {
 	if a.Counts() {
 		level = slog.LevelError
 	}
-	log.Log(context.Background(), level, "hang: "+printable.Line(a.Line), "round", a.Epoch.Round, "epoch", a.Epoch.Epoch,
+	log.Log(context.Background(), level, "hang: "+text.EscapeLine(a.Line), "round", a.Epoch.Round, "epoch", a.Epoch.Epoch,
 		"kind", a.Kind, "confidence", a.Confidence, "action", a.Action)
 }
 
@@ -59,7 +59,7 @@ func (t *Teller) Over(log *slog.Logger, a hang.Ask) {
 	if a.Case == t.told {
 		level = slog.LevelInfo
 	}
-	log.Log(context.Background(), level, "no hang: "+printable.Line(a.Line), "case", a.Case)
+	log.Log(context.Background(), level, "no hang: "+text.EscapeLine(a.Line), "case", a.Case)
 }
 
 // Keep writes the evidence of a case, as the judge has it, to files in dir.

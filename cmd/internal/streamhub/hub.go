@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
-	"dlrover-run/launcher/printable"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/streams"
 	"dlrover-run/rendezvous"
 )
@@ -355,7 +355,7 @@ func (s *stream) send(f streams.Frame) error {
 
 // tell sends something for people.
 func (s *stream) tell(format string, args ...any) {
-	text := printable.Line(fmt.Sprintf(format, args...))
+	text := text.EscapeLine(fmt.Sprintf(format, args...))
 	_ = s.send(streams.Frame{Kind: streams.KindNote, Rank: -1, Data: []byte(text)})
 }
 
@@ -623,7 +623,7 @@ func (s *stream) note(event, node, text string) {
 const maxNoted = 512
 
 func (s *stream) commandText() string {
-	text := printable.Line(strings.Join(s.req.Args, " "))
+	text := text.EscapeLine(strings.Join(s.req.Args, " "))
 	if len(text) > maxNoted {
 		text = strings.ToValidUTF8(text[:maxNoted], "") + "…"
 	}
@@ -633,9 +633,9 @@ func (s *stream) commandText() string {
 func (s *stream) exitText() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	text := s.commandText() + fmt.Sprintf(": exit code %d", s.exited.Code)
+	said := s.commandText() + fmt.Sprintf(": exit code %d", s.exited.Code)
 	if s.exited.Error != "" {
-		text += ", " + printable.Line(s.exited.Error)
+		said += ", " + text.EscapeLine(s.exited.Error)
 	}
-	return text
+	return said
 }

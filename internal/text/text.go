@@ -1,6 +1,6 @@
-// Package printable keeps what others wrote from commanding a terminal: names, arguments and messages may hold escape
-// sequences, or characters that reverse the direction of writing. Text is escaped at the edge where it reaches people.
-package printable
+// Package text makes what others wrote fit to be shown, kept and sent. Names, arguments and messages may hold escape
+// sequences, characters that reverse the direction of writing, bytes that are no UTF-8, and megabytes. Limits are bytes.
+package text
 
 import (
 	"bytes"
@@ -18,20 +18,27 @@ func unfit(r rune) bool {
 	return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
 }
 
-// Name reports whether s can be the name of something: valid UTF-8 in which everything is fit for a terminal's line.
-func Name(s string) bool { return utf8.ValidString(s) && !strings.ContainsFunc(s, unfit) }
+// Printable reports whether s can be the name of something: valid UTF-8 that acts on no terminal.
+func Printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return utf8.ValidString(s) && !strings.ContainsFunc(s, unfit)
+		}
+	}
+	return true
+}
 
-// NameRule says in an error what Name asks for.
-const NameRule = "need UTF-8 without control characters and without marks of the direction of writing"
+// PrintableRule says in an error what Printable asks for.
+const PrintableRule = "need UTF-8 without control characters and without marks of the direction of writing"
 
-// Text is s with what is unfit, except tabs and the ends of lines, escaped as in Go source.
-func Text(s string) string { return escape(s, "\t\n") }
+// Escape writes what is not Printable in s as in Go source, except tabs and the ends of lines.
+func Escape(s string) string { return escape(s, "\t\n") }
 
-// Line is Text on one line.
-func Line(s string) string { return escape(s, "") }
+// EscapeLine is Escape onto one line.
+func EscapeLine(s string) string { return escape(s, "") }
 
 func escape(s, keep string) string {
-	if Name(s) {
+	if Printable(s) {
 		return s
 	}
 	var b strings.Builder

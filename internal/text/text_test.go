@@ -1,4 +1,4 @@
-package printable
+package text
 
 import (
 	"bytes"
@@ -29,32 +29,32 @@ var harmless = []string{
 
 func TestEscapes(t *testing.T) {
 	for raw, want := range hostile {
-		require.Equal(t, want, Line(raw))
-		require.Equal(t, "x\n\t"+want+"\n", Text("x\n\t"+raw+"\n"))
-		require.Equal(t, `x\n\t`+want, Line("x\n\t"+raw))
-		require.False(t, Name(raw), "%q", raw)
+		require.Equal(t, want, EscapeLine(raw))
+		require.Equal(t, "x\n\t"+want+"\n", Escape("x\n\t"+raw+"\n"))
+		require.Equal(t, `x\n\t`+want, EscapeLine("x\n\t"+raw))
+		require.False(t, Printable(raw), "%q", raw)
 	}
 	for _, s := range harmless {
-		require.Equal(t, s, Line(s))
-		require.Equal(t, s+"\n\t", Text(s+"\n\t"))
-		require.True(t, Name(s), "%q", s)
+		require.Equal(t, s, EscapeLine(s))
+		require.Equal(t, s+"\n\t", Escape(s+"\n\t"))
+		require.True(t, Printable(s), "%q", s)
 	}
-	require.False(t, Name("two\nlines"))
-	require.False(t, Name("a\ttab"))
+	require.False(t, Printable("two\nlines"))
+	require.False(t, Printable("a\ttab"))
 }
 
 func TestJSON(t *testing.T) {
 	for raw := range hostile {
 		var b bytes.Buffer
 		slog.New(slog.NewJSONHandler(JSON(&b), nil)).Info(raw, "key"+raw, raw)
-		require.True(t, Name(b.String()[:b.Len()-1]), "%q", b.String())
+		require.True(t, Printable(b.String()[:b.Len()-1]), "%q", b.String())
 		var got map[string]any
 		require.NoError(t, json.Unmarshal(b.Bytes(), &got))
 		require.Equal(t, string([]rune(raw)), got["msg"])
 
 		b.Reset()
 		slog.New(slog.NewTextHandler(JSON(&b), nil)).Info(raw, "key", raw)
-		require.True(t, Name(b.String()[:b.Len()-1]), "%q", b.String())
+		require.True(t, Printable(b.String()[:b.Len()-1]), "%q", b.String())
 	}
 	var b bytes.Buffer
 	n, err := JSON(&b).Write([]byte("\"größe 🚀\"\n"))
