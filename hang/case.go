@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"dlrover-run/internal/text"
 )
 
 // Case is the state machine of the hangs of one run. It is not safe for concurrent use.
@@ -500,7 +502,7 @@ func (c *Case) patience(v *Verdict) time.Duration {
 func (c *Case) tell(decided, again bool) {
 	f, v := c.file, c.file.verdict
 	f.told++
-	a := Ask{What: TellVerdict, Case: f.id, Line: clipText(v.Line, maxLine), Kind: v.Kind, Confidence: v.Confidence,
+	a := Ask{What: TellVerdict, Case: f.id, Line: text.Head(v.Line, maxLine), Kind: v.Kind, Confidence: v.Confidence,
 		Age: v.Age, Action: ActReport, Decided: decided, Again: again, Waiting: clipRanks(v.Waiting, maxLine/2)}
 	if decided {
 		a.Action, _ = c.action()

@@ -124,11 +124,3 @@ func reached(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 func seconds(d time.Duration) string {
 	return fmt.Sprintf("%d s", max(d, 0).Round(time.Second)/time.Second)
 }
-
-// clipText shortens a text to limit bytes.
-func clipText(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit-len("…")], "") + "…"
-}

@@ -114,7 +114,7 @@ func TestTheExceptionBehindAProcessThatDoesNotEnd(t *testing.T) {
 	s.behind(2, st)
 	s.ev[2].Exception = "ValueError: bad \x1b batch"
 	require.Contains(t, s.judge().Line,
-		"asleep in beat at train.py:5, after its main thread has ended by ValueError: bad ? batch; ranks 0-1,3 wait in")
+		"asleep in beat at train.py:5, after its main thread has ended by ValueError: bad   batch; ranks 0-1,3 wait in")
 	require.False(t, threads(joining, reducing).Ending())
 
 	s.ev[2].add(Evidence{Worker: s.ev[2].Worker})

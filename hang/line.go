@@ -6,7 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
+
+	"dlrover-run/internal/text"
 )
 
 // Aged returns the verdict with another age, in its line, too.
@@ -188,15 +189,4 @@ func waits(v Verdict) string {
 const maxName = 120
 
 // clean makes text that came from a worker fit for a line: its names are whatever the user has written.
-func clean(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
-	if runes := []rune(s); len(runes) > maxName {
-		return string(runes[:maxName]) + "..."
-	}
-	return s
-}
+func clean(s string) string { return text.Line(s, maxName) }

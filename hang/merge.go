@@ -7,7 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
+
+	"dlrover-run/internal/text"
 )
 
 // Unknown is the name of functions and files that have none, as gdb writes it.
@@ -305,15 +306,7 @@ func Foldable(name string) string {
 	if name == "" {
 		return Unknown
 	}
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == ';':
-			return ':'
-		case unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control):
-			return '_'
-		}
-		return r
-	}, strings.ToValidUTF8(name, "\ufffd"))
+	return strings.ReplaceAll(text.Clean(name, '_'), ";", ":")
 }
 
 // StackGroup are ranks whose main threads (Thread.Main) are in the same functions.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/policy"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/verdict"
@@ -245,7 +246,7 @@ func (a *Agent) unusable(err error) {
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
 	defer cancel()
-	if barErr := a.cfg.Rendezvous.Bar(ctx, bounded(err.Error())); barErr != nil {
+	if barErr := a.cfg.Rendezvous.Bar(ctx, text.Clip(err.Error(), maxReason)); barErr != nil {
 		a.log.Warn("cannot bar this node, whose workers do not end", "err", barErr)
 	} else {
 		a.log.Error("this node is barred until somebody unbars it: its workers do not end", "err", err)

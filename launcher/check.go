@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/policy"
 )
 
@@ -111,13 +112,10 @@ const maxReason = 1 << 10
 
 // reason says in one line which check has not passed, and why.
 func (i CheckInfo) reason() string {
-	return bounded(i.Part + ": " + cmp.Or(oneLine(i.Reason), "it does not say why"))
+	return text.Clip(i.Part+": "+cmp.Or(oneLine(i.Reason), "it does not say why"), maxReason)
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
-
-// bounded is s, or as many of its characters as fit into maxReason bytes.
-func bounded(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxReason)], "") }
 
 // clear reports that this node may get workers.
 func (a *Agent) clear(res CheckResult) {
@@ -133,7 +131,7 @@ func (a *Agent) reportDoubt() error {
 	for _, d := range a.parts.doubters {
 		if why := a.doubt(d); why != "" {
 			a.log.Warn("the check of this node does not count any more", "part", d.name, "why", why)
-			return a.cfg.Rendezvous.Doubt(a.ctx, bounded(d.name+": "+why))
+			return a.cfg.Rendezvous.Doubt(a.ctx, text.Clip(d.name+": "+why, maxReason))
 		}
 	}
 	return nil

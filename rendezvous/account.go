@@ -7,6 +7,7 @@ import (
 
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 )
 
 // What a Round keeps of its Budget. Whatever ends an epoch has a toll, which is booked at the next seal, when it is
@@ -95,7 +96,7 @@ func (r *Round) breakFailed(now time.Time, n *node, d Decision, fs []job.Failure
 // tollOf is what failures of workers of n cost.
 func tollOf(n *node, d Decision, fs []job.Failure) toll {
 	t := toll{Count: true, Final: d == Permanent, Hold: d == Hold, Node: n.Name, Rank: -1, Alike: fingerprint(fs, n),
-		Text: cut(firstText(fs, n), maxOrderText)}
+		Text: text.Clip(firstText(fs, n), maxOrderText)}
 	if len(fs) > 0 {
 		t.Rank = fs[0].Rank
 	}
@@ -130,7 +131,7 @@ func (r *Round) dismiss(now time.Time, n *node, d Decision, c job.Cause) {
 	if !r.doomAt.IsZero() || d != RestartElsewhere && d != Shrink || n.state != pending {
 		return
 	}
-	c.Text = cut(c.Text, maxOrderText)
+	c.Text = text.Clip(c.Text, maxOrderText)
 	if n.can(CanLeave) {
 		n.drained = &c
 		r.become(n, leaving)
@@ -143,11 +144,11 @@ func (r *Round) dismiss(now time.Time, n *node, d Decision, c job.Cause) {
 
 // fingerprint is what failures of one kind have in common: for those of older launchers, their text.
 func fingerprint(fs []job.Failure, n *node) string {
-	text := firstText(fs, n)
+	alike := firstText(fs, n)
 	if len(fs) > 0 && fs[0].Fingerprint != "" {
-		text = fs[0].Fingerprint
+		alike = fs[0].Fingerprint
 	}
-	return cut(text, maxAlike)
+	return text.Clip(alike, maxAlike)
 }
 
 // breakCharged ends the epoch, at the cost of a restart if charge is set, and of t. The run fails if that is final or
@@ -415,7 +416,7 @@ func (r *Round) recallSpent(now time.Time, e Join) {
 	}
 	s := *e.Spent
 	s.Streak, s.Fruitless, s.Same, s.Sum = max(s.Streak, 0), max(s.Fruitless, 0), max(s.Same, 0), max(s.Sum, 0)
-	s.Alike, s.Held = cut(s.Alike, maxAlike), s.Held && e.Paused != nil
+	s.Alike, s.Held = text.Clip(s.Alike, maxAlike), s.Held && e.Paused != nil
 	s.Recent = slices.Clone(s.Recent[max(0, len(s.Recent)-maxRecentTold):])
 	if s.Since.After(now) {
 		s.Since = now

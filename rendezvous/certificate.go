@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 )
 
 // A certificate is what a check that has passed leaves: the node needs no other one until the certificate runs out. Its
@@ -62,7 +63,7 @@ func (r *Round) certify(now time.Time, n *node, e Cleared) {
 		until = until.Add(at.Sub(now))
 	}
 	if e.Domain != "" {
-		n.domain = cut(e.Domain, MaxName)
+		n.domain = text.Clip(e.Domain, MaxName)
 	}
 	shorter := n.until.IsZero() || !until.IsZero() && !until.After(n.until)
 	if (n.aside || !n.idle()) && shorter && !r.mustCheck(at, n) {
@@ -85,7 +86,7 @@ func (r *Round) doubt(now time.Time, e Doubt) error {
 		return nil
 	}
 	n.void()
-	r.note("recheck", n.Name, cut(e.Reason, maxReason))
+	r.note("recheck", n.Name, text.Clip(e.Reason, maxReason))
 	if n.state == waiting {
 		r.queue(now, n)
 	}
@@ -112,6 +113,6 @@ func (r *Round) epochOver(now time.Time) {
 		for _, n := range r.nodes {
 			n.void()
 		}
-		r.note("recheck", "", cut(why, maxReason))
+		r.note("recheck", "", text.Clip(why, maxReason))
 	}
 }

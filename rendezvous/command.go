@@ -1,11 +1,10 @@
 package rendezvous
 
 import (
+	"dlrover-run/internal/job"
 	"errors"
 	"fmt"
 	"time"
-
-	"dlrover-run/internal/job"
 )
 
 // Holds and commands. With Params.Hold a run begins held: worlds are sealed as ever, with ranks and a store, but their

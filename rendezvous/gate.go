@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 )
 
 // The gate. With Params.Gate no node gets workers before a check has cleared it. When a world could be sealed, the
@@ -344,7 +345,7 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		return nil
 	}
 	n.void()
-	reason, aspect, event := cut(e.Reason, maxReason), cut(e.Aspect, maxAspect), "barred"
+	reason, aspect, event := text.Clip(e.Reason, maxReason), text.Clip(e.Aspect, maxAspect), "barred"
 	if e.Again {
 		event = "undecided" // it is no mark of a node
 	}

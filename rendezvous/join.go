@@ -9,6 +9,7 @@ import (
 
 	"dlrover-run/internal/duration"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 )
 
 func (r *Round) join(now time.Time, e Join) error {
@@ -203,9 +204,9 @@ func (r *Round) conflict(e Join) error {
 
 func (n Node) checkNames() error {
 	for _, name := range []string{n.ID, n.Name, n.Role, n.Machine} {
-		if len(name) > MaxName || !Printable(name) {
+		if len(name) > MaxName || !text.Printable(name) {
 			return fmt.Errorf("the id, name, role or machine %.100q of a node: %s, at most %d bytes",
-				name, PrintableRule, MaxName)
+				name, text.PrintableRule, MaxName)
 		}
 	}
 	if len(n.Addrs) > MaxAddrs {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 )
 
 // Leaving. A node that will go says so while its workers still run. All nodes of its world, it too, are told to stop in
@@ -21,7 +22,7 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	if n.state == leaving || n.state == succeeded || r.phase == finished {
 		return nil // it is known, or the run does not need the node any more
 	}
-	reason := cut(e.Reason, maxReason)
+	reason := text.Clip(e.Reason, maxReason)
 	text := reason
 	if e.Grace > 0 {
 		text += fmt.Sprintf(" (within %s)", e.Grace.Round(time.Second/10))

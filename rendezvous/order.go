@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 )
 
 // Orders come from outside of the run. A bar holds for a name, not for a launcher: whoever comes under that name gets
@@ -45,10 +45,10 @@ func (o Order) validate() error {
 		return fmt.Errorf("%w: kind %.100q; need one of %q", ErrBadOrder, o.Kind, kinds)
 	case o.Cause != "" && !slices.Contains(orderCauses, o.Cause):
 		return fmt.Errorf("%w: cause %.100q; need one of %q", ErrBadOrder, o.Cause, orderCauses)
-	case len(o.Text) > maxOrderText || !Printable(o.Text):
-		return fmt.Errorf("%w: text %.100q: %s, at most %d bytes", ErrBadOrder, o.Text, PrintableRule, maxOrderText)
-	case len(o.Node) > MaxName || !Printable(o.Node):
-		return fmt.Errorf("%w: node %.100q: %s, at most %d bytes", ErrBadOrder, o.Node, PrintableRule, MaxName)
+	case len(o.Text) > maxOrderText || !text.Printable(o.Text):
+		return fmt.Errorf("%w: text %.100q: %s, at most %d bytes", ErrBadOrder, o.Text, text.PrintableRule, maxOrderText)
+	case len(o.Node) > MaxName || !text.Printable(o.Node):
+		return fmt.Errorf("%w: node %.100q: %s, at most %d bytes", ErrBadOrder, o.Node, text.PrintableRule, MaxName)
 	case o.Of != (job.EpochID{}) && o.Kind != OrderRestart && o.Kind != OrderStop:
 		return fmt.Errorf("%w: only %s and %s can be of one epoch, not %s", ErrBadOrder, OrderRestart, OrderStop, o.Kind)
 	case o.Command != nil && !slices.Contains([]OrderKind{OrderRestart, OrderPause, OrderResume}, o.Kind):
@@ -242,13 +242,8 @@ func (r *Round) recall(now time.Time, n *node, e Join) {
 
 // bounded is c without what no daemon has ever said, which a node may send all the same.
 func bounded(c job.Cause) *job.Cause {
-	kind := job.CauseKind(cut(string(c.Kind), MaxName))
-	return &job.Cause{Kind: kind, Node: cut(c.Node, MaxName), Text: cut(c.Text, maxOrderText)}
-}
-
-// cut is s, or as many of its characters as fit into limit bytes.
-func cut(s string, limit int) string {
-	return strings.ToValidUTF8(s[:min(len(s), limit)], "")
+	kind := job.CauseKind(text.Clip(string(c.Kind), MaxName))
+	return &job.Cause{Kind: kind, Node: text.Clip(c.Node, MaxName), Text: text.Clip(c.Text, maxOrderText)}
 }
 
 func (r *Round) recallPause(now time.Time, n *node, e Join) {

@@ -70,7 +70,7 @@ func TestSnapshotKeepsEveryField(t *testing.T) {
 		Account: account{
 			Spent: Spent{
 				Since: at(17), Streak: 1, Fruitless: 2, Same: 3, Sum: 4, Alike: "alike",
-				Best: job.Progress{Step: 1, Stepping: true, Checkpoint: 2, Saving: true},
+				Best:   job.Progress{Step: 1, Stepping: true, Checkpoint: 2, Saving: true},
 				Recent: []Restarted{{at(18), "n", 3}}, Held: true, HeldUntil: at(19),
 			},
 			SpentIn: id, Toll: toll{true, true, true, "n", 4, "alike", "t"},

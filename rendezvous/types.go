@@ -1,13 +1,10 @@
 package rendezvous
 
 import (
-	"fmt"
-	"strings"
-	"time"
-	"unicode"
-	"unicode/utf8"
-
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
+	"fmt"
+	"time"
 )
 
 // Defaults of Params. LastCall and JoinTimeout are torchrun's.
@@ -118,10 +115,10 @@ func (p Params) Validate() error {
 	case p.NodeTimeout < SuspectAfter:
 		return fmt.Errorf("node timeout %s: need at least %s, after which a host that is silent is noticed",
 			p.NodeTimeout, SuspectAfter)
-	case len(p.Check) > MaxCheck || !Printable(p.Check):
-		return fmt.Errorf("node checks %.100q: %s, at most %d bytes", p.Check, PrintableRule, MaxCheck)
-	case len(p.Hang) > MaxHang || !Printable(p.Hang):
-		return fmt.Errorf("hang detection %.100q: %s, at most %d bytes", p.Hang, PrintableRule, MaxHang)
+	case len(p.Check) > MaxCheck || !text.Printable(p.Check):
+		return fmt.Errorf("node checks %.100q: %s, at most %d bytes", p.Check, text.PrintableRule, MaxCheck)
+	case len(p.Hang) > MaxHang || !text.Printable(p.Hang):
+		return fmt.Errorf("hang detection %.100q: %s, at most %d bytes", p.Hang, text.PrintableRule, MaxHang)
 	case p.Static && p.Min != p.Max:
 		return fmt.Errorf("nnodes %d:%d: the static rendezvous has a fixed size; use --nnodes=%d or --rdzv-backend=c10d",
 			p.Min, p.Max, p.Max)
@@ -313,13 +310,3 @@ type Status struct {
 	// EndedAt is when the run got its Outcome.
 	EndedAt time.Time `json:"ended_at,omitzero"`
 }
-
-// Printable reports whether s can be the name of something: valid UTF-8 that acts on no terminal.
-func Printable(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
-		return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
-	})
-}
-
-// PrintableRule says in an error what Printable asks for.
-const PrintableRule = "need UTF-8 without control characters and without marks of the direction of writing"

@@ -9,8 +9,8 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"dlrover-run/internal/text"
 )
 
 // Schema is the version of Report.
@@ -198,22 +198,4 @@ func (r *Report) check() error {
 }
 
 // oneLine makes s one line of at most MaxText bytes that a terminal shows as it is.
-func oneLine(s string) string {
-	s = strings.Map(func(c rune) rune {
-		switch {
-		case c == '\n', c == '\t':
-			return ' '
-		case !unicode.IsPrint(c):
-			return unicode.ReplacementChar
-		}
-		return c
-	}, strings.TrimSpace(strings.ToValidUTF8(s, "\uFFFD")))
-	if len(s) <= MaxText {
-		return s
-	}
-	cut := MaxText - len("…")
-	for !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + "…"
-}
+func oneLine(s string) string { return strings.TrimSpace(text.Line(s, MaxText)) }

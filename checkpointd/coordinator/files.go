@@ -14,6 +14,7 @@ import (
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/checkpointd/retry"
+	"dlrover-run/internal/text"
 )
 
 const (
@@ -209,12 +210,12 @@ func (s stage) fail() error {
 		return fmt.Errorf("save %s: leave word of a failure: %w", s.r.Save.ID, err)
 	}
 	for _, n := range s.r.Shards {
-		if err := s.write(marker(n, "failed"), failure{n, cut(s.r.Error)}); err != nil {
+		if err := s.write(marker(n, "failed"), failure{n, text.Head(s.r.Error, maxReason)}); err != nil {
 			return err
 		}
 	}
 	if s.r.leads() {
-		if err := s.write(failedName, failure{0, cut(s.r.Error)}); err != nil {
+		if err := s.write(failedName, failure{0, text.Head(s.r.Error, maxReason)}); err != nil {
 			return err
 		}
 	}
@@ -330,7 +331,7 @@ func parseFailure(data []byte) failure {
 	if err := json.Unmarshal(data, &f); err != nil || f.Shard < 0 || f.Shard >= MaxShards {
 		f = failure{}
 	}
-	f.Error = cut(f.Error)
+	f.Error = text.Head(f.Error, maxReason)
 	if f.Error == "" {
 		f.Error = "no reason given"
 	}

@@ -8,10 +8,9 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
+
+	"dlrover-run/internal/text"
 )
 
 // bodyTime is how long a request may take to arrive.
@@ -88,18 +87,11 @@ const maxRunName = 256
 
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
-	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !printable(name) {
+	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !text.Printable(name) {
 		return "", fmt.Errorf("%w: run id %.40q: need UTF-8 without control characters and without marks of "+
 			"the direction of writing, 1 to %d bytes, and neither \".\" nor \"..\" alone", ErrBadRequest, name, maxRunName)
 	}
 	return name, nil
-}
-
-// printable is rendezvous.Printable.
-func printable(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
-		return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
-	})
 }
 
 // open decodes the body and returns the run that it is for. No run is made for what is refused.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/commit"
+	"dlrover-run/internal/text"
 )
 
 // Posted is a Report of a node.
@@ -207,11 +208,11 @@ func (st *State) fail(s *save, r Report) error {
 // maxReasons bounds the texts that a save keeps: when storage is down, everybody says the same.
 const maxReasons = 16
 
-func (s *save) reason(text string) string {
+func (s *save) reason(why string) string {
 	if len(s.failures) >= maxReasons {
 		return "failed, like others before"
 	}
-	return cut(cmp.Or(text, "no reason given"))
+	return text.Head(cmp.Or(why, "no reason given"), maxReason)
 }
 
 // set is a set of shards.
@@ -229,13 +230,6 @@ func (s *set) add(i int) {
 		s.words[i/64] |= 1 << (i % 64)
 		s.n++
 	}
-}
-
-func cut(reason string) string {
-	if len(reason) > maxReason {
-		return reason[:maxReason-3] + "..."
-	}
-	return reason
 }
 
 // entryBytes estimates the memory of an entry.

@@ -10,7 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/service"
-	"dlrover-run/rendezvous"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
 	"dlrover-run/rendezvous/pyproto/agents"
@@ -63,8 +63,8 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 		return nil, errors.New("--python-agents: agents of DLRover know no job token: give --job-uid what they have in " +
 			"JOB_UID, or --python-agents=open to serve every caller, as agents before 0.6 need it")
 	}
-	if len(cfg.Run) > 256 || !rendezvous.Printable(cfg.Run) || cfg.Run == "." || cfg.Run == ".." {
-		return nil, fmt.Errorf("--python-run=%.100q: %s, at most 256 bytes", cfg.Run, rendezvous.PrintableRule)
+	if len(cfg.Run) > 256 || !text.Printable(cfg.Run) || cfg.Run == "." || cfg.Run == ".." {
+		return nil, fmt.Errorf("--python-run=%.100q: %s, at most 256 bytes", cfg.Run, text.PrintableRule)
 	}
 	return func(s *service.Service) (http.Handler, func()) {
 		cfg.Service = s.Hub

@@ -179,10 +179,7 @@ const outputRoom = 8 << 20
 
 // ending is the end of a text.
 func ending(text string, room int) string {
-	if cut := len(text) - room; cut > 0 {
-		text = strings.ToValidUTF8(text[cut:], "")
-	}
-	return text
+	return strings.ToValidUTF8(text[max(len(text)-room, 0):], "")
 }
 
 func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {

@@ -225,8 +225,7 @@ const maxOrderText = 1024
 
 // barSelf keeps every launcher of this node's name without workers.
 func (j *nodeJob) barSelf(ctx context.Context, reason string) error {
-	text := text.EscapeLine(reason)
-	text = strings.ToValidUTF8(text[:min(len(text), maxOrderText)], "")
+	text := text.Clip(text.EscapeLine(reason), maxOrderText)
 	return j.endpoint.order(ctx, j.s.runID, rendezvous.Order{
 		Kind: rendezvous.OrderBar, Node: j.s.node.Name, Cause: job.CauseHang, Text: text,
 	})

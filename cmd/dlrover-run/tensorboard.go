@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/pyenv"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"
@@ -248,9 +249,9 @@ func endOf(p *proc.Process, out *logs.Side) string {
 	if sig := p.Exit().Signal; sig != 0 {
 		status = proc.SignalName(sig)
 	}
-	text := strings.TrimSpace(string(out.Tail(100 * time.Millisecond)))
-	if last := text[strings.LastIndexByte(text, '\n')+1:]; last != "" {
-		status += ": " + strings.ToValidUTF8(last[:min(len(last), 200)], "")
+	said := strings.TrimSpace(string(out.Tail(100 * time.Millisecond)))
+	if last := said[strings.LastIndexByte(said, '\n')+1:]; last != "" {
+		status += ": " + text.Clip(last, 200)
 	}
 	return status
 }

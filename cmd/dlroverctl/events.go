@@ -10,7 +10,6 @@ import (
 
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
-	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/text"
 )
 
 // Bounds of what Parse reads and returns.
@@ -119,7 +120,7 @@ func op(name string) string {
 }
 
 // short bounds a text and copies it, so that it does not hold the whole dump.
-func short(s string) string { return strings.ToValidUTF8(strings.Clone(s[:min(len(s), maxText)]), "") }
+func short(s string) string { return strings.Clone(text.Clip(s, maxText)) }
 
 // sizes writes the sizes of tensors as 3x2, 5; a scalar has none: ().
 func sizes(of [][]int64) string {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"dlrover-run/internal/text"
 )
 
 // DefaultAddress is where NCCL listens.
@@ -62,7 +64,7 @@ func Query(ctx context.Context, addr string) (string, error) {
 	if err != nil {
 		err = fmt.Errorf("ras: the status of %s is cut off after %d bytes: %w", addr, len(answer), err)
 	}
-	return text(answer), err
+	return shown(answer), err
 }
 
 func seconds(ctx context.Context) int {
@@ -71,13 +73,13 @@ func seconds(ctx context.Context) int {
 	return min(max(int((time.Until(end)-time.Second)/time.Second), 1), most)
 }
 
-// text takes the answer to TIMEOUT off, and what is too much.
-func text(answer []byte) string {
+// shown takes the answer to TIMEOUT off, and what is too much.
+func shown(answer []byte) string {
 	s := strings.TrimPrefix(strings.ToValidUTF8(string(answer), "?"), "OK\n")
 	if len(s) <= maxText {
 		return s
 	}
 	head, tail := s[:maxHead], s[len(s)-(maxText-maxHead):]
 	left := fmt.Sprintf("\n[%d bytes left out]\n", len(s)-maxText)
-	return strings.ToValidUTF8(head, "") + left + strings.ToValidUTF8(tail, "")
+	return text.Clip(head, maxHead) + left + text.Clip(tail, maxText)
 }

@@ -101,7 +101,7 @@ func TestAServerThatNeverEnds(t *testing.T) {
 }
 
 func TestBothEndsOfALongStatusAreKept(t *testing.T) {
-	got := text([]byte("OK\nthe summary" + strings.Repeat("x", 100_000) + "the warnings"))
+	got := shown([]byte("OK\nthe summary" + strings.Repeat("x", 100_000) + "the warnings"))
 	require.True(t, strings.HasPrefix(got, "the summary"))
 	require.True(t, strings.HasSuffix(got, "the warnings"))
 	require.Contains(t, got, "\n[83639 bytes left out]\n")

@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/text"
 )
 
 // What the text names at most.
@@ -29,7 +29,7 @@ const (
 // straggler), then key=value, values with spaces in quotes. The verdict's line follows, then the groups of ranks that
 // are in the same functions, the largest first.
 func (c Case) WriteText(to io.Writer) error {
-	t := text{Case: c, w: bufio.NewWriter(to)}
+	t := textReport{Case: c, w: bufio.NewWriter(to)}
 	t.printf("%s\n%s\n", c.firstLine(), c.headline())
 	t.about()
 	t.suspects()
@@ -127,15 +127,15 @@ func (c Case) noData() hang.RankSet {
 	return c.World.Ranks().Without(known)
 }
 
-// text is a report that is being written; Flush reports the errors.
-type text struct {
+// textReport is a report that is being written; Flush reports the errors.
+type textReport struct {
 	Case
 	w *bufio.Writer
 }
 
-func (t *text) printf(format string, args ...any) { fmt.Fprintf(t.w, format, args...) }
+func (t *textReport) printf(format string, args ...any) { fmt.Fprintf(t.w, format, args...) }
 
-func (t *text) about() {
+func (t *textReport) about() {
 	t.printf("\n%s: %d ranks on %d nodes\n", t.At.UTC().Format(time.RFC3339), t.World.Ranks().Len(),
 		t.World.Working())
 	if n := t.World.Elsewhere; n > 0 {
@@ -154,7 +154,7 @@ func (t *text) about() {
 }
 
 // errors are those of the ranks, each once.
-func (t *text) errors() {
+func (t *textReport) errors() {
 	of := map[string]*hang.RankSet{}
 	var order []string
 	add := func(rank int, text string) {
@@ -171,12 +171,12 @@ func (t *text) errors() {
 			add(e.Rank, "its stacks: "+e.Stacks.Error)
 		}
 	}
-	for _, text := range order[:min(len(order), maxErrors)] {
-		t.printf("%s: %s\n", ranks(*of[text]), plain(text))
+	for _, e := range order[:min(len(order), maxErrors)] {
+		t.printf("%s: %s\n", ranks(*of[e]), plain(e))
 	}
 }
 
-func (t *text) suspects() {
+func (t *textReport) suspects() {
 	if len(t.Verdict.Suspects) == 0 {
 		return
 	}
@@ -201,7 +201,7 @@ func (t *text) suspects() {
 }
 
 // groups are by the Python stacks or, of programs without any, by the native ones.
-func (t *text) groups() {
+func (t *textReport) groups() {
 	groups := hang.GroupStacks(t.Evidence, false)
 	if len(groups) == 0 {
 		groups = hang.GroupStacks(t.Evidence, true)
@@ -229,7 +229,7 @@ func boolean(b bool) int {
 	return 0
 }
 
-func (t *text) group(g hang.StackGroup) {
+func (t *textReport) group(g hang.StackGroup) {
 	t.printf("  %s", ranks(g.Ranks))
 	for i := range len(g.States) {
 		t.printf(", %s", hang.StateName(g.States[i]))
@@ -246,7 +246,7 @@ func (t *text) group(g hang.StackGroup) {
 	}
 }
 
-func (t *text) frames(frames []hang.Frame) {
+func (t *textReport) frames(frames []hang.Frame) {
 	for i, f := range frames {
 		if i == topFrames {
 			t.printf("    and %d more\n", len(frames)-i)
@@ -265,7 +265,7 @@ func visible(t hang.Thread) []hang.Frame {
 }
 
 // children are those of the suspects, or of the first ranks that have some.
-func (t *text) children() {
+func (t *textReport) children() {
 	suspects := t.Verdict.SuspectRanks()
 	shown := 0
 	for _, e := range t.Evidence {
@@ -283,7 +283,7 @@ func (t *text) children() {
 	}
 }
 
-func (t *text) waits() {
+func (t *textReport) waits() {
 	if len(t.Store) > 0 {
 		t.printf("\nkeys of the workers' store that are waited for\n")
 	}
@@ -301,7 +301,7 @@ func ranks(s hang.RankSet) string {
 }
 
 // flights are the collectives that have not completed, each with the ranks that are in it.
-func (t *text) flights() {
+func (t *textReport) flights() {
 	in := map[hang.FlightEntry]*hang.RankSet{}
 	var order []hang.FlightEntry
 	for _, e := range t.Evidence {
@@ -331,7 +331,7 @@ func (t *text) flights() {
 	}
 }
 
-func (t *text) ras() {
+func (t *textReport) ras() {
 	for _, r := range t.RAS {
 		t.printf("\nNCCL's RAS\n")
 		for line := range strings.Lines(r[:min(len(r), maxRAS)]) {
@@ -341,11 +341,4 @@ func (t *text) ras() {
 }
 
 // plain is what others have written, on one line and without what acts on a terminal.
-func plain(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control) {
-			return '_'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\ufffd"))
-}
+func plain(s string) string { return text.Clean(s, '_') }

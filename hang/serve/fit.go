@@ -1,12 +1,10 @@
 package serve
 
 import (
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/text"
 )
 
 // Bounds of a report. What is beyond is cut off, not refused: the rest of it may name a culprit. Texts are in bytes.
@@ -42,17 +40,17 @@ func fit(r *Report) {
 	for i := range r.Suspicions {
 		s := &r.Suspicions[i]
 		s.Age, s.Limit = min(max(s.Age, 0), maxAge), min(max(s.Limit, 0), maxAge)
-		text(maxText, &s.Why)
+		line(maxText, &s.Why)
 	}
 	if r.Summary != nil {
-		text(maxText, &r.Summary.Slow)
+		line(maxText, &r.Summary.Slow)
 	}
 	r.Store = cut(r.Store, maxStore)
 	for i := range r.Store {
-		text(maxName, &r.Store[i].Key)
+		line(maxName, &r.Store[i].Key)
 		r.Store[i].Waiters = texts(maxName, cut(r.Store[i].Waiters, maxWaiters))
 	}
-	text(maxText, &r.Partial)
+	line(maxText, &r.Partial)
 	lines(maxLong, &r.RAS)
 	r.Evidence = cut(r.Evidence, maxWorkers)
 	for i := range r.Evidence {
@@ -64,33 +62,33 @@ func fitEvidence(e *hang.Evidence) {
 	e.Samples = cut(e.Samples, maxSamples)
 	for i := range e.Samples {
 		s := &e.Samples[i]
-		text(maxName, &s.Proc.WChan)
+		line(maxName, &s.Proc.WChan)
 		if p := s.Page; p != nil {
 			p.Groups = cut(p.Groups, maxGroups)
 			p.StepTimes, p.Spans = cut(p.StepTimes, maxSteps), cut(p.Spans, maxSteps)
 		}
 	}
 	e.Sockets = texts(maxName, cut(e.Sockets, maxSockets))
-	text(maxText, &e.Error, &e.Exception)
-	text(maxName, (*string)(&e.Work))
+	line(maxText, &e.Error, &e.Exception)
+	line(maxName, (*string)(&e.Work))
 	lines(maxLong, &e.Log)
 	if f := e.Flight; f != nil {
 		f.Entries = cut(f.Entries, maxFlight)
 		for i := range f.Entries {
 			x := &f.Entries[i]
-			text(maxName, &x.Group, &x.Desc, &x.Op, &x.State, &x.Sizes, &x.DType)
+			line(maxName, &x.Group, &x.Desc, &x.Op, &x.State, &x.Sizes, &x.DType)
 		}
 	}
 }
 
 func fitStacks(s *hang.Stacks) {
-	text(maxName, &s.Interpreter)
-	text(maxText, &s.Error)
+	line(maxName, &s.Interpreter)
+	line(maxText, &s.Error)
 	s.Threads, s.Children = cut(s.Threads, maxThreads), cut(s.Children, maxChildren)
 	for _, list := range [][]hang.Thread{s.Threads, s.Children} {
 		for i := range list {
 			t := &list[i]
-			text(maxName, &t.Name)
+			line(maxName, &t.Name)
 			t.Python, t.Native = fitFrames(t.Python), fitFrames(t.Native)
 		}
 	}
@@ -99,7 +97,7 @@ func fitStacks(s *hang.Stacks) {
 func fitFrames(fs []hang.Frame) []hang.Frame {
 	fs = cut(fs, maxFrames)
 	for i := range fs {
-		text(maxText, &fs[i].Func, &fs[i].File)
+		line(maxText, &fs[i].Func, &fs[i].File)
 	}
 	return fs
 }
@@ -107,7 +105,7 @@ func fitFrames(fs []hang.Frame) []hang.Frame {
 func fitGroups(gs []hang.Group) []hang.Group {
 	gs = cut(gs, maxGroups)
 	for i := range gs {
-		text(maxName, &gs[i].Name, &gs[i].Desc, &gs[i].Backend)
+		line(maxName, &gs[i].Name, &gs[i].Desc, &gs[i].Backend)
 		if len(gs[i].Ranks) > maxRanks {
 			gs[i].Ranks = ""
 		}
@@ -125,45 +123,21 @@ func cut[T any](s []T, most int) []T {
 
 func texts(most int, ts []string) []string {
 	for i := range ts {
-		text(most, &ts[i])
+		line(most, &ts[i])
 	}
 	return ts
 }
 
-// text makes texts one line of at most that many bytes each, which acts on no terminal.
-func text(most int, ts ...*string) { clean(most, ts, false) }
-
-// lines is text for what may have several lines.
-func lines(most int, ts ...*string) { clean(most, ts, true) }
-
-func clean(most int, ts []*string, lines bool) {
+// line makes texts one line of at most that many bytes each, which acts on no terminal.
+func line(most int, ts ...*string) {
 	for _, t := range ts {
-		if !printable(*t, lines) {
-			*t = strings.Map(func(r rune) rune {
-				if acts(r) && !(lines && (r == '\n' || r == '\t')) {
-					return ' '
-				}
-				return r
-			}, strings.ToValidUTF8(*t, "?"))
-		}
-		if len(*t) > most {
-			*t = strings.ToValidUTF8((*t)[:most-len("…")], "") + "…"
-		}
+		*t = text.Line(*t, most)
 	}
 }
 
-// printable is asked of every text, nearly all of which are.
-func printable(s string, lines bool) bool {
-	for i := range len(s) {
-		if c := s[i]; (c < ' ' || c > '~') && !(lines && (c == '\n' || c == '\t')) {
-			return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
-				return acts(r) && !(lines && (r == '\n' || r == '\t'))
-			})
-		}
+// lines is line for what may have several lines.
+func lines(most int, ts ...*string) {
+	for _, t := range ts {
+		*t = text.Lines(*t, most)
 	}
-	return true
-}
-
-func acts(r rune) bool {
-	return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
 }

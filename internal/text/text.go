@@ -37,6 +37,58 @@ func Escape(s string) string { return escape(s, "\t\n") }
 // EscapeLine is Escape onto one line.
 func EscapeLine(s string) string { return escape(s, "") }
 
+// Clean replaces each character of s that acts on a terminal by instead, and bytes that are no UTF-8 by U+FFFD.
+func Clean(s string, instead rune) string { return clean(s, instead, "") }
+
+// Line is s as one line of valid UTF-8 of at most limit bytes, which are at least three. It ends in … if it is cut.
+func Line(s string, limit int) string { return Head(clean(s, ' ', ""), limit) }
+
+// Lines is Line with the tabs and the ends of lines in s.
+func Lines(s string, limit int) string { return Head(clean(s, ' ', "\t\n"), limit) }
+
+func clean(s string, instead rune, keep string) string {
+	if Printable(s) {
+		return s
+	}
+	return strings.Map(func(r rune) rune {
+		if unfit(r) && !strings.ContainsRune(keep, r) {
+			return instead
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+}
+
+// Clip is the beginning of s in at most limit bytes. Like Head and Tail it leaves out what is no UTF-8, so that no part
+// of a character stays.
+func Clip(s string, limit int) string { return strings.ToValidUTF8(s[:min(len(s), limit)], "") }
+
+const more = "…"
+
+// Head is the beginning of s, and … if it is cut, in at most limit bytes, which are at least three.
+func Head(s string, limit int) string {
+	if len(s) <= limit {
+		return Clip(s, limit)
+	}
+	return Clip(s, limit-len(more)) + more
+}
+
+// Tail is … if s is cut, and its end, in at most limit bytes, which are at least three.
+func Tail(s string, limit int) string {
+	if len(s) <= limit {
+		return Clip(s, limit)
+	}
+	return more + strings.ToValidUTF8(s[len(s)-limit+len(more):], "")
+}
+
+// Ends is the beginning and the end of s, and … between them if it is cut, in at most limit bytes, which are at least
+// twelve. Three quarters are the beginning's.
+func Ends(s string, limit int) string {
+	if len(s) <= limit {
+		return Clip(s, limit)
+	}
+	return Head(s, limit-limit/4) + strings.TrimPrefix(Tail(s, limit/4), more)
+}
+
 func escape(s, keep string) string {
 	if Printable(s) {
 		return s

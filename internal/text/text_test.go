@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -72,3 +74,68 @@ var errBroken = errors.New("broken")
 type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
+
+func TestCut(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{Clip("größe", 10), "größe"},
+		{Clip("größe", 6), "größ"},
+		{Clip("größe", 5), "gr\u00f6"},
+		{Clip("größe", 3), "gr"},
+		{Clip("größe", 0), ""},
+		{Clip("a\xffb", 9), "ab"},
+		{Head("größe", 7), "größe"},
+		{Head("größe", 6), "gr…"},
+		{Head("größe", 3), "…"},
+		{Head("a\xffb", 9), "ab"},
+		{Tail("größe", 7), "größe"},
+		{Tail("größe", 6), "…ße"},
+		{Tail("größe", 5), "…e"},
+		{Tail("größe", 3), "…"},
+		{Ends("0123456789abcdef", 16), "0123456789abcdef"},
+		{Ends("0123456789abcdefg", 16), "012345678…g"},
+	} {
+		require.Equal(t, c.want, c.got)
+	}
+}
+
+func TestClean(t *testing.T) {
+	for s, want := range map[string]string{
+		"größe":                  "größe",
+		"a\x1b[2Jb\u202ec\u2028": "a_[2Jb_c_",
+		"a\xff\xfeb\n":           "a\uFFFDb_",
+		"a\tb":                   "a_b",
+	} {
+		require.Equal(t, want, Clean(s, '_'))
+	}
+	require.Equal(t, "a b c�", Line("a\nb\tc\xff", 9))
+	require.Equal(t, "a b …", Line("a\nb\tc\xff", 7))
+	require.Equal(t, "a\nb\tc ", Lines("a\nb\tc\x1b", 9))
+}
+
+// Whatever is in a text, what is made of it keeps its limit, is valid UTF-8, and acts on no terminal.
+func FuzzText(f *testing.F) {
+	for raw := range hostile {
+		f.Add(raw, 5)
+		f.Add("größe 训练"+raw+"🚀", 12)
+	}
+	f.Fuzz(func(t *testing.T, s string, limit int) {
+		if limit < 12 || limit > 1<<20 {
+			limit = 12
+		}
+		for name, cut := range map[string]func(string, int) string{
+			"clip": Clip, "head": Head, "tail": Tail, "ends": Ends, "line": Line, "lines": Lines,
+		} {
+			got := cut(s, limit)
+			require.LessOrEqual(t, len(got), limit, name)
+			require.True(t, utf8.ValidString(got), "%s: %q", name, got)
+			if len(s) <= limit && Printable(s) {
+				require.Equal(t, s, got, name)
+			}
+		}
+		require.True(t, Printable(Line(s, limit)))
+		require.True(t, Printable(Clean(s, '_')))
+		require.True(t, Printable(EscapeLine(s)))
+		require.True(t, Printable(strings.NewReplacer("\n", "", "\t", "").Replace(Lines(s, limit))))
+		require.Equal(t, Printable(s), EscapeLine(s) == s)
+	})
+}

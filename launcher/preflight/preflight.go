@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"dlrover-run/internal/text"
 )
 
 // workerMemory is what a worker's helpers, such as those of PyTorch's DataLoader or of NCCL, need of /dev/shm at the
@@ -144,10 +146,7 @@ func (p Process) String() string {
 	if command == "" {
 		command = p.Name
 	}
-	if len(command) > 80 {
-		command = strings.ToValidUTF8(command[:80], "") + "..."
-	}
-	return fmt.Sprintf("pid %d (%s)", p.PID, command)
+	return fmt.Sprintf("pid %d (%s)", p.PID, text.Head(command, 80))
 }
 
 func (p Process) has(files []string) (has []string) {

@@ -3,6 +3,8 @@ package verdict
 import (
 	"slices"
 	"strings"
+
+	"dlrover-run/internal/text"
 )
 
 // Ending is the end of a worker's output, in whole lines of at most limit bytes together. Where the error that ended
@@ -23,11 +25,11 @@ func Ending(text string, limit int) string {
 	}
 }
 
-// missing are the lines of the error at the end of text that are not in end, or "".
-func missing(text, end string, limit int) string {
-	lines, prefix := errorLines(text)
-	e := pythonError(text)
-	if cppStart(text) >= 0 {
+// missing are the lines of the error at the end of a text that are not in end, or "".
+func missing(whole, end string, limit int) string {
+	lines, prefix := errorLines(whole)
+	e := pythonError(whole)
+	if cppStart(whole) >= 0 {
 		e = ""
 	}
 	outer, drawn := strings.CutSuffix(prefix, "| ")
@@ -38,15 +40,15 @@ func missing(text, end string, limit int) string {
 	if drawn {
 		prefix, header = outer+"| ", outer+groupStart+traceback
 	}
-	err := ends(e, limit/4)
+	err := text.Ends(e, limit/4)
 	var first strings.Builder
 	add := func(before, line string) {
-		line = ends(line, limit/4)
+		line = text.Ends(line, limit/4)
 		if line != err && !strings.Contains(end, line) && first.Len()+len(before)+len(line) < limit/2 {
 			first.WriteString(before + line + "\n")
 		}
 	}
-	leaves := grouped(text)
+	leaves := grouped(whole)
 	for _, line := range lines {
 		if !slices.Contains(leaves, line) {
 			add("", line)

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/text"
 )
 
 // MaxErrorFile is the largest error file, in bytes, that is read.
@@ -61,15 +63,15 @@ func ParseErrorFile(data []byte) (ErrorReport, error) {
 	}
 	inner, ok := object(message)
 	if !ok {
-		return ErrorReport{Message: ends(text(message), maxReport), Time: timestamp(top["timestamp"])}, nil
+		return ErrorReport{Message: text.Ends(jsonText(message), maxReport), Time: timestamp(top["timestamp"])}, nil
 	}
 	extra, ok := object(inner["extraInfo"])
 	if !ok {
 		extra = inner // as Splice leaves it
 	}
 	r := ErrorReport{
-		Message:   ends(text(inner["message"]), maxReport),
-		Traceback: Ending(text(extra["py_callstack"]), maxReport),
+		Message:   text.Ends(jsonText(inner["message"]), maxReport),
+		Traceback: Ending(jsonText(extra["py_callstack"]), maxReport),
 		Time:      timestamp(extra["timestamp"]),
 	}
 	var code *int
@@ -123,7 +125,7 @@ func object(raw json.RawMessage) (map[string]json.RawMessage, bool) {
 }
 
 // text is a JSON string's value, nothing for null and what is missing, and the JSON text of anything else.
-func text(raw json.RawMessage) string {
+func jsonText(raw json.RawMessage) string {
 	var s string
 	if len(raw) == 0 || json.Unmarshal(raw, &s) == nil {
 		return s
@@ -133,7 +135,7 @@ func text(raw json.RawMessage) string {
 
 // timestamp reads Unix seconds, written as a number or as a string. What cannot be a time is no time.
 func timestamp(raw json.RawMessage) time.Time {
-	seconds, err := strconv.ParseFloat(strings.TrimSpace(text(raw)), 64)
+	seconds, err := strconv.ParseFloat(strings.TrimSpace(jsonText(raw)), 64)
 	if err != nil || !(seconds >= 1 && seconds < 1<<36) { // negated so that NaN fails too
 		return time.Time{}
 	}

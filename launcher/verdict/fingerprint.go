@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"dlrover-run/internal/text"
 )
 
 // maxFingerprint bounds a fingerprint, in bytes.
@@ -16,7 +18,7 @@ func (f Failure) Fingerprint() string {
 	if f.OOM != nil {
 		f.OOM = &OOM{}
 	}
-	return head(why(f), maxFingerprint)
+	return text.Head(why(f), maxFingerprint)
 }
 
 // masked replaces the names of the worker's node in text, and each word with a digit: ranks, pids, addresses, times.

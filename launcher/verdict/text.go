@@ -2,60 +2,16 @@ package verdict
 
 import (
 	"bytes"
-	"strconv"
 	"strings"
-	"unicode/utf8"
+
+	"dlrover-run/internal/text"
 )
 
 const ellipsis = "…"
 
-// clean makes s fit on a terminal's line: whatever does not print is escaped as in Go source, and at most limit bytes
-// are left. Output of a worker may hold terminal commands and text that reverses the direction of writing.
-func clean(s string, limit int) string {
-	var b strings.Builder
-	cut := 0 // where b ends if an ellipsis must follow
-	for i, r := range s {
-		piece := string(r)
-		switch {
-		case r == utf8.RuneError && !strings.HasPrefix(s[i:], piece): // a byte that is no UTF-8
-			piece = `\x` + strconv.FormatUint(uint64(s[i]), 16)
-		case !strconv.IsPrint(r):
-			piece = strings.Trim(strconv.QuoteRune(r), "'")
-		}
-		if b.Len()+len(piece) > limit {
-			return b.String()[:cut] + ellipsis
-		}
-		b.WriteString(piece)
-		if b.Len() <= limit-len(ellipsis) {
-			cut = b.Len()
-		}
-	}
-	return b.String()
-}
-
-// head is the beginning of s, cut to limit bytes.
-func head(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit-len(ellipsis)], "") + ellipsis
-}
-
-// ends are the beginning and the end of s, cut to limit bytes together.
-func ends(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return head(s, limit-limit/4) + strings.TrimPrefix(tail(s, limit/4), ellipsis)
-}
-
-// tail is the end of s, cut to limit bytes.
-func tail(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return ellipsis + strings.ToValidUTF8(s[len(s)-limit+len(ellipsis):], "")
-}
+// clean makes s fit on a terminal's line, in at most limit bytes. Output of a worker may hold terminal commands and text
+// that reverses the direction of writing.
+func clean(s string, limit int) string { return text.Head(text.EscapeLine(s), limit) }
 
 // Plain is what a person reads of the output of a program that may have written for a terminal: without escape
 // sequences, of a line that was overwritten with \r the last state, and U+FFFD for what is no UTF-8.
@@ -63,9 +19,9 @@ func Plain(output []byte) string {
 	var b strings.Builder
 	b.Grow(len(output))
 	for line := range bytes.Lines(output) {
-		text, ended := bytes.CutSuffix(line, []byte("\n"))
-		text = bytes.TrimRight(unescaped(text), "\r")
-		b.Write(text[bytes.LastIndexByte(text, '\r')+1:])
+		content, ended := bytes.CutSuffix(line, []byte("\n"))
+		content = bytes.TrimRight(unescaped(content), "\r")
+		b.Write(content[bytes.LastIndexByte(content, '\r')+1:])
 		if ended {
 			b.WriteByte('\n')
 		}

@@ -8,10 +8,9 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strings"
 	"syscall"
-	"unicode"
 
+	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 )
 
@@ -30,19 +29,8 @@ func faultf(class netcheck.Class, format string, args ...any) *fault {
 	return &fault{class, oneLine(fmt.Sprintf(format, args...))}
 }
 
-// oneLine makes text fit for one line of a terminal, at most maxText bytes.
-func oneLine(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "?"))
-	if len(s) > maxText {
-		s = strings.ToValidUTF8(s[:maxText], "")
-	}
-	return s
-}
+// oneLine is s as a Result or a Finding takes it.
+func oneLine(s string) string { return text.Line(s, maxText) }
 
 // The errors of the system by what they say about the network.
 var (

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"dlrover-run/internal/text"
 )
 
 // maxText bounds a text of the probe, in bytes.
@@ -93,8 +93,8 @@ func parse(line []byte) (a reply, err error) {
 		return reply{}, fmt.Errorf("the probe answers with something else: %w: %.80q", err, line)
 	}
 	a.Error = oneLine(a.Error)
-	for _, text := range []*string{&h.Ready, &h.Libraries, &h.Why, &h.Missing, &h.Broken} {
-		*text = oneLine(*text)
+	for _, s := range []*string{&h.Ready, &h.Libraries, &h.Why, &h.Missing, &h.Broken} {
+		*s = oneLine(*s)
 	}
 	return a, nil
 }
@@ -120,23 +120,5 @@ func (h *hello) check() error {
 	return nil
 }
 
-// oneLine makes s one line of at most maxText bytes that a terminal shows as it is.
-func oneLine(s string) string {
-	s = strings.Map(func(c rune) rune {
-		switch {
-		case c == '\n', c == '\t':
-			return ' '
-		case !unicode.IsPrint(c):
-			return unicode.ReplacementChar
-		}
-		return c
-	}, strings.TrimSpace(strings.ToValidUTF8(s, "\uFFFD")))
-	if len(s) <= maxText {
-		return s
-	}
-	cut := maxText - len("…")
-	for !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + "…"
-}
+// oneLine is s as a Result or a Finding takes it.
+func oneLine(s string) string { return strings.TrimSpace(text.Line(s, maxText)) }

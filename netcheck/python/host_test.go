@@ -45,7 +45,7 @@ func TestParse(t *testing.T) {
 	a, err := parse([]byte(`{"id":3,"error":"a\u001b[2Jb"}`))
 	require.NoError(t, err)
 	_, err = a.result(3)
-	require.EqualError(t, err, "a\uFFFD[2Jb")
+	require.EqualError(t, err, "a [2Jb")
 	_, err = a.result(4)
 	require.EqualError(t, err, "the probe answers command 3 instead of 4")
 	_, err = reply{ID: 1}.result(1)

@@ -5,6 +5,7 @@ import (
 	"unicode/utf8"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 )
 
@@ -40,9 +41,9 @@ type addressed struct {
 
 func validate(n job.Notice) error {
 	switch {
-	case n.Topic == "" || len(n.Topic) > MaxTopic || !rendezvous.Printable(n.Topic):
+	case n.Topic == "" || len(n.Topic) > MaxTopic || !text.Printable(n.Topic):
 		return fmt.Errorf("%w: the topic %.80q of a notice: %s, 1 to %d bytes",
-			ErrBadRequest, n.Topic, rendezvous.PrintableRule, MaxTopic)
+			ErrBadRequest, n.Topic, text.PrintableRule, MaxTopic)
 	case len(n.Body) > MaxNotice:
 		return fmt.Errorf("%w: the body of a notice has %d bytes; at most %d are taken",
 			ErrBadRequest, len(n.Body), MaxNotice)

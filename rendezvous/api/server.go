@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 )
 
@@ -264,14 +265,14 @@ func (s *server) checkToken(req *http.Request) error {
 	return nil
 }
 
-// maxRunName bounds a run id, which is any text that rendezvous.Printable takes.
+// maxRunName bounds a run id, which is any text that text.Printable takes.
 const maxRunName = 256
 
 func runName(req *http.Request) (string, error) {
 	name := req.PathValue("run")
-	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !rendezvous.Printable(name) {
+	if name == "" || name == "." || name == ".." || len(name) > maxRunName || !text.Printable(name) {
 		return "", fmt.Errorf("%w: run id %.40q: %s, 1 to %d bytes, and neither \".\" nor \"..\" alone",
-			ErrBadRequest, name, rendezvous.PrintableRule, maxRunName)
+			ErrBadRequest, name, text.PrintableRule, maxRunName)
 	}
 	return name, nil
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"slices"
 	"sort"
-	"strings"
 	"sync"
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 )
 
@@ -95,7 +95,7 @@ func (a *archive) open(base uint64) *timeline {
 // note appends a note.
 func (t *timeline) note(now time.Time, n rendezvous.Note) {
 	n.Members = nil
-	n.Text = clip(n.Text, maxText)
+	n.Text = text.Head(n.Text, maxText)
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()
 	if t.closed != nil {
@@ -304,19 +304,19 @@ func (e endedAt) size() int {
 func bounded(e rendezvous.EpochEvidence) rendezvous.EpochEvidence {
 	if e.Cause != nil {
 		c := *e.Cause
-		c.Text = clip(c.Text, maxText)
+		c.Text = text.Head(c.Text, maxText)
 		e.Cause = &c
 	}
 	left := maxProof - proofSize
 	e.Failures = fitting(e.Failures, &left, func(f job.Failure) (job.Failure, int) {
-		f.Text, f.Fingerprint = clip(f.Text, maxText), ""
+		f.Text, f.Fingerprint = text.Head(f.Text, maxText), ""
 		if len(f.Detail) > maxDetail {
 			f.Detail = nil
 		}
 		return f, lineSize + len(f.Text) + len(f.Detail)
 	})
 	e.Losses = fitting(e.Losses, &left, func(l job.Loss) (job.Loss, int) {
-		l.Reason = clip(l.Reason, maxText)
+		l.Reason = text.Head(l.Reason, maxText)
 		return l, lineSize + len(l.Node) + len(l.Reason)
 	})
 	return e
@@ -334,14 +334,6 @@ func fitting[T any](items []T, left *int, cut func(T) (T, int)) []T {
 		out = append(out, item)
 	}
 	return out
-}
-
-// clip shortens a text to about limit bytes, in memory of its own so that the rest can be freed.
-func clip(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + " …"
 }
 
 // Events waits for events of a run after the given one (Events.Next); 0 is before all. It returns ErrNothingNew when it

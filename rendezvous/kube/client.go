@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/text"
 )
 
 // The rights that the levels need.
@@ -226,9 +228,9 @@ func (c *Client) event(m Mark, now time.Time) map[string]any {
 // instance is the own pod, "" where it is not known.
 func (c *Client) instance() string {
 	if c.rest.cfg.Namespace == "" || c.rest.cfg.Pod == "" {
-		return cut(c.rest.cfg.Pod, 128)
+		return text.Head(c.rest.cfg.Pod, 128)
 	}
-	return cut(c.rest.cfg.Namespace+"/"+c.rest.cfg.Pod, 128)
+	return text.Head(c.rest.cfg.Namespace+"/"+c.rest.cfg.Pod, 128)
 }
 
 // pageSize is the number of nodes in an answer: only their metadata, a few kilobytes each.

@@ -71,8 +71,8 @@ func TestClass(t *testing.T) {
 }
 
 func TestClean(t *testing.T) {
-	require.Equal(t, "a [2Jb c?", clean("a\x1b[2Jb\nc\xff ", 100))
-	require.Equal(t, "ä...", clean("äöü", 5))
+	require.Equal(t, "a [2Jb c�", clean("a\x1b[2Jb\nc\xff ", 100))
+	require.Equal(t, "ä…", clean("äöü", 5))
 	require.Equal(t, "äö", clean("äö", 4))
 }
 

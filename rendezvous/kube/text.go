@@ -4,31 +4,12 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"dlrover-run/internal/text"
 )
 
-// clean is text as one printable line of at most limit bytes.
-func clean(text string, limit int) string {
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, strings.ToValidUTF8(text, "?"))
-	return cut(strings.TrimSpace(text), limit)
-}
-
-// cut shortens valid UTF-8 to at most limit bytes, which are at least three.
-func cut(text string, limit int) string {
-	const more = "..."
-	if len(text) <= limit {
-		return text
-	}
-	end := limit - len(more)
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + more
-}
+// clean is s as one printable line of at most limit bytes, which are at least three.
+func clean(s string, limit int) string { return strings.TrimSpace(text.Line(s, limit)) }
 
 // class is what a label's value, and so a taint's, can hold of a reason: never "".
 func class(reason string) string {
@@ -41,9 +22,9 @@ func class(reason string) string {
 			b.WriteByte('-')
 		}
 	}
-	text := strings.TrimLeft(b.String(), "-_.")
-	if text = strings.TrimRight(text[:min(len(text), 63)], "-_."); text == "" {
+	label := strings.TrimLeft(b.String(), "-_.")
+	if label = strings.TrimRight(label[:min(len(label), 63)], "-_."); label == "" {
 		return "faulty"
 	}
-	return text
+	return label
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 )
 
@@ -219,29 +220,15 @@ func NewBook(cfg Config) *Book {
 
 // CheckName reports why a machine cannot be called so; nil: it can.
 func CheckName(node string) error {
-	if node == "" || len(node) > rendezvous.MaxName || !rendezvous.Printable(node) {
-		return fmt.Errorf("node %.100q: need a name, %s, at most %d bytes", node, rendezvous.PrintableRule,
+	if node == "" || len(node) > rendezvous.MaxName || !text.Printable(node) {
+		return fmt.Errorf("node %.100q: need a name, %s, at most %d bytes", node, text.PrintableRule,
 			rendezvous.MaxName)
 	}
 	return nil
 }
 
-// Line is text on one line of at most MaxText bytes: what acts on a terminal becomes spaces, what is too long is cut.
-func Line(text string) string {
-	if !rendezvous.Printable(text) {
-		text = strings.Map(func(r rune) rune {
-			if rendezvous.Printable(string(r)) {
-				return r
-			}
-			return ' '
-		}, strings.ToValidUTF8(text, "?"))
-	}
-	if len(text) > MaxText {
-		const more = "…"
-		text = strings.ToValidUTF8(text[:MaxText-len(more)], "") + more
-	}
-	return text
-}
+// Line is of on one line of at most MaxText bytes.
+func Line(of string) string { return text.Line(of, MaxText) }
 
 // stamp is t as a Book keeps it: what a snapshot can hold.
 func stamp(t time.Time) time.Time { return t.UTC().Round(0) }
@@ -401,8 +388,8 @@ func (j *job) count() {
 
 // checkRun reports why a run cannot be called so. "" is no run, and right for a finding that is of none.
 func checkRun(run string) error {
-	if len(run) > rendezvous.MaxName || !rendezvous.Printable(run) {
-		return fmt.Errorf("run %.100q: %s, at most %d bytes", run, rendezvous.PrintableRule, rendezvous.MaxName)
+	if len(run) > rendezvous.MaxName || !text.Printable(run) {
+		return fmt.Errorf("run %.100q: %s, at most %d bytes", run, text.PrintableRule, rendezvous.MaxName)
 	}
 	return nil
 }

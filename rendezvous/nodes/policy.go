@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"dlrover-run/rendezvous"
+	"dlrover-run/internal/text"
 )
 
 // sameWithin is how long a finding that says the same as the last one is no news.
@@ -53,8 +53,8 @@ func checkAspect(a string) error {
 }
 
 func checkKind(k Kind) error {
-	if k == "" || len(k) > MaxKind || !rendezvous.Printable(string(k)) {
-		return fmt.Errorf("kind %.100q: need a word, %s, at most %d bytes", k, rendezvous.PrintableRule, MaxKind)
+	if k == "" || len(k) > MaxKind || !text.Printable(string(k)) {
+		return fmt.Errorf("kind %.100q: need a word, %s, at most %d bytes", k, text.PrintableRule, MaxKind)
 	}
 	return nil
 }

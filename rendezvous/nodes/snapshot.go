@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"dlrover-run/rendezvous"
+	"dlrover-run/internal/text"
 )
 
 // version is that of a snapshot. Fields that are added leave it as it is; older programs skip them.
@@ -183,9 +183,9 @@ func (m *Mark) check(node string) error {
 		checkText(m.Evidence), checkText(m.By), reasonable(&m.Since))
 }
 
-func checkText(text string) error {
-	if len(text) > MaxText || !rendezvous.Printable(text) {
-		return fmt.Errorf("text %.100q: %s, at most %d bytes", text, rendezvous.PrintableRule, MaxText)
+func checkText(s string) error {
+	if len(s) > MaxText || !text.Printable(s) {
+		return fmt.Errorf("text %.100q: %s, at most %d bytes", s, text.PrintableRule, MaxText)
 	}
 	return nil
 }

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/internal/text"
 )
 
 // Outcome is what a check says of the node.
@@ -172,10 +173,7 @@ func (v verdict) answer(why string) Answer {
 }
 
 // oneLine makes a reason of text from outside.
-func oneLine(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	return strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
-}
+func oneLine(s string) string { return text.Clip(strings.Join(strings.Fields(s), " "), maxReason) }
 
 // lastWords is the last line of a check's errors, else that of its output unless this is JSON.
 func lastWords(out, errs []byte) string {

@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"time"
 
-	"dlrover-run/rendezvous"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api/httperr"
 	"dlrover-run/rendezvous/nodes"
 )
@@ -94,9 +94,9 @@ func (k *Keeper) serveChange(req *http.Request) (any, error) {
 
 // checkChange reports what is wrong with a change.
 func checkChange(node string, c Change) error {
-	for _, text := range []string{c.Reason, c.By} {
-		if len(text) > nodes.MaxText/2 || !rendezvous.Printable(text) {
-			return fmt.Errorf("reason or by %.100q: %s, at most %d bytes", text, rendezvous.PrintableRule, nodes.MaxText/2)
+	for _, s := range []string{c.Reason, c.By} {
+		if len(s) > nodes.MaxText/2 || !text.Printable(s) {
+			return fmt.Errorf("reason or by %.100q: %s, at most %d bytes", s, text.PrintableRule, nodes.MaxText/2)
 		}
 	}
 	if c.Action != "mark" && c.Action != "clear" {

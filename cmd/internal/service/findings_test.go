@@ -65,7 +65,7 @@ func TestFindingsOfLaunchers(t *testing.T) {
 		require.NoError(t, post("0123456789abcdef", Finding{"id-n0", text}))
 	}
 	require.Equal(t, []string{"device-fault n0 xid: " + nvrm, "device-fault n0 ecc: uncorrectable ECC error encountered",
-		"log-rule n0 " + loss, "log-rule n0 Xid 13", "log-rule n0 a [31m b", "log-rule n0 " + strings.Repeat("x", 1000) + "…",
+		"log-rule n0 " + loss, "log-rule n0 Xid 13", "log-rule n0 a [31m b", "log-rule n0 " + strings.Repeat("x", 997) + "…",
 	}, told(t, s))
 }
 

@@ -9,6 +9,7 @@ import (
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 )
 
@@ -101,22 +102,8 @@ func (s *Service) endHang(run string, o hang.Order) {
 	}
 }
 
-// orderText is text as an order takes it, which is one line of at most 1 KiB.
-func orderText(text string) string {
-	const most = 1000
-	if !rendezvous.Printable(text) {
-		text = strings.Map(func(r rune) rune {
-			if rendezvous.Printable(string(r)) {
-				return r
-			}
-			return ' '
-		}, strings.ToValidUTF8(text, "?"))
-	}
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
-	}
-	return text
-}
+// orderText is s as an order takes it, which is one line of at most 1 KiB.
+func orderText(s string) string { return text.Line(s, 1000) }
 
 // maxDoubted bounds the nodes that are doubted one by one, each with a line of the timeline. The end of the epoch makes
 // the checks of all of them void in any case, if it was because of the hang.

@@ -16,6 +16,7 @@ import (
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -214,5 +215,5 @@ func TestTextsOfOrders(t *testing.T) {
 	require.Equal(t, "a b  c", orderText("a\nb\x1b\u202ec"))
 	long := orderText(strings.Repeat("ä", 2000))
 	require.LessOrEqual(t, len(long), 1024)
-	require.True(t, rendezvous.Printable(long))
+	require.True(t, text.Printable(long))
 }

@@ -623,11 +623,8 @@ func (s *stream) note(event, node, text string) {
 const maxNoted = 512
 
 func (s *stream) commandText() string {
-	text := text.EscapeLine(strings.Join(s.req.Args, " "))
-	if len(text) > maxNoted {
-		text = strings.ToValidUTF8(text[:maxNoted], "") + "…"
-	}
-	return fmt.Sprintf("rank %d, from %s: %s", s.req.Rank, s.req.From, text)
+	command := text.Head(text.EscapeLine(strings.Join(s.req.Args, " ")), maxNoted)
+	return fmt.Sprintf("rank %d, from %s: %s", s.req.Rank, s.req.From, command)
 }
 
 func (s *stream) exitText() string {

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"dlrover-run/internal/text"
 )
 
 const (
@@ -121,7 +123,7 @@ func bound(lines []string) []string {
 	lines = slices.Clone(lines[:min(len(lines), shownWhy)])
 	for i, l := range lines {
 		if lines[i] = strings.TrimRight(l, " \t"); len(l) > shownWidth {
-			lines[i] = strings.ToValidUTF8(l[:shownWidth], "") + "..."
+			lines[i] = text.Head(l, shownWidth)
 		}
 	}
 	if more > 0 {

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"dlrover-run/internal/text"
 )
 
 // Finding is that a worker's lines break a rule, or that they do no more.
@@ -200,9 +202,5 @@ func (w *Worker) Skip(now time.Duration) {
 const maxQuoted = 160
 
 func quoted(line []byte) string {
-	text := strings.ToValidUTF8(string(line[:min(len(line), maxQuoted)]), "\uFFFD")
-	if len(line) > maxQuoted {
-		text += "…"
-	}
-	return strconv.Quote(strings.TrimSpace(text))
+	return strconv.Quote(strings.TrimSpace(text.Head(string(line[:min(len(line), maxQuoted+1)]), maxQuoted)))
 }

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/text"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/streams"
 )
@@ -38,7 +39,7 @@ func (n *Node) command(c *conn, req streams.Request) {
 		in.hear(c)
 	})
 	exit := n.execute(c, in, gone, req)
-	exit.Error = strings.ToValidUTF8(exit.Error[:min(len(exit.Error), maxError)], "")
+	exit.Error = text.Clip(exit.Error, maxError)
 	_ = c.send(streams.Frame{Kind: streams.KindExit, Rank: int32(req.Rank), Data: streams.JSON(exit)})
 	late := time.NewTimer(lastWord) // a connection with unread input would be reset, and the exit be lost
 	defer late.Stop()

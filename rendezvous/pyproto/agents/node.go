@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -53,8 +54,8 @@ func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pypro
 	case rank < 0 || rank >= rendezvous.MaxNodes || slots < 1 || slots > maxSlots:
 		err = fmt.Errorf("agents: node rank %d with %d workers: need a rank from 0 to %d, and 1 to %d workers", rank, slots,
 			rendezvous.MaxNodes-1, maxSlots)
-	case len(ip) > maxAddr || !rendezvous.Printable(ip):
-		err = fmt.Errorf("agents: NODE_IP %.100q of %d bytes: %s, at most %d", ip, len(ip), rendezvous.PrintableRule, maxAddr)
+	case len(ip) > maxAddr || !text.Printable(ip):
+		err = fmt.Errorf("agents: NODE_IP %.100q of %d bytes: %s, at most %d", ip, len(ip), text.PrintableRule, maxAddr)
 	case name == checking:
 		h.locate(ctx, who, ip)
 		round = h.joinCheck(who, rank, slots)
@@ -429,19 +430,8 @@ func failures(name string, place job.Place, text string) []job.Failure {
 	return fs
 }
 
-// line is a text of an agent, printable and of at most 1 KiB.
-func line(text string) string {
-	text = text[:min(len(text), 1024)]
-	clean := []rune{}
-	for _, r := range text {
-		if rendezvous.Printable(string(r)) && r != '\uFFFD' {
-			clean = append(clean, r)
-		} else if len(clean) > 0 && clean[len(clean)-1] != ' ' {
-			clean = append(clean, ' ')
-		}
-	}
-	return string(clean)
-}
+// line is s of an agent, printable and of at most 1 KiB.
+func line(s string) string { return strings.Join(strings.Fields(text.Line(s, 1<<10)), " ") }
 
 // event is what an agent says of itself.
 func (h *Host) event(ctx context.Context, who caller, m *pyproto.Message) error {

@@ -272,8 +272,8 @@ func TestNodeError(t *testing.T) {
 		r.goAll(ms...)
 		requireEnds(t, ended, ms[0], ms[2])
 		require.Equal(t, broken, ms[1].result())
-		require.Equal(t, []string{"worker-1: GPU is [2J lost "}, r.events("node-error"))
-		require.Equal(t, []string{"worker-1: the node is at fault: GPU is [2J lost "}, r.events("node-leave")[:1])
+		require.Equal(t, []string{"worker-1: GPU is [2J lost"}, r.events("node-error"))
+		require.Equal(t, []string{"worker-1: the node is at fault: GPU is [2J lost"}, r.events("node-leave")[:1])
 		require.Equal(t, []int{0, 2}, ms[0].begun()[1].ranks)
 	})
 	bubble(t, func(r *rig) {

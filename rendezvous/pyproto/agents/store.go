@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -175,15 +176,15 @@ func isArrival(name string) bool {
 func (h *Host) ready(ctx context.Context, a *agent, number int) error {
 	h.mu.Lock()
 	addr := string(pyproto.BytesOf(h.store.values[prefix(number)+masterAddr]))
-	text := string(pyproto.BytesOf(h.store.values[prefix(number)+masterPort]))
+	digits := string(pyproto.BytesOf(h.store.values[prefix(number)+masterPort]))
 	ev := rendezvous.Ready{ID: a.node.ID, EpochID: a.worked, Addr: addr}
 	h.mu.Unlock()
-	if addr == "" || text == "" {
+	if addr == "" || digits == "" {
 		return nil
 	}
-	port, err := strconv.Atoi(text)
-	if err != nil || port < 1 || port > 65535 || len(addr) > rendezvous.MaxName || !rendezvous.Printable(addr) {
-		return fmt.Errorf("agents: the leader's address is %.100q and its port %.20q: need one from 1 to 65535", addr, text)
+	port, err := strconv.Atoi(digits)
+	if err != nil || port < 1 || port > 65535 || len(addr) > rendezvous.MaxName || !text.Printable(addr) {
+		return fmt.Errorf("agents: the leader's address is %.100q and its port %.20q: need one from 1 to 65535", addr, digits)
 	}
 	ev.Port = port
 	return h.report(ctx, ev)
