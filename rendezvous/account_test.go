@@ -446,7 +446,6 @@ func TestSuccessBesideNodesWithoutWorkers(t *testing.T) {
 		require.Equal(t, job.Place{GroupRank: 1, GroupWorldSize: 3, WorldSize: 4}, unplaced(s.runs["b"].Place))
 		require.Equal(t, job.Place{GroupRank: 2, GroupWorldSize: 3, RankBase: 2, WorldSize: 4}, unplaced(s.runs["c"].Place))
 		s.succeed(c.before...)
-		s.restore()
 		require.Empty(t, s.r.Status().Outcome, c)
 		s.succeed(c.enough)
 		require.Equal(t, string(job.Succeeded), s.r.Status().Outcome, c)
@@ -900,9 +899,6 @@ func (h *failureHistory) play() bool {
 		if h.r.Status().Outcome != "" {
 			return h.ended()
 		}
-		if rnd := h.rnd.Intn(10); rnd == 0 {
-			h.restored()
-		}
 		if len(h.runs) == 0 {
 			h.pass(time.Hour) // held, or alone
 			h.obey()
@@ -915,13 +911,6 @@ func (h *failureHistory) play() bool {
 		}
 	}
 	return true
-}
-
-// restored goes on with a copy that went through a Snapshot: twin does whatever the Round does.
-func (h *failureHistory) restored() {
-	r, err := Restore(Config{}, h.r.Snapshot())
-	require.NoError(h.t, err)
-	h.twin = r
 }
 
 func (h *failureHistory) turn() bool {

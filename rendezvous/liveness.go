@@ -154,7 +154,7 @@ func (r *Round) fallSilent(n *node) {
 	r.note("suspect", n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
 }
 
-// nodeTimeout is the run's; an older daemon's snapshot has none.
+// nodeTimeout is the run's; an older launcher says none.
 func (r *Round) nodeTimeout() time.Duration { return cmp.Or(r.params.NodeTimeout, DefaultNodeTimeout) }
 
 // grace is how long the detached node n may stay away.

@@ -1,7 +1,6 @@
 package rendezvous
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand"
@@ -37,7 +36,6 @@ type sim struct {
 	log      []Note
 	opened   bool                 // the newest gate has opened without all answers
 	worked   map[string]Directive // the newest epoch that had workers here
-	twin     *Round               // restored from a Snapshot; it has to do whatever r does
 	ended    []EpochEvidence
 }
 
@@ -56,12 +54,6 @@ func newSim(t testing.TB, p Params) *sim {
 
 func (s *sim) step(ev Event) error {
 	acts, err := s.r.Step(s.now, ev)
-	if s.twin != nil {
-		same, twinErr := s.twin.Step(s.now, ev)
-		require.Equal(s.t, acts, same)
-		require.Equal(s.t, err, twinErr)
-		require.Equal(s.t, s.r.Next(), s.twin.Next())
-	}
 	switch e := ev.(type) {
 	case Cleared:
 		delete(s.awaited, e.ID)
@@ -1481,29 +1473,10 @@ func history(t testing.TB, rnd *rand.Rand, steps int) {
 	}
 	s.r.cfg.Suspect = func(machine string) bool { return machine[len(machine)-1]%3 == 0 }
 	for i := range steps {
-		if rnd.Intn(40) == 0 {
-			s.restore()
-		}
 		s.random(rnd, i)
 		s.check()
 	}
 	s.calmDown()
-	if s.twin != nil {
-		require.Equal(t, s.r.Snapshot(), s.twin.Snapshot())
-	}
-}
-
-// restore lets a copy run beside the Round from now on.
-func (s *sim) restore() {
-	text, err := json.Marshal(s.r.Snapshot())
-	require.NoError(s.t, err)
-	var snap Snapshot
-	require.NoError(s.t, json.Unmarshal(text, &snap))
-	s.twin, err = Restore(s.r.cfg, snap)
-	require.NoError(s.t, err)
-	again, err := json.Marshal(s.twin.Snapshot())
-	require.NoError(s.t, err)
-	require.Equal(s.t, string(text), string(again))
 }
 
 // calmDown stops all faults: the run must reach an end, or a running world, or lack
@@ -1643,7 +1616,7 @@ func (s *sim) newDaemon(rnd *rand.Rand) {
 	v := &revived{sim: s, old: &sim{r: s.r, dirs: s.dirs, runs: maps.Clone(s.runs), worked: s.worked}}
 	clear(s.awaited)
 	cfg := Config{Term: s.r.seq + 1000, Suspicious: s.r.cfg.Suspicious, Suspect: s.r.cfg.Suspect}
-	s.r, s.twin, s.dirs = New(cfg), nil, map[string]Directive{}
+	s.r, s.dirs = New(cfg), map[string]Directive{}
 	ids := sortedKeys(v.old.dirs)
 	rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	for _, id := range ids {
