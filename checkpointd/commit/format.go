@@ -98,24 +98,6 @@ func checkManifest(m Manifest) error {
 	return errors.Join(checkSave(m.Save), checkFiles(m.Files, m.Shards))
 }
 
-// ParseEntry reads what one shard contributes and checks all of it.
-func ParseEntry(b []byte) (Entry, error) {
-	var e Entry
-	if err := json.Unmarshal(b, &e); err != nil {
-		return Entry{}, fmt.Errorf("entry: %w", err)
-	}
-	if e.Shard < 0 {
-		return Entry{}, fmt.Errorf("entry: shard %d", e.Shard)
-	}
-	if err := checkFiles(e.Files, e.Shard+1); err != nil {
-		return Entry{}, fmt.Errorf("entry: %w", err)
-	}
-	if i := slices.IndexFunc(e.Files, func(f FileEntry) bool { return f.Shard != e.Shard }); i >= 0 {
-		return Entry{}, fmt.Errorf("entry of shard %d: %s is of shard %d", e.Shard, e.Files[i].Path, e.Files[i].Shard)
-	}
-	return e, nil
-}
-
 // ParsePlan reads the list of the temporary files of one shard of a save. A path in it is that of such a file of that
 // very save, or the plan is refused: what it names will be removed.
 func ParsePlan(b []byte, save string) ([]string, error) {

@@ -76,31 +76,6 @@ func stayInside(t *testing.T, m Manifest, b []byte) {
 	require.Equal(t, before, outside())
 }
 
-func FuzzEntry(f *testing.F) {
-	for _, path := range []string{"10/a.pt", "../x", "/etc/x", ".dlrover/x", "a\x00"} {
-		b, err := json.Marshal(Entry{Shard: 1, Files: []FileEntry{fileOf("s1", path, 1)}})
-		require.NoError(f, err)
-		f.Add(b)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := ParseEntry(b)
-		if err != nil {
-			return
-		}
-		require.GreaterOrEqual(t, e.Shard, 0)
-		for _, file := range e.Files {
-			require.Equal(t, e.Shard, file.Shard)
-			require.GreaterOrEqual(t, file.Size, int64(0))
-			require.True(t, filepath.IsAbs(file.Path) || filepath.IsLocal(file.Path), file.Path)
-			require.Equal(t, filepath.Clean(file.Path), file.Path)
-		}
-		again, err := json.Marshal(e)
-		require.NoError(t, err)
-		_, err = ParseEntry(again)
-		require.NoError(t, err)
-	})
-}
-
 // FuzzPlan: whatever a plan says, only temporary files of its own save are removed.
 func FuzzPlan(f *testing.F) {
 	f.Add([]byte(`["10/.a.pt.s1.tmp"]`), "s1")

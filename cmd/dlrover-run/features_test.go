@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/launcher"
+	"dlrover-run/launcher/argv"
 )
 
 // emptyFeature is all that a new feature needs: this function in a file of its own, and a row of the table.
@@ -164,4 +165,9 @@ func TestFeaturesThatAreOffHaveNoPart(t *testing.T) {
 	}
 	require.Equal(t, []string{"log level", "streams", "checkpoints", "empty"}, names,
 		"the first two wait for notices, the third names epochs")
+}
+
+func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
+	r := &resolver{c: c, env: env, host: host, s: settings{features: table, called: ownName()}}
+	return r.resolve()
 }

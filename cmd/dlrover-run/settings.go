@@ -128,17 +128,8 @@ type resolver struct {
 	s    settings
 }
 
-func resolve(c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
-	return resolveAs(ownName(), c, env, host)
-}
-
 func resolveAs(as invocation, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
 	r := &resolver{c: c, env: as.variables(env), host: host, s: settings{features: features(), called: as}}
-	return r.resolve()
-}
-
-func resolveWith(table []feature, c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
-	r := &resolver{c: c, env: env, host: host, s: settings{features: table, called: ownName()}}
 	return r.resolve()
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/launcher/argv"
 	"dlrover-run/launcher/policy"
 )
 
@@ -350,4 +351,8 @@ func TestAddressThatOthersSee(t *testing.T) {
 				c.because, s.addrWhy)
 		})
 	}
+}
+
+func resolve(c *argv.Line, env argv.LookupEnv, host hostFacts) (settings, error) {
+	return resolveAs(ownName(), c, env, host)
 }

@@ -68,21 +68,7 @@ const (
 	keyDeleted, callbackRegistered = 2, 3
 )
 
-// number is o as gen writes it; ok is false for a query that gen does not have.
-func (o op) number(gen generation) (n byte, ok bool) {
-	switch {
-	case gen == genB:
-		return byte(o), o <= opBarrier
-	case o == opWatchKey:
-		return 7, true
-	case o == opDeleteKey:
-		return 8, true
-	default:
-		return byte(o) - 1, o >= opSet && o <= opNumKeys
-	}
-}
-
-// opOf is the inverse of op.number.
+// opOf is the query that gen writes as n; ok is false if the server closes on it.
 func opOf(n byte, gen generation) (o op, ok bool) {
 	switch {
 	case gen == genB:
@@ -103,33 +89,6 @@ type request struct {
 	keys   []string // one, except for CHECK, WAIT, MULTI_GET and MULTI_SET
 	values [][]byte // COMPARE_SET: expected, new; MULTI_SET: one for each key
 	num    int64    // ADD: delta; BARRIER: world size; PING: nonce
-}
-
-// appendTo appends the wire form of r to b.
-func (r request) appendTo(b []byte) []byte {
-	n, _ := r.op.number(r.gen)
-	b = append(b, n)
-	switch r.op {
-	case opCheck, opWait, opMultiGet, opMultiSet:
-		b = binary.LittleEndian.AppendUint64(b, uint64(len(r.keys)))
-	}
-	for i, k := range r.keys {
-		b = appendString(b, k)
-		if r.op == opMultiSet {
-			b = appendString(b, r.values[i])
-		}
-	}
-	switch r.op {
-	case opSet, opAppend, opQueuePush, opCompareSet:
-		for _, v := range r.values {
-			b = appendString(b, v)
-		}
-	case opAdd, opBarrier:
-		b = binary.LittleEndian.AppendUint64(b, uint64(r.num))
-	case opPing:
-		b = binary.LittleEndian.AppendUint32(b, uint32(r.num))
-	}
-	return b
 }
 
 func appendString[S string | []byte](b []byte, s S) []byte {

@@ -3,6 +3,7 @@ package tcpstore
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"runtime"
@@ -193,4 +194,45 @@ func FuzzDecode(f *testing.F) {
 		require.True(t, err == io.EOF || err == io.ErrUnexpectedEOF ||
 			errors.As(err, &limit) || errors.Is(err, errUnknownQuery), "%v", err)
 	})
+}
+
+// number is o as gen writes it; ok is false for a query that gen does not have.
+func (o op) number(gen generation) (n byte, ok bool) {
+	switch {
+	case gen == genB:
+		return byte(o), o <= opBarrier
+	case o == opWatchKey:
+		return 7, true
+	case o == opDeleteKey:
+		return 8, true
+	default:
+		return byte(o) - 1, o >= opSet && o <= opNumKeys
+	}
+}
+
+// appendTo appends the wire form of r to b.
+func (r request) appendTo(b []byte) []byte {
+	n, _ := r.op.number(r.gen)
+	b = append(b, n)
+	switch r.op {
+	case opCheck, opWait, opMultiGet, opMultiSet:
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(r.keys)))
+	}
+	for i, k := range r.keys {
+		b = appendString(b, k)
+		if r.op == opMultiSet {
+			b = appendString(b, r.values[i])
+		}
+	}
+	switch r.op {
+	case opSet, opAppend, opQueuePush, opCompareSet:
+		for _, v := range r.values {
+			b = appendString(b, v)
+		}
+	case opAdd, opBarrier:
+		b = binary.LittleEndian.AppendUint64(b, uint64(r.num))
+	case opPing:
+		b = binary.LittleEndian.AppendUint32(b, uint32(r.num))
+	}
+	return b
 }
