@@ -90,9 +90,8 @@ const MaxFile = 64 << 10
 
 // ParseTable reads the file of a table, which messages call name. The error names the line.
 //
-// The file is YAML, of which only this is understood: one mapping; in it scalars and, under rules, a list of mappings
-// of scalars or of texts; scalars in one line, plain or in quotes; lists in brackets in place of commas; comments. What
-// is not understood is refused, never read in another way than YAML has it.
+// The file is YAML: one mapping; in it texts and, under rules, a list of mappings of texts or of texts. A list of words
+// stands for the words with commas between them.
 //
 //	base: t9k                 # it decides what the rules of this file do not
 //	success-rule: node0

@@ -3,8 +3,12 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"io"
+	"slices"
+	"sort"
 	"strings"
-	"unicode"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // document is what a file holds.
@@ -13,224 +17,180 @@ type document struct {
 	rules  []item
 }
 
-// field is a key with a scalar.
+// field is a key with a text; a list is its texts with commas between them.
 type field struct {
 	key, value string
 	line       int
 }
 
-// item is an element of a list: fields, or a text.
+// item is a rule: fields, or a text.
 type item struct {
 	fields []field
 	text   string
 	line   int
 }
 
-// reader reads a document line by line.
-type reader struct {
-	doc     document
-	listed  bool // the list has begun,
-	inRules bool // and not ended
-	indent  int  // of the dashes of the list; -1: none has come
-	column  int  // of the keys of the newest element; -1: it is a text
-}
+// maxFields bounds the fields of one mapping. Aliases let a small file have many rules with all of them.
+const maxFields = 32
 
-// parseYAML reads the part of YAML that ParseTable documents.
-func parseYAML(text string) (document, error) {
-	rd := reader{indent: -1, column: -1}
+// parseYAML reads a file. It follows an alias no deeper than a list of texts, so that nothing can grow by them.
+func parseYAML(text string) (doc document, err error) {
 	if len(text) > MaxFile {
-		return rd.doc, fmt.Errorf("longer than %d bytes", MaxFile)
+		return doc, fmt.Errorf("longer than %d bytes", MaxFile)
 	}
 	n := 0
 	for line := range strings.Lines(strings.TrimPrefix(text, "\uFEFF")) {
 		n++
 		line = strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r")
-		if err := rd.line(line, n); err != nil {
-			return rd.doc, fmt.Errorf("line %d: %w", n, err)
+		if strings.ContainsRune(line, '\t') {
+			return doc, fmt.Errorf("line %d: there is a tab: write spaces", n)
+		}
+		if err := sound(line, maxRule); err != nil {
+			return doc, fmt.Errorf("line %d: %w", n, err)
 		}
 	}
-	return rd.doc, nil
-}
-
-func (rd *reader) line(text string, n int) error {
-	if strings.ContainsRune(text, '\t') {
-		return errors.New("there is a tab: write spaces")
-	}
-	if err := sound(text, maxRule); err != nil {
-		return err
-	}
-	body := strings.TrimLeft(text, " ")
-	indent := len(text) - len(body)
-	switch {
-	case body == "" || body[0] == '#', n == 1 && strings.TrimRight(text, " ") == "---":
-		return nil
-	case body == "-" || strings.HasPrefix(body, "- "):
-		return rd.element(indent, body, n)
-	case indent == 0:
-		rd.inRules = false
-		return rd.top(body, n)
-	case rd.inRules && indent == rd.column:
-		e := &rd.doc.rules[len(rd.doc.rules)-1]
-		return addField(&e.fields, body, n)
-	}
-	return errors.New("the indentation fits nothing: keys of one rule stand below each other, and those of the file at " +
-		"the beginning of the line; a text has one line")
-}
-
-// top reads a key of the file.
-func (rd *reader) top(body string, n int) error {
-	key, rest, found := strings.Cut(body, ":")
-	if key != "rules" || !found {
-		return addField(&rd.doc.fields, body, n)
-	}
-	if rest = strings.TrimLeft(rest, " "); rest != "" && rest[0] != '#' {
-		return errors.New("rules is a list: write its elements below it, each behind a dash")
-	}
-	if rd.listed {
-		return errors.New("rules is given twice")
-	}
-	rd.listed, rd.inRules = true, true
-	return nil
-}
-
-// element reads the beginning of an element of the list.
-func (rd *reader) element(indent int, body string, n int) error {
-	rest := strings.TrimLeft(body[1:], " ")
-	switch {
-	case !rd.inRules:
-		return errors.New("a list stands below rules: only")
-	case rd.indent >= 0 && rd.indent != indent:
-		return errors.New("the dashes of a list stand below each other")
-	case rest == "" || rest[0] == '#':
-		return errors.New("write the first key, or the rule, behind the dash")
-	}
-	rd.indent, rd.column = indent, indent+len(body)-len(rest)
-	e := item{line: n}
-	if isMapping(rest) {
-		if err := addField(&e.fields, rest, n); err != nil {
-			return err
-		}
-	} else {
-		text, err := scalar(rest)
-		if err != nil {
-			return err
-		}
-		if e.text, rd.column = text, -1; text == "" {
-			return errors.New("the rule is empty")
-		}
-	}
-	rd.doc.rules = append(rd.doc.rules, e)
-	if len(rd.doc.rules) > maxRules {
-		return fmt.Errorf("more than %d rules", maxRules)
-	}
-	return nil
-}
-
-// isMapping reports whether text, which is no comment, is a key with a value.
-func isMapping(text string) bool {
-	if text[0] == '\'' || text[0] == '"' {
-		return false
-	}
-	text, _, _ = strings.Cut(text, " #")
-	return strings.Contains(text, ": ") || strings.HasSuffix(strings.TrimRight(text, " "), ":")
-}
-
-func addField(to *[]field, text string, n int) error {
-	key, rest, found := strings.Cut(text, ":")
-	if !found || rest != "" && rest[0] != ' ' || strings.Trim(key, "abcdefghijklmnopqrstuvwxyz-") != "" || key == "" {
-		return fmt.Errorf("%.100q is no key with a value, such as action: retry; what has a colon stands in quotes", text)
-	}
-	for _, f := range *to {
-		if f.key == key {
-			return fmt.Errorf("%s is given twice; it stands in line %d, too", key, f.line)
-		}
-	}
-	value, err := scalar(strings.TrimLeft(rest, " "))
+	root, err := decode(text)
 	if err != nil {
-		return fmt.Errorf("%s: %w", key, err)
+		return doc, misread(text, err)
 	}
-	if value == "" {
-		return fmt.Errorf("%s has no value in its line", key)
-	}
-	*to = append(*to, field{key, value, n})
-	return nil
+	return doc, doc.read(root)
 }
 
-// scalar reads the text of a value and the comment behind it.
-func scalar(text string) (string, error) {
-	if text == "" {
-		return "", nil
+// decode returns the only document of a file.
+func decode(text string) (*yaml.Node, error) {
+	var root, second yaml.Node
+	d := yaml.NewDecoder(strings.NewReader(text))
+	if err := d.Decode(&root); errors.Is(err, io.EOF) {
+		return &yaml.Node{Kind: yaml.ScalarNode}, nil
+	} else if err != nil {
+		return nil, err
 	}
-	switch text[0] {
-	case '\'', '"':
-		return quoted(text)
-	case '[':
-		return flow(text)
+	if err := d.Decode(&second); err == nil {
+		return nil, errors.New("a second document begins")
+	} else if !errors.Is(err, io.EOF) {
+		return nil, err
 	}
-	text, _, _ = strings.Cut(text, " #")
-	text = strings.TrimRight(text, " ")
-	switch {
-	case text == "" || text[0] == '#':
-		return "", nil
-	case strings.ContainsRune("]{},&*!|>%@`", rune(text[0])), strings.HasPrefix(text, "- "), strings.HasPrefix(text, "? "),
-		text == "-", text == "?", strings.HasPrefix(text, ": "), strings.Contains(text, ": "), strings.HasSuffix(text, ":"):
-		return "", fmt.Errorf("%.100q means something else in YAML: write it in single quotes", text)
-	case strings.ContainsRune("?:-", rune(text[0])):
-		return "", fmt.Errorf("%.100q begins with a mark of YAML's: write it in single quotes", text)
-	}
-	return text, nil
+	return root.Content[0], nil
 }
 
-// quoted reads a text in quotes: ' is written ” in single ones, \ and " with a \ before it in double ones.
-func quoted(text string) (string, error) {
-	quote := text[0]
-	var b strings.Builder
-	for i := 1; i < len(text); i++ {
-		c := text[i]
-		next := byte(0)
-		if i+1 < len(text) {
-			next = text[i+1]
-		}
-		switch {
-		case c == '\'' && quote == c && next == c:
-			i++
-		case c == quote:
-			return b.String(), nothing(text[i+1:])
-		case c == '\\' && quote == '"':
-			if c = next; c != '\\' && c != '"' {
-				return "", fmt.Errorf(`%q: only \\ and \" have a backslash in double quotes: write the text in single quotes`, text)
+// misread names the line after the longest beginning of text that can be read: the decoder often names the block.
+func misread(text string, err error) error {
+	lines := strings.SplitAfter(text, "\n")
+	n := sort.Search(len(lines)-1, func(n int) bool {
+		_, err := decode(strings.Join(lines[:n+1], ""))
+		return err != nil
+	})
+	why := strings.TrimPrefix(err.Error(), "yaml: ")
+	if at, after, ok := strings.Cut(why, ": "); ok && strings.HasPrefix(at, "line ") {
+		why = after
+	}
+	return fmt.Errorf("line %d: %.100q is not read as YAML: %s: what has a colon in it, or begins with a mark of YAML's, "+
+		"stands in single quotes", n+1, strings.TrimSpace(lines[n]), why)
+}
+
+// target is what n stands for.
+func target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+func (doc *document) read(root *yaml.Node) error {
+	if root.Kind == yaml.ScalarNode && root.Value == "" {
+		return nil
+	}
+	if root.Kind != yaml.MappingNode {
+		return fmt.Errorf("line %d: write keys with values, such as base: t9k; a list stands below rules:", root.Line)
+	}
+	listed := 0
+	for i := 0; i < len(root.Content); i += 2 {
+		key, value := root.Content[i], root.Content[i+1]
+		if target(key).Value != "rules" {
+			if err := addField(&doc.fields, key, value); err != nil {
+				return err
 			}
-			i++
+			continue
 		}
-		b.WriteByte(c)
-	}
-	return "", fmt.Errorf("%.100q has no quote at its end in this line", text)
-}
-
-// flow reads a list in brackets as words with commas between them.
-func flow(text string) (string, error) {
-	list, after, found := strings.Cut(text[1:], "]")
-	if !found {
-		return "", fmt.Errorf("%.100q has no ] at its end in this line", text)
-	}
-	var words []string
-	for w := range strings.SplitSeq(list, ",") {
-		w = strings.Trim(w, " ")
-		if w == "" || w[0] == '-' || strings.ContainsFunc(w, func(r rune) bool {
-			return !strings.ContainsRune("_.-", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
-		}) {
-			return "", fmt.Errorf("%.100q: a list in brackets has words of letters, digits and ._-, with commas between them",
-				text)
+		if listed > 0 {
+			return fmt.Errorf("line %d: rules is given twice; it stands in line %d, too", key.Line, listed)
 		}
-		words = append(words, w)
-	}
-	return strings.Join(words, ","), nothing(after)
-}
-
-// nothing refuses what is no comment.
-func nothing(text string) error {
-	if rest := strings.TrimLeft(text, " "); rest != "" && (rest[0] != '#' || rest == text) {
-		return fmt.Errorf("%.100q stands behind the end of the value", rest)
+		listed = key.Line
+		if err := doc.list(key, target(value)); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+func (doc *document) list(key, rules *yaml.Node) error {
+	if rules.Kind != yaml.SequenceNode && rules.Value+rules.Anchor != "" || rules.Kind == yaml.MappingNode {
+		return fmt.Errorf("line %d: rules is a list: write its elements below it, each behind a dash", key.Line)
+	}
+	if len(rules.Content) > maxRules {
+		return fmt.Errorf("line %d: more than %d rules", rules.Content[maxRules].Line, maxRules)
+	}
+	for _, n := range rules.Content {
+		it := item{line: n.Line}
+		switch e := target(n); {
+		case e.Kind == yaml.MappingNode:
+			for i := 0; i < len(e.Content); i += 2 {
+				if err := addField(&it.fields, e.Content[i], e.Content[i+1]); err != nil {
+					return err
+				}
+			}
+		case e.Kind == yaml.ScalarNode && e.Value != "":
+			it.text = strings.TrimRight(e.Value, "\n")
+		default:
+			return fmt.Errorf("line %d: a rule is keys with values, such as exit: 1, or a text: exit 1 -> retry", n.Line)
+		}
+		doc.rules = append(doc.rules, it)
+	}
+	return nil
+}
+
+func addField(to *[]field, key, value *yaml.Node) error {
+	k := target(key)
+	if k.Kind != yaml.ScalarNode || sound(k.Value, maxName) != nil {
+		return fmt.Errorf("line %d: a key is a word, such as action: retry", key.Line)
+	}
+	if i := slices.IndexFunc(*to, func(f field) bool { return f.key == k.Value }); i >= 0 {
+		return fmt.Errorf("line %d: %s is given twice; it stands in line %d, too", key.Line, k.Value, (*to)[i].line)
+	}
+	if len(*to) == maxFields {
+		return fmt.Errorf("line %d: more than %d keys", key.Line, maxFields)
+	}
+	v, err := valueOf(target(value))
+	switch {
+	case err != nil:
+		return fmt.Errorf("line %d: %s: %w", key.Line, k.Value, err)
+	case v == "":
+		return fmt.Errorf("line %d: %s has no value", key.Line, k.Value)
+	}
+	*to = append(*to, field{k.Value, v, key.Line})
+	return nil
+}
+
+// maxName bounds a key, in bytes.
+const maxName = 64
+
+// valueOf is a text, or the texts of a list with commas between them.
+func valueOf(n *yaml.Node) (string, error) {
+	var words []string
+	switch n.Kind {
+	case yaml.ScalarNode:
+		words = []string{strings.TrimRight(n.Value, "\n")}
+	case yaml.SequenceNode:
+		for _, e := range n.Content {
+			e = target(e)
+			if e.Kind != yaml.ScalarNode || e.Value == "" || strings.Contains(e.Value, ",") {
+				return "", errors.New("a list has words without commas in them")
+			}
+			words = append(words, e.Value)
+		}
+	default:
+		return "", errors.New("it is a text or a list of words, not keys with values")
+	}
+	text := strings.Join(words, ",")
+	return text, sound(text, maxRule)
 }
