@@ -443,14 +443,17 @@ class Pool:
 
     def _make(self, s: _Set, b: Buffer, need: int) -> None:
         """Allocates a larger file for a buffer that nobody needs just now. The guard is not held for long."""
-        with b.making:
-            with self.guard:
-                if b not in s.buffers or b.capacity >= need or not self._spare(s, b, 2):
-                    return
-                seq = b.seq()
+        with self.guard:  # first: a save that looks for a buffer must not see b.making change
+            if b not in s.buffers or b.capacity >= need or not self._spare(s, b, 2):
+                return
+            seq = b.seq()
+            b.making.acquire()
+        try:
             fd = b.make(_rounded(need), seq)
             with self.guard:
                 b.take(fd, _rounded(need))
+        finally:
+            b.making.release()
 
 
 def _remove(buffers: Sequence[Buffer]) -> None:

@@ -196,6 +196,25 @@ class Pools(Case):
         self.assertEqual(os.fstat(fd).st_blocks, 0)
 
 
+    def test_a_buffer_is_marked_as_being_made_under_the_guard(self):
+        """Else a save that looks for the oldest buffer may pass it by, and drop a newer save."""
+        p = self.pool()
+        self.save(p)
+        b, real, seen = p.use("/a").buffers[1], p.guard, []
+
+        class Guard:
+            def __enter__(self):
+                seen.append(b.making.locked())
+                real.acquire()
+
+            def __exit__(self, *_):
+                real.release()
+
+        p.guard = Guard()
+        p._make(p.use("/a"), b, GRAIN)
+        self.assertEqual((seen, b.making.locked(), b.capacity), ([False, True], False, 2 * GRAIN))
+
+
 class Engines(core.One):
     daemon, headers = core.WithDaemon.daemon, core.WithDaemon.headers
 
