@@ -66,10 +66,9 @@ func errorOf(status int, body []byte) error {
 	return wireErrors.Received(e)
 }
 
-// decode reads exactly one JSON value without unknown fields.
+// decode reads exactly one JSON value. Fields that only newer daemons know are left out.
 func decode(data []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
 		return fmt.Errorf("%w: %w", ErrBadRequest, err)
 	}
