@@ -11,7 +11,7 @@ import (
 func BenchmarkThroughput(b *testing.B) {
 	sum := 0.0
 	for b.Loop() {
-		rate, err := Throughput(b.Context(), time.Second)
+		rate, err := throughput(b.Context(), plan{warm: quickPlan.warm, measure: time.Second})
 		require.NoError(b, err)
 		sum += rate
 	}

@@ -17,11 +17,6 @@ var loopbackPlan = plan{warm: 50 * time.Millisecond, measure: 150 * time.Millise
 // in 10^6 bit/s. It takes 0.2 s. What a network reaches beyond it, or close to it, is a limit of the CPU.
 func Loopback(ctx context.Context) (float64, error) { return throughput(ctx, loopbackPlan) }
 
-// Throughput is Loopback over a time of one's own, after a warm-up of 0.2 s.
-func Throughput(ctx context.Context, measure time.Duration) (float64, error) {
-	return throughput(ctx, plan{warm: quickPlan.warm, measure: measure})
-}
-
 // throughput measures one direction between two ends in this process.
 func throughput(ctx context.Context, p plan) (float64, error) {
 	const loopback = "127.0.0.1"

@@ -25,7 +25,7 @@ func TestThroughputEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	began := time.Now()
-	_, err := Throughput(ctx, time.Minute)
+	_, err := throughput(ctx, plan{measure: time.Minute})
 	require.Error(t, err)
 	require.Less(t, time.Since(began), 1300*time.Millisecond)
 }

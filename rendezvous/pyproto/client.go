@@ -201,19 +201,6 @@ func envelope(from Caller, m *Message) Envelope {
 // header job_uid.
 func RequestBody(from Caller, m *Message) []byte { return frame(envelope(from, m).marshal()) }
 
-// AnswerBody reads the body with which get answers by gRPC. The message is nil if the master has none.
-func AnswerBody(body []byte) (*Message, error) {
-	body, err := readFrame(bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	e, err := parseEnvelope(body)
-	if err != nil || len(e.Data) == 0 {
-		return nil, err
-	}
-	return ReadMessage(e.Data)
-}
-
 func (c *Client) request(ctx context.Context, path, kind string, body []byte) (*http.Response, error) {
 	u := url.URL{Scheme: "http", Host: c.cfg.Addr, Path: path}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))

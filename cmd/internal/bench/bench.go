@@ -137,9 +137,6 @@ func (b *bench) sides(r row) []side {
 	if r.warm {
 		return b.warmSides()
 	}
-	if r.agents {
-		return b.agentSides()
-	}
 	return []side{b.ours, b.peer}
 }
 

@@ -2,10 +2,9 @@
 // runs one of ours, one of the peer's and so on, so that a change of the machine's load
 // meets both. The workers are the same program for both (see stamp). The peers of our
 // checkpoints are torch.save with fsync and, if BENCH_DLROVER_PYTHON names an
-// interpreter that has it, DLRover. That of our master under the load of DLRover's
-// agents is DLRover's own, if DLROVER_PACKAGES names a folder with dlrover-0.6.1/bin/python.
+// interpreter that has it, DLRover.
 //
-//	go run ./cmd/internal/bench [-rows start,restart] [-json] [-quick] [-slow]
+//	go run ./cmd/internal/bench [-rows start,restart] [-quick] [-slow]
 //
 // It expects the binaries of `make build` and runs in the root of the repository. Times
 // are CLOCK_MONOTONIC, read by the worker itself. All traffic is on loopback.
@@ -14,7 +13,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -28,9 +26,6 @@ import (
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == simulateCommand {
 		exit(simulate(os.Args[2:], os.Stdout))
-	}
-	if len(os.Args) > 1 && os.Args[1] == gatekeepCommand {
-		exit(gatekeep(os.Args[2:]))
 	}
 	if len(os.Args) > 1 && os.Args[1] == judgeCommand {
 		exit(judge(os.Args[2:]))
@@ -55,7 +50,6 @@ type options struct {
 	n           int // repetitions of ours
 	peerN       int
 	quick, slow bool
-	json        bool
 	bin         string
 	python      string
 	idle        time.Duration // over which idle CPU is measured
@@ -71,7 +65,6 @@ func parse(args []string) (o options, err error) {
 	fs.IntVar(&o.peerN, "peer-n", 3, "`repetitions` of the peer, 0 leaves it out")
 	fs.BoolVar(&o.quick, "quick", false, "two repetitions, one of the peers, at most 1000 simulated nodes")
 	fs.BoolVar(&o.slow, "slow", false, "also measure what takes the peer minutes")
-	fs.BoolVar(&o.json, "json", false, "print JSON after the table")
 	fs.StringVar(&o.bin, "bin", "bin", "`directory` of dlrover-run and dlrover-master")
 	fs.StringVar(&o.python, "python", cmp.Or(os.Getenv("TORCH_PYTHON"), "/usr/bin/python3"),
 		"`interpreter` with PyTorch, whose torchrun is the peer; $TORCH_PYTHON if set")
@@ -108,13 +101,6 @@ func run(ctx context.Context, args []string) error {
 	}
 	rep.Machine.LoadAtEnd = loadAverage()
 	fmt.Print(rep.markdown())
-	if o.json {
-		out := json.NewEncoder(os.Stdout)
-		out.SetIndent("", " ")
-		if err := out.Encode(rep); err != nil {
-			return fmt.Errorf("write the report: %w", err)
-		}
-	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

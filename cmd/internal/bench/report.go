@@ -25,11 +25,10 @@ const (
 	speed    unit = "GiB/s"
 	share    unit = "share" // percent of what is possible
 	count    unit = "count"
-	rate     unit = "1/s"
 )
 
 // more says whether a larger value is the better one.
-func (u unit) more() bool { return u == speed || u == share || u == yesno || u == rate }
+func (u unit) more() bool { return u == speed || u == share || u == yesno }
 
 // compares says whether the values of two sides have a ratio.
 func (u unit) compares() bool { return u != yesno && u != count }
@@ -46,8 +45,6 @@ func (u unit) format(v float64) string {
 		return fmt.Sprintf("%.3g GiB/s", v)
 	case u == share:
 		return fmt.Sprintf("%.1f %%", v)
-	case u == rate:
-		return fmt.Sprintf("%.0f/s", v)
 	case u == count:
 		return fmt.Sprintf("%.3g", v)
 	case u == percent:
@@ -67,14 +64,14 @@ func (u unit) format(v float64) string {
 
 // cell is one side's values in a line of a row.
 type cell struct {
-	Side    string    `json:"side"`
-	Values  []float64 `json:"values,omitempty"`
-	Median  float64   `json:"median"`
-	Min     float64   `json:"min"`
-	Max     float64   `json:"max"`
-	Missing string    `json:"missing,omitempty"` // why there are no values
-	Errors  []string  `json:"errors,omitempty"`  // repetitions that failed
-	Ratio   float64   `json:"ratio,omitempty"`   // of a peer: how many times better ours is
+	Side    string
+	Values  []float64
+	Median  float64
+	Min     float64
+	Max     float64
+	Missing string   // why there are no values
+	Errors  []string // repetitions that failed
+	Ratio   float64  // of a peer: how many times better ours is
 }
 
 // add keeps a value; NaN stands for one that could not be taken.
@@ -86,32 +83,32 @@ func (c *cell) add(v float64) {
 
 // result is one line of the table.
 type result struct {
-	ID    string  `json:"id"`
-	What  string  `json:"what"`
-	Unit  unit    `json:"unit"`
-	Goal  float64 `json:"goal,omitempty"`
-	Met   *bool   `json:"met,omitempty"` // nil without a goal or a value
-	Ours  cell    `json:"dlrover_run"`
-	Peers []cell  `json:"peers"`
+	ID    string
+	What  string
+	Unit  unit
+	Goal  float64
+	Met   *bool // nil without a goal or a value
+	Ours  cell
+	Peers []cell
 }
 
 type machine struct {
-	Date        time.Time `json:"date"`
-	CPU         string    `json:"cpu"`
-	Cores       int       `json:"cores"`
-	MemoryGiB   float64   `json:"memory_gib"`
-	Kernel      string    `json:"kernel"`
-	OpenFiles   uint64    `json:"open_files"` // that a process may have
-	Go          string    `json:"go"`
-	Launcher    string    `json:"launcher"`
-	Torch       string    `json:"torch"`
-	LoadAtStart string    `json:"load_at_start"`
-	LoadAtEnd   string    `json:"load_at_end"`
+	Date        time.Time
+	CPU         string
+	Cores       int
+	MemoryGiB   float64
+	Kernel      string
+	OpenFiles   uint64 // that a process may have
+	Go          string
+	Launcher    string
+	Torch       string
+	LoadAtStart string
+	LoadAtEnd   string
 }
 
 type report struct {
-	Machine machine  `json:"machine"`
-	Results []result `json:"results"`
+	Machine machine
+	Results []result
 }
 
 // median of an even number of values is the mean of the middle two.

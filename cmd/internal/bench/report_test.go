@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"math"
 	"os"
 	"path/filepath"
@@ -95,14 +94,6 @@ func TestMarkdownGolden(t *testing.T) {
 	want, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, string(want), got)
-}
-
-func TestReportIsJSON(t *testing.T) {
-	data, err := json.Marshal(testReport())
-	require.NoError(t, err)
-	var back report
-	require.NoError(t, json.Unmarshal(data, &back))
-	require.Equal(t, testReport(), back)
 }
 
 func TestFailedNamesOurRowsOnly(t *testing.T) {

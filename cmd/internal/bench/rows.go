@@ -37,8 +37,6 @@ type row struct {
 	memory int64
 	// warm: of warm workers, which are compared with ours that are not, too.
 	warm bool
-	// agents: of agents of DLRover, whose own master is the peer.
-	agents bool
 }
 
 // line is one value of a row.
@@ -89,7 +87,7 @@ func rows(o options) []row {
 			{what: "a new daemon re-adopts them, none is restarted", unit: yesno, goal: 1, oursOnly: "cannot"},
 			{what: "exec of the new daemon to the world being whole", unit: duration, oursOnly: "cannot"}}},
 	}
-	return slices.Concat(all, probeRows(), pystackRows(), scaleRows(o), ckptRows(o), warmRows(), agentRows(o))
+	return slices.Concat(all, checkRows(), scaleRows(o), ckptRows(o), warmRows())
 }
 
 func rowIDs(all []row) (ids []string) {

@@ -10,9 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"dlrover-run/rendezvous"
-	"dlrover-run/rendezvous/api"
 )
 
 // simulateCommand makes this program a process of simulated nodes.
@@ -25,9 +22,9 @@ func scaleRows(o options) []row {
 	rs := []row{smallWorld(8, 0), smallWorld(32, 0), smallWorld(128, 0.1), largeWorld(1000, 0.5)}
 	rs[2].slowPeer = true
 	if o.quick {
-		return append(rs, gatedWorld(1000), checkedWorld(1000))
+		return append(rs, checkedWorld(1000), hangRow(1000))
 	}
-	return append(rs, largeWorld(10_000, 5), gatedWorld(10_000), checkedWorld(10_000), hangRow(10_000))
+	return append(rs, largeWorld(10_000, 5), checkedWorld(10_000), hangRow(10_000))
 }
 
 func world(n int, goal float64) row {
@@ -146,80 +143,6 @@ func (m *meeting) details(ctx context.Context, n int, empty float64) ([]float64,
 	}
 	peak, err := memory(m.pid, "status", "VmHWM")
 	return []float64{m.wall, m.cpu, again, cpu, peak, (peak - empty) / float64(n)}, err
-}
-
-// gatekeepCommand makes this program a rendezvous daemon whose gate clears every node at once.
-const gatekeepCommand = "gatekeep"
-
-// gatekeep serves at its one argument, an address, until it is ended.
-func gatekeep(args []string) error {
-	if len(args) != 1 {
-		return errors.New("gatekeep: want ADDRESS")
-	}
-	var hub *api.Hub
-	hub = api.NewHub(api.HubConfig{Gate: func(run string, ids, _ []string) {
-		for _, id := range ids {
-			_ = hub.Report(context.Background(), run, rendezvous.Cleared{ID: id}) // it may have left
-		}
-	}})
-	l, err := api.Listen(context.Background(), args[0])
-	if err != nil {
-		return err
-	}
-	return api.NewServer(api.Handler(hub, api.ServerConfig{Token: os.Getenv("DLROVER_TOKEN")})).Serve(l)
-}
-
-// gatekeeper starts such a daemon and waits until it listens.
-func (l *lab) gatekeeper(ctx context.Context, addr string) (*process, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	p, err := l.start([]string{"DLROVER_TOKEN=" + l.token}, nil, self, gatekeepCommand, addr)
-	if err != nil {
-		return nil, err
-	}
-	return p, l.listening(ctx, addr)
-}
-
-func gatedWorld(n int) row {
-	return row{id: "gate", limit: 2 * time.Minute, maxReps: 3, noPeer: "has none", files: n + 1000,
-		run: func(ctx context.Context, l *lab) ([]float64, error) {
-			open, openCPU, err := meetGatekeeper(ctx, l, n, "")
-			if err != nil {
-				return nil, err
-			}
-			gated, gatedCPU, err := meetGatekeeper(ctx, l, n, gatekeeper)
-			return []float64{gated, gated - open, gatedCPU - openCPU}, err
-		}, lines: []line{
-			{what: fmt.Sprintf("rendezvous of %d nodes whose gate clears everybody at once", n), unit: duration},
-			{what: "and how much longer than without a gate that is", unit: duration, goal: 0.1},
-			{what: "and more processor time of the daemon", unit: duration},
-		}}
-}
-
-// meetGatekeeper measures what meet does, with a daemon that clears all nodes at once if gate says that they are held.
-func meetGatekeeper(ctx context.Context, l *lab, n int, gate gating) (wall, cpu float64, err error) {
-	port, err := freePort()
-	if err != nil {
-		return 0, 0, err
-	}
-	begin := len(l.procs)
-	defer func() {
-		for _, p := range l.procs[begin:] {
-			_ = p.cmd.Process.Kill() // so that they do not disturb what is measured next; the lab waits for them
-		}
-	}()
-	d, err := l.gatekeeper(ctx, "0.0.0.0:"+port)
-	if err != nil {
-		return 0, 0, err
-	}
-	m, err := l.gather(ctx, d.cmd.Process.Pid, port, n, gate)
-	if err != nil {
-		return 0, 0, err
-	}
-	m.last.close()
-	return m.wall, m.cpu, nil
 }
 
 // restartWorld lets a worker fail and returns the seconds until all nodes have their

@@ -48,18 +48,15 @@ func daemonAddr(node int, port string) string {
 	return fmt.Sprintf("127.0.0.%d:%s", 1+node%32, port)
 }
 
-// gating says what holds nodes back before they have their places: "" nothing, gatekeeper a daemon that clears them,
-// alone that each says that it is fine, and else the spec of a check.
+// gating says what holds nodes back before they have their places: "" nothing, alone that each says that it is fine,
+// and else the spec of a check.
 type gating string
 
-const (
-	gatekeeper gating = "gatekeeper"
-	alone      gating = "alone"
-)
+const alone gating = "alone"
 
 func (g gating) params(total int) rendezvous.Params {
 	p := rendezvous.Params{Min: total, Max: total, MaxRestarts: 1, Gate: g != ""}
-	if g != gatekeeper && g != alone {
+	if g != alone {
 		p.Check = string(g)
 	}
 	return p

@@ -2,84 +2,19 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
-	"time"
-
-	"dlrover-run/netcheck/probe"
 )
 
-func probeRows() []row {
+func checkRows() []row {
 	return []row{
 		{id: "check", run: checkPair, maxReps: 3, noPeer: "has none", lines: []line{
 			{what: "2 nodes on links of 1 Gbit/s check each other, host level: exec of the second to both workers",
 				unit: duration, goal: 10},
 			{what: "of that, processor time of one node", unit: duration, goal: 1}}},
-		{id: "probe", run: probeLoopback, noPeer: "has none", lines: []line{
-			{what: "TCP over loopback, 4 streams, 1 s", unit: speed},
-			{what: "the same by iperf3", unit: speed},
-			{what: "ours, of iperf3's", unit: share, goal: 90}}},
 	}
-}
-
-// probeLoopback measures with the sockets and buffers of a node check, and then with iperf3.
-func probeLoopback(ctx context.Context, l *lab) ([]float64, error) {
-	const gib = 1 << 30
-	mbps, err := probe.Throughput(ctx, time.Second)
-	if err != nil {
-		return nil, err
-	}
-	theirs, err := iperf3(ctx, l)
-	if err != nil {
-		return nil, err
-	}
-	ours := mbps * 1e6 / 8 / gib
-	return []float64{ours, theirs / 8 / gib, 100 * ours / (theirs / 8 / gib)}, nil
-}
-
-// iperf3 returns bit/s as its receiver counts them.
-func iperf3(ctx context.Context, l *lab) (float64, error) {
-	addr, err := freeAddr()
-	if err != nil {
-		return 0, err
-	}
-	_, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return 0, err
-	}
-	server, err := l.start(nil, nil, "iperf3", "-s", "-B", "127.0.0.1", "-p", port)
-	if errors.Is(err, exec.ErrNotFound) {
-		return 0, errors.New("iperf3 is not installed")
-	}
-	if err != nil {
-		return 0, err
-	}
-	defer l.kill(server)
-	var rate float64
-	err = l.until(ctx, "iperf3's report", func() (bool, error) {
-		out, _ := exec.CommandContext(ctx, "iperf3", "-c", "127.0.0.1", "-p", port, "-t", "1", "-P", "4", "-J").Output()
-		rate = iperf3Rate(out)
-		return rate > 0, nil
-	})
-	return rate, err
-}
-
-// iperf3Rate is 0 in a report without a rate: the server has not listened yet.
-func iperf3Rate(out []byte) float64 {
-	var report struct {
-		End struct {
-			Received struct {
-				Rate float64 `json:"bits_per_second"`
-			} `json:"sum_received"`
-		} `json:"end"`
-	}
-	_ = json.Unmarshal(out, &report) // nothing, if it is no JSON
-	return report.End.Received.Rate
 }
 
 // checkPair runs a job of two nodes in network namespaces.
