@@ -18,7 +18,7 @@ TESTLOG   := go run ./cmd/internal/testlog
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo demo-feedback test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
+.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -36,10 +36,6 @@ gpucheck: # where there is a C compiler for glibc
 demo: build ## an elastic PyTorch job on this machine that loses a worker, loses a node and gains one
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
 	bin/demo $(DEMOFLAGS)
-
-demo-feedback: build ## a node with a slow link is found, marked in a cluster that is played, replaced and cleared: 40 seconds
-	CGO_ENABLED=0 go build -trimpath -o bin/demo ./cmd/internal/demo
-	bin/demo --feedback
 
 test: torch build lint race ## lint, and the tests under the race detector with real PyTorch: less than ten minutes
 
@@ -135,9 +131,9 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 
 APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' rendezvous/kube/apiserver/go.mod)
 
-e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes, and the story of demo-feedback, in a real kube-apiserver, built below KUBE
+e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -json -run TestKubernetes \
-	  ./rendezvous/kube ./cmd/dlrover-master ./cmd/internal/demo | $(TESTLOG)
+	  ./rendezvous/kube ./cmd/dlrover-master | $(TESTLOG)
 
 $(KUBE)/kube-apiserver-%:
 	cd rendezvous/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -332,6 +333,52 @@ func checkOnlyOfNodesThatReachNobody(t *testing.T) {
 		require.Contains(t, l.out.String()+l.err.String(), "not one of 3 pairs has passed over eth0: unreachable")
 	}
 	require.Less(t, time.Since(began), 90*time.Second)
+}
+
+// A node whose check fails gets a mark at the master, which outlives the master and ends with a check that passes.
+func TestAFailedCheckMarksTheNodeUntilOnePasses(t *testing.T) {
+	b := newBench(t)
+	check := filepath.Join(b.dir, "prolog")
+	script := "#!/bin/sh\n[ ! -e $DIR/slow.$NODE_NAME ] || { echo eth0 is slow >&2; exit 1; }\n"
+	require.NoError(t, writeProgram(check, []byte(script)))
+	slow := filepath.Join(b.dir, "slow.gpu-01")
+	require.NoError(t, os.WriteFile(slow, nil, 0o600))
+	master := func() (d *launched, addr string) {
+		d = b.start("dlrover-master", nil, "--listen=127.0.0.1:0", "--data-dir="+filepath.Join(b.dir, "data"),
+			"--event-log="+filepath.Join(b.dir, "events.json"))
+		return d, b.served(d)
+	}
+	d, addr := master()
+	node := func(n string, args ...string) *launched {
+		env := []string{"DLROVER_MASTER_ADDR=" + addr, "POD_NAME=pod-" + n, "NODE_NAME=gpu-" + n}
+		return b.start("dlrover-run", env, append([]string{"--nnodes=2", "--nproc-per-node=1", "--health-check=" + check,
+			"--exit-code-policy=reason", "--rdzv-conf=last_call_timeout=1"}, args...)...)
+	}
+	args := append([]string{"--rdzv-id=job"}, b.sh(hold)...)
+	good, bad := node("00", args...), node("01", args...)
+	require.Equal(t, 40, bad.wait(), bad.err.String())
+	eventually(t, "the mark", func() bool { return len(b.events("node-marked")) == 1 })
+	require.Equal(t, "gpu-01", b.events("node-marked")[0]["node"])
+	require.Contains(t, b.events("node-marked")[0]["text"], "eth0 is slow")
+	spare := node("02", args...)
+	eventually(t, "the others run", func() bool { return b.exists("up.2.0")() && b.exists("up.2.1")() })
+	b.release()
+	require.Zero(t, good.wait(), good.err.String())
+	require.Zero(t, spare.wait(), spare.err.String())
+
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	_, addr = master()
+	known := b.start("dlroverctl", []string{"DLROVER_MASTER_ADDR=" + addr}, "nodes")
+	require.Zero(t, known.wait(), known.err.String())
+	require.Regexp(t, `gpu-01 .*check-failed`, known.out.String())
+	require.NoError(t, os.Remove(slow))
+	for _, l := range []*launched{node("01", "--rdzv-id=again", "--check-only"), node("02", "--rdzv-id=again",
+		"--check-only")} {
+		require.Zero(t, l.wait(), l.err.String())
+	}
+	eventually(t, "the end of the mark", func() bool { return len(b.events("node-unmarked")) == 1 })
+	require.Contains(t, b.events("node-unmarked")[0]["text"], "a check of the node has passed")
 }
 
 // The site's own check fails on one of two nodes.

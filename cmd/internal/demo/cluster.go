@@ -24,9 +24,8 @@ var trainPy []byte
 // cluster is the processes of the demo: one daemon and the launchers of some nodes,
 // each with files of its name in dir.
 type cluster struct {
-	dir     string                                             // made here
-	bin     string                                             // of dlrover-run and dlrover-master
-	on      func(name, program string, args []string) []string // the command line on the machine of that name; nil: here
+	dir     string // made here
+	bin     string // of dlrover-run and dlrover-master
 	python  string
 	train   []string // arguments of train.py
 	addr    string   // of the daemon
@@ -36,7 +35,6 @@ type cluster struct {
 	quit    chan struct{}
 	wg      sync.WaitGroup
 	open    []io.Closer
-	others  []process // below this one and not ours: a test's
 }
 
 // child is a process that we started.
@@ -50,7 +48,7 @@ type child struct {
 func newCluster(dir, bin, python string, train []string) (*cluster, error) {
 	c := &cluster{
 		dir: dir, bin: bin, python: python, train: train, nodes: map[string]*child{}, records: make(chan record),
-		quit: make(chan struct{}), others: descendants(processes(), os.Getpid()),
+		quit: make(chan struct{}),
 	}
 	err := os.WriteFile(c.path("train.py"), trainPy, 0o644)
 	return c, errors.Join(err, os.WriteFile(c.path("token"), []byte(rand.Text()), 0o600))
@@ -65,11 +63,7 @@ func (c *cluster) start(name, program string, args, env []string, stdout *os.Fil
 		return nil, err
 	}
 	defer stderr.Close()
-	line := append([]string{filepath.Join(c.bin, program)}, args...)
-	if c.on != nil {
-		line = c.on(name, line[0], args)
-	}
-	cmd := exec.Command(line[0], line[1:]...)
+	cmd := exec.Command(filepath.Join(c.bin, program), args...)
 	cmd.Env = append(environment(), "DLROVER_TOKEN_FILE="+c.path("token"), "TMPDIR="+c.path(""),
 		"PET_CKPT_SHM_DIR="+filepath.Clean(c.path("")))
 	cmd.Env = append(cmd.Env, env...)
@@ -100,9 +94,9 @@ func (c *cluster) see(r record) {
 }
 
 // startMaster starts the daemon and waits until it serves: it logs the port it took.
-func (c *cluster) startMaster(ctx context.Context, env []string, more ...string) (err error) {
-	args := append([]string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}, more...)
-	if c.daemon, err = c.start("master", "dlrover-master", args, env, nil); err != nil {
+func (c *cluster) startMaster(ctx context.Context) (err error) {
+	args := []string{"--listen=127.0.0.1:0", "--event-log=" + c.path("master.events")}
+	if c.daemon, err = c.start("master", "dlrover-master", args, nil, nil); err != nil {
 		return err
 	}
 	const limit = 10 * time.Second
@@ -244,7 +238,7 @@ func (c *cluster) close() {
 			ch.wait(late)
 		}
 	}
-	leftovers(stopLimit, true, c.others...)
+	leftovers(stopLimit, true)
 	for _, f := range c.open {
 		_ = f.Close()
 	}

@@ -1,6 +1,5 @@
 // demo shows an elastic PyTorch training under dlrover-run: it kills a worker, kills a
-// node and adds one, and checks that the training survives all three. "make demo" runs it. With --feedback it shows how
-// a node with a slow link is found before training, marked in Kubernetes, and cleared: "make demo-feedback".
+// node and adds one, and checks that the training survives all three. "make demo" runs it.
 //
 // One goroutine tells the story. The cluster owns those that read what its processes
 // write, and waits for them when it closes.
@@ -24,8 +23,6 @@ func run(args []string) int {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	fast := flags.Bool("fast", false, "train fewer steps, for CI")
 	bin := flags.String("bin", "bin", "`directory` of dlrover-run and dlrover-master")
-	marks := flags.Bool("feedback", false, "show how a faulty node is found, marked in Kubernetes, and cleared")
-	hall := flags.String("hall", "", "name of network namespaces that are there; for the program itself")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return 0
@@ -38,12 +35,7 @@ func run(args []string) int {
 	}
 	ctx, stop := onSignal()
 	defer stop()
-	var err error
-	if *marks {
-		err = feedback(ctx, newScreen(os.Stdout), *bin, *hall)
-	} else {
-		err = demo(ctx, newScreen(os.Stdout), *bin, p)
-	}
+	err := demo(ctx, newScreen(os.Stdout), *bin, p)
 	switch sig, interrupted := errors.AsType[*signalError](err); {
 	case interrupted:
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -124,7 +116,7 @@ func play(ctx context.Context, s *screen, dir, bin string, p plan) error {
 		return err
 	}
 	defer c.close()
-	if err := c.startMaster(ctx, nil); err != nil {
+	if err := c.startMaster(ctx); err != nil {
 		return err
 	}
 	s.began = time.Now()

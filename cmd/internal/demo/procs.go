@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -74,13 +73,11 @@ func descendants(all []process, root int) []process {
 	return out
 }
 
-// leftovers waits for every descendant of this process to end, but the others, and returns those that have not. With
+// leftovers waits for every descendant of this process to end, and returns those that have not. With
 // kill it ends them.
-func leftovers(limit time.Duration, kill bool, others ...process) []process {
+func leftovers(limit time.Duration, kill bool) []process {
 	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
-		ps := slices.DeleteFunc(descendants(processes(), os.Getpid()), func(p process) bool {
-			return slices.Contains(others, p)
-		})
+		ps := descendants(processes(), os.Getpid())
 		if len(ps) == 0 || time.Now().After(end) {
 			return ps
 		}
