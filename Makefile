@@ -133,7 +133,7 @@ APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {prin
 
 e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
 	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -json -run TestKubernetes \
-	  ./rendezvous/kube ./cmd/dlrover-master | $(TESTLOG)
+	  ./rendezvous/kube | $(TESTLOG)
 
 $(KUBE)/kube-apiserver-%:
 	cd rendezvous/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .

@@ -8,14 +8,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/rendezvous/kube"
-	"dlrover-run/rendezvous/kube/kubetest"
 )
 
 // TestKubernetes holds a real API server, with the manifests as they are, to what the suite expects of ours.
 func TestKubernetes(t *testing.T) {
-	k := real{kubetest.StartKubernetes(t)}
+	k := real{startKubernetes(t)}
 	t.Run("Suite", func(t *testing.T) {
-		kubetest.Suite(t, func(*testing.T) kubetest.Cluster { return k })
+		suite(t, func(*testing.T) apiServer { return k })
 	})
 	t.Run("EveryRightIsNeeded", func(t *testing.T) { everyRightIsNeeded(t, k) })
 	t.Run("TheListOfNodesToAvoid", k.testAvoid)
@@ -29,15 +28,11 @@ func TestKubernetes(t *testing.T) {
 	})
 }
 
-type real struct{ *kubetest.Kubernetes }
+type real struct{ *kubernetes }
 
 func (k real) Level(t *testing.T, l kube.Level) kube.Config {
 	return k.Bound(t, manifest(t, manifestOf[l]), granted(t, l)...)
 }
-
-func (k real) node(t *testing.T, name string) { k.AddNode(t, name) }
-
-func (k real) account(t *testing.T, rights []string) kube.Config { return k.Account(t, rights...) }
 
 func manifest(t *testing.T, name string) string {
 	t.Helper()

@@ -30,7 +30,7 @@ type cluster struct{ *kubetest.Server }
 func (c cluster) Level(t *testing.T, l kube.Level) kube.Config { return c.Account(t, granted(t, l)...) }
 
 func TestSuite(t *testing.T) {
-	kubetest.Suite(t, func(t *testing.T) kubetest.Cluster { return cluster{kubetest.Start(t)} })
+	suite(t, func(t *testing.T) apiServer { return cluster{kubetest.Start(t)} })
 }
 
 // document is what we read of a manifest.
@@ -111,29 +111,19 @@ func rules(t *testing.T, d document) (rights []string) {
 	return rights
 }
 
-func (c cluster) node(t *testing.T, name string) { c.AddNode(t, name) }
-
-func (c cluster) account(t *testing.T, rights []string) kube.Config { return c.Account(t, rights...) }
-
-// player is an API server for a story.
-type player interface {
-	node(t *testing.T, name string)
-	account(t *testing.T, rights []string) kube.Config
-}
-
 // TestEveryRightIsNeeded: what the suite shows to be enough is not too much either.
 func TestEveryRightIsNeeded(t *testing.T) { everyRightIsNeeded(t, cluster{kubetest.Start(t)}) }
 
-func everyRightIsNeeded(t *testing.T, p player) {
+func everyRightIsNeeded(t *testing.T, p apiServer) {
 	for _, l := range []kube.Level{kube.Event, kube.Condition, kube.Taint, kube.Cordon} {
 		rights := granted(t, l)
 		name := "everything." + string(l)
-		p.node(t, name)
-		require.NoError(t, story(t, l, name, client(t, p.account(t, rights))))
+		p.AddNode(t, name)
+		require.NoError(t, story(t, l, name, client(t, p.Account(t, rights...))))
 		for i, right := range rights {
 			name := fmt.Sprintf("%d.%s", i, l)
-			p.node(t, name)
-			err := story(t, l, name, client(t, p.account(t, slices.Delete(slices.Clone(rights), i, i+1))))
+			p.AddNode(t, name)
+			err := story(t, l, name, client(t, p.Account(t, slices.Delete(slices.Clone(rights), i, i+1)...)))
 			require.ErrorIs(t, err, kube.ErrForbidden, "%s without %s", l, right)
 			require.ErrorContains(t, err, "not allowed to "+right)
 			file, _, _ := strings.Cut(strings.SplitAfter(err.Error(), "docs/kubernetes/")[1], " ")

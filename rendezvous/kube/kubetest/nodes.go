@@ -6,9 +6,11 @@ import (
 	"maps"
 	"net/http"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 
 	"dlrover-run/rendezvous/kube"
 )
@@ -160,25 +162,17 @@ func invalidTaints(n object) string {
 	return ""
 }
 
-func subdomain(name string) bool {
-	bad := len(name) > 253
-	for label := range strings.SplitSeq(name, ".") {
-		bad = bad || label == "" || strings.Trim(label, "-") != label ||
-			strings.ContainsFunc(label, func(r rune) bool { return r != '-' && !('a' <= r && r <= 'z' || '0' <= r && r <= '9') })
-	}
-	return !bad
-}
+var (
+	subdomains  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	labelValues = regexp.MustCompile(`^([A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?)?$`)
+)
 
-func labelValue(text string) bool {
-	inner := func(r rune) bool {
-		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.", r)
-	}
-	return len(text) <= 63 && strings.Trim(text, "-_.") == text &&
-		!strings.ContainsFunc(text, func(r rune) bool { return !inner(r) })
-}
+func subdomain(name string) bool { return len(name) <= 253 && subdomains.MatchString(name) }
+
+func labelValue(text string) bool { return len(text) <= 63 && labelValues.MatchString(text) }
 
 // AddNode makes a node without anything.
-func (s *Server) AddNode(t T, name string) {
+func (s *Server) AddNode(t *testing.T, name string) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,49 +190,36 @@ func (s *Server) Touch(name string) {
 }
 
 // AddPod makes a pod without anything.
-func (s *Server) AddPod(namespace, name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pods[namespace+"/"+name] = object{}
-}
+func (s *Server) AddPod(namespace, name string) { s.addPod(namespace, name, object{}) }
 
 // PlacePod makes a pod that runs on a node with that address.
 func (s *Server) PlacePod(namespace, name, node, hostIP string) {
-	s.AddPod(namespace, name)
+	s.addPod(namespace, name, object{"spec": object{"nodeName": node},
+		"status": object{"hostIP": hostIP, "hostIPs": []any{object{"ip": hostIP}}}})
+}
+
+func (s *Server) addPod(namespace, name string, pod object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.placed[namespace+"/"+name] = object{
-		"spec": object{"nodeName": node}, "status": object{"hostIP": hostIP, "hostIPs": []any{object{"ip": hostIP}}},
-	}
+	s.pods[namespace+"/"+name] = pod
 }
 
-// getPod is a pod with its annotations and its place.
-func (s *Server) getPod(key string) (int, object) {
-	annotations, ok := s.pods[key]
-	if !ok {
-		return status(http.StatusNotFound, "NotFound", fmt.Sprintf("pods %q not found", key))
-	}
-	pod := object{"kind": "Pod", "metadata": object{"annotations": annotations}}
-	maps.Copy(pod, s.placed[key])
-	return http.StatusOK, pod
-}
-
-// PodAnnotations are those of a pod; nil: there is no such pod.
+// PodAnnotations are those of a pod.
 func (s *Server) PodAnnotations(namespace, name string) map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.pods[namespace+"/"+name])
+	annotations, _ := field[object](s.pods[namespace+"/"+name], "metadata", "annotations")
+	return maps.Clone(annotations)
 }
 
-// patchPod merges annotations, all that is kept of a pod.
-func (s *Server) patchPod(key string, patch object) (int, object) {
-	old, ok := s.pods[key]
+// pod answers about a pod, into which it merges the patch.
+func (s *Server) pod(key string, patch object) (int, object) {
+	pod, ok := s.pods[key]
 	if !ok {
 		return status(http.StatusNotFound, "NotFound", fmt.Sprintf("pods %q not found", key))
 	}
-	annotations, _ := field[object](patch, "metadata", "annotations")
-	s.pods[key], _ = merge(copied(old), annotations).(object)
-	return http.StatusOK, object{"kind": "Pod", "metadata": object{"annotations": s.pods[key]}}
+	s.pods[key], _ = merge(copied(pod), patch).(object)
+	return http.StatusOK, s.pods[key]
 }
 
 // Taint is the value of the taint kube.Key of a node, and whether it is there.

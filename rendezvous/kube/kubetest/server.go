@@ -1,5 +1,5 @@
-// Package kubetest is an API server for tests: what package kube needs of Kubernetes, with its rules. Suite holds it,
-// and may hold a real API server, to what package kube relies on.
+// Package kubetest is an API server for tests: what package kube needs of Kubernetes, with its rules. The tests of
+// package kube hold it, and Kubernetes' own, to what package kube relies on.
 package kubetest
 
 import (
@@ -24,14 +24,6 @@ import (
 
 type object = map[string]any
 
-// T is what a Server needs of a test, or of another program that shows something.
-type T interface {
-	Helper()
-	Fatal(args ...any)
-	TempDir() string
-	Cleanup(func())
-}
-
 // Server keeps nodes and events in memory. Its methods may be called at the same time.
 type Server struct {
 	dir  string
@@ -41,9 +33,8 @@ type Server struct {
 	version   int // of the newest object
 	nodes     map[string]object
 	events    map[string]object
-	pods      map[string]map[string]any // annotations, by namespace/name
-	placed    map[string]object         // spec and status of pods that run
-	accounts  map[string]account        // by token
+	pods      map[string]object  // by namespace/name
+	accounts  map[string]account // by token
 	tokens    int
 	requests  []string
 	intercept func(http.ResponseWriter, *http.Request) bool
@@ -58,7 +49,7 @@ type account struct {
 const everything = "*"
 
 // Start serves over TLS on loopback until the test ends.
-func Start(t T) *Server {
+func Start(t *testing.T) *Server {
 	s := New(t)
 	s.http = httptest.NewUnstartedServer(s)
 	s.http.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust it are tests
@@ -70,15 +61,15 @@ func Start(t T) *Server {
 }
 
 // New is a server that listens nowhere, for transports that call it.
-func New(t T) *Server {
+func New(t *testing.T) *Server {
 	return &Server{
 		dir: t.TempDir(), nodes: map[string]object{}, events: map[string]object{}, accounts: map[string]account{},
-		pods: map[string]map[string]any{}, placed: map[string]object{},
+		pods: map[string]object{},
 	}
 }
 
 // Account makes an account with these rights, such as "patch nodes/status".
-func (s *Server) Account(t T, rights ...string) kube.Config {
+func (s *Server) Account(t *testing.T, rights ...string) kube.Config {
 	s.mu.Lock()
 	s.tokens++
 	cfg := kube.Config{TokenFile: filepath.Join(s.dir, fmt.Sprintf("token-%d", s.tokens))}
@@ -91,7 +82,7 @@ func (s *Server) Account(t T, rights ...string) kube.Config {
 }
 
 // Rotate gives an account another token and writes it to the file. The old one is no longer accepted.
-func (s *Server) Rotate(t T, cfg kube.Config, rights ...string) {
+func (s *Server) Rotate(t *testing.T, cfg kube.Config, rights ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, _ := os.ReadFile(cfg.TokenFile)
@@ -106,16 +97,10 @@ func (s *Server) Rotate(t T, cfg kube.Config, rights ...string) {
 func (s *Server) Admin(t *testing.T) kube.Config { return s.Account(t, everything) }
 
 // Pod makes an account for a pod, and returns the variables with which kube.InCluster finds it.
-func (s *Server) Pod(t T, namespace, name string, rights ...string) (env map[string]string) {
+func (s *Server) Pod(t *testing.T, namespace, name string, rights ...string) (env map[string]string) {
 	t.Helper()
 	s.AddPod(namespace, name)
-	return inPod(t, namespace, name, s.Account(t, rights...))
-}
-
-// inPod are the variables and files of an account's pod.
-func inPod(t T, namespace, name string, cfg kube.Config) (env map[string]string) {
-	t.Helper()
-	dir := t.TempDir()
+	cfg, dir := s.Account(t, rights...), t.TempDir()
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(cfg.Server, "https://"))
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +134,7 @@ func (s *Server) Requests() []string {
 	return requests
 }
 
-func write(t T, path, text string) {
+func write(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -252,10 +237,8 @@ func (s *Server) handle(r *http.Request, q query, who account, body object) (int
 		return s.createNode(body)
 	case "list nodes":
 		return s.listNodes(r)
-	case "get pods":
-		return s.getPod(q.namespace + "/" + q.name)
-	case "patch pods":
-		return s.patchPod(q.namespace+"/"+q.name, body)
+	case "get pods", "patch pods":
+		return s.pod(q.namespace+"/"+q.name, body)
 	}
 	n, ok := s.nodes[q.name]
 	if !ok {

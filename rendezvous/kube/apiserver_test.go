@@ -1,4 +1,4 @@
-package kubetest
+package kube_test
 
 import (
 	"fmt"
@@ -13,15 +13,15 @@ import (
 	"dlrover-run/rendezvous/kube"
 )
 
-// APIServerVariable names the program kube-apiserver that StartKubernetes starts. It finds etcd on PATH.
-const APIServerVariable = "KUBE_APISERVER"
+// apiServerVariable names the program kube-apiserver that startKubernetes starts. It finds etcd on PATH.
+const apiServerVariable = "KUBE_APISERVER"
 
 // soon is ample for what takes seconds.
 const soon = 2 * time.Minute
 
-// Kubernetes is a real API server with RBAC. Nothing else of a cluster is there: no kubelet, scheduler or controller.
+// kubernetes is a real API server with RBAC. Nothing else of a cluster is there: no kubelet, scheduler or controller.
 // Accounts are in namespace default. Its methods may be called at the same time.
-type Kubernetes struct {
+type kubernetes struct {
 	dir  string
 	root kube.Config // may do everything
 
@@ -29,14 +29,14 @@ type Kubernetes struct {
 	count int // of accounts
 }
 
-// StartKubernetes serves on loopback until the test ends. The test is skipped where no API server is at hand.
-func StartKubernetes(t *testing.T) *Kubernetes {
+// startKubernetes serves on loopback until the test ends. The test is skipped where no API server is at hand.
+func startKubernetes(t *testing.T) *kubernetes {
 	t.Helper()
-	program := os.Getenv(APIServerVariable)
+	program := os.Getenv(apiServerVariable)
 	if program == "" {
 		t.Skipf("SKIPPED: %s IS RUN BY make e2e-kube only: it takes Kubernetes' own API server", t.Name())
 	}
-	k := &Kubernetes{dir: t.TempDir()}
+	k := &kubernetes{dir: t.TempDir()}
 	certify(t, k.dir)
 	const secret = "of-the-administrator"
 	write(t, k.file("admin"), secret)
@@ -50,9 +50,9 @@ func StartKubernetes(t *testing.T) *Kubernetes {
 	return k
 }
 
-func (k *Kubernetes) file(name string) string { return filepath.Join(k.dir, name) }
+func (k *kubernetes) file(name string) string { return filepath.Join(k.dir, name) }
 
-func (k *Kubernetes) startEtcd(t *testing.T, url string) *process {
+func (k *kubernetes) startEtcd(t *testing.T, url string) *process {
 	t.Helper()
 	peers := "http://127.0.0.1:" + freePort(t)
 	return spawn(t, k.dir, "etcd", "--name=kubetest", "--data-dir="+k.file("etcd"),
@@ -60,7 +60,7 @@ func (k *Kubernetes) startEtcd(t *testing.T, url string) *process {
 		"--listen-peer-urls="+peers, "--initial-advertise-peer-urls="+peers, "--initial-cluster=kubetest="+peers)
 }
 
-func (k *Kubernetes) startServer(t *testing.T, program, store, port string) *process {
+func (k *kubernetes) startServer(t *testing.T, program, store, port string) *process {
 	t.Helper()
 	return spawn(t, k.dir, program, "--etcd-servers="+store,
 		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+port,
@@ -73,7 +73,7 @@ func (k *Kubernetes) startServer(t *testing.T, program, store, port string) *pro
 }
 
 // await returns when the API server is ready and the namespace default is there.
-func (k *Kubernetes) await(t *testing.T, of ...*process) {
+func (k *kubernetes) await(t *testing.T, of ...*process) {
 	t.Helper()
 	a := newAdmin(t, k.root)
 	ready := func() bool {
@@ -93,6 +93,11 @@ func (k *Kubernetes) await(t *testing.T, of ...*process) {
 	}
 }
 
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	check(t, os.WriteFile(path, []byte(text), 0o600))
+}
+
 func eventually(so func() bool) bool {
 	for end := time.Now().Add(soon); !so(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -103,10 +108,10 @@ func eventually(so func() bool) bool {
 }
 
 // Admin is an account that may do everything.
-func (k *Kubernetes) Admin(*testing.T) kube.Config { return k.root }
+func (k *kubernetes) Admin(*testing.T) kube.Config { return k.root }
 
 // AddNode makes a node that is ready, for as long as the test lasts.
-func (k *Kubernetes) AddNode(t *testing.T, name string) {
+func (k *kubernetes) AddNode(t *testing.T, name string) {
 	t.Helper()
 	newAdmin(t, k.root).node(name)
 }
@@ -137,7 +142,7 @@ subjects:
 
 // Account makes a service account with these rights, such as "patch nodes/status". Those to events and pods are for
 // namespace default.
-func (k *Kubernetes) Account(t *testing.T, rights ...string) kube.Config {
+func (k *kubernetes) Account(t *testing.T, rights ...string) kube.Config {
 	t.Helper()
 	var docs []string
 	for i, right := range rights {
@@ -153,7 +158,7 @@ func (k *Kubernetes) Account(t *testing.T, rights ...string) kube.Config {
 
 // Bound makes a service account to which a manifest gives these rights, and returns when they are in force. The account
 // is a new one: its name takes the place of dlrover-master everywhere in the manifest.
-func (k *Kubernetes) Bound(t *testing.T, manifest string, rights ...string) kube.Config {
+func (k *kubernetes) Bound(t *testing.T, manifest string, rights ...string) kube.Config {
 	t.Helper()
 	k.mu.Lock()
 	k.count++
@@ -174,7 +179,7 @@ func (k *Kubernetes) Bound(t *testing.T, manifest string, rights ...string) kube
 }
 
 // Check fails unless Kubernetes would create what the manifest describes, in namespace default. Nothing is created.
-func (k *Kubernetes) Check(t *testing.T, manifest string) {
+func (k *kubernetes) Check(t *testing.T, manifest string) {
 	t.Helper()
 	newAdmin(t, k.root).create(manifest, "&dryRun=All")
 }
@@ -240,33 +245,18 @@ func inForce(t *testing.T, cfg kube.Config, rights []string) {
 	}
 }
 
-// Pod makes a pod for an account, and returns the variables with which kube.InCluster finds it.
-func (k *Kubernetes) Pod(t *testing.T, name string, cfg kube.Config) (env map[string]string) {
+// Pod makes a pod for an account.
+func (k *kubernetes) Pod(t *testing.T, name string, cfg kube.Config) {
 	t.Helper()
 	newAdmin(t, k.root).want("POST", "/api/v1/namespaces/default/pods", "application/json", object{
 		"metadata": object{"name": name}, "spec": object{
 			"serviceAccountName": filepath.Base(cfg.TokenFile), "containers": []object{{"name": "master", "image": "none"}},
 		},
 	}, nil)
-	return inPod(t, "default", name, cfg)
-}
-
-// Node is what a mark has put on a node: the value of the taint kube.Key, "" without, and the messages of the events.
-func (k *Kubernetes) Node(t *testing.T, name string) (taint string, messages []string) {
-	t.Helper()
-	a := newAdmin(t, k.root)
-	taint, _ = a.view(name).ours()
-	return taint, a.messages(name)
-}
-
-// NodeAnnotations are those of a node.
-func (k *Kubernetes) NodeAnnotations(t *testing.T, name string) map[string]string {
-	t.Helper()
-	return newAdmin(t, k.root).view(name).Annotations
 }
 
 // PodAnnotations are those of a pod.
-func (k *Kubernetes) PodAnnotations(t *testing.T, name string) map[string]string {
+func (k *kubernetes) PodAnnotations(t *testing.T, name string) map[string]string {
 	t.Helper()
 	var pod struct {
 		Metadata struct{ Annotations map[string]string }

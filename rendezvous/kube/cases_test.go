@@ -1,4 +1,4 @@
-package kubetest
+package kube_test
 
 import (
 	"errors"
@@ -18,17 +18,19 @@ import (
 	"dlrover-run/rendezvous/kube"
 )
 
-// Cluster is an API server for the suite.
-type Cluster interface {
+// apiServer is ours or Kubernetes' own.
+type apiServer interface {
+	AddNode(t *testing.T, name string)
+	Account(t *testing.T, rights ...string) kube.Config
 	// Admin is an account that may do everything.
 	Admin(t *testing.T) kube.Config
 	// Level is an account with the rights that docs/kubernetes gives for a level, and no more.
 	Level(t *testing.T, l kube.Level) kube.Config
 }
 
-// Suite tests package kube and the API server against each other, through the API alone. Every test makes nodes of its
+// suite tests package kube and the API server against each other, through the API alone. Every test makes nodes of its
 // own names, so that the server may be used for other things as well.
-func Suite(t *testing.T, start func(*testing.T) Cluster) {
+func suite(t *testing.T, start func(*testing.T) apiServer) {
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, *fixture)
@@ -59,7 +61,7 @@ func Suite(t *testing.T, start func(*testing.T) Cluster) {
 
 type fixture struct {
 	t       *testing.T
-	cluster Cluster
+	cluster apiServer
 	admin   *admin
 }
 
@@ -79,17 +81,9 @@ func (f *fixture) node() string {
 }
 
 // client may do what a level needs.
-func (f *fixture) client(l kube.Level) *kube.Client { return f.clientOf(f.cluster.Level(f.t, l)) }
+func (f *fixture) client(l kube.Level) *kube.Client { return client(f.t, f.cluster.Level(f.t, l)) }
 
-func (f *fixture) clientOf(cfg kube.Config) *kube.Client {
-	f.t.Helper()
-	c, err := kube.New(cfg)
-	check(f.t, err)
-	f.t.Cleanup(c.Close)
-	return c
-}
-
-func mark(node, owner string) kube.Mark {
+func markOf(node, owner string) kube.Mark {
 	return kube.Mark{
 		Node: node, Owner: owner, Reason: "gpu.link", Evidence: "GPU 3: 41 GB/s, need 300", Since: since,
 		Until: since.Add(4 * time.Hour),
@@ -121,7 +115,7 @@ func testLevels(t *testing.T, f *fixture) {
 	for _, l := range []kube.Level{kube.Condition, kube.Taint, kube.Cordon} {
 		name, c := f.node(), f.client(l)
 		before := f.admin.view(name)
-		check(t, c.Apply(t.Context(), l, mark(name, "job-a")))
+		check(t, c.Apply(t.Context(), l, markOf(name, "job-a")))
 		v := f.admin.view(name)
 		value, tainted := v.ours()
 		equal(t, []any{tainted, v.Cordoned, v.Conditions[kube.ConditionType] == "True"},
@@ -130,7 +124,7 @@ func testLevels(t *testing.T, f *fixture) {
 		equal(t, v.Annotations[kube.Key] != "", true)
 		equal(t, v.foreign(), before.foreign())
 		equal(t, v.Conditions["Ready"], "True")
-		check(t, c.Remove(t.Context(), mark(name, "job-a")))
+		check(t, c.Remove(t.Context(), markOf(name, "job-a")))
 		after := f.admin.view(name)
 		if l == kube.Condition {
 			equal(t, after.Conditions[kube.ConditionType], "False")
@@ -141,8 +135,8 @@ func testLevels(t *testing.T, f *fixture) {
 	}
 	name := f.node()
 	before := f.admin.view(name)
-	check(t, f.client(kube.Event).Apply(t.Context(), kube.Event, mark(name, "job-a")))
-	check(t, f.client(kube.Event).Apply(t.Context(), kube.None, mark(name, "job-b")))
+	check(t, f.client(kube.Event).Apply(t.Context(), kube.Event, markOf(name, "job-a")))
+	check(t, f.client(kube.Event).Apply(t.Context(), kube.None, markOf(name, "job-b")))
 	equal(t, f.admin.view(name), before)
 	equal(t, len(f.admin.messages(name)), 1)
 }
@@ -150,9 +144,9 @@ func testLevels(t *testing.T, f *fixture) {
 func testOnce(t *testing.T, f *fixture) {
 	for _, l := range []kube.Level{kube.Event, kube.Condition, kube.Taint, kube.Cordon} {
 		name, c := f.node(), f.client(l)
-		check(t, c.Apply(t.Context(), l, mark(name, "job-a")))
+		check(t, c.Apply(t.Context(), l, markOf(name, "job-a")))
 		v := f.admin.view(name)
-		check(t, c.Apply(t.Context(), l, mark(name, "job-a")))
+		check(t, c.Apply(t.Context(), l, markOf(name, "job-a")))
 		equal(t, f.admin.view(name), v)
 		equal(t, f.admin.messages(name), []string{"gpu.link: GPU 3: 41 GB/s, need 300 (marked by job-a until " +
 			since.Add(4*time.Hour).Format(time.RFC3339) + ")"})
@@ -163,11 +157,11 @@ func testForeignCordon(t *testing.T, f *fixture) {
 	name, c := f.node(), f.client(kube.Cordon)
 	f.admin.patch(name, "", object{"spec": object{"unschedulable": true}})
 	for range 2 {
-		check(t, c.Apply(t.Context(), kube.Cordon, mark(name, "job-a")))
+		check(t, c.Apply(t.Context(), kube.Cordon, markOf(name, "job-a")))
 	}
-	check(t, c.Apply(t.Context(), kube.Cordon, mark(name, "job-b")))
-	check(t, c.Remove(t.Context(), mark(name, "job-a")))
-	check(t, c.Remove(t.Context(), mark(name, "job-b")))
+	check(t, c.Apply(t.Context(), kube.Cordon, markOf(name, "job-b")))
+	check(t, c.Remove(t.Context(), markOf(name, "job-a")))
+	check(t, c.Remove(t.Context(), markOf(name, "job-b")))
 	equal(t, f.admin.view(name).Cordoned, true)
 	equal(t, f.admin.view(name).Annotations[kube.Key], "")
 }
@@ -180,10 +174,10 @@ func testForeignTaint(t *testing.T, f *fixture) {
 	f.admin.patch(name, "", object{"spec": object{"taints": by}})
 	before := f.admin.view(name).Taints
 	for range 2 {
-		check(t, c.Apply(t.Context(), kube.Taint, mark(name, "job-a")))
+		check(t, c.Apply(t.Context(), kube.Taint, markOf(name, "job-a")))
 	}
 	equal(t, f.admin.view(name).Taints, before)
-	check(t, c.Remove(t.Context(), mark(name, "job-a")))
+	check(t, c.Remove(t.Context(), markOf(name, "job-a")))
 	equal(t, f.admin.view(name).Taints, before)
 }
 
@@ -195,14 +189,14 @@ func testTwoOwners(t *testing.T, f *fixture) {
 			_, tainted := v.ours()
 			return tainted || v.Cordoned || v.Conditions[kube.ConditionType] == "True"
 		}
-		check(t, a.Apply(t.Context(), l, mark(name, "job-a")))
-		check(t, b.Apply(t.Context(), l, mark(name, "job-b")))
+		check(t, a.Apply(t.Context(), l, markOf(name, "job-a")))
+		check(t, b.Apply(t.Context(), l, markOf(name, "job-b")))
 		equal(t, len(f.marks(a, name)), 2)
-		check(t, a.Remove(t.Context(), mark(name, "job-a")))
+		check(t, a.Remove(t.Context(), markOf(name, "job-a")))
 		equal(t, marked(), true)
-		check(t, a.Remove(t.Context(), mark(name, "job-a")))
-		equal(t, f.marks(a, name), []kube.Mark{mark(name, "job-b")})
-		check(t, b.Remove(t.Context(), mark(name, "job-b")))
+		check(t, a.Remove(t.Context(), markOf(name, "job-a")))
+		equal(t, f.marks(a, name), []kube.Mark{markOf(name, "job-b")})
+		check(t, b.Remove(t.Context(), markOf(name, "job-b")))
 		equal(t, marked(), false)
 		equal(t, len(f.admin.messages(name)), 2)
 	}
@@ -221,7 +215,7 @@ func testManyMasters(t *testing.T, f *fixture) {
 	name := f.node()
 	var masters sync.WaitGroup
 	for i := range 3 {
-		c, m := f.client(kube.Taint), mark(name, fmt.Sprintf("job-%d", i))
+		c, m := f.client(kube.Taint), markOf(name, fmt.Sprintf("job-%d", i))
 		masters.Go(func() {
 			for range 5 {
 				if err := errors.Join(c.Apply(t.Context(), kube.Taint, m), c.Remove(t.Context(), m)); err != nil {
@@ -241,7 +235,7 @@ func testManyMasters(t *testing.T, f *fixture) {
 }
 
 func testRenewed(t *testing.T, f *fixture) {
-	name, c, m := f.node(), f.client(kube.Taint), mark(f.node(), "job-a")
+	name, c, m := f.node(), f.client(kube.Taint), markOf(f.node(), "job-a")
 	m.Node = name
 	longer := m
 	longer.Until, longer.Reason = m.Until.Add(time.Hour), "net.loss"
@@ -258,7 +252,7 @@ func testRenewed(t *testing.T, f *fixture) {
 func testEndless(t *testing.T, f *fixture) {
 	for _, l := range []kube.Level{kube.Condition, kube.Taint, kube.Cordon} {
 		name, c := f.node(), f.client(l)
-		m := mark(name, "job-a")
+		m := markOf(name, "job-a")
 		endless := m
 		endless.Until = time.Time{}
 		check(t, c.Apply(t.Context(), l, m))
@@ -272,11 +266,11 @@ func testEndless(t *testing.T, f *fixture) {
 }
 
 func testReplacedLevel(t *testing.T, f *fixture) {
-	name, c := f.node(), f.clientOf(f.cluster.Admin(t))
+	name, c := f.node(), client(f.t, f.cluster.Admin(t))
 	for _, l := range []kube.Level{
 		kube.Condition, kube.Taint, kube.Cordon, kube.Condition, kube.Cordon, kube.Taint, kube.Condition,
 	} {
-		check(t, c.Apply(t.Context(), l, mark(name, "job-a")))
+		check(t, c.Apply(t.Context(), l, markOf(name, "job-a")))
 		v := f.admin.view(name)
 		_, tainted := v.ours()
 		equal(t, []any{tainted, v.Cordoned, v.Conditions[kube.ConditionType] == "True"},
@@ -287,7 +281,7 @@ func testReplacedLevel(t *testing.T, f *fixture) {
 
 func testRestart(t *testing.T, f *fixture) {
 	for _, l := range []kube.Level{kube.Condition, kube.Taint, kube.Cordon} {
-		m := mark(f.node(), `ns/job "a"`)
+		m := markOf(f.node(), `ns/job "a"`)
 		m.Evidence = `a "quoted" <word>, ünïcode`
 		check(t, f.client(l).Apply(t.Context(), l, m))
 		again := f.client(l)
@@ -309,18 +303,18 @@ func testPages(t *testing.T, f *fixture) {
 		names = append(names, name)
 	}
 	for _, name := range []string{names[0], names[len(names)-1]} {
-		check(t, c.Apply(t.Context(), kube.Taint, mark(name, "job-a")))
-		equal(t, f.marks(c, name), []kube.Mark{mark(name, "job-a")})
+		check(t, c.Apply(t.Context(), kube.Taint, markOf(name, "job-a")))
+		equal(t, f.marks(c, name), []kube.Mark{markOf(name, "job-a")})
 	}
 	equal(t, len(f.marks(c, names[0])), 1)
 }
 
 func testGone(t *testing.T, f *fixture) {
 	name, c := f.node(), f.client(kube.Taint)
-	check(t, c.Apply(t.Context(), kube.Taint, mark(name, "job-a")))
+	check(t, c.Apply(t.Context(), kube.Taint, markOf(name, "job-a")))
 	f.admin.delete(name)
-	check(t, c.Remove(t.Context(), mark(name, "job-a")))
-	is(t, c.Apply(t.Context(), kube.Taint, mark(name, "job-a")), kube.ErrNotFound)
+	check(t, c.Remove(t.Context(), markOf(name, "job-a")))
+	is(t, c.Apply(t.Context(), kube.Taint, markOf(name, "job-a")), kube.ErrNotFound)
 	equal(t, len(f.marks(c, name)), 0)
 }
 
@@ -330,7 +324,7 @@ func testBrokenAnnotation(t *testing.T, f *fixture) {
 	before := f.admin.view(name)
 	_, errs := c.Marks(t.Context())
 	for _, err := range []error{
-		c.Apply(t.Context(), kube.Taint, mark(name, "a")), c.Remove(t.Context(), mark(name, "a")), errors.Join(errs...),
+		c.Apply(t.Context(), kube.Taint, markOf(name, "a")), c.Remove(t.Context(), markOf(name, "a")), errors.Join(errs...),
 	} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Fatalf("got %v, want an error that names %s", err, name)
@@ -357,7 +351,7 @@ func testRights(t *testing.T, f *fixture) {
 			equal(t, got, lacks[l])
 		}
 		for l := range maps.Keys(lacks) {
-			is(t, c.Apply(t.Context(), l, mark(name, "job-a")), kube.ErrForbidden)
+			is(t, c.Apply(t.Context(), l, markOf(name, "job-a")), kube.ErrForbidden)
 		}
 		equal(t, f.admin.view(name).Annotations[kube.Key], "")
 	}
@@ -368,7 +362,7 @@ func testBadToken(t *testing.T, f *fixture) {
 	cfg.TokenFile = filepath.Join(t.TempDir(), "token")
 	const secret = "nobodys-secret-token"
 	check(t, os.WriteFile(cfg.TokenFile, []byte(secret), 0o600))
-	err := f.clientOf(cfg).Apply(t.Context(), kube.Taint, mark(f.node(), "job-a"))
+	err := client(f.t, cfg).Apply(t.Context(), kube.Taint, markOf(f.node(), "job-a"))
 	is(t, err, kube.ErrUnauthorized)
 	equal(t, strings.Contains(err.Error(), secret), false)
 }

@@ -1,4 +1,4 @@
-package kubetest
+package kube_test
 
 import (
 	"crypto/ecdsa"

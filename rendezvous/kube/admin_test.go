@@ -1,4 +1,4 @@
-package kubetest
+package kube_test
 
 import (
 	"bytes"
@@ -17,6 +17,8 @@ import (
 	"dlrover-run/internal/plainhttp"
 	"dlrover-run/rendezvous/kube"
 )
+
+type object = map[string]any
 
 // admin does with the API what people do with kubectl.
 type admin struct {
