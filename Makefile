@@ -14,7 +14,8 @@ FRAMEWORKS ?= $(HOME)/.cache/dlrover-run/frameworks
 DLROVER   ?= $(HOME)/.cache/dlrover-run/dlrover-packages
 KUBE      ?= $(HOME)/.cache/dlrover-run/kube
 IMAGE     ?= dlrover-run:$(VERSION)
-TESTLOG   := go run ./cmd/internal/testlog
+# A line for each package; at the end what was skipped and why, and what failed and why.
+GOTEST    := go tool -modfile=tools/go.mod gotestsum --format=pkgname --format-hide-empty-pkg --
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
@@ -43,7 +44,7 @@ test: torch build lint race ## lint, and the tests under the race detector with 
 # Tests start their own program as a helper hundreds of times, whose race detector would sleep for a second at each end.
 race: export GORACE := atexit_sleep_ms=0
 race: ## all tests under the race detector but those of more than ten seconds; says what was skipped
-	go test -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) -json ./cmd/dlrover-run ./... | $(TESTLOG)
+	$(GOTEST) -race -short -count=1 -timeout 20m -p $$(($$(nproc) + 1)) ./cmd/dlrover-run ./...
 
 lint: ## gofmt and go vet
 	@test -z "$$(gofmt -l $(FOLDERS))" || { gofmt -d $(FOLDERS); exit 1; }
@@ -64,13 +65,13 @@ chaos: ## CHAOS_ROUNDS (500) rounds of kill -9 at random on a job that saves che
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) go test -count=1 -timeout 60m -v -run TestCheckpointChaos ./cmd/dlrover-run
 
 soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a row
-	go test -count=$(SOAK_COUNT) -timeout 5h -failfast -json ./cmd/dlrover-run | $(TESTLOG)
+	$(GOTEST) -count=$(SOAK_COUNT) -timeout 5h -failfast ./cmd/dlrover-run
 
 e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included; with DLROVER_LONG_TESTS=1 every hang
-	go test -count=1 -timeout 45m -json ./cmd/dlrover-run | $(TESTLOG)
+	$(GOTEST) -count=1 -timeout 45m ./cmd/dlrover-run
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
-	TORCH_PYTHON=$(TORCH2)/bin/python go test -count=1 -timeout 30m -json -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/... | $(TESTLOG)
+	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -count=1 -timeout 30m -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
 	TORCH_PYTHON=$(TORCH2)/bin/python $(MAKE) demo DEMOFLAGS=--fast
 
 $(TORCH2)/bin/python:
@@ -78,7 +79,7 @@ $(TORCH2)/bin/python:
 	$(TORCH2)/bin/pip install --progress-bar off torch numpy safetensors transformers accelerate || { rm -rf $(TORCH2); exit 1; }
 
 e2e-frameworks: $(patsubst %,$(FRAMEWORKS)/%/ready,torch mindspore jax tensorflow paddle) ## jobs of the newest DeepSpeed, MindSpore, JAX, TensorFlow and Paddle, in virtual environments below FRAMEWORKS
-	DLROVER_FRAMEWORKS=$(FRAMEWORKS) go test -count=1 -timeout 120m -json -run 'TestFrameworks|TestTorchft' ./cmd/dlrover-run | $(TESTLOG)
+	DLROVER_FRAMEWORKS=$(FRAMEWORKS) $(GOTEST) -count=1 -timeout 120m -run 'TestFrameworks|TestTorchft' ./cmd/dlrover-run
 
 $(FRAMEWORKS)/mindspore/ready: PACKAGES := mindspore
 $(FRAMEWORKS)/jax/ready: PACKAGES := 'jax[cpu]'
@@ -104,7 +105,7 @@ $(FRAMEWORKS)/torch/ready: $(TORCH2)/bin/python
 	touch $@
 
 e2e-dlrover: $(foreach v,0.6.1 0.5.1 0.4.0,$(DLROVER)/dlrover-$v/kubernetes $(DLROVER)/agents-$v/ready) ## jobs with DLRover's own master and agents, of three versions, in virtual environments below DLROVER
-	DLROVER_PACKAGES=$(DLROVER) go test -count=1 -parallel 4 -timeout 60m -json -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/... | $(TESTLOG)
+	DLROVER_PACKAGES=$(DLROVER) $(GOTEST) -count=1 -parallel 4 -timeout 60m -run TestDLRover ./cmd/dlrover-run ./rendezvous/pyproto/...
 
 # They see the distribution's PyTorch. DLRover names no versions of what it needs, and works with few.
 $(DLROVER)/dlrover-%/ready: | torch
@@ -132,8 +133,8 @@ $(DLROVER)/agents-%/ready: $(TORCH2)/bin/python
 APISERVER = $(KUBE)/kube-apiserver-$(shell awk '$$1 == "k8s.io/kubernetes" {print $$2}' rendezvous/kube/apiserver/go.mod)
 
 e2e-kube: $(APISERVER) $(KUBE)/etcd ## marks of nodes in a real kube-apiserver, built below KUBE
-	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) go test -count=1 -timeout 10m -json -run TestKubernetes \
-	  ./rendezvous/kube | $(TESTLOG)
+	PATH=$(KUBE):$$PATH KUBE_APISERVER=$(APISERVER) $(GOTEST) -count=1 -timeout 10m -run TestKubernetes \
+	  ./rendezvous/kube
 
 $(KUBE)/kube-apiserver-%:
 	cd rendezvous/kube/apiserver && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $@ .

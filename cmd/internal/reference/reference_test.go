@@ -45,7 +45,7 @@ func sources(t *testing.T, visit func(path, ext string)) {
 	t.Helper()
 	for _, folder := range []string{"cmd", "internal", "launcher", "rendezvous", "checkpointd", "netcheck", "switchbox"} {
 		require.NoError(t, filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
-			if d.IsDir() && slices.Contains([]string{"bench", "demo", "reference", "testlog", "tests", "testdata"}, d.Name()) {
+			if d.IsDir() && slices.Contains([]string{"bench", "demo", "reference", "tests", "testdata"}, d.Name()) {
 				return fs.SkipDir
 			}
 			if ext := filepath.Ext(path); err == nil && (ext == ".go" && !strings.HasSuffix(path, "_test.go") || ext == ".py") {
