@@ -123,7 +123,7 @@ class Engine:
         self._daemon: Optional[Daemon] = None
         os.makedirs(self.dir, exist_ok=True)
         self._start()
-        self._inline = InlineWriter(self.dir, self._runtime if self._daemon is not None else "", save_timeout)
+        self._inline = InlineWriter(self.dir, self._runtime if self._daemon is not None else "")
         asked = deletion_strategy is not None and self._retention is None and primary and shard == 0
         self._cleaner = Cleaner(self.dir, deletion_strategy) if asked else None
 

@@ -24,17 +24,16 @@ Gather = Callable[[Any], List[Any]]
 class InlineWriter:
     """Writes this rank's shards into one checkpoint directory, and commits them."""
 
-    def __init__(self, dir: str, runtime: str, timeout: float) -> None:
-        """runtime: the daemon's directory, "" without a daemon. timeout: seconds that a commit may take."""
+    def __init__(self, dir: str, runtime: str) -> None:
+        """runtime: the daemon's directory, "" without a daemon."""
         self._dir = dir
         self._runtime = runtime
-        self._timeout = timeout
         self._ground: Optional[Dict[str, Tuple[int, int]]] = None  # of the directory, once a save was committed
 
     def write(self, meta: Dict[str, Any], images: Sequence[Image], gather: Optional[Gather]) -> None:
         """Returns when the save is committed: durable, and named by the trackers. Raises sync.SaveFailed otherwise.
 
-        gather: the collective of all ranks when all write together; None: other writers are met by files on disk.
+        gather: the collective of all ranks when all write together; None: this rank writes the whole save.
         """
         files: List[Dict[str, Any]] = []
         error, ground = "", self._ground
@@ -52,7 +51,7 @@ class InlineWriter:
 
     def commit(self, meta: Dict[str, Any], files: List[Dict[str, Any]], error: str, gather: Optional[Gather]) -> None:
         """Commits what is written. error: why it is not, "" = it is. Raises sync.SaveFailed."""
-        sync.commit(meta, files, error, gather, time.monotonic() + self._timeout, self.turn)
+        sync.commit(meta, files, error, gather, self.turn)
 
     @contextlib.contextmanager
     def _at_work(self, meta: Dict[str, Any]) -> Iterator[None]:

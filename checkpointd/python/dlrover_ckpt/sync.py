@@ -1,8 +1,8 @@
 """Checkpoint directories without a daemon: writing a save, finishing interrupted ones, and finding the newest good one.
 
-Order of a save: the list of temporary files; the temporary files, durable; "prepared" of every shard; the intent, from
-which there is only forward; the final names; "placed" of every shard; the manifest; the trackers. Nothing is ever
-written in place, and no link is followed.
+Order of a save: the list of temporary files; the temporary files, durable; the intent, from which there is only forward;
+the final names; the manifest; the trackers. The processes that write its shards meet in torch.distributed before each of
+the last four. Nothing is ever written in place, and no link is followed.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def still_there(dir: str, before: Dict[str, Tuple[int, int]]) -> None:
 
 
 def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str, Any]]:
-    """Makes this shard's files durable under temporary names, and says so. Returns the file entries."""
+    """Makes this shard's files durable under temporary names. Returns the file entries."""
     dir, save, shard = meta["dir"], meta["save"], meta["shard"]
     paths = [_inside(dir, i.path) for i in images]
     for path in paths:
@@ -179,7 +179,6 @@ def write_shard(meta: Dict[str, Any], images: Sequence[Image]) -> List[Dict[str,
         files.append({"path": image.path, "size": image.length, "crc32": crc, "shard": shard})
     for d in sorted({os.path.dirname(p) for p in paths}):
         sync_dir(d)
-    _write_json(os.path.join(stage, "shard-%d.prepared" % shard), {"shard": shard, "files": files})
     return files
 
 
@@ -231,55 +230,38 @@ def _crc(fd: int, off: int, n: int) -> int:
 
 
 def commit(meta: Dict[str, Any], files: List[Dict[str, Any]], write_error: str,
-           agree: Optional[Callable[[Any], List[Any]]], deadline: float,
+           agree: Optional[Callable[[Any], List[Any]]],
            turn: Callable[[], ContextManager[Any]] = contextlib.nullcontext) -> None:
     """Takes a written shard to its final name and, as shard 0, publishes the save. SaveFailed: it is given up.
 
     files: this shard's entries, empty for a process that writes no shard.
     write_error: why they could not be written, "" = they are.
-    agree: gathers a value from all processes; None: the marker files are watched until the deadline.
+    agree: gathers a value from all processes; None: this one writes the whole save.
     turn: nobody else on this node publishes a save of the directory meanwhile.
     """
-    dir, save = meta["dir"], meta["save"]
-    writer = meta["primary"]
+    dir, save, writer = meta["dir"], meta["save"], meta["primary"]
     lead = writer and meta["shard"] == 0
-    stage = _stage(dir, save)
-    if agree is not None:
-        errors = [e for e in agree(write_error) if e]
-        if errors:
-            if writer:
-                abandon(dir, save, meta["shard"])
-            raise SaveFailed("step %d was not saved: %s" % (meta["step"], errors[0]))
-    elif write_error:
-        abandon(dir, save, meta["shard"])
-        raise SaveFailed("step %d was not saved: %s" % (meta["step"], write_error))
-
-    def meet(marker: str, shards: bool) -> None:
-        names = ["shard-%d.%s" % (i, marker) for i in range(meta["shards"])] if shards else [marker]
-        if agree is not None:
-            agree(None)
-        else:
-            _watch(stage, names, lambda: _published(dir, meta), deadline)
-
+    if agree is None and meta["shards"] > 1:
+        write_error = write_error or "its %d shards need torch.distributed, which is not initialised" % meta["shards"]
+    meet: Callable[[Any], List[Any]] = agree or (lambda value: [value])
+    written = meet((write_error, files))
+    errors = [e for e, _ in written if e]
+    if errors:
+        if writer:
+            abandon(dir, save, meta["shard"])
+        raise SaveFailed("step %d was not saved: %s" % (meta["step"], errors[0]))
+    m = _manifest(meta, sorted((f for _, fs in written for f in fs), key=lambda f: f["shard"]))
     if lead:
-        if agree is None and meta["shards"] > 1:
-            meet("prepared", True)
-        entries = [_read_json(os.path.join(stage, "shard-%d.prepared" % i)) for i in range(meta["shards"])]
-        _write_json(os.path.join(stage, "intent"), _manifest(meta, [f for e in entries for f in e["files"]]))
-    if agree is not None or (writer and not lead):
-        meet("intent", False)
+        _write_json(os.path.join(_stage(dir, save), "intent"), m)
+    meet(None)
     if writer:
         place(dir, save, files)
-        _write_json(os.path.join(stage, "shard-%d.placed" % meta["shard"]), {})
-    if agree is not None or lead:
-        if agree is not None or meta["shards"] > 1:
-            meet("placed", True)
+    meet(None)
     if lead:
         with turn():
-            publish(dir, _read_json(os.path.join(stage, "intent")))
+            publish(dir, m)
             retain(dir)
-    if agree is not None:
-        agree(None)
+    meet(None)
 
 
 def _manifest(meta: Dict[str, Any], files: List[Dict[str, Any]]) -> Dict[str, Any]:
@@ -287,23 +269,6 @@ def _manifest(meta: Dict[str, Any], files: List[Dict[str, Any]]) -> Dict[str, An
             "shards": meta["shards"], "world_size": meta["world_size"], "framework": meta["framework"],
             "layout": meta["layout"], "saved_ns": meta["saved_ns"], "committed_ns": 0, "files": files,
             "trackers": meta["trackers"], "retention": meta["retention"]}
-
-
-def _watch(stage: str, names: List[str], done: Callable[[], bool], deadline: float) -> None:
-    pause = 0.02
-    while not all(os.path.exists(os.path.join(stage, n)) for n in names):
-        if done():
-            return
-        if time.monotonic() > deadline:
-            missing = [n for n in names if not os.path.exists(os.path.join(stage, n))]
-            raise SaveFailed("waited in vain for %s in %s" % (missing[0], stage))
-        time.sleep(pause)
-        pause = min(0.5, pause * 1.5)
-
-
-def _published(dir: str, meta: Dict[str, Any]) -> bool:
-    m = manifest(dir, meta["step"])
-    return m is not None and m["save"] == meta["save"]
 
 
 def _stage(dir: str, save: str) -> str:
@@ -360,8 +325,7 @@ def abandon(dir: str, save: str, shard: int) -> None:
     plan = os.path.join(stage, "shard-%d.plan" % shard)
     for tmp in _planned(dir, plan, save):
         _unlink(tmp)
-    for name in ("prepared", "plan"):
-        _unlink(os.path.join(stage, "shard-%d.%s" % (shard, name)))
+    _unlink(plan)
     _rmdir(stage)
 
 

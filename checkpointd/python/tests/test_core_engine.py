@@ -369,6 +369,13 @@ class Disk(One):
                 self.assertFalse(self.save(e, 1, MEMORY))
         self.assertIn("raise the container's limit of memory", "".join(logs.output))
 
+    def test_shards_of_processes_that_cannot_agree(self):
+        e = self.engine(shards=2, resize="same")
+        with self.assertRaisesRegex(SaveFailed, "2 shards need torch.distributed, which is not initialised"):
+            self.save(e, 1, DISK)
+        self.assertEqual([name for _, _, names in os.walk(self.dir) for name in names], [])
+        self.assertIsNone(self.loaded(e, "disk"))
+
     def test_waiting_in_vain(self):
         e = self.engine()
         self.assertEqual(e.wait(), 0)
