@@ -17,6 +17,9 @@ func Ending(text string, limit int) string {
 	}
 	for { // what is put first leaves less of the end, which may have lost more of the error then
 		first := missing(text, end, limit)
+		if len(first) > limit {
+			return end
+		}
 		rest := lastLines(text, limit-len(first))
 		if len(rest) >= len(end) {
 			return first + end
@@ -116,7 +119,7 @@ func lastLines(text string, limit int) string {
 	if len(text) <= limit {
 		return text
 	}
-	text = text[len(text)-limit:]
+	text = text[len(text)-max(limit, 0):]
 	if i := strings.IndexByte(text, '\n'); i >= 0 {
 		text = text[i+1:]
 	}

@@ -100,13 +100,27 @@ func TestEndingBelowALongPrefix(t *testing.T) {
 	require.Equal(t, []string{"ValueError"}, verdict.Failure{ExitCode: 1, LastLines: end}.Exceptions())
 }
 
+// Where there is no room for an error's own lines, the end of the output is all that is left of it.
+func TestEndingOfAFewBytes(t *testing.T) {
+	for _, text := range []string{"ü", "a\nb", "what(): " + strings.Repeat("x", 100) + "\n" + stack(2), "[rank3]:   + Exception " +
+		"Group Traceback (most recent call last):\n[rank3]:   | ExceptionGroup: two (2 sub-exceptions)\n" +
+		"[rank3]:   +-+---- 1 ----\n[rank3]:     | ValueError: " + strings.Repeat("x", 100) + "\n[rank3]:     +----"} {
+		for limit := -1; limit <= len(text); limit++ {
+			require.LessOrEqual(t, len(verdict.Ending(text, limit)), max(limit, 0)+2, "%q %d", text, limit)
+		}
+		require.Equal(t, text, verdict.Ending(text, len(text)))
+	}
+}
+
 func FuzzEnding(f *testing.F) {
 	f.Add("what(): x\n"+stack(20), 300)
 	f.Add("ü\n\n", 2)
+	f.Add("Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: bad\n", 40)
 	f.Fuzz(func(t *testing.T, text string, limit int) {
-		if limit < 64 || limit > 4096 || !utf8.ValidString(text) {
+		if limit < -1 || limit > 4096 || !utf8.ValidString(text) {
 			return
 		}
-		require.LessOrEqual(t, len(verdict.Ending(text, limit)), limit+8)
+		// A rune that is cut becomes U+FFFD, which is up to two bytes longer than what is left of it.
+		require.LessOrEqual(t, len(verdict.Ending(text, limit)), max(limit, 0)+2)
 	})
 }
