@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
@@ -18,9 +17,6 @@ import (
 	"dlrover-run/hang/xpu"
 	"dlrover-run/launcher"
 )
-
-// dumpTime bounds the reading of stacks for a dump: what could not be read by then is not in it.
-const dumpTime = 10 * time.Second
 
 // present are the workers that run now.
 type present struct {
@@ -132,7 +128,7 @@ func (h *hangs) timelines(ctx context.Context, dir string, p present, steps int,
 
 // dumpStacks reads the stacks of some workers, as files of xpu_timer.
 func (h *hangs) dumpStacks(ctx context.Context, p present, r dump.Request, locals []int) map[string][]byte {
-	ctx, cancel := context.WithTimeout(ctx, dumpTime)
+	ctx, cancel := context.WithTimeout(ctx, dump.StackTime)
 	defer cancel()
 	cfg := h.config(p.epoch, p.pids)
 	cfg.Stacks = func(ctx context.Context, pid int) (hang.Stacks, error) {

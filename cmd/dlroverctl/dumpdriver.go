@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -137,21 +136,16 @@ func (p *program) dumpRequest(c *cli.Context) (dump.Request, error) {
 	return r, nil
 }
 
-// firstAnswer is how long a launcher may take to say who there is; one that is stopped does not.
-const firstAnswer = 5 * time.Second
-
 // launchersHere are those that answer.
 func (p *program) launchersHere(ctx context.Context) (all []asked, err error) {
 	paths, err := dump.Find()
 	if err != nil {
 		return nil, err
 	}
-	first, cancel := context.WithTimeout(ctx, firstAnswer)
-	defer cancel()
 	answers, errs := make([]dump.Answer, len(paths)), make([]error, len(paths))
 	var wg sync.WaitGroup
 	for i, path := range paths {
-		wg.Go(func() { answers[i], errs[i] = dump.Ask(first, path, dump.Request{}) })
+		wg.Go(func() { answers[i], errs[i] = dump.Ask(ctx, path, dump.Request{}) })
 	}
 	wg.Wait()
 	var silent []error
@@ -162,9 +156,8 @@ func (p *program) launchersHere(ctx context.Context) (all []asked, err error) {
 		case !dump.Gone(errs[i]):
 			silent = append(silent, errs[i])
 		}
-		if errors.Is(errs[i], context.DeadlineExceeded) {
-			fmt.Fprintf(p.stderr, "%s: the launcher at %s has not answered for %v: it is stopped, or the machine is "+
-				"overloaded\n", driver, text.EscapeLine(path), firstAnswer)
+		if errors.Is(errs[i], dump.ErrSilent) {
+			fmt.Fprintf(p.stderr, "%s: %s\n", driver, text.EscapeLine(errs[i].Error()))
 		}
 	}
 	switch {

@@ -63,6 +63,29 @@ const (
 	closeTime  = 2 * time.Second // for what is being answered to end
 )
 
+const (
+	answerTime = 5 * time.Second  // for a launcher to say who there is
+	filesTime  = 15 * time.Second // to write stacks; those of many workers may go to a network file system
+)
+
+// StackTime bounds the reading of stacks for a dump: what could not be read by then is not in it.
+const StackTime = 10 * time.Second
+
+// ErrSilent: a launcher has not answered in time.
+var ErrSilent = errors.New("has not answered")
+
+// limit is how long a launcher may take for what it is asked for.
+func (r Request) limit() time.Duration {
+	limit := answerTime
+	if r.Python || r.Native {
+		limit += StackTime + filesTime
+	}
+	if r.Steps > 0 {
+		limit += wholeTime
+	}
+	return limit
+}
+
 // socket is the name of a launcher's, in a directory hang-<anything>.
 const socket = "dump"
 
@@ -186,7 +209,14 @@ func sockets(table string) (paths []string) {
 
 // Ask asks one launcher, which has to be this user's; root asks those of the users who have the directories. Anybody
 // may have made a socket that Find returns. Answer.Error is not looked at.
-func Ask(ctx context.Context, path string, r Request) (a Answer, err error) {
+func Ask(ctx context.Context, path string, r Request) (Answer, error) {
+	return askWithin(ctx, path, r, r.limit())
+}
+
+func askWithin(ctx context.Context, path string, r Request, limit time.Duration) (a Answer, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the launcher at %s %w for %v: it is stopped, or the "+
+		"machine or the storage of the files hangs", path, ErrSilent, limit))
+	defer cancel()
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", path)
 	if err != nil {

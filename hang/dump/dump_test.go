@@ -46,6 +46,21 @@ func TestLaunchersAreFoundAndAnswer(t *testing.T) {
 	require.NotContains(t, found, path)
 }
 
+// A launcher that is stopped, or whose storage hangs, holds up nobody who asks.
+func TestALauncherThatIsSilent(t *testing.T) {
+	path, _ := served(t, func(ctx context.Context, _ Request) Answer {
+		<-ctx.Done()
+		return Answer{}
+	})
+	_, err := askWithin(t.Context(), path, Request{Native: true}, time.Millisecond)
+	require.ErrorIs(t, err, ErrSilent)
+	require.EqualError(t, err, "the launcher at "+path+" has not answered for 1ms: it is stopped, or the machine or "+
+		"the storage of the files hangs")
+	require.Equal(t, 5*time.Second, Request{}.limit())
+	require.Equal(t, 30*time.Second, Request{Native: true}.limit())
+	require.Equal(t, 630*time.Second, Request{Python: true, Steps: 1}.limit())
+}
+
 // Whoever asks may go: the launcher stops what it does for them.
 func TestWhoAsksMayGo(t *testing.T) {
 	began, ended := make(chan struct{}), make(chan struct{})

@@ -58,13 +58,13 @@ func clean(s string, instead rune, keep string) string {
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
-// Clip is the beginning of s in at most limit bytes. Like Head and Tail it leaves out what is no UTF-8, so that no part
-// of a character stays.
-func Clip(s string, limit int) string { return strings.ToValidUTF8(s[:min(len(s), limit)], "") }
+// Clip is the beginning of s in at most limit bytes. Like Head and Tail it leaves out bytes that are not UTF-8, so that
+// no part of a character stays.
+func Clip(s string, limit int) string { return strings.ToValidUTF8(s[:min(len(s), max(limit, 0))], "") }
 
 const more = "…"
 
-// Head is the beginning of s, and … if it is cut, in at most limit bytes, which are at least three.
+// Head is the beginning of s, and … if it is cut, in at most limit bytes, or three.
 func Head(s string, limit int) string {
 	if len(s) <= limit {
 		return Clip(s, limit)
@@ -72,16 +72,16 @@ func Head(s string, limit int) string {
 	return Clip(s, limit-len(more)) + more
 }
 
-// Tail is … if s is cut, and its end, in at most limit bytes, which are at least three.
+// Tail is … if s is cut, and its end, in at most limit bytes, or three.
 func Tail(s string, limit int) string {
 	if len(s) <= limit {
 		return Clip(s, limit)
 	}
-	return more + strings.ToValidUTF8(s[len(s)-limit+len(more):], "")
+	return more + strings.ToValidUTF8(s[len(s)-max(limit-len(more), 0):], "")
 }
 
-// Ends is the beginning and the end of s, and … between them if it is cut, in at most limit bytes, which are at least
-// twelve. Three quarters are the beginning's.
+// Ends is the beginning and the end of s, and … between them if it is cut, in at most limit bytes, or
+// six. Three quarters are the beginning's.
 func Ends(s string, limit int) string {
 	if len(s) <= limit {
 		return Clip(s, limit)

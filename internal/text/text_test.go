@@ -112,6 +112,15 @@ func TestClean(t *testing.T) {
 	require.Equal(t, "a\nb\tc ", Lines("a\nb\tc\x1b", 9))
 }
 
+// No limit is too small for an answer.
+func TestTinyLimits(t *testing.T) {
+	for limit := -1; limit < 12; limit++ {
+		for _, cut := range []func(string, int) string{Clip, Head, Tail, Ends, Line, Lines} {
+			require.LessOrEqual(t, len(cut("größe 训练 🚀 and more", limit)), max(limit, 6))
+		}
+	}
+}
+
 // Whatever is in a text, what is made of it keeps its limit, is valid UTF-8, and acts on no terminal.
 func FuzzText(f *testing.F) {
 	for raw := range hostile {
@@ -119,8 +128,8 @@ func FuzzText(f *testing.F) {
 		f.Add("größe 训练"+raw+"🚀", 12)
 	}
 	f.Fuzz(func(t *testing.T, s string, limit int) {
-		if limit < 12 || limit > 1<<20 {
-			limit = 12
+		if limit < 6 || limit > 1<<20 {
+			limit = 6
 		}
 		for name, cut := range map[string]func(string, int) string{
 			"clip": Clip, "head": Head, "tail": Tail, "ends": Ends, "line": Line, "lines": Lines,
