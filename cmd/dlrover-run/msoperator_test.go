@@ -77,6 +77,22 @@ func TestMSOperatorsVariables(t *testing.T) {
 		"meet: this one trains alone; give --nnodes (1, if that is meant)")
 }
 
+// Nothing tells the pods of an MSJob from others, so each is refused without a token, and is told which line is missing.
+func TestPodsOfMSOperatorWithoutAToken(t *testing.T) {
+	docs := string(read(t, "../../docs/schedulers.md"))
+	for role, id := range map[string]string{"MS_SCHED": "j-scheduler-0", "MS_WORKER": "j-worker-0"} {
+		pod := variables(inPod + " MS_SCHED_HOST=10.96.0.10 MS_SCHED_PORT=2222 MS_WORKER_NUM=2 MS_ROLE=" + role +
+			" MS_NODE_ID=" + id)
+		_, err := resolved(t, "train.py", pod)
+		require.ErrorContains(t, err, "ms-operator says that the nodes meet at 10.96.0.10:2222, on a network, which needs a "+
+			"job token: ")
+		require.ErrorContains(t, err, podsToken)
+		require.Contains(t, docs, "    "+podsToken)
+		_, err = resolved(t, "--insecure train.py", pod)
+		require.NoError(t, err)
+	}
+}
+
 // A pod without workers needs no accelerators.
 func TestChecksOfMSOperatorsPods(t *testing.T) {
 	for share, wants := range map[string]bool{"": true, "workers": true, "scheduler": false, "pserver-0": false} {

@@ -138,6 +138,9 @@ func (r *resolver) tokenOfKey() bool {
 	return r.s.token != ""
 }
 
+// podsToken gives the job token to the pods of a template, as YAML.
+const podsToken = "env: [{name: DLROVER_TOKEN, valueFrom: {secretKeyRef: {name: job-token, key: token}}}]"
+
 // withoutToken refuses to start nodes that could not meet.
 func (r *resolver) withoutToken() error {
 	f := &r.s.scheduler
@@ -147,7 +150,8 @@ func (r *resolver) withoutToken() error {
 		hint = "before srun, do: export DLROVER_TOKEN=$(openssl rand -hex 16); or have the same key of ssh in ~/.ssh, " +
 			"which only its owner may read"
 	case "kubeflow", "ms-operator", "jobset", "statefulset":
-		hint = "set DLROVER_TOKEN in every pod from one Secret (made by: openssl rand -hex 16)"
+		hint = "give the container in the template of every role of pods this line: " + podsToken + "; its Secret is made " +
+			"by: kubectl create secret generic job-token --from-literal=token=$(openssl rand -hex 16)"
 	}
 	return fmt.Errorf("%s says that the nodes meet at %s, on a network, which needs a job token: %s; --insecure, or "+
 		"PET_INSECURE=1, does without", f.Name, r.s.endpoint(), hint)

@@ -178,7 +178,7 @@ func TestSchedulerThatDoesNotFit(t *testing.T) {
 		"two schedulers": {"train.py", variables(slurmVariables + " " + kubeflowVariables), "contradict each other"},
 		"no token":       {"train.py", variables(slurmVariables, "DLROVER_TOKEN="), "before srun, do: export DLROVER_TOKEN="},
 		"no token in a pod": {"train.py", variables(kubeflowVariables, "DLROVER_TOKEN=", "RANK=0"),
-			"set DLROVER_TOKEN in every pod from one Secret"},
+			"of every role of pods this line: env: [{name: DLROVER_TOKEN, valueFrom: "},
 		"unknown":            {"--scheduler=pbs train.py", nil, "invalid choice: 'pbs'"},
 		"unknown by default": {"train.py", variables("PET_SCHEDULER=pbs"), "pbs"},
 		"not there":          {"--scheduler=slurm train.py", nil, "start dlrover-run with srun"},
