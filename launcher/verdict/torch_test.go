@@ -10,7 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -101,14 +101,8 @@ func TestJudgeOfARealJob(t *testing.T) {
 			"2 ranks followed: 2 with exit code 1; restarts used 0 of 0",
 	} {
 		t.Run(how, func(t *testing.T) {
-			dir := t.TempDir()
-			failures := make([]verdict.Failure, 3)
-			var wg sync.WaitGroup
-			for rank := range failures {
-				wg.Go(func() { failures[rank] = runRank(t, python, dir, rank, how) })
-			}
-			wg.Wait()
-
+			t.Parallel()
+			failures := runRanks(t, python, how)
 			v := verdict.Judge(verdict.Evidence{Failures: failures, WorldSize: 3})
 			require.Equal(t, want, withoutClass(v.Line()))
 
@@ -128,30 +122,35 @@ func TestJudgeOfARealJob(t *testing.T) {
 	}
 }
 
-func runRank(t *testing.T, python, dir string, rank int, how string) verdict.Failure {
+func runRanks(t *testing.T, python, how string) []verdict.Failure {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	errorFile := filepath.Join(dir, strconv.Itoa(rank)+".json")
-	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "gloo.py"), strconv.Itoa(rank),
-		filepath.Join(dir, "store"), how)
-	cmd.Env = append(os.Environ(), "TORCHELASTIC_ERROR_FILE="+errorFile, "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo")
-	output, err := cmd.CombinedOutput()
-	f := verdict.Failure{
-		Node: rank, Host: "host-" + string(rune('a'+rank)), Rank: rank, PID: 1000 + rank, At: time.Now(),
-		LastLines: string(output),
+	dir := t.TempDir()
+	cmd := exec.CommandContext(ctx, python, filepath.Join("testdata", "gloo.py"), dir, how)
+	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	output, err := cmd.Output()
+	require.NoError(t, err)
+	var ends []struct {
+		Rank, Code int
+		At         int64 // nanoseconds since 1970
 	}
-	if exit, ok := err.(*exec.ExitError); ok {
-		f.ExitCode = exit.ExitCode()
-		if f.ExitCode == -1 {
-			f.ExitCode = -9
+	require.NoError(t, json.Unmarshal(output, &ends))
+	failures := make([]verdict.Failure, len(ends))
+	for _, end := range ends {
+		name := filepath.Join(dir, strconv.Itoa(end.Rank))
+		output, err := os.ReadFile(name + ".log")
+		require.NoError(t, err)
+		f := verdict.Failure{Node: end.Rank, Host: "host-" + string(rune('a'+end.Rank)), Rank: end.Rank,
+			PID: 1000 + end.Rank, ExitCode: end.Code, At: time.Unix(0, end.At), LastLines: string(output)}
+		if data, err := os.ReadFile(name + ".json"); err == nil {
+			r, err := verdict.ParseErrorFile(data)
+			require.NoError(t, err, "rank %d", end.Rank)
+			f.ErrorFile, f.Message, f.Traceback, f.ErrorTime = name+".json", r.Message, r.Traceback, r.Time
 		}
+		failures[end.Rank] = f
 	}
-	if data, err := os.ReadFile(errorFile); err == nil {
-		r, err := verdict.ParseErrorFile(data)
-		if err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
-		f.ErrorFile, f.Message, f.Traceback, f.ErrorTime = errorFile, r.Message, r.Traceback, r.Time
-	}
-	return f
+	return failures
 }
