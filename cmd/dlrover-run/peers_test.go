@@ -130,36 +130,43 @@ func TestPodsWithoutAToken(t *testing.T) {
 	kubeflow := "MASTER_ADDR=job-master-0 MASTER_PORT=23456 WORLD_SIZE=2 RANK=%d"
 	for name, c := range map[string]struct {
 		first, second, program, env, args string
+		store                             bool // is used by PyTorch with -short, too
 	}{
-		"T9k's torchrun":                 {"job-worker-0", "job-worker-1", "torchrun", "", torchrun},
-		"the same line, torch's own":     {"job-worker-0", "job-worker-1", "python", "", torchrun},
-		"an elastic PyTorchJob":          {"job-worker-0", "job-worker-1", "torchrun", elastic, ""},
-		"a PyTorchJob":                   {"job-master-0", "job-worker-0", "dlrover-run", kubeflow, "--nproc-per-node=1"},
-		"a PyTorchJob, PET_ of torchrun": {"job-master-0", "job-worker-0", "torchrun", static, ""},
+		"T9k's torchrun":             {"job-worker-0", "job-worker-1", "torchrun", "", torchrun, true},
+		"the same line, torch's own": {"job-worker-0", "job-worker-1", "python", "", torchrun, true},
+		"an elastic PyTorchJob":      {"job-worker-0", "job-worker-1", "torchrun", elastic, "", false},
+		"a PyTorchJob": {"job-master-0", "job-worker-0", "dlrover-run", kubeflow, "--nproc-per-node=1",
+			false},
+		"a PyTorchJob, PET_ of torchrun": {"job-master-0", "job-worker-0", "torchrun", static, "", true},
 		"T9k without torchrun's settings": {"job-worker-0", "job-worker-1", "dlrover-run",
-			strings.ReplaceAll(kubeflow, "job-master", "job-worker"), "--nproc-per-node=1"},
+			strings.ReplaceAll(kubeflow, "job-master", "job-worker"), "--nproc-per-node=1", false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			switch {
+			case c.program == "python" && testing.Short():
+				t.Skip("SKIPPED: TORCH'S OWN LAUNCHER IS NOT RUN with -short (make e2e does)")
+			case c.program == "python" && !hasTorch():
+				t.Skip("SKIPPED: no PyTorch for /usr/bin/python3, so torch's own launcher is NOT run")
+			}
 			p := newPods(t, c.first, c.second)
 			program, args := c.program, strings.Fields(c.args)
 			script := p.sh("echo $MASTER_ADDR")
-			if hasTorch() {
+			switch {
+			case testing.Short() && !c.store:
+				t.Log("the workers' store is NOT tested across hosts with -short (make e2e does)")
+			case hasTorch():
 				path, err := filepath.Abs("testdata/allreduce.py")
 				require.NoError(t, err)
 				script = []string{path, p.dir}
 				p.release()
-			} else {
+			default:
 				t.Log("no PyTorch for /usr/bin/python3: the workers' store is NOT tested across hosts")
 			}
-			switch {
-			case program == "torchrun":
+			switch program {
+			case "torchrun":
 				program = filepath.Join(p.dir, "torchrun")
 				require.NoError(t, os.Symlink(filepath.Join(binDir, "dlrover-run"), program))
-			case program == "python" && !hasTorch():
-				t.Skip("SKIPPED: no PyTorch for /usr/bin/python3, so torch's own launcher is NOT run")
-			case program == "python" && testing.Short():
-				t.Skip("SKIPPED: TORCH'S OWN LAUNCHER IS NOT RUN with -short (make e2e does)")
-			case program == "python": // PyTorch 1 needs the two options with Python 3.11
+			case "python": // PyTorch 1 needs the two options with Python 3.11
 				program, args = "/usr/bin/python3", append([]string{"-m", "torch.distributed.run", "--redirects=1", "--tee=1"},
 					args...)
 			}
@@ -182,18 +189,30 @@ func TestPodsWithoutAToken(t *testing.T) {
 	}
 }
 
-// ask makes a request from a machine and returns status and body.
-func (p *pods) ask(machine int, addr, method, path, body string) string {
+// request is one to a rendezvous.
+type request struct{ method, path, body string }
+
+// ask makes requests from a machine, all at once, since a refusal takes a second in which names are looked up. It
+// returns status and body of each.
+func (p *pods) ask(machine int, addr string, requests ...request) []string {
 	p.t.Helper()
-	const script = `import http.client, sys
-c = http.client.HTTPConnection(sys.argv[1], timeout=30)
-c.request(sys.argv[2], sys.argv[3], sys.argv[4] or None)
-r = c.getresponse()
-print(r.status, r.read().decode())`
-	command := p.within(machine, "/usr/bin/python3", "-c", script, addr, method, path, body)
+	const script = `import concurrent.futures, http.client, sys
+def ask(request):
+    c = http.client.HTTPConnection(sys.argv[1], timeout=30)
+    c.request(request[0], request[1], request[2] or None)
+    r = c.getresponse()
+    return "%d %s" % (r.status, r.read().decode().strip())
+requests = list(zip(*[iter(sys.argv[2:])] * 3))
+print(*concurrent.futures.ThreadPoolExecutor(len(requests)).map(ask, requests), sep="\n")`
+	command := p.within(machine, "/usr/bin/python3", "-c", script, addr)
+	for _, r := range requests {
+		command = append(command, r.method, r.path, r.body)
+	}
 	l := p.startPath(command[0], nil, command[1:]...)
 	require.Equal(p.t, 0, l.wait(), l.err.String())
-	return l.out.String()
+	answers := strings.Split(strings.TrimSpace(l.out.String()), "\n")
+	require.Len(p.t, answers, len(requests))
+	return answers
 }
 
 // ctl runs dlroverctl on a machine.
@@ -221,23 +240,30 @@ func TestOnlyTheJobsHostsAreServed(t *testing.T) {
 		eventually(t, up, p.exists(up))
 	}
 	at := p.addrs[0] + ":29400"
+	world := request{"GET", "/v1/runs/a/world", ""}
+	launchers := []request{world, {"POST", "/v1/runs/a/leave", `{"id":"x"}`}}
+	others := []request{
+		{"GET", "/v1/runs", ""}, {"GET", "/v1/runs/a/events", ""}, {"GET", "/v1/runs/a/verdict", ""},
+		{"GET", "/v1/runs/a/failures", ""}, {"POST", "/v1/runs/a/orders", `{"kind":"stop"}`},
+		{"POST", "/v1/runs/a/notices", `{"topic":"t"}`}, {"GET", "/v1/runs/a/streams/logs", ""},
+		{"GET", "/v1/runs/a/streams/exec", ""}, {"GET", "/v1/runs/a/hang", ""}, {"POST", "/v1/runs/a/hang/stacks", "{}"},
+		{"GET", "/v1/runs/a/hang/evidence", ""}, {"GET", "/v1/runs/a/checkpoints", ""},
+		{"POST", "/v1/runs/a/%6frders", `{"kind":"stop"}`}, {"POST", "/v1/runs/a/join/", "{}"}, {"GET", "/v1/nodes", ""},
+	}
 	for from, status := range map[int]string{stranger: "403", 2: "403", 1: "401"} {
-		for _, request := range [][3]string{
-			{"GET", "/v1/runs"}, {"GET", "/v1/runs/a/events"}, {"GET", "/v1/runs/a/verdict"}, {"GET", "/v1/runs/a/failures"},
-			{"POST", "/v1/runs/a/orders", `{"kind":"stop"}`}, {"POST", "/v1/runs/a/notices", `{"topic":"t"}`},
-			{"GET", "/v1/runs/a/streams/logs"}, {"GET", "/v1/runs/a/streams/exec"}, {"GET", "/v1/runs/a/hang"},
-			{"POST", "/v1/runs/a/hang/stacks", "{}"}, {"GET", "/v1/runs/a/hang/evidence"}, {"GET", "/v1/runs/a/checkpoints"},
-			{"POST", "/v1/runs/a/%6frders", `{"kind":"stop"}`}, {"POST", "/v1/runs/a/join/", "{}"}, {"GET", "/v1/nodes"},
-		} {
-			require.Regexp(t, "^"+status+" ", p.ask(from, at, request[0], request[1], request[2]), "%d: %v", from, request)
-		}
+		asked := others
 		if from != 1 {
-			require.Regexp(t, "^403 .*this one has the address "+p.addrs[from]+", and none of these has it: a-worker-0, "+
-				"a-worker-1", p.ask(from, at, "GET", "/v1/runs/a/world", ""))
-			require.Regexp(t, "^403 ", p.ask(from, at, "POST", "/v1/runs/a/leave", `{"id":"x"}`))
+			asked = slices.Concat(others, launchers)
+		}
+		for i, answer := range p.ask(from, at, asked...) {
+			require.Regexp(t, "^"+status+" ", answer, "%d: %v", from, asked[i])
+			if asked[i] == world {
+				require.Contains(t, answer, "this one has the address "+p.addrs[from]+", and none of these has it: a-worker-0, "+
+					"a-worker-1")
+			}
 		}
 	}
-	require.Regexp(t, "^200 ", p.ask(1, at, "GET", "/v1/runs/a/world", ""))
+	require.Regexp(t, "^200 ", p.ask(1, at, world)[0])
 	require.Contains(t, nodes[0].err.String(), "a host that is not of this job was turned away")
 
 	foreign := p.pod("b-worker-1", "dlrover-run", nil, p.sh("exit 0", job("a")...)...)
@@ -310,7 +336,7 @@ func TestAPodIsReplacedUnderItsName(t *testing.T) {
 	l0 := p.pod("job-0", "dlrover-run", nil, args...)
 	l1 := p.pod("job-1", "dlrover-run", nil, args...)
 	eventually(t, "together", func() bool { return p.exists("up.2.0")() && p.exists("up.2.1")() })
-	require.Regexp(t, "^200 ", p.ask(1, p.addrs[0]+":29400", "GET", "/v1/runs/job/world", ""))
+	require.Regexp(t, "^200 ", p.ask(1, p.addrs[0]+":29400", request{"GET", "/v1/runs/job/world", ""})[0])
 	l1.signal(syscall.SIGKILL)
 	<-l1.exited
 	starts := len(p.lines("starts"))
@@ -318,7 +344,7 @@ func TestAPodIsReplacedUnderItsName(t *testing.T) {
 	p.publish()
 	l1 = p.pod("job-1", "dlrover-run", nil, args...)
 	eventually(t, "together again", func() bool { return len(p.lines("starts")) >= starts+2 })
-	require.Regexp(t, "^403 ", p.ask(1, p.addrs[0]+":29400", "GET", "/v1/runs/job/world", ""))
+	require.Regexp(t, "^403 ", p.ask(1, p.addrs[0]+":29400", request{"GET", "/v1/runs/job/world", ""})[0])
 	p.release()
 	require.Equal(t, 0, l0.wait())
 	require.Equal(t, 0, l1.wait())
@@ -346,7 +372,7 @@ for i in range(20):
 	join, err := json.Marshal(rendezvous.Join{Params: rendezvous.Params{Min: 2, Max: 2},
 		Node: rendezvous.Node{ID: "x", Name: "x", Rank: -1, Slots: 1, Addr: p.addrs[0]}})
 	require.NoError(t, err)
-	p.ask(1, p.addrs[0]+":29400", "GET", "/v1/runs/job/world", "") // the names are known from then on
+	p.ask(1, p.addrs[0]+":29400", request{"GET", "/v1/runs/job/world", ""}) // the names are known from then on
 	command := p.within(0, "/usr/bin/python3", "-c", script, p.addrs[0], string(join))
 	l := p.startPath(command[0], nil, command[1:]...)
 	require.Equal(t, 0, l.wait(), l.err.String())
