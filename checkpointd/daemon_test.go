@@ -336,6 +336,7 @@ func withFS(f fsx.FS) func(*checkpointd.Config) {
 }
 
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := &faulty{FS: fsx.OS{}, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk)), t.TempDir()
 	n.put(single(dir, 10), "seg/l0-0.seg")
@@ -372,6 +373,7 @@ func (h *hanging) WriteFrom(ctx context.Context, path string, src fsx.Source) er
 
 // Storage that hangs costs its own saves, and nobody else's.
 func TestHangingStorage(t *testing.T) {
+	t.Parallel()
 	stuck, good := t.TempDir(), t.TempDir()
 	disk := &hanging{FS: fsx.OS{}, dir: stuck, hit: make(chan struct{}, 4), free: make(chan struct{})}
 	n := newNode(t, withFS(disk), func(c *checkpointd.Config) { c.Writers = 1 })
@@ -551,6 +553,7 @@ func TestHalfSaveIsGivenUp(t *testing.T) {
 // The full state that every node holds is written by one of them, also when the node
 // that usually writes it is dead.
 func TestBreakpointOfAFullStateWithoutItsWriter(t *testing.T) {
+	t.Parallel()
 	ns, dir := nodes(t, 2), t.TempDir()
 	for i, n := range ns {
 		s := single(dir, 10)
@@ -601,6 +604,7 @@ func TestShardComesBackFromItsPeer(t *testing.T) {
 
 // When the launcher dies, what is in memory goes to disk, and then the daemon ends.
 func TestOrphanedDaemonSaves(t *testing.T) {
+	t.Parallel()
 	gone := make(chan int, 1)
 	n, dir := newNode(t, func(c *checkpointd.Config) { c.Orphaned = func(left int) { gone <- left } }), t.TempDir()
 	s := single(dir, 10)
@@ -616,6 +620,7 @@ func TestOrphanedDaemonSaves(t *testing.T) {
 // A launcher that is killed while it waits for its last checkpoints is missed like any other, and so is one whose end
 // of the connection somebody else holds.
 func TestOrphanedAtTheEndOfTheJob(t *testing.T) {
+	t.Parallel()
 	for name, die := range map[string]func(c net.Conn, dead chan struct{}){
 		"its connection ends": func(c net.Conn, _ chan struct{}) { _ = c.Close() },
 		"it is dead":          func(_ net.Conn, dead chan struct{}) { close(dead) },
@@ -677,6 +682,7 @@ func TestOrphanWithoutItsDirectory(t *testing.T) {
 
 // A launcher that lives has locked the directory, and may take its time to connect anew: nobody has taken over.
 func TestDaemonStaysWithALauncherThatLives(t *testing.T) {
+	t.Parallel()
 	gone, dead := make(chan int, 1), make(chan struct{})
 	n, dir := newNode(t, func(c *checkpointd.Config) {
 		c.Orphaned, c.Gone, c.Spawned = func(left int) { gone <- left }, dead, true
@@ -700,6 +706,7 @@ func TestDaemonStaysWithALauncherThatLives(t *testing.T) {
 
 // What a launcher has sent before its death may be read after it, and keeps nobody alive.
 func TestDeadLauncherIsHeardLate(t *testing.T) {
+	t.Parallel()
 	gone, dead := make(chan int, 1), make(chan struct{})
 	disk := &faulty{FS: fsx.OS{}, err: syscall.EIO, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk), func(c *checkpointd.Config) {

@@ -83,6 +83,7 @@ func TestOvertakenSaveOfAnEarlierDaemon(t *testing.T) {
 
 // A full disk, and an earlier commit: space may be freed, so it is tried again.
 func TestFullDiskIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	disk := &faulty{FS: fsx.OS{}, hit: make(chan struct{}, 1)}
 	n, dir := newNode(t, withFS(disk)), t.TempDir()
 	n.put(single(dir, 10), "seg/l0-0.seg")
@@ -164,6 +165,7 @@ func (f stageless) WriteFrom(ctx context.Context, path string, src fsx.Source) e
 }
 
 func TestASaveThatOthersHaveEndedLeavesNoFile(t *testing.T) {
+	t.Parallel()
 	n, dir := newNode(t, withFS(stageless{fsx.OS{}})), t.TempDir()
 	n.put(short(dir, 7), "seg/l0-0.seg")
 	require.Equal(t, false, n.wait(dir, 7)["ok"])

@@ -109,6 +109,7 @@ func logged(t *testing.T, fail error) (*node, *faulty, *lines) {
 // A save that was given up is tried once more by a breakpoint, and then it stays given up: one line, whose reason is
 // that of the first, and nobody waits.
 func TestASaveThatIsGivenUp(t *testing.T) {
+	t.Parallel()
 	n, _, log := logged(t, syscall.EACCES)
 	dir := t.TempDir()
 	for r := range 3 {
@@ -211,6 +212,7 @@ func TestABreakpointGoesByTime(t *testing.T) {
 }
 
 func TestASaveUnderWayIsNotDroppedForALaterLowerStep(t *testing.T) {
+	t.Parallel()
 	n, disk, _ := logged(t, syscall.EIO)
 	dir := t.TempDir()
 	n.put(single(dir, 10), "seg/l0-0.seg")
@@ -237,6 +239,7 @@ func TestASaveUnderWayIsNotDroppedForALaterLowerStep(t *testing.T) {
 
 // Saves that are written at the same time leave the trackers where the latest is, in whatever order they get there.
 func TestSavesAtTheSameTimeKeepTheirOrder(t *testing.T) {
+	t.Parallel()
 	n, dir := newNode(t), t.TempDir()
 	begin := time.Now()
 	steps := []int64{10, 9, 8, 7, 6, 5, 4, 3}

@@ -28,6 +28,7 @@ func requireEmpty(t *testing.T, dir string) {
 // Whatever becomes of its connections and of the daemon, a job does not write to the mount point of storage that has
 // vanished. The job of another launcher may begin there.
 func TestVanishedStorageIsRemembered(t *testing.T) {
+	t.Parallel()
 	n, dir := newNode(t), filepath.Join(t.TempDir(), "ckpts")
 	first := n.control()
 	require.NoError(t, first.Lead(t.Context(), "a"))
@@ -54,6 +55,7 @@ func TestVanishedStorageIsRemembered(t *testing.T) {
 
 // The same with a file system that is really unmounted, the directory being the mount point or below it.
 func TestUnmountedStorage(t *testing.T) {
+	t.Parallel()
 	for name, below := range map[string]string{"the mount point": "", "below it": "run/ckpts"} {
 		t.Run(name, func(t *testing.T) {
 			mount := smallDisk(t, 8*stepBytes)

@@ -61,6 +61,7 @@ func (n *node) saves(dir string, step int64, rank, ranks, k int) {
 // A daemon that is started again listens elsewhere: copies to it and from it go on in the same epoch, and of those that
 // it missed the newest comes.
 func TestCopiesGoOnWithANewDaemon(t *testing.T) {
+	t.Parallel()
 	ns, dir := nodes(t, 2, twice), t.TempDir()
 	ns[0].saves(dir, 1, 0, 2, 0)
 	ns[1].awaitCopies(dir, 1)
@@ -239,6 +240,7 @@ func TestFetchFromANodeWithoutDirectories(t *testing.T) {
 // A node that the master knows to be dead is not waited for, neither when it is lost before the others look what they
 // have nor while they wait. What is left in memory, with copies, goes to disk.
 func TestBreakpointDoesNotWaitForTheDead(t *testing.T) {
+	t.Parallel()
 	for name, before := range map[string]bool{"lost before": true, "lost meanwhile": false} {
 		t.Run(name, func(t *testing.T) {
 			hub, dir := coordinator.NewHub(), t.TempDir()

@@ -137,6 +137,7 @@ func elsewhere(t *testing.T, dir string, step int64) string {
 }
 
 func TestPreparedSaveThatWasOvertaken(t *testing.T) {
+	t.Parallel()
 	for _, step := range []int64{1, 5000} {
 		t.Run(fmt.Sprint("by step ", step), func(t *testing.T) {
 			n, dir := bothPrepared(t)
@@ -155,6 +156,7 @@ func TestPreparedSaveThatWasOvertaken(t *testing.T) {
 }
 
 func TestPreparedSaveOnStorageThatComesLate(t *testing.T) {
+	t.Parallel()
 	n, dir := bothPrepared(t)
 	require.NoError(t, os.Rename(dir, dir+".away"))
 	n.start()

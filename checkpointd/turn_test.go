@@ -34,6 +34,7 @@ func (w watched) WriteFile(path string, b []byte) error {
 // Workers complete saves by themselves at times. The tracker does not go back if they and the daemon do so one at a
 // time.
 func TestWorkersWaitWhileASaveIsPublished(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	sum := sha256.Sum256([]byte(dir))
 	var path string

@@ -304,6 +304,7 @@ func TestTwoDirectoriesAreCopied(t *testing.T) {
 
 // Storage that vanishes under a running job, so that its mount point is left: nothing is written there.
 func TestVanishedStorage(t *testing.T) {
+	t.Parallel()
 	n, dir := newNode(t), filepath.Join(t.TempDir(), "ckpts")
 	n.put(single(dir, 10), "seg/l0-0.seg")
 	require.Equal(t, true, n.wait(dir, 10)["ok"])
