@@ -187,10 +187,7 @@ func newDaemon(c *cli.Context) (*daemon, error) {
 	if d.marks != nil {
 		d.marks.Follow(d.service)
 	}
-	d.metrics.watch(d.service.Hub)
-	d.metrics.watchCheckpoints(d.service.Checkpoints)
-	d.metrics.watchChecks(d.service.Checks)
-	d.metrics.watchHangs(d.service.Hangs)
+	d.metrics.watchAll(d.service, d.marks)
 	if d.events, err = eventlog.Open(c.String("event-log")); err != nil {
 		d.close()
 		return nil, err

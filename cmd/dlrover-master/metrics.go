@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"dlrover-run/checkpointd/coordinator"
+	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
 	checks "dlrover-run/netcheck/serve"
@@ -86,6 +88,17 @@ func (p *page) fresh(now time.Time) ([]byte, error) {
 	return p.text, nil
 }
 
+// watchAll adds what is read from the parts of the daemon; k is nil without marks.
+func (m *metrics) watchAll(s *service.Service, k *marks.Keeper) {
+	m.watch(s.Hub)
+	m.watchCheckpoints(s.Checkpoints)
+	m.watchChecks(s.Checks)
+	m.watchHangs(s.Hangs)
+	if k != nil {
+		m.watchMarks(k)
+	}
+}
+
 // watch adds the gauges of the hub's runs. The run's name is not a label: names come
 // from users, and every new one would be a new time series for ever.
 func (m *metrics) watch(h *api.Hub) {
@@ -159,26 +172,26 @@ func (m *metrics) watchHangs(h *hangs.Hub) {
 			func() float64 { return float64(value(h.Stats())) }))
 	}
 	for _, kind := range hangs.Kinds {
-		counter("hang_verdicts_total", "Verdicts about hangs that were told, by kind.",
+		counter("dlrover_hang_incident_verdicts_total", "Verdicts about hangs of all runs, by kind.",
 			prometheus.Labels{"kind": string(kind)}, func(s hangs.Stats) int { return s.Verdicts[kind] })
 	}
 	for _, action := range []hang.Action{hang.ActRestart, hang.ActStop} {
-		counter("hang_orders_total", "Restarts and stops of runs because of hangs.",
+		counter("dlrover_hang_orders_total", "Restarts and stops of runs because of hangs.",
 			prometheus.Labels{"action": string(action)}, func(s hangs.Stats) int { return s.Orders[action] })
 	}
-	counter("hang_suspicions_total", "Cases that were opened because nodes suspected a hang.", nil,
+	counter("dlrover_hang_incidents_total", "Incidents that were opened because nodes suspected a hang.", nil,
 		func(s hangs.Stats) int { return s.Suspicions })
-	counter("hang_withdrawn_total", "Cases that were no hang, or ended by themselves.", nil,
+	counter("dlrover_hang_withdrawn_total", "Incidents that were no hang, or ended by themselves.", nil,
 		func(s hangs.Stats) int { return s.Withdrawn })
-	counter("hang_reports_total", "Reports of nodes about their workers.", nil,
+	counter("dlrover_hang_reports_total", "Reports of nodes about their workers.", nil,
 		func(s hangs.Stats) int { return s.Reports })
-	counter("hang_evidence_refused_total", "Reports whose evidence there was no room for.", nil,
+	counter("dlrover_hang_evidence_refused_total", "Reports whose evidence was dropped for lack of room.", nil,
 		func(s hangs.Stats) int { return s.Refused })
 	m.reg.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "hang_evidence_bytes", Help: "Memory of the evidence that is kept, about.",
+			Name: "dlrover_hang_evidence_bytes", Help: "Bytes of memory that the kept evidence takes, about.",
 		}, func() float64 { return float64(h.Stats().Held) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "hang_detect_seconds", Help: "From the last progress to the verdict that was told last; 0 before any.",
+			Name: "dlrover_hang_detect_seconds", Help: "Time from the last progress to the newest verdict; 0 before any.",
 		}, func() float64 { return h.Stats().Detect.Seconds() }))
 }

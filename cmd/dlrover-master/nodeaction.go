@@ -73,7 +73,6 @@ func (d *daemon) keepMarks(c *cli.Context) error {
 		return err
 	}
 	d.nodes = actor
-	d.metrics.watchMarks(d.marks)
 	return nil
 }
 

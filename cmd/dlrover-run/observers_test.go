@@ -22,6 +22,7 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/eventlog"
 	"dlrover-run/cmd/internal/exposition"
+	"dlrover-run/hang"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
@@ -284,10 +285,17 @@ func TestMetricsAreWellNamed(t *testing.T) {
 			Rank: 4, MemoryStep: -1, DurableStep: -1,
 		}}}, now)
 	})
+	hangs := newHangMetrics(&settings{})
+	hangs.looked([]hang.Sample{{Page: &hang.Page{Groups: []hang.GroupState{{ID: 1}}}}}, nil)
+	hangs.verdict(hang.Ask{Kind: hang.KindStopped})
+	m.with(hangs.tell)
 	for _, tell := range told {
 		tell(m)
 	}
 	text := scrape(m)
+	for _, name := range regexp.MustCompile(`(?m)^# TYPE (\S+)`).FindAllStringSubmatch(text, -1) {
+		require.Regexp(t, `^(dlrover_.*|XPU_TIMER_COMMON_HANG)$`, name[1], "one prefix, but for the name of xpu_timer's")
+	}
 	require.Contains(t, text, "\n"+`dlrover_checkpoint_age_seconds{rank="3",where="disk"} 60`+"\n")
 	require.Contains(t, text, "\n"+`dlrover_checkpoint_step{rank="3",where="memory"} 20`+"\n")
 	require.NotContains(t, text, `rank="4"`)

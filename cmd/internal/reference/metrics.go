@@ -22,7 +22,9 @@ func metrics(b *bytes.Buffer, root string) error {
 		{"cmd/dlrover-run", "## Metrics",
 			"Those of `dlrover-run --metrics-addr=HOST:PORT`, of this node. `/healthz` answers there, too.\n"},
 		{"cmd/dlrover-master", "### Metrics of dlrover-master",
-			"At `/metrics` of its address, without a token, beside those of the Go runtime.\n"},
+			"At `/metrics` of its address, without a token, beside those of the Go runtime. Earlier versions had\n" +
+				"`hang_NAME` for `dlrover_hang_NAME`, but `hang_suspicions_total` for `dlrover_hang_incidents_total`, and\n" +
+				"`hang_verdicts_total` for `dlrover_hang_incident_verdicts_total`.\n"},
 	} {
 		found, err := described(filepath.Join(root, s.folder))
 		if err != nil {

@@ -136,6 +136,21 @@ func TestEveryMetricIsDescribed(t *testing.T) {
 	})
 }
 
+// A dashboard finds all of them by one prefix, and a name means one thing.
+func TestOnePrefixForAllMetrics(t *testing.T) {
+	seen := map[string]string{}
+	for _, program := range []string{"dlrover-run", "dlrover-master"} {
+		found, err := described(filepath.Join(root, "cmd", program))
+		require.NoError(t, err)
+		require.Greater(t, len(found), 20)
+		for _, m := range found {
+			require.True(t, strings.HasPrefix(m.name, "dlrover_"), "%s of %s", m.name, program)
+			require.Empty(t, seen[m.name], "%s of %s", m.name, program)
+			seen[m.name] = program
+		}
+	}
+}
+
 func TestExitStatusesAreThoseOfTheCode(t *testing.T) {
 	var want, got []string
 	dlrover := map[int]bool{policy.Signaled(15).Code(policy.DLRoverCodes, policy.Nobody): true}
