@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -18,6 +17,7 @@ import (
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
 	"dlrover-run/cmd/internal/help"
+	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/text"
 )
 
@@ -68,20 +68,18 @@ func (t *tender) list(_ context.Context, args []string) error {
 		return err
 	}
 	tracked, ok := t.store.Tracked(args[0])
-	w := tabwriter.NewWriter(t.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "STEP\tSAVED\tCOMMITTED AFTER\tSHARDS\tFILES\tSIZE\tFRAMEWORK\tSTATE")
+	w := table.New(t.out, "STEP", "SAVED", "COMMITTED AFTER", "SHARDS", "FILES", "SIZE", "FRAMEWORK", "STATE")
 	for _, m := range ms {
 		state := t.state(args[0], m)
 		if ok && m.Step == tracked {
 			state += ", tracked"
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", m.Step, m.Saved.Local().Format(time.DateTime),
-			m.Committed.Sub(m.Saved).Round(time.Millisecond), m.Shards, len(m.Files), bytesOf(m),
-			text.EscapeLine(m.Framework), state)
+		w.Row(strconv.FormatInt(m.Step, 10), m.Saved.Local().Format(time.DateTime),
+			m.Committed.Sub(m.Saved).Round(time.Millisecond).String(), strconv.Itoa(m.Shards), strconv.Itoa(len(m.Files)),
+			bytesOf(m), m.Framework, state)
 	}
 	for _, s := range wrong {
-		fmt.Fprintf(w, "%s\t\t\t\t\t\t\tDAMAGED: %s\n",
-			strings.TrimPrefix(name(s.Step, tracked, ok), "step "), text.EscapeLine(s.Reason))
+		w.Row(strings.TrimPrefix(name(s.Step, tracked, ok), "step "), "", "", "", "", "", "", "DAMAGED: "+s.Reason)
 	}
 	return w.Flush()
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/cmd/internal/table"
 	"dlrover-run/hang"
 	"dlrover-run/hang/serve"
 	"dlrover-run/internal/text"
@@ -37,30 +38,30 @@ func (c *call) showHang() error {
 }
 
 func (c *call) describeHang(p hang.Picture) {
-	t := newTable(c.stdout)
-	t.row("run", c.run())
-	t.row("action", hangAction(p.Spec))
-	t.row("state", hangState(p))
+	t := table.New(c.stdout)
+	t.Row("run", c.run())
+	t.Row("action", hangAction(p.Spec))
+	t.Row("state", hangState(p))
 	if p.Case > 0 {
-		t.row("epoch", epochText(p.Epoch))
+		t.Row("epoch", epochText(p.Epoch))
 	}
 	if p.State != hang.StateIdle && p.State != hang.StateCollecting {
-		t.row("suspected", fmt.Sprintf("%s ago; nodes that suspect it now: %d", age(c.now().Sub(p.Began)), p.Suspecting))
-		t.row("last progress", age(c.now().Sub(p.Since))+" ago")
+		t.Row("suspected", fmt.Sprintf("%s ago; nodes that suspect it now: %d", age(c.now().Sub(p.Began)), p.Suspecting))
+		t.Row("last progress", age(c.now().Sub(p.Since))+" ago")
 	}
 	if p.Verdict.Line != "" && p.State != hang.StateDecided && p.State != hang.StateIdle {
-		t.row("so far", p.Verdict.Line)
+		t.Row("so far", p.Verdict.Line)
 	}
 	if len(p.Silent) > 0 && p.Asked > 0 {
-		t.row("no answer", "nodes "+hang.RanksOf(p.Silent...).String())
+		t.Row("no answer", "nodes "+hang.RanksOf(p.Silent...).String())
 	}
 	if p.Restarts > 0 {
-		t.row("restarts", fmt.Sprintf("%d for hangs, without progress between them", p.Restarts))
+		t.Row("restarts", fmt.Sprintf("%d for hangs, without progress between them", p.Restarts))
 	}
 	for _, s := range p.Slow {
-		t.row("slow", fmt.Sprintf("node %d %s: %s", s.GroupRank, s.Node, s.Text))
+		t.Row("slow", fmt.Sprintf("node %d %s: %s", s.GroupRank, s.Node, s.Text))
 	}
-	_ = t.w.Flush()
+	_ = t.Flush()
 }
 
 // hangAction says what is done about a hang.
@@ -106,16 +107,15 @@ func (c *call) listSuspicions(p hang.Picture) {
 		return
 	}
 	fmt.Fprintln(c.stdout)
-	t := newTable(c.stdout)
-	t.row("RANK", "NODE", "NO PROGRESS FOR", "NORMAL", "WHY")
+	t := table.New(c.stdout, "RANK", "NODE", "NO PROGRESS FOR", "NORMAL", "WHY")
 	for _, s := range p.Suspicions {
 		why := s.Why
 		if s.Starved >= time.Second {
 			why += fmt.Sprintf(" (its observer did not run for %s)", age(s.Starved))
 		}
-		t.row(strconv.Itoa(s.Rank), s.Node, age(s.Age), "up to "+age(s.Limit), why)
+		t.Row(strconv.Itoa(s.Rank), s.Node, age(s.Age), "up to "+age(s.Limit), why)
 	}
-	_ = t.w.Flush()
+	_ = t.Flush()
 }
 
 // listVerdicts prints them the newest first, with what is known of the suspects.
@@ -130,22 +130,22 @@ func (c *call) listVerdicts(told []hang.Told) {
 		}
 		fmt.Fprintf(c.stdout, "\n%s, %s: %s\n", v.At.Local().Format(time.DateTime), epochText(v.Epoch),
 			text.EscapeLine(v.Verdict.Line))
-		t := newTable(c.stdout)
-		t.row("  kind", string(v.Verdict.Kind)+", confidence "+cmp.Or(string(v.Verdict.Confidence), "unknown"))
-		t.row("  action", end)
+		t := table.New(c.stdout)
+		t.Row("  kind", string(v.Verdict.Kind)+", confidence "+cmp.Or(string(v.Verdict.Confidence), "unknown"))
+		t.Row("  action", end)
 		for _, s := range v.Verdict.Suspects[:min(len(v.Verdict.Suspects), maxSuspects)] {
-			t.row("  suspect", suspectText(s))
+			t.Row("  suspect", suspectText(s))
 		}
 		if more := len(v.Verdict.Suspects) - maxSuspects; more > 0 {
-			t.row("", fmt.Sprintf("and %d more", more))
+			t.Row("", fmt.Sprintf("and %d more", more))
 		}
 		if v.Verdict.Waiting != "" {
-			t.row("  waiting", fmt.Sprintf("ranks %s in %s", v.Verdict.Waiting, cmp.Or(v.Verdict.In, "a collective")))
+			t.Row("  waiting", fmt.Sprintf("ranks %s in %s", v.Verdict.Waiting, cmp.Or(v.Verdict.In, "a collective")))
 		}
 		if v.Verdict.NoData != "" {
-			t.row("  no data", "ranks "+v.Verdict.NoData)
+			t.Row("  no data", "ranks "+v.Verdict.NoData)
 		}
-		_ = t.w.Flush()
+		_ = t.Flush()
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/marks"
+	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/nodes"
@@ -51,12 +52,11 @@ func (c *call) listMachines() error {
 		fmt.Fprintf(c.stdout, "the daemon at %s knows nothing against any node\n", c.addr)
 		return nil
 	}
-	t := newTable(c.stdout)
-	t.row("NODE", "MARK", "AGE", "EXPIRES", "BY", "FINDINGS", "ACTION", "WHY")
+	t := table.New(c.stdout, "NODE", "MARK", "AGE", "EXPIRES", "BY", "FINDINGS", "ACTION", "WHY")
 	for _, n := range known.Nodes {
 		c.machineRow(t, n.Node, action(known.Action, n.Deed))
 	}
-	err := t.w.Flush()
+	err := t.Flush()
 	for _, n := range known.Nodes {
 		if n.Deed != nil && n.Deed.Why != "" {
 			why := fmt.Sprintf("%s: %s is %s: %s", n.Name, n.Deed.Do, n.Deed.State, n.Deed.Why)
@@ -81,7 +81,7 @@ func action(level string, d *marks.Deed) string {
 }
 
 // machineRow prints one machine: its mark, or what else is known, and the newest of it.
-func (c *call) machineRow(t table, n nodes.Node, action string) {
+func (c *call) machineRow(t table.Table, n nodes.Node, action string) {
 	mark, since, until, by, why := "-", "-", "-", "-", newest(n)
 	switch {
 	case n.Mark != nil:
@@ -99,7 +99,7 @@ func (c *call) machineRow(t table, n nodes.Node, action string) {
 	case n.Suspect:
 		mark = "suspect"
 	}
-	t.row(n.Name, mark, since, until, by, strconv.Itoa(len(n.Findings)), action, why)
+	t.Row(n.Name, mark, since, until, by, strconv.Itoa(len(n.Findings)), action, why)
 }
 
 // newest is the newest finding, with its age.

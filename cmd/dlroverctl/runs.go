@@ -5,17 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/service"
+	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -30,18 +29,6 @@ func (p *program) runs() []*cli.Command {
 		p.onDaemon("events", "RUN", (*call).showEvents, jsonOption(), followOption()),
 		p.onDaemon("forget", "RUN", (*call).forget),
 	}
-}
-
-// table is for people; whatever is written to a cell fits on its line.
-type table struct{ w *tabwriter.Writer }
-
-func newTable(w io.Writer) table { return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)} }
-
-func (t table) row(cells ...string) {
-	for i, c := range cells {
-		cells[i] = text.EscapeLine(c)
-	}
-	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
 }
 
 // json prints v on a line.
@@ -64,17 +51,16 @@ func (c *call) listRuns() error {
 		fmt.Fprintf(c.stdout, "the daemon at %s keeps no run\n", c.addr)
 		return nil
 	}
-	t := newTable(c.stdout)
-	t.row("RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")
+	t := table.New(c.stdout, "RUN", "NODES", "WANTED", "WORKERS", "ROUND", "EPOCH", "RESTARTS", "STATE")
 	for _, r := range runs {
 		nodes := r.Members + r.Waiting
 		if r.Outcome != "" {
 			nodes = len(r.Ended)
 		}
-		t.row(r.Run, strconv.Itoa(nodes), size(r.Params), strconv.Itoa(workers(r.Status)),
+		t.Row(r.Run, strconv.Itoa(nodes), size(r.Params), strconv.Itoa(workers(r.Status)),
 			strconv.Itoa(r.Round), strconv.Itoa(r.Epoch), restarts(r.Status), phase(r.Status))
 	}
-	return t.w.Flush()
+	return t.Flush()
 }
 
 // size is what --nnodes says.
@@ -181,44 +167,44 @@ func (c *call) showStatus() error {
 }
 
 func (c *call) describe(s api.RunStatus, saved *checkpoint, es []api.Event) {
-	t := newTable(c.stdout)
-	t.row("run", s.Run)
-	t.row("state", phase(s.Status))
+	t := table.New(c.stdout)
+	t.Row("run", s.Run)
+	t.Row("state", phase(s.Status))
 	nodes := fmt.Sprintf("%d in the world, %d waiting", s.Members, s.Waiting)
 	if !s.EndedAt.IsZero() {
-		t.row("ended", age(c.now().Sub(s.EndedAt))+" ago")
+		t.Row("ended", age(c.now().Sub(s.EndedAt))+" ago")
 		nodes = fmt.Sprintf("%d at the end", len(s.Nodes))
 	}
 	if s.Params.Max > 0 {
 		nodes += "; it wants " + size(s.Params)
 	}
-	t.row("nodes", nodes)
-	t.row("workers", strconv.Itoa(workers(s.Status)))
-	t.row("round", fmt.Sprintf("%d, epoch %d", s.Round, s.Epoch))
-	t.row("restarts", restarts(s.Status))
+	t.Row("nodes", nodes)
+	t.Row("workers", strconv.Itoa(workers(s.Status)))
+	t.Row("round", fmt.Sprintf("%d, epoch %d", s.Round, s.Epoch))
+	t.Row("restarts", restarts(s.Status))
 	if s.Command != nil {
-		t.row("command", s.Command.String())
+		t.Row("command", s.Command.String())
 	}
 	if s.Budget != nil {
-		t.row("budget", budget(*s.Budget, c.now()))
+		t.Row("budget", budget(*s.Budget, c.now()))
 	}
 	if saved != nil {
-		t.row("checkpoint", saved.describe(c.now()))
+		t.Row("checkpoint", saved.describe(c.now()))
 	}
 	if s.Cause != nil && s.Outcome == "" && s.Paused == nil {
-		t.row("last stop", s.Cause.Text)
+		t.Row("last stop", s.Cause.Text)
 	}
 	if len(es) > 0 {
 		e := es[len(es)-1]
-		t.row("last event", fmt.Sprintf("%s ago: %s %s", age(c.now().Sub(e.At)), e.Event, eventText(e)))
+		t.Row("last event", fmt.Sprintf("%s ago: %s %s", age(c.now().Sub(e.At)), e.Event, eventText(e)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Bars)) {
-		t.row("barred", name+": "+s.Bars[name].Text)
+		t.Row("barred", name+": "+s.Bars[name].Text)
 	}
 	if len(s.Avoid) > 0 {
-		t.row("avoid", strings.Join(s.Avoid, ", ")+": replacements should go elsewhere; see dlroverctl nodes")
+		t.Row("avoid", strings.Join(s.Avoid, ", ")+": replacements should go elsewhere; see dlroverctl nodes")
 	}
-	_ = t.w.Flush()
+	_ = t.Flush()
 }
 
 func (c *call) listNodes(nodes []rendezvous.NodeStatus) {
@@ -226,16 +212,15 @@ func (c *call) listNodes(nodes []rendezvous.NodeStatus) {
 		return
 	}
 	fmt.Fprintln(c.stdout)
-	t := newTable(c.stdout)
-	t.row("RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
+	t := table.New(c.stdout, "RANK", "NODE", "ADDRESS", "WORKERS", "STATE")
 	for _, n := range nodes {
 		rank := "-"
 		if n.GroupRank >= 0 && !slices.Contains(outside(), n.State) {
 			rank = strconv.Itoa(n.GroupRank)
 		}
-		t.row(rank, n.Name, n.Addr, strconv.Itoa(n.Slots), nodeState(n))
+		t.Row(rank, n.Name, n.Addr, strconv.Itoa(n.Slots), nodeState(n))
 	}
-	_ = t.w.Flush()
+	_ = t.Flush()
 }
 
 // outside are the states of nodes that are in no world: their ranks are those that they had in the last one.

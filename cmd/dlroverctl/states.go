@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -148,19 +149,19 @@ func replicaState(s rendezvous.Status, n rendezvous.NodeStatus) string {
 
 // listConditions writes what operatorOf has found.
 func (c *call) listConditions(o operatorStatus) {
-	t := newTable(c.stdout)
-	t.row()
-	t.row("phase", o.Phase)
+	t := table.New(c.stdout)
+	t.Row()
+	t.Row("phase", o.Phase)
 	for _, cond := range o.Conditions {
-		t.row(cond.Type, cond.Status, cond.Message)
+		t.Row(cond.Type, cond.Status, cond.Message)
 	}
 	for _, state := range replicaStates() {
-		t.row(state, strconv.Itoa(o.Aggregate[state]))
+		t.Row(state, strconv.Itoa(o.Aggregate[state]))
 	}
 	for _, task := range o.Tasks {
-		t.row("restarts of "+cmp.Or(task.Role, "default"), strconv.Itoa(task.RestartCount))
+		t.Row("restarts of "+cmp.Or(task.Role, "default"), strconv.Itoa(task.RestartCount))
 	}
-	_ = t.w.Flush()
+	_ = t.Flush()
 }
 
 // nodeRow is a row of the command nodes.
@@ -210,10 +211,9 @@ func (c *call) showNodes() error {
 	if c.args.Bool("json") {
 		return c.json(rows)
 	}
-	t := newTable(c.stdout)
-	t.row("NAME", "STATUS", "AGE", "IS_CHIEF", "GPU", "NODE")
+	t := table.New(c.stdout, "NAME", "STATUS", "AGE", "IS_CHIEF", "GPU", "NODE")
 	for _, r := range rows {
-		t.row(r.Name, r.Status, cmp.Or(r.Age, "-"), strconv.FormatBool(r.Chief), strconv.Itoa(r.GPU), r.Node)
+		t.Row(r.Name, r.Status, cmp.Or(r.Age, "-"), strconv.FormatBool(r.Chief), strconv.Itoa(r.GPU), r.Node)
 	}
-	return t.w.Flush()
+	return t.Flush()
 }

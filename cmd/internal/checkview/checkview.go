@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
+	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 )
@@ -23,23 +23,14 @@ func Table(w io.Writer, p netcheck.Picture) error {
 		fmt.Fprintln(w, "  "+text.EscapeLine(path))
 	}
 	nodes := worstFirst(p.Nodes)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row(t, "NODE", "VERDICT", "SAID BY", "REASON")
+	t := table.New(w, "NODE", "VERDICT", "SAID BY", "REASON")
 	for _, n := range nodes {
-		row(t, name(n.Node), state(n), partners(n.Verdict), cmp.Or(n.Verdict.Reason, "-"))
+		t.Row(name(n.Node), state(n), partners(n.Verdict), cmp.Or(n.Verdict.Reason, "-"))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	return Findings(w, nodes)
-}
-
-// row writes cells; each fits on its line.
-func row(w io.Writer, cells ...string) {
-	for i, c := range cells {
-		cells[i] = text.EscapeLine(c)
-	}
-	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
 // Findings writes what was found that is more than information, each thing once, in the order of the nodes.
@@ -167,18 +158,18 @@ func Matrix(w io.Writer, p netcheck.Picture) error {
 			"use --svg or --json", len(p.Nodes), MaxMatrix)
 	}
 	cells := cells(p)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	t := table.Numbers(w)
 	head := []string{"Mbit/s from \\ to"}
 	for i := range p.Nodes {
 		head = append(head, strconv.Itoa(i))
 	}
-	row(t, append(head, "")...)
+	t.Row(head...)
 	for i, n := range p.Nodes {
 		line := []string{fmt.Sprintf("%d %s", i, label(n))}
 		for j := range p.Nodes {
 			line = append(line, cellText(cells, i, j))
 		}
-		row(t, append(line, "")...)
+		t.Row(line...)
 	}
 	if err := t.Flush(); err != nil {
 		return err
