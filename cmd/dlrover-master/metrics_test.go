@@ -45,7 +45,7 @@ func TestNamesOfMetrics(t *testing.T) {
 	m.note(rendezvous.Note{Event: "join"})
 	families, err := m.reg.Gather()
 	require.NoError(t, err)
-	docs, err := os.ReadFile("../../docs/reference.md")
+	docs, err := os.ReadFile("../../docs/reference/reference.md")
 	require.NoError(t, err)
 	ours := 0
 	for _, f := range families {

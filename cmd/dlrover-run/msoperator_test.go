@@ -77,9 +77,10 @@ func TestMSOperatorsVariables(t *testing.T) {
 		"meet: this one trains alone; give --nnodes (1, if that is meant)")
 }
 
-// Nothing tells the pods of an MSJob from others, so each is refused without a token, and is told which line is missing.
+// Nothing tells the pods of an MSJob from others, so each is refused without a token, and is told which line is
+// missing.
 func TestPodsOfMSOperatorWithoutAToken(t *testing.T) {
-	docs := string(read(t, "../../docs/schedulers.md"))
+	docs := string(read(t, "../../docs/tasks/schedulers.md"))
 	for role, id := range map[string]string{"MS_SCHED": "j-scheduler-0", "MS_WORKER": "j-worker-0"} {
 		pod := variables(inPod + " MS_SCHED_HOST=10.96.0.10 MS_SCHED_PORT=2222 MS_WORKER_NUM=2 MS_ROLE=" + role +
 			" MS_NODE_ID=" + id)

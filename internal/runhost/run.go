@@ -17,8 +17,8 @@ type Machine interface {
 	run() *Run
 }
 
-// Run is the shell of one Machine: its lock, its timer, and what it tells. The zero value is a Run without a Host, which
-// has neither timer nor anybody to tell.
+// Run is the shell of one Machine: its lock, its timer, and what it tells. The zero value is a Run without a Host,
+// which has neither timer nor anybody to tell.
 type Run struct {
 	mu      sync.Mutex
 	machine Machine

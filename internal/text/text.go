@@ -1,5 +1,6 @@
 // Package text makes what others wrote fit to be shown, kept and sent. Names, arguments and messages may hold escape
-// sequences, characters that reverse the direction of writing, bytes that are no UTF-8, and megabytes. Limits are bytes.
+// sequences, characters that reverse the direction of writing, bytes that are no UTF-8, and megabytes. Limits are
+// bytes.
 package text
 
 import (

@@ -9,8 +9,8 @@ import (
 
 const ellipsis = "…"
 
-// clean makes s fit on a terminal's line, in at most limit bytes. Output of a worker may hold terminal commands and text
-// that reverses the direction of writing.
+// clean makes s fit on a terminal's line, in at most limit bytes. Output of a worker may hold terminal commands and
+// text that reverses the direction of writing.
 func clean(s string, limit int) string { return text.Head(text.EscapeLine(s), limit) }
 
 // Plain is what a person reads of the output of a program that may have written for a terminal: without escape

@@ -165,7 +165,8 @@ func (l *lot) rest(p *parked) bool {
 	return true
 }
 
-// await parks the next request of a connection, or gives that back to its server. It needs little memory while it waits.
+// await parks the next request of a connection, or gives that back to its server. It needs little memory while it
+// waits.
 func (l *lot) await(p *parked) {
 	_ = p.SetReadDeadline(time.Now().Add(idleTime))
 	first := make([]byte, 1)

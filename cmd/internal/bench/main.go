@@ -60,7 +60,8 @@ type options struct {
 
 func parse(args []string) (o options, err error) {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
-	fs.StringVar(&o.rows, "rows", "", "measure only these, separated by commas: "+strings.Join(rowIDs(rows(options{})), ", "))
+	fs.StringVar(&o.rows, "rows", "",
+		"measure only these, separated by commas: "+strings.Join(rowIDs(rows(options{})), ", "))
 	fs.IntVar(&o.n, "n", 7, "`repetitions`; slow rows have fewer")
 	fs.IntVar(&o.peerN, "peer-n", 3, "`repetitions` of the peer, 0 leaves it out")
 	fs.BoolVar(&o.quick, "quick", false, "two repetitions, one of the peers, at most 1000 simulated nodes")

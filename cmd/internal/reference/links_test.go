@@ -80,6 +80,24 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// Pages that code names, in comments and messages, are there.
+func TestPagesThatCodeNames(t *testing.T) {
+	page := regexp.MustCompile(`\bdocs/[a-z/-]+\.(md|yaml)`)
+	found := 0
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" && filepath.Ext(path) != ".py" {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		for _, name := range page.FindAllString(string(data), -1) {
+			found++
+			require.FileExists(t, filepath.Join(root, name), path)
+		}
+		return err
+	}))
+	require.Positive(t, found)
+}
+
 // anchors are the names that headings get.
 func anchors(markdown string) (all []string) {
 	for line := range strings.Lines(markdown) {
