@@ -162,14 +162,14 @@ func invalidTaints(n object) string {
 	return ""
 }
 
-var (
-	subdomains  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	labelValues = regexp.MustCompile(`^([A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?)?$`)
-)
+func subdomain(name string) bool {
+	const pattern = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	return len(name) <= 253 && regexp.MustCompile(pattern).MatchString(name)
+}
 
-func subdomain(name string) bool { return len(name) <= 253 && subdomains.MatchString(name) }
-
-func labelValue(text string) bool { return len(text) <= 63 && labelValues.MatchString(text) }
+func labelValue(text string) bool {
+	return len(text) <= 63 && regexp.MustCompile(`^([A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?)?$`).MatchString(text)
+}
 
 // AddNode makes a node without anything.
 func (s *Server) AddNode(t *testing.T, name string) {
