@@ -102,9 +102,10 @@ func TestEndingBelowALongPrefix(t *testing.T) {
 
 // Where there is no room for an error's own lines, the end of the output is all that is left of it.
 func TestEndingOfAFewBytes(t *testing.T) {
-	for _, text := range []string{"ü", "a\nb", "what(): " + strings.Repeat("x", 100) + "\n" + stack(2), "[rank3]:   + Exception " +
-		"Group Traceback (most recent call last):\n[rank3]:   | ExceptionGroup: two (2 sub-exceptions)\n" +
-		"[rank3]:   +-+---- 1 ----\n[rank3]:     | ValueError: " + strings.Repeat("x", 100) + "\n[rank3]:     +----"} {
+	for _, text := range []string{
+		"ü", "a\nb", "what(): " + strings.Repeat("x", 100) + "\n" + stack(2), "[rank3]:   + Exception " +
+			"Group Traceback (most recent call last):\n[rank3]:   | ExceptionGroup: two (2 sub-exceptions)\n" +
+			"[rank3]:   +-+---- 1 ----\n[rank3]:     | ValueError: " + strings.Repeat("x", 100) + "\n[rank3]:     +----"} {
 		for limit := -1; limit <= len(text); limit++ {
 			require.LessOrEqual(t, len(verdict.Ending(text, limit)), max(limit, 0)+2, "%q %d", text, limit)
 		}

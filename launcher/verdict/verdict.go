@@ -60,7 +60,8 @@ const (
 // Compact returns f small enough to travel: at most 8 KiB of text. Messages keep their beginning and end, tracebacks
 // and output their end, which is where Python puts the cause, and of a longer cause its beginning, where the class is.
 func (f Failure) Compact() Failure {
-	f.Message, f.Timer, f.Policy = text.Ends(f.Message, maxMessage), text.Head(f.Timer, maxCause), text.Head(f.Policy, maxPolicy)
+	f.Message = text.Ends(f.Message, maxMessage)
+	f.Timer, f.Policy = text.Head(f.Timer, maxCause), text.Head(f.Policy, maxPolicy)
 	f.Traceback = Ending(f.Traceback, maxTraceback)
 	f.LastLines = Ending(f.LastLines, maxLastLines)
 	return f
