@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -352,6 +353,31 @@ func TestAStalledRequestIsNotWaitedFor(t *testing.T) {
 	began := time.Now()
 	p.Close()
 	require.Less(t, time.Since(began), idleTime/2)
+}
+
+// Neither who says nothing nor who takes no answer keeps a connection.
+func TestAParkedConnectionHasItsTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(l *lot, p *parked)
+		want time.Duration
+	}{
+		"to say something":  {func(l *lot, p *parked) { l.rest(p) }, idleTime},
+		"to take an answer": {func(l *lot, p *parked) { l.finish(p, []byte("x")) }, writeTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLot(nil)
+				ours, theirs := net.Pipe()
+				began := time.Now()
+				c.do(l, &parked{Conn: ours, home: &home{lot: l}})
+				l.wg.Wait()
+				require.Equal(t, c.want, time.Since(began))
+				require.Empty(t, l.idle)
+				_, err := theirs.Write([]byte("x"))
+				require.ErrorIs(t, err, io.ErrClosedPipe)
+			})
+		})
+	}
 }
 
 // A head may also end by lines without a carriage return; what looks like its rest is no part of it.
