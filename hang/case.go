@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 )
 
@@ -113,7 +114,7 @@ func (c *Case) Next() time.Time {
 }
 
 // Epoch is the newest that has begun; false: it is over, or none has.
-func (c *Case) Epoch() (Epoch, bool) { return c.world.Epoch, c.live }
+func (c *Case) Epoch() (job.EpochID, bool) { return c.world.Epoch, c.live }
 
 func (c *Case) begin(w World) {
 	if c.live && c.world.Epoch == w.Epoch {
@@ -125,7 +126,7 @@ func (c *Case) begin(w World) {
 }
 
 // over leaves the file, for who has yet to write the report.
-func (c *Case) over(e Epoch) {
+func (c *Case) over(e job.EpochID) {
 	if !c.live || e != c.world.Epoch {
 		return
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/job"
 )
 
 var dawn = time.Unix(1_700_000_000, 0)
@@ -84,7 +86,7 @@ func TestNodesWithoutWorkersAreNotAsked(t *testing.T) {
 }
 
 func (s *stage) begin(epoch, nodes int) {
-	s.world = World{Epoch: Epoch{Term: 1, Round: 1, Epoch: epoch}}
+	s.world = World{Epoch: job.EpochID{Term: 1, Round: 1, Epoch: epoch}}
 	for i := range nodes {
 		s.world.Nodes = append(s.world.Nodes, WorldNode{fmt.Sprintf("n%d", i), 2 * i, 2})
 	}
@@ -323,8 +325,8 @@ func TestActions(t *testing.T) {
 	const line = "rank 2 (node 1 n1) hung for 180 s: asleep; ranks 0-1,3 wait in all_reduce #246"
 	for action, want := range map[Action][]Order{
 		ActReport:  nil,
-		ActRestart: {{ActRestart, Epoch{1, 1, 0}, line}},
-		ActStop:    {{ActStop, Epoch{1, 1, 0}, line}},
+		ActRestart: {{ActRestart, job.EpochID{Term: 1, Round: 1}, line}},
+		ActStop:    {{ActStop, job.EpochID{Term: 1, Round: 1}, line}},
 	} {
 		t.Run(string(action), func(t *testing.T) {
 			s := newStage(t, action, 2)
@@ -723,7 +725,7 @@ func TestEvidenceThatNobodyWants(t *testing.T) {
 	s.hear(1, Report{Ask: ask.Seq + 7, Evidence: strange, Suspicions: []Suspicion{{}}})
 	s.hear(1, Report{Ask: ask.Case, Evidence: strange, Suspicions: []Suspicion{{}}})
 	s.hear(1, Report{Evidence: strange, Suspicions: []Suspicion{{}}})
-	s.step(Heard{1, Report{Epoch: Epoch{9, 9, 9}, Ask: ask.Seq, Evidence: strange}})
+	s.step(Heard{1, Report{Epoch: job.EpochID{Term: 9, Round: 9, Epoch: 9}, Ask: ask.Seq, Evidence: strange}})
 	s.step(Heard{7, Report{Epoch: s.world.Epoch, Ask: ask.Seq, Evidence: strange}})
 	require.Empty(t, s.c.Picture(true).Evidence)
 	s.hear(1, Report{Ask: ask.Seq, Evidence: strange, Suspicions: []Suspicion{{}}})
@@ -900,7 +902,7 @@ func TestOldEpochs(t *testing.T) {
 	s.begin(1, 2)
 	s.pass(time.Minute, -1)
 	require.Equal(t, []What{AskEvidence}, s.whats(), "it has ended with its epoch")
-	s.step(Over{Epoch{1, 1, 0}})
+	s.step(Over{job.EpochID{Term: 1, Round: 1}})
 	_, live := s.c.Epoch()
 	require.True(t, live, "that is long over")
 	s.step(Over{s.world.Epoch})

@@ -3,6 +3,8 @@ package hang
 import (
 	"iter"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // CaseEvent is something that happened to a Case.
@@ -20,7 +22,7 @@ type (
 	// Collect: somebody wants to see stacks, whatever is suspected.
 	Collect struct{}
 	// Over: the epoch has ended.
-	Over struct{ Epoch Epoch }
+	Over struct{ Epoch job.EpochID }
 	// CaseTick: the time that Next named has come.
 	CaseTick struct{}
 )
@@ -53,7 +55,7 @@ type Note struct {
 // Order ends an epoch.
 type Order struct {
 	Action Action // ActRestart, which spends a restart, or ActStop
-	Epoch  Epoch
+	Epoch  job.EpochID
 	Text   string
 }
 

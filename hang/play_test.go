@@ -9,7 +9,7 @@ import (
 // play follows a simulated job as all parts do together: the detectors of its nodes, which report and answer as
 // launchers do, the Case and the judge.
 type play struct {
-	job       *job
+	job       *simJob
 	c         *Case
 	detectors []*Detector
 	now       time.Duration
@@ -32,7 +32,7 @@ type play struct {
 	acted      time.Duration
 }
 
-func newPlay(j *job, action Action) *play {
+func newPlay(j *simJob, action Action) *play {
 	p := &play{job: j, now: now0, pages: make([]Page, j.ranks), samples: make([]Sample, j.ranks)}
 	for range j.world.Nodes {
 		p.detectors = append(p.detectors, NewDetector(DetectorConfig{Outside: j.outside}))

@@ -1,14 +1,18 @@
 package hang
 
-import "time"
+import (
+	"time"
+
+	"dlrover-run/internal/job"
+)
 
 // Report is what a node tells the judge of its run. Every report says what is suspected on the node now; one may also
 // bring the evidence that was asked for.
 type Report struct {
 	// ID is that of the launcher, which only it and the service know. It proves that the report is its own, and is not
 	// kept.
-	ID    string `json:"-"`
-	Epoch Epoch  `json:"epoch"`
+	ID    string      `json:"-"`
+	Epoch job.EpochID `json:"epoch"`
 	// Suspicions are all that hold now. Without any the workers of the node make progress, or may take their time: what
 	// the node has said before is withdrawn. They are to be repeated every RepeatEvery while they hold.
 	Suspicions []Suspicion `json:"suspicions,omitempty"`
@@ -77,10 +81,10 @@ const Topic = "hang"
 // Topic, as JSON of less than 4 KiB, and the answer to a Report: a node may hear it twice, and answers it once.
 type Ask struct {
 	// Seq grows with every Ask of a run, also from one service to the next.
-	Seq   uint64 `json:"seq"`
-	Case  uint64 `json:"case"` // the number of its case
-	Epoch Epoch  `json:"epoch"`
-	What  What   `json:"what"`
+	Seq   uint64      `json:"seq"`
+	Case  uint64      `json:"case"` // the number of its case
+	Epoch job.EpochID `json:"epoch"`
+	What  What        `json:"what"`
 
 	// Of TellVerdict and TellOver: what to say to people.
 	Line string `json:"line,omitempty"`
@@ -130,11 +134,11 @@ type Picture struct {
 	Spec  string `json:"spec"`
 	State State  `json:"state"`
 	// Case is the newest one, 0 before any; Epoch, World and all below down to Evidence belong to it.
-	Case  uint64    `json:"case,omitempty"`
-	Epoch Epoch     `json:"epoch"`
-	World World     `json:"world"`
-	Began time.Time `json:"began,omitzero"` // the first suspicion
-	Since time.Time `json:"since,omitzero"` // the last progress, as the first suspicion had it
+	Case  uint64      `json:"case,omitempty"`
+	Epoch job.EpochID `json:"epoch"`
+	World World       `json:"world"`
+	Began time.Time   `json:"began,omitzero"` // the first suspicion
+	Since time.Time   `json:"since,omitzero"` // the last progress, as the first suspicion had it
 	// Suspicions are those that hold now, 64 at most; Suspecting is how many nodes have some.
 	Suspicions []NodeSuspicion `json:"suspicions,omitempty"`
 	Suspecting int             `json:"suspecting,omitempty"`
@@ -177,10 +181,10 @@ type NodeText struct {
 
 // Told is a verdict that was told.
 type Told struct {
-	Case    uint64    `json:"case"`
-	Epoch   Epoch     `json:"epoch"`
-	At      time.Time `json:"at"`
-	Verdict Verdict   `json:"verdict"`
+	Case    uint64      `json:"case"`
+	Epoch   job.EpochID `json:"epoch"`
+	At      time.Time   `json:"at"`
+	Verdict Verdict     `json:"verdict"`
 	// Action is what the verdict has led to: one of the Spec's, or stop because restarts did not help.
 	Action Action `json:"action"`
 	// Decided: it counts as a hang.

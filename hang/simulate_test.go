@@ -74,8 +74,8 @@ type shape struct {
 	outside bool
 }
 
-// job is a shape at work.
-type job struct {
+// simJob is a shape at work.
+type simJob struct {
 	shape
 	rng    *rand.Rand
 	world  World
@@ -88,8 +88,8 @@ type job struct {
 	fault  func(step, rank int) (act, bool)
 }
 
-func newJob(s shape, rng *rand.Rand) *job {
-	j := &job{shape: s, rng: rng, begin: now0, plans: make([][]act, s.ranks), procs: make([]Proc, s.ranks)}
+func newJob(s shape, rng *rand.Rand) *simJob {
+	j := &simJob{shape: s, rng: rng, begin: now0, plans: make([][]act, s.ranks), procs: make([]Proc, s.ranks)}
 	for n := range s.ranks / 2 {
 		j.world.Nodes = append(j.world.Nodes, WorldNode{Name: "n" + strconv.Itoa(n), RankBase: 2 * n, Slots: 2})
 	}
@@ -98,7 +98,7 @@ func newJob(s shape, rng *rand.Rand) *job {
 }
 
 // plan makes up the next step. It ends when all have come, and have exchanged what they have.
-func (j *job) plan() {
+func (j *simJob) plan() {
 	longest := time.Duration(0)
 	for r := range j.plans {
 		j.plans[r] = j.plans[r][:0]
@@ -119,7 +119,7 @@ func (j *job) plan() {
 	j.end = j.begin + longest + j.step/5
 }
 
-func (j *job) extraOf(r int) (act, bool) {
+func (j *simJob) extraOf(r int) (act, bool) {
 	if j.fault != nil {
 		if a, ok := j.fault(j.number, r); ok {
 			return a, true
@@ -132,7 +132,7 @@ func (j *job) extraOf(r int) (act, bool) {
 }
 
 // advance goes on to the step in which now is.
-func (j *job) advance(now time.Duration) {
+func (j *simJob) advance(now time.Duration) {
 	for j.end <= now {
 		for r := range j.procs {
 			j.procs[r], _ = j.at(r, j.end)
@@ -145,7 +145,7 @@ func (j *job) advance(now time.Duration) {
 }
 
 // at is what a rank has used until now, and what it is doing.
-func (j *job) at(r int, now time.Duration) (Proc, *activity) {
+func (j *simJob) at(r int, now time.Duration) (Proc, *activity) {
 	p, t := j.procs[r], j.begin
 	for _, a := range j.plans[r] {
 		d := min(a.time, now-t)
@@ -173,7 +173,7 @@ func (a *activity) use(p *Proc, d time.Duration) {
 }
 
 // sample is a look at a rank; page is where its page is put.
-func (j *job) sample(r int, now time.Duration, page *Page) (Sample, *activity) {
+func (j *simJob) sample(r int, now time.Duration, page *Page) (Sample, *activity) {
 	proc, does := j.at(r, now)
 	w := Worker{Rank: r, Local: r % 2, PID: r + 1, Start: uint64((now0 - 9*time.Second) / clockTick)}
 	s := Sample{Worker: w, At: now, Proc: proc}

@@ -1,13 +1,10 @@
 package hang
 
-import "time"
+import (
+	"time"
 
-// Epoch is one start of the workers of a world. Everything that is known of workers belongs to one, and ends with it.
-type Epoch struct {
-	Term  uint64 `json:"term"`
-	Round int    `json:"round"`
-	Epoch int    `json:"epoch"`
-}
+	"dlrover-run/internal/job"
+)
 
 // Worker is one process that trains. Start tells it from another one that has got its pid.
 type Worker struct {
@@ -195,7 +192,7 @@ type FlightEntry struct {
 
 // World is who the workers of an epoch are.
 type World struct {
-	Epoch Epoch       `json:"epoch"`
+	Epoch job.EpochID `json:"epoch"`
 	Nodes []WorldNode `json:"nodes"` // by group rank
 	// Elsewhere is how many ranks the job has beside these. Nothing will ever be known of them.
 	Elsewhere int `json:"elsewhere,omitempty"`

@@ -8,6 +8,7 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/xpu"
+	"dlrover-run/internal/job"
 )
 
 // keep writes what is known of a verdict to files: the stacks of this node's ranks for who looks for xpu_timer's files,
@@ -28,12 +29,12 @@ func (h *hangs) keep(a hang.Ask, first bool) {
 
 // stacktraces are the newest stacks of this node's ranks, as files of xpu_timer.
 type stacktraces struct {
-	epoch hang.Epoch
+	epoch job.EpochID
 	files map[string][]byte // by name; nil: nothing is known of the rank
 }
 
 // collected keeps the evidence that the judge gets for keep.
-func (h *hangs) collected(e hang.Epoch, world int) func([]hang.Evidence) {
+func (h *hangs) collected(e job.EpochID, world int) func([]hang.Evidence) {
 	return func(ev []hang.Evidence) {
 		if len(ev) == 0 {
 			return
@@ -48,7 +49,7 @@ func (h *hangs) collected(e hang.Epoch, world int) func([]hang.Evidence) {
 	}
 }
 
-func (h *hangs) writeStacktraces(dir string, e hang.Epoch) {
+func (h *hangs) writeStacktraces(dir string, e job.EpochID) {
 	h.mu.Lock()
 	s := h.stacktraces
 	h.mu.Unlock()

@@ -169,7 +169,7 @@ func (h *hangs) attend(p present) {
 func (h *hangs) leave(e launcher.Epoch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if hangEpoch(h.present.epoch) == hangEpoch(e) {
+	if h.present.epoch.EpochID == e.EpochID {
 		h.present.pids = nil
 	}
 }
@@ -184,7 +184,7 @@ func ending(text string, room int) string {
 
 func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 	cfg := watch.Config{
-		Epoch: hangEpoch(e), Node: h.job.s.node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
+		Epoch: e.EpochID, Node: h.job.s.node.Name, GroupRank: e.Place.GroupRank, RankBase: e.Place.RankBase, PIDs: pids,
 		First: hangtell.First, Every: hangtell.Look, Summaries: hang.Summaries(e.Place.GroupWorldSize),
 		Pages: h.pages.dir(), Parse: hang.ReadPage, Groups: hang.ParseGroups,
 		Detector: hang.NewDetector(hang.DetectorConfig{Limit: h.limit, Outside: h.mode == hangOutside}),
@@ -213,10 +213,6 @@ func (h *hangs) config(e launcher.Epoch, pids []int) watch.Config {
 		cfg.Collected = h.collected(cfg.Epoch, e.Place.WorldSize)
 	}
 	return cfg
-}
-
-func hangEpoch(e launcher.Epoch) hang.Epoch {
-	return hang.Epoch{Term: e.Term, Round: e.Round, Epoch: e.Epoch}
 }
 
 // read reads the stacks of one process.
@@ -321,7 +317,7 @@ func (h *hangs) hear(a hang.Ask) {
 	case a.What == hang.TellOver:
 		h.teller.Over(h.log, a)
 		h.metrics.over()
-	case h.watcher != nil && a.Epoch == hangEpoch(h.epoch):
+	case h.watcher != nil && a.Epoch == h.epoch.EpochID:
 		h.watcher.Ask(a)
 	}
 }
@@ -332,7 +328,7 @@ func (h *hangs) tellLocked(a hang.Ask) {
 	h.teller.Verdict(h.log, a)
 	h.metrics.verdict(a)
 	first := h.epoch.Place.GroupRank == 0
-	if a.Again || a.Epoch != hangEpoch(h.epoch) || !first && !h.xpuTimer {
+	if a.Again || a.Epoch != h.epoch.EpochID || !first && !h.xpuTimer {
 		return
 	}
 	h.writing.Go(func() { h.keep(a, first) })

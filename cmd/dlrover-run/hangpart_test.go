@@ -289,7 +289,7 @@ func TestStacktracesOfAVerdict(t *testing.T) {
 	h := &hangs{log: slog.New(slog.DiscardHandler), job: &nodeJob{s: &settings{runID: "j"}}}
 	h.xpuTimer = true
 	h.epoch.Place.GroupRank = 1
-	e := hang.Epoch{Term: 1}
+	e := job.EpochID{Term: 1}
 	h.epoch.Term = 1
 	collected := h.collected(e, 4)
 	collected([]hang.Evidence{{Worker: hang.Worker{Rank: 2, PID: 7}, Stacks: &hang.Stacks{Threads: []hang.Thread{{TID: 7,
@@ -306,7 +306,7 @@ func TestStacktracesOfAVerdict(t *testing.T) {
 	require.NoFileExists(t, past, "nothing is known of rank 3 now")
 
 	require.NoError(t, os.Remove(filepath.Join(dir, "00002-00004.stacktrace")))
-	tell.Seq, tell.Epoch = 2, hang.Epoch{Term: 2}
+	tell.Seq, tell.Epoch = 2, job.EpochID{Term: 2}
 	h.epoch.Term = 2
 	h.hear(tell)
 	h.writing.Wait()

@@ -12,7 +12,9 @@ import (
 	"dlrover-run/cmd/internal/table"
 	"dlrover-run/hang"
 	"dlrover-run/hang/serve"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
+	"dlrover-run/launcher/printable"
 )
 
 // hangs show what is suspected of a run's workers, and what was decided.
@@ -100,7 +102,7 @@ func hangState(p hang.Picture) string {
 	return string(p.State)
 }
 
-func epochText(e hang.Epoch) string { return fmt.Sprintf("round %d, epoch %d", e.Round, e.Epoch) }
+func epochText(e job.EpochID) string { return fmt.Sprintf("round %d, epoch %d", e.Round, e.Epoch) }
 
 func (c *call) listSuspicions(p hang.Picture) {
 	if len(p.Suspicions) == 0 {

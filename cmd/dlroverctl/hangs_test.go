@@ -18,7 +18,7 @@ func (d *served) suspected(run, id string) {
 	d.join(run, id, 1)
 	e := d.start(run, id)
 	_, err := d.hangs.Post(d.t.Context(), run, hang.Report{
-		ID: id, Epoch: hang.Epoch(e), Suspicions: []hang.Suspicion{
+		ID: id, Epoch: e, Suspicions: []hang.Suspicion{
 			{Rank: 1, Age: 12 * time.Second, Limit: 10 * time.Second, Why: "no step \x1b[2J", Starved: 2 * time.Second},
 		},
 		Summary: &hang.Summary{Slow: "rank 1 is behind in 40 % of the steps"},
@@ -48,7 +48,7 @@ func TestHang(t *testing.T) {
 
 func TestHangThatIsJudged(t *testing.T) {
 	told := hang.Told{
-		Epoch: hang.Epoch{Round: 1}, Action: hang.ActRestart, Verdict: hang.Verdict{
+		Epoch: job.EpochID{Round: 1}, Action: hang.ActRestart, Verdict: hang.Verdict{
 			Kind: hang.KindBehind, Confidence: hang.High, Waiting: "0,2-3", In: "all_reduce #246", NoData: "7",
 			Line: "rank 1 hung",
 			Suspects: []hang.Suspect{{Rank: 1, Node: "n0", PID: 77, Doing: "asleep", Where: hang.Frame{Func: "load",

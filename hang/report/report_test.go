@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/tempdir"
 )
 
@@ -55,7 +56,7 @@ func stuck() Case {
 	c := Case{
 		Job: "job 7/x", At: time.Unix(1790000000, 0),
 		World: hang.World{
-			Epoch: hang.Epoch{Term: 1, Round: 2, Epoch: 3},
+			Epoch: job.EpochID{Term: 1, Round: 2, Epoch: 3},
 			Nodes: []hang.WorldNode{{Name: "gpu-06", Slots: 2}, {Name: "gpu-07", RankBase: 2, Slots: 2}},
 		},
 		Verdict: hang.Verdict{

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type rdzv struct {
 	mu      sync.Mutex
 	spec    hang.Spec
-	epoch   hang.Epoch
+	epoch   job.EpochID
 	nodes   int
 	running bool
 	worlds  int // that were asked for
@@ -33,7 +34,7 @@ type rdzv struct {
 
 func newRdzv(action hang.Action, nodes int) *rdzv {
 	return &rdzv{
-		spec: hang.Spec{Action: action}, epoch: hang.Epoch{Term: 7, Round: 1}, nodes: nodes, running: true,
+		spec: hang.Spec{Action: action}, epoch: job.EpochID{Term: 7, Round: 1}, nodes: nodes, running: true,
 		asks: make(chan Ask, 100),
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 )
 
@@ -17,7 +18,7 @@ type run struct {
 	runhost.Run
 	hub   *Hub
 	id    string
-	ended atomic.Pointer[hang.Epoch] // that nobody has told the Case yet
+	ended atomic.Pointer[job.EpochID] // that nobody has told the Case yet
 
 	meeting sync.Mutex // before Run: somebody fetches the world
 
@@ -67,7 +68,7 @@ func (r *run) take(s Seat, p *parcel) (Ask, error) {
 }
 
 // meet makes the world of an epoch known to the Case. Of thousands of nodes that report at once one fetches it.
-func (r *run) meet(e hang.Epoch) error {
+func (r *run) meet(e job.EpochID) error {
 	if r.knows(e) {
 		return nil
 	}
@@ -84,7 +85,7 @@ func (r *run) meet(e hang.Epoch) error {
 }
 
 // knows: the epoch is the newest that has begun, and may be over.
-func (r *run) knows(e hang.Epoch) bool {
+func (r *run) knows(e job.EpochID) bool {
 	r.Lock()
 	defer r.Unlock()
 	known, _ := r.of.Epoch()

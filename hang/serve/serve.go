@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 )
 
@@ -91,7 +92,7 @@ type Config struct {
 
 // Seat is a launcher's place in a world.
 type Seat struct {
-	Epoch     hang.Epoch
+	Epoch     job.EpochID
 	GroupRank int
 	Name      string // of the node
 	Running   bool   // its workers run, or have succeeded while others run
@@ -146,7 +147,7 @@ func (h *Hub) judge(run string, w hang.World, es iter.Seq[hang.Evidence], store 
 func (h *Hub) Close() { h.runs.Close() }
 
 // Ended says that an epoch of the run has ended. It does not block: the rendezvous may call it with its own lock held.
-func (h *Hub) Ended(run string, e hang.Epoch) {
+func (h *Hub) Ended(run string, e job.EpochID) {
 	if r := h.runs.Get(run); r != nil {
 		r.ended.Store(&e)
 		time.AfterFunc(0, r.Expire)

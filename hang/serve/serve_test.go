@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 )
 
@@ -108,14 +109,14 @@ func TestNextEpochIsAnotherCase(t *testing.T) {
 func TestWhoMayReport(t *testing.T) {
 	r := newRdzv(hang.ActReport, 2)
 	h := New(r.config())
-	post := func(run, who string, e hang.Epoch) error {
+	post := func(run, who string, e job.EpochID) error {
 		_, err := h.Post(t.Context(), run, Report{ID: who, Epoch: e})
 		return err
 	}
 	require.ErrorIs(t, post("r", "id9", r.epoch), ErrNotMember)
 	require.ErrorIs(t, post("r", "", r.epoch), ErrNotMember)
 	require.ErrorIs(t, post("other", id(0), r.epoch), ErrNotMember)
-	require.ErrorIs(t, post("r", id(0), hang.Epoch{Term: 7, Round: 2}), ErrNotMember)
+	require.ErrorIs(t, post("r", id(0), job.EpochID{Term: 7, Round: 2}), ErrNotMember)
 	r.running = false
 	require.ErrorIs(t, post("r", id(0), r.epoch), ErrNotMember)
 	_, err := h.Collect(t.Context(), "r")

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 )
 
 // Detector is hang.Detector.
@@ -25,7 +26,7 @@ type Detector interface {
 
 // Config is an epoch on this node. Functions that are nil have nothing to tell.
 type Config struct {
-	Epoch     hang.Epoch
+	Epoch     job.EpochID
 	Node      string
 	GroupRank int
 	RankBase  int

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 )
 
 // script is a Detector that suspects by the clock: rank 10 from one moment to the other.
@@ -70,7 +71,7 @@ func bench(t *testing.T) (Config, *script, *judge) {
 		require.NoError(t, os.Symlink("/usr/bin/python3.11", filepath.Join(root, pid, "exe")))
 	}
 	return Config{
-		Epoch: hang.Epoch{Term: 1, Round: 2, Epoch: 3}, Node: "n", RankBase: 10, PIDs: []int{7, 8},
+		Epoch: job.EpochID{Term: 1, Round: 2, Epoch: 3}, Node: "n", RankBase: 10, PIDs: []int{7, 8},
 		First: 5 * time.Second, Every: 5 * time.Second, Detector: s, Post: j.post, Log: slog.New(slog.DiscardHandler),
 		root: root, now: func() time.Duration { return time.Hour + time.Since(began) },
 	}, s, j

@@ -16,6 +16,7 @@ import (
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang"
 	"dlrover-run/hang/serve"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -136,7 +137,7 @@ type hanging struct {
 	pid         int
 	port, token string
 	nodes       int
-	epoch       hang.Epoch
+	epoch       job.EpochID
 }
 
 // idle is the share of a core, in percent, that the summaries of all nodes take.
@@ -168,9 +169,9 @@ func (h *hanging) idle(ctx context.Context) (float64, error) {
 }
 
 // present is the epoch that runs, which a directive tells.
-func (h *hanging) present(ctx context.Context, c *api.Client) (hang.Epoch, error) {
+func (h *hanging) present(ctx context.Context, c *api.Client) (job.EpochID, error) {
 	news, err := c.Watch(ctx, benchRun, hangID(0), api.Cursor{})
-	return hang.Epoch(news.EpochID), err
+	return news.EpochID, err
 }
 
 // post sends a report on a connection of its own, as the nodes have.

@@ -21,6 +21,7 @@ import (
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/sockets"
 	"dlrover-run/hang/watch"
+	"dlrover-run/internal/job"
 )
 
 // Config is what to do about hangs.
@@ -41,7 +42,7 @@ type side struct {
 
 	mu      sync.Mutex
 	set     *watch.Set // the newest
-	epoch   hang.Epoch
+	epoch   job.EpochID
 	watcher *watch.Watcher // of its workers; nil: they have ended
 	heard   uint64
 	teller  hangtell.Teller
@@ -110,7 +111,7 @@ func (s *side) follow(ctx context.Context, set *watch.Set) {
 func (s *side) begin(set *watch.Set) *watch.Watcher {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.set, s.epoch = set, hang.Epoch{Term: s.epoch.Term, Epoch: s.epoch.Epoch + 1}
+	s.set, s.epoch = set, job.EpochID{Term: s.epoch.Term, Epoch: s.epoch.Epoch + 1}
 	s.watcher = watch.New(s.config(set))
 	s.Log.Info("looking for hangs", "first_rank", set.RankBase, "workers", len(set.Workers), "world_size", set.WorldSize,
 		"epoch", s.epoch.Epoch)

@@ -14,6 +14,7 @@ import (
 	"dlrover-run/hang"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/watch"
+	"dlrover-run/internal/job"
 )
 
 // sleeper is a process that nobody but the code under test ends.
@@ -31,7 +32,7 @@ func sleeper(t *testing.T) (watch.Process, *exec.Cmd) {
 }
 
 func TestWhoIsEnded(t *testing.T) {
-	now := hang.Epoch{Epoch: 3}
+	now := job.EpochID{Epoch: 3}
 	restart, stop := hang.Order{Action: hang.ActRestart, Epoch: now}, hang.Order{Action: hang.ActStop, Epoch: now}
 	for name, c := range map[string]struct {
 		order  hang.Order

@@ -48,7 +48,7 @@ func (s *Service) seat(run, id string) (hangs.Seat, error) {
 		return hangs.Seat{}, err
 	}
 	return hangs.Seat{
-		Epoch: hang.Epoch(seat.EpochID), GroupRank: seat.GroupRank, Name: seat.Name, Running: seat.Running,
+		Epoch: seat.EpochID, GroupRank: seat.GroupRank, Name: seat.Name, Running: seat.Running,
 	}, nil
 }
 
@@ -57,7 +57,7 @@ func (s *Service) hangWorld(run string) (hang.World, error) {
 	if err != nil {
 		return hang.World{}, err
 	}
-	w := hang.World{Epoch: hang.Epoch(epoch), Nodes: make([]hang.WorldNode, len(crew))}
+	w := hang.World{Epoch: epoch, Nodes: make([]hang.WorldNode, len(crew))}
 	for i, m := range crew {
 		w.Nodes[i] = hang.WorldNode{Name: m.Node, RankBase: m.RankBase, Slots: m.Slots}
 	}
@@ -91,8 +91,7 @@ func (s *Service) askNodes(run string, a hangs.Ask) {
 // endHang ends the epoch that hangs, and no other.
 func (s *Service) endHang(run string, o hang.Order) {
 	order := rendezvous.Order{
-		Kind: rendezvous.OrderRestart, Cause: job.CauseHang, Text: orderText(o.Text), Charge: true,
-		Of: job.EpochID(o.Epoch),
+		Kind: rendezvous.OrderRestart, Cause: job.CauseHang, Text: orderText(o.Text), Charge: true, Of: o.Epoch,
 	}
 	if o.Action == hang.ActStop {
 		order.Kind = rendezvous.OrderStop
@@ -127,7 +126,7 @@ func (s *Service) hangOf(run string, e job.EpochID) *hang.Verdict {
 		return nil
 	}
 	for _, t := range slices.Backward(p.Verdicts) {
-		if t.Epoch == hang.Epoch(e) && t.Action != hang.ActReport {
+		if t.Epoch == e && t.Action != hang.ActReport {
 			return &t.Verdict
 		}
 	}

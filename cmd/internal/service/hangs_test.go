@@ -35,7 +35,7 @@ type trainer struct {
 func (n *trainer) report(ask uint64) {
 	age := time.Since(n.began)
 	r := hang.Report{
-		ID: n.id, Epoch: hang.Epoch(n.seat.EpochID), Ask: ask,
+		ID: n.id, Epoch: n.seat.EpochID, Ask: ask,
 		Suspicions: []hang.Suspicion{{Rank: n.seat.GroupRank, Age: age, Limit: 10 * time.Second, Why: "no step"}},
 	}
 	if ask > 0 {

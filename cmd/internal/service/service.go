@@ -18,7 +18,6 @@ import (
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/cmd/internal/streamhub"
 	"dlrover-run/cmd/internal/topology"
-	"dlrover-run/hang"
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
 	"dlrover-run/netcheck/serve"
@@ -190,7 +189,7 @@ func (s *Service) observe(run string, n rendezvous.Note) {
 		s.Checks.Gone(run, n.ID)
 	}
 	if endsEpoch(n.Event) {
-		s.Hangs.Ended(run, hang.Epoch{Term: n.Term, Round: n.Round, Epoch: n.Epoch})
+		s.Hangs.Ended(run, job.EpochID{Term: n.Term, Round: n.Round, Epoch: n.Epoch})
 	}
 	s.Streams.Happened(run, n.Event)
 	if s.cfg.Observe != nil {
