@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/policy"
@@ -93,7 +92,7 @@ func (a *adapter) Running(d *launcher.Directive) {
 // Rejoin implements launcher.Rendezvous.
 func (a *adapter) Rejoin(ctx context.Context, stopped launcher.Directive, fs []verdict.Failure) error {
 	a.session.Achieved(a.achieved())
-	return classify(a.session.Rejoin(ctx, stopped.EpochID, evidence.Pack(fs)))
+	return classify(a.session.Rejoin(ctx, stopped.EpochID, verdict.Pack(fs)))
 }
 
 // Ready implements launcher.Rendezvous.
@@ -132,7 +131,7 @@ func (a *adapter) Failing(ctx context.Context, d launcher.Directive, act policy.
 
 func (a *adapter) failing(d launcher.Directive, act policy.Action, fs []verdict.Failure) rendezvous.Failing {
 	return rendezvous.Failing{ID: a.session.ID(), EpochID: d.EpochID, Decision: decision(act),
-		Failures: evidence.Pack(fs),
+		Failures: verdict.Pack(fs),
 		Progress: a.achieved()}
 }
 
@@ -228,9 +227,9 @@ func (a *adapter) Leaving(ctx context.Context, reason string, grace time.Duratio
 // Leave implements launcher.Rendezvous.
 func (a *adapter) Leave(ctx context.Context, reason string, fs []verdict.Failure) (verdict.Evidence, error) {
 	a.findings.flush()
-	e, err := a.session.Leave(ctx, reason, evidence.Pack(fs))
+	e, err := a.session.Leave(ctx, reason, verdict.Pack(fs))
 	a.farewell.drop()
-	return evidence.Unpack(e), classify(err)
+	return verdict.Unpack(e), classify(err)
 }
 
 // classify gives errors of the rendezvous the reason that the exit status shall tell.

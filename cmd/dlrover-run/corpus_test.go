@@ -17,7 +17,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/launcher/torchpython"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
@@ -389,7 +388,7 @@ func (c *corpusRun) evidence() verdict.Evidence {
 	var epochs []rendezvous.EpochEvidence
 	require.NoError(c.t, json.NewDecoder(resp.Body).Decode(&epochs))
 	require.NotEmpty(c.t, epochs)
-	return evidence.Unpack(epochs[0].Evidence)
+	return verdict.Unpack(epochs[0].Evidence)
 }
 
 // afterStep signals the second launcher once its workers train.

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/internal/job"
+	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -79,7 +79,7 @@ func (m *masterService) findPython(
 	rank := max(s.node.Rank, 0) // as DLRover's agent
 	log.Info("the master is DLRover's own", "addr", where, "messages", string(c.Dialect()), "node_rank", rank)
 	return upstream.New(upstream.Config{
-		Client: c, Rank: rank, Check: check, Port: workerPort, Follows: evidence.Follows, Log: log,
+		Client: c, Rank: rank, Check: check, Port: workerPort, Follows: verdict.Follows, Log: log,
 	}), nil
 }
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/service"
 	hangs "dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
@@ -137,7 +136,7 @@ func (d *served) start(run, leader string) job.EpochID {
 // fail ends a run by a failure of which the text is hostile.
 func (d *served) fail(run, id string, e job.EpochID) {
 	d.t.Helper()
-	fs := evidence.Pack([]verdict.Failure{
+	fs := verdict.Pack([]verdict.Failure{
 		{NodeName: id, Rank: 1, PID: 7, ExitCode: 3, At: time.Now(), LastLines: "boom \x1b[2J\u202e"},
 	})
 	require.NoError(d.t, d.hub.Report(d.t.Context(), run,

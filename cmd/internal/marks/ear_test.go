@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang"
 	"dlrover-run/internal/job"
@@ -230,7 +229,7 @@ func (j *aJob) fail(name string, rank int, output string) {
 	}
 	f := verdict.Failure{NodeName: name, Rank: rank, Node: rank, PID: 42, ExitCode: 1, At: time.Now(), LastLines: output}
 	failing := rendezvous.Failing{ID: name, EpochID: id, Decision: rendezvous.RestartCharged,
-		Failures: evidence.Pack([]verdict.Failure{f})}
+		Failures: verdict.Pack([]verdict.Failure{f})}
 	j.report(failing)
 	for _, n := range all {
 		e := rendezvous.Join{Stopped: id, Node: rendezvous.Node{ID: n, Name: n, Machine: "m" + n[1:], Rank: -1, Slots: 1,

@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
@@ -44,7 +43,7 @@ func failingRun(t *testing.T, fs ...verdict.Failure) *job.Cause {
 		require.NoError(t, c.Report(t.Context(), "r", rendezvous.Ready{ID: "n", EpochID: lead.EpochID, Port: 1}))
 		run := next(job.Run)
 		require.NoError(t, c.Report(t.Context(), "r", rendezvous.Failing{ID: "n", EpochID: run.EpochID,
-			Decision: rendezvous.RestartCharged, Failures: evidence.Pack([]verdict.Failure{f})}))
+			Decision: rendezvous.RestartCharged, Failures: verdict.Pack([]verdict.Failure{f})}))
 		stop := next(job.Stop)
 		if stop.Kind == job.Fail {
 			return stop.Cause

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 )
@@ -25,7 +24,7 @@ func suspicious(e job.Evidence) string {
 	if kind != job.CauseFailure { // workers that are stopped one after the other fail because of each other
 		return ""
 	}
-	if v := verdict.Judge(evidence.Unpack(e)); v.Rule == verdict.Consequence {
+	if v := verdict.Judge(verdict.Unpack(e)); v.Rule == verdict.Consequence {
 		return "the first failure only followed something that nobody has reported: " + v.Line()
 	}
 	return ""

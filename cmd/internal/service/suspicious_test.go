@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
@@ -15,7 +14,7 @@ import (
 )
 
 func ends(kind job.CauseKind, fs ...verdict.Failure) job.Evidence {
-	return job.Evidence{Cause: &job.Cause{Kind: kind, Text: "why"}, Failures: evidence.Pack(fs)}
+	return job.Evidence{Cause: &job.Cause{Kind: kind, Text: "why"}, Failures: verdict.Pack(fs)}
 }
 
 func fails(rank int, output string) verdict.Failure {

@@ -3,7 +3,6 @@ package service
 import (
 	"net/http"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/hang"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
@@ -61,7 +60,7 @@ func endedByHang(e rendezvous.EpochEvidence) bool {
 }
 
 func judgeEpoch(e rendezvous.EpochEvidence) Verdict {
-	j := verdict.Judge(evidence.Unpack(e.Evidence))
+	j := verdict.Judge(verdict.Unpack(e.Evidence))
 	v := Verdict{
 		Round: e.Round, Epoch: e.Epoch, epoch: e.EpochID, Outcome: e.Outcome, Cause: e.Cause, Line: j.Line(), Rule: j.Rule,
 		Class: j.Class, Failures: len(e.Failures), Losses: len(e.Losses),

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dlrover-run/cmd/internal/evidence"
 	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
@@ -24,7 +23,7 @@ func epoch(n int, e job.Evidence) rendezvous.EpochEvidence {
 func failed(rank int, output string) job.Evidence {
 	return job.Evidence{
 		Cause: &job.Cause{Kind: job.CauseFailure, Text: "a rank failed"},
-		Failures: evidence.Pack([]verdict.Failure{
+		Failures: verdict.Pack([]verdict.Failure{
 			{Node: 1, NodeName: "gpu-07", Rank: rank, PID: 42, ExitCode: 7, At: noon, LastLines: output},
 		}),
 	}

@@ -1,4 +1,4 @@
-package evidence
+package service
 
 import (
 	"testing"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
 	"dlrover-run/rendezvous/pyproto/agents"
@@ -50,7 +51,7 @@ func TestWhatAgentsOfDLRoverTell(t *testing.T) {
 		lines, err := hub.Evidences("r")
 		require.NoError(t, err)
 		require.NotEmpty(t, lines)
-		v := Unpack(lines[0].Evidence)
+		v := verdict.Unpack(lines[0].Evidence)
 		require.Len(t, v.Failures, 1)
 		f := v.Failures[0]
 		require.Equal(t, []any{5, 5, -9, "killed", "worker-4", 0},
