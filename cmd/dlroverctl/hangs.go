@@ -14,7 +14,6 @@ import (
 	"dlrover-run/hang/serve"
 	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
-	"dlrover-run/launcher/printable"
 )
 
 // hangs show what is suspected of a run's workers, and what was decided.

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/pickle"
 	"dlrover-run/internal/text"
 )
 
@@ -38,7 +39,7 @@ func Parse(dump []byte) (hang.Flight, error) {
 		return hang.Flight{}, fmt.Errorf("flight: a dump of %d bytes: at most %d are read", len(dump), maxBytes)
 	}
 	decode := decodeJSON
-	if len(dump) > 0 && dump[0] == protoOp {
+	if len(dump) > 0 && dump[0] == pickle.Proto {
 		decode = decodePickle
 	}
 	c := chooser{lanes: make(map[lane]*tail)}

@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/pickle"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -144,23 +144,23 @@ func TestRefused(t *testing.T) {
 		"wrong type":       {`{"entries": [{"state": 3}]}`, "cannot unmarshal"},
 		"protocol 0":       {"(dp0\n.", "neither a pickle"},
 		"protocol 9":       {"\x80\x09N.", "protocol 9"},
-		"class":            {"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00idtR.", "opcode 0x63 ('c')"},
-		"reduce":           {"\x80\x02NNR.", "opcode 0x52 ('R')"},
-		"persistent":       {"\x80\x02NQ.", "opcode 0x51 ('Q')"},
+		"class":            {"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00idtR.", "opcode 0x63"},
+		"reduce":           {"\x80\x02NNR.", "opcode 0x52"},
+		"persistent":       {"\x80\x02NQ.", "opcode 0x51"},
 		"stack global":     {"\x80\x04NN\x93.", "opcode 0x93"},
 		"extension":        {"\x80\x02\x82\x01.", "opcode 0x82"},
 		"out of band":      {"\x80\x05\x97.", "opcode 0x97"},
-		"no value":         {"\x80\x02.", "a value is missing"},
+		"no value":         {"\x80\x02.", "one value"},
 		"no mark":          {"\x80\x02Nt.", "a mark is missing"},
 		"below a mark":     {"\x80\x02]N(a.", "a value is missing"},
-		"half a pair":      {"\x80\x02}(Nu.", "key without a value"},
-		"items of nothing": {"\x80\x02N(Ne.", "no list"},
-		"pairs of nothing": {"\x80\x02](NNu.", "no dict"},
-		"memo":             {"\x80\x02h\x05.", "memo 5 of 0"},
-		"far memo":         {"\x80\x02Nr\xff\xff\xff\xff.", "memo 4294967295 after 0"},
-		"cut":              {"\x80\x02X\xff\xff\xff\xffabc", "ends in the middle"},
-		"cut long text":    {"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffabc", "ends in the middle"},
-		"no stop":          {"\x80\x02N", "ends in the middle"},
+		"half a pair":      {"\x80\x02}(Nu.", "pairs without a dict"},
+		"items of nothing": {"\x80\x02N(Ne.", "items without a list"},
+		"pairs of nothing": {"\x80\x02](NNu.", "pairs without a dict"},
+		"memo":             {"\x80\x02h\x05.", "no entry 5"},
+		"far memo":         {"\x80\x02Nr\xff\xff\xff\xff.", "comes too early"},
+		"cut":              {"\x80\x02X\xff\xff\xff\xffabc", "ends too early"},
+		"cut long text":    {"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffabc", "ends too early"},
+		"no stop":          {"\x80\x02N", "ends too early"},
 		"a number":         {"\x80\x02K\x01.", "no list of entries"},
 		"other dict":       {"\x80\x02}.", "no list of entries"},
 		"large":            {strings.Repeat("\x80", maxBytes+1), "at most"},
@@ -177,7 +177,7 @@ func TestTooManyValues(t *testing.T) {
 	if testing.Short() {
 		t.Skip("two seconds with the race detector")
 	}
-	_, err := Parse([]byte("\x80\x02" + strings.Repeat("N", maxValues+1) + "."))
+	_, err := Parse([]byte("\x80\x02" + strings.Repeat("N", pickle.MaxValues+1) + "."))
 	require.ErrorContains(t, err, "more than")
 }
 
@@ -185,24 +185,11 @@ func TestTooManyValues(t *testing.T) {
 func TestSharedValues(t *testing.T) {
 	long := "](" + strings.Repeat("N", 30_000) + "eq\x01"
 	entry := "}(X\x0b\x00\x00\x00input_sizesh\x01X\x05\x00\x00\x00stateX\x00\x00\x00\x00uq\x02"
-	many := "](" + strings.Repeat("h\x02", 30_000) + "e"
-	f := parse(t, "\x80\x02]q\x00h\x00a0"+long+entry+many+".") // the list of the entries is on top
+	f := parse(t, "\x80\x02]q\x00(h\x00"+long+entry+strings.Repeat("h\x02", 30_000)+"e.")
 	require.Len(t, f.Entries, maxActive)
 
 	self := parse(t, "\x80\x02}q\x00(X\x07\x00\x00\x00entries](h\x00eu.")
 	require.Len(t, self.Entries, 1)
-}
-
-func TestNumbers(t *testing.T) {
-	for in, want := range map[string]int64{
-		"K\x07": 7, "M\x01\x02": 0x201, "J\xff\xff\xff\xff": -1, "\x8a\x00": 0, "\x8a\x01\xff": -1,
-		"\x8a\x02\x00\x80": -32768,
-		"\x8a\x08" + string(binary.LittleEndian.AppendUint64(nil, 1795354713460804611)): 1795354713460804611,
-	} {
-		v, err := unpickle([]byte("\x80\x02" + in + "."))
-		require.NoError(t, err)
-		require.Equal(t, want, v)
-	}
 }
 
 // pythons are the interpreters at hand.

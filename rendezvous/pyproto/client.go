@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"dlrover-run/internal/pickle"
 	"dlrover-run/internal/plainhttp"
 )
 
@@ -194,7 +195,7 @@ func (c *Client) call(ctx context.Context, name string, m *Message) ([]byte, Res
 }
 
 func envelope(from Caller, m *Message) Envelope {
-	return Envelope{NodeID: from.NodeID, NodeType: from.NodeType, Data: Encode(m)}
+	return Envelope{NodeID: from.NodeID, NodeType: from.NodeType, Data: pickle.Encode(m)}
 }
 
 // RequestBody is what a call by gRPC sends, for who asks the same again and again. The JobUID is not in it, but in the

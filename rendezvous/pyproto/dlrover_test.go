@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/pickle"
 )
 
 // master answers DLRover's own client in the dialect of the request.
@@ -58,32 +60,32 @@ func (m *master) get(from Caller, q *Message) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.note(from, q)
-	d := q.Dialect()
+	d := DialectOf(q)
 	switch q.Class.Name {
 	case "JoinRendezvousRequest", "WaitingNodeNumRequest", "CommWorldRequest":
-		world := &Dict{Pairs: []Pair{{1, 8}, {0, 4}}}
-		return Encode(d.New("RendezvousState",
+		world := &Dict{Pairs: []Pair{pair(1, 8), pair(0, 4)}}
+		return pickle.Encode(d.New("RendezvousState",
 			Field{"world", world}, Field{"waiting_num", -1}, Field{"round", 3}, Field{"group", 0})), nil
 	case "KeyValuePair":
 		if n := q.Int("value"); n > 0 {
-			return Encode(d.New("KeyValuePair", Field{"key", q.Str("key")}, Field{"value", n + 1})), nil
+			return pickle.Encode(d.New("KeyValuePair", Field{"key", q.Str("key")}, Field{"value", n + 1})), nil
 		}
-		return Encode(d.New("KeyValuePair", Field{"key", q.Str("key")}, Field{"value", m.kv[q.Str("key")]})), nil
+		return pickle.Encode(d.New("KeyValuePair", Field{"key", q.Str("key")}, Field{"value", m.kv[q.Str("key")]})), nil
 	case "KeyValuePairs":
 		kvs := &Dict{}
 		for _, p := range q.Dict("kvs").Pairs {
-			kvs.Pairs = append(kvs.Pairs, Pair{p.Key, m.kv[p.Key.(string)]})
+			kvs.Pairs = append(kvs.Pairs, pair(p.Key, m.kv[p.Key.(string)]))
 		}
-		return Encode(d.New("KeyValuePairs", Field{"kvs", kvs})), nil
+		return pickle.Encode(d.New("KeyValuePairs", Field{"kvs", kvs})), nil
 	case "HeartBeat":
 		action := d.New("DiagnosisAction", Field{"action_cls", "NoAction"}, Field{"action_content", "{}"})
-		return Encode(d.New("HeartbeatResponse", Field{"action", action})), nil
+		return pickle.Encode(d.New("HeartbeatResponse", Field{"action", action})), nil
 	case "RunningNodesRequest":
 		node := d.New("NodeMeta", Field{"type", "worker"}, Field{"id", 7})
-		return Encode(d.New("RunningNodes", Field{"nodes", &List{Items: []any{node, node}}})), nil
+		return pickle.Encode(d.New("RunningNodes", Field{"nodes", &List{Items: []any{node, node}}})), nil
 	case "ElasticRunConfigRequest":
-		configs := &Dict{Pairs: []Pair{{"network_check", "true"}}}
-		return Encode(d.New("ElasticRunConfig", Field{"configs", configs})), nil
+		configs := &Dict{Pairs: []Pair{pair("network_check", "true")}}
+		return pickle.Encode(d.New("ElasticRunConfig", Field{"configs", configs})), nil
 	}
 	return nil, errors.New("a message that nobody sends")
 }
@@ -211,12 +213,12 @@ func useMaster(t *testing.T, clients []*Client, speak Dialect) {
 		state := get(c, "JoinRendezvousRequest", Field{"node_id", i}, Field{"node_rank", i}, Field{"local_world_size", 8},
 			Field{"rdzv_name", run}, Field{"node_ip", "127.0.0.1"})
 		require.Equal(t, "RendezvousState", state.Class.Name)
-		require.Equal(t, speak, state.Dialect())
+		require.Equal(t, speak, DialectOf(state))
 	}
 	require.Equal(t, 2, get(c, "WaitingNodeNumRequest", Field{"rdzv_name", run}).Int("waiting_num"))
 	for i, c := range clients {
 		state := get(c, "CommWorldRequest", Field{"node_id", i}, Field{"rdzv_name", run})
-		require.Equal(t, []Pair{{int64(0), int64(8)}, {int64(1), int64(8)}}, state.Dict("world").Pairs)
+		require.Equal(t, []Pair{pair(int64(0), int64(8)), pair(int64(1), int64(8))}, state.Dict("world").Pairs)
 	}
 	require.Zero(t, get(c, "WaitingNodeNumRequest", Field{"rdzv_name", run}).Int("waiting_num"))
 

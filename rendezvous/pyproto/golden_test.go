@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/pickle"
 )
 
 // sample is a message that DLRover's own package has written; see testdata/golden.py.
@@ -145,7 +147,7 @@ func TestEncodeAndDecodeAgree(t *testing.T) {
 		for _, data := range s.pickles(t) {
 			m, err := ReadMessage(data)
 			require.NoError(t, err)
-			again, err := ReadMessage(Encode(m))
+			again, err := ReadMessage(pickle.Encode(m))
 			require.NoError(t, err)
 			require.Equal(t, s.Content, plain(again))
 		}
@@ -155,13 +157,14 @@ func TestEncodeAndDecodeAgree(t *testing.T) {
 // The smallest form that the restricted unpickler of 0.5 and later accepts.
 func TestEncodeIsAsWritten(t *testing.T) {
 	m := Comm.New("RendezvousState",
-		Field{"world", &Dict{Pairs: []Pair{{1, 8}, {0, 8}}}}, Field{"waiting_num", 0}, Field{"round", 1}, Field{"group", 0})
+		Field{"world", &Dict{Pairs: []Pair{pair(1, 8), pair(0, 8)}}}, Field{"waiting_num", 0}, Field{"round", 1},
+		Field{"group", 0})
 	require.Equal(t, "\x80\x03cdlrover.python.common.comm\nRendezvousState\n)\x81}("+
 		"X\x05\x00\x00\x00world}(J\x01\x00\x00\x00J\x08\x00\x00\x00J\x00\x00\x00\x00J\x08\x00\x00\x00u"+
 		"X\x0b\x00\x00\x00waiting_numJ\x00\x00\x00\x00X\x05\x00\x00\x00roundJ\x01\x00\x00\x00"+
-		"X\x05\x00\x00\x00groupJ\x00\x00\x00\x00ub.", string(Encode(m)))
+		"X\x05\x00\x00\x00groupJ\x00\x00\x00\x00ub.", string(pickle.Encode(m)))
 	require.Equal(t, "\x80\x03cdlrover.python.common.grpc\nNetworkReadyRequest\n)\x81.",
-		string(Encode(Grpc.New("NetworkReadyRequest"))))
+		string(pickle.Encode(Grpc.New("NetworkReadyRequest"))))
 }
 
 // packages is the folder with dlrover-VERSION/bin/python, environments with DLRover's own packages.
@@ -211,15 +214,15 @@ func TestDLRoverReadsWhatEncodeWrites(t *testing.T) {
 				}
 				m, err := ReadMessage(s.pickles(t)["4"])
 				require.NoError(t, err)
-				fmt.Fprintf(&in, "%x\n", Encode(m))
+				fmt.Fprintf(&in, "%x\n", pickle.Encode(m))
 				want = append(want, s.Content)
 			}
 			bad := Comm.New("KeyValuePair", Field{"key", "cut \xe4\xbd"}, Field{"value", int64(math.MaxInt64)})
 			if version == "0.4.0" {
 				bad.Class.Module = string(Grpc)
 			}
-			fmt.Fprintf(&in, "%x\n", Encode(bad))
-			mended, err := Decode(Encode(bad))
+			fmt.Fprintf(&in, "%x\n", pickle.Encode(bad))
+			mended, err := Decode(pickle.Encode(bad))
 			require.NoError(t, err)
 			require.Equal(t, "cut �", mended.(*Object).Str("key"))
 			want = append(want, plain(mended))
@@ -252,7 +255,7 @@ func TestDecodeReadsWhatIsTooLongForAFile(t *testing.T) {
 			case 2:
 				world := m.Dict("world").Pairs
 				require.Len(t, world, 10000)
-				require.Equal(t, Pair{int64(9999), int64(8)}, world[0])
+				require.Equal(t, pair(int64(9999), int64(8)), world[0])
 			case 3:
 				require.Len(t, m.List("nodes"), 3000)
 				require.Equal(t, 2999, m.List("nodes")[2999].(*Object).Int("rank"))

@@ -30,7 +30,7 @@ func ReadMessage(data []byte) (*Message, error) {
 		return nil, err
 	}
 	m, ok := v.(*Object)
-	if !ok || m.Dialect() != Comm && m.Dialect() != Grpc {
+	if !ok || DialectOf(m) != Comm && DialectOf(m) != Grpc {
 		return nil, fmt.Errorf("%w: a %s where a message of DLRover is needed", ErrPickle, describe(v))
 	}
 	return m, nil
@@ -51,96 +51,15 @@ type Field struct {
 
 // New makes a message of a dialect.
 func (d Dialect) New(name string, fields ...Field) *Message {
-	m := &Message{Class: Class{string(d), name}}
+	m := &Message{Class: Class{Module: string(d), Name: name}}
 	for _, f := range fields {
-		m.State.Pairs = append(m.State.Pairs, Pair{f.Name, f.Value})
+		m.State.Pairs = append(m.State.Pairs, Pair{Key: f.Name, Value: f.Value})
 	}
 	return m
 }
 
-// Dialect is the module of the message's class.
-func (o *Object) Dialect() Dialect { return Dialect(o.Class.Module) }
-
-// Get is the attribute of a name, nil if it is missing or None.
-func (o *Object) Get(name string) any {
-	if o == nil {
-		return nil
-	}
-	return o.State.Get(name)
-}
-
-// Str is an attribute that is a string, "" otherwise.
-func (o *Object) Str(name string) string {
-	s, _ := o.Get(name).(string)
-	return s
-}
-
-// Int is an attribute that is a number, without its fraction; 0 otherwise.
-func (o *Object) Int(name string) int {
-	return toInt(o.Get(name))
-}
-
-// Float is an attribute that is a number, 0 otherwise.
-func (o *Object) Float(name string) float64 {
-	switch v := o.Get(name).(type) {
-	case int64:
-		return float64(v)
-	case float64:
-		return v
-	}
-	return 0
-}
-
-// Object is an attribute that is an object, nil otherwise.
-func (o *Object) Object(name string) *Object {
-	v, _ := o.Get(name).(*Object)
-	return v
-}
-
-// Dict is an attribute that is a dict, an empty one otherwise.
-func (o *Object) Dict(name string) *Dict {
-	if d, ok := o.Get(name).(*Dict); ok {
-		return d
-	}
-	return &Dict{}
-}
-
-// List is an attribute that is a list, nil otherwise.
-func (o *Object) List(name string) []any {
-	if l, ok := o.Get(name).(*List); ok {
-		return l.Items
-	}
-	return nil
-}
-
-// Get is the last value under a key, as in Python; nil if there is none.
-func (c *Dict) Get(key any) any {
-	for i := len(c.Pairs) - 1; i >= 0; i-- {
-		if c.Pairs[i].Key == key {
-			return c.Pairs[i].Value
-		}
-	}
-	return nil
-}
-
-func toInt(v any) int {
-	switch v := v.(type) {
-	case int64:
-		return int(v)
-	case float64:
-		if v > -1<<53 && v < 1<<53 { // the rest, and what is no number, says nothing
-			return int(v)
-		}
-	case bool:
-		if v {
-			return 1
-		}
-	}
-	return 0
-}
-
-// IntOf is a number that came in a container, without its fraction; 0 for anything else.
-func IntOf(v any) int { return toInt(v) }
+// DialectOf is the module of the message's class.
+func DialectOf(m *Message) Dialect { return Dialect(m.Class.Module) }
 
 // BytesOf are the bytes of a value of the key-value store, which agents write as bytes or as text.
 func BytesOf(v any) []byte {

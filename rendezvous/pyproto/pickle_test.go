@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/pickle"
 )
 
 // classX is a class X of a module m, and an object of it without a state.
@@ -18,7 +20,9 @@ const (
 )
 
 func TestEveryOpcode(t *testing.T) {
-	x := func(pairs ...Pair) *Object { return &Object{Class: Class{"m", "X"}, State: Dict{pairs}} }
+	x := func(pairs ...Pair) *Object {
+		return &Object{Class: Class{Module: "m", Name: "X"}, State: Dict{Pairs: pairs}}
+	}
 	list := func(items ...any) *List { return &List{Items: items} }
 	dict := func(pairs ...Pair) *Dict { return &Dict{Pairs: pairs} }
 	for _, c := range []struct {
@@ -77,15 +81,15 @@ func TestEveryOpcode(t *testing.T) {
 		{"APPENDS of none", "](e", list()},
 		{"lists in lists", "](]](NeaK\x01e", list(list(list(nil)), int64(1))},
 		{"EMPTY_DICT", "}", dict()},
-		{"SETITEM", "}K\x01Ns", dict(Pair{int64(1), nil})},
-		{"SETITEMS", "}(K\x01K\x02K\x00K\x03u", dict(Pair{int64(1), int64(2)}, Pair{int64(0), int64(3)})},
+		{"SETITEM", "}K\x01Ns", dict(pair(int64(1), nil))},
+		{"SETITEMS", "}(K\x01K\x02K\x00K\x03u", dict(pair(int64(1), int64(2)), pair(int64(0), int64(3)))},
 		{"SETITEMS of none", "}(u", dict()},
 		{"keys of every kind", "}(NN\x88N\x8c\x00NG\x00\x00\x00\x00\x00\x00\x00\x00Nu",
-			dict(Pair{nil, nil}, Pair{true, nil}, Pair{"", nil}, Pair{0.0, nil})},
+			dict(pair(nil, nil), pair(true, nil), pair("", nil), pair(0.0, nil))},
 		{"GLOBAL and NEWOBJ", objectX, x()},
 		{"STACK_GLOBAL", "\x8c\x01m\x8c\x01X\x93)\x81", x()},
-		{"BUILD", objectX + "}\x8c\x01aK\x01sb", x(Pair{"a", int64(1)})},
-		{"BUILD twice", objectX + "}\x8c\x01aK\x01sb}\x8c\x01aK\x02sb", x(Pair{"a", int64(1)}, Pair{"a", int64(2)})},
+		{"BUILD", objectX + "}\x8c\x01aK\x01sb", x(pair("a", int64(1)))},
+		{"BUILD twice", objectX + "}\x8c\x01aK\x01sb}\x8c\x01aK\x02sb", x(pair("a", int64(1)), pair("a", int64(2)))},
 		{"MEMOIZE and BINGET", "](\x8c\x01a\x94h\x00e", list("a", "a")},
 		{"BINPUT and BINGET", "](\x8c\x01aq\x00h\x00e", list("a", "a")},
 		{"LONG_BINPUT and LONG_BINGET", "](C\x01ar\x01\x00\x00\x00j\x01\x00\x00\x00e", list([]byte("a"), []byte("a"))},
@@ -104,8 +108,8 @@ func TestEveryOpcode(t *testing.T) {
 				_, err := Decode(in[:n])
 				require.ErrorIs(t, err, ErrPickle, "cut at byte %d", n)
 			}
-			require.LessOrEqual(t, len(Encode(v)), encodedLen(v))
-			again, err := Decode(Encode(v))
+			require.LessOrEqual(t, len(pickle.Encode(v)), pickle.EncodedLen(v))
+			again, err := Decode(pickle.Encode(v))
 			require.NoError(t, err)
 			require.Equal(t, v, again)
 		})
@@ -185,7 +189,6 @@ func TestRefusedPickles(t *testing.T) {
 		{"a dict again", "](}q\x00h\x00e.", "a container that is in two places"},
 		{"a tuple again", "](N\x85\x94h\x00e.", "a container that is in two places"},
 		{"an object again", "](" + objectX + "\x94j\x00\x00\x00\x00e.", "a container that is in two places"},
-		{"a number again", "](K\x01\x94h\x00e.", "a container that is in two places"},
 		{"a jump in the memo", "\x8c\x00r\xff\xff\xff\xff.", "comes too early"},
 		{"a far jump in the memo", "\x8c\x00r\xff\xff\x00\x00.", "comes too early"},
 	} {
@@ -265,14 +268,14 @@ func TestDepthThatIsRead(t *testing.T) {
 	for _, c := range []struct{ begin, inner, end string }{
 		{"", ")", "\x85"}, {"]", "]", "a"}, {"}N", "}", "s"}, {objectX + "}N", objectX, "sb"},
 	} {
-		in := strings.Repeat(c.begin, maxDepth-1) + c.inner + strings.Repeat(c.end, maxDepth-1) + "."
+		in := strings.Repeat(c.begin, pickle.MaxDepth-1) + c.inner + strings.Repeat(c.end, pickle.MaxDepth-1) + "."
 		v, err := Decode([]byte(in))
 		if c.inner == ")" { // an empty tuple is no depth
 			in = strings.Replace(in, ")", ")\x85", 1)
 			v, err = Decode([]byte(in))
 		}
 		require.NoError(t, err)
-		_, err = Decode(Encode(v))
+		_, err = Decode(pickle.Encode(v))
 		require.NoError(t, err)
 		_, err = Decode([]byte(c.begin + in[:len(in)-1] + c.end + "."))
 		require.ErrorContains(t, err, "containers in each other")
@@ -280,19 +283,20 @@ func TestDepthThatIsRead(t *testing.T) {
 }
 
 func TestEncodePanicsForDefects(t *testing.T) {
-	for _, v := range []any{uint(1), Class{"m", "X"}, []int{1}, &Object{}, Comm.New("a\nb"), &List{Items: []any{mark{}}}} {
-		require.Panics(t, func() { Encode(v) }, "%T", v)
+	for _, v := range []any{uint(1), Class{Module: "m", Name: "X"}, []int{1}, &Object{}, Comm.New("a\nb"),
+		&List{Items: []any{uint(1)}}} {
+		require.Panics(t, func() { pickle.Encode(v) }, "%T", v)
 	}
 }
 
 func TestAttributes(t *testing.T) {
-	m, err := ReadMessage(Encode(Comm.New("X",
+	m, err := ReadMessage(pickle.Encode(Comm.New("X",
 		Field{"s", "text"}, Field{"i", 3}, Field{"f", 2.75}, Field{"b", true}, Field{"none", nil},
-		Field{"list", &List{Items: []any{1}}}, Field{"dict", &Dict{Pairs: []Pair{{"k", 1}, {"k", 2}}}},
+		Field{"list", &List{Items: []any{1}}}, Field{"dict", &Dict{Pairs: []Pair{pair("k", 1), pair("k", 2)}}},
 		Field{"object", Comm.New("Y")}, Field{"nan", math.NaN()}, Field{"inf", math.Inf(1)}, Field{"huge", -1e300},
 		Field{"bytes", []byte("v")})))
 	require.NoError(t, err)
-	require.Equal(t, Comm, m.Dialect())
+	require.Equal(t, Comm, DialectOf(m))
 	require.Equal(t, "text", m.Str("s"))
 	require.Equal(t, "", m.Str("i"))
 	require.Equal(t, []int{3, 2, 1, 0, 0, 0, 0, 0, 0}, []int{m.Int("i"), m.Int("f"), m.Int("b"), m.Int("none"),
@@ -309,7 +313,7 @@ func TestAttributes(t *testing.T) {
 	require.Equal(t, "v", string(BytesOf(m.Get("bytes"))))
 	require.Equal(t, "text", string(BytesOf(m.Get("s"))))
 	require.Nil(t, BytesOf(m.Get("i")))
-	require.Equal(t, 3, IntOf(m.Get("i")))
+	require.Equal(t, 3, pickle.IntOf(m.Get("i")))
 }
 
 func FuzzDecode(f *testing.F) {
@@ -325,16 +329,16 @@ func FuzzDecode(f *testing.F) {
 			require.ErrorIs(t, err, ErrPickle)
 			return
 		}
-		out := Encode(v) // which compares what is no number, too
-		require.LessOrEqual(t, len(out), encodedLen(v))
+		out := pickle.Encode(v) // which compares what is no number, too
+		require.LessOrEqual(t, len(out), pickle.EncodedLen(v))
 		again, err := Decode(out)
 		require.NoError(t, err)
-		require.Equal(t, out, Encode(again))
+		require.Equal(t, out, pickle.Encode(again))
 	})
 }
 
 func benchmark(b *testing.B, m *Message) {
-	data := Encode(m)
+	data := pickle.Encode(m)
 	b.Run("Decode", func(b *testing.B) {
 		b.SetBytes(int64(len(data)))
 		b.ReportAllocs()
@@ -348,7 +352,7 @@ func benchmark(b *testing.B, m *Message) {
 		b.SetBytes(int64(len(data)))
 		b.ReportAllocs()
 		for b.Loop() {
-			Encode(m)
+			pickle.Encode(m)
 		}
 	})
 }
@@ -361,8 +365,10 @@ func BenchmarkWaitingNodeNumRequest(b *testing.B) {
 func BenchmarkWorldOf10000Nodes(b *testing.B) {
 	world := &Dict{}
 	for i := range 10000 {
-		world.Pairs = append(world.Pairs, Pair{i, 8})
+		world.Pairs = append(world.Pairs, pair(i, 8))
 	}
 	benchmark(b, Comm.New("RendezvousState",
 		Field{"world", world}, Field{"waiting_num", 0}, Field{"round", 1}, Field{"group", 0}))
 }
+
+func pair(key, value any) Pair { return Pair{Key: key, Value: value} }

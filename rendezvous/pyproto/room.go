@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+
+	"dlrover-run/internal/pickle"
 )
 
 const (
@@ -85,7 +87,7 @@ func (c *call) done() {
 func (c *call) encode(a Answer) ([]byte, error) {
 	n := len(a.Encoded)
 	if a.Message != nil {
-		n = encodedLen(a.Message)
+		n = pickle.EncodedLen(a.Message)
 	}
 	if n > MaxMessage {
 		return nil, fmt.Errorf("%w: it has %d bytes, and at most %d are sent; ask for fewer keys at once", errAnswer, n,
@@ -97,7 +99,7 @@ func (c *call) encode(a Answer) ([]byte, error) {
 	if err := c.take(int64(n)); err != nil {
 		return nil, err
 	}
-	return Encode(a.Message), nil
+	return pickle.Encode(a.Message), nil
 }
 
 // read is ReadMessage, in its turn.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/pickle"
 )
 
 // hog sends most of a large request and no end, until ctx is over. The answer comes when the rest is not wanted.
@@ -96,7 +98,7 @@ func large(n int) *backend {
 		if m.Class.Name == "HeartBeat" {
 			return m
 		}
-		return m.Dialect().New("KeyValuePair", Field{"value", value})
+		return DialectOf(m).New("KeyValuePair", Field{"value", value})
 	}}
 }
 
@@ -104,7 +106,7 @@ func large(n int) *backend {
 // when those are given up.
 func TestRoomForLargeAnswers(t *testing.T) {
 	const size, each = 24 << 20, 6 << 20 // more than a kernel takes
-	ask := frame2(0, 1, 1, string(frame(Envelope{Data: Encode(Comm.New("KeyValuePair"))}.marshal())))
+	ask := frame2(0, 1, 1, string(frame(Envelope{Data: pickle.Encode(Comm.New("KeyValuePair"))}.marshal())))
 	both(t, func(t *testing.T, overHTTP bool) {
 		r := newRoom(size)
 		addr := serve(t, handler(large(each), r))
@@ -113,7 +115,7 @@ func TestRoomForLargeAnswers(t *testing.T) {
 		for range 8 {
 			nc := dialSmall(t, addr)
 			if overHTTP {
-				body := fmt.Sprintf(`{"data":%q}`, base64.StdEncoding.EncodeToString(Encode(Comm.New("KeyValuePair"))))
+				body := fmt.Sprintf(`{"data":%q}`, base64.StdEncoding.EncodeToString(pickle.Encode(Comm.New("KeyValuePair"))))
 				fmt.Fprintf(nc, "POST /get HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 			} else {
 				_, _ = io.WriteString(nc, preface(0)+headers2+ask)
@@ -190,11 +192,11 @@ func TestLargePicklesAreDecodedInTurn(t *testing.T) {
 	stop()
 	_, err := r.read(ctx, make([]byte, largePickle))
 	require.ErrorIs(t, err, context.Canceled)
-	small := Encode(Comm.New("HeartBeat"))
+	small := pickle.Encode(Comm.New("HeartBeat"))
 	_, err = r.read(ctx, small)
 	require.NoError(t, err)
 	<-r.large
-	_, err = r.read(t.Context(), Encode(Comm.New("KeyValuePair", Field{"value", make([]byte, largePickle)})))
+	_, err = r.read(t.Context(), pickle.Encode(Comm.New("KeyValuePair", Field{"value", make([]byte, largePickle)})))
 	require.NoError(t, err)
 	require.Empty(t, r.large)
 }

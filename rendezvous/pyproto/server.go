@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"dlrover-run/internal/pickle"
 )
 
 // Caller is who sends a request, in its own words. Backends get it without the JobUID, which Admit has had.
@@ -353,7 +355,7 @@ func statusFor(err error) int {
 
 // aroundData is a BaseResponse without the bytes of its last attribute, data.
 func aroundData(success bool, n int) (before, after []byte) {
-	b := Encode(Comm.New("BaseResponse", Field{"success", success}, Field{"data", []byte{}}))
+	b := pickle.Encode(Comm.New("BaseResponse", Field{"success", success}, Field{"data", []byte{}}))
 	end := len(b) - len("ub.") // SETITEMS, BUILD and STOP
 	binary.LittleEndian.PutUint32(b[end-4:], uint32(n))
 	return b[:end:end], b[end:]

@@ -20,6 +20,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"dlrover-run/internal/pickle"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -74,7 +76,7 @@ func (b *backend) Report(ctx context.Context, from Caller, m *Message) (bool, er
 }
 
 // echo answers with the message itself, in the dialect of the request.
-func echo(_ context.Context, _ Caller, m *Message) ([]byte, error) { return Encode(m), nil }
+func echo(_ context.Context, _ Caller, m *Message) ([]byte, error) { return pickle.Encode(m), nil }
 
 func serve(t *testing.T, h http.Handler) string {
 	t.Helper()
@@ -222,7 +224,7 @@ func TestPanicOfTheBackend(t *testing.T) {
 			if m.Class.Name == "Bad" {
 				panic("bad")
 			}
-			return Encode(m), nil
+			return pickle.Encode(m), nil
 		}}
 		c := client(t, ClientConfig{Addr: serve(t, Handler(b)), HTTP: http})
 		_, err := c.Get(soon(t), c.New("Bad"))
@@ -245,7 +247,7 @@ func TestManyCallsAtOnce(t *testing.T) {
 			case <-ctx.Done():
 				return nil, ctx.Err()
 			}
-			return Encode(m), nil
+			return pickle.Encode(m), nil
 		}}
 		addr, ctx := serve(t, Handler(b)), soon(t)
 		clients := make([]*Client, 10)
@@ -330,7 +332,7 @@ func TestCancelledCalls(t *testing.T) {
 		under, ended := make(chan struct{}), make(chan struct{})
 		b := &backend{answer: func(ctx context.Context, _ Caller, m *Message) ([]byte, error) {
 			if m.Class.Name == "Good" {
-				return Encode(m), nil
+				return pickle.Encode(m), nil
 			}
 			close(under)
 			<-ctx.Done() // the server hears of it
@@ -394,7 +396,7 @@ func TestServersThatAreNoMaster(t *testing.T) {
 			_, _ = io.WriteString(w, "hello")
 		})), true, true},
 		{"a pickle of no answer", serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = w.Write(Encode(Comm.New("HeartBeat")))
+			_, _ = w.Write(pickle.Encode(Comm.New("HeartBeat")))
 		})), true, true},
 		{"HTTP/1.1 only", say("HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"), false, true},
 		{"HTTP/2 only", say(settings), true, false},
@@ -514,7 +516,7 @@ func grpcCall(t *testing.T, addr, path string, body io.Reader) (int, error) {
 func TestCallsThatAreNone(t *testing.T) {
 	b := &backend{answer: echo}
 	addr := serve(t, Handler(b))
-	good := frame(Envelope{Data: Encode(Comm.New("HeartBeat"))}.marshal())
+	good := frame(Envelope{Data: pickle.Encode(Comm.New("HeartBeat"))}.marshal())
 	for _, c := range []struct{ name, body, want string }{
 		{"nothing", "", "EOF"},
 		{"half a head", "\x00\x00", "unexpected EOF"},

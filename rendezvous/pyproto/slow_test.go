@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/internal/pickle"
 )
 
 // pipes is a listener that accepts what is put into it.
@@ -92,7 +94,7 @@ func TestStrangersAreNotReadFrom(t *testing.T) {
 // TestSlowCallers: who does not send all of a call, or does not take its answer, is not waited for without end.
 func TestSlowCallers(t *testing.T) {
 	headers := headers2
-	good := string(frame(Envelope{Data: Encode(Comm.New("HeartBeat"))}.marshal()))
+	good := string(frame(Envelope{Data: pickle.Encode(Comm.New("HeartBeat"))}.marshal()))
 	for _, c := range []struct {
 		name   string
 		window uint32

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -161,9 +162,9 @@ func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message)
 	who := h.heard(from)
 	switch name := m.Class.Name; {
 	case name == "WaitingNodeNumRequest":
-		a.Encoded = numbered(m.Dialect(), h.waiting(who, m.Str("rdzv_name")))
+		a.Encoded = numbered(pyproto.DialectOf(m), h.waiting(who, m.Str("rdzv_name")))
 	case name == "CommWorldRequest" && m.Str("rdzv_name") == training:
-		a.Encoded, err = h.commWorld(ctx, who, m.Dialect())
+		a.Encoded, err = h.commWorld(ctx, who, pyproto.DialectOf(m))
 	default:
 		a.Message, err = h.answer(ctx, who, m)
 	}
@@ -172,7 +173,7 @@ func (h *Host) Get(ctx context.Context, from pyproto.Caller, m *pyproto.Message)
 
 // answer makes what an agent asks for, nil for what nobody serves here.
 func (h *Host) answer(ctx context.Context, who caller, m *pyproto.Message) (*pyproto.Message, error) {
-	d := m.Dialect()
+	d := pyproto.DialectOf(m)
 	switch m.Class.Name {
 	case "JoinRendezvousRequest":
 		return h.join(ctx, who, m)
@@ -233,7 +234,7 @@ func numbered(d pyproto.Dialect, waiting int) []byte {
 	if b, ok := common[numberKey{d, waiting}]; ok {
 		return b
 	}
-	return pyproto.Encode(rendezvousState(d, &pyproto.Dict{}, waiting, 0, 0))
+	return pickle.Encode(rendezvousState(d, &pyproto.Dict{}, waiting, 0, 0))
 }
 
 type numberKey struct {
@@ -245,7 +246,7 @@ var common = func() map[numberKey][]byte {
 	m := map[numberKey][]byte{}
 	for _, d := range pyproto.Dialects() {
 		for n := -1; n <= 1; n++ {
-			m[numberKey{d, n}] = pyproto.Encode(rendezvousState(d, &pyproto.Dict{}, n, 0, 0))
+			m[numberKey{d, n}] = pickle.Encode(rendezvousState(d, &pyproto.Dict{}, n, 0, 0))
 		}
 	}
 	return m

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -181,7 +182,7 @@ func TestRulesAndJoinsThatCannotBe(t *testing.T) {
 func get(ctx context.Context, h *Host, from pyproto.Caller, q *pyproto.Message) (*pyproto.Message, error) {
 	a, err := h.Get(ctx, from, q)
 	if a.Message != nil {
-		a.Encoded = pyproto.Encode(a.Message)
+		a.Encoded = pickle.Encode(a.Message)
 	}
 	if err != nil || len(a.Encoded) == 0 {
 		return nil, err

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -411,8 +412,8 @@ func (m *model) joins() *pyproto.Message {
 func (m *model) startOf(a *pyproto.Message) *start {
 	s := &start{round: a.Int("round"), at: time.Now(), group: -1}
 	for i, p := range a.Dict("world").Pairs {
-		s.ranks, s.slots = append(s.ranks, pyproto.IntOf(p.Key)), append(s.slots, pyproto.IntOf(p.Value))
-		if pyproto.IntOf(p.Key) == m.rank {
+		s.ranks, s.slots = append(s.ranks, pickle.IntOf(p.Key)), append(s.slots, pickle.IntOf(p.Value))
+		if pickle.IntOf(p.Key) == m.rank {
 			s.group = i
 		}
 	}
@@ -538,7 +539,7 @@ func (m *model) waits(ctx context.Context, s *start) {
 		return
 	}
 	a, err := m.get(ctx, m.msg("KeyValuePair", f("key", m.key(s, numMembers)), f("value", 1), f("op", "add")))
-	if err == nil && pyproto.IntOf(a.Get("value")) == len(s.ranks) {
+	if err == nil && pickle.IntOf(a.Get("value")) == len(s.ranks) {
 		_ = m.set(ctx, m.key(s, terminalState+"/last_member"), "<val_ignored>")
 	}
 	_, _ = m.waitFor(ctx, 900*time.Second, m.key(s, terminalState+"/last_member"))

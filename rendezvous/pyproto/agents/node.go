@@ -69,7 +69,7 @@ func (h *Host) join(ctx context.Context, who caller, m *pyproto.Message) (*pypro
 		h.cfg.Log.Error("an agent cannot join", "node_id", who.id, "node_rank", rank, "err", err)
 		return nil, err
 	}
-	return rendezvousState(m.Dialect(), &pyproto.Dict{}, 0, round, 0), nil
+	return rendezvousState(pyproto.DialectOf(m), &pyproto.Dict{}, 0, round, 0), nil
 }
 
 // locate finds out where an agent is.

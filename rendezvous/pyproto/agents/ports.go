@@ -67,6 +67,6 @@ func (h *Host) syncPort(who caller, m *pyproto.Message) *pyproto.Message {
 		h.cfg.Log.Warn("the ports that the nodes have agreed on are not free on a node that came later; start its pod on "+
 			"another machine, or all of them again", "node_id", who.id, "port", port, "free_from", offered)
 	}
-	return m.Dialect().New("SyncTrainingPort", pyproto.Field{Name: "port", Value: port},
+	return pyproto.DialectOf(m).New("SyncTrainingPort", pyproto.Field{Name: "port", Value: port},
 		pyproto.Field{Name: "newport", Value: next})
 }

@@ -202,10 +202,10 @@ func (h *Host) pair(ctx context.Context, who caller, m *pyproto.Message) *pyprot
 		h.mu.Unlock()
 	}
 	fields := []pyproto.Field{{Name: "key", Value: key}, {Name: "value", Value: value}}
-	if m.Dialect() == pyproto.Comm {
+	if pyproto.DialectOf(m) == pyproto.Comm {
 		fields = append(fields, pyproto.Field{Name: "op", Value: ""})
 	}
-	return m.Dialect().New("KeyValuePair", fields...)
+	return pyproto.DialectOf(m).New("KeyValuePair", fields...)
 }
 
 // get: what is not there is empty.
@@ -241,7 +241,7 @@ func (h *Host) add(ctx context.Context, who caller, key string, n int) int {
 // pairs answers with all keys, each once, or with none if one is missing.
 func (h *Host) pairs(m *pyproto.Message) *pyproto.Message {
 	found := h.lookUp(keysOf(m.Dict("kvs")))
-	return m.Dialect().New("KeyValuePairs", pyproto.Field{Name: "kvs", Value: &pyproto.Dict{Pairs: found}},
+	return pyproto.DialectOf(m).New("KeyValuePairs", pyproto.Field{Name: "kvs", Value: &pyproto.Dict{Pairs: found}},
 		pyproto.Field{Name: "op", Value: ""})
 }
 

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -130,7 +131,7 @@ var elsewhere = func() map[pyproto.Dialect][]byte {
 	m := map[pyproto.Dialect][]byte{}
 	for _, d := range pyproto.Dialects() {
 		world := &pyproto.Dict{Pairs: []pyproto.Pair{{Key: rendezvous.MaxNodes, Value: 1}}}
-		m[d] = pyproto.Encode(rendezvousState(d, world, 0, 0, 0))
+		m[d] = pickle.Encode(rendezvousState(d, world, 0, 0, 0))
 	}
 	return m
 }()
@@ -159,7 +160,7 @@ func (h *Host) worldOf(world []job.Member, a *agent, dir rendezvous.Directive, k
 	h.store.forget(training, h.worlds.last-1)
 	h.store.sizes[key.number] = len(world)
 	h.seed(world, ours, dir.Place, key)
-	answer := pyproto.Encode(rendezvousState(key.dialect, dict, 0, key.number, 0))
+	answer := pickle.Encode(rendezvousState(key.dialect, dict, 0, key.number, 0))
 	h.worlds.answers[key] = answer
 	return answer
 }

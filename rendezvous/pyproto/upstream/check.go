@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -349,7 +350,7 @@ func (s *Service) verdict(ctx context.Context, turn int, w world, question strin
 		case "Waiting node":
 		default:
 			for _, v := range m.List("nodes") {
-				ranks = append(ranks, pyproto.IntOf(v))
+				ranks = append(ranks, pickle.IntOf(v))
 			}
 			return ranks, nil
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -54,7 +55,7 @@ func (c *theirCheck) get(q *pyproto.Message) ([]byte, bool) {
 	}
 	about := q.Str("rdzv_name") == checking
 	state := func(fields ...pyproto.Field) ([]byte, bool) {
-		return pyproto.Encode(pyproto.Comm.New("RendezvousState", fields...)), true
+		return pickle.Encode(pyproto.Comm.New("RendezvousState", fields...)), true
 	}
 	field := func(name string, value any) pyproto.Field { return pyproto.Field{Name: name, Value: value} }
 	switch name := q.Class.Name; {
@@ -74,10 +75,10 @@ func (c *theirCheck) get(q *pyproto.Message) ([]byte, bool) {
 		return state(field("world", world), field("round", c.round), field("group", 0))
 	case name == "NetworkReadyRequest", name == "StragglerExistRequest":
 		nodes, reason := c.verdict(name == "NetworkReadyRequest")
-		return pyproto.Encode(pyproto.Comm.New("NetworkCheckResult", field("nodes", nodes), field("reason", reason))), true
+		return pickle.Encode(pyproto.Comm.New("NetworkCheckResult", field("nodes", nodes), field("reason", reason))), true
 	case name == "RunningNodesRequest":
 		nodes := &pyproto.List{Items: []any{0, 1, 2, 3}} // many enough for a second round
-		return pyproto.Encode(pyproto.Comm.New("RunningNodes", field("nodes", nodes))), true
+		return pickle.Encode(pyproto.Comm.New("RunningNodes", field("nodes", nodes))), true
 	}
 	return nil, false
 }

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -114,7 +115,7 @@ func (m *model) Get(_ context.Context, from pyproto.Caller, q *pyproto.Message) 
 }
 
 func (m *model) get(from pyproto.Caller, q *pyproto.Message) ([]byte, error) {
-	d := q.Dialect()
+	d := pyproto.DialectOf(q)
 	if m.v04 && d == pyproto.Comm {
 		return nil, nil
 	}
@@ -126,22 +127,22 @@ func (m *model) get(from pyproto.Caller, q *pyproto.Message) ([]byte, error) {
 	switch q.Class.Name {
 	case "JoinRendezvousRequest":
 		m.join(q.Int("node_rank"), q.Int("local_world_size"))
-		return pyproto.Encode(d.New("RendezvousState", field("world", &pyproto.Dict{}), field("round", m.round))), nil
+		return pickle.Encode(d.New("RendezvousState", field("world", &pyproto.Dict{}), field("round", m.round))), nil
 	case "WaitingNodeNumRequest":
-		return pyproto.Encode(d.New("RendezvousState", field("world", &pyproto.Dict{}),
+		return pickle.Encode(d.New("RendezvousState", field("world", &pyproto.Dict{}),
 			field("waiting_num", m.waiting()))), nil
 	case "CommWorldRequest":
 		m.seal()
-		return pyproto.Encode(d.New("RendezvousState", field("world", &pyproto.Dict{Pairs: slices.Clone(m.world)}),
+		return pickle.Encode(d.New("RendezvousState", field("world", &pyproto.Dict{Pairs: slices.Clone(m.world)}),
 			field("round", m.round), field("group", 0))), nil
 	case "KeyValuePair":
-		return pyproto.Encode(d.New("KeyValuePair", field("key", q.Str("key")), field("value", m.lookup(q)))), nil
+		return pickle.Encode(d.New("KeyValuePair", field("key", q.Str("key")), field("value", m.lookup(q)))), nil
 	case "PreCheckRequest":
-		return pyproto.Encode(d.New("PreCheckResponse", field("status", m.check), field("reason", ""))), nil
+		return pickle.Encode(d.New("PreCheckResponse", field("status", m.check), field("reason", ""))), nil
 	case "ElasticRunConfigRequest":
-		return pyproto.Encode(d.New("ElasticRunConfig", field("configs", &pyproto.Dict{}))), nil
+		return pickle.Encode(d.New("ElasticRunConfig", field("configs", &pyproto.Dict{}))), nil
 	case "HeartBeat":
-		return pyproto.Encode(d.New("HeartbeatResponse", field("action", m.action(from.NodeID, d)))), nil
+		return pickle.Encode(d.New("HeartbeatResponse", field("action", m.action(from.NodeID, d)))), nil
 	}
 	return nil, nil
 }

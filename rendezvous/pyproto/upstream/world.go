@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/pyproto"
 )
@@ -34,7 +35,7 @@ type world struct {
 func readWorld(m *pyproto.Message, rank int) (w world, mine bool, err error) {
 	w = world{name: training, round: m.Int("round"), group: m.Int("group"), own: -1}
 	for _, p := range m.Dict("world").Pairs {
-		at := seat{rank: pyproto.IntOf(p.Key), slots: pyproto.IntOf(p.Value)}
+		at := seat{rank: pickle.IntOf(p.Key), slots: pickle.IntOf(p.Value)}
 		if at.slots < 1 || at.slots > maxSlots || len(w.seats) >= rendezvous.MaxNodes {
 			return w, false, fmt.Errorf("the master's world gives node rank %d %d workers", at.rank, at.slots)
 		}

@@ -1,4 +1,4 @@
-package pyproto
+package pickle
 
 import (
 	"encoding/binary"
@@ -12,11 +12,11 @@ import (
 // 3.0 on reads, and with it every version of DLRover. Text that is no UTF-8 is mended. A value of another type, and a
 // class whose name is none, are defects of the caller's, for which it panics.
 func Encode(v any) []byte {
-	return append(encode(append(make([]byte, 0, encodedLen(v)), opProto, 3), v), opStop)
+	return append(encode(append(make([]byte, 0, EncodedLen(v)), opProto, 3), v), opStop)
 }
 
-// encodedLen is how many bytes Encode makes of v, or a few more: text that is mended counts as if all of it were.
-func encodedLen(v any) int { return len("..") + lenOf(v) + len(".") }
+// EncodedLen is how many bytes Encode makes of v, or a few more: text that is mended counts as if all of it were.
+func EncodedLen(v any) int { return len("..") + lenOf(v) + len(".") }
 
 func lenOf(v any) int {
 	const head = 5 // an opcode and a length
@@ -83,7 +83,7 @@ func encode(b []byte, v any) []byte {
 	case *Object:
 		return encodeObject(b, v)
 	}
-	panic(fmt.Sprintf("pyproto: a %T in a message", v))
+	panic(fmt.Sprintf("pickle: a %T", v))
 }
 
 func encodeInt(b []byte, n int64) []byte {
@@ -110,7 +110,7 @@ func encodeDict(b []byte, pairs []Pair) []byte {
 
 func encodeObject(b []byte, o *Object) []byte {
 	if !isName(o.Class.Module) || !isName(o.Class.Name) {
-		panic(fmt.Sprintf("pyproto: a message with the class %q of %q", o.Class.Name, o.Class.Module))
+		panic(fmt.Sprintf("pickle: an object of the class %q of %q", o.Class.Name, o.Class.Module))
 	}
 	b = append(b, opGlobal)
 	b = append(append(b, o.Class.Module...), '\n')
