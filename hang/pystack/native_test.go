@@ -17,7 +17,7 @@ func TestDemangle(t *testing.T) {
 		{"_ZSt4moveIRiEONSt16remove_referenceIT_E4typeEOS2_", "std::move"},
 		{"_ZNSt6vectorIiSaIiEE9push_backEOi", "std::vector::push_back"},
 		{"_ZNSt6vectorIN2at6TensorESaIS1_EEC2ERKS3_", "std::vector::vector"},
-		{"_ZZN3foo3barEvENKUlvE_clEv", "foo::bar::{lambda}::operator()"},
+		{"_ZZN3foo3barEvENKUlvE_clEv", "foo::bar()::{lambda()#1}::operator()"},
 		{"_ZN12_GLOBAL__N_13fooEv", "(anonymous namespace)::foo"},
 		{"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEE6appendEPKcm", "std::__cxx11::basic_string::append"},
 		{"_ZN2at6native12_GLOBAL__N_14sumsILb1ELi42EEEvv", "at::native::(anonymous namespace)::sums"},
