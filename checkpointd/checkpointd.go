@@ -24,8 +24,8 @@ import (
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/fsx"
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/retry"
 )
 
 // Config of a Daemon. Dir is required, the rest has defaults.

@@ -9,8 +9,8 @@ import (
 
 	"dlrover-run/checkpointd/coordinator"
 	"dlrover-run/checkpointd/replica"
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/retry"
 )
 
 // pendingCopy is a save that is to be copied.

@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/retry"
 )
 
 var errUnwanted = errors.New("not for this node")

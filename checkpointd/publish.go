@@ -10,8 +10,8 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/retry"
 )
 
 // commit makes the step visible together with the writers of the other shards. The writer of shard 0 leads.

@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"strings"
 
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/retry"
 )
 
 // segment is a file of the runtime directory that this daemon has open.

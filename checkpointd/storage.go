@@ -11,8 +11,8 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/retry"
 )
 
 // committedAt is the manifest of a step; none when storage does not answer.

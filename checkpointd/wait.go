@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/coordinator"
-	"dlrover-run/checkpointd/retry"
+	"dlrover-run/internal/retry"
 )
 
 // Drain waits until no save is on its way to the disk and returns how many are not on disk then: still on their way

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/commit"
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/internal/retry"
 )
 
 const (

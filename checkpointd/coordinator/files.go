@@ -13,7 +13,7 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
-	"dlrover-run/checkpointd/retry"
+	"dlrover-run/internal/retry"
 	"dlrover-run/internal/text"
 )
 

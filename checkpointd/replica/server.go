@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"dlrover-run/checkpointd/conns"
-	"dlrover-run/checkpointd/retry"
 	"dlrover-run/checkpointd/shm"
+	"dlrover-run/internal/retry"
 )
 
 const (

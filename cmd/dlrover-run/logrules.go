@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/retry"
 	"dlrover-run/internal/text"
 	"dlrover-run/launcher"
 	"dlrover-run/launcher/logs"
@@ -254,7 +255,7 @@ func (l *logRules) Watch(ctx context.Context, e launcher.Epoch, pids []int, c la
 		case <-news:
 		case <-alarm.C:
 		}
-		if !next.IsZero() && time.Since(next) > late && !pause(ctx, late) {
+		if !next.IsZero() && time.Since(next) > late && !retry.Sleep(ctx, late) {
 			return
 		}
 	}
@@ -263,18 +264,6 @@ func (l *logRules) Watch(ctx context.Context, e launcher.Epoch, pids []int, c la
 // late is how much later than asked for shows that the launcher did not run: then the line may have come, and whoever
 // reads it gets as long again.
 const late = time.Second
-
-// pause reports false if ctx has ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
 
 func nextOf(workers []*watchedLog) (next time.Time) {
 	for _, w := range workers {

@@ -7,6 +7,7 @@ import (
 
 	"dlrover-run/hang"
 	"dlrover-run/internal/openfile"
+	"dlrover-run/internal/retry"
 )
 
 // The evidence of a node.
@@ -93,7 +94,7 @@ func (w *Watcher) collect(ctx context.Context, own *looker) (ev []hang.Evidence,
 	w.readOutput(g, ev, own)
 	w.readFlights(g, ev, own)
 	w.readRest(g, ev, &ras)
-	for len(series) < looks && sleep(ctx, apart) {
+	for len(series) < looks && retry.Sleep(ctx, apart) {
 		if next := own.look(ctx, true); next != nil {
 			series = append(series, next)
 		}
@@ -276,17 +277,5 @@ func (w *Watcher) readGroups(ev []hang.Evidence) {
 			continue
 		}
 		ev[i].Groups, _ = w.cfg.Groups(b) // half written: the shim writes it anew
-	}
-}
-
-// sleep says whether ctx has not ended meanwhile.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

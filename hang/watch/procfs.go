@@ -54,13 +54,13 @@ func (p *procfs) file(pid int, name string) ([]byte, error) {
 
 // read goes by the system calls: the runtime's poller costs more than the reading.
 func (p *procfs) read(path string) ([]byte, error) {
-	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	fd, err := uninterrupted(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
 	for n := 0; ; {
-		m, err := retry(func() (int, error) { return unix.Read(fd, p.buf[n:]) })
+		m, err := uninterrupted(func() (int, error) { return unix.Read(fd, p.buf[n:]) })
 		if err != nil {
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func task(pid, tid int) string {
 	return "task/" + strconv.Itoa(tid) + "/"
 }
 
-func retry(call func() (int, error)) (int, error) {
+func uninterrupted(call func() (int, error)) (int, error) {
 	for {
 		if n, err := call(); !errors.Is(err, unix.EINTR) {
 			return n, err

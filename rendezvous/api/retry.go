@@ -3,9 +3,9 @@ package api
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
+	"dlrover-run/internal/retry"
 	"dlrover-run/rendezvous"
 )
 
@@ -77,7 +77,7 @@ type outage struct {
 	s     *Session
 	what  string
 	since time.Time
-	pause backoff
+	pause retry.Backoff
 	last  error
 	said  bool
 }
@@ -88,7 +88,7 @@ const sayAfter = 500 * time.Millisecond
 // wait sleeps before the next attempt; it reports false when ctx ended meanwhile.
 func (o *outage) wait(ctx context.Context, err error) bool {
 	if o.since.IsZero() {
-		o.since, o.pause = time.Now(), backoff{}
+		o.since, o.pause = time.Now(), retry.Backoff{First: minBackoff, Spread: true}
 	}
 	o.last = err
 	if !o.said && time.Since(o.since) >= sayAfter {
@@ -101,11 +101,11 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 		}
 		o.s.cfg.Logger.Warn(text, "daemon", o.s.cfg.Where, "what", o.what, "err", err)
 	}
-	limit := maxBackoff
+	o.pause.Most = maxBackoff
 	if time.Since(o.since) < eager {
-		limit = eagerBackoff
+		o.pause.Most = eagerBackoff
 	}
-	return o.pause.sleep(ctx, limit)
+	return o.pause.Wait(ctx)
 }
 
 func (o *outage) over(err error) {
@@ -125,21 +125,3 @@ const (
 	eager        = 10 * time.Second
 	eagerBackoff = 250 * time.Millisecond
 )
-
-// backoff is the pause before the next attempt, which doubles from minBackoff on.
-type backoff struct{ delay time.Duration }
-
-// sleep pauses for half to one and a half of the delay, so that nodes do not come at the same moment, and doubles it up
-// to limit. It reports false when ctx ended meanwhile.
-func (b *backoff) sleep(ctx context.Context, limit time.Duration) bool {
-	delay := max(b.delay, minBackoff)
-	b.delay = min(2*delay, limit)
-	t := time.NewTimer(delay/2 + rand.N(delay))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

@@ -356,17 +356,3 @@ func TestWatchIsPatientWhilePaused(t *testing.T) {
 		})
 	}
 }
-
-func TestBackoff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var b backoff
-		for _, want := range []time.Duration{10, 20, 40, 80, 160, 250, 250} {
-			start := time.Now()
-			require.True(t, b.sleep(t.Context(), eagerBackoff))
-			require.InDelta(t, want*time.Millisecond, time.Since(start), float64(want*time.Millisecond/2))
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.False(t, b.sleep(ctx, eagerBackoff))
-	})
-}

@@ -19,6 +19,7 @@ import (
 
 	"dlrover-run/internal/openfile"
 	"dlrover-run/internal/plainhttp"
+	"dlrover-run/internal/retry"
 )
 
 const (
@@ -220,14 +221,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
 		return false
 	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return retry.Sleep(ctx, d)
 }
 
 func (r *rest) try(ctx context.Context, q request, body []byte, into any) error {

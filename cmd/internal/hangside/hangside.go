@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +21,7 @@ import (
 	"dlrover-run/hang/sockets"
 	"dlrover-run/hang/watch"
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/retry"
 )
 
 // Config is what to do about hangs.
@@ -72,18 +72,9 @@ func (s *side) next(ctx context.Context, before *watch.Set) *watch.Set {
 		if set := watch.FindSet(); set != nil && !set.Same(before) {
 			return set
 		}
-		if !s.pause(ctx) {
+		if !retry.Sleep(ctx, hangtell.Look) {
 			return nil
 		}
-	}
-}
-
-func (s *side) pause(ctx context.Context) bool {
-	select {
-	case <-time.After(hangtell.Look):
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -95,7 +86,7 @@ func (s *side) follow(ctx context.Context, set *watch.Set) {
 	w := s.begin(set)
 	done := make(chan struct{})
 	go func() { defer close(done); w.Watch(ctx) }()
-	for s.pause(ctx) && !set.Over() {
+	for retry.Sleep(ctx, hangtell.Look) && !set.Over() {
 		if set.Lives() {
 			continue
 		}

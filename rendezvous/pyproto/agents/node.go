@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dlrover-run/internal/job"
+	"dlrover-run/internal/retry"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -220,15 +221,8 @@ func (h *Host) follow(ctx context.Context, a *agent) {
 			return
 		default:
 			h.cfg.Log.Debug("an agent's node is not followed", "node", a.node.Name, "err", err)
-			h.pause(ctx)
+			retry.Sleep(ctx, time.Second)
 		}
-	}
-}
-
-func (h *Host) pause(ctx context.Context) {
-	select {
-	case <-time.After(time.Second):
-	case <-ctx.Done():
 	}
 }
 
