@@ -2,6 +2,7 @@ package pystack
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -63,6 +64,33 @@ func fileID(f *os.File) imageID {
 	return imageID{device: st.Dev, inode: st.Ino, size: st.Size, changed: st.Ctim}
 }
 
+var errELF = errors.New("no ELF file, or not all of it")
+
+// parseELF reads the headers of a file, which it goes on to use.
+func parseELF(r io.ReaderAt) (*elf.File, error) {
+	f, err := elf.NewFile(r)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errELF, err)
+	}
+	if f.Class != elf.ELFCLASS64 || f.Data != elf.ELFDATA2LSB {
+		return nil, fmt.Errorf("an ELF file of class %d and byte order %d is not supported: 64-bit (2) little-endian (1) is",
+			f.Class, f.Data)
+	}
+	return f, nil
+}
+
+// load is a segment of a file that is mapped.
+type load struct{ offset, addr, size uint64 }
+
+func loadsOf(f *elf.File) (all []load) {
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD {
+			all = append(all, load{offset: p.Off, addr: p.Vaddr, size: p.Filesz})
+		}
+	}
+	return all
+}
+
 // biasOf is the distance between addresses in the process and in the file.
 func biasOf(loads []load, m mapping) (uint64, bool) {
 	for _, l := range loads {
@@ -73,16 +101,20 @@ func biasOf(loads []load, m mapping) (uint64, bool) {
 	return 0, false
 }
 
-// symbolTable is a section of symbols; names is the one of their names.
-type symbolTable struct{ symbols, names elfSection }
+// symbolTable is a section of symbols; names is the one of their names. debug/elf would read all symbols into memory:
+// 450 MB for PyTorch's.
+type symbolTable struct{ symbols, names *elf.Section }
 
 // tablesOf are the tables of a file, the one that stripping leaves first.
-func tablesOf(f *elfFile) []symbolTable {
+func tablesOf(f *elf.File) []symbolTable {
 	var all []symbolTable
-	for _, kind := range []uint32{sectionDynsym, sectionSymtab} {
-		i := slices.IndexFunc(f.sections, func(s elfSection) bool { return s.kind == kind })
-		if i >= 0 && int(f.sections[i].link) < len(f.sections) {
-			all = append(all, symbolTable{symbols: f.sections[i], names: f.sections[f.sections[i].link]})
+	for _, kind := range []elf.SectionType{elf.SHT_DYNSYM, elf.SHT_SYMTAB} {
+		s := f.SectionByType(kind)
+		if s == nil || int(s.Link) >= len(f.Sections) {
+			continue
+		}
+		if names := f.Sections[s.Link]; s.ReaderAt != nil && names.ReaderAt != nil { // they are not compressed
+			all = append(all, symbolTable{symbols: s, names: names})
 		}
 	}
 	return all
@@ -91,29 +123,20 @@ func tablesOf(f *elfFile) []symbolTable {
 // symbol is one of ELF64's.
 type symbol struct {
 	name        uint32 // where its name is
-	kind        byte   // symbolObject, symbolFunc, ...
+	kind        elf.SymType
 	undefined   bool
 	value, size uint64
 }
 
-const symbolSize = 24
-
-// Kinds of symbols.
-const (
-	symbolObject = 1
-	symbolFunc   = 2
-	symbolIFunc  = 10
-)
-
 // each calls f for every symbol, without holding more than a piece of the table.
 func (t symbolTable) each(f func(symbol)) error {
-	r := io.NewSectionReader(t.symbols.data(), 0, int64(min(t.symbols.size, maxSymbols*symbolSize)))
-	piece := make([]byte, 4096*symbolSize)
+	r := io.NewSectionReader(t.symbols, 0, int64(min(t.symbols.Size, maxSymbols*elf.Sym64Size)))
+	piece := make([]byte, 4096*elf.Sym64Size)
 	for {
 		n, err := io.ReadFull(r, piece)
-		for b := piece[:n]; len(b) >= symbolSize; b = b[symbolSize:] {
+		for b := piece[:n]; len(b) >= elf.Sym64Size; b = b[elf.Sym64Size:] {
 			f(symbol{
-				name: binary.LittleEndian.Uint32(b), kind: b[4] & 15,
+				name: binary.LittleEndian.Uint32(b), kind: elf.ST_TYPE(b[4]),
 				undefined: binary.LittleEndian.Uint16(b[6:]) == 0,
 				value:     binary.LittleEndian.Uint64(b[8:]), size: binary.LittleEndian.Uint64(b[16:]),
 			})
@@ -130,24 +153,24 @@ func (t symbolTable) each(f func(symbol)) error {
 // nameAt reads a symbol's name.
 func (t symbolTable) nameAt(off uint32) string {
 	b := make([]byte, maxName)
-	n, _ := t.names.data().ReadAt(b, int64(off))
+	n, _ := t.names.ReadAt(b, int64(off))
 	name, _, _ := bytes.Cut(b[:n], []byte{0})
 	return string(name)
 }
 
 // lookup finds objects by their names; what is not there is absent from the result.
-func lookup(f *elfFile, names ...string) map[string]uint64 {
+func lookup(f *elf.File, names ...string) map[string]uint64 {
 	found := map[string]uint64{}
 	for _, t := range tablesOf(f) {
-		if t.names.size > maxNames {
+		if t.names.Size > maxNames {
 			continue
 		}
-		text, err := t.names.read()
+		text, err := t.names.Data()
 		if err != nil {
 			continue
 		}
 		_ = t.each(func(s symbol) {
-			if s.undefined || s.kind != symbolObject || uint64(s.name) >= uint64(len(text)) {
+			if s.undefined || s.kind != elf.STT_OBJECT || uint64(s.name) >= uint64(len(text)) {
 				return
 			}
 			for _, name := range names {
@@ -164,13 +187,13 @@ func lookup(f *elfFile, names ...string) map[string]uint64 {
 }
 
 // functionsAt names the functions that addresses (of the file) lie in; what is not known is absent.
-func functionsAt(f *elfFile, addrs []uint64) map[uint64]string {
+func functionsAt(f *elf.File, addrs []uint64) map[uint64]string {
 	addrs = slices.Sorted(slices.Values(addrs))
 	names := map[uint64]string{}
 	for _, t := range tablesOf(f) {
 		best := map[uint64]symbol{}
 		_ = t.each(func(s symbol) {
-			if s.undefined || s.kind != symbolFunc && s.kind != symbolIFunc || s.size > math.MaxInt32 {
+			if s.undefined || s.kind != elf.STT_FUNC && s.kind != elf.STT_GNU_IFUNC || s.size > math.MaxInt32 {
 				return
 			}
 			i, _ := slices.BinarySearch(addrs, s.value)
@@ -193,12 +216,12 @@ func functionsAt(f *elfFile, addrs []uint64) map[uint64]string {
 }
 
 // versionText finds the version of a CPython before 3.11 among its constants, as 3.9.18; "" if it is not there.
-func versionText(f *elfFile) string {
-	s, ok := f.section(".rodata")
-	if !ok || s.size > maxRodata {
+func versionText(f *elf.File) string {
+	s := f.Section(".rodata")
+	if s == nil || s.Size > maxRodata {
 		return ""
 	}
-	data, err := s.read()
+	data, err := s.Data()
 	if err != nil {
 		return ""
 	}

@@ -1,6 +1,7 @@
 package pystack
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -93,7 +94,7 @@ func (r *Reader) pythonImage(pid int, mod *module) (*image, error) {
 	if img.runtime != 0 && img.version == 0 {
 		img.text = versionText(e)
 	}
-	img.loads = e.loads
+	img.loads = loadsOf(e)
 	return img, nil
 }
 
@@ -171,7 +172,7 @@ func (r *Reader) functions(pid int, exec []mapping, addrs []uint64) map[uint64]s
 	if err != nil {
 		return nil
 	}
-	bias, ok := biasOf(e.loads, m)
+	bias, ok := biasOf(loadsOf(e), m)
 	if !ok {
 		return nil
 	}
@@ -193,7 +194,7 @@ func (r *Reader) functions(pid int, exec []mapping, addrs []uint64) map[uint64]s
 	return names
 }
 
-func (i *image) learn(e *elfFile, addrs []uint64) {
+func (i *image) learn(e *elf.File, addrs []uint64) {
 	if len(i.functions) > maxFunctions {
 		clear(i.functions)
 	}
