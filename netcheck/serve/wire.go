@@ -8,10 +8,8 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
-	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	words "dlrover-run/internal/text"
 	"dlrover-run/netcheck"
 )
 
@@ -144,7 +142,7 @@ func (b *bounds) that(ok bool, format string, args ...any) {
 // text and number are asked dozens of times for every request, and make no words of what is right.
 
 func (b *bounds) text(what, s string, least, most int) {
-	if len(s) < least || len(s) > most || !printable(s) {
+	if len(s) < least || len(s) > most || !words.Printable(s) {
 		b.that(false, "%s %.60q of %d bytes: need %d to %d bytes of UTF-8 in one line, without control characters",
 			what, s, len(s), least, most)
 	}
@@ -268,17 +266,6 @@ func (b *bounds) torch(t *netcheck.TorchResult) {
 	}
 }
 
-// printable: UTF-8 that acts on no terminal.
-func printable(s string) bool {
-	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) || printableUnicode(s)
-}
-
-func printableUnicode(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
-		return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
-	})
-}
-
 // Fit cuts the texts and lists of q that come from outside of the node's program, such as the words of a tool, to what
 // a service takes. It changes what q refers to.
 func (q *Request) Fit() {
@@ -329,16 +316,6 @@ func only(fs []netcheck.Finding, keep func(netcheck.Severity) bool) (out []netch
 
 func fit(most int, texts ...*string) {
 	for _, s := range texts {
-		if !printable(*s) {
-			*s = strings.Map(func(r rune) rune {
-				if printable(string(r)) {
-					return r
-				}
-				return ' '
-			}, strings.ToValidUTF8(*s, "?"))
-		}
-		if len(*s) > most {
-			*s = strings.ToValidUTF8((*s)[:most-len("…")], "") + "…"
-		}
+		*s = words.Line(*s, most)
 	}
 }
