@@ -1,7 +1,8 @@
-// Package runhost is the shell around the state machines of a daemon, one for each run: it finds and bounds the runs,
-// locks one at a time, gives it its time, tells others what it wants told, and forgets it.
+// Package runhost is the shell around the state machines of a daemon, one for each run. A Host finds runs by their ids,
+// bounds how many there are, forgets idle ones and closes all. A Run has a lock and a timer, and calls others in order,
+// one call at a time and without locks.
 //
-// Locks are taken in the order Host, Run. What a Run tells is told without locks, in order and one call at a time.
+// Locks are taken in the order Host, Run.
 package runhost
 
 import (
@@ -16,20 +17,21 @@ const MaxRuns = 4096
 // pruneEvery is how often runs are looked for that may be forgotten.
 const pruneEvery = time.Minute
 
-// Config is what a Host is told about its runs.
+// Config is how a Host answers and calls.
 type Config struct {
 	// Closed is the error of a closed Host and of its runs, and Full that of a Host with MaxRuns runs.
 	Closed, Full error
-	// Forgotten is the error of a run that was dropped.
+	// Forgotten is the error of a run that Drop or Prune has closed.
 	Forgotten func(id string) error
-	// Waits has the caller of Unlock tell what is to be told, and wait for it. Without it a goroutine tells.
+	// Waits: Unlock itself makes the calls of Tell, unless another Unlock does so already. Otherwise a goroutine makes
+	// them.
 	Waits bool
 }
 
 // Host keeps the runs of one daemon.
 type Host[M Machine] struct {
 	cfg     Config
-	tellers sync.WaitGroup
+	tellers sync.WaitGroup // of goroutines that make the calls of Tell
 
 	mu     sync.Mutex
 	runs   map[string]M
@@ -40,7 +42,7 @@ type Host[M Machine] struct {
 // New returns a Host without runs.
 func New[M Machine](cfg Config) *Host[M] { return &Host[M]{cfg: cfg, runs: map[string]M{}} }
 
-// Get returns the run with the id, or the zero value; the runs of a closed Host are there.
+// Get returns the run with the id, or the zero value. A closed Host still has its runs.
 func (h *Host[M]) Get(id string) M {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -97,7 +99,7 @@ func (h *Host[M]) All() map[string]M {
 	return maps.Clone(h.runs)
 }
 
-// Drop forgets a run if may, which is called with the Host and the run locked, agrees. Nil agrees.
+// Drop closes and forgets a run if may allows it, which is called with the Host and the run locked. Nil allows it.
 func (h *Host[M]) Drop(id string, may func(M) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,8 +116,8 @@ func (h *Host[M]) Drop(id string, may func(M) bool) {
 	}
 }
 
-// Prune forgets the runs that are idle and that keep, which is called without locks, does not want kept; nil keeps
-// none. It does so once a minute unless it is urgent, and reports whether it has.
+// Prune drops the idle runs, but for those that keep wants. It calls keep without locks; nil wants none. It does so at
+// most once a minute, unless it is urgent, and reports whether it did.
 func (h *Host[M]) Prune(now time.Time, urgent bool, keep func(id string) bool) bool {
 	ids, due := h.idle(now, urgent)
 	for _, id := range ids {
@@ -144,7 +146,7 @@ func (h *Host[M]) idle(now time.Time, urgent bool) (ids []string, due bool) {
 	return ids, true
 }
 
-// Close closes every run. It waits for goroutines that tell.
+// Close closes every run, and waits for calls that goroutines make for Tell.
 func (h *Host[M]) Close() {
 	h.mu.Lock()
 	h.closed = true

@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// Machine is what a package knows of one run. It embeds Run, and its methods are called with the run locked.
+// Machine is the state of one run. It embeds Run. The Host calls its methods with the run locked.
 type Machine interface {
-	// Tick is called when the time that was given to Arm has come. The timer is spent.
+	// Tick is called at the time that Arm was given, and has to call Arm for the next one.
 	Tick(now time.Time)
-	// Idle reports whether the run may be forgotten. It tells nothing.
+	// Idle reports whether the run may be forgotten. It must not call Tell.
 	Idle(now time.Time) bool
-	// Closed ends whatever is held. Err says why.
+	// Closed is called once, when the run is closed. It ends held requests with Err, and must not call Tell.
 	Closed()
 
 	run() *Run
 }
 
-// Run is the shell of one Machine: its lock, its timer, and what it tells. The zero value is a Run without a Host,
-// which has neither timer nor anybody to tell.
+// Run is the shell of one Machine: a lock, a timer, and a queue of calls to others. The zero value is a Run without a
+// Host: it has the lock alone.
 type Run struct {
 	mu      sync.Mutex
 	machine Machine
-	tellers *sync.WaitGroup // goroutines that tell; nil: the caller of Unlock tells
+	tellers *sync.WaitGroup // of goroutines that make the calls of Tell; nil: Unlock makes them
 	timer   *time.Timer
-	due     time.Time
+	due     time.Time // when it calls Tick; zero: never
 	outbox  []func()
-	telling bool
+	telling bool // somebody makes the calls
 	err     error
 }
 
@@ -35,7 +35,7 @@ func (r *Run) run() *Run { return r }
 // Lock locks the run.
 func (r *Run) Lock() { r.mu.Lock() }
 
-// Unlock unlocks the run, and has told what Tell was given meanwhile.
+// Unlock unlocks the run. The calls that Tell was given are then made.
 func (r *Run) Unlock() {
 	begins := len(r.outbox) > 0 && !r.telling
 	r.telling = r.telling || begins
@@ -48,8 +48,8 @@ func (r *Run) Unlock() {
 	}
 }
 
-// Tell has f called when the run is unlocked, after what was given to Tell before, and unless the run is closed first.
-// The run must be locked. While f runs, f may use the run, and what is given to Tell waits.
+// Tell has f called once the run is unlocked, after every f before it has returned. A closed run calls nothing more.
+// The run must be locked; f may lock it again, and Tell again.
 func (r *Run) Tell(f func()) {
 	if r.err == nil {
 		r.outbox = append(r.outbox, f)
@@ -71,10 +71,10 @@ func (r *Run) tellAll() {
 	}
 }
 
-// Err is why the run is closed, or nil. The run must be locked.
+// Err is why the run is closed, nil for an open one. The run must be locked.
 func (r *Run) Err() error { return r.err }
 
-// Arm has the Machine ticked at next, and at no other time; never if that is zero. The run must be locked.
+// Arm sets the one timer of the run: Tick comes at next, or not at all if that is zero. The run must be locked.
 func (r *Run) Arm(now, next time.Time) {
 	if next.Equal(r.due) || r.err != nil {
 		return
@@ -88,7 +88,7 @@ func (r *Run) Arm(now, next time.Time) {
 	}
 }
 
-// Expire ticks the Machine now, if the run is open. A timer that was stopped too late does so, and any caller may.
+// Expire calls Tick now, unless the run is closed. Besides the timer anybody may; the run must not be locked.
 func (r *Run) Expire() {
 	r.Lock()
 	defer r.Unlock()
