@@ -366,8 +366,16 @@ func (r Rule) matches(e Exit) bool {
 // raised reports whether name is one of the exception's classes, or the end of its name.
 func (e Exit) raised(name string) bool {
 	return slices.ContainsFunc(e.Exceptions, func(class string) bool {
-		return class == name || strings.HasSuffix(class, "."+name)
+		former, renamed := formerNames()[class]
+		return endsIn(class, name) || renamed && endsIn(former, name)
 	})
+}
+
+func endsIn(class, name string) bool { return class == name || strings.HasSuffix(class, "."+name) }
+
+// formerNames are names by which Python still knows a class, although its tracebacks have another one.
+func formerNames() map[string]string {
+	return map[string]string{"torch.OutOfMemoryError": "torch.cuda.OutOfMemoryError"} // from PyTorch 2.5 on
 }
 
 func (e Exit) happened(ev Event) bool {

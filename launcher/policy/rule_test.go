@@ -113,6 +113,7 @@ func long(n int) string { return strings.Repeat("x", n) }
 
 func TestConditions(t *testing.T) {
 	oom := policy.Exit{Code: -9, OOM: true}
+	newer := policy.Exit{Code: 1, Exceptions: []string{"torch.OutOfMemoryError"}}
 	cuda := policy.Exit{Code: 1, Exceptions: []string{"torch.cuda.OutOfMemoryError"}, Text: "noise\nCUDA out of memory\n"}
 	for _, tt := range []struct {
 		rule string
@@ -134,6 +135,9 @@ func TestConditions(t *testing.T) {
 		{"exception cuda.OutOfMemoryError", cuda, true},
 		{"exception torch.cuda.OutOfMemoryError", cuda, true},
 		{"exception MemoryError", cuda, false},
+		{"exception torch.cuda.OutOfMemoryError", newer, true},
+		{"exception torch.OutOfMemoryError", newer, true},
+		{"exception x.torch.OutOfMemoryError", newer, false},
 		{"exception x.torch.cuda.OutOfMemoryError", cuda, false},
 		{"exception MemoryError,OutOfMemoryError", cuda, true},
 		{"exception ValueError", policy.Exit{Code: 1}, false},
