@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -116,10 +117,13 @@ func (f Failure) lostSharer() bool {
 // said nothing that can be recognised.
 func cause(f Failure) string {
 	if line := firstLine(f.Message); line != "" {
-		return line
+		return withNCCL(line, strings.Split(f.Message, "\n"))
 	}
 	for _, text := range []string{f.Traceback, f.LastLines} {
 		if e := pythonError(text); e != "" {
+			if lines, _ := errorLines(text); lines != nil {
+				e = withNCCL(e, lines)
+			}
 			if in := grouped(text); len(in) > 0 {
 				e += ", first " + in[0]
 			}
@@ -131,6 +135,17 @@ func cause(f Failure) string {
 	}
 	return ""
 }
+
+// withNCCL adds to PyTorch's line about an error of NCCL the one in which NCCL says what it is.
+func withNCCL(e string, lines []string) string {
+	i := slices.Index(lines, "Last error:") + 1
+	if i == 0 || i == len(lines) || !strings.Contains(e, "NCCL error in: ") || !startsWithLetter(lines[i]) {
+		return e
+	}
+	return e + ": " + lines[i]
+}
+
+func startsWithLetter(s string) bool { return strings.IndexFunc(s, unicode.IsLetter) == 0 }
 
 // cppError finds what std::terminate prints about an exception that nobody caught.
 func cppError(text string) string {

@@ -222,3 +222,30 @@ func TestJudgeOfBrokenHardware(t *testing.T) {
 	require.Equal(t, [2]any{verdict.FirstExit, verdict.Hardware}, [2]any{v.Rule, v.Class})
 	require.Contains(t, v.Line(), "; class hardware; ")
 }
+
+// What PyTorch 2.11 printed on a machine with one GPU for two ranks.
+func TestNCCLSaysWhy(t *testing.T) {
+	const text = `[rank1]: Traceback (most recent call last):
+[rank1]:   File "/job/train.py", line 167, in fail
+[rank1]:     dist.all_reduce(torch.ones(1, device=DEVICE))
+[rank1]:   File "/site-packages/torch/distributed/distributed_c10d.py", line 3068, in all_reduce
+[rank1]:     work = group.allreduce([tensor], opts)
+[rank1]:            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, invalid usage, NCCL version 2.28.9
+[rank1]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+[rank1]: Last error:
+`
+	const line = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, invalid usage, NCCL version 2.28.9"
+	const last = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"
+	warning := "[rank1]:[W1126 11:15:32.109 ProcessGroupNCCL.cpp:1575] Warning: destroy_process_group() was not called\n"
+	for said, want := range map[string]string{
+		text + "[rank1]: " + last + "\n" + warning: line + ": " + last,
+		text + warning: line,
+		text:           line,
+	} {
+		require.Equal(t, want+" (exit code 1)", verdict.Failure{ExitCode: 1, LastLines: said}.Reason())
+	}
+	message := "DistBackendError: NCCL error in: x, invalid usage\nLast error:\n" + last
+	require.Equal(t, "DistBackendError: NCCL error in: x, invalid usage: "+last+" (exit code 1)",
+		verdict.Failure{ExitCode: 1, Message: message}.Reason())
+}
