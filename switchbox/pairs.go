@@ -133,6 +133,9 @@ func ids(found []int) string {
 	if len(found) == 0 {
 		return "none"
 	}
+	if len(found) == 1 {
+		return fmt.Sprintf("only device %d", found[0])
+	}
 	text := fmt.Sprint(slices.Sorted(slices.Values(found)))
 	return strings.ReplaceAll(strings.Trim(text, "[]"), " ", ", ")
 }

@@ -37,13 +37,25 @@ func text(r switchbox.Report) string {
 		fmt.Fprintln(&b, "NVLink domain:", r.Domain)
 	}
 	for _, d := range r.Devices {
-		fmt.Fprintf(&b, "GPU %d: %s %s %s, %d of %d links active\n", d.Index, d.Name, d.PCI, d.UUID, d.Active(), len(d.Links))
+		fmt.Fprintf(&b, "GPU %d: %s %s %s%s\n", d.Index, d.Name, d.PCI, d.UUID, linksOf(d))
 	}
 	for _, p := range r.Pairs {
+		if p.Pair.A == p.Pair.B {
+			fmt.Fprintf(&b, "within GPU %d: %.0f MB/s %s\n", p.Pair.A, p.MBps, p.Error)
+			continue
+		}
 		fmt.Fprintf(&b, "pair %s: %.0f MB/s there, %.0f MB/s back %s\n", p.Pair, p.There, p.Back, p.Error)
 	}
 	for _, f := range r.Findings {
 		fmt.Fprintf(&b, "%s: %s\n", f.Severity, f.Text)
 	}
 	return b.String()
+}
+
+// linksOf says how many links are up; nothing where there are none, or nobody has asked.
+func linksOf(d switchbox.Facts) string {
+	if len(d.Links) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d of %d links active", d.Active(), len(d.Links))
 }
