@@ -31,6 +31,7 @@ type stage struct {
 	steps    map[int]uint64 // of ranks
 	pageless bool           // nobody has a page
 	runs     int            // the rank whose main thread runs then
+	spins    []int          // ranks that wait for their devices, running
 	answers  time.Duration  // how long nodes take for evidence
 	looks    time.Duration  // when nodes look, after each full second
 	due      []answer
@@ -143,13 +144,16 @@ func (s *stage) evidence(node int, what What) (es []Evidence) {
 			if s.pageless {
 				x.Page = nil
 			}
-			if s.pageless && rank == s.runs {
+			if s.pageless && (rank == s.runs || slices.Contains(s.spins, rank)) {
 				x.Proc.Switches = uint64(at / time.Millisecond)
 			}
 			e.Samples = append(e.Samples, x)
 		}
 		if what != AskPages {
 			e.Stacks = &Stacks{Interpreter: "CPython 3.11"}
+			if slices.Contains(s.spins, rank) {
+				e.Stacks = onDeviceStacks()
+			}
 		}
 		es = append(es, e)
 	}
@@ -374,6 +378,26 @@ func TestProgressWithdraws(t *testing.T) {
 		require.Contains(t, s.notes[1].Text, "rank 3 makes progress")
 		require.Empty(t, s.orders)
 	})
+	t.Run("not of those that wait for their devices", func(t *testing.T) {
+		s := newStage(t, ActReport, 2)
+		s.pageless, s.runs, s.spins = true, -1, []int{0, 1, 3}
+		s.hangs()
+		s.pass(18*time.Second, 0)
+		require.Len(t, s.c.Picture(false).Verdicts, 1)
+	})
+	for name, change := range map[string]func(*stage){
+		"but then the suspect's own":     func(s *stage) { s.runs = 2 },
+		"of those that wait without one": func(s *stage) { s.spins = []int{0, 1}; s.runs = 3 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, ActReport, 2)
+			s.pageless, s.runs, s.spins = true, -1, []int{0, 1, 3}
+			change(s)
+			s.hangs()
+			s.pass(18*time.Second, 0)
+			require.Contains(t, s.notes[1].Text, "makes progress")
+		})
+	}
 	t.Run("those of who neither hangs nor waits do not", func(t *testing.T) {
 		s := newStage(t, ActRestart, 2)
 		s.verdict = func() Verdict { v := behind(2); v.Waiting = "0"; return v }

@@ -207,29 +207,63 @@ func (f *file) markProgress() {
 
 // moved finds a worker among suspects and waiters of v that has made progress since markProgress, and forgets that.
 func (f *file) moved(v Verdict) (rank int, moved bool) {
+	c := confirmation{suspects: v.SuspectRanks()}
 	waiting, _ := ParseRanks(v.Waiting)
-	concerned, suspects := RanksOf(waiting...), v.SuspectRanks()
-	for _, s := range v.Suspects {
-		concerned.Add(s.Rank)
-	}
+	c.waiting = RanksOf(waiting...)
 	for i := range f.nodes {
 		d := &f.nodes[i]
 		before := d.marks
-		if d.marks = (packed{}); moved || before.empty() {
+		if d.marks = (packed{}); len(c.moved) > 0 || before.empty() {
 			continue
 		}
 		now := f.of(i)
 		for k, e := range before.unpack("", i) {
-			was, is := e.newest(), now[k].newest()
-			if is.Page == nil && len(waiting) > 0 && suspects.Has(e.Rank) {
-				continue // what it does is no progress before it comes to those that wait
-			}
-			if !moved && concerned.Has(e.Rank) && is.At > was.At && was.PID != 0 && Progressed(was, is) {
-				rank, moved = e.Rank, true
+			if was, is := e.newest(), now[k].newest(); is.At > was.At && was.PID != 0 {
+				c.see(&e, was, is)
 			}
 		}
 	}
-	return rank, moved
+	if len(c.moved) == 0 && c.spins && !c.rests {
+		c.moved = c.stirred
+	}
+	if len(c.moved) == 0 {
+		return 0, false
+	}
+	return c.moved[0], true
+}
+
+// A confirmation compares two looks at those whom a verdict concerns. What a suspect without a page does is no progress
+// before it comes to those that wait. Where all of these spin for their devices, which looks like work, the suspect's
+// own rest must tell.
+type confirmation struct {
+	suspects, waiting RankSet
+	moved, stirred    []int // who goes on, and which suspects without a page do something
+	spins, rests      bool  // somebody that waits
+}
+
+func (c *confirmation) see(e *Evidence, was, is Sample) {
+	suspect, waiter, goesOn := c.suspects.Has(e.Rank), c.waiting.Has(e.Rank), Progressed(was, is)
+	switch {
+	case suspect && len(c.waiting) > 0 && is.Page == nil:
+		if goesOn {
+			c.stirred = append(c.stirred, e.Rank)
+		}
+	case !goesOn:
+		c.rests = c.rests || waiter
+	case waiter && is.Page == nil && e.onDevice():
+		c.spins = true
+	case suspect || waiter:
+		c.moved = append(c.moved, e.Rank)
+	}
+}
+
+// onDevice: it was seen to wait for its device.
+func (e *Evidence) onDevice() bool {
+	if e.Stacks == nil {
+		return false
+	}
+	w, sure := waitOf(e.Stacks)
+	return sure && w.op == onDevice
 }
 
 // find takes what the evidence says now.

@@ -176,6 +176,9 @@ func (m *member) classOf(ev *Evidence) class {
 	return classIdle
 }
 
+// spinsOnDevice: it waits for its device, and uses a CPU for that.
+func (m *member) spinsOnDevice() bool { return m.wait.op == onDevice && m.use.wants >= spinCPU }
+
 // atWork: it is, by all that was seen of it.
 func (m *member) atWork() bool { return m.use.busy() || m.work.busy() }
 

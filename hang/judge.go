@@ -82,9 +82,11 @@ func (c *court) byCollectives() *Verdict {
 	return v
 }
 
-// seemsToWait: nothing that it does says otherwise.
+// seemsToWait: nothing that it does says otherwise. Who computes in its own code may wait there for a device, as .item()
+// does: the flight recorder knows a collective that has not ended.
 func (m *member) seemsToWait() bool {
-	return m.class == classWaiting || m.class == classIdle || m.wait.op == "" && m.class == classBusy && !m.spin
+	return m.recorded() != "" || m.class == classWaiting || m.class == classIdle ||
+		m.wait.op == "" && m.class == classBusy && !m.spin
 }
 
 // byStacks goes by what the ranks are in, where numbers say nothing: who does nothing while others wait is the culprit.
@@ -123,6 +125,8 @@ func (c *court) doubtStacks(v *Verdict, culprits, waiters []*member) {
 		v.doubt("it is not in the minority")
 	case slices.ContainsFunc(culprits, idle):
 		v.doubt("it may wait for something that its stack does not show")
+	case !slices.ContainsFunc(waiters, func(m *member) bool { return m.page != nil || !m.spinsOnDevice() }):
+		v.doubt("the others may be at work on their devices")
 	}
 }
 
@@ -346,8 +350,16 @@ func (c *court) byUnknown() *Verdict {
 	}
 	v := c.accuse(h.stuck, h.waiters, nil)
 	v.Deadline = max(v.Deadline, commMin, 8*c.p99())
-	v.doubt("it waits for something that is not known")
+	if slices.ContainsFunc(h.stuck, func(m *member) bool { return !m.inOwnKernel() }) {
+		v.doubt("it waits for something that is not known")
+	}
 	return v
+}
+
+// inOwnKernel: it waits for its device, and no collective of it is under way there.
+func (m *member) inOwnKernel() bool {
+	return m.wait.op == onDevice && m.flight != nil &&
+		!slices.ContainsFunc(m.flight.Entries, func(e FlightEntry) bool { return e.State != "completed" })
 }
 
 // byThemselves looks at those that nobody waits for: with pages it is known that they have made progress once.

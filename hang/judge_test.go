@@ -404,6 +404,53 @@ func TestMismatch(t *testing.T) {
 	})
 }
 
+func onDeviceStacks() *Stacks {
+	return py(Frame{"synchronize", site + "cuda/__init__.py", 1162}, Frame{"train", "/job/train.py", 9})
+}
+
+// records: the flight recorder of a rank has the newest collective in a state.
+func (s *scene) records(rank int, state string) *scene {
+	s.ev[rank].Flight = &Flight{Entries: []FlightEntry{{Group: "0", Seq: 246, Op: "all_reduce", State: state}}}
+	return s
+}
+
+// CUDA lets a thread that waits for its device compute, which from outside looks as any work does.
+func TestWhoWaitsForADeviceSpins(t *testing.T) {
+	spinning := func(s *scene, st func() *Stacks) *scene {
+		return s.all(func(r int) { s.ev[r].Stacks = st(); s.spins(r) })
+	}
+	asleep := func(st func() *Stacks) *scene {
+		s := newScene(2).behind(2, inLoader())
+		for _, r := range []int{0, 1, 3} {
+			s.ev[r].Stacks = st()
+			s.spins(r)
+		}
+		return s
+	}
+	inItem := func() *Stacks { return inUser("step") }
+	recorded := func(s *scene) *scene {
+		return s.records(0, "scheduled").records(1, "scheduled").records(3, "scheduled")
+	}
+	kernel := func() *scene {
+		s := spinning(newScene(2), onDeviceStacks)
+		return s.behind(2, onDeviceStacks())
+	}
+	check(t, []ruling{
+		{"in .item(), as the recorder says", recorded(asleep(inItem)), KindBehind, "2", High, soon, soon,
+			"rank 2 (node 1 gpu-01) hung for 16 s: asleep in load_batch at data.py:12; ranks 0-1,3 wait in all_reduce #246"},
+		{"perhaps in .item()", asleep(inItem), KindBehind, "2", Low, soon, soon, "nobody is seen to wait"},
+		{"in synchronize()", asleep(onDeviceStacks), KindBehind, "2", High, soon, soon, "asleep in load_batch"},
+		{"from outside", asleep(onDeviceStacks).outside(), KindBehind, "2", Low, soon, soon,
+			"asleep in load_batch at data.py:12; ranks 0-1,3 wait in a synchronization with its device (uncertain: the others " +
+				"may be at work on their devices)"},
+		{"a kernel of its own", kernel().records(2, "completed"), KindBehind, "2", High, soon, commMin,
+			"waiting in a synchronization with its device in train at train.py:9"},
+		{"a kernel, or a collective", kernel().records(2, "started"), KindBehind, "2", Low, soon, commMin,
+			"it waits for something that is not known"},
+		{"a kernel without a recorder", kernel(), KindBehind, "2", Low, soon, commMin, "is not known"},
+	})
+}
+
 // Different collectives at the same place never end. Everything else may.
 func TestWhatIsCertain(t *testing.T) {
 	other := func(s *scene) *scene { s.ev[2].Stacks = inAllGather(); return s }

@@ -13,6 +13,9 @@ type wait struct {
 	named bool   // op was called by this name, so two that differ are different collectives
 }
 
+// onDevice is what a thread waits in that waits for its device, which may be in a collective. CUDA lets it spin.
+const onDevice = "a synchronization with its device"
+
 // Functions of PyTorch in which a thread waits although their file is not below torch/distributed.
 var autograd = []string{"torch/autograd/__init__.py", "torch/autograd/graph.py"}
 
@@ -66,7 +69,7 @@ func waitOfPython(frames []Frame) wait {
 	case isFile(f, autograd...) && (f.Func == "backward" || f.Func == "grad" || f.Func == "_engine_run_backward"):
 		return wait{op: "backward"}
 	case strings.Contains(f.File, "torch/cuda/") && (f.Func == "synchronize" || f.Func == "wait"):
-		return wait{op: "a synchronization with its device"}
+		return wait{op: onDevice}
 	case strings.Contains(f.File, "torch/distributed/"):
 		return waitOfDistributed(frames)
 	}
@@ -115,10 +118,10 @@ var natives = []struct{ fn, lib, op string }{
 	{fn: "gloo::", op: "a collective"},
 	{fn: "nccl", op: "a collective"},
 	{lib: "libnccl", op: "a collective"},
-	{fn: "cudaStreamSynchronize", op: "a synchronization with its device"},
-	{fn: "cudaEventSynchronize", op: "a synchronization with its device"},
-	{fn: "cudaDeviceSynchronize", op: "a synchronization with its device"},
-	{lib: "libcuda.so", op: "a synchronization with its device"},
+	{fn: "cudaStreamSynchronize", op: onDevice},
+	{fn: "cudaEventSynchronize", op: onDevice},
+	{fn: "cudaDeviceSynchronize", op: onDevice},
+	{lib: "libcuda.so", op: onDevice},
 }
 
 // waitOfNative looks no further than the interpreter: what has called that is on the stack of Python, and what was
