@@ -278,6 +278,14 @@ func TestOnlyGPU(t *testing.T) {
 	require.Equal(t, "there is one GPU here, so there is no pair", r.Reason)
 }
 
+func TestOnlyGPUIsWatchedWhileItCopies(t *testing.T) {
+	m := box(1)
+	m.copying = func(string, string) { m.gpus[0].Told = append(m.gpus[0].Told, switchbox.Xid{Number: 48}) }
+	r, status := m.check(t, "--level=copy")
+	require.Equal(t, exitFaulty, status)
+	require.Contains(t, texts(r), "Xid 48")
+}
+
 // The default of two channels must not fail a machine that has one pair only.
 func TestFewerPairsThanMustPass(t *testing.T) {
 	r, status := box(2).check(t, "--level=copy", "--min-channels=2", "--min-bandwidth=10000")

@@ -44,7 +44,7 @@ func (c *copying) run() error {
 		return nil
 	}
 	c.open(have)
-	c.measure(have)
+	c.watched(func() { c.measure(have) })
 	return c.judge(wanted)
 }
 
@@ -125,10 +125,16 @@ func (c *copying) facts(index int) switchbox.Facts {
 	return c.report.Devices[i]
 }
 
-// measure copies between all pairs, those without a common GPU at the same time, and compares the counters of before
-// and after.
-func (c *copying) measure(pairs []switchbox.Pair) {
+// watched copies, and compares the counters of before and after.
+func (c *copying) watched(copies func()) {
 	before := read(links, c.devices, c.progress)
+	copies()
+	after := read(links, c.devices, c.progress)
+	c.report.Findings = append(c.report.Findings, switchbox.JudgeGrowth(before, after, c.copied)...)
+}
+
+// measure copies between all pairs, those without a common GPU at the same time.
+func (c *copying) measure(pairs []switchbox.Pair) {
 	for _, round := range rounds(pairs) {
 		results := make([]*switchbox.Measurement, len(round))
 		var wg sync.WaitGroup
@@ -143,8 +149,6 @@ func (c *copying) measure(pairs []switchbox.Pair) {
 		}
 		c.keep(*c.report)
 	}
-	after := read(links, c.devices, c.progress)
-	c.report.Findings = append(c.report.Findings, switchbox.JudgeGrowth(before, after, c.copied)...)
 }
 
 // pair measures both directions of a pair, one after the other; nil: CUDA does not show one of the two.
@@ -233,7 +237,9 @@ func (c *copying) alone(index int) {
 		c.report.State, c.report.Reason = switchbox.Skipped, "nothing was copied: "+err.Error()
 		return
 	}
-	rate, err := c.directed(index, index)
+	var rate float64
+	var err error
+	c.watched(func() { rate, err = c.directed(index, index) })
 	m := switchbox.Measurement{Pair: self, MBps: rate}
 	if err != nil {
 		m.Error = err.Error()
