@@ -45,6 +45,7 @@ def run(module: str, function: str, world: int, directory: str, **arguments: Any
     """Runs module.function(directory, **arguments) in `world` ranks; returns what each returned (JSON)."""
     here = tempfile.mkdtemp(prefix="ranks-", dir=directory)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([PYTHON, os.environ.get("PYTHONPATH", "")]),
+                       CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", ""),  # there may be fewer than ranks
                        OMP_NUM_THREADS="1", WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
                        TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
     processes = []
