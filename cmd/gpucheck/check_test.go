@@ -278,6 +278,24 @@ func TestOnlyGPU(t *testing.T) {
 	require.Equal(t, "there is one GPU here, so there is no pair", r.Reason)
 }
 
+// What an H200 of a virtual machine says: no links, no fabric.
+func TestTextOfAnOnlyGPU(t *testing.T) {
+	m := box(1)
+	m.gpus = fake.Bare(1)
+	m.gpus[0].ID.Name = "NVIDIA H200"
+	var out bytes.Buffer
+	require.Equal(t, exitOK, run([]string{"--level=copy"}, &out, &out, m.drivers(), nil))
+	require.Regexp(t, `^ok
+driver: NVIDIA 550.54.15, CUDA 12.4
+GPU 0: NVIDIA H200 \S+ GPU-\S+
+within GPU 0: 400000 MB/s 
+info: GPU 0 is the only one here: a copy within it reaches 400000 MB/s, and no link was tested
+$`, out.String())
+	out.Reset()
+	require.Equal(t, exitUsage, run([]string{"--pairs=0:1"}, &out, &out, m.drivers(), nil))
+	require.Contains(t, out.String(), "0:1 names a device that is not here; this node has only device 0")
+}
+
 func TestOnlyGPUIsWatchedWhileItCopies(t *testing.T) {
 	m := box(1)
 	m.copying = func(string, string) { m.gpus[0].Told = append(m.gpus[0].Told, switchbox.Xid{Number: 48}) }
