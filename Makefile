@@ -19,7 +19,7 @@ GOTEST    := go tool -modfile=tools/go.mod gotestsum --format=pkgname --format-h
 # NVIDIA's header declares what it calls deprecated, and go-nvml wraps all of it.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
+.PHONY: help build gpucheck demo test race lint docs fuzz bench chaos soak e2e e2e-gpu e2e-torch2 e2e-frameworks e2e-dlrover e2e-kube image clean torch
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, t, ":"); printf "  make %-14s %s\n", t[1], $$2}'
@@ -69,6 +69,10 @@ soak: torch ## the tests that start the real programs SOAK_COUNT (10) times in a
 
 e2e: torch ## the tests that start the real programs, those of more than ten seconds and some chaos included; with DLROVER_LONG_TESTS=1 every hang
 	$(GOTEST) -count=1 -timeout 45m ./cmd/dlrover-run
+
+e2e-gpu: ## what touches a GPU, on a machine with an NVIDIA GPU and PyTorch for TORCH_PYTHON (python3); without Go the programs in bin/ are used
+	@! command -v go >/dev/null || $(MAKE) build
+	$(or $(TORCH_PYTHON),python3) cmd/dlrover-run/testdata/gpu/e2e.py $(E2EFLAGS)
 
 e2e-torch2: $(TORCH2)/bin/python ## the same with the newest PyTorch 2.x, in a virtual environment at TORCH2
 	TORCH_PYTHON=$(TORCH2)/bin/python $(GOTEST) -count=1 -timeout 30m -run 'Torch' ./cmd/... ./rendezvous/tcpstore ./launcher/... ./checkpointd/...
