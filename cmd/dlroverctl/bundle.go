@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/urfave/cli/v2"
+
 	"dlrover-run/cmd/internal/service"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
@@ -21,6 +23,13 @@ import (
 	"dlrover-run/netcheck"
 	"dlrover-run/rendezvous"
 )
+
+func (p *program) bundle() *cli.Command {
+	return &cli.Command{Name: "bundle", Category: ofRun, ArgsUsage: "RUN",
+		Usage:  "archive stacks, recorders, events and ends of logs",
+		Flags:  connection(pathOption("write there, and make the directory if needed (default: the working directory)")),
+		Action: p.ask((*call).bundle)}
+}
 
 // bundle writes one archive with everything that helps to find out about a run later, or elsewhere. What there is none
 // of is named in it.
@@ -56,8 +65,7 @@ func (c *call) bundle() (err error) {
 	if err := os.Rename(staged, path); err != nil {
 		return &foundError{fmt.Errorf("bundle: %w", err)}
 	}
-	fmt.Fprintln(c.stdout, text.EscapeLine(path))
-	return nil
+	return c.did(text.EscapeLine(path))
 }
 
 // archive is a bundle that is being written.

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +14,6 @@ import (
 
 	"dlrover-run/checkpointd/commit"
 	"dlrover-run/checkpointd/fsx"
-	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/text"
 )
@@ -26,112 +23,146 @@ var errDamaged = &foundError{errors.New("damaged checkpoints")}
 
 // checkpoints are the commands on a checkpoint directory. They need no daemon.
 func (p *program) checkpoints() *cli.Command {
-	t := &tender{store: commit.Store{FS: fsx.OS{}, Now: p.now}, out: p.stdout}
-	command := func(name, usage string, least, most int, f func(ctx context.Context, args []string) error) *cli.Command {
-		return &cli.Command{Name: name, HideHelp: true, OnUsageError: misused, Action: func(c *cli.Context) error {
-			if c.NArg() < least || c.NArg() > most {
-				return misplaced("checkpoints "+name, usage, c.Args().Slice())
-			}
-			args := c.Args().Slice()
-			dir, err := filepath.Abs(args[0])
+	command := func(name, arguments, usage string, f func(*tender) error) *cli.Command {
+		return &cli.Command{Name: name, ArgsUsage: arguments, Usage: usage, Action: func(c *cli.Context) error {
+			dir, err := filepath.Abs(c.Args().First())
 			if err != nil {
 				return err
 			}
-			return f(c.Context, append([]string{dir}, args[1:]...))
+			t := &tender{program: p, args: c, store: commit.Store{FS: fsx.OS{}, Now: p.now}, dir: dir}
+			t.tracked, t.tracks = t.store.Tracked(dir)
+			return f(t)
 		}}
 	}
-	return &cli.Command{Name: "checkpoints", HideHelp: true, OnUsageError: misused, Subcommands: []*cli.Command{
-		command("ls", "DIR", 1, 1, t.list),
-		command("verify", "DIR [STEP]", 1, 2, t.verify),
-		command("rm", "DIR STEP", 2, 2, t.remove),
-	}, Action: func(c *cli.Context) error {
-		if c.NArg() == 0 {
-			return errors.New("checkpoints alone does nothing: use checkpoints ls, verify or rm")
-		}
-		return fmt.Errorf("checkpoints %q is unknown: use ls, verify or rm", c.Args().First())
-	}}
+	return &cli.Command{Name: "checkpoints", Category: ofCheckpoints, ArgsUsage: "ls|verify|rm",
+		Usage: "list, verify or remove committed steps", Subcommands: []*cli.Command{
+			command("ls", "DIR", "list the committed steps", (*tender).list),
+			command("verify", "DIR [STEP]", "read the files of all steps, or of one, and compare checksums", (*tender).verify),
+			command("rm", "DIR STEP", "remove a step, unless the tracker names it", (*tender).remove),
+		}}
 }
 
-func misused(_ *cli.Context, err error, _ bool) error {
-	return fmt.Errorf("checkpoints: %w", help.Misuse("dlroverctl", err))
-}
-
-// tender carries out the commands on one store.
+// tender carries out one command on a directory.
 type tender struct {
-	store commit.Store
-	out   io.Writer
+	*program
+	args    *cli.Context
+	store   commit.Store
+	dir     string
+	tracked int64
+	tracks  bool // there is a tracker, which names tracked
 }
 
-func (t *tender) list(_ context.Context, args []string) error {
-	ms, wrong, err := t.manifests(args[0])
+// stepRow is a step, as --json prints it: ls in a list, verify on a line each.
+type stepRow struct {
+	Step      int64     `json:"step"` // commit.NoStep: the tracker itself
+	Tracked   bool      `json:"tracked"`
+	Saved     time.Time `json:"saved,omitzero"`
+	Committed time.Time `json:"committed,omitzero"`
+	Shards    int       `json:"shards,omitempty"`
+	Files     int       `json:"files,omitempty"`
+	Bytes     int64     `json:"bytes,omitempty"`
+	Framework string    `json:"framework,omitempty"`
+	Damage    string    `json:"damage,omitempty"`
+	committed bool      // there is a manifest
+}
+
+func (t *tender) row(m commit.Manifest, damage string) stepRow {
+	r := stepRow{Step: m.Step, Tracked: t.tracks && m.Step == t.tracked, Saved: m.Saved, Committed: m.Committed,
+		Shards: m.Shards, Files: len(m.Files), Framework: m.Framework, Damage: damage, committed: true}
+	for _, f := range m.Files {
+		r.Bytes += f.Size
+	}
+	return r
+}
+
+// wrongRow is a step that the directory does not keep as it says.
+func (t *tender) wrongRow(s commit.Skipped) stepRow {
+	return stepRow{Step: s.Step, Tracked: t.tracks && s.Step == t.tracked, Damage: s.Reason}
+}
+
+func (t *tender) list() error {
+	ms, wrong, err := t.manifests()
 	if err != nil {
 		return err
 	}
-	tracked, ok := t.store.Tracked(args[0])
-	w := table.New(t.out, "STEP", "SAVED", "COMMITTED AFTER", "SHARDS", "FILES", "SIZE", "FRAMEWORK", "STATE")
+	var rows []stepRow
 	for _, m := range ms {
-		state := t.state(args[0], m)
-		if ok && m.Step == tracked {
-			state += ", tracked"
-		}
-		w.Row(strconv.FormatInt(m.Step, 10), m.Saved.Local().Format(time.DateTime),
-			m.Committed.Sub(m.Saved).Round(time.Millisecond).String(), strconv.Itoa(m.Shards), strconv.Itoa(len(m.Files)),
-			bytesOf(m), m.Framework, state)
+		rows = append(rows, t.row(m, t.missing(m)))
 	}
 	for _, s := range wrong {
-		w.Row(strings.TrimPrefix(name(s.Step, tracked, ok), "step "), "", "", "", "", "", "", "DAMAGED: "+s.Reason)
+		rows = append(rows, t.wrongRow(s))
+	}
+	if t.args.Bool("json") {
+		return t.json(rows)
+	}
+	w := table.New(t.stdout, "STEP", "SAVED", "COMMITTED AFTER", "SHARDS", "FILES", "SIZE", "FRAMEWORK", "STATE")
+	for _, r := range rows {
+		r.print(w)
 	}
 	return w.Flush()
 }
 
-// name is how a step is called that cannot be used, or the tracker itself.
-func name(step, tracked int64, ok bool) string {
-	switch {
-	case step == commit.NoStep:
-		return commit.Latest
-	case ok && step == tracked:
-		return fmt.Sprintf("step %d (tracked)", step)
+func (r stepRow) print(w table.Table) {
+	if !r.committed {
+		w.Row(strings.TrimPrefix(r.name(), "step "), "", "", "", "", "", "", "DAMAGED: "+r.Damage)
+		return
 	}
-	return fmt.Sprintf("step %d", step)
+	state := "complete"
+	if r.Damage != "" {
+		state = "DAMAGED: " + r.Damage
+	}
+	if r.Tracked {
+		state += ", tracked"
+	}
+	w.Row(strconv.FormatInt(r.Step, 10), r.Saved.Local().Format(time.DateTime),
+		r.Committed.Sub(r.Saved).Round(time.Millisecond).String(), strconv.Itoa(r.Shards), strconv.Itoa(r.Files),
+		sizeOf(r.Bytes), r.Framework, state)
 }
 
-// state is what can be told of a step without reading its files.
-func (t *tender) state(dir string, m commit.Manifest) string {
+// name is how a step that cannot be used is called, or the tracker itself.
+func (r stepRow) name() string {
+	switch {
+	case r.Step == commit.NoStep:
+		return commit.Latest
+	case r.Tracked:
+		return fmt.Sprintf("step %d (tracked)", r.Step)
+	}
+	return fmt.Sprintf("step %d", r.Step)
+}
+
+// missing is what is wrong with a step, as far as its files show without being read; "" if nothing is.
+func (t *tender) missing(m commit.Manifest) string {
 	missing := 0
 	for _, f := range m.Files {
 		path := f.Path
 		if !filepath.IsAbs(path) {
-			path = filepath.Join(dir, path)
+			path = filepath.Join(t.dir, path)
 		}
 		if fi, err := os.Lstat(path); err != nil || fi.Size() != f.Size {
 			missing++
 		}
 	}
-	if missing > 0 {
-		return fmt.Sprintf("DAMAGED: %d files are missing or have another size", missing)
+	if missing == 0 {
+		return ""
 	}
-	return "complete"
+	return fmt.Sprintf("%d files are missing or have another size", missing)
 }
 
 // manifests fails when there is nothing to work on.
-func (t *tender) manifests(dir string) (ms []commit.Manifest, wrong []commit.Skipped, err error) {
-	if _, err = os.Stat(dir); err == nil {
-		ms, err = t.store.Manifests(dir)
+func (t *tender) manifests() (ms []commit.Manifest, wrong []commit.Skipped, err error) {
+	if _, err = os.Stat(t.dir); err == nil {
+		ms, err = t.store.Manifests(t.dir)
 	}
 	if err == nil {
-		wrong, err = t.store.Untrue(dir)
+		wrong, err = t.store.Untrue(t.dir)
 	}
 	if err == nil && len(ms)+len(wrong) == 0 {
-		err = fmt.Errorf("%s has no committed checkpoint (looked in .dlrover)", dir)
+		err = fmt.Errorf("%s has no committed checkpoint (looked in .dlrover)", t.dir)
 	}
 	return ms, wrong, err
 }
 
-func bytesOf(m commit.Manifest) string {
-	var n int64
-	for _, f := range m.Files {
-		n += f.Size
-	}
+func sizeOf(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	v, u := float64(n), 0
 	for v >= 1024 && u < len(units)-1 {
@@ -143,34 +174,32 @@ func bytesOf(m commit.Manifest) string {
 	return fmt.Sprintf("%.1f %s", v, units[u])
 }
 
-func (t *tender) verify(ctx context.Context, args []string) error {
-	ms, wrong, err := t.manifests(args[0])
+func (t *tender) verify() error {
+	ms, wrong, err := t.manifests()
 	if err != nil {
 		return err
 	}
-	if len(args) == 2 {
-		step, err := parseStep(args[1])
+	if t.args.NArg() == 2 {
+		step, err := parseStep(t.args.Args().Get(1))
 		if err != nil {
 			return err
 		}
 		ms = slices.DeleteFunc(ms, func(m commit.Manifest) bool { return m.Step != step })
 		wrong = slices.DeleteFunc(wrong, func(s commit.Skipped) bool { return s.Step != step })
 		if len(ms)+len(wrong) == 0 {
-			return notCommitted(step, args[0])
+			return t.notCommitted(step)
 		}
 	}
-	tracked, ok := t.store.Tracked(args[0])
 	for _, s := range wrong {
-		fmt.Fprintf(t.out, "%s: damaged: %s\n", name(s.Step, tracked, ok), text.EscapeLine(s.Reason))
+		t.verified(t.wrongRow(s))
 	}
 	bad := len(wrong)
 	for _, m := range ms {
-		if err := t.store.Verify(ctx, args[0], m, nil); err != nil {
-			bad++
-			fmt.Fprintf(t.out, "%s: damaged: %s\n", name(m.Step, tracked, ok), text.EscapeLine(err.Error()))
-			continue
+		damage := ""
+		if err := t.store.Verify(t.args.Context, t.dir, m, nil); err != nil {
+			bad, damage = bad+1, err.Error()
 		}
-		fmt.Fprintf(t.out, "step %d: %d files, %s, good\n", m.Step, len(m.Files), bytesOf(m))
+		t.verified(t.row(m, damage))
 	}
 	if bad > 0 {
 		return fmt.Errorf("%d of %d: %w", bad, len(ms)+len(wrong), errDamaged)
@@ -178,26 +207,40 @@ func (t *tender) verify(ctx context.Context, args []string) error {
 	return nil
 }
 
-func (t *tender) remove(ctx context.Context, args []string) error {
-	step, err := parseStep(args[1])
+// verified prints what a step is like; reading the next one may take long.
+func (t *tender) verified(r stepRow) {
+	switch {
+	case t.args.Bool("json"):
+		_ = t.json(r)
+	case r.Damage != "":
+		fmt.Fprintf(t.stdout, "%s: damaged: %s\n", r.name(), text.EscapeLine(r.Damage))
+	default:
+		fmt.Fprintf(t.stdout, "step %d: %d files, %s, good\n", r.Step, r.Files, sizeOf(r.Bytes))
+	}
+}
+
+func (t *tender) remove() error {
+	step, err := parseStep(t.args.Args().Get(1))
 	if err != nil {
 		return err
 	}
-	if _, _, err := t.manifests(args[0]); err != nil {
+	if _, _, err := t.manifests(); err != nil {
 		return err
 	}
-	err = t.store.Remove(ctx, args[0], step)
+	err = t.store.Remove(t.args.Context, t.dir, step)
 	switch {
 	case errors.Is(err, commit.ErrKept):
 		return fmt.Errorf("step %d stays: it is what a tracker names, or it is being saved again (%w)", step, err)
 	case errors.Is(err, commit.ErrNone):
-		return notCommitted(step, args[0])
+		return t.notCommitted(step)
+	case err == nil && t.args.Bool("json"):
+		return t.did(t.args, fmt.Sprintf("step %d is removed", step))
 	}
 	return err
 }
 
-func notCommitted(step int64, dir string) error {
-	return fmt.Errorf("step %d is not committed in %s", step, dir)
+func (t *tender) notCommitted(step int64) error {
+	return fmt.Errorf("step %d is not committed in %s", step, t.dir)
 }
 
 func parseStep(text string) (int64, error) {

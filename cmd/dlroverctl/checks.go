@@ -11,16 +11,12 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// checks show what the nodes of a run have found out about each other.
-func (p *program) checks() []*cli.Command {
-	return []*cli.Command{p.onDaemon("check", "RUN", (*call).showCheck, append(viewOptions(), jsonOption())...)}
-}
-
-func viewOptions() []cli.Flag {
-	return []cli.Flag{
-		&cli.BoolFlag{Name: "matrix", Category: runOptions, Usage: "check: print the rate of every pair of nodes"},
-		&cli.BoolFlag{Name: "svg", Category: runOptions, Usage: "check: print the rates as a heat map, an SVG file"},
-	}
+func (p *program) check() *cli.Command {
+	return &cli.Command{Name: "check", Category: ofRun, ArgsUsage: "RUN",
+		Usage: "show the results of its node checks", Flags: connection(
+			&cli.BoolFlag{Name: "matrix", Usage: "print the rate of every pair of nodes"},
+			&cli.BoolFlag{Name: "svg", Usage: "print the rates as a heat map, an SVG file"}),
+		Action: p.ask((*call).showCheck)}
 }
 
 func (c *call) showCheck() error {

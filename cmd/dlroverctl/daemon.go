@@ -12,30 +12,19 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/help"
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
 
-// runOptions is their heading in the help text.
-const runOptions = "Options of a running job"
-
-// Options of the commands that speak to a daemon.
-func connection() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "master", Category: runOptions,
-			Usage: "`HOST:PORT`: dlrover-master, or the node that serves the rendezvous of the job " +
-				"(default: $DLROVER_MASTER_ADDR)"},
-		&cli.StringFlag{Name: "token-file", Category: runOptions,
-			Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
-	}
-}
-
-func jsonOption() cli.Flag {
-	return &cli.BoolFlag{Name: "json", Category: runOptions,
-		Usage: "runs, status, nodes, events, verdict, check, stacks: print JSON, events one a line"}
+// connection are the options of a command that speaks to a daemon, behind its own.
+func connection(own ...cli.Flag) []cli.Flag {
+	return append(own,
+		&cli.StringFlag{Name: "master", Usage: "`HOST:PORT`: dlrover-master, or the node that serves the job's rendezvous " +
+			"(default: $DLROVER_MASTER_ADDR)"},
+		&cli.StringFlag{Name: "token-file",
+			Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"})
 }
 
 // call is a command on its way to a daemon.
@@ -47,42 +36,19 @@ type call struct {
 	addr   string
 }
 
-// run is the first argument, which names the run in all commands but runs.
+// run is the first argument of most commands.
 func (c *call) run() string { return c.args.Args().First() }
 
 // node is the second argument.
 func (c *call) node() string { return c.args.Args().Get(1) }
 
-// onDaemon is a command with that many arguments and its own options beside those of the connection.
-func (p *program) onDaemon(name, arguments string, f func(*call) error, options ...cli.Flag) *cli.Command {
-	return &cli.Command{
-		Name: name, HideHelp: true, Flags: append(connection(), options...),
-		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-			return fmt.Errorf("%s: %w", name, help.Misuse("dlroverctl", err))
-		},
-		Action: func(args *cli.Context) error {
-			if args.NArg() != len(strings.Fields(arguments)) || slices.Contains(args.Args().Slice(), "") {
-				return misplaced(name, arguments, args.Args().Slice())
-			}
-			if run := args.Args().First(); run == "." || run == ".." {
-				return fmt.Errorf("%s: no run is called %q; give its --rdzv-id", name, run)
-			}
-			return p.call(args, f)
-		},
-	}
+// ask is the action of a command that speaks to a daemon.
+func (p *program) ask(f func(*call) error) cli.ActionFunc {
+	return func(args *cli.Context) error { return p.call(args, f) }
 }
 
-// misplaced is the error of a command that was given other arguments than it takes.
-func misplaced(name, takes string, given []string) error {
-	if takes == "" {
-		takes = "no argument"
-	}
-	words := "nothing"
-	if len(given) > 0 {
-		words = strings.Trim(fmt.Sprintf("%q", given), "[]")
-	}
-	return fmt.Errorf("%s takes %s, but was given %s; see dlroverctl --help", name, takes, words)
-}
+// did is program.did for the command of the call.
+func (c *call) did(text string) error { return c.program.did(c.args, text) }
 
 // call connects and calls f, whose errors are what the daemon, or the lack of one, has to say.
 func (p *program) call(args *cli.Context, f func(*call) error) error {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/console"
 	"dlrover-run/cmd/internal/help"
 	"dlrover-run/hang"
 	"dlrover-run/hang/dump"
@@ -75,15 +74,7 @@ func (p *program) driverMain(ctx context.Context, args []string) int {
 		help.Print(p.stdout, a, "[options]")
 		return 0
 	}
-	err := a.RunContext(ctx, args)
-	if err == nil {
-		return 0
-	}
-	console.Complain(p.stderr, driver, err)
-	if _, ok := errors.AsType[*foundError](err); ok {
-		return 1
-	}
-	return 2
+	return p.exitStatus(driver, a.RunContext(ctx, args))
 }
 
 // asked is a launcher of this machine and what it is asked for.

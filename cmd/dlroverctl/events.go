@@ -13,9 +13,14 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
+func (p *program) events() *cli.Command {
+	return &cli.Command{Name: "events", Category: ofRun, ArgsUsage: "RUN", Usage: "show what has happened",
+		Description: "With --json each event is one line.",
+		Flags:       connection(followOption()), Action: p.ask((*call).showEvents)}
+}
+
 func followOption() cli.Flag {
-	return &cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Category: runOptions,
-		Usage: "events, logs: go on until the run has ended"}
+	return &cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on until the run has ended"}
 }
 
 const (

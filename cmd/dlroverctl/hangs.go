@@ -16,9 +16,10 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// hangs show what is suspected of a run's workers, and what was decided.
-func (p *program) hangs() []*cli.Command {
-	return []*cli.Command{p.onDaemon("hang", "RUN", (*call).showHang, jsonOption())}
+func (p *program) hang() *cli.Command {
+	return &cli.Command{Name: "hang", Category: ofRun, ArgsUsage: "RUN",
+		Usage: "show whether its workers hang, and which rank is to blame", Flags: connection(),
+		Action: p.ask((*call).showHang)}
 }
 
 func (c *call) showHang() error {

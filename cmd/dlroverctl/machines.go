@@ -17,27 +17,31 @@ import (
 	"dlrover-run/rendezvous/nodes"
 )
 
-// machines are the commands about nodes, of a run or across all of them.
-func (p *program) machines() []*cli.Command {
-	list := p.onDaemon("nodes", "RUN", (*call).showNodes, jsonOption())
-	all := p.onDaemon("nodes", "", (*call).listMachines, jsonOption())
-	ofRun := list.Action
-	list.Action = func(args *cli.Context) error {
-		if args.NArg() == 0 {
-			return all.Action(args)
-		}
-		return ofRun(args)
+func (p *program) nodes() *cli.Command {
+	return &cli.Command{Name: "nodes", Category: ofRun, ArgsUsage: "[RUN]",
+		Usage: "list its nodes; without RUN: faulty machines across jobs", Description: nodesAbout,
+		Flags: connection(), Action: p.ask(func(c *call) error {
+			if c.args.NArg() == 0 {
+				return c.listMachines()
+			}
+			return c.showNodes()
+		})}
+}
+
+const nodesAbout = `With RUN: name, state, age, chief, GPUs and machine of each node. Without RUN: machines
+with findings or marks, across jobs. No replacement should be placed on a marked machine.
+The daemon for that is a dlrover-master with --data-dir or --node-action.`
+
+func (p *program) node() *cli.Command {
+	change := func(action, usage string) *cli.Command {
+		return &cli.Command{Name: action, ArgsUsage: "NODE", Usage: usage, Flags: connection(reasonOption()),
+			Action: p.ask(func(c *call) error { return c.changeMachine(action) })}
 	}
-	change := func(action string) *cli.Command {
-		return p.onDaemon(action, "NODE", func(c *call) error { return c.changeMachine(action) }, reasonOption())
-	}
-	return []*cli.Command{list, {
-		Name: "node", HideHelp: true, HideHelpCommand: true,
-		Action: func(args *cli.Context) error {
-			return fmt.Errorf("node: unknown command %q: need mark or clear; see dlroverctl --help", args.Args().First())
-		},
-		Subcommands: []*cli.Command{change("mark"), change("clear")},
-	}}
+	return &cli.Command{Name: "node", Category: ofMachines, ArgsUsage: "mark|clear", Usage: "mark a machine, or clear it",
+		Subcommands: []*cli.Command{
+			change("mark", "mark a machine until it is cleared; needs --reason"),
+			change("clear", "remove its mark, and forget what was found"),
+		}}
 }
 
 func (c *call) listMachines() error {
@@ -123,13 +127,11 @@ func (c *call) changeMachine(action string) error {
 	case err != nil:
 		return c.noMachines(err)
 	case action == "mark":
-		fmt.Fprintf(c.stdout, "node %s is marked; to end it: dlroverctl node clear %[1]s\n", text.EscapeLine(node))
+		return c.did(fmt.Sprintf("node %s is marked; to end it: dlroverctl node clear %[1]s", text.EscapeLine(node)))
 	case !done.Known:
 		return &foundError{fmt.Errorf("nothing is known of node %q; dlroverctl nodes lists what is", node)}
-	default:
-		fmt.Fprintf(c.stdout, "node %s is cleared\n", text.EscapeLine(node))
 	}
-	return nil
+	return c.did(fmt.Sprintf("node %s is cleared", text.EscapeLine(node)))
 }
 
 // noMachines tells a daemon that keeps nothing of machines from other errors.

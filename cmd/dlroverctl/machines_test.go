@@ -37,7 +37,7 @@ func servedBy(t *testing.T, cfg marks.Config) (*served, *marks.Keeper) {
 	go func() { defer close(done); _ = s.Serve(l) }()
 	t.Cleanup(func() { require.NoError(t, k.Close()); s.Close(time.Second); <-done })
 	env := map[string]string{"DLROVER_MASTER_ADDR": l.Addr().String(), "DLROVER_TOKEN": secret, "USER": "ann"}
-	return &served{t: t, hub: s.Hub, addr: l.Addr().String(), env: env}, k
+	return &served{t: t, hub: s.Hub, checks: s.Checks, hangs: s.Hangs, addr: l.Addr().String(), env: env}, k
 }
 
 func TestMachines(t *testing.T) {
@@ -75,9 +75,9 @@ func TestMachines(t *testing.T) {
 	d.fails(1, "nothing is known of node \"gpu-07\"", "node", "clear", "gpu-07")
 	d.fails(2, "needs --reason=TEXT", "node", "mark", "gpu-07")
 	d.fails(1, "need a name", "node", "mark", "a\nb", "--reason=x")
-	d.fails(2, "clear takes NODE", "node", "clear")
-	d.fails(2, "need mark or clear", "node", "burn", "gpu-07")
-	d.fails(2, "need mark or clear", "node")
+	d.fails(2, "node clear takes NODE", "node", "clear")
+	d.fails(2, `node takes mark\|clear, but was given "burn"`, "node", "burn", "gpu-07")
+	d.fails(2, `node takes mark\|clear, but was given nothing`, "node")
 
 	d.join("r", "n0", 1)
 	require.Regexp(t, "n0 ", d.ok("nodes", "r"), "the nodes of a run are listed as before")

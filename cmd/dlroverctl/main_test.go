@@ -23,7 +23,7 @@ func TestHelpAndVersion(t *testing.T) {
 	for _, c := range []struct {
 		arg, want string
 		code      int
-	}{{"--help", "checkpoints verify", 0}, {"--version", "dlroverctl", 0}, {"dance", "", 2}} {
+	}{{"--help", "  checkpoints verify DIR [STEP]  ", 0}, {"--version", "dlroverctl", 0}, {"dance", "", 2}} {
 		var out bytes.Buffer
 		require.Equal(t, c.code, ctl(&out, c.arg))
 		require.Contains(t, out.String(), c.want)

@@ -16,19 +16,15 @@ import (
 	"dlrover-run/launcher/argv/native"
 )
 
-func forceOption() cli.Flag {
-	return &cli.BoolFlag{Name: "force", Category: "Options of names",
-		Usage: "install-names: replace what has such a name and is no link to these programs, other than a directory"}
-}
+const namesAbout = `It links deepspeed, msrun, torchrun and xpu_timer_launch in DIR to dlrover-run, and
+xpu_timer_stacktrace_viewer and xpu_timer_dump_driver to dlroverctl; with NAMEs only these.`
 
-// names is the command that gives dlrover-run the names of other launchers.
-func (p *program) names() []*cli.Command {
-	return []*cli.Command{{
-		Name: "install-names", HideHelp: true, Flags: []cli.Flag{forceOption()}, OnUsageError: misuse("install-names"),
+func (p *program) installNames() *cli.Command {
+	return &cli.Command{Name: "install-names", Category: ofSetup, ArgsUsage: "DIR [NAME...]",
+		Usage: "link names of other launchers to these programs", Description: namesAbout,
+		Flags: []cli.Flag{&cli.BoolFlag{Name: "force",
+			Usage: "replace other files and links of these names, but no directories"}},
 		Action: func(c *cli.Context) error {
-			if c.NArg() == 0 || c.Args().First() == "" {
-				return misplaced("install-names", "DIR and the names that are wanted, all if none is given", c.Args().Slice())
-			}
 			self, err := os.Executable()
 			if err != nil {
 				return &foundError{err}
@@ -37,9 +33,8 @@ func (p *program) names() []*cli.Command {
 			if err != nil {
 				return err
 			}
-			return p.install(c.Args().First(), links, c.Bool("force"))
-		},
-	}}
+			return p.install(c.Args().First(), links, c.Bool("force"), c.Bool("json"))
+		}}
 }
 
 // link is a name and the program that it shall lead to.
@@ -74,7 +69,7 @@ func linksOf(programs string, wanted []string) ([]link, error) {
 }
 
 // install makes the links in dir. It changes nothing if one of them is refused.
-func (p *program) install(dir string, links []link, force bool) error {
+func (p *program) install(dir string, links []link, force, asJSON bool) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err == nil {
 		real, err = filepath.Abs(real)
@@ -95,23 +90,50 @@ func (p *program) install(dir string, links []link, force bool) error {
 	if len(refused) > 0 {
 		return &foundError{errors.New(strings.Join(refused, "; "))}
 	}
+	out := installed{}
 	for i, l := range links {
 		done, err := l.put(real, states[i])
 		if err != nil {
 			return &foundError{err}
 		}
-		fmt.Fprintf(p.stdout, "%s %s -> %s\n", done, text.EscapeLine(filepath.Join(dir, l.name)),
-			text.EscapeLine(l.target(real)))
+		out.Links = append(out.Links, linkRow{filepath.Join(dir, l.name), l.target(real), done})
 	}
+	out.Notes = pathNotes(dir, real, links)
+	if asJSON {
+		return p.json(out)
+	}
+	for _, l := range out.Links {
+		fmt.Fprintf(p.stdout, "%s %s -> %s\n", l.Done, text.EscapeLine(l.Path), text.EscapeLine(l.Target))
+	}
+	for _, note := range out.Notes {
+		fmt.Fprintln(p.stdout, "note: "+text.EscapeLine(note))
+	}
+	return nil
+}
+
+// installed is what install-names has done, as --json prints it.
+type installed struct {
+	Links []linkRow `json:"links"`
+	Notes []string  `json:"notes"`
+}
+
+type linkRow struct {
+	Path   string `json:"path"`
+	Target string `json:"target"`
+	Done   string `json:"done"` // made, replaced or kept
+}
+
+// pathNotes say why a name may still lead elsewhere.
+func pathNotes(dir, real string, links []link) (notes []string) {
 	for _, l := range links {
 		if first, err := exec.LookPath(l.name); err == nil && !sameFile(first, filepath.Join(real, l.name)) {
-			fmt.Fprintf(p.stdout, "note: $PATH finds %s first\n", text.EscapeLine(first))
+			notes = append(notes, "$PATH finds "+first+" first")
 		}
 	}
 	if !slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")), func(d string) bool { return sameFile(d, real) }) {
-		fmt.Fprintf(p.stdout, "note: %s is not in $PATH\n", text.EscapeLine(dir))
+		notes = append(notes, dir+" is not in $PATH")
 	}
-	return nil
+	return notes
 }
 
 // linkState is what there is by the name of a link.

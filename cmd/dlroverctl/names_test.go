@@ -29,7 +29,7 @@ func install(t *testing.T, programs, dir string, force bool, names ...string) (s
 	links, err := linksOf(programs, names)
 	require.NoError(t, err)
 	var out bytes.Buffer
-	err = (&program{stdout: &out}).install(dir, links, force)
+	err = (&program{stdout: &out}).install(dir, links, force, false)
 	return out.String(), err
 }
 

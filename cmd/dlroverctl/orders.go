@@ -17,20 +17,13 @@ import (
 )
 
 func reasonOption() cli.Flag {
-	return &cli.StringFlag{Name: "reason", Category: runOptions,
-		Usage: "`TEXT`: restart, stop, pause, resume, start, bar, unbar, drain, node mark, node clear: why; " +
-			"shown in the log, the status and the verdict of the run, and by nodes"}
-}
-
-func chargeOption() cli.Flag {
-	return &cli.BoolFlag{Name: "charge", Category: runOptions,
-		Usage: "restart: spend one of the run's --max-restarts; with none left the run fails"}
+	return &cli.StringFlag{Name: "reason",
+		Usage: "`TEXT`: the reason; logs, status and verdict of the run show it, and the list of machines"}
 }
 
 func commandOption() cli.Flag {
-	return &cli.StringFlag{Name: "command", Category: runOptions,
-		Usage: "`COMMAND`: restart, pause, resume, start: what the workers execute from their next start on, a program or " +
-			"a .py file, with arguments if wanted; quoted as for a shell"}
+	return &cli.StringFlag{Name: "command", Usage: "`COMMAND`: have the workers execute this from their next start " +
+		"on: a program or a .py file, with arguments if wanted, quoted as for a shell"}
 }
 
 // command is what the workers shall execute, nil if nothing is said of that.
@@ -48,14 +41,11 @@ func (c *call) command() (*job.Command, error) {
 	return &job.Command{Program: program, Args: c.behind}, nil
 }
 
-func nodeOption() cli.Flag {
-	return &cli.StringFlag{Name: "node", Category: runOptions, Usage: "`NAME`: log-level, logs: of this node only"}
-}
-
-// orders are the commands that act on a run. None asks back: scripts use them.
-func (p *program) orders() []*cli.Command {
-	run := func(name string, kind rendezvous.OrderKind, done string, options ...cli.Flag) *cli.Command {
-		return p.onDaemon(name, "RUN", func(c *call) error {
+// ofTheRun is a command that orders something of a run. None asks back: scripts use them.
+func (p *program) ofTheRun(name, usage string, kind rendezvous.OrderKind, done string, own ...cli.Flag) *cli.Command {
+	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN", Usage: usage,
+		Flags: connection(append(own, reasonOption())...),
+		Action: p.ask(func(c *call) error {
 			command, err := c.command()
 			if err != nil {
 				return err
@@ -65,28 +55,68 @@ func (p *program) orders() []*cli.Command {
 				return c.order(o, "its workers are stopped and, if a restart is left, started anew")
 			}
 			return c.order(o, strings.ReplaceAll(done, "RUN", text.EscapeLine(c.run())))
-		}, append(options, reasonOption())...)
-	}
-	node := func(name string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {
-		return p.onDaemon(name, "RUN NODE", func(c *call) error {
-			return c.order(rendezvous.Order{Kind: kind, Node: c.node()}, done(c))
-		}, reasonOption())
-	}
-	return []*cli.Command{
-		run("restart", rendezvous.OrderRestart, "its workers are stopped and started anew", chargeOption(), commandOption()),
-		run("stop", rendezvous.OrderStop, "stopped; its workers and launchers end"),
-		run("pause", rendezvous.OrderPause,
-			"paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN", commandOption()),
-		run("resume", rendezvous.OrderResume, "goes on", commandOption()),
-		run("start", rendezvous.OrderResume, "its workers are started", commandOption()),
-		node("bar", rendezvous.OrderBar, (*call).barred),
-		node("unbar", rendezvous.OrderUnbar, func(c *call) string {
-			return "node " + text.EscapeLine(c.node()) + " may get workers again"
-		}),
-		node("drain", rendezvous.OrderDrain, (*call).drained),
-		p.onDaemon("log-level", "RUN LEVEL", (*call).logLevel, nodeOption()),
-	}
+		})}
 }
+
+// handsOn has a command take --command, and the words behind "--" for the workers.
+func handsOn(c *cli.Command) *cli.Command {
+	c.ArgsUsage += behindDashes
+	c.Flags = append([]cli.Flag{commandOption()}, c.Flags...)
+	return c
+}
+
+// ofANode is a command that orders something of a node.
+func (p *program) ofANode(name, usage string, kind rendezvous.OrderKind, done func(c *call) string) *cli.Command {
+	return &cli.Command{Name: name, Category: ofRun, ArgsUsage: "RUN NODE", Usage: usage,
+		Flags: connection(reasonOption()), Action: p.ask(func(c *call) error {
+			return c.order(rendezvous.Order{Kind: kind, Node: c.node()}, done(c))
+		})}
+}
+
+func (p *program) restart() *cli.Command {
+	return handsOn(p.ofTheRun("restart", "stop all workers and start them again", rendezvous.OrderRestart,
+		"its workers are stopped and started anew", &cli.BoolFlag{Name: "charge",
+			Usage: "spend one of the run's --max-restarts; if none is left, the run fails"}))
+}
+
+func (p *program) stop() *cli.Command {
+	return p.ofTheRun("stop", "end the run as failed", rendezvous.OrderStop, "stopped; its workers and launchers end")
+}
+
+func (p *program) pause() *cli.Command {
+	return handsOn(p.ofTheRun("pause", "stop all workers; the launchers stay until resume", rendezvous.OrderPause,
+		"paused; its workers are stopped, its launchers stay; to go on: dlroverctl resume RUN"))
+}
+
+func (p *program) resume() *cli.Command {
+	return handsOn(p.ofTheRun("resume", "end a pause or a hold", rendezvous.OrderResume, "goes on"))
+}
+
+func (p *program) start() *cli.Command {
+	return handsOn(p.ofTheRun("start", "the same as resume", rendezvous.OrderResume, "its workers are started"))
+}
+
+func (p *program) bar() *cli.Command {
+	return p.ofANode("bar", "start no workers on nodes of this name", rendezvous.OrderBar, (*call).barred)
+}
+
+func (p *program) unbar() *cli.Command {
+	return p.ofANode("unbar", "allow workers there again", rendezvous.OrderUnbar, func(c *call) string {
+		return "node " + text.EscapeLine(c.node()) + " may get workers again"
+	})
+}
+
+func (p *program) drain() *cli.Command {
+	return p.ofANode("drain", "save, make the node leave, and bar it", rendezvous.OrderDrain, (*call).drained)
+}
+
+func (p *program) logLevel() *cli.Command {
+	return &cli.Command{Name: "log-level", Category: ofRun, ArgsUsage: "RUN LEVEL",
+		Usage: "set the log level of its launchers: " + strings.Join(levels(), ", "),
+		Flags: connection(nodeOption()), Action: p.ask((*call).setLogLevel)}
+}
+
+func nodeOption() cli.Flag { return &cli.StringFlag{Name: "node", Usage: "`NAME`: only this node"} }
 
 // order gives an order and says what it has done.
 func (c *call) order(o rendezvous.Order, done string) error {
@@ -94,8 +124,7 @@ func (c *call) order(o rendezvous.Order, done string) error {
 	if err := c.client.Order(c, c.run(), o); err != nil {
 		return c.refused(o, err)
 	}
-	fmt.Fprintf(c.stdout, "run %s: %s\n", text.EscapeLine(c.run()), done)
-	return nil
+	return c.did(fmt.Sprintf("run %s: %s", text.EscapeLine(c.run()), done))
 }
 
 // barred says what a bar does, and whether it concerns anybody who is here.
@@ -185,7 +214,7 @@ func (c *call) present() string {
 func levels() []string { return []string{"debug", "info", "warn", "error"} }
 
 // logLevel tells launchers how much to log. They forget it when they end.
-func (c *call) logLevel() error {
+func (c *call) setLogLevel() error {
 	word, node := c.args.Args().Get(1), c.args.String("node")
 	level := strings.ToLower(word)
 	if level == "warning" {
@@ -208,6 +237,5 @@ func (c *call) logLevel() error {
 	if node != "" {
 		whom = "the launcher of node " + text.EscapeLine(node) + " is"
 	}
-	fmt.Fprintf(c.stdout, "run %s: %s told to log from level %s on\n", text.EscapeLine(c.run()), whom, level)
-	return nil
+	return c.did(fmt.Sprintf("run %s: %s told to log from level %s on", text.EscapeLine(c.run()), whom, level))
 }

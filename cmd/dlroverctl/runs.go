@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,22 +19,9 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-// runs are the commands that show what a daemon keeps.
-func (p *program) runs() []*cli.Command {
-	return []*cli.Command{
-		p.onDaemon("runs", "", (*call).listRuns, jsonOption()),
-		p.onDaemon("status", "RUN", (*call).showStatus, jsonOption(), conditionsOption()),
-		p.onDaemon("verdict", "RUN", (*call).showVerdict, jsonOption()),
-		p.onDaemon("events", "RUN", (*call).showEvents, jsonOption(), followOption()),
-		p.onDaemon("forget", "RUN", (*call).forget),
-	}
-}
-
-// json prints v on a line.
-func (c *call) json(v any) error {
-	enc := json.NewEncoder(text.JSON(c.stdout))
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+func (p *program) runs() *cli.Command {
+	return &cli.Command{Name: "runs", Category: ofRun, Usage: "list the runs that the daemon keeps", Flags: connection(),
+		Action: p.ask((*call).listRuns)}
 }
 
 func (c *call) listRuns() error {
@@ -140,6 +126,13 @@ type runStatus struct {
 	Checkpoint *checkpoint `json:"checkpoint,omitempty"`
 	// Operator is the same in the words of training operators.
 	Operator operatorStatus `json:"operator"`
+}
+
+func (p *program) status() *cli.Command {
+	return &cli.Command{Name: "status", Category: ofRun, ArgsUsage: "RUN",
+		Usage: "show the state of the run, its nodes and checkpoints", Flags: connection(
+			&cli.BoolFlag{Name: "conditions", Usage: "add phase, conditions and counts in the words of training operators"}),
+		Action: p.ask((*call).showStatus)}
 }
 
 func (c *call) showStatus() error {
@@ -296,6 +289,11 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
 
+func (p *program) verdict() *cli.Command {
+	return &cli.Command{Name: "verdict", Category: ofRun, ArgsUsage: "RUN", Usage: "show which rank failed first, and why",
+		Flags: connection(), Action: p.ask((*call).showVerdict)}
+}
+
 func (c *call) showVerdict() error {
 	var v service.Verdict
 	err := c.client.Mounted(c, c.run(), "verdict", &v)
@@ -312,14 +310,19 @@ func (c *call) showVerdict() error {
 	return nil
 }
 
-// forget drops what is kept of a run that has ended.
+func (p *program) forget() *cli.Command {
+	return &cli.Command{Name: "forget", Category: ofRun, ArgsUsage: "RUN",
+		Usage: "drop a run that has ended, so that a new one can use its name", Flags: connection(),
+		Action: p.ask((*call).forget)}
+}
+
 func (c *call) forget() error {
 	err := c.client.Forget(c, c.run())
 	if errors.Is(err, api.ErrNotEnded) {
 		return &foundError{fmt.Errorf("run %q has not ended; to end it: dlroverctl stop %[1]s", c.run())}
 	}
-	if err == nil {
-		fmt.Fprintf(c.stdout, "run %s is forgotten; its name is free\n", text.EscapeLine(c.run()))
+	if err != nil {
+		return err
 	}
-	return err
+	return c.did(fmt.Sprintf("run %s is forgotten; its name is free", text.EscapeLine(c.run())))
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"dlrover-run/cmd/internal/help"
 	"dlrover-run/hang/report"
 	"dlrover-run/hang/serve"
 	"dlrover-run/hang/xpu"
@@ -22,53 +21,38 @@ import (
 // viewer is the name of xpu_timer's tool that merges stacks: under it this program is its command stacks.
 const viewer = "xpu_timer_stacktrace_viewer"
 
-// viewerArgs makes stacks of a call by the name of xpu_timer's viewer.
+// viewerArgs makes stacks of a call by the name of xpu_timer's viewer, which takes the working directory by itself.
 func viewerArgs(args []string) []string {
-	if len(args) == 0 || filepath.Base(args[0]) != viewer || slices.Contains(args, "--help") || slices.Contains(args,
-		"-h") {
+	if len(args) == 0 || filepath.Base(args[0]) != viewer {
 		return args
 	}
-	out := append([]string{args[0], "stacks"}, args[1:]...)
 	if len(args) == 1 {
-		out = append(out, "--path=.")
+		args = append(args, "--path=.")
 	}
-	return out
+	return slices.Insert(slices.Clone(args), 1, "stacks")
 }
 
-func pathOption() cli.Flag {
-	return &cli.StringFlag{Name: "path", Aliases: []string{"p"}, Category: runOptions,
-		Usage: "`DIR`: stacks: whose *.stacktrace files, or report, to merge; with RUN, where to write the report; " +
-			"bundle: where to write. What is written to is made if need be"}
-}
-
-// stacks are the commands that show what workers are doing.
-func (p *program) stacks() []*cli.Command {
-	bundle := p.onDaemon("bundle", "RUN", (*call).bundle, pathOption())
-	bundle.OnUsageError = misuse("bundle")
-	return []*cli.Command{bundle, {
-		Name: "stacks", HideHelp: true, Flags: append(connection(), pathOption(), jsonOption()),
-		OnUsageError: misuse("stacks"),
+func (p *program) stacks() *cli.Command {
+	return &cli.Command{Name: "stacks", Category: ofRun, ArgsUsage: "[RUN]",
+		Usage: "show the stacks of all workers, hung or not", Description: stacksAbout,
+		Flags: connection(pathOption("with RUN: write a report there, and make the directory if needed; without: read " +
+			"from there")),
 		Action: func(args *cli.Context) error {
-			run := args.Args().First()
 			switch {
 			case args.NArg() == 0 && args.IsSet("path"):
 				return p.mergeStacks(args.String("path"), args.Bool("json"))
 			case args.NArg() == 0:
-				return errors.New("stacks takes RUN, or --path=DIR with stacks that were written; see dlroverctl --help")
-			case args.NArg() > 1 || run == "":
-				return misplaced("stacks", "RUN", args.Args().Slice())
-			case run == "." || run == "..":
-				return fmt.Errorf("stacks: no run is called %q; give its --rdzv-id", run)
+				return errors.New("stacks takes RUN, or --path=DIR with stacks that were written; see dlroverctl stacks --help")
 			}
 			return p.call(args, (*call).showStacks)
-		},
-	}}
+		}}
 }
 
-func misuse(name string) cli.OnUsageErrorFunc {
-	return func(_ *cli.Context, err error, _ bool) error {
-		return fmt.Errorf("%s: %w", name, help.Misuse("dlroverctl", err))
-	}
+const stacksAbout = `Without RUN it merges xpu_timer's files *.stacktrace in --path=DIR, or a report, into
+py_stack.svg and cpp_stack.svg. Called as ` + viewer + ` it does the same.`
+
+func pathOption(usage string) cli.Flag {
+	return &cli.StringFlag{Name: "path", Aliases: []string{"p"}, Usage: "`DIR`: " + usage}
 }
 
 const (

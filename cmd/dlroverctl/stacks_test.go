@@ -126,7 +126,7 @@ func TestWrongUsesOfStacks(t *testing.T) {
 	d := newServed(t)
 	empty := t.TempDir()
 	d.fails(2, "RUN, or --path=DIR", "stacks")
-	d.fails(2, `stacks takes RUN, but was given "a" "b"`, "stacks", "a", "b")
+	d.fails(2, `stacks takes \[RUN\], but was given "a" "b"`, "stacks", "a", "b")
 	d.fails(2, `no run is called ".."`, "stacks", "..")
 	d.fails(1, "there is no file <rank>-<world size>.stacktrace.*no hang_report.json", "stacks", "--path", empty)
 	d.fails(1, "no such file", "stacks", "--path", filepath.Join(empty, "none"))

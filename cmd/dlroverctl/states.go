@@ -8,18 +8,11 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
-
-func conditionsOption() cli.Flag {
-	return &cli.BoolFlag{Name: "conditions", Category: runOptions,
-		Usage: "status: phase, conditions and counts of the run as training operators have them, too"}
-}
 
 // operatorStatus is a run in the words of training operators: T9k's, which are those of Kubeflow's with two more
 // conditions. A replica is a node.

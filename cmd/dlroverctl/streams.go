@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,44 +22,27 @@ import (
 	"dlrover-run/rendezvous/api"
 )
 
-func rankOption() cli.Flag {
-	return &cli.IntFlag{Name: "rank", Category: runOptions, Value: -1, DefaultText: "all",
-		Usage: "`R`: logs: of this rank only"}
+func (p *program) logs() *cli.Command {
+	return &cli.Command{Name: "logs", Category: ofRun, ArgsUsage: "RUN",
+		Usage:       "show the output of all workers, by rank",
+		Description: "With --json each line of a worker is an object on a line.",
+		Flags: connection(followOption(), nodeOption(),
+			&cli.IntFlag{Name: "rank", Value: -1, Usage: "`R`: only this rank (default: all)"},
+			&cli.IntFlag{Name: "tail", Value: -1, Usage: "`N`: begin with the last N lines of each stream of each worker " +
+				"(default: 10 with -f, else the last 64 KiB)"}),
+		Action: p.ask((*call).logs)}
 }
 
-func tailOption() cli.Flag {
-	return &cli.IntFlag{Name: "tail", Category: runOptions, Value: -1,
-		Usage: "`N`: logs: begin with the last N lines of each stream of each worker " +
-			"(default: 10 with -f, else the last 64 KiB)"}
-}
+const execAbout = `The command has the worker's environment and directory. dlroverctl exits as it does;
+124: it took longer than --timeout; 125: it was not tried, or its end is unknown; 126: it
+cannot be executed; 127: it was not found; 128+N: signal N ended it.`
 
-func timeoutOption() cli.Flag {
-	return &cli.GenericFlag{Name: "timeout", Category: runOptions, Value: new(duration.Value),
-		Usage: "`DURATION`: exec: end the command, and all that it has started, after so long (default: never)"}
-}
-
-// streams are the commands that are connected with launchers while they run.
-func (p *program) streams() []*cli.Command {
-	return []*cli.Command{
-		p.onDaemon("logs", "RUN", (*call).logs, followOption(), nodeOption(), rankOption(), tailOption()),
-		{
-			Name: "exec", HideHelp: true, Flags: append(connection(), timeoutOption()), OnUsageError: misuse("exec"),
-			Action: func(args *cli.Context) error {
-				words := args.Args().Slice()
-				if len(words) < 3 || slices.Contains(words[:3], "") {
-					return misplaced("exec", "RUN RANK -- COMMAND", words)
-				}
-				if words[0] == "." || words[0] == ".." {
-					return fmt.Errorf("exec: no run is called %q; give its --rdzv-id", words[0])
-				}
-				rank, err := strconv.ParseUint(words[1], 10, 31)
-				if err != nil {
-					return fmt.Errorf("exec %s %s: need the rank of a worker, a number from 0", words[0], words[1])
-				}
-				return p.call(args, func(c *call) error { return c.exec(int(rank), words[2:]) })
-			},
-		},
-	}
+func (p *program) exec() *cli.Command {
+	return &cli.Command{Name: "exec", Category: ofRun, ArgsUsage: "RUN RANK -- COMMAND...",
+		Usage: "execute a command next to the worker of that rank", Description: execAbout,
+		Flags: connection(&cli.GenericFlag{Name: "timeout", Value: new(duration.Value),
+			Usage: "`DURATION`: end the command and its children after this time (default: never)"}),
+		Action: p.ask((*call).exec)}
 }
 
 // exitError ends the program with a status of another one; everything has been said.
@@ -197,22 +179,41 @@ func (p *logPrinter) name(s streams.Source) string {
 
 func (p *logPrinter) line(s streams.Source, line []byte) {
 	shown := string(line)
+	if p.args.Bool("json") {
+		_ = p.json(logLine{p.nodes[s.Node], int(s.Rank), s.Std, shown}) // a pipe that is closed ends the program
+		return
+	}
 	if p.terminal {
 		shown = text.Escape(shown)
 	}
 	p.out.WriteString(text.EscapeLine(p.name(s)) + ": " + shown + "\n")
 }
 
+// logLine is a line of a worker, as --json prints it.
+type logLine struct {
+	Node string `json:"node"`
+	Rank int    `json:"rank"`
+	FD   uint8  `json:"fd"` // 1 is standard output, 2 standard error
+	Line string `json:"line"`
+}
+
 // exec executes a command beside a worker, and ends as it does.
-func (c *call) exec(rank int, args []string) error {
-	req := streams.Request{Rank: rank, Args: args, Timeout: time.Duration(*c.args.Generic("timeout").(*duration.Value))}
+func (c *call) exec() error {
+	words := c.args.Args().Slice()
+	rank, err := strconv.ParseUint(words[1], 10, 31)
+	if err != nil {
+		return &usageError{fmt.Errorf("exec %s %s: need the rank of a worker, a number from 0", words[0], words[1])}
+	}
+	req := streams.Request{
+		Rank: int(rank), Args: words[2:], Timeout: time.Duration(*c.args.Generic("timeout").(*duration.Value)),
+	}
 	if err := req.CheckArgs(); err != nil {
 		return &usageError{fmt.Errorf("exec: %w", err)}
 	}
 	if req.Timeout < 0 {
 		return &usageError{errors.New("exec: --timeout needs a duration from 0, such as 30s")}
 	}
-	nc, err := c.client.Open(c, c.run(), "streams/exec?rank="+strconv.Itoa(rank), streams.Protocol)
+	nc, err := c.client.Open(c, c.run(), "streams/exec?rank="+words[1], streams.Protocol)
 	if err != nil {
 		return c.notTried(noStreams(err))
 	}

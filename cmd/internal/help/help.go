@@ -3,6 +3,7 @@
 package help
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -16,18 +17,74 @@ import (
 // Print writes name, usage line, description and options of app. arguments stands
 // behind the program's name in the usage line.
 func Print(w io.Writer, app *cli.App, arguments string) {
-	fmt.Fprintf(w, "%s - %s\n\nusage: %s %s\n\n%s\n", app.Name, app.Usage, app.Name, arguments, app.Description)
+	printHead(w, app.Name, app.Usage, arguments, app.Description)
+	printFlags(w, app.Flags)
+}
+
+// Printer takes the place of cli.HelpPrinter: it prints an application with commands, or one of its commands.
+func Printer(w io.Writer, _ string, of any) {
+	switch of := of.(type) {
+	case *cli.App:
+		printHead(w, of.Name, of.Usage, of.ArgsUsage, of.Description)
+		printCommands(w, of.Commands)
+		printFlags(w, of.Flags)
+	case *cli.Command:
+		printHead(w, of.HelpName, of.Usage, of.ArgsUsage, of.Description)
+		printCommands(w, of.Subcommands)
+		printFlags(w, of.Flags)
+	}
+}
+
+func printHead(w io.Writer, name, usage, arguments, description string) {
+	fmt.Fprintf(w, "%s - %s\n\nusage: %s\n", name, usage, strings.TrimRight(name+" "+arguments, " "))
+	if description != "" {
+		fmt.Fprintf(w, "\n%s\n", description)
+	}
+}
+
+// printCommands writes a line for each command, those below others included, under the heading of its category.
+func printCommands(w io.Writer, commands []*cli.Command) {
+	lines := lines("", "Commands", commands)
+	section, width := "none yet", 0
+	for _, l := range lines {
+		width = max(width, len(l.form))
+	}
+	for _, l := range lines {
+		if l.section != section {
+			section = l.section
+			fmt.Fprintf(w, "\n%s:\n", section)
+		}
+		fmt.Fprintf(w, "  %-*s  %s\n", width, l.form, l.usage)
+	}
+}
+
+// line is what the list of commands says of one.
+type line struct{ section, form, usage string }
+
+func lines(above, section string, commands []*cli.Command) (all []line) {
+	for _, c := range commands {
+		in := cmp.Or(c.Category, section)
+		if c.Subcommands != nil {
+			all = append(all, lines(above+c.Name+" ", in, c.Subcommands)...)
+			continue
+		}
+		all = append(all, line{in, strings.TrimRight(above+c.Name+" "+c.ArgsUsage, " "), c.Usage})
+	}
+	return all
+}
+
+func printFlags(w io.Writer, flags []cli.Flag) {
 	section, width := "none yet", widest
 	if n, ok := console.Columns(w); ok {
 		width = min(max(n, narrowest), widest)
 	}
-	for _, f := range app.Flags {
+	for _, f := range flags {
 		if v, ok := f.(cli.VisibleFlag); ok && !v.IsVisible() {
 			continue
 		}
 		if s := f.(cli.CategorizableFlag).GetCategory(); s != section {
 			section = s
-			fmt.Fprintf(w, "\n%s:\n", section)
+			fmt.Fprintf(w, "\n%s:\n", cmp.Or(section, "Options"))
 		}
 		meta, text := cutMeta(f.(cli.DocGenerationFlag).GetUsage())
 		fmt.Fprintf(w, "  %s%s\n%s", spellings(f.Names()), meta, wrap(text, width))

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"dlrover-run/launcher/argv"
@@ -48,11 +49,13 @@ func generate(root string) ([]byte, error) {
 	}
 	defer os.RemoveAll(dir)
 	for _, program := range []string{"dlrover-master", "checkpointd", "dlroverctl"} {
-		help, err := helpOf(root, dir, program)
+		bin, err := build(root, dir, program)
+		if err == nil {
+			err = programOptions(&b, program, bin)
+		}
 		if err != nil {
 			return nil, err
 		}
-		programOptions(&b, program, help)
 	}
 	environment(&b)
 	if err := metrics(&b, root); err != nil {
@@ -115,8 +118,8 @@ func launcherOptions(b *bytes.Buffer) {
 	}
 }
 
-// helpOf builds a program and asks it for its help text.
-func helpOf(root, dir, program string) (string, error) {
+// build returns the path of a program.
+func build(root, dir, program string) (string, error) {
 	bin := filepath.Join(dir, program)
 	build := exec.Command("go", "build", "-tags=urfave_cli_no_docs", "-o", bin, "./cmd/"+program)
 	build.Dir = root
@@ -124,40 +127,97 @@ func helpOf(root, dir, program string) (string, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", program, err, out)
 	}
-	out, err := exec.Command(bin, "--help").Output()
-	return string(out), err
+	return bin, nil
 }
 
-// firstOption matches where the options begin, with the title of a section.
-const firstOption = `(?m)^\S.*:\n  -`
+// Parts of a help text: where the options begin, with the title of a section, and the names of commands.
+const (
+	firstOption = `(?m)^\S.*:\n  -`
+	commandName = `(?m)^  ([a-z-]+(?: [a-z-]+)?) (?:.*  | )\S`
+)
 
-// programOptions writes what a help text says; it relies on package help.
-func programOptions(b *bytes.Buffer, program, help string) {
-	begin := regexp.MustCompile(firstOption).FindStringIndex(help)
-	if begin == nil {
-		begin = []int{len(help)}
+// helpOf asks a program, or a command of it, for its help text: what stands before the options, and these.
+func helpOf(bin string, command ...string) (head string, options []option, err error) {
+	out, err := exec.Command(bin, append(command, "--help")...).Output()
+	head = string(out)
+	if begin := regexp.MustCompile(firstOption).FindIndex(out); begin != nil {
+		head, options = head[:begin[0]], optionsOf(head[begin[0]:])
 	}
-	head, options := help[:begin[0]], help[begin[0]:]
-	fmt.Fprintf(b, "\n## %s\n\n```\n%s\n```\n", program, strings.TrimSpace(head))
-	heading(b, "### Options of "+program, "", "option", "what it does")
-	name, text := "", ""
-	end := func() {
-		if name != "" {
-			row(b, code(name), text)
-		}
-		name, text = "", ""
-	}
-	for line := range strings.Lines(options) {
+	return strings.TrimSpace(head), options, err
+}
+
+// option is one, with its value, and what it does.
+type option struct{ name, text string }
+
+// optionsOf reads what package help writes.
+func optionsOf(help string) (all []option) {
+	for line := range strings.Lines(help) {
 		word := strings.TrimSpace(line)
 		switch {
 		case strings.HasPrefix(line, "   "):
-			text = strings.TrimSpace(text + " " + word)
+			last := &all[len(all)-1]
+			last.text = strings.TrimSpace(last.text + " " + word)
 		case strings.HasPrefix(line, "  -"):
-			end()
-			name = word
+			all = append(all, option{name: word})
 		}
 	}
-	end()
+	return all
+}
+
+// programOptions writes what a program's help says, and its commands'.
+func programOptions(b *bytes.Buffer, program, bin string) error {
+	head, options, err := helpOf(bin)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b, "\n## %s\n\n```\n%s\n```\n", program, head)
+	heading(b, "### Options of "+program, "", "option", "what it does")
+	for _, o := range options {
+		row(b, code(o.name), o.text)
+	}
+	var commands []string
+	for _, m := range regexp.MustCompile(commandName).FindAllStringSubmatch(head, -1) {
+		commands = append(commands, m[1])
+	}
+	if len(commands) == 0 {
+		return nil
+	}
+	return commandOptions(b, program, bin, commands)
+}
+
+// commandOptions writes the options of commands, each once.
+func commandOptions(b *bytes.Buffer, program, bin string, commands []string) error {
+	var all []option
+	of := map[option][]string{}
+	for _, c := range commands {
+		_, options, err := helpOf(bin, strings.Fields(c)...)
+		if err != nil {
+			return err
+		}
+		for _, o := range options {
+			if of[o] == nil {
+				all = append(all, o)
+			}
+			of[o] = append(of[o], c)
+		}
+	}
+	heading(b, "### Options of commands of "+program, "", "option", "commands", "what it does")
+	for _, o := range all {
+		row(b, code(o.name), fewest(of[o], commands), o.text)
+	}
+	return nil
+}
+
+// fewest names some of all words, or those that are missing.
+func fewest(some, all []string) string {
+	missing := slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(some, s) })
+	switch {
+	case len(missing) == 0:
+		return "all"
+	case len(missing) < len(some):
+		return "all but " + strings.Join(missing, ", ")
+	}
+	return strings.Join(some, ", ")
 }
 
 func environment(b *bytes.Buffer) {
