@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dlrover-run/cmd/internal/flagtest"
 )
 
 func TestExposure(t *testing.T) {
@@ -55,4 +58,8 @@ func TestUsage(t *testing.T) {
 			require.Contains(t, out.String(), c.out)
 		})
 	}
+}
+
+func TestDurationsOfOptions(t *testing.T) {
+	require.Equal(t, 2, flagtest.Durations(t, app(io.Discard).Flags))
 }

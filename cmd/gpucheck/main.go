@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/version"
+	"dlrover-run/internal/duration"
 	"dlrover-run/switchbox"
 )
 
@@ -91,7 +92,7 @@ func parse(args []string, help io.Writer) (options, error) {
 	f.Float64Var(&o.limits.MinBandwidth, "min-bandwidth", 0,
 		"MB/s (10^6 byte/s) that each direction of a pair must reach; 0 measures only")
 	f.IntVar(&o.limits.MinChannels, "min-channels", 0, "number of pairs that must reach it; 0 tells only")
-	f.DurationVar(&o.timeout, "timeout", o.timeout, "when to give up on a driver that does not answer")
+	f.Var((*duration.Value)(&o.timeout), "timeout", "`DURATION`: time for a driver to answer, 1s to 1h")
 	showVersion := f.Bool("version", false, "print the version")
 	if err := parseAll(f, args, addPairs); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -148,7 +149,7 @@ func (o *options) addPairs(text string) error {
 
 func (o *options) complete() error {
 	if o.timeout < time.Second || o.timeout > time.Hour {
-		return fmt.Errorf("--timeout=%s: need 1s to 1h", o.timeout)
+		return fmt.Errorf("--timeout=%s: need 1s to 1h", duration.Text(o.timeout))
 	}
 	o.limits.Given = len(o.pairs) > 0
 	if !o.limits.Given && !o.limits.Ring {

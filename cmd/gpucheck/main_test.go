@@ -26,6 +26,9 @@ func TestParse(t *testing.T) {
 				limits: switchbox.Limits{Given: true},
 			},
 		},
+		{[]string{"--timeout=60"}, options{level: links, timeout: time.Minute}},
+		{[]string{"--timeout=60s"}, options{level: links, timeout: time.Minute}},
+		{[]string{"--timeout=2m"}, options{level: links, timeout: 2 * time.Minute}},
 		{
 			[]string{"--box-pairs=0:1 2:3", "--min-bandwidth=1e4", "--min-channels=2"},
 			options{

@@ -1,7 +1,11 @@
 package duration
 
 import (
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,6 +42,29 @@ func TestWithin(t *testing.T) {
 	}
 	_, err := Within("0", 90*time.Second, 2*time.Minute)
 	require.EqualError(t, err, `"0" is out of range: want 1m30s to 2m`)
+}
+
+// People write all durations alike. The specs are what our programs write to each other.
+func TestNothingElseReadsDurations(t *testing.T) {
+	t.Parallel()
+	files := 0
+	require.NoError(t, filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "test.go") {
+			return err
+		}
+		name := strings.TrimPrefix(path, "../../")
+		if name == "internal/duration/duration.go" || name == "hang/spec.go" || name == "netcheck/spec.go" {
+			return nil
+		}
+		files++
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, own := range []string{"time.ParseDuration", "cli.DurationFlag", ".DurationVar("} {
+			require.False(t, strings.Contains(string(text), own), "%s: use internal/duration, not %s", name, own)
+		}
+		return nil
+	}))
+	require.Greater(t, files, 500)
 }
 
 func FuzzParse(f *testing.F) {
