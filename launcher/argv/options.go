@@ -67,9 +67,9 @@ func rendezvousOptions() []Option {
 		{Name: "rdzv-id", Default: "none", Meta: "ID", Category: rdzvSection,
 			Usage: "id of the job, the same on all its nodes"},
 		{Name: "rdzv-conf", Meta: "KEY=VALUE,...", Category: rdzvSection,
-			Usage: "rendezvous settings, times in seconds: join_timeout (default: 600), last_call_timeout (2 after " +
-				"the newest node, 30 in all; 30 as long as nodes are missing that a scheduler has promised), " +
-				"growth_delay (1), node_timeout (15), read_timeout (60), is_host=true|false"},
+			Usage: "rendezvous settings; times are seconds or have a unit: join_timeout (default: 600), last_call_timeout (2 " +
+				"after the newest node, 30 in all; 30 while nodes are missing that a scheduler has promised), growth_delay (1), " +
+				"node_timeout (15), read_timeout (60), is_host=true|false"},
 		{Name: "standalone", Kind: Flag, Category: rdzvSection,
 			Usage: "run a one-node job with its own rendezvous on a free port; --rdzv-backend, " +
 				"--rdzv-endpoint and --rdzv-id are ignored"},
@@ -82,21 +82,21 @@ func rendezvousOptions() []Option {
 		{Name: "scheduler", Default: "auto", Meta: "auto|none|NAME", Category: rdzvSection, Extra: true,
 			Choices: []string{"auto", "none", "ms-operator", "dlrover", "kubeflow", "jobset", "volcano", "mpi", "slurm",
 				"skypilot", "sagemaker", "statefulset"},
-			Usage: "whose variables say how many nodes there are, which is this one, and where they meet, unless options do: " +
-				"auto is the first that is found, none is nobody's"},
+			Usage: "scheduler that supplies node count, rank and address; explicit options win. auto: first one detected; " +
+				"none: ignore"},
 		{Name: "local-addr", Meta: "HOST", Category: rdzvSection,
-			Usage: "address at which the other nodes reach this one (default: the one that leads to the rendezvous)"},
+			Usage: "address at which other nodes reach this one (default: the local address of the route to the rendezvous)"},
 		{Name: "token-file", Meta: "PATH", Category: rdzvSection, Extra: true,
 			Usage: "file with the job token, a secret that all nodes of the job share (default: $DLROVER_TOKEN_FILE, " +
 				"else the token in $DLROVER_TOKEN)"},
 		{Name: "allow-exec", Kind: Flag, Category: rdzvSection, Extra: true,
-			Usage: "let whoever has the job token execute commands beside this node's workers, by dlroverctl exec; " +
-				"needs a token, and cannot be combined with --insecure"},
+			Usage: "let owners of the job token run commands next to this node's workers, by dlroverctl exec; needs a token, " +
+				"and excludes --insecure"},
 		{Name: "insecure", Kind: Flag, Category: rdzvSection, Extra: true,
-			Usage: "serve and join a rendezvous without a job token, on a network address, too, and for every user"},
+			Usage: "serve and join a rendezvous without a job token, even on a network address and for every user"},
 		{Name: "topology-file", Meta: "PATH", Category: rdzvSection, Extra: true,
-			Usage: "file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
-				"the node that serves the rendezvous reads it, again when it changes"},
+			Usage: "file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks. The node " +
+				"that serves the rendezvous reads it, and reads it again after a change"},
 	}
 }
 
@@ -109,7 +109,8 @@ func workerOptions() []Option {
 		{Name: "run-path", Kind: Flag, Category: workerSection,
 			Usage: "run the script with runpy.run_path; takes precedence over --no-python"},
 		{Name: "workdir", Meta: "DIR", Category: workerSection, Extra: true,
-			Usage: "the workers' working directory, to which the script's path is relative, too (default: the launcher's)"},
+			Usage: "working directory of the workers; a relative path of the script starts there, too (default: the " +
+				"launcher's)"},
 		{Name: "role", Default: "default", Meta: "NAME", Category: workerSection,
 			Usage: "role of the workers, also part of the prefix of their console lines"},
 		{Name: "start-method", Choices: []string{"spawn", "fork", "forkserver"}, Default: "spawn", Meta: "METHOD",
@@ -122,20 +123,21 @@ func workerOptions() []Option {
 			Category: workerSection,
 			Usage:    "bind each worker to CPUs near its GPU: node, socket, exclusive or core-complex (default: no binding)"},
 		{Name: "preset", Default: "torch", Meta: "NAME", Category: workerSection, Extra: true,
-			Usage: "what the workers' framework expects of its launcher: torch, deepspeed, mindspore, jax, tensorflow, " +
-				"paddle, mpi, torchft, or auto for the one that the script's imports ask for"},
+			Usage: "framework of the workers: torch, deepspeed, mindspore, jax, tensorflow, paddle, mpi, torchft, or auto, " +
+				"which chooses by the script's imports"},
 		{Name: "no-local-rank", Kind: Flag, Category: workerSection, Extra: true,
 			Usage: "with --preset=deepspeed: do not give the script the argument --local_rank=N"},
 		{Name: "live-hostfile", Kind: Optional, Bare: "auto", Meta: "PATH", Category: workerSection, Extra: true,
-			Usage: "keep a hostfile of the nodes that run (HOST slots=N, in rank order), written anew whenever they change; " +
-				"workers find its path in DLROVER_HOSTFILE; auto is a private file (default: none)"},
+			Usage: "keep a hostfile of the running nodes (HOST slots=N, in rank order) and rewrite it whenever they change; " +
+				"DLROVER_HOSTFILE gives workers its path; auto is a private file (default: none)"},
 		{Name: "ports", Type: Int, Default: "0", Meta: "N", Category: workerSection, Extra: true,
-			Usage: "free TCP ports, 0 to 256, that are held on this node for the workers; those of all nodes get their numbers"},
+			Usage: "hold N free TCP ports, 0 to 256, on this node for its workers; workers learn the ports of all nodes"},
 		{Name: "ms-port", Type: Int, Default: "0", Meta: "PORT", Category: workerSection, Extra: true,
-			Usage: "with --preset=mindspore: port of the scheduler on the first node, the same on all nodes; 0: a free one, " +
-				"or that of $MS_SCHED_PORT"},
+			Usage: "with --preset=mindspore: port of the scheduler on the first node, the same on all nodes; without it " +
+				"$MS_SCHED_PORT counts; 0: a free one"},
 		{Name: "ms-servers", Type: Int, Default: "0", Meta: "N", Category: workerSection, Extra: true,
-			Usage: "with --preset=mindspore: parameter servers on the first node, 0 to 256, or as many as $MS_SERVER_NUM says"},
+			Usage: "with --preset=mindspore: number of parameter servers on the first node, 0 to 256; without it " +
+				"$MS_SERVER_NUM counts"},
 	}
 }
 
@@ -158,61 +160,59 @@ func restartOptions() []Option {
 		{Name: "retryable-exit-codes", Default: "130,137,143", Meta: "CODE,...", Category: restartSection, Extra: true,
 			Usage: "exit codes from 1 to 255, and ranges such as 1-5, that are retried with --restart-policy=ExitCode"},
 		{Name: "policy", Meta: "FILE|NAME", Category: restartSection, Extra: true,
-			Usage: "rules that say what a failure leads to: a file, or one of t9k, ms-operator, kubeflow, nvrx, paddle, " +
+			Usage: "rules that decide what follows a failure: a file, or one of t9k, ms-operator, kubeflow, nvrx, paddle, " +
 				"dlrover (default: --restart-policy decides)"},
 		{Name: "rule", Meta: "RULE", Repeat: true, Category: restartSection, Extra: true,
-			Usage: "a rule before those of --policy: exit 3, signal SIGKILL, exception NAME, pattern /REGEX/, event oom|hang " +
-				"or any, joined by and, then -> retry, retry-free, retry-elsewhere, shrink, hold or stop-job, and if wanted " +
-				"max N per DURATION because TEXT; may be repeated"},
+			Usage: "rule that comes before those of --policy: CONDITION [and CONDITION]... -> ACTION [max N per DURATION] " +
+				"[because TEXT]; may be repeated. Conditions: exit 3, signal SIGKILL, exception NAME, pattern /REGEX/, event " +
+				"oom|hang, any. Actions: retry, retry-free, retry-elsewhere, shrink, hold, stop-job"},
 		choice(Option{Name: "exit-code-policy", Choices: []string{"torchrun", "reason", "dlrover"}, Default: "torchrun",
 			Meta: "POLICY", Category: restartSection, Extra: true,
-			Usage: "exit status when the job fails: torchrun (always 1), reason (one status for each cause) or dlrover (what " +
-				"DLRover's master takes for a hardware error, an OOM kill or a stop)"}),
+			Usage: "exit status when the job fails: torchrun (always 1), reason (one status for each cause) or dlrover " +
+				"(statuses that DLRover's master takes for a hardware error, an OOM kill or a stop)"}),
 		{Name: "backoff-limit", Type: Int, Default: "100", Meta: "N", Category: restartSection, Extra: true,
-			Usage: "restarts of the whole job in a row that may bring no progress, those included that --max-restarts does " +
-				"not count; -1: any number; with --policy=t9k: all restarts"},
+			Usage: "restarts in a row without progress that the whole job may spend, including those that --max-restarts " +
+				"does not count; -1: no limit; with --policy=t9k all restarts count"},
 		{Name: "restart-backoff", Default: "10ms:30s", Meta: "MIN:MAX", Category: restartSection, Extra: true,
-			Usage: "wait before a restart that follows one without progress: MIN at first, then twice as long each time, up " +
-				"to " +
-				"MAX; 0: none"},
+			Usage: "wait before a restart that follows one without progress: MIN at first, twice as long each time, MAX at " +
+				"most; 0: none"},
 		{Name: "restart-window", Meta: "SCOPE=N/DURATION", Repeat: true, Category: restartSection, Extra: true,
-			Usage: "at most N restarts within the time for failures of one rank, of one node or of the job, such as job=3/1h; " +
-				"up to 4, separated by commas or repeated"},
+			Usage: "allow N restarts per DURATION for failures of one rank, of one node or of the job, such as job=3/1h; up " +
+				"to 4 windows, separated by commas or repeated"},
 		{Name: "same-failures", Type: Int, Default: "5", Meta: "N", Category: restartSection, Extra: true,
 			Usage: "end the job when workers fail alike N times in a row before their first step; -1: never"},
 		{Name: "no-progress", Type: Int, Default: "0", Meta: "N", Category: restartSection, Extra: true,
 			Usage: "end the job after N restarts in a row without a newer checkpoint or more steps; 0: never"},
 		{Name: "deadline", Type: Duration, Meta: "DURATION", Category: restartSection, Extra: true,
-			Usage: "end the job so long after its first start, restarts included, such as 36h (default: never)"},
+			Usage: "end the job this long after its first start, restarts included, such as 36h (default: never)"},
 		{Name: "start-deadline", Type: Duration, Meta: "DURATION", Category: restartSection, Extra: true,
-			Usage: "end the job when no worker has made a step so long after a start; needs --hang=auto, which it implies " +
-				"(default: never)"},
+			Usage: "end the job if no worker makes a step within this time after a start; implies --hang=auto (default: " +
+				"never)"},
 		choice(Option{Name: "success-rule", Choices: []string{"all", "rank0", "node0", "any"}, Default: "all",
 			Meta: "RULE", Category: restartSection, Extra: true, Others: []Synonym{{"AllWorkers", "all"}},
-			Usage: "whose success is the job's: that of all workers, of rank 0, of all workers of node 0, or of any worker; " +
-				"rank 0 and node 0 decide alone: failures of others end nothing when no restart is left for them"}),
+			Usage: "workers that must succeed for the job to succeed: all, rank 0, all of node 0, or any one. rank0 and " +
+				"node0 decide alone: failures of other workers end nothing when no restart is left for them"}),
 		choice(Option{Name: "clean-up", Choices: []string{"none", "unfinished", "all"}, Default: "unfinished",
 			Meta: "WHAT", Category: restartSection, Extra: true,
 			Others: []Synonym{{"None", "none"}, {"Unfinished", "unfinished"}, {"Running", "unfinished"}, {"All", "all"}},
-			Usage: "workers that still run when the job has succeeded: none lets them run to their end, which does not count; " +
-				"unfinished and all stop them"}),
+			Usage: "treatment of workers that still run when the job has succeeded: none lets them run to their end, and " +
+				"ignores it; unfinished and all stop them"}),
 		{Name: "on-failure", Default: "exit", Meta: "exit|hold[=DURATION]", Category: restartSection, Extra: true,
-			Usage: "what a job does that would fail because of its workers: exit, or hold, paused without workers for the " +
-				"time " +
+			Usage: "when the job would fail because of its workers: exit, or hold it, paused without workers, for DURATION " +
 				"or until an order"},
 		choice(Option{Name: "on-rank-exit", Choices: []string{"restart-all", "tolerate"}, Default: "restart-all",
 			Meta: "ACTION", Category: restartSection, Extra: true,
-			Usage: "when a worker fails: restart-all, or tolerate, by which the others go on as long as any is left"}),
+			Usage: "when a worker fails: restart-all restarts all workers; tolerate lets the others go on while any is left"}),
 		{Name: "warm", Kind: Optional, Default: "off", Bare: "auto", Meta: "auto|off|MODULE,...", Category: restartSection,
 			Extra: true,
-			Usage: "keep processes ready that have imported the job's modules, so that a restart need not: auto, also without " +
-				"a value, those that the workers have imported at their first step, or these MODULEs"},
+			Usage: "keep processes ready that have already imported modules, to restart faster: auto, or no value, imports " +
+				"those that the workers have imported at their first step; MODULEs imports these"},
 		choice(Option{Name: "warm-mode", Choices: []string{"fork", "standby"}, Default: "fork", Meta: "fork|standby",
 			Category: restartSection, Extra: true,
-			Usage: "with --warm: fork imports once and forks, standby has an interpreter for each worker that imports by " +
-				"itself, for modules that must not be forked, such as those that touch a device"}),
+			Usage: "with --warm: fork imports once and forks; standby keeps an interpreter for each worker, for modules that " +
+				"must not be forked, such as those that touch a device"}),
 		{Name: "warm-deny", Meta: "MODULE,...", Category: restartSection, Extra: true,
-			Usage: "with --warm: modules that are left to the workers"},
+			Usage: "with --warm: modules that only the workers import"},
 	}
 }
 
@@ -221,14 +221,14 @@ func holdOptions() []Option {
 		{Name: "hold", Kind: Optional, Meta: "COMMAND", Category: holdSection, Extra: true,
 			Usage: "meet, but start no workers before dlroverctl start; every node runs COMMAND meanwhile, such as 'sleep inf'"},
 		{Name: "resume-command", Meta: "COMMAND", Category: holdSection, Extra: true,
-			Usage: "what workers execute once a hold or a pause has ended: a program or a .py file, with arguments if wanted"},
+			Usage: "command that workers execute after a hold or a pause: a program or a .py file, with arguments if wanted"},
 		{Name: "resume-args", Meta: "WORDS", Category: holdSection, Extra: true,
-			Usage: "arguments of --resume-command, or else of the script, once a hold or a pause has ended"},
+			Usage: "arguments after a hold or a pause: of --resume-command, or else of the script"},
 		{Name: "leave-on", Meta: "FILE|URL", Category: holdSection, Extra: true,
 			Usage: "leave the job when the file appears, or when the URL answers with status 200 (404: not yet)"},
 		{Name: "leave-grace", Type: Duration, Meta: "DURATION", Category: holdSection, Extra: true,
-			Usage: "time between the news that this node has to leave, such as SIGTERM, and its end: the grace period of " +
-				"its pod, of which a tenth is kept, 2s at most (default: 30s, or none where --shutdown-timeout is given)"},
+			Usage: "time from the notice that this node has to leave, such as SIGTERM, to its end: the grace period of its " +
+				"pod. A tenth, 2s at most, stays in reserve (default: 30s, or none with --shutdown-timeout)"},
 	}
 }
 
@@ -238,16 +238,16 @@ func checkpointOptions() []Option {
 			Usage: "write the newest checkpoint in memory to storage when workers fail or end or the membership " +
 				"changes (default: on)"},
 		{Name: "no-save-at-breakpoint", Kind: Flag, Category: ckptSection, Extra: true,
-			Usage: "leave it in memory, except when a signal ends the job"},
+			Usage: "leave the newest checkpoint in memory, except when a signal ends the job"},
 		{Name: "ckpt-replicas", Type: Int, Default: "0", Meta: "N", Category: ckptSection, Extra: true,
 			Usage: "nodes that hold each checkpoint shard in memory, including this one; 0 leaves it to replica_count " +
 				"in the training script"},
 		{Name: "ckpt-shm-dir", Default: "/dev/shm", Meta: "DIR", Category: ckptSection, Extra: true,
 			Usage: "directory in memory for checkpoints"},
 		{Name: "ckpt-write-rate", Meta: "SIZE", Category: ckptSection, Extra: true,
-			Usage: "limit for writing checkpoints to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
+			Usage: "limit for writing checkpoints to storage in bytes per second; K, M or G may follow (default: no limit)"},
 		{Name: "ckpt-sidecar", Meta: "NAME", Category: ckptSection, Extra: true,
-			Usage: "the checkpoint daemon is checkpointd --job=NAME in another container of this pod"},
+			Usage: "use the checkpoint daemon of another container of this pod: checkpointd --job=NAME"},
 		choice(Option{Name: "ckpt-daemon", Choices: []string{"auto", "off"}, Default: "auto", Meta: "auto|off",
 			Category: ckptSection, Extra: true,
 			Usage: "auto starts the checkpoint daemon when a worker first needs it; off leaves checkpoints to the workers"}),
@@ -275,7 +275,7 @@ func logOptions() []Option {
 			Usage: "copy lines of --tee stderr that contain one of the texts to filtered_stderr.log; write ,, " +
 				"for a comma within a text"},
 		{Name: "log-rotate-size", Meta: "SIZE", Category: logSection, Extra: true,
-			Usage: "start a new log file beyond this size in bytes, with K, M or G if wanted (default: never)"},
+			Usage: "start a new log file beyond this size in bytes; K, M or G may follow (default: never)"},
 		{Name: "log-rotate-count", Type: Int, Default: "5", Meta: "N", Category: logSection, Extra: true,
 			Usage: "full log files kept for each stream with --log-rotate-size, >= 1"},
 		choice(Option{Name: "log-format", Choices: []string{"auto", "text", "json"}, Default: "auto", Meta: "auto|text|json",
@@ -288,15 +288,15 @@ func logOptions() []Option {
 		{Name: "event-log", Meta: "PATH", Category: logSection, Extra: true,
 			Usage: "file to which events are appended, one JSON object per line (default: none)"},
 		{Name: "log-rule", Meta: "RULE", Repeat: true, Category: logSection, Extra: true,
-			Usage: "NAME:REGEX[:OPTION]...: watch the workers' lines that match; every=300s and first=900s find lines that " +
-				"stay away, below=N, above=N and nan bad numbers; times=N, ranks=0-3,8, action=report|restart|stop; may be " +
-				"repeated"},
+			Usage: "NAME:REGEX[:OPTION]...: watch the workers' lines that match; may be repeated. every=300s and first=900s " +
+				"find missing lines; below=N, above=N and nan find bad numbers; further options: times=N, ranks=0-3,8, " +
+				"action=report|restart|stop"},
 		{Name: "log-rules", Meta: "PATH", Category: logSection, Extra: true,
-			Usage: "file with rules as in --log-rule, one a line; # begins a comment"},
+			Usage: "file with a --log-rule on each line; # begins a comment"},
 		{Name: "metrics-addr", Meta: "HOST:PORT", Category: logSection, Extra: true,
-			Usage: "address at which Prometheus metrics and /healthz are served (default: none)"},
+			Usage: "address that serves Prometheus metrics and /healthz (default: none)"},
 		{Name: "tensorboard", Meta: "LOGDIR[:[HOST:]PORT]", Category: logSection, Extra: true,
-			Usage: "TensorBoard on the first node as long as the job runs, on port 6006 of localhost unless another is given"},
+			Usage: "run TensorBoard on the first node while the job runs, at localhost:6006 unless another address is given"},
 	}
 }
 
@@ -311,32 +311,32 @@ func checkOptions() []Option {
 			Category: checkSection, Extra: true,
 			Usage: "0 none; 1 as --network-check; 2 as --network-check --comm-perf-test"}),
 		{Name: "comm-perf-test", Kind: Flag, Category: checkSection, Extra: true,
-			Usage: "with --network-check: at its end all nodes run one collective together, and its speed is told"},
+			Usage: "with --network-check: run one collective over all nodes at its end, and report the speed"},
 		choice(Option{Name: "check-level", Default: "full", Meta: "LEVEL", Category: checkSection, Extra: true,
 			Choices: []string{"host", "full"},
-			Usage: "what --network-check tests: host is devices and network, full computes and communicates with " +
-				"PyTorch as well"}),
+			Usage: "extent of --network-check: host tests devices and network, full also computes and communicates with " +
+				"PyTorch"}),
 		choice(Option{Name: "check-action", Default: "exclude", Meta: "ACTION", Category: checkSection, Extra: true,
 			Choices: []string{"exclude", "report"},
-			Usage:   "what becomes of a node that fails a check: exclude leaves it out of the job, report only tells"}),
+			Usage:   "consequence for a node that fails a check: exclude leaves it out of the job, report only reports it"}),
 		{Name: "exclude-straggler", Kind: Flag, Category: checkSection, Extra: true,
 			Usage: "with --network-check: leave out slow nodes like faulty ones"},
 		{Name: "check-ttl", Default: "10m", Meta: "DURATION", Category: checkSection, Extra: true,
-			Usage: "how long a passed check holds, not counting the time in which workers run: such as 30s or 10m, " +
-				"or run for as long as the node stays in the run"},
+			Usage: "how long a passed check is valid, not counting the time in which workers run: such as 30s or 10m, or run " +
+				"for as long as the node stays in the run"},
 		{Name: "check-timeout", Type: Duration, Default: "60", Meta: "DURATION", Category: checkSection, Extra: true,
-			Usage: "limit of a check, without the import of PyTorch, which may take 120s more"},
+			Usage: "time limit of a check; the import of PyTorch may take 120s more"},
 		{Name: "health-check", Meta: "COMMAND|unix:PATH", Category: checkSection, Extra: true,
-			Usage: "the site's own check of a node: a command, whose exit status or JSON counts, " +
-				"or a socket that answers a GET with JSON (default: none)"},
+			Usage: "your own check of a node: a command, judged by its exit status or JSON, or a socket that answers a GET " +
+				"with JSON (default: none)"},
 		{Name: "check-only", Kind: Flag, Category: checkSection, Extra: true, Alone: true,
-			Usage: "check, print what was found, and exit without starting workers; needs no script"},
+			Usage: "check, print the findings, and exit without starting workers; needs no script"},
 		{Name: "switchbox-check", Kind: Flag, Category: checkSection, Extra: true,
 			Usage: "before training, every node tests the links between pairs of its devices"},
 		{Name: "box-pairs", Kind: Pairs, Meta: "A:B", Category: checkSection, Extra: true,
-			Default: "0:1,2:4,3:5,6:7", Usage: "pairs of devices that --switchbox-check tests, separated by spaces or commas, " +
-				"or ring: each device with the next one; default pairs that lack a device here fall away, and NVIDIA's devices " +
-				"that they leave out are paired in their order"},
+			Default: "0:1,2:4,3:5,6:7", Usage: "pairs of devices that --switchbox-check tests, separated by spaces or " +
+				"commas, or ring: each device with the next one. Default pairs drop out if this node lacks one of their " +
+				"devices; NVIDIA devices left over are paired in order"},
 		{Name: "min-bandwidth", Type: Int, Default: "10000", Meta: "MB/S", Category: checkSection, Extra: true,
 			Usage: "bandwidth in 10^6 bytes a second that a pair needs to pass --switchbox-check"},
 		{Name: "min-channels", Type: Int, Default: "2", Meta: "N", Category: checkSection, Extra: true,
@@ -348,14 +348,14 @@ func checkOptions() []Option {
 func dlroverOptions() []Option {
 	return []Option{
 		{Name: "numa-affinity", Kind: Flag, Category: workerSection, Extra: true,
-			Usage: "bind each worker to the CPUs and the memory of its GPU's NUMA node; where that is not known, " +
-				"workers are not bound, which is told"},
+			Usage: "bind each worker to the CPUs and the memory of its GPU's NUMA node; if that is unknown, a warning says " +
+				"so and nothing is bound"},
 		{Name: "membind-policy", Default: "preferred", Meta: "POLICY", Category: workerSection, Extra: true,
-			Usage: "memory with --numa-affinity: bind takes that of the node only, preferred also other memory when it is " +
+			Usage: "memory with --numa-affinity: bind allows only the node's own, preferred also other memory once that is " +
 				"full, none does not bind it"},
 		{Name: "training-port", Type: Int, Default: "60000", Meta: "PORT", Category: workerSection, Extra: true,
-			Usage: "on Ascend: the first port of its collectives' 16 is HCCL_IF_BASE_PORT, the same on all nodes: this one " +
-				"($HCCL_IF_BASE_PORT wins), or the next one that is free on all; 0 leaves the variable alone"},
+			Usage: "on Ascend: set HCCL_IF_BASE_PORT, the first of 16 ports, to this port or the next one free on all nodes; " +
+				"$HCCL_IF_BASE_PORT wins; 0 leaves the variable alone"},
 		{Name: "ucp-device-type", Default: "cpu", Meta: "NAME", Category: workerSection, Extra: true,
 			Usage: "accepted for compatibility, ignored as in DLRover itself"},
 		{Name: "auto-tunning", Kind: Flag, Category: workerSection, Extra: true,
@@ -367,19 +367,18 @@ func hangOptions() []Option {
 	return []Option{
 		choice(Option{Name: "hang", Choices: []string{"auto", "outside", "off"}, Default: "outside", Meta: "auto|outside|off",
 			Category: hangSection, Extra: true,
-			Usage: "how hangs are found: outside looks at the workers only; auto puts a small shim into their interpreters, " +
-				"too, " +
-				"and is implied by --hang-action and by XPU_TIMER_ variables; off not at all"}),
+			Usage: "detection of hangs: outside only looks at the workers; auto also puts a small shim into their " +
+				"interpreters; off finds none. --hang-action and XPU_TIMER_ variables imply auto"}),
 		choice(Option{Name: "hang-action", Choices: []string{"report", "restart", "stop"}, Default: "report",
 			Meta: "report|restart|stop", Category: hangSection, Extra: true,
-			Usage: "what is done when workers hang: report only tells, restart starts them anew, stop ends the job"}),
+			Usage: "reaction to a hang: report only reports it, restart restarts the workers, stop ends the job"}),
 	}
 }
 
 func otherOptions() []Option {
 	return []Option{
 		{Name: "dry-run", Kind: Flag, Category: otherSection, Extra: true,
-			Usage: "print what would be run as JSON, and exit"},
+			Usage: "print the plan of the run as JSON, and exit"},
 		{Name: "print-completion", Choices: []string{"bash", "zsh", "tcsh"}, Meta: "SHELL", Category: otherSection,
 			Usage: "print a completion script for bash, zsh or tcsh, and exit"},
 		{Name: "help", Short: 'h', Kind: Flag, Category: otherSection, Usage: "show this text, and exit"},
