@@ -23,15 +23,15 @@ import (
 // driver is the name of xpu_timer's tool that dumps stacks: under it this program asks the launchers of this machine.
 const driver = "xpu_timer_dump_driver"
 
-const driverAbout = `Writes the stacks of the workers on this machine, as they are now, to files
-<rank>-<world size>.stacktrace for xpu_timer_stacktrace_viewer. It asks the
-launchers of this user that look into their workers (--hang=auto, any variable
-XPU_TIMER_..., xpu_timer_launch); root asks those of all users. Without --gdb, --pyspy and
---timeline both sorts of stacks are written. No process is traced, but by --gdb
-where eu-stack is installed, for a moment.
+const driverAbout = `It writes the present stacks of the workers on this machine to files
+<rank>-<world size>.stacktrace for xpu_timer_stacktrace_viewer. It asks launchers of this
+user that look into their workers: by --hang=auto, a variable XPU_TIMER_... or
+xpu_timer_launch. Root asks launchers of all users. Without --gdb, --pyspy and --timeline
+it writes native and Python stacks. Only --gdb traces a process, for a moment, where
+eu-stack is installed.
 
-Exit status: 0 done; 1 something is missing, which is said; 2 the command line is
-wrong.`
+Exit status: 0 success; 1 something is missing, and a message says what; 2 the command
+line is wrong.`
 
 // unusedTools are options that name programs: dlrover-run reads stacks itself.
 func unusedTools() []string { return []string{"gdb-bin", "pyspy-bin", "pstack-bin"} }
@@ -44,24 +44,24 @@ func (p *program) driverApp(ctx context.Context) *cli.App {
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return help.Misuse(driver, err) },
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "dump-path", Category: options, Usage: "`DIR`: for the files, made if need be (default: " +
-				"where the launcher writes the evidence of hangs, such as $XPU_TIMER_TIMELINE_PATH)"},
-			&cli.IntFlag{Name: "pid", Category: options, Value: -1, Usage: "`PID`: of this worker only"},
-			&cli.IntFlag{Name: "rank", Category: options, Value: -1, Usage: "`R`: of the worker of this rank only"},
+			&cli.StringFlag{Name: "dump-path", Category: options, Usage: "`DIR`: directory for the files, made if needed " +
+				"(default: the launcher's for evidence of hangs, such as $XPU_TIMER_TIMELINE_PATH)"},
+			&cli.IntFlag{Name: "pid", Category: options, Value: -1, Usage: "`PID`: only this worker"},
+			&cli.IntFlag{Name: "rank", Category: options, Value: -1, Usage: "`R`: only the worker of this rank"},
 			&cli.IntFlag{Name: "world-size", Category: options, Value: -1,
-				Usage: "`N`: of jobs with so many ranks only"},
-			&cli.BoolFlag{Name: "gdb", Category: options, Usage: "stacks of native code"},
-			&cli.BoolFlag{Name: "pyspy", Category: options, Usage: "stacks of Python"},
+				Usage: "`N`: only jobs with this many ranks"},
+			&cli.BoolFlag{Name: "gdb", Category: options, Usage: "dump stacks of native code"},
+			&cli.BoolFlag{Name: "pyspy", Category: options, Usage: "dump stacks of Python"},
 		},
 		Action: func(c *cli.Context) error { return p.drive(ctx, c) },
 	}
 	for _, name := range unusedTools() {
 		a.Flags = append(a.Flags, &cli.StringFlag{Name: name, Category: options,
-			Usage: "`FILE`: no effect, which is said: no such tool is needed"})
+			Usage: "`FILE`: accepted and ignored with a message: no such tool is needed"})
 	}
 	a.Flags = append(a.Flags, &cli.IntFlag{Name: "timeline", Category: own, Usage: fmt.Sprintf("`STEPS`: have PyTorch's "+
-		"profiler record so many steps of each worker, 1 to %d, from the end of its next one on: "+
-		"<rank>-<world size>.trace.json, for Perfetto; stacks only if they are wanted, too", dump.MaxSteps)},
+		"profiler record STEPS steps of each worker, 1 to %d, after the end of its next step. The file is "+
+		"<rank>-<world size>.trace.json, for Perfetto. Stacks need --gdb or --pyspy then", dump.MaxSteps)},
 		&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: options,
 			Usage: "show this text, and exit"})
 	return a
