@@ -75,7 +75,7 @@ func run(args []string, stdout, stderr io.Writer, d drivers, exit func(int)) int
 	return exitOK
 }
 
-const usage = `gpucheck [options]: are the NVIDIA GPUs of this machine, and the links between them, as they should be?
+const usage = `gpucheck [options]: check the NVIDIA GPUs of this machine, and the links between them
 
 `
 
@@ -83,15 +83,15 @@ func parse(args []string, help io.Writer) (options, error) {
 	o := options{level: links, timeout: defaultTimeout}
 	f := flag.NewFlagSet("gpucheck", flag.ContinueOnError)
 	f.SetOutput(io.Discard)
-	f.BoolVar(&o.json, "json", false, "print one line of JSON instead of text")
-	f.Func("level", "inventory, links or copy: each includes those before it (links)", o.setLevel)
+	f.BoolVar(&o.json, "json", false, "print a line of JSON instead of text")
+	f.Func("level", "`LEVEL` of checks: inventory, links or copy, each with those before it (default: links)", o.setLevel)
 	addPairs := func(text string) error { return o.addPairs(text) }
-	f.Func("pairs", "GPUs to copy between, by the driver's numbers, as in 0:1 2:3, or ring: each with the next one; "+
-		"implies --level=copy, whose default is 0:1 2:4 3:5 6:7, and what those leave out in order", addPairs)
-	f.Func("box-pairs", "the same, as the launcher calls it", addPairs)
+	f.Func("pairs", "`A:B` ...: GPUs to copy between, by the driver's numbers, as in 0:1 2:3, or ring: each with the "+
+		"next. It implies --level=copy, whose default is 0:1 2:4 3:5 6:7, and then the GPUs left over, in order", addPairs)
+	f.Func("box-pairs", "`A:B` ...: the launcher's name of --pairs", addPairs)
 	f.Float64Var(&o.limits.MinBandwidth, "min-bandwidth", 0,
-		"MB/s (10^6 byte/s) that each direction of a pair must reach; 0 measures only")
-	f.IntVar(&o.limits.MinChannels, "min-channels", 0, "number of pairs that must reach it; 0 tells only")
+		"`MB/S` (10^6 bytes a second) that each direction of a pair must reach; 0: measure only")
+	f.IntVar(&o.limits.MinChannels, "min-channels", 0, "`NUMBER` of pairs that must reach --min-bandwidth; 0: report only")
 	f.Var((*duration.Value)(&o.timeout), "timeout", "`DURATION`: time for a driver to answer, 1s to 1h")
 	showVersion := f.Bool("version", false, "print the version")
 	if err := parseAll(f, args, addPairs); err != nil {
