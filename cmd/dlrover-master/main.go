@@ -34,8 +34,8 @@ import (
 
 const description = `Launchers find it through DLROVER_MASTER_ADDR=host:port or --rdzv-endpoint.
 Without a job token (--token-file, DLROVER_TOKEN_FILE, DLROVER_TOKEN) it serves
-loopback only, and there its own user. Workers that run keep running when it ends;
-a new one takes over.`
+only its own user, on loopback. Workers keep running when it ends; a new daemon
+takes over.`
 
 func main() {
 	code := run(os.Args, os.Stdout)
@@ -69,33 +69,32 @@ func app(stdout io.Writer) *cli.App {
 		ExitErrHandler: func(*cli.Context, error) {},
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "listen", Category: "Options", Value: "127.0.0.1:50001",
-				Usage: "`HOST:PORT`: where to serve; port 0 takes a free one, an empty host every interface " +
-					"(default: 127.0.0.1:50001)"},
+				Usage: "`HOST:PORT`: address to serve at; port 0 takes a free port, an empty host all interfaces (default: " +
+					"127.0.0.1:50001)"},
 			&cli.StringFlag{Name: "token-file", Category: "Options",
 				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.BoolFlag{Name: "insecure", Category: "Options",
-				Usage: "serve every user, and a network address, without a job token"},
+				Usage: "serve every user, even at a network address, without a job token"},
 			&cli.StringFlag{Name: "topology-file", Category: "Options",
-				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; " +
-					"read again when it changes"},
+				Usage: "`PATH`: file with lines of three words, asw psw ip: nodes under the same switch get adjacent ranks; it " +
+					"is read again after a change"},
 			&cli.GenericFlag{Name: "python-agents", Category: "Options", Value: new(agentsMode),
-				Usage: "let agents of DLRover, in Python, take part in the run of --python-run; they know no job token, so they " +
-					"must name the job of --job-uid, unless this is --python-agents=open"},
+				Usage: "let agents of DLRover, in Python, join the run of --python-run. They know no job token: each must name " +
+					"the job of --job-uid, unless this is --python-agents=open"},
 			&cli.StringFlag{Name: "python-run", Category: "Options",
-				Usage: "`RUN`: id of the run of DLRover's agents, the --rdzv-id of launchers in it " +
-					"(default: $ELASTIC_JOB_NAME, else none)"},
+				Usage: "`RUN`: id of the run of DLRover's agents, which is the --rdzv-id of its launchers (default: " +
+					"$ELASTIC_JOB_NAME, else none)"},
 			&cli.StringFlag{Name: "job-uid", Category: "Options",
-				Usage: "`UID`: what DLRover's agents have in their JOB_UID; requests with another one, or none, are refused " +
-					"(default: $JOB_UID)"},
+				Usage: "`UID`: the JOB_UID of DLRover's agents; requests with another one, or none, are refused (default: " +
+					"$JOB_UID)"},
 			&cli.StringFlag{Name: "data-dir", Category: "Options",
-				Usage: "`DIR`: directory, made if need be, for what is known of nodes across jobs (dlroverctl nodes); one " +
-					"daemon each (default: nothing is kept)"},
+				Usage: "`DIR`: directory for findings about nodes across jobs (dlroverctl nodes), made if needed, one for each " +
+					"daemon (default: nothing is kept)"},
 			&cli.GenericFlag{Name: "keep-runs", Category: "Options", Value: new(duration.Value(24 * time.Hour)),
-				Usage: "`DURATION`: how long what is known of a run is kept after its end, for dlroverctl; 10m to 720h " +
-					"(default: 24h)"},
+				Usage: "`DURATION`: how long a run is kept after its end, for dlroverctl; 10m to 720h (default: 24h)"},
 		}, nodeFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "event-log", Category: "Options",
-				Usage: "`PATH`: file to which every state change is appended, one JSON object per line"},
+				Usage: "`PATH`: append every state change to this file, one JSON object per line"},
 			&cli.StringFlag{Name: "log-format", Category: "Options",
 				EnvVars: []string{console.FormatVariable}, Usage: console.FormatUsage},
 			&cli.BoolFlag{Name: "help", Aliases: []string{"h"}, Category: "Options", Usage: "show this text, and exit"},

@@ -29,12 +29,12 @@ const (
 func nodeFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "node-action", Category: "Options",
-			Usage: "`none|event|condition|taint|cordon`: what is done in Kubernetes to a node that is found faulty (default: " +
-				"event, in a pod that may create events; else none)"},
+			Usage: "`none|event|condition|taint|cordon`: action in Kubernetes on a faulty node (default: event, in a pod " +
+				"that may create events; else none)"},
 		&cli.BoolFlag{Name: "node-action-dry-run", Category: "Options",
-			Usage: "say in the log what would be done to nodes, and do nothing; Kubernetes is not needed"},
+			Usage: "log the actions on nodes, but take none; Kubernetes is not needed"},
 		&cli.GenericFlag{Name: "node-mark-time", Category: "Options", Value: new(duration.Value(4 * time.Hour)),
-			Usage: "`DURATION`: how long the mark of a faulty node lasts after what was found last, 1s to 720h (default: 4h)"},
+			Usage: "`DURATION`: how long a faulty node stays marked after the newest finding, 1s to 720h (default: 4h)"},
 	}
 }
 
@@ -85,7 +85,7 @@ func (d *daemon) nodeAction(c *cli.Context) (kube.Level, *cluster, error) {
 	level, err := kube.ParseLevel(orEvent(name))
 	switch {
 	case err != nil:
-		return "", nil, fmt.Errorf("--node-action=%w", err)
+		return "", nil, fmt.Errorf("--node-action: %w", err)
 	case dry && level == kube.None:
 		return "", nil, errors.New("--node-action-dry-run with --node-action=none: there is nothing to try; name the level " +
 			"that is meant, such as --node-action=taint")
@@ -123,7 +123,7 @@ func (d *daemon) defaultAction(ctx context.Context) (kube.Level, *cluster, error
 		return kube.Event, a, nil
 	}
 	if err != nil {
-		d.log.Info("nodes that are found faulty are not marked; --node-action=none says that this is meant", "why", err)
+		d.log.Info("faulty nodes will not be marked; set --node-action=none to silence this", "why", err)
 		return kube.None, nil, nil
 	}
 	return kube.Event, a, nil
@@ -244,7 +244,7 @@ func (a *cluster) Apply(ctx context.Context, m nodes.Mark) error {
 			"docs/kubernetes/training-pod.yaml does (%w): %w", m.Node, err, marks.ErrFinal)
 	}
 	if a.guessed && errors.Is(err, kube.ErrForbidden) {
-		return fmt.Errorf("%w (--node-action=none says that this is meant): %w", err, marks.ErrFinal)
+		return fmt.Errorf("%w (--node-action=none silences this): %w", err, marks.ErrFinal)
 	}
 	return err
 }

@@ -488,7 +488,8 @@ func TestNodeActionsThatCannotBe(t *testing.T) {
 		args   []string
 		want   []string
 	}{
-		"unknown level": {taintRights, []string{"--node-action=drain"}, []string{`--node-action="drain"`, "one of none"}},
+		"unknown level": {taintRights, []string{"--node-action=drain"},
+			[]string{`--node-action: unknown node action "drain"`, "want none"}},
 		"missing rights": {eventRights, []string{"--node-action=condition"},
 			[]string{"--node-action=condition", "get nodes, list nodes, patch nodes/status",
 				"docs/kubernetes/rbac-condition.yaml"}},

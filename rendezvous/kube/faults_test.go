@@ -372,7 +372,7 @@ func TestMarksThatMakeNoSense(t *testing.T) {
 		require.ErrorContains(t, b.client.Apply(t.Context(), kube.Event, m), "no end before it")
 		m = kube.Mark{Node: node, Owner: "a"}
 		require.ErrorContains(t, b.client.Apply(t.Context(), kube.Event, m), "need a beginning")
-		require.ErrorContains(t, b.client.Apply(t.Context(), "evict", mark(node)), "one of none, event")
+		require.ErrorContains(t, b.client.Apply(t.Context(), "evict", mark(node)), "want none, event")
 		require.Empty(t, b.Requests())
 	})
 }

@@ -47,7 +47,7 @@ func ParseLevel(name string) (Level, error) {
 	case None, Event, Condition, Taint, Cordon:
 		return l, nil
 	}
-	return "", fmt.Errorf("%q: what is done to a faulty node is one of none, event, condition, taint, cordon", name)
+	return "", fmt.Errorf("unknown node action %q: want none, event, condition, taint or cordon", name)
 }
 
 // Config says where the API server is, and who asks.

@@ -48,10 +48,10 @@ const Socket = "sock"
 // DefaultShm is where memory is shared.
 const DefaultShm = "/dev/shm"
 
-const description = `dlrover-run starts it by itself. As a sidecar container it shares --shm-dir (a
-volume in memory) and the user id with the training container, whose launcher is
-told --ckpt-sidecar=NAME. With --hang=outside it finds hangs of torchrun's workers,
-whose container shares its processes (shareProcessNamespace).`
+const description = `dlrover-run starts this daemon itself. As a sidecar container it shares --shm-dir
+(a volume in memory) and the user id with the training container, whose launcher
+needs --ckpt-sidecar=NAME. With --hang=outside it finds hangs of torchrun's workers;
+the containers must share processes (shareProcessNamespace).`
 
 // Main runs the daemon and returns the exit status.
 func Main(args []string, stdout io.Writer) int {
@@ -122,29 +122,29 @@ func app(stdout io.Writer) *cli.App {
 		Action: func(c *cli.Context) error { return serve(c, stdout) },
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "job", Category: category,
-				Usage: "`NAME`: the name that --ckpt-sidecar gives to the launcher: letters, digits and ._-"},
+				Usage: "`NAME`: name of the job, as in the launcher's --ckpt-sidecar: letters, digits and ._-"},
 			&cli.StringFlag{Name: "shm-dir", Category: category, Value: DefaultShm,
 				Usage: "`DIR`: directory in memory that this daemon and the workers share (default: " + DefaultShm + ")"},
 			&cli.StringFlag{Name: "master", Category: category,
-				Usage: "`HOST:PORT`: the rendezvous that the nodes of the run share; without it they meet through files on " +
+				Usage: "`HOST:PORT`: rendezvous that the nodes of the run share; without it the daemons meet through files on " +
 					"the checkpoint's storage"},
 			&cli.StringFlag{Name: "run", Category: category, Usage: "`ID`: name of the run, with --master"},
 			&cli.StringFlag{Name: "token-file", Category: category,
 				Usage: "`PATH`: file with the job token (default: $DLROVER_TOKEN_FILE, else the token in $DLROVER_TOKEN)"},
 			&cli.IntFlag{Name: "replicas", Category: category,
-				Usage: "`N`: nodes that hold each shard in memory, this one included; 0 leaves it to the checkpoints"},
+				Usage: "`N`: nodes that hold each shard in memory, including this one; 0: the training script decides"},
 			&cli.StringFlag{Name: "addr", Category: category,
-				Usage: "`HOST`: where the daemons of other nodes reach this one, for copies"},
+				Usage: "`HOST`: address at which the daemons of other nodes reach this one, for copies"},
 			&cli.StringFlag{Name: "switch", Category: category,
-				Usage: "`NAME`: switch of this node; copies go to nodes on other switches"},
+				Usage: "`NAME`: network switch of this node; copies go to nodes at other switches"},
 			&cli.StringFlag{Name: "write-rate", Category: category,
-				Usage: "`SIZE`: limit for writing to storage in bytes per second, with K, M or G if wanted (default: no limit)"},
+				Usage: "`SIZE`: limit for writing to storage in bytes per second; K, M or G may follow (default: no limit)"},
 			&cli.StringFlag{Name: "hang", Category: category, Value: hangside.Off,
-				Usage: "`outside|off`: whether hangs of the workers of a torchrun are found; their processes must be seen here " +
+				Usage: "`outside|off`: outside finds hangs of a torchrun's workers, whose processes must be visible here " +
 					"(default: off)"},
 			&cli.StringFlag{Name: "hang-action", Category: category, Value: string(hang.ActReport),
-				Usage: "`report|restart|stop`: what is done about a hang: report only tells, restart kills the workers to blame, " +
-					"so that torchrun starts all anew, stop tells torchrun to end (default: report)"},
+				Usage: "`report|restart|stop`: reaction to a hang: report only reports it, restart kills the workers to blame, " +
+					"so that torchrun restarts all, stop makes torchrun end (default: report)"},
 			&cli.StringFlag{Name: "log-format", Category: category, EnvVars: []string{console.FormatVariable},
 				Usage: console.FormatUsage},
 			&cli.StringFlag{Name: "runtime", Hidden: true},

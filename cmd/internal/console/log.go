@@ -27,7 +27,7 @@ const (
 const FormatVariable = "PET_LOG_FORMAT"
 
 // FormatUsage is the help text of --log-format, after urfave/cli's manner.
-const FormatUsage = "`auto|text|json`: form of this program's own log lines; auto is text on a terminal and JSON " +
+const FormatUsage = "`auto|text|json`: format of this program's log lines; auto is text on a terminal and JSON " +
 	"otherwise (default: $PET_LOG_FORMAT, else auto)"
 
 // ParseFormat reads the value of --log-format; "" is Auto.
