@@ -1,11 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"net/url"
+	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -13,6 +13,7 @@ import (
 	"dlrover-run/cmd/internal/marks"
 	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/text"
+	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/nodes"
 )
@@ -32,16 +33,58 @@ const nodesAbout = `With RUN: name, state, age, chief, GPUs and machine of each 
 with findings or marks, across jobs. No replacement should be placed on a marked machine.
 The daemon for that is a dlrover-master with --data-dir or --node-action.`
 
-func (p *program) node() *cli.Command {
-	change := func(action, usage string) *cli.Command {
-		return &cli.Command{Name: action, ArgsUsage: "NODE", Usage: usage, Flags: connection(reasonOption()),
-			Action: p.ask(func(c *call) error { return c.changeMachine(action) })}
+// nodeRow is a row of the command nodes.
+type nodeRow struct {
+	Name   string `json:"name"`
+	Status string `json:"status"`
+	Age    string `json:"age,omitempty"`
+	Chief  bool   `json:"is_chief"`
+	GPU    int    `json:"gpu"`
+	Node   string `json:"node"`
+}
+
+// nodeRows lists the nodes of a run as Arena lists the instances of a job.
+func nodeRows(s api.RunStatus, now time.Time) []nodeRow {
+	states := map[string]string{"creating": "Pending", "deleted": "Terminating", "failed": "Failed",
+		"pending": "Pending", "running": "Running", "succeeded": "Succeeded", "unknown": "Unknown"}
+	rows, chief := make([]nodeRow, 0, len(s.Nodes)), chiefOf(s.Nodes)
+	for _, n := range s.Nodes {
+		r := nodeRow{Name: n.Name, Status: states[replicaState(s.Status, n)], Chief: n.GroupRank == chief, GPU: n.Devices,
+			Node: cmp.Or(n.Machine, n.Name)}
+		if !n.Since.IsZero() {
+			r.Age = age(now.Sub(n.Since))
+		}
+		rows = append(rows, r)
 	}
-	return &cli.Command{Name: "node", Category: ofMachines, ArgsUsage: "mark|clear", Usage: "mark a machine, or clear it",
-		Subcommands: []*cli.Command{
-			change("mark", "mark a machine until it is cleared; needs --reason"),
-			change("clear", "remove its mark, and forget what was found"),
-		}}
+	return rows
+}
+
+// chiefOf is the node of rank 0, before which there may be nodes without workers; a number that no node has if there is
+// no world.
+func chiefOf(nodes []rendezvous.NodeStatus) int {
+	chief := math.MaxInt
+	for _, n := range nodes {
+		if n.GroupRank >= 0 && n.Slots > 0 {
+			chief = min(chief, n.GroupRank)
+		}
+	}
+	return chief
+}
+
+func (c *call) showNodes() error {
+	s, err := c.status()
+	if err != nil {
+		return err
+	}
+	rows := nodeRows(s, c.now())
+	if c.args.Bool("json") {
+		return c.json(rows)
+	}
+	t := table.New(c.stdout, "NAME", "STATUS", "AGE", "IS_CHIEF", "GPU", "NODE")
+	for _, r := range rows {
+		t.Row(r.Name, r.Status, cmp.Or(r.Age, "-"), strconv.FormatBool(r.Chief), strconv.Itoa(r.GPU), r.Node)
+	}
+	return t.Flush()
 }
 
 func (c *call) listMachines() error {
@@ -113,25 +156,6 @@ func newest(n nodes.Node) string {
 	}
 	f := n.Findings[0]
 	return fmt.Sprintf("%s ago: %s: %s", age(time.Duration(f.Age*float64(time.Second))), f.Kind, f.Text)
-}
-
-// changeMachine marks or clears a machine.
-func (c *call) changeMachine(action string) error {
-	node, reason := c.args.Args().First(), c.args.String("reason")
-	if action == "mark" && strings.TrimSpace(reason) == "" {
-		return &usageError{errors.New("node mark needs --reason=TEXT: others will ask why the node gets no work")}
-	}
-	change, done := marks.Change{Action: action, Reason: reason, By: c.who()}, marks.Changed{}
-	err := c.client.Global(c, "nodes/"+url.PathEscape(node), change, &done)
-	switch {
-	case err != nil:
-		return c.noMachines(err)
-	case action == "mark":
-		return c.did(fmt.Sprintf("node %s is marked; to end it: dlroverctl node clear %[1]s", text.EscapeLine(node)))
-	case !done.Known:
-		return &foundError{fmt.Errorf("nothing is known of node %q; dlroverctl nodes lists what is", node)}
-	}
-	return c.did(fmt.Sprintf("node %s is cleared", text.EscapeLine(node)))
 }
 
 // noMachines tells a daemon that keeps nothing of machines from other errors.

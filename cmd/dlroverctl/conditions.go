@@ -3,10 +3,8 @@ package main
 import (
 	"cmp"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
-	"time"
 
 	"dlrover-run/cmd/internal/table"
 	"dlrover-run/internal/job"
@@ -155,58 +153,4 @@ func (c *call) listConditions(o operatorStatus) {
 		t.Row("restarts of "+cmp.Or(task.Role, "default"), strconv.Itoa(task.RestartCount))
 	}
 	_ = t.Flush()
-}
-
-// nodeRow is a row of the command nodes.
-type nodeRow struct {
-	Name   string `json:"name"`
-	Status string `json:"status"`
-	Age    string `json:"age,omitempty"`
-	Chief  bool   `json:"is_chief"`
-	GPU    int    `json:"gpu"`
-	Node   string `json:"node"`
-}
-
-// nodeRows lists the nodes of a run as Arena lists the instances of a job.
-func nodeRows(s api.RunStatus, now time.Time) []nodeRow {
-	states := map[string]string{"creating": "Pending", "deleted": "Terminating", "failed": "Failed",
-		"pending": "Pending", "running": "Running", "succeeded": "Succeeded", "unknown": "Unknown"}
-	rows, chief := make([]nodeRow, 0, len(s.Nodes)), chiefOf(s.Nodes)
-	for _, n := range s.Nodes {
-		r := nodeRow{Name: n.Name, Status: states[replicaState(s.Status, n)], Chief: n.GroupRank == chief, GPU: n.Devices,
-			Node: cmp.Or(n.Machine, n.Name)}
-		if !n.Since.IsZero() {
-			r.Age = age(now.Sub(n.Since))
-		}
-		rows = append(rows, r)
-	}
-	return rows
-}
-
-// chiefOf is the node of rank 0, before which there may be nodes without workers; a number that no node has if there is
-// no world.
-func chiefOf(nodes []rendezvous.NodeStatus) int {
-	chief := math.MaxInt
-	for _, n := range nodes {
-		if n.GroupRank >= 0 && n.Slots > 0 {
-			chief = min(chief, n.GroupRank)
-		}
-	}
-	return chief
-}
-
-func (c *call) showNodes() error {
-	s, err := c.status()
-	if err != nil {
-		return err
-	}
-	rows := nodeRows(s, c.now())
-	if c.args.Bool("json") {
-		return c.json(rows)
-	}
-	t := table.New(c.stdout, "NAME", "STATUS", "AGE", "IS_CHIEF", "GPU", "NODE")
-	for _, r := range rows {
-		t.Row(r.Name, r.Status, cmp.Or(r.Age, "-"), strconv.FormatBool(r.Chief), strconv.Itoa(r.GPU), r.Node)
-	}
-	return t.Flush()
 }
