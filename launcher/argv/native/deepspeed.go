@@ -42,40 +42,41 @@ const (
 func deepSpeedOptions() []argv.Option {
 	return slices.Concat([]argv.Option{
 		{Name: "hostfile", Short: 'H', Default: jobHostfile, Meta: "PATH", Category: nodesSection,
-			Usage: "hosts of the job, one a line, as in: worker-0 slots=4 (default: " + jobHostfile +
+			Usage: "hosts of the job, one per line, as in: worker-0 slots=4 (default: " + jobHostfile +
 				"; without it, this node alone)"},
 		{Name: "include", Short: 'i', Meta: "HOST[:SLOT,...][@...]", Category: nodesSection,
-			Usage: "hosts, and slots of theirs, that are used"},
+			Usage: "hosts to use, or some of their slots"},
 		{Name: "exclude", Short: 'e', Meta: "HOST[:SLOT,...][@...]", Category: nodesSection,
-			Usage: "hosts, or slots of theirs, that are not used"},
+			Usage: "hosts not to use, or some of their slots"},
 		{Name: "num_nodes", Type: argv.Int, Default: "-1", Meta: "N", Category: nodesSection,
 			Usage: "use the first N hosts"},
 		{Name: "num_gpus", Aliases: []string{"num_accelerators"}, Type: argv.Int, Default: "-1", Meta: "N",
 			Category: nodesSection, Usage: "use the first N devices of each node"},
 		{Name: "node_rank", Type: argv.Int, Default: "-1", Meta: "RANK", Category: nodesSection,
-			Usage: "which host of the file this node is, from 0: every node runs the command then"},
-		{Name: "master_addr", Meta: "HOST", Category: nodesSection, Usage: "where the nodes meet (default: the first host)"},
+			Usage: "number of this node in the host file, from 0; every node then runs the command itself"},
+		{Name: "master_addr", Meta: "HOST", Category: nodesSection, Usage: "host at which the nodes meet (default: the " +
+			"first host)"},
 		{Name: "master_port", Type: argv.Int, Default: strconv.Itoa(deepSpeedPort), Meta: "PORT", Category: nodesSection,
-			Usage: "port there (default: 29500; on one node, any that is free)"},
-		{Name: "module", Kind: argv.Flag, Category: scriptSection, Usage: "the script is a module, as behind python -m"},
-		{Name: "no_python", Kind: argv.Flag, Category: scriptSection, Usage: "the script is a program of its own"},
+			Usage: "port at --master_addr (default: 29500; on one node, any free one)"},
+		{Name: "module", Kind: argv.Flag, Category: scriptSection, Usage: "run the script as a module, as python -m does"},
+		{Name: "no_python", Kind: argv.Flag, Category: scriptSection, Usage: "execute the script itself, without Python"},
 		{Name: "no_local_rank", Kind: argv.Flag, Category: scriptSection,
 			Usage: "do not give the script the argument --local_rank=N"},
 		{Name: "enable_each_rank_log", Default: "None", Meta: "DIR", Category: scriptSection,
-			Usage: "what each rank prints goes to DIR/<YYYYmmddHHMMSS>_rank<N>.log only"},
+			Usage: "write the output of each rank to DIR/<YYYYmmddHHMMSS>_rank<N>.log only"},
 		{Name: "save_pid", Kind: argv.Flag, Category: scriptSection,
-			Usage: "keep the launcher's process id in /tmp/<pid>.deepspeed and /tmp/<pid>.ds, <pid> being that of the command"},
+			Usage: "write the launcher's process id to /tmp/<pid>.deepspeed and /tmp/<pid>.ds; <pid> is that of the command"},
 		{Name: "bind_cores_to_rank", Kind: argv.Flag, Category: scriptSection,
 			Usage: "give each rank cores of its own, and set OMP_NUM_THREADS to their number; needs no numactl"},
 		{Name: "bind_core_list", Meta: "LIST", Category: scriptSection,
-			Usage: "those to be shared out, as in 1,3-5 (default: all physical cores)"},
+			Usage: "cores for --bind_cores_to_rank, as in 1,3-5 (default: all physical cores)"},
 		{Name: "autotuning", Choices: []string{"tune", "run"}, Meta: "tune|run", Category: scriptSection,
-			Usage: "run DeepSpeed's own launcher on this node, which tunes"},
+			Usage: "tune with DeepSpeed's own launcher, on this node"},
 		{Name: "venv_script", Meta: "PATH", Category: scriptSection,
-			Usage: "bin/activate of a virtual environment, whose Python runs the script"},
+			Usage: "bin/activate of a virtual environment; its Python runs the script"},
 		{Name: "log_level", Default: "info", Choices: []string{"debug", "info", "warning", "error", "critical"},
-			Meta: "LEVEL", Category: scriptSection, Usage: "least level of the launcher's own lines (default: info)"},
-		{Name: "quiet", Short: 'q', Kind: argv.Flag, Category: scriptSection, Usage: "as --log_level=error"},
+			Meta: "LEVEL", Category: scriptSection, Usage: "lowest level of the launcher's own lines (default: info)"},
+		{Name: "quiet", Short: 'q', Kind: argv.Flag, Category: scriptSection, Usage: "the same as --log_level=error"},
 
 		{Name: "launcher", Default: "pdsh", Meta: "NAME", Category: remoteSection,
 			Usage: "pdsh, ssh, openmpi, mpich, impi, mvapich or slurm: all mean ssh, one connection a host (default: pdsh)"},
@@ -83,25 +84,25 @@ func deepSpeedOptions() []argv.Option {
 			Usage: "arguments of ssh with --launcher=ssh; else of pdsh: -l USER, -t SECONDS, -f N, -R ssh"},
 		{Name: "ssh_port", Type: argv.Int, Meta: "PORT", Category: remoteSection, Usage: "port of sshd (default: ssh's own)"},
 		{Name: "rsh", Meta: "TEXT", Extra: true, Category: remoteSection,
-			Usage: "remote shell in place of ssh, in whose words {host} stands for the host, as in 'kubectl exec -i {host} " +
-				"--' (default: $PET_RSH, else ssh)"},
+			Usage: "remote shell in place of ssh; {host} stands for the host, as in 'kubectl exec -i {host} --' (default: " +
+				"$PET_RSH, else ssh)"},
 		{Name: "no_ssh", Kind: argv.Flag, Category: remoteSection,
 			Usage: "start nothing on other hosts: every host runs this command"},
 		{Name: "force_multi", Kind: argv.Flag, Category: remoteSection,
-			Usage: "start a single host over ssh, too, where it is this one"},
+			Usage: "use ssh even if this is the only host"},
 		{Name: "no_ssh_check", Kind: argv.Flag, Category: replacedSection,
-			Usage: "nothing is checked before: a host that cannot be reached is told at once"},
+			Usage: "accepted: no check runs beforehand, and a host that cannot be reached fails at once"},
 	}, elasticOptions(), own())
 }
 
 func elasticOptions() []argv.Option {
 	return []argv.Option{
 		{Name: "elastic_training", Kind: argv.Flag, Category: oldSection,
-			Usage: "nodes may come and go, as with dlrover-run --nnodes=MIN:MAX"},
+			Usage: "let nodes come and go, as dlrover-run --nnodes=MIN:MAX does"},
 		{Name: "min_elastic_nodes", Type: argv.Int, Default: "-1", Meta: "N", Category: oldSection,
-			Usage: "MIN (default: 1)"},
+			Usage: "fewest nodes, MIN (default: 1)"},
 		{Name: "max_elastic_nodes", Type: argv.Int, Default: "-1", Meta: "N", Category: oldSection,
-			Usage: "MAX (default: all hosts)"},
+			Usage: "most nodes, MAX (default: all hosts)"},
 	}
 }
 

@@ -34,27 +34,27 @@ func msOptions() []argv.Option {
 		{Name: "local_worker_num", Type: argv.Int, Default: "8", Meta: "N", Category: msSize,
 			Usage: "workers of this node, the same number on all nodes; becomes --nproc-per-node"},
 		{Name: "node_rank", Type: argv.Int, Default: "-1", Meta: "N", Category: msSize,
-			Usage: "rank of this node; -1: as the nodes meet. Ignored with one node"},
+			Usage: "rank of this node; -1: in the order in which the nodes meet; ignored with one node"},
 		{Name: "master_addr", Default: "127.0.0.1", Meta: "HOST", Category: msNet,
-			Usage: "host where the nodes meet; its launcher serves the rendezvous"},
+			Usage: "host at which the nodes meet; its launcher serves the rendezvous"},
 		{Name: "master_port", Type: argv.Int, Default: "8118", Meta: "PORT", Category: msNet,
-			Usage: "port of the scheduler, 1024-65535; the rendezvous of several nodes is at the next one. With one node " +
-				"and without this option the scheduler has any free port"},
+			Usage: "port of the scheduler, 1024-65535; several nodes meet at the next port. One node uses any free port " +
+				"unless this is given"},
 		{Name: "cluster_time_out", Type: argv.Int, Default: "600", Meta: "SECONDS", Category: msNet,
-			Usage: "how long nodes wait for each other; becomes join_timeout of --rdzv-conf and $MS_TOPO_TIMEOUT; " +
-				"negative: without a limit"},
+			Usage: "time for nodes to wait for each other; becomes join_timeout of --rdzv-conf and $MS_TOPO_TIMEOUT; " +
+				"negative: no limit"},
 		{Name: "rank_table_file", Meta: "PATH", Category: msNet, Usage: "becomes $RANK_TABLE_FILE of the workers"},
 		{Name: "join", Default: "False", Choices: []string{"True", "False", "1", "0"}, Meta: "True|False", Category: msRun,
 			Usage: "True shows the workers' output; False only writes it to their files. The launcher stays until the " +
-				"workers have ended with both, where msrun leaves them behind with False"},
+				"workers end, also with False, where msrun leaves them behind"},
 		{Name: "sim_level", Type: argv.Int, Choices: []string{"0", "1", "2", "3"}, Meta: "0-3", Category: msRun,
-			Usage: "simulate: becomes $MS_SIMULATION_LEVEL; there is no scheduler"},
+			Usage: "simulate without a scheduler: becomes $MS_SIMULATION_LEVEL"},
 		{Name: "sim_rank_id", Type: argv.Int, Default: "-1", Meta: "N", Category: msRun,
-			Usage: "simulate this rank alone, in one process"},
+			Usage: "simulate only this rank, in one process"},
 		{Name: "log_dir", Meta: "DIR", Category: msLogs, Usage: "directory of the workers' log files (default: the working " +
 			"directory)"},
 		{Name: "worker_log_name", Meta: "NAME", Category: msLogs,
-			Usage: "name of the workers' log files, to which _RANK.log is added; {ip} and {hostname} stand for this node's " +
+			Usage: "name of the workers' log files, before _RANK.log; {ip} and {hostname} stand for those of this node " +
 				"(default: worker)"},
 		{Name: "tail_worker_log", Default: "-1", Meta: "RANK,...", Category: msLogs,
 			Usage: "ranks whose output --join=True shows; -1: all"},

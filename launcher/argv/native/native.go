@@ -174,7 +174,7 @@ func withDefaults(opts []argv.Option) []argv.Option {
 func own() []argv.Option {
 	return []argv.Option{
 		{Name: "dry-run", Kind: argv.Flag, Extra: true, Category: "dlrover-run",
-			Usage: "print what would be done, with the options that these become, and do nothing"},
+			Usage: "print the plan, with dlrover-run's options in place of these, and exit"},
 		{Name: "help", Short: 'h', Kind: argv.Flag, Category: "dlrover-run", Usage: "show this text, and exit"},
 		{Name: "version", Kind: argv.Flag, Extra: true, Category: "dlrover-run", Usage: "print the version, and exit"},
 	}
