@@ -136,6 +136,20 @@ func TestEveryMetricIsDescribed(t *testing.T) {
 	})
 }
 
+// The help of an option is read in a hurry.
+func TestOptionsAreExplainedInShortSentences(t *testing.T) {
+	options, _, _ := strings.Cut(file(t, Path), "\n## Environment\n")
+	row, end := regexp.MustCompile("(?m)^\\| `-.* \\| (.*) \\|$"), regexp.MustCompile(`[.;:] |[()]`)
+	rows := row.FindAllStringSubmatch(options, -1)
+	require.Greater(t, len(rows), 100)
+	for _, r := range rows {
+		require.NotRegexp(t, `\b(who|whoever|whom|nobody|told|anew)\b`, r[1])
+		for _, sentence := range end.Split(r[1], -1) {
+			require.LessOrEqual(t, len(strings.Fields(sentence)), 25, sentence)
+		}
+	}
+}
+
 // A dashboard finds all of them by one prefix, and a name means one thing.
 func TestOnePrefixForAllMetrics(t *testing.T) {
 	seen := map[string]string{}
