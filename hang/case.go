@@ -251,7 +251,8 @@ func (c *Case) open(groupRank int) {
 		}
 	}
 	name := c.world.Nodes[groupRank].Name
-	c.note("hang-suspected", name, "rank %d (node %d %s) has made no progress for %s: %s", oldest.Rank, groupRank, name,
+	c.note(job.EventHangSuspected, name,
+		"rank %d (node %d %s) has made no progress for %s: %s", oldest.Rank, groupRank, name,
 		seconds(oldest.Age), oldest.Why)
 }
 
@@ -519,7 +520,7 @@ func (c *Case) tell(decided, again bool) {
 	if again {
 		c.told[len(c.told)-1].Verdict = v
 	} else {
-		c.note("hang-verdict", node, "%s", v.Line)
+		c.note(job.EventHangVerdict, node, "%s", v.Line)
 		c.told = append(c.told, Told{Case: f.id, Epoch: f.world.Epoch, At: c.now, Verdict: v, Action: a.Action})
 		c.told = slices.Delete(c.told, 0, max(len(c.told)-maxTold, 0))
 	}
@@ -527,7 +528,7 @@ func (c *Case) tell(decided, again bool) {
 		return
 	}
 	c.told[len(c.told)-1].Decided = true
-	c.note("hang-decided", node, "%s", v.Line)
+	c.note(job.EventHangDecided, node, "%s", v.Line)
 	if v.Kind == KindComm {
 		c.out = append(c.out, CaseAction{Doubt: v.Line})
 	}
@@ -599,10 +600,10 @@ func (c *Case) retract(id uint64, line string) {
 		c.told[i].Withdrawn = c.told[i].Withdrawn || c.told[i].Case == id
 	}
 	c.say(Ask{What: TellOver, Case: id, Line: line})
-	c.note("hang-withdrawn", "", "%s", line)
+	c.note(job.EventHangWithdrawn, "", "%s", line)
 }
 
-func (c *Case) note(event, node, format string, args ...any) {
+func (c *Case) note(event job.Event, node, format string, args ...any) {
 	c.out = append(c.out, CaseAction{Note: &Note{Event: event, Node: node, Text: fmt.Sprintf(format, args...)}})
 }
 

@@ -102,7 +102,7 @@ func (s *stage) step(ev CaseEvent) {
 			s.asked(*a.Ask)
 		case a.Note != nil:
 			s.notes = append(s.notes, *a.Note)
-			s.at[a.Note.Event] = s.now.Sub(dawn)
+			s.at[string(a.Note.Event)] = s.now.Sub(dawn)
 		case a.Order != nil:
 			s.orders = append(s.orders, *a.Order)
 			s.at["order"] = s.now.Sub(dawn)
@@ -276,7 +276,7 @@ func TestFromSuspicionToVerdict(t *testing.T) {
 	require.InDelta(t, actLate.Seconds(), last.Age.Seconds(), 1)
 	require.LessOrEqual(t, len(s.asks), 9)
 	require.Len(t, s.notes, 3)
-	require.Equal(t, "hang-decided", s.notes[2].Event)
+	require.Equal(t, job.EventHangDecided, s.notes[2].Event)
 	require.True(t, s.c.Picture(false).Verdicts[0].Decided)
 	require.Empty(t, s.orders)
 	require.Equal(t, StateDecided, s.c.Picture(false).State)
@@ -364,7 +364,7 @@ func TestProgressWithdraws(t *testing.T) {
 		require.Equal(t, []What{AskEvidence}, s.whats(), "node 1 still suspects something")
 		s.hear(1, Report{})
 		require.Equal(t, []What{AskEvidence, TellOver}, s.whats())
-		require.Equal(t, "hang-withdrawn", s.notes[1].Event)
+		require.Equal(t, job.EventHangWithdrawn, s.notes[1].Event)
 		s.pass(time.Minute, -1)
 		require.Empty(t, s.orders)
 	})

@@ -47,8 +47,8 @@ type CaseAction struct {
 
 // Note is one line of the run's timeline.
 type Note struct {
-	Event string // hang-suspected, hang-verdict, hang-decided, hang-withdrawn
-	Node  string // name, or ""
+	Event job.Event // hang-suspected, hang-verdict, hang-decided, hang-withdrawn
+	Node  string    // name, or ""
 	Text  string
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Config of a Check.
@@ -162,9 +164,9 @@ func (c *Check) advance() bool {
 // end is idle until somebody is to be checked again. What was found is kept for Picture.
 func (c *Check) end() {
 	c.phase, c.ended = idle, c.now
-	c.note("check-ended", "", "%s", c.summary())
+	c.note(job.EventCheckEnded, "", "%s", c.summary())
 }
 
-func (c *Check) note(event, name, format string, args ...any) {
+func (c *Check) note(event job.Event, name, format string, args ...any) {
 	c.out = append(c.out, Action{Note: &Note{Event: event, Node: name, Text: fmt.Sprintf(format, args...)}})
 }

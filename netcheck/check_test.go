@@ -59,7 +59,7 @@ func TestHealthyNodesPassWithinTenSeconds(t *testing.T) {
 
 func events(notes []Note) (names []string) {
 	for _, n := range notes {
-		names = append(names, n.Event)
+		names = append(names, string(n.Event))
 	}
 	return names
 }

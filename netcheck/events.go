@@ -1,6 +1,10 @@
 package netcheck
 
-import "time"
+import (
+	"time"
+
+	"dlrover-run/internal/job"
+)
 
 // Event is something that happened to a Check.
 type Event interface{ event() }
@@ -57,8 +61,8 @@ type Action struct {
 
 // Note is one line of the run's timeline.
 type Note struct {
-	Event string // check-began, check-round, check-verdict, device-fault, check-ended
-	Node  string // name, or ""
+	Event job.Event // check-began, check-round, check-verdict, device-fault, check-ended
+	Node  string    // name, or ""
 	Text  string
 }
 

@@ -3,6 +3,8 @@ package netcheck
 import (
 	"fmt"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // How long a check waits for those that were told to come.
@@ -81,7 +83,7 @@ func (c *Check) gather() {
 	c.phase, c.round = gathering, 0
 	c.began, c.ended, c.lastChange = c.now, time.Time{}, c.now
 	c.stages, c.verdicts, c.paths, c.cause = nil, tallies{}, nil, ""
-	c.note("check-began", "", "the nodes are checked: %s", c.cfg.Spec)
+	c.note(job.EventCheckBegan, "", "the nodes are checked: %s", c.cfg.Spec)
 }
 
 // arrive introduces a node. One that is in the check already has begun anew.

@@ -1,6 +1,10 @@
 package netcheck
 
-import "time"
+import (
+	"time"
+
+	"dlrover-run/internal/job"
+)
 
 // nodeState is how far a node is in the present check.
 type nodeState uint8
@@ -116,7 +120,7 @@ func (c *Check) settle(n *node, v Verdict) {
 	}
 	c.verdicts.count(v, +1)
 	if c.verdicts.excluded+c.verdicts.others <= maxTold && v.State != StateOK {
-		c.note("check-verdict", n.name(), "%s: %s", v.State, v.Reason)
+		c.note(job.EventCheckVerdict, n.name(), "%s: %s", v.State, v.Reason)
 		c.noteFaults(n)
 	}
 }
@@ -130,7 +134,7 @@ func (c *Check) noteFaults(n *node) {
 	told := 0
 	for _, f := range n.Findings {
 		if what := f.fault(); what != "" && !n.verdict.Excluded && told < maxFaults {
-			c.note("device-fault", n.name(), "%s: %s", what, f.Text)
+			c.note(job.EventDeviceFault, n.name(), "%s: %s", what, f.Text)
 			told++
 		}
 	}

@@ -1,6 +1,10 @@
 package netcheck
 
-import "slices"
+import (
+	"slices"
+
+	"dlrover-run/internal/job"
+)
 
 // notice takes what a node has noticed of itself since its local checks, each thing once.
 func (c *Check) notice(n *node, found []Finding) {
@@ -25,7 +29,7 @@ func (c *Check) revise(n *node, f Finding) {
 	n.verdict.Excluded = n.verdict.Excluded && !c.cfg.Spec.ReportOnly
 	c.verdicts.count(n.verdict, +1)
 	if n.verdict.State != was {
-		c.note("check-verdict", n.name(), "%s: %s", n.verdict.State, n.verdict.Reason)
+		c.note(job.EventCheckVerdict, n.name(), "%s: %s", n.verdict.State, n.verdict.Reason)
 		c.noteFaults(n)
 	}
 }

@@ -3,6 +3,8 @@ package netcheck
 import (
 	"fmt"
 	"strings"
+
+	"dlrover-run/internal/job"
 )
 
 // tallies counts the verdicts of a check.
@@ -135,6 +137,7 @@ func (c *Check) noteBase(s *stage) {
 			suspects++
 		}
 	}
-	c.note("check-round", "", "%s: %d nodes in %d pairs, %d rounds; %d are suspects", c.phase, s.size, s.pairs, s.base,
+	c.note(job.EventCheckRound, "",
+		"%s: %d nodes in %d pairs, %d rounds; %d are suspects", c.phase, s.size, s.pairs, s.base,
 		suspects)
 }

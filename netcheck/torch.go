@@ -3,6 +3,8 @@ package netcheck
 import (
 	"fmt"
 	"time"
+
+	"dlrover-run/internal/job"
 )
 
 // Bounds of what is done with PyTorch beside pairs.
@@ -233,7 +235,7 @@ func (c *Check) endComm() {
 	if c.cause != "" {
 		text += "; " + c.cause
 	}
-	c.note("check-round", "", "%s", text)
+	c.note(job.EventCheckRound, "", "%s", text)
 	for _, n := range x.nodes {
 		c.stop(n)
 	}

@@ -324,7 +324,8 @@ func (r *Round) backOff(now time.Time) {
 		return
 	}
 	r.account.BackoffAt = now.Add(d)
-	r.note("back-off", "", fmt.Sprintf("%d restarts in a row have brought no progress; the next start waits %s", streak,
+	r.note(job.EventBackOff, "", fmt.Sprintf(
+		"%d restarts in a row have brought no progress; the next start waits %s", streak,
 		d.Round(100*time.Microsecond)))
 }
 
@@ -458,7 +459,7 @@ func (r *Round) holdFailed(now time.Time, c *job.Cause, d time.Duration) {
 	if held {
 		why = "a policy holds the run"
 	}
-	r.note("held", c.Node, fmt.Sprintf("%s %s: %s", why, text, c.Text))
+	r.note(job.EventHeld, c.Node, fmt.Sprintf("%s %s: %s", why, text, c.Text))
 	r.pause(now, c)
 }
 
@@ -554,7 +555,7 @@ func (r *Round) over() bool { return r.done > 0 && r.done+r.account.Exhausted >=
 
 // tolerate books failures of workers beside which the others of the world go on.
 func (r *Round) tolerate(now time.Time, n *node, e Failing) {
-	r.note("rank-failed", n.Name, firstText(e.Failures, n))
+	r.note(job.EventRankFailed, n.Name, firstText(e.Failures, n))
 	n.failed = n.failed || e.Beside && n.rankBase > 0 // what becomes of node 0 is the run's
 	if e.Left > 0 {
 		return

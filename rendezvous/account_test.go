@@ -627,7 +627,7 @@ func TestTolerate(t *testing.T) {
 	}
 	s := begin()
 	fails(s, "a", 1)
-	require.Equal(t, "rank-failed", s.log[len(s.log)-1].Event)
+	require.Equal(t, job.EventRankFailed, s.log[len(s.log)-1].Event)
 	require.Equal(t, job.Run, s.dirs["b"].Kind)
 	fails(s, "a", 0)
 	require.Equal(t, job.Run, s.dirs["b"].Kind, "b runs on")
@@ -686,7 +686,7 @@ func TestThoseWhoseSuccessCountsDecideAlone(t *testing.T) {
 	s.obey()
 	require.Equal(t, 1, s.r.restarts)
 	beside(s, "b", RestartCharged, 1)
-	require.Equal(t, "rank-failed", s.log[len(s.log)-1].Event)
+	require.Equal(t, job.EventRankFailed, s.log[len(s.log)-1].Event)
 	beside(s, "a", RestartCharged, 1)
 	beside(s, "b", RestartCharged, 0)
 	s.pass(time.Hour)

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+
+	"dlrover-run/internal/job"
 )
 
 // overview is on how many hosts the nodes of a world are, as far as their connections show it.
@@ -53,8 +55,9 @@ func (r *Round) noteAddresses() {
 		if n.host() == "" {
 			why = "by which " + o.by + " has reached its host"
 		}
-		r.note("address", n.Name, fmt.Sprintf("it announces %s, which other hosts cannot reach; they are told %s, %s; "+
-			"give it --local-addr for another one", n.Addr, addr, why))
+		r.note(job.EventAddress, n.Name, fmt.Sprintf(
+			"it announces %s, which other hosts cannot reach; they are told %s, %s; "+
+				"give it --local-addr for another one", n.Addr, addr, why))
 	}
 }
 

@@ -34,7 +34,7 @@ func (r *Round) clear(now time.Time, e Cleared) error {
 	if n.bar != nil {
 		r.setBar(n, nil, false)
 		n.unsure = false
-		r.note("cleared", n.Name, "its check has passed")
+		r.note(job.EventCleared, n.Name, "its check has passed")
 	}
 	switch {
 	case r.phase == finished:
@@ -86,7 +86,7 @@ func (r *Round) doubt(now time.Time, e Doubt) error {
 		return nil
 	}
 	n.void()
-	r.note("recheck", n.Name, text.Clip(e.Reason, maxReason))
+	r.note(job.EventRecheck, n.Name, text.Clip(e.Reason, maxReason))
 	if n.state == waiting {
 		r.queue(now, n)
 	}
@@ -113,6 +113,6 @@ func (r *Round) epochOver(now time.Time) {
 		for _, n := range r.nodes {
 			n.void()
 		}
-		r.note("recheck", "", text.Clip(why, maxReason))
+		r.note(job.EventRecheck, "", text.Clip(why, maxReason))
 	}
 }

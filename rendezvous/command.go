@@ -66,7 +66,7 @@ func (r *Round) setCommand(c *job.Command) {
 			c = &job.Command{Program: r.command.Program, Args: c.Args}
 		}
 		r.command, r.commandIn, r.onResume = c, nil, nil
-		r.note("command", "", c.String())
+		r.note(job.EventCommand, "", c.String())
 	}
 }
 

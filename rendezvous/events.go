@@ -233,13 +233,13 @@ type EpochEvidence struct {
 
 // Note is one line of the event log.
 type Note struct {
-	Event string `json:"event"`
-	Round int    `json:"round"`
-	Epoch int    `json:"epoch"`
-	Node  string `json:"node,omitempty"`
-	Text  string `json:"text,omitempty"`
-	Nodes int    `json:"nodes,omitempty"`
-	World int    `json:"world_size,omitempty"`
+	Event job.Event `json:"event"`
+	Round int       `json:"round"`
+	Epoch int       `json:"epoch"`
+	Node  string    `json:"node,omitempty"`
+	Text  string    `json:"text,omitempty"`
+	Nodes int       `json:"nodes,omitempty"`
+	World int       `json:"world_size,omitempty"`
 	// Aspect is that of a check that has failed, as in Barred.
 	Aspect string `json:"-"`
 	// Machine is that of the node, in the note of its join, and in that of an agent that may not have joined.

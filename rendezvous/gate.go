@@ -219,7 +219,7 @@ func (r *Round) passGate(now time.Time) (size int, open bool) {
 	}
 	text := fmt.Sprintf("%d of %d nodes have not answered within %s; they count as cleared",
 		r.asked, r.joined+r.asked, r.params.GateTimeout)
-	r.note("gate-opened", "", text)
+	r.note(job.EventGateOpened, "", text)
 	return possible, true
 }
 
@@ -290,7 +290,7 @@ func (r *Round) noteGate(now time.Time) {
 	if helpers := r.askWitnesses(now, open); helpers > 0 {
 		text += fmt.Sprintf("; %d others help", helpers)
 	}
-	r.note("gate", "", text)
+	r.note(job.EventGate, "", text)
 }
 
 // leaveGate goes on collecting nodes. The time in the gate does not count against the join timeout.
@@ -345,13 +345,13 @@ func (r *Round) bar(now time.Time, e Barred) error {
 		return nil
 	}
 	n.void()
-	reason, aspect, event := text.Clip(e.Reason, maxReason), text.Clip(e.Aspect, maxAspect), "barred"
+	reason, aspect, event := text.Clip(e.Reason, maxReason), text.Clip(e.Aspect, maxAspect), job.EventBarred
 	if e.Again {
-		event = "undecided" // it is no mark of a node
+		event = job.EventUndecided // it is no mark of a node
 	}
 	if !n.idle() { // the gate had opened without this answer
 		if !e.Again {
-			event = "late-check"
+			event = job.EventLateCheck
 		}
 		r.note(event, n.Name, reason+"; it is checked again before the next world").Aspect = aspect
 		return nil

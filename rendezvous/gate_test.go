@@ -143,7 +143,7 @@ func (s *sim) clear(ids ...string) {
 	}
 }
 
-func (s *sim) notes(event string) (ns []Note) {
+func (s *sim) notes(event job.Event) (ns []Note) {
 	for _, n := range s.log {
 		if n.Event == event {
 			ns = append(ns, n)

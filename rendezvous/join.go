@@ -44,7 +44,7 @@ func (r *Round) join(now time.Time, e Join) error {
 	if !r.adopt(now, n, e) {
 		r.queue(now, n)
 	}
-	r.note("join", n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
+	r.note(job.EventJoin, n.Name, fmt.Sprintf("%d slots", n.Slots)).Machine = n.Machine
 	return nil
 }
 
@@ -61,7 +61,7 @@ const maxRefused = 64
 
 // tellRefused tells the waiting nodes why another one will not come.
 func (r *Round) tellRefused(refused Node, err error) {
-	r.tellWaiting("refused", refused.Name,
+	r.tellWaiting(job.EventRefused, refused.Name,
 		fmt.Sprintf("node %q was refused: %s", refused.Name, strings.TrimPrefix(err.Error(), ErrRefused.Error()+": ")))
 }
 
@@ -70,12 +70,13 @@ func (r *Round) tellOtherRun(e OtherRun) {
 	if !r.Lacks().lonely() {
 		return
 	}
-	r.tellWaiting("other-run", "", fmt.Sprintf("nodes also wait in run %q of this rendezvous, and together there would "+
-		"be enough: is --rdzv-id the same on all nodes?", e.ID))
+	r.tellWaiting(job.EventOtherRun, "", fmt.Sprintf(
+		"nodes also wait in run %q of this rendezvous, and together there would "+
+			"be enough: is --rdzv-id the same on all nodes?", e.ID))
 }
 
 // tellWaiting tells the waiting nodes, once, why others do not come.
-func (r *Round) tellWaiting(event, name, text string) {
+func (r *Round) tellWaiting(event job.Event, name, text string) {
 	if r.joined == 0 || r.refused[text] || len(r.refused) >= maxRefused {
 		return
 	}
@@ -345,7 +346,7 @@ func (r *Round) tellSucceeded(now time.Time, e Join) {
 	}
 	n := r.arrived(now, e.Node)
 	r.become(n, waiting)
-	r.note("late", n.Name, "the run has succeeded; nothing is started")
+	r.note(job.EventLate, n.Name, "the run has succeeded; nothing is started")
 	text += ": nothing is started; " + instead
 	r.direct(n, Directive{Kind: job.Done, Cause: &job.Cause{Kind: job.CauseEnded, Text: text}})
 }

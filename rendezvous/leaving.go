@@ -27,7 +27,7 @@ func (r *Round) beginLeave(now time.Time, e Leaving) error {
 	if e.Grace > 0 {
 		text += fmt.Sprintf(" (within %s)", e.Grace.Round(time.Second/10))
 	}
-	r.note("leaving", n.Name, text)
+	r.note(job.EventLeaving, n.Name, text)
 	switch {
 	case n.idle():
 	case r.resume != nil:

@@ -44,7 +44,7 @@ func (r *Round) depart(now time.Time, n *node, kind job.CauseKind, reason string
 	if n.state == leaving {
 		kind = job.CauseLeave // as it has said
 	}
-	note := r.note(string(kind), n.Name, reason)
+	note := r.note(job.Event(kind), n.Name, reason)
 	note.ID = n.ID
 	if n.rank >= 0 && n.rank < len(r.world) && r.world[n.rank] == n {
 		note.Rank = n.rank
@@ -151,7 +151,7 @@ func (r *Round) closedPort(now time.Time, e Refused) {
 
 func (r *Round) fallSilent(n *node) {
 	n.silent = true
-	r.note("suspect", n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
+	r.note(job.EventSuspect, n.Name, fmt.Sprintf("its host has given no sign of life for %s", SuspectAfter))
 }
 
 // nodeTimeout is the run's; an older launcher says none.

@@ -144,7 +144,7 @@ func TestSilentHostComesBack(t *testing.T) {
 
 func eventsOf(s *sim) (names []string) {
 	for _, n := range s.log {
-		names = append(names, n.Event)
+		names = append(names, string(n.Event))
 	}
 	return names
 }

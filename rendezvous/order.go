@@ -90,7 +90,7 @@ func (r *Round) order(now time.Time, o Order) error {
 		return err
 	}
 	c := o.cause()
-	r.note("order", o.Node, fmt.Sprintf("%s: %s", o.Kind, c.Text))
+	r.note(job.EventOrder, o.Node, fmt.Sprintf("%s: %s", o.Kind, c.Text))
 	switch o.Kind {
 	case OrderRestart:
 		r.setCommand(o.Command)
@@ -252,7 +252,7 @@ func (r *Round) recallPause(now time.Time, n *node, e Join) {
 		r.pausedIn = &e.Seen
 	case r.paused != nil || r.unpaused || !r.collecting():
 	case r.fresh() || r.resume != nil && !r.id.Newer(e.Seen):
-		r.note("order", n.Name, "pause: it was ordered before the rendezvous daemon was started again")
+		r.note(job.EventOrder, n.Name, "pause: it was ordered before the rendezvous daemon was started again")
 		r.pause(now, bounded(*e.Paused))
 		r.pausedIn = &e.Seen
 	}

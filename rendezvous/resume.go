@@ -94,7 +94,7 @@ func (r *Round) rebuild(now time.Time, n *node, e *Resume) {
 	r.id, r.restarts, r.worldSize, r.holdAt = e.EpochID, e.Place.RestartCount, e.Place.WorldSize, time.Time{}
 	r.seq = max(r.seq, r.id.Term)
 	r.recallHold(e)
-	r.note("resume", n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
+	r.note(job.EventResume, n.Name, fmt.Sprintf("waiting for %d nodes of a running world", size))
 }
 
 // onlyStopped: nobody has come back whose workers run.
@@ -144,7 +144,7 @@ func (r *Round) settleResume(now time.Time) {
 			w.missing, len(w.world))
 		r.breakWorld(now, job.Cause{Kind: job.CauseLoss, Text: text})
 	} else {
-		r.note("resumed", "", "the running world is complete again")
+		r.note(job.EventResumed, "", "the running world is complete again")
 	}
 	r.carryOut(now, w)
 	if r.phase == running {

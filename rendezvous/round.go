@@ -241,7 +241,7 @@ func (r *Round) apply(now time.Time, ev Event) error {
 		return r.order(now, e)
 	case Rewire:
 		r.cfg.Topology = e.Topology
-		r.note("topology", "", fmt.Sprintf("%d nodes; it counts from the next seal", len(e.Topology)))
+		r.note(job.EventTopology, "", fmt.Sprintf("%d nodes; it counts from the next seal", len(e.Topology)))
 		return nil
 	case OtherRun:
 		r.tellOtherRun(e)
@@ -267,7 +267,7 @@ func (r *Round) ready(now time.Time, e Ready) error {
 		r.direct(r.world[i], Directive{Kind: job.Run, Place: &p, Cause: r.cause})
 	}
 	r.cause = nil
-	r.note("run", "", fmt.Sprintf("store at %s:%d", addr, e.Port))
+	r.note(job.EventRun, "", fmt.Sprintf("store at %s:%d", addr, e.Port))
 	return nil
 }
 
@@ -340,7 +340,7 @@ func (r *Round) success(now time.Time, e Success) error {
 func (r *Round) succeed(n *node) {
 	r.become(n, succeeded)
 	r.done++
-	r.note("node-succeeded", n.Name, "")
+	r.note(job.EventNodeSucceeded, n.Name, "")
 }
 
 // checkDone ends the run when those have succeeded whose success it needs, or starts it anew when
@@ -410,7 +410,7 @@ func (r *Round) enterForming(now time.Time, c job.Cause) {
 	r.account.BrokeAt, r.account.BackoffAt, r.account.Exhausted = now, time.Time{}, 0
 	r.growAt, r.lastCallAt = time.Time{}, time.Time{}
 	r.barsAge()
-	r.note("break", c.Node, c.Text)
+	r.note(job.EventBreak, c.Node, c.Text)
 }
 
 // settle makes the time-dependent decisions of the present phase.
@@ -485,7 +485,7 @@ func (r *Round) finish(now time.Time, o job.Outcome, c *job.Cause) {
 	if c != nil {
 		text = c.Text
 	}
-	r.note(string(o), "", text)
+	r.note(job.Event(o), "", text)
 	r.tellEnded()
 }
 
@@ -511,14 +511,14 @@ func (r *Round) direct(n *node, d Directive) {
 	r.acts = append(r.acts, Action{Node: n.ID, Directive: &d})
 }
 
-func (r *Round) note(event, nodeName, text string) *Note {
+func (r *Round) note(event job.Event, nodeName, text string) *Note {
 	n := r.Remark(event, nodeName, text)
 	r.acts = append(r.acts, Action{Note: &n})
 	return &n
 }
 
 // Remark is a note about the present state of the run, for who has something to say beside the Round.
-func (r *Round) Remark(event, nodeName, text string) Note {
+func (r *Round) Remark(event job.Event, nodeName, text string) Note {
 	return Note{
 		Event: event, Round: r.id.Round, Epoch: r.id.Epoch, Node: nodeName, Text: text,
 		Nodes: len(r.nodes), World: r.worldSize, Term: r.id.Term, Rank: -1,

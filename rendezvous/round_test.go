@@ -1337,7 +1337,7 @@ func TestNotesOfDepartures(t *testing.T) {
 		s.must(Leave{ID: id, Reason: "drained"})
 	}
 	ranks := map[string]int{}
-	for _, n := range s.notes(string(job.CauseLeave)) {
+	for _, n := range s.notes(job.EventNodeLeave) {
 		ranks[n.Node] = n.Rank
 		require.Equal(t, s.ended[0].Term, n.Term)
 		require.Equal(t, n.Node, n.ID)

@@ -66,7 +66,7 @@ func (r *Round) lastCallOver(now time.Time, candidates int) bool {
 		case p.Quiet > 0:
 			text += fmt.Sprintf(" at the latest, or %s after the newest node", p.Quiet)
 		}
-		r.note("last-call", "", text)
+		r.note(job.EventLastCall, "", text)
 	}
 	return !now.Before(r.lastCallEnd(candidates))
 }
@@ -117,7 +117,7 @@ func (r *Round) seal(now time.Time, size int) {
 			r.findPartners(now)
 		}
 	}
-	r.note("seal", ranked[0].Name, "").Members = r.World()
+	r.note(job.EventSeal, ranked[0].Name, "").Members = r.World()
 	r.noteAddresses()
 }
 

@@ -105,7 +105,7 @@ func (r *Round) tellShortage() {
 	r.lacking = r.lack(job.CauseCheck, fmt.Sprintf(
 		"too few nodes have passed their checks; waiting up to %s for others: %s",
 		r.params.JoinTimeout, r.numbers()))
-	r.note("too-few", "", r.lacking.Text)
+	r.note(job.EventTooFew, "", r.lacking.Text)
 	for _, n := range r.sorted(func(n *node) bool { return n.state == waiting }) {
 		r.direct(n, r.wait())
 	}

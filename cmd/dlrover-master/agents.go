@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/text"
 	"dlrover-run/rendezvous/api"
 	"dlrover-run/rendezvous/pyproto"
@@ -68,7 +69,7 @@ func (d *daemon) pythonAgents(c *cli.Context) (func(*service.Service) (http.Hand
 	}
 	return func(s *service.Service) (http.Handler, func()) {
 		cfg.Service = s.Hub
-		cfg.Note = func(event, node, machine, text string) {
+		cfg.Note = func(event job.Event, node, machine, text string) {
 			if machine != "" && d.marks != nil {
 				d.marks.Place(cfg.Run, node, machine)
 			}

@@ -123,7 +123,7 @@ func TestWhatAnAgentSaysOfItsNodeIsKept(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, line.Events, 2)
 		require.Equal(t, []string{"node-error", "worker-2", "CheckFailure"},
-			[]string{line.Events[0].Event, line.Events[0].Node, line.Events[0].Text})
-		require.Equal(t, []string{"node-marked", "worker-2"}, []string{line.Events[1].Event, line.Events[1].Node})
+			[]string{string(line.Events[0].Event), line.Events[0].Node, line.Events[0].Text})
+		require.Equal(t, []string{"node-marked", "worker-2"}, []string{string(line.Events[1].Event), line.Events[1].Node})
 	}, 20*time.Second, 20*time.Millisecond)
 }

@@ -28,6 +28,7 @@ import (
 	"dlrover-run/cmd/internal/token"
 	"dlrover-run/cmd/internal/version"
 	"dlrover-run/internal/duration"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
 )
@@ -216,7 +217,7 @@ func checkExposure(listen string, hasToken, insecure bool) error {
 }
 
 // annotate tells of a mark in the timeline of a run. Before the service is there no run is, but marks may expire.
-func (d *daemon) annotate(run, event, node, text string) {
+func (d *daemon) annotate(run string, event job.Event, node, text string) {
 	if hub := d.hub.Load(); hub != nil {
 		_ = hub.Annotate(run, event, node, text) // the run may be over
 	}
@@ -239,13 +240,13 @@ func (d *daemon) observe(run string, n rendezvous.Note) {
 	if d.marks != nil {
 		d.marks.Hear(run, n)
 	}
-	d.events.Event(n.Event, slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch),
+	d.events.Event(string(n.Event), slog.String("run_id", run), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch),
 		slog.String("node", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes), slog.Int("world_size", n.World))
 	level := slog.LevelInfo
-	if n.Event == "join" || n.Event == "node-succeeded" {
+	if n.Event == job.EventJoin || n.Event == job.EventNodeSucceeded {
 		level = slog.LevelDebug // one for every node, which in a large run is a flood
 	}
-	d.log.Log(context.Background(), level, n.Event, "run_id", run, "round", n.Round, "epoch", n.Epoch,
+	d.log.Log(context.Background(), level, string(n.Event), "run_id", run, "round", n.Round, "epoch", n.Epoch,
 		"node", n.Node, "text", n.Text, "nodes", n.Nodes, "world_size", n.World)
 }
 

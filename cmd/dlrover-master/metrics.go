@@ -38,7 +38,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-func (m *metrics) note(n rendezvous.Note) { m.events.WithLabelValues(n.Event).Inc() }
+func (m *metrics) note(n rendezvous.Note) { m.events.WithLabelValues(string(n.Event)).Inc() }
 
 // page is the metrics as text, which is made once in pageTime at most: a reader that is slow, or one of many, takes no
 // memory of its own.

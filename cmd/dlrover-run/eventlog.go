@@ -158,8 +158,8 @@ func (w eventWriter) execEnded(c node.Command, e streams.Exit) {
 
 // rendezvous writes what happens in the rendezvous that this node serves.
 func (w eventWriter) rendezvous(n rendezvous.Note) {
-	w.log.Event("rendezvous-"+n.Event, slog.Int("round", n.Round), slog.Int("epoch", n.Epoch), slog.String("who", n.Node),
-		slog.String("text", n.Text), slog.Int("nodes", n.Nodes))
+	w.log.Event("rendezvous-"+string(n.Event), slog.Int("round", n.Round), slog.Int("epoch", n.Epoch),
+		slog.String("who", n.Node), slog.String("text", n.Text), slog.Int("nodes", n.Nodes))
 }
 
 // ended writes how the job ended for this node.

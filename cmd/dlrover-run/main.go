@@ -304,8 +304,8 @@ func unusableOption(err error) error {
 
 func (j *nodeJob) observe(run string, n rendezvous.Note) {
 	j.events.rendezvous(n)
-	if n.Event == "last-call" || n.Event == "resume" || n.Event == "address" {
-		j.log.Info("rendezvous: "+n.Event, "text", n.Text)
+	if n.Event == job.EventLastCall || n.Event == job.EventResume || n.Event == job.EventAddress {
+		j.log.Info("rendezvous: "+string(n.Event), "text", n.Text)
 	}
 }
 

@@ -96,9 +96,9 @@ func (c *call) mayComeBack(err error, lost *time.Time) bool {
 func ended(es []api.Event) (end bool) {
 	for _, e := range es {
 		switch e.Event {
-		case string(job.Succeeded), string(job.Failed):
+		case job.EventSucceeded, job.EventFailed:
 			end = true
-		case "join", "seal":
+		case job.EventJoin, job.EventSeal:
 			end = false
 		}
 	}
@@ -115,14 +115,15 @@ func (c *call) printEvents(es api.Events) {
 			continue
 		}
 		fmt.Fprintf(c.stdout, "%s  %3d.%-3d %-14s  %s\n",
-			e.At.Local().Format(time.DateTime), e.Round, e.Epoch, text.EscapeLine(e.Event), text.EscapeLine(eventText(e)))
+			e.At.Local().Format(time.DateTime), e.Round, e.Epoch, text.EscapeLine(string(e.Event)),
+			text.EscapeLine(eventText(e)))
 	}
 }
 
 // eventText is what an event says, and about whom.
 func eventText(e api.Event) string {
 	text := e.Text
-	if e.Event == "seal" {
+	if e.Event == job.EventSeal {
 		text = fmt.Sprintf("%d nodes, %d workers", e.Nodes, e.World)
 	}
 	switch {

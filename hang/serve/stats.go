@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"dlrover-run/hang"
+	"dlrover-run/internal/job"
 )
 
 // Kinds are those that Stats.Verdicts counts.
@@ -60,7 +61,7 @@ func (s *stats) count(a hang.CaseAction) {
 		s.now.Detect = a.Ask.Age
 	case a.Ask != nil && a.Ask.What == hang.TellOver:
 		s.now.Withdrawn++
-	case a.Note != nil && a.Note.Event == "hang-suspected":
+	case a.Note != nil && a.Note.Event == job.EventHangSuspected:
 		s.now.Suspicions++
 	case a.Order != nil:
 		s.now.Orders[a.Order.Action]++

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/netcheck"
 )
 
@@ -173,6 +174,6 @@ func (p *pairing) decide(id string, v netcheck.Verdict) {
 	p.acts = append(p.acts, netcheck.Action{To: id, Assign: a})
 }
 
-func (p *pairing) note(event, node, text string) {
+func (p *pairing) note(event job.Event, node, text string) {
 	p.acts = append(p.acts, netcheck.Action{Note: &netcheck.Note{Event: event, Node: node, Text: text}})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/runhost"
 	"dlrover-run/netcheck"
 )
@@ -336,7 +337,7 @@ func (r *run) performLocked(now time.Time, a netcheck.Action) {
 	case a.Note != nil:
 		n := r.aliased(*a.Note)
 		r.Tell(func() { r.hub.cfg.Note(r.id, n) })
-		if a.Note.Event == "check-ended" {
+		if a.Note.Event == job.EventCheckEnded {
 			r.active = false
 			r.hub.stats.ended(now.Sub(r.began))
 		}

@@ -39,7 +39,7 @@ func newPlace(t *testing.T) *place {
 		Note: func(run string, n netcheck.Note) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.notes = append(p.notes, strings.TrimSpace(run+" "+n.Event+" "+n.Node+n.Text))
+			p.notes = append(p.notes, strings.TrimSpace(run+" "+string(n.Event)+" "+n.Node+n.Text))
 		},
 		check: func(c netcheck.Config) check {
 			p.checks = append(p.checks, newPairing(c))

@@ -370,7 +370,7 @@ func (h *Hub) Names(id string, ids []string) map[string]string {
 // Annotate adds a line to the timeline of a run, as if the run had noted it: for what is mounted beside it. Node is the
 // name of a node, or "". The event must be none of the run's own. Observe hears of it, so that it must not call this.
 // ErrUnknownRun and ErrClosed are the errors.
-func (h *Hub) Annotate(id, event, node, text string) error {
+func (h *Hub) Annotate(id string, event job.Event, node, text string) error {
 	r, err := h.existing(id)
 	if err != nil {
 		return err
@@ -383,7 +383,7 @@ func (h *Hub) Annotate(id, event, node, text string) error {
 // Told is Annotate for what a node tells of itself: what is more than 8 lines of an event by a node, or 64 by all of
 // its run, in ten minutes is dropped. It may be told before anybody has joined: the run then begins with the line, and
 // is kept for ten minutes for its nodes. ErrTooManyRuns and ErrClosed are the errors.
-func (h *Hub) Told(id, event, node, text string) error {
+func (h *Hub) Told(id string, event job.Event, node, text string) error {
 	r, err := h.open(id)
 	if err != nil {
 		return err

@@ -293,7 +293,7 @@ func TestHubKeepsWhatHappened(t *testing.T) {
 	require.NoError(t, err)
 	var names []string
 	for _, e := range es.Events {
-		names = append(names, e.Event)
+		names = append(names, string(e.Event))
 	}
 	require.Equal(t, []string{"join", "seal", "run", "break", "seal", "run", "break", "seal"}, names)
 }

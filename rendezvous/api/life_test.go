@@ -238,7 +238,7 @@ func losses(t *testing.T, h *Hub) (texts []string) {
 	events, err := h.Events(t.Context(), "r", 0)
 	require.NoError(t, err)
 	for _, e := range events.Events {
-		if e.Note.Event == string(job.CauseLoss) {
+		if e.Note.Event == job.EventNodeLoss {
 			texts = append(texts, e.Note.Text)
 		}
 	}

@@ -157,11 +157,11 @@ func (r *run) stepLocked(ev rendezvous.Event) error {
 }
 
 // told adds to the timeline what a node tells, which may be before anybody is here.
-func (r *run) told(event, node, text string) error {
+func (r *run) told(event job.Event, node, text string) error {
 	r.Lock()
 	defer r.Unlock()
 	now := time.Now()
-	if r.Err() == nil && !r.quota.take(now, event, node) {
+	if r.Err() == nil && !r.quota.take(now, string(event), node) {
 		return nil
 	}
 	if !r.used {
@@ -170,7 +170,7 @@ func (r *run) told(event, node, text string) error {
 	return r.annotateLocked(now, event, node, text)
 }
 
-func (r *run) annotateLocked(now time.Time, event, node, text string) error {
+func (r *run) annotateLocked(now time.Time, event job.Event, node, text string) error {
 	if r.Err() != nil {
 		return r.Err()
 	}

@@ -68,7 +68,7 @@ type timeline struct {
 
 // source is a kind of events, of which there are some dozens, or evidence, which has no name.
 type source struct {
-	event string
+	event job.Event
 	bytes int
 }
 
@@ -129,7 +129,7 @@ func (t *timeline) end(now time.Time, e rendezvous.EpochEvidence) {
 }
 
 // grow books n bytes of a source and drops others until they fit.
-func (t *timeline) grow(event, node string, n int) {
+func (t *timeline) grow(event job.Event, node string, n int) {
 	t.book(event, n)
 	for t.size > maxLine {
 		t.dropFor(node, t.heaviest(true))
@@ -139,7 +139,7 @@ func (t *timeline) grow(event, node string, n int) {
 	}
 }
 
-func (t *timeline) book(event string, n int) {
+func (t *timeline) book(event job.Event, n int) {
 	t.size += n
 	t.of.used += n
 	i := slices.IndexFunc(t.sources, func(s source) bool { return s.event == event })
@@ -151,7 +151,7 @@ func (t *timeline) book(event string, n int) {
 }
 
 // heaviest is the source that takes the most, of all or of events.
-func (t *timeline) heaviest(evidence bool) string {
+func (t *timeline) heaviest(evidence bool) job.Event {
 	var most source
 	for _, s := range t.sources {
 		if s.bytes > most.bytes && (evidence || s.event != "") {
@@ -162,7 +162,7 @@ func (t *timeline) heaviest(evidence bool) string {
 }
 
 // dropFor makes room for news of a node: the oldest of its own events if it floods, else the oldest of a source.
-func (t *timeline) dropFor(node, event string) {
+func (t *timeline) dropFor(node string, event job.Event) {
 	floods := t.floods(node)
 	if event == "" && !floods {
 		t.book("", -t.ended.pop().size())

@@ -86,7 +86,7 @@ func TestTimelineUnderFloods(t *testing.T) {
 		"one kind, of no node":    func(int) rendezvous.Note { return rendezvous.Note{Event: "break"} },
 		"a known kind, of a node": func(int) rendezvous.Note { return rendezvous.Note{Event: "join", Node: "evil"} },
 		"all kinds, of a node": func(i int) rendezvous.Note {
-			return rendezvous.Note{Event: fmt.Sprint("kind", i%40), Node: "evil"}
+			return rendezvous.Note{Event: job.Event(fmt.Sprint("kind", i%40)), Node: "evil"}
 		},
 		"long texts, of many nodes": func(i int) rendezvous.Note {
 			return rendezvous.Note{Event: "node-error", Node: fmt.Sprint("evil", i), Text: strings.Repeat("x", 10*maxText)}
@@ -109,7 +109,7 @@ func TestTimelineUnderFloods(t *testing.T) {
 			for i := range n {
 				note(flood(i))
 			}
-			kept := map[string]int{}
+			kept := map[job.Event]int{}
 			es, _, err := line.since(0)
 			require.NoError(t, err)
 			for _, e := range es.Events {
@@ -241,7 +241,7 @@ func BenchmarkFlood(b *testing.B) {
 	line := testLine(maxLines)
 	now := time.Now()
 	for i := range maxEvents / 2 {
-		line.note(now, rendezvous.Note{Event: fmt.Sprint("kind", i%20)})
+		line.note(now, rendezvous.Note{Event: job.Event(fmt.Sprint("kind", i%20))})
 	}
 	for b.Loop() {
 		line.note(now, noteOf("2 slots"))
@@ -268,7 +268,7 @@ func TestEventsAreHeld(t *testing.T) {
 		es, err := h.Events(t.Context(), "r", 0)
 		require.NoError(t, err)
 		require.Len(t, es.Events, 2)
-		require.Equal(t, "join", es.Events[0].Event)
+		require.Equal(t, job.EventJoin, es.Events[0].Event)
 		require.Equal(t, time.Now().UTC(), es.Events[0].At)
 
 		start := time.Now()
@@ -328,7 +328,7 @@ func TestHeldEventsEnd(t *testing.T) {
 func TestSizesCount(t *testing.T) {
 	const n = 100
 	long := strings.Repeat("x", n)
-	e := Event{Note: rendezvous.Note{Event: long, Node: long, Text: long}}
+	e := Event{Note: rendezvous.Note{Event: job.Event(long), Node: long, Text: long}}
 	require.Equal(t, Event{}.size()+3*n, e.size())
 	cause := &job.Cause{Node: long, Text: long}
 	empty, full := endedAt{}, endedAt{}

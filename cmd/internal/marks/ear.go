@@ -33,20 +33,18 @@ type heard struct {
 
 // said is something about a node.
 type said struct {
-	event   string // of the Note; passed is none
-	node    string // its name
+	event   job.Event // of the Note; passed is none
+	node    string    // its name
 	text    string
 	aspect  string   // of the node, that has failed
 	covered []string // aspects of the node that have passed
 }
 
 const (
-	passed    = "passed"
-	nodeError = "node-error" // an agent of DLRover blames its own node
-	maxSaid   = 1 << 16      // of one run in one piece; the rest is not heard
-	maxCover  = 16           // aspects of one node, of nodes.MaxKind bytes
+	passed   = "passed"
+	maxSaid  = 1 << 16 // of one run in one piece; the rest is not heard
+	maxCover = 16      // aspects of one node, of nodes.MaxKind bytes
 
-	deviceFault = "device-fault" // the text begins with a hard kind
 )
 
 func newEar(k *Keeper) *ear {
@@ -56,16 +54,18 @@ func newEar(k *Keeper) *ear {
 // Hear takes a note of a run. It is quick, and may be called with the run locked.
 func (k *Keeper) Hear(run string, n rendezvous.Note) {
 	switch n.Event {
-	case "join":
+	case job.EventJoin:
 		k.Place(run, n.Node, n.Machine)
-	case "barred", "late-check", "order", nodeError, deviceFault, string(nodes.LogRule):
+	case job.EventBarred, job.EventLateCheck, job.EventOrder, job.EventNodeError, job.EventDeviceFault,
+		job.EventLogRule:
 		k.ear.add(run, func(h *heard) {
 			if n.Machine != "" {
 				h.machines[n.Node] = n.Machine
 			}
 			h.say(said{event: n.Event, node: n.Node, text: n.Text, aspect: n.Aspect})
 		})
-	case "node-loss", "node-leave", "break", "seal", "run", "succeeded", "failed", "resumed":
+	case job.EventNodeLoss, job.EventNodeLeave, job.EventBreak, job.EventSeal, job.EventRun, job.EventSucceeded,
+		job.EventFailed, job.EventResumed:
 		k.ear.add(run, func(*heard) {})
 	}
 }
@@ -268,11 +268,11 @@ func (l *listener) find(run string, r *known, all []said, bars map[string]job.Ca
 func kindOf(s said, bars map[string]job.Cause) (nodes.Kind, string) {
 	what, rest, _ := strings.Cut(s.text, ": ")
 	switch {
-	case s.event == deviceFault:
+	case s.event == job.EventDeviceFault:
 		return nodes.Kind(what), rest
-	case s.event == string(nodes.LogRule):
+	case s.event == job.EventLogRule:
 		return nodes.LogRule, s.text
-	case s.event == "barred" || s.event == "late-check" || s.event == nodeError:
+	case s.event == job.EventBarred || s.event == job.EventLateCheck || s.event == job.EventNodeError:
 		return nodes.CheckFailed, s.text
 	case what == string(rendezvous.OrderBar) && bars[s.node].Kind == job.CauseHang:
 		return nodes.Unkillable, s.text

@@ -29,7 +29,7 @@ type aJob struct {
 func inJob(t *testing.T, size int, f func(*aJob)) {
 	synctest.Test(t, func(t *testing.T) {
 		j := &aJob{t: t}
-		j.k = open(t, Config{Dir: t.TempDir(), Annotate: func(run, event, node, text string) {
+		j.k = open(t, Config{Dir: t.TempDir(), Annotate: func(run string, event job.Event, node, text string) {
 			j.notes.annotate(run, event, node, text)
 			_ = j.s.Hub.Annotate(run, event, node, text)
 		}})
@@ -80,7 +80,7 @@ func TestABarredNodeIsMarkedAndACheckThatPassesClearsIt(t *testing.T) {
 		require.Equal(t, []string{"r: node-marked m1"}, j.notes.take())
 		es, err := j.s.Hub.Events(t.Context(), "r", 0)
 		require.NoError(t, err)
-		require.Equal(t, "node-marked", es.Events[len(es.Events)-1].Event)
+		require.Equal(t, job.EventNodeMarked, es.Events[len(es.Events)-1].Event)
 
 		for name, ev := range map[string]rendezvous.Cleared{
 			"alone":          {ID: "n1", Until: time.Now().Add(-time.Second), Covered: network},

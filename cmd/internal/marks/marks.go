@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"dlrover-run/cmd/internal/service"
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous/nodes"
 )
 
@@ -30,7 +31,7 @@ type Config struct {
 	Policy nodes.Config
 	Log    *slog.Logger
 	// Annotate adds a line to the timeline of a run, which may be over; nil adds none.
-	Annotate func(run, event, node, text string)
+	Annotate func(run string, event job.Event, node, text string)
 	// Settle is how long findings are collected before they are judged together, so that a mass of them is seen to be
 	// one. Default: 1 s.
 	Settle time.Duration
@@ -203,14 +204,14 @@ func (k *Keeper) carryOut(a nodes.Act) {
 }
 
 // events are the names of acts in the timeline.
-var events = map[nodes.Do]string{
-	nodes.Apply: "node-marked", nodes.Remove: "node-unmarked", nodes.Hold: "node-mark-held",
+var events = map[nodes.Do]job.Event{
+	nodes.Apply: job.EventNodeMarked, nodes.Remove: job.EventNodeUnmarked, nodes.Hold: job.EventNodeMarkHeld,
 }
 
 // tell tells people of an act: in the timeline of its run and of all in which the machine takes part.
 func (k *Keeper) tell(a nodes.Act) {
 	event, node := events[a.Do], a.Mark.Node
-	k.cfg.Log.Warn(event, "node", node, "run_id", a.Run, "kind", string(a.Mark.Kind), "text", a.Text)
+	k.cfg.Log.Warn(string(event), "node", node, "run_id", a.Run, "kind", string(a.Mark.Kind), "text", a.Text)
 	if k.cfg.Annotate == nil {
 		return
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/rendezvous/nodes"
 )
 
@@ -224,7 +225,9 @@ func (o *told) take() []string {
 	return lines
 }
 
-func (o *told) annotate(run, event, node, _ string) { o.add("%s: %s %s", run, event, node) }
+func (o *told) annotate(run string, event job.Event, node, _ string) {
+	o.add("%s: %s %s", run, event, node)
+}
 
 func (o *told) act(what string, m nodes.Mark) error {
 	o.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/netcheck"
 	"dlrover-run/netcheck/serve"
 	"dlrover-run/rendezvous"
@@ -33,7 +34,7 @@ func (s *Service) gate(run string, subjects, witnesses []string) {
 		return
 	}
 	s.annotate(run, netcheck.Note{
-		Event: "check-ended", Text: fmt.Sprintf("%d nodes are not checked: %v", len(subjects), err),
+		Event: job.EventCheckEnded, Text: fmt.Sprintf("%d nodes are not checked: %v", len(subjects), err),
 	})
 	for _, id := range slices.Concat(subjects, witnesses) {
 		_ = s.Hub.Report(context.Background(), run, rendezvous.Cleared{ID: id, Unchecked: true}) // it may have left

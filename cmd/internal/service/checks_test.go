@@ -189,7 +189,7 @@ func timeline(t *testing.T, s *Service) (lines []string) {
 	es, err := s.Hub.Events(t.Context(), "r", 0)
 	require.NoError(t, err)
 	for _, e := range es.Events {
-		lines = append(lines, strings.TrimSpace(e.Event+" "+e.Node))
+		lines = append(lines, strings.TrimSpace(string(e.Event)+" "+e.Node))
 	}
 	return lines
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/verdict"
 	"dlrover-run/rendezvous"
 )
@@ -21,9 +22,9 @@ func (s *Service) Found(run string, f Finding) error {
 	if node == "" {
 		return fmt.Errorf("%w: findings are told by launchers that have joined run %q", rendezvous.ErrUnknownNode, run)
 	}
-	event, text := "log-rule", orderText(f.Text)
+	event, text := job.EventLogRule, orderText(f.Text)
 	if verdict.IsHardware(text) {
-		event, text = "device-fault", fault(text)+": "+text
+		event, text = job.EventDeviceFault, fault(text)+": "+text
 	}
 	return s.Hub.Told(run, event, node, text)
 }

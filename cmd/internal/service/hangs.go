@@ -20,7 +20,7 @@ func (s *Service) newHangs() *hangs.Hub {
 		Notify: s.askNodes, Order: s.endHang, Doubt: s.doubtAll,
 		Note: func(run string, n hang.Note) {
 			_ = s.Hub.Annotate(run, n.Event, n.Node, n.Text) // the run may be over
-			s.cfg.Log.Debug(n.Event, "run_id", run, "node", n.Node, "text", n.Text)
+			s.cfg.Log.Debug(string(n.Event), "run_id", run, "node", n.Node, "text", n.Text)
 		},
 		Keep: func(run string) bool {
 			_, err := s.Hub.Params(run)
@@ -30,8 +30,8 @@ func (s *Service) newHangs() *hangs.Hub {
 }
 
 // endsEpoch says whether the event of a note ends an epoch.
-func endsEpoch(event string) bool {
-	return event == "break" || event == string(job.Succeeded) || event == string(job.Failed)
+func endsEpoch(e job.Event) bool {
+	return e == job.EventBreak || e == job.EventSucceeded || e == job.EventFailed
 }
 
 func (s *Service) hangSpec(run string) (hang.Spec, error) {

@@ -156,7 +156,7 @@ func TestHangEndsTheEpoch(t *testing.T) {
 				require.NoError(t, err)
 				var kinds []string
 				for _, e := range events.Events {
-					kinds = append(kinds, e.Event)
+					kinds = append(kinds, string(e.Event))
 				}
 				all := strings.Join(kinds, " ")
 				require.Contains(t, all, "hang-suspected hang-verdict")

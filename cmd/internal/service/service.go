@@ -182,7 +182,7 @@ func (s *Service) Close(grace time.Duration) {
 
 // observe has the run locked.
 func (s *Service) observe(run string, n rendezvous.Note) {
-	if n.Event == string(job.CauseLoss) && n.Rank >= 0 {
+	if n.Event == job.EventNodeLoss && n.Rank >= 0 {
 		s.Checkpoints.Lost(run, n.Term, n.Round, n.Rank)
 	}
 	if n.ID != "" {

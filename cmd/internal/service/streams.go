@@ -2,6 +2,7 @@ package service
 
 import (
 	"dlrover-run/cmd/internal/streamhub"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/streams"
 )
 
@@ -10,7 +11,7 @@ func (s *Service) newStreams() *streamhub.Hub {
 	return streamhub.New(streamhub.Config{
 		Secure: s.cfg.Token != "", Roster: s.Hub.Roster, Log: s.cfg.Log,
 		Notify: func(run, node, body string) error { return s.Hub.Notify(run, node, streams.Topic, body) },
-		Note: func(run, event, node, text string) {
+		Note: func(run string, event job.Event, node, text string) {
 			_ = s.Hub.Annotate(run, event, node, text) // the run may be over
 		},
 	})

@@ -57,7 +57,7 @@ type Config struct {
 	// Notify tells the nodes of a name, or all for "", that they are wanted.
 	Notify func(run, node, body string) error
 	// Note writes into the timeline of a run.
-	Note func(run, event, node, text string)
+	Note func(run string, event job.Event, node, text string)
 	Log  *slog.Logger
 }
 
@@ -108,16 +108,16 @@ type peer struct {
 }
 
 // Happened tells of an event of a run. It only takes note of it.
-func (h *Hub) Happened(run, event string) {
+func (h *Hub) Happened(run string, event job.Event) {
 	if h.live.Load() == 0 {
 		return
 	}
 	over := ""
-	switch job.Outcome(event) {
-	case job.Succeeded, job.Failed:
-		over = "the run has " + event
-	}
-	if over == "" && event != "join" && event != "run" && event != "resumed" && event != "resume" {
+	switch event {
+	case job.EventSucceeded, job.EventFailed:
+		over = "the run has " + string(event)
+	case job.EventJoin, job.EventRun, job.EventResumed, job.EventResume:
+	default:
 		return
 	}
 	for _, s := range h.ofRun(run) {
@@ -540,7 +540,7 @@ func (s *stream) feed(o rendezvous.Occupant, nc net.Conn) {
 	if len(s.req.Args) > 0 {
 		s.exit(streams.Exit{Code: streams.CodeRefused,
 			Error: fmt.Sprintf("the connection to the launcher of node %s is lost, or it has ended", o.Name)})
-		s.note("exec-ended", o.Name, s.exitText())
+		s.note(job.EventExecEnded, o.Name, s.exitText())
 	} else if err != nil {
 		s.hub.cfg.Log.Debug("a launcher has left a stream", "run_id", s.run, "node", o.Name, "err", err)
 	}
@@ -566,7 +566,7 @@ func (s *stream) join(o rendezvous.Occupant, nc net.Conn) (*peer, uint16) {
 	s.count++
 	s.mu.Unlock()
 	if command {
-		s.note("exec", o.Name, s.commandText())
+		s.note(job.EventExec, o.Name, s.commandText())
 	}
 	if write(nc, streams.Frame{Kind: streams.KindRequest, Rank: -1, Data: streams.JSON(req)}.Append(nil)) != nil ||
 		s.send(streams.Frame{Kind: streams.KindNode, Node: number, Rank: -1, Data: []byte(o.Name)}) != nil {
@@ -615,7 +615,7 @@ func (s *stream) copy(p *peer, number uint16, nc net.Conn) error {
 }
 
 // note writes into the run's timeline who executes what.
-func (s *stream) note(event, node, text string) {
+func (s *stream) note(event job.Event, node, text string) {
 	s.hub.cfg.Note(s.run, event, node, text)
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"dlrover-run/cmd/internal/guarded"
 	"dlrover-run/cmd/internal/streamhub"
+	"dlrover-run/internal/job"
 	"dlrover-run/launcher/logs"
 	"dlrover-run/launcher/proc"
 	"dlrover-run/launcher/streams"
@@ -109,10 +110,10 @@ func (r *rig) notify(_, _, body string) error {
 	return nil
 }
 
-func (r *rig) note(_, event, node, text string) {
+func (r *rig) note(_ string, event job.Event, node, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.notes = append(r.notes, event+" "+node+" "+text)
+	r.notes = append(r.notes, string(event)+" "+node+" "+text)
 }
 
 // worker runs a shell command as a worker, until it has ended.

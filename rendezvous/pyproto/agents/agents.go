@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"dlrover-run/internal/job"
 	"dlrover-run/internal/pickle"
 	"dlrover-run/rendezvous"
 	"dlrover-run/rendezvous/api"
@@ -46,7 +47,7 @@ type Config struct {
 	Trust func(ctx context.Context)
 	// Note adds a line to the run's timeline, which may begin with it; nil: nobody reads it. Machine is that of the node,
 	// "" if it is unknown.
-	Note func(event, node, machine, text string)
+	Note func(event job.Event, node, machine, text string)
 	// Machine says where an agent is, by its NODE_TYPE, NODE_ID and NODE_IP ("" where it tells none): agents do not tell
 	// it themselves. The agent waits for the answer, "" for unknown; nil knows of nobody.
 	Machine func(ctx context.Context, kind string, id int, ip string) string
@@ -97,7 +98,7 @@ func New(cfg Config) *Host {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Note == nil {
-		cfg.Note = func(string, string, string, string) {}
+		cfg.Note = func(job.Event, string, string, string) {}
 	}
 	if cfg.Machine == nil {
 		cfg.Machine = func(context.Context, string, int, string) string { return "" }

@@ -409,7 +409,7 @@ func TestWhereAgentsAre(t *testing.T) {
 			asked = append(asked, fmt.Sprint(kind, id, " ", ip))
 			return fmt.Sprint("gpu-0", id)
 		},
-		Note: func(_, node, machine, text string) { noted = append(noted, node+" on "+machine+": "+text) },
+		Note: func(_ job.Event, node, machine, text string) { noted = append(noted, node+" on "+machine+": "+text) },
 	})
 	defer h.Close()
 	says := func(id int, name string, fields ...pyproto.Field) *pyproto.Message {

@@ -70,7 +70,7 @@ func (r *rig) open() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.hub = hub
-	r.host = New(Config{Service: hub, Run: testRun, Note: func(event, node, _, text string) {
+	r.host = New(Config{Service: hub, Run: testRun, Note: func(event job.Event, node, _, text string) {
 		_ = hub.Told(testRun, event, node, text)
 	}})
 }
@@ -90,7 +90,7 @@ func (r *rig) close() {
 }
 
 // events are the nodes and texts of the notes of a name, as "node: text".
-func (r *rig) events(name string) (out []string) {
+func (r *rig) events(name job.Event) (out []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, n := range r.notes {

@@ -350,7 +350,7 @@ func (h *Host) failed(ctx context.Context, who caller, m *pyproto.Message) error
 				"not heeded; this is said once", "node", name, "text", line(text))
 		})
 	case level == nodeError:
-		h.cfg.Note("node-error", name, machine, line(text))
+		h.cfg.Note(job.EventNodeError, name, machine, line(text))
 		if a != nil {
 			h.leave(ctx, a, rendezvous.Leave{Reason: "the node is at fault: " + line(text)})
 		}
