@@ -23,7 +23,8 @@ func TestELFFileThatIsNone(t *testing.T) {
 	require.ErrorIs(t, err, errELF, "its tables are missing")
 	_, err = parseELF(bytes.NewReader(bytes.Repeat([]byte("#!/bin/sh\n"), 20)))
 	require.ErrorIs(t, err, errELF)
-	_, err = parseELF(strings.NewReader("\x7fELF\x01\x01\x01" + strings.Repeat("\x00", 13) + "\x01" + strings.Repeat("\x00", 43)))
+	_, err = parseELF(strings.NewReader(
+		"\x7fELF\x01\x01\x01" + strings.Repeat("\x00", 13) + "\x01" + strings.Repeat("\x00", 43)))
 	require.EqualError(t, err,
 		"an ELF file of class 1 and byte order 1 is not supported: 64-bit (2) little-endian (1) is")
 }

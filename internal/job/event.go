@@ -1,6 +1,6 @@
 package job
 
-// Event names what has happened to a run, in its timeline and in event logs: docs/events.md explains each. The kinds of
+// Event names what has happened to a run, in its timeline and in event logs: docs/reference/run-events.md explains each. The kinds of
 // causes with which a node departs and the outcomes of a run are names of events, too.
 type Event string
 
