@@ -82,8 +82,8 @@ func (c *court) byCollectives() *Verdict {
 	return v
 }
 
-// seemsToWait: nothing that it does says otherwise. Who computes in its own code may wait there for a device, as
-// .item() does: the flight recorder knows a collective that has not ended.
+// seemsToWait: nothing that it does says otherwise. Who computes in its own code may wait for a device there, as in
+// .item(): the flight recorder knows a collective that has not ended.
 func (m *member) seemsToWait() bool {
 	return m.recorded() != "" || m.class == classWaiting || m.class == classIdle ||
 		m.wait.op == "" && m.class == classBusy && !m.spin
