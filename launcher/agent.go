@@ -36,7 +36,7 @@ type Agent struct {
 	forced sync.Once
 
 	exits chan exited
-	// sideExits and sidesGone tell of what runs beside the workers: the end of one process, and of all kept ones.
+	// sideExits and sidesGone report the side processes: the end of one, and the end of all kept ones.
 	sideExits chan sideExit
 	sidesGone chan error
 	stopped   chan stopResult
@@ -47,16 +47,16 @@ type Agent struct {
 	// announced carries the answer of the rendezvous to this node's announcement that it will leave.
 	announced chan error
 
-	last     Directive  // the newest epoch whose workers were started
-	led      Directive  // the newest epoch that this node was told to lead
+	last     Directive  // the newest epoch with started workers
+	led      Directive  // the newest epoch that this node had to lead
 	group    *group     // nil when nothing of a group is left
-	kept     *sides     // what still runs beside workers that have succeeded; nil: nothing, or there is a group
+	kept     *sides     // side processes that still run after the workers succeeded; nil: none, or there is a group
 	check    *check     // nil when none is under way; without a group
 	fetch    *fetch     // nil when none is under way; without a group
 	pending  *Directive // to be applied when the group is gone or the check is over
-	letRun   *Directive // the Done of a job whose workers may run to their end on this node
+	letRun   *Directive // the Done of a job that lets the workers of this node run to their end
 	fails    []verdict.Failure
-	signal   syscall.Signal // what told this node to end, or SIGTERM for another reason to leave
+	signal   syscall.Signal // the signal that made this node end, or SIGTERM for another reason to leave
 	why      string         // it leaves, in a few words
 	left     string         // as why, if no signal is the reason
 	parted   bool           // it has said good-bye
@@ -155,7 +155,7 @@ func (a *Agent) next() {
 // onDirective applies a duty, after the workers of another epoch have ended, or the check of this node.
 func (a *Agent) onDirective(d Directive) {
 	if a.strange(d.Kind) || d.Kind == job.Run && same(d, a.last) {
-		return // a daemon that was started again confirms what runs, or has run
+		return // a daemon that was started again confirms the running or finished workers
 	}
 	if d.Leave != "" {
 		a.onDrain(d.Leave)
@@ -182,7 +182,7 @@ func (a *Agent) onDirective(d Directive) {
 		if d.Kind == job.Done {
 			cause = cmp.Or(cause, "the job has succeeded")
 		}
-		a.success = d.Kind == job.Done && len(a.group.workers) == 0 // what serves others may end by itself
+		a.success = d.Kind == job.Done && len(a.group.workers) == 0 // side processes may end by themselves
 		a.log.Info("stopping the workers", "round", d.Round, "epoch", d.Epoch, "cause", cause)
 		a.stopFor(a.group, d)
 	}
@@ -267,7 +267,7 @@ func (a *Agent) tellStopped(why StopInfo) {
 	}
 }
 
-// whyStopped says in a few words why the workers have ended.
+// whyStopped returns in a few words why the workers have ended.
 func (a *Agent) whyStopped(g *group) string {
 	switch {
 	case a.success || a.letRun != nil && g.left == 0:
@@ -404,7 +404,7 @@ func (a *Agent) rejoin(d Directive) {
 	})
 }
 
-// leave says good-bye and ends with the job's verdict.
+// leave signs this node off and ends with the job's verdict.
 func (a *Agent) leave(d Directive, reason string) {
 	ctx, cancel := context.WithTimeout(a.ctx, leaveBudget)
 	defer cancel()
@@ -423,7 +423,7 @@ func (a *Agent) leave(d Directive, reason string) {
 	a.end(a.failed(d, verdict.Judge(ev)))
 }
 
-// failed is the result of a job that failed as d says.
+// failed is the result of a job that failed by d.
 func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 	res := Result{
 		Reason: reasonOf(v, d.Cause.Kind), Blame: a.blameOf(v, d.Cause.Kind), Verdict: v.Line(), Judged: v,
@@ -447,8 +447,8 @@ func (a *Agent) failed(d Directive, v verdict.Verdict) Result {
 // maxReported bounds the failures that one node reports.
 const maxReported = 128
 
-// own are the failures that tell something: not the mere end of a worker that was
-// stopped, unless it tells of an error of its own.
+// own returns the failures with information: not the mere end of a worker that was stopped, unless it left an error of
+// its own.
 func own(fs []verdict.Failure) []verdict.Failure {
 	var out []verdict.Failure
 	for _, f := range fs {
@@ -504,7 +504,7 @@ func (a *Agent) onSignal(sig os.Signal) {
 	a.leaveFor(s, "received "+proc.SignalName(s))
 }
 
-// goodbye tells the others at once, so that they need not wait for our workers' end.
+// goodbye signs off at once, so that the other nodes need not wait for our workers' end.
 func (a *Agent) goodbye(reason string) {
 	a.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), leaveBudget)
@@ -570,7 +570,7 @@ func (a *Agent) end(r Result) {
 	}
 }
 
-// call runs a request to the rendezvous beside the loop; a lasting error ends the agent.
+// call runs a request to the rendezvous in a goroutine; a lasting error ends the agent.
 func (a *Agent) call(what string, f func() error) {
 	a.wg.Go(func() {
 		err := f()

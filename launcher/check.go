@@ -107,10 +107,10 @@ func (a *Agent) onChecked(c *check) {
 	a.call("report the check", func() error { return a.cfg.Rendezvous.Barred(a.ctx, res) })
 }
 
-// maxReason bounds what is told of a check that did not pass, in bytes.
+// maxReason bounds the reason of a failed check, in bytes.
 const maxReason = 1 << 10
 
-// reason says in one line which check has not passed, and why.
+// reason returns one line: the check that has not passed, and why.
 func (i CheckInfo) reason() string {
 	return text.Clip(i.Part+": "+cmp.Or(oneLine(i.Reason), "it does not say why"), maxReason)
 }
@@ -126,7 +126,7 @@ func (a *Agent) clear(res CheckResult) {
 // doubtTime is how long a part may take to say whether a check still holds.
 const doubtTime = 2 * time.Second
 
-// reportDoubt tells the rendezvous when what the newest check has found cannot hold any more.
+// reportDoubt notifies the rendezvous when the result of the newest check cannot hold any more.
 func (a *Agent) reportDoubt() error {
 	for _, d := range a.parts.doubters {
 		if why := a.doubt(d); why != "" {
@@ -137,7 +137,7 @@ func (a *Agent) reportDoubt() error {
 	return nil
 }
 
-// doubt is what one part says in time.
+// doubt asks one part, within a time limit.
 func (a *Agent) doubt(d named[Doubter]) string {
 	ctx, cancel := context.WithTimeout(a.ctx, doubtTime)
 	defer cancel()
@@ -151,8 +151,8 @@ func (a *Agent) doubt(d named[Doubter]) string {
 	}
 }
 
-// bar carries out a Bar on a node without workers: it says so, once, and leaves if a check is the cause, unless others
-// depend on this launcher.
+// bar carries out a Bar on a node without workers. It notifies the observers once. It leaves if a check is the cause,
+// unless others depend on this launcher.
 func (a *Agent) bar(d Directive) {
 	if d.Cause.Kind == job.CauseCheck && a.failedCheck == "" {
 		a.failedCheck = d.Cause.Text
@@ -184,10 +184,10 @@ func (a *Agent) leaveBarred() {
 	a.end(Result{Reason: policy.NodeCheckFailed, Err: errors.New(why), Verdict: why})
 }
 
-// unbar forgets what kept workers from this node, now that it is told to go on.
+// unbar forgets the reason that kept workers from this node, now that it may go on.
 func (a *Agent) unbar() { a.barred, a.failedCheck = nil, "" }
 
-// maxStrange bounds how many unknown kinds of directives are told apart.
+// maxStrange bounds how many unknown kinds of directives are distinguished.
 const maxStrange = 16
 
 // strange reports whether k is of a later version of the rendezvous, which is said once. Such a duty changes nothing.

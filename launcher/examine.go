@@ -16,8 +16,8 @@ const (
 	examineGrace = 100 * time.Millisecond // to return after ctx has ended
 )
 
-// stopFailed stops a group because a worker has failed, of this node (f) or of another one (cause). If what failed was
-// a collective that timed out, the Examiners see the living first; whatever else it was, nothing waits.
+// stopFailed stops a group because a worker has failed, of this node (f) or of another one (cause). If the failure was
+// a collective that timed out, the Examiners see the living workers first; nothing waits for any other failure.
 func (a *Agent) stopFailed(g *group, f verdict.Failure, cause string) {
 	if g.stopping || len(a.parts.examiners) == 0 {
 		a.stop(g, syscall.SIGTERM)
@@ -59,8 +59,8 @@ func (g *group) living() (pids []int, anyone bool) {
 	return pids, anyone
 }
 
-// timeoutSaid is a timeout that a worker has told, "" if none has. Gloo's first timeout closes its connections, so that
-// other workers fail by these, and may be the first to end: an interpreter takes a tenth of a second for that.
+// timeoutSaid is a timeout that a worker has reported, "" if none has. Gloo's first timeout closes its connections, so
+// that other workers fail by these, and may be the first to end: an interpreter takes a tenth of a second for that.
 func (g *group) timeoutSaid() string {
 	for _, w := range g.workers {
 		_, stderr := w.out.Tail()

@@ -16,8 +16,7 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// MaxErrorFile bounds what is read of a worker's error file: a Python traceback is a
-// few KiB.
+// MaxErrorFile bounds the part of a worker's error file that is read: a Python traceback is a few KiB.
 const MaxErrorFile = 1 << 20
 
 // lastLines is how much of a failed worker's standard error travels with its failure.
@@ -36,7 +35,7 @@ func (a *Agent) bare(g *group, w *worker, exit proc.Exit) verdict.Failure {
 // its way: no interpreter handles SIGTERM and exits within it.
 const concurrent = 2 * time.Millisecond
 
-// stoppedIt tells an end that our own signals caused from one that only coincided.
+// stoppedIt distinguishes an end that our own signals caused from a coincidence.
 func (g *group) stoppedIt(e proc.Exit) bool {
 	since := g.signaledAt.Load()
 	if since == nil {
@@ -106,7 +105,7 @@ func readEnds(f *os.File, limit int64) ([]byte, error) {
 	return verdict.Splice(data[:limit/2], end), nil
 }
 
-// plainText is what a worker wrote. On a terminal, Python 3.13 and later colour tracebacks.
+// plainText is the text of a worker without terminal colours. On a terminal, Python 3.13 and later colour tracebacks.
 func plainText(b []byte) string {
 	return verdict.Unfold(strings.TrimRight(verdict.Plain(b), "\n\t "))
 }
@@ -133,8 +132,7 @@ func (a *Agent) oomKills() int64 {
 	return s.OOMKills
 }
 
-// oomSince tells whether the kernel killed for memory in this container since the
-// group started.
+// oomSince reports whether the kernel killed for memory in this container since the group started.
 func (a *Agent) oomSince(before int64) *verdict.OOM {
 	if a.cfg.Memory == nil {
 		return nil
@@ -156,15 +154,15 @@ func (a *Agent) cannotStart(g *group, err error) verdict.Failure {
 	}
 }
 
-// cannotStartCode is what a shell reports for a program that cannot be executed.
+// cannotStartCode is a shell's exit code for a program that cannot be executed.
 const cannotStartCode = 126
 
-// decide asks the policy what a failure of this node leads to, and notes in f what it says.
+// decide asks the policy for the answer to a failure of this node, and notes that in f.
 func (a *Agent) decide(g *group, w *worker, f *verdict.Failure) policy.Action {
 	return a.decideBy(g, f, w.out.Tail)
 }
 
-// decideBy is decide with the end of what was written.
+// decideBy is decide with the end of the worker's output.
 func (a *Agent) decideBy(g *group, f *verdict.Failure, tail func() (stdout, stderr []byte)) policy.Action {
 	e := policy.Exit{
 		Code: f.ExitCode, Exceptions: f.Exceptions(), OOM: f.OOM != nil, Hung: f.Timer != "" || f.Timeout() != "",
@@ -222,8 +220,8 @@ func orderReason(causeKind job.CauseKind) (policy.Reason, bool) {
 	return 0, false
 }
 
-// blameOf says whether a machine has ended the job, and whose, for --exit-code-policy=dlrover. This node is to blame
-// also when another one, which failed in the same way, was the first.
+// blameOf reports whether a machine has ended the job, and which one, for --exit-code-policy=dlrover. This node is to
+// blame also when another one, which failed in the same way, was the first.
 func (a *Agent) blameOf(v verdict.Verdict, causeKind job.CauseKind) policy.Blame {
 	if _, ordered := orderReason(causeKind); ordered || causeKind == job.CauseTimeout || v.Root == nil {
 		return policy.Nobody

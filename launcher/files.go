@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// How long a start waits for file descriptors, and how often it looks: what took them may be passing.
+// How long a start waits for file descriptors, and how often it looks: the shortage may pass.
 const (
 	filesPatience = 2 * time.Second
 	filesPause    = 20 * time.Millisecond
@@ -30,7 +30,7 @@ func withFiles(end time.Time, f func() error) error {
 	}
 }
 
-// noFiles says what to do about it.
+// noFiles explains the way out.
 func noFiles(err error) error {
 	var lim syscall.Rlimit
 	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim) // 0 is as good as an error here

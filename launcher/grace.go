@@ -8,17 +8,17 @@ import (
 	"dlrover-run/launcher/policy"
 )
 
-// Saver knows whether what the workers have saved outlives them.
+// Saver reports whether the workers' saves outlive them.
 type Saver interface {
 	// Saved reports whether a save of this node's workers is complete, in memory or on disk, so that they need no time to
-	// save anything when they are stopped for a restart. It is asked beside the agent's loop, once the workers have had
+	// save anything when they are stopped for a restart. It is called outside the agent's loop, once the workers have had
 	// Restart.Grace, and returns soon after ctx ends.
 	Saved(ctx context.Context) bool
 }
 
-// Restart says how long workers have between the signal and SIGKILL when they are stopped to be started again.
+// Restart holds how long workers have between the signal and SIGKILL when they are stopped for a restart.
 type Restart struct {
-	// Grace counts in place of Config.ShutdownTimeout, if it is shorter, where a Saver says so, or the preset, or Always.
+	// Grace counts in place of Config.ShutdownTimeout, if it is shorter, and if a Saver, the preset or Always allows it.
 	Grace  time.Duration
 	Always bool
 }
@@ -36,7 +36,7 @@ func (g *group) failed(act policy.Action) {
 	}
 }
 
-// restarts reports whether a directive stops workers so that others follow them, and nobody's order.
+// restarts reports whether a directive stops workers so that others follow them, without a user's order.
 func (d Directive) restarts() bool {
 	switch d.Cause.Kind {
 	case job.CauseOperator, job.CauseCheck, job.CauseDeadline, job.CauseNoStep, job.CauseTimeout:
@@ -64,7 +64,7 @@ func (a *Agent) patience(g *group) (over <-chan struct{}, end func()) {
 			return
 		case <-t.C:
 		}
-		if g.again.Load() && a.short(ctx) { // another failure may have said since that nobody follows
+		if g.again.Load() && a.short(ctx) { // another failure may have ruled a restart out since
 			a.log.Warn("workers do not end; killing them for the restart", "grace", a.cfg.Restart.Grace.String())
 			close(enough)
 			return

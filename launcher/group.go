@@ -26,9 +26,9 @@ type group struct {
 	epoch      Epoch
 	attempt    *logs.Attempt
 	workers    []*worker
-	path       string        // of what they execute
+	path       string        // of the executed program
 	meanwhile  *proc.Process // of --hold; nil: none
-	sides      []*side       // beside the workers
+	sides      []*side       // side processes
 	left       int           // workers that have not exited
 	succeeded  int           // workers that have exited with 0
 	stopping   bool
@@ -37,14 +37,14 @@ type group struct {
 	hurry      context.CancelFunc        // ends the examination before the stop; nil without one
 	oomKills   int64                     // of this container when the group started
 	failures   []verdict.Failure
-	reported   policy.Action // the strongest that the rendezvous has been told
+	reported   policy.Action // the strongest that the rendezvous has received
 	timers     timers
 
 	endWatch context.CancelFunc // of the watchers; nil without any
 	watchers sync.WaitGroup
-	faults   chan fault  // what they find
+	faults   chan fault  // from the watchers
 	again    atomic.Bool // workers are to follow these, as far as it is known
-	fault    string      // what a part has ended the epoch for
+	fault    string      // why a part has ended the epoch
 }
 
 type worker struct {
@@ -63,7 +63,7 @@ func (g *group) pids() []int {
 	return pids
 }
 
-// exited says that a worker of a group is gone.
+// exited is the event that a worker of a group has ended.
 type exited struct {
 	g *group
 	w *worker
@@ -187,7 +187,7 @@ func presetWorld(world []job.Member) []preset.Node {
 // ArgsOf is the argv of the worker that v describes.
 func (c *Config) ArgsOf(v preset.Vars) []string { return c.withArgs(c.Args, c.Own, v) }
 
-// withArgs is argv, of which the first own words are no arguments of the program, for the worker that v describes.
+// withArgs returns argv for the worker that v describes; its first own words are no arguments of the program.
 func (c *Config) withArgs(argv []string, own int, v preset.Vars) []string {
 	argv = slices.Clone(argv)
 	for i := range argv {
@@ -223,7 +223,7 @@ func lookup(env []string) func(string) (string, bool) {
 	}
 }
 
-// watch tells the loop when w is gone.
+// watch notifies the loop when w is gone.
 func (a *Agent) watch(g *group, w *worker) {
 	a.wg.Go(func() {
 		<-w.proc.Done()
@@ -255,7 +255,7 @@ func (a *Agent) onExit(e exited) {
 		a.failToo(g, w, exit)
 	case a.letRun != nil:
 		if g.left == 0 {
-			a.stop(g, syscall.SIGTERM) // nobody is left but perhaps orphans
+			a.stop(g, syscall.SIGTERM) // only orphans may be left
 		}
 	case exit.Code == 0:
 		g.succeeded++
@@ -265,7 +265,7 @@ func (a *Agent) onExit(e exited) {
 	}
 }
 
-// excuse says why the end of a worker may be a fault of ours; "": it is not.
+// excuse returns why the end of a worker may be a fault of ours; "": it is not.
 func (a *Agent) excuse(g *group, info ExitInfo) string {
 	for _, e := range a.parts.excusers {
 		if g.stopping || a.letRun != nil {
@@ -312,7 +312,7 @@ func (a *Agent) fail(g *group, f verdict.Failure, act policy.Action) {
 }
 
 // failToo books a failure after the first one. A worker that ended by itself may have failed in a way that no restart
-// helps, while what failed first was only its consequence.
+// helps, while the first failure was only its consequence.
 func (a *Agent) failToo(g *group, w *worker, exit proc.Exit) {
 	f := a.describe(g, w, exit)
 	if g.blamed(f) {
@@ -333,7 +333,7 @@ func (a *Agent) failToo(g *group, w *worker, exit proc.Exit) {
 	}
 }
 
-// report tells the rendezvous what has failed so far.
+// report sends the failures so far to the rendezvous.
 func (a *Agent) report(g *group, act policy.Action) {
 	g.reported = act
 	g.failed(act)
@@ -341,7 +341,7 @@ func (a *Agent) report(g *group, act policy.Action) {
 	a.call("report the failure", func() error { return a.cfg.Rendezvous.Failing(a.ctx, d, act, fs) })
 }
 
-// oneSucceeded tells what the success of a worker means: that of the node's, if nobody else is left.
+// oneSucceeded reports the success of a worker: that of the node, if no other worker is left.
 func (a *Agent) oneSucceeded(g *group, rank int) {
 	d := g.epoch.Directive
 	switch {
@@ -352,8 +352,8 @@ func (a *Agent) oneSucceeded(g *group, rank int) {
 	}
 }
 
-// beside reports whether a failure is of a worker whose success is not the run's, so that the others may outlive it.
-// They do not if a rule says so.
+// beside reports whether the run can succeed without the failed worker, so that the others may outlive it. They do not
+// if a rule forbids it.
 func (g *group) beside(f verdict.Failure, act policy.Action) bool {
 	switch r := g.epoch.Rules; {
 	case !r.Alone || act == policy.Fail && f.Policy != "":
@@ -364,7 +364,7 @@ func (g *group) beside(f verdict.Failure, act policy.Action) bool {
 	return g.epoch.Place.RankBase != 0 // node 0 is the first one that has workers
 }
 
-// tolerate reports the failure of a worker that the others outlive or, if it is beside them, may outlive.
+// tolerate reports the failure of a worker that the others outlive, or may outlive if the run can succeed without it.
 func (a *Agent) tolerate(g *group, f verdict.Failure, act policy.Action) {
 	g.failures = append(g.failures, f)
 	what := "worker failed; the others go on"
@@ -379,14 +379,14 @@ func (a *Agent) tolerate(g *group, f verdict.Failure, act policy.Action) {
 	d, fs, left := g.epoch.Directive, own([]verdict.Failure{f}), g.left
 	a.call("report the failure", func() error { return a.cfg.Rendezvous.RankFailed(a.ctx, d, act, fs, left) })
 	if left == 0 {
-		a.stop(g, syscall.SIGTERM) // nobody is left but perhaps orphans
+		a.stop(g, syscall.SIGTERM) // only orphans may be left
 	}
 }
 
 func (a *Agent) succeed(g *group) {
 	a.success = true
 	a.observe(func(o Observer) { o.Succeeded(SuccessInfo{g.epoch}) })
-	a.stop(g, syscall.SIGTERM) // nobody is left but perhaps orphans
+	a.stop(g, syscall.SIGTERM) // only orphans may be left
 	d := g.epoch.Directive
 	a.call("report success", func() error { return a.cfg.Rendezvous.Success(a.ctx, d) })
 }

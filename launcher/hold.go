@@ -17,19 +17,19 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// Program is what a Command comes to on this node: see Config.
+// Program is a Command resolved on this node: see Config.
 type Program struct {
 	Path string
 	Args []string
 	Own  int
 }
 
-// commandError says why a command that somebody has ordered cannot be executed.
+// commandError is the reason why an ordered command cannot be executed.
 type commandError struct{ error }
 
 func (e *commandError) Unwrap() error { return e.error }
 
-// answerTo is what a worker that cannot be started leads to: whoever has ordered a command may order another one.
+// answerTo is the action for a worker that cannot be started: a user that ordered a command may order another one.
 func answerTo(err error) policy.Action {
 	if _, ok := errors.AsType[*commandError](err); ok {
 		return policy.Hold
@@ -37,7 +37,7 @@ func answerTo(err error) policy.Action {
 	return policy.Fail
 }
 
-// program is what one worker of e executes: its path and argv.
+// program returns the path and argv that one worker of e executes.
 func (a *Agent) program(e Epoch, v preset.Vars) (path string, args []string, err error) {
 	if e.Command == nil {
 		return a.cfg.Path, a.cfg.ArgsOf(v), nil
@@ -49,7 +49,8 @@ func (a *Agent) program(e Epoch, v preset.Vars) (path string, args []string, err
 	return p.Path, a.cfg.withArgs(p.Args, p.Own, v), nil
 }
 
-// hold begins an epoch of a run that is held: this node is ready for its workers, and starts what is to run meanwhile.
+// hold begins an epoch of a run that is held: this node is ready for its workers, and starts the command for the
+// meantime.
 func (a *Agent) hold(e Epoch) {
 	for _, s := range a.parts.starters {
 		s.Starting(e)
@@ -69,7 +70,7 @@ func (a *Agent) hold(e Epoch) {
 	a.startMeanwhile(g)
 }
 
-// ranks are those of this node's workers, for people.
+// ranks returns the ranks of this node's workers as text.
 func (e Epoch) ranks(slots int) string {
 	if slots == 0 {
 		return fmt.Sprintf("none of %d", e.Place.WorldSize)
@@ -77,7 +78,7 @@ func (e Epoch) ranks(slots int) string {
 	return fmt.Sprintf("%d-%d of %d", e.Place.RankBase, e.Place.RankBase+slots-1, e.Place.WorldSize)
 }
 
-// startMeanwhile starts what runs in place of the workers. Its end is told, and changes nothing.
+// startMeanwhile starts the command that runs in place of the workers. Its end is logged, and changes nothing.
 func (a *Agent) startMeanwhile(g *group) {
 	if len(a.cfg.Meanwhile) == 0 {
 		return
@@ -103,7 +104,7 @@ func (a *Agent) startMeanwhile(g *group) {
 	})
 }
 
-// writeEnvs writes what the environment of each worker would be, as a shell reads it, and returns the pattern of the
+// writeEnvs writes the environment that each worker would have, for a shell to read, and returns the pattern of the
 // files' names. The directory is this launcher's alone, and goes with it.
 func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 	if a.envDir == "" {
@@ -125,8 +126,8 @@ func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 	return filepath.Join(a.envDir, "rank<local rank>.env.sh"), nil
 }
 
-// ShellEnv is a script for a POSIX shell that sets the environment of s and goes to its working directory. Variables
-// that belong to the shell itself, or whose names are none to a shell, are left out.
+// ShellEnv is a script for a POSIX shell that sets the environment of s and goes to its working directory. It leaves
+// out variables of the shell itself, and names that a shell does not allow.
 func ShellEnv(s proc.Spec) string {
 	var b strings.Builder
 	b.WriteString("# The environment of one worker, to be read by a shell: . FILE\n# The worker itself executes:\n#")

@@ -1,5 +1,5 @@
-// Package launcher is the agent of one node: it follows the rendezvous, keeps the
-// node's worker group in the epoch it was told to run, and says why it ended.
+// Package launcher is the agent of one node: it follows the rendezvous, keeps the node's worker group in the current
+// epoch, and reports why it ended.
 //
 // It knows the rendezvous, the workers' store and the event log only through the
 // small interfaces of this file; cmd/dlrover-run wires them. It must not import
@@ -33,15 +33,15 @@ type Directive struct {
 	Kind        job.Kind
 	Place       job.Place // for Lead and Run
 	MaxRestarts int       // of the whole job
-	// Cause says why; zero if nobody has said. That of a Wait may be the refusal of another node.
+	// Cause is the reason; zero if there is none. That of a Wait may be the refusal of another node.
 	Cause job.Cause
 	// Hold, with Run: the run is held, so that no workers are started.
 	Hold bool
-	// Command is what workers execute; nil: Config.Path and Args.
+	// Command is the command of the workers; nil: Config.Path and Args.
 	Command *job.Command
-	// Leave says why this node shall leave the job, "" if it shall not.
+	// Leave is the reason why this node has to leave the job, "" if it may stay.
 	Leave string
-	// Rules are the run's, for who has to act on them before the rendezvous does.
+	// Rules are those of the run, for a node that has to act on them before the rendezvous does.
 	Rules Rules
 }
 
@@ -50,7 +50,7 @@ func (d Directive) follows(e Directive) bool {
 	return e.Round > 0 && (d.Round == e.Round && d.Epoch <= e.Epoch+1 || d.Round == e.Round+1)
 }
 
-// Rules say what the ends of single workers mean for the run.
+// Rules define the effect of single workers' ends on the run.
 type Rules struct {
 	// Success: "rank0" and "any" want to hear of workers that succeed while others of their node run.
 	Success string
@@ -68,29 +68,29 @@ type Rendezvous interface {
 	// Directives closes when the daemon will not have this node any more (Err).
 	Directives() <-chan Directive
 	Err() error
-	// Running says which epoch's workers run here; nil for none.
+	// Running reports which epoch's workers run here; nil for none.
 	Running(d *Directive)
 	// Rejoin asks for a place in the next world, the workers of stopped having ended.
 	Rejoin(ctx context.Context, stopped Directive, failures []verdict.Failure) error
 	Ready(ctx context.Context, d Directive, addr string, port int) error
 	Failing(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure) error
 	Success(ctx context.Context, d Directive) error
-	// RankSucceeded: one worker has, and others of this node still run. RankFailed: one has, which the others may outlive
-	// by d.Rules; left are those of this node.
+	// RankSucceeded: one worker has, and others of this node still run. RankFailed: one has failed, and by d.Rules the
+	// others may outlive it; left counts the remaining workers of this node.
 	RankSucceeded(ctx context.Context, d Directive, rank int) error
 	RankFailed(ctx context.Context, d Directive, a policy.Action, failures []verdict.Failure, left int) error
 	// Cleared and Barred answer a Check: this node may get workers, or it must not, and why.
 	Cleared(ctx context.Context, res CheckResult) error
 	Barred(ctx context.Context, res CheckResult) error
-	// Doubt: what has been answered last does not hold any more, and why. It comes before the Rejoin.
+	// Doubt withdraws the last answer of the check, with the reason. It comes before the Rejoin.
 	Doubt(ctx context.Context, reason string) error
-	// Bar keeps every launcher of this node's name without workers until somebody unbars the name.
+	// Bar keeps every launcher of this node's name without workers until a user unbars the name.
 	Bar(ctx context.Context, reason string) error
 	// World is the newest world that was sealed, by group rank.
 	World(ctx context.Context) ([]job.Member, error)
-	// Notices carries messages beside the directives; nil if nobody reads them.
+	// Notices carries messages apart from the directives; nil if they are not read.
 	Notices() <-chan job.Notice
-	// Leaving says that this node will leave within grace: the workers of all nodes are told to end.
+	// Leaving announces that this node will leave within grace: the workers of all nodes are stopped.
 	Leaving(ctx context.Context, reason string, grace time.Duration) error
 	Leave(ctx context.Context, reason string, failures []verdict.Failure) (verdict.Evidence, error)
 }
@@ -98,8 +98,8 @@ type Rendezvous interface {
 // Store is the TCPStore that the workers meet at while this node is rank 0. Its port
 // is bound once, before the first rendezvous, and kept.
 type Store interface {
-	// Reset makes a fresh namespace, and drops every connection. again: the epoch directly before was served from here as
-	// well, so that what is to outlive an epoch stays.
+	// Reset makes a fresh namespace, and drops every connection. again: the previous epoch was served from here as well,
+	// so that entries that outlive an epoch stay.
 	Reset(again bool)
 	Port() int
 }
@@ -114,7 +114,7 @@ type Processes interface {
 type Config struct {
 	RunID string
 	Role  string
-	// NodeName is what people call this node, Host its host name.
+	// NodeName is the node's name for users, Host its host name.
 	NodeName, Host string
 	// Addr is where other nodes reach this one.
 	Addr string
@@ -126,7 +126,7 @@ type Config struct {
 	Args []string
 	// Own is how many of Args are no arguments of the script: the preset's are put behind them.
 	Own int
-	// Name is what the failure report calls the program.
+	// Name is the program's name in the failure report.
 	Name   string
 	Dir    string
 	Env    []string
@@ -146,17 +146,17 @@ type Config struct {
 	Policy       policy.Config
 	// ShutdownTimeout is how long workers have between a signal and SIGKILL.
 	ShutdownTimeout time.Duration
-	// LeaveGrace is how long this node has from the news that it has to leave to its end, what is saved by then included.
-	// Zero: the workers have ShutdownTimeout, and nothing else is bounded.
+	// LeaveGrace is the time from the notice that this node has to leave to its end, including the last save. Zero: the
+	// workers have ShutdownTimeout, and nothing else is bounded.
 	LeaveGrace time.Duration
 	Restart    Restart
 	// SignalNames goes to the workers as TORCHELASTIC_SIGNALS_TO_HANDLE.
 	SignalNames string
 	// Substitute replaces ${local_rank} in an argument.
 	Substitute func(arg string, localRank int) string
-	// Resolve finds what a Command executes. Required if directives bring commands.
+	// Resolve finds the program of a Command. Required if directives bring commands.
 	Resolve func(job.Command) (Program, error)
-	// Meanwhile is the argv of what runs while the run is held; nil: nothing does.
+	// Meanwhile is the argv of the command that runs while the run is held; nil: none.
 	Meanwhile []string
 	// Leaves carries reasons, in a few words, to leave the job; nil: there are none but signals and orders.
 	Leaves <-chan string
@@ -170,17 +170,17 @@ type Config struct {
 	// StayWhenBarred: a check that this node does not pass does not end the launcher, because others depend on it. It
 	// stays without workers and ends with the job.
 	StayWhenBarred bool
-	// Observers are told what happens.
+	// Observers are notified of events.
 	Observers []Observer
 	// Memory reads the OOM kills of this container; nil when it cannot be read.
 	Memory func() (proc.MemoryState, error)
-	// Signals carries what the launcher received. Those of Terminate end the job
-	// on this node, all others are passed on to the workers.
+	// Signals carries the launcher's signals. Those of Terminate end the job on this node, all others are passed on to the
+	// workers.
 	Signals   <-chan os.Signal
 	Terminate func(os.Signal) bool
 	// Timers carries the workers' requests to the file timer; nil without one.
 	Timers <-chan filetimer.Request
-	// LogsKept says in the log where the workers' files are.
+	// LogsKept logs where the workers' files are.
 	LogsKept bool
 	Logger   *slog.Logger
 }
@@ -198,21 +198,21 @@ func (e *ReasonError) Unwrap() error { return e.Err }
 // Result is how this node's part of the job ended.
 type Result struct {
 	Reason policy.Reason
-	// Blame says whether a machine has ended the job, and whose, where the workers' failures tell.
+	// Blame is set if the workers' failures show that a machine has ended the job, and which one.
 	Blame policy.Blame
 	// Err is set when the launcher itself failed, or its node's check, and not a worker.
 	Err error
 	// Verdict is set when the job failed: which rank failed first in the whole job and why; or which check of this node.
 	Verdict string
-	// Judged is what Verdict was made of; zero without one.
+	// Judged is the input of Verdict; zero without one.
 	Judged verdict.Verdict
 	// Local are this node's failed workers, and Root the index of the first of them.
 	Local []verdict.Failure
 	Root  int
-	// Signal is what ended the launcher, if a signal did.
+	// Signal is the signal that ended the launcher, if one did.
 	Signal syscall.Signal
-	// Left says why this node has left the job, if no signal was the reason; Deadline is when it has to be gone, zero if
-	// nobody has said.
+	// Left is why this node has left the job, if no signal was the reason; Deadline is when it has to be gone, zero if
+	// unknown.
 	Left     string
 	Deadline time.Time
 }

@@ -54,7 +54,7 @@ func (a *Agent) hasten() {
 	})
 }
 
-// announce tells the rendezvous that this node will leave.
+// announce notifies the rendezvous that this node will leave.
 func (a *Agent) announce() {
 	why, grace := a.why, a.grace()
 	a.wg.Go(func() {
@@ -69,7 +69,7 @@ func (a *Agent) announce() {
 }
 
 // onAnnounced stops the workers, unless that is under way. A rendezvous that does not answer, or is of an older
-// version, is told when it can.
+// version, is notified when it can be.
 func (a *Agent) onAnnounced(err error) {
 	if err != nil {
 		a.log.Debug("announce the leave", "err", err)
@@ -78,7 +78,7 @@ func (a *Agent) onAnnounced(err error) {
 	a.stopToLeave()
 }
 
-// stopToLeave saves what the workers have in memory, and stops them.
+// stopToLeave saves the workers' state in memory, and stops them.
 func (a *Agent) stopToLeave() {
 	if a.group == nil || a.group.stopping {
 		return
@@ -98,7 +98,7 @@ func (a *Agent) onLeave(why string) {
 	a.leaveFor(syscall.SIGTERM, why)
 }
 
-// onDrain leaves because the rendezvous says so, and therefore knows already.
+// onDrain leaves by order of the rendezvous, which therefore knows already.
 func (a *Agent) onDrain(why string) {
 	if a.signal != 0 {
 		return
@@ -129,7 +129,7 @@ func (a *Agent) grace() time.Duration {
 	return min(a.cfg.ShutdownTimeout, left-min(left/4, saveTime))
 }
 
-// saveTime is what the workers leave of the time of a leave to those who save what they had, at most.
+// saveTime is the longest part of a leave that the workers reserve for the parts that save their state.
 const saveTime = 5 * time.Second
 
 // again is another signal while this node leaves: no more grace.

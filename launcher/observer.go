@@ -10,8 +10,8 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// Observer is told what happens on this node, each thing once and in order, by the agent's loop: it must return soon.
-// Embed NopObserver to implement a part of it.
+// Observer is notified of events on this node, each once and in order, by the agent's loop: it must return soon. Embed
+// NopObserver to implement a part of it.
 type Observer interface {
 	// Started: all workers of an epoch have been started.
 	Started(StartInfo)
@@ -29,21 +29,21 @@ type Observer interface {
 	TimerExpired(TimerInfo)
 	// Checked: a check of this node has given an answer that counts.
 	Checked(CheckInfo)
-	// Barred: this node was told to stay without workers.
+	// Barred: this node has to stay without workers.
 	Barred(job.Cause)
 	// Faulted: a part of the launcher has ended the epoch as failed.
 	Faulted(FaultInfo)
-	// Decided: a rule of the policy has said what the failure of a worker leads to.
+	// Decided: a rule of the policy has chosen the answer to the failure of a worker.
 	Decided(DecideInfo)
 }
 
-// StartInfo tells of the start of an epoch's workers.
+// StartInfo describes the start of an epoch's workers.
 type StartInfo struct {
 	Epoch Epoch
 	PIDs  []int // by local rank
 }
 
-// ExitInfo tells of the end of one worker.
+// ExitInfo describes the end of one worker.
 type ExitInfo struct {
 	Worker   logs.WorkerID
 	PID      int
@@ -51,10 +51,10 @@ type ExitInfo struct {
 	Stopped  bool // the launcher was stopping the workers
 }
 
-// SuccessInfo tells of the success of this node's workers.
+// SuccessInfo describes the success of this node's workers.
 type SuccessInfo struct{ Epoch Epoch }
 
-// StopInfo tells of the end of an epoch's workers.
+// StopInfo describes the end of an epoch's workers.
 type StopInfo struct {
 	Epoch     Epoch
 	Reason    string        // why they have ended, in a few words
@@ -63,35 +63,35 @@ type StopInfo struct {
 	Leaving   bool          // this node leaves the job
 }
 
-// SignalInfo tells of a signal that ends this node's part.
+// SignalInfo describes a signal that ends this node's part.
 type SignalInfo struct {
 	Signal syscall.Signal
 	Again  bool // not the first one: the workers get no more grace
 }
 
-// LeaveInfo tells why this node leaves.
+// LeaveInfo holds why this node leaves.
 type LeaveInfo struct {
 	Reason string
 	Grace  time.Duration // until it has to be gone; 0 is unknown
 }
 
-// TimerInfo tells of a timer that has expired.
+// TimerInfo describes a timer that has expired.
 type TimerInfo struct {
 	Worker logs.WorkerID
 	PID    int // of the worker or of a process of its session
 	Scope  string
-	After  time.Duration // what the timer was set to, rounded
+	After  time.Duration // the timer's duration, rounded
 	Signal syscall.Signal
 }
 
-// CheckInfo tells of the answer of this node's check.
+// CheckInfo describes the answer of this node's check.
 type CheckInfo struct {
 	Part string // that did not pass; "" if all have
 	CheckResult
 	Took time.Duration
 }
 
-// FaultInfo tells of a failure that a part has found.
+// FaultInfo describes a failure that a part has found.
 type FaultInfo struct {
 	Epoch   Epoch
 	Part    string
@@ -99,7 +99,7 @@ type FaultInfo struct {
 	Action  policy.Action
 }
 
-// DecideInfo tells what a rule has made of a failure.
+// DecideInfo describes a rule's answer to a failure.
 type DecideInfo struct {
 	Epoch    Epoch
 	Failure  verdict.Failure

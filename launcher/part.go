@@ -12,19 +12,19 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// Part takes part in the life of a node's workers. What it takes part in is said by the optional interfaces below that
-// it implements as well. The agent calls the parts in the order of Config.Parts, EndParts in the reverse order.
+// Part takes part in the life of a node's workers. It takes part in more of it by implementing the optional interfaces
+// below. The agent calls the parts in the order of Config.Parts, EndParts in the reverse order.
 //
 // Methods are called by the agent's loop and must return soon, except for Check, Watch, Examine and End.
 type Part interface {
-	// Name is what messages call the part; no two parts of one launcher have the same.
+	// Name is the part's name in messages; no two parts of one launcher have the same.
 	Name() string
 }
 
 // Checker examines this node before it gets workers. One Checker is asked after the other, until one does not pass.
 type Checker interface {
 	// Check returns soon after ctx ends, which it does when anything else is to be done: its answer does not count any
-	// more then. An error says that the node could not be examined, which bars it as a check that did not pass.
+	// more then. An error means that the node could not be examined, which bars it like a check that did not pass.
 	Check(ctx context.Context, d Directive) (CheckResult, error)
 }
 
@@ -43,20 +43,20 @@ type CheckResult struct {
 	Domain string
 }
 
-// Doubter knows whether what the check of this node has found can still hold.
+// Doubter knows whether the result of this node's check can still hold.
 type Doubter interface {
-	// Doubt says in one line what has happened to this node since its check, such as a link that was down, or "". It is
-	// asked after an epoch's workers have ended, before the node joins again, and has two seconds, after which ctx ends.
+	// Doubt returns one line about an event on this node since its check, such as a link that was down, or "". It is asked
+	// after an epoch's workers have ended, before the node joins again, and has two seconds, after which ctx ends.
 	Doubt(ctx context.Context) string
 }
 
 // Environer sets variables of the workers' environment.
 type Environer interface {
-	// Environ is laid over what the preset sets for the worker of an epoch, as KEY=VALUE.
+	// Environ is laid over the preset's variables for the worker of an epoch, as KEY=VALUE.
 	Environ(e Epoch, localRank int) []string
 }
 
-// Preparer hears what a worker is started with, right before it is.
+// Preparer sees a worker's specification right before its start.
 type Preparer interface {
 	Preparing(e Epoch, id logs.WorkerID, s proc.Spec)
 }
@@ -73,13 +73,13 @@ type Watcher interface {
 	Watch(ctx context.Context, e Epoch, pids []int, c Control)
 }
 
-// Examiner looks at workers before they are stopped because a collective has timed out: a worker that did not take part
-// in it may still live, and its end destroys what it could tell. No restart for any other reason waits for it.
+// Examiner looks at workers before they are stopped because a collective has timed out. A worker that did not take part
+// in it may still live, and its end destroys the evidence. No restart for any other reason waits for it.
 type Examiner interface {
-	// Examine has a goroutine of its own and is called at most once in an epoch, whose watchers have been told to end.
+	// Examine has a goroutine of its own and is called at most once in an epoch, after the watchers were asked to end.
 	// pids are the workers' by local rank, 0 for one that has ended; why is the text of the timeout, which may come from
 	// another node. The workers are stopped when Examine returns, and in any case a second after it was called: ctx ends
-	// shortly before, and what is found later is too late.
+	// shortly before, and later findings are lost.
 	Examine(ctx context.Context, e Epoch, pids []int, why string)
 }
 
@@ -87,11 +87,11 @@ type Examiner interface {
 // goroutine.
 type Control interface {
 	// Fail ends the epoch as the failure of a worker does that act is the answer to; policy.Succeed counts as
-	// policy.RestartCharged. Of f, Rank, LocalRank, PID and Message are the caller's to set; what it leaves out of
-	// the rest is filled in. Only the first failure of an epoch counts, and none of an epoch that is over.
+	// policy.RestartCharged. The caller sets Rank, LocalRank, PID and Message of f; the agent fills in other fields that
+	// are empty. Only the first failure of an epoch counts, and none of an epoch that is over.
 	Fail(f verdict.Failure, act policy.Action)
-	// Output is the end of what a worker of the epoch has written to its standard error or, if that is nothing, to its
-	// standard output: 2 KiB of text at most. It may read a file of the log directory.
+	// Output is the end of the standard error of a worker of the epoch or, if that is empty, of its standard output: 2 KiB
+	// of text at most. It may read a file of the log directory.
 	Output(localRank int) string
 }
 
@@ -110,9 +110,9 @@ type Spawner interface {
 
 // Excuser knows ends of workers that the launcher itself may have caused.
 type Excuser interface {
-	// Excuse says in one line why the end of a worker is not the job's fault, which then starts anew and is not charged;
-	// "": it is. It is asked for the first worker of an epoch that ends otherwise than by the job's success, and for
-	// every one that exits with 0.
+	// Excuse returns in one line why the end of a worker is not the job's fault, which then starts anew and is not
+	// charged; "": it is. It is asked for the first worker of an epoch that ends otherwise than by the job's success, and
+	// for every one that exits with 0.
 	Excuse(w logs.WorkerID, pid, exitCode int) (why string)
 }
 
@@ -128,12 +128,12 @@ type Noticer interface {
 	Notice(topic, body string)
 }
 
-// WorldNeeder says whether Epoch.World is to be filled in.
+// WorldNeeder reports whether Epoch.World is to be filled in.
 type WorldNeeder interface {
 	NeedsWorld() bool
 }
 
-// Ender finishes what the part has begun; see EndParts.
+// Ender finishes the work of the part; see EndParts.
 type Ender interface {
 	// End may take e.Budget, or until e.Enough is closed.
 	End(e Ending)
@@ -142,18 +142,18 @@ type Ender interface {
 // Ending is the time that is left after the verdict.
 type Ending struct {
 	Result Result
-	Budget time.Duration   // of all parts together, when EndParts is called; what is left of it, when End is
+	Budget time.Duration   // of all parts together when EndParts is called; the remainder when End is
 	Enough <-chan struct{} // closed by a signal: no more patience
 }
 
-// Epoch is what the workers of one start have in common on this node.
+// Epoch is common to the workers of one start on this node.
 type Epoch struct {
 	Directive // of kind Run
 	// World is every node by group rank, this one included; nil unless a WorldNeeder asks for it.
 	World []job.Member
 }
 
-// EndParts ends the parts, the last one first, after the job's verdict has been told.
+// EndParts ends the parts, the last one first, after the job's verdict has been reported.
 func EndParts(parts []Part, e Ending) {
 	deadline := now().Add(e.Budget)
 	for _, p := range slices.Backward(parts) {

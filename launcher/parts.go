@@ -7,7 +7,7 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// parts are Config.Parts by what they take part in.
+// parts are Config.Parts by the interfaces that they implement.
 type parts struct {
 	checkers     []named[Checker]
 	doubters     []named[Doubter]
@@ -25,7 +25,7 @@ type parts struct {
 	worldNeeders []WorldNeeder
 }
 
-// named is a part of which messages may have to speak.
+// named is a part with its name for messages.
 type named[T any] struct {
 	name string
 	part T

@@ -17,19 +17,20 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// Sider names processes that run beside the workers of an epoch and are no ranks, such as a framework's scheduler.
+// Sider returns the side processes of an epoch: they run with the workers and are no ranks, such as a framework's
+// scheduler.
 type Sider interface {
-	// Sides is asked before the workers of an epoch are started. An error says why they cannot be.
+	// Sides is asked before the workers of an epoch are started. An error holds why they cannot be started.
 	Sides(e Epoch) ([]Side, error)
 }
 
-// Side is one process beside the workers of one node. It is started right before them and executes what they do, with
-// an environment of its own. If it fails while workers run, the epoch fails. It outlives the workers of its node: once
+// Side is one side process on one node. It is started right before the workers and executes the same program, with an
+// environment of its own. If it fails while workers run, the epoch fails. It outlives the workers of its node: once
 // those have been stopped it is, too; if they have succeeded, it may run until the job has, and 10 s longer.
 type Side = preset.Side
 
 const (
-	// sideGrace is the most that a process beside the workers has between the signal and SIGKILL.
+	// sideGrace is the most that a side process has between the signal and SIGKILL.
 	sideGrace = 2 * time.Second
 	// sideEnd is how long it may take to end by itself after the job's success.
 	sideEnd = 10 * time.Second
@@ -42,7 +43,7 @@ type side struct {
 	out  *logs.Side
 }
 
-// sideExit says that a side of a group is gone.
+// sideExit is the event that a side of a group has ended.
 type sideExit struct {
 	g *group
 	s *side
@@ -51,10 +52,10 @@ type sideExit struct {
 // sides are those of workers that have succeeded.
 type sides struct {
 	list []*side
-	gone chan struct{} // closed when they have ended; nil: nobody ends them yet
+	gone chan struct{} // closed when they have ended; nil: none is being ended yet
 }
 
-// startSides starts what is to run beside the workers of g.
+// startSides starts the side processes of g.
 func (a *Agent) startSides(g *group, patience time.Time) error {
 	list, err := a.sidesOf(g)
 	if err != nil {
@@ -68,7 +69,7 @@ func (a *Agent) startSides(g *group, patience time.Time) error {
 	return nil
 }
 
-// sidesOf are those of the parts and of the preset.
+// sidesOf returns those of the parts and of the preset.
 func (a *Agent) sidesOf(g *group) (all []Side, err error) {
 	for _, p := range a.parts.siders {
 		list, err := p.Sides(g.epoch)
@@ -120,7 +121,7 @@ func (a *Agent) startSide(g *group, what Side, patience time.Time) error {
 	return nil
 }
 
-// onSideExit fails the epoch if its workers cannot do without what has ended.
+// onSideExit fails the epoch if its workers need the side process that has ended.
 func (a *Agent) onSideExit(e sideExit) {
 	g, s, exit := e.g, e.s, e.s.proc.Exit()
 	switch {
@@ -133,7 +134,7 @@ func (a *Agent) onSideExit(e sideExit) {
 	}
 }
 
-// failSide ends the epoch because of what ran beside its workers. The node's first rank stands for it, where it has
+// failSide ends the epoch because of the failure of a side process. The node's first rank stands for it, where it has
 // none that of the next node that has some.
 func (a *Agent) failSide(g *group, s *side, exit proc.Exit) {
 	out := s.out.Tail(drainBudget)
@@ -146,13 +147,13 @@ func (a *Agent) failSide(g *group, s *side, exit proc.Exit) {
 	}
 	a.complete(g, &f)
 	f.Message = "the " + s.name + " beside the workers ended before they did"
-	if said := strings.TrimSpace(f.LastLines); said != "" && exit.Code > 0 { // a signal ends what has said nothing of it
+	if said := strings.TrimSpace(f.LastLines); said != "" && exit.Code > 0 { // a signal explains itself
 		f.Message += `, last output "` + said[strings.LastIndexByte(said, '\n')+1:] + `"`
 	}
 	a.onFault(fault{s.name, f, a.decideBy(g, &f, func() (_, _ []byte) { return nil, out })})
 }
 
-// endSides ends the sides, whose workers have ended. Some of them may have ended before.
+// endSides ends the sides after their workers have ended. Some of them may have ended before.
 func (a *Agent) endSides(list []*side, grace time.Duration) error {
 	if len(list) == 0 {
 		return nil

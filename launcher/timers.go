@@ -44,7 +44,7 @@ func (a *Agent) alarm() <-chan time.Time {
 	return a.group.timers.alarm.C
 }
 
-// onTimer starts or ends a timer. Those of workers that are being stopped do not count any more.
+// onTimer starts or ends a timer. Timers of workers that are being stopped do not count any more.
 func (a *Agent) onTimer(r filetimer.Request) {
 	g := a.group
 	switch {
@@ -79,8 +79,8 @@ func (t *timers) set(at, now time.Time) {
 	}
 }
 
-// admit finds out whose process pid is. The number comes from whoever can write to the pipe, so only a worker or a
-// process of a worker's session will do; the pidfd keeps a later process of that number safe.
+// admit finds the worker that process pid belongs to. Any process that can write to the pipe can send any number, so
+// only a worker or a process of a worker's session is allowed; the pidfd keeps a later process of that number safe.
 func (g *group) admit(pid int) error {
 	if t, found := g.timers.targets[pid]; found && t.alive() {
 		return nil
@@ -149,7 +149,7 @@ func (t target) signal(sig syscall.Signal) error {
 	return unix.PidfdSendSignal(t.fd, sig, nil, 0)
 }
 
-// forget ends what is known of a process that is gone.
+// forget drops the records of a process that is gone.
 func (t *timers) forget(pid int) {
 	t.table.Drop(pid)
 	if target, found := t.targets[pid]; found && target.fd >= 0 {
@@ -170,8 +170,8 @@ func (t *timers) end() {
 	*t = timers{}
 }
 
-// onAlarm kills the processes whose timers have expired. When the alarm itself is late, the launcher had no time for
-// requests either; it takes them first.
+// onAlarm kills the processes with expired timers. When the alarm itself is late, the launcher had no time for requests
+// either; it takes them first.
 func (a *Agent) onAlarm() {
 	t, at := &a.group.timers, now()
 	if at.Sub(t.at) > slack && !t.late {

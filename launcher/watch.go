@@ -41,7 +41,7 @@ func (a *Agent) attendFor(ctx context.Context, grace time.Duration, part string,
 	}
 }
 
-// watchGroup starts the watchers of a group whose workers run. They end when it is stopped.
+// watchGroup starts the watchers of a group with running workers. They end when it is stopped.
 func (a *Agent) watchGroup(g *group) {
 	if len(a.parts.watchers) == 0 || len(g.workers) == 0 {
 		return
@@ -99,7 +99,7 @@ func (a *Agent) ignoreFault(f fault) {
 		"why", f.failure.Message)
 }
 
-// faults carries what the watchers of the present group find; nil, which is never ready, without any.
+// faults carries the findings of the present group's watchers; nil, which is never ready, without any.
 func (a *Agent) faults() <-chan fault {
 	if a.group == nil {
 		return nil
@@ -114,7 +114,7 @@ func (a *Agent) onFault(f fault) {
 		a.ignoreFault(f)
 		return
 	}
-	if a.letRun != nil { // no failure counts, but who hangs does not end
+	if a.letRun != nil { // no failure counts, but a hung worker does not end
 		a.log.Warn("stopping what was left to run", "part", f.part, "why", f.failure.Message)
 		a.stop(g, syscall.SIGTERM)
 		return
@@ -132,7 +132,7 @@ func (a *Agent) onFault(f fault) {
 	a.stopFailed(g, f.failure, "")
 }
 
-// complete fills in what a failure from outside leaves out.
+// complete fills in the missing fields of a failure from outside.
 func (a *Agent) complete(g *group, f *verdict.Failure) {
 	f.Node, f.NodeName, f.Host = g.epoch.Place.GroupRank, a.cfg.NodeName, a.cfg.Host
 	f.Role = cmp.Or(f.Role, a.cfg.Role)

@@ -9,7 +9,7 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// fetch is an epoch that has been told to run and waits for the table of its world. Any other directive drops it.
+// fetch is an epoch that is to run and waits for the table of its world. Any other directive drops it.
 type fetch struct {
 	epoch  Epoch
 	err    error
@@ -77,7 +77,7 @@ func (a *Agent) onWorld(f *fetch) {
 	})
 }
 
-// worldFailure blames the first worker of this node, none of which has been started.
+// worldFailure blames the first worker of this node, as none has been started.
 func (a *Agent) worldFailure(f *fetch) verdict.Failure {
 	e := f.epoch
 	return verdict.Failure{
