@@ -26,7 +26,7 @@ type Attempt struct {
 	l      *Logs
 	dir    string // "": no files
 	dirErr error  // why there is no dir although there should be one
-	// temporary: nobody asked for dir, so that Close removes it if nothing is in it.
+	// temporary: dir was not requested, so that Close removes it if it is empty.
 	temporary bool
 
 	mu       sync.Mutex
@@ -149,7 +149,7 @@ func (a *Attempt) streamLocked(id WorkerID, i int, dir string) (*stream, error) 
 	return &stream{child: child, pump: p}, nil
 }
 
-// connectLocked gives the pump of stream i what it writes to.
+// connectLocked gives the pump of stream i its outputs.
 func (a *Attempt) connectLocked(p *pump, r route, i int, path string, prefix []byte) {
 	if r.file {
 		p.file = a.l.newFile(path)
@@ -223,10 +223,10 @@ func (l *Logs) prefix(id WorkerID) []byte {
 	}))
 }
 
-// Stdout returns what the child gets as its stdout: the write end of a pipe, or the log file.
+// Stdout returns the child's stdout: the write end of a pipe, or the log file.
 func (w *Worker) Stdout() *os.File { return w.streams[0].child }
 
-// Stderr returns what the child gets as its stderr.
+// Stderr returns the child's stderr.
 func (w *Worker) Stderr() *os.File { return w.streams[1].child }
 
 // ErrorFile returns <attempt>/<local_rank>/error.json for TORCHELASTIC_ERROR_FILE, or "" when there are no files.
@@ -297,10 +297,10 @@ func (s *stream) abandon() {
 	}
 }
 
-// Close reads what is in the pipes, ends the goroutines and closes the files. It is called when the workers are gone: a
-// process that still writes gets SIGPIPE. It waits at most two seconds for the console, so that a restart does not wait
-// longer; what then still reads goes on beside the next attempt, until Logs.Close. The directory of an attempt that
-// nothing was written to goes if it is a temporary one: a job that restarts for days would leave thousands.
+// Close reads the rest of the pipes, ends the goroutines and closes the files. It is called when the workers are gone:
+// a process that still writes gets SIGPIPE. It waits at most two seconds for the console, so that a restart does not
+// wait longer; pumps that then still read go on during the next attempt, until Logs.Close. Close removes the directory
+// of an attempt without output if it is a temporary one: a job that restarts for days would leave thousands.
 func (a *Attempt) Close() {
 	a.mu.Lock()
 	workers, closed := a.workers, a.closed

@@ -16,14 +16,14 @@ import (
 // nearLineEnd is how far over RotateSize a file may grow to end with a whole line.
 const nearLineEnd = 4 << 10
 
-// file is a log file that never fails its writer: a full disk must not stop training. What cannot be written is
+// file is a log file that never fails its writer: a full disk must not stop training. Bytes that cannot be written are
 // counted, and every write tries again, so that the file goes on once there is space. Not safe for concurrent use.
 type file struct {
 	path        string
 	rotateSize  int64
 	rotateCount int
 	create      func(path string) (io.WriteCloser, int64, error) // opens for append; the size it has already
-	failed      func(path string, err error)                     // told about every error
+	failed      func(path string, err error)                     // called for every error
 
 	w       io.WriteCloser // nil until it could be opened
 	closed  bool
@@ -131,8 +131,8 @@ func (f *file) fit(p []byte) int {
 	return limit
 }
 
-// rotate moves the file to .1 and opens a new one. On failure the old one, under whatever name, stays in use for
-// another RotateSize: no byte is lost.
+// rotate moves the file to .1 and opens a new one. On failure the old one, under either name, stays in use for another
+// RotateSize: no byte is lost.
 func (f *file) rotate() {
 	f.size = 0
 	if !f.moved {
@@ -172,7 +172,7 @@ func (f *file) closeFile() {
 	}
 }
 
-// close ends the file for good and reports what it could not take.
+// close ends the file for good and reports the bytes that it could not take.
 func (f *file) close(log *slog.Logger) {
 	f.closeFile()
 	f.closed = true

@@ -11,14 +11,14 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// Follower sees what workers print, now and then: unlike a Tap it comes and goes, and costs nothing while there is
-// none.
+// Follower receives the workers' output for a while: unlike a Tap it can be added and removed, and costs nothing while
+// there is none.
 type Follower struct {
-	// Wants says whose output is wanted. Nil: all.
+	// Wants selects the workers. Nil: all.
 	Wants func(id WorkerID) bool
-	// Tail takes the end of what is kept of a stream, with whole lines, that comes first. Nil: nothing comes first.
+	// Tail cuts the kept end of a stream, with whole lines, that is shown first. Nil: no kept output.
 	Tail func(b []byte) []byte
-	// Print gets what a worker has written to a stream, Stdout or Stderr, in that order. The worker may wait for it, so
+	// Print receives the output of a worker to a stream, Stdout or Stderr, in that order. The worker may wait for it, so
 	// that it must return at once; it must keep nothing of b.
 	Print func(id WorkerID, stream Std, b []byte)
 }
@@ -103,14 +103,14 @@ func (l *Logs) forAttempts(do func(*Attempt)) {
 	}
 }
 
-// showLocked lets those who follow see a new worker.
+// showLocked shows a new worker to the followers.
 func (a *Attempt) showLocked(w *Worker) {
 	for _, f := range a.l.followers() {
 		f.begin(a, w)
 	}
 }
 
-// begin does nothing the second time: a worker that comes while somebody begins to follow is met twice.
+// begin does nothing the second time: a worker that starts while a Follower begins is met twice.
 func (f *following) begin(a *Attempt, w *Worker) {
 	if !f.Wants(w.id) {
 		return
@@ -132,7 +132,7 @@ func (f *following) leave(w *Worker) {
 	}
 }
 
-// follow shows f what is kept, and what comes.
+// follow shows f the kept output, and then the new output.
 func (t *tail) follow(f *following) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,7 +151,7 @@ func (t *tail) unfollow(f *following) {
 	t.followers = slices.DeleteFunc(t.followers, func(o *following) bool { return o == f })
 }
 
-// kept is what comes first. The first line of what was cut is none.
+// kept is the output that is shown first. If the output was cut, its first line is incomplete and dropped.
 func (f *following) kept(b []byte, cut bool) []byte {
 	if f.Tail == nil {
 		return nil
@@ -242,7 +242,7 @@ func (file *followedFile) read(f *following, buf []byte) {
 		return
 	}
 	if info.Size() < file.at {
-		file.at = 0 // somebody has cut it
+		file.at = 0 // the file was truncated
 	}
 	file.at = max(file.at, info.Size()-maxLook)
 	for left := info.Size() - file.at; left > 0; {
@@ -257,7 +257,7 @@ func (file *followedFile) read(f *following, buf []byte) {
 	}
 }
 
-// Taps makes one tap of two; either may be nil, and what both give nil for is not read.
+// Taps makes one tap of two; either may be nil, and a stream for which both return nil is not read.
 func Taps(a, b func(WorkerID, Std) Tap) func(WorkerID, Std) Tap {
 	if a == nil || b == nil {
 		if a == nil {

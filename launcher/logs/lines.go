@@ -12,15 +12,15 @@ const (
 	maxOut = 128 << 10
 	// partialDelay is how long a tee'd line without its end is held back: prompts appear, ordinary lines stay whole.
 	partialDelay = time.Second
-	// rawDelay is how long a raw line without its end is held back when nobody else writes: a line that is written in
-	// pieces stays whole, and nobody sees the delay of a prompt.
+	// rawDelay is how long a raw line without its end is held back when no other stream writes: a line that is written in
+	// pieces stays whole, and a prompt's delay is too short to see.
 	rawDelay = 20 * time.Millisecond
 	// foldEvery is how often a progress bar shows a state that is overwritten later.
 	foldEvery = 5 * time.Second
 )
 
-// lines turns the bytes of one stream into what a reader of many streams can use: whole lines with a prefix, and of a
-// line that is overwritten with \r (a progress bar) only the last state, and one state each foldEvery. It has no
+// lines turns the bytes of one stream into output for a reader of many streams: whole lines with a prefix. Of a line
+// that is overwritten with \r (a progress bar) it sends only the last state, and one state each foldEvery. It has no
 // clock and does no I/O; collected output goes to send.
 type lines struct {
 	prefix []byte
@@ -38,7 +38,7 @@ type lines struct {
 	out  []byte // a gap and the prefix as scratch space for send, then the output
 	cont bool   // out goes on with a line sent before
 
-	pend   []byte    // of the current line, what is not in out yet; no \r in it when folding
+	pend   []byte    // the part of the current line that is not in out yet; no \r in it when folding
 	shown  bool      // the beginning of the current line is in out, or sent
 	cr     bool      // the last byte was \r: a newline makes it a line end, anything else overwrites the line
 	over   bool      // a \r was seen on this line
@@ -81,7 +81,7 @@ func (l *lines) pass(b []byte, now time.Time) {
 	l.add(b, now)
 }
 
-// add keeps text of a line whose end is not known yet.
+// add keeps text of a line with an unknown end.
 func (l *lines) add(text []byte, now time.Time) {
 	if len(l.pend) == 0 {
 		l.born = now
@@ -95,7 +95,7 @@ func (l *lines) add(text []byte, now time.Time) {
 	l.pend = append(l.pend, text...)
 }
 
-// end puts out the current line, whose last bytes are text.
+// end puts out the current line; text is its last part.
 func (l *lines) end(text []byte) {
 	if l.match != nil {
 		l.pend = append(l.pend, text...) // a needle may lie across the two
@@ -114,7 +114,7 @@ func (l *lines) end(text []byte) {
 	}
 }
 
-// show puts out what there is of the current line, and leaves it open.
+// show puts out the current line so far, and leaves it open.
 func (l *lines) show() {
 	if l.wanted() {
 		l.begin()
@@ -150,11 +150,11 @@ func (l *lines) wanted() bool {
 	return false
 }
 
-// overwrite handles the \r in text, which has no newline, and returns what follows the last one.
+// overwrite handles the \r in text, which has no newline, and returns the rest after the last one.
 func (l *lines) overwrite(text []byte, now time.Time) []byte {
 	for {
 		if l.cr {
-			text = bytes.TrimLeft(text, "\r") // \r\r\n is what a terminal in between makes of \r\n
+			text = bytes.TrimLeft(text, "\r") // a terminal in between makes \r\r\n of \r\n
 			if len(text) == 0 {
 				return nil
 			}

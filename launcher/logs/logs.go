@@ -7,11 +7,11 @@
 // goroutine, which its Attempt owns and waits for. Lines of different streams do not cut each other (see output).
 // Nothing here starts or waits for processes, or reads flags or the environment.
 //
-// Who follows what workers print (Follow) sees it when the pumps do, and may miss some: nobody waits for it.
+// A Follower of the workers' output (Follow) sees it when the pumps do, and may miss some, as no writer waits for it.
 //
 // Locks: of Logs.mu, Attempt.mu and pump.mu only one is held at a time. The logger may write to an output (see Stderr):
-// output.mu may be taken under all of them, and nothing is logged under that of a console. Only the timer of an output
-// runs beside the pumps; Logs.Close stops it.
+// output.mu may be taken under all of them, and nothing is logged under that of a console. Apart from the pumps there
+// is only the timer of an output; Logs.Close stops it.
 package logs
 
 import (
@@ -52,21 +52,21 @@ const (
 	Stderr
 )
 
-// Config says where the output of the workers goes. The zero value writes no log file and passes everything to
+// Config is the destinations of the workers' output. The zero value writes no log file and passes everything to
 // os.Stdout and os.Stderr.
 type Config struct {
 	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin (with Files, by New). An attempt in
 	// it goes at its end unless a non-empty file is in it, and Close removes it if no attempt is left. "/dev/null" makes
 	// no file at all; as with torchrun, redirected output then goes to the console.
 	Dir string
-	// RunID starts the name of the run's directory; what cannot be in a file name becomes '_'. Default "none".
+	// RunID starts the name of the run's directory; characters that a file name cannot have become '_'. Default "none".
 	RunID string
-	// Redirects and Tee name the streams of a local rank that go to a file, and to a file and the console. nil: none.
-	// What goes only to a file that does not rotate is written by the worker itself, which then also sees its errors.
+	// Redirects and Tee name the streams of a local rank that go to a file, and to a file and the console. nil: none. The
+	// worker itself writes a stream that goes only to a file without rotation, and then also sees its errors.
 	Redirects, Tee func(localRank int) Std
-	// Files says that Redirects or Tee will name a stream: without a place for the files New then fails.
+	// Files is set if Redirects or Tee will name a stream: without a place for the files New then fails.
 	Files bool
-	// ConsoleRank says whether a local rank may use the console (--local-ranks-filter). nil: all. Files do not change.
+	// ConsoleRank reports whether a local rank may use the console (--local-ranks-filter). nil: all. Files do not change.
 	ConsoleRank func(localRank int) bool
 	// StdoutFilters and StderrFilters: tee'd lines that contain any of them are also written, with their prefix, to
 	// filtered_stdout.log and filtered_stderr.log in the attempt's directory.
@@ -74,11 +74,10 @@ type Config struct {
 	// PrefixTemplate starts every tee'd line. Macros: ${role_name} ${local_rank} ${rank} ${hostname} ${node};
 	// $$ is a dollar sign. Default "[${role_name}${local_rank}]:", which is torchrun's.
 	PrefixTemplate string
-	// Tap returns who sees what a worker writes to a stream, Stdout or Stderr, besides; nil: nobody. A stream that is
-	// tapped is read by the launcher, wherever it goes.
+	// Tap returns an additional reader of a worker's stream, Stdout or Stderr; nil: none. A stream that is tapped is read
+	// by the launcher, wherever it goes.
 	Tap func(id WorkerID, stream Std) Tap
-	// SideTap returns who gets what a process beside the workers of an attempt writes, in place of the console unless it
-	// is tee'd; nil: nobody.
+	// SideTap returns the reader of a side process's output, in place of the console unless it is tee'd; nil: none.
 	SideTap func(name string) Tap
 	// RotateSize (bytes) and RotateCount (old files kept: stdout.log.1 is the newest). Either 0: no rotation.
 	RotateSize  int64
@@ -87,11 +86,11 @@ type Config struct {
 	Stdout, Stderr io.Writer
 	// TailBytes is how much of the end of every stream Tail returns. Default 64 KiB.
 	TailBytes int
-	// Logger takes what the operator must know, such as a full disk. Default slog.Default().
+	// Logger takes messages for the operator, such as about a full disk. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// Tap sees what is read of a stream before the console gets it. Feed is called by the goroutine that reads, which waits
+// Tap sees the bytes of a stream before the console gets them. Feed is called by the goroutine that reads, which waits
 // for it, and so does the worker once its pipe is full. It must keep nothing of b.
 type Tap interface{ Feed(b []byte, now time.Time) }
 
@@ -111,11 +110,11 @@ type Logs struct {
 	attempts map[*Attempt]struct{}
 	closed   bool
 	left     []*pump // of closed attempts: for them the console was too slow
-	leftTook int64   // what the console had taken when the last attempt began to close
+	leftTook int64   // bytes that the console had taken when the last attempt began to close
 
 	trash trash
 
-	followed  atomic.Pointer[[]*following] // who follows; nil: nobody has
+	followed  atomic.Pointer[[]*following] // nil: there was no follower yet
 	following sync.Mutex                   // guards changes of it
 
 	fileSaid, tempSaid, consoleSaid atomic.Bool
@@ -151,8 +150,8 @@ func New(cfg Config) (*Logs, error) {
 	return l, nil
 }
 
-// Stderr returns what the launcher is to write its own lines to until Close, instead of Config.Stderr: they do not go
-// on with a worker's. What cannot be written is counted with the workers' output.
+// Stderr returns the launcher's output for its own lines until Close, instead of Config.Stderr: they do not continue a
+// worker's line. Bytes that cannot be written are counted with the workers' output.
 func (l *Logs) Stderr() Own { return Own{l.console[1]} }
 
 func setDefaults(c *Config) {
@@ -201,7 +200,7 @@ func (l *Logs) makeBase(dir string) error {
 		return fmt.Errorf("--log-dir %s: cannot be created: give a path that this user may write to: %w", dir, err)
 	}
 	for {
-		// A new name, made exclusively: in a directory that others can write to, nobody can have put a link there.
+		// A new name, made exclusively: in a directory that others can write to, it cannot be a planted link.
 		base := filepath.Join(dir, runName(l.cfg.RunID)+"_"+strings.ToLower(rand.Text()[:8]))
 		err := os.Mkdir(base, 0o755)
 		if err == nil {
@@ -306,8 +305,9 @@ func (l *Logs) fileFailed(path string, err error) {
 	}
 }
 
-// Close closes the attempts that are still open, waits while a slow console takes their end, for ten seconds at most,
-// reports what it did not take, and removes a temporary directory that nothing was written to, unless that takes long.
+// Close closes the attempts that are still open, and waits while a slow console takes their end, for ten seconds at
+// most. It reports the bytes that were not taken, and removes a temporary directory without output, unless that takes
+// long.
 func (l *Logs) Close() error {
 	l.mu.Lock()
 	l.closed = true

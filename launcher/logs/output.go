@@ -25,7 +25,7 @@ const (
 	patience = time.Second
 	// maxHeld is how many bytes of the others wait for its end, or patience.
 	maxHeld = 1 << 20
-	// gap is scratch space in front of what is sent, for what has to end the line of another stream.
+	// gap is scratch space in front of a piece, for the sequence that ends the line of another stream.
 	gap = len(eraseLine)
 
 	newline   = "\n"
@@ -33,9 +33,9 @@ const (
 	eraseRest = "\x1b[K"
 )
 
-// output is where the lines of several streams meet: the console, or a filtered_*.log. Each write is whole, and a line
-// is not cut by another stream: whoever comes while an unfinished one is on the output waits until it ends, its stream
-// does, or patience is over, and then begins on a new line.
+// output joins the lines of several streams: the console, or a filtered_*.log. Each write is whole, and a line is not
+// cut by another stream. A stream that finds an unfinished line on the output waits until the line or its stream ends,
+// or patience is over, and then begins on a new line.
 type output struct {
 	write    func(p []byte) (int, error)
 	now      func() time.Time
@@ -46,20 +46,20 @@ type output struct {
 	owners   atomic.Uint32
 
 	mu        sync.Mutex
-	open      owner     // whose unfinished line is last, else nobody
+	open      owner     // the owner of the unfinished last line, else nobody
 	bar       bool      // a \r was on that line, so that it is drawn again as a whole
 	column0   bool      // it ends with \r
 	yields    time.Time // until when others wait for its end
 	last      time.Time // of the last write
-	held      []piece   // what waits, in the order of coming
+	held      []piece   // waiting pieces, oldest first
 	heldBytes int
 	timer     *time.Timer // for yields, once something was held
-	err       error       // of a write, to be told by unlock
+	err       error       // of a write, for unlock to report
 }
 
-// piece is what a stream sends at a time. text[:head] is scratch space: a gap, then the prefix of the stream. cont says
-// that the text goes on with a line that is on the output already; if another stream came between, that line was ended
-// there, and the rest gets a prefix of its own.
+// piece is a part of a stream that is sent at a time. text[:head] is scratch space: a gap, then the prefix of the
+// stream. cont means that the text continues a line that is on the output already; if another stream came between, that
+// line was ended there, and the rest gets a prefix of its own.
 type piece struct {
 	by   owner
 	text []byte
@@ -76,12 +76,13 @@ func (o *output) tee(l lines) *lines {
 	return &l
 }
 
-// pass adds a raw stream: what it says stays as it is, except that progress bars are folded for who is no terminal.
+// pass adds a raw stream: its text stays as it is, except that progress bars are folded unless the output is a
+// terminal.
 func (o *output) pass() *lines {
 	return o.tee(lines{raw: true, hold: rawDelay, fold: o.terminal == nil})
 }
 
-// unlock tells of a failed write without the lock: what it leads to may be a line of the launcher's on this output.
+// unlock reports a failed write without the lock: that may lead to a line of the launcher's on this output.
 func (o *output) unlock() {
 	err := o.err
 	o.err = nil
@@ -91,10 +92,10 @@ func (o *output) unlock() {
 	}
 }
 
-// Own is the stream of the launcher's own lines, which wait for nobody: an unfinished line is ended for them.
+// Own is the stream of the launcher's own lines, which do not wait: an unfinished line is ended for them.
 type Own struct{ o *output }
 
-// Write returns the error and tells nobody else: the writer may be the logger that would be told, with its lock.
+// Write returns the error and reports it nowhere else: the writer may be the logger itself, with its lock.
 func (w Own) Write(p []byte) (int, error) {
 	w.o.mu.Lock()
 	defer w.o.mu.Unlock()
@@ -151,7 +152,7 @@ func (o *output) putLocked(p piece, now time.Time) {
 func (o *output) emitLocked(p *piece, now time.Time) {
 	if p.cont && o.open != p.by {
 		if p.text[p.head] == '\n' {
-			p.head++ // it was ended by whoever came between
+			p.head++ // another stream came between and ended it
 		} else {
 			p.head = gap
 		}
@@ -175,8 +176,8 @@ func (o *output) emitLocked(p *piece, now time.Time) {
 	o.endsLocked(p.by, out, now)
 }
 
-// lineEndLocked is what has to come between the open line and p of another stream. On a terminal, where cursor and bar
-// are known, the next bar or line takes the place of a bar.
+// lineEndLocked returns the separator between the open line and p of another stream. On a terminal, where cursor and
+// bar are known, the next bar or line takes the place of a bar.
 func (o *output) lineEndLocked(p *piece) string {
 	switch {
 	case o.terminal == nil || !o.bar:
@@ -206,7 +207,7 @@ func (o *output) endsLocked(by owner, out []byte, now time.Time) {
 	}
 }
 
-// releaseLocked writes what may be written now, and holds the rest again.
+// releaseLocked writes the pieces that may be written now, and holds the rest again.
 func (o *output) releaseLocked(now time.Time) {
 	held := o.held
 	o.held, o.heldBytes = nil, 0
@@ -221,7 +222,7 @@ func (o *output) yieldLocked(now time.Time) {
 	o.releaseLocked(now)
 }
 
-// wakeLocked writes what is held after d, if the line has not ended by then.
+// wakeLocked writes the held pieces after d, if the line has not ended by then.
 func (o *output) wakeLocked(d time.Duration) {
 	if o.timer == nil {
 		o.timer = time.AfterFunc(d, o.woken)
@@ -240,7 +241,7 @@ func (o *output) woken() {
 	}
 }
 
-// quiet returns from when on an unfinished line of by would disturb nobody, if nobody writes until then.
+// quiet returns the time from which an unfinished line of by would disturb no other stream, if none writes until then.
 func (o *output) quiet(by owner) time.Time {
 	o.mu.Lock()
 	defer o.unlock()
@@ -251,7 +252,7 @@ func (o *output) quiet(by owner) time.Time {
 	return t
 }
 
-// leave is the end of a stream: nobody waits for the end of its line.
+// leave is the end of a stream: no other stream waits for the end of its line.
 func (o *output) leave(by owner) {
 	o.mu.Lock()
 	defer o.unlock()
@@ -260,7 +261,7 @@ func (o *output) leave(by owner) {
 	}
 }
 
-// close writes what is held. An output that is blocked is left alone.
+// close writes the held pieces. An output that is blocked is left alone.
 func (o *output) close() {
 	if !o.mu.TryLock() {
 		return
@@ -307,7 +308,7 @@ func (l *Logs) newConsole(w io.Writer) (*output, error) {
 	return o, nil
 }
 
-// dupFile does not use f.Fd(), which would make a non-blocking descriptor blocking for everybody who shares it.
+// dupFile does not use f.Fd(), which would make a non-blocking descriptor blocking for every process that shares it.
 func dupFile(f *os.File) (fd int, err error) {
 	c, err := f.SyscallConn()
 	if err != nil {

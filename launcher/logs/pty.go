@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newPTY returns a pump that reads a pseudo-terminal of the size of console, and the terminal for the worker, whose
-// programs then draw bars and colours as if they had the console itself. The worker has it for writing only: nobody
-// types there, and a read that never returned would be worse than one that fails.
+// newPTY returns a pump that reads a pseudo-terminal of the size of console, and the terminal for the worker. Its
+// programs then draw bars and colours as if they had the console itself. The worker has it for writing only: there is
+// no input, and a read that never returned would be worse than one that fails.
 //
-// It is no controlling terminal: ctrl-C and hang-ups come through the launcher, whoever leads a session. What still
-// writes after the pump has closed its side gets EIO.
+// It is no controlling terminal: the launcher passes on ctrl-C and hang-ups, regardless of the session's leader. A
+// process that still writes after the pump has closed its side gets EIO.
 func newPTY(ptmx string, tailBytes int, console *os.File) (*pump, *os.File, error) {
 	master, err := unix.Open(ptmx, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -31,7 +31,7 @@ func newPTY(ptmx string, tailBytes int, console *os.File) (*pump, *os.File, erro
 }
 
 // openSlave opens the worker's side by its master (Linux 4.13), because /dev/pts of a container may be of another
-// instance than /dev/ptmx. What is written is to come out unchanged: the console is the terminal that makes \r\n of \n.
+// instance than /dev/ptmx. The output must not be changed: the console is the terminal that makes \r\n of \n.
 func openSlave(master int) (int, error) {
 	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
 		return -1, os.NewSyscallError("TIOCSPTLCK", err)
@@ -84,8 +84,8 @@ func (p *pump) fill(n int) int {
 	return n
 }
 
-// Resize gives the workers' terminals the size of the launcher's. The workers still have to be told (SIGWINCH): they
-// are in no session of these terminals.
+// Resize gives the workers' terminals the size of the launcher's. The workers still need a SIGWINCH: they are in no
+// session of these terminals.
 func (l *Logs) Resize() {
 	l.mu.Lock()
 	var open []*Attempt

@@ -19,8 +19,8 @@ const (
 	readSize = 64 << 10
 	// moreSoon is how long the rest of a line is waited for after a read that filled the buffer.
 	moreSoon = 10 * time.Millisecond
-	// pace is the shortest time between two reads that do not fill the buffer. A worker that prints lines in a loop
-	// would otherwise wake the pump for each of them; a millisecond later nobody sees, and the pipe has room for it.
+	// pace is the shortest time between two reads that do not fill the buffer. A worker that prints lines in a loop would
+	// otherwise wake the pump for each of them. A millisecond is too short to see, and the pipe has room for it.
 	pace = time.Millisecond
 )
 
@@ -39,7 +39,7 @@ type pump struct {
 	console  *lines // nil: none
 	done     chan struct{}
 
-	mu     sync.Mutex // guards what follows, and the deadline of r
+	mu     sync.Mutex // guards the fields below, and the deadline of r
 	armed  time.Time  // the deadline of r; may be earlier than needed
 	stop   bool
 	synced chan struct{} // closed once the pipe was found empty and unfinished lines are shown
@@ -168,7 +168,7 @@ func (p *pump) arm(t time.Time) {
 	}
 }
 
-// ask wakes the pump. The channel is closed once what was in the pipe is read and unfinished lines are shown.
+// ask wakes the pump. The channel is closed once the pipe has been read and unfinished lines are shown.
 func (p *pump) ask(stop bool) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +177,7 @@ func (p *pump) ask(stop bool) <-chan struct{} {
 		p.synced = make(chan struct{})
 	}
 	p.armed = time.Now()
-	p.r.SetReadDeadline(p.armed) // fails when the pump has ended, which done says
+	p.r.SetReadDeadline(p.armed) // fails when the pump has ended; done is closed then
 	return p.synced
 }
 
@@ -234,8 +234,8 @@ func (p *pump) woken() bool {
 	return stop
 }
 
-// poll reads what is in the pipe now; 0 or less: nothing, or the end, which the next Read sees. Control, unlike Read,
-// does not look at the deadline, which may have been set again.
+// poll reads the present content of the pipe; 0 or less: nothing, or the end, which the next Read sees. Control, unlike
+// Read, does not look at the deadline, which may have been set again.
 func (p *pump) poll() (n int) {
 	p.conn.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), p.buf) })
 	return n

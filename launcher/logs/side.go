@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Side is the output of a process beside the workers, both streams as one. It goes where that of local rank 0 goes: to
-// <name>.log if any stream of that rank goes to a file, and to the console, with "[<name>]:" before every line, unless
-// it only goes to the file.
+// Side is the output of a side process, both streams as one. It goes where that of local rank 0 goes: to <name>.log if
+// any stream of that rank goes to a file, and to the console, with "[<name>]:" before every line, unless it only goes
+// to the file.
 type Side struct {
 	l *Logs
 	s *stream
 }
 
-// Side makes the output of a process that runs beside the workers of the attempt, in the attempt's directory. It does
-// not end with the attempt: Close ends it.
+// Side makes the output of a side process of the attempt, in the attempt's directory. It does not end with the attempt:
+// Close ends it.
 func (a *Attempt) Side(name string) (*Side, error) {
 	var tap Tap
 	if a.l.cfg.SideTap != nil {
@@ -79,14 +79,14 @@ func (l *Logs) sideStream(name, path string, r route) (*stream, error) {
 	return &stream{child: child, pump: p, path: path}, nil
 }
 
-// File returns what the child gets as its stdout and stderr.
+// File returns the child's stdout and stderr.
 func (s *Side) File() *os.File { return s.s.child }
 
 // Started closes the launcher's copy of that file. To be called once the child runs, or failed to start.
 func (s *Side) Started() { s.s.child.Close() }
 
-// Tail returns the last Config.TailBytes of what the process wrote, once it has ended. What a pipe still holds is
-// waited for, up to budget.
+// Tail returns the last Config.TailBytes of the process's output, once it has ended. It waits up to budget for the rest
+// of a pipe.
 func (s *Side) Tail(budget time.Duration) []byte {
 	if p := s.s.pump; p != nil {
 		select {
@@ -97,7 +97,7 @@ func (s *Side) Tail(budget time.Duration) []byte {
 	return s.s.tail()
 }
 
-// Close reads what is in the pipe and ends. It waits at most two seconds for a console that takes nothing.
+// Close reads the rest of the pipe and ends. It waits at most two seconds for a console that takes nothing.
 func (s *Side) Close() {
 	s.Started()
 	p := s.s.pump

@@ -20,12 +20,12 @@ type tail struct {
 
 	written int64  // bytes in all
 	line    int64  // of them, after the last newline
-	head    []byte // what leads to the newest long line, and its beginning; nil: there has been none
+	head    []byte // the lines before the newest long line, and its beginning; nil: there has been none
 	from    int64  // where that line begins
 	until   int64  // where it ends; -1: it goes on
 
-	id        WorkerID // whose, and
-	std       Std      // which stream it is, for who follows
+	id        WorkerID // the worker and
+	std       Std      // the stream, for followers
 	followers []*following
 }
 
@@ -63,8 +63,8 @@ func (t *tail) keep(p []byte) {
 // An exception's message can be longer than all that is kept, and its class is at its beginning.
 const (
 	longLine = 8 << 10                  // is kept of the beginning of a line that is longer
-	leading  = 4 << 10                  // is kept of what is before such a line
-	omitted  = "…"                      // stands for what is not kept
+	leading  = 4 << 10                  // kept of the text before such a line
+	omitted  = "…"                      // stands for dropped text
 	longTail = 2 * (leading + longLine) // as much has to be kept of the end for that
 )
 
@@ -87,7 +87,7 @@ func (t *tail) measure(p []byte) {
 	t.head = bytes.Clone(all[max(0, start-leading) : start+longLine])
 }
 
-// withHead puts the head of the line before all of which only the end is left.
+// withHead puts the head of the line before all if only the end of the line is left.
 func (t *tail) withHead(all []byte) []byte {
 	first := t.written - int64(len(all))
 	if t.head == nil || first <= t.from || t.until >= 0 && first > t.until {
@@ -121,7 +121,7 @@ func fileTail(path string, n int) []byte {
 // mostBack is how far the beginning of a line is looked for in a file.
 const mostBack = 16 << 20
 
-// fileHead is what leads to the line in which at is, and its beginning; nil if that is not before at.
+// fileHead returns the lines before the line with at in it, and its beginning; nil if that is not before at.
 func fileHead(path string, at int64) []byte {
 	f, err := openfile.Open(path, os.O_RDONLY, 0)
 	if err != nil {

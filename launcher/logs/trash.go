@@ -11,7 +11,7 @@ import (
 // trashGrace is how long a restart, or the end, waits for the removal of an empty directory.
 const trashGrace = time.Second
 
-// trash removes directories without content, one at a time and beside its callers: removing takes as long as the file
+// trash removes directories without content, one at a time and in its own goroutine: removing takes as long as the file
 // system likes, and neither a restart nor a stop may hang on it. After the first removal that takes longer than
 // trashGrace nothing more is removed, or waited for; its goroutine ends when the file system answers.
 type trash struct {
@@ -24,8 +24,8 @@ type trash struct {
 	slow bool
 }
 
-// put removes dir unless a non-empty file is in it. The caller waits for the removal before this one: what is made
-// faster than it is removed would pile up.
+// put removes dir unless a non-empty file is in it. The caller waits for the removal before this one: otherwise
+// directories made faster than they are removed would pile up.
 func (t *trash) put(dir string) {
 	if !t.empty() {
 		return
@@ -61,7 +61,7 @@ func (t *trash) empty() bool {
 	return !t.slow
 }
 
-// hasContent says whether a non-empty file is under dir, or may be.
+// hasContent reports whether a non-empty file is under dir, or may be.
 func hasContent(dir string) bool {
 	found := false
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {

@@ -39,8 +39,8 @@ func (p Pattern) Find(text []byte) (line []byte) {
 	}
 }
 
-// lineWith is the first line that has the literal, at most maxLine of it, and what comes after the line; false if there
-// is none.
+// lineWith returns the first line that has the literal, at most maxLine of it, and the text after the line; false if
+// there is none.
 func lineWith(text, literal []byte) (line, after []byte, ok bool) {
 	at := bytes.Index(text, literal)
 	if at < 0 || len(text) == 0 {

@@ -1,5 +1,5 @@
-// Package rule reads what workers print: a Rule says which lines matter, and what of them is bad. A Worker follows one
-// worker's lines and tells what it finds, and a Stream makes lines of what a worker writes.
+// Package rule reads the workers' output: a Rule defines the lines that matter, and when they are bad. A Worker follows
+// one worker's lines and returns findings, and a Stream makes lines of a worker's output.
 //
 // The package is pure: it must not read a clock, a file or the environment, and starts no goroutine. Times are
 // durations since any fixed moment. Nothing here is safe for concurrent use.
@@ -17,12 +17,12 @@ import (
 	"dlrover-run/internal/duration"
 )
 
-// Action is what a finding leads to.
+// Action is the consequence of a finding.
 type Action string
 
 // The actions.
 const (
-	Report  Action = "report"  // it is told
+	Report  Action = "report"  // it is reported
 	Restart Action = "restart" // as the failure of the worker: the job starts anew, at the cost of a restart
 	Stop    Action = "stop"    // as a failure that no restart can help
 )
@@ -37,7 +37,7 @@ type Rule struct {
 	Above   *float64      // a higher number is bad
 	NaN     bool          // NaN and infinities are bad
 	Times   int           // so many bad lines one after the other make a finding; 1 or more
-	Ranks   []Range       // whose lines count; nil: everybody's, and First is asked of rank 0
+	Ranks   []Range       // ranks with lines that count; nil: all, and First is asked of rank 0
 	Action  Action
 	text    string
 	literal []byte         // every line that matches has it; empty: unknown
@@ -77,7 +77,8 @@ func (r *Rule) RankText() string {
 	return cmp.Or(strings.Join(parts, ","), "all")
 }
 
-// expects reports whether First is asked of a rank: where nobody is named most scripts print on rank 0 only.
+// expects reports whether First is asked of a rank: most scripts print on rank 0 only, so it is rank 0 if no ranks are
+// named.
 func (r *Rule) expects(rank int) bool {
 	return r.First > 0 && (r.Ranks != nil && r.Covers(rank) || r.Ranks == nil && rank == 0)
 }
@@ -96,8 +97,8 @@ const (
 	maxRank  = 1 << 30
 )
 
-// Parse reads one rule. The options are what stands behind the last colons; a colon that belongs to the expression and
-// could be taken for the beginning of an option is written \:.
+// Parse reads one rule. The options stand behind the last colons; a colon that belongs to the expression and could be
+// taken for the beginning of an option is written \:.
 func Parse(text string) (Rule, error) {
 	r := Rule{Times: 1, Action: Report, text: text}
 	name, rest, found := strings.Cut(text, ":")
@@ -170,7 +171,7 @@ func lastColon(text string) int {
 	return -1
 }
 
-// option takes an option apart. What does not look like one belongs to the expression.
+// option takes an option apart. Text that does not look like one belongs to the expression.
 func option(s string) (key, value string, ok bool) {
 	if s == "nan" {
 		return s, "", true

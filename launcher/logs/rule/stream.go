@@ -8,8 +8,8 @@ import (
 // maxLine is how much of a line counts, in bytes.
 const maxLine = 8 << 10
 
-// Stream makes lines of what a worker writes to one of its streams. A carriage return ends a line, too: a progress bar
-// is drawn again and again on what is one line else.
+// Stream makes lines of a worker's output to one of its streams. A carriage return ends a line, too: otherwise a
+// progress bar, which is drawn again and again, is one line.
 type Stream struct {
 	w    *Worker
 	pend []byte // the beginning of a line that has no end yet; at most maxLine
@@ -18,7 +18,7 @@ type Stream struct {
 // NewStream returns a stream of w's.
 func NewStream(w *Worker) *Stream { return &Stream{w: w} }
 
-// Feed takes what was read at now. It keeps nothing of b.
+// Feed takes bytes that were read at now. It keeps nothing of b.
 func (s *Stream) Feed(b []byte, now time.Duration) (found []Finding) {
 	if len(s.w.rules) == 0 {
 		return nil
@@ -44,7 +44,7 @@ func lastEnd(b []byte) int {
 	return max(bytes.LastIndexByte(b, '\n'), bytes.LastIndexByte(b, '\r'))
 }
 
-// Skip is told that a part of the stream went by unread.
+// Skip reports that a part of the stream was not read.
 func (s *Stream) Skip(now time.Duration) {
 	s.pend = s.pend[:0]
 	s.w.Skip(now)

@@ -14,9 +14,9 @@ import (
 type Finding struct {
 	Rule *Rule
 	Rank int
-	// Text says in a few words what was found. It may hold a part of the worker's line: escape it for a terminal.
+	// Text is the finding in a few words. It may hold a part of the worker's line: escape it for a terminal.
 	Text string
-	// Over: what was found before has passed. It asks for no action.
+	// Over: the earlier finding has passed. It asks for no action.
 	Over bool
 }
 
@@ -30,20 +30,20 @@ type Worker struct {
 	rules []state
 }
 
-// state is what is known of one rule.
+// state is the state of one rule.
 type state struct {
 	*Rule
 	seen   bool          // a line has come; until then only First counts
 	last   time.Duration // of the newest line, or of the start
-	away   bool          // that no line comes has been told
+	away   bool          // the absence of lines has been reported
 	bad    int           // lines, one after the other
 	broken bool          // the newest lines are bad
-	once   bool          // that has been told,
+	once   bool          // broken has been reported,
 	told   time.Duration // at this time,
 	unsaid int           // and so many times more it was not
 }
 
-// NewWorker returns a Worker of a global rank whose process starts at now. Of rules nothing is changed.
+// NewWorker returns a Worker of a global rank with a process that starts at now. It does not change rules.
 func NewWorker(rules []Rule, rank int, now time.Duration) *Worker {
 	w := &Worker{rank: rank}
 	for i := range rules {
@@ -81,7 +81,7 @@ func (w *Worker) line(s *state, line []byte, now time.Duration) (f Finding, ok b
 	return w.broken(s, why, now)
 }
 
-// judge says what is bad about the number of a line, "" if it is good; false: there is no number.
+// judge returns why the number of a line is bad, "" if it is good; false: there is no number.
 func (s *state) judge(line []byte, match []int) (why string, ok bool) {
 	n, text, ok := s.numberIn(line, match)
 	switch {
@@ -104,12 +104,12 @@ func (s *state) judge(line []byte, match []int) (why string, ok bool) {
 	return why, true
 }
 
-// numberForm is a number, or what Python, C and NumPy print in place of one, that does not stand in a word.
+// numberForm is a number, or the text that Python, C and NumPy print in place of one, that does not stand in a word.
 const numberForm = `(?i)(?:^|[^\w.])([+-]?(?:nan\b|inf(?:inity)?\b|` +
 	`(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?))`
 
-// numberIn finds the number of a line: in the first group of the expression or, without one, the first behind what
-// matches.
+// numberIn finds the number of a line: in the first group of the expression or, without one, the first behind the
+// match.
 func (r *Rule) numberIn(line []byte, match []int) (n float64, text string, ok bool) {
 	from, to := match[1], len(line)
 	if len(match) > 2 {
@@ -129,7 +129,7 @@ func (r *Rule) numberIn(line []byte, match []int) (n float64, text string, ok bo
 
 func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
 
-// broken is a finding, unless it was told lately.
+// broken is a finding, unless it was reported lately.
 func (w *Worker) broken(s *state, why string, now time.Duration) (Finding, bool) {
 	s.broken = true
 	if s.once && now-s.told < quiet {
@@ -143,7 +143,7 @@ func (w *Worker) broken(s *state, why string, now time.Duration) (Finding, bool)
 	return Finding{Rule: s.Rule, Rank: w.rank, Text: why}, true
 }
 
-// good is the end of what was found, if something was. Of numbers that are bad again and again it is told once.
+// good is the end of a finding, if there was one. It is reported once for numbers that are bad again and again.
 func (w *Worker) good(s *state, away bool, line []byte) (Finding, bool) {
 	over := away || s.broken && s.unsaid == 0
 	s.broken = false
@@ -191,14 +191,14 @@ func (w *Worker) Next() (at time.Duration, ok bool) {
 	return at, ok
 }
 
-// Skip is told that lines went by unread: what they would have been is not known, so none has stayed away.
+// Skip reports that lines were not read: their content is unknown, so none counts as missing.
 func (w *Worker) Skip(now time.Duration) {
 	for i := range w.rules {
 		w.rules[i].last = now
 	}
 }
 
-// maxQuoted bounds what is told of a line, in bytes.
+// maxQuoted bounds the quoted part of a line, in bytes.
 const maxQuoted = 160
 
 func quoted(line []byte) string {
