@@ -13,8 +13,9 @@ import (
 // forkPatience bounds how long the sweeps of a new Supervisor wait for forks that are on their way: milliseconds do.
 const forkPatience = 200 * time.Millisecond
 
-// Forking tells that a helper forks a child for Adopt, and returns what is to be called once that has come or will not.
-// A sweep waits for it: nobody can tell from what workers have left who is not known yet. It waits for a sweep.
+// Forking announces that a helper forks a child for Adopt, and returns a function to call once the child is there or
+// will not be. A sweep waits for it: an unknown child looks like a process that workers have left. It waits for a
+// sweep.
 func (s *Supervisor) Forking() (done func()) {
 	s.forking.RLock()
 	return sync.OnceFunc(s.forking.RUnlock)
@@ -31,9 +32,9 @@ func (s *Supervisor) noForks() (done func()) {
 }
 
 // Adopt takes in a child that the kernel has handed to this process, a subreaper, because its parent has ended. It is a
-// helper until Employ. What has been collected already, or is no child of this process, is an error.
+// helper until Employ. A process that has been collected already, or is no child of this process, is an error.
 func (s *Supervisor) Adopt(pid int) (*Process, error) {
-	s.mu.Lock() // the reaper collects nobody meanwhile
+	s.mu.Lock() // the reaper collects none meanwhile
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, ErrClosed
@@ -60,8 +61,8 @@ func (s *Supervisor) Adopt(pid int) (*Process, error) {
 
 // Employ makes a worker of a helper: from now on Sweep kills it.
 //
-// It joins the workers' cgroup a moment later: to move a process between cgroups takes the kernel up to 15 ms, in which
-// what it forks is not in there yet. Sweep finds that as well, unless it belongs to another user.
+// It joins the workers' cgroup a moment later: to move a process between cgroups takes the kernel up to 15 ms, and
+// children forked in that time are not in there yet. Sweep finds them as well, unless they belong to another user.
 func (s *Supervisor) Employ(p *Process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,14 +13,12 @@ import (
 	"dlrover-run/launcher/proc/family"
 )
 
-// cgroup is a v2 directory of the launcher with one directory in it for the
-// present workers. It needs no controller: it is there because cgroup.kill
-// (Linux 5.14) ends all members at once, whatever sessions they made and however
+// cgroup is a v2 directory of the launcher with one directory in it for the present workers. It needs no controller:
+// its purpose is cgroup.kill (Linux 5.14), which ends all members at once, regardless of their sessions and however
 // fast they fork.
 //
-// A killed directory is used up: Linux 6.18 kills whatever is later cloned into
-// it (clone3 compares the kill count of the target with the parent's). Hence a
-// new one after each kill.
+// A killed directory is used up: Linux 6.18 kills every process that is later cloned into it (clone3 compares the kill
+// count of the target with the parent's). Hence a new one after each kill.
 type cgroup struct {
 	path   string
 	lock   *os.File // path, locked: not stale as long as the launcher lives
@@ -64,9 +62,8 @@ func newCgroup(own cgroups, id string) (*cgroup, error) {
 // directory, not locked yet, for a stale one.
 const staleAge = time.Minute
 
-// removeStale ends what launchers have left that were killed together with their
-// guards, and removes their directories; one with processes that are still ending goes
-// the next time.
+// removeStale ends processes of launchers that were killed together with their guards, and removes their directories; a
+// directory with processes that are still ending is removed the next time.
 func removeStale(parent string) {
 	entries, _ := os.ReadDir(parent)
 	for _, e := range entries {
@@ -103,7 +100,7 @@ func (c *cgroup) renew() error {
 	return err
 }
 
-// kill kills the workers and returns who they were.
+// kill kills the workers and returns their pids.
 func (c *cgroup) kill() []int {
 	pids := family.Members(c.dir.Name())
 	family.KillCgroup(c.dir.Name())
@@ -111,7 +108,7 @@ func (c *cgroup) kill() []int {
 	return pids
 }
 
-// destroy kills what is left and removes the directory.
+// destroy kills the remaining processes and removes the directory.
 func (c *cgroup) destroy() error {
 	c.dir.Close() // nil is fine
 	c.lock.Close()

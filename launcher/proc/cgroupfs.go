@@ -102,9 +102,8 @@ func ownCgroups(procRoot, cgroupRoot string) (cgroups, error) {
 	return cgroups{parseMountinfo(string(mounts)), parseOwnCgroups(string(own)), cgroupRoot}, nil
 }
 
-// dirs returns the directories of this process's cgroup for a controller, its
-// own first, then each ancestor up to the mount point. None: not mounted, or the
-// own cgroup lies outside of what is mounted here.
+// dirs returns the directories of this process's cgroup for a controller, its own first, then each ancestor up to the
+// mount point. None: not mounted, or the own cgroup lies outside of the mounted part.
 func (c cgroups) dirs(controller string) (dirs []string) {
 	path, ok := c.own[controller]
 	if !ok || strings.HasPrefix(path, "/..") { // "/../x" is outside of the cgroup namespace

@@ -2,7 +2,7 @@ package proc
 
 import "os/exec"
 
-// Command starts a command for other code, which ends it by itself: Sweep spares it and what is below it, as a helper,
+// Command starts a command for other code, which ends it by itself. Sweep spares it and its descendants, as a helper,
 // and its exit status is left for wait, which must be called.
 func (s *Supervisor) Command(cmd *exec.Cmd) (wait func() error, err error) {
 	p := &Process{helper: true}

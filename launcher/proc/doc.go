@@ -1,15 +1,12 @@
 // Package proc starts, watches, signals and ends the worker processes of one
 // launcher, and makes sure that nothing of them outlives it (Linux).
 //
-// A [Supervisor] is the parent of every worker and, as child subreaper, of
-// every process that a worker leaves behind. Each worker leads its own session
-// and process group, dies with the launcher (parent death signal) and runs in a
-// cgroup v2 directory of the launcher where one can be made. The launcher's parent,
-// the guard of package guard, sees the launcher die even by SIGKILL and ends what is
-// left; when the guard dies, [Supervisor.Abandon] does.
+// A [Supervisor] is the parent of every worker and, as child subreaper, of every process that a worker leaves behind.
+// Each worker leads its own session and process group, dies with the launcher (parent death signal) and runs in a
+// cgroup v2 directory of the launcher where one can be made. The launcher's parent, the guard of package guard, sees
+// the launcher die even by SIGKILL and ends the remaining processes; when the guard dies, [Supervisor.Abandon] does.
 //
-// The package also answers what the launcher asks the kernel about its machine:
-// memory cgroup, CPUs, GPU device files, signal names.
+// The package also reads the kernel's facts about the machine: memory cgroup, CPUs, GPU device files, signal names.
 //
 // It knows nothing of ranks, restarts or rendezvous and imports no other
 // package of this module but those below it. Every child of the process has to be started through

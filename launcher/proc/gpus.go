@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// DeviceFiles are what GPUCount looks for, for people.
+// DeviceFiles names the files that GPUCount looks for, for messages.
 const DeviceFiles = "/dev/nvidia0 and so on, /dev/kfd, /dev/davinci0 and so on, and /dev/mxcd"
 
 // GPUCount returns how many accelerators a worker of this process would see and
@@ -25,8 +25,7 @@ func GPUCount(root string, lookup func(string) (string, bool)) (int, string) {
 	}
 	render := countNumbered(filepath.Join(dev, "dri"), "renderD")
 	if n := min(countKFD(root, render), render); n > 0 && exists(filepath.Join(dev, "kfd")) {
-		// ROCR selects first and HIP selects from what is left. HIP takes
-		// CUDA's variable if its own is not set.
+		// ROCR selects first and HIP selects among the rest. HIP takes CUDA's variable if its own is not set.
 		n = visible(n, lookup, "ROCR_VISIBLE_DEVICES")
 		return visible(n, lookup, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "rocm"
 	}
@@ -53,10 +52,9 @@ func countNumbered(dir, prefix string) (n int) {
 
 func isNumber(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// countKFD counts the GPU nodes of AMD's kernel driver whose render device is
-// there (a container sees the nodes of all GPUs, but only its own devices).
-// Other makers' display adapters have a renderD as well. Without the driver's
-// directory every render device counts.
+// countKFD counts the GPU nodes of AMD's kernel driver with a render device (a container sees the nodes of all GPUs,
+// but only its own devices). Other makers' display adapters have a renderD as well. Without the driver's directory
+// every render device counts.
 func countKFD(root string, render int) (n int) {
 	nodes, _ := filepath.Glob(filepath.Join("/", root, "sys/class/kfd/kfd/topology/nodes/*/properties"))
 	if len(nodes) == 0 {
@@ -72,7 +70,7 @@ func countKFD(root string, render int) (n int) {
 	return n
 }
 
-// sysfs is where the kernel says which devices there are; in a container the host's may lie elsewhere.
+// sysfs is where the kernel lists its devices; in a container the host's may lie elsewhere.
 func sysfs(root string, lookup func(string) (string, bool)) string {
 	if dir, ok := lookup("DLROVER_SYSFS_ROOT"); ok && dir != "" {
 		return dir
@@ -80,8 +78,8 @@ func sysfs(root string, lookup func(string) (string, bool)) string {
 	return filepath.Join("/", root, "sys")
 }
 
-// countMetaX counts the devices in the layout of MetaX's kernel driver, of which a container may have some only.
-// Display adapters are not in it. Without a layout every render device counts.
+// countMetaX counts the devices in the layout of MetaX's kernel driver; a container may have only some of them. Display
+// adapters are not in it. Without a layout every render device counts.
 func countMetaX(sysfs string, render int) (n int) {
 	for _, driver := range []string{"mxcd", "metax"} {
 		nodes, _ := filepath.Glob(filepath.Join(sysfs, "class", driver, "mxcd/layout/nodes/*/properties"))

@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// MemoryState is what the memory controller says about a cgroup. Sizes are in
-// bytes; 0 means unlimited or unknown.
+// MemoryState is the memory controller's record of a cgroup. Sizes are in bytes; 0 means unlimited or unknown.
 type MemoryState struct {
 	OOMKills int64 // members killed for lack of memory since the cgroup exists
 	Limit    int64 // the smallest of the cgroup and its visible ancestors

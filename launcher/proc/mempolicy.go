@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MemoryMode says what happens when the NUMA node of a MemoryPolicy has no memory left.
+// MemoryMode is the kernel's reaction when the NUMA node of a MemoryPolicy has no memory left.
 type MemoryMode int
 
 // The memory modes, by the kernel's numbers (linux/mempolicy.h).

@@ -19,7 +19,7 @@ import (
 // maxCPUs bounds the CPU numbers of an affinity mask; the kernel's own limit.
 const maxCPUs = 8192
 
-// Spec says what to start. Nil files are /dev/null.
+// Spec describes a process to start. Nil files are /dev/null.
 type Spec struct {
 	Path string   // program; without a slash it is searched in PATH of Env
 	Args []string // whole argument vector, Args[0] included. Default: {Path}
@@ -28,7 +28,7 @@ type Spec struct {
 
 	Stdin, Stdout, Stderr *os.File
 
-	// CPUs the process may run on. Default: those of the launcher.
+	// CPUs the process may run on. Default: the launcher's own CPUs.
 	CPUs []int
 	// Memory is its memory policy. Default: that of the launcher.
 	Memory *MemoryPolicy
@@ -38,12 +38,12 @@ type Spec struct {
 	// Survives marks a helper that lives on when the launcher is killed, to end
 	// its work by itself. Close kills it like any other.
 	Survives bool
-	// Sheltered starts the program below one more process, /proc/self/exe under the name guard.ShelterName, which takes
-	// in its orphans, ends as it does, and kills what it has left before.
+	// Sheltered starts the program below one more process: /proc/self/exe under the name guard.ShelterName. It takes in
+	// the program's orphans, ends like the program, and kills the remaining processes before.
 	Sheltered bool
 }
 
-// Exit says how a process ended.
+// Exit is the end of a process.
 type Exit struct {
 	Code     int            // exit code, or the negated signal as torchrun reports it
 	Signal   syscall.Signal // that killed the process; 0 if it exited
@@ -69,8 +69,8 @@ type Process struct {
 	collected bool // from here on the kernel may give pid to another process
 }
 
-// Start starts a process in a session of its own. It is killed when the
-// launcher dies, unless it is to survive. The error text names the path and what is wrong with it.
+// Start starts a process in a session of its own. It is killed when the launcher dies, unless it is to survive. The
+// error text names the path and the problem with it.
 func (s *Supervisor) Start(spec Spec) (*Process, error) {
 	if spec.Env == nil {
 		spec.Env = os.Environ()
@@ -107,7 +107,7 @@ func (s *Supervisor) Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// startOn runs on the spawning thread, whose CPU mask and memory policy the child inherits.
+// startOn runs on the spawning thread; the child inherits its CPU mask and memory policy.
 func (s *Supervisor) startOn(spec Spec, p *Process, path string, attr *os.ProcAttr) error {
 	if len(spec.CPUs) > 0 {
 		restore, err := pinThread(spec.CPUs)
@@ -311,12 +311,11 @@ func (p *Process) PID() int { return p.pid }
 // Done is closed once the process has ended and Exit is valid.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Exit says how the process ended. It must not be called before Done is closed.
+// Exit returns how the process ended. It must not be called before Done is closed.
 func (p *Process) Exit() Exit { return p.exit }
 
-// Signal sends sig to the whole process group, as torchrun 2.14 does. It
-// returns os.ErrProcessDone once the process itself has ended; what it left
-// behind is for Sweep.
+// Signal sends sig to the whole process group, as torchrun 2.14 does. It returns os.ErrProcessDone once the process
+// itself has ended; Sweep handles its remaining children.
 func (p *Process) Signal(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -36,10 +36,9 @@ func (s *Supervisor) reapOrphans() {
 	}
 }
 
-// reapOrphan collects one ended child that is not ours. wait4(-1) would take
-// the statuses of our own as well, so it looks first (WNOWAIT) who has ended. One
-// of ours at the head of the list hides the rest until its own goroutine has
-// collected it and wakes the reaper again.
+// reapOrphan collects one ended child that is not ours. wait4(-1) would take the statuses of our own as well, so it
+// looks first (WNOWAIT) which child has ended. One of ours at the head of the list hides the rest until its own
+// goroutine has collected it and wakes the reaper again.
 func (s *Supervisor) reapOrphan() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

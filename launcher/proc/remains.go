@@ -15,16 +15,15 @@ import (
 
 // After the launcher's end.
 const (
-	// secondSweep is the patience with what a launcher could not end that had the time
-	// to try.
+	// secondSweep is the patience with processes that a launcher had the time to end, and could not.
 	secondSweep = 5 * time.Second
 	// lastSaves is how long PID 1 stays for those that survive the launcher, as the
 	// checkpoint daemon does by itself: its container ends with it.
 	lastSaves = 10 * time.Minute
 )
 
-// EndRemains is the guard's work after the launcher has ended: it kills what that has
-// left, and says so to stderr.
+// EndRemains is the guard's work after the launcher has ended: it kills the remaining processes, and reports that to
+// stderr.
 func EndRemains(w *guard.Watch, stderr io.Writer) {
 	patience := secondSweep
 	if w.Status.Signaled() {

@@ -39,8 +39,7 @@ func lookPath(name string, env []string) (string, error) {
 		name, dirs, fs.ErrNotExist)
 }
 
-// explainStart turns the bare errno of fork and exec into a text that says what
-// to do. The errno stays wrapped.
+// explainStart turns the bare errno of fork and exec into a text with the way out. The errno stays wrapped.
 func explainStart(err error, path string, args []string, attr *os.ProcAttr) error {
 	var errno unix.Errno
 	if !errors.As(err, &errno) {

@@ -22,11 +22,11 @@ var ErrClosed = errors.New("proc: supervisor is closed")
 
 // Config configures a Supervisor. The zero value is usable.
 type Config struct {
-	// Bequeath, if not nil, is told what the guard has to do when this process dies:
-	// kill and remove the cgroup ("": none), and leave the heirs, which survive it, alone.
+	// Bequeath, if not nil, sets the guard's work for the death of this process: kill and remove the cgroup ("": none),
+	// and leave the heirs, which survive it, alone.
 	Bequeath func(cgroup string, heirs []int)
-	// Logger receives what happens outside of a call: lost exit statuses, a cgroup
-	// that turned out unusable. Default: slog.Default().
+	// Logger receives problems outside of a call: lost exit statuses, a cgroup that turned out unusable. Default:
+	// slog.Default().
 	Logger *slog.Logger
 	// NoCgroup leaves the workers in the launcher's own cgroup.
 	NoCgroup bool
@@ -46,15 +46,15 @@ type Supervisor struct {
 	wake   chan struct{} // asks the reaper for another pass
 	quit   chan struct{} // closed once all workers are gone
 
-	// mu is held from fork to registration, and by whoever looks at the list of
-	// children, so that nobody ever meets a child that is not registered yet.
+	// mu is held from fork to registration, and by readers of the list of children, so that none of them sees a child that
+	// is not registered yet.
 	mu        sync.Mutex
 	closed    bool
-	abandoned bool          // nobody is told of anything any more
+	abandoned bool          // no more events are reported
 	cgroup    *cgroup       // nil: none
 	memory    *MemoryCgroup // nil: unknown
 	children  map[int]*Process
-	swept     map[int]bool // who was not spared by the newest sweep, and is not collected yet
+	swept     map[int]bool // processes that the newest sweep did not spare, and that are not collected yet
 
 	forking      sync.RWMutex // held for reading while a fork is on its way, and by sweeps
 	forkPatience time.Duration
@@ -94,8 +94,8 @@ func New(cfg Config) (*Supervisor, error) {
 	return s, nil
 }
 
-// prepare starts the thread, which makes ready for the first worker what takes the kernel time. Until then it has mu,
-// so that nobody sees less, and its functions wait.
+// prepare starts the thread, and the slow kernel work for the first worker in it. The thread has mu until then, so that
+// the functions of s wait for it.
 func (s *Supervisor) prepare() {
 	s.mu.Lock()
 	s.thread = newThread(func() {
@@ -138,7 +138,7 @@ func (s *Supervisor) Memory() *MemoryCgroup {
 	return s.memory
 }
 
-// bequeath tells the guard what it has to know. mu is held, or s is not shared yet.
+// bequeath updates the guard's work. mu is held, or s is not shared yet.
 func (s *Supervisor) bequeath() {
 	if s.cfg.Bequeath == nil {
 		return
@@ -171,10 +171,9 @@ func (s *Supervisor) dropCgroup() {
 	s.bequeath()
 }
 
-// Abandon is for a launcher that has to end at once, as if it were killed: it kills
-// all but what survives the launcher, and removes the cgroup. Nobody hears of the ends of
-// the workers, and Start does not return any more, so that the rest of the launcher does
-// not take the last moments for a failure of the job.
+// Abandon is for a launcher that has to end at once, as if it were killed: it kills all processes that do not survive
+// the launcher, and removes the cgroup. The ends of the workers are not reported, and Start does not return any more,
+// so that the rest of the launcher does not take the last moments for a failure of the job.
 func (s *Supervisor) Abandon() error {
 	s.mu.Lock()
 	s.closed, s.abandoned = true, true
@@ -223,9 +222,9 @@ func (s *Supervisor) shutdown() error {
 	return errors.Join(err, s.null.Close())
 }
 
-// hideInheritedFiles marks every open file above stderr close-on-exec. Go does
-// so for what it opens itself; this is for files that the launcher inherited.
-// Python's subprocess, which starts torchrun's workers, closes them as well.
+// hideInheritedFiles marks every open file above stderr close-on-exec. Go does so for the files that it opens itself;
+// this is for files that the launcher inherited. Python's subprocess, which starts torchrun's workers, closes them as
+// well.
 func hideInheritedFiles() {
 	if unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return

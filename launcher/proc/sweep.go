@@ -10,14 +10,12 @@ import (
 	"dlrover-run/launcher/proc/family"
 )
 
-// Stop ends the workers ps: it sends sig to their groups (and SIGCONT, so that
-// stopped ones can act on it), waits until all have ended, grace has passed or
-// force is closed, kills what is left and then sweeps. ps has to be all workers
-// that run, because Sweep kills every one. On return each of ps is Done and
-// nothing of the workers is left, except what the error names.
+// Stop ends the workers ps: it sends sig to their groups (and SIGCONT, so that stopped ones can act on it). It waits
+// until all have ended, grace has passed or force is closed, kills the rest and then sweeps. ps has to be all workers
+// that run, because Sweep kills every one. On return each of ps is Done and no process of the workers is left, except
+// those that the error names.
 func (s *Supervisor) Stop(ps []*Process, sig syscall.Signal, grace time.Duration, force <-chan struct{}) error {
-	// Errors of Signal are not of interest: the worker has ended, or it
-	// changed its user and Sweep will say so.
+	// Errors of Signal are not of interest: the worker has ended, or it changed its user and Sweep will report it.
 	for _, p := range ps {
 		p.Signal(sig)
 		p.Signal(unix.SIGCONT)
@@ -49,10 +47,9 @@ func awaitAll(ps []*Process, grace time.Duration, force <-chan struct{}) {
 	}
 }
 
-// Sweep kills every descendant of this process but helpers, and
-// returns once none is left: running and stopped ones, double forks, sessions
-// of their own. Workers that still run are killed as well, so it is for the
-// time between two generations of workers. The error names what is left.
+// Sweep kills every descendant of this process but helpers, and returns once none is left: running and stopped ones,
+// double forks, sessions of their own. Workers that still run are killed as well, so it is for the time between two
+// generations of workers. The error names the remaining processes.
 func (s *Supervisor) Sweep() (killed int, err error) {
 	return s.sweep(func(p *Process) bool { return p.helper })
 }

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Members returns the processes of a v2 cgroup, those of nested cgroups included. A
-// cgroup that disappears has none.
+// Members returns the processes of a v2 cgroup, including its nested cgroups. A cgroup that disappears has none.
 func Members(path string) (pids []int) {
 	text, _ := os.ReadFile(path + "/cgroup.procs")
 	pids = numbers(string(text))

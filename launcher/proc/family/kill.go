@@ -16,7 +16,7 @@ import (
 // an uninterruptible wait (D state) may never end.
 const Patience = 30 * time.Second
 
-// Between two looks at what is left.
+// Between two looks at the remaining processes.
 const (
 	minPause = 100 * time.Microsecond
 	maxPause = 20 * time.Millisecond
@@ -24,10 +24,10 @@ const (
 
 // Sweep is one removal of descendants.
 type Sweep struct {
-	// Spared descendants and what is below them are left alone.
+	// Spared descendants and their own descendants are left alone.
 	Spared func(pid int) bool
-	// Cgroup kills the members of the workers' cgroup and returns who they were. With
-	// one (ok), processes of other users can be killed, too.
+	// Cgroup kills the members of the workers' cgroup and returns their pids. With one (ok), processes of other users can
+	// be killed, too.
 	Cgroup func() (members []int, ok bool)
 	// Reap collects children that have ended.
 	Reap func()
@@ -36,13 +36,12 @@ type Sweep struct {
 	Lock sync.Locker
 
 	passes       int
-	allMine      bool // nobody is out of reach
+	allMine      bool // all are in reach of this user
 	sent, denied map[int]bool
 }
 
-// Run kills every descendant but the spared and returns once none is left, or patience
-// has passed: running and stopped ones, double forks, sessions of their own. The
-// error names what is left.
+// Run kills every descendant but the spared and returns once none is left, or patience has passed: running and stopped
+// ones, double forks, sessions of their own. The error names the remaining processes.
 func (s *Sweep) Run(patience time.Duration) (killed int, err error) {
 	s.sent, s.denied = map[int]bool{}, map[int]bool{}
 	deadline := time.Now().Add(patience)
@@ -71,7 +70,7 @@ func (s *Sweep) Run(patience time.Duration) (killed int, err error) {
 	}
 }
 
-// childless asks the kernel for what its lists take long to tell, and may miss.
+// childless asks the kernel, as its lists take long to read, and may miss a child.
 func (s *Sweep) childless() bool {
 	if s.Lock != nil {
 		s.Lock.Lock()
@@ -80,10 +79,9 @@ func (s *Sweep) childless() bool {
 	return !anyChild()
 }
 
-// pass kills what is there and returns the children that were there. Every descendant
-// is below one of them: when its parent dies it becomes a child itself. So children
-// alone would do, layer by layer, and they are killed first, which stops them from
-// forking; to look for the others takes longer.
+// pass kills the descendants and returns the children that were there. Every descendant is below one of them: when its
+// parent dies it becomes a child itself. So children alone would do, layer by layer, and they are killed first, which
+// stops them from forking; to look for the others takes longer.
 func (s *Sweep) pass() (left []int) {
 	if s.Lock != nil {
 		s.Lock.Lock()
@@ -151,7 +149,7 @@ func (s *Sweep) survivors(pids []int) error {
 	return fmt.Errorf("%d processes are left: %s", len(pids), b.String())
 }
 
-// Describe names a process and what it waits for in the kernel.
+// Describe names a process and the kernel function that it waits in.
 func Describe(pid int) string {
 	st, err := ReadStat(pid)
 	if err != nil {

@@ -19,8 +19,8 @@ type Stat struct {
 	State                byte
 }
 
-// Ended reports a zombie. A process whose first thread has ended while others run
-// is shown as one, too, and lives.
+// Ended reports a zombie. /proc also shows a process as one when its first thread has ended while others run; that
+// process lives.
 func (s Stat) Ended() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
 // ReadStat reads the status of a process.
@@ -40,8 +40,8 @@ const (
 	fieldThreads = 17
 )
 
-// parseStat parses "pid (comm) state ppid pgrp session tty tpgid flags …". comm is whatever the
-// process chose, parentheses and line ends included; no later field has a ')'.
+// parseStat parses "pid (comm) state ppid pgrp session tty tpgid flags …". The process chooses comm freely, including
+// parentheses and line ends; no later field has a ')'.
 func parseStat(text string) (Stat, error) {
 	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if open < 1 || end < open {
@@ -143,8 +143,8 @@ func probedChildren(candidates []int) (pids []int) {
 	return pids
 }
 
-// below returns the living processes below root that /proc shows, without those for
-// which spared is true and what is below them.
+// below returns the living processes below root that /proc shows, without those for which spared is true and their
+// descendants.
 func below(root int, spared func(pid int) bool) (pids []int) {
 	children := map[int][]Stat{}
 	for _, pid := range Numbers("/proc") {

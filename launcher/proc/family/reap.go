@@ -21,7 +21,7 @@ func Ended() int {
 	}
 }
 
-// anyChild reports whether this process has a child, of whatever kind, ended or not.
+// anyChild reports whether this process has a child of any kind, ended or not.
 func anyChild() bool {
 	for {
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)

@@ -12,8 +12,8 @@ const TokenVariable = "DLROVER_TOKEN"
 
 var concealed bool // or never shown
 
-// Conceal blanks the value of the variable in what /proc shows of the environment with which this process was executed.
-// os.Getenv finds it as before: it reads a copy. It is best effort. A second call does nothing.
+// Conceal blanks the value of the variable in the initial environment of this process, which /proc shows. os.Getenv
+// finds it as before: it reads a copy. It is best effort. A second call does nothing.
 func Conceal() {
 	value, _ := syscall.Getenv(TokenVariable)
 	if value == "" || concealed {
@@ -40,7 +40,7 @@ const tokenHead = TokenVariable + "="
 
 func hasToken(kv string) bool { return len(kv) >= len(tokenHead) && kv[:len(tokenHead)] == tokenHead }
 
-// maxEnvironment bounds what is read of it, in bytes.
+// maxEnvironment bounds the part of it that is read, in bytes.
 const maxEnvironment = 8 << 20
 
 // shownEnvironment is where the kernel reads the environment of this process; from and to are equal if that is unknown.

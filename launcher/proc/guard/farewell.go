@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// Farewell is what whoever survives says for the other, guard or launcher, when that was killed: a request, and where
-// it goes over TCP. It is said once, best effort: nothing depends on it.
+// Farewell is the notice that guard or launcher sends when the other one was killed: a request, and its TCP address. It
+// is sent once, best effort: nothing depends on it.
 type Farewell struct {
 	// IP has 4 or 16 bytes; Zone is the index of the interface of a link-local IPv6 address, else 0.
 	IP   []byte
@@ -17,20 +17,21 @@ type Farewell struct {
 	Request []byte
 }
 
-// farewellTime bounds a farewell: what the launcher has left is killed only then.
+// farewellTime bounds a notice: the launcher's remaining processes are killed only then.
 const farewellTime = 200 * time.Millisecond
 
 // The page behind the will has the farewell: one byte that is 4 or 6 for the kind of address, port, zone, address and
-// the length of the request, which follows. Its first byte tells it from the arguments, which were there before.
+// the length of the request, which follows. Its first byte distinguishes it from the arguments, which were there
+// before.
 const (
 	farewellHead = 1 + 2 + 4 + 16 + 2
 	maxFarewell  = willSize - farewellHead
 )
 
-// SetFarewell replaces what is to be said; a Request that is empty, or has more than 4 KiB or so, means nothing.
+// SetFarewell replaces the notice; a Request that is empty, or has more than 4 KiB or so, disables it.
 func (l *Link) SetFarewell(f Farewell) { writeFarewell(l.will, f) }
 
-// SayFarewell says it for a guard that was killed. It takes 200 ms at most.
+// SayFarewell sends the notice for a guard that was killed. It takes 200 ms at most.
 func (l *Link) SayFarewell() { say(readFarewell(l.will)) }
 
 func writeFarewell(fd int, f Farewell) {
@@ -73,8 +74,8 @@ func parseFarewell(page []byte) (f Farewell) {
 	return f
 }
 
-// say connects, sends and waits for the first byte of the answer: a pod's network may go with the guard, and what was
-// not received by then is lost.
+// say connects, sends and waits for the first byte of the answer: a pod's network may end with the guard, and data that
+// was not received by then is lost.
 func say(f Farewell) {
 	if len(f.Request) == 0 {
 		return

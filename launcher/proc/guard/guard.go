@@ -1,27 +1,23 @@
 // Package guard divides a program into two processes, a guard and the launcher,
 // so that nothing of a job outlives either (Linux).
 //
-// The process that is executed becomes the guard. It makes itself child subreaper,
-// starts its own program again as the launcher, passes signals on, waits, and ends
-// as the launcher ended. Whatever the launcher leaves falls to the guard, which kills
-// it: what a descendant did to its environment, session, name, namespaces or
-// dumpability makes no difference, only parenthood counts. When the guard itself is
-// killed, the launcher sees the end of a pipe, kills what is below it and ends.
+// The process that is executed becomes the guard. It makes itself child subreaper, starts its own program again as the
+// launcher, passes signals on, waits, and ends as the launcher ended. The guard kills all processes that the launcher
+// leaves behind. It recognises them by parenthood alone: environment, session, name, namespaces and dumpability of a
+// descendant make no difference. When the guard itself is killed, the launcher sees the end of a pipe, kills its
+// descendants and ends.
 //
-// The two share a memfd and a pipe, neither of which a worker ever has:
-//   - the memfd's first page is the launcher's will: which cgroup to kill, whom to
-//     spare. The job token and the arguments follow, so that /proc shows neither of
-//     the launcher, and `pkill -f` with a word of the job's does not kill both at once.
-//     Once the launcher has read them, the farewell takes their place: what whoever survives
-//     of the two says to the rendezvous, so that it need not wait for one that is dead.
-//   - in the pipe the guard writes a byte for each signal. A terminal signals only
-//     the guard's process group, systemd every process of the unit: the launcher can
-//     tell the same signal sent to both from two.
+// The two share a memfd and a pipe; a worker never has either:
+//   - the memfd's first page is the launcher's will: which cgroup to kill, whom to spare. The job token and the
+//     arguments follow, so that /proc shows neither of the launcher, and `pkill -f` with a word of the job's does not
+//     kill both at once. Once the launcher has read them, the death notice takes their place. The survivor of the two
+//     sends it to the rendezvous, so that it need not wait for a dead node.
+//   - in the pipe the guard writes a byte for each signal. A terminal signals only the guard's process group, systemd
+//     every process of the unit: the launcher can distinguish the same signal sent to both from two.
 //
-// The guard runs before most packages of the program are initialised (see
-// cmd/internal/guarded). Therefore this one imports os, os/signal, syscall and what they
-// import: strings or x/sys/unix would double the time until the launcher is
-// started.
+// The guard runs before most packages of the program are initialised (see cmd/internal/guarded). Therefore this one
+// imports os, os/signal, syscall and their dependencies: strings or x/sys/unix would double the time until the launcher
+// is started.
 package guard
 
 import (
@@ -75,12 +71,11 @@ type Watch struct {
 // Divide returns in the launcher, with its link to the guard and its arguments in
 // os.Args. It has to be called by the main thread before the program starts anything.
 //
-// In the guard it returns when the launcher has ended. What that has left is then
-// to be killed, if anything [Watch.Remains], before the guard ends by [Watch.Follow].
+// In the guard it returns when the launcher has ended. Its remaining processes are then to be killed, if there are any
+// [Watch.Remains], before the guard ends by [Watch.Follow].
 //
-// With neither, no launcher could be started below a guard, for the reason given;
-// the program may go on without, unless that is [ErrNoRoom]. warn is told of limits under
-// which the launcher may die without a word of its own.
+// With neither, no launcher could be started below a guard, for the reason given; the program may go on without, unless
+// that is [ErrNoRoom]. warn receives limits under which the launcher may die without a message of its own.
 func Divide(warn func(string)) (*Link, *Watch, error) {
 	if link := inherited(os.Args); link != nil {
 		return link, nil, nil
@@ -195,8 +190,8 @@ func (w *Watch) catchOthers() {
 	}
 }
 
-// settled is when the signals are caught that nobody sends to a job that starts: it takes
-// half a millisecond, which the launcher needs then.
+// settled is when the signals are caught that a starting job does not get: it takes half a millisecond, which the
+// launcher needs then.
 const settled = time.Second
 
 // watch passes signals on until the launcher has ended. As PID 1 of a container it
@@ -223,8 +218,7 @@ func (w *Watch) watch() {
 	}
 }
 
-// pass tells the launcher of a signal. A pipe that is full belongs to one that has
-// been stopped for long.
+// pass notifies the launcher of a signal. A pipe that is full belongs to one that has been stopped for long.
 func (w *Watch) pass(s syscall.Signal) {
 	if s == syscall.SIGCONT {
 		_ = syscall.Kill(w.launcher, s) // a stopped one does not read

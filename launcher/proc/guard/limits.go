@@ -10,14 +10,13 @@ import (
 // ErrNoRoom is the error of a start that could not but fail.
 var ErrNoRoom = errors.New("no room for the launcher")
 
-// What a job needs at least, measured; the Go runtime ends with a trace where it gets
-// less.
+// The measured minimum of a job; the Go runtime ends with a trace where it gets less.
 const (
 	// needThreads of guard and launcher with one CPU each, and of two small workers.
 	needThreads = 20
 	// fewThreads: below this limit the launcher is started so that it needs no more.
 	fewThreads = 1024
-	// needSpace is the address space that one of them reserves, in bytes.
+	// needSpace is the address space that one of the two reserves, in bytes.
 	needSpace = 1300 << 20
 )
 

@@ -12,7 +12,7 @@ type Link struct {
 	will   int // descriptor
 	pipe   *os.File
 	closed atomic.Bool
-	done   chan struct{} // nil: nobody follows
+	done   chan struct{} // nil: no Follow
 }
 
 // inherited finds the link in the launcher: the command line is "launcher WILL,PIPE".
@@ -40,12 +40,12 @@ func inherited(args []string) *Link {
 	return &Link{will: fds[0], pipe: os.NewFile(uintptr(fds[1]), "guard")}
 }
 
-// Bequeath tells the guard what it has to do when the launcher dies: kill and remove
-// the cgroup ("": none), and leave the heirs alone.
+// Bequeath sets the guard's work for the death of the launcher: kill and remove the cgroup ("": none), and leave the
+// heirs alone.
 func (l *Link) Bequeath(cgroup string, heirs []int) { writeWill(l.will, cgroup, heirs) }
 
-// Follow reads what the guard sends in a goroutine of its own, until Close: it calls signal for each
-// signal that the guard passes on, and orphaned once the guard is dead. It is to be called at most once.
+// Follow reads from the guard in a goroutine of its own, until Close: it calls signal for each signal that the guard
+// passes on, and orphaned once the guard is dead. It is to be called at most once.
 func (l *Link) Follow(signal func(syscall.Signal), orphaned func()) {
 	l.done = make(chan struct{})
 	go func() {

@@ -13,8 +13,8 @@ import (
 // written at one go even if the writer is killed.
 const willSize = 4096
 
-// What precedes the arguments: the memfd is ours. The second says that GOMAXPROCS in the environment
-// is not the user's.
+// The text before the arguments: it marks the memfd as ours. The second means that GOMAXPROCS in the environment is not
+// the user's.
 const (
 	magic  = "arguments of a guarded launcher"
 	frugal = "arguments of a guarded launcher, who needs few threads"
