@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consequences are parts, in lower case, of the errors that a worker gets when another process is gone, stuck or told
-// to stop. Those of gloo and TCPStore were seen with torch 1.13 and 2.15, the others read in libtorch 2.15 and NCCL
-// 2.30.
+// consequences are parts, in lower case, of the errors that a worker gets when another process is gone, stuck or
+// stopping. The errors of gloo and TCPStore were seen with torch 1.13 and 2.15, the others read in libtorch 2.15 and
+// NCCL 2.30.
 func consequences() []string {
 	return []string{
 		"connection closed by peer",                          // gloo; the peer ended normally
@@ -19,7 +19,7 @@ func consequences() []string {
 		"broken pipe",                                        // TCPStore before 2.x, writing to a store that is gone
 		"connection was likely closed",                       // TCPStore 2.x
 		"remote peer closed the connection",                  // c10d sockets
-		"socket timeout",                                     // TCPStore before 2.x: a key that nobody set
+		"socket timeout",                                     // TCPStore before 2.x: a key that was not set
 		"wait timeout after",                                 // the same in 2.x
 		"socket has timed out after",                         // connecting to a store that is not there
 		"for recv operation to complete",                     // gloo: timed out waiting for a peer
@@ -36,7 +36,7 @@ func consequences() []string {
 }
 
 // followed reports whether f ended by an error that is a known consequence: an exception, or a SIGABRT when it was
-// thrown in a C++ thread such as NCCL's watchdog. Other signals have causes of their own, whatever the output says.
+// thrown in a C++ thread such as NCCL's watchdog. Other signals have causes of their own, regardless of the output.
 func followed(f Failure) bool {
 	if f.Message == "" && f.ExitCode <= 0 && f.ExitCode != -int(unix.SIGABRT) || f.lostSharer() {
 		return false
@@ -49,7 +49,7 @@ func isConsequence(text string) bool {
 	return slices.ContainsFunc(consequences(), func(c string) bool { return strings.Contains(text, c) })
 }
 
-// reactions are parts, in lower case, of what a worker says when it is told to stop.
+// reactions are parts, in lower case, of a worker's output when it has to stop.
 func reactions() []string {
 	return []string{"keyboardinterrupt", "systemexit", "signalexception", "got signal", "killed by signal",
 		"exited unexpectedly", "termination signal", "sigterm"}
@@ -95,7 +95,7 @@ func (f Failure) Tells() bool { return f.Message != "" || cause(f) != "" }
 // maxMore is how many lines may follow an error that ended a worker: the rest of its message.
 const maxMore = 5
 
-// LostChild reports whether f says that a process which the worker had started was killed.
+// LostChild reports whether f names a killed process that the worker had started.
 func (f Failure) LostChild() bool {
 	text := strings.ToLower(cmp.Or(f.Message, cause(f)))
 	return strings.Contains(text, "killed by signal: killed") || strings.Contains(text, "exited unexpectedly") ||
@@ -103,7 +103,7 @@ func (f Failure) LostChild() bool {
 }
 
 // lostSharer reports whether a connection broke over which a process of the worker's own was to hand a tensor. Before
-// Python 3.14 a DataLoader's worker is a child by default, whose end PyTorch is told of before it gets that far.
+// Python 3.14 a DataLoader's worker is a child by default; PyTorch notices its end before it gets that far.
 func (f Failure) lostSharer() bool {
 	text := cmp.Or(f.Traceback, f.LastLines)
 	e := pythonError(text)
@@ -113,8 +113,8 @@ func (f Failure) lostSharer() bool {
 		strings.Contains(stack, `multiprocessing/resource_sharer.py"`)
 }
 
-// cause is the error that ended the worker, as the worker tells it: "ValueError: bad batch". It is "" if the worker
-// said nothing that can be recognised.
+// cause is the error that ended the worker, from its own output: "ValueError: bad batch". It is "" if no error can be
+// recognised.
 func cause(f Failure) string {
 	if line := firstLine(f.Message); line != "" {
 		return withNCCL(line, strings.Split(f.Message, "\n"))
@@ -136,7 +136,7 @@ func cause(f Failure) string {
 	return ""
 }
 
-// withNCCL adds to PyTorch's line about an error of NCCL the one in which NCCL says what it is.
+// withNCCL adds to PyTorch's line about an error of NCCL the line in which NCCL names it.
 func withNCCL(e string, lines []string) string {
 	i := slices.Index(lines, "Last error:") + 1
 	if i == 0 || i == len(lines) || !strings.Contains(e, "NCCL error in: ") || !startsWithLetter(lines[i]) {
@@ -147,7 +147,7 @@ func withNCCL(e string, lines []string) string {
 
 func startsWithLetter(s string) bool { return strings.IndexFunc(s, unicode.IsLetter) == 0 }
 
-// cppError finds what std::terminate prints about an exception that nobody caught.
+// cppError finds the text of std::terminate about an uncaught exception.
 func cppError(text string) string {
 	if i := strings.LastIndex(text, "what():"); i >= 0 {
 		return firstLine(text[i+len("what():"):])

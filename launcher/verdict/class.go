@@ -20,7 +20,7 @@ const (
 	UserException      Class = "user-exception"      // any other exception of the program
 	Assertion          Class = "assertion"           // assert, in Python or C
 	Segfault           Class = "segfault"            //
-	SIGBUSShm          Class = "sigbus-shm"          // SIGBUS, or an error that says that /dev/shm is full
+	SIGBUSShm          Class = "sigbus-shm"          // SIGBUS, or an error about a full /dev/shm
 	IllegalInstruction Class = "illegal-instruction" // SIGILL, SIGFPE or SIGTRAP
 	Abort              Class = "abort"               // SIGABRT, without an error that has a class of its own
 	Killed             Class = "killed"              // by a signal from outside
@@ -28,21 +28,21 @@ const (
 	AddressInUse       Class = "address-in-use"      //
 	Permission         Class = "permission"          //
 	FileNotFound       Class = "file-not-found"      //
-	StoreTimeout       Class = "store-timeout"       // a store that is not there, or a key that nobody set
+	StoreTimeout       Class = "store-timeout"       // a store that is not there, or a key that was not set
 	CollectiveTimeout  Class = "collective-timeout"  // a rank did not come
 	PeerLost           Class = "peer-lost"           // another process is gone; its end is not known
 	NCCLError          Class = "nccl-error"          //
-	DeviceError        Class = "device-error"        // the accelerator or its driver, or what a program did to them
+	DeviceError        Class = "device-error"        // the accelerator or its driver, or a program's misuse of them
 	Hardware           Class = "hardware"            // the machine: uncorrectable ECC errors, Xids, a device that is lost
 	DataLoader         Class = "data-loader"         // a worker process of PyTorch's DataLoader
 	UsageError         Class = "usage-error"         // the worker's command line
 	Interrupted        Class = "interrupted"         // by SIGINT, such as ctrl-C
 	Hang               Class = "hang"                // found by the hang detection, or by a timer
 	Lost               Class = "node-lost"           //
-	Unknown            Class = "unknown"             // nothing tells
+	Unknown            Class = "unknown"             // no sign of any class
 )
 
-// sign is what a class is known by: parts of an error, in lower case.
+// sign identifies a class: parts of an error, in lower case.
 type sign struct {
 	class Class
 	parts []string

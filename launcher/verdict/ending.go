@@ -8,14 +8,13 @@ import (
 )
 
 // Ending is the end of a worker's output, in whole lines of at most limit bytes together. Where the error that ended
-// the worker is longer, its own lines come first: those that name it, and what led to it, without the stacks between
-// them.
+// the worker is longer, its own lines come first: those that name it and its causes, without the stacks between them.
 func Ending(text string, limit int) string {
 	end := lastLines(text, limit)
 	if len(end) == len(text) {
 		return text
 	}
-	for { // what is put first leaves less of the end, which may have lost more of the error then
+	for { // the lines put first shorten the end, which may then have lost more of the error
 		first := missing(text, end, limit)
 		if len(first) > limit {
 			return end
@@ -67,12 +66,12 @@ func missing(whole, end string, limit int) string {
 		add(outer+"  | ", leaf)
 	}
 	if first.Len() > 0 {
-		first.WriteString("  " + ellipsis + "\n") // indented as what is left out
+		first.WriteString("  " + ellipsis + "\n") // indented like the omitted lines
 	}
 	return first.String()
 }
 
-// cppStart is where the message of a C++ exception begins that nobody caught; -1 if none ended the worker.
+// cppStart is the beginning of the message of an uncaught C++ exception; -1 if none ended the worker.
 func cppStart(text string) int {
 	from := strings.LastIndex(text, "what():")
 	if from < 0 {
@@ -99,7 +98,8 @@ func plainLines(text, prefix string) []string {
 	return append(out, grouped(text)...)
 }
 
-// inStack reports whether a line is a part of what c10::Error and Python's fault handler print below a message.
+// inStack reports whether a line is a part of the text that c10::Error and Python's fault handler print below a
+// message.
 func inStack(line string) bool {
 	line = strings.TrimSpace(line)
 	if line == "" {

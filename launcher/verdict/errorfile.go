@@ -19,7 +19,7 @@ const MaxErrorFile = 16 << 20
 // maxReport bounds the texts taken from an error file, in bytes.
 const maxReport = 64 << 10
 
-// ErrorReport is what a worker wrote about its own end.
+// ErrorReport is a worker's own report of its end.
 type ErrorReport struct {
 	Message   string    // "ValueError: bad batch"
 	Traceback string    // "" if the file has none
@@ -27,8 +27,8 @@ type ErrorReport struct {
 	ExitCode  *int      // set in files that an inner launcher passed on
 }
 
-// Splice makes one JSON text of the beginning and the end of one that was too long to be read: what is left out is a
-// part of one or more of its strings, which become one.
+// Splice makes one JSON text of the beginning and the end of one that was too long to be read: the omitted part lies in
+// one or more of its strings, which become one.
 func Splice(head, end []byte) []byte {
 	if i := bytes.LastIndexByte(head, '\\'); i >= max(0, len(head)-len(`\u0000`)) { // perhaps half of an escape
 		head = bytes.TrimRight(head[:i], `\`)
@@ -50,8 +50,8 @@ func Splice(head, end []byte) []byte {
 //	{"message": {"message": "...", "extraInfo": {"py_callstack": "...", "timestamp": "1700000000"}, "errorCode": 1}}
 //	{"message": "...", "timestamp": 1700000000}
 //
-// Only "message" is required; torchrun fails on files that lack more. An error is to be shown beside the exit status:
-// a broken file, often one that its writer was killed over, never hides the failure itself.
+// Only "message" is required; torchrun fails on files that lack more. An error is to be shown next to the exit status:
+// a broken file, often because its writer was killed, never hides the failure itself.
 func ParseErrorFile(data []byte) (ErrorReport, error) {
 	top, err := errorObject(data)
 	if err != nil {
@@ -82,8 +82,8 @@ func ParseErrorFile(data []byte) (ErrorReport, error) {
 }
 
 // AmendErrorFile returns the error file of the first failed worker as the launcher passes it on in its own
-// TORCHELASTIC_ERROR_FILE: with exitCode as "errorCode" inside "message". A file whose message is plain text, and exit
-// code 0, are passed on as they are, which is what torchrun does.
+// TORCHELASTIC_ERROR_FILE: with exitCode as "errorCode" inside "message". As in torchrun, a file with a plain text as
+// its message, and exit code 0, are passed on unchanged.
 func AmendErrorFile(data []byte, exitCode int) ([]byte, error) {
 	top, err := errorObject(data)
 	if err != nil {
@@ -124,7 +124,7 @@ func object(raw json.RawMessage) (map[string]json.RawMessage, bool) {
 	return m, err == nil && m != nil
 }
 
-// text is a JSON string's value, nothing for null and what is missing, and the JSON text of anything else.
+// text is a JSON string's value, nothing for null and missing values, and the JSON text of anything else.
 func jsonText(raw json.RawMessage) string {
 	var s string
 	if len(raw) == 0 || json.Unmarshal(raw, &s) == nil {
@@ -133,7 +133,7 @@ func jsonText(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// timestamp reads Unix seconds, written as a number or as a string. What cannot be a time is no time.
+// timestamp reads Unix seconds, written as a number or as a string. A value that cannot be a time is the zero time.
 func timestamp(raw json.RawMessage) time.Time {
 	seconds, err := strconv.ParseFloat(strings.TrimSpace(jsonText(raw)), 64)
 	if err != nil || !(seconds >= 1 && seconds < 1<<36) { // negated so that NaN fails too

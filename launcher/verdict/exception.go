@@ -9,11 +9,11 @@ import (
 )
 
 // Exceptions are the classes of the Python exception that ended f, with their modules where the traceback gives them:
-// "torch.cuda.OutOfMemoryError", "ValueError". There are several for a group of exceptions, and for Ray's, which are
-// what they wrap, too. There are none if no exception is known to have ended it.
+// "torch.cuda.OutOfMemoryError", "ValueError". There are several for a group of exceptions, and for an exception of
+// Ray's, which counts as the wrapped ones, too. There are none if no exception is known to have ended it.
 func (f Failure) Exceptions() []string {
 	if f.Message == "" && f.ExitCode <= 0 && f.ExitCode != -int(unix.SIGINT) {
-		return nil // a signal ended it: whatever it has printed was survived
+		return nil // a signal ended it, so that it survived all printed exceptions
 	}
 	for _, text := range []string{f.Traceback, f.LastLines} {
 		if name := className(pythonError(text)); name != "" {
@@ -26,7 +26,7 @@ func (f Failure) Exceptions() []string {
 	return nil
 }
 
-// others are the classes of a group's exceptions, and of what is around an exception of another process.
+// others are the classes of a group's exceptions, and of the wrappers of an exception of another process.
 func others(text string) (names []string) {
 	for _, line := range grouped(text) {
 		if name := className(line); !slices.Contains(names, name) {
@@ -58,5 +58,5 @@ func isClass(s string) bool {
 	return true
 }
 
-// Follows reports whether f ended by an error that says that another process is gone, stuck or told to stop.
+// Follows reports whether the error that ended f means that another process is gone, stuck or stopping.
 func (f Failure) Follows() bool { return f.OOM == nil && f.Timer == "" && followed(f) }

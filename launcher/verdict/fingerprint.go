@@ -11,7 +11,8 @@ import (
 // maxFingerprint bounds a fingerprint, in bytes.
 const maxFingerprint = 256
 
-// Fingerprint is the same text for failures of one kind: Reason without what differs between ranks, nodes and starts.
+// Fingerprint is the same text for failures of one kind: Reason without the parts that differ between ranks, nodes and
+// starts.
 func (f Failure) Fingerprint() string {
 	f.Message, f.LastLines, f.Timer = f.masked(cause(f)), f.masked(lastLine(f.LastLines)), f.masked(f.Timer)
 	f.Traceback = ""

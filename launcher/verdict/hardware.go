@@ -8,7 +8,7 @@ import (
 // hardwareSigns are parts, in lower case, of errors that no program causes: the device or its link is broken or gone.
 func hardwareSigns() []string {
 	return []string{
-		"uncorrectable ecc error",      // CUDA, and what frameworks make of it
+		"uncorrectable ecc error",      // CUDA, and frameworks that pass it on
 		"cudaerroreccuncorrectable",    //
 		"cuda_error_ecc_uncorrectable", //
 		"uncorrectable nvlink error",   // CUDA
@@ -19,7 +19,7 @@ func hardwareSigns() []string {
 	}
 }
 
-// IsHardware reports whether text tells of broken hardware.
+// IsHardware reports whether text describes broken hardware.
 func IsHardware(text string) bool {
 	text = strings.ToLower(text)
 	return slices.ContainsFunc(hardwareSigns(), func(p string) bool { return strings.Contains(text, p) }) ||
@@ -27,7 +27,7 @@ func IsHardware(text string) bool {
 }
 
 // isHardwareXid reports whether an error that NVIDIA's driver numbers so is the device's fault. Those that programs
-// cause as well (13, 31, 43, 45) are none, nor are notes of what was mended (63) or only counted (92).
+// cause as well (13, 31, 43, 45) are none, nor are notes of repairs (63) or of mere counts (92).
 func isHardwareXid(n int) bool {
 	switch n {
 	case 48, 64, 94, 95, 140: // memory
@@ -86,8 +86,8 @@ func xidNumber(s string) (n int, ok bool) {
 
 func isWord(c byte) bool { return c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' }
 
-// mayBeHardware reports whether broken hardware ends workers with c as well: then it counts what the driver has said at
-// the end of the output. Other classes have a cause of their own.
+// mayBeHardware reports whether broken hardware ends workers with c as well: then the driver's messages at the end of
+// the output count. Other classes have a cause of their own.
 func mayBeHardware(c Class) bool {
 	switch c {
 	case Unknown, DeviceError, NCCLError, PeerLost, CollectiveTimeout, Abort, Segfault, SIGBUSShm, IllegalInstruction:

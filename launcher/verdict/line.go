@@ -24,7 +24,7 @@ const (
 	maxGroups = 4 // ways to end, and ranges of ranks, that are listed
 )
 
-// Line says the verdict in one line of at most MaxLine bytes, without control characters:
+// Line is the verdict in one line of at most MaxLine bytes, without control characters:
 //
 //	rank 3 (node 1 host-b, local rank 1, pid 4242) failed first: ValueError: bad batch (exit code 1); 3 ranks followed:
 //	2 by SIGABRT, 1 with exit code 1; restarts used 3 of 3
@@ -94,7 +94,7 @@ func lost(l Loss) string {
 	return s
 }
 
-// why says how f ended: what the worker said, the status, and what the kernel or the launcher know besides.
+// why is how f ended: the worker's error, the status, and the facts that the kernel or the launcher adds.
 func why(f Failure) string {
 	if f.OOM != nil && f.ExitCode == -int(unix.SIGKILL) {
 		return "killed by the kernel's OOM killer (SIGKILL)" + f.OOM.sizes(": ")

@@ -28,7 +28,7 @@ type Termination struct {
 	Restarts int    `json:"restarts"`
 }
 
-// Judged takes over what v says.
+// Judged copies the facts of v.
 func (t *Termination) Judged(v Verdict) {
 	t.Class, t.Rule, t.Restarts = v.Class, v.Rule, v.RestartsUsed
 	switch {
@@ -42,7 +42,7 @@ func (t *Termination) Judged(v Verdict) {
 // maxField bounds the names in a message, in bytes; each takes up to twice as much as JSON.
 const maxField = 253
 
-// Message is what is written: a line for people, and one of JSON; together at most MaxTermination bytes.
+// Message is the content of the file: a line for people, and one of JSON; together at most MaxTermination bytes.
 func (t Termination) Message() []byte {
 	for _, s := range []*string{&t.RunID, &t.Node, &t.Reason, &t.Signal, &t.RootNode} {
 		*s = clean(*s, maxField)

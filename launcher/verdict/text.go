@@ -13,8 +13,8 @@ const ellipsis = "…"
 // text that reverses the direction of writing.
 func clean(s string, limit int) string { return text.Head(text.EscapeLine(s), limit) }
 
-// Plain is what a person reads of the output of a program that may have written for a terminal: without escape
-// sequences, of a line that was overwritten with \r the last state, and U+FFFD for what is no UTF-8.
+// Plain is the output of a program as a terminal would show it: without escape sequences, of a line that was
+// overwritten with \r the last state, and U+FFFD for bytes that are no UTF-8.
 func Plain(output []byte) string {
 	var b strings.Builder
 	b.Grow(len(output))
@@ -46,8 +46,8 @@ func unescaped(line []byte) []byte {
 
 const esc = '\x1b'
 
-// escapeLen is the length of the escape sequence (ECMA-48) whose ESC was before s. A string such as a window title that
-// does not end in its line was none: what looks like it could be the error.
+// escapeLen is the length of the escape sequence (ECMA-48) that begins with an ESC before s. A string such as a window
+// title that does not end in its line is none: the text after it could be the error.
 func escapeLen(s []byte) int {
 	if len(s) == 0 {
 		return 0

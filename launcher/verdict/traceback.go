@@ -7,13 +7,14 @@ import (
 	"unicode/utf8"
 )
 
-// traceback is in the line above a stack: Python's own, and those of loguru, better_exceptions, rich and IPython.
+// traceback is in the line above a stack: of Python itself, and of loguru, better_exceptions, rich and IPython.
 const traceback = "Traceback (most recent call last)"
 
-// groupStart is what stands before traceback in the first line of a group of exceptions.
+// groupStart precedes traceback in the first line of a group of exceptions.
 const groupStart = "+ Exception Group "
 
-// inStacks are the beginnings of lines, beside indented ones, that belong to a stack and not to the error below it.
+// inStacks are the beginnings of lines, in addition to indented ones, that belong to a stack and not to the error below
+// it.
 func inStacks() []string {
 	return []string{
 		`File "`, `> File "`, // stackprinter; loguru's frame that caught
@@ -45,8 +46,8 @@ func pythonError(text string) string {
 	return lastError(text)
 }
 
-// lastError looks below the last frame. What is there without a header above, as stackprinter writes it, has to be an
-// exception by its name. Below a header the first line counts whatever it says.
+// lastError looks below the last frame. Without a header above, as stackprinter writes it, the text there has to be an
+// exception by its name. Below a header the first line counts, with any text.
 func lastError(text string) string {
 	head, frame := lastHeader(text), lastFrame(text)
 	if at := max(head, frame); at >= 0 && inGroup(text, at) {
@@ -86,7 +87,7 @@ func lastFrame(text string) int {
 	}
 }
 
-// isFrame: Python's fault handler, which tells of no exception, writes no comma before "in".
+// isFrame: Python's fault handler, which reports no exception, writes no comma before "in".
 func isFrame(text string) bool {
 	line, _, _ := strings.Cut(text, "\n")
 	_, after, found := strings.Cut(line, `", line `)
@@ -102,7 +103,7 @@ func inGroup(text string, at int) bool {
 	return len(before) < at-lineStart(text, at) || strings.HasSuffix(strings.TrimRight(before, " >"), " |")
 }
 
-// prefixOf is what stands before each line of a traceback, such as torch's "[rank0]: ", where before stands before its
+// prefixOf is the text before each line of a traceback, such as torch's "[rank0]: "; before is the text in front of its
 // header or a frame.
 func prefixOf(before string) string {
 	before = strings.TrimSuffix(before, "Original ")
@@ -123,8 +124,8 @@ func prefixOf(before string) string {
 	return before
 }
 
-// prefixAt is the prefix of the traceback whose header or frame is at at. What is in that line only, such as a progress
-// bar, is none.
+// prefixAt is the prefix of the traceback with a header or frame at at. Text in that line only, such as a progress bar,
+// is none.
 func prefixAt(text string, at int) string {
 	before := text[lineStart(text, at):at]
 	prefix := prefixOf(before)
@@ -189,9 +190,9 @@ func withoutIgnored(text string) string {
 	}
 }
 
-// errorLines are the lines of the error that ended a worker, as its output tells it, without stacks and source: those
-// of the last Python traceback and of the ones that it names as its reason, or of an exception that C++ did not catch.
-// prefix is what stands before each of them, and is left out.
+// errorLines are the lines of the error that ended a worker, from its output, without stacks and source: those of the
+// last Python traceback and of the ones that it names as its reason, or of an exception that C++ did not catch. prefix
+// precedes each of them, and is left out.
 func errorLines(text string) (lines []string, prefix string) {
 	if from := cppStart(text); from >= 0 {
 		return plainLines(text[from:], ""), ""
@@ -228,14 +229,14 @@ func earlier(text string) int {
 	return lastFrame(text)
 }
 
-// chained reports whether text, which is between two tracebacks, says that the second one came of the first.
+// chained reports whether text, which is between two tracebacks, means that the first one caused the second one.
 func chained(text string) bool {
 	return strings.Contains(text, "During handling of the above exception, another exception occurred:") ||
 		strings.Contains(text, "The above exception was the direct cause of the following exception:") ||
 		strings.HasSuffix(text, "Original ") || strings.Contains(text, "terminated with the following error:")
 }
 
-// grouped are the lines of the exceptions in the group that text tells of last, without stacks.
+// grouped are the lines of the exceptions in the last group in text, without stacks.
 func grouped(text string) []string {
 	e := pythonError(text)
 	if !strings.HasSuffix(className(e), "Group") {
@@ -277,8 +278,8 @@ func isException(name string) bool {
 	return false
 }
 
-// Unfold writes a traceback that is in one line, as loggers write it in JSON or as Python's repr, as the lines that it
-// was, and below a line with structlog's dict_tracebacks what it says.
+// Unfold restores the lines of a traceback that is in one line, as loggers write it in JSON or as Python's repr, and
+// puts the traceback of structlog's dict_tracebacks below its line.
 func Unfold(text string) string {
 	if !strings.Contains(text, traceback+`:\n`) && !strings.Contains(text, excType) {
 		return text
@@ -315,7 +316,7 @@ func unfold(b *strings.Builder, line string, at int) {
 	b.WriteString(line[:open+1] + "\n" + content + "\n" + after)
 }
 
-// field is the string after a key, and what follows it.
+// field is the string after a key, and the rest behind it.
 func field(line, key string) (value, after string) {
 	_, after, _ = strings.Cut(line, key)
 	if after = strings.TrimLeft(after, " "); after == "" || after[0] != '"' {

@@ -1,10 +1,10 @@
-// Package verdict says which worker of the whole job failed first and why: Judge chooses among the exits of all nodes,
-// Verdict.Line says it in one line, Block prints one node's failures as torchrun does, and ParseErrorFile reads what a
-// worker wrote about its own end.
+// Package verdict finds the worker of the whole job that failed first, and why: Judge chooses among the exits of all
+// nodes, Verdict.Line is the result in one line, Block prints one node's failures like torchrun, and ParseErrorFile
+// reads a worker's own report of its end.
 //
 // The package is pure: it must not read a clock, a file or the environment, and starts no goroutine. Times of different
 // nodes are compared as they are, so clocks that differ by more than LossGrace can change the order in which failures
-// on different nodes are seen; what ranks above time (see Judge) does not depend on it.
+// on different nodes are seen; the rules that rank above time (see Judge) do not depend on it.
 package verdict
 
 import (
@@ -33,11 +33,11 @@ type Failure struct {
 
 	ExitCode int       `json:"exit_code"`         // -n when signal n ended the worker
 	At       time.Time `json:"at"`                // when the worker was seen to have ended
-	Stopped  bool      `json:"stopped,omitempty"` // it ended after the launcher had told it to
+	Stopped  bool      `json:"stopped,omitempty"` // it ended after a signal of the launcher
 	OOM      *OOM      `json:"oom,omitempty"`
 	Timer    string    `json:"timer,omitempty"` // the launcher killed it, or a process of it, because of this
 
-	// What the worker wrote into its error file, see ParseErrorFile. All are empty, and ErrorTime zero, without one.
+	// From the worker's error file, see ParseErrorFile. All are empty, and ErrorTime zero, without one.
 	ErrorFile string    `json:"error_file,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Traceback string    `json:"traceback,omitempty"`
@@ -45,7 +45,7 @@ type Failure struct {
 
 	LastLines string `json:"last_lines,omitempty"` // the end of the worker's output
 
-	Policy    string `json:"policy,omitempty"`    // the rule that said what the failure leads to; "" without one
+	Policy    string `json:"policy,omitempty"`    // the rule that decided about the failure; "" without one
 	Permanent bool   `json:"permanent,omitempty"` // the policy does not retry it
 }
 
@@ -77,12 +77,12 @@ type Loss struct {
 	Ranks    []int     `json:"ranks,omitempty"`
 }
 
-// Evidence is what is known at the end of one round.
+// Evidence is the known failures at the end of one round.
 type Evidence struct {
 	Failures []Failure `json:"failures,omitempty"`
 	Losses   []Loss    `json:"losses,omitempty"`
 
-	// Hung says who hung, if the round was ended because of that; whatever failed then, failed because of it.
+	// Hung names the hung ranks, if the round was ended because of them; all failures then are consequences.
 	Hung string `json:"hung,omitempty"`
 
 	RestartsUsed int `json:"restarts_used"`
@@ -90,7 +90,7 @@ type Evidence struct {
 	WorldSize    int `json:"world_size"`
 }
 
-// Rule is what decided a verdict.
+// Rule is the rule that decided a verdict.
 type Rule string
 
 // The rules.
@@ -131,11 +131,11 @@ const (
 
 // Judge finds the cause. Its rules:
 //
-//   - What the hang detection has ended a round for is the cause.
+//   - A hang that the hang detection has ended a round for is the cause.
 //   - A worker that the launcher stopped is no cause, unless its error file is dated no later than the first end that
-//     the launcher did not ask for: a failed worker can hang in its teardown until it is stopped. One without an error
-//     file whose output ends in an error of its own (see Failure.Explains) comes after other failures, but before
-//     errors that are known to be consequences.
+//     the launcher did not ask for: a failed worker can hang in its teardown until it is stopped. A worker without an
+//     error file that ended with an error of its own in its output (see Failure.Explains) comes after other failures,
+//     but before errors that are known to be consequences.
 //   - A failure happened when the worker was seen to have ended, or by the end of the second that its error file names
 //     if that is earlier.
 //   - Among the failures within Window of the earliest one, a kill by the OOM killer comes before other failures, and
