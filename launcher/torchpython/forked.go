@@ -21,8 +21,8 @@ import (
 //go:embed forked.py
 var forkedScript string
 
-// Forks is an interpreter that has imported PyTorch, and whose forks run scripts: an import costs two seconds of CPU.
-// It is safe for concurrent use.
+// Forks is an interpreter that has imported PyTorch; its forks run scripts, as an import costs two seconds of CPU. It
+// is safe for concurrent use.
 type Forks struct{ socket string }
 
 // Start starts an interpreter that lives as long as the test.
@@ -50,8 +50,8 @@ func Start(t testing.TB, python string) *Forks {
 	return f
 }
 
-// Run runs a script, or -m and a module, with exactly this environment, and returns what it has written to both outputs
-// and its exit code, which is negative for a signal. At the end of ctx the process is killed.
+// Run runs a script, or -m and a module, with exactly this environment. It returns the text of both outputs and the
+// exit code, which is negative for a signal. At the end of ctx the process is killed.
 func (f *Forks) Run(ctx context.Context, env []string, argv ...string) (output []byte, code int, err error) {
 	conn, err := net.Dial("unix", f.socket)
 	if err != nil {

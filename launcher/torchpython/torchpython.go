@@ -27,8 +27,8 @@ func Path() string { return cmp.Or(os.Getenv(Variable), System) }
 // Chosen returns the interpreter of $TORCH_PYTHON, "" if none is chosen.
 func Chosen() string { return os.Getenv(Variable) }
 
-// Require returns the interpreter. When it cannot import PyTorch the test fails if somebody chose it, and is skipped
-// otherwise; untested says in capitals what then is not tested.
+// Require returns the interpreter. When it cannot import PyTorch the test fails if the user chose it, and is skipped
+// otherwise; untested names in capitals the parts that then are not tested.
 func Require(t testing.TB, untested string) string {
 	t.Helper()
 	err := imported()

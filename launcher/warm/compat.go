@@ -22,8 +22,8 @@ var readLater = []string{
 	"MS_WORKER_NUM=", "MS_SCHED_", "MS_ROLE=", "MS_NODE_ID=", "TF_CONFIG=", "JAX_COORDINATOR_",
 }
 
-// Compatible says which variable keeps a process that was started with the environment parent from becoming a worker
-// with another one, in one line without its value; "" if none does. Of equal names the last one counts.
+// Compatible names in one line, without its value, a variable that keeps a process that was started with the
+// environment parent from becoming a worker with another one; "" if none does. Of equal names the last one counts.
 func Compatible(parent, worker []string) (why string) {
 	have, want := atImport(parent), atImport(worker)
 	var names []string
@@ -58,7 +58,8 @@ func begins(kv string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(kv, p) })
 }
 
-// Common is what all environments have, without what tells workers and epochs apart: with it the imports are made.
+// Common is the common part of all environments, without the variables that distinguish workers and epochs: the imports
+// are made with it.
 func Common(envs ...[]string) (common []string) {
 	for _, kv := range last(envs[0]) {
 		name, _, _ := strings.Cut(kv, "=")
@@ -71,8 +72,8 @@ func Common(envs ...[]string) (common []string) {
 	return common
 }
 
-// ofOneWorker are variables of one rank or epoch. DLROVER_HANG_DIR is of an epoch, too, but what it asks for has to be
-// there when modules are imported.
+// ofOneWorker are variables of one rank or epoch. DLROVER_HANG_DIR is of an epoch, too, but the modules that it asks
+// for have to be there at the imports.
 var ofOneWorker = []string{
 	"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
 	"ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE",

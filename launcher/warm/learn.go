@@ -9,17 +9,17 @@ import (
 	"dlrover-run/internal/openfile"
 )
 
-// maxLearned bounds what a worker tells of its imports, in bytes.
+// maxLearned bounds a worker's report of its imports, in bytes.
 const maxLearned = 4 << 20
 
-// learned is what a worker tells of itself.
+// learned is a worker's report of itself.
 type learned struct {
-	Why     string             `json:"why"`     // what has just happened; "": nothing is told
+	Why     string             `json:"why"`     // the event that it follows; "": no report
 	Modules []string           `json:"modules"` // in the order of the imports
 	Env     map[string]*string `json:"env"`     // variables that it has changed; nil: deleted
 }
 
-// What may have happened.
+// The events.
 const (
 	firstStep = "step"
 	atExit    = "exit"
@@ -36,7 +36,7 @@ func (l learned) set() (env []string) {
 	return env
 }
 
-// Learned looks whether a worker has told what it has imported, once for every start.
+// Learned looks for a worker's report of its imports, once for every start.
 func (s *Spawner) Learned() bool {
 	l, err := readLearned(s.learnFile())
 	if errors.Is(err, os.ErrNotExist) {

@@ -11,18 +11,18 @@ const (
 	Standby Mode = "standby"
 )
 
-// Bounds on what is tried again.
+// Bounds on retries.
 const (
 	maxDeaths = 3 // of parents: further ones than the first that are started
 	maxFailed = 3 // children in a row that could not be parked
 )
 
-// Recipe says what a prepared process has imported, and with which environment.
+// Recipe is the imports and the environment of a prepared process.
 type Recipe struct {
-	// Modules: nil stands for what the script imports at its top level.
+	// Modules: nil stands for the script's imports at its top level.
 	Modules []string
 	Env     []string
-	Set     []string // what the script itself adds to that before it imports
+	Set     []string // the script's own additions to that before it imports
 }
 
 func (r *Recipe) equal(o *Recipe) bool {
@@ -41,7 +41,7 @@ const (
 	Discard // the child for Slot
 )
 
-// Action is something to be done. Generation tells processes of the same place apart.
+// Action is something to be done. Generation distinguishes processes of the same place.
 type Action struct {
 	Kind       Kind
 	Slot       int
@@ -50,11 +50,11 @@ type Action struct {
 	Urgent     bool // workers wait for it
 }
 
-// Pool decides what is prepared. It has no clock, and every event answers with what is to be done now. It is for one
+// Pool decides about preparations. It has no clock, and every event returns the actions to take now. It is for one
 // goroutine.
 //
-// Nothing is begun while workers start: only when somebody says that it is Calm, or for the workers that are to be
-// started next (Demand).
+// Nothing is begun while workers start: only when the pool is Calm, or for the workers that are to be started next
+// (Demand).
 type Pool struct {
 	mode   Mode
 	off    string  // why nothing is prepared any more
@@ -71,16 +71,16 @@ type Pool struct {
 type process struct {
 	generation int // 0: there is none
 	ready      bool
-	stale      bool // it has imported what is not wanted any more
+	stale      bool // its imports are outdated
 }
 
 // NewPool is a pool for some local ranks.
 func NewPool(m Mode, slots int) *Pool { return &Pool{mode: m, slots: make([]process, slots)} }
 
-// Off says why nothing is prepared any more; "": something may be.
+// Off returns why nothing is prepared any more; "": something may be.
 func (p *Pool) Off() string { return p.off }
 
-// Want is what has to be imported, from now on.
+// Want sets the required imports, from now on.
 func (p *Pool) Want(r Recipe) []Action {
 	if p.want != nil && p.want.equal(&r) {
 		return nil
@@ -90,7 +90,7 @@ func (p *Pool) Want(r Recipe) []Action {
 	return p.next()
 }
 
-// Wanted is what has to be imported; nil: that is not known.
+// Wanted is the required imports; nil: unknown.
 func (p *Pool) Wanted() *Recipe { return p.want }
 
 // Changed: files of imported modules have changed since.
@@ -106,13 +106,13 @@ func (p *Pool) outdate() {
 	}
 }
 
-// Calm says whether there is time to prepare.
+// Calm sets whether there is time to prepare.
 func (p *Pool) Calm(calm bool) []Action {
 	p.calm = calm
 	return p.next()
 }
 
-// Stop ends everything that is prepared, and says why.
+// Stop ends everything that is prepared, and keeps why for Off.
 func (p *Pool) Stop(why string) []Action {
 	if p.off == "" {
 		p.off = why
@@ -172,7 +172,7 @@ func (p *Pool) ChildGone(slot, generation int, why string) []Action {
 	return p.next()
 }
 
-// Demand: workers start now. What the parent can fork for them is forked at once.
+// Demand: workers start now. Children that the parent can fork for them are forked at once.
 func (p *Pool) Demand() (do []Action) {
 	p.calm = false
 	do = p.next()
@@ -201,7 +201,7 @@ func (p *Pool) Usable(slot int) (generation int, ready bool) {
 // Take: the child of a slot becomes its worker.
 func (p *Pool) Take(slot int) { p.slots[slot] = process{} }
 
-// next is what is to be done now.
+// next returns the actions to take now.
 func (p *Pool) next() (do []Action) {
 	do = p.clear()
 	if p.off != "" || p.want == nil || !p.calm {
@@ -225,7 +225,7 @@ func (p *Pool) next() (do []Action) {
 
 func (c process) coming() bool { return c.generation != 0 && !c.ready }
 
-// clear ends what is of no use any more.
+// clear ends the processes that are of no use any more.
 func (p *Pool) clear() (do []Action) {
 	for i := range p.slots {
 		if c := &p.slots[i]; c.generation != 0 && (c.stale || p.off != "") {

@@ -40,7 +40,7 @@ func (p *parent) end() {
 	}
 }
 
-// is notes what it is; one that nobody wants any more ends.
+// is notes the process of the parent; one that is not wanted any more ends.
 func (p *parent) is(started *proc.Process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,10 +66,10 @@ func (s *Spawner) startParent(a Action) {
 	})
 }
 
-// later tells the pool something once Spawner.mu is free.
+// later passes an event to the pool once Spawner.mu is free.
 func (s *Spawner) later(event func(*Pool) []Action) { s.wg.Go(func() { s.tell(event) }) }
 
-// serveParent lives as long as the parent, and says why that has ended.
+// serveParent lives as long as the parent, and returns why that has ended.
 func (s *Spawner) serveParent(p *parent, theirs *os.File, a Action) (why string) {
 	started, out, err := s.launch(theirs, a.Recipe.Env)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *Spawner) serveParent(p *parent, theirs *os.File, a Action) (why string)
 		s.hearParent(p, a)
 	}
 	s.tell(func(pool *Pool) []Action { return pool.ParentLost(a.Generation) })
-	_ = p.conn.Close() // whoever cannot be understood is of no use
+	_ = p.conn.Close() // a parent with invalid messages is of no use
 	_ = started.SignalOnly(syscall.SIGKILL)
 	<-started.Done()
 	return "the process that imports for warm workers has ended" + lastWords(started.Exit(), out)
@@ -176,7 +176,7 @@ func (s *Spawner) launch(socket *os.File, env []string) (*proc.Process, *output,
 	return p, out, nil
 }
 
-// output keeps the end of what a process prints.
+// output keeps the end of a process's output.
 type output struct {
 	tail []byte // to be read when done is closed
 	done chan struct{}
@@ -184,7 +184,7 @@ type output struct {
 
 const outputRoom = 4 << 10
 
-// read ends when nobody has the other end any more.
+// read ends when no process has the other end any more.
 func (o *output) read(r *os.File) {
 	defer close(o.done)
 	defer r.Close()
@@ -262,7 +262,7 @@ func (s *Spawner) park(a Action) {
 	})
 }
 
-// ready lets whoever waits for it go on. It is for the goroutine of the child.
+// ready wakes the waiting goroutines. It is for the goroutine of the child.
 func (c *child) ready() {
 	select {
 	case <-c.parked:
@@ -300,7 +300,7 @@ func (s *Spawner) serveStandby(c *child, theirs *os.File, a Action) (why string)
 	return ""
 }
 
-// hearChild returns when the child says nothing any more.
+// hearChild returns when the child's messages have ended.
 func (s *Spawner) hearChild(c *child, a Action) {
 	for {
 		m, err := c.conn.receive()

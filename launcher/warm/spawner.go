@@ -13,8 +13,8 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// Variable is set where the Python of this package has something to do: for a worker it names the file into which that
-// writes what it has imported, once it has made a step.
+// Variable is set where the Python of this package has work to do: for a worker it names the file that receives its
+// imports, once it has made a step.
 const Variable = "DLROVER_WARM"
 
 const (
@@ -50,22 +50,22 @@ type Config struct {
 	// the script imports at its top level.
 	Modules []string
 	Deny    []string // modules that are not imported
-	// Command is the argv of workers, of which the first Flags are the interpreter and its options.
+	// Command is the argv of workers; its first Flags words are the interpreter and its options.
 	Command []string
 	Flags   int
 	Path    string // of the interpreter
 	Program string // Python that prepares
-	Dir     string // a private directory for what workers tell
+	Dir     string // a private directory for the workers' reports
 	// Env is the environment of workers on a node that has not had any.
 	Env       []string
 	Processes Processes
 	Log       *slog.Logger
-	// Prepared and Started, which may be nil, are told what has happened; any goroutine may call them.
+	// Prepared and Started, which may be nil, are notified of events; any goroutine may call them.
 	Prepared func(Preparation)
 	Started  func(Start)
 }
 
-// Preparation tells of modules that have been imported.
+// Preparation describes modules that have been imported.
 type Preparation struct {
 	PID     int
 	Modules int      // how many there are
@@ -84,7 +84,7 @@ const (
 	ByExec    How = "exec"
 )
 
-// Start tells of a worker's start.
+// Start describes a worker's start.
 type Start struct {
 	Worker logs.WorkerID
 	PID    int
@@ -99,7 +99,7 @@ type Spawner struct {
 	wg   sync.WaitGroup
 	idle *time.Timer
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	pool     *Pool
 	closed   bool
 	parent   *parent
@@ -137,7 +137,7 @@ func New(cfg Config) *Spawner {
 		workers: make([]*worker, cfg.Slots)}
 }
 
-// do carries out what the pool wants. mu is held.
+// do carries out the pool's actions. mu is held.
 func (s *Spawner) do(actions []Action) {
 	if off := s.pool.Off(); off != s.told && !s.closed {
 		s.told = off
@@ -160,14 +160,14 @@ func (s *Spawner) do(actions []Action) {
 	}
 }
 
-// tell tells the pool something, and carries out what it wants then.
+// tell passes an event to the pool, and carries out its actions.
 func (s *Spawner) tell(event func(*Pool) []Action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.do(event(s.pool))
 }
 
-// Joined begins to prepare where it is known what, and goes on where nothing else happens.
+// Joined begins to prepare if the modules are known, and otherwise after a time without other events.
 func (s *Spawner) Joined() {
 	after := idleAfter
 	if s.cfg.Modules != nil {
@@ -178,7 +178,7 @@ func (s *Spawner) Joined() {
 	s.idle = time.AfterFunc(after, s.rest)
 }
 
-// rest: this node has no workers for a while, or has been told what to import.
+// rest: this node has no workers for a while, or the modules are configured.
 func (s *Spawner) rest() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -226,8 +226,8 @@ func closes(c <-chan struct{}, patience time.Duration) bool {
 	}
 }
 
-// Running: the first workers have been started. What is known already is prepared beside them; later ones are let make
-// their first step before.
+// Running: the first workers have been started. Known modules are prepared at once, next to them; later workers first
+// make their first step.
 func (s *Spawner) Running() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,7 +317,7 @@ func (s *Spawner) candidate(slot int) (*child, string) {
 	return c, ""
 }
 
-// Stopping looks, beside the end of the workers, whether what has been imported has changed since.
+// Stopping checks, during the end of the workers, whether imported files have changed since.
 func (s *Spawner) Stopping() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -344,7 +344,7 @@ func (s *Spawner) Stopping() {
 	})
 }
 
-// changed names the first file that is not what it was when it was imported.
+// changed names the first file that has changed since its import.
 func changed(files []file) string {
 	for _, f := range files {
 		info, err := os.Stat(f.Path)
@@ -365,10 +365,10 @@ func (s *Spawner) Stopped() {
 	_ = os.Remove(filepath.Join(s.cfg.Dir, fmt.Sprintf("%d.json", s.epoch))) // there may be none
 }
 
-// Stepped: the workers have made a step, so that there is time to prepare the next ones; or nobody knows when they do.
+// Stepped: the workers have made a step, so that there is time to prepare the next ones; or it is unknown when they do.
 func (s *Spawner) Stepped() { s.began(learned{}) }
 
-// began has what a worker tells, if it does.
+// began takes a worker's report, if there is one.
 func (s *Spawner) began(l learned) {
 	s.Stopping()
 	s.mu.Lock()
@@ -386,7 +386,7 @@ func (s *Spawner) began(l learned) {
 	s.do(s.pool.Calm(true))
 }
 
-// recipe is what has to be imported now that a worker has told what it has; nil: what has been wanted before.
+// recipe is the required imports after a worker's report; nil: as before.
 func (s *Spawner) recipe(l learned) *Recipe {
 	var envs [][]string
 	for _, w := range s.workers {
@@ -432,7 +432,7 @@ func union(learned, old []string) []string {
 	return append(slices.Clone(learned), without(old, learned)...)
 }
 
-// Excuse says why the end of a worker may be a fault of its warm start and not of the job's; "" if it cannot be. The
+// Excuse returns why the end of a worker may be a fault of its warm start and not of the job's; "" if it cannot be. The
 // workers that are started next are started by exec then.
 func (s *Spawner) Excuse(localRank, pid, code int) string {
 	s.mu.Lock()
@@ -464,7 +464,7 @@ func (s *Spawner) Excuse(localRank, pid, code int) string {
 	return why
 }
 
-// Close ends what is prepared, and waits for it.
+// Close ends the prepared processes, and waits for them.
 func (s *Spawner) Close() {
 	s.mu.Lock()
 	s.closed = true

@@ -12,17 +12,17 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// Version of the protocol, in every message of what has been prepared.
+// Version of the protocol, in every message of a prepared process.
 const Version = 1
 
-// maxMessage bounds the bytes of one message. What is larger goes into a file in memory, whose descriptor comes with
-// the message: the fields of the object in that file are the message's as well.
+// maxMessage bounds the bytes of one message. A larger message goes into a file in memory, and its descriptor comes
+// with the message: the fields of the object in that file are the message's as well.
 const (
 	maxMessage = 64 << 10
 	maxBody    = 16 << 20
 )
 
-// What a message is about.
+// The operations of messages.
 const (
 	// To a parent, or to an interpreter that stands by.
 	opPrepare = "prepare" // import; answered by prepared or unsafe
@@ -44,7 +44,7 @@ type request struct {
 	Op      string   `json:"op"`
 	Python  string   `json:"python,omitempty"` // argv[0] of the workers
 	Modules []string `json:"modules"`
-	// Script, a file or with Module the name of one, stands for what it imports at its top level.
+	// Script, a file or with Module the name of one, stands for its imports at its top level.
 	Script  string   `json:"script,omitempty"`
 	Module  bool     `json:"module,omitempty"`
 	Standby bool     `json:"standby"` // this process will become a worker; it need not fork
@@ -52,7 +52,7 @@ type request struct {
 	// Env are variables that the script sets for its imports to read.
 	Env      map[string]string `json:"env"`
 	Count    int               `json:"nproc"`    // of children that are going to be parked
-	Launcher int               `json:"launcher"` // the pid whose children they become
+	Launcher int               `json:"launcher"` // the pid that adopts them
 }
 
 type answer struct {
@@ -68,7 +68,7 @@ type answer struct {
 	Module  string   `json:"module"` // that is to blame
 }
 
-// order is what a parked child is told to become.
+// order is the worker that a parked child becomes.
 type order struct {
 	Argv []string `json:"argv"` // as exec would get it
 	Env  []string `json:"env"`

@@ -1,5 +1,5 @@
-// Package python holds the Python side of warm workers: the parent that has imported what a job needs, its forks that
-// become workers, and what writes down what a worker has imported. The docstring of _dlrover_warm says how they work.
+// Package python holds the Python side of warm workers: the parent that has imported a job's modules, its forks that
+// become workers, and the code that records a worker's imports. The docstring of _dlrover_warm describes how they work.
 //
 // The tree goes on PYTHONPATH together with that of hang/shim, whose sitecustomize installs both. A parent is started
 // as a worker is, with the same options of the interpreter, but with Parent in place of the script.
