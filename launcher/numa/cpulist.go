@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxCPU bounds what a damaged list can make us allocate; Linux is built for 8192 CPUs at most.
+// maxCPU bounds the memory that a damaged list can make us allocate; Linux is built for 8192 CPUs at most.
 const maxCPU = 1 << 16
 
 // ParseCPUs reads the kernel's list format, as in "0-3,8"; the list of a node without CPUs is empty.

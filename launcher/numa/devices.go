@@ -98,7 +98,7 @@ func busOrder(list []string) []string {
 	return list
 }
 
-// field returns what follows key on its line.
+// field returns the text behind key on its line.
 func field(text, key string) string {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, key); ok {

@@ -12,8 +12,8 @@ type Place struct {
 	Err  error // why the worker has no place; nil: it has
 }
 
-// Near finds the place of each worker, as Plan does with the mode Node, but one after the other: a worker whose
-// accelerator's node is not known does not take the place of the others. An error concerns them all.
+// Near finds the place of each worker, like Plan with the mode Node, but one after the other: a worker with an
+// accelerator on an unknown node does not take the place of the others. An error concerns them all.
 func Near(root fs.FS, devices []string, workers int, allowed []int) ([]Place, error) {
 	t, err := readTopology(root, allowed)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"slices"
 )
 
-// Mode says which CPUs near its accelerator a worker gets.
+// Mode selects the CPUs near its accelerator that a worker gets.
 type Mode string
 
 // The modes of --numa-binding.
@@ -116,7 +116,7 @@ func (t topology) cacheShare(cpus []int, i int) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A cache of which the affinity mask left little comes last.
+	// The smallest cache after the affinity mask is last.
 	slices.SortStableFunc(caches, func(a, b []int) int { return len(b) - len(a) })
 	return caches[i%len(caches)], nil
 }

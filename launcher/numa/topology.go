@@ -13,7 +13,7 @@ import (
 
 const nodeDir, cpuDir, pciDir = "sys/devices/system/node", "sys/devices/system/cpu", "sys/bus/pci/devices"
 
-// topology is what sysfs says of CPUs and NUMA nodes, in the formats of the kernel's
+// topology is the sysfs description of CPUs and NUMA nodes, in the formats of the kernel's
 // Documentation/ABI/stable/sysfs-devices-node and sysfs-devices-system-cpu.
 type topology struct {
 	root    fs.FS
@@ -43,7 +43,7 @@ func readTopology(root fs.FS, allowed []int) (topology, error) {
 	return t, nil
 }
 
-// nodeOf returns the NUMA node of a PCI device, -1 with an error. The kernel says -1 where the firmware does not tell:
+// nodeOf returns the NUMA node of a PCI device, -1 with an error. The kernel has -1 where the firmware gives no node:
 // usual with one node, and with several it happens in virtual machines.
 func (t topology) nodeOf(device string) (int, error) {
 	node, err := t.number(pciDir, device, "numa_node")
@@ -80,14 +80,14 @@ func (t topology) socketOf(node int) (cpus []int, err error) {
 	return slices.Sorted(slices.Values(sockets[own])), nil
 }
 
-// usable returns those of the CPUs that this process may use.
+// usable returns the subset of the CPUs that this process may use.
 func (t topology) usable(cpus []int) []int {
 	return slices.DeleteFunc(slices.Clone(cpus), func(cpu int) bool { return !slices.Contains(t.allowed, cpu) })
 }
 
 // groups divides the CPUs into those that are mates. It orders them by the lowest mate, be it among cpus or not.
 func groups(cpus []int, mates func(cpu int) ([]int, error)) ([][]int, error) {
-	first := map[int]int{} // CPU -> its lowest mate, so that one file per group is read
+	first := map[int]int{} // CPU -> its lowest mate: one file read per group
 	members := map[int][]int{}
 	for _, cpu := range cpus {
 		if _, known := first[cpu]; !known {

@@ -2,7 +2,7 @@ package policy
 
 import "time"
 
-// Decision is what an exit leads to, and why.
+// Decision is the answer to an exit, and why.
 type Decision struct {
 	Action Action
 	Rule   *Rule // of Config.Rules that decided; nil: the restart policy did
@@ -12,7 +12,7 @@ type Decision struct {
 	Yielded bool
 }
 
-// Why says in one line what decided; "" if that was no rule.
+// Why is the deciding rule and its effect in one line; "" if no rule decided.
 func (d Decision) Why() string {
 	switch {
 	case d.Rule != nil && d.Yielded:
@@ -90,7 +90,7 @@ func (d *Decider) Decide(now time.Time, e Exit) Decision {
 	return got
 }
 
-// usedUp forgets what has left the window.
+// usedUp forgets restarts that have left the window.
 func (d *Decider) usedUp(now time.Time, i int) bool {
 	r := &d.cfg.Rules[i]
 	if r.Max == 0 {

@@ -78,7 +78,7 @@ func Reasons() []Reason {
 		NodeCheckFailed, TooFewPassed, Hung, Deadline, NoFirstStep, OperatorStop}
 }
 
-// Blame is what a Reason leaves open: whether a machine has ended the job, and whose. Only DLRoverCodes asks for it.
+// Blame completes a Reason: whether a machine has ended the job, and which one. Only DLRoverCodes asks for it.
 type Blame int
 
 // The blames.
@@ -92,12 +92,12 @@ const (
 // The statuses under DLRoverCodes, besides 0, 1, 2 and 143.
 const (
 	dlroverMemory = 247
-	// DLRover takes both for a fault of the hardware. We tell with them on which node it is.
+	// DLRover takes both for a fault of the hardware. The launcher distinguishes with them on which node it is.
 	dlroverOwnHardware   = 201
 	dlroverOtherHardware = 202
 )
 
-// Code is the launcher's exit status. b counts where the reason does not tell whose fault it was.
+// Code is the launcher's exit status. b counts where the reason leaves the blame open.
 func (r Reason) Code(p CodePolicy, b Blame) int {
 	switch {
 	case p == DLRoverCodes:
@@ -124,7 +124,7 @@ func (r Reason) dlroverCode(b Blame) int {
 	return 1
 }
 
-// String says the reason in words.
+// String is the reason in words.
 func (r Reason) String() string {
 	switch r {
 	case Success:

@@ -1,5 +1,5 @@
-// Package policy says what the end of a worker leads to (Config.Decide, Decider) and with which status the launcher
-// itself ends (Reason.Code).
+// Package policy decides the answer to the end of a worker (Config.Decide, Decider) and the status with which the
+// launcher itself ends (Reason.Code).
 //
 // The first Rule that matches decides, and without one the Restart. How many restarts the job has left is counted by
 // the rendezvous, because every node must agree on it.
@@ -19,22 +19,22 @@ import (
 // Restart is the rule by which a worker's end is judged.
 type Restart string
 
-// The restart rules. The names are those of Kubernetes training operators.
+// The restart rules. Kubernetes training operators use these names.
 const (
-	// OnFailure restarts after every failure. It is the default and what torchrun does.
+	// OnFailure restarts after every failure. It is the default, as in torchrun.
 	OnFailure Restart = "OnFailure"
 	// Never restarts nothing.
 	Never Restart = "Never"
-	// Always restarts whatever the exit code until the restarts are used up. A worker that exits with 0 is done for
-	// this time; the rendezvous starts the job anew when all are.
+	// Always restarts for every exit code until the restarts are used up. A worker that exits with 0 is done for this
+	// time; the rendezvous starts the job anew when all are.
 	Always Restart = "Always"
 	// ExitCode restarts after retryable exit codes and after RestartMe. Every other failure is permanent.
 	ExitCode Restart = "ExitCode"
 )
 
 // RestartMe is the exit code by which a worker asks, under ExitCode, for a restart that is not charged to
-// --max-restarts. It is also what a shell reports for SIGUSR1, so that signal asks for the same. The backoff limit
-// bounds these restarts; to have them charged, list 138 as retryable.
+// --max-restarts. A shell also reports it for SIGUSR1, so that signal asks for the same. The backoff limit bounds these
+// restarts; to have them charged, list 138 as retryable.
 const RestartMe = 138
 
 // Config is a job's restart policy.
@@ -46,7 +46,7 @@ type Config struct {
 	// Retryable replaces the exit codes that ExitCode restarts after. The default is 130, 137 and 143: the shell's codes
 	// of SIGINT, SIGKILL and SIGTERM, which an eviction, a preemption or the OOM killer leave behind.
 	Retryable []CodeRange
-	// Rules come before Restart; the first that matches decides. They do not change what becomes of a success.
+	// Rules come before Restart; the first that matches decides. They do not change the answer to a success.
 	Rules []Rule
 	// Alone: there is no node to go elsewhere to, so RestartElsewhere is RestartCharged.
 	Alone bool
@@ -78,7 +78,7 @@ func (c Config) Validate() error {
 	return c.validateRules()
 }
 
-// validateRules refuses what rules leave without effect.
+// validateRules refuses settings that the rules leave without effect.
 func (c Config) validateRules() error {
 	last := len(c.Rules) - 1
 	i := slices.IndexFunc(c.Rules, Rule.always)
@@ -118,11 +118,11 @@ type Exit struct {
 	Text       string   // the error and the end of the output; needed by patterns only, see Config.NeedsText
 	OOM        bool     // the kernel killed it, or a process of its cgroup, for lack of memory
 	Hung       bool     // a collective timed out, or a timer expired
-	// Follows: its error says that another process is gone, stuck or stopped, whose end is not this node's to judge.
+	// Follows: its error means that another process is gone, stuck or stopped, which is not for this node to judge.
 	Follows bool
 }
 
-// Action is what a worker's end leads to.
+// Action is the answer to a worker's end.
 type Action int
 
 // The actions, in the order of how much they change.
@@ -133,7 +133,7 @@ const (
 	RestartElsewhere               // as RestartCharged, with another node in the place of this one
 	Shrink                         // as RestartCharged, without this node
 	Hold                           // end the workers and keep the node, until an operator goes on
-	Fail                           // end the job, whatever restarts are left
+	Fail                           // end the job, even with restarts left
 )
 
 // names are the action's names in logs and in rules.
@@ -179,7 +179,7 @@ func ParseAction(word string) (Action, error) {
 	return 0, fmt.Errorf("there is no action %q: use retry, retry-free, retry-elsewhere, shrink, hold or stop-job", word)
 }
 
-// Table lists the rules that decide about failures, in order: those of Restart come last.
+// Table lists the rules that decide about failures, in order: the ones of Restart are last.
 func (c Config) Table() []Rule {
 	rule := func(a Action, codes ...CodeRange) Rule {
 		return Rule{Exit: codes, Action: a, From: "--restart-policy=" + string(cmp.Or(c.Restart, OnFailure))}

@@ -16,9 +16,9 @@ import (
 	logrule "dlrover-run/launcher/logs/rule"
 )
 
-// Rule says what one kind of failure leads to. All of its conditions must hold; one without any holds always.
+// Rule is the answer to one kind of failure. All of its conditions must hold; one without any holds always.
 type Rule struct {
-	Exit      []CodeRange      // the exit code, 128+n for signal n; nil: whatever it is
+	Exit      []CodeRange      // the exit code, 128+n for signal n; nil: any
 	Signal    []int            // the signal that ended the worker itself
 	Exception []string         // Python's class, or the end of its name behind a dot
 	Pattern   *logrule.Pattern // a line of the error or of the end of the output
@@ -30,7 +30,7 @@ type Rule struct {
 	From      string        // where it was written: "--rule", "site.yaml:12", "nvrx"
 }
 
-// Event is something that is known about a worker's end beside its exit code and output.
+// Event is a known fact about a worker's end apart from its exit code and output.
 type Event string
 
 // The events.
@@ -101,7 +101,7 @@ func parseRule(text string) (r Rule, err error) {
 	return r, nil
 }
 
-// conditions reads up to the arrow, and returns what is behind it.
+// conditions reads up to the arrow, and returns the rest behind it.
 func (r *Rule) conditions(text string) (rest string, err error) {
 	seen := map[string]bool{}
 	for {
@@ -131,7 +131,7 @@ func (r *Rule) conditions(text string) (rest string, err error) {
 	}
 }
 
-// value is what follows the name of a condition: a word, or an expression between slashes.
+// value is the text behind the name of a condition: a word, or an expression between slashes.
 func (r *Rule) value(key, text string) (value, rest string, err error) {
 	if key != "pattern" {
 		value, rest = word(text)
@@ -156,7 +156,7 @@ func (r *Rule) value(key, text string) (value, rest string, err error) {
 	return "", "", fmt.Errorf(`the expression %q does not end: write a slash behind it, and \/ for one in it`, text)
 }
 
-// word is the first word of text, and what is behind it.
+// word is the first word of text, and the rest behind it.
 func word(text string) (first, rest string) {
 	text = strings.TrimLeft(text, " ")
 	first, rest, _ = strings.Cut(text, " ")
@@ -324,7 +324,7 @@ func (r Rule) when() string {
 	return strings.Join(all, " and ")
 }
 
-// escapeSlashes undoes what value does.
+// escapeSlashes reverts value.
 func escapeSlashes(expr string) string {
 	var b strings.Builder
 	for i := 0; i < len(expr); i++ {
@@ -347,10 +347,11 @@ func texts[T any](list []T, text func(T) string) (out []string) {
 	return out
 }
 
-// always reports whether r holds whatever has happened, and as often as it may.
+// always reports whether r holds for every failure, without a limit.
 func (r Rule) always() bool { return r.Max == 0 && r.when() == "any" }
 
-// tells reports whether r asks for more than a status, which a worker also gets that only followed another.
+// tells reports whether r asks for more than a status: a worker that failed as a consequence of another one may have
+// the same status.
 func (r Rule) tells() bool { return r.Exception != nil || r.Pattern != nil || r.Event != nil }
 
 // matches reports whether all conditions of r hold.
@@ -388,7 +389,7 @@ func (e Exit) happened(ev Event) bool {
 	return false
 }
 
-// Check refuses rules that cannot be used together: those of one place, in their order.
+// Check refuses rules that cannot be used together: the ones of one place, in their order.
 func Check(rules []Rule) error {
 	if len(rules) > maxRules {
 		return fmt.Errorf("%d rules; at most %d can be given", len(rules), maxRules)

@@ -12,8 +12,8 @@ type Table struct {
 	Name    string
 	Rules   []Rule
 	Success string // the success rule that goes with it: all, rank0, node0 or any; "" if it names none
-	Alone   bool   // those whose success that is decide alone: failures of others end nothing
-	// Restart decides what no rule does, unless the user names another one; "" leaves that to the user alone.
+	Alone   bool   // only the workers that decide the success end the job: failures of others end nothing
+	// Restart decides when no rule does, unless the user names another one; "" leaves that to the user alone.
 	Restart Restart
 	// Sum: --backoff-limit bounds all restarts of the job, whether they bring progress or not.
 	Sum bool
@@ -27,7 +27,7 @@ type builtin struct {
 	rules         []string
 }
 
-// builtins follow what the systems that they are named after do with the exit code of a replica.
+// builtins follow the systems in their names in the answer to the exit code of a replica.
 func builtins() []builtin {
 	return []builtin{
 		{name: "t9k", success: "node0", restart: ExitCode, alone: true, sum: true},
@@ -93,7 +93,7 @@ const MaxFile = 64 << 10
 // The file is YAML: one mapping; in it texts and, under rules, a list of mappings of texts or of texts. A list of words
 // stands for the words with commas between them.
 //
-//	base: t9k                 # it decides what the rules of this file do not
+//	base: t9k                 # it decides where no rule of this file does
 //	success-rule: node0
 //	rules:
 //	  - exit: 3,10-12
@@ -101,7 +101,7 @@ const MaxFile = 64 << 10
 //	    max: 2 per 1h
 //	    reason: the fabric is being repaired
 //	  - exception torch.cuda.OutOfMemoryError -> stop-job
-//	default: retry            # what no rule of this file or of base decides
+//	default: retry            # if no rule of this file or of base decides
 func ParseTable(name, text string) (Table, error) {
 	t := Table{Name: name}
 	doc, err := parseYAML(text)
@@ -128,7 +128,7 @@ func ParseTable(name, text string) (Table, error) {
 	return t.close(end)
 }
 
-// set reads a field of the file. end is what comes behind its rules.
+// set reads a field of the file. end is the rules that go behind its own.
 func (t *Table) set(f field, end *[]Rule) error {
 	switch f.key {
 	case "base":
@@ -158,7 +158,7 @@ func (t *Table) set(f field, end *[]Rule) error {
 	return nil
 }
 
-// close appends what comes behind the rules of the file.
+// close appends the rules behind those of the file.
 func (t Table) close(end []Rule) (Table, error) {
 	if err := Check(t.Rules); err != nil {
 		return t, err

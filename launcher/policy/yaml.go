@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// document is what a file holds.
+// document is the content of a file.
 type document struct {
 	fields []field // but for rules
 	rules  []item
@@ -88,7 +88,7 @@ func misread(text string, err error) error {
 		"stands in single quotes", n+1, strings.TrimSpace(lines[n]), why)
 }
 
-// target is what n stands for.
+// target is the node that n is an alias of, or n.
 func target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias

@@ -1,7 +1,7 @@
-// Package preflight says what on a node will get into a job's way: too little shared memory, devices and ports that
-// other programs have.
+// Package preflight finds problems of a node that disturb a job: too little shared memory, devices and ports that other
+// programs have.
 //
-// The package is pure: it must not read a file, a clock or the environment. What there is comes in as arguments.
+// The package is pure: it must not read a file, a clock or the environment. It receives the facts as arguments.
 package preflight
 
 import (
@@ -17,11 +17,11 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// workerMemory is what a worker's helpers, such as those of PyTorch's DataLoader or of NCCL, need of /dev/shm at the
-// least, in bytes. It is also the whole /dev/shm of a container of which nobody has said anything else.
+// workerMemory is the least part of /dev/shm, in bytes, that a worker's helpers need, such as those of PyTorch's
+// DataLoader or of NCCL. It is also the whole /dev/shm of a container by default.
 const workerMemory = 64 << 20
 
-// SharedMemory says in one line that free bytes of /dev/shm are few for so many workers; "": they are enough.
+// SharedMemory returns one line if free bytes of /dev/shm are few for so many workers; "": they are enough.
 func SharedMemory(free int64, workers int) string {
 	if free >= int64(workers)*workerMemory {
 		return ""
@@ -70,8 +70,8 @@ func isDevice(path string) bool {
 	return known && family(path) != path
 }
 
-// Chosen leaves those of the devices, which have to be in order, that this job may use. A list that is not made of
-// positions chooses none: what it names is not known here.
+// Chosen leaves the devices that this job may use; they have to be in order. A list that is not made of positions
+// chooses none: its names are not known here.
 func Chosen(devices []string, lookup func(string) (string, bool)) (chosen []string) {
 	position := map[string]int{}
 	for _, path := range devices {
@@ -96,7 +96,7 @@ func uses(variables []string, position int, lookup func(string) (string, bool)) 
 	return true
 }
 
-// Process is a process of this machine and what it has open.
+// Process is a process of this machine and its open files.
 type Process struct {
 	PID, Parent int
 	Name        string // as the kernel has it: 15 bytes of the program's name
@@ -107,7 +107,7 @@ type Process struct {
 // maxTold is the most processes that one line names.
 const maxTold = 3
 
-// Busy says in one line which of the devices are in use by processes other than own and its descendants; "": none.
+// Busy returns one line with the devices that are in use by processes other than own and its descendants; "": none.
 func Busy(devices []string, all []Process, own int) string {
 	var held, by []string
 	more := 0
@@ -158,7 +158,8 @@ func (p Process) has(files []string) (has []string) {
 	return has
 }
 
-// watches reports whether p only looks at devices. Whoever computes on NVIDIA's has the device of unified memory open.
+// watches reports whether p only looks at devices. A process that computes on NVIDIA's has the device of unified memory
+// open.
 func watches(p Process) bool {
 	switch p.Name {
 	case "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvidia-smi", "nvtop", "npu-smi", "mx-smi", "mx-exporter",
@@ -189,8 +190,7 @@ func below(all []Process, pid, root int) bool {
 const listening = "0A"
 
 // Listeners lists the sockets that listen on a TCP port, as a Process has them among its files, of a table such as
-// /proc/net/tcp or /proc/net/tcp6. Only those count that are in the way of somebody who listens on addr, which may be
-// unspecified.
+// /proc/net/tcp or /proc/net/tcp6. Only those count that would block a listener on addr, which may be unspecified.
 func Listeners(table string, addr netip.Addr, port int) (files []string) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
