@@ -15,7 +15,7 @@ import (
 
 // How starter and agent know that the other one is there.
 const (
-	// heartbeat is how often a starter that has nothing to say says so.
+	// heartbeat is the interval at which an idle starter sends a sign of life.
 	heartbeat = 15 * time.Second
 	// silence is how long an agent waits for that. A host that is gone closes no connection.
 	silence = 90 * time.Second
@@ -43,15 +43,15 @@ func Main(words []string) int {
 	return 0
 }
 
-// runAgent starts a launcher as the memo says, and ends with its status.
+// runAgent starts a launcher by the memo, and ends with its status.
 func runAgent(stdin io.Reader, stdout io.Writer) int {
-	runtime.LockOSThread() // the launcher is told of the end of this thread
+	runtime.LockOSThread() // the kernel signals the launcher when this thread ends
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	fmt.Fprintln(stdout, "\n"+head+sayReady) // behind a greeting that has no end of line
 	r := bufio.NewReader(stdin)
 	m, err := readMemo(r)
 	if err != nil {
-		if err != io.EOF { // nobody is there to read it
+		if err != io.EOF { // at io.EOF there is no reader
 			fmt.Fprintln(os.Stderr, "dlrover-run: error: "+err.Error())
 		}
 		return 1
@@ -80,7 +80,7 @@ func (m *Memo) run(r *bufio.Reader) (status int, s stage) {
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // the state says more
+		_ = cmd.Wait() // the state has more detail
 		close(done)
 	}()
 	a := agent{launcher: cmd.Process, handed: handed, grace: m.Grace, drain: m.Drain, done: done,
@@ -187,7 +187,7 @@ func (a *agent) pass(c came) {
 	_ = a.launcher.Signal(c.signal)
 }
 
-// end ends a launcher that nobody wants any more. One whose run is over ends by itself: SIGTERM would cut its last
+// end ends a launcher without a starter. A launcher after its run ends by itself: SIGTERM would cut its last
 // checkpoints short.
 func (a *agent) end() {
 	within := a.grace

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// failure is a message of ssh, in lower case, and what to do about it.
+// failure is a message of ssh, in lower case, with a cause and a fix.
 type failure struct{ said, what, fix string }
 
 // failures are in the order in which they are looked for: a message may come with others.
@@ -34,7 +34,7 @@ var failures = []failure{
 	{"usage: ssh", "ssh does not understand its options", "correct them"},
 }
 
-// explain says in one line why a remote shell has come to no agent.
+// explain returns in one line why a remote shell has started no agent.
 func explain(host, name string, ssh bool, status int, said string) error {
 	last := lastLine(said)
 	if ssh {

@@ -9,32 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable names the descriptor of what is handed to a launcher. The launcher's guard inherits both and leaves them
-// alone.
+// variable names the descriptor of the file for a launcher. The launcher's guard inherits both and leaves them alone.
 const variable = "DLROVER_REMOTE_START"
 
-// handedMagic follows the stage in the file, and what is handed follows it.
+// handedMagic follows the stage in the file, and the data follow it.
 const handedMagic = " handed to a launcher that was started for another host\n"
 
 // stage is how far a launcher has come. It writes it where its agent reads it.
 type stage byte
 
 const (
-	alone  stage = '-' // nobody else knows of it
+	alone  stage = '-' // no other node knows of it
 	joined stage = '+' // the other nodes hear of its end
 	ended  stage = '.' // its run is over
 )
 
-// Handed is what a launcher has got from its agent. Its methods may be called on nil.
+// Handed is the launcher's input from its agent. Its methods may be called on nil.
 type Handed struct {
 	Text []byte
 	file *os.File
 }
 
-// Joined tells the agent that the other nodes know of this launcher.
+// Joined notifies the agent that the other nodes know of this launcher.
 func (h *Handed) Joined() { h.note(joined) }
 
-// Ended tells the agent that the run is over, and that the launcher ends by itself.
+// Ended notifies the agent that the run is over, and that the launcher ends by itself.
 func (h *Handed) Ended() { h.note(ended) }
 
 func (h *Handed) note(s stage) {
@@ -43,8 +42,8 @@ func (h *Handed) note(s stage) {
 	}
 }
 
-// Received returns what this process was handed, nil if it was started by somebody else. It takes the variable away, so
-// that no worker inherits it.
+// Received returns this process's input, nil if no agent has started it. It takes the variable away, so that no worker
+// inherits it.
 func Received() *Handed {
 	text := os.Getenv(variable)
 	_ = os.Unsetenv(variable)
@@ -82,7 +81,7 @@ func newHanded(text []byte) (*os.File, error) {
 	return f, nil
 }
 
-// stageOf is what the launcher has noted last.
+// stageOf is the launcher's newest stage.
 func stageOf(f *os.File) stage {
 	var b [1]byte
 	if n, _ := f.ReadAt(b[:], 0); n == 1 {

@@ -19,8 +19,8 @@ import (
 const (
 	helloTime = 2 * time.Minute  // for the first word of the host
 	sendTime  = 10 * time.Minute // for the program to be there
-	// closeTime is for the remote shell to end by itself once all is said: what the launcher has left to live, such as a
-	// checkpoint daemon that still writes, holds its streams.
+	// closeTime is for the remote shell to end by itself after the last line: a process that outlives the launcher, such
+	// as a checkpoint daemon that still writes, holds its streams.
 	closeTime = 2 * time.Second
 )
 
@@ -29,7 +29,7 @@ type Target struct {
 	Name string
 	// Shell is the command that has a sh read its standard input on the host; nil: this is the host.
 	Shell []string
-	// SSH says that the shell is ssh, whose messages are known.
+	// SSH: the shell is ssh, and its messages are known.
 	SSH     bool
 	Program *Program
 	Memo    Memo // its Mark is made here
@@ -95,7 +95,7 @@ func Start(to Target) (*Session, error) {
 	return s, nil
 }
 
-// randomText is the name of a directory and a line that nobody guesses.
+// randomText is the name of a directory and a line that cannot be guessed.
 func randomText() (string, error) {
 	b := make([]byte, 12)
 	if _, err := rand.Read(b); err != nil {
@@ -126,15 +126,15 @@ func (s *Session) Done() <-chan struct{} { return s.done }
 // Ending is to be called once Done is closed.
 func (s *Session) Ending() Ending { return s.end }
 
-// Signal passes a signal on to the launcher. It waits for nobody.
+// Signal passes a signal on to the launcher. It does not wait.
 func (s *Session) Signal(sig syscall.Signal) { s.in.line(fmt.Sprintf("%s%d", tellSignal, sig)) }
 
-// Leave asks the launcher to end, unless it is about to. It waits for nobody.
+// Leave asks the launcher to end, unless it is about to. It does not wait.
 func (s *Session) Leave() { s.in.line(tellLeave) }
 
-// Close ends the remote shell at once; the agent ends the launcher. The agent of this host is told to, and the session
-// is over when it has: the kernel would signal the launcher of one that is killed. What has been printed by then, and
-// nobody has read, is lost.
+// Close ends the remote shell at once; the agent ends the launcher. The agent of this host ends by the end of its
+// input, and the session is over when it has: if the agent were killed, the kernel would signal the launcher. Unread
+// output is lost.
 func (s *Session) Close() {
 	s.closing.Do(func() { close(s.closed) })
 	if s.to.Shell != nil {
@@ -156,7 +156,7 @@ func (s *Session) follow(stdout, stderr io.ReadCloser) {
 	case <-s.closed:
 		select {
 		case h = <-said:
-		case <-time.After(closeTime): // whoever is to read what is printed does not
+		case <-time.After(closeTime): // the reader of the output does not read
 			if h.end.Started = s.Running(); s.told.Load() != nil {
 				h = heard{end: *s.told.Load()}
 			}
@@ -168,7 +168,7 @@ func (s *Session) follow(stdout, stderr io.ReadCloser) {
 	wait := s.cmd.Wait()
 	s.end = h.end
 	switch {
-	case h.err == nil: // it has told how it ended
+	case h.err == nil: // it has reported how it ended
 	case h.end.Started:
 		s.end.Failure = fmt.Errorf("the connection is lost (%s): the launcher there ends by itself", s.how(wait))
 	default:
@@ -178,10 +178,10 @@ func (s *Session) follow(stdout, stderr io.ReadCloser) {
 
 var errClosed = errors.New("closed")
 
-// heard is what has come of a session.
+// heard is the outcome of a session.
 type heard struct {
 	end  Ending
-	err  error // nil: the agent has told how the launcher ended
+	err  error // nil: the agent has reported how the launcher ended
 	late bool  // before there was an agent
 	sent bool  // the program was asked for
 }
@@ -250,7 +250,7 @@ func status(err error) int {
 	return 0
 }
 
-// refusal is what the script says in place of becoming an agent.
+// refusal is the script's reason not to become an agent.
 type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
@@ -307,11 +307,11 @@ func refused(said string) error {
 		"there, at a place in PATH", strings.TrimSpace(strings.TrimPrefix(said, sayCannot)))}
 }
 
-// maxGreeting bounds what a login shell may print before it executes anything, in bytes.
+// maxGreeting bounds the output of a login shell before it executes anything, in bytes.
 const maxGreeting = 1 << 20
 
-// output prints what the launcher prints, until its agent says that it has ended. The end of a part of a line waits for
-// the next one: the agent's line may begin in it.
+// output prints the launcher's output, until its agent reports its end. The end of a part of a line waits for the next
+// one: the agent's line may begin in it.
 func (s *Session) output(r *bufio.Reader) (status int, knew bool, err error) {
 	p := s.to.Out.of(s.to.Name)
 	defer p.close()
@@ -337,8 +337,7 @@ func (s *Session) output(r *bufio.Reader) (status int, knew bool, err error) {
 	}
 }
 
-// errors prints what the launcher prints on its standard error. What came before is kept, to tell why there is no
-// launcher.
+// errors prints the launcher's standard error. Earlier output is kept, to explain why there is no launcher.
 func (s *Session) errors(stderr io.Reader) {
 	p := s.to.Err.of(s.to.Name)
 	defer p.close()
@@ -378,7 +377,7 @@ func (t *tail) String() string {
 	return t.text
 }
 
-// writer writes to an agent in a goroutine of its own: one that does not read holds nobody up.
+// writer writes to an agent in a goroutine of its own, so that an agent that does not read delays no caller.
 type writer struct {
 	w    io.Writer
 	todo chan func(io.Writer) error
@@ -392,7 +391,7 @@ func newWriter(w io.Writer) *writer {
 	return n
 }
 
-// write says every now and then that the starter is there.
+// write also sends a sign of life at each heartbeat.
 func (n *writer) write() {
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
@@ -416,7 +415,7 @@ func (n *writer) write() {
 	}
 }
 
-// do drops what comes when the agent has not read for long.
+// do drops the message when the agent has not read for long.
 func (n *writer) do(f func(io.Writer) error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -13,24 +13,24 @@ import (
 	"time"
 )
 
-// Memo is what an agent is told, once.
+// Memo is the first message to an agent.
 type Memo struct {
-	// Mark begins the line that says how the launcher has ended. It is random: no worker prints it.
+	// Mark begins the line that reports how the launcher has ended. It is random: no worker prints it.
 	Mark string
 	// Name is the launcher's argv[0], and Args are its arguments.
 	Name string
 	Args []string
 	// Dir is the working directory.
 	Dir string
-	// Env are variables, NAME=VALUE, besides those of the host, which they replace.
+	// Env are variables, NAME=VALUE, on top of those of the host, which they replace.
 	Env []string
 	// Token is the job token; "" leaves it to the host's own variables.
 	Token string
-	// Grace is how long the launcher has for its end when nobody is there any more who wants it to run.
+	// Grace is how long the launcher has for its end when its starter is gone.
 	Grace time.Duration
 	// Drain is how long it has besides where its run is over by then, and it writes its last checkpoints.
 	Drain time.Duration
-	// Handed is for the launcher, and nobody else.
+	// Handed is for the launcher only.
 	Handed json.RawMessage
 }
 
@@ -50,7 +50,7 @@ func (m *Memo) Encode() ([]byte, error) {
 	return append(strconv.AppendInt(nil, int64(len(text)), 10), append([]byte{'\n'}, text...)...), nil
 }
 
-// errMemo is what came in place of a memo.
+// errMemo is for input that is no memo.
 var errMemo = errors.New("no memo of a starter of this version")
 
 func readMemo(r *bufio.Reader) (m Memo, err error) {
@@ -72,7 +72,7 @@ func readMemo(r *bufio.Reader) (m Memo, err error) {
 	return m, nil
 }
 
-// What an agent is told later, a line each; an empty line says that the starter is there.
+// Later messages to an agent, a line each; an empty line is a sign of life.
 const (
 	tellSignal = "signal "
 	tellLeave  = "leave"

@@ -2,12 +2,12 @@ package remote
 
 import "time"
 
-// Muster is who of the hosts of a job still takes part in it, and what an end leads to.
+// Muster counts the remaining hosts of a job, and decides what an end leads to.
 type Muster struct {
 	least  int // without which the job cannot go on
 	hosts  []Ending
 	left   int
-	failed int // the first whose end was a failure; -1: none was
+	failed int // the first host that failed; -1: none did
 	last   int // the last one; -1: none was
 	good   int // hosts that have ended with status 0
 	ending bool
@@ -18,14 +18,14 @@ func NewMuster(hosts, least int) *Muster {
 	return &Muster{least: least, hosts: make([]Ending, hosts), left: hosts, failed: -1, last: -1}
 }
 
-// Verdict is what the end of a host leads to.
+// Verdict is the consequence of a host's end.
 type Verdict int
 
 // The verdicts.
 const (
-	// GoOn: the others need not be told, or hear of it from each other.
+	// GoOn: the other hosts go on, or learn of the end from each other.
 	GoOn Verdict = iota
-	// EndSoon: the others hear of it, but nobody takes the host's place, so they are to be ended when they have had
+	// EndSoon: the other hosts learn of the end, but the host is not replaced, so they are to be ended when they have had
 	// [Patience] for their own end.
 	EndSoon
 	// EndNow: the others do not hear of it, and would wait for the host.
@@ -59,14 +59,14 @@ func (m *Muster) Ended(host int, e Ending) Verdict {
 	return EndNow
 }
 
-// End notes that all are told to end: how they do is no news any more.
+// End notes that all hosts are being ended: their ends have no more consequences.
 func (m *Muster) End() { m.ending = true }
 
 // Left is how many hosts have not ended.
 func (m *Muster) Left() int { return m.left }
 
-// Culprit is the host whose end is the job's, and how it ended; -1: the job has succeeded. A job that may go on with
-// fewer hosts succeeds with the last of them.
+// Culprit is the host that decides the end of the job, and how it ended; -1: the job has succeeded. A job that may go
+// on with fewer hosts succeeds with the last of them.
 func (m *Muster) Culprit() (int, Ending) {
 	switch {
 	case m.failed < 0, m.least < len(m.hosts) && m.good > 0:

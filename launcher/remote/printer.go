@@ -18,10 +18,10 @@ type Printer struct {
 	w  io.Writer
 }
 
-// NewPrinter returns a Printer that writes to w, and drops what cannot be written.
+// NewPrinter returns a Printer that writes to w, and drops text that cannot be written.
 func NewPrinter(w io.Writer) *Printer { return &Printer{w: w} }
 
-// Write writes lines of nobody's.
+// Write writes lines without a host.
 func (p *Printer) Write(text []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

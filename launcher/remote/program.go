@@ -13,7 +13,7 @@ import (
 type Program struct {
 	Path string // where it was started from; "": unknown
 	Size int64
-	ID   string // tells it from every other file
+	ID   string // unique to the file
 	file *os.File
 }
 

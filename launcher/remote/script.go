@@ -9,17 +9,17 @@ import (
 // Argument is the first argument of the program where it is the agent, or is asked for its identity.
 const Argument = "--dlrover-remote"
 
-// What follows Argument.
+// The words behind Argument.
 const (
 	asAgent = "agent"
 	askID   = "id"
 )
 
-// head begins the lines by which script and agent speak before the launcher is started. What others print until then,
-// such as a login shell's greeting, is skipped.
+// head begins the lines by which script and agent speak before the launcher is started. The output of others until
+// then, such as a login shell's greeting, is skipped.
 const head = "dlrover-remote: "
 
-// What follows head.
+// The words behind head.
 const (
 	sayReady   = "ready"      // the agent waits for its memo
 	saySend    = "send"       // the program is to be sent
@@ -30,9 +30,9 @@ const (
 //go:embed bootstrap.sh
 var bootstrap string
 
-// Script is what the remote sh reads. It executes the agent from the program at own, or one in PATH, if that is the
-// file with that size and identity. Where there is none it asks for the program, and keeps it, as long as it runs, in a
-// directory of that name, which is to be nobody else's.
+// Script is the input of the remote sh. It executes the agent from the program at own, or one in PATH, if that is the
+// file with that size and identity. Where there is none it requests the program, and keeps it, as long as it runs, in a
+// new directory of that name.
 func Script(p *Program, directory string) string {
 	own := p.Path
 	if strings.ContainsFunc(own, func(r rune) bool { return !plain(r) }) {

@@ -19,8 +19,8 @@ const (
 	barEvery  = time.Second // how often the state of a progress bar is shown
 )
 
-// Lines makes whole lines of what many workers write, in the order in which the lines end. A line that is overwritten,
-// as progress bars do by a carriage return, is shown once a second and as it is at last.
+// Lines makes whole lines of the output of many workers, in the order in which the lines end. A line that is
+// overwritten, as progress bars do by a carriage return, is shown once a second and as it is at last.
 type Lines struct {
 	// Emit gets a line without its end, which holds until Emit returns.
 	Emit func(s Source, line []byte)
@@ -28,16 +28,16 @@ type Lines struct {
 	open map[Source]*openLine
 }
 
-// openLine is a line whose end has not come.
+// openLine is a line without an end so far.
 type openLine struct {
 	text    []byte
 	cr      bool      // the last byte was a carriage return
-	cut     bool      // bytes are missing: what comes up to the next end of a line is none
+	cut     bool      // bytes are missing: the text up to the next end of a line is incomplete
 	changed time.Time // when text last grew
 	shown   time.Time // when a state of the bar was last shown
 }
 
-// Write takes what a worker has written.
+// Write takes output of a worker.
 func (l *Lines) Write(s Source, b []byte, now time.Time) {
 	if l.open == nil {
 		l.open = map[Source]*openLine{}
@@ -98,8 +98,8 @@ func (l *Lines) end(s Source, o *openLine) {
 	*o = openLine{text: o.text[:0]}
 }
 
-// Cut says that bytes are missing before what comes next: the rest of a line is shown as it is, and what comes is
-// dropped up to the end of its line.
+// Cut reports that bytes are missing at this point: the open line is shown as it is, and the following bytes are
+// dropped up to the end of their line.
 func (l *Lines) Cut(s Source, now time.Time) {
 	l.Write(s, nil, now)
 	o := &openLine{cut: true}
@@ -109,7 +109,7 @@ func (l *Lines) Cut(s Source, now time.Time) {
 	l.open[s] = o
 }
 
-// Quiet shows the unfinished lines that have not grown for a second. What is added to them later is a line of its own.
+// Quiet shows the unfinished lines that have not grown for a second. Later additions to them are lines of their own.
 func (l *Lines) Quiet(now time.Time) {
 	l.flush(func(o *openLine) bool { return now.Sub(o.changed) >= showAfter })
 }
@@ -128,7 +128,7 @@ func (l *Lines) flush(due func(*openLine) bool) {
 	}
 }
 
-// LastLines is the end of b: its last n lines, the last of which may be unfinished; all for a negative n.
+// LastLines is the end of b: its last n lines, and the last one may be unfinished; all for a negative n.
 func LastLines(b []byte, n int) []byte {
 	if n < 0 {
 		return b

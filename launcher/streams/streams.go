@@ -1,5 +1,5 @@
-// Package streams is what passes between a person, the daemon and the launchers when somebody follows the output of
-// workers, or executes a command beside one: frames, requests, and lines made of the output of many workers.
+// Package streams is the protocol between a user, the daemon and the launchers for following the output of workers, and
+// for executing a command next to one: frames, requests, and lines made of the output of many workers.
 //
 // It does no I/O of its own. The launcher's side is package node below it; the daemon's is in cmd.
 package streams
@@ -17,9 +17,9 @@ import (
 const (
 	// Topic is that of the notices that ask launchers to open a stream; the body is an Invitation.
 	Topic = "stream"
-	// Protocol is what a connection is upgraded to.
+	// Protocol is the protocol that a connection is upgraded to.
 	Protocol = "dlrover-stream-1"
-	// MaxData bounds what a frame carries, in bytes.
+	// MaxData bounds the data of a frame, in bytes.
 	MaxData = 64 << 10
 	// Window bounds the input that a command has not read yet, in bytes.
 	Window = 256 << 10
@@ -27,27 +27,27 @@ const (
 	MaxArgs = 32 << 10
 )
 
-// Invitation asks a launcher to open a stream. What for it hears there.
+// Invitation asks a launcher to open a stream. The Request on the stream holds its purpose.
 type Invitation struct {
 	ID string `json:"id"`
 }
 
-// Request is what a stream is for.
+// Request is the purpose of a stream.
 type Request struct {
-	// Rank is whose output is wanted, or beside whom a command runs; -1: all.
+	// Rank selects the worker with the output, or next to which a command runs; -1: all.
 	Rank int `json:"rank"`
 	// Follow: the output goes on until the stream is closed.
 	Follow bool `json:"follow,omitempty"`
 	// Tail is how many lines come first of each stream of each worker; -1: all that are kept.
 	Tail int `json:"tail,omitempty"`
-	// Args is the command; none asks for output. From is who wants it executed.
+	// Args is the command; none asks for output. From is the user that wants it executed.
 	Args []string `json:"args,omitempty"`
 	From string   `json:"from,omitempty"`
 	// Timeout is how long the command may run; 0: as long as it wants.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
 
-// CheckArgs says what is wrong with a command.
+// CheckArgs returns the error of an invalid command.
 func (r Request) CheckArgs() error {
 	size := 0
 	for _, a := range r.Args {
@@ -69,11 +69,11 @@ func (r Request) CheckArgs() error {
 // Exit is how a command has ended.
 type Exit struct {
 	Code int `json:"code"`
-	// Error says why it was not executed, or not to its end.
+	// Error is why it was not executed, or not to its end.
 	Error string `json:"error,omitempty"`
 }
 
-// Exit codes beside the command's own, as those of env, timeout and shells.
+// Exit codes on top of the command's own, like those of env, timeout and shells.
 const (
 	CodeTimeout    = 124 // it ran for too long
 	CodeRefused    = 125 // it was not tried, or its end is not known
@@ -82,7 +82,7 @@ const (
 	CodeSignalBase = 128 // and the number of the signal that has ended it
 )
 
-// Kind is what a Frame means.
+// Kind is the type of a Frame.
 type Kind uint8
 
 // The kinds of frames.
@@ -103,14 +103,14 @@ const (
 type Frame struct {
 	Kind Kind
 	Std  uint8
-	Node uint16 // the daemon's number of a node, for who follows several
+	Node uint16 // the daemon's number of a node, for a follower of several
 	Rank int32
 	Data []byte
 }
 
 const headerSize = 12
 
-// ErrFrame: what was received is no frame.
+// ErrFrame: the received bytes are no frame.
 var ErrFrame = errors.New("streams: this is no frame")
 
 // Append adds f to b as it is sent. Data must have at most MaxData bytes.
@@ -142,7 +142,7 @@ func JSON(v any) []byte {
 	return data
 }
 
-// Decode reads what JSON has made.
+// Decode parses the JSON data.
 func (f Frame) Decode(v any) error {
 	if err := json.Unmarshal(f.Data, v); err != nil {
 		return fmt.Errorf("%w: %w", ErrFrame, err)
@@ -157,10 +157,11 @@ type Reader struct {
 	buf    []byte
 }
 
-// NewReader returns a Reader, which reads from r what it needs and no more.
+// NewReader returns a Reader, which reads no more from r than it needs.
 func NewReader(r io.Reader) *Reader { return &Reader{r: r} }
 
-// Next returns the next frame, whose Data holds until the next call. io.EOF: there is none, and nothing is missing.
+// Next returns the next frame, and its Data are valid until the next call. io.EOF: there is none, and nothing is
+// missing.
 func (r *Reader) Next() (f Frame, err error) {
 	if _, err = io.ReadFull(r.r, r.header[:]); err != nil {
 		return f, err

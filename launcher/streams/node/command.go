@@ -21,16 +21,16 @@ import (
 )
 
 const (
-	// grace is how long a command has between SIGTERM and SIGKILL, and lastOutput how long what it has written is waited
-	// for when nothing of it is left.
+	// grace is how long a command has between SIGTERM and SIGKILL, and lastOutput how long its output is waited for when
+	// all of its processes have ended.
 	grace      = 500 * time.Millisecond
 	lastOutput = 2 * time.Second
 	lastWord   = 2 * time.Second // for the daemon to close a connection on which it has heard the exit
-	// maxError bounds what is said of a command that was not executed, in bytes.
+	// maxError bounds the error of a command that was not executed, in bytes.
 	maxError = 2 << 10
 )
 
-// command executes what was asked for, and says how it has ended.
+// command executes the request, and reports how it has ended.
 func (n *Node) command(c *conn, req streams.Request) {
 	in, gone := newInput(), make(chan struct{})
 	var hearing sync.WaitGroup
@@ -103,15 +103,15 @@ type running struct {
 	p    *proc.Process
 	mark string      // in the environment of all that it starts
 	in   *input      // its standard input
-	out  [2]*os.File // what it writes
+	out  [2]*os.File // its output
 
 	draining atomic.Bool // it has ended
 }
 
-// markVariable tells the processes of one command from those of all others.
+// markVariable distinguishes the processes of one command from all others.
 const markVariable = "DLROVER_EXEC_ID"
 
-// unfit are the variables of a worker that a command beside it must not act upon: it would write where only the worker
+// unfit reports whether a variable of a worker must not reach a command: the command would write where only the worker
 // may.
 func unfit(kv string) bool {
 	name, _, _ := strings.Cut(kv, "=")
@@ -235,7 +235,7 @@ func exitOf(e proc.Exit, why string, timeout time.Duration) streams.Exit {
 	return streams.Exit{Code: e.Code}
 }
 
-// drain waits for what the command has written. A pipe that somebody else holds is left.
+// drain waits for the command's output. It leaves a pipe that another process holds.
 func (r *running) drain(readers *sync.WaitGroup) {
 	r.draining.Store(true)
 	for _, f := range r.out {
@@ -245,7 +245,7 @@ func (r *running) drain(readers *sync.WaitGroup) {
 	closeAll(r.out[:])
 }
 
-// show sends what the command writes. It waits for whoever reads it, and so does the command.
+// show sends the command's output. It waits for the reader, and so does the command.
 func (r *running) show(f *os.File, std uint8) {
 	buf := make([]byte, streams.MaxData/2)
 	for {
@@ -259,7 +259,8 @@ func (r *running) show(f *os.File, std uint8) {
 	}
 }
 
-// input is what a command has not read yet. Who sends it sends no more than streams.Window of it at a time.
+// input is the part of a command's input that it has not read yet. The sender sends no more than streams.Window of it
+// at a time.
 type input struct {
 	news chan struct{}
 
@@ -329,7 +330,7 @@ func (in *input) wakeLocked() {
 	}
 }
 
-// feed writes the input, and tells the sender what is done with. A command that has closed its input loses the rest.
+// feed writes the input, and reports consumed bytes to the sender. A command that has closed its input loses the rest.
 func (in *input) feed(c *conn) {
 	for {
 		in.mu.Lock()

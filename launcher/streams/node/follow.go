@@ -8,7 +8,7 @@ import (
 	"dlrover-run/launcher/streams"
 )
 
-// follow sends what workers print, until the other side goes away or, to who does not follow, what there is.
+// follow sends the workers' output until the other side goes away or, without Follow, only the present output.
 func (n *Node) follow(c *conn, req streams.Request) {
 	q := newQueue()
 	end := n.cfg.Logs.Follow(logs.Follower{
@@ -47,14 +47,15 @@ func (n *Node) follow(c *conn, req streams.Request) {
 }
 
 const (
-	// maxQueued bounds what waits for a follower, in bytes, and overhead is what a piece of it costs beside its text.
+	// maxQueued bounds the bytes that wait for a follower, and overhead is the cost of a piece on top of its text.
 	maxQueued = 1 << 20
 	overhead  = 64
-	// lastLook is how long after the end of the job, or of what there was, output may still come.
+	// lastLook is how long after the end of the job, or of the present output, more may arrive.
 	lastLook = 150 * time.Millisecond
 )
 
-// queue is what waits for one follower. Nobody who prints waits for it: what does not fit is dropped and counted.
+// queue is the output that waits for one follower. No worker waits for it: output that does not fit is dropped and
+// counted.
 type queue struct {
 	news chan struct{} // holds one when there is something new
 	over chan struct{} // closed by close
@@ -163,7 +164,7 @@ func (q *queue) next() (f streams.Frame, found, ok bool) {
 	return f, false, true
 }
 
-// close drops what waits. It may be called more than once.
+// close drops the waiting output. It may be called more than once.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

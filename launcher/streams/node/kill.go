@@ -19,10 +19,10 @@ const (
 	shelterPatience = time.Second
 )
 
-// killAll kills a command and what it has started, until nothing of it is left: what is below its shelter, the leader,
-// where its orphans are, too; and for a shelter that was killed, its session and whatever has its mark in its
+// killAll kills a command and its descendants, until none is left: all processes below its shelter, the leader, where
+// its orphans are, too; and for a shelter that was killed, its session and all processes with its mark in their
 // environment. The shelter ends by itself once it is childless: killed before, it would lose the orphans. The error
-// says what could not be ended.
+// names the processes that could not be ended.
 func killAll(leader int, mark string) error {
 	begun := time.Now()
 	deadline := begun.Add(killPatience)
@@ -59,7 +59,7 @@ func members(leader int, mark string) (found []family.Stat) {
 	return found
 }
 
-// below says whether pid is the leader or one of its descendants.
+// below reports whether pid is the leader or one of its descendants.
 func below(stats map[int]family.Stat, pid, leader int) bool {
 	for steps := 0; pid > 1 && steps < len(stats); steps++ {
 		if pid == leader {

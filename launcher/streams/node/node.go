@@ -1,7 +1,7 @@
-// Package node is a launcher's side of streams: it shows what its workers print to who follows, and executes commands
-// beside them where that is allowed.
+// Package node is a launcher's side of streams: it sends its workers' output to followers, and executes commands next
+// to the workers where that is allowed.
 //
-// Nothing runs while nobody asks. A stream has two goroutines, a command some more; Close ends all of them.
+// Nothing runs without a request. A stream has two goroutines, a command some more; Close ends all of them.
 package node
 
 import (
@@ -20,18 +20,18 @@ import (
 const (
 	maxStreams  = 32               // at a time
 	maxCommands = 8                // of these
-	requestTime = 10 * time.Second // until the daemon has said what a stream is for
-	stalled     = 10 * time.Minute // until a stream is closed from which nobody reads
+	requestTime = 10 * time.Second // until the daemon has sent the request of a stream
+	stalled     = 10 * time.Minute // until a stream without a reader is closed
 )
 
-// Config is what a Node uses.
+// Config holds the dependencies of a Node.
 type Config struct {
 	Logs *logs.Logs
 	// Connect opens the stream of an invitation.
 	Connect func(ctx context.Context, id string) (io.ReadWriteCloser, error)
-	// Exec says whether commands may be executed; the rest is for them.
+	// Exec: commands may be executed; the rest is for them.
 	Exec bool
-	// Worker finds the worker of a rank; an error says why there is none.
+	// Worker finds the worker of a rank; an error holds why there is none.
 	Worker func(rank int) (Worker, error)
 	Start  func(proc.Spec) (*proc.Process, error)
 	// Began and Ended hear of a command that is executed.
@@ -40,7 +40,7 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// Worker is beside whom a command runs.
+// Worker is the worker next to which a command runs.
 type Worker struct {
 	LocalRank, PID int
 	Env            []string
@@ -87,7 +87,7 @@ func (n *Node) Invite(id string) {
 	})
 }
 
-// End ends all streams when what they have is on its way, or after the time.
+// End ends all streams when their data are on the way, or after the time.
 func (n *Node) End(most time.Duration) {
 	n.mu.Lock()
 	already := n.closed
@@ -157,7 +157,7 @@ func (n *Node) keep(id string, nc io.Closer) bool {
 	return !n.closed
 }
 
-// conn is one stream. Who reads and who writes are goroutines of their own.
+// conn is one stream. Reading and writing have goroutines of their own.
 type conn struct {
 	nc io.ReadWriteCloser
 	in *streams.Reader
