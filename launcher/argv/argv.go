@@ -29,7 +29,7 @@ import (
 	"dlrover-run/internal/duration"
 )
 
-// Kind says how many arguments an option takes.
+// Kind is the number of arguments that an option takes.
 type Kind int
 
 // The kinds of options.
@@ -40,7 +40,7 @@ const (
 	Optional             // none, or one behind "="; Option.Bare is the value without one
 )
 
-// Type is what the parser converts a value to; everything else is checked by whoever uses the value.
+// Type is the type that the parser converts a value to; the users of the value check everything else.
 type Type int
 
 // The types of values.
@@ -102,8 +102,8 @@ func (e *CompletionRequest) Error() string { return "completion for " + e.Shell 
 
 // Parse reads argv, without the program's name, and the PET_ variables. Of an option that is repeated the last value
 // counts (see Option.Repeat), and a variable counts where the command line has none. The script's arguments are passed
-// as they are, except that one "--" directly behind the script is dropped when there was none in front of it, as
-// torchrun does. The error is a *UsageError, *CompletionRequest, ErrHelp or ErrVersion.
+// as they are. As in torchrun, one "--" directly behind the script is dropped when there was none in front of it. The
+// error is a *UsageError, *CompletionRequest, ErrHelp or ErrVersion.
 func Parse(opts []Option, argv []string, env LookupEnv) (*Line, error) {
 	p := parser{opts: opts, argv: argv}
 	if err := p.options(); err != nil {
@@ -128,7 +128,7 @@ func Parse(opts []Option, argv []string, env LookupEnv) (*Line, error) {
 	return &Line{opts: opts, given: p.given, args: p.argv}, nil
 }
 
-// parser consumes argv from the left; after options what is left is the script and its arguments.
+// parser consumes argv from the left; after the options follow the script and its arguments.
 type parser struct {
 	opts    []Option
 	argv    []string
@@ -199,7 +199,7 @@ func (p *parser) script() error {
 	return nil
 }
 
-// word is what one argument looks like before the script: argparse's _parse_optional.
+// word is the class of one argument before the script: argparse's _parse_optional.
 type word struct {
 	kind     wordKind
 	opt      *Option

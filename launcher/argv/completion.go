@@ -22,8 +22,8 @@ func Completion(shell string, opts []Option) (string, error) {
 
 func takesFile(o Option) bool { return o.Meta == "PATH" || o.Meta == "DIR" }
 
-// bashCompletion walks the words in front of the cursor to see whether the script has come, whose own arguments are
-// files. bash splits words at "=" and ":", so "--tee=0:3" is five.
+// bashCompletion walks the words in front of the cursor to see whether the script is among them; the script's own
+// arguments are files. bash splits words at "=" and ":", so "--tee=0:3" is five.
 func bashCompletion(opts []Option) string {
 	var names, valued, cases strings.Builder
 	for _, o := range opts {

@@ -49,8 +49,8 @@ func (l *Line) Int(name string) int {
 	return n
 }
 
-// Duration is the value of an option of type Duration; 0 where there is neither a value nor a default. What does not
-// fit becomes the longest duration, and NaN the most negative one, so that no check of a range lets it pass.
+// Duration is the value of an option of type Duration; 0 where there is neither a value nor a default. A value that
+// does not fit becomes the longest duration, and NaN the most negative one, so that no check of a range lets it pass.
 func (l *Line) Duration(name string) time.Duration {
 	seconds, _ := strconv.ParseFloat(l.String(name), 64) // convert has seen to it
 	switch ns := math.Round(seconds * float64(time.Second)); {

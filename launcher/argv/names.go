@@ -70,7 +70,7 @@ func ambiguous(arg string, found []match) error {
 	return usageErrorf("ambiguous option: %s could match %s", arg, strings.Join(names, ", "))
 }
 
-// unrecognized names the unknown options and, where one is near, what may have been meant.
+// unrecognized names the unknown options and, for each, the nearest known option.
 func unrecognized(opts []Option, args []string) error {
 	msg := "unrecognized arguments: " + strings.Join(args, " ")
 	var near []string

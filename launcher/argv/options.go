@@ -344,7 +344,7 @@ func checkOptions() []Option {
 	}
 }
 
-// dlroverOptions are those of DLRover that its command lines have beside torchrun's and that belong nowhere else.
+// dlroverOptions returns DLRover's options on top of torchrun's that belong nowhere else.
 func dlroverOptions() []Option {
 	return []Option{
 		{Name: "numa-affinity", Kind: Flag, Category: workerSection, Extra: true,

@@ -38,8 +38,7 @@ func ParseNNodes(s string) (minNodes, maxNodes int, err error) {
 }
 
 // ParseConf reads --rdzv-conf: "k=v,k=v". Blanks around keys and values do not count, nor does a pair of quotes around
-// the whole, which is what is left of one pair too many in a shell or a manifest. Of a repeated key the last one
-// counts.
+// the whole: a shell or a manifest with one pair too many leaves it. Of a repeated key the last one counts.
 func ParseConf(s string) (map[string]string, error) {
 	s = strings.TrimSpace(s)
 	if n := len(s); n >= 2 && (s[0] == '\'' || s[0] == '"') && s[n-1] == s[0] {
@@ -195,7 +194,7 @@ func ParseFilters(s string) []string {
 	return filters
 }
 
-// Ring is what --box-pairs takes in place of pairs.
+// Ring is the value of --box-pairs in place of pairs.
 const Ring = "ring"
 
 // ParsePairs reads the values of --box-pairs: "0:1", or lists such as "0:1,2:4".
@@ -295,8 +294,8 @@ func notInHost(r rune) bool {
 	return !unicode.IsLetter(r) && !unicode.IsNumber(r) && !strings.ContainsRune("_.:-", r)
 }
 
-// SubstituteLocalRank puts localRank into a worker's argument as Python's string.Template.safe_substitute does, which
-// is what torchrun uses: ${local_rank} and $local_rank are replaced, $$ becomes $, everything else stays.
+// SubstituteLocalRank puts localRank into a worker's argument like Python's string.Template.safe_substitute, which
+// torchrun uses: ${local_rank} and $local_rank are replaced, $$ becomes $, everything else stays.
 func SubstituteLocalRank(arg string, localRank int) string {
 	const key = "local_rank"
 	var b strings.Builder

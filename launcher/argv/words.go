@@ -51,7 +51,7 @@ func firstWord(text string) (word, rest string, err error) {
 	return b.String(), text, nil
 }
 
-// quoted reads up to the closing double quote, and returns what is behind it.
+// quoted reads up to the closing double quote, and returns the rest behind it.
 func quoted(b *strings.Builder, text string) (rest string, err error) {
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {

@@ -65,14 +65,14 @@ func (f *FIFO) open() (err error) {
 	if f.file, err = os.OpenFile(f.path, os.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0); err != nil {
 		return err
 	}
-	// Clients do not wait while the pipe is full, they fail; 1 MiB is what the kernel grants to everybody.
+	// Clients do not wait while the pipe is full, they fail; 1 MiB is the kernel's limit for unprivileged users (pipe(7)).
 	if rc, err := f.file.SyscallConn(); err == nil {
 		_ = rc.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 1<<20) })
 	}
 	return nil
 }
 
-// clearAway removes a pipe of ours that nobody reads.
+// clearAway removes a pipe of ours without a reader.
 func clearAway(path string) error {
 	fi, err := os.Lstat(path)
 	if err != nil {
@@ -92,10 +92,10 @@ func clearAway(path string) error {
 	return os.Remove(path)
 }
 
-// Path is what workers find in TORCHELASTIC_TIMER_FILE.
+// Path is the value of the workers' TORCHELASTIC_TIMER_FILE.
 func (f *FIFO) Path() string { return f.path }
 
-// Requests are what workers wrote, in order. The channel is never closed.
+// Requests are the workers' requests, in order. The channel is never closed.
 func (f *FIFO) Requests() <-chan Request { return f.requests }
 
 // Close removes the pipe and waits for the goroutine.
@@ -106,7 +106,7 @@ func (f *FIFO) Close() error {
 	return err
 }
 
-// remove leaves alone what somebody else has put at the path meanwhile.
+// remove leaves a file of another process at the path alone.
 func (f *FIFO) remove() (err error) {
 	if f.file != nil {
 		ours, err1 := f.file.Stat()

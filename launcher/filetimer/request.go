@@ -1,5 +1,6 @@
 // Package filetimer serves torch.distributed.elastic.timer's FileTimerClient: FIFO is the named pipe that workers write
-// to, Parse reads what they write, Table keeps the timers that run. Who is killed when one expires is the launcher's.
+// to, Parse reads their requests, Table keeps the running timers. The launcher decides which process an expired timer
+// kills.
 //
 // Parse and Table are pure. A FIFO owns one goroutine, which ends with Close.
 package filetimer
@@ -13,7 +14,8 @@ import (
 	"time"
 )
 
-// MaxLine is the longest request in bytes: PIPE_BUF, up to which the kernel does not mix what several processes write.
+// MaxLine is the longest request in bytes: PIPE_BUF, up to which the kernel does not mix the writes of several
+// processes.
 const MaxLine = 4096
 
 // maxAfter is for timers that are meant never to expire.
@@ -22,7 +24,7 @@ const maxAfter = 100 * 365 * 24 * time.Hour
 // Request starts a timer of a process, or releases it. The kind is the same in torch 1.13 to 2.15.
 type Request struct {
 	PID     int
-	Scope   string // what the timer is for; with PID it names the timer
+	Scope   string // the purpose of the timer; with PID it names the timer
 	Release bool
 	After   time.Duration  // from now on until it expires
 	Signal  syscall.Signal // for the process then; 0 is none

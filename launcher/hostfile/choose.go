@@ -31,8 +31,8 @@ func upTo(n int) []int {
 	return all
 }
 
-// Include keeps what the list names, in the order of nodes: "host@host:0,2" is all slots of the one and two of the
-// other.
+// Include keeps the nodes and slots of the list, in the order of nodes: "host@host:0,2" is all slots of the one and two
+// of the other.
 func Include(nodes []Node, list string) ([]Node, error) {
 	chosen, err := choose(nodes, list)
 	if err != nil {
@@ -47,7 +47,7 @@ func Include(nodes []Node, list string) ([]Node, error) {
 	return kept, nil
 }
 
-// Exclude drops what the list names, and nodes of which nothing is left.
+// Exclude drops the nodes and slots of the list, and nodes without a remaining slot.
 func Exclude(nodes []Node, list string) ([]Node, error) {
 	chosen, err := choose(nodes, list)
 	if err != nil {

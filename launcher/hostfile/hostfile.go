@@ -1,8 +1,8 @@
-// Package hostfile reads and writes the files by which MPI programs and DeepSpeed are told of their hosts, and the
-// lists by which DeepSpeed's --include and --exclude choose among them.
+// Package hostfile reads and writes the host files of MPI programs and DeepSpeed, and the lists by which DeepSpeed's
+// --include and --exclude choose among the hosts.
 //
 // A line is "host slots=4", as DeepSpeed and Open MPI write it, "host:4", as MPICH and Intel MPI do, or a bare "host".
-// What follows a # is a comment. The package is pure: it opens no file and resolves no name.
+// A # begins a comment. The package is pure: it opens no file and resolves no name.
 package hostfile
 
 import (
@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// What a file may hold.
+// Limits of a file.
 const (
 	MaxHosts = 100_000
 	MaxSlots = 4096
@@ -137,9 +137,8 @@ func Format(hosts []Host) string {
 	return b.String()
 }
 
-// Find returns the index of the host that has one of the names, of which the first is tried first; -1: none has. An
-// address is a name, too. A name without a domain stands for the one host whose name with a domain begins with it, and
-// the other way round.
+// Find returns the index of the host that has one of the names, trying the first name first; -1: none has. An address
+// is a name, too. A name without a domain matches a single host with that name and a domain, and the other way round.
 func Find(hosts []Host, names ...string) int {
 	for _, same := range []func(a, b string) bool{strings.EqualFold, sameHost} {
 		for _, name := range names {
@@ -152,7 +151,7 @@ func Find(hosts []Host, names ...string) int {
 	return -1
 }
 
-// sameHost compares names of which at least one has no domain.
+// sameHost compares names; at least one has no domain.
 func sameHost(a, b string) bool {
 	shortA, _, longA := strings.Cut(a, ".")
 	shortB, _, longB := strings.Cut(b, ".")

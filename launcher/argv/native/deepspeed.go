@@ -18,7 +18,7 @@ const (
 	jobHostfile       = "/job/hostfile"
 	noHostfile        = "/dev/null"
 	deepSpeedPort     = 29500
-	deepSpeedRestarts = 100 // what its elastic training allowed
+	deepSpeedRestarts = 100 // as in its elastic training
 )
 
 func deepSpeedLauncher() Launcher {
@@ -106,7 +106,7 @@ func elasticOptions() []argv.Option {
 	}
 }
 
-// deepSpeedJob is what a command line of deepspeed becomes, step by step.
+// deepSpeedJob is the result of a command line of deepspeed, built step by step.
 type deepSpeedJob struct {
 	line *argv.Line
 	sys  *System
@@ -185,7 +185,7 @@ func (j *deepSpeedJob) filtered() bool {
 	return j.line.String("include") != "" || j.line.String("exclude") != ""
 }
 
-// contradictions are options of which DeepSpeed allows one, and launchers that it does not know.
+// contradictions refuses combinations of exclusive options, and launchers that DeepSpeed does not know.
 func (j *deepSpeedJob) contradictions() error {
 	counted := j.line.Int("num_nodes") >= 0 || j.line.Int("num_gpus") >= 0
 	switch known := launchersOfDeepSpeed(); {
@@ -208,7 +208,7 @@ func launchersOfDeepSpeed() []string {
 	return []string{"pdsh", "ssh", "openmpi", "mpich", "impi", "mvapich", "slurm"}
 }
 
-// script is what the workers run.
+// script sets the program of the workers.
 func (j *deepSpeedJob) script() error {
 	for _, f := range [][2]string{{"module", "module"}, {"no_python", "no-python"}, {"no_local_rank", "no-local-rank"}} {
 		if j.line.Bool(f[0]) {
@@ -218,7 +218,7 @@ func (j *deepSpeedJob) script() error {
 	return nil
 }
 
-// output is where the workers' goes, and what the launcher says itself.
+// output sets the destinations of the workers' output and of the launcher's own messages.
 func (j *deepSpeedJob) output() error {
 	if dir := j.line.String("enable_each_rank_log"); dir != "None" && dir != "" {
 		j.cmd.RankLogs = &RankLogs{Dir: dir, Name: "{time}_rank{rank}.log"}
@@ -239,7 +239,7 @@ func (j *deepSpeedJob) output() error {
 	return nil
 }
 
-// replaced says what is done in another way, or not at all.
+// replaced notes the options that act in another way, or not at all.
 func (j *deepSpeedJob) replaced() error {
 	launcher := strings.ToLower(j.line.String("launcher"))
 	given := j.given(replacedSection)
@@ -275,7 +275,7 @@ func (j *deepSpeedJob) given(section string) (given []string) {
 	return given
 }
 
-// tune leaves the node to DeepSpeed's own launcher, whose tuner starts every trial by the name deepspeed.
+// tune leaves the node to DeepSpeed's own launcher, as its tuner starts every trial by the name deepspeed.
 func (j *deepSpeedJob) tune() error {
 	if n := len(j.nodes); n > 1 {
 		return usageErrorf("--autotuning=%s with %d nodes needs to start its trials on them from here: run it without "+

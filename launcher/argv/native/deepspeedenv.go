@@ -12,7 +12,7 @@ import (
 	"dlrover-run/launcher/numa"
 )
 
-// What the workers of a command line of deepspeed get: cores, an interpreter, variables.
+// The cores, interpreter and variables of the workers of a deepspeed command line.
 
 // bindCores shares out cores evenly.
 func (j *deepSpeedJob) bindCores() error {

@@ -132,7 +132,7 @@ func (j *deepSpeedJob) numaNodes() int {
 	return max(1, len(nodes))
 }
 
-// firstSlots keeps the first n slots of each node. Without a host file nobody has said that there are not as many.
+// firstSlots keeps the first n slots of each node. Without a host file the node may have that many.
 func (j *deepSpeedJob) firstSlots(n int) error {
 	if n > hostfile.MaxSlots {
 		return usageErrorf("--num_gpus=%d: need at most %d", n, hostfile.MaxSlots)
@@ -152,7 +152,7 @@ func (j *deepSpeedJob) firstSlots(n int) error {
 	return nil
 }
 
-// findPlace finds this node among those of the host file.
+// findPlace finds this node in the host file.
 func (j *deepSpeedJob) findPlace() error {
 	rank := j.line.Int("node_rank")
 	switch {
@@ -205,7 +205,7 @@ func (j *deepSpeedJob) ownNames() (own []string) {
 	return own
 }
 
-// chooseDevices are those of this node's slots, which it must have.
+// chooseDevices checks that this node has the devices of its slots, and chooses them.
 func (j *deepSpeedJob) chooseDevices() error {
 	if !j.chosen && j.devices != nil {
 		return nil

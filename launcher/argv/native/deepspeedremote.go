@@ -12,15 +12,15 @@ import (
 
 // How a command line of deepspeed starts the launchers of all hosts from one of them.
 
-// Remote is a job whose launchers one process starts, over a remote shell.
+// Remote is a job with launchers that one process starts over a remote shell.
 type Remote struct {
 	// Hosts are their names, by node rank.
 	Hosts []string
-	// Here is the rank of this node, whose launcher needs no remote shell; -1: it has none.
+	// Here is the rank of this node, as its launcher needs no remote shell; -1: it has none.
 	Here int
 	// Forced: this node's launcher is started over the remote shell, too.
 	Forced bool
-	// Shell is the words of the remote shell; {host} and {rank} stand for a host's. What it executes follows them.
+	// Shell is the words of the remote shell; {host} and {rank} stand for a host's. The command follows them.
 	Shell []string
 	// SSH: the shell is ssh.
 	SSH bool
@@ -30,11 +30,11 @@ type Remote struct {
 	FanOut int
 	// Least is how many nodes the job needs to go on.
 	Least int
-	// Handed is what the launchers do not read themselves.
+	// Handed is the input of the launchers that they do not read themselves.
 	Handed Handed
 }
 
-// Handed is what a launcher is told by the process that has started it.
+// Handed is passed to a launcher by the process that started it.
 type Handed struct {
 	// Hostfile is the content of the host file.
 	Hostfile string
@@ -82,7 +82,7 @@ func (j *deepSpeedJob) startHosts() (err error) {
 	return nil
 }
 
-// rankedBy is what says which node this is, as where a scheduler starts the command on every node.
+// rankedBy names the source of this node's rank, as where a scheduler starts the command on every node.
 func (j *deepSpeedJob) rankedBy() string {
 	for _, name := range []string{"PET_NODE_RANK", "NODE_RANK", "WORKER_RANK"} {
 		if j.sys.lookup(name) != "" {
@@ -208,7 +208,7 @@ func (j *deepSpeedJob) words(name, text string) ([]string, error) {
 	return words, nil
 }
 
-// launcherArgs are --launcher_args as arguments of ssh. Those of other launchers have no meaning for it.
+// launcherArgs are --launcher_args as arguments of ssh. It drops those of other launchers.
 func (j *deepSpeedJob) launcherArgs() (ssh []string, err error) {
 	text := j.line.String("launcher_args")
 	words, err := j.words("--launcher_args", text)
@@ -228,7 +228,7 @@ func (j *deepSpeedJob) launcherArgs() (ssh []string, err error) {
 	return nil, nil
 }
 
-// pdshArgs are arguments of pdsh as those of ssh.
+// pdshArgs translates arguments of pdsh to those of ssh.
 func (j *deepSpeedJob) pdshArgs(words []string) (ssh []string, err error) {
 	for len(words) > 0 {
 		name, value := words[0], ""
@@ -260,8 +260,8 @@ func (j *deepSpeedJob) pdshArgs(words []string) (ssh []string, err error) {
 	return ssh, nil
 }
 
-// Exported are the variables of a process that starts hosts which its launchers get: those that DeepSpeed exports, and
-// those of this program's options. Whatever else a host needs is its own.
+// Exported returns the variables that the starting process passes to the launchers of its hosts: those that DeepSpeed
+// exports, and those of this program's options. All other variables of a host are its own.
 func Exported(environ []string, dir string) (env []string) {
 	amulet := slices.ContainsFunc(environ, func(kv string) bool { return strings.HasPrefix(kv, "AISC_JOB_NAME=") })
 	path := dir

@@ -12,7 +12,7 @@ import (
 	"dlrover-run/launcher/numa"
 )
 
-// msBinding is what msrun's workers are bound to: by CPU sets, where msrun needs taskset and numactl.
+// msBinding binds msrun's workers by CPU sets; msrun itself needs taskset and numactl.
 type msBinding struct {
 	job     *msJob
 	usable  []int // CPUs that this process may use, ascending
@@ -184,7 +184,7 @@ func (b *msBinding) byMode(data []byte) ([][]int, error) {
 	return nil, fmt.Errorf("bind_cpu_mode %q: need cpu, numa or none", file.Modes.CPU)
 }
 
-// byDevice binds the workers whose devices the table names.
+// byDevice binds the workers with devices in the table.
 func (b *msBinding) byDevice(table map[string]json.RawMessage, read func(list string) ([]int, error)) ([][]int, error) {
 	sets := make([][]int, b.job.local)
 	for key, value := range table {
@@ -260,7 +260,7 @@ func (b *msBinding) cpus(list string) ([]int, error) {
 
 const nodeDir = "/sys/devices/system/node/"
 
-// cpusOfNodes are those of a list of NUMA nodes that this process may use.
+// cpusOfNodes returns the CPUs of a list of NUMA nodes that this process may use.
 func (b *msBinding) cpusOfNodes(list string) (set []int, err error) {
 	nodes, err := numa.ParseCPUs(list)
 	if err != nil {

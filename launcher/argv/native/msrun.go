@@ -238,7 +238,7 @@ func (j *msJob) logs() error {
 	name = strings.ReplaceAll(name, "{hostname}", j.sys.Host)
 	rank := "{rank}"
 	if j.nodes > 1 && j.rank < 0 {
-		rank = "{local_rank}" // what msrun does while nobody knows the ranks
+		rank = "{local_rank}" // as in msrun while ranks are unknown
 	}
 	files := &RankLogs{Dir: j.String("log_dir"), Name: name + "_" + rank + ".log"}
 	j.cmd.RankLogs = files

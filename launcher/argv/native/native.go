@@ -1,8 +1,8 @@
-// Package native is the command lines of other launchers by whose names dlrover-run may be called: each is translated
-// to one of dlrover-run. What an option of theirs means there, what is done in another way and what is refused stands
-// in the table of its file, from which its help is written, too.
+// Package native translates the command lines of other launchers to one of dlrover-run, which may be called by their
+// names. The table of a launcher's file defines its options: their meaning, differences and refusals. The help is
+// written from it, too.
 //
-// The package is pure: what a translator needs of the node comes in as a System.
+// The package is pure: a translator receives the facts about the node in a System.
 package native
 
 import (
@@ -16,24 +16,24 @@ import (
 	"dlrover-run/launcher/argv"
 )
 
-// Command is what a command line of another launcher asks for.
+// Command is a translated command line of another launcher.
 type Command struct {
 	// Args is dlrover-run's own command line, without its name. Options of its that are not in it may still be set by
 	// PET_ variables.
 	Args []string
 	// Env are variables of the workers, NAME=VALUE; they replace inherited ones.
 	Env []string
-	// Unshown are the names of variables in Env whose values are not to be printed, as they may be secrets.
+	// Unshown are the names of variables in Env with values that may be secrets and are not printed.
 	Unshown []string
-	// Notes say, one line each, what was accepted and is done in another way, or has no effect.
+	// Notes name, one line each, accepted options that act in another way, or have no effect.
 	Notes []string
-	// Alone: the job has one worker, whose exit status is the launcher's.
+	// Alone: the job has one worker; its exit status is the launcher's.
 	Alone bool
 	// NoDefaults: PET_ variables are for other launchers.
 	NoDefaults bool
 	// RankLogs asks for the log files of that launcher; nil: dlrover-run's options say where output goes.
 	RankLogs *RankLogs
-	// CPUs are the CPU sets of the workers by local rank; a worker whose set is empty or missing is not bound.
+	// CPUs are the CPU sets of the workers by local rank; a worker with an empty or missing set is not bound.
 	CPUs [][]int
 	// Hosts are the names that a host file has for the nodes, by rank.
 	Hosts []string
@@ -47,7 +47,7 @@ type Command struct {
 	Remote *Remote
 	// Become: the workers' Python, with these arguments, takes the place of this program.
 	Become []string
-	// DryRun: it is only to be shown what would.
+	// DryRun: only show the effect.
 	DryRun bool
 }
 
@@ -58,7 +58,7 @@ type RankLogs struct {
 	// Name of a file; {rank} and {local_rank} stand for the worker's, {time} for the start of the workers, as in
 	// 20260131235959.
 	Name string
-	// Console are the local ranks whose output goes to the console, too.
+	// Console are the local ranks with output on the console, too.
 	Console []int
 }
 
@@ -80,7 +80,7 @@ func (c *Command) Note(format string, args ...any) {
 	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
 }
 
-// System is what a translator may ask of the node on which the launcher is.
+// System gives a translator the facts about the launcher's node.
 type System struct {
 	// Env looks a variable up.
 	Env argv.LookupEnv
@@ -94,7 +94,7 @@ type System struct {
 	Owns func(host string) bool
 	// Devices is how many accelerators workers may use, 0 without one.
 	Devices func() int
-	// Installed is how many accelerators there are, whatever variables make visible, and of which kind.
+	// Installed returns the number of accelerators, regardless of variables that hide some, and their kind.
 	Installed func() (n int, kind string)
 	// CPUs are those that workers may use, ascending.
 	CPUs func() ([]int, error)
@@ -107,7 +107,7 @@ type System struct {
 	Has func(program string) bool
 	// RankedBy is the scheduler that starts the command on every node, "" without one; nil: none is known.
 	RankedBy func() string
-	// Handed is what the process has told this launcher that has started it; nil: a user has.
+	// Handed is the input from the process that has started this launcher; nil: a user has.
 	Handed *Handed
 }
 
@@ -160,7 +160,7 @@ func Find(name string) (Launcher, bool) {
 const HelpFooter = `Whatever is not said here is as in dlrover-run --help: its other options are set by
 PET_<OPTION> variables, such as PET_MAX_RESTARTS=3.`
 
-// withDefaults says of each option what it is where it is not given.
+// withDefaults adds to each option the value that it has when not given.
 func withDefaults(opts []argv.Option) []argv.Option {
 	for i, o := range opts {
 		if o.Default != "" {
@@ -170,7 +170,7 @@ func withDefaults(opts []argv.Option) []argv.Option {
 	return opts
 }
 
-// own are the options that a name has besides those of the launcher that it stands for.
+// own returns the options that a name has in addition to those of the launcher that it stands for.
 func own() []argv.Option {
 	return []argv.Option{
 		{Name: "dry-run", Kind: argv.Flag, Extra: true, Category: "dlrover-run",
