@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// mark is a module that tells of a preset.
+// mark is a module that indicates a preset.
 type mark struct {
 	preset string
 	module string
-	alone  bool // many scripts of which no more is known are one process
+	alone  bool // many scripts with this mark alone are one process
 }
 
-// marks are modules by which a script is known to need a preset. Those that only jobs of several processes have count
-// before those of a framework as such: many scripts read their data with another one.
+// marks are modules by which a script is known to need a preset. The ones that only jobs of several processes have
+// count before those of a framework as such: many scripts read their data with another one.
 var marks = []mark{
 	{preset: "deepspeed", module: "deepspeed"},
 	{preset: "mindspore", module: "mindspore"},
@@ -34,7 +34,7 @@ var marks = []mark{
 	{preset: "tensorflow", module: "tensorflow"},
 }
 
-// Choose picks the preset for a script with such imports, and the one that decided; false if none of them tells.
+// Choose picks the preset for a script with such imports, and the import that decided; false if none is a mark.
 func Choose(found []Import) (preset string, by Import, ok bool) {
 	m, by, ok := choose(found)
 	return m.preset, by, ok
@@ -57,8 +57,8 @@ func importOf(found []Import, module string) int {
 	})
 }
 
-// Misfit says in one line why workers of a script with such imports would not find each other with the preset; "" if
-// nothing speaks against it. workers is the number of all of them.
+// Misfit returns in one line why workers of a script with such imports would not find each other with the preset; "" if
+// there is no reason. workers is the number of all of them.
 func Misfit(preset string, found []Import, workers int) string {
 	m, by, ok := choose(found)
 	if !ok || m.alone || workers < 2 || preset == "mpi" || slices.Contains(ofTorch, m.preset) || uses(found, preset) {
@@ -91,7 +91,7 @@ func uses(found []Import, preset string) bool {
 	return false
 }
 
-// Telling reports whether a script may have imports that speak against torch's preset: it costs less than Imports.
+// Telling reports whether a script may have imports that contradict torch's preset: it costs less than Imports.
 func Telling(src []byte) bool {
 	return slices.ContainsFunc([]string{"tensorflow", "mindspore", "paddle", "jax"}, func(name string) bool {
 		return bytes.Contains(src, []byte(name))

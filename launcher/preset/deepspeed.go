@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// deepspeed is torch's environment and what DeepSpeed's own launcher adds for each rank, the argument included.
+// deepspeed is torch's environment plus the additions of DeepSpeed's own launcher for each rank, with the argument.
 func deepspeed() Preset {
 	return Preset{
 		Name: "deepspeed", Devices: true,
@@ -39,7 +39,7 @@ func numbers(n int) string {
 	return strings.Join(list, ",")
 }
 
-// torchft is torch's environment: each replica group is a job of its own, whose script finds the others through the
+// torchft is torch's environment: each replica group is a job of its own, and its script finds the others through the
 // lighthouse.
 func torchft() Preset {
 	return Preset{Name: "torchft", Wants: []string{"TORCHFT_LIGHTHOUSE"}, vars: torchVars()}

@@ -12,7 +12,7 @@ import (
 // jax lets jax.distributed.initialize() find everything by itself. JAX reads only the first variable; for the rest it
 // looks for the cluster that it is in. Of those that it knows it looks for Open MPI's first, so that an allocation of
 // Slurm around this launcher does not count. Without the URI it would take Open MPI for release 5, and ask for mpi4py.
-// JAX catches SIGTERM and tells whoever asks for it.
+// JAX catches SIGTERM and passes it to code that asks for it.
 func jax() Preset {
 	return Preset{
 		Name: "jax", World: true, Ports: onePort, Devices: true, QuickRestart: true,
@@ -86,14 +86,14 @@ func tfConfig(v Vars) (string, bool, error) {
 	return strings.TrimSpace(text.String()), true, err
 }
 
-// ownDevice is the one of the worker, of which TensorFlow would take all: its processes cannot share any.
+// ownDevice is the worker's own device: TensorFlow would take all, and its processes cannot share any.
 func ownDevice(v Vars) (string, bool, error) {
 	v.VirtualLocalRank = true
 	return virtualDevice(v)
 }
 
-// paddle is what paddle.distributed.launch sets for a collective job. Rank 0 serves a store at the first endpoint,
-// which an inherited MASTER_ADDR and MASTER_PORT would be preferred to.
+// paddle is the environment that paddle.distributed.launch sets for a collective job. Rank 0 serves a store at the
+// first endpoint; an inherited MASTER_ADDR and MASTER_PORT would take precedence.
 func paddle() Preset {
 	return Preset{
 		Name: "paddle", World: true, Ports: aPortEach, Devices: true,
@@ -127,7 +127,7 @@ func paddle() Preset {
 	}
 }
 
-// paddleDevices are those of a worker on a node with a kind of device: its own one, or all if it is alone.
+// paddleDevices returns the devices of a worker on a node with a kind of device: its own one, or all if it is alone.
 func paddleDevices(name string, kinds ...string) variable {
 	return only(func(v Vars) bool { return v.Devices > 0 && slices.Contains(kinds, v.Device) },
 		inheritedOf(name, func(v Vars) string {

@@ -50,7 +50,7 @@ func (s *importScanner) statement() {
 	}
 }
 
-// importNames reads what follows import.
+// importNames reads the names behind import.
 func (s *importScanner) importNames() {
 	for {
 		module := s.dotted()
@@ -70,7 +70,7 @@ func (s *importScanner) importNames() {
 	}
 }
 
-// importFrom reads what follows from. What is relative is the script's own.
+// importFrom reads the names behind from. Relative names are the script's own.
 func (s *importScanner) importFrom() {
 	module := s.dotted()
 	if module == "" || !s.skipName("import") {
@@ -162,13 +162,13 @@ func (s *importScanner) find(module string) {
 	s.found = append(s.found, Import{Name: module, Line: s.tokenLine, Text: s.lineText()})
 }
 
-// maxFound bounds what is kept of a script.
+// maxFound bounds the number of imports of a script.
 const maxFound = 4096
 
 // lexer splits a Python script into names, operators of one character, and ends of statements.
 type lexer struct {
 	src       []byte
-	at        int // of what follows the token
+	at        int // of the text behind the token
 	line      int // of at
 	depth     int // of brackets
 	kind      tokenKind
@@ -184,7 +184,7 @@ const (
 	endOfFile tokenKind = iota
 	endOfStatement
 	name
-	operator // and whatever is none of the others
+	operator // and everything else
 )
 
 // next reads a token.
@@ -253,7 +253,7 @@ func isNameByte(c byte) bool {
 	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
 }
 
-// quoted reads a string, of which an end of the line is the end if it has no three quotes.
+// quoted reads a string; without three quotes it ends at the end of the line at the latest.
 func (l *lexer) quoted() {
 	l.kind, l.text = operator, nil
 	quote := l.src[l.at : l.at+1]

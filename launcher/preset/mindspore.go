@@ -2,7 +2,8 @@ package preset
 
 import "slices"
 
-// mindspore is what msrun sets for a worker. Whose rank is not told by MS_NODE_ID gets one in the order of arrival.
+// mindspore is the environment that msrun sets for a worker. A worker without a rank in MS_NODE_ID gets one in the
+// order of arrival.
 func mindspore() Preset {
 	return Preset{
 		Name: "mindspore", World: true, Ports: onePort, Success: "rank0", Sides: mindsporeSides,
@@ -16,7 +17,7 @@ func mindspore() Preset {
 	}
 }
 
-// mindsporeJob is what workers and their scheduler have in common.
+// mindsporeJob is common to the workers and their scheduler.
 func mindsporeJob() []variable {
 	return []variable{
 		unlessSimulated("MS_WORKER_NUM", func(v Vars) int { return v.WorldSize }),
@@ -29,13 +30,13 @@ func mindsporeJob() []variable {
 	}
 }
 
-// meets: workers that simulate a larger job meet nobody, and have no scheduler.
+// meets: workers that simulate a larger job have no peers and no scheduler.
 func meets(v Vars) bool {
 	level, _ := v.Parent.lookup("MS_SIMULATION_LEVEL")
 	return level == ""
 }
 
-// unlessSimulated is a number that who simulates may say for the job that is simulated.
+// unlessSimulated is a number that the user of a simulation may set for the simulated job.
 func unlessSimulated(name string, get func(Vars) int) variable {
 	return only(func(v Vars) bool {
 		_, said := v.Parent.lookup(name)

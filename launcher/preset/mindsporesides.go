@@ -39,8 +39,8 @@ func mindsporeServers() variable {
 	return only(func(v Vars) bool { return v.Servers > 0 }, number("MS_SERVER_NUM", func(v Vars) int { return v.Servers }))
 }
 
-// mindsporeRecovery keeps what a scheduler writes for its successor apart from that of other starts: it would wait for
-// workers of a world that is gone. Releases up to 2.3 read it.
+// mindsporeRecovery separates the files that a scheduler leaves for its successor from those of other starts: it would
+// wait for workers of a world that is gone. Releases up to 2.3 read it.
 func mindsporeRecovery() variable {
 	return variable{"MS_RECOVERY_PATH", func(v Vars) (string, bool, error) {
 		on, _ := v.Parent.lookup("MS_ENABLE_RECOVERY")

@@ -1,4 +1,4 @@
-// Package preset holds what each framework expects in a worker's environment, as data: Lookup finds a framework's
+// Package preset holds as data the environment that each framework expects in a worker: Lookup finds a framework's
 // table, Preset.Environ fills it in for one worker, MergeEnv lays the result over the launcher's own environment.
 //
 // The package is pure: it must not read the process's environment, which comes in as a function, nor a clock or a file,
@@ -44,12 +44,12 @@ type Vars struct {
 	// none. Device is their kind: "cuda", "rocm", "ascend", "metax" or "".
 	Devices int
 	Device  string
-	// ServicePort is the one that node 0 offers for the framework's own service, instead of its first port; 0: that one.
+	// ServicePort is the port of node 0 for the framework's own service, instead of its first port; 0: the first port.
 	ServicePort int
-	// Servers is the number of parameter servers that run beside the workers.
+	// Servers is the number of parameter servers next to the workers.
 	Servers int
-	// Share is what this node has of a job whose sides have nodes of their own: Workers, or the name of a Side; "": the
-	// first node has all sides beside its workers.
+	// Share is this node's part of a job with nodes for its side processes: Workers, or the name of a Side; "": the first
+	// node has all sides next to its workers.
 	Share string
 	// LogDir is where the worker's own log files belong, and for Sides the directory above theirs; "": none are kept.
 	LogDir string
@@ -65,12 +65,12 @@ type Node struct {
 	GroupRank       int
 	Addr            string // where the others reach it
 	RankBase, Slots int    // its workers have the ranks from RankBase to RankBase+Slots-1
-	// Ports are free on that node and kept for the framework: at least as many as Preset.Ports says for its slots. The
+	// Ports are free on that node and kept for the framework: at least as many as Preset.Ports returns for its slots. The
 	// number 0 stands for one that is not known yet.
 	Ports []int
 }
 
-// Preset is what one framework expects of its launcher.
+// Preset describes the environment that one framework expects.
 type Preset struct {
 	Name string
 	// QuickRestart: workers catch the signal that stops them, and have nothing to save when they are to be started again.
@@ -81,25 +81,25 @@ type Preset struct {
 	World bool
 	// Devices: Vars.Devices and Vars.Device are needed.
 	Devices bool
-	// Wants are variables without which most scripts fail, and which nobody but the user can set.
+	// Wants are variables without which most scripts fail, and which only the user can set.
 	Wants []string
 	// Args are put between the script and its own arguments; nil: none.
 	Args func(Vars) []string
-	// Sides are all processes that run beside workers; nil: none. SidesOf are a node's.
+	// Sides are all side processes of the job; nil: none. SidesOf are a node's.
 	Sides func(Vars) ([]Side, error)
-	// Success is the rule that says whose success is the job's: all, rank0, node0 or any; "": the launcher's default.
+	// Success is the rule for the success of the job: all, rank0, node0 or any; "": the launcher's default.
 	Success string
 
 	vars []variable
 }
 
-// Side is a process that executes what workers do and has no rank.
+// Side is a side process: it executes the workers' program and has no rank.
 type Side struct {
 	Name string   // of its log file, and in messages
 	Env  []string // NAME=value, to be laid over the inherited environment
 }
 
-// SidesOf are the processes beside the workers of the node for whose local rank 0 v is.
+// SidesOf returns the side processes of the node with v for its local rank 0.
 func (p Preset) SidesOf(v Vars) ([]Side, error) {
 	if p.Sides == nil || v.Share == Workers || v.Share == "" && v.GroupRank != 0 {
 		return nil, nil
@@ -157,7 +157,7 @@ func presets() []Preset {
 	return []Preset{torch(), deepspeed(), mindspore(), jax(), tensorflow(), paddle(), mpi(), torchft()}
 }
 
-// Environ returns what the preset sets for one worker: NAME=value, sorted, to be laid over the inherited environment.
+// Environ returns the variables of one worker: NAME=value, sorted, to be laid over the inherited environment.
 func (p Preset) Environ(v Vars) ([]string, error) {
 	var env []string
 	for _, row := range p.vars {
@@ -199,7 +199,7 @@ func number(name string, get func(Vars) int) variable {
 	return text(name, func(v Vars) string { return strconv.Itoa(get(v)) })
 }
 
-// only is row for workers of which when says so.
+// only is row for workers that when selects.
 func only(when func(Vars) bool, row variable) variable {
 	return variable{row.name, func(v Vars) (string, bool, error) {
 		if !when(v) {

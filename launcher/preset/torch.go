@@ -13,7 +13,7 @@ func torch() Preset { return Preset{Name: "torch", vars: torchVars()} }
 
 func torchVars() []variable { return slices.Concat(ranks(), meeting(), process()) }
 
-// ranks say who the worker is and how many there are. They mean something to many libraries and disturb none.
+// ranks hold the worker's ranks and the number of workers. They mean something to many libraries and disturb none.
 func ranks() []variable {
 	return []variable{
 		number("LOCAL_RANK", torchLocalRank),
@@ -28,7 +28,7 @@ func ranks() []variable {
 	}
 }
 
-// meeting is what torch.distributed needs beside them.
+// meeting is the address that torch.distributed needs as well.
 func meeting() []variable {
 	return []variable{
 		text("MASTER_ADDR", func(v Vars) string { return v.MasterAddr }),
@@ -75,8 +75,8 @@ func torchAgentStore(v Vars) string {
 	return "False"
 }
 
-// OMPWarning is what the user is told, once for a launch, when the torch preset sets OMP_NUM_THREADS=1: "" if it does
-// not.
+// OMPWarning is the message for the user, once for a launch, when the torch preset sets OMP_NUM_THREADS=1: "" if it
+// does not.
 func OMPWarning(localWorldSize int, parent LookupEnv) string {
 	if !ompDefaulted(localWorldSize, parent) {
 		return ""

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Undecided stands for what is known only when the nodes have met.
+// Undecided stands for a value that is unknown until the nodes have met.
 const Undecided = "<from the rendezvous>"
 
 // service is the address and port of the framework's own service on node 0.

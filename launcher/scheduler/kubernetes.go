@@ -17,7 +17,8 @@ const (
 	statefulSetName = "statefulset"
 )
 
-// dlrover is DLRover's operator. Its daemon says all that matters; the rank and the run have variables of their own.
+// dlrover is DLRover's operator. Its daemon supplies all that matters; the rank and the run have variables of their
+// own.
 func dlrover(r *reader) (f Facts, found bool, err error) {
 	addr, found := r.lookup("DLROVER_MASTER_ADDR")
 	if !found {
@@ -32,7 +33,7 @@ func dlrover(r *reader) (f Facts, found bool, err error) {
 	return f, true, nil
 }
 
-// kubeflow is the training operator of Kubeflow, version 1, and what imitates it. It counts nodes.
+// kubeflow is the training operator of Kubeflow, version 1, and its imitations. It counts nodes.
 func kubeflow(r *reader) (f Facts, found bool, err error) {
 	if !r.all("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE") || r.worker() {
 		return f, false, nil
@@ -57,7 +58,7 @@ func kubeflow(r *reader) (f Facts, found bool, err error) {
 }
 
 // jobSet is an Indexed Job, alone or of a JobSet: pods are called JOB-INDEX, and are found by the full name if they
-// have a subdomain. The number of pods is not told.
+// have a subdomain. The number of pods is unknown.
 func jobSet(r *reader) (f Facts, found bool, err error) {
 	if r.worker() || !r.all("JOB_COMPLETION_INDEX") || r.Nodes <= 1 && !r.named {
 		return f, false, nil
@@ -80,7 +81,7 @@ func jobSet(r *reader) (f Facts, found bool, err error) {
 	return f, true, r.within(v, index)
 }
 
-// headless finds node 0 of pods that are called BASE-0, BASE-1 and so on, unless the user says where it is.
+// headless finds node 0 of pods that are called BASE-0, BASE-1 and so on, unless the user names it.
 func (r *reader) headless(f *Facts, base string, numbered bool) (err error) {
 	if f.MasterPort, err = r.port(); err != nil {
 		return err
@@ -110,7 +111,7 @@ func (r *reader) within(v variable, rank int) error {
 	return nil
 }
 
-// statefulSet has pods that are called NAME-0, NAME-1 and so on, and have a headless Service. Nobody tells how many.
+// statefulSet has pods that are called NAME-0, NAME-1 and so on, and have a headless Service. Their number is unknown.
 // Other pods may be called so: unless it is named, the user must have asked for several nodes.
 func statefulSet(r *reader) (f Facts, found bool, err error) {
 	i := strings.LastIndexByte(r.Host, '-')
@@ -159,8 +160,8 @@ func volcano(r *reader) (f Facts, found bool, err error) {
 	return f, true, err
 }
 
-// volcanoTask finds the task of which this pod, JOB-TASK-INDEX, is one; both names may hold dashes. A pod that is
-// called otherwise is a worker.
+// volcanoTask finds the task of this pod, JOB-TASK-INDEX; both names may hold dashes. A pod that is called otherwise is
+// a worker.
 func (r *reader) volcanoTask(index int) (task string, hosts []string) {
 	name, numbered := strings.CutSuffix(r.Host, "-"+strconv.Itoa(index))
 	for i := len(name) - 1; i > 0 && numbered; i-- {
@@ -188,7 +189,7 @@ func mpiHostFileVariables() []string {
 	return []string{"OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE"}
 }
 
-// mpi is Kubeflow's MPI operator. Its variables of hosts are those of any MPI: only its own tell it.
+// mpi is Kubeflow's MPI operator. Its variables of hosts are those of any MPI: only its own variables identify it.
 func mpi(r *reader) (f Facts, found bool, err error) {
 	role, of := r.lookup("K_MPI_JOB_ROLE")
 	if !of && !r.named || r.worker() {

@@ -10,7 +10,7 @@ import (
 const maxDigits = 9
 
 // nodes expands a list of Slurm, such as "gpu[1-3,007],login1,r[0-1]n[0-9]": names are separated by commas, and
-// brackets hold numbers and ascending ranges, whose first number gives the width with leading zeros.
+// brackets hold numbers and ascending ranges. The first number of a range gives the width with leading zeros.
 func nodes(list string) ([]string, error) {
 	var all []string
 	for _, word := range splitOutside(list) {
@@ -82,7 +82,7 @@ func product(head string, numbers, tails []string) []string {
 	return names
 }
 
-// plain refuses what cannot be part of a host's name.
+// plain refuses text that cannot be part of a host's name.
 func plain(text string) error {
 	for _, c := range text {
 		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("-._", c)) {
@@ -92,7 +92,7 @@ func plain(text string) error {
 	return nil
 }
 
-// numbers expands what is within brackets, to at most limit numbers.
+// numbers expands the text within brackets, to at most limit numbers.
 func numbers(text string, limit int) ([]string, error) {
 	var all []string
 	for part := range strings.SplitSeq(text, ",") {

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// maxPeers bounds the nodes that are told from others by their names.
+// maxPeers bounds the nodes that are distinguished by their names.
 const maxPeers = 10_000
 
 // Peers are the nodes of a job by the names, or the addresses, under which they are found.
 type Peers struct {
-	Names []string // none where nothing says who they are
-	From  string   // what says it
+	Names []string // none where they are unknown
+	From  string   // the source
 }
 
 // String names the first and the last of them.
@@ -48,7 +48,7 @@ func (f *Facts) lists(host string) bool {
 	return slices.ContainsFunc(f.hosts, func(name string) bool { return sameHost(name, host) })
 }
 
-// lists are what schedulers say whose variables are there.
+// lists are the facts of all schedulers with variables here.
 func lists(s System) (all []Facts) {
 	for _, c := range sources() {
 		if f, found, err := read(c, s, false); err == nil && found {
@@ -69,7 +69,7 @@ func sameHost(a, b string) bool {
 	return err != nil && strings.EqualFold(short, other) && (a == short || b == other)
 }
 
-// peers refuses what are no names of hosts, and too many of them.
+// peers refuses texts that are no names of hosts, and too many of them.
 func peers(names []string, from string) Peers {
 	names = slices.Clone(names)
 	slices.Sort(names)

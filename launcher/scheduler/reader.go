@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// reader reads for one scheduler, and remembers what it has used.
+// reader reads for one scheduler, and remembers the variables that it has used.
 type reader struct {
 	System
 	named bool // the user names this scheduler
@@ -19,7 +19,7 @@ type variable struct{ name, value string }
 
 func (v variable) String() string { return fmt.Sprintf("$%s=%.200s", v.name, v.value) }
 
-// peek is the first of the variables that says something, without its being used.
+// peek is the first of the variables with a value; it does not count as used.
 func (r *reader) peek(names ...string) (variable, bool) {
 	for _, name := range names {
 		if v, _ := r.Env(name); strings.TrimSpace(v) != "" {
@@ -29,7 +29,7 @@ func (r *reader) peek(names ...string) (variable, bool) {
 	return variable{}, false
 }
 
-// all reports whether each of the variables says something.
+// all reports whether each of the variables has a value.
 func (r *reader) all(names ...string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { _, set := r.peek(name); return !set })
 }
@@ -55,7 +55,7 @@ func (r *reader) number(lo, hi int, names ...string) (int, variable, error) {
 	return n, v, nil
 }
 
-// worker reports whether this process is itself a worker of a launcher, whose variables are not a scheduler's.
+// worker reports whether this process is itself a worker of a launcher, so that its variables are not a scheduler's.
 func (r *reader) worker() bool {
 	_, is := r.peek("LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 	return is && !r.named
@@ -67,7 +67,7 @@ func (r *reader) port() (int, error) {
 	return n, err
 }
 
-// domain is what follows this host's name in its full name, with the dot, as the kubelet writes it for a pod with a
+// domain is the rest of this host's full name behind its name, with the dot, as the kubelet writes it for a pod with a
 // subdomain; "" where there is none.
 func (r *reader) domain() string {
 	const hosts = "/etc/hosts"

@@ -1,5 +1,5 @@
-// Package scheduler reads from the environment what the scheduler that started this node says of the job: how many
-// nodes there are, which of them this one is, and where node 0 is.
+// Package scheduler reads from the environment the facts that the scheduler of this node supplies: how many nodes there
+// are, which of them this one is, and where node 0 is.
 //
 // The package is pure: variables and files come in as functions, and nothing is resolved or contacted.
 package scheduler
@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// Auto makes Detect look for every scheduler that can be told without being named.
+// Auto makes Detect look for every scheduler that can be identified without being named.
 const Auto = "auto"
 
 // DefaultPort is the port on node 0 where a scheduler names none.
 const DefaultPort = 29500
 
-// maxNodes bounds what a damaged list can make us allocate.
+// maxNodes bounds the memory that a damaged list can make us allocate.
 const maxNodes = 100_000
 
-// System is what is read. No function may be nil.
+// System is the input. No function may be nil.
 type System struct {
 	// Env looks a variable up, as os.LookupEnv does.
 	Env func(name string) (string, bool)
@@ -27,29 +27,29 @@ type System struct {
 	ReadFile func(path string) ([]byte, error)
 	// Host is the host name, as the kernel knows it.
 	Host string
-	// Nodes is the most nodes that the user asks for, 0 where nothing is said. Some schedulers do not tell their number.
+	// Nodes is the most nodes that the user asks for, 0 where unset. Some schedulers do not supply their number.
 	Nodes int
 }
 
-// Facts is what a scheduler says.
+// Facts are supplied by a scheduler.
 type Facts struct {
 	// Name is the scheduler's, "" where there is none.
 	Name string
-	// Nodes is the number of nodes, 0 where it is not told.
+	// Nodes is the number of nodes, 0 if unknown.
 	Nodes int
-	// NodeRank is this node's, from 0; -1 where it is not told.
+	// NodeRank is this node's, from 0; -1 if unknown.
 	NodeRank int
 	// MasterAddr is the host name or address of node 0 and MasterPort, from 1, a port there. DLRover's are its master's,
 	// without a port.
 	MasterAddr string
 	MasterPort int
-	// Slots is how many workers this node is to have, 0 where it is not told.
+	// Slots is how many workers this node is to have, 0 if unknown.
 	Slots int
-	// Share is what this node has of the framework's processes, where some have nodes of their own, as preset.Vars has
-	// it; "": workers and whatever is beside them.
+	// Share is this node's part of the framework's processes, where some have nodes of their own, as preset.Vars has it;
+	// "": workers and all side processes.
 	Share string
-	// Preset is that of the framework whose pods these are, and Servers how many of them are parameter servers; "" and 0
-	// without Share.
+	// Preset is that of the framework that the pods belong to, and Servers how many of them are parameter servers; "" and
+	// 0 without Share.
 	Preset  string
 	Servers int
 	// RunID names the job, "" where the scheduler has no name that all nodes know.
@@ -71,7 +71,7 @@ type source struct {
 	name string
 	// read returns false where the scheduler's variables are not there.
 	read func(*reader) (Facts, bool, error)
-	// needs says what must be there.
+	// needs names the required variables.
 	needs string
 }
 
@@ -101,9 +101,8 @@ func Names() []string {
 	return names
 }
 
-// Detect reads what the named scheduler says, or with Auto the first that is found. Without any, Facts have no name. An
-// error names the variables, the rule and the fix. It is no error where a scheduler that Auto finds does not say
-// enough.
+// Detect reads the facts of the named scheduler, or with Auto of the first that is found. Without any, Facts have no
+// name. An error names the variables, the rule and the fix. With Auto, a scheduler with too few facts is no error.
 func Detect(name string, s System) (Facts, error) {
 	if name == Auto {
 		return detect(s)
@@ -126,8 +125,8 @@ func Detect(name string, s System) (Facts, error) {
 	return f, nil
 }
 
-// Alone is the variable by which a node of which Detect with Auto knows nothing may be one of several, as
-// $NAME=VALUE; "" where there is none.
+// Alone is a variable, as $NAME=VALUE, that shows one of several nodes where Detect with Auto finds no scheduler; ""
+// where there is none.
 func Alone(s System) string {
 	r := &reader{System: s}
 	if r.worker() {
@@ -168,8 +167,8 @@ func detect(s System) (best Facts, err error) {
 	return best, nil
 }
 
-// contradicts reports whether both know the number of nodes, and know another. Of what Volcano lists, its plug-ins for
-// PyTorch may choose: those set Kubeflow's variables.
+// contradicts reports whether both know the number of nodes, and know another. Volcano's plug-ins for PyTorch, which
+// set Kubeflow's variables, may choose among the hosts that Volcano lists.
 func (f *Facts) contradicts(g Facts) bool {
 	return f.Nodes > 0 && g.Nodes > 0 && f.Nodes != g.Nodes && !(f.Name == kubeflowName && g.Name == volcanoName)
 }
