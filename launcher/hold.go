@@ -119,16 +119,16 @@ func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 			return "", fmt.Errorf("rank %d: %w", id.Rank, err)
 		}
 		file := filepath.Join(a.envDir, fmt.Sprintf("rank%d.env.sh", i))
-		if err := openfile.Replace(file, []byte(ShellEnv(spec)), 0o600); err != nil {
+		if err := openfile.Replace(file, []byte(shellEnv(spec)), 0o600); err != nil {
 			return "", err
 		}
 	}
 	return filepath.Join(a.envDir, "rank<local rank>.env.sh"), nil
 }
 
-// ShellEnv is a script for a POSIX shell that sets the environment of s and goes to its working directory. It leaves
+// shellEnv is a script for a POSIX shell that sets the environment of s and goes to its working directory. It leaves
 // out variables of the shell itself, and names that a shell does not allow.
-func ShellEnv(s proc.Spec) string {
+func shellEnv(s proc.Spec) string {
 	var b strings.Builder
 	b.WriteString("# The environment of one worker, to be read by a shell: . FILE\n# The worker itself executes:\n#")
 	for _, arg := range s.Args {

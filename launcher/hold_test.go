@@ -23,7 +23,7 @@ func TestAShellReadsTheEnvironment(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's a dir")
 	require.NoError(t, os.Mkdir(dir, 0o755))
 	nasty := "a'b\"c $HOME `id` \\ !x\n# y; touch hacked\t€ "
-	text := ShellEnv(proc.Spec{
+	text := shellEnv(proc.Spec{
 		Args: []string{"python", "a\ntouch hacked\n'b"}, Dir: dir,
 		Env: []string{"A=1", "NASTY=" + nasty, "A=2", "EMPTY=", "BASH_FUNC_x%%=() { :; }", "0X=1", "PWD=/nowhere",
 			"noequals"},

@@ -59,7 +59,7 @@ type Option struct {
 	Type    Type
 	Choices []string // enforced on the command line only: torchrun does not check the default that a PET_ variable gives
 	// Others are words of other systems, by which Choices are meant. Help and reference name them, completion does not.
-	Others  []Synonym
+	Others  []synonym
 	Default string
 	Bare    string // value of an Optional that is given without one
 	Env     string // PET_ variable that gives the default, "" if there is none
@@ -78,8 +78,8 @@ type Option struct {
 	Check func(value string) error
 }
 
-// Synonym is another word for a value.
-type Synonym struct{ Word, Means string }
+// synonym is another word for a value.
+type synonym struct{ Word, Means string }
 
 // LookupEnv returns the value of an environment variable and whether it is set. It has the signature of os.LookupEnv.
 type LookupEnv func(string) (string, bool)
@@ -408,7 +408,7 @@ func convert(o *Option, value string) (string, error) {
 		}
 		return strconv.FormatFloat(f, 'g', -1, 64), nil
 	}
-	if i := slices.IndexFunc(o.Others, func(s Synonym) bool { return s.Word == value }); i >= 0 {
+	if i := slices.IndexFunc(o.Others, func(s synonym) bool { return s.Word == value }); i >= 0 {
 		return o.Others[i].Means, nil
 	}
 	return value, nil

@@ -84,7 +84,7 @@ func FuzzParseStd(f *testing.F) {
 			require.NoError(t, err)
 		}
 		for _, rank := range []int{-1, 0, 9, 1 << 20} {
-			require.True(t, m.For(rank) >= StdNone && m.For(rank) <= StdBoth)
+			require.True(t, m.For(rank) >= stdNone && m.For(rank) <= stdBoth)
 		}
 	})
 }

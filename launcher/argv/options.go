@@ -189,12 +189,12 @@ func restartOptions() []Option {
 			Usage: "end the job if no worker makes a step within this time after a start; implies --hang=auto (default: " +
 				"never)"},
 		choice(Option{Name: "success-rule", Choices: []string{"all", "rank0", "node0", "any"}, Default: "all",
-			Meta: "RULE", Category: restartSection, Extra: true, Others: []Synonym{{"AllWorkers", "all"}},
+			Meta: "RULE", Category: restartSection, Extra: true, Others: []synonym{{"AllWorkers", "all"}},
 			Usage: "workers that must succeed for the job to succeed: all, rank 0, all of node 0, or any one. rank0 and " +
 				"node0 decide alone: failures of other workers end nothing when no restart is left for them"}),
 		choice(Option{Name: "clean-up", Choices: []string{"none", "unfinished", "all"}, Default: "unfinished",
 			Meta: "WHAT", Category: restartSection, Extra: true,
-			Others: []Synonym{{"None", "none"}, {"Unfinished", "unfinished"}, {"Running", "unfinished"}, {"All", "all"}},
+			Others: []synonym{{"None", "none"}, {"Unfinished", "unfinished"}, {"Running", "unfinished"}, {"All", "all"}},
 			Usage: "treatment of workers that still run when the job has succeeded: none lets them run to their end, and " +
 				"ignores it; unfinished and all stop them"}),
 		{Name: "on-failure", Default: "exit", Meta: "exit|hold[=DURATION]", Category: restartSection, Extra: true,

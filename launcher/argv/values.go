@@ -66,25 +66,25 @@ func ParseConf(s string) (map[string]string, error) {
 	return conf, nil
 }
 
-// Std is a set of a worker's output streams.
-type Std int
+// std is a set of a worker's output streams.
+type std int
 
 // The sets of streams, with torchrun's numbers.
 const (
-	StdNone Std = iota
-	StdOut
-	StdErr
-	StdBoth
+	stdNone std = iota
+	stdOut
+	stdErr
+	stdBoth
 )
 
 // StdMap is the set of streams of every local rank. The zero value has none.
 type StdMap struct {
-	all    Std
-	byRank map[int]Std // nil if all holds for every rank
+	all    std
+	byRank map[int]std // nil if all holds for every rank
 }
 
 // For returns the streams of a local rank; those that a mapping does not name have none.
-func (m StdMap) For(localRank int) Std {
+func (m StdMap) For(localRank int) std {
 	if m.byRank == nil {
 		return m.all
 	}
@@ -97,7 +97,7 @@ func ParseStd(opt, s string) (StdMap, error) {
 	if v, ok := parseStd(s); ok {
 		return StdMap{all: v}, nil
 	}
-	m := StdMap{byRank: map[int]Std{}}
+	m := StdMap{byRank: map[int]std{}}
 	for part := range strings.SplitSeq(s, ",") {
 		rank, value, _ := strings.Cut(part, ":")
 		n, err := strconv.ParseUint(rank, 10, 31)
@@ -113,11 +113,11 @@ func ParseStd(opt, s string) (StdMap, error) {
 	return m, nil
 }
 
-func parseStd(s string) (Std, bool) {
+func parseStd(s string) (std, bool) {
 	if len(s) != 1 || s[0] < '0' || s[0] > '3' {
 		return 0, false
 	}
-	return Std(s[0] - '0'), true
+	return std(s[0] - '0'), true
 }
 
 // ParseSignals reads --signals-to-handle: signal names separated by commas. A name that this system does not know is a

@@ -67,14 +67,14 @@ func TestParseConf(t *testing.T) {
 func TestParseStd(t *testing.T) {
 	for _, tc := range []struct {
 		in   string
-		want []Std // local ranks 0, 1, 12
+		want []std // local ranks 0, 1, 12
 		err  string
 	}{
-		{in: "0", want: []Std{StdNone, StdNone, StdNone}},
-		{in: "3", want: []Std{StdBoth, StdBoth, StdBoth}},
-		{in: "1:2", want: []Std{StdNone, StdErr, StdNone}},
-		{in: "0:1,1:3,12:2", want: []Std{StdOut, StdBoth, StdErr}},
-		{in: "0:1,0:0", want: []Std{StdNone, StdNone, StdNone}},
+		{in: "0", want: []std{stdNone, stdNone, stdNone}},
+		{in: "3", want: []std{stdBoth, stdBoth, stdBoth}},
+		{in: "1:2", want: []std{stdNone, stdErr, stdNone}},
+		{in: "0:1,1:3,12:2", want: []std{stdOut, stdBoth, stdErr}},
+		{in: "0:1,0:0", want: []std{stdNone, stdNone, stdNone}},
 		{in: "4", err: `--tee: 4 does not match: <^[0123]$> or <^(\d+:[0123],)*(\d+:[0123])$>; ` +
 			"write 3 or 0:3,1:2 (0 none, 1 stdout, 2 stderr, 3 both)"},
 		{in: "", err: "does not match"},
@@ -87,10 +87,10 @@ func TestParseStd(t *testing.T) {
 		m, err := ParseStd("--tee", tc.in)
 		requireError(t, tc.err, err, tc.in)
 		if err == nil {
-			require.Equal(t, tc.want, []Std{m.For(0), m.For(1), m.For(12)}, tc.in)
+			require.Equal(t, tc.want, []std{m.For(0), m.For(1), m.For(12)}, tc.in)
 		}
 	}
-	require.Equal(t, StdNone, StdMap{}.For(0), "the zero value")
+	require.Equal(t, stdNone, StdMap{}.For(0), "the zero value")
 }
 
 func TestParseSignals(t *testing.T) {

@@ -126,7 +126,7 @@ func (f *FIFO) serve() {
 	defer close(f.done)
 	level := slog.LevelWarn // for the first bad request
 	err := eachLine(f.file, func(line []byte) bool {
-		r, err := Parse(line, time.Now())
+		r, err := parse(line, time.Now())
 		if err != nil {
 			f.log.Log(context.Background(), level,
 				"a timer request that cannot be read is ignored; more of them are not reported",
@@ -147,9 +147,9 @@ func (f *FIFO) serve() {
 }
 
 // eachLine calls do for each line of r until it returns false. Of a line that is too long it passes the beginning,
-// which is longer than MaxLine.
+// which is longer than maxLine.
 func eachLine(r io.Reader, do func(line []byte) bool) error {
-	b := bufio.NewReaderSize(r, MaxLine+2)
+	b := bufio.NewReaderSize(r, maxLine+2)
 	rest := false // of a line that was too long
 	for {
 		line, err := b.ReadSlice('\n')

@@ -42,7 +42,7 @@ func TestParse(t *testing.T) {
 		`{"pid": 1, "scope_id": "\"expiration_time\": NaN", "expiration_time": 1, "signal": 9}`: {PID: 1,
 			Scope: `"expiration_time": NaN`, Signal: 9},
 	} {
-		got, err := Parse([]byte(line), noon)
+		got, err := parse([]byte(line), noon)
 		require.NoError(t, err, line)
 		require.Equal(t, want, got, line)
 	}
@@ -57,9 +57,9 @@ func TestParse(t *testing.T) {
 		`{"pid": 1, "scope_id": 7, "expiration_time": 1, "signal": 9}`:      "scope_id",
 		`{"pid": 1, "scope_id": "s", "expiration_time": 1, "signal": 65}`:   "none above 64",
 		`{"pid": 1, "scope_id": "s", "expiration_time": 1, "signal": 9} {}`: "after top-level",
-		strings.Repeat(" ", MaxLine) + `{}`:                                 "longer than",
+		strings.Repeat(" ", maxLine) + `{}`:                                 "longer than",
 	} {
-		_, err := Parse([]byte(line), noon)
+		_, err := parse([]byte(line), noon)
 		require.ErrorContains(t, err, want, line)
 	}
 }
@@ -69,7 +69,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"pid": 1, "scope_id": "s", "expiration_time": 1e308, "signal": -9}`))
 	f.Add([]byte(`{"pid": 1, "scope_id": "s", "expiration_time": -Infinity}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		r, err := Parse(line, noon)
+		r, err := parse(line, noon)
 		if err != nil {
 			require.Zero(t, r)
 			return
@@ -139,7 +139,7 @@ func TestTable(t *testing.T) {
 
 func TestTableIsBounded(t *testing.T) {
 	var tb Table
-	for i := range MaxTimers {
+	for i := range maxTimers {
 		set(t, &tb, 1, fmt.Sprint(i), time.Second, 9)
 	}
 	_, err := tb.Set(Request{PID: 1, Scope: "one more"}, noon)
@@ -149,14 +149,14 @@ func TestTableIsBounded(t *testing.T) {
 
 func TestLinesAreBounded(t *testing.T) {
 	var got []string
-	text := "first\n" + strings.Repeat("x", 5*MaxLine) + "\nthird\n\n" + strings.Repeat("y",
-		MaxLine) + "\nrest without an end"
+	text := "first\n" + strings.Repeat("x", 5*maxLine) + "\nthird\n\n" + strings.Repeat("y",
+		maxLine) + "\nrest without an end"
 	err := eachLine(strings.NewReader(text), func(line []byte) bool { got = append(got, string(line)); return true })
 	require.ErrorContains(t, err, "EOF")
 	require.Len(t, got, 5)
-	require.Greater(t, len(got[1]), MaxLine)
+	require.Greater(t, len(got[1]), maxLine)
 	got[1] = "long"
-	require.Equal(t, []string{"first", "long", "third", "", strings.Repeat("y", MaxLine)}, got)
+	require.Equal(t, []string{"first", "long", "third", "", strings.Repeat("y", maxLine)}, got)
 }
 
 func listen(t *testing.T, path string, log *slog.Logger) *FIFO {
@@ -194,7 +194,7 @@ func TestFIFOPassesWhatIsARequest(t *testing.T) {
 	var log bytes.Buffer
 	f := listen(t, filepath.Join(t.TempDir(), "timer"), slog.New(slog.NewTextHandler(&log, nil)))
 	go func() {
-		write(t, f.Path(), "nonsense\n{}\n"+strings.Repeat("z", 3*MaxLine)+"\n")
+		write(t, f.Path(), "nonsense\n{}\n"+strings.Repeat("z", 3*maxLine)+"\n")
 		write(t, f.Path(), `{"pid": 7, "scope_id": "s", "expiration_time": -1, "signal": 0}`+"\n")
 	}()
 	require.Equal(t, Request{PID: 7, Scope: "s", Release: true}, <-f.Requests())

@@ -1,8 +1,8 @@
 // Package filetimer serves torch.distributed.elastic.timer's FileTimerClient: FIFO is the named pipe that workers write
-// to, Parse reads their requests, Table keeps the running timers. The launcher decides which process an expired timer
+// to, parse reads their requests, Table keeps the running timers. The launcher decides which process an expired timer
 // kills.
 //
-// Parse and Table are pure. A FIFO owns one goroutine, which ends with Close.
+// parse and Table are pure. A FIFO owns one goroutine, which ends with Close.
 package filetimer
 
 import (
@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// MaxLine is the longest request in bytes: PIPE_BUF, up to which the kernel does not mix the writes of several
+// maxLine is the longest request in bytes: PIPE_BUF, up to which the kernel does not mix the writes of several
 // processes.
-const MaxLine = 4096
+const maxLine = 4096
 
 // maxAfter is for timers that are meant never to expire.
 const maxAfter = 100 * 365 * 24 * time.Hour
@@ -30,8 +30,8 @@ type Request struct {
 	Signal  syscall.Signal // for the process then; 0 is none
 }
 
-// Parse reads one line that arrived at now. The request carries the wall clock's time.
-func Parse(line []byte, now time.Time) (Request, error) {
+// parse reads one line that arrived at now. The request carries the wall clock's time.
+func parse(line []byte, now time.Time) (Request, error) {
 	var in struct {
 		PID     *int     `json:"pid"`
 		Scope   *string  `json:"scope_id"`
@@ -39,7 +39,7 @@ func Parse(line []byte, now time.Time) (Request, error) {
 		Signal  int      `json:"signal"`
 	}
 	switch err := json.Unmarshal(finite(line), &in); {
-	case len(line) > MaxLine:
+	case len(line) > maxLine:
 		return Request{}, errors.New("longer than 4096 bytes")
 	case err != nil:
 		return Request{}, err

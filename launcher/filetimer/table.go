@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// MaxTimers bounds a Table.
-const MaxTimers = 1 << 16
+// maxTimers bounds a Table.
+const maxTimers = 1 << 16
 
 // Timer is a timer that runs.
 type Timer struct {
@@ -30,8 +30,8 @@ type name struct {
 // Set starts a timer, or starts it again.
 func (t *Table) Set(r Request, now time.Time) (Timer, error) {
 	n := name{r.PID, r.Scope}
-	if _, again := t.timers[n]; !again && len(t.timers) >= MaxTimers {
-		return Timer{}, fmt.Errorf("more than %d timers run", MaxTimers)
+	if _, again := t.timers[n]; !again && len(t.timers) >= maxTimers {
+		return Timer{}, fmt.Errorf("more than %d timers run", maxTimers)
 	}
 	if t.timers == nil {
 		t.timers = map[name]Timer{}

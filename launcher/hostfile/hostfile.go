@@ -15,7 +15,7 @@ import (
 
 // Limits of a file.
 const (
-	MaxHosts = 100_000
+	maxHosts = 100_000
 	MaxSlots = 4096
 )
 
@@ -42,8 +42,8 @@ func Parse(text string) ([]Host, error) {
 		if err == nil && seen[h.Name] > 0 {
 			err = fmt.Errorf("host %s is on line %d already; give every host one line", h.Name, seen[h.Name])
 		}
-		if err == nil && len(hosts) == MaxHosts {
-			err = fmt.Errorf("there may be %d hosts at most", MaxHosts)
+		if err == nil && len(hosts) == maxHosts {
+			err = fmt.Errorf("there may be %d hosts at most", maxHosts)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)

@@ -152,7 +152,7 @@ func New(cfg Config) (*Logs, error) {
 
 // Stderr returns the launcher's output for its own lines until Close, instead of Config.Stderr: they do not continue a
 // worker's line. Bytes that cannot be written are counted with the workers' output.
-func (l *Logs) Stderr() Own { return Own{l.console[1]} }
+func (l *Logs) Stderr() ownLines { return ownLines{l.console[1]} }
 
 func setDefaults(c *Config) {
 	none := func(int) Std { return 0 }

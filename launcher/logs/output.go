@@ -92,18 +92,18 @@ func (o *output) unlock() {
 	}
 }
 
-// Own is the stream of the launcher's own lines, which do not wait: an unfinished line is ended for them.
-type Own struct{ o *output }
+// ownLines is the stream of the launcher's own lines, which do not wait: an unfinished line is ended for them.
+type ownLines struct{ o *output }
 
 // Write returns the error and reports it nowhere else: the writer may be the logger itself, with its lock.
-func (w Own) Write(p []byte) (int, error) {
+func (w ownLines) Write(p []byte) (int, error) {
 	w.o.mu.Lock()
 	defer w.o.mu.Unlock()
 	return len(p), w.o.ownLocked(string(p))
 }
 
 // FreshLine ends the unfinished line of a worker. It does not wait for a console that is blocked.
-func (w Own) FreshLine() {
+func (w ownLines) FreshLine() {
 	if w.o.mu.TryLock() {
 		defer w.o.mu.Unlock()
 		if w.o.open != nobody {

@@ -12,7 +12,7 @@ type Place struct {
 	Err  error // why the worker has no place; nil: it has
 }
 
-// Near finds the place of each worker, like Plan with the mode Node, but one after the other: a worker with an
+// Near finds the place of each worker, like Plan with modeNode, but one after the other: a worker with an
 // accelerator on an unknown node does not take the place of the others. An error concerns them all.
 func Near(root fs.FS, devices []string, workers int, allowed []int) ([]Place, error) {
 	t, err := readTopology(root, allowed)
@@ -35,7 +35,7 @@ func (t topology) near(device string) Place {
 	if err != nil {
 		return Place{Node: -1, Err: fmt.Errorf("its accelerator is %s: %w", device, err)}
 	}
-	cpus, err := t.bind(Node, node, 0, 1)
+	cpus, err := t.bind(modeNode, node, 0, 1)
 	if err != nil {
 		return Place{Node: -1, Err: fmt.Errorf("its accelerator is %s: %w", device, err)}
 	}

@@ -20,25 +20,26 @@ type Mode string
 
 // The modes of --numa-binding.
 const (
-	// Node is all CPUs of the accelerator's NUMA node.
-	Node Mode = "node"
-	// Socket is all CPUs of all NUMA nodes of the accelerator's socket.
-	Socket Mode = "socket"
-	// Exclusive is an even share of the node's physical cores among the accelerators of that node. The hyperthreads of a
-	// core stay together.
-	Exclusive Mode = "exclusive"
-	// CoreComplex is the CPUs of the node that share one last-level cache (an AMD CCX, say). The accelerators of one node
-	// take the caches in turn, those with the most usable CPUs first.
-	CoreComplex Mode = "core-complex"
+	// modeNode is all CPUs of the accelerator's NUMA node.
+	modeNode Mode = "node"
+	// modeSocket is all CPUs of all NUMA nodes of the accelerator's socket.
+	modeSocket Mode = "socket"
+	// modeExclusive is an even share of the node's physical cores among the accelerators of that node. The hyperthreads of
+	// a core stay together.
+	modeExclusive Mode = "exclusive"
+	// modeCoreComplex is the CPUs of the node that share one last-level cache (an AMD CCX, say). The accelerators of one
+	// node take the caches in turn, those with the most usable CPUs first.
+	modeCoreComplex Mode = "core-complex"
 )
 
 // ParseMode reads the value of --numa-binding.
 func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
-	case Node, Socket, Exclusive, CoreComplex:
+	case modeNode, modeSocket, modeExclusive, modeCoreComplex:
 		return m, nil
 	}
-	return "", fmt.Errorf("NUMA binding %q is unknown: use %s, %s, %s or %s", s, Node, Socket, Exclusive, CoreComplex)
+	return "", fmt.Errorf("NUMA binding %q is unknown: use %s, %s, %s or %s", s,
+		modeNode, modeSocket, modeExclusive, modeCoreComplex)
 }
 
 // Plan returns the CPU set of each worker, ascending. The worker with local rank i uses devices[i]; devices without a
@@ -73,7 +74,7 @@ func Plan(root fs.FS, mode Mode, devices []string, workers int, allowed []int) (
 // bind returns the CPUs of the accelerator that is number i of the n on its node.
 func (t topology) bind(mode Mode, node, i, n int) ([]int, error) {
 	near := t.online[node]
-	if mode == Socket {
+	if mode == modeSocket {
 		var err error
 		if near, err = t.socketOf(node); err != nil {
 			return nil, err
@@ -85,9 +86,9 @@ func (t topology) bind(mode Mode, node, i, n int) ([]int, error) {
 			"give the container some of them, or remove the option", node, mode, Format(near), Format(t.allowed))
 	}
 	switch mode {
-	case Exclusive:
+	case modeExclusive:
 		return t.coreShare(cpus, node, i, n)
-	case CoreComplex:
+	case modeCoreComplex:
 		return t.cacheShare(cpus, i)
 	}
 	return cpus, nil

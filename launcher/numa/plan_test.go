@@ -94,39 +94,39 @@ func TestPlan(t *testing.T) {
 		allowed string // "" = all
 		want    []string
 	}{
-		{"one node, unknown node of the device", desktop, Node, 3, "", []string{"0-7", "0-7", "0-7"}},
-		{"one node, socket", desktop, Socket, 2, "", []string{"0-7", "0-7"}},
-		{"one node, exclusive, the first take the rest", desktop, Exclusive, 3, "", []string{"0-2", "3-5", "6-7"}},
-		{"one node, one cache wraps", desktop, CoreComplex, 3, "", []string{"0-7", "0-7", "0-7"}},
-		{"no workers", desktop, Node, 0, "", []string{}},
+		{"one node, unknown node of the device", desktop, modeNode, 3, "", []string{"0-7", "0-7", "0-7"}},
+		{"one node, socket", desktop, modeSocket, 2, "", []string{"0-7", "0-7"}},
+		{"one node, exclusive, the first take the rest", desktop, modeExclusive, 3, "", []string{"0-2", "3-5", "6-7"}},
+		{"one node, one cache wraps", desktop, modeCoreComplex, 3, "", []string{"0-7", "0-7", "0-7"}},
+		{"no workers", desktop, modeNode, 0, "", []string{}},
 
-		{"many nodes, node", xeon, Node, 8, "", []string{"0-3,32-35", "0-3,32-35", "12-15,44-47", "12-15,44-47",
+		{"many nodes, node", xeon, modeNode, 8, "", []string{"0-3,32-35", "0-3,32-35", "12-15,44-47", "12-15,44-47",
 			"16-19,48-51", "16-19,48-51", "16-19,48-51", "28-31,60-63"}},
-		{"many nodes, socket", xeon, Socket, 5, "",
+		{"many nodes, socket", xeon, modeSocket, 5, "",
 			[]string{"0-15,32-47", "0-15,32-47", "0-15,32-47", "0-15,32-47", "16-31,48-63"}},
-		{"many nodes, exclusive keeps hyperthreads together", xeon, Exclusive, 8, "", []string{"0-1,32-33", "2-3,34-35",
+		{"many nodes, exclusive keeps hyperthreads together", xeon, modeExclusive, 8, "", []string{"0-1,32-33", "2-3,34-35",
 			"12-13,44-45", "14-15,46-47", "16-17,48-49", "18,50", "19,51", "28-31,60-63"}},
-		{"fewer workers than devices: the share is the same", xeon, Exclusive, 1, "", []string{"0-1,32-33"}},
-		{"a cache beyond the node is cut to the node", xeon, CoreComplex, 3, "",
+		{"fewer workers than devices: the share is the same", xeon, modeExclusive, 1, "", []string{"0-1,32-33"}},
+		{"a cache beyond the node is cut to the node", xeon, modeCoreComplex, 3, "",
 			[]string{"0-3,32-35", "0-3,32-35", "12-15,44-47"}},
 
-		{"caches in turn, per node, then again", epyc, CoreComplex, 6, "",
+		{"caches in turn, per node, then again", epyc, modeCoreComplex, 6, "",
 			[]string{"0-1,16-17", "2-3,18-19", "8-9,24-25", "4-5,20-21",
 				"6-7,22-23", "0-1,16-17"}},
-		{"caches with most usable CPUs first", epyc, CoreComplex, 5, "0,4-9,16,17,20-23",
+		{"caches with most usable CPUs first", epyc, modeCoreComplex, 5, "0,4-9,16,17,20-23",
 			[]string{"4-5,20-21", "6-7,22-23", "8-9", "0,16-17", "4-5,20-21"}},
 
-		{"mask, node", xeon, Node, 4, "2,14-40", []string{"2,32-35", "2,32-35", "14-15", "14-15"}},
-		{"mask, socket reaches the other node", xeon, Socket, 1, "4-5,16", []string{"4-5"}},
-		{"mask, exclusive counts cores with one usable thread", xeon, Exclusive, 2, "2,3,33", []string{"2,33", "3"}},
-		{"mask in any order", desktop, Node, 1, "5,1,3", []string{"1,3,5"}},
+		{"mask, node", xeon, modeNode, 4, "2,14-40", []string{"2,32-35", "2,32-35", "14-15", "14-15"}},
+		{"mask, socket reaches the other node", xeon, modeSocket, 1, "4-5,16", []string{"4-5"}},
+		{"mask, exclusive counts cores with one usable thread", xeon, modeExclusive, 2, "2,3,33", []string{"2,33", "3"}},
+		{"mask in any order", desktop, modeNode, 1, "5,1,3", []string{"1,3,5"}},
 
-		{"offline CPUs, node", halfOff, Node, 1, "", []string{"0,2-3,33"}},
+		{"offline CPUs, node", halfOff, modeNode, 1, "", []string{"0,2-3,33"}},
 		// CPU 33 lists no offline sibling, so that its core comes after those of CPUs 2 and 3.
-		{"offline CPUs, exclusive", halfOff, Exclusive, 2, "", []string{"0,2", "3,33"}},
-		{"offline CPUs, core-complex", halfOff, CoreComplex, 1, "", []string{"0,2-3,33"}},
+		{"offline CPUs, exclusive", halfOff, modeExclusive, 2, "", []string{"0,2", "3,33"}},
+		{"offline CPUs, core-complex", halfOff, modeCoreComplex, 1, "", []string{"0,2-3,33"}},
 
-		{"no cache information, exclusive", virtual, Exclusive, 2, "", []string{"0-1", "2-3"}},
+		{"no cache information, exclusive", virtual, modeExclusive, 2, "", []string{"0-1", "2-3"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := Plan(tt.machine.tree(), tt.mode, tt.machine.devices(), tt.workers, mask(t, tt.machine, tt.allowed))
@@ -166,18 +166,18 @@ func TestPlanFails(t *testing.T) {
 		want    []string // parts of the error
 	}{
 		{"unknown mode", two, "numa", 1, "", []string{`"numa"`, "node, socket, exclusive or core-complex"}},
-		{"too few devices", two, Node, 3, "",
+		{"too few devices", two, modeNode, 3, "",
 			[]string{"3 workers", "2 are visible", "[0000:10:00.0 0000:11:00.0]", "--nproc-per-node"}},
-		{"unknown node of several", two, Node, 2, "",
+		{"unknown node of several", two, modeNode, 2, "",
 			[]string{"local rank 1", "0000:11:00.0", "numa_node is -1", "2 NUMA nodes", "firmware"}},
-		{"mask without the node", two, Node, 1, "2-3",
+		{"mask without the node", two, modeNode, 1, "2-3",
 			[]string{"local rank 0", "0000:10:00.0", "NUMA node 0", "[0-1]", "[2-3]", "container"}},
-		{"mask without the socket", two, Socket, 1, "2-3", []string{"mode socket", "[0-1]", "[2-3]"}},
-		{"node without CPUs", farNode, Exclusive, 1, "", []string{"NUMA node 3", "[]", "[0-1]"}},
-		{"node without CPUs, socket", farNode, Socket, 1, "", []string{"NUMA node 3", "[]", "[0-1]"}},
-		{"fewer cores than devices", crowded, Exclusive, 1, "",
+		{"mask without the socket", two, modeSocket, 1, "2-3", []string{"mode socket", "[0-1]", "[2-3]"}},
+		{"node without CPUs", farNode, modeExclusive, 1, "", []string{"NUMA node 3", "[]", "[0-1]"}},
+		{"node without CPUs, socket", farNode, modeSocket, 1, "", []string{"NUMA node 3", "[]", "[0-1]"}},
+		{"fewer cores than devices", crowded, modeExclusive, 1, "",
 			[]string{"local rank 0", "2 usable physical cores (CPUs 0-3)", "3 accelerators", "--numa-binding=node"}},
-		{"no cache information", virtual, CoreComplex, 1, "",
+		{"no cache information", virtual, modeCoreComplex, 1, "",
 			[]string{"local rank 0", "/sys/devices/system/cpu/cpu0/cache", "--numa-binding=node"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -188,7 +188,7 @@ func TestPlanFails(t *testing.T) {
 		})
 	}
 	t.Run("an unknown node matters only to a worker", func(t *testing.T) {
-		got, err := Plan(two.tree(), Exclusive, two.devices(), 1, mask(t, two, ""))
+		got, err := Plan(two.tree(), modeExclusive, two.devices(), 1, mask(t, two, ""))
 		require.NoError(t, err)
 		require.Equal(t, [][]int{{0, 1}}, got)
 	})
@@ -201,11 +201,11 @@ func TestPlanDamagedSysfs(t *testing.T) {
 		mode Mode
 		file string
 	}{
-		{Node, pciDir + "/0000:10:00.0/numa_node"},
-		{Socket, cpuDir + "/cpu0/topology/physical_package_id"},
-		{Exclusive, cpuDir + "/cpu0/topology/thread_siblings_list"},
-		{CoreComplex, cpuDir + "/cpu0/cache/index3/shared_cpu_list"},
-		{Node, nodeDir + "/node0/cpulist"},
+		{modeNode, pciDir + "/0000:10:00.0/numa_node"},
+		{modeSocket, cpuDir + "/cpu0/topology/physical_package_id"},
+		{modeExclusive, cpuDir + "/cpu0/topology/thread_siblings_list"},
+		{modeCoreComplex, cpuDir + "/cpu0/cache/index3/shared_cpu_list"},
+		{modeNode, nodeDir + "/node0/cpulist"},
 	} {
 		t.Run(tt.file, func(t *testing.T) {
 			tree := m.tree()
@@ -217,7 +217,7 @@ func TestPlanDamagedSysfs(t *testing.T) {
 			require.Error(t, err)
 		})
 	}
-	_, err := Plan(fstest.MapFS{}, Node, m.devices(), 1, []int{0, 1})
+	_, err := Plan(fstest.MapFS{}, modeNode, m.devices(), 1, []int{0, 1})
 	require.ErrorContains(t, err, "no NUMA node in /sys/devices/system/node")
 }
 
@@ -225,7 +225,7 @@ func TestMemoryOnlyNodes(t *testing.T) {
 	m := machine{sockets: 1, nodes: 1, cores: 2, threads: 1, caches: 1, gpus: []int{-1}}
 	tree := m.tree()
 	tree[nodeDir+"/node1/cpulist"] = &fstest.MapFile{Data: []byte("\n")} // GPU memory, as on GH200
-	for _, mode := range []Mode{Node, Socket} {
+	for _, mode := range []Mode{modeNode, modeSocket} {
 		got, err := Plan(tree, mode, m.devices(), 1, []int{0, 1})
 		require.NoError(t, err)
 		require.Equal(t, [][]int{{0, 1}}, got)
@@ -233,7 +233,7 @@ func TestMemoryOnlyNodes(t *testing.T) {
 }
 
 func TestParseMode(t *testing.T) {
-	for _, mode := range []Mode{Node, Socket, Exclusive, CoreComplex} {
+	for _, mode := range []Mode{modeNode, modeSocket, modeExclusive, modeCoreComplex} {
 		got, err := ParseMode(string(mode))
 		require.NoError(t, err)
 		require.Equal(t, mode, got)

@@ -35,7 +35,7 @@ func (p CodePolicy) Validate() error {
 // schedulers and never change their meaning.
 //
 // They keep clear of statuses that mean something to others: 14, 201 and 202 (DLRover), 93 (NVRx), 99 (Grid Engine),
-// 101 and 102 (PaddlePaddle), 64 to 78 (sysexits), 126 and 127 (shells), 138 (RestartMe), 200 and 210
+// 101 and 102 (PaddlePaddle), 64 to 78 (sysexits), 126 and 127 (shells), 138 (restartMe), 200 and 210
 // (FrameworkController). 128+n is used for signal n only, so that rules such as "143 was preempted, run it again" hold
 // for the launcher too.
 type Reason int

@@ -28,14 +28,14 @@ const (
 	// Always restarts for every exit code until the restarts are used up. A worker that exits with 0 is done for this
 	// time; the rendezvous starts the job anew when all are.
 	Always Restart = "Always"
-	// ExitCode restarts after retryable exit codes and after RestartMe. Every other failure is permanent.
+	// ExitCode restarts after retryable exit codes and after restartMe. Every other failure is permanent.
 	ExitCode Restart = "ExitCode"
 )
 
-// RestartMe is the exit code by which a worker asks, under ExitCode, for a restart that is not charged to
+// restartMe is the exit code by which a worker asks, under ExitCode, for a restart that is not charged to
 // --max-restarts. A shell also reports it for SIGUSR1, so that signal asks for the same. The backoff limit bounds these
 // restarts; to have them charged, list 138 as retryable.
-const RestartMe = 138
+const restartMe = 138
 
 // Config is a job's restart policy.
 type Config struct {
@@ -195,7 +195,7 @@ func (c Config) Table() []Rule {
 		if len(retryable) == 0 {
 			retryable = defaultRetryable()
 		}
-		return append(rules, rule(RestartCharged, retryable...), rule(RestartFree, CodeRange{RestartMe, RestartMe}),
+		return append(rules, rule(RestartCharged, retryable...), rule(RestartFree, CodeRange{restartMe, restartMe}),
 			rule(Fail))
 	}
 	return append(rules, rule(RestartCharged))

@@ -38,7 +38,7 @@ const (
 	mountsV2Subtree = "30 23 0:26 /kubepods/pod1/c1 /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
 )
 
-func ownMemory(procRoot, cgroupRoot string) (*MemoryCgroup, error) {
+func ownMemory(procRoot, cgroupRoot string) (*memoryCgroup, error) {
 	c, err := ownCgroups(procRoot, cgroupRoot)
 	if err != nil {
 		return nil, err

@@ -17,17 +17,17 @@ type MemoryState struct {
 	Peak     int64 // highest use of the cgroup that has the limit
 }
 
-// MemoryCgroup is the memory cgroup of this process. Workers are in the same
+// memoryCgroup is the memory cgroup of this process. Workers are in the same
 // one: the launcher's own directory for them has no memory controller.
-type MemoryCgroup struct {
+type memoryCgroup struct {
 	v2   bool
 	dirs []string // own first, then ancestors
 }
 
 // memory finds the memory cgroup of this process.
-func (c cgroups) memory() (*MemoryCgroup, error) {
+func (c cgroups) memory() (*memoryCgroup, error) {
 	if dirs := c.dirs("memory"); len(dirs) > 0 {
-		return &MemoryCgroup{dirs: dirs}, nil
+		return &memoryCgroup{dirs: dirs}, nil
 	}
 	dirs := c.dirs(unified)
 	for len(dirs) > 0 && !exists(filepath.Join(dirs[0], "memory.events")) {
@@ -36,14 +36,14 @@ func (c cgroups) memory() (*MemoryCgroup, error) {
 	if len(dirs) == 0 {
 		return nil, errors.New("no memory cgroup: this process is in the root cgroup, or no memory controller is mounted")
 	}
-	return &MemoryCgroup{v2: true, dirs: dirs}, nil
+	return &memoryCgroup{v2: true, dirs: dirs}, nil
 }
 
 // Path returns the directory of the cgroup.
-func (m *MemoryCgroup) Path() string { return m.dirs[0] }
+func (m *memoryCgroup) Path() string { return m.dirs[0] }
 
 // Read returns the state now.
-func (m *MemoryCgroup) Read() (MemoryState, error) {
+func (m *memoryCgroup) Read() (MemoryState, error) {
 	events, limit, peak := "memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"
 	if m.v2 {
 		events, limit, peak = "memory.events", "memory.max", "memory.peak"

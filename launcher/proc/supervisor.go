@@ -52,7 +52,7 @@ type Supervisor struct {
 	closed    bool
 	abandoned bool          // no more events are reported
 	cgroup    *cgroup       // nil: none
-	memory    *MemoryCgroup // nil: unknown
+	memory    *memoryCgroup // nil: unknown
 	children  map[int]*Process
 	swept     map[int]bool // processes that the newest sweep did not spare, and that are not collected yet
 
@@ -132,7 +132,7 @@ func tryPidfd() {
 }
 
 // Memory returns the memory cgroup of this process and of its workers; nil if there is none or it cannot be found.
-func (s *Supervisor) Memory() *MemoryCgroup {
+func (s *Supervisor) Memory() *memoryCgroup {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.memory

@@ -52,7 +52,7 @@ func Received() *Handed {
 		return nil
 	}
 	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > MaxMemo+1<<10 {
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxMemo+1<<10 {
 		return nil
 	}
 	data := make([]byte, st.Size)

@@ -262,7 +262,7 @@ func (s *Session) greet(r *bufio.Reader, slow *time.Timer) (sent bool, err error
 		if err != nil {
 			return false, err
 		}
-		s.in.text([]byte(Script(s.to.Program, "dlrover-run-"+directory)))
+		s.in.text([]byte(bootScript(s.to.Program, "dlrover-run-"+directory)))
 	}
 	for skipped := 0; skipped < maxGreeting; {
 		line, err := r.ReadSlice('\n')

@@ -34,15 +34,15 @@ type Memo struct {
 	Handed json.RawMessage
 }
 
-// MaxMemo bounds a memo, in bytes.
-const MaxMemo = 16 << 20
+// maxMemo bounds a memo, in bytes.
+const maxMemo = 16 << 20
 
 // Encode writes a memo as it travels.
 func (m *Memo) Encode() ([]byte, error) {
 	text, err := json.Marshal(m)
-	if err == nil && len(text) > MaxMemo {
+	if err == nil && len(text) > maxMemo {
 		err = fmt.Errorf("arguments, variables and host file take %d bytes; at most %d are sent to a host", len(text),
-			MaxMemo)
+			maxMemo)
 	}
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func readMemo(r *bufio.Reader) (m Memo, err error) {
 		return m, err
 	}
 	n, err := strconv.Atoi(strings.TrimSuffix(string(line), "\n"))
-	if err != nil || n < 0 || n > MaxMemo {
+	if err != nil || n < 0 || n > maxMemo {
 		return m, errMemo
 	}
 	text := make([]byte, n)

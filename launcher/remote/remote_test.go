@@ -430,7 +430,7 @@ func TestPrinter(t *testing.T) {
 
 func TestMemoIsBounded(t *testing.T) {
 	t.Parallel()
-	m := Memo{Name: "x", Mark: "m", Dir: "/", Args: []string{strings.Repeat("x", MaxMemo)}}
+	m := Memo{Name: "x", Mark: "m", Dir: "/", Args: []string{strings.Repeat("x", maxMemo)}}
 	_, err := m.Encode()
 	require.ErrorContains(t, err, "at most 16777216 are sent to a host")
 	for _, text := range []string{"", "x\n", "-1\n", "99999999\n{}", "2\n{}", "5\n{}"} {

@@ -30,10 +30,10 @@ const (
 //go:embed bootstrap.sh
 var bootstrap string
 
-// Script is the input of the remote sh. It executes the agent from the program at own, or one in PATH, if that is the
-// file with that size and identity. Where there is none it requests the program, and keeps it, as long as it runs, in a
-// new directory of that name.
-func Script(p *Program, directory string) string {
+// bootScript is the input of the remote sh. It executes the agent from the program at own, or one in PATH, if that is
+// the file with that size and identity. Where there is none it requests the program, and keeps it, as long as it runs,
+// in a new directory of that name.
+func bootScript(p *Program, directory string) string {
 	own := p.Path
 	if strings.ContainsFunc(own, func(r rune) bool { return !plain(r) }) {
 		own = ""

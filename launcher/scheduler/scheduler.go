@@ -13,8 +13,8 @@ import (
 // Auto makes Detect look for every scheduler that can be identified without being named.
 const Auto = "auto"
 
-// DefaultPort is the port on node 0 where a scheduler names none.
-const DefaultPort = 29500
+// defaultPort is the port on node 0 where a scheduler names none.
+const defaultPort = 29500
 
 // maxNodes bounds the memory that a damaged list can make us allocate.
 const maxNodes = 100_000
@@ -182,7 +182,7 @@ func read(c source, s System, named bool) (Facts, bool, error) {
 	slices.Sort(r.from)
 	f.Name, f.From = c.name, slices.Compact(r.from)
 	if f.MasterPort == 0 && c.name != dlroverName {
-		f.MasterPort = DefaultPort
+		f.MasterPort = defaultPort
 	}
 	return f, true, nil
 }

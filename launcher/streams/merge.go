@@ -14,7 +14,7 @@ type Source struct {
 
 // Bounds of an unfinished line.
 const (
-	MaxLine   = 16 << 10    // bytes; a longer one is shown in parts
+	maxLine   = 16 << 10    // bytes; a longer one is shown in parts
 	showAfter = time.Second // an unfinished one is shown that has not grown for so long
 	barEvery  = time.Second // how often the state of a progress bar is shown
 )
@@ -74,8 +74,8 @@ func (l *Lines) add(s Source, o *openLine, b []byte, now time.Time) {
 		l.overwrite(s, o, now)
 	}
 	o.changed = now
-	for len(o.text)+len(b) > MaxLine {
-		n := MaxLine - len(o.text)
+	for len(o.text)+len(b) > maxLine {
+		n := maxLine - len(o.text)
 		l.Emit(s, append(o.text, b[:n]...))
 		o.text, b = o.text[:0], b[n:]
 	}

@@ -23,8 +23,8 @@ const (
 	MaxData = 64 << 10
 	// Window bounds the input that a command has not read yet, in bytes.
 	Window = 256 << 10
-	// MaxArgs bounds the arguments of a command, all together, in bytes.
-	MaxArgs = 32 << 10
+	// maxArgs bounds the arguments of a command, all together, in bytes.
+	maxArgs = 32 << 10
 )
 
 // Invitation asks a launcher to open a stream. The Request on the stream holds its purpose.
@@ -59,9 +59,9 @@ func (r Request) CheckArgs() error {
 	switch {
 	case len(r.Args) == 0 || r.Args[0] == "":
 		return errors.New("no command is given")
-	case size > MaxArgs || len(JSON(r)) > MaxData:
+	case size > maxArgs || len(JSON(r)) > MaxData:
 		return fmt.Errorf("a command of %d bytes: at most %d are taken; put them into a file, or send them as input",
-			size, MaxArgs)
+			size, maxArgs)
 	}
 	return nil
 }
@@ -110,8 +110,8 @@ type Frame struct {
 
 const headerSize = 12
 
-// ErrFrame: the received bytes are no frame.
-var ErrFrame = errors.New("streams: this is no frame")
+// errFrame: the received bytes are no frame.
+var errFrame = errors.New("streams: this is no frame")
 
 // Append adds f to b as it is sent. Data must have at most MaxData bytes.
 func (f Frame) Append(b []byte) []byte {
@@ -145,7 +145,7 @@ func JSON(v any) []byte {
 // Decode parses the JSON data.
 func (f Frame) Decode(v any) error {
 	if err := json.Unmarshal(f.Data, v); err != nil {
-		return fmt.Errorf("%w: %w", ErrFrame, err)
+		return fmt.Errorf("%w: %w", errFrame, err)
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (r *Reader) Next() (f Frame, err error) {
 	f = Frame{Kind: Kind(h[0]), Std: h[1], Node: binary.BigEndian.Uint16(h[2:]),
 		Rank: int32(binary.BigEndian.Uint32(h[4:]))}
 	if n > MaxData || f.Kind == 0 {
-		return f, fmt.Errorf("%w: kind %d, %d bytes; at most %d are sent", ErrFrame, f.Kind, n, MaxData)
+		return f, fmt.Errorf("%w: kind %d, %d bytes; at most %d are sent", errFrame, f.Kind, n, MaxData)
 	}
 	if int(n) > cap(r.buf) {
 		r.buf = make([]byte, n)

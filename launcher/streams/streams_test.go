@@ -39,8 +39,8 @@ func TestFramesThatAreNone(t *testing.T) {
 	_, err = NewReader(bytes.NewReader(good[:len(good)-1])).Next()
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 	_, err = NewReader(strings.NewReader("HTTP/1.1 400 Bad Request")).Next()
-	require.ErrorIs(t, err, ErrFrame)
-	require.ErrorIs(t, Frame{Data: []byte("{")}.Decode(&e), ErrFrame)
+	require.ErrorIs(t, err, errFrame)
+	require.ErrorIs(t, Frame{Data: []byte("{")}.Decode(&e), errFrame)
 }
 
 func TestCheckArgs(t *testing.T) {
@@ -52,8 +52,8 @@ func TestCheckArgs(t *testing.T) {
 		"none":      {nil, "no command"},
 		"empty":     {[]string{""}, "no command"},
 		"zero byte": {[]string{"ls", "a\x00b"}, "zero byte"},
-		"long":      {[]string{strings.Repeat("x", MaxArgs)}, "at most"},
-		"escaped":   {[]string{strings.Repeat("\x01", MaxArgs/2)}, "at most"},
+		"long":      {[]string{strings.Repeat("x", maxArgs)}, "at most"},
+		"escaped":   {[]string{strings.Repeat("\x01", maxArgs/2)}, "at most"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := Request{Args: c.args}.CheckArgs()
@@ -110,13 +110,13 @@ func TestLinesWithGaps(t *testing.T) {
 	l.Cut(Source{}, at)
 	l.Write(Source{}, []byte("f a line\nnext\n"), at)
 	require.Equal(t, []string{"0:whole", "0:hal", "0:next"}, got())
-	long := strings.Repeat("x", 3*MaxLine)
+	long := strings.Repeat("x", 3*maxLine)
 	l.Write(Source{}, []byte(long), at)
 	l.Finish()
 	parts := got()
 	require.Len(t, parts, 3)
 	for _, p := range parts {
-		require.LessOrEqual(t, len(p), MaxLine+2)
+		require.LessOrEqual(t, len(p), maxLine+2)
 	}
 }
 

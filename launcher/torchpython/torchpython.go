@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Variable names the interpreter; without it System is used.
-const Variable = "TORCH_PYTHON"
+// variable names the interpreter; without it System is used.
+const variable = "TORCH_PYTHON"
 
 // System is where the packages of a Linux distribution install PyTorch.
 const System = "/usr/bin/python3"
@@ -22,10 +22,10 @@ const System = "/usr/bin/python3"
 const probeBudget = 2 * time.Minute
 
 // Path returns the interpreter, which need not exist.
-func Path() string { return cmp.Or(os.Getenv(Variable), System) }
+func Path() string { return cmp.Or(os.Getenv(variable), System) }
 
 // Chosen returns the interpreter of $TORCH_PYTHON, "" if none is chosen.
-func Chosen() string { return os.Getenv(Variable) }
+func Chosen() string { return os.Getenv(variable) }
 
 // Require returns the interpreter. When it cannot import PyTorch the test fails if the user chose it, and is skipped
 // otherwise; untested names in capitals the parts that then are not tested.
@@ -33,11 +33,11 @@ func Require(t testing.TB, untested string) string {
 	t.Helper()
 	err := imported()
 	if err != nil && Chosen() != "" {
-		t.Fatalf("$%s=%s: %v", Variable, Chosen(), err)
+		t.Fatalf("$%s=%s: %v", variable, Chosen(), err)
 	}
 	if err != nil {
 		t.Skipf("SKIPPED: %s NOT TESTED: %v; install PyTorch (apt-get install python3-torch), or name a Python with it in %s",
-			untested, err, Variable)
+			untested, err, variable)
 	}
 	return Path()
 }

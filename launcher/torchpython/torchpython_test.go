@@ -12,7 +12,7 @@ import (
 // TestRequire asks in a process of its own what becomes of a test.
 func TestRequire(t *testing.T) {
 	if os.Getenv("TORCH_PYTHON_CHILD") != "" {
-		require.Equal(t, os.Getenv(Variable), Require(t, "NOTHING IS"))
+		require.Equal(t, os.Getenv(variable), Require(t, "NOTHING IS"))
 		return
 	}
 	dir := t.TempDir()
@@ -25,7 +25,7 @@ func TestRequire(t *testing.T) {
 		"/nowhere/python": "$TORCH_PYTHON=/nowhere/python: ",
 	} {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestRequire$", "-test.v")
-		cmd.Env = append(os.Environ(), "TORCH_PYTHON_CHILD=1", Variable+"="+path)
+		cmd.Env = append(os.Environ(), "TORCH_PYTHON_CHILD=1", variable+"="+path)
 		out, err := cmd.CombinedOutput()
 		require.Equal(t, path == good, err == nil, "%s", out)
 		require.Contains(t, string(out), want)
@@ -33,8 +33,8 @@ func TestRequire(t *testing.T) {
 }
 
 func TestPath(t *testing.T) {
-	t.Setenv(Variable, "")
+	t.Setenv(variable, "")
 	require.Equal(t, System, Path())
-	t.Setenv(Variable, "/venv/bin/python")
+	t.Setenv(variable, "/venv/bin/python")
 	require.Equal(t, "/venv/bin/python", Path())
 }

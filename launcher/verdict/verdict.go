@@ -3,7 +3,7 @@
 // reads a worker's own report of its end.
 //
 // The package is pure: it must not read a clock, a file or the environment, and starts no goroutine. Times of different
-// nodes are compared as they are, so clocks that differ by more than LossGrace can change the order in which failures
+// nodes are compared as they are, so clocks that differ by more than lossGrace can change the order in which failures
 // on different nodes are seen; the rules that rank above time (see Judge) do not depend on it.
 package verdict
 
@@ -119,14 +119,14 @@ type Verdict struct {
 }
 
 const (
-	// Window is how much later than the first exit a worker may end and still be its cause. A process closes its
+	// window is how much later than the first exit a worker may end and still be its cause. A process closes its
 	// connections before it is gone: tearing down CUDA, NCCL and Python threads takes seconds, in which its peers fail
 	// and are seen to end first.
-	Window = 5 * time.Second
+	window = 5 * time.Second
 
-	// LossGrace is how much later than a failure the loss of a node may be dated and still be its cause: a node that goes
+	// lossGrace is how much later than a failure the loss of a node may be dated and still be its cause: a node that goes
 	// down kills its workers before its launcher.
-	LossGrace = 300 * time.Millisecond
+	lossGrace = 300 * time.Millisecond
 )
 
 // Judge finds the cause. Its rules:
@@ -138,10 +138,10 @@ const (
 //     but before errors that are known to be consequences.
 //   - A failure happened when the worker was seen to have ended, or by the end of the second that its error file names
 //     if that is earlier.
-//   - Among the failures within Window of the earliest one, a kill by the OOM killer comes before other failures, and
+//   - Among the failures within window of the earliest one, a kill by the OOM killer comes before other failures, and
 //     those come before errors that are known to be consequences, such as "connection closed by peer". Then the
 //     earliest counts, then the earliest error file, then the lowest rank.
-//   - The earliest loss of a node is the cause if it is dated before an OOM kill, or not later than LossGrace after any
+//   - The earliest loss of a node is the cause if it is dated before an OOM kill, or not later than lossGrace after any
 //     other failure. A known consequence always yields to a loss, because silent nodes are found late.
 func Judge(e Evidence) Verdict {
 	v := Verdict{
@@ -169,7 +169,7 @@ func Judge(e Evidence) Verdict {
 	return v
 }
 
-// weight ranks failures that end within Window of each other.
+// weight ranks failures that end within window of each other.
 type weight int
 
 const (
@@ -209,7 +209,7 @@ func (s suspect) yieldsTo(l Loss) bool {
 	case oom:
 		return l.At.Before(s.at)
 	}
-	return !l.At.After(s.at.Add(LossGrace))
+	return !l.At.After(s.at.Add(lossGrace))
 }
 
 // suspects returns the failures, which are sorted by At, that the launcher did not cause.
@@ -247,7 +247,7 @@ func firstFailure(all []suspect) (suspect, bool) {
 		return suspect{}, false
 	}
 	first := slices.MinFunc(all, func(a, b suspect) int { return a.at.Compare(b.at) })
-	inWindow := slices.DeleteFunc(all, func(s suspect) bool { return s.at.After(first.at.Add(Window)) })
+	inWindow := slices.DeleteFunc(all, func(s suspect) bool { return s.at.After(first.at.Add(window)) })
 	return slices.MinFunc(inWindow, func(a, b suspect) int {
 		return cmp.Or(
 			cmp.Compare(b.weight, a.weight),

@@ -22,9 +22,9 @@ var readLater = []string{
 	"MS_WORKER_NUM=", "MS_SCHED_", "MS_ROLE=", "MS_NODE_ID=", "TF_CONFIG=", "JAX_COORDINATOR_",
 }
 
-// Compatible names in one line, without its value, a variable that keeps a process that was started with the
+// compatible names in one line, without its value, a variable that keeps a process that was started with the
 // environment parent from becoming a worker with another one; "" if none does. Of equal names the last one counts.
-func Compatible(parent, worker []string) (why string) {
+func compatible(parent, worker []string) (why string) {
 	have, want := atImport(parent), atImport(worker)
 	var names []string
 	for name, value := range want {
@@ -58,9 +58,9 @@ func begins(kv string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(kv, p) })
 }
 
-// Common is the common part of all environments, without the variables that distinguish workers and epochs: the imports
-// are made with it.
-func Common(envs ...[]string) (common []string) {
+// commonEnv is the common part of all environments, without the variables that distinguish workers and epochs: the
+// imports are made with it.
+func commonEnv(envs ...[]string) (common []string) {
 	for _, kv := range last(envs[0]) {
 		name, _, _ := strings.Cut(kv, "=")
 		if !slices.Contains(ofOneWorker, name) && !slices.ContainsFunc(envs[1:], func(o []string) bool {
@@ -77,7 +77,7 @@ func Common(envs ...[]string) (common []string) {
 var ofOneWorker = []string{
 	"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
 	"ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE",
-	"TORCHELASTIC_USE_AGENT_STORE", Variable,
+	"TORCHELASTIC_USE_AGENT_STORE", variable,
 }
 
 // last leaves the last one of equal names.

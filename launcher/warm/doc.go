@@ -4,6 +4,6 @@
 // until it gets its order. In mode standby every one of them is an interpreter that has imported by itself. A worker
 // without a ready process, or with an environment other than that of the imports, is started by exec.
 //
-// Pool decides when to prepare which process; it is pure. Spawner carries it out. The Python of the prepared processes
-// is in the directory python.
+// The pool decides when to prepare which process; it is pure. Spawner carries it out. The Python of the prepared
+// processes is in the directory python.
 package warm

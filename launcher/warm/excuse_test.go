@@ -36,7 +36,7 @@ func TestEarlyFailuresAreExcusedOnce(t *testing.T) {
 		"by exec":                        {nil, 0, 1, "", false, theirs},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New(Config{Mode: Fork, Slots: 1, Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+			s := New(Config{Mode: modeFork, Slots: 1, Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 			s.Starting()
 			s.stepped = c.stepped
 			s.workers[0] = &worker{pid: 7, began: time.Now().Add(-c.age), child: c.child}

@@ -7,8 +7,8 @@ type Mode string
 
 // The modes.
 const (
-	Fork    Mode = "fork"
-	Standby Mode = "standby"
+	modeFork    Mode = "fork"
+	modeStandby Mode = "standby"
 )
 
 // Bounds on retries.
@@ -17,48 +17,48 @@ const (
 	maxFailed = 3 // children in a row that could not be parked
 )
 
-// Recipe is the imports and the environment of a prepared process.
-type Recipe struct {
+// recipe is the imports and the environment of a prepared process.
+type recipe struct {
 	// Modules: nil stands for the script's imports at its top level.
 	Modules []string
 	Env     []string
 	Set     []string // the script's own additions to that before it imports
 }
 
-func (r *Recipe) equal(o *Recipe) bool {
+func (r *recipe) equal(o *recipe) bool {
 	return (r.Modules == nil) == (o.Modules == nil) && slices.Equal(r.Modules, o.Modules) && slices.Equal(r.Env, o.Env) &&
 		slices.Equal(r.Set, o.Set)
 }
 
-// Kind of an Action.
-type Kind int
+// actionKind of an action.
+type actionKind int
 
 // The kinds of actions.
 const (
-	StartParent Kind = iota // and let it prepare Recipe
-	EndParent
-	Park    // a child for Slot
-	Discard // the child for Slot
+	startParent actionKind = iota // and let it prepare the recipe
+	endParent
+	park    // a child for Slot
+	discard // the child for Slot
 )
 
-// Action is something to be done. Generation distinguishes processes of the same place.
-type Action struct {
-	Kind       Kind
+// action is something to be done. Generation distinguishes processes of the same place.
+type action struct {
+	Kind       actionKind
 	Slot       int
 	Generation int
-	Recipe     *Recipe
+	Recipe     *recipe
 	Urgent     bool // workers wait for it
 }
 
-// Pool decides about preparations. It has no clock, and every event returns the actions to take now. It is for one
+// pool decides about preparations. It has no clock, and every event returns the actions to take now. It is for one
 // goroutine.
 //
 // Nothing is begun while workers start: only when the pool is Calm, or for the workers that are to be started next
 // (Demand).
-type Pool struct {
+type pool struct {
 	mode   Mode
 	off    string  // why nothing is prepared any more
-	want   *Recipe // nil: not known yet
+	want   *recipe // nil: not known yet
 	calm   bool
 	number int // of the newest process
 	parent process
@@ -74,14 +74,14 @@ type process struct {
 	stale      bool // its imports are outdated
 }
 
-// NewPool is a pool for some local ranks.
-func NewPool(m Mode, slots int) *Pool { return &Pool{mode: m, slots: make([]process, slots)} }
+// newPool is a pool for some local ranks.
+func newPool(m Mode, slots int) *pool { return &pool{mode: m, slots: make([]process, slots)} }
 
 // Off returns why nothing is prepared any more; "": something may be.
-func (p *Pool) Off() string { return p.off }
+func (p *pool) Off() string { return p.off }
 
 // Want sets the required imports, from now on.
-func (p *Pool) Want(r Recipe) []Action {
+func (p *pool) Want(r recipe) []action {
 	if p.want != nil && p.want.equal(&r) {
 		return nil
 	}
@@ -91,15 +91,15 @@ func (p *Pool) Want(r Recipe) []Action {
 }
 
 // Wanted is the required imports; nil: unknown.
-func (p *Pool) Wanted() *Recipe { return p.want }
+func (p *pool) Wanted() *recipe { return p.want }
 
 // Changed: files of imported modules have changed since.
-func (p *Pool) Changed() []Action {
+func (p *pool) Changed() []action {
 	p.outdate()
 	return p.next()
 }
 
-func (p *Pool) outdate() {
+func (p *pool) outdate() {
 	p.parent.stale = true
 	for i := range p.slots {
 		p.slots[i].stale = true
@@ -107,13 +107,13 @@ func (p *Pool) outdate() {
 }
 
 // Calm sets whether there is time to prepare.
-func (p *Pool) Calm(calm bool) []Action {
+func (p *pool) Calm(calm bool) []action {
 	p.calm = calm
 	return p.next()
 }
 
 // Stop ends everything that is prepared, and keeps why for Off.
-func (p *Pool) Stop(why string) []Action {
+func (p *pool) Stop(why string) []action {
 	if p.off == "" {
 		p.off = why
 	}
@@ -121,7 +121,7 @@ func (p *Pool) Stop(why string) []Action {
 }
 
 // Prepared: a parent can fork.
-func (p *Pool) Prepared(generation int) []Action {
+func (p *pool) Prepared(generation int) []action {
 	if generation != 0 && p.parent.generation == generation {
 		p.parent.ready = true
 	}
@@ -129,7 +129,7 @@ func (p *Pool) Prepared(generation int) []Action {
 }
 
 // ParentLost: it answers no more, and is about to end.
-func (p *Pool) ParentLost(generation int) []Action {
+func (p *pool) ParentLost(generation int) []action {
 	if p.parent.generation == generation {
 		p.parent.ready = false
 	}
@@ -137,7 +137,7 @@ func (p *Pool) ParentLost(generation int) []Action {
 }
 
 // ParentGone: it has ended, for a reason.
-func (p *Pool) ParentGone(generation int, why string) []Action {
+func (p *pool) ParentGone(generation int, why string) []action {
 	if generation == 0 || p.parent.generation != generation {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (p *Pool) ParentGone(generation int, why string) []Action {
 }
 
 // Parked: the child is ready.
-func (p *Pool) Parked(slot, generation int) []Action {
+func (p *pool) Parked(slot, generation int) []action {
 	if c := &p.slots[slot]; generation != 0 && c.generation == generation {
 		c.ready, p.failed = true, 0
 	}
@@ -157,7 +157,7 @@ func (p *Pool) Parked(slot, generation int) []Action {
 }
 
 // ChildGone: it has ended, before it was taken; why not "" if it is to blame that it could not be parked.
-func (p *Pool) ChildGone(slot, generation int, why string) []Action {
+func (p *pool) ChildGone(slot, generation int, why string) []action {
 	c := &p.slots[slot]
 	if generation == 0 || c.generation != generation {
 		return nil
@@ -173,10 +173,10 @@ func (p *Pool) ChildGone(slot, generation int, why string) []Action {
 }
 
 // Demand: workers start now. Children that the parent can fork for them are forked at once.
-func (p *Pool) Demand() (do []Action) {
+func (p *pool) Demand() (do []action) {
 	p.calm = false
 	do = p.next()
-	if p.off != "" || p.mode != Fork || !p.parent.ready || p.parent.stale {
+	if p.off != "" || p.mode != modeFork || !p.parent.ready || p.parent.stale {
 		return do
 	}
 	for i := range p.slots {
@@ -190,7 +190,7 @@ func (p *Pool) Demand() (do []Action) {
 }
 
 // Usable is the generation of the child that may become the worker of a slot; ready, or soon. 0: there is none.
-func (p *Pool) Usable(slot int) (generation int, ready bool) {
+func (p *pool) Usable(slot int) (generation int, ready bool) {
 	c := p.slots[slot]
 	if c.stale || p.off != "" {
 		return 0, false
@@ -199,20 +199,20 @@ func (p *Pool) Usable(slot int) (generation int, ready bool) {
 }
 
 // Take: the child of a slot becomes its worker.
-func (p *Pool) Take(slot int) { p.slots[slot] = process{} }
+func (p *pool) Take(slot int) { p.slots[slot] = process{} }
 
 // next returns the actions to take now.
-func (p *Pool) next() (do []Action) {
+func (p *pool) next() (do []action) {
 	do = p.clear()
 	if p.off != "" || p.want == nil || !p.calm {
 		return do
 	}
-	if p.mode == Fork && p.parent.generation == 0 {
+	if p.mode == modeFork && p.parent.generation == 0 {
 		p.number++
 		p.parent = process{generation: p.number}
-		return append(do, Action{Kind: StartParent, Generation: p.number, Recipe: p.want})
+		return append(do, action{Kind: startParent, Generation: p.number, Recipe: p.want})
 	}
-	if p.mode == Fork && !p.parent.ready || slices.ContainsFunc(p.slots, process.coming) {
+	if p.mode == modeFork && !p.parent.ready || slices.ContainsFunc(p.slots, process.coming) {
 		return do // one after the other: none is urgent
 	}
 	for i := range p.slots {
@@ -226,24 +226,24 @@ func (p *Pool) next() (do []Action) {
 func (c process) coming() bool { return c.generation != 0 && !c.ready }
 
 // clear ends the processes that are of no use any more.
-func (p *Pool) clear() (do []Action) {
+func (p *pool) clear() (do []action) {
 	for i := range p.slots {
 		if c := &p.slots[i]; c.generation != 0 && (c.stale || p.off != "") {
-			do = append(do, Action{Kind: Discard, Slot: i, Generation: c.generation})
+			do = append(do, action{Kind: discard, Slot: i, Generation: c.generation})
 			*c = process{}
 		}
 		p.slots[i].stale = false
 	}
 	if c := &p.parent; c.generation != 0 && (c.stale || p.off != "") {
-		do = append(do, Action{Kind: EndParent, Generation: c.generation})
+		do = append(do, action{Kind: endParent, Generation: c.generation})
 		*c = process{}
 	}
 	p.parent.stale = false
 	return do
 }
 
-func (p *Pool) park(slot int) Action {
+func (p *pool) park(slot int) action {
 	p.number++
 	p.slots[slot] = process{generation: p.number}
-	return Action{Kind: Park, Slot: slot, Generation: p.number, Recipe: p.want}
+	return action{Kind: park, Slot: slot, Generation: p.number, Recipe: p.want}
 }

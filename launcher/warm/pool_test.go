@@ -8,12 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var torch = Recipe{Modules: []string{"torch"}, Env: []string{"A=1"}}
+var torch = recipe{Modules: []string{"torch"}, Env: []string{"A=1"}}
 
-func kinds(do []Action) (text string) {
+func kinds(do []action) (text string) {
 	for _, a := range do {
-		text += map[Kind]string{StartParent: "parent", EndParent: "end", Park: "park", Discard: "discard"}[a.Kind]
-		if a.Kind == Park || a.Kind == Discard {
+		text += map[actionKind]string{startParent: "parent", endParent: "end", park: "park", discard: "discard"}[a.Kind]
+		if a.Kind == park || a.Kind == discard {
 			text += fmt.Sprint(a.Slot)
 		}
 		text += " "
@@ -22,9 +22,9 @@ func kinds(do []Action) (text string) {
 }
 
 // ready is a pool whose parent and children are ready. Generations count from 1: the parent's.
-func ready(t *testing.T) *Pool {
+func ready(t *testing.T) *pool {
 	t.Helper()
-	p := NewPool(Fork, 2)
+	p := newPool(modeFork, 2)
 	require.Empty(t, p.Calm(true))
 	require.Equal(t, "parent ", kinds(p.Want(torch)))
 	require.Equal(t, "park0 ", kinds(p.Prepared(1)))
@@ -34,7 +34,7 @@ func ready(t *testing.T) *Pool {
 }
 
 func TestNothingIsPreparedWhileWorkersStart(t *testing.T) {
-	p := NewPool(Fork, 2)
+	p := newPool(modeFork, 2)
 	require.Empty(t, p.Want(torch))
 	require.Empty(t, p.Demand())
 	require.Equal(t, "parent ", kinds(p.Calm(true)))
@@ -99,7 +99,7 @@ func TestForksThatFailTurnItOff(t *testing.T) {
 }
 
 func TestAParentIsStartedAgainThreeTimes(t *testing.T) {
-	p := NewPool(Fork, 1)
+	p := newPool(modeFork, 1)
 	p.Calm(true)
 	do := p.Want(torch)
 	for range maxDeaths {
@@ -128,12 +128,12 @@ func TestChangedFilesMeanANewParent(t *testing.T) {
 	require.Empty(t, p.ParentGone(1, "as it was told"))
 	require.Empty(t, p.Off())
 	require.Empty(t, p.Want(torch), "it is what is wanted")
-	more := Recipe{Modules: []string{"torch", "numpy"}, Env: torch.Env}
+	more := recipe{Modules: []string{"torch", "numpy"}, Env: torch.Env}
 	require.Equal(t, "end parent ", kinds(p.Want(more)))
 }
 
 func TestStandby(t *testing.T) {
-	p := NewPool(Standby, 2)
+	p := newPool(modeStandby, 2)
 	p.Calm(true)
 	require.Equal(t, "park0 ", kinds(p.Want(torch)))
 	require.Equal(t, "park1 ", kinds(p.Parked(0, 1)), "one after the other")
@@ -153,21 +153,21 @@ func TestStandby(t *testing.T) {
 func TestPoolNeverLosesAProcess(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		mode := []Mode{Fork, Standby}[seed%2]
-		p, alive, parents := NewPool(mode, 3), map[int]int{}, map[int]bool{}
-		carry := func(do []Action) {
+		mode := []Mode{modeFork, modeStandby}[seed%2]
+		p, alive, parents := newPool(mode, 3), map[int]int{}, map[int]bool{}
+		carry := func(do []action) {
 			for _, a := range do {
 				switch a.Kind {
-				case StartParent:
+				case startParent:
 					require.Empty(t, parents)
 					parents[a.Generation] = true
-				case EndParent:
+				case endParent:
 					require.True(t, parents[a.Generation])
 					delete(parents, a.Generation)
-				case Park:
-					require.True(t, mode == Standby || len(parents) == 1, "a fork needs a parent")
+				case park:
+					require.True(t, mode == modeStandby || len(parents) == 1, "a fork needs a parent")
 					alive[a.Generation] = a.Slot
-				case Discard:
+				case discard:
 					require.Contains(t, alive, a.Generation)
 					delete(alive, a.Generation)
 				}
@@ -178,7 +178,7 @@ func TestPoolNeverLosesAProcess(t *testing.T) {
 			event := r.IntN(10)
 			switch event {
 			case 0:
-				carry(p.Want(Recipe{Modules: []string{fmt.Sprint(r.IntN(3))}}))
+				carry(p.Want(recipe{Modules: []string{fmt.Sprint(r.IntN(3))}}))
 			case 1, 2, 3:
 				carry(p.Calm(r.IntN(4) > 0))
 			case 4:

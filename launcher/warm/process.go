@@ -51,10 +51,10 @@ func (p *parent) is(started *proc.Process) {
 }
 
 // startParent begins in the background. Spawner.mu is held.
-func (s *Spawner) startParent(a Action) {
+func (s *Spawner) startParent(a action) {
 	ours, theirs, err := pair()
 	if err != nil {
-		s.later(func(p *Pool) []Action { return p.ParentGone(a.Generation, err.Error()) })
+		s.later(func(p *pool) []action { return p.ParentGone(a.Generation, err.Error()) })
 		return
 	}
 	p := &parent{conn: ours, env: a.Recipe.Env}
@@ -62,15 +62,15 @@ func (s *Spawner) startParent(a Action) {
 	s.wg.Go(func() {
 		why := s.serveParent(p, theirs, a)
 		_ = p.conn.Close()
-		s.tell(func(pool *Pool) []Action { return pool.ParentGone(a.Generation, why) })
+		s.tell(func(pool *pool) []action { return pool.ParentGone(a.Generation, why) })
 	})
 }
 
 // later passes an event to the pool once Spawner.mu is free.
-func (s *Spawner) later(event func(*Pool) []Action) { s.wg.Go(func() { s.tell(event) }) }
+func (s *Spawner) later(event func(*pool) []action) { s.wg.Go(func() { s.tell(event) }) }
 
 // serveParent lives as long as the parent, and returns why that has ended.
-func (s *Spawner) serveParent(p *parent, theirs *os.File, a Action) (why string) {
+func (s *Spawner) serveParent(p *parent, theirs *os.File, a action) (why string) {
 	started, out, err := s.launch(theirs, a.Recipe.Env)
 	if err != nil {
 		return err.Error()
@@ -79,14 +79,14 @@ func (s *Spawner) serveParent(p *parent, theirs *os.File, a Action) (why string)
 	if err := p.conn.send(s.request(a.Recipe)); err == nil {
 		s.hearParent(p, a)
 	}
-	s.tell(func(pool *Pool) []Action { return pool.ParentLost(a.Generation) })
+	s.tell(func(pool *pool) []action { return pool.ParentLost(a.Generation) })
 	_ = p.conn.Close() // a parent with invalid messages is of no use
 	_ = started.SignalOnly(syscall.SIGKILL)
 	<-started.Done()
 	return "the process that imports for warm workers has ended" + lastWords(started.Exit(), out)
 }
 
-func (s *Spawner) hearParent(p *parent, a Action) {
+func (s *Spawner) hearParent(p *parent, a action) {
 	for {
 		m, err := p.conn.receive()
 		if err != nil {
@@ -133,9 +133,9 @@ func (s *Spawner) unsafe(m answer) {
 	s.do(s.pool.Changed())
 }
 
-func (s *Spawner) request(r *Recipe) request {
+func (s *Spawner) request(r *recipe) request {
 	m := request{Op: opPrepare, Python: s.cfg.Command[0], Modules: r.Modules, Env: map[string]string{},
-		Count: s.cfg.Slots, Launcher: os.Getpid(), Standby: s.cfg.Mode == Standby}
+		Count: s.cfg.Slots, Launcher: os.Getpid(), Standby: s.cfg.Mode == modeStandby}
 	s.mu.Lock()
 	m.Deny = slices.Concat([]string{}, s.cfg.Deny, s.denied)
 	s.mu.Unlock()
@@ -165,7 +165,7 @@ func (s *Spawner) launch(socket *os.File, env []string) (*proc.Process, *output,
 	}
 	defer w.Close()
 	argv := append(slices.Clone(s.cfg.Command[:s.cfg.Flags]), s.cfg.Program)
-	p, err := s.cfg.Processes.Start(proc.Spec{Path: s.cfg.Path, Args: argv, Env: append(slices.Clone(env), Variable+"=1"),
+	p, err := s.cfg.Processes.Start(proc.Spec{Path: s.cfg.Path, Args: argv, Env: append(slices.Clone(env), variable+"=1"),
 		Helper: true, Stdin: socket, Stdout: w, Stderr: w})
 	if err != nil {
 		r.Close()
@@ -233,17 +233,17 @@ type child struct {
 }
 
 // park begins in the background. Spawner.mu is held.
-func (s *Spawner) park(a Action) {
+func (s *Spawner) park(a action) {
 	ours, theirs, err := pair()
 	if err != nil {
-		s.later(func(p *Pool) []Action { return p.ChildGone(a.Slot, a.Generation, err.Error()) })
+		s.later(func(p *pool) []action { return p.ChildGone(a.Slot, a.Generation, err.Error()) })
 		return
 	}
 	c := &child{parent: parent{conn: ours, env: a.Recipe.Env}, generation: a.Generation, how: ByParked,
 		parked: make(chan struct{}), over: make(chan struct{}), forked: func() {}}
 	s.children[a.Slot] = c
 	serve := func() string { return s.serveStandby(c, theirs, a) }
-	if s.cfg.Mode == Fork {
+	if s.cfg.Mode == modeFork {
 		if a.Urgent {
 			c.how = ByFork
 		}
@@ -258,7 +258,7 @@ func (s *Spawner) park(a Action) {
 		_ = c.conn.Close()
 		close(c.over)
 		c.ready()
-		s.tell(func(p *Pool) []Action { return p.ChildGone(a.Slot, a.Generation, why) })
+		s.tell(func(p *pool) []action { return p.ChildGone(a.Slot, a.Generation, why) })
 	})
 }
 
@@ -271,7 +271,7 @@ func (c *child) ready() {
 	}
 }
 
-func (s *Spawner) serveFork(c *child, from conn, theirs *os.File, a Action) (why string) {
+func (s *Spawner) serveFork(c *child, from conn, theirs *os.File, a action) (why string) {
 	c.forked = s.cfg.Processes.Forking()
 	defer c.forked()
 	err := from.send(request{Op: opFork}, theirs)
@@ -283,7 +283,7 @@ func (s *Spawner) serveFork(c *child, from conn, theirs *os.File, a Action) (why
 	return "cannot fork (is the limit on processes, ulimit -u, reached?)"
 }
 
-func (s *Spawner) serveStandby(c *child, theirs *os.File, a Action) (why string) {
+func (s *Spawner) serveStandby(c *child, theirs *os.File, a action) (why string) {
 	started, out, err := s.launch(theirs, a.Recipe.Env)
 	if err != nil {
 		return err.Error()
@@ -301,7 +301,7 @@ func (s *Spawner) serveStandby(c *child, theirs *os.File, a Action) (why string)
 }
 
 // hearChild returns when the child's messages have ended.
-func (s *Spawner) hearChild(c *child, a Action) {
+func (s *Spawner) hearChild(c *child, a action) {
 	for {
 		m, err := c.conn.receive()
 		if err != nil {
@@ -313,7 +313,7 @@ func (s *Spawner) hearChild(c *child, a Action) {
 			s.mu.Lock()
 			c.files = m.Files
 			s.mu.Unlock()
-			if s.cfg.Mode == Standby {
+			if s.cfg.Mode == modeStandby {
 				s.parked(c, m.PID, a)
 			}
 		case opParked:
@@ -331,7 +331,7 @@ func (s *Spawner) hearChild(c *child, a Action) {
 }
 
 // parked takes in a child that waits.
-func (s *Spawner) parked(c *child, pid int, a Action) bool {
+func (s *Spawner) parked(c *child, pid int, a action) bool {
 	if c.proc == nil {
 		adopted, err := s.cfg.Processes.Adopt(pid)
 		c.forked()
@@ -369,7 +369,7 @@ func (c *child) result(patience time.Duration) (ran bool, refused string) {
 }
 
 // become makes it a worker. It is not waited for.
-func (c *child) become(spec proc.Spec, procs Processes) error {
+func (c *child) become(spec proc.Spec, procs processes) error {
 	dir := spec.Dir
 	if dir == "" {
 		var err error

@@ -13,9 +13,9 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// Variable is set where the Python of this package has work to do: for a worker it names the file that receives its
+// variable is set where the Python of this package has work to do: for a worker it names the file that receives its
 // imports, once it has made a step.
-const Variable = "DLROVER_WARM"
+const variable = "DLROVER_WARM"
 
 const (
 	// forkPatience is how long the workers of one start together wait for forks that are on their way.
@@ -34,8 +34,8 @@ const (
 	maxDenied = 5
 )
 
-// Processes starts processes, and makes workers of forked ones; proc.Supervisor is one.
-type Processes interface {
+// processes starts processes, and makes workers of forked ones; proc.Supervisor is one.
+type processes interface {
 	Start(proc.Spec) (*proc.Process, error)
 	Forking() (done func())
 	Adopt(pid int) (*proc.Process, error)
@@ -58,7 +58,7 @@ type Config struct {
 	Dir     string // a private directory for the workers' reports
 	// Env is the environment of workers on a node that has not had any.
 	Env       []string
-	Processes Processes
+	Processes processes
 	Log       *slog.Logger
 	// Prepared and Started, which may be nil, are notified of events; any goroutine may call them.
 	Prepared func(Preparation)
@@ -100,7 +100,7 @@ type Spawner struct {
 	idle *time.Timer
 
 	mu       sync.Mutex // guards the fields below
-	pool     *Pool
+	pool     *pool
 	closed   bool
 	parent   *parent
 	children []*child // by local rank
@@ -133,27 +133,27 @@ func New(cfg Config) *Spawner {
 	if cfg.Started == nil {
 		cfg.Started = func(Start) {}
 	}
-	return &Spawner{cfg: cfg, pool: NewPool(cfg.Mode, cfg.Slots), children: make([]*child, cfg.Slots),
+	return &Spawner{cfg: cfg, pool: newPool(cfg.Mode, cfg.Slots), children: make([]*child, cfg.Slots),
 		workers: make([]*worker, cfg.Slots)}
 }
 
 // do carries out the pool's actions. mu is held.
-func (s *Spawner) do(actions []Action) {
+func (s *Spawner) do(actions []action) {
 	if off := s.pool.Off(); off != s.told && !s.closed {
 		s.told = off
 		s.cfg.Log.Warn("warm workers are off: workers are started by exec from now on", "why", off)
 	}
 	for _, a := range actions {
 		switch {
-		case s.closed && (a.Kind == StartParent || a.Kind == Park):
-		case a.Kind == StartParent:
+		case s.closed && (a.Kind == startParent || a.Kind == park):
+		case a.Kind == startParent:
 			s.startParent(a)
-		case a.Kind == EndParent && s.parent != nil:
+		case a.Kind == endParent && s.parent != nil:
 			s.parent.end()
 			s.parent = nil
-		case a.Kind == Park:
+		case a.Kind == park:
 			s.park(a)
-		case a.Kind == Discard && s.children[a.Slot] != nil:
+		case a.Kind == discard && s.children[a.Slot] != nil:
 			s.children[a.Slot].end()
 			s.children[a.Slot] = nil
 		}
@@ -161,7 +161,7 @@ func (s *Spawner) do(actions []Action) {
 }
 
 // tell passes an event to the pool, and carries out its actions.
-func (s *Spawner) tell(event func(*Pool) []Action) {
+func (s *Spawner) tell(event func(*pool) []action) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.do(event(s.pool))
@@ -183,7 +183,7 @@ func (s *Spawner) rest() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pool.Wanted() == nil {
-		s.do(s.pool.Want(Recipe{Modules: s.cfg.Modules, Env: Common(s.cfg.Env)}))
+		s.do(s.pool.Want(recipe{Modules: s.cfg.Modules, Env: commonEnv(s.cfg.Env)}))
 	}
 	s.do(s.pool.Calm(true))
 }
@@ -241,7 +241,7 @@ func (s *Spawner) Environ(localRank int) []string {
 	if localRank != 0 {
 		return nil
 	}
-	return []string{Variable + "=" + s.learnFile()}
+	return []string{variable + "=" + s.learnFile()}
 }
 
 func (s *Spawner) learnFile() string {
@@ -283,7 +283,7 @@ func (s *Spawner) take(spec proc.Spec, slot int) (*child, string) {
 	case <-c.parked:
 	case <-time.After(time.Until(s.deadline)): // written by Starting, which comes before
 	}
-	if why := Compatible(c.env, spec.Env); why != "" {
+	if why := compatible(c.env, spec.Env); why != "" {
 		return nil, why
 	}
 	s.mu.Lock()
@@ -339,7 +339,7 @@ func (s *Spawner) Stopping() {
 		defer close(done)
 		if name := changed(files); name != "" {
 			s.cfg.Log.Info("warm workers: a file has changed since it was imported", "path", name)
-			s.tell((*Pool).Changed)
+			s.tell((*pool).Changed)
 		}
 	})
 }
@@ -387,14 +387,14 @@ func (s *Spawner) began(l learned) {
 }
 
 // recipe is the required imports after a worker's report; nil: as before.
-func (s *Spawner) recipe(l learned) *Recipe {
+func (s *Spawner) recipe(l learned) *recipe {
 	var envs [][]string
 	for _, w := range s.workers {
 		if w != nil {
 			envs = append(envs, w.env)
 		}
 	}
-	want := Recipe{Modules: s.cfg.Modules, Env: Common(envs...), Set: l.set()}
+	want := recipe{Modules: s.cfg.Modules, Env: commonEnv(envs...), Set: l.set()}
 	if want.Modules == nil {
 		want.Modules = l.Modules
 	}
@@ -407,11 +407,11 @@ func (s *Spawner) recipe(l learned) *Recipe {
 	}
 	want.Set = union(want.Set, old.Set)
 	few := old.Modules != nil && len(without(want.Modules, old.Modules)) < worthImporting
-	if few && contains(old.Set, want.Set) && Compatible(old.Env, want.Env) == "" {
+	if few && contains(old.Set, want.Set) && compatible(old.Env, want.Env) == "" {
 		return nil
 	}
 	s.cfg.Log.Debug("warm workers: more is imported", "modules", without(want.Modules, old.Modules),
-		"variables", without(want.Set, old.Set), "environment", Compatible(old.Env, want.Env))
+		"variables", without(want.Set, old.Set), "environment", compatible(old.Env, want.Env))
 	return &want
 }
 

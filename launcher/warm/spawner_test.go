@@ -132,7 +132,7 @@ func (r *rig) ended(e proc.Exit, out string) {
 
 // A script that starts the interpreter, as pyenv's do, gives it variables that forks would not have.
 func TestSpawnerWhoseInterpreterIsAScript(t *testing.T) {
-	for _, mode := range []Mode{Fork, Standby} {
+	for _, mode := range []Mode{modeFork, modeStandby} {
 		r := newRig(t, mode)
 		path := filepath.Join(r.dir, "python3")
 		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\nexec "+r.cfg.Path+" \"$@\"\n"), 0o700))
@@ -148,7 +148,7 @@ func TestSpawnerWhoseInterpreterIsAScript(t *testing.T) {
 
 // A start takes what waits; after a failure so early the next one is by exec, and a step prepares again.
 func TestSpawner(t *testing.T) {
-	for mode, want := range map[Mode]How{Fork: ByParked, Standby: ByStandby} {
+	for mode, want := range map[Mode]How{modeFork: ByParked, modeStandby: ByStandby} {
 		t.Run(string(want), func(t *testing.T) {
 			r := newRig(t, mode)
 			r.Joined()
@@ -174,7 +174,7 @@ func TestSpawner(t *testing.T) {
 
 // Whoever is killed, and when, every start is one; in the end nobody prepares any more.
 func TestSpawnerWhoseProcessesAreKilled(t *testing.T) {
-	for _, mode := range []Mode{Fork, Standby} {
+	for _, mode := range []Mode{modeFork, modeStandby} {
 		t.Run(fmt.Sprint(mode), func(t *testing.T) {
 			r := newRig(t, mode)
 			r.Joined()

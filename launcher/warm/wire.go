@@ -12,8 +12,8 @@ import (
 	"dlrover-run/launcher/proc"
 )
 
-// Version of the protocol, in every message of a prepared process.
-const Version = 1
+// version of the protocol, in every message of a prepared process.
+const version = 1
 
 // maxMessage bounds the bytes of one message. A larger message goes into a file in memory, and its descriptor comes
 // with the message: the fields of the object in that file are the message's as well.

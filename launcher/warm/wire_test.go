@@ -72,20 +72,20 @@ func TestCompatible(t *testing.T) {
 		{"PATH=/other", "RANK=3", "MASTER_PORT=1", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "TORCHELASTIC_RUN_ID=x", "TZ=UTC"},
 		{"OMP_NUM_THREADS=2", "OMP_NUM_THREADS=1"},
 	} {
-		require.Empty(t, Compatible(base, append(base, same...)))
+		require.Empty(t, compatible(base, append(base, same...)))
 	}
 	for _, other := range []string{
 		"OMP_NUM_THREADS=2", "LD_PRELOAD=x", "PYTHONPATH=/b", "TORCHDYNAMO_DISABLE=1", "LC_ALL=C",
 	} {
 		name, _, _ := strings.Cut(other, "=")
-		require.Equal(t, "$"+name+" is not what it was at the imports", Compatible(base, append(base, other)))
+		require.Equal(t, "$"+name+" is not what it was at the imports", compatible(base, append(base, other)))
 	}
-	require.Equal(t, "$TORCH_LOGS is not what it was at the imports", Compatible(base, base[:3]))
+	require.Equal(t, "$TORCH_LOGS is not what it was at the imports", compatible(base, base[:3]))
 }
 
 func TestCommon(t *testing.T) {
 	a := []string{"A=1", "RANK=0", "B=2", "C=old", "C=3", "DLROVER_HANG_DIR=/d"}
 	b := []string{"A=1", "RANK=1", "B=3", "C=3", "DLROVER_HANG_DIR=/d"}
-	require.Equal(t, []string{"A=1", "C=3", "DLROVER_HANG_DIR=/d"}, Common(a, b))
-	require.Equal(t, []string{"A=1", "B=2", "C=3", "DLROVER_HANG_DIR=/d"}, Common(a))
+	require.Equal(t, []string{"A=1", "C=3", "DLROVER_HANG_DIR=/d"}, commonEnv(a, b))
+	require.Equal(t, []string{"A=1", "B=2", "C=3", "DLROVER_HANG_DIR=/d"}, commonEnv(a))
 }

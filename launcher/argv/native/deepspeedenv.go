@@ -122,7 +122,7 @@ func (j *deepSpeedJob) envFiles() error {
 		files = []string{path.Join(home, name), name}
 	}
 	missing := 0
-	var found []EnvFile
+	var found []envFile
 	for _, file := range files {
 		text, err := j.sys.ReadFile(file)
 		switch {
@@ -131,7 +131,7 @@ func (j *deepSpeedJob) envFiles() error {
 		case err != nil:
 			return usageErrorf("variables of the workers in %s: %v", file, err)
 		default:
-			found = append(found, EnvFile{file, string(text)})
+			found = append(found, envFile{file, string(text)})
 		}
 	}
 	if r := j.cmd.Remote; r != nil {
@@ -144,7 +144,7 @@ func (j *deepSpeedJob) envFiles() error {
 	return j.readEnvFiles(found)
 }
 
-func (j *deepSpeedJob) readEnvFiles(files []EnvFile) error {
+func (j *deepSpeedJob) readEnvFiles(files []envFile) error {
 	for _, file := range files {
 		if err := j.variables(file.Text); err != nil {
 			return usageErrorf("variables of the workers in %s: %v", file.Path, err)

@@ -39,13 +39,13 @@ type Handed struct {
 	// Hostfile is the content of the host file.
 	Hostfile string
 	// EnvFiles are the contents of files with variables of the workers, each with its path.
-	EnvFiles []EnvFile
+	EnvFiles []envFile
 	// PID is of the command that a user has started.
 	PID int
 }
 
-// EnvFile is a file with variables of the workers.
-type EnvFile struct{ Path, Text string }
+// envFile is a file with variables of the workers.
+type envFile struct{ Path, Text string }
 
 // startHosts decides whether this process is to start the launchers of all hosts.
 func (j *deepSpeedJob) startHosts() (err error) {

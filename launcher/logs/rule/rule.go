@@ -37,15 +37,15 @@ type Rule struct {
 	Above   *float64      // a higher number is bad
 	NaN     bool          // NaN and infinities are bad
 	Times   int           // so many bad lines one after the other make a finding; 1 or more
-	Ranks   []Range       // ranks with lines that count; nil: all, and First is asked of rank 0
+	Ranks   []rankRange   // ranks with lines that count; nil: all, and First is asked of rank 0
 	Action  Action
 	text    string
 	literal []byte         // every line that matches has it; empty: unknown
 	number  *regexp.Regexp // numberForm, where the number matters
 }
 
-// Range is the global ranks From to To.
-type Range struct{ From, To int }
+// rankRange is the global ranks From to To.
+type rankRange struct{ From, To int }
 
 // String is the rule as it was written.
 func (r *Rule) String() string { return r.text }
@@ -58,7 +58,7 @@ func (r *Rule) itself() bool { return !r.numbers() && r.First == 0 && r.Every ==
 
 // Covers reports whether lines of a rank count.
 func (r *Rule) Covers(rank int) bool {
-	return r.Ranks == nil || slices.ContainsFunc(r.Ranks, func(g Range) bool { return g.From <= rank && rank <= g.To })
+	return r.Ranks == nil || slices.ContainsFunc(r.Ranks, func(g rankRange) bool { return g.From <= rank && rank <= g.To })
 }
 
 // RankText is the ranks as they were written: 0-3,8 or all.
@@ -244,11 +244,11 @@ func number(text string) (*float64, error) {
 }
 
 // ranges reads 0-3,8, or all for every rank.
-func ranges(text string) ([]Range, error) {
+func ranges(text string) ([]rankRange, error) {
 	if text == "all" {
-		return []Range{{0, maxRank}}, nil
+		return []rankRange{{0, maxRank}}, nil
 	}
-	var list []Range
+	var list []rankRange
 	for part := range strings.SplitSeq(text, ",") {
 		from, to, isRange := strings.Cut(part, "-")
 		if !isRange {
@@ -259,7 +259,7 @@ func ranges(text string) ([]Range, error) {
 		if errA != nil || errB != nil || b < a {
 			return nil, fmt.Errorf("need ranks of the job such as 0, 0-3,8 or all")
 		}
-		list = append(list, Range{int(a), int(b)})
+		list = append(list, rankRange{int(a), int(b)})
 	}
 	return list, nil
 }

@@ -19,7 +19,7 @@ func parse(t *testing.T, text string) Rule {
 
 func TestParse(t *testing.T) {
 	r := parse(t, `loss:train_loss: ([-+.\w]+):above=1e3:nan:times=3:ranks=0-3,8:action=restart`)
-	require.Equal(t, []any{"loss", `train_loss: ([-+.\w]+)`, 1e3, true, 3, []Range{{0, 3}, {8, 8}}, Restart},
+	require.Equal(t, []any{"loss", `train_loss: ([-+.\w]+)`, 1e3, true, 3, []rankRange{{0, 3}, {8, 8}}, Restart},
 		[]any{r.Name, r.Pattern.String(), *r.Above, r.NaN, r.Times, r.Ranks, r.Action})
 	r = parse(t, `progress:step \d+:every=5m:first=900`)
 	require.Equal(t, []any{5 * time.Minute, 15 * time.Minute, Report, 1}, []any{r.Every, r.First, r.Action, r.Times})

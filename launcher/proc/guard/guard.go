@@ -30,8 +30,8 @@ import (
 	"unsafe"
 )
 
-// Name is argv[0] and the command name of the launcher below a guard.
-const Name = "launcher"
+// processName is argv[0] and the command name of the launcher below a guard.
+const processName = "launcher"
 
 // maxProcs is how many CPUs the Go runtime uses; its threads follow from that.
 const maxProcs = "GOMAXPROCS"
@@ -139,7 +139,7 @@ func (w *Watch) start(args []string, thrifty bool) (err error) {
 	setCloseOnExec(p[0], false)
 	w.pipe = p[1]
 	w.catchDeadly()
-	words := []string{Name, strconv.Itoa(w.will) + "," + strconv.Itoa(p[0])}
+	words := []string{processName, strconv.Itoa(w.will) + "," + strconv.Itoa(p[0])}
 	w.launcher, err = syscall.ForkExec("/proc/self/exe", words, &syscall.ProcAttr{
 		Env: env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}})
 	if err != nil {

@@ -38,10 +38,11 @@ func TestForeignArguments(t *testing.T) {
 	for _, fd := range []int{int(f.Fd()), int(r.Fd()), 1 << 20} {
 		_, err := readArguments(fd)
 		require.Error(t, err)
-		require.Nil(t, inherited([]string{Name, strconv.Itoa(fd) + ",4"}))
+		require.Nil(t, inherited([]string{processName, strconv.Itoa(fd) + ",4"}))
 	}
 	for _, args := range [][]string{
-		nil, {Name}, {Name, ""}, {Name, "3"}, {Name, "3,4,5"}, {Name, "3,4", "x"}, {"x", "3,4"},
+		nil, {processName}, {processName, ""}, {processName, "3"}, {processName, "3,4,5"}, {processName, "3,4", "x"},
+		{"x", "3,4"},
 	} {
 		require.Nil(t, inherited(args))
 	}

@@ -17,7 +17,7 @@ type Link struct {
 
 // inherited finds the link in the launcher: the command line is "launcher WILL,PIPE".
 func inherited(args []string) *Link {
-	if len(args) != 2 || args[0] != Name {
+	if len(args) != 2 || args[0] != processName {
 		return nil
 	}
 	fds := numbers([]byte(args[1]))
@@ -32,7 +32,7 @@ func inherited(args []string) *Link {
 		setCloseOnExec(fd, true)
 	}
 	_ = syscall.Ftruncate(fds[0], willSize)
-	comm := append([]byte(Name), 0)
+	comm := append([]byte(processName), 0)
 	// The name of the main thread is that of the process; it would read "exe".
 	_ = prctl(prSetName, uintptr(unsafe.Pointer(&comm[0])))
 	os.Args = words

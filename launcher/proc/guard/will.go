@@ -22,7 +22,7 @@ const (
 
 // newWill makes the memfd, with an empty will, the job token and the arguments. Programs that are executed inherit it.
 func newWill(args []string, token string, thrifty bool) (int, error) {
-	name := append([]byte(Name), 0)
+	name := append([]byte(processName), 0)
 	r, _, errno := syscall.RawSyscall(sysMemfdCreate(), uintptr(unsafe.Pointer(&name[0])), 0, 0)
 	if errno != 0 {
 		return -1, os.NewSyscallError("memfd_create", errno)
