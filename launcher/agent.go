@@ -88,7 +88,7 @@ func New(cfg Config) (*Agent, error) {
 		checked: make(chan *check), worlds: make(chan *fetch), announced: make(chan error),
 		decider: policy.NewDecider(cfg.Policy),
 	}
-	if len(a.parts.noticers) > 0 {
+	if len(a.parts.messageHandlers) > 0 {
 		a.notices = cfg.Rendezvous.Notices()
 	}
 	return a, nil

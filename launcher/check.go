@@ -128,7 +128,7 @@ const doubtTime = 2 * time.Second
 
 // reportDoubt notifies the rendezvous when the result of the newest check cannot hold any more.
 func (a *Agent) reportDoubt() error {
-	for _, d := range a.parts.doubters {
+	for _, d := range a.parts.checkInvalidators {
 		if why := a.doubt(d); why != "" {
 			a.log.Warn("the check of this node does not count any more", "part", d.name, "why", why)
 			return a.cfg.Rendezvous.Doubt(a.ctx, text.Clip(d.name+": "+why, maxReason))
@@ -138,7 +138,7 @@ func (a *Agent) reportDoubt() error {
 }
 
 // doubt asks one part, within a time limit.
-func (a *Agent) doubt(d named[Doubter]) string {
+func (a *Agent) doubt(d named[CheckInvalidator]) string {
 	ctx, cancel := context.WithTimeout(a.ctx, doubtTime)
 	defer cancel()
 	said := make(chan string, 1) // one that comes late stays in it

@@ -136,7 +136,7 @@ func (a *Agent) spec(e Epoch, id logs.WorkerID, errorFile string) (proc.Spec, er
 	if err != nil {
 		return proc.Spec{}, err
 	}
-	for _, p := range a.parts.environers {
+	for _, p := range a.parts.envProviders {
 		overlay = append(overlay, p.Environ(e, id.LocalRank)...)
 	}
 	s := proc.Spec{
@@ -267,7 +267,7 @@ func (a *Agent) onExit(e exited) {
 
 // excuse returns why the end of a worker may be a fault of ours; "": it is not.
 func (a *Agent) excuse(g *group, info ExitInfo) string {
-	for _, e := range a.parts.excusers {
+	for _, e := range a.parts.failureClassifiers {
 		if g.stopping || a.letRun != nil {
 			return ""
 		}

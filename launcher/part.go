@@ -43,15 +43,15 @@ type CheckResult struct {
 	Domain string
 }
 
-// Doubter knows whether the result of this node's check can still hold.
-type Doubter interface {
+// CheckInvalidator knows whether the result of this node's check can still hold.
+type CheckInvalidator interface {
 	// Doubt returns one line about an event on this node since its check, such as a link that was down, or "". It is asked
 	// after an epoch's workers have ended, before the node joins again, and has two seconds, after which ctx ends.
 	Doubt(ctx context.Context) string
 }
 
-// Environer sets variables of the workers' environment.
-type Environer interface {
+// EnvProvider sets variables of the workers' environment.
+type EnvProvider interface {
 	// Environ is laid over the preset's variables for the worker of an epoch, as KEY=VALUE.
 	Environ(e Epoch, localRank int) []string
 }
@@ -108,28 +108,28 @@ type Spawner interface {
 	Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error)
 }
 
-// Excuser knows ends of workers that the launcher itself may have caused.
-type Excuser interface {
+// FailureClassifier knows ends of workers that the launcher itself may have caused.
+type FailureClassifier interface {
 	// Excuse returns in one line why the end of a worker is not the job's fault, which then starts anew and is not
 	// charged; "": it is. It is asked for the first worker of an epoch that ends otherwise than by the job's success, and
 	// for every one that exits with 0.
 	Excuse(w logs.WorkerID, pid, exitCode int) (why string)
 }
 
-// Progresser knows how far the workers have come.
-type Progresser interface {
+// ProgressReporter knows how far the workers have come.
+type ProgressReporter interface {
 	// Progress is that of the newest epoch that had workers, also after their end. It is called by any goroutine, before a
 	// failure is reported, and must be quick.
 	Progress() job.Progress
 }
 
-// Noticer gets every notice that the rendezvous sends to this node.
-type Noticer interface {
+// MessageHandler gets every notice that the rendezvous sends to this node.
+type MessageHandler interface {
 	Notice(topic, body string)
 }
 
-// WorldNeeder reports whether Epoch.World is to be filled in.
-type WorldNeeder interface {
+// WorldUser reports whether Epoch.World is to be filled in.
+type WorldUser interface {
 	NeedsWorld() bool
 }
 
@@ -149,7 +149,7 @@ type Ending struct {
 // Epoch is common to the workers of one start on this node.
 type Epoch struct {
 	Directive // of kind Run
-	// World is every node by group rank, this one included; nil unless a WorldNeeder asks for it.
+	// World is every node by group rank, this one included; nil unless a WorldUser asks for it.
 	World []job.Member
 }
 

@@ -9,20 +9,20 @@ import (
 
 // parts are Config.Parts by the interfaces that they implement.
 type parts struct {
-	checkers     []named[Checker]
-	doubters     []named[Doubter]
-	environers   []Environer
-	preparers    []Preparer
-	starters     []Starter
-	siders       []Sider
-	watchers     []named[Watcher]
-	examiners    []named[Examiner]
-	stoppers     []Stopper
-	savers       []Saver
-	spawner      Spawner // nil: Config.Processes starts the workers
-	excusers     []Excuser
-	noticers     []Noticer
-	worldNeeders []WorldNeeder
+	checkers           []named[Checker]
+	checkInvalidators  []named[CheckInvalidator]
+	envProviders       []EnvProvider
+	preparers          []Preparer
+	starters           []Starter
+	sideProcesses      []SideProcesses
+	watchers           []named[Watcher]
+	examiners          []named[Examiner]
+	stoppers           []Stopper
+	savers             []Saver
+	spawner            Spawner // nil: Config.Processes starts the workers
+	failureClassifiers []FailureClassifier
+	messageHandlers    []MessageHandler
+	worldUsers         []WorldUser
 }
 
 // named is a part with its name for messages.
@@ -33,19 +33,19 @@ type named[T any] struct {
 
 func sortParts(list []Part) parts {
 	p := parts{
-		checkers:     withNames[Checker](list),
-		doubters:     withNames[Doubter](list),
-		environers:   only[Environer](list),
-		preparers:    only[Preparer](list),
-		starters:     only[Starter](list),
-		siders:       only[Sider](list),
-		watchers:     withNames[Watcher](list),
-		examiners:    withNames[Examiner](list),
-		stoppers:     only[Stopper](list),
-		savers:       only[Saver](list),
-		excusers:     only[Excuser](list),
-		noticers:     only[Noticer](list),
-		worldNeeders: only[WorldNeeder](list),
+		checkers:           withNames[Checker](list),
+		checkInvalidators:  withNames[CheckInvalidator](list),
+		envProviders:       only[EnvProvider](list),
+		preparers:          only[Preparer](list),
+		starters:           only[Starter](list),
+		sideProcesses:      only[SideProcesses](list),
+		watchers:           withNames[Watcher](list),
+		examiners:          withNames[Examiner](list),
+		stoppers:           only[Stopper](list),
+		savers:             only[Saver](list),
+		failureClassifiers: only[FailureClassifier](list),
+		messageHandlers:    only[MessageHandler](list),
+		worldUsers:         only[WorldUser](list),
 	}
 	if s := only[Spawner](list); len(s) > 0 {
 		p.spawner = s[0]
@@ -106,7 +106,7 @@ func (a *Agent) onNotice(n job.Notice, ok bool) {
 		a.notices = nil
 		return
 	}
-	for _, p := range a.parts.noticers {
+	for _, p := range a.parts.messageHandlers {
 		p.Notice(n.Topic, n.Body)
 	}
 }

@@ -17,9 +17,9 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// Sider returns the side processes of an epoch: they run with the workers and are no ranks, such as a framework's
-// scheduler.
-type Sider interface {
+// SideProcesses returns the side processes of an epoch: they run with the workers and are no ranks, such as a
+// framework's scheduler.
+type SideProcesses interface {
 	// Sides is asked before the workers of an epoch are started. An error holds why they cannot be started.
 	Sides(e Epoch) ([]Side, error)
 }
@@ -71,7 +71,7 @@ func (a *Agent) startSides(g *group, patience time.Time) error {
 
 // sidesOf returns those of the parts and of the preset.
 func (a *Agent) sidesOf(g *group) (all []Side, err error) {
-	for _, p := range a.parts.siders {
+	for _, p := range a.parts.sideProcesses {
 		list, err := p.Sides(g.epoch)
 		if err != nil {
 			return nil, err

@@ -17,7 +17,7 @@ type fetch struct {
 }
 
 func (a *Agent) needsWorld() bool {
-	return slices.ContainsFunc(a.parts.worldNeeders, WorldNeeder.NeedsWorld)
+	return slices.ContainsFunc(a.parts.worldUsers, WorldUser.NeedsWorld)
 }
 
 // fetchWorld asks for the world of d. Once it is there, the workers are started.

@@ -145,7 +145,7 @@ func (r *resolver) onFailure(b *rendezvous.Budget) (err error) {
 // progress is how far the workers have come, as far as the parts know.
 func (j *nodeJob) progress() job.Progress {
 	var p job.Progress
-	forParts(j.parts, func(o launcher.Progresser) { p = p.With(o.Progress()) })
+	forParts(j.parts, func(o launcher.ProgressReporter) { p = p.With(o.Progress()) })
 	return p
 }
 
@@ -182,5 +182,5 @@ func (a *adapter) stepped(ctx context.Context, d launcher.Directive) error {
 	return a.report(ctx, rendezvous.Stepped{ID: a.session.ID(), EpochID: d.EpochID})
 }
 
-// Progress implements launcher.Progresser, from the pages of the shim: how many steps the furthest worker has made.
+// Progress implements launcher.ProgressReporter, from the shim's pages: how many steps the furthest worker has made.
 func (h *hangs) Progress() job.Progress { return h.pages.progress() }

@@ -237,7 +237,7 @@ func (c *nodeChecks) print(v netcheck.Verdict) {
 	}
 }
 
-// Doubt implements launcher.Doubter.
+// Doubt implements launcher.CheckInvalidator.
 func (c *nodeChecks) Doubt(context.Context) string {
 	if c.checker == nil {
 		return ""

@@ -170,7 +170,7 @@ func (c *checkpoints) joined(j *nodeJob) {
 // Name implements launcher.Part.
 func (c *checkpoints) Name() string { return "checkpoints" }
 
-// Environ implements launcher.Environer.
+// Environ implements launcher.EnvProvider.
 func (c *checkpoints) Environ(e launcher.Epoch, _ int) []string {
 	env := []string{fmt.Sprintf("DLROVER_CKPT_EPOCH=%d.%d.%d", e.Term, e.Round, e.Epoch)}
 	if c.daemon != nil {

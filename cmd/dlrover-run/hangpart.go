@@ -105,7 +105,7 @@ func (h *hangs) Starting(e launcher.Epoch) {
 	h.pages.begin(e)
 }
 
-// Environ implements launcher.Environer: outside of the workers stays outside of their environment.
+// Environ implements launcher.EnvProvider: outside of the workers stays outside of their environment.
 func (h *hangs) Environ(launcher.Epoch, int) []string {
 	dir := h.pages.dir()
 	if dir == "" {
@@ -289,7 +289,7 @@ func misread(err error) bool {
 		errors.Is(err, serve.ErrNotMember) && strings.Contains(err.Error(), hang.ErrSpec.Error()+` "`)
 }
 
-// Notice implements launcher.Noticer.
+// Notice implements launcher.MessageHandler.
 func (h *hangs) Notice(topic, body string) {
 	if topic != hang.Topic {
 		return

@@ -77,7 +77,7 @@ func openLiveHostfile(path string, log *slog.Logger) (*liveHostfile, error) {
 // Name implements launcher.Part.
 func (h *liveHostfile) Name() string { return "live hostfile" }
 
-// NeedsWorld implements launcher.WorldNeeder.
+// NeedsWorld implements launcher.WorldUser.
 func (h *liveHostfile) NeedsWorld() bool { return true }
 
 // Starting implements launcher.Starter.
@@ -107,7 +107,7 @@ func (h *liveHostfile) text(world []job.Member) string {
 	return hostfile.Format(hosts)
 }
 
-// Environ implements launcher.Environer.
+// Environ implements launcher.EnvProvider.
 func (h *liveHostfile) Environ(launcher.Epoch, int) []string {
 	return []string{"DLROVER_HOSTFILE=" + h.path}
 }

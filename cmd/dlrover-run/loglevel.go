@@ -31,7 +31,7 @@ const maxQuoted = 40
 // Name implements launcher.Part.
 func (l logLevel) Name() string { return "log level" }
 
-// Notice implements launcher.Noticer.
+// Notice implements launcher.MessageHandler.
 func (l logLevel) Notice(topic, body string) {
 	if topic != "log-level" {
 		return

@@ -82,7 +82,7 @@ func openPorts(j *nodeJob, n int, tell bool) (*ports, error) {
 // Name implements launcher.Part.
 func (p *ports) Name() string { return "ports" }
 
-// NeedsWorld implements launcher.WorldNeeder.
+// NeedsWorld implements launcher.WorldUser.
 func (p *ports) NeedsWorld() bool { return true }
 
 func (p *ports) joined(j *nodeJob) { p.offer = j.adapter.session.SetPorts }
@@ -97,7 +97,7 @@ func (p *ports) Starting(e launcher.Epoch) {
 	p.Release()
 }
 
-// Environ implements launcher.Environer.
+// Environ implements launcher.EnvProvider.
 func (p *ports) Environ(launcher.Epoch, int) []string {
 	if p.dir == "" {
 		return nil

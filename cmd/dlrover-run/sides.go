@@ -110,7 +110,7 @@ type fixedPort struct {
 // Name implements launcher.Part.
 func (*fixedPort) Name() string { return "sides" }
 
-// Sides implements launcher.Sider: it has none of its own, but those of the preset need the port.
+// Sides implements launcher.SideProcesses: it has none of its own, but those of the preset need the port.
 func (p *fixedPort) Sides(e launcher.Epoch) ([]launcher.Side, error) {
 	if e.Place.GroupRank != 0 || len(e.World) == 0 {
 		return nil, nil

@@ -70,7 +70,7 @@ func (r *resolver) allowExec() (bool, error) {
 // Name implements launcher.Part.
 func (s *streamServer) Name() string { return "streams" }
 
-// Notice implements launcher.Noticer.
+// Notice implements launcher.MessageHandler.
 func (s *streamServer) Notice(topic, body string) {
 	var i streams.Invitation
 	if topic != streams.Topic || json.Unmarshal([]byte(body), &i) != nil || i.ID == "" {

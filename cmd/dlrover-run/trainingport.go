@@ -117,7 +117,7 @@ func offerFree(bases []int, base int) []int {
 // Name implements launcher.Part.
 func (p *trainingPort) Name() string { return "training-port" }
 
-// NeedsWorld implements launcher.WorldNeeder.
+// NeedsWorld implements launcher.WorldUser.
 func (p *trainingPort) NeedsWorld() bool { return true }
 
 func (p *trainingPort) joined(j *nodeJob) { p.session = j.adapter.session }
@@ -143,7 +143,7 @@ func commonBase(world []job.Member) int {
 	return 0
 }
 
-// Environ implements launcher.Environer.
+// Environ implements launcher.EnvProvider.
 func (p *trainingPort) Environ(launcher.Epoch, int) []string {
 	if p.base == 0 {
 		return nil

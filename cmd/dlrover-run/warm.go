@@ -185,12 +185,12 @@ func (w *warmWorkers) Spawn(s proc.Spec, id logs.WorkerID) (*proc.Process, error
 // Starting implements launcher.Starter.
 func (w *warmWorkers) Starting(launcher.Epoch) { w.spawner.Starting() }
 
-// Environ implements launcher.Environer.
+// Environ implements launcher.EnvProvider.
 func (w *warmWorkers) Environ(_ launcher.Epoch, localRank int) []string {
 	return w.spawner.Environ(localRank)
 }
 
-// Excuse implements launcher.Excuser.
+// Excuse implements launcher.FailureClassifier.
 func (w *warmWorkers) Excuse(id logs.WorkerID, pid, code int) string {
 	return w.spawner.Excuse(id.LocalRank, pid, code)
 }
