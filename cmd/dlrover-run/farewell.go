@@ -46,7 +46,7 @@ func (f *farewell) dialed(peer net.Addr) {
 	addr := tcp.AddrPort()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.link.SetFarewell(guard.Farewell{
+	f.link.SetDeathNotice(guard.DeathNotice{
 		IP: addr.Addr().Unmap().AsSlice(), Zone: zoneOf(addr.Addr()), Port: addr.Port(), Request: f.request,
 	})
 }
@@ -77,7 +77,7 @@ func (f *farewell) drop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.request = nil
-	f.link.SetFarewell(guard.Farewell{})
+	f.link.SetDeathNotice(guard.DeathNotice{})
 }
 
 // say is for a launcher whose guard was killed.
@@ -88,5 +88,5 @@ func (f *farewell) say() {
 	if s := f.session.Load(); s != nil {
 		s.Abandon()
 	}
-	f.link.SayFarewell()
+	f.link.SendDeathNotice()
 }

@@ -52,7 +52,7 @@ func main() {
 		if os.Args[0] == guard.ShelterName { // it is the command's
 			stderr = io.Discard
 		}
-		proc.EndRemains(watch, stderr)
+		proc.EndLeftovers(watch, stderr)
 		console.Stderr.Flush()
 		os.Exit(watch.Follow())
 	}
@@ -276,7 +276,7 @@ func (j *nodeJob) open() (err error) {
 	console.Stderr.Through(j.logs.Stderr())
 	cfg := proc.Config{Logger: j.log}
 	if j.guard != nil {
-		cfg.Bequeath = j.guard.Bequeath
+		cfg.RegisterSurvivors = j.guard.RegisterSurvivors
 	}
 	if j.procs, err = proc.New(cfg); err != nil {
 		return err

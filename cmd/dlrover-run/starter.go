@@ -369,9 +369,9 @@ func (s *starter) bequeath(host int) {
 		return
 	}
 	if session := s.sessions[host]; session != nil {
-		s.link.Bequeath("", []int{session.PID()})
+		s.link.RegisterSurvivors("", []int{session.PID()})
 	} else {
-		s.link.Bequeath("", daemonsOf(os.Getppid()))
+		s.link.RegisterSurvivors("", daemonsOf(os.Getppid()))
 	}
 }
 

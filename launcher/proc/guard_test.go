@@ -211,7 +211,7 @@ func TestGuardEndsAsTheLauncher(t *testing.T) {
 func TestHeirLivesOn(t *testing.T) {
 	for _, k := range kills[:3] {
 		t.Run(k.name, func(t *testing.T) {
-			g := startGuarded(t, nil, "HEIR=sleep "+token(1), "SCRIPT=sleep "+token(0)+" & echo; wait")
+			g := startGuarded(t, nil, "SURVIVOR=sleep "+token(1), "SCRIPT=sleep "+token(0)+" & echo; wait")
 			requireAlive(t, token(1))
 			k.kill(g)
 			g.cmd.Wait()
@@ -324,14 +324,14 @@ func TestLowProcessLimit(t *testing.T) {
 
 // PID 1 ends with its container, so it stays until those have ended that survive the
 // launcher, and it says by its status how that ended.
-func TestPID1StaysForHeirs(t *testing.T) {
+func TestPID1StaysForSurvivors(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: a PID namespace needs root: A KILLED LAUNCHER BELOW PID 1 IS NOT TESTED")
 	}
 	dir := t.TempDir()
 	cmd := exec.Command("/usr/bin/unshare", "--pid", "--fork", "--mount-proc", os.Args[0])
 	cmd.Env = append(os.Environ(), helperEnv+"=launcher",
-		"KILL=now", "NOCGROUP=1", "SCRIPT=setsid sleep "+token(0)+" & wait", "HEIR=sleep 0.5; : > "+dir+"/saved")
+		"KILL=now", "NOCGROUP=1", "SCRIPT=setsid sleep "+token(0)+" & wait", "SURVIVOR=sleep 0.5; : > "+dir+"/saved")
 	out, err := cmd.CombinedOutput()
 	if strings.Contains(string(out), "unshare") {
 		t.Skipf("SKIPPED: A KILLED LAUNCHER BELOW PID 1 IS NOT TESTED: %s", out)

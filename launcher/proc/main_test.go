@@ -174,13 +174,14 @@ func helperGuard() int {
 	link, watch, err := guard.Divide(func(string) {})
 	switch {
 	case watch != nil:
-		EndRemains(watch, os.Stderr)
+		EndLeftovers(watch, os.Stderr)
 		return watch.Follow()
 	case link == nil:
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	s, err := New(Config{NoCgroup: os.Getenv("NOCGROUP") != "", Logger: quiet(), Bequeath: link.Bequeath})
+	s, err := New(Config{NoCgroup: os.Getenv("NOCGROUP") != "", Logger: quiet(),
+		RegisterSurvivors: link.RegisterSurvivors})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -200,8 +201,8 @@ func helperLauncher(s *Supervisor) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if heir := os.Getenv("HEIR"); heir != "" {
-		spec := sh(heir)
+	if survivor := os.Getenv("SURVIVOR"); survivor != "" {
+		spec := sh(survivor)
 		spec.Survives = true
 		if _, err := s.Start(spec); err != nil {
 			fmt.Fprintln(os.Stderr, err)

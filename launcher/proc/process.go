@@ -140,7 +140,7 @@ func (s *Supervisor) spawn(p *Process, path string, args []string, attr *os.Proc
 	p.pid, p.done = p.os.Pid, make(chan struct{})
 	s.children[p.pid] = p
 	if p.survives {
-		s.bequeath() // a launcher that is killed between the fork and here takes p with it
+		s.registerSurvivors() // a launcher that is killed between the fork and here takes p with it
 	}
 	s.waiters.Go(func() { s.wait(p) })
 	return nil
@@ -240,7 +240,7 @@ func (s *Supervisor) wait(p *Process) {
 	}
 	at := time.Now()
 	if p.survives {
-		s.disinherit(p)
+		s.unregisterSurvivor(p)
 	}
 	p.mu.Lock()
 	st, err := p.os.Wait() // does not block

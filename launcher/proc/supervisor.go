@@ -22,9 +22,9 @@ var ErrClosed = errors.New("proc: supervisor is closed")
 
 // Config configures a Supervisor. The zero value is usable.
 type Config struct {
-	// Bequeath, if not nil, sets the guard's work for the death of this process: kill and remove the cgroup ("": none),
-	// and leave the heirs, which survive it, alone.
-	Bequeath func(cgroup string, heirs []int)
+	// RegisterSurvivors, if not nil, sets the guard's work for the death of this process: kill and remove the cgroup ("":
+	// none), and leave the processes that survive it alone.
+	RegisterSurvivors func(cgroup string, survivors []int)
 	// Logger receives problems outside of a call: lost exit statuses, a cgroup that turned out unusable. Default:
 	// slog.Default().
 	Logger *slog.Logger
@@ -102,7 +102,7 @@ func (s *Supervisor) prepare() {
 		defer s.mu.Unlock()
 		tryPidfd()
 		s.openCgroups()
-		s.bequeath()
+		s.registerSurvivors()
 	})
 }
 
@@ -138,37 +138,37 @@ func (s *Supervisor) Memory() *memoryCgroup {
 	return s.memory
 }
 
-// bequeath updates the guard's work. mu is held, or s is not shared yet.
-func (s *Supervisor) bequeath() {
-	if s.cfg.Bequeath == nil {
+// registerSurvivors updates the guard's work. mu is held, or s is not shared yet.
+func (s *Supervisor) registerSurvivors() {
+	if s.cfg.RegisterSurvivors == nil {
 		return
 	}
-	var heirs []int
+	var survivors []int
 	for pid, p := range s.children {
 		if p.survives {
-			heirs = append(heirs, pid)
+			survivors = append(survivors, pid)
 		}
 	}
 	path := ""
 	if s.cgroup != nil {
 		path = s.cgroup.path
 	}
-	s.cfg.Bequeath(path, heirs)
+	s.cfg.RegisterSurvivors(path, survivors)
 }
 
-// disinherit is called before p is collected and its pid may be given to another.
-func (s *Supervisor) disinherit(p *Process) {
+// unregisterSurvivor is called before p is collected and its pid may be given to another.
+func (s *Supervisor) unregisterSurvivor(p *Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.survives = false
-	s.bequeath()
+	s.registerSurvivors()
 }
 
 // dropCgroup goes on without one. mu is held.
 func (s *Supervisor) dropCgroup() {
 	s.cgroup.destroy()
 	s.cgroup = nil
-	s.bequeath()
+	s.registerSurvivors()
 }
 
 // Abandon is for a launcher that has to end at once, as if it were killed: it kills all processes that do not survive
@@ -218,7 +218,7 @@ func (s *Supervisor) shutdown() error {
 		err = errors.Join(err, s.cgroup.destroy())
 		s.cgroup = nil
 	}
-	s.bequeath()
+	s.registerSurvivors()
 	return errors.Join(err, s.null.Close())
 }
 

@@ -49,7 +49,7 @@ func init() {
 	link, watch, problem = guard.Divide(func(text string) {
 		_, _ = os.Stderr.WriteString("dlrover-run: warning: " + text + "\n")
 	})
-	if watch != nil && !watch.Remains() {
+	if watch != nil && !watch.Leftovers() {
 		os.Exit(watch.Follow())
 	}
 }
@@ -61,7 +61,7 @@ func shelter() {
 		_, _ = os.Stderr.WriteString(os.Args[1] + ": " + err.Error() + "\n")
 		os.Exit(126) // as a shell says of what it cannot execute
 	}
-	if !watch.Remains() {
+	if !watch.Leftovers() {
 		os.Exit(watch.Follow())
 	}
 }

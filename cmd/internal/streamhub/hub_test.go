@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if _, watch, _ := guarded.Role(); watch != nil { // the shelter of a command
-		proc.EndRemains(watch, io.Discard)
+		proc.EndLeftovers(watch, io.Discard)
 		os.Exit(watch.Follow())
 	}
 	goleak.VerifyTestMain(m)

@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// TokenVariable is the variable with the job token. The guard hands it to the launcher in the will, not in the
+// TokenVariable is the variable with the job token. The guard hands it to the launcher in the shared state, not in the
 // environment, which other processes of the user can read in /proc.
 const TokenVariable = "DLROVER_TOKEN"
 

@@ -8,7 +8,7 @@
 // descendants and ends.
 //
 // The two share a memfd and a pipe; a worker never has either:
-//   - the memfd's first page is the launcher's will: which cgroup to kill, whom to spare. The job token and the
+//   - the memfd's first page is the shared state: which cgroup to kill, whom to spare. The job token and the
 //     arguments follow, so that /proc shows neither of the launcher, and `pkill -f` with a word of the job's does not
 //     kill both at once. Once the launcher has read them, the death notice takes their place. The survivor of the two
 //     sends it to the rendezvous, so that it need not wait for a dead node.
@@ -55,14 +55,14 @@ type Watch struct {
 	// Cgroup has the workers; "": there is none.
 	Cgroup string
 	// Spared are children that are no orphans of the launcher: those that the process had
-	// when it was executed, a shell's before its exec, and the launcher's heirs.
+	// when it was executed, a shell's before its exec, and the launcher's Survivors.
 	Spared map[int]bool
-	// Heirs survive the launcher by its will.
-	Heirs map[int]bool
+	// Survivors outlive the launcher, which has registered them.
+	Survivors map[int]bool
 	// Signals for the job arrive here, Child when a child may have ended.
 	Signals, Child chan os.Signal
 
-	will     int // descriptor
+	state    int // descriptor
 	pipe     int // write end
 	launcher int // pid
 	ended    bool
@@ -72,7 +72,7 @@ type Watch struct {
 // os.Args. It has to be called by the main thread before the program starts anything.
 //
 // In the guard it returns when the launcher has ended. Its remaining processes are then to be killed, if there are any
-// [Watch.Remains], before the guard ends by [Watch.Follow].
+// [Watch.Leftovers], before the guard ends by [Watch.Follow].
 //
 // With neither, no launcher could be started below a guard, for the reason given; the program may go on without, unless
 // that is [ErrNoRoom]. warn receives limits under which the launcher may die without a message of its own.
@@ -127,32 +127,32 @@ func (w *Watch) start(args []string, thrifty bool) (err error) {
 	} else {
 		thrifty = false
 	}
-	if w.will, err = newWill(args, token, thrifty); err != nil {
+	if w.state, err = newState(args, token, thrifty); err != nil {
 		return err
 	}
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
-		syscall.Close(w.will)
+		syscall.Close(w.state)
 		return os.NewSyscallError("pipe", err)
 	}
 	defer syscall.Close(p[0])
 	setCloseOnExec(p[0], false)
 	w.pipe = p[1]
 	w.catchDeadly()
-	words := []string{processName, strconv.Itoa(w.will) + "," + strconv.Itoa(p[0])}
+	words := []string{processName, strconv.Itoa(w.state) + "," + strconv.Itoa(p[0])}
 	w.launcher, err = syscall.ForkExec("/proc/self/exe", words, &syscall.ProcAttr{
 		Env: env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}})
 	if err != nil {
 		signal.Reset()
 		syscall.Close(w.pipe)
-		syscall.Close(w.will)
+		syscall.Close(w.state)
 		if err == syscall.EAGAIN || err == syscall.ENOMEM {
 			return &noRoom{"cannot start the launcher: " + err.Error() +
 				": a limit on processes (ulimit -u, or pids.max of the cgroup) or on memory is reached"}
 		}
 		return os.NewSyscallError("start the launcher", err)
 	}
-	setCloseOnExec(w.will, true)
+	setCloseOnExec(w.state, true)
 	return nil
 }
 
@@ -211,9 +211,9 @@ func (w *Watch) watch() {
 			w.catchOthers()
 		}
 	}
-	say(readFarewell(w.will))
-	w.Cgroup, w.Heirs = readWill(w.will)
-	for pid := range w.Heirs {
+	sendNotice(readNotice(w.state))
+	w.Cgroup, w.Survivors = readState(w.state)
+	for pid := range w.Survivors {
 		w.Spared[pid] = true
 	}
 }
@@ -239,15 +239,15 @@ func (w *Watch) Reap() {
 			return
 		}
 		delete(w.Spared, pid)
-		delete(w.Heirs, pid)
+		delete(w.Survivors, pid)
 		if pid == w.launcher {
 			w.Status, w.ended = ws, true
 		}
 	}
 }
 
-// Remains reports whether the launcher may have left anything.
-func (w *Watch) Remains() bool { return w.Cgroup != "" || anyChild() }
+// Leftovers reports whether the launcher may have left anything.
+func (w *Watch) Leftovers() bool { return w.Cgroup != "" || anyChild() }
 
 // Follow ends the process as the launcher ended: it dies of the same signal, or returns the
 // status with which to exit. It leaves no core: it was not the guard that failed. PID 1 cannot be

@@ -14,7 +14,7 @@ import (
 func TestArguments(t *testing.T) {
 	for _, args := range [][]string{{"x"}, {""}, {"dlrover-run", "", "a b", "ä\n"}, {"x", strings.Repeat("y", 1<<20)}} {
 		t.Setenv(TokenVariable, "")
-		fd, err := newWill(args, "a token", false)
+		fd, err := newState(args, "a token", false)
 		require.NoError(t, err)
 		got, err := readArguments(fd)
 		require.NoError(t, err)
@@ -29,7 +29,7 @@ func TestForeignArguments(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
 	defer f.Close()
-	_, err = f.WriteString(strings.Repeat("x", 2*willSize))
+	_, err = f.WriteString(strings.Repeat("x", 2*stateSize))
 	require.NoError(t, err)
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
@@ -48,27 +48,27 @@ func TestForeignArguments(t *testing.T) {
 	}
 }
 
-func TestWill(t *testing.T) {
-	fd, err := newWill([]string{"x"}, "", true)
+func TestState(t *testing.T) {
+	fd, err := newState([]string{"x"}, "", true)
 	require.NoError(t, err)
 	defer syscall.Close(fd)
-	check := func(cgroup string, heirs ...int) {
+	check := func(cgroup string, survivors ...int) {
 		t.Helper()
-		c, h := readWill(fd)
+		c, h := readState(fd)
 		require.Equal(t, cgroup, c)
-		require.Len(t, h, len(heirs))
-		for _, pid := range heirs {
+		require.Len(t, h, len(survivors))
+		for _, pid := range survivors {
 			require.True(t, h[pid])
 		}
 	}
 	check("")
-	writeWill(fd, "/sys/fs/cgroup/a b", []int{12, 345})
+	writeState(fd, "/sys/fs/cgroup/a b", []int{12, 345})
 	check("/sys/fs/cgroup/a b", 12, 345)
-	writeWill(fd, "", []int{7})
+	writeState(fd, "", []int{7})
 	check("", 7)
-	writeWill(fd, strings.Repeat("x", willSize), nil)
+	writeState(fd, strings.Repeat("x", stateSize), nil)
 	check("", 7)
-	writeWill(fd, "", nil)
+	writeState(fd, "", nil)
 	check("")
 }
 

@@ -9,13 +9,13 @@ import (
 
 // Link is the launcher's connection to its guard.
 type Link struct {
-	will   int // descriptor
+	state  int // descriptor
 	pipe   *os.File
 	closed atomic.Bool
 	done   chan struct{} // nil: no Follow
 }
 
-// inherited finds the link in the launcher: the command line is "launcher WILL,PIPE".
+// inherited finds the link in the launcher: the command line is "launcher STATE,PIPE".
 func inherited(args []string) *Link {
 	if len(args) != 2 || args[0] != processName {
 		return nil
@@ -31,18 +31,20 @@ func inherited(args []string) *Link {
 	for _, fd := range fds {
 		setCloseOnExec(fd, true)
 	}
-	_ = syscall.Ftruncate(fds[0], willSize)
+	_ = syscall.Ftruncate(fds[0], stateSize)
 	comm := append([]byte(processName), 0)
 	// The name of the main thread is that of the process; it would read "exe".
 	_ = prctl(prSetName, uintptr(unsafe.Pointer(&comm[0])))
 	os.Args = words
 	_ = syscall.SetNonblock(fds[1], true) // os.NewFile gives only such files to the poller
-	return &Link{will: fds[0], pipe: os.NewFile(uintptr(fds[1]), "guard")}
+	return &Link{state: fds[0], pipe: os.NewFile(uintptr(fds[1]), "guard")}
 }
 
-// Bequeath sets the guard's work for the death of the launcher: kill and remove the cgroup ("": none), and leave the
-// heirs alone.
-func (l *Link) Bequeath(cgroup string, heirs []int) { writeWill(l.will, cgroup, heirs) }
+// RegisterSurvivors sets the guard's work for the death of the launcher: kill and remove the cgroup ("": none), and
+// leave the survivors alone.
+func (l *Link) RegisterSurvivors(cgroup string, survivors []int) {
+	writeState(l.state, cgroup, survivors)
+}
 
 // Follow reads from the guard in a goroutine of its own, until Close: it calls signal for each signal that the guard
 // passes on, and orphaned once the guard is dead. It is to be called at most once.

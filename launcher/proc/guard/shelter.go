@@ -12,8 +12,8 @@ const ShelterName = "dlrover-exec"
 
 // Shelter executes the program args[1] with the arguments args[2:], and returns once it has ended. The process takes in
 // the command's orphans, so that everything it has started stays below this one. As after Divide, the remaining
-// processes are then to be killed, if there are any [Watch.Remains], before the process ends by [Watch.Follow]. Signals
-// that come meanwhile are for the command, which is in the same process group.
+// processes are then to be killed, if there are any [Watch.Leftovers], before the process ends by [Watch.Follow].
+// Signals that come meanwhile are for the command, which is in the same process group.
 func Shelter(args []string) (w *Watch, err error) {
 	runtime.GOMAXPROCS(1)
 	w = &Watch{Spared: map[int]bool{}}

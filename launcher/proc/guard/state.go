@@ -9,9 +9,9 @@ import (
 	"unsafe"
 )
 
-// willSize is the size of the will and the offset of the arguments: a page, which is
-// written at one go even if the writer is killed.
-const willSize = 4096
+// stateSize is the size of the shared state and the offset of the arguments: a page, which is written at one go even if
+// the writer is killed.
+const stateSize = 4096
 
 // The text before the arguments: it marks the memfd as ours. The second means that GOMAXPROCS in the environment is not
 // the user's.
@@ -20,8 +20,9 @@ const (
 	frugal = "arguments of a guarded launcher, who needs few threads"
 )
 
-// newWill makes the memfd, with an empty will, the job token and the arguments. Programs that are executed inherit it.
-func newWill(args []string, token string, thrifty bool) (int, error) {
+// newState makes the memfd, with an empty state, the job token and the arguments. Programs that are executed inherit
+// it.
+func newState(args []string, token string, thrifty bool) (int, error) {
 	name := append([]byte(processName), 0)
 	r, _, errno := syscall.RawSyscall(sysMemfdCreate(), uintptr(unsafe.Pointer(&name[0])), 0, 0)
 	if errno != 0 {
@@ -36,7 +37,7 @@ func newWill(args []string, token string, thrifty bool) (int, error) {
 	for _, a := range args {
 		text = append(append(text, 0), a...)
 	}
-	for at := int64(willSize); len(text) > 0; {
+	for at := int64(stateSize); len(text) > 0; {
 		n, err := syscall.Pwrite(fd, text, at)
 		if err != nil {
 			syscall.Close(fd)
@@ -69,12 +70,12 @@ func readArguments(fd int) ([]string, error) {
 	if err := syscall.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
-	if st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Size <= willSize {
+	if st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Size <= stateSize {
 		return nil, errForeign
 	}
-	b := make([]byte, st.Size-willSize)
+	b := make([]byte, st.Size-stateSize)
 	for n := 0; n < len(b); {
-		m, err := syscall.Pread(fd, b[n:], willSize+int64(n))
+		m, err := syscall.Pread(fd, b[n:], stateSize+int64(n))
 		if err != nil || m == 0 {
 			return nil, errForeign
 		}
@@ -123,23 +124,23 @@ func numbers(text []byte) (ns []int) {
 	return ns
 }
 
-func readWill(fd int) (cgroup string, heirs map[int]bool) {
-	b := make([]byte, willSize)
+func readState(fd int) (cgroup string, survivors map[int]bool) {
+	b := make([]byte, stateSize)
 	n, _ := syscall.Pread(fd, b, 0)
 	words := append(split(b[:max(n, 0)]), "")
-	heirs = map[int]bool{}
+	survivors = map[int]bool{}
 	for _, pid := range numbers([]byte(words[1])) {
-		heirs[pid] = true
+		survivors[pid] = true
 	}
-	return words[0], heirs
+	return words[0], survivors
 }
 
-func writeWill(fd int, cgroup string, heirs []int) {
+func writeState(fd int, cgroup string, survivors []int) {
 	text := append([]byte(cgroup), 0)
-	for _, pid := range heirs {
+	for _, pid := range survivors {
 		text = append(strconv.AppendInt(text, int64(pid), 10), ' ')
 	}
-	if len(text) < willSize {
-		_, _ = syscall.Pwrite(fd, append(text, make([]byte, willSize-len(text))...), 0) // into memory that is there
+	if len(text) < stateSize {
+		_, _ = syscall.Pwrite(fd, append(text, make([]byte, stateSize-len(text))...), 0) // into memory that is there
 	}
 }

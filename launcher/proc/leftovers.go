@@ -22,9 +22,9 @@ const (
 	lastSaves = 10 * time.Minute
 )
 
-// EndRemains is the guard's work after the launcher has ended: it kills the remaining processes, and reports that to
+// EndLeftovers is the guard's work after the launcher has ended: it kills the remaining processes, and reports that to
 // stderr.
-func EndRemains(w *guard.Watch, stderr io.Writer) {
+func EndLeftovers(w *guard.Watch, stderr io.Writer) {
 	patience := secondSweep
 	if w.Status.Signaled() {
 		patience = family.Patience
@@ -45,7 +45,7 @@ func EndRemains(w *guard.Watch, stderr io.Writer) {
 		fmt.Fprintf(stderr, "dlrover-run: the launcher died; killed %d of its processes\n", killed)
 	}
 	if os.Getpid() == 1 {
-		awaitHeirs(w)
+		awaitSurvivors(w)
 	}
 }
 
@@ -57,10 +57,10 @@ func killMembers(cgroup string) (members []int, ok bool) {
 	return members, family.KillCgroup(cgroup) == nil
 }
 
-// awaitHeirs returns early when someone wants the job to end.
-func awaitHeirs(w *guard.Watch) {
+// awaitSurvivors returns early when someone wants the job to end.
+func awaitSurvivors(w *guard.Watch) {
 	late := time.After(lastSaves)
-	for w.Reap(); len(w.Heirs) > 0; w.Reap() {
+	for w.Reap(); len(w.Survivors) > 0; w.Reap() {
 		select {
 		case <-w.Child:
 		case s := <-w.Signals:

@@ -6,9 +6,9 @@ import (
 	"unsafe"
 )
 
-// Farewell is the notice that guard or launcher sends when the other one was killed: a request, and its TCP address. It
-// is sent once, best effort: nothing depends on it.
-type Farewell struct {
+// DeathNotice is sent by guard or launcher when the other one was killed: a request, and its TCP address. It is sent
+// once, best effort: nothing depends on it.
+type DeathNotice struct {
 	// IP has 4 or 16 bytes; Zone is the index of the interface of a link-local IPv6 address, else 0.
 	IP   []byte
 	Zone uint32
@@ -17,26 +17,26 @@ type Farewell struct {
 	Request []byte
 }
 
-// farewellTime bounds a notice: the launcher's remaining processes are killed only then.
-const farewellTime = 200 * time.Millisecond
+// noticeTime bounds a notice: the launcher's remaining processes are killed only then.
+const noticeTime = 200 * time.Millisecond
 
-// The page behind the will has the farewell: one byte that is 4 or 6 for the kind of address, port, zone, address and
-// the length of the request, which follows. Its first byte distinguishes it from the arguments, which were there
-// before.
+// The page behind the shared state has the death notice: one byte that is 4 or 6 for the kind of address, port, zone,
+// address and the length of the request, which follows. Its first byte distinguishes it from the arguments, which were
+// there before.
 const (
-	farewellHead = 1 + 2 + 4 + 16 + 2
-	maxFarewell  = willSize - farewellHead
+	noticeHead = 1 + 2 + 4 + 16 + 2
+	maxNotice  = stateSize - noticeHead
 )
 
-// SetFarewell replaces the notice; a Request that is empty, or has more than 4 KiB or so, disables it.
-func (l *Link) SetFarewell(f Farewell) { writeFarewell(l.will, f) }
+// SetDeathNotice replaces the notice; a Request that is empty, or has more than 4 KiB or so, disables it.
+func (l *Link) SetDeathNotice(f DeathNotice) { writeNotice(l.state, f) }
 
-// SayFarewell sends the notice for a guard that was killed. It takes 200 ms at most.
-func (l *Link) SayFarewell() { say(readFarewell(l.will)) }
+// SendDeathNotice sends the notice for a guard that was killed. It takes 200 ms at most.
+func (l *Link) SendDeathNotice() { sendNotice(readNotice(l.state)) }
 
-func writeFarewell(fd int, f Farewell) {
-	page := make([]byte, willSize)
-	if n := len(f.Request); n > 0 && n <= maxFarewell && (len(f.IP) == 4 || len(f.IP) == 16) {
+func writeNotice(fd int, f DeathNotice) {
+	page := make([]byte, stateSize)
+	if n := len(f.Request); n > 0 && n <= maxNotice && (len(f.IP) == 4 || len(f.IP) == 16) {
 		page[0] = 4
 		if len(f.IP) == 16 {
 			page[0] = 6
@@ -45,23 +45,23 @@ func writeFarewell(fd int, f Farewell) {
 		page[3], page[4], page[5], page[6] = byte(f.Zone>>24), byte(f.Zone>>16), byte(f.Zone>>8), byte(f.Zone)
 		copy(page[7:], f.IP)
 		page[23], page[24] = byte(n>>8), byte(n)
-		copy(page[farewellHead:], f.Request)
+		copy(page[noticeHead:], f.Request)
 	}
-	_, _ = syscall.Pwrite(fd, page, willSize) // without room there is no farewell
+	_, _ = syscall.Pwrite(fd, page, stateSize) // without room there is no death notice
 }
 
-func readFarewell(fd int) (f Farewell) {
-	page := make([]byte, willSize)
-	if n, _ := syscall.Pread(fd, page, willSize); n < willSize {
+func readNotice(fd int) (f DeathNotice) {
+	page := make([]byte, stateSize)
+	if n, _ := syscall.Pread(fd, page, stateSize); n < stateSize {
 		return f
 	}
-	return parseFarewell(page)
+	return parseNotice(page)
 }
 
-// parseFarewell reads a page of willSize bytes.
-func parseFarewell(page []byte) (f Farewell) {
+// parseNotice reads a page of stateSize bytes.
+func parseNotice(page []byte) (f DeathNotice) {
 	n := int(page[23])<<8 | int(page[24])
-	if page[0] != 4 && page[0] != 6 || n == 0 || n > maxFarewell {
+	if page[0] != 4 && page[0] != 6 || n == 0 || n > maxNotice {
 		return f
 	}
 	f.IP = page[7:11]
@@ -70,13 +70,13 @@ func parseFarewell(page []byte) (f Farewell) {
 	}
 	f.Port = uint16(page[1])<<8 | uint16(page[2])
 	f.Zone = uint32(page[3])<<24 | uint32(page[4])<<16 | uint32(page[5])<<8 | uint32(page[6])
-	f.Request = page[farewellHead : farewellHead+n]
+	f.Request = page[noticeHead : noticeHead+n]
 	return f
 }
 
-// say connects, sends and waits for the first byte of the answer: a pod's network may end with the guard, and data that
-// was not received by then is lost.
-func say(f Farewell) {
+// sendNotice connects, sends and waits for the first byte of the answer: a pod's network may end with the guard, and
+// data that was not received by then is lost.
+func sendNotice(f DeathNotice) {
 	if len(f.Request) == 0 {
 		return
 	}
@@ -86,7 +86,7 @@ func say(f Farewell) {
 		return
 	}
 	defer syscall.Close(fd)
-	deadline := time.Now().Add(farewellTime)
+	deadline := time.Now().Add(noticeTime)
 	if err = syscall.Connect(fd, to); err == syscall.EINPROGRESS && await(fd, pollOut, deadline) {
 		err = nil // or it shows when writing
 	}
@@ -98,7 +98,7 @@ func say(f Farewell) {
 	}
 }
 
-func (f *Farewell) sockaddr() (family int, to syscall.Sockaddr) {
+func (f *DeathNotice) sockaddr() (family int, to syscall.Sockaddr) {
 	if len(f.IP) == 4 {
 		return syscall.AF_INET, &syscall.SockaddrInet4{Port: int(f.Port), Addr: [4]byte(f.IP)}
 	}
