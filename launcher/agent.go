@@ -59,7 +59,7 @@ type Agent struct {
 	signal   syscall.Signal // the signal that made this node end, or SIGTERM for another reason to leave
 	why      string         // it leaves, in a few words
 	left     string         // as why, if no signal is the reason
-	parted   bool           // it has said good-bye
+	parted   bool           // it has signed off
 	envDir   string         // files with the workers' environment; "" before the run is held
 	deadline time.Time      // of a leave; zero: none
 	decider  *policy.Decider
@@ -237,7 +237,7 @@ func (a *Agent) onStopped(s stopResult) {
 	}
 }
 
-// unusable ends this node's part because workers have survived SIGKILL, as in an uninterruptible wait: they still hold
+// unusable ends this node's part because workers have survived SIGKILL, as in an uninterruptible wait. They still hold
 // the node's devices, memory and ports, so that no other launcher of the node can do better.
 func (a *Agent) unusable(err error) {
 	a.end(Result{Reason: policy.Unclassified, Blame: policy.OwnHardware, Err: err})

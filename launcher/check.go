@@ -15,7 +15,7 @@ import (
 )
 
 // check is the examination of this node that a Check asks for. It is over when its goroutine has sent it to
-// Agent.checked; a directive that comes before that waits in Agent.pending, and the answer does not count.
+// Agent.checked; an earlier directive waits in Agent.pending, and the answer does not count.
 type check struct {
 	cancel context.CancelFunc
 	answer CheckInfo
@@ -59,7 +59,7 @@ func (a *Agent) examine(ctx context.Context, d Directive) CheckInfo {
 
 // ask is one Checker's answer. One that is given up has none that passes.
 func (a *Agent) ask(ctx context.Context, c named[Checker], d Directive) CheckResult {
-	answer := make(chan CheckResult, 1) // one that comes late stays in it
+	answer := make(chan CheckResult, 1) // a late answer stays in it
 	a.attend(ctx, c.name, func() {
 		res, err := c.part.Check(ctx, d)
 		if err != nil {
@@ -141,7 +141,7 @@ func (a *Agent) reportDoubt() error {
 func (a *Agent) doubt(d named[CheckInvalidator]) string {
 	ctx, cancel := context.WithTimeout(a.ctx, doubtTime)
 	defer cancel()
-	said := make(chan string, 1) // one that comes late stays in it
+	said := make(chan string, 1) // a late answer stays in it
 	a.attend(ctx, d.name, func() { said <- d.part.Doubt(ctx) })
 	select {
 	case why := <-said:
@@ -190,7 +190,7 @@ func (a *Agent) unbar() { a.barred, a.failedCheck = nil, "" }
 // maxStrange bounds how many unknown kinds of directives are distinguished.
 const maxStrange = 16
 
-// strange reports whether k is of a later version of the rendezvous, which is said once. Such a duty changes nothing.
+// strange reports whether k is of a later version of the rendezvous, which is logged once. Such a duty changes nothing.
 func (a *Agent) strange(k job.Kind) bool {
 	if slices.Contains([]job.Kind{job.Wait, job.Lead, job.Run, job.Stop, job.Done, job.Fail, job.Check, job.Bar}, k) {
 		return false

@@ -45,7 +45,7 @@ func timeoutIn(cause string) string {
 	return ""
 }
 
-// living lists the workers' process ids by local rank, with 0 for those that have ended, and whether there are others.
+// living lists the workers' process ids by local rank, 0 for an ended worker, and reports whether any still runs.
 func (g *group) living() (pids []int, anyone bool) {
 	pids = g.pids()
 	for i, w := range g.workers {

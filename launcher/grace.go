@@ -10,7 +10,7 @@ import (
 
 // Saver reports whether the workers' saves outlive them.
 type Saver interface {
-	// Saved reports whether a save of this node's workers is complete, in memory or on disk, so that they need no time to
+	// Saved reports whether a save of this node's workers is complete, in memory or on disk. They then need no time to
 	// save anything when they are stopped for a restart. It is called outside the agent's loop, once the workers have had
 	// Restart.Grace, and returns soon after ctx ends.
 	Saved(ctx context.Context) bool

@@ -391,7 +391,7 @@ func (a *Agent) succeed(g *group) {
 	a.call("report success", func() error { return a.cfg.Rendezvous.Success(a.ctx, d) })
 }
 
-// stop ends the group in the background; the loop hears of it through a.stopped.
+// stop ends the group in the background; the loop is notified through a.stopped.
 func (a *Agent) stop(g *group, sig syscall.Signal) { a.stopAfter(g, sig, nil) }
 
 // stopAfter is stop with something to be done before the signal; nil is nothing.

@@ -105,7 +105,7 @@ func (a *Agent) startMeanwhile(g *group) {
 }
 
 // writeEnvs writes the environment that each worker would have, for a shell to read, and returns the pattern of the
-// files' names. The directory is this launcher's alone, and goes with it.
+// files' names. The directory is this launcher's alone, and is removed with it.
 func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 	if a.envDir == "" {
 		if a.envDir, err = tempdir.Make("dlrover-env-"); err != nil {
@@ -126,7 +126,7 @@ func (a *Agent) writeEnvs(e Epoch) (pattern string, err error) {
 	return filepath.Join(a.envDir, "rank<local rank>.env.sh"), nil
 }
 
-// shellEnv is a script for a POSIX shell that sets the environment of s and goes to its working directory. It leaves
+// shellEnv is a script for a POSIX shell that sets the environment of s and changes to its working directory. It leaves
 // out variables of the shell itself, and names that a shell does not allow.
 func shellEnv(s proc.Spec) string {
 	var b strings.Builder

@@ -82,7 +82,7 @@ type Rendezvous interface {
 	// Cleared and Barred answer a Check: this node may get workers, or it must not, and why.
 	Cleared(ctx context.Context, res CheckResult) error
 	Barred(ctx context.Context, res CheckResult) error
-	// Doubt withdraws the last answer of the check, with the reason. It comes before the Rejoin.
+	// Doubt withdraws the last answer of the check, with the reason. It precedes the Rejoin.
 	Doubt(ctx context.Context, reason string) error
 	// Bar keeps every launcher of this node's name without workers until a user unbars the name.
 	Bar(ctx context.Context, reason string) error
@@ -95,8 +95,8 @@ type Rendezvous interface {
 	Leave(ctx context.Context, reason string, failures []verdict.Failure) (verdict.Evidence, error)
 }
 
-// Store is the TCPStore that the workers meet at while this node is rank 0. Its port
-// is bound once, before the first rendezvous, and kept.
+// Store is the TCPStore of the workers while this node is rank 0. Its port is bound once, before the first rendezvous,
+// and kept.
 type Store interface {
 	// Reset makes a fresh namespace, and drops every connection. again: the previous epoch was served from here as well,
 	// so that entries that outlive an epoch stay.
@@ -141,7 +141,7 @@ type Config struct {
 	VirtualLocalRank bool
 	OldTorch         bool                      // see preset.Vars
 	CPUs             func(localRank int) []int // CPU set of a worker; nil leaves it alone
-	// MemoryPolicy is where the memory of a worker comes from; nil leaves it alone, as a nil policy does.
+	// MemoryPolicy is the NUMA policy for the memory of a worker; nil leaves it alone, as a nil policy does.
 	MemoryPolicy func(localRank int) *proc.MemoryPolicy
 	Policy       policy.Config
 	// ShutdownTimeout is how long workers have between a signal and SIGKILL.
@@ -150,7 +150,7 @@ type Config struct {
 	// workers have ShutdownTimeout, and nothing else is bounded.
 	LeaveGrace time.Duration
 	Restart    Restart
-	// SignalNames goes to the workers as TORCHELASTIC_SIGNALS_TO_HANDLE.
+	// SignalNames is the workers' TORCHELASTIC_SIGNALS_TO_HANDLE.
 	SignalNames string
 	// Substitute replaces ${local_rank} in an argument.
 	Substitute func(arg string, localRank int) string

@@ -19,8 +19,8 @@ func (a *Agent) hurryUp() {
 	}
 }
 
-// leaveFor ends this node's part of the job for good: the rendezvous hears of it before any worker does, so that the
-// others go on without this node at once.
+// leaveFor ends this node's part of the job for good. The rendezvous is notified before any worker, so that the others
+// go on without this node at once.
 func (a *Agent) leaveFor(s syscall.Signal, why string) {
 	a.signal, a.why = s, why
 	if a.group != nil && a.group.hurry != nil {

@@ -21,7 +21,7 @@ type Part interface {
 	Name() string
 }
 
-// Checker examines this node before it gets workers. One Checker is asked after the other, until one does not pass.
+// Checker examines this node before it gets workers. The Checkers run one after the other, until one does not pass.
 type Checker interface {
 	// Check returns soon after ctx ends, which it does when anything else is to be done: its answer does not count any
 	// more then. An error means that the node could not be examined, which bars it like a check that did not pass.
@@ -45,8 +45,8 @@ type CheckResult struct {
 
 // CheckInvalidator knows whether the result of this node's check can still hold.
 type CheckInvalidator interface {
-	// Doubt returns one line about an event on this node since its check, such as a link that was down, or "". It is asked
-	// after an epoch's workers have ended, before the node joins again, and has two seconds, after which ctx ends.
+	// Doubt returns one line about an event on this node since its check, such as a link that was down, or "". It is
+	// called after an epoch's workers have ended, before the node joins again, and has two seconds, after which ctx ends.
 	Doubt(ctx context.Context) string
 }
 
@@ -61,7 +61,7 @@ type Preparer interface {
 	Preparing(e Epoch, id logs.WorkerID, s proc.Spec)
 }
 
-// Starter hears of an epoch before its first worker is started.
+// Starter is notified of an epoch before its first worker is started.
 type Starter interface {
 	Starting(e Epoch)
 }
@@ -95,7 +95,7 @@ type Control interface {
 	Output(localRank int) string
 }
 
-// Stopper hears of the end of an epoch's workers.
+// Stopper is notified of the end of an epoch's workers.
 type Stopper interface {
 	// Stopped is called when all workers have ended. Before that it is called with why.Early if a signal is about to
 	// end them: time is short then.
@@ -110,9 +110,9 @@ type Spawner interface {
 
 // FailureClassifier knows ends of workers that the launcher itself may have caused.
 type FailureClassifier interface {
-	// Excuse returns in one line why the end of a worker is not the job's fault, which then starts anew and is not
-	// charged; "": it is. It is asked for the first worker of an epoch that ends otherwise than by the job's success, and
-	// for every one that exits with 0.
+	// Excuse returns in one line why the end of a worker is not the job's fault, so that its restart is not charged; "":
+	// it is. It is called for the first worker of an epoch that ends otherwise than by the job's success, and for every
+	// one that exits with 0.
 	Excuse(w logs.WorkerID, pid, exitCode int) (why string)
 }
 

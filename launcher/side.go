@@ -17,10 +17,10 @@ import (
 	"dlrover-run/launcher/verdict"
 )
 
-// SideProcesses returns the side processes of an epoch: they run with the workers and are no ranks, such as a
-// framework's scheduler.
+// SideProcesses returns the side processes of an epoch: they run with the workers and are no ranks, such as a scheduler
+// of the framework.
 type SideProcesses interface {
-	// Sides is asked before the workers of an epoch are started. An error holds why they cannot be started.
+	// Sides is called before the workers of an epoch are started. An error holds why they cannot be started.
 	Sides(e Epoch) ([]Side, error)
 }
 
@@ -250,7 +250,7 @@ func (a *Agent) awaitSides(list []*side) {
 	}
 }
 
-// sideNames lists those that still run.
+// sideNames lists the running ones.
 func sideNames(list []*side) string {
 	var names []string
 	for _, s := range list {

@@ -16,7 +16,7 @@ import (
 type timers struct {
 	table   filetimer.Table
 	alarm   *time.Timer // for the earliest deadline
-	at      time.Time   // when it goes off; zero: never
+	at      time.Time   // when it expires; zero: never
 	late    bool        // it went off late and was put off once
 	targets map[int]target
 	others  int  // targets that are no workers
@@ -80,7 +80,7 @@ func (t *timers) set(at, now time.Time) {
 }
 
 // admit finds the worker that process pid belongs to. Any process that can write to the pipe can send any number, so
-// only a worker or a process of a worker's session is allowed; the pidfd keeps a later process of that number safe.
+// only a worker or a process of a worker's session is allowed. The pidfd keeps a later process of that number safe.
 func (g *group) admit(pid int) error {
 	if t, found := g.timers.targets[pid]; found && t.alive() {
 		return nil

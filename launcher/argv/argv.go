@@ -1,8 +1,8 @@
 // Package argv is the command line of dlrover-run: torchrun's, as Python's argparse reads it, plus DLRover's options
-// and our own. Options is the table everything else is generated from, Parse reads an argv and the PET_* variables into
-// a Line, Completion writes shell completions, and the other Parse functions read option values.
+// and our own. Options is the table that everything else is generated from. Parse reads an argv and the PET_* variables
+// into a Line, Completion writes shell completions, and the other Parse functions read option values.
 //
-// The package is pure: it must not import os, open a file, read a clock or start a goroutine. The environment comes in
+// The package is pure: it must not import os, open a file, read a clock or start a goroutine. The environment is passed
 // as a function.
 //
 // Known differences from torchrun, all of them where argparse is hard to defend:
@@ -89,7 +89,7 @@ type UsageError struct{ Msg string }
 
 func (e *UsageError) Error() string { return e.Msg }
 
-// ErrHelp and ErrVersion are returned when -h or --version comes before any error on the command line.
+// ErrHelp and ErrVersion are returned when -h or --version precedes any error on the command line.
 var (
 	ErrHelp    = errors.New("help requested")
 	ErrVersion = errors.New("version requested")

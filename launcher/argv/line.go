@@ -12,7 +12,7 @@ import (
 // Line is a command line that has been read. Its methods panic at the name of an option that is not in the table.
 type Line struct {
 	opts  []Option
-	given []setting // in the order of first use, then those that only a variable sets
+	given []setting // in the order of first use, then the options set only by variables
 	args  []string
 }
 

@@ -21,7 +21,7 @@ const (
 )
 
 // Options returns the table of all options in the order of the help text, as a fresh slice: torchrun's from 1.13 to
-// 2.15, DLRover's and its MetaX fork's, and our own.
+// 2.15, those of DLRover and its MetaX fork, and our own.
 func Options() []Option {
 	opts := slices.Concat(sizeOptions(), rendezvousOptions(), workerOptions(), dlroverOptions(), restartOptions(),
 		holdOptions(), checkpointOptions(), logOptions(), checkOptions(), hangOptions(), otherOptions())

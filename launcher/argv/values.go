@@ -83,7 +83,7 @@ type StdMap struct {
 	byRank map[int]std // nil if all holds for every rank
 }
 
-// For returns the streams of a local rank; those that a mapping does not name have none.
+// For returns the streams of a local rank; none for a rank that a mapping does not name.
 func (m StdMap) For(localRank int) std {
 	if m.byRank == nil {
 		return m.all

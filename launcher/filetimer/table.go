@@ -74,7 +74,7 @@ func (t *Table) Next() (next time.Time, ok bool) {
 }
 
 // Expire returns for each process with an expired timer the one that counts: as in torchrun the earliest that asks for
-// a signal, or the earliest at all. It ends all timers of a process that gets a signal, else those that have expired.
+// a signal, or the earliest at all. It ends all timers of a process that gets a signal, else only expired ones.
 func (t *Table) Expire(now time.Time) (expired []Timer) {
 	first := map[int]Timer{}
 	for _, timer := range t.timers {

@@ -96,7 +96,7 @@ func (a *Attempt) Worker(id WorkerID) (*Worker, error) {
 	return w, nil
 }
 
-// route is where one stream of a worker goes.
+// route is the destination of one stream of a worker.
 type route struct {
 	file, console bool
 	tee           bool     // lines on the console have a prefix
@@ -104,7 +104,7 @@ type route struct {
 	tap           Tap      // nil: none
 }
 
-// route decides where stream i (0 stdout, 1 stderr) of a worker goes.
+// route decides the destination of stream i (0 stdout, 1 stderr) of a worker.
 func (a *Attempt) route(id WorkerID, i int) (route, error) {
 	cfg, is := &a.l.cfg, Stdout<<i
 	tee := cfg.Tee(id.LocalRank)&is != 0
@@ -167,8 +167,8 @@ func (a *Attempt) connectLocked(p *pump, r route, i int, path string, prefix []b
 	}
 }
 
-// source returns the pump of stream i and the worker's end: of a pseudo-terminal if the console itself, which is all
-// that the stream goes to, is a terminal; else of a pipe.
+// source returns the pump of stream i and the worker's end: of a pseudo-terminal if the console is a terminal and the
+// stream's only destination; else of a pipe.
 func (l *Logs) source(i int, consoleOnly bool) (*pump, *os.File, error) {
 	if terminal := l.console[i].terminal; terminal != nil && consoleOnly {
 		p, child, err := newPTY(l.ptmx, l.cfg.TailBytes, terminal)
@@ -240,9 +240,9 @@ func (w *Worker) Started() {
 	}
 }
 
-// Drain is called after the worker has exited. It returns when everything that the worker wrote is where it belongs:
-// at the end of both pipes, or after budget when a process that the worker left behind holds one open (or the console
-// takes nothing). Such a pipe is still read until Attempt.Close.
+// Drain is called after the worker has exited. It returns when all output of the worker is written: at the end of both
+// pipes, or after budget when a process that the worker left behind holds one open (or the console takes nothing). Such
+// a pipe is still read until Attempt.Close.
 func (w *Worker) Drain(budget time.Duration) {
 	if w.await(budget, func(p *pump) <-chan struct{} { return p.done }) {
 		return

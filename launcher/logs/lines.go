@@ -12,7 +12,7 @@ const (
 	maxOut = 128 << 10
 	// partialDelay is how long a tee'd line without its end is held back: prompts appear, ordinary lines stay whole.
 	partialDelay = time.Second
-	// rawDelay is how long a raw line without its end is held back when no other stream writes: a line that is written in
+	// rawDelay is how long a raw line without its end is held back when no other stream writes. A line that is written in
 	// pieces stays whole, and a prompt's delay is too short to see.
 	rawDelay = 20 * time.Millisecond
 	// foldEvery is how often a progress bar shows a state that is overwritten later.
@@ -21,7 +21,7 @@ const (
 
 // lines turns the bytes of one stream into output for a reader of many streams: whole lines with a prefix. Of a line
 // that is overwritten with \r (a progress bar) it sends only the last state, and one state each foldEvery. It has no
-// clock and does no I/O; collected output goes to send.
+// clock and does no I/O; it passes collected output to send.
 type lines struct {
 	prefix []byte
 	fold   bool
@@ -36,7 +36,7 @@ type lines struct {
 	now time.Time // of the last call
 
 	out  []byte // a gap and the prefix as scratch space for send, then the output
-	cont bool   // out goes on with a line sent before
+	cont bool   // out continues a line sent before
 
 	pend   []byte    // the part of the current line that is not in out yet; no \r in it when folding
 	shown  bool      // the beginning of the current line is in out, or sent
@@ -137,7 +137,7 @@ func (l *lines) begin() {
 	}
 }
 
-// wanted is whether the line goes out; once its beginning did, the rest does.
+// wanted reports whether the line is sent; once its beginning was, the rest is.
 func (l *lines) wanted() bool {
 	if l.match == nil || l.shown {
 		return true

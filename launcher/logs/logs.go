@@ -1,6 +1,6 @@
-// Package logs owns the output of the workers of one node: a directory per attempt and rank, tee to the
-// launcher's console with a prefix, duplicate filters, rotation, and the last bytes of every stream for the
-// failure report.
+// Package logs owns the output of the workers of one node: a directory per attempt and rank, and tee to the launcher's
+// console with a prefix. It also has duplicate filters, rotation, and the last bytes of every stream for the failure
+// report.
 //
 // A stream that only goes to a file is the file itself: the worker writes without the launcher. Every other
 // stream is a pipe, or a pseudo-terminal where the worker would have a terminal without the launcher, read by one
@@ -55,9 +55,10 @@ const (
 // Config is the destinations of the workers' output. The zero value writes no log file and passes everything to
 // os.Stdout and os.Stderr.
 type Config struct {
-	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin (with Files, by New). An attempt in
-	// it goes at its end unless a non-empty file is in it, and Close removes it if no attempt is left. "/dev/null" makes
-	// no file at all; as with torchrun, redirected output then goes to the console.
+	// Dir is --log-dir. "" is a private temporary directory, made by the first Begin (with Files, by New). The directory
+	// of an attempt in it is removed at the attempt's end unless a non-empty file is in it, and Close removes the
+	// temporary directory if no attempt is left. "/dev/null" makes no file at all; as with torchrun, redirected output
+	// then goes to the console.
 	Dir string
 	// RunID starts the name of the run's directory; characters that a file name cannot have become '_'. Default "none".
 	RunID string
@@ -74,8 +75,8 @@ type Config struct {
 	// PrefixTemplate starts every tee'd line. Macros: ${role_name} ${local_rank} ${rank} ${hostname} ${node};
 	// $$ is a dollar sign. Default "[${role_name}${local_rank}]:", which is torchrun's.
 	PrefixTemplate string
-	// Tap returns an additional reader of a worker's stream, Stdout or Stderr; nil: none. A stream that is tapped is read
-	// by the launcher, wherever it goes.
+	// Tap returns an additional reader of a worker's stream, Stdout or Stderr; nil: none. The launcher reads a stream with
+	// a Tap, regardless of its destination.
 	Tap func(id WorkerID, stream Std) Tap
 	// SideTap returns the reader of a side process's output, in place of the console unless it is tee'd; nil: none.
 	SideTap func(name string) Tap
@@ -274,7 +275,7 @@ func (l *Logs) makeTemp() error {
 	return nil
 }
 
-// attemptDirLocked goes on where the last attempt of the same count ended: after thousands of starts, trying every
+// attemptDirLocked continues where the last attempt of the same count ended: after thousands of starts, trying every
 // suffix takes longer than the start.
 func (l *Logs) attemptDirLocked(restartCount int) string {
 	if restartCount != l.count {

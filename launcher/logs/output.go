@@ -58,7 +58,7 @@ type output struct {
 }
 
 // piece is a part of a stream that is sent at a time. text[:head] is scratch space: a gap, then the prefix of the
-// stream. cont means that the text continues a line that is on the output already; if another stream came between, that
+// stream. cont means that the text continues a line that is on the output already. If another stream came between, that
 // line was ended there, and the rest gets a prefix of its own.
 type piece struct {
 	by   owner

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// pipeSize is asked of the kernel: fewer wake-ups, and room for a burst while the console is slow. It is also
+	// pipeSize is requested from the kernel: fewer wake-ups, and room for a burst while the console is slow. It is also
 	// fs.pipe-max-size, the most that a user may have.
 	pipeSize = 1 << 20
 	readSize = 64 << 10
@@ -63,7 +63,7 @@ func newPipe(tailBytes int) (*pump, *os.File, error) {
 
 // newPump returns a pump that reads the non-blocking descriptor in, and the worker's end. It owns both, in any case.
 func newPump(in, out, tailBytes int) (*pump, *os.File, error) {
-	// Being non-blocking, the read end goes to the netpoller: it has deadlines, and takes no thread.
+	// Being non-blocking, the read end is in the netpoller: it has deadlines, and takes no thread.
 	r, w := os.NewFile(uintptr(in), "worker output"), os.NewFile(uintptr(out), "worker output")
 	conn, err := r.SyscallConn()
 	if err != nil {
@@ -158,7 +158,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// arm makes Read return at t, or before: moving a deadline at every read would cost more than a wake-up for nothing.
+// arm makes Read return at t, or before: moving a deadline at every read would cost more than a needless wake-up.
 func (p *pump) arm(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,7 +207,7 @@ func (p *pump) woken() bool {
 	p.mu.Unlock()
 
 	asked := synced != nil
-	// A process that goes on writing must not keep a sweep alive: one full pipe is all that was there when asked.
+	// A process that goes on writing must not keep a sweep alive: the pipe held at most one pipe size at the request.
 	for left := pipeSize; left > 0; {
 		n := p.poll()
 		if n <= 0 {

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// Side is the output of a side process, both streams as one. It goes where that of local rank 0 goes: to <name>.log if
-// any stream of that rank goes to a file, and to the console, with "[<name>]:" before every line, unless it only goes
-// to the file.
+// Side is the output of a side process, both streams as one. Its destinations are those of local rank 0: <name>.log if
+// any stream of that rank has a file, and the console, with "[<name>]:" before every line, unless it only has the file.
 type Side struct {
 	l *Logs
 	s *stream

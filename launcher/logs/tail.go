@@ -15,7 +15,7 @@ import (
 type tail struct {
 	mu   sync.Mutex
 	buf  []byte // grows to max, then is a ring
-	next int    // where the next byte goes once the buffer is full: also the oldest byte
+	next int    // index of the next byte once the buffer is full: also of the oldest byte
 	max  int
 
 	written int64  // bytes in all

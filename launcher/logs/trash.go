@@ -11,7 +11,7 @@ import (
 // trashGrace is how long a restart, or the end, waits for the removal of an empty directory.
 const trashGrace = time.Second
 
-// trash removes directories without content, one at a time and in its own goroutine: removing takes as long as the file
+// trash removes directories without content, one at a time and in its own goroutine. Removing takes as long as the file
 // system likes, and neither a restart nor a stop may hang on it. After the first removal that takes longer than
 // trashGrace nothing more is removed, or waited for; its goroutine ends when the file system answers.
 type trash struct {

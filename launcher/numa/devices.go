@@ -14,7 +14,7 @@ import (
 // Devices returns the PCI addresses of the accelerators that this process can open, in the order in which the framework
 // numbers them: NVIDIA's, else AMD's, else MetaX's.
 //
-// CUDA numbers faster GPUs first and goes by PCI bus only among equals: on a machine with GPUs of several kinds the
+// CUDA numbers faster GPUs first and uses the PCI bus only among equals. On a machine with GPUs of several kinds the
 // order is right under CUDA_DEVICE_ORDER=PCI_BUS_ID only.
 func Devices(root fs.FS) ([]string, error) {
 	for _, find := range []func(fs.FS) []string{nvidia, amd, metax} {
@@ -27,7 +27,7 @@ func Devices(root fs.FS) ([]string, error) {
 		"remove the option, or give the container its accelerators")
 }
 
-// nvidia goes by the driver's own list. A container may see all of it, but has the device files of its own GPUs only.
+// nvidia reads the driver's own list. A container may see all of it, but has the device files of its own GPUs only.
 func nvidia(root fs.FS) []string {
 	const dir = "proc/driver/nvidia/gpus"
 	return busOrder(slices.DeleteFunc(names(root, dir), func(address string) bool {
@@ -36,8 +36,8 @@ func nvidia(root fs.FS) []string {
 	}))
 }
 
-// amd goes by the node numbers of the compute driver, which are ROCm's order. A container cannot read the nodes that
-// its device cgroup denies.
+// amd uses the node numbers of the compute driver, which are ROCm's order. A container cannot read the nodes that its
+// device cgroup denies.
 func amd(root fs.FS) (found []string) {
 	const dir = "sys/class/kfd/kfd/topology/nodes"
 	for _, node := range busOrder(names(root, dir)) {
@@ -53,7 +53,7 @@ func amd(root fs.FS) (found []string) {
 	return found
 }
 
-// metax goes by MetaX's PCI vendor number; only a GPU has DRM nodes.
+// metax looks for MetaX's PCI vendor number; only a GPU has DRM nodes.
 func metax(root fs.FS) []string {
 	return busOrder(slices.DeleteFunc(names(root, pciDir), func(address string) bool {
 		vendor, _ := readText(root, pciDir, address, "vendor")

@@ -8,12 +8,12 @@ import (
 // Place is where a worker is near its accelerator.
 type Place struct {
 	Node int   // -1: not known
-	CPUs []int // of the node, those that this process may use
+	CPUs []int // of the node, limited to CPUs that this process may use
 	Err  error // why the worker has no place; nil: it has
 }
 
-// Near finds the place of each worker, like Plan with modeNode, but one after the other: a worker with an
-// accelerator on an unknown node does not take the place of the others. An error concerns them all.
+// Near finds the place of each worker, like Plan with modeNode, but one after the other. A worker with an accelerator
+// on an unknown node does not take the place of the others. An error concerns them all.
 func Near(root fs.FS, devices []string, workers int, allowed []int) ([]Place, error) {
 	t, err := readTopology(root, allowed)
 	if err != nil {

@@ -1,10 +1,10 @@
 // Package numa chooses the CPUs of each worker by the NUMA node of its accelerator: torchrun's --numa-binding without
 // the numactl program. Devices lists the accelerators, Select applies CUDA_VISIBLE_DEVICES and its kin, and Plan
 // returns the CPU sets; as in torchrun memory follows by the kernel's first-touch rule. Near is for DLRover's
-// --numa-affinity, which goes on without a binding where the node is not known.
+// --numa-affinity, which continues without a binding where the node is not known.
 //
-// Everything is read through an fs.FS that stands for "/" (os.DirFS("/") in production): sysfs shows a container all
-// accelerators of the machine, so which of them it was given is in /dev and /proc only.
+// Everything is read through an fs.FS that stands for "/" (os.DirFS("/") in production). sysfs shows a container all
+// accelerators of the machine; only /dev and /proc show its own ones.
 //
 // The package must not set an affinity, read the environment or start a goroutine.
 package numa

@@ -26,7 +26,7 @@ const (
 	// Never restarts nothing.
 	Never Restart = "Never"
 	// Always restarts for every exit code until the restarts are used up. A worker that exits with 0 is done for this
-	// time; the rendezvous starts the job anew when all are.
+	// time; the rendezvous restarts the job when all are.
 	Always Restart = "Always"
 	// ExitCode restarts after retryable exit codes and after restartMe. Every other failure is permanent.
 	ExitCode Restart = "ExitCode"

@@ -11,7 +11,7 @@ import (
 type Table struct {
 	Name    string
 	Rules   []Rule
-	Success string // the success rule that goes with it: all, rank0, node0 or any; "" if it names none
+	Success string // the table's success rule: all, rank0, node0 or any; "" if it names none
 	Alone   bool   // only the workers that decide the success end the job: failures of others end nothing
 	// Restart decides when no rule does, unless the user names another one; "" leaves that to the user alone.
 	Restart Restart

@@ -81,7 +81,7 @@ func StartsMPI(found []Import) (by Import, ok bool) {
 	return Import{}, false
 }
 
-// uses reports whether a script has a module of the preset's, or of torch for those that hold torch's environment.
+// uses reports whether a script has a module of the preset's, or of torch for presets with torch's environment.
 func uses(found []Import, preset string) bool {
 	for _, m := range marks {
 		if (m.preset == preset || slices.Contains(ofTorch, preset) && m.preset == "torch") && importOf(found, m.module) >= 0 {

@@ -10,9 +10,9 @@ import (
 )
 
 // jax lets jax.distributed.initialize() find everything by itself. JAX reads only the first variable; for the rest it
-// looks for the cluster that it is in. Of those that it knows it looks for Open MPI's first, so that an allocation of
-// Slurm around this launcher does not count. Without the URI it would take Open MPI for release 5, and ask for mpi4py.
-// JAX catches SIGTERM and passes it to code that asks for it.
+// looks for the cluster that it is in. It looks for Open MPI's cluster first, so that an allocation of Slurm around
+// this launcher does not count. Without the URI it would take Open MPI for release 5, and ask for mpi4py. JAX catches
+// SIGTERM and passes it to code that asks for it.
 func jax() Preset {
 	return Preset{
 		Name: "jax", World: true, Ports: onePort, Devices: true, QuickRestart: true,
@@ -138,8 +138,8 @@ func paddleDevices(name string, kinds ...string) variable {
 		}))
 }
 
-// mpi is torch's environment and the variables by which scripts that do not call MPI_Init find their rank, under the
-// names of Open MPI, of MPICH and Intel MPI, of MVAPICH and of PMIx.
+// mpi is torch's environment and the variables that give scripts without MPI_Init their rank, under the names of Open
+// MPI, of MPICH and Intel MPI, of MVAPICH and of PMIx.
 func mpi() Preset {
 	rows := torchVars()
 	each := func(get func(Vars) int, names ...string) {

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// mindsporeSides are the scheduler, at which the workers of all nodes meet, and the parameter servers. They execute the
-// workers' script, in which MindSpore itself keeps them from training.
+// mindsporeSides are the scheduler, which the workers of all nodes connect to, and the parameter servers. They execute
+// the workers' script, in which MindSpore itself keeps them from training.
 func mindsporeSides(v Vars) (sides []Side, err error) {
 	if !meets(v) {
 		return nil, nil

@@ -1,8 +1,8 @@
-// Package preset holds as data the environment that each framework expects in a worker: Lookup finds a framework's
+// Package preset holds as data the environment that each framework expects in a worker. Lookup finds a framework's
 // table, Preset.Environ fills it in for one worker, MergeEnv lays the result over the launcher's own environment.
 //
-// The package is pure: it must not read the process's environment, which comes in as a function, nor a clock or a file,
-// and it starts no goroutine.
+// The package is pure: it must not read the process's environment, which is passed as a function, nor a clock or a
+// file, and it starts no goroutine.
 package preset
 
 import (
@@ -48,8 +48,8 @@ type Vars struct {
 	ServicePort int
 	// Servers is the number of parameter servers next to the workers.
 	Servers int
-	// Share is this node's part of a job with nodes for its side processes: Workers, or the name of a Side; "": the first
-	// node has all sides next to its workers.
+	// Share is this node's part of a job that has nodes for its side processes: Workers, or the name of a Side. "": the
+	// first node has all sides next to its workers.
 	Share string
 	// LogDir is where the worker's own log files belong, and for Sides the directory above theirs; "": none are kept.
 	LogDir string

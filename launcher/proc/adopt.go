@@ -61,8 +61,8 @@ func (s *Supervisor) Adopt(pid int) (*Process, error) {
 
 // Employ makes a worker of a helper: from now on Sweep kills it.
 //
-// It joins the workers' cgroup a moment later: to move a process between cgroups takes the kernel up to 15 ms, and
-// children forked in that time are not in there yet. Sweep finds them as well, unless they belong to another user.
+// It joins the workers' cgroup a moment later: the kernel takes up to 15 ms to move a process between cgroups. Children
+// forked in that time are not in the cgroup yet. Sweep finds them as well, unless they belong to another user.
 func (s *Supervisor) Employ(p *Process) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

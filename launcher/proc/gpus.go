@@ -105,10 +105,9 @@ func visible(n int, lookup func(string) (string, bool), names ...string) int {
 	return n
 }
 
-// selected returns how many of n devices a list selects, by CUDA's rules as
-// torch.cuda.device_count has them: the list ends at the first entry that is no
-// device, and one that names a device twice selects none. UUIDs cannot be
-// checked here and count as valid. Of several MIG instances CUDA takes one.
+// selected returns how many of n devices a list selects, by CUDA's rules as in torch.cuda.device_count: the list ends
+// at the first entry that is no device, and a list with a device twice selects none. UUIDs cannot be checked here and
+// count as valid. Of several MIG instances CUDA takes one.
 func selected(list string, n int) int {
 	switch {
 	case strings.HasPrefix(list, "MIG-"):

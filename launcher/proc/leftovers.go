@@ -17,8 +17,8 @@ import (
 const (
 	// secondSweep is the patience with processes that a launcher had the time to end, and could not.
 	secondSweep = 5 * time.Second
-	// lastSaves is how long PID 1 stays for those that survive the launcher, as the
-	// checkpoint daemon does by itself: its container ends with it.
+	// lastSaves is how long PID 1 stays for processes that survive the launcher, as the checkpoint daemon does by itself:
+	// its container ends with it.
 	lastSaves = 10 * time.Minute
 )
 

@@ -19,7 +19,7 @@ const (
 	BindNode MemoryMode = 2
 )
 
-// MemoryPolicy is where the memory of a process and of its children comes from.
+// MemoryPolicy is the source of the memory of a process and of its children.
 type MemoryPolicy struct {
 	Mode MemoryMode
 	Node int // from 0
@@ -44,7 +44,7 @@ func (p MemoryPolicy) mask() (m nodeMask) {
 }
 
 // Try reports why this process could not give a worker the policy: the node has no memory or is not this container's,
-// or a seccomp filter, such as Docker's without CAP_SYS_NICE, does not let it.
+// or a seccomp filter forbids it, such as Docker's without CAP_SYS_NICE.
 func (p MemoryPolicy) Try() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -110,7 +110,7 @@ func (s *Supervisor) prepare() {
 func (s *Supervisor) openCgroups() {
 	own, err := ownCgroups("", "")
 	if err == nil {
-		s.memory, _ = own.memory() // without one nothing is said of memory
+		s.memory, _ = own.memory() // without one, memory is not reported
 	}
 	if s.cfg.NoCgroup {
 		return
@@ -164,7 +164,7 @@ func (s *Supervisor) unregisterSurvivor(p *Process) {
 	s.registerSurvivors()
 }
 
-// dropCgroup goes on without one. mu is held.
+// dropCgroup continues without one. mu is held.
 func (s *Supervisor) dropCgroup() {
 	s.cgroup.destroy()
 	s.cgroup = nil
@@ -242,9 +242,9 @@ func randomID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// thread runs functions on one OS thread. The kernel sends the parent death
-// signal when the thread that forked ends, not the process, and Go ends threads
-// as it sees fit; hence all children come from this one.
+// thread runs functions on one OS thread. The kernel sends the parent death signal when the thread that forked ends,
+// not the process (prctl(2), PR_SET_PDEATHSIG), and Go ends threads as it sees fit. Hence all children are forked by
+// this one.
 type thread struct {
 	jobs chan func()
 	quit chan struct{}

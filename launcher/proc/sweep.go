@@ -13,7 +13,7 @@ import (
 // Stop ends the workers ps: it sends sig to their groups (and SIGCONT, so that stopped ones can act on it). It waits
 // until all have ended, grace has passed or force is closed, kills the rest and then sweeps. ps has to be all workers
 // that run, because Sweep kills every one. On return each of ps is Done and no process of the workers is left, except
-// those that the error names.
+// survivors that the error names.
 func (s *Supervisor) Stop(ps []*Process, sig syscall.Signal, grace time.Duration, force <-chan struct{}) error {
 	// Errors of Signal are not of interest: the worker has ended, or it changed its user and Sweep will report it.
 	for _, p := range ps {

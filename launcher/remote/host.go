@@ -19,7 +19,7 @@ import (
 const (
 	helloTime = 2 * time.Minute  // for the first word of the host
 	sendTime  = 10 * time.Minute // for the program to be there
-	// closeTime is for the remote shell to end by itself after the last line: a process that outlives the launcher, such
+	// closeTime is for the remote shell to end by itself after the last line. A process that outlives the launcher, such
 	// as a checkpoint daemon that still writes, holds its streams.
 	closeTime = 2 * time.Second
 )
@@ -40,7 +40,7 @@ type Target struct {
 // Ending is how a launcher has ended, or why there is none.
 type Ending struct {
 	Status int
-	// Joined: the other nodes have heard of its end.
+	// Joined: the other nodes are notified of its end.
 	Joined bool
 	// Failure is why the host could not be reached, or is not any more; nil: the launcher has ended with Status.
 	Failure error
@@ -133,7 +133,7 @@ func (s *Session) Signal(sig syscall.Signal) { s.in.line(fmt.Sprintf("%s%d", tel
 func (s *Session) Leave() { s.in.line(tellLeave) }
 
 // Close ends the remote shell at once; the agent ends the launcher. The agent of this host ends by the end of its
-// input, and the session is over when it has: if the agent were killed, the kernel would signal the launcher. Unread
+// input, and the session is over when it has. If the agent were killed, the kernel would signal the launcher. Unread
 // output is lost.
 func (s *Session) Close() {
 	s.closing.Do(func() { close(s.closed) })
@@ -255,7 +255,7 @@ type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
 
-// greet comes to an agent that has its memo.
+// greet starts the agent and sends its memo.
 func (s *Session) greet(r *bufio.Reader, slow *time.Timer) (sent bool, err error) {
 	if s.to.Shell != nil {
 		directory, err := randomText()
@@ -291,7 +291,7 @@ func (s *Session) brief() error {
 	if err != nil {
 		return &refusal{err.Error()}
 	}
-	s.speaks.Store(true) // the launcher may print before this goes on
+	s.speaks.Store(true) // the launcher may print before this continues
 	s.in.text(text)
 	s.in.beat()
 	return nil

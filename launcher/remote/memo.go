@@ -28,7 +28,7 @@ type Memo struct {
 	Token string
 	// Grace is how long the launcher has for its end when its starter is gone.
 	Grace time.Duration
-	// Drain is how long it has besides where its run is over by then, and it writes its last checkpoints.
+	// Drain is the additional time where its run is over by then, and it writes its last checkpoints.
 	Drain time.Duration
 	// Handed is for the launcher only.
 	Handed json.RawMessage

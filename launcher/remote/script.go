@@ -15,8 +15,8 @@ const (
 	askID   = "id"
 )
 
-// head begins the lines by which script and agent speak before the launcher is started. The output of others until
-// then, such as a login shell's greeting, is skipped.
+// head begins the lines of script and agent before the launcher is started. The output of others until then, such as a
+// login shell's greeting, is skipped.
 const head = "dlrover-remote: "
 
 // The words behind head.

@@ -87,8 +87,8 @@ func (r *reader) msPlace(f *Facts, role variable, workers int) error {
 	return nil
 }
 
-// msIndex is a pod's number within its role, -1 where it has none: the value of $MS_NODE_ID or else the number at its
-// end or at the end of the host name, if a pod of that role is called so. Such a name also holds the job's.
+// msIndex is a pod's number within its role, -1 where it has none: the value of $MS_NODE_ID or else the number at the
+// end of it or of the host name, if a pod of that role is called so. Such a name also holds the job's.
 func (r *reader) msIndex(f *Facts, role string) (index int, from string) {
 	id, set := r.lookup("MS_NODE_ID")
 	if n, err := digits(id.value); err == nil {

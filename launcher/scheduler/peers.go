@@ -25,10 +25,10 @@ func (p Peers) String() string {
 	return strings.Join(p.Names, ", ")
 }
 
-// PeersOf finds the nodes of a job of at most nodes that meet at a host: in the list of f, which Detect has read, or of
-// another scheduler, or else by the names that pods have. A machine of Slurm, or one that is no pod, is none of them
-// but by the lists of SkyPilot and SageMaker: other users may run processes there. So they may where a pod has its
-// machine's network, and with that its name.
+// PeersOf finds the nodes of a job of at most nodes with a rendezvous at host. It reads the list of f, from Detect, or
+// of another scheduler, or else derives them from the names of pods. A machine of Slurm, or one that is no pod, is none
+// of them but by the lists of SkyPilot and SageMaker: other users may run processes there. So they may where a pod has
+// its machine's network, and with that its name.
 func PeersOf(f Facts, s System, host string, nodes int) Peers {
 	_, pod := s.Env("KUBERNETES_SERVICE_HOST")
 	for _, list := range append([]Facts{f}, lists(s)...) {
@@ -43,7 +43,7 @@ func PeersOf(f Facts, s System, host string, nodes int) Peers {
 	return peers(podNames(strings.ToLower(host), strings.ToLower(s.Host), nodes), "the names of the pods")
 }
 
-// lists: a host is one of those that are listed.
+// lists reports whether host is one of the listed hosts.
 func (f *Facts) lists(host string) bool {
 	return slices.ContainsFunc(f.hosts, func(name string) bool { return sameHost(name, host) })
 }
@@ -58,7 +58,7 @@ func lists(s System) (all []Facts) {
 	return all
 }
 
-// sameHost: a name in its own domain often comes without it.
+// sameHost: a name in its own domain often lacks it.
 func sameHost(a, b string) bool {
 	if strings.EqualFold(a, b) {
 		return true
@@ -89,9 +89,9 @@ func hostName(text string) bool {
 	return text != "" && len(text) <= maxHostName && plain(strings.ReplaceAll(text, ":", "")) == nil
 }
 
-// podNames follows the names of the host where the nodes meet, NAME-0, and of this one, NAME-I: pods of a StatefulSet,
-// of an Indexed Job, or of one kind of an operator's job. The domain is that of the first. In a PyTorchJob, pods
-// JOB-worker-I meet at JOB-master-0.
+// podNames derives names from that of the rendezvous host, NAME-0, and of this one, NAME-I: pods of a StatefulSet, of
+// an Indexed Job, or of one kind of an operator's job. The domain is that of the first. In a PyTorchJob, JOB-master-0
+// is the rendezvous host of the pods JOB-worker-I.
 func podNames(host, own string, nodes int) []string {
 	first, domain, dotted := strings.Cut(host, ".")
 	if dotted {

@@ -1,5 +1,5 @@
-// Package scheduler reads from the environment the facts that the scheduler of this node supplies: how many nodes there
-// are, which of them this one is, and where node 0 is.
+// Package scheduler reads from the environment the facts that the scheduler of this node supplies: the number of nodes,
+// this node's rank, and the address of node 0.
 //
 // The package is pure: variables and files come in as functions, and nothing is resolved or contacted.
 package scheduler
@@ -63,7 +63,7 @@ type Facts struct {
 	hosts     []string // all nodes, where they are listed
 }
 
-// complete reports whether the nodes can meet by f, where the user asks for that many.
+// complete reports whether f suffices for a rendezvous, where the user asks for that many.
 func (f *Facts) complete(nodes int) bool { return f.Nodes > 0 || nodes > 0 || f.Name == dlroverName }
 
 // source is one scheduler.

@@ -11,8 +11,8 @@ import (
 // firstSpecialStep is the least of the step ids that are no steps of srun's: a batch script, an interactive shell.
 const firstSpecialStep = 0xfffffff0
 
-// A job's port on node 0 is from firstJobPort on, so that two jobs on one node do not meet. The range ends before the
-// ports that Linux gives to clients.
+// A job's port on node 0 is from firstJobPort on, so that two jobs on one node use different ones. The range ends
+// before the ports that Linux gives to clients.
 const (
 	firstJobPort = 20000
 	jobPorts     = 10000

@@ -82,7 +82,7 @@ func (l *Lines) add(s Source, o *openLine, b []byte, now time.Time) {
 	o.text = append(o.text, b...)
 }
 
-// overwrite begins the line anew.
+// overwrite begins the line again.
 func (l *Lines) overwrite(s Source, o *openLine, now time.Time) {
 	if len(o.text) > 0 && now.Sub(o.shown) >= barEvery {
 		l.Emit(s, o.text)

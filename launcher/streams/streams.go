@@ -1,5 +1,5 @@
 // Package streams is the protocol between a user, the daemon and the launchers for following the output of workers, and
-// for executing a command next to one: frames, requests, and lines made of the output of many workers.
+// for executing a command next to one. It has frames, requests, and lines made of the output of many workers.
 //
 // It does no I/O of its own. The launcher's side is package node below it; the daemon's is in cmd.
 package streams

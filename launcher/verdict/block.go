@@ -9,7 +9,7 @@ import (
 
 // Block is the report that torchrun 2.11 and later prints about one node, byte for byte, from the empty line it begins
 // with to the closing border, without a newline. root is the index of the failure that is called the first observed
-// one; if it is out of range, torchrun's own choice is taken: the earliest whole second, then the order given. Times
+// one. If it is out of range, torchrun's own choice is taken: the earliest whole second, then the order given. Times
 // are written in the zone they carry.
 func Block(entrypoint string, failures []Failure, root int) string {
 	if len(failures) == 0 {

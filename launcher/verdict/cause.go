@@ -55,7 +55,7 @@ func reactions() []string {
 		"exited unexpectedly", "termination signal", "sigterm"}
 }
 
-// Explains reports whether a worker that the launcher stopped may have failed before: it has an error file, or its
+// Explains reports whether a worker that the launcher stopped may have failed before. It then has an error file, or its
 // output ends in an error that neither the stop nor another process has caused.
 func (f Failure) Explains() bool {
 	if !f.ErrorTime.IsZero() {

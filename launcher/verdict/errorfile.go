@@ -27,7 +27,7 @@ type ErrorReport struct {
 	ExitCode  *int      // set in files that an inner launcher passed on
 }
 
-// Splice makes one JSON text of the beginning and the end of one that was too long to be read: the omitted part lies in
+// Splice makes one JSON text of the beginning and the end of one that was too long to be read. The omitted part lies in
 // one or more of its strings, which become one.
 func Splice(head, end []byte) []byte {
 	if i := bytes.LastIndexByte(head, '\\'); i >= max(0, len(head)-len(`\u0000`)) { // perhaps half of an escape

@@ -13,8 +13,8 @@ const ellipsis = "…"
 // text that reverses the direction of writing.
 func clean(s string, limit int) string { return text.Head(text.EscapeLine(s), limit) }
 
-// Plain is the output of a program as a terminal would show it: without escape sequences, of a line that was
-// overwritten with \r the last state, and U+FFFD for bytes that are no UTF-8.
+// Plain is the output of a program as a terminal would show it. It has no escape sequences, of a line that was
+// overwritten with \r only the last state, and U+FFFD for bytes that are no UTF-8.
 func Plain(output []byte) string {
 	var b strings.Builder
 	b.Grow(len(output))

@@ -28,8 +28,8 @@ func timeouts() []string {
 	}
 }
 
-// TimedOut reports whether text, an error of a worker or a cause that names one, means that a collective has timed out:
-// the ranks that did not take part in it may still be there to be examined.
+// TimedOut reports whether text, an error of a worker or a cause that names one, means that a collective has timed out.
+// The ranks that did not take part in it may still be there to be examined.
 func TimedOut(text string) bool {
 	text = strings.ToLower(text)
 	return slices.ContainsFunc(timeouts(), func(t string) bool { return strings.Contains(text, t) })

@@ -190,9 +190,9 @@ func withoutIgnored(text string) string {
 	}
 }
 
-// errorLines are the lines of the error that ended a worker, from its output, without stacks and source: those of the
-// last Python traceback and of the ones that it names as its reason, or of an exception that C++ did not catch. prefix
-// precedes each of them, and is left out.
+// errorLines are the lines of the error that ended a worker, from its output, without stacks and source. They are those
+// of the last Python traceback and of its reasons, or of an exception that C++ did not catch. prefix precedes each of
+// them, and is left out.
 func errorLines(text string) (lines []string, prefix string) {
 	if from := cppStart(text); from >= 0 {
 		return plainLines(text[from:], ""), ""
@@ -278,7 +278,7 @@ func isException(name string) bool {
 	return false
 }
 
-// Unfold restores the lines of a traceback that is in one line, as loggers write it in JSON or as Python's repr, and
+// Unfold restores the lines of a traceback that is in one line, as loggers write it in JSON or as Python's repr. It
 // puts the traceback of structlog's dict_tracebacks below its line.
 func Unfold(text string) string {
 	if !strings.Contains(text, traceback+`:\n`) && !strings.Contains(text, excType) {

@@ -1,10 +1,10 @@
-// Package verdict finds the worker of the whole job that failed first, and why: Judge chooses among the exits of all
+// Package verdict finds the worker of the whole job that failed first, and why. Judge chooses among the exits of all
 // nodes, Verdict.Line is the result in one line, Block prints one node's failures like torchrun, and ParseErrorFile
 // reads a worker's own report of its end.
 //
 // The package is pure: it must not read a clock, a file or the environment, and starts no goroutine. Times of different
-// nodes are compared as they are, so clocks that differ by more than lossGrace can change the order in which failures
-// on different nodes are seen; the rules that rank above time (see Judge) do not depend on it.
+// nodes are compared as they are. Clocks that differ by more than lossGrace can change the order in which failures on
+// different nodes are seen; the rules that rank above time (see Judge) do not depend on it.
 package verdict
 
 import (
@@ -112,7 +112,7 @@ type Verdict struct {
 	Hung      string    `json:"hung,omitempty"`
 	Followers []Failure `json:"followers,omitempty"` // all other failures, the earliest first
 
-	OtherLosses  int `json:"other_losses,omitempty"` // nodes lost besides Loss
+	OtherLosses  int `json:"other_losses,omitempty"` // lost nodes other than Loss
 	RestartsUsed int `json:"restarts_used"`
 	MaxRestarts  int `json:"max_restarts"`
 	WorldSize    int `json:"world_size"`

@@ -22,8 +22,8 @@ var readLater = []string{
 	"MS_WORKER_NUM=", "MS_SCHED_", "MS_ROLE=", "MS_NODE_ID=", "TF_CONFIG=", "JAX_COORDINATOR_",
 }
 
-// compatible names in one line, without its value, a variable that keeps a process that was started with the
-// environment parent from becoming a worker with another one; "" if none does. Of equal names the last one counts.
+// compatible names a variable, in one line without its value, that keeps a process started with the environment parent
+// from becoming a worker with the other one; "" if none does. Of equal names the last one counts.
 func compatible(parent, worker []string) (why string) {
 	have, want := atImport(parent), atImport(worker)
 	var names []string

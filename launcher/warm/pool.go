@@ -128,7 +128,7 @@ func (p *pool) Prepared(generation int) []action {
 	return p.next()
 }
 
-// ParentLost: it answers no more, and is about to end.
+// ParentLost: it does not answer any more, and is about to end.
 func (p *pool) ParentLost(generation int) []action {
 	if p.parent.generation == generation {
 		p.parent.ready = false

@@ -224,7 +224,7 @@ type child struct {
 	how        How
 	employed   atomic.Bool   // it is a worker
 	parked     chan struct{} // closed when it waits, or cannot any more
-	over       chan struct{} // closed when it has said everything
+	over       chan struct{} // closed after its last message
 	forked     func()        // it was adopted, or will not be
 
 	saidMu  sync.Mutex

@@ -46,8 +46,8 @@ type processes interface {
 type Config struct {
 	Mode  Mode
 	Slots int
-	// Modules are imported; nil: those that a worker has imported at its first step or, before there is one, those that
-	// the script imports at its top level.
+	// Modules are imported; nil: the imports of a worker up to its first step or, before there is one, the script's
+	// imports at its top level.
 	Modules []string
 	Deny    []string // modules that are not imported
 	// Command is the argv of workers; its first Flags words are the interpreter and its options.
@@ -69,7 +69,7 @@ type Config struct {
 type Preparation struct {
 	PID     int
 	Modules int      // how many there are
-	Failed  []string // those that cannot be imported, and why not
+	Failed  []string // modules that cannot be imported, and why not
 	Took    time.Duration
 }
 
@@ -281,7 +281,7 @@ func (s *Spawner) take(spec proc.Spec, slot int) (*child, string) {
 	}
 	select {
 	case <-c.parked:
-	case <-time.After(time.Until(s.deadline)): // written by Starting, which comes before
+	case <-time.After(time.Until(s.deadline)): // written by Starting, which runs before
 	}
 	if why := compatible(c.env, spec.Env); why != "" {
 		return nil, why

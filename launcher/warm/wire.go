@@ -15,8 +15,8 @@ import (
 // version of the protocol, in every message of a prepared process.
 const version = 1
 
-// maxMessage bounds the bytes of one message. A larger message goes into a file in memory, and its descriptor comes
-// with the message: the fields of the object in that file are the message's as well.
+// maxMessage bounds the bytes of one message. A larger message is written to a file in memory, and its descriptor is
+// sent with the message: the fields of the object in that file are the message's as well.
 const (
 	maxMessage = 64 << 10
 	maxBody    = 16 << 20
@@ -73,7 +73,7 @@ type order struct {
 	Argv []string `json:"argv"` // as exec would get it
 	Env  []string `json:"env"`
 	Dir  string   `json:"cwd"`
-	CPUs []int    `json:"cpus"` // null: those that it has
+	CPUs []int    `json:"cpus"` // null: unchanged
 	// Memory is its memory policy; null: that which it has.
 	Memory *memory `json:"memory,omitempty"`
 }

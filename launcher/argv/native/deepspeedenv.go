@@ -41,7 +41,7 @@ func (j *deepSpeedJob) bindCores() error {
 	return nil
 }
 
-// cores are those that --bind_core_list names, or one CPU of each physical core that this process may use.
+// cores returns the CPUs of --bind_core_list, or one CPU of each physical core that this process may use.
 func (j *deepSpeedJob) cores() ([]int, error) {
 	allowed, err := j.sys.CPUs()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"dlrover-run/launcher/numa"
 )
 
-// Which nodes a command line of deepspeed names, which of them this one is, and how they meet.
+// The nodes that a command line of deepspeed names, this node among them, and the rendezvous address.
 
 // IdleError is a command line that leaves nothing to do for this node, which is no failure.
 type IdleError struct{ Why string }
@@ -190,7 +190,7 @@ func (j *deepSpeedJob) notInFile() string {
 // maxLookups bounds how many names are resolved to find this node.
 const maxLookups = 32
 
-// ownNames are those that the host file has for this node: one, unless it is not in the file, or more than once.
+// ownNames returns this node's names in the host file: one, unless it is not in the file, or more than once.
 func (j *deepSpeedJob) ownNames() (own []string) {
 	names := []string{j.sys.lookup("POD_NAME"), j.sys.Host, j.sys.lookup("POD_IP"), j.sys.lookup("NODE_IP")}
 	if i := hostfile.Find(j.hosts, names...); i >= 0 {
@@ -273,7 +273,7 @@ func (j *deepSpeedJob) elastic() error {
 	return nil
 }
 
-// meet is where the nodes do.
+// meet sets the rendezvous address.
 func (j *deepSpeedJob) meet() error {
 	if err := j.checkPort(); err != nil {
 		return err

@@ -145,7 +145,7 @@ func (j *msJob) checkSize() error {
 // maxSimulated is how many workers msrun starts on a node to simulate as many: of more it starts one.
 const maxSimulated = 128
 
-// simulate makes a job of one node: workers that simulate do not meet.
+// simulate makes a job of one node: simulating workers have no peers.
 func (j *msJob) simulate() {
 	id := j.String("sim_rank_id")
 	if id == "-1" {

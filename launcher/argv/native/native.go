@@ -31,7 +31,7 @@ type Command struct {
 	Alone bool
 	// NoDefaults: PET_ variables are for other launchers.
 	NoDefaults bool
-	// RankLogs asks for the log files of that launcher; nil: dlrover-run's options say where output goes.
+	// RankLogs requests the log files of that launcher; nil: dlrover-run's options define the outputs.
 	RankLogs *RankLogs
 	// CPUs are the CPU sets of the workers by local rank; a worker with an empty or missing set is not bound.
 	CPUs [][]int
@@ -96,12 +96,12 @@ type System struct {
 	Devices func() int
 	// Installed returns the number of accelerators, regardless of variables that hide some, and their kind.
 	Installed func() (n int, kind string)
-	// CPUs are those that workers may use, ascending.
+	// CPUs returns the CPUs that workers may use, ascending.
 	CPUs func() ([]int, error)
 	// AddrTo is the address of this node at which a host may reach it; "" if none leads there.
 	AddrTo func(host string) string
 	// KeyToken derives a job token for a job from the first of the user's private keys of ssh, and names its file; "" if
-	// there is none that is a secret.
+	// no key is a secret.
 	KeyToken func(job string) (token, file string)
 	// Has reports whether there is a program of that name in PATH, or at that path; nil: there is none.
 	Has func(program string) bool

@@ -23,7 +23,7 @@ type Action string
 // The actions.
 const (
 	Report  Action = "report"  // it is reported
-	Restart Action = "restart" // as the failure of the worker: the job starts anew, at the cost of a restart
+	Restart Action = "restart" // as the failure of the worker: the job restarts, and the restart is charged
 	Stop    Action = "stop"    // as a failure that no restart can help
 )
 
@@ -282,7 +282,7 @@ func (r *Rule) sound() error {
 	return nil
 }
 
-// ParseFile reads rules, one a line. Empty lines and those that begin with # do not count. The error names the line.
+// ParseFile reads rules, one a line. Empty lines and comments (#) do not count. The error names the line.
 func ParseFile(text string) ([]Rule, error) {
 	var rules []Rule
 	n := 0

@@ -10,7 +10,7 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Finding is that a worker's lines break a rule, or that they do no more.
+// Finding reports that a worker's lines break a rule, or no longer do.
 type Finding struct {
 	Rule *Rule
 	Rank int
@@ -179,7 +179,7 @@ func (w *Worker) Due(now time.Duration) (found []Finding) {
 	return found
 }
 
-// Next is when Due may find something; false: not before another line comes.
+// Next is when Due may find something; false: not before another line.
 func (w *Worker) Next() (at time.Duration, ok bool) {
 	for i := range w.rules {
 		s := &w.rules[i]

@@ -13,7 +13,7 @@ type DeathNotice struct {
 	IP   []byte
 	Zone uint32
 	Port uint16
-	// Request is sent as it is, and any answer taken for a receipt. Without one nothing is said.
+	// Request is sent as it is, and any answer taken for a receipt. Without one no notice is sent.
 	Request []byte
 }
 
@@ -21,7 +21,7 @@ type DeathNotice struct {
 const noticeTime = 200 * time.Millisecond
 
 // The page behind the shared state has the death notice: one byte that is 4 or 6 for the kind of address, port, zone,
-// address and the length of the request, which follows. Its first byte distinguishes it from the arguments, which were
+// address, the length of the request, and the request. Its first byte distinguishes it from the arguments, which were
 // there before.
 const (
 	noticeHead = 1 + 2 + 4 + 16 + 2

@@ -54,8 +54,8 @@ type Watch struct {
 	Status syscall.WaitStatus
 	// Cgroup has the workers; "": there is none.
 	Cgroup string
-	// Spared are children that are no orphans of the launcher: those that the process had
-	// when it was executed, a shell's before its exec, and the launcher's Survivors.
+	// Spared are children that are no orphans of the launcher: children that the process had when it was executed, such as
+	// a shell's before its exec, and the launcher's Survivors.
 	Spared map[int]bool
 	// Survivors outlive the launcher, which has registered them.
 	Survivors map[int]bool
@@ -177,8 +177,8 @@ func (w *Watch) catchDeadly() {
 	}
 }
 
-// catchOthers takes all others that can be caught; the Go runtime drops them until then.
-// SIGTSTP, SIGTTIN and SIGTTOU stop the guard, and the job goes on. SIGURG is the runtime's own.
+// catchOthers takes all others that can be caught; the Go runtime drops them until then. SIGTSTP, SIGTTIN and SIGTTOU
+// stop the guard, and the job continues. SIGURG is the runtime's own.
 func (w *Watch) catchOthers() {
 	for s := syscall.Signal(1); s <= lastSignal; s++ {
 		switch s {

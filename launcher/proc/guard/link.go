@@ -46,7 +46,7 @@ func (l *Link) RegisterSurvivors(cgroup string, survivors []int) {
 	writeState(l.state, cgroup, survivors)
 }
 
-// Follow reads from the guard in a goroutine of its own, until Close: it calls signal for each signal that the guard
+// Follow reads from the guard in a goroutine of its own, until Close. It calls signal for each signal that the guard
 // passes on, and orphaned once the guard is dead. It is to be called at most once.
 func (l *Link) Follow(signal func(syscall.Signal), orphaned func()) {
 	l.done = make(chan struct{})

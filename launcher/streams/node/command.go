@@ -25,7 +25,7 @@ const (
 	// all of its processes have ended.
 	grace      = 500 * time.Millisecond
 	lastOutput = 2 * time.Second
-	lastWord   = 2 * time.Second // for the daemon to close a connection on which it has heard the exit
+	lastWord   = 2 * time.Second // for the daemon to close a connection after it has received the exit
 	// maxError bounds the error of a command that was not executed, in bytes.
 	maxError = 2 << 10
 )

@@ -21,7 +21,7 @@ func (n *Node) follow(c *conn, req streams.Request) {
 	var gone sync.WaitGroup
 	defer gone.Wait()
 	defer c.nc.Close()
-	gone.Go(func() { // nothing is said to us, but the end
+	gone.Go(func() { // the other side sends nothing but the end
 		for {
 			if _, err := c.in.Next(); err != nil {
 				q.close()
