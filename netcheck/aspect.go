@@ -2,20 +2,20 @@ package netcheck
 
 import "strings"
 
-// The aspects of a node that a check looks at, each or not, by their names in the rendezvous' events. What was found of
-// one is not disproved by a check of another.
+// The aspects of a node that a check may cover, by their names in the rendezvous' events. A check of one aspect does
+// not disprove a finding about another.
 const (
-	AspectInterfaces = "interfaces" // by what their drivers say
+	AspectInterfaces = "interfaces" // as their drivers report them
 	AspectNetwork    = "network"    // tested with other nodes
 	AspectTorch      = "pytorch"    // likewise
 	AspectHealth     = "health"     // the site's own check
-	AspectDevices    = "devices"    // by what their drivers say
+	AspectDevices    = "devices"    // as their drivers report them
 	AspectCopies     = "copies"     // between devices
 	AspectMemory     = "memory"     // errors of devices' memory, since their driver's start
 	AspectXids       = "xids"       // during copies
 )
 
-// Aspect is what the verdict is about, by what has decided it; "" is nothing that a check can disprove.
+// Aspect is the aspect that decided the verdict; "" means that no check can disprove it.
 func (v Verdict) Aspect() string {
 	if f := fatal(v.Findings); f != nil {
 		return f.aspect()
@@ -46,7 +46,7 @@ func (f Finding) aspect() string {
 	return ""
 }
 
-// cover is what v has found to be sound of n.
+// cover returns the aspects of n that v has found sound.
 func (n *node) cover(v Verdict) []string {
 	if v.State == StateFaulty || v.State == StateUnreachable || v.Excluded {
 		return nil

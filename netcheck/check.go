@@ -16,7 +16,7 @@ type Config struct {
 	Topology func(Node) string
 }
 
-// phase is what a Check does.
+// phase is the state of a Check.
 type phase uint8
 
 const (
@@ -42,8 +42,8 @@ type Check struct {
 	rng    *rand.Rand
 	prefix uint32 // of the names of tests: those of an earlier service's Check are others
 
-	nodes   []*node          // of the present or last check, as they were heard of; also who has gone
-	byID    map[string]*node // without who has gone
+	nodes   []*node          // of the present or last check, in order of first contact; including those that have gone
+	byID    map[string]*node // without those that have gone
 	open    int              // nodes that are here, or are expected to be checked, and not decided
 	missing [2]int           // expected nodes: to be checked, witnesses
 	local   int              // of these, those that are known to do their local checks
@@ -52,8 +52,8 @@ type Check struct {
 	phase        phase
 	round        int
 	began, ended time.Time
-	lastChange   time.Time // of who is expected or here, while gathering
-	hard         time.Time // when all that came are decided whatever is known
+	lastChange   time.Time // of the set of nodes that are expected or here, while gathering
+	hard         time.Time // when all nodes that came are decided, with the evidence so far
 	stages       []*stage  // of this check: host, torch
 	computing    computing
 	comm         collective
@@ -78,7 +78,7 @@ func New(cfg Config) *Check {
 	return &Check{cfg: cfg, rng: rng, prefix: rng.Uint32(), byID: map[string]*node{}}
 }
 
-// Step takes one event and returns what is to be done, in order.
+// Step takes one event and returns the resulting actions, in order.
 func (c *Check) Step(now time.Time, ev Event) []Action {
 	if now.Before(c.now) {
 		now = c.now // time never goes back
@@ -127,7 +127,7 @@ func (c *Check) Next() time.Time {
 	return at
 }
 
-// expire ends what has had its time.
+// expire ends everything that has timed out.
 func (c *Check) expire() {
 	for t := c.timers.due(c.now); t != nil; t = c.timers.due(c.now) {
 		c.expireTrial(t)
@@ -161,7 +161,7 @@ func (c *Check) advance() bool {
 	return c.phase != before
 }
 
-// end is idle until somebody is to be checked again. What was found is kept for Picture.
+// end makes the Check idle until nodes are to be checked again. Its results are kept for Picture.
 func (c *Check) end() {
 	c.phase, c.ended = idle, c.now
 	c.note(job.EventCheckEnded, "", "%s", c.summary())

@@ -16,11 +16,11 @@ type (
 	Expect struct {
 		IDs       []string
 		Witnesses []string
-		Names     map[string]string // by ID, of those that are known: what a node that never comes is called
+		Names     map[string]string // by ID, of known nodes: the name of a node that never comes
 	}
 	// Busy: an expected node is there and does its local checks, which may take as long as the Spec's Timeout.
 	Busy struct{ ID string }
-	// Arrive: a node begins a check. A node that arrives again has begun anew; what it was doing is void and blames
+	// Arrive: a node begins a check. A node that arrives again has begun anew: its earlier work is void and blames
 	// nobody.
 	Arrive struct{ Node Node }
 	// Ready: the serving end of a test listens at Addrs, host:port by rail.
@@ -47,7 +47,7 @@ func (Report) event() {}
 func (Gone) event()   {}
 func (Tick) event()   {}
 
-// Action is what a Check wants done: exactly one of Assign (for To), Silent (with Verdict) and Note is set.
+// Action is one request of a Check: exactly one of Assign (for To), Silent (with Verdict) and Note is set.
 type Action struct {
 	// Assign gives the node To a new assignment. Key is left to the caller, which gives both ends of a test the same.
 	Assign *Assignment
@@ -66,7 +66,7 @@ type Note struct {
 	Text  string
 }
 
-// Picture is what is known of the checks of a run, for people and metrics.
+// Picture is the state of a run's checks, for people and metrics.
 type Picture struct {
 	Spec    string        `json:"spec"`
 	Phase   string        `json:"phase"` // idle, gathering, host, torch, comm

@@ -2,9 +2,9 @@ package netcheck
 
 import "math"
 
-// Log-likelihoods of what a test says against a node. They stand for a faulty node that fails every other test, a
-// healthy one that fails one in a hundred: ln(0.5/0.01) and ln(0.5/0.99). What a base test says is worth less, because
-// its other end is hardly known either.
+// Log-likelihoods of one test against a node. They model a faulty node that fails every other test, and a healthy one
+// that fails one in a hundred: ln(0.5/0.01) and ln(0.5/0.99). A base test is worth less, because its other end is
+// hardly known either.
 const (
 	weightFail  = 3.9   // a retest against a certified node
 	weightPass  = -0.68 // the same
@@ -12,13 +12,13 @@ const (
 	weightEach  = 1.5   // a test of two of which neither is better known
 	acquitAt    = -0.5
 	familyWise  = 0.02 // chance that any healthy node of all is blamed
-	capShare    = 0.7  // of the threshold that blames who has had all its tests
+	capShare    = 0.7  // of the threshold, for a node that has had all its tests
 )
 
 // threshold is the log-likelihood that blames one of n nodes.
 func threshold(n int) float64 { return math.Log(float64(max(n, 2)) / familyWise) }
 
-// evidence is what the trials of a member say about one faculty.
+// evidence summarizes the trials of a member for one faculty.
 type evidence struct {
 	weight      float64 // log-likelihood
 	early       float64 // that of base tests which have passed

@@ -73,8 +73,8 @@ func (s *stage) blameReach(m *member) Verdict {
 			Text: text}}}
 }
 
-// classOf is what the tests of m failed with most often, MTU before all, and of the last of these the partner, and m's
-// own words, else its partner's, behind a colon.
+// classOf returns the class with which m's tests failed most often; MTU comes before all others. It also returns the
+// partner in the last of these tests, and m's own words, else its partner's, after a colon.
 func (s *stage) classOf(m *member) (class Class, peer, words string) {
 	count := map[Class]int{}
 	for _, t := range m.trials {
@@ -100,7 +100,7 @@ func (t *trial) worst() Class {
 	return t.class[0]
 }
 
-// rateFinding says what is wrong with a rate.
+// rateFinding describes a rate that is too low.
 func (s *stage) rateFinding(m *member, f faculty) Finding {
 	x := Finding{Check: s.name(), Kind: "net.tx", Severity: Fatal, Entity: m.nic(s.lanes[f.lane()]), Metric: "rate",
 		Unit: "Mbit/s", Direction: "tx"}
@@ -120,7 +120,7 @@ func (s *stage) rateFinding(m *member, f faculty) Finding {
 	return x
 }
 
-// bestOf enters the best sample of f in a finding, compared with its like: it is what the node can do.
+// bestOf puts the best sample of f, compared with its kind, into a finding: the best sample shows the node's capacity.
 func (s *stage) bestOf(m *member, f faculty, x *Finding) (best sample, lossy bool) {
 	share := float32(0)
 	for _, t := range m.trials {
@@ -152,7 +152,7 @@ func (m *member) nic(l lane) string {
 	return name + l.by()
 }
 
-// warnings are what is told of a member that is not blamed for it.
+// warnings are the findings about a member that do not blame it.
 func (s *stage) warnings(m *member) (found []Finding) {
 	for f := faculty(1); f < s.faculties(); f++ {
 		if r := m.record(f); r.best > 0 && r.best < warnShare {
@@ -274,7 +274,7 @@ func (s *stage) pathReason(m *member, paths []string) string {
 		class, words)
 }
 
-// hear keeps for Picture what is nobody's fault.
+// hear keeps the findings that no node is to blame for, for Picture.
 func (c *Check) hear(s *stage) {
 	switch {
 	case s.ruling.nameless != "":

@@ -69,7 +69,7 @@ func (c *Check) isBusy(id string) {
 	}
 }
 
-// gather begins a new check. Who is still expected from the last one remains so.
+// gather begins a new check. Nodes that the last one still expected stay expected.
 func (c *Check) gather() {
 	left := c.nodes
 	c.nodes, c.byID, c.open, c.missing, c.local = nil, map[string]*node{}, 0, [2]int{}, 0
@@ -113,7 +113,7 @@ func (c *Check) renew(old *node, id string) *node {
 	return c.enlist(n)
 }
 
-// place decides a node that has just come by what it says itself, or finds its place in what goes on.
+// place decides a new node by its own report, or gives it a place in the running check.
 func (c *Check) place(n *node) {
 	switch {
 	case c.unfit(n):
@@ -129,7 +129,7 @@ func (c *Check) place(n *node) {
 	}
 }
 
-// unfit decides a node whose own checks have failed; no test of others is spent on it.
+// unfit decides a node whose own checks have failed; it takes part in no test.
 func (c *Check) unfit(n *node) bool {
 	if f := fatal(n.Findings); f != nil {
 		c.decide(n, Verdict{}.by(f))
@@ -157,7 +157,8 @@ func noGPU(why string) Verdict {
 		{Check: "host", Kind: "host.gpu", Severity: Fatal, Metric: "gpus", Threshold: 1, Text: text}}}
 }
 
-// gatherUntil is when gathering ends if nobody else comes. Who is known to be there is waited for.
+// gatherUntil is when gathering ends if nobody else comes. Nodes that are known to do their local checks are waited
+// for.
 func (c *Check) gatherUntil() time.Time {
 	if c.local > 0 {
 		return c.began.Add(max(gatherMost, c.cfg.Spec.Timeout+absentTime))
@@ -222,7 +223,7 @@ func (c *Check) gone(id string) {
 	}
 	delete(c.byID, id)
 	if n.state == decided {
-		return // what was found stays to be seen
+		return // the findings stay visible
 	}
 	c.depart(n)
 	if c.phase == gathering {

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// compareInventories looks, when all are there, for nodes that differ from most others: it works without knowing what
-// is right. Hardware that differs is told; a node without a GPU among nodes that have some is not tested.
+// compareInventories looks for nodes that differ from most others, once all are there: it needs no list of expected
+// hardware. Hardware that differs is reported. A node without a GPU is not tested if others have GPUs.
 func (c *Check) compareInventories() {
 	nodes := c.here(func(*node) bool { return true })
 	if len(nodes) < 3 { // of two nobody knows which is right
@@ -37,7 +37,7 @@ type item struct {
 	value                int
 }
 
-// items is what is compared. What is unknown is left out.
+// items are the properties to compare. Unknown ones are left out.
 func (n *node) items() []item {
 	var items []item
 	if !n.Bare {

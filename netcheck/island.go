@@ -37,8 +37,8 @@ func (s *stage) cutOffMaybe() (blamed []*member) {
 	return blamed
 }
 
-// pairUp starts as many trials as possible. Who has passed once meets its like, which will pass again; who has passed
-// often enough meets those of which nothing is known; the rest meet each other.
+// pairUp starts as many trials as possible. A node that has passed once meets another such node, which is likely to
+// pass again. Nodes that have passed often enough meet unknown nodes. The rest meet each other.
 func (s *stage) pairUp(blamed []*member) {
 	var byPasses [mutualPasses + 1][]*member
 	for _, m := range blamed {

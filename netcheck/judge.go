@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Bounds of what is needed for a decision.
+// Bounds for a decision.
 const (
 	partnersReach = 2 // different certified nodes that must have failed with a node: one path condemns nobody
 	partnersRate  = 3
@@ -111,7 +111,7 @@ func (s *stage) standReach(m *member, e evidence) standing {
 	return open
 }
 
-// standRate: one good sample certifies. What was low then is the other end's, the path's or a disturbance.
+// standRate: one good sample certifies. Low samples then come from the other end, the path or a disturbance.
 func (s *stage) standRate(m *member, f faculty, e evidence) standing {
 	switch {
 	case m.n.witness, s.lows(m, f) == 0:
@@ -124,7 +124,7 @@ func (s *stage) standRate(m *member, f faculty, e evidence) standing {
 	return pending
 }
 
-// lows counts the samples of f that were low, whoever's fault it is.
+// lows counts the low samples of f, whichever end is to blame.
 func (s *stage) lows(m *member, f faculty) (n int) {
 	for _, t := range m.trials {
 		if t.outcome(m, f) == fail && !s.cutOff(t) {

@@ -40,7 +40,7 @@ func (s *stage) leaf(name string) *leafTally {
 	return l
 }
 
-// isDead says that what the nodes of a leaf failed with others is the leaf's.
+// isDead reports whether failed tests between a leaf's nodes and others are to be blamed on the leaf.
 func (l *leafTally) isDead() bool {
 	return l.in >= leafPasses && l.crossFail >= leafFails && l.crossFail > leafFactor*l.crossPass
 }

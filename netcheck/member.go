@@ -1,7 +1,7 @@
 package netcheck
 
-// faculty is what can be at fault of a node: to reach others at all, or to send or receive over one lane at the rate
-// of the others. Every test is evidence about a faculty of one end and the counterpart of the other.
+// faculty is an ability of a node that can be at fault: to reach others at all, or to send or receive over one lane at
+// the rate of the others. Every test is evidence about a faculty of one end and the counterpart of the other.
 type faculty int
 
 // reach is the faculty of reaching others. Lane i has the faculties 1+2i (to send) and 2+2i (to receive).
@@ -24,22 +24,22 @@ func (f faculty) counterpart() faculty {
 	return f + 1
 }
 
-// standing is what is known about a faculty, or about a member.
+// standing is the state of a faculty, or of a member.
 type standing uint8
 
 const (
 	cleared standing = iota // nothing speaks against it
-	pending                 // it waits for what becomes of somebody else, or for a pair to be tested again
+	pending                 // it waits for another member's standing, or for a pair to be tested again
 	open                    // it needs another test
 	exposed                 // blamed
 	capped                  // as much as allowed was tested, without a decision
 )
 
-// record is what a member's trials say about one faculty.
+// record is the outcome of a member's trials for one faculty.
 type record struct {
 	best   float32 // of a rate: the largest share of the median
 	passed bool    // certified: a slow partner or a disturbance makes a test worse, nothing makes it better
-	blamed bool    // for good: what others' failures are explained by must not be withdrawn
+	blamed bool    // for good: it explains the failures of others, and so must not be withdrawn
 	weight float32 // log-likelihood when it was blamed
 }
 
@@ -87,7 +87,7 @@ func (m *member) certified(f faculty) bool {
 	return r.passed && !r.blamed && !m.record(reach).blamed
 }
 
-// exposed says that f of m is blamed; who reaches nobody has no rates either.
+// exposed reports whether f of m is blamed; a member that reaches nobody has no rates either.
 func (m *member) exposed(f faculty) bool { return m.record(f).blamed || m.record(reach).blamed }
 
 // idle says that m can be given a test.

@@ -37,7 +37,7 @@ type node struct {
 
 func (n *node) present() bool { return n.state == here }
 
-// name is what people call the node.
+// name is the node's name for people.
 func (n *node) name() string {
 	if n.Name != "" {
 		return n.Name
@@ -77,7 +77,7 @@ func (c *Check) become(n *node, state nodeState) {
 	c.count(n, +1)
 }
 
-// depart takes a node out of the check, in the middle of whatever it does.
+// depart takes a node out of the check, whichever phase it is in.
 func (c *Check) depart(n *node) {
 	c.become(n, departed) // first, so that nothing new is begun with it
 	if n.trial != nil {
@@ -106,7 +106,7 @@ func (c *Check) decide(n *node, v Verdict) {
 // maxTold bounds the nodes of a check of which the timeline tells; the picture has all.
 const maxTold = 64
 
-// settle makes v the verdict of n: with what its local checks have found, and what this Spec makes of it.
+// settle makes v the verdict of n, with the results of its local checks, under this Spec.
 func (c *Check) settle(n *node, v Verdict) {
 	v = v.by(fatal(n.Findings))
 	v.Findings = append(append([]Finding(nil), n.Findings...), v.Findings...)
@@ -128,8 +128,7 @@ func (c *Check) settle(n *node, v Verdict) {
 // maxFaults bounds the faults of one node's devices that the timeline tells.
 const maxFaults = 4
 
-// noteFaults tells of devices that are broken by what their driver says, where the verdict that says so leaves nobody
-// out.
+// noteFaults notes devices that their driver reports as broken, if the verdict does not exclude the node.
 func (c *Check) noteFaults(n *node) {
 	told := 0
 	for _, f := range n.Findings {
@@ -140,8 +139,8 @@ func (c *Check) noteFaults(n *node) {
 	}
 }
 
-// fault says of what kind a finding is that no program can cause, "" for others. Memory that is taken out of use, or a
-// reset that is due, is no new error.
+// fault returns the kind of a hardware fault that no program can cause, "" for other findings. Retired memory or a
+// pending reset is no new error.
 func (f Finding) fault() string {
 	switch {
 	case f.Severity != Fatal:

@@ -6,7 +6,7 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// notice takes what a node has noticed of itself since its local checks, each thing once.
+// notice takes the findings of a node about itself since its local checks, each once.
 func (c *Check) notice(n *node, found []Finding) {
 	for _, f := range found {
 		if len(n.Findings) >= MaxFindings || f.In(n.Findings) {
@@ -19,7 +19,7 @@ func (c *Check) notice(n *node, found []Finding) {
 	}
 }
 
-// revise adds to a verdict what came after it.
+// revise adds a later finding to a verdict.
 func (c *Check) revise(n *node, f Finding) {
 	was := n.verdict.State
 	if !n.witness || was != StateNotTested {
@@ -34,14 +34,14 @@ func (c *Check) revise(n *node, f Finding) {
 	}
 }
 
-// In says whether one of found is about the same, whatever its figures.
+// In reports whether one of found is about the same thing, even with other figures.
 func (f Finding) In(found []Finding) bool {
 	return slices.ContainsFunc(found, func(o Finding) bool {
 		return o.Kind == f.Kind && o.Entity == f.Entity && o.Metric == f.Metric
 	})
 }
 
-// Against is the verdict once f is known, too: what a node finds of itself counts more than tests with others.
+// Against is the verdict with f added: a node's finding about itself outweighs tests with others.
 func (v Verdict) Against(f Finding) Verdict {
 	v.Findings = append(slices.Clip(v.Findings[:min(len(v.Findings), MaxFindings-1)]), f)
 	return v.by(&f)

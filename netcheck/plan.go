@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// How many base matchings every node takes part in. A faulty node that fails a share d of its tests is missed with
-// (1-d)^rounds; what they blame wrongly the retests clear up.
+// The number of base matchings for each node. A faulty node that fails a share d of its tests is missed with
+// (1-d)^rounds. The retests clear nodes that base tests blame wrongly.
 const (
 	roundRobinTo = 6 // up to this many nodes all pairs are tested
 	baseRounds   = 3
 	newRounds    = 2 // of a node that comes to others that have passed
 )
 
-// referencePairs is how many pairs of witnesses a round has that show what is usual, where that is unknown.
+// referencePairs is the number of pairs of witnesses in a round, which measure the usual rates where these are unknown.
 const referencePairs = 3
 
 // plan is the base rounds of n nodes: pairs of indices, every index at most once a round. leaf names the switch of a
@@ -48,7 +48,7 @@ func labelled(n int, leaf func(int) string) bool {
 func circle(order []int, rounds int) [][][2]int {
 	ring := append([]int(nil), order...)
 	if len(ring)%2 == 1 {
-		ring = append(ring, -1) // whoever meets it rests
+		ring = append(ring, -1) // its partner rests
 	}
 	n := len(ring)
 	rounds = min(rounds, n-1)
@@ -97,7 +97,7 @@ func (m *matcher) pair(order []int) [][2]int {
 	return pairs
 }
 
-// inLeaf pairs nodes of the same leaf; what is left over in the leaves is paired with each other.
+// inLeaf pairs nodes of the same leaf; the nodes left over in the leaves are paired with each other.
 func (m *matcher) inLeaf(order []int) [][2]int {
 	waiting := map[string]int{} // by leaf, the node that has no partner yet
 	var matched, rest []int
@@ -155,8 +155,8 @@ func (m *matcher) cost(o []int, i int) (cost int) {
 	return cost
 }
 
-// withWitnesses has every subject meet two witnesses. What a witness has passed before is no evidence: witnesses that
-// no subject needs in a round meet each other, those first that a subject meets, and in at least one pair of them.
+// withWitnesses has every subject meet two witnesses. The earlier pass of a witness is no evidence: witnesses that no
+// subject needs in a round meet each other, those first that a subject meets, and in at least one pair of them.
 func withWitnesses(subjects, witnesses []int, references int) [][][2]int {
 	rounds := make([][][2]int, newRounds)
 	w, met := len(witnesses), map[[2]int]bool{}

@@ -2,7 +2,7 @@ package netcheck
 
 import "slices"
 
-// Rates are compared with the median of their own kind: absolute limits are what false alarms are made of.
+// Rates are compared with the median of their own kind: absolute limits cause false alarms.
 const (
 	blameShare   = 0.75  // of the median: below it a rate is a fault
 	warnShare    = 0.85  // below it a node's best is told
@@ -19,7 +19,7 @@ type rateClass struct {
 	cross bool
 }
 
-// norm is what is usual in a class.
+// norm is the usual rate of a class.
 type norm struct {
 	mbps, loss, p50 float32 // medians; 0 is unknown
 }
@@ -128,7 +128,7 @@ func median[T float32 | float64](xs []T) T {
 	return (xs[(n-1)/2] + xs[n/2]) / 2
 }
 
-// judge compares the samples of a trial with what is usual.
+// judge compares the samples of a trial with the usual rates.
 func (s *stage) judge(t *trial) {
 	if t.reach != pass {
 		return
@@ -165,6 +165,6 @@ func (s *stage) note(t *trial, d, i int) {
 	share := x.mbps / s.norms[rateClass{s.lanes[i], t.cross}].mbps
 	for _, r := range []*record{t.ends[d].recordOf(sends(i)), t.ends[1-d].recordOf(receives(i))} {
 		r.best = max(r.best, share)
-		r.passed = r.passed || x.result == pass && share >= warnShare // what is near the line certifies nobody
+		r.passed = r.passed || x.result == pass && share >= warnShare // a rate near the limit certifies nobody
 	}
 }

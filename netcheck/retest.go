@@ -1,6 +1,6 @@
 package netcheck
 
-// Bounds of what one event costs.
+// Bounds of the work for one event.
 const (
 	scanPool     = 32 // members of the pool that are looked at for one that a suspect has not met
 	scanWaiting  = 8  // suspects that are looked at in vain
@@ -9,7 +9,7 @@ const (
 	onCall       = 16 // certified nodes that are kept while anything is open, and one for every open node
 )
 
-// pump starts what can be started, lets go whom nobody needs, and ends the phase when nothing is left.
+// pump starts all possible trials, releases members that no trial needs, and ends the phase when nothing is left.
 func (s *stage) pump() {
 	switch s.phase {
 	case inRetests:
@@ -67,8 +67,8 @@ func (s *stage) startRetests() {
 	}
 }
 
-// mate takes another one out of those that wait that is slow with all, as m is: what nodes behind one slow switch are,
-// and not with each other. One test of a node shows it.
+// mate takes another waiting member that is slow with all, as m is. Nodes behind one slow switch are slow with all
+// others, but not with each other. One such test of a node is enough.
 func (s *stage) mate(m *member) *member {
 	if !s.seemsSlow(m) {
 		return nil

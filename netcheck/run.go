@@ -61,7 +61,7 @@ func (c *Check) ready(ev Ready) {
 	c.assign(t.ends[1].n, a)
 }
 
-// report takes what one end tells of the test that it is in.
+// report takes the report of one end about its running test.
 func (c *Check) report(ev Report) {
 	n := c.byID[ev.ID]
 	if n == nil {
@@ -96,8 +96,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// expireTrial ends a test that took too long. Whoever has not said its part in its time is silent; after the report of
-// a failure the other end is not waited for that long, so that it is none.
+// expireTrial ends a test that took too long. An end that has not reported in time is silent. After one end has
+// reported a failure, the wait for the other is shorter, and that end does not count as silent.
 func (c *Check) expireTrial(t *trial) {
 	switch {
 	case !t.ready:
@@ -179,7 +179,7 @@ func (c *Check) advanceStage() {
 	}
 }
 
-// abort ends a stage whose time is over: what runs says nothing any more.
+// abort ends a stage whose time is over: running trials count no more.
 func (s *stage) abort() {
 	inBase := s.phase == inBase
 	s.phase, s.aborted = stageOver, true
@@ -196,7 +196,7 @@ func (s *stage) abort() {
 	}
 }
 
-// closeStage decides who has not passed, and frees the others.
+// closeStage decides the nodes that have not passed, and frees the others.
 func (c *Check) closeStage(s *stage) {
 	s.rule()
 	for _, m := range s.members {
@@ -215,7 +215,7 @@ func (c *Check) closeStage(s *stage) {
 	}
 }
 
-// conclude decides all that are here, by what is known of them.
+// conclude decides all present nodes with the evidence so far.
 func (c *Check) conclude() {
 	for _, n := range c.here(func(*node) bool { return true }) {
 		v := n.verdict

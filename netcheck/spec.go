@@ -51,7 +51,7 @@ func (s Spec) String() string {
 	return b.String()
 }
 
-// ParseSpec reads what String has written. What is not named has its default.
+// ParseSpec parses the text of String. Missing keys have their defaults.
 func ParseSpec(text string) (Spec, error) {
 	s := Spec{Level: LevelFull, TTL: DefaultTTL, Timeout: DefaultTimeout}
 	for _, field := range strings.Fields(text) {

@@ -12,16 +12,16 @@ const (
 	stageOver
 )
 
-// stage tests members in pairs until it knows enough of each: first planned base trials, then suspects against nodes
-// that are certified, at last those that are blamed among themselves. A trial begins as soon as both its ends are idle;
-// only between the phases all wait for all.
+// stage tests members in pairs until it knows enough of each: first the planned base trials, then suspects against
+// certified nodes, at last blamed nodes against each other. A trial begins as soon as both its ends are idle; all
+// members wait for each other only between the phases.
 //
-// It keeps: a member is in at most one running trial; what is certified or blamed stays so (so the evidence, which is
-// added up anew from the history whenever it changes, ends up somewhere).
+// Invariants: a member is in at most one running trial. A certified or blamed member stays so. The evidence is added up
+// anew from the history whenever it changes, so this invariant makes it converge.
 type stage struct {
 	c          *Check
 	torch      bool
-	final      bool // who is clear may be released
+	final      bool // cleared nodes may be released
 	members    []*member
 	size       int // of all that are judged together
 	base       int // rounds
@@ -50,7 +50,7 @@ type stage struct {
 	ruling    ruling
 }
 
-// newStage makes a stage of nodes. old is what was usual in the last one of its kind.
+// newStage makes a stage of nodes. old are the usual rates of the last stage of its kind.
 func newStage(c *Check, nodes []*node, old norms) *stage {
 	s := &stage{c: c, norms: old, leaves: map[string]*leafTally{}, dead: map[string]bool{}}
 	if s.norms == nil {
@@ -220,7 +220,7 @@ func (s *stage) enter(t *trial) {
 	s.tally(t)
 }
 
-// endBase goes on with both ends. Who was silent is not waited for again by all.
+// endBase goes on with both ends. The base rounds do not wait for a silent member again.
 func (s *stage) endBase(t *trial) {
 	for i, m := range t.ends {
 		if t.class[i] == Silent {
@@ -231,7 +231,7 @@ func (s *stage) endBase(t *trial) {
 	s.barrier()
 }
 
-// barrier ends the base rounds when their last trial has ended: now it is known what is usual.
+// barrier ends the base rounds with their last trial: the usual rates are known now.
 func (s *stage) barrier() {
 	if s.phase != inBase || s.left > 0 || s.running > 0 || s.complete() {
 		return
@@ -264,7 +264,7 @@ func (s *stage) complete() bool {
 	return s.left > 0
 }
 
-// weighBase judges the base trials: now it is known what is usual.
+// weighBase judges the base trials: the usual rates are known now.
 func (s *stage) weighBase() {
 	s.measure(s.ended)
 	for _, t := range s.ended {
@@ -300,7 +300,7 @@ func (s *stage) repeated(t *trial) {
 	}
 }
 
-// reassess brings members up to date, and whoever's failures they explain.
+// reassess updates members, and then the members whose failures they explain.
 func (s *stage) reassess(ms ...*member) {
 	ms = slices.Clone(ms)
 	for len(ms) > 0 {
@@ -328,7 +328,7 @@ func (s *stage) count(m *member) {
 	m.counted = unsettled
 }
 
-// place queues m for what it is good for.
+// place puts m into the queues for its standing.
 func (s *stage) place(m *member) {
 	for _, t := range m.trials {
 		if !t.listed && s.disputed(t) {
@@ -349,7 +349,7 @@ func (s *stage) place(m *member) {
 	}
 }
 
-// leave takes a member out whose node has gone; its running trial is void already.
+// leave removes the member of a node that has gone; its running trial is void already.
 func (s *stage) leave(m *member) {
 	s.count(m)
 	s.size--

@@ -25,7 +25,7 @@ func spread(values []float64) (med, sigma float64) {
 	return med, max(madToSigma*median(distances), madFloor*med)
 }
 
-// straggles says that v, of which more is worse, is far from what is usual.
+// straggles reports whether v is far above the usual value; more is worse.
 func straggles(v, med, sigma float64) bool {
 	return med > 0 && v > stragglerRatio*med && v-med > stragglerZ*sigma
 }

@@ -7,7 +7,7 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Bounds of what is done with PyTorch beside pairs.
+// Bounds of the tests with PyTorch other than pairs.
 const (
 	computeTime = 20 * time.Second // beyond PyTorch's import
 	commTime    = 45 * time.Second
@@ -116,7 +116,7 @@ func (c *Check) yield(n *node) {
 	}
 }
 
-// stop ends what a node does alone, if it still does.
+// stop ends the test that a node runs alone, if one is running.
 func (c *Check) stop(n *node) {
 	if n.busy && n.present() {
 		c.assign(n, Assignment{Duty: Rest})
@@ -124,7 +124,7 @@ func (c *Check) stop(n *node) {
 	n.busy = false
 }
 
-// endCompute judges what was computed and goes on with pairs. The time it took is nobody's.
+// endCompute judges the results of the compute test and goes on with pairs. Its duration counts against no node.
 func (c *Check) endCompute() {
 	c.hard = c.hard.Add(c.now.Sub(c.computing.began))
 	nodes := c.computing.nodes

@@ -56,7 +56,7 @@ type trial struct {
 	reach    outcome
 	cross    bool // between two leaves
 	listed   bool // in stage.disputes, or was
-	// lanes[d] is what went from ends[d] to the other one.
+	// lanes[d] has the samples sent by ends[d] to the other end.
 	lanes [2][]sample
 	again *trial // the later trial of the same pair
 }
@@ -71,7 +71,7 @@ type sample struct {
 	lossy          bool // result is fail because of losses
 }
 
-// lane is what is compared across trials: the i-th rail of all nodes, by one means.
+// lane identifies comparable samples across trials: the i-th rail of all nodes, by one means.
 type lane struct {
 	rail int
 	kind string
@@ -85,7 +85,7 @@ func (t *trial) end(m *member) int {
 	return 1
 }
 
-// by says in words by what means a lane was measured, where that is not TCP.
+// by names the means by which a lane was measured, unless it is TCP.
 func (l lane) by() string {
 	if l.kind == "" {
 		return ""
@@ -93,7 +93,7 @@ func (l lane) by() string {
 	return " by " + strings.ToUpper(l.kind)
 }
 
-// other is who m was tested against.
+// other is m's partner in the test.
 func (t *trial) other(m *member) *member { return t.ends[1-t.end(m)] }
 
 // silentEnd says whether m's end did not report.
@@ -153,7 +153,7 @@ func positive(x float64) float32 {
 	return 0
 }
 
-// conclude decides what the trial says about reaching each other; rates are judged when their lines are known.
+// conclude decides whether the ends reach each other; rates are judged once the usual rates are known.
 func (t *trial) conclude() {
 	t.reach = pass
 	for _, c := range t.class {

@@ -1,6 +1,6 @@
-// Package netcheck decides how the nodes of a job test each other before training, and who of them is at fault.
+// Package netcheck decides how the nodes of a job test each other before training, and which of them are at fault.
 //
-// Check is the state machine of the checks of one run. It plans who tests whom (plan.go), judges what was measured
+// Check is the state machine of the checks of one run. It plans the pairs (plan.go), judges the measurements
 // (evidence.go, judge.go, verdict.go), and is pure: time and randomness come from the caller. A stage (stage.go) tests
 // nodes in pairs, by TCP or with PyTorch alike. netcheck/probe measures, netcheck/python measures with the job's
 // PyTorch, netcheck/node takes part for one node, netcheck/serve is the meeting point over HTTP.
@@ -18,7 +18,7 @@ const (
 	LevelFull  Level = "full"  // pairs also compute and communicate with the job's PyTorch, where there is one
 )
 
-// Spec is what all nodes of a run agree on. Its text (String, ParseSpec) travels in the rendezvous' Params.
+// Spec has the settings that all nodes of a run share. Its text (String, ParseSpec) travels in the rendezvous' Params.
 type Spec struct {
 	Level Level
 	// Comm: when the pairs are done, all nodes that passed run one collective together. Needs LevelFull.
@@ -33,7 +33,7 @@ type Spec struct {
 	Timeout time.Duration
 }
 
-// Defaults of a Spec, and what PyTorch's import may take beside its Timeout.
+// Defaults of a Spec, and the time for PyTorch's import in addition to its Timeout.
 const (
 	DefaultTTL     = 10 * time.Minute
 	DefaultTimeout = 60 * time.Second
@@ -43,7 +43,7 @@ const (
 // Node is one node as it introduces itself to a check, after its local checks.
 type Node struct {
 	ID   string `json:"id"`   // of the launcher, the rendezvous'
-	Name string `json:"name"` // what people call the node
+	Name string `json:"name"` // the node's name for people
 	Addr string `json:"addr"` // where other nodes reach it
 	// NICs are the interfaces to test, in rail order: the i-th of one node is tested against the i-th of the other.
 	NICs []NIC `json:"nics,omitempty"`
@@ -76,10 +76,10 @@ type NIC struct {
 	MTU  int    `json:"mtu,omitempty"`      // bytes
 	HCA  string `json:"hca,omitempty"`      // the RDMA device of the same port
 	CC   string `json:"cc,omitempty"`       // TCP congestion control that its tests use
-	Lo   int    `json:"loopback,omitempty"` // what this node's own loopback reaches, in 10^6 bit/s
+	Lo   int    `json:"loopback,omitempty"` // rate of this node's own loopback, in 10^6 bit/s
 }
 
-// Duty is what a node is to do now.
+// Duty is the present task of a node.
 type Duty string
 
 // The duties of an Assignment.
@@ -144,20 +144,20 @@ const (
 	Canceled    Class = "canceled"    // something newer was to be done
 )
 
-// Result is what one end tells of one test.
+// Result is the report of one end about one test.
 type Result struct {
 	Test  string `json:"test"`
 	Class Class  `json:"class,omitempty"`
 	Text  string `json:"text,omitempty"` // the error in words, one line, at most 512 bytes
-	// Flows are by rail what this end has *received*, and what it knows of what it has sent.
+	// Flows, by rail, count the data that this end has *received*, and its own knowledge of the data that it has sent.
 	Flows []Flow `json:"flows,omitempty"`
 	// Torch is of PyTorch's tests.
 	Torch *TorchResult `json:"torch,omitempty"`
-	// Findings are what this end has noticed of its own node until now: counters that have grown, tools that failed.
+	// Findings are observations of this end about its own node so far: counters that have grown, tools that failed.
 	Findings []Finding `json:"findings,omitempty"`
 }
 
-// AfterVerdict is the Test of a Result that has nothing but Findings: what the node has noticed when it hears its
+// AfterVerdict is the Test of a Result that has nothing but Findings: the node's observations at the time of its
 // verdict.
 const AfterVerdict = "verdict"
 
@@ -172,7 +172,7 @@ type Flow struct {
 	Mid     float64   `json:"mid,omitempty"`     // median of the 100 ms intervals
 	Stalls  int       `json:"stalls,omitempty"`  // intervals without a byte
 	Streams []float64 `json:"streams,omitempty"` // by stream
-	// Of what this end has sent.
+	// About the data that this end has sent.
 	Retrans  float64 `json:"retrans,omitempty"` // share of segments that were sent again, 0 to 1
 	Segments int     `json:"segments,omitempty"`
 	RwndLim  float64 `json:"rwnd_lim,omitempty"`  // share of the time in which the receiver's window was full
@@ -186,7 +186,7 @@ type Flow struct {
 	MTU  int     `json:"mtu,omitempty"`
 }
 
-// TorchResult is what PyTorch measured on one node.
+// TorchResult is the result of PyTorch's tests on one node.
 type TorchResult struct {
 	Backend string `json:"backend,omitempty"` // nccl, gloo, ...
 	Torch   string `json:"torch,omitempty"`   // versions
@@ -202,7 +202,7 @@ type TorchResult struct {
 	Transport string  `json:"transport,omitempty"` // which NET NCCL chose
 }
 
-// State is what a check says of a node.
+// State is a node's state after a check.
 type State string
 
 // The states of a verdict, and of a single probe. A node that could have been tested with others is OK only if it has
@@ -230,7 +230,7 @@ const (
 	Fatal Severity = "fatal"
 )
 
-// Finding is one thing that was measured or seen, with what it was compared with.
+// Finding is one measurement or observation, with the value that it was compared with.
 type Finding struct {
 	Check     string   `json:"check"` // netcheck, switchbox, nvml, host, health, torch
 	Kind      string   `json:"kind"`  // net.tx net.rx net.both net.loss net.mtu net.silent gpu.link ... host.nic compute
@@ -247,7 +247,7 @@ type Finding struct {
 	Text      string   `json:"text"` // in one line, for people, complete without the other fields
 }
 
-// Verdict is what a check says of a node at its end.
+// Verdict is the result of a check for one node.
 type Verdict struct {
 	State      State   `json:"state"`
 	Kind       string  `json:"kind,omitempty"`

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// What makes a verdict about one node doubtful, because of what became of all.
+// Limits over all nodes, beyond which a verdict about one node is doubtful.
 const (
 	fabricShare = 0.02 // of the pairs that failed twice between good nodes
 	slowShare   = 0.08 // of the directions of pairs that were slow twice; any disturbance makes a test slow
@@ -20,14 +20,14 @@ const (
 	goodFrom    = 2 // certified nodes without which nobody is named
 )
 
-// ruling is what holds for all nodes of a stage.
+// ruling holds for all nodes of a stage.
 type ruling struct {
 	nameless string // why nobody can be named, or ""
 	slow     string // the same of nodes that are only slow
 	mass     string // why nobody is left out although named, or ""
 }
 
-// rule ends a stage: it blames who was nearly found out, and looks at what became of all.
+// rule ends a stage: it blames members that were close to it, and then looks at all members together.
 func (s *stage) rule() {
 	for _, m := range s.members {
 		s.blameAtLast(m)
@@ -43,7 +43,7 @@ func (s *stage) rule() {
 	s.c.hear(s)
 }
 
-// blameAtLast is for who had all its tests, or its time.
+// blameAtLast blames, with less evidence than usual, a member that has had all its tests, or its time.
 func (s *stage) blameAtLast(m *member) {
 	for f := range s.faculties() {
 		if e := s.weigh(m, f); m.standing >= open && !m.exposed(f) && s.guilty(m, f, e, capShare) {
@@ -177,8 +177,8 @@ func (s *stage) massive() string {
 	return fmt.Sprintf("%d of %d nodes are blamed at once", n, s.size)
 }
 
-// verdict of a member at the end of the stage. Where others reach each other one that reaches nobody gets no workers,
-// whatever is thought of the cause: that decides only whether it is held against the node.
+// verdict of a member at the end of the stage. If others reach each other, a member that reaches nobody gets no
+// workers. The supposed cause decides only whether the failure is held against the node.
 func (s *stage) verdict(m *member) Verdict {
 	v := s.judged(m)
 	v.Paired = s.paired(m)
@@ -202,8 +202,8 @@ func (s *stage) apart(m *member) bool {
 	return !m.record(reach).passed && !m.n.witness || s.dead[m.leaf] || m.ofIsland()
 }
 
-// othersWork says that nodes reach each other without m. What a newcomer meets are nodes that have trained together;
-// that tests between nodes can pass at all is known from the rates of this run.
+// othersWork reports whether nodes reach each other without m. A newcomer is tested with nodes that have trained
+// together; the rates of this run prove that tests between nodes can pass at all.
 func (s *stage) othersWork(m *member) bool {
 	if !m.n.witness && s.c.withWitnesses() && len(s.norms) > 0 {
 		return true
@@ -217,8 +217,8 @@ func (s *stage) othersWork(m *member) bool {
 	return good >= goodFrom
 }
 
-// paired says that m was really tested: whose partners all failed it was not. The pass of a witness is not renewed by
-// less.
+// paired reports whether m was really tested. It was not if all its partners failed. Failed tests alone do not renew
+// the pass of a witness.
 func (s *stage) paired(m *member) bool {
 	return m.certified(reach) || m.blamed() || s.fails(m) > 0 && !m.n.witness
 }
