@@ -8,8 +8,8 @@ import (
 	"dlrover-run/netcheck/serve"
 )
 
-// Caller posts a value to what is served under a name of a run, such as "checks/next", and decodes the answer, which
-// may be held back for longer than 20 seconds.
+// Caller posts a value to a path of a run, such as "checks/next", and decodes the answer. The server may hold the
+// answer for more than 20 seconds.
 type Caller interface {
 	Call(ctx context.Context, run, name string, in, out any) error
 }

@@ -1,10 +1,10 @@
 // Package node takes part in a check of nodes for one node: it introduces the node to the service (netcheck/serve),
-// carries out the assignments that it gets, one after the other, and tells how they ended, until there is a verdict.
+// carries out its assignments, one after the other, and reports their results, until there is a verdict.
 //
-// What measures is given: a Prober for the network, and a Torch for the job's PyTorch.
+// The caller provides the measurements: a Prober for the network, and a Torch for the job's PyTorch.
 //
-// Goroutines: Run owns one for the request that is under way and one for the assignment; both have ended when it
-// returns, but for what did not return within a second of being told to, which it names.
+// Goroutines: Run owns one for the request that is under way and one for the assignment. Both have ended when it
+// returns, except calls that do not return within a second of their cancellation; Run names these.
 package node
 
 import (
@@ -39,7 +39,7 @@ type Torch interface {
 	Close()
 }
 
-// Config is what Run needs.
+// Config has the inputs of Run.
 type Config struct {
 	Run       string        // the rendezvous' run
 	Node      netcheck.Node // with ID, and with the findings of the local checks
@@ -55,14 +55,14 @@ type Config struct {
 }
 
 const (
-	// grace is how long whoever was told to return may take for it.
+	// grace bounds the wait for a cancelled call to return.
 	grace = time.Second
 	// listenAfter is how long an assignment is carried out before the service is asked for a newer one meanwhile: for
 	// longer than a healthy test takes, so that this costs no request then.
 	listenAfter = 5 * time.Second
 	// A service that is away is tried again after pauses that grow from the first to the longest.
 	firstPause, longestPause = 50 * time.Millisecond, time.Second
-	// goodbye bounds how long the service is told that the node takes no part any more, or what it has noticed at last.
+	// goodbye bounds the last message to the service: that the node leaves the check, or its last findings.
 	goodbye = 500 * time.Millisecond
 )
 
@@ -71,9 +71,9 @@ type visit struct {
 	cfg  *Config
 	name string
 	seq  uint64         // of the newest assignment
-	say  *serve.Request // what is to be said, or nil; a newer assignment makes it void
-	req  *request       // what is under way, or nil
-	work *work          // what is being done, or nil
+	say  *serve.Request // the message to send, or nil; a newer assignment makes it void
+	req  *request       // under way, or nil
+	work *work          // the running assignment, or nil
 	away outage
 	met  bool // the service has answered
 }
@@ -94,7 +94,7 @@ func Run(ctx context.Context, cfg Config) (netcheck.Verdict, error) {
 	return verdict, err
 }
 
-// noticed adds to the verdict what the node has noticed of itself since its last test, and tells it.
+// noticed adds the node's findings about itself since its last test to the verdict, and reports them.
 func (v *visit) noticed(ctx context.Context, verdict netcheck.Verdict) netcheck.Verdict {
 	found := slices.DeleteFunc(v.cfg.noticed(), func(f netcheck.Finding) bool { return f.In(verdict.Findings) })
 	if len(found) == 0 {
@@ -117,8 +117,8 @@ func (c *Config) noticed() []netcheck.Finding {
 // announceEvery is how often a node says that it is busy: a new service has to hear it, too.
 const announceEvery = 3 * time.Second
 
-// Announce tells the service that this node is there and does its local checks, until ctx ends. Whose local checks take
-// no longer than a few seconds need not say so, and does not.
+// Announce reports to the service that this node is there and does its local checks, until ctx ends. It reports nothing
+// if the local checks take no more than a few seconds.
 func Announce(ctx context.Context, run, id string, t serve.Transport) {
 	every := time.NewTicker(announceEvery)
 	defer every.Stop()
@@ -235,7 +235,7 @@ func (v *visit) follow(ctx context.Context, a netcheck.Assignment) *netcheck.Ver
 	return nil
 }
 
-// drop ends what is being done; its result is void.
+// drop ends the running assignment; its result is void.
 func (v *visit) drop() {
 	if v.work != nil {
 		v.work.cancel()

@@ -55,7 +55,7 @@ func (w *work) await(ctx context.Context, cfg *Config, result <-chan netcheck.Re
 	w.done <- res
 }
 
-// listening is what the serving end of a test calls.
+// listening returns the callback of the serving end of a test, for the time when it listens.
 func (w *work) listening(ctx context.Context) func([]string) error {
 	return func(addrs []string) error {
 		select {

@@ -13,15 +13,15 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// The handshake of every connection. The server says who it is not before the dialer has proved that it has the key of
-// this very test, and both nonces are in both proofs, so that nothing that was recorded is of any use:
+// The handshake of every connection. The server sends no ID before the dialer has proved that it has the key of this
+// very test. Both nonces are in both proofs, so that a recorded handshake is of no use:
 //
 //	server: magic, nonce of the server
 //	dialer: number of the stream, nonce of the dialer, proof of the dialer
 //	server: proof of the server
 //
 // The streams of a test are proved with a key that its first connection, the control connection, has agreed on: they
-// cannot be given to another test. Whoever fails is left without a word.
+// cannot be given to another test. A peer that fails is disconnected without a message.
 const (
 	magic     = "dlrover-netcheck1"
 	nonceLen  = 32
@@ -29,7 +29,7 @@ const (
 	proofTime = 2 * time.Second // for the whole handshake
 )
 
-// ticket is what both ends know of a test, and nobody else can prove to know.
+// ticket has the facts about a test that both ends know; no other process can prove them.
 type ticket struct {
 	key            []byte
 	test           string
@@ -151,5 +151,5 @@ func (t ticket) proveAsServer(c net.Conn, streams int, keyOf func(int) []byte, c
 	return err
 }
 
-// sessionKey is what the control connection's handshake agreed on.
+// sessionKey is the key that the handshake of the control connection agreed on.
 func (t ticket) sessionKey(n nonces) []byte { return t.sum(t.key, "session", 0, n) }

@@ -59,7 +59,7 @@ func connect(ctx context.Context, r *rail, t ticket, addr string) ([]*net.TCPCon
 	return conns, key, nil
 }
 
-// target is addr, which must be one of the peer's: nothing is sent to anybody else, whoever says so.
+// target is addr, which must be one of the peer's: nothing is sent to other addresses, even if the peer names them.
 func target(addr string, allow []netip.Addr) (netip.AddrPort, *fault) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil || to.Port() == 0 {
@@ -120,7 +120,7 @@ func attempt(ctx context.Context, r rail, t ticket, key []byte, stream int, to n
 	return c, n, nil
 }
 
-// cause leaves out what net says about the addresses, which the fault says itself.
+// cause strips the addresses from net's errors, as the fault names them itself.
 func cause(err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Err
@@ -128,8 +128,9 @@ func cause(err error) error {
 	return err
 }
 
-// handshakeFault says what a handshake that ended at a stage failed of. Who does not know the key is left without a
-// word, so an end in order after the proof was shown means that the keys differ. Who had to make room is reset.
+// handshakeFault explains a handshake that ended at a stage. A server disconnects a dialer without the key in order and
+// without a message, so an end in order after the proof means that the keys differ. A connection that had to make room
+// is reset.
 func handshakeFault(to netip.AddrPort, at stage, err error) *fault {
 	closed := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	switch {

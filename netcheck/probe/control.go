@@ -15,11 +15,11 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// kind is what a message on the control connection says.
+// kind is the type of a message on the control connection.
 type kind byte
 
 const (
-	kindOffer kind = 'o' // what this end can do; from the dialer, then from the server
+	kindOffer kind = 'o' // capabilities of this end; from the dialer, then from the server
 	kindMTU   kind = 'm' // this end's ladder is done
 	kindPing  kind = 'p' // and its answer
 	kindGo    kind = 'g' // the receiver wants data
@@ -40,7 +40,7 @@ const (
 // patience is how long an end waits for data or an answer of the other.
 const patience = 2 * time.Second
 
-// control is the connection on which the two ends agree. Messages carry a MAC, so that whoever gets hold of the
+// control is the connection on which the two ends agree. Messages carry a MAC, so that a process that takes over the
 // connection can only break it. recv is for one goroutine; send and abort for any.
 type control struct {
 	net.Conn
@@ -118,7 +118,7 @@ func (c *control) read() (kind, []byte, error) {
 	return kind(head[0]), body, nil
 }
 
-// want returns the body of the next message, which must be of kind k; doing says in errors what it was waited for.
+// want returns the body of the next message, which must be of kind k; doing names the awaited step in errors.
 func (c *control) want(k kind, wait time.Duration, doing string) ([]byte, error) {
 	got, body, err := c.recv(wait)
 	switch {
@@ -148,14 +148,14 @@ func (c *control) bye(f *fault) {
 	_ = c.send(kindBye, body)
 }
 
-// told are the classes that an end may give to the other by its bye. What an end could not do itself, or has called
+// told are the classes that an end may give to the other by its bye. An end that fails by itself, or calls the test
 // off, is nobody's fault for the other.
 var told = map[netcheck.Class]netcheck.Class{
 	netcheck.Stalled: netcheck.Stalled, netcheck.Reset: netcheck.Reset, netcheck.MTU: netcheck.MTU,
 	netcheck.Own: netcheck.Canceled, netcheck.Canceled: netcheck.Canceled,
 }
 
-// peerFault is what the other end's bye means for this one.
+// peerFault translates the other end's bye into a fault of this end.
 func peerFault(body []byte, doing string) *fault {
 	if len(body) == 0 || len(body) < 1+int(body[0]) {
 		return faultf(netcheck.Reset, "%s: the other end ended the test", doing)

@@ -17,7 +17,8 @@ type Counter struct{ Entity, Metric string }
 // Counters are those of the selected devices at one moment.
 type Counters map[Counter]uint64
 
-// meaning is what a counter's growth during a check says. What happens on healthy networks, too, is only told.
+// meaning explains the growth of a counter during a check. Growth that is normal on healthy networks is information
+// only.
 var meaning = map[string]struct {
 	severity netcheck.Severity
 	text     string
@@ -42,7 +43,7 @@ var meaning = map[string]struct {
 	"port_xmit_wait":        {netcheck.Info, "had data to send and had to wait"},
 }
 
-// What sysfs has of a port.
+// The counters of a port in sysfs.
 var (
 	portCounters = []string{"symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards",
 		"port_xmit_wait"}
@@ -50,7 +51,7 @@ var (
 		"np_cnp_sent"}
 )
 
-// Snapshot reads the counters of what c selects.
+// Snapshot reads the counters of the links that c selects.
 func (h Host) Snapshot(c Choice) Counters {
 	all := Counters{}
 	links, _ := h.links()
@@ -79,8 +80,8 @@ func (c Counters) note(entity, metric, path string) {
 	}
 }
 
-// Delta says what happened between two snapshots. A counter that is missing in one of them, or that was set back, says
-// nothing.
+// Delta lists the changes between two snapshots. A counter that is missing in one of them, or was set back, is left
+// out.
 func Delta(before, after Counters) []netcheck.Finding {
 	var found []netcheck.Finding
 	order := func(a, b Counter) int {
@@ -106,8 +107,8 @@ func Delta(before, after Counters) []netcheck.Finding {
 	return found[:min(len(found), netcheck.MaxFindings)]
 }
 
-// Fingerprint is a line that stays the same as long as what a check has said of this node's network still holds: since
-// then the host was not booted, and no selected link was lost.
+// Fingerprint is a line that stays the same while the result of a check of this node's network stays valid: the host
+// was not booted, and no selected link was lost.
 func (h Host) Fingerprint(c Choice) string {
 	proc := h.Proc
 	if proc == "" {

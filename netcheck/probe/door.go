@@ -16,9 +16,9 @@ import (
 )
 
 // The doors of one test together have at most maxStrangers connections whose peer has not proved itself yet, unless
-// there are many doors, and each fewStrangers. A further one takes the place of any of them, so that a crowd cannot
-// keep the real one out, as it could if it knew who goes next. Who has to go is reset, and tries again if it is the
-// real one; who has no proof is closed in order.
+// there are many doors, and each fewStrangers. A further one replaces one at random, so that a crowd cannot keep the
+// real peer out by predicting the next victim. The replaced connection is reset, and the real peer tries again; a peer
+// without a proof is closed in order.
 const (
 	maxStrangers = 256
 	fewStrangers = 32
@@ -129,7 +129,7 @@ func (d *door) keyOf(i int) []byte {
 	return d.key
 }
 
-// release takes back what was given to a connection that broke before it was told so: its dialer tries again.
+// release forgets a connection that broke before its dialer knew that it was let in: the dialer tries again.
 func (d *door) release(c *net.TCPConn) {
 	if i := slices.Index(d.conns[:], c); i >= 0 {
 		d.conns[i] = nil
@@ -182,7 +182,7 @@ func (d *door) nobody(ctx context.Context) *fault {
 	return faultf(netcheck.Unreachable, "nobody connected to %s", d.addr())
 }
 
-// close closes the listener, whoever has not proved himself, and what was let in unless it belongs to a test by now.
+// close closes the listener, the connections without a proof, and accepted ones that no test has taken yet.
 func (d *door) close() {
 	_ = d.ln.Close()
 	d.mu.Lock()

@@ -14,7 +14,7 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// maxText bounds what a Result tells, in bytes.
+// maxText bounds the text of a Result, in bytes.
 const maxText = 512
 
 // fault is why a test ended early.
@@ -32,7 +32,7 @@ func faultf(class netcheck.Class, format string, args ...any) *fault {
 // oneLine is s as a Result or a Finding takes it.
 func oneLine(s string) string { return text.Line(s, maxText) }
 
-// The errors of the system by what they say about the network.
+// The errors of the system by their meaning for the network.
 var (
 	ownErrors = []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL,
 		syscall.EADDRINUSE, syscall.EACCES, syscall.EPERM, syscall.ENODEV, syscall.EAFNOSUPPORT, syscall.EINVAL}
@@ -46,7 +46,7 @@ func isOneOf(err error, list []error) bool {
 	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
 }
 
-// connectClass says what an attempt to connect failed of.
+// connectClass classifies the error of a connect.
 func connectClass(err error) netcheck.Class {
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -64,7 +64,7 @@ func connectClass(err error) netcheck.Class {
 	return netcheck.Unreachable // no route, or no answer in time
 }
 
-// brokenClass says what an open connection failed of.
+// brokenClass classifies the error of an open connection.
 func brokenClass(err error) netcheck.Class {
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -86,8 +86,8 @@ func asFault(err error, doing string) *fault {
 	return faultf(brokenClass(err), "%s: %v", doing, err)
 }
 
-// gravity orders classes by what they weigh when rails of one test differ: news of the network count more than an end
-// that could not do its part, and what was called off counts most.
+// gravity orders classes by their weight when rails of one test differ: news of the network count more than an end that
+// could not do its part, and a cancelled test counts most.
 var gravity = []netcheck.Class{netcheck.OK, netcheck.Own, netcheck.Reset, netcheck.Stalled, netcheck.Auth,
 	netcheck.Unreachable, netcheck.Refused, netcheck.MTU, netcheck.Canceled}
 

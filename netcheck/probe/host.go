@@ -22,7 +22,7 @@ type Host struct {
 
 // Choice says which interfaces a check is about.
 type Choice struct {
-	// Sockets and HCAs are what NCCL_SOCKET_IFNAME and NCCL_IB_HCA ask for.
+	// Sockets and HCAs are the values of NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
 	Sockets, HCAs Selector
 	// Addr is this node's address: without Sockets the interface that has it is chosen.
 	Addr netip.Addr
@@ -31,7 +31,7 @@ type Choice struct {
 // maxRails is how many interfaces a node may have tested.
 const maxRails = 16
 
-// maxSysfs bounds what is read of a file in sysfs.
+// maxSysfs bounds the bytes read from a file in sysfs.
 const maxSysfs = 4096
 
 func (h Host) links() ([]Link, error) {
@@ -154,7 +154,7 @@ func running(l Link) bool {
 	return l.Up && !slices.Contains([]string{"down", "lower-layer-down", "not-present"}, l.Oper)
 }
 
-// noMatch says what was asked for and what there is.
+// noMatch names the selection and the interfaces that exist.
 func noMatch(links []Link, c Choice) error {
 	var have []string
 	for _, l := range links {

@@ -21,7 +21,7 @@ import (
 const (
 	ladderTries = 3
 	ladderWait  = 200 * time.Millisecond // of a try
-	smallest    = 576                    // bytes; what every path carries
+	smallest    = 576                    // bytes; every path carries them
 	largest     = 65535
 	answerLen   = 3 + frameMAC
 	maxRungs    = 16
@@ -80,7 +80,7 @@ func (l *ladder) close() {
 	}
 }
 
-// climbed is what an end tells of what it has sent.
+// climbed is the result of an end for its own datagrams.
 type climbed struct {
 	Most   int `json:"most"`   // bytes; 0: nothing was answered, which says nothing
 	Failed int `json:"failed"` // the smallest that was never answered, though smaller ones always were; 0 for none
@@ -136,7 +136,7 @@ func holeOf(mine, theirs climbed) *fault {
 	return faultf(netcheck.MTU, "MTU: %s, and TCP's data does not arrive", text)
 }
 
-// climb sends what was not answered yet, up to three times.
+// climb sends the unanswered datagrams, up to three times.
 func (l *ladder) climb(to netip.AddrPort) climbed {
 	skipped := make([]bool, len(l.sizes))
 	for try := range ladderTries {
@@ -207,7 +207,7 @@ func (l *ladder) outcome(skipped []bool) climbed {
 	return c
 }
 
-// A datagram is: 'q' or 'a', rung, try, MAC, and for 'q' whatever fills it up.
+// A datagram is: 'q' or 'a', rung, try, MAC, and for 'q' padding.
 func (l *ladder) datagram(rung, try, size int) []byte {
 	d := make([]byte, max(size, answerLen))
 	copy(d, l.answer('q', l.s.role, byte(rung), byte(try)))

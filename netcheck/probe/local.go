@@ -9,8 +9,9 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// Local looks at what c selects on this node, without a partner. A fatal finding means that the node need not be
-// paired. What is not known is no finding: virtual interfaces have no speed, and most hosts no InfiniBand.
+// Local examines the interfaces that c selects on this node, without a partner. A fatal finding means that the node
+// need not be paired. An unknown property is no finding: virtual interfaces have no speed, and most hosts no
+// InfiniBand.
 func (h Host) Local(c Choice) []netcheck.Finding {
 	links, err := h.links()
 	if err != nil {
@@ -42,8 +43,8 @@ func nicFinding(s netcheck.Severity, entity, format string, args ...any) netchec
 		Text: oneLine(fmt.Sprintf(format, args...))}
 }
 
-// link judges one interface by itself. One that only a prefix selects may be there and not be used: then that it does
-// not work is told if it has an address, as what is in use has.
+// link judges one interface by itself. An interface that only a prefix selects may be there and not be used: its faults
+// are then reported only if it has an address, as used ones have.
 func (h Host) link(l Link, c Choice) []netcheck.Finding {
 	var found []netcheck.Finding
 	named := c.Sockets.All() || c.Sockets.Names(l.Name)

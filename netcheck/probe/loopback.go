@@ -13,8 +13,8 @@ import (
 // loopbackPlan takes 0.2 s.
 var loopbackPlan = plan{warm: 50 * time.Millisecond, measure: 150 * time.Millisecond}
 
-// Loopback returns what this host reaches by TCP over its own loopback with the sockets, buffers and streams of a test,
-// in 10^6 bit/s. It takes 0.2 s. What a network reaches beyond it, or close to it, is a limit of the CPU.
+// Loopback returns this host's TCP rate over its own loopback with the sockets, buffers and streams of a test, in 10^6
+// bit/s. It takes 0.2 s. A network rate beyond it, or close to it, is limited by the CPU.
 func Loopback(ctx context.Context) (float64, error) { return throughput(ctx, loopbackPlan) }
 
 // throughput measures one direction between two ends in this process.

@@ -33,7 +33,7 @@ const (
 	steadySpread    = 0.02
 )
 
-// sample is what a receiver has counted since the first byte.
+// sample is a receiver's count since the first byte.
 type sample struct {
 	at    time.Duration
 	bytes [streams]int64
@@ -96,7 +96,7 @@ func (m *meter) done(p plan) bool {
 	return d >= p.measure-interval/2 || p.early > 0 && d >= p.early-interval/2 && m.steady()
 }
 
-// flow fills in what was received.
+// flow fills in the received data.
 func (m *meter) flow(f *netcheck.Flow) {
 	if len(m.samples) < 2 {
 		return

@@ -1,6 +1,6 @@
 // Package probe measures one node and its network for a check of nodes: the TCP test of a pair and of every rail
-// between them (Prober), what loopback reaches (Loopback), RDMA with the tools of others, and what the node knows of
-// its interfaces without a partner (Host).
+// between them (Prober), the rate of loopback (Loopback), RDMA with external tools, and the state of the node's
+// interfaces without a partner (Host).
 //
 // A test opens a listener on an ephemeral port for as long as it lasts and leaves nothing. Both ends prove that they
 // have the key of this very test, before a byte of data is sent or taken.
@@ -25,7 +25,7 @@ type Config struct {
 	// NICs are the interfaces to test, in rail order; without any the one rail is Addr.
 	NICs []netcheck.NIC
 	Addr string
-	// Loopback is what Loopback measured on this node, in 10^6 bit/s; 0: not known.
+	// Loopback is the result of Loopback on this node, in 10^6 bit/s; 0: not known.
 	Loopback float64
 	// RDMATool is the path of perftest's ib_write_bw, "" for no tests with RDMA (see FindRDMA).
 	RDMATool string
@@ -49,7 +49,7 @@ const keepUsed = 1024
 // RDMASkipped is the kind of a finding that says why RDMA was not tested.
 const RDMASkipped = "rdma.skipped"
 
-// Noticed is what the tests have shown of this node beside their results, each thing once.
+// Noticed returns the tests' findings about this node other than their results, each once.
 func (p *Prober) Noticed() []netcheck.Finding {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,7 +147,7 @@ func (p *Prober) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Resul
 	})
 }
 
-// minLeft is the least time that a test gets, whatever its assignment says.
+// minLeft is the least time for a test, even if its assignment has less.
 const minLeft = 100 * time.Millisecond
 
 func within(ctx context.Context, a netcheck.Assignment) (context.Context, context.CancelFunc, time.Time) {
@@ -319,7 +319,7 @@ const cpuBusy = 0.95
 // loopbackRoom is how much more than a rate loopback must reach for the rate to be the network's.
 const loopbackRoom = 1.3
 
-// flows collects what was measured, and says where this end was its own limit.
+// flows collects the measurements, and marks those in which this end was its own limit.
 func (p *Prober) flows(sessions []*session) []netcheck.Flow {
 	var flows []netcheck.Flow
 	busy, sum := 0.0, 0.0

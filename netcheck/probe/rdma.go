@@ -22,7 +22,7 @@ import (
 
 // RDMA is measured by perftest's ib_write_bw, where both ends have it and the rail's interfaces have an RDMA device:
 // first from the dialer to the server, then back. The receiving end runs the tool's server. Its own connection proves
-// nothing, so the server exists only while this very test waits for it. What the tools cannot do is a finding of their
+// nothing, so the server exists only while this very test waits for it. A failure of the tools is a finding of their
 // node (Prober.Noticed), and no fault: nobody is blamed for a limit on locked memory.
 const (
 	rdmaTool    = "ib_write_bw"
@@ -33,7 +33,7 @@ const (
 	rdmaStart   = 2 * time.Second        // for the tool's server to listen
 	rdmaGbps    = 100                    // for an interface of unknown speed
 	maxReport   = 64 << 10
-	maxWords    = 4 << 10 // of what the tool says
+	maxWords    = 4 << 10 // of the tool's output
 )
 
 // FindRDMA returns the path of ib_write_bw, or why there are no tests with RDMA, in words.
@@ -48,7 +48,7 @@ func (h Host) FindRDMA() (path, why string) {
 	return path, ""
 }
 
-// rdmaEnd is what one end has for tests with RDMA.
+// rdmaEnd is one end's equipment for tests with RDMA.
 type rdmaEnd struct {
 	start     Start
 	tool, hca string
@@ -56,8 +56,8 @@ type rdmaEnd struct {
 
 func (r rdmaEnd) usable() bool { return r.tool != "" && r.hca != "" }
 
-// rdmaStep is what the ends tell each other: the receiver, where its tool listens; the sender, what it has measured. 0
-// is that there is nothing.
+// rdmaStep is a message between the ends: from the receiver the address where its tool listens, from the sender its
+// measurement. 0 means none.
 type rdmaStep struct {
 	Port int     `json:"port,omitempty"`
 	Mbps float64 `json:"mbps,omitempty"`
@@ -65,7 +65,7 @@ type rdmaStep struct {
 
 // testRDMA measures both directions. It returns an error only when the other end is gone.
 func (s *session) testRDMA(ctx context.Context) error {
-	turns := []role{serverRole, dialerRole} // who receives
+	turns := []role{serverRole, dialerRole} // the receivers
 	for i, receives := range turns {
 		left := (time.Until(s.limit) - rdmaSpare) / time.Duration(len(turns)-i)
 		left = max(min(rdmaLimit, left), time.Millisecond)
@@ -105,7 +105,7 @@ func parseStep(body []byte) (rdmaStep, error) {
 	return step, nil
 }
 
-// rdmaReceive runs the tool's server and keeps what the sender says of it.
+// rdmaReceive runs the tool's server and keeps the sender's measurement.
 func (s *session) rdmaReceive(ctx context.Context, left time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
@@ -135,7 +135,7 @@ func (s *session) rdmaReceive(ctx context.Context, left time.Duration) error {
 	return nil
 }
 
-// rdmaSend runs the tool's client and tells what it has measured.
+// rdmaSend runs the tool's client and reports its measurement.
 func (s *session) rdmaSend(ctx context.Context, left time.Duration) error {
 	step, err := s.hear(left + patience)
 	if err != nil {
@@ -195,7 +195,7 @@ type child struct {
 	err    error // once done is closed
 }
 
-// Start starts a command and returns what waits for it.
+// Start starts a command and returns the function that waits for it.
 type Start func(*exec.Cmd) (wait func() error, err error)
 
 func (s Start) command(cmd *exec.Cmd) (wait func() error, err error) {
@@ -237,7 +237,7 @@ func (c *child) collect(r *os.File, wait func() error) {
 		_, _ = io.Copy(io.Discard, r)
 	}()
 	c.err = wait()
-	// Whatever the tool has started goes with it, and with that the last writer of the pipe.
+	// All children of the tool end with it, and with them the last writer of the pipe.
 	_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
 	_ = r.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 	<-read
@@ -332,10 +332,10 @@ func runTool(ctx context.Context, start Start, path string, args ...string) (flo
 // maxMbps is more than any interface has.
 const maxMbps = 1e8
 
-// rateNames are what versions of perftest call the average rate.
+// rateNames are the names of the average rate in versions of perftest.
 var rateNames = []string{"bw_avg", "BW_average", "bw_average"}
 
-// parseReport finds the average rate in what the tool has written, which is in Gbit/s, and returns 10^6 bit/s.
+// parseReport finds the average rate in the tool's report, which is in Gbit/s, and returns 10^6 bit/s.
 func parseReport(report []byte) (float64, error) {
 	if len(report) > maxReport {
 		return 0, fmt.Errorf("its report is longer than %d bytes", maxReport)
@@ -367,7 +367,7 @@ func parseReport(report []byte) (float64, error) {
 	return 0, errors.New("its report has no average rate")
 }
 
-// tail keeps the end of what is written.
+// tail keeps the end of its input.
 type tail struct{ b []byte }
 
 func (t *tail) Write(p []byte) (int, error) {

@@ -8,9 +8,9 @@ import (
 	"unicode"
 )
 
-// Selector is what NCCL_SOCKET_IFNAME or NCCL_IB_HCA asks for. Both have the same syntax: a list of prefixes of names,
+// Selector is a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA. Both have the same syntax: a list of prefixes of names,
 // separated by commas; "^" before the list takes all others, "=" (after "^", when there are both) whole names in place
-// of prefixes; a name may end in :port.
+// of prefixes; a name may end in :port. See https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
 type Selector struct {
 	exclude, exact bool
 	wants          []want
@@ -21,7 +21,7 @@ type want struct {
 	port int // 0: any
 }
 
-// Bounds of what a variable may hold.
+// Bounds of a variable's value.
 const (
 	maxSelector = 4096 // bytes
 	maxWants    = 64

@@ -36,20 +36,20 @@ type session struct {
 	flow    netcheck.Flow
 	more    []netcheck.Flow // of RDMA
 	notices []netcheck.Finding
-	hole    *fault // what the ladder found
+	hole    *fault // found by the ladder
 	// How much of its CPUs this process used while it sent or received, the larger.
 	busy float64
 
 	readers sync.WaitGroup
 }
 
-// offer is what an end can do beside TCP.
+// offer lists the capabilities of an end other than TCP.
 type offer struct {
 	UDP  int  `json:"udp,omitempty"` // port of the ladder, 0 for none
 	RDMA bool `json:"rdma,omitempty"`
 }
 
-// run goes through the test. What was measured is in s.flow, also after a fault.
+// run goes through the test. The measurements are in s.flow, also after a fault.
 func (s *session) run(ctx context.Context) *fault {
 	brokenOff := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { s.breakOff(ctx); close(brokenOff) })
@@ -71,7 +71,7 @@ func (s *session) run(ctx context.Context) *fault {
 	return f
 }
 
-// ended is what a fault means once the test had to be over: called off, or too slow.
+// ended replaces a fault if the test had to end: it was cancelled, or too slow.
 func ended(ctx context.Context, f *fault) *fault {
 	if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 		if f.class == netcheck.Reset {
@@ -93,11 +93,11 @@ func (s *session) farewell(f *fault) {
 	if f != nil {
 		return
 	}
-	// Whoever closes first must not cut off what the other still reads: both say goodbye.
+	// The first end to close must not cut off data that the other still reads: both send a bye.
 	_, _, _ = s.ctl.recv(time.Second)
 }
 
-// shut closes the connections, which ends whatever waits for them.
+// shut closes the connections, which ends all waiting for them.
 func (s *session) shut() {
 	_ = s.ctl.Close()
 	for _, c := range s.streams {
@@ -134,7 +134,7 @@ func (s *session) steps(ctx context.Context) error {
 	return nil
 }
 
-// notice keeps what this node is to be warned of; no text is nothing.
+// notice keeps a warning about this node; an empty text is none.
 func (s *session) notice(kind, entity, text string) {
 	if text != "" {
 		s.notices = append(s.notices, netcheck.Finding{Check: "netcheck", Kind: kind, Severity: netcheck.Warn, Entity: entity,
@@ -142,7 +142,7 @@ func (s *session) notice(kind, entity, text string) {
 	}
 }
 
-// offers tells the other end what this one can do and learns the same of it.
+// offers sends the capabilities of this end and receives those of the other.
 func (s *session) offers(ctx context.Context) (*ladder, offer, error) {
 	l := openLadder(ctx, s)
 	mine := offer{RDMA: s.rdma.usable(), UDP: l.port()}
@@ -297,7 +297,7 @@ func (s *session) watch(sent *atomic.Int64, done chan struct{}) {
 	}
 }
 
-// sentFlow fills in what is known of what was sent.
+// sentFlow fills in this end's knowledge of the sent data.
 func (s *session) sentFlow(before, after tcpInfo, d time.Duration) {
 	s.flow.CC = after.cc
 	segments := after.segments - before.segments
@@ -325,7 +325,7 @@ func (s *session) receive() error {
 	if err != nil {
 		return s.explain(err, "receiving")
 	}
-	// What is on its way may come; more is not taken.
+	// Data on its way may arrive; further data is not taken.
 	r.drain()
 	for _, c := range s.streams {
 		_ = c.SetReadDeadline(time.Now().Add(drainTime))
@@ -350,13 +350,13 @@ func (s *session) explain(err error, doing string) error {
 	return f
 }
 
-// What is taken after stop.
+// Limits of the data taken after stop.
 const (
 	drainTime  = 500 * time.Millisecond
 	drainBytes = 16 << 20 // of each stream
 )
 
-// receiver counts what comes in.
+// receiver counts the received data.
 type receiver struct {
 	counts [streams]atomic.Int64
 	limits [streams]atomic.Int64 // of counts, once they are not 0

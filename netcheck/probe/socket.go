@@ -46,18 +46,18 @@ func congestionOf(fd int) string {
 	return cc
 }
 
-// outlet is how sockets of a rail are made. A listener has the interface's address only: where two interfaces are in
-// one network, the kernel may answer for the address of one on the other, and a listener bound to the interface would
-// refuse what comes that way. A dialer is bound to the interface, where that is allowed and means anything; when that
-// leads nowhere it falls back to its address, too.
+// outlet has the rules by which sockets of a rail are made. A listener is bound to the interface's address only: where
+// two interfaces are in one network, the kernel may answer for the address of one on the other, and a listener bound to
+// the interface would refuse such packets. A dialer is bound to the interface, where that is allowed and means
+// anything. If that leads nowhere it falls back to its address, too.
 type outlet struct {
 	nic  netcheck.NIC
 	from netip.Addr
 	bind bool // connections to the interface
 }
 
-// newOutlet decides how to reach any of peers over nic. A peer on this host is reached by loopback, whatever the
-// interface, and so is not bound.
+// newOutlet decides how to reach any of peers over nic. A peer on this host is reached by loopback, over any interface,
+// and so is not bound.
 func newOutlet(nic netcheck.NIC, peers []netip.Addr) (outlet, error) {
 	from, err := netip.ParseAddr(nic.Addr)
 	if err != nil {
@@ -85,7 +85,7 @@ func anyLocal(addrs []netip.Addr) bool {
 	return false
 }
 
-// control sets what has to be set before a socket is bound.
+// control sets the options that must be set before a socket is bound.
 func (o outlet) control(network, _ string, c syscall.RawConn) error {
 	var failed error
 	err := c.Control(func(fd uintptr) {
@@ -112,7 +112,8 @@ func bindDevice(fd int, name string) error {
 	return nil
 }
 
-// undivided has datagrams sent whole or not at all, whatever the kernel believes about the path.
+// undivided has datagrams sent whole or not at all, even if the kernel knows of a smaller path MTU: see IP_MTU_DISCOVER
+// in https://man7.org/linux/man-pages/man7/ip.7.html.
 func undivided(fd int) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err == nil && domain == unix.AF_INET6 {
@@ -150,7 +151,7 @@ func (o outlet) packets(ctx context.Context) (*net.UDPConn, error) {
 	return c.(*net.UDPConn), nil
 }
 
-// tcpInfo is what the kernel says of connections, added up.
+// tcpInfo adds up the kernel's statistics of connections.
 type tcpInfo struct {
 	retrans, segments uint64
 	rwndLimited       time.Duration
@@ -176,13 +177,13 @@ func infoOf(conns []*net.TCPConn) tcpInfo {
 	return sum
 }
 
-// discard closes a connection and what it still has to send: nothing of a test outlives it.
+// discard closes a connection and drops its unsent data: nothing of a test outlives it.
 func discard(c *net.TCPConn) {
 	_ = c.SetLinger(0)
 	_ = c.Close()
 }
 
-// pattern is what is sent: no zeros, which somebody on the way may pack.
+// pattern is the payload: no zeros, which a device on the way may compress.
 var pattern = sync.OnceValue(func() []byte {
 	b := make([]byte, bufferSize)
 	x := uint32(2463534242)
@@ -195,7 +196,7 @@ var pattern = sync.OnceValue(func() []byte {
 	return b
 })
 
-// cpuTime is what this process has used.
+// cpuTime is the CPU time of this process so far.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {

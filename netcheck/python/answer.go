@@ -14,7 +14,7 @@ import (
 // maxText bounds a text of the probe, in bytes.
 const maxText = 512
 
-// hello is what the probe says once PyTorch is imported, or cannot be.
+// hello is the probe's first line, once PyTorch is imported or its import has failed.
 type hello struct {
 	Ready     string  `json:"ready"` // version
 	Libraries string  `json:"libraries"`
@@ -42,7 +42,7 @@ func (h *hello) problem() error {
 	return nil
 }
 
-// measured is what one device has measured. Times are in milliseconds.
+// measured is the result of one device. Times are in milliseconds.
 type measured struct {
 	Idle      bool    `json:"idle"` // it was not needed
 	Matmul    float64 `json:"matmul"`
@@ -75,7 +75,7 @@ func (a reply) result(id int) ([]measured, error) {
 	return a.OK, nil
 }
 
-// parse reads one line of the probe. What libraries have done to that process must not matter to this one.
+// parse reads one line of the probe. Damage that libraries have done to that process must not reach this one.
 func parse(line []byte) (a reply, err error) {
 	var h hello
 	d := json.NewDecoder(bytes.NewReader(line))

@@ -23,7 +23,7 @@ func (c *Config) environ() []string {
 	}
 	if nic := interfaceOf(c.Addr); nic != "" {
 		add("GLOO_SOCKET_IFNAME", nic)
-		add("NCCL_SOCKET_IFNAME", "="+nic) // this one, and none whose name begins with it
+		add("NCCL_SOCKET_IFNAME", "="+nic) // this one, and none with a longer name
 	}
 	add("CUDA_MODULE_LOADING", "LAZY") // a fraction of the time until the first kernel
 	return env
@@ -64,7 +64,8 @@ func descendants(pid int) (below []int) {
 	return below
 }
 
-// family reads "pid (comm) state ppid ..." of proc_pid_stat(5); comm is whatever the process chose.
+// family reads "pid (comm) state ppid ..." of https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html; comm is any
+// text that the process chose.
 func family(stat []byte) (pid, parent int) {
 	first, _, _ := bytes.Cut(stat, []byte(" "))
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])

@@ -59,7 +59,7 @@ type Config struct {
 	Interpreter string   // the Python of the job's workers
 	Env         []string // of the job's workers. Default: this process's
 	Dir         string   // where it runs. Default: this process's
-	Device      Device   // what to measure. Default: CUDA
+	Device      Device   // the devices to measure. Default: CUDA
 	// Devices is how many the launcher has found, and Wants whether the user says that there must be some: then a
 	// PyTorch that finds none, or fewer, fails the node.
 	Devices int
@@ -70,8 +70,8 @@ type Config struct {
 	Store func(allow []string) (addr string, release func(), err error)
 	// ImportTimeout bounds the import of PyTorch. Default: netcheck.ImportTimeout.
 	ImportTimeout time.Duration
-	// Start starts a command and returns what waits for it. A program that reaps children it does not know has to be
-	// told of these. Default: Cmd.Start and Cmd.Wait.
+	// Start starts a command and returns the function that waits for it. A program that reaps unknown children must
+	// know of these. Default: Cmd.Start and Cmd.Wait.
 	Start func(*exec.Cmd) (wait func() error, err error)
 	Log   *slog.Logger
 }
@@ -85,7 +85,7 @@ const (
 
 // Runner is a running probe. Its methods may be called from any goroutine; commands wait for each other.
 //
-// Goroutines, which end with the process: one each reads the answers, reads what is printed, and waits for the end.
+// Goroutines, which end with the process: one reads the answers, one reads the output, and one waits for the end.
 type Runner struct {
 	cfg    Config
 	log    *slog.Logger
@@ -105,7 +105,7 @@ type Runner struct {
 	err     error  // why PyTorch cannot be used; valid once ready is closed
 	ended   error  // why the process was ended, if it was on purpose
 	status  error  // how it ended; valid once over is closed
-	stop    func() // what would act on the end of ctx and of the import's time
+	stop    func() // removes the actions for the end of ctx and of the import's time
 }
 
 // Start starts the probe, which begins to import PyTorch. When ctx ends, or Close is called, all its processes are
@@ -204,9 +204,9 @@ func (r *Runner) live(p pipes, wait func() error) {
 		p.source.Close()
 	})
 	err := wait()
-	_ = syscall.Kill(-r.pid, syscall.SIGKILL) // what it has left behind
+	_ = syscall.Kill(-r.pid, syscall.SIGKILL) // its children
 	for _, f := range []*os.File{p.answers, p.output, p.source} {
-		_ = f.SetDeadline(time.Now().Add(reaping / 2)) // whoever still holds a pipe is not waited for
+		_ = f.SetDeadline(time.Now().Add(reaping / 2)) // do not wait for another holder of a pipe
 	}
 	readers.Wait()
 	p.closeOurs()
@@ -321,7 +321,7 @@ func (r *Runner) Ready(ctx context.Context) (version string, err error) {
 	return r.hello.version(), r.err
 }
 
-// Findings are what is wrong with this node's devices in the eyes of PyTorch, once Ready has returned.
+// Findings are the faults of this node's devices that PyTorch has found, once Ready has returned.
 func (r *Runner) Findings() []netcheck.Finding {
 	missing := r.missing()
 	if missing == "" {
@@ -352,7 +352,7 @@ func (r *Runner) missing() string {
 	return strings.TrimSuffix(text+": "+r.hello.Why, ": ")
 }
 
-// command is what the probe is told to do.
+// command is one order to the probe.
 type command struct {
 	ID    int     `json:"id"`
 	Do    string  `json:"do"`    // compute, collective, cancel
@@ -415,7 +415,7 @@ func (r *Runner) cancel() {
 	}
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the end of its input.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

@@ -15,7 +15,7 @@ import (
 const (
 	// defaultLeft is how long a test takes at most that does not say.
 	defaultLeft = 20 * time.Second
-	// margin is what of this time is kept, so that the answer comes before nobody waits for it.
+	// margin is kept of this time, so that the answer comes before the service stops waiting.
 	margin = time.Second
 )
 
@@ -143,9 +143,9 @@ func left(ctx context.Context) float64 {
 	return max(d-min(margin, d/4), 0).Seconds()
 }
 
-// usable waits for PyTorch. If it cannot be used here, the Result says so: of class Own where there is none, which is
-// no fault. Where it does not work, or finds fewer devices than it should, which the CPU does not make up for, the
-// class is the given one: Failed for a test of this node, Own for one with others, whose fault it is not.
+// usable waits for PyTorch. If it cannot be used here, the Result has the class: Own where PyTorch is missing, which is
+// no fault. PyTorch may also not work, or find fewer devices than it should, which the CPU does not make up for. The
+// class is then the given one: Failed for a test of this node, Own for a test with others, whose fault it is not.
 func (r *Runner) usable(ctx context.Context, a netcheck.Assignment, broken netcheck.Class) (netcheck.Result, bool) {
 	_, err := r.Ready(ctx)
 	switch {
@@ -163,7 +163,7 @@ func (r *Runner) usable(ctx context.Context, a netcheck.Assignment, broken netch
 	return failure(a, broken, err), false
 }
 
-// result is what a test is reported as. A test that somebody stopped is canceled; one whose time is over has failed.
+// result reports a test. A cancelled test has the class Canceled; a test whose time is over has failed.
 func (r *Runner) result(ctx context.Context, a netcheck.Assignment, ms []measured, err error) netcheck.Result {
 	switch {
 	case err != nil && ctx.Err() == context.Canceled:

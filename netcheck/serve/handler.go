@@ -22,7 +22,7 @@ const (
 )
 
 // Handler serves the hub: POST /v1/runs/{run}/checks/next is Next, and GET /v1/runs/{run}/checks the Picture. It does
-// not look at tokens, nor at the run's name: whoever mounts it does.
+// not check tokens or the run's name: the server that mounts it does.
 func (h *Hub) Handler() http.Handler {
 	const base = "/v1/runs/{run}/checks"
 	mux := http.NewServeMux()
@@ -39,7 +39,7 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	run := req.PathValue("run")
-	if h.expects(run, q.ID) { // nobody else may hold what answers others
+	if h.expects(run, q.ID) { // no other client may hold the connection that answers others
 		if p := h.lot.take(w, req); p != nil {
 			h.park(p, q)
 			return

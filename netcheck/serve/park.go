@@ -39,7 +39,7 @@ type parked struct {
 	last bool // it is closed after the answer
 }
 
-// origin is what the server has accepted requests by.
+// origin has the properties by which the server has accepted requests.
 type origin struct {
 	run, uri string
 	token    string // the Authorization that came with them
@@ -87,7 +87,8 @@ func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
 	return &parked{Conn: conn, origin: o, home: h, last: req.Close || rw.Reader.Buffered() > 0}
 }
 
-// send answers on a parked connection. It does not block. Who was parked while the lot was closed gets no answer.
+// send answers on a parked connection. It does not block. A connection that was parked while the lot was closed gets no
+// answer.
 func (l *lot) send(to *parked, a netcheck.Assignment, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,7 +189,7 @@ func (l *lot) begins(p *parked) bool {
 
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, large) }}
 
-// receive reads what has come with the first byte of a request.
+// receive reads the data that came with the first byte of a request.
 func (l *lot) receive(p *parked, first []byte) {
 	r := readers.Get().(*bufio.Reader)
 	defer readers.Put(r)
@@ -222,8 +223,8 @@ func (p *parked) next(r *bufio.Reader, data []byte) (req Request, ok bool) {
 	return req, err == nil
 }
 
-// unread is c with the bytes that were read of it. One that can take them back stays what it is, as its server may know
-// it by its type.
+// unread is c with its first bytes put back. If c itself can take them back, it keeps its type, by which its server may
+// know it.
 func unread(c net.Conn, read []byte) net.Conn {
 	if u, ok := c.(interface{ Unread([]byte) }); ok {
 		u.Unread(read)

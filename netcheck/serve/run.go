@@ -14,8 +14,8 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// run is a Check with a clock, and with those who wait for it. Its lock is held for one step at a time, and nothing of
-// Config but Topology is called under it: the rendezvous calls gone with its own lock held.
+// run is a Check with a clock and with held requests. Its lock is held for one step at a time. Of Config only Topology
+// is called under the lock, because the rendezvous calls gone with its own lock held.
 type run struct {
 	runhost.Run
 	hub *Hub
@@ -92,7 +92,7 @@ func (r *run) names(ids ...[]string) map[string]string {
 	return r.hub.cfg.Names(r.id, slices.Concat(ids...))
 }
 
-// startLocked makes a Check of what are now the rules. Nobody takes part in the old one.
+// startLocked makes a Check of the present rules. All nodes leave the old one.
 func (r *run) startLocked(spec netcheck.Spec) {
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
@@ -107,7 +107,7 @@ func (r *run) startLocked(spec netcheck.Spec) {
 	r.check = r.hub.cfg.check(netcheck.Config{Spec: spec, Seed: n, Topology: r.hub.cfg.Topology})
 }
 
-// beginLocked: what is stepped in next begins a check, if there is none.
+// beginLocked marks the beginning of a check with the next event, if none is running.
 func (r *run) beginLocked(now time.Time) {
 	if !r.active {
 		r.active, r.began = true, now
@@ -146,7 +146,7 @@ func (r *run) dropLocked(id string) {
 	delete(r.nodes, id)
 }
 
-// next steps in what a request says, and waits for an assignment that the node does not know.
+// next steps in the request's message, and waits for an assignment that the node does not know.
 func (r *run) next(ctx context.Context, req Request) (netcheck.Assignment, error) {
 	type reply struct {
 		netcheck.Assignment
@@ -163,11 +163,11 @@ func (r *run) next(ctx context.Context, req Request) (netcheck.Assignment, error
 	case <-ctx.Done():
 		r.drop(req.ID, w, context.Cause(ctx))
 	}
-	got := <-news // of drop, or of who came first
+	got := <-news // of drop, or of an earlier answer
 	return got.Assignment, got.err
 }
 
-// rest is the answer without news for who has the assignment of a number.
+// rest is the answer without news for a node that has the assignment seq.
 func rest(seq uint64) netcheck.Assignment { return netcheck.Assignment{Seq: seq, Duty: netcheck.Rest} }
 
 // drop answers a request that is still held: there is no news.
@@ -179,7 +179,7 @@ func (r *run) drop(id string, w *waiter, err error) {
 	}
 }
 
-// take steps in what a request says. It returns the answer, or leaves w to be answered later.
+// take steps in the request's message. It returns the answer, or leaves w to be answered later.
 func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, done bool) {
 	r.Lock()
 	defer r.Unlock()
@@ -209,7 +209,7 @@ func (r *run) take(req Request, w *waiter) (_ netcheck.Assignment, err error, do
 		return netcheck.Assignment{}, err, true
 	}
 	switch {
-	case r.nodes[req.ID] != m: // what it said ended its part
+	case r.nodes[req.ID] != m: // the message ended its part
 		return netcheck.Assignment{}, notTold(r.id), true
 	case m.newest.Duty != "" && m.newest.Seq != w.seq:
 		return m.present(now), nil, true
@@ -306,7 +306,7 @@ func (m *member) tell(a netcheck.Assignment, err error) {
 	}
 }
 
-// present is the newest assignment as it is to be told now. Who comes too late for a test is not told of it.
+// present is the newest assignment with the time that is left now. A node that is too late for a test is told to rest.
 func (m *member) present(now time.Time) netcheck.Assignment {
 	a := m.newest
 	if a.Peer.ID != "" {

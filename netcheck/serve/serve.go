@@ -2,17 +2,16 @@
 // run. It gives the Checks their time, holds the nodes' requests until there is an assignment, and hands both ends of a
 // test their key.
 //
-// A node takes part through a Transport: a Hub in its own process, or one elsewhere over HTTP. It says what it has to
-// say (Request) and hears its newest assignment, at once if it does not know that one yet. An answer that gets lost is
-// repeated, and so may every request be.
+// A node takes part through a Transport: a Hub in its own process, or a remote one over HTTP. It sends its message
+// (Request) and gets its newest assignment, at once if it does not know that assignment yet. Lost answers are repeated,
+// and every request may be repeated.
 //
-// Only a launcher that the rendezvous has told to be checked (Expect) may take part. What proves that a request is its
-// own is the launcher's ID. Nobody else is told it: the other end of a test, and who looks at a Picture, hear of its
-// netcheck.Alias.
+// Only a launcher that the rendezvous has told to be checked (Expect) may take part. The launcher's ID authenticates
+// its requests. Nobody else learns the ID: the other end of a test and the readers of a Picture get its netcheck.Alias.
 //
-// Goroutines: one for each run with something to tell (Config.Bar, Config.Note) until it is told; one for each HTTP
-// server that has held a request, one for each of its connections that such a request came from and that is idle, and
-// one that answers. Close ends them.
+// Goroutines: one for each run with something to report (Config.Bar, Config.Note) until it is reported; one for each
+// HTTP server that has held a request, one for each idle connection from which such a request came, and one that
+// answers. Close ends them.
 package serve
 
 import (
@@ -41,13 +40,13 @@ const (
 	retention = 10 * time.Minute
 )
 
-// Config is what a Hub is told by who serves the rendezvous. Bar and Note are called without a lock, one at a time for
-// each run and in order.
+// Config has the callbacks and settings from the server of the rendezvous. Bar and Note are called without a lock, one
+// at a time for each run and in order.
 type Config struct {
-	// Spec is what the nodes of a run have agreed on. It is asked when a check begins.
+	// Spec returns the check settings of a run, on which its nodes have agreed. It is called when a check begins.
 	Spec func(run string) (netcheck.Spec, error)
-	// Names are what the nodes of a run are called, by their launchers' IDs, as far as they are known; nil knows none. It
-	// is asked when nodes are expected: one that never comes does not say its name itself.
+	// Names returns the known names of the nodes of a run, by their launchers' IDs; nil knows none. It is called when
+	// nodes are expected: a node that never comes does not give its name itself.
 	Names func(run string, ids []string) map[string]string
 	// Topology names the leaf switch of a node, "" for unknown; nil knows none. It must be safe for concurrent use.
 	Topology func(netcheck.Node) string
@@ -75,7 +74,7 @@ type check interface {
 type Hub struct {
 	cfg   Config
 	stats stats
-	large chan struct{} // a place for everybody who sends a large request
+	large chan struct{} // one place for each sender of a large request
 	lot   *lot
 	runs  *runhost.Host[*run]
 }
@@ -138,7 +137,7 @@ func (h *Hub) Next(ctx context.Context, run string, req Request) (netcheck.Assig
 	return r.next(ctx, req)
 }
 
-// Picture is what is known of the checks of a run, with aliases for the launchers' IDs.
+// Picture returns the state of a run's checks, with aliases for the launchers' IDs.
 func (h *Hub) Picture(run string) (netcheck.Picture, error) {
 	r, err := h.runs.Find(run, unknownRun)
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// Request is what a node says and asks. It may say one thing at a time: that it begins (Arrive), that it listens
-// (Ready), how a test ended (Report), or that it takes no part any more (Leave).
+// Request is a message of a node and a request for its assignment. It may say one thing at a time: that the node begins
+// (Arrive), that it listens (Ready), how a test ended (Report), or that it leaves the check (Leave).
 type Request struct {
 	// ID is that of the launcher, which only it and the service know.
 	ID string `json:"id"`
-	// Visit is a random text that the node makes for every check that it takes part in, of 1 to MaxVisit bytes. An
-	// Arrive that is repeated with the same one is not a second one, and what an earlier visit has left does not count.
+	// Visit is a random text that the node makes for every check that it takes part in, of 1 to MaxVisit bytes. A
+	// repeated Arrive with the same Visit counts once, and the remains of an earlier visit do not count.
 	Visit string `json:"visit"`
 	// Seq is the number of the newest assignment that the node has, 0 for none.
 	Seq    uint64           `json:"seq,omitempty"`
@@ -37,8 +37,8 @@ type Ready struct {
 	Addrs []string `json:"addrs"`
 }
 
-// Introduce is the duty, without a number, of a node whose visit the service does not know: to Arrive. It may be a new
-// service. What the node was doing is void.
+// Introduce is the duty, without a number, of a node whose visit the service does not know: to Arrive. The service may
+// be a new one. The node's running assignment is void.
 const Introduce netcheck.Duty = "introduce"
 
 // Bounds of a Request. Texts are in bytes.
@@ -139,7 +139,7 @@ func (b *bounds) that(ok bool, format string, args ...any) {
 	}
 }
 
-// text and number are asked dozens of times for every request, and make no words of what is right.
+// text and number are called dozens of times for every request, and format an error only for bad values.
 
 func (b *bounds) text(what, s string, least, most int) {
 	if len(s) < least || len(s) > most || !words.Printable(s) {
@@ -266,8 +266,8 @@ func (b *bounds) torch(t *netcheck.TorchResult) {
 	}
 }
 
-// Fit cuts the texts and lists of q that come from outside of the node's program, such as the words of a tool, to what
-// a service takes. It changes what q refers to.
+// Fit cuts texts and lists of q from outside of the node's program, such as the output of a tool, to the limits of the
+// service. It changes the values that q refers to.
 func (q *Request) Fit() {
 	if n := q.Arrive; n != nil {
 		fit(maxName, &n.Name, &n.Addr, &n.Switch, &n.Domain)
