@@ -1,7 +1,7 @@
 // Package switchbox judges the accelerators of one node and the links between them.
 //
-// It is pure: what a driver says comes in through Device, what an active copy measured as Measurements, and what is to
-// be told goes out as a Report. switchbox/nvml and switchbox/metax are its adaptors, switchbox/fake is for tests.
+// It is pure: a driver's answers come in through Device, the results of an active copy as Measurements, and findings go
+// out as a Report. switchbox/nvml and switchbox/metax are its adaptors, switchbox/fake is for tests.
 package switchbox
 
 import "errors"
@@ -10,15 +10,15 @@ import "errors"
 var (
 	// ErrNotSupported: this device, its driver or its mode (MIG, a virtual GPU) has no such thing.
 	ErrNotSupported = errors.New("not supported")
-	// ErrLost: the device is of no use: it has fallen off the bus, or its driver refuses it. What wraps it says why, in
-	// the driver's words.
+	// ErrLost: the device is of no use: it has fallen off the bus, or its driver refuses it. The wrapping error gives
+	// the reason, in the driver's words.
 	ErrLost = errors.New("the driver refuses the device")
 )
 
 // Device is one accelerator through the eyes of its driver. A call may block for as long as the driver does. Counters
 // grow from the driver's start, so only their growth over a time says anything about that time.
 type Device interface {
-	// Identity says which device it is. What the driver does not know is empty.
+	// Identity identifies the device. Fields that the driver does not know are empty.
 	Identity() Identity
 	// Mode says whether the device is divided or virtual, where much else is not supported.
 	Mode() (Mode, error)
@@ -28,7 +28,7 @@ type Device interface {
 	Link(link int) (Link, error)
 	// LinkErrors are the error counters of one link.
 	LinkErrors(link int) (LinkErrors, error)
-	// Traffic is what has gone over all links together.
+	// Traffic counts the bytes over all links together.
 	Traffic() (Traffic, error)
 	// Fabric says how the device stands with the switches that join the GPUs.
 	Fabric() (Fabric, error)
@@ -42,7 +42,7 @@ type Device interface {
 	Remap() (Remap, error)
 	// PCIe is the state of the link to the host.
 	PCIe() (PCIe, error)
-	// Recovery is what the driver wants to be done with the device.
+	// Recovery is the action that the driver wants for the device.
 	Recovery() (Recovery, error)
 	// Xids are the errors that the driver has told of this device since the adaptor was opened.
 	Xids() ([]Xid, error)
@@ -118,7 +118,7 @@ type Fabric struct {
 	// Cluster and Clique name the NVLink domain; "" and 0 when there is none.
 	Cluster string `json:"cluster,omitempty"`
 	Clique  int    `json:"clique,omitempty"`
-	// Of the health mask. False is also what drivers without it say.
+	// Of the health mask. Drivers without the mask report false.
 	Degraded      bool `json:"degraded,omitempty"`      // less bandwidth than there should be
 	Recovering    bool `json:"recovering,omitempty"`    // routes are being repaired
 	Unhealthy     bool `json:"unhealthy,omitempty"`     // routes are broken
@@ -150,7 +150,7 @@ type Peer struct {
 // Memory is the use of a device's memory, in bytes.
 type Memory struct {
 	Total uint64 `json:"total"`
-	Used  uint64 `json:"used"` // without what the driver reserves
+	Used  uint64 `json:"used"` // without the driver's reserve
 	Own   uint64 `json:"own"`  // of Used, that of this process
 	// Users are the other processes as far as this one may see them.
 	Users []User `json:"users,omitempty"`
@@ -170,7 +170,7 @@ type ECC struct {
 	Corrected   uint64 `json:"corrected"`
 }
 
-// Remap is what has become of rows of memory with errors.
+// Remap is the state of rows of memory with errors.
 type Remap struct {
 	Uncorrectable int  `json:"uncorrectable"` // rows remapped for errors that could not be corrected
 	Pending       bool `json:"pending"`       // a remapping waits for the device's reset
@@ -186,7 +186,7 @@ type PCIe struct {
 	Replay   int64 `json:"replay"` // counter; -1 is not supported
 }
 
-// Recovery is what the driver says must be done with a device.
+// Recovery is the action for a device that its driver requires.
 type Recovery string
 
 // The recovery actions.

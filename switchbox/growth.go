@@ -6,8 +6,8 @@ import "slices"
 // programs, too.
 var hardXids = []int{48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 144, 145, 149, 154}
 
-// JudgeGrowth says what has gone wrong between two readings of the same devices, with an active copy in between. Copied
-// is how many bytes each device, by index, has sent to others meanwhile.
+// JudgeGrowth judges the changes between two readings of the same devices, with an active copy in between. copied has
+// the bytes that each device, by index, has sent to others meanwhile.
 func JudgeGrowth(before, after []Facts, copied map[int]uint64) (findings []Finding) {
 	for _, b := range after {
 		i := slices.IndexFunc(before, func(a Facts) bool { return a.Index == b.Index })

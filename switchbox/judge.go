@@ -10,8 +10,8 @@ import (
 // MemoryInUse is the share of a device's memory that other processes may hold before a job.
 const MemoryInUse = 0.30
 
-// Judge says what is wrong with the devices of a node by what they say of themselves, worst first. What a device does
-// not support is skipped: it is a finding of its own only where the device is divided or virtual.
+// Judge judges the devices of a node by their own Facts, worst first. A feature that a device does not support is
+// skipped: it is a finding of its own only where the device is divided or virtual.
 func Judge(devices []Facts) []Finding {
 	var findings []Finding
 	for _, d := range devices {
@@ -46,7 +46,7 @@ func warn(d Facts, kind, format string, args ...any) Finding {
 	return of(d, kind, Warn, format, args...)
 }
 
-// measured adds what was compared.
+// measured adds the measured value and its threshold.
 func (f Finding) measured(metric string, value, threshold float64, unit string) Finding {
 	f.Metric, f.Value, f.Threshold, f.Unit = metric, value, threshold, unit
 	return f
@@ -159,7 +159,7 @@ func p2p(d Facts, all []Facts) []Finding {
 	return nil
 }
 
-// switchedP2P goes by what works: of three devices with one at fault most pairs do not.
+// switchedP2P starts from the working pairs: of three devices with one at fault most pairs do not work.
 func switchedP2P(d Facts, all []Facts) (findings []Finding) {
 	usual, ok := workingPeer(all)
 	if !ok {
@@ -275,7 +275,7 @@ func eccErrors(d Facts, _ []Facts) []Finding {
 	return []Finding{f.measured("ecc_uncorrected", float64(d.ECC.Uncorrected), 0, "")}
 }
 
-// memory: what others hold would be missed by the job, which then dies for lack of it.
+// memory: a job misses the memory that other processes hold, and then dies for lack of it.
 func memory(d Facts, _ []Facts) []Finding {
 	m := d.Memory
 	if m == nil || m.Total == 0 || m.Used < m.Own {
@@ -306,8 +306,8 @@ func users(us []User) string {
 	return strings.Join(names, ", ")
 }
 
-// pcie: what a slot or a riser has lost shows against the others; an idle link may be slower, but not narrower, than
-// theirs.
+// pcie: the losses of a slot or a riser show against the other devices; an idle link may be slower, but not narrower,
+// than theirs.
 func pcie(d Facts, all []Facts) []Finding {
 	if d.PCIe == nil || d.PCIe.Width == 0 {
 		return nil

@@ -17,7 +17,7 @@ func (p Pair) String() string { return strconv.Itoa(p.A) + ":" + strconv.Itoa(p.
 // MarshalText writes a Pair as String does.
 func (p Pair) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText reads the text of MarshalText.
 func (p *Pair) UnmarshalText(text []byte) error {
 	a, b, _ := strings.Cut(string(text), ":")
 	x, errX := strconv.ParseUint(a, 10, 16)
@@ -35,7 +35,7 @@ func (p Pair) same(q Pair) bool { return p == q || p == Pair{q.B, q.A} }
 // DefaultPairs are those of --box-pairs where nobody names any.
 var DefaultPairs = []Pair{{0, 1}, {2, 4}, {3, 5}, {6, 7}}
 
-// RingWord is what people write for Ring in place of pairs.
+// RingWord is the word for Ring in place of pairs.
 const RingWord = "ring"
 
 // Ring joins every device with the next one: each is tested with two others, so that one bad device shows as such.
@@ -73,9 +73,9 @@ func Rest(pairs []Pair, found []int) (rest []Pair) {
 	return rest
 }
 
-// Limits are what Pairs are judged by.
+// Limits are the criteria for Pairs.
 type Limits struct {
-	// MinBandwidth in 10^6 byte/s is what a pair needs to pass; 0 measures only.
+	// MinBandwidth in 10^6 byte/s is the least for a pair to pass; 0 measures only.
 	MinBandwidth float64
 	// MinChannels is the number of pairs that must pass; 0 tells only.
 	MinChannels int
@@ -85,8 +85,7 @@ type Limits struct {
 	Ring bool
 }
 
-// CheckPairs says what is wrong with what a user asks for, as far as it can be known without the devices. Errors name
-// the options.
+// CheckPairs checks a user's pairs and limits, as far as it can without the devices. Errors name the options.
 func CheckPairs(pairs []Pair, l Limits) error {
 	for i, p := range pairs {
 		if p.A == p.B {
@@ -112,8 +111,8 @@ func CheckPairs(pairs []Pair, l Limits) error {
 	return nil
 }
 
-// SelectPairs divides pairs into those whose devices were found and those of which one is missing. A missing device of
-// a given pair is an error for the user.
+// SelectPairs divides pairs into those with both devices and those without one of them. A missing device of a given
+// pair is an error for the user.
 func SelectPairs(pairs []Pair, found []int, given bool) (have, missing []Pair, err error) {
 	for _, p := range pairs {
 		if slices.Contains(found, p.A) && slices.Contains(found, p.B) {
@@ -140,7 +139,7 @@ func ids(found []int) string {
 	return strings.ReplaceAll(strings.Trim(text, "[]"), " ", ", ")
 }
 
-// Measurement is what an active test of one Pair gave.
+// Measurement is the result of an active test of one Pair.
 type Measurement struct {
 	Pair Pair `json:"pair"`
 	// MBps is in 10^6 byte/s, of the slower direction where both were measured apart.
@@ -152,8 +151,8 @@ type Measurement struct {
 	Error string `json:"error,omitempty"`
 }
 
-// JudgePairs says what the measurements of pairs mean. A pair without a measurement lacks a device: it counts neither
-// way, and where fewer than MinChannels are left, nothing can be said. The error is that of CheckPairs.
+// JudgePairs judges the measurements of pairs. A pair without a measurement lacks a device: it counts neither way, and
+// if fewer than MinChannels are left, there is no judgement. The error is that of CheckPairs.
 func JudgePairs(pairs []Pair, measured []Measurement, l Limits) (State, string, []Finding, error) {
 	if err := CheckPairs(pairs, l); err != nil {
 		return "", "", nil, err
@@ -225,7 +224,7 @@ func judgePair(m Measurement, atLeast float64) Finding {
 	switch {
 	case m.Error != "":
 		f.Severity, f.Text = Warn, fmt.Sprintf("pair %s: %s", m.Pair, m.Error)
-	case !(m.MBps >= atLeast): // also of what is no number
+	case !(m.MBps >= atLeast): // also true for NaN
 		f.Severity = Warn
 		f.Text = fmt.Sprintf("pair %s reaches %s, less than %s%s", m.Pair, rate(m.MBps), rate(atLeast), directions(m))
 	default:
@@ -241,7 +240,7 @@ func directions(m Measurement) string {
 	return fmt.Sprintf(" (%d to %d: %s, back: %s)", m.Pair.A, m.Pair.B, rate(m.There), rate(m.Back))
 }
 
-// rate rounds down: what is below a limit must not look as if it reached it.
+// rate rounds down: a value below a limit must not look as if it reached it.
 func rate(mbps float64) string {
 	return strconv.FormatFloat(math.Floor(mbps*10)/10, 'f', -1, 64) + " MB/s"
 }

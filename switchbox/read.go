@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Facts are all that one Device says at one moment. A nil pointer or slice is what it does not support, or what failed.
+// Facts are all answers of one Device at one moment. A nil pointer or slice is unsupported or has failed.
 type Facts struct {
 	Identity
 	Mode     Mode         `json:"mode,omitzero"`
@@ -37,11 +37,11 @@ func (f Facts) Active() (n int) {
 	return n
 }
 
-// maxLinks bounds what a Device may claim.
+// maxLinks bounds a Device's number of links.
 const maxLinks = 64
 
-// Read asks every Device everything. Before each call it says so by calling (which may be nil), so that whoever watches
-// knows in which call the driver hangs.
+// Read asks every Device everything. It announces each call through calling (which may be nil), so that a watchdog
+// knows the call in which the driver hangs.
 func Read(devices []Device, calling func(device int, method string)) []Facts {
 	return readWith(devices, calling, func(r reader, d Device) {
 		r.use(d)
@@ -51,7 +51,7 @@ func Read(devices []Device, calling func(device int, method string)) []Facts {
 	})
 }
 
-// ReadUse is Read for what the devices are and what of their memory is in use.
+// ReadUse reads only the identities of the devices and their memory in use.
 func ReadUse(devices []Device, calling func(device int, method string)) []Facts {
 	return readWith(devices, calling, reader.use)
 }
@@ -101,7 +101,7 @@ type reader struct {
 	calling func(method string)
 }
 
-// ask makes one call and keeps its error; nil is what failed.
+// ask makes one call and keeps its error; nil means that the call failed.
 func ask[T any](r reader, method string, call func() (T, error)) *T {
 	if r.facts.Lost != "" {
 		return nil
@@ -121,7 +121,7 @@ func ask[T any](r reader, method string, call func() (T, error)) *T {
 	return nil
 }
 
-// with appends what is not there yet: a method fails on all links alike.
+// with appends s unless it is there: a method fails on all links alike.
 func with(list []string, s string) []string {
 	if slices.Contains(list, s) {
 		return list

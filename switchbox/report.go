@@ -35,7 +35,7 @@ const (
 	Fatal Severity = "fatal"
 )
 
-// Finding is one thing that was seen or measured, with what it was compared with.
+// Finding is one measurement or observation, with the value that it was compared with.
 type Finding struct {
 	Check     string   `json:"check"` // nvml, switchbox
 	Kind      string   `json:"kind"`  // gpu. and copy, driver, fabric, link, lost, memory, p2p, pcie or reset
@@ -49,7 +49,7 @@ type Finding struct {
 	Text      string   `json:"text"` // in one line, for people, complete without the other fields
 }
 
-// State is what a Report says of its node.
+// State is a Report's state of its node.
 type State string
 
 // The states of a Report.
@@ -59,7 +59,7 @@ const (
 	Skipped State = "skipped" // nothing, or too little, could be checked here, and Reason says why
 )
 
-// Report is what one adaptor found on one node. `gpucheck --json` prints it and the launcher reads it.
+// Report is the result of one adaptor on one node. `gpucheck --json` prints it and the launcher reads it.
 type Report struct {
 	Schema  int    `json:"schema"`
 	Adaptor string `json:"adaptor"` // nvml, metax
@@ -78,8 +78,8 @@ func Skip(adaptor, reason string) Report {
 	return Report{Schema: Schema, Adaptor: adaptor, State: Skipped, Reason: oneLine(reason)}
 }
 
-// Conclude brings the Report within its bounds and derives what follows from Devices and Findings: the Domain, the
-// order, and the State where none is set. A fatal finding makes any Report faulty.
+// Conclude brings the Report within its bounds and derives the rest from Devices and Findings: the Domain, the order,
+// and the State where none is set. A fatal finding makes any Report faulty.
 func (r *Report) Conclude() {
 	r.Schema = Schema
 	r.Domain = cmp.Or(r.Domain, domain(r.Devices))

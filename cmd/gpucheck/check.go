@@ -8,7 +8,7 @@ import (
 	"dlrover-run/switchbox/nvml"
 )
 
-// check does what the options ask for. The error is one of the command line: a pair names a GPU that is not here.
+// check runs the checks of the options. The error is one of the command line: a pair names a GPU that is not here.
 func check(o options, d drivers, p *progress) (switchbox.Report, error) {
 	p.doing("check", "initialising NVML (nvmlInit)")
 	m, err := d.manager()

@@ -11,7 +11,7 @@ import (
 	"dlrover-run/switchbox/nvml/cuda"
 )
 
-// copying copies between pairs of GPUs and adds to the Report what that shows.
+// copying copies between pairs of GPUs and adds the results to the Report.
 type copying struct {
 	options
 	drivers
@@ -60,7 +60,7 @@ func (c *copying) wanted(found []int) []switchbox.Pair {
 	return append(have, switchbox.Rest(have, found)...)
 }
 
-// start loads CUDA. What keeps it from working is noted.
+// start loads CUDA. If CUDA does not work, the reason is noted.
 func (c *copying) start() error {
 	c.doing("check", "initialising CUDA (cuInit)")
 	defer c.doing("check", "")

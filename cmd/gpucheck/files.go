@@ -13,8 +13,8 @@ import (
 	"dlrover-run/switchbox"
 )
 
-// unlisted says which device files of dir lead to no GPU of NVML, which are listed. A GPU whose file is not known is
-// one of those that have no other.
+// unlisted reports the device files of dir that lead to no GPU of NVML; listed has the minor numbers of NVML's GPUs. A
+// GPU whose file is not known is assumed to have one of the files left over.
 func unlisted(dir string, listed []int) []switchbox.Finding {
 	var lost, stale []string
 	for _, n := range deviceFiles(dir) {

@@ -1,6 +1,6 @@
-// gpucheck asks NVIDIA's driver how the GPUs of this machine and the links between them are, copies memory between
-// pairs of them, and prints what it found. It is a process of its own, the only one with cgo, because a driver may hang
-// or crash: the launcher starts it as a child, under a deadline, and does without it where it cannot run.
+// gpucheck asks NVIDIA's driver for the state of the GPUs of this machine and the links between them, copies memory
+// between pairs of them, and prints its findings. It is a process of its own, the only one with cgo, because a driver
+// may hang or crash: the launcher starts it as a child, under a deadline, and does without it where it cannot run.
 package main
 
 import (
@@ -30,12 +30,12 @@ const (
 type level string
 
 const (
-	inventory level = "inventory" // which GPUs there are, and what of their memory is in use
-	links     level = "links"     // what the driver says of them and their links
+	inventory level = "inventory" // the GPUs, and their memory in use
+	links     level = "links"     // the driver's data about GPUs and their links
 	copies    level = "copy"      // memory is copied between pairs
 )
 
-// options are what the command line says.
+// options are those of the command line.
 type options struct {
 	level   level
 	pairs   []switchbox.Pair

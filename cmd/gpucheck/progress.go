@@ -12,15 +12,15 @@ import (
 // adaptor is the name of this one in Reports.
 const adaptor = "nvml"
 
-// progress is what is being done, for the case that it does not end, and prints one Report: the check's or, when that
-// does not come in time, the watchdog's.
+// progress records the running steps, in case one hangs, and prints one Report: the check's or, if that is late, the
+// watchdog's.
 type progress struct {
 	print func(switchbox.Report)
 
 	mu     sync.Mutex
 	done   bool
-	report switchbox.Report // what is certain by now
-	steps  map[string]step  // that are under way, by who does them
+	report switchbox.Report // the certain part so far
+	steps  map[string]step  // running steps, by their owners
 }
 
 // step is one call into a driver, or some that belong together.
@@ -35,7 +35,7 @@ func newProgress(print func(switchbox.Report)) *progress {
 	}
 }
 
-// doing notes what who does now; "" is nothing any more.
+// doing notes the present step of who; "" ends it.
 func (p *progress) doing(who, what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -65,7 +65,8 @@ func (p *progress) finish(r switchbox.Report) {
 	p.print(r)
 }
 
-// watch gives up after timeout: it prints what is known and ends the process, for nothing else ends a call that hangs.
+// watch gives up after timeout: it prints the known part and ends the process, because nothing else ends a call that
+// hangs.
 func (p *progress) watch(timeout time.Duration, exit func(int)) (stop func()) {
 	t := time.AfterFunc(timeout, func() {
 		p.mu.Lock()

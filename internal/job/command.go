@@ -13,7 +13,7 @@ const (
 	MaxWords   = 4096
 )
 
-// Command is what workers execute instead of what their nodes were started with.
+// Command is executed by workers in place of the command line of their nodes.
 type Command struct {
 	// Program is a program or a script with arguments; empty: that of each node.
 	Program []string `json:"program,omitempty"`
@@ -21,7 +21,7 @@ type Command struct {
 	Args []string `json:"args"`
 }
 
-// Validate reports what is wrong with c; nil is no command.
+// Validate reports the first error of c; nil is no command.
 func (c *Command) Validate() error {
 	if c == nil {
 		return nil
@@ -63,7 +63,7 @@ func (c *Command) String() string {
 	return text
 }
 
-// word quotes what could be taken for more than one word, or does not print.
+// word quotes s if it could be taken for more than one word, or does not print.
 func word(w string) string {
 	if q := strconv.Quote(w); w == "" || strings.Contains(w, " ") || q != `"`+w+`"` {
 		return q

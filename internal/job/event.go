@@ -1,7 +1,7 @@
 package job
 
-// Event names what has happened to a run, in its timeline and in event logs: docs/reference/run-events.md explains each. The kinds of
-// causes with which a node departs and the outcomes of a run are names of events, too.
+// Event names an event of a run, in its timeline and in event logs: docs/reference/run-events.md explains each. The
+// kinds of causes with which a node departs and the outcomes of a run are names of events, too.
 type Event string
 
 // The events of a rendezvous.

@@ -1,10 +1,10 @@
-// Package job has the values that the libraries share of a distributed job: what an epoch, a place in its world and the
-// end of a worker are. Those with JSON names are parts of the wire format of rendezvous/api.
+// Package job has the values of a distributed job that the libraries share: an epoch, a place in its world, the end of
+// a worker. Those with JSON names are parts of the wire format of rendezvous/api.
 //
 // The package is pure: it has no clock, no files and no goroutines.
 package job
 
-// Kind is what a node shall do now.
+// Kind is the task of a node now.
 type Kind string
 
 // The kinds of a directive.
@@ -58,7 +58,7 @@ type Place struct {
 	WorkerStore bool `json:"worker_store,omitempty"`
 }
 
-// CauseKind classifies what ended an epoch or a run.
+// CauseKind classifies the cause that ended an epoch or a run.
 type CauseKind string
 
 // The kinds of a Cause.
@@ -77,13 +77,13 @@ const (
 	// CauseDeadline and CauseNoStep end a run: it took too long, or made no first step in time.
 	CauseDeadline CauseKind = "deadline"
 	CauseNoStep   CauseKind = "no-first-step"
-	// CauseBudget ends a run whose workers fail: more restarts than its Budget allows would be needed.
+	// CauseBudget ends a run with failed workers that would need more restarts than its Budget allows.
 	CauseBudget CauseKind = "budget"
 	// CauseEnded comes with a Done: the run had succeeded before the node's launcher was started.
 	CauseEnded CauseKind = "ended"
 )
 
-// Cause says in one line what ended an epoch or a run.
+// Cause describes in one line the cause that ended an epoch or a run.
 type Cause struct {
 	Kind CauseKind `json:"kind"`
 	Node string    `json:"node,omitempty"`
@@ -109,7 +109,7 @@ type Member struct {
 type Notice struct {
 	// Seq grows with every notice of a run, also from one daemon to the next.
 	Seq uint64 `json:"seq"`
-	// Topic says who is meant to read Body, such as "log-level".
+	// Topic names the intended reader of Body, such as "log-level".
 	Topic string `json:"topic"`
 	Body  string `json:"body,omitempty"`
 }

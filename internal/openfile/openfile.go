@@ -1,6 +1,6 @@
-// Package openfile opens files that another process can replace while we look: a FIFO would block the one who opens it,
-// /dev/zero has no end, and a link leads to a file of somebody else. What is opened here is a regular file, opening
-// waits for nothing, and what is read has a bound.
+// Package openfile opens files that another process can replace at the same time: a FIFO would block the opener,
+// /dev/zero has no end, and a link leads to a file of another owner. This package opens only regular files, never waits
+// in open, and bounds all reads.
 package openfile
 
 import (
@@ -27,7 +27,7 @@ func Open(path string, flags int, mode fs.FileMode) (*os.File, error) {
 	return regular(open(path, flags|unix.O_NOFOLLOW, mode))
 }
 
-// OpenLinked opens a file for reading that may be reached through links, as programs are, and what Kubernetes mounts.
+// OpenLinked opens a file for reading that may be reached through links, as programs and Kubernetes' mounts are.
 func OpenLinked(path string) (*os.File, error) { return regular(open(path, os.O_RDONLY, 0)) }
 
 // Read returns the content of a file as Open opens it. One of more than limit bytes is an error.
@@ -105,7 +105,7 @@ func open(path string, flags int, mode fs.FileMode) (*os.File, error) {
 	return f, err
 }
 
-// regular closes what is no regular file. The flag that kept the opening from waiting is not left to children.
+// regular closes a file that is not regular. The flag that kept the opening from waiting is not left to children.
 func regular(f *os.File, err error) (*os.File, error) {
 	if err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func regular(f *os.File, err error) (*os.File, error) {
 	return f, nil
 }
 
-// readAll reads and closes what was opened.
+// readAll reads an opened file and closes it.
 func readAll(f *os.File, err error, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
@@ -166,8 +166,8 @@ func WriteNamed(path string, data []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// Replace puts a file with data at path, in place of whatever has that name: readers see all of it, or what was there
-// before. A crash may leave a file beside it whose name ends in ".new".
+// Replace puts a file with data at path, in place of any file with that name: readers see all of it, or the earlier
+// file. A crash may leave a file next to it with a name that ends in ".new".
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.new")
 	if err != nil {

@@ -68,7 +68,7 @@ func IntOf(v any) int {
 	case int64:
 		return int(v)
 	case float64:
-		if v > -1<<53 && v < 1<<53 { // the rest, and what is no number, says nothing
+		if v > -1<<53 && v < 1<<53 { // larger numbers and NaN carry no information
 			return int(v)
 		}
 	case bool:

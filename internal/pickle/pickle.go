@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// Limits are what a pickle may have. Each value on the stack takes some dozens of bytes of memory, though the input has
-// only one for it; MaxValues and MaxDepth bound the rest.
+// Limits bound a pickle. Each value on the stack takes some dozens of bytes of memory, for only one byte of input;
+// MaxValues and MaxDepth bound the rest.
 type Limits struct {
 	Bytes int // of the pickle; four times as many bytes of texts and classes may come out of the memo
-	// Shared lets a container be in many places, even in itself: who looks into the value must not follow it to its end.
+	// Shared lets a container be in many places, even in itself: a reader of the value must not follow it to its end.
 	// Otherwise the value is a tree.
 	Shared  bool
 	Objects bool // without it there is plain data only
@@ -29,7 +29,7 @@ const (
 	MaxDepth = 100
 )
 
-// What a pickle may hold, once it is read: nil, bool, int64, float64, string, []byte, Tuple, *List, *Dict and *Object.
+// The Go types of a decoded pickle: nil, bool, int64, float64, string, []byte, Tuple, *List, *Dict and *Object.
 type (
 	// Tuple is a Python tuple.
 	Tuple []any
@@ -68,11 +68,11 @@ type decoder struct {
 	again   int // bytes that came out of the memo
 	classes int // pushed, and not made an object of
 
-	few   [8]entry // room for what most messages need
+	few   [8]entry // room for most messages
 	known [16]entry
 }
 
-// Decode reads a pickle of protocol 2 to 5. What makes objects other than Object is an error.
+// Decode reads a pickle of protocol 2 to 5. Opcodes that make objects other than Object are errors.
 func Decode(in []byte, limits Limits) (any, error) {
 	if len(in) > limits.Bytes {
 		return nil, fmt.Errorf("%d bytes; at most %d are read", len(in), limits.Bytes)
@@ -170,7 +170,7 @@ func (d *decoder) pop(n int) ([]entry, error) {
 	return items, nil
 }
 
-// popMark takes what has been pushed since the last MARK, and that. They are there until the next push.
+// popMark removes the last MARK and returns the values pushed since. They are valid until the next push.
 func (d *decoder) popMark() ([]entry, error) {
 	for i := len(d.stack) - 1; i >= 0; i-- {
 		if _, ok := d.stack[i].v.(mark); ok {
@@ -307,8 +307,8 @@ func (d *decoder) float() error {
 	return d.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
 }
 
-// text reads a string or bytes. What is no UTF-8, as Python writes names of files that are none, is replaced: nobody
-// else could read it.
+// text reads a string or bytes. Invalid UTF-8, with which Python writes undecodable names of files, is replaced: no
+// other program could read it.
 func (d *decoder) text(op byte) error {
 	b, err := d.counted(sizeOf(op))
 	switch {

@@ -1,5 +1,5 @@
-// Package plainhttp makes the HTTP clients of all programs. They use no proxy and follow no redirect: what they send
-// carries secrets, such as the job token, that are for the addressed server alone.
+// Package plainhttp makes the HTTP clients of all programs. They use no proxy and follow no redirect: their requests
+// carry secrets, such as the job token, that are for the addressed server alone.
 package plainhttp
 
 import (

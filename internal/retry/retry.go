@@ -1,4 +1,4 @@
-// Package retry spaces the tries of what fails for a while.
+// Package retry spaces the tries of an operation that fails for a while.
 package retry
 
 import (
@@ -11,7 +11,7 @@ import (
 // is no bound. One goroutine uses it.
 type Backoff struct {
 	First, Most time.Duration
-	// Spread shortens each pause by up to a half at random, so that many who wait for the same do not come all at once.
+	// Spread shortens each pause by up to a half at random, so that many clients do not retry all at once.
 	Spread bool
 
 	last time.Duration

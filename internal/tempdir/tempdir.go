@@ -1,5 +1,5 @@
-// Package tempdir finds room for temporary files where Python's tempfile does: what $TMPDIR names may not be there, or
-// not be ours to write to.
+// Package tempdir finds room for temporary files where Python's tempfile does: the directory in $TMPDIR may not exist,
+// or not be writable. See https://docs.python.org/3/library/tempfile.html#tempfile.gettempdir.
 package tempdir
 
 import "os"

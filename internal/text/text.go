@@ -1,6 +1,5 @@
-// Package text makes what others wrote fit to be shown, kept and sent. Names, arguments and messages may hold escape
-// sequences, characters that reverse the direction of writing, bytes that are no UTF-8, and megabytes. Limits are
-// bytes.
+// Package text makes the text of others fit to be shown, kept and sent. Names, arguments and messages may hold escape
+// sequences, characters that reverse the direction of writing, invalid UTF-8, and megabytes. Limits are bytes.
 package text
 
 import (
@@ -29,10 +28,10 @@ func Printable(s string) bool {
 	return true
 }
 
-// PrintableRule says in an error what Printable asks for.
+// PrintableRule is Printable's rule, for error messages.
 const PrintableRule = "need UTF-8 without control characters and without marks of the direction of writing"
 
-// Escape writes what is not Printable in s as in Go source, except tabs and the ends of lines.
+// Escape replaces unprintable characters of s as in Go source, except tabs and the ends of lines.
 func Escape(s string) string { return escape(s, "\t\n") }
 
 // EscapeLine is Escape onto one line.
@@ -108,8 +107,8 @@ func escape(s, keep string) string {
 	return b.String()
 }
 
-// JSON escapes in what is written through it the unfit characters that encoding/json and log/slog leave as they are.
-// Every Write must hold whole characters of JSON, or of slog's text, whose own ends of lines stay.
+// JSON returns a writer that escapes the unfit characters that encoding/json and log/slog leave as they are. Every
+// Write must hold whole characters of JSON, or of slog's text, where the ends of lines stay.
 func JSON(w io.Writer) io.Writer { return jsonWriter{w} }
 
 type jsonWriter struct{ w io.Writer }

@@ -1,4 +1,4 @@
-// Package fake has accelerators for tests that say what they are told to.
+// Package fake has accelerators for tests. They give the answers that a test sets.
 package fake
 
 import (
@@ -7,12 +7,12 @@ import (
 	"dlrover-run/switchbox"
 )
 
-// GPU is a switchbox.Device that says what its fields say.
+// GPU is a switchbox.Device that answers with its fields.
 type GPU struct {
 	ID       switchbox.Identity
 	Is       switchbox.Mode
 	NVLinks  []switchbox.Link
-	Errors   []switchbox.LinkErrors // by link; what is missing is zero
+	Errors   []switchbox.LinkErrors // by link; missing ones are zero
 	Moved    switchbox.Traffic
 	Switches switchbox.Fabric
 	Peers    map[int]switchbox.Peer // by Identity.Index
@@ -95,7 +95,7 @@ func (g *GPU) Lose(err error) {
 	}
 }
 
-// answer is what a method gives: its value, or the error that it is to have.
+// answer is a method's result: its value, or the error that is set for it.
 func answer[T any](g *GPU, method string, v T) (T, error) {
 	if g.Called != nil {
 		g.Called(method)

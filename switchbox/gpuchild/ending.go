@@ -31,7 +31,7 @@ var crashes = []syscall.Signal{
 	syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGABRT, syscall.SIGILL, syscall.SIGFPE, syscall.SIGTRAP, syscall.SIGSYS,
 }
 
-// report is what gpucheck reported, whatever came after that, or else what its end means.
+// report is gpucheck's own report, even if gpucheck failed after it, or else one derived from its exit.
 func (e ending) report() (switchbox.Report, error) {
 	r, err := switchbox.ParseReport([]byte(e.stdout))
 	switch {
@@ -47,7 +47,7 @@ func (e ending) report() (switchbox.Report, error) {
 	return e.withoutReport()
 }
 
-// withoutReport goes by the exit status and by what the loader or Go's runtime have printed.
+// withoutReport derives a report from the exit status and from the output of the loader or of Go's runtime.
 func (e ending) withoutReport() (switchbox.Report, error) {
 	switch {
 	case slices.Contains(crashes, e.signal):

@@ -1,5 +1,5 @@
-// Package gpuchild runs gpucheck for a program that must survive whatever that does: its driver may hang, crash or be
-// too old for it, and images may lack it. All of that comes back as a switchbox.Report in words.
+// Package gpuchild runs gpucheck for a program that must survive its failures: gpucheck's driver may hang, crash or be
+// too old for it, and images may lack it. All of that is returned as a switchbox.Report in words.
 package gpuchild
 
 import (
@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// adaptor is what gpucheck calls itself in Reports.
+	// adaptor is gpucheck's name in Reports.
 	adaptor = "nvml"
 	// Variable names gpucheck's file where it lies neither beside the launcher nor in PATH.
 	Variable = "DLROVER_GPUCHECK"
 	program  = "gpucheck"
 )
 
-// Find is gpucheck's file: what DLROVER_GPUCHECK says, else the one beside the executable, else the one in PATH. "" is
-// nowhere.
+// Find returns gpucheck's file: the value of DLROVER_GPUCHECK, else the one next to the executable, else the one in
+// PATH. "" means that there is none.
 func Find(executable string) string {
 	if path := os.Getenv(Variable); path != "" {
 		return path
@@ -43,28 +43,28 @@ func Find(executable string) string {
 	return path
 }
 
-// Program is gpucheck's file, "" if there is none, and what starts it where somebody else in this process waits for
-// children that he does not know; nil: Cmd.Start and Cmd.Wait.
+// Program is gpucheck's file, "" if there is none, and the function that starts it. Start is needed if this process
+// reaps children that it does not know; nil: Cmd.Start and Cmd.Wait.
 type Program struct {
 	Path  string
 	Start func(*exec.Cmd) (wait func() error, err error)
 }
 
-// UsageError is what gpucheck said about its arguments, such as a pair with a GPU that is not on this node.
+// UsageError is gpucheck's error about its arguments, such as a pair with a GPU that is not on this node.
 type UsageError struct{ Text string }
 
 func (e *UsageError) Error() string { return e.Text }
 
-// How long is waited for what cannot take long.
+// Timeouts for operations that are normally quick.
 const (
 	grace = 2 * time.Second // from the report to the end of the process
 	reap  = 3 * time.Second // from SIGKILL to the end of the process
 )
 
 // Run starts gpucheck with args and --json and returns its Report. It needs a ctx with a deadline somewhat after
-// gpucheck's own (--timeout): gpucheck can say what hangs. When ctx ends, the process and its children are killed and
-// waited for. A process that is stuck in the kernel cannot be killed: after some seconds it is left behind, with a
-// goroutine that waits for its end.
+// gpucheck's own (--timeout): gpucheck can name the call that hangs. When ctx ends, Run kills the process and its
+// children and waits for them. A process that is stuck in the kernel cannot be killed: after some seconds it is left
+// behind, with a goroutine that waits for its end.
 //
 // The error is a *UsageError, or that of a ctx that was cancelled. Everything else is in the Report.
 func (p Program) Run(ctx context.Context, args ...string) (switchbox.Report, error) {
@@ -119,7 +119,7 @@ func environment(env []string) []string {
 // child is gpucheck's process.
 type child struct {
 	cmd            *exec.Cmd
-	ended          chan error // what Wait said, once
+	ended          chan error // the result of Wait, once
 	stdout, stderr *head
 }
 
@@ -133,7 +133,7 @@ func (c *child) wait(ctx context.Context) ending {
 		case err := <-c.ended:
 			c.kill()
 			return c.ending(err, false)
-		case <-line: // closed once: it has said what it has to say
+		case <-line: // closed once: the report is complete
 			line, late = nil, time.After(grace)
 		case <-c.stdout.full:
 			return c.stop(false)
@@ -182,7 +182,8 @@ func skip(format string, args ...any) switchbox.Report {
 	return switchbox.Skip(adaptor, fmt.Sprintf(format, args...))
 }
 
-// notStarted says why there is no process. The kernel says of a program whose loader is missing that the program is.
+// notStarted explains why there is no process. If a program's loader is missing, the kernel reports that the program is
+// missing.
 func notStarted(path string, err error) switchbox.Report {
 	switch _, stat := os.Stat(path); {
 	case errors.Is(err, fs.ErrNotExist) && stat == nil:

@@ -19,7 +19,7 @@ func newHead(limit int) *head {
 	return &head{limit: limit, line: make(chan struct{}), full: make(chan struct{})}
 }
 
-// Write takes all of p, whatever is kept of it: the writer is never stopped.
+// Write takes all of p, even if it keeps only a part: the writer is never stopped.
 func (h *head) Write(p []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -78,7 +78,7 @@ func layout(sysfs fs.FS, root string) ([]Card, error) {
 	return ordered(cards, root)
 }
 
-// ordered sorts the cards, and refuses what cannot be: then it is not known which card is meant.
+// ordered sorts the cards, and refuses impossible ones: then a card cannot be identified.
 func ordered(cards []Card, root string) ([]Card, error) {
 	slices.SortFunc(cards, func(a, b Card) int { return a.Index - b.Index })
 	sockets := map[int]int{}

@@ -35,19 +35,19 @@ const DefaultDeadline = 10 * time.Second
 type Config struct {
 	Pairs  []switchbox.Pair
 	Limits switchbox.Limits
-	// Sysfs and Tool are paths; empty: what the environment names, or the defaults.
+	// Sysfs and Tool are paths; empty: the values of the environment, or the defaults.
 	Sysfs, Tool string
 	// Deadline bounds the tests of all pairs, which run at once. Default: DefaultDeadline.
 	Deadline time.Duration
 	// Environ is the environment that counts, and the tool's. Default: this process's.
 	Environ []string
-	// Start starts a command and returns what waits for it. A program that reaps children it does not know has to be
-	// told of these. Default: Cmd.Start and Cmd.Wait.
+	// Start starts a command and returns the function that waits for it. A program that reaps unknown children must
+	// know of these. Default: Cmd.Start and Cmd.Wait.
 	Start func(*exec.Cmd) (wait func() error, err error)
 }
 
-// Check tests all pairs at once and judges them. An error is the user's: it names the option and the fix. What cannot
-// be tested on this node is a skipped Report; the end of ctx is one, too.
+// Check tests all pairs at once and judges them. An error is the user's: it names the option and the fix. If the pairs
+// cannot be tested on this node, or ctx ends, the Report is skipped.
 func Check(ctx context.Context, c Config) (switchbox.Report, error) {
 	c.defaults()
 	if err := switchbox.CheckPairs(c.Pairs, c.Limits); err != nil {
@@ -90,7 +90,7 @@ func untested(left []int) switchbox.Finding {
 		strings.Trim(strings.ReplaceAll(fmt.Sprint(left), " ", ", "), "[]"))}
 }
 
-// Validate is the error that Check would give for what the user asks for, before anything is started.
+// Validate returns the error that Check would give for a user's options, before anything is started.
 func Validate(c Config) error {
 	c.defaults()
 	if err := switchbox.CheckPairs(c.Pairs, c.Limits); err != nil {
@@ -175,7 +175,7 @@ func (c Config) test(ctx context.Context, p switchbox.Pair, a, b int) switchbox.
 	return switchbox.Measurement{Pair: p, MBps: mbps}
 }
 
-// figure is what the tool prints: a decimal number, with or without a fraction.
+// figure matches a number of the tool: a decimal, with or without a fraction.
 var figure = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^ *([0-9]{1,12}(?:\.[0-9]{1,12})?) *MB/s(?:[^A-Za-z0-9]|$)`)
 })

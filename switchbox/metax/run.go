@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// maxOutput bounds what is taken of a tool's output, and of its errors, in bytes.
+	// maxOutput bounds the bytes kept of a tool's output, and of its errors.
 	maxOutput = 64 << 10
-	// patience is how long a killed process may take to end, and who holds its output to let go of it. A process in an
-	// uninterruptible wait in the kernel may never end.
+	// patience bounds the wait for a killed process, and for the holders of its output. A process in an uninterruptible
+	// wait in the kernel may never end.
 	patience = time.Second
 )
 
@@ -32,7 +32,7 @@ func (c Config) run(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.Command(c.Tool, args...)
 	cmd.Env = c.environ()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	// Files, and no writers: Wait then waits for the process alone, and not for who has inherited its output.
+	// Files, and no writers: Wait then waits for the process alone, and not for heirs of its output.
 	out, err := capture(&cmd.Stdout, cancel)
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func (c Config) await(ctx context.Context, cmd *exec.Cmd, started func()) error 
 	go func() { ended <- wait() }()
 	select {
 	case err = <-ended:
-		_ = syscall.Kill(-group, syscall.SIGKILL) // what it has left behind
+		_ = syscall.Kill(-group, syscall.SIGKILL) // its children
 		return err
 	case <-ctx.Done():
 	}
@@ -75,7 +75,7 @@ func (c Config) await(ctx context.Context, cmd *exec.Cmd, started func()) error 
 	}
 }
 
-// output is what a process prints.
+// output is the text that a process prints.
 type output struct {
 	read, write *os.File
 	text        []byte
@@ -103,7 +103,7 @@ func capture(dst *io.Writer, cancel context.CancelCauseFunc) (*output, error) {
 // started is called when the process has its end of the pipe, or will not get it.
 func (o *output) started() { o.write.Close() }
 
-// end returns what was printed. Whoever still holds the pipe is not waited for.
+// end returns the printed text. It does not wait for other holders of the pipe.
 func (o *output) end() []byte {
 	_ = o.read.SetReadDeadline(time.Now().Add(patience))
 	<-o.done
@@ -116,7 +116,7 @@ func (o *output) abort() {
 	o.end()
 }
 
-// environ is that of this process without what hides devices: indices are those of the whole node.
+// environ is that of this process without the variables that hide devices: indices are those of the whole node.
 func (c Config) environ() []string {
 	env := []string{} // nil would be everything
 	for _, kv := range c.Environ {

@@ -1,4 +1,4 @@
-// Package checkview shows what a check of nodes has found: as a table, as a matrix of the pairs, and as a heat map.
+// Package checkview shows the results of a check of nodes: as a table, as a matrix of the pairs, and as a heat map.
 package checkview
 
 import (
@@ -33,7 +33,7 @@ func Table(w io.Writer, p netcheck.Picture) error {
 	return Findings(w, nodes)
 }
 
-// Findings writes what was found that is more than information, each thing once, in the order of the nodes.
+// Findings writes the findings that are more than information, each once, in the order of the nodes.
 func Findings(w io.Writer, nodes []netcheck.NodePicture) (err error) {
 	of := map[string][]string{} // names, by line
 	var lines []string
@@ -55,7 +55,7 @@ func Findings(w io.Writer, nodes []netcheck.NodePicture) (err error) {
 	return err
 }
 
-// found is how serious a finding is. What was not tested is neither good nor bad.
+// found is the severity of a finding. A skipped test is neither good nor bad.
 func found(f netcheck.Finding) string {
 	if strings.HasSuffix(f.Kind, ".skipped") {
 		return string(netcheck.StateNotTested)
@@ -191,7 +191,7 @@ type cell struct {
 	loss  float64 // share of the segments
 }
 
-// cells leaves out PyTorch's collectives, whose rates have another line, and what names no node of the picture.
+// cells leaves out PyTorch's collectives, whose rates have another line, and pairs with nodes outside the picture.
 func cells(p netcheck.Picture) map[edge]cell {
 	m := map[edge]cell{}
 	for _, t := range p.Pairs {
@@ -210,7 +210,7 @@ func cells(p netcheck.Picture) map[edge]cell {
 	return m
 }
 
-// with is the worse one of two rails, and what either has lost.
+// with is the worse of two rails, with the larger loss.
 func (c cell) with(old cell) cell {
 	worst := old
 	if worse(c, old) {

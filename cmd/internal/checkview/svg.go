@@ -20,7 +20,7 @@ const (
 	bigCell    = 38 // of up to bigTo nodes: with figures
 	bigTo      = 16
 	cellSize   = 16
-	smallCell  = 3 // of more than smallFrom nodes, whose names are left out
+	smallCell  = 3 // for more than smallFrom nodes; their names are left out
 	smallFrom  = 128
 	charWidth  = 5.9 // of the font, about
 	lineHeight = 15
@@ -114,7 +114,7 @@ func (s *sheet) names() {
 	}
 }
 
-// label is the name of a node, with what became of it unless that is ok.
+// label is the name of a node, with its state unless that is ok.
 func label(n netcheck.NodePicture) string {
 	name := short(name(n.Node))
 	if state := state(n); state != string(netcheck.StateOK) {
@@ -150,7 +150,7 @@ func (s *sheet) rates() {
 	}
 }
 
-// signs are what a cell has beside its colour.
+// signs draws the signs of a cell in addition to its colour.
 func (s *sheet) signs(c cell, x, y int) {
 	middle := s.size / 2
 	switch {
@@ -174,7 +174,7 @@ func brief(mbps float64) string {
 	return Number(float64(int(mbps)))
 }
 
-// outsiders hatches the rows and columns of nodes that are left out, whatever their rates.
+// outsiders hatches the rows and columns of excluded nodes, at any rate.
 func (s *sheet) outsiders() {
 	for i, n := range s.p.Nodes {
 		if s.size > smallCell { // a node is not tested with itself
@@ -187,7 +187,7 @@ func (s *sheet) outsiders() {
 	}
 }
 
-// legend says what the colours and signs mean, and lists the nodes that are not ok.
+// legend explains the colours and signs, and lists the nodes that are not ok.
 func (s *sheet) legend() {
 	y := s.end + lineHeight
 	s.scale(y)
@@ -213,7 +213,7 @@ func (s *sheet) scale(y int) {
 	s.text(x+legendBar, y+lineHeight, "end", "#000", "median "+Number(s.p.Median))
 }
 
-// samples says what the signs are.
+// samples explains the signs.
 func (s *sheet) samples(y int) {
 	lost := "#fff"
 	if s.size == smallCell {
@@ -253,7 +253,7 @@ func (s *sheet) listed() (lines []string) {
 
 func byPlace(a, b edge) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) }
 
-// Colours of what is no rate.
+// Colours of cells without a rate.
 const (
 	grey   = "#e0e0e0"
 	purple = "#c000c0"

@@ -1,14 +1,15 @@
 // Package healthcheck asks the site's own check whether this node is healthy: a command, or a service on a socket.
 //
-// A command is run by /bin/sh. Exit status 0 is healthy and any other is not, but 126 and 127, with which the shell
-// says that there is no such command. JSON that the command prints, or that the service answers a GET with, says more:
+// A command is run by /bin/sh. Exit status 0 is healthy and any other is not, except 126 and 127, with which the shell
+// reports that there is no such command. A command may print JSON, and a service may answer a GET with it, for more
+// detail:
 //
 //	{"verdict": "ok", "failed_checks": ["nvlink"], "message": "..."}
 //
 // All keys are optional, others are ignored. Words for healthy are ok, pass, passed, healthy, success and true; for
 // unhealthy fail, failed, faulty, unhealthy, error and false; warn and warning let the node through. A check that fails
-// by its exit status has failed whatever it prints. An answer that says nothing is a warning and no fault: a check that
-// is broken must not take a cluster out of service.
+// by its exit status has failed, with any output. An empty answer is a warning and no fault: a check that is broken
+// must not take a cluster out of service.
 package healthcheck
 
 import (
@@ -29,7 +30,7 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Outcome is what a check says of the node.
+// Outcome is the result of a check.
 type Outcome int
 
 // The outcomes.
@@ -45,7 +46,7 @@ type Answer struct {
 	Reason  string
 }
 
-// Bounds of what is read of a check.
+// Bounds of a check's answer.
 const (
 	maxOutput = 64 << 10 // bytes of its standard output, or of a service's answer
 	maxReason = 300      // bytes
@@ -54,7 +55,7 @@ const (
 // Socket is the prefix of a check that is a service on a Unix socket, before the socket's path.
 const Socket = "unix:"
 
-// Start starts a command and returns what waits for it.
+// Start starts a command and returns the function that waits for it.
 type Start func(*exec.Cmd) (wait func() error, err error)
 
 // Run asks the check that spec names. It ends soon after ctx, and leaves no process of a command's process group.
@@ -79,11 +80,11 @@ func execute(ctx context.Context, start Start, command string) Answer {
 	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // for whoever left the group and holds the pipes
+	cmd.WaitDelay = time.Second // for a process that left the group and holds the pipes
 	wait, err := start(cmd)
 	if err == nil {
 		err = wait()
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it has left behind
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its children
 	}
 	var exit *exec.ExitError
 	switch {
@@ -134,8 +135,7 @@ type verdict struct {
 	Message string   `json:"message"`
 }
 
-// judge reads what a check has printed. silent: one that prints nothing, or nothing of this form, says that all is
-// well.
+// judge reads the output of a check. silent: empty output, or output that is not of this form, means healthy.
 func judge(out []byte, silent bool) Answer {
 	var v verdict
 	text := bytes.TrimSpace(out)
@@ -188,7 +188,7 @@ func lastLine(text []byte) string {
 	return oneLine(string(text[bytes.LastIndexByte(text, '\n')+1:]))
 }
 
-// head keeps the beginning of what is written to it, and takes the rest as well.
+// head keeps the beginning of its input, and takes the rest as well.
 type head struct{ bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {

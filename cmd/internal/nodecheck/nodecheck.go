@@ -24,7 +24,7 @@ import (
 	"dlrover-run/switchbox"
 )
 
-// Config says what is examined, and with what.
+// Config has the settings of an examination and its tools.
 type Config struct {
 	Run  string
 	Spec netcheck.Spec
@@ -37,8 +37,8 @@ type Config struct {
 	HealthTime time.Duration
 	// Start starts the commands of a check.
 	Start healthcheck.Start
-	// Devices examines the accelerators and the links between them; nil is not to be done. What it cannot do here is
-	// State Skipped.
+	// Devices examines the accelerators and the links between them; nil skips this. An examination that is not possible
+	// here has the State Skipped.
 	Devices func(context.Context) switchbox.Report
 	// Torch starts PyTorch's tests, whose import goes on in the background; nil leaves them out.
 	Torch func(context.Context) (node.Torch, error)
@@ -62,7 +62,7 @@ type Checker struct {
 	cfg    Config
 	host   probe.Host
 	choice probe.Choice
-	mark   string // fingerprint of what the last examination found sound; "" if it found nothing
+	mark   string // fingerprint of the node when the last examination passed; "" if it failed
 }
 
 // New returns a Checker, or says which variable cannot be used. Nothing is started.
@@ -142,7 +142,7 @@ func (c *Checker) Check(ctx context.Context) (Result, error) {
 		Final:   c.cfg.Final, Log: c.cfg.Log,
 	})
 	if err = cmp.Or(err, ctx.Err()); err != nil {
-		return Result{}, err // what was called off may have failed for that
+		return Result{}, err // the tests may have failed because they were cancelled
 	}
 	v.Excluded = v.Excluded && !c.cfg.Spec.ReportOnly
 	c.tellLater(self, v)
@@ -164,7 +164,7 @@ func (c *Checker) startTorch(ctx context.Context) (t node.Torch, why string) {
 	return t, ""
 }
 
-// tellLater logs what is about this node alone, and was not known when it introduced itself.
+// tellLater logs the verdict's findings about this node alone that it did not know when it introduced itself.
 func (c *Checker) tellLater(self netcheck.Node, v netcheck.Verdict) {
 	for _, f := range v.Findings {
 		own := strings.HasPrefix(f.Kind, "host.") || strings.HasSuffix(f.Kind, ".skipped")
@@ -174,8 +174,8 @@ func (c *Checker) tellLater(self netcheck.Node, v netcheck.Verdict) {
 	}
 }
 
-// watch returns what says what this node's own counters tell against it from now on. What happens on healthy networks
-// is left out.
+// watch returns a function that lists the findings of this node's own counters from now on. Growth that is normal on
+// healthy networks is left out.
 func (c *Checker) watch() func() []netcheck.Finding {
 	before := c.host.Snapshot(c.choice)
 	return func() []netcheck.Finding {
@@ -210,7 +210,7 @@ func (c *Checker) until(v netcheck.Verdict) time.Time {
 	return time.Now().Add(c.cfg.Spec.TTL)
 }
 
-// Doubt says what has happened to this node since its examination that makes the pass void, or "".
+// Doubt describes a change of this node since its examination that makes the pass void, or returns "".
 func (c *Checker) Doubt() string {
 	mark := c.host.Fingerprint(c.choice)
 	if c.mark == "" || mark == c.mark {
@@ -231,7 +231,7 @@ func (c *Checker) announced(ctx context.Context) netcheck.Node {
 	return c.introduce(ctx)
 }
 
-// introduce does the local checks, all at the same time: none of them uses what another one measures.
+// introduce does the local checks, all at the same time: none of them uses a resource that another one measures.
 func (c *Checker) introduce(ctx context.Context) netcheck.Node {
 	self := c.cfg.Node
 	var wg sync.WaitGroup
@@ -293,7 +293,7 @@ func (c *Checker) nics(ctx context.Context) []netcheck.Finding {
 	}
 }
 
-// prober measures what this node's own loopback reaches first, by which a test knows its CPU for the limit.
+// prober measures the rate of this node's own loopback first; with it a test recognizes its CPU as the limit.
 func (c *Checker) prober(ctx context.Context, self netcheck.Node, rdma string) *probe.Prober {
 	cfg := probe.Config{ID: netcheck.Alias(self.ID), NICs: self.NICs, Addr: self.Addr, RDMATool: rdma,
 		Start: probe.Start(c.cfg.Start)}
@@ -353,7 +353,7 @@ func aspects(r switchbox.Report) (all []string) {
 	return all
 }
 
-// findings turns what an adaptor has found into findings of the node.
+// findings turns an adaptor's findings into findings of the node.
 func findings(r switchbox.Report) []netcheck.Finding {
 	var fs []netcheck.Finding
 	for _, f := range r.Findings {
