@@ -108,7 +108,7 @@ func failedBefore(m, o *member, f faculty, trials []*trial) bool {
 	return false
 }
 
-// explained says that somebody else is known to be the cause of a failure of m.
+// explained reports whether somebody else is known to be the cause of a failure of m.
 func (s *stage) explained(t *trial, m *member, f faculty) bool {
 	o := t.other(m)
 	return f == reach && t.silentEnd(o) && !t.silentEnd(m) || // m has reported, o has not

@@ -84,5 +84,5 @@ func (s *stage) endMutual(t *trial) {
 	s.pump()
 }
 
-// ofIsland says that m is fine, but reaches only its like.
+// ofIsland reports whether m is fine, but reaches only its like.
 func (m *member) ofIsland() bool { return m.record(reach).blamed && m.mutual >= mutualPasses }

@@ -38,7 +38,7 @@ func (s *stage) assess(m *member) {
 // faculties is the number of them that a member has in this stage.
 func (s *stage) faculties() faculty { return faculty(1 + 2*len(s.lanes)) }
 
-// exhausted says that m had all tests that one node gets. Of two nodes none can be told from the other; and where
+// exhausted reports whether m had all tests that one node gets. Of two nodes none can be told from the other; and where
 // hardly any node has passed none is named, so that one test with a good node shows all there is to see.
 func (s *stage) exhausted(m *member) bool {
 	switch {
@@ -72,7 +72,7 @@ func (s *stage) stand(m *member, f faculty) standing {
 	return s.standRate(m, f, e)
 }
 
-// guilty says whether the evidence is enough, with share of the threshold.
+// guilty reports whether the evidence is enough, with share of the threshold.
 func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
 	if m.n.witness && f != reach {
 		return false // its rates are measured for others' sake, and quickly
@@ -134,8 +134,8 @@ func (s *stage) lows(m *member, f faculty) (n int) {
 	return n
 }
 
-// disputed says that t failed between two nodes that are fine by all other tests, and was not made again yet: it is
-// the path's failure, or was nobody's.
+// disputed reports whether t failed between two nodes that are fine by all other tests, and was not made again yet: it
+// is the path's failure, or was nobody's.
 func (s *stage) disputed(t *trial) bool {
 	if t.again != nil || t.kind == pairTrial {
 		return false

@@ -57,7 +57,7 @@ func (s *stage) findLeaves() {
 	}
 }
 
-// cutOff says that t was made over the uplink of a dead leaf.
+// cutOff reports whether t was made over the uplink of a dead leaf.
 func (s *stage) cutOff(t *trial) bool {
 	a, b := t.ends[0].leaf, t.ends[1].leaf
 	return len(s.dead) > 0 && a != b && (s.dead[a] || s.dead[b])

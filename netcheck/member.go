@@ -81,7 +81,7 @@ func (m *member) recordOf(f faculty) *record {
 	return &m.records[f]
 }
 
-// certified says that f of m has been seen to work, and is not blamed all the same.
+// certified reports whether f of m has been seen to work, and is not blamed all the same.
 func (m *member) certified(f faculty) bool {
 	r := m.record(f)
 	return r.passed && !r.blamed && !m.record(reach).blamed
@@ -90,7 +90,7 @@ func (m *member) certified(f faculty) bool {
 // exposed reports whether f of m is blamed; a member that reaches nobody has no rates either.
 func (m *member) exposed(f faculty) bool { return m.record(f).blamed || m.record(reach).blamed }
 
-// idle says that m can be given a test.
+// idle reports whether m can be given a test.
 func (m *member) idle() bool { return m.n.present() && m.n.trial == nil && !m.released }
 
 // meetings counts the trials of m with o.

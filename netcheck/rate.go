@@ -58,8 +58,8 @@ func (s *stage) measure(trials []*trial) {
 	}
 }
 
-// ofNodes says that slow nodes explain which pairs are slow: it is not so where leaves that are not known have slow
-// uplinks. Then many pairs are slow of nodes that are both fast with others.
+// ofNodes reports whether slow nodes explain which pairs are slow: it is not so where leaves that are not known have
+// slow uplinks. Then many pairs are slow of nodes that are both fast with others.
 func (s *stage) ofNodes(c rateClass, best float32) bool {
 	lane, low, all := slices.Index(s.lanes, c.lane), 0, 0
 	for _, t := range s.ended {

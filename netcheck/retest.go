@@ -84,7 +84,7 @@ func (s *stage) mate(m *member) *member {
 	return nil
 }
 
-// seemsSlow says that a rate of m was low in several tests and good in none.
+// seemsSlow reports whether a rate of m was low in several tests and good in none.
 func (s *stage) seemsSlow(m *member) bool {
 	if m.mated || !m.certified(reach) {
 		return false
@@ -125,7 +125,7 @@ func (s *stage) retest(kind trialKind, m, p *member, old *trial) {
 	s.start(t)
 }
 
-// doubtsRate says that rates of m are in question, which a short measurement would not settle.
+// doubtsRate reports whether rates of m are in question, which a short measurement would not settle.
 func (s *stage) doubtsRate(m *member) bool {
 	for f := faculty(1); f < s.faculties(); f++ {
 		if s.lows(m, f) > 0 {

@@ -61,5 +61,5 @@ func sooner(a, b time.Time) time.Time {
 	return a
 }
 
-// reached says that at is a time and has come.
+// reached reports whether at is a time and has come.
 func reached(at, now time.Time) bool { return !at.IsZero() && !at.After(now) }

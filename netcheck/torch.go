@@ -164,7 +164,7 @@ func (c *Check) beginTorch() {
 	c.beginStage(nodes, c.torchNorms, !c.cfg.Spec.Comm)
 }
 
-// canTorch says that a node has shown that it can use PyTorch.
+// canTorch reports whether a node has shown that it can use PyTorch.
 func (n *node) canTorch() bool { return n.Torch && n.computed == OK && n.matmul > 0 }
 
 // beginComm has all that passed meet once.

@@ -96,10 +96,10 @@ func (l lane) by() string {
 // other is m's partner in the test.
 func (t *trial) other(m *member) *member { return t.ends[1-t.end(m)] }
 
-// silentEnd says whether m's end did not report.
+// silentEnd reports whether m's end did not report.
 func (t *trial) silentEnd(m *member) bool { return t.class[t.end(m)] == Silent }
 
-// blameless says that the class is no news about the network or the other node.
+// blameless reports whether the class is no news about the network or the other node.
 func blameless(c Class) bool { return c == Own || c == Canceled }
 
 // absorb takes one end's report.
@@ -191,7 +191,7 @@ func (t *trial) of(m *member, f faculty) *sample {
 	return nil
 }
 
-// failed says that the ends did not reach each other, or that any rate was low.
+// failed reports whether the ends did not reach each other, or any rate was low.
 func (t *trial) failed() bool {
 	if t.reach == fail {
 		return true

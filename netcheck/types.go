@@ -264,7 +264,7 @@ type Verdict struct {
 	Findings []Finding `json:"findings,omitempty"` // at most MaxFindings
 }
 
-// Reaches says that the node has passed with another one, or had none to be tested with.
+// Reaches reports whether the node has passed with another one, or had none to be tested with.
 func (v Verdict) Reaches() bool {
 	switch v.State {
 	case StateOK, StateSlow:

@@ -106,12 +106,13 @@ func (s *stage) nameless(certified int) string {
 	return ""
 }
 
-// slowFabric says that so many directions between good nodes were slow twice that it is no matter of single paths.
+// slowFabric reports whether so many directions between good nodes were slow twice that it is no matter of single
+// paths.
 func (s *stage) slowFabric(slow int) bool {
 	return slow >= fabricFrom && float64(slow) > slowShare*float64(2*s.pairs*len(s.lanes))
 }
 
-// scarce says that so few nodes have passed that none of the others can be named.
+// scarce reports whether so few nodes have passed that none of the others can be named.
 func (s *stage) scarce(passed int) bool {
 	return float64(passed) < max(goodFrom, goodShare*float64(s.size))
 }
@@ -196,8 +197,8 @@ func (s *stage) verdict(m *member) Verdict {
 	return v
 }
 
-// apart says that a world with m cannot work: it reaches no others, or only its like. A witness has reached others in
-// an earlier check, and stands until the opposite is proved.
+// apart reports whether a world with m cannot work: it reaches no others, or only its like. A witness has reached
+// others in an earlier check, and stands until the opposite is proved.
 func (s *stage) apart(m *member) bool {
 	return !m.record(reach).passed && !m.n.witness || s.dead[m.leaf] || m.ofIsland()
 }
@@ -287,7 +288,7 @@ func (s *stage) fine(m *member) Verdict {
 
 const unpaired = "it was not tested against others"
 
-// blamed says that any faculty of m is, and has not been seen to work since.
+// blamed reports whether any faculty of m is, and has not been seen to work since.
 func (m *member) blamed() bool {
 	for i := range m.records {
 		if m.slow(faculty(i)) {
@@ -297,7 +298,7 @@ func (m *member) blamed() bool {
 	return m.record(reach).blamed
 }
 
-// slow says that a rate of m is blamed, and was good in no test, not even in a later one.
+// slow reports whether a rate of m is blamed, and was good in no test, not even in a later one.
 func (m *member) slow(f faculty) bool { return f != reach && m.record(f).blamed && !m.record(f).passed }
 
 // confidence is the probability of a fault when one node of n is at fault beforehand.

@@ -138,7 +138,7 @@ func links(d Facts, all []Facts) []Finding {
 	return []Finding{f.measured("links", float64(active), float64(most), "")}
 }
 
-// switched says whether any link of the device ends at a switch.
+// switched reports whether any link of the device ends at a switch.
 func (f Facts) switched() bool {
 	return slices.ContainsFunc(f.Links, func(l Link) bool { return l.Active && l.Remote == RemoteSwitch })
 }

@@ -29,7 +29,7 @@ func (p *Pair) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// same says whether two Pairs are of the same devices, in either order.
+// same reports whether two Pairs are of the same devices, in either order.
 func (p Pair) same(q Pair) bool { return p == q || p == Pair{q.B, q.A} }
 
 // DefaultPairs are those of --box-pairs where nobody names any.

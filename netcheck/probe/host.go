@@ -149,7 +149,7 @@ func usableAddr(l Link, like netip.Addr) (netip.Addr, bool) {
 	return best, best.IsValid()
 }
 
-// running says whether a link carries packets. A state that the driver does not know is no news.
+// running reports whether a link carries packets. A state that the driver does not know is no news.
 func running(l Link) bool {
 	return l.Up && !slices.Contains([]string{"down", "lower-layer-down", "not-present"}, l.Oper)
 }

@@ -61,8 +61,8 @@ func addrsByIndex() map[int][]netip.Prefix {
 	return by
 }
 
-// bindable says whether binding a socket to an interface means anything: a packet does not leave by one that only holds
-// an address.
+// bindable reports whether binding a socket to an interface means anything: a packet does not leave by one that only
+// holds an address.
 func bindable(name string) bool {
 	link, err := netlink.LinkByName(name)
 	return err == nil && link.Type() != "dummy" && link.Attrs().RawFlags&unix.IFF_LOOPBACK == 0

@@ -76,7 +76,7 @@ func (m *meter) rates() []float64 {
 	return rates
 }
 
-// steady says whether the last intervals hardly differ.
+// steady reports whether the last intervals hardly differ.
 func (m *meter) steady() bool {
 	rates := m.rates()
 	if len(rates) < steadyIntervals {
@@ -90,7 +90,7 @@ func (m *meter) steady() bool {
 	return low > 0 && high-low <= steadySpread*sum/steadyIntervals
 }
 
-// done says whether p asks for no more.
+// done reports whether p asks for no more.
 func (m *meter) done(p plan) bool {
 	d := m.measured()
 	return d >= p.measure-interval/2 || p.early > 0 && d >= p.early-interval/2 && m.steady()

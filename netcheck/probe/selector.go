@@ -80,10 +80,10 @@ func parseWant(entry string) (want, error) {
 	return want{name, int(n)}, nil
 }
 
-// All says whether nothing was asked for.
+// All reports whether nothing was asked for.
 func (s Selector) All() bool { return len(s.wants) == 0 }
 
-// Match says whether the device is selected. Port 0 is that of a device without ports.
+// Match reports whether the device is selected. Port 0 is that of a device without ports.
 func (s Selector) Match(name string, port int) bool {
 	if s.All() {
 		return true
@@ -100,7 +100,7 @@ func (s Selector) Match(name string, port int) bool {
 	return s.exclude
 }
 
-// Names says whether the device was asked for by its whole name, so that it must be there and work.
+// Names reports whether the device was asked for by its whole name, so that it must be there and work.
 func (s Selector) Names(name string) bool {
 	for _, w := range s.wants {
 		if w.name == name {

@@ -68,7 +68,7 @@ func newOutlet(nic netcheck.NIC, peers []netip.Addr) (outlet, error) {
 	return o, nil
 }
 
-// anyLocal says whether one of addrs is an address of this host.
+// anyLocal reports whether one of addrs is an address of this host.
 func anyLocal(addrs []netip.Addr) bool {
 	local, err := net.InterfaceAddrs()
 	if err != nil {

@@ -70,7 +70,7 @@ func (e ending) withoutReport() (switchbox.Report, error) {
 	}
 }
 
-// crashed says whether Go's runtime has printed its farewell: it turns a signal into an exit status of 2.
+// crashed reports whether Go's runtime has printed its farewell: it turns a signal into an exit status of 2.
 func crashed(stderr string) bool {
 	for _, sign := range []string{"fatal error: ", "[signal ", "SIGABRT: ", "SIGSEGV: ", "SIGBUS: ", "panic: ",
 		"runtime: "} {
