@@ -35,12 +35,12 @@ func (p phase) String() string {
 
 // Check is the state machine of the checks of one run. It is not safe for concurrent use.
 //
-// One check follows another as nodes are told to be checked: idle, gathering, the stages, idle. It decides by its
-// events, their times and its seed alone.
+// One check follows another when nodes are expected: idle, gathering, the stages, idle. Its decisions depend only on
+// its events, their times and its seed.
 type Check struct {
 	cfg    Config
 	rng    *rand.Rand
-	prefix uint32 // of the names of tests: those of an earlier service's Check are others
+	prefix uint32 // of the names of tests; a Check of an earlier service has another
 
 	nodes   []*node          // of the present or last check, in order of first contact; including those that have gone
 	byID    map[string]*node // without those that have gone
@@ -137,7 +137,7 @@ func (c *Check) expire() {
 	}
 }
 
-// advance goes on to the next phase if it is time, and says whether it did.
+// advance goes on to the next phase if it is time, and reports whether it did.
 func (c *Check) advance() bool {
 	before := c.phase
 	switch c.phase {

@@ -11,8 +11,8 @@ type Event interface{ event() }
 
 // The events of a Check.
 type (
-	// Expect: the rendezvous has told these nodes to be checked. Witnesses hold a certificate; they are only to be
-	// partners of the others, and are let go as soon as nobody needs them.
+	// Expect: the rendezvous has told these nodes to be checked. Witnesses hold a certificate; they only help to test
+	// the others, and are released as soon as no test needs them.
 	Expect struct {
 		IDs       []string
 		Witnesses []string
@@ -33,7 +33,7 @@ type (
 		ID     string
 		Result Result
 	}
-	// Gone: the node has left the run, or was told something else than to be checked.
+	// Gone: the node has left the run, or has another directive than to be checked.
 	Gone struct{ ID string }
 	// Tick: the time that Next named has come.
 	Tick struct{}

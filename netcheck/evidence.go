@@ -9,7 +9,7 @@ const (
 	weightFail  = 3.9   // a retest against a certified node
 	weightPass  = -0.68 // the same
 	weightAlone = 3.0   // a base test, by the end that never passed, with a certified one
-	weightEach  = 1.5   // a test of two of which neither is better known
+	weightEach  = 1.5   // a test of two equally unknown nodes
 	acquitAt    = -0.5
 	familyWise  = 0.02 // chance that any healthy node of all is blamed
 	capShare    = 0.7  // of the threshold, for a node that has had all its tests
@@ -26,7 +26,7 @@ type evidence struct {
 	fails       int
 	certain     int // failures with certified ones
 	retestFails int
-	unexplained int // failures that nobody else is to blame for, and that were not tested again
+	unexplained int // failures without another known cause that were not tested again
 	doubtful    int // of these, the ones in which the other end has never passed
 }
 
@@ -43,8 +43,8 @@ func (s *stage) weigh(m *member, f faculty) (e evidence) {
 	return e
 }
 
-// addPass: with few nodes, where all have met, the base tests count like retests. In others a base test that has passed
-// is no reason to stop looking, but speaks against blame.
+// addPass: with few nodes, where all have met, the base tests count like retests. Otherwise a passed base test does not
+// end the search, but counts against blame.
 func (s *stage) addPass(e *evidence, t *trial, m *member, f faculty) {
 	switch {
 	case !t.other(m).certified(f.counterpart()):
@@ -80,7 +80,7 @@ func (s *stage) addFailure(e *evidence, i int, m *member, f faculty) {
 	e.weight += weightOfFailure(t, m, f)
 }
 
-// weightOfFailure says how much a failure speaks against m: all of it, half, or nothing.
+// weightOfFailure is the share of a failure that counts against m: all, half, or nothing.
 func weightOfFailure(t *trial, m *member, f faculty) float64 {
 	mine, theirs := m.certified(f), t.other(m).certified(f.counterpart())
 	switch {
@@ -108,7 +108,7 @@ func failedBefore(m, o *member, f faculty, trials []*trial) bool {
 	return false
 }
 
-// explained reports whether somebody else is known to be the cause of a failure of m.
+// explained reports whether another node is known to be the cause of a failure of m.
 func (s *stage) explained(t *trial, m *member, f faculty) bool {
 	o := t.other(m)
 	return f == reach && t.silentEnd(o) && !t.silentEnd(m) || // m has reported, o has not

@@ -14,7 +14,7 @@ func (s *stage) name() string {
 	return "netcheck"
 }
 
-// blame is the verdict of a member of which any faculty is blamed.
+// blame is the verdict of a member with a blamed faculty.
 func (s *stage) blame(m *member) Verdict {
 	if m.record(reach).blamed {
 		return s.blameReach(m)
@@ -168,7 +168,7 @@ func (s *stage) warnings(m *member) (found []Finding) {
 	return found[:min(len(found), MaxFindings)]
 }
 
-// warnLane tells of losses and latencies that all tests of a lane have shown.
+// warnLane reports losses and latencies that all tests of a lane have shown.
 func (s *stage) warnLane(m *member, f faculty) (found []Finding) {
 	loss, p50, usual := float32(1), float32(0), norm{}
 	n := 0
@@ -196,7 +196,7 @@ func (s *stage) warnLane(m *member, f faculty) (found []Finding) {
 	return found
 }
 
-// warnMTU tells that packets as large as the interfaces at both ends take came through in no test.
+// warnMTU reports that packets as large as the MTU of both ends arrived in no test.
 func (s *stage) warnMTU(m *member, f faculty) []Finding {
 	l := s.lanes[f.lane()]
 	most, want := int32(0), int32(0)

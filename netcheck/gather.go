@@ -7,9 +7,9 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// How long a check waits for those that were told to come.
+// How long a check waits for expected nodes.
 const (
-	gatherQuiet = 10 * time.Second // after the last that came or was told to come
+	gatherQuiet = 10 * time.Second // after the last node that came or was expected
 	gatherMost  = 15 * time.Second
 	witnessTime = 2 * time.Second  // for witnesses, after the last node that is to be checked
 	absentTime  = 10 * time.Second // beyond gathering: then a node is silent
@@ -33,7 +33,7 @@ func (c *Check) expectOne(who Node, witness bool) {
 	switch {
 	case old == nil:
 	case old.state == decided:
-		c.become(old, departed) // told to be checked again: as another node
+		c.become(old, departed) // expected again: as another node
 	case old.witness && !witness && old.state == expected:
 		c.count(old, -1)
 		old.witness = false
@@ -157,8 +157,8 @@ func noGPU(why string) Verdict {
 		{Check: "host", Kind: "host.gpu", Severity: Fatal, Metric: "gpus", Threshold: 1, Text: text}}}
 }
 
-// gatherUntil is when gathering ends if nobody else comes. Nodes that are known to do their local checks are waited
-// for.
+// gatherUntil is when gathering ends if no other node comes. It waits for nodes that are known to do their local
+// checks.
 func (c *Check) gatherUntil() time.Time {
 	if c.local > 0 {
 		return c.began.Add(max(gatherMost, c.cfg.Spec.Timeout+absentTime))
@@ -206,7 +206,7 @@ func (c *Check) firstAbsent() *node {
 	return nil
 }
 
-// silent decides a node that was told to come and did not.
+// silent decides an expected node that did not come.
 func (c *Check) silent(n *node) {
 	c.absent.pop()
 	c.become(n, decided)

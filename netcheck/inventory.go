@@ -9,7 +9,7 @@ import (
 // hardware. Hardware that differs is reported. A node without a GPU is not tested if others have GPUs.
 func (c *Check) compareInventories() {
 	nodes := c.here(func(*node) bool { return true })
-	if len(nodes) < 3 { // of two nobody knows which is right
+	if len(nodes) < 3 { // two nodes have no majority
 		return
 	}
 	withGPU, working := 0, 0

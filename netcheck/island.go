@@ -26,7 +26,7 @@ func (s *stage) mutualRound() {
 	}
 }
 
-// cutOffMaybe are the members of which an island could be: blamed for reaching nobody, but not silent.
+// cutOffMaybe are the candidates for an island: blamed for reaching nobody, but not silent.
 func (s *stage) cutOffMaybe() (blamed []*member) {
 	for _, m := range s.members {
 		if m.record(reach).blamed && m.silents == 0 && m.owns == 0 && m.idle() {

@@ -7,7 +7,7 @@ import (
 
 // Bounds for a decision.
 const (
-	partnersReach = 2 // different certified nodes that must have failed with a node: one path condemns nobody
+	partnersReach = 2 // different certified nodes that must have failed with a node: one path is not enough
 	partnersRate  = 3
 	retestsReach  = 2    // failed retests, unless all have met: of a thousand nodes some meet three bad paths in a row
 	disturbed     = 0.2  // share of rates that something elsewhere may spoil
@@ -38,8 +38,8 @@ func (s *stage) assess(m *member) {
 // faculties is the number of them that a member has in this stage.
 func (s *stage) faculties() faculty { return faculty(1 + 2*len(s.lanes)) }
 
-// exhausted reports whether m had all tests that one node gets. Of two nodes none can be told from the other; and where
-// hardly any node has passed none is named, so that one test with a good node shows all there is to see.
+// exhausted reports whether m had all tests that one node gets. Two nodes cannot be distinguished, and where hardly any
+// node has passed none is named; one test with a good node is then enough.
 func (s *stage) exhausted(m *member) bool {
 	switch {
 	case s.size == 2:
@@ -75,7 +75,7 @@ func (s *stage) stand(m *member, f faculty) standing {
 // guilty reports whether the evidence is enough, with share of the threshold.
 func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
 	if m.n.witness && f != reach {
-		return false // its rates are measured for others' sake, and quickly
+		return false // its rates are measured only for the other end, and quickly
 	}
 	if f == reach && (m.silents >= 2 || m.owns >= 2) {
 		return true
@@ -100,7 +100,7 @@ func (s *stage) standReach(m *member, e evidence) standing {
 	passed := m.certified(reach) && (m.want <= 1 || m.passes() >= m.want)
 	switch {
 	case m.n.witness && len(m.trials) == 0:
-		return cleared // nobody has needed it
+		return cleared // no test has needed it
 	case !passed:
 		return open
 	case e.unexplained == 0:
@@ -134,8 +134,8 @@ func (s *stage) lows(m *member, f faculty) (n int) {
 	return n
 }
 
-// disputed reports whether t failed between two nodes that are fine by all other tests, and was not made again yet: it
-// is the path's failure, or was nobody's.
+// disputed reports whether t failed between two nodes that are fine by all other tests, and was not repeated yet. The
+// path has failed, or the failure was a chance.
 func (s *stage) disputed(t *trial) bool {
 	if t.again != nil || t.kind == pairTrial {
 		return false

@@ -28,7 +28,7 @@ func (f faculty) counterpart() faculty {
 type standing uint8
 
 const (
-	cleared standing = iota // nothing speaks against it
+	cleared standing = iota // no evidence against it
 	pending                 // it waits for another member's standing, or for a pair to be tested again
 	open                    // it needs another test
 	exposed                 // blamed

@@ -10,7 +10,7 @@ import (
 type nodeState uint8
 
 const (
-	expected nodeState = iota // told to be checked, not heard of
+	expected nodeState = iota // to be checked, but it has sent nothing yet
 	here
 	decided
 	departed // gone, or replaced by a later arrival of the same node
@@ -103,7 +103,7 @@ func (c *Check) decide(n *node, v Verdict) {
 	c.assign(n, Assignment{Duty: Decided, Verdict: &told})
 }
 
-// maxTold bounds the nodes of a check of which the timeline tells; the picture has all.
+// maxTold bounds the nodes of a check in the timeline; the picture has all.
 const maxTold = 64
 
 // settle makes v the verdict of n, with the results of its local checks, under this Spec.
@@ -125,7 +125,7 @@ func (c *Check) settle(n *node, v Verdict) {
 	}
 }
 
-// maxFaults bounds the faults of one node's devices that the timeline tells.
+// maxFaults bounds the faults of one node's devices in the timeline.
 const maxFaults = 4
 
 // noteFaults notes devices that their driver reports as broken, if the verdict does not exclude the node.

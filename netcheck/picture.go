@@ -129,7 +129,7 @@ func (c *Check) summary() string {
 	return strings.Join(parts, ", ")
 }
 
-// noteBase tells how the base rounds went.
+// noteBase notes the result of the base rounds.
 func (c *Check) noteBase(s *stage) {
 	suspects := 0
 	for _, m := range s.members {

@@ -31,7 +31,7 @@ func plan(n int, leaf func(int) string, rng *rand.Rand) [][][2]int {
 	return byLeaf(order, leaf, rng)
 }
 
-// labelled reports whether there are two leaves to tell apart and nearly all nodes have a label.
+// labelled reports whether there are at least two leaves and nearly all nodes have a label.
 func labelled(n int, leaf func(int) string) bool {
 	known, leaves := 0, map[string]bool{}
 	for i := range n {

@@ -5,7 +5,7 @@ import "slices"
 // Rates are compared with the median of their own kind: absolute limits cause false alarms.
 const (
 	blameShare   = 0.75  // of the median: below it a rate is a fault
-	warnShare    = 0.85  // below it a node's best is told
+	warnShare    = 0.85  // a node's best share below it is a warning
 	lossWarn     = 0.001 // share of segments sent again: the rate alone does not show 1 % of loss
 	lossFail     = 0.005
 	lossFactor   = 4 // a network in which all lose as much has another problem than this node

@@ -4,8 +4,8 @@ package netcheck
 const (
 	scanPool     = 32 // members of the pool that are looked at for one that a suspect has not met
 	scanWaiting  = 8  // suspects that are looked at in vain
-	companionsTo = 32 // nodes among which suspects are tested with each other when nobody has passed
-	allMeetTo    = 12 // nodes of which every pair is tested then: two of them may be fine
+	companionsTo = 32 // up to so many nodes suspects are tested with each other when none has passed
+	allMeetTo    = 12 // up to so many nodes every pair is tested then: two of them may be fine
 	onCall       = 16 // certified nodes that are kept while anything is open, and one for every open node
 )
 
@@ -67,7 +67,7 @@ func (s *stage) startRetests() {
 	}
 }
 
-// mate takes another waiting member that is slow with all, as m is. Nodes behind one slow switch are slow with all
+// mate returns another waiting member that is slow with all, as m is. Nodes behind one slow switch are slow with all
 // others, but not with each other. One such test of a node is enough.
 func (s *stage) mate(m *member) *member {
 	if !s.seemsSlow(m) {
@@ -97,7 +97,7 @@ func (s *stage) seemsSlow(m *member) bool {
 	return false
 }
 
-// partner takes somebody out of the pool whom m has not met, or nil.
+// partner takes a member out of the pool that m has not met, or returns nil.
 func (s *stage) partner(m *member) *member {
 	for range min(s.pool.len(), scanPool) {
 		p := s.pool.pop()
@@ -135,8 +135,8 @@ func (s *stage) doubtsRate(m *member) bool {
 	return false
 }
 
-// fallback is for few nodes, and when hardly any is fine: suspects meet whom they have met already, nodes that are
-// certified but wait themselves, or, where nobody is certified, each other. It says whether it has started anything.
+// fallback is for few nodes, and when hardly any is fine: suspects meet earlier partners again, or certified nodes that
+// wait themselves, or, if none is certified, each other. It reports whether it has started a trial.
 func (s *stage) fallback() bool {
 	judges := s.judges()
 	for range s.waiting.len() {
@@ -191,7 +191,7 @@ func leastMet(m *member, judges []*member) (best *member) {
 	return best
 }
 
-// companion is another suspect, for the few nodes among which nobody has passed yet.
+// companion is another suspect, for a few nodes of which none has passed yet.
 func (s *stage) companion(m *member) *member {
 	most := 2 * hopeless
 	if s.roundRobin {
@@ -209,7 +209,7 @@ func (s *stage) companion(m *member) *member {
 	return leastMet(m, others)
 }
 
-// release lets go of clear members that nobody will need.
+// release releases clear members that no test will need.
 func (s *stage) release() {
 	if !s.final {
 		return

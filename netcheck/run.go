@@ -5,7 +5,7 @@ import "time"
 // stage is the present one.
 func (c *Check) stage() *stage { return c.stages[len(c.stages)-1] }
 
-// startTrial tells the serving end of t to listen. The other end is told when that says that it does.
+// startTrial orders the serving end of t to listen. The other end gets its order once the serving end listens.
 func (c *Check) startTrial(s *stage, t *trial) {
 	t.id, t.start, t.stage = c.testName(), c.now, s
 	for _, m := range t.ends {
@@ -113,7 +113,7 @@ func (c *Check) expireTrial(t *trial) {
 	c.finish(t)
 }
 
-// void ends a test that says nothing about anybody.
+// void ends a test without a result.
 func (c *Check) void(t *trial) {
 	t.class = [2]Class{Canceled, Canceled}
 	c.finish(t)
@@ -131,7 +131,7 @@ func (c *Check) finish(t *trial) {
 	t.stage.end(t)
 }
 
-// beginHost tests pairs by TCP, where that is asked for and there are two.
+// beginHost tests pairs by TCP, if that is requested and there are two nodes.
 func (c *Check) beginHost() {
 	nodes := c.here(func(*node) bool { return true })
 	if c.cfg.Spec.Level == LevelLocal || len(nodes) < 2 {

@@ -6,7 +6,7 @@ import "slices"
 type stagePhase uint8
 
 const (
-	inBase    stagePhase = iota // everybody's planned trials
+	inBase    stagePhase = iota // the planned trials of all
 	inRetests                   // of suspects only
 	inMutual                    // those that are blamed, with each other
 	stageOver

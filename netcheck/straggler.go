@@ -30,7 +30,7 @@ func straggles(v, med, sigma float64) bool {
 	return med > 0 && v > stragglerRatio*med && v-med > stragglerZ*sigma
 }
 
-// judgeCompute says of every node that has computed whether it is much slower than the others, or than those of the
+// judgeCompute decides for every node with a result whether it is much slower than the others, or than the nodes of the
 // run's last check. Computing needs no partner, so three nodes are enough.
 func (c *Check) judgeCompute(nodes []*node) {
 	var values []float64

@@ -11,7 +11,7 @@ import (
 const (
 	computeTime = 20 * time.Second // beyond PyTorch's import
 	commTime    = 45 * time.Second
-	commShare   = 0.75 // of the pairs' median: below it the collective of all is told as slow
+	commShare   = 0.75 // of the pairs' median: below it the collective of all is reported as slow
 )
 
 // computing is every node measuring its devices alone.
@@ -34,8 +34,8 @@ type collective struct {
 	bus     []float64
 }
 
-// afterHost goes on with PyTorch where that is asked for and the nodes are not held up by it: members of a world that
-// was stopped for others' sake are not.
+// afterHost goes on with PyTorch if that is requested and does not delay the nodes. It would delay members of a world
+// that was stopped to check others.
 func (c *Check) afterHost() {
 	c.tellNoTorch()
 	nodes := c.here(func(n *node) bool { return n.Torch })
@@ -53,7 +53,7 @@ func (c *Check) afterHost() {
 	}
 }
 
-// tellNoTorch says of nodes that cannot use PyTorch why they are not tested with it.
+// tellNoTorch gives nodes that cannot use PyTorch a finding with the reason.
 func (c *Check) tellNoTorch() {
 	if c.cfg.Spec.Level != LevelFull || c.withWitnesses() {
 		return
@@ -63,7 +63,7 @@ func (c *Check) tellNoTorch() {
 	}
 }
 
-// TorchSkipped is the kind of a finding that says why a node was not tested with PyTorch.
+// TorchSkipped is the kind of a finding with the reason why a node was not tested with PyTorch.
 const TorchSkipped = "torch.skipped"
 
 func (n *node) skipTorch(why string) {
@@ -179,7 +179,7 @@ func (c *Check) beginComm() {
 		until: sooner(c.hard, c.now.Add(commTime))}
 	a := c.joining(nodes[0], 0)
 	for _, n := range nodes[1:] {
-		n.busy, n.test = true, "" // it may leave; it has nothing to report before it is told to join
+		n.busy, n.test = true, "" // it may leave; it reports nothing before its order to join
 		a.Allow = append(a.Allow, n.Addr)
 	}
 	c.assign(nodes[0], a)
@@ -218,7 +218,7 @@ func (c *Check) reportComm(n *node, r *Result) {
 	c.yield(n)
 }
 
-// endComm tells how the collective went. It names nobody: one that is missing stops all.
+// endComm notes the result of the collective. It names no node: one missing node stops all.
 func (c *Check) endComm() {
 	x := &c.comm
 	usual := float64(c.torchNorms.main().mbps)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Bounds of one test. A node that has said nothing when a test expires is silent in it.
+// Bounds of one test. A node that has reported nothing when a test expires is silent in it.
 const (
 	trialTime   = 6 * time.Second // of a test by TCP, handshake and both directions included
 	quickTime   = 4 * time.Second // of a shorter one
@@ -15,14 +15,14 @@ const (
 	readyTime   = 4 * time.Second // from the assignment to Ready
 	torchReady  = 10 * time.Second
 	maxRails    = 64
-	minSegments = 1000 // fewer say nothing about a share of 0.1 %
+	minSegments = 1000 // fewer are no evidence about a share of 0.1 %
 )
 
 // outcome of a trial for one faculty of its ends.
 type outcome uint8
 
 const (
-	none outcome = iota // says nothing
+	none outcome = iota // no evidence
 	pass
 	fail
 )
@@ -66,7 +66,7 @@ type sample struct {
 	mbps, low, p50 float32
 	loss           float32
 	mtu            int32 // the largest packet that came through; 0 is unknown
-	cpu            bool  // a low rate says nothing
+	cpu            bool  // a low rate is no evidence
 	result         outcome
 	lossy          bool // result is fail because of losses
 }

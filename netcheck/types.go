@@ -8,7 +8,7 @@ package netcheck
 
 import "time"
 
-// Level says how much of the nodes is checked.
+// Level is the extent of a check.
 type Level string
 
 // The levels of a check. Each includes those before it.
@@ -25,7 +25,7 @@ type Spec struct {
 	Comm bool
 	// ExcludeStraggler: a node that is slow, but works, is left out like a faulty one.
 	ExcludeStraggler bool
-	// ReportOnly: everything is measured and told, and nobody is left out.
+	// ReportOnly: everything is measured and reported, and no node is excluded.
 	ReportOnly bool
 	// TTL is how long a pass holds; 0: as long as the node stays in the run.
 	TTL time.Duration
@@ -50,14 +50,14 @@ type Node struct {
 	// Switch is the label of the leaf switch, and Domain that of the NVLink domain; "" is unknown.
 	Switch string `json:"switch,omitempty"`
 	Domain string `json:"domain,omitempty"`
-	// GPUs is the number of devices that were found, Wants whether the user says that there must be some.
+	// GPUs is the number of devices that were found, Wants whether the user requires some.
 	GPUs  int  `json:"gpus"`
 	Wants bool `json:"wants,omitempty"`
 	// Bare: no workers run there, so it needs no devices.
 	Bare bool `json:"bare,omitempty"`
 	// CPU is how much of its CPUs the node may use, in hundredths of one; 0 is unknown.
 	CPU int `json:"cpu,omitempty"`
-	// Torch says whether PyTorch can be used; NoTorch why not, in words.
+	// Torch is whether PyTorch can be used; NoTorch is the reason if not.
 	Torch   bool   `json:"torch,omitempty"`
 	NoTorch string `json:"no_torch,omitempty"`
 	// RDMA: the tools for RDMA tests are there.
@@ -85,7 +85,7 @@ type Duty string
 // The duties of an Assignment.
 const (
 	Rest    Duty = "rest"    // nothing now; ask again
-	Serve   Duty = "serve"   // open a listener for Peer, say Ready, take part in the test
+	Serve   Duty = "serve"   // open a listener for Peer, send Ready, take part in the test
 	Dial    Duty = "dial"    // connect to Peer at Addrs and take part in the test
 	Compute Duty = "compute" // measure this node's devices alone with PyTorch
 	Join    Duty = "join"    // take part in a collective of World processes as Rank
@@ -119,15 +119,15 @@ type Assignment struct {
 type Peer struct {
 	ID    string   `json:"id,omitempty"`
 	Name  string   `json:"name,omitempty"`
-	Addr  string   `json:"addr,omitempty"` // the only address from which it may come, beside those of NICs
+	Addr  string   `json:"addr,omitempty"` // the only address from which it may come, in addition to those of NICs
 	NICs  []NIC    `json:"nics,omitempty"`
-	Addrs []string `json:"addrs,omitempty"` // host:port by rail, as the serving end said in Ready
+	Addrs []string `json:"addrs,omitempty"` // host:port by rail, from the Ready of the serving end
 }
 
-// Class says in one word how a test ended.
+// Class is the result of a test in one word.
 type Class string
 
-// The classes of a test's end. Those of Blameless say nothing about the network or the other node.
+// The classes of a test's end. Those of Blameless are no evidence about the network or the other node.
 const (
 	OK          Class = ""
 	Refused     Class = "refused"     // the connection was refused
@@ -176,7 +176,7 @@ type Flow struct {
 	Retrans  float64 `json:"retrans,omitempty"` // share of segments that were sent again, 0 to 1
 	Segments int     `json:"segments,omitempty"`
 	RwndLim  float64 `json:"rwnd_lim,omitempty"`  // share of the time in which the receiver's window was full
-	CPUBound bool    `json:"cpu_bound,omitempty"` // this end's CPU was the limit: the rate says nothing about the link
+	CPUBound bool    `json:"cpu_bound,omitempty"` // this end's CPU was the limit, not the link
 	CC       string  `json:"cc,omitempty"`        // congestion control
 	// Latencies of 64 bytes there and back, in microseconds, and the largest datagram of the ladder that went through
 	// undivided, in bytes (0: not tested).
@@ -217,13 +217,13 @@ const (
 	StateUnattributable State = "unattributable"
 	StateNotTested      State = "not tested"
 	StateUndecided      State = "not decided" // tested, without a result that proves anything
-	StateUnreachable    State = "unreachable" // it could not be asked
+	StateUnreachable    State = "unreachable" // no connection to it
 )
 
 // Severity of a Finding.
 type Severity string
 
-// The severities: a fatal finding bars its node, a warning is told.
+// The severities: a fatal finding excludes its node, a warning is only reported.
 const (
 	Info  Severity = "info"
 	Warn  Severity = "warn"
@@ -252,7 +252,7 @@ type Verdict struct {
 	State      State   `json:"state"`
 	Kind       string  `json:"kind,omitempty"`
 	Confidence float64 `json:"confidence,omitempty"` // 0 to 1
-	Partners   int     `json:"partners,omitempty"`   // how many other nodes said so
+	Partners   int     `json:"partners,omitempty"`   // number of other nodes with this evidence
 	Excluded   bool    `json:"excluded,omitempty"`   // it is left out of the job
 	// Again, with Excluded: nothing is proved against it. It waits to be checked once more, and is not marked.
 	Again bool `json:"again,omitempty"`

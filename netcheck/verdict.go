@@ -68,7 +68,7 @@ func (s *stage) countPaths() (pairs, slow int) {
 	return pairs, slow
 }
 
-// pathFaculties are those of the first end in which the path has failed.
+// pathFaculties are the faculties of the first end in which the path has failed.
 func (s *stage) pathFaculties(t *trial) (fs []faculty) {
 	a, b := t.ends[0], t.ends[1]
 	if t.again == nil {
@@ -83,7 +83,7 @@ func (s *stage) pathFaculties(t *trial) (fs []faculty) {
 	return fs
 }
 
-// nameless says why no node can be named.
+// nameless is the reason why no node can be named, or "".
 func (s *stage) nameless(certified int) string {
 	paths, slow := s.countPaths()
 	if s.slowFabric(slow) {
@@ -164,7 +164,7 @@ func (s *stage) commonest() string {
 	return string(best)
 }
 
-// massive says that so many are blamed at once that the nodes are hardly the cause.
+// massive returns "", or the reason if so many nodes are blamed at once that they are hardly the cause.
 func (s *stage) massive() string {
 	n := 0
 	for _, m := range s.members {
@@ -261,7 +261,7 @@ func (s *stage) unblamed(m *member) Verdict {
 	return s.fine(m)
 }
 
-// late says that the tests were cut short.
+// late is a note that the tests were cut short, or "".
 func (s *stage) late() string {
 	if s.aborted {
 		return fmt.Sprintf("; the time of the check, %s, was over", s.c.cfg.Spec.Timeout)
@@ -277,7 +277,7 @@ func (s *stage) fails(m *member) (n int) {
 	return n
 }
 
-// fine is the verdict of a member that has passed, or was not tested by no fault of its own.
+// fine is the verdict of a member that has passed, or was not tested for another reason than its own fault.
 func (s *stage) fine(m *member) Verdict {
 	v := Verdict{State: StateOK, Partners: m.passes(), Findings: s.warnings(m), Confidence: 1}
 	if !m.certified(reach) {

@@ -6,7 +6,7 @@ package switchbox
 
 import "errors"
 
-// The errors of a Device that mean something beyond their text. Any other one is told and judged as a warning.
+// The errors of a Device with a meaning of their own. Any other error is judged as a warning.
 var (
 	// ErrNotSupported: this device, its driver or its mode (MIG, a virtual GPU) has no such thing.
 	ErrNotSupported = errors.New("not supported")
@@ -15,12 +15,12 @@ var (
 	ErrLost = errors.New("the driver refuses the device")
 )
 
-// Device is one accelerator through the eyes of its driver. A call may block for as long as the driver does. Counters
-// grow from the driver's start, so only their growth over a time says anything about that time.
+// Device is one accelerator as its driver reports it. A call may block for as long as the driver does. Counters grow
+// from the driver's start, so only their growth over a time is evidence about that time.
 type Device interface {
 	// Identity identifies the device. Fields that the driver does not know are empty.
 	Identity() Identity
-	// Mode says whether the device is divided or virtual, where much else is not supported.
+	// Mode is whether the device is divided or virtual; much else is not supported then.
 	Mode() (Mode, error)
 	// Links is the number of links, up to 64; their numbers are 0 to Links-1.
 	Links() (int, error)
@@ -30,9 +30,9 @@ type Device interface {
 	LinkErrors(link int) (LinkErrors, error)
 	// Traffic counts the bytes over all links together.
 	Traffic() (Traffic, error)
-	// Fabric says how the device stands with the switches that join the GPUs.
+	// Fabric is the state of the device's registration with the switches that join the GPUs.
 	Fabric() (Fabric, error)
-	// Peer says how this device reaches the one with Identity.Index other.
+	// Peer is the path from this device to the one with Identity.Index other.
 	Peer(other int) (Peer, error)
 	// Memory is how much of the device's memory is in use, and by whom.
 	Memory() (Memory, error)
@@ -44,7 +44,7 @@ type Device interface {
 	PCIe() (PCIe, error)
 	// Recovery is the action that the driver wants for the device.
 	Recovery() (Recovery, error)
-	// Xids are the errors that the driver has told of this device since the adaptor was opened.
+	// Xids are the errors that the driver has reported for this device since the adaptor was opened.
 	Xids() ([]Xid, error)
 }
 
@@ -160,7 +160,7 @@ type Memory struct {
 type User struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name,omitempty"` // of the program
-	Used uint64 `json:"used"`           // bytes; 0 where the driver does not say
+	Used uint64 `json:"used"`           // bytes; 0 if the driver does not report it
 }
 
 // ECC counts memory errors.
@@ -198,7 +198,7 @@ const (
 	RecoverDrain    Recovery = "drain_and_reset"
 )
 
-// Xid is one error that NVIDIA's driver has told.
+// Xid is one error that NVIDIA's driver has reported: https://docs.nvidia.com/deploy/xid-errors/.
 type Xid struct {
 	Number int    `json:"number"`
 	Text   string `json:"text,omitempty"`

@@ -32,7 +32,7 @@ func (p *Pair) UnmarshalText(text []byte) error {
 // same reports whether two Pairs are of the same devices, in either order.
 func (p Pair) same(q Pair) bool { return p == q || p == Pair{q.B, q.A} }
 
-// DefaultPairs are those of --box-pairs where nobody names any.
+// DefaultPairs are the pairs of --box-pairs by default.
 var DefaultPairs = []Pair{{0, 1}, {2, 4}, {3, 5}, {6, 7}}
 
 // RingWord is the word for Ring in place of pairs.
@@ -56,8 +56,8 @@ func Untested(pairs []Pair, found []int) []int {
 	})
 }
 
-// Rest joins the devices that are in none of pairs, in their order, and the last one of an odd number with the first
-// other one of all devices.
+// Rest joins the devices that are in none of pairs, in their order. The last one of an odd number is joined with the
+// first other device of all.
 func Rest(pairs []Pair, found []int) (rest []Pair) {
 	left := Untested(pairs, found)
 	for ; len(left) > 1; left = left[2:] {
@@ -77,7 +77,7 @@ func Rest(pairs []Pair, found []int) (rest []Pair) {
 type Limits struct {
 	// MinBandwidth in 10^6 byte/s is the least for a pair to pass; 0 measures only.
 	MinBandwidth float64
-	// MinChannels is the number of pairs that must pass; 0 tells only.
+	// MinChannels is the number of pairs that must pass; 0 only reports.
 	MinChannels int
 	// Given: a user has named the pairs. Default pairs may lack a device, given ones may not.
 	Given bool
@@ -147,7 +147,7 @@ type Measurement struct {
 	// There and Back are the directions from A to B and from B to A, 0 where they were not measured apart.
 	There float64 `json:"there,omitempty"`
 	Back  float64 `json:"back,omitempty"`
-	// Error says why there is no figure, or why it does not count: the tool failed, the data arrived damaged.
+	// Error is the reason why there is no figure, or why it does not count: the tool failed, the data arrived damaged.
 	Error string `json:"error,omitempty"`
 }
 
@@ -200,7 +200,7 @@ func butNot(pairs []string) string {
 	return " (not " + strings.Join(pairs, ", ") + ")"
 }
 
-// TooFew says why pairs are not judged.
+// TooFew is the reason why pairs are not judged.
 func TooFew(present, all, need int) string {
 	if present == all {
 		return fmt.Sprintf("there are %d pairs of devices on this node, and %d must pass", all, need)

@@ -20,8 +20,8 @@ type Facts struct {
 	PCIe     *PCIe        `json:"pcie,omitempty"`
 	Recovery Recovery     `json:"recovery,omitempty"`
 	Xids     []Xid        `json:"xids,omitempty"`
-	// Lost is the call that said ErrLost and its words: no further call was made. Unsupported are the methods of Device
-	// that said ErrNotSupported, Failed those with another error.
+	// Lost is the call that returned ErrLost and its text: no further call was made. Unsupported are the methods of
+	// Device that returned ErrNotSupported, Failed those with another error.
 	Lost        string   `json:"refused,omitempty"` // method: error; "lost" was a bool
 	Unsupported []string `json:"unsupported,omitempty"`
 	Failed      []string `json:"failed,omitempty"` // method: error

@@ -28,7 +28,7 @@ const (
 // Severity of a Finding.
 type Severity string
 
-// The severities: a fatal finding condemns the node, a warning is told.
+// The severities: a fatal finding fails the node, a warning is only reported.
 const (
 	Info  Severity = "info"
 	Warn  Severity = "warn"
@@ -56,7 +56,7 @@ type State string
 const (
 	OK      State = "ok"
 	Faulty  State = "faulty"
-	Skipped State = "skipped" // nothing, or too little, could be checked here, and Reason says why
+	Skipped State = "skipped" // nothing, or too little, could be checked here, for the reason in Reason
 )
 
 // Report is the result of one adaptor on one node. `gpucheck --json` prints it and the launcher reads it.
@@ -145,7 +145,7 @@ func ParseReport(text []byte) (Report, error) {
 	return r, nil
 }
 
-// plain says whether text is one JSON value without anything that could not be shown in one line.
+// plain returns an error unless text is one JSON value that can be shown in one line.
 func plain(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	for depth := 0; ; {

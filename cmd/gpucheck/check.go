@@ -36,7 +36,7 @@ func check(o options, d drivers, p *progress) (switchbox.Report, error) {
 	return r, nil
 }
 
-// cannotAsk is the Report where NVML cannot be used. A missing driver is none of the node's faults, a broken one is.
+// cannotAsk is the Report where NVML cannot be used. A missing driver is no fault of the node, a broken one is.
 func cannotAsk(err error) switchbox.Report {
 	if errors.Is(err, nvml.ErrNoDriver) {
 		return switchbox.Skip(adaptor, err.Error())
@@ -50,7 +50,7 @@ func driverFault(text string) switchbox.Finding {
 	return switchbox.Finding{Check: adaptor, Kind: "gpu.driver", Severity: switchbox.Fatal, Text: text}
 }
 
-// read asks the devices as much as the level needs.
+// read reads as much from the devices as the level needs.
 func read(l level, devices []switchbox.Device, p *progress) []switchbox.Facts {
 	defer p.doing("check", "")
 	calling := func(device int, call string) { p.doing("check", fmt.Sprintf("asking GPU %d for %s", device, call)) }

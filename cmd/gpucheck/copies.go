@@ -48,7 +48,7 @@ func (c *copying) run() error {
 	return c.judge(wanted)
 }
 
-// wanted are the pairs that are asked for. The default ones leave no GPU out: any two can be copied between.
+// wanted are the requested pairs. The default ones leave no GPU out: any two can be copied between.
 func (c *copying) wanted(found []int) []switchbox.Pair {
 	switch {
 	case c.limits.Ring:
@@ -119,7 +119,7 @@ func (c *copying) close() {
 	}
 }
 
-// facts are those of the device with an index.
+// facts are the facts of the device with an index.
 func (c *copying) facts(index int) switchbox.Facts {
 	i := slices.IndexFunc(c.report.Devices, func(f switchbox.Facts) bool { return f.Index == index })
 	return c.report.Devices[i]
@@ -208,7 +208,7 @@ func (c *copying) note(s switchbox.Severity, p switchbox.Pair, format string, ar
 	})
 }
 
-// judge compares with the limits. Of pairs that nobody has named there may be fewer than must pass.
+// judge compares with the limits. Default pairs may be fewer than must pass.
 func (c *copying) judge(wanted []switchbox.Pair) error {
 	limits := c.limits
 	tooFew := !limits.Given && limits.MinChannels > len(wanted)
@@ -228,7 +228,8 @@ func (c *copying) judge(wanted []switchbox.Pair) error {
 	return nil
 }
 
-// alone measures a copy within the only GPU. It says that CUDA works and how fast the memory is, and nothing of links.
+// alone measures a copy within the only GPU. It shows that CUDA works and how fast the memory is, and nothing about
+// links.
 func (c *copying) alone(index int) {
 	self := switchbox.Pair{A: index, B: index}
 	c.open([]switchbox.Pair{self})
@@ -272,7 +273,7 @@ func members(pairs []switchbox.Pair) []int {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// rounds divides pairs so that none of a round have a GPU in common.
+// rounds divides pairs so that no two pairs of a round share a GPU.
 func rounds(pairs []switchbox.Pair) [][]switchbox.Pair {
 	var all [][]switchbox.Pair
 	for _, p := range pairs {

@@ -24,7 +24,7 @@ type copier interface {
 	Version() string
 	// Open prepares the device at a PCI address for copies; name is for messages.
 	Open(name, pci string) (end, error)
-	// Reach says whether two devices see each other's memory.
+	// Reach reports whether two devices can access each other's memory.
 	Reach(a, b end) (bool, error)
 	Copy(from, to end) (cuda.Rate, error)
 }

@@ -60,7 +60,7 @@ func deviceFiles(dir string) (all []int) {
 	return all
 }
 
-// open says whether the kernel's driver lets this process use a device.
+// open returns an error unless the kernel's driver lets this process use a device.
 func open(path string) error {
 	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC|syscall.O_NONBLOCK, 0)
 	if err != nil {

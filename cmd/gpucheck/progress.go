@@ -83,8 +83,8 @@ func (p *progress) watch(timeout time.Duration, exit func(int)) (stop func()) {
 	return func() { t.Stop() }
 }
 
-// late is the Report at the timeout. One step that took at least half of the time is a driver that hangs, and that
-// condemns the node; many short ones are a check that asks for too much.
+// late is the Report at the timeout. A step that took at least half of the time is a driver that hangs, which fails the
+// node; many short steps are a check that asks for too much.
 func (p *progress) late(timeout time.Duration, now time.Time) switchbox.Report {
 	r := p.report
 	oldest := p.oldest()

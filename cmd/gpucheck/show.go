@@ -9,7 +9,7 @@ import (
 	"dlrover-run/switchbox"
 )
 
-// show prints a Report with a single write: nobody reads half of one.
+// show prints a Report with a single write, so that no reader gets a half.
 func show(w io.Writer, r switchbox.Report, asJSON bool) {
 	if !asJSON {
 		io.WriteString(w, text(r))
@@ -52,7 +52,7 @@ func text(r switchbox.Report) string {
 	return b.String()
 }
 
-// linksOf says how many links are up; nothing where there are none, or nobody has asked.
+// linksOf is the number of links that are up; empty if there are none, or they were not read.
 func linksOf(d switchbox.Facts) string {
 	if len(d.Links) == 0 {
 		return ""

@@ -11,9 +11,8 @@ type Kind string
 const (
 	// Wait: joined; a world is forming, or this node is a hot spare.
 	Wait Kind = "wait"
-	// Lead: this node is rank 0 of a sealed world. It clears its store and reports
-	// Ready; only then is anyone told to Run, so that no worker ever meets the
-	// store of an earlier epoch.
+	// Lead: this node is rank 0 of a sealed world. It clears its store and reports Ready; only then do nodes get Run,
+	// so that no worker ever meets the store of an earlier epoch.
 	Lead Kind = "lead"
 	// Run: start the workers of (Round, Epoch).
 	Run Kind = "run"
@@ -25,12 +24,12 @@ const (
 	Fail Kind = "fail"
 	// Check: examine this node and report Cleared or Barred. Any newer directive ends the examination.
 	Check Kind = "check"
-	// Bar: stay without workers; the cause says why. A later Check or Wait ends it.
+	// Bar: stay without workers; the cause has the reason. A later Check or Wait ends it.
 	Bar Kind = "bar"
 )
 
-// EpochID names one epoch of one history of a run. Term tells histories apart: a
-// daemon that was started again counts rounds from one, but never repeats a term.
+// EpochID names one epoch of one history of a run. Term separates histories: a restarted daemon counts rounds from one,
+// but never repeats a term.
 type EpochID struct {
 	Term  uint64 `json:"term"`
 	Round int    `json:"round"`
@@ -104,8 +103,8 @@ type Member struct {
 	Agent     string   `json:"agent,omitempty"`
 }
 
-// Notice is a short message for a node or for all of a run, beside the directives: it asks for nothing that the run
-// depends on, and it may be lost when more than 64 come while a node is away.
+// Notice is a short message for a node or for all of a run, outside the directives: nothing that the run depends on
+// needs it. It may be lost when more than 64 come while a node is away.
 type Notice struct {
 	// Seq grows with every notice of a run, also from one daemon to the next.
 	Seq uint64 `json:"seq"`
@@ -116,10 +115,10 @@ type Notice struct {
 
 // Progress is how far the workers of one epoch have come, as far as a node knows.
 type Progress struct {
-	// Step is the number of steps since the workers were started, if Stepping says that it is known.
+	// Step is the number of steps since the workers were started, if Stepping is true.
 	Step     int64 `json:"step,omitempty"`
 	Stepping bool  `json:"stepping,omitempty"`
-	// Checkpoint is the newest one, if Saving says that there is one.
+	// Checkpoint is the newest one, if Saving is true.
 	Checkpoint int64 `json:"checkpoint,omitempty"`
 	Saving     bool  `json:"saving,omitempty"`
 }

@@ -26,7 +26,7 @@ type Run struct {
 	timer   *time.Timer
 	due     time.Time // when it calls Tick; zero: never
 	outbox  []func()
-	telling bool // somebody makes the calls
+	telling bool // a goroutine makes the calls
 	err     error
 }
 
@@ -88,7 +88,8 @@ func (r *Run) Arm(now, next time.Time) {
 	}
 }
 
-// Expire calls Tick now, unless the run is closed. Besides the timer anybody may; the run must not be locked.
+// Expire calls Tick now, unless the run is closed. Any goroutine may call it, as the timer does; the run must not be
+// locked.
 func (r *Run) Expire() {
 	r.Lock()
 	defer r.Unlock()

@@ -22,7 +22,7 @@ import (
 // Prober measures the network between this node and another one. Both methods return within a second of ctx's end, and
 // nothing of the test is open any more then.
 type Prober interface {
-	// Serve listens, says where through ready, host:port by rail, and takes part in one test.
+	// Serve listens, passes its addresses (host:port by rail) to ready, and takes part in one test.
 	Serve(ctx context.Context, a netcheck.Assignment, ready func(addrs []string) error) netcheck.Result
 	// Dial connects to a.Peer.Addrs and takes part in one test.
 	Dial(ctx context.Context, a netcheck.Assignment) netcheck.Result
@@ -46,10 +46,10 @@ type Config struct {
 	Transport serve.Transport
 	Prober    Prober
 	Torch     Torch // nil: none. Run closes it.
-	// Noticed is all that the node has noticed of itself since its local checks, nil: nothing. It is asked when a test
+	// Noticed returns all findings of the node about itself since its local checks; nil: none. It is called when a test
 	// is over, and at the verdict.
 	Noticed func() []netcheck.Finding
-	// Final says which errors of the Transport no repetition helps against; nil: none.
+	// Final reports whether an error of the Transport is permanent; nil: none is.
 	Final func(error) bool
 	Log   *slog.Logger
 }
@@ -57,8 +57,8 @@ type Config struct {
 const (
 	// grace bounds the wait for a cancelled call to return.
 	grace = time.Second
-	// listenAfter is how long an assignment is carried out before the service is asked for a newer one meanwhile: for
-	// longer than a healthy test takes, so that this costs no request then.
+	// listenAfter is how long an assignment runs before the service is also asked for a newer one. It is longer than a
+	// healthy test, which then costs no such request.
 	listenAfter = 5 * time.Second
 	// A service that is away is tried again after pauses that grow from the first to the longest.
 	firstPause, longestPause = 50 * time.Millisecond, time.Second
@@ -79,8 +79,9 @@ type visit struct {
 }
 
 // Run takes part in the check of a run until the service has decided about the node, and returns the verdict. It is
-// patient with a service that is away, or that does not know the node yet. The error is one that Final says is final,
-// or why ctx ended; then Run returns within a second, and the service hears that the node takes no part any more.
+// patient with a service that is away, or that does not know the node yet. The error is one for which Final returns
+// true, or the cause of ctx's end; Run then returns within a second, after a message to the service that the node
+// leaves.
 func Run(ctx context.Context, cfg Config) (netcheck.Verdict, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -114,7 +115,7 @@ func (c *Config) noticed() []netcheck.Finding {
 	return c.Noticed()
 }
 
-// announceEvery is how often a node says that it is busy: a new service has to hear it, too.
+// announceEvery is the interval of the announcements: a new service needs one, too.
 const announceEvery = 3 * time.Second
 
 // Announce reports to the service that this node is there and does its local checks, until ctx ends. It reports nothing
@@ -172,8 +173,8 @@ func (v *visit) introduce() {
 	v.seq, v.say = 0, &serve.Request{Arrive: &n}
 }
 
-// ask sends the next request if it is time for one. There is one at a time: a request that only waits for news gives
-// way to one that says something, and none is held while a test runs that will soon have a result.
+// ask sends the next request if it is time for one. There is one at a time: a request with a message replaces one that
+// only waits for news, and none is held while a test runs that will soon have a result.
 func (v *visit) ask(ctx context.Context) {
 	switch {
 	case v.req != nil && v.say != nil && v.req.said == nil:
@@ -244,7 +245,7 @@ func (v *visit) drop() {
 	}
 }
 
-// end ends all that is under way, at the same time, and says good-bye if there is no verdict.
+// end ends all that is under way, at the same time, and sends Leave if there is no verdict.
 func (v *visit) end(ctx context.Context, err error) {
 	ended := make(chan struct{}, 3)
 	do := func(f func()) {
@@ -257,7 +258,7 @@ func (v *visit) end(ctx context.Context, err error) {
 			<-v.req.answer
 		}
 		if err != nil && v.met {
-			v.last(ctx, serve.Request{Leave: true}) // the service also hears from the rendezvous
+			v.last(ctx, serve.Request{Leave: true}) // the rendezvous also notifies the service
 		}
 	})
 	do(func() {
@@ -277,7 +278,7 @@ func (v *visit) end(ctx context.Context, err error) {
 	}
 }
 
-// last says something to which no answer is waited for.
+// last sends a message and does not wait for its answer.
 func (v *visit) last(ctx context.Context, q serve.Request) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 	defer cancel()
@@ -336,7 +337,7 @@ type outage struct {
 	said  bool
 }
 
-// sayAfter is when an absence is told. The rendezvous' own client tells of a daemon that is away.
+// sayAfter is when an absence is logged. The rendezvous' own client logs that a daemon is away.
 const sayAfter = 5 * time.Second
 
 // wait begins the pause before the next attempt: half to one and a half of the delay, so that nodes do not come at the

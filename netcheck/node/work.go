@@ -18,7 +18,7 @@ type work struct {
 	long   bool                 // it has
 }
 
-// begin carries out a. After a.Left it is told to return.
+// begin carries out a. It cancels the work after a.Left.
 func begin(ctx context.Context, cfg *Config, a netcheck.Assignment) *work {
 	w := &work{a: a, ready: make(chan []string, 1), done: make(chan netcheck.Result, 1), after: time.NewTimer(listenAfter)}
 	if a.Left > 0 {
@@ -32,7 +32,7 @@ func begin(ctx context.Context, cfg *Config, a netcheck.Assignment) *work {
 	return w
 }
 
-// await passes on the result, or says after some grace that there is none.
+// await passes on the result, or reports after some grace that there is none.
 func (w *work) await(ctx context.Context, cfg *Config, result <-chan netcheck.Result) {
 	defer w.cancel()
 	defer w.after.Stop()

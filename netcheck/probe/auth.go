@@ -60,7 +60,7 @@ func (r role) other() role {
 	return dialerRole
 }
 
-// nonces are those of one handshake.
+// nonces are the two nonces of a handshake.
 type nonces struct{ server, dialer [nonceLen]byte }
 
 // sum is the MAC of one purpose in this test, with key.
@@ -88,7 +88,7 @@ var (
 	errRefuse = errors.New("the proof was right, and the test has this connection already")
 )
 
-// proveAsDialer goes through the handshake of a stream and returns its nonces. Stage says how far it came.
+// proveAsDialer goes through the handshake of a stream and returns its nonces. The stage is the last one reached.
 func (t ticket) proveAsDialer(c net.Conn, key []byte, stream int) (n nonces, s stage, err error) {
 	hello := make([]byte, len(magic)+nonceLen)
 	if _, err := io.ReadFull(c, hello); err != nil {
@@ -118,13 +118,13 @@ func (t ticket) proveAsDialer(c net.Conn, key []byte, stream int) (n nonces, s s
 type stage int
 
 const (
-	stageHello stage = iota // nothing was heard of the server
+	stageHello stage = iota // nothing was received from the server
 	stageProof              // the dialer was showing its proof
 	stageDone
 )
 
-// proveAsServer goes through the handshake of a connection. keyOf gives the key of a stream, nil for none; claim is
-// asked once the proof is right, whether this stream is wanted.
+// proveAsServer goes through the handshake of a connection. keyOf returns the key of a stream, nil for none. After a
+// valid proof, claim decides whether this stream is wanted.
 func (t ticket) proveAsServer(c net.Conn, streams int, keyOf func(int) []byte, claim func(int, nonces) bool) error {
 	var n nonces
 	_, _ = rand.Read(n.server[:])

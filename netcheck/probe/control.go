@@ -138,7 +138,7 @@ func (c *control) abort(f *fault) {
 	_ = c.SetReadDeadline(time.Unix(1, 0))
 }
 
-// bye tells the other end how this one ended, if that is possible at once.
+// bye reports the result of this end to the other one, if that is possible at once.
 func (c *control) bye(f *fault) {
 	body := []byte{0}
 	if f != nil {

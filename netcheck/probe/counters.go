@@ -14,7 +14,7 @@ import (
 // Counter is one of the numbers that a device keeps since it exists.
 type Counter struct{ Entity, Metric string }
 
-// Counters are those of the selected devices at one moment.
+// Counters are the counters of the selected devices at one moment.
 type Counters map[Counter]uint64
 
 // meaning explains the growth of a counter during a check. Growth that is normal on healthy networks is information

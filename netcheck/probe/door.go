@@ -41,9 +41,9 @@ type door struct {
 	taken     bool // conns belong to the test
 	strangers []*net.TCPConn
 	conns     [1 + streams]*net.TCPConn
-	proved    int    // of conns: those that were told so
+	proved    int    // of conns: those that know it
 	key       []byte // of the session, once the control connection is in
-	wrong     bool   // somebody at the peer's address had a wrong proof
+	wrong     bool   // a peer at the right address had a wrong proof
 	own       error  // why connections could not be accepted
 }
 
@@ -167,7 +167,7 @@ func (d *door) wait(ctx context.Context) ([]*net.TCPConn, []byte, *fault) {
 	}
 }
 
-// nobody says why the test could not begin.
+// nobody explains why the test could not begin.
 func (d *door) nobody(ctx context.Context) *fault {
 	switch {
 	case !errors.Is(context.Cause(ctx), context.DeadlineExceeded):

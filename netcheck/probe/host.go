@@ -20,7 +20,7 @@ type Host struct {
 	Links func() ([]Link, error) // in place of the function Links
 }
 
-// Choice says which interfaces a check is about.
+// Choice selects the interfaces of a check.
 type Choice struct {
 	// Sockets and HCAs are the values of NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
 	Sockets, HCAs Selector

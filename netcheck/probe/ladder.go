@@ -15,9 +15,9 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// The ladder finds out how large packets may be: each end sends datagrams of growing sizes that nobody may divide, and
-// the other says which it has got. A datagram carries the MAC of this test, its answer is always the shorter of the
-// two, and every datagram is answered once: nobody can use the ladder to have somebody else flooded.
+// The ladder finds the largest packets that pass: each end sends datagrams of growing sizes with fragmentation
+// forbidden, and the other answers those that arrive. A datagram carries the MAC of this test, its answer is always the
+// shorter of the two, and every datagram is answered once: the ladder cannot be used to flood a third host.
 const (
 	ladderTries = 3
 	ladderWait  = 200 * time.Millisecond // of a try
@@ -82,7 +82,7 @@ func (l *ladder) close() {
 
 // climbed is the result of an end for its own datagrams.
 type climbed struct {
-	Most   int `json:"most"`   // bytes; 0: nothing was answered, which says nothing
+	Most   int `json:"most"`   // bytes; 0: nothing was answered, which is no evidence
 	Failed int `json:"failed"` // the smallest that was never answered, though smaller ones always were; 0 for none
 }
 

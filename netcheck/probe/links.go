@@ -68,7 +68,7 @@ func bindable(name string) bool {
 	return err == nil && link.Type() != "dummy" && link.Attrs().RawFlags&unix.IFF_LOOPBACK == 0
 }
 
-// routeFault says that packets to a peer would leave by another interface, "" when they do not or it cannot be told.
+// routeFault reports that packets to a peer would leave by another interface; "" if they do not, or if it is unknown.
 func (o outlet) routeFault(to netip.Addr) string {
 	if o.nic.Name == "" || to.IsLoopback() || !bindable(o.nic.Name) {
 		return ""

@@ -64,7 +64,7 @@ func (h Host) link(l Link, c Choice) []netcheck.Finding {
 	return append(found, h.slot(l.Name)...)
 }
 
-// slot says that a card has got less of its PCI Express slot than it can use.
+// slot reports a card with less of its PCI Express slot than it can use.
 func (h Host) slot(name string) []netcheck.Finding {
 	var found []netcheck.Finding
 	for _, what := range []string{"link_width", "link_speed"} {
@@ -87,8 +87,8 @@ func leading(s string) (float64, bool) {
 	return v, err == nil && v > 0 && v < 1e9
 }
 
-// unlike says which interfaces of this node differ in speed or MTU from most others: one of eight that runs at a
-// quarter needs no nominal value to be noticed.
+// unlike reports the interfaces of this node whose speed or MTU differs from most others: one of eight that runs at a
+// quarter is noticed without a nominal value.
 func unlike(nics []netcheck.NIC) []netcheck.Finding {
 	var found []netcheck.Finding
 	for _, m := range []struct {
@@ -163,8 +163,8 @@ func (h Host) portFile(p port, file string) string {
 	return h.sys("class/infiniband", p.dev, "ports", strconv.Itoa(p.n), file)
 }
 
-// ports judges the RDMA devices that s selects. One that does not work is fatal when it was asked for by name: else a
-// port without a cable, as many cards have, would bar its node.
+// ports judges the RDMA devices that s selects. A broken one is fatal only if it was requested by name: else a port
+// without a cable, as many cards have, would exclude its node.
 func (h Host) ports(s Selector) []netcheck.Finding {
 	ports := h.selectedPorts(s)
 	if len(ports) == 0 && !s.All() {

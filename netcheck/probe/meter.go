@@ -66,7 +66,7 @@ func (m *meter) measured() time.Duration {
 	return m.samples[len(m.samples)-1].at - m.samples[0].at
 }
 
-// rates are those of the intervals, oldest first.
+// rates are the rates of the intervals, oldest first.
 func (m *meter) rates() []float64 {
 	var rates []float64
 	for i := 1; i < len(m.samples); i++ {
@@ -90,7 +90,7 @@ func (m *meter) steady() bool {
 	return low > 0 && high-low <= steadySpread*sum/steadyIntervals
 }
 
-// done reports whether p asks for no more.
+// done reports whether p needs no more data.
 func (m *meter) done(p plan) bool {
 	d := m.measured()
 	return d >= p.measure-interval/2 || p.early > 0 && d >= p.early-interval/2 && m.steady()

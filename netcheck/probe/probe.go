@@ -29,8 +29,7 @@ type Config struct {
 	Loopback float64
 	// RDMATool is the path of perftest's ib_write_bw, "" for no tests with RDMA (see FindRDMA).
 	RDMATool string
-	// Start starts the tool, where somebody else in the process waits for children that it does not know; nil: Cmd.Start
-	// and Cmd.Wait.
+	// Start starts the tool, if this process reaps children that it does not know; nil: Cmd.Start and Cmd.Wait.
 	Start Start `json:"-"`
 }
 
@@ -43,10 +42,10 @@ type Prober struct {
 	noticed []netcheck.Finding
 }
 
-// keepUsed is how many tests a Prober remembers, none of which is carried out again.
+// keepUsed is the number of tests that a Prober remembers, so that none is carried out again.
 const keepUsed = 1024
 
-// RDMASkipped is the kind of a finding that says why RDMA was not tested.
+// RDMASkipped is the kind of a finding with the reason why RDMA was not tested.
 const RDMASkipped = "rdma.skipped"
 
 // Noticed returns the tests' findings about this node other than their results, each once.
@@ -70,8 +69,8 @@ func (p *Prober) notice(found []netcheck.Finding, peer string) {
 func New(cfg Config) *Prober { return &Prober{cfg: cfg} }
 
 // Rails are tested at the same time: one after the other, eight of them would take half a minute where a whole check is
-// to take ten seconds, and a job uses them all at once, too. Where their sum is more than the CPUs can do, cpu_bound
-// says that a low rate is none of the network's.
+// to take ten seconds. A job uses them all at once, too. If their sum is more than the CPUs can do, cpu_bound marks a
+// low rate that the network does not cause.
 
 // rail is one pair of interfaces of a test.
 type rail struct {
@@ -82,8 +81,8 @@ type rail struct {
 	mbps   int          // of the slower, 0 when it is not known
 }
 
-// Serve is the serving end of a test: it opens one listener for each rail, tells their addresses, host:port by rail, to
-// ready, and takes part in the test. Ready must return when ctx is done; its error ends the test. All is over, and
+// Serve is the serving end of a test: it opens one listener for each rail, passes their addresses, host:port by rail,
+// to ready, and takes part in the test. ready must return when ctx is done; its error ends the test. All is over, and
 // everything closed, by a.Left or soon after ctx is done.
 func (p *Prober) Serve(ctx context.Context, a netcheck.Assignment, ready func(addrs []string) error) netcheck.Result {
 	ctx, cancel, limit := within(ctx, a)
@@ -210,7 +209,7 @@ func (p *Prober) rails(ctx context.Context, peer netcheck.Peer, allow []netip.Ad
 	return rails, nil
 }
 
-// smaller of two numbers of which 0 is unknown.
+// smaller of two numbers; 0 is unknown.
 func smaller(a, b int) int {
 	if a == 0 || b == 0 {
 		return max(a, b)
@@ -218,7 +217,7 @@ func smaller(a, b int) int {
 	return min(a, b)
 }
 
-// peerAddrs are the only addresses that take part beside this node's.
+// peerAddrs are the only addresses that take part, in addition to this node's.
 func peerAddrs(ctx context.Context, peer netcheck.Peer) ([]netip.Addr, error) {
 	var all []netip.Addr
 	if peer.Addr != "" {

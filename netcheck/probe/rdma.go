@@ -153,14 +153,14 @@ func (s *session) rdmaSend(ctx context.Context, left time.Duration) error {
 	return s.tell(rdmaStep{Mbps: rate})
 }
 
-// giveUp keeps why this end's tool has measured nothing, and tells the other end that there is nothing.
+// giveUp keeps the reason why this end's tool has measured nothing, and sends an empty step to the other end.
 func (s *session) giveUp(err error) error {
 	s.notice(RDMASkipped, s.rdma.hca, fmt.Sprintf("%s was not tested by RDMA: %v", s.rdma.hca, err))
 	return s.tell(rdmaStep{})
 }
 
-// rdmaArgs are those of the tool's server, or with host those of its client. Client and server have to agree on the
-// number of messages: it comes from the slower of the two interfaces.
+// rdmaArgs are the arguments of the tool's server, or with host of its client. Client and server must agree on the
+// number of messages: it depends on the slower of the two interfaces.
 func (s *session) rdmaArgs(port int, host string) []string {
 	speed := s.mbps
 	if speed == 0 {
@@ -185,7 +185,7 @@ func (s *session) freePort(ctx context.Context) (int, error) {
 	return int(addr.Port()), errors.Join(err, ln.Close())
 }
 
-// child is a running tool, in a process group of its own, so that nothing of it survives.
+// child is a running tool, in a process group of its own, so that none of its children survives.
 type child struct {
 	cmd    *exec.Cmd
 	path   string
@@ -255,7 +255,7 @@ func (c *child) end() {
 	<-c.done
 }
 
-// failed says in words how the tool ended.
+// failed describes how the tool ended.
 func (c *child) failed(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s was not done in time", c.path)
@@ -378,7 +378,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last is the last line that says something.
+// last is the last line that is not empty.
 func (t *tail) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.b)), "\n")
 	return oneLine(lines[len(lines)-1])

@@ -80,7 +80,7 @@ func parseWant(entry string) (want, error) {
 	return want{name, int(n)}, nil
 }
 
-// All reports whether nothing was asked for.
+// All reports whether the selector is empty, and so selects everything.
 func (s Selector) All() bool { return len(s.wants) == 0 }
 
 // Match reports whether the device is selected. Port 0 is that of a device without ports.
@@ -100,7 +100,7 @@ func (s Selector) Match(name string, port int) bool {
 	return s.exclude
 }
 
-// Names reports whether the device was asked for by its whole name, so that it must be there and work.
+// Names reports whether the device was requested by its whole name, so that it must be there and work.
 func (s Selector) Names(name string) bool {
 	for _, w := range s.wants {
 		if w.name == name {

@@ -224,8 +224,8 @@ func (s *session) ping() error {
 	return nil
 }
 
-// send sends on all streams from when the other end says so until it says stop. It does not depend on the other end to
-// stop: nothing that is taken for 2 s ends it, and so does the end of the test.
+// send sends on all streams from the other end's start message to its stop message. It also stops by itself if nothing
+// is taken for 2 s, or when the test ends.
 func (s *session) send() error {
 	if _, err := s.ctl.want(kindGo, patience, "waiting for the other end to receive"); err != nil {
 		return err
@@ -272,7 +272,7 @@ func pump(c *net.TCPConn, sent *atomic.Int64) error {
 	}
 }
 
-// longest is how long a direction may take: a receiver that hears nothing for 2 s gives up.
+// longest is how long a direction may take: a receiver that gets nothing for 2 s gives up.
 func (s *session) longest() time.Duration {
 	return s.plan.warm + s.plan.measure + patience + patience/2
 }
@@ -309,7 +309,7 @@ func (s *session) sentFlow(before, after tcpInfo, d time.Duration) {
 	s.flow.RwndLim = min(float64(after.rwndLimited-before.rwndLimited)/float64(d)/streams, 1)
 }
 
-// receive asks for data, counts it, and says stop.
+// receive requests data, counts it, and sends stop.
 func (s *session) receive() error {
 	r := &receiver{moved: make(chan struct{}, 1), ended: make(chan error, streams)}
 	for i, c := range s.streams {
@@ -396,7 +396,7 @@ func (r *receiver) sample(since time.Time) sample {
 	return s
 }
 
-// measure counts for as long as p says. A pause at the end is waited out, until it is certain that nothing comes.
+// measure counts for as long as p requires. It waits out a pause at the end, until it is certain that no data comes.
 func (r *receiver) measure(p plan, limit time.Time) (*meter, error) {
 	m := &meter{}
 	silent := faultf(netcheck.Stalled, "receiving: no data for %v", patience)

@@ -30,13 +30,14 @@ import (
 var program string
 
 // boot makes the interpreter read the program from descriptor 3, and find no modules in the current directory by
-// accident. An interpreter that was asked to be safe does not look there anyway.
+// accident. An interpreter in safe-path mode does not look there anyway:
+// https://docs.python.org/3/using/cmdline.html#cmdoption-P.
 const boot = `import sys
 if sys.path[:1] == [""]: del sys.path[0]
 import os
 exec(compile(os.fdopen(3).read(), "netcheck probe", "exec"))`
 
-// Why PyTorch cannot be used. Errors wrap one of these and say more in words.
+// The reasons why PyTorch cannot be used. Errors wrap one of these with details.
 var (
 	ErrNoTorch = errors.New("PyTorch is not installed")
 	ErrImport  = errors.New("PyTorch cannot be imported")
@@ -60,11 +61,11 @@ type Config struct {
 	Env         []string // of the job's workers. Default: this process's
 	Dir         string   // where it runs. Default: this process's
 	Device      Device   // the devices to measure. Default: CUDA
-	// Devices is how many the launcher has found, and Wants whether the user says that there must be some: then a
-	// PyTorch that finds none, or fewer, fails the node.
+	// Devices is the number that the launcher has found, and Wants whether the user requires some: then a PyTorch that
+	// finds none, or fewer, fails the node.
 	Devices int
 	Wants   bool
-	// Addr is this node's for the others. Collectives go over its interface, unless Env names another one.
+	// Addr is this node's address for the others. Collectives go over its interface, unless Env names another one.
 	Addr string
 	// Store serves PyTorch's store to the nodes with the addresses allow, at addr (host:port), until release is called.
 	Store func(allow []string) (addr string, release func(), err error)
@@ -215,7 +216,7 @@ func (r *Runner) live(p pipes, wait func() error) {
 	r.settle(hello{}, fmt.Errorf("%w: %w", ErrImport, r.status))
 }
 
-// hear takes the answers of the probe.
+// hear reads the answers of the probe.
 func (r *Runner) hear(answers io.Reader) {
 	lines := bufio.NewScanner(answers)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)
@@ -231,7 +232,7 @@ func (r *Runner) hear(answers io.Reader) {
 		}
 		select {
 		case r.answers <- a:
-		case <-time.After(reaping): // nobody waits for it
+		case <-time.After(reaping): // its command has returned
 		}
 	}
 	if errors.Is(lines.Err(), bufio.ErrTooLong) {
@@ -239,7 +240,7 @@ func (r *Runner) hear(answers io.Reader) {
 	}
 }
 
-// settle says whether PyTorch can be used. Only the first call counts.
+// settle stores whether PyTorch can be used. Only the first call counts.
 func (r *Runner) settle(h hello, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,7 +263,7 @@ func (r *Runner) importLate() {
 	}
 }
 
-// endedBy says why the process has ended, by its exit status.
+// endedBy explains the end of the process by its exit status.
 func (r *Runner) endedBy(status error) error {
 	r.mu.Lock()
 	why := r.ended
@@ -333,7 +334,7 @@ func (r *Runner) Findings() []netcheck.Finding {
 	}}
 }
 
-// missing says which devices PyTorch does not find though it should; "" is none, or not known yet.
+// missing lists the devices that PyTorch should find but does not; "" is none, or not known yet.
 func (r *Runner) missing() string {
 	select {
 	case <-r.ready:
@@ -396,13 +397,13 @@ func (r *Runner) tell(c command) error {
 		return err
 	}
 	if _, err := r.stdin.Write(append(text, '\n')); err != nil {
-		<-r.over // soon: nobody reads the commands any more
+		<-r.over // soon: the commands have no reader any more
 		return r.status
 	}
 	return nil
 }
 
-// cancel stops the command that runs. A probe that does not say so at once is not to be trusted any more.
+// cancel stops the running command. A probe that does not confirm it at once is not used any more.
 func (r *Runner) cancel() {
 	if r.tell(command{Do: "cancel"}) != nil {
 		return

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// defaultLeft is how long a test takes at most that does not say.
+	// defaultLeft bounds a test without a time of its own.
 	defaultLeft = 20 * time.Second
 	// margin is kept of this time, so that the answer comes before the service stops waiting.
 	margin = time.Second
@@ -36,7 +36,7 @@ func (r *Runner) Compute(ctx context.Context, a netcheck.Assignment) netcheck.Re
 	return res
 }
 
-// Serve is rank 0 of a collective of two nodes. It opens the store for the peer and says where through ready.
+// Serve is rank 0 of a collective of two nodes. It opens the store for the peer and passes its address to ready.
 func (r *Runner) Serve(ctx context.Context, a netcheck.Assignment, ready func(addrs []string) error) netcheck.Result {
 	a.Rank, a.World = 0, 2
 	a.Allow = append(peerAddrs(a.Peer), a.Allow...)
@@ -49,7 +49,7 @@ func (r *Runner) Dial(ctx context.Context, a netcheck.Assignment) netcheck.Resul
 	return r.follow(ctx, a)
 }
 
-// Join takes part in a collective of a.World nodes as a.Rank. Rank 0 says through ready where the store is, the others
+// Join takes part in a collective of a.World nodes as a.Rank. Rank 0 passes the store's address to ready, the others
 // find it in a.Peer.Addrs.
 func (r *Runner) Join(ctx context.Context, a netcheck.Assignment, ready func(addrs []string) error) netcheck.Result {
 	if a.Rank == 0 {

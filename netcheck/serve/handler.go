@@ -53,7 +53,7 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, http.StatusOK, a)
 }
 
-// expects reports whether the node was told to check itself.
+// expects reports whether the node has been told to be checked.
 func (h *Hub) expects(run, id string) bool {
 	r := h.runs.Get(run)
 	if r == nil {
@@ -78,7 +78,7 @@ func (h *Hub) park(p *parked, q Request) {
 }
 
 func (h *Hub) servePicture(w http.ResponseWriter, req *http.Request) {
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // of a body that nobody asked for
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // of an unwanted body
 	p, err := h.Picture(req.PathValue("run"))
 	if err != nil {
 		writeError(w, err)

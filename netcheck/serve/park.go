@@ -27,7 +27,7 @@ type lot struct {
 	homes   map[*http.Server]*home
 	idle    map[*parked]struct{} // that wait for the next request
 	queue   []outgoing
-	writing bool // somebody empties the queue
+	writing bool // a goroutine empties the queue
 	closed  bool
 }
 
@@ -144,7 +144,7 @@ func (o *outgoing) text() []byte {
 		status, http.StatusText(status), len(data), ends, data)
 }
 
-// finish writes an answer, and waits for the next request beside.
+// finish writes an answer, and starts to wait for the next request.
 func (l *lot) finish(p *parked, text []byte) {
 	_ = p.SetWriteDeadline(time.Now().Add(writeTime))
 	_, err := p.Write(text)
@@ -154,7 +154,7 @@ func (l *lot) finish(p *parked, text []byte) {
 	}
 }
 
-// rest lets a connection wait for its next request; false: there is nobody to give it back to.
+// rest lets a connection wait for its next request; false: its server is closed.
 func (l *lot) rest(p *parked) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -249,7 +249,7 @@ func (r *returned) Read(b []byte) (int, error) {
 	return r.Conn.Read(b)
 }
 
-// Prove tells the connection below, which may count those of strangers.
+// Prove passes the proof to the connection below, which may count unproved ones.
 func (r *returned) Prove(ok bool) {
 	if p, is := r.Conn.(interface{ Prove(bool) }); is {
 		p.Prove(ok)
@@ -306,8 +306,7 @@ func (h *home) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener. Connections that wait for a request end, too; those of held requests are answered
-// first.
+// Close implements net.Listener. Connections that wait for a request are closed, too; held requests are answered first.
 func (h *home) Close() error {
 	h.lot.mu.Lock()
 	defer h.lot.mu.Unlock()

@@ -38,7 +38,7 @@ type member struct {
 	hosts    []string // where it may listen
 	newest   netcheck.Assignment
 	since    time.Time // when that was made
-	readied  bool      // it has said Ready to it
+	readied  bool      // it has sent Ready for it
 	reported bool      // it has reported on it
 	waiter   *waiter
 }
@@ -129,8 +129,8 @@ func (r *run) goneLocked(id string) {
 	}
 }
 
-// leaveLocked ends a visit. The launcher may begin another one until the rendezvous says that it is not to be checked
-// any more: two orders to check may follow each other closely, as after a daemon's restart.
+// leaveLocked ends a visit. The launcher may begin another one until the rendezvous has another directive for it: two
+// orders to check may follow each other closely, as after a daemon's restart.
 func (r *run) leaveLocked(m *member, id string) {
 	r.releaseLocked(m)
 	m.tell(rest(0), nil)
@@ -256,7 +256,7 @@ func (r *run) arriveLocked(now time.Time, m *member, req Request) {
 	r.stepLocked(now, netcheck.Arrive{Node: n})
 }
 
-// hosts is where a node may ask others to connect to.
+// hosts are the addresses to which a node may have others connect.
 func hosts(n netcheck.Node) []string {
 	hs := make([]string, 0, 1+len(n.NICs))
 	if n.Addr != "" {
@@ -371,8 +371,8 @@ func (r *run) assignLocked(now time.Time, to string, a netcheck.Assignment) {
 	m.tell(m.present(now), nil)
 }
 
-// decidedLocked counts a verdict. A node that is to be left out says so to the rendezvous itself, with which its part
-// here is over; one that does not, because it is stopped or dead, would be waited for until it is found lost.
+// decidedLocked counts a verdict. An excluded node reports that to the rendezvous itself, which ends its part here.
+// Without such a report, as from a stopped or dead node, the rendezvous would wait until the node is found lost.
 func (r *run) decidedLocked(id string, m *member) {
 	v, seq := m.newest.Verdict, m.newest.Seq
 	r.hub.stats.decided(v)

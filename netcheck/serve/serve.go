@@ -34,7 +34,7 @@ type Transport interface {
 const (
 	// hold is how long a request waits for an assignment. A client has to be more patient.
 	hold = 20 * time.Second
-	// obeyTime is how long a node that is to be left out may take to tell the rendezvous so itself.
+	// obeyTime bounds an excluded node's own report to the rendezvous.
 	obeyTime = 3 * time.Second
 	// retention is how long the Picture of a run is kept that Config.Keep does not know.
 	retention = 10 * time.Minute
@@ -55,7 +55,7 @@ type Config struct {
 	Bar func(run, id, aspect, reason string)
 	// Note takes a line for the run's timeline.
 	Note func(run string, n netcheck.Note)
-	// Keep says whether the rendezvous knows the run; nil knows none. It is asked now and then.
+	// Keep reports whether the rendezvous knows the run; nil knows none. It is called now and then.
 	Keep func(run string) bool
 	Log  *slog.Logger
 
@@ -100,9 +100,9 @@ func (h *Hub) Close() {
 	h.lot.close()
 }
 
-// Expect says that the rendezvous has told nodes, by their launchers' IDs, to be checked. Witnesses have passed before
-// and only help. It fails when the run's Spec cannot be had, or there are too many runs: then these nodes cannot take
-// part.
+// Expect announces nodes, by their launchers' IDs, that the rendezvous has told to be checked. Witnesses have passed
+// before and only help. It fails if the run's Spec is not available, or there are too many runs: then these nodes
+// cannot take part.
 func (h *Hub) Expect(id string, subjects, witnesses []string) error {
 	r, err := h.open(id)
 	if err == nil {
@@ -114,7 +114,7 @@ func (h *Hub) Expect(id string, subjects, witnesses []string) error {
 	return err
 }
 
-// Gone says that the launcher has left the run, or was told something else than to be checked. It does not block, and
+// Gone reports that the launcher has left the run, or has another directive than to be checked. It does not block, and
 // calls neither Bar nor Note itself.
 func (h *Hub) Gone(run, id string) {
 	if r := h.runs.Get(run); r != nil {

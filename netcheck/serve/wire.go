@@ -13,7 +13,7 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// Request is a message of a node and a request for its assignment. It may say one thing at a time: that the node begins
+// Request is a message of a node and a request for its assignment. It has at most one message: that the node begins
 // (Arrive), that it listens (Ready), how a test ended (Report), or that it leaves the check (Leave).
 type Request struct {
 	// ID is that of the launcher, which only it and the service know.
@@ -31,7 +31,7 @@ type Request struct {
 	NoWait bool `json:"no_wait,omitempty"`
 }
 
-// Ready says that the serving end of a test listens at Addrs, host:port by rail.
+// Ready reports that the serving end of a test listens at Addrs, host:port by rail.
 type Ready struct {
 	Test  string   `json:"test"`
 	Addrs []string `json:"addrs"`

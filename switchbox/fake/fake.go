@@ -22,7 +22,7 @@ type GPU struct {
 	Host     switchbox.PCIe
 	Action   switchbox.Recovery
 	Told     []switchbox.Xid
-	// Fail are the errors of methods, by name. Called hears of every call before it is answered; it may block.
+	// Fail are the errors of methods, by name. Called is called before every answer; it may block.
 	Fail   map[string]error
 	Called func(method string)
 }

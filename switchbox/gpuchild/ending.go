@@ -52,7 +52,7 @@ func (e ending) withoutReport() (switchbox.Report, error) {
 	switch {
 	case slices.Contains(crashes, e.signal):
 		return suspicious("gpucheck crashed in the driver (%s)%s", e.signal, e.said()), nil
-	case e.signal != 0: // somebody sent it; the OOM killer, for one
+	case e.signal != 0: // sent by another process; the OOM killer, for one
 		return skip("gpucheck was ended by a signal (%s)%s", e.signal, e.said()), nil
 	case strings.Contains(e.stderr, "GLIBC_") && strings.Contains(e.stderr, "not found"):
 		return skip("gpucheck needs a newer glibc than this image has%s", e.said()), nil

@@ -21,7 +21,7 @@ import (
 const (
 	// adaptor is gpucheck's name in Reports.
 	adaptor = "nvml"
-	// Variable names gpucheck's file where it lies neither beside the launcher nor in PATH.
+	// Variable names gpucheck's file where it lies neither next to the launcher nor in PATH.
 	Variable = "DLROVER_GPUCHECK"
 	program  = "gpucheck"
 )

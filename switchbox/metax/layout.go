@@ -28,7 +28,7 @@ type Card struct {
 // ErrNone: this node has no MetaX device.
 var ErrNone = errors.New("no MetaX device")
 
-// roots are where drivers of different versions say which devices there are, below sysfs.
+// roots are the directories, below sysfs, in which drivers of different versions list the devices.
 var roots = []string{"class/mxcd/mxcd/layout", "class/metax/mxcd/layout"}
 
 // maxProperties bounds a properties file; the kernel gives at most a page.

@@ -83,7 +83,7 @@ func Check(ctx context.Context, c Config) (switchbox.Report, error) {
 	return r, err
 }
 
-// untested tells of sockets that are in no default pair. Which others those have links to is not known here.
+// untested reports sockets that are in no default pair. The ends of their links are not known here.
 func untested(left []int) switchbox.Finding {
 	return switchbox.Finding{Check: Adaptor, Kind: "gpu.skipped", Severity: switchbox.Warn, Text: fmt.Sprintf(
 		"no default pair that is whole on this node has the device of socket %s: name pairs in --box-pairs, or ring",

@@ -25,7 +25,7 @@ const (
 // errFlood is the cause of a tool's end that it prints too much.
 var errFlood = fmt.Errorf("it prints more than %d KiB", maxOutput>>10)
 
-// run runs a tool with its own process group, of which nothing is left when it returns, and returns its output.
+// run runs a tool with its own process group, kills the group before it returns, and returns the tool's output.
 func (c Config) run(ctx context.Context, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -128,7 +128,7 @@ func (c Config) environ() []string {
 	return env
 }
 
-// executable says why the tool cannot be used.
+// executable returns an error that explains why the tool cannot be used.
 func executable(tool string) error {
 	if !filepath.IsAbs(tool) {
 		return errors.New("its path is not absolute")

@@ -38,8 +38,8 @@ type sheet struct {
 	side, width, end int // of the map; of the sheet; where the next line below the map goes
 }
 
-// SVG writes a heat map: senders are rows, receivers columns. Every cell says its figures to a mouse that rests on it.
-// Directions that were not tested take no space in the file, so that ten thousand nodes fit.
+// SVG writes a heat map: senders are rows, receivers columns. Every cell has its figures as a tooltip. Directions that
+// were not tested take no space in the file, so that ten thousand nodes fit.
 func SVG(w io.Writer, p netcheck.Picture) error {
 	s := newSheet(w, p)
 	head := wrap(p.Summary, s.width)
@@ -94,7 +94,7 @@ func (s *sheet) text(x, y int, anchor, fill, text string, attributes ...string) 
 		strings.Join(append([]string{""}, attributes...), " "), escape(text))
 }
 
-// names writes those of the rows and columns, or numbers where they would be too small to be read.
+// names writes the names of the rows and columns, or numbers where names would be too small to read.
 func (s *sheet) names() {
 	s.text(14, s.top+s.side/2, "middle", "#555", "sends", fmt.Sprintf(`transform="rotate(-90 14 %d)"`, s.top+s.side/2))
 	s.text(s.left+s.side/2, s.top+s.side+lineHeight, "middle", "#555", "receives")
@@ -198,7 +198,7 @@ func (s *sheet) legend() {
 	}
 }
 
-// scale says which rates the colours are.
+// scale explains which rates the colours are.
 func (s *sheet) scale(y int) {
 	const x = 180
 	if s.p.Median == 0 {

@@ -36,7 +36,7 @@ type Outcome int
 // The outcomes.
 const (
 	Healthy Outcome = iota
-	Unclear         // it could not be asked, or gave no usable answer
+	Unclear         // it could not be reached, or gave no usable answer
 	Unhealthy
 )
 
@@ -58,7 +58,7 @@ const Socket = "unix:"
 // Start starts a command and returns the function that waits for it.
 type Start func(*exec.Cmd) (wait func() error, err error)
 
-// Run asks the check that spec names. It ends soon after ctx, and leaves no process of a command's process group.
+// Run runs the check that spec names. It ends soon after ctx, and leaves no process of a command's process group.
 func Run(ctx context.Context, start Start, spec string, limit time.Duration) Answer {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -118,7 +118,7 @@ func ask(ctx context.Context, path string) Answer {
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return Answer{Unclear, "could not be asked: " + errors.Unwrap(err).Error()} // without the URL, which says nothing
+		return Answer{Unclear, "could not be asked: " + errors.Unwrap(err).Error()} // without the URL
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxOutput))

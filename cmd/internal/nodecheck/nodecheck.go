@@ -44,7 +44,7 @@ type Config struct {
 	Torch func(context.Context) (node.Torch, error)
 	// Env is the environment of the workers.
 	Env func(name string) string
-	// Transport reaches the meeting point of the nodes; Final says which of its errors are for good.
+	// Transport reaches the meeting point of the nodes; Final reports whether one of its errors is permanent.
 	Transport serve.Transport
 	Final     func(error) bool
 	Log       *slog.Logger
@@ -57,7 +57,7 @@ type Result struct {
 	Until  time.Time // how long a pass holds; zero: for this launcher's life
 }
 
-// Checker examines this node as often as it is asked to. It is not safe for concurrent use.
+// Checker examines this node, once for each call of Check. It is not safe for concurrent use.
 type Checker struct {
 	cfg    Config
 	host   probe.Host
@@ -65,7 +65,7 @@ type Checker struct {
 	mark   string // fingerprint of the node when the last examination passed; "" if it failed
 }
 
-// New returns a Checker, or says which variable cannot be used. Nothing is started.
+// New returns a Checker, or an error that names the variable that cannot be used. Nothing is started.
 func New(cfg Config) (*Checker, error) {
 	c := &Checker{cfg: cfg}
 	addr, err := resolve(cfg.Node.Addr)
@@ -100,7 +100,7 @@ func resolve(addr string) (string, error) {
 }
 
 // choose prefers an address that an interface of this node has: many hosts give their own name one on loopback, such as
-// 127.0.1.1, be it in place of the one that others see or beside it.
+// 127.0.1.1, in place of the external address or in addition to it.
 func choose(ips, own []netip.Addr) netip.Addr {
 	best := ips[0].Unmap()
 	for _, ip := range slices.Backward(ips) {
@@ -116,7 +116,7 @@ func choose(ips, own []netip.Addr) netip.Addr {
 
 func ownAddresses() []netip.Addr {
 	var own []netip.Addr
-	as, _ := net.InterfaceAddrs() // none is as good as an error: nothing is ours
+	as, _ := net.InterfaceAddrs() // after an error there are none
 	for _, a := range as {
 		if p, err := netip.ParsePrefix(a.String()); err == nil {
 			own = append(own, p.Addr().Unmap())
@@ -125,8 +125,8 @@ func ownAddresses() []netip.Addr {
 	return own
 }
 
-// Check examines the node. It ends within a second after ctx, with nothing left of it. An error says that there is no
-// verdict.
+// Check examines the node. It ends within a second after ctx, and leaves nothing running. An error means that there is
+// no verdict.
 func (c *Checker) Check(ctx context.Context) (Result, error) {
 	c.mark = ""
 	mark := c.host.Fingerprint(c.choice)
@@ -184,7 +184,7 @@ func (c *Checker) watch() func() []netcheck.Finding {
 	}
 }
 
-// rdma is the tool for RDMA. That there are cards, and no tests, is told; most nodes have none.
+// rdma is the tool for RDMA. Cards without tests are reported; most nodes have none.
 func (c *Checker) rdma(self *netcheck.Node) string {
 	tool, why := c.host.FindRDMA()
 	cards := slices.ContainsFunc(self.NICs, func(n netcheck.NIC) bool { return n.HCA != "" })
@@ -221,7 +221,7 @@ func (c *Checker) Doubt() string {
 	return fmt.Sprintf("the host or a link has been down since: %s, was %s", mark, was)
 }
 
-// announced introduces the node, and tells the service meanwhile that it is there.
+// announced introduces the node, and meanwhile announces to the service that it is there.
 func (c *Checker) announced(ctx context.Context) netcheck.Node {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -261,7 +261,7 @@ func (c *Checker) introduce(ctx context.Context) netcheck.Node {
 	return self
 }
 
-// starved tells that a cgroup leaves less than one CPU, given in hundredths, to this node.
+// starved reports a cgroup limit of less than one CPU for this node; cpu is in hundredths.
 func starved(cpu int) []netcheck.Finding {
 	if cpu <= 0 || cpu >= 100 {
 		return nil
@@ -271,7 +271,7 @@ func starved(cpu int) []netcheck.Finding {
 		Text: fmt.Sprintf("the cgroup leaves this node %d %% of one CPU: workers, and tests of this check, are slow", cpu)}}
 }
 
-// A link that has just come up, as that of a new container, may be told as down for a second.
+// A link that has just come up, as that of a new container, may be reported as down for a second.
 const (
 	linkPatience = 2 * time.Second
 	linkPause    = 100 * time.Millisecond
@@ -304,7 +304,7 @@ func (c *Checker) prober(ctx context.Context, self netcheck.Node, rdma string) *
 	return probe.New(cfg)
 }
 
-// tell logs a finding, so that this node's own log says all about it.
+// tell logs a finding, so that this node's own log is complete.
 func (c *Checker) tell(f netcheck.Finding) {
 	level := slog.LevelWarn
 	if f.Severity == netcheck.Info {
@@ -330,7 +330,7 @@ func (c *Checker) health(ctx context.Context) []netcheck.Finding {
 	return []netcheck.Finding{f}
 }
 
-// aspects are those of the devices that r has looked at and has nothing against.
+// aspects are the aspects of devices that r covers without a finding.
 func aspects(r switchbox.Report) (all []string) {
 	if r.State != switchbox.OK || len(r.Devices) == 0 {
 		return nil
