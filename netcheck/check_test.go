@@ -472,7 +472,7 @@ func TestWhoIsNotTestedWithTorchIsTold(t *testing.T) {
 	for i, x := range s.nodes {
 		skipped := 0
 		for _, f := range x.verdict.Findings {
-			if f.Kind == TorchSkipped {
+			if f.Kind == torchSkipped {
 				require.Equal(t, Warn, f.Severity)
 				skipped++
 			}

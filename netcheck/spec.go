@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Bounds of a Spec. Below MinTimeout not even the tests of two nodes fit.
+// Bounds of a Spec. Below minTimeout not even the tests of two nodes fit.
 const (
-	MinTimeout = 5 * time.Second
+	minTimeout = 5 * time.Second
 	MaxTimeout = time.Hour
 	MaxTTL     = 7 * 24 * time.Hour
 )
@@ -22,8 +22,8 @@ func (s Spec) Validate() error {
 		return fmt.Errorf("a collective over all nodes needs the check level %s, not %s", LevelFull, s.Level)
 	case s.TTL < 0 || s.TTL > MaxTTL:
 		return fmt.Errorf("a pass cannot hold for %v: use 0 (the run) to %v", s.TTL, MaxTTL)
-	case s.Timeout < MinTimeout || s.Timeout > MaxTimeout:
-		return fmt.Errorf("a check cannot be bounded by %v: use %v to %v", s.Timeout, MinTimeout, MaxTimeout)
+	case s.Timeout < minTimeout || s.Timeout > MaxTimeout:
+		return fmt.Errorf("a check cannot be bounded by %v: use %v to %v", s.Timeout, minTimeout, MaxTimeout)
 	}
 	return nil
 }

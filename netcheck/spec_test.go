@@ -10,7 +10,7 @@ import (
 func TestSpecText(t *testing.T) {
 	for text, want := range map[string]Spec{
 		"level=full ttl=10m0s timeout=1m0s": {Level: LevelFull, TTL: DefaultTTL, Timeout: DefaultTimeout},
-		"level=host ttl=0s timeout=5s exclude-straggler report-only": {Level: LevelHost, Timeout: MinTimeout,
+		"level=host ttl=0s timeout=5s exclude-straggler report-only": {Level: LevelHost, Timeout: minTimeout,
 			ExcludeStraggler: true, ReportOnly: true},
 		"level=full ttl=168h0m0s timeout=1h0m0s comm": {Level: LevelFull, TTL: MaxTTL, Timeout: MaxTimeout, Comm: true},
 		"level=local ttl=1s timeout=1m0s":             {Level: LevelLocal, TTL: time.Second, Timeout: time.Minute},

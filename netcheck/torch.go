@@ -63,11 +63,11 @@ func (c *Check) tellNoTorch() {
 	}
 }
 
-// TorchSkipped is the kind of a finding with the reason why a node was not tested with PyTorch.
-const TorchSkipped = "torch.skipped"
+// torchSkipped is the kind of a finding with the reason why a node was not tested with PyTorch.
+const torchSkipped = "torch.skipped"
 
 func (n *node) skipTorch(why string) {
-	n.Findings = append(n.Findings, Finding{Check: "torch", Kind: TorchSkipped, Severity: Warn,
+	n.Findings = append(n.Findings, Finding{Check: "torch", Kind: torchSkipped, Severity: Warn,
 		Text: "not tested with PyTorch: " + why})
 }
 

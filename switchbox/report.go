@@ -13,14 +13,14 @@ import (
 	"dlrover-run/internal/text"
 )
 
-// Schema is the version of Report.
-const Schema = 1
+// schema is the version of Report.
+const schema = 1
 
 // The bounds of a Report.
 const (
 	MaxReport   = 1 << 20 // bytes of its JSON
-	MaxText     = 512     // bytes of a string
-	MaxDevices  = 64
+	maxText     = 512     // bytes of a string
+	maxDevices  = 64
 	MaxFindings = 64
 	MaxPairs    = 512
 )
@@ -75,13 +75,13 @@ type Report struct {
 
 // Skip is the Report of an adaptor that could not check anything.
 func Skip(adaptor, reason string) Report {
-	return Report{Schema: Schema, Adaptor: adaptor, State: Skipped, Reason: oneLine(reason)}
+	return Report{Schema: schema, Adaptor: adaptor, State: Skipped, Reason: oneLine(reason)}
 }
 
 // Conclude brings the Report within its bounds and derives the rest from Devices and Findings: the Domain, the order,
 // and the State where none is set. A fatal finding makes any Report faulty.
 func (r *Report) Conclude() {
-	r.Schema = Schema
+	r.Schema = schema
 	r.Domain = cmp.Or(r.Domain, domain(r.Devices))
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return weight(b.Severity) - weight(a.Severity) })
 	if len(r.Findings) > 0 && r.Findings[0].Severity == Fatal {
@@ -160,7 +160,7 @@ func plain(text []byte) error {
 			}
 		case string:
 			if t != oneLine(t) {
-				return fmt.Errorf("a text is longer than %d bytes or not printable: %.40q", MaxText, t)
+				return fmt.Errorf("a text is longer than %d bytes or not printable: %.40q", maxText, t)
 			}
 		}
 		if depth == 0 {
@@ -175,15 +175,15 @@ func plain(text []byte) error {
 
 func (r *Report) check() error {
 	switch {
-	case r.Schema != Schema:
-		return fmt.Errorf("schema %d, need %d: the programs are of different versions", r.Schema, Schema)
+	case r.Schema != schema:
+		return fmt.Errorf("schema %d, need %d: the programs are of different versions", r.Schema, schema)
 	case r.Adaptor == "":
 		return errors.New("no adaptor")
 	case r.State != OK && r.State != Faulty && r.State != Skipped:
 		return fmt.Errorf("state %q", r.State)
 	case r.State != OK && r.Reason == "":
 		return fmt.Errorf("state %s without a reason", r.State)
-	case len(r.Devices) > MaxDevices, len(r.Findings) > MaxFindings, len(r.Pairs) > MaxPairs:
+	case len(r.Devices) > maxDevices, len(r.Findings) > MaxFindings, len(r.Pairs) > MaxPairs:
 		return fmt.Errorf("%d devices, %d findings, %d pairs", len(r.Devices), len(r.Findings), len(r.Pairs))
 	}
 	for _, f := range r.Findings {
@@ -197,5 +197,5 @@ func (r *Report) check() error {
 	return nil
 }
 
-// oneLine makes s one line of at most MaxText bytes that a terminal shows as it is.
-func oneLine(s string) string { return strings.TrimSpace(text.Line(s, MaxText)) }
+// oneLine makes s one line of at most maxText bytes that a terminal shows as it is.
+func oneLine(s string) string { return strings.TrimSpace(text.Line(s, maxText)) }

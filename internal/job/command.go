@@ -10,7 +10,7 @@ import (
 // Bounds of a Command.
 const (
 	MaxCommand = 64 << 10 // bytes of all words, with one more for each
-	MaxWords   = 4096
+	maxWords   = 4096
 )
 
 // Command is executed by workers in place of the command line of their nodes.
@@ -34,8 +34,8 @@ func (c *Command) Validate() error {
 		size += len(w) + 1
 	}
 	switch words := len(c.Program) + len(c.Args); {
-	case words > MaxWords:
-		return fmt.Errorf("command: %d words; at most %d are taken", words, MaxWords)
+	case words > maxWords:
+		return fmt.Errorf("command: %d words; at most %d are taken", words, maxWords)
 	case size > MaxCommand:
 		return fmt.Errorf("command: %d bytes; at most %d are taken", size, MaxCommand)
 	case len(c.Program) > 0 && c.Program[0] == "":

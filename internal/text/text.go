@@ -58,7 +58,7 @@ func clean(s string, instead rune, keep string) string {
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
-// Clip is the beginning of s in at most limit bytes. Like Head and Tail it leaves out bytes that are not UTF-8, so that
+// Clip is the beginning of s in at most limit bytes. Like Head and tail it leaves out bytes that are not UTF-8, so that
 // no part of a character stays.
 func Clip(s string, limit int) string { return strings.ToValidUTF8(s[:min(len(s), max(limit, 0))], "") }
 
@@ -72,8 +72,8 @@ func Head(s string, limit int) string {
 	return Clip(s, limit-len(more)) + more
 }
 
-// Tail is … if s is cut, and its end, in at most limit bytes, or three.
-func Tail(s string, limit int) string {
+// tail is … if s is cut, and its end, in at most limit bytes, or three.
+func tail(s string, limit int) string {
 	if len(s) <= limit {
 		return Clip(s, limit)
 	}
@@ -86,7 +86,7 @@ func Ends(s string, limit int) string {
 	if len(s) <= limit {
 		return Clip(s, limit)
 	}
-	return Head(s, limit-limit/4) + strings.TrimPrefix(Tail(s, limit/4), more)
+	return Head(s, limit-limit/4) + strings.TrimPrefix(tail(s, limit/4), more)
 }
 
 func escape(s, keep string) string {

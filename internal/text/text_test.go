@@ -87,10 +87,10 @@ func TestCut(t *testing.T) {
 		{Head("größe", 6), "gr…"},
 		{Head("größe", 3), "…"},
 		{Head("a\xffb", 9), "ab"},
-		{Tail("größe", 7), "größe"},
-		{Tail("größe", 6), "…ße"},
-		{Tail("größe", 5), "…e"},
-		{Tail("größe", 3), "…"},
+		{tail("größe", 7), "größe"},
+		{tail("größe", 6), "…ße"},
+		{tail("größe", 5), "…e"},
+		{tail("größe", 3), "…"},
 		{Ends("0123456789abcdef", 16), "0123456789abcdef"},
 		{Ends("0123456789abcdefg", 16), "012345678…g"},
 	} {
@@ -115,7 +115,7 @@ func TestClean(t *testing.T) {
 // No limit is too small for an answer.
 func TestTinyLimits(t *testing.T) {
 	for limit := -1; limit < 12; limit++ {
-		for _, cut := range []func(string, int) string{Clip, Head, Tail, Ends, Line, Lines} {
+		for _, cut := range []func(string, int) string{Clip, Head, tail, Ends, Line, Lines} {
 			require.LessOrEqual(t, len(cut("größe 训练 🚀 and more", limit)), max(limit, 6))
 		}
 	}
@@ -132,7 +132,7 @@ func FuzzText(f *testing.F) {
 			limit = 6
 		}
 		for name, cut := range map[string]func(string, int) string{
-			"clip": Clip, "head": Head, "tail": Tail, "ends": Ends, "line": Line, "lines": Lines,
+			"clip": Clip, "head": Head, "tail": tail, "ends": Ends, "line": Line, "lines": Lines,
 		} {
 			got := cut(s, limit)
 			require.LessOrEqual(t, len(got), limit, name)

@@ -11,11 +11,11 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// Counter is one of the numbers that a device keeps since it exists.
-type Counter struct{ Entity, Metric string }
+// counter is one of the numbers that a device keeps since it exists.
+type counter struct{ Entity, Metric string }
 
 // Counters are the counters of the selected devices at one moment.
-type Counters map[Counter]uint64
+type Counters map[counter]uint64
 
 // meaning explains the growth of a counter during a check. Growth that is normal on healthy networks is information
 // only.
@@ -58,7 +58,7 @@ func (h Host) Snapshot(c Choice) Counters {
 	for _, l := range chosen(links, c) {
 		for metric, v := range map[string]uint64{"rx_errors": l.RxErrors, "tx_errors": l.TxErrors, "rx_crc_errors": l.RxCRC,
 			"tx_carrier_errors": l.TxCarrier, "rx_dropped": l.RxDropped, "tx_dropped": l.TxDropped} {
-			all[Counter{l.Name, metric}] = v
+			all[counter{l.Name, metric}] = v
 		}
 		all.note(l.Name, "carrier_down_count", h.sys("class/net", l.Name, "carrier_down_count"))
 	}
@@ -76,7 +76,7 @@ func (h Host) Snapshot(c Choice) Counters {
 // note keeps the number in a file, if there is one.
 func (c Counters) note(entity, metric, path string) {
 	if v, err := strconv.ParseUint(read(path), 10, 64); err == nil {
-		c[Counter{entity, metric}] = v
+		c[counter{entity, metric}] = v
 	}
 }
 
@@ -84,7 +84,7 @@ func (c Counters) note(entity, metric, path string) {
 // out.
 func Delta(before, after Counters) []netcheck.Finding {
 	var found []netcheck.Finding
-	order := func(a, b Counter) int {
+	order := func(a, b counter) int {
 		if a.Entity != b.Entity {
 			return byNumber(a.Entity, b.Entity)
 		}

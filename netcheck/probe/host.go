@@ -85,7 +85,7 @@ func (h Host) NICs(c Choice) ([]netcheck.NIC, error) {
 		return nil, err
 	}
 	var nics []netcheck.NIC
-	cc := CongestionControl()
+	cc := congestionControl()
 	for _, l := range chosen(links, c) {
 		addr, ok := usableAddr(l, c.Addr)
 		if !ok || !running(l) {
@@ -207,10 +207,10 @@ var errNoAddr = errors.New("this node's address is no IP address")
 func ChoiceOf(getenv func(string) string, addr string) (Choice, error) {
 	var c Choice
 	var err error
-	if c.Sockets, err = ParseSelector("NCCL_SOCKET_IFNAME", getenv("NCCL_SOCKET_IFNAME")); err != nil {
+	if c.Sockets, err = parseSelector("NCCL_SOCKET_IFNAME", getenv("NCCL_SOCKET_IFNAME")); err != nil {
 		return c, err
 	}
-	if c.HCAs, err = ParseSelector("NCCL_IB_HCA", getenv("NCCL_IB_HCA")); err != nil {
+	if c.HCAs, err = parseSelector("NCCL_IB_HCA", getenv("NCCL_IB_HCA")); err != nil {
 		return c, err
 	}
 	if c.Addr, err = netip.ParseAddr(addr); err != nil {

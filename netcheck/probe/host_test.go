@@ -57,7 +57,7 @@ func TestDefaultNICHasTheNodesAddress(t *testing.T) {
 	nics, err := h.NICs(choice(t, "", "", "10.1.0.1"))
 	require.NoError(t, err)
 	require.Len(t, nics, 1)
-	want := netcheck.NIC{Name: "eth1", Addr: "10.1.0.1", Mbps: 100000, MTU: 9000, CC: CongestionControl()}
+	want := netcheck.NIC{Name: "eth1", Addr: "10.1.0.1", Mbps: 100000, MTU: 9000, CC: congestionControl()}
 	require.Equal(t, want, nics[0])
 
 	nics, err = h.NICs(choice(t, "", "", "fd00::1"))

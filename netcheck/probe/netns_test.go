@@ -502,7 +502,7 @@ func (l *lab) iperf3() float64 {
 	for range 50 { // until it listens
 		var err error
 		out, err = exec.Command("ip", "netns", "exec", l.hosts[0], "iperf3", "-c", l.addr(1, 0), "-t", "3", "-O", "1", "-P",
-			strconv.Itoa(streams), "-C", CongestionControl(), "-J").Output()
+			strconv.Itoa(streams), "-C", congestionControl(), "-J").Output()
 		if err == nil && strings.Contains(string(out), "sum_received") {
 			break
 		}

@@ -28,8 +28,8 @@ const (
 	maxPort     = 255
 )
 
-// ParseSelector reads the value of a variable, which the error names. An empty value selects everything.
-func ParseSelector(variable, value string) (Selector, error) {
+// parseSelector reads the value of a variable, which the error names. An empty value selects everything.
+func parseSelector(variable, value string) (Selector, error) {
 	var s Selector
 	fail := func(format string, args ...any) (Selector, error) {
 		return Selector{}, fmt.Errorf("%s=%s: %s", variable, strconv.Quote(oneLine(value)), fmt.Sprintf(format, args...))

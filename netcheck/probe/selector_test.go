@@ -20,7 +20,7 @@ func TestSelector(t *testing.T) {
 		{"^=eth0", []string{"eth01", "lo"}, []string{"eth0"}},
 		{" eth0 , eth1 ,", []string{"eth0", "eth1"}, []string{"eth2"}},
 	} {
-		s, err := ParseSelector("NCCL_SOCKET_IFNAME", tt.value)
+		s, err := parseSelector("NCCL_SOCKET_IFNAME", tt.value)
 		require.NoError(t, err, tt.value)
 		for _, name := range tt.match {
 			require.True(t, s.Match(name, 0), "%q: %s", tt.value, name)
@@ -32,7 +32,7 @@ func TestSelector(t *testing.T) {
 }
 
 func TestSelectorPorts(t *testing.T) {
-	s, err := ParseSelector("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:2,mlx5_2")
+	s, err := parseSelector("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:2,mlx5_2")
 	require.NoError(t, err)
 	require.True(t, s.Match("mlx5_0", 1))
 	require.False(t, s.Match("mlx5_0", 2))
@@ -41,18 +41,18 @@ func TestSelectorPorts(t *testing.T) {
 	require.True(t, s.Match("mlx5_2", 2))
 	require.False(t, s.Match("mlx5_10", 1))
 
-	s, err = ParseSelector("NCCL_IB_HCA", "^mlx5_0:2")
+	s, err = parseSelector("NCCL_IB_HCA", "^mlx5_0:2")
 	require.NoError(t, err)
 	require.True(t, s.Match("mlx5_0", 1))
 	require.False(t, s.Match("mlx5_0", 2))
 }
 
 func TestSelectorNamesWhatMustBeThere(t *testing.T) {
-	s, err := ParseSelector("NCCL_SOCKET_IFNAME", "eth0,ib")
+	s, err := parseSelector("NCCL_SOCKET_IFNAME", "eth0,ib")
 	require.NoError(t, err)
 	require.True(t, s.Names("eth0"))
 	require.False(t, s.Names("ib0"), "a prefix asks for no device in particular")
-	s, err = ParseSelector("NCCL_SOCKET_IFNAME", "^eth0")
+	s, err = parseSelector("NCCL_SOCKET_IFNAME", "^eth0")
 	require.NoError(t, err)
 	require.False(t, s.Names("eth0"))
 }
@@ -75,7 +75,7 @@ func TestSelectorRefuses(t *testing.T) {
 		strings.Repeat("e,", 65):     "at most",
 		strings.Repeat("eth0", 2000): "too many",
 	} {
-		_, err := ParseSelector("NCCL_IB_HCA", value)
+		_, err := parseSelector("NCCL_IB_HCA", value)
 		require.ErrorContains(t, err, says, "%q", value)
 		require.ErrorContains(t, err, "NCCL_IB_HCA=")
 		require.NotContains(t, err.Error(), "\x1b")
@@ -87,12 +87,12 @@ func FuzzSelector(f *testing.F) {
 		f.Add(s, "eth0", 1)
 	}
 	f.Fuzz(func(t *testing.T, value, name string, port int) {
-		s, err := ParseSelector("V", value)
+		s, err := parseSelector("V", value)
 		if err != nil {
 			require.LessOrEqual(t, len(err.Error()), 4*maxSelector)
 			return
 		}
-		again, err := ParseSelector("V", s.String())
+		again, err := parseSelector("V", s.String())
 		require.NoError(t, err)
 		require.Equal(t, s, again)
 		require.Equal(t, s.Match(name, port), again.Match(name, port))

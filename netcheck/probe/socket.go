@@ -27,8 +27,8 @@ func pin(fd int) {
 	}
 }
 
-// CongestionControl names the TCP congestion control that tests on this host use, "" if it is unknown.
-func CongestionControl() string {
+// congestionControl names the TCP congestion control that tests on this host use, "" if it is unknown.
+func congestionControl() string {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return ""

@@ -35,9 +35,9 @@ func (h *hello) version() string {
 func (h *hello) problem() error {
 	switch {
 	case h.Missing != "":
-		return fmt.Errorf("%w: %s", ErrNoTorch, h.Missing)
+		return fmt.Errorf("%w: %s", errNoTorch, h.Missing)
 	case h.Broken != "":
-		return fmt.Errorf("%w: %s", ErrImport, h.Broken)
+		return fmt.Errorf("%w: %s", errImport, h.Broken)
 	}
 	return nil
 }

@@ -113,17 +113,17 @@ func TestPyTorchThatCannotBeUsed(t *testing.T) {
 		want  string
 		class netcheck.Class
 	}{
-		"import:*:missing": {ErrNoTorch, "PyTorch is not installed: ModuleNotFoundError: No module named 'torch'",
+		"import:*:missing": {errNoTorch, "PyTorch is not installed: ModuleNotFoundError: No module named 'torch'",
 			netcheck.Own},
-		"import:*:broken": {ErrImport, "PyTorch cannot be imported: ImportError: libcudart.so.12: cannot open shared " +
+		"import:*:broken": {errImport, "PyTorch cannot be imported: ImportError: libcudart.so.12: cannot open shared " +
 			"object file", netcheck.Failed},
-		"import:*:raise": {ErrImport, "PyTorch cannot be imported: the device's memory has errors (RuntimeError: " +
+		"import:*:raise": {errImport, "PyTorch cannot be imported: the device's memory has errors (RuntimeError: " +
 			"CUDA error: uncorrectable ECC error encountered)", netcheck.Failed},
-		"import:*:crash": {ErrImport, "PyTorch cannot be imported: the probe has ended: signal: aborted", netcheck.Failed},
-		"import:*:exit": {ErrImport, "PyTorch cannot be imported: the probe has ended: exit status 3: something went wrong",
+		"import:*:crash": {errImport, "PyTorch cannot be imported: the probe has ended: signal: aborted", netcheck.Failed},
+		"import:*:exit": {errImport, "PyTorch cannot be imported: the probe has ended: exit status 3: something went wrong",
 			netcheck.Failed},
-		"import:*:talk": {ErrImport, "PyTorch cannot be imported: the probe answers with something else: ", netcheck.Failed},
-		"import:*:long": {ErrImport, "PyTorch cannot be imported: the probe answers with more than 65536 bytes",
+		"import:*:talk": {errImport, "PyTorch cannot be imported: the probe answers with something else: ", netcheck.Failed},
+		"import:*:long": {errImport, "PyTorch cannot be imported: the probe answers with more than 65536 bytes",
 			netcheck.Failed},
 	} {
 		t.Run(faults, func(t *testing.T) {
@@ -344,7 +344,7 @@ func TestInterpreterThatIsNone(t *testing.T) {
 	require.ErrorContains(t, err, "start /no/python for the node check: ")
 	r := start(t, Config{Interpreter: "/bin/true"})
 	_, err = r.Ready(t.Context())
-	require.ErrorIs(t, err, ErrImport)
+	require.ErrorIs(t, err, errImport)
 	require.EqualError(t, err, "PyTorch cannot be imported: the probe has ended: exit status 0")
 }
 

@@ -39,8 +39,8 @@ exec(compile(os.fdopen(3).read(), "netcheck probe", "exec"))`
 
 // The reasons why PyTorch cannot be used. Errors wrap one of these with details.
 var (
-	ErrNoTorch = errors.New("PyTorch is not installed")
-	ErrImport  = errors.New("PyTorch cannot be imported")
+	errNoTorch = errors.New("PyTorch is not installed")
+	errImport  = errors.New("PyTorch cannot be imported")
 	errEnded   = errors.New("the probe has ended")
 )
 
@@ -213,7 +213,7 @@ func (r *Runner) live(p pipes, wait func() error) {
 	p.closeOurs()
 	r.status = r.endedBy(err)
 	close(r.over)
-	r.settle(hello{}, fmt.Errorf("%w: %w", ErrImport, r.status))
+	r.settle(hello{}, fmt.Errorf("%w: %w", errImport, r.status))
 }
 
 // hear reads the answers of the probe.
@@ -257,7 +257,7 @@ func (r *Runner) importLate() {
 	select {
 	case <-r.ready:
 	default:
-		err := fmt.Errorf("%w: its import takes more than %v", ErrImport, r.cfg.ImportTimeout)
+		err := fmt.Errorf("%w: its import takes more than %v", errImport, r.cfg.ImportTimeout)
 		r.settle(hello{}, err)
 		r.kill(err)
 	}
@@ -311,7 +311,7 @@ func (r *Runner) Close() {
 	}
 }
 
-// Ready waits until PyTorch is imported and returns its versions. The error wraps ErrNoTorch, or ErrImport, or is why
+// Ready waits until PyTorch is imported and returns its versions. The error wraps errNoTorch, or errImport, or is why
 // ctx ended.
 func (r *Runner) Ready(ctx context.Context) (version string, err error) {
 	select {

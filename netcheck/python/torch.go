@@ -157,7 +157,7 @@ func (r *Runner) usable(ctx context.Context, a netcheck.Assignment, broken netch
 		return failure(a, netcheck.Canceled, err), false
 	case ctx.Err() != nil:
 		return failure(a, broken, errors.New("PyTorch is still being imported")), false
-	case errors.Is(err, ErrNoTorch):
+	case errors.Is(err, errNoTorch):
 		return failure(a, netcheck.Own, err), false
 	}
 	return failure(a, broken, err), false

@@ -87,7 +87,7 @@ func (h *Hub) servePicture(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, http.StatusOK, p)
 }
 
-// read takes no more than MaxBody and bodyTime. The deadline must not be left: it would end the request while it is
+// read takes no more than maxBody and bodyTime. The deadline must not be left: it would end the request while it is
 // held. Not every connection has deadlines; then the server's own limits hold.
 func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
 	if req.ContentLength < 0 || req.ContentLength > largeBody {
@@ -95,18 +95,18 @@ func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
 		case h.large <- struct{}{}:
 			defer func() { <-h.large }()
 		default:
-			return Request{}, fmt.Errorf("%w: %d", ErrBusy, maxLarge)
+			return Request{}, fmt.Errorf("%w: %d", errBusy, maxLarge)
 		}
 	}
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
-	data, err := readAll(http.MaxBytesReader(w, req.Body, MaxBody), req.ContentLength)
+	data, err := readAll(http.MaxBytesReader(w, req.Body, maxBody), req.ContentLength)
 	_ = conn.SetReadDeadline(time.Time{})
 	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
-		return Request{}, fmt.Errorf("%w: the request has more than %d KiB", ErrBadRequest, MaxBody>>10)
+		return Request{}, fmt.Errorf("%w: the request has more than %d KiB", errBadRequest, maxBody>>10)
 	}
 	if err != nil {
-		return Request{}, fmt.Errorf("%w: read the request: %w", ErrBadRequest, err)
+		return Request{}, fmt.Errorf("%w: read the request: %w", errBadRequest, err)
 	}
 	return decode(data)
 }
@@ -114,7 +114,7 @@ func (h *Hub) read(w http.ResponseWriter, req *http.Request) (Request, error) {
 // readAll reads to the end. size is how much there probably is, -1 for unknown.
 func readAll(r io.Reader, size int64) ([]byte, error) {
 	var b bytes.Buffer
-	if size > 0 && size <= MaxBody {
+	if size > 0 && size <= maxBody {
 		b.Grow(int(size) + bytes.MinRead) // so that it does not grow again
 	}
 	_, err := b.ReadFrom(r)

@@ -132,7 +132,7 @@ func TestHostileRequests(t *testing.T) {
 		"two values":                text(arrive("a")) + `{}`,
 		"no ID":                     `{"visit":"v"}`,
 		"no visit":                  `{"id":"a"}`,
-		"a long visit":              text(Request{ID: "a", Visit: strings.Repeat("v", MaxVisit+1)}),
+		"a long visit":              text(Request{ID: "a", Visit: strings.Repeat("v", maxVisit+1)}),
 		"a terminal's commands":     introducing(netcheck.Node{Name: "\x1b[2J"}),
 		"two things":                `{"id":"a","visit":"v","leave":true,"report":{"test":"t"}}`,
 		"another's ID":              `{"id":"a","visit":"v","arrive":{"id":"b","name":"n"}}`,
@@ -156,7 +156,7 @@ func TestHostileRequests(t *testing.T) {
 		"a negative latency":        `{"id":"a","visit":"v","report":{"test":"t","torch":{"latency":-1}}}`,
 		"a negative multiplication": `{"id":"a","visit":"v","report":{"test":"t","torch":{"matmul":[-1]}}}`,
 		"a long error":              reporting(netcheck.Result{Test: "t", Text: strings.Repeat("x", MaxText+1)}),
-		"a large body":              `{"id":"` + strings.Repeat("x", MaxBody) + `"}`,
+		"a large body":              `{"id":"` + strings.Repeat("x", maxBody) + `"}`,
 	} {
 		status, answer := post(t, at, body)
 		require.Equal(t, 400, status, name)
@@ -243,7 +243,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		q, err := decode(data)
 		if err != nil {
-			require.ErrorIs(t, err, ErrBadRequest)
+			require.ErrorIs(t, err, errBadRequest)
 			return
 		}
 		again, err := decode([]byte(text(q)))

@@ -135,7 +135,7 @@ func (o *outgoing) text() []byte {
 	if err != nil {
 		status, data = http.StatusInternalServerError, []byte(`{"code":"internal","error":"the answer is no JSON"}`)
 	}
-	o.to.last = o.to.last || errors.Is(o.err, ErrClosed)
+	o.to.last = o.to.last || errors.Is(o.err, errClosed)
 	ends := ""
 	if o.to.last {
 		ends = "Connection: close\r\n"

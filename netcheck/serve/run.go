@@ -278,7 +278,7 @@ func (r *run) heardLocked(now time.Time, m *member, req Request) error {
 	case req.Ready != nil && req.Ready.Test == a.Test && serves && !m.readied:
 		for _, addr := range req.Ready.Addrs {
 			if host, _, _ := net.SplitHostPort(addr); !slices.Contains(m.hosts, host) {
-				return fmt.Errorf("%w: ready.addrs: %q is none of the node's addresses %q", ErrBadRequest, addr, m.hosts)
+				return fmt.Errorf("%w: ready.addrs: %q is none of the node's addresses %q", errBadRequest, addr, m.hosts)
 			}
 		}
 		m.readied = true

@@ -88,8 +88,8 @@ func New(cfg Config) *Hub {
 		cfg.check = func(c netcheck.Config) check { return netcheck.New(c) }
 	}
 	h := &Hub{cfg: cfg, large: make(chan struct{}, maxLarge)}
-	full := fmt.Errorf("%w: %d runs", ErrLimit, runhost.MaxRuns)
-	h.runs = runhost.New[*run](runhost.Config{Closed: ErrClosed, Full: full, Forgotten: unknownRun})
+	full := fmt.Errorf("%w: %d runs", errLimit, runhost.MaxRuns)
+	h.runs = runhost.New[*run](runhost.Config{Closed: errClosed, Full: full, Forgotten: unknownRun})
 	h.lot = newLot(h)
 	return h
 }
@@ -149,7 +149,7 @@ func (h *Hub) Picture(run string) (netcheck.Picture, error) {
 func unknownRun(id string) error { return fmt.Errorf("%w in run %q", ErrUnknownRun, id) }
 
 func notTold(run string) error {
-	return fmt.Errorf("%w in run %q: the rendezvous has not told it to (yet), or it has left", ErrNotTold, run)
+	return fmt.Errorf("%w in run %q: the rendezvous has not told it to (yet), or it has left", errNotTold, run)
 }
 
 // open returns a run, a new one if need be.

@@ -153,19 +153,19 @@ func TestIDsAndKeysAreForNobodyElse(t *testing.T) {
 func TestOnlyWhoWasToldMayTakePart(t *testing.T) {
 	p := newPlace(t)
 	_, err := p.Next(t.Context(), "r", arrive("a"))
-	require.ErrorIs(t, err, ErrNotTold)
+	require.ErrorIs(t, err, errNotTold)
 	require.ErrorContains(t, err, `"r"`)
 	require.NoError(t, p.Expect("r", []string{"a"}, nil))
 	for _, id := range []string{"b", "node-a", "v-a"} {
 		_, err = p.Next(t.Context(), "r", arrive(id))
-		require.ErrorIs(t, err, ErrNotTold)
+		require.ErrorIs(t, err, errNotTold)
 	}
 	_, err = p.Next(t.Context(), "other", arrive("a"))
-	require.ErrorIs(t, err, ErrNotTold)
+	require.ErrorIs(t, err, errNotTold)
 	p.next(t, "r", arrive("a"))
 	p.Gone("r", "a")
 	_, err = p.Next(t.Context(), "r", ask("a", 0))
-	require.ErrorIs(t, err, ErrNotTold)
+	require.ErrorIs(t, err, errNotTold)
 	p.Gone("r", "a")
 	p.Gone("nothing", "a")
 }
@@ -217,7 +217,7 @@ func TestAServerMayOnlyNameItsOwnAddresses(t *testing.T) {
 	r := listens("a", s)
 	r.Ready.Addrs = []string{"10.0.0.1:4000", "10.9.9.9:22"}
 	_, err := p.Next(t.Context(), "r", r)
-	require.ErrorIs(t, err, ErrBadRequest)
+	require.ErrorIs(t, err, errBadRequest)
 	require.ErrorContains(t, err, `"10.9.9.9:22"`)
 	require.Equal(t, netcheck.Assignment{Duty: netcheck.Rest}, p.next(t, "r", atOnce(ask("b", 0))))
 }
@@ -242,9 +242,9 @@ func TestAHeldRequestEnds(t *testing.T) {
 	}{
 		"when it was held long enough": {func(*place, context.CancelCauseFunc) { time.Sleep(hold) }, nil, hold},
 		"with its context":             {func(_ *place, stop context.CancelCauseFunc) { stop(errTest) }, errTest, 0},
-		"when the node has left":       {func(p *place, _ context.CancelCauseFunc) { p.Gone("r", "a") }, ErrNotTold, 0},
+		"when the node has left":       {func(p *place, _ context.CancelCauseFunc) { p.Gone("r", "a") }, errNotTold, 0},
 		"when the run is forgotten":    {func(p *place, _ context.CancelCauseFunc) { p.Forget("r") }, ErrUnknownRun, 0},
-		"when the service ends":        {func(p *place, _ context.CancelCauseFunc) { p.Close() }, ErrClosed, 0},
+		"when the service ends":        {func(p *place, _ context.CancelCauseFunc) { p.Close() }, errClosed, 0},
 		"with a newer one of the node": {func(p *place, _ context.CancelCauseFunc) {
 			_, _ = p.Next(context.Background(), "r", atOnce(ask("a", 0)))
 			go func() { _, _ = p.Next(context.Background(), "r", ask("a", 0)) }()
@@ -328,7 +328,7 @@ func TestWhoDoesNotComeIsBarredWithoutItsHelp(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"r c silent"}, p.barred)
 		_, err := p.Next(t.Context(), "r", arrive("c"))
-		require.ErrorIs(t, err, ErrNotTold, "the rendezvous has barred it")
+		require.ErrorIs(t, err, errNotTold, "the rendezvous has barred it")
 		require.Equal(t, netcheck.Serve, p.next(t, "r", ask("a", 0)).Duty)
 		p.Gone("r", "b")
 		require.Equal(t, netcheck.Duty(notTold("r").Error()), (<-waits).Duty)
@@ -387,7 +387,7 @@ func TestANewServiceIsIntroducedToTheNodes(t *testing.T) {
 	s := old.serving(t)
 	p := newPlace(t)
 	_, err := p.Next(t.Context(), "r", listens("a", s))
-	require.ErrorIs(t, err, ErrNotTold)
+	require.ErrorIs(t, err, errNotTold)
 	require.NoError(t, p.Expect("r", []string{"a", "b"}, nil))
 	require.Equal(t, netcheck.Assignment{Duty: Introduce}, p.next(t, "r", listens("a", s)))
 	p.next(t, "r", atOnce(arrive("b")))
@@ -433,9 +433,9 @@ func TestARunThatCannotBeChecked(t *testing.T) {
 	_, err := h.Picture("r")
 	require.ErrorIs(t, err, ErrUnknownRun)
 	h.Close()
-	require.ErrorIs(t, h.Expect("r", []string{"a"}, nil), ErrClosed)
+	require.ErrorIs(t, h.Expect("r", []string{"a"}, nil), errClosed)
 	_, err = h.Next(t.Context(), "r", arrive("a"))
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, errClosed)
 }
 
 func TestRunsThatTheRendezvousHasForgottenAreForgotten(t *testing.T) {
@@ -466,7 +466,7 @@ func TestThereAreNotMoreRunsThanMaxRuns(t *testing.T) {
 	for i := range runhost.MaxRuns {
 		require.NoError(t, p.Expect(fmt.Sprint(i), nil, nil))
 	}
-	require.ErrorIs(t, p.Expect("more", nil, nil), ErrLimit)
+	require.ErrorIs(t, p.Expect("more", nil, nil), errLimit)
 	require.NoError(t, p.Expect("7", nil, nil))
 }
 
@@ -488,7 +488,7 @@ func TestWhoDoesNotObeyItsVerdictIsBarred(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, want, p.barred)
 			_, err := p.Next(t.Context(), "r", atOnce(ask("b", d.Seq)))
-			require.ErrorIs(t, err, ErrNotTold)
+			require.ErrorIs(t, err, errNotTold)
 			require.Equal(t, netcheck.StateOK, p.next(t, "r", ask("a", s.Seq)).Verdict.State)
 		})
 	}

@@ -18,7 +18,7 @@ import (
 type Request struct {
 	// ID is that of the launcher, which only it and the service know.
 	ID string `json:"id"`
-	// Visit is a random text that the node makes for every check that it takes part in, of 1 to MaxVisit bytes. A
+	// Visit is a random text that the node makes for every check that it takes part in, of 1 to maxVisit bytes. A
 	// repeated Arrive with the same Visit counts once, and the remains of an earlier visit do not count.
 	Visit string `json:"visit"`
 	// Seq is the number of the newest assignment that the node has, 0 for none.
@@ -43,16 +43,16 @@ const Introduce netcheck.Duty = "introduce"
 
 // Bounds of a Request. Texts are in bytes.
 const (
-	MaxBody     = 256 << 10
-	MaxVisit    = 64
-	MaxRails    = 16
+	maxBody     = 256 << 10
+	maxVisit    = 64
+	maxRails    = 16
 	MaxText     = 512 // of Result.Text, and of the texts of a node
 	MaxLine     = 1024
 	maxName     = 512 // of an ID, a name, an address: rendezvous.MaxName
 	maxWord     = 128 // of everything short
 	maxStreams  = 64
 	maxAspects  = 16
-	maxFlows    = 4 * MaxRails
+	maxFlows    = 4 * maxRails
 	maxDevices  = 4096
 	maxCPU      = 100 << 16
 	maxMbps     = 100_000_000
@@ -61,17 +61,17 @@ const (
 
 // Errors of a Hub.
 var (
-	// ErrBadRequest: the request cannot be understood. Trying again is useless.
-	ErrBadRequest = errors.New("the check cannot be spoken to")
-	// ErrNotTold: the rendezvous has not told this launcher to be checked, or not yet.
-	ErrNotTold = errors.New("no check is asked of this launcher")
+	// errBadRequest: the request cannot be understood. Trying again is useless.
+	errBadRequest = errors.New("the check cannot be spoken to")
+	// errNotTold: the rendezvous has not told this launcher to be checked, or not yet.
+	errNotTold = errors.New("no check is asked of this launcher")
 	// ErrUnknownRun: nothing has been checked in the run.
 	ErrUnknownRun = errors.New("no check has been made")
-	// ErrLimit and ErrBusy: the service has too much to do; the latter passes.
-	ErrLimit = errors.New("the service keeps too many checks")
-	ErrBusy  = errors.New("the service reads too many large requests at once")
-	// ErrClosed: the service is shutting down.
-	ErrClosed = errors.New("the service of checks is shutting down")
+	// errLimit and errBusy: the service has too much to do; the latter passes.
+	errLimit = errors.New("the service keeps too many checks")
+	errBusy  = errors.New("the service reads too many large requests at once")
+	// errClosed: the service is shutting down.
+	errClosed = errors.New("the service of checks is shutting down")
 )
 
 // wireErrors maps errors to a status and a stable code. Those that the rendezvous has, too, have its codes.
@@ -80,12 +80,12 @@ var wireErrors = []struct {
 	status int
 	code   string
 }{
-	{ErrBadRequest, http.StatusBadRequest, "bad_request"},
-	{ErrNotTold, http.StatusNotFound, "unknown_node"},
+	{errBadRequest, http.StatusBadRequest, "bad_request"},
+	{errNotTold, http.StatusNotFound, "unknown_node"},
 	{ErrUnknownRun, http.StatusNotFound, "unknown_run"},
-	{ErrLimit, http.StatusTooManyRequests, "limit"},
-	{ErrBusy, http.StatusServiceUnavailable, "busy"},
-	{ErrClosed, http.StatusServiceUnavailable, "closed"},
+	{errLimit, http.StatusTooManyRequests, "limit"},
+	{errBusy, http.StatusServiceUnavailable, "busy"},
+	{errClosed, http.StatusServiceUnavailable, "closed"},
 }
 
 func statusOf(err error) (int, string) {
@@ -100,7 +100,7 @@ func statusOf(err error) (int, string) {
 // decode reads exactly one Request, and checks it. Fields that only newer launchers know are left out.
 func decode(data []byte) (req Request, err error) {
 	if err := json.Unmarshal(data, &req); err != nil {
-		return req, fmt.Errorf("%w: %w", ErrBadRequest, err)
+		return req, fmt.Errorf("%w: %w", errBadRequest, err)
 	}
 	return req, req.check()
 }
@@ -109,7 +109,7 @@ func decode(data []byte) (req Request, err error) {
 func (q *Request) check() error {
 	b := bounds{}
 	b.text("id", q.ID, 1, maxName)
-	b.text("visit", q.Visit, 1, MaxVisit)
+	b.text("visit", q.Visit, 1, maxVisit)
 	said := 0
 	for _, s := range []bool{q.Arrive != nil, q.Ready != nil, q.Report != nil, q.Leave} {
 		if s {
@@ -135,7 +135,7 @@ type bounds struct{ err error }
 
 func (b *bounds) that(ok bool, format string, args ...any) {
 	if !ok && b.err == nil {
-		b.err = fmt.Errorf("%w: %s", ErrBadRequest, fmt.Sprintf(format, args...))
+		b.err = fmt.Errorf("%w: %s", errBadRequest, fmt.Sprintf(format, args...))
 	}
 }
 
@@ -166,7 +166,7 @@ func (b *bounds) node(n *netcheck.Node) {
 	b.text("no_torch", n.NoTorch, 0, MaxText)
 	b.number("gpus", float64(n.GPUs), 0, maxDevices)
 	b.number("cpu", float64(n.CPU), 0, maxCPU)
-	b.most("nics", len(n.NICs), MaxRails)
+	b.most("nics", len(n.NICs), maxRails)
 	b.most("covered", len(n.Covered), maxAspects)
 	for _, a := range n.Covered {
 		b.text("covered", a, 1, maxWord)
@@ -204,7 +204,7 @@ func (b *bounds) findings(fs []netcheck.Finding) {
 
 func (b *bounds) ready(r *Ready) {
 	b.text("ready.test", r.Test, 1, maxWord)
-	b.most("ready.addrs", len(r.Addrs), MaxRails)
+	b.most("ready.addrs", len(r.Addrs), maxRails)
 	b.that(len(r.Addrs) > 0, "ready.addrs: is empty")
 	for _, a := range r.Addrs {
 		b.text("address", a, 1, maxName)
@@ -239,7 +239,7 @@ func (b *bounds) result(r *netcheck.Result) {
 }
 
 func (b *bounds) flow(f netcheck.Flow) {
-	b.number("rail", float64(f.Rail), 0, MaxRails-1)
+	b.number("rail", float64(f.Rail), 0, maxRails-1)
 	b.text("nic", f.NIC, 0, maxWord)
 	b.that(f.Kind == "" || f.Kind == "rdma", "kind %.60q of a flow: need \"\" or rdma", f.Kind)
 	b.text("cc", f.CC, 0, maxWord)
@@ -272,7 +272,7 @@ func (q *Request) Fit() {
 	if n := q.Arrive; n != nil {
 		fit(maxName, &n.Name, &n.Addr, &n.Switch, &n.Domain)
 		fit(MaxText, &n.NoTorch)
-		n.NICs = n.NICs[:min(len(n.NICs), MaxRails)]
+		n.NICs = n.NICs[:min(len(n.NICs), maxRails)]
 		n.Findings = fitFindings(n.Findings)
 	}
 	if r := q.Report; r != nil {

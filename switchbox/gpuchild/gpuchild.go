@@ -21,15 +21,15 @@ import (
 const (
 	// adaptor is gpucheck's name in Reports.
 	adaptor = "nvml"
-	// Variable names gpucheck's file where it lies neither next to the launcher nor in PATH.
-	Variable = "DLROVER_GPUCHECK"
+	// variable names gpucheck's file where it lies neither next to the launcher nor in PATH.
+	variable = "DLROVER_GPUCHECK"
 	program  = "gpucheck"
 )
 
 // Find returns gpucheck's file: the value of DLROVER_GPUCHECK, else the one next to the executable, else the one in
 // PATH. "" means that there is none.
 func Find(executable string) string {
-	if path := os.Getenv(Variable); path != "" {
+	if path := os.Getenv(variable); path != "" {
 		return path
 	}
 	beside := filepath.Join(filepath.Dir(executable), program)
@@ -70,7 +70,7 @@ const (
 func (p Program) Run(ctx context.Context, args ...string) (switchbox.Report, error) {
 	path := p.Path
 	if path == "" {
-		return skip("there is no gpucheck beside the launcher or in PATH, and %s is not set", Variable), nil
+		return skip("there is no gpucheck beside the launcher or in PATH, and %s is not set", variable), nil
 	}
 	started := time.Now()
 	c, err := p.start(args)

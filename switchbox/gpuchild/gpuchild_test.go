@@ -227,7 +227,7 @@ func TestEnvironmentBindsLazily(t *testing.T) {
 
 func TestFind(t *testing.T) {
 	dir, path := t.TempDir(), t.TempDir()
-	t.Setenv(Variable, "")
+	t.Setenv(variable, "")
 	t.Setenv("PATH", path)
 	launcher := filepath.Join(dir, "dlrover-run")
 	require.Empty(t, Find(launcher))
@@ -235,7 +235,7 @@ func TestFind(t *testing.T) {
 	require.Equal(t, filepath.Join(path, "gpucheck"), Find(launcher))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpucheck"), nil, 0o755))
 	require.Equal(t, filepath.Join(dir, "gpucheck"), Find(launcher), "the one of the same version")
-	t.Setenv(Variable, "/opt/gpucheck")
+	t.Setenv(variable, "/opt/gpucheck")
 	require.Equal(t, "/opt/gpucheck", Find(launcher))
 }
 

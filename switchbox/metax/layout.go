@@ -12,21 +12,21 @@ import (
 	"strings"
 )
 
-// SysfsVariable names the variable with the place of sysfs, for containers that see the host's elsewhere, and
-// DefaultSysfs is where it is without.
+// sysfsVariable names the variable with the place of sysfs, for containers that see the host's elsewhere, and
+// defaultSysfs is where it is without.
 const (
-	SysfsVariable = "DLROVER_SYSFS_ROOT"
-	DefaultSysfs  = "/sys"
+	sysfsVariable = "DLROVER_SYSFS_ROOT"
+	defaultSysfs  = "/sys"
 )
 
-// Card is one MetaX device.
-type Card struct {
+// card is one MetaX device.
+type card struct {
 	Index  int // as the driver's tools count, from 0
 	Socket int // its place in the node, which pairs go by
 }
 
-// ErrNone: this node has no MetaX device.
-var ErrNone = errors.New("no MetaX device")
+// errNone: this node has no MetaX device.
+var errNone = errors.New("no MetaX device")
 
 // roots are the directories, below sysfs, in which drivers of different versions list the devices.
 var roots = []string{"class/mxcd/mxcd/layout", "class/metax/mxcd/layout"}
@@ -34,18 +34,18 @@ var roots = []string{"class/mxcd/mxcd/layout", "class/metax/mxcd/layout"}
 // maxProperties bounds a properties file; the kernel gives at most a page.
 const maxProperties = 64 << 10
 
-// Layout reads which MetaX devices the node has, in the order of their indices. Without any the error is ErrNone; any
-// other one names the file that cannot be understood.
-func Layout(sysfs string) ([]Card, error) {
+// readLayout returns the MetaX devices of the node, in the order of their indices. Without any the error is errNone;
+// other errors name the file that cannot be understood.
+func readLayout(sysfs string) ([]card, error) {
 	for _, root := range roots {
 		if _, err := os.Stat(path.Join(sysfs, root)); err == nil {
 			return layout(os.DirFS(sysfs), root)
 		}
 	}
-	return nil, fmt.Errorf("%w: %s has neither %s nor %s", ErrNone, sysfs, roots[0], roots[1])
+	return nil, fmt.Errorf("%w: %s has neither %s nor %s", errNone, sysfs, roots[0], roots[1])
 }
 
-func layout(sysfs fs.FS, root string) ([]Card, error) {
+func layout(sysfs fs.FS, root string) ([]card, error) {
 	first, ok, err := property(sysfs, path.Join(root, "properties"), "num_cpu_nodes")
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func layout(sysfs fs.FS, root string) ([]Card, error) {
 	if err != nil {
 		return nil, err
 	}
-	var cards []Card
+	var cards []card
 	for _, node := range nodes {
 		file := path.Join(root, "nodes", node.Name(), "properties")
 		number, err := strconv.ParseUint(node.Name(), 10, 16)
@@ -69,18 +69,18 @@ func layout(sysfs fs.FS, root string) ([]Card, error) {
 			return nil, err
 		}
 		if ok {
-			cards = append(cards, Card{Index: int(number) - first, Socket: socket})
+			cards = append(cards, card{Index: int(number) - first, Socket: socket})
 		}
 	}
 	if len(cards) == 0 {
-		return nil, fmt.Errorf("%w: no node of %s has a mgpu_id", ErrNone, root)
+		return nil, fmt.Errorf("%w: no node of %s has a mgpu_id", errNone, root)
 	}
 	return ordered(cards, root)
 }
 
 // ordered sorts the cards, and refuses impossible ones: then a card cannot be identified.
-func ordered(cards []Card, root string) ([]Card, error) {
-	slices.SortFunc(cards, func(a, b Card) int { return a.Index - b.Index })
+func ordered(cards []card, root string) ([]card, error) {
+	slices.SortFunc(cards, func(a, b card) int { return a.Index - b.Index })
 	sockets := map[int]int{}
 	for _, c := range cards {
 		if c.Index < 0 {
@@ -122,9 +122,9 @@ func property(sysfs fs.FS, file, key string) (value int, ok bool, err error) {
 // visibilities are the variables by which a process is given some of the devices, the first that is set.
 var visibilities = []string{"MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}
 
-// Visible returns those cards that the variables leave to a process. As with CUDA, a list ends at its first entry that
+// visible returns those cards that the variables leave to a process. As with CUDA, a list ends at its first entry that
 // is no device; one that begins with no number (a UUID, which cannot be looked up here) leaves all.
-func Visible(cards []Card, lookup func(string) (string, bool)) []Card {
+func visible(cards []card, lookup func(string) (string, bool)) []card {
 	for _, name := range visibilities {
 		if list, ok := lookup(name); ok {
 			return selected(cards, list)
@@ -133,13 +133,13 @@ func Visible(cards []Card, lookup func(string) (string, bool)) []Card {
 	return cards
 }
 
-func selected(cards []Card, list string) (some []Card) {
+func selected(cards []card, list string) (some []card) {
 	for i, entry := range strings.Split(list, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(entry))
 		if err != nil && i == 0 && strings.Trim(list, " ,") != "" {
 			return cards
 		}
-		at := slices.IndexFunc(cards, func(c Card) bool { return c.Index == n })
+		at := slices.IndexFunc(cards, func(c card) bool { return c.Index == n })
 		if err != nil || at < 0 {
 			break
 		}

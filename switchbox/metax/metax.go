@@ -22,14 +22,14 @@ import (
 // Adaptor is the name of this adaptor in Reports.
 const Adaptor = "metax"
 
-// ToolVariable names the variable with the path of mxom-client, and DefaultTool is where it is without.
+// toolVariable names the variable with the path of mxom-client, and defaultTool is where it is without.
 const (
-	ToolVariable = "SWITCHBOX_CHECK_TOOL_PATH"
-	DefaultTool  = "/opt/mxmap/bin/mxom-client"
+	toolVariable = "SWITCHBOX_CHECK_TOOL_PATH"
+	defaultTool  = "/opt/mxmap/bin/mxom-client"
 )
 
-// DefaultDeadline bounds the tests of all pairs together.
-const DefaultDeadline = 10 * time.Second
+// defaultDeadline bounds the tests of all pairs together.
+const defaultDeadline = 10 * time.Second
 
 // Config of a check. Pairs are of socket ids; nil are the default ones.
 type Config struct {
@@ -37,7 +37,7 @@ type Config struct {
 	Limits switchbox.Limits
 	// Sysfs and Tool are paths; empty: the values of the environment, or the defaults.
 	Sysfs, Tool string
-	// Deadline bounds the tests of all pairs, which run at once. Default: DefaultDeadline.
+	// Deadline bounds the tests of all pairs, which run at once. Default: defaultDeadline.
 	Deadline time.Duration
 	// Environ is the environment that counts, and the tool's. Default: this process's.
 	Environ []string
@@ -53,11 +53,11 @@ func Check(ctx context.Context, c Config) (switchbox.Report, error) {
 	if err := switchbox.CheckPairs(c.Pairs, c.Limits); err != nil {
 		return switchbox.Report{}, err
 	}
-	cards, err := Layout(c.Sysfs)
+	cards, err := readLayout(c.Sysfs)
 	if err != nil {
 		return switchbox.Skip(Adaptor, err.Error()), nil
 	}
-	cards = Visible(cards, c.lookup)
+	cards = visible(cards, c.lookup)
 	if c.Limits.Ring {
 		c.Pairs = switchbox.Ring(sockets(cards))
 	}
@@ -69,7 +69,7 @@ func Check(ctx context.Context, c Config) (switchbox.Report, error) {
 		return switchbox.Skip(Adaptor, switchbox.TooFew(len(have), len(c.Pairs), c.Limits.MinChannels)), nil
 	}
 	if err := executable(c.Tool); err != nil {
-		return switchbox.Skip(Adaptor, fmt.Sprintf("%s cannot be run: %v; set %s", c.Tool, err, ToolVariable)), nil
+		return switchbox.Skip(Adaptor, fmt.Sprintf("%s cannot be run: %v; set %s", c.Tool, err, toolVariable)), nil
 	}
 	r := switchbox.Report{Adaptor: Adaptor, Devices: facts(cards), Pairs: c.measure(ctx, have, cards)}
 	if ctx.Err() != nil {
@@ -96,11 +96,11 @@ func Validate(c Config) error {
 	if err := switchbox.CheckPairs(c.Pairs, c.Limits); err != nil {
 		return err
 	}
-	cards, err := Layout(c.Sysfs)
+	cards, err := readLayout(c.Sysfs)
 	if err != nil {
 		return nil // a skipped Report
 	}
-	_, _, err = switchbox.SelectPairs(c.Pairs, sockets(Visible(cards, c.lookup)), c.Limits.Given)
+	_, _, err = switchbox.SelectPairs(c.Pairs, sockets(visible(cards, c.lookup)), c.Limits.Given)
 	return err
 }
 
@@ -112,9 +112,9 @@ func (c *Config) defaults() {
 		c.Start = func(cmd *exec.Cmd) (func() error, error) { return cmd.Wait, cmd.Start() }
 	}
 	fromEnv := func(name string) string { value, _ := c.lookup(name); return value }
-	c.Sysfs = cmp.Or(c.Sysfs, fromEnv(SysfsVariable), DefaultSysfs)
-	c.Tool = cmp.Or(c.Tool, fromEnv(ToolVariable), DefaultTool)
-	c.Deadline = cmp.Or(c.Deadline, DefaultDeadline)
+	c.Sysfs = cmp.Or(c.Sysfs, fromEnv(sysfsVariable), defaultSysfs)
+	c.Tool = cmp.Or(c.Tool, fromEnv(toolVariable), defaultTool)
+	c.Deadline = cmp.Or(c.Deadline, defaultDeadline)
 	if c.Pairs == nil && !c.Limits.Ring {
 		c.Pairs = switchbox.DefaultPairs
 	}
@@ -130,14 +130,14 @@ func (c *Config) lookup(name string) (value string, ok bool) {
 	return value, ok
 }
 
-func sockets(cards []Card) (ids []int) {
+func sockets(cards []card) (ids []int) {
 	for _, c := range cards {
 		ids = append(ids, c.Socket)
 	}
 	return ids
 }
 
-func facts(cards []Card) (all []switchbox.Facts) {
+func facts(cards []card) (all []switchbox.Facts) {
 	for _, c := range cards {
 		id := switchbox.Identity{Index: c.Index, Name: fmt.Sprintf("MetaX device in socket %d", c.Socket)}
 		all = append(all, switchbox.Facts{Identity: id})
@@ -146,7 +146,7 @@ func facts(cards []Card) (all []switchbox.Facts) {
 }
 
 // measure runs the tool for all pairs at once, under one deadline.
-func (c Config) measure(ctx context.Context, pairs []switchbox.Pair, cards []Card) []switchbox.Measurement {
+func (c Config) measure(ctx context.Context, pairs []switchbox.Pair, cards []card) []switchbox.Measurement {
 	late := fmt.Errorf("no answer within %v", c.Deadline)
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Deadline, late)
 	defer cancel()

@@ -344,22 +344,22 @@ func TestSomeDevicesAreVisible(t *testing.T) {
 
 func TestEnvironment(t *testing.T) {
 	c := config(t, "echo bandwidth:20000MB/s")
-	c.Environ = append(c.Environ, SysfsVariable+"="+tree(t, roots[1], 1, 0, 1, 2, 3, 4, 5, 6, 7), ToolVariable+"="+c.Tool)
+	c.Environ = append(c.Environ, sysfsVariable+"="+tree(t, roots[1], 1, 0, 1, 2, 3, 4, 5, 6, 7), toolVariable+"="+c.Tool)
 	c.Sysfs, c.Tool = "", ""
 	r := check(t, c)
 	require.Equal(t, switchbox.OK, r.State, r.Reason)
 }
 
 func TestVisible(t *testing.T) {
-	cards := []Card{{0, 3}, {1, 2}, {2, 1}, {3, 0}}
-	for list, want := range map[string][]Card{
+	cards := []card{{0, 3}, {1, 2}, {2, 1}, {3, 0}}
+	for list, want := range map[string][]card{
 		"": nil, "2": {{2, 1}}, " 3 , 0": {{3, 0}, {0, 3}}, "0,x,1": {{0, 3}}, "1,9,2": {{1, 2}}, "-1": nil,
 		"MXC-1234": cards, ",1": cards,
 	} {
 		lookup := func(name string) (string, bool) { return list, name == "MACA_VISIBLE_DEVICES" }
-		require.Equal(t, want, Visible(cards, lookup), list)
+		require.Equal(t, want, visible(cards, lookup), list)
 	}
-	require.Equal(t, cards, Visible(cards, func(string) (string, bool) { return "", false }))
+	require.Equal(t, cards, visible(cards, func(string) (string, bool) { return "", false }))
 }
 
 func FuzzBandwidth(f *testing.F) {
@@ -381,7 +381,7 @@ func FuzzLayout(f *testing.F) {
 		write(t, filepath.Join(sysfs, roots[0], "properties"), top)
 		write(t, filepath.Join(sysfs, roots[0], "nodes/1/properties"), a)
 		write(t, filepath.Join(sysfs, roots[0], "nodes/2/properties"), b)
-		cards, err := Layout(sysfs)
+		cards, err := readLayout(sysfs)
 		if err == nil {
 			require.NotEmpty(t, cards)
 		}

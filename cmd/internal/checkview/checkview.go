@@ -39,7 +39,7 @@ func Findings(w io.Writer, nodes []netcheck.NodePicture) (err error) {
 	var lines []string
 	for _, n := range nodes {
 		for _, f := range n.Verdict.Findings {
-			line := fmt.Sprintf("%s: %s", found(f), Finding(f))
+			line := fmt.Sprintf("%s: %s", found(f), finding(f))
 			if f.Severity == netcheck.Info {
 				continue
 			}
@@ -117,16 +117,16 @@ func partners(v netcheck.Verdict) string {
 	return strconv.Itoa(v.Partners) + " nodes"
 }
 
-// Finding is a finding in one line, with its figures.
-func Finding(f netcheck.Finding) string {
+// finding is a finding in one line, with its figures.
+func finding(f netcheck.Finding) string {
 	text := f.Text
 	if f.Metric != "" {
-		text += strings.TrimRight(fmt.Sprintf(" (%s %s %s", f.Metric, Number(f.Value), f.Unit), " ")
+		text += strings.TrimRight(fmt.Sprintf(" (%s %s %s", f.Metric, number(f.Value), f.Unit), " ")
 		if f.Threshold != 0 {
-			text += fmt.Sprintf(", threshold %s", Number(f.Threshold))
+			text += fmt.Sprintf(", threshold %s", number(f.Threshold))
 		}
 		if f.Median != 0 {
-			text += fmt.Sprintf(", median %s", Number(f.Median))
+			text += fmt.Sprintf(", median %s", number(f.Median))
 		}
 		text += ")"
 	}
@@ -136,8 +136,8 @@ func Finding(f netcheck.Finding) string {
 	return text
 }
 
-// Number writes a figure with three digits that count, and one without a fraction as it is.
-func Number(v float64) string {
+// number writes a figure with three digits that count, and one without a fraction as it is.
+func number(v float64) string {
 	if v == math.Trunc(v) && math.Abs(v) < 1e15 {
 		return strconv.FormatFloat(v, 'f', 0, 64)
 	}
@@ -148,14 +148,14 @@ func Number(v float64) string {
 	return strconv.FormatFloat(v, 'f', digits, 64)
 }
 
-// MaxMatrix is how many nodes a matrix of text can have.
-const MaxMatrix = 40
+// maxMatrix is how many nodes a matrix of text can have.
+const maxMatrix = 40
 
 // Matrix writes the rate of every direction that was tested, in 10^6 bit/s: senders are rows, receivers columns.
 func Matrix(w io.Writer, p netcheck.Picture) error {
-	if len(p.Nodes) > MaxMatrix {
+	if len(p.Nodes) > maxMatrix {
 		return fmt.Errorf("a matrix of %d nodes does not fit on a terminal, of which it takes at most %d; "+
-			"use --svg or --json", len(p.Nodes), MaxMatrix)
+			"use --svg or --json", len(p.Nodes), maxMatrix)
 	}
 	cells := cells(p)
 	t := table.Numbers(w)
@@ -176,7 +176,7 @@ func Matrix(w io.Writer, p netcheck.Picture) error {
 	}
 	_, err := fmt.Fprintf(w, "median %s, line %s Mbit/s; * below the line, ! segments lost, a word is how a test failed, "+
 		". not tested\n",
-		Number(p.Median), Number(p.Line))
+		number(p.Median), number(p.Line))
 	return err
 }
 
@@ -242,7 +242,7 @@ func cellText(m map[edge]cell, i, j int) string {
 	case c.failed():
 		return strings.Replace(string(c.class), "unreachable", "unreach", 1) // narrow columns
 	}
-	text := Number(c.mbps)
+	text := number(c.mbps)
 	if c.low {
 		text += "*"
 	}

@@ -97,7 +97,7 @@ func TestMatrix(t *testing.T) {
 median 940, line 705 Mbit/s; * below the line, ! segments lost, a word is how a test failed, . not tested
 `, out.String())
 	p := picture()
-	p.Nodes = make([]netcheck.NodePicture, MaxMatrix+1)
+	p.Nodes = make([]netcheck.NodePicture, maxMatrix+1)
 	require.ErrorContains(t, Matrix(&out, p), "use --svg or --json")
 	require.Error(t, Matrix(broken{}, picture()))
 }
@@ -106,7 +106,7 @@ func TestNumber(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0", 0.00123456: "0.00123", 1: "1", 1.001: "1.00", 12.345: "12.3", 999.6: "1000", -4.5678: "-4.57",
 	} {
-		require.Equal(t, want, Number(v))
+		require.Equal(t, want, number(v))
 	}
 }
 

@@ -169,9 +169,9 @@ func (s *sheet) signs(c cell, x, y int) {
 // brief is a rate in 10^6 bit/s of at most five characters.
 func brief(mbps float64) string {
 	if mbps >= 1e5 {
-		return Number(float64(int(mbps/1e3))) + "G"
+		return number(float64(int(mbps/1e3))) + "G"
 	}
-	return Number(float64(int(mbps)))
+	return number(float64(int(mbps)))
 }
 
 // outsiders hatches the rows and columns of excluded nodes, at any rate.
@@ -208,9 +208,9 @@ func (s *sheet) scale(y int) {
 	s.text(8, y, "start", "#000", "Mbit/s of TCP, the worst rail:")
 	s.rect(x, y-10, legendBar, 12, "url(#rate)")
 	fmt.Fprintf(s, `<path d="M%d %dv16" stroke="#000"/>`+"\n", x+legendBar/2, y-12)
-	s.text(x, y+lineHeight, "start", "#000", Number(s.p.Median/2)+" or less")
-	s.text(x+legendBar/2, y+lineHeight, "middle", "#000", "line "+Number(s.p.Line))
-	s.text(x+legendBar, y+lineHeight, "end", "#000", "median "+Number(s.p.Median))
+	s.text(x, y+lineHeight, "start", "#000", number(s.p.Median/2)+" or less")
+	s.text(x+legendBar/2, y+lineHeight, "middle", "#000", "line "+number(s.p.Line))
+	s.text(x+legendBar, y+lineHeight, "end", "#000", "median "+number(s.p.Median))
 }
 
 // samples explains the signs.
@@ -296,9 +296,9 @@ func title(p netcheck.Picture, at edge, c cell) string {
 	if c.failed() {
 		return text + string(c.class)
 	}
-	text += Number(c.mbps) + " Mbit/s"
+	text += number(c.mbps) + " Mbit/s"
 	if c.lossy {
-		text += fmt.Sprintf(", %s %% of the segments lost", Number(100*c.loss))
+		text += fmt.Sprintf(", %s %% of the segments lost", number(100*c.loss))
 	}
 	return text
 }
