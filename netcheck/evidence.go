@@ -18,7 +18,7 @@ const (
 // threshold is the log-likelihood that blames one of n nodes.
 func threshold(n int) float64 { return math.Log(float64(max(n, 2)) / familyWise) }
 
-// evidence summarizes the trials of a member for one faculty.
+// evidence summarizes the trials of a member for one capability.
 type evidence struct {
 	weight      float64 // log-likelihood
 	early       float64 // that of base tests which have passed
@@ -31,7 +31,7 @@ type evidence struct {
 }
 
 // weigh adds up the evidence about f of m.
-func (s *stage) weigh(m *member, f faculty) (e evidence) {
+func (s *stage) weigh(m *member, f capability) (e evidence) {
 	for i, t := range m.trials {
 		switch t.outcome(m, f) {
 		case pass:
@@ -45,7 +45,7 @@ func (s *stage) weigh(m *member, f faculty) (e evidence) {
 
 // addPass: with few nodes, where all have met, the base tests count like retests. Otherwise a passed base test does not
 // end the search, but counts against blame.
-func (s *stage) addPass(e *evidence, t *trial, m *member, f faculty) {
+func (s *stage) addPass(e *evidence, t *trial, m *member, f capability) {
 	switch {
 	case !t.other(m).certified(f.counterpart()):
 	case t.kind == baseTrial && !s.roundRobin:
@@ -55,7 +55,7 @@ func (s *stage) addPass(e *evidence, t *trial, m *member, f faculty) {
 	}
 }
 
-func (s *stage) addFailure(e *evidence, i int, m *member, f faculty) {
+func (s *stage) addFailure(e *evidence, i int, m *member, f capability) {
 	t := m.trials[i]
 	o := t.other(m)
 	if s.explained(t, m, f) {
@@ -81,7 +81,7 @@ func (s *stage) addFailure(e *evidence, i int, m *member, f faculty) {
 }
 
 // weightOfFailure is the share of a failure that counts against m: all, half, or nothing.
-func weightOfFailure(t *trial, m *member, f faculty) float64 {
+func weightOfFailure(t *trial, m *member, f capability) float64 {
 	mine, theirs := m.certified(f), t.other(m).certified(f.counterpart())
 	switch {
 	case theirs && t.kind == retestTrial && t.subject() == m:
@@ -99,7 +99,7 @@ func weightOfFailure(t *trial, m *member, f faculty) float64 {
 // subject is for whom a retest is made: it serves.
 func (t *trial) subject() *member { return t.ends[0] }
 
-func failedBefore(m, o *member, f faculty, trials []*trial) bool {
+func failedBefore(m, o *member, f capability, trials []*trial) bool {
 	for _, t := range trials {
 		if t.other(m) == o && t.outcome(m, f) == fail {
 			return true
@@ -109,7 +109,7 @@ func failedBefore(m, o *member, f faculty, trials []*trial) bool {
 }
 
 // explained reports whether another node is known to be the cause of a failure of m.
-func (s *stage) explained(t *trial, m *member, f faculty) bool {
+func (s *stage) explained(t *trial, m *member, f capability) bool {
 	o := t.other(m)
 	return f == reach && t.silentEnd(o) && !t.silentEnd(m) || // m has reported, o has not
 		o.exposed(f.counterpart()) || s.cutOff(t)

@@ -14,7 +14,7 @@ func (s *stage) name() string {
 	return "netcheck"
 }
 
-// blame is the verdict of a member with a blamed faculty.
+// blame is the verdict of a member with a blamed capability.
 func (s *stage) blame(m *member) Verdict {
 	if m.record(reach).blamed {
 		return s.blameReach(m)
@@ -22,7 +22,7 @@ func (s *stage) blame(m *member) Verdict {
 	v := Verdict{State: StateFaulty, Excluded: true}
 	lossy := false
 	var kinds, reasons []string
-	for f := faculty(1); f < s.faculties(); f++ {
+	for f := capability(1); f < s.capabilities(); f++ {
 		if !m.slow(f) {
 			continue
 		}
@@ -101,7 +101,7 @@ func (t *trial) worst() Class {
 }
 
 // rateFinding describes a rate that is too low.
-func (s *stage) rateFinding(m *member, f faculty) Finding {
+func (s *stage) rateFinding(m *member, f capability) Finding {
 	x := Finding{Check: s.name(), Kind: "net.tx", Severity: Fatal, Entity: m.nic(s.lanes[f.lane()]), Metric: "rate",
 		Unit: "Mbit/s", Direction: "tx"}
 	verb := "sends"
@@ -121,7 +121,7 @@ func (s *stage) rateFinding(m *member, f faculty) Finding {
 }
 
 // bestOf puts the best sample of f, compared with its kind, into a finding: the best sample shows the node's capacity.
-func (s *stage) bestOf(m *member, f faculty, x *Finding) (best sample, lossy bool) {
+func (s *stage) bestOf(m *member, f capability, x *Finding) (best sample, lossy bool) {
 	share := float32(0)
 	for _, t := range m.trials {
 		y := t.of(m, f)
@@ -154,7 +154,7 @@ func (m *member) nic(l lane) string {
 
 // warnings are the findings about a member that do not blame it.
 func (s *stage) warnings(m *member) (found []Finding) {
-	for f := faculty(1); f < s.faculties(); f++ {
+	for f := capability(1); f < s.capabilities(); f++ {
 		if r := m.record(f); r.best > 0 && r.best < warnShare {
 			x := s.rateFinding(m, f)
 			x.Severity, x.Threshold = Warn, warnShare*x.Median
@@ -169,7 +169,7 @@ func (s *stage) warnings(m *member) (found []Finding) {
 }
 
 // warnLane reports losses and latencies that all tests of a lane have shown.
-func (s *stage) warnLane(m *member, f faculty) (found []Finding) {
+func (s *stage) warnLane(m *member, f capability) (found []Finding) {
 	loss, p50, usual := float32(1), float32(0), norm{}
 	n := 0
 	for _, t := range m.trials {
@@ -197,7 +197,7 @@ func (s *stage) warnLane(m *member, f faculty) (found []Finding) {
 }
 
 // warnMTU reports that packets as large as the MTU of both ends arrived in no test.
-func (s *stage) warnMTU(m *member, f faculty) []Finding {
+func (s *stage) warnMTU(m *member, f capability) []Finding {
 	l := s.lanes[f.lane()]
 	most, want := int32(0), int32(0)
 	for _, t := range m.trials {
@@ -240,7 +240,7 @@ func (s *stage) pathsOf(m *member) (paths []string) {
 // pathNames are the directions in which the path of t has failed.
 func (s *stage) pathNames(t *trial) (names []string) {
 	a, b := t.ends[0].n.name(), t.ends[1].n.name()
-	for _, f := range s.pathFaculties(t) {
+	for _, f := range s.pathCapabilities(t) {
 		switch {
 		case f == reach:
 			return []string{fmt.Sprintf("%s - %s: %s", a, b, t.worst())}
@@ -253,7 +253,7 @@ func (s *stage) pathNames(t *trial) (names []string) {
 	return names
 }
 
-func (s *stage) pathRate(t *trial, f faculty, from, to string) string {
+func (s *stage) pathRate(t *trial, f capability, from, to string) string {
 	y := t.again.of(t.ends[0], f)
 	l := s.lanes[f.lane()]
 	if y.lossy {
@@ -277,12 +277,12 @@ func (s *stage) pathReason(m *member, paths []string) string {
 // hear keeps the findings that no node is to blame for, for Picture.
 func (c *Check) hear(s *stage) {
 	switch {
-	case s.ruling.nameless != "":
-		c.cause = s.ruling.nameless
-	case s.ruling.slow != "":
-		c.cause = s.ruling.slow
-	case s.ruling.mass != "":
-		c.cause = s.ruling.mass
+	case s.decision.nameless != "":
+		c.cause = s.decision.nameless
+	case s.decision.slow != "":
+		c.cause = s.decision.slow
+	case s.decision.mass != "":
+		c.cause = s.decision.mass
 	}
 	for _, t := range s.ended {
 		if len(c.paths) < MaxFindings {

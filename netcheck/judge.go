@@ -24,7 +24,7 @@ func (s *stage) assess(m *member) {
 		return
 	}
 	m.standing = cleared
-	for f := range s.faculties() {
+	for f := range s.capabilities() {
 		m.standing = max(m.standing, s.stand(m, f))
 		if m.standing == exposed && f == reach {
 			return
@@ -35,8 +35,8 @@ func (s *stage) assess(m *member) {
 	}
 }
 
-// faculties is the number of them that a member has in this stage.
-func (s *stage) faculties() faculty { return faculty(1 + 2*len(s.lanes)) }
+// capabilities is the number of them that a member has in this stage.
+func (s *stage) capabilities() capability { return capability(1 + 2*len(s.lanes)) }
 
 // exhausted reports whether m had all tests that one node gets. Two nodes cannot be distinguished, and where hardly any
 // node has passed none is named; one test with a good node is then enough.
@@ -55,8 +55,8 @@ func (s *stage) exhausted(m *member) bool {
 	return m.retests >= capTrials-s.base
 }
 
-// stand is the standing of one faculty of m.
-func (s *stage) stand(m *member, f faculty) standing {
+// stand is the standing of one capability of m.
+func (s *stage) stand(m *member, f capability) standing {
 	if m.record(f).blamed {
 		return exposed
 	}
@@ -73,7 +73,7 @@ func (s *stage) stand(m *member, f faculty) standing {
 }
 
 // guilty reports whether the evidence is enough, with share of the threshold.
-func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
+func (s *stage) guilty(m *member, f capability, e evidence, share float64) bool {
 	if m.n.witness && f != reach {
 		return false // its rates are measured only for the other end, and quickly
 	}
@@ -92,7 +92,7 @@ func (s *stage) guilty(m *member, f faculty, e evidence, share float64) bool {
 
 // lowsToBlame is how many rates of a node have to be low, and none good, before all of them can hardly be disturbed.
 func (s *stage) lowsToBlame() int {
-	n := float64(max(s.size, 2) * int(s.faculties()-1))
+	n := float64(max(s.size, 2) * int(s.capabilities()-1))
 	return int(math.Ceil(math.Log(n/slowWise) / -math.Log(disturbed)))
 }
 
@@ -112,7 +112,7 @@ func (s *stage) standReach(m *member, e evidence) standing {
 }
 
 // standRate: one good sample certifies. Low samples then come from the other end, the path or a disturbance.
-func (s *stage) standRate(m *member, f faculty, e evidence) standing {
+func (s *stage) standRate(m *member, f capability, e evidence) standing {
 	switch {
 	case m.n.witness, s.lows(m, f) == 0:
 		return cleared // or no rate is known, or none counts
@@ -125,7 +125,7 @@ func (s *stage) standRate(m *member, f faculty, e evidence) standing {
 }
 
 // lows counts the low samples of f, whichever end is to blame.
-func (s *stage) lows(m *member, f faculty) (n int) {
+func (s *stage) lows(m *member, f capability) (n int) {
 	for _, t := range m.trials {
 		if t.outcome(m, f) == fail && !s.cutOff(t) {
 			n++
@@ -140,7 +140,7 @@ func (s *stage) disputed(t *trial) bool {
 	if t.again != nil || t.kind == pairTrial {
 		return false
 	}
-	for f := range s.faculties() {
+	for f := range s.capabilities() {
 		if s.contested(t, f) {
 			return true
 		}
@@ -148,7 +148,7 @@ func (s *stage) disputed(t *trial) bool {
 	return false
 }
 
-func (s *stage) contested(t *trial, f faculty) bool {
+func (s *stage) contested(t *trial, f capability) bool {
 	if f != reach && (t.ends[0].n.witness && t.ends[1].n.witness || s.slowFabric(s.slowTwice)) {
 		return false // nothing is decided by it
 	}

@@ -7,8 +7,8 @@ const (
 	leafFactor = 4 // failures across for every pass across
 )
 
-// leafTally counts the tests of one leaf's nodes.
-type leafTally struct{ members, in, crossPass, crossFail int }
+// leafCount counts the tests of one leaf's nodes.
+type leafCount struct{ members, in, crossPass, crossFail int }
 
 // tally enters an ended trial.
 func (s *stage) tally(t *trial) {
@@ -31,17 +31,17 @@ func (s *stage) tally(t *trial) {
 	}
 }
 
-func (s *stage) leaf(name string) *leafTally {
+func (s *stage) leaf(name string) *leafCount {
 	l := s.leaves[name]
 	if l == nil {
-		l = &leafTally{}
+		l = &leafCount{}
 		s.leaves[name] = l
 	}
 	return l
 }
 
 // isDead reports whether failed tests between a leaf's nodes and others are to be blamed on the leaf.
-func (l *leafTally) isDead() bool {
+func (l *leafCount) isDead() bool {
 	return l.in >= leafPasses && l.crossFail >= leafFails && l.crossFail > leafFactor*l.crossPass
 }
 

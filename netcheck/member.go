@@ -1,20 +1,20 @@
 package netcheck
 
-// faculty is an ability of a node that can be at fault: to reach others at all, or to send or receive over one lane at
-// the rate of the others. Every test is evidence about a faculty of one end and the counterpart of the other.
-type faculty int
+// capability is an ability of a node that can be at fault: to reach others at all, or to send or receive over one lane
+// at the rate of the others. Every test is evidence about a capability of one end and the counterpart of the other.
+type capability int
 
-// reach is the faculty of reaching others. Lane i has the faculties 1+2i (to send) and 2+2i (to receive).
-const reach faculty = 0
+// reach is the capability of reaching others. Lane i has the capabilities 1+2i (to send) and 2+2i (to receive).
+const reach capability = 0
 
-func sends(lane int) faculty    { return faculty(1 + 2*lane) }
-func receives(lane int) faculty { return faculty(2 + 2*lane) }
+func sends(lane int) capability    { return capability(1 + 2*lane) }
+func receives(lane int) capability { return capability(2 + 2*lane) }
 
-func (f faculty) receives() bool { return f > 0 && f%2 == 0 }
-func (f faculty) lane() int      { return int(f-1) / 2 }
+func (f capability) receives() bool { return f > 0 && f%2 == 0 }
+func (f capability) lane() int      { return int(f-1) / 2 }
 
-// counterpart is the faculty of the other end that the same sample is about.
-func (f faculty) counterpart() faculty {
+// counterpart is the capability of the other end that the same sample is about.
+func (f capability) counterpart() capability {
 	switch {
 	case f == reach:
 		return reach
@@ -24,7 +24,7 @@ func (f faculty) counterpart() faculty {
 	return f + 1
 }
 
-// standing is the state of a faculty, or of a member.
+// standing is the state of a capability, or of a member.
 type standing uint8
 
 const (
@@ -35,7 +35,7 @@ const (
 	capped                  // as much as allowed was tested, without a decision
 )
 
-// record is the outcome of a member's trials for one faculty.
+// record is the outcome of a member's trials for one capability.
 type record struct {
 	best   float32 // of a rate: the largest share of the median
 	passed bool    // certified: a slow partner or a disturbance makes a test worse, nothing makes it better
@@ -48,7 +48,7 @@ type member struct {
 	n        *node
 	queue    []*trial
 	trials   []*trial // that have ended, in order
-	records  []record // by faculty
+	records  []record // by capability
 	retests  int      // made for this member
 	mutual   int      // trials passed with others that were blamed
 	silents  int
@@ -65,8 +65,8 @@ type member struct {
 	leaf     string
 }
 
-// record of a faculty; one that was never tested is blank.
-func (m *member) record(f faculty) record {
+// record of a capability; one that was never tested is blank.
+func (m *member) record(f capability) record {
 	if int(f) < len(m.records) {
 		return m.records[f]
 	}
@@ -74,7 +74,7 @@ func (m *member) record(f faculty) record {
 }
 
 // recordOf makes room for the record of f.
-func (m *member) recordOf(f faculty) *record {
+func (m *member) recordOf(f capability) *record {
 	for len(m.records) <= int(f) {
 		m.records = append(m.records, record{})
 	}
@@ -82,13 +82,13 @@ func (m *member) recordOf(f faculty) *record {
 }
 
 // certified reports whether f of m has been seen to work, and is not blamed all the same.
-func (m *member) certified(f faculty) bool {
+func (m *member) certified(f capability) bool {
 	r := m.record(f)
 	return r.passed && !r.blamed && !m.record(reach).blamed
 }
 
 // exposed reports whether f of m is blamed; a member that reaches nobody has no rates either.
-func (m *member) exposed(f faculty) bool { return m.record(f).blamed || m.record(reach).blamed }
+func (m *member) exposed(f capability) bool { return m.record(f).blamed || m.record(reach).blamed }
 
 // idle reports whether m can be given a test.
 func (m *member) idle() bool { return m.n.present() && m.n.trial == nil && !m.released }
@@ -122,7 +122,7 @@ func metBefore(m, o *member, trials []*trial) bool {
 	return false
 }
 
-// known grows whenever a faculty of m becomes certified or blamed.
+// known grows whenever a capability of m becomes certified or blamed.
 func (m *member) known() (n int) {
 	for i := range m.records {
 		if m.records[i].passed {
@@ -135,7 +135,7 @@ func (m *member) known() (n int) {
 	return n
 }
 
-// failedWith are the members with which any faculty of m has failed.
+// failedWith are the members with which any capability of m has failed.
 func (m *member) failedWith() (others []*member) {
 	for _, t := range m.trials {
 		if t.failed() {

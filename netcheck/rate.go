@@ -63,7 +63,7 @@ func (s *stage) measure(trials []*trial) {
 func (s *stage) ofNodes(c rateClass, best float32) bool {
 	lane, low, all := slices.Index(s.lanes, c.lane), 0, 0
 	for _, t := range s.ended {
-		for _, f := range []faculty{sends(lane), receives(lane)} {
+		for _, f := range []capability{sends(lane), receives(lane)} {
 			a, b := t.ends[0], t.ends[1]
 			x := t.of(a, f)
 			if x == nil || t.cross != c.cross || min(s.best(a, f, c), s.best(b, f.counterpart(), c)) < blameShare*best {
@@ -87,7 +87,7 @@ func (s *stage) bests(c rateClass) (rates []float32) {
 	return rates
 }
 
-func (s *stage) best(m *member, f faculty, c rateClass) (best float32) {
+func (s *stage) best(m *member, f capability, c rateClass) (best float32) {
 	for _, t := range m.trials {
 		if x := t.of(m, f); x != nil && t.cross == c.cross && !x.cpu {
 			best = max(best, x.mbps)

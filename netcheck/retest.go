@@ -89,7 +89,7 @@ func (s *stage) seemsSlow(m *member) bool {
 	if m.mated || !m.certified(reach) {
 		return false
 	}
-	for f := faculty(1); f < s.faculties(); f++ {
+	for f := capability(1); f < s.capabilities(); f++ {
 		if s.lows(m, f) > 1 && !m.record(f).passed {
 			return true
 		}
@@ -127,7 +127,7 @@ func (s *stage) retest(kind trialKind, m, p *member, old *trial) {
 
 // doubtsRate reports whether rates of m are in question, which a short measurement would not settle.
 func (s *stage) doubtsRate(m *member) bool {
-	for f := faculty(1); f < s.faculties(); f++ {
+	for f := capability(1); f < s.capabilities(); f++ {
 		if s.lows(m, f) > 0 {
 			return true
 		}

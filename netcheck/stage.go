@@ -28,7 +28,7 @@ type stage struct {
 	roundRobin bool
 	lanes      []lane
 	norms      norms
-	leaves     map[string]*leafTally
+	leaves     map[string]*leafCount
 	dead       map[string]bool // leaves
 
 	phase     stagePhase
@@ -47,12 +47,12 @@ type stage struct {
 	mutuals   int // rounds of them
 	islanders int // mutual trials that passed
 	pairs     int // different pairs tested
-	ruling    ruling
+	decision  decision
 }
 
 // newStage makes a stage of nodes. old are the usual rates of the last stage of its kind.
 func newStage(c *Check, nodes []*node, old norms) *stage {
-	s := &stage{c: c, norms: old, leaves: map[string]*leafTally{}, dead: map[string]bool{}}
+	s := &stage{c: c, norms: old, leaves: map[string]*leafCount{}, dead: map[string]bool{}}
 	if s.norms == nil {
 		s.norms = norms{}
 	}
@@ -293,7 +293,7 @@ func (s *stage) repeated(t *trial) {
 	for _, old := range t.ends[0].trials {
 		if old != t && old.other(t.ends[0]) == t.ends[1] && old.again == nil {
 			old.again = t
-			if fs := s.pathFaculties(old); len(fs) > 0 && fs[0] != reach {
+			if fs := s.pathCapabilities(old); len(fs) > 0 && fs[0] != reach {
 				s.slowTwice += len(fs)
 			}
 		}

@@ -18,7 +18,7 @@ const (
 	minSegments = 1000 // fewer are no evidence about a share of 0.1 %
 )
 
-// outcome of a trial for one faculty of its ends.
+// outcome of a trial for one capability of its ends.
 type outcome uint8
 
 const (
@@ -167,8 +167,8 @@ func (t *trial) conclude() {
 	}
 }
 
-// outcome for faculty f of m.
-func (t *trial) outcome(m *member, f faculty) outcome {
+// outcome for capability f of m.
+func (t *trial) outcome(m *member, f capability) outcome {
 	if f == reach {
 		return t.reach
 	}
@@ -179,8 +179,8 @@ func (t *trial) outcome(m *member, f faculty) outcome {
 	return s.result
 }
 
-// of is the sample that faculty f of m made, or nil.
-func (t *trial) of(m *member, f faculty) *sample {
+// of is the sample that capability f of m made, or nil.
+func (t *trial) of(m *member, f capability) *sample {
 	from := t.end(m)
 	if f.receives() {
 		from = 1 - from

@@ -20,8 +20,8 @@ const (
 	goodFrom    = 2 // certified nodes without which nobody is named
 )
 
-// ruling holds for all nodes of a stage.
-type ruling struct {
+// decision holds for all nodes of a stage.
+type decision struct {
 	nameless string // why nobody can be named, or ""
 	slow     string // the same of nodes that are only slow
 	mass     string // why nobody is left out although named, or ""
@@ -38,14 +38,14 @@ func (s *stage) rule() {
 			certified++
 		}
 	}
-	s.ruling.nameless = s.nameless(certified)
-	s.ruling.mass = s.massive()
+	s.decision.nameless = s.nameless(certified)
+	s.decision.mass = s.massive()
 	s.c.hear(s)
 }
 
 // blameAtLast blames, with less evidence than usual, a member that has had all its tests, or its time.
 func (s *stage) blameAtLast(m *member) {
-	for f := range s.faculties() {
+	for f := range s.capabilities() {
 		if e := s.weigh(m, f); m.standing >= open && !m.exposed(f) && s.guilty(m, f, e, capShare) {
 			r := m.recordOf(f)
 			r.blamed, r.weight = true, float32(e.weight)
@@ -56,7 +56,7 @@ func (s *stage) blameAtLast(m *member) {
 // countPaths counts the pairs that failed twice between good nodes, and the directions that were slow.
 func (s *stage) countPaths() (pairs, slow int) {
 	for _, t := range s.ended {
-		fs := s.pathFaculties(t)
+		fs := s.pathCapabilities(t)
 		switch {
 		case len(fs) == 0:
 		case fs[0] == reach:
@@ -68,13 +68,13 @@ func (s *stage) countPaths() (pairs, slow int) {
 	return pairs, slow
 }
 
-// pathFaculties are the faculties of the first end in which the path has failed.
-func (s *stage) pathFaculties(t *trial) (fs []faculty) {
+// pathCapabilities are the capabilities of the first end in which the path has failed.
+func (s *stage) pathCapabilities(t *trial) (fs []capability) {
 	a, b := t.ends[0], t.ends[1]
 	if t.again == nil {
 		return nil
 	}
-	for f := range s.faculties() {
+	for f := range s.capabilities() {
 		if t.outcome(a, f) == fail && t.again.outcome(a, f) == fail && a.certified(f) && b.certified(f.counterpart()) &&
 			!s.explained(t, a, f) && !s.explained(t, b, f.counterpart()) {
 			fs = append(fs, f)
@@ -87,7 +87,7 @@ func (s *stage) pathFaculties(t *trial) (fs []faculty) {
 func (s *stage) nameless(certified int) string {
 	paths, slow := s.countPaths()
 	if s.slowFabric(slow) {
-		s.ruling.slow = fmt.Sprintf("fabric: %d of %d directions between good nodes were slow twice", slow, 2*s.pairs)
+		s.decision.slow = fmt.Sprintf("fabric: %d of %d directions between good nodes were slow twice", slow, 2*s.pairs)
 	}
 	failed, all := s.amongGood()
 	switch {
@@ -184,10 +184,10 @@ func (s *stage) verdict(m *member) Verdict {
 	v := s.judged(m)
 	v.Paired = s.paired(m)
 	switch {
-	case v.Excluded && s.ruling.mass != "":
+	case v.Excluded && s.decision.mass != "":
 		v.Excluded = m.exposed(reach) || m.silents >= 2 || m.owns >= 2
 		v.Again = v.Excluded
-		v.Reason += "; it is not held against the node, as " + s.ruling.mass
+		v.Reason += "; it is not held against the node, as " + s.decision.mass
 	case !v.Excluded && s.apart(m) && s.othersWork(m):
 		v.Excluded, v.Again = true, true
 		if v.State == StatePath {
@@ -237,10 +237,10 @@ func (s *stage) judged(m *member) Verdict {
 	case m.ofIsland():
 		return Verdict{State: StateIsland, Kind: "net.both", Confidence: 1, Partners: m.mutual,
 			Reason: "it reaches only some others: the network is partitioned"}
-	case s.ruling.nameless != "" && s.size > 2 && (m.blamed() || !m.certified(reach) && s.fails(m) > 0):
-		return Verdict{State: StateUnattributable, Reason: s.ruling.nameless}
-	case s.ruling.slow != "" && m.blamed() && !m.record(reach).blamed:
-		return Verdict{State: StateUnattributable, Reason: s.ruling.slow}
+	case s.decision.nameless != "" && s.size > 2 && (m.blamed() || !m.certified(reach) && s.fails(m) > 0):
+		return Verdict{State: StateUnattributable, Reason: s.decision.nameless}
+	case s.decision.slow != "" && m.blamed() && !m.record(reach).blamed:
+		return Verdict{State: StateUnattributable, Reason: s.decision.slow}
 	case m.blamed():
 		return s.blame(m)
 	}
@@ -271,7 +271,7 @@ func (s *stage) late() string {
 
 // fails counts the failed trials of m that nothing explains.
 func (s *stage) fails(m *member) (n int) {
-	for f := range s.faculties() {
+	for f := range s.capabilities() {
 		n += s.weigh(m, f).unexplained
 	}
 	return n
@@ -288,10 +288,10 @@ func (s *stage) fine(m *member) Verdict {
 
 const unpaired = "it was not tested against others"
 
-// blamed reports whether any faculty of m is, and has not been seen to work since.
+// blamed reports whether any capability of m is, and has not been seen to work since.
 func (m *member) blamed() bool {
 	for i := range m.records {
-		if m.slow(faculty(i)) {
+		if m.slow(capability(i)) {
 			return true
 		}
 	}
@@ -299,7 +299,9 @@ func (m *member) blamed() bool {
 }
 
 // slow reports whether a rate of m is blamed, and was good in no test, not even in a later one.
-func (m *member) slow(f faculty) bool { return f != reach && m.record(f).blamed && !m.record(f).passed }
+func (m *member) slow(f capability) bool {
+	return f != reach && m.record(f).blamed && !m.record(f).passed
+}
 
 // confidence is the probability of a fault when one node of n is at fault beforehand.
 func confidence(weight float32, n int) float64 {
