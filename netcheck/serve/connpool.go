@@ -14,29 +14,29 @@ import (
 	"dlrover-run/netcheck"
 )
 
-// lot parks the connections of requests that are held. While net/http holds a request it costs 25 kB and two
+// connPool keeps the connections of requests that are held. While net/http holds a request it costs 25 kB and two
 // goroutines, more than all else that a node needs here. So the connection is taken out of its server and answered when
 // there is an answer. It goes back to the server with the next request, unless that is as the one before.
 //
-// A connection is, in turn, in the hands of its server, parked (a waiter of its node has it), in queue, and idle.
-type lot struct {
+// A connection is, in turn, in the hands of its server, held (a waiter of its node has it), in queue, and idle.
+type connPool struct {
 	hub *Hub
 	wg  sync.WaitGroup
 
-	mu      sync.Mutex // the last that is taken
-	homes   map[*http.Server]*home
-	idle    map[*parked]struct{} // that wait for the next request
-	queue   []outgoing
-	writing bool // a goroutine empties the queue
-	closed  bool
+	mu        sync.Mutex // the last that is taken
+	listeners map[*http.Server]*returnListener
+	idle      map[*heldConn]struct{} // that wait for the next request
+	queue     []outgoing
+	writing   bool // a goroutine empties the queue
+	closed    bool
 }
 
-// parked is a connection that was taken out of a server.
-type parked struct {
+// heldConn is a connection that was taken out of a server.
+type heldConn struct {
 	net.Conn
 	origin
-	home *home
-	last bool // it is closed after the answer
+	listener *returnListener
+	last     bool // it is closed after the answer
 }
 
 // origin has the properties by which the server has accepted requests.
@@ -47,7 +47,7 @@ type origin struct {
 
 // outgoing is an answer that is to be written.
 type outgoing struct {
-	to  *parked
+	to  *heldConn
 	a   netcheck.Assignment
 	err error
 }
@@ -62,17 +62,17 @@ const (
 	large = 8 << 10
 )
 
-func newLot(h *Hub) *lot {
-	return &lot{hub: h, homes: map[*http.Server]*home{}, idle: map[*parked]struct{}{}}
+func newConnPool(h *Hub) *connPool {
+	return &connPool{hub: h, listeners: map[*http.Server]*returnListener{}, idle: map[*heldConn]struct{}{}}
 }
 
 // take takes the connection of a request out of its server; nil: it cannot be.
-func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
+func (l *connPool) take(w http.ResponseWriter, req *http.Request) *heldConn {
 	srv, _ := req.Context().Value(http.ServerContextKey).(*http.Server)
 	if srv == nil || !req.ProtoAtLeast(1, 1) || req.ProtoMajor != 1 {
 		return nil
 	}
-	h := l.homeOf(srv)
+	h := l.listenerOf(srv)
 	if h == nil {
 		return nil
 	}
@@ -84,12 +84,12 @@ func (l *lot) take(w http.ResponseWriter, req *http.Request) *parked {
 		conn = r.Conn // its bytes have been read
 	}
 	o := origin{req.PathValue("run"), req.RequestURI, req.Header.Get("Authorization")}
-	return &parked{Conn: conn, origin: o, home: h, last: req.Close || rw.Reader.Buffered() > 0}
+	return &heldConn{Conn: conn, origin: o, listener: h, last: req.Close || rw.Reader.Buffered() > 0}
 }
 
-// send answers on a parked connection. It does not block. A connection that was parked while the lot was closed gets no
+// send answers on a held connection. It does not block. A connection that was held while the pool was closed gets no
 // answer.
-func (l *lot) send(to *parked, a netcheck.Assignment, err error) {
+func (l *connPool) send(to *heldConn, a netcheck.Assignment, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -104,7 +104,7 @@ func (l *lot) send(to *parked, a netcheck.Assignment, err error) {
 }
 
 // write empties the queue.
-func (l *lot) write() {
+func (l *connPool) write() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.queue) > 0 {
@@ -145,7 +145,7 @@ func (o *outgoing) text() []byte {
 }
 
 // finish writes an answer, and starts to wait for the next request.
-func (l *lot) finish(p *parked, text []byte) {
+func (l *connPool) finish(p *heldConn, text []byte) {
 	_ = p.SetWriteDeadline(time.Now().Add(writeTime))
 	_, err := p.Write(text)
 	_ = p.SetWriteDeadline(time.Time{})
@@ -155,10 +155,10 @@ func (l *lot) finish(p *parked, text []byte) {
 }
 
 // rest lets a connection wait for its next request; false: its server is closed.
-func (l *lot) rest(p *parked) bool {
+func (l *connPool) rest(p *heldConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || p.home.over {
+	if l.closed || p.listener.over {
 		return false
 	}
 	l.idle[p] = struct{}{}
@@ -166,9 +166,9 @@ func (l *lot) rest(p *parked) bool {
 	return true
 }
 
-// await parks the next request of a connection, or gives that back to its server. It needs little memory while it
-// waits.
-func (l *lot) await(p *parked) {
+// await holds the next request of a connection, or gives the connection back to its server. It needs little memory
+// while it waits.
+func (l *connPool) await(p *heldConn) {
 	_ = p.SetReadDeadline(time.Now().Add(idleTime))
 	first := make([]byte, 1)
 	if n, _ := p.Read(first); n == 0 {
@@ -180,17 +180,17 @@ func (l *lot) await(p *parked) {
 }
 
 // begins: the connection is not idle any more; false: it may not be used again either.
-func (l *lot) begins(p *parked) bool {
+func (l *connPool) begins(p *heldConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.idle, p)
-	return !l.closed && !p.home.over
+	return !l.closed && !p.listener.over
 }
 
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, large) }}
 
 // receive reads the data that came with the first byte of a request.
-func (l *lot) receive(p *parked, first []byte) {
+func (l *connPool) receive(p *heldConn, first []byte) {
 	r := readers.Get().(*bufio.Reader)
 	defer readers.Put(r)
 	defer r.Reset(nil)
@@ -199,15 +199,15 @@ func (l *lot) receive(p *parked, first []byte) {
 	data, _ := r.Peek(r.Buffered())
 	goes := l.begins(p) && p.SetReadDeadline(time.Time{}) == nil
 	if req, ok := p.next(r, data); goes && ok {
-		l.hub.park(p, req)
-	} else if !goes || !p.home.give(unread(p.Conn, bytes.Clone(data))) {
+		l.hub.serveHeld(p, req)
+	} else if !goes || !p.listener.give(unread(p.Conn, bytes.Clone(data))) {
 		_ = p.Close()
 	}
 }
 
 // next is the request in data, which r has read: a whole one, nothing more, with the path and the token that the server
 // has accepted on this connection before, and without a wish for anything but an answer.
-func (p *parked) next(r *bufio.Reader, data []byte) (req Request, ok bool) {
+func (p *heldConn) next(r *bufio.Reader, data []byte) (req Request, ok bool) {
 	if !bytes.Contains(data, []byte("\r\n\r\n")) {
 		return req, false
 	}
@@ -256,38 +256,38 @@ func (r *returned) Prove(ok bool) {
 	}
 }
 
-// home is a net.Listener through which a server gets its connections back.
-type home struct {
-	lot   *lot
+// returnListener is a net.Listener through which a server gets its connections back.
+type returnListener struct {
+	pool  *connPool
 	conns chan net.Conn
 	done  chan struct{}
-	over  bool // done is closed; of the lot's lock
+	over  bool // done is closed; of the pool's lock
 }
 
-// homeOf is that of a server, a new one if need be, and nil when the lot is closed.
-func (l *lot) homeOf(srv *http.Server) *home {
+// listenerOf is that of a server, a new one if need be, and nil when the pool is closed.
+func (l *connPool) listenerOf(srv *http.Server) *returnListener {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil
 	}
-	h := l.homes[srv]
+	h := l.listeners[srv]
 	if h == nil {
-		h = &home{lot: l, conns: make(chan net.Conn), done: make(chan struct{})}
-		l.homes[srv] = h
+		h = &returnListener{pool: l, conns: make(chan net.Conn), done: make(chan struct{})}
+		l.listeners[srv] = h
 		l.wg.Go(func() {
 			_ = srv.Serve(h) // until either is closed
 			_ = h.Close()
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			delete(l.homes, srv)
+			delete(l.listeners, srv)
 		})
 	}
 	return h
 }
 
 // give hands a connection to the server.
-func (h *home) give(c net.Conn) bool {
+func (h *returnListener) give(c net.Conn) bool {
 	select {
 	case h.conns <- c:
 		return true
@@ -297,7 +297,7 @@ func (h *home) give(c net.Conn) bool {
 }
 
 // Accept implements net.Listener.
-func (h *home) Accept() (net.Conn, error) {
+func (h *returnListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-h.conns:
 		return c, nil
@@ -307,35 +307,37 @@ func (h *home) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener. Connections that wait for a request are closed, too; held requests are answered first.
-func (h *home) Close() error {
-	h.lot.mu.Lock()
-	defer h.lot.mu.Unlock()
+func (h *returnListener) Close() error {
+	h.pool.mu.Lock()
+	defer h.pool.mu.Unlock()
 	h.closeLocked()
 	return nil
 }
 
-func (h *home) closeLocked() {
+func (h *returnListener) closeLocked() {
 	if h.over {
 		return
 	}
 	h.over = true
 	close(h.done)
-	for p := range h.lot.idle {
-		if p.home == h {
+	for p := range h.pool.idle {
+		if p.listener == h {
 			_ = p.Close()
 		}
 	}
 }
 
 // Addr implements net.Listener.
-func (h *home) Addr() net.Addr { return &net.UnixAddr{Name: "parked connections", Net: "unix"} }
+func (h *returnListener) Addr() net.Addr {
+	return &net.UnixAddr{Name: "parked connections", Net: "unix"}
+}
 
 // close ends all connections but those that still have an answer to come, and waits for these. All held requests have
 // been answered.
-func (l *lot) close() {
+func (l *connPool) close() {
 	l.mu.Lock()
 	l.closed = true
-	for _, h := range l.homes {
+	for _, h := range l.listeners {
 		h.closeLocked()
 	}
 	l.mu.Unlock()

@@ -148,13 +148,13 @@ func TestAServerThatEnds(t *testing.T) {
 	_, err := http.ReadResponse(r, nil)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		p.lot.mu.Lock()
-		defer p.lot.mu.Unlock()
-		return len(p.lot.idle) == 1
+		p.pool.mu.Lock()
+		defer p.pool.mu.Unlock()
+		return len(p.pool.idle) == 1
 	}, 10*time.Second, time.Millisecond)
 	require.NoError(t, s.Config.Close())
-	p.lot.wg.Wait()
-	require.Empty(t, p.lot.homes)
+	p.pool.wg.Wait()
+	require.Empty(t, p.pool.listeners)
 }
 
 // An answer that does not fit into the socket's buffer keeps nobody else waiting.
@@ -187,22 +187,22 @@ func TestStrangersAreNotParked(t *testing.T) {
 	p, s, _ := counted(t)
 	c := s.Client()
 	defer c.CloseIdleConnections()
-	homes := func() int {
-		p.lot.mu.Lock()
-		defer p.lot.mu.Unlock()
-		return len(p.lot.homes)
+	listeners := func() int {
+		p.pool.mu.Lock()
+		defer p.pool.mu.Unlock()
+		return len(p.pool.listeners)
 	}
 	for _, id := range []string{"stranger", "a"} {
 		require.NoError(t, p.Expect("r", []string{"a"}, nil))
-		require.Zero(t, homes())
+		require.Zero(t, listeners())
 		resp, err := c.Post(s.URL+"/v1/runs/r/checks/next", "", strings.NewReader(text(atOnce(arrive(id)))))
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 	}
-	require.Equal(t, 1, homes())
+	require.Equal(t, 1, listeners())
 }
 
-// What comes on a parked connection goes past the server only when nothing is new in it but the request itself.
+// What comes on a held connection goes past the server only when nothing is new in it but the request itself.
 func TestWhatTheServerIsAskedAgain(t *testing.T) {
 	const path, token = "/v1/runs/r/checks/next", "Authorization: Bearer t\r\n"
 	usual := text(atOnce(ask("a", 9)))
@@ -358,18 +358,18 @@ func TestAStalledRequestIsNotWaitedFor(t *testing.T) {
 // Neither who says nothing nor who takes no answer keeps a connection.
 func TestAParkedConnectionHasItsTime(t *testing.T) {
 	for name, c := range map[string]struct {
-		do   func(l *lot, p *parked)
+		do   func(l *connPool, p *heldConn)
 		want time.Duration
 	}{
-		"to say something":  {func(l *lot, p *parked) { l.rest(p) }, idleTime},
-		"to take an answer": {func(l *lot, p *parked) { l.finish(p, []byte("x")) }, writeTime},
+		"to say something":  {func(l *connPool, p *heldConn) { l.rest(p) }, idleTime},
+		"to take an answer": {func(l *connPool, p *heldConn) { l.finish(p, []byte("x")) }, writeTime},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := newLot(nil)
+				l := newConnPool(nil)
 				ours, theirs := net.Pipe()
 				began := time.Now()
-				c.do(l, &parked{Conn: ours, home: &home{lot: l}})
+				c.do(l, &heldConn{Conn: ours, listener: &returnListener{pool: l}})
 				l.wg.Wait()
 				require.Equal(t, c.want, time.Since(began))
 				require.Empty(t, l.idle)
@@ -382,7 +382,7 @@ func TestAParkedConnectionHasItsTime(t *testing.T) {
 
 // A head may also end by lines without a carriage return; what looks like its rest is no part of it.
 func TestAHeadThatEndsBefore(t *testing.T) {
-	p := &parked{origin: origin{uri: "/x"}}
+	p := &heldConn{origin: origin{uri: "/x"}}
 	for end, want := range map[string]bool{"": true, "\n": false} {
 		body := text(ask("a", 0))
 		data := fmt.Sprintf("POST /x HTTP/1.1\r\nHost: h\n%sX: y\r\nContent-Length: %d\r\n\r\n%s", end, len(body), body)

@@ -40,8 +40,8 @@ func (h *Hub) serveNext(w http.ResponseWriter, req *http.Request) {
 	}
 	run := req.PathValue("run")
 	if h.expects(run, q.ID) { // no other client may hold the connection that answers others
-		if p := h.lot.take(w, req); p != nil {
-			h.park(p, q)
+		if p := h.pool.take(w, req); p != nil {
+			h.serveHeld(p, q)
 			return
 		}
 	}
@@ -64,9 +64,9 @@ func (h *Hub) expects(run, id string) bool {
 	return r.nodes[id] != nil
 }
 
-// park answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
-func (h *Hub) park(p *parked, q Request) {
-	w := &waiter{seq: q.Seq, answer: func(a netcheck.Assignment, err error) { h.lot.send(p, a, err) }}
+// serveHeld answers a request on a connection that is not net/http's any more: now, when there is news, or after hold.
+func (h *Hub) serveHeld(p *heldConn, q Request) {
+	w := &waiter{seq: q.Seq, answer: func(a netcheck.Assignment, err error) { h.pool.send(p, a, err) }}
 	r, err := h.runs.Find(p.run, notTold)
 	if err != nil {
 		w.answer(netcheck.Assignment{}, err)

@@ -75,7 +75,7 @@ type Hub struct {
 	cfg   Config
 	stats stats
 	large chan struct{} // one place for each sender of a large request
-	lot   *lot
+	pool  *connPool
 	runs  *runhost.Host[*run]
 }
 
@@ -90,14 +90,14 @@ func New(cfg Config) *Hub {
 	h := &Hub{cfg: cfg, large: make(chan struct{}, maxLarge)}
 	full := fmt.Errorf("%w: %d runs", errLimit, runhost.MaxRuns)
 	h.runs = runhost.New[*run](runhost.Config{Closed: errClosed, Full: full, Forgotten: unknownRun})
-	h.lot = newLot(h)
+	h.pool = newConnPool(h)
 	return h
 }
 
 // Close ends every held request and every timer. It waits for calls of Bar and Note that are under way.
 func (h *Hub) Close() {
 	h.runs.Close()
-	h.lot.close()
+	h.pool.close()
 }
 
 // Expect announces nodes, by their launchers' IDs, that the rendezvous has told to be checked. Witnesses have passed
