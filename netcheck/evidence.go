@@ -43,8 +43,8 @@ func (s *stage) weigh(m *member, f capability) (e evidence) {
 	return e
 }
 
-// addPass: with few nodes, where all have met, the base tests count like retests. Otherwise a passed base test does not
-// end the search, but counts against blame.
+// addPass adds a pass: with few nodes, where all have met, the base tests count like retests. Otherwise a passed base
+// test does not end the search, but counts against blame.
 func (s *stage) addPass(e *evidence, t *trial, m *member, f capability) {
 	switch {
 	case !t.other(m).certified(f.counterpart()):

@@ -111,7 +111,8 @@ func (s *stage) standReach(m *member, e evidence) standing {
 	return open
 }
 
-// standRate: one good sample certifies. Low samples then come from the other end, the path or a disturbance.
+// standRate is stand for a rate: one good sample certifies. Low samples then come from the other end, the path or a
+// disturbance.
 func (s *stage) standRate(m *member, f capability, e evidence) standing {
 	switch {
 	case m.n.witness, s.lows(m, f) == 0:

@@ -16,7 +16,7 @@ const (
 // referencePairs is the number of pairs of witnesses in a round, which measure the usual rates where these are unknown.
 const referencePairs = 3
 
-// plan is the base rounds of n nodes: pairs of indices, every index at most once a round. leaf names the switch of a
+// plan makes the base rounds of n nodes: pairs of indices, every index at most once a round. leaf names the switch of a
 // node, "" for unknown.
 func plan(n int, leaf func(int) string, rng *rand.Rand) [][][2]int {
 	order := rng.Perm(n)
@@ -43,8 +43,8 @@ func labelled(n int, leaf func(int) string) bool {
 	return len(leaves) > 1 && known*10 >= n*9
 }
 
-// circle is the first rounds of the circle method over order: no pair occurs twice, and of an odd number another one
-// rests in every round. n-1 rounds of an even n, and n of an odd one, are all pairs.
+// circle returns the first rounds of the circle method over order. No pair occurs twice, and of an odd number another
+// one rests in every round. n-1 rounds of an even n, and n of an odd one, are all pairs.
 func circle(order []int, rounds int) [][][2]int {
 	ring := append([]int(nil), order...)
 	if len(ring)%2 == 1 {
@@ -155,8 +155,9 @@ func (m *matcher) cost(o []int, i int) (cost int) {
 	return cost
 }
 
-// withWitnesses has every subject meet two witnesses. The earlier pass of a witness is no evidence: witnesses that no
-// subject needs in a round meet each other, those first that a subject meets, and in at least one pair of them.
+// withWitnesses has every subject meet two witnesses. The earlier pass of a witness is no evidence. So witnesses that
+// no subject needs in a round meet each other; those that meet a subject come first. At least one pair of witnesses
+// meets.
 func withWitnesses(subjects, witnesses []int, references int) [][][2]int {
 	rounds := make([][][2]int, newRounds)
 	w, met := len(witnesses), map[[2]int]bool{}

@@ -135,8 +135,8 @@ func (s *stage) doubtsRate(m *member) bool {
 	return false
 }
 
-// fallback is for few nodes, and when hardly any is fine: suspects meet earlier partners again, or certified nodes that
-// wait themselves, or, if none is certified, each other. It reports whether it has started a trial.
+// fallback is for few nodes, and when hardly any is fine. Suspects meet earlier partners again, or certified nodes that
+// wait themselves. If no node is certified, they meet each other. It reports whether it has started a trial.
 func (s *stage) fallback() bool {
 	judges := s.judges()
 	for range s.waiting.len() {

@@ -112,7 +112,7 @@ func (s *stage) split() (subjects, witnesses []int) {
 	return subjects, witnesses
 }
 
-// thorough is how many of so many base rounds are measured long; with a short measurement in the others a healthy
+// thorough is the number of long measurements in so many base rounds. With short measurements in the others, a healthy
 // check is below 10 s for any number of nodes.
 func thorough(rounds int) int {
 	if rounds > 3 {

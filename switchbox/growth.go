@@ -88,7 +88,7 @@ func newXids(a, b Facts) (findings []Finding) {
 	return findings
 }
 
-// route: a copy that went another way than over the links proves nothing about them.
+// route checks that a copy went over the links; another copy proves nothing about them.
 func route(a, b Facts, copied uint64) []Finding {
 	if copied == 0 || a.Traffic == nil || b.Traffic == nil || b.Active() == 0 {
 		return nil

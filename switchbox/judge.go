@@ -77,7 +77,8 @@ func unsupported(d Facts, _ []Facts) []Finding {
 	return []Finding{of(d, "gpu.driver", Info, "is %s; skipped: %s", why, strings.Join(d.Unsupported, ", "))}
 }
 
-// fabric: links that are active prove nothing while the device has not registered with its switches.
+// fabric judges the registration: links that are active prove nothing while the device has not registered with its
+// switches.
 func fabric(d Facts, _ []Facts) (findings []Finding) {
 	f := d.Fabric
 	if f == nil || f.State == FabricNotSupported || f.State == "" || d.Mode.MIG {
@@ -275,7 +276,7 @@ func eccErrors(d Facts, _ []Facts) []Finding {
 	return []Finding{f.measured("ecc_uncorrected", float64(d.ECC.Uncorrected), 0, "")}
 }
 
-// memory: a job misses the memory that other processes hold, and then dies for lack of it.
+// memory judges the use by others: a job misses the memory that other processes hold, and then dies for lack of it.
 func memory(d Facts, _ []Facts) []Finding {
 	m := d.Memory
 	if m == nil || m.Total == 0 || m.Used < m.Own {

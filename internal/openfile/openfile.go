@@ -1,4 +1,4 @@
-// Package openfile opens files that another process can replace at the same time: a FIFO would block the opener,
+// Package openfile opens files that another process can replace at the same time. A FIFO would block the opener,
 // /dev/zero has no end, and a link leads to a file of another owner. This package opens only regular files, never waits
 // in open, and bounds all reads.
 package openfile
@@ -45,8 +45,8 @@ func ReadLinked(path string, limit int64) ([]byte, error) {
 // pipeTime is how long ReadNamed waits for all of a pipe.
 var pipeTime = 10 * time.Second
 
-// ReadNamed is ReadLinked for a file that the command line names: a pipe will do, such as a shell's <(command), if its
-// end comes soon, and /dev/null is an empty file.
+// ReadNamed is ReadLinked for a file that the command line names. It also reads a pipe, such as a shell's <(command),
+// if its end comes soon; /dev/null is an empty file.
 func ReadNamed(path string, limit int64) ([]byte, error) {
 	if path == os.DevNull {
 		return nil, nil
@@ -153,8 +153,8 @@ func tooLong(f *os.File, limit int64) error {
 
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 
-// WriteNamed writes a file that the user names, in place and through links: it may be mounted there, or be in a
-// directory where nothing can be made. A new one gets mode.
+// WriteNamed writes a file that the user names, in place and through links. The file may be mounted there, or be in a
+// directory where no file can be made.
 func WriteNamed(path string, data []byte, mode fs.FileMode) error {
 	f, err := regular(open(path, os.O_WRONLY|os.O_CREATE, mode))
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// Encode writes v, one of the values that Decode makes or an int, as a pickle of protocol 3, which every Python from
-// 3.0 on reads, and with it every version of DLRover. Invalid UTF-8 is replaced. A value of another type, and an
-// invalid name of a class, are defects of the caller's, for which it panics.
+// Encode writes v, one of the values that Decode makes or an int, as a pickle of protocol 3. Every Python from 3.0 on
+// reads it, and with it every version of DLRover. Invalid UTF-8 is replaced. A value of another type, and an invalid
+// name of a class, are defects of the caller's, for which it panics.
 func Encode(v any) []byte {
 	return append(encode(append(make([]byte, 0, EncodedLen(v)), opProto, 3), v), opStop)
 }

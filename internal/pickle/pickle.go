@@ -526,7 +526,7 @@ func (d *decoder) class(module, name string) error {
 	return d.push(Class{module, name})
 }
 
-// isName: s is one that Encode may write. Anything else could end the line there, and go on with opcodes.
+// isName reports whether Encode may write s. Anything else could end the line there, and go on with opcodes.
 func isName(s string) bool {
 	for _, c := range []byte(s) {
 		if c != '.' && c != '_' && (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'z') {

@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 )
 
-// unfit reports whether r acts on a terminal: the C0 and C1 controls and DEL, marks and overrides of the direction of
-// writing, and the separators that some take for the end of a line.
+// unfit reports whether r acts on a terminal. Such are the C0 and C1 controls and DEL, marks and overrides of the
+// direction of writing, and the separators that some take for the end of a line.
 func unfit(r rune) bool {
 	return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
 }

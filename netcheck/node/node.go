@@ -1,4 +1,4 @@
-// Package node takes part in a check of nodes for one node: it introduces the node to the service (netcheck/serve),
+// Package node takes part in a check of nodes for one node. It introduces the node to the service (netcheck/serve),
 // carries out its assignments, one after the other, and reports their results, until there is a verdict.
 //
 // The caller provides the measurements: a Prober for the network, and a Torch for the job's PyTorch.
@@ -174,7 +174,7 @@ func (v *visit) introduce() {
 }
 
 // ask sends the next request if it is time for one. There is one at a time: a request with a message replaces one that
-// only waits for news, and none is held while a test runs that will soon have a result.
+// only waits for news. None is held while a test runs that will soon have a result.
 func (v *visit) ask(ctx context.Context) {
 	switch {
 	case v.req != nil && v.say != nil && v.req.said == nil:

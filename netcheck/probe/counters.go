@@ -107,8 +107,8 @@ func Delta(before, after Counters) []netcheck.Finding {
 	return found[:min(len(found), netcheck.MaxFindings)]
 }
 
-// Fingerprint is a line that stays the same while the result of a check of this node's network stays valid: the host
-// was not booted, and no selected link was lost.
+// Fingerprint is a line that stays the same while the result of a check of this node's network is valid. It changes
+// when the host was booted, or a selected link was lost.
 func (h Host) Fingerprint(c Choice) string {
 	proc := h.Proc
 	if proc == "" {

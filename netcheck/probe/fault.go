@@ -86,8 +86,8 @@ func asFault(err error, doing string) *fault {
 	return faultf(brokenClass(err), "%s: %v", doing, err)
 }
 
-// gravity orders classes by their weight when rails of one test differ: news of the network count more than an end that
-// could not do its part, and a cancelled test counts most.
+// gravity orders classes by their weight when rails of one test differ. News of the network count more than an end that
+// could not do its part; a cancelled test counts most.
 var gravity = []netcheck.Class{netcheck.OK, netcheck.Own, netcheck.Reset, netcheck.Stalled, netcheck.Auth,
 	netcheck.Unreachable, netcheck.Refused, netcheck.MTU, netcheck.Canceled}
 

@@ -49,8 +49,8 @@ func (h Host) sys(path ...string) string {
 	return filepath.Join(append([]string{root}, path...)...)
 }
 
-// read returns the content of a file without the white space around it, "" when there is none: many files of sysfs
-// fail to be read where the driver does not know.
+// read returns the content of a file without the white space around it, or "" without one. Many files of sysfs cannot
+// be read if the driver does not know the value.
 func read(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -77,8 +77,8 @@ func names(dir string) []string {
 	return all
 }
 
-// NICs returns the interfaces to test in rail order, which is that of their names with numbers counted, so that rail i
-// is the same cable on nodes of one kind. No interface is an error that names those that exist.
+// NICs returns the interfaces to test in rail order, which is that of their names with numbers counted. So rail i is
+// the same cable on nodes of one kind.
 func (h Host) NICs(c Choice) ([]netcheck.NIC, error) {
 	links, err := h.links()
 	if err != nil {

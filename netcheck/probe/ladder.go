@@ -16,8 +16,8 @@ import (
 )
 
 // The ladder finds the largest packets that pass: each end sends datagrams of growing sizes with fragmentation
-// forbidden, and the other answers those that arrive. A datagram carries the MAC of this test, its answer is always the
-// shorter of the two, and every datagram is answered once: the ladder cannot be used to flood a third host.
+// forbidden, and the other answers those that arrive. A datagram carries the MAC of this test. Its answer is always the
+// shorter of the two, and every datagram is answered once, so the ladder cannot be used to flood a third host.
 const (
 	ladderTries = 3
 	ladderWait  = 200 * time.Millisecond // of a try

@@ -43,7 +43,7 @@ func nicFinding(s netcheck.Severity, entity, format string, args ...any) netchec
 		Text: oneLine(fmt.Sprintf(format, args...))}
 }
 
-// link judges one interface by itself. An interface that only a prefix selects may be there and not be used: its faults
+// link judges one interface by itself. An interface that only a prefix selects may be there and not be used. Its faults
 // are then reported only if it has an address, as used ones have.
 func (h Host) link(l Link, c Choice) []netcheck.Finding {
 	var found []netcheck.Finding
@@ -87,8 +87,8 @@ func leading(s string) (float64, bool) {
 	return v, err == nil && v > 0 && v < 1e9
 }
 
-// unlike reports the interfaces of this node whose speed or MTU differs from most others: one of eight that runs at a
-// quarter is noticed without a nominal value.
+// unlike reports the interfaces of this node whose speed or MTU differs from most others. So one of eight that runs at
+// a quarter is noticed without a nominal value.
 func unlike(nics []netcheck.NIC) []netcheck.Finding {
 	var found []netcheck.Finding
 	for _, m := range []struct {

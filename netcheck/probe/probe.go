@@ -1,4 +1,4 @@
-// Package probe measures one node and its network for a check of nodes: the TCP test of a pair and of every rail
+// Package probe measures one node and its network for a check of nodes. It has the TCP test of a pair and of every rail
 // between them (Prober), the rate of loopback (Loopback), RDMA with external tools, and the state of the node's
 // interfaces without a partner (Host).
 //
@@ -81,7 +81,7 @@ type rail struct {
 	mbps   int          // of the slower, 0 when it is not known
 }
 
-// Serve is the serving end of a test: it opens one listener for each rail, passes their addresses, host:port by rail,
+// Serve is the serving end of a test. It opens one listener for each rail, passes their addresses, host:port by rail,
 // to ready, and takes part in the test. ready must return when ctx is done; its error ends the test. All is over, and
 // everything closed, by a.Left or soon after ctx is done.
 func (p *Prober) Serve(ctx context.Context, a netcheck.Assignment, ready func(addrs []string) error) netcheck.Result {

@@ -178,7 +178,7 @@ func (s *session) data() error {
 	return err
 }
 
-// latency: the dialer sends small messages and measures when they come back.
+// latency has the dialer send small messages and measure when they come back.
 const latencyTime = 50 * time.Millisecond
 
 func (s *session) latency() error {

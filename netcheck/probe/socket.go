@@ -46,10 +46,10 @@ func congestionOf(fd int) string {
 	return cc
 }
 
-// outlet has the rules by which sockets of a rail are made. A listener is bound to the interface's address only: where
-// two interfaces are in one network, the kernel may answer for the address of one on the other, and a listener bound to
-// the interface would refuse such packets. A dialer is bound to the interface, where that is allowed and means
-// anything. If that leads nowhere it falls back to its address, too.
+// outlet has the rules by which sockets of a rail are made. A listener is bound to the interface's address only. Where
+// two interfaces are in one network, the kernel may answer for the address of one on the other; a listener bound to the
+// interface would refuse such packets. A dialer is bound to the interface, where that is allowed and means anything. If
+// that leads nowhere it falls back to its address, too.
 type outlet struct {
 	nic  netcheck.NIC
 	from netip.Addr

@@ -179,7 +179,7 @@ func (l *connPool) await(p *heldConn) {
 	l.receive(p, first)
 }
 
-// begins: the connection is not idle any more; false: it may not be used again either.
+// begins takes the connection out of idle and reports whether it may be used again.
 func (l *connPool) begins(p *heldConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,8 +205,8 @@ func (l *connPool) receive(p *heldConn, first []byte) {
 	}
 }
 
-// next is the request in data, which r has read: a whole one, nothing more, with the path and the token that the server
-// has accepted on this connection before, and without a wish for anything but an answer.
+// next is the request in data, which r has read. It must be one whole request and nothing more, with the path and the
+// token that the server has accepted on this connection before. It must request nothing but an answer.
 func (p *heldConn) next(r *bufio.Reader, data []byte) (req Request, ok bool) {
 	if !bytes.Contains(data, []byte("\r\n\r\n")) {
 		return req, false

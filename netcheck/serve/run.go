@@ -129,7 +129,7 @@ func (r *run) goneLocked(id string) {
 	}
 }
 
-// leaveLocked ends a visit. The launcher may begin another one until the rendezvous has another directive for it: two
+// leaveLocked ends a visit. The launcher may begin another one until the rendezvous has another directive for it. Two
 // orders to check may follow each other closely, as after a daemon's restart.
 func (r *run) leaveLocked(m *member, id string) {
 	r.releaseLocked(m)

@@ -123,8 +123,8 @@ type child struct {
 	stdout, stderr *head
 }
 
-// wait waits for the process or, whichever is first, for ctx, for a whole line of output and some time more, or for
-// more output than a report has; then nothing of its group is left.
+// wait waits for the first of these: the end of the process, the end of ctx, a whole line of output and some time more,
+// or more output than a report has. Then nothing of its group is left.
 func (c *child) wait(ctx context.Context) ending {
 	var late <-chan time.Time
 	line := c.stdout.line

@@ -227,7 +227,7 @@ func worse(a, b cell) bool {
 	return a.mbps < b.mbps
 }
 
-// failed: no rate was measured.
+// failed reports whether no rate was measured.
 func (c cell) failed() bool {
 	return c.class != netcheck.OK && c.class != netcheck.Slow && c.class != netcheck.Lossy
 }

@@ -99,7 +99,7 @@ func resolve(addr string) (string, error) {
 	return choose(ips, ownAddresses()).String(), nil
 }
 
-// choose prefers an address that an interface of this node has: many hosts give their own name one on loopback, such as
+// choose prefers an address that an interface of this node has. Many hosts give their own name one on loopback, such as
 // 127.0.1.1, in place of the external address or in addition to it.
 func choose(ips, own []netip.Addr) netip.Addr {
 	best := ips[0].Unmap()

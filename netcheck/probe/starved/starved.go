@@ -1,5 +1,5 @@
-// Package starved detects, for tests that measure rates, that a hypervisor gives the CPUs of this machine to others:
-// everything is slow then, and a failure proves nothing. Only tests import it.
+// Package starved detects, for tests that measure rates, that a hypervisor gives the CPUs of this machine to others.
+// Everything is slow then, and a failure proves nothing. Only tests import it.
 package starved
 
 import (
