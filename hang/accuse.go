@@ -13,9 +13,9 @@ type terms struct{ tell, deadline time.Duration }
 
 func both(d time.Duration) terms { return terms{d, d} }
 
-// terms of a rank that others wait for: what does nothing is told as soon as it is sure; what may be at work has the
-// time of its phase, and a loop that does nothing else is told of, but not acted upon. Nothing is done before Case says
-// so.
+// terms returns the deadlines of a rank that others wait for. An idle rank is reported at once. A rank that may be at
+// work gets the time limit of its phase. A rank that only spins is reported, but no action follows. Case decides when
+// anything is done.
 func (c *court) terms(m *member) terms {
 	quick := both(c.base())
 	if c.early() {
@@ -41,7 +41,7 @@ func (c *court) terms(m *member) terms {
 	return long
 }
 
-// base is the earliest time for a verdict: the limit of what is normal, and then a second look.
+// base is the earliest time for a verdict: the normal limit, and then a second look.
 func (c *court) base() time.Duration {
 	p99 := c.p99()
 	return adaptive(p99) + max(10*time.Second, 2*p99)
@@ -80,8 +80,8 @@ func quantile99(ds []time.Duration) time.Duration {
 	return sorted[(len(sorted)*99+99)/100-1]
 }
 
-// early: there are pages, and nobody has done the first steps. A job without an optimizer has none; what it does is
-// normal to it after the time that first steps get.
+// early reports that there are pages, and that no rank has done the first steps. A job without an optimizer has no
+// steps; after the time limit of first steps its state counts as normal.
 func (c *court) early() bool {
 	if c.outside() {
 		return false
@@ -109,8 +109,8 @@ func (p *Page) longest(phase Phase) (longest time.Duration) {
 	return longest
 }
 
-// urgent are those of the culprits that need not be given more time than others: somebody who is asleep is not excused
-// by another one that writes a checkpoint.
+// urgent are the culprits that need no more time than others: a rank that sleeps is not excused by another one that
+// writes a checkpoint.
 func (c *court) urgent(culprits []*member) []*member {
 	soon := slices.DeleteFunc(slices.Clone(culprits), func(m *member) bool { return c.terms(m).tell >= phaseMin })
 	if len(soon) == 0 {
@@ -141,7 +141,7 @@ func (c *court) accuse(culprits, waiters []*member, g *pgroup) *Verdict {
 	return v
 }
 
-// kindOf is what all culprits have in common.
+// kindOf is the kind that all culprits have in common.
 func kindOf(culprits []*member) Kind {
 	kinds := map[Kind]bool{}
 	for _, m := range culprits {
@@ -192,7 +192,8 @@ func ranksOf(members, without []*member) (s RankSet) {
 	return s
 }
 
-// place is what most of those that wait for g wait in, as all_reduce #246, and the name of g unless all are in it.
+// place names the operation that most waiters for g are in, as all_reduce #246, and the name of g unless all are in
+// it.
 func (c *court) place(waiters []*member, g *pgroup) (in, group string) {
 	count := map[string]int{}
 	for _, m := range waiters {
@@ -244,7 +245,7 @@ func (c *court) suspect(m *member) Suspect {
 	}
 }
 
-// doing says in a few words what a rank does.
+// doing describes in a few words the work of a rank.
 func (m *member) doing() string {
 	switch m.class {
 	case classEnded:

@@ -68,7 +68,7 @@ func NewCase(cfg CaseConfig) *Case {
 	return &Case{cfg: cfg, seq: cfg.Seq, state: StateIdle, asks: bucket{left: maxAsks}, opens: bucket{left: maxAsks}}
 }
 
-// Step takes one event and returns what is to be done, in order.
+// Step takes one event and returns the actions, in order.
 func (c *Case) Step(now time.Time, ev CaseEvent) []CaseAction {
 	if now.Before(c.now) {
 		now = c.now // time never goes back
@@ -125,7 +125,7 @@ func (c *Case) begin(w World) {
 	c.crew, c.suspecting = make([]crewman, len(w.Nodes)), 0
 }
 
-// over leaves the file, for who has yet to write the report.
+// over keeps the file, for a caller that has yet to write the report.
 func (c *Case) over(e job.EpochID) {
 	if !c.live || e != c.world.Epoch {
 		return
@@ -168,8 +168,8 @@ func (c *Case) heard(ev Heard) {
 	}
 }
 
-// reconsider judges again what was judged without nodes whose evidence came too late: of a machine that has more to do
-// than it can the next may come too late as well.
+// reconsider judges again if a verdict was made without nodes because their evidence was late. On an overloaded
+// machine the next evidence may be late as well.
 func (c *Case) reconsider() {
 	f := c.file
 	if f.missing > 0 || decisive(f.verdict.Kind) {
@@ -181,7 +181,7 @@ func (c *Case) reconsider() {
 	}
 }
 
-// suspect takes what a node suspects now, in place of what it has suspected before.
+// suspect replaces the earlier suspicions of a node.
 func (c *Case) suspect(m *crewman, ss []Suspicion) {
 	if len(m.suspicions) > 0 {
 		c.suspecting--
@@ -203,9 +203,9 @@ func (c *Case) suspect(m *crewman, ss []Suspicion) {
 	}
 }
 
-// dated are suspicions of now with ages that do not forget what was known before. A report is older than now by as much
-// as its way has taken and the look before it: without progress since the report before, the age still counts from what
-// that one said. Otherwise each answer would make the deadline later by its own delay.
+// dated converts the ages of a report to the present time. A report is older than now by its delivery time and the
+// look before it. Without progress since the previous report, the age counts from that report. Otherwise each answer
+// would delay the deadline by its own delay.
 func (m *crewman) dated(now time.Time, ss []Suspicion) []Suspicion {
 	ss = slices.Clone(ss)
 	for i := range ss {
@@ -219,7 +219,8 @@ func (m *crewman) dated(now time.Time, ss []Suspicion) []Suspicion {
 	return ss
 }
 
-// sweep forgets what was not repeated. That is no progress: a launcher that cannot speak says nothing of its workers.
+// sweep forgets suspicions that were not repeated. That is no progress: a launcher without a connection reports
+// nothing.
 func (c *Case) sweep() {
 	for i := range c.crew {
 		if m := &c.crew[i]; len(m.suspicions) > 0 && c.now.Sub(m.heard) >= staleTime {
@@ -235,12 +236,12 @@ func (c *Case) sweep() {
 // open begins a case.
 func (c *Case) open(groupRank int) {
 	if !c.opens.take(c.now) {
-		return // what is suspected again and again is no news; it is repeated if it holds
+		return // a repeated suspicion is no news; it is repeated if it holds
 	}
 	m := &c.crew[groupRank]
 	if c.collect.until.IsZero() {
 		c.newFile()
-	} // else what is being collected is evidence, too
+	} // else the evidence is being collected, too
 	c.file.began, c.file.since, c.file.wait, c.dropAt = c.now, m.since, c.soon(confirmWait), time.Time{}
 	c.state, c.pause = StateSuspected, firstWait
 	oldest := m.suspicions[0]
@@ -256,7 +257,7 @@ func (c *Case) open(groupRank int) {
 		seconds(oldest.Age), oldest.Why)
 }
 
-// expire ends what has had its time.
+// expire ends everything that is past its deadline.
 func (c *Case) expire() {
 	if c.suspecting > 0 && reached(c.sweepAt, c.now) {
 		c.sweep()
@@ -334,7 +335,7 @@ func (c *Case) judge() {
 	c.plan()
 }
 
-// opinion is what the evidence says now.
+// opinion is the present result of the evidence.
 func (c *Case) opinion() Verdict {
 	f := c.file
 	return c.cfg.Judge(f.world, f.all(), f.waits()).Aged(max(c.now.Sub(f.since), 0))
@@ -363,7 +364,7 @@ func (c *Case) dueAt() time.Time {
 	f := c.file
 	if f.told > 0 {
 		if told := &c.told[len(c.told)-1].Verdict; sameSuspects(*told, f.verdict) {
-			return later(c.actAt(&f.verdict), c.actAt(told)) // what was seen of them once may come again
+			return later(c.actAt(&f.verdict), c.actAt(told)) // their earlier symptoms may recur
 		}
 	}
 	if f.told >= maxRetold {
@@ -548,7 +549,7 @@ func (c *Case) act() {
 	c.out = append(c.out, CaseAction{Order: &Order{Action: action, Epoch: c.file.world.Epoch, Text: text}})
 }
 
-// action is what is to be done about the verdict, and why it is not what the Spec says.
+// action returns the action for the verdict, and the reason if it is not the action of the Spec.
 func (c *Case) action() (a Action, why string) {
 	a = c.cfg.Spec.Action
 	if a == ActRestart && c.trials.fruitless(c.achieved()) >= maxFruitless {
@@ -557,7 +558,7 @@ func (c *Case) action() (a Action, why string) {
 	return a, ""
 }
 
-// lapse ends a case of which nothing is heard any more. What was told of it stands.
+// lapse ends a case that gets no reports any more. Its earlier reports to people stand.
 func (c *Case) lapse() {
 	if c.file.told > 0 {
 		c.lapsed = c.file.id
@@ -567,7 +568,7 @@ func (c *Case) lapse() {
 	c.withdraw("no node repeats what it has suspected")
 }
 
-// speaks takes back what was told of a lapsed case: a node of a suspect speaks again, and suspects nothing.
+// speaks withdraws a lapsed case: a node of a suspect reports again, and suspects nothing.
 func (c *Case) speaks(groupRank int) {
 	if c.lapsed == 0 {
 		return
@@ -584,7 +585,7 @@ func (c *Case) speaks(groupRank int) {
 	}
 }
 
-// withdraw ends a case: it was no hang, or is none any more. Who still suspects something says so again.
+// withdraw ends a case: it was no hang, or is none any more. Nodes that still suspect something report it again.
 func (c *Case) withdraw(why string) {
 	c.retract(c.file.id, fmt.Sprintf("after %s: %s", seconds(c.now.Sub(c.file.began)), why))
 	for i := range c.crew {
@@ -594,7 +595,7 @@ func (c *Case) withdraw(why string) {
 	c.rest()
 }
 
-// retract takes back what was told of a case.
+// retract withdraws the reports of a case.
 func (c *Case) retract(id uint64, line string) {
 	for i := range c.told {
 		c.told[i].Withdrawn = c.told[i].Withdrawn || c.told[i].Case == id
@@ -627,8 +628,8 @@ func (c *Case) endCollection() {
 	}
 }
 
-// Wants says whether the evidence of a node that answers an Ask is of use. Each is answered once; what comes late is
-// better than nothing.
+// Wants reports whether the evidence of a node that answers an Ask is of use. Each Ask is answered once; late
+// evidence is better than none.
 func (c *Case) Wants(groupRank int, ask uint64) bool {
 	f := c.file
 	if !c.live || f == nil || f.world.Epoch != c.world.Epoch || groupRank < 0 || groupRank >= len(f.nodes) || ask == 0 {
@@ -659,7 +660,7 @@ func (c *Case) Held() int {
 	return c.file.size
 }
 
-// File is the number of the case whose evidence is kept; 0: there is none.
+// File is the number of the case with evidence; 0: there is none.
 func (c *Case) File() uint64 {
 	if c.file == nil {
 		return 0
@@ -667,7 +668,7 @@ func (c *Case) File() uint64 {
 	return c.file.id
 }
 
-// Pending is what a node that reports is to be asked, which may have missed the notice; Seq is 0 for nothing.
+// Pending is the Ask for a node that reports and may have missed the notice; Seq is 0 for nothing.
 func (c *Case) Pending(groupRank int) Ask {
 	if !c.live || c.file == nil || groupRank < 0 || groupRank >= len(c.file.nodes) {
 		return Ask{}

@@ -12,14 +12,14 @@ type CaseEvent interface{ caseEvent() }
 
 // The events of a Case.
 type (
-	// Begin: the workers of an epoch run on these nodes. Whatever was suspected in the epoch before is void.
+	// Begin: the workers of an epoch run on these nodes. It voids all suspicions of the epoch before.
 	Begin struct{ World World }
 	// Heard: the node has reported. The report belongs to the epoch that has begun, and its evidence to ranks of the node.
 	Heard struct {
 		GroupRank int
 		Report    Report
 	}
-	// Collect: somebody wants to see stacks, whatever is suspected.
+	// Collect: a user wants to see stacks, with or without a suspicion.
 	Collect struct{}
 	// Over: the epoch has ended.
 	Over struct{ Epoch job.EpochID }
@@ -33,7 +33,7 @@ func (Collect) caseEvent()  {}
 func (Over) caseEvent()     {}
 func (CaseTick) caseEvent() {}
 
-// CaseAction is what a Case wants done: exactly one of Ask, Note, Order and Doubt is set.
+// CaseAction is an effect of a Case: exactly one of Ask, Note, Order and Doubt is set.
 type CaseAction struct {
 	// Ask is for all nodes of the world.
 	Ask *Ask
@@ -59,7 +59,7 @@ type Order struct {
 	Text   string
 }
 
-// CaseConfig is what a Case knows beyond its events.
+// CaseConfig is the configuration of a Case.
 type CaseConfig struct {
 	Spec Spec
 	// Seq is larger than every number that an earlier judge of the run has given.
@@ -72,13 +72,13 @@ type CaseConfig struct {
 
 // How long things take. Times are those between the judge's own events.
 const (
-	askTime     = 10 * time.Second // for evidence; who has not answered by then counts as without data
+	askTime     = 10 * time.Second // for evidence; a node without an answer by then counts as without data
 	pagesTime   = 5 * time.Second  // for one sample of every worker
 	collectTime = 15 * time.Second // for stacks that somebody wants to see
 	confirmWait = 10 * time.Second // between the first suspicion and the confirmation, at least
 	freshTime   = 15 * time.Second // evidence that is older is asked for again before a verdict is confirmed
-	lookAhead   = 6 * time.Second  // before a deadline for a look whose evidence is there in time
-	firstWait   = 20 * time.Second // before another look at what may take its time; it doubles with each
+	lookAhead   = 6 * time.Second  // before a deadline for a look, to have its evidence in time
+	firstWait   = 20 * time.Second // before another look at a rank that may take its time; it doubles with each
 	longestWait = 5 * time.Minute
 	actLate     = 3 * time.Minute  // without progress, before anything is done about a verdict that may still be wrong
 	steadyTime  = 90 * time.Second // likewise, before a finding that stays the same is told, unless the user wants less

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// file is what has been collected for one case, or because somebody wanted to see stacks.
+// file is the evidence collected for one case, or for a user's request for stacks.
 type file struct {
 	id    uint64
 	world World
 	began time.Time
-	since time.Time     // the last progress, by who suspected first
+	since time.Time     // the last progress, by the first node that suspected
 	wait  time.Duration // between began and the confirmation, at least
 
 	nodes   []dossier // by group rank
@@ -53,7 +53,7 @@ func (f *file) heardOf(groupRank int) bool {
 	return groupRank >= 0 && groupRank < len(f.nodes) && f.nodes[groupRank].answered
 }
 
-// answer takes what a node has answered. What comes late counts, too.
+// answer takes the answer of a node. Late answers count, too.
 func (c *Case) answer(groupRank int, r *Report) {
 	f := c.file
 	d := &f.nodes[groupRank]
@@ -89,7 +89,8 @@ func (f *file) of(groupRank int) []Evidence {
 	return f.nodes[groupRank].evidence.unpack(f.world.Nodes[groupRank].Name, groupRank)
 }
 
-// take adds one worker's evidence to that of its node. whole evidence replaces what there was; other adds to it.
+// take adds one worker's evidence to its node. If whole is set, it replaces the earlier evidence; otherwise it is
+// added.
 func (f *file) take(es []Evidence, groupRank int, e Evidence, whole bool, partial string) []Evidence {
 	n := f.world.Nodes[groupRank]
 	if e.Rank < n.RankBase || e.Rank >= n.RankBase+n.Slots {
@@ -232,12 +233,12 @@ func (f *file) moved(v Verdict) (rank int, moved bool) {
 	return c.moved[0], true
 }
 
-// A confirmation compares two looks at those whom a verdict concerns. What a suspect without a page does is no progress
-// before it comes to those that wait. Where all of these spin for their devices, which looks like work, the suspect's
-// own rest must tell.
+// A confirmation compares two looks at the ranks of a verdict. Work of a suspect without a page is no progress until
+// it reaches the ranks that wait. If all waiters spin for their devices, which looks like work, only the suspect's
+// own rest is a sign.
 type confirmation struct {
 	suspects, waiting RankSet
-	moved, stirred    []int // who goes on, and which suspects without a page do something
+	moved, stirred    []int // ranks that progress, and suspects without a page that do something
 	spins, rests      bool  // somebody that waits
 }
 
@@ -266,7 +267,7 @@ func (e *Evidence) onDevice() bool {
 	return sure && w.op == onDevice
 }
 
-// find takes what the evidence says now.
+// find records the present result of the evidence.
 func (f *file) find(now time.Time, v Verdict) {
 	if !sameSuspects(f.verdict, v) || decisive(f.verdict.Kind) != decisive(v.Kind) {
 		f.foundAt = now

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Picture shows the present state, with the evidence if that is set. It shares memory with the Case: whoever keeps it
-// beyond the next Step must not write to what it refers to.
+// Picture shows the present state, with the evidence if that is set. It shares memory with the Case: a caller that
+// keeps it beyond the next Step must not write to memory that it refers to.
 func (c *Case) Picture(evidence bool) Picture {
 	p, all := c.Pictures()
 	if evidence {
@@ -17,7 +17,7 @@ func (c *Case) Picture(evidence bool) Picture {
 	return p
 }
 
-// Pictures is a Picture whose evidence is beside it, and made as it is asked for.
+// Pictures returns a Picture and its evidence apart; the evidence is made on demand.
 func (c *Case) Pictures() (p Picture, evidence iter.Seq[Evidence]) {
 	p = Picture{
 		Spec: c.cfg.Spec.String(), State: c.state, Epoch: c.world.Epoch, Suspicions: c.suspicions(),

@@ -54,7 +54,7 @@ type achievement struct {
 	known bool  // there is one
 	steps uint64
 	long  bool   // there was time for much
-	where string // the suspects, and what they were in
+	where string // the suspects, and their operation
 }
 
 // fruitless is how many restarts there were without progress, if the run has come as far as now.

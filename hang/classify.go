@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// class is what a worker does while it is examined.
+// class is the state of a worker during an examination.
 type class uint8
 
 const (
@@ -20,7 +20,7 @@ const (
 	classIdle    // none of that
 )
 
-// What makes a worker busy: it, its other threads or its children do at least so much.
+// The thresholds of a busy worker: it, its other threads or its children do at least so much.
 const (
 	busyCPU = 0.10    // of a core
 	busyIO  = 1 << 20 // bytes a second
@@ -68,7 +68,7 @@ type member struct {
 	longest time.Duration // a phase as the present one has lasted before
 }
 
-// usage is what a process has used from its first sample to the last, each per second.
+// usage is the use of resources from the first sample of a process to the last, each per second.
 type usage struct {
 	cpu, mainCPU, io float64 // with its descendants, but for mainCPU; cores, cores, bytes
 	wants            float64 // cores that the main thread had or would have had if others had not
@@ -76,7 +76,7 @@ type usage struct {
 	span             time.Duration
 }
 
-// reading is what the stacks of a process say.
+// reading is the result of reading the stacks of a process.
 type reading struct {
 	wait  wait
 	sure  bool
@@ -97,7 +97,7 @@ func (l library) read(s *Stacks) reading {
 	return r
 }
 
-// classify says what a rank does.
+// classify returns the state of a rank.
 func classify(ev *Evidence, l library) *member {
 	m := &member{
 		rank: ev.Rank, pid: ev.PID, groupRank: ev.GroupRank, start: ev.Start, node: ev.Node, groups: ev.Groups,
@@ -111,7 +111,7 @@ func classify(ev *Evidence, l library) *member {
 		m.read(l.read(ev.Stacks))
 	}
 	m.class = m.classOf(ev)
-	// Without a page this is all that is known of somebody who goes on.
+	// Without a page this is the only sign that a rank progresses.
 	m.moved = m.moved || m.page == nil && (m.class == classWaiting || m.class == classStopped) && stirred(ev.Samples) ||
 		m.page == nil && m.class == classIdle && settled(ev.Samples)
 	m.gil = m.class >= classBusy && m.page != nil && m.page.Phase != PhaseEnd && m.at-m.page.Heartbeat > staleHeart
@@ -123,7 +123,7 @@ func classify(ev *Evidence, l library) *member {
 	return m
 }
 
-// look takes what the samples say.
+// look takes the result of the samples.
 func (m *member) look(samples []Sample) {
 	last := samples[len(samples)-1]
 	same := func(s Sample) bool { return s.Proc.Thread == last.Proc.Thread }
@@ -141,8 +141,8 @@ func (m *member) look(samples []Sample) {
 	}
 }
 
-// read takes what the stacks say. Their names tell more than a shim that does not know them; what is loaded for an
-// evaluation is data.
+// read takes the result of the stacks. Their names are better than a shim that does not know them; code that is
+// loaded for an evaluation is data.
 func (m *member) read(r reading) {
 	m.where = r.where
 	if r.sure {
@@ -201,7 +201,7 @@ var sleeps = []string{
 	"nanosleep", "pause", "do_wait", "kernel_clone", "pipe_", "sigsuspend", "sigtimedwait", "n_tty_read",
 }
 
-// restsAnywhere: what waits for a collective without a name on its stack sleeps as one that waits for a lock.
+// restsAnywhere: a wait for a collective without a name on the stack sleeps like a wait for a lock.
 func (m *member) restsAnywhere(wchan string) bool {
 	return m.use.switches <= 2 && !slices.ContainsFunc(sleeps, func(s string) bool { return strings.Contains(wchan, s) })
 }
@@ -220,7 +220,7 @@ func useBetween(a, b Sample) usage {
 	}
 }
 
-// grown is by how much a count has grown; what descendants have used may shrink when one of them ends.
+// grown is the growth of a count; the use by descendants may shrink when one of them ends.
 func grown[T ~int64 | ~uint64](a, b T) T {
 	if b < a {
 		return 0
@@ -317,8 +317,7 @@ func stirred(samples []Sample) bool {
 	return false
 }
 
-// settled: the main thread was at work at first, when its stack was read, and then came to rest: in what, only another
-// look will tell.
+// settled: the main thread was at work when its stack was read, and then came to rest. Only another look tells where.
 func settled(samples []Sample) bool {
 	n := len(samples)
 	return n > 2 && !rested(samples[0], samples[1]) && rested(samples[n-2], samples[n-1])

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// DetectorConfig is what a Detector is told once.
+// DetectorConfig is the configuration of a Detector.
 type DetectorConfig struct {
 	// Limit replaces the adaptive limit for a worker without progress (XPU_TIMER_HANG_TIMEOUT); 0: adaptive.
 	Limit time.Duration
@@ -21,7 +21,7 @@ const (
 	OutsidePeriod = 5 * time.Second
 )
 
-// What is known of a worker's pace.
+// Limits of the known pace of a worker.
 const (
 	paces      = 200              // the newest of its steps, or of its rests
 	seqPaces   = 20               // without steps, so many looks at which collectives had gone on
@@ -42,7 +42,7 @@ type Detector struct {
 // watched is a worker over time.
 type watched struct {
 	prev    Sample // Page is nil
-	page    Page   // as it was; only what advanced needs
+	page    Page   // the last one; only the fields for advanced
 	paged   bool
 	look    uint64        // the newest in which it was there
 	moved   time.Duration // the last progress
@@ -98,7 +98,7 @@ func (d *Detector) period() time.Duration {
 	return Period
 }
 
-// meet finds a worker, or begins with it: what happened before is unknown.
+// meet finds a worker, or begins with it: its past is unknown.
 func (d *Detector) meet(now time.Duration, s *Sample) *watched {
 	w := d.workers[s.Rank]
 	if w == nil || w.prev.PID != s.PID || w.prev.Start != s.Start {
@@ -119,7 +119,7 @@ func (d *Detector) forget() {
 	}
 }
 
-// see notes what has become of a worker since the look before.
+// see notes the changes of a worker since the look before.
 func (w *watched) see(now time.Duration, s *Sample, late, period time.Duration) {
 	if useBetween(w.prev, *s).busy() || s.Proc.State == 'R' {
 		w.active = now
@@ -151,8 +151,8 @@ func (w *watched) hasMoved(s *Sample) bool {
 	return advanced(&w.page, s.Page) || w.page.PhaseSince != s.Page.PhaseSince
 }
 
-// works: it is at its own work, which ends what was seen of it while it waited. Without a page one that wakes up may
-// wait all the same.
+// works reports that it is at its own work, which ends the observations of its wait. Without a page a worker that
+// wakes up may be waiting all the same.
 func (w *watched) works(s *Sample) bool {
 	if s.Page == nil {
 		return useBetween(w.prev, *s).busy()
@@ -176,7 +176,7 @@ func (w *watched) byPages(now time.Duration) bool {
 	return w.rests.n >= seqPaces && now-w.page.Created >= seqAge
 }
 
-// Work is what a worker was seen to do since its last progress.
+// Work is the observed work of a worker since its last progress.
 func (d *Detector) Work(rank int) Work {
 	if w := d.workers[rank]; w != nil {
 		return w.toil.work()
@@ -184,7 +184,7 @@ func (d *Detector) Work(rank int) Work {
 	return WorkNone
 }
 
-// remember what the next page is compared with, and how long the new steps took.
+// remember keeps the fields for the comparison with the next page, and how long the new steps took.
 func (w *watched) remember(p *Page) {
 	groups := append(w.page.Groups[:0], p.Groups...)
 	w.page = Page{
@@ -244,7 +244,7 @@ func (w *watched) why() string {
 	return "its main thread is at rest"
 }
 
-// suspectMissing adds those whose keys are waited for in the store. Without a name the node itself is suspected.
+// suspectMissing adds the ranks with missing keys in the store. Without a name the node itself is suspected.
 func (d *Detector) suspectMissing(found []Suspicion, workers []Sample, store []StoreWait) []Suspicion {
 	for _, k := range store {
 		rank, named := rankInKey(k.Key)
@@ -276,7 +276,7 @@ func (p *pace) add(d time.Duration) {
 
 func (p *pace) p99() time.Duration { return quantile99(p.ring[:min(p.n, paces)]) }
 
-// String says who is suspected, of what.
+// String names the suspects, and the reason.
 func (s Suspicion) String() string {
 	return ranksText(strconv.Itoa(s.Rank)) + ": " + s.Why + " for " + s.Age.Round(time.Second).String() +
 		" (normal is " + s.Limit.Round(time.Second).String() + " at most)"

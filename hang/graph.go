@@ -31,7 +31,7 @@ func (g *pgroup) lags(m *member) bool {
 	return m.halted() || ok && seq < g.top
 }
 
-// halted: it does nothing at all, whatever its page says.
+// halted reports that it does nothing at all, even if its page says otherwise.
 func (m *member) halted() bool {
 	return m.class == classStopped || m.class == classBlocked || m.class == classEnded
 }
@@ -73,7 +73,7 @@ func (c *court) member(rank int) *member {
 	return c.members[i]
 }
 
-// meet finds the groups, and who is in them.
+// meet finds the groups, and their members.
 func (c *court) meet() {
 	index := map[uint64]*pgroup{}
 	for _, m := range c.members {
@@ -101,8 +101,8 @@ func (c *court) meet() {
 	}
 }
 
-// group takes the members that g is said to have. One whose page lacks the group has none or is older; it counts if it
-// cannot be asked anymore.
+// group takes the members of g. A member with no such group in its page has none or is older; it counts if it cannot
+// be asked anymore.
 func (c *court) group(g Group) *pgroup {
 	p := &pgroup{Group: g}
 	c.groups = append(c.groups, p)
@@ -176,14 +176,14 @@ func (c *court) blocking(m *member) (blocking *pgroup) {
 	return blocking
 }
 
-// lacks says that m is there before others. Those that have ended are missed only by who is seen to wait.
+// lacks reports that m is there before others. Ended ranks are missed only by a rank that is seen to wait.
 func (g *pgroup) lacks(m *member) bool {
 	return slices.ContainsFunc(g.late, func(o *member) bool {
 		return o != m && (o.class != classEnded || m.class == classWaiting)
 	})
 }
 
-// recorded is the name of the group whose collective m has not completed, "" if the flight recorder does not know.
+// recorded names the group of the collective that m has not completed, "" if the flight recorder does not know.
 func (m *member) recorded() string {
 	if m.flight == nil {
 		return ""
@@ -205,10 +205,10 @@ func (p *Page) since(group uint64) time.Duration {
 	return 0
 }
 
-// hunt is a walk through the graph of who waits for whom.
+// hunt is a walk through the graph of waiting ranks.
 type hunt struct {
 	c     *court
-	loose bool // what rests in the user's code may be waiting
+	loose bool // a rank that rests in the user's code may be waiting
 	// culprits wait for nobody; stuck ones wait, and all others have come.
 	culprits, stuck, waiters []*member
 	circle                   []*member
@@ -217,7 +217,7 @@ type hunt struct {
 	gone                     map[*pgroup]bool
 }
 
-// follow walks from all who wait, to those who wait for nobody.
+// follow walks from all waiting ranks to the ranks that wait for no other.
 func (c *court) follow(loose bool) *hunt {
 	h := &hunt{c: c, loose: loose, seen: map[*member]bool{}, gone: map[*pgroup]bool{}}
 	for _, m := range c.members {
@@ -235,7 +235,7 @@ func (c *court) follow(loose bool) *hunt {
 	return h
 }
 
-// walk looks at those that are missed in a group. What they themselves wait in is looked at when their turn comes.
+// walk looks at the missing members of a group. Their own waits are looked at in their turn.
 func (h *hunt) walk(g *pgroup) {
 	if h.gone[g] {
 		return
@@ -274,7 +274,7 @@ func (c *court) behind(m *member) bool {
 	return slices.ContainsFunc(m.in, func(g *pgroup) bool { return g.lags(m) })
 }
 
-// circle leaves out, one after the other, who waits but is not waited for.
+// circle leaves out, one after the other, ranks that wait but have no waiters.
 func (c *court) circle(waiters []*member) []*member {
 	for {
 		missed := map[*member]bool{}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Deadlines, counted from the last progress. What somebody may be at work for has those of its phase.
+// Deadlines, counted from the last progress. Ranks that may be at work have the deadline of their phase.
 const (
 	limitMin   = 10 * time.Second
 	limitMax   = 300 * time.Second
@@ -31,11 +31,12 @@ const (
 // firstSteps is how many steps must be done before their times say anything.
 const firstSteps = 3
 
-// Judge compares the ranks of a world with each other, and names those that the others wait for. The evidence may be
-// in any order, and may lack ranks: these are "no data". Kind is KindNone if nothing hangs, or nothing can be said.
+// Judge compares the ranks of a world with each other, and names the ranks that the others wait for. The evidence may
+// be in any order, and may lack ranks: these are "no data". Kind is KindNone if nothing hangs, or if there is no
+// result.
 //
-// Verdict.Age is what the pages tell, 0 without: who knows more sets it by Verdict.Aged. A verdict is not yet
-// confirmed: for that it takes a second look, whose samples are added to the evidence.
+// Verdict.Age is from the pages, 0 without; a caller that knows more sets it by Verdict.Aged. A verdict is not yet
+// confirmed: for that it takes a second look. The samples of that look are added to the evidence.
 func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 	c := newCourt(w, ev, store)
 	if c.anyMoved() {
@@ -55,7 +56,7 @@ func Judge(w World, ev iter.Seq[Evidence], store []StoreWait) Verdict {
 	return Verdict{NoData: c.noData.String()}
 }
 
-// anyMoved: who makes progress is not hanging, and neither are those that wait for it.
+// anyMoved: a rank that makes progress does not hang, and neither do its waiters.
 func (c *court) anyMoved() bool {
 	return slices.ContainsFunc(c.members, func(m *member) bool { return m.moved })
 }
@@ -82,14 +83,14 @@ func (c *court) byCollectives() *Verdict {
 	return v
 }
 
-// seemsToWait: nothing that it does says otherwise. Who computes in its own code may wait for a device there, as in
-// .item(): the flight recorder knows a collective that has not ended.
+// seemsToWait reports that no sign contradicts a wait. A rank that computes in its own code may wait there for a
+// device, as .item() does: the flight recorder knows a collective that has not ended.
 func (m *member) seemsToWait() bool {
 	return m.recorded() != "" || m.class == classWaiting || m.class == classIdle ||
 		m.wait.op == "" && m.class == classBusy && !m.spin
 }
 
-// byStacks goes by what the ranks are in, where numbers say nothing: who does nothing while others wait is the culprit.
+// byStacks uses the stacks where numbers are no help: a rank that does nothing while others wait is the culprit.
 func (c *court) byStacks() *Verdict {
 	waiters := c.all(func(m *member) bool { return m.class == classWaiting && !m.wait.store })
 	culprits := c.all(func(m *member) bool { return m.halted() || m.class == classIdle && !m.asyncWait(c) })
@@ -150,8 +151,8 @@ func (c *court) byOperation() *Verdict {
 	return nil
 }
 
-// meetings are groups all of whose members wait, at the same place, and for nobody in another group. Without pages that
-// is the world. If some are waited for, only their groups matter. The group that was entered last comes first.
+// meetings are groups with all members waiting at the same place, and for no member of another group. Without pages
+// that is the world. If some are waited for, only their groups matter. The group that was entered last is first.
 func (c *court) meetings() []*pgroup {
 	meets := func(m *member) bool { return m.class == classWaiting && !m.wait.store && !m.wait.p2p }
 	if len(c.groups) == 0 && len(c.members) > 1 && len(c.all(meets)) == len(c.members) {
@@ -220,7 +221,7 @@ func (c *court) doubtMismatch(v *Verdict, g *pgroup, most int) {
 	}
 }
 
-// operation is what m is in, as far as that can be compared with others: by the flight recorder, or by name.
+// operation is the operation of m, as far as it is comparable with others: by the flight recorder, or by name.
 func (m *member) operation(g *pgroup) string {
 	if e := m.entry(g.Name); e != nil {
 		return e.Op
@@ -342,7 +343,7 @@ func (c *court) together(gs []*pgroup) []*member {
 	return c.all(func(m *member) bool { return in[m] })
 }
 
-// byUnknown names those for whom the others wait, and who wait for something that is not known.
+// byUnknown names the ranks that others wait for, and that wait for something unknown.
 func (c *court) byUnknown() *Verdict {
 	h := c.follow(true)
 	if len(h.stuck) == 0 {

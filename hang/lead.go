@@ -88,8 +88,8 @@ func (t *Thread) inTorch() bool {
 	return slices.ContainsFunc(t.Python, func(f Frame) bool { return strings.Contains(f.File, "/torch/") })
 }
 
-// awaits says whether a thread waits for other threads, and what these must at least do to be meant: one that joins a
-// thread waits for nothing else, one that waits for an event may wait for anything.
+// awaits reports whether a thread waits for other threads, and the least work that those must do to be meant. A
+// thread that joins another waits for nothing else; a thread that waits for an event may wait for anything.
 func (t *Thread) awaits() (least int, ok bool) {
 	if len(t.Python) == 0 || t.inTorch() {
 		return 0, false

@@ -49,7 +49,7 @@ func comm(v Verdict) string {
 		orCollective(v)+inGroup(v), stuck)
 }
 
-// fault says what the suspects have done wrong.
+// fault describes the fault of the suspects.
 func fault(v Verdict) string {
 	switch v.Kind {
 	case KindMissing:
@@ -96,7 +96,7 @@ func who(v Verdict) string {
 	return text
 }
 
-// what the suspects do; those that do the same are named together.
+// what describes the work of the suspects; suspects with the same work are named together.
 func what(v Verdict) string {
 	var order []string
 	ranks := map[string]*RankSet{}
@@ -121,7 +121,7 @@ func what(v Verdict) string {
 	return strings.Join(clauses, ", ")
 }
 
-// ended says by what the main thread has ended while others go on.
+// ended returns the exception that ended the main thread while others run on.
 func ended(s Suspect) string {
 	if s.Exception == "" {
 		return ""
@@ -188,5 +188,5 @@ func waits(v Verdict) string {
 // maxName is how much of a name is shown.
 const maxName = 120
 
-// clean makes text that came from a worker fit for a line: its names are whatever the user has written.
+// clean makes text from a worker fit for a line: its names are the user's choice.
 func clean(s string) string { return text.Line(s, maxName) }

@@ -19,8 +19,8 @@ type Tree struct {
 	Roots []*Node // in the order in which they were found
 	// All are the ranks of the world that were to be merged.
 	All RankSet
-	// Known are the ranks of which there is a stack, and Stated those whose process' state is known. A rank that is in
-	// neither is no witness: it has not been seen outside of a function, either.
+	// Known are the ranks with a stack, and Stated the ranks with a known state of their process. A rank in neither
+	// is no evidence of being outside of a function.
 	Known, Stated RankSet
 	// NoData are those of All that are not in Known.
 	NoData RankSet
@@ -37,7 +37,7 @@ type Node struct {
 	Lines  []int // in a tree without lines those of the frames, ascending, the first 8 of them
 	// Exact: on some stack it is for certain. Others were found by a search of the stack, see Thread.Approximate.
 	Exact bool
-	// Children are what it has called, in the order in which they were found.
+	// Children are the functions that it has called, in the order in which they were found.
 	Children []*Node
 
 	index map[nodeKey]*Node // Children, when they are more than a few
@@ -51,7 +51,7 @@ type nodeKey struct {
 
 func (n *Node) key() nodeKey { return nodeKey{n.Frame, n.State} }
 
-// MergeOptions say what to put into a Tree. The zero value: the Python stacks of all threads and ranks.
+// MergeOptions select the parts of a Tree. The zero value: the Python stacks of all threads and ranks.
 type MergeOptions struct {
 	Native bool // the stacks of the native code
 	Lines  bool // frames on different lines are different
@@ -182,8 +182,8 @@ func (n *Node) line(line int) {
 // indexFrom is how many children are searched one by one.
 const indexFrom = 8
 
-// child finds what n has called, or adds it. It is nil where link-time optimisation has left no name: xpu_timer's
-// viewer ends stacks there.
+// child finds a function that n has called, or adds it. It is nil where link-time optimisation has left no name:
+// xpu_timer's viewer ends stacks there.
 func (m *merger) child(n *Node, k nodeKey) *Node {
 	if c := n.find(k); c != nil {
 		return c
@@ -234,8 +234,8 @@ const MaxFolded = 64 << 20
 
 // Folded writes the tree as xpu_timer's viewer does, a line for each stack that ends:
 // func@source@stuck|leak;func@source@stuck|leak 1, the outermost function first. Stuck are the ranks that are in the
-// function, leak all others of the world: also those of which nothing is known (NoData). What would break the format in
-// a name is replaced. It stops at the end of a line below MaxFolded bytes, and says whether it has.
+// function, leak all others of the world, including ranks with no data (NoData). Characters of a name that would
+// break the format are replaced. It stops at the end of a line below MaxFolded bytes, and reports whether it has.
 func (t *Tree) Folded(w io.Writer) (cut bool, err error) { return t.folded(w, MaxFolded) }
 
 func (t *Tree) folded(w io.Writer, room int) (cut bool, err error) {
@@ -301,7 +301,8 @@ func (f Frame) Source() string {
 	return f.File + ":" + strconv.Itoa(f.Line)
 }
 
-// Foldable replaces what would break a line of folded stacks, or act on a terminal. An empty name is Unknown.
+// Foldable replaces characters that would break a line of folded stacks, or act on a terminal. An empty name is
+// Unknown.
 func Foldable(name string) string {
 	if name == "" {
 		return Unknown
@@ -309,7 +310,7 @@ func Foldable(name string) string {
 	return strings.ReplaceAll(text.Clean(name, '_'), ";", ":")
 }
 
-// StackGroup are ranks whose main threads (Thread.Main) are in the same functions.
+// StackGroup is a group of ranks with their main threads (Thread.Main) in the same functions.
 type StackGroup struct {
 	Ranks  RankSet
 	States string // the states of their processes, each once

@@ -15,7 +15,7 @@ type packed struct {
 	shared []shared
 }
 
-// shared is what many workers have in common, all of it or none.
+// shared is data that many workers have in common, all of it or none.
 type shared struct {
 	stacks *Stacks
 	groups []Group
@@ -34,7 +34,7 @@ func pack(es []Evidence) packed {
 
 func (p packed) empty() bool { return len(p.text) == 0 }
 
-// size is about how many bytes p takes, without what many workers share.
+// size is about how many bytes p takes, without the data that many workers share.
 func (p packed) size() int { return len(p.text) + 32*len(p.shared) }
 
 // unpack makes new Evidence of it, that of the node with a name and a group rank.
@@ -67,8 +67,8 @@ func (f *file) all() iter.Seq[Evidence] {
 	}
 }
 
-// coder appends values to its text, or reads them from there in the same order. What is written is by how much a value
-// differs from a similar one: the same of a sample before, or of another worker.
+// coder appends values to its text, or reads them from there in the same order. It writes the difference of a value
+// from a similar one: from the sample before, or from another worker.
 type coder struct {
 	text    []byte
 	shared  []shared

@@ -15,9 +15,10 @@ const PageSize = 4096
 // PageWanted is where in a page others ask for a timeline.
 const PageWanted = 104
 
-// A page is what the shim in a worker says of it: the file l<LOCAL_RANK>.page of the epoch's directory, mapped by the
-// worker. It consists of 512 words of 8 bytes, little endian, each written by one aligned store, so a reader gets every
-// word whole, but not all words of the same moment. Times are nanoseconds of CLOCK_MONOTONIC unless said otherwise.
+// A page is the report of the shim in a worker: the file l<LOCAL_RANK>.page of the epoch's directory, mapped by the
+// worker. It consists of 512 words of 8 bytes, little endian, each written by one aligned store, so a reader gets
+// every word whole, but not all words of the same moment. Times are nanoseconds of CLOCK_MONOTONIC unless noted
+// otherwise.
 //
 //	offset  words
 //	     0      1  magic, "DLRHANG1"; the file gets its name when all that does not change is there
@@ -33,14 +34,14 @@ const PageWanted = 104
 //	    80      1  phase: its number in the lowest 8 bits, above them when it began, in microseconds
 //	    88      1  spans: how many phases have ended
 //	    96      1  the kernel's id of the thread that has made the last step, or the process group before; 0: unknown
-//	   104      1  wanted: a timeline, by the word of its request, with the highest bit once it has begun. Who asks sets
-//	              it, and the worker sets it to 0 when it is done
+//	   104      1  wanted: a timeline, by the word of its request, with the highest bit once it has begun. The client
+//	              sets it, and the worker sets it to 0 when it is done
 //	   112      2  0
 //	   128    144  48 groups: id (0: an empty slot), sequence number, when that was seen to change
 //	  1280    192  192 step times: step n, counted from 0, is at n mod 192
 //	  2816    160  80 spans: phase and begin as above, end; span n is at n mod 80
 //
-// Who writes fills in a slot before the counter tells of it. A slot of a group is emptied for half a second before
+// A writer fills in a slot before the counter includes it. A slot of a group is emptied for half a second before
 // another one gets it.
 const (
 	pageMagic = "DLRHANG1"
@@ -66,9 +67,9 @@ const (
 	spanSlots  = 80
 )
 
-// ReadPage returns what a page says, read from its file in one piece. It may be written meanwhile: what then does not
-// fit together, such as a time in the rings that an even newer one has replaced, is left out. A page that no shim has
-// written is an error.
+// ReadPage returns the contents of a page, read from its file in one piece. It may be written meanwhile: values that
+// then do not fit together, such as a time in the rings that an even newer one has replaced, are left out. A page
+// that no shim has written is an error.
 func ReadPage(b []byte) (Page, error) {
 	if len(b) != PageSize {
 		return Page{}, fmt.Errorf("a page has %d bytes, not %d", PageSize, len(b))
@@ -145,8 +146,8 @@ func (r *pageReader) groups() []GroupState {
 	return out
 }
 
-// newest yields the numbers of what a ring of so many slots holds, of n entries in all, the newest first. The slot of
-// the next entry may be in the making.
+// newest yields the numbers of the entries in a ring of so many slots, with n entries in all, the newest first. The
+// slot of the next entry may be in the making.
 func newest(n uint64, slots int) func(yield func(uint64) bool) {
 	return func(yield func(uint64) bool) {
 		for k := range min(n, uint64(slots)-1) {

@@ -60,13 +60,13 @@ type sign struct {
 
 func words(expr string) *regexp.Regexp { return regexp.MustCompile(`(?i)^(?:` + expr + `)$`) }
 
-// recompute are files whose checkpoints are activations that are not kept.
+// recompute matches files with checkpoints of activations that are not kept.
 func recompute() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)activation|recompute|random\.py$|utils/checkpoint\.py$|/checkpointing\.py$`)
 }
 
-// compiled are the signs, from their first use on: most launchers never need them. Whoever is first makes them, perhaps
-// two at the same time.
+// compiled are the signs, from their first use on: most launchers never need them. The first caller makes them; two
+// callers may do so at the same time.
 var compiled atomic.Pointer[[]sign]
 
 func signs() []sign {
@@ -78,9 +78,8 @@ func signs() []sign {
 	return s
 }
 
-// makeSigns are the signs of phases, in the order in which they are looked for. Compilers leave functions of theirs on
-// the stack also when what they have compiled runs, and checkpointing of activations is no checkpoint: these must not
-// match.
+// makeSigns returns the signs of phases, in the order of the search. Compilers leave their own functions on the stack
+// also while compiled code runs, and checkpointing of activations is no checkpoint: these must not match.
 func makeSigns() []sign {
 	return []sign{
 		{phase: PhaseCompile, file: "torch/_dynamo/convert_frame.py"},

@@ -6,15 +6,15 @@ import (
 	"dlrover-run/internal/job"
 )
 
-// Report is what a node tells the judge of its run. Every report says what is suspected on the node now; one may also
-// bring the evidence that was asked for.
+// Report is the message of a node to the judge of its run. Every report has the present suspicions of the node; it
+// may also have the evidence that the judge asked for.
 type Report struct {
 	// ID is that of the launcher, which only it and the service know. It proves that the report is its own, and is not
 	// kept.
 	ID    string      `json:"-"`
 	Epoch job.EpochID `json:"epoch"`
-	// Suspicions are all that hold now. Without any the workers of the node make progress, or may take their time: what
-	// the node has said before is withdrawn. They are to be repeated every RepeatEvery while they hold.
+	// Suspicions are all that hold now. Without any the workers of the node make progress, or may take their time:
+	// earlier suspicions are withdrawn. They are to be repeated every RepeatEvery while they hold.
 	Suspicions []Suspicion `json:"suspicions,omitempty"`
 	// Paused is the longest time without progress after which a worker of this epoch on the node has gone on.
 	Paused time.Duration `json:"paused,omitempty"`
@@ -25,13 +25,13 @@ type Report struct {
 	Evidence []Evidence `json:"evidence,omitempty"`
 	// Store are the keys that are waited for in the workers' store, if this node serves it; with every answer.
 	Store []StoreWait `json:"store,omitempty"`
-	// RAS is what NCCL's RAS says on this node.
+	// RAS is the report of NCCL's RAS on this node.
 	RAS string `json:"ras,omitempty"`
 	// Partial says why Evidence is not all that was asked for.
 	Partial string `json:"partial,omitempty"`
 }
 
-// How often a node reports. Jitter of a tenth spreads what many nodes say.
+// How often a node reports. Jitter of a tenth spreads the reports of many nodes.
 const (
 	RepeatEvery  = 10 * time.Second
 	SummaryEvery = 30 * time.Second
@@ -40,8 +40,8 @@ const (
 // summarized is how many nodes send a summary every SummaryEvery.
 const summarized = 1000
 
-// Summaries is how often a node among so many sends a summary of which nothing is news; 0: only its first. Of one run
-// the judge hears 33 a second at most, as each costs a connection: what it wants to know is how far the foremost are.
+// Summaries is how often a node among so many sends a summary without news; 0: only its first. The judge gets 33 a
+// second of one run at most, as each costs a connection: it wants to know the progress of the foremost.
 func Summaries(nodes int) time.Duration {
 	if nodes < 2 {
 		return 0
@@ -49,15 +49,15 @@ func Summaries(nodes int) time.Duration {
 	return max(SummaryEvery, SummaryEvery*time.Duration(nodes)/summarized)
 }
 
-// Summary is how the workers of one node are doing. What is unknown is 0.
+// Summary is the state of the workers of one node. Unknown values are 0.
 type Summary struct {
 	Steps    uint64        `json:"steps,omitempty"`     // of the worker that has made the fewest
 	StepTime time.Duration `json:"step_time,omitempty"` // the median of the newest ones
 	Age      time.Duration `json:"age,omitempty"`       // since the last progress of the worker that waits the longest
-	Slow     string        `json:"slow,omitempty"`      // what is known of a straggler here, in a line
+	Slow     string        `json:"slow,omitempty"`      // describes a straggler here, in a line
 }
 
-// What is asked of the nodes, or told.
+// What is a kind of Ask.
 type What string
 
 // The kinds of an Ask.
@@ -77,8 +77,8 @@ const (
 // Topic is that of the notices that carry an Ask.
 const Topic = "hang"
 
-// Ask is what the judge asks all nodes of a world at once, or tells them. It is the body of a notice with the topic
-// Topic, as JSON of less than 4 KiB, and the answer to a Report: a node may hear it twice, and answers it once.
+// Ask is a question or a notice of the judge to all nodes of a world at once. It is the body of a notice with the
+// topic Topic, as JSON of less than 4 KiB, and the answer to a Report: a node may get it twice, and answers it once.
 type Ask struct {
 	// Seq grows with every Ask of a run, also from one service to the next.
 	Seq   uint64      `json:"seq"`
@@ -86,7 +86,7 @@ type Ask struct {
 	Epoch job.EpochID `json:"epoch"`
 	What  What        `json:"what"`
 
-	// Of TellVerdict and TellOver: what to say to people.
+	// Line is the text for people, of TellVerdict and TellOver.
 	Line string `json:"line,omitempty"`
 	// Of TellVerdict.
 	Kind       Kind          `json:"kind,omitempty"`
@@ -94,7 +94,7 @@ type Ask struct {
 	Age        time.Duration `json:"age,omitempty"`      // since the last progress
 	Suspects   []int         `json:"suspects,omitempty"` // their ranks, the first 64
 	Waiting    string        `json:"waiting,omitempty"`  // the ranks that wait for them, as 0-1,3; the first of many
-	// Action is what follows the verdict by itself.
+	// Action is the automatic consequence of the verdict.
 	Action Action `json:"action,omitempty"`
 	// Decided: there was no progress for so long that it counts as a hang, and is acted upon. Until then it is told only.
 	Decided bool `json:"decided,omitempty"`
@@ -102,10 +102,10 @@ type Ask struct {
 	Again bool `json:"again,omitempty"`
 }
 
-// Counts: the verdict counts as a hang. An older judge does not say so, but what it does.
+// Counts reports that the verdict counts as a hang. An older judge sends only its action.
 func (a *Ask) Counts() bool { return a.Decided || a.Action == ActRestart || a.Action == ActStop }
 
-// Action is what is done about a hang.
+// Action is the reaction to a hang.
 type Action string
 
 // The actions of a Spec.
@@ -129,7 +129,7 @@ const (
 	StateCollecting State = "collecting" // somebody wants to see stacks; nothing is judged
 )
 
-// Picture is what is known of hangs of a run, for people, files and metrics.
+// Picture is the known state of a run's hangs, for people, files and metrics.
 type Picture struct {
 	Spec  string `json:"spec"`
 	State State  `json:"state"`
@@ -142,7 +142,7 @@ type Picture struct {
 	// Suspicions are those that hold now, 64 at most; Suspecting is how many nodes have some.
 	Suspicions []NodeSuspicion `json:"suspicions,omitempty"`
 	Suspecting int             `json:"suspecting,omitempty"`
-	// Verdict is what the evidence says so far; it counts when it is among Verdicts.
+	// Verdict is the present result of the evidence; it counts when it is among Verdicts.
 	Verdict Verdict `json:"verdict"`
 	// Asked nodes, those that have answered, and the first 64 group ranks of those that have not.
 	Asked    int   `json:"asked,omitempty"`
@@ -172,7 +172,7 @@ type NodeSuspicion struct {
 	Suspicion
 }
 
-// NodeText is what one node says.
+// NodeText is a text from one node.
 type NodeText struct {
 	GroupRank int    `json:"group_rank"`
 	Node      string `json:"node"`
@@ -185,7 +185,7 @@ type Told struct {
 	Epoch   job.EpochID `json:"epoch"`
 	At      time.Time   `json:"at"`
 	Verdict Verdict     `json:"verdict"`
-	// Action is what the verdict has led to: one of the Spec's, or stop because restarts did not help.
+	// Action is the consequence of the verdict: an action of the Spec, or stop because restarts did not help.
 	Action Action `json:"action"`
 	// Decided: it counts as a hang.
 	Decided bool `json:"decided,omitempty"`

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// ErrSpec is what all errors of ParseSpec are.
+// ErrSpec is wrapped by all errors of ParseSpec.
 var ErrSpec = errors.New("hang detection")
 
-// Spec is how a run's hangs are treated: what the rendezvous carries as Params.Hang.
+// Spec is how a run's hangs are treated: the rendezvous carries it as Params.Hang.
 type Spec struct {
 	Action Action
 	// After is how long there must have been no progress before anything is done, unless other rules take longer; 0: three
@@ -27,7 +27,8 @@ func (s Spec) String() string {
 	return text
 }
 
-// ParseSpec reads what String has written. What is not named has its default: hangs are reported.
+// ParseSpec reads the text that String has written. Fields that are not named have their defaults: hangs are
+// reported.
 func ParseSpec(text string) (s Spec, err error) {
 	s.Action = ActReport
 	for _, field := range strings.Fields(text) {

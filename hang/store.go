@@ -82,8 +82,8 @@ func (c *court) absentTerms(culprits []*member) (t terms) {
 // StoreGrace is for how long a key may be waited for before that is suspicious.
 const StoreGrace = 10 * time.Second
 
-// rankInKey is the rank whose key of the default process group this is. Gloo has a key for every rank, NCCL's first one
-// is rank 0's. Those of other groups count within them, which tells nothing.
+// rankInKey is the rank of a key of the default process group. Gloo has a key for every rank, NCCL's first one is
+// rank 0's. Keys of other groups count within them, and name no rank of the world.
 //
 //	.../default_pg/0//cpu//0/2   gloo, PyTorch 2.x
 //	.../default_pg/0//cuda//0    NCCL, PyTorch 2.x

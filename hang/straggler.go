@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What a Straggler makes its mind up by.
+// Limits of a Straggler.
 const (
 	lagLooks   = 120 // looks in a window, of which each gives how far every rank is behind the others
 	lagSigmas  = 4   // by so many standard errors a rank must be behind
@@ -16,18 +16,18 @@ const (
 
 	paceWindow  = time.Minute // medians of the time of steps are taken of so long,
 	paceSteps   = 10          // and of so many steps at least
-	paceKeep    = 60          // windows that say what was normal
+	paceKeep    = 60          // windows for the normal pace
 	paceWindows = 3           // in so many windows steps must be slower, or as before again
 	paceSlower  = 1.05
 	paceSpread  = 4 // and by so many median deviations
 )
 
 // Straggler finds the rank of a node that the others wait for in most steps, and when the steps became slower. It is
-// for one epoch, and one goroutine; nothing is done about what it finds.
+// for one epoch, and one goroutine; no action follows its findings.
 //
-// A page tells how many collectives a rank had begun at some moment of the last half second. From rank to rank these
-// moments differ, so what the others have meanwhile done, at their pace, is taken off; over many looks what remains is
-// how far the rank is behind. Where the host is far ahead of a device that shows slow hosts only.
+// A page has the number of collectives that a rank had begun at some moment of the last half second. From rank to
+// rank these moments differ, so the progress of the others meanwhile, at their pace, is taken off; over many looks
+// the remainder is the lag of the rank. Where the host is far ahead of a device that shows slow hosts only.
 type Straggler struct {
 	lags  lags
 	steps trend
@@ -36,7 +36,7 @@ type Straggler struct {
 	share float64
 }
 
-// Slowness is what a Straggler has found.
+// Slowness is the finding of a Straggler.
 type Slowness struct {
 	Rank       int           `json:"rank"`  // the one that is behind, -1: nobody in particular
 	Share      float64       `json:"share"` // how many collectives it is behind the foremost on average, 1 at most
@@ -59,7 +59,7 @@ func (s *Straggler) Look(now time.Duration, workers []Sample) {
 	}
 }
 
-// judge takes what a window says: which rank is behind, -1 none.
+// judge takes the result of a window: the rank that is behind, -1 none.
 func (s *Straggler) judge(rank int, share float64) {
 	if rank != s.rank || s.times == 0 {
 		s.rank, s.times = rank, 0
@@ -68,7 +68,7 @@ func (s *Straggler) judge(rank int, share float64) {
 	s.share = share
 }
 
-// Found says what is slow, and whether anything is.
+// Found returns the slow part, and whether there is any.
 func (s *Straggler) Found() (Slowness, bool) {
 	f := Slowness{Rank: -1, Step: s.steps.now, Confidence: Low}
 	if s.steps.since > 0 {
@@ -120,7 +120,7 @@ func (s lagSums) mean(rate, looks float64) (mean, sigma float64) {
 	return mean, math.Sqrt(max(square-mean*mean, 0) / looks)
 }
 
-// add takes a look. With the last one of a window it returns who was behind, or -1, and by how much.
+// add takes a look. With the last one of a window it returns the rank that was behind, or -1, and by how much.
 func (l *lags) add(workers []Sample) (rank int, share float64, full bool) {
 	g, ok := common(workers)
 	if !ok || !l.same(g, workers) {
@@ -177,7 +177,7 @@ func (l *lags) reset(group uint64, workers []Sample) {
 	}
 }
 
-// markIn is what a page says of a group: the shim reads the number when its thread runs, and after steps.
+// markIn is the state of a group in a page: the shim reads the number when its thread runs, and after steps.
 func markIn(s *Sample, group uint64) (m progressMark) {
 	if s.Page != nil {
 		m.seq, _ = s.Page.seq(group)
@@ -260,7 +260,7 @@ func (t *trend) add(now time.Duration, ends []time.Duration) {
 	}
 }
 
-// window compares a median with what is normal.
+// window compares a median with the normal one.
 func (t *trend) window(m time.Duration) {
 	t.now = m
 	if len(t.past) < paceWindows {
@@ -293,7 +293,7 @@ func (t *trend) turn(normal time.Duration) {
 	t.since, t.normal = t.first, normal
 }
 
-// bounds are what is normal, and from where on a median is not.
+// bounds are the normal median, and the limit of a slow one.
 func (t *trend) bounds() (normal, limit time.Duration) {
 	normal = median(t.past)
 	off := make([]time.Duration, len(t.past))

@@ -1,7 +1,7 @@
 package hang
 
-// What counts as work of a worker that makes no progress, in one look. It is far below what makes it busy, but above
-// what libraries do on their own: keepalives, logs, metrics.
+// The least work in one look of a worker without progress. It is far below the threshold of a busy worker, but above
+// the background work of libraries: keepalives, logs, metrics.
 const (
 	toilBytes = 4 << 10 // a second
 	toilCPU   = 0.05    // of a core, by descendants
@@ -11,7 +11,7 @@ const (
 	wakeOften = 16      // or that the main thread wakes up
 )
 
-// toil counts in how many looks a worker was seen at work while it made no progress. What comes once, as the dump of a
+// toil counts in how many looks a worker was seen at work while it made no progress. A single event, as the dump of a
 // flight recorder that we have asked for, is none.
 type toil struct{ looks, wakes, io, net, child int }
 
@@ -43,7 +43,7 @@ func count(is bool) int {
 	return 0
 }
 
-// work is what it has done often enough; the first that shows most.
+// work is the work that was seen often enough; the first with the most looks.
 func (t *toil) work() Work {
 	often := func(n int) bool { return n > 0 && n*toilOften >= t.looks }
 	switch {

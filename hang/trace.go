@@ -14,12 +14,12 @@ import (
 // MaxTraceRanks is how many ranks WriteTrace shows at most.
 const MaxTraceRanks = 1024
 
-// WriteTrace writes what the workers' pages remember as a trace in Chrome's JSON, which Perfetto shows, too: each rank
-// is a process, its tracks are the steps, the phases and one for each process group. The suspects come first; when
-// there are more than MaxTraceRanks ranks with pages, those with the lowest numbers are shown.
+// WriteTrace writes the history in the workers' pages as a trace in Chrome's JSON, which Perfetto shows, too. Each
+// rank is a process, its tracks are the steps, the phases and one for each process group. The suspects are first;
+// when there are more than MaxTraceRanks ranks with pages, the lowest numbers are shown.
 //
-// The clocks of the nodes are not compared: time 0 of each is the first sample of its workers, which all nodes take
-// when they are asked, so that nodes are apart by some tenths of a second.
+// The clocks of the nodes are not compared: time 0 of each is the first sample of its workers. All nodes take it when
+// they are asked, so that nodes are apart by some tenths of a second.
 func WriteTrace(w io.Writer, world World, ev []Evidence, v Verdict) error {
 	t := &tracer{w: bufio.NewWriter(w), zero: zeros(ev)}
 	traced := tracedRanks(ev, v)
@@ -104,7 +104,7 @@ type tracer struct {
 	from   time.Duration
 }
 
-// start writes what is no event. Viewers ignore fields that they do not know.
+// start writes the metadata. Viewers ignore fields that they do not know.
 func (t *tracer) start(w World, ranks, of int, v Verdict) {
 	about := map[string]any{
 		"epoch": w.Epoch, "ranks": w.Ranks().Len(), "ranks_shown": ranks, "ranks_with_pages": of, "verdict": v.Line,
@@ -213,7 +213,7 @@ func (t *tracer) meta(what string, track int, key string, value any) {
 	t.event(traceEvent{Name: what, Phase: "M", TID: track, Args: map[string]any{key: value}})
 }
 
-// span leaves out what has no beginning, or ends before it: a page may hold anything.
+// span leaves out spans without a beginning, or with an end before it: a page may hold anything.
 func (t *tracer) span(track int, name string, from, to time.Duration, args map[string]any) {
 	if from <= 0 || to < from {
 		return

@@ -14,7 +14,7 @@ type Worker struct {
 	Start uint64 `json:"start"` // clock ticks since the boot, field 22 of /proc/PID/stat
 }
 
-// Proc is what the kernel says of a process. Times and counts grow.
+// Proc is the kernel's data about a process. Times and counts grow.
 type Proc struct {
 	// Thread is the one that trains, where that is known not to be the process's main thread, which 0 stands for. State
 	// (but for the states of whole processes), MainCPU, MainWait, Switches and WChan are of that thread.
@@ -33,7 +33,7 @@ type Proc struct {
 	DThreads int           `json:"d_threads"` // how many of them are in uninterruptible sleep
 }
 
-// Phase is what a worker is busy with, as far as the shim or the names in a stack tell.
+// Phase is the work of a worker, as far as the shim or the names in a stack show it.
 type Phase uint8
 
 // The phases. Their numbers are part of the page's format.
@@ -51,7 +51,7 @@ const (
 	phases
 )
 
-// Page is what the shim in a worker says of it. See ReadPage for the format.
+// Page is the report of the shim in a worker. See ReadPage for the format.
 type Page struct {
 	PID       int           `json:"pid"`
 	Start     uint64        `json:"start"`
@@ -72,8 +72,8 @@ type Page struct {
 	Spans     []Span          `json:"spans,omitempty"`
 }
 
-// GroupState is what a worker has done in one process group. Seq counts its collectives; it begins anywhere, the same
-// for all members, and grows by one with each of them.
+// GroupState is the progress of a worker in one process group. Seq counts its collectives; it begins anywhere, the
+// same for all members, and grows by one with each of them.
 type GroupState struct {
 	ID    uint64        `json:"id"` // of a Group
 	Seq   uint64        `json:"seq"`
@@ -104,7 +104,7 @@ type Sample struct {
 	Page *Page         `json:"page,omitempty"` // nil: there is no shim, or it has not claimed a page
 }
 
-// Frame is one function of a stack. What is unknown is "" or 0.
+// Frame is one function of a stack. Unknown fields are "" or 0.
 type Frame struct {
 	Func string `json:"func"`
 	File string `json:"file,omitempty"` // of native code the library, unless the source is known
@@ -134,7 +134,7 @@ type Stacks struct {
 	Error    string   `json:"error,omitempty"` // why there is nothing, or not all
 }
 
-// Work is what a worker was seen to do again and again since its last progress, although its main thread rests.
+// Work is the repeated work of a worker since its last progress, although its main thread rests.
 type Work string
 
 // The kinds of Work.
@@ -146,10 +146,10 @@ const (
 	WorkChild Work = "child"   // a descendant computes, reads or writes
 )
 
-// Evidence is what one node has collected of one worker for a Case.
+// Evidence is one node's data about one worker for a Case.
 type Evidence struct {
 	Worker
-	Node      string   `json:"node"` // what people call it
+	Node      string   `json:"node"` // its name for people
 	GroupRank int      `json:"group_rank"`
 	Samples   []Sample `json:"samples,omitempty"` // seconds apart, the oldest first
 	Work      Work     `json:"work,omitempty"`
@@ -190,7 +190,7 @@ type FlightEntry struct {
 	Timeout int64  `json:"timeout_ms,omitempty"`
 }
 
-// World is who the workers of an epoch are.
+// World is the set of workers of an epoch.
 type World struct {
 	Epoch job.EpochID `json:"epoch"`
 	Nodes []WorldNode `json:"nodes"` // by group rank
@@ -208,7 +208,7 @@ type WorldNode struct {
 // Suspicion is that a worker makes no progress.
 type Suspicion struct {
 	Rank int `json:"rank"`
-	// Age is how long it has made none, and Limit what is normal for it.
+	// Age is how long it has made none, and Limit the normal time for it.
 	Age   time.Duration `json:"age"`
 	Limit time.Duration `json:"limit"`
 	Why   string        `json:"why"` // in a few words
@@ -219,7 +219,7 @@ type Suspicion struct {
 // age leaves out the time in which nobody looked.
 func (s Suspicion) age() time.Duration { return max(max(s.Age, 0)-max(s.Starved, 0), 0) }
 
-// Kind says what a Verdict is about.
+// Kind is the subject of a Verdict.
 type Kind string
 
 // The kinds of verdicts.
@@ -247,14 +247,14 @@ const (
 	Low  Confidence = "low" // Verdict.Doubt says why
 )
 
-// Verdict is what Judge makes of the evidence.
+// Verdict is the result of Judge.
 type Verdict struct {
 	Kind       Kind          `json:"kind"`
 	Confidence Confidence    `json:"confidence,omitempty"`
 	Doubt      string        `json:"doubt,omitempty"`
 	Age        time.Duration `json:"age,omitempty"` // since the last progress, by the node that suspected first
 	Suspects   []Suspect     `json:"suspects,omitempty"`
-	// Waiting are the ranks that wait for the suspects, as 0-1,3; In is what they wait in, such as all_reduce #246.
+	// Waiting are the ranks that wait for the suspects, as 0-1,3; In is their operation, such as all_reduce #246.
 	Waiting string `json:"waiting,omitempty"`
 	In      string `json:"in,omitempty"`
 	Group   string `json:"group,omitempty"` // the process group's name, if it is not the default one
@@ -264,8 +264,8 @@ type Verdict struct {
 	Phase     Phase  `json:"phase,omitempty"`
 	// Deadline is when, counted from the last progress, the verdict may be acted upon; longer for phases that may last.
 	Deadline time.Duration `json:"deadline,omitempty"`
-	// Tell is when, counted likewise, it may be told to people if it is confirmed: never later than Deadline. What may
-	// be at work, or may recover, is told of long before anything is done about it.
+	// Tell is when, counted likewise, it may be reported if it is confirmed: never later than Deadline. A rank that
+	// may be at work, or may recover, is reported long before any action.
 	Tell time.Duration `json:"tell,omitempty"`
 	// Certain: it cannot end by itself, so nothing is gained by waiting beyond Deadline.
 	Certain bool `json:"certain,omitempty"`

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A wait is what a thread waits in, as far as its stack tells.
+// A wait is the operation that a thread waits in, as far as its stack shows it.
 type wait struct {
 	op    string // such as all_reduce, backward; "" if it does not wait
 	store bool   // for a key of the workers' store, as init_process_group does
@@ -13,7 +13,7 @@ type wait struct {
 	named bool   // op was called by this name, so two that differ are different collectives
 }
 
-// onDevice is what a thread waits in that waits for its device, which may be in a collective. CUDA lets it spin.
+// onDevice is the operation of a thread that waits for its device, which may be in a collective. CUDA lets it spin.
 const onDevice = "a synchronization with its device"
 
 // Functions of PyTorch in which a thread waits although their file is not below torch/distributed.
@@ -35,8 +35,8 @@ var storeOps = []string{
 	"_new_group_with_tag", "_create_c10d_store", "_env_rendezvous_handler", "rendezvous", "split_group",
 }
 
-// waitOf says what a process waits in, and whether it is certain that its main thread does: one that is in its user's
-// code may be at work for the thread that waits.
+// waitOf returns the operation that a process waits in, and whether it is certain that its main thread does. A main
+// thread in its user's code may be at work for the thread that waits.
 func waitOf(s *Stacks) (w wait, sure bool) {
 	main := s.Main()
 	if main == nil {
@@ -53,7 +53,7 @@ func waitOf(s *Stacks) (w wait, sure bool) {
 	return wait{}, false
 }
 
-// waitOfThread goes by what the thread is in right now: below a collective may be the user's code, as hooks are.
+// waitOfThread uses the innermost wait of the thread: below a collective may be the user's code, as hooks are.
 func waitOfThread(t *Thread) wait {
 	if w := waitOfPython(t.Python); w.op != "" {
 		return w
@@ -98,7 +98,7 @@ func waitOfDistributed(frames []Frame) wait {
 	return wait{}
 }
 
-// storeOp is what is to be made with the help of the store.
+// storeOp names the object that is made with the help of the store.
 func storeOp(frames []Frame) string {
 	if slices.ContainsFunc(frames, func(f Frame) bool { return f.Func == "new_group" }) {
 		return "new_group"
@@ -110,7 +110,7 @@ func isFile(f Frame, suffixes ...string) bool {
 	return slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(f.File, s) })
 }
 
-// Native functions and libraries in which a thread waits for other ranks, and what is said of them.
+// Native functions and libraries in which a thread waits for other ranks, and their names in reports.
 var natives = []struct{ fn, lib, op string }{
 	{fn: "Reducer::finalize_backward", op: "backward"},
 	{fn: "c10d::TCPStore", op: "init_process_group"},
@@ -124,8 +124,8 @@ var natives = []struct{ fn, lib, op string }{
 	{lib: "libcuda.so", op: onDevice},
 }
 
-// waitOfNative looks no further than the interpreter: what has called that is on the stack of Python, and what was
-// found by a search may be left over from calls that have ended.
+// waitOfNative looks no further than the interpreter: its caller is on the stack of Python. A frame that was found by
+// a search may be left over from calls that have ended.
 func waitOfNative(frames []Frame) wait {
 	for _, f := range frames {
 		if isInterpreter(f) {
